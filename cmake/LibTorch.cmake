@@ -1,0 +1,37 @@
+# The PyPI torch wheel as an imported target. find_package(Torch) is not used: it demands a CUDA toolkit,
+# force-enables the CUDA language and fails on C++20 with CMake 3.25.
+set(KILN_SITE "${CMAKE_SOURCE_DIR}/.deps/site" CACHE PATH "folder that holds the unpacked torch wheel")
+set(TORCH_DIR "${KILN_SITE}/torch")
+if(NOT EXISTS "${TORCH_DIR}/lib/libtorch_cpu.so")
+  message(FATAL_ERROR "LibTorch is missing at ${TORCH_DIR}: run scripts/setup first")
+endif()
+file(STRINGS "${TORCH_DIR}/version.py" torch_version REGEX "^__version__")
+if(NOT torch_version MATCHES "'2\\.11\\.0")
+  message(FATAL_ERROR "Kiln is built against torch 2.11.0, found ${torch_version} in ${TORCH_DIR}: run scripts/setup")
+endif()
+
+# Header-only fmt, as bundled with torch (Debian's fmt clashes with it). Needs no torch library.
+add_library(kiln_fmt INTERFACE)
+target_include_directories(kiln_fmt SYSTEM INTERFACE "${TORCH_DIR}/include")
+target_compile_definitions(kiln_fmt INTERFACE FMT_HEADER_ONLY)
+
+add_library(kiln_torch INTERFACE)
+target_include_directories(kiln_torch SYSTEM INTERFACE
+  "${TORCH_DIR}/include" "${TORCH_DIR}/include/torch/csrc/api/include")
+target_compile_definitions(kiln_torch INTERFACE USE_DISTRIBUTED USE_C10D_GLOO FMT_HEADER_ONLY)
+# --no-as-needed and the library are ONE string: written apart, the library silently drops out.
+target_link_libraries(kiln_torch INTERFACE
+  "-Wl,--no-as-needed,${TORCH_DIR}/lib/libtorch_cpu.so -Wl,--as-needed" "${TORCH_DIR}/lib/libc10.so")
+# at::parallel_for is a header template: without -fopenmp it silently runs on one thread. libgomp is torch's own.
+target_compile_options(kiln_torch INTERFACE $<$<COMPILE_LANGUAGE:CXX>:-fopenmp>)
+target_link_libraries(kiln_torch INTERFACE "${TORCH_DIR}/lib/libgomp.so.1")
+target_link_options(kiln_torch INTERFACE
+  "-Wl,-rpath,${TORCH_DIR}/lib" "-Wl,-rpath-link,${KILN_SITE}/nvidia/cu13/lib")
+
+# CUDA: headers and libraries come from the nvidia wheels, kernels from nvcc wherever it is.
+find_program(KILN_NVCC nvcc HINTS "$ENV{CUDA_HOME}/bin" /usr/local/cuda/bin /opt/cuda/bin)
+if(EXISTS "${KILN_SITE}/nvidia/cu13/include/cublas_v2.h" AND EXISTS "${KILN_SITE}/nvidia/cudnn/lib")
+  set(KILN_HAVE_CUDA_LIBS ON)
+else()
+  set(KILN_HAVE_CUDA_LIBS OFF)
+endif()

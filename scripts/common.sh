@@ -1,0 +1,97 @@
+# Sourced by the scripts of this folder: messages, checks, the build. Bash.
+set -euo pipefail
+root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+cd "$root"
+
+say() { printf '\033[1m==> %s\033[0m\n' "$*" >&2; }
+die() { printf 'error: %s\n' "$*" >&2; exit 1; }
+
+# Packages of Debian 12. The README names those of other systems.
+apt_build="build-essential cmake ninja-build ccache mold pkg-config python3 python3-pip ca-certificates
+  libcli11-dev nlohmann-json3-dev libhwy-dev libspng-dev libwebp-dev libturbojpeg0-dev libarchive-dev libzip-dev
+  libxxhash-dev libjemalloc-dev"
+apt_demo="libfreetype-dev libharfbuzz-dev fonts-noto-color-emoji unicode-data"
+apt_test="libgtest-dev libgmock-dev libbenchmark-dev python3-venv clang libclang-rt-14-dev llvm clang-format chromium
+  fonts-dejavu-core"
+
+as_root() {
+  if [ "$(id -u)" = 0 ]; then "$@"
+  elif command -v sudo >/dev/null; then sudo "$@"
+  else die "installing packages needs root or sudo; as root run: apt-get install $apt_list"
+  fi
+}
+
+# install_apt PACKAGE...: installs those that are missing.
+install_apt() {
+  local missing=()
+  command -v apt-get >/dev/null ||
+    die "no apt-get here: install the packages that the README lists for your system, then run with KILN_SKIP_APT=1"
+  for package in "$@"; do
+    [ "$(dpkg-query -W -f='${db:Status-Status}' "$package" 2>/dev/null)" = installed ] || missing+=("$package")
+  done
+  [ ${#missing[@]} -gt 0 ] || return 0
+  apt_list="${missing[*]}"
+  say "installing ${#missing[@]} Debian packages: $apt_list"
+  as_root env DEBIAN_FRONTEND=noninteractive apt-get update -qq >/dev/null ||
+    die "apt-get update failed: check the network and /etc/apt/sources.list"
+  as_root env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "${missing[@]}" >/dev/null ||
+    die "apt-get could not install: $apt_list"
+}
+
+# need_disk GIB: refuses to begin what the disk cannot hold.
+need_disk() {
+  local free_gib
+  free_gib=$(($(df -Pk "$root" | awk 'NR == 2 {print $4}') / 1048576))
+  [ "$free_gib" -ge "$1" ] || die "$root has $free_gib GiB free, this needs $1 GiB: free some space and run again"
+}
+
+# pip_into_site STAMP DESCRIPTION PIP-ARGUMENT...: wheels unpacked into .deps/site, once.
+pip_into_site() {
+  local stamp=".deps/$1" description=$2
+  shift 2
+  [ ! -e "$stamp" ] || return 0
+  say "downloading $description into .deps"
+  rm -rf .deps/part
+  mkdir -p .deps/site
+  local quiet=-q
+  [ -t 2 ] && quiet=""
+  python3 -m pip install $quiet --no-compile --disable-pip-version-check --root-user-action=ignore \
+    --target .deps/part "$@" 2> >(grep -vE "resolver does not currently|torch 2.11.0 requires" >&2) ||
+    die "pip could not install $description: check the network and the free disk space, then run the same command again"
+  # Wheels share the nvidia/ folder, so they are merged by hard links.
+  cp -rlfT .deps/part .deps/site
+  rm -rf .deps/part
+  touch "$stamp"
+}
+
+torch_version=2.11.0
+install_torch() {
+  need_disk 4
+  pip_into_site "torch-$torch_version-cpu" "LibTorch $torch_version (530 MB)" \
+    --no-deps "torch==$torch_version" 'nvidia-cuda-runtime==13.0.*' 'nvidia-cuda-cupti==13.0.*'
+}
+# libtorch_cuda.so, and therefore Python's torch, needs these.
+install_cuda_wheels() {
+  need_disk 8
+  pip_into_site "torch-$torch_version-cuda" "the CUDA libraries of torch $torch_version (1.9 GB)" \
+    'cuda-toolkit[cublas,cudart,cufft,cufile,cupti,curand,cusolver,cusparse,nvjitlink,nvrtc]==13.0.2' \
+    nvidia-cudnn-cu13==9.19.0.56 nvidia-cusparselt-cu13==0.8.0 nvidia-nccl-cu13==2.28.9 nvidia-nvshmem-cu13==3.4.5
+}
+
+# build FOLDER "CMAKE-OPTIONS" TARGET...
+build() {
+  local folder=$1 options=$2
+  shift 2
+  export CCACHE_DIR="${CCACHE_DIR:-$root/.deps/ccache}"
+  # shellcheck disable=SC2086
+  cmake -S . -B "$folder" -G Ninja $options >"$folder.log" 2>&1 || {
+    grep -A4 -E "CMake Error" "$folder.log" >&2 || tail -n 20 "$folder.log" >&2
+    die "cmake could not configure $folder"
+  }
+  rm -f "$folder.log"
+  say "building $* in $folder"
+  ninja -C "$folder" "$@" >"$folder/build.log" 2>&1 || {
+    grep -A12 -m3 -E "FAILED|error:" "$folder/build.log" >&2 || tail -n 30 "$folder/build.log" >&2
+    die "the build failed; the whole log is $folder/build.log"
+  }
+}

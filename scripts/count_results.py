@@ -1,0 +1,38 @@
+"""Adds up the JUnit files of a folder and prints "N passed, N failed[, N skipped]"; exits 1 on any failure.
+
+usage: count_results.py FOLDER [PROGRAM-THAT-FAILED ...]
+A program that failed without a failed case in its JUnit file (a crash) counts as one failure.
+"""
+import pathlib
+import sys
+import xml.etree.ElementTree as ElementTree
+
+
+def count(file: pathlib.Path) -> tuple[int, int, int]:
+    passed = failed = skipped = 0
+    for case in ElementTree.parse(file).getroot().iter("testcase"):
+        if case.find("failure") is not None or case.find("error") is not None:
+            failed += 1
+        elif case.find("skipped") is not None or case.get("status") == "notrun" or case.get("result") == "skipped":
+            skipped += 1
+        else:
+            passed += 1
+    return passed, failed, skipped
+
+
+def main() -> int:
+    folder, crashed = pathlib.Path(sys.argv[1]), set(sys.argv[2:])
+    totals = [0, 0, 0]
+    for file in sorted(folder.glob("*.xml")):
+        counts = count(file)
+        if counts[1]:
+            crashed.discard(file.stem)
+        totals = [total + more for total, more in zip(totals, counts)]
+    passed, failed, skipped = totals
+    failed += len(crashed)
+    print(f"{passed} passed, {failed} failed" + (f", {skipped} skipped" if skipped else ""))
+    return 1 if failed or not passed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

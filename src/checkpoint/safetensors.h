@@ -1,0 +1,48 @@
+// safetensors files, memory-mapped, without torch. Format: u64 header length, JSON header, data.
+#pragma once
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "core/dtype.h"
+
+namespace kiln {
+
+struct TensorView {
+  Dtype dtype = Dtype::kF32;
+  std::vector<int64_t> shape;
+  std::span<const std::byte> bytes;  // row-major, valid as long as the file object lives
+};
+
+// A set of named tensors read from files.
+class TensorFile {
+ public:
+  virtual ~TensorFile() = default;
+  const std::map<std::string, TensorView>& tensors() const { return tensors_; }
+  const std::map<std::string, std::string>& metadata() const { return metadata_; }
+
+ protected:
+  std::map<std::string, TensorView> tensors_;
+  std::map<std::string, std::string> metadata_;
+};
+
+// Every bound is checked before use: header length, offsets, overlaps, holes, shape products. Throws Error.
+std::unique_ptr<TensorFile> open_safetensors(const std::string& path);
+// The shards named by a `*.index.json`. Throws Error naming the missing shard or key.
+std::unique_ptr<TensorFile> open_safetensors_index(const std::string& path);
+// For fuzzing: the same checks on bytes in memory, which must outlive the result.
+std::unique_ptr<TensorFile> parse_safetensors(std::span<const std::byte> bytes, const std::string& name);
+
+struct NamedTensor {
+  std::string name;
+  TensorView view;
+};
+// Writes `path`.partial, fsyncs, renames. Tensors in the given order, data 64-byte aligned; the same input gives the
+// same bytes. Throws Error (disk full, no permission), leaving neither file behind.
+void write_safetensors(const std::string& path, const std::vector<NamedTensor>& tensors,
+                       const std::map<std::string, std::string>& metadata = {});
+
+}  // namespace kiln

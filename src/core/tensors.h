@@ -1,0 +1,14 @@
+// Bridges between torch-free types and at::Tensor.
+#pragma once
+#include <ATen/core/Tensor.h>
+
+#include "core/dtype.h"
+
+namespace kiln {
+
+at::ScalarType to_scalar_type(Dtype dtype);
+Dtype from_scalar_type(at::ScalarType type);
+// "f32" | "bf16" | "fp16"; throws Error.
+at::ScalarType parse_compute_dtype(const std::string& name);
+
+}  // namespace kiln
