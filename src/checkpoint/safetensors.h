@@ -40,8 +40,9 @@ struct NamedTensor {
   std::string name;
   TensorView view;
 };
-// Writes `path`.partial, fsyncs, renames. Tensors in the given order, data 64-byte aligned; the same input gives the
-// same bytes. Throws Error (disk full, no permission), leaving neither file behind.
+// Writes `path`.partial, fsyncs, renames. Larger elements first (so that each tensor is aligned to its
+// elements), otherwise in the given order, data from a 64-byte boundary on; the same input gives the same
+// bytes. Throws Error (disk full, no permission), leaving neither file behind.
 void write_safetensors(const std::string& path, const std::vector<NamedTensor>& tensors,
                        const std::map<std::string, std::string>& metadata = {});
 

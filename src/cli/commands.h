@@ -5,6 +5,12 @@
 namespace kiln::cli {
 
 using AddCommand = void (*)(CLI::App&);
-inline constexpr std::initializer_list<AddCommand> kCommands = {};
+void add_convert_command(CLI::App& app);
+void add_inspect_command(CLI::App& app);
+
+inline constexpr AddCommand kCommands[] = {
+    add_convert_command,
+    add_inspect_command,
+};
 
 }  // namespace kiln::cli

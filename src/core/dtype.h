@@ -8,9 +8,9 @@ namespace kiln {
 
 enum class Dtype { kBool, kU8, kI8, kI16, kI32, kI64, kF16, kBF16, kF32, kF64 };
 
-std::size_t dtype_size(Dtype dtype);          // bytes per element
-std::string_view dtype_name(Dtype dtype);     // "F32", "BF16", ...
-Dtype parse_dtype(std::string_view name);     // throws Error for an unknown name
+std::size_t dtype_size(Dtype dtype);       // bytes per element
+std::string_view dtype_name(Dtype dtype);  // "F32", "BF16", ...
+Dtype parse_dtype(std::string_view name);  // throws Error for an unknown name
 
 // Round to nearest even, NaN kept.
 uint16_t float_to_bf16(float value);

@@ -1,4 +1,4 @@
-// Folders and archives of pictures as one indexed list. Torch-free.
+// Folders and archives of pictures as one indexed list (docs/datasets.md). Torch-free.
 #pragma once
 #include <memory>
 #include <string>
@@ -9,35 +9,47 @@
 namespace kiln {
 
 struct ImageRecord {
-  std::string name;     // relative path, unique, the sample's id
-  int64_t label = -1;   // class index, -1 = none
+  std::string name;    // relative path, unique, the sample's id
+  int64_t label = -1;  // class index, -1 = none
   std::string caption;
 };
 
-// ImageFolder (class = folder, sorted as torchvision does), Hugging Face metadata.jsonl (file_name, plus text or
-// caption, plus label), WebDataset tars (jpg|png|webp + cls/txt/json), .txt captions beside images.
+// ImageFolder (class = folder, sorted as torchvision does), Hugging Face metadata.jsonl (file_name, plus text
+// or caption, plus label), WebDataset tars (jpg|png|webp + cls/txt/json), .txt captions beside images.
 class ImageDataset {
  public:
   // Detects the layout. Throws Error saying what was looked for.
   static std::unique_ptr<ImageDataset> open(const std::string& path);
   virtual ~ImageDataset() = default;
-  virtual const std::vector<ImageRecord>& records() const = 0;   // in a fixed order
-  virtual const std::vector<std::string>& class_names() const = 0;
-  virtual Image load(int64_t index) const = 0;   // thread-safe; throws Error naming the file
+  const std::vector<ImageRecord>& records() const { return records_; }          // in a fixed order
+  const std::vector<std::string>& class_names() const { return class_names_; }  // empty: no labels
+  virtual const char* layout() const = 0;       // "image_folder" | "metadata_jsonl" | "webdataset" | "images"
+  virtual Image load(int64_t index) const = 0;  // thread-safe; throws Error naming the file
+
+ protected:
+  std::vector<ImageRecord> records_;
+  std::vector<std::string> class_names_;
 };
 
-// Decodes, crops in worker threads, delivers in order. A broken or too small image is delivered with `error` set.
+// The picture as a sample: decoded, centre-cropped to `size`. Throws Error naming it when it is broken, or
+// when its short side is below `size` (it would have to be enlarged).
+Image load_cropped(const ImageDataset& dataset, int64_t index, int64_t size);
+
+// Decodes, crops in worker threads, delivers in order. A broken or too small image is delivered with `error`
+// set.
 struct PreparedImage {
   int64_t index = 0;
-  Image image;          // (size, size)
+  Image image;  // (size, size)
   std::string error;
 };
 class ImagePipeline {
  public:
+  // Images [first, last). At most `queue_depth` are decoded ahead.
   ImagePipeline(const ImageDataset& dataset, int64_t first, int64_t last, int64_t size, int num_threads,
                 int64_t queue_depth = 64);
   ~ImagePipeline();
   bool next(PreparedImage& out);  // false at the end
+
  private:
   struct Impl;
   std::unique_ptr<Impl> impl_;

@@ -14,19 +14,23 @@ namespace kiln {
 struct NpyArray {
   Dtype dtype = Dtype::kF32;
   std::vector<int64_t> shape;
-  std::vector<std::byte> bytes;  // C order
+  std::vector<std::byte> bytes;  // C order, little-endian
 };
-NpyArray read_npy(const std::string& path);  // throws Error (fortran order, objects, truncation)
+NpyArray read_npy(const std::string& path);  // throws Error (fortran order, objects, big-endian, truncation)
+NpyArray parse_npy(std::span<const std::byte> bytes, const std::string& name);
 
-// ADM's evaluation format: arr_0 uint8 (N, H, W, 3), stored, written as images come: needs no memory for them.
-// Reopening a partial file continues behind the last complete image. The final name appears when all are written.
+// ADM's evaluation format: arr_0 uint8 (N, H, W, 3), stored, written as images come: needs no memory for
+// them. Reopening a partial file (`path`.partial) continues behind its last complete image. The final name
+// appears when all are written. The same images give the same bytes, interrupted or not.
 class NpzImageWriter {
  public:
-  static std::unique_ptr<NpzImageWriter> open(const std::string& path, int64_t num_images, int64_t height, int64_t width);
+  // Throws Error: cannot be written, or what is there holds other images (count or size).
+  static std::unique_ptr<NpzImageWriter> open(const std::string& path, int64_t num_images, int64_t height,
+                                              int64_t width);
   virtual ~NpzImageWriter() = default;
   virtual int64_t num_written() const = 0;
-  virtual void add(const Image& image) = 0;
-  virtual void finish() = 0;
+  virtual void add(const Image& image) = 0;  // throws Error: wrong size, one too many, disk full
+  virtual void finish() = 0;                 // throws Error when images are missing
 };
 
 }  // namespace kiln

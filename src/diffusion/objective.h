@@ -36,8 +36,7 @@ class Objective {
   virtual bool learns_sigma() const = 0;
 };
 
-// config: CONFORMANCE.md's loss configs ({"type": "iddpm" | "ddpm" | "flow", ...}), extended by "prediction_type":
-// "sample" (x_0) and, for flow in training, "timestep_sampling": "uniform" | "logit_normal", "logit_mean", "logit_std".
+// config: {"type": "iddpm" | "ddpm" | "flow", ...}: docs/objectives.md lists the keys of each type. Throws Error.
 std::unique_ptr<Objective> make_objective(const nlohmann::json& config);
 // The config behind a --objective name: iddpm | epsilon | v_prediction | x_0 | flow.
 nlohmann::json objective_config(const std::string& name);

@@ -12,7 +12,7 @@ namespace kiln {
 
 // (x (B, C, H, W) f32, model timestep) -> raw model output (B, C or 2C, H, W) f32, guidance already applied.
 using DenoiseFn = std::function<at::Tensor(const at::Tensor& x, double model_t)>;
-// The normal draw of a step, (B, C, H, W); called only where the sampler uses it (never at the last step).
+// The normal draw of a step, (B, C, H, W) f32; called only where the sampler adds noise (not at t = 0).
 using StepNoiseFn = std::function<at::Tensor(int64_t step)>;
 
 class Sampler {
@@ -26,7 +26,8 @@ class Sampler {
   virtual bool stochastic() const = 0;
 };
 
-// config: CONFORMANCE.md's sampler configs: {"type": "iddpm" | "iddpm_ddim" | "ddim" | "ddpm" | "flow_euler" | "dpmpp", ...}.
+// config: {"type": "iddpm" | "iddpm_ddim" | "ddim" | "ddpm" | "flow_euler" | "dpmpp", ...}: docs/samplers.md lists the
+// keys of each type. Throws Error.
 std::unique_ptr<Sampler> make_sampler(const nlohmann::json& config);
 // The config behind kiln sample's --sampler ddpm|ddim|dpmpp_2m|flow_euler for a model trained with `objective`
 // (objective.h's config). Throws Error for pairs that make no sense (flow_euler on epsilon) saying which do.

@@ -10,9 +10,9 @@ namespace kiln {
 struct Init {
   enum class Kind { kZeros, kOnes, kNormal, kUniform, kXavierUniform, kValue };
   Kind kind = Kind::kZeros;
-  double scale = 0;   // standard deviation (kNormal), bound (kUniform)
+  double scale = 0;                 // standard deviation (kNormal), bound (kUniform)
   int64_t fan_in = 0, fan_out = 0;  // kXavierUniform: bound = sqrt(6 / (fan_in + fan_out))
-  at::Tensor value;   // kValue: computed constants such as position tables
+  at::Tensor value{};               // kValue: computed constants such as position tables
 
   static Init zeros() { return {}; }
   static Init ones() { return {.kind = Kind::kOnes}; }

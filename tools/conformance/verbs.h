@@ -4,7 +4,13 @@
 
 namespace kiln::conformance {
 
+void add_forward_verb(CLI::App& app);
+void add_init_verb(CLI::App& app);
+
 using AddVerb = void (*)(CLI::App&);
-inline constexpr std::initializer_list<AddVerb> kVerbs = {};
+inline constexpr std::initializer_list<AddVerb> kVerbs = {
+    add_forward_verb,
+    add_init_verb,
+};
 
 }  // namespace kiln::conformance

@@ -18,15 +18,16 @@ class Autoencoder {
   virtual at::Tensor decode(const at::Tensor& raw_latents) const = 0;
   virtual const ParameterList& parameters() const = 0;
 
-  std::string name;             // "autoencoder_kl" | "pixels"
-  std::string fingerprint;      // xxh3 of the weights; "pixels" for none
-  int64_t latent_channels = 4;  // z
-  int64_t downsample = 8;       // H / h
+  std::string name;                             // "autoencoder_kl" | "pixels"
+  std::string fingerprint;                      // "xxh3:..." of the weights; "none" for pixels
+  int64_t latent_channels = 4;                  // z
+  int64_t downsample = 8;                       // H / h
   double scaling_factor = 1, shift_factor = 0;  // latents = (raw - shift) * scaling
 };
 
 // "pixels", a diffusers folder (config.json + weights), or a weights file with a config.json beside it
 // (without one: the SD VAE's config is assumed and said so). Throws Error.
-std::unique_ptr<Autoencoder> load_autoencoder(const std::string& path, at::Device device, at::ScalarType compute_dtype);
+std::unique_ptr<Autoencoder> load_autoencoder(const std::string& path, at::Device device,
+                                              at::ScalarType compute_dtype);
 
 }  // namespace kiln

@@ -1,0 +1,152 @@
+"""One training step of DiT, Kiln against the peers' own code, in turn in one run.
+
+Measures forward + backward + AdamW + EMA on random latents: facebookresearch/DiT's model and diffusion under
+torch.autocast bf16 (and under torch.compile), chuanyangjin/fast-DiT with its gradient checkpointing, and `kiln train
+--data synthetic`. Every measurement is a process of its own, so that peak memory is its own; the rounds interleave.
+
+    python benchmarks/peers/train_dit.py --dit DIT_CHECKOUT --fast-dit FAST_DIT_CHECKOUT --kiln build/kiln \\
+        [--variants dit,dit-compile,fast-dit,kiln,kiln-recompute] [--rounds 3] [--out benchmarks/results/FILE.md]
+
+The checkouts are folders with the peers' models.py and diffusion/; their code is run as it is.
+"""
+import argparse
+import json
+import os
+import pathlib
+import platform
+import resource
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections import OrderedDict
+from copy import deepcopy
+
+
+def peer_worker(args):
+    """Runs in a process of its own: the peer's model and diffusion, its train.py's step, timed."""
+    sys.path.insert(0, args.worker_repo)
+    import torch
+    from diffusion import create_diffusion
+    from models import DiT_models
+
+    torch.set_num_threads(args.threads)
+    torch.manual_seed(0)
+    model = DiT_models[args.model](input_size=args.latent_size, num_classes=1000).train()
+    ema = deepcopy(model).requires_grad_(False)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, weight_decay=0)
+    diffusion = create_diffusion(timestep_respacing="")
+    step_model = torch.compile(model) if args.worker == "dit-compile" else model
+    ema_weights, weights = OrderedDict(ema.named_parameters()), OrderedDict(model.named_parameters())
+    x = torch.randn(args.batch, 4, args.latent_size, args.latent_size)
+    y = torch.randint(0, 1000, (args.batch,))
+
+    def step():
+        t = torch.randint(0, diffusion.num_timesteps, (args.batch,))
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            loss = diffusion.training_losses(step_model, x, t, dict(y=y))["loss"].mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        with torch.no_grad():
+            for name, weight in weights.items():
+                ema_weights[name].mul_(0.9999).add_(weight.data, alpha=1 - 0.9999)
+
+    for _ in range(args.warmup):
+        step()
+    seconds = []
+    for _ in range(args.steps):
+        started = time.perf_counter()
+        step()
+        seconds.append(time.perf_counter() - started)
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    print(json.dumps({"images_per_s": args.batch / statistics.median(seconds), "peak_bytes": peak}))
+
+
+def run_kiln(args, recompute):
+    with tempfile.TemporaryDirectory() as folder:
+        command = [args.kiln, "train", "--model", args.model, "--data", "synthetic", "--image-size",
+                   str(args.latent_size * 8), "--out", folder + "/run", "--max-steps", str(args.warmup + args.steps),
+                   "--global-batch", str(args.batch), "--micro-batch", str(args.batch), "--compute-dtype", "bf16",
+                   "--objective", "iddpm", "--ema-decay", "0.9999", "--lr", "1e-4", "--seed", "0", "--device", "cpu",
+                   "--recompute", recompute, "--checkpoint-every", "0", "--log-every", "1",
+                   "--threads", str(args.threads)]
+        usage_file = folder + "/usage"
+        done = subprocess.run(["/usr/bin/time", "-f", "%M", "-o", usage_file, *command], capture_output=True, text=True)
+        if done.returncode:
+            sys.exit(f"kiln failed: {done.stderr.strip()[-400:]}")
+        lines = [json.loads(line) for line in open(folder + "/run/log.jsonl")]
+        rates = [line["images_per_s"] for line in lines if "images_per_s" in line][args.warmup:]
+        peak = int(pathlib.Path(usage_file).read_text().split()[-1]) * 1024
+        return {"images_per_s": statistics.median(rates), "peak_bytes": peak}
+
+
+def run_variant(args, variant):
+    if variant.startswith("kiln"):
+        return run_kiln(args, {"kiln": "none", "kiln-recompute": "all"}[variant])
+    repo = args.fast_dit if variant == "fast-dit" else args.dit
+    command = [sys.executable, __file__, "--worker", variant, "--worker-repo", repo, "--model", args.model, "--batch",
+               str(args.batch), "--latent-size", str(args.latent_size), "--steps", str(args.steps), "--warmup",
+               str(args.warmup), "--threads", str(args.threads)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    if done.returncode:
+        sys.exit(f"{variant} failed: {done.stderr.strip()[-800:]}")
+    return json.loads(done.stdout.strip().splitlines()[-1])
+
+
+def report(args, results, reference):
+    lines = [f"# Training step, {args.model}, batch {args.batch}, {args.latent_size}x{args.latent_size}x4 latents, bf16",
+             "", f"{time.strftime('%Y-%m-%d')}, {cpu_name()}, {args.threads} threads, torch 2.11.0. Medians of "
+             f"{args.rounds} interleaved rounds of {args.steps} steps after {args.warmup} of warm-up.", "",
+             f"| program | images/s (min..max) | peak memory | speed / {reference} | memory / {reference} |",
+             "|---|---|---|---|---|"]
+    base_rate = statistics.median(r["images_per_s"] for r in results[reference])
+    base_peak = statistics.median(r["peak_bytes"] for r in results[reference])
+    for variant, runs in results.items():
+        rates = [run["images_per_s"] for run in runs]
+        peak = statistics.median(run["peak_bytes"] for run in runs)
+        rate = statistics.median(rates)
+        lines.append(f"| {variant} | {rate:.2f} ({min(rates):.2f}..{max(rates):.2f}) | {peak / 1e9:.2f} GB | "
+                     f"{rate / base_rate:.2f}x | {peak / base_peak:.2f}x |")
+    return "\n".join(lines) + "\n"
+
+
+def cpu_name():
+    model = next((line.split(":")[1].strip() for line in open("/proc/cpuinfo") if line.startswith("model name")), "")
+    return f"{model or platform.processor()}, {os.cpu_count()} cores"
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--dit", help="checkout of facebookresearch/DiT")
+    parser.add_argument("--fast-dit", help="checkout of chuanyangjin/fast-DiT")
+    parser.add_argument("--kiln", default="build/kiln")
+    parser.add_argument("--variants", default="dit,dit-compile,fast-dit,kiln,kiln-recompute")
+    parser.add_argument("--model", default="DiT-S/2")
+    parser.add_argument("--batch", type=int, default=32)
+    parser.add_argument("--latent-size", type=int, default=32)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--steps", type=int, default=4)
+    parser.add_argument("--warmup", type=int, default=2)
+    parser.add_argument("--threads", type=int, default=os.cpu_count())
+    parser.add_argument("--out", help="also write the table to this file")
+    parser.add_argument("--worker", help=argparse.SUPPRESS)
+    parser.add_argument("--worker-repo", help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.worker:
+        return peer_worker(args)
+    variants = args.variants.split(",")
+    results = {variant: [] for variant in variants}
+    for round_index in range(args.rounds):
+        for variant in variants:
+            results[variant].append(run_variant(args, variant))
+            print(f"round {round_index + 1}: {variant} {results[variant][-1]}", file=sys.stderr, flush=True)
+    table = report(args, results, variants[0])
+    print(table)
+    if args.out:
+        pathlib.Path(args.out).write_text(table)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,59 @@
+// Python pickles as plain trees, without executing anything. Torch-free.
+#pragma once
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <span>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+namespace kiln {
+
+struct PickleValue {
+  enum class Kind {
+    kNone,
+    kBool,
+    kInt,
+    kFloat,
+    kString,
+    kTuple,
+    kList,
+    kDict,        // dict and OrderedDict
+    kGlobal,      // a class or function, by name: text = "module.name"
+    kCall,        // what calling items[0] (a global) with items[1] (its arguments) would have made
+    kPersistent,  // a reference to data outside of the pickle: items[0] = its description
+    kOpaque,      // anything else (bytes, sets, big numbers, objects)
+  };
+  Kind kind = Kind::kNone;
+  int64_t integer = 0;  // kBool, kInt
+  double real = 0;      // kFloat
+  std::string text;     // kString, kGlobal
+  // Tuple and list: the items. Dict: key, value, key, value... Values may be shared and may form cycles.
+  std::vector<const PickleValue*> items;
+
+  bool is_call_of(std::string_view function) const {
+    return kind == Kind::kCall && items[0]->text == function;
+  }
+  // A dict's value under a string key; the last one given counts. nullptr when there is none or this is no
+  // dict.
+  const PickleValue* find(std::string_view key) const;
+};
+
+// A parsed pickle; owns its values.
+class Pickle {
+ public:
+  // The opcodes of protocols 2 to 5 that plain data and torch tensors use. Unknown classes are kept as calls
+  // that are never made; names that only an attack needs (os.system, builtins.eval, ...) are refused. Throws
+  // Error.
+  Pickle(std::span<const std::byte> bytes, std::string name);
+  const PickleValue& root() const { return *root_; }
+
+ private:
+  friend class PickleMachine;
+  std::deque<PickleValue> values_;
+  const PickleValue* root_ = nullptr;
+};
+
+}  // namespace kiln

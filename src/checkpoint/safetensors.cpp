@@ -1,0 +1,257 @@
+#include "checkpoint/safetensors.h"
+
+#include <algorithm>
+#include <bit>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <limits>
+#include <nlohmann/json.hpp>
+#include <set>
+
+#include "core/atomic_file.h"
+#include "core/error.h"
+#include "core/mapped_file.h"
+
+static_assert(std::endian::native == std::endian::little,
+              "safetensors data is little-endian and mapped as is");
+
+namespace kiln {
+namespace {
+
+using nlohmann::json;
+using nlohmann::ordered_json;
+
+constexpr uint64_t kMaxHeaderBytes = 100'000'000;  // the limit of the reference implementation
+constexpr uint64_t kDataAlignment = 64;
+
+// JSON that refuses a key given twice, which nlohmann silently overwrites.
+json parse_json(std::string_view text, std::string_view who, const std::string& name) {
+  std::vector<std::set<std::string>> keys_of_open_objects;
+  const auto refuse_duplicates = [&](int depth, json::parse_event_t event, json& parsed) {
+    if (event == json::parse_event_t::object_start) keys_of_open_objects.emplace_back();
+    if (event == json::parse_event_t::object_end) keys_of_open_objects.pop_back();
+    if (event == json::parse_event_t::array_start && depth > 8)
+      fail(who, "the header is nested too deeply ({})", name);
+    if (event == json::parse_event_t::key) {
+      const auto& key = parsed.get_ref<const std::string&>();
+      if (!keys_of_open_objects.back().insert(key).second) fail(who, "key {:?} occurs twice ({})", key, name);
+    }
+    return true;
+  };
+  try {
+    return json::parse(text, refuse_duplicates);
+  } catch (const json::exception& error) {
+    fail(who, "the header is not valid JSON ({}): {}", name, error.what());
+  }
+}
+
+// One entry of the header, checked by itself; `bytes` points into `data`.
+struct Entry {
+  std::string key;
+  uint64_t begin = 0, end = 0;  // offsets into the data
+};
+
+uint64_t unsigned_or_fail(const json& value, const std::string& what, const std::string& key,
+                          const std::string& name) {
+  if (!value.is_number_unsigned() || value.get<uint64_t>() > std::numeric_limits<int64_t>::max())
+    fail("safetensors", "{} of tensor {:?} is not a valid number ({})", what, key, name);
+  return value.get<uint64_t>();
+}
+
+Entry parse_entry(const std::string& key, const json& fields, const std::string& name,
+                  std::span<const std::byte> data, TensorView& view) {
+  const auto complain = [&](const std::string& what) {
+    fail("safetensors", "tensor {:?}: {} ({}): the file is damaged", key, what, name);
+  };
+  if (!fields.is_object()) complain("its header entry is not an object");
+  for (const char* field : {"dtype", "shape", "data_offsets"})
+    if (!fields.contains(field)) complain(fmt::format("\"{}\" is missing", field));
+  const json& dtype = fields["dtype"];
+  const json& shape = fields["shape"];
+  const json& offsets = fields["data_offsets"];
+  if (!dtype.is_string()) complain("\"dtype\" is not a string");
+  if (!shape.is_array()) complain("\"shape\" is not a list");
+  if (!offsets.is_array() || offsets.size() != 2) complain("\"data_offsets\" is not a pair");
+  try {
+    view.dtype = parse_dtype(dtype.get_ref<const std::string&>());
+  } catch (const Error& error) {
+    fail("safetensors", "tensor {:?}: {} ({})", key, error.what(), name);
+  }
+  uint64_t num_bytes = dtype_size(view.dtype);
+  for (const json& dimension : shape) {
+    const uint64_t size = unsigned_or_fail(dimension, "the shape", key, name);
+    view.shape.push_back(static_cast<int64_t>(size));
+    if (__builtin_mul_overflow(num_bytes, size, &num_bytes)) complain("its shape is too large to count");
+  }
+  Entry entry{key, unsigned_or_fail(offsets[0], "an offset", key, name),
+              unsigned_or_fail(offsets[1], "an offset", key, name)};
+  if (entry.begin > entry.end) complain("it ends before it begins");
+  if (entry.end > data.size())
+    fail("safetensors",
+         "tensor {:?} ends at byte {} of the data, which has {} bytes ({}): the file is truncated", key,
+         entry.end, data.size(), name);
+  if (entry.end - entry.begin != num_bytes)
+    complain(fmt::format("expected {} bytes by dtype and shape, got {}", num_bytes, entry.end - entry.begin));
+  view.bytes = data.subspan(entry.begin, num_bytes);
+  return entry;
+}
+
+// The format allows neither overlaps nor holes: the tensors must tile the data.
+void check_tiling(std::vector<Entry>& entries, uint64_t num_data_bytes, const std::string& name) {
+  std::sort(entries.begin(), entries.end(), [](const Entry& a, const Entry& b) {
+    return std::pair(a.begin, a.end) < std::pair(b.begin, b.end);
+  });
+  uint64_t position = 0;
+  for (const Entry& entry : entries) {
+    if (entry.begin != position)
+      fail("safetensors",
+           "{} before tensor {:?}: expected it at byte {} of the data, got {} ({}): the file is damaged",
+           entry.begin < position ? "overlap" : "hole", entry.key, position, entry.begin, name);
+    position = entry.end;
+  }
+  if (position != num_data_bytes)
+    fail("safetensors", "expected {} bytes of data, got {} ({}): the file is damaged", position,
+         num_data_bytes, name);
+}
+
+class SafetensorsView : public TensorFile {
+ public:
+  SafetensorsView(std::span<const std::byte> bytes, const std::string& name) {
+    if (bytes.size() < 8)
+      fail("safetensors", "expected a header, got {} bytes ({}): not a safetensors file", bytes.size(), name);
+    uint64_t header_bytes = 0;
+    std::memcpy(&header_bytes, bytes.data(), 8);
+    if (header_bytes > kMaxHeaderBytes)
+      fail("safetensors", "the header claims {} bytes, at most {} are allowed ({}): not a safetensors file",
+           header_bytes, kMaxHeaderBytes, name);
+    if (header_bytes > bytes.size() - 8)
+      fail("safetensors", "the header claims {} bytes, the file has {} ({}): the file is truncated",
+           header_bytes, bytes.size(), name);
+    const std::string_view header(reinterpret_cast<const char*>(bytes.data()) + 8, header_bytes);
+    const std::span<const std::byte> data = bytes.subspan(8 + header_bytes);
+    const json parsed = parse_json(header, "safetensors", name);
+    if (!parsed.is_object()) fail("safetensors", "the header is not an object ({})", name);
+
+    std::vector<Entry> entries;
+    for (const auto& [key, fields] : parsed.items()) {
+      if (key == "__metadata__")
+        read_metadata(fields, name);
+      else
+        entries.push_back(parse_entry(key, fields, name, data, tensors_[key]));
+    }
+    check_tiling(entries, data.size(), name);
+  }
+
+ private:
+  void read_metadata(const json& fields, const std::string& name) {
+    if (!fields.is_object()) fail("safetensors", "\"__metadata__\" is not an object ({})", name);
+    for (const auto& [key, value] : fields.items()) {
+      if (!value.is_string()) fail("safetensors", "metadata {:?} is not a string ({})", key, name);
+      metadata_[key] = value.get<std::string>();
+    }
+  }
+};
+
+class SafetensorsFile : public TensorFile {
+ public:
+  explicit SafetensorsFile(const std::string& path) : file_("safetensors", path) {
+    const SafetensorsView view(file_.bytes(), path);
+    tensors_ = view.tensors();
+    metadata_ = view.metadata();
+  }
+
+ private:
+  MappedFile file_;
+};
+
+class ShardedSafetensors : public TensorFile {
+ public:
+  explicit ShardedSafetensors(const std::string& path) {
+    const MappedFile file("safetensors index", path);
+    const std::string_view text(reinterpret_cast<const char*>(file.bytes().data()), file.bytes().size());
+    const json index = parse_json(text, "safetensors index", path);
+    if (!index.is_object() || !index.contains("weight_map") || !index["weight_map"].is_object())
+      fail("safetensors index", "expected an object with \"weight_map\" ({})", path);
+    for (const auto& [key, shard] : index["weight_map"].items()) {
+      if (!shard.is_string())
+        fail("safetensors index", "the shard of {:?} is not a file name ({})", key, path);
+      add(key, shard.get<std::string>(), path);
+    }
+  }
+
+ private:
+  void add(const std::string& key, const std::string& shard, const std::string& path) {
+    // A name only: an index must not reach out of its folder.
+    if (shard.empty() || shard == "." || shard == ".." || shard.find('/') != std::string::npos)
+      fail("safetensors index", "shard {:?} of {:?} is not a plain file name ({})", shard, key, path);
+    auto& file = shards_[shard];
+    if (!file) {
+      const std::filesystem::path shard_path = std::filesystem::path(path).parent_path() / shard;
+      if (!std::filesystem::exists(shard_path))
+        fail("safetensors index", "shard {:?} is missing ({}): copy it beside the index", shard, path);
+      file = open_safetensors(shard_path.string());
+    }
+    const auto found = file->tensors().find(key);
+    if (found == file->tensors().end())
+      fail("safetensors index", "tensor {:?} is not in its shard {:?} ({})", key, shard, path);
+    tensors_.insert(*found);
+  }
+
+  std::map<std::string, std::unique_ptr<TensorFile>> shards_;
+};
+
+std::string make_header(const std::vector<NamedTensor>& tensors,
+                        const std::map<std::string, std::string>& metadata) {
+  ordered_json header = ordered_json::object();
+  if (!metadata.empty()) header["__metadata__"] = metadata;
+  uint64_t offset = 0;
+  for (const auto& [name, view] : tensors) {
+    uint64_t num_bytes = dtype_size(view.dtype);
+    for (const int64_t size : view.shape) num_bytes *= static_cast<uint64_t>(size);
+    if (num_bytes != view.bytes.size())
+      throw std::logic_error(fmt::format("write_safetensors: {} has {} bytes, its shape {}", name,
+                                         view.bytes.size(), num_bytes));
+    if (name == "__metadata__" || header.contains(name))
+      fail("safetensors", "cannot write two tensors named {:?}", name);
+    header[name] = {{"dtype", dtype_name(view.dtype)},
+                    {"shape", view.shape},
+                    {"data_offsets", {offset, offset + num_bytes}}};
+    offset += num_bytes;
+  }
+  std::string text = header.dump();
+  text.append((kDataAlignment - (8 + text.size()) % kDataAlignment) % kDataAlignment, ' ');
+  return text;
+}
+
+}  // namespace
+
+std::unique_ptr<TensorFile> open_safetensors(const std::string& path) {
+  return std::make_unique<SafetensorsFile>(path);
+}
+
+std::unique_ptr<TensorFile> open_safetensors_index(const std::string& path) {
+  return std::make_unique<ShardedSafetensors>(path);
+}
+
+std::unique_ptr<TensorFile> parse_safetensors(std::span<const std::byte> bytes, const std::string& name) {
+  return std::make_unique<SafetensorsView>(bytes, name);
+}
+
+void write_safetensors(const std::string& path, const std::vector<NamedTensor>& tensors,
+                       const std::map<std::string, std::string>& metadata) {
+  // Without holes, larger elements first is what keeps every tensor aligned to its elements.
+  std::vector<NamedTensor> ordered = tensors;
+  std::stable_sort(ordered.begin(), ordered.end(), [](const NamedTensor& a, const NamedTensor& b) {
+    return dtype_size(a.view.dtype) > dtype_size(b.view.dtype);
+  });
+  const std::string header = make_header(ordered, metadata);
+  AtomicFile file("safetensors", path);
+  const uint64_t header_bytes = header.size();
+  file.write(std::as_bytes(std::span(&header_bytes, 1)));
+  file.write(header);
+  for (const NamedTensor& tensor : ordered) file.write(tensor.view.bytes);
+  file.commit();
+}
+
+}  // namespace kiln

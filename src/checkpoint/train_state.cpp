@@ -1,0 +1,166 @@
+#include "checkpoint/train_state.h"
+
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <charconv>
+#include <filesystem>
+#include <fstream>
+
+#include "core/atomic_file.h"
+#include "core/error.h"
+
+namespace kiln {
+
+namespace fs = std::filesystem;
+
+namespace {
+
+constexpr const char* kStateFile = "train_state.json";
+constexpr const char* kPartialPrefix = ".partial-";
+constexpr int kFormatVersion = 1;
+
+fs::path checkpoints_folder(const std::string& run) { return fs::path(run) / "checkpoints"; }
+
+void sync_folder(const fs::path& folder) {
+  const int fd = ::open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+  if (fd < 0) return;
+  ::fsync(fd);
+  ::close(fd);
+}
+
+std::optional<int64_t> parse_step(const std::string& name) {
+  constexpr std::string_view kPrefix = "step-";
+  if (!name.starts_with(kPrefix)) return std::nullopt;
+  int64_t step = 0;
+  const char* begin = name.data() + kPrefix.size();
+  const char* end = name.data() + name.size();
+  const auto [rest, error] = std::from_chars(begin, end, step);
+  if (error != std::errc() || rest != end || name != checkpoint_name(step)) return std::nullopt;
+  return step;
+}
+
+nlohmann::json read_state_json(const fs::path& folder) {
+  const fs::path path = folder / kStateFile;
+  std::ifstream file(path);
+  if (!file) fail("checkpoint", "cannot read {}", path.string());
+  const auto state = nlohmann::json::parse(file, nullptr, /*allow_exceptions=*/false);
+  if (!state.is_object()) fail("checkpoint", "{} is not a JSON object", path.string());
+  return state;
+}
+
+bool is_complete(const fs::path& folder) {
+  try {
+    const nlohmann::json state = read_state_json(folder);
+    for (const auto& [name, size] : state.at("files").items())
+      if (fs::file_size(folder / name) != size.get<uint64_t>()) return false;
+    return state.at("format_version") == kFormatVersion;
+  } catch (const std::exception&) {
+    return false;
+  }
+}
+
+}  // namespace
+
+std::string checkpoint_name(int64_t step) { return fmt::format("step-{:08}", step); }
+
+std::string ema_file_name(const std::vector<double>& decays, size_t index) {
+  return index == 0 ? "ema.safetensors" : fmt::format("ema-{}.safetensors", decays.at(index));
+}
+
+std::string optimizer_file_name(int rank, int world_size) {
+  return fmt::format("train_state-{:05}-of-{:05}.safetensors", rank, world_size);
+}
+
+std::vector<Checkpoint> list_checkpoints(const std::string& run) {
+  std::vector<Checkpoint> found;
+  std::error_code error;
+  for (const auto& entry : fs::directory_iterator(checkpoints_folder(run), error)) {
+    const auto step = parse_step(entry.path().filename().string());
+    if (step && is_complete(entry.path())) found.push_back({*step, entry.path().string()});
+  }
+  std::ranges::sort(found, {}, &Checkpoint::step);
+  return found;
+}
+
+TrainStateInfo read_train_state(const std::string& checkpoint_folder) {
+  const nlohmann::json state = read_state_json(checkpoint_folder);
+  try {
+    return {.seed = state.at("seed"),
+            .step = state.at("step"),
+            .images_seen = state.at("images_seen"),
+            .updates = state.at("updates"),
+            .loss_scale = state.at("loss_scale"),
+            .scaler_good_steps = state.at("scaler_good_steps"),
+            .bad_steps = state.at("bad_steps"),
+            .train_seconds = state.at("train_seconds"),
+            .num_threads = state.at("num_threads"),
+            .machine = state.at("machine"),
+            .config = state.at("config")};
+  } catch (const nlohmann::json::exception& error) {
+    fail("checkpoint", "{}/{}: {}", checkpoint_folder, kStateFile, error.what());
+  }
+}
+
+CheckpointWriter::CheckpointWriter(const std::string& run, int64_t step) {
+  const fs::path folder = checkpoints_folder(run);
+  final_ = (folder / checkpoint_name(step)).string();
+  partial_ = (folder / (kPartialPrefix + checkpoint_name(step))).string();
+  std::error_code error;
+  fs::remove_all(partial_, error);
+  fs::create_directories(partial_, error);
+  if (error) fail("checkpoint", "cannot create {}: {}", partial_, error.message());
+}
+
+CheckpointWriter::~CheckpointWriter() {
+  if (committed_) return;
+  std::error_code error;
+  fs::remove_all(partial_, error);
+}
+
+std::string CheckpointWriter::commit(const TrainStateInfo& info) {
+  nlohmann::json files;
+  for (const auto& entry : fs::directory_iterator(partial_))
+    files[entry.path().filename().string()] = entry.file_size();
+  const nlohmann::json state = {{"format_version", kFormatVersion},
+                                {"seed", info.seed},
+                                {"step", info.step},
+                                {"images_seen", info.images_seen},
+                                {"updates", info.updates},
+                                {"loss_scale", info.loss_scale},
+                                {"scaler_good_steps", info.scaler_good_steps},
+                                {"bad_steps", info.bad_steps},
+                                {"train_seconds", info.train_seconds},
+                                {"num_threads", info.num_threads},
+                                {"machine", info.machine},
+                                {"config", info.config},
+                                {"files", files}};
+  write_file_atomically("checkpoint", (fs::path(partial_) / kStateFile).string(), state.dump(2) + "\n");
+  sync_folder(partial_);
+  std::error_code error;
+  fs::remove_all(final_, error);
+  fs::rename(partial_, final_, error);
+  if (error) fail("checkpoint", "cannot rename {} to {}: {}", partial_, final_, error.message());
+  committed_ = true;
+  sync_folder(fs::path(final_).parent_path());
+  return final_;
+}
+
+void prune_checkpoints(const std::string& run, int64_t keep) {
+  std::error_code error;
+  std::vector<fs::path> leftovers;
+  for (const auto& entry : fs::directory_iterator(checkpoints_folder(run), error))
+    if (entry.path().filename().string().starts_with(kPartialPrefix)) leftovers.push_back(entry.path());
+  for (const fs::path& path : leftovers) fs::remove_all(path, error);
+  if (keep <= 0) return;
+  std::vector<Checkpoint> checkpoints = list_checkpoints(run);
+  for (int64_t i = 0; i + keep < static_cast<int64_t>(checkpoints.size()); ++i) {
+    // Renamed first: a removal that is interrupted must not leave a folder that looks like a checkpoint.
+    const fs::path doomed = checkpoints_folder(run) / (kPartialPrefix + checkpoint_name(checkpoints[i].step));
+    fs::rename(checkpoints[i].folder, doomed, error);
+    fs::remove_all(doomed, error);
+  }
+}
+
+}  // namespace kiln

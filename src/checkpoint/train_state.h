@@ -1,0 +1,67 @@
+// Checkpoint folders of a run: RUN/checkpoints/step-00001000/ with model.safetensors, ema*.safetensors,
+// train_state.json and the optimizer's train_state-RRRRR-of-NNNNN.safetensors. Torch-free.
+#pragma once
+#include <cstdint>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace kiln {
+
+// train_state.json: where a run stands. The position in the data is images_seen alone, whatever the rank
+// count.
+struct TrainStateInfo {
+  uint64_t seed = 0;
+  int64_t step = 0;  // global batches consumed
+  int64_t images_seen = 0;
+  int64_t updates = 0;  // applied optimizer updates: step less the skipped ones
+  double loss_scale = 1;
+  int64_t scaler_good_steps = 0;
+  int64_t bad_steps = 0;     // skipped in a row up to here
+  double train_seconds = 0;  // spent in training so far: time limits go on counting after a resume
+  int num_threads = 0;
+  std::string machine{};    // processor or GPU; the same bits are promised on the same one only
+  nlohmann::json config{};  // the options of the run
+};
+
+// "step-00001000"
+std::string checkpoint_name(int64_t step);
+// "model.safetensors"; "ema.safetensors" for the first decay, "ema-<decay>.safetensors" for further ones.
+std::string ema_file_name(const std::vector<double>& decays, size_t index);
+// "train_state-00000-of-00001.safetensors"
+std::string optimizer_file_name(int rank, int world_size);
+
+struct Checkpoint {
+  int64_t step = 0;
+  std::string folder;
+};
+// Complete checkpoints of RUN, oldest first: train_state.json is there and every file it lists has the size
+// it lists. Torn and foreign folders are passed over. An absent folder gives an empty list.
+std::vector<Checkpoint> list_checkpoints(const std::string& run);
+// Throws Error naming the file and what is wrong with it.
+TrainStateInfo read_train_state(const std::string& checkpoint_folder);
+
+// A checkpoint in the making: a hidden folder beside the others that takes its final name in one rename when
+// all of it is on disk. Destroyed without commit(), it leaves nothing behind.
+class CheckpointWriter {
+ public:
+  // Throws Error: no permission, disk full.
+  CheckpointWriter(const std::string& run, int64_t step);
+  ~CheckpointWriter();
+  CheckpointWriter(const CheckpointWriter&) = delete;
+
+  const std::string& folder() const { return partial_; }  // where the files are to be written
+  // Writes train_state.json with the sizes of all files, syncs and renames. A checkpoint of the same step is
+  // replaced. Returns the final folder.
+  std::string commit(const TrainStateInfo& info);
+
+ private:
+  std::string final_, partial_;
+  bool committed_ = false;
+};
+
+// Removes all but the newest `keep` complete checkpoints (0 = keeps all) and what interrupted writers left.
+void prune_checkpoints(const std::string& run, int64_t keep);
+
+}  // namespace kiln

@@ -1,0 +1,19 @@
+// Any weights file, by its content. Torch-free.
+#pragma once
+#include <memory>
+#include <string>
+
+#include "checkpoint/safetensors.h"
+
+namespace kiln {
+
+enum class TensorFileFormat { kSafetensors, kSafetensorsIndex, kPt };
+
+// By the first bytes, not by the name. Throws Error when the file cannot be read.
+TensorFileFormat tensor_file_format(const std::string& path);
+
+// .safetensors, *.index.json, .pt/.pth/.bin, or a folder that holds one under the names of diffusers or
+// transformers.
+std::unique_ptr<TensorFile> open_tensor_file(const std::string& path, bool prefer_ema = true);
+
+}  // namespace kiln

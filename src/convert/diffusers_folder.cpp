@@ -1,0 +1,104 @@
+#include "convert/diffusers_folder.h"
+
+#include <filesystem>
+
+#include "checkpoint/tensor_files.h"
+#include "convert/weights_source.h"
+#include "core/atomic_file.h"
+#include "core/error.h"
+
+namespace kiln {
+namespace {
+
+namespace fs = std::filesystem;
+using nlohmann::json;
+
+// The oldest version whose DiTTransformer2DModel is a class of its own.
+constexpr const char* kDiffusersVersion = "0.30.0";
+
+json scheduler_config(const std::string& objective) {
+  if (objective == "flow")
+    return {
+        {"_class_name", "FlowMatchEulerDiscreteScheduler"}, {"num_train_timesteps", 1000}, {"shift", 1.0}};
+  const std::string prediction_type = objective == "v_prediction" ? "v_prediction"
+                                      : objective == "x_0"        ? "sample"
+                                                                  : "epsilon";
+  if (prediction_type == "epsilon" && objective != "epsilon" && objective != "iddpm")
+    fail("convert", "unknown objective \"{}\": expected iddpm, epsilon, v_prediction, x_0 or flow",
+         objective);
+  return {{"_class_name", "DDIMScheduler"},
+          {"num_train_timesteps", 1000},
+          {"beta_start", 0.0001},
+          {"beta_end", 0.02},
+          {"beta_schedule", "linear"},
+          {"clip_sample", false},
+          {"set_alpha_to_one", true},
+          {"steps_offset", 0},
+          {"prediction_type", prediction_type}};
+}
+
+void write_json(const fs::path& path, json content) {
+  content["_diffusers_version"] = kDiffusersVersion;
+  write_file_atomically("convert", path.string(), content.dump(2) + "\n");
+}
+
+void copy_vae(const fs::path& from, const fs::path& to) {
+  const fs::path source = fs::is_directory(from / "vae") ? from / "vae" : from;
+  const json config = read_json((source / "config.json").string());
+  if (!config.is_object() || config.value("_class_name", "") != "AutoencoderKL")
+    fail("convert", "--vae {}: expected the folder of an AutoencoderKL", from.string());
+  fs::create_directory(to);
+  fs::copy(source / "config.json", to / "config.json");
+  bool has_weights = false;
+  for (const auto& entry : fs::directory_iterator(source)) {
+    const std::string name = entry.path().filename().string();
+    if (!name.starts_with("diffusion_pytorch_model")) continue;
+    fs::copy(entry.path(), to / name);
+    has_weights = true;
+  }
+  if (!has_weights) fail("convert", "--vae {}: no diffusion_pytorch_model.safetensors in it", from.string());
+}
+
+void write_parts(const fs::path& folder, const DitConfig& config, const TensorMap& weights,
+                 const DiffusersFolderOptions& options) {
+  const json scheduler = scheduler_config(options.objective);
+  const TensorMap transformer = dit_to_diffusers(config, weights);
+  fs::create_directories(folder / "transformer");
+  write_json(folder / "transformer" / "config.json", dit_diffusers_config(config));
+  save_tensors((folder / "transformer" / "diffusion_pytorch_model.safetensors").string(), transformer,
+               {{"format", "pt"}});
+  fs::create_directory(folder / "scheduler");
+  write_json(folder / "scheduler" / "scheduler_config.json", scheduler);
+  json index = {{"_class_name", "DiTPipeline"},
+                {"scheduler", {"diffusers", scheduler["_class_name"]}},
+                {"transformer", {"diffusers", "DiTTransformer2DModel"}}};
+  if (!options.vae.empty()) {
+    copy_vae(options.vae, folder / "vae");
+    index["vae"] = {"diffusers", "AutoencoderKL"};
+  }
+  write_json(folder / "model_index.json", index);
+}
+
+}  // namespace
+
+void write_dit_pipeline(const std::string& folder, const DitConfig& config, const TensorMap& weights,
+                        const DiffusersFolderOptions& options) {
+  if (fs::exists(folder)) fail("convert", "{} exists: remove it or choose another --out", folder);
+  fs::path target = folder;
+  if (!target.has_filename()) target = target.parent_path();  // given with a trailing slash
+  const fs::path partial = target.string() + ".partial";
+  std::error_code ignored;
+  fs::remove_all(partial, ignored);
+  try {
+    write_parts(partial, config, weights, options);
+    fs::rename(partial, target);
+  } catch (const fs::filesystem_error& error) {
+    fs::remove_all(partial, ignored);
+    fail("convert", "cannot write {}: {}", target.string(), error.code().message());
+  } catch (...) {
+    fs::remove_all(partial, ignored);
+    throw;
+  }
+}
+
+}  // namespace kiln

@@ -1,0 +1,26 @@
+// DiT's weights between the published keys and those of diffusers' DiTTransformer2DModel.
+#pragma once
+#include <ATen/core/Tensor.h>
+
+#include <map>
+#include <nlohmann/json.hpp>
+#include <string>
+
+#include "models/denoisers/dit.h"
+
+namespace kiln {
+
+using TensorMap = std::map<std::string, at::Tensor>;
+
+// diffusers keeps a copy of the timestep and label embedders in every block, and has no pos_embed in its
+// files: it computes the table, so one that was changed is refused. Throws Error for what the class cannot
+// express.
+TensorMap dit_to_diffusers(const DitConfig& config, const TensorMap& weights);
+nlohmann::json dit_diffusers_config(const DitConfig& config);
+
+// The inverse. Throws Error listing missing and unknown keys, and when the embedders of the blocks differ.
+TensorMap dit_from_diffusers(const DitConfig& config, const TensorMap& weights, const std::string& source);
+// Throws Error naming a setting that DiT does not have.
+DitConfig parse_dit_diffusers_config(const nlohmann::json& config, const std::string& source);
+
+}  // namespace kiln

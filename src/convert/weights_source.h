@@ -1,0 +1,23 @@
+// What `convert` and `inspect` are given: a file, a diffusers folder, a run folder or one of its checkpoints.
+#pragma once
+#include <nlohmann/json.hpp>
+#include <string>
+
+namespace kiln {
+
+struct WeightsSource {
+  enum class Kind { kFile, kDiffusersTransformer };
+  Kind kind = Kind::kFile;
+  std::string path;       // the weights: a file or an index
+  std::string step;       // "step-00001000" for a checkpoint of a run
+  nlohmann::json config;  // kDiffusersTransformer: its config.json; a run: its train_state.json; else null
+};
+
+// prefer_ema: of a checkpoint, ema.safetensors before model.safetensors. Throws Error saying what a folder
+// lacks.
+WeightsSource find_weights(const std::string& path, bool prefer_ema);
+
+// Throws Error naming the path.
+nlohmann::json read_json(const std::string& path);
+
+}  // namespace kiln

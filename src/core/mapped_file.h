@@ -1,0 +1,26 @@
+// A whole file in memory, by mmap. Torch-free.
+#pragma once
+#include <cstddef>
+#include <span>
+#include <string>
+
+namespace kiln {
+
+// The mapping is private: writing into it (tensors built on it may be changed in place) never reaches the
+// file.
+class MappedFile {
+ public:
+  // Throws Error "[who] ... (path)" when the file cannot be opened, is not a regular file or is empty.
+  MappedFile(std::string_view who, const std::string& path);
+  ~MappedFile();
+  MappedFile(const MappedFile&) = delete;
+  MappedFile& operator=(const MappedFile&) = delete;
+
+  std::span<const std::byte> bytes() const { return {static_cast<const std::byte*>(data_), size_}; }
+
+ private:
+  void* data_ = nullptr;
+  std::size_t size_ = 0;
+};
+
+}  // namespace kiln

@@ -1,0 +1,68 @@
+#include "core/tensors.h"
+
+#include "core/error.h"
+
+namespace kiln {
+
+at::ScalarType to_scalar_type(Dtype dtype) {
+  switch (dtype) {
+    case Dtype::kBool:
+      return at::kBool;
+    case Dtype::kU8:
+      return at::kByte;
+    case Dtype::kI8:
+      return at::kChar;
+    case Dtype::kI16:
+      return at::kShort;
+    case Dtype::kI32:
+      return at::kInt;
+    case Dtype::kI64:
+      return at::kLong;
+    case Dtype::kF16:
+      return at::kHalf;
+    case Dtype::kBF16:
+      return at::kBFloat16;
+    case Dtype::kF32:
+      return at::kFloat;
+    case Dtype::kF64:
+      return at::kDouble;
+  }
+  throw std::logic_error("to_scalar_type: not a Dtype");
+}
+
+Dtype from_scalar_type(at::ScalarType type) {
+  switch (type) {
+    case at::kBool:
+      return Dtype::kBool;
+    case at::kByte:
+      return Dtype::kU8;
+    case at::kChar:
+      return Dtype::kI8;
+    case at::kShort:
+      return Dtype::kI16;
+    case at::kInt:
+      return Dtype::kI32;
+    case at::kLong:
+      return Dtype::kI64;
+    case at::kHalf:
+      return Dtype::kF16;
+    case at::kBFloat16:
+      return Dtype::kBF16;
+    case at::kFloat:
+      return Dtype::kF32;
+    case at::kDouble:
+      return Dtype::kF64;
+    default:
+      fail("dtype", "expected a bool, integer or float tensor, got {}: it cannot be stored",
+           c10::toString(type));
+  }
+}
+
+at::ScalarType parse_compute_dtype(const std::string& name) {
+  if (name == "f32") return at::kFloat;
+  if (name == "bf16") return at::kBFloat16;
+  if (name == "fp16") return at::kHalf;
+  fail("compute_dtype", "expected f32, bf16 or fp16, got \"{}\"", name);
+}
+
+}  // namespace kiln

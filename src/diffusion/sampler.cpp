@@ -1,0 +1,152 @@
+// The samplers by type and by --sampler name: explicit tables.
+#include "diffusion/sampler.h"
+
+#include <fmt/ranges.h>
+
+#include "core/error.h"
+#include "diffusion/diffusion_config.h"
+#include "diffusion/objective.h"
+#include "diffusion/samplers/ddim_sampler.h"
+#include "diffusion/samplers/ddpm_sampler.h"
+#include "diffusion/samplers/dpmpp_sampler.h"
+#include "diffusion/samplers/flow_euler_sampler.h"
+#include "diffusion/samplers/iddpm_sampler.h"
+#include "diffusion/samplers/spacing.h"
+
+namespace kiln {
+namespace {
+
+using nlohmann::json;
+
+struct SamplerType {
+  const char* type;
+  std::unique_ptr<Sampler> (*make)(const json&);
+};
+constexpr SamplerType kTypes[] = {
+    {"iddpm", make_iddpm_sampler},           {"iddpm_ddim", make_iddpm_ddim_sampler},
+    {"ddim", make_ddim_sampler},             {"ddpm", make_ddpm_sampler},
+    {"flow_euler", make_flow_euler_sampler}, {"dpmpp", make_dpmpp_sampler},
+};
+
+// The noise schedule that a model was trained on, in the keys of a diffusers scheduler.
+json scheduler_of(const json& objective) {
+  const DiffusionConfig config("sampler", objective);
+  const int64_t num_train_timesteps = config.positive("num_train_timesteps", 1000);
+  json scheduler = {{"num_train_timesteps", num_train_timesteps},
+                    {"beta_schedule", config.get<std::string>("beta_schedule", "linear")},
+                    {"prediction_type", config.get<std::string>("prediction_type", "epsilon")},
+                    {"clip_sample", false}};
+  const bool iddpm = config.get<std::string>("type", "") == "iddpm";
+  const double scale = iddpm ? 1000.0 / static_cast<double>(num_train_timesteps) : 1.0;
+  scheduler["beta_start"] = config.get("beta_start", scale * 0.0001);
+  scheduler["beta_end"] = config.get("beta_end", scale * 0.02);
+  for (const char* key : {"trained_betas", "rescale_betas_zero_snr"})
+    if (config.has(key)) scheduler[key] = config.at(key);
+  return scheduler;
+}
+
+json iddpm_config(const char* type, int64_t steps, const json& objective) {
+  json config = objective;
+  config["type"] = type;
+  config["steps"] = std::to_string(steps);
+  config["clip_denoised"] = false;
+  return config;
+}
+
+bool is_type(const json& objective, const char* type) { return objective.value("type", "") == type; }
+
+json ddpm_config(int64_t steps, const json& objective) {
+  if (is_type(objective, "iddpm")) return iddpm_config("iddpm", steps, objective);
+  json scheduler = scheduler_of(objective);
+  scheduler["timestep_spacing"] = "linspace";  // from pure noise to t = 0, as IDDPM's respacing
+  return {{"type", "ddpm"}, {"steps", steps}, {"scheduler", scheduler}};
+}
+
+json ddim_config(int64_t steps, const json& objective) {
+  if (is_type(objective, "iddpm")) return iddpm_config("iddpm_ddim", steps, objective);
+  json scheduler = scheduler_of(objective);
+  scheduler["timestep_spacing"] = "linspace";
+  return {{"type", "ddim"}, {"steps", steps}, {"eta", 0.0}, {"consecutive", true}, {"scheduler", scheduler}};
+}
+
+json dpmpp_config(int64_t steps, const json& objective) {
+  json scheduler;
+  if (is_type(objective, "flow")) {
+    scheduler = {{"prediction_type", "flow_prediction"},
+                 {"use_flow_sigmas", true},
+                 {"flow_shift", objective.value("shift", 1.0)},
+                 {"num_train_timesteps", objective.value("num_train_timesteps", 1000)}};
+  } else {
+    scheduler = scheduler_of(objective);
+  }
+  return {{"type", "dpmpp"}, {"steps", steps}, {"scheduler", scheduler}};
+}
+
+json flow_euler_config(int64_t steps, const json& objective) {
+  json scheduler = {{"shift", objective.value("shift", 1.0)},
+                    {"num_train_timesteps", objective.value("num_train_timesteps", 1000)}};
+  // Even steps from 1 to 0; the scheduler's own levels end at the training table's lowest and waste the last step.
+  const std::vector<double> sigmas = linspace(1, 1 / static_cast<double>(steps), steps);
+  return {{"type", "flow_euler"}, {"steps", steps}, {"sigmas", sigmas}, {"scheduler", scheduler}};
+}
+
+struct NamedSampler {
+  const char* name;
+  bool on_schedule, on_flow;  // which models it samples
+  json (*config)(int64_t steps, const json& objective);
+};
+constexpr NamedSampler kNames[] = {
+    {"ddpm", true, false, ddpm_config},
+    {"ddim", true, false, ddim_config},
+    {"dpmpp_2m", true, true, dpmpp_config},
+    {"flow_euler", false, true, flow_euler_config},
+};
+
+}  // namespace
+
+std::unique_ptr<Sampler> make_sampler(const json& config) {
+  const std::string type = DiffusionConfig("sampler", config).get<std::string>("type", "");
+  std::vector<std::string> known;
+  for (const SamplerType& entry : kTypes) {
+    if (type == entry.type) return entry.make(config);
+    known.push_back(entry.type);
+  }
+  fail("sampler", "expected type to be one of {}, got \"{}\"", fmt::join(known, ", "), type);
+}
+
+json sampler_config(const std::string& name, int64_t num_sampling_steps, const json& objective) {
+  make_objective(objective);  // validates what is read below
+  if (num_sampling_steps < 1)
+    fail("sampler", "expected --num-sampling-steps to be at least 1, got {}", num_sampling_steps);
+  const bool flow = is_type(objective, "flow");
+  std::vector<std::string> fitting;
+  for (const NamedSampler& entry : kNames)
+    if (flow ? entry.on_flow : entry.on_schedule) fitting.push_back(entry.name);
+  for (const NamedSampler& entry : kNames) {
+    if (name != entry.name) continue;
+    if (!(flow ? entry.on_flow : entry.on_schedule))
+      fail("sampler", "{} cannot sample a model trained with the {} objective: use {}", name,
+           objective.at("type").get<std::string>(), fmt::join(fitting, " or "));
+    return entry.config(num_sampling_steps, objective);
+  }
+  fail("sampler", "expected --sampler to be one of {}, got \"{}\"", fmt::join(sampler_names(), ", "), name);
+}
+
+std::vector<std::string> sampler_names() {
+  std::vector<std::string> names;
+  for (const NamedSampler& entry : kNames) names.push_back(entry.name);
+  return names;
+}
+
+at::Tensor run_sampler(Sampler& sampler, const at::Tensor& noise, const DenoiseFn& denoise,
+                       const StepNoiseFn& step_noise, const std::function<void(int64_t, const at::Tensor&)>& on_step) {
+  at::Tensor x = sampler.scale_start(noise);
+  const std::vector<double>& timesteps = sampler.timesteps();
+  for (int64_t i = 0; i < static_cast<int64_t>(timesteps.size()); ++i) {
+    x = sampler.step(i, x, denoise(x, timesteps[i]), step_noise);
+    if (on_step) on_step(i, x);
+  }
+  return x;
+}
+
+}  // namespace kiln

@@ -1,0 +1,190 @@
+#include "models/denoisers/dit.h"
+
+#include <ATen/ATen.h>
+#include <fmt/ranges.h>
+
+#include <cmath>
+
+#include "core/error.h"
+#include "models/layers.h"
+#include "nn/embeddings.h"
+#include "ops/ops.h"
+
+namespace kiln {
+namespace {
+
+constexpr double kNormEps = 1e-6;
+constexpr int64_t kFrequencySize = 256;  // width of the sinusoidal timestep embedding
+constexpr double kEmbeddingStd = 0.02;
+
+// The adaLN vectors of one image: num_parts tensors (B, D), views of one projection. (sec. 3.2, "adaLN-Zero")
+std::vector<at::Tensor> adaln_vectors(const Linear& projection, const at::Tensor& conditioning,
+                                      int64_t num_parts, at::ScalarType compute_dtype) {
+  const at::Tensor packed = projection.forward(conditioning, compute_dtype);  // (B, num_parts * D)
+  return packed.view({packed.size(0), num_parts, packed.size(1) / num_parts}).unbind(1);
+}
+
+Linear zero_linear(const ParameterScope& scope, const std::string& name, int64_t in, int64_t out) {
+  return scope.linear(name, in, out, Init::zeros());
+}
+
+// x_t, t, y -> tokens (B, N, D) f32 and SiLU(t_emb + y_emb) (B, D) f32. Every consumer of the conditioning
+// takes its SiLU, so it is applied once, here.
+class DitEmbed : public Segment {
+ public:
+  DitEmbed(const DitConfig& config, const BuildOptions& options)
+      : config_(config), compute_dtype_(options.compute_dtype) {
+    name_ = "embed";
+    const ParameterScope scope(parameters_, options.device);
+    const int64_t width = config.hidden_size, p = config.patch_size;
+    const int64_t patch_elements = config.in_channels * p * p;
+    pos_embed_ = scope.add("pos_embed", {1, config.num_tokens(), width},
+                           Init::constant(nn::sincos_position_table(width, config.grid(), config.grid())),
+                           /*trainable=*/false);
+    patch_weight_ = scope.add("x_embedder.proj.weight", {width, config.in_channels, p, p},
+                              Init::xavier_uniform(patch_elements, width));
+    patch_bias_ = scope.add("x_embedder.proj.bias", {width}, Init::zeros());
+    t_linear_0_ = scope.linear("t_embedder.mlp.0", kFrequencySize, width, Init::normal(kEmbeddingStd));
+    t_linear_2_ = scope.linear("t_embedder.mlp.2", width, width, Init::normal(kEmbeddingStd));
+    if (config.num_classes > 0)
+      label_table_ = scope.add("y_embedder.embedding_table.weight",
+                               {config.num_classes + (config.has_null_class() ? 1 : 0), width},
+                               Init::normal(kEmbeddingStd));
+  }
+
+  State forward(const State&, const DenoiserInput& input) const override {
+    const at::Tensor& x = input.x_t;
+    if (x.dim() != 4 || x.size(1) != config_.in_channels || x.size(2) != config_.input_size ||
+        x.size(3) != config_.input_size)
+      fail("dit", "expected x_t of shape (B, {0}, {1}, {1}), got ({2})", config_.in_channels,
+           config_.input_size, fmt::join(x.sizes(), ", "));
+    const at::Tensor patches =
+        ops::linear(nn::patchify(x, config_.patch_size), patch_weight_->value.flatten(1), patch_bias_->value,
+                    compute_dtype_);
+    const at::Tensor t_hidden =
+        t_linear_0_.forward(nn::timestep_embedding(input.timesteps, kFrequencySize), compute_dtype_);
+    at::Tensor conditioning = t_linear_2_.forward(at::silu(t_hidden), compute_dtype_).to(at::kFloat);
+    if (label_table_) {
+      if (!input.class_labels.defined())
+        fail("dit", "class_labels are missing: the model has {} classes", config_.num_classes);
+      conditioning = conditioning + at::embedding(label_table_->value, input.class_labels);
+    }
+    return {.hidden = patches + pos_embed_->value.to(at::kFloat), .conditioning = at::silu(conditioning)};
+  }
+
+ private:
+  DitConfig config_;
+  at::ScalarType compute_dtype_;
+  std::shared_ptr<Parameter> pos_embed_, patch_weight_, patch_bias_, label_table_;
+  Linear t_linear_0_, t_linear_2_;
+};
+
+class DitBlock : public Segment {
+ public:
+  DitBlock(const DitConfig& config, int64_t index, const BuildOptions& options)
+      : compute_dtype_(options.compute_dtype), num_heads_(config.num_heads) {
+    name_ = "blocks." + std::to_string(index);
+    const ParameterScope scope = ParameterScope(parameters_, options.device).under(name_);
+    const int64_t width = config.hidden_size;
+    qkv_ = scope.xavier_linear("attn.qkv", width, 3 * width);
+    attention_out_ = scope.xavier_linear("attn.proj", width, width);
+    fc1_ = scope.xavier_linear("mlp.fc1", width, config.mlp_size());
+    fc2_ = scope.xavier_linear("mlp.fc2", config.mlp_size(), width);
+    adaln_ = zero_linear(scope, "adaLN_modulation.1", width, 6 * width);
+  }
+
+  State forward(const State& state, const DenoiserInput&) const override {
+    const auto adaln = adaln_vectors(adaln_, state.conditioning, 6, compute_dtype_);
+    const at::Tensor &shift_msa = adaln[0], &scale_msa = adaln[1], &gate_msa = adaln[2];
+    const at::Tensor &shift_mlp = adaln[3], &scale_mlp = adaln[4], &gate_mlp = adaln[5];
+    at::Tensor x = state.hidden;  // (B, N, D), the residual stream
+    x = ops::gated_residual(
+        x, gate_msa, attention(ops::adaln_modulate(x, shift_msa, scale_msa, kNormEps, compute_dtype_)));
+    x = ops::gated_residual(x, gate_mlp,
+                            mlp(ops::adaln_modulate(x, shift_mlp, scale_mlp, kNormEps, compute_dtype_)));
+    return {.hidden = x, .conditioning = state.conditioning};
+  }
+
+ private:
+  at::Tensor attention(const at::Tensor& x) const {
+    const int64_t head_dim = x.size(2) / num_heads_;
+    const at::Tensor qkv =
+        qkv_.forward(x, compute_dtype_).view({x.size(0), x.size(1), 3, num_heads_, head_dim});
+    return attention_out_.forward(ops::packed_attention(qkv, 1 / std::sqrt(static_cast<double>(head_dim))),
+                                  compute_dtype_);
+  }
+
+  at::Tensor mlp(const at::Tensor& x) const {
+    return ops::gelu_tanh_linear(fc1_.forward(x, compute_dtype_), fc2_.weight->value, fc2_.bias->value,
+                                 compute_dtype_);
+  }
+
+  at::ScalarType compute_dtype_;
+  int64_t num_heads_;
+  Linear qkv_, attention_out_, fc1_, fc2_, adaln_;
+};
+
+class DitFinal : public Segment {
+ public:
+  DitFinal(const DitConfig& config, const BuildOptions& options)
+      : compute_dtype_(options.compute_dtype), patch_size_(config.patch_size), grid_(config.grid()) {
+    name_ = "final";
+    const ParameterScope scope = ParameterScope(parameters_, options.device).under("final_layer");
+    const int64_t width = config.hidden_size, p = config.patch_size;
+    linear_ = zero_linear(scope, "linear", width, p * p * config.out_channels());
+    adaln_ = zero_linear(scope, "adaLN_modulation.1", width, 2 * width);
+  }
+
+  // -> (B, out_channels, H, W) f32
+  State forward(const State& state, const DenoiserInput&) const override {
+    const auto adaln = adaln_vectors(adaln_, state.conditioning, 2, compute_dtype_);
+    const at::Tensor x = ops::adaln_modulate(state.hidden, adaln[0], adaln[1], kNormEps, compute_dtype_);
+    const at::Tensor tokens = linear_.forward(x, compute_dtype_).to(at::kFloat);
+    return {.hidden = nn::unpatchify(tokens, patch_size_, grid_, grid_)};
+  }
+
+ private:
+  at::ScalarType compute_dtype_;
+  int64_t patch_size_, grid_;
+  Linear linear_, adaln_;
+};
+
+// Matrix products of one image; norms and activations are not counted.
+double forward_flops(const DitConfig& c) {
+  const double tokens = static_cast<double>(c.num_tokens()), width = static_cast<double>(c.hidden_size);
+  const double patch = static_cast<double>(c.patch_size * c.patch_size),
+               mlp = static_cast<double>(c.mlp_size());
+  const double embed =
+      tokens * static_cast<double>(c.in_channels) * patch * width + kFrequencySize * width + width * width;
+  const double per_token =
+      4 * width * width + 2 * tokens * width + 2 * width * mlp;  // qkv, proj; q k^T, p v; mlp
+  const double block = tokens * per_token + 6 * width * width;
+  const double final = 2 * width * width + tokens * width * patch * static_cast<double>(c.out_channels());
+  return 2 * (embed + static_cast<double>(c.depth) * block + final);
+}
+
+class Dit : public Denoiser {
+ public:
+  Dit(const DitConfig& config, const BuildOptions& options) {
+    segments_.push_back(std::make_unique<DitEmbed>(config, options));
+    for (int64_t i = 0; i < config.depth; ++i)
+      segments_.push_back(std::make_unique<DitBlock>(config, i, options));
+    segments_.push_back(std::make_unique<DitFinal>(config, options));
+    shape_ = {
+        .in_channels = config.in_channels,
+        .out_channels = config.out_channels(),
+        .input_size = config.input_size,
+        .num_classes = config.num_classes,
+        .has_null_class = config.has_null_class(),
+        .guided_channels = std::min<int64_t>(3, config.in_channels),  // forward_with_cfg of the original
+        .forward_flops = forward_flops(config)};
+  }
+};
+
+}  // namespace
+
+std::unique_ptr<Denoiser> build_dit(const DitConfig& config, const BuildOptions& options) {
+  return std::make_unique<Dit>(config, options);
+}
+
+}  // namespace kiln

@@ -1,0 +1,42 @@
+// DiT (Peebles & Xie 2023, "Scalable Diffusion Models with Transformers"), adaLN-Zero, in the published keys.
+// Segments: embed, blocks.0 .. blocks.L-1, final.
+#pragma once
+#include <map>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <string>
+
+#include "models/model.h"
+
+namespace kiln {
+
+struct DitConfig {
+  int64_t input_size = 32;  // latent height and width
+  int64_t patch_size = 2;
+  int64_t in_channels = 4;
+  int64_t hidden_size = 1152;
+  int64_t depth = 28;
+  int64_t num_heads = 16;
+  double mlp_ratio = 4;
+  int64_t num_classes = 1000;       // 0: unconditional, no label table
+  double class_dropout_prob = 0.1;  // > 0: the table has a row for the null class
+  bool learn_sigma = true;          // twice the output channels, the prediction first
+
+  int64_t grid() const { return input_size / patch_size; }
+  int64_t num_tokens() const { return grid() * grid(); }
+  int64_t mlp_size() const { return static_cast<int64_t>(static_cast<double>(hidden_size) * mlp_ratio); }
+  int64_t out_channels() const { return learn_sigma ? 2 * in_channels : in_channels; }
+  bool has_null_class() const { return num_classes > 0 && class_dropout_prob > 0; }
+};
+
+// By name: "dit" (nothing preset) and the published "DiT-{S,B,L,XL}/{2,4,8}".
+const std::map<std::string, nlohmann::json>& dit_presets();
+
+// Throws Error naming an unknown key, a wrong type or values that do not fit together. Keys beginning with
+// "_" are ignored.
+DitConfig parse_dit_config(const nlohmann::json& config);
+nlohmann::json to_json(const DitConfig& config);
+
+std::unique_ptr<Denoiser> build_dit(const DitConfig& config, const BuildOptions& options);
+
+}  // namespace kiln

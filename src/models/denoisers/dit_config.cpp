@@ -1,0 +1,88 @@
+#include <array>
+
+#include "core/error.h"
+#include "models/denoisers/dit.h"
+#include "models/model_config.h"
+
+namespace kiln {
+namespace {
+
+struct Width {
+  const char* name;
+  int64_t depth, hidden_size, num_heads;
+};
+// Peebles & Xie 2023, table 1.
+constexpr std::array kWidths = {Width{"S", 12, 384, 6}, Width{"B", 12, 768, 12}, Width{"L", 24, 1024, 16},
+                                Width{"XL", 28, 1152, 16}};
+constexpr std::array<int64_t, 3> kPatchSizes = {2, 4, 8};
+
+void require(bool valid, const char* key, const std::string& expected, const std::string& got) {
+  if (!valid) fail("dit", "expected {} {}, got {}", key, expected, got);
+}
+
+void validate(const DitConfig& c) {
+  const std::pair<const char*, int64_t> positive[] = {
+      {"input_size", c.input_size},   {"patch_size", c.patch_size}, {"in_channels", c.in_channels},
+      {"hidden_size", c.hidden_size}, {"depth", c.depth},           {"num_heads", c.num_heads}};
+  for (const auto& [key, value] : positive) require(value > 0, key, "> 0", std::to_string(value));
+  require(c.num_classes >= 0, "num_classes", ">= 0 (0 = unconditional)", std::to_string(c.num_classes));
+  require(c.mlp_ratio > 0 && c.mlp_size() > 0, "mlp_ratio", "> 0", fmt::format("{}", c.mlp_ratio));
+  require(c.class_dropout_prob >= 0 && c.class_dropout_prob <= 1, "class_dropout_prob", "in [0, 1]",
+          fmt::format("{}", c.class_dropout_prob));
+  require(c.input_size % c.patch_size == 0, "input_size",
+          fmt::format("divisible by patch_size {}", c.patch_size), std::to_string(c.input_size));
+  require(c.hidden_size % c.num_heads == 0, "hidden_size",
+          fmt::format("divisible by num_heads {}", c.num_heads), std::to_string(c.hidden_size));
+  require(c.hidden_size % 4 == 0, "hidden_size", "divisible by 4 (position table)",
+          std::to_string(c.hidden_size));
+}
+
+}  // namespace
+
+const std::map<std::string, nlohmann::json>& dit_presets() {
+  static const std::map<std::string, nlohmann::json> presets = [] {
+    std::map<std::string, nlohmann::json> table;
+    table["dit"] = nlohmann::json::object();
+    for (const Width& width : kWidths)
+      for (const int64_t patch_size : kPatchSizes)
+        table[fmt::format("DiT-{}/{}", width.name, patch_size)] = {{"patch_size", patch_size},
+                                                                   {"depth", width.depth},
+                                                                   {"hidden_size", width.hidden_size},
+                                                                   {"num_heads", width.num_heads}};
+    return table;
+  }();
+  return presets;
+}
+
+DitConfig parse_dit_config(const nlohmann::json& config) {
+  ConfigReader reader(config, "dit");
+  DitConfig c;
+  c.input_size = reader.integer("input_size", c.input_size);
+  c.patch_size = reader.integer("patch_size", c.patch_size);
+  c.in_channels = reader.integer("in_channels", c.in_channels);
+  c.hidden_size = reader.integer("hidden_size", c.hidden_size);
+  c.depth = reader.integer("depth", c.depth);
+  c.num_heads = reader.integer("num_heads", c.num_heads);
+  c.mlp_ratio = reader.number("mlp_ratio", c.mlp_ratio);
+  c.num_classes = reader.integer("num_classes", c.num_classes);
+  c.class_dropout_prob = reader.number("class_dropout_prob", c.class_dropout_prob);
+  c.learn_sigma = reader.boolean("learn_sigma", c.learn_sigma);
+  reader.refuse_unknown();
+  validate(c);
+  return c;
+}
+
+nlohmann::json to_json(const DitConfig& c) {
+  return {{"input_size", c.input_size},
+          {"patch_size", c.patch_size},
+          {"in_channels", c.in_channels},
+          {"hidden_size", c.hidden_size},
+          {"depth", c.depth},
+          {"num_heads", c.num_heads},
+          {"mlp_ratio", c.mlp_ratio},
+          {"num_classes", c.num_classes},
+          {"learn_sigma", c.learn_sigma},
+          {"class_dropout_prob", c.class_dropout_prob}};
+}
+
+}  // namespace kiln

@@ -1,0 +1,64 @@
+#include "models/registry.h"
+
+#include <fmt/ranges.h>
+
+#include "core/error.h"
+#include "models/denoisers/dit.h"
+
+namespace kiln {
+namespace {
+
+using nlohmann::json;
+
+// A family of models: its named presets, and how a merged config becomes a model.
+struct Family {
+  const std::map<std::string, json>& (*presets)();
+  json (*resolve)(const json& config);  // every key, validated
+  std::unique_ptr<Denoiser> (*build)(const json& config, const BuildOptions& options);
+};
+
+const Family kFamilies[] = {
+    {dit_presets, [](const json& config) { return to_json(parse_dit_config(config)); },
+     [](const json& config, const BuildOptions& options) {
+       return build_dit(parse_dit_config(config), options);
+     }},
+};
+
+struct Resolved {
+  const Family* family;
+  json config;
+};
+
+Resolved resolve(const std::string& name, const json& config) {
+  for (const Family& family : kFamilies) {
+    const auto preset = family.presets().find(name);
+    if (preset == family.presets().end()) continue;
+    if (!config.is_null() && !config.is_object())
+      fail("models", "the config of {} must be a JSON object, got {}", name, config.type_name());
+    json merged = preset->second;
+    if (config.is_object()) merged.update(config);
+    return {&family, family.resolve(merged)};
+  }
+  fail("models", "unknown denoiser \"{}\": known are {}", name, fmt::join(denoiser_names(), ", "));
+}
+
+}  // namespace
+
+std::unique_ptr<Denoiser> build_denoiser(const std::string& name, const json& config,
+                                         const BuildOptions& options) {
+  const Resolved resolved = resolve(name, config);
+  return resolved.family->build(resolved.config, options);
+}
+
+json resolve_denoiser_config(const std::string& name, const json& config) {
+  return resolve(name, config).config;
+}
+
+std::vector<std::string> denoiser_names() {
+  std::vector<std::string> names;
+  for (const Family& family : kFamilies)
+    for (const auto& [name, preset] : family.presets()) names.push_back(name);
+  return names;
+}
+
+}  // namespace kiln

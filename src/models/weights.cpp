@@ -1,0 +1,72 @@
+#include "models/weights.h"
+
+#include <ATen/ATen.h>
+#include <ATen/core/grad_mode.h>
+#include <fmt/ranges.h>
+
+#include <set>
+#include <vector>
+
+#include "core/error.h"
+#include "models/init.h"
+
+namespace kiln {
+namespace {
+
+// Position tables and the like: a file may leave them out, because they can be computed.
+bool is_computed(const Parameter& parameter) {
+  return !parameter.trainable && parameter.init.kind == Init::Kind::kValue;
+}
+
+std::string shape_text(const at::Tensor& tensor) {
+  return fmt::format("({})", fmt::join(tensor.sizes(), ", "));
+}
+
+}  // namespace
+
+void initialize_weights(const Denoiser& denoiser, uint64_t seed) {
+  const at::NoGradGuard no_grad;
+  for (const auto& parameter : denoiser.parameters()) {
+    if (parameter->value.is_meta()) continue;
+    at::Tensor drawn = at::empty(parameter->value.sizes(), at::kFloat);
+    initialize(parameter->init, seed, parameter->key, drawn);
+    parameter->value.copy_(drawn);
+  }
+}
+
+void load_weights(const ParameterList& parameters, const std::map<std::string, at::Tensor>& weights,
+                  const std::string& source) {
+  std::vector<std::string> missing, unknown, wrong;
+  std::set<std::string> known;
+  for (const auto& parameter : parameters) {
+    known.insert(parameter->key);
+    const auto found = weights.find(parameter->key);
+    if (found == weights.end()) {
+      if (!is_computed(*parameter)) missing.push_back(parameter->key);
+    } else if (found->second.sizes() != parameter->value.sizes()) {
+      wrong.push_back(fmt::format("{} is {}, expected {}", parameter->key, shape_text(found->second),
+                                  shape_text(parameter->value)));
+    }
+  }
+  for (const auto& [key, tensor] : weights)
+    if (!known.contains(key)) unknown.push_back(key);
+  std::vector<std::string> problems;
+  if (!missing.empty()) problems.push_back(fmt::format("missing keys: {}", fmt::join(missing, ", ")));
+  if (!unknown.empty()) problems.push_back(fmt::format("unknown keys: {}", fmt::join(unknown, ", ")));
+  if (!wrong.empty()) problems.push_back(fmt::format("wrong shapes: {}", fmt::join(wrong, "; ")));
+  if (!problems.empty()) fail("weights", "{} does not fit the model: {}", source, fmt::join(problems, "; "));
+
+  const at::NoGradGuard no_grad;
+  for (const auto& parameter : parameters) {
+    if (parameter->value.is_meta()) continue;
+    const auto found = weights.find(parameter->key);
+    parameter->value.copy_(found == weights.end() ? parameter->init.value : found->second);
+  }
+}
+
+void load_weights(const Denoiser& denoiser, const std::map<std::string, at::Tensor>& weights,
+                  const std::string& source) {
+  load_weights(denoiser.parameters(), weights, source);
+}
+
+}  // namespace kiln

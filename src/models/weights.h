@@ -1,0 +1,21 @@
+// Filling a model's weights: fresh, or from a file's tensors.
+#pragma once
+#include <ATen/core/Tensor.h>
+
+#include <map>
+#include <string>
+
+#include "models/model.h"
+
+namespace kiln {
+
+// Fresh weights; each depends on (seed, its key) alone.
+void initialize_weights(const Denoiser& denoiser, uint64_t seed);
+// Copies by key, converting the dtype. Missing keys, unknown keys and wrong shapes are all listed in one
+// Error that names `source`. Computed constants (DiT's pos_embed) may be absent and are then computed.
+void load_weights(const ParameterList& parameters, const std::map<std::string, at::Tensor>& weights,
+                  const std::string& source);
+void load_weights(const Denoiser& denoiser, const std::map<std::string, at::Tensor>& weights,
+                  const std::string& source);
+
+}  // namespace kiln

@@ -1,0 +1,126 @@
+#include <ATen/ATen.h>
+#include <ATen/Parallel.h>
+#include <ATen/core/grad_mode.h>
+
+#include <cmath>
+
+#include "core/error.h"
+#include "core/tensors.h"
+#include "ops/cpu/kernels.h"
+#include "ops/kernel_types.h"
+#include "ops/ops.h"
+
+namespace kiln::ops {
+namespace {
+
+constexpr int64_t kGrain = 8192;  // elements worth a thread
+
+void check_flat(const char* name, const at::Tensor& tensor, const at::Tensor& master) {
+  if (tensor.dim() != 1 || tensor.numel() != master.numel() || !tensor.is_contiguous() ||
+      tensor.device() != master.device()) {
+    fail("adamw_ema_step_", "{} must be flat and dense with {} elements on {}, got {} on {}", name,
+         master.numel(), master.device().str(), c10::str(tensor.sizes()), tensor.device().str());
+  }
+}
+
+void check_f32(const char* name, const at::Tensor& tensor, const at::Tensor& master) {
+  check_flat(name, tensor, master);
+  if (tensor.scalar_type() != at::kFloat) {
+    fail("adamw_ema_step_", "{} must be f32, got {}", name, at::toString(tensor.scalar_type()));
+  }
+}
+
+void check_arguments(const at::Tensor& master, const at::Tensor& grad, const at::Tensor& exp_avg,
+                     const at::Tensor& exp_avg_sq, const std::vector<EmaSlice>& emas,
+                     const at::Tensor* compute_weights, const AdamWStep& options) {
+  check_f32("master", master, master);
+  check_f32("exp_avg", exp_avg, master);
+  check_f32("exp_avg_sq", exp_avg_sq, master);
+  check_flat("grad", grad, master);
+  for (const EmaSlice& ema : emas) {
+    check_f32("an EMA", ema.weights, master);
+  }
+  if (!has_kernel(grad)) {
+    fail("adamw_ema_step_", "grad must be f32, bf16 or fp16, got {}", at::toString(grad.scalar_type()));
+  }
+  if (compute_weights != nullptr) {
+    check_flat("compute_weights", *compute_weights, master);
+    if (!has_kernel(*compute_weights) || compute_weights->scalar_type() == at::kFloat) {
+      fail("adamw_ema_step_", "compute_weights must be bf16 or fp16 (the f32 ones are the master), got {}",
+           at::toString(compute_weights->scalar_type()));
+    }
+  }
+  if (options.step < 1) {
+    fail("adamw_ema_step_", "step counts from 1, got {}", options.step);
+  }
+}
+
+cpu::AdamwFactors step_factors(const AdamWStep& o) {
+  return {.grad_scale = static_cast<float>(o.grad_scale),
+          .keep = static_cast<float>(1 - o.lr * o.weight_decay),
+          .step_beta1 = static_cast<float>(1 - o.beta1),
+          .beta2 = static_cast<float>(o.beta2),
+          .step_beta2 = static_cast<float>(1 - o.beta2),
+          .step_size = static_cast<float>(o.lr / (1 - std::pow(o.beta1, o.step))),
+          .inv_sqrt_correction2 = static_cast<float>(1 / std::sqrt(1 - std::pow(o.beta2, o.step))),
+          .eps = static_cast<float>(o.eps)};
+}
+
+}  // namespace
+
+void adamw_ema_step_(at::Tensor& master, const at::Tensor& grad, at::Tensor& exp_avg, at::Tensor& exp_avg_sq,
+                     std::vector<EmaSlice>& emas, at::Tensor* compute_weights, const AdamWStep& options) {
+  check_arguments(master, grad, exp_avg, exp_avg_sq, emas, compute_weights, options);
+  if (master.is_meta()) {
+    return;
+  }
+  if (!master.is_cpu()) {
+    reference::adamw_ema_step_(master, grad, exp_avg, exp_avg_sq, emas, compute_weights, options);
+    return;
+  }
+  std::vector<float*> ema_weights;
+  std::vector<float> ema_steps;
+  for (const EmaSlice& ema : emas) {
+    ema_weights.push_back(ema.weights.mutable_data_ptr<float>());
+    ema_steps.push_back(static_cast<float>(1 - ema.decay));
+  }
+  const cpu::AdamwElements elements = {
+      .master = master.mutable_data_ptr<float>(),
+      .grad = grad.const_data_ptr(),
+      .grad_dtype = from_scalar_type(grad.scalar_type()),
+      .exp_avg = exp_avg.mutable_data_ptr<float>(),
+      .exp_avg_sq = exp_avg_sq.mutable_data_ptr<float>(),
+      .compute_weights = compute_weights == nullptr ? nullptr : compute_weights->mutable_data_ptr(),
+      .compute_dtype =
+          compute_weights == nullptr ? Dtype::kF32 : from_scalar_type(compute_weights->scalar_type()),
+      .emas = ema_weights.data(),
+      .ema_steps = ema_steps.data(),
+      .num_emas = ema_weights.size()};
+  const cpu::AdamwFactors factors = step_factors(options);
+  at::parallel_for(0, master.numel(), kGrain,
+                   [&](int64_t begin, int64_t end) { cpu::adamw(elements, factors, begin, end); });
+}
+
+namespace reference {
+
+void adamw_ema_step_(at::Tensor& master, const at::Tensor& grad, at::Tensor& exp_avg, at::Tensor& exp_avg_sq,
+                     std::vector<EmaSlice>& emas, at::Tensor* compute_weights, const AdamWStep& options) {
+  at::NoGradGuard no_grad;
+  const double correction1 = 1 - std::pow(options.beta1, options.step);
+  const double correction2 = 1 - std::pow(options.beta2, options.step);
+  const at::Tensor g = grad.to(at::kFloat) * options.grad_scale;
+  master.mul_(1 - options.lr * options.weight_decay);
+  exp_avg.lerp_(g, 1 - options.beta1);
+  exp_avg_sq.mul_(options.beta2).addcmul_(g, g, 1 - options.beta2);
+  master.addcdiv_(exp_avg, exp_avg_sq.sqrt() / std::sqrt(correction2) + options.eps,
+                  -options.lr / correction1);
+  for (EmaSlice& ema : emas) {
+    ema.weights.lerp_(master, 1 - ema.decay);
+  }
+  if (compute_weights != nullptr) {
+    compute_weights->copy_(master);
+  }
+}
+
+}  // namespace reference
+}  // namespace kiln::ops

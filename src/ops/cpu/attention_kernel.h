@@ -1,0 +1,44 @@
+// SIMD attention of one head, torch-free. The tokens of a head are rows of `head_dim` elements, `*_stride`
+// elements apart, so that a packed projection is read and its gradient written in place.
+#pragma once
+#include <cstddef>
+#include <cstdint>
+
+namespace kiln::ops::cpu {
+
+enum class AttentionType { kF32, kBF16 };
+
+struct AttentionForward {
+  const void *q, *k, *v;  // (num_tokens, head_dim)
+  int64_t qkv_stride;
+  void* out;  // (num_tokens, head_dim)
+  int64_t out_stride;
+  float* log2_sum;  // (num_tokens): log2 of the sum of exp(scale * q k^T) over the keys
+  int64_t num_tokens, head_dim;
+  float scale;
+};
+
+struct AttentionBackward {
+  const void *q, *k, *v;
+  int64_t qkv_stride;
+  const void *out, *grad_out;
+  int64_t out_stride;
+  const float* log2_sum;
+  void *grad_q, *grad_k, *grad_v;  // laid out like q, k, v
+  int64_t num_tokens, head_dim;
+  float scale;
+};
+
+// Whether this processor and head size are served here; if not, ATen is.
+bool attention_supported(AttentionType type, int64_t head_dim);
+
+// Bytes of 64-byte aligned scratch that one call needs.
+std::size_t attention_forward_scratch(AttentionType type, int64_t num_tokens, int64_t head_dim);
+std::size_t attention_backward_scratch(AttentionType type, int64_t num_tokens, int64_t head_dim);
+
+// Rows [row_begin, row_end) of the output. Rows do not depend on how they are split.
+void attention_forward_head(AttentionType type, const AttentionForward& args, int64_t row_begin,
+                            int64_t row_end, void* scratch);
+void attention_backward_head(AttentionType type, const AttentionBackward& args, void* scratch);
+
+}  // namespace kiln::ops::cpu

@@ -1,0 +1,108 @@
+#include <ATen/ATen.h>
+#include <ATen/Parallel.h>
+#include <torch/csrc/autograd/custom_function.h>
+
+#include "core/error.h"
+#include "core/tensors.h"
+#include "ops/cpu/kernels.h"
+#include "ops/kernel_types.h"
+#include "ops/modulation.h"
+#include "ops/ops.h"
+
+namespace kiln::ops {
+namespace {
+
+using torch::autograd::AutogradContext;
+using torch::autograd::variable_list;
+
+constexpr int64_t kGrainRows = 16;
+
+cpu::GatedResidual kernel_args(const at::Tensor& gate, const at::Tensor& y) {
+  return {.gate = gate.const_data_ptr(),
+          .gate_dtype = from_scalar_type(gate.scalar_type()),
+          .gate_stride = static_cast<size_t>(gate.stride(0)),
+          .y = y.const_data_ptr(),
+          .y_dtype = from_scalar_type(y.scalar_type()),
+          .rows_per_batch = static_cast<size_t>(y.size(1)),
+          .width = static_cast<size_t>(y.size(2))};
+}
+
+void forward_cpu(const at::Tensor& x, const at::Tensor& gate, const at::Tensor& y, const at::Tensor& out) {
+  const cpu::GatedResidual args = kernel_args(gate, y);
+  const void* from = x.const_data_ptr();
+  void* to = out.mutable_data_ptr();
+  const Dtype x_dtype = from_scalar_type(x.scalar_type());
+  at::parallel_for(0, x.size(0) * x.size(1), kGrainRows, [&](int64_t begin, int64_t end) {
+    cpu::gated_residual(args, from, to, x_dtype, begin, end);
+  });
+}
+
+// Fills dy, returns dgate.
+at::Tensor backward_cpu(const at::Tensor& gate, const at::Tensor& y, const at::Tensor& grad,
+                        const at::Tensor& dy) {
+  const cpu::GatedResidual args = kernel_args(gate, y);
+  const int64_t batch = y.size(0), rows = y.size(1), width = y.size(2);
+  const int64_t num_partials = at::divup(rows, kRowsPerPartial);
+  const at::Tensor partials = at::empty({batch, num_partials, width}, y.options().dtype(at::kFloat));
+  float* dgate = partials.mutable_data_ptr<float>();
+  const void* g = grad.const_data_ptr();
+  const Dtype grad_dtype = from_scalar_type(grad.scalar_type());
+  void* to = dy.mutable_data_ptr();
+  at::parallel_for(0, batch * num_partials, 1, [&](int64_t begin, int64_t end) {
+    for (int64_t task = begin; task < end; ++task) {
+      const int64_t first = task % num_partials * kRowsPerPartial;
+      const int64_t row = task / num_partials * rows + first;
+      cpu::gated_residual_grad(args, g, grad_dtype, to, dgate + task * width, row,
+                               row + std::min(kRowsPerPartial, rows - first));
+    }
+  });
+  return sum_partials(partials, gate.scalar_type());
+}
+
+class GatedResidual : public torch::autograd::Function<GatedResidual> {
+ public:
+  static at::Tensor forward(AutogradContext* ctx, const at::Tensor& x_in, const at::Tensor& gate_in,
+                            const at::Tensor& y_in) {
+    const at::Tensor x = x_in.contiguous(), y = y_in.contiguous(), gate = unit_stride_rows(gate_in);
+    const at::Tensor out = at::empty_like(x);
+    ctx->save_for_backward({gate, y});
+    if (x.is_cpu()) {
+      forward_cpu(x, gate, y, out);
+    }
+    return out;
+  }
+
+  // x enters by addition: its gradient is the incoming one, the very tensor.
+  static variable_list backward(AutogradContext* ctx, const variable_list& grads) {
+    const variable_list saved = ctx->get_saved_variables();
+    const at::Tensor &gate = saved[0], &y = saved[1];
+    const at::Tensor grad = grads[0].contiguous();
+    const at::Tensor dy = at::empty_like(y);
+    const at::Tensor dgate =
+        y.is_cpu() ? backward_cpu(gate, y, grad, dy) : at::empty({y.size(0), y.size(2)}, gate.options());
+    return {grads[0], dgate, dy};
+  }
+};
+
+}  // namespace
+
+at::Tensor gated_residual(const at::Tensor& x, const at::Tensor& gate, const at::Tensor& y) {
+  check_modulation("gated_residual", "gate", x, gate);
+  if (y.sizes() != x.sizes()) {
+    fail("gated_residual", "y must have the shape of x {}, got {}", c10::str(x.sizes()), c10::str(y.sizes()));
+  }
+  if (!has_kernel(x) || !has_kernel(gate) || !has_kernel(y) || x.numel() == 0) {
+    return reference::gated_residual(x, gate, y);
+  }
+  return GatedResidual::apply(x, gate, y);
+}
+
+namespace reference {
+
+at::Tensor gated_residual(const at::Tensor& x, const at::Tensor& gate, const at::Tensor& y) {
+  const auto math = x.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
+  return (x.to(math) + gate.to(math).unsqueeze(1) * y.to(math)).to(x.scalar_type());
+}
+
+}  // namespace reference
+}  // namespace kiln::ops

@@ -1,0 +1,60 @@
+#include "ops/gelu.h"
+
+#include <ATen/ATen.h>
+#include <ATen/Parallel.h>
+
+#include "core/tensors.h"
+#include "ops/cpu/kernels.h"
+#include "ops/kernel_types.h"
+
+namespace kiln::ops {
+namespace {
+
+constexpr int64_t kGrain = 16384;  // elements worth a thread
+
+void check_contiguous(const at::Tensor& in, const at::Tensor& out) {
+  TORCH_INTERNAL_ASSERT(in.is_contiguous() && out.is_contiguous() && in.sizes() == out.sizes() &&
+                        in.scalar_type() == out.scalar_type());
+}
+
+}  // namespace
+
+void gelu_tanh_forward(const at::Tensor& in, at::Tensor& out) {
+  check_contiguous(in, out);
+  if (!has_kernel(in)) {
+    at::gelu_out(out, in, "tanh");
+    return;
+  }
+  if (!in.is_cpu()) {
+    return;  // meta
+  }
+  const Dtype dtype = from_scalar_type(in.scalar_type());
+  const size_t size = dtype_size(dtype);
+  const char* from = static_cast<const char*>(in.const_data_ptr());
+  char* to = static_cast<char*>(out.mutable_data_ptr());
+  at::parallel_for(0, in.numel(), kGrain, [&](int64_t begin, int64_t end) {
+    cpu::gelu_tanh(dtype, from + begin * size, to + begin * size, end - begin);
+  });
+}
+
+void gelu_tanh_backward(const at::Tensor& grad, const at::Tensor& in, at::Tensor& grad_in) {
+  check_contiguous(grad, in);
+  check_contiguous(in, grad_in);
+  if (!has_kernel(in)) {
+    at::gelu_backward_out(grad_in, grad, in, "tanh");
+    return;
+  }
+  if (!in.is_cpu()) {
+    return;  // meta
+  }
+  const Dtype dtype = from_scalar_type(in.scalar_type());
+  const size_t size = dtype_size(dtype);
+  const char* g = static_cast<const char*>(grad.const_data_ptr());
+  const char* from = static_cast<const char*>(in.const_data_ptr());
+  char* to = static_cast<char*>(grad_in.mutable_data_ptr());
+  at::parallel_for(0, in.numel(), kGrain, [&](int64_t begin, int64_t end) {
+    cpu::gelu_tanh_grad(dtype, g + begin * size, from + begin * size, to + begin * size, end - begin);
+  });
+}
+
+}  // namespace kiln::ops

@@ -1,0 +1,177 @@
+#include <ATen/ATen.h>
+#include <ATen/Parallel.h>
+#include <ATen/core/grad_mode.h>
+#include <torch/csrc/autograd/autograd.h>
+#include <torch/csrc/autograd/custom_function.h>
+
+#include <cmath>
+
+#include "core/error.h"
+#include "core/tensors.h"
+#include "ops/cpu/kernels.h"
+#include "ops/kernel_types.h"
+#include "ops/ops.h"
+
+namespace kiln::ops {
+namespace {
+
+using torch::autograd::AutogradContext;
+using torch::autograd::variable_list;
+
+constexpr int64_t kPixelsPerPartial = 1024;  // channels-last: fixed, so that the thread count does not matter
+
+struct Affine {
+  int64_t num_groups;
+  at::Tensor weight, bias;  // (C) f32 contiguous
+  double eps;
+  bool silu;
+};
+
+void forward_contiguous(const at::Tensor& x, const Affine& affine, const at::Tensor& out) {
+  const int64_t channels = x.size(1) / affine.num_groups, pixels = x.size(2) * x.size(3);
+  const Dtype dtype = from_scalar_type(x.scalar_type());
+  const size_t group_bytes = channels * pixels * dtype_size(dtype);
+  const float* weight = affine.weight.const_data_ptr<float>();
+  const float* bias = affine.bias.const_data_ptr<float>();
+  const char* from = static_cast<const char*>(x.const_data_ptr());
+  char* to = static_cast<char*>(out.mutable_data_ptr());
+  at::parallel_for(0, x.size(0) * affine.num_groups, 1, [&](int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; ++i) {
+      const int64_t channel = i % affine.num_groups * channels;
+      cpu::group_norm_contiguous(from + i * group_bytes, to + i * group_bytes, dtype, weight + channel,
+                                 bias + channel, affine.eps, affine.silu, channels, pixels);
+    }
+  });
+}
+
+// Combines the moments of a group's channels over all partials of one picture, in fixed order, into the
+// factor and offset of each channel.
+void channel_factors(const double* mean, const double* m2, int64_t num_partials, int64_t pixels,
+                     int64_t num_channels, const Affine& affine, float* factor, float* offset) {
+  const int64_t channels = num_channels / affine.num_groups;
+  const float* weight = affine.weight.const_data_ptr<float>();
+  const float* bias = affine.bias.const_data_ptr<float>();
+  for (int64_t first = 0; first < num_channels; first += channels) {
+    double count = 0, group_mean = 0, group_m2 = 0;
+    for (int64_t p = 0; p < num_partials; ++p) {
+      const double n = std::min(kPixelsPerPartial, pixels - p * kPixelsPerPartial);
+      for (int64_t c = first; c < first + channels; ++c) {
+        const double delta = mean[p * num_channels + c] - group_mean, total = count + n;
+        group_mean += delta * n / total;
+        group_m2 += m2[p * num_channels + c] + delta * delta * count * n / total;
+        count = total;
+      }
+    }
+    const double rstd = 1 / std::sqrt(group_m2 / count + affine.eps);
+    for (int64_t c = first; c < first + channels; ++c) {
+      factor[c] = weight[c] * rstd;
+      offset[c] = bias[c] - weight[c] * rstd * group_mean;
+    }
+  }
+}
+
+void forward_channels_last(const at::Tensor& x, const Affine& affine, const at::Tensor& out) {
+  const int64_t batch = x.size(0), channels = x.size(1), pixels = x.size(2) * x.size(3);
+  const int64_t num_partials = at::divup(pixels, kPixelsPerPartial);
+  const Dtype dtype = from_scalar_type(x.scalar_type());
+  const size_t pixel_bytes = channels * dtype_size(dtype);
+  const char* from = static_cast<const char*>(x.const_data_ptr());
+  char* to = static_cast<char*>(out.mutable_data_ptr());
+  std::vector<double> mean(batch * num_partials * channels), m2(mean.size());
+  std::vector<float> factor(batch * channels), offset(factor.size());
+  // body(picture, first pixel, number of pixels, index of the partial)
+  const auto for_each_partial = [&](auto&& body) {
+    at::parallel_for(0, batch * num_partials, 1, [&](int64_t begin, int64_t end) {
+      for (int64_t i = begin; i < end; ++i) {
+        const int64_t first = i % num_partials * kPixelsPerPartial;
+        body(i / num_partials, first, std::min(kPixelsPerPartial, pixels - first), i);
+      }
+    });
+  };
+  for_each_partial([&](int64_t b, int64_t first, int64_t count, int64_t i) {
+    cpu::channel_moments(from + (b * pixels + first) * pixel_bytes, dtype, mean.data() + i * channels,
+                         m2.data() + i * channels, channels, count);
+  });
+  for (int64_t b = 0; b < batch; ++b) {
+    channel_factors(mean.data() + b * num_partials * channels, m2.data() + b * num_partials * channels,
+                    num_partials, pixels, channels, affine, factor.data() + b * channels,
+                    offset.data() + b * channels);
+  }
+  for_each_partial([&](int64_t b, int64_t first, int64_t count, int64_t) {
+    const size_t at = (b * pixels + first) * pixel_bytes;
+    cpu::channel_affine(from + at, to + at, dtype, factor.data() + b * channels, offset.data() + b * channels,
+                        affine.silu, channels, count);
+  });
+}
+
+// Forward by kernel; backward recomputes the composed reference, which nothing in training needs to be fast.
+class GroupNormSilu : public torch::autograd::Function<GroupNormSilu> {
+ public:
+  static at::Tensor forward(AutogradContext* ctx, const at::Tensor& x_in, int64_t num_groups,
+                            const at::Tensor& weight, const at::Tensor& bias, double eps, bool silu) {
+    const at::Tensor x = x_in.contiguous(x_in.suggest_memory_format());
+    const at::Tensor out = at::empty_like(x);
+    ctx->save_for_backward({x, weight, bias});
+    ctx->saved_data["num_groups"] = num_groups;
+    ctx->saved_data["eps"] = eps;
+    ctx->saved_data["silu"] = silu;
+    if (x.is_cpu()) {
+      const Affine affine = {num_groups, weight.to(at::kFloat).contiguous(), bias.to(at::kFloat).contiguous(),
+                             eps, silu};
+      x.is_contiguous() ? forward_contiguous(x, affine, out) : forward_channels_last(x, affine, out);
+    }
+    return out;
+  }
+
+  static variable_list backward(AutogradContext* ctx, const variable_list& grads) {
+    variable_list inputs;
+    for (const at::Tensor& saved : ctx->get_saved_variables()) {
+      inputs.push_back(saved.detach().requires_grad_());
+    }
+    at::AutoGradMode enable_grad(true);
+    const at::Tensor out =
+        reference::group_norm_silu(inputs[0], ctx->saved_data["num_groups"].toInt(), inputs[1], inputs[2],
+                                   ctx->saved_data["eps"].toDouble(), ctx->saved_data["silu"].toBool());
+    const variable_list d = torch::autograd::grad({out}, inputs, {grads[0]});
+    return {d[0], at::Tensor(), d[1], d[2], at::Tensor(), at::Tensor()};
+  }
+};
+
+}  // namespace
+
+at::Tensor group_norm_silu(const at::Tensor& x, int64_t num_groups, const at::Tensor& weight,
+                           const at::Tensor& bias, double eps, bool silu) {
+  if (x.dim() != 4) {
+    fail("group_norm_silu", "x must have 4 dimensions (B, C, H, W) but has {}", x.dim());
+  }
+  const int64_t channels = x.size(1);
+  if (num_groups < 1 || channels % num_groups != 0) {
+    fail("group_norm_silu", "the number of groups must divide the {} channels, got {}", channels, num_groups);
+  }
+  if (weight.numel() != channels || bias.numel() != channels) {
+    fail("group_norm_silu", "weight and bias must have {} elements, got {} and {}", channels, weight.numel(),
+         bias.numel());
+  }
+  if (!has_kernel(x) || x.is_cuda() || x.numel() == 0) {
+    return reference::group_norm_silu(x, num_groups, weight, bias, eps, silu);
+  }
+  return GroupNormSilu::apply(x, num_groups, weight, bias, eps, silu);
+}
+
+namespace reference {
+
+at::Tensor group_norm_silu(const at::Tensor& x, int64_t num_groups, const at::Tensor& weight,
+                           const at::Tensor& bias, double eps, bool silu) {
+  const auto math = x.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
+  const int64_t batch = x.size(0), channels = x.size(1);
+  const at::Tensor groups = x.to(math).reshape({batch, num_groups, -1});
+  const at::Tensor centred = groups - groups.mean(-1, /*keepdim=*/true);
+  const at::Tensor rstd = (centred.square().mean(-1, /*keepdim=*/true) + eps).rsqrt();
+  const at::Tensor normalised = (centred * rstd).view(x.sizes());
+  const at::Tensor y =
+      normalised * weight.to(math).view({1, channels, 1, 1}) + bias.to(math).view({1, channels, 1, 1});
+  return (silu ? y * y.sigmoid() : y).to(x.scalar_type()).contiguous(x.suggest_memory_format());
+}
+
+}  // namespace reference
+}  // namespace kiln::ops

@@ -1,0 +1,11 @@
+// Which tensors the hand-written kernels take.
+#pragma once
+#include <ATen/core/Tensor.h>
+
+namespace kiln::ops {
+
+// f32, bf16 or fp16, on the CPU, on meta (where a kernel's wrapper allocates as it would elsewhere and
+// computes nothing), or on CUDA where the kernels are compiled in. Anything else goes the composed way.
+bool has_kernel(const at::Tensor& tensor);
+
+}  // namespace kiln::ops

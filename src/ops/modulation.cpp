@@ -1,0 +1,42 @@
+#include "ops/modulation.h"
+
+#include <ATen/ATen.h>
+#include <ATen/Parallel.h>
+
+#include "core/error.h"
+#include "core/tensors.h"
+#include "ops/cpu/kernels.h"
+
+namespace kiln::ops {
+
+void check_modulation(const char* who, const char* name, const at::Tensor& x, const at::Tensor& rows) {
+  if (x.dim() != 3) {
+    fail(who, "x must have 3 dimensions (B, N, D) but has {}", x.dim());
+  }
+  if (rows.dim() != 2 || rows.size(0) != x.size(0) || rows.size(1) != x.size(2)) {
+    fail(who, "{} must have shape [{}, {}] for x {}, got {}", name, x.size(0), x.size(2), c10::str(x.sizes()),
+         c10::str(rows.sizes()));
+  }
+}
+
+at::Tensor unit_stride_rows(const at::Tensor& rows) {
+  return rows.size(1) == 1 || rows.stride(1) == 1 ? rows : rows.contiguous();
+}
+
+at::Tensor sum_partials(const at::Tensor& partials, at::ScalarType dtype) {
+  const int64_t batch = partials.size(0), count = partials.size(1), width = partials.size(2);
+  at::Tensor sums = at::empty({batch, width}, partials.options().dtype(dtype));
+  const Dtype out_dtype = from_scalar_type(dtype);
+  const size_t row_bytes = width * dtype_size(out_dtype);
+  const float* from = partials.const_data_ptr<float>();
+  char* to = static_cast<char*>(sums.mutable_data_ptr());
+  at::parallel_for(0, batch, 8, [&](int64_t begin, int64_t end) {
+    for (int64_t b = begin; b < end; ++b) {
+      cpu::sum_partials(from + b * partials.stride(0), count, partials.stride(1), to + b * row_bytes,
+                        out_dtype, width);
+    }
+  });
+  return sums;
+}
+
+}  // namespace kiln::ops

@@ -1,0 +1,19 @@
+// What adaln_modulate and gated_residual share: (B, D) modulation rows against (B, N, D) tokens.
+#pragma once
+#include <ATen/core/Tensor.h>
+
+namespace kiln::ops {
+
+// Rows per partial sum of a reduction over N: fixed, so that results do not depend on the thread count.
+inline constexpr int64_t kRowsPerPartial = 32;
+
+// Throws unless x is (B, N, D), and `rows` (B, D).
+void check_modulation(const char* who, const char* name, const at::Tensor& x, const at::Tensor& rows);
+
+// `rows` itself when its last dimension has unit stride (a chunk of (B, 6D) has), else a copy.
+at::Tensor unit_stride_rows(const at::Tensor& rows);
+
+// partials (B, C, D) f32, last two dimensions dense -> sums over C in order, (B, D) in `dtype`. CPU.
+at::Tensor sum_partials(const at::Tensor& partials, at::ScalarType dtype);
+
+}  // namespace kiln::ops

@@ -1,0 +1,54 @@
+#include <ATen/ATen.h>
+#include <ATen/Parallel.h>
+
+#include <vector>
+
+#include "core/tensors.h"
+#include "ops/cpu/kernels.h"
+#include "ops/kernel_types.h"
+#include "ops/ops.h"
+
+namespace kiln::ops {
+namespace {
+
+constexpr int64_t kBlock =
+    1 << 15;  // elements per partial sum: fixed, so that the thread count does not matter
+
+// Pairwise, by position.
+double tree_sum(std::vector<double>& values) {
+  for (size_t stride = 1; stride < values.size(); stride *= 2) {
+    for (size_t i = 0; i + stride < values.size(); i += 2 * stride) {
+      values[i] += values[i + stride];
+    }
+  }
+  return values.empty() ? 0 : values[0];
+}
+
+double sum_cpu(const at::Tensor& flat) {
+  const Dtype dtype = from_scalar_type(flat.scalar_type());
+  const size_t block_bytes = kBlock * dtype_size(dtype);
+  const char* from = static_cast<const char*>(flat.const_data_ptr());
+  std::vector<double> blocks(at::divup(flat.numel(), kBlock));
+  at::parallel_for(0, blocks.size(), 1, [&](int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; ++i) {
+      blocks[i] =
+          cpu::sum_of_squares(dtype, from + i * block_bytes, std::min(kBlock, flat.numel() - i * kBlock));
+    }
+  });
+  return tree_sum(blocks);
+}
+
+}  // namespace
+
+at::Tensor sum_of_squares(const at::Tensor& flat_in) {
+  const at::Tensor flat = flat_in.detach().contiguous();
+  if (flat.is_cpu() && has_kernel(flat)) {
+    return at::scalar_tensor(sum_cpu(flat), flat.options().dtype(at::kDouble));
+  }
+  if (flat.is_meta()) {
+    return at::empty({}, flat.options().dtype(at::kDouble));
+  }
+  return flat.to(at::kDouble).square().sum();
+}
+
+}  // namespace kiln::ops

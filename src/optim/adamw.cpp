@@ -1,0 +1,37 @@
+#include "optim/adamw.h"
+
+#include "core/error.h"
+
+namespace kiln {
+
+AdamWOptions parse_adamw(const nlohmann::json& config) {
+  AdamWOptions options;
+  if (config.contains("betas")) {
+    const auto betas = config.at("betas").get<std::vector<double>>();
+    if (betas.size() != 2) fail("adamw", "betas expects 2 numbers, got {}", betas.size());
+    options.beta1 = betas[0];
+    options.beta2 = betas[1];
+  }
+  options.eps = config.value("eps", options.eps);
+  options.weight_decay = config.value("weight_decay", options.weight_decay);
+  for (double beta : {options.beta1, options.beta2})
+    if (!(beta >= 0 && beta < 1)) fail("adamw", "betas must be in [0, 1), got {}", beta);
+  if (!(options.eps >= 0)) fail("adamw", "eps must not be negative, got {}", options.eps);
+  if (!(options.weight_decay >= 0))
+    fail("adamw", "weight_decay must not be negative, got {}", options.weight_decay);
+  return options;
+}
+
+void AdamW::step(OptimizerSlice& slice, const OptimizerStep& step) const {
+  ops::adamw_ema_step_(slice.master, slice.grads, slice.moments.at(0), slice.moments.at(1), slice.emas,
+                       slice.compute_weights,
+                       {.lr = step.lr,
+                        .beta1 = options_.beta1,
+                        .beta2 = options_.beta2,
+                        .eps = options_.eps,
+                        .weight_decay = options_.weight_decay,
+                        .step = step.update,
+                        .grad_scale = step.grad_scale});
+}
+
+}  // namespace kiln

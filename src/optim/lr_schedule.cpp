@@ -1,0 +1,56 @@
+#include "optim/lr_schedule.h"
+
+#include <fmt/ranges.h>
+#include <algorithm>
+#include <cmath>
+#include <numbers>
+
+#include "core/error.h"
+
+namespace kiln {
+
+namespace {
+
+struct Entry {
+  const char* name;
+  double (*factor)(double progress);  // in [0, 1]: 1 is lr, 0 is lr * min_lr_ratio
+};
+
+constexpr Entry kEntries[] = {
+    {"constant", [](double) { return 1.0; }},
+    {"cosine", [](double progress) { return 0.5 * (1 + std::cos(std::numbers::pi * progress)); }},
+};
+
+}  // namespace
+
+std::vector<std::string> lr_schedule_names() {
+  std::vector<std::string> names;
+  for (const Entry& entry : kEntries) names.push_back(entry.name);
+  return names;
+}
+
+double lr_at(const LrSchedule& schedule, int64_t step, double progress) {
+  const double warmup = schedule.warmup_steps > 0
+                            ? std::min(1.0, (step + 1.0) / static_cast<double>(schedule.warmup_steps))
+                            : 1.0;
+  for (const Entry& entry : kEntries) {
+    if (schedule.name != entry.name) continue;
+    const double factor = entry.factor(std::clamp(progress, 0.0, 1.0));
+    return schedule.lr * warmup * (schedule.min_lr_ratio + (1 - schedule.min_lr_ratio) * factor);
+  }
+  fail("lr_schedule", "expected one of {}, got '{}'", fmt::join(lr_schedule_names(), ", "), schedule.name);
+}
+
+void validate(const LrSchedule& schedule) {
+  const auto names = lr_schedule_names();
+  if (std::ranges::find(names, schedule.name) == names.end())
+    fail("train", "--lr-schedule expects one of {}, got '{}'", fmt::join(names, ", "), schedule.name);
+  if (!(schedule.lr > 0) || !std::isfinite(schedule.lr))
+    fail("train", "--lr must be a positive number, got {}", schedule.lr);
+  if (schedule.warmup_steps < 0)
+    fail("train", "--lr-warmup-steps must not be negative, got {}", schedule.warmup_steps);
+  if (!(schedule.min_lr_ratio >= 0 && schedule.min_lr_ratio <= 1))
+    fail("train", "--min-lr-ratio must be in [0, 1], got {}", schedule.min_lr_ratio);
+}
+
+}  // namespace kiln

@@ -1,0 +1,49 @@
+#include <fmt/ranges.h>
+#include <algorithm>
+
+#include "core/error.h"
+#include "optim/adamw.h"
+#include "optim/optimizer.h"
+
+namespace kiln {
+
+namespace {
+
+struct Entry {
+  const char* name;
+  std::vector<std::string> keys;  // that the config may hold beside "type"
+  std::unique_ptr<Optimizer> (*make)(const nlohmann::json&);
+};
+
+const std::vector<Entry>& entries() {
+  static const std::vector<Entry> kEntries = {
+      {"adamw",
+       {"betas", "eps", "weight_decay"},
+       [](const nlohmann::json& config) -> std::unique_ptr<Optimizer> {
+         return std::make_unique<AdamW>(parse_adamw(config));
+       }},
+  };
+  return kEntries;
+}
+
+}  // namespace
+
+std::vector<std::string> optimizer_names() {
+  std::vector<std::string> names;
+  for (const Entry& entry : entries()) names.push_back(entry.name);
+  return names;
+}
+
+std::unique_ptr<Optimizer> make_optimizer(const nlohmann::json& config) {
+  const std::string type = config.value("type", "");
+  for (const Entry& entry : entries()) {
+    if (type != entry.name) continue;
+    for (const auto& [key, value] : config.items())
+      if (key != "type" && std::ranges::find(entry.keys, key) == entry.keys.end())
+        fail("optimizer", "{} knows {}, got '{}'", type, fmt::join(entry.keys, ", "), key);
+    return entry.make(config);
+  }
+  fail("optimizer", "type expects one of {}, got '{}'", fmt::join(optimizer_names(), ", "), type);
+}
+
+}  // namespace kiln

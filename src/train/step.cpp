@@ -1,0 +1,220 @@
+// One training step. Forward: each segment runs on detached inputs, so that its graph is its own. Backward:
+// in reverse, autograd runs inside one segment at a time, and what leaves it goes into the unit's flat
+// gradients. Every gradient is bitwise that of one autograd pass over the whole model. Every memory choice is
+// a line in one of the two loops.
+#include "train/step.h"
+
+#include <ATen/ATen.h>
+#include <torch/csrc/autograd/autograd.h>
+
+#include <cmath>
+
+#include "core/error.h"
+#include "optim/ema.h"
+#include "optim/grad_norm.h"
+
+namespace kiln {
+
+namespace {
+
+// The same tensors, cut from whatever graph they come from; leaves that collect a gradient when `with_grad`.
+State detached(State state, bool with_grad) {
+  state.visit([&](at::Tensor& tensor) { tensor = tensor.detach().set_requires_grad(with_grad); });
+  return state;
+}
+
+std::vector<at::Tensor> tensors_of(State& state) {
+  std::vector<at::Tensor> tensors;
+  state.visit([&](at::Tensor& tensor) { tensors.push_back(tensor); });
+  return tensors;
+}
+
+std::vector<double> to_vector(const at::Tensor& values) {
+  return {values.data_ptr<double>(), values.data_ptr<double>() + values.numel()};
+}
+
+}  // namespace
+
+// Losses per sample of every micro-batch, left on the device until the one read at the end of the step.
+struct TrainStep::Terms {
+  std::vector<at::Tensor> loss, mse, vb;
+
+  void add(const LossTerms& terms) {
+    loss.push_back(terms.loss.detach());
+    if (terms.mse.defined()) mse.push_back(terms.mse.detach());
+    if (terms.vb.defined()) vb.push_back(terms.vb.detach());
+  }
+};
+
+TrainStep::TrainStep(const Denoiser& denoiser, const Objective& objective, const Optimizer& optimizer,
+                     TrainingState& state, const StepOptions& options)
+    : denoiser_(denoiser), objective_(objective), optimizer_(optimizer), state_(state), options_(options) {
+  const size_t num_segments = denoiser.segments().size();
+  if (options_.memory.empty()) options_.memory.resize(num_segments);
+  if (options_.memory.size() != num_segments)
+    fail("step", "expected a memory choice for each of {} segments, got {}", num_segments,
+         options_.memory.size());
+}
+
+StepResult TrainStep::run(const StepBatch& batch, double lr) {
+  const int64_t global_batch = batch.size();
+  const int64_t micro_batch = options_.micro_batch > 0 ? options_.micro_batch : global_batch;
+  StepResult result{.loss_scale = state_.loss_scaler.scale()};
+
+  Terms terms;
+  for (int64_t first = 0; first < global_batch; first += micro_batch) {
+    const StepBatch micro = micro_slice(batch, first, std::min(micro_batch, global_batch - first));
+    accumulate_gradients(micro, global_batch, /*first=*/first == 0, terms);
+  }
+
+  // The one host synchronisation of the step: losses and gradient norm in a single copy.
+  std::vector<at::Tensor> on_device = terms.loss;
+  on_device.insert(on_device.end(), terms.mse.begin(), terms.mse.end());
+  on_device.insert(on_device.end(), terms.vb.begin(), terms.vb.end());
+  for (at::Tensor& values : on_device) values = values.to(at::kDouble);
+  on_device.push_back(gradient_sum_of_squares().reshape({1}));
+  const at::Tensor measured = at::cat(on_device);
+  if (measured.is_meta()) {  // a dry run (plan) has no numbers: it applies every step
+    update(lr, 1);
+    return result;
+  }
+  const at::Tensor host = measured.cpu();
+  int64_t offset = 0;
+  for (auto [list, values] :
+       {std::pair{&terms.loss, &result.losses}, {&terms.mse, &result.mse}, {&terms.vb, &result.vb}}) {
+    if (list->empty()) continue;
+    *values = to_vector(host.narrow(0, offset, global_batch));
+    offset += global_batch;
+  }
+  for (double loss : result.losses) result.loss += loss / static_cast<double>(global_batch);
+  result.grad_norm = std::sqrt(host[offset].item<double>()) / result.loss_scale;
+
+  result.applied = std::isfinite(result.loss) && std::isfinite(result.grad_norm);
+  state_.loss_scaler.update(result.applied);
+  if (result.applied)  // a skipped step moves nothing, EMA included
+    update(lr, clip_coefficient(result.grad_norm, options_.max_grad_norm) / result.loss_scale);
+  return result;
+}
+
+StepBatch TrainStep::micro_slice(const StepBatch& batch, int64_t first, int64_t size) const {
+  const auto slice = [&](const at::Tensor& tensor) {
+    return tensor.defined() ? tensor.narrow(0, first, size).to(options_.device, /*non_blocking=*/true)
+                            : tensor;
+  };
+  return {.x_0 = slice(batch.x_0),
+          .noise = slice(batch.noise),
+          .timesteps = slice(batch.timesteps),
+          .class_labels = slice(batch.class_labels),
+          .text_embeds = slice(batch.text_embeds),
+          .text_mask = slice(batch.text_mask)};
+}
+
+// Forward and backward of one micro-batch. The loss is the mean over the global batch, so micro-batches of
+// any size add up to it.
+void TrainStep::accumulate_gradients(const StepBatch& micro, int64_t global_batch, bool first, Terms& terms) {
+  const auto& segments = denoiser_.segments();
+  const NoisedBatch noised = objective_.add_noise(micro.x_0, micro.noise, micro.timesteps);
+  const DenoiserInput input{.x_t = noised.x_t,
+                            .timesteps = noised.model_t,
+                            .class_labels = micro.class_labels,
+                            .text_embeds = micro.text_embeds,
+                            .text_mask = micro.text_mask};
+
+  std::vector<State> inputs(segments.size()), outputs(segments.size());
+  State state;
+  for (size_t i = 0; i < segments.size(); ++i) {
+    const bool keep = options_.memory[i].activations == Activations::kKeep;
+    at::AutoGradMode with_graph(keep);
+    inputs[i] = detached(std::move(state), keep);
+    state = segments[i]->forward(inputs[i], input);
+    if (keep) outputs[i] = state;
+  }
+
+  std::vector<at::Tensor> grads;  // of the present segment's outputs
+  {
+    at::AutoGradMode with_graph(true);
+    at::Tensor prediction = state.hidden.detach().set_requires_grad(true);
+    state = {};
+    const LossTerms loss = objective_.loss(prediction, micro.x_0, micro.noise, noised);
+    terms.add(loss);
+    const double scale = state_.loss_scaler.scale() / static_cast<double>(global_batch);
+    grads = torch::autograd::grad({loss.loss.sum() * scale}, {prediction});
+  }
+  for (size_t i = segments.size(); i-- > 0;) backward_segment(i, inputs[i], outputs[i], input, grads, first);
+}
+
+// Turns the gradients of segment `index`'s outputs into those of its inputs, adds its weights' gradients to
+// the flat buffer and frees its activations.
+void TrainStep::backward_segment(size_t index, State& input, State& output,
+                                 const DenoiserInput& denoiser_input, std::vector<at::Tensor>& grads,
+                                 bool first) {
+  if (options_.memory[index].activations == Activations::kRecompute) {
+    at::AutoGradMode with_graph(true);
+    input = detached(std::move(input), true);
+    output = denoiser_.segments()[index]->forward(input, denoiser_input);
+  }
+  TrainingState::SegmentWeights& weights = state_.segments[index];
+  std::vector<at::Tensor> outputs, output_grads, inputs;
+  const std::vector<at::Tensor> candidates = tensors_of(output);
+  for (size_t i = 0; i < grads.size(); ++i) {
+    if (!grads[i].defined() || !candidates[i].requires_grad()) continue;
+    outputs.push_back(candidates[i]);
+    output_grads.push_back(std::move(grads[i]));
+  }
+  for (const auto& parameter : weights.parameters) inputs.push_back(parameter->value);
+  const size_t num_weights = inputs.size();
+  for (at::Tensor& tensor : tensors_of(input)) inputs.push_back(tensor);
+
+  const auto input_grads = torch::autograd::grad(outputs, inputs, output_grads, /*retain_graph=*/false,
+                                                 /*create_graph=*/false, /*allow_unused=*/true);
+  input = output = {};
+  at::NoGradGuard no_grad;
+  for (size_t i = 0; i < num_weights; ++i) {
+    at::Tensor& flat = weights.grad_views[i];
+    if (!input_grads[i].defined()) {
+      if (first) flat.zero_();
+    } else if (first) {
+      flat.copy_(input_grads[i]);
+    } else {
+      flat.add_(input_grads[i]);
+    }
+  }
+  grads.assign(input_grads.begin() + static_cast<int64_t>(num_weights), input_grads.end());
+}
+
+at::Tensor TrainStep::gradient_sum_of_squares() const {
+  std::vector<at::Tensor> flat;
+  for (const auto& weights : state_.segments)
+    if (weights.unit.layout().size > 0) flat.push_back(weights.unit.grads);
+  return global_sum_of_squares(flat);
+}
+
+void TrainStep::update(double lr, double grad_scale) {
+  at::NoGradGuard no_grad;
+  const OptimizerStep step{.lr = lr, .update = ++state_.updates, .grad_scale = grad_scale};
+  for (auto& weights : state_.segments) {
+    FlatUnit& unit = weights.unit;
+    if (unit.layout().size == 0) continue;
+    OptimizerSlice slice{.master = unit.master, .grads = unit.grads, .moments = unit.moments};
+    for (size_t i = 0; i < unit.emas.size(); ++i)
+      slice.emas.push_back(
+          {unit.emas[i], ema_decay_at(options_.ema_schedule, state_.ema_decays[i], step.update)});
+    if (!unit.compute_weights.is_same(unit.master)) slice.compute_weights = &unit.compute_weights;
+    optimizer_.step(slice, step);
+  }
+}
+
+StepBatch as_tensors(const Batch& batch, const Objective& objective) {
+  const auto view = [](const auto& values, at::IntArrayRef shape, at::ScalarType type) {
+    using Element = std::remove_cvref_t<decltype(values[0])>;
+    return at::from_blob(const_cast<Element*>(values.data()), shape, at::TensorOptions().dtype(type));
+  };
+  const std::vector<int64_t> shape{batch.size, batch.channels, batch.height, batch.width};
+  StepBatch tensors{.x_0 = view(batch.x_0, shape, at::kFloat),
+                    .noise = view(batch.noise, shape, at::kFloat),
+                    .timesteps = objective.timesteps(view(batch.time_uniform, {batch.size}, at::kDouble))};
+  if (!batch.class_labels.empty()) tensors.class_labels = view(batch.class_labels, {batch.size}, at::kLong);
+  return tensors;
+}
+
+}  // namespace kiln

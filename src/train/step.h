@@ -1,0 +1,78 @@
+// One training step: the walk over the model's segments, then the update. A pure function of (state, batch,
+// lr).
+#pragma once
+#include <ATen/core/Tensor.h>
+
+#include <string>
+#include <vector>
+
+#include "data/batch.h"
+#include "diffusion/objective.h"
+#include "models/model.h"
+#include "optim/optimizer.h"
+#include "train/training_state.h"
+
+namespace kiln {
+
+// What happens to a segment's activations between its forward and its backward.
+enum class Activations {
+  kKeep,       // autograd saves them
+  kRecompute,  // only the segment's input is kept; backward runs the forward again, to the same bits
+};
+struct MemoryChoice {
+  Activations activations = Activations::kKeep;
+};
+
+struct StepOptions {
+  at::Device device = at::kCPU;
+  int64_t micro_batch = 0;   // images per walk; 0 = the whole batch. The last one may be smaller
+  double max_grad_norm = 0;  // 0 = no clipping
+  std::string ema_schedule = "constant";
+  std::vector<MemoryChoice> memory;  // one per segment; empty = keep all
+};
+
+// A global batch as tensors on the CPU, timesteps already mapped by the objective.
+struct StepBatch {
+  at::Tensor x_0, noise;                  // (B, C, H, W) f32
+  at::Tensor timesteps;                   // (B) what Objective::timesteps gives
+  at::Tensor class_labels{};              // (B) i64, undefined if unconditional
+  at::Tensor text_embeds{}, text_mask{};  // (B, L, D), (B, L); undefined without captions
+
+  int64_t size() const { return x_0.size(0); }
+};
+// Views on the loader's arrays: `batch` must outlive the result.
+StepBatch as_tensors(const Batch& batch, const Objective& objective);
+
+struct StepResult {
+  double loss = 0;                            // mean over the global batch
+  double grad_norm = 0;                       // of the mean gradient, before clipping
+  bool applied = false;                       // false: loss or gradient was not finite, nothing moved
+  double loss_scale = 1;                      // that this step used
+  std::vector<double> losses{}, mse{}, vb{};  // (B) each; mse and vb empty where the objective has none
+};
+
+class TrainStep {
+ public:
+  // REQUIRES: all arguments outlive this; `state` was built from `denoiser` and `optimizer`.
+  TrainStep(const Denoiser& denoiser, const Objective& objective, const Optimizer& optimizer,
+            TrainingState& state, const StepOptions& options);
+
+  StepResult run(const StepBatch& batch, double lr);
+
+ private:
+  struct Terms;
+  StepBatch micro_slice(const StepBatch& batch, int64_t first, int64_t size) const;
+  void accumulate_gradients(const StepBatch& micro, int64_t global_batch, bool first, Terms& terms);
+  void backward_segment(size_t index, State& input, State& output, const DenoiserInput& denoiser_input,
+                        std::vector<at::Tensor>& grads, bool first);
+  at::Tensor gradient_sum_of_squares() const;
+  void update(double lr, double grad_scale);
+
+  const Denoiser& denoiser_;
+  const Objective& objective_;
+  const Optimizer& optimizer_;
+  TrainingState& state_;
+  StepOptions options_;
+};
+
+}  // namespace kiln

@@ -1,0 +1,178 @@
+#include "train/train_config.h"
+
+#include <fmt/ranges.h>
+#include <algorithm>
+#include <charconv>
+#include <cmath>
+
+#include "core/error.h"
+#include "core/tensors.h"
+#include "diffusion/objective.h"
+#include "optim/ema.h"
+#include "optim/lr_schedule.h"
+#include "optim/optimizer.h"
+
+namespace kiln {
+
+namespace {
+
+void require(bool holds, std::string_view option, std::string_view expected, const auto& value) {
+  if (!holds) fail("train", "--{} expects {}, got {}", option, expected, value);
+}
+
+void require_one_of(std::string_view option, const std::vector<std::string>& names,
+                    const std::string& value) {
+  if (std::ranges::find(names, value) == names.end())
+    fail("train", "--{} expects one of {}, got '{}'", option, fmt::join(names, ", "), value);
+}
+
+std::string toml_value(const nlohmann::json& value) {
+  if (!value.is_array()) return value.dump();
+  std::string list = "[";
+  for (size_t i = 0; i < value.size(); ++i) list += (i ? ", " : "") + value[i].dump();
+  return list + "]";
+}
+
+std::optional<int64_t> parse_index(std::string_view text) {
+  int64_t index = 0;
+  const auto [rest, error] = std::from_chars(text.data(), text.data() + text.size(), index);
+  if (error != std::errc() || rest != text.data() + text.size()) return std::nullopt;
+  return index;
+}
+
+std::vector<std::string> split(const std::string& text, char separator) {
+  std::vector<std::string> parts(1);
+  for (char c : text) {
+    if (c == separator)
+      parts.emplace_back();
+    else if (c != ' ')
+      parts.back() += c;
+  }
+  return parts;
+}
+
+}  // namespace
+
+void validate(const TrainOptions& o) {
+  require(!o.data.empty(), "data", "a feature store, 'synthetic' or a folder of images", "nothing");
+  require(!o.out.empty(), "out", "a run folder", "nothing");
+  require(o.image_size > 0, "image-size", "a positive number", o.image_size);
+  require(o.global_batch > 0, "global-batch", "a positive number", o.global_batch);
+  require(o.micro_batch >= 0 && o.micro_batch <= o.global_batch, "micro-batch",
+          fmt::format("0 to --global-batch ({})", o.global_batch), o.micro_batch);
+  require(o.max_steps > 0, "max-steps", "a positive number", o.max_steps);
+  require(o.max_minutes >= 0 && std::isfinite(o.max_minutes), "max-minutes", "0 or more", o.max_minutes);
+  require(o.class_dropout_prob >= 0 && o.class_dropout_prob < 1, "class-dropout-prob", "a number in [0, 1)",
+          o.class_dropout_prob);
+  require(o.max_grad_norm >= 0, "max-grad-norm", "0 or more", o.max_grad_norm);
+  for (double decay : o.ema_decay) require(decay >= 0 && decay < 1, "ema-decay", "numbers in [0, 1)", decay);
+  for (size_t i = 0; i < o.ema_decay.size(); ++i)
+    require(std::ranges::count(o.ema_decay, o.ema_decay[i]) == 1, "ema-decay", "different decays",
+            fmt::format("{} twice", o.ema_decay[i]));
+  require_one_of("ema-schedule", ema_schedule_names(), o.ema_schedule);
+  require_one_of("objective", objective_names(), o.objective);
+  require_one_of("optimizer", optimizer_names(), o.optimizer);
+  require_one_of("device", {"auto", "cpu", "cuda"}, o.device);
+  require_one_of("compute-dtype", {"f32", "bf16", "fp16"}, o.compute_dtype);
+  validate(LrSchedule{
+      .name = o.lr_schedule, .lr = o.lr, .warmup_steps = o.lr_warmup_steps, .min_lr_ratio = o.min_lr_ratio});
+  require(o.log_every > 0, "log-every", "a positive number", o.log_every);
+  require(o.checkpoint_every >= 0, "checkpoint-every", "0 or more", o.checkpoint_every);
+  require(o.keep_checkpoints >= 0, "keep-checkpoints", "0 or more", o.keep_checkpoints);
+  require(o.sample_every >= 0, "sample-every", "0 or more", o.sample_every);
+  require(o.num_samples > 0, "num-samples", "a positive number", o.num_samples);
+  require(o.num_sampling_steps > 0, "num-sampling-steps", "a positive number", o.num_sampling_steps);
+  require(o.max_bad_steps >= 0, "max-bad-steps", "0 or more", o.max_bad_steps);
+  require(o.threads >= 0, "threads", "0 or more", o.threads);
+  require(o.loader_threads > 0, "loader-threads", "a positive number", o.loader_threads);
+  require(o.prefetch > 0, "prefetch", "a positive number", o.prefetch);
+  objective_config_of(o);
+  optimizer_config_of(o);
+}
+
+nlohmann::json to_json(const TrainOptions& options) {
+  nlohmann::json json = nlohmann::json::object();
+  visit_options(options,
+                [&](const char* name, const auto& value, OnResume, const char*) { json[name] = value; });
+  return json;
+}
+
+std::string to_toml(const TrainOptions& options) {
+  std::string toml;
+  visit_options(options, [&](const char* name, const auto& value, OnResume, const char*) {
+    toml += fmt::format("{} = {}\n", name, toml_value(nlohmann::json(value)));
+  });
+  return toml;
+}
+
+OptionChanges compare_options(const nlohmann::json& saved, const nlohmann::json& now) {
+  OptionChanges changes;
+  TrainOptions table;
+  visit_options(table, [&](const char* name, const auto&, OnResume on_resume, const char*) {
+    if (on_resume == OnResume::kHarmless || !saved.contains(name) || saved.at(name) == now.at(name)) return;
+    (on_resume == OnResume::kRefuse ? changes.refused : changes.warned)
+        .push_back(fmt::format("--{} ({} -> {})", name, saved.at(name).dump(), now.at(name).dump()));
+  });
+  return changes;
+}
+
+std::vector<MemoryChoice> parse_recompute(const std::string& text, const Denoiser& denoiser) {
+  const auto& segments = denoiser.segments();
+  std::vector<MemoryChoice> choices(segments.size());
+  if (text == "none") return choices;
+  std::vector<std::string> names;
+  for (const auto& segment : segments) names.push_back(segment->name());
+  const auto recompute = [&](const std::string& name) {
+    const auto found = std::ranges::find(names, name);
+    if (found == names.end())
+      fail("train", "--recompute expects none, all, or some of {} (blocks by number or range), got '{}'",
+           fmt::join(names, ", "), text);
+    choices[static_cast<size_t>(found - names.begin())].activations = Activations::kRecompute;
+  };
+  if (text == "all") {
+    for (const std::string& name : names) recompute(name);
+    return choices;
+  }
+  for (const std::string& part : split(text, ',')) {
+    const std::vector<std::string> ends = split(part, '-');
+    const auto first = parse_index(ends.front()), last = parse_index(ends.back());
+    if (!first || !last || ends.size() > 2) {
+      recompute(part);
+      continue;
+    }
+    if (*first > *last) fail("train", "--recompute range '{}' runs backwards", part);
+    for (int64_t i = *first; i <= *last; ++i) recompute(fmt::format("blocks.{}", i));
+  }
+  return choices;
+}
+
+nlohmann::json objective_config_of(const TrainOptions& o) {
+  nlohmann::json config = objective_config(o.objective);
+  const TrainOptions defaults;
+  const bool flow = config.at("type") == "flow", ddpm = config.at("type") == "ddpm";
+  const auto set = [&](bool applies, const char* option, const char* key, const auto& value,
+                       const auto& default_value) {
+    if (value == default_value) return;
+    if (!applies) fail("train", "--{} has no effect with --objective {}: leave it out", option, o.objective);
+    config[key] = value;
+  };
+  set(flow, "timestep-sampling", "timestep_sampling", o.timestep_sampling, defaults.timestep_sampling);
+  set(flow, "weighting", "weighting", o.weighting, defaults.weighting);
+  set(flow, "logit-mean", "logit_mean", o.logit_mean, defaults.logit_mean);
+  set(flow, "logit-std", "logit_std", o.logit_std, defaults.logit_std);
+  set(flow, "flow-shift", "shift", o.flow_shift, defaults.flow_shift);
+  set(ddpm, "snr-gamma", "snr_gamma", o.snr_gamma, defaults.snr_gamma);
+  make_objective(config);
+  return config;
+}
+
+nlohmann::json optimizer_config_of(const TrainOptions& o) {
+  const nlohmann::json config = {{"type", o.optimizer},
+                                 {"betas", {o.beta1, o.beta2}},
+                                 {"eps", o.adam_eps},
+                                 {"weight_decay", o.weight_decay}};
+  make_optimizer(config);
+  return config;
+}
+
+}  // namespace kiln

@@ -1,0 +1,42 @@
+// Everything that training moves: one flat unit per segment, the count of updates and the loss scale.
+#pragma once
+#include <string>
+#include <vector>
+
+#include "models/model.h"
+#include "optim/loss_scaler.h"
+#include "optim/optimizer.h"
+#include "parallel/flat_unit.h"
+
+namespace kiln {
+
+struct TrainingStateOptions {
+  at::Device device = at::kCPU;
+  at::ScalarType compute_dtype = at::kFloat;
+  at::ScalarType grad_dtype = at::kFloat;
+  std::vector<double> ema_decays;
+};
+
+class TrainingState {
+ public:
+  // Takes the denoiser's present weights (f32) as the start and as every EMA, then rebinds each trainable
+  // Parameter::value to a leaf on its unit's compute weights. Untrained parameters stay f32 tensors of their
+  // own. REQUIRES: `denoiser` and `optimizer` outlive this.
+  TrainingState(const Denoiser& denoiser, const Optimizer& optimizer, const TrainingStateOptions& options);
+  TrainingState(const TrainingState&) = delete;
+
+  // The trainable weights of one segment and their place in its unit.
+  struct SegmentWeights {
+    FlatUnit unit;
+    ParameterList parameters;            // slot i of the unit is parameters[i]
+    std::vector<at::Tensor> grad_views;  // slot i of the unit's gradients
+  };
+  std::vector<SegmentWeights> segments;               // as Denoiser::segments()
+  std::vector<std::shared_ptr<Parameter>> constants;  // untrained weights, part of every weights file
+
+  int64_t updates = 0;  // applied optimizer updates; a skipped step is none
+  LossScaler loss_scaler;
+  std::vector<double> ema_decays;
+};
+
+}  // namespace kiln

@@ -1,0 +1,55 @@
+#include "io.h"
+
+#include <ATen/ATen.h>
+#include <fmt/ranges.h>
+
+#include <fstream>
+
+#include "checkpoint/tensor_files.h"
+#include "core/error.h"
+
+namespace kiln::conformance {
+
+nlohmann::json read_config(const std::string& path) {
+  std::ifstream file(path);
+  if (!file) fail("config", "cannot read {}", path);
+  try {
+    return nlohmann::json::parse(file);
+  } catch (const nlohmann::json::exception& error) {
+    fail("config", "{} is not JSON: {}", path, error.what());
+  }
+}
+
+Inputs::Inputs(const std::string& path) : path_(path), tensors_(load_tensors(path)) {}
+
+at::Tensor Inputs::get(const std::string& name) const {
+  const auto found = tensors_.find(name);
+  if (found == tensors_.end()) {
+    std::string names;
+    for (const auto& [key, tensor] : tensors_) names += (names.empty() ? "" : ", ") + key;
+    fail("inputs", "tensor {} is missing in {}, which holds: {}", name, path_, names);
+  }
+  return found->second.to(found->second.is_floating_point() ? at::kFloat : at::kLong).contiguous();
+}
+
+at::Tensor Inputs::get(const std::string& name, at::IntArrayRef shape) const {
+  const at::Tensor tensor = get(name);
+  bool fits = tensor.dim() == static_cast<int64_t>(shape.size());
+  for (size_t i = 0; fits && i < shape.size(); ++i)
+    fits = shape[i] < 0 || shape[i] == tensor.size(static_cast<int64_t>(i));
+  if (!fits)
+    fail("inputs", "expected {} of shape ({}), got ({}) in {}; -1 is any size", name, fmt::join(shape, ", "),
+         fmt::join(tensor.sizes(), ", "), path_);
+  return tensor;
+}
+
+void write_outputs(const std::string& path, const Tensors& outputs) {
+  Tensors converted;
+  for (const auto& [name, tensor] : outputs) {
+    const at::ScalarType dtype = tensor.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
+    converted[name] = tensor.detach().to(at::kCPU, dtype).contiguous();
+  }
+  save_tensors(path, converted);
+}
+
+}  // namespace kiln::conformance
