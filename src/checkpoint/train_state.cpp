@@ -97,6 +97,7 @@ TrainStateInfo read_train_state(const std::string& checkpoint_folder) {
             .train_seconds = state.at("train_seconds"),
             .num_threads = state.at("num_threads"),
             .machine = state.at("machine"),
+            .log_window = state.at("log_window"),
             .config = state.at("config")};
   } catch (const nlohmann::json::exception& error) {
     fail("checkpoint", "{}/{}: {}", checkpoint_folder, kStateFile, error.what());
@@ -134,6 +135,7 @@ std::string CheckpointWriter::commit(const TrainStateInfo& info) {
                                 {"train_seconds", info.train_seconds},
                                 {"num_threads", info.num_threads},
                                 {"machine", info.machine},
+                                {"log_window", info.log_window},
                                 {"config", info.config},
                                 {"files", files}};
   write_file_atomically("checkpoint", (fs::path(partial_) / kStateFile).string(), state.dump(2) + "\n");

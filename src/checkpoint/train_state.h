@@ -21,8 +21,9 @@ struct TrainStateInfo {
   int64_t bad_steps = 0;     // skipped in a row up to here
   double train_seconds = 0;  // spent in training so far: time limits go on counting after a resume
   int num_threads = 0;
-  std::string machine{};    // processor or GPU; the same bits are promised on the same one only
-  nlohmann::json config{};  // the options of the run
+  std::string machine{};        // processor or GPU; the same bits are promised on the same one only
+  nlohmann::json log_window{};  // losses of steps since the last line of the log
+  nlohmann::json config{};      // the options of the run
 };
 
 // "step-00001000"

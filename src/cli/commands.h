@@ -7,10 +7,14 @@ namespace kiln::cli {
 using AddCommand = void (*)(CLI::App&);
 void add_convert_command(CLI::App& app);
 void add_inspect_command(CLI::App& app);
+void add_sample_command(CLI::App& app);
+void add_train_command(CLI::App& app);
 
 inline constexpr AddCommand kCommands[] = {
+    add_train_command,
     add_convert_command,
     add_inspect_command,
+    add_sample_command,
 };
 
 }  // namespace kiln::cli

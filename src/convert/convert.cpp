@@ -65,12 +65,7 @@ std::string check_architecture(const ConvertOptions& options, const Loaded& load
 
 std::string objective_of(const ConvertOptions& options, const WeightsSource& source) {
   if (!options.objective.empty()) return options.objective;
-  if (source.config.is_object()) {
-    const auto& config = source.config.contains("config") ? source.config["config"] : source.config;
-    if (config.is_object() && config.contains("objective") && config["objective"].is_string())
-      return config["objective"].get<std::string>();
-  }
-  return "iddpm";
+  return source.config.is_object() ? source.config.value("objective", "iddpm") : "iddpm";
 }
 
 void write_pt_file(const std::string& path, const TensorMap& weights) {

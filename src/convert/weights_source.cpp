@@ -1,16 +1,15 @@
 #include "convert/weights_source.h"
 
-#include <cctype>
 #include <filesystem>
 #include <fstream>
 
+#include "checkpoint/train_state.h"
 #include "core/error.h"
 
 namespace kiln {
 namespace {
 
 namespace fs = std::filesystem;
-using Kind = WeightsSource::Kind;
 
 std::string first_existing(const fs::path& folder, std::initializer_list<const char*> names) {
   for (const char* name : names)
@@ -28,20 +27,14 @@ WeightsSource checkpoint_weights(const fs::path& folder, bool prefer_ema) {
                            : first_existing(folder, {"model.safetensors", "ema.safetensors"});
   if (source.path.empty()) fail("weights", "no model.safetensors in the checkpoint {}", folder.string());
   source.step = folder.filename().string();
-  if (const auto state = folder / "train_state.json"; fs::exists(state))
-    source.config = read_json(state.string());
+  if (fs::exists(folder / "train_state.json")) source.config = read_train_state(folder.string()).config;
   return source;
 }
 
-// Names are zero-padded, so the last one is the latest.
-fs::path latest_checkpoint(const fs::path& checkpoints) {
-  fs::path latest;
-  for (const auto& entry : fs::directory_iterator(checkpoints))
-    if (entry.is_directory() && is_checkpoint_name(entry.path().filename().string()) &&
-        (latest.empty() || entry.path().filename() > latest.filename()))
-      latest = entry.path();
-  if (latest.empty()) fail("weights", "no checkpoint yet in {}", checkpoints.string());
-  return latest;
+WeightsSource run_weights(const std::string& run, bool prefer_ema) {
+  const auto checkpoints = list_checkpoints(run);
+  if (checkpoints.empty()) fail("weights", "no complete checkpoint yet in {}", run);
+  return checkpoint_weights(checkpoints.back().folder, prefer_ema);
 }
 
 }  // namespace
@@ -59,18 +52,18 @@ nlohmann::json read_json(const std::string& path) {
 WeightsSource find_weights(const std::string& path, bool prefer_ema) {
   if (!fs::exists(path)) fail("weights", "{} does not exist", path);
   const fs::path folder = path;
-  if (!fs::is_directory(folder)) return {.path = path};
+  WeightsSource source;
+  source.path = path;
+  if (!fs::is_directory(folder)) return source;
   if (fs::exists(folder / "store.json"))
     fail("weights", "{} is a feature store, not weights: see kiln store inspect", path);
   if (fs::is_directory(folder / "transformer"))
     return find_weights((folder / "transformer").string(), prefer_ema);
-  if (fs::is_directory(folder / "checkpoints"))
-    return checkpoint_weights(latest_checkpoint(folder / "checkpoints"), prefer_ema);
+  if (fs::is_directory(folder / "checkpoints")) return run_weights(path, prefer_ema);
   fs::path named = folder;
   if (!named.has_filename()) named = named.parent_path();  // given with a trailing slash
   if (is_checkpoint_name(named.filename().string())) return checkpoint_weights(named, prefer_ema);
 
-  WeightsSource source;
   source.path = first_existing(
       folder, {"diffusion_pytorch_model.safetensors", "diffusion_pytorch_model.safetensors.index.json",
                "model.safetensors", "model.safetensors.index.json", "diffusion_pytorch_model.bin"});
@@ -79,7 +72,7 @@ WeightsSource find_weights(const std::string& path, bool prefer_ema) {
   if (fs::exists(folder / "config.json")) {
     source.config = read_json((folder / "config.json").string());
     if (source.config.is_object() && source.config.value("_class_name", "") == "DiTTransformer2DModel")
-      source.kind = Kind::kDiffusersTransformer;
+      source.kind = WeightsSource::Kind::kDiffusersTransformer;
   }
   return source;
 }

@@ -10,7 +10,7 @@ struct WeightsSource {
   Kind kind = Kind::kFile;
   std::string path;       // the weights: a file or an index
   std::string step;       // "step-00001000" for a checkpoint of a run
-  nlohmann::json config;  // kDiffusersTransformer: its config.json; a run: its train_state.json; else null
+  nlohmann::json config;  // of kDiffusersTransformer its config.json, of a run its options; else null
 };
 
 // prefer_ema: of a checkpoint, ema.safetensors before model.safetensors. Throws Error saying what a folder

@@ -14,7 +14,8 @@ namespace kiln {
 
 AtomicFile::AtomicFile(std::string who, std::string path)
     : who_(std::move(who)), path_(std::move(path)), partial_path_(path_ + ".partial") {
-  if (std::filesystem::is_directory(path_)) fail_with_errno("write", EISDIR);
+  std::error_code unreadable;  // then open() tells why
+  if (std::filesystem::is_directory(path_, unreadable)) fail_with_errno("write", EISDIR);
   fd_ = ::open(partial_path_.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
   if (fd_ < 0) fail_with_errno("write", errno);
 }

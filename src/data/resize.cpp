@@ -126,6 +126,11 @@ Image resize_window(const Image& image, const Filter& filter, int64_t height, in
          height);
   const auto columns = make_taps(filter, image.width, width, window.x, window.x + window.width);
   const auto rows = make_taps(filter, image.height, height, window.y, window.y + window.height);
+  // Pillow's choice since version 13 (before, the horizontal pass always came first), which shows in the
+  // rounding.
+  const int64_t rows_saved = image.height - height, columns_saved = image.width - width;
+  if (rows_saved > 0 && rows_saved > 2 * columns_saved)
+    return horizontal_pass(vertical_pass(image, rows, 0), columns, 0, window.height);
   const int64_t first_row = rows.front().first;
   const int64_t last_row = rows.back().first + static_cast<int64_t>(rows.back().weights.size());
   return vertical_pass(horizontal_pass(image, columns, first_row, last_row), rows, first_row);

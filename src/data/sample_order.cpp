@@ -4,11 +4,14 @@
 #include <stdexcept>
 
 #include "core/philox.h"
+#include "data/batches.h"
 
 namespace kiln {
 namespace {
 
-constexpr uint32_t kNumRounds = 12;  // fewer are visibly uneven on orders of four samples
+// A round mixes one half only, and halves of one or two bits mix slowly: 12 rounds leave orders of five
+// samples visibly uneven (chi-square 990 of 119 degrees of freedom), 48 do not.
+constexpr uint32_t kNumRounds = 12, kNumRoundsBelow10Bits = 48;
 
 uint32_t round_bits(uint64_t seed, int64_t epoch, uint32_t round, uint32_t value) {
   const auto e = static_cast<uint64_t>(epoch);
@@ -26,11 +29,12 @@ int64_t shuffled_index(uint64_t seed, int64_t epoch, int64_t size, int64_t index
   const int num_bits = std::bit_width(static_cast<uint64_t>(size - 1));
   const int left_bits = num_bits / 2, right_bits = num_bits - left_bits;
   const uint32_t left_mask = (uint64_t{1} << left_bits) - 1, right_mask = (uint64_t{1} << right_bits) - 1;
+  const uint32_t num_rounds = num_bits < 10 ? kNumRoundsBelow10Bits : kNumRounds;
   uint64_t value = static_cast<uint64_t>(index);
   do {
     auto left = static_cast<uint32_t>(value >> right_bits);
     uint32_t right = static_cast<uint32_t>(value) & right_mask;
-    for (uint32_t round = 0; round < kNumRounds; round += 2) {
+    for (uint32_t round = 0; round < num_rounds; round += 2) {
       left ^= round_bits(seed, epoch, round, right) & left_mask;
       right ^= round_bits(seed, epoch, round + 1, left) & right_mask;
     }

@@ -4,11 +4,9 @@
 
 namespace kiln {
 
-// The image of `index` under a permutation of [0, size) chosen by (seed, epoch). O(1) time and memory: a Feistel
-// network on Philox over the next power of two, walked until it lands inside (Black and Rogaway 2002).
+// The image of `index` under a permutation of [0, size) chosen by (seed, epoch). O(1) time and memory: a
+// Feistel network on Philox over the next power of two, walked until it lands inside (Black and Rogaway
+// 2002).
 int64_t shuffled_index(uint64_t seed, int64_t epoch, int64_t size, int64_t index);
-
-// The sample at a position of the stream: epoch position / num_samples, shuffled. Declared in batches.h too.
-int64_t sample_at(uint64_t seed, int64_t num_samples, int64_t position);
 
 }  // namespace kiln

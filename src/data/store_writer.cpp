@@ -96,8 +96,12 @@ class StoreWriter : public FeatureStoreWriter {
     } else {
       write_info();
     }
-    if (info_.complete) return;
-    log_ = std::make_unique<SampleLog>((fs::path(folder) / "unfinished-shard.log").string());
+    const std::string log_path = (fs::path(folder) / "unfinished-shard.log").string();
+    if (info_.complete) {
+      fs::remove(log_path);  // left by a kill just before its removal
+      return;
+    }
+    log_ = std::make_unique<SampleLog>(log_path);
     log_->recover([this](const SampleLog::Record& record) { return recover(record); });
     if (columns_.num_samples() >= samples_per_shard_) write_shard();
     num_complete_ = info_.num_samples + columns_.num_samples();

@@ -16,9 +16,12 @@ enum class Prediction { kEpsilon, kV, kX0 };
 double min_snr_weight(double alpha_bar, double gamma, Prediction prediction) {
   const double snr = alpha_bar / (1 - alpha_bar), clipped = std::min(snr, gamma);
   switch (prediction) {
-    case Prediction::kEpsilon: return snr > 0 ? clipped / snr : 1.0;  // the limit at zero terminal SNR
-    case Prediction::kV: return clipped / (snr + 1);
-    case Prediction::kX0: return clipped;
+    case Prediction::kEpsilon:
+      return snr > 0 ? clipped / snr : 1.0;  // the limit at zero terminal SNR
+    case Prediction::kV:
+      return clipped / (snr + 1);
+    case Prediction::kX0:
+      return clipped;
   }
   return 1;
 }
@@ -30,7 +33,9 @@ class DdpmObjective : public Objective {
     num_train_timesteps_ = static_cast<int64_t>(alpha_bars.size());
     const std::string name =
         config.choice("prediction_type", "epsilon", {"epsilon", "v_prediction", "sample"});
-    prediction_ = name == "epsilon" ? Prediction::kEpsilon : name == "sample" ? Prediction::kX0 : Prediction::kV;
+    prediction_ = name == "epsilon"  ? Prediction::kEpsilon
+                  : name == "sample" ? Prediction::kX0
+                                     : Prediction::kV;
     weighted_ = config.has("snr_gamma");
     const double gamma = config.get("snr_gamma", 5.0);
     if (!(gamma > 0)) fail(config.who(), "expected snr_gamma to be positive, got {}", gamma);
@@ -47,8 +52,10 @@ class DdpmObjective : public Objective {
 
   at::Tensor timesteps(const at::Tensor& u) const override { return uniform_index(u, num_train_timesteps_); }
 
-  NoisedBatch add_noise(const at::Tensor& x_0, const at::Tensor& noise, const at::Tensor& timesteps) const override {
-    const at::Tensor alpha_t = signal_.gather_image(timesteps), sigma_t = noise_level_.gather_image(timesteps);
+  NoisedBatch add_noise(const at::Tensor& x_0, const at::Tensor& noise,
+                        const at::Tensor& timesteps) const override {
+    const at::Tensor alpha_t = signal_.gather_image(timesteps),
+                     sigma_t = noise_level_.gather_image(timesteps);
     NoisedBatch noised;
     noised.x_t = alpha_t * x_0 + sigma_t * noise;
     noised.model_t = timesteps.to(at::kFloat);
@@ -62,7 +69,8 @@ class DdpmObjective : public Objective {
   LossTerms loss(const at::Tensor& prediction, const at::Tensor& x_0, const at::Tensor& noise,
                  const NoisedBatch& noised) const override {
     LossTerms terms;
-    terms.mse = mean_per_image((predicted_channels("ddpm", prediction, x_0.size(1)) - noised.target).square());
+    terms.mse =
+        mean_per_image((predicted_channels("ddpm", prediction, x_0.size(1)) - noised.target).square());
     terms.loss = weighted_ ? terms.mse * weight_.gather(noised.timesteps) : terms.mse;
     return terms;
   }

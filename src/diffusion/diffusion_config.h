@@ -13,8 +13,8 @@
 
 namespace kiln {
 
-// Reads optional keys of one JSON object. Absent and null both mean the default; a value of the wrong kind throws
-// Error naming `who` and the key.
+// Reads optional keys of one JSON object. Absent and null both mean the default; a value of the wrong kind
+// throws Error naming `who` and the key.
 class DiffusionConfig {
  public:
   DiffusionConfig(std::string_view who, const nlohmann::json& config) : who_(who), config_(config) {
@@ -55,7 +55,8 @@ class DiffusionConfig {
     return value;
   }
 
-  // A key that Kiln does not implement must keep its inactive value: silently ignoring it would change the images.
+  // A key that Kiln does not implement must keep its inactive value: silently ignoring it would change the
+  // images.
   void refuse(const std::string& key, const nlohmann::json& inactive) const {
     if (has(key) && config_.at(key) != inactive)
       fail(who_, "{} = {} is not implemented: expected {}", key, config_.at(key).dump(), inactive.dump());

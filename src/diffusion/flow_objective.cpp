@@ -18,7 +18,8 @@ class FlowObjective : public Objective {
       : shift_(config.get("shift", 1.0)),
         num_train_timesteps_(config.positive("num_train_timesteps", 1000)),
         cosmap_(config.choice("weighting", "none", {"none", "cosmap"}) == "cosmap"),
-        logit_normal_(config.choice("timestep_sampling", "uniform", {"uniform", "logit_normal"}) == "logit_normal"),
+        logit_normal_(config.choice("timestep_sampling", "uniform", {"uniform", "logit_normal"}) ==
+                      "logit_normal"),
         logit_mean_(config.get("logit_mean", 0.0)),
         logit_std_(config.get("logit_std", 1.0)) {
     if (!(shift_ > 0)) fail(config.who(), "expected shift to be positive, got {}", shift_);
@@ -38,12 +39,14 @@ class FlowObjective : public Objective {
     return (shift_ * t / (1 + (shift_ - 1) * t)).to(at::kFloat);
   }
 
-  NoisedBatch add_noise(const at::Tensor& x_0, const at::Tensor& noise, const at::Tensor& timesteps) const override {
+  NoisedBatch add_noise(const at::Tensor& x_0, const at::Tensor& noise,
+                        const at::Tensor& timesteps) const override {
     const at::Tensor sigma = position(timesteps);
     const at::Tensor level = sigma.view({-1, 1, 1, 1});
     NoisedBatch noised;
     noised.x_t = (1 - level) * x_0 + level * noise;
-    noised.model_t = model_t_ ? model_t_->gather(timesteps) : sigma * static_cast<double>(num_train_timesteps_);
+    noised.model_t =
+        model_t_ ? model_t_->gather(timesteps) : sigma * static_cast<double>(num_train_timesteps_);
     noised.target = noise - x_0;
     noised.timesteps = timesteps;
     return noised;
@@ -52,7 +55,8 @@ class FlowObjective : public Objective {
   LossTerms loss(const at::Tensor& prediction, const at::Tensor& x_0, const at::Tensor& noise,
                  const NoisedBatch& noised) const override {
     LossTerms terms;
-    terms.mse = mean_per_image((predicted_channels("flow", prediction, x_0.size(1)) - noised.target).square());
+    terms.mse =
+        mean_per_image((predicted_channels("flow", prediction, x_0.size(1)) - noised.target).square());
     terms.loss = terms.mse;
     if (cosmap_) {  // Esser et al. 2024, sec. 3.1
       const at::Tensor sigma = position(noised.timesteps);
@@ -78,8 +82,8 @@ class FlowObjective : public Objective {
 }  // namespace
 
 FlowTable sana_flow_table(int64_t num_train_timesteps, double shift) {
-  // Sana takes one minus a linear ramp from 1 to 1/1000, so the sums are rounded the same way here: the truncation
-  // below would otherwise fall to the other side at sigmas that are whole timesteps.
+  // Sana takes one minus a linear ramp from 1 to 1/1000, so the sums are rounded the same way here: the
+  // truncation below would otherwise fall to the other side at sigmas that are whole timesteps.
   const double scale = 1000.0 / static_cast<double>(num_train_timesteps);
   const double start = scale * 1.0, end = scale * 0.001;
   const double stride = (end - start) / static_cast<double>(std::max<int64_t>(num_train_timesteps - 1, 1));

@@ -1,5 +1,5 @@
-// Flow matching (rectified flow): x_t = (1 - sigma) x_0 + sigma noise, velocity = noise - x_0 (Liu et al. 2022,
-// Lipman et al. 2022, Esser et al. 2024).
+// Flow matching (rectified flow): x_t = (1 - sigma) x_0 + sigma noise, velocity = noise - x_0 (Liu et al.
+// 2022, Lipman et al. 2022, Esser et al. 2024).
 #pragma once
 #include <memory>
 #include <nlohmann/json.hpp>

@@ -12,10 +12,11 @@
 namespace kiln {
 namespace {
 
-// Log-likelihood of x (-1..1 in 256 levels) under a discretised Gaussian whose mean is x - difference: the mass of
-// the half-bins of width 1/255 around x, the outermost bins reaching to infinity. The normal CDF is the tanh
-// approximation that the published models were trained with.
-at::Tensor discretized_log_likelihood(const at::Tensor& x, const at::Tensor& difference, const at::Tensor& log_scale) {
+// Log-likelihood of x (-1..1 in 256 levels) under a discretised Gaussian whose mean is x - difference: the
+// mass of the half-bins of width 1/255 around x, the outermost bins reaching to infinity. The normal CDF is
+// the tanh approximation that the published models were trained with.
+at::Tensor discretized_log_likelihood(const at::Tensor& x, const at::Tensor& difference,
+                                      const at::Tensor& log_scale) {
   constexpr double kHalfBin = 1.0 / 255, kTiny = 1e-12, kEdge = 0.999;
   const auto cdf = [](const at::Tensor& z) {
     const double root = std::sqrt(2 / std::numbers::pi);
@@ -24,8 +25,9 @@ at::Tensor discretized_log_likelihood(const at::Tensor& x, const at::Tensor& dif
   const at::Tensor inverse_scale = (-log_scale).exp();
   const at::Tensor upper = cdf(inverse_scale * (difference + kHalfBin));
   const at::Tensor lower = cdf(inverse_scale * (difference - kHalfBin));
-  return at::where(x < -kEdge, upper.clamp_min(kTiny).log(),
-                   at::where(x > kEdge, (1 - lower).clamp_min(kTiny).log(), (upper - lower).clamp_min(kTiny).log()));
+  return at::where(
+      x < -kEdge, upper.clamp_min(kTiny).log(),
+      at::where(x > kEdge, (1 - lower).clamp_min(kTiny).log(), (upper - lower).clamp_min(kTiny).log()));
 }
 
 class IddpmObjective : public Objective {
@@ -34,12 +36,14 @@ class IddpmObjective : public Objective {
       : num_train_timesteps_(config.positive("num_train_timesteps", 1000)),
         learn_sigma_(config.get("learn_sigma", true)),
         vb_scale_(config.get("rescale_learned_sigmas", false) ? num_train_timesteps_ / 1000.0 : 1.0) {
-    const IddpmTables tables(iddpm_betas(config.get<std::string>("beta_schedule", "linear"), num_train_timesteps_));
+    const IddpmTables tables(
+        iddpm_betas(config.get<std::string>("beta_schedule", "linear"), num_train_timesteps_));
     signal_ = Table(tables.sqrt_alpha_bar);
     noise_level_ = Table(tables.sqrt_one_minus_alpha_bar);
     min_log_variance_ = Table(tables.posterior_log_variance);
     max_log_variance_ = Table(tables.log_beta);
-    // x_0 - predicted x_0 = sqrt(1/alpha_bar - 1) * (epsilon - noise), and posterior means differ by coefficient x_0.
+    // x_0 - predicted x_0 = sqrt(1/alpha_bar - 1) * (epsilon - noise), and posterior means differ by
+    // coefficient x_0.
     std::vector<double> error_scale(tables.betas.size());
     for (size_t t = 0; t < error_scale.size(); ++t)
       error_scale[t] = tables.mean_x_0[t] * tables.sqrt_recip_minus_one[t];
@@ -48,7 +52,8 @@ class IddpmObjective : public Objective {
 
   at::Tensor timesteps(const at::Tensor& u) const override { return uniform_index(u, num_train_timesteps_); }
 
-  NoisedBatch add_noise(const at::Tensor& x_0, const at::Tensor& noise, const at::Tensor& timesteps) const override {
+  NoisedBatch add_noise(const at::Tensor& x_0, const at::Tensor& noise,
+                        const at::Tensor& timesteps) const override {
     NoisedBatch noised;
     noised.x_t = signal_.gather_image(timesteps) * x_0 + noise_level_.gather_image(timesteps) * noise;
     noised.model_t = timesteps.to(at::kFloat);
@@ -70,7 +75,8 @@ class IddpmObjective : public Objective {
       terms.loss = terms.mse;
       return terms;
     }
-    terms.vb = variational_bound(epsilon.detach(), output.narrow(1, channels, channels), x_0, noise, noised.timesteps);
+    terms.vb = variational_bound(epsilon.detach(), output.narrow(1, channels, channels), x_0, noise,
+                                 noised.timesteps);
     terms.loss = terms.mse + terms.vb;
     return terms;
   }
@@ -81,15 +87,16 @@ class IddpmObjective : public Objective {
   bool learns_sigma() const override { return learn_sigma_; }
 
  private:
-  // Bits per dimension, (B): KL(q(x_{t-1} | x_t, x_0) || p(x_{t-1} | x_t)), at t = 0 the negative log-likelihood.
-  // The means are constants here: the bound trains the variance alone.
+  // Bits per dimension, (B): KL(q(x_{t-1} | x_t, x_0) || p(x_{t-1} | x_t)), at t = 0 the negative
+  // log-likelihood. The means are constants here: the bound trains the variance alone.
   at::Tensor variational_bound(const at::Tensor& epsilon, const at::Tensor& v, const at::Tensor& x_0,
                                const at::Tensor& noise, const at::Tensor& timesteps) const {
     const at::Tensor min_log = min_log_variance_.gather_image(timesteps);
     const at::Tensor max_log = max_log_variance_.gather_image(timesteps);
     const at::Tensor fraction = (v + 1) / 2;  // 0: posterior variance, 1: beta
     const at::Tensor log_variance = fraction * max_log + (1 - fraction) * min_log;
-    // True mean minus predicted mean; at t = 0, where the posterior mean is x_0 itself, also x_0 minus the mean.
+    // True mean minus predicted mean; at t = 0, where the posterior mean is x_0 itself, also x_0 minus the
+    // mean.
     const at::Tensor difference = error_scale_.gather_image(timesteps) * (epsilon - noise);
     const at::Tensor kl = 0.5 * (log_variance - min_log - 1 + (min_log - log_variance).exp() +
                                  difference.square() * (-log_variance).exp());

@@ -6,7 +6,8 @@
 
 namespace kiln {
 
-IddpmTables::IddpmTables(std::vector<double> given) : betas(std::move(given)), alpha_bar(cumulative_alphas(betas)) {
+IddpmTables::IddpmTables(std::vector<double> given)
+    : betas(std::move(given)), alpha_bar(cumulative_alphas(betas)) {
   const size_t size = betas.size();
   for (size_t t = 0; t < size; ++t) {
     const double bar = alpha_bar[t], previous = t == 0 ? 1.0 : alpha_bar[t - 1], beta = betas[t];

@@ -10,7 +10,8 @@ struct IddpmTables {
 
   std::vector<double> betas, alpha_bar, alpha_bar_prev;
   std::vector<double> sqrt_alpha_bar, sqrt_one_minus_alpha_bar;
-  std::vector<double> sqrt_recip, sqrt_recip_minus_one;  // x_0 = sqrt_recip x_t - sqrt_recip_minus_one epsilon
+  std::vector<double> sqrt_recip,
+      sqrt_recip_minus_one;  // x_0 = sqrt_recip x_t - sqrt_recip_minus_one epsilon
   std::vector<double> posterior_variance;
   std::vector<double> posterior_log_variance;  // at t = 0, where the variance is 0, the value of t = 1
   std::vector<double> log_beta;

@@ -12,7 +12,8 @@ at::Tensor uniform_index(const at::Tensor& u, int64_t count) {
   return (u * static_cast<double>(count)).floor().clamp_max(static_cast<double>(count - 1)).to(at::kLong);
 }
 
-void check_channels(std::string_view who, const at::Tensor& prediction, int64_t expected, std::string_view why) {
+void check_channels(std::string_view who, const at::Tensor& prediction, int64_t expected,
+                    std::string_view why) {
   if (prediction.dim() != 4 || prediction.size(1) != expected)
     fail(who, "expected a prediction (B, {}, H, W) because {}, got {} channels", expected, why,
          prediction.dim() == 4 ? prediction.size(1) : -1);

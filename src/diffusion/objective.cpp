@@ -4,8 +4,8 @@
 #include <fmt/ranges.h>
 
 #include "core/error.h"
-#include "diffusion/diffusion_config.h"
 #include "diffusion/ddpm_objective.h"
+#include "diffusion/diffusion_config.h"
 #include "diffusion/flow_objective.h"
 #include "diffusion/iddpm_objective.h"
 
@@ -55,7 +55,8 @@ std::unique_ptr<Objective> make_objective(const nlohmann::json& config) {
 nlohmann::json objective_config(const std::string& name) {
   for (const NamedObjective& entry : kNames)
     if (name == entry.name) return nlohmann::json::parse(entry.config);
-  fail("objective", "expected --objective to be one of {}, got \"{}\"", fmt::join(objective_names(), ", "), name);
+  fail("objective", "expected --objective to be one of {}, got \"{}\"", fmt::join(objective_names(), ", "),
+       name);
 }
 
 std::vector<std::string> objective_names() {

@@ -25,9 +25,11 @@ struct LossTerms {
 class Objective {
  public:
   virtual ~Objective() = default;
-  // u (B) f64 uniforms in [0,1) from the loader -> what the objective calls t: i64 indices, or f32 sigma (flow).
+  // u (B) f64 uniforms in [0,1) from the loader -> what the objective calls t: i64 indices, or f32 sigma
+  // (flow).
   virtual at::Tensor timesteps(const at::Tensor& u) const = 0;
-  virtual NoisedBatch add_noise(const at::Tensor& x_0, const at::Tensor& noise, const at::Tensor& timesteps) const = 0;
+  virtual NoisedBatch add_noise(const at::Tensor& x_0, const at::Tensor& noise,
+                                const at::Tensor& timesteps) const = 0;
   // prediction (B, C or 2C, H, W) f32.
   virtual LossTerms loss(const at::Tensor& prediction, const at::Tensor& x_0, const at::Tensor& noise,
                          const NoisedBatch& noised) const = 0;
@@ -36,7 +38,8 @@ class Objective {
   virtual bool learns_sigma() const = 0;
 };
 
-// config: {"type": "iddpm" | "ddpm" | "flow", ...}: docs/objectives.md lists the keys of each type. Throws Error.
+// config: {"type": "iddpm" | "ddpm" | "flow", ...}: docs/objectives.md lists the keys of each type. Throws
+// Error.
 std::unique_ptr<Objective> make_objective(const nlohmann::json& config);
 // The config behind a --objective name: iddpm | epsilon | v_prediction | x_0 | flow.
 nlohmann::json objective_config(const std::string& name);

@@ -23,9 +23,8 @@ struct SamplerType {
   std::unique_ptr<Sampler> (*make)(const json&);
 };
 constexpr SamplerType kTypes[] = {
-    {"iddpm", make_iddpm_sampler},           {"iddpm_ddim", make_iddpm_ddim_sampler},
-    {"ddim", make_ddim_sampler},             {"ddpm", make_ddpm_sampler},
-    {"flow_euler", make_flow_euler_sampler}, {"dpmpp", make_dpmpp_sampler},
+    {"iddpm", make_iddpm_sampler}, {"iddpm_ddim", make_iddpm_ddim_sampler}, {"ddim", make_ddim_sampler},
+    {"ddpm", make_ddpm_sampler},   {"flow_euler", make_flow_euler_sampler}, {"dpmpp", make_dpmpp_sampler},
 };
 
 // The noise schedule that a model was trained on, in the keys of a diffusers scheduler.
@@ -85,7 +84,8 @@ json dpmpp_config(int64_t steps, const json& objective) {
 json flow_euler_config(int64_t steps, const json& objective) {
   json scheduler = {{"shift", objective.value("shift", 1.0)},
                     {"num_train_timesteps", objective.value("num_train_timesteps", 1000)}};
-  // Even steps from 1 to 0; the scheduler's own levels end at the training table's lowest and waste the last step.
+  // Even steps from 1 to 0; the scheduler's own levels end at the training table's lowest and waste the last
+  // step.
   const std::vector<double> sigmas = linspace(1, 1 / static_cast<double>(steps), steps);
   return {{"type", "flow_euler"}, {"steps", steps}, {"sigmas", sigmas}, {"scheduler", scheduler}};
 }
@@ -139,7 +139,8 @@ std::vector<std::string> sampler_names() {
 }
 
 at::Tensor run_sampler(Sampler& sampler, const at::Tensor& noise, const DenoiseFn& denoise,
-                       const StepNoiseFn& step_noise, const std::function<void(int64_t, const at::Tensor&)>& on_step) {
+                       const StepNoiseFn& step_noise,
+                       const std::function<void(int64_t, const at::Tensor&)>& on_step) {
   at::Tensor x = sampler.scale_start(noise);
   const std::vector<double>& timesteps = sampler.timesteps();
   for (int64_t i = 0; i < static_cast<int64_t>(timesteps.size()); ++i) {

@@ -21,21 +21,26 @@ class Sampler {
   virtual const std::vector<double>& timesteps() const = 0;  // as the model is given them, in order of use
   // Multiplies the start noise (schedulers whose first sigma is not 1); identity for most.
   virtual at::Tensor scale_start(const at::Tensor& noise) const { return noise; }
-  // One step: x at timesteps()[i] -> x at the next. Multistep samplers keep history: steps go in order from 0.
-  virtual at::Tensor step(int64_t i, const at::Tensor& x, const at::Tensor& model_output, const StepNoiseFn& noise) = 0;
+  // One step: x at timesteps()[i] -> x at the next. Multistep samplers keep history: steps go in order from
+  // 0.
+  virtual at::Tensor step(int64_t i, const at::Tensor& x, const at::Tensor& model_output,
+                          const StepNoiseFn& noise) = 0;
   virtual bool stochastic() const = 0;
 };
 
-// config: {"type": "iddpm" | "iddpm_ddim" | "ddim" | "ddpm" | "flow_euler" | "dpmpp", ...}: docs/samplers.md lists the
-// keys of each type. Throws Error.
+// config: {"type": "iddpm" | "iddpm_ddim" | "ddim" | "ddpm" | "flow_euler" | "dpmpp", ...}: docs/samplers.md
+// lists the keys of each type. Throws Error.
 std::unique_ptr<Sampler> make_sampler(const nlohmann::json& config);
-// The config behind kiln sample's --sampler ddpm|ddim|dpmpp_2m|flow_euler for a model trained with `objective`
-// (objective.h's config). Throws Error for pairs that make no sense (flow_euler on epsilon) saying which do.
-nlohmann::json sampler_config(const std::string& name, int64_t num_sampling_steps, const nlohmann::json& objective);
+// The config behind kiln sample's --sampler ddpm|ddim|dpmpp_2m|flow_euler for a model trained with
+// `objective` (objective.h's config). Throws Error for pairs that make no sense (flow_euler on epsilon)
+// saying which do.
+nlohmann::json sampler_config(const std::string& name, int64_t num_sampling_steps,
+                              const nlohmann::json& objective);
 std::vector<std::string> sampler_names();
 
 // scale_start, then all steps; on_step (optional) sees x after each.
-at::Tensor run_sampler(Sampler& sampler, const at::Tensor& noise, const DenoiseFn& denoise, const StepNoiseFn& step_noise,
+at::Tensor run_sampler(Sampler& sampler, const at::Tensor& noise, const DenoiseFn& denoise,
+                       const StepNoiseFn& step_noise,
                        const std::function<void(int64_t, const at::Tensor&)>& on_step = {});
 
 }  // namespace kiln

@@ -82,7 +82,8 @@ std::vector<double> iddpm_betas(const std::string& schedule, int64_t num_train_t
   const double scale = 1000.0 / static_cast<double>(num_train_timesteps);
   const double start = scale * 0.0001, end = scale * 0.02;
   // Short schedules would get betas of 1 and more, whose logarithms are not numbers.
-  if (end >= 1) fail("iddpm", "expected num_train_timesteps above 20 with linear betas, got {}", num_train_timesteps);
+  if (end >= 1)
+    fail("iddpm", "expected num_train_timesteps above 20 with linear betas, got {}", num_train_timesteps);
   std::vector<double> betas(num_train_timesteps);
   const double stride = (end - start) / static_cast<double>(num_train_timesteps - 1);
   for (int64_t i = 0; i < num_train_timesteps; ++i) betas[i] = static_cast<double>(i) * stride + start;

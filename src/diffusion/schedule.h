@@ -11,8 +11,8 @@
 
 namespace kiln {
 
-// One coefficient per training timestep. Computed in f64, gathered as f32 on whatever device the timesteps are on,
-// without a host synchronisation (the table itself is copied to each device once).
+// One coefficient per training timestep. Computed in f64, gathered as f32 on whatever device the timesteps
+// are on, without a host synchronisation (the table itself is copied to each device once).
 class Table {
  public:
   Table() = default;
@@ -30,16 +30,16 @@ class Table {
   std::shared_ptr<Copies> copies_;
 };
 
-// IDDPM's "linear" (1e-4..0.02 scaled by 1000 / T, Ho et al. 2020) and "squaredcos_cap_v2" (Nichol & Dhariwal 2021,
-// eq. 17, betas capped at 0.999), in f64. Throws Error for other names.
+// IDDPM's "linear" (1e-4..0.02 scaled by 1000 / T, Ho et al. 2020) and "squaredcos_cap_v2" (Nichol & Dhariwal
+// 2021, eq. 17, betas capped at 0.999), in f64. Throws Error for other names.
 std::vector<double> iddpm_betas(const std::string& schedule, int64_t num_train_timesteps);
 
 // Running product of (1 - beta).
 std::vector<double> cumulative_alphas(const std::vector<double>& betas);
 
-// alpha_bar of a diffusers scheduler_config.json: num_train_timesteps, beta_start, beta_end, beta_schedule (linear |
-// scaled_linear | squaredcos_cap_v2 | sigmoid), trained_betas, rescale_betas_zero_snr. Built in f32 as diffusers
-// builds it, because published models were trained on those very numbers; returned widened.
+// alpha_bar of a diffusers scheduler_config.json: num_train_timesteps, beta_start, beta_end, beta_schedule
+// (linear | scaled_linear | squaredcos_cap_v2 | sigmoid), trained_betas, rescale_betas_zero_snr. Built in f32
+// as diffusers builds it, because published models were trained on those very numbers; returned widened.
 std::vector<double> diffusers_alpha_bars(const DiffusionConfig& config);
 
 // sigma -> shift * sigma / (1 + (shift - 1) * sigma) (Esser et al. 2024, eq. 23).

@@ -24,14 +24,18 @@ std::string shape_text(const at::Tensor& tensor) {
 
 }  // namespace
 
-void initialize_weights(const Denoiser& denoiser, uint64_t seed) {
+void initialize_weights(const ParameterList& parameters, uint64_t seed) {
   const at::NoGradGuard no_grad;
-  for (const auto& parameter : denoiser.parameters()) {
+  for (const auto& parameter : parameters) {
     if (parameter->value.is_meta()) continue;
     at::Tensor drawn = at::empty(parameter->value.sizes(), at::kFloat);
     initialize(parameter->init, seed, parameter->key, drawn);
     parameter->value.copy_(drawn);
   }
+}
+
+void initialize_weights(const Denoiser& denoiser, uint64_t seed) {
+  initialize_weights(denoiser.parameters(), seed);
 }
 
 void load_weights(const ParameterList& parameters, const std::map<std::string, at::Tensor>& weights,

@@ -10,6 +10,7 @@
 namespace kiln {
 
 // Fresh weights; each depends on (seed, its key) alone.
+void initialize_weights(const ParameterList& parameters, uint64_t seed);
 void initialize_weights(const Denoiser& denoiser, uint64_t seed);
 // Copies by key, converting the dtype. Missing keys, unknown keys and wrong shapes are all listed in one
 // Error that names `source`. Computed constants (DiT's pos_embed) may be absent and are then computed.

@@ -1,5 +1,5 @@
-// From noise to pictures: batches of images through a denoiser and a sampler. The sample command and the trainer's
-// sample grids share it.
+// From noise to pictures: batches of images through a denoiser and a sampler. The sample command and the
+// trainer's sample grids share it.
 #pragma once
 #include <cstdint>
 #include <functional>
@@ -14,8 +14,10 @@
 
 namespace kiln {
 
-// Which channels classifier-free guidance touches: the model's own convention (DiT: the first 3 of 4), or all.
-enum class CfgConvention { kModel, kAll };
+// Which channels classifier-free guidance touches. kModel: the model's own convention (DiT: the first 3 of
+// 4). kAll: every channel. kAuto: the model's own where it predicts a sigma too, as the published DiTs do,
+// else all.
+enum class CfgConvention { kAuto, kModel, kAll };
 
 struct ImageRequest {
   int64_t index = 0;  // names the image's noise: the same index gives the same image in any batch
@@ -26,24 +28,24 @@ struct SampleOptions {
   nlohmann::json sampler;            // make_sampler's config
   std::vector<ImageRequest> images;  // what to draw, in this order
   double cfg_scale = 1;              // 1: no guidance, and no second half is computed
-  CfgConvention cfg_convention = CfgConvention::kModel;
-  int64_t height = 0, width = 0;     // of the latents; 0: the size that the model was built for
-  int64_t batch = 8;                 // images at a time (guidance doubles the rows)
+  CfgConvention cfg_convention = CfgConvention::kAuto;
+  int64_t height = 0, width = 0;  // of the latents; 0: the size that the model was built for
+  int64_t batch = 8;              // images at a time (guidance doubles the rows)
   uint64_t seed = 0;
-  at::Device device = at::kCPU;      // where the denoiser's weights are
-  std::function<bool()> stop;        // optional; asked before each step, true ends the run early
+  at::Device device = at::kCPU;  // where the denoiser's weights are
+  std::function<bool()> stop;    // optional; asked before each step, true ends the run early
 };
 
 using ImageSink = std::function<void(const ImageRequest&, const Image&)>;
 
-// Draws options.images in inference mode and hands each finished picture to `sink` in order. Returns false when
-// `stop` ended it early. `autoencoder` decodes x_0; null: x_0 holds RGB pixels in [-1, 1]. Throws Error: no null class
-// for guidance, labels out of range, neither autoencoder nor 3 channels.
+// Draws options.images in inference mode and hands each finished picture to `sink` in order. Returns false
+// when `stop` ended it early. `autoencoder` decodes x_0; null: x_0 holds RGB pixels in [-1, 1]. Throws Error:
+// no null class for guidance, labels out of range, neither autoencoder nor 3 channels.
 bool sample_images(const Denoiser& denoiser, const Autoencoder* autoencoder, const SampleOptions& options,
                    const ImageSink& sink);
 
-// The guided prediction as a DenoiseFn. labels (B) i64, undefined for unconditional models. The batch of both halves
-// shares x_t; the uncond half's extra channels (sigma, unguided ones) are dropped.
+// The guided prediction as a DenoiseFn. labels (B) i64, undefined for unconditional models. The batch of both
+// halves shares x_t; the uncond half's extra channels (sigma, unguided ones) are dropped.
 DenoiseFn guided_denoiser(const Denoiser& denoiser, const at::Tensor& labels, double cfg_scale,
                           CfgConvention convention);
 
@@ -52,7 +54,8 @@ at::Tensor start_noise(uint64_t seed, const std::vector<ImageRequest>& images, a
 at::Tensor step_noise(uint64_t seed, const std::vector<ImageRequest>& images, at::IntArrayRef image_shape,
                       int64_t step);
 
-// (B, 3, H, W) f32 in [-1, 1] -> 8-bit pictures: clamp(127.5 x + 128, 0, 255) truncated, as ADM and DiT write samples.
+// (B, 3, H, W) f32 in [-1, 1] -> 8-bit pictures: clamp(127.5 x + 128, 0, 255) truncated, as ADM and DiT write
+// samples.
 std::vector<Image> to_images(const at::Tensor& pixels);
 
 }  // namespace kiln

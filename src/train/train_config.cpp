@@ -4,6 +4,8 @@
 #include <algorithm>
 #include <charconv>
 #include <cmath>
+#include <optional>
+#include <type_traits>
 
 #include "core/error.h"
 #include "core/tensors.h"
@@ -31,6 +33,63 @@ std::string toml_value(const nlohmann::json& value) {
   std::string list = "[";
   for (size_t i = 0; i < value.size(); ++i) list += (i ? ", " : "") + value[i].dump();
   return list + "]";
+}
+
+// Levenshtein distance.
+size_t edit_distance(std::string_view a, std::string_view b) {
+  std::vector<size_t> row(b.size() + 1);
+  for (size_t j = 0; j <= b.size(); ++j) row[j] = j;
+  for (size_t i = 1; i <= a.size(); ++i) {
+    size_t diagonal = row[0];
+    row[0] = i;
+    for (size_t j = 1; j <= b.size(); ++j) {
+      const size_t replaced = diagonal + (a[i - 1] != b[j - 1]);
+      diagonal = row[j];
+      row[j] = std::min({row[j] + 1, row[j - 1] + 1, replaced});
+    }
+  }
+  return row[b.size()];
+}
+
+template <class T>
+bool assign(T& field, const nlohmann::json& value) {
+  if constexpr (std::is_same_v<T, bool>) {
+    if (!value.is_boolean()) return false;
+  } else if constexpr (std::is_same_v<T, std::string>) {
+    if (!value.is_string()) return false;
+  } else if constexpr (std::is_integral_v<T>) {
+    if (!value.is_number_integer() || (std::is_unsigned_v<T> && value < 0)) return false;
+  } else if constexpr (std::is_floating_point_v<T>) {
+    if (!value.is_number()) return false;
+  } else {
+    T list;
+    if (!value.is_array()) {
+      list.resize(1);
+      if (!assign(list[0], value)) return false;
+    } else {
+      list.resize(value.size());
+      for (size_t i = 0; i < value.size(); ++i)
+        if (!assign(list[i], value[i])) return false;
+    }
+    field = std::move(list);
+    return true;
+  }
+  value.get_to(field);
+  return true;
+}
+
+template <class T>
+constexpr const char* type_name() {
+  if constexpr (std::is_same_v<T, bool>)
+    return "true or false";
+  else if constexpr (std::is_same_v<T, std::string>)
+    return "a string";
+  else if constexpr (std::is_integral_v<T>)
+    return "an integer";
+  else if constexpr (std::is_floating_point_v<T>)
+    return "a number";
+  else
+    return "a list of numbers";
 }
 
 std::optional<int64_t> parse_index(std::string_view text) {
@@ -88,6 +147,20 @@ void validate(const TrainOptions& o) {
   require(o.prefetch > 0, "prefetch", "a positive number", o.prefetch);
   objective_config_of(o);
   optimizer_config_of(o);
+}
+
+void set_option(TrainOptions& options, const std::string& name, const nlohmann::json& value) {
+  bool known = false;
+  std::pair<size_t, std::string> nearest{std::string::npos, ""};
+  visit_options(options, [&](const char* option, auto& field, OnResume, const char*) {
+    nearest = std::min(nearest, {edit_distance(name, option), option});
+    if (name != option) return;
+    known = true;
+    if (!assign(field, value))
+      fail("train", "{} expects {}, got {}", name, type_name<std::remove_cvref_t<decltype(field)>>(),
+           value.dump());
+  });
+  if (!known) fail("train", "unknown option '{}': did you mean '{}'?", name, nearest.second);
 }
 
 nlohmann::json to_json(const TrainOptions& options) {

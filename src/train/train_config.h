@@ -144,6 +144,9 @@ void visit_options(Options& o, Visitor&& visit) {
   visit("sample-classes", o.sample_classes, kHarmless, "Classes of the grids (empty: spread over all)");
 }
 
+// Sets one option from a recipe's value. Throws Error: unknown name (the nearest one is told), wrong type.
+void set_option(TrainOptions& options, const std::string& name, const nlohmann::json& value);
+
 // Refuses impossible values by option name and what to do. Throws Error.
 void validate(const TrainOptions& options);
 

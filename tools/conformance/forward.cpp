@@ -13,6 +13,7 @@
 #include "io.h"
 #include "model_io.h"
 #include "models/autoencoders/autoencoder_kl.h"
+#include "models/weights.h"
 #include "verbs.h"
 
 namespace kiln::conformance {

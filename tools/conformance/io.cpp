@@ -4,17 +4,47 @@
 #include <fmt/ranges.h>
 
 #include <fstream>
+#include <iterator>
+#include <string_view>
 
 #include "checkpoint/tensor_files.h"
 #include "core/error.h"
 
 namespace kiln::conformance {
 
+namespace {
+
+// Python writes numbers that JSON does not have (diffusers' configs hold "lambda_min_clipped": -Infinity). They stand
+// for "no limit" wherever they occur, which null says too.
+std::string without_infinities(const std::string& text) {
+  std::string result;
+  bool in_string = false;
+  for (size_t i = 0; i < text.size();) {
+    if (!in_string) {
+      size_t length = 0;
+      for (const std::string_view word : {"-Infinity", "Infinity", "NaN"})
+        if (length == 0 && text.compare(i, word.size(), word) == 0) length = word.size();
+      if (length > 0) {
+        result += "null";
+        i += length;
+        continue;
+      }
+    }
+    if (in_string && text[i] == '\\' && i + 1 < text.size()) result += text[i++];
+    else if (text[i] == '"') in_string = !in_string;
+    result += text[i++];
+  }
+  return result;
+}
+
+}  // namespace
+
 nlohmann::json read_config(const std::string& path) {
   std::ifstream file(path);
   if (!file) fail("config", "cannot read {}", path);
+  const std::string text{std::istreambuf_iterator<char>(file), {}};
   try {
-    return nlohmann::json::parse(file);
+    return nlohmann::json::parse(without_infinities(text));
   } catch (const nlohmann::json::exception& error) {
     fail("config", "{} is not JSON: {}", path, error.what());
   }

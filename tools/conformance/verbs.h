@@ -6,11 +6,17 @@ namespace kiln::conformance {
 
 void add_forward_verb(CLI::App& app);
 void add_init_verb(CLI::App& app);
+void add_sample_verb(CLI::App& app);
+void add_sampler_verb(CLI::App& app);
+void add_loss_verb(CLI::App& app);
 
 using AddVerb = void (*)(CLI::App&);
 inline constexpr std::initializer_list<AddVerb> kVerbs = {
     add_forward_verb,
     add_init_verb,
+    add_sample_verb,
+    add_sampler_verb,
+    add_loss_verb,
 };
 
 }  // namespace kiln::conformance

@@ -12,7 +12,8 @@ enum class PredictionType { kEpsilon, kVPrediction, kSample, kVelocity };
 PredictionType parse_prediction_type(const std::string& who, const std::string& name);
 
 // x_t = alpha_t x_0 + sigma_t epsilon. `output` and `x_t` (B, C, H, W).
-at::Tensor to_x_0(PredictionType type, const at::Tensor& output, const at::Tensor& x_t, double alpha_t, double sigma_t);
+at::Tensor to_x_0(PredictionType type, const at::Tensor& output, const at::Tensor& x_t, double alpha_t,
+                  double sigma_t);
 at::Tensor to_epsilon(PredictionType type, const at::Tensor& output, const at::Tensor& x_t, double alpha_t,
                       double sigma_t);
 

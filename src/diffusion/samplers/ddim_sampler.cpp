@@ -37,7 +37,8 @@ class DdimSampler : public Sampler {
   const std::vector<double>& timesteps() const override { return timesteps_; }
   bool stochastic() const override { return eta_ > 0; }
 
-  at::Tensor step(int64_t i, const at::Tensor& x, const at::Tensor& model_output, const StepNoiseFn& noise) override {
+  at::Tensor step(int64_t i, const at::Tensor& x, const at::Tensor& model_output,
+                  const StepNoiseFn& noise) override {
     const at::Tensor output = predicted_channels("ddim", model_output, x.size(1));
     const double bar = alpha_bars_[static_cast<size_t>(timesteps_[i])];
     const double previous = previous_[i] >= 0 ? alpha_bars_[previous_[i]] : final_alpha_bar_;
@@ -45,10 +46,10 @@ class DdimSampler : public Sampler {
     at::Tensor x_0 = to_x_0(type_, output, x, alpha_t, sigma_t);
     if (clip_ > 0) x_0 = x_0.clamp(-clip_, clip_);
     // Eq. 12 and 16; epsilon stays that of the unclipped prediction, as diffusers has it.
-    const double deviation = eta_ * std::sqrt(std::max((1 - previous) / (1 - bar) * (1 - bar / previous), 0.0));
+    const double deviation =
+        eta_ * std::sqrt(std::max((1 - previous) / (1 - bar) * (1 - bar / previous), 0.0));
     const double direction = std::sqrt(std::max(1 - previous - deviation * deviation, 0.0));
-    at::Tensor next =
-        std::sqrt(previous) * x_0 + direction * to_epsilon(type_, output, x, alpha_t, sigma_t);
+    at::Tensor next = std::sqrt(previous) * x_0 + direction * to_epsilon(type_, output, x, alpha_t, sigma_t);
     return deviation > 0 ? next + deviation * noise(i) : next;
   }
 

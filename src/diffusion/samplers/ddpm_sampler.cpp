@@ -15,8 +15,9 @@ namespace {
 enum class VarianceType { kFixedSmall, kFixedLarge, kLearned, kLearnedRange };
 
 VarianceType parse_variance_type(const DiffusionConfig& scheduler) {
-  const std::string name = scheduler.choice("variance_type", "fixed_small",
-                                            {"fixed_small", "fixed_small_log", "fixed_large", "learned", "learned_range"});
+  const std::string name =
+      scheduler.choice("variance_type", "fixed_small",
+                       {"fixed_small", "fixed_small_log", "fixed_large", "learned", "learned_range"});
   if (name == "fixed_large") return VarianceType::kFixedLarge;
   if (name == "learned") return VarianceType::kLearned;
   if (name == "learned_range") return VarianceType::kLearnedRange;
@@ -40,7 +41,8 @@ class DdpmSampler : public Sampler {
   const std::vector<double>& timesteps() const override { return timesteps_; }
   bool stochastic() const override { return true; }
 
-  at::Tensor step(int64_t i, const at::Tensor& x, const at::Tensor& model_output, const StepNoiseFn& noise) override {
+  at::Tensor step(int64_t i, const at::Tensor& x, const at::Tensor& model_output,
+                  const StepNoiseFn& noise) override {
     const at::Tensor output = predicted_channels("ddpm", model_output, x.size(1));
     const bool last = i + 1 == static_cast<int64_t>(timesteps_.size());
     const double bar = alpha_bars_[static_cast<size_t>(timesteps_[i])];
@@ -49,17 +51,21 @@ class DdpmSampler : public Sampler {
     at::Tensor x_0 = to_x_0(type_, output, x, std::sqrt(bar), std::sqrt(1 - bar));
     if (clip_ > 0) x_0 = x_0.clamp(-clip_, clip_);
     // Eq. 7.
-    at::Tensor next = (std::sqrt(previous) * beta / (1 - bar)) * x_0 +
-                      (std::sqrt(alpha) * (1 - previous) / (1 - bar)) * x;
+    at::Tensor next =
+        (std::sqrt(previous) * beta / (1 - bar)) * x_0 + (std::sqrt(alpha) * (1 - previous) / (1 - bar)) * x;
     if (timesteps_[i] == 0) return next;
     const double posterior = std::max((1 - previous) / (1 - bar) * beta, 1e-20);
     switch (variance_type_) {
-      case VarianceType::kFixedSmall: return next + std::sqrt(posterior) * noise(i);
-      case VarianceType::kFixedLarge: return next + std::sqrt(beta) * noise(i);
-      case VarianceType::kLearned: return next + predicted_variance(model_output, x).sqrt() * noise(i);
+      case VarianceType::kFixedSmall:
+        return next + std::sqrt(posterior) * noise(i);
+      case VarianceType::kFixedLarge:
+        return next + std::sqrt(beta) * noise(i);
+      case VarianceType::kLearned:
+        return next + predicted_variance(model_output, x).sqrt() * noise(i);
       case VarianceType::kLearnedRange: {
         const at::Tensor fraction = (predicted_variance(model_output, x) + 1) / 2;
-        return next + (0.5 * (fraction * std::log(beta) + (1 - fraction) * std::log(posterior))).exp() * noise(i);
+        return next +
+               (0.5 * (fraction * std::log(beta) + (1 - fraction) * std::log(posterior))).exp() * noise(i);
       }
     }
     return next;

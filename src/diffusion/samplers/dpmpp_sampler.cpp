@@ -51,7 +51,8 @@ SolverSteps flow_steps(const DiffusionConfig& scheduler, int64_t count) {
   return steps;
 }
 
-SolverSteps schedule_steps(const DiffusionConfig& scheduler, const std::vector<double>& alpha_bars, int64_t count) {
+SolverSteps schedule_steps(const DiffusionConfig& scheduler, const std::vector<double>& alpha_bars,
+                           int64_t count) {
   std::vector<float> sigmas, log_sigmas;
   int64_t end = static_cast<int64_t>(alpha_bars.size());
   const double lambda_min = scheduler.get("lambda_min_clipped", -std::numeric_limits<double>::infinity());
@@ -72,10 +73,12 @@ SolverSteps schedule_steps(const DiffusionConfig& scheduler, const std::vector<d
     }
     return steps;
   }
-  const bool rounds = !exponential && scheduler.get<std::string>("beta_schedule", "linear") != "squaredcos_cap_v2";
-  const std::vector<double> levels = karras            ? karras_sigmas(sigmas.back(), sigmas.front(), count)
-                                     : uniform_log_snr ? uniform_log_snr_sigmas(log_sigmas, count)
-                                                       : exponential_sigmas(sigmas.back(), sigmas.front(), count);
+  const bool rounds =
+      !exponential && scheduler.get<std::string>("beta_schedule", "linear") != "squaredcos_cap_v2";
+  const std::vector<double> levels = karras ? karras_sigmas(sigmas.back(), sigmas.front(), count)
+                                     : uniform_log_snr
+                                         ? uniform_log_snr_sigmas(log_sigmas, count)
+                                         : exponential_sigmas(sigmas.back(), sigmas.front(), count);
   for (double sigma : levels) {
     const double t = timestep_of(sigma, log_sigmas);
     steps.timesteps.push_back(std::trunc(rounds ? std::nearbyint(t) : t));
@@ -99,7 +102,8 @@ class DpmppSampler : public Sampler {
     if (order_ < 1 || order_ > 3) fail("dpmpp", "expected solver_order 1, 2 or 3, got {}", order_);
     if (type_ == PredictionType::kVelocity && !flow_) fail("dpmpp", "flow_prediction needs use_flow_sigmas");
     std::vector<double> alpha_bars = diffusers_alpha_bars(scheduler);
-    if (scheduler.get("rescale_betas_zero_snr", false)) alpha_bars.back() = std::exp2(-24);  // log(0) is no level
+    if (scheduler.get("rescale_betas_zero_snr", false))
+      alpha_bars.back() = std::exp2(-24);  // log(0) is no level
     const int64_t count = num_steps(config, static_cast<int64_t>(alpha_bars.size()));
     steps_ = flow_ ? flow_steps(scheduler, count) : schedule_steps(scheduler, alpha_bars, count);
     const bool to_zero = scheduler.choice("final_sigmas_type", "zero", {"zero", "sigma_min"}) == "zero";
@@ -112,7 +116,8 @@ class DpmppSampler : public Sampler {
   const std::vector<double>& timesteps() const override { return steps_.timesteps; }
   bool stochastic() const override { return stochastic_; }
 
-  at::Tensor step(int64_t i, const at::Tensor& x, const at::Tensor& model_output, const StepNoiseFn& noise) override {
+  at::Tensor step(int64_t i, const at::Tensor& x, const at::Tensor& model_output,
+                  const StepNoiseFn& noise) override {
     if (i == 0) history_.clear();
     const Level now = level(i), next = level(i + 1);
     history_.push_front(
@@ -181,7 +186,8 @@ class DpmppSampler : public Sampler {
 
 std::unique_ptr<Sampler> make_dpmpp_sampler(const nlohmann::json& config) {
   const nlohmann::json scheduler = config.value("scheduler", nlohmann::json::object());
-  return std::make_unique<DpmppSampler>(DiffusionConfig("dpmpp", config), DiffusionConfig("dpmpp", scheduler));
+  return std::make_unique<DpmppSampler>(DiffusionConfig("dpmpp", config),
+                                        DiffusionConfig("dpmpp", scheduler));
 }
 
 }  // namespace kiln

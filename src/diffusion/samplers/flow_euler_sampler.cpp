@@ -11,7 +11,8 @@ namespace kiln {
 namespace {
 
 // Before the shift: given ones, or evenly from the first to the last level of the (shifted) training table.
-std::vector<double> unshifted_sigmas(const DiffusionConfig& config, int64_t num_train_timesteps, double shift) {
+std::vector<double> unshifted_sigmas(const DiffusionConfig& config, int64_t num_train_timesteps,
+                                     double shift) {
   const int64_t steps = num_steps(config, num_train_timesteps);
   if (config.has("sigmas")) {
     const auto sigmas = config.at("sigmas").get<std::vector<double>>();
@@ -43,7 +44,8 @@ class FlowEulerSampler : public Sampler {
       for (double& sigma : sigmas) sigma = 1 - (1 - sigma) / factor;
     }
     const int64_t count = static_cast<int64_t>(sigmas.size());
-    if (scheduler.get("use_karras_sigmas", false)) sigmas = karras_sigmas(sigmas.front(), sigmas.back(), count);
+    if (scheduler.get("use_karras_sigmas", false))
+      sigmas = karras_sigmas(sigmas.front(), sigmas.back(), count);
     if (scheduler.get("use_exponential_sigmas", false))
       sigmas = exponential_sigmas(sigmas.front(), sigmas.back(), count);
     for (double sigma : sigmas) {
@@ -56,7 +58,8 @@ class FlowEulerSampler : public Sampler {
   const std::vector<double>& timesteps() const override { return timesteps_; }
   bool stochastic() const override { return stochastic_; }
 
-  at::Tensor step(int64_t i, const at::Tensor& x, const at::Tensor& model_output, const StepNoiseFn& noise) override {
+  at::Tensor step(int64_t i, const at::Tensor& x, const at::Tensor& model_output,
+                  const StepNoiseFn& noise) override {
     const at::Tensor velocity = predicted_channels("flow_euler", model_output, x.size(1));
     const double sigma = sigmas_[i], next = sigmas_[i + 1];
     if (!stochastic_) return x + static_cast<double>(sigmas_[i + 1] - sigmas_[i]) * velocity;

@@ -40,8 +40,8 @@ struct Respaced {
 };
 Respaced respace(const DiffusionConfig& config) {
   const int64_t num_train_timesteps = config.positive("num_train_timesteps", 1000);
-  const std::vector<double> alpha_bars = cumulative_alphas(
-      iddpm_betas(config.get<std::string>("beta_schedule", "linear"), num_train_timesteps));
+  const std::vector<double> alpha_bars =
+      cumulative_alphas(iddpm_betas(config.get<std::string>("beta_schedule", "linear"), num_train_timesteps));
   std::vector<int64_t> kept = respaced_timesteps(num_train_timesteps, steps_of(config));
   std::vector<double> betas;
   double previous = 1;
@@ -91,7 +91,8 @@ class IddpmSampler : public IddpmSamplerBase {
  public:
   using IddpmSamplerBase::IddpmSamplerBase;
 
-  at::Tensor step(int64_t i, const at::Tensor& x, const at::Tensor& output, const StepNoiseFn& noise) override {
+  at::Tensor step(int64_t i, const at::Tensor& x, const at::Tensor& output,
+                  const StepNoiseFn& noise) override {
     const size_t t = row(i);
     const at::Tensor x_0 = predict_x_0(t, x, epsilon(x, output));
     at::Tensor mean = tables().mean_x_0[t] * x_0 + tables().mean_x_t[t] * x;
@@ -112,11 +113,13 @@ class IddpmSampler : public IddpmSamplerBase {
 
 class IddpmDdimSampler : public IddpmSamplerBase {
  public:
-  explicit IddpmDdimSampler(const DiffusionConfig& config) : IddpmSamplerBase(config), eta_(config.get("eta", 0.0)) {
+  explicit IddpmDdimSampler(const DiffusionConfig& config)
+      : IddpmSamplerBase(config), eta_(config.get("eta", 0.0)) {
     if (!(eta_ >= 0)) fail(config.who(), "expected eta to be 0 or more, got {}", eta_);
   }
 
-  at::Tensor step(int64_t i, const at::Tensor& x, const at::Tensor& output, const StepNoiseFn& noise) override {
+  at::Tensor step(int64_t i, const at::Tensor& x, const at::Tensor& output,
+                  const StepNoiseFn& noise) override {
     const size_t t = row(i);
     const at::Tensor x_0 = predict_x_0(t, x, epsilon(x, output));
     // From x_0 again, so that a clipped x_0 counts (Song et al. 2021, eq. 12).
@@ -144,8 +147,8 @@ std::vector<int64_t> respaced_timesteps(int64_t num_train_timesteps, const std::
       for (int64_t t = 0; t < num_train_timesteps; t += stride) kept.push_back(t);
       return kept;
     }
-    fail("iddpm", "no integer stride takes exactly {} of {} timesteps: choose another number for ddim", wanted,
-         num_train_timesteps);
+    fail("iddpm", "no integer stride takes exactly {} of {} timesteps: choose another number for ddim",
+         wanted, num_train_timesteps);
   }
   std::vector<int64_t> counts;
   for (size_t begin = 0; begin <= respacing.size();) {
@@ -163,8 +166,8 @@ std::vector<int64_t> respaced_timesteps(int64_t num_train_timesteps, const std::
     const int64_t size = num_train_timesteps / sections + (section < num_train_timesteps % sections ? 1 : 0);
     const int64_t count = counts[section];
     if (count > size)
-      fail("iddpm", "cannot take {} sampling steps from {} timesteps (steps \"{}\" of {})", count, size, respacing,
-           num_train_timesteps);
+      fail("iddpm", "cannot take {} sampling steps from {} timesteps (steps \"{}\" of {})", count, size,
+           respacing, num_train_timesteps);
     const double stride = count > 1 ? static_cast<double>(size - 1) / static_cast<double>(count - 1) : 1.0;
     double position = 0;  // summed, not multiplied, and rounded half to even: published runs depend on it
     for (int64_t i = 0; i < count; ++i, position += stride)

@@ -1,4 +1,5 @@
-// IDDPM's ancestral sampler and its DDIM variant on a respaced schedule (Nichol & Dhariwal 2021; Song et al. 2021).
+// IDDPM's ancestral sampler and its DDIM variant on a respaced schedule (Nichol & Dhariwal 2021; Song et al.
+// 2021).
 #pragma once
 #include <memory>
 #include <nlohmann/json.hpp>

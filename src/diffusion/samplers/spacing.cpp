@@ -6,8 +6,8 @@
 namespace kiln {
 namespace {
 
-// numpy.arange(start, 0, -stride): later elements are multiples of the rounded first difference, which decides how
-// timesteps on a half are rounded.
+// numpy.arange(start, 0, -stride): later elements are multiples of the rounded first difference, which
+// decides how timesteps on a half are rounded.
 std::vector<double> descending_range(double start, double stride, int64_t at_most) {
   const int64_t count = std::min(static_cast<int64_t>(std::ceil(start / stride)), at_most);
   const double difference = (start - stride) - start;
@@ -38,10 +38,12 @@ std::vector<int64_t> even_timesteps(const DiffusionConfig& scheduler, const std:
   return timesteps;
 }
 
-void check_range(const DiffusionConfig& scheduler, const std::vector<int64_t>& timesteps, int64_t num_train_timesteps) {
+void check_range(const DiffusionConfig& scheduler, const std::vector<int64_t>& timesteps,
+                 int64_t num_train_timesteps) {
   for (int64_t t : timesteps)
     if (t < 0 || t >= num_train_timesteps)
-      fail(scheduler.who(), "timestep {} is outside the {} of training: lower steps_offset or the number of steps", t,
+      fail(scheduler.who(),
+           "timestep {} is outside the {} of training: lower steps_offset or the number of steps", t,
            num_train_timesteps);
 }
 
@@ -59,11 +61,13 @@ std::vector<double> linspace(double start, double stop, int64_t count) {
 std::vector<int64_t> spaced_timesteps(const DiffusionConfig& scheduler, int64_t num_sampling_steps,
                                       const std::string& default_spacing) {
   const int64_t end = scheduler.positive("num_train_timesteps", 1000);
-  const std::string spacing = scheduler.choice("timestep_spacing", default_spacing, {"linspace", "leading", "trailing"});
+  const std::string spacing =
+      scheduler.choice("timestep_spacing", default_spacing, {"linspace", "leading", "trailing"});
   const std::vector<int64_t> timesteps =
-      spacing == "trailing" ? trailing_timesteps(end, static_cast<double>(end) / static_cast<double>(num_sampling_steps),
-                                                 num_sampling_steps)
-                            : even_timesteps(scheduler, spacing, end, num_sampling_steps);
+      spacing == "trailing"
+          ? trailing_timesteps(end, static_cast<double>(end) / static_cast<double>(num_sampling_steps),
+                               num_sampling_steps)
+          : even_timesteps(scheduler, spacing, end, num_sampling_steps);
   check_range(scheduler, timesteps, end);
   return timesteps;
 }
@@ -71,7 +75,8 @@ std::vector<int64_t> spaced_timesteps(const DiffusionConfig& scheduler, int64_t 
 std::vector<int64_t> spaced_solver_timesteps(const DiffusionConfig& scheduler, int64_t num_sampling_steps,
                                              int64_t end) {
   const int64_t num_train_timesteps = scheduler.positive("num_train_timesteps", 1000);
-  const std::string spacing = scheduler.choice("timestep_spacing", "linspace", {"linspace", "leading", "trailing"});
+  const std::string spacing =
+      scheduler.choice("timestep_spacing", "linspace", {"linspace", "leading", "trailing"});
   std::vector<int64_t> timesteps;
   if (spacing == "trailing") {
     const double stride = static_cast<double>(num_train_timesteps) / static_cast<double>(num_sampling_steps);
@@ -94,14 +99,16 @@ std::vector<double> karras_sigmas(double sigma_max, double sigma_min, int64_t co
 
 std::vector<double> exponential_sigmas(double sigma_max, double sigma_min, int64_t count) {
   std::vector<double> sigmas;
-  for (double level : linspace(std::log(sigma_max), std::log(sigma_min), count)) sigmas.push_back(std::exp(level));
+  for (double level : linspace(std::log(sigma_max), std::log(sigma_min), count))
+    sigmas.push_back(std::exp(level));
   return sigmas;
 }
 
 int64_t num_steps(const DiffusionConfig& config, int64_t most) {
   if (!config.has("steps")) fail(config.who(), "expected \"steps\" in the sampler's config");
   const int64_t steps = config.positive("steps", 0);
-  if (steps > most) fail(config.who(), "expected at most {} sampling steps (the training timesteps), got {}", most, steps);
+  if (steps > most)
+    fail(config.who(), "expected at most {} sampling steps (the training timesteps), got {}", most, steps);
   return steps;
 }
 

@@ -1,4 +1,5 @@
-// Where samplers put their steps: timesteps and noise levels as diffusers' schedulers space them, rounding included.
+// Where samplers put their steps: timesteps and noise levels as diffusers' schedulers space them, rounding
+// included.
 #pragma once
 #include <cstdint>
 #include <string>
@@ -11,12 +12,13 @@ namespace kiln {
 // `count` values from start to stop, both included, rounded as numpy.linspace rounds.
 std::vector<double> linspace(double start, double stop, int64_t count);
 
-// Descending timesteps below `end` by "timestep_spacing" (linspace | leading | trailing), as DDIM's and DDPM's
-// schedulers choose them, "steps_offset" included. `default_spacing` is the scheduler's.
+// Descending timesteps below `end` by "timestep_spacing" (linspace | leading | trailing), as DDIM's and
+// DDPM's schedulers choose them, "steps_offset" included. `default_spacing` is the scheduler's.
 std::vector<int64_t> spaced_timesteps(const DiffusionConfig& scheduler, int64_t num_sampling_steps,
                                       const std::string& default_spacing);
 // The same for DPM-Solver, whose linspace and leading spacings leave out one more timestep.
-std::vector<int64_t> spaced_solver_timesteps(const DiffusionConfig& scheduler, int64_t num_sampling_steps, int64_t end);
+std::vector<int64_t> spaced_solver_timesteps(const DiffusionConfig& scheduler, int64_t num_sampling_steps,
+                                             int64_t end);
 
 // Descending noise levels: Karras et al. 2022, eq. 5 with rho 7; evenly spaced logarithms.
 std::vector<double> karras_sigmas(double sigma_max, double sigma_min, int64_t count);

@@ -25,6 +25,7 @@ namespace kiln::ops::cpu {
 namespace {
 
 #define KILN_INLINE inline __attribute__((always_inline))
+#define KILN_APART __attribute__((noinline))  // so that its constants take no registers from the products
 #define KILN_LAMBDA __attribute__((always_inline))
 
 constexpr int kTileRows = 6;     // rows of a register tile: 6 x 4 sums + 4 of B + 1 of A = 29 of 32 registers
@@ -67,6 +68,10 @@ KILN_INLINE __m512 exp2_masked(__mmask16 mask, __m512 x) {
   p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(1.0f));
   return _mm512_maskz_scalef_ps(mask, p, whole);
 }
+
+// Tokens lie too far apart for the processor to foresee; may point beyond the tensor.
+constexpr int kPrefetchTokens = 16;
+KILN_INLINE void prefetch(const void* p) { _mm_prefetch(static_cast<const char*>(p), _MM_HINT_T0); }
 
 // Up to 16 elements as f32.
 KILN_INLINE __m512 load_floats(const float* p, __mmask16 mask) { return _mm512_maskz_loadu_ps(mask, p); }
@@ -122,11 +127,13 @@ void pack_transposed(const void* rows, int64_t stride, int64_t num_tokens, int64
       const int64_t tokens = smaller(16, num_tokens - panel - column);
       for (int64_t unit = 0; unit < units; unit += 16) {
         __m512i block[16];
-        for (int64_t i = 0; i < 16; ++i)
+        for (int64_t i = 0; i < 16; ++i) {
+          prefetch(source + (panel + column + 16 + i) * stride + unit * E::kPerUnit);
           block[i] = i < tokens ? _mm512_maskz_loadu_epi32(
                                       first_lanes(units - unit),
                                       source + (panel + column + i) * stride + unit * E::kPerUnit)
                                 : _mm512_setzero_si512();
+        }
         transpose_16x16(block);
         for (int64_t i = 0; i < smaller(16, units - unit); ++i)
           _mm512_store_si512(out + (unit + i) * width + column, block[i]);
@@ -155,6 +162,7 @@ void pack_rows(const void* rows, int64_t stride, int64_t num_tokens, int64_t pad
     const auto* row = source + token * stride;
     for (int64_t column = 0; column < width; column += 16) {
       const __mmask16 mask = first_lanes(head_dim - column);
+      for (int i = 0; i < E::kPerUnit; ++i) prefetch(row + (kPrefetchTokens + i) * stride + column);
       if constexpr (E::kPerUnit == 1) {
         _mm512_store_ps(out + column, _mm512_maskz_loadu_ps(mask, row + column));
       } else {
@@ -295,7 +303,7 @@ struct ForwardScratch {
 // exp2 of one row of scores less its maximum, as units along the keys. Returns log2 of the sum; its inverse
 // in `inverse`.
 template <class E>
-KILN_INLINE float softmax_row(const float* scores, int64_t num_tokens, int64_t padded, uint32_t* out,
+KILN_APART float softmax_row(const float* scores, int64_t num_tokens, int64_t padded, uint32_t* out,
                               float* inverse) {
   __m512 top = _mm512_set1_ps(-INFINITY);
   int64_t j = 0;
@@ -338,6 +346,9 @@ void forward_head(const AttentionForward& args, int64_t row_begin, int64_t row_e
 
   for (int64_t row = row_begin; row < row_end; row += kForwardRows) {
     const int64_t rows = smaller(kForwardRows, row_end - row);
+    for (int64_t i = 0; i < kForwardRows; ++i)
+      for (int64_t d = 0; d < head_dim; d += 64 / static_cast<int64_t>(sizeof(Scalar)))
+        prefetch(static_cast<const Scalar*>(args.q) + (row + kForwardRows + i) * args.qkv_stride + d);
     const uint32_t* panel = s.keys;
     for (int64_t key = 0; key < num_tokens; key += kPanel) {
       const int64_t width = smaller(kPanel, round_up(num_tokens - key, 32));
@@ -421,7 +432,7 @@ void row_terms(const AttentionBackward& args, int64_t row, int64_t rows, const B
 // From a tile of scores and of grad_p: p = exp2(scores - log2_sum), ds = p * (grad_p - delta), stored in
 // units of rows and (ds) of keys. `i` is the tile's first row in the block, `key` its first key.
 template <class E>
-KILN_INLINE void softmax_backward_tile(const BackwardScratch<E>& s, const Sizes& size, int64_t i, int64_t key,
+KILN_APART void softmax_backward_tile(const BackwardScratch<E>& s, const Sizes& size, int64_t i, int64_t key,
                                        int64_t width, int64_t num_tokens, __m512 scale) {
   for (int r = 0; r < kTileRows; r += E::kPerUnit) {
     for (int64_t j = 0; j < width; j += 32) {

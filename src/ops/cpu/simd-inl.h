@@ -34,7 +34,11 @@ HWY_INLINE Vec load(const Bf16* p) {
   const auto bits = hn::LoadU(U16(), reinterpret_cast<const uint16_t*>(p));
   return hn::BitCast(F32(), hn::ShiftLeft<16>(hn::PromoteTo(U32(), bits)));
 }
+#if HWY_TARGET == HWY_SCALAR  // Highway's own conversion there knows neither infinity nor rounding to even
+HWY_INLINE Vec load(const Fp16* p) { return set(fp16_to_float(p->bits)); }
+#else
 HWY_INLINE Vec load(const Fp16* p) { return hn::PromoteTo(F32(), hn::LoadU(F16(), p)); }
+#endif
 
 // Round to nearest even; NaN stays NaN.
 HWY_INLINE hn::Vec<U16> to_bf16_bits(Vec v) {
@@ -49,7 +53,11 @@ HWY_INLINE hn::Vec<U16> to_bf16_bits(Vec v) {
 
 HWY_INLINE void store(Vec v, float* p) { hn::StoreU(v, F32(), p); }
 HWY_INLINE void store(Vec v, Bf16* p) { hn::StoreU(to_bf16_bits(v), U16(), reinterpret_cast<uint16_t*>(p)); }
+#if HWY_TARGET == HWY_SCALAR
+HWY_INLINE void store(Vec v, Fp16* p) { p->bits = float_to_fp16(hn::GetLane(v)); }
+#else
 HWY_INLINE void store(Vec v, Fp16* p) { hn::StoreU(hn::DemoteTo(F16(), v), F16(), p); }
+#endif
 
 // The first `count` <= kLanes elements; lanes beyond them are zero, and nothing beyond them is touched.
 template <class T>

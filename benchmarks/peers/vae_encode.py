@@ -1,0 +1,74 @@
+"""KL-f8 encoding, Kiln against diffusers in bf16, in turn in one run; medians and their ratio.
+
+Both encode the same number of random images with random weights of the Stable Diffusion VAE's shape: the time does
+not depend on the values. Kiln's side is benchmarks/ops/bench_autoencoder_kl.cpp.
+
+    python benchmarks/peers/vae_encode.py --bench build/benchmarks/bench_autoencoder_kl [--rounds 3] [--decode]
+"""
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import time
+
+SIDE, BATCH = 256, 8  # as bench_autoencoder_kl
+
+
+def diffusers_worker(decode):
+    """Runs in a process of its own; prints images/s of the best of two calls after one to warm up."""
+    import torch
+    from diffusers import AutoencoderKL
+
+    torch.set_num_threads(len(os.sched_getaffinity(0)))
+    widths = [128, 256, 512, 512]
+    vae = AutoencoderKL(in_channels=3, out_channels=3, latent_channels=4, layers_per_block=2, block_out_channels=widths,
+                        down_block_types=["DownEncoderBlock2D"] * 4, up_block_types=["UpDecoderBlock2D"] * 4)
+    vae = vae.to(torch.bfloat16).eval()
+    given = torch.randn(BATCH, 4, SIDE // 8, SIDE // 8) if decode else torch.rand(BATCH, 3, SIDE, SIDE) * 2 - 1
+    run = vae.decode if decode else vae.encode
+    seconds = []
+    with torch.inference_mode():
+        for _ in range(3):
+            started = time.perf_counter()
+            run(given.to(torch.bfloat16))
+            seconds.append(time.perf_counter() - started)
+    print(BATCH / min(seconds[1:]))
+
+
+def measure_diffusers(arguments):
+    command = [sys.executable, __file__, "--worker", *(["--decode"] if arguments.decode else [])]
+    return float(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+
+
+def measure_kiln(arguments):
+    name = "decode" if arguments.decode else "encode"
+    command = [arguments.bench, f"--benchmark_filter={name}/bf16", "--benchmark_format=json", "--benchmark_min_time=4"]
+    report = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+    return report["benchmarks"][0]["items_per_second"]
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--bench", help="Kiln's bench_autoencoder_kl")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--decode", action="store_true", help="decode latents instead")
+    parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.worker:
+        return diffusers_worker(arguments.decode)
+    if not arguments.bench:
+        parser.error("--bench is missing")
+    measured = {"diffusers": [], "kiln": []}
+    for i in range(arguments.rounds):
+        measured["diffusers"].append(measure_diffusers(arguments))
+        measured["kiln"].append(measure_kiln(arguments))
+        print(f"round {i + 1}: diffusers {measured['diffusers'][-1]:.2f} images/s, kiln {measured['kiln'][-1]:.2f}",
+              flush=True)
+    diffusers, kiln = (statistics.median(measured[name]) for name in ("diffusers", "kiln"))
+    print(f"median: diffusers {diffusers:.2f} images/s, kiln {kiln:.2f}, ratio {kiln / diffusers:.2f}")
+
+
+if __name__ == "__main__":
+    main()

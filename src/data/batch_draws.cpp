@@ -1,0 +1,59 @@
+#include "data/batch_draws.h"
+
+#include "core/error.h"
+#include "core/philox.h"
+
+namespace kiln {
+
+void check_batch_options(const BatchOptions& options) {
+  if (options.global_batch < 1) {
+    fail("loader", "expected global_batch of at least 1, got {}", options.global_batch);
+  }
+  if (options.world_size < 1 || options.rank < 0 || options.rank >= options.world_size) {
+    fail("loader", "expected a rank from 0 to {}, got {}", options.world_size - 1, options.rank);
+  }
+  if (options.global_batch % options.world_size != 0) {
+    fail("loader", "expected a global_batch that {} ranks divide, got {}", options.world_size,
+         options.global_batch);
+  }
+  if (!(options.class_dropout_prob >= 0 && options.class_dropout_prob <= 1)) {
+    fail("loader", "expected class_dropout_prob from 0 to 1, got {}", options.class_dropout_prob);
+  }
+  if (options.class_dropout_prob > 0 && options.null_class < 0) {
+    fail("loader",
+         "expected a null class for class_dropout_prob {}, got none: the model has no class for dropped "
+         "labels",
+         options.class_dropout_prob);
+  }
+}
+
+void shape_batch(const BatchOptions& options, int64_t first_position, int64_t channels, int64_t height,
+                 int64_t width, bool has_labels, Batch& batch) {
+  batch.size = options.global_batch / options.world_size;
+  batch.first_position = first_position + options.rank * batch.size;
+  batch.channels = channels;
+  batch.height = height;
+  batch.width = width;
+  const auto num_elements = static_cast<size_t>(batch.size * channels * height * width);
+  batch.x_0.resize(num_elements);
+  batch.noise.resize(num_elements);
+  batch.time_uniform.resize(batch.size);
+  batch.class_labels.resize(has_labels ? batch.size : 0);
+  batch.sample_ids.resize(batch.size);
+}
+
+void draw_common(const BatchOptions& options, int64_t row, std::span<float> noise, Batch& batch) {
+  const auto position = static_cast<uint64_t>(batch.first_position + row);
+  philox_normal(options.seed, Draw::kNoise, position, noise);
+  batch.time_uniform[row] = philox_uniform(options.seed, Draw::kTimestep, position);
+  if (batch.class_labels.empty() || options.class_dropout_prob == 0) return;
+  if (philox_uniform(options.seed, Draw::kLabelDrop, position) < options.class_dropout_prob) {
+    batch.class_labels[row] = options.null_class;
+  }
+}
+
+bool draw_flip(const BatchOptions& options, int64_t position) {
+  return options.flip && philox_uniform(options.seed, Draw::kFlip, static_cast<uint64_t>(position)) < 0.5;
+}
+
+}  // namespace kiln

@@ -1,0 +1,19 @@
+// Which classes to draw, given as numbers or names.
+#pragma once
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace kiln {
+
+// `selection`: class numbers, names (capitals do not matter), or "all"; empty = all. Names win over numbers.
+// Throws Error: a number out of range, an unknown name (with the nearest ones), names for a model that has
+// none.
+std::vector<int64_t> select_classes(const std::vector<std::string>& selection,
+                                    const std::vector<std::string>& class_names, int64_t num_classes);
+
+// The `count` names with the fewest edits from `name`.
+std::vector<std::string> nearest_names(const std::string& name, const std::vector<std::string>& names,
+                                       size_t count);
+
+}  // namespace kiln

@@ -1,0 +1,81 @@
+#include "sample/run_folder.h"
+
+#include <fmt/ranges.h>
+
+#include <filesystem>
+#include <fstream>
+
+#include "checkpoint/train_state.h"
+#include "core/atomic_file.h"
+#include "core/error.h"
+
+namespace kiln {
+namespace {
+
+using nlohmann::json;
+
+std::string info_path(const std::string& run) {
+  return (std::filesystem::path(run) / "config.json").string();
+}
+
+json to_json(const RunInfo& info) {
+  return {{"model", info.model},
+          {"model_config", info.model_config},
+          {"objective", info.objective},
+          {"image_size", info.image_size},
+          {"autoencoder",
+           {{"name", info.autoencoder.name},
+            {"path", info.autoencoder.path},
+            {"fingerprint", info.autoencoder.fingerprint},
+            {"scaling_factor", info.autoencoder.scaling_factor},
+            {"shift_factor", info.autoencoder.shift_factor}}},
+          {"class_names", info.class_names},
+          {"ema_decays", info.ema_decays}};
+}
+
+RunInfo from_json(const json& document) {
+  RunInfo info;
+  document.at("model").get_to(info.model);
+  info.model_config = document.at("model_config");
+  info.objective = document.at("objective");
+  document.at("image_size").get_to(info.image_size);
+  const json& autoencoder = document.at("autoencoder");
+  autoencoder.at("name").get_to(info.autoencoder.name);
+  autoencoder.at("path").get_to(info.autoencoder.path);
+  autoencoder.at("fingerprint").get_to(info.autoencoder.fingerprint);
+  autoencoder.at("scaling_factor").get_to(info.autoencoder.scaling_factor);
+  autoencoder.at("shift_factor").get_to(info.autoencoder.shift_factor);
+  document.at("class_names").get_to(info.class_names);
+  document.at("ema_decays").get_to(info.ema_decays);
+  return info;
+}
+
+}  // namespace
+
+void write_run_info(const std::string& run, const RunInfo& info) {
+  write_file_atomically("run", info_path(run), to_json(info).dump(2) + "\n");
+}
+
+RunInfo read_run_info(const std::string& run) {
+  const std::string path = info_path(run);
+  std::ifstream file(path);
+  if (!file) fail("run", "cannot read {}: {} is not the folder of a training run", path, run);
+  try {
+    return from_json(json::parse(file));
+  } catch (const json::exception& error) {
+    fail("run", "{} is not a run's config: {}", path, error.what());
+  }
+}
+
+std::string run_weights(const std::string& run, const RunInfo& info, bool use_ema,
+                        std::optional<double> decay) {
+  const std::vector<Checkpoint> checkpoints = list_checkpoints(run);
+  if (checkpoints.empty()) fail("run", "{} has no complete checkpoint yet", run);
+  const std::filesystem::path folder = checkpoints.back().folder;
+  if (!use_ema || (info.ema_decays.empty() && !decay)) return (folder / "model.safetensors").string();
+  for (size_t i = 0; i < info.ema_decays.size(); ++i)
+    if (!decay || *decay == info.ema_decays[i]) return (folder / ema_file_name(info.ema_decays, i)).string();
+  fail("run", "{} has no EMA of decay {}: its decays are {}", run, *decay, fmt::join(info.ema_decays, ", "));
+}
+
+}  // namespace kiln

@@ -1,0 +1,178 @@
+#include "sample/sample_command.h"
+
+#include <unistd.h>
+
+#include <chrono>
+#include <cmath>
+#include <cstdio>
+
+#include "core/error.h"
+#include "core/tensors.h"
+#include "parallel/machine.h"
+#include "sample/class_selection.h"
+#include "sample/sample_output.h"
+#include "sample/sample_source.h"
+#include "sample/sampler_loop.h"
+
+namespace kiln {
+namespace {
+
+using nlohmann::json;
+
+constexpr double kDefaultCfgScale = 4;      // DiT's
+constexpr int64_t kDefaultDdpmSteps = 250;  // DiT's
+constexpr int64_t kDefaultSteps = 50;
+constexpr int64_t kMaxGridImages = 400;
+
+CfgConvention parse_convention(const std::string& name) {
+  if (name == "auto") return CfgConvention::kAuto;
+  if (name == "dit") return CfgConvention::kModel;
+  if (name == "plain") return CfgConvention::kAll;
+  fail("sample", "expected --cfg-convention to be auto, dit or plain, got \"{}\"", name);
+}
+
+json choose_sampler(const SampleCommand& command, const json& objective) {
+  const bool flow = objective.at("type") == "flow";
+  const std::string name = !command.sampler.empty() ? command.sampler : flow ? "flow_euler" : "ddpm";
+  if (command.num_sampling_steps < 0)
+    fail("sample", "expected --num-sampling-steps to be at least 1, got {}", command.num_sampling_steps);
+  const int64_t steps = command.num_sampling_steps > 0 ? command.num_sampling_steps
+                        : name == "ddpm"               ? kDefaultDdpmSteps
+                                                       : kDefaultSteps;
+  return sampler_config(name, steps, objective);
+}
+
+// "000012-birds.png"
+std::string file_name(int64_t index, int64_t label, const std::vector<std::string>& class_names,
+                      bool classes) {
+  std::string name = fmt::format("{:06}", index);
+  if (!classes) return name + ".png";
+  if (static_cast<size_t>(label) >= class_names.size()) return fmt::format("{}-class-{}.png", name, label);
+  name += '-';
+  for (unsigned char c : class_names[static_cast<size_t>(label)])
+    name += std::isalnum(c) || c == '-' || c >= 0x80 ? static_cast<char>(c) : '_';
+  return name + ".png";
+}
+
+// "48/64 images  1.3 images/s  12 s left" on stderr: one line that rewrites itself on a terminal, else a line
+// now and then.
+class Progress {
+ public:
+  Progress(int64_t done, int64_t total) : first_(done), done_(done), total_(total) {}
+
+  void add_image() {
+    ++done_;
+    if (done_ == total_) print(/*last=*/true);
+  }
+  // Between steps: `fraction` images of work beyond the finished ones.
+  void tick(double fraction) {
+    const double seconds = elapsed();
+    if (seconds - printed_at_ < (terminal_ ? 0.5 : 10)) return;
+    printed_at_ = seconds;
+    fraction_ = fraction;
+    print(/*last=*/false);
+  }
+
+ private:
+  double elapsed() const {
+    return std::chrono::duration<double>(std::chrono::steady_clock::now() - start_).count();
+  }
+  void print(bool last) {
+    const double work = static_cast<double>(done_ - first_) + (last ? 0 : fraction_);
+    const double rate = work / std::max(elapsed(), 1e-9);
+    const double left = rate > 0 ? (static_cast<double>(total_ - first_) - work) / rate : 0;
+    fmt::print(stderr, "{}{}/{} images  {:.3g} images/s  {:.0f} s left{}", terminal_ ? "\r\033[K" : "", done_,
+               total_, rate, left, terminal_ && !last ? "" : "\n");
+    std::fflush(stderr);
+  }
+
+  int64_t first_, done_, total_;
+  double fraction_ = 0, printed_at_ = 0;
+  bool terminal_ = ::isatty(STDERR_FILENO);
+  std::chrono::steady_clock::time_point start_ = std::chrono::steady_clock::now();
+};
+
+void check(const SampleCommand& command) {
+  if (command.out.empty()) fail("sample", "--out needs a folder for the images");
+  if (command.num_images < 1)
+    fail("sample", "expected --num-images to be at least 1, got {}", command.num_images);
+  if (command.batch < 1) fail("sample", "expected --batch to be at least 1, got {}", command.batch);
+  if (command.no_png && command.npz.empty()) fail("sample", "--no-png without --npz would keep no images");
+  if (command.no_png && command.grid) fail("sample", "--grid is made of the PNG files: leave out --no-png");
+  if (command.cfg_scale && !std::isfinite(*command.cfg_scale))
+    fail("sample", "expected --cfg-scale to be a number, got {}", *command.cfg_scale);
+}
+
+}  // namespace
+
+void run_sample_command(const SampleCommand& command) {
+  check(command);
+  const at::Device device = parse_device(command.device);
+  const at::ScalarType compute_dtype = parse_compute_dtype(command.compute_dtype);
+  apply(ComputeSettings{.device = device, .threads = command.threads});
+  const SampleSource source = load_sample_source(command, device, compute_dtype);
+  const DenoiserShape& shape = source.denoiser->shape();
+  const std::vector<int64_t> classes = select_classes(command.classes, source.class_names, shape.num_classes);
+
+  SampleOptions options;
+  options.sampler = choose_sampler(command, source.objective);
+  options.cfg_scale = command.cfg_scale.value_or(shape.has_null_class ? kDefaultCfgScale : 1);
+  options.cfg_convention = parse_convention(command.cfg_convention);
+  options.batch = command.batch;
+  options.seed = command.seed;
+  options.device = device;
+
+  const int64_t side = shape.input_size * source.autoencoder->downsample;
+  SampleOutputOptions output_options = {.folder = command.out,
+                                        .npz = command.npz,
+                                        .write_png = !command.no_png,
+                                        .num_images = command.num_images,
+                                        .height = side,
+                                        .width = side};
+  output_options.settings = {{"weights", source.weights_fingerprint},
+                             {"model", source.model_config},
+                             {"autoencoder", source.autoencoder->fingerprint},
+                             {"sampler", options.sampler},
+                             {"cfg_scale", options.cfg_scale},
+                             {"cfg_convention", command.cfg_convention},
+                             {"classes", classes},
+                             {"seed", options.seed},
+                             {"compute_dtype", command.compute_dtype}};
+  const auto label_of = [&](int64_t index) { return classes[static_cast<size_t>(index) % classes.size()]; };
+  std::vector<std::string> names;
+  for (int64_t i = 0; i < command.num_images; ++i)
+    names.push_back(file_name(i, label_of(i), source.class_names, shape.num_classes > 0));
+  SampleOutput output(output_options, std::move(names));
+  for (int64_t index : output.missing()) options.images.push_back({.index = index, .label = label_of(index)});
+
+  const int64_t missing = static_cast<int64_t>(options.images.size());
+  if (missing < command.num_images)
+    fmt::print(stderr, "kiln sample: {} of {} images are there already\n", command.num_images - missing,
+               command.num_images);
+  Progress progress(command.num_images - missing, command.num_images);
+  const double steps = static_cast<double>(make_sampler(options.sampler)->timesteps().size());
+  int64_t steps_run = 0, images_done = 0;
+  options.stop = [&] {
+    const double batch = static_cast<double>(std::min(command.batch, missing - images_done));
+    progress.tick(std::fmod(static_cast<double>(steps_run++), steps) / steps * batch);
+    return false;
+  };
+  sample_images(*source.denoiser, source.autoencoder.get(), options,
+                [&](const ImageRequest& request, const Image& image) {
+                  output.add(request.index, image);
+                  ++images_done;
+                  progress.add_image();
+                });
+  output.finish();
+  if (command.grid) {
+    const int64_t count = std::min(command.num_images, kMaxGridImages);
+    const int64_t by_class = static_cast<int64_t>(classes.size());
+    const bool one_class_a_column = by_class > 1 && by_class <= 16 && by_class < count;
+    const int64_t columns = one_class_a_column
+                                ? by_class
+                                : static_cast<int64_t>(std::ceil(std::sqrt(static_cast<double>(count))));
+    fmt::print(stderr, "kiln sample: wrote {}\n", output.write_grid(count, columns));
+  }
+}
+
+}  // namespace kiln

@@ -1,0 +1,48 @@
+// The folder of generated pictures: PNG files, what made them, and optionally one .npz of all. An interrupted
+// run goes on where it stopped.
+#pragma once
+#include <cstdint>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
+
+#include "data/images.h"
+#include "data/npz.h"
+
+namespace kiln {
+
+struct SampleOutputOptions {
+  std::string folder;
+  std::string npz;  // "" = none
+  bool write_png = true;
+  int64_t num_images = 0, height = 0, width = 0;
+  nlohmann::json settings;  // all that decides the pixels; kept in FOLDER/sampling.json
+};
+
+class SampleOutput {
+ public:
+  // names[i]: file name of image i, without folder. Throws Error: the folder holds images of other settings
+  // (naming the keys that differ), or cannot be written.
+  SampleOutput(const SampleOutputOptions& options, std::vector<std::string> names);
+
+  // Images still to be drawn, ascending.
+  std::vector<int64_t> missing() const;
+  // REQUIRES: the images of missing(), in that order.
+  void add(int64_t index, const Image& image);
+  // Completes the .npz. REQUIRES: every missing image was added.
+  void finish();
+  // FOLDER/grid.png of the first `count` images; returns its path. REQUIRES: write_png and finish().
+  std::string write_grid(int64_t count, int64_t columns) const;
+
+ private:
+  std::string path(int64_t index) const;
+  void check_settings() const;
+  void append_to_npz_below(int64_t index);
+
+  SampleOutputOptions options_;
+  std::vector<std::string> names_;
+  std::unique_ptr<NpzImageWriter> npz_;
+};
+
+}  // namespace kiln

@@ -1,0 +1,121 @@
+#include "sample/sample_source.h"
+
+#include <ATen/ATen.h>
+#include <fmt/format.h>
+
+#include <cmath>
+#include <cstdio>
+#include <filesystem>
+#include <fstream>
+#include <span>
+
+#include "checkpoint/tensor_files.h"
+#include "core/error.h"
+#include "core/xxh3.h"
+#include "diffusion/objective.h"
+#include "models/registry.h"
+#include "sample/run_folder.h"
+
+namespace kiln {
+namespace {
+
+using nlohmann::json;
+
+// JSON text, or the path of a file that holds it.
+json parse_model_config(const std::string& text) {
+  if (text.empty()) return json::object();
+  std::ifstream file(text);
+  const std::string content = file ? std::string(std::istreambuf_iterator<char>(file), {}) : text;
+  json config = json::parse(content, nullptr, /*allow_exceptions=*/false);
+  if (!config.is_object())
+    fail("sample", "expected --model-config to be a JSON object or a file of one, got {}", text);
+  return config;
+}
+
+std::string fingerprint_of(const std::map<std::string, at::Tensor>& weights) {
+  std::string parts;
+  for (const auto& [key, tensor] : weights) {
+    const at::Tensor bytes = tensor.contiguous();
+    parts += key + xxh3_hex(std::span(static_cast<const std::byte*>(bytes.const_data_ptr()), bytes.nbytes()));
+  }
+  return "xxh3:" + xxh3_hex(std::as_bytes(std::span(parts)));
+}
+
+// Inference reads each weight at every step: it is cast once, as training casts it.
+void cast_weights(const Denoiser& denoiser, at::ScalarType compute_dtype) {
+  for (const auto& parameter : denoiser.parameters())
+    if (parameter->trainable) parameter->value = parameter->value.to(compute_dtype);
+}
+
+RunInfo info_of_weights(const SampleCommand& command) {
+  RunInfo info;
+  if (command.model.empty()) fail("sample", "--weights needs --model (DiT-XL/2, ...)");
+  info.model = command.model;
+  info.model_config = parse_model_config(command.model_config);
+  info.objective = objective_config(command.objective);
+  info.autoencoder.name.clear();  // not known
+  return info;
+}
+
+void load_autoencoder_of(const SampleCommand& command, const RunInfo& info, at::Device device,
+                         at::ScalarType compute_dtype, SampleSource& source) {
+  const RunInfo::AutoencoderInfo& trained = info.autoencoder;
+  std::string path = command.autoencoder;
+  if (path.empty()) path = trained.name == "pixels" ? "pixels" : trained.path;
+  if (path.empty() || (path != "pixels" && !std::filesystem::exists(path)))
+    fail("sample", "{}: pass --autoencoder with the one that made the latents, or pixels",
+         path.empty() ? "no autoencoder is known" : path + " does not exist");
+  source.autoencoder = load_autoencoder(path, device, compute_dtype);
+  const Autoencoder& autoencoder = *source.autoencoder;
+  if (trained.name.empty()) return;
+  const auto differs = [](double a, double b) { return std::abs(a - b) > 1e-6 * std::abs(b); };
+  if (autoencoder.name != trained.name || differs(autoencoder.scaling_factor, trained.scaling_factor) ||
+      differs(autoencoder.shift_factor, trained.shift_factor))
+    fail("sample",
+         "the run's latents come from {} with scaling factor {} and shift {}, {} is {} with {} and {}",
+         trained.name, trained.scaling_factor, trained.shift_factor, path, autoencoder.name,
+         autoencoder.scaling_factor, autoencoder.shift_factor);
+  // Decoders of one latent space exist in variants (sd-vae-ft-ema, -mse), so other weights are no error.
+  if (autoencoder.fingerprint != trained.fingerprint)
+    fmt::print(stderr, "kiln sample: {} is not the autoencoder that the run's latents were made with\n",
+               path);
+}
+
+}  // namespace
+
+SampleSource load_sample_source(const SampleCommand& command, at::Device device,
+                                at::ScalarType compute_dtype) {
+  if (command.run.empty() == command.weights.empty())
+    fail("sample", "expected --run or --weights, one of them");
+  const bool is_run = !command.run.empty();
+  if (is_run && (!command.model.empty() || !command.model_config.empty() || command.image_size > 0))
+    fail("sample", "--model, --model-config and --image-size have no effect with --run: the run knows them");
+  if (!is_run && command.ema_decay)
+    fail("sample", "--ema-decay chooses among a run's averages: --weights has one");
+  if (command.no_ema && command.ema_decay) fail("sample", "expected --ema-decay or --no-ema, not both");
+
+  RunInfo info = is_run ? read_run_info(command.run) : info_of_weights(command);
+  SampleSource source;
+  source.weights =
+      is_run ? run_weights(command.run, info, !command.no_ema, command.ema_decay) : command.weights;
+  load_autoencoder_of(command, info, device, compute_dtype, source);
+  if (command.image_size > 0) {
+    if (command.image_size % source.autoencoder->downsample != 0)
+      fail("sample", "expected --image-size to be a multiple of {}, got {}", source.autoencoder->downsample,
+           command.image_size);
+    info.model_config["input_size"] = command.image_size / source.autoencoder->downsample;
+  }
+  source.model = info.model;
+  source.model_config = resolve_denoiser_config(info.model, info.model_config);
+  source.objective = info.objective;
+  source.class_names = info.class_names;
+  const auto weights = load_tensors(source.weights, !command.no_ema);
+  source.weights_fingerprint = fingerprint_of(weights);
+  source.denoiser =
+      build_denoiser(info.model, source.model_config, {.device = device, .compute_dtype = compute_dtype});
+  load_weights(*source.denoiser, weights, source.weights);
+  cast_weights(*source.denoiser, compute_dtype);
+  return source;
+}
+
+}  // namespace kiln

@@ -1,0 +1,28 @@
+// What `kiln sample` draws from: a run folder or a weights file, loaded.
+#pragma once
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
+
+#include "models/autoencoders/autoencoder.h"
+#include "models/model.h"
+#include "sample/sample_command.h"
+
+namespace kiln {
+
+struct SampleSource {
+  std::string model;
+  nlohmann::json model_config, objective;
+  std::string weights;              // the file that was loaded
+  std::string weights_fingerprint;  // of its bytes
+  std::vector<std::string> class_names;
+  std::unique_ptr<Denoiser> denoiser;  // its weights in the compute dtype
+  std::unique_ptr<Autoencoder> autoencoder;
+};
+
+// Throws Error: neither or both of --run and --weights, an autoencoder that does not fit the model.
+SampleSource load_sample_source(const SampleCommand& command, at::Device device,
+                                at::ScalarType compute_dtype);
+
+}  // namespace kiln

@@ -1,0 +1,163 @@
+#include "sample/sampler_loop.h"
+
+#include <ATen/ATen.h>
+#include <ATen/Parallel.h>
+#include <ATen/core/grad_mode.h>
+
+#include <algorithm>
+#include <cstring>
+#include <span>
+
+#include "core/error.h"
+#include "core/philox.h"
+
+namespace kiln {
+namespace {
+
+// Leaves the sampler's loop when SampleOptions::stop says so.
+struct Stopped {};
+
+// (B, C, H, W) f32, image b drawn from `index_of(b)`.
+template <class IndexOf>
+at::Tensor draw_normal(uint64_t seed, Draw draw, const std::vector<ImageRequest>& images,
+                       at::IntArrayRef image_shape, const IndexOf& index_of) {
+  std::vector<int64_t> shape = {static_cast<int64_t>(images.size())};
+  shape.insert(shape.end(), image_shape.begin(), image_shape.end());
+  at::Tensor noise = at::empty(shape, at::kFloat);
+  const int64_t size = images.empty() ? 0 : noise.numel() / noise.size(0);
+  float* data = noise.mutable_data_ptr<float>();
+  at::parallel_for(0, static_cast<int64_t>(images.size()), 1, [&](int64_t begin, int64_t end) {
+    for (int64_t b = begin; b < end; ++b)
+      philox_normal(seed, draw, index_of(images[b]), std::span(data + b * size, static_cast<size_t>(size)));
+  });
+  return noise;
+}
+
+// Undefined for unconditional models.
+at::Tensor labels_of(const std::vector<ImageRequest>& images, const DenoiserShape& shape, at::Device device) {
+  if (shape.num_classes == 0) return {};
+  std::vector<int64_t> labels;
+  for (const ImageRequest& image : images) {
+    const int64_t last = shape.has_null_class ? shape.num_classes : shape.num_classes - 1;
+    if (image.label < 0 || image.label > last)
+      fail("sample", "expected a class in 0..{}, got {}", shape.num_classes - 1, image.label);
+    labels.push_back(image.label);
+  }
+  return at::tensor(labels, at::kLong).to(device);
+}
+
+// Latents -> (B, 3, H, W) in about [-1, 1].
+at::Tensor decode(const Autoencoder* autoencoder, const at::Tensor& latents) {
+  if (!autoencoder) return latents;
+  return autoencoder->decode(latents / autoencoder->scaling_factor + autoencoder->shift_factor);
+}
+
+}  // namespace
+
+DenoiseFn guided_denoiser(const Denoiser& denoiser, const at::Tensor& labels, double cfg_scale,
+                          CfgConvention convention) {
+  const DenoiserShape& shape = denoiser.shape();
+  if (cfg_scale == 1)
+    return [&denoiser, labels](const at::Tensor& x, double model_t) {
+      return denoiser
+          .forward(
+              {.x_t = x, .timesteps = at::full({x.size(0)}, model_t, x.options()), .class_labels = labels})
+          .to(at::kFloat);
+    };
+  if (!labels.defined() || !shape.has_null_class)
+    fail("sample",
+         "guidance (cfg_scale {}) needs a model with a null class, trained with class dropout: use 1",
+         cfg_scale);
+  const at::Tensor both = at::cat({labels, at::full_like(labels, shape.num_classes)});
+  const bool by_model = convention == CfgConvention::kModel ||
+                        (convention == CfgConvention::kAuto && shape.out_channels > shape.in_channels);
+  const int64_t guided = by_model ? shape.guided_channels : shape.in_channels;
+  return [&denoiser, both, cfg_scale, guided](const at::Tensor& x, double model_t) {
+    const int64_t batch = x.size(0);
+    const at::Tensor output = denoiser
+                                  .forward({.x_t = at::cat({x, x}),
+                                            .timesteps = at::full({2 * batch}, model_t, x.options()),
+                                            .class_labels = both})
+                                  .to(at::kFloat);
+    at::Tensor result = output.narrow(0, 0, batch);  // the cond half; its first channels are moved in place
+    const at::Tensor uncond = output.narrow(0, batch, batch).narrow(1, 0, guided);
+    at::Tensor cond = result.narrow(1, 0, guided);
+    cond.copy_(uncond + cfg_scale * (cond - uncond));
+    return result;
+  };
+}
+
+at::Tensor start_noise(uint64_t seed, const std::vector<ImageRequest>& images, at::IntArrayRef image_shape) {
+  return draw_normal(seed, Draw::kSampleStart, images, image_shape,
+                     [](const ImageRequest& image) { return static_cast<uint64_t>(image.index); });
+}
+
+at::Tensor step_noise(uint64_t seed, const std::vector<ImageRequest>& images, at::IntArrayRef image_shape,
+                      int64_t step) {
+  constexpr int kStepBits = 20;  // a million steps, 2^44 images
+  return draw_normal(seed, Draw::kSampleStep, images, image_shape, [step](const ImageRequest& image) {
+    return (static_cast<uint64_t>(image.index) << kStepBits) | static_cast<uint64_t>(step);
+  });
+}
+
+std::vector<Image> to_images(const at::Tensor& pixels) {
+  if (pixels.dim() != 4 || pixels.size(1) != 3)
+    fail("sample", "expected pictures of 3 channels, got {}", pixels.dim() == 4 ? pixels.size(1) : -1);
+  const at::Tensor bytes = (pixels.to(at::kFloat) * 127.5 + 128)
+                               .clamp(0, 255)
+                               .permute({0, 2, 3, 1})
+                               .to(at::kCPU, at::kByte)
+                               .contiguous();
+  std::vector<Image> images(static_cast<size_t>(bytes.size(0)));
+  const size_t size = images.empty() ? 0 : static_cast<size_t>(bytes.numel()) / images.size();
+  for (size_t i = 0; i < images.size(); ++i) {
+    images[i].height = bytes.size(1);
+    images[i].width = bytes.size(2);
+    const uint8_t* first = bytes.const_data_ptr<uint8_t>() + i * size;
+    images[i].rgb.assign(first, first + size);
+  }
+  return images;
+}
+
+bool sample_images(const Denoiser& denoiser, const Autoencoder* autoencoder, const SampleOptions& options,
+                   const ImageSink& sink) {
+  const DenoiserShape& shape = denoiser.shape();
+  if (options.batch < 1) fail("sample", "expected a batch of at least 1 image, got {}", options.batch);
+  const bool pixels = !autoencoder || autoencoder->name == "pixels";
+  const int64_t channels = pixels ? 3 : autoencoder->latent_channels;
+  if (shape.in_channels != channels)
+    fail("sample",
+         "the model makes {} channels, {} gives pictures from {}: pass the autoencoder it was trained with",
+         shape.in_channels, pixels ? "no autoencoder" : "this autoencoder", channels);
+  const at::NoGradGuard no_grad;
+  const auto sampler = make_sampler(options.sampler);
+  const int64_t height = options.height ? options.height : shape.input_size;
+  const int64_t width = options.width ? options.width : shape.input_size;
+  const std::vector<int64_t> image_shape = {shape.in_channels, height, width};
+  const size_t total = options.images.size(), batch = static_cast<size_t>(options.batch);
+  for (size_t first = 0; first < total; first += batch) {
+    const std::vector<ImageRequest> images(options.images.begin() + first,
+                                           options.images.begin() + std::min(first + batch, total));
+    const DenoiseFn denoise = guided_denoiser(denoiser, labels_of(images, shape, options.device),
+                                              options.cfg_scale, options.cfg_convention);
+    at::Tensor x_0;
+    try {
+      x_0 = run_sampler(
+          *sampler, start_noise(options.seed, images, image_shape).to(options.device),
+          [&](const at::Tensor& x, double model_t) {
+            if (options.stop && options.stop()) throw Stopped();
+            return denoise(x, model_t);
+          },
+          [&](int64_t step) {
+            return step_noise(options.seed, images, image_shape, step).to(options.device);
+          });
+    } catch (const Stopped&) {
+      return false;
+    }
+    const std::vector<Image> pictures = to_images(decode(autoencoder, x_0));
+    for (size_t i = 0; i < images.size(); ++i) sink(images[i], pictures[i]);
+  }
+  return true;
+}
+
+}  // namespace kiln

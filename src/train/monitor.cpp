@@ -1,0 +1,142 @@
+#include "train/monitor.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "core/error.h"
+#include "parallel/machine.h"
+
+namespace kiln {
+
+namespace {
+
+std::string duration_text(double seconds) {
+  const int64_t total = static_cast<int64_t>(std::llround(seconds));
+  if (total >= 86400) return fmt::format("{}d {:02}h", total / 86400, total / 3600 % 24);
+  if (total >= 3600) return fmt::format("{}h {:02}m", total / 3600, total / 60 % 60);
+  return fmt::format("{}m {:02}s", total / 60, total % 60);
+}
+
+double gigabytes(double bytes) { return bytes / 1e9; }
+
+}  // namespace
+
+Monitor::Monitor(const MonitorOptions& options, int64_t from_step)
+    : options_(options), log_(options.run, from_step), first_step_(from_step) {
+  if (options.tensorboard) events_ = std::make_unique<EventWriter>(options.run, from_step + 1);
+}
+
+void Monitor::step(const StepReport& report) {
+  const StepResult& result = *report.result;
+  if (first_train_seconds_ < 0) first_train_seconds_ = report.train_seconds;
+  ++window_.timed_steps;
+  window_.stall_seconds += report.stall_seconds;
+  if (std::isfinite(result.loss)) {
+    ++window_.steps;
+    window_.loss += result.loss;
+  }
+  for (size_t i = 0; i < result.losses.size(); ++i) {
+    if (!std::isfinite(result.losses[i])) continue;
+    const int quartile = std::clamp(static_cast<int>(report.positions[i] * 4), 0, 3);
+    window_.quartile_loss[quartile] += result.losses[i];
+    window_.quartile_count[quartile] += 1;
+  }
+  if (report.step % options_.log_every != 0) return;
+  const nlohmann::json line = measure(report);
+  log_.append(line);
+  print(line, report.train_seconds);
+  write_events(line);
+  window_ = {};
+  window_begin_ = Clock::now();
+}
+
+nlohmann::json Monitor::measure(const StepReport& report) {
+  const double seconds = std::chrono::duration<double>(Clock::now() - window_begin_).count();
+  const double images_per_s = static_cast<double>(window_.timed_steps * options_.global_batch) / seconds;
+  const double flops = images_per_s * options_.flops_per_image;
+  nlohmann::json quartiles = nlohmann::json::array();
+  for (int i = 0; i < 4; ++i)
+    quartiles.push_back(window_.quartile_count[i] > 0
+                            ? nlohmann::json(window_.quartile_loss[i] / window_.quartile_count[i])
+                            : nlohmann::json());
+  nlohmann::json line = {
+      {"step", report.step},
+      {"images_seen", report.images_seen},
+      {"loss", window_.steps > 0 ? nlohmann::json(window_.loss / static_cast<double>(window_.steps))
+                                 : nlohmann::json()},
+      {"loss_quartiles", quartiles},
+      {"lr", report.lr},
+      {"grad_norm", report.result->grad_norm},
+      {"images_per_s", images_per_s},
+      {"tflops", flops / 1e12},
+      {"peak_share", options_.peak_flops > 0 ? flops / options_.peak_flops : 0},
+      {"stall_share", window_.stall_seconds / seconds},
+      {"host_bytes", resident_bytes()},
+      {"peak_host_bytes", peak_resident_bytes()},
+      {"device_bytes", device_bytes(options_.device)},
+      {"peak_device_bytes", peak_device_bytes(options_.device)},
+      {"train_seconds", report.train_seconds}};
+  if (report.result->loss_scale != 1) line["loss_scale"] = report.result->loss_scale;
+  return line;
+}
+
+void Monitor::print(const nlohmann::json& line, double train_seconds) const {
+  const int64_t step = line["step"];
+  const double seconds_per_step = (train_seconds - first_train_seconds_) /
+                                  std::max<double>(1, static_cast<double>(step - first_step_ - 1));
+  double left = static_cast<double>(options_.max_steps - step) * seconds_per_step;
+  if (options_.max_seconds > 0) left = std::min(left, std::max(0.0, options_.max_seconds - train_seconds));
+  std::string device;
+  if (options_.device.is_cuda()) device = fmt::format(" + {:.1f} GB GPU", gigabytes(line["device_bytes"]));
+  const auto loss =
+      line["loss"].is_null() ? std::string("not finite") : fmt::format("{:.5f}", line["loss"].get<double>());
+  fmt::print(
+      "step {:>7}  images {:>9}  loss {}  lr {:.3g}  grad {:.3f}  {:.1f} images/s  {:.2f} TFLOP/s ({:.0f}%)  "
+      "{:.1f} GB{}  {} left\n",
+      step, line["images_seen"].get<int64_t>(), loss, line["lr"].get<double>(),
+      line["grad_norm"].get<double>(), line["images_per_s"].get<double>(), line["tflops"].get<double>(),
+      100 * line["peak_share"].get<double>(), gigabytes(line["host_bytes"]), device, duration_text(left));
+  std::fflush(stdout);
+}
+
+void Monitor::write_events(const nlohmann::json& line) {
+  if (!events_) return;
+  const int64_t step = line["step"];
+  for (const char* tag : {"loss", "lr", "grad_norm", "images_per_s", "tflops", "peak_share", "stall_share",
+                          "host_bytes", "device_bytes", "loss_scale"})
+    if (line.contains(tag) && line[tag].is_number()) events_->add_scalar(tag, line[tag], step);
+  for (int i = 0; i < 4; ++i)
+    if (line["loss_quartiles"][i].is_number())
+      events_->add_scalar(fmt::format("loss_by_timestep/quartile_{}", i + 1), line["loss_quartiles"][i],
+                          step);
+  events_->flush();
+}
+
+void Monitor::image(const std::string& tag, const std::vector<uint8_t>& png, int64_t height, int64_t width,
+                    int64_t step) {
+  if (!events_) return;
+  events_->add_image(tag, png, height, width, step);
+  events_->flush();
+}
+
+void Monitor::pause() { pause_begin_ = Clock::now(); }
+void Monitor::resume() { window_begin_ += Clock::now() - pause_begin_; }
+
+nlohmann::json Monitor::window() const {
+  return {{"steps", window_.steps},
+          {"loss", window_.loss},
+          {"quartile_loss", window_.quartile_loss},
+          {"quartile_count", window_.quartile_count}};
+}
+
+void Monitor::restore_window(const nlohmann::json& window) {
+  if (!window.is_object()) return;
+  window_.steps = window.at("steps");
+  window_.loss = window.at("loss");
+  for (size_t i = 0; i < 4; ++i) {
+    window_.quartile_loss[i] = window.at("quartile_loss").at(i);
+    window_.quartile_count[i] = window.at("quartile_count").at(i);
+  }
+}
+
+}  // namespace kiln

@@ -1,0 +1,82 @@
+// What is said about a run while it runs: the progress line, log.jsonl and TensorBoard.
+#pragma once
+#include <ATen/core/Tensor.h>
+
+#include <chrono>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
+
+#include "train/run_log.h"
+#include "train/step.h"
+#include "train/tensorboard.h"
+
+namespace kiln {
+
+struct MonitorOptions {
+  std::string run;
+  int64_t global_batch = 0, max_steps = 0, log_every = 1;
+  double max_seconds = 0;      // time limit of training; 0 = none
+  double flops_per_image = 0;  // of forward and backward, recomputation not counted
+  double peak_flops = 0;       // of the machine
+  at::Device device = at::kCPU;
+  bool tensorboard = true;
+};
+
+// One finished step, as the loop knows it.
+struct StepReport {
+  int64_t step = 0;  // 1-based
+  int64_t images_seen = 0;
+  double lr = 0;
+  double train_seconds = 0;  // since the start of the run, earlier processes included
+  double stall_seconds = 0;  // spent waiting for the loader
+  const StepResult* result = nullptr;
+  std::vector<double> positions;  // (B) of the timesteps in the schedule, [0, 1]
+};
+
+class Monitor {
+ public:
+  // `from_step`: the checkpoint this process continues from; 0 for a fresh run.
+  Monitor(const MonitorOptions& options, int64_t from_step);
+
+  // Collects; every log_every steps writes a line to the terminal, log.jsonl and TensorBoard. Losses of a
+  // line are means over the steps since the line before.
+  void step(const StepReport& report);
+  // A line of its own in log.jsonl: resume, skipped, checkpoint, ...
+  void event(const nlohmann::json& line) { log_.append(line); }
+  void image(const std::string& tag, const std::vector<uint8_t>& png, int64_t height, int64_t width,
+             int64_t step);
+  // Time that is not training (checkpoints, sample grids) does not count in images/s.
+  void pause();
+  void resume();
+
+  // The steps collected since the last line, for a checkpoint between two lines: a resumed run logs the same
+  // losses.
+  nlohmann::json window() const;
+  void restore_window(const nlohmann::json& window);
+
+ private:
+  using Clock = std::chrono::steady_clock;
+  struct Window {
+    int64_t steps = 0;  // with a finite loss
+    double loss = 0;    // sum
+    double quartile_loss[4] = {}, quartile_count[4] = {};
+    // Not saved: they describe this process.
+    int64_t timed_steps = 0;
+    double stall_seconds = 0;
+  };
+  nlohmann::json measure(const StepReport& report);
+  void print(const nlohmann::json& line, double train_seconds) const;
+  void write_events(const nlohmann::json& line);
+
+  MonitorOptions options_;
+  RunLog log_;
+  std::unique_ptr<EventWriter> events_;
+  Window window_;
+  Clock::time_point window_begin_ = Clock::now(), pause_begin_{};
+  int64_t first_step_;
+  double first_train_seconds_ = -1;
+};
+
+}  // namespace kiln

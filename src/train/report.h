@@ -1,0 +1,10 @@
+// RUN/report.html: what a run did, in one self-contained file.
+#pragma once
+#include <string>
+
+namespace kiln {
+
+// Reads log.jsonl, samples/, config.json and config.toml of the run; writes report.html. Throws Error.
+void write_report(const std::string& run);
+
+}  // namespace kiln

@@ -1,0 +1,80 @@
+#include "train/sample_grid.h"
+
+#include <ATen/ATen.h>
+
+#include <cmath>
+
+#include "core/error.h"
+#include "core/tensors.h"
+#include "data/images.h"
+#include "diffusion/sampler.h"
+#include "models/registry.h"
+#include "sample/sampler_loop.h"
+#include "train/checkpoints.h"
+
+namespace kiln {
+
+namespace {
+
+nlohmann::json grid_sampler(const TrainOptions& options, const RunInfo& info) {
+  const bool flow = info.objective.at("type") == "flow";
+  const std::string name = !options.sampler.empty() ? options.sampler : flow ? "flow_euler" : "ddim";
+  return sampler_config(name, options.num_sampling_steps, info.objective);
+}
+
+// The chosen classes in turn, or as many as fit spread over all of them.
+std::vector<ImageRequest> requests(const TrainOptions& options, int64_t num_classes) {
+  std::vector<ImageRequest> images;
+  for (int64_t i = 0; i < options.num_samples; ++i) {
+    int64_t label = 0;
+    if (!options.sample_classes.empty())
+      label = options.sample_classes[static_cast<size_t>(i) % options.sample_classes.size()];
+    else if (num_classes > 0)
+      label = num_classes <= options.num_samples ? i % num_classes : i * num_classes / options.num_samples;
+    images.push_back({.index = i, .label = label});
+  }
+  return images;
+}
+
+}  // namespace
+
+void validate_sampling(const TrainOptions& options, const RunInfo& info, bool has_decoder,
+                       int64_t num_classes) {
+  if (options.sample_every == 0) return;
+  if (info.autoencoder.name != "pixels" && !has_decoder)
+    fail("train",
+         "--sample-every needs the autoencoder of the latents to decode them: give --autoencoder PATH");
+  for (int64_t label : options.sample_classes)
+    if (label < 0 || label >= num_classes)
+      fail("train", "--sample-classes expects classes in [0, {}), got {}", num_classes, label);
+  grid_sampler(options, info);
+}
+
+SampleGrid draw_sample_grid(const TrainOptions& options, const RunInfo& info, const TrainingState& state,
+                            const Autoencoder* decoder, at::Device device,
+                            const std::function<bool()>& stop) {
+  at::NoGradGuard no_grad;
+  const auto denoiser =
+      build_denoiser(info.model, info.model_config,
+                     {.device = device, .compute_dtype = parse_compute_dtype(options.compute_dtype)});
+  const WeightsKind kind = state.ema_decays.empty() ? WeightsKind::kMaster : WeightsKind::kEma;
+  load_weights(*denoiser, named_weights(state, kind), "the run's weights");
+
+  const DenoiserShape& shape = denoiser->shape();
+  SampleOptions sampling;
+  sampling.sampler = grid_sampler(options, info);
+  sampling.images = requests(options, shape.num_classes);
+  sampling.cfg_scale = shape.has_null_class ? options.cfg_scale : 1;
+  sampling.seed = options.seed;
+  sampling.device = device;
+  sampling.stop = stop;
+  std::vector<Image> images;
+  if (!sample_images(*denoiser, decoder, sampling,
+                     [&](const ImageRequest&, const Image& image) { images.push_back(image); }))
+    return {};
+  const int64_t columns = static_cast<int64_t>(std::ceil(std::sqrt(static_cast<double>(images.size()))));
+  const Image grid = make_grid(images, columns);
+  return {.png = encode_png(grid), .height = grid.height, .width = grid.width};
+}
+
+}  // namespace kiln

@@ -1,0 +1,29 @@
+// Sample grids of a run in training: RUN/samples/step-00001000.png.
+#pragma once
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "models/autoencoders/autoencoder.h"
+#include "sample/run_folder.h"
+#include "train/train_config.h"
+#include "train/training_state.h"
+
+namespace kiln {
+
+struct SampleGrid {
+  std::vector<uint8_t> png;
+  int64_t height = 0, width = 0;
+};
+
+// Draws options.num_samples images with the first EMA (without one: the weights), the same noise every time.
+// Returns an empty grid when `stop` became true.
+SampleGrid draw_sample_grid(const TrainOptions& options, const RunInfo& info, const TrainingState& state,
+                            const Autoencoder* decoder, at::Device device, const std::function<bool()>& stop);
+
+// Refuses what cannot be drawn before a run begins: latents without a decoder, classes out of range, a
+// sampler that does not fit the objective. Throws Error naming the option.
+void validate_sampling(const TrainOptions& options, const RunInfo& info, bool has_decoder,
+                       int64_t num_classes);
+
+}  // namespace kiln

@@ -1,0 +1,111 @@
+#include "train/training_data.h"
+
+#include <algorithm>
+#include <filesystem>
+
+#include "core/error.h"
+
+namespace kiln {
+
+namespace fs = std::filesystem;
+
+namespace {
+
+constexpr int64_t kSyntheticClasses = 1000;  // ImageNet's, as the published models have
+
+RunInfo::AutoencoderInfo describe(const Autoencoder& autoencoder, const std::string& path) {
+  return {.name = autoencoder.name,
+          .path = path == "pixels" ? "" : fs::absolute(path).string(),
+          .fingerprint = autoencoder.fingerprint,
+          .scaling_factor = autoencoder.scaling_factor,
+          .shift_factor = autoencoder.shift_factor};
+}
+
+TrainingData open_synthetic(const TrainOptions& options) {
+  TrainingData data;
+  const bool pixels = options.autoencoder == "pixels";
+  const int64_t downsample = pixels ? 1 : 8;
+  if (options.image_size % downsample != 0)
+    fail("train", "--image-size must be a multiple of {}, got {}", downsample, options.image_size);
+  data.channels = pixels ? 3 : 4;
+  data.height = data.width = options.image_size / downsample;
+  data.num_classes = options.num_classes > 0 ? options.num_classes : kSyntheticClasses;
+  data.autoencoder = {.name = "pixels"};
+  data.identity = "synthetic";
+  data.batches = [data](const BatchOptions& batch_options) {
+    return synthetic_batches(data.channels, data.height, data.width, data.num_classes, batch_options);
+  };
+  data.sample_name = [](int64_t id) { return fmt::format("{}", id); };
+  return data;
+}
+
+void check_classes(const TrainOptions& options, const std::string& who, int64_t num_classes) {
+  if (options.num_classes > 0 && options.num_classes < num_classes)
+    fail("train", "--num-classes {} is less than the {} classes of {}: leave it out or give at least {}",
+         options.num_classes, num_classes, who, num_classes);
+}
+
+TrainingData open_store(const TrainOptions& options, at::Device device, at::ScalarType compute_dtype) {
+  const std::shared_ptr<FeatureStore> store = FeatureStore::open(options.data);
+  const StoreInfo& info = store->info();
+  if (info.image_size != options.image_size)
+    fail(
+        "train",
+        "--image-size {} does not fit the store {} of {}-pixel images: train with --image-size {} or extract "
+        "again with --image-size {}",
+        options.image_size, options.data, info.image_size, info.image_size, options.image_size);
+  if (store->size() == 0) fail("train", "the store {} is empty: run kiln extract", options.data);
+  TrainingData data;
+  data.channels = info.channels;
+  data.height = info.height;
+  data.width = info.width;
+  data.class_names = info.class_names;
+  const int64_t store_classes = static_cast<int64_t>(info.class_names.size());
+  check_classes(options, "the store " + options.data, store_classes);
+  data.num_classes = store_classes > 0 ? std::max(store_classes, options.num_classes) : 0;
+  data.autoencoder = {.name = info.autoencoder,
+                      .fingerprint = info.autoencoder_fingerprint,
+                      .scaling_factor = info.scaling_factor,
+                      .shift_factor = info.shift_factor};
+  if (!options.autoencoder.empty() && info.autoencoder != "pixels") {
+    data.decoder = load_autoencoder(options.autoencoder, device, compute_dtype);
+    if (data.decoder->fingerprint != info.autoencoder_fingerprint)
+      fail(
+          "train",
+          "the store {} was made by another autoencoder ({} {}) than --autoencoder {} ({} {}): extract again "
+          "with it, or give the one of the store",
+          options.data, info.autoencoder, info.autoencoder_fingerprint, options.autoencoder,
+          data.decoder->name, data.decoder->fingerprint);
+    data.autoencoder.path = fs::absolute(options.autoencoder).string();
+  } else if (!options.autoencoder.empty() && options.autoencoder != "pixels") {
+    fail("train", "the store {} holds pixels: leave --autoencoder out", options.data);
+  }
+  data.identity =
+      fmt::format("{} samples, {} {}", store->size(), info.autoencoder, info.autoencoder_fingerprint);
+  for (const StoreInfo::Shard& shard : info.shards) data.identity += " " + shard.xxh3;
+  data.batches = [store](const BatchOptions& batch_options) { return store_batches(store, batch_options); };
+  data.sample_name = [store](int64_t id) { return store->sample_name(id); };
+  return data;
+}
+
+}  // namespace
+
+TrainingData open_training_data(const TrainOptions& options, at::Device device,
+                                at::ScalarType compute_dtype) {
+  if (options.data == "synthetic") return open_synthetic(options);
+  if (!fs::exists(options.data))
+    fail("train",
+         "--data {} does not exist: give a store made by kiln extract, a folder of images with "
+         "--autoencoder, or 'synthetic'",
+         options.data);
+  if (fs::exists(fs::path(options.data) / "store.json")) return open_store(options, device, compute_dtype);
+  if (options.autoencoder.empty())
+    fail("train",
+         "--data {} is not a feature store: run kiln extract, or encode while training with --autoencoder "
+         "PATH "
+         "(or pixels)",
+         options.data);
+  fail("train", "IMAGES");
+}
+
+}  // namespace kiln

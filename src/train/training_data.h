@@ -1,0 +1,33 @@
+// --data: a feature store, images encoded on the way, or synthetic latents, checked against the model's
+// needs.
+#pragma once
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "data/batches.h"
+#include "models/autoencoders/autoencoder.h"
+#include "sample/run_folder.h"
+#include "train/train_config.h"
+
+namespace kiln {
+
+struct TrainingData {
+  int64_t channels = 0, height = 0, width = 0;  // of a latent
+  int64_t num_classes = 0;                      // 0: no labels
+  std::vector<std::string> class_names{};
+  RunInfo::AutoencoderInfo autoencoder{};
+  // Names the samples' content: a run resumes on the same one only.
+  std::string identity{};
+  std::function<std::unique_ptr<BatchSource>(const BatchOptions&)> batches{};
+  std::function<std::string(int64_t id)> sample_name{};
+  // Decodes sample grids; null: none was given, or latents are pixels.
+  std::shared_ptr<const Autoencoder> decoder{};
+};
+
+// Throws Error saying what to do: image size, class count or autoencoder of a store that do not fit the
+// options.
+TrainingData open_training_data(const TrainOptions& options, at::Device device, at::ScalarType compute_dtype);
+
+}  // namespace kiln

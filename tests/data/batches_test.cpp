@@ -1,0 +1,375 @@
+// The loader: every draw belongs to a position of the stream, whatever the batch, ranks and threads.
+#include "data/batches.h"
+
+#include <algorithm>
+#include <map>
+#include <set>
+#include <thread>
+
+#include "core/philox.h"
+#include "data/sample_order.h"
+#include "data/test_store.h"
+
+namespace kiln {
+namespace {
+
+using test::message_of;
+using test::small_info;
+using test::TempFolder;
+using test::write_store;
+using testing::HasSubstr;
+
+// One row of a batch, to compare streams that are cut differently.
+struct Row {
+  int64_t sample_id, label;
+  double time_uniform;
+  std::vector<float> x_0, noise;
+  bool operator==(const Row&) const = default;
+};
+
+void append_rows(const Batch& batch, std::vector<Row>& rows) {
+  const int64_t size = batch.channels * batch.height * batch.width;
+  ASSERT_EQ(batch.x_0.size(), static_cast<size_t>(batch.size * size));
+  for (int64_t i = 0; i < batch.size; ++i) {
+    rows.push_back({batch.sample_ids[i],
+                    batch.class_labels.empty() ? -9 : batch.class_labels[i],
+                    batch.time_uniform[i],
+                    {&batch.x_0[i * size], &batch.x_0[i * size] + size},
+                    {&batch.noise[i * size], &batch.noise[i * size] + size}});
+  }
+}
+
+std::vector<Row> read_rows(BatchSource& source, int64_t num_batches) {
+  std::vector<Row> rows;
+  for (int64_t i = 0; i < num_batches; ++i) append_rows(*source.next(), rows);
+  return rows;
+}
+
+class Batches : public testing::Test {
+ protected:
+  std::shared_ptr<FeatureStore> store(const StoreInfo& info, int64_t num_samples) const {
+    if (!std::filesystem::exists(folder_ / "store")) write_store(folder_ / "store", info, num_samples);
+    return FeatureStore::open(folder_ / "store");
+  }
+  static BatchOptions options(int64_t global_batch) {
+    BatchOptions result;
+    result.seed = 17;
+    result.global_batch = global_batch;
+    result.class_dropout_prob = 0.25;
+    result.null_class = 3;
+    return result;
+  }
+
+ private:
+  TempFolder folder_;
+};
+
+TEST_F(Batches, EveryEpochHoldsEverySampleOnce) {
+  const auto source = store_batches(store(small_info(), 11), options(4));
+  EXPECT_EQ(source->num_samples(), 11);
+  const auto rows = read_rows(*source, 11);  // 4 epochs, whose borders lie inside batches
+  std::set<std::vector<int64_t>> orders;
+  for (int64_t epoch = 0; epoch < 4; ++epoch) {
+    std::vector<int64_t> ids;
+    for (int64_t i = 0; i < 11; ++i) ids.push_back(rows[epoch * 11 + i].sample_id);
+    orders.insert(ids);
+    std::sort(ids.begin(), ids.end());
+    for (int64_t i = 0; i < 11; ++i) EXPECT_EQ(ids[i], i);
+  }
+  EXPECT_EQ(orders.size(), 4u);
+}
+
+TEST_F(Batches, PositionsNameTheRowsOfTheGlobalStream) {
+  const auto source = store_batches(store(small_info(), 11), options(4));
+  for (int64_t step = 0; step < 5; ++step) {
+    const auto batch = source->next();
+    EXPECT_EQ(batch->first_position, 4 * step);
+    EXPECT_EQ(batch->size, 4);
+    for (int64_t i = 0; i < 4; ++i) EXPECT_EQ(batch->sample_ids[i], sample_at(17, 11, 4 * step + i));
+  }
+}
+
+TEST_F(Batches, AStoreSmallerThanTheBatchFillsIt) {
+  const auto batch = store_batches(store(small_info(), 3), options(8))->next();
+  ASSERT_EQ(batch->size, 8);
+  std::map<int64_t, int> counts;
+  for (const int64_t id : batch->sample_ids) ++counts[id];
+  for (const auto& [id, count] : counts) EXPECT_GE(count, 2) << id;
+  EXPECT_EQ(counts.size(), 3u);
+}
+
+TEST_F(Batches, BatchSizeRanksAndThreadsChangeNoRow) {
+  const auto features = store(small_info(), 11);
+  const auto expected = read_rows(*store_batches(features, options(24)), 2);
+  for (const int64_t global_batch : {1, 3, 6, 12, 48}) {
+    EXPECT_TRUE(read_rows(*store_batches(features, options(global_batch)), 48 / global_batch) == expected)
+        << global_batch;
+  }
+  for (const int num_threads : {2, 5}) {
+    BatchOptions threaded = options(3);
+    threaded.num_threads = num_threads;
+    threaded.prefetch = 7;
+    EXPECT_TRUE(read_rows(*store_batches(features, threaded), 16) == expected) << num_threads;
+  }
+  std::vector<std::unique_ptr<BatchSource>> ranks;
+  for (int64_t rank = 0; rank < 4; ++rank) {
+    BatchOptions ranked = options(12);
+    ranked.rank = rank;
+    ranked.world_size = 4;
+    ranks.push_back(store_batches(features, ranked));
+  }
+  std::vector<Row> rows;
+  for (int64_t step = 0; step < 4; ++step) {
+    for (int64_t rank = 0; rank < 4; ++rank) {
+      const auto batch = ranks[rank]->next();
+      EXPECT_EQ(batch->first_position, step * 12 + rank * 3);
+      append_rows(*batch, rows);
+    }
+  }
+  EXPECT_TRUE(rows == expected);
+}
+
+TEST_F(Batches, SeekContinuesAnywhere) {
+  const auto features = store(small_info(), 11);
+  const auto expected = read_rows(*store_batches(features, options(1)), 60);
+  BatchOptions threaded = options(5);
+  threaded.num_threads = 3;
+  const auto source = store_batches(features, threaded);
+  for (const int64_t start : {20, 0, 45, 7, 7}) {
+    source->seek(start);
+    const auto rows = read_rows(*source, 3);
+    for (int64_t i = 0; i < 15; ++i) ASSERT_TRUE(rows[i] == expected[start + i]) << start << " " << i;
+  }
+  EXPECT_THAT(message_of([&] { source->seek(-1); }), HasSubstr("got -1"));
+}
+
+TEST_F(Batches, LatentsAreTheScaledPosterior) {
+  StoreInfo info = small_info();
+  info.shift_factor = 0.5;
+  const auto batch = store_batches(store(info, 11), options(4))->next();
+  const int64_t size = info.latent_size();
+  std::vector<float> epsilon(size), noise(size);
+  for (int64_t i = 0; i < batch->size; ++i) {
+    philox_normal(17, Draw::kPosterior, i, epsilon);
+    philox_normal(17, Draw::kNoise, i, noise);
+    EXPECT_EQ(batch->time_uniform[i], philox_uniform(17, Draw::kTimestep, i));
+    for (int64_t e = 0; e < size; ++e) {
+      const int64_t id = batch->sample_ids[i];
+      const double sigma = std::exp(0.5 * test::logvar_value(id, e));
+      const double expected = (test::mean_value(id, e) + sigma * epsilon[e] - 0.5) * 0.18215;
+      EXPECT_NEAR(batch->x_0[i * size + e], expected, 1e-5);
+      EXPECT_EQ(batch->noise[i * size + e], noise[e]);
+    }
+  }
+}
+
+TEST_F(Batches, WithoutPosteriorTheMeanIsScaled) {
+  BatchOptions plain = options(4);
+  plain.draw_posterior = false;
+  const auto batch = store_batches(store(small_info(), 11), plain)->next();
+  EXPECT_EQ(batch->x_0[7], test::mean_value(batch->sample_ids[0], 7) * 0.18215f);
+}
+
+TEST_F(Batches, AlreadyScaledLatentsAreLeftAlone) {
+  StoreInfo info = small_info();
+  info.has_logvar = false;
+  info.already_scaled = true;
+  const auto batch = store_batches(store(info, 11), options(4))->next();
+  EXPECT_EQ(batch->x_0[7], test::mean_value(batch->sample_ids[0], 7));
+}
+
+TEST_F(Batches, FlippedHalvesOfTheStoreAreChosenByThePosition) {
+  StoreInfo info = small_info();
+  info.num_flips = 2;
+  info.has_logvar = false;
+  info.already_scaled = true;
+  const auto features = store(info, 11);
+  const auto source = store_batches(features, options(1));
+  int num_flipped = 0;
+  for (int64_t position = 0; position < 400; ++position) {
+    const auto batch = source->next();
+    const bool flipped = philox_uniform(17, Draw::kFlip, position) < 0.5;
+    EXPECT_EQ(batch->x_0[0], test::mean_value(batch->sample_ids[0], flipped ? info.latent_size() : 0));
+    num_flipped += flipped;
+  }
+  EXPECT_NEAR(num_flipped, 200, 50);
+  BatchOptions fixed = options(1);
+  fixed.flip = false;
+  const auto unflipped = store_batches(features, fixed);
+  for (int64_t i = 0; i < 20; ++i) {
+    const auto batch = unflipped->next();
+    EXPECT_EQ(batch->x_0[0], test::mean_value(batch->sample_ids[0], 0));
+  }
+}
+
+TEST_F(Batches, PixelsAreMirroredOnTheFly) {
+  StoreInfo info = small_info();
+  info.autoencoder = "pixels";
+  info.has_logvar = false;
+  info.scaling_factor = 1;
+  const auto source = store_batches(store(info, 11), options(1));
+  bool seen[2] = {};
+  for (int64_t position = 0; position < 40; ++position) {
+    const auto batch = source->next();
+    const bool flipped = philox_uniform(17, Draw::kFlip, position) < 0.5;
+    seen[flipped] = true;
+    for (int64_t e = 0; e < info.latent_size(); ++e) {
+      const int64_t row = e / info.width, column = e % info.width;
+      const int64_t from = row * info.width + (flipped ? info.width - 1 - column : column);
+      ASSERT_EQ(batch->x_0[e], test::mean_value(batch->sample_ids[0], from));
+    }
+  }
+  EXPECT_TRUE(seen[0] && seen[1]);
+}
+
+TEST_F(Batches, LabelsAreDroppedAtTheAskedRate) {
+  const auto source = store_batches(store(small_info(), 11), options(1000));
+  const auto batch = source->next();
+  int64_t num_dropped = 0;
+  for (int64_t i = 0; i < batch->size; ++i) {
+    const bool dropped = batch->class_labels[i] == 3;
+    EXPECT_EQ(batch->class_labels[i], dropped ? 3 : batch->sample_ids[i] % 3);
+    num_dropped += dropped;
+  }
+  EXPECT_NEAR(static_cast<double>(num_dropped), 250, 5 * std::sqrt(1000 * 0.25 * 0.75));
+}
+
+TEST_F(Batches, WithoutClassesThereAreNoLabels) {
+  StoreInfo info = small_info();
+  info.class_names.clear();
+  EXPECT_TRUE(store_batches(store(info, 5), options(4))->next()->class_labels.empty());
+}
+
+TEST_F(Batches, ImpossibleOptionsAreRefused) {
+  const auto features = store(small_info(), 11);
+  const auto message = [&](auto change) {
+    BatchOptions changed = options(6);
+    change(changed);
+    return message_of([&] { store_batches(features, changed); });
+  };
+  EXPECT_THAT(message([](BatchOptions& o) { o.global_batch = 0; }), HasSubstr("global_batch"));
+  EXPECT_THAT(message([](BatchOptions& o) { o.world_size = 4; }), HasSubstr("that 4 ranks divide, got 6"));
+  EXPECT_THAT(message([](BatchOptions& o) { o.rank = 1; }), HasSubstr("expected a rank from 0 to 0, got 1"));
+  EXPECT_THAT(message([](BatchOptions& o) { o.class_dropout_prob = 1.5; }), HasSubstr("class_dropout_prob"));
+  EXPECT_THAT(message([](BatchOptions& o) { o.null_class = -1; }), HasSubstr("null class"));
+}
+
+// --- queue and buffers ---
+
+// A store whose reads fail from one sample on.
+class FailingStore : public FeatureStore {
+ public:
+  FailingStore() {
+    info_ = small_info();
+    info_.has_logvar = false;
+    info_.num_samples = 8;
+  }
+  void read_mean(std::span<const int64_t> ids, std::span<const uint8_t>,
+                 std::span<float> out) const override {
+    if (ids[0] == 5) throw Error("[test] sample 5 is broken");
+    std::fill(out.begin(), out.end(), 1.0f);
+  }
+  void read_logvar(std::span<const int64_t>, std::span<const uint8_t>, std::span<float>) const override {}
+  void read_mean_bf16(std::span<const int64_t>, std::span<uint16_t>) const override {}
+  void prefetch(std::span<const int64_t>) const override {}
+  int64_t label(int64_t) const override { return 0; }
+  std::string caption(int64_t) const override { return ""; }
+  std::string sample_name(int64_t) const override { return "x"; }
+};
+
+TEST(BatchQueue, ErrorsOfWorkersReachNextInOrder) {
+  BatchOptions options;
+  options.global_batch = 1;
+  options.num_threads = 2;
+  const auto source = store_batches(std::make_shared<FailingStore>(), options);
+  int64_t broken_at = 0;
+  while (sample_at(0, 8, broken_at) != 5) ++broken_at;
+  for (int64_t i = 0; i < broken_at; ++i) EXPECT_EQ(source->next()->first_position, i);
+  EXPECT_THAT(message_of([&] { source->next(); }), HasSubstr("sample 5 is broken"));
+  EXPECT_THAT(message_of([&] { source->next(); }), HasSubstr("sample 5 is broken"));
+  source->seek(broken_at + 1);
+  EXPECT_EQ(source->next()->first_position, broken_at + 1);
+}
+
+BatchOptions synthetic_options() {
+  BatchOptions options;
+  options.seed = 3;
+  options.global_batch = 8;
+  options.num_threads = 2;
+  options.prefetch = 3;
+  return options;
+}
+
+TEST(BatchQueue, RunsAheadButNotFurtherThanAsked) {
+  const auto source = synthetic_batches(4, 8, 8, 10, synthetic_options());
+  EXPECT_EQ(source->ready(), 0);
+  source->next();
+  for (int i = 0; i < 1000 && source->ready() < 3; ++i)
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  EXPECT_EQ(source->ready(), 3);
+  EXPECT_GT(source->take_stall_seconds(), 0);  // the first batch was waited for
+  EXPECT_EQ(source->take_stall_seconds(), 0);
+}
+
+TEST(BatchQueue, BuffersAreUsedAgainOnlyWhenLetGo) {
+  const auto source = synthetic_batches(4, 16, 16, 10, synthetic_options());
+  const auto kept = source->next();
+  const Batch copy = *kept;
+  std::set<const float*> buffers;
+  for (int i = 0; i < 50; ++i) {
+    const auto batch = source->next();
+    EXPECT_NE(batch->x_0.data(), kept->x_0.data());
+    buffers.insert(batch->x_0.data());
+  }
+  EXPECT_LE(buffers.size(), 7u);  // 3 ready, 2 being made, 1 in hand, 1 on its way back
+  EXPECT_EQ(kept->x_0, copy.x_0);
+  EXPECT_EQ(kept->noise, copy.noise);
+}
+
+TEST(BatchQueue, BatchesOutliveTheirSource) {
+  auto source = synthetic_batches(4, 8, 8, 10, synthetic_options());
+  const auto batch = source->next();
+  source.reset();
+  EXPECT_EQ(batch->x_0.size(), 8u * 4 * 8 * 8);
+}
+
+TEST(BatchQueue, EndsWhileWorkersAreBusy) {
+  for (int i = 0; i < 50; ++i) {
+    const auto source = synthetic_batches(4, 16, 16, 10, synthetic_options());
+    if (i % 3 > 0) source->next();
+    if (i % 3 > 1) source->seek(1000);
+  }
+}
+
+// --- synthetic data ---
+
+TEST(SyntheticBatches, AreNormalAndDifferEverywhere) {
+  BatchOptions options = synthetic_options();
+  options.global_batch = 256;
+  options.class_dropout_prob = 0.1;
+  options.null_class = 10;
+  const auto source = synthetic_batches(4, 8, 8, 10, options);
+  EXPECT_EQ(source->num_samples(), 0);
+  const auto batch = source->next();
+  double sum = 0, squares = 0, product = 0;
+  for (size_t i = 0; i < batch->x_0.size(); ++i) {
+    sum += batch->x_0[i];
+    squares += batch->x_0[i] * batch->x_0[i];
+    product += batch->x_0[i] * batch->noise[i];
+  }
+  const double n = static_cast<double>(batch->x_0.size()), bound = 5 / std::sqrt(n);
+  EXPECT_NEAR(sum / n, 0, bound);
+  EXPECT_NEAR(squares / n, 1, bound * std::sqrt(2.0));
+  EXPECT_NEAR(product / n, 0, bound);
+  std::set<int64_t> labels(batch->class_labels.begin(), batch->class_labels.end());
+  EXPECT_EQ(labels.size(), 11u);
+  EXPECT_EQ(*labels.begin(), 0);
+  EXPECT_EQ(*labels.rbegin(), 10);
+}
+
+TEST(SyntheticBatches, WithoutClassesThereAreNoLabels) {
+  EXPECT_TRUE(synthetic_batches(4, 8, 8, 0, synthetic_options())->next()->class_labels.empty());
+}
+
+}  // namespace
+}  // namespace kiln

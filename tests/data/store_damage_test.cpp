@@ -1,0 +1,173 @@
+// Damaged and hostile stores: refused in one line that names the file and the remedy, never a crash.
+#include <unistd.h>
+
+#include "data/test_store.h"
+
+namespace kiln {
+namespace {
+
+using test::message_of;
+using test::small_info;
+using test::TempFolder;
+using test::write_store;
+using testing::ElementsAre;
+using testing::HasSubstr;
+using testing::IsEmpty;
+
+class DamagedStore : public testing::Test {
+ protected:
+  DamagedStore() { write_store(path(), small_info(), 10); }
+  std::string path() const { return folder_ / "store"; }
+  std::string file(const std::string& name) const { return path() + "/" + name; }
+  std::string open_message() const {
+    return message_of([this] { FeatureStore::open(path()); });
+  }
+  // store.json with one field changed.
+  void set_field(const std::string& key, const nlohmann::json& value) {
+    auto root = nlohmann::json::parse(test::read_bytes(file("store.json")));
+    root[key] = value;
+    test::write_bytes(file("store.json"), root.dump());
+  }
+
+ private:
+  TempFolder folder_;
+};
+
+TEST_F(DamagedStore, WholeOneHasNoProblems) {
+  int64_t last_done = 0;
+  EXPECT_THAT(find_store_problems(path(),
+                                  [&](int64_t done, int64_t total) {
+                                    EXPECT_EQ(total, 3);
+                                    EXPECT_EQ(done, ++last_done);
+                                  }),
+              IsEmpty());
+  EXPECT_EQ(last_done, 3);
+}
+
+TEST_F(DamagedStore, NotAStore) {
+  std::filesystem::remove(file("store.json"));
+  EXPECT_THAT(open_message(), HasSubstr("expected a folder with store.json"));
+}
+
+TEST_F(DamagedStore, MissingShardIsNamed) {
+  std::filesystem::remove(file("shard-00001.safetensors"));
+  EXPECT_THAT(open_message(), HasSubstr("shard shard-00001.safetensors is missing"));
+  EXPECT_THAT(find_store_problems(path()), ElementsAre(HasSubstr("shard-00001.safetensors is missing")));
+}
+
+TEST_F(DamagedStore, TruncatedShardIsNamed) {
+  const std::string bytes = test::read_bytes(file("shard-00002.safetensors"));
+  for (const size_t size : {size_t{0}, size_t{5}, size_t{100}, bytes.size() / 2, bytes.size() - 1}) {
+    test::write_bytes(file("shard-00002.safetensors"), bytes.substr(0, size));
+    EXPECT_THAT(open_message(), HasSubstr("shard-00002.safetensors")) << size;
+    EXPECT_THAT(find_store_problems(path()), ElementsAre(HasSubstr("shard-00002.safetensors"))) << size;
+  }
+}
+
+TEST_F(DamagedStore, EveryBitFlipIsFoundAndNamed) {
+  const std::string bytes = test::read_bytes(file("shard-00001.safetensors"));
+  for (size_t at = 0; at < bytes.size(); at += 37) {
+    std::string flipped = bytes;
+    flipped[at] ^= static_cast<char>(1 << (at % 8));
+    test::write_bytes(file("shard-00001.safetensors"), flipped);
+    ASSERT_THAT(find_store_problems(path()), ElementsAre(HasSubstr("shard-00001.safetensors"))) << at;
+  }
+  const std::string message = message_of([this] { FeatureStore::open(path(), /*verify=*/true); });
+  EXPECT_THAT(message, HasSubstr("1 of 3 shards are damaged"));
+}
+
+TEST_F(DamagedStore, NanInAShardIsNamedWithItsSample) {
+  // A NaN that the checksum agrees with: written by something that did not check.
+  std::string bytes = test::read_bytes(file("shard-00001.safetensors"));
+  const float value = test::mean_value(6, 7), nan = std::nanf("");
+  const size_t at = bytes.find(std::string(reinterpret_cast<const char*>(&value), 4));
+  ASSERT_NE(at, bytes.npos);
+  bytes.replace(at, 4, reinterpret_cast<const char*>(&nan), 4);
+  test::write_bytes(file("shard-00001.safetensors"), bytes);
+  const std::string problem = find_store_problems(path()).at(0);
+  auto root = nlohmann::json::parse(test::read_bytes(file("store.json")));
+  root["shards"][1]["xxh3"] = problem.substr(problem.find("got ") + 4, 16);
+  test::write_bytes(file("store.json"), root.dump());
+  EXPECT_THAT(find_store_problems(path()),
+              ElementsAre(HasSubstr("the mean of sample \"folder/image.6.v2.png\" holds NaN or infinity")));
+}
+
+TEST_F(DamagedStore, NewerVersionSaysUpdate) {
+  set_field("format_version", 2);
+  EXPECT_THAT(open_message(), HasSubstr("expected format version 1 at most, got 2"));
+  EXPECT_THAT(open_message(), HasSubstr("newer kiln"));
+}
+
+TEST_F(DamagedStore, ShapesThatDoNotFitAreRefused) {
+  set_field("width", 6);
+  EXPECT_THAT(open_message(), HasSubstr("expected mean F32 (4, 1, 2, 3, 6), got F32 (4, 1, 2, 3, 5)"));
+  set_field("width", 5);
+  set_field("dtype", "BF16");
+  EXPECT_THAT(open_message(), HasSubstr("expected mean BF16"));
+}
+
+TEST_F(DamagedStore, LabelsBeyondTheClassesAreRefused) {
+  set_field("class_names", nlohmann::json::array({"cat", "dog"}));
+  EXPECT_THAT(open_message(),
+              HasSubstr("expected a label from -1 to 1 for sample \"folder/image.2.v2.png\", got 2"));
+}
+
+TEST_F(DamagedStore, HostileFieldsAreRefused) {
+  const auto shard = [](const std::string& file, const nlohmann::json& count) {
+    return nlohmann::json::array({{{"file", file}, {"num_samples", count}, {"xxh3", "0"}}});
+  };
+  const std::vector<std::tuple<std::string, nlohmann::json, std::string>> cases = {
+      {"format", "zip", "not a feature store"},
+      {"format_version", "1", "\"format_version\""},
+      {"format_version", 0, "\"format_version\""},
+      {"channels", -1, "\"channels\""},
+      {"channels", uint64_t{1} << 63, "\"channels\""},
+      {"height", 1e300, "\"height\""},
+      {"width", nullptr, "\"width\""},
+      {"num_flips", 3, "\"num_flips\""},
+      {"has_logvar", 1, "\"has_logvar\""},
+      {"scaling_factor", "0.18", "\"scaling_factor\""},
+      {"dtype", "I64", "F32, BF16 or F16"},
+      {"dtype", "float", "expected one of"},
+      {"class_names", "cat", "\"class_names\""},
+      {"class_names", {1, 2}, "\"class_names\""},
+      {"num_samples", 11, "expected 11 samples in the shards, got 10"},
+      {"shards", nlohmann::json::object(), "\"shards\""},
+      {"shards", {1}, "expected a JSON object"},
+      {"shards", shard("../../etc/passwd", 10), "plain file name"},
+      {"shards", shard("/etc/passwd", 10), "plain file name"},
+      {"shards", shard("", 10), "plain file name"},
+      {"shards", shard(std::string("a\0b", 3), 10), "plain file name"},
+      {"shards", shard("a", 0), "\"num_samples\""},
+  };
+  const std::string good = test::read_bytes(file("store.json"));
+  for (const auto& [key, value, expected] : cases) {
+    set_field(key, value);
+    EXPECT_THAT(open_message(), HasSubstr(expected)) << key << " " << value;
+    test::write_bytes(file("store.json"), good);
+  }
+  for (const std::string text : {"", "{", "[]", "\x00\xff\xfe", "null", "{\"format\": 3}"}) {
+    test::write_bytes(file("store.json"), text);
+    EXPECT_THAT(open_message(), HasSubstr("store.json")) << text;
+  }
+  test::write_bytes(file("store.json"), std::string(1 << 20, '['));
+  EXPECT_THAT(open_message(), HasSubstr("nested levels"));
+}
+
+TEST_F(DamagedStore, WorksFromAReadOnlyFolder) {
+  std::filesystem::permissions(path(), static_cast<std::filesystem::perms>(0555));
+  EXPECT_EQ(FeatureStore::open(path(), /*verify=*/true)->size(), 10);
+  std::filesystem::permissions(path(), std::filesystem::perms::owner_all);
+}
+
+TEST_F(DamagedStore, ADamagedShardStopsContinuing) {
+  auto root = nlohmann::json::parse(test::read_bytes(file("store.json")));
+  root["complete"] = false;
+  test::write_bytes(file("store.json"), root.dump());
+  std::filesystem::resize_file(file("shard-00000.safetensors"), 200);
+  EXPECT_THAT(message_of([this] { FeatureStoreWriter::open(path(), small_info(), 4); }),
+              HasSubstr("shard-00000.safetensors"));
+}
+
+}  // namespace
+}  // namespace kiln

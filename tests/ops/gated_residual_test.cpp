@@ -1,0 +1,101 @@
+#include <ATen/ATen.h>
+#include <gmock/gmock.h>
+
+#include <limits>
+
+#include "ops/checks.h"
+#include "ops/ops.h"
+
+namespace kiln::ops {
+namespace {
+
+using ::testing::HasSubstr;
+using testing::Tensors;
+
+struct Case {
+  int64_t batch, tokens, width;
+  at::ScalarType residual, branch;
+};
+
+class GatedResidual : public ::testing::TestWithParam<Case> {};
+
+at::Tensor op(const Tensors& in) { return gated_residual(in[0], in[1], in[2]); }
+at::Tensor composed(const Tensors& in) { return reference::gated_residual(in[0], in[1], in[2]); }
+
+Tensors inputs_of(const Case& c) {
+  return {testing::randn({c.batch, c.tokens, c.width}, c.residual, 1),
+          testing::randn({c.batch, 6 * c.width}, c.branch, 2).narrow(1, 2 * c.width, c.width),
+          testing::randn({c.batch, c.tokens, c.width}, c.branch, 3)};
+}
+
+double tolerance(at::ScalarType dtype) {
+  return dtype == at::kFloat ? 1e-5 : dtype == at::kBFloat16 ? 1.0 / 256 : 1.0 / 2048;
+}
+
+TEST_P(GatedResidual, ResultAndGradientsMatchF64Reference) {
+  const Tensors inputs = inputs_of(GetParam());
+  Tensors wide;
+  for (const at::Tensor& input : inputs) {
+    wide.push_back(input.to(at::kDouble));
+  }
+  const at::Tensor out = op(inputs);
+  EXPECT_EQ(out.scalar_type(), inputs[0].scalar_type());
+  testing::expect_close(out, composed(wide), tolerance(GetParam().residual));
+  const at::Tensor direction = testing::randn(out.sizes(), out.scalar_type(), 4);
+  const Tensors got = testing::gradients(op, inputs, direction);
+  const Tensors expected = testing::gradients(composed, wide, direction.to(at::kDouble));
+  for (int i = 0; i < 3; ++i) {
+    EXPECT_EQ(got[i].scalar_type(), inputs[i].scalar_type());
+    testing::expect_close(got[i], expected[i], tolerance(inputs[i].scalar_type()));
+  }
+}
+
+TEST_P(GatedResidual, MetaAgrees) { testing::expect_meta_agrees(op, inputs_of(GetParam())); }
+
+TEST_P(GatedResidual, ThreadCountDoesNotMatter) {
+  testing::expect_thread_count_does_not_matter(op, inputs_of(GetParam()));
+}
+
+constexpr auto kF32 = at::kFloat, kBf16 = at::kBFloat16, kFp16 = at::kHalf;
+INSTANTIATE_TEST_SUITE_P(Shapes, GatedResidual,
+                         ::testing::Values(Case{1, 1, 1, kF32, kF32}, Case{2, 3, 7, kF32, kBf16},
+                                           Case{3, 33, 72, kF32, kBf16}, Case{2, 100, 384, kF32, kBf16},
+                                           Case{1, 64, 1152, kF32, kFp16}, Case{2, 40, 50, kBf16, kBf16},
+                                           Case{2, 40, 19, kFp16, kF32}));
+
+TEST(GatedResidualOp, GradcheckInF64) {
+  testing::gradcheck(op, {testing::randn({2, 3, 4}, at::kDouble, 1), testing::randn({2, 4}, at::kDouble, 2),
+                          testing::randn({2, 3, 4}, at::kDouble, 3)});
+}
+
+TEST(GatedResidualOp, GradientOfXIsTheIncomingTensor) {
+  const Tensors inputs = inputs_of({2, 5, 16, kF32, kBf16});
+  const at::Tensor x = testing::leaf(inputs[0]);
+  const at::Tensor grad = testing::randn(x.sizes(), kF32, 5);
+  const at::Tensor dx = torch::autograd::grad({op({x, inputs[1], inputs[2]})}, {x}, {grad})[0];
+  EXPECT_EQ(dx.data_ptr(), grad.data_ptr());
+}
+
+TEST(GatedResidualOp, NonFiniteValuesPropagate) {
+  Tensors inputs = inputs_of({1, 3, 20, kF32, kBf16});
+  inputs[2][0][1][19] = std::numeric_limits<float>::infinity();
+  inputs[0][0][2][3] = std::numeric_limits<float>::quiet_NaN();
+  const at::Tensor bad = op(inputs).isfinite().logical_not();
+  EXPECT_EQ(bad.sum().item<int64_t>(), 2);
+  EXPECT_TRUE(bad[0][1][19].item<bool>() && bad[0][2][3].item<bool>());
+}
+
+TEST(GatedResidualOp, NamesWhatIsWrong) {
+  const at::Tensor x = at::zeros({2, 3, 4});
+  EXPECT_THAT(testing::message_of([&] {
+                gated_residual(x, at::zeros({2, 3}), x);
+              }),
+              HasSubstr("[gated_residual] gate must have shape [2, 4]"));
+  EXPECT_THAT(testing::message_of([&] {
+                gated_residual(x, at::zeros({2, 4}), at::zeros({2, 3, 5}));
+              }),
+              HasSubstr("y must have the shape of x [2, 3, 4], got [2, 3, 5]"));
+}
+
+}  // namespace
+}  // namespace kiln::ops

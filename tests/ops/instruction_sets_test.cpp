@@ -1,0 +1,113 @@
+// Every instruction set that this processor has gives the results of the best one.
+#include <ATen/ATen.h>
+#include <hwy/targets.h>
+
+#include "ops/checks.h"
+#include "ops/gelu.h"
+#include "ops/ops.h"
+
+namespace kiln::ops {
+namespace {
+
+using testing::Tensors;
+
+class InstructionSets : public ::testing::Test {
+ protected:
+  void TearDown() override { hwy::GetChosenTarget().Update(hwy::SupportedTargets()); }
+
+  // The results of `f` by AVX-512, AVX2 and portable code, as far as the processor has them.
+  static std::vector<Tensors> on_each(const std::function<Tensors()>& f) {
+    std::vector<Tensors> results;
+    for (int64_t target : {HWY_AVX3, HWY_AVX2, HWY_SCALAR}) {
+      if ((hwy::SupportedTargets() & target) != 0 || target == HWY_SCALAR) {
+        hwy::GetChosenTarget().Update(target);
+        results.push_back(f());
+      }
+    }
+    return results;
+  }
+
+  static void expect_agreement(const std::function<Tensors()>& f, double rtol) {
+    const std::vector<Tensors> results = on_each(f);
+    for (size_t r = 1; r < results.size(); ++r) {
+      for (size_t i = 0; i < results[0].size(); ++i) {
+        testing::expect_close(results[r][i], results[0][i], rtol);
+      }
+    }
+  }
+};
+
+TEST_F(InstructionSets, AdalnAndGatedResidual) {
+  for (auto dtype : {at::kFloat, at::kBFloat16, at::kHalf}) {
+    const at::Tensor x = testing::randn({2, 40, 71}, at::kFloat, 1), rows = testing::randn({2, 71}, dtype, 2);
+    const at::Tensor y = testing::randn({2, 40, 71}, dtype, 3);
+    const double rtol = dtype == at::kFloat ? 1e-5 : 1.0 / 128;
+    expect_agreement(
+        [&] {
+          return testing::gradients(
+              [&](const Tensors& in) { return adaln_modulate(in[0], in[1], in[1], 1e-6, dtype); }, {x, rows},
+              y);
+        },
+        rtol);
+    expect_agreement(
+        [&] {
+          return testing::gradients([](const Tensors& in) { return gated_residual(in[0], in[1], in[2]); },
+                                    {x, rows, y}, x);
+        },
+        rtol);
+  }
+}
+
+TEST_F(InstructionSets, GeluAndGroupNorm) {
+  for (auto dtype : {at::kFloat, at::kBFloat16, at::kHalf}) {
+    const at::Tensor x = testing::randn({1, 12, 9, 11}, dtype, 1) * 3;
+    const at::Tensor affine = testing::randn({12}, at::kFloat, 2);
+    const double rtol = dtype == at::kFloat ? 1e-5 : 1.0 / 128;
+    expect_agreement(
+        [&] {
+          at::Tensor out = at::empty_like(x), grad = at::empty_like(x);
+          gelu_tanh_forward(x, out);
+          gelu_tanh_backward(x, x, grad);
+          return Tensors{out, grad};
+        },
+        rtol);
+    expect_agreement(
+        [&] {
+          return Tensors{
+              group_norm_silu(x, 3, affine, affine, 1e-6, true),
+              group_norm_silu(x.contiguous(at::MemoryFormat::ChannelsLast), 3, affine, affine, 1e-6, true)};
+        },
+        rtol);
+  }
+}
+
+TEST_F(InstructionSets, SumOfSquaresIsBitwiseTheSame) {
+  const at::Tensor g = testing::randn({70001}, at::kFloat, 1);
+  const std::vector<Tensors> results = on_each([&] {
+    return Tensors{sum_of_squares(g), sum_of_squares(g.to(at::kBFloat16))};
+  });
+  for (const Tensors& other : results) {
+    EXPECT_TRUE(testing::bitwise_equal(other[0], results[0][0]));
+    EXPECT_TRUE(testing::bitwise_equal(other[1], results[0][1]));
+  }
+}
+
+TEST_F(InstructionSets, Adamw) {
+  const AdamWStep options = {
+      .lr = 1e-3, .beta1 = 0.9, .beta2 = 0.999, .eps = 1e-8, .weight_decay = 0.1, .step = 3, .grad_scale = 1};
+  for (auto dtype : {at::kBFloat16, at::kHalf}) {
+    expect_agreement(
+        [&] {
+          at::Tensor master = testing::randn({101}, at::kFloat, 1), m = testing::randn({101}, at::kFloat, 2);
+          at::Tensor v = testing::randn({101}, at::kFloat, 3).square(), compute = at::zeros({101}, dtype);
+          std::vector<EmaSlice> emas = {{testing::randn({101}, at::kFloat, 4), 0.99}};
+          adamw_ema_step_(master, testing::randn({101}, dtype, 5), m, v, emas, &compute, options);
+          EXPECT_TRUE(testing::bitwise_equal(compute, master.to(dtype)));
+          return Tensors{master, m, v, emas[0].weights};
+        },
+        1e-6);
+  }
+}
+
+}  // namespace
+}  // namespace kiln::ops

@@ -1,0 +1,46 @@
+"""When two tensors are close. docs/numerics.md says where the criterion and the tolerances come from."""
+
+import torch
+
+FORWARD = 5e-5  # f32 outputs
+GRADIENT = 2e-4  # f32 parameter gradients
+FORWARD_BF16 = 6e-2  # mixed precision against f32
+GRADIENT_BF16 = 2e-1
+
+
+def violation(got, want, rtol, atol=0.0, peak=True):
+    """Largest of the peak and the l2 error over what is allowed: at most 1 is close."""
+    assert got.shape == want.shape, f"shape {tuple(got.shape)}, expected {tuple(want.shape)}"
+    assert torch.isfinite(got).all(), "not finite"
+    got, want = got.double(), want.detach().double()
+    difference = got - want
+    tiny = torch.finfo(torch.float64).tiny
+    worst = (difference.norm() / (rtol * want.norm() + atol * want.numel() ** 0.5 + tiny)).item()
+    if peak:
+        worst = max(worst, (difference.abs().max() / (rtol * want.abs().max() + atol + tiny)).item())
+    return worst
+
+
+def assert_close(got, want, rtol=FORWARD, atol=0.0):
+    worst = violation(got, want, rtol, atol)
+    assert worst <= 1, f"{worst:.2f} times the tolerance {rtol}"
+
+
+def gradient_violations(got, want, rtol=GRADIENT, peak=True):
+    """Violation of each gradient by key. Some are zero in theory (a key bias under softmax), so an absolute
+    tolerance of 2e-6 of the median gradient peak is allowed everywhere."""
+    assert set(got) == set(want), f"keys differ: {sorted(set(got) ^ set(want))}"
+    peaks = torch.tensor([tensor.abs().max() for tensor in want.values()])
+    atol = 2e-6 * peaks.median().item() * (rtol / GRADIENT)
+    return {key: violation(got[key], want[key], rtol, atol, peak) for key in want}
+
+
+def assert_gradients_close(got, want, rtol=GRADIENT, peak=True):
+    violations = gradient_violations(got, want, rtol, peak)
+    failed = {key: round(value, 2) for key, value in violations.items() if value > 1}
+    assert not failed, f"times the tolerance {rtol}: {failed}"
+
+
+def gradients_of(outputs):
+    """The grad.<key> tensors of a forward verb's output, by key."""
+    return {name.removeprefix("grad."): tensor for name, tensor in outputs.items() if name.startswith("grad.")}

@@ -1,0 +1,87 @@
+"""Fixtures of the reference tests: the built programs, run on files in a temporary folder.
+
+KILN_BUILD names the build folder (default: build/ of this checkout).
+"""
+
+import importlib.util
+import json
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+
+
+def program(name):
+    path = Path(os.environ.get("KILN_BUILD", REPOSITORY / "build")) / name
+    if not path.exists():
+        pytest.fail(f"{path} is not built; set KILN_BUILD to the build folder")
+    return path
+
+
+def run_program(name, *arguments, timeout=600):
+    """Runs a built program; returns the completed process with text output."""
+    command = [str(program(name)), *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=timeout)
+
+
+@pytest.fixture
+def kiln():
+    """kiln(*arguments) -> completed process; the caller looks at returncode, stdout, stderr."""
+    return lambda *arguments, **options: run_program("kiln", *arguments, **options)
+
+
+@pytest.fixture(scope="session")
+def original_dit():
+    """models.py of the original DiT, when KILN_DIT_REPO names a checkout of it."""
+    repository = os.environ.get("KILN_DIT_REPO")
+    if not repository:
+        pytest.skip("KILN_DIT_REPO does not name a checkout of the original DiT")
+    spec = importlib.util.spec_from_file_location("original_dit", Path(repository) / "models.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture
+def conformance(tmp_path):
+    """conformance(verb, flags..., option=value) -> output tensors.
+
+    A dict of tensors becomes a safetensors file, any other dict a JSON file, and its path is what the program is
+    given. With `expect_error` the one line on stderr is returned instead.
+    """
+    calls = 0
+
+    def as_argument(option, value):
+        if not isinstance(value, dict):
+            return value
+        if value and all(isinstance(item, torch.Tensor) for item in value.values()):
+            path = tmp_path / f"{calls}-{option}.safetensors"
+            save_file({key: tensor.detach().contiguous() for key, tensor in value.items()}, path)
+        else:
+            path = tmp_path / f"{calls}-{option}.json"
+            path.write_text(json.dumps(value))
+        return path
+
+    def run(verb, *flags, expect_error=False, **options):
+        nonlocal calls
+        calls += 1
+        outputs = tmp_path / f"{calls}-outputs.safetensors"
+        arguments = [verb, "--outputs", outputs, *flags]
+        for option, value in options.items():
+            arguments += ["--" + option.replace("_", "-"), as_argument(option, value)]
+        result = run_program("kiln-conformance", *arguments)
+        if expect_error:
+            assert result.returncode != 0, f"{arguments} succeeded"
+            assert not outputs.exists(), "a failed run must not write its output"
+            lines = result.stderr.strip().splitlines()
+            assert len(lines) == 1, result.stderr
+            return lines[0]
+        assert result.returncode == 0, result.stderr
+        return load_file(outputs)
+
+    return run

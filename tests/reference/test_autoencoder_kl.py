@@ -1,0 +1,152 @@
+"""AutoencoderKL against diffusers' own, live: moments, images and all parameter gradients, for both generations of
+keys."""
+
+import pytest
+import torch
+from closeness import (FORWARD, FORWARD_BF16, GRADIENT_BF16, assert_close, assert_gradients_close, gradients_of,
+                       violation)
+from diffusers import AutoencoderKL
+from dit_torch import randomise_
+
+TINY = dict(in_channels=3, out_channels=3, down_block_types=["DownEncoderBlock2D"] * 3,
+            up_block_types=["UpDecoderBlock2D"] * 3, block_out_channels=[16, 32, 32], layers_per_block=2, act_fn="silu",
+            latent_channels=4, norm_num_groups=8, sample_size=32, scaling_factor=0.18215)
+CONFIGS = {
+    "tiny": TINY,
+    "one level": TINY | dict(block_out_channels=[24], down_block_types=["DownEncoderBlock2D"],
+                             up_block_types=["UpDecoderBlock2D"], layers_per_block=1),
+    "16 channels, no quant_conv": TINY | dict(latent_channels=16, use_quant_conv=False, use_post_quant_conv=False,
+                                              shift_factor=0.1159),
+    "no attention": TINY | dict(mid_block_add_attention=False, norm_num_groups=16),
+}
+OLD_NAMES = {"to_q": "query", "to_k": "key", "to_v": "value", "to_out.0": "proj_attn"}
+
+
+def model_of(config, seed=0):
+    model = randomise_(AutoencoderKL(**config), seed).eval()
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "norm" in name and name.endswith("weight"):
+                parameter.add_(1)
+    return model
+
+
+def inputs_of(config, height=16, width=24, seed=1):
+    generator = torch.Generator().manual_seed(seed)
+    factor, z = 2 ** (len(config["block_out_channels"]) - 1), config["latent_channels"]
+
+    def normal(channels, factor):
+        return torch.randn(2, channels, height // factor, width // factor, generator=generator)
+
+    return {"image": normal(3, 1), "latent": normal(z, factor), "grad_moments": normal(2 * z, factor),
+            "grad_image": normal(3, 1)}
+
+
+def run_diffusers(model, inputs):
+    moments = model.encode(inputs["image"]).latent_dist.parameters
+    image = model.decode(inputs["latent"]).sample
+    loss = (moments * inputs["grad_moments"]).sum() + (image * inputs["grad_image"]).sum()
+    names, parameters = zip(*model.named_parameters())
+    return moments, image, dict(zip(names, torch.autograd.grad(loss, parameters)))
+
+
+def old_generation(state, as_convolutions=False):
+    """A state dict with the attention names (and optionally the shapes) of the first generation of files."""
+    old = {}
+    for key, value in state.items():
+        for name, old_name in OLD_NAMES.items():
+            if f".{name}." in key:
+                key = key.replace(f".{name}.", f".{old_name}.")
+                if as_convolutions and value.dim() == 2:
+                    value = value[:, :, None, None]
+        old[key] = value
+    return old
+
+
+@pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS.keys())
+def test_outputs_and_gradients_equal_diffusers(conformance, config):
+    model, inputs = model_of(config), inputs_of(config)
+    outputs = conformance("forward", "--backward", model="autoencoder_kl", config=config | {"_class_name": "AutoencoderKL"},
+                          weights=model.state_dict(), inputs=inputs)
+    moments, image, gradients = run_diffusers(model, inputs)
+    assert_close(outputs["moments"], moments)
+    assert_close(outputs["image"], image)
+    assert_gradients_close(gradients_of(outputs), gradients)
+
+
+@pytest.mark.parametrize("as_convolutions", [False, True])
+def test_old_keys_give_the_same(conformance, as_convolutions):
+    model, inputs = model_of(TINY), inputs_of(TINY)
+    weights = old_generation(model.state_dict(), as_convolutions)
+    assert "encoder.mid_block.attentions.0.proj_attn.weight" in weights
+    outputs = conformance("forward", "--backward", model="autoencoder_kl", config=TINY, weights=weights, inputs=inputs)
+    moments, image, gradients = run_diffusers(model, inputs)
+    assert_close(outputs["moments"], moments)
+    assert_close(outputs["image"], image)
+    assert_gradients_close(gradients_of(outputs), old_generation(gradients, as_convolutions))
+
+
+def test_image_or_latent_alone(conformance):
+    model, inputs = model_of(TINY), inputs_of(TINY)
+    moments, image, _ = run_diffusers(model, inputs)
+    for given, made, want in (("image", "moments", moments), ("latent", "image", image)):
+        outputs = conformance("forward", model="autoencoder_kl", config=TINY, weights=model.state_dict(),
+                              inputs={given: inputs[given]})
+        assert set(outputs) == {made}
+        assert_close(outputs[made], want)
+
+
+def test_bf16_is_close_to_f32(conformance):
+    model, inputs = model_of(TINY), inputs_of(TINY)
+    outputs = conformance("forward", "--backward", model="autoencoder_kl", config=TINY, weights=model.state_dict(),
+                          inputs=inputs, dtype="bf16")
+    moments, image, gradients = run_diffusers(model, inputs)
+    assert_close(outputs["moments"], moments, FORWARD_BF16)
+    assert_close(outputs["image"], image, FORWARD_BF16)
+    assert violation(outputs["image"], image, FORWARD) > 1, "it ran in f32"
+    assert_gradients_close(gradients_of(outputs), gradients, GRADIENT_BF16, peak=False)
+
+
+def test_norm_eps(conformance):
+    """Activations so small that eps is a good part of the variance: 1e-5 for 1e-6 must show."""
+    model, inputs = model_of(TINY), inputs_of(TINY)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "conv_in" in name or "conv2" in name or "to_out" in name:
+                parameter.mul_(1e-3)
+    output = conformance("forward", model="autoencoder_kl", config=TINY, weights=model.state_dict(),
+                         inputs={"image": inputs["image"]})["moments"]
+    assert_close(output, model.encode(inputs["image"]).latent_dist.parameters)
+    for module in model.modules():
+        if isinstance(module, torch.nn.GroupNorm):
+            module.eps = 1e-5
+    assert violation(output, model.encode(inputs["image"]).latent_dist.parameters, FORWARD) > 10
+
+
+@pytest.mark.parametrize("change, expected", [
+    (dict(down_block_types=["AttnDownEncoderBlock2D"] * 3), "AttnDownEncoderBlock2D; only DownEncoderBlock2D"),
+    (dict(act_fn="mish"), "act_fn is mish"),
+    (dict(block_out_channels=[16, 20]), "multiples of norm_num_groups"),
+    (dict(latents_mean=[0.0]), "latents_mean"),
+    (dict(scaling_factor=0), "scaling_factor > 0"),
+])
+def test_configs_that_are_not_built_are_refused(conformance, change, expected):
+    message = conformance("forward", model="autoencoder_kl", config=TINY | change, weights={"a": torch.zeros(1)},
+                          inputs=inputs_of(TINY), expect_error=True)
+    assert expected in message
+
+
+def test_bad_weights_are_all_listed(conformance):
+    weights = model_of(TINY).state_dict()
+    del weights["encoder.conv_in.weight"], weights["quant_conv.bias"]
+    weights["decoder.conv_in.bias"] = torch.zeros(3)
+    message = conformance("forward", model="autoencoder_kl", config=TINY, weights=weights, inputs=inputs_of(TINY),
+                          expect_error=True)
+    for part in ("encoder.conv_in.weight", "quant_conv.bias", "decoder.conv_in.bias is (3), expected (32)"):
+        assert part in message
+
+
+def test_image_size_must_fit(conformance):
+    message = conformance("forward", model="autoencoder_kl", config=TINY, weights=model_of(TINY).state_dict(),
+                          inputs={"image": torch.zeros(1, 3, 18, 16)}, expect_error=True)
+    assert "sides divisible by 4" in message

@@ -1,0 +1,254 @@
+"""DiT against diffusers' DiTTransformer2DModel, a compact PyTorch DiT, and (KILN_DIT_REPO) the original's models.py."""
+
+import pytest
+import torch
+from closeness import (FORWARD, FORWARD_BF16, GRADIENT_BF16, assert_close, assert_gradients_close, gradients_of,
+                       violation)
+from diffusers import DiTTransformer2DModel
+from dit_torch import DiT, randomise_
+
+TINY = dict(input_size=8, patch_size=2, in_channels=4, hidden_size=32, depth=2, num_heads=4, mlp_ratio=4.0,
+            num_classes=10, class_dropout_prob=0.1, learn_sigma=True)
+CONFIGS = {
+    "tiny": TINY,
+    "patch 4, no sigma": TINY | dict(input_size=16, patch_size=4, learn_sigma=False, num_heads=2),
+    "patch 8, wide heads": TINY | dict(input_size=32, patch_size=8, hidden_size=144, num_heads=2),  # head_dim 72, as XL
+    "odd sizes": TINY | dict(input_size=10, hidden_size=36, num_heads=3, depth=3, mlp_ratio=2.6, in_channels=3),
+    "one token, one head": TINY | dict(input_size=2, num_heads=1, depth=1),
+    "no null class": TINY | dict(class_dropout_prob=0.0),
+    "unconditional": TINY | dict(num_classes=0),
+}
+
+
+def inputs_of(config, batch=3, seed=1):
+    generator = torch.Generator().manual_seed(seed)
+    size, channels = config["input_size"], config["in_channels"]
+    inputs = {
+        "x": torch.randn(batch, channels, size, size, generator=generator),
+        "t": torch.tensor([0.0, 17.25, 999.0][:batch]),
+        "grad_output": torch.randn(batch, channels * (2 if config["learn_sigma"] else 1), size, size,
+                                   generator=generator),
+    }
+    if config["num_classes"]:
+        last = config["num_classes"] if config["class_dropout_prob"] > 0 else config["num_classes"] - 1
+        inputs["y"] = torch.tensor([2, last, 2][:batch])  # a repeated class: its gradients add up
+    return inputs
+
+
+def run_torch(model, inputs):
+    """Output and the gradient of every trainable parameter."""
+    output = model(inputs["x"], inputs["t"], inputs.get("y"))
+    trainable = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
+    gradients = torch.autograd.grad((output * inputs["grad_output"]).sum(), trainable.values())
+    return output.detach(), dict(zip(trainable, gradients))
+
+
+@pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS.keys())
+def test_output_and_gradients_equal_torch(conformance, config):
+    model = randomise_(DiT(**config)).eval()
+    inputs = inputs_of(config)
+    outputs = conformance("forward", "--backward", model="dit", config=config, weights=model.state_dict(),
+                          inputs=inputs)
+    want, want_gradients = run_torch(model, inputs)
+    assert_close(outputs["output"], want)
+    assert_gradients_close(gradients_of(outputs), want_gradients)
+
+
+def test_bf16_is_close_to_f32(conformance):
+    config = TINY | dict(hidden_size=128, depth=4)
+    model = randomise_(DiT(**config)).eval()
+    inputs = inputs_of(config)
+    outputs = conformance("forward", "--backward", model="dit", config=config, weights=model.state_dict(),
+                          inputs=inputs, dtype="bf16")
+    want, want_gradients = run_torch(model, inputs)
+    assert_close(outputs["output"], want, FORWARD_BF16)
+    assert violation(outputs["output"], want, FORWARD) > 1, "it ran in f32"
+    assert_gradients_close(gradients_of(outputs), want_gradients, GRADIENT_BF16, peak=False)
+
+
+@pytest.mark.parametrize("storage", [torch.float16, torch.bfloat16])
+def test_low_precision_files_are_computed_in_f32(conformance, storage):
+    model = randomise_(DiT(**TINY)).eval()
+    weights = {key: value.to(storage) for key, value in model.state_dict().items()}
+    model.load_state_dict({key: value.float() for key, value in weights.items()})
+    outputs = conformance("forward", model="dit", config=TINY, weights=weights, inputs=inputs_of(TINY))
+    assert_close(outputs["output"], run_torch(model, inputs_of(TINY))[0])
+
+
+def test_drop_uses_the_null_class(conformance):
+    model = randomise_(DiT(**TINY)).eval()
+    inputs = inputs_of(TINY)
+    dropped = conformance("forward", model="dit", config=TINY, weights=model.state_dict(),
+                          inputs=inputs | {"drop": torch.tensor([1, 0, 0])})
+    want = model(inputs["x"], inputs["t"], torch.tensor([10, 10, 2]))
+    assert_close(dropped["output"], want)
+
+
+def test_absent_position_table_is_computed(conformance):
+    model = randomise_(DiT(**TINY)).eval()
+    weights = {key: value for key, value in model.state_dict().items() if key != "pos_embed"}
+    outputs = conformance("forward", model="dit", config=TINY, weights=weights, inputs=inputs_of(TINY))
+    assert_close(outputs["output"], run_torch(model, inputs_of(TINY))[0])
+
+
+def test_position_table_of_the_file_is_used(conformance):
+    model = randomise_(DiT(**TINY)).eval()
+    with torch.no_grad():
+        model.pos_embed.mul_(-0.5)
+    outputs = conformance("forward", model="dit", config=TINY, weights=model.state_dict(), inputs=inputs_of(TINY))
+    assert_close(outputs["output"], run_torch(model, inputs_of(TINY))[0])
+
+
+def shrink_tokens_(model, factor=1e-3):
+    """Keeps the residual stream at a size at which eps is a good part of the variance."""
+    with torch.no_grad():
+        model.pos_embed.mul_(factor)
+        for name, parameter in model.named_parameters():
+            if "x_embedder" in name or "attn.proj" in name or "mlp.fc2" in name:
+                parameter.mul_(factor)
+    return model
+
+
+def test_norm_eps(conformance):
+    model = shrink_tokens_(randomise_(DiT(**TINY))).eval()
+    inputs = inputs_of(TINY)
+    output = conformance("forward", model="dit", config=TINY, weights=model.state_dict(), inputs=inputs)["output"]
+    assert_close(output, run_torch(model, inputs)[0])
+    wrong = DiT(**TINY, norm_eps=1e-5)
+    wrong.load_state_dict(model.state_dict())
+    assert violation(output, run_torch(wrong, inputs)[0], FORWARD) > 100
+
+
+def test_gelu_is_the_tanh_form(conformance):
+    model = randomise_(DiT(**TINY)).eval()
+    with torch.no_grad():
+        for block in model.blocks:
+            block.mlp.fc1.weight.mul_(2)  # the two forms differ most near 2.5
+            block.mlp.fc2.weight.mul_(4)
+    inputs = inputs_of(TINY)
+    output = conformance("forward", model="dit", config=TINY, weights=model.state_dict(), inputs=inputs)["output"]
+    assert_close(output, run_torch(model, inputs)[0])
+    wrong = DiT(**TINY, gelu="none")
+    wrong.load_state_dict(model.state_dict())
+    assert violation(output, run_torch(wrong, inputs)[0], FORWARD) > 2
+
+
+def test_training_checkpoint_uses_its_ema(conformance, tmp_path):
+    model, ema = randomise_(DiT(**TINY), seed=3).eval(), randomise_(DiT(**TINY), seed=4).eval()
+    path = tmp_path / "0000100.pt"
+    torch.save({"model": model.state_dict(), "ema": ema.state_dict(), "opt": {}, "args": None}, path)
+    output = conformance("forward", model="dit", config=TINY, weights=path, inputs=inputs_of(TINY))["output"]
+    assert_close(output, run_torch(ema, inputs_of(TINY))[0])
+
+
+def diffusers_dit(config):
+    model = DiTTransformer2DModel(
+        num_attention_heads=config["num_heads"], attention_head_dim=config["hidden_size"] // config["num_heads"],
+        in_channels=config["in_channels"], out_channels=config["in_channels"] * (2 if config["learn_sigma"] else 1),
+        num_layers=config["depth"], sample_size=config["input_size"], patch_size=config["patch_size"],
+        num_embeds_ada_norm=config["num_classes"], norm_eps=1e-6).eval()
+    for block in model.transformer_blocks:  # diffusers spaces the frequencies by 127 steps, DiT by 128
+        block.norm1.emb.time_proj.downscale_freq_shift = 0
+    return model
+
+
+def from_diffusers(state, depth):
+    """The published names of a diffusers state dict (gradients as well: block copies of the embedders add up)."""
+    names = {"pos_embed.proj": "x_embedder.proj", "proj_out_1": "final_layer.adaLN_modulation.1",
+             "proj_out_2": "final_layer.linear"}
+    in_block = {"norm1.linear": "adaLN_modulation.1", "attn1.to_out.0": "attn.proj", "ff.net.0.proj": "mlp.fc1",
+                "ff.net.2": "mlp.fc2"}
+    shared = {"timestep_embedder.linear_1": "t_embedder.mlp.0", "timestep_embedder.linear_2": "t_embedder.mlp.2",
+              "class_embedder.embedding_table": "y_embedder.embedding_table"}
+    published = {}
+    for suffix in ("weight", "bias"):
+        for theirs, ours in names.items():
+            published[f"{ours}.{suffix}"] = state[f"{theirs}.{suffix}"]
+        for i in range(depth):
+            block = f"transformer_blocks.{i}"
+            for theirs, ours in in_block.items():
+                published[f"blocks.{i}.{ours}.{suffix}"] = state[f"{block}.{theirs}.{suffix}"]
+            published[f"blocks.{i}.attn.qkv.{suffix}"] = torch.cat(
+                [state[f"{block}.attn1.to_{part}.{suffix}"] for part in "qkv"])
+        for theirs, ours in shared.items():
+            copies = [state.get(f"transformer_blocks.{i}.norm1.emb.{theirs}.{suffix}") for i in range(depth)]
+            if copies[0] is not None:
+                published[f"{ours}.{suffix}"] = copies
+    return published
+
+
+@pytest.mark.parametrize("name", ["tiny", "patch 4, no sigma", "patch 8, wide heads"])
+def test_output_and_gradients_equal_diffusers(conformance, name):
+    config = CONFIGS[name]
+    model = randomise_(diffusers_dit(config))
+    first = model.transformer_blocks[0].norm1.emb.state_dict()
+    for block in model.transformer_blocks:
+        block.norm1.emb.load_state_dict(first)
+    weights = {key: value[0] if isinstance(value, list) else value
+               for key, value in from_diffusers(model.state_dict(), config["depth"]).items()}
+    inputs = inputs_of(config)
+    outputs = conformance("forward", "--backward", model="dit", config=config, weights=weights, inputs=inputs)
+
+    want = model(inputs["x"], inputs["t"], class_labels=inputs["y"]).sample
+    (want * inputs["grad_output"]).sum().backward()
+    gradients = from_diffusers({key: value.grad for key, value in model.named_parameters()}, config["depth"])
+    gradients = {key: sum(value) if isinstance(value, list) else value for key, value in gradients.items()}
+    assert_close(outputs["output"], want)
+    assert_gradients_close(gradients_of(outputs), gradients)
+
+
+@pytest.mark.parametrize("name", [name for name in CONFIGS if name != "unconditional"])
+def test_output_and_gradients_equal_the_original(conformance, original_dit, name):
+    config = CONFIGS[name]
+    model = randomise_(original_dit.DiT(**config)).eval()
+    inputs = inputs_of(config)
+    outputs = conformance("forward", "--backward", model="dit", config=config, weights=model.state_dict(),
+                          inputs=inputs)
+    want, want_gradients = run_torch(model, inputs)
+    assert_close(outputs["output"], want)
+    assert_gradients_close(gradients_of(outputs), want_gradients)
+
+
+def test_bad_weights_are_all_listed(conformance):
+    weights = dict(randomise_(DiT(**TINY)).state_dict())
+    del weights["blocks.1.attn.proj.bias"]
+    del weights["final_layer.linear.weight"]
+    weights["blocks.2.attn.proj.bias"] = torch.zeros(32)
+    weights["blocks.0.mlp.fc1.weight"] = torch.zeros(4, 32)
+    message = conformance("forward", model="dit", config=TINY, weights=weights, inputs=inputs_of(TINY),
+                          expect_error=True)
+    for part in ("blocks.1.attn.proj.bias", "final_layer.linear.weight", "blocks.2.attn.proj.bias",
+                 "blocks.0.mlp.fc1.weight is (4, 32), expected (128, 32)"):
+        assert part in message
+
+
+@pytest.mark.parametrize("change, expected", [
+    (dict(hidden_size=30), "divisible by num_heads 4"),
+    (dict(patch_size=3), "divisible by patch_size 3"),
+    (dict(hiden_size=32), "hiden_size"),
+    (dict(depth="two"), "depth must be an integer"),
+    (dict(depth=0), "depth > 0"),
+])
+def test_bad_configs_name_the_key(conformance, change, expected):
+    message = conformance("forward", model="dit", config=TINY | change, weights={"a": torch.zeros(1)},
+                          inputs=inputs_of(TINY), expect_error=True)
+    assert expected in message
+
+
+@pytest.mark.parametrize("change, expected", [
+    ({"y": torch.tensor([0, 11, 1])}, "0..10"),
+    ({"y": torch.tensor([0, -1, 1])}, "0..10"),
+    ({"x": torch.zeros(3, 4, 8, 6)}, "expected x of shape"),
+    ({"t": torch.zeros(2)}, "expected t of shape"),
+])
+def test_bad_inputs_name_the_tensor(conformance, change, expected):
+    message = conformance("forward", model="dit", config=TINY, weights=randomise_(DiT(**TINY)).state_dict(),
+                          inputs=inputs_of(TINY) | change, expect_error=True)
+    assert expected in message
+
+
+def test_models_of_later_versions_say_so(conformance):
+    for name, expected in (("sana", "sana is not part of this version"), ("DiT-M/2", "unknown denoiser")):
+        message = conformance("forward", model=name, config=TINY, weights={"a": torch.zeros(1)},
+                              inputs=inputs_of(TINY), expect_error=True)
+        assert expected in message

@@ -1,0 +1,67 @@
+// A two-block DiT with random weights everywhere (zero-initialised paths included), ready to take steps.
+#pragma once
+#include <ATen/ATen.h>
+#include <ATen/Parallel.h>
+
+#include <memory>
+
+#include "core/error.h"
+#include "models/registry.h"
+#include "train/step.h"
+
+namespace kiln::test {
+
+struct TinyOptions {
+  at::Device device = at::kCPU;
+  at::ScalarType compute_dtype = at::kFloat;
+  bool accumulate_f32 = false;
+  int64_t micro_batch = 0;
+  double max_grad_norm = 0;
+  std::vector<double> ema_decays = {0.9};
+  std::vector<MemoryChoice> memory{};
+};
+
+struct TinyTraining {
+  explicit TinyTraining(const TinyOptions& options) {
+    at::set_num_threads(1);  // tiny tensors: threads would only wait for each other
+    const nlohmann::json config = {{"input_size", 8},    {"patch_size", 2},  {"in_channels", 4},
+                                   {"hidden_size", 48},  {"depth", 2},       {"num_heads", 3},
+                                   {"mlp_ratio", 4},     {"num_classes", 5}, {"class_dropout_prob", 0.1},
+                                   {"learn_sigma", true}};
+    denoiser =
+        build_denoiser("dit", config, {.device = options.device, .compute_dtype = options.compute_dtype});
+    if (!options.device.is_meta()) {
+      at::Generator generator = at::detail::createCPUGenerator(7);
+      for (const auto& parameter : denoiser->parameters())
+        parameter->value.copy_(at::randn(parameter->value.sizes(), generator) * 0.05);
+    }
+    state = std::make_unique<TrainingState>(
+        *denoiser, *optimizer,
+        TrainingStateOptions{.device = options.device,
+                             .compute_dtype = options.compute_dtype,
+                             .grad_dtype = options.accumulate_f32 ? at::kFloat : options.compute_dtype,
+                             .ema_decays = options.ema_decays});
+    step = std::make_unique<TrainStep>(*denoiser, *objective, *optimizer, *state,
+                                       StepOptions{.device = options.device,
+                                                   .micro_batch = options.micro_batch,
+                                                   .max_grad_norm = options.max_grad_norm,
+                                                   .memory = options.memory});
+  }
+
+  // Random rows; t = 0 is left out, whose likelihood term is ill-conditioned in f32.
+  StepBatch batch(int64_t size, uint64_t seed = 0) const {
+    at::Generator generator = at::detail::createCPUGenerator(seed);
+    return {.x_0 = at::randn({size, 4, 8, 8}, generator),
+            .noise = at::randn({size, 4, 8, 8}, generator),
+            .timesteps = at::randint(1, 1000, {size}, generator, at::kLong),
+            .class_labels = at::randint(0, 6, {size}, generator, at::kLong)};
+  }
+
+  std::unique_ptr<Denoiser> denoiser;
+  std::unique_ptr<Objective> objective = make_objective(objective_config("iddpm"));
+  std::unique_ptr<Optimizer> optimizer = make_optimizer({{"type", "adamw"}});
+  std::unique_ptr<TrainingState> state;
+  std::unique_ptr<TrainStep> step;
+};
+
+}  // namespace kiln::test
