@@ -35,14 +35,17 @@ struct Loaded {
 
 Loaded load(const ConvertOptions& options, const WeightsSource& source) {
   Loaded loaded{load_tensors(source.path, options.ema), std::nullopt};
-  if (source.kind == WeightsSource::Kind::kDiffusersTransformer) {
-    loaded.config = parse_dit_diffusers_config(source.config, source.path);
+  if (!source.dit_diffusers.is_null()) {
+    loaded.config = parse_dit_diffusers_config(source.dit_diffusers, source.path);
     loaded.weights = dit_from_diffusers(*loaded.config, loaded.weights, source.path);
     return loaded;
   }
   ShapeMap shapes;
   for (const auto& [key, tensor] : loaded.weights) shapes[key] = tensor.sizes().vec();
-  loaded.config = recognise_dit(shapes, {options.input_size, options.num_heads});
+  DitHints hints = dit_hints(source.run);
+  if (options.input_size) hints.input_size = options.input_size;
+  if (options.num_heads) hints.num_heads = options.num_heads;
+  loaded.config = recognise_dit(shapes, hints);
   return loaded;
 }
 
@@ -63,9 +66,23 @@ std::string check_architecture(const ConvertOptions& options, const Loaded& load
   return name;
 }
 
-std::string objective_of(const ConvertOptions& options, const WeightsSource& source) {
-  if (!options.objective.empty()) return options.objective;
-  return source.config.is_object() ? source.config.value("objective", "iddpm") : "iddpm";
+// What --objective NAME stands for, as far as a scheduler needs it.
+nlohmann::json objective_of(const std::string& name) {
+  if (name == "iddpm" || name == "flow") return {{"type", name}};
+  if (name == "x_0") return {{"type", "ddpm"}, {"prediction_type", "sample"}};
+  if (name == "epsilon" || name == "v_prediction") return {{"type", "ddpm"}, {"prediction_type", name}};
+  fail("convert", "expected --objective to be one of iddpm, epsilon, v_prediction, x_0, flow, got \"{}\"",
+       name);
+}
+
+DiffusersFolderOptions folder_options(const ConvertOptions& options, const nlohmann::json& run) {
+  DiffusersFolderOptions result{.vae = options.vae};
+  if (!options.objective.empty())
+    result.objective = objective_of(options.objective);
+  else if (run.is_object() && run.contains("objective"))
+    result.objective = run["objective"];
+  if (run.is_object() && run.contains("class_names")) result.class_names = run["class_names"];
+  return result;
 }
 
 void write_pt_file(const std::string& path, const TensorMap& weights) {
@@ -105,8 +122,7 @@ void convert(const ConvertOptions& options) {
     case Target::kDiffusers:
       if (!loaded.config)
         fail("convert", "{} is not a DiT: only DiT is written as a diffusers folder", source.path);
-      write_dit_pipeline(options.out, *loaded.config, loaded.weights,
-                         {.vae = options.vae, .objective = objective_of(options, source)});
+      write_dit_pipeline(options.out, *loaded.config, loaded.weights, folder_options(options, source.run));
       if (options.vae.empty())
         fmt::print("no --vae was given: pass one to DiTPipeline.from_pretrained(..., vae=...)\n");
       if (loaded.config->num_classes != 1000)

@@ -16,25 +16,24 @@ using nlohmann::json;
 // The oldest version whose DiTTransformer2DModel is a class of its own.
 constexpr const char* kDiffusersVersion = "0.30.0";
 
-json scheduler_config(const std::string& objective) {
-  if (objective == "flow")
-    return {
-        {"_class_name", "FlowMatchEulerDiscreteScheduler"}, {"num_train_timesteps", 1000}, {"shift", 1.0}};
-  const std::string prediction_type = objective == "v_prediction" ? "v_prediction"
-                                      : objective == "x_0"        ? "sample"
-                                                                  : "epsilon";
-  if (prediction_type == "epsilon" && objective != "epsilon" && objective != "iddpm")
-    fail("convert", "unknown objective \"{}\": expected iddpm, epsilon, v_prediction, x_0 or flow",
-         objective);
+json scheduler_config(const json& objective) {
+  const std::string type = objective.value("type", "");
+  const int64_t num_train_timesteps = objective.value("num_train_timesteps", int64_t{1000});
+  if (type == "flow")
+    return {{"_class_name", "FlowMatchEulerDiscreteScheduler"},
+            {"num_train_timesteps", num_train_timesteps},
+            {"shift", objective.value("shift", 1.0)}};
+  if (type != "iddpm" && type != "ddpm")
+    fail("convert", "no diffusers scheduler fits an objective of type {:?}", type);
   return {{"_class_name", "DDIMScheduler"},
-          {"num_train_timesteps", 1000},
-          {"beta_start", 0.0001},
-          {"beta_end", 0.02},
-          {"beta_schedule", "linear"},
+          {"num_train_timesteps", num_train_timesteps},
+          {"beta_start", objective.value("beta_start", 0.0001)},
+          {"beta_end", objective.value("beta_end", 0.02)},
+          {"beta_schedule", objective.value("beta_schedule", "linear")},
           {"clip_sample", false},
           {"set_alpha_to_one", true},
           {"steps_offset", 0},
-          {"prediction_type", prediction_type}};
+          {"prediction_type", objective.value("prediction_type", "epsilon")}};
 }
 
 void write_json(const fs::path& path, json content) {
@@ -45,7 +44,7 @@ void write_json(const fs::path& path, json content) {
 void copy_vae(const fs::path& from, const fs::path& to) {
   const fs::path source = fs::is_directory(from / "vae") ? from / "vae" : from;
   const json config = read_json((source / "config.json").string());
-  if (!config.is_object() || config.value("_class_name", "") != "AutoencoderKL")
+  if (!config.is_object() || config.value("_class_name", json()) != "AutoencoderKL")
     fail("convert", "--vae {}: expected the folder of an AutoencoderKL", from.string());
   fs::create_directory(to);
   fs::copy(source / "config.json", to / "config.json");
@@ -76,6 +75,8 @@ void write_parts(const fs::path& folder, const DitConfig& config, const TensorMa
     copy_vae(options.vae, folder / "vae");
     index["vae"] = {"diffusers", "AutoencoderKL"};
   }
+  for (std::size_t i = 0; i < options.class_names.size(); ++i)
+    index["id2label"][std::to_string(i)] = options.class_names[i];
   write_json(folder / "model_index.json", index);
 }
 

@@ -50,12 +50,15 @@ std::optional<DitConfig> recognise_dit(const ShapeMap& shapes, const DitHints& h
     fail("dit", "x_embedder.proj.weight is empty");
   config.num_heads = num_heads_of(config.hidden_size, hints);
   config.mlp_ratio = static_cast<double>((*fc1)[0]) / static_cast<double>(config.hidden_size);
+  // The quotient may round to the wrong side of a whole number of rows.
+  if (config.mlp_size() < (*fc1)[0]) config.mlp_ratio = std::nextafter(config.mlp_ratio, 1e9);
   config.depth = 0;
   while (shapes.contains(fmt::format("blocks.{}.mlp.fc1.weight", config.depth))) ++config.depth;
   config.input_size = input_size_of(find_shape(shapes, "pos_embed", 3), config.patch_size, hints);
 
   const auto* labels = find_shape(shapes, "y_embedder.embedding_table.weight", 2);
-  config.num_classes = labels == nullptr ? 0 : (*labels)[0] - 1;
+  config.num_classes = labels == nullptr ? 0 : (*labels)[0] - (hints.has_null_class ? 1 : 0);
+  if (!hints.has_null_class) config.class_dropout_prob = 0;
   const int64_t per_channel = config.patch_size * config.patch_size;
   const int64_t out_channels = (*final_linear)[0] / per_channel;
   if ((*final_linear)[0] % per_channel != 0 ||
@@ -64,6 +67,19 @@ std::optional<DitConfig> recognise_dit(const ShapeMap& shapes, const DitHints& h
          (*final_linear)[0], per_channel * config.in_channels, 2 * per_channel * config.in_channels);
   config.learn_sigma = out_channels == 2 * config.in_channels;
   return config;
+}
+
+DitHints dit_hints(const nlohmann::json& run) {
+  DitHints hints;
+  if (!run.is_object() || !run.contains("model_config")) return hints;
+  try {
+    const nlohmann::json& config = run["model_config"];
+    if (config.contains("num_heads")) hints.num_heads = config["num_heads"].get<int64_t>();
+    hints.has_null_class = config.value("class_dropout_prob", 0.1) > 0;
+  } catch (const nlohmann::json::exception& error) {
+    fail("dit", "the run's config.json has a model_config of a wrong type: {}", error.what());
+  }
+  return hints;
 }
 
 std::string dit_name(const DitConfig& config) {

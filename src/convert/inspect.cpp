@@ -60,11 +60,11 @@ std::string format_name(const std::string& path) {
 // For people: why a file is no DiT is not this command's concern, so a misfit is told, not thrown.
 std::string architecture_of(const WeightsSource& source, const TensorFile& file) {
   try {
-    if (source.kind == WeightsSource::Kind::kDiffusersTransformer)
-      return describe(parse_dit_diffusers_config(source.config, source.path)) + ", diffusers keys";
+    if (!source.dit_diffusers.is_null())
+      return describe(parse_dit_diffusers_config(source.dit_diffusers, source.path)) + ", diffusers keys";
     ShapeMap shapes;
     for (const auto& [key, view] : file.tensors()) shapes[key] = view.shape;
-    const auto config = recognise_dit(shapes);
+    const auto config = recognise_dit(shapes, dit_hints(source.run));
     return config ? describe(*config) : "unknown";
   } catch (const Error& error) {
     return fmt::format("unknown: {}", error.what());

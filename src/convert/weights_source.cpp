@@ -21,13 +21,24 @@ bool is_checkpoint_name(const std::string& name) {
   return name.starts_with("step-") && name.size() > 5 && name.find_first_not_of("0123456789", 5) == name.npos;
 }
 
+// The folder's own name, also when it was given with a trailing slash.
+std::string folder_name(const fs::path& folder) {
+  return (folder.has_filename() ? folder : folder.parent_path()).filename().string();
+}
+
+// `folder`: RUN/checkpoints/step-00001000
+void add_run(const fs::path& folder, WeightsSource& source) {
+  source.step = folder_name(folder);
+  const fs::path config = fs::weakly_canonical(folder).parent_path().parent_path() / "config.json";
+  if (fs::exists(config)) source.run = read_json(config.string());
+}
+
 WeightsSource checkpoint_weights(const fs::path& folder, bool prefer_ema) {
   WeightsSource source;
   source.path = prefer_ema ? first_existing(folder, {"ema.safetensors", "model.safetensors"})
                            : first_existing(folder, {"model.safetensors", "ema.safetensors"});
   if (source.path.empty()) fail("weights", "no model.safetensors in the checkpoint {}", folder.string());
-  source.step = folder.filename().string();
-  if (fs::exists(folder / "train_state.json")) source.config = read_train_state(folder.string()).config;
+  add_run(folder, source);
   return source;
 }
 
@@ -35,6 +46,29 @@ WeightsSource run_weights(const std::string& run, bool prefer_ema) {
   const auto checkpoints = list_checkpoints(run);
   if (checkpoints.empty()) fail("weights", "no complete checkpoint yet in {}", run);
   return checkpoint_weights(checkpoints.back().folder, prefer_ema);
+}
+
+WeightsSource file_weights(const fs::path& file) {
+  WeightsSource source;
+  source.path = file.string();
+  const fs::path folder = fs::weakly_canonical(file).parent_path();
+  if (is_checkpoint_name(folder.filename().string())) add_run(folder, source);
+  return source;
+}
+
+WeightsSource diffusers_weights(const fs::path& folder) {
+  WeightsSource source;
+  source.path = first_existing(
+      folder, {"diffusion_pytorch_model.safetensors", "diffusion_pytorch_model.safetensors.index.json",
+               "model.safetensors", "model.safetensors.index.json", "diffusion_pytorch_model.bin"});
+  if (source.path.empty())
+    fail("weights", "no weights in the folder {}: expected a run, a checkpoint or a diffusers folder",
+         folder.string());
+  if (!fs::exists(folder / "config.json")) return source;
+  const nlohmann::json config = read_json((folder / "config.json").string());
+  if (config.is_object() && config.value("_class_name", nlohmann::json()) == "DiTTransformer2DModel")
+    source.dit_diffusers = config;
+  return source;
 }
 
 }  // namespace
@@ -52,29 +86,13 @@ nlohmann::json read_json(const std::string& path) {
 WeightsSource find_weights(const std::string& path, bool prefer_ema) {
   if (!fs::exists(path)) fail("weights", "{} does not exist", path);
   const fs::path folder = path;
-  WeightsSource source;
-  source.path = path;
-  if (!fs::is_directory(folder)) return source;
+  if (!fs::is_directory(folder)) return file_weights(path);
   if (fs::exists(folder / "store.json"))
     fail("weights", "{} is a feature store, not weights: see kiln store inspect", path);
-  if (fs::is_directory(folder / "transformer"))
-    return find_weights((folder / "transformer").string(), prefer_ema);
+  if (fs::is_directory(folder / "transformer")) return diffusers_weights(folder / "transformer");
   if (fs::is_directory(folder / "checkpoints")) return run_weights(path, prefer_ema);
-  fs::path named = folder;
-  if (!named.has_filename()) named = named.parent_path();  // given with a trailing slash
-  if (is_checkpoint_name(named.filename().string())) return checkpoint_weights(named, prefer_ema);
-
-  source.path = first_existing(
-      folder, {"diffusion_pytorch_model.safetensors", "diffusion_pytorch_model.safetensors.index.json",
-               "model.safetensors", "model.safetensors.index.json", "diffusion_pytorch_model.bin"});
-  if (source.path.empty())
-    fail("weights", "no weights in the folder {}: expected a run, a checkpoint or a diffusers folder", path);
-  if (fs::exists(folder / "config.json")) {
-    source.config = read_json((folder / "config.json").string());
-    if (source.config.is_object() && source.config.value("_class_name", "") == "DiTTransformer2DModel")
-      source.kind = WeightsSource::Kind::kDiffusersTransformer;
-  }
-  return source;
+  if (is_checkpoint_name(folder_name(folder))) return checkpoint_weights(folder, prefer_ema);
+  return diffusers_weights(folder);
 }
 
 }  // namespace kiln

@@ -6,15 +6,14 @@
 namespace kiln {
 
 struct WeightsSource {
-  enum class Kind { kFile, kDiffusersTransformer };
-  Kind kind = Kind::kFile;
-  std::string path;       // the weights: a file or an index
-  std::string step;       // "step-00001000" for a checkpoint of a run
-  nlohmann::json config;  // of kDiffusersTransformer its config.json, of a run its options; else null
+  std::string path;              // the weights: a file or an index
+  std::string step;              // "step-00001000" for a checkpoint of a run
+  nlohmann::json run;            // RUN/config.json of a run's weights; null for others
+  nlohmann::json dit_diffusers;  // config.json of a DiTTransformer2DModel; null for others
 };
 
-// prefer_ema: of a checkpoint, ema.safetensors before model.safetensors. Throws Error saying what a folder
-// lacks.
+// prefer_ema: of a checkpoint, ema.safetensors before model.safetensors. A file within a run knows its run
+// too. Throws Error saying what a folder lacks.
 WeightsSource find_weights(const std::string& path, bool prefer_ema);
 
 // Throws Error naming the path.

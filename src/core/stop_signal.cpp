@@ -1,6 +1,7 @@
 #include "core/stop_signal.h"
 
 #include <csignal>
+#include <initializer_list>
 
 namespace kiln {
 

@@ -39,9 +39,22 @@ struct LoadBf16 {
 };
 struct LoadF16 {
   using Element = uint16_t;
+  // Not Highway's PromoteTo: where there is no F16C it turns infinity and NaN into finite numbers.
   HWY_INLINE VF32 operator()(const uint16_t* p) const {
-    const hn::Rebind<hwy::float16_t, F32> dh;
-    return hn::PromoteTo(F32(), hn::BitCast(dh, hn::LoadU(U16(), p)));
+    const F32 df;
+    const U32 d;
+    const auto half = hn::PromoteTo(d, hn::LoadU(U16(), p));
+    const auto magnitude = hn::And(half, hn::Set(d, 0x7FFFu));
+    const auto sign = hn::ShiftLeft<16>(hn::Xor(half, magnitude));
+    const auto rebias = hn::Set(d, 112u << 23);
+    const auto normal = hn::Add(hn::ShiftLeft<13>(magnitude), rebias);
+    const auto subnormal =
+        hn::Mul(hn::ConvertTo(df, hn::BitCast(I32(), magnitude)), hn::Set(df, 0x1p-24f));  // exact
+    const auto finite =
+        hn::IfThenElse(hn::Lt(magnitude, hn::Set(d, 0x400u)), hn::BitCast(d, subnormal), normal);
+    const auto is_finite = hn::Lt(magnitude, hn::Set(d, 0x7C00u));
+    const auto result = hn::IfThenElse(is_finite, finite, hn::Add(normal, rebias));
+    return hn::BitCast(df, hn::Or(result, sign));
   }
   static float one(uint16_t x) { return fp16_to_float(x); }
 };

@@ -1,6 +1,7 @@
 #include "diffusion/iddpm_objective.h"
 
 #include <ATen/ATen.h>
+#include <torch/csrc/autograd/custom_function.h>
 
 #include <cmath>
 #include <numbers>
@@ -12,23 +13,65 @@
 namespace kiln {
 namespace {
 
-// Log-likelihood of x (-1..1 in 256 levels) under a discretised Gaussian whose mean is x - difference: the
-// mass of the half-bins of width 1/255 around x, the outermost bins reaching to infinity. The normal CDF is
-// the tanh approximation that the published models were trained with.
-at::Tensor discretized_log_likelihood(const at::Tensor& x, const at::Tensor& difference,
-                                      const at::Tensor& log_scale) {
-  constexpr double kHalfBin = 1.0 / 255, kTiny = 1e-12, kEdge = 0.999;
-  const auto cdf = [](const at::Tensor& z) {
-    const double root = std::sqrt(2 / std::numbers::pi);
-    return 0.5 * (1 + (root * (z + 0.044715 * z.pow(3))).tanh());
-  };
-  const at::Tensor inverse_scale = (-log_scale).exp();
-  const at::Tensor upper = cdf(inverse_scale * (difference + kHalfBin));
-  const at::Tensor lower = cdf(inverse_scale * (difference - kHalfBin));
-  return at::where(
-      x < -kEdge, upper.clamp_min(kTiny).log(),
-      at::where(x > kEdge, (1 - lower).clamp_min(kTiny).log(), (upper - lower).clamp_min(kTiny).log()));
+// A value per pixel and its derivative by the log-variance.
+struct Differentiated {
+  at::Tensor value, slope;
+};
+
+// KL(q(x_{t-1} | x_t, x_0) || p(x_{t-1} | x_t)) of two Gaussians whose means differ by `difference`.
+Differentiated kl_divergence(const at::Tensor& difference, const at::Tensor& true_log_variance,
+                             const at::Tensor& log_variance) {
+  const at::Tensor gap = log_variance - true_log_variance;
+  const at::Tensor excess = (-gap).exp() + difference.square() * (-log_variance).exp();
+  return {0.5 * (gap - 1 + excess), 0.5 * (1 - excess)};
 }
+
+// Negative log-likelihood of x (-1..1 in 256 levels) under a discretised Gaussian whose mean is x -
+// difference: the mass of the half-bins of width 1/255 around x, the outermost bins reaching to infinity. The
+// normal CDF is the tanh approximation that the published models were trained with.
+Differentiated discretized_likelihood(const at::Tensor& x, const at::Tensor& difference,
+                                      const at::Tensor& log_variance) {
+  constexpr double kHalfBin = 1.0 / 255, kTiny = 1e-12, kEdge = 0.999, kCubic = 0.044715;
+  const double root = std::sqrt(2 / std::numbers::pi);
+  struct Bound {
+    at::Tensor cdf, slope;  // slope by the log-variance: z is proportional to exp(-log_variance / 2)
+  };
+  const at::Tensor inverse_scale = (-0.5 * log_variance).exp();
+  const auto bound = [&](double offset) -> Bound {
+    const at::Tensor z = inverse_scale * (difference + offset);
+    const at::Tensor tanh = (root * (z + kCubic * z.pow(3))).tanh();
+    return {0.5 * (1 + tanh), -0.25 * root * (1 - tanh.square()) * (z + 3 * kCubic * z.pow(3))};
+  };
+  const Bound upper = bound(kHalfBin), lower = bound(-kHalfBin);
+  const at::Tensor below_top = (x <= kEdge).to(at::kFloat), above_bottom = (x >= -kEdge).to(at::kFloat);
+  const at::Tensor mass = upper.cdf * below_top + (1 - below_top) - lower.cdf * above_bottom;
+  const at::Tensor clamped = mass.clamp_min(kTiny);
+  const at::Tensor mass_slope = upper.slope * below_top - lower.slope * above_bottom;
+  return {-clamped.log(), -mass_slope / clamped * (mass >= kTiny).to(at::kFloat)};
+}
+
+// Nats, (B): the likelihood at t = 0, the divergence elsewhere. Only the log-variance (B, C, H, W) has a
+// gradient, so its slope is all that is saved.
+struct VariationalBound : torch::autograd::Function<VariationalBound> {
+  static at::Tensor forward(torch::autograd::AutogradContext* ctx, const at::Tensor& log_variance,
+                            const at::Tensor& true_log_variance, const at::Tensor& difference,
+                            const at::Tensor& x_0, const at::Tensor& is_first) {
+    const Differentiated kl = kl_divergence(difference, true_log_variance, log_variance);
+    const Differentiated likelihood = discretized_likelihood(x_0, difference, log_variance);
+    const at::Tensor row =
+        is_first.to(at::kLong).view({-1, 1, 1, 1, 1}).expand({-1, 1, x_0.size(1), x_0.size(2), x_0.size(3)});
+    const auto choose = [&](const at::Tensor& elsewhere, const at::Tensor& first) {
+      return at::stack({elsewhere, first}, 1).gather(1, row).squeeze(1);
+    };
+    ctx->save_for_backward({choose(kl.slope, likelihood.slope) / static_cast<double>(x_0[0].numel())});
+    return mean_per_image(choose(kl.value, likelihood.value));
+  }
+
+  static torch::autograd::tensor_list backward(torch::autograd::AutogradContext* ctx,
+                                               const torch::autograd::tensor_list& grads) {
+    return {ctx->get_saved_variables()[0] * grads[0].view({-1, 1, 1, 1}), {}, {}, {}, {}};
+  }
+};
 
 class IddpmObjective : public Objective {
  public:
@@ -87,8 +130,7 @@ class IddpmObjective : public Objective {
   bool learns_sigma() const override { return learn_sigma_; }
 
  private:
-  // Bits per dimension, (B): KL(q(x_{t-1} | x_t, x_0) || p(x_{t-1} | x_t)), at t = 0 the negative
-  // log-likelihood. The means are constants here: the bound trains the variance alone.
+  // Bits per dimension, (B). The means are constants here: the bound trains the variance alone.
   at::Tensor variational_bound(const at::Tensor& epsilon, const at::Tensor& v, const at::Tensor& x_0,
                                const at::Tensor& noise, const at::Tensor& timesteps) const {
     const at::Tensor min_log = min_log_variance_.gather_image(timesteps);
@@ -98,11 +140,8 @@ class IddpmObjective : public Objective {
     // True mean minus predicted mean; at t = 0, where the posterior mean is x_0 itself, also x_0 minus the
     // mean.
     const at::Tensor difference = error_scale_.gather_image(timesteps) * (epsilon - noise);
-    const at::Tensor kl = 0.5 * (log_variance - min_log - 1 + (min_log - log_variance).exp() +
-                                 difference.square() * (-log_variance).exp());
-    const at::Tensor log_likelihood = discretized_log_likelihood(x_0, difference, 0.5 * log_variance);
-    const double bits = vb_scale_ / std::numbers::ln2;
-    return at::where(timesteps == 0, mean_per_image(log_likelihood) * -bits, mean_per_image(kl) * bits);
+    return VariationalBound::apply(log_variance, min_log, difference, x_0, timesteps == 0) *
+           (vb_scale_ / std::numbers::ln2);
   }
 
   int64_t num_train_timesteps_;

@@ -15,7 +15,8 @@ using torch::autograd::tensor_list;
 
 // Allocates what the engines allocate and computes nothing.
 AttentionResult meta_attention(const at::Tensor& qkv) {
-  const int64_t batch = qkv.size(0), num_tokens = qkv.size(1), num_heads = qkv.size(3), head_dim = qkv.size(4);
+  const int64_t batch = qkv.size(0), num_tokens = qkv.size(1), num_heads = qkv.size(3),
+                head_dim = qkv.size(4);
   return {at::empty({batch, num_tokens, num_heads * head_dim}, qkv.options()),
           at::empty({batch, num_heads, num_tokens}, qkv.options().dtype(at::kFloat)),
           {},
@@ -59,7 +60,8 @@ namespace reference {
 at::Tensor packed_attention(const at::Tensor& qkv, double scale) {
   const at::ScalarType dtype = qkv.scalar_type();
   const at::Tensor packed = dtype == at::kHalf && qkv.is_cpu() ? qkv.to(at::kFloat) : qkv;
-  const at::Tensor q = attention_heads(packed, 0), k = attention_heads(packed, 1), v = attention_heads(packed, 2);
+  const at::Tensor q = attention_heads(packed, 0), k = attention_heads(packed, 1),
+                   v = attention_heads(packed, 2);
   const at::Tensor scores = at::matmul(q, k.transpose(-2, -1)) * scale;  // (B, H, N, N)
   const at::Tensor weights = at::softmax(scores, -1, dtype == at::kDouble ? at::kDouble : at::kFloat);
   return at::matmul(weights.to(packed.scalar_type()), v).transpose(1, 2).flatten(2).to(dtype);
@@ -69,10 +71,11 @@ at::Tensor packed_attention(const at::Tensor& qkv, double scale) {
 
 at::Tensor packed_attention(const at::Tensor& qkv, double scale) {
   if (qkv.dim() != 5 || qkv.size(2) != 3 || !qkv.is_floating_point())
-    fail("packed_attention", "expected floating qkv (B, N, 3, H, d), got {} {}", c10::toString(qkv.scalar_type()),
-         fmt::join(qkv.sizes(), "x"));
+    fail("packed_attention", "expected floating qkv (B, N, 3, H, d), got {} {}",
+         c10::toString(qkv.scalar_type()), fmt::join(qkv.sizes(), "x"));
   const at::Tensor packed = qkv.contiguous();
-  return has_engine(packed) ? PackedAttention::apply(packed, scale) : reference::packed_attention(packed, scale);
+  return has_engine(packed) ? PackedAttention::apply(packed, scale)
+                            : reference::packed_attention(packed, scale);
 }
 
 }  // namespace kiln::ops

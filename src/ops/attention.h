@@ -1,4 +1,5 @@
-// Engines of packed_attention: one for each kind of device. Not differentiable; packed_attention ties them together.
+// Engines of packed_attention: one for each kind of device. Not differentiable; packed_attention ties them
+// together.
 #pragma once
 #include <ATen/core/Tensor.h>
 
@@ -6,27 +7,29 @@ namespace kiln::ops {
 
 // What forward leaves for backward.
 struct AttentionResult {
-  at::Tensor out;             // (B, N, H * d) contiguous, dtype of qkv
-  at::Tensor log_sum;         // (B, H, N) or as the engine likes: log of the softmax sums
-  at::Tensor seed, offset;    // random state that ATen's CUDA kernels want back (no dropout here), or undefined
+  at::Tensor out;           // (B, N, H * d) contiguous, dtype of qkv
+  at::Tensor log_sum;       // (B, H, N) or as the engine likes: log of the softmax sums
+  at::Tensor seed, offset;  // random state that ATen's CUDA kernels want back (no dropout here), or undefined
 };
 
 // qkv (B, N, 3, H, d) as q, k or v (B, H, N, d), a view.
-inline at::Tensor attention_heads(const at::Tensor& qkv, int64_t which) { return qkv.select(2, which).transpose(1, 2); }
+inline at::Tensor attention_heads(const at::Tensor& qkv, int64_t which) {
+  return qkv.select(2, which).transpose(1, 2);
+}
 
 namespace cpu {
 bool attention_serves(const at::Tensor& qkv);  // qkv contiguous
 AttentionResult attention(const at::Tensor& qkv, double scale);
 // grad_out like result.out, contiguous; the result like qkv.
-at::Tensor attention_backward(const at::Tensor& grad_out, const at::Tensor& qkv, const AttentionResult& result,
-                              double scale);
+at::Tensor attention_backward(const at::Tensor& grad_out, const at::Tensor& qkv,
+                              const AttentionResult& result, double scale);
 }  // namespace cpu
 
 namespace cuda {
 bool attention_serves(const at::Tensor& qkv);
 AttentionResult attention(const at::Tensor& qkv, double scale);
-at::Tensor attention_backward(const at::Tensor& grad_out, const at::Tensor& qkv, const AttentionResult& result,
-                              double scale);
+at::Tensor attention_backward(const at::Tensor& grad_out, const at::Tensor& qkv,
+                              const AttentionResult& result, double scale);
 }  // namespace cuda
 
 }  // namespace kiln::ops

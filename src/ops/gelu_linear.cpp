@@ -22,7 +22,7 @@ at::Tensor gelu_of(const at::Tensor& rows) {
 
 struct GeluTanhLinear : torch::autograd::Function<GeluTanhLinear> {
   static at::Tensor forward(AutogradContext* ctx, const at::Tensor& h, const at::Tensor& weight,
-                            const std::optional<at::Tensor>& bias) {
+                            const at::Tensor& bias) {  // or undefined
     ctx->save_for_backward({h, weight});
     std::vector<int64_t> shape = h.sizes().vec();
     shape.back() = weight.size(0);
@@ -62,9 +62,8 @@ at::Tensor gelu_tanh_linear(const at::Tensor& h, const at::Tensor& weight,
   if (weight.dim() != 2 || h.dim() < 1 || h.size(-1) != weight.size(1))
     fail("gelu_tanh_linear", "expected h (..., in) and weight (out, in), got {} and {}",
          fmt::join(h.sizes(), "x"), fmt::join(weight.sizes(), "x"));
-  std::optional<at::Tensor> cast_bias;
-  if (bias) cast_bias = bias->to(compute_dtype);
-  return GeluTanhLinear::apply(h.to(compute_dtype), weight.to(compute_dtype), cast_bias);
+  return GeluTanhLinear::apply(h.to(compute_dtype), weight.to(compute_dtype),
+                               bias ? bias->to(compute_dtype) : at::Tensor());
 }
 
 }  // namespace kiln::ops

@@ -16,7 +16,7 @@ using torch::autograd::tensor_list;
 // Autograd of at::linear, with the fast bias sum and fp16 kept as storage.
 struct Linear : torch::autograd::Function<Linear> {
   static at::Tensor forward(AutogradContext* ctx, const at::Tensor& x, const at::Tensor& weight,
-                            const std::optional<at::Tensor>& bias) {
+                            const at::Tensor& bias) {  // or undefined
     ctx->save_for_backward({x, weight});
     std::vector<int64_t> shape = x.sizes().vec();
     shape.back() = weight.size(0);
@@ -55,9 +55,8 @@ at::Tensor linear(const at::Tensor& x, const at::Tensor& weight, const std::opti
   if (weight.dim() != 2 || x.dim() < 1 || x.size(-1) != weight.size(1))
     fail("linear", "expected x (..., in) and weight (out, in), got {} and {}", fmt::join(x.sizes(), "x"),
          fmt::join(weight.sizes(), "x"));
-  std::optional<at::Tensor> cast_bias;
-  if (bias) cast_bias = bias->to(compute_dtype);
-  return Linear::apply(x.to(compute_dtype), weight.to(compute_dtype), cast_bias);
+  return Linear::apply(x.to(compute_dtype), weight.to(compute_dtype),
+                       bias ? bias->to(compute_dtype) : at::Tensor());
 }
 
 }  // namespace kiln::ops

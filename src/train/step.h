@@ -28,7 +28,7 @@ struct StepOptions {
   int64_t micro_batch = 0;   // images per walk; 0 = the whole batch. The last one may be smaller
   double max_grad_norm = 0;  // 0 = no clipping
   std::string ema_schedule = "constant";
-  std::vector<MemoryChoice> memory;  // one per segment; empty = keep all
+  std::vector<MemoryChoice> memory{};  // one per segment; empty = keep all
 };
 
 // A global batch as tensors on the CPU, timesteps already mapped by the objective.

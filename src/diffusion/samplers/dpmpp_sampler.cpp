@@ -106,6 +106,9 @@ class DpmppSampler : public Sampler {
       alpha_bars.back() = std::exp2(-24);  // log(0) is no level
     const int64_t count = num_steps(config, static_cast<int64_t>(alpha_bars.size()));
     steps_ = flow_ ? flow_steps(scheduler, count) : schedule_steps(scheduler, alpha_bars, count);
+    for (size_t i = 1; i < steps_.sigmas.size(); ++i)
+      if (!(steps_.sigmas[i] < steps_.sigmas[i - 1]))
+        fail("dpmpp", "{} sampling steps are too many: steps {} and {} share a noise level", count, i - 1, i);
     const bool to_zero = scheduler.choice("final_sigmas_type", "zero", {"zero", "sigma_min"}) == "zero";
     steps_.sigmas.push_back(to_zero ? 0 : static_cast<float>(std::sqrt((1 - alpha_bars[0]) / alpha_bars[0])));
     const bool few = steps_.timesteps.size() < 15 && scheduler.get("lower_order_final", true);

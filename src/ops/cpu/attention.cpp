@@ -21,8 +21,9 @@ struct Shape {
 
 // fp16 on a CPU is storage; bf16 without bf16 instructions too.
 at::Tensor operand(const at::Tensor& tensor, const at::Tensor& qkv) {
-  const bool direct = qkv.scalar_type() == at::kFloat ||
-                      (qkv.scalar_type() == at::kBFloat16 && attention_supported(AttentionType::kBF16, qkv.size(4)));
+  const bool direct =
+      qkv.scalar_type() == at::kFloat ||
+      (qkv.scalar_type() == at::kBFloat16 && attention_supported(AttentionType::kBF16, qkv.size(4)));
   return direct ? tensor : tensor.to(at::kFloat);
 }
 
@@ -44,16 +45,18 @@ void* thread_scratch(std::size_t bytes) {
     std::free(buffer.data);
     buffer.data = std::aligned_alloc(4096, (bytes + 4095) / 4096 * 4096);
     buffer.bytes = buffer.data ? bytes : 0;
-    if (!buffer.data) fail("packed_attention", "expected {} bytes of scratch, got none: out of memory", bytes);
+    if (!buffer.data)
+      fail("packed_attention", "expected {} bytes of scratch, got none: out of memory", bytes);
   }
   return buffer.data;
 }
 
-// Address of element 0 of (batch, token 0, part, head) in a packed projection, or with parts = 1 in the output.
+// Address of element 0 of (batch, token 0, part, head) in a packed projection, or with parts = 1 in the
+// output.
 void* head_of(const at::Tensor& tensor, const Shape& shape, int64_t parts, int64_t part, int64_t head) {
   const int64_t batch = head / shape.num_heads;
-  const int64_t element = (batch * shape.num_tokens * parts + part) * shape.width() +
-                          head % shape.num_heads * shape.head_dim;
+  const int64_t element =
+      (batch * shape.num_tokens * parts + part) * shape.width() + head % shape.num_heads * shape.head_dim;
   return static_cast<char*>(tensor.data_ptr()) + element * tensor.element_size();
 }
 
@@ -146,8 +149,8 @@ at::Tensor attention_backward(const at::Tensor& grad_stored, const at::Tensor& q
       return tokens.view({shape.batch, shape.num_tokens, shape.num_heads, shape.head_dim}).transpose(1, 2);
     };
     const auto [grad_q, grad_k, grad_v] = at::_scaled_dot_product_flash_attention_for_cpu_backward(
-        heads(grad_out), attention_heads(qkv, 0), attention_heads(qkv, 1), attention_heads(qkv, 2), heads(out),
-        result.log_sum, 0.0, false, {}, scale);
+        heads(grad_out), attention_heads(qkv, 0), attention_heads(qkv, 1), attention_heads(qkv, 2),
+        heads(out), result.log_sum, 0.0, false, {}, scale);
     attention_heads(grad_qkv, 0).copy_(grad_q);
     attention_heads(grad_qkv, 1).copy_(grad_k);
     attention_heads(grad_qkv, 2).copy_(grad_v);

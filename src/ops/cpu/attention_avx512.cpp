@@ -8,12 +8,15 @@
 #include <cmath>
 
 #include "ops/cpu/attention_kernel.h"
+#include "ops/cpu/instruction_set.h"
 
 // Everything below, lambdas and instantiations included, is compiled for AVX-512; attention_supported()
 // guards it. Nothing from a shared header may be instantiated after this line.
 #if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__)
 #define KILN_AVX512_ATTENTION 1
-#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"  // false alarm of the intrinsics themselves
+// False alarms of the intrinsics themselves.
+#pragma GCC diagnostic ignored "-Wuninitialized"
+#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
 #pragma GCC push_options
 #pragma GCC target("avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma,bmi2")
 #else
@@ -304,7 +307,7 @@ struct ForwardScratch {
 // in `inverse`.
 template <class E>
 KILN_APART float softmax_row(const float* scores, int64_t num_tokens, int64_t padded, uint32_t* out,
-                              float* inverse) {
+                             float* inverse) {
   __m512 top = _mm512_set1_ps(-INFINITY);
   int64_t j = 0;
   for (; j + 16 <= num_tokens; j += 16) top = _mm512_max_ps(top, _mm512_load_ps(scores + j));
@@ -433,7 +436,7 @@ void row_terms(const AttentionBackward& args, int64_t row, int64_t rows, const B
 // units of rows and (ds) of keys. `i` is the tile's first row in the block, `key` its first key.
 template <class E>
 KILN_APART void softmax_backward_tile(const BackwardScratch<E>& s, const Sizes& size, int64_t i, int64_t key,
-                                       int64_t width, int64_t num_tokens, __m512 scale) {
+                                      int64_t width, int64_t num_tokens, __m512 scale) {
   for (int r = 0; r < kTileRows; r += E::kPerUnit) {
     for (int64_t j = 0; j < width; j += 32) {
       __m512 p[2][2], ds[2][2];
@@ -573,10 +576,8 @@ std::size_t scratch_bytes(int64_t num_tokens, int64_t head_dim) {
 #pragma GCC pop_options
 
 bool attention_supported(AttentionType type, int64_t head_dim) {
-  static const bool f32 = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-                          __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
-  static const bool bf16 = f32 && __builtin_cpu_supports("avx512bf16");
-  return type == AttentionType::kF32 ? f32 : bf16 && head_dim % 2 == 0;
+  static const bool has_bf16 = __builtin_cpu_supports("avx512bf16");
+  return chosen_avx512() && (type == AttentionType::kF32 || (has_bf16 && head_dim % 2 == 0));
 }
 
 std::size_t attention_forward_scratch(AttentionType type, int64_t num_tokens, int64_t head_dim) {

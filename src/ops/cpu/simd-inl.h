@@ -8,6 +8,7 @@
 #endif
 #include <hwy/highway.h>
 
+#include <algorithm>
 #include <cstring>
 
 #include "core/dtype.h"
@@ -62,22 +63,22 @@ HWY_INLINE void store(Vec v, Fp16* p) { hn::StoreU(hn::DemoteTo(F16(), v), F16()
 // The first `count` <= kLanes elements; lanes beyond them are zero, and nothing beyond them is touched.
 template <class T>
 HWY_INLINE Vec load(const T* p, size_t count) {
-  if (HWY_LIKELY(count == kLanes)) {
+  if (kLanes == 1 || HWY_LIKELY(count == kLanes)) {
     return load(p);
   }
   HWY_ALIGN T padded[kLanes] = {};
-  std::memcpy(padded, p, count * sizeof(T));
+  std::memcpy(padded, p, std::min(count, kLanes) * sizeof(T));
   return load(padded);
 }
 template <class T>
 HWY_INLINE void store(Vec v, T* p, size_t count) {
-  if (HWY_LIKELY(count == kLanes)) {
+  if (kLanes == 1 || HWY_LIKELY(count == kLanes)) {
     store(v, p);
     return;
   }
   HWY_ALIGN T padded[kLanes];
   store(v, padded);
-  std::memcpy(p, padded, count * sizeof(T));
+  std::memcpy(p, padded, std::min(count, kLanes) * sizeof(T));
 }
 
 // body(i, count) for consecutive vectors of [0, n); count is kLanes but in a last, partial one.

@@ -1,6 +1,6 @@
-// Attention on CUDA through ATen's fused kernels, reached by the dispatcher: this file needs no CUDA to be built.
-// fp16 and bf16 take flash attention (Dao 2023), f32 the memory-efficient kernels; both read the packed projection
-// through strided views.
+// Attention on CUDA through ATen's fused kernels, reached by the dispatcher: this file needs no CUDA to be
+// built. fp16 and bf16 take flash attention (Dao 2023), f32 the memory-efficient kernels; both read the
+// packed projection through strided views.
 #include <ATen/ATen.h>
 
 #include "ops/attention.h"
@@ -33,9 +33,10 @@ AttentionResult attention(const at::Tensor& qkv, double scale) {
   return result;
 }
 
-at::Tensor attention_backward(const at::Tensor& grad_out, const at::Tensor& qkv, const AttentionResult& result,
-                              double scale) {
-  const int64_t batch = qkv.size(0), num_tokens = qkv.size(1), num_heads = qkv.size(3), head_dim = qkv.size(4);
+at::Tensor attention_backward(const at::Tensor& grad_out, const at::Tensor& qkv,
+                              const AttentionResult& result, double scale) {
+  const int64_t batch = qkv.size(0), num_tokens = qkv.size(1), num_heads = qkv.size(3),
+                head_dim = qkv.size(4);
   const auto heads = [&](const at::Tensor& tokens) {
     return tokens.view({batch, num_tokens, num_heads, head_dim}).transpose(1, 2);
   };
@@ -43,8 +44,8 @@ at::Tensor attention_backward(const at::Tensor& grad_out, const at::Tensor& qkv,
   at::Tensor grad_q, grad_k, grad_v;
   if (is_flash(qkv)) {
     std::tie(grad_q, grad_k, grad_v) = at::_scaled_dot_product_flash_attention_backward(
-        heads(grad_out), q, k, v, heads(result.out), result.log_sum, {}, {}, num_tokens, num_tokens, 0.0, false,
-        result.seed, result.offset, scale);
+        heads(grad_out), q, k, v, heads(result.out), result.log_sum, {}, {}, num_tokens, num_tokens, 0.0,
+        false, result.seed, result.offset, scale);
   } else {
     std::tie(grad_q, grad_k, grad_v, std::ignore) = at::_scaled_dot_product_efficient_attention_backward(
         heads(grad_out), q, k, v, {}, heads(result.out), result.log_sum, result.seed, result.offset, 0.0,

@@ -1,0 +1,46 @@
+#include "cli/commands.h"
+#include "data/store_import.h"
+#include "data/store_report.h"
+
+namespace kiln::cli {
+
+namespace {
+
+void add_import(CLI::App& store) {
+  auto* command = store.add_subcommand("import", "Feature caches of other trainers -> a store");
+  auto options = std::make_shared<StoreImportOptions>();
+  command
+      ->add_option("--from", options->from,
+                   "fast-dit (N.npy and labels, scaled) | pixart (*.npy of mean and standard deviation)")
+      ->capture_default_str();
+  command->add_option("features", options->features, "Folder of .npy files")->required();
+  command->add_option("labels", options->labels, "fast-dit: folder of labels");
+  command->add_option("--out", options->out, "Folder of the store; rerunning continues")->required();
+  command->add_option("--image-size", options->image_size, "Pixels a side of the encoded images")->required();
+  command->add_option("--scaling-factor", options->scaling_factor,
+                      "Of the autoencoder (fast-dit: 0.18215; pixart needs it)");
+  command->add_option("--num-classes", options->num_classes, "Default: the largest label + 1");
+  command->add_option("--dtype", options->dtype, "Stored as f32 | bf16 | fp16")->capture_default_str();
+  command->callback([options] { import_store(*options); });
+}
+
+}  // namespace
+
+void add_store_command(CLI::App& app) {
+  auto* command = app.add_subcommand("store", "Feature stores: import, inspect, verify");
+  command->require_subcommand(1);
+  add_import(*command);
+
+  auto folder = std::make_shared<std::string>();
+  auto max_samples = std::make_shared<int64_t>(4096);
+  auto* inspect = command->add_subcommand("inspect", "What a store holds, with statistics of its latents");
+  inspect->add_option("store", *folder, "Folder of the store")->required();
+  inspect->add_option("--max-samples", *max_samples, "Samples to take statistics of")->capture_default_str();
+  inspect->callback([=] { inspect_store(*folder, *max_samples, stdout); });
+
+  auto* verify = command->add_subcommand("verify", "Check every checksum, shape and value");
+  verify->add_option("store", *folder, "Folder of the store")->required();
+  verify->callback([=] { verify_store(*folder, stdout); });
+}
+
+}  // namespace kiln::cli

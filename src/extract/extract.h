@@ -1,0 +1,26 @@
+// kiln extract: pictures -> feature store.
+#pragma once
+#include <cstdint>
+#include <string>
+
+namespace kiln {
+
+struct ExtractOptions {
+  std::string data, autoencoder, out;
+  int64_t image_size = 0;
+  std::string flip = "none";          // none | both: each picture as it is and mirrored
+  bool strict = false;                // stop at a broken or too small picture instead of leaving it out
+  int64_t batch = 0;                  // pictures encoded at once; 0 = by device
+  std::string dtype = "f32";          // of the stored latents
+  std::string compute_dtype = "f32";  // of the autoencoder
+  std::string device = "auto";
+  int64_t shard_size = 4096;  // samples per file
+  int64_t workers = 0;        // decoding threads; 0 = by device
+};
+
+// Continues what an earlier run of the same settings left in `out`: the store's bytes are those of an
+// uninterrupted run. SIGINT and SIGTERM end it after the batch in hand. Throws Error: nothing to read,
+// impossible options, a store of other settings, a broken picture when strict.
+void extract(const ExtractOptions& options);
+
+}  // namespace kiln

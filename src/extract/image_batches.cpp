@@ -1,0 +1,126 @@
+#include "extract/image_batches.h"
+
+#include <ATen/ATen.h>
+
+#include <algorithm>
+
+#include "core/error.h"
+#include "core/philox.h"
+#include "data/batch_draws.h"
+#include "data/latent_kernels.h"
+#include "data/prefetched_batches.h"
+#include "extract/image_values.h"
+
+namespace kiln {
+namespace {
+
+// Batches whose x_0 holds the images themselves, (B, 3, S, S); all else is as the step sees it.
+struct ImageFill {
+  std::shared_ptr<const ImageDataset> dataset;
+  int64_t image_size, channels, latent_size;  // of a latent
+  BatchOptions options;
+
+  void operator()(int64_t first_position, Batch& batch) const {
+    const bool has_labels = !dataset->class_names().empty();
+    shape_batch(options, first_position, channels, latent_size, latent_size, has_labels, batch);
+    const int64_t image_values = 3 * image_size * image_size,
+                  latent_values = channels * latent_size * latent_size;
+    batch.x_0.resize(batch.size * image_values);
+    const auto num_samples = static_cast<int64_t>(dataset->records().size());
+    for (int64_t row = 0; row < batch.size; ++row) {
+      const int64_t position = batch.first_position + row;
+      const int64_t sample = sample_at(options.seed, num_samples, position);
+      batch.sample_ids[row] = sample;
+      if (has_labels) batch.class_labels[row] = dataset->records()[sample].label;
+      write_image_values(load(sample), draw_flip(options, position),
+                         std::span(batch.x_0).subspan(row * image_values, image_values));
+      draw_common(options, row, std::span(batch.noise).subspan(row * latent_values, latent_values), batch);
+    }
+  }
+
+  Image load(int64_t sample) const {
+    try {
+      return load_cropped(*dataset, sample, image_size);
+    } catch (const Error& error) {
+      fail("loader", "{}: remove it, or use kiln extract, which names and skips such pictures", error.what());
+    }
+  }
+};
+
+class ImageBatches : public BatchSource {
+ public:
+  ImageBatches(ImageFill fill, std::shared_ptr<const Autoencoder> autoencoder, at::Device device)
+      : options_(fill.options),
+        image_size_(fill.image_size),
+        autoencoder_(std::move(autoencoder)),
+        device_(device),
+        images_(fill, static_cast<int64_t>(fill.dataset->records().size()), fill.options.global_batch,
+                fill.options.num_threads, fill.options.prefetch) {}
+
+  std::shared_ptr<const Batch> next() override {
+    const std::shared_ptr<const Batch> images = images_.next();
+    if (autoencoder_->name == "pixels") return images;
+    auto batch = std::make_shared<Batch>(*images);
+    encode(*images, *batch);
+    return batch;
+  }
+  void seek(int64_t images_seen) override { images_.seek(images_seen); }
+  int64_t num_samples() const override { return images_.num_samples(); }
+  double take_stall_seconds() override { return images_.take_stall_seconds(); }
+  int64_t ready() const override { return images_.ready(); }
+
+ private:
+  void encode(const Batch& images, Batch& batch) const {
+    const at::NoGradGuard no_grad;
+    const at::Tensor pixels = at::from_blob(const_cast<float*>(images.x_0.data()),
+                                            {images.size, 3, image_size_, image_size_}, at::kFloat);
+    const at::Tensor moments =
+        autoencoder_->encode(pixels.to(device_)).to(at::kCPU, at::kFloat).contiguous();  // (B, 2z, h, w)
+    const int64_t latent_values = batch.channels * batch.height * batch.width;
+    const std::span<const float> all(moments.const_data_ptr<float>(), moments.numel());
+    batch.x_0.resize(batch.size * latent_values);
+    std::vector<float> epsilon(latent_values);
+    for (int64_t row = 0; row < batch.size; ++row) {
+      const auto mean = all.subspan(row * 2 * latent_values, latent_values);
+      const auto logvar = all.subspan((row * 2 + 1) * latent_values, latent_values);
+      const auto x = std::span(batch.x_0).subspan(row * latent_values, latent_values);
+      std::copy(mean.begin(), mean.end(), x.begin());
+      to_latents(x, logvar, epsilon, batch.first_position + row);
+    }
+  }
+
+  void to_latents(std::span<float> x, std::span<const float> logvar, std::span<float> epsilon,
+                  int64_t position) const {
+    const auto shift = static_cast<float>(autoencoder_->shift_factor);
+    const auto scale = static_cast<float>(autoencoder_->scaling_factor);
+    if (!options_.draw_posterior) return scale_latents(x, shift, scale);
+    philox_normal(options_.seed, Draw::kPosterior, static_cast<uint64_t>(position), epsilon);
+    draw_posterior(x, logvar, epsilon, shift, scale);
+  }
+
+  const BatchOptions options_;
+  const int64_t image_size_;
+  const std::shared_ptr<const Autoencoder> autoencoder_;
+  const at::Device device_;
+  PrefetchedBatches images_;
+};
+
+}  // namespace
+
+void check_image_size(const Autoencoder& autoencoder, int64_t image_size) {
+  if (image_size < 1 || image_size % autoencoder.downsample != 0)
+    fail("autoencoder", "expected --image-size to be a multiple of {}, got {}", autoencoder.downsample,
+         image_size);
+}
+
+std::unique_ptr<BatchSource> image_batches(std::shared_ptr<const ImageDataset> dataset,
+                                           std::shared_ptr<const Autoencoder> autoencoder, at::Device device,
+                                           int64_t image_size, const BatchOptions& options) {
+  check_batch_options(options);
+  check_image_size(*autoencoder, image_size);
+  const ImageFill fill{std::move(dataset), image_size, autoencoder->latent_channels,
+                       image_size / autoencoder->downsample, options};
+  return std::make_unique<ImageBatches>(fill, std::move(autoencoder), device);
+}
+
+}  // namespace kiln

@@ -1,0 +1,9 @@
+// The instruction set that Highway has chosen, for kernels written in intrinsics.
+#pragma once
+
+namespace kiln::ops::cpu {
+
+// AVX-512 F, BW, CD, DQ and VL.
+bool chosen_avx512();
+
+}  // namespace kiln::ops::cpu

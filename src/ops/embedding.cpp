@@ -1,0 +1,62 @@
+#include <ATen/ATen.h>
+#include <torch/csrc/autograd/custom_function.h>
+
+#include <fmt/ranges.h>
+
+#include "core/error.h"
+#include "ops/ops.h"
+
+namespace kiln::ops {
+namespace {
+
+using torch::autograd::AutogradContext;
+using torch::autograd::tensor_list;
+
+at::ScalarType result_dtype(const at::Tensor& table) {
+  return at::promote_types(table.scalar_type(), at::kFloat);
+}
+
+struct Embedding : torch::autograd::Function<Embedding> {
+  static at::Tensor forward(AutogradContext* ctx, const at::Tensor& table, const at::Tensor& ids) {
+    ctx->save_for_backward({ids});
+    ctx->saved_data["num_rows"] = table.size(0);
+    ctx->saved_data["dtype"] = static_cast<int64_t>(table.scalar_type());
+    if (table.is_meta()) {  // ATen has no Meta kernel for it outside of Python
+      std::vector<int64_t> shape = ids.sizes().vec();
+      shape.push_back(table.size(1));
+      return at::empty(shape, table.options().dtype(result_dtype(table)));
+    }
+    return at::embedding(table, ids).to(result_dtype(table));
+  }
+
+  static tensor_list backward(AutogradContext* ctx, const tensor_list& grads) {
+    const at::Tensor &grad = grads[0], ids = ctx->get_saved_variables()[0];
+    const int64_t num_rows = ctx->saved_data["num_rows"].toInt();
+    const auto dtype = static_cast<at::ScalarType>(ctx->saved_data["dtype"].toInt());
+    if (grad.is_meta())
+      return {at::empty({num_rows, grad.size(-1)}, grad.options().dtype(dtype)), at::Tensor()};
+    return {
+        at::embedding_dense_backward(grad, ids, num_rows, /*padding_idx=*/-1, /*scale_grad_by_freq=*/false)
+            .to(dtype),
+        at::Tensor()};
+  }
+};
+
+}  // namespace
+
+namespace reference {
+
+at::Tensor embedding(const at::Tensor& table, const at::Tensor& ids) {
+  return at::embedding(table.to(result_dtype(table)), ids);
+}
+
+}  // namespace reference
+
+at::Tensor embedding(const at::Tensor& table, const at::Tensor& ids) {
+  if (table.dim() != 2 || ids.scalar_type() != at::kLong)
+    fail("embedding", "expected table (rows, D) and i64 ids, got ({}) and {}", fmt::join(table.sizes(), ", "),
+         c10::toString(ids.scalar_type()));
+  return Embedding::apply(table, ids);
+}
+
+}  // namespace kiln::ops

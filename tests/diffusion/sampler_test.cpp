@@ -1,0 +1,207 @@
+// Samplers: the registry, the pairs with objectives, and where they end. Steps are compared with other
+// implementations in tests/reference/test_sampler.py.
+#include "diffusion/sampler.h"
+
+#include <ATen/ATen.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cmath>
+
+#include "core/error.h"
+#include "diffusion/objective.h"
+#include "diffusion/samplers/iddpm_sampler.h"
+#include "diffusion/samplers/spacing.h"
+#include "diffusion/schedule.h"
+
+namespace kiln {
+namespace {
+
+using nlohmann::json;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+
+std::string message_of(const std::function<void()>& action) {
+  try {
+    action();
+  } catch (const Error& error) {
+    return error.what();
+  }
+  return "no error";
+}
+
+TEST(Sampler, RegistryListsEveryName) {
+  EXPECT_THAT(sampler_names(), ElementsAre("ddpm", "ddim", "dpmpp_2m", "flow_euler"));
+}
+
+// Which sampler fits which objective: the table of docs/samplers.md.
+bool fits(const std::string& sampler, const std::string& objective) {
+  if (objective == "flow") return sampler == "flow_euler" || sampler == "dpmpp_2m";
+  return sampler != "flow_euler";
+}
+
+// What a model trained to perfection says, if all pictures are Gaussian: x_0 ~ N(mean, deviation^2) in each
+// pixel.
+DenoiseFn gaussian_model(const std::string& objective, double mean, double deviation) {
+  return [=](const at::Tensor& x, double model_t) {
+    double alpha, sigma;
+    if (objective == "flow") {
+      sigma = model_t / 1000;
+      alpha = 1 - sigma;
+    } else {
+      static const std::vector<double> bars = cumulative_alphas(iddpm_betas("linear", 1000));
+      alpha = std::sqrt(bars[static_cast<size_t>(model_t)]);
+      sigma = std::sqrt(1 - bars[static_cast<size_t>(model_t)]);
+    }
+    const double variance = alpha * alpha * deviation * deviation + sigma * sigma;
+    const at::Tensor residual = x - alpha * mean;
+    const at::Tensor x_0 = mean + (alpha * deviation * deviation / variance) * residual;
+    const at::Tensor epsilon = (sigma / variance) * residual;
+    if (objective == "flow") return epsilon - x_0;
+    if (objective == "x_0") return x_0;
+    if (objective == "v_prediction") return alpha * epsilon - sigma * x_0;
+    if (objective == "epsilon") return epsilon;
+    return at::cat({epsilon, at::zeros_like(epsilon)}, 1);  // iddpm: the variance between its bounds
+  };
+}
+
+struct Pair {
+  std::string sampler, objective;
+};
+std::vector<Pair> fitting_pairs() {
+  std::vector<Pair> pairs;
+  for (const std::string& sampler : sampler_names())
+    for (const std::string& objective : objective_names())
+      if (fits(sampler, objective)) pairs.push_back({sampler, objective});
+  return pairs;
+}
+
+class FittingPair : public ::testing::TestWithParam<Pair> {};
+INSTANTIATE_TEST_SUITE_P(Pairs, FittingPair, ::testing::ValuesIn(fitting_pairs()),
+                         [](const auto& info) { return info.param.sampler + "_" + info.param.objective; });
+
+at::Tensor sample(const Pair& pair, int64_t steps, const DenoiseFn& denoise, const at::Tensor& noise) {
+  const auto sampler = make_sampler(sampler_config(pair.sampler, steps, objective_config(pair.objective)));
+  EXPECT_EQ(static_cast<int64_t>(sampler->timesteps().size()), steps);
+  return run_sampler(*sampler, noise, denoise, [&](int64_t) { return at::randn_like(noise); });
+}
+
+// If all pictures are one picture, every sampler ends at it.
+TEST_P(FittingPair, EndsAtTheOnlyPicture) {
+  at::manual_seed(1);
+  for (int64_t steps : {1, 2, 7, 50}) {
+    const at::Tensor x =
+        sample(GetParam(), steps, gaussian_model(GetParam().objective, 0.3, 0), at::randn({2, 3, 4, 4}));
+    EXPECT_LT((x - 0.3).abs().max().item<float>(), 2e-2) << steps << " steps";
+  }
+}
+
+TEST_P(FittingPair, ReproducesTheSpreadOfThePictures) {
+  at::manual_seed(2);
+  const at::Tensor x =
+      sample(GetParam(), 200, gaussian_model(GetParam().objective, -0.4, 0.7), at::randn({64, 3, 8, 8}));
+  EXPECT_NEAR(x.mean().item<double>(), -0.4, 0.03);
+  EXPECT_NEAR(x.std().item<double>(), 0.7, 0.03);
+}
+
+TEST(Sampler, SecondOrderNeedsFewerSteps) {
+  at::manual_seed(3);
+  const at::Tensor noise = at::randn({16, 3, 8, 8});
+  const auto error = [&](const char* sampler, const char* objective) {
+    const Pair pair{sampler, objective};
+    const DenoiseFn model = gaussian_model(objective, 0.2, 0.5);
+    return (sample(pair, 40, model, noise) - sample(pair, 900, model, noise)).abs().mean().item<double>();
+  };
+  EXPECT_LT(error("dpmpp_2m", "epsilon"), 0.5 * error("ddim", "epsilon"));
+  EXPECT_LT(error("dpmpp_2m", "flow"), 0.5 * error("flow_euler", "flow"));
+}
+
+TEST(Sampler, ImpossiblePairsSayWhatFits) {
+  for (const std::string& sampler : sampler_names())
+    for (const std::string& objective : objective_names()) {
+      if (fits(sampler, objective)) continue;
+      const std::string message =
+          message_of([&] { sampler_config(sampler, 10, objective_config(objective)); });
+      EXPECT_THAT(message, HasSubstr(sampler));
+      EXPECT_THAT(message,
+                  HasSubstr(objective == "flow" ? "dpmpp_2m or flow_euler" : "ddpm or ddim or dpmpp_2m"));
+    }
+}
+
+TEST(Sampler, BadOptionsAreNamed) {
+  const json epsilon = objective_config("epsilon");
+  EXPECT_THAT(message_of([&] { sampler_config("heun", 10, epsilon); }),
+              HasSubstr("ddpm, ddim, dpmpp_2m, flow_euler"));
+  EXPECT_THAT(message_of([&] { sampler_config("ddim", 0, epsilon); }), HasSubstr("--num-sampling-steps"));
+  EXPECT_THAT(message_of([&] { make_sampler(sampler_config("ddim", 1001, epsilon)); }), HasSubstr("1000"));
+  EXPECT_THAT(message_of([&] { make_sampler(sampler_config("ddpm", 1001, objective_config("iddpm"))); }),
+              HasSubstr("1001"));
+  EXPECT_THAT(message_of([&] { make_sampler(sampler_config("dpmpp_2m", 1000, epsilon)); }), HasSubstr("too many"));
+  EXPECT_THAT(message_of([] { make_sampler({{"type", "euler_a"}}); }), HasSubstr("dpmpp"));
+}
+
+TEST(Sampler, EveryTypeIsStochasticOrNot) {
+  const json scheduler = json::object();
+  const std::vector<std::pair<json, bool>> configs = {
+      {{{"type", "iddpm"}, {"steps", "5"}}, true},
+      {{{"type", "iddpm_ddim"}, {"steps", "5"}, {"eta", 0.0}}, false},
+      {{{"type", "iddpm_ddim"}, {"steps", "5"}, {"eta", 0.5}, {"learn_sigma", false}}, true},
+      {{{"type", "ddim"}, {"steps", 5}}, false},
+      {{{"type", "ddim"}, {"steps", 5}, {"eta", 1.0}}, true},
+      {{{"type", "ddpm"}, {"steps", 5}}, true},
+      {{{"type", "flow_euler"}, {"steps", 5}}, false},
+      {{{"type", "dpmpp"}, {"steps", 5}}, false},
+      {{{"type", "dpmpp"}, {"steps", 5}, {"scheduler", {{"algorithm_type", "sde-dpmsolver++"}}}}, true},
+  };
+  for (const auto& [config, stochastic] : configs) {
+    const auto sampler = make_sampler(config);
+    EXPECT_EQ(sampler->stochastic(), stochastic) << config;
+    // A deterministic sampler asks for no noise; a stochastic one for none at its clean end.
+    std::vector<int64_t> asked;
+    const int64_t channels =
+        config.at("type") == "iddpm" || (config.at("type") == "iddpm_ddim" && !stochastic) ? 2 : 1;
+    run_sampler(
+        *sampler, at::ones({1, 1, 2, 2}),
+        [&](const at::Tensor&, double) {
+          return at::zeros({1, channels, 2, 2});
+        },
+        [&](int64_t step) {
+          asked.push_back(step);
+          return at::zeros({1, 1, 2, 2});
+        });
+    if (stochastic)
+      EXPECT_THAT(asked, ElementsAre(0, 1, 2, 3)) << config;
+    else
+      EXPECT_THAT(asked, ElementsAre()) << config;
+  }
+}
+
+TEST(Sampler, MultistepHistoryStartsAnew) {
+  const auto sampler = make_sampler({{"type", "dpmpp"}, {"steps", 20}});
+  const at::Tensor noise = at::ones({1, 1, 2, 2});
+  const DenoiseFn denoise = [](const at::Tensor& x, double t) { return x * 0.9 + t * 1e-4; };
+  const at::Tensor first = run_sampler(*sampler, noise, denoise, {});
+  EXPECT_TRUE(at::equal(run_sampler(*sampler, noise, denoise, {}), first));
+}
+
+TEST(Respacing, RoundsHalfToEven) {
+  EXPECT_THAT(respaced_timesteps(1000, "3"), ElementsAre(0, 500, 999));  // 499.5
+  EXPECT_THAT(respaced_timesteps(4, "3"), ElementsAre(0, 2, 3));         // 1.5
+  EXPECT_THAT(respaced_timesteps(6, "3"), ElementsAre(0, 2, 5));         // 2.5
+  EXPECT_THAT(respaced_timesteps(300, "2,1,3"), ElementsAre(0, 99, 100, 200, 250, 299));
+  EXPECT_THAT(respaced_timesteps(7, "2,2,2"), ElementsAre(0, 2, 3, 4, 5, 6));  // 7 = 3 + 2 + 2
+}
+
+TEST(Spacing, TrailingRoundsAsNumpyDoes) {
+  const json config = {{"timestep_spacing", "trailing"}};
+  const DiffusionConfig scheduler("test", config);
+  EXPECT_THAT(spaced_timesteps(scheduler, 3, "leading"), ElementsAre(999, 666, 332));
+  for (int64_t steps = 1; steps <= 1000; ++steps) {
+    const std::vector<int64_t> timesteps = spaced_timesteps(scheduler, steps, "leading");
+    ASSERT_EQ(static_cast<int64_t>(timesteps.size()), steps);
+    EXPECT_EQ(timesteps.front(), 999);
+  }
+}
+
+}  // namespace
+}  // namespace kiln

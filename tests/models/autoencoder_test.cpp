@@ -1,0 +1,177 @@
+// Loading of autoencoders, and what extraction and sampling rely on. tests/reference/test_autoencoder_kl.py
+// holds the numbers against diffusers.
+#include "models/autoencoders/autoencoder.h"
+
+#include <ATen/ATen.h>
+#include <c10/core/InferenceMode.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <filesystem>
+#include <fstream>
+#include <nlohmann/json.hpp>
+
+#include "checkpoint/tensor_files.h"
+#include "core/error.h"
+#include "models/autoencoders/autoencoder_kl.h"
+#include "models/weights.h"
+
+namespace kiln {
+namespace {
+
+namespace fs = std::filesystem;
+using testing::HasSubstr;
+using Tensors = std::map<std::string, at::Tensor>;
+
+const nlohmann::json kTiny = {{"_class_name", "AutoencoderKL"},
+                              {"block_out_channels", {8, 16}},
+                              {"norm_num_groups", 4},
+                              {"layers_per_block", 1},
+                              {"latent_channels", 4},
+                              {"scaling_factor", 0.13025},
+                              {"shift_factor", 0.25}};
+
+Tensors tiny_weights() {
+  const AutoencoderKl autoencoder(parse_autoencoder_kl_config(kTiny), {});
+  initialize_weights(autoencoder.parameters(), 3);
+  Tensors weights;
+  for (const auto& parameter : autoencoder.parameters()) weights[parameter->key] = parameter->value;
+  return weights;
+}
+
+Tensors with_old_keys(const Tensors& weights) {
+  Tensors old;
+  for (const auto& [key, weight] : weights) {
+    std::string renamed = key;
+    for (const auto& [name, old_name] : std::map<std::string, std::string>{{".to_q.", ".query."},
+                                                                           {".to_k.", ".key."},
+                                                                           {".to_v.", ".value."},
+                                                                           {".to_out.0.", ".proj_attn."}})
+      if (const size_t at = renamed.find(name); at != std::string::npos)
+        renamed.replace(at, name.size(), old_name);
+    old[renamed] = renamed != key && weight.dim() == 2 ? weight.unsqueeze(2).unsqueeze(3) : weight;
+  }
+  return old;
+}
+
+class LoadAutoencoder : public testing::Test {
+ protected:
+  void SetUp() override {
+    folder_ = fs::path(testing::TempDir()) / (std::string("kiln_autoencoder_") +
+                                              testing::UnitTest::GetInstance()->current_test_info()->name());
+    fs::remove_all(folder_);
+    fs::create_directories(folder_);
+  }
+  void TearDown() override { fs::remove_all(folder_); }
+
+  void write_config(const nlohmann::json& config, const fs::path& folder) {
+    fs::create_directories(folder);
+    std::ofstream(folder / "config.json") << config;
+  }
+  std::string write_folder(const std::string& name, const nlohmann::json& config, const Tensors& weights) {
+    write_config(config, folder_ / name);
+    save_tensors((folder_ / name / "diffusion_pytorch_model.safetensors").string(), weights);
+    return (folder_ / name).string();
+  }
+  std::unique_ptr<Autoencoder> load(const std::string& path) {
+    return load_autoencoder(path, at::kCPU, at::kFloat);
+  }
+  std::string error_of(const std::string& path) {
+    try {
+      load(path);
+    } catch (const Error& error) {
+      return error.what();
+    }
+    return "no error";
+  }
+
+  fs::path folder_;
+};
+
+TEST_F(LoadAutoencoder, ReadsAFolderAFileAndAPipeline) {
+  const std::string folder = write_folder("vae", kTiny, tiny_weights());
+  std::ofstream(folder_ / "model_index.json") << "{}";
+  const auto autoencoder = load(folder);
+  EXPECT_EQ(autoencoder->name, "autoencoder_kl");
+  EXPECT_EQ(autoencoder->latent_channels, 4);
+  EXPECT_EQ(autoencoder->downsample, 2);
+  EXPECT_EQ(autoencoder->scaling_factor, 0.13025);
+  EXPECT_EQ(autoencoder->shift_factor, 0.25);
+  EXPECT_EQ(load(folder + "/diffusion_pytorch_model.safetensors")->fingerprint, autoencoder->fingerprint);
+  EXPECT_EQ(load(folder_.string())->fingerprint, autoencoder->fingerprint);
+
+  const c10::InferenceMode inference;
+  const at::Tensor moments = autoencoder->encode(at::rand({2, 3, 8, 6}) * 2 - 1);
+  EXPECT_EQ(moments.sizes(), (std::vector<int64_t>{2, 8, 4, 3}));
+  EXPECT_TRUE(moments.is_contiguous());
+  const at::Tensor images = autoencoder->decode(moments.slice(1, 0, 4));
+  EXPECT_EQ(images.sizes(), (std::vector<int64_t>{2, 3, 8, 6}));
+  EXPECT_TRUE(images.is_contiguous());
+}
+
+TEST_F(LoadAutoencoder, BothKeyGenerationsAreTheSameAutoencoder) {
+  const auto current = load(write_folder("current", kTiny, tiny_weights()));
+  const auto old = load(write_folder("old", kTiny, with_old_keys(tiny_weights())));
+  EXPECT_EQ(current->fingerprint, old->fingerprint);
+  const c10::InferenceMode inference;
+  const at::Tensor images = at::rand({1, 3, 8, 8});
+  EXPECT_TRUE(at::equal(current->encode(images), old->encode(images)));
+}
+
+TEST_F(LoadAutoencoder, FingerprintFollowsTheWeightsNotTheComputeDtype) {
+  const std::string folder = write_folder("vae", kTiny, tiny_weights());
+  const auto f32 = load(folder), bf16 = load_autoencoder(folder, at::kCPU, at::kBFloat16);
+  EXPECT_EQ(f32->fingerprint, bf16->fingerprint);
+  Tensors changed = tiny_weights();
+  changed["decoder.conv_out.bias"] = changed["decoder.conv_out.bias"].clone();
+  changed["decoder.conv_out.bias"][0] += 1e-3;
+  EXPECT_NE(load(write_folder("changed", kTiny, changed))->fingerprint, f32->fingerprint);
+}
+
+TEST_F(LoadAutoencoder, LowPrecisionIsCloseToF32) {
+  const std::string folder = write_folder("vae", kTiny, tiny_weights());
+  const c10::InferenceMode inference;
+  const at::Tensor images = at::rand({2, 3, 16, 16}) * 2 - 1;
+  const at::Tensor expected = load(folder)->encode(images);
+  for (const at::ScalarType dtype : {at::kBFloat16, at::kHalf}) {
+    const at::Tensor moments = load_autoencoder(folder, at::kCPU, dtype)->encode(images);
+    EXPECT_EQ(moments.scalar_type(), at::kFloat);
+    EXPECT_LT((moments - expected).norm().item<double>() / expected.norm().item<double>(), 6e-2);
+  }
+}
+
+TEST_F(LoadAutoencoder, PixelsAreTheirOwnLatents) {
+  const auto pixels = load("pixels");
+  EXPECT_EQ(pixels->fingerprint, "none");
+  EXPECT_EQ(pixels->latent_channels, 3);
+  EXPECT_EQ(pixels->downsample, 1);
+  const at::Tensor images = at::rand({2, 3, 5, 7});
+  const at::Tensor moments = pixels->encode(images);
+  EXPECT_TRUE(at::equal(moments.slice(1, 0, 3), images));
+  EXPECT_TRUE(moments.slice(1, 3, 6).eq(-30).all().item<bool>());
+  EXPECT_TRUE(at::equal(pixels->decode(images), images));
+}
+
+TEST_F(LoadAutoencoder, ErrorsSayWhatIsWrong) {
+  EXPECT_THAT(error_of((folder_ / "absent").string()), HasSubstr("absent does not exist"));
+  EXPECT_THAT(error_of(folder_.string()), HasSubstr("no config.json"));
+  write_config({{"_class_name", "AutoencoderDC"}}, folder_ / "dc");
+  EXPECT_THAT(error_of((folder_ / "dc").string()),
+              HasSubstr("of class AutoencoderDC; known are AutoencoderKL"));
+  std::ofstream(folder_ / "config.json") << "{\"a\":";
+  EXPECT_THAT(error_of(folder_.string()), HasSubstr("is not JSON"));
+  write_config(kTiny, folder_ / "empty");
+  EXPECT_NE(error_of((folder_ / "empty").string()), "no error");
+}
+
+TEST_F(LoadAutoencoder, MissingKeysAreAllListed) {
+  Tensors weights = tiny_weights();
+  weights.erase("encoder.conv_in.weight");
+  weights.erase("post_quant_conv.bias");
+  const std::string message = error_of(write_folder("vae", kTiny, weights));
+  EXPECT_THAT(message, HasSubstr("encoder.conv_in.weight"));
+  EXPECT_THAT(message, HasSubstr("post_quant_conv.bias"));
+}
+
+}  // namespace
+}  // namespace kiln

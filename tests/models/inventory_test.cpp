@@ -1,0 +1,125 @@
+// Every model of the registry against the published key inventories in tests/models/keys/.
+#include <ATen/ATen.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <fstream>
+#include <map>
+#include <sstream>
+
+#include "core/error.h"
+#include "models/autoencoders/autoencoder_kl.h"
+#include "models/registry.h"
+
+namespace kiln {
+namespace {
+
+struct Published {
+  const char* name;
+  const char* file;
+  size_t num_tensors;
+  int64_t trainable_parameters;
+  double forward_gflop;  // at 256 px; the paper's Gflops (table 1) are multiply-adds: half of it
+};
+constexpr Published kPublished[] = {
+    {"DiT-S/2", "dit-s-2", 132, 32865056, 2 * 6.06},     {"DiT-S/4", "dit-s-4", 132, 32920448, 2 * 1.41},
+    {"DiT-S/8", "dit-s-8", 132, 33142016, 2 * 0.36},     {"DiT-B/2", "dit-b-2", 132, 130315808, 2 * 23.01},
+    {"DiT-B/4", "dit-b-4", 132, 130426496, 2 * 5.56},    {"DiT-B/8", "dit-b-8", 132, 130869248, 2 * 1.42},
+    {"DiT-L/2", "dit-l-2", 252, 457840672, 2 * 80.71},   {"DiT-L/4", "dit-l-4", 252, 457988224, 2 * 19.70},
+    {"DiT-L/8", "dit-l-8", 252, 458578432, 2 * 5.01},    {"DiT-XL/2", "dit-xl-2", 292, 674834720, 2 * 118.64},
+    {"DiT-XL/4", "dit-xl-4", 292, 675000704, 2 * 29.05}, {"DiT-XL/8", "dit-xl-8", 292, 675664640, 2 * 7.39}};
+
+struct Entry {
+  std::vector<int64_t> shape;
+  bool trainable;
+  bool operator==(const Entry&) const = default;
+};
+using Inventory = std::map<std::string, Entry>;
+
+Inventory read_inventory(const std::string& file) {
+  std::ifstream stream(KILN_SOURCE_DIR "/tests/models/keys/" + file + ".tsv");
+  EXPECT_TRUE(stream) << file;
+  Inventory inventory;
+  std::string key, shape, kind;
+  while (stream >> key >> shape >> kind) {
+    Entry entry{.shape = {}, .trainable = kind == "param"};
+    std::istringstream sizes(shape);
+    for (std::string size; std::getline(sizes, size, ',');) entry.shape.push_back(std::stoll(size));
+    inventory[key] = entry;
+  }
+  return inventory;
+}
+
+Inventory inventory_of(const ParameterList& parameters) {
+  Inventory inventory;
+  for (const auto& parameter : parameters)
+    inventory[parameter->key] = {.shape = parameter->value.sizes().vec(), .trainable = parameter->trainable};
+  return inventory;
+}
+
+class PublishedModel : public testing::TestWithParam<Published> {};
+
+TEST_P(PublishedModel, HasThePublishedKeysShapesAndCounts) {
+  const auto denoiser = build_denoiser(GetParam().name, {}, {.device = at::kMeta});
+  const ParameterList parameters = denoiser->parameters();
+  EXPECT_EQ(parameters.size(), GetParam().num_tensors);
+  EXPECT_EQ(inventory_of(parameters), read_inventory(GetParam().file));
+  int64_t trainable = 0;
+  for (const auto& parameter : parameters)
+    if (parameter->trainable) trainable += parameter->value.numel();
+  EXPECT_EQ(trainable, GetParam().trainable_parameters);
+}
+
+TEST_P(PublishedModel, CountsTheOperationsOfThePaper) {
+  const auto denoiser = build_denoiser(GetParam().name, {}, {.device = at::kMeta});
+  EXPECT_NEAR(denoiser->shape().forward_flops / 1e9, GetParam().forward_gflop,
+              0.02 * GetParam().forward_gflop + 0.02);
+}
+
+INSTANTIATE_TEST_SUITE_P(Dit, PublishedModel, testing::ValuesIn(kPublished), [](const auto& info) {
+  std::string name = info.param.name;
+  std::replace_if(
+      name.begin(), name.end(), [](char c) { return !std::isalnum(c); }, '_');
+  return name;
+});
+
+TEST(Registry, EveryEntryIsTested) {
+  std::vector<std::string> tested = {"dit"};  // tests/models/dit_test.cpp
+  for (const Published& published : kPublished) tested.push_back(published.name);
+  EXPECT_THAT(denoiser_names(), testing::UnorderedElementsAreArray(tested));
+}
+
+TEST(Registry, UnknownNamesListTheKnown) {
+  try {
+    build_denoiser("DiT-M/2", {});
+    FAIL();
+  } catch (const Error& error) {
+    EXPECT_THAT(error.what(), testing::AllOf(testing::HasSubstr("DiT-M/2"), testing::HasSubstr("DiT-XL/2"),
+                                             testing::HasSubstr("dit")));
+  }
+}
+
+TEST(Registry, ResolvedConfigIsCompleteAndBuildsTheSame) {
+  const auto config = resolve_denoiser_config("DiT-B/4", {{"input_size", 64}, {"num_classes", 10}});
+  EXPECT_EQ(config["hidden_size"], 768);
+  EXPECT_EQ(config["input_size"], 64);
+  EXPECT_EQ(config["class_dropout_prob"], 0.1);
+  EXPECT_EQ(resolve_denoiser_config("dit", config), config);
+  EXPECT_EQ(
+      inventory_of(build_denoiser("dit", config, {.device = at::kMeta})->parameters()),
+      inventory_of(build_denoiser("DiT-B/4", {{"input_size", 64}, {"num_classes", 10}}, {.device = at::kMeta})
+                       ->parameters()));
+}
+
+TEST(AutoencoderKlInventory, BothKeyGenerationsFitTheModel) {
+  const AutoencoderKl autoencoder(AutoencoderKlConfig{}, {.device = at::kMeta});
+  const Inventory inventory = inventory_of(autoencoder.parameters());
+  EXPECT_EQ(inventory, read_inventory("sd-vae"));
+  Inventory renamed;
+  for (const auto& [key, entry] : read_inventory("sd-vae-oldkeys"))
+    renamed[current_autoencoder_kl_key(key)] = entry;
+  EXPECT_EQ(inventory, renamed);
+}
+
+}  // namespace
+}  // namespace kiln

@@ -1,0 +1,141 @@
+#include <ATen/ATen.h>
+#include <hwy/targets.h>
+
+#include <cmath>
+
+#include "core/error.h"
+#include "ops/checks.h"
+#include "ops/ops.h"
+
+namespace kiln::ops {
+namespace {
+
+using testing::Tensors;
+
+struct Case {
+  int64_t batch, num_tokens, num_heads, head_dim;
+  double scale() const { return 1 / std::sqrt(static_cast<double>(head_dim)); }
+  at::Tensor qkv(at::ScalarType dtype, double spread = 1) const {
+    return (testing::randn({batch, num_tokens, 3, num_heads, head_dim}) * spread).to(dtype);
+  }
+  at::Tensor direction(at::ScalarType dtype) const {
+    return testing::randn({batch, num_tokens, num_heads * head_dim}, dtype, 5);
+  }
+};
+
+// The op against the composed reference in f64 on the same (rounded) numbers: output, dq, dk and dv each
+// within `rtol` of its own peak, or `atol`.
+void expect_reference(const Case& c, at::ScalarType dtype, double rtol, double spread = 1, double atol = 0) {
+  SCOPED_TRACE(::testing::Message() << c.batch << "x" << c.num_tokens << "x" << c.num_heads << "x"
+                                    << c.head_dim << " " << c10::toString(dtype));
+  const at::Tensor qkv = testing::leaf(c.qkv(dtype, spread)), wide = testing::leaf(qkv.to(at::kDouble));
+  const at::Tensor out = packed_attention(qkv, c.scale()),
+                   expected = reference::packed_attention(wide, c.scale());
+  EXPECT_EQ(out.scalar_type(), dtype);
+  testing::expect_close(out, expected, rtol);
+  const at::Tensor direction = c.direction(dtype);
+  const at::Tensor grad = torch::autograd::grad({out}, {qkv}, {direction})[0];
+  const at::Tensor expected_grad = torch::autograd::grad({expected}, {wide}, {direction.to(at::kDouble)})[0];
+  EXPECT_EQ(grad.scalar_type(), dtype);
+  // The gradient of q and k is 0 in theory when there is a single key: only rounding of grad_out remains.
+  if (c.num_tokens == 1) atol = rtol;
+  for (int64_t part = 0; part < 3; ++part)
+    testing::expect_close(grad.select(2, part), expected_grad.select(2, part), rtol, atol);
+}
+
+constexpr double kF32 = 5e-6, kBf16 = 1.2e-2, kFp16 = 2e-3;
+
+TEST(PackedAttention, MatchesTheReferenceForEveryHeadSize) {
+  for (const int64_t head_dim : {1, 2, 7, 16, 64, 72, 80, 96, 112, 128, 144, 200}) {
+    expect_reference({2, 33, 2, head_dim}, at::kFloat, kF32);
+    expect_reference({2, 33, 2, head_dim}, at::kBFloat16, kBf16);
+    expect_reference({2, 33, 2, head_dim}, at::kHalf, kFp16);
+  }
+}
+
+TEST(PackedAttention, MatchesTheReferenceForRaggedLengths) {
+  for (const int64_t num_tokens : {1, 2, 5, 17, 31, 64, 65, 96, 97, 193, 256, 1000}) {
+    expect_reference({1, num_tokens, 1, 72}, at::kFloat, kF32);
+    expect_reference({1, num_tokens, 6, 64}, at::kBFloat16, kBf16);
+  }
+}
+
+TEST(PackedAttention, GradientIsExactInF64) {
+  const auto attention = [](const Tensors& in) { return packed_attention(in[0], 0.6); };
+  testing::gradcheck(attention, {Case{2, 5, 2, 3}.qkv(at::kDouble)});
+}
+
+// Logits to about +-60,000: softmax picks one key, so that the gradients of q and k vanish in theory and are
+// rounding of numbers of about 100 here.
+TEST(PackedAttention, ExtremeLogitsDoNotOverflow) {
+  for (const auto dtype : {at::kFloat, at::kBFloat16, at::kHalf})
+    expect_reference({1, 70, 2, 64}, dtype, dtype == at::kFloat ? 1e-3 : kBf16, 100,
+                     dtype == at::kFloat ? 0.05 : 10);
+}
+
+// A bad weight must show in the loss: nothing is clamped away.
+TEST(PackedAttention, NanReachesTheOutputAndTheGradient) {
+  const Case c{1, 40, 1, 64};
+  for (const auto dtype : {at::kFloat, at::kBFloat16}) {
+    for (int64_t part = 0; part < 3; ++part) {
+      at::Tensor qkv = c.qkv(dtype);
+      qkv[0][7][part][0][3] = NAN;
+      qkv.requires_grad_();
+      const at::Tensor out = packed_attention(qkv, c.scale());
+      EXPECT_TRUE(at::isnan(out[0][7]).any().item<bool>());
+      const at::Tensor grad = torch::autograd::grad({out}, {qkv}, {c.direction(dtype)})[0];
+      EXPECT_TRUE(at::isnan(grad).any().item<bool>());
+    }
+  }
+}
+
+TEST(PackedAttention, NegativeAndZeroScale) {
+  for (const double scale : {-0.3, 0.0}) {
+    const at::Tensor qkv = Case{1, 50, 2, 16}.qkv(at::kFloat);
+    testing::expect_close(packed_attention(qkv, scale),
+                          reference::packed_attention(qkv.to(at::kDouble), scale), kF32);
+  }
+}
+
+TEST(PackedAttention, SameBitsAgainAndWithAnyThreads) {
+  for (const auto dtype : {at::kFloat, at::kBFloat16})
+    for (const Case& c : {Case{1, 200, 1, 64}, Case{3, 50, 2, 72}})
+      testing::expect_thread_count_does_not_matter(
+          [&](const Tensors& in) { return packed_attention(in[0], c.scale()); }, {c.qkv(dtype)});
+}
+
+TEST(PackedAttention, MetaAgrees) {
+  const Case c{2, 24, 3, 16};
+  for (const auto dtype : {at::kFloat, at::kBFloat16, at::kHalf, at::kDouble})
+    testing::expect_meta_agrees([&](const Tensors& in) { return packed_attention(in[0], c.scale()); },
+                                {c.qkv(dtype)});
+}
+
+TEST(PackedAttention, EmptyBatch) {
+  const at::Tensor out = packed_attention(at::empty({0, 8, 3, 2, 16}), 0.25);
+  EXPECT_EQ(out.sizes(), (std::vector<int64_t>{0, 8, 32}));
+}
+
+TEST(PackedAttention, NamesAWrongShape) {
+  try {
+    packed_attention(at::zeros({2, 8, 2, 4, 16}), 0.25);
+    FAIL() << "no error";
+  } catch (const Error& error) {
+    EXPECT_STREQ(error.what(),
+                 "[packed_attention] expected floating qkv (B, N, 3, H, d), got Float 2x8x2x4x16");
+  }
+}
+
+// What machines without AVX-512 run: ATen's flash attention, f32 for low precision.
+TEST(PackedAttention, MatchesTheReferenceWithoutAvx512) {
+  hwy::GetChosenTarget().Update(HWY_AVX2);
+  for (const int64_t head_dim : {7, 64, 72}) {
+    expect_reference({2, 33, 2, head_dim}, at::kFloat, kF32);
+    expect_reference({2, 33, 2, head_dim}, at::kBFloat16, kBf16);
+    expect_reference({2, 33, 2, head_dim}, at::kHalf, kFp16);
+  }
+  hwy::GetChosenTarget().Update(hwy::SupportedTargets());
+}
+
+}  // namespace
+}  // namespace kiln::ops

@@ -1,0 +1,51 @@
+#include <ATen/ATen.h>
+#include <gmock/gmock.h>
+
+#include "ops/checks.h"
+#include "ops/ops.h"
+
+namespace kiln::ops {
+namespace {
+
+using ::testing::HasSubstr;
+using testing::Tensors;
+
+const at::Tensor kIds = at::tensor({3, 0, 3, 6, 3}, at::kLong);  // a repeated row, unused rows
+
+at::Tensor op(const Tensors& in) { return embedding(in[0], kIds.to(in[0].device())); }
+at::Tensor composed(const Tensors& in) { return reference::embedding(in[0], kIds); }
+
+class Embedding : public ::testing::TestWithParam<at::ScalarType> {};
+
+TEST_P(Embedding, ResultAndGradientMatchTheReference) {
+  const Tensors inputs = {testing::randn({7, 5}, GetParam(), 1)};
+  const at::Tensor out = op(inputs);
+  EXPECT_EQ(out.scalar_type(), at::kFloat);
+  EXPECT_TRUE(at::equal(out, composed(inputs)));
+  const at::Tensor direction = testing::randn({5, 5}, at::kFloat, 2);
+  const at::Tensor gradient = testing::gradients(op, inputs, direction)[0];
+  EXPECT_EQ(gradient.scalar_type(), GetParam());
+  // Summed in f32 and rounded once.
+  const at::Tensor expected = testing::gradients(composed, {inputs[0].to(at::kFloat)}, direction)[0];
+  EXPECT_TRUE(at::equal(gradient, expected.to(GetParam())));
+  EXPECT_FALSE(gradient[1].any().item<bool>());
+}
+
+TEST_P(Embedding, MetaAgrees) { testing::expect_meta_agrees(op, {testing::randn({7, 5}, GetParam())}); }
+
+INSTANTIATE_TEST_SUITE_P(Dtypes, Embedding, ::testing::Values(at::kFloat, at::kBFloat16, at::kHalf),
+                         [](const auto& info) { return std::string(c10::toString(info.param)); });
+
+TEST(EmbeddingOp, Gradcheck) { testing::gradcheck(op, {testing::randn({7, 3})}); }
+
+TEST(EmbeddingOp, WrongInputsAreRefused) {
+  EXPECT_THAT(testing::message_of([] { embedding(at::zeros({3}), kIds); }),
+              HasSubstr("expected table (rows, D)"));
+  EXPECT_THAT(testing::message_of([] {
+                embedding(at::zeros({3, 2}), kIds.to(at::kFloat));
+              }),
+              HasSubstr("i64 ids"));
+}
+
+}  // namespace
+}  // namespace kiln::ops

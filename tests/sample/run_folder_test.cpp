@@ -1,0 +1,102 @@
+// RUN/config.json and the choice of a run's weights.
+#include "sample/run_folder.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <filesystem>
+#include <fstream>
+
+#include "checkpoint/train_state.h"
+#include "core/error.h"
+
+namespace kiln {
+namespace {
+
+namespace fs = std::filesystem;
+using ::testing::EndsWith;
+using ::testing::HasSubstr;
+
+std::string message_of(const std::function<void()>& action) {
+  try {
+    action();
+  } catch (const Error& error) {
+    return error.what();
+  }
+  return "no error";
+}
+
+class Run : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    std::string pattern = (fs::temp_directory_path() / "kiln-run-XXXXXX").string();
+    run_ = ::mkdtemp(pattern.data());
+    info_ = {.model = "DiT-S/2",
+             .model_config = {{"input_size", 32}},
+             .objective = {{"type", "flow"}},
+             .image_size = 256,
+             .autoencoder = {.name = "autoencoder_kl",
+                             .path = "vae",
+                             .fingerprint = "xxh3:1",
+                             .scaling_factor = 0.18215,
+                             .shift_factor = 0.5},
+             .class_names = {"cat", "dog"},
+             .ema_decays = {0.9999, 0.999}};
+  }
+  void TearDown() override { fs::remove_all(run_); }
+
+  void write_checkpoint(int64_t step) {
+    CheckpointWriter writer(run_.string(), step);
+    for (const char* name : {"model.safetensors", "ema.safetensors", "ema-0.999.safetensors"})
+      std::ofstream(fs::path(writer.folder()) / name) << "weights";
+    TrainStateInfo state;
+    state.step = step;
+    writer.commit(state);
+  }
+
+  fs::path run_;
+  RunInfo info_;
+};
+
+TEST_F(Run, ReadsWhatWasWritten) {
+  write_run_info(run_.string(), info_);
+  const RunInfo read = read_run_info(run_.string());
+  EXPECT_EQ(read.model, info_.model);
+  EXPECT_EQ(read.model_config, info_.model_config);
+  EXPECT_EQ(read.objective, info_.objective);
+  EXPECT_EQ(read.image_size, 256);
+  EXPECT_EQ(read.autoencoder.name, "autoencoder_kl");
+  EXPECT_EQ(read.autoencoder.path, "vae");
+  EXPECT_EQ(read.autoencoder.fingerprint, "xxh3:1");
+  EXPECT_EQ(read.autoencoder.scaling_factor, 0.18215);
+  EXPECT_EQ(read.autoencoder.shift_factor, 0.5);
+  EXPECT_EQ(read.class_names, info_.class_names);
+  EXPECT_EQ(read.ema_decays, info_.ema_decays);
+}
+
+TEST_F(Run, BrokenConfigsNameTheFile) {
+  EXPECT_THAT(message_of([&] { read_run_info(run_.string()); }),
+              HasSubstr("not the folder of a training run"));
+  std::ofstream(run_ / "config.json") << R"({"model": "DiT-S/2"})";
+  EXPECT_THAT(message_of([&] { read_run_info(run_.string()); }), HasSubstr("model_config"));
+  std::ofstream(run_ / "config.json") << "{";
+  EXPECT_THAT(message_of([&] { read_run_info(run_.string()); }), HasSubstr("config.json"));
+}
+
+TEST_F(Run, WeightsOfTheNewestCheckpoint) {
+  EXPECT_THAT(message_of([&] { run_weights(run_.string(), info_, true, {}); }),
+              HasSubstr("no complete checkpoint"));
+  write_checkpoint(100);
+  write_checkpoint(2000);
+  EXPECT_THAT(run_weights(run_.string(), info_, true, {}), EndsWith("step-00002000/ema.safetensors"));
+  EXPECT_THAT(run_weights(run_.string(), info_, true, 0.9999), EndsWith("step-00002000/ema.safetensors"));
+  EXPECT_THAT(run_weights(run_.string(), info_, true, 0.999),
+              EndsWith("step-00002000/ema-0.999.safetensors"));
+  EXPECT_THAT(run_weights(run_.string(), info_, false, {}), EndsWith("step-00002000/model.safetensors"));
+  EXPECT_THAT(message_of([&] { run_weights(run_.string(), info_, true, 0.5); }), HasSubstr("0.9999, 0.999"));
+  info_.ema_decays.clear();
+  EXPECT_THAT(run_weights(run_.string(), info_, true, {}), EndsWith("step-00002000/model.safetensors"));
+}
+
+}  // namespace
+}  // namespace kiln

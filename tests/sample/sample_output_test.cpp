@@ -1,0 +1,171 @@
+// The folder of generated pictures and the choice of classes.
+#include "sample/sample_output.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <filesystem>
+#include <fstream>
+
+#include "core/error.h"
+#include "sample/class_selection.h"
+
+namespace kiln {
+namespace {
+
+namespace fs = std::filesystem;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+
+std::string message_of(const std::function<void()>& action) {
+  try {
+    action();
+  } catch (const Error& error) {
+    return error.what();
+  }
+  return "no error";
+}
+
+class Output : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    std::string pattern = (fs::temp_directory_path() / "kiln-sample-XXXXXX").string();
+    folder_ = ::mkdtemp(pattern.data());
+    options_ = {.folder = (folder_ / "images").string(),
+                .npz = (folder_ / "images.npz").string(),
+                .num_images = 5,
+                .height = 4,
+                .width = 6,
+                .settings = {{"seed", 1}, {"sampler", "ddpm"}}};
+  }
+  void TearDown() override { fs::remove_all(folder_); }
+
+  static Image picture(int64_t index) {
+    return {.height = 4, .width = 6, .rgb = std::vector<uint8_t>(72, static_cast<uint8_t>(10 * index + 1))};
+  }
+  static std::vector<std::string> names() { return {"0.png", "1.png", "2.png", "3.png", "4.png"}; }
+
+  std::string npz_bytes() const {
+    std::ifstream file(options_.npz, std::ios::binary);
+    return {std::istreambuf_iterator<char>(file), {}};
+  }
+
+  fs::path folder_;
+  SampleOutputOptions options_;
+};
+
+TEST_F(Output, GoesOnWhereItStopped) {
+  {
+    SampleOutput output(options_, names());
+    EXPECT_THAT(output.missing(), ElementsAre(0, 1, 2, 3, 4));
+    for (int64_t i : {0, 1}) output.add(i, picture(i));
+  }  // killed
+  {
+    SampleOutput output(options_, names());
+    EXPECT_THAT(output.missing(), ElementsAre(2, 3, 4));
+    for (int64_t i : {2, 3, 4}) output.add(i, picture(i));
+    output.finish();
+  }
+  const std::string resumed = npz_bytes();
+  for (int64_t i = 0; i < 5; ++i)
+    EXPECT_EQ(read_image(options_.folder + "/" + names()[i]).rgb, picture(i).rgb);
+
+  fs::remove_all(options_.folder);
+  fs::remove(options_.npz);
+  SampleOutput output(options_, names());
+  for (int64_t i = 0; i < 5; ++i) output.add(i, picture(i));
+  output.finish();
+  EXPECT_EQ(npz_bytes(), resumed);
+  EXPECT_FALSE(resumed.empty());
+}
+
+TEST_F(Output, FillsTheNpzFromPicturesThatAreThere) {
+  SampleOutputOptions png_only = options_;
+  png_only.npz.clear();
+  {
+    SampleOutput output(png_only, names());
+    for (int64_t i : {0, 1, 2, 3, 4}) output.add(i, picture(i));
+    output.finish();
+  }
+  fs::remove(fs::path(options_.folder) / "2.png");  // one is to be drawn again
+  SampleOutput output(options_, names());
+  EXPECT_THAT(output.missing(), ElementsAre(2));
+  output.add(2, picture(2));
+  output.finish();
+  const std::string bytes = npz_bytes();
+  for (int64_t i = 0; i < 5; ++i)
+    EXPECT_NE(bytes.find(std::string(72, static_cast<char>(10 * i + 1))), std::string::npos) << i;
+}
+
+TEST_F(Output, NpzAloneResumesToo) {
+  options_.write_png = false;
+  {
+    SampleOutput output(options_, names());
+    for (int64_t i : {0, 1, 2}) output.add(i, picture(i));
+  }
+  SampleOutput output(options_, names());
+  EXPECT_THAT(output.missing(), ElementsAre(3, 4));
+  for (int64_t i : {3, 4}) output.add(i, picture(i));
+  output.finish();
+  EXPECT_TRUE(fs::exists(options_.npz));
+  EXPECT_FALSE(fs::exists(fs::path(options_.folder) / "0.png"));
+}
+
+TEST_F(Output, RefusesAnotherRunsFolder) {
+  { SampleOutput(options_, names()).add(0, picture(0)); }
+  options_.settings["seed"] = 2;
+  EXPECT_THAT(message_of([&] { SampleOutput(options_, names()); }), HasSubstr("another seed"));
+  options_.settings["sampler"] = "ddim";
+  EXPECT_THAT(message_of([&] { SampleOutput(options_, names()); }), HasSubstr("sampler, seed"));
+}
+
+TEST_F(Output, MoreImagesOfTheSameSettingsExtendAFolder) {
+  options_.npz.clear();
+  { SampleOutput(options_, names()).add(0, picture(0)); }
+  options_.num_images = 3;
+  EXPECT_THAT(SampleOutput(options_, names()).missing(), ElementsAre(1, 2));
+}
+
+TEST_F(Output, WritesAGrid) {
+  SampleOutput output(options_, names());
+  for (int64_t i = 0; i < 5; ++i) output.add(i, picture(i));
+  output.finish();
+  const Image grid = read_image(output.write_grid(5, 3));
+  EXPECT_GE(grid.width, 3 * 6);
+  EXPECT_GE(grid.height, 2 * 4);
+}
+
+TEST_F(Output, AFolderThatCannotBeMadeIsNamed) {
+  std::ofstream(folder_ / "file") << "not a folder";
+  options_.folder = (folder_ / "file" / "images").string();
+  EXPECT_THAT(message_of([&] { SampleOutput(options_, names()); }), HasSubstr("file/images"));
+}
+
+const std::vector<std::string> kNames = {"Smileys & Emotion", "Animals & Nature", "Food & Drink", "7"};
+
+TEST(SelectClasses, ByNumberOrName) {
+  EXPECT_THAT(select_classes({"2", "animals & nature", "0"}, kNames, 4), ElementsAre(2, 1, 0));
+  EXPECT_THAT(select_classes({"7"}, kNames, 4), ElementsAre(3));  // a name wins
+  EXPECT_THAT(select_classes({}, kNames, 4), ElementsAre(0, 1, 2, 3));
+  EXPECT_THAT(select_classes({"all"}, {}, 2), ElementsAre(0, 1));
+  EXPECT_THAT(select_classes({}, {}, 0), ElementsAre(0));
+}
+
+TEST(SelectClasses, UnknownNamesGetTheNearestOnes) {
+  const std::string message = message_of([] { select_classes({"animals"}, kNames, 4); });
+  EXPECT_THAT(message, HasSubstr("\"animals\""));
+  EXPECT_THAT(message, HasSubstr("nearest are Animals & Nature"));
+  EXPECT_THAT(nearest_names("Food & Drinks", kNames, 1), ElementsAre("Food & Drink"));
+  EXPECT_THAT(nearest_names("x", {}, 3), IsEmpty());
+}
+
+TEST(SelectClasses, BadNumbersAndModelsWithoutNames) {
+  EXPECT_THAT(message_of([] { select_classes({"4"}, kNames, 4); }), HasSubstr("0..3"));
+  EXPECT_THAT(message_of([] { select_classes({"-1"}, {}, 4); }), HasSubstr("0..3"));
+  EXPECT_THAT(message_of([] { select_classes({"cat"}, {}, 4); }), HasSubstr("no class names"));
+  EXPECT_THAT(message_of([] { select_classes({"1"}, {}, 0); }), HasSubstr("--classes"));
+}
+
+}  // namespace
+}  // namespace kiln

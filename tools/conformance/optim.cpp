@@ -1,0 +1,120 @@
+// optim: an optimizer or an EMA over given gradients or weights, step by step.
+#include <ATen/ATen.h>
+
+#include <cmath>
+#include <memory>
+
+#include "core/error.h"
+#include "io.h"
+#include "optim/ema.h"
+#include "optim/grad_norm.h"
+#include "optimizer_config.h"
+#include "parallel/flat_unit.h"
+#include "verbs.h"
+
+namespace kiln::conformance {
+namespace {
+
+struct OptimOptions {
+  std::string config, inputs, outputs;
+};
+
+// All tensors `prefix`<key> of a file, in one flat unit: master for `param.`, EMA for `ema.`.
+FlatUnit flatten(const Inputs& inputs, const std::string& prefix) {
+  FlatLayout layout;
+  for (const auto& [name, tensor] : inputs.all())
+    if (name.starts_with(prefix)) layout.add(name.substr(prefix.size()), tensor.sizes().vec());
+  if (layout.slots.empty())
+    fail("optim", "expected tensors {}<key> in {}, found none", prefix, inputs.path());
+  return FlatUnit("optim", std::move(layout), {.num_moments = 2, .num_emas = 1});
+}
+
+void write_all(const Inputs& inputs, const std::string& prefix, const FlatUnit& unit, at::Tensor& buffer) {
+  for (size_t i = 0; i < unit.layout().slots.size(); ++i)
+    unit.write(buffer, i, inputs.get(prefix + unit.layout().slots[i].key));
+}
+
+void read_all(const FlatUnit& unit, const at::Tensor& buffer, const std::string& prefix, Tensors& outputs) {
+  for (size_t i = 0; i < unit.layout().slots.size(); ++i)
+    outputs[prefix + unit.layout().slots[i].key] = unit.view(buffer, i).clone();
+}
+
+Tensors run_optimizer(const nlohmann::json& config, const Inputs& inputs, int64_t steps) {
+  const OptimizerConfig parsed = parse_optimizer(config);
+  FlatUnit unit = flatten(inputs, "param.");
+  write_all(inputs, "param.", unit, unit.master);
+  OptimizerSlice slice{.master = unit.master, .grads = unit.grads, .moments = unit.moments};
+  Tensors outputs;
+  for (int64_t step = 0; step < steps; ++step) {
+    write_all(inputs, fmt::format("grad.{}.", step), unit, unit.grads);
+    const double grad_norm = std::sqrt(global_sum_of_squares({unit.grads}).item<double>());
+    parsed.optimizer->step(slice, {.lr = parsed.lr,
+                                   .update = step + 1,
+                                   .grad_scale = clip_coefficient(grad_norm, parsed.max_grad_norm)});
+    read_all(unit, unit.master, fmt::format("param.{}.", step), outputs);
+    if (parsed.max_grad_norm > 0)
+      outputs[fmt::format("grad_norm.{}", step)] = at::full({1}, grad_norm, at::kFloat);
+  }
+  return outputs;
+}
+
+// The EMA as training does it: inside the optimizer's pass, here one that leaves the weights alone.
+Tensors run_ema(const nlohmann::json& config, const Inputs& inputs, int64_t steps) {
+  if (!config.contains("decay")) fail("optim", "ema needs a decay");
+  const double decay = config.at("decay");
+  const std::string schedule = config.value("schedule", "constant");
+  const auto optimizer = make_optimizer({{"type", "adamw"}});
+  FlatUnit unit = flatten(inputs, "ema.");
+  write_all(inputs, "ema.", unit, unit.emas[0]);
+  Tensors outputs;
+  for (int64_t step = 0; step < steps; ++step) {
+    write_all(inputs, fmt::format("param.{}.", step), unit, unit.master);
+    OptimizerSlice slice{.master = unit.master,
+                         .grads = unit.grads,
+                         .moments = unit.moments,
+                         .emas = {{unit.emas[0], ema_decay_at(schedule, decay, step + 1)}}};
+    optimizer->step(slice, {.lr = 0, .update = step + 1});
+    read_all(unit, unit.emas[0], fmt::format("ema.{}.", step), outputs);
+  }
+  return outputs;
+}
+
+void run_optim(const OptimOptions& options) {
+  const nlohmann::json config = read_config(options.config);
+  if (!config.contains("steps")) fail("optim", "expected steps in {}", options.config);
+  const int64_t steps = config.at("steps");
+  if (steps < 1) fail("optim", "expected steps of at least 1, got {}", steps);
+  const Inputs inputs(options.inputs);
+  write_outputs(options.outputs, config.value("type", "") == "ema" ? run_ema(config, inputs, steps)
+                                                                   : run_optimizer(config, inputs, steps));
+}
+
+}  // namespace
+
+OptimizerConfig parse_optimizer(const nlohmann::json& config) {
+  if (!config.is_object()) fail("optim", "expected an optimizer object, got {}", config.dump());
+  if (config.value("type", "") == "came")
+    fail("optim", "came is not built by this version yet: adamw and ema are");
+  if (!config.contains("lr") || !config.at("lr").is_number()) fail("optim", "an optimizer needs a number lr");
+  OptimizerConfig parsed{.optimizer = nullptr, .lr = config.at("lr")};
+  if (config.contains("grad_clip") && !config.at("grad_clip").is_null())
+    parsed.max_grad_norm = config.at("grad_clip");
+  nlohmann::json rest = nlohmann::json::object();
+  for (const auto& [key, value] : config.items())
+    if (!key.starts_with('_') && key != "lr" && key != "grad_clip" && key != "steps") rest[key] = value;
+  parsed.optimizer = make_optimizer(rest);
+  return parsed;
+}
+
+void add_optim_verb(CLI::App& app) {
+  auto options = std::make_shared<OptimOptions>();
+  CLI::App* verb = app.add_subcommand("optim", "An optimizer or an EMA, step by step");
+  verb->add_option("--config", options->config, "JSON config")->required();
+  verb->add_option("--inputs", options->inputs,
+                   "param.<k> and grad.<s>.<k>; for ema ema.<k> and param.<s>.<k>")
+      ->required();
+  verb->add_option("--outputs", options->outputs, "File to write")->required();
+  verb->callback([options] { run_optim(*options); });
+}
+
+}  // namespace kiln::conformance

@@ -1,0 +1,20 @@
+// The optimizer configs of the interface: {"type": "adamw", "lr", "betas", "eps", "weight_decay",
+// "grad_clip"}.
+#pragma once
+#include <memory>
+#include <nlohmann/json.hpp>
+
+#include "optim/optimizer.h"
+
+namespace kiln::conformance {
+
+struct OptimizerConfig {
+  std::unique_ptr<Optimizer> optimizer;
+  double lr = 0;
+  double max_grad_norm = 0;  // 0 = no clipping
+};
+
+// Throws Error: no lr, a type that is unknown or not built by this version.
+OptimizerConfig parse_optimizer(const nlohmann::json& config);
+
+}  // namespace kiln::conformance
