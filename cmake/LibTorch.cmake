@@ -35,3 +35,17 @@ if(EXISTS "${KILN_SITE}/nvidia/cu13/include/cublas_v2.h" AND EXISTS "${KILN_SITE
 else()
   set(KILN_HAVE_CUDA_LIBS OFF)
 endif()
+if(KILN_CUDA)
+  if(NOT KILN_HAVE_CUDA_LIBS)
+    message(FATAL_ERROR "KILN_CUDA needs the CUDA libraries in ${KILN_SITE}/nvidia: run scripts/setup --cuda")
+  endif()
+  target_compile_definitions(kiln_torch INTERFACE KILN_CUDA)
+  # ATen reaches its CUDA side through registration: nothing refers to these libraries, so they must be kept.
+  target_link_libraries(kiln_torch INTERFACE
+    "-Wl,--no-as-needed,${TORCH_DIR}/lib/libtorch_cuda.so,${TORCH_DIR}/lib/libc10_cuda.so -Wl,--as-needed"
+    "${KILN_SITE}/nvidia/cu13/lib/libcudart.so.13")
+  foreach(part cudnn nccl nvshmem cusparselt)
+    target_link_options(kiln_torch INTERFACE "-Wl,-rpath-link,${KILN_SITE}/nvidia/${part}/lib")
+  endforeach()
+  target_link_options(kiln_torch INTERFACE "-Wl,-rpath,${KILN_SITE}/nvidia/cu13/lib")
+endif()

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <chrono>
 #include <functional>
+#include <string>
 #include <vector>
 
 namespace kiln::benchmarks {
@@ -20,9 +21,10 @@ inline double seconds_of(const std::function<void()>& f) {
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
 }
 
-// Medians: GB/s of `bytes` for `kiln` and `other`, and how many times faster kiln is. Needs UseManualTime().
-inline void compare(benchmark::State& state, double bytes, const std::function<void()>& kiln,
-                    const std::function<void()>& other) {
+// Medians: GB/s of `bytes` (or GFLOP/s: amount and unit) for `kiln` and `other`, and how many times faster
+// kiln is. Needs UseManualTime().
+inline void compare(benchmark::State& state, double amount, const std::function<void()>& kiln,
+                    const std::function<void()>& other, const std::string& unit = "GB/s") {
   std::vector<double> kiln_seconds, other_seconds;
   kiln();
   other();
@@ -31,8 +33,8 @@ inline void compare(benchmark::State& state, double bytes, const std::function<v
     other_seconds.push_back(seconds_of(other));
     state.SetIterationTime(kiln_seconds.back());
   }
-  state.counters["GB/s"] = bytes / median(kiln_seconds) * 1e-9;
-  state.counters["other_GB/s"] = bytes / median(other_seconds) * 1e-9;
+  state.counters[unit] = amount / median(kiln_seconds) * 1e-9;
+  state.counters["other_" + unit] = amount / median(other_seconds) * 1e-9;
   state.counters["ratio"] = median(other_seconds) / median(kiln_seconds);
 }
 

@@ -18,16 +18,17 @@ void add_option(CLI::App& command, const std::string& name, std::vector<T>& fiel
 }
 template <class T>
 void add_option(CLI::App& command, const std::string& name, T& field, const char* help) {
-  command.add_option("--" + name, field, help)->capture_default_str();
+  command.add_option("--" + name, field, help)->take_last()->capture_default_str();
 }
 
 // What the command line does not say comes from the recipe.
 void apply_recipe(const CLI::App& command, const std::string& path, TrainOptions& options) {
+  TrainOptions overridden;  // still checked
   for (const TomlEntry& entry : read_toml(path)) {
     const CLI::Option* option = command.get_option_no_throw("--" + entry.key);
-    if (option != nullptr && option->count() > 0) continue;
+    const bool is_overridden = option != nullptr && option->count() > 0;
     try {
-      set_option(options, entry.key, entry.value);
+      set_option(is_overridden ? overridden : options, entry.key, entry.value);
     } catch (const Error& error) {
       throw Error(fmt::format("{} ({} line {})", error.what(), path, entry.line));
     }

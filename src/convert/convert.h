@@ -7,15 +7,15 @@
 namespace kiln {
 
 struct ConvertOptions {
-  std::string in;     // .pt/.pth, .safetensors, index, diffusers folder, run folder, checkpoint folder
-  std::string out;    // *.pt | *.pth, *.safetensors, else a diffusers folder, which must not exist
-  std::string model;  // name to hold the weights against; "" = told by the weights
-  bool ema = true;    // of a file or checkpoint that holds both
-  std::string dtype;  // f32 | bf16 | fp16; "" = as they are
-  std::string vae;    // diffusers AutoencoderKL folder to put into the pipeline
+  std::string in{};     // .pt/.pth, .safetensors, index, diffusers folder, run folder, checkpoint folder
+  std::string out{};    // *.pt | *.pth, *.safetensors, else a diffusers folder, which must not exist
+  std::string model{};  // name to hold the weights against; "" = told by the weights
+  bool ema = true;      // of a file or checkpoint that holds both
+  std::string dtype{};  // f32 | bf16 | fp16; "" = as they are
+  std::string vae{};    // diffusers AutoencoderKL folder to put into the pipeline
   std::string
       objective;  // what the model was trained for, for the pipeline's scheduler; "" = the run's, else iddpm
-  std::optional<int64_t> input_size, num_heads;  // what the weights may not tell
+  std::optional<int64_t> input_size{}, num_heads{};  // what the weights may not tell
 };
 
 // Writes options.out and prints what was done. Atomic. Throws Error.

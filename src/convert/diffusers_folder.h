@@ -9,9 +9,9 @@
 namespace kiln {
 
 struct DiffusersFolderOptions {
-  std::string vae;  // folder of an AutoencoderKL, copied; "" = the pipeline is written without one
+  std::string vae{};  // folder of an AutoencoderKL, copied; "" = the pipeline is written without one
   nlohmann::json objective = {{"type", "iddpm"}};  // make_objective's config: chooses the scheduler
-  std::vector<std::string> class_names;            // the pipeline's labels; may be empty
+  std::vector<std::string> class_names{};          // the pipeline's labels; may be empty
 };
 
 // model_index.json, transformer/, scheduler/ and vae/. Written beside, then renamed; `folder` must not exist.

@@ -13,8 +13,8 @@ using ShapeMap = std::map<std::string, std::vector<int64_t>>;
 
 // What shapes alone cannot tell.
 struct DitHints {
-  std::optional<int64_t> input_size;  // for a file without pos_embed; else 32
-  std::optional<int64_t> num_heads;   // else hidden_size / 64 (XL: 16)
+  std::optional<int64_t> input_size{};  // for a file without pos_embed; else 32
+  std::optional<int64_t> num_heads{};   // else hidden_size / 64 (XL: 16)
   bool has_null_class = true;  // the label table ends with the null class, as in every published checkpoint
 };
 

@@ -114,9 +114,10 @@ json dit_diffusers_config(const DitConfig& c) {
 }
 
 DitConfig parse_dit_diffusers_config(const json& config, const std::string& source) {
-  if (!config.is_object() || config.value("_class_name", "") != "DiTTransformer2DModel")
+  if (!config.is_object()) fail("convert", "the config is not a JSON object ({})", source);
+  if (config.value("_class_name", json()) != "DiTTransformer2DModel")
     fail("convert", "expected a config of DiTTransformer2DModel, got {} ({})",
-         config.is_object() ? config.value("_class_name", "no _class_name") : "no object", source);
+         config.value("_class_name", json()).dump(), source);
   const auto require = [&](const char* key, const json& expected, const json& when_absent) {
     const json value = config.value(key, when_absent);
     if (value != expected)

@@ -4,6 +4,7 @@
 #include <filesystem>
 
 #include "core/error.h"
+#include "core/xxh3.h"
 #include "data/dataset_layouts.h"
 
 namespace kiln {
@@ -68,6 +69,13 @@ std::unique_ptr<ImageDataset> ImageDataset::open(const std::string& path) {
   }
   if (dataset->records().empty()) fail("dataset", "expected pictures, got none in {}", path);
   return dataset;
+}
+
+std::string dataset_fingerprint(const ImageDataset& dataset) {
+  std::string text;
+  for (const ImageRecord& record : dataset.records())
+    text += fmt::format("{}\t{}\n", record.name, record.label);
+  return xxh3_hex(std::as_bytes(std::span(text)));
 }
 
 Image load_cropped(const ImageDataset& dataset, int64_t index, int64_t size) {

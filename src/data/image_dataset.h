@@ -31,6 +31,10 @@ class ImageDataset {
   std::vector<std::string> class_names_;
 };
 
+// XXH3 of the names and labels in order: an interrupted extraction or training continues on the same list
+// only.
+std::string dataset_fingerprint(const ImageDataset& dataset);
+
 // The picture as a sample: decoded, centre-cropped to `size`. Throws Error naming it when it is broken, or
 // when its short side is below `size` (it would have to be enlarged).
 Image load_cropped(const ImageDataset& dataset, int64_t index, int64_t size);

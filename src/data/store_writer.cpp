@@ -67,13 +67,18 @@ std::string describe_differences(const StoreInfo& there, StoreInfo asked) {
   asked.num_samples = there.num_samples;
   asked.shards = there.shards;
   asked.complete = there.complete;
-  const auto old_fields = nlohmann::json::parse(store_info_text(there));
-  const auto new_fields = nlohmann::json::parse(store_info_text(asked));
+  auto old_fields = nlohmann::json::parse(store_info_text(there));
+  auto new_fields = nlohmann::json::parse(store_info_text(asked));
+  // What differs in the source is named field by field, too.
+  for (auto* fields : {&old_fields, &new_fields})
+    if (fields->at("source").is_object()) fields->update(nlohmann::json(fields->at("source")));
+  if (old_fields["source"].is_object() && new_fields["source"].is_object()) new_fields.erase("source");
   std::string differences;
   for (const auto& [key, value] : new_fields.items()) {
-    if (old_fields.at(key) == value) continue;
+    const auto old_value = old_fields.value(key, nlohmann::json());
+    if (old_value == value) continue;
     differences += fmt::format("{}{} ({} there, {} asked for)", differences.empty() ? "" : ", ", key,
-                               old_fields.at(key).dump().substr(0, 60), value.dump().substr(0, 60));
+                               old_value.dump().substr(0, 60), value.dump().substr(0, 60));
   }
   return differences;
 }

@@ -10,7 +10,6 @@
 #include "core/error.h"
 #include "core/stop_signal.h"
 #include "core/tensors.h"
-#include "core/xxh3.h"
 #include "data/feature_store.h"
 #include "data/image_dataset.h"
 #include "extract/image_batches.h"
@@ -55,14 +54,6 @@ Settings resolve(const ExtractOptions& options) {
   if (settings.num_workers == 0)
     settings.num_workers = settings.device.is_cuda() ? cores : std::max(cores / 2, 1);
   return settings;
-}
-
-// The names and labels in order: a folder that changed is not the one that an extraction can continue from.
-std::string dataset_fingerprint(const ImageDataset& dataset) {
-  std::string text;
-  for (const ImageRecord& record : dataset.records())
-    text += fmt::format("{}\t{}\n", record.name, record.label);
-  return xxh3_hex(std::as_bytes(std::span(text)));
 }
 
 Dtype parse_storage_dtype(const std::string& name) { return from_scalar_type(parse_compute_dtype(name)); }

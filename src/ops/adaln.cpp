@@ -5,6 +5,7 @@
 #include "core/error.h"
 #include "core/tensors.h"
 #include "ops/cpu/kernels.h"
+#include "ops/cuda/launch.h"
 #include "ops/kernel_types.h"
 #include "ops/modulation.h"
 #include "ops/ops.h"
@@ -17,14 +18,15 @@ using torch::autograd::variable_list;
 
 constexpr int64_t kGrainRows = 16;
 
-cpu::Adaln kernel_args(const at::Tensor& x, const at::Tensor& scale, double eps, const at::Tensor& mean,
-                       const at::Tensor& rstd) {
+// Backward does not read shift.
+AdalnArgs kernel_args(const at::Tensor& x, const at::Tensor& shift, const at::Tensor& scale, double eps,
+                      const at::Tensor& mean, const at::Tensor& rstd) {
   return {.x = x.const_data_ptr(),
           .x_dtype = from_scalar_type(x.scalar_type()),
-          .shift = nullptr,
+          .shift = shift.defined() ? shift.const_data_ptr() : nullptr,
           .scale = scale.const_data_ptr(),
           .modulation_dtype = from_scalar_type(scale.scalar_type()),
-          .shift_stride = 0,
+          .shift_stride = static_cast<size_t>(shift.defined() ? shift.stride(0) : 0),
           .scale_stride = static_cast<size_t>(scale.stride(0)),
           .rows_per_batch = static_cast<size_t>(x.size(1)),
           .width = static_cast<size_t>(x.size(2)),
@@ -33,39 +35,31 @@ cpu::Adaln kernel_args(const at::Tensor& x, const at::Tensor& scale, double eps,
           .rstd = rstd.mutable_data_ptr<float>()};
 }
 
-void forward_cpu(const at::Tensor& x, const at::Tensor& shift, const at::Tensor& scale, double eps,
-                 const at::Tensor& mean, const at::Tensor& rstd, const at::Tensor& out) {
-  cpu::Adaln args = kernel_args(x, scale, eps, mean, rstd);
-  args.shift = shift.const_data_ptr();
-  args.shift_stride = shift.stride(0);
+void forward_cpu(const AdalnArgs& args, const at::Tensor& out) {
   void* to = out.mutable_data_ptr();
   const Dtype out_dtype = from_scalar_type(out.scalar_type());
-  at::parallel_for(0, x.size(0) * x.size(1), kGrainRows,
+  at::parallel_for(0, out.size(0) * out.size(1), kGrainRows,
                    [&](int64_t begin, int64_t end) { cpu::adaln(args, to, out_dtype, begin, end); });
 }
 
-// (dshift, dscale)
-std::pair<at::Tensor, at::Tensor> backward_cpu(const at::Tensor& x, const at::Tensor& scale,
-                                               const at::Tensor& mean, const at::Tensor& rstd,
-                                               const at::Tensor& grad, const at::Tensor& dx) {
-  const cpu::Adaln args = kernel_args(x, scale, 0, mean, rstd);
-  const int64_t batch = x.size(0), rows = x.size(1), width = x.size(2);
-  const int64_t num_partials = at::divup(rows, kRowsPerPartial);
-  const at::Tensor partials = at::empty({2, batch, num_partials, width}, mean.options());
-  float* dshift = partials.mutable_data_ptr<float>();
-  float* dscale = dshift + batch * num_partials * width;
+void backward_cpu(const AdalnArgs& args, const at::Tensor& grad, const at::Tensor& dx,
+                  const at::Tensor& dshift, const at::Tensor& dscale, const at::Tensor& partials) {
+  const int64_t num_partials = partials.size(2), rows = args.rows_per_batch, width = args.width;
+  float* shift_sums = partials[0].mutable_data_ptr<float>();
+  float* scale_sums = partials[1].mutable_data_ptr<float>();
   const void* g = grad.const_data_ptr();
   const Dtype grad_dtype = from_scalar_type(grad.scalar_type());
   void* to = dx.mutable_data_ptr();
-  at::parallel_for(0, batch * num_partials, 1, [&](int64_t begin, int64_t end) {
+  at::parallel_for(0, partials.size(1) * num_partials, 1, [&](int64_t begin, int64_t end) {
     for (int64_t task = begin; task < end; ++task) {
       const int64_t first = task % num_partials * kRowsPerPartial;
       const int64_t row = task / num_partials * rows + first;
-      cpu::adaln_grad(args, g, grad_dtype, to, dshift + task * width, dscale + task * width, row,
+      cpu::adaln_grad(args, g, grad_dtype, to, shift_sums + task * width, scale_sums + task * width, row,
                       row + std::min(kRowsPerPartial, rows - first));
     }
   });
-  return {sum_partials(partials[0], scale.scalar_type()), sum_partials(partials[1], scale.scalar_type())};
+  sum_partials(partials[0], dshift);
+  sum_partials(partials[1], dscale);
 }
 
 class AdalnModulate : public torch::autograd::Function<AdalnModulate> {
@@ -79,7 +73,9 @@ class AdalnModulate : public torch::autograd::Function<AdalnModulate> {
     const at::Tensor rstd = at::empty_like(mean);
     ctx->save_for_backward({x, scale, mean, rstd});
     if (x.is_cpu()) {
-      forward_cpu(x, shift, scale, eps, mean, rstd, out);
+      forward_cpu(kernel_args(x, shift, scale, eps, mean, rstd), out);
+    } else if (x.is_cuda()) {
+      cuda::adaln(kernel_args(x, shift, scale, eps, mean, rstd), out);
     }
     return out;
   }
@@ -88,13 +84,16 @@ class AdalnModulate : public torch::autograd::Function<AdalnModulate> {
     const variable_list saved = ctx->get_saved_variables();
     const at::Tensor &x = saved[0], &scale = saved[1], &mean = saved[2], &rstd = saved[3];
     const at::Tensor grad = grads[0].contiguous();
-    const at::Tensor dx = at::empty_like(x);
-    at::Tensor dshift, dscale;
+    const int64_t batch = x.size(0), width = x.size(2);
+    const at::Tensor dx = at::empty_like(x), dshift = at::empty({batch, width}, scale.options());
+    const at::Tensor dscale = at::empty_like(dshift);
+    const at::Tensor partials =
+        at::empty({2, batch, at::divup(x.size(1), kRowsPerPartial), width}, mean.options());
     if (x.is_cpu()) {
-      std::tie(dshift, dscale) = backward_cpu(x, scale, mean, rstd, grad, dx);
-    } else {
-      dshift = at::empty({x.size(0), x.size(2)}, scale.options());
-      dscale = at::empty_like(dshift);
+      backward_cpu(kernel_args(x, {}, scale, 0, mean, rstd), grad, dx, dshift, dscale, partials);
+    } else if (x.is_cuda()) {
+      cuda::adaln_grad(kernel_args(x, {}, scale, 0, mean, rstd), grad, dx, dshift, dscale, partials,
+                       kRowsPerPartial);
     }
     return {dx, dshift, dscale, at::Tensor(), at::Tensor()};
   }

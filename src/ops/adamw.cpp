@@ -7,6 +7,7 @@
 #include "core/error.h"
 #include "core/tensors.h"
 #include "ops/cpu/kernels.h"
+#include "ops/cuda/launch.h"
 #include "ops/kernel_types.h"
 #include "ops/ops.h"
 
@@ -40,12 +41,12 @@ void check_arguments(const at::Tensor& master, const at::Tensor& grad, const at:
   for (const EmaSlice& ema : emas) {
     check_f32("an EMA", ema.weights, master);
   }
-  if (!has_kernel(grad)) {
+  if (!is_kernel_dtype(grad.scalar_type())) {
     fail("adamw_ema_step_", "grad must be f32, bf16 or fp16, got {}", at::toString(grad.scalar_type()));
   }
   if (compute_weights != nullptr) {
     check_flat("compute_weights", *compute_weights, master);
-    if (!has_kernel(*compute_weights) || compute_weights->scalar_type() == at::kFloat) {
+    if (!is_kernel_dtype(compute_weights->scalar_type()) || compute_weights->scalar_type() == at::kFloat) {
       fail("adamw_ema_step_", "compute_weights must be bf16 or fp16 (the f32 ones are the master), got {}",
            at::toString(compute_weights->scalar_type()));
     }
@@ -55,7 +56,7 @@ void check_arguments(const at::Tensor& master, const at::Tensor& grad, const at:
   }
 }
 
-cpu::AdamwFactors step_factors(const AdamWStep& o) {
+AdamwFactors step_factors(const AdamWStep& o) {
   return {.grad_scale = static_cast<float>(o.grad_scale),
           .keep = static_cast<float>(1 - o.lr * o.weight_decay),
           .step_beta1 = static_cast<float>(1 - o.beta1),
@@ -71,10 +72,10 @@ cpu::AdamwFactors step_factors(const AdamWStep& o) {
 void adamw_ema_step_(at::Tensor& master, const at::Tensor& grad, at::Tensor& exp_avg, at::Tensor& exp_avg_sq,
                      std::vector<EmaSlice>& emas, at::Tensor* compute_weights, const AdamWStep& options) {
   check_arguments(master, grad, exp_avg, exp_avg_sq, emas, compute_weights, options);
-  if (master.is_meta()) {
+  if (master.is_meta() || master.numel() == 0) {
     return;
   }
-  if (!master.is_cpu()) {
+  if (!has_kernel(master)) {
     reference::adamw_ema_step_(master, grad, exp_avg, exp_avg_sq, emas, compute_weights, options);
     return;
   }
@@ -84,7 +85,7 @@ void adamw_ema_step_(at::Tensor& master, const at::Tensor& grad, at::Tensor& exp
     ema_weights.push_back(ema.weights.mutable_data_ptr<float>());
     ema_steps.push_back(static_cast<float>(1 - ema.decay));
   }
-  const cpu::AdamwElements elements = {
+  const AdamwElements elements = {
       .master = master.mutable_data_ptr<float>(),
       .grad = grad.const_data_ptr(),
       .grad_dtype = from_scalar_type(grad.scalar_type()),
@@ -96,7 +97,11 @@ void adamw_ema_step_(at::Tensor& master, const at::Tensor& grad, at::Tensor& exp
       .emas = ema_weights.data(),
       .ema_steps = ema_steps.data(),
       .num_emas = ema_weights.size()};
-  const cpu::AdamwFactors factors = step_factors(options);
+  const AdamwFactors factors = step_factors(options);
+  if (master.is_cuda()) {
+    cuda::adamw(elements, factors, master);
+    return;
+  }
   at::parallel_for(0, master.numel(), kGrain,
                    [&](int64_t begin, int64_t end) { cpu::adamw(elements, factors, begin, end); });
 }

@@ -46,15 +46,15 @@ struct Embedding : torch::autograd::Function<Embedding> {
 
 namespace reference {
 
-at::Tensor embedding(const at::Tensor& table, const at::Tensor& ids) {
+at::Tensor embedding_rows(const at::Tensor& table, const at::Tensor& ids) {
   return at::embedding(table.to(result_dtype(table)), ids);
 }
 
 }  // namespace reference
 
-at::Tensor embedding(const at::Tensor& table, const at::Tensor& ids) {
+at::Tensor embedding_rows(const at::Tensor& table, const at::Tensor& ids) {
   if (table.dim() != 2 || ids.scalar_type() != at::kLong)
-    fail("embedding", "expected table (rows, D) and i64 ids, got ({}) and {}", fmt::join(table.sizes(), ", "),
+    fail("embedding_rows", "expected table (rows, D) and i64 ids, got ({}) and {}", fmt::join(table.sizes(), ", "),
          c10::toString(ids.scalar_type()));
   return Embedding::apply(table, ids);
 }

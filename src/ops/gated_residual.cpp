@@ -5,6 +5,7 @@
 #include "core/error.h"
 #include "core/tensors.h"
 #include "ops/cpu/kernels.h"
+#include "ops/cuda/launch.h"
 #include "ops/kernel_types.h"
 #include "ops/modulation.h"
 #include "ops/ops.h"
@@ -17,7 +18,7 @@ using torch::autograd::variable_list;
 
 constexpr int64_t kGrainRows = 16;
 
-cpu::GatedResidual kernel_args(const at::Tensor& gate, const at::Tensor& y) {
+GatedResidualArgs kernel_args(const at::Tensor& gate, const at::Tensor& y) {
   return {.gate = gate.const_data_ptr(),
           .gate_dtype = from_scalar_type(gate.scalar_type()),
           .gate_stride = static_cast<size_t>(gate.stride(0)),
@@ -27,8 +28,7 @@ cpu::GatedResidual kernel_args(const at::Tensor& gate, const at::Tensor& y) {
           .width = static_cast<size_t>(y.size(2))};
 }
 
-void forward_cpu(const at::Tensor& x, const at::Tensor& gate, const at::Tensor& y, const at::Tensor& out) {
-  const cpu::GatedResidual args = kernel_args(gate, y);
+void forward_cpu(const GatedResidualArgs& args, const at::Tensor& x, const at::Tensor& out) {
   const void* from = x.const_data_ptr();
   void* to = out.mutable_data_ptr();
   const Dtype x_dtype = from_scalar_type(x.scalar_type());
@@ -37,26 +37,22 @@ void forward_cpu(const at::Tensor& x, const at::Tensor& gate, const at::Tensor& 
   });
 }
 
-// Fills dy, returns dgate.
-at::Tensor backward_cpu(const at::Tensor& gate, const at::Tensor& y, const at::Tensor& grad,
-                        const at::Tensor& dy) {
-  const cpu::GatedResidual args = kernel_args(gate, y);
-  const int64_t batch = y.size(0), rows = y.size(1), width = y.size(2);
-  const int64_t num_partials = at::divup(rows, kRowsPerPartial);
-  const at::Tensor partials = at::empty({batch, num_partials, width}, y.options().dtype(at::kFloat));
-  float* dgate = partials.mutable_data_ptr<float>();
+void backward_cpu(const GatedResidualArgs& args, const at::Tensor& grad, const at::Tensor& dy,
+                  const at::Tensor& dgate, const at::Tensor& partials) {
+  const int64_t num_partials = partials.size(1), rows = args.rows_per_batch, width = args.width;
+  float* gate_sums = partials.mutable_data_ptr<float>();
   const void* g = grad.const_data_ptr();
   const Dtype grad_dtype = from_scalar_type(grad.scalar_type());
   void* to = dy.mutable_data_ptr();
-  at::parallel_for(0, batch * num_partials, 1, [&](int64_t begin, int64_t end) {
+  at::parallel_for(0, partials.size(0) * num_partials, 1, [&](int64_t begin, int64_t end) {
     for (int64_t task = begin; task < end; ++task) {
       const int64_t first = task % num_partials * kRowsPerPartial;
       const int64_t row = task / num_partials * rows + first;
-      cpu::gated_residual_grad(args, g, grad_dtype, to, dgate + task * width, row,
+      cpu::gated_residual_grad(args, g, grad_dtype, to, gate_sums + task * width, row,
                                row + std::min(kRowsPerPartial, rows - first));
     }
   });
-  return sum_partials(partials, gate.scalar_type());
+  sum_partials(partials, dgate);
 }
 
 class GatedResidual : public torch::autograd::Function<GatedResidual> {
@@ -67,7 +63,9 @@ class GatedResidual : public torch::autograd::Function<GatedResidual> {
     const at::Tensor out = at::empty_like(x);
     ctx->save_for_backward({gate, y});
     if (x.is_cpu()) {
-      forward_cpu(x, gate, y, out);
+      forward_cpu(kernel_args(gate, y), x, out);
+    } else if (x.is_cuda()) {
+      cuda::gated_residual(kernel_args(gate, y), x, out);
     }
     return out;
   }
@@ -77,9 +75,15 @@ class GatedResidual : public torch::autograd::Function<GatedResidual> {
     const variable_list saved = ctx->get_saved_variables();
     const at::Tensor &gate = saved[0], &y = saved[1];
     const at::Tensor grad = grads[0].contiguous();
-    const at::Tensor dy = at::empty_like(y);
-    const at::Tensor dgate =
-        y.is_cpu() ? backward_cpu(gate, y, grad, dy) : at::empty({y.size(0), y.size(2)}, gate.options());
+    const int64_t batch = y.size(0), width = y.size(2);
+    const at::Tensor dy = at::empty_like(y), dgate = at::empty({batch, width}, gate.options());
+    const at::Tensor partials =
+        at::empty({batch, at::divup(y.size(1), kRowsPerPartial), width}, y.options().dtype(at::kFloat));
+    if (y.is_cpu()) {
+      backward_cpu(kernel_args(gate, y), grad, dy, dgate, partials);
+    } else if (y.is_cuda()) {
+      cuda::gated_residual_grad(kernel_args(gate, y), grad, dy, dgate, partials, kRowsPerPartial);
+    }
     return {grads[0], dgate, dy};
   }
 };

@@ -5,6 +5,7 @@
 
 #include "core/tensors.h"
 #include "ops/cpu/kernels.h"
+#include "ops/cuda/launch.h"
 #include "ops/kernel_types.h"
 
 namespace kiln::ops {
@@ -25,8 +26,11 @@ void gelu_tanh_forward(const at::Tensor& in, at::Tensor& out) {
     at::gelu_out(out, in, "tanh");
     return;
   }
+  if (in.is_cuda() && in.numel() > 0) {
+    cuda::gelu_tanh(in, out);
+  }
   if (!in.is_cpu()) {
-    return;  // meta
+    return;
   }
   const Dtype dtype = from_scalar_type(in.scalar_type());
   const size_t size = dtype_size(dtype);
@@ -44,8 +48,11 @@ void gelu_tanh_backward(const at::Tensor& grad, const at::Tensor& in, at::Tensor
     at::gelu_backward_out(grad_in, grad, in, "tanh");
     return;
   }
+  if (in.is_cuda() && in.numel() > 0) {
+    cuda::gelu_tanh_grad(grad, in, grad_in);
+  }
   if (!in.is_cpu()) {
-    return;  // meta
+    return;
   }
   const Dtype dtype = from_scalar_type(in.scalar_type());
   const size_t size = dtype_size(dtype);

@@ -152,7 +152,12 @@ at::Tensor group_norm_silu(const at::Tensor& x, int64_t num_groups, const at::Te
     fail("group_norm_silu", "weight and bias must have {} elements, got {} and {}", channels, weight.numel(),
          bias.numel());
   }
-  if (!has_kernel(x) || x.is_cuda() || x.numel() == 0) {
+  if (x.is_cuda()) {  // ATen's kernel accumulates in f32 and is fast there
+    const at::Tensor y =
+        at::group_norm(x, num_groups, weight.to(x.scalar_type()), bias.to(x.scalar_type()), eps);
+    return (silu ? at::silu(y) : y).contiguous(x.suggest_memory_format());
+  }
+  if (!has_kernel(x) || x.numel() == 0) {
     return reference::group_norm_silu(x, num_groups, weight, bias, eps, silu);
   }
   return GroupNormSilu::apply(x, num_groups, weight, bias, eps, silu);

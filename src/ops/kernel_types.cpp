@@ -1,11 +1,17 @@
 #include "ops/kernel_types.h"
 
+#include "ops/cuda/launch.h"
+
 namespace kiln::ops {
 
+bool is_kernel_dtype(at::ScalarType dtype) {
+  return dtype == at::kFloat || dtype == at::kBFloat16 || dtype == at::kHalf;
+}
+
 bool has_kernel(const at::Tensor& tensor) {
-  const auto dtype = tensor.scalar_type();
-  const bool element = dtype == at::kFloat || dtype == at::kBFloat16 || dtype == at::kHalf;
-  return element && (tensor.is_cpu() || tensor.is_meta());
+  const bool on_device =
+      tensor.is_cpu() || tensor.is_meta() || (tensor.is_cuda() && cuda::kernels_compiled());
+  return on_device && is_kernel_dtype(tensor.scalar_type());
 }
 
 }  // namespace kiln::ops

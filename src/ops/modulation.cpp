@@ -23,20 +23,17 @@ at::Tensor unit_stride_rows(const at::Tensor& rows) {
   return rows.size(1) == 1 || rows.stride(1) == 1 ? rows : rows.contiguous();
 }
 
-at::Tensor sum_partials(const at::Tensor& partials, at::ScalarType dtype) {
+void sum_partials(const at::Tensor& partials, const at::Tensor& sums) {
   const int64_t batch = partials.size(0), count = partials.size(1), width = partials.size(2);
-  at::Tensor sums = at::empty({batch, width}, partials.options().dtype(dtype));
-  const Dtype out_dtype = from_scalar_type(dtype);
+  const Dtype out_dtype = from_scalar_type(sums.scalar_type());
   const size_t row_bytes = width * dtype_size(out_dtype);
   const float* from = partials.const_data_ptr<float>();
   char* to = static_cast<char*>(sums.mutable_data_ptr());
   at::parallel_for(0, batch, 8, [&](int64_t begin, int64_t end) {
     for (int64_t b = begin; b < end; ++b) {
-      cpu::sum_partials(from + b * partials.stride(0), count, partials.stride(1), to + b * row_bytes,
-                        out_dtype, width);
+      cpu::sum_partials(from + b * count * width, count, width, to + b * row_bytes, out_dtype, width);
     }
   });
-  return sums;
 }
 
 }  // namespace kiln::ops

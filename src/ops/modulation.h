@@ -13,7 +13,7 @@ void check_modulation(const char* who, const char* name, const at::Tensor& x, co
 // `rows` itself when its last dimension has unit stride (a chunk of (B, 6D) has), else a copy.
 at::Tensor unit_stride_rows(const at::Tensor& rows);
 
-// partials (B, C, D) f32, last two dimensions dense -> sums over C in order, (B, D) in `dtype`. CPU.
-at::Tensor sum_partials(const at::Tensor& partials, at::ScalarType dtype);
+// sums (B, D) = sums over P, in order, of partials (B, P, D) f32. Both contiguous, on the CPU.
+void sum_partials(const at::Tensor& partials, const at::Tensor& sums);
 
 }  // namespace kiln::ops

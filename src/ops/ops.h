@@ -25,7 +25,7 @@ at::Tensor gelu_tanh_linear(const at::Tensor& h, const at::Tensor& weight,
 
 // Rows of `table` (rows, D) by `ids` (...) i64 -> (..., D), f32 (f64 for an f64 table). The gradient is dense:
 // summed in f32, then in the table's dtype.
-at::Tensor embedding(const at::Tensor& table, const at::Tensor& ids);
+at::Tensor embedding_rows(const at::Tensor& table, const at::Tensor& ids);
 
 // LayerNorm without affine, then * (1 + scale) + shift (adaLN, Peebles & Xie 2023, eq. in sec. 3.2).
 // x (B, N, D) f32 or low precision; shift, scale (B, D), any strides with unit last; result in `out_dtype`.
@@ -72,7 +72,7 @@ at::Tensor linear(const at::Tensor& x, const at::Tensor& weight, const std::opti
                   at::ScalarType compute_dtype);
 at::Tensor gelu_tanh_linear(const at::Tensor& h, const at::Tensor& weight,
                             const std::optional<at::Tensor>& bias, at::ScalarType compute_dtype);
-at::Tensor embedding(const at::Tensor& table, const at::Tensor& ids);
+at::Tensor embedding_rows(const at::Tensor& table, const at::Tensor& ids);
 at::Tensor adaln_modulate(const at::Tensor& x, const at::Tensor& shift, const at::Tensor& scale, double eps,
                           at::ScalarType out_dtype);
 at::Tensor gated_residual(const at::Tensor& x, const at::Tensor& gate, const at::Tensor& y);

@@ -5,6 +5,7 @@
 
 #include "core/tensors.h"
 #include "ops/cpu/kernels.h"
+#include "ops/cuda/launch.h"
 #include "ops/kernel_types.h"
 #include "ops/ops.h"
 
@@ -42,13 +43,14 @@ double sum_cpu(const at::Tensor& flat) {
 
 at::Tensor sum_of_squares(const at::Tensor& flat_in) {
   const at::Tensor flat = flat_in.detach().contiguous();
-  if (flat.is_cpu() && has_kernel(flat)) {
-    return at::scalar_tensor(sum_cpu(flat), flat.options().dtype(at::kDouble));
-  }
   if (flat.is_meta()) {
     return at::empty({}, flat.options().dtype(at::kDouble));
   }
-  return flat.to(at::kDouble).square().sum();
+  if (!has_kernel(flat)) {
+    return flat.to(at::kDouble).square().sum();
+  }
+  return flat.is_cuda() ? cuda::sum_of_squares(flat)
+                        : at::scalar_tensor(sum_cpu(flat), flat.options().dtype(at::kDouble));
 }
 
 }  // namespace kiln::ops

@@ -41,6 +41,8 @@ std::vector<ImageRequest> requests(const TrainOptions& options, int64_t num_clas
 void validate_sampling(const TrainOptions& options, const RunInfo& info, bool has_decoder,
                        int64_t num_classes) {
   if (options.sample_every == 0) return;
+  if (options.data == "synthetic" && info.autoencoder.name != "pixels")
+    fail("train", "--sample-every has nothing to decode synthetic latents with: leave it out");
   if (info.autoencoder.name != "pixels" && !has_decoder)
     fail("train",
          "--sample-every needs the autoencoder of the latents to decode them: give --autoencoder PATH");

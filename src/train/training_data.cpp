@@ -2,8 +2,12 @@
 
 #include <algorithm>
 #include <filesystem>
+#include <span>
 
 #include "core/error.h"
+#include "core/xxh3.h"
+#include "extract/image_batches.h"
+#include "extract/image_batches.h"
 
 namespace kiln {
 
@@ -30,7 +34,9 @@ TrainingData open_synthetic(const TrainOptions& options) {
   data.channels = pixels ? 3 : 4;
   data.height = data.width = options.image_size / downsample;
   data.num_classes = options.num_classes > 0 ? options.num_classes : kSyntheticClasses;
-  data.autoencoder = {.name = "pixels"};
+  if (!pixels && !options.autoencoder.empty())
+    fail("train", "--autoencoder has no effect with --data synthetic (but 'pixels'): leave it out");
+  data.autoencoder = {.name = pixels ? "pixels" : "autoencoder_kl"};
   data.identity = "synthetic";
   data.batches = [data](const BatchOptions& batch_options) {
     return synthetic_batches(data.channels, data.height, data.width, data.num_classes, batch_options);
@@ -88,6 +94,57 @@ TrainingData open_store(const TrainOptions& options, at::Device device, at::Scal
   return data;
 }
 
+// Pictures that are encoded while training.
+TrainingData open_images(const TrainOptions& options, at::Device device, at::ScalarType compute_dtype) {
+  const std::shared_ptr<const ImageDataset> images = ImageDataset::open(options.data);
+  const std::shared_ptr<const Autoencoder> autoencoder =
+      load_autoencoder(options.autoencoder, device, compute_dtype);
+  check_image_size(*autoencoder, options.image_size);
+  TrainingData data;
+  data.channels = autoencoder->latent_channels;
+  data.height = data.width = options.image_size / autoencoder->downsample;
+  data.class_names = images->class_names();
+  const auto num_classes = static_cast<int64_t>(data.class_names.size());
+  check_classes(options, "the images in " + options.data, num_classes);
+  data.num_classes = num_classes > 0 ? std::max(num_classes, options.num_classes) : 0;
+  data.autoencoder = describe(*autoencoder, options.autoencoder);
+  if (autoencoder->name != "pixels") data.decoder = autoencoder;
+  data.identity = fmt::format("images {}, {} {}", dataset_fingerprint(*images), autoencoder->name,
+                              autoencoder->fingerprint);
+  data.batches = [images, autoencoder, device, size = options.image_size](const BatchOptions& batch_options) {
+    return image_batches(images, autoencoder, device, size, batch_options);
+  };
+  data.sample_name = [images](int64_t id) { return images->records()[id].name; };
+  return data;
+}
+
+// Pictures encoded on the way: what kiln extract saves, measured.
+TrainingData open_images(const TrainOptions& options, at::Device device, at::ScalarType compute_dtype) {
+  const std::shared_ptr<const ImageDataset> images = ImageDataset::open(options.data);
+  if (images->records().empty()) fail("train", "--data {} holds no images", options.data);
+  const std::shared_ptr<const Autoencoder> autoencoder =
+      load_autoencoder(options.autoencoder, device, compute_dtype);
+  check_image_size(*autoencoder, options.image_size);
+  TrainingData data;
+  data.channels = autoencoder->latent_channels;
+  data.height = data.width = options.image_size / autoencoder->downsample;
+  data.class_names = images->class_names();
+  const int64_t num_classes = static_cast<int64_t>(data.class_names.size());
+  check_classes(options, "the images " + options.data, num_classes);
+  data.num_classes = num_classes > 0 ? std::max(num_classes, options.num_classes) : 0;
+  data.autoencoder = describe(*autoencoder, options.autoencoder);
+  if (autoencoder->name != "pixels") data.decoder = autoencoder;
+  std::string names;
+  for (const ImageRecord& record : images->records()) names += record.name + "\n";
+  data.identity = fmt::format("{} images {}, {} {}", images->records().size(), xxh3_hex(std::as_bytes(std::span(names))), autoencoder->name,
+                              autoencoder->fingerprint);
+  data.batches = [=, size = options.image_size](const BatchOptions& batch_options) {
+    return image_batches(images, autoencoder, device, size, batch_options);
+  };
+  data.sample_name = [images](int64_t id) { return images->records().at(static_cast<size_t>(id)).name; };
+  return data;
+}
+
 }  // namespace
 
 TrainingData open_training_data(const TrainOptions& options, at::Device device,
@@ -105,7 +162,7 @@ TrainingData open_training_data(const TrainOptions& options, at::Device device,
          "PATH "
          "(or pixels)",
          options.data);
-  fail("train", "IMAGES");
+  return open_images(options, device, compute_dtype);
 }
 
 }  // namespace kiln

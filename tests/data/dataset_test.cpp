@@ -33,7 +33,7 @@ std::string png(uint32_t seed) { return text_of(encode_png(make_picture(8, 8, se
 
 TEST(ImageFolder, ClassesAndFilesInTorchvisionsOrder) {
   const TempFolder folder;
-  // Folders sort as whole paths: "b/x-y" before "b/x/1.png"; upper case before lower case; nested folders
+  // Folders sort as whole paths: "b/x-y" before "b/x/s"; upper case before lower case; nested folders
   // count.
   for (const char* name : {"b/x/s/1.png", "b/x/1.png", "b/x-y/1.png", "b/2.PNG", "b/10.png", "A/z.png",
                            "a.b/1.jpeg", "b/note.md"})

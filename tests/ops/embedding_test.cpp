@@ -12,8 +12,8 @@ using testing::Tensors;
 
 const at::Tensor kIds = at::tensor({3, 0, 3, 6, 3}, at::kLong);  // a repeated row, unused rows
 
-at::Tensor op(const Tensors& in) { return embedding(in[0], kIds.to(in[0].device())); }
-at::Tensor composed(const Tensors& in) { return reference::embedding(in[0], kIds); }
+at::Tensor op(const Tensors& in) { return embedding_rows(in[0], kIds.to(in[0].device())); }
+at::Tensor composed(const Tensors& in) { return reference::embedding_rows(in[0], kIds); }
 
 class Embedding : public ::testing::TestWithParam<at::ScalarType> {};
 
@@ -39,10 +39,10 @@ INSTANTIATE_TEST_SUITE_P(Dtypes, Embedding, ::testing::Values(at::kFloat, at::kB
 TEST(EmbeddingOp, Gradcheck) { testing::gradcheck(op, {testing::randn({7, 3})}); }
 
 TEST(EmbeddingOp, WrongInputsAreRefused) {
-  EXPECT_THAT(testing::message_of([] { embedding(at::zeros({3}), kIds); }),
+  EXPECT_THAT(testing::message_of([] { embedding_rows(at::zeros({3}), kIds); }),
               HasSubstr("expected table (rows, D)"));
   EXPECT_THAT(testing::message_of([] {
-                embedding(at::zeros({3, 2}), kIds.to(at::kFloat));
+                embedding_rows(at::zeros({3, 2}), kIds.to(at::kFloat));
               }),
               HasSubstr("i64 ids"));
 }

@@ -67,7 +67,7 @@ class DitEmbed : public Segment {
     if (label_table_) {
       if (!input.class_labels.defined())
         fail("dit", "class_labels are missing: the model has {} classes", config_.num_classes);
-      conditioning = conditioning + ops::embedding(label_table_->value, input.class_labels);
+      conditioning = conditioning + ops::embedding_rows(label_table_->value, input.class_labels);
     }
     return {.hidden = patches + pos_embed_->value.to(at::kFloat), .conditioning = at::silu(conditioning)};
   }

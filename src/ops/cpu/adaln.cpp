@@ -52,7 +52,7 @@ HWY_INLINE void row_moments(const T* x, size_t width, float eps, float* mean, fl
 }
 
 template <class TIn, class TOut>
-void forward_rows(const Adaln& args, TOut* out, size_t row_begin, size_t row_end) {
+void forward_rows(const AdalnArgs& args, TOut* out, size_t row_begin, size_t row_end) {
   const size_t width = args.width;
   std::vector<float> modulation(2 * width);  // shift, then 1 + scale, of the current batch
   float* shift = modulation.data();
@@ -76,7 +76,7 @@ void forward_rows(const Adaln& args, TOut* out, size_t row_begin, size_t row_end
 
 // With xhat = (x - mean) rstd and h = grad (1 + scale):  dx = rstd (h - mean(h) - xhat mean(h xhat)).
 template <class TIn, class TGrad>
-void backward_rows(const Adaln& args, const TGrad* grads, TIn* dx, float* dshift, float* dscale,
+void backward_rows(const AdalnArgs& args, const TGrad* grads, TIn* dx, float* dshift, float* dscale,
                    size_t row_begin, size_t row_end) {
   const size_t width = args.width;
   std::vector<float> factors(width);
@@ -109,7 +109,7 @@ void backward_rows(const Adaln& args, const TGrad* grads, TIn* dx, float* dshift
   }
 }
 
-void adaln_forward(const Adaln& args, void* out, Dtype out_dtype, size_t row_begin, size_t row_end) {
+void adaln_forward(const AdalnArgs& args, void* out, Dtype out_dtype, size_t row_begin, size_t row_end) {
   with_element(args.x_dtype, [&](auto in) HWY_ATTR {
     with_element(out_dtype, [&](auto to) HWY_ATTR {
       forward_rows<decltype(in)>(args, static_cast<decltype(to)*>(out), row_begin, row_end);
@@ -117,7 +117,7 @@ void adaln_forward(const Adaln& args, void* out, Dtype out_dtype, size_t row_beg
   });
 }
 
-void adaln_backward(const Adaln& args, const void* grad, Dtype grad_dtype, void* dx, float* dshift,
+void adaln_backward(const AdalnArgs& args, const void* grad, Dtype grad_dtype, void* dx, float* dshift,
                     float* dscale, size_t row_begin, size_t row_end) {
   with_element(args.x_dtype, [&](auto in) HWY_ATTR {
     with_element(grad_dtype, [&](auto g) HWY_ATTR {
@@ -137,11 +137,11 @@ namespace kiln::ops::cpu {
 HWY_EXPORT(adaln_forward);
 HWY_EXPORT(adaln_backward);
 
-void adaln(const Adaln& args, void* out, Dtype out_dtype, size_t row_begin, size_t row_end) {
+void adaln(const AdalnArgs& args, void* out, Dtype out_dtype, size_t row_begin, size_t row_end) {
   HWY_DYNAMIC_DISPATCH(adaln_forward)(args, out, out_dtype, row_begin, row_end);
 }
 
-void adaln_grad(const Adaln& args, const void* grad, Dtype grad_dtype, void* dx, float* dshift, float* dscale,
+void adaln_grad(const AdalnArgs& args, const void* grad, Dtype grad_dtype, void* dx, float* dshift, float* dscale,
                 size_t row_begin, size_t row_end) {
   HWY_DYNAMIC_DISPATCH(adaln_backward)(args, grad, grad_dtype, dx, dshift, dscale, row_begin, row_end);
 }

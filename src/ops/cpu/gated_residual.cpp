@@ -16,7 +16,7 @@ HWY_BEFORE_NAMESPACE();
 namespace kiln::ops::cpu {
 namespace HWY_NAMESPACE {
 
-void widen_gate(const GatedResidual& args, size_t row, float* to) {
+void widen_gate(const GatedResidualArgs& args, size_t row, float* to) {
   with_element(args.gate_dtype, [&](auto element) HWY_ATTR {
     const auto* gate =
         static_cast<const decltype(element)*>(args.gate) + row / args.rows_per_batch * args.gate_stride;
@@ -26,7 +26,7 @@ void widen_gate(const GatedResidual& args, size_t row, float* to) {
 }
 
 template <class TX, class TY>
-void forward_rows(const GatedResidual& args, const TX* xs, TX* outs, size_t row_begin, size_t row_end) {
+void forward_rows(const GatedResidualArgs& args, const TX* xs, TX* outs, size_t row_begin, size_t row_end) {
   const size_t width = args.width;
   std::vector<float> gates(width);
   float* gate = gates.data();
@@ -44,7 +44,7 @@ void forward_rows(const GatedResidual& args, const TX* xs, TX* outs, size_t row_
 }
 
 template <class TGrad, class TY>
-void backward_rows(const GatedResidual& args, const TGrad* grads, TY* dys, float* dgate, size_t row_begin,
+void backward_rows(const GatedResidualArgs& args, const TGrad* grads, TY* dys, float* dgate, size_t row_begin,
                    size_t row_end) {
   const size_t width = args.width;
   std::vector<float> gates(width);
@@ -63,7 +63,7 @@ void backward_rows(const GatedResidual& args, const TGrad* grads, TY* dys, float
   }
 }
 
-void gated_residual_forward(const GatedResidual& args, const void* x, void* out, Dtype x_dtype,
+void gated_residual_forward(const GatedResidualArgs& args, const void* x, void* out, Dtype x_dtype,
                             size_t row_begin, size_t row_end) {
   with_element(x_dtype, [&](auto residual) HWY_ATTR {
     using TX = decltype(residual);
@@ -74,7 +74,7 @@ void gated_residual_forward(const GatedResidual& args, const void* x, void* out,
   });
 }
 
-void gated_residual_backward(const GatedResidual& args, const void* grad, Dtype grad_dtype, void* dy,
+void gated_residual_backward(const GatedResidualArgs& args, const void* grad, Dtype grad_dtype, void* dy,
                              float* dgate, size_t row_begin, size_t row_end) {
   with_element(grad_dtype, [&](auto residual) HWY_ATTR {
     with_element(args.y_dtype, [&](auto branch) HWY_ATTR {
@@ -108,12 +108,12 @@ HWY_EXPORT(gated_residual_forward);
 HWY_EXPORT(gated_residual_backward);
 HWY_EXPORT(sum_rows);
 
-void gated_residual(const GatedResidual& args, const void* x, void* out, Dtype x_dtype, size_t row_begin,
+void gated_residual(const GatedResidualArgs& args, const void* x, void* out, Dtype x_dtype, size_t row_begin,
                     size_t row_end) {
   HWY_DYNAMIC_DISPATCH(gated_residual_forward)(args, x, out, x_dtype, row_begin, row_end);
 }
 
-void gated_residual_grad(const GatedResidual& args, const void* grad, Dtype grad_dtype, void* dy,
+void gated_residual_grad(const GatedResidualArgs& args, const void* grad, Dtype grad_dtype, void* dy,
                          float* dgate, size_t row_begin, size_t row_end) {
   HWY_DYNAMIC_DISPATCH(gated_residual_backward)(args, grad, grad_dtype, dy, dgate, row_begin, row_end);
 }

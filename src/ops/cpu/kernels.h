@@ -5,6 +5,7 @@
 #include <cstdint>
 
 #include "core/dtype.h"
+#include "ops/kernel_args.h"
 
 namespace kiln::ops::cpu {
 
@@ -14,64 +15,27 @@ void gelu_tanh(Dtype dtype, const void* in, void* out, size_t n);
 // Elements [0, n): grad_in = grad * gelu_tanh'(in), of one dtype; grad_in may be grad.
 void gelu_tanh_grad(Dtype dtype, const void* grad, const void* in, void* grad_in, size_t n);
 
-// Rows of `width` elements, `rows_per_batch` of them for each row of shift and scale, which lie
-// `shift_stride` and `scale_stride` elements apart.
-struct Adaln {
-  const void* x;
-  Dtype x_dtype;
-  const void* shift;
-  const void* scale;
-  Dtype modulation_dtype;
-  size_t shift_stride, scale_stride;
-  size_t rows_per_batch, width;
-  float eps;
-  float* mean;  // (rows): written by forward, read by backward
-  float* rstd;
-};
-void adaln(const Adaln& args, void* out, Dtype out_dtype, size_t row_begin, size_t row_end);
+// out of rows [row_begin, row_end).
+void adaln(const AdalnArgs& args, void* out, Dtype out_dtype, size_t row_begin, size_t row_end);
 
 // dx of rows [row_begin, row_end), all of one batch, and the sums of d shift and d scale over these rows
 // (width each).
-void adaln_grad(const Adaln& args, const void* grad, Dtype grad_dtype, void* dx, float* dshift, float* dscale,
+void adaln_grad(const AdalnArgs& args, const void* grad, Dtype grad_dtype, void* dx, float* dshift, float* dscale,
                 size_t row_begin, size_t row_end);
 
-// out = x + gate * y, x and out of one dtype; gate as in Adaln.
-struct GatedResidual {
-  const void* gate;
-  Dtype gate_dtype;
-  size_t gate_stride;
-  const void* y;
-  Dtype y_dtype;
-  size_t rows_per_batch, width;
-};
-void gated_residual(const GatedResidual& args, const void* x, void* out, Dtype x_dtype, size_t row_begin,
+// out of rows [row_begin, row_end); x and out are of one dtype.
+void gated_residual(const GatedResidualArgs& args, const void* x, void* out, Dtype x_dtype, size_t row_begin,
                     size_t row_end);
 
 // dy of rows [row_begin, row_end), all of one batch, and the sum of d gate over these rows (width).
-void gated_residual_grad(const GatedResidual& args, const void* grad, Dtype grad_dtype, void* dy,
+void gated_residual_grad(const GatedResidualArgs& args, const void* grad, Dtype grad_dtype, void* dy,
                          float* dgate, size_t row_begin, size_t row_end);
 
 // out[j] = sum over c of partials[c * stride + j], in order of c.
 void sum_partials(const float* partials, size_t count, size_t stride, void* out, Dtype out_dtype,
                   size_t width);
 
-struct AdamwElements {
-  float* master;
-  const void* grad;
-  Dtype grad_dtype;
-  float* exp_avg;
-  float* exp_avg_sq;
-  void* compute_weights;  // or null
-  Dtype compute_dtype;
-  float* const* emas;
-  const float* ema_steps;  // 1 - decay
-  size_t num_emas;
-};
-struct AdamwFactors {
-  float grad_scale, keep /* 1 - lr * weight_decay */, step_beta1 /* 1 - beta1 */, beta2,
-      step_beta2 /* 1 - beta2 */;
-  float step_size /* lr / (1 - beta1^t) */, inv_sqrt_correction2 /* 1 / sqrt(1 - beta2^t) */, eps;
-};
+// Elements [begin, end).
 void adamw(const AdamwElements& elements, const AdamwFactors& factors, size_t begin, size_t end);
 
 // Sum of squares of n elements in f64, by 16 interleaved sums whatever the instruction set.

@@ -1,0 +1,224 @@
+#include "convert/convert.h"
+
+#include <ATen/ATen.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <sys/resource.h>
+
+#include <csignal>
+
+#include "checkpoint/tensor_files.h"
+#include "checkpoint/test_files.h"
+#include "checkpoint/train_state.h"
+#include "convert/dit_architecture.h"
+#include "convert/dit_diffusers.h"
+#include "convert/weights_source.h"
+#include "models/registry.h"
+
+namespace kiln {
+namespace {
+
+using test::message_of;
+using test::TempFolder;
+using testing::AllOf;
+using testing::HasSubstr;
+
+DitConfig small_config() {
+  DitConfig config;
+  config.input_size = 8;
+  config.hidden_size = 64;
+  config.depth = 2;
+  config.num_heads = 1;
+  config.num_classes = 5;
+  return config;
+}
+
+// Every weight drawn, so that no two tensors of a shape are equal; pos_embed as computed.
+TensorMap random_weights(const DitConfig& config) {
+  at::manual_seed(0);
+  const auto model = build_denoiser("dit", to_json(config));
+  initialize_weights(*model, 0);
+  TensorMap weights;
+  for (const auto& parameter : model->parameters())
+    weights[parameter->key] =
+        parameter->trainable ? at::randn(parameter->value.sizes()) : parameter->value.detach().clone();
+  return weights;
+}
+
+ShapeMap shapes_of(const TensorMap& weights) {
+  ShapeMap shapes;
+  for (const auto& [key, tensor] : weights) shapes[key] = tensor.sizes().vec();
+  return shapes;
+}
+
+TEST(DitArchitecture, EveryPublishedNameIsRecognised) {
+  for (const auto& [name, preset] : dit_presets()) {
+    if (name == "dit") continue;
+    for (const int64_t input_size : {32, 64}) {
+      const nlohmann::json config =
+          resolve_denoiser_config(name, {{"input_size", input_size}, {"num_classes", 10}});
+      const auto model = build_denoiser(name, config, {.device = at::kMeta});
+      TensorMap weights;
+      for (const auto& parameter : model->parameters()) weights[parameter->key] = parameter->value;
+      const auto recognised = recognise_dit(shapes_of(weights));
+      ASSERT_TRUE(recognised) << name;
+      EXPECT_EQ(to_json(*recognised), config) << name;
+      EXPECT_EQ(dit_name(*recognised), name);
+    }
+  }
+}
+
+TEST(DitArchitecture, CustomSettingsAreRecognised) {
+  DitConfig config = small_config();
+  config.learn_sigma = false;
+  config.mlp_ratio = 155.0 / 64;  // a width that the quotient does not give back exactly
+  config.in_channels = 3;
+  config.num_heads = 4;
+  const ShapeMap shapes = shapes_of(random_weights(config));
+  EXPECT_EQ(to_json(*recognise_dit(shapes, {.num_heads = 4})), to_json(config));
+  EXPECT_EQ(recognise_dit(shapes)->num_heads, 1);
+  EXPECT_EQ(dit_name(config), "dit");
+
+  config.class_dropout_prob = 0;
+  EXPECT_EQ(recognise_dit(shapes_of(random_weights(config)), {.has_null_class = false})->num_classes, 5);
+  config.num_classes = 0;
+  EXPECT_EQ(recognise_dit(shapes_of(random_weights(config)))->num_classes, 0);
+}
+
+TEST(DitArchitecture, OthersAndMisfitsAreTold) {
+  EXPECT_FALSE(recognise_dit({{"encoder.conv_in.weight", {128, 3, 3, 3}}}));
+  ShapeMap shapes = shapes_of(random_weights(small_config()));
+  shapes["final_layer.linear.weight"] = {17, 64};
+  EXPECT_THAT(message_of([&] { recognise_dit(shapes); }),
+              HasSubstr("expected 16 (noise alone) or 32 (with sigma)"));
+  shapes = shapes_of(random_weights(small_config()));
+  shapes["pos_embed"] = {1, 15, 64};
+  EXPECT_THAT(message_of([&] { recognise_dit(shapes); }), HasSubstr("expected a square number"));
+  shapes["x_embedder.proj.weight"] = {100, 4, 2, 2};
+  EXPECT_THAT(message_of([&] { recognise_dit(shapes); }), HasSubstr("--num-heads"));
+}
+
+TEST(DitDiffusers, GoesThereAndBack) {
+  const DitConfig config = small_config();
+  const TensorMap weights = random_weights(config);
+  const TensorMap there = dit_to_diffusers(config, weights);
+  EXPECT_FALSE(there.contains("pos_embed"));
+  EXPECT_TRUE(at::equal(there.at("transformer_blocks.1.attn1.to_k.weight"),
+                        weights.at("blocks.1.attn.qkv.weight").slice(0, 64, 128)));
+  const TensorMap back = dit_from_diffusers(config, there, "there");
+  ASSERT_EQ(back.size(), weights.size());
+  for (const auto& [key, tensor] : weights) EXPECT_TRUE(at::equal(back.at(key), tensor)) << key;
+  const DitConfig parsed = parse_dit_diffusers_config(dit_diffusers_config(config), "there");
+  EXPECT_EQ(to_json(parsed), to_json(config));
+}
+
+TEST(DitDiffusers, MissingAndUnknownKeysAreAllListed) {
+  const DitConfig config = small_config();
+  TensorMap there = dit_to_diffusers(config, random_weights(config));
+  there.erase("proj_out_2.bias");
+  there.erase("transformer_blocks.0.attn1.to_q.bias");
+  there["extra"] = at::ones({1});
+  EXPECT_THAT(message_of([&] { dit_from_diffusers(config, there, "there"); }),
+              AllOf(HasSubstr("missing keys: proj_out_2.bias, transformer_blocks.0.attn1.to_q.bias"),
+                    HasSubstr("unknown keys: extra")));
+}
+
+// A folder as the trainer leaves it, with two checkpoints; the newer one is still incomplete.
+void make_run(const std::string& run, const DitConfig& config, const TensorMap& weights) {
+  CheckpointWriter writer(run, 10);
+  save_tensors(writer.folder() + "/model.safetensors", weights);
+  TensorMap ema = weights;
+  ema["final_layer.linear.bias"] = weights.at("final_layer.linear.bias") + 1;
+  save_tensors(writer.folder() + "/ema.safetensors", ema);
+  writer.commit({.step = 10});
+  std::filesystem::create_directories(run + "/checkpoints/step-00000020");
+  save_tensors(run + "/checkpoints/step-00000020/model.safetensors", {{"torn", at::ones({1})}});
+  test::write_bytes(run + "/config.json", nlohmann::json{{"model", "dit"},
+                                                         {"model_config", to_json(config)},
+                                                         {"objective", {{"type", "flow"}, {"shift", 3.0}}},
+                                                         {"class_names", {"cat", "dog", "owl", "ant", "bee"}}}
+                                              .dump());
+}
+
+TEST(Convert, RunFolderBecomesAPipelineWithItsSchedulerAndLabels) {
+  const TempFolder folder;
+  DitConfig config = small_config();
+  config.num_heads = 4;
+  const TensorMap weights = random_weights(config);
+  make_run(folder / "run", config, weights);
+  convert({.in = folder / "run", .out = folder / "pipeline"});
+  const auto scheduler = read_json(folder / "pipeline/scheduler/scheduler_config.json");
+  EXPECT_EQ(scheduler["_class_name"], "FlowMatchEulerDiscreteScheduler");
+  EXPECT_EQ(scheduler["shift"], 3.0);
+  EXPECT_EQ(read_json(folder / "pipeline/transformer/config.json")["num_attention_heads"], 4);
+  EXPECT_EQ(read_json(folder / "pipeline/model_index.json")["id2label"]["2"], "owl");
+  const auto bias = weights.at("final_layer.linear.bias");
+  EXPECT_TRUE(at::equal(load_tensors(folder / "pipeline/transformer").at("proj_out_2.bias"), bias + 1))
+      << "the EMA";
+  convert(
+      {.in = folder / "run/checkpoints/step-00000010/", .out = folder / "model.safetensors", .ema = false});
+  EXPECT_TRUE(at::equal(load_tensors(folder / "model.safetensors").at("final_layer.linear.bias"), bias));
+  EXPECT_EQ(find_weights(folder / "run/checkpoints/step-00000010/ema.safetensors", true).run["model"], "dit");
+}
+
+TEST(Convert, ARunWithoutNullClassCannotBecomeAPipeline) {
+  const TempFolder folder;
+  DitConfig config = small_config();
+  config.class_dropout_prob = 0;
+  make_run(folder / "run", config, random_weights(config));
+  EXPECT_THAT(message_of([&] { convert({.in = folder / "run", .out = folder / "pipeline"}); }),
+              HasSubstr("no null class"));
+  EXPECT_EQ(folder.num_files(), 1u);
+}
+
+TEST(Convert, OptionsWithoutEffectAndUnknownNamesAreRefused) {
+  const TempFolder folder;
+  save_tensors(folder / "w.safetensors", random_weights(small_config()));
+  const auto message = [&](ConvertOptions options) {
+    options.in = folder / "w.safetensors";
+    return message_of([&] { convert(options); });
+  };
+  EXPECT_THAT(message({.out = folder / "x.pt", .vae = "vae"}), HasSubstr("--vae has no effect"));
+  EXPECT_THAT(message({.out = folder / "x.npz"}), HasSubstr("expected *.pt, *.safetensors or a folder"));
+  EXPECT_THAT(message({.out = folder / "x.pt", .dtype = "int8"}), HasSubstr("expected f32, bf16 or fp16"));
+  EXPECT_THAT(message({.out = folder / "x", .objective = "score"}),
+              HasSubstr("expected --objective to be one of"));
+  EXPECT_THAT(message({.out = folder / "x", .vae = folder / "no-vae"}), HasSubstr("no-vae"));
+  EXPECT_EQ(folder.num_files(), 1u);
+  EXPECT_THAT(message_of([&] { convert({.in = folder / "absent", .out = folder / "x"}); }),
+              HasSubstr("does not exist"));
+  test::write_bytes(folder / "store.json", "{}");
+  EXPECT_THAT(message_of([&] { find_weights(folder / "", true); }), HasSubstr("kiln store inspect"));
+}
+
+TEST(Convert, UnknownArchitecturesChangeTheirFormatOnly) {
+  const TempFolder folder;
+  save_tensors(folder / "vae.safetensors", {{"encoder.conv_in.weight", at::randn({8, 3, 3, 3})}});
+  convert({.in = folder / "vae.safetensors", .out = folder / "vae.pt"});
+  EXPECT_TRUE(at::equal(load_tensors(folder / "vae.pt").begin()->second,
+                        load_tensors(folder / "vae.safetensors").begin()->second));
+  EXPECT_THAT(message_of([&] { convert({.in = folder / "vae.pt", .out = folder / "x"}); }),
+              HasSubstr("is not a DiT"));
+  EXPECT_THAT(
+      message_of([&] { convert({.in = folder / "vae.pt", .out = folder / "x.pt", .model = "DiT-S/2"}); }),
+      HasSubstr("does not hold a DiT-S/2"));
+}
+
+TEST(Convert, AFullDiskLeavesNoFolderBehind) {
+  const TempFolder folder;
+  save_tensors(folder / "w.safetensors", random_weights(small_config()));
+  rlimit before = {};
+  ::getrlimit(RLIMIT_FSIZE, &before);
+  const auto previous = std::signal(SIGXFSZ, SIG_IGN);
+  const rlimit limit = {100'000, before.rlim_max};
+  ::setrlimit(RLIMIT_FSIZE, &limit);
+  const std::string message =
+      message_of([&] { convert({.in = folder / "w.safetensors", .out = folder / "pipeline/"}); });
+  ::setrlimit(RLIMIT_FSIZE, &before);
+  std::signal(SIGXFSZ, previous);
+  EXPECT_THAT(message, HasSubstr("free some space"));
+  EXPECT_EQ(folder.num_files(), 1u);
+}
+
+}  // namespace
+}  // namespace kiln

@@ -1,0 +1,238 @@
+"""kiln extract: what it writes, what it refuses, and that an interrupted run ends with the same bytes."""
+
+import json
+import os
+import signal
+import subprocess
+import time
+
+import numpy as np
+import pytest
+import torch
+from conftest import program
+from PIL import Image
+from safetensors.numpy import load_file
+from test_images import names_of
+
+SIZE = 32
+
+
+@pytest.fixture(scope="module")
+def tiny_vae(tmp_path_factory):
+    """A small AutoencoderKL that halves its images, as a diffusers folder."""
+    from diffusers import AutoencoderKL
+
+    torch.manual_seed(0)
+    vae = AutoencoderKL(
+        block_out_channels=(32, 32),
+        down_block_types=("DownEncoderBlock2D",) * 2,
+        up_block_types=("UpDecoderBlock2D",) * 2,
+        latent_channels=4,
+        norm_num_groups=32,
+        sample_size=SIZE,
+        scaling_factor=0.3,
+    )
+    folder = tmp_path_factory.mktemp("vae")
+    vae.save_pretrained(folder)
+    return folder, vae
+
+
+def write_pictures(folder, count, broken=(), small=()):
+    rng = np.random.default_rng(0)
+    for index in range(count):
+        path = folder / f"class-{index % 3}" / f"{index:04}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        side = SIZE // 2 if index in small else SIZE + index % 5
+        Image.fromarray(rng.integers(0, 256, (side, side, 3), dtype=np.uint8)).save(path)
+        if index in broken:
+            path.write_bytes(path.read_bytes()[:60])
+
+
+def arguments(data, out, autoencoder="pixels", *more):
+    options = ["extract", "--data", data, "--autoencoder", autoencoder, "--image-size", SIZE, "--out", out, *more]
+    return [str(option) for option in options]
+
+
+def bytes_of(folder):
+    return {path.name: path.read_bytes() for path in sorted(folder.iterdir())}
+
+
+def test_latents_are_those_of_diffusers(kiln, tiny_vae, tmp_path):
+    folder, vae = tiny_vae
+    write_pictures(tmp_path / "in", 11)
+    result = kiln(*arguments(tmp_path / "in", tmp_path / "out", folder, "--flip", "both", "--batch", 4))
+    assert result.returncode == 0, result.stderr
+    info = json.loads((tmp_path / "out" / "store.json").read_text())
+    assert (info["scaling_factor"], info["num_flips"], info["num_samples"]) == (0.3, 2, 11)
+    store = load_file(tmp_path / "out" / info["shards"][0]["file"])
+    from torchvision.transforms import functional as F
+
+    for index, name in enumerate(names_of(store)):
+        image = Image.open(tmp_path / "in" / name)
+        # Nearly square pictures slightly larger than SIZE: test_images.py compares the crop itself.
+        scale = SIZE / min(image.size)
+        image = image.resize(tuple(round(x * scale) for x in image.size), Image.BICUBIC)
+        for flip in range(2):
+            pixels = F.normalize(F.to_tensor(F.hflip(image) if flip else image), [0.5] * 3, [0.5] * 3)
+            with torch.no_grad():
+                moments = vae._encode(pixels[None])[0]
+            mean, logvar = moments.chunk(2)
+            np.testing.assert_allclose(store["mean"][index, flip], mean, atol=2e-5, rtol=1e-4)
+            np.testing.assert_allclose(store["logvar"][index, flip], logvar, atol=2e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_killed_and_continued_gives_the_same_bytes(kiln, tiny_vae, tmp_path, seed):
+    """kill -9 at random moments, until a run ends by itself. Broken pictures in between, small shards."""
+    folder, _ = tiny_vae
+    write_pictures(tmp_path / "in", 60, broken={0, 7, 8, 31, 59}, small={20, 44})
+    more = (folder, "--batch", 7, "--shard-size", 9, "--device", "cpu")
+    whole = kiln(*arguments(tmp_path / "in", tmp_path / "whole", *more))
+    assert whole.returncode == 0, whole.stderr
+    assert "7 of 60 pictures are broken or smaller" in whole.stdout
+
+    rng = np.random.default_rng(seed)
+    command = [program("kiln"), *arguments(tmp_path / "in", tmp_path / "cut", *more)]
+    num_kills, seen = 0, set()
+    for delay in np.concatenate([rng.uniform(0.2, 1.2, 12), [600]]):
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+        log = tmp_path / "cut" / "unfinished-shard.log"
+        deadline = time.monotonic() + delay
+        while process.poll() is None and time.monotonic() < deadline:
+            # Strike while a shard is being filled, at another size than before.
+            if delay < 100 and log.exists() and log.stat().st_size not in seen | {0} and rng.random() < 0.3:
+                seen.add(log.stat().st_size)
+                break
+            time.sleep(0.002)
+        if process.poll() is None:
+            os.kill(process.pid, signal.SIGKILL)
+            num_kills += 1
+        output, _ = process.communicate()
+        if process.returncode == 0:
+            break
+    assert process.returncode == 0
+    assert num_kills >= 2
+    assert "7 of 60 pictures are broken or smaller" in output or "nothing to do" in output
+    assert bytes_of(tmp_path / "cut") == bytes_of(tmp_path / "whole")
+
+
+def test_sigint_ends_cleanly_and_the_same_command_continues(kiln, tiny_vae, tmp_path):
+    folder, _ = tiny_vae
+    write_pictures(tmp_path / "in", 200)
+    whole = kiln(*arguments(tmp_path / "in", tmp_path / "whole", folder, "--batch", 2))
+    assert whole.returncode == 0, whole.stderr
+    command = [program("kiln"), *arguments(tmp_path / "in", tmp_path / "cut", folder, "--batch", 2)]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    log = tmp_path / "cut" / "unfinished-shard.log"
+    while not (log.exists() and log.stat().st_size > 0) and process.poll() is None:
+        time.sleep(0.002)
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 0, errors
+    assert "stopped: the same command continues" in errors
+    assert not json.loads((tmp_path / "cut" / "store.json").read_text())["complete"]
+    again = kiln(*arguments(tmp_path / "in", tmp_path / "cut", folder, "--batch", 2))
+    assert "going on behind them" in again.stderr
+    assert bytes_of(tmp_path / "cut") == bytes_of(tmp_path / "whole")
+
+
+def test_broken_pictures_are_named_and_counted_or_refused(kiln, tmp_path):
+    write_pictures(tmp_path / "in", 12, broken={4}, small={7})
+    result = kiln(*arguments(tmp_path / "in", tmp_path / "out"))
+    assert result.returncode == 0
+    assert "skipped: [image] cannot decode" in result.stderr and "class-1/0004.png" in result.stderr
+    assert "class-1/0007.png is too small: 16 x 16, expected at least 32" in result.stderr
+    assert "2 of 12 pictures are broken or smaller than 32 pixels" in result.stdout
+    store = load_file(next((tmp_path / "out").glob("*.safetensors")))
+    # By class: those of class-1 are 1, 4, 7, 10, without the two.
+    assert [int(name[-8:-4]) for name in names_of(store)] == [0, 3, 6, 9, 1, 10, 2, 5, 8, 11]
+    assert store["class_labels"].tolist() == [0] * 4 + [1] * 2 + [2] * 4
+    strict = kiln(*arguments(tmp_path / "in", tmp_path / "strict", "pixels", "--strict"))
+    assert strict.returncode != 0
+    assert strict.stderr.strip().splitlines()[-1].endswith("(--strict)") and "0004.png" in strict.stderr
+
+
+def test_other_settings_and_other_pictures_are_refused(kiln, tiny_vae, tmp_path):
+    folder, _ = tiny_vae
+    write_pictures(tmp_path / "in", 6)
+    out = tmp_path / "out"
+    assert kiln(*arguments(tmp_path / "in", out)).returncode == 0
+    before = bytes_of(out)
+    done = kiln(*arguments(tmp_path / "in", out))
+    assert done.returncode == 0 and "complete with 6 samples" in done.stdout
+    for more in (("pixels", "--flip", "both"), ("pixels", "--dtype", "bf16"), (folder,)):
+        refused = kiln(*arguments(tmp_path / "in", out, *more))
+        assert refused.returncode != 0
+        assert "store of other settings" in refused.stderr and len(refused.stderr.strip().splitlines()) == 1
+    write_pictures(tmp_path / "in", 7)
+    assert "images_xxh3" in kiln(*arguments(tmp_path / "in", out)).stderr
+    assert bytes_of(out) == before
+
+
+@pytest.mark.parametrize(
+    "change, message",
+    [
+        ({"--data": "nowhere"}, "expected a folder of images or a .tar, got nothing"),
+        ({"--image-size": "33"}, "multiple of 2, got 33"),
+        ({"--flip": "left"}, "--flip: expected none or both, got left"),
+        ({"--dtype": "int8"}, "int8"),
+        ({"--autoencoder": "nowhere"}, "nowhere does not exist"),
+        ({"--shard-size": "0"}, "--shard-size"),
+    ],
+)
+def test_impossible_options_leave_nothing_behind(kiln, tiny_vae, tmp_path, change, message):
+    folder, _ = tiny_vae
+    write_pictures(tmp_path / "in", 2)
+    options = {"--data": tmp_path / "in", "--autoencoder": folder, "--image-size": 32, "--out": tmp_path / "out"}
+    options |= change
+    result = kiln("extract", *(part for pair in options.items() for part in pair))
+    assert result.returncode != 0
+    assert message in result.stderr and len(result.stderr.strip().splitlines()) == 1
+    assert not (tmp_path / "out").exists()
+
+
+def test_ranks_cannot_overwrite_each_other(kiln, tiny_vae, tmp_path, monkeypatch):
+    """Peers' multi-rank extraction writes the same file names from every rank."""
+    folder, _ = tiny_vae
+    write_pictures(tmp_path / "in", 300)
+    command = [program("kiln"), *arguments(tmp_path / "in", tmp_path / "out", folder)]
+    first = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+    while not (tmp_path / "out" / "unfinished-shard.log").exists() and first.poll() is None:
+        time.sleep(0.002)
+    second = kiln(*arguments(tmp_path / "in", tmp_path / "out", folder))
+    assert second.returncode != 0 and "another process is writing this store" in second.stderr
+    assert first.wait() == 0
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    assert "expected one process, got WORLD_SIZE=2" in kiln(*arguments(tmp_path / "in", tmp_path / "other")).stderr
+    assert not (tmp_path / "other").exists()
+
+
+def test_training_on_images_is_training_on_their_store(kiln, tiny_vae, tmp_path):
+    """The same order and draws: with pixels the same bits, with an autoencoder the same up to rounding."""
+    folder, _ = tiny_vae
+    write_pictures(tmp_path / "in", 10)
+    for autoencoder, tolerance in (("pixels", 0), (folder, 1e-4)):
+        losses = []
+        name = "pixels" if autoencoder == "pixels" else "kl"
+        out = tmp_path / f"store-{name}"
+        assert kiln(*arguments(tmp_path / "in", out, autoencoder, "--flip", "both")).returncode == 0
+        for data in (tmp_path / "in", out):
+            run = tmp_path / f"run-{name}-{data.name}"
+            options = ["train", "--model", "dit", "--hidden-size", 32, "--depth", 1, "--num-heads", 2]
+            options += ["--patch-size", 4, "--data", data, "--autoencoder", autoencoder, "--image-size", SIZE]
+            options += ["--out", run, "--max-steps", 4, "--global-batch", 6, "--log-every", 1, "--device", "cpu"]
+            result = kiln(*options)
+            assert result.returncode == 0, result.stderr
+            lines = [json.loads(line) for line in (run / "log.jsonl").read_text().splitlines()]
+            losses.append([line["loss"] for line in lines if "loss" in line])
+        assert len(losses[0]) == 4
+        np.testing.assert_allclose(losses[0], losses[1], rtol=tolerance)
+
+
+def test_training_on_images_names_the_broken_one(kiln, tmp_path):
+    write_pictures(tmp_path / "in", 6, broken={3})
+    options = ["train", "--model", "dit", "--hidden-size", 32, "--depth", 1, "--num-heads", 2, "--patch-size", 4]
+    options += ["--data", tmp_path / "in", "--autoencoder", "pixels", "--image-size", SIZE]
+    result = kiln(*options, "--out", tmp_path / "run", "--max-steps", 4, "--global-batch", 6, "--device", "cpu")
+    assert result.returncode != 0
+    assert "0003.png" in result.stderr.splitlines()[-1] and "kiln extract" in result.stderr

@@ -1,0 +1,257 @@
+"""A training run that is killed, stopped or out of disk, and started again with the same command."""
+
+import json
+import os
+import random
+import resource
+import signal
+import subprocess
+import time
+
+import pytest
+from conftest import program
+
+MODEL = ["--model", "dit", "--hidden-size", 48, "--depth", 2, "--num-heads", 3, "--patch-size", 2, "--num-classes", 7]
+OPTIONS = ["--data", "synthetic", "--image-size", 64, "--global-batch", 6, "--micro-batch", 4, "--lr", 1e-3, "--threads", 1,
+           "--ema-decay", "0.99,0.5", "--log-every", 1, "--peak-tflops", 1, "--seed", 11]
+WEIGHTS = ("model.safetensors", "ema.safetensors", "ema-0.5.safetensors", "train_state-00000-of-00001.safetensors")
+
+
+def command(out, steps, *extra):
+    """The usual options, `extra` ones in the place of those that they replace."""
+    options = dict(zip(MODEL[::2] + OPTIONS[::2], MODEL[1::2] + OPTIONS[1::2])) | dict(zip(extra[::2], extra[1::2]))
+    pairs = [part for pair in options.items() for part in pair]
+    return [str(part) for part in [program("kiln"), "train", *pairs, "--out", out, "--max-steps", steps]]
+
+
+def train(out, steps, *extra, **run_options):
+    return subprocess.run(command(out, steps, *extra), capture_output=True, text=True, timeout=300, **run_options)
+
+
+def log_lines(out):
+    path = out / "log.jsonl"
+    if not path.exists():
+        return []
+    return [json.loads(line) for line in path.read_text().splitlines() if line.endswith("}")]
+
+
+def losses(out):
+    return [(line["step"], line["images_seen"], line["loss"], line["grad_norm"]) for line in log_lines(out)
+            if "loss" in line]
+
+
+def checkpoint(out, step):
+    folder = out / "checkpoints" / f"step-{step:08}"
+    return {name: (folder / name).read_bytes() for name in WEIGHTS}
+
+
+def kill_after(out, steps, num_lines, *extra):
+    """Starts the command and kills it once the log has `num_lines` more lines; True if it was still running."""
+    target = len(losses(out)) + num_lines
+    process = subprocess.Popen(command(out, steps, *extra), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+    deadline = time.monotonic() + 120
+    while process.poll() is None and time.monotonic() < deadline:
+        if len(losses(out)) >= target:
+            process.kill()
+            break
+        time.sleep(0.001)
+    process.communicate()
+    return process.returncode == -signal.SIGKILL
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(tmp_path_factory):
+    out = tmp_path_factory.mktemp("uninterrupted")
+    result = train(out, 120, "--checkpoint-every", 40)
+    assert result.returncode == 0, result.stderr
+    return out
+
+
+@pytest.mark.parametrize("checkpoint_every", [17, 1])
+def test_killed_runs_end_in_the_same_bits(uninterrupted, tmp_path, checkpoint_every):
+    """With a checkpoint after every step most kills fall into the writing of one."""
+    chance = random.Random(checkpoint_every)
+    out = tmp_path / "run"
+    out.mkdir()
+    extra = ["--checkpoint-every", checkpoint_every, "--keep-checkpoints", 2]
+    kills = sum(kill_after(out, 120, chance.randrange(1, 40), *extra) for _ in range(5))
+    assert kills >= 3
+    result = train(out, 120, *extra)
+    assert result.returncode == 0, result.stderr
+    assert losses(out) == losses(uninterrupted)
+    assert [line[0] for line in losses(out)] == list(range(1, 121))
+    assert checkpoint(out, 120) == checkpoint(uninterrupted, 120)
+    resumed = [line["step"] for line in log_lines(out) if line.get("event") == "resume"]
+    assert resumed and all(step % checkpoint_every == 0 or step == 120 for step in resumed)
+    assert not [path for path in (out / "checkpoints").iterdir() if not path.name.startswith("step-")]
+
+
+def test_same_seed_same_bytes(uninterrupted, tmp_path):
+    assert train(tmp_path, 40, "--checkpoint-every", 40).returncode == 0
+    assert checkpoint(tmp_path, 40) == checkpoint(uninterrupted, 40)
+    assert losses(tmp_path) == losses(uninterrupted)[:40]
+
+
+@pytest.mark.parametrize("stop", [signal.SIGINT, signal.SIGTERM])
+def test_a_stop_signal_checkpoints_and_exits_well(uninterrupted, tmp_path, stop):
+    process = subprocess.Popen(command(tmp_path, 120, "--checkpoint-every", 0), stdout=subprocess.PIPE, text=True)
+    while len(losses(tmp_path)) < 10:
+        time.sleep(0.001)
+    process.send_signal(stop)
+    stdout, _ = process.communicate(timeout=60)
+    assert process.returncode == 0
+    assert "stopped by a signal" in stdout
+    step = losses(tmp_path)[-1][0]
+    assert 10 <= step < 120
+    assert set(checkpoint(tmp_path, step)) == set(WEIGHTS)
+    assert train(tmp_path, 120).returncode == 0
+    assert checkpoint(tmp_path, 120) == checkpoint(uninterrupted, 120)
+    assert losses(tmp_path) == losses(uninterrupted)
+
+
+def test_a_finished_run_stays_as_it_is(uninterrupted):
+    before = checkpoint(uninterrupted, 120)
+    result = train(uninterrupted, 120)
+    assert result.returncode == 0 and "finished after step 120" in result.stdout
+    assert checkpoint(uninterrupted, 120) == before
+
+
+def test_a_torn_checkpoint_is_passed_over(uninterrupted, tmp_path):
+    assert train(tmp_path, 60, "--checkpoint-every", 20).returncode == 0
+    torn = tmp_path / "checkpoints" / "step-00000060" / "ema.safetensors"
+    torn.write_bytes(torn.read_bytes()[:-1])
+    (tmp_path / "checkpoints" / "step-00000099").mkdir()
+    result = train(tmp_path, 120)
+    assert result.returncode == 0, result.stderr
+    assert {"event": "resume", "step": 40} in log_lines(tmp_path)
+    assert checkpoint(tmp_path, 120) == checkpoint(uninterrupted, 120)
+    assert losses(tmp_path) == losses(uninterrupted)
+
+
+def test_a_torn_log_line_is_cut(uninterrupted, tmp_path):
+    assert train(tmp_path, 40).returncode == 0
+    with open(tmp_path / "log.jsonl", "a") as log:
+        log.write('{"step": 41, "loss": 0.9')
+    assert train(tmp_path, 120).returncode == 0
+    assert losses(tmp_path) == losses(uninterrupted)
+
+
+def test_losses_between_two_log_lines_survive(tmp_path):
+    """A line every 10 steps is the mean over them, also when the run stopped in between."""
+    (whole := tmp_path / "whole").mkdir()
+    (cut := tmp_path / "cut").mkdir()
+    assert train(whole, 20, "--log-every", 10).returncode == 0
+    assert train(cut, 13, "--log-every", 10).returncode == 0
+    assert train(cut, 20, "--log-every", 10).returncode == 0
+    assert [line[2] for line in losses(cut)] == [line[2] for line in losses(whole)]
+
+
+def test_changed_options_are_refused_by_name(uninterrupted):
+    for option, value in [("--lr", 2e-3), ("--seed", 12), ("--global-batch", 12), ("--depth", 3), ("--objective", "flow"),
+                          ("--ema-decay", 0.99), ("--weight-decay", 0.1)]:
+        result = train(uninterrupted, 130, option, value)
+        assert result.returncode == 1
+        assert option in result.stderr and len(result.stderr.splitlines()) == 1, result.stderr
+
+
+def test_harmless_changes_pass_and_rounding_warns(uninterrupted, tmp_path):
+    assert train(tmp_path, 10).returncode == 0
+    result = train(tmp_path, 20, "--recompute", "all", "--log-every", 5)
+    assert result.returncode == 0 and result.stderr == ""
+    assert checkpoint(tmp_path, 20)
+    result = train(tmp_path, 30, "--micro-batch", 3, "--threads", 2)
+    assert result.returncode == 0
+    assert "--micro-batch (4 -> 3)" in result.stderr and "2 threads" in result.stderr
+
+
+def test_the_compute_dtype_may_change(tmp_path):
+    for steps, dtype in [(10, "f32"), (20, "bf16"), (30, "fp16"), (40, "f32")]:
+        result = train(tmp_path, steps, "--compute-dtype", dtype)
+        assert result.returncode == 0, result.stderr
+    steps = [line[0] for line in losses(tmp_path)]
+    assert steps == list(range(1, 41))
+    values = [line[2] for line in losses(tmp_path)]
+    assert sum(values[30:]) < sum(values[:10])
+
+
+def limit_file_size(size):
+    return lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (size, size))
+
+
+def test_a_full_disk_leaves_the_checkpoint_before(uninterrupted, tmp_path):
+    assert train(tmp_path, 40).returncode == 0
+    before = checkpoint(tmp_path, 40)
+    result = train(tmp_path, 60, preexec_fn=limit_file_size(len(before["model.safetensors"]) // 2))
+    assert result.returncode == 1
+    assert len(result.stderr.splitlines()) == 1 and "File too large" in result.stderr
+    assert checkpoint(tmp_path, 40) == before
+    assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["step-00000040"]
+    assert train(tmp_path, 120).returncode == 0
+    assert checkpoint(tmp_path, 120) == checkpoint(uninterrupted, 120)
+
+
+def test_an_unusable_run_folder_is_one_line(tmp_path):
+    (tmp_path / "file").write_text("")
+    result = train(tmp_path / "file" / "run", 10)
+    assert result.returncode == 1 and len(result.stderr.splitlines()) == 1
+    assert "--out" in result.stderr
+
+
+def test_non_finite_steps_are_named_and_stop_the_run(tmp_path):
+    result = train(tmp_path, 50, "--lr", 1e30, "--max-bad-steps", 3, "--checkpoint-every", 1)
+    assert result.returncode == 1
+    skipped = [line for line in log_lines(tmp_path) if line.get("event") == "skipped"]
+    assert len(skipped) == 4
+    assert skipped[0]["sample_ids"] and len(skipped[0]["sample_ids"]) == len(skipped[0]["timesteps"])
+    last = result.stderr.splitlines()[-1]
+    assert "4 steps in a row" in last and "--max-bad-steps 3" in last and "step-0000" in last
+    assert "not finite" in result.stderr.splitlines()[0]
+    # Skipped steps moved nothing: neither weights nor averages nor moments.
+    first = skipped[0]["step"]
+    assert checkpoint(tmp_path, first - 1) == checkpoint(tmp_path, first) == checkpoint(tmp_path, first + 1)
+
+
+def test_a_time_limit_ends_the_run_and_its_schedule(tmp_path):
+    result = train(tmp_path, 10**6, "--max-minutes", 0.03, "--lr-schedule", "cosine")
+    assert result.returncode == 0, result.stderr
+    rates = [line["lr"] for line in log_lines(tmp_path) if "lr" in line]
+    assert rates[0] > 0.9e-3 and rates[-1] < 0.1e-3
+    assert all(later <= earlier for earlier, later in zip(rates, rates[1:]))
+
+
+def test_impossible_options_are_one_line(tmp_path):
+    cases = [
+        (["--micro-batch", 7], "--micro-batch"), (["--lr", -1], "--lr"), (["--ema-decay", "1.5"], "--ema-decay"),
+        (["--objective", "edm"], "--objective"), (["--recompute", "9"], "--recompute"),
+        (["--compute-dtype", "f64"], "--compute-dtype"), (["--data", tmp_path / "absent"], "does not exist"),
+        (["--data", tmp_path], "feature store"), (["--snr-gamma", 5], "--snr-gamma"),
+        (["--model-config", "{"], "--model-config"), (["--model", "DiT-Q/2"], "DiT-S/2"),
+        (["--image-size", 30], "--image-size"), (["--device", "tpu"], "--device"),
+    ]
+    for extra, expected in cases:
+        result = train(tmp_path / "run", 10, *extra)
+        assert result.returncode != 0, extra
+        assert expected in result.stderr and len(result.stderr.strip().splitlines()) == 1, (extra, result.stderr)
+        assert not (tmp_path / "run" / "checkpoints").exists() or not list((tmp_path / "run" / "checkpoints").iterdir())
+
+
+def test_recipes(tmp_path):
+    recipe = tmp_path / "recipe.toml"
+    recipe.write_text('# widths\nlr = 2e-3\nglobal-batch = 4\nema-decay = [0.9]\nmicro-batch = 2\nobjective = "flow"\n')
+    arguments = [str(part) for part in [program("kiln"), "train", "--recipe", recipe, *MODEL, "--data", "synthetic",
+                                        "--image-size", 64, "--max-steps", 2, "--out", tmp_path / "run", "--lr", 1e-3]]
+    result = subprocess.run(arguments, capture_output=True, text=True, timeout=60)
+    assert result.returncode == 0, result.stderr
+    resolved = (tmp_path / "run" / "config.toml").read_text().splitlines()
+    assert "lr = 0.001" in resolved and "global-batch = 4" in resolved and 'objective = "flow"' in resolved
+    # The resolved config is itself a recipe.
+    again = subprocess.run([str(program("kiln")), "train", "--recipe", str(tmp_path / "run" / "config.toml"), "--max-steps",
+                            "3"], capture_output=True, text=True, timeout=60)
+    assert again.returncode == 0 and "resuming" in again.stdout, again.stderr
+
+    for text, expected in [("globalbatch = 1\n", "global-batch"), ("lr = 'fast'\n", "number"), ("lr 1\n", "line 1"),
+                           ("max-step = 3\n", "max-steps"), ("[train]\n", "tables")]:
+        recipe.write_text(text)
+        result = subprocess.run(arguments, capture_output=True, text=True, timeout=60)
+        assert result.returncode == 1 and expected in result.stderr, result.stderr
+        assert len(result.stderr.splitlines()) == 1

@@ -1,0 +1,243 @@
+"""End to end: sampling loops against PyTorch models in diffusers' schedulers, and the kiln sample command."""
+
+import json
+import os
+import signal
+import subprocess
+import time
+
+import numpy as np
+import pytest
+import torch
+from closeness import assert_close
+from conftest import program
+from diffusers import DDIMScheduler, DDPMScheduler, DPMSolverMultistepScheduler, FlowMatchEulerDiscreteScheduler
+from dit_torch import DiT, randomise_
+from PIL import Image
+from safetensors.torch import save_file
+from test_sampler import given_noise, space
+
+STEP = 1e-3
+TINY = dict(input_size=8, patch_size=2, in_channels=4, hidden_size=32, depth=2, num_heads=4, mlp_ratio=4.0,
+            num_classes=10, class_dropout_prob=0.1, learn_sigma=True)
+
+
+def tiny_model(**changes):
+    config = TINY | changes
+    return config, randomise_(DiT(**config), scale=0.5).eval()
+
+
+def guided(model, x, t, y, scale, sigma):
+    """DiT's convention: guidance touches the first three channels, both halves see the same x."""
+    labels = torch.cat([y, torch.full_like(y, 10)])
+    with torch.no_grad():
+        output = model(torch.cat([x, x]), torch.full((len(labels),), float(t)), labels)
+    cond, uncond = output.chunk(2)
+    output = torch.cat([uncond[:, :3] + scale * (cond[:, :3] - uncond[:, :3]), cond[:, 3:]], dim=1)
+    return output if sigma else output[:, : x.shape[1]]
+
+
+SD = dict(beta_schedule="scaled_linear", beta_start=0.00085, beta_end=0.012, clip_sample=False)
+SCHEDULERS = {
+    "iddpm": (8, dict(type="iddpm", steps="8", learn_sigma=True, clip_denoised=False),
+              DDPMScheduler(variance_type="learned_range", clip_sample=False)),
+    "ddpm": (8, dict(type="ddpm", steps=8), DDPMScheduler(**SD)),
+    "ddim": (10, dict(type="ddim", steps=10, eta=0.3), DDIMScheduler(**SD)),
+    "dpmpp": (9, dict(type="dpmpp", steps=9), DPMSolverMultistepScheduler(beta_schedule="linear")),
+    "flow_euler": (6, dict(type="flow_euler", steps=6), FlowMatchEulerDiscreteScheduler(shift=3.0)),
+}
+
+
+@pytest.mark.parametrize("scale", [1.0, 2.5])
+@pytest.mark.parametrize("steps, sampler, scheduler", SCHEDULERS.values(), ids=SCHEDULERS.keys())
+def test_loop_equals_a_pipeline(conformance, steps, sampler, scheduler, scale):
+    config, model = tiny_model()
+    generator = torch.Generator().manual_seed(4)
+    y = torch.tensor([3, 7])
+    noise = torch.randn(2, 4, 8, 8, generator=generator)
+    rows = torch.randn(steps, 2, 4, 8, 8, generator=generator)
+    if sampler["type"] == "iddpm":
+        scheduler.set_timesteps(timesteps=space("8")[::-1])
+    else:
+        scheduler.set_timesteps(steps)
+    options = dict(eta=sampler["eta"]) if "eta" in sampler else {}
+    x, want = noise, []
+    with given_noise(rows) as at_row:
+        for row, t in enumerate(scheduler.timesteps):
+            at_row(row)
+            output = guided(model, x, t, y, scale, sigma=sampler["type"] == "iddpm")
+            x = scheduler.step(output, t, x, **options).prev_sample
+            want.append(x)
+    if sampler["type"] != "iddpm":
+        sampler = sampler | dict(scheduler=dict(scheduler.config))
+    got = conformance("sample", model="dit", model_config=config, weights=model.state_dict(),
+                      config=dict(sampler=sampler, cfg_scale=scale), inputs=dict(noise=noise, step_noise=rows, y=y))
+    assert_close(got["timesteps"], scheduler.timesteps.float(), 1e-6)
+    for row in range(steps):
+        assert_close(got["samples"][row], want[row], STEP)
+
+
+def test_bad_input_is_named(conformance):
+    config, model = tiny_model()
+    sampler = dict(type="ddim", steps=2)
+    inputs = dict(noise=torch.zeros(1, 4, 8, 8), y=torch.tensor([3]))
+    call = lambda **changes: conformance("sample", expect_error=True, **dict(
+        dict(model="dit", model_config=config, weights=model.state_dict(), config=dict(sampler=sampler, cfg_scale=2),
+             inputs=inputs), **changes))
+    assert "sampler" in call(config=dict(cfg_scale=2))
+    assert "cfg_scale" in call(config=dict(sampler=sampler, cfg_scale="high"))
+    assert "noise" in call(inputs=dict(inputs, noise=torch.zeros(1, 4, 9, 9)))
+    assert "y is missing" in call(inputs=dict(noise=inputs["noise"]))
+
+
+# --- kiln sample ---
+
+PIXELS = dict(in_channels=3, num_classes=4)
+NAMES = ["Cats & dogs", "birds", "fish", "trees"]
+
+
+@pytest.fixture
+def weights(tmp_path):
+    """A pixel model in a .pt as DiT's train.py writes it: the EMA is what samples."""
+    config, model = tiny_model(**PIXELS)
+    path = tmp_path / "model.pt"
+    wrong = {key: torch.zeros_like(value) for key, value in model.state_dict().items()}
+    torch.save(dict(model=wrong, ema=model.state_dict(), opt={}), path)
+    return path, config, model
+
+
+@pytest.fixture
+def run_folder(tmp_path):
+    """A run as kiln train leaves it."""
+    config, model = tiny_model(**PIXELS)
+    run = tmp_path / "run"
+    info = dict(model="dit", model_config=config, objective=dict(type="iddpm"), image_size=8,
+                autoencoder=dict(name="pixels", path="", fingerprint="none", scaling_factor=1.0, shift_factor=0.0),
+                class_names=NAMES, ema_decays=[0.9999])
+    checkpoint = run / "checkpoints" / "step-00000010"
+    checkpoint.mkdir(parents=True)
+    (run / "config.json").write_text(json.dumps(info))
+    for name in ("model", "ema"):
+        state = {key: value.contiguous() for key, value in model.state_dict().items()}
+        if name == "model":
+            state["final_layer.linear.bias"] = state["final_layer.linear.bias"] + 1
+        save_file(state, checkpoint / f"{name}.safetensors")
+    files = {path.name: path.stat().st_size for path in checkpoint.iterdir()}
+    (checkpoint / "train_state.json").write_text(json.dumps(dict(
+        format_version=1, seed=0, step=10, images_seen=80, updates=10, loss_scale=1.0, scaler_good_steps=0, bad_steps=0,
+        train_seconds=1.0, num_threads=1, machine="", config={}, files=files)))
+    return run
+
+
+def pictures(folder):
+    return {path.name: np.asarray(Image.open(path)) for path in sorted(folder.glob("0*.png"))}
+
+
+def sample(kiln, *arguments, ok=True):
+    result = kiln("sample", *arguments)
+    assert (result.returncode == 0) == ok, result.stderr
+    return result.stderr
+
+
+def test_pt_file_gives_png_grid_and_npz(kiln, weights, tmp_path):
+    path, config, model = weights
+    out = tmp_path / "out"
+    sample(kiln, "--weights", path, "--model", "dit", "--model-config", json.dumps(config), "--autoencoder", "pixels",
+           "--num-images", 6, "--classes", "2,0", "--sampler", "ddim", "--num-sampling-steps", 5, "--cfg-scale", 1.5,
+           "--seed", 3, "--out", out, "--npz", out / "all.npz", "--grid", "--batch", 4)
+    images = pictures(out)
+    assert list(images) == [f"00000{i}-class-{(2, 0)[i % 2]}.png" for i in range(6)]
+    stacked = np.load(out / "all.npz")["arr_0"]
+    assert stacked.dtype == np.uint8 and stacked.shape == (6, 8, 8, 3)
+    assert np.array_equal(stacked, np.stack(list(images.values())))
+    assert Image.open(out / "grid.png").size[0] >= 16
+    assert stacked.std() > 10  # the EMA's pictures: the zero model's would be noise of another kind
+    # A state dict by itself gives the same pictures.
+    save_file(model.state_dict(), tmp_path / "ema.safetensors")
+    again = tmp_path / "again"
+    sample(kiln, "--weights", tmp_path / "ema.safetensors", "--model", "dit", "--model-config", json.dumps(config),
+           "--autoencoder", "pixels", "--num-images", 6, "--classes", "2,0", "--sampler", "ddim",
+           "--num-sampling-steps", 5, "--cfg-scale", 1.5, "--seed", 3, "--out", again, "--batch", 4)
+    assert all(np.array_equal(a, b) for a, b in zip(images.values(), pictures(again).values()))
+
+
+def test_run_folder_by_class_name(kiln, run_folder, tmp_path):
+    common = ["--run", run_folder, "--num-images", 4, "--num-sampling-steps", 4]
+    sample(kiln, *common, "--classes", "birds,cats & dogs", "--out", tmp_path / "a")
+    assert list(pictures(tmp_path / "a")) == ["000000-birds.png", "000001-Cats___dogs.png", "000002-birds.png",
+                                              "000003-Cats___dogs.png"]
+    sample(kiln, *common, "--classes", "1,0", "--out", tmp_path / "b", "--batch", 1)
+    for a, b in zip(pictures(tmp_path / "a").values(), pictures(tmp_path / "b").values()):
+        assert np.abs(a.astype(int) - b.astype(int)).max() <= 1
+    sample(kiln, *common, "--classes", "1,0", "--out", tmp_path / "c", "--no-ema")
+    assert any(np.abs(a.astype(int) - c.astype(int)).max() > 1
+               for a, c in zip(pictures(tmp_path / "a").values(), pictures(tmp_path / "c").values()))
+
+
+def test_killed_sampling_goes_on(kiln, run_folder, tmp_path):
+    arguments = ["--run", run_folder, "--num-images", 40, "--classes", "all", "--num-sampling-steps", 100, "--batch", 2,
+                 "--npz", tmp_path / "all.npz", "--out", tmp_path / "out"]
+    process = subprocess.Popen([program("kiln"), "sample", *map(str, arguments)], stderr=subprocess.DEVNULL)
+    deadline = time.time() + 60
+    while len(list((tmp_path / "out").glob("0*.png"))) < 5 and time.time() < deadline:
+        time.sleep(0.005)
+    process.send_signal(signal.SIGKILL)
+    assert process.wait() == -signal.SIGKILL
+    done = len(list((tmp_path / "out").glob("0*.png")))
+    assert 5 <= done < 40
+    assert not (tmp_path / "all.npz").exists()
+    before = {path: path.stat().st_mtime_ns for path in (tmp_path / "out").glob("0*.png")}
+    stderr = sample(kiln, *arguments)
+    assert f"{done} of 40 images are there already" in stderr
+    assert "40/40 images" in stderr
+    assert all(path.stat().st_mtime_ns == time_ for path, time_ in before.items())
+    images = pictures(tmp_path / "out")
+    assert np.array_equal(np.load(tmp_path / "all.npz")["arr_0"], np.stack(list(images.values())))
+    # The same as without interruption, whatever the batch was.
+    sample(kiln, *arguments[:-4], "--batch", 8, "--out", tmp_path / "whole")
+    for a, b in zip(images.values(), pictures(tmp_path / "whole").values()):
+        assert np.abs(a.astype(int) - b.astype(int)).max() <= 1
+
+
+def test_other_settings_are_refused_in_the_same_folder(kiln, run_folder, tmp_path):
+    common = ["--run", run_folder, "--num-images", 2, "--num-sampling-steps", 3, "--out", tmp_path / "out"]
+    sample(kiln, *common)
+    message = sample(kiln, *common, "--seed", 1, ok=False)
+    assert "another seed" in message and len(message.strip().splitlines()) == 1
+
+
+@pytest.mark.parametrize("arguments, message", [
+    (["--classes", "brids"], "birds"),
+    (["--classes", "4"], "0..3"),
+    (["--sampler", "flow_euler"], "ddpm or ddim or dpmpp_2m"),
+    (["--sampler", "euler"], "dpmpp_2m"),
+    (["--num-sampling-steps", "-1"], "--num-sampling-steps"),
+    (["--num-images", "0"], "--num-images"),
+    (["--ema-decay", "0.5"], "0.9999"),
+    (["--cfg-convention", "both"], "--cfg-convention"),
+    (["--no-png"], "--npz"),
+    (["--compute-dtype", "f8"], "f8"),
+    (["--autoencoder", "nowhere"], "nowhere"),
+    (["--weights", "x.pt"], "one of them"),
+    (["--model", "DiT-S/2"], "no effect"),
+])
+def test_bad_options_are_named(kiln, run_folder, tmp_path, arguments, message):
+    stderr = sample(kiln, "--run", run_folder, "--out", tmp_path / "out", *arguments, ok=False)
+    assert message in stderr and len(stderr.strip().splitlines()) == 1, stderr
+    assert not list((tmp_path / "out").glob("*.png"))
+
+
+def test_weights_of_another_shape_are_listed(kiln, weights, tmp_path):
+    path, config, _ = weights
+    stderr = sample(kiln, "--weights", path, "--model", "dit", "--model-config", json.dumps(config | dict(depth=3)),
+                    "--autoencoder", "pixels", "--out", tmp_path / "out", ok=False)
+    assert "blocks.2" in stderr and str(path) in stderr
+
+
+def test_latents_need_their_autoencoder(kiln, run_folder, tmp_path):
+    info = json.loads((run_folder / "config.json").read_text())
+    info["autoencoder"].update(name="autoencoder_kl", scaling_factor=0.18215)
+    (run_folder / "config.json").write_text(json.dumps(info))
+    common = ["--run", run_folder, "--out", tmp_path / "out"]
+    assert "--autoencoder" in sample(kiln, *common, ok=False)
+    assert "0.18215" in sample(kiln, *common, "--autoencoder", "pixels", ok=False)
