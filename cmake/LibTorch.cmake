@@ -39,7 +39,9 @@ if(KILN_CUDA)
   if(NOT KILN_HAVE_CUDA_LIBS)
     message(FATAL_ERROR "KILN_CUDA needs the CUDA libraries in ${KILN_SITE}/nvidia: run scripts/setup --cuda")
   endif()
-  target_compile_definitions(kiln_torch INTERFACE KILN_CUDA)
+  if(KILN_NVCC)
+    target_compile_definitions(kiln_torch INTERFACE KILN_CUDA_KERNELS)
+  endif()
   # ATen reaches its CUDA side through registration: nothing refers to these libraries, so they must be kept.
   target_link_libraries(kiln_torch INTERFACE
     "-Wl,--no-as-needed,${TORCH_DIR}/lib/libtorch_cuda.so,${TORCH_DIR}/lib/libc10_cuda.so -Wl,--as-needed"

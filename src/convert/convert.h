@@ -13,8 +13,8 @@ struct ConvertOptions {
   bool ema = true;      // of a file or checkpoint that holds both
   std::string dtype{};  // f32 | bf16 | fp16; "" = as they are
   std::string vae{};    // diffusers AutoencoderKL folder to put into the pipeline
-  std::string
-      objective;  // what the model was trained for, for the pipeline's scheduler; "" = the run's, else iddpm
+  // What the model was trained for, for the pipeline's scheduler; "" = the run's, else iddpm.
+  std::string objective{};
   std::optional<int64_t> input_size{}, num_heads{};  // what the weights may not tell
 };
 

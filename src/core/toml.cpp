@@ -107,7 +107,7 @@ class TomlParser {
       skip_lines();
       if (peek_or_zero() == ',')
         ++position_;
-      else if (peek_or_zero() != ']')
+      else if (!at_end() && peek() != ']')
         refuse("expected , or ] in an array");
     }
     ++position_;

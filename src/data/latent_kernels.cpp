@@ -197,7 +197,7 @@ void latents_to_f32(Dtype dtype, const std::byte* in, std::span<float> out) {
   auto* bytes = reinterpret_cast<std::byte*>(out.data());
   switch (dtype) {
     case Dtype::kF32:
-      std::memcpy(bytes, in, out.size_bytes());
+      std::copy_n(in, out.size_bytes(), bytes);
       return;
     case Dtype::kBF16:
       return HWY_DYNAMIC_DISPATCH(bf16_to_f32)(in, bytes, out.size());
@@ -212,7 +212,7 @@ void latents_to_bf16(Dtype dtype, const std::byte* in, std::span<uint16_t> out) 
   auto* bytes = reinterpret_cast<std::byte*>(out.data());
   switch (dtype) {
     case Dtype::kBF16:
-      std::memcpy(bytes, in, out.size_bytes());
+      std::copy_n(in, out.size_bytes(), bytes);
       return;
     case Dtype::kF32:
       return HWY_DYNAMIC_DISPATCH(f32_to_bf16)(in, bytes, out.size());
@@ -226,7 +226,7 @@ void latents_to_bf16(Dtype dtype, const std::byte* in, std::span<uint16_t> out) 
 void latents_from_f32(std::span<const float> in, Dtype dtype, std::byte* out) {
   switch (dtype) {
     case Dtype::kF32:
-      std::memcpy(out, in.data(), in.size_bytes());
+      std::ranges::copy(std::as_bytes(in), out);
       return;
     case Dtype::kBF16:
       return HWY_DYNAMIC_DISPATCH(f32_to_bf16)(reinterpret_cast<const std::byte*>(in.data()), out, in.size());

@@ -62,17 +62,23 @@ void prepare_folder(const std::string& folder) {
   }
 }
 
-// Fields that differ between the store in the folder and what is asked for.
-std::string describe_differences(const StoreInfo& there, StoreInfo asked) {
-  asked.num_samples = there.num_samples;
-  asked.shards = there.shards;
-  asked.complete = there.complete;
-  auto old_fields = nlohmann::json::parse(store_info_text(there));
-  auto new_fields = nlohmann::json::parse(store_info_text(asked));
-  // What differs in the source is named field by field, too.
-  for (auto* fields : {&old_fields, &new_fields})
-    if (fields->at("source").is_object()) fields->update(nlohmann::json(fields->at("source")));
-  if (old_fields["source"].is_object() && new_fields["source"].is_object()) new_fields.erase("source");
+// The settings of a store, those of its source one by one.
+nlohmann::json settings_of(StoreInfo info) {
+  info.num_samples = 0;
+  info.shards.clear();
+  info.complete = false;
+  auto fields = nlohmann::json::parse(store_info_text(info));
+  const nlohmann::json source = fields["source"];
+  if (!source.is_object()) return fields;
+  fields.erase("source");
+  for (const auto& [key, value] : source.items()) fields["source " + key] = value;
+  return fields;
+}
+
+// Settings that differ between the store in the folder and what is asked for.
+std::string describe_differences(const StoreInfo& there, const StoreInfo& asked) {
+  nlohmann::json old_fields = settings_of(there), new_fields = settings_of(asked);
+  for (const auto& [key, value] : old_fields.items()) new_fields.emplace(key, nullptr);
   std::string differences;
   for (const auto& [key, value] : new_fields.items()) {
     const auto old_value = old_fields.value(key, nlohmann::json());

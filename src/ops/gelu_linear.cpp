@@ -22,8 +22,9 @@ at::Tensor gelu_of(const at::Tensor& rows) {
 
 struct GeluTanhLinear : torch::autograd::Function<GeluTanhLinear> {
   static at::Tensor forward(AutogradContext* ctx, const at::Tensor& h, const at::Tensor& weight,
-                            const at::Tensor& bias) {  // or undefined
+                            const std::optional<at::Tensor>& bias) {
     ctx->save_for_backward({h, weight});
+    ctx->saved_data["has_bias"] = bias.has_value();
     std::vector<int64_t> shape = h.sizes().vec();
     shape.back() = weight.size(0);
     return affine(gelu_of(h.reshape({-1, weight.size(1)}).contiguous()), weight, bias).view(shape);
@@ -35,7 +36,7 @@ struct GeluTanhLinear : torch::autograd::Function<GeluTanhLinear> {
     const at::Tensor rows = h.reshape({-1, weight.size(1)}).contiguous();
     const at::Tensor grad = grads[0].reshape({-1, weight.size(0)}).contiguous();
     at::Tensor grad_h, grad_weight, grad_bias;
-    if (ctx->needs_input_grad(2)) grad_bias = affine_grad_bias(grad);
+    if (ctx->saved_data["has_bias"].toBool() && ctx->needs_input_grad(2)) grad_bias = affine_grad_bias(grad);
     if (ctx->needs_input_grad(1)) grad_weight = affine_grad_weight(grad, gelu_of(rows));
     if (ctx->needs_input_grad(0)) {
       at::Tensor grad_rows = affine_grad_rows(grad, weight);
@@ -62,8 +63,9 @@ at::Tensor gelu_tanh_linear(const at::Tensor& h, const at::Tensor& weight,
   if (weight.dim() != 2 || h.dim() < 1 || h.size(-1) != weight.size(1))
     fail("gelu_tanh_linear", "expected h (..., in) and weight (out, in), got {} and {}",
          fmt::join(h.sizes(), "x"), fmt::join(weight.sizes(), "x"));
-  return GeluTanhLinear::apply(h.to(compute_dtype), weight.to(compute_dtype),
-                               bias ? bias->to(compute_dtype) : at::Tensor());
+  std::optional<at::Tensor> cast_bias;
+  if (bias) cast_bias = bias->to(compute_dtype);
+  return GeluTanhLinear::apply(h.to(compute_dtype), weight.to(compute_dtype), cast_bias);
 }
 
 }  // namespace kiln::ops

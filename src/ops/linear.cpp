@@ -16,8 +16,9 @@ using torch::autograd::tensor_list;
 // Autograd of at::linear, with the fast bias sum and fp16 kept as storage.
 struct Linear : torch::autograd::Function<Linear> {
   static at::Tensor forward(AutogradContext* ctx, const at::Tensor& x, const at::Tensor& weight,
-                            const at::Tensor& bias) {  // or undefined
+                            const std::optional<at::Tensor>& bias) {
     ctx->save_for_backward({x, weight});
+    ctx->saved_data["has_bias"] = bias.has_value();
     std::vector<int64_t> shape = x.sizes().vec();
     shape.back() = weight.size(0);
     return affine(x.reshape({-1, weight.size(1)}), weight, bias).view(shape);
@@ -30,7 +31,7 @@ struct Linear : torch::autograd::Function<Linear> {
     at::Tensor grad_x, grad_weight, grad_bias;
     if (ctx->needs_input_grad(0)) grad_x = affine_grad_rows(grad, weight).view(x.sizes());
     if (ctx->needs_input_grad(1)) grad_weight = affine_grad_weight(grad, x.reshape({-1, weight.size(1)}));
-    if (ctx->needs_input_grad(2)) grad_bias = affine_grad_bias(grad);
+    if (ctx->saved_data["has_bias"].toBool() && ctx->needs_input_grad(2)) grad_bias = affine_grad_bias(grad);
     return {grad_x, grad_weight, grad_bias};
   }
 };
@@ -55,8 +56,9 @@ at::Tensor linear(const at::Tensor& x, const at::Tensor& weight, const std::opti
   if (weight.dim() != 2 || x.dim() < 1 || x.size(-1) != weight.size(1))
     fail("linear", "expected x (..., in) and weight (out, in), got {} and {}", fmt::join(x.sizes(), "x"),
          fmt::join(weight.sizes(), "x"));
-  return Linear::apply(x.to(compute_dtype), weight.to(compute_dtype),
-                       bias ? bias->to(compute_dtype) : at::Tensor());
+  std::optional<at::Tensor> cast_bias;
+  if (bias) cast_bias = bias->to(compute_dtype);
+  return Linear::apply(x.to(compute_dtype), weight.to(compute_dtype), cast_bias);
 }
 
 }  // namespace kiln::ops

@@ -41,9 +41,9 @@ at::Tensor column_sum(const at::Tensor& rows) {
 
 }  // namespace
 
-at::Tensor affine(const at::Tensor& rows, const at::Tensor& weight, const at::Tensor& bias) {
+at::Tensor affine(const at::Tensor& rows, const at::Tensor& weight, const std::optional<at::Tensor>& bias) {
   const at::Tensor a = operand(rows), b = operand(weight).t();
-  return (bias.defined() ? at::addmm(operand(bias), a, b) : at::mm(a, b)).to(rows.scalar_type());
+  return (bias ? at::addmm(operand(*bias), a, b) : at::mm(a, b)).to(rows.scalar_type());
 }
 
 at::Tensor affine_grad_rows(const at::Tensor& grad, const at::Tensor& weight) {

@@ -3,10 +3,12 @@
 #pragma once
 #include <ATen/core/Tensor.h>
 
+#include <optional>
+
 namespace kiln::ops {
 
-// rows (M, in) @ weight (out, in)^T + bias (out), unless that is undefined -> (M, out).
-at::Tensor affine(const at::Tensor& rows, const at::Tensor& weight, const at::Tensor& bias);
+// rows (M, in) @ weight (out, in)^T + bias (out) -> (M, out).
+at::Tensor affine(const at::Tensor& rows, const at::Tensor& weight, const std::optional<at::Tensor>& bias);
 
 // grad (M, out) @ weight (out, in) -> (M, in).
 at::Tensor affine_grad_rows(const at::Tensor& grad, const at::Tensor& weight);

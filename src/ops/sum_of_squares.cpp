@@ -47,7 +47,7 @@ at::Tensor sum_of_squares(const at::Tensor& flat_in) {
     return at::empty({}, flat.options().dtype(at::kDouble));
   }
   if (!has_kernel(flat)) {
-    return flat.to(at::kDouble).square().sum();
+    return at::linalg_vector_norm(flat, 2, {}, false, at::kDouble).square();
   }
   return flat.is_cuda() ? cuda::sum_of_squares(flat)
                         : at::scalar_tensor(sum_cpu(flat), flat.options().dtype(at::kDouble));

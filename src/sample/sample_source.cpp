@@ -15,6 +15,7 @@
 #include "diffusion/objective.h"
 #include "models/registry.h"
 #include "sample/run_folder.h"
+#include "sample/sampler_loop.h"
 
 namespace kiln {
 namespace {
@@ -39,12 +40,6 @@ std::string fingerprint_of(const std::map<std::string, at::Tensor>& weights) {
     parts += key + xxh3_hex(std::span(static_cast<const std::byte*>(bytes.const_data_ptr()), bytes.nbytes()));
   }
   return "xxh3:" + xxh3_hex(std::as_bytes(std::span(parts)));
-}
-
-// Inference reads each weight at every step: it is cast once, as training casts it.
-void cast_weights(const Denoiser& denoiser, at::ScalarType compute_dtype) {
-  for (const auto& parameter : denoiser.parameters())
-    if (parameter->trainable) parameter->value = parameter->value.to(compute_dtype);
 }
 
 RunInfo info_of_weights(const SampleCommand& command) {
@@ -114,7 +109,7 @@ SampleSource load_sample_source(const SampleCommand& command, at::Device device,
   source.denoiser =
       build_denoiser(info.model, source.model_config, {.device = device, .compute_dtype = compute_dtype});
   load_weights(*source.denoiser, weights, source.weights);
-  cast_weights(*source.denoiser, compute_dtype);
+  freeze_weights(*source.denoiser, compute_dtype);
   return source;
 }
 

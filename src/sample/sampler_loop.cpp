@@ -54,6 +54,11 @@ at::Tensor decode(const Autoencoder* autoencoder, const at::Tensor& latents) {
 
 }  // namespace
 
+void freeze_weights(const Denoiser& denoiser, at::ScalarType compute_dtype) {
+  for (const auto& parameter : denoiser.parameters())
+    if (parameter->trainable) parameter->value = parameter->value.to(compute_dtype);
+}
+
 DenoiseFn guided_denoiser(const Denoiser& denoiser, const at::Tensor& labels, double cfg_scale,
                           CfgConvention convention) {
   const DenoiserShape& shape = denoiser.shape();

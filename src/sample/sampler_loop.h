@@ -44,6 +44,10 @@ using ImageSink = std::function<void(const ImageRequest&, const Image&)>;
 bool sample_images(const Denoiser& denoiser, const Autoencoder* autoencoder, const SampleOptions& options,
                    const ImageSink& sink);
 
+// Casts the trained weights to the compute dtype, once: a sampler reads them at every step. For models that
+// are not trained any more.
+void freeze_weights(const Denoiser& denoiser, at::ScalarType compute_dtype);
+
 // The guided prediction as a DenoiseFn. labels (B) i64, undefined for unconditional models. The batch of both
 // halves shares x_t; the uncond half's extra channels (sigma, unguided ones) are dropped.
 DenoiseFn guided_denoiser(const Denoiser& denoiser, const at::Tensor& labels, double cfg_scale,

@@ -14,6 +14,7 @@
 #include "checkpoint/tensor_files.h"
 #include "core/atomic_file.h"
 #include "core/error.h"
+#include "core/stop_signal.h"
 #include "core/tensors.h"
 #include "models/registry.h"
 #include "optim/lr_schedule.h"
@@ -23,7 +24,6 @@
 #include "train/report.h"
 #include "train/sample_grid.h"
 #include "train/step.h"
-#include "core/stop_signal.h"
 #include "train/training_data.h"
 
 namespace kiln {

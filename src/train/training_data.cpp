@@ -2,11 +2,8 @@
 
 #include <algorithm>
 #include <filesystem>
-#include <span>
 
 #include "core/error.h"
-#include "core/xxh3.h"
-#include "extract/image_batches.h"
 #include "extract/image_batches.h"
 
 namespace kiln {
@@ -94,34 +91,9 @@ TrainingData open_store(const TrainOptions& options, at::Device device, at::Scal
   return data;
 }
 
-// Pictures that are encoded while training.
-TrainingData open_images(const TrainOptions& options, at::Device device, at::ScalarType compute_dtype) {
-  const std::shared_ptr<const ImageDataset> images = ImageDataset::open(options.data);
-  const std::shared_ptr<const Autoencoder> autoencoder =
-      load_autoencoder(options.autoencoder, device, compute_dtype);
-  check_image_size(*autoencoder, options.image_size);
-  TrainingData data;
-  data.channels = autoencoder->latent_channels;
-  data.height = data.width = options.image_size / autoencoder->downsample;
-  data.class_names = images->class_names();
-  const auto num_classes = static_cast<int64_t>(data.class_names.size());
-  check_classes(options, "the images in " + options.data, num_classes);
-  data.num_classes = num_classes > 0 ? std::max(num_classes, options.num_classes) : 0;
-  data.autoencoder = describe(*autoencoder, options.autoencoder);
-  if (autoencoder->name != "pixels") data.decoder = autoencoder;
-  data.identity = fmt::format("images {}, {} {}", dataset_fingerprint(*images), autoencoder->name,
-                              autoencoder->fingerprint);
-  data.batches = [images, autoencoder, device, size = options.image_size](const BatchOptions& batch_options) {
-    return image_batches(images, autoencoder, device, size, batch_options);
-  };
-  data.sample_name = [images](int64_t id) { return images->records()[id].name; };
-  return data;
-}
-
 // Pictures encoded on the way: what kiln extract saves, measured.
 TrainingData open_images(const TrainOptions& options, at::Device device, at::ScalarType compute_dtype) {
   const std::shared_ptr<const ImageDataset> images = ImageDataset::open(options.data);
-  if (images->records().empty()) fail("train", "--data {} holds no images", options.data);
   const std::shared_ptr<const Autoencoder> autoencoder =
       load_autoencoder(options.autoencoder, device, compute_dtype);
   check_image_size(*autoencoder, options.image_size);
@@ -134,10 +106,8 @@ TrainingData open_images(const TrainOptions& options, at::Device device, at::Sca
   data.num_classes = num_classes > 0 ? std::max(num_classes, options.num_classes) : 0;
   data.autoencoder = describe(*autoencoder, options.autoencoder);
   if (autoencoder->name != "pixels") data.decoder = autoencoder;
-  std::string names;
-  for (const ImageRecord& record : images->records()) names += record.name + "\n";
-  data.identity = fmt::format("{} images {}, {} {}", images->records().size(), xxh3_hex(std::as_bytes(std::span(names))), autoencoder->name,
-                              autoencoder->fingerprint);
+  data.identity = fmt::format("{} images {}, {} {}", images->records().size(), dataset_fingerprint(*images),
+                              autoencoder->name, autoencoder->fingerprint);
   data.batches = [=, size = options.image_size](const BatchOptions& batch_options) {
     return image_batches(images, autoencoder, device, size, batch_options);
   };

@@ -189,6 +189,7 @@ TEST(PtHostile, ManyTransposedViewsOfOneStorageCannotFillTheMemory) {
 TEST(PtHostile, DamagedPicklesAreRefused) {
   EXPECT_THAT(parse_message(pt_archive("", {})), HasSubstr("the stack is empty"));
   EXPECT_THAT(parse_message(pt_archive("u", {})), HasSubstr("a mark is missing"));
+  EXPECT_THAT(parse_message(pt_archive("}(0u", {})), HasSubstr("the stack is empty"));  // below the mark
   EXPECT_THAT(parse_message(pt_archive("h\x05", {})), HasSubstr("unknown memo entry"));
   EXPECT_THAT(parse_message(pt_archive("i", {})), HasSubstr("unknown opcode 0x69 at byte 2"));
   EXPECT_THAT(parse_message(pt_archive("X\xff\xff\xff\xff", {})), HasSubstr("ends too early"));

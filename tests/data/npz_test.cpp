@@ -57,7 +57,8 @@ TEST(Npy, BadFilesAreNamed) {
       {npy("{'descr': '<f4', 'fortran_order': False, 'shape': (4611686018427387905, 4), }", "abcdefgh"),
        "too large"}};
   for (const auto& [file, expected] : cases)
-    EXPECT_THAT(message_of([&] { parse(file); }), testing::AllOf(HasSubstr(expected), HasSubstr("x.npy")))
+    EXPECT_THAT(message_of([&bytes = file] { parse(bytes); }),
+                testing::AllOf(HasSubstr(expected), HasSubstr("x.npy")))
         << file;
 }
 

@@ -146,7 +146,7 @@ TEST_F(StoreImport, AnInterruptedImportContinues) {
   EXPECT_EQ(FeatureStore::open(file("store"))->size(), 6);
   import_store(options_);  // again: nothing to do
   write_fast_dit(7);       // one more file: not the same import
-  EXPECT_THAT(message(), HasSubstr("other settings: source"));
+  EXPECT_THAT(message(), HasSubstr("source num_files (6 there, 7 asked for)"));
 }
 
 TEST_F(StoreImport, OddFoldersAreRefusedByName) {

@@ -272,6 +272,13 @@ TEST(FeatureStoreWriter, RefusesOtherSettings) {
   EXPECT_THAT(message, HasSubstr("other settings"));
   EXPECT_THAT(message, HasSubstr("scaling_factor (0.18215 there, 0.13025 asked for)"));
   EXPECT_THAT(message, HasSubstr("autoencoder_fingerprint"));
+  other = info;
+  other.source = {{"path", "others"}, {"dtype", "F32"}};
+  EXPECT_THAT(message_of([&] { FeatureStoreWriter::open(folder / "store", other, 4); }),
+              HasSubstr("source dtype (null there, \"F32\" asked for), source path (\"pictures\" there"));
+  other.source = nullptr;
+  EXPECT_THAT(message_of([&] { FeatureStoreWriter::open(folder / "store", other, 4); }),
+              HasSubstr("source path"));
   EXPECT_EQ(FeatureStoreWriter::open(folder / "store", info, 4)->num_complete(), 5);
 }
 

@@ -1,11 +1,14 @@
 """DiT against diffusers' DiTTransformer2DModel, a compact PyTorch DiT, and (KILN_DIT_REPO) the original's models.py."""
 
+import json
+
 import pytest
 import torch
 from closeness import (FORWARD, FORWARD_BF16, GRADIENT_BF16, assert_close, assert_gradients_close, gradients_of,
                        violation)
 from diffusers import DiTTransformer2DModel
 from dit_torch import DiT, randomise_
+from safetensors.torch import save_file
 
 TINY = dict(input_size=8, patch_size=2, in_channels=4, hidden_size=32, depth=2, num_heads=4, mlp_ratio=4.0,
             num_classes=10, class_dropout_prob=0.1, learn_sigma=True)
@@ -139,6 +142,30 @@ def test_training_checkpoint_uses_its_ema(conformance, tmp_path):
     torch.save({"model": model.state_dict(), "ema": ema.state_dict(), "opt": {}, "args": None}, path)
     output = conformance("forward", model="dit", config=TINY, weights=path, inputs=inputs_of(TINY))["output"]
     assert_close(output, run_torch(ema, inputs_of(TINY))[0])
+
+
+def test_sharded_checkpoint(conformance, tmp_path):
+    model = randomise_(DiT(**TINY)).eval()
+    shards = {"a-00001-of-00002.safetensors": {}, "a-00002-of-00002.safetensors": {}}
+    for i, (key, value) in enumerate(model.state_dict().items()):
+        list(shards.values())[i % 2][key] = value
+    for name, tensors in shards.items():
+        save_file(tensors, tmp_path / name)
+    index = tmp_path / "a.safetensors.index.json"
+    index.write_text(json.dumps({"weight_map": {key: name for name, tensors in shards.items() for key in tensors}}))
+    output = conformance("forward", model="dit", config=TINY, weights=index, inputs=inputs_of(TINY))["output"]
+    assert_close(output, run_torch(model, inputs_of(TINY))[0])
+
+
+@pytest.mark.parametrize("dtype, tolerance", [("f32", FORWARD), ("bf16", FORWARD_BF16)])
+def test_published_name(conformance, dtype, tolerance):
+    config = dict(input_size=32, patch_size=4, in_channels=4, hidden_size=384, depth=12, num_heads=6)
+    model = randomise_(DiT(**config)).eval()
+    inputs = {"x": torch.randn(2, 4, 32, 32), "t": torch.tensor([3.0, 998.0]), "y": torch.tensor([999, 1000])}
+    output = conformance("forward", model="DiT-S/4", config={"input_size": 32, "num_classes": 1000},
+                         weights=model.state_dict(), inputs=inputs, dtype=dtype)["output"]
+    with torch.no_grad():
+        assert_close(output, model(inputs["x"], inputs["t"], inputs["y"]), tolerance)
 
 
 def diffusers_dit(config):

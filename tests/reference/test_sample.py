@@ -175,8 +175,8 @@ def test_run_folder_by_class_name(kiln, run_folder, tmp_path):
 
 
 def test_killed_sampling_goes_on(kiln, run_folder, tmp_path):
-    arguments = ["--run", run_folder, "--num-images", 40, "--classes", "all", "--num-sampling-steps", 100, "--batch", 2,
-                 "--npz", tmp_path / "all.npz", "--out", tmp_path / "out"]
+    common = ["--run", run_folder, "--num-images", 40, "--classes", "all", "--num-sampling-steps", 100]
+    arguments = [*common, "--batch", 2, "--npz", tmp_path / "all.npz", "--out", tmp_path / "out"]
     process = subprocess.Popen([program("kiln"), "sample", *map(str, arguments)], stderr=subprocess.DEVNULL)
     deadline = time.time() + 60
     while len(list((tmp_path / "out").glob("0*.png"))) < 5 and time.time() < deadline:
@@ -194,7 +194,7 @@ def test_killed_sampling_goes_on(kiln, run_folder, tmp_path):
     images = pictures(tmp_path / "out")
     assert np.array_equal(np.load(tmp_path / "all.npz")["arr_0"], np.stack(list(images.values())))
     # The same as without interruption, whatever the batch was.
-    sample(kiln, *arguments[:-4], "--batch", 8, "--out", tmp_path / "whole")
+    sample(kiln, *common, "--batch", 8, "--out", tmp_path / "whole")
     for a, b in zip(images.values(), pictures(tmp_path / "whole").values()):
         assert np.abs(a.astype(int) - b.astype(int)).max() <= 1
 

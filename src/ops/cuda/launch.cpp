@@ -9,7 +9,7 @@
 
 namespace kiln::ops::cuda {
 
-#ifdef KILN_CUDA
+#ifdef KILN_CUDA_KERNELS
 
 bool kernels_compiled() { return true; }
 

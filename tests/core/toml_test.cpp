@@ -1,0 +1,65 @@
+#include "core/toml.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cmath>
+
+#include "core/error.h"
+
+namespace kiln {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+using ::testing::ThrowsMessage;
+
+nlohmann::json value_of(const std::string& text) { return parse_toml("key = " + text, "test").at(0).value; }
+
+TEST(Toml, ReadsEveryKindOfValue) {
+  EXPECT_EQ(value_of("\"a # \\\"b\\\" \\\\ \\n\" # comment"), "a # \"b\" \\ \n");
+  EXPECT_EQ(value_of("'C:\\dir'"), "C:\\dir");
+  EXPECT_EQ(value_of("-12"), -12);
+  EXPECT_EQ(value_of("1_000_000"), 1000000);
+  EXPECT_TRUE(value_of("7").is_number_integer());
+  EXPECT_EQ(value_of("1e-4"), 1e-4);
+  EXPECT_EQ(value_of("+0.5"), 0.5);
+  EXPECT_TRUE(std::isinf(value_of("-inf").get<double>()));
+  EXPECT_EQ(value_of("true"), true);
+  EXPECT_EQ(value_of("[1, 2.5,\n  # more\n  \"x\",\n]"), nlohmann::json({1, 2.5, "x"}));
+  EXPECT_EQ(value_of("[]"), nlohmann::json::array());
+}
+
+TEST(Toml, KeepsOrderAndLines) {
+  const auto entries = parse_toml("# recipe\r\nb = 1\r\n\n\"a\" = [\n1]\nc-d_9 = false", "test");
+  ASSERT_EQ(entries.size(), 3u);
+  EXPECT_EQ(entries[0].key, "b");
+  EXPECT_EQ(entries[1].key, "a");
+  EXPECT_EQ(entries[1].line, 4);
+  EXPECT_EQ(entries[2].key, "c-d_9");
+  EXPECT_EQ(entries[2].line, 6);
+  EXPECT_TRUE(parse_toml("", "test").empty());
+}
+
+TEST(Toml, RefusesTheRestByLine) {
+  for (const auto& [text, expected] :
+       std::vector<std::pair<std::string, std::string>>{{"a = 1\n[table]", "tables"},
+                                                        {"a = 1\na = 2", "twice"},
+                                                        {"x = 0\na 1", "expected ="},
+                                                        {"x = 0\na =", "value"},
+                                                        {"x = 0\na = 1 2", "end of the line"},
+                                                        {"x = 0\na = \"open", "not closed"},
+                                                        {"x = 0\na = [1, 2", "not closed"},
+                                                        {"x = 0\na = [[1]]", "expected"},
+                                                        {"x = 0\n= 1", "option name"},
+                                                        {"x = 0\na = maybe", "maybe"},
+                                                        {"x = 0\na = \"\\q\"", "escape"},
+                                                        {"x = 0\na = 1979-05-27", "1979"}})
+    EXPECT_THAT([&] { parse_toml(text, "recipe.toml"); },
+                ThrowsMessage<Error>(AllOf(HasSubstr("recipe.toml line 2"), HasSubstr(expected))))
+        << text;
+  EXPECT_THAT([] { read_toml("/absent.toml"); }, ThrowsMessage<Error>(HasSubstr("/absent.toml")));
+}
+
+}  // namespace
+}  // namespace kiln
