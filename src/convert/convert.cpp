@@ -31,10 +31,12 @@ Target target_of(const std::string& out) {
 struct Loaded {
   TensorMap weights;                // published keys where the architecture is known
   std::optional<DitConfig> config;  // nullopt: not a DiT
+  bool num_heads_assumed = false;   // neither given nor told by a published width
 };
 
 Loaded load(const ConvertOptions& options, const WeightsSource& source) {
-  Loaded loaded{load_tensors(source.path, options.ema), std::nullopt};
+  Loaded loaded;
+  loaded.weights = load_tensors(source.path, options.ema);
   if (!source.dit_diffusers.is_null()) {
     loaded.config = parse_dit_diffusers_config(source.dit_diffusers, source.path);
     loaded.weights = dit_from_diffusers(*loaded.config, loaded.weights, source.path);
@@ -46,6 +48,7 @@ Loaded load(const ConvertOptions& options, const WeightsSource& source) {
   if (options.input_size) hints.input_size = options.input_size;
   if (options.num_heads) hints.num_heads = options.num_heads;
   loaded.config = recognise_dit(shapes, hints);
+  loaded.num_heads_assumed = loaded.config && !hints.num_heads && dit_name(*loaded.config) == "dit";
   return loaded;
 }
 
@@ -85,6 +88,12 @@ DiffusersFolderOptions folder_options(const ConvertOptions& options, const nlohm
   return result;
 }
 
+std::map<std::string, std::string> metadata_of(const Loaded& loaded) {
+  std::map<std::string, std::string> metadata = {{"format", "pt"}};
+  if (loaded.config) metadata[kModelConfigKey] = to_json(*loaded.config).dump();
+  return metadata;
+}
+
 void write_pt_file(const std::string& path, const TensorMap& weights) {
   std::vector<NamedTensor> views;
   std::vector<at::Tensor> kept;  // what the views point into
@@ -117,12 +126,16 @@ void convert(const ConvertOptions& options) {
       write_pt_file(options.out, loaded.weights);
       break;
     case Target::kSafetensors:
-      save_tensors(options.out, loaded.weights, {{"format", "pt"}});
+      save_tensors(options.out, loaded.weights, metadata_of(loaded));
       break;
     case Target::kDiffusers:
       if (!loaded.config)
         fail("convert", "{} is not a DiT: only DiT is written as a diffusers folder", source.path);
       write_dit_pipeline(options.out, *loaded.config, loaded.weights, folder_options(options, source.run));
+      if (loaded.num_heads_assumed)
+        fmt::print(
+            "num_heads {} is assumed from the width: give --num-heads if the model has another number\n",
+            loaded.config->num_heads);
       if (options.vae.empty())
         fmt::print("no --vae was given: pass one to DiTPipeline.from_pretrained(..., vae=...)\n");
       if (loaded.config->num_classes != 1000)

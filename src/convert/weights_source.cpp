@@ -4,6 +4,7 @@
 #include <fstream>
 
 #include "checkpoint/train_state.h"
+#include "checkpoint/weights_file.h"
 #include "core/error.h"
 
 namespace kiln {
@@ -48,11 +49,24 @@ WeightsSource run_weights(const std::string& run, bool prefer_ema) {
   return checkpoint_weights(checkpoints.back().folder, prefer_ema);
 }
 
+// What `kiln convert` left in a safetensors file; null when there is nothing.
+nlohmann::json run_of_metadata(const std::string& path) {
+  if (tensor_file_format(path) != TensorFileFormat::kSafetensors) return {};
+  const auto metadata = open_safetensors(path)->metadata();
+  const auto found = metadata.find(kModelConfigKey);
+  if (found == metadata.end()) return {};
+  const auto config = nlohmann::json::parse(found->second, nullptr, /*allow_exceptions=*/false);
+  if (!config.is_object())
+    fail("weights", "metadata \"{}\" is not a JSON object ({})", kModelConfigKey, path);
+  return {{"model_config", config}};
+}
+
 WeightsSource file_weights(const fs::path& file) {
   WeightsSource source;
   source.path = file.string();
   const fs::path folder = fs::weakly_canonical(file).parent_path();
   if (is_checkpoint_name(folder.filename().string())) add_run(folder, source);
+  if (source.run.is_null()) source.run = run_of_metadata(source.path);
   return source;
 }
 

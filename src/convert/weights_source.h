@@ -5,10 +5,15 @@
 
 namespace kiln {
 
+// Metadata of a converted safetensors file: the model's config, for what shapes do not tell (the number of
+// heads).
+inline constexpr const char* kModelConfigKey = "kiln_model_config";
+
 struct WeightsSource {
-  std::string path;              // the weights: a file or an index
-  std::string step;              // "step-00001000" for a checkpoint of a run
-  nlohmann::json run;            // RUN/config.json of a run's weights; null for others
+  std::string path;  // the weights: a file or an index
+  std::string step;  // "step-00001000" for a checkpoint of a run
+  // RUN/config.json of a run's weights, {"model_config"} of a file with such metadata, else null.
+  nlohmann::json run;
   nlohmann::json dit_diffusers;  // config.json of a DiTTransformer2DModel; null for others
 };
 

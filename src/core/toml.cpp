@@ -137,6 +137,10 @@ class TomlParser {
     if (const auto [rest, error] = std::from_chars(digits.data(), end, integer);
         error == std::errc() && rest == end)
       return integer;
+    uint64_t large = 0;
+    if (const auto [rest, error] = std::from_chars(digits.data(), end, large);
+        error == std::errc() && rest == end)
+      return large;
     double number = 0;
     const bool starts_like_one =
         !digits.empty() && (std::isdigit(static_cast<unsigned char>(digits[0])) || digits[0] == '-');

@@ -1,5 +1,5 @@
 // Pillow's separable resampling of 8-bit images, bit for bit: weights in double precision, rounded to fixed
-// point with 22 fractional bits, a horizontal pass rounded and clipped to 8 bits, then a vertical one.
+// point with 22 fractional bits; one axis after the other, each pass rounded and clipped to 8 bits.
 #include <algorithm>
 #include <cmath>
 
@@ -114,6 +114,13 @@ Image vertical_pass(const Image& in, const std::vector<Taps>& taps, int64_t row_
   return out;
 }
 
+// Pillow's choice since version 13 (before, the horizontal pass always came first), which shows in the
+// rounding.
+bool is_vertical_first(const Image& image, int64_t height, int64_t width) {
+  const int64_t rows_saved = image.height - height, columns_saved = image.width - width;
+  return rows_saved > 0 && rows_saved > 2 * columns_saved;
+}
+
 struct Window {
   int64_t y, x, height, width;
 };
@@ -126,10 +133,7 @@ Image resize_window(const Image& image, const Filter& filter, int64_t height, in
          height);
   const auto columns = make_taps(filter, image.width, width, window.x, window.x + window.width);
   const auto rows = make_taps(filter, image.height, height, window.y, window.y + window.height);
-  // Pillow's choice since version 13 (before, the horizontal pass always came first), which shows in the
-  // rounding.
-  const int64_t rows_saved = image.height - height, columns_saved = image.width - width;
-  if (rows_saved > 0 && rows_saved > 2 * columns_saved)
+  if (is_vertical_first(image, height, width))
     return horizontal_pass(vertical_pass(image, rows, 0), columns, 0, window.height);
   const int64_t first_row = rows.front().first;
   const int64_t last_row = rows.back().first + static_cast<int64_t>(rows.back().weights.size());
@@ -139,6 +143,32 @@ Image resize_window(const Image& image, const Filter& filter, int64_t height, in
 Image resize(const Image& image, const Filter& filter, int64_t height, int64_t width) {
   if (height == image.height && width == image.width) return image;
   return resize_window(image, filter, height, width, {0, 0, height, width});
+}
+
+// The box filter from even sizes to their halves, where each pass is (a + b + 1) / 2.
+Image halve_even(const Image& image) {
+  Image out{image.height / 2, image.width / 2,
+            std::vector<uint8_t>(image.height / 2 * (image.width / 2) * 3)};
+  const int64_t row_bytes = image.width * 3;
+  uint8_t* target = out.rgb.data();
+  for (int64_t y = 0; y < out.height; ++y) {
+    const uint8_t* upper = image.rgb.data() + 2 * y * row_bytes;
+    for (int64_t x = 0; x < out.width; ++x, upper += 6, target += 3) {
+      const uint8_t* lower = upper + row_bytes;
+      for (int c = 0; c < 3; ++c) {
+        const int first = (upper[c] + upper[c + 3] + 1) >> 1, second = (lower[c] + lower[c + 3] + 1) >> 1;
+        target[c] = static_cast<uint8_t>((first + second + 1) >> 1);
+      }
+    }
+  }
+  return out;
+}
+
+Image halve(const Image& image) {
+  const int64_t height = image.height / 2, width = image.width / 2;
+  const bool is_even = image.height % 2 == 0 && image.width % 2 == 0;
+  if (is_even && !is_vertical_first(image, height, width)) return halve_even(image);
+  return resize(image, kBox, height, width);
 }
 
 // Python's round(): halves to even.
@@ -160,7 +190,7 @@ Image center_crop(const Image& image, int64_t size) {
   Image halved;
   const Image* current = &image;
   while (std::min(current->height, current->width) >= 2 * size) {
-    halved = resize(*current, kBox, current->height / 2, current->width / 2);
+    halved = halve(*current);
     current = &halved;
   }
   const double scale =

@@ -141,7 +141,7 @@ std::vector<std::string> sampler_names() {
 at::Tensor run_sampler(Sampler& sampler, const at::Tensor& noise, const DenoiseFn& denoise,
                        const StepNoiseFn& step_noise,
                        const std::function<void(int64_t, const at::Tensor&)>& on_step) {
-  at::Tensor x = sampler.scale_start(noise);
+  at::Tensor x = noise;
   const std::vector<double>& timesteps = sampler.timesteps();
   for (int64_t i = 0; i < static_cast<int64_t>(timesteps.size()); ++i) {
     x = sampler.step(i, x, denoise(x, timesteps[i]), step_noise);

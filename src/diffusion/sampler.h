@@ -19,8 +19,6 @@ class Sampler {
  public:
   virtual ~Sampler() = default;
   virtual const std::vector<double>& timesteps() const = 0;  // as the model is given them, in order of use
-  // Multiplies the start noise (schedulers whose first sigma is not 1); identity for most.
-  virtual at::Tensor scale_start(const at::Tensor& noise) const { return noise; }
   // One step: x at timesteps()[i] -> x at the next. Multistep samplers keep history: steps go in order from
   // 0.
   virtual at::Tensor step(int64_t i, const at::Tensor& x, const at::Tensor& model_output,
@@ -38,7 +36,7 @@ nlohmann::json sampler_config(const std::string& name, int64_t num_sampling_step
                               const nlohmann::json& objective);
 std::vector<std::string> sampler_names();
 
-// scale_start, then all steps; on_step (optional) sees x after each.
+// All steps from `noise`; on_step (optional) sees x after each.
 at::Tensor run_sampler(Sampler& sampler, const at::Tensor& noise, const DenoiseFn& denoise,
                        const StepNoiseFn& step_noise,
                        const std::function<void(int64_t, const at::Tensor&)>& on_step = {});

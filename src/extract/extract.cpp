@@ -6,6 +6,7 @@
 #include <cstdlib>
 #include <filesystem>
 #include <thread>
+#include <utility>
 
 #include "core/error.h"
 #include "core/stop_signal.h"
@@ -128,14 +129,16 @@ class Extraction {
         continue;
       }
       batch.push_back(std::move(image));
-      if (static_cast<int64_t>(batch.size()) == settings_.batch) write(batch);
+      if (static_cast<int64_t>(batch.size()) == settings_.batch) submit(batch);
     }
     if (stop.requested()) {
+      write(take_encoded());
       progress.finish(done - static_cast<int64_t>(batch.size()), num_skipped_);
       fmt::print(stderr, "stopped: the same command continues\n");
       return;
     }
-    write(batch);
+    submit(batch);
+    write(take_encoded());
     writer_->finish();
     progress.finish(done, num_skipped_);
     report();
@@ -177,17 +180,42 @@ class Extraction {
     fmt::print(stderr, "skipped: {}\n", image.error);
   }
 
-  // Encodes the batch and empties it.
-  void write(std::vector<PreparedImage>& batch) {
+  // A batch that the device works on, or has finished.
+  struct Encoded {
+    std::vector<int64_t> images;  // in the data set
+    at::Tensor moments;           // (flips * B, channels, h, w)
+  };
+
+  // Starts encoding the batch, empties it, and writes the batch before. While a GPU encodes, the host
+  // decodes, fills the next batch and writes the last one.
+  void submit(std::vector<PreparedImage>& batch) {
     if (batch.empty()) return;
-    const auto size = static_cast<int64_t>(batch.size());
-    const at::Tensor moments = encode(batch);  // (flips * B, channels, h, w), CPU
+    const at::Tensor images = to_tensor(batch);
+    const Encoded previous = take_encoded();
+    for (const PreparedImage& image : batch) encoded_.images.push_back(image.index);
+    const at::NoGradGuard no_grad;
+    encoded_.moments = autoencoder_->encode(images.to(settings_.device));
+    batch.clear();
+    write(previous);
+  }
+
+  // Waits for the device.
+  Encoded take_encoded() {
+    Encoded encoded = std::exchange(encoded_, {});
+    if (encoded.moments.defined()) encoded.moments = encoded.moments.to(at::kCPU, at::kFloat).contiguous();
+    return encoded;
+  }
+
+  void write(const Encoded& encoded) {
+    if (encoded.images.empty()) return;
+    const at::Tensor& moments = encoded.moments;
+    const auto size = static_cast<int64_t>(encoded.images.size());
     const bool has_logvar = autoencoder_->name != "pixels";
     const float* values = moments.const_data_ptr<float>();
     const int64_t values_per_image = moments.numel() / moments.size(0);
     for (int64_t i = 0; i < size; ++i) {
       if (position_.num_samples++ < position_.num_in_store) continue;
-      const ImageRecord& record = dataset_->records()[batch[i].index];
+      const ImageRecord& record = dataset_->records()[encoded.images[i]];
       FeatureStoreWriter::Sample sample{record.name, record.caption, record.label, {}, {}};
       for (int64_t flip = 0; flip < settings_.num_flips; ++flip) {
         const float* mean = values + (flip * size + i) * values_per_image;
@@ -197,11 +225,9 @@ class Extraction {
       }
       writer_->add(sample);
     }
-    batch.clear();
   }
 
-  at::Tensor encode(const std::vector<PreparedImage>& batch) const {
-    const at::NoGradGuard no_grad;
+  at::Tensor to_tensor(const std::vector<PreparedImage>& batch) const {
     const auto size = static_cast<int64_t>(batch.size());
     const int64_t side = options_.image_size, image_values = 3 * side * side;
     at::Tensor images = at::empty({settings_.num_flips * size, 3, side, side}, at::kFloat);
@@ -210,12 +236,13 @@ class Extraction {
       for (int64_t i = 0; i < size; ++i)
         write_image_values(batch[i].image, flip == 1,
                            values.subspan((flip * size + i) * image_values, image_values));
-    return autoencoder_->encode(images.to(settings_.device)).to(at::kCPU, at::kFloat).contiguous();
+    return images;
   }
 
   void report() const {
-    fmt::print("{} samples of {} classes in {}\n", position_.num_samples, dataset_->class_names().size(),
-               options_.out);
+    const size_t num_classes = dataset_->class_names().size();
+    fmt::print("{} samples{} in {}\n", position_.num_samples,
+               num_classes > 0 ? fmt::format(", {} classes,", num_classes) : "", options_.out);
     if (num_skipped_ > 0)
       fmt::print("{} of {} pictures are broken or smaller than {} pixels and were skipped\n", num_skipped_,
                  dataset_->records().size(), options_.image_size);
@@ -228,6 +255,7 @@ class Extraction {
   std::unique_ptr<FeatureStoreWriter> writer_;
   int64_t latent_values_ = 0;
   Position position_;
+  Encoded encoded_;
   int64_t num_skipped_ = 0;
 };
 

@@ -54,8 +54,8 @@ at::Tensor embedding_rows(const at::Tensor& table, const at::Tensor& ids) {
 
 at::Tensor embedding_rows(const at::Tensor& table, const at::Tensor& ids) {
   if (table.dim() != 2 || ids.scalar_type() != at::kLong)
-    fail("embedding_rows", "expected table (rows, D) and i64 ids, got ({}) and {}", fmt::join(table.sizes(), ", "),
-         c10::toString(ids.scalar_type()));
+    fail("embedding_rows", "expected table (rows, D) and i64 ids, got ({}) and {}",
+         fmt::join(table.sizes(), ", "), c10::toString(ids.scalar_type()));
   return Embedding::apply(table, ids);
 }
 

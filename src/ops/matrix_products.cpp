@@ -1,10 +1,13 @@
 #include "ops/matrix_products.h"
 
 #include <ATen/ATen.h>
+#include <ATen/Context.h>
 #include <ATen/Parallel.h>
+#include <ATen/core/dispatch/Dispatcher.h>
 
 #include "core/tensors.h"
 #include "ops/cpu/column_sum.h"
+#include "ops/cpu/instruction_set.h"
 #include "ops/cpu/kernels.h"
 #include "ops/kernel_types.h"
 
@@ -15,6 +18,23 @@ namespace {
 // ones.
 at::Tensor operand(const at::Tensor& tensor) {
   return tensor.scalar_type() == at::kHalf && tensor.device().is_cpu() ? tensor.to(at::kFloat) : tensor;
+}
+
+// oneDNN's linear with the bias added in the product's own pass, where at::addmm writes and reads the result
+// once more: f32 and bf16 run 8 to 20 % faster.
+at::Tensor onednn_linear(const at::Tensor& rows, const at::Tensor& weight, const at::Tensor& bias) {
+  using Signature =
+      at::Tensor(const at::Tensor&, const at::Tensor&, const std::optional<at::Tensor>&, std::string_view,
+                 c10::List<std::optional<at::Scalar>>, std::optional<std::string_view>);
+  static const auto op =
+      c10::Dispatcher::singleton().findSchemaOrThrow("mkldnn::_linear_pointwise", "").typed<Signature>();
+  return op.call(rows, weight, bias, "none", c10::List<std::optional<at::Scalar>>(), "");
+}
+
+bool onednn_takes(const at::Tensor& rows, const at::Tensor& weight) {
+  const at::ScalarType dtype = rows.scalar_type();
+  return rows.is_cpu() && rows.numel() > 0 && weight.numel() > 0 && at::globalContext().userEnabledMkldnn() &&
+         (dtype == at::kFloat || (dtype == at::kBFloat16 && cpu::chosen_avx512()));
 }
 
 constexpr int64_t kRowsPerPartial = 256;  // fixed, so that the bits do not depend on the threads
@@ -42,8 +62,11 @@ at::Tensor column_sum(const at::Tensor& rows) {
 }  // namespace
 
 at::Tensor affine(const at::Tensor& rows, const at::Tensor& weight, const std::optional<at::Tensor>& bias) {
-  const at::Tensor a = operand(rows), b = operand(weight).t();
-  return (bias ? at::addmm(operand(*bias), a, b) : at::mm(a, b)).to(rows.scalar_type());
+  const at::Tensor a = operand(rows), b = operand(weight);
+  if (!bias) return at::mm(a, b.t()).to(rows.scalar_type());
+  const at::Tensor y =
+      onednn_takes(a, b) ? onednn_linear(a, b, operand(*bias)) : at::addmm(operand(*bias), a, b.t());
+  return y.to(rows.scalar_type());
 }
 
 at::Tensor affine_grad_rows(const at::Tensor& grad, const at::Tensor& weight) {

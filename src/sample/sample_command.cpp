@@ -103,57 +103,68 @@ void check(const SampleCommand& command) {
     fail("sample", "expected --cfg-scale to be a number, got {}", *command.cfg_scale);
 }
 
-}  // namespace
-
-void run_sample_command(const SampleCommand& command) {
-  check(command);
-  const at::Device device = parse_device(command.device);
-  const at::ScalarType compute_dtype = parse_compute_dtype(command.compute_dtype);
-  apply(ComputeSettings{.device = device, .threads = command.threads});
-  const SampleSource source = load_sample_source(command, device, compute_dtype);
-  const DenoiserShape& shape = source.denoiser->shape();
-  const std::vector<int64_t> classes = select_classes(command.classes, source.class_names, shape.num_classes);
-
+SampleOptions sample_options(const SampleCommand& command, const SampleSource& source, at::Device device) {
   SampleOptions options;
   options.sampler = choose_sampler(command, source.objective);
-  options.cfg_scale = command.cfg_scale.value_or(shape.has_null_class ? kDefaultCfgScale : 1);
+  options.cfg_scale =
+      command.cfg_scale.value_or(source.denoiser->shape().has_null_class ? kDefaultCfgScale : 1);
   options.cfg_convention = parse_convention(command.cfg_convention);
   options.batch = command.batch;
   options.seed = command.seed;
   options.device = device;
+  return options;
+}
 
+// The class of each image: the chosen ones in turn.
+class Labels {
+ public:
+  explicit Labels(std::vector<int64_t> classes) : classes_(std::move(classes)) {}
+  int64_t operator()(int64_t index) const { return classes_[static_cast<size_t>(index) % classes_.size()]; }
+  const std::vector<int64_t>& classes() const { return classes_; }
+  // With few classes each gets a column of the grid.
+  int64_t grid_columns(int64_t num_images) const {
+    const int64_t num_classes = static_cast<int64_t>(classes_.size());
+    if (num_classes > 1 && num_classes <= 16 && num_classes < num_images) return num_classes;
+    return static_cast<int64_t>(std::ceil(std::sqrt(static_cast<double>(num_images))));
+  }
+
+ private:
+  std::vector<int64_t> classes_;
+};
+
+SampleOutput open_output(const SampleCommand& command, const SampleSource& source,
+                         const SampleOptions& options, const Labels& labels) {
+  const DenoiserShape& shape = source.denoiser->shape();
   const int64_t side = shape.input_size * source.autoencoder->downsample;
-  SampleOutputOptions output_options = {.folder = command.out,
-                                        .npz = command.npz,
-                                        .write_png = !command.no_png,
-                                        .num_images = command.num_images,
-                                        .height = side,
-                                        .width = side};
-  output_options.settings = {{"weights", source.weights_fingerprint},
-                             {"model", source.model_config},
-                             {"autoencoder", source.autoencoder->fingerprint},
-                             {"sampler", options.sampler},
-                             {"cfg_scale", options.cfg_scale},
-                             {"cfg_convention", command.cfg_convention},
-                             {"classes", classes},
-                             {"seed", options.seed},
-                             {"compute_dtype", command.compute_dtype}};
-  const auto label_of = [&](int64_t index) { return classes[static_cast<size_t>(index) % classes.size()]; };
+  SampleOutputOptions output = {.folder = command.out,
+                                .npz = command.npz,
+                                .write_png = !command.no_png,
+                                .num_images = command.num_images,
+                                .height = side,
+                                .width = side};
+  output.settings = {{"weights", source.weights_fingerprint},
+                     {"model", source.model_config},
+                     {"autoencoder", source.autoencoder->fingerprint},
+                     {"sampler", options.sampler},
+                     {"cfg_scale", options.cfg_scale},
+                     {"cfg_convention", command.cfg_convention},
+                     {"classes", labels.classes()},
+                     {"seed", options.seed},
+                     {"compute_dtype", command.compute_dtype}};
   std::vector<std::string> names;
   for (int64_t i = 0; i < command.num_images; ++i)
-    names.push_back(file_name(i, label_of(i), source.class_names, shape.num_classes > 0));
-  SampleOutput output(output_options, std::move(names));
-  for (int64_t index : output.missing()) options.images.push_back({.index = index, .label = label_of(index)});
+    names.push_back(file_name(i, labels(i), source.class_names, shape.num_classes > 0));
+  return SampleOutput(output, std::move(names));
+}
 
+// Draws options.images into `output`, with a progress line.
+void draw(const SampleSource& source, SampleOptions& options, int64_t num_images, SampleOutput& output) {
   const int64_t missing = static_cast<int64_t>(options.images.size());
-  if (missing < command.num_images)
-    fmt::print(stderr, "kiln sample: {} of {} images are there already\n", command.num_images - missing,
-               command.num_images);
-  Progress progress(command.num_images - missing, command.num_images);
+  Progress progress(num_images - missing, num_images);
   const double steps = static_cast<double>(make_sampler(options.sampler)->timesteps().size());
   int64_t steps_run = 0, images_done = 0;
   options.stop = [&] {
-    const double batch = static_cast<double>(std::min(command.batch, missing - images_done));
+    const double batch = static_cast<double>(std::min(options.batch, missing - images_done));
     progress.tick(std::fmod(static_cast<double>(steps_run++), steps) / steps * batch);
     return false;
   };
@@ -163,15 +174,30 @@ void run_sample_command(const SampleCommand& command) {
                   ++images_done;
                   progress.add_image();
                 });
+}
+
+}  // namespace
+
+void run_sample_command(const SampleCommand& command) {
+  check(command);
+  const at::Device device = parse_device(command.device);
+  const at::ScalarType compute_dtype = parse_compute_dtype(command.compute_dtype);
+  apply(ComputeSettings{.device = device, .threads = command.threads});
+  const SampleSource source = load_sample_source(command, device, compute_dtype);
+  SampleOptions options = sample_options(command, source, device);
+  const Labels labels(
+      select_classes(command.classes, source.class_names, source.denoiser->shape().num_classes));
+
+  SampleOutput output = open_output(command, source, options, labels);
+  for (int64_t index : output.missing()) options.images.push_back({.index = index, .label = labels(index)});
+  const int64_t present = command.num_images - static_cast<int64_t>(options.images.size());
+  if (present > 0)
+    fmt::print(stderr, "kiln sample: {} of {} images are there already\n", present, command.num_images);
+  draw(source, options, command.num_images, output);
   output.finish();
   if (command.grid) {
     const int64_t count = std::min(command.num_images, kMaxGridImages);
-    const int64_t by_class = static_cast<int64_t>(classes.size());
-    const bool one_class_a_column = by_class > 1 && by_class <= 16 && by_class < count;
-    const int64_t columns = one_class_a_column
-                                ? by_class
-                                : static_cast<int64_t>(std::ceil(std::sqrt(static_cast<double>(count))));
-    fmt::print(stderr, "kiln sample: wrote {}\n", output.write_grid(count, columns));
+    fmt::print(stderr, "kiln sample: wrote {}\n", output.write_grid(count, labels.grid_columns(count)));
   }
 }
 

@@ -54,6 +54,8 @@ nlohmann::json Monitor::measure(const StepReport& report) {
   const double seconds = std::chrono::duration<double>(Clock::now() - window_begin_).count();
   const double images_per_s = static_cast<double>(window_.timed_steps * options_.global_batch) / seconds;
   const double flops = images_per_s * options_.flops_per_image;
+  // A machine that was busy when its peak was measured may do better later.
+  if (options_.peak_flops > 0) options_.peak_flops = std::max(options_.peak_flops, flops);
   nlohmann::json quartiles = nlohmann::json::array();
   for (int i = 0; i < 4; ++i)
     quartiles.push_back(window_.quartile_count[i] > 0
@@ -91,7 +93,7 @@ void Monitor::print(const nlohmann::json& line, double train_seconds) const {
   const auto loss =
       line["loss"].is_null() ? std::string("not finite") : fmt::format("{:.5f}", line["loss"].get<double>());
   fmt::print(
-      "step {:>7}  images {:>9}  loss {}  lr {:.3g}  grad {:.3f}  {:.1f} images/s  {:.2f} TFLOP/s ({:.0f}%)  "
+      "step {:>7}  images {:>9}  loss {}  lr {:.3g}  grad {:.3f}  {:.1f} images/s  {:.3g} TFLOP/s ({:.0f}%)  "
       "{:.1f} GB{}  {} left\n",
       step, line["images_seen"].get<int64_t>(), loss, line["lr"].get<double>(),
       line["grad_norm"].get<double>(), line["images_per_s"].get<double>(), line["tflops"].get<double>(),

@@ -60,6 +60,7 @@ std::vector<double> log_ticks(double low, double high) {
 
 std::string tick_text(double value) {
   const double size = std::abs(value);
+  if (size < 1e-12) return "0";  // multiples of a stride miss it by a rounding, or by a sign
   if (size >= 1e6) return fmt::format("{:g}M", value / 1e6);
   if (size >= 1e4) return fmt::format("{:g}k", value / 1e3);
   return fmt::format("{:.4g}", value);

@@ -34,7 +34,7 @@ body { margin: 0 auto; max-width: 1360px; padding: 28px 24px; background: var(--
 h1 { font-size: 26px; margin: 0 0 2px; } h2 { font-size: 18px; margin: 34px 0 12px; } p { margin: 0; color: var(--soft); }
 .cards { display: grid; grid-template-columns: repeat(auto-fit, minmax(165px, 1fr)); gap: 12px; margin: 22px 0; }
 .card, .plot { background: var(--card); border: 1px solid var(--line); border-radius: 10px; padding: 12px 16px; }
-.card b { display: block; font-size: 21px; font-variant-numeric: tabular-nums; } .card span { color: var(--soft); font-size: 13px; }
+.card > b { display: block; font-size: 21px; font-variant-numeric: tabular-nums; } .card > span { color: var(--soft); font-size: 13px; }
 .plots { display: grid; grid-template-columns: repeat(auto-fit, minmax(480px, 1fr)); gap: 14px; }
 svg { display: block; width: 100%; height: auto; } .title { font: 600 14px system-ui, sans-serif; fill: var(--ink); }
 .tick { font: 11px system-ui, sans-serif; fill: var(--soft); } .legend { font: 12px system-ui, sans-serif; fill: var(--soft); }
@@ -42,9 +42,9 @@ svg { display: block; width: 100%; height: auto; } .title { font: 600 14px syste
 .samples { display: grid; grid-template-columns: repeat(auto-fill, minmax(240px, 1fr)); gap: 14px; }
 figure { margin: 0; } figure img { width: 100%; image-rendering: pixelated; border-radius: 8px; border: 1px solid var(--line); }
 figcaption { color: var(--soft); font-size: 13px; text-align: center; }
-table { border-collapse: collapse; columns: 2; width: 100%; font-size: 13px; }
-td { padding: 3px 14px 3px 0; border-bottom: 1px solid var(--line); font-variant-numeric: tabular-nums; }
-td:first-child { color: var(--soft); white-space: nowrap; }
+.rows { columns: 3 300px; column-gap: 32px; font-size: 13px; } .rows.wide { columns: 1; }
+.rows div { display: flex; justify-content: space-between; gap: 16px; padding: 3px 0; border-bottom: 1px solid var(--line);
+  break-inside: avoid; overflow-wrap: anywhere; } .rows span { color: var(--soft); white-space: nowrap; }
 )";
 
 std::string escape(const std::string& text) {
@@ -202,17 +202,20 @@ std::string sample_section(const std::string& run) {
 }
 
 std::string settings(const Json& options) {
-  std::string html = "<h2>Settings</h2>\n<div class=\"card\"><table>\n";
-  for (const auto& [name, value] : options.items())
-    html += fmt::format("<tr><td>{}</td><td>{}</td></tr>\n", name, escape(value.dump()));
-  return html + "</table></div>\n";
+  std::string html = "<h2>Settings</h2>\n<div class=\"card rows\">\n";
+  for (const auto& [name, value] : options.items()) {
+    if (value == "") continue;  // not set
+    const std::string text = value.is_string() ? value.get<std::string>() : value.dump();
+    html += fmt::format("<div><span>{}</span><b>{}</b></div>\n", name, escape(text));
+  }
+  return html + "</div>\n";
 }
 
 std::string events(const std::vector<Json>& lines) {
   std::string html;
   for (const Json& line : lines)
-    if (line.contains("event")) html += "<tr><td>" + escape(line.dump()) + "</td></tr>\n";
-  return html.empty() ? "" : "<h2>Events</h2>\n<div class=\"card\"><table>\n" + html + "</table></div>\n";
+    if (line.contains("event")) html += "<div>" + escape(line.dump()) + "</div>\n";
+  return html.empty() ? "" : "<h2>Events</h2>\n<div class=\"card rows wide\">\n" + html + "</div>\n";
 }
 
 }  // namespace
@@ -227,7 +230,7 @@ void write_report(const std::string& run) {
   if (const auto checkpoints = list_checkpoints(run); !checkpoints.empty()) {
     const TrainStateInfo info = read_train_state(checkpoints.back().folder);
     options = info.config.value("options", Json::object());
-    machine = fmt::format("{} with {} threads", info.machine, info.num_threads);
+    machine = fmt::format("{}, {} threads", info.machine, info.num_threads);
   }
   const std::string name = fs::absolute(run).lexically_normal().filename().string();
   std::string html = fmt::format(

@@ -58,7 +58,9 @@ bool assign(T& field, const nlohmann::json& value) {
   } else if constexpr (std::is_same_v<T, std::string>) {
     if (!value.is_string()) return false;
   } else if constexpr (std::is_integral_v<T>) {
-    if (!value.is_number_integer() || (std::is_unsigned_v<T> && value < 0)) return false;
+    if (!value.is_number_integer()) return false;
+    const bool negative = !value.is_number_unsigned() && value.template get<int64_t>() < 0;
+    if (std::is_unsigned_v<T> && negative) return false;
   } else if constexpr (std::is_floating_point_v<T>) {
     if (!value.is_number()) return false;
   } else {

@@ -161,6 +161,25 @@ TEST(Convert, RunFolderBecomesAPipelineWithItsSchedulerAndLabels) {
   EXPECT_EQ(find_weights(folder / "run/checkpoints/step-00000010/ema.safetensors", true).run["model"], "dit");
 }
 
+// Shapes do not tell the number of heads; a safetensors file between two folders must not lose it.
+TEST(Convert, TheNumberOfHeadsSurvivesSafetensors) {
+  const TempFolder folder;
+  DitConfig config = small_config();
+  config.num_heads = 4;
+  make_run(folder / "run", config, random_weights(config));
+  convert({.in = folder / "run", .out = folder / "first"});
+  convert({.in = folder / "first", .out = folder / "w.safetensors"});
+  convert({.in = folder / "w.safetensors", .out = folder / "second"});
+  EXPECT_EQ(read_json(folder / "second/transformer/config.json")["num_attention_heads"], 4);
+  // .pt has no place for it: the width's guess is told, and --num-heads corrects it.
+  convert({.in = folder / "w.safetensors", .out = folder / "w.pt"});
+  testing::internal::CaptureStdout();
+  convert({.in = folder / "w.pt", .out = folder / "third"});
+  EXPECT_THAT(testing::internal::GetCapturedStdout(), HasSubstr("num_heads 1 is assumed"));
+  convert({.in = folder / "w.pt", .out = folder / "fourth", .num_heads = 4});
+  EXPECT_EQ(read_json(folder / "fourth/transformer/config.json")["num_attention_heads"], 4);
+}
+
 TEST(Convert, ARunWithoutNullClassCannotBecomeAPipeline) {
   const TempFolder folder;
   DitConfig config = small_config();

@@ -22,6 +22,7 @@ TEST(Toml, ReadsEveryKindOfValue) {
   EXPECT_EQ(value_of("-12"), -12);
   EXPECT_EQ(value_of("1_000_000"), 1000000);
   EXPECT_TRUE(value_of("7").is_number_integer());
+  EXPECT_EQ(value_of("18446744073709551615"), 18446744073709551615u);
   EXPECT_EQ(value_of("1e-4"), 1e-4);
   EXPECT_EQ(value_of("+0.5"), 0.5);
   EXPECT_TRUE(std::isinf(value_of("-inf").get<double>()));

@@ -136,7 +136,8 @@ TEST(Sampler, BadOptionsAreNamed) {
   EXPECT_THAT(message_of([&] { make_sampler(sampler_config("ddim", 1001, epsilon)); }), HasSubstr("1000"));
   EXPECT_THAT(message_of([&] { make_sampler(sampler_config("ddpm", 1001, objective_config("iddpm"))); }),
               HasSubstr("1001"));
-  EXPECT_THAT(message_of([&] { make_sampler(sampler_config("dpmpp_2m", 1000, epsilon)); }), HasSubstr("too many"));
+  EXPECT_THAT(message_of([&] { make_sampler(sampler_config("dpmpp_2m", 1000, epsilon)); }),
+              HasSubstr("too many"));
   EXPECT_THAT(message_of([] { make_sampler({{"type", "euler_a"}}); }), HasSubstr("dpmpp"));
 }
 

@@ -70,6 +70,37 @@ TEST_P(EverySampler, ImagesAreNamedByTheirIndex) {
   EXPECT_LE(largest_difference(two[1], all[1]), 1);
 }
 
+// Shows the first three channels of what it is given, and remembers it.
+class RecordingAutoencoder : public Autoencoder {
+ public:
+  at::Tensor encode(const at::Tensor& images) const override { return images; }
+  at::Tensor decode(const at::Tensor& raw_latents) const override {
+    latents.push_back(raw_latents);
+    return raw_latents.narrow(1, 0, 3);
+  }
+  const ParameterList& parameters() const override { return none_; }
+  mutable std::vector<at::Tensor> latents;
+
+ private:
+  ParameterList none_;
+};
+
+TEST(SampleImages, TheDecoderIsGivenUnscaledLatents) {
+  const auto denoiser = tiny_denoiser({.in_channels = 4});
+  RecordingAutoencoder plain, scaled;
+  plain.name = scaled.name = "autoencoder_kl";
+  scaled.scaling_factor = 0.25;
+  scaled.shift_factor = 0.5;
+  const auto sink = [](const ImageRequest&, const Image&) {};
+  sample_images(*denoiser, &plain, tiny_options(3, 2), sink);
+  sample_images(*denoiser, &scaled, tiny_options(3, 2), sink);
+  ASSERT_EQ(plain.latents.size(), 2u);
+  EXPECT_EQ(plain.latents[1].sizes(), at::IntArrayRef({1, 4, 8, 8}));
+  // latents = (raw - shift) * scaling
+  for (size_t i = 0; i < 2; ++i)
+    EXPECT_TRUE(at::allclose((scaled.latents[i] - 0.5) * 0.25, plain.latents[i], 1e-4, 1e-5));
+}
+
 TEST(SampleImages, SameSeedGivesTheSameBytes) {
   const auto denoiser = tiny_denoiser({});
   const std::vector<Image> first = draw(*denoiser, tiny_options(3, 3)),

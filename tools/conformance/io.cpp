@@ -14,8 +14,8 @@ namespace kiln::conformance {
 
 namespace {
 
-// Python writes numbers that JSON does not have (diffusers' configs hold "lambda_min_clipped": -Infinity). They stand
-// for "no limit" wherever they occur, which null says too.
+// Python writes numbers that JSON does not have (diffusers' configs hold "lambda_min_clipped": -Infinity).
+// They stand for "no limit" wherever they occur, which null says too.
 std::string without_infinities(const std::string& text) {
   std::string result;
   bool in_string = false;
@@ -30,8 +30,10 @@ std::string without_infinities(const std::string& text) {
         continue;
       }
     }
-    if (in_string && text[i] == '\\' && i + 1 < text.size()) result += text[i++];
-    else if (text[i] == '"') in_string = !in_string;
+    if (in_string && text[i] == '\\' && i + 1 < text.size())
+      result += text[i++];
+    else if (text[i] == '"')
+      in_string = !in_string;
     result += text[i++];
   }
   return result;

@@ -5,6 +5,7 @@
 #include <memory>
 
 #include "core/error.h"
+#include "diffusion/diffusion_config.h"
 #include "diffusion/objective.h"
 #include "io.h"
 #include "verbs.h"
@@ -26,6 +27,13 @@ at::Tensor read_indices(const Inputs& inputs, int64_t batch, int64_t num_train_t
   return t;
 }
 
+// Continuous flow has no table to index.
+bool takes_uniforms(const nlohmann::json& config) {
+  const DiffusionConfig reader("loss", config);
+  return reader.get<std::string>("type", "") == "flow" &&
+         reader.get<std::string>("mode", "continuous") == "continuous";
+}
+
 void run_loss(const LossOptions& options) {
   const nlohmann::json config = read_config(options.config);
   const auto objective = make_objective(config);
@@ -35,11 +43,11 @@ void run_loss(const LossOptions& options) {
   const int64_t batch = x_0.size(0);
   at::Tensor prediction = inputs.get("model_output", {batch, -1, x_0.size(2), x_0.size(3)});
   if (batch < 1) fail("loss", "expected at least one sample in {}", options.inputs);
-  const bool continuous =
-      config.at("type") == "flow" && (!config.contains("mode") || config.at("mode") == "continuous");
-  const at::Tensor timesteps = continuous
-                                   ? objective->timesteps(inputs.get("u", {batch}).to(at::kDouble))
-                                   : read_indices(inputs, batch, config.value("num_train_timesteps", 1000));
+  const at::Tensor timesteps =
+      takes_uniforms(config)
+          ? objective->timesteps(inputs.get("u", {batch}).to(at::kDouble))
+          : read_indices(inputs, batch,
+                         DiffusionConfig("loss", config).positive("num_train_timesteps", 1000));
 
   const NoisedBatch noised = objective->add_noise(x_0, noise, timesteps);
   prediction = prediction.detach().set_requires_grad(true);

@@ -1,0 +1,143 @@
+"""kiln store: fast-DiT's and PixArt's caches as numpy writes them, what inspect and verify say, and kill -9."""
+
+import json
+import os
+import signal
+import subprocess
+import time
+
+import numpy as np
+import pytest
+from conftest import program
+from safetensors.numpy import load_file
+
+
+def write_fast_dit(folder, count, size=32, seed=0):
+    """What fast-DiT's extract_features.py leaves: N.npy (1, 4, h, w) f32 times 0.18215, and labels (1,) int64."""
+    rng = np.random.default_rng(seed)
+    features = rng.standard_normal((count, 4, size, size), dtype=np.float32)
+    labels = rng.integers(0, 10, count)
+    for kind in ("features", "labels"):
+        (folder / f"imagenet256_{kind}").mkdir(parents=True, exist_ok=True)
+    for index in range(count):
+        np.save(folder / "imagenet256_features" / f"{index}.npy", features[index : index + 1])
+        np.save(folder / "imagenet256_labels" / f"{index}.npy", labels[index : index + 1])
+    return features, labels
+
+
+def import_fast_dit(kiln, source, out, *more):
+    return kiln(
+        "store", "import", "--from", "fast-dit", source / "imagenet256_features", source / "imagenet256_labels",
+        "--out", out, "--image-size", 256, *more,
+    )  # fmt: skip
+
+
+def names_of(shard):
+    offsets, text = shard["name_offsets"], shard["name_bytes"].tobytes()
+    return [text[a:b].decode() for a, b in zip(offsets, offsets[1:])]
+
+
+def shards_of(store):
+    info = json.loads((store / "store.json").read_text())
+    return info, [load_file(store / shard["file"]) for shard in info["shards"]]
+
+
+def test_fast_dit_import_keeps_every_bit(kiln, tmp_path):
+    features, labels = write_fast_dit(tmp_path / "in", 25)
+    result = import_fast_dit(kiln, tmp_path / "in", tmp_path / "store", "--num-classes", 1000)
+    assert result.returncode == 0, result.stderr
+    info, (shard,) = shards_of(tmp_path / "store")
+    assert info["already_scaled"] and not info["has_logvar"] and info["scaling_factor"] == 0.18215
+    assert len(info["class_names"]) == 1000
+    assert names_of(shard) == [f"{index}.npy" for index in range(25)]
+    np.testing.assert_array_equal(shard["mean"][:, 0], features)
+    np.testing.assert_array_equal(shard["class_labels"], labels)
+
+
+def test_pixart_import_gives_the_same_posterior(kiln, tmp_path):
+    rng = np.random.default_rng(1)
+    moments = {}
+    for index in range(5):
+        mean = rng.standard_normal((4, 8, 8), dtype=np.float32) * 5
+        std = np.exp(rng.standard_normal((4, 8, 8), dtype=np.float32) - 5)
+        moments[f"a/{index}.x.npy"] = mean, std
+        (tmp_path / "in" / "a").mkdir(parents=True, exist_ok=True)
+        np.save(tmp_path / "in" / "a" / f"{index}.x.npy", np.concatenate([mean, std]))
+    arguments = ("store", "import", "--from", "pixart", tmp_path / "in", "--out", tmp_path / "store")
+    result = kiln(*arguments, "--image-size", 64)
+    assert result.returncode == 1
+    assert "--scaling-factor is needed" in result.stderr
+    result = kiln(*arguments, "--image-size", 64, "--scaling-factor", 0.13025)
+    assert result.returncode == 0, result.stderr
+    info, (shard,) = shards_of(tmp_path / "store")
+    assert info["scaling_factor"] == 0.13025 and not info["already_scaled"]
+    for index, name in enumerate(names_of(shard)):
+        mean, std = moments[name]
+        np.testing.assert_array_equal(shard["mean"][index, 0], mean)
+        np.testing.assert_allclose(np.exp(0.5 * shard["logvar"][index, 0]), std, rtol=2e-6)
+
+
+def test_inspect_measures_the_latents(kiln, tmp_path):
+    features, _ = write_fast_dit(tmp_path / "in", 40)
+    assert import_fast_dit(kiln, tmp_path / "in", tmp_path / "store").returncode == 0
+    result = kiln("store", "inspect", tmp_path / "store")
+    assert result.returncode == 0, result.stderr
+    rows = {line.split()[0]: line.split()[1:] for line in result.stdout.splitlines() if line.strip()}
+    assert rows["samples"][:4] == ["40", "in", "1", "shards,"]
+    for channel in range(4):
+        mean, std = features[:, channel].mean(), features[:, channel].std()
+        assert float(rows[str(channel)][0]) == pytest.approx(mean, abs=1e-4)
+        assert float(rows[str(channel)][1]) == pytest.approx(std, abs=1e-4)
+    assert float(rows["all"][4]) == pytest.approx(features.std(), abs=1e-4)
+
+
+def test_verify_names_what_is_broken(kiln, tmp_path):
+    write_fast_dit(tmp_path / "in", 6, size=8)
+    assert import_fast_dit(kiln, tmp_path / "in", tmp_path / "store").returncode == 0
+    result = kiln("store", "verify", tmp_path / "store")
+    assert result.returncode == 0 and "6 samples in 1 shards" in result.stdout
+    shard = tmp_path / "store" / "shard-00000.safetensors"
+    content = bytearray(shard.read_bytes())
+    content[-40] ^= 1
+    shard.write_bytes(content)
+    result = kiln("store", "verify", tmp_path / "store")
+    assert result.returncode == 1
+    assert "shard-00000.safetensors" in result.stdout and "checksum" in result.stdout
+    assert len(result.stderr.strip().splitlines()) == 1
+    shard.unlink()
+    result = kiln("store", "verify", tmp_path / "store")
+    assert result.returncode == 1 and "is missing" in result.stderr
+
+
+def test_a_folder_that_is_no_store(kiln, tmp_path):
+    for verb in ("inspect", "verify"):
+        result = kiln("store", verb, tmp_path)
+        assert result.returncode == 1
+        assert "expected a folder with store.json" in result.stderr
+        assert len(result.stderr.strip().splitlines()) == 1
+
+
+def test_killed_imports_end_with_the_same_bytes(kiln, tmp_path):
+    write_fast_dit(tmp_path / "in", 600)
+    assert import_fast_dit(kiln, tmp_path / "in", tmp_path / "whole").returncode == 0
+    command = [
+        program("kiln"), "store", "import", "--from", "fast-dit", tmp_path / "in", "--out", tmp_path / "store",
+        "--image-size", "256",
+    ]  # fmt: skip
+    kills = 0
+    log = tmp_path / "store" / "unfinished-shard.log"
+    for attempt in range(5):
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        before = log.stat().st_size if log.exists() else 0
+        while process.poll() is None and not (log.exists() and log.stat().st_size > before + 10_000):
+            time.sleep(0.001)
+        if process.poll() is None:
+            process.send_signal(signal.SIGKILL)
+            kills += 1
+        process.communicate()
+    assert kills >= 1
+    result = subprocess.run(command, capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr
+    for name in sorted(os.listdir(tmp_path / "whole")):
+        assert (tmp_path / "store" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
+    assert sorted(os.listdir(tmp_path / "store")) == sorted(os.listdir(tmp_path / "whole"))

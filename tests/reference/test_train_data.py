@@ -1,0 +1,113 @@
+"""kiln train on stores and on pictures: what fits, what is refused and how, resuming within an epoch, sample grids."""
+
+import json
+
+import pytest
+from PIL import Image
+from test_extract import SIZE, arguments, tiny_vae, write_pictures  # noqa: F401 (a fixture)
+
+MODEL = ["--model", "dit", "--hidden-size", 48, "--depth", 1, "--num-heads", 3, "--patch-size", 4, "--threads", 1,
+         "--objective", "flow", "--global-batch", 7, "--log-every", 1, "--peak-tflops", 1, "--image-size", SIZE]
+
+
+@pytest.fixture(scope="module")
+def pictures(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("pictures")
+    write_pictures(folder, 18)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def stores(pictures, tiny_vae, tmp_path_factory):
+    from conftest import run_program
+
+    folder = tmp_path_factory.mktemp("stores")
+    for name, autoencoder in [("pixels", "pixels"), ("latents", tiny_vae[0])]:
+        result = run_program("kiln", *arguments(pictures, folder / name, autoencoder, "--flip", "both"))
+        assert result.returncode == 0, result.stderr
+    return folder
+
+
+@pytest.fixture
+def train(kiln):
+    def run(data, out, steps, *more):
+        return kiln("train", *MODEL, "--data", data, "--out", out, "--max-steps", steps, *more)
+
+    return run
+
+
+def losses(out):
+    lines = [json.loads(line) for line in (out / "log.jsonl").read_text().splitlines()]
+    return [line["loss"] for line in lines if "loss" in line]
+
+
+def test_resuming_within_an_epoch_sees_the_same_samples(train, stores, tmp_path):
+    """18 pictures, 7 a step: every epoch ends inside a batch, and the stop falls inside an epoch."""
+    assert train(stores / "pixels", tmp_path / "whole", 12).returncode == 0
+    for steps in (4, 5, 12):
+        assert train(stores / "pixels", tmp_path / "cut", steps).returncode == 0
+    assert losses(tmp_path / "cut") == losses(tmp_path / "whole")
+    weights = [tmp_path / run / "checkpoints" / "step-00000012" / "model.safetensors" for run in ("whole", "cut")]
+    assert weights[0].read_bytes() == weights[1].read_bytes()
+
+
+@pytest.mark.parametrize("kind", ["pixels", "latents"])
+def test_encoding_while_training_is_training_on_the_store(train, pictures, stores, tiny_vae, tmp_path, kind):
+    autoencoder = "pixels" if kind == "pixels" else tiny_vae[0]
+    assert train(stores / kind, tmp_path / "store", 4).returncode == 0
+    result = train(pictures, tmp_path / "online", 4, "--autoencoder", autoencoder)
+    assert result.returncode == 0, result.stderr
+    assert losses(tmp_path / "online") == pytest.approx(losses(tmp_path / "store"), rel=2e-4)
+
+
+def test_sample_grids_are_decoded(train, stores, tiny_vae, tmp_path):
+    result = train(stores / "latents", tmp_path, 2, "--sample-every", 2, "--num-samples", 4, "--num-sampling-steps", 2,
+                   "--autoencoder", tiny_vae[0])
+    assert result.returncode == 0, result.stderr
+    grid = Image.open(tmp_path / "samples" / "step-00000002.png")
+    assert min(grid.size) >= 2 * SIZE
+    report = (tmp_path / "report.html").read_text()
+    assert "data:image/png;base64," in report and "<svg" in report and "http" not in report.replace("http-equiv", "")
+
+
+def assert_refused(result, *parts):
+    assert result.returncode == 1
+    assert len(result.stderr.strip().splitlines()) == 1, result.stderr
+    for part in parts:
+        assert part in result.stderr
+
+
+def test_a_store_that_does_not_fit_is_refused_with_the_remedy(train, pictures, stores, tiny_vae, tmp_path):
+    from diffusers import AutoencoderKL
+
+    out = tmp_path / "run"
+    assert_refused(train(stores / "pixels", out, 1, "--image-size", 64), "--image-size 64", "--image-size 32")
+    assert_refused(train(stores / "pixels", out, 1, "--num-classes", 2), "--num-classes 2", "3 classes")
+    assert_refused(train(stores / "pixels", out, 1, "--autoencoder", tiny_vae[0]), "pixels", "--autoencoder")
+    other = AutoencoderKL.from_config(AutoencoderKL.load_config(tiny_vae[0]))
+    other.save_pretrained(tmp_path / "other")
+    assert_refused(train(stores / "latents", out, 1, "--autoencoder", tmp_path / "other"), "another autoencoder",
+                   "extract again")
+    assert_refused(train(stores / "latents", out, 1, "--sample-every", 1), "--sample-every", "--autoencoder")
+    assert_refused(train(stores / "pixels", out, 1, "--sample-every", 1, "--sample-classes", 3), "--sample-classes")
+    assert_refused(train(pictures, out, 1), "kiln extract", "--autoencoder")
+    assert not list(out.glob("checkpoints/*"))
+
+
+def test_a_run_goes_on_with_its_own_data_only(kiln, train, stores, tmp_path):
+    assert train(stores / "pixels", tmp_path / "run", 2).returncode == 0
+    write_pictures(tmp_path / "more", 19)
+    assert kiln(*arguments(tmp_path / "more", tmp_path / "store", "pixels", "--flip", "both")).returncode == 0
+    assert_refused(train(tmp_path / "store", tmp_path / "run", 4), "other data", "--out")
+    # The same store may move.
+    (stores / "pixels").rename(stores / "moved")
+    try:
+        assert train(stores / "moved", tmp_path / "run", 4).returncode == 0
+    finally:
+        (stores / "moved").rename(stores / "pixels")
+
+
+def test_a_model_with_more_classes_may_train_on_a_store(train, stores, tmp_path):
+    result = train(stores / "pixels", tmp_path, 1, "--num-classes", 10)
+    assert result.returncode == 0, result.stderr
+    assert json.loads((tmp_path / "config.json").read_text())["model_config"]["num_classes"] == 10

@@ -1,0 +1,102 @@
+#include "train/train_config.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "core/error.h"
+#include "core/toml.h"
+#include "models/registry.h"
+
+namespace kiln {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::ThrowsMessage;
+
+TrainOptions usable() {
+  TrainOptions options;
+  options.data = "synthetic";
+  options.out = "run";
+  return options;
+}
+
+TEST(TrainConfig, DefaultsAreDits) {
+  const TrainOptions options = usable();
+  EXPECT_NO_THROW(validate(options));
+  EXPECT_EQ(options.lr, 1e-4);
+  EXPECT_EQ(options.weight_decay, 0);
+  EXPECT_EQ(options.global_batch, 256);
+  EXPECT_THAT(options.ema_decay, ElementsAre(0.9999));
+  EXPECT_EQ(options.class_dropout_prob, 0.1);
+}
+
+TEST(TrainConfig, TomlGivesTheSameOptionsBack) {
+  TrainOptions options = usable();
+  options.lr = 1.0 / 3;
+  options.seed = 18446744073709551557u;
+  options.ema_decay = {0.9999, 0.99};
+  options.sample_classes = {1, 2};
+  options.model_config = R"({"mlp_ratio": 3})";
+  options.tf32 = true;
+  TrainOptions read;
+  for (const TomlEntry& entry : parse_toml(to_toml(options), "config.toml"))
+    set_option(read, entry.key, entry.value);
+  EXPECT_EQ(to_json(read), to_json(options));
+}
+
+TEST(TrainConfig, RecipeErrorsNameTheOption) {
+  TrainOptions options;
+  const auto setting = [&](const char* name, nlohmann::json value) {
+    return [&options, name, value] { set_option(options, name, value); };
+  };
+  EXPECT_THAT(setting("globalbatch", 1), ThrowsMessage<Error>(HasSubstr("'global-batch'")));
+  EXPECT_THAT(setting("lr", "high"), ThrowsMessage<Error>(HasSubstr("lr expects a number")));
+  EXPECT_THAT(setting("max-steps", 1.5), ThrowsMessage<Error>(HasSubstr("an integer")));
+  EXPECT_THAT(setting("seed", -1), ThrowsMessage<Error>(HasSubstr("seed")));
+  EXPECT_THAT(setting("tf32", 1), ThrowsMessage<Error>(HasSubstr("true or false")));
+  EXPECT_THAT(setting("ema-decay", {"a"}), ThrowsMessage<Error>(HasSubstr("list")));
+  set_option(options, "ema-decay", 0.5);  // one number is a list of one
+  EXPECT_THAT(options.ema_decay, ElementsAre(0.5));
+}
+
+TEST(TrainConfig, ChangesAreSortedByWhatTheyDoToARun) {
+  TrainOptions saved = usable(), now = usable();
+  EXPECT_TRUE(compare_options(to_json(saved), to_json(now)).refused.empty());
+  now.lr = 2e-4;
+  now.micro_batch = 8;
+  now.max_steps = 7;
+  const OptionChanges changes = compare_options(to_json(saved), to_json(now));
+  EXPECT_THAT(changes.refused, ElementsAre("--lr (0.0001 -> 0.0002)"));
+  EXPECT_THAT(changes.warned, ElementsAre("--micro-batch (0 -> 8)"));
+}
+
+TEST(TrainConfig, SettingsWithoutEffectAreRefused) {
+  TrainOptions options = usable();
+  options.flow_shift = 3;
+  EXPECT_THAT([&] { validate(options); }, ThrowsMessage<Error>(HasSubstr("--flow-shift has no effect")));
+  options.objective = "flow";
+  EXPECT_EQ(objective_config_of(options).at("shift"), 3);
+  options.snr_gamma = 5;
+  EXPECT_THAT([&] { validate(options); }, ThrowsMessage<Error>(HasSubstr("--snr-gamma has no effect")));
+}
+
+TEST(TrainConfig, RecomputeNamesSegments) {
+  const auto denoiser = build_denoiser("DiT-S/8", {{"input_size", 32}}, {.device = at::kMeta});
+  const auto chosen = [&](const std::string& text) {
+    std::string picture;
+    for (const MemoryChoice& choice : parse_recompute(text, *denoiser))
+      picture += choice.activations == Activations::kRecompute ? 'r' : '.';
+    return picture;
+  };
+  EXPECT_EQ(chosen("none"), "..............");
+  EXPECT_EQ(chosen("all"), "rrrrrrrrrrrrrr");
+  EXPECT_EQ(chosen("0-2, 11"), ".rrr........r.");
+  EXPECT_EQ(chosen("embed,final"), "r............r");
+  for (const char* bad : {"12", "half", "3-1", "1-", "", "0-99"})
+    EXPECT_THAT([&] { parse_recompute(bad, *denoiser); }, ThrowsMessage<Error>(HasSubstr("--recompute")))
+        << bad;
+}
+
+}  // namespace
+}  // namespace kiln
