@@ -52,7 +52,7 @@ def measure(args, row, folder, data):
     run([str(part) for part in command])
     lines = [json.loads(line) for line in (out / "log.jsonl").read_text().splitlines()]
     steps = [line for line in lines if "loss" in line][1:]
-    gpu_bytes = max(line.get("device_peak_bytes", 0) for line in steps)
+    gpu_bytes = max(line.get("peak_device_bytes", 0) for line in steps)
     peak = gpu_bytes if args.device == "cuda" else int(usage.read_text().split()[-1]) * 1024
     return statistics.median(line["images_per_s"] for line in steps), peak
 

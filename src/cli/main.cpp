@@ -1,6 +1,7 @@
 // The kiln program: one subcommand per file in this folder, each parse-only.
 #include <CLI/CLI.hpp>
 #include <cstdio>
+#include <string_view>
 
 #include "cli/commands.h"
 #include "core/error.h"
@@ -15,7 +16,8 @@ int main(int argc, char** argv) {
   } catch (const CLI::ParseError& error) {
     return app.exit(error);
   } catch (const std::exception& error) {
-    fmt::print(stderr, "kiln: {}\n", error.what());
+    const std::string_view message = error.what();  // LibTorch's goes on with a stack trace
+    fmt::print(stderr, "kiln: {}\n", message.substr(0, message.find('\n')));
     return 1;
   }
   return 0;

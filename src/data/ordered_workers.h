@@ -1,5 +1,6 @@
 // Worker threads that compute f(first), f(first + 1), ... ahead of a reader, delivered in order. Torch-free.
 #pragma once
+#include <algorithm>
 #include <condition_variable>
 #include <cstdint>
 #include <exception>

@@ -33,7 +33,7 @@ at::Tensor onednn_linear(const at::Tensor& rows, const at::Tensor& weight, const
 
 bool onednn_takes(const at::Tensor& rows, const at::Tensor& weight) {
   const at::ScalarType dtype = rows.scalar_type();
-  return rows.is_cpu() && rows.numel() > 0 && weight.numel() > 0 && at::globalContext().userEnabledMkldnn() &&
+  return rows.is_cpu() && rows.numel() > 0 && weight.numel() > 0 && at::hasMKLDNN() &&
          (dtype == at::kFloat || (dtype == at::kBFloat16 && cpu::chosen_avx512()));
 }
 

@@ -1,5 +1,6 @@
 #include "data/image_dataset.h"
 
+#include <atomic>
 #include <thread>
 
 #include "data/ordered_workers.h"

@@ -244,7 +244,10 @@ TEST(Objective, MinSnrWeightsAgreeAcrossParameterisations) {
 TEST(Objective, BadOptionsAreNamed) {
   EXPECT_THAT(message_of([] { objective_config("edm"); }),
               HasSubstr("iddpm, epsilon, v_prediction, x_0, flow"));
-  EXPECT_THAT(message_of([] { make_objective({{"type", "edm"}}); }), HasSubstr("iddpm, ddpm, flow"));
+  EXPECT_THAT(message_of([] {
+                make_objective({{"type", "edm"}});
+              }),
+              HasSubstr("one of iddpm, ddpm, flow, got"));
   EXPECT_THAT(message_of([] { make_objective(json::array()); }), HasSubstr("object"));
   EXPECT_THAT(message_of([] {
                 make_objective({{"type", "flow"}, {"weighting", "sigma"}});

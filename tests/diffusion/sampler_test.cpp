@@ -141,7 +141,12 @@ TEST(Sampler, BadOptionsAreNamed) {
   EXPECT_THAT(message_of([] { make_sampler({{"type", "euler_a"}}); }), HasSubstr("dpmpp"));
 }
 
+// A type added to the registry must be added to the list below too.
 TEST(Sampler, EveryTypeIsStochasticOrNot) {
+  EXPECT_THAT(message_of([] {
+                make_sampler({{"type", "none"}});
+              }),
+              HasSubstr("one of iddpm, iddpm_ddim, ddim, ddpm, flow_euler, dpmpp, got"));
   const json scheduler = json::object();
   const std::vector<std::pair<json, bool>> configs = {
       {{{"type", "iddpm"}, {"steps", "5"}}, true},

@@ -3,6 +3,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <filesystem>
+
 #include "core/error.h"
 #include "core/toml.h"
 #include "models/registry.h"
@@ -96,6 +98,19 @@ TEST(TrainConfig, RecomputeNamesSegments) {
   for (const char* bad : {"12", "half", "3-1", "1-", "", "0-99"})
     EXPECT_THAT([&] { parse_recompute(bad, *denoiser); }, ThrowsMessage<Error>(HasSubstr("--recompute")))
         << bad;
+}
+
+TEST(TrainConfig, EveryRecipeIsValid) {
+  int64_t num_recipes = 0;
+  for (const auto& entry : std::filesystem::recursive_directory_iterator(KILN_SOURCE_DIR "/recipes")) {
+    if (entry.path().extension() != ".toml") continue;
+    ++num_recipes;
+    TrainOptions options = usable();
+    for (const TomlEntry& line : read_toml(entry.path())) set_option(options, line.key, line.value);
+    EXPECT_NO_THROW(validate(options)) << entry.path();
+    EXPECT_NO_THROW(resolve_denoiser_config(options.model, {{"input_size", 32}})) << entry.path();
+  }
+  EXPECT_GE(num_recipes, 8);
 }
 
 }  // namespace

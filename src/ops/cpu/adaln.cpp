@@ -141,8 +141,8 @@ void adaln(const AdalnArgs& args, void* out, Dtype out_dtype, size_t row_begin, 
   HWY_DYNAMIC_DISPATCH(adaln_forward)(args, out, out_dtype, row_begin, row_end);
 }
 
-void adaln_grad(const AdalnArgs& args, const void* grad, Dtype grad_dtype, void* dx, float* dshift, float* dscale,
-                size_t row_begin, size_t row_end) {
+void adaln_grad(const AdalnArgs& args, const void* grad, Dtype grad_dtype, void* dx, float* dshift,
+                float* dscale, size_t row_begin, size_t row_end) {
   HWY_DYNAMIC_DISPATCH(adaln_backward)(args, grad, grad_dtype, dx, dshift, dscale, row_begin, row_end);
 }
 

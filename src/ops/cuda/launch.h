@@ -1,5 +1,5 @@
-// The way from tensors on a CUDA device to the kernels: current stream, device, errors. In a build without them,
-// kernels_compiled() is false and the rest must not be called. Arguments as in ops/cuda/kernels.h.
+// The way from tensors on a CUDA device to the kernels: current stream, device, errors. In a build without
+// them, kernels_compiled() is false and the rest must not be called. Arguments as in ops/cuda/kernels.h.
 #pragma once
 #include <ATen/core/Tensor.h>
 
