@@ -1,7 +1,6 @@
 // The kiln program: one subcommand per file in this folder, each parse-only.
 #include <CLI/CLI.hpp>
 #include <cstdio>
-#include <string_view>
 
 #include "cli/commands.h"
 #include "core/error.h"
@@ -16,8 +15,7 @@ int main(int argc, char** argv) {
   } catch (const CLI::ParseError& error) {
     return app.exit(error);
   } catch (const std::exception& error) {
-    const std::string_view message = error.what();  // LibTorch's goes on with a stack trace
-    fmt::print(stderr, "kiln: {}\n", message.substr(0, message.find('\n')));
+    fmt::print(stderr, "kiln: {}\n", error.what());
     return 1;
   }
   return 0;

@@ -15,8 +15,8 @@ std::atomic<uint64_t> next_id{1};
 std::atomic<int64_t> cpu_live{0}, cpu_peak{0};
 std::atomic<AllocationObserver*> cpu_observer{nullptr};
 
-// In front of every CPU block. A header, not a side table: freeing needs no lock. (c10 asserts that a raw allocation's
-// context is its data pointer, so the context cannot carry the size.)
+// In front of every CPU block. A header, not a side table: freeing needs no lock. (c10 asserts that a raw
+// allocation's context is its data pointer, so the context cannot carry the size.)
 struct alignas(64) BlockHeader {
   uint64_t id;
   size_t bytes;
@@ -27,7 +27,8 @@ void free_block(void* data) {
   if (!data) return;
   auto* header = static_cast<BlockHeader*>(data) - 1;
   cpu_live.fetch_sub(static_cast<int64_t>(header->bytes), std::memory_order_relaxed);
-  if (auto* observer = cpu_observer.load(std::memory_order_acquire)) observer->freed(header->id, header->bytes);
+  if (auto* observer = cpu_observer.load(std::memory_order_acquire))
+    observer->freed(header->id, header->bytes);
   c10::free_cpu(header);
 }
 
@@ -47,7 +48,9 @@ class TrackingCpuAllocator final : public c10::Allocator {
     return {data, data, &free_block, c10::Device(c10::DeviceType::CPU)};
   }
   c10::DeleterFnPtr raw_deleter() const override { return &free_block; }
-  void copy_data(void* to, const void* from, size_t bytes) const override { default_copy_data(to, from, bytes); }
+  void copy_data(void* to, const void* from, size_t bytes) const override {
+    default_copy_data(to, from, bytes);
+  }
 };
 
 std::atomic<AllocationObserver*> meta_observer{nullptr};
@@ -59,7 +62,8 @@ struct MetaBlock {
 
 void free_meta_block(void* context) {
   auto* block = static_cast<MetaBlock*>(context);
-  if (auto* observer = meta_observer.load(std::memory_order_acquire)) observer->freed(block->id, block->bytes);
+  if (auto* observer = meta_observer.load(std::memory_order_acquire))
+    observer->freed(block->id, block->bytes);
   delete block;
 }
 
@@ -88,9 +92,13 @@ LiveBytes live_cpu_bytes() {
   return {cpu_live.load(std::memory_order_relaxed), cpu_peak.load(std::memory_order_relaxed)};
 }
 
-void reset_peak_cpu_bytes() { cpu_peak.store(cpu_live.load(std::memory_order_relaxed), std::memory_order_relaxed); }
+void reset_peak_cpu_bytes() {
+  cpu_peak.store(cpu_live.load(std::memory_order_relaxed), std::memory_order_relaxed);
+}
 
-void observe_cpu_allocations(AllocationObserver* observer) { cpu_observer.store(observer, std::memory_order_release); }
+void observe_cpu_allocations(AllocationObserver* observer) {
+  cpu_observer.store(observer, std::memory_order_release);
+}
 
 MetaAllocationScope::MetaAllocationScope(AllocationObserver& observer) {
   static TrackingMetaAllocator allocator;

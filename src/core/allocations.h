@@ -1,5 +1,5 @@
-// Every tensor allocation seen: a tracking allocator for CPU tensors (monitoring, the memory budget, measured peaks) and
-// one for meta tensors, which allocates nothing and is what makes a dry run exact.
+// Every tensor allocation seen: a tracking allocator for CPU tensors (monitoring, the memory budget, measured
+// peaks) and one for meta tensors, which allocates nothing and is what makes a dry run exact.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -14,8 +14,8 @@ class AllocationObserver {
   virtual void freed(uint64_t id, size_t bytes) = 0;
 };
 
-// Replaces the CPU allocator of the process by one that counts. Call once, at the start of main. Blocks are 64-byte
-// aligned; a request of n bytes counts n.
+// Replaces the CPU allocator of the process by one that counts. Call once, at the start of main. Blocks are
+// 64-byte aligned; a request of n bytes counts n.
 void install_tracking_cpu_allocator();
 
 struct LiveBytes {
@@ -26,7 +26,8 @@ LiveBytes live_cpu_bytes();
 void reset_peak_cpu_bytes();
 void observe_cpu_allocations(AllocationObserver* observer);  // null ends it
 
-// Installs the meta allocator (once per process, on first use) and sends its allocations to `observer` while in scope.
+// Installs the meta allocator (once per process, on first use) and sends its allocations to `observer` while
+// in scope.
 class MetaAllocationScope {
  public:
   explicit MetaAllocationScope(AllocationObserver& observer);

@@ -9,11 +9,11 @@ namespace kiln {
 
 // What a draw is for: each purpose has its own stream.
 enum class Draw : uint32_t {
-  kNoise = 0,        // the forward process' noise of a training sample
-  kTimestep = 1,     // u in [0,1) that the objective maps to t
+  kNoise = 0,     // the forward process' noise of a training sample
+  kTimestep = 1,  // u in [0,1) that the objective maps to t
   kLabelDrop = 2,
   kFlip = 3,
-  kPosterior = 4,    // sampling an autoencoder's posterior
+  kPosterior = 4,  // sampling an autoencoder's posterior
   kShuffle = 5,
   kInit = 6,         // weights
   kSampleStart = 7,  // x_T of a generated image

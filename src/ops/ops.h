@@ -23,8 +23,8 @@ at::Tensor linear(const at::Tensor& x, const at::Tensor& weight, const std::opti
 at::Tensor gelu_tanh_linear(const at::Tensor& h, const at::Tensor& weight,
                             const std::optional<at::Tensor>& bias, at::ScalarType compute_dtype);
 
-// Rows of `table` (rows, D) by `ids` (...) i64 -> (..., D), f32 (f64 for an f64 table). The gradient is dense:
-// summed in f32, then in the table's dtype.
+// Rows of `table` (rows, D) by `ids` (...) i64 -> (..., D), f32 (f64 for an f64 table). The gradient is
+// dense: summed in f32, then in the table's dtype.
 at::Tensor embedding_rows(const at::Tensor& table, const at::Tensor& ids);
 
 // LayerNorm without affine, then * (1 + scale) + shift (adaLN, Peebles & Xie 2023, eq. in sec. 3.2).

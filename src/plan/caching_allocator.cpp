@@ -6,8 +6,8 @@ namespace kiln {
 namespace {
 
 constexpr int64_t kMiB = 1 << 20;
-constexpr int64_t kRounding = 512;          // every block is a multiple
-constexpr int64_t kSmallBlock = kMiB;       // up to this: the small pool
+constexpr int64_t kRounding = 512;     // every block is a multiple
+constexpr int64_t kSmallBlock = kMiB;  // up to this: the small pool
 constexpr int64_t kSmallSegment = 2 * kMiB;
 constexpr int64_t kLargeSegment = 20 * kMiB;
 constexpr int64_t kOwnSegment = 10 * kMiB;  // from this on a segment of the block's own size

@@ -14,7 +14,8 @@ class CachingAllocatorReplay {
   // `capacity_bytes`: memory of the device that is left for segments; 0 = unlimited.
   explicit CachingAllocatorReplay(int64_t capacity_bytes = 0) : capacity_bytes_(capacity_bytes) {}
 
-  // False when neither a cached block nor a new segment can serve it, even after cached segments were given back.
+  // False when neither a cached block nor a new segment can serve it, even after cached segments were given
+  // back.
   bool allocate(uint64_t id, int64_t bytes);
   void free(uint64_t id);
 

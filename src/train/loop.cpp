@@ -175,11 +175,6 @@ void Run::check_resumable(const TrainStateInfo& saved) const {
     fail("resume",
          "{} was trained on other data ({}) than --data {} ({}): give the same store, or another --out",
          options_.out, saved.config.at("data").get<std::string>(), options_.data, data_.identity);
-  const nlohmann::json &before = saved.config.at("options"), &now = config_.at("options");
-  if (options_.lr_schedule != "constant" &&
-      (before.at("max-steps") != now.at("max-steps") || before.at("max-minutes") != now.at("max-minutes")))
-    warn(fmt::format("the run's length changed: the {} learning rate follows the new one",
-                     options_.lr_schedule));
   if (!changes.warned.empty())
     warn(fmt::format("resuming with {}: further bits differ from those of an uninterrupted run",
                      fmt::join(changes.warned, ", ")));

@@ -43,7 +43,7 @@ TEST(Toml, KeepsOrderAndLines) {
 }
 
 TEST(Toml, RefusesTheRestByLine) {
-  for (const auto& [text, expected] :
+  for (const auto& broken :
        std::vector<std::pair<std::string, std::string>>{{"a = 1\n[table]", "tables"},
                                                         {"a = 1\na = 2", "twice"},
                                                         {"x = 0\na 1", "expected ="},
@@ -56,9 +56,9 @@ TEST(Toml, RefusesTheRestByLine) {
                                                         {"x = 0\na = maybe", "maybe"},
                                                         {"x = 0\na = \"\\q\"", "escape"},
                                                         {"x = 0\na = 1979-05-27", "1979"}})
-    EXPECT_THAT([&] { parse_toml(text, "recipe.toml"); },
-                ThrowsMessage<Error>(AllOf(HasSubstr("recipe.toml line 2"), HasSubstr(expected))))
-        << text;
+    EXPECT_THAT([&] { parse_toml(broken.first, "recipe.toml"); },
+                ThrowsMessage<Error>(AllOf(HasSubstr("recipe.toml line 2"), HasSubstr(broken.second))))
+        << broken.first;
   EXPECT_THAT([] { read_toml("/absent.toml"); }, ThrowsMessage<Error>(HasSubstr("/absent.toml")));
 }
 

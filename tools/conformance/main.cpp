@@ -1,4 +1,5 @@
-// kiln-conformance: runs one component of Kiln on tensors from files, for comparison with other implementations.
+// kiln-conformance: runs one component of Kiln on tensors from files, for comparison with other
+// implementations.
 #include <CLI/CLI.hpp>
 #include <cstdio>
 
