@@ -1,0 +1,63 @@
+#include "plan/caching_allocator.h"
+
+#include <gtest/gtest.h>
+
+namespace kiln {
+namespace {
+
+constexpr int64_t kMiB = 1 << 20;
+
+TEST(CachingAllocatorReplay, RoundsBlocksTo512Bytes) {
+  CachingAllocatorReplay replay;
+  ASSERT_TRUE(replay.allocate(1, 1));
+  ASSERT_TRUE(replay.allocate(2, 513));
+  EXPECT_EQ(replay.allocated_bytes(), 512 + 1024);
+  ASSERT_TRUE(replay.allocate(3, 0));  // an empty tensor takes nothing
+  EXPECT_EQ(replay.allocated_bytes(), 512 + 1024);
+}
+
+TEST(CachingAllocatorReplay, SegmentsAre2Or20MiBOrTheBlocksOwn) {
+  CachingAllocatorReplay replay;
+  replay.allocate(1, kMiB);
+  EXPECT_EQ(replay.reserved_bytes(), 2 * kMiB);
+  replay.allocate(2, kMiB + 1);
+  EXPECT_EQ(replay.reserved_bytes(), 22 * kMiB);
+  replay.allocate(3, 33 * kMiB + 1);
+  EXPECT_EQ(replay.reserved_bytes(), (22 + 34) * kMiB);
+}
+
+TEST(CachingAllocatorReplay, SplitsAndReusesTheBestFit) {
+  CachingAllocatorReplay replay;
+  replay.allocate(1, 5 * kMiB);
+  replay.allocate(2, 5 * kMiB);  // from the rest of the first segment
+  EXPECT_EQ(replay.reserved_bytes(), 20 * kMiB);
+  replay.free(1);
+  replay.allocate(3, 4 * kMiB);  // the 5 MiB hole fits better than the 10 MiB rest
+  replay.allocate(4, 10 * kMiB);
+  EXPECT_EQ(replay.reserved_bytes(), 20 * kMiB);
+}
+
+TEST(CachingAllocatorReplay, MergesNeighboursAndKeepsSegments) {
+  CachingAllocatorReplay replay;
+  for (uint64_t id = 1; id <= 4; ++id) replay.allocate(id, 5 * kMiB);
+  for (uint64_t id : {2, 4, 1, 3}) replay.free(id);
+  EXPECT_EQ(replay.allocated_bytes(), 0);
+  EXPECT_EQ(replay.reserved_bytes(), 20 * kMiB);
+  replay.allocate(5, 20 * kMiB);  // the merged whole
+  EXPECT_EQ(replay.reserved_bytes(), 20 * kMiB);
+  EXPECT_EQ(replay.peak_allocated_bytes(), 20 * kMiB);
+}
+
+TEST(CachingAllocatorReplay, GivesCachedSegmentsBackBeforeItRefuses) {
+  CachingAllocatorReplay replay(64 * kMiB);
+  replay.allocate(1, 40 * kMiB);
+  replay.free(1);
+  EXPECT_TRUE(replay.allocate(2, 50 * kMiB));  // the cached 40 MiB had to go
+  EXPECT_EQ(replay.reserved_bytes(), 50 * kMiB);
+  EXPECT_FALSE(replay.allocate(3, 20 * kMiB));
+  EXPECT_TRUE(replay.allocate(4, 12 * kMiB));
+  EXPECT_EQ(replay.peak_reserved_bytes(), 62 * kMiB);
+}
+
+}  // namespace
+}  // namespace kiln
