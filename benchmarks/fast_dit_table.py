@@ -71,7 +71,7 @@ def main():
     with tempfile.TemporaryDirectory() as name:
         folder = pathlib.Path(name)
         make_autoencoder(folder / "vae")
-        run([args.demo_data, "--out", folder / "pictures", "--size", "256", "--classes", "faces=face-*"])
+        run([args.demo_data, "--out", folder / "pictures", "--size", "256", "--classes", "faces=face-smiling"])
         run([args.kiln, "extract", "--data", folder / "pictures", "--autoencoder", folder / "vae", "--image-size", "256",
              "--out", folder / "store", "--device", args.device])
         lines = [f"# fast-DiT's training options in Kiln: {args.model}, 256 px, batch {args.batch}, {args.device}", "",
