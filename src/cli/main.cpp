@@ -3,9 +3,11 @@
 #include <cstdio>
 
 #include "cli/commands.h"
+#include "core/allocations.h"
 #include "core/error.h"
 
 int main(int argc, char** argv) {
+  kiln::install_tracking_cpu_allocator();  // before the first tensor
   CLI::App app{"Kiln trains and runs latent diffusion models."};
   app.require_subcommand(1);
   app.set_help_all_flag("--help-all", "Help of every command");

@@ -1,5 +1,6 @@
 #include "core/allocations.h"
 
+#include <ATen/core/Tensor.h>
 #include <c10/core/Allocator.h>
 #include <c10/core/impl/alloc_cpu.h>
 
@@ -98,6 +99,15 @@ void reset_peak_cpu_bytes() {
 
 void observe_cpu_allocations(AllocationObserver* observer) {
   cpu_observer.store(observer, std::memory_order_release);
+}
+
+uint64_t block_id(const at::Tensor& tensor) {
+  if (!tensor.defined() || !tensor.has_storage()) return 0;
+  const c10::DataPtr& data = tensor.storage().data_ptr();
+  if (!data.get_context()) return 0;
+  if (data.get_deleter() == &free_block) return (static_cast<BlockHeader*>(data.get_context()) - 1)->id;
+  if (data.get_deleter() == &free_meta_block) return static_cast<MetaBlock*>(data.get_context())->id;
+  return 0;
 }
 
 MetaAllocationScope::MetaAllocationScope(AllocationObserver& observer) {

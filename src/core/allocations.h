@@ -4,6 +4,10 @@
 #include <cstddef>
 #include <cstdint>
 
+namespace at {
+class Tensor;
+}
+
 namespace kiln {
 
 // Hears of every allocation and free while it is attached. Calls come from the thread that allocates.
@@ -25,6 +29,10 @@ struct LiveBytes {
 LiveBytes live_cpu_bytes();
 void reset_peak_cpu_bytes();
 void observe_cpu_allocations(AllocationObserver* observer);  // null ends it
+
+// The id under which the block behind a tensor's storage was announced; 0 when it came from elsewhere (memory of the
+// caller, another device, an allocator of before).
+uint64_t block_id(const at::Tensor& tensor);
 
 // Installs the meta allocator (once per process, on first use) and sends its allocations to `observer` while
 // in scope.

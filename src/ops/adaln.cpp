@@ -8,6 +8,7 @@
 #include "ops/cuda/launch.h"
 #include "ops/kernel_types.h"
 #include "ops/modulation.h"
+#include "ops/op_mark.h"
 #include "ops/ops.h"
 
 namespace kiln::ops {
@@ -66,11 +67,13 @@ class AdalnModulate : public torch::autograd::Function<AdalnModulate> {
  public:
   static at::Tensor forward(AutogradContext* ctx, const at::Tensor& x_in, const at::Tensor& shift_in,
                             const at::Tensor& scale_in, double eps, at::ScalarType out_dtype) {
+    OpMark mark("kiln::adaln_modulate", x_in, shift_in, scale_in);
     const at::Tensor x = x_in.contiguous();
     const at::Tensor shift = unit_stride_rows(shift_in), scale = unit_stride_rows(scale_in);
     const at::Tensor out = at::empty(x.sizes(), x.options().dtype(out_dtype));
     const at::Tensor mean = at::empty({x.size(0), x.size(1)}, x.options().dtype(at::kFloat));
     const at::Tensor rstd = at::empty_like(mean);
+    mark.outputs(out, mean, rstd);
     ctx->save_for_backward({x, scale, mean, rstd});
     if (x.is_cpu()) {
       forward_cpu(kernel_args(x, shift, scale, eps, mean, rstd), out);
@@ -83,10 +86,12 @@ class AdalnModulate : public torch::autograd::Function<AdalnModulate> {
   static variable_list backward(AutogradContext* ctx, const variable_list& grads) {
     const variable_list saved = ctx->get_saved_variables();
     const at::Tensor &x = saved[0], &scale = saved[1], &mean = saved[2], &rstd = saved[3];
+    OpMark mark("kiln::adaln_modulate_backward", grads[0], x, scale, mean, rstd);
     const at::Tensor grad = grads[0].contiguous();
     const int64_t batch = x.size(0), width = x.size(2);
     const at::Tensor dx = at::empty_like(x), dshift = at::empty({batch, width}, scale.options());
     const at::Tensor dscale = at::empty_like(dshift);
+    mark.outputs(dx, dshift, dscale);
     const at::Tensor partials =
         at::empty({2, batch, at::divup(x.size(1), kRowsPerPartial), width}, mean.options());
     if (x.is_cpu()) {

@@ -9,9 +9,16 @@
 #include "ops/cpu/kernels.h"
 #include "ops/cuda/launch.h"
 #include "ops/kernel_types.h"
+#include "ops/op_mark.h"
 #include "ops/ops.h"
 
 namespace kiln::ops {
+static c10::IValue mark_value(const std::vector<EmaSlice>& emas) {
+  std::vector<at::Tensor> weights;
+  for (const EmaSlice& ema : emas) weights.push_back(ema.weights);
+  return weights;
+}
+
 namespace {
 
 constexpr int64_t kGrain = 8192;  // elements worth a thread
@@ -72,6 +79,8 @@ AdamwFactors step_factors(const AdamWStep& o) {
 void adamw_ema_step_(at::Tensor& master, const at::Tensor& grad, at::Tensor& exp_avg, at::Tensor& exp_avg_sq,
                      std::vector<EmaSlice>& emas, at::Tensor* compute_weights, const AdamWStep& options) {
   check_arguments(master, grad, exp_avg, exp_avg_sq, emas, compute_weights, options);
+  OpMark mark("kiln::adamw_ema_step_", master, grad, exp_avg, exp_avg_sq, emas);
+  mark.outputs(master, exp_avg, exp_avg_sq, emas, compute_weights ? *compute_weights : at::Tensor());
   if (master.is_meta() || master.numel() == 0) {
     return;
   }

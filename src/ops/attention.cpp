@@ -5,6 +5,7 @@
 #include <torch/csrc/autograd/custom_function.h>
 
 #include "core/error.h"
+#include "ops/op_mark.h"
 #include "ops/ops.h"
 
 namespace kiln::ops {
@@ -32,11 +33,13 @@ bool has_engine(const at::Tensor& qkv) {
 // Saves the packed projection, the output and the softmax sums: O(N), never the (N, N) probabilities.
 struct PackedAttention : torch::autograd::Function<PackedAttention> {
   static at::Tensor forward(AutogradContext* ctx, const at::Tensor& qkv, double scale) {
+    OpMark mark("kiln::packed_attention", qkv);
     const AttentionResult result = qkv.is_meta()   ? meta_attention(qkv)
                                    : qkv.is_cuda() ? cuda::attention(qkv, scale)
                                                    : cpu::attention(qkv, scale);
     ctx->save_for_backward({qkv, result.out, result.log_sum, result.seed, result.offset});
     ctx->saved_data["scale"] = scale;
+    mark.outputs(result.out, result.log_sum);
     return result.out;
   }
 
@@ -45,11 +48,13 @@ struct PackedAttention : torch::autograd::Function<PackedAttention> {
     const at::Tensor& qkv = saved[0];
     const AttentionResult result{saved[1], saved[2], saved[3], saved[4]};
     const double scale = ctx->saved_data["scale"].toDouble();
+    OpMark mark("kiln::packed_attention_backward", grads[0], qkv, result.out, result.log_sum);
     const at::Tensor grad_out = grads[0].contiguous();
-    return {qkv.is_meta()   ? at::empty_like(qkv)
-            : qkv.is_cuda() ? cuda::attention_backward(grad_out, qkv, result, scale)
-                            : cpu::attention_backward(grad_out, qkv, result, scale),
-            at::Tensor()};
+    const at::Tensor grad_qkv = qkv.is_meta()   ? at::empty_like(qkv)
+                                : qkv.is_cuda() ? cuda::attention_backward(grad_out, qkv, result, scale)
+                                                : cpu::attention_backward(grad_out, qkv, result, scale);
+    mark.outputs(grad_qkv);
+    return {grad_qkv, at::Tensor()};
   }
 };
 

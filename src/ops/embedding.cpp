@@ -4,6 +4,7 @@
 #include <fmt/ranges.h>
 
 #include "core/error.h"
+#include "ops/op_mark.h"
 #include "ops/ops.h"
 
 namespace kiln::ops {
@@ -18,27 +19,34 @@ at::ScalarType result_dtype(const at::Tensor& table) {
 
 struct Embedding : torch::autograd::Function<Embedding> {
   static at::Tensor forward(AutogradContext* ctx, const at::Tensor& table, const at::Tensor& ids) {
+    OpMark mark("kiln::embedding_rows", ids);
     ctx->save_for_backward({ids});
     ctx->saved_data["num_rows"] = table.size(0);
     ctx->saved_data["dtype"] = static_cast<int64_t>(table.scalar_type());
     if (table.is_meta()) {  // ATen has no Meta kernel for it outside of Python
       std::vector<int64_t> shape = ids.sizes().vec();
       shape.push_back(table.size(1));
-      return at::empty(shape, table.options().dtype(result_dtype(table)));
+      const at::Tensor rows = at::empty(shape, table.options().dtype(result_dtype(table)));
+      mark.outputs(rows);
+      return rows;
     }
-    return at::embedding(table, ids).to(result_dtype(table));
+    const at::Tensor rows = at::embedding(table, ids).to(result_dtype(table));
+    mark.outputs(rows);
+    return rows;
   }
 
   static tensor_list backward(AutogradContext* ctx, const tensor_list& grads) {
     const at::Tensor &grad = grads[0], ids = ctx->get_saved_variables()[0];
     const int64_t num_rows = ctx->saved_data["num_rows"].toInt();
     const auto dtype = static_cast<at::ScalarType>(ctx->saved_data["dtype"].toInt());
-    if (grad.is_meta())
-      return {at::empty({num_rows, grad.size(-1)}, grad.options().dtype(dtype)), at::Tensor()};
-    return {
-        at::embedding_dense_backward(grad, ids, num_rows, /*padding_idx=*/-1, /*scale_grad_by_freq=*/false)
-            .to(dtype),
-        at::Tensor()};
+    OpMark mark("kiln::embedding_rows_backward", grad, ids);
+    const at::Tensor grad_table =
+        grad.is_meta() ? at::empty({num_rows, grad.size(-1)}, grad.options().dtype(dtype))
+                       : at::embedding_dense_backward(grad, ids, num_rows, /*padding_idx=*/-1,
+                                                      /*scale_grad_by_freq=*/false)
+                             .to(dtype);
+    mark.outputs(grad_table);
+    return {grad_table, at::Tensor()};
   }
 };
 

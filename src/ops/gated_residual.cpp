@@ -8,6 +8,7 @@
 #include "ops/cuda/launch.h"
 #include "ops/kernel_types.h"
 #include "ops/modulation.h"
+#include "ops/op_mark.h"
 #include "ops/ops.h"
 
 namespace kiln::ops {
@@ -59,8 +60,10 @@ class GatedResidual : public torch::autograd::Function<GatedResidual> {
  public:
   static at::Tensor forward(AutogradContext* ctx, const at::Tensor& x_in, const at::Tensor& gate_in,
                             const at::Tensor& y_in) {
+    OpMark mark("kiln::gated_residual", x_in, gate_in, y_in);
     const at::Tensor x = x_in.contiguous(), y = y_in.contiguous(), gate = unit_stride_rows(gate_in);
     const at::Tensor out = at::empty_like(x);
+    mark.outputs(out);
     ctx->save_for_backward({gate, y});
     if (x.is_cpu()) {
       forward_cpu(kernel_args(gate, y), x, out);
@@ -74,9 +77,11 @@ class GatedResidual : public torch::autograd::Function<GatedResidual> {
   static variable_list backward(AutogradContext* ctx, const variable_list& grads) {
     const variable_list saved = ctx->get_saved_variables();
     const at::Tensor &gate = saved[0], &y = saved[1];
+    OpMark mark("kiln::gated_residual_backward", grads[0], gate, y);
     const at::Tensor grad = grads[0].contiguous();
     const int64_t batch = y.size(0), width = y.size(2);
     const at::Tensor dy = at::empty_like(y), dgate = at::empty({batch, width}, gate.options());
+    mark.outputs(dy, dgate);
     const at::Tensor partials =
         at::empty({batch, at::divup(y.size(1), kRowsPerPartial), width}, y.options().dtype(at::kFloat));
     if (y.is_cpu()) {

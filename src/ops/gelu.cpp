@@ -7,6 +7,7 @@
 #include "ops/cpu/kernels.h"
 #include "ops/cuda/launch.h"
 #include "ops/kernel_types.h"
+#include "ops/op_mark.h"
 
 namespace kiln::ops {
 namespace {
@@ -22,6 +23,8 @@ void check_contiguous(const at::Tensor& in, const at::Tensor& out) {
 
 void gelu_tanh_forward(const at::Tensor& in, at::Tensor& out) {
   check_contiguous(in, out);
+  OpMark mark("kiln::gelu_tanh", in);
+  mark.outputs(out);
   if (!has_kernel(in)) {
     at::gelu_out(out, in, "tanh");
     return;
@@ -44,6 +47,8 @@ void gelu_tanh_forward(const at::Tensor& in, at::Tensor& out) {
 void gelu_tanh_backward(const at::Tensor& grad, const at::Tensor& in, at::Tensor& grad_in) {
   check_contiguous(grad, in);
   check_contiguous(in, grad_in);
+  OpMark mark("kiln::gelu_tanh_backward", grad, in);
+  mark.outputs(grad_in);
   if (!has_kernel(in)) {
     at::gelu_backward_out(grad_in, grad, in, "tanh");
     return;

@@ -10,6 +10,7 @@
 #include "core/tensors.h"
 #include "ops/cpu/kernels.h"
 #include "ops/kernel_types.h"
+#include "ops/op_mark.h"
 #include "ops/ops.h"
 
 namespace kiln::ops {
@@ -125,6 +126,8 @@ class GroupNormSilu : public torch::autograd::Function<GroupNormSilu> {
 
   static variable_list backward(AutogradContext* ctx, const variable_list& grads) {
     variable_list inputs;
+    OpMark mark("kiln::group_norm_silu_backward", grads[0], ctx->get_saved_variables()[0]);
+    mark.outputs(grads[0]);  // the gradient of x is like it
     for (const at::Tensor& saved : ctx->get_saved_variables()) {
       inputs.push_back(saved.detach().requires_grad_());
     }
@@ -152,6 +155,8 @@ at::Tensor group_norm_silu(const at::Tensor& x, int64_t num_groups, const at::Te
     fail("group_norm_silu", "weight and bias must have {} elements, got {} and {}", channels, weight.numel(),
          bias.numel());
   }
+  OpMark mark("kiln::group_norm_silu", x, weight, bias);
+  mark.outputs(x);  // the result is like it
   if (x.is_cuda()) {  // ATen's kernel accumulates in f32 and is fast there
     const at::Tensor y =
         at::group_norm(x, num_groups, weight.to(x.scalar_type()), bias.to(x.scalar_type()), eps);

@@ -10,6 +10,7 @@
 #include "ops/cpu/instruction_set.h"
 #include "ops/cpu/kernels.h"
 #include "ops/kernel_types.h"
+#include "ops/op_mark.h"
 
 namespace kiln::ops {
 namespace {
@@ -62,6 +63,7 @@ at::Tensor column_sum(const at::Tensor& rows) {
 }  // namespace
 
 at::Tensor affine(const at::Tensor& rows, const at::Tensor& weight, const std::optional<at::Tensor>& bias) {
+  OpMark mark("kiln::affine", rows, weight, bias.value_or(at::Tensor()));
   const at::Tensor a = operand(rows), b = operand(weight);
   if (!bias) return at::mm(a, b.t()).to(rows.scalar_type());
   const at::Tensor y =
@@ -70,14 +72,17 @@ at::Tensor affine(const at::Tensor& rows, const at::Tensor& weight, const std::o
 }
 
 at::Tensor affine_grad_rows(const at::Tensor& grad, const at::Tensor& weight) {
+  OpMark mark("kiln::affine_grad_rows", grad, weight);
   return at::mm(operand(grad), operand(weight)).to(grad.scalar_type());
 }
 
 at::Tensor affine_grad_weight(const at::Tensor& grad, const at::Tensor& rows) {
+  OpMark mark("kiln::affine_grad_weight", grad, rows);
   return at::mm(operand(grad).t(), operand(rows)).to(grad.scalar_type());
 }
 
 at::Tensor affine_grad_bias(const at::Tensor& grad) {
+  OpMark mark("kiln::affine_grad_bias", grad);
   return grad.is_contiguous() && has_kernel(grad) && !grad.is_cuda() ? column_sum(grad) : at::sum(grad, 0);
 }
 

@@ -7,6 +7,7 @@
 #include "ops/cpu/kernels.h"
 #include "ops/cuda/launch.h"
 #include "ops/kernel_types.h"
+#include "ops/op_mark.h"
 #include "ops/ops.h"
 
 namespace kiln::ops {
@@ -42,6 +43,7 @@ double sum_cpu(const at::Tensor& flat) {
 }  // namespace
 
 at::Tensor sum_of_squares(const at::Tensor& flat_in) {
+  const OpMark mark("kiln::sum_of_squares", flat_in);
   const at::Tensor flat = flat_in.detach().contiguous();
   if (flat.is_meta()) {
     return at::empty({}, flat.options().dtype(at::kDouble));

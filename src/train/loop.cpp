@@ -34,27 +34,6 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-nlohmann::json model_config_of(const TrainOptions& options, const TrainingData& data,
-                               const Objective& objective) {
-  nlohmann::json config = nlohmann::json::object();
-  if (!options.model_config.empty()) {
-    config = nlohmann::json::parse(options.model_config, nullptr, /*allow_exceptions=*/false);
-    if (!config.is_object())
-      fail("train", "--model-config expects a JSON object, got '{}'", options.model_config);
-  }
-  for (const auto& [key, value] : {std::pair{"hidden_size", options.hidden_size},
-                                   {"depth", options.depth},
-                                   {"num_heads", options.num_heads},
-                                   {"patch_size", options.patch_size}})
-    if (value > 0) config[key] = value;
-  config["input_size"] = data.height;
-  config["in_channels"] = data.channels;
-  config["num_classes"] = data.num_classes;
-  config["class_dropout_prob"] = data.num_classes > 0 ? options.class_dropout_prob : 0.0;
-  config["learn_sigma"] = objective.learns_sigma();
-  return resolve_denoiser_config(options.model, config);
-}
-
 void warn(const std::string& text) { fmt::print(stderr, "warning: {}\n", text); }
 
 class Run {
@@ -80,15 +59,11 @@ class Run {
   StopSignal stop_;
   at::Device device_;
   at::ScalarType compute_dtype_;
-  std::unique_ptr<Objective> objective_;
-  std::unique_ptr<Optimizer> optimizer_;
   LrSchedule lr_schedule_;
   TrainingData data_;
   RunInfo info_;
   nlohmann::json config_;  // options and data identity, as checkpoints keep them
-  std::unique_ptr<Denoiser> denoiser_;
-  std::unique_ptr<TrainingState> state_;
-  std::unique_ptr<TrainStep> step_fn_;
+  Training training_;
   std::unique_ptr<BatchSource> batches_;
   std::unique_ptr<Monitor> monitor_;
   double peak_flops_ = 0;
@@ -102,8 +77,6 @@ Run::Run(const TrainOptions& options)
     : options_(options),
       device_(parse_device(options.device)),
       compute_dtype_(parse_compute_dtype(options.compute_dtype)),
-      objective_(make_objective(objective_config_of(options))),
-      optimizer_(make_optimizer(optimizer_config_of(options))),
       lr_schedule_{.name = options.lr_schedule,
                    .lr = options.lr,
                    .warmup_steps = options.lr_warmup_steps,
@@ -114,38 +87,19 @@ Run::Run(const TrainOptions& options)
                         .deterministic = options.deterministic});
   data_ = open_training_data(options, device_, compute_dtype_);
   info_ = {.model = options.model,
-           .model_config = model_config_of(options, data_, *objective_),
+           .model_config = denoiser_config_of(options, data_.shape, *make_objective(objective_config_of(options))),
            .objective = objective_config_of(options),
            .image_size = options.image_size,
            .autoencoder = data_.autoencoder,
            .class_names = data_.class_names,
            .ema_decays = options.ema_decay};
-  validate_sampling(options, info_, data_.decoder != nullptr, data_.num_classes);
+  validate_sampling(options, info_, data_.decoder != nullptr, data_.shape.num_classes);
   config_ = {{"options", to_json(options)}, {"data", data_.identity}};
 }
 
 void Run::build() {
-  denoiser_ =
-      build_denoiser(info_.model, info_.model_config, {.device = device_, .compute_dtype = compute_dtype_});
-  const std::vector<MemoryChoice> memory = parse_recompute(options_.recompute, *denoiser_);
-  if (options_.weights.empty())
-    initialize_weights(*denoiser_, options_.seed);
-  else
-    load_weights(*denoiser_, load_tensors(options_.weights), options_.weights);
-  const bool accumulates = options_.micro_batch > 0 && options_.micro_batch < options_.global_batch;
-  state_ = std::make_unique<TrainingState>(
-      *denoiser_, *optimizer_,
-      TrainingStateOptions{.device = device_,
-                           .compute_dtype = compute_dtype_,
-                           .grad_dtype = accumulates || options_.accumulate_f32 ? at::kFloat : compute_dtype_,
-                           .ema_decays = options_.ema_decay});
-  step_fn_ = std::make_unique<TrainStep>(*denoiser_, *objective_, *optimizer_, *state_,
-                                         StepOptions{.device = device_,
-                                                     .micro_batch = options_.micro_batch,
-                                                     .max_grad_norm = options_.max_grad_norm,
-                                                     .ema_schedule = options_.ema_schedule,
-                                                     .memory = memory});
-  const DenoiserShape& shape = denoiser_->shape();
+  training_ = build_training(options_, data_.shape, device_);
+  const DenoiserShape& shape = training_.denoiser->shape();
   batches_ = data_.batches({.seed = options_.seed,
                             .global_batch = options_.global_batch,
                             .class_dropout_prob = shape.has_null_class ? options_.class_dropout_prob : 0,
@@ -158,11 +112,11 @@ void Run::build() {
 
 void Run::describe() const {
   int64_t num_weights = 0;
-  for (const auto& segment : state_->segments)
+  for (const auto& segment : training_.state->segments)
     for (const FlatSlot& slot : segment.unit.layout().slots) num_weights += slot.numel;
   fmt::print("{}: {:.1f} M weights, {} x {} x {} latents, {} classes, {}, {} on {} with {} threads\n",
-             info_.model, static_cast<double>(num_weights) / 1e6, data_.channels, data_.height, data_.width,
-             data_.num_classes, options_.objective, options_.compute_dtype, machine_name(device_),
+             info_.model, static_cast<double>(num_weights) / 1e6, data_.shape.channels, data_.shape.height, data_.shape.width,
+             data_.shape.num_classes, options_.objective, options_.compute_dtype, machine_name(device_),
              at::get_num_threads());
 }
 
@@ -198,7 +152,7 @@ void Run::resume_or_start() {
   prune_checkpoints(options_.out, /*keep=*/0);
   build();
   if (!checkpoints.empty()) {
-    load_checkpoint(checkpoints.back().folder, *state_, *optimizer_);
+    load_checkpoint(checkpoints.back().folder, *training_.state, *training_.optimizer);
     step_ = last_saved_ = saved.step;
     bad_steps_ = saved.bad_steps;
     earlier_seconds_ = saved.train_seconds;
@@ -215,7 +169,7 @@ void Run::resume_or_start() {
           .max_steps = options_.max_steps,
           .log_every = options_.log_every,
           .max_seconds = max_seconds(),
-          .flops_per_image = 3 * denoiser_->shape().forward_flops,  // backward is twice the forward
+          .flops_per_image = 3 * training_.denoiser->shape().forward_flops,  // backward is twice the forward
           .peak_flops = peak_flops_,
           .device = device_,
           .tensorboard = options_.tensorboard},
@@ -256,11 +210,11 @@ void Run::train() {
 
 void Run::train_step() {
   const std::shared_ptr<const Batch> batch = batches_->next();
-  const StepBatch tensors = as_tensors(*batch, *objective_);
+  const StepBatch tensors = as_tensors(*batch, *training_.objective);
   const double lr = lr_at(lr_schedule_, step_, progress());
-  const StepResult result = step_fn_->run(tensors, lr);
+  const StepResult result = training_.step->run(tensors, lr);
   ++step_;
-  const at::Tensor positions = objective_->position(tensors.timesteps).to(at::kDouble).contiguous();
+  const at::Tensor positions = training_.objective->position(tensors.timesteps).to(at::kDouble).contiguous();
   monitor_->step(
       {.step = step_,
        .images_seen = step_ * options_.global_batch,
@@ -277,8 +231,8 @@ void Run::train_step() {
 
 // Nothing has moved. A gradient that only overflowed fp16 costs a step, no more: the loss scale has shrunk.
 void Run::handle_bad_step(const Batch& batch, const StepBatch& tensors, const StepResult& result) {
-  if (std::isfinite(result.loss) && result.loss_scale > state_->loss_scaler.scale()) {
-    monitor_->event({{"event", "loss_scale"}, {"step", step_}, {"loss_scale", state_->loss_scaler.scale()}});
+  if (std::isfinite(result.loss) && result.loss_scale > training_.state->loss_scaler.scale()) {
+    monitor_->event({{"event", "loss_scale"}, {"step", step_}, {"loss_scale", training_.state->loss_scaler.scale()}});
     return;
   }
   const bool by_loss = !std::isfinite(result.loss);
@@ -312,7 +266,7 @@ void Run::handle_bad_step(const Batch& batch, const StepBatch& tensors, const St
 
 void Run::checkpoint() {
   monitor_->pause();
-  const std::string folder = save_checkpoint(options_.out, *state_, *optimizer_,
+  const std::string folder = save_checkpoint(options_.out, *training_.state, *training_.optimizer,
                                              {.seed = options_.seed,
                                               .step = step_,
                                               .images_seen = step_ * options_.global_batch,
@@ -331,7 +285,7 @@ void Run::checkpoint() {
 
 void Run::sample() {
   monitor_->pause();
-  const SampleGrid grid = draw_sample_grid(options_, info_, *state_, data_.decoder.get(), device_,
+  const SampleGrid grid = draw_sample_grid(options_, info_, *training_.state, data_.decoder.get(), device_,
                                            [this] { return stop_.requested(); });
   if (!grid.png.empty()) {
     fs::create_directories(options_.out + "/samples");

@@ -8,6 +8,8 @@
 #include <string>
 #include <vector>
 
+#include "parallel/nvml.h"
+#include "train/phase_timers.h"
 #include "train/run_log.h"
 #include "train/step.h"
 #include "train/tensorboard.h"
@@ -31,6 +33,7 @@ struct StepReport {
   double lr = 0;
   double train_seconds = 0;  // since the start of the run, earlier processes included
   double stall_seconds = 0;  // spent waiting for the loader
+  int64_t batches_ready = 0;  // of the loader, when this step asked for one
   const StepResult* result = nullptr;
   std::vector<double> positions;  // (B) of the timesteps in the schedule, [0, 1]
 };
@@ -39,6 +42,9 @@ class Monitor {
  public:
   // `from_step`: the checkpoint this process continues from; 0 for a fresh run.
   Monitor(const MonitorOptions& options, int64_t from_step);
+
+  // To watch the step with; end_step() after each.
+  PhaseTimers& timers() { return timers_; }
 
   // Collects; every log_every steps writes a line to the terminal, log.jsonl and TensorBoard. Losses of a
   // line are means over the steps since the line before.
@@ -63,16 +69,24 @@ class Monitor {
     double loss = 0;    // sum
     double quartile_loss[4] = {}, quartile_count[4] = {};
     // Not saved: they describe this process.
-    int64_t timed_steps = 0;
+    int64_t timed_steps = 0, batches_ready = 0;
     double stall_seconds = 0;
+    int64_t num_readings = 0;
+    GpuReading gpu{};  // sums
   };
   nlohmann::json measure(const StepReport& report);
+  nlohmann::json phase_seconds();
+  void add_gpu(nlohmann::json& line) const;
+  void read_gpu();
   void print(const nlohmann::json& line, double train_seconds) const;
   void write_events(const nlohmann::json& line);
 
   MonitorOptions options_;
   RunLog log_;
   std::unique_ptr<EventWriter> events_;
+  PhaseTimers timers_;
+  std::unique_ptr<Nvml> nvml_;
+  Clock::time_point last_reading_{};
   Window window_;
   Clock::time_point window_begin_ = Clock::now(), pause_begin_{};
   int64_t first_step_;

@@ -16,12 +16,6 @@ namespace kiln {
 
 namespace {
 
-nlohmann::json grid_sampler(const TrainOptions& options, const RunInfo& info) {
-  const bool flow = info.objective.at("type") == "flow";
-  const std::string name = !options.sampler.empty() ? options.sampler : flow ? "flow_euler" : "ddim";
-  return sampler_config(name, options.num_sampling_steps, info.objective);
-}
-
 // The chosen classes in turn, or as many as fit spread over all of them.
 std::vector<ImageRequest> requests(const TrainOptions& options, int64_t num_classes) {
   std::vector<ImageRequest> images;
@@ -38,6 +32,12 @@ std::vector<ImageRequest> requests(const TrainOptions& options, int64_t num_clas
 
 }  // namespace
 
+nlohmann::json grid_sampler_config(const TrainOptions& options, const nlohmann::json& objective) {
+  const bool flow = objective.at("type") == "flow";
+  const std::string name = !options.sampler.empty() ? options.sampler : flow ? "flow_euler" : "ddim";
+  return sampler_config(name, options.num_sampling_steps, objective);
+}
+
 void validate_sampling(const TrainOptions& options, const RunInfo& info, bool has_decoder,
                        int64_t num_classes) {
   if (options.sample_every == 0) return;
@@ -49,7 +49,7 @@ void validate_sampling(const TrainOptions& options, const RunInfo& info, bool ha
   for (int64_t label : options.sample_classes)
     if (label < 0 || label >= num_classes)
       fail("train", "--sample-classes expects classes in [0, {}), got {}", num_classes, label);
-  grid_sampler(options, info);
+  grid_sampler_config(options, info.objective);
 }
 
 SampleGrid draw_sample_grid(const TrainOptions& options, const RunInfo& info, const TrainingState& state,
@@ -64,7 +64,7 @@ SampleGrid draw_sample_grid(const TrainOptions& options, const RunInfo& info, co
 
   const DenoiserShape& shape = denoiser->shape();
   SampleOptions sampling;
-  sampling.sampler = grid_sampler(options, info);
+  sampling.sampler = grid_sampler_config(options, info.objective);
   sampling.images = requests(options, shape.num_classes);
   sampling.cfg_scale = shape.has_null_class ? options.cfg_scale : 1;
   sampling.seed = options.seed;

@@ -21,6 +21,9 @@ struct SampleGrid {
 SampleGrid draw_sample_grid(const TrainOptions& options, const RunInfo& info, const TrainingState& state,
                             const Autoencoder* decoder, at::Device device, const std::function<bool()>& stop);
 
+// The config of the grids' sampler (make_sampler). `objective`: its config.
+nlohmann::json grid_sampler_config(const TrainOptions& options, const nlohmann::json& objective);
+
 // Refuses what cannot be drawn before a run begins: latents without a decoder, classes out of range, a
 // sampler that does not fit the objective. Throws Error naming the option.
 void validate_sampling(const TrainOptions& options, const RunInfo& info, bool has_decoder,

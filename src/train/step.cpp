@@ -6,9 +6,11 @@
 
 #include <ATen/ATen.h>
 #include <torch/csrc/autograd/autograd.h>
+#include <torch/csrc/autograd/engine.h>
 
 #include <cmath>
 
+#include "core/dry_run.h"
 #include "core/error.h"
 #include "optim/ema.h"
 #include "optim/grad_norm.h"
@@ -29,11 +31,44 @@ std::vector<at::Tensor> tensors_of(State& state) {
   return tensors;
 }
 
+// Where a segment's outputs hang in its graph: what a backward needs of them, without their storage.
+using Edges = std::vector<torch::autograd::Edge>;
+
+Edges edges_of(State& state) {
+  Edges edges;
+  for (const at::Tensor& tensor : tensors_of(state))
+    edges.push_back(tensor.requires_grad() ? torch::autograd::impl::gradient_edge(tensor)
+                                           : torch::autograd::Edge());
+  return edges;
+}
+
+// Where the gradient of a leaf arrives. Making the edge of a leaf that the graph does not use costs nothing.
+torch::autograd::Edge leaf_edge(const at::Tensor& leaf) { return torch::autograd::impl::gradient_edge(leaf); }
+
 std::vector<double> to_vector(const at::Tensor& values) {
   return {values.data_ptr<double>(), values.data_ptr<double>() + values.numel()};
 }
 
 }  // namespace
+
+class TrainStep::Phase {
+ public:
+  Phase(const TrainStep& step, StepPhase phase, size_t segment)
+      : Phase(step, phase, static_cast<int64_t>(segment)) {}
+  Phase(const TrainStep& step, StepPhase phase, int64_t segment = -1)
+      : observer_(step.observer_), phase_(phase), segment_(segment) {
+    if (observer_) observer_->begin(phase_, segment_);
+  }
+  ~Phase() {
+    if (observer_) observer_->end(phase_, segment_);
+  }
+  Phase(const Phase&) = delete;
+
+ private:
+  StepObserver* observer_;
+  StepPhase phase_;
+  int64_t segment_;
+};
 
 // Losses per sample of every micro-batch, left on the device until the one read at the end of the step.
 struct TrainStep::Terms {
@@ -54,6 +89,9 @@ TrainStep::TrainStep(const Denoiser& denoiser, const Objective& objective, const
   if (options_.memory.size() != num_segments)
     fail("step", "expected a memory choice for each of {} segments, got {}", num_segments,
          options_.memory.size());
+  const bool has_host_behind =
+      options_.device.is_cuda() || (options_.device.is_meta() && dry_run_device() != DryRunDevice::kCpu);
+  if (has_host_behind) offload_.emplace(options_.device, num_segments);
 }
 
 StepResult TrainStep::run(const StepBatch& batch, double lr) {
@@ -63,22 +101,18 @@ StepResult TrainStep::run(const StepBatch& batch, double lr) {
 
   Terms terms;
   for (int64_t first = 0; first < global_batch; first += micro_batch) {
-    const StepBatch micro = micro_slice(batch, first, std::min(micro_batch, global_batch - first));
+    const StepBatch micro = [&] {
+      const Phase phase(*this, StepPhase::kInput);
+      return micro_slice(batch, first, std::min(micro_batch, global_batch - first));
+    }();
     accumulate_gradients(micro, global_batch, /*first=*/first == 0, terms);
   }
 
-  // The one host synchronisation of the step: losses and gradient norm in a single copy.
-  std::vector<at::Tensor> on_device = terms.loss;
-  on_device.insert(on_device.end(), terms.mse.begin(), terms.mse.end());
-  on_device.insert(on_device.end(), terms.vb.begin(), terms.vb.end());
-  for (at::Tensor& values : on_device) values = values.to(at::kDouble);
-  on_device.push_back(gradient_sum_of_squares().reshape({1}));
-  const at::Tensor measured = at::cat(on_device);
-  if (measured.is_meta()) {  // a dry run (plan) has no numbers: it applies every step
+  const at::Tensor host = measured(terms);
+  if (host.is_meta()) {  // a dry run (plan) has no numbers: it applies every step
     update(lr, 1);
     return result;
   }
-  const at::Tensor host = measured.cpu();
   int64_t offset = 0;
   for (auto [list, values] :
        {std::pair{&terms.loss, &result.losses}, {&terms.mse, &result.mse}, {&terms.vb, &result.vb}}) {
@@ -94,6 +128,17 @@ StepResult TrainStep::run(const StepBatch& batch, double lr) {
   if (result.applied)  // a skipped step moves nothing, EMA included
     update(lr, clip_coefficient(result.grad_norm, options_.max_grad_norm) / result.loss_scale);
   return result;
+}
+
+// The one host synchronisation of the step: losses per sample and the gradient's sum of squares in a single copy.
+at::Tensor TrainStep::measured(const Terms& terms) const {
+  const Phase phase(*this, StepPhase::kGradNorm);
+  std::vector<at::Tensor> on_device;
+  for (const auto* list : {&terms.loss, &terms.mse, &terms.vb})
+    for (const at::Tensor& values : *list) on_device.push_back(values.to(at::kDouble));
+  on_device.push_back(gradient_sum_of_squares().reshape({1}));
+  const at::Tensor values = at::cat(on_device);
+  return values.is_meta() ? values : values.cpu();
 }
 
 StepBatch TrainStep::micro_slice(const StepBatch& batch, int64_t first, int64_t size) const {
@@ -113,61 +158,86 @@ StepBatch TrainStep::micro_slice(const StepBatch& batch, int64_t first, int64_t 
 // any size add up to it.
 void TrainStep::accumulate_gradients(const StepBatch& micro, int64_t global_batch, bool first, Terms& terms) {
   const auto& segments = denoiser_.segments();
-  const NoisedBatch noised = objective_.add_noise(micro.x_0, micro.noise, micro.timesteps);
+  const NoisedBatch noised = [&] {
+    const Phase phase(*this, StepPhase::kInput);
+    return objective_.add_noise(micro.x_0, micro.noise, micro.timesteps);
+  }();
   const DenoiserInput input{.x_t = noised.x_t,
                             .timesteps = noised.model_t,
                             .class_labels = micro.class_labels,
                             .text_embeds = micro.text_embeds,
                             .text_mask = micro.text_mask};
 
-  std::vector<State> inputs(segments.size()), outputs(segments.size());
+  std::vector<State> inputs(segments.size());
+  std::vector<Edges> outputs(segments.size());
   State state;
   for (size_t i = 0; i < segments.size(); ++i) {
+    const Phase phase(*this, StepPhase::kForward, i);
     const bool keep = options_.memory[i].activations == Activations::kKeep;
     at::AutoGradMode with_graph(keep);
     inputs[i] = detached(std::move(state), keep);
+    if (waits_on_host(i)) offload_->store(i, inputs[i].hidden);
     state = segments[i]->forward(inputs[i], input);
-    if (keep) outputs[i] = state;
+    if (keep) outputs[i] = edges_of(state);
+    if (waits_on_host(i)) {
+      inputs[i].hidden.reset();
+      offload_->release(i);
+    }
   }
 
-  std::vector<at::Tensor> grads;  // of the present segment's outputs
-  {
-    at::AutoGradMode with_graph(true);
-    at::Tensor prediction = state.hidden.detach().set_requires_grad(true);
-    state = {};
-    const LossTerms loss = objective_.loss(prediction, micro.x_0, micro.noise, noised);
-    terms.add(loss);
-    const double scale = state_.loss_scaler.scale() / static_cast<double>(global_batch);
-    grads = torch::autograd::grad({loss.loss.sum() * scale}, {prediction});
+  std::vector<at::Tensor> grads =
+      prediction_grad(std::exchange(state, {}).hidden, micro, noised, global_batch, terms);
+  for (size_t i = segments.size(); i-- > 0;) {
+    if (options_.memory[i].activations != Activations::kKeep) {
+      const Phase phase(*this, StepPhase::kRecompute, i);
+      at::AutoGradMode with_graph(true);
+      if (waits_on_host(i)) inputs[i].hidden = offload_->take(i);
+      inputs[i] = detached(std::move(inputs[i]), true);
+      State recomputed = segments[i]->forward(inputs[i], input);
+      outputs[i] = edges_of(recomputed);
+    }
+    const Phase phase(*this, StepPhase::kBackward, i);
+    if (i > 0 && waits_on_host(i - 1)) offload_->fetch(i - 1);
+    backward_segment(i, inputs[i], outputs[i], grads, first);
   }
-  for (size_t i = segments.size(); i-- > 0;) backward_segment(i, inputs[i], outputs[i], input, grads, first);
+}
+
+// The loss of a micro-batch, added to `terms`; returns its gradient, scaled for the global batch.
+std::vector<at::Tensor> TrainStep::prediction_grad(at::Tensor hidden, const StepBatch& micro,
+                                                   const NoisedBatch& noised, int64_t global_batch,
+                                                   Terms& terms) {
+  const Phase phase(*this, StepPhase::kLoss);
+  at::AutoGradMode with_graph(true);
+  const size_t last = denoiser_.segments().size() - 1;
+  if (waits_on_host(last)) offload_->fetch(last);
+  at::Tensor prediction = hidden.detach().set_requires_grad(true);
+  hidden.reset();
+  const LossTerms loss = objective_.loss(prediction, micro.x_0, micro.noise, noised);
+  terms.add(loss);
+  const double scale = state_.loss_scaler.scale() / static_cast<double>(global_batch);
+  return torch::autograd::grad({loss.loss.sum() * scale}, {prediction});
 }
 
 // Turns the gradients of segment `index`'s outputs into those of its inputs, adds its weights' gradients to
 // the flat buffer and frees its activations.
-void TrainStep::backward_segment(size_t index, State& input, State& output,
-                                 const DenoiserInput& denoiser_input, std::vector<at::Tensor>& grads,
+void TrainStep::backward_segment(size_t index, State& input, Edges& outputs, std::vector<at::Tensor>& grads,
                                  bool first) {
-  if (options_.memory[index].activations == Activations::kRecompute) {
-    at::AutoGradMode with_graph(true);
-    input = detached(std::move(input), true);
-    output = denoiser_.segments()[index]->forward(input, denoiser_input);
-  }
   TrainingState::SegmentWeights& weights = state_.segments[index];
-  std::vector<at::Tensor> outputs, output_grads, inputs;
-  const std::vector<at::Tensor> candidates = tensors_of(output);
+  Edges roots, leaves;
+  std::vector<at::Tensor> root_grads;
   for (size_t i = 0; i < grads.size(); ++i) {
-    if (!grads[i].defined() || !candidates[i].requires_grad()) continue;
-    outputs.push_back(candidates[i]);
-    output_grads.push_back(std::move(grads[i]));
+    if (!grads[i].defined() || !outputs[i].is_valid()) continue;
+    roots.push_back(std::move(outputs[i]));
+    root_grads.push_back(std::move(grads[i]));
   }
-  for (const auto& parameter : weights.parameters) inputs.push_back(parameter->value);
-  const size_t num_weights = inputs.size();
-  for (at::Tensor& tensor : tensors_of(input)) inputs.push_back(tensor);
+  for (const auto& parameter : weights.parameters) leaves.push_back(leaf_edge(parameter->value));
+  const size_t num_weights = leaves.size();
+  for (const at::Tensor& tensor : tensors_of(input)) leaves.push_back(leaf_edge(tensor));
 
-  const auto input_grads = torch::autograd::grad(outputs, inputs, output_grads, /*retain_graph=*/false,
-                                                 /*create_graph=*/false, /*allow_unused=*/true);
-  input = output = {};
+  const auto input_grads = torch::autograd::Engine::get_default_engine().execute(
+      roots, root_grads, /*keep_graph=*/false, /*create_graph=*/false, /*accumulate_grad=*/false, leaves);
+  input = {};
+  outputs = {};
   at::NoGradGuard no_grad;
   for (size_t i = 0; i < num_weights; ++i) {
     at::Tensor& flat = weights.grad_views[i];
@@ -192,9 +262,10 @@ at::Tensor TrainStep::gradient_sum_of_squares() const {
 void TrainStep::update(double lr, double grad_scale) {
   at::NoGradGuard no_grad;
   const OptimizerStep step{.lr = lr, .update = ++state_.updates, .grad_scale = grad_scale};
-  for (auto& weights : state_.segments) {
-    FlatUnit& unit = weights.unit;
+  for (size_t s = 0; s < state_.segments.size(); ++s) {
+    FlatUnit& unit = state_.segments[s].unit;
     if (unit.layout().size == 0) continue;
+    const Phase phase(*this, StepPhase::kOptimizer, s);
     OptimizerSlice slice{.master = unit.master, .grads = unit.grads, .moments = unit.moments};
     for (size_t i = 0; i < unit.emas.size(); ++i)
       slice.emas.push_back(

@@ -3,6 +3,7 @@
 #pragma once
 #include <ATen/core/Tensor.h>
 
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -10,7 +11,13 @@
 #include "diffusion/objective.h"
 #include "models/model.h"
 #include "optim/optimizer.h"
+#include "train/activation_offload.h"
+#include "train/step_observer.h"
 #include "train/training_state.h"
+
+namespace torch::autograd {
+struct Edge;
+}
 
 namespace kiln {
 
@@ -18,6 +25,7 @@ namespace kiln {
 enum class Activations {
   kKeep,       // autograd saves them
   kRecompute,  // only the segment's input is kept; backward runs the forward again, to the same bits
+  kOffload,    // as kRecompute, and the input's hidden tensor waits in host memory; on a CPU, kRecompute
 };
 struct MemoryChoice {
   Activations activations = Activations::kKeep;
@@ -58,13 +66,22 @@ class TrainStep {
             TrainingState& state, const StepOptions& options);
 
   StepResult run(const StepBatch& batch, double lr);
+  // Tells `observer` what each step is doing; null ends it.
+  void observe(StepObserver* observer) { observer_ = observer; }
 
  private:
   struct Terms;
+  class Phase;  // announces a phase while in scope
   StepBatch micro_slice(const StepBatch& batch, int64_t first, int64_t size) const;
   void accumulate_gradients(const StepBatch& micro, int64_t global_batch, bool first, Terms& terms);
-  void backward_segment(size_t index, State& input, State& output, const DenoiserInput& denoiser_input,
+  std::vector<at::Tensor> prediction_grad(at::Tensor hidden, const StepBatch& micro, const NoisedBatch& noised,
+                                          int64_t global_batch, Terms& terms);
+  void backward_segment(size_t index, State& input, std::vector<torch::autograd::Edge>& outputs,
                         std::vector<at::Tensor>& grads, bool first);
+  bool waits_on_host(size_t segment) const {  // the first segment's input is the batch
+    return offload_ && segment > 0 && options_.memory[segment].activations == Activations::kOffload;
+  }
+  at::Tensor measured(const Terms& terms) const;
   at::Tensor gradient_sum_of_squares() const;
   void update(double lr, double grad_scale);
 
@@ -73,6 +90,8 @@ class TrainStep {
   const Optimizer& optimizer_;
   TrainingState& state_;
   StepOptions options_;
+  std::optional<ActivationOffload> offload_;
+  StepObserver* observer_ = nullptr;
 };
 
 }  // namespace kiln

@@ -191,33 +191,46 @@ OptionChanges compare_options(const nlohmann::json& saved, const nlohmann::json&
   return changes;
 }
 
-std::vector<MemoryChoice> parse_recompute(const std::string& text, const Denoiser& denoiser) {
+namespace {
+
+// The segments that --`option` names.
+std::vector<bool> parse_segments(const char* option, const std::string& text, const Denoiser& denoiser) {
   const auto& segments = denoiser.segments();
-  std::vector<MemoryChoice> choices(segments.size());
-  if (text == "none") return choices;
+  if (text == "none" || text == "all") return std::vector<bool>(segments.size(), text == "all");
+  std::vector<bool> chosen(segments.size());
   std::vector<std::string> names;
   for (const auto& segment : segments) names.push_back(segment->name());
-  const auto recompute = [&](const std::string& name) {
+  const auto choose = [&](const std::string& name) {
     const auto found = std::ranges::find(names, name);
     if (found == names.end())
-      fail("train", "--recompute expects none, all, or some of {} (blocks by number or range), got '{}'",
+      fail("train", "--{} expects none, all, or some of {} (blocks by number or range), got '{}'", option,
            fmt::join(names, ", "), text);
-    choices[static_cast<size_t>(found - names.begin())].activations = Activations::kRecompute;
+    chosen[static_cast<size_t>(found - names.begin())] = true;
   };
-  if (text == "all") {
-    for (const std::string& name : names) recompute(name);
-    return choices;
-  }
   for (const std::string& part : split(text, ',')) {
     const std::vector<std::string> ends = split(part, '-');
     const auto first = parse_index(ends.front()), last = parse_index(ends.back());
     if (!first || !last || ends.size() > 2) {
-      recompute(part);
+      choose(part);
       continue;
     }
-    if (*first > *last) fail("train", "--recompute range '{}' runs backwards", part);
-    for (int64_t i = *first; i <= *last; ++i) recompute(fmt::format("blocks.{}", i));
+    if (*first > *last) fail("train", "--{} range '{}' runs backwards", option, part);
+    for (int64_t i = *first; i <= *last; ++i) choose(fmt::format("blocks.{}", i));
   }
+  return chosen;
+}
+
+}  // namespace
+
+std::vector<MemoryChoice> parse_memory_choices(const TrainOptions& options, const Denoiser& denoiser) {
+  const std::vector<bool> recompute = parse_segments("recompute", options.recompute, denoiser),
+                          offload =
+                              parse_segments("offload-activations", options.offload_activations, denoiser);
+  std::vector<MemoryChoice> choices(recompute.size());
+  for (size_t i = 0; i < choices.size(); ++i)
+    choices[i].activations = offload[i]     ? Activations::kOffload
+                             : recompute[i] ? Activations::kRecompute
+                                            : Activations::kKeep;
   return choices;
 }
 

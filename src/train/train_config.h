@@ -40,7 +40,9 @@ struct TrainOptions {
   std::string ema_schedule = "constant";
   int64_t max_bad_steps = 10;
 
-  std::string device = "auto", compute_dtype = "f32", recompute = "none";
+  std::string device = "auto", compute_dtype = "f32", recompute = "none",
+              offload_activations = "none", memory_budget;
+  bool preflight = true;
   bool tf32 = false, deterministic = false, accumulate_f32 = false;
   int64_t threads = 0;
 
@@ -48,6 +50,7 @@ struct TrainOptions {
   int64_t log_every = 100;
   bool tensorboard = true;
   double peak_tflops = 0, cost_per_hour = 0;
+  std::string profile;
   int64_t sample_every = 0, num_samples = 8, num_sampling_steps = 50;
   std::string sampler;
   double cfg_scale = 4;
@@ -124,6 +127,11 @@ void visit_options(Options& o, Visitor&& visit) {
         "f32, bf16 or fp16 (with dynamic loss scaling); masters are f32");
   visit("recompute", o.recompute, kHarmless,
         "Activations to recompute in backward: none, all, or segments: 0-5,8");
+  visit("offload-activations", o.offload_activations, kHarmless,
+        "Like --recompute, with the segments' inputs in host memory meanwhile");
+  visit("memory-budget", o.memory_budget, kHarmless,
+        "Choose --recompute and --offload-activations so that it fits: bytes (12G) or auto");
+  visit("preflight", o.preflight, kHarmless, "Refuse before it starts what the plan says cannot fit");
   visit("tf32", o.tf32, kWarn, "CUDA: f32 products in TF32");
   visit("deterministic", o.deterministic, kWarn, "CUDA: only kernels that give the same bits each time");
   visit("accumulate-f32", o.accumulate_f32, kWarn, "f32 gradients even where nothing is accumulated");
@@ -136,6 +144,7 @@ void visit_options(Options& o, Visitor&& visit) {
   visit("peak-tflops", o.peak_tflops, kHarmless,
         "The machine's peak for the share of it (0: measured at the start)");
   visit("cost-per-hour", o.cost_per_hour, kHarmless, "Price of the machine, for the report (0: none)");
+  visit("profile", o.profile, kHarmless, "Write a Chrome trace of steps FROM:TO into the run folder");
   visit("sample-every", o.sample_every, kHarmless, "Steps between sample grids (0: none)");
   visit("num-samples", o.num_samples, kHarmless, "Images of a sample grid");
   visit("sampler", o.sampler, kHarmless, "Sampler of the grids (empty: the objective's)");
@@ -161,9 +170,12 @@ struct OptionChanges {
 };
 OptionChanges compare_options(const nlohmann::json& saved, const nlohmann::json& now);
 
-// --recompute: "none", "all", or block numbers and ranges ("0-5,8") and segment names ("embed"). Throws Error
-// naming the segments there are.
-std::vector<MemoryChoice> parse_recompute(const std::string& text, const Denoiser& denoiser);
+// --recompute and --offload-activations: "none", "all", or block numbers and ranges ("0-5,8") and segment names
+// ("embed"). Throws Error naming the segments there are.
+std::vector<MemoryChoice> parse_memory_choices(const TrainOptions& options, const Denoiser& denoiser);
+// The same choices as the shortest such texts.
+void set_memory_choices(TrainOptions& options, const std::vector<MemoryChoice>& choices,
+                        const Denoiser& denoiser);
 
 // The configs behind --objective, --optimizer and their settings. Settings that would have no effect are
 // refused.

@@ -12,8 +12,6 @@ namespace fs = std::filesystem;
 
 namespace {
 
-constexpr int64_t kSyntheticClasses = 1000;  // ImageNet's, as the published models have
-
 RunInfo::AutoencoderInfo describe(const Autoencoder& autoencoder, const std::string& path) {
   return {.name = autoencoder.name,
           .path = path == "pixels" ? "" : fs::absolute(path).string(),
@@ -25,18 +23,14 @@ RunInfo::AutoencoderInfo describe(const Autoencoder& autoencoder, const std::str
 TrainingData open_synthetic(const TrainOptions& options) {
   TrainingData data;
   const bool pixels = options.autoencoder == "pixels";
-  const int64_t downsample = pixels ? 1 : 8;
-  if (options.image_size % downsample != 0)
-    fail("train", "--image-size must be a multiple of {}, got {}", downsample, options.image_size);
-  data.channels = pixels ? 3 : 4;
-  data.height = data.width = options.image_size / downsample;
-  data.num_classes = options.num_classes > 0 ? options.num_classes : kSyntheticClasses;
+  data.shape = synthetic_shape(options);
   if (!pixels && !options.autoencoder.empty())
     fail("train", "--autoencoder has no effect with --data synthetic (but 'pixels'): leave it out");
   data.autoencoder = {.name = pixels ? "pixels" : "autoencoder_kl"};
   data.identity = "synthetic";
   data.batches = [data](const BatchOptions& batch_options) {
-    return synthetic_batches(data.channels, data.height, data.width, data.num_classes, batch_options);
+    const DataShape& shape = data.shape;
+    return synthetic_batches(shape.channels, shape.height, shape.width, shape.num_classes, batch_options);
   };
   data.sample_name = [](int64_t id) { return fmt::format("{}", id); };
   return data;
@@ -59,13 +53,13 @@ TrainingData open_store(const TrainOptions& options, at::Device device, at::Scal
         options.image_size, options.data, info.image_size, info.image_size, options.image_size);
   if (store->size() == 0) fail("train", "the store {} is empty: run kiln extract", options.data);
   TrainingData data;
-  data.channels = info.channels;
-  data.height = info.height;
-  data.width = info.width;
+  data.shape.channels = info.channels;
+  data.shape.height = info.height;
+  data.shape.width = info.width;
   data.class_names = info.class_names;
   const int64_t store_classes = static_cast<int64_t>(info.class_names.size());
   check_classes(options, "the store " + options.data, store_classes);
-  data.num_classes = store_classes > 0 ? std::max(store_classes, options.num_classes) : 0;
+  data.shape.num_classes = store_classes > 0 ? std::max(store_classes, options.num_classes) : 0;
   data.autoencoder = {.name = info.autoencoder,
                       .fingerprint = info.autoencoder_fingerprint,
                       .scaling_factor = info.scaling_factor,
@@ -98,12 +92,12 @@ TrainingData open_images(const TrainOptions& options, at::Device device, at::Sca
       load_autoencoder(options.autoencoder, device, compute_dtype);
   check_image_size(*autoencoder, options.image_size);
   TrainingData data;
-  data.channels = autoencoder->latent_channels;
-  data.height = data.width = options.image_size / autoencoder->downsample;
+  data.shape.channels = autoencoder->latent_channels;
+  data.shape.height = data.shape.width = options.image_size / autoencoder->downsample;
   data.class_names = images->class_names();
   const int64_t num_classes = static_cast<int64_t>(data.class_names.size());
   check_classes(options, "the images " + options.data, num_classes);
-  data.num_classes = num_classes > 0 ? std::max(num_classes, options.num_classes) : 0;
+  data.shape.num_classes = num_classes > 0 ? std::max(num_classes, options.num_classes) : 0;
   data.autoencoder = describe(*autoencoder, options.autoencoder);
   if (autoencoder->name != "pixels") data.decoder = autoencoder;
   data.identity = fmt::format("{} images {}, {} {}", images->records().size(), dataset_fingerprint(*images),

@@ -9,13 +9,12 @@
 #include "data/batches.h"
 #include "models/autoencoders/autoencoder.h"
 #include "sample/run_folder.h"
-#include "train/train_config.h"
+#include "train/setup.h"
 
 namespace kiln {
 
 struct TrainingData {
-  int64_t channels = 0, height = 0, width = 0;  // of a latent
-  int64_t num_classes = 0;                      // 0: no labels
+  DataShape shape{};
   std::vector<std::string> class_names{};
   RunInfo::AutoencoderInfo autoencoder{};
   // Names the samples' content: a run resumes on the same one only.

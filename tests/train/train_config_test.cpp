@@ -87,7 +87,7 @@ TEST(TrainConfig, RecomputeNamesSegments) {
   const auto denoiser = build_denoiser("DiT-S/8", {{"input_size", 32}}, {.device = at::kMeta});
   const auto chosen = [&](const std::string& text) {
     std::string picture;
-    for (const MemoryChoice& choice : parse_recompute(text, *denoiser))
+    for (const MemoryChoice& choice : parse_memory_choices({.recompute = text}, *denoiser))
       picture += choice.activations == Activations::kRecompute ? 'r' : '.';
     return picture;
   };
@@ -96,7 +96,7 @@ TEST(TrainConfig, RecomputeNamesSegments) {
   EXPECT_EQ(chosen("0-2, 11"), ".rrr........r.");
   EXPECT_EQ(chosen("embed,final"), "r............r");
   for (const char* bad : {"12", "half", "3-1", "1-", "", "0-99"})
-    EXPECT_THAT([&] { parse_recompute(bad, *denoiser); }, ThrowsMessage<Error>(HasSubstr("--recompute")))
+    EXPECT_THAT([&] { parse_memory_choices({.recompute = bad}, *denoiser); }, ThrowsMessage<Error>(HasSubstr("--recompute")))
         << bad;
 }
 

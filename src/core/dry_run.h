@@ -1,0 +1,22 @@
+// Which device the meta tensors of a dry run stand for. A dry run walks the real program on meta tensors; where CPU
+// and CUDA differ in what they allocate (fp16 is storage on a CPU, scratch of kernels), code asks here.
+#pragma once
+#include <cstdint>
+
+namespace kiln {
+
+enum class DryRunDevice { kNone, kCpu, kCuda };
+// Of this thread; kNone outside a dry run.
+DryRunDevice dry_run_device();
+
+class DryRunScope {
+ public:
+  explicit DryRunScope(DryRunDevice device);
+  ~DryRunScope();
+  DryRunScope(const DryRunScope&) = delete;
+
+ private:
+  DryRunDevice before_;
+};
+
+}  // namespace kiln

@@ -1,0 +1,89 @@
+// The ranks of a run and what they say to each other: c10d (NCCL on GPUs, Gloo on CPUs) behind the few collectives
+// that training needs.
+#pragma once
+#include <ATen/core/Tensor.h>
+
+#include <chrono>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "parallel/ranks.h"
+
+namespace kiln {
+
+class ProcessGroup;
+
+// A collective under way. wait() before its tensors are read, changed or dropped; destroyed while running, it waits.
+class Collective {
+ public:
+  Collective() = default;  // nothing to wait for
+  ~Collective();
+  Collective(Collective&&) noexcept;
+  Collective& operator=(Collective&&) noexcept;
+
+  // Blocks the host (Gloo) or the current stream (NCCL) until it is done. Throws Error naming this rank, the
+  // operation, what it was about, the time it took and, where that can be found out, the ranks that did not take
+  // part. The group is unusable afterwards.
+  void wait();
+  bool under_way() const { return work_ != nullptr; }
+
+ private:
+  friend class ProcessGroup;
+  struct Work;
+  explicit Collective(std::unique_ptr<Work> work);
+  std::unique_ptr<Work> work_;
+};
+
+// Elements that this rank has given to collectives so far. A ring all-reduce moves each about twice, a
+// reduce-scatter or all-gather once.
+struct CommunicationVolume {
+  int64_t all_reduced = 0, reduce_scattered = 0, all_gathered = 0;
+
+  int64_t moved() const { return 2 * all_reduced + reduce_scattered + all_gathered; }
+};
+
+struct ProcessGroupOptions {
+  at::Device device = at::kCPU;  // of the tensors that are reduced and gathered
+  std::chrono::milliseconds timeout = std::chrono::minutes(30);
+};
+
+// Every rank calls the same collectives in the same order. `what` is for messages: "the gradients of blocks.3".
+// Sums are the same bits on every rank. On meta tensors (a dry run) nothing is sent.
+class ProcessGroup {
+ public:
+  // One rank, no network: collectives are copies. With several `ranks` it stands for one of them in a dry run.
+  explicit ProcessGroup(const Ranks& ranks = {});
+  // Meets the other ranks. Throws Error when they do not come within the timeout.
+  static std::shared_ptr<ProcessGroup> connect(const Ranks& ranks, const ProcessGroupOptions& options);
+  ~ProcessGroup();
+  ProcessGroup(const ProcessGroup&) = delete;
+
+  int64_t rank() const { return ranks_.rank; }
+  int64_t world_size() const { return ranks_.world_size; }
+  const Ranks& ranks() const { return ranks_; }
+
+  Collective all_reduce(const at::Tensor& tensor, const std::string& what);  // sum, in place
+  // input: (world_size * n), output: (n), which may be this rank's slice of it. Sum.
+  Collective reduce_scatter(const at::Tensor& output, const at::Tensor& input, const std::string& what);
+  // input: (n), output: (world_size * n), of which it may be this rank's slice.
+  Collective all_gather(const at::Tensor& output, const at::Tensor& input, const std::string& what);
+
+  // Small values between hosts; they block.
+  std::vector<double> sum(std::vector<double> values, const std::string& what);
+  std::vector<std::string> gather(const std::string& text, const std::string& what);  // of every rank, by rank
+  void barrier(const std::string& what);
+
+  const CommunicationVolume& volume() const { return volume_; }  // host values not counted
+
+ private:
+  friend class Collective;
+  struct Connection;
+  Collective start(const char* operation, const std::string& what, auto&& begin);
+
+  Ranks ranks_;
+  CommunicationVolume volume_;
+  std::unique_ptr<Connection> connection_;  // null: one rank, or a dry run
+};
+
+}  // namespace kiln

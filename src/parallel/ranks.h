@@ -1,0 +1,29 @@
+// Which of how many processes this one is, as the launcher that started it says. Torch-free.
+#pragma once
+#include <cstdint>
+#include <functional>
+#include <string>
+
+namespace kiln {
+
+struct Ranks {
+  int64_t rank = 0, world_size = 1;
+  int64_t local_rank = 0, local_world_size = 1;  // among the processes of this machine
+  std::string master_addr = "127.0.0.1";         // where rank 0, or the launcher, hosts the rendezvous
+  int64_t master_port = 29500;
+  bool launcher_hosts = false;  // the launcher hosts the rendezvous; else rank 0 does
+  std::string attempt = "0";    // torchrun starts all ranks again after a failure: their keys must not mix
+};
+
+using Environment = std::function<const char*(const char* name)>;  // std::getenv, or a test's table
+
+// Reads RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR, MASTER_PORT (torchrun, kiln train --nproc),
+// SLURM_* (srun) or OMPI_COMM_WORLD_* (mpirun). None: one rank. Throws Error naming the variable that is missing
+// or impossible.
+Ranks ranks_from_environment(const Environment& environment);
+Ranks ranks_from_environment();
+
+// The first host of Slurm's list: "node03" of "node[03-07,12],big1".
+std::string first_slurm_host(const std::string& nodelist);
+
+}  // namespace kiln

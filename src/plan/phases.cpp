@@ -1,0 +1,108 @@
+#include "plan/phases.h"
+
+#include <ATen/ATen.h>
+
+#include <algorithm>
+
+#include "core/allocations.h"
+#include "core/tensors.h"
+#include "diffusion/sampler.h"
+#include "models/autoencoders/autoencoder_kl.h"
+#include "models/registry.h"
+#include "sample/sampler_loop.h"
+#include "train/sample_grid.h"
+
+namespace kiln {
+
+namespace {
+
+constexpr int64_t kTracedSamplingSteps = 2;  // the second has the history that multistep samplers keep
+constexpr int64_t kSamplesAtOnce = SampleOptions{}.batch;
+
+class EventLog : public AllocationObserver {
+ public:
+  void allocated(uint64_t id, size_t bytes) override {
+    events.push_back({.id = id, .bytes = static_cast<int64_t>(bytes)});
+  }
+  void freed(uint64_t id, size_t bytes) override {
+    events.push_back({.id = id, .bytes = -static_cast<int64_t>(bytes)});
+  }
+  DeviceEvents events;
+};
+
+// What `work` allocates and frees.
+template <class Work>
+DeviceEvents logged(const Work& work) {
+  EventLog log;
+  const MetaAllocationScope scope(log);
+  work();
+  return log.events;
+}
+
+at::Tensor on_meta(at::IntArrayRef shape, at::ScalarType dtype = at::kFloat) {
+  return at::empty(shape, at::TensorOptions(at::kMeta).dtype(dtype));
+}
+
+}  // namespace
+
+DeviceEvents trace_load(const TrainOptions& options, const DataShape& data, DryRunDevice device) {
+  const DryRunScope dry_run(device);
+  Training training;  // outlives the log: its state stays
+  return logged([&] { training = build_training(options, data, at::kMeta); });
+}
+
+DeviceEvents trace_sample_grid(const TrainOptions& options, const DataShape& data, DryRunDevice device) {
+  const DryRunScope dry_run(device);
+  const at::NoGradGuard no_grad;
+  const nlohmann::json objective = objective_config_of(options);
+  TrainOptions two_steps = options;
+  two_steps.num_sampling_steps = std::min(options.num_sampling_steps, kTracedSamplingSteps);
+  const auto sampler = make_sampler(grid_sampler_config(two_steps, objective));
+  const nlohmann::json config = denoiser_config_of(options, data, *make_objective(objective));
+  return logged([&] {
+    const auto denoiser =
+        build_denoiser(options.model, config,
+                       {.device = at::kMeta, .compute_dtype = parse_compute_dtype(options.compute_dtype)});
+    const DenoiserShape& shape = denoiser->shape();
+    const int64_t batch = std::min(options.num_samples, kSamplesAtOnce);
+    const at::Tensor labels = shape.num_classes > 0 ? on_meta({batch}, at::kLong) : at::Tensor();
+    const DenoiseFn denoise = guided_denoiser(*denoiser, labels, shape.has_null_class ? options.cfg_scale : 1,
+                                              CfgConvention::kAuto);
+    const std::vector<int64_t> image_shape = {batch, data.channels, data.height, data.width};
+    run_sampler(*sampler, on_meta(image_shape), denoise, [&](int64_t) { return on_meta(image_shape); });
+  });
+}
+
+AutoencoderEvents trace_autoencoder(const TrainOptions& options, const DataShape& data, DryRunDevice device) {
+  const DryRunScope dry_run(device);
+  const at::NoGradGuard no_grad;
+  AutoencoderEvents events;
+  std::unique_ptr<AutoencoderKl> autoencoder;
+  events.load = logged([&] {
+    autoencoder = std::make_unique<AutoencoderKl>(
+        AutoencoderKlConfig{}, BuildOptions{.device = at::kMeta,
+                                            .compute_dtype = parse_compute_dtype(options.compute_dtype)});
+    autoencoder->freeze_weights();
+  });
+  events.decode = logged([&] {
+    const int64_t batch = std::min(options.num_samples, kSamplesAtOnce);
+    autoencoder->decode(on_meta({batch, data.channels, data.height, data.width}));
+  });
+  events.encode = logged(
+      [&] { autoencoder->encode(on_meta({options.global_batch, 3, options.image_size, options.image_size})); });
+  return events;
+}
+
+int64_t peak_bytes(const DeviceEvents& events) {
+  int64_t live = 0, peak = 0;
+  for (const DeviceEvent& event : events) peak = std::max(peak, live += event.bytes);
+  return peak;
+}
+
+int64_t left_bytes(const DeviceEvents& events) {
+  int64_t live = 0;
+  for (const DeviceEvent& event : events) live += event.bytes;
+  return live;
+}
+
+}  // namespace kiln

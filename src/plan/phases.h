@@ -1,0 +1,38 @@
+// What happens on the device outside the step: building model and state, drawing sample grids, encoding images. Traced
+// on meta tensors like the step.
+#pragma once
+#include <cstdint>
+#include <vector>
+
+#include "core/dry_run.h"
+#include "train/setup.h"
+
+namespace kiln {
+
+// One allocation (bytes > 0) or free (bytes < 0, the same id).
+struct DeviceEvent {
+  uint64_t id = 0;
+  int64_t bytes = 0;
+};
+using DeviceEvents = std::vector<DeviceEvent>;
+
+// build_training: what it leaves alive is the persistent state.
+DeviceEvents trace_load(const TrainOptions& options, const DataShape& data, DryRunDevice device);
+
+// A sample grid but for its decoding: a second denoiser and one batch through two steps of the sampler. Everything is
+// freed at the end.
+DeviceEvents trace_sample_grid(const TrainOptions& options, const DataShape& data, DryRunDevice device);
+
+// The autoencoder that --autoencoder names, taken to be KL-f8's architecture.
+struct AutoencoderEvents {
+  DeviceEvents load;    // leaves its weights alive
+  DeviceEvents decode;  // of one batch of a sample grid
+  DeviceEvents encode;  // of one step's images, where they are encoded on the way
+};
+AutoencoderEvents trace_autoencoder(const TrainOptions& options, const DataShape& data, DryRunDevice device);
+
+// Of `events`, alive at once and at the end.
+int64_t peak_bytes(const DeviceEvents& events);
+int64_t left_bytes(const DeviceEvents& events);
+
+}  // namespace kiln

@@ -1,0 +1,126 @@
+#include "train/memory_recorder.h"
+
+#include <ATen/core/Tensor.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "core/scratch.h"
+
+namespace kiln {
+
+std::string_view name_of(MemoryKind kind) {
+  constexpr std::string_view kNames[kNumMemoryKinds] = {
+      "weights", "gradients",   "master",    "moments",   "ema",    "constants",
+      "batch",   "activations", "recompute", "attention", "matmul", "temporaries"};
+  return kNames[static_cast<size_t>(kind)];
+}
+
+void MemoryRecorder::register_tensor(const at::Tensor& tensor, MemoryKind kind) {
+  const uint64_t id = block_id(tensor);
+  const auto bytes = static_cast<int64_t>(id ? tensor.storage().nbytes() : 0);
+  if (bytes == 0 || !registered_.emplace(id, bytes).second) return;
+  memory_.persistent[kind] += bytes;
+  memory_.persistent_bytes += bytes;
+}
+
+void MemoryRecorder::register_state(const TrainingState& state) {
+  for (const auto& segment : state.segments) {
+    const FlatUnit& unit = segment.unit;
+    register_tensor(unit.master, MemoryKind::kMaster);
+    register_tensor(unit.compute_weights, MemoryKind::kWeights);
+    register_tensor(unit.grads, MemoryKind::kGradients);
+    for (const at::Tensor& moment : unit.moments) register_tensor(moment, MemoryKind::kMoments);
+    for (const at::Tensor& ema : unit.emas) register_tensor(ema, MemoryKind::kEma);
+  }
+  for (const auto& constant : state.constants) register_tensor(constant->value, MemoryKind::kConstants);
+  phase_peak_bytes_ = live_bytes();
+}
+
+void MemoryRecorder::allocated(uint64_t id, size_t bytes) {
+  if (bytes == 0 || std::this_thread::get_id() != thread_) return;
+  const ScratchUse scratch = current_scratch();
+  blocks_[id] = {.event = memory_.events.size(), .scratch_scope = scratch.scope};
+  memory_.events.push_back({.id = id,
+                            .bytes = static_cast<int64_t>(bytes),
+                            .phase = phase_,
+                            .segment = segment_,
+                            .kind = MemoryKind::kTemporaries});
+  step_bytes_ += static_cast<int64_t>(bytes);
+  phase_peak_bytes_ = std::max(phase_peak_bytes_, live_bytes());
+}
+
+void MemoryRecorder::freed(uint64_t id, size_t bytes) {
+  if (bytes == 0 || std::this_thread::get_id() != thread_) return;
+  const auto block = blocks_.find(id);
+  if (block == blocks_.end()) return;  // older than the recording
+  MemoryEvent& made = memory_.events[block->second.event];
+  const ScratchUse scratch = current_scratch();
+  if (scratch.scratch != Scratch::kNone && scratch.scope == block->second.scratch_scope)
+    made.kind = scratch.scratch == Scratch::kAttention ? MemoryKind::kAttention : MemoryKind::kMatmul;
+  blocks_.erase(block);
+  step_bytes_ -= static_cast<int64_t>(bytes);
+  memory_.events.push_back({.id = id,
+                            .bytes = -static_cast<int64_t>(bytes),
+                            .phase = phase_,
+                            .segment = segment_,
+                            .kind = made.kind});
+}
+
+void MemoryRecorder::begin(StepPhase phase, int64_t segment) {
+  phase_ = phase;
+  segment_ = static_cast<int32_t>(segment);
+  if (!memory_.marks.empty()) phase_begin_ = memory_.events.size();
+  phase_peak_bytes_ = live_bytes();
+}
+
+void MemoryRecorder::end(StepPhase phase, int64_t segment) {
+  if (phase == StepPhase::kInput) keep_alive_as(MemoryKind::kBatch);
+  if (phase == StepPhase::kForward) keep_alive_as(MemoryKind::kActivations);
+  if (phase == StepPhase::kRecompute) keep_alive_as(MemoryKind::kRecompute);
+  memory_.marks.push_back({.phase = phase,
+                           .segment = static_cast<int32_t>(segment),
+                           .live_bytes = live_bytes(),
+                           .peak_bytes = phase_peak_bytes_});
+  phase_begin_ = memory_.events.size();
+  phase_peak_bytes_ = live_bytes();
+  segment_ = -1;
+}
+
+// The phase's blocks that are still alive are of `kind`.
+void MemoryRecorder::keep_alive_as(MemoryKind kind) {
+  for (size_t i = phase_begin_; i < memory_.events.size(); ++i) {
+    MemoryEvent& event = memory_.events[i];
+    if (event.bytes > 0 && blocks_.contains(event.id)) event.kind = kind;
+  }
+}
+
+// Walks the events to the first moment of the highest sum.
+void MemoryRecorder::find_peak() {
+  int64_t live = memory_.persistent_bytes, last = 0;
+  memory_.peak_bytes = live;
+  for (size_t i = 0; i < memory_.events.size(); ++i) {
+    live += memory_.events[i].bytes;
+    if (live <= memory_.peak_bytes) continue;
+    memory_.peak_bytes = live;
+    memory_.peak_phase = memory_.events[i].phase;
+    memory_.peak_segment = memory_.events[i].segment;
+    last = static_cast<int64_t>(i) + 1;
+  }
+  memory_.peak_by_kind = memory_.persistent;
+  for (int64_t i = 0; i < last; ++i) memory_.peak_by_kind[memory_.events[i].kind] += memory_.events[i].bytes;
+  std::erase_if(memory_.peak_by_kind, [](const auto& entry) { return entry.second == 0; });
+}
+
+StepMemory MemoryRecorder::finish() {
+  find_peak();
+  registered_.clear();
+  blocks_.clear();
+  phase_begin_ = 0;
+  step_bytes_ = phase_peak_bytes_ = 0;
+  phase_ = StepPhase::kInput;
+  segment_ = -1;
+  return std::exchange(memory_, {});
+}
+
+}  // namespace kiln

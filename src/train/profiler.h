@@ -1,0 +1,53 @@
+// --profile FROM:TO: a Chrome trace of those steps, made by torch's own profiler, with the step's phases as outer
+// slices.
+#pragma once
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "train/step_observer.h"
+
+namespace kiln {
+
+// Steps, 1-based, both included.
+struct StepRange {
+  int64_t first = 0, last = 0;
+};
+// "FROM:TO". Throws Error.
+StepRange parse_profile(const std::string& text);
+
+class StepProfiler : public StepObserver {
+ public:
+  struct Options {
+    StepRange steps;
+    std::string path;  // of the trace
+    at::Device device = at::kCPU;
+    std::vector<std::string> segments;  // names, for the slices
+  };
+  explicit StepProfiler(Options options);
+  ~StepProfiler() override;
+
+  // Around each step, with its 1-based number. The trace is written after the last step of the range; throws Error when
+  // that fails.
+  void begin_step(int64_t step);
+  void end_step(int64_t step);
+  // Writes what there is when training ends inside the range.
+  void finish();
+  bool finished() const { return finished_; }
+
+  void begin(StepPhase phase, int64_t segment) override;
+  void end(StepPhase phase, int64_t segment) override;
+
+ private:
+  struct Slices;
+  void start();
+
+  Options options_;
+  std::unique_ptr<Slices> slices_;  // while it records
+  bool finished_ = false;
+};
+
+}  // namespace kiln

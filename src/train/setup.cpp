@@ -1,0 +1,87 @@
+#include "train/setup.h"
+
+#include "checkpoint/tensor_files.h"
+#include "core/error.h"
+#include "core/tensors.h"
+#include "models/registry.h"
+
+namespace kiln {
+
+namespace {
+
+constexpr int64_t kSyntheticClasses = 1000;  // ImageNet's, as the published models have
+
+void start_weights(const TrainOptions& options, const Denoiser& denoiser) {
+  if (options.weights.empty())
+    initialize_weights(denoiser, options.seed);
+  else
+    load_weights(denoiser, load_tensors(options.weights), options.weights);
+}
+
+at::ScalarType grad_dtype_of(const TrainOptions& options, at::ScalarType compute_dtype) {
+  const bool accumulates = options.micro_batch > 0 && options.micro_batch < options.global_batch;
+  return accumulates || options.accumulate_f32 ? at::kFloat : compute_dtype;
+}
+
+}  // namespace
+
+DataShape synthetic_shape(const TrainOptions& options) {
+  const bool pixels = options.autoencoder == "pixels";
+  const int64_t downsample = pixels ? 1 : 8;
+  if (options.image_size % downsample != 0)
+    fail("train", "--image-size must be a multiple of {}, got {}", downsample, options.image_size);
+  const int64_t side = options.image_size / downsample;
+  return {.channels = pixels ? 3 : 4,
+          .height = side,
+          .width = side,
+          .num_classes = options.num_classes > 0 ? options.num_classes : kSyntheticClasses};
+}
+
+nlohmann::json denoiser_config_of(const TrainOptions& options, const DataShape& data,
+                                  const Objective& objective) {
+  nlohmann::json config = nlohmann::json::object();
+  if (!options.model_config.empty()) {
+    config = nlohmann::json::parse(options.model_config, nullptr, /*allow_exceptions=*/false);
+    if (!config.is_object())
+      fail("train", "--model-config expects a JSON object, got '{}'", options.model_config);
+  }
+  for (const auto& [key, value] : {std::pair{"hidden_size", options.hidden_size},
+                                   {"depth", options.depth},
+                                   {"num_heads", options.num_heads},
+                                   {"patch_size", options.patch_size}})
+    if (value > 0) config[key] = value;
+  config["input_size"] = data.height;
+  config["in_channels"] = data.channels;
+  config["num_classes"] = data.num_classes;
+  config["class_dropout_prob"] = data.num_classes > 0 ? options.class_dropout_prob : 0.0;
+  config["learn_sigma"] = objective.learns_sigma();
+  return resolve_denoiser_config(options.model, config);
+}
+
+Training build_training(const TrainOptions& options, const DataShape& data, at::Device device) {
+  const at::ScalarType compute_dtype = parse_compute_dtype(options.compute_dtype);
+  Training training{.objective = make_objective(objective_config_of(options)),
+                    .optimizer = make_optimizer(optimizer_config_of(options))};
+  training.model_config = denoiser_config_of(options, data, *training.objective);
+  training.denoiser = build_denoiser(options.model, training.model_config,
+                                     {.device = device, .compute_dtype = compute_dtype});
+  const std::vector<MemoryChoice> memory = parse_memory_choices(options, *training.denoiser);
+  if (!device.is_meta()) start_weights(options, *training.denoiser);
+  training.state = std::make_unique<TrainingState>(
+      *training.denoiser, *training.optimizer,
+      TrainingStateOptions{.device = device,
+                           .compute_dtype = compute_dtype,
+                           .grad_dtype = grad_dtype_of(options, compute_dtype),
+                           .ema_decays = options.ema_decay});
+  training.step =
+      std::make_unique<TrainStep>(*training.denoiser, *training.objective, *training.optimizer,
+                                  *training.state,
+                                  StepOptions{.device = device,
+                                              .micro_batch = options.micro_batch,
+                                              .max_grad_norm = options.max_grad_norm,
+                                              .ema_schedule = options.ema_schedule,
+                                              .memory = memory});
+  return training;
+}
+
+}  // namespace kiln

@@ -1,0 +1,39 @@
+// From options to model, training state and step: the same for a run that trains and for a dry run that plans.
+#pragma once
+#include <memory>
+#include <nlohmann/json.hpp>
+
+#include "diffusion/objective.h"
+#include "models/model.h"
+#include "optim/optimizer.h"
+#include "train/step.h"
+#include "train/train_config.h"
+#include "train/training_state.h"
+
+namespace kiln {
+
+// Of one sample, as the model sees it.
+struct DataShape {
+  int64_t channels = 0, height = 0, width = 0;
+  int64_t num_classes = 0;  // 0: no labels
+};
+// Of --data synthetic: latents of KL-f8 at --image-size, or its pixels with --autoencoder pixels. Throws Error when the
+// image size does not fit.
+DataShape synthetic_shape(const TrainOptions& options);
+
+// The full model config that the options resolve to. Throws Error.
+nlohmann::json denoiser_config_of(const TrainOptions& options, const DataShape& data,
+                                  const Objective& objective);
+
+struct Training {
+  std::unique_ptr<Objective> objective;
+  std::unique_ptr<Optimizer> optimizer;
+  nlohmann::json model_config;  // as resolved
+  std::unique_ptr<Denoiser> denoiser;
+  std::unique_ptr<TrainingState> state;
+  std::unique_ptr<TrainStep> step;
+};
+// Weights are initialised or loaded as the options say, except on meta. Throws Error.
+Training build_training(const TrainOptions& options, const DataShape& data, at::Device device);
+
+}  // namespace kiln

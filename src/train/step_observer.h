@@ -1,0 +1,30 @@
+// Who watches a step from inside: timers of the monitor, the recorder of memory, the plan. The step announces what
+// it is doing; nothing is passed when nobody watches.
+#pragma once
+#include <cstdint>
+#include <string_view>
+
+namespace kiln {
+
+enum class StepPhase {
+  kInput,          // slices of the batch go to the device, noise is added
+  kForward,        // of one segment
+  kLoss,           // and the gradient of the prediction
+  kRecompute,      // one segment's forward again, inside backward
+  kBackward,       // of one segment
+  kGradNorm,       // and the one read of the step's numbers
+  kOptimizer,      // of one segment's unit
+  kCommunication,  // waiting for other ranks
+};
+inline constexpr int kNumStepPhases = 8;
+std::string_view name_of(StepPhase phase);  // "forward"
+
+class StepObserver {
+ public:
+  virtual ~StepObserver() = default;
+  // Phases follow one another and never nest. `segment`: index into Denoiser::segments(), -1 = none.
+  virtual void begin(StepPhase phase, int64_t segment) = 0;
+  virtual void end(StepPhase phase, int64_t segment) = 0;
+};
+
+}  // namespace kiln

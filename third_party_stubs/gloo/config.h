@@ -1,0 +1,2 @@
+// See README.md in this folder.
+#pragma once

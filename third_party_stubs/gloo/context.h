@@ -1,0 +1,16 @@
+// See README.md in this folder.
+#pragma once
+#include <chrono>
+
+namespace gloo {
+
+class Context {
+ public:
+  void setTimeout(std::chrono::milliseconds timeout);
+};
+
+namespace transport {
+class UnboundBuffer;
+}
+
+}  // namespace gloo
