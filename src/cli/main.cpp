@@ -10,6 +10,7 @@ int main(int argc, char** argv) {
   kiln::install_tracking_cpu_allocator();  // before the first tensor
   CLI::App app{"Kiln trains and runs latent diffusion models."};
   app.require_subcommand(1);
+  app.set_version_flag("--version", "kiln " KILN_VERSION);
   app.set_help_all_flag("--help-all", "Help of every command");
   for (const auto& add_command : kiln::cli::kCommands) add_command(app);
   try {

@@ -24,7 +24,8 @@ CLI::Option* add_option(CLI::App& command, const std::string& name, T& field, co
 std::shared_ptr<TrainArguments> add_train_options(CLI::App& command, const std::string& group) {
   auto arguments = std::make_shared<TrainArguments>();
   command
-      .add_option("--recipe", arguments->recipe, "TOML file of these options; the command line goes before it")
+      .add_option("--recipe", arguments->recipe,
+                  "TOML file of these options; the command line goes before it")
       ->group(group);
   visit_options(arguments->options, [&](const char* name, auto& field, OnResume, const char* help) {
     add_option(command, name, field, help)->group(group);

@@ -16,7 +16,8 @@ struct TrainArguments {
 // Adds --recipe and every option of TrainOptions. `group`: heading in --help.
 std::shared_ptr<TrainArguments> add_train_options(CLI::App& command, const std::string& group = "Options");
 
-// After parsing: what the command line does not say comes from the recipe. Throws Error naming the recipe's line.
+// After parsing: what the command line does not say comes from the recipe. Throws Error naming the recipe's
+// line.
 TrainOptions resolve(const CLI::App& command, const TrainArguments& arguments);
 
 }  // namespace kiln::cli

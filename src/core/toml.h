@@ -1,4 +1,4 @@
-// The part of TOML that recipes use: flat `key = value` lines. Torch-free.
+// Recipes: flat TOML files. Torch-free.
 #pragma once
 #include <nlohmann/json.hpp>
 #include <string>
@@ -13,9 +13,8 @@ struct TomlEntry {
   int line = 0;
 };
 
-// Comments, bare and quoted keys, basic and literal strings on one line, numbers (with underscores, inf,
-// nan), booleans, arrays over any number of lines. Throws Error naming `name` and the line for anything else:
-// tables, dates, nested arrays, a key twice, bytes after a value.
+// The `key = value` lines of a TOML 1.0 document in their order. Throws Error naming `name` and the line for
+// what is not TOML and for what no option takes: tables, dates, nested arrays.
 std::vector<TomlEntry> parse_toml(std::string_view text, const std::string& name);
 std::vector<TomlEntry> read_toml(const std::string& path);
 

@@ -1,4 +1,4 @@
-// All training state of one segment, in flat buffers (architecture, decision 2).
+// All training state of one segment, in flat buffers (architecture, decision 2), whole or divided among ranks.
 #pragma once
 #include <ATen/core/Tensor.h>
 
@@ -23,44 +23,68 @@ struct FlatLayout {
   void add(const std::string& key, const std::vector<int64_t>& shape);
 };
 
+// How one unit is divided among ranks. Each stage divides what the one before it does, and more:
+// 0 nothing, 1 master, moments and EMAs, 2 gradients, 3 compute weights.
+struct UnitSharding {
+  int64_t zero_stage = 0;
+  int64_t rank = 0, world_size = 1;
+};
+
 struct FlatUnitOptions {
   at::Device device = at::kCPU;
   at::ScalarType compute_dtype = at::kFloat;
   at::ScalarType grad_dtype = at::kFloat;  // f32 when gradients are accumulated, else the compute dtype
   int64_t num_moments = 0;                 // f32 buffers of the optimizer, zero at the start
   int64_t num_emas = 0;
+  UnitSharding sharding{};
 };
 
-// One segment's compute weights, gradients, f32 master, optimizer moments and EMAs. Each buffer is 1-D with a
-// storage of its own that no other unit shares: a ZeRO shard is a slice of it, offload moves it, gather and
-// release fill and drop its memory while views that autograd saved stay right.
+// One segment's compute weights, gradients, f32 master, optimizer moments and EMAs. Each buffer is 1-D. Whole buffers
+// have size() elements; a rank's shard is shard_size() of them from shard_offset() on (all of them at stage 0).
+// compute_weights and grads own one storage each for life, which no other unit shares: giving its memory up and
+// taking new memory leaves views that autograd saved right.
 class FlatUnit {
  public:
   FlatUnit(std::string name, FlatLayout layout, const FlatUnitOptions& options);
 
   const std::string& name() const { return name_; }
   const FlatLayout& layout() const { return layout_; }
+  const UnitSharding& sharding() const { return sharding_; }
+  int64_t size() const { return size_; }  // the layout's, padded so that the ranks divide it
+  int64_t shard_size() const { return shard_size_; }
+  int64_t shard_offset() const { return shard_offset_; }
 
-  // Slot `index` of one of the buffers below, in the tensor's own shape: a view, never a copy.
+  // Slot `index` of a whole buffer, in the tensor's own shape: a view, never a copy.
   at::Tensor view(const at::Tensor& buffer, size_t index) const;
   // A fresh leaf on the compute weights that requires a gradient; autograd never runs through the flat
   // buffer.
   at::Tensor leaf(size_t index) const;
 
-  // Writes slot `index` of a buffer from a tensor of any dtype and device. After the master has been written,
-  // refresh_compute_weights() is due.
+  // Writes slot `index` of a whole or divided buffer, as far as it is in it, from a tensor of any dtype and
+  // device. After the master has been written, refresh_weight_shard() is due.
   void write(at::Tensor& buffer, size_t index, const at::Tensor& value) const;
-  void refresh_compute_weights();
+  void refresh_weight_shard();
   void start_emas();  // every EMA becomes a copy of the master
 
-  at::Tensor compute_weights;             // (size) compute dtype; the master itself when that is f32
+  // Stage 3 keeps whole weights, stages 2 and 3 whole gradients, only while they are used. New memory of weights is
+  // unspecified; of gradients, the elements between slots are zero.
+  void take_weights_memory();
+  void drop_weights_memory();
+  void take_grads_memory();
+  void drop_grads_memory();
+
+  at::Tensor compute_weights;             // (size) compute dtype
   at::Tensor grads;                       // (size) grad dtype
-  at::Tensor master;                      // (size) f32
-  std::vector<at::Tensor> moments, emas;  // (size) f32 each
+  at::Tensor weight_shard;                // (shard_size) of compute_weights; the master itself when that is f32
+  at::Tensor grad_shard;                  // (shard_size)
+  at::Tensor master;                      // (shard_size) f32
+  std::vector<at::Tensor> moments, emas;  // (shard_size) f32 each
 
  private:
   std::string name_;
   FlatLayout layout_;
+  UnitSharding sharding_;
+  int64_t size_ = 0, shard_size_ = 0, shard_offset_ = 0;
 };
 
 }  // namespace kiln

@@ -17,7 +17,7 @@ class ProcessGroup;
 // A collective under way. wait() before its tensors are read, changed or dropped; destroyed while running, it waits.
 class Collective {
  public:
-  Collective() = default;  // nothing to wait for
+  Collective();  // nothing to wait for
   ~Collective();
   Collective(Collective&&) noexcept;
   Collective& operator=(Collective&&) noexcept;
@@ -41,6 +41,19 @@ struct CommunicationVolume {
   int64_t all_reduced = 0, reduce_scattered = 0, all_gathered = 0;
 
   int64_t moved() const { return 2 * all_reduced + reduce_scattered + all_gathered; }
+};
+
+// The meeting point of the ranks, hosted by this process for as long as it lives (a launcher, a test).
+class Rendezvous {
+ public:
+  Rendezvous();  // on a free port of this machine
+  ~Rendezvous();
+  Rendezvous(const Rendezvous&) = delete;
+  int64_t port() const;
+
+ private:
+  struct Server;
+  std::unique_ptr<Server> server_;
 };
 
 struct ProcessGroupOptions {
@@ -79,7 +92,7 @@ class ProcessGroup {
  private:
   friend class Collective;
   struct Connection;
-  Collective start(const char* operation, const std::string& what, auto&& begin);
+  Collective start(const char* operation, const std::string& what, std::vector<at::Tensor> tensors);
 
   Ranks ranks_;
   CommunicationVolume volume_;

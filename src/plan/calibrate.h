@@ -6,9 +6,8 @@
 
 namespace kiln {
 
-// About a minute. `device`: "cpu" or "cuda". Prints progress. The result is not stored.
+// About a minute. `device`: "cpu" or "cuda". Prints progress. The result is not stored (store_profile does
+// that). Throws Error when there is no such device.
 MachineProfile calibrate(const std::string& device);
-// Writes it into profiles_folder() and returns the path. Throws Error.
-std::string store_profile(const MachineProfile& profile);
 
 }  // namespace kiln

@@ -16,6 +16,7 @@ std::string_view name_of(OpClass op_class) {
 
 // What torch calls around every operation of the thread.
 struct OpCallbacks {
+  struct Leaf : at::ObserverContext {};
   static thread_local OpRecorder* recorder;
 
   static std::unique_ptr<at::ObserverContext> start(const at::RecordFunction& function) {
@@ -25,7 +26,7 @@ struct OpCallbacks {
     r.current_ = {.name = function.name(), .phase = r.phase_, .segment = r.segment_};
     describe_inputs(r.current_, function.overload_name(), function.inputs());
     if (r.timed_) r.started_ = r.now();
-    return std::make_unique<at::ObserverContext>();
+    return std::make_unique<Leaf>();
   }
 
   static void end(const at::RecordFunction& function, at::ObserverContext* context) {

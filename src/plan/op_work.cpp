@@ -29,7 +29,7 @@ const std::set<std::string_view> kFreeOps = {"aten::empty",
                                              "aten::split",
                                              "aten::split_with_sizes",
                                              "aten::is_nonzero",
-                                             "aten::equal",
+
                                              "aten::detach_",
                                              "aten::requires_grad_"};
 // These overwrite their first argument without reading it.
@@ -132,6 +132,8 @@ const std::unordered_map<std::string_view, Describe>& multiplying_ops() {
        [](OpRecord& op, const Tensors& in) { set_attention(op, in[0], in[1].size(2), /*backward=*/false); }},
       {"aten::_scaled_dot_product_efficient_attention",
        [](OpRecord& op, const Tensors& in) { set_attention(op, in[0], in[1].size(2), /*backward=*/false); }},
+      {"aten::convolution",  // the pixels are known with the output
+       [](OpRecord& op, const Tensors& in) { set_convolution(op, in[1], /*pixels=*/0, /*times=*/1); }},
       {"aten::convolution_backward",  // of the pixels and of the weight
        [](OpRecord& op, const Tensors& in) {
          set_convolution(op, in[2], in[0].numel() / in[0].size(1), /*times=*/2);
@@ -182,6 +184,10 @@ void describe_outputs(OpRecord& op, c10::ArrayRef<c10::IValue> outputs) {
     if (op.op_class == OpClass::kMatmul)
       op.bytes += static_cast<double>(op.m * op.n) * static_cast<double>(c10::elementSize(op.dtype));
     return;
+  }
+  if (op.op_class == OpClass::kConvolution && op.m == 0) {
+    op.m = tensors[0].numel() / tensors[0].size(1);
+    op.flops = 2.0 * static_cast<double>(op.m * op.n) * static_cast<double>(op.k);
   }
   op.bytes += bytes_of(tensors) * (kGathering.contains(op.name) ? 2 : 1);
   if (op.op_class == OpClass::kElementwise) op.dtype = tensors[0].scalar_type();

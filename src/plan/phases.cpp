@@ -17,7 +17,6 @@ namespace kiln {
 namespace {
 
 constexpr int64_t kTracedSamplingSteps = 2;  // the second has the history that multistep samplers keep
-constexpr int64_t kSamplesAtOnce = SampleOptions{}.batch;
 
 class EventLog : public AllocationObserver {
  public:
@@ -37,6 +36,10 @@ DeviceEvents logged(const Work& work) {
   const MetaAllocationScope scope(log);
   work();
   return log.events;
+}
+
+int64_t samples_at_once(const TrainOptions& options) {
+  return std::min(options.num_samples, SampleOptions().batch);
 }
 
 at::Tensor on_meta(at::IntArrayRef shape, at::ScalarType dtype = at::kFloat) {
@@ -64,7 +67,7 @@ DeviceEvents trace_sample_grid(const TrainOptions& options, const DataShape& dat
         build_denoiser(options.model, config,
                        {.device = at::kMeta, .compute_dtype = parse_compute_dtype(options.compute_dtype)});
     const DenoiserShape& shape = denoiser->shape();
-    const int64_t batch = std::min(options.num_samples, kSamplesAtOnce);
+    const int64_t batch = samples_at_once(options);
     const at::Tensor labels = shape.num_classes > 0 ? on_meta({batch}, at::kLong) : at::Tensor();
     const DenoiseFn denoise = guided_denoiser(*denoiser, labels, shape.has_null_class ? options.cfg_scale : 1,
                                               CfgConvention::kAuto);
@@ -80,16 +83,17 @@ AutoencoderEvents trace_autoencoder(const TrainOptions& options, const DataShape
   std::unique_ptr<AutoencoderKl> autoencoder;
   events.load = logged([&] {
     autoencoder = std::make_unique<AutoencoderKl>(
-        AutoencoderKlConfig{}, BuildOptions{.device = at::kMeta,
-                                            .compute_dtype = parse_compute_dtype(options.compute_dtype)});
+        AutoencoderKlConfig{},
+        BuildOptions{.device = at::kMeta, .compute_dtype = parse_compute_dtype(options.compute_dtype)});
     autoencoder->freeze_weights();
   });
   events.decode = logged([&] {
-    const int64_t batch = std::min(options.num_samples, kSamplesAtOnce);
+    const int64_t batch = samples_at_once(options);
     autoencoder->decode(on_meta({batch, data.channels, data.height, data.width}));
   });
-  events.encode = logged(
-      [&] { autoencoder->encode(on_meta({options.global_batch, 3, options.image_size, options.image_size})); });
+  events.encode = logged([&] {
+    autoencoder->encode(on_meta({options.global_batch, 3, options.image_size, options.image_size}));
+  });
   return events;
 }
 

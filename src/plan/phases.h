@@ -1,5 +1,5 @@
-// What happens on the device outside the step: building model and state, drawing sample grids, encoding images. Traced
-// on meta tensors like the step.
+// What happens on the device outside the step: building model and state, drawing sample grids, encoding
+// images. Traced on meta tensors like the step.
 #pragma once
 #include <cstdint>
 #include <vector>
@@ -19,8 +19,8 @@ using DeviceEvents = std::vector<DeviceEvent>;
 // build_training: what it leaves alive is the persistent state.
 DeviceEvents trace_load(const TrainOptions& options, const DataShape& data, DryRunDevice device);
 
-// A sample grid but for its decoding: a second denoiser and one batch through two steps of the sampler. Everything is
-// freed at the end.
+// A sample grid but for its decoding: a second denoiser and one batch through two steps of the sampler.
+// Everything is freed at the end.
 DeviceEvents trace_sample_grid(const TrainOptions& options, const DataShape& data, DryRunDevice device);
 
 // The autoencoder that --autoencoder names, taken to be KL-f8's architecture.

@@ -9,6 +9,7 @@
 #include "plan/machine_profile.h"
 #include "plan/sharding.h"
 #include "plan/trace.h"
+#include "train/prediction.h"
 
 namespace kiln {
 
@@ -29,8 +30,9 @@ struct Footprint {
 };
 
 struct PhasePlan {
-  std::string name;  // load, first step, steady step, validation sampling, checkpoint, resume, extract
-  Footprint bytes;   // at its peak; on a CPU everything is on the device, the process included
+  std::string name;        // load, first step, steady step, validation sampling, checkpoint, resume, extract
+  int64_t live_bytes = 0;  // the most of tensors on the device
+  Footprint bytes;         // at its peak, with all that is no tensor; on a CPU everything is on the device
 };
 
 // The same micro-batches per GPU on another number of GPUs, for the same number of images in all.
@@ -57,19 +59,20 @@ struct Plan {
   PlanOptions options;
   MachineProfile machine;
   DataShape data;
-  int64_t num_weights = 0;       // trainable
-  int64_t rank_batch = 0;        // images of one rank's step
-  int64_t micro_batch = 0;       // images of one pass
+  int64_t num_weights = 0;  // trainable
+  int64_t rank_batch = 0;   // images of one rank's step
+  int64_t micro_batch = 0;  // images of one pass
   int64_t num_micro_steps = 1;
   std::vector<PhasePlan> phases;
-  // Of the steady step on one rank's device, in bytes: MemoryKind's names, gathered (whole weights and gradients on
-  // their way), context, communication (NCCL), allocator (rounding and fragmentation).
+  // What is alive on one rank's device at the peak of the steady step, in bytes: MemoryKind's names,
+  // autoencoder, and gathered (whole weights and gradients on their way among ranks). Sums to peak_bytes.
   std::map<std::string, int64_t> by_kind;
-  int64_t peak_bytes = 0;      // live allocated bytes at the peak of the steady step
-  int64_t reserved_bytes = 0;  // with the caching allocator's rounding and fragmentation (CUDA)
-  int64_t needed_bytes = 0;    // of the device, over all phases: reserved and context
-  std::string needed_phase;    // which of `phases` that is
-  std::string peak_phase, peak_segment;  // of the steady step: "backward", "blocks.27"
+  std::map<std::string, int64_t> overhead;  // beside it: context, communication (NCCL), allocator
+  int64_t peak_bytes = 0;                   // live allocated bytes at the peak of the steady step
+  int64_t reserved_bytes = 0;               // with the caching allocator's rounding and fragmentation (CUDA)
+  int64_t needed_bytes = 0;                 // of the device, over all phases: reserved and context
+  std::string needed_phase;                 // which of `phases` that is
+  std::string peak_phase, peak_segment;     // of the steady step: "backward", "blocks.27"
   bool fits = false;
   double step_s = 0, images_per_s = 0, peak_share = 0;
   double communication_s = 0;  // that links are busy in a step; what is not hidden is in phase_s
@@ -80,14 +83,14 @@ struct Plan {
   std::vector<Milestone> milestones;
   DataRate data_rate;
   int64_t dataset_size = 0, store_bytes = 0, checkpoint_bytes = 0;
-  int64_t num_checkpoints = 0;  // kept on disk at the end
+  int64_t num_checkpoints = 0;             // kept on disk at the end
   std::vector<std::string> advice, notes;  // notes: what this plan leaves out
-  std::vector<MemoryMark> curve;           // of memory over the step
+  MemoryCurve curve;                       // of memory by kind over the step
   std::vector<std::string> segments;
 };
 
-// Throws Error: unknown GPU, a batch that the GPUs do not divide, a stage without ranks, options that cannot be
-// trained.
+// Throws Error: unknown GPU, a batch that the GPUs do not divide, a stage without ranks, options that cannot
+// be trained.
 Plan make_plan(const PlanOptions& options);
 
 // The parts of make_plan, for a search over many configurations. The trace is that of rank_options() on

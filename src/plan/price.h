@@ -8,14 +8,16 @@
 
 namespace kiln {
 
-// Of one operation.
+// Of one operation, overhead included: interpolated in what was measured on this machine; elsewhere the
+// longer of its arithmetic at the rate that its shape reaches and of its memory traffic. Throws Error when
+// the machine does not compute in its dtype.
 double price(const OpRecord& op, const MachineProfile& machine);
 
 struct StepPrice {
-  double seconds = 0;                                // of the step on one device
-  std::array<double, kNumStepPhases> by_phase{};     // StepPhase -> seconds
-  std::array<double, 4> by_class{};                  // OpClass -> seconds
-  double flops = 0;                                  // of all matrix products and attention, recomputed ones included
+  double seconds = 0;                             // of the step on one device
+  std::array<double, kNumStepPhases> by_phase{};  // StepPhase -> seconds
+  std::array<double, kNumOpClasses> by_class{};   // OpClass -> seconds
+  double flops = 0;                               // of all products and attention, recomputed ones included
 };
 StepPrice price_step(const std::vector<OpRecord>& ops, const MachineProfile& machine);
 

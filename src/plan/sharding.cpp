@@ -11,9 +11,10 @@ namespace kiln {
 
 namespace {
 
-constexpr int64_t kShardAlignment = 32;   // elements, as flat units are
+constexpr int64_t kShardAlignment = 32;       // elements, as flat units are
 constexpr double kCollectiveLatency = 15e-6;  // seconds, times log2 of the ranks
-constexpr double kHostUpdateBytesPerS = 40e9;  // of one rank's update on the host: memory-bound, half a socket
+constexpr double kHostUpdateBytesPerS =
+    40e9;                                 // of one rank's update on the host: memory-bound, half a socket
 constexpr int64_t kGatheredSegments = 2;  // at stage 3: the present one and the one ahead
 
 int64_t sum(const std::vector<int64_t>& values) {
@@ -34,7 +35,9 @@ int64_t bytes_per_element(const StepTrace& trace, MemoryKind kind) {
 }
 
 // Weights are computed with in the master itself where the compute dtype is f32.
-bool computes_in_master(const StepTrace& trace) { return bytes_per_element(trace, MemoryKind::kWeights) == 0; }
+bool computes_in_master(const StepTrace& trace) {
+  return bytes_per_element(trace, MemoryKind::kWeights) == 0;
+}
 
 int64_t compute_bytes(const StepTrace& trace) {
   return computes_in_master(trace) ? 4 : bytes_per_element(trace, MemoryKind::kWeights);
@@ -118,8 +121,8 @@ struct Exchange {
   double exposed = 0, busy = 0;
 };
 
-// One micro-step's backward: segment i's gradients travel while i - 1 computes. At stage 3 the link also brings the
-// weights of i - 1 meanwhile.
+// One micro-step's backward: segment i's gradients travel while i - 1 computes. At stage 3 the link also
+// brings the weights of i - 1 meanwhile.
 Exchange backward_exchange(const Walk& walk, const std::vector<double>& reduce,
                            const std::vector<double>& gather) {
   double compute = 0, link = 0, busy = 0, started = 0;
@@ -183,8 +186,7 @@ Exchange communication(const StepTrace& trace, const Walk& walk, const MachinePr
 double host_update(const StepTrace& trace, const MachineProfile& machine, const Sharding& sharding) {
   double elements = 0;
   for (int64_t unit : trace.segment_weights)
-    elements += static_cast<double>(
-        sharding.zero_stage > 0 ? shard_elements(unit, sharding.gpus) : unit);
+    elements += static_cast<double>(sharding.zero_stage > 0 ? shard_elements(unit, sharding.gpus) : unit);
   const double grad_bytes = static_cast<double>(bytes_per_element(trace, MemoryKind::kGradients)),
                weight_bytes = static_cast<double>(compute_bytes(trace));
   double state_bytes = 0;
@@ -208,7 +210,8 @@ void validate(const Sharding& sharding) {
   if (sharding.zero_stage < 0 || sharding.zero_stage > 3)
     fail("plan", "--zero-stage expects 0, 1, 2 or 3, got {}", sharding.zero_stage);
   if (sharding.zero_stage > 0 && sharding.gpus == 1)
-    fail("plan", "--zero-stage {} divides state among ranks, but --gpus is 1: give --gpus N, or --zero-stage 0",
+    fail("plan",
+         "--zero-stage {} divides state among ranks, but --gpus is 1: give --gpus N, or --zero-stage 0",
          sharding.zero_stage);
   const std::string& offload = sharding.offload_optimizer;
   if (offload != "none" && offload != "cpu" && offload != "nvme")
@@ -251,7 +254,8 @@ RankState shard_state(const StepTrace& trace, const Sharding& sharding) {
     state.device[MemoryKind::kWeights] = 4 * share;
 
   if (sharding.zero_stage >= 2)  // gradients of the segment in backward and of the one on its way
-    state.transient_bytes += largest(trace.segment_weights, 2) * bytes_per_element(trace, MemoryKind::kGradients);
+    state.transient_bytes +=
+        largest(trace.segment_weights, 2) * bytes_per_element(trace, MemoryKind::kGradients);
   if (sharding.zero_stage == 3)
     state.transient_bytes += largest(trace.segment_weights, kGatheredSegments) * compute_bytes(trace);
   if (offloads)  // gradients and weights pass through pinned buffers of one segment each

@@ -1,6 +1,6 @@
-// What one rank of several holds, sends and waits for: derived from the flat units of a single rank's trace and the
-// volumes of the collectives (docs/planning.md lists the assumptions). The only place in plan/ where a formula stands
-// instead of the trace.
+// What one rank of several holds, sends and waits for: derived from the flat units of a single rank's trace
+// and the volumes of the collectives (docs/planning.md lists the assumptions). The only place in plan/ where
+// a formula stands instead of the trace.
 #pragma once
 #include <array>
 #include <map>
@@ -14,7 +14,7 @@ namespace kiln {
 
 struct Sharding {
   int64_t gpus = 1;
-  int64_t zero_stage = 0;                  // 1: optimizer state and averages, 2: gradients too, 3: weights too
+  int64_t zero_stage = 0;  // 1: optimizer state and averages, 2: gradients too, 3: weights too
   std::string offload_optimizer = "none";  // none, cpu, nvme: where master, moments and averages live
 };
 // Throws Error: a stage without ranks, unknown values.
@@ -38,7 +38,7 @@ struct StepTime {
   double seconds = 0;
   std::array<double, kNumStepPhases> by_phase{};  // communication: what nothing hides
   double communication_s = 0;                     // that the links are busy, hidden or not
-  double host_s = 0;                              // of an offloaded optimizer: transfers and the host's update
+  double host_s = 0;  // of an offloaded optimizer: transfers and the host's update
 };
 // Gradient reduction of a segment runs beside the backward of the next; stage 3 gathers one segment ahead.
 StepTime time_step(const StepTrace& trace, const MachineProfile& machine, const Sharding& sharding);

@@ -41,8 +41,9 @@ class Observers : public StepObserver {
   StepObserver &first_, &second_;
 };
 
-// The loader's arrays, without memory. A step on a CPU reads them where they are: views, which allocate nothing.
-// A step on a GPU copies them there: they are tensors on the CPU whose data nobody reads, and are copied to meta.
+// The loader's arrays, without memory. A step on a CPU reads them where they are: views, which allocate
+// nothing. A step on a GPU copies them there: they are tensors on the CPU whose data nobody reads, and are
+// copied to meta.
 at::Tensor loader_array(at::IntArrayRef shape, at::ScalarType dtype, DryRunDevice device) {
   if (device == DryRunDevice::kCpu) return at::empty(shape, at::TensorOptions(at::kMeta).dtype(dtype));
   return at::from_blob(nullptr, shape, at::TensorOptions().dtype(dtype));
@@ -56,7 +57,8 @@ struct LoaderBatch {
 LoaderBatch loader_batch(const DataShape& data, int64_t size, DryRunDevice device) {
   const std::vector<int64_t> shape{size, data.channels, data.height, data.width};
   LoaderBatch batch{.tensors = {.x_0 = loader_array(shape, at::kFloat, device),
-                                .noise = loader_array(shape, at::kFloat, device)},
+                                .noise = loader_array(shape, at::kFloat, device),
+                                .timesteps = {}},
                     .time_uniform = at::empty({size}, at::TensorOptions(at::kMeta).dtype(at::kDouble))};
   if (data.num_classes > 0) batch.tensors.class_labels = loader_array({size}, at::kLong, device);
   return batch;

@@ -81,7 +81,7 @@ TrainStateInfo load_checkpoint(const std::string& folder, TrainingState& state, 
       for (size_t i = 0; i < weights.parameters.size(); ++i)
         weights.unit.write(weights.unit.moments[m], i,
                            find_tensor(moments, moment_key(names[m], weights.parameters[i]->key), path));
-    weights.unit.refresh_compute_weights();
+    weights.unit.refresh_weight_shard();
   }
   state.updates = info.updates;
   state.loss_scaler.restore(info.loss_scale, info.scaler_good_steps);

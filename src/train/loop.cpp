@@ -21,9 +21,12 @@
 #include "parallel/machine.h"
 #include "train/checkpoints.h"
 #include "train/monitor.h"
+#include "train/observer_group.h"
+#include "train/profiler.h"
 #include "train/report.h"
 #include "train/sample_grid.h"
 #include "train/step.h"
+#include "train/step_measurement.h"
 #include "train/training_data.h"
 
 namespace kiln {
@@ -33,21 +36,24 @@ namespace fs = std::filesystem;
 namespace {
 
 using Clock = std::chrono::steady_clock;
+constexpr int64_t kComparedSteps = 100;  // after which the plan is compared for the first time
 
 void warn(const std::string& text) { fmt::print(stderr, "warning: {}\n", text); }
 
 class Run {
  public:
-  explicit Run(const TrainOptions& options);
+  Run(const TrainOptions& options, const RunContext& context);
   void train();
 
  private:
   void describe() const;
+  void watch();
   void build();
   void resume_or_start();
   void check_resumable(const TrainStateInfo& saved) const;
   void train_step();
   void handle_bad_step(const Batch& batch, const StepBatch& tensors, const StepResult& result);
+  void compare_with_plan();
   void checkpoint();
   void sample();
   double train_seconds() const;
@@ -56,6 +62,7 @@ class Run {
   double max_seconds() const { return options_.max_minutes * 60; }
 
   TrainOptions options_;
+  RunContext context_;
   StopSignal stop_;
   at::Device device_;
   at::ScalarType compute_dtype_;
@@ -65,7 +72,10 @@ class Run {
   nlohmann::json config_;  // options and data identity, as checkpoints keep them
   Training training_;
   std::unique_ptr<BatchSource> batches_;
+  ObserverGroup observers_;
   std::unique_ptr<Monitor> monitor_;
+  std::unique_ptr<StepProfiler> profiler_;
+  std::unique_ptr<StepMeasurement> measurement_;
   double peak_flops_ = 0;
 
   int64_t step_ = 0, bad_steps_ = 0, last_saved_ = -1;
@@ -73,8 +83,9 @@ class Run {
   Clock::time_point begin_{};
 };
 
-Run::Run(const TrainOptions& options)
+Run::Run(const TrainOptions& options, const RunContext& context)
     : options_(options),
+      context_(context),
       device_(parse_device(options.device)),
       compute_dtype_(parse_compute_dtype(options.compute_dtype)),
       lr_schedule_{.name = options.lr_schedule,
@@ -85,6 +96,7 @@ Run::Run(const TrainOptions& options)
                         .threads = options.threads,
                         .tf32 = options.tf32,
                         .deterministic = options.deterministic});
+  if (options.tf32 && device_.is_cpu()) warn("--tf32 has no effect on a CPU");
   data_ = open_training_data(options, device_, compute_dtype_);
   info_ = {.model = options.model,
            .model_config = denoiser_config_of(options, data_.shape, *make_objective(objective_config_of(options))),
@@ -110,6 +122,24 @@ void Run::build() {
                             .prefetch = options_.prefetch});
 }
 
+// Everything that watches the step.
+void Run::watch() {
+  training_.step->observe(&observers_);
+  observers_.add(&monitor_->timers());
+  measurement_ =
+      std::make_unique<StepMeasurement>(device_, options_.global_batch, *training_.state, observers_);
+  if (options_.profile.empty()) return;
+  const StepRange steps = parse_profile(options_.profile);
+  StepProfiler::Options profile{
+      .steps = steps,
+      .path = fmt::format("{}/profile-{}-{}.json", options_.out, steps.first, steps.last),
+      .device = device_,
+      .segments = {}};
+  for (const auto& segment : training_.denoiser->segments()) profile.segments.push_back(segment->name());
+  profiler_ = std::make_unique<StepProfiler>(std::move(profile));
+  observers_.add(profiler_.get());
+}
+
 void Run::describe() const {
   int64_t num_weights = 0;
   for (const auto& segment : training_.state->segments)
@@ -132,6 +162,11 @@ void Run::check_resumable(const TrainStateInfo& saved) const {
   if (!changes.warned.empty())
     warn(fmt::format("resuming with {}: further bits differ from those of an uninterrupted run",
                      fmt::join(changes.warned, ", ")));
+  for (const char* end : {"max-steps", "max-minutes"})
+    if (options_.lr_schedule == "cosine" &&
+        saved.config.at("options").at(end) != config_.at("options").at(end))
+      warn(fmt::format("--{} {} instead of {} moves the end of the cosine: the learning rate jumps here", end,
+                       config_.at("options").at(end).dump(), saved.config.at("options").at(end).dump()));
   if (saved.machine != machine_name(device_) || saved.num_threads != at::get_num_threads())
     warn(fmt::format(
         "resuming on {} with {} threads what {} with {} threads began: further bits differ from those of "
@@ -195,38 +230,61 @@ bool Run::finished() const {
 
 void Run::train() {
   resume_or_start();
+  watch();
   describe();
   begin_ = Clock::now();
   while (!finished() && !stop_.requested()) {
     train_step();
+    if (measurement_->num_steps() == kComparedSteps) compare_with_plan();
     if (options_.sample_every > 0 && step_ % options_.sample_every == 0) sample();
     if (options_.checkpoint_every > 0 && step_ % options_.checkpoint_every == 0) checkpoint();
   }
-  if (last_saved_ != step_) checkpoint();
+  if (profiler_) profiler_->finish();
+  compare_with_plan();
+  if (context_.save && last_saved_ != step_) checkpoint();
   write_report(options_.out);
   fmt::print("{} after step {} ({} images): {}\n", stop_.requested() ? "stopped by a signal" : "finished",
              step_, step_ * options_.global_batch, options_.out);
 }
 
 void Run::train_step() {
+  measurement_->begin_step();
+  const int64_t batches_ready = batches_->ready();
   const std::shared_ptr<const Batch> batch = batches_->next();
   const StepBatch tensors = as_tensors(*batch, *training_.objective);
   const double lr = lr_at(lr_schedule_, step_, progress());
-  const StepResult result = training_.step->run(tensors, lr);
   ++step_;
+  if (profiler_) profiler_->begin_step(step_);
+  measurement_->begin_run();
+  const StepResult result = training_.step->run(tensors, lr);
+  monitor_->timers().end_step();
+  measurement_->end_run();
+  if (profiler_) profiler_->end_step(step_);
+  const double stall_seconds = batches_->take_stall_seconds();
   const at::Tensor positions = training_.objective->position(tensors.timesteps).to(at::kDouble).contiguous();
   monitor_->step(
       {.step = step_,
        .images_seen = step_ * options_.global_batch,
        .lr = lr,
        .train_seconds = train_seconds(),
-       .stall_seconds = batches_->take_stall_seconds(),
+       .stall_seconds = stall_seconds,
+       .batches_ready = batches_ready,
        .result = &result,
        .positions = {positions.data_ptr<double>(), positions.data_ptr<double>() + positions.numel()}});
   if (result.applied)
     bad_steps_ = 0;
   else
     handle_bad_step(*batch, tensors, result);
+  measurement_->end_step(stall_seconds);
+}
+
+// RUN/plan.json: what the plan said beside what was measured so far.
+void Run::compare_with_plan() {
+  if (measurement_->num_steps() == 0) return;
+  const nlohmann::json comparison = comparison_json(context_.predicted, measurement_->figures());
+  for (const auto& finding : comparison.at("findings"))
+    fmt::print("plan: {}\n", finding.get<std::string>());
+  write_file_atomically("plan", options_.out + "/plan.json", comparison.dump(1) + "\n");
 }
 
 // Nothing has moved. A gradient that only overflowed fp16 costs a step, no more: the loss scale has shrunk.
@@ -299,9 +357,9 @@ void Run::sample() {
 
 }  // namespace
 
-void train(const TrainOptions& options) {
+void train(const TrainOptions& options, const RunContext& context) {
   validate(options);
-  Run(options).train();
+  Run(options, context).train();
 }
 
 }  // namespace kiln

@@ -123,9 +123,10 @@ nlohmann::json Monitor::phase_seconds() {
   return phases;
 }
 
-// At most once a second: the driver's own averages are no finer.
+// Once a line at least, and once a second at most beyond that: the driver's own averages are no finer.
 void Monitor::read_gpu() {
-  if (!nvml_ || Clock::now() - last_reading_ < std::chrono::seconds(1)) return;
+  const bool recent = Clock::now() - last_reading_ < std::chrono::seconds(1);
+  if (!nvml_ || (window_.num_readings > 0 && recent)) return;
   last_reading_ = Clock::now();
   const GpuReading now = nvml_->read();
   ++window_.num_readings;

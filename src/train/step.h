@@ -39,24 +39,28 @@ struct StepOptions {
   std::vector<MemoryChoice> memory{};  // one per segment; empty = keep all
 };
 
-// A global batch as tensors on the CPU, timesteps already mapped by the objective.
+// A global batch, or a rank's rows of one, as tensors on the CPU, timesteps already mapped by the objective.
 struct StepBatch {
   at::Tensor x_0, noise;                  // (B, C, H, W) f32
   at::Tensor timesteps;                   // (B) what Objective::timesteps gives
   at::Tensor class_labels{};              // (B) i64, undefined if unconditional
   at::Tensor text_embeds{}, text_mask{};  // (B, L, D), (B, L); undefined without captions
+  int64_t first_row = 0;                  // of this rank's rows in the global batch
+  int64_t global_batch = 0;               // rows of all ranks; 0: the rows here are all
 
   int64_t size() const { return x_0.size(0); }
+  int64_t global_size() const { return global_batch > 0 ? global_batch : size(); }
 };
 // Views on the loader's arrays: `batch` must outlive the result.
 StepBatch as_tensors(const Batch& batch, const Objective& objective);
 
+// Of all ranks, the same on each.
 struct StepResult {
   double loss = 0;                            // mean over the global batch
   double grad_norm = 0;                       // of the mean gradient, before clipping
   bool applied = false;                       // false: loss or gradient was not finite, nothing moved
   double loss_scale = 1;                      // that this step used
-  std::vector<double> losses{}, mse{}, vb{};  // (B) each; mse and vb empty where the objective has none
+  std::vector<double> losses{}, mse{}, vb{};  // (global B) each; mse and vb empty where the objective has none
 };
 
 class TrainStep {
@@ -72,10 +76,16 @@ class TrainStep {
  private:
   struct Terms;
   class Phase;  // announces a phase while in scope
+  struct MicroStep;
+  int64_t num_micro_steps(const StepBatch& batch) const;
+  MicroStep micro_step(const StepBatch& batch, int64_t index, int64_t count) const;
   StepBatch micro_slice(const StepBatch& batch, int64_t first, int64_t size) const;
-  void accumulate_gradients(const StepBatch& micro, int64_t global_batch, bool first, Terms& terms);
-  std::vector<at::Tensor> prediction_grad(at::Tensor hidden, const StepBatch& micro, const NoisedBatch& noised,
-                                          int64_t global_batch, Terms& terms);
+  void accumulate_gradients(const MicroStep& micro, Terms& terms);
+  std::vector<at::Tensor> prediction_grad(at::Tensor hidden, const MicroStep& micro, const NoisedBatch& noised,
+                                          Terms& terms);
+  void gather(size_t segment, int direction);
+  void reduce(size_t segment, const MicroStep& micro);
+  void finish_reductions();
   void backward_segment(size_t index, State& input, std::vector<torch::autograd::Edge>& outputs,
                         std::vector<at::Tensor>& grads, bool first);
   bool waits_on_host(size_t segment) const {  // the first segment's input is the batch
@@ -83,6 +93,7 @@ class TrainStep {
   }
   at::Tensor measured(const Terms& terms) const;
   at::Tensor gradient_sum_of_squares() const;
+  std::vector<double> over_ranks(const at::Tensor& host, const StepBatch& batch) const;
   void update(double lr, double grad_scale);
 
   const Denoiser& denoiser_;

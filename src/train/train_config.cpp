@@ -13,6 +13,7 @@
 #include "optim/ema.h"
 #include "optim/lr_schedule.h"
 #include "optim/optimizer.h"
+#include "train/profiler.h"
 
 namespace kiln {
 
@@ -147,6 +148,7 @@ void validate(const TrainOptions& o) {
   require(o.threads >= 0, "threads", "0 or more", o.threads);
   require(o.loader_threads > 0, "loader-threads", "a positive number", o.loader_threads);
   require(o.prefetch > 0, "prefetch", "a positive number", o.prefetch);
+  if (!o.profile.empty()) parse_profile(o.profile);
   objective_config_of(o);
   optimizer_config_of(o);
 }
@@ -232,6 +234,56 @@ std::vector<MemoryChoice> parse_memory_choices(const TrainOptions& options, cons
                              : recompute[i] ? Activations::kRecompute
                                             : Activations::kKeep;
   return choices;
+}
+
+namespace {
+
+// The shortest text that parse_segments() reads as every `wanted` segment and any of the `free` ones: numbers and
+// ranges of blocks, names of the rest.
+std::string segments_text(const std::vector<bool>& wanted, const std::vector<bool>& free,
+                          const Denoiser& denoiser) {
+  const auto& segments = denoiser.segments();
+  if (std::ranges::find(wanted, true) == wanted.end()) return "none";
+  bool all = true;
+  for (size_t i = 0; i < wanted.size(); ++i) all = all && (wanted[i] || free[i]);
+  if (all) return "all";
+  constexpr std::string_view kBlocks = "blocks.";
+  const auto number_of = [&](size_t i) -> std::optional<int64_t> {
+    const std::string& name = segments[i]->name();
+    return name.starts_with(kBlocks) ? parse_index(std::string_view(name).substr(kBlocks.size()))
+                                     : std::nullopt;
+  };
+  std::vector<std::string> parts;
+  for (size_t i = 0; i < wanted.size(); ++i) {
+    if (!wanted[i]) continue;
+    const auto first = number_of(i);
+    if (!first) {
+      parts.push_back(segments[i]->name());
+      continue;
+    }
+    size_t last = i;  // the last wanted one that only wanted and free blocks lead to
+    for (size_t j = i + 1; j < wanted.size() && (wanted[j] || free[j]) &&
+                           number_of(j) == *first + static_cast<int64_t>(j - i);
+         ++j)
+      if (wanted[j]) last = j;
+    parts.push_back(last > i ? fmt::format("{}-{}", *first, *number_of(last)) : fmt::to_string(*first));
+    i = last;
+  }
+  return fmt::format("{}", fmt::join(parts, ","));
+}
+
+}  // namespace
+
+void set_memory_choices(TrainOptions& options, const std::vector<MemoryChoice>& choices,
+                        const Denoiser& denoiser) {
+  std::vector<bool> recompute, offload;
+  for (const MemoryChoice& choice : choices) {
+    recompute.push_back(choice.activations == Activations::kRecompute);
+    offload.push_back(choice.activations == Activations::kOffload);
+  }
+  options.recompute = segments_text(recompute, /*free=*/offload, denoiser);  // offload goes before recompute
+  options.offload_activations =
+      segments_text(offload, /*free=*/std::vector<bool>(choices.size()), denoiser);
 }
 
 nlohmann::json objective_config_of(const TrainOptions& o) {

@@ -6,7 +6,7 @@
 #include "models/model.h"
 #include "optim/loss_scaler.h"
 #include "optim/optimizer.h"
-#include "parallel/flat_unit.h"
+#include "parallel/zero.h"
 
 namespace kiln {
 
@@ -15,13 +15,16 @@ struct TrainingStateOptions {
   at::ScalarType compute_dtype = at::kFloat;
   at::ScalarType grad_dtype = at::kFloat;
   std::vector<double> ema_decays;
+  std::shared_ptr<ProcessGroup> group = std::make_shared<ProcessGroup>();  // one rank
+  ZeroOptions zero{};
 };
 
 class TrainingState {
  public:
   // Takes the denoiser's present weights (f32) as the start and as every EMA, then rebinds each trainable
   // Parameter::value to a leaf on its unit's compute weights. Untrained parameters stay f32 tensors of their
-  // own. REQUIRES: `denoiser` and `optimizer` outlive this.
+  // own. REQUIRES: `denoiser` and `optimizer` outlive this; every rank starts from the same weights. Throws Error
+  // for an optimizer whose state cannot be divided by element.
   TrainingState(const Denoiser& denoiser, const Optimizer& optimizer, const TrainingStateOptions& options);
   TrainingState(const TrainingState&) = delete;
 
@@ -32,7 +35,8 @@ class TrainingState {
     std::vector<at::Tensor> grad_views;  // slot i of the unit's gradients
   };
   std::vector<SegmentWeights> segments;               // as Denoiser::segments()
-  std::vector<std::shared_ptr<Parameter>> constants;  // untrained weights, part of every weights file
+  std::vector<std::shared_ptr<Parameter>> constants;  // untrained weights, part of every weights file, whole
+  std::unique_ptr<Zero> zero;                         // which slices of the units are here; unit i is segments[i]
 
   int64_t updates = 0;  // applied optimizer updates; a skipped step is none
   LossScaler loss_scaler;

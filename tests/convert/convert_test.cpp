@@ -8,7 +8,7 @@
 #include <csignal>
 
 #include "checkpoint/tensor_files.h"
-#include "checkpoint/test_files.h"
+#include "test_files.h"
 #include "checkpoint/train_state.h"
 #include "convert/dit_architecture.h"
 #include "convert/dit_diffusers.h"

@@ -22,7 +22,7 @@ TEST(Toml, ReadsEveryKindOfValue) {
   EXPECT_EQ(value_of("-12"), -12);
   EXPECT_EQ(value_of("1_000_000"), 1000000);
   EXPECT_TRUE(value_of("7").is_number_integer());
-  EXPECT_EQ(value_of("18446744073709551615"), 18446744073709551615u);
+  EXPECT_EQ(value_of("9223372036854775807"), 9223372036854775807);
   EXPECT_EQ(value_of("1e-4"), 1e-4);
   EXPECT_EQ(value_of("+0.5"), 0.5);
   EXPECT_TRUE(std::isinf(value_of("-inf").get<double>()));
@@ -45,17 +45,17 @@ TEST(Toml, KeepsOrderAndLines) {
 TEST(Toml, RefusesTheRestByLine) {
   for (const auto& broken :
        std::vector<std::pair<std::string, std::string>>{{"a = 1\n[table]", "tables"},
-                                                        {"a = 1\na = 2", "twice"},
-                                                        {"x = 0\na 1", "expected ="},
+                                                        {"a = 1\na = 2", "redefine"},
+                                                        {"x = 0\na 1", "'='"},
                                                         {"x = 0\na =", "value"},
-                                                        {"x = 0\na = 1 2", "end of the line"},
-                                                        {"x = 0\na = \"open", "not closed"},
-                                                        {"x = 0\na = [1, 2", "not closed"},
+                                                        {"x = 0\na = 1 2", "saw '2'"},
+                                                        {"x = 0\na = \"open", "string"},
+                                                        {"x = 0\na = [1, 2", "array"},
                                                         {"x = 0\na = [[1]]", "expected"},
-                                                        {"x = 0\n= 1", "option name"},
-                                                        {"x = 0\na = maybe", "maybe"},
+                                                        {"x = 0\n= 1", "key"},
+                                                        {"x = 0\na = maybe", "value type"},
                                                         {"x = 0\na = \"\\q\"", "escape"},
-                                                        {"x = 0\na = 1979-05-27", "1979"}})
+                                                        {"x = 0\na = 1979-05-27", "expected"}})
     EXPECT_THAT([&] { parse_toml(broken.first, "recipe.toml"); },
                 ThrowsMessage<Error>(AllOf(HasSubstr("recipe.toml line 2"), HasSubstr(broken.second))))
         << broken.first;

@@ -15,7 +15,7 @@
 #include <utility>
 #include <vector>
 
-#include "checkpoint/test_files.h"
+#include "test_files.h"
 #include "data/images.h"
 
 namespace kiln::test {

@@ -4,7 +4,7 @@
 #include <string>
 #include <vector>
 
-#include "checkpoint/test_files.h"
+#include "test_files.h"
 #include "data/feature_store.h"
 
 namespace kiln::test {

@@ -14,22 +14,15 @@
 #include "diffusion/flow_objective.h"
 #include "diffusion/iddpm_tables.h"
 #include "diffusion/schedule.h"
+#include "test_files.h"
 
 namespace kiln {
 namespace {
 
+using test::message_of;
 using nlohmann::json;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
-
-std::string message_of(const std::function<void()>& action) {
-  try {
-    action();
-  } catch (const Error& error) {
-    return error.what();
-  }
-  return "no error";
-}
 
 struct Drawn {
   at::Tensor x_0, noise, prediction;

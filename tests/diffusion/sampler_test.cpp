@@ -13,22 +13,15 @@
 #include "diffusion/samplers/iddpm_sampler.h"
 #include "diffusion/samplers/spacing.h"
 #include "diffusion/schedule.h"
+#include "test_files.h"
 
 namespace kiln {
 namespace {
 
+using test::message_of;
 using nlohmann::json;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
-
-std::string message_of(const std::function<void()>& action) {
-  try {
-    action();
-  } catch (const Error& error) {
-    return error.what();
-  }
-  return "no error";
-}
 
 TEST(Sampler, RegistryListsEveryName) {
   EXPECT_THAT(sampler_names(), ElementsAre("ddpm", "ddim", "dpmpp_2m", "flow_euler"));

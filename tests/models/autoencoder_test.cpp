@@ -15,6 +15,7 @@
 #include "core/error.h"
 #include "models/autoencoders/autoencoder_kl.h"
 #include "models/weights.h"
+#include "test_files.h"
 
 namespace kiln {
 namespace {
@@ -56,14 +57,6 @@ Tensors with_old_keys(const Tensors& weights) {
 
 class LoadAutoencoder : public testing::Test {
  protected:
-  void SetUp() override {
-    folder_ = fs::path(testing::TempDir()) / (std::string("kiln_autoencoder_") +
-                                              testing::UnitTest::GetInstance()->current_test_info()->name());
-    fs::remove_all(folder_);
-    fs::create_directories(folder_);
-  }
-  void TearDown() override { fs::remove_all(folder_); }
-
   void write_config(const nlohmann::json& config, const fs::path& folder) {
     fs::create_directories(folder);
     std::ofstream(folder / "config.json") << config;
@@ -85,7 +78,8 @@ class LoadAutoencoder : public testing::Test {
     return "no error";
   }
 
-  fs::path folder_;
+  test::TempFolder temporary_;
+  fs::path folder_ = temporary_.path();
 };
 
 TEST_F(LoadAutoencoder, ReadsAFolderAFileAndAPipeline) {

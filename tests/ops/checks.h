@@ -9,6 +9,8 @@
 #include <functional>
 #include <vector>
 
+#include "test_files.h"
+
 namespace kiln::ops::testing {
 
 using Tensors = std::vector<at::Tensor>;
@@ -129,14 +131,6 @@ inline void expect_thread_count_does_not_matter(const Function& f, const Tensors
   }
 }
 
-// What kiln::fail said.
-inline std::string message_of(const std::function<void()>& f) {
-  try {
-    f();
-  } catch (const std::exception& error) {
-    return error.what();
-  }
-  return "no error";
-}
+using kiln::test::message_of;
 
 }  // namespace kiln::ops::testing

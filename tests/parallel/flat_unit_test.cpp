@@ -47,7 +47,7 @@ TEST(FlatUnit, LeavesSeeTheFlatWeightsAndAutogradDoesNotSeeTheBuffer) {
   EXPECT_FALSE(unit.compute_weights.requires_grad());
   unit.write(unit.master, 0, at::full({3, 5}, 1.5));
   EXPECT_EQ(weight.sum().item<double>(), 0);
-  unit.refresh_compute_weights();
+  unit.refresh_weight_shard();
   EXPECT_EQ(weight.sum().item<double>(), 22.5);
   unit.start_emas();
   EXPECT_TRUE(at::equal(unit.emas[1], unit.master));

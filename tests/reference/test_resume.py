@@ -255,3 +255,16 @@ def test_recipes(tmp_path):
         result = subprocess.run(arguments, capture_output=True, text=True, timeout=60)
         assert result.returncode == 1 and expected in result.stderr, result.stderr
         assert len(result.stderr.splitlines()) == 1
+
+
+def test_a_cosine_whose_end_moves_warns(tmp_path):
+    assert train(tmp_path, 4, "--lr-schedule", "cosine").returncode == 0
+    result = train(tmp_path, 8, "--lr-schedule", "cosine")
+    assert result.returncode == 0
+    assert "--max-steps 8 instead of 4 moves the end of the cosine" in result.stderr
+
+
+def test_a_setting_without_effect_warns(tmp_path):
+    tf32 = subprocess.run([*command(tmp_path, 2), "--tf32", "--device", "cpu"], capture_output=True, text=True, timeout=300)
+    assert tf32.returncode == 0
+    assert "warning: --tf32 has no effect on a CPU" in tf32.stderr

@@ -9,28 +9,20 @@
 
 #include "checkpoint/train_state.h"
 #include "core/error.h"
+#include "test_files.h"
 
 namespace kiln {
 namespace {
+
+using test::message_of;
 
 namespace fs = std::filesystem;
 using ::testing::EndsWith;
 using ::testing::HasSubstr;
 
-std::string message_of(const std::function<void()>& action) {
-  try {
-    action();
-  } catch (const Error& error) {
-    return error.what();
-  }
-  return "no error";
-}
-
 class Run : public ::testing::Test {
  protected:
   void SetUp() override {
-    std::string pattern = (fs::temp_directory_path() / "kiln-run-XXXXXX").string();
-    run_ = ::mkdtemp(pattern.data());
     info_ = {.model = "DiT-S/2",
              .model_config = {{"input_size", 32}},
              .objective = {{"type", "flow"}},
@@ -43,7 +35,6 @@ class Run : public ::testing::Test {
              .class_names = {"cat", "dog"},
              .ema_decays = {0.9999, 0.999}};
   }
-  void TearDown() override { fs::remove_all(run_); }
 
   void write_checkpoint(int64_t step) {
     CheckpointWriter writer(run_.string(), step);
@@ -54,7 +45,8 @@ class Run : public ::testing::Test {
     writer.commit(state);
   }
 
-  fs::path run_;
+  test::TempFolder folder_;
+  fs::path run_ = folder_.path();
   RunInfo info_;
 };
 

@@ -9,29 +9,21 @@
 
 #include "core/error.h"
 #include "sample/class_selection.h"
+#include "test_files.h"
 
 namespace kiln {
 namespace {
+
+using test::message_of;
 
 namespace fs = std::filesystem;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 
-std::string message_of(const std::function<void()>& action) {
-  try {
-    action();
-  } catch (const Error& error) {
-    return error.what();
-  }
-  return "no error";
-}
-
 class Output : public ::testing::Test {
  protected:
   void SetUp() override {
-    std::string pattern = (fs::temp_directory_path() / "kiln-sample-XXXXXX").string();
-    folder_ = ::mkdtemp(pattern.data());
     options_ = {.folder = (folder_ / "images").string(),
                 .npz = (folder_ / "images.npz").string(),
                 .num_images = 5,
@@ -39,7 +31,6 @@ class Output : public ::testing::Test {
                 .width = 6,
                 .settings = {{"seed", 1}, {"sampler", "ddpm"}}};
   }
-  void TearDown() override { fs::remove_all(folder_); }
 
   static Image picture(int64_t index) {
     return {.height = 4, .width = 6, .rgb = std::vector<uint8_t>(72, static_cast<uint8_t>(10 * index + 1))};
@@ -51,7 +42,8 @@ class Output : public ::testing::Test {
     return {std::istreambuf_iterator<char>(file), {}};
   }
 
-  fs::path folder_;
+  test::TempFolder temporary_;
+  fs::path folder_ = temporary_.path();
   SampleOutputOptions options_;
 };
 

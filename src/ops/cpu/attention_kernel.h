@@ -4,6 +4,13 @@
 #include <cstddef>
 #include <cstdint>
 
+// Whether the compiler can build the kernels.
+#if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__)
+#define KILN_AVX512_ATTENTION 1
+#else
+#define KILN_AVX512_ATTENTION 0
+#endif
+
 namespace kiln::ops::cpu {
 
 enum class AttentionType { kF32, kBF16 };

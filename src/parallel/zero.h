@@ -1,0 +1,79 @@
+// ZeRO (Rajbhandari et al. 2020) on flat units: which rank keeps which slice of the training state, and the collectives
+// that bring slices together. The step's walk calls it segment by segment; it never sees the optimizer.
+#pragma once
+#include <ATen/core/Tensor.h>
+
+#include <deque>
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include "parallel/flat_unit.h"
+#include "parallel/process_group.h"
+
+namespace kiln {
+
+struct ZeroOptions {
+  int64_t stage = 0;
+  int64_t persist_threshold = 0;   // stage 3: units with fewer elements keep their weights whole
+  int64_t prefetch_segments = 1;   // stage 3: segments gathered ahead of the one that computes
+  std::optional<at::ScalarType> reduce_dtype{};  // gradients are summed in; none: their own
+};
+
+// Per unit s, in the order of the walk:
+//   forward:   gather(s, +1) ... release(s)
+//   backward:  gather(s, -1), begin_gradients(s) ... reduce(s, ...), release(s)
+//   update:    finish_reductions(), then per unit: its shards change, publish(s)
+// Every rank makes the same calls. Gathers and reductions run while the caller computes.
+class Zero {
+ public:
+  Zero(std::shared_ptr<ProcessGroup> group, const ZeroOptions& options);
+  // How a unit of so many elements is to be divided.
+  UnitSharding sharding_of(int64_t elements) const;
+  // The units, once they are where they stay. Starts to make their whole weights those of the shards.
+  void manage(std::vector<FlatUnit*> units);
+
+  ProcessGroup& group() const { return *group_; }
+  // True when the calls below do nothing: one rank that keeps everything whole.
+  bool idle() const { return group_->world_size() == 1 && options_.stage < 2; }
+
+  // Waits until the weights of unit s are whole; the next ones in `direction` (1 or -1) follow in the background.
+  void gather(size_t s, int direction);
+  void release(size_t s);  // stage 3: gives their memory up
+
+  // Readies memory for the whole gradients of one micro-step. True when they hold those of the micro-steps before,
+  // to be added to; false when they are to be written.
+  bool begin_gradients(size_t s, bool first_micro_step);
+  // The whole gradients of this micro-step are done. Afterwards, the sum over ranks (and, where begin_gradients() said
+  // false, over micro-steps) is in unit s's grad_shard: after the last micro-step and finish_reductions().
+  void reduce(size_t s, bool first_micro_step, bool last_micro_step);
+  void finish_reductions();
+
+  // weight_shard has changed: brings whole weights up to date by the next gather(s).
+  void publish(size_t s);
+
+  // All of a buffer of unit s of which each rank keeps a shard; on every rank. A collective.
+  at::Tensor whole(size_t s, const at::Tensor& buffer);
+
+ private:
+  struct Unit {
+    FlatUnit* flat = nullptr;
+    bool is_whole = false;  // the weights; set while a gather is under way, too
+    Collective gathering;
+  };
+  struct Reduction {
+    FlatUnit* flat;
+    at::Tensor input, output;  // of the collective
+    bool add;                  // to what the shard holds
+    Collective collective;
+  };
+  void start_gather(size_t s);
+  void finish_oldest_reduction();
+
+  std::shared_ptr<ProcessGroup> group_;
+  ZeroOptions options_;
+  std::vector<Unit> units_;
+  std::deque<Reduction> reductions_;
+};
+
+}  // namespace kiln

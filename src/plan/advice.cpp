@@ -1,0 +1,120 @@
+#include "plan/advice.h"
+
+#include <fmt/format.h>
+
+#include <cmath>
+#include <filesystem>
+
+#include "plan/outlook.h"
+
+namespace kiln {
+
+namespace {
+
+constexpr double kMuchMemory = 0.85;   // of the device: fragmentation and other processes take the rest
+constexpr double kHiddenShare = 0.10;  // of a step that a bottleneck may cost unmentioned
+constexpr double kRateMargin = 1.2;    // a disk or loader should be this much faster than the step
+constexpr double kLrMargin = 4;
+
+double gib(int64_t bytes) { return static_cast<double>(bytes) / (1 << 30); }
+
+void advise_batch(const Plan& plan, std::vector<std::string>& advice) {
+  const TrainOptions& train = plan.options.train;
+  if (plan.micro_batch % 8 != 0)
+    advice.push_back(
+        fmt::format("micro-batch {} is not a multiple of 8, which matrix units work in: --micro-batch {}",
+                    plan.micro_batch, std::max<int64_t>(8, plan.micro_batch / 8 * 8)));
+  const PublishedRun published = published_run(train);
+  if (published.global_batch == 0) return;
+  if (train.global_batch < 64 || train.global_batch > published.global_batch)
+    advice.push_back(fmt::format(
+        "global batch {} is outside of what this model is known to train with (guides say 64-128 in all, its "
+        "paper "
+        "{}; smaller gradients are noisier, larger ones cost more images for the same steps): --global-batch "
+        "{}",
+        train.global_batch, published.global_batch, train.global_batch < 64 ? 64 : published.global_batch));
+  // AdamW's noise scale: the rate goes with the root of the batch.
+  const double suits = published.lr * std::sqrt(static_cast<double>(train.global_batch) /
+                                                static_cast<double>(published.global_batch));
+  if (train.lr > kLrMargin * suits || train.lr < suits / kLrMargin)
+    advice.push_back(
+        fmt::format("learning rate {:g} does not suit global batch {} (published: {:g} at {}; with AdamW it "
+                    "goes with the root of "
+                    "the batch): --lr {:.1g}",
+                    train.lr, train.global_batch, published.lr, published.global_batch, suits));
+}
+
+// Which stage would fit on these GPUs, or on two; 0: none.
+void advise_memory(const Plan& plan, const StepTrace& trace, std::vector<std::string>& advice) {
+  const double share =
+      static_cast<double>(plan.needed_bytes) / static_cast<double>(plan.machine.memory_bytes);
+  if (plan.fits && share > kMuchMemory)
+    advice.push_back(
+        fmt::format("{:.0f} % of the memory is used, which leaves little for other programs and "
+                    "fragmentation: --micro-batch {} "
+                    "or --recompute all",
+                    100 * share, std::max<int64_t>(1, plan.micro_batch / 2)));
+  if (plan.fits) return;
+  const int64_t gpus = std::max<int64_t>(2, plan.options.gpus);
+  const int64_t now = shard_state(trace, {.gpus = plan.options.gpus,
+                                          .zero_stage = plan.options.zero_stage,
+                                          .offload_optimizer = plan.options.offload_optimizer})
+                          .device_bytes();
+  for (int64_t stage = plan.options.zero_stage + 1; stage <= 3; ++stage) {
+    const RankState state = shard_state(
+        trace, {.gpus = gpus, .zero_stage = stage, .offload_optimizer = plan.options.offload_optimizer});
+    const int64_t needed = plan.needed_bytes - now + state.device_bytes() + state.transient_bytes;
+    if (needed > plan.machine.memory_bytes) continue;
+    advice.push_back(
+        fmt::format("{} keeps all training state on every GPU; divided among {} it fits in {:.1f} GiB each: "
+                    "--gpus {} --zero-stage {}",
+                    plan.options.zero_stage == 0 ? "plain data parallel"
+                                                 : fmt::format("stage {}", plan.options.zero_stage),
+                    gpus, gib(needed), gpus, stage));
+    return;
+  }
+  advice.push_back(
+      "it does not fit: --recompute all, a smaller --micro-batch, --offload-optimizer cpu, or --search, "
+      "which tries them");
+}
+
+void advise_speed(const Plan& plan, std::vector<std::string>& advice) {
+  const double update = plan.phase_s[static_cast<size_t>(StepPhase::kOptimizer)];
+  if (plan.options.offload_optimizer != "none" && update > kHiddenShare * plan.step_s)
+    advice.push_back(
+        fmt::format("the offloaded optimizer's update takes {:.0f} % of the step (host link {:.0f} GB/s): "
+                    "fewer, larger steps "
+                    "(--micro-batch with a larger --global-batch), --zero-stage 1 on more GPUs, or "
+                    "--offload-optimizer none",
+                    100 * update / plan.step_s, plan.machine.host_link_bytes_per_s / 1e9));
+  const double waiting = plan.phase_s[static_cast<size_t>(StepPhase::kCommunication)];
+  if (waiting > kHiddenShare * plan.step_s)
+    advice.push_back(
+        fmt::format("{:.0f} % of the step waits for the link between GPUs: more images per GPU and step "
+                    "(--global-batch with "
+                    "--micro-batch), or a lower --zero-stage",
+                    100 * waiting / plan.step_s));
+  const DataRate& rate = plan.data_rate;
+  if (rate.disk_bytes_per_s > 0 && rate.bytes_per_s * kRateMargin > rate.disk_bytes_per_s)
+    advice.push_back(
+        fmt::format("the disk ({:.2f} GB/s) will be the bottleneck: a node reads {:.2f} GB/s of features: "
+                    "keep the store in memory "
+                    "or on NVMe, or extract it with --dtype bf16",
+                    rate.disk_bytes_per_s / 1e9, rate.bytes_per_s / 1e9));
+  if (rate.images_per_s * kRateMargin > rate.loader_images_per_s)
+    advice.push_back(fmt::format(
+        "the loader draws {:.0f} images/s, the step takes {:.0f}: --loader-threads {}",
+        rate.loader_images_per_s, rate.images_per_s,
+        static_cast<int64_t>(std::ceil(kRateMargin * rate.images_per_s / rate.loader_images_per_s *
+                                       static_cast<double>(plan.options.train.loader_threads)))));
+}
+
+}  // namespace
+
+void add_advice(Plan& plan, const StepTrace& trace) {
+  advise_batch(plan, plan.advice);
+  advise_memory(plan, trace, plan.advice);
+  advise_speed(plan, plan.advice);
+}
+
+}  // namespace kiln

@@ -1,0 +1,41 @@
+// A device's memory over the phases of a run, in order: what is alive, and on CUDA what the caching allocator
+// reserves for it.
+#pragma once
+#include <cstdint>
+#include <memory>
+
+#include "plan/caching_allocator.h"
+#include "plan/phases.h"
+#include "plan/sharding.h"
+
+namespace kiln {
+
+class DeviceTimeline {
+ public:
+  // `caching`: replay CUDA's allocator. `capacity_bytes`: what is left for it, 0 = unlimited.
+  DeviceTimeline(bool caching, int64_t capacity_bytes);
+
+  // The most during these events, what lives on from earlier ones included.
+  struct Peak {
+    int64_t live_bytes = 0;      // as asked for
+    int64_t reserved_bytes = 0;  // without an allocator that caches: live_bytes
+  };
+  Peak play(const DeviceEvents& events);
+  // `events` of a step, with `transient_bytes` alive beside them.
+  Peak play_step(const std::vector<MemoryEvent>& events, int64_t transient_bytes);
+  bool out_of_memory() const { return out_of_memory_; }
+
+ private:
+  void apply(uint64_t id, int64_t bytes, Peak& peak);
+
+  std::unique_ptr<CachingAllocatorReplay> replay_;
+  int64_t capacity_bytes_ = 0, live_ = 0;
+  uint64_t plays_ = 0;  // the same events may be played again: each time under other ids
+  bool out_of_memory_ = false;
+};
+
+// Building model and state where `state` is only a rank's share: the whole model in f32, then each unit's
+// buffers in place of its weights.
+DeviceEvents sharded_load(const StepTrace& trace, const RankState& state);
+
+}  // namespace kiln

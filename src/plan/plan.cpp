@@ -1,0 +1,282 @@
+// A plan from a trace: memory by phase and kind, time, scaling, advice.
+#include "plan/plan.h"
+
+#include <ATen/core/Tensor.h>
+
+#include <algorithm>
+#include <cctype>
+#include <filesystem>
+
+#include "core/error.h"
+#include "core/tensors.h"
+#include "data/feature_store.h"
+#include "data/image_dataset.h"
+#include "plan/advice.h"
+#include "plan/device_memory.h"
+#include "plan/outlook.h"
+
+namespace kiln {
+
+namespace fs = std::filesystem;
+
+namespace {
+
+constexpr int64_t kMiB = int64_t{1} << 20;
+constexpr int64_t kNcclBytes = 384 * kMiB;      // of a communicator's channels, outside the allocator
+constexpr int64_t kHostProcessBytes = 1 << 30;  // a process with LibTorch's CUDA libraries and a context
+
+bool is_store(const TrainOptions& options) { return fs::exists(fs::path(options.data) / "store.json"); }
+bool is_synthetic(const TrainOptions& options) { return options.data.empty() || options.data == "synthetic"; }
+bool encodes_images(const TrainOptions& options) {
+  return !is_synthetic(options) && !is_store(options) && options.autoencoder != "pixels";
+}
+bool has_autoencoder(const TrainOptions& options) {
+  return !options.autoencoder.empty() && options.autoencoder != "pixels";
+}
+
+// `train` knows neither missing data nor a missing folder; a plan needs none.
+void check_training(const PlanOptions& options) {
+  TrainOptions train = options.train;
+  if (train.data.empty()) train.data = "synthetic";
+  if (train.out.empty()) train.out = "planned";
+  validate(train);
+}
+
+class Composer {
+ public:
+  Composer(Plan& plan, const StepTrace& trace)
+      : plan_(plan),
+        trace_(trace),
+        options_(rank_options(plan.options)),
+        sharding_{.gpus = plan.options.gpus,
+                  .zero_stage = plan.options.zero_stage,
+                  .offload_optimizer = plan.options.offload_optimizer},
+        state_(shard_state(trace, sharding_)),
+        cuda_(plan.machine.device == DryRunDevice::kCuda),
+        communication_(cuda_ && plan.options.gpus > 1 ? kNcclBytes : 0) {}
+
+  void memory();
+  void time();
+
+ private:
+  struct DevicePeaks {
+    DeviceTimeline::Peak load, first, steady, sampling, encoding;
+    bool out_of_memory = false;
+  };
+  DevicePeaks play(int64_t capacity) const;
+  void trace_phases();
+  void add_phase(const std::string& name, const DeviceTimeline::Peak& peak, int64_t host);
+  void kinds(const DeviceTimeline::Peak& steady);
+  int64_t loader_bytes() const;
+  int64_t capacity() const {
+    return plan_.machine.memory_bytes - plan_.machine.context_bytes - communication_;
+  }
+
+  Plan& plan_;
+  const StepTrace& trace_;
+  const TrainOptions options_;
+  const Sharding sharding_;
+  const RankState state_;
+  const bool cuda_;
+  const int64_t communication_;
+  DeviceEvents load_, sampling_;
+  AutoencoderEvents autoencoder_;
+};
+
+void Composer::trace_phases() {
+  const DryRunDevice device = plan_.machine.device;
+  const bool whole = sharding_.zero_stage == 0 && sharding_.offload_optimizer == "none";
+  load_ = whole ? trace_load(options_, plan_.data, device) : sharded_load(trace_, state_);
+  // Tables of the objective, made at the first step, stay.
+  const int64_t tables = state_.device_bytes() - left_bytes(load_);
+  if (tables > 0) load_.push_back({.id = (uint64_t{1} << 47), .bytes = tables});
+  if (options_.sample_every > 0) sampling_ = trace_sample_grid(options_, plan_.data, device);
+  if (has_autoencoder(options_)) autoencoder_ = trace_autoencoder(options_, plan_.data, device);
+}
+
+Composer::DevicePeaks Composer::play(int64_t capacity) const {
+  DeviceTimeline timeline(cuda_, capacity);
+  DevicePeaks peaks;
+  const DeviceTimeline::Peak autoencoder = timeline.play(autoencoder_.load);
+  peaks.load = timeline.play(load_);
+  peaks.load.live_bytes = std::max(peaks.load.live_bytes, autoencoder.live_bytes);
+  if (encodes_images(options_)) peaks.encoding = timeline.play(autoencoder_.encode);
+  peaks.first = timeline.play_step(trace_.memory.events, state_.transient_bytes);
+  peaks.steady = timeline.play_step(trace_.memory.events, state_.transient_bytes);
+  if (options_.sample_every > 0) {
+    peaks.sampling = timeline.play(sampling_);
+    const DeviceTimeline::Peak decoding = timeline.play(autoencoder_.decode);
+    peaks.sampling.live_bytes = std::max(peaks.sampling.live_bytes, decoding.live_bytes);
+    peaks.sampling.reserved_bytes = std::max(peaks.sampling.reserved_bytes, decoding.reserved_bytes);
+  }
+  peaks.out_of_memory = timeline.out_of_memory();
+  return peaks;
+}
+
+// Batches that wait, the one in use and the one being drawn.
+int64_t Composer::loader_bytes() const {
+  const DataShape& data = plan_.data;
+  const int64_t latent = data.channels * data.height * data.width;
+  const int64_t x_0 = encodes_images(options_) ? 3 * options_.image_size * options_.image_size : latent;
+  return (options_.prefetch + 2) * plan_.rank_batch * (4 * (x_0 + latent) + 24);
+}
+
+void Composer::add_phase(const std::string& name, const DeviceTimeline::Peak& peak, int64_t host) {
+  Footprint bytes{.device = plan_.machine.context_bytes + communication_ + peak.reserved_bytes,
+                  .host = host,
+                  .pinned_host = state_.pinned_bytes,
+                  .nvme = state_.nvme_bytes};
+  if (!cuda_) {  // one memory
+    bytes.device += bytes.host + bytes.pinned_host;
+    bytes.host = bytes.pinned_host = 0;
+  }
+  plan_.phases.push_back({.name = name, .live_bytes = peak.live_bytes, .bytes = bytes});
+}
+
+void Composer::kinds(const DeviceTimeline::Peak& steady) {
+  auto& by_kind = plan_.by_kind;
+  for (const auto& [kind, bytes] : trace_.memory.peak_by_kind) by_kind[std::string(name_of(kind))] += bytes;
+  for (const auto& [kind, bytes] : trace_.memory.persistent) by_kind[std::string(name_of(kind))] -= bytes;
+  for (const auto& [kind, bytes] : state_.device) by_kind[std::string(name_of(kind))] += bytes;
+  by_kind["gathered"] = state_.transient_bytes;
+  by_kind["autoencoder"] = left_bytes(autoencoder_.load);
+  plan_.peak_bytes = 0;
+  for (const auto& [name, bytes] : by_kind) plan_.peak_bytes += bytes;
+  plan_.overhead = {{"context", plan_.machine.context_bytes},
+                    {"communication", communication_},
+                    {"allocator", cuda_ ? steady.reserved_bytes - plan_.peak_bytes : 0}};
+  for (auto* map : {&plan_.by_kind, &plan_.overhead})
+    std::erase_if(*map, [](const auto& entry) { return entry.second == 0; });
+}
+
+void Composer::memory() {
+  trace_phases();
+  const DevicePeaks peaks = play(/*capacity=*/0);
+  const int64_t process = cuda_ ? kHostProcessBytes : 0, stepping = process + loader_bytes();
+  add_phase("load", peaks.load, process);
+  if (encodes_images(options_)) add_phase("extract", peaks.encoding, stepping);
+  add_phase("first step", peaks.first, stepping);
+  add_phase("steady step", peaks.steady, stepping);
+  // A GPU's weights, then its moments, are copied to the host to be written; a CPU's are written where they
+  // are.
+  const int64_t weights = 4 * trace_.num_weights,
+                moments = trace_.memory.persistent.contains(MemoryKind::kMoments)
+                              ? trace_.memory.persistent.at(MemoryKind::kMoments)
+                              : 0,
+                kept_moments = sharding_.zero_stage > 0 ? moments / sharding_.gpus : moments;
+  const bool copies = cuda_ && sharding_.offload_optimizer == "none";
+  if (options_.sample_every > 0)
+    add_phase("validation sampling", peaks.sampling, stepping + (cuda_ ? weights : 0));
+  const DeviceTimeline::Peak idle{.live_bytes = state_.device_bytes(),
+                                  .reserved_bytes = cuda_
+                                                        ? peaks.steady.reserved_bytes
+                                                        : left_bytes(autoencoder_.load) + left_bytes(load_)};
+  add_phase("checkpoint", idle, stepping + (copies ? std::max(weights, kept_moments) : 0));
+  add_phase("resume", {.live_bytes = idle.live_bytes, .reserved_bytes = peaks.load.reserved_bytes},
+            process + (copies ? std::max(weights, kept_moments) : 0));
+  kinds(peaks.steady);
+
+  plan_.reserved_bytes = peaks.steady.reserved_bytes;
+  for (const PhasePlan& phase : plan_.phases)
+    if (phase.bytes.device > plan_.needed_bytes) {
+      plan_.needed_bytes = phase.bytes.device;
+      plan_.needed_phase = phase.name;
+    }
+  plan_.peak_phase = std::string(name_of(trace_.memory.peak_phase));
+  if (trace_.memory.peak_segment >= 0)
+    plan_.peak_segment = trace_.segments.at(static_cast<size_t>(trace_.memory.peak_segment));
+  plan_.curve = memory_curve(trace_.memory);
+  // Near the limit the allocator gives cached segments back and goes on.
+  plan_.fits = plan_.needed_bytes <= plan_.machine.memory_bytes ||
+               (cuda_ && capacity() > 0 && !play(capacity()).out_of_memory);
+}
+
+void Composer::time() {
+  const StepTime time = time_step(trace_, plan_.machine, sharding_);
+  plan_.step_s = time.seconds;
+  plan_.phase_s = time.by_phase;
+  plan_.communication_s = time.communication_s;
+  plan_.images_per_s = static_cast<double>(options_.global_batch * sharding_.gpus) / time.seconds;
+  const auto peak = plan_.machine.peak_flops.find(parse_compute_dtype(options_.compute_dtype));
+  if (peak != plan_.machine.peak_flops.end())
+    plan_.peak_share =
+        trace_.flops_per_image * plan_.images_per_s / static_cast<double>(sharding_.gpus) / peak->second;
+}
+
+}  // namespace
+
+TrainOptions rank_options(const PlanOptions& options) {
+  TrainOptions rank = options.train;
+  rank.global_batch /= options.gpus;
+  rank.micro_batch = std::min(rank.micro_batch, rank.global_batch);
+  return rank;
+}
+
+DataShape planned_shape(const TrainOptions& options) {
+  if (is_synthetic(options)) return synthetic_shape(options);
+  if (is_store(options)) {
+    const StoreInfo info = read_store_info(options.data);
+    if (info.image_size != options.image_size)
+      fail("plan", "--image-size {} does not fit the store {} of {}-pixel images: give --image-size {}",
+           options.image_size, options.data, info.image_size, info.image_size);
+    const int64_t classes = static_cast<int64_t>(info.class_names.size());
+    return {.channels = info.channels,
+            .height = info.height,
+            .width = info.width,
+            .num_classes = classes > 0 ? std::max(classes, options.num_classes) : 0};
+  }
+  if (!fs::exists(options.data))
+    fail("plan",
+         "--data {} does not exist: give a store made by kiln extract, images with --autoencoder, or leave "
+         "it out",
+         options.data);
+  if (options.autoencoder.empty())
+    fail("plan",
+         "--data {} is not a feature store: give --autoencoder PATH (or pixels) to encode while training",
+         options.data);
+  DataShape shape = synthetic_shape(options);
+  const int64_t classes = static_cast<int64_t>(ImageDataset::open(options.data)->class_names().size());
+  shape.num_classes = classes > 0 ? std::max(classes, options.num_classes) : 0;
+  return shape;
+}
+
+Plan compose_plan(const PlanOptions& options, const MachineProfile& machine, const DataShape& data,
+                  const StepTrace& trace) {
+  Plan plan;
+  plan.options = options;
+  plan.machine = machine;
+  plan.data = data;
+  plan.num_weights = trace.num_weights;
+  plan.rank_batch = options.train.global_batch / options.gpus;
+  plan.micro_batch =
+      options.train.micro_batch > 0 ? std::min(options.train.micro_batch, plan.rank_batch) : plan.rank_batch;
+  plan.num_micro_steps = (plan.rank_batch + plan.micro_batch - 1) / plan.micro_batch;
+  Composer composer(plan, trace);
+  composer.memory();
+  composer.time();
+  add_outlook(plan, trace);
+  add_advice(plan, trace);
+  return plan;
+}
+
+Plan make_plan(const PlanOptions& options) {
+  MachineProfile machine = find_profile(options.gpu);
+  if (options.train.tf32) machine = with_tf32(machine);
+  validate(Sharding{.gpus = options.gpus,
+                    .zero_stage = options.zero_stage,
+                    .offload_optimizer = options.offload_optimizer});
+  check_training(options);
+  const int64_t batch = options.train.global_batch;
+  if (batch % options.gpus != 0)
+    fail("plan", "--global-batch {} is not a multiple of --gpus {}: the nearest that is are {} and {}", batch,
+         options.gpus, std::max(options.gpus, batch / options.gpus * options.gpus),
+         (batch / options.gpus + 1) * options.gpus);
+  if (options.train.micro_batch > batch / options.gpus)
+    fail("plan", "--micro-batch {} is more than the {} images that each of {} GPUs has of --global-batch {}",
+         options.train.micro_batch, batch / options.gpus, options.gpus, batch);
+  check_dtype(machine, parse_compute_dtype(options.train.compute_dtype));
+  const DataShape data = planned_shape(options.train);
+  return compose_plan(options, machine, data, trace_step(rank_options(options), data, machine.device));
+}
+
+}  // namespace kiln

@@ -1,0 +1,137 @@
+#include "train/step_measurement.h"
+
+#include <ATen/ATen.h>
+#include <ATen/DeviceAccelerator.h>
+
+#include <algorithm>
+#include <set>
+
+#include "core/allocations.h"
+#include "parallel/machine.h"
+
+namespace kiln {
+
+namespace {
+
+constexpr size_t kWarmupSteps = 2;  // not steady: buffers are made and kernels chosen, memory is recorded
+
+// Linear between the two nearest.
+double quantile(const std::vector<double>& sorted, double share) {
+  const double place = share * static_cast<double>(sorted.size() - 1);
+  const size_t below = static_cast<size_t>(place), above = std::min(below + 1, sorted.size() - 1);
+  return sorted[below] + (place - static_cast<double>(below)) * (sorted[above] - sorted[below]);
+}
+
+}  // namespace
+
+StepMeasurement::StepMeasurement(at::Device device, int64_t global_batch, const TrainingState& state,
+                                 ObserverGroup& observers)
+    : device_(device), global_batch_(global_batch), state_(state), observers_(observers), timers_(device) {
+  observers_.add(&timers_);
+  if (!device_.is_cpu()) nvml_ = Nvml::open(device_.index());
+  memory_.by_phase["load"] = used_bytes();
+}
+
+StepMeasurement::~StepMeasurement() {
+  observers_.remove(&timers_);
+  if (!recorder_) return;  // an exception ended the step
+  observe_cpu_allocations(nullptr);
+  observers_.remove(recorder_.get());
+}
+
+void StepMeasurement::begin_step() { begin_ = Clock::now(); }
+
+void StepMeasurement::begin_run() {
+  if (step_seconds_.size() >= kWarmupSteps) return;
+  if (!device_.is_cpu()) {
+    at::accelerator::resetPeakStats(device_.index());
+    return;
+  }
+  recorder_ = std::make_unique<MemoryRecorder>();
+  recorder_->register_state(state_);
+  observers_.add(recorder_.get());
+  observe_cpu_allocations(recorder_.get());
+}
+
+void StepMeasurement::end_run() {
+  timers_.end_step();
+  if (step_seconds_.size() < kWarmupSteps) take_memory();
+}
+
+void StepMeasurement::take_memory() {
+  if (device_.is_cpu()) {
+    observe_cpu_allocations(nullptr);
+    observers_.remove(recorder_.get());
+    const StepMemory memory = std::exchange(recorder_, nullptr)->finish();
+    memory_.peak_bytes = memory.peak_bytes;
+    memory_.by_kind.clear();
+    for (const auto& [kind, bytes] : memory.peak_by_kind) memory_.by_kind[std::string(name_of(kind))] = bytes;
+    memory_.curve = memory_curve(memory);
+  } else {
+    memory_.peak_bytes = peak_device_bytes(device_);
+    memory_.by_kind = state_bytes();
+    int64_t rest = memory_.peak_bytes;
+    for (const auto& [kind, bytes] : memory_.by_kind) rest -= bytes;
+    memory_.by_kind["step"] = rest;  // the allocator does not tell activations from scratch
+  }
+  if (step_seconds_.empty()) memory_.by_phase["first step"] = used_bytes();
+}
+
+// Of the device, by more than tensors: the process's highest on a CPU, everything on a GPU; 0: not known.
+int64_t StepMeasurement::used_bytes() const {
+  if (device_.is_cpu()) return peak_resident_bytes();
+  return nvml_ ? nvml_->read().memory_bytes.value_or(0) : 0;
+}
+
+std::map<std::string, int64_t> StepMeasurement::state_bytes() const {
+  std::map<std::string, int64_t> by_kind;
+  std::set<const void*> seen;
+  const auto add = [&](const at::Tensor& tensor, MemoryKind kind) {
+    if (tensor.defined() && tensor.device() == device_ && seen.insert(tensor.storage().data()).second)
+      by_kind[std::string(name_of(kind))] += static_cast<int64_t>(tensor.storage().nbytes());
+  };
+  for (const auto& segment : state_.segments) {
+    const FlatUnit& unit = segment.unit;
+    add(unit.master, MemoryKind::kMaster);
+    add(unit.compute_weights, MemoryKind::kWeights);
+    add(unit.grads, MemoryKind::kGradients);
+    for (const at::Tensor& moment : unit.moments) add(moment, MemoryKind::kMoments);
+    for (const at::Tensor& ema : unit.emas) add(ema, MemoryKind::kEma);
+  }
+  for (const auto& constant : state_.constants) add(constant->value, MemoryKind::kConstants);
+  return by_kind;
+}
+
+void StepMeasurement::end_step(double stall_seconds) {
+  step_seconds_.push_back(std::chrono::duration<double>(Clock::now() - begin_).count());
+  stall_seconds_.push_back(stall_seconds);
+  const PhaseSeconds seconds = timers_.take();
+  if (step_seconds_.size() <= kWarmupSteps + 1) phase_seconds_ = {};
+  for (size_t i = 0; i < seconds.size(); ++i) phase_seconds_[i] += seconds[i];
+}
+
+StepFigures StepMeasurement::figures() {
+  StepFigures figures = memory_;
+  if (step_seconds_.empty()) return figures;
+  figures.by_phase["steady step"] = used_bytes();
+  const size_t first = std::min(kWarmupSteps, step_seconds_.size() - 1);  // a short run has the last step, at least
+  std::vector<double> steady(step_seconds_.begin() + static_cast<int64_t>(first), step_seconds_.end());
+  const double steps = static_cast<double>(steady.size());
+  double seconds = 0, stalled = 0;
+  for (size_t i = first; i < step_seconds_.size(); ++i) {
+    seconds += step_seconds_[i];
+    stalled += stall_seconds_[i];
+  }
+  std::ranges::sort(steady);
+  figures.step_s_quartiles = {quantile(steady, 0.25), quantile(steady, 0.5), quantile(steady, 0.75)};
+  figures.step_s = figures.step_s_quartiles[1];
+  figures.images_per_s = static_cast<double>(global_batch_) / figures.step_s;
+  figures.stall_share = stalled / seconds;
+  figures.num_steps = static_cast<int64_t>(steady.size());
+  for (size_t i = 0; i < phase_seconds_.size(); ++i)
+    figures.phase_s[std::string(name_of(static_cast<StepPhase>(i)))] = phase_seconds_[i] / steps;
+  figures.phase_s["data"] = stalled / steps;
+  return figures;
+}
+
+}  // namespace kiln
