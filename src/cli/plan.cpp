@@ -3,6 +3,7 @@
 #include "cli/train_options.h"
 #include "core/atomic_file.h"
 #include "core/error.h"
+#include "plan/calibrate.h"
 
 namespace kiln::cli {
 
@@ -20,7 +21,7 @@ GPUs: V100, T4, RTX-3090, RTX-4090, A40, L40S, A100-40G, A100-80G, A800-80G, H10
 
 struct PlanArguments {
   PlanOptions options;
-  bool json = false;
+  bool json = false, calibrate = false;
   std::string html;
 };
 
@@ -43,11 +44,18 @@ void add_plan_options(CLI::App& command, PlanArguments& arguments) {
       ->capture_default_str();
   command.add_option("--price-per-gpu-hour", options.price_per_gpu_hour, "Adds the cost (0: unknown)")
       ->capture_default_str();
+  command.add_flag(
+      "--calibrate", arguments.calibrate,
+      "First measure this machine (a minute; --device says which) and keep its profile for later plans");
   command.add_flag("--json", arguments.json, "Print one JSON object instead of text");
   command.add_option("--html", arguments.html, "Also write a report with plots into this file");
 }
 
 void run(const PlanArguments& arguments) {
+  if (arguments.calibrate) {
+    const std::string path = store_profile(calibrate(arguments.options.train.device));
+    fmt::print(stderr, "profile kept in {}\n", path);
+  }
   const Plan plan = make_plan(arguments.options);
   if (arguments.json)
     fmt::print("{}\n", to_json(plan).dump(1));

@@ -30,8 +30,8 @@ LiveBytes live_cpu_bytes();
 void reset_peak_cpu_bytes();
 void observe_cpu_allocations(AllocationObserver* observer);  // null ends it
 
-// The id under which the block behind a tensor's storage was announced; 0 when it came from elsewhere (memory of the
-// caller, another device, an allocator of before).
+// The id under which the block behind a tensor's storage was announced; 0 when it came from elsewhere (memory
+// of the caller, another device, an allocator of before).
 uint64_t block_id(const at::Tensor& tensor);
 
 // Installs the meta allocator (once per process, on first use) and sends its allocations to `observer` while

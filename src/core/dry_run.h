@@ -1,5 +1,6 @@
-// Which device the meta tensors of a dry run stand for. A dry run walks the real program on meta tensors; where CPU
-// and CUDA differ in what they allocate (fp16 is storage on a CPU, scratch of kernels), code asks here.
+// Which device the meta tensors of a dry run stand for. A dry run walks the real program on meta tensors;
+// where CPU and CUDA differ in what they allocate (fp16 is storage on a CPU, scratch of kernels), code asks
+// here.
 #pragma once
 #include <cstdint>
 

@@ -1,5 +1,5 @@
-// What the memory that is being allocated serves, so that a recorder of memory can tell the scratch of large kernels
-// from other temporaries.
+// What the memory that is being allocated serves, so that a recorder of memory can tell the scratch of large
+// kernels from other temporaries.
 #pragma once
 #include <cstdint>
 

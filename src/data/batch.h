@@ -13,6 +13,8 @@ namespace kiln {
 struct Batch {
   int64_t first_position = 0;  // position of row 0 in the global stream of samples (= images seen before it)
   int64_t size = 0;            // B
+  int64_t global_size = 0;     // of the global batch that these are rows of
+  int64_t first_row = 0;       // of row 0 in it
   int64_t channels = 0, height = 0, width = 0;
   std::vector<float> x_0;    // (B, C, H, W) scaled latents or pixels in [-1, 1], posterior drawn, flipped
   std::vector<float> noise;  // (B, C, H, W) N(0, 1)

@@ -12,9 +12,9 @@ void check_batch_options(const BatchOptions& options) {
   if (options.world_size < 1 || options.rank < 0 || options.rank >= options.world_size) {
     fail("loader", "expected a rank from 0 to {}, got {}", options.world_size - 1, options.rank);
   }
-  if (options.global_batch % options.world_size != 0) {
-    fail("loader", "expected a global_batch that {} ranks divide, got {}", options.world_size,
-         options.global_batch);
+  if (options.global_batch < options.world_size) {
+    fail("loader", "expected a global_batch of at least one image for each of {} ranks, got {}",
+         options.world_size, options.global_batch);
   }
   if (!(options.class_dropout_prob >= 0 && options.class_dropout_prob <= 1)) {
     fail("loader", "expected class_dropout_prob from 0 to 1, got {}", options.class_dropout_prob);
@@ -27,10 +27,22 @@ void check_batch_options(const BatchOptions& options) {
   }
 }
 
+RowRange rank_rows(int64_t global_batch, int64_t rank, int64_t world_size) {
+  const int64_t first = rank * global_batch / world_size;
+  return {.first = first, .count = (rank + 1) * global_batch / world_size - first};
+}
+
+double time_uniform_at(uint64_t seed, int64_t position) {
+  return philox_uniform(seed, Draw::kTimestep, static_cast<uint64_t>(position));
+}
+
 void shape_batch(const BatchOptions& options, int64_t first_position, int64_t channels, int64_t height,
                  int64_t width, bool has_labels, Batch& batch) {
-  batch.size = options.global_batch / options.world_size;
-  batch.first_position = first_position + options.rank * batch.size;
+  const RowRange rows = rank_rows(options.global_batch, options.rank, options.world_size);
+  batch.size = rows.count;
+  batch.global_size = options.global_batch;
+  batch.first_row = rows.first;
+  batch.first_position = first_position + rows.first;
   batch.channels = channels;
   batch.height = height;
   batch.width = width;
@@ -45,7 +57,7 @@ void shape_batch(const BatchOptions& options, int64_t first_position, int64_t ch
 void draw_common(const BatchOptions& options, int64_t row, std::span<float> noise, Batch& batch) {
   const auto position = static_cast<uint64_t>(batch.first_position + row);
   philox_normal(options.seed, Draw::kNoise, position, noise);
-  batch.time_uniform[row] = philox_uniform(options.seed, Draw::kTimestep, position);
+  batch.time_uniform[row] = time_uniform_at(options.seed, batch.first_position + row);
   if (batch.class_labels.empty() || options.class_dropout_prob == 0) return;
   if (philox_uniform(options.seed, Draw::kLabelDrop, position) < options.class_dropout_prob) {
     batch.class_labels[row] = options.null_class;

@@ -44,6 +44,7 @@ int64_t shuffled_index(uint64_t seed, int64_t epoch, int64_t size, int64_t index
 }
 
 int64_t sample_at(uint64_t seed, int64_t num_samples, int64_t position) {
+  if (num_samples == 0) return position;
   return shuffled_index(seed, position / num_samples, num_samples, position % num_samples);
 }
 

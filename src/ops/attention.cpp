@@ -1,10 +1,15 @@
 #include "ops/attention.h"
 
 #include <ATen/ATen.h>
+#include <ATen/Parallel.h>
 #include <fmt/ranges.h>
 #include <torch/csrc/autograd/custom_function.h>
 
+#include "core/dry_run.h"
 #include "core/error.h"
+#include "core/scratch.h"
+#include "ops/cpu/attention_kernel.h"
+#include "ops/kernel_types.h"
 #include "ops/op_mark.h"
 #include "ops/ops.h"
 
@@ -14,14 +19,44 @@ namespace {
 using torch::autograd::AutogradContext;
 using torch::autograd::tensor_list;
 
+// The dtype that the engines compute in: on a CPU fp16 is storage, and bf16 without bf16 instructions.
+at::ScalarType engine_dtype(const at::Tensor& qkv) {
+  const bool storage_only =
+      qkv.scalar_type() == at::kHalf || (qkv.scalar_type() == at::kBFloat16 &&
+                                         !cpu::attention_supported(cpu::AttentionType::kBF16, qkv.size(4)));
+  return computes_on_cpu(qkv) && storage_only ? at::kFloat : qkv.scalar_type();
+}
+
 // Allocates what the engines allocate and computes nothing.
-AttentionResult meta_attention(const at::Tensor& qkv) {
+AttentionResult meta_attention(const at::Tensor& stored) {
+  const at::Tensor qkv = stored.to(engine_dtype(stored));
   const int64_t batch = qkv.size(0), num_tokens = qkv.size(1), num_heads = qkv.size(3),
                 head_dim = qkv.size(4);
-  return {at::empty({batch, num_tokens, num_heads * head_dim}, qkv.options()),
-          at::empty({batch, num_heads, num_tokens}, qkv.options().dtype(at::kFloat)),
-          {},
-          {}};
+  const at::Tensor out = at::empty({batch, num_tokens, num_heads * head_dim}, qkv.options());
+  const at::Tensor log_sum = at::empty({batch, num_heads, num_tokens}, qkv.options().dtype(at::kFloat));
+  return {out.to(stored.scalar_type()), log_sum, {}, {}};
+}
+
+// On CUDA the gradients of q, k and v come apart, and flash attention sums that of q in f32, its head
+// dimension padded to 32, beside a sum per row of 128-row blocks (csrc/flash_attn of torch 2.11; not
+// measured).
+at::Tensor meta_attention_backward(const at::Tensor& grad_stored, const at::Tensor& stored,
+                                   const AttentionResult& result) {
+  if (dry_run_device() == DryRunDevice::kCuda) {
+    const int64_t batch = stored.size(0), num_tokens = stored.size(1), num_heads = stored.size(3),
+                  head_dim = stored.size(4);
+    const at::Tensor grads = at::empty_like(stored);
+    if (stored.scalar_type() != at::kFloat) {
+      const auto f32 = stored.options().dtype(at::kFloat);
+      const int64_t rows = at::divup(num_tokens, 128) * 128;
+      const at::Tensor row_sums = at::empty({batch, num_heads, rows}, f32);
+      at::empty({batch, rows, num_heads, at::divup(head_dim, 32) * 32}, f32);
+    }
+    return at::empty_like(stored);
+  }
+  const at::ScalarType dtype = engine_dtype(stored);
+  const at::Tensor qkv = stored.to(dtype), grad_out = grad_stored.to(dtype), out = result.out.to(dtype);
+  return at::empty_like(qkv).to(stored.scalar_type());
 }
 
 bool has_engine(const at::Tensor& qkv) {
@@ -33,6 +68,7 @@ bool has_engine(const at::Tensor& qkv) {
 // Saves the packed projection, the output and the softmax sums: O(N), never the (N, N) probabilities.
 struct PackedAttention : torch::autograd::Function<PackedAttention> {
   static at::Tensor forward(AutogradContext* ctx, const at::Tensor& qkv, double scale) {
+    const ScratchScope scope(Scratch::kAttention);
     OpMark mark("kiln::packed_attention", qkv);
     const AttentionResult result = qkv.is_meta()   ? meta_attention(qkv)
                                    : qkv.is_cuda() ? cuda::attention(qkv, scale)
@@ -48,9 +84,10 @@ struct PackedAttention : torch::autograd::Function<PackedAttention> {
     const at::Tensor& qkv = saved[0];
     const AttentionResult result{saved[1], saved[2], saved[3], saved[4]};
     const double scale = ctx->saved_data["scale"].toDouble();
+    const ScratchScope scope(Scratch::kAttention);
     OpMark mark("kiln::packed_attention_backward", grads[0], qkv, result.out, result.log_sum);
     const at::Tensor grad_out = grads[0].contiguous();
-    const at::Tensor grad_qkv = qkv.is_meta()   ? at::empty_like(qkv)
+    const at::Tensor grad_qkv = qkv.is_meta()   ? meta_attention_backward(grad_out, qkv, result)
                                 : qkv.is_cuda() ? cuda::attention_backward(grad_out, qkv, result, scale)
                                                 : cpu::attention_backward(grad_out, qkv, result, scale);
     mark.outputs(grad_qkv);

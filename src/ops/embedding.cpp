@@ -26,7 +26,7 @@ struct Embedding : torch::autograd::Function<Embedding> {
     if (table.is_meta()) {  // ATen has no Meta kernel for it outside of Python
       std::vector<int64_t> shape = ids.sizes().vec();
       shape.push_back(table.size(1));
-      const at::Tensor rows = at::empty(shape, table.options().dtype(result_dtype(table)));
+      const at::Tensor rows = at::empty(shape, table.options()).to(result_dtype(table));
       mark.outputs(rows);
       return rows;
     }
@@ -40,11 +40,11 @@ struct Embedding : torch::autograd::Function<Embedding> {
     const int64_t num_rows = ctx->saved_data["num_rows"].toInt();
     const auto dtype = static_cast<at::ScalarType>(ctx->saved_data["dtype"].toInt());
     OpMark mark("kiln::embedding_rows_backward", grad, ids);
-    const at::Tensor grad_table =
-        grad.is_meta() ? at::empty({num_rows, grad.size(-1)}, grad.options().dtype(dtype))
-                       : at::embedding_dense_backward(grad, ids, num_rows, /*padding_idx=*/-1,
-                                                      /*scale_grad_by_freq=*/false)
-                             .to(dtype);
+    const at::Tensor grad_table = grad.is_meta()
+                                      ? at::empty({num_rows, grad.size(-1)}, grad.options()).to(dtype)
+                                      : at::embedding_dense_backward(grad, ids, num_rows, /*padding_idx=*/-1,
+                                                                     /*scale_grad_by_freq=*/false)
+                                            .to(dtype);
     mark.outputs(grad_table);
     return {grad_table, at::Tensor()};
   }

@@ -156,7 +156,7 @@ at::Tensor group_norm_silu(const at::Tensor& x, int64_t num_groups, const at::Te
          bias.numel());
   }
   OpMark mark("kiln::group_norm_silu", x, weight, bias);
-  mark.outputs(x);  // the result is like it
+  mark.outputs(x);    // the result is like it
   if (x.is_cuda()) {  // ATen's kernel accumulates in f32 and is fast there
     const at::Tensor y =
         at::group_norm(x, num_groups, weight.to(x.scalar_type()), bias.to(x.scalar_type()), eps);

@@ -1,5 +1,6 @@
 #include "ops/kernel_types.h"
 
+#include "core/dry_run.h"
 #include "ops/cuda/launch.h"
 
 namespace kiln::ops {
@@ -12,6 +13,10 @@ bool has_kernel(const at::Tensor& tensor) {
   const bool on_device =
       tensor.is_cpu() || tensor.is_meta() || (tensor.is_cuda() && cuda::kernels_compiled());
   return on_device && is_kernel_dtype(tensor.scalar_type());
+}
+
+bool computes_on_cpu(const at::Tensor& tensor) {
+  return tensor.is_cpu() || (tensor.is_meta() && dry_run_device() == DryRunDevice::kCpu);
 }
 
 }  // namespace kiln::ops

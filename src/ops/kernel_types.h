@@ -8,6 +8,9 @@ namespace kiln::ops {
 // computes nothing), or on CUDA where the kernels are compiled in. Anything else goes the composed way.
 bool has_kernel(const at::Tensor& tensor);
 
+// On a CPU, or on meta in a dry run that stands for one.
+bool computes_on_cpu(const at::Tensor& tensor);
+
 // f32, bf16 or fp16.
 bool is_kernel_dtype(at::ScalarType dtype);
 

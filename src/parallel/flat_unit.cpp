@@ -15,8 +15,8 @@ constexpr int64_t kSlotAlignment = 32;  // elements: 64 bytes of bf16, 128 of f3
 
 int64_t round_up(int64_t n, int64_t multiple) { return (n + multiple - 1) / multiple * multiple; }
 
-// New or no memory under the same StorageImpl, which every view shares. Not resize_bytes: a trace on meta would not
-// see it.
+// New or no memory under the same StorageImpl, which every view shares. Not resize_bytes: a trace on meta
+// would not see it.
 void take_memory(const at::Tensor& tensor) {
   c10::StorageImpl* storage = tensor.storage().unsafeGetStorageImpl();
   storage->set_data_ptr_noswap(c10::GetAllocator(tensor.device().type())->allocate(storage->nbytes()));

@@ -1,4 +1,5 @@
-// All training state of one segment, in flat buffers (architecture, decision 2), whole or divided among ranks.
+// All training state of one segment, in flat buffers (architecture, decision 2), whole or divided among
+// ranks.
 #pragma once
 #include <ATen/core/Tensor.h>
 
@@ -39,10 +40,10 @@ struct FlatUnitOptions {
   UnitSharding sharding{};
 };
 
-// One segment's compute weights, gradients, f32 master, optimizer moments and EMAs. Each buffer is 1-D. Whole buffers
-// have size() elements; a rank's shard is shard_size() of them from shard_offset() on (all of them at stage 0).
-// compute_weights and grads own one storage each for life, which no other unit shares: giving its memory up and
-// taking new memory leaves views that autograd saved right.
+// One segment's compute weights, gradients, f32 master, optimizer moments and EMAs. Each buffer is 1-D. Whole
+// buffers have size() elements; a rank's shard is shard_size() of them from shard_offset() on (all of them at
+// stage 0). compute_weights and grads own one storage each for life, which no other unit shares: giving its
+// memory up and taking new memory leaves views that autograd saved right.
 class FlatUnit {
  public:
   FlatUnit(std::string name, FlatLayout layout, const FlatUnitOptions& options);
@@ -66,18 +67,18 @@ class FlatUnit {
   void refresh_weight_shard();
   void start_emas();  // every EMA becomes a copy of the master
 
-  // Stage 3 keeps whole weights, stages 2 and 3 whole gradients, only while they are used. New memory of weights is
-  // unspecified; of gradients, the elements between slots are zero.
+  // Stage 3 keeps whole weights, stages 2 and 3 whole gradients, only while they are used. New memory of
+  // weights is unspecified; of gradients, the elements between slots are zero.
   void take_weights_memory();
   void drop_weights_memory();
   void take_grads_memory();
   void drop_grads_memory();
 
-  at::Tensor compute_weights;             // (size) compute dtype
-  at::Tensor grads;                       // (size) grad dtype
-  at::Tensor weight_shard;                // (shard_size) of compute_weights; the master itself when that is f32
-  at::Tensor grad_shard;                  // (shard_size)
-  at::Tensor master;                      // (shard_size) f32
+  at::Tensor compute_weights;  // (size) compute dtype
+  at::Tensor grads;            // (size) grad dtype
+  at::Tensor weight_shard;     // (shard_size) of compute_weights; the master itself when that is f32
+  at::Tensor grad_shard;       // (shard_size)
+  at::Tensor master;           // (shard_size) f32
   std::vector<at::Tensor> moments, emas;  // (shard_size) f32 each
 
  private:

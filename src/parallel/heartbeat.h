@@ -13,8 +13,8 @@
 
 namespace kiln {
 
-// A thread writes (beats, collectives begun) of this rank to the rendezvous. A process that is stopped, dead or cut
-// off no longer does; one that is only late does.
+// A thread writes (beats, collectives begun) of this rank to the rendezvous. A process that is stopped, dead
+// or cut off no longer does; one that is only late does.
 class Heartbeat {
  public:
   Heartbeat(c10::intrusive_ptr<c10d::Store> store, const Ranks& ranks);
@@ -22,8 +22,8 @@ class Heartbeat {
   Heartbeat(const Heartbeat&) = delete;
 
   int64_t next_collective() { return ++collectives_; }
-  // "; rank 2 no longer answers, rank 3 has not come so far" of ranks that keep collective `number` waiting; empty
-  // when every rank lives and has begun it. Takes three seconds.
+  // "; rank 2 no longer answers, rank 3 has not come so far" of ranks that keep collective `number` waiting;
+  // empty when every rank lives and has begun it. Takes three seconds.
   std::string describe_missing(int64_t number);
 
  private:

@@ -8,9 +8,9 @@ namespace kiln {
 
 // A field is empty where the GPU or its driver does not tell.
 struct GpuReading {
-  std::optional<double> utilisation;           // share of the last moments in which a kernel ran, [0, 1]
-  std::optional<double> watts;                 // now
-  std::optional<int64_t> memory_bytes;         // in use on the GPU, by all processes
+  std::optional<double> utilisation;    // share of the last moments in which a kernel ran, [0, 1]
+  std::optional<double> watts;          // now
+  std::optional<int64_t> memory_bytes;  // in use on the GPU, by all processes
   std::optional<int64_t> memory_total_bytes;
 };
 

@@ -22,7 +22,8 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-// One line, without the place in the source that libraries put first: "[/path/pair.cc:538] Connection closed ..."
+// One line, without the place in the source that libraries put first: "[/path/pair.cc:538] Connection closed
+// ..."
 std::string first_line(std::string text) {
   text = text.substr(0, text.find('\n'));
   if (text.starts_with("[")) text = text.substr(std::min(text.size(), text.find("] ") + 2));
@@ -88,8 +89,8 @@ struct Collective::Work {
   [[noreturn]] void fail_with(const std::exception& error) const {
     const double seconds = std::chrono::duration<double>(Clock::now() - begin).count();
     const Ranks& ranks = group->ranks();
-    fail("ranks", "rank {} of {}: {} failed after {:.1f} s: {}{}", ranks.rank, ranks.world_size, name, seconds,
-         message_of(error), group->connection_->heartbeat->describe_missing(number));
+    fail("ranks", "rank {} of {}: {} failed after {:.1f} s: {}{}", ranks.rank, ranks.world_size, name,
+         seconds, message_of(error), group->connection_->heartbeat->describe_missing(number));
   }
 };
 
@@ -158,7 +159,8 @@ std::shared_ptr<ProcessGroup> ProcessGroup::connect(const Ranks& ranks, const Pr
 }
 
 // Begins a collective: tensors[0] is its result, tensors[1] its input where it is not in place.
-Collective ProcessGroup::start(const char* operation, const std::string& what, std::vector<at::Tensor> tensors) {
+Collective ProcessGroup::start(const char* operation, const std::string& what,
+                               std::vector<at::Tensor> tensors) {
   auto work = std::make_unique<Collective::Work>(
       Collective::Work{.group = this,
                        .work = {},
@@ -224,7 +226,8 @@ std::vector<std::string> ProcessGroup::gather(const std::string& text, const std
   sizes[static_cast<size_t>(rank())] = static_cast<double>(text.size());
   sizes = sum(std::move(sizes), what);
   const auto longest = static_cast<int64_t>(*std::ranges::max_element(sizes));
-  const at::Tensor mine = at::zeros({longest}, at::kByte), all = at::empty({world_size() * longest}, at::kByte);
+  const at::Tensor mine = at::zeros({longest}, at::kByte),
+                   all = at::empty({world_size() * longest}, at::kByte);
   std::memcpy(mine.data_ptr(), text.data(), text.size());
   if (longest > 0) start("all_gather", what, {all, mine}).wait();
   std::vector<std::string> texts;

@@ -1,5 +1,5 @@
-// The ranks of a run and what they say to each other: c10d (NCCL on GPUs, Gloo on CPUs) behind the few collectives
-// that training needs.
+// The ranks of a run and what they say to each other: c10d (NCCL on GPUs, Gloo on CPUs) behind the few
+// collectives that training needs.
 #pragma once
 #include <ATen/core/Tensor.h>
 
@@ -14,7 +14,8 @@ namespace kiln {
 
 class ProcessGroup;
 
-// A collective under way. wait() before its tensors are read, changed or dropped; destroyed while running, it waits.
+// A collective under way. wait() before its tensors are read, changed or dropped; destroyed while running, it
+// waits.
 class Collective {
  public:
   Collective();  // nothing to wait for
@@ -23,8 +24,8 @@ class Collective {
   Collective& operator=(Collective&&) noexcept;
 
   // Blocks the host (Gloo) or the current stream (NCCL) until it is done. Throws Error naming this rank, the
-  // operation, what it was about, the time it took and, where that can be found out, the ranks that did not take
-  // part. The group is unusable afterwards.
+  // operation, what it was about, the time it took and, where that can be found out, the ranks that did not
+  // take part. The group is unusable afterwards.
   void wait();
   bool under_way() const { return work_ != nullptr; }
 
@@ -61,11 +62,12 @@ struct ProcessGroupOptions {
   std::chrono::milliseconds timeout = std::chrono::minutes(30);
 };
 
-// Every rank calls the same collectives in the same order. `what` is for messages: "the gradients of blocks.3".
-// Sums are the same bits on every rank. On meta tensors (a dry run) nothing is sent.
+// Every rank calls the same collectives in the same order. `what` is for messages: "the gradients of
+// blocks.3". Sums are the same bits on every rank. On meta tensors (a dry run) nothing is sent.
 class ProcessGroup {
  public:
-  // One rank, no network: collectives are copies. With several `ranks` it stands for one of them in a dry run.
+  // One rank, no network: collectives are copies. With several `ranks` it stands for one of them in a dry
+  // run.
   explicit ProcessGroup(const Ranks& ranks = {});
   // Meets the other ranks. Throws Error when they do not come within the timeout.
   static std::shared_ptr<ProcessGroup> connect(const Ranks& ranks, const ProcessGroupOptions& options);
@@ -84,7 +86,8 @@ class ProcessGroup {
 
   // Small values between hosts; they block.
   std::vector<double> sum(std::vector<double> values, const std::string& what);
-  std::vector<std::string> gather(const std::string& text, const std::string& what);  // of every rank, by rank
+  std::vector<std::string> gather(const std::string& text,
+                                  const std::string& what);  // of every rank, by rank
   void barrier(const std::string& what);
 
   const CommunicationVolume& volume() const { return volume_; }  // host values not counted

@@ -17,9 +17,9 @@ struct Ranks {
 
 using Environment = std::function<const char*(const char* name)>;  // std::getenv, or a test's table
 
-// Reads RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR, MASTER_PORT (torchrun, kiln train --nproc),
-// SLURM_* (srun) or OMPI_COMM_WORLD_* (mpirun). None: one rank. Throws Error naming the variable that is missing
-// or impossible.
+// Reads RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR, MASTER_PORT (torchrun, kiln train
+// --nproc), SLURM_* (srun) or OMPI_COMM_WORLD_* (mpirun). None: one rank. Throws Error naming the variable
+// that is missing or impossible.
 Ranks ranks_from_environment(const Environment& environment);
 Ranks ranks_from_environment();
 

@@ -18,7 +18,9 @@ Zero::Zero(std::shared_ptr<ProcessGroup> group, const ZeroOptions& options)
 
 UnitSharding Zero::sharding_of(int64_t elements) const {
   const bool persists = options_.stage == 3 && elements < options_.persist_threshold;
-  return {.zero_stage = elements == 0 ? 0 : persists ? 2 : options_.stage,
+  return {.zero_stage = elements == 0 ? 0
+                        : persists    ? 2
+                                      : options_.stage,
           .rank = group_->rank(),
           .world_size = group_->world_size()};
 }
@@ -34,7 +36,8 @@ void Zero::start_gather(size_t s) {
   Unit& unit = units_[s];
   if (unit.is_whole) return;
   unit.flat->take_weights_memory();
-  unit.gathering = group_->all_gather(unit.flat->compute_weights, unit.flat->weight_shard,
+  // Under a version counter of its own: what arrives is what autograd saved, not a change of it.
+  unit.gathering = group_->all_gather(unit.flat->compute_weights.variable_data(), unit.flat->weight_shard,
                                       "the weights of " + unit.flat->name());
   unit.is_whole = true;
 }
@@ -69,12 +72,14 @@ void Zero::reduce(size_t s, bool first_micro_step, bool last_micro_step) {
   if (flat.size() == 0 || (stage < 2 && !last_micro_step)) return;
   while (reductions_.size() >= kMostReductions) finish_oldest_reduction();
 
-  Reduction reduction{.flat = &flat, .input = flat.grads, .output = flat.grad_shard, .add = false, .collective = {}};
+  Reduction reduction{
+      .flat = &flat, .input = flat.grads, .output = flat.grad_shard, .add = false, .collective = {}};
   const std::string what = "the gradients of " + flat.name();
   const at::ScalarType dtype = options_.reduce_dtype.value_or(flat.grads.scalar_type());
   if (dtype != flat.grads.scalar_type() && group_->world_size() > 1) {
     reduction.input = flat.grads.to(dtype);
-    reduction.output = stage == 0 ? reduction.input : at::empty_like(reduction.input.narrow(0, 0, flat.shard_size()));
+    reduction.output =
+        stage == 0 ? reduction.input : at::empty_like(reduction.input.narrow(0, 0, flat.shard_size()));
     if (stage >= 2) flat.drop_grads_memory();
   }
   if (stage >= 2 && !first_micro_step) {

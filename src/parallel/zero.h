@@ -1,5 +1,6 @@
-// ZeRO (Rajbhandari et al. 2020) on flat units: which rank keeps which slice of the training state, and the collectives
-// that bring slices together. The step's walk calls it segment by segment; it never sees the optimizer.
+// ZeRO (Rajbhandari et al. 2020) on flat units: which rank keeps which slice of the training state, and the
+// collectives that bring slices together. The step's walk calls it segment by segment; it never sees the
+// optimizer.
 #pragma once
 #include <ATen/core/Tensor.h>
 
@@ -15,8 +16,8 @@ namespace kiln {
 
 struct ZeroOptions {
   int64_t stage = 0;
-  int64_t persist_threshold = 0;   // stage 3: units with fewer elements keep their weights whole
-  int64_t prefetch_segments = 1;   // stage 3: segments gathered ahead of the one that computes
+  int64_t persist_threshold = 0;  // stage 3: units with fewer elements keep their weights whole
+  int64_t prefetch_segments = 1;  // stage 3: segments gathered ahead of the one that computes
   std::optional<at::ScalarType> reduce_dtype{};  // gradients are summed in; none: their own
 };
 
@@ -37,15 +38,17 @@ class Zero {
   // True when the calls below do nothing: one rank that keeps everything whole.
   bool idle() const { return group_->world_size() == 1 && options_.stage < 2; }
 
-  // Waits until the weights of unit s are whole; the next ones in `direction` (1 or -1) follow in the background.
+  // Waits until the weights of unit s are whole; the next ones in `direction` (1 or -1) follow in the
+  // background.
   void gather(size_t s, int direction);
   void release(size_t s);  // stage 3: gives their memory up
 
-  // Readies memory for the whole gradients of one micro-step. True when they hold those of the micro-steps before,
-  // to be added to; false when they are to be written.
+  // Readies memory for the whole gradients of one micro-step. True when they hold those of the micro-steps
+  // before, to be added to; false when they are to be written.
   bool begin_gradients(size_t s, bool first_micro_step);
-  // The whole gradients of this micro-step are done. Afterwards, the sum over ranks (and, where begin_gradients() said
-  // false, over micro-steps) is in unit s's grad_shard: after the last micro-step and finish_reductions().
+  // The whole gradients of this micro-step are done. Afterwards, the sum over ranks (and, where
+  // begin_gradients() said false, over micro-steps) is in unit s's grad_shard: after the last micro-step and
+  // finish_reductions().
   void reduce(size_t s, bool first_micro_step, bool last_micro_step);
   void finish_reductions();
 

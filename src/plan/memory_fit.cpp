@@ -13,9 +13,9 @@ struct Prefix {
   std::vector<int64_t> live;  // of each walk, before the next segment's forward
   double flops = 0;
   int64_t host_bytes = 0;
-  bool fetches = false;       // the last segment's input comes back during the next one's backward
-  int32_t parent = -1;        // in the frontier before
-  Activations choice{};       // of the last segment
+  bool fetches = false;  // the last segment's input comes back during the next one's backward
+  int32_t parent = -1;   // in the frontier before
+  Activations choice{};  // of the last segment
 
   std::tuple<double, int64_t> cost() const { return {flops, host_bytes}; }
 };
@@ -31,8 +31,7 @@ class FrontierSearch {
     frontiers_.push_back({nothing});
     for (size_t i = 0; i < costs_.num_segments(); ++i) frontiers_.push_back(extended(i));
     const std::vector<Prefix>& complete = frontiers_.back();  // cheapest first
-    const auto best =
-        std::ranges::find_if(complete, [&](const Prefix& prefix) { return loss_fits(prefix); });
+    const auto best = std::ranges::find_if(complete, [&](const Prefix& prefix) { return loss_fits(prefix); });
     return best == complete.end() ? std::vector<MemoryChoice>{} : choices_of(*best);
   }
 
@@ -73,7 +72,8 @@ class FrontierSearch {
 
   bool loss_fits(const Prefix& prefix) const {
     for (size_t w = 0; w < prefix.live.size(); ++w)
-      if (prefix.live[w] + costs_.walks[w].loss_peak_bytes + fetched(prefix, w, costs_.num_segments()) > budget_)
+      if (prefix.live[w] + costs_.walks[w].loss_peak_bytes + fetched(prefix, w, costs_.num_segments()) >
+          budget_)
         return false;
     return true;
   }

@@ -179,7 +179,7 @@ void describe_inputs(OpRecord& op, std::string_view overload, c10::ArrayRef<cons
 }
 
 void describe_outputs(OpRecord& op, c10::ArrayRef<c10::IValue> outputs) {
-  const Tensors tensors = tensors_of({outputs.data(), outputs.size()});
+  const Tensors tensors = tensors_of(c10::ArrayRef<const c10::IValue>(outputs.data(), outputs.size()));
   if (tensors.empty()) {
     if (op.op_class == OpClass::kMatmul)
       op.bytes += static_cast<double>(op.m * op.n) * static_cast<double>(c10::elementSize(op.dtype));

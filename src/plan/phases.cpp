@@ -1,6 +1,7 @@
 #include "plan/phases.h"
 
 #include <ATen/ATen.h>
+#include <torch/library.h>
 
 #include <algorithm>
 
@@ -40,6 +41,32 @@ DeviceEvents logged(const Work& work) {
 
 int64_t samples_at_once(const TrainOptions& options) {
   return std::min(options.num_samples, SampleOptions().batch);
+}
+
+// LibTorch without Python has no convolution on meta. Backends without their own end here: two spatial
+// dimensions, no transposition, which is what autoencoders have.
+at::Tensor convolution_on_meta(const at::Tensor& input, const at::Tensor& weight,
+                               const std::optional<at::Tensor>&, at::IntArrayRef stride,
+                               at::IntArrayRef padding, at::IntArrayRef dilation, bool, at::IntArrayRef,
+                               int64_t) {
+  std::vector<int64_t> shape = {input.size(0), weight.size(0)};
+  for (int64_t d = 0; d < 2; ++d) {
+    const int64_t reach = dilation[d] * (weight.size(d + 2) - 1) + 1;
+    shape.push_back((input.size(d + 2) + 2 * padding[d] - reach) / stride[d] + 1);
+  }
+  const auto channels_last = at::MemoryFormat::ChannelsLast;
+  const bool is_channels_last =
+      input.suggest_memory_format() == channels_last || weight.suggest_memory_format() == channels_last;
+  return at::empty(shape, input.options(), is_channels_last ? channels_last : at::MemoryFormat::Contiguous);
+}
+
+at::Tensor safe_softmax_on_meta(const at::Tensor& input, int64_t, std::optional<at::ScalarType> dtype) {
+  return at::empty_like(input, input.options().dtype(dtype.value_or(input.scalar_type())));
+}
+
+TORCH_LIBRARY_IMPL(aten, Meta, library) {
+  library.impl("convolution_overrideable", convolution_on_meta);
+  library.impl("_safe_softmax", safe_softmax_on_meta);
 }
 
 at::Tensor on_meta(at::IntArrayRef shape, at::ScalarType dtype = at::kFloat) {

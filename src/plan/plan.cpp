@@ -63,14 +63,11 @@ class Composer {
     DeviceTimeline::Peak load, first, steady, sampling, encoding;
     bool out_of_memory = false;
   };
-  DevicePeaks play(int64_t capacity) const;
+  DevicePeaks play() const;
   void trace_phases();
   void add_phase(const std::string& name, const DeviceTimeline::Peak& peak, int64_t host);
   void kinds(const DeviceTimeline::Peak& steady);
   int64_t loader_bytes() const;
-  int64_t capacity() const {
-    return plan_.machine.memory_bytes - plan_.machine.context_bytes - communication_;
-  }
 
   Plan& plan_;
   const StepTrace& trace_;
@@ -91,11 +88,12 @@ void Composer::trace_phases() {
   const int64_t tables = state_.device_bytes() - left_bytes(load_);
   if (tables > 0) load_.push_back({.id = (uint64_t{1} << 47), .bytes = tables});
   if (options_.sample_every > 0) sampling_ = trace_sample_grid(options_, plan_.data, device);
-  if (has_autoencoder(options_)) autoencoder_ = trace_autoencoder(options_, plan_.data, device);
+  if (has_autoencoder(options_) && plan_.data.channels == 4)
+    autoencoder_ = trace_autoencoder(options_, plan_.data, device);
 }
 
-Composer::DevicePeaks Composer::play(int64_t capacity) const {
-  DeviceTimeline timeline(cuda_, capacity);
+Composer::DevicePeaks Composer::play() const {
+  DeviceTimeline timeline(cuda_, /*capacity=*/0);
   DevicePeaks peaks;
   const DeviceTimeline::Peak autoencoder = timeline.play(autoencoder_.load);
   peaks.load = timeline.play(load_);
@@ -151,7 +149,7 @@ void Composer::kinds(const DeviceTimeline::Peak& steady) {
 
 void Composer::memory() {
   trace_phases();
-  const DevicePeaks peaks = play(/*capacity=*/0);
+  const DevicePeaks peaks = play();
   const int64_t process = cuda_ ? kHostProcessBytes : 0, stepping = process + loader_bytes();
   add_phase("load", peaks.load, process);
   if (encodes_images(options_)) add_phase("extract", peaks.encoding, stepping);
@@ -175,6 +173,11 @@ void Composer::memory() {
   add_phase("resume", {.live_bytes = idle.live_bytes, .reserved_bytes = peaks.load.reserved_bytes},
             process + (copies ? std::max(weights, kept_moments) : 0));
   kinds(peaks.steady);
+  if (has_autoencoder(options_))
+    plan_.notes.push_back(
+        "workspaces of the autoencoder's convolutions; its architecture is taken to be KL-f8's");
+  if (encodes_images(options_))
+    plan_.notes.push_back("the time that encoding the images takes in every step");
 
   plan_.reserved_bytes = peaks.steady.reserved_bytes;
   for (const PhasePlan& phase : plan_.phases)
@@ -186,9 +189,7 @@ void Composer::memory() {
   if (trace_.memory.peak_segment >= 0)
     plan_.peak_segment = trace_.segments.at(static_cast<size_t>(trace_.memory.peak_segment));
   plan_.curve = memory_curve(trace_.memory);
-  // Near the limit the allocator gives cached segments back and goes on.
-  plan_.fits = plan_.needed_bytes <= plan_.machine.memory_bytes ||
-               (cuda_ && capacity() > 0 && !play(capacity()).out_of_memory);
+  plan_.fits = plan_.needed_bytes <= plan_.machine.memory_bytes;
 }
 
 void Composer::time() {
@@ -266,6 +267,12 @@ Plan make_plan(const PlanOptions& options) {
                     .zero_stage = options.zero_stage,
                     .offload_optimizer = options.offload_optimizer});
   check_training(options);
+  const auto not_negative = [](const char* option, double value) {
+    if (!(value >= 0)) fail("plan", "--{} expects 0 or more, got {}", option, value);
+  };
+  not_negative("steps", static_cast<double>(options.steps));
+  not_negative("dataset-size", static_cast<double>(options.dataset_size));
+  not_negative("price-per-gpu-hour", options.price_per_gpu_hour);
   const int64_t batch = options.train.global_batch;
   if (batch % options.gpus != 0)
     fail("plan", "--global-batch {} is not a multiple of --gpus {}: the nearest that is are {} and {}", batch,

@@ -48,9 +48,6 @@ std::string verdict(const Plan& plan) {
   const int64_t spare = plan.machine.memory_bytes - plan.needed_bytes;
   const double share =
       static_cast<double>(plan.needed_bytes) / static_cast<double>(plan.machine.memory_bytes);
-  if (plan.fits && spare < 0)
-    return fmt::format("fits barely: {} GiB asked of {} GiB, the allocator gives back what it caches\n",
-                       gib(plan.needed_bytes), gib(plan.machine.memory_bytes));
   return fmt::format("{}: {} of {} GiB needed ({:.0f} %), {} GiB {}; the most in: {}\n",
                      plan.fits ? "FITS" : "DOES NOT FIT", gib(plan.needed_bytes),
                      gib(plan.machine.memory_bytes), 100 * share, gib(std::abs(spare)),

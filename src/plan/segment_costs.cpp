@@ -2,7 +2,6 @@
 
 #include <algorithm>
 
-
 namespace kiln {
 
 namespace {
@@ -11,7 +10,7 @@ constexpr Activations kChoices[] = {Activations::kKeep, Activations::kRecompute,
 
 // Live and peak bytes of one walk of a trace, as they are.
 struct TracedWalk {
-  int64_t live_bytes = 0;                              // before the first forward
+  int64_t live_bytes = 0;  // before the first forward
   std::vector<int64_t> live_after, forward_peak, recompute_peak, backward_peak;
   int64_t loss_peak = 0;
 
@@ -119,13 +118,13 @@ struct MicroBatches {
 };
 
 MicroBatches micro_batches_of(const TrainOptions& options) {
-  const int64_t size = options.micro_batch > 0 ? std::min(options.micro_batch, options.global_batch)
-                                               : options.global_batch;
+  const int64_t size =
+      options.micro_batch > 0 ? std::min(options.micro_batch, options.global_batch) : options.global_batch;
   return {.size = size, .num_whole = options.global_batch / size, .rest = options.global_batch % size};
 }
 
-// With fewer whole micro-batches; the first differs from those after it, and what all of them add shows between the
-// second and the third.
+// With fewer whole micro-batches; the first differs from those after it, and what all of them add shows
+// between the second and the third.
 constexpr int64_t kTracedMicroBatches = 2;
 
 TrainOptions shortened(const TrainOptions& options, const MicroBatches& micro, int64_t num_whole) {
@@ -139,8 +138,7 @@ TrainOptions shortened(const TrainOptions& options, const MicroBatches& micro, i
 StepCosts step_costs(const TrainOptions& options, const DataShape& data, DryRunDevice device) {
   const MicroBatches micro = micro_batches_of(options);
   const int64_t left_out = std::max<int64_t>(0, micro.num_whole - kTracedMicroBatches);
-  const TrainOptions traced =
-      left_out > 0 ? shortened(options, micro, kTracedMicroBatches) : options;
+  const TrainOptions traced = left_out > 0 ? shortened(options, micro, kTracedMicroBatches) : options;
   const UniformTraces uniform = uniform_traces(traced, data, device);
   const StepTrace &keep = uniform.traces[0], &recompute = uniform.traces[1];
 

@@ -106,14 +106,17 @@ StepTrace trace_step(const TrainOptions& options, const DataShape& data, DryRunD
 
   MemoryRecorder memory;
   memory.register_state(*training.state);
-  training.step->observe(&memory);
   {
     const MetaAllocationScope scope(memory);
     if (device == DryRunDevice::kCpu)
       batch.tensors.timesteps = training.objective->timesteps(batch.time_uniform);
+    OpRecorder ops(/*timed=*/false);
+    Observers both(memory, ops);
+    training.step->observe(&both);
     training.step->run(batch.tensors, options.lr);
+    training.step->observe(nullptr);
+    trace.ops = ops.take();
   }
-  training.step->observe(nullptr);
   trace.memory = memory.finish();
   return trace;
 }

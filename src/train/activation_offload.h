@@ -1,5 +1,5 @@
-// Inputs of segments that wait in host memory between their forward and their backward. Copies run on a stream
-// of their own, beside the compute; every wait is between streams, none on the host.
+// Inputs of segments that wait in host memory between their forward and their backward. Copies run on a
+// stream of their own, beside the compute; every wait is between streams, none on the host.
 #pragma once
 #include <ATen/core/Tensor.h>
 #include <c10/core/Event.h>
@@ -11,13 +11,13 @@
 
 namespace kiln {
 
-// The device's memory behaves the same in every step, whatever the speed of the link: a tensor is let go only once
-// the compute stream waits for its copy, so that its block can be used again at once (record_stream would hold it
-// until the host happens to look). On meta (a dry run) the device's bytes come and go alike and the host's are
-// counted.
+// The device's memory behaves the same in every step, whatever the speed of the link: a tensor is let go only
+// once the compute stream waits for its copy, so that its block can be used again at once (record_stream
+// would hold it until the host happens to look). On meta (a dry run) the device's bytes come and go alike and
+// the host's are counted.
 class ActivationOffload {
  public:
-  // `device`: CUDA or meta. Host buffers are pinned, made on first use and kept.
+  // Host buffers are made on first use and kept; pinned where `device` is CUDA.
   ActivationOffload(at::Device device, size_t num_segments);
 
   // Begins to copy what the work queued so far makes.
@@ -33,9 +33,8 @@ class ActivationOffload {
 
  private:
   struct Slot {
-    at::Tensor host;      // flat; undefined on meta
-    at::Tensor stored;    // until release()
-    at::Tensor fetched;   // from fetch() to take()
+    at::Tensor host;       // flat; undefined on meta
+    at::Tensor on_device;  // from store() to release(), from fetch() to take()
     std::vector<int64_t> shape;
     at::TensorOptions options;
     int64_t host_bytes = 0;
@@ -43,9 +42,11 @@ class ActivationOffload {
   };
   c10::Stream compute_stream() const;
   at::Tensor host_view(Slot& slot) const;
+  void copy(Slot& slot, at::Tensor& to, const at::Tensor& from);
+  void wait(const Slot& slot) const;
 
   at::Device device_;
-  std::optional<c10::Stream> copies_;  // none on meta
+  std::optional<c10::Stream> copies_;  // CUDA only: elsewhere copies are done when they return
   std::vector<Slot> slots_;
 };
 

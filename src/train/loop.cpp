@@ -19,6 +19,7 @@
 #include "models/registry.h"
 #include "optim/lr_schedule.h"
 #include "parallel/machine.h"
+#include "parallel/ranks.h"
 #include "train/checkpoints.h"
 #include "train/monitor.h"
 #include "train/observer_group.h"
@@ -98,13 +99,14 @@ Run::Run(const TrainOptions& options, const RunContext& context)
                         .deterministic = options.deterministic});
   if (options.tf32 && device_.is_cpu()) warn("--tf32 has no effect on a CPU");
   data_ = open_training_data(options, device_, compute_dtype_);
-  info_ = {.model = options.model,
-           .model_config = denoiser_config_of(options, data_.shape, *make_objective(objective_config_of(options))),
-           .objective = objective_config_of(options),
-           .image_size = options.image_size,
-           .autoencoder = data_.autoencoder,
-           .class_names = data_.class_names,
-           .ema_decays = options.ema_decay};
+  info_ = {
+      .model = options.model,
+      .model_config = denoiser_config_of(options, data_.shape, *make_objective(objective_config_of(options))),
+      .objective = objective_config_of(options),
+      .image_size = options.image_size,
+      .autoencoder = data_.autoencoder,
+      .class_names = data_.class_names,
+      .ema_decays = options.ema_decay};
   validate_sampling(options, info_, data_.decoder != nullptr, data_.shape.num_classes);
   config_ = {{"options", to_json(options)}, {"data", data_.identity}};
 }
@@ -145,9 +147,9 @@ void Run::describe() const {
   for (const auto& segment : training_.state->segments)
     for (const FlatSlot& slot : segment.unit.layout().slots) num_weights += slot.numel;
   fmt::print("{}: {:.1f} M weights, {} x {} x {} latents, {} classes, {}, {} on {} with {} threads\n",
-             info_.model, static_cast<double>(num_weights) / 1e6, data_.shape.channels, data_.shape.height, data_.shape.width,
-             data_.shape.num_classes, options_.objective, options_.compute_dtype, machine_name(device_),
-             at::get_num_threads());
+             info_.model, static_cast<double>(num_weights) / 1e6, data_.shape.channels, data_.shape.height,
+             data_.shape.width, data_.shape.num_classes, options_.objective, options_.compute_dtype,
+             machine_name(device_), at::get_num_threads());
 }
 
 void Run::check_resumable(const TrainStateInfo& saved) const {
@@ -235,14 +237,17 @@ void Run::train() {
   begin_ = Clock::now();
   while (!finished() && !stop_.requested()) {
     train_step();
-    if (measurement_->num_steps() == kComparedSteps) compare_with_plan();
+    if (measurement_->num_steps() == kComparedSteps) {
+      compare_with_plan();
+      if (context_.save) write_report(options_.out);
+    }
     if (options_.sample_every > 0 && step_ % options_.sample_every == 0) sample();
     if (options_.checkpoint_every > 0 && step_ % options_.checkpoint_every == 0) checkpoint();
   }
   if (profiler_) profiler_->finish();
-  compare_with_plan();
   if (context_.save && last_saved_ != step_) checkpoint();
-  write_report(options_.out);
+  compare_with_plan();
+  if (context_.save) write_report(options_.out);
   fmt::print("{} after step {} ({} images): {}\n", stop_.requested() ? "stopped by a signal" : "finished",
              step_, step_ * options_.global_batch, options_.out);
 }
@@ -282,15 +287,16 @@ void Run::train_step() {
 void Run::compare_with_plan() {
   if (measurement_->num_steps() == 0) return;
   const nlohmann::json comparison = comparison_json(context_.predicted, measurement_->figures());
-  for (const auto& finding : comparison.at("findings"))
-    fmt::print("plan: {}\n", finding.get<std::string>());
   write_file_atomically("plan", options_.out + "/plan.json", comparison.dump(1) + "\n");
+  if (!context_.save) return;
+  for (const auto& finding : comparison.at("findings")) fmt::print("plan: {}\n", finding.get<std::string>());
 }
 
 // Nothing has moved. A gradient that only overflowed fp16 costs a step, no more: the loss scale has shrunk.
 void Run::handle_bad_step(const Batch& batch, const StepBatch& tensors, const StepResult& result) {
   if (std::isfinite(result.loss) && result.loss_scale > training_.state->loss_scaler.scale()) {
-    monitor_->event({{"event", "loss_scale"}, {"step", step_}, {"loss_scale", training_.state->loss_scaler.scale()}});
+    monitor_->event(
+        {{"event", "loss_scale"}, {"step", step_}, {"loss_scale", training_.state->loss_scaler.scale()}});
     return;
   }
   const bool by_loss = !std::isfinite(result.loss);
@@ -359,6 +365,9 @@ void Run::sample() {
 
 void train(const TrainOptions& options, const RunContext& context) {
   validate(options);
+  const int64_t world_size = ranks_from_environment().world_size;
+  if (world_size > 1)  // several processes would write the same run
+    fail("train", "expected one process, a launcher started {}: start kiln train without it", world_size);
   Run(options, context).train();
 }
 

@@ -8,8 +8,9 @@ namespace kiln {
 
 // What the caller knows about a run, and wants of it, beyond its options.
 struct RunContext {
-  nlohmann::json predicted = nullptr;  // the figures of a plan (train/prediction.h), for plan.json and the report
-  bool save = true;                    // false: no checkpoints and no report (probe)
+  nlohmann::json predicted =
+      nullptr;       // the figures of a plan (train/prediction.h), for plan.json and the report
+  bool save = true;  // false: no checkpoints and no report (probe)
 };
 
 // Trains options.out from its newest complete checkpoint, or from the start, until --max-steps, --max-minutes

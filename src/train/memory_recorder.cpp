@@ -10,9 +10,9 @@
 namespace kiln {
 
 std::string_view name_of(MemoryKind kind) {
-  constexpr std::string_view kNames[kNumMemoryKinds] = {
-      "weights", "gradients",   "master",    "moments",   "ema",    "constants",
-      "batch",   "activations", "recompute", "attention", "matmul", "temporaries"};
+  constexpr std::string_view kNames[kNumMemoryKinds] = {"weights",   "gradients", "master", "moments",
+                                                        "ema",       "constants", "batch",  "activations",
+                                                        "recompute", "attention", "matmul", "temporaries"};
   return kNames[static_cast<size_t>(kind)];
 }
 

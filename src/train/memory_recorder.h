@@ -1,5 +1,6 @@
-// Memory of a step by kind and over time, seen from the allocator. The same recorder sits on the meta allocator
-// when a step is planned and on the CPU allocator when one is measured: both give the same shape of numbers.
+// Memory of a step by kind and over time, seen from the allocator. The same recorder sits on the meta
+// allocator when a step is planned and on the CPU allocator when one is measured: both give the same shape of
+// numbers.
 #pragma once
 #include <cstdint>
 #include <map>
@@ -15,10 +16,10 @@
 namespace kiln {
 
 enum class MemoryKind {
-  kWeights,      // in the compute dtype; none where that is f32: the master is what computes
-  kGradients,    // flat
-  kMaster,       // f32
-  kMoments,      // of the optimizer
+  kWeights,    // in the compute dtype; none where that is f32: the master is what computes
+  kGradients,  // flat
+  kMaster,     // f32
+  kMoments,    // of the optimizer
   kEma,
   kConstants,    // untrained weights
   kBatch,        // the batch on the device, noised
@@ -49,23 +50,24 @@ struct MemoryMark {
 };
 
 struct StepMemory {
-  std::map<MemoryKind, int64_t> persistent;     // training state: what lives before and after the step
+  std::map<MemoryKind, int64_t> persistent;  // training state: what lives before and after the step
   int64_t persistent_bytes = 0;
-  int64_t peak_bytes = 0;                       // the most live bytes, persistent ones included
-  StepPhase peak_phase{};                       // when
-  int32_t peak_segment = -1;                    // and whose
-  std::map<MemoryKind, int64_t> peak_by_kind;   // what was alive at the peak; sums to peak_bytes
-  std::vector<MemoryMark> marks;                // in order
-  std::vector<MemoryEvent> events;              // in order
+  int64_t peak_bytes = 0;                      // the most live bytes, persistent ones included
+  StepPhase peak_phase{};                      // when
+  int32_t peak_segment = -1;                   // and whose
+  std::map<MemoryKind, int64_t> peak_by_kind;  // what was alive at the peak; sums to peak_bytes
+  std::vector<MemoryMark> marks;               // in order
+  std::vector<MemoryEvent> events;             // in order
 };
 
 // Attach for one step: construct, register_state, attach to the allocator (MetaAllocationScope or
-// observe_cpu_allocations) and to the step (TrainStep::observe), run, detach, finish. What is allocated before the
-// step's first phase counts to its input. Only blocks that the constructing thread allocates and frees are recorded.
+// observe_cpu_allocations) and to the step (TrainStep::observe), run, detach, finish. What is allocated
+// before the step's first phase counts to its input. Only blocks that the constructing thread allocates and
+// frees are recorded.
 class MemoryRecorder : public AllocationObserver, public StepObserver {
  public:
-  // The persistent blocks, by kind. Shared storages (a master that is also the compute weights) count once; buffers
-  // without memory of their own are left out.
+  // The persistent blocks, by kind. Shared storages (a master that is also the compute weights) count once;
+  // buffers without memory of their own are left out.
   void register_state(const TrainingState& state);
   // One more persistent tensor.
   void register_tensor(const at::Tensor& tensor, MemoryKind kind);

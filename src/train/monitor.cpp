@@ -22,9 +22,12 @@ double gigabytes(double bytes) { return bytes / 1e9; }
 // "forward 33% backward 58% optimizer 8% data 1%": shares of the step, those below half a percent left out.
 std::string phase_text(const nlohmann::json& phases) {
   const std::pair<const char*, std::vector<const char*>> groups[] = {
-      {"forward", {"input", "forward", "loss"}}, {"recompute", {"recompute"}},
-      {"backward", {"backward"}},                {"optimizer", {"grad_norm", "optimizer"}},
-      {"communication", {"communication"}},      {"data", {"data"}}};
+      {"forward", {"input", "forward", "loss"}},
+      {"recompute", {"recompute"}},
+      {"backward", {"backward"}},
+      {"optimizer", {"grad_norm", "optimizer"}},
+      {"communication", {"communication"}},
+      {"data", {"data"}}};
   double total = 0;
   for (const auto& [name, seconds] : phases.items()) total += seconds.get<double>();
   std::string text;
@@ -172,9 +175,9 @@ void Monitor::print(const nlohmann::json& line, double train_seconds) const {
 void Monitor::write_events(const nlohmann::json& line) {
   if (!events_) return;
   const int64_t step = line["step"];
-  for (const char* tag : {"loss", "lr", "grad_norm", "images_per_s", "tflops", "peak_share", "stall_share",
-                          "queue_depth", "host_bytes", "device_bytes", "loss_scale", "gpu_utilisation",
-                          "gpu_watts", "gpu_memory_bytes"})
+  for (const char* tag :
+       {"loss", "lr", "grad_norm", "images_per_s", "tflops", "peak_share", "stall_share", "queue_depth",
+        "host_bytes", "device_bytes", "loss_scale", "gpu_utilisation", "gpu_watts", "gpu_memory_bytes"})
     if (line.contains(tag) && line[tag].is_number()) events_->add_scalar(tag, line[tag], step);
   for (const auto& [phase, seconds] : line["phase_s"].items())
     events_->add_scalar("phase_s/" + phase, seconds, step);

@@ -31,8 +31,8 @@ struct StepReport {
   int64_t step = 0;  // 1-based
   int64_t images_seen = 0;
   double lr = 0;
-  double train_seconds = 0;  // since the start of the run, earlier processes included
-  double stall_seconds = 0;  // spent waiting for the loader
+  double train_seconds = 0;   // since the start of the run, earlier processes included
+  double stall_seconds = 0;   // spent waiting for the loader
   int64_t batches_ready = 0;  // of the loader, when this step asked for one
   const StepResult* result = nullptr;
   std::vector<double> positions;  // (B) of the timesteps in the schedule, [0, 1]

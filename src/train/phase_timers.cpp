@@ -13,8 +13,7 @@ void PhaseTimers::begin(StepPhase phase, int64_t) {
 void PhaseTimers::switch_to(std::optional<StepPhase> phase) {
   if (device_.is_cpu()) {
     const auto now = Clock::now();
-    if (phase_)
-      seconds_[static_cast<size_t>(*phase_)] += std::chrono::duration<double>(now - since_).count();
+    if (phase_) seconds_[static_cast<size_t>(*phase_)] += std::chrono::duration<double>(now - since_).count();
     since_ = now;
   } else {
     record_event(phase);

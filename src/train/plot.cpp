@@ -77,6 +77,10 @@ std::string polyline(const PlotSeries& series, const Axis& x, const Axis& y) {
   std::string points;
   for (const PlotPoint& point : series.points)
     points += fmt::format("{:.1f},{:.1f} ", x(point.x), y(point.y));
+  if (series.filled && !series.points.empty())
+    return fmt::format(R"(<polygon points="{:.1f},{:.1f} {}{:.1f},{:.1f}" fill="{}"/>)",
+                       x(series.points.front().x), y.begin, points, x(series.points.back().x), y.begin,
+                       series.color);
   return fmt::format(R"(<polyline points="{}" fill="none" stroke="{}" stroke-width="{}" stroke-opacity="{}" )"
                      R"(stroke-linejoin="round"/>)",
                      points, series.color, series.faint ? 1 : 2, series.faint ? 0.35 : 1);
@@ -104,9 +108,12 @@ std::string frame(const PlotOptions& options, const Axis& x, const Axis& y) {
     svg += fmt::format(R"(<line x1="{0}" x2="{1}" y1="{2:.1f}" y2="{2:.1f}" class="grid"/>)"
                        R"(<text x="{3}" y="{4:.1f}" class="tick" text-anchor="end">{5}</text>)",
                        kLeft, kWidth - kRight, y(tick), kLeft - 8, y(tick) + 4, tick_text(tick));
-  for (double tick : nice_ticks(x.low, x.high, 6))
-    svg += fmt::format(R"(<text x="{:.1f}" y="{}" class="tick" text-anchor="middle">{}</text>)", x(tick),
-                       kHeight - kBottom + 18, tick_text(tick));
+  std::vector<PlotTick> ticks = options.x_ticks;
+  if (ticks.empty())
+    for (double tick : nice_ticks(x.low, x.high, 6)) ticks.push_back({tick, tick_text(tick)});
+  for (const PlotTick& tick : ticks)
+    svg += fmt::format(R"(<text x="{:.1f}" y="{}" class="tick" text-anchor="middle">{}</text>)", x(tick.x),
+                       kHeight - kBottom + 18, escape(tick.name));
   return svg + fmt::format(R"(<text x="{}" y="{}" class="tick" text-anchor="middle">{}</text>)",
                            (kLeft + kWidth - kRight) / 2, kHeight - 6, escape(options.x_label));
 }

@@ -12,12 +12,18 @@ struct PlotSeries {
   std::string name;   // for the legend; empty: not listed
   std::string color;  // CSS
   std::vector<PlotPoint> points;
-  bool faint = false;  // drawn thin behind the others
+  bool faint = false;   // drawn thin behind the others
+  bool filled = false;  // down to the x axis; give the higher ones of a stack first
+};
+struct PlotTick {
+  double x = 0;
+  std::string name;
 };
 struct PlotOptions {
   std::string title, x_label;
-  bool log_y = false;      // needs positive values; falls back to linear
-  bool from_zero = false;  // the y axis begins at 0
+  bool log_y = false;               // needs positive values; falls back to linear
+  bool from_zero = false;           // the y axis begins at 0
+  std::vector<PlotTick> x_ticks{};  // in place of numbers
 };
 
 // Non-finite points are left out; long series are thinned to the width of the picture.

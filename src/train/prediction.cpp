@@ -24,10 +24,11 @@ std::vector<MemoryCurve::Point> thinned(const std::vector<MemoryCurve::Point>& p
   if (points.size() <= kMaxPoints) return points;
   std::vector<MemoryCurve::Point> kept;
   for (size_t i = 0; i < kMaxPoints; ++i) {
-    const auto at = [&](size_t index) { return points.begin() + static_cast<int64_t>(index * points.size() / kMaxPoints); };
-    kept.push_back(*std::max_element(at(i), at(i + 1), [](const auto& a, const auto& b) {
-      return total(a.by_kind) < total(b.by_kind);
-    }));
+    const auto at = [&](size_t index) {
+      return points.begin() + static_cast<int64_t>(index * points.size() / kMaxPoints);
+    };
+    kept.push_back(*std::max_element(
+        at(i), at(i + 1), [](const auto& a, const auto& b) { return total(a.by_kind) < total(b.by_kind); }));
   }
   return kept;
 }
@@ -45,22 +46,23 @@ void read(const nlohmann::json& json, const char* key, T& field) {
   if (const auto found = json.find(key); found != json.end() && !found->is_null()) found->get_to(field);
 }
 
+}  // namespace
+
 std::string size_text(double bytes) {
   return bytes >= 1e9 ? fmt::format("{:.2f} GB", bytes / 1e9) : fmt::format("{:.1f} MB", bytes / 1e6);
 }
 
-}  // namespace
-
 MemoryCurve memory_curve(const StepMemory& memory) {
-  // Which mark each event belongs to: they follow one another in the same order; what is freed between two phases
-  // belongs to the earlier one.
+  // Which mark each event belongs to: they follow one another in the same order; what is freed between two
+  // phases belongs to the earlier one.
   std::vector<size_t> events_until(memory.marks.size(), memory.events.size());
   size_t mark = 0;
   for (size_t i = 0; i < memory.events.size(); ++i) {
     const auto begin = memory.marks.begin();
-    const auto found = std::find_if(begin + static_cast<int64_t>(mark), memory.marks.end(), [&](const MemoryMark& one) {
-      return one.phase == memory.events[i].phase && one.segment == memory.events[i].segment;
-    });
+    const auto found =
+        std::find_if(begin + static_cast<int64_t>(mark), memory.marks.end(), [&](const MemoryMark& one) {
+          return one.phase == memory.events[i].phase && one.segment == memory.events[i].segment;
+        });
     if (found == memory.marks.end()) continue;
     for (const size_t next = static_cast<size_t>(found - begin); mark < next; ++mark) events_until[mark] = i;
   }
@@ -157,10 +159,7 @@ std::vector<ComparedFigure> compare(const StepFigures& predicted, const StepFigu
   if (predicted.peak_bytes > 0 && measured.peak_bytes > 0)
     compared.push_back({"peak memory", false, static_cast<double>(predicted.peak_bytes),
                         static_cast<double>(measured.peak_bytes)});
-  auto tensors = predicted.by_kind;
-  for (const char* kind : {"context", "communication", "allocator"})  // not tensors
-    if (!measured.by_kind.contains(kind)) tensors.erase(kind);
-  add_all("memory of ", tensors, measured.by_kind);
+  add_all("memory of ", predicted.by_kind, measured.by_kind);
   auto phases = predicted.by_phase;
   std::erase_if(phases, [&](const auto& phase) { return !measured.by_phase.contains(phase.first); });
   add_all("memory in ", phases, measured.by_phase);
@@ -178,11 +177,11 @@ std::vector<std::string> findings(const StepFigures& predicted, const StepFigure
     const auto text = [&](double value) {
       return figure.is_time ? fmt::format("{:.3g} s", value) : size_text(value);
     };
-    found.push_back(fmt::format("{} is {:.0f} % {} than the plan said: {} predicted, {} measured",
-                                figure.is_time ? "a step" : "peak memory", 100 * std::abs(error),
-                                error > 0 ? (figure.is_time ? "longer" : "higher")
-                                          : (figure.is_time ? "shorter" : "lower"),
-                                text(figure.predicted), text(figure.measured)));
+    found.push_back(fmt::format(
+        "{} is {:.0f} % {} than the plan said: {} predicted, {} measured",
+        figure.is_time ? "a step" : "peak memory", 100 * std::abs(error),
+        error > 0 ? (figure.is_time ? "longer" : "higher") : (figure.is_time ? "shorter" : "lower"),
+        text(figure.predicted), text(figure.measured)));
   }
   return found;
 }

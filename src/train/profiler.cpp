@@ -26,7 +26,8 @@ StepRange parse_profile(const std::string& text) {
   const std::string_view all = text;
   if (colon == std::string::npos || !parse(all.substr(0, colon), steps.first) ||
       !parse(all.substr(colon + 1), steps.last) || steps.first < 1 || steps.last < steps.first)
-    fail("train", "--profile expects FROM:TO, steps from 1 on with FROM not after TO (10:12), got '{}'", text);
+    fail("train", "--profile expects FROM:TO, steps from 1 on with FROM not after TO (10:12), got '{}'",
+         text);
   return steps;
 }
 

@@ -1,5 +1,5 @@
-// --profile FROM:TO: a Chrome trace of those steps, made by torch's own profiler, with the step's phases as outer
-// slices.
+// --profile FROM:TO: a Chrome trace of those steps, made by torch's own profiler, with the step's phases as
+// outer slices.
 #pragma once
 #include <ATen/core/Tensor.h>
 
@@ -30,8 +30,8 @@ class StepProfiler : public StepObserver {
   explicit StepProfiler(Options options);
   ~StepProfiler() override;
 
-  // Around each step, with its 1-based number. The trace is written after the last step of the range; throws Error when
-  // that fails.
+  // Around each step, with its 1-based number. The trace is written after the last step of the range; throws
+  // Error when that fails.
   void begin_step(int64_t step);
   void end_step(int64_t step);
   // Writes what there is when training ends inside the range.

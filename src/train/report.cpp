@@ -9,7 +9,7 @@
 #include "checkpoint/train_state.h"
 #include "core/atomic_file.h"
 #include "core/error.h"
-#include "train/plot.h"
+#include "train/report_parts.h"
 #include "train/run_log.h"
 
 namespace kiln {
@@ -35,7 +35,7 @@ h1 { font-size: 26px; margin: 0 0 2px; } h2 { font-size: 18px; margin: 34px 0 12
 .cards { display: grid; grid-template-columns: repeat(auto-fit, minmax(165px, 1fr)); gap: 12px; margin: 22px 0; }
 .card, .plot { background: var(--card); border: 1px solid var(--line); border-radius: 10px; padding: 12px 16px; }
 .card > b { display: block; font-size: 21px; font-variant-numeric: tabular-nums; } .card > span { color: var(--soft); font-size: 13px; }
-.plots { display: grid; grid-template-columns: repeat(auto-fit, minmax(480px, 1fr)); gap: 14px; }
+.plots { display: grid; grid-template-columns: repeat(auto-fill, minmax(480px, 1fr)); gap: 14px; }
 svg { display: block; width: 100%; height: auto; } .title { font: 600 14px system-ui, sans-serif; fill: var(--ink); }
 .tick { font: 11px system-ui, sans-serif; fill: var(--soft); } .legend { font: 12px system-ui, sans-serif; fill: var(--soft); }
 .grid { stroke: var(--line); }
@@ -43,15 +43,14 @@ svg { display: block; width: 100%; height: auto; } .title { font: 600 14px syste
 figure { margin: 0; } figure img { width: 100%; image-rendering: pixelated; border-radius: 8px; border: 1px solid var(--line); }
 figcaption { color: var(--soft); font-size: 13px; text-align: center; }
 .rows { columns: 3 300px; column-gap: 32px; font-size: 13px; } .rows.wide { columns: 1; }
+.key { display: flex; flex-wrap: wrap; gap: 4px 14px; margin-top: 6px; color: var(--soft); font-size: 12px; }
+.key i { display: inline-block; width: 10px; height: 10px; border-radius: 2px; margin-right: 5px; }
+table { border-collapse: collapse; font-size: 13px; font-variant-numeric: tabular-nums; width: 100%; }
+td, th { text-align: right; padding: 3px 10px; border-bottom: 1px solid var(--line); } td:first-child, th:first-child { text-align: left; }
+th { color: var(--soft); font-weight: 600; } .finding { color: #b45309; font-weight: 600; margin-bottom: 8px; }
 .rows div { display: flex; justify-content: space-between; gap: 16px; padding: 3px 0; border-bottom: 1px solid var(--line);
   break-inside: avoid; overflow-wrap: anywhere; } .rows span { color: var(--soft); white-space: nowrap; }
 )";
-
-std::string escape(const std::string& text) {
-  std::string escaped;
-  for (char c : text) escaped += c == '<' ? "&lt;" : c == '&' ? "&amp;" : std::string(1, c);
-  return escaped;
-}
 
 std::string base64(const std::string& bytes) {
   static constexpr char kDigits[] = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
@@ -68,17 +67,6 @@ std::string base64(const std::string& bytes) {
 std::string read_text(const fs::path& path) {
   std::ifstream file(path, std::ios::binary);
   return {std::istreambuf_iterator<char>(file), {}};
-}
-
-double number(const Json& line, const char* key) {
-  const auto found = line.find(key);
-  return found != line.end() && found->is_number() ? found->get<double>() : std::nan("");
-}
-
-std::vector<PlotPoint> points_of(const std::vector<Json>& lines, const char* key, double scale = 1) {
-  std::vector<PlotPoint> points;
-  for (const Json& line : lines) points.push_back({number(line, "step"), number(line, key) * scale});
-  return points;
 }
 
 // Exponential mean with a horizon of a twentieth of the run, without the bias of its start.
@@ -105,11 +93,6 @@ double median(std::vector<PlotPoint> points) {
 
 std::string card(const std::string& value, const std::string& name) {
   return fmt::format("<div class=\"card\"><b>{}</b><span>{}</span></div>\n", value, name);
-}
-
-std::string plot(const PlotOptions& options, const std::vector<PlotSeries>& series) {
-  const std::string svg = line_plot(options, series);
-  return svg.empty() ? "" : "<div class=\"plot\">" + svg + "</div>\n";
 }
 
 std::string quartile_plot(const std::vector<Json>& lines) {
@@ -141,7 +124,12 @@ std::string plots(const std::vector<Json>& lines) {
       {.name = "host", .color = "#8b5cf6", .points = points_of(lines, "host_bytes", 1e-9)}};
   if (std::ranges::any_of(lines, [](const Json& line) { return number(line, "device_bytes") > 0; }))
     memory.push_back({.name = "GPU", .color = "#f59e0b", .points = points_of(lines, "device_bytes", 1e-9)});
+  if (std::ranges::any_of(lines, [](const Json& line) { return line.contains("gpu_memory_bytes"); }))
+    memory.push_back({.name = "GPU, all programs",
+                      .color = "#94a3b8",
+                      .points = points_of(lines, "gpu_memory_bytes", 1e-9)});
   html += plot({.title = "Memory, GB", .x_label = "step", .from_zero = true}, memory);
+  html += phase_plot(lines) + loader_plots(lines) + gpu_plots(lines);
   html += plot({.title = "Learning rate", .x_label = "step", .from_zero = true},
                {{.name = "", .color = kBlue, .points = points_of(lines, "lr")}});
   html += plot({.title = "Gradient norm", .x_label = "step", .log_y = true},
@@ -239,8 +227,8 @@ void write_report(const std::string& run) {
       "<p>{2}, {3}, {4} px, on {5}</p>\n",
       escape(name), kStyle, escape(options.value("model", "")), escape(options.value("objective", "")),
       options.value("image-size", int64_t{0}), escape(machine));
-  html += cards(lines, options.value("cost-per-hour", 0.0)) + plots(lines) + sample_section(run) +
-          events(log) + settings(options) + "</body></html>\n";
+  html += cards(lines, options.value("cost-per-hour", 0.0)) + plots(lines) + plan_section(run) +
+          sample_section(run) + events(log) + settings(options) + "</body></html>\n";
   write_file_atomically("report", (fs::path(run) / "report.html").string(), html);
 }
 

@@ -73,14 +73,13 @@ Training build_training(const TrainOptions& options, const DataShape& data, at::
                            .compute_dtype = compute_dtype,
                            .grad_dtype = grad_dtype_of(options, compute_dtype),
                            .ema_decays = options.ema_decay});
-  training.step =
-      std::make_unique<TrainStep>(*training.denoiser, *training.objective, *training.optimizer,
-                                  *training.state,
-                                  StepOptions{.device = device,
-                                              .micro_batch = options.micro_batch,
-                                              .max_grad_norm = options.max_grad_norm,
-                                              .ema_schedule = options.ema_schedule,
-                                              .memory = memory});
+  training.step = std::make_unique<TrainStep>(*training.denoiser, *training.objective, *training.optimizer,
+                                              *training.state,
+                                              StepOptions{.device = device,
+                                                          .micro_batch = options.micro_batch,
+                                                          .max_grad_norm = options.max_grad_norm,
+                                                          .ema_schedule = options.ema_schedule,
+                                                          .memory = memory});
   return training;
 }
 

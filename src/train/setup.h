@@ -1,4 +1,5 @@
-// From options to model, training state and step: the same for a run that trains and for a dry run that plans.
+// From options to model, training state and step: the same for a run that trains and for a dry run that
+// plans.
 #pragma once
 #include <memory>
 #include <nlohmann/json.hpp>
@@ -17,8 +18,8 @@ struct DataShape {
   int64_t channels = 0, height = 0, width = 0;
   int64_t num_classes = 0;  // 0: no labels
 };
-// Of --data synthetic: latents of KL-f8 at --image-size, or its pixels with --autoencoder pixels. Throws Error when the
-// image size does not fit.
+// Of --data synthetic: latents of KL-f8 at --image-size, or its pixels with --autoencoder pixels. Throws
+// Error when the image size does not fit.
 DataShape synthetic_shape(const TrainOptions& options);
 
 // The full model config that the options resolve to. Throws Error.

@@ -12,6 +12,7 @@
 
 #include "core/dry_run.h"
 #include "core/error.h"
+#include "ops/mixed_sum.h"
 #include "optim/ema.h"
 #include "optim/grad_norm.h"
 
@@ -81,6 +82,14 @@ struct TrainStep::Terms {
   }
 };
 
+// One walk: some rows of this rank, as part of a global batch.
+struct TrainStep::MicroStep {
+  StepBatch batch;
+  int64_t global_batch = 0;
+  bool first = false, last = false;  // of the step
+  bool is_filler = false;  // this rank has no rows left: it walks with the others, and counts for nothing
+};
+
 TrainStep::TrainStep(const Denoiser& denoiser, const Objective& objective, const Optimizer& optimizer,
                      TrainingState& state, const StepOptions& options)
     : denoiser_(denoiser), objective_(objective), optimizer_(optimizer), state_(state), options_(options) {
@@ -95,33 +104,33 @@ TrainStep::TrainStep(const Denoiser& denoiser, const Objective& objective, const
 }
 
 StepResult TrainStep::run(const StepBatch& batch, double lr) {
-  const int64_t global_batch = batch.size();
-  const int64_t micro_batch = options_.micro_batch > 0 ? options_.micro_batch : global_batch;
+  const int64_t global_batch = batch.global_size();
   StepResult result{.loss_scale = state_.loss_scaler.scale()};
 
   Terms terms;
-  for (int64_t first = 0; first < global_batch; first += micro_batch) {
-    const StepBatch micro = [&] {
-      const Phase phase(*this, StepPhase::kInput);
-      return micro_slice(batch, first, std::min(micro_batch, global_batch - first));
-    }();
-    accumulate_gradients(micro, global_batch, /*first=*/first == 0, terms);
+  const int64_t count = num_micro_steps(batch);
+  for (int64_t index = 0; index < count; ++index) {
+    const MicroStep micro = micro_step(batch, index, count);
+    accumulate_gradients(micro, terms);
   }
+  finish_reductions();
 
   const at::Tensor host = measured(terms);
   if (host.is_meta()) {  // a dry run (plan) has no numbers: it applies every step
     update(lr, 1);
     return result;
   }
+  const std::vector<double> values_of_all = over_ranks(host, batch);
   int64_t offset = 0;
   for (auto [list, values] :
        {std::pair{&terms.loss, &result.losses}, {&terms.mse, &result.mse}, {&terms.vb, &result.vb}}) {
     if (list->empty()) continue;
-    *values = to_vector(host.narrow(0, offset, global_batch));
+    const auto begin = values_of_all.begin() + offset;
+    values->assign(begin, begin + global_batch);
     offset += global_batch;
   }
   for (double loss : result.losses) result.loss += loss / static_cast<double>(global_batch);
-  result.grad_norm = std::sqrt(host[offset].item<double>()) / result.loss_scale;
+  result.grad_norm = std::sqrt(values_of_all.back()) / result.loss_scale;
 
   result.applied = std::isfinite(result.loss) && std::isfinite(result.grad_norm);
   state_.loss_scaler.update(result.applied);
@@ -130,7 +139,8 @@ StepResult TrainStep::run(const StepBatch& batch, double lr) {
   return result;
 }
 
-// The one host synchronisation of the step: losses per sample and the gradient's sum of squares in a single copy.
+// The one host synchronisation of the step: losses per sample and the gradient's sum of squares in a single
+// copy.
 at::Tensor TrainStep::measured(const Terms& terms) const {
   const Phase phase(*this, StepPhase::kGradNorm);
   std::vector<at::Tensor> on_device;
@@ -139,6 +149,64 @@ at::Tensor TrainStep::measured(const Terms& terms) const {
   on_device.push_back(gradient_sum_of_squares().reshape({1}));
   const at::Tensor values = at::cat(on_device);
   return values.is_meta() ? values : values.cpu();
+}
+
+// The values of measured() for the global batch: each rank fills in its rows, and its part of the sum of
+// squares. The same bits on every rank, so that all decide the same.
+std::vector<double> TrainStep::over_ranks(const at::Tensor& host, const StepBatch& batch) const {
+  const std::vector<double> mine = to_vector(host);
+  ProcessGroup& group = state_.zero->group();
+  if (group.world_size() == 1) return mine;
+  const Phase phase(*this, StepPhase::kCommunication);
+  const auto rows = static_cast<size_t>(batch.size()), all_rows = static_cast<size_t>(batch.global_size());
+  const size_t num_terms = (mine.size() - 1) / rows;
+  std::vector<double> values(num_terms * all_rows + 1);
+  for (size_t term = 0; term < num_terms; ++term)
+    std::copy_n(mine.begin() + static_cast<int64_t>(term * rows), rows,
+                values.begin() + static_cast<int64_t>(term * all_rows) + batch.first_row);
+  values.back() = mine.back();
+  return group.sum(std::move(values), "losses and gradient norm");
+}
+
+// As many as the rank with the most rows needs: all ranks take part in every collective of a walk.
+int64_t TrainStep::num_micro_steps(const StepBatch& batch) const {
+  const int64_t world_size = state_.zero->group().world_size();
+  const int64_t most_rows = (batch.global_size() + world_size - 1) / world_size;
+  return options_.micro_batch > 0 ? (most_rows + options_.micro_batch - 1) / options_.micro_batch : 1;
+}
+
+TrainStep::MicroStep TrainStep::micro_step(const StepBatch& batch, int64_t index, int64_t count) const {
+  const Phase phase(*this, StepPhase::kInput);
+  const int64_t micro_batch = options_.micro_batch > 0 ? options_.micro_batch : batch.size();
+  const int64_t first_row = index * micro_batch;
+  const bool is_filler = first_row >= batch.size();
+  return {.batch = is_filler ? micro_slice(batch, 0, 1)
+                             : micro_slice(batch, first_row, std::min(micro_batch, batch.size() - first_row)),
+          .global_batch = batch.global_size(),
+          .first = index == 0,
+          .last = index == count - 1,
+          .is_filler = is_filler};
+}
+
+// Waits for the whole weights of a segment; those of the next one in `direction` follow while it computes.
+void TrainStep::gather(size_t segment, int direction) {
+  if (state_.zero->idle()) return;
+  const Phase phase(*this, StepPhase::kCommunication, segment);
+  state_.zero->gather(segment, direction);
+}
+
+void TrainStep::reduce(size_t segment, const MicroStep& micro) {
+  if (state_.zero->idle()) return;
+  const Phase phase(*this, StepPhase::kCommunication, segment);
+  at::NoGradGuard no_grad;
+  state_.zero->reduce(segment, micro.first, micro.last);
+}
+
+void TrainStep::finish_reductions() {
+  if (state_.zero->idle()) return;
+  const Phase phase(*this, StepPhase::kCommunication);
+  at::NoGradGuard no_grad;
+  state_.zero->finish_reductions();
 }
 
 StepBatch TrainStep::micro_slice(const StepBatch& batch, int64_t first, int64_t size) const {
@@ -156,8 +224,10 @@ StepBatch TrainStep::micro_slice(const StepBatch& batch, int64_t first, int64_t 
 
 // Forward and backward of one micro-batch. The loss is the mean over the global batch, so micro-batches of
 // any size add up to it.
-void TrainStep::accumulate_gradients(const StepBatch& micro, int64_t global_batch, bool first, Terms& terms) {
+void TrainStep::accumulate_gradients(const MicroStep& step, Terms& terms) {
   const auto& segments = denoiser_.segments();
+  const StepBatch& micro = step.batch;
+  Zero& zero = *state_.zero;
   const NoisedBatch noised = [&] {
     const Phase phase(*this, StepPhase::kInput);
     return objective_.add_noise(micro.x_0, micro.noise, micro.timesteps);
@@ -172,6 +242,7 @@ void TrainStep::accumulate_gradients(const StepBatch& micro, int64_t global_batc
   std::vector<Edges> outputs(segments.size());
   State state;
   for (size_t i = 0; i < segments.size(); ++i) {
+    gather(i, 1);
     const Phase phase(*this, StepPhase::kForward, i);
     const bool keep = options_.memory[i].activations == Activations::kKeep;
     at::AutoGradMode with_graph(keep);
@@ -183,11 +254,12 @@ void TrainStep::accumulate_gradients(const StepBatch& micro, int64_t global_batc
       inputs[i].hidden.reset();
       offload_->release(i);
     }
+    if (i + 1 < segments.size()) zero.release(i);  // backward begins with the last one
   }
 
-  std::vector<at::Tensor> grads =
-      prediction_grad(std::exchange(state, {}).hidden, micro, noised, global_batch, terms);
+  std::vector<at::Tensor> grads = prediction_grad(std::exchange(state, {}).hidden, step, noised, terms);
   for (size_t i = segments.size(); i-- > 0;) {
+    gather(i, -1);
     if (options_.memory[i].activations != Activations::kKeep) {
       const Phase phase(*this, StepPhase::kRecompute, i);
       at::AutoGradMode with_graph(true);
@@ -196,25 +268,30 @@ void TrainStep::accumulate_gradients(const StepBatch& micro, int64_t global_batc
       State recomputed = segments[i]->forward(inputs[i], input);
       outputs[i] = edges_of(recomputed);
     }
-    const Phase phase(*this, StepPhase::kBackward, i);
-    if (i > 0 && waits_on_host(i - 1)) offload_->fetch(i - 1);
-    backward_segment(i, inputs[i], outputs[i], grads, first);
+    {
+      const Phase phase(*this, StepPhase::kBackward, i);
+      if (i > 0 && waits_on_host(i - 1)) offload_->fetch(i - 1);
+      const bool adds = zero.begin_gradients(i, step.first);
+      backward_segment(i, inputs[i], outputs[i], grads, /*first=*/!adds);
+      zero.release(i);
+    }
+    reduce(i, step);
   }
 }
 
 // The loss of a micro-batch, added to `terms`; returns its gradient, scaled for the global batch.
-std::vector<at::Tensor> TrainStep::prediction_grad(at::Tensor hidden, const StepBatch& micro,
-                                                   const NoisedBatch& noised, int64_t global_batch,
-                                                   Terms& terms) {
+std::vector<at::Tensor> TrainStep::prediction_grad(at::Tensor hidden, const MicroStep& step,
+                                                   const NoisedBatch& noised, Terms& terms) {
   const Phase phase(*this, StepPhase::kLoss);
   at::AutoGradMode with_graph(true);
   const size_t last = denoiser_.segments().size() - 1;
   if (waits_on_host(last)) offload_->fetch(last);
   at::Tensor prediction = hidden.detach().set_requires_grad(true);
   hidden.reset();
-  const LossTerms loss = objective_.loss(prediction, micro.x_0, micro.noise, noised);
-  terms.add(loss);
-  const double scale = state_.loss_scaler.scale() / static_cast<double>(global_batch);
+  const LossTerms loss = objective_.loss(prediction, step.batch.x_0, step.batch.noise, noised);
+  if (!step.is_filler) terms.add(loss);
+  const double scale =
+      step.is_filler ? 0 : state_.loss_scaler.scale() / static_cast<double>(step.global_batch);
   return torch::autograd::grad({loss.loss.sum() * scale}, {prediction});
 }
 
@@ -246,16 +323,20 @@ void TrainStep::backward_segment(size_t index, State& input, Edges& outputs, std
     } else if (first) {
       flat.copy_(input_grads[i]);
     } else {
-      flat.add_(input_grads[i]);
+      ops::mixed_add_(flat, input_grads[i]);
     }
   }
   grads.assign(input_grads.begin() + static_cast<int64_t>(num_weights), input_grads.end());
 }
 
+// This rank's part of it: over its shards, or, where every rank has all gradients, on rank 0 only.
 at::Tensor TrainStep::gradient_sum_of_squares() const {
   std::vector<at::Tensor> flat;
+  const bool is_first = state_.zero->group().rank() == 0;
   for (const auto& weights : state_.segments)
-    if (weights.unit.layout().size > 0) flat.push_back(weights.unit.grads);
+    if (weights.unit.layout().size > 0 && (is_first || weights.unit.sharding().zero_stage > 0))
+      flat.push_back(weights.unit.grad_shard);
+  if (flat.empty()) return at::zeros({}, at::TensorOptions().device(options_.device).dtype(at::kDouble));
   return global_sum_of_squares(flat);
 }
 
@@ -266,12 +347,13 @@ void TrainStep::update(double lr, double grad_scale) {
     FlatUnit& unit = state_.segments[s].unit;
     if (unit.layout().size == 0) continue;
     const Phase phase(*this, StepPhase::kOptimizer, s);
-    OptimizerSlice slice{.master = unit.master, .grads = unit.grads, .moments = unit.moments};
+    OptimizerSlice slice{.master = unit.master, .grads = unit.grad_shard, .moments = unit.moments};
     for (size_t i = 0; i < unit.emas.size(); ++i)
       slice.emas.push_back(
           {unit.emas[i], ema_decay_at(options_.ema_schedule, state_.ema_decays[i], step.update)});
-    if (!unit.compute_weights.is_same(unit.master)) slice.compute_weights = &unit.compute_weights;
+    if (!unit.weight_shard.is_same(unit.master)) slice.compute_weights = &unit.weight_shard;
     optimizer_.step(slice, step);
+    state_.zero->publish(s);
   }
 }
 
@@ -283,7 +365,9 @@ StepBatch as_tensors(const Batch& batch, const Objective& objective) {
   const std::vector<int64_t> shape{batch.size, batch.channels, batch.height, batch.width};
   StepBatch tensors{.x_0 = view(batch.x_0, shape, at::kFloat),
                     .noise = view(batch.noise, shape, at::kFloat),
-                    .timesteps = objective.timesteps(view(batch.time_uniform, {batch.size}, at::kDouble))};
+                    .timesteps = objective.timesteps(view(batch.time_uniform, {batch.size}, at::kDouble)),
+                    .first_row = batch.first_row,
+                    .global_batch = batch.global_size};
   if (!batch.class_labels.empty()) tensors.class_labels = view(batch.class_labels, {batch.size}, at::kLong);
   return tensors;
 }

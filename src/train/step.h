@@ -56,11 +56,12 @@ StepBatch as_tensors(const Batch& batch, const Objective& objective);
 
 // Of all ranks, the same on each.
 struct StepResult {
-  double loss = 0;                            // mean over the global batch
-  double grad_norm = 0;                       // of the mean gradient, before clipping
-  bool applied = false;                       // false: loss or gradient was not finite, nothing moved
-  double loss_scale = 1;                      // that this step used
-  std::vector<double> losses{}, mse{}, vb{};  // (global B) each; mse and vb empty where the objective has none
+  double loss = 0;        // mean over the global batch
+  double grad_norm = 0;   // of the mean gradient, before clipping
+  bool applied = false;   // false: loss or gradient was not finite, nothing moved
+  double loss_scale = 1;  // that this step used
+  std::vector<double> losses{}, mse{},
+      vb{};  // (global B) each; mse and vb empty where the objective has none
 };
 
 class TrainStep {
@@ -81,8 +82,8 @@ class TrainStep {
   MicroStep micro_step(const StepBatch& batch, int64_t index, int64_t count) const;
   StepBatch micro_slice(const StepBatch& batch, int64_t first, int64_t size) const;
   void accumulate_gradients(const MicroStep& micro, Terms& terms);
-  std::vector<at::Tensor> prediction_grad(at::Tensor hidden, const MicroStep& micro, const NoisedBatch& noised,
-                                          Terms& terms);
+  std::vector<at::Tensor> prediction_grad(at::Tensor hidden, const MicroStep& micro,
+                                          const NoisedBatch& noised, Terms& terms);
   void gather(size_t segment, int direction);
   void reduce(size_t segment, const MicroStep& micro);
   void finish_reductions();

@@ -28,8 +28,6 @@ StepMeasurement::StepMeasurement(at::Device device, int64_t global_batch, const 
                                  ObserverGroup& observers)
     : device_(device), global_batch_(global_batch), state_(state), observers_(observers), timers_(device) {
   observers_.add(&timers_);
-  if (!device_.is_cpu()) nvml_ = Nvml::open(device_.index());
-  memory_.by_phase["load"] = used_bytes();
 }
 
 StepMeasurement::~StepMeasurement() {
@@ -74,13 +72,7 @@ void StepMeasurement::take_memory() {
     for (const auto& [kind, bytes] : memory_.by_kind) rest -= bytes;
     memory_.by_kind["step"] = rest;  // the allocator does not tell activations from scratch
   }
-  if (step_seconds_.empty()) memory_.by_phase["first step"] = used_bytes();
-}
-
-// Of the device, by more than tensors: the process's highest on a CPU, everything on a GPU; 0: not known.
-int64_t StepMeasurement::used_bytes() const {
-  if (device_.is_cpu()) return peak_resident_bytes();
-  return nvml_ ? nvml_->read().memory_bytes.value_or(0) : 0;
+  memory_.by_phase[step_seconds_.empty() ? "first step" : "steady step"] = memory_.peak_bytes;
 }
 
 std::map<std::string, int64_t> StepMeasurement::state_bytes() const {
@@ -113,8 +105,8 @@ void StepMeasurement::end_step(double stall_seconds) {
 StepFigures StepMeasurement::figures() {
   StepFigures figures = memory_;
   if (step_seconds_.empty()) return figures;
-  figures.by_phase["steady step"] = used_bytes();
-  const size_t first = std::min(kWarmupSteps, step_seconds_.size() - 1);  // a short run has the last step, at least
+  const size_t first =
+      std::min(kWarmupSteps, step_seconds_.size() - 1);  // a short run has the last step, at least
   std::vector<double> steady(step_seconds_.begin() + static_cast<int64_t>(first), step_seconds_.end());
   const double steps = static_cast<double>(steady.size());
   double seconds = 0, stalled = 0;

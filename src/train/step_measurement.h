@@ -15,12 +15,14 @@
 
 namespace kiln {
 
-// Memory is measured in the first two steps: on a CPU every allocation (needs install_tracking_cpu_allocator), on a GPU
-// the peak that its allocator counts. The second one is a steady step.
+// Memory is measured in the first two steps: on a CPU every allocation (needs
+// install_tracking_cpu_allocator), on a GPU the peak that its allocator counts. The second one is a steady
+// step.
 class StepMeasurement {
  public:
   // REQUIRES: `state` and `observers` outlive this.
-  StepMeasurement(at::Device device, int64_t global_batch, const TrainingState& state, ObserverGroup& observers);
+  StepMeasurement(at::Device device, int64_t global_batch, const TrainingState& state,
+                  ObserverGroup& observers);
   ~StepMeasurement();
   StepMeasurement(const StepMeasurement&) = delete;
 
@@ -35,7 +37,6 @@ class StepMeasurement {
  private:
   using Clock = std::chrono::steady_clock;
   void take_memory();
-  int64_t used_bytes() const;
   std::map<std::string, int64_t> state_bytes() const;
 
   at::Device device_;
@@ -43,7 +44,7 @@ class StepMeasurement {
   const TrainingState& state_;
   ObserverGroup& observers_;
   PhaseTimers timers_;
-  std::unique_ptr<Nvml> nvml_;  // of a GPU
+  std::unique_ptr<Nvml> nvml_;                // of a GPU
   std::unique_ptr<MemoryRecorder> recorder_;  // in a step whose memory is measured
   Clock::time_point begin_{};
   std::vector<double> step_seconds_, stall_seconds_;

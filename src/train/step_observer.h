@@ -1,5 +1,5 @@
-// Who watches a step from inside: timers of the monitor, the recorder of memory, the plan. The step announces what
-// it is doing; nothing is passed when nobody watches.
+// Who watches a step from inside: timers of the monitor, the recorder of memory, the plan. The step announces
+// what it is doing; nothing is passed when nobody watches.
 #pragma once
 #include <cstdint>
 #include <string_view>

@@ -238,8 +238,8 @@ std::vector<MemoryChoice> parse_memory_choices(const TrainOptions& options, cons
 
 namespace {
 
-// The shortest text that parse_segments() reads as every `wanted` segment and any of the `free` ones: numbers and
-// ranges of blocks, names of the rest.
+// The shortest text that parse_segments() reads as every `wanted` segment and any of the `free` ones: numbers
+// and ranges of blocks, names of the rest.
 std::string segments_text(const std::vector<bool>& wanted, const std::vector<bool>& free,
                           const Denoiser& denoiser) {
   const auto& segments = denoiser.segments();
@@ -262,8 +262,8 @@ std::string segments_text(const std::vector<bool>& wanted, const std::vector<boo
       continue;
     }
     size_t last = i;  // the last wanted one that only wanted and free blocks lead to
-    for (size_t j = i + 1; j < wanted.size() && (wanted[j] || free[j]) &&
-                           number_of(j) == *first + static_cast<int64_t>(j - i);
+    for (size_t j = i + 1;
+         j < wanted.size() && (wanted[j] || free[j]) && number_of(j) == *first + static_cast<int64_t>(j - i);
          ++j)
       if (wanted[j]) last = j;
     parts.push_back(last > i ? fmt::format("{}-{}", *first, *number_of(last)) : fmt::to_string(*first));
@@ -282,8 +282,7 @@ void set_memory_choices(TrainOptions& options, const std::vector<MemoryChoice>& 
     offload.push_back(choice.activations == Activations::kOffload);
   }
   options.recompute = segments_text(recompute, /*free=*/offload, denoiser);  // offload goes before recompute
-  options.offload_activations =
-      segments_text(offload, /*free=*/std::vector<bool>(choices.size()), denoiser);
+  options.offload_activations = segments_text(offload, /*free=*/std::vector<bool>(choices.size()), denoiser);
 }
 
 nlohmann::json objective_config_of(const TrainOptions& o) {

@@ -40,8 +40,8 @@ struct TrainOptions {
   std::string ema_schedule = "constant";
   int64_t max_bad_steps = 10;
 
-  std::string device = "auto", compute_dtype = "f32", recompute = "none",
-              offload_activations = "none", memory_budget;
+  std::string device = "auto", compute_dtype = "f32", recompute = "none", offload_activations = "none",
+              memory_budget;
   bool preflight = true;
   bool tf32 = false, deterministic = false, accumulate_f32 = false;
   int64_t threads = 0;
@@ -170,7 +170,8 @@ struct OptionChanges {
 };
 OptionChanges compare_options(const nlohmann::json& saved, const nlohmann::json& now);
 
-// --recompute and --offload-activations: "none", "all", or block numbers and ranges ("0-5,8") and segment names
+// --recompute and --offload-activations: "none", "all", or block numbers and ranges ("0-5,8") and segment
+// names
 // ("embed"). Throws Error naming the segments there are.
 std::vector<MemoryChoice> parse_memory_choices(const TrainOptions& options, const Denoiser& denoiser);
 // The same choices as the shortest such texts.

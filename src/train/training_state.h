@@ -23,8 +23,8 @@ class TrainingState {
  public:
   // Takes the denoiser's present weights (f32) as the start and as every EMA, then rebinds each trainable
   // Parameter::value to a leaf on its unit's compute weights. Untrained parameters stay f32 tensors of their
-  // own. REQUIRES: `denoiser` and `optimizer` outlive this; every rank starts from the same weights. Throws Error
-  // for an optimizer whose state cannot be divided by element.
+  // own. REQUIRES: `denoiser` and `optimizer` outlive this; every rank starts from the same weights. Throws
+  // Error for an optimizer whose state cannot be divided by element.
   TrainingState(const Denoiser& denoiser, const Optimizer& optimizer, const TrainingStateOptions& options);
   TrainingState(const TrainingState&) = delete;
 
@@ -36,7 +36,7 @@ class TrainingState {
   };
   std::vector<SegmentWeights> segments;               // as Denoiser::segments()
   std::vector<std::shared_ptr<Parameter>> constants;  // untrained weights, part of every weights file, whole
-  std::unique_ptr<Zero> zero;                         // which slices of the units are here; unit i is segments[i]
+  std::unique_ptr<Zero> zero;  // which slices of the units are here; unit i is segments[i]
 
   int64_t updates = 0;  // applied optimizer updates; a skipped step is none
   LossScaler loss_scaler;

@@ -8,12 +8,12 @@
 #include <csignal>
 
 #include "checkpoint/tensor_files.h"
-#include "test_files.h"
 #include "checkpoint/train_state.h"
 #include "convert/dit_architecture.h"
 #include "convert/dit_diffusers.h"
 #include "convert/weights_source.h"
 #include "models/registry.h"
+#include "test_files.h"
 
 namespace kiln {
 namespace {

@@ -15,8 +15,8 @@
 #include <utility>
 #include <vector>
 
-#include "test_files.h"
 #include "data/images.h"
+#include "test_files.h"
 
 namespace kiln::test {
 

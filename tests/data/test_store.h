@@ -4,8 +4,8 @@
 #include <string>
 #include <vector>
 
-#include "test_files.h"
 #include "data/feature_store.h"
+#include "test_files.h"
 
 namespace kiln::test {
 

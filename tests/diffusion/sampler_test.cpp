@@ -18,8 +18,8 @@
 namespace kiln {
 namespace {
 
-using test::message_of;
 using nlohmann::json;
+using test::message_of;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 

@@ -8,6 +8,8 @@
 #include <cmath>
 #include <limits>
 
+#include "core/allocations.h"
+#include "core/dry_run.h"
 #include "train/tiny_model.h"
 
 namespace kiln {
@@ -34,10 +36,11 @@ std::vector<at::Tensor> plain_autograd(const TinyTraining& tiny, const StepBatch
   return torch::autograd::grad({loss.loss.sum() * (1.0 / static_cast<double>(batch.size()))}, leaves);
 }
 
-std::vector<MemoryChoice> memory(size_t num_segments, const std::function<bool(size_t)>& recompute) {
-  std::vector<MemoryChoice> choices(num_segments);
-  for (size_t i = 0; i < num_segments; ++i)
-    if (recompute(i)) choices[i].activations = Activations::kRecompute;
+using enum Activations;
+
+std::vector<MemoryChoice> memory(std::initializer_list<Activations> activations) {
+  std::vector<MemoryChoice> choices;
+  for (Activations choice : activations) choices.push_back({choice});
   return choices;
 }
 
@@ -47,11 +50,12 @@ TEST_P(Walk, EqualsPlainAutogradBitwise) {
   TinyTraining tiny({.compute_dtype = GetParam()});
   const StepBatch batch = tiny.batch(6);
   const std::vector<at::Tensor> expected = plain_autograd(tiny, batch);
-  const size_t num_segments = tiny.denoiser->segments().size();
-  for (const auto& recompute : std::vector<std::function<bool(size_t)>>{
-           [](size_t) { return false; }, [](size_t) { return true; }, [](size_t i) { return i % 2 == 1; },
-           [](size_t i) { return i == 0; }}) {
-    TinyTraining run({.compute_dtype = GetParam(), .memory = memory(num_segments, recompute)});
+  for (const auto& choices :
+       {memory({kKeep, kKeep, kKeep, kKeep}), memory({kRecompute, kRecompute, kRecompute, kRecompute}),
+        memory({kOffload, kOffload, kOffload, kOffload}), memory({kKeep, kRecompute, kKeep, kRecompute}),
+        memory({kRecompute, kKeep, kKeep, kKeep}), memory({kKeep, kOffload, kKeep, kOffload}),
+        memory({kKeep, kKeep, kOffload, kRecompute})}) {
+    TinyTraining run({.compute_dtype = GetParam(), .memory = choices});
     const StepResult result = run.step->run(batch, /*lr=*/0);
     EXPECT_TRUE(result.applied);
     size_t next = 0;
@@ -65,7 +69,7 @@ TEST_P(Walk, EqualsPlainAutogradBitwise) {
 INSTANTIATE_TEST_SUITE_P(ComputeDtypes, Walk, ::testing::Values(at::kFloat, at::kBFloat16));
 
 TEST(Step, RecomputeTrainsTheSameWeightsBitwise) {
-  TinyTraining keep({}), recompute({.memory = memory(4, [](size_t) { return true; })});
+  TinyTraining keep({}), recompute({.memory = memory({kRecompute, kRecompute, kRecompute, kRecompute})});
   for (int64_t step = 0; step < 5; ++step) {
     const StepBatch batch = keep.batch(4, step);
     EXPECT_EQ(keep.step->run(batch, 1e-3).loss, recompute.step->run(batch, 1e-3).loss);
@@ -142,6 +146,70 @@ TEST(Step, RunsOnMeta) {
   const StepBatch batch = tiny.batch(4);
   EXPECT_NO_THROW(tiny.step->run(batch, 1e-3));
   EXPECT_TRUE(tiny.state->segments[0].unit.master.is_meta());
+}
+
+// Bytes on the device after each segment's forward, at the end of the step and at its highest, of a dry run.
+class LiveBytesLog : public AllocationObserver, public StepObserver {
+ public:
+  void allocated(uint64_t, size_t bytes) override {
+    peak = std::max(peak, live += static_cast<int64_t>(bytes));
+  }
+  void freed(uint64_t, size_t bytes) override { live -= static_cast<int64_t>(bytes); }
+  void begin(StepPhase, int64_t) override {}
+  void end(StepPhase phase, int64_t) override {
+    if (phase == StepPhase::kForward) after_forward.push_back(live);
+  }
+  int64_t live = 0, peak = 0;
+  std::vector<int64_t> after_forward;
+};
+
+constexpr int64_t kDryBatch = 64;
+
+LiveBytesLog dry_run(const std::vector<MemoryChoice>& choices, DryRunDevice device) {
+  const DryRunScope scope(device);
+  TinyTraining tiny({.device = at::kMeta, .memory = choices});
+  tiny.step->run(tiny.batch(kDryBatch), 1e-3);  // makes what stays
+  LiveBytesLog log;
+  tiny.step->observe(&log);
+  const StepBatch batch = tiny.batch(kDryBatch);
+  const MetaAllocationScope allocations(log);
+  tiny.step->run(batch, 1e-3);
+  return log;
+}
+
+TEST(Step, AnOffloadedInputLeavesTheDevice) {
+  constexpr int64_t kHiddenBytes = kDryBatch * 16 * 48 * 4;  // (64, 16, 48) f32
+  const auto keep_around = [](Activations choice) { return memory({kKeep, choice, choice, kKeep}); };
+  const LiveBytesLog recompute = dry_run(keep_around(kRecompute), DryRunDevice::kCuda),
+                     offload = dry_run(keep_around(kOffload), DryRunDevice::kCuda),
+                     on_cpu = dry_run(keep_around(kOffload), DryRunDevice::kCpu);
+  ASSERT_EQ(offload.after_forward.size(), 4u);
+  EXPECT_EQ(recompute.after_forward[0], offload.after_forward[0]);
+  EXPECT_EQ(recompute.after_forward[1] - offload.after_forward[1], kHiddenBytes);
+  EXPECT_EQ(recompute.after_forward[3] - offload.after_forward[3], 2 * kHiddenBytes);
+  EXPECT_LE(offload.peak, recompute.peak);
+  EXPECT_EQ(offload.live, 0);
+  EXPECT_EQ(on_cpu.peak, dry_run(keep_around(kRecompute), DryRunDevice::kCpu).peak);
+}
+
+TEST(ActivationOffload, GivesTheSameBitsBack) {
+  ActivationOffload offload(at::kCPU, 3);
+  const std::vector<at::Tensor> stored = {at::randn({4, 6}), at::randn({4, 6}), at::randn({2, 6})};
+  for (size_t i : {0, 1}) {
+    at::Tensor passing = stored[i].clone();
+    offload.store(i, passing);
+    offload.release(i);
+    passing.zero_();  // its memory serves others
+  }
+  for (size_t i : {1, 0}) {
+    offload.fetch(i);
+    EXPECT_TRUE(at::equal(offload.take(i), stored[i]));
+  }
+  offload.store(0, stored[2]);  // a smaller micro-batch in the same buffer
+  offload.release(0);
+  offload.fetch(0);
+  EXPECT_TRUE(at::equal(offload.take(0), stored[2]));
+  EXPECT_EQ(offload.host_bytes(), 2 * 4 * 6 * 4);
 }
 
 TEST(Step, NeedsAMemoryChoicePerSegment) {

@@ -19,15 +19,25 @@ struct TinyOptions {
   double max_grad_norm = 0;
   std::vector<double> ema_decays = {0.9};
   std::vector<MemoryChoice> memory{};
+  std::string objective = "iddpm";
+  std::shared_ptr<ProcessGroup> group = std::make_shared<ProcessGroup>();
+  ZeroOptions zero{};
 };
 
 struct TinyTraining {
-  explicit TinyTraining(const TinyOptions& options) {
+  explicit TinyTraining(const TinyOptions& options)
+      : objective(make_objective(objective_config(options.objective))) {
     at::set_num_threads(1);  // tiny tensors: threads would only wait for each other
-    const nlohmann::json config = {{"input_size", 8},    {"patch_size", 2},  {"in_channels", 4},
-                                   {"hidden_size", 48},  {"depth", 2},       {"num_heads", 3},
-                                   {"mlp_ratio", 4},     {"num_classes", 5}, {"class_dropout_prob", 0.1},
-                                   {"learn_sigma", true}};
+    const nlohmann::json config = {{"input_size", 8},
+                                   {"patch_size", 2},
+                                   {"in_channels", 4},
+                                   {"hidden_size", 48},
+                                   {"depth", 2},
+                                   {"num_heads", 3},
+                                   {"mlp_ratio", 4},
+                                   {"num_classes", 5},
+                                   {"class_dropout_prob", 0.1},
+                                   {"learn_sigma", objective->learns_sigma()}};
     denoiser =
         build_denoiser("dit", config, {.device = options.device, .compute_dtype = options.compute_dtype});
     if (!options.device.is_meta()) {
@@ -40,7 +50,9 @@ struct TinyTraining {
         TrainingStateOptions{.device = options.device,
                              .compute_dtype = options.compute_dtype,
                              .grad_dtype = options.accumulate_f32 ? at::kFloat : options.compute_dtype,
-                             .ema_decays = options.ema_decays});
+                             .ema_decays = options.ema_decays,
+                             .group = options.group,
+                             .zero = options.zero});
     step = std::make_unique<TrainStep>(*denoiser, *objective, *optimizer, *state,
                                        StepOptions{.device = options.device,
                                                    .micro_batch = options.micro_batch,
@@ -58,7 +70,7 @@ struct TinyTraining {
   }
 
   std::unique_ptr<Denoiser> denoiser;
-  std::unique_ptr<Objective> objective = make_objective(objective_config("iddpm"));
+  std::unique_ptr<Objective> objective;
   std::unique_ptr<Optimizer> optimizer = make_optimizer({{"type", "adamw"}});
   std::unique_ptr<TrainingState> state;
   std::unique_ptr<TrainStep> step;

@@ -36,7 +36,7 @@ TEST(TrainConfig, DefaultsAreDits) {
 TEST(TrainConfig, TomlGivesTheSameOptionsBack) {
   TrainOptions options = usable();
   options.lr = 1.0 / 3;
-  options.seed = 18446744073709551557u;
+  options.seed = 9223372036854775783u;
   options.ema_decay = {0.9999, 0.99};
   options.sample_classes = {1, 2};
   options.model_config = R"({"mlp_ratio": 3})";
@@ -96,8 +96,46 @@ TEST(TrainConfig, RecomputeNamesSegments) {
   EXPECT_EQ(chosen("0-2, 11"), ".rrr........r.");
   EXPECT_EQ(chosen("embed,final"), "r............r");
   for (const char* bad : {"12", "half", "3-1", "1-", "", "0-99"})
-    EXPECT_THAT([&] { parse_memory_choices({.recompute = bad}, *denoiser); }, ThrowsMessage<Error>(HasSubstr("--recompute")))
+    EXPECT_THAT([&] { parse_memory_choices({.recompute = bad}, *denoiser); },
+                ThrowsMessage<Error>(HasSubstr("--recompute")))
         << bad;
+}
+
+TEST(TrainConfig, MemoryChoicesAsTextReadBack) {
+  const auto denoiser = build_denoiser(
+      "dit", {{"input_size", 8}, {"patch_size", 2}, {"hidden_size", 48}, {"depth", 5}, {"num_heads", 3}},
+      {.device = at::kMeta});
+  const size_t num_segments = denoiser->segments().size();
+  size_t num_mixtures = 1;
+  for (size_t i = 0; i < num_segments; ++i) num_mixtures *= 3;
+  for (size_t code = 0; code < num_mixtures; ++code) {
+    std::vector<MemoryChoice> choices;
+    for (size_t rest = code; choices.size() < num_segments; rest /= 3)
+      choices.push_back({static_cast<Activations>(rest % 3)});
+    TrainOptions options;
+    set_memory_choices(options, choices, *denoiser);
+    const std::vector<MemoryChoice> read = parse_memory_choices(options, *denoiser);
+    for (size_t i = 0; i < num_segments; ++i)
+      ASSERT_EQ(read[i].activations, choices[i].activations)
+          << options.recompute << " / " << options.offload_activations;
+  }
+
+  using enum Activations;
+  const auto text = [&](std::initializer_list<Activations> activations) {
+    std::vector<MemoryChoice> choices;
+    for (Activations choice : activations) choices.push_back({choice});
+    TrainOptions options;
+    set_memory_choices(options, choices, *denoiser);
+    return options.recompute + " / " + options.offload_activations;
+  };
+  EXPECT_EQ(text({kKeep, kKeep, kKeep, kKeep, kKeep, kKeep, kKeep}), "none / none");
+  EXPECT_EQ(text({kRecompute, kRecompute, kRecompute, kRecompute, kRecompute, kRecompute, kRecompute}),
+            "all / none");
+  EXPECT_EQ(text({kKeep, kRecompute, kRecompute, kRecompute, kKeep, kRecompute, kRecompute}),
+            "0-2,4,final / none");
+  EXPECT_EQ(text({kRecompute, kOffload, kOffload, kRecompute, kRecompute, kRecompute, kRecompute}),
+            "all / 0-1");
+  EXPECT_EQ(text({kKeep, kRecompute, kOffload, kRecompute, kKeep, kKeep, kOffload}), "0-2 / 1,final");
 }
 
 TEST(TrainConfig, EveryRecipeIsValid) {

@@ -8,6 +8,7 @@
 #include "core/error.h"
 #include "models/layers.h"
 #include "nn/embeddings.h"
+#include "ops/mixed_sum.h"
 #include "ops/ops.h"
 
 namespace kiln {
@@ -69,7 +70,8 @@ class DitEmbed : public Segment {
         fail("dit", "class_labels are missing: the model has {} classes", config_.num_classes);
       conditioning = conditioning + ops::embedding_rows(label_table_->value, input.class_labels);
     }
-    return {.hidden = patches + pos_embed_->value.to(at::kFloat), .conditioning = at::silu(conditioning)};
+    return {.hidden = ops::mixed_sum(patches, pos_embed_->value.to(at::kFloat)),
+            .conditioning = at::silu(conditioning)};
   }
 
  private:

@@ -4,10 +4,10 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "../test_files.h"
 #include "checkpoint/pt_file.h"
 #include "core/dtype.h"
 #include "core/tensors.h"
+#include "test_files.h"
 
 namespace kiln {
 namespace {

@@ -1,0 +1,28 @@
+// `kiln train --memory-budget` and its pre-flight: memory choices that fit a budget, and the refusal of what
+// does not fit the machine, before anything is allocated.
+#pragma once
+#include <string>
+
+#include "plan/plan.h"
+
+namespace kiln {
+
+// "12G" and "12GiB" are binary, "12GB" decimal; K, M, G, T; plain bytes. Throws Error.
+int64_t parse_bytes(const std::string& text);
+
+struct FittedRun {
+  TrainOptions options;                // memory choices made
+  nlohmann::json predicted = nullptr;  // figures of their plan; null when this device has no profile
+  std::string summary;                 // one line on the choice and what it costs; empty without a budget
+};
+
+// Applies --memory-budget (auto: what is free on the device, on a CPU what the machine has available) by the
+// fewest recomputed FLOPs. Without a budget the options stay, and are refused where they do not fit that
+// (--no-preflight: not even then). On a CPU the budget is of resident memory: tensors, the loader's arrays
+// and the process itself. Throws Error that ends in the nearest command that fits, when there is one.
+FittedRun fit_run(const TrainOptions& options);
+
+// "kiln train --model ...": every option that is not the default, quoted for a shell.
+std::string command_line(const TrainOptions& options);
+
+}  // namespace kiln

@@ -1,0 +1,228 @@
+#include "plan/calibrate.h"
+
+#include <ATen/ATen.h>
+#include <ATen/DeviceAccelerator.h>
+#include <ATen/Parallel.h>
+#include <fcntl.h>
+#include <fmt/chrono.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <filesystem>
+#include <numeric>
+
+#include "core/error.h"
+#include "parallel/machine.h"
+#include "plan/cpu_estimate.h"
+#include "plan/step_timing.h"
+#include "sample/class_selection.h"
+
+namespace kiln {
+
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+double seconds_since(Clock::time_point begin) {
+  return std::chrono::duration<double>(Clock::now() - begin).count();
+}
+
+// A small DiT whose operations have the shapes of a large one's.
+struct Workload {
+  int64_t width, num_heads, depth, patch_size, image_size, batch;
+};
+// Every published width, 16 to 1,024 tokens; few blocks, so that a step takes a fraction of a second. In an
+// order that is a fair sample wherever time runs out.
+constexpr Workload kWorkloads[] = {
+    {384, 6, 3, 2, 256, 8},   {768, 12, 2, 4, 256, 16},  {1152, 16, 1, 2, 256, 4}, {192, 3, 4, 4, 256, 32},
+    {384, 6, 4, 4, 256, 32},  {1024, 16, 1, 4, 256, 16}, {768, 12, 2, 2, 256, 4},  {384, 6, 2, 2, 512, 2},
+    {384, 6, 4, 8, 256, 32},  {1152, 16, 1, 8, 256, 16}, {384, 6, 3, 2, 256, 24},  {768, 12, 2, 8, 256, 24},
+    {1152, 16, 1, 4, 256, 8}, {384, 6, 4, 4, 256, 8},    {1024, 16, 1, 2, 256, 2}, {768, 12, 1, 2, 256, 12},
+    {256, 4, 4, 2, 256, 8},   {384, 6, 4, 8, 256, 8},    {768, 12, 2, 4, 256, 4},  {1152, 16, 1, 2, 256, 1}};
+
+TrainOptions options_of(const Workload& workload, const std::string& dtype) {
+  TrainOptions options;
+  options.model = "dit";
+  options.hidden_size = workload.width;
+  options.num_heads = workload.num_heads;
+  options.depth = workload.depth;
+  options.patch_size = workload.patch_size;
+  options.image_size = workload.image_size;
+  options.global_batch = workload.batch;
+  options.compute_dtype = dtype;
+  return options;
+}
+
+double median(std::vector<double>& values) {
+  const auto middle = values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2);
+  std::ranges::nth_element(values, middle);
+  return *middle;
+}
+
+bool is_within(const RatePoint& small, const RatePoint& large) {
+  return small.work <= large.work && small.m <= large.m && small.n <= large.n && small.k <= large.k;
+}
+
+// Other programs make single measurements too long, never too short: what is part of something larger takes
+// no longer than that.
+void remove_disturbances(std::vector<RatePoint>& points) {
+  std::ranges::sort(points, {}, &RatePoint::work);
+  for (size_t i = points.size(); i-- > 0;)
+    for (size_t j = i + 1; j < points.size(); ++j)
+      if (is_within(points[i], points[j])) points[i].seconds = std::min(points[i].seconds, points[j].seconds);
+}
+
+// Collects timed operations into the points of a profile.
+class RateTable {
+ public:
+  void add(const StepTiming& timing) {
+    double in_ops = 0;
+    for (const OpRecord& op : timing.ops) {
+      const double work = op.flops > 0 ? op.flops : op.bytes;
+      in_ops += op.seconds;
+      if (work <= 0) continue;
+      // Shapes are points of their own; bytes are gathered by quarters of an octave.
+      const int64_t bucket = op.flops > 0 ? -1 : std::llround(4 * std::log2(work));
+      Seen& seen = seen_[rate_key(op.name, op.dtype)][{bucket, op.m, op.n, op.k}];
+      seen.work.push_back(work);
+      seen.pace.push_back(op.seconds / work);
+    }
+    if (!timing.ops.empty())
+      overheads_.push_back((timing.least_seconds - in_ops) / static_cast<double>(timing.ops.size()));
+  }
+
+  // Seconds between operations: views, autograd, allocation.
+  double overhead() { return overheads_.empty() ? 0 : std::max(0.0, median(overheads_)); }
+
+  std::map<std::string, std::vector<RatePoint>> points() {
+    std::map<std::string, std::vector<RatePoint>> rates;
+    for (auto& [key, shapes] : seen_) {
+      auto& points = rates[key];
+      for (auto& [shape, seen] : shapes) {
+        const double work = median(seen.work);
+        points.push_back({work, work * median(seen.pace), shape[1], shape[2], shape[3]});
+      }
+      remove_disturbances(points);
+    }
+    return rates;
+  }
+
+ private:
+  struct Seen {
+    std::vector<double> work, pace;  // pace: seconds per work
+  };
+  std::map<std::string, std::map<std::array<int64_t, 4>, Seen>> seen_;
+  std::vector<double> overheads_;
+};
+
+// Writes a file, has the system forget it, reads it back. 0 when the folder cannot be written.
+double disk_bytes_per_s(const std::string& folder) {
+  constexpr size_t kChunk = 8 << 20, kChunks = 32;
+  std::error_code error;
+  std::filesystem::create_directories(folder, error);
+  const std::string path = folder + "/disk-speed.partial";
+  const int fd = ::open(path.c_str(), O_RDWR | O_CREAT | O_TRUNC, 0600);
+  if (fd < 0) return 0;
+  std::vector<char> chunk(kChunk, 'k');
+  bool good = true;
+  const auto begin = Clock::now();
+  for (size_t i = 0; i < kChunks; ++i)
+    good = good && ::write(fd, chunk.data(), kChunk) == static_cast<ssize_t>(kChunk);
+  good = good && ::fsync(fd) == 0;
+  ::posix_fadvise(fd, 0, 0, POSIX_FADV_DONTNEED);
+  ::lseek(fd, 0, SEEK_SET);
+  for (size_t i = 0; i < kChunks; ++i) good = good && ::read(fd, chunk.data(), kChunk) > 0;
+  const double seconds = seconds_since(begin);
+  ::close(fd);
+  std::filesystem::remove(path, error);
+  return good ? 2.0 * kChunk * kChunks / seconds : 0;
+}
+
+double link_bytes_per_s(at::Device device) {
+  constexpr int64_t kBytes = 256 << 20;
+  const at::Tensor host = at::zeros({kBytes}, at::TensorOptions(at::kByte).pinned_memory(true));
+  at::Tensor there = at::empty({kBytes}, at::TensorOptions(at::kByte).device(device));
+  double best = 1e9;
+  for (int i = 0; i < 4; ++i) {
+    at::accelerator::synchronizeDevice(device.index());
+    const auto begin = Clock::now();
+    there.copy_(host, /*non_blocking=*/true);
+    at::accelerator::synchronizeDevice(device.index());
+    best = std::min(best, seconds_since(begin));
+  }
+  return static_cast<double>(kBytes) / best;
+}
+
+double device_copy_bytes_per_s(at::Device device) {
+  constexpr int64_t kBytes = 512 << 20;
+  const at::Tensor from = at::zeros({kBytes}, at::TensorOptions(at::kByte).device(device));
+  at::Tensor to = at::empty_like(from);
+  double best = 1e9;
+  for (int i = 0; i < 4; ++i) {
+    at::accelerator::synchronizeDevice(device.index());
+    const auto begin = Clock::now();
+    to.copy_(from);
+    at::accelerator::synchronizeDevice(device.index());
+    best = std::min(best, seconds_since(begin));
+  }
+  return 2.0 * kBytes / best;
+}
+
+MachineProfile cpu_profile() {
+  MachineProfile profile = estimate_cpu();
+  profile.num_processors = at::get_num_threads();
+  profile.context_bytes = resident_bytes();
+  return profile;
+}
+
+// What cannot be measured on one GPU (links to others, watts) is that of the built-in GPU of the nearest
+// name.
+MachineProfile gpu_profile(at::Device device) {
+  const std::string machine = machine_name(device);
+  std::vector<std::string> names;
+  for (const MachineProfile& profile : builtin_profiles()) names.push_back(profile.name);
+  MachineProfile profile = find_profile(nearest_names(machine, names, 1).at(0));
+  profile.name = profile.machine = machine;
+  profile.memory_bytes_per_s = device_copy_bytes_per_s(device);
+  profile.host_link_bytes_per_s = link_bytes_per_s(device);
+  return profile;
+}
+
+void measure_steps(MachineProfile& profile, at::Device device) {
+  constexpr double kMaxSeconds = 55;
+  constexpr int kRepeats = 3;
+  const auto begin = Clock::now();
+  RateTable table;
+  int done = 0;
+  for (const Workload& workload : kWorkloads)
+    for (const char* dtype : {"bf16", "f32", "fp16"}) {
+      const double used = seconds_since(begin);
+      if (used > kMaxSeconds) break;
+      if (!profile.peak_flops.contains(std::string(dtype) == "bf16" ? at::kBFloat16 : at::kFloat)) continue;
+      table.add(time_steps(options_of(workload, dtype), device, kRepeats, /*with_ops=*/true));
+      fmt::print(stderr, "\rcalibrate: {} kinds of steps measured, {:.0f} s ", ++done, used);
+    }
+  fmt::print(stderr, "\n");
+  profile.rates = table.points();
+  profile.op_overhead_s = table.overhead();
+}
+
+}  // namespace
+
+MachineProfile calibrate(const std::string& device_name) {
+  const at::Device device = parse_device(device_name);
+  apply({.device = device});
+  MachineProfile profile = device.is_cuda() ? gpu_profile(device) : cpu_profile();
+  const auto now = std::chrono::system_clock::now();
+  profile.machine = machine_name(device);
+  profile.source = fmt::format("measured on {}, {:%Y-%m-%d}", profile.machine, fmt::gmtime(now));
+  profile.measured = true;
+  for (auto& [dtype, flops] : profile.peak_flops) flops = measure_peak_flops(device, dtype);
+  profile.disk_bytes_per_s = disk_bytes_per_s(profiles_folder());
+  measure_steps(profile, device);
+  return profile;
+}
+
+}  // namespace kiln

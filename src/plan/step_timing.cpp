@@ -1,0 +1,76 @@
+#include "plan/step_timing.h"
+
+#include <ATen/ATen.h>
+#include <ATen/DeviceAccelerator.h>
+
+#include <algorithm>
+#include <chrono>
+
+#include "core/error.h"
+
+namespace kiln {
+
+namespace {
+
+double median(std::vector<double> values) {
+  const auto middle = values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2);
+  std::nth_element(values.begin(), middle, values.end());
+  return *middle;
+}
+
+StepBatch random_batch(const DataShape& data, int64_t size, const Objective& objective) {
+  const std::vector<int64_t> shape{size, data.channels, data.height, data.width};
+  StepBatch batch{.x_0 = at::randn(shape),
+                  .noise = at::randn(shape),
+                  .timesteps = objective.timesteps(at::rand({size}, at::kDouble))};
+  if (data.num_classes > 0) batch.class_labels = at::randint(data.num_classes, {size}, at::kLong);
+  return batch;
+}
+
+// One step that was applied, in seconds. A loss scale that is still too high skips a few first.
+double timed_step(TrainStep& step, const StepBatch& batch, double lr, at::Device device) {
+  constexpr int kMaxSkipped = 30;
+  for (int i = 0; i < kMaxSkipped; ++i) {
+    const auto begin = std::chrono::steady_clock::now();
+    const bool applied = step.run(batch, lr).applied;
+    if (device.is_cuda()) at::accelerator::synchronizeDevice(device.index());
+    const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - begin;
+    if (applied) return seconds.count();
+  }
+  fail("calibrate", "expected finite gradients, got none in {} steps", kMaxSkipped);
+}
+
+}  // namespace
+
+StepTiming time_steps(const TrainOptions& options, at::Device device, int repeats, bool with_ops) {
+  const DataShape data = synthetic_shape(options);
+  Training training = build_training(options, data, device);
+  const StepBatch batch = random_batch(data, options.global_batch, *training.objective);
+  TrainStep& step = *training.step;
+  timed_step(step, batch, options.lr, device);
+
+  StepTiming timing;
+  std::vector<double> seconds;
+  for (int i = 0; i < repeats; ++i) seconds.push_back(timed_step(step, batch, options.lr, device));
+  timing.seconds = median(seconds);
+  timing.least_seconds = std::ranges::min(seconds);
+  if (!with_ops) return timing;
+
+  OpRecorder recorder(/*timed=*/true, device);
+  step.observe(&recorder);
+  std::vector<std::vector<OpRecord>> runs;
+  for (int i = 0; i < repeats; ++i) {
+    recorder.take();
+    timed_step(step, batch, options.lr, device);
+    runs.push_back(recorder.take());
+    if (runs.back().size() != runs.front().size())  // a skipped step came before
+      runs.pop_back();
+  }
+  step.observe(nullptr);
+  timing.ops = runs.front();
+  for (size_t op = 0; op < timing.ops.size(); ++op)
+    for (const auto& run : runs) timing.ops[op].seconds = std::min(timing.ops[op].seconds, run[op].seconds);
+  return timing;
+}
+
+}  // namespace kiln

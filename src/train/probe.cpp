@@ -1,0 +1,135 @@
+#include "train/probe.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cmath>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+
+#include "core/error.h"
+#include "train/loop.h"
+#include "train/prediction.h"
+
+namespace kiln {
+
+namespace fs = std::filesystem;
+
+namespace {
+
+constexpr double kMemoryWarning = 0.85;  // of the device's memory
+constexpr double kStallWarning = 0.05;   // of the time
+
+// A folder of its own, removed with all that is in it.
+class TemporaryFolder {
+ public:
+  TemporaryFolder() {
+    std::string name = (fs::temp_directory_path() / "kiln-probe-XXXXXX").string();
+    if (!::mkdtemp(name.data())) fail("probe", "cannot create {}: {}", name, std::strerror(errno));
+    path_ = name;
+  }
+  ~TemporaryFolder() {
+    std::error_code ignored;
+    fs::remove_all(path_, ignored);
+  }
+  TemporaryFolder(const TemporaryFolder&) = delete;
+  const fs::path& path() const { return path_; }
+
+ private:
+  fs::path path_;
+};
+
+TrainOptions short_run(const ProbeOptions& options, const fs::path& folder) {
+  if (options.steps < 1) fail("probe", "--steps expects a positive number, got {}", options.steps);
+  if (!options.train.profile.empty())
+    fail("probe", "--profile has no effect in a probe, whose run folder is removed: use it with kiln train");
+  TrainOptions run = options.train;
+  run.out = (folder / "run").string();
+  run.max_steps = options.steps;
+  run.max_minutes = 0;
+  run.checkpoint_every = run.sample_every = 0;
+  run.tensorboard = false;
+  run.preflight = false;  // the caller has planned
+  return run;
+}
+
+std::vector<std::string> warnings_of(const StepFigures& measured, const nlohmann::json& predicted,
+                                     int64_t memory_bytes) {
+  std::vector<std::string> warnings;
+  int64_t used = measured.peak_bytes;
+  if (predicted.contains("overhead"))  // what is on the device beside tensors
+    for (const auto& [name, bytes] : predicted.at("overhead").items()) used += bytes.get<int64_t>();
+  const double share = memory_bytes > 0 ? static_cast<double>(used) / static_cast<double>(memory_bytes) : 0;
+  if (share > kMemoryWarning)
+    warnings.push_back(fmt::format(
+        "{:.0f} % of the device's memory are in use ({} of {}): lower --micro-batch, or give --memory-budget "
+        "auto",
+        100 * share, size_text(static_cast<double>(used)), size_text(static_cast<double>(memory_bytes))));
+  if (measured.stall_share > kStallWarning)
+    warnings.push_back(fmt::format(
+        "the step waits {:.0f} % of the time for data: raise --loader-threads, or extract features "
+        "first (kiln extract)",
+        100 * measured.stall_share));
+  return warnings;
+}
+
+nlohmann::json extrapolated(const TrainOptions& options, const StepFigures& measured) {
+  double seconds = static_cast<double>(options.max_steps) * measured.step_s;
+  if (options.max_minutes > 0) seconds = std::min(seconds, options.max_minutes * 60);
+  return {{"steps", measured.step_s > 0 ? static_cast<int64_t>(std::llround(seconds / measured.step_s)) : 0},
+          {"days", seconds / 86400},
+          {"cost", options.cost_per_hour * seconds / 3600}};
+}
+
+std::string row(const ComparedFigure& figure, bool with_prediction) {
+  const auto text = [&](double value) {
+    if (!figure.is_time) return size_text(value);
+    return value >= 1 ? fmt::format("{:.3f} s", value) : fmt::format("{:.2f} ms", 1e3 * value);
+  };
+  const double error = figure.relative_error();
+  return fmt::format("  {:<24}{:>12}{:>12}{:>10}\n", figure.name,
+                     with_prediction ? text(figure.predicted) : "", text(figure.measured),
+                     with_prediction && std::isfinite(error) ? fmt::format("{:+.1f} %", 100 * error) : "");
+}
+
+}  // namespace
+
+nlohmann::json probe(const ProbeOptions& options) {
+  const TemporaryFolder folder;
+  const TrainOptions run = short_run(options, folder.path());
+  train(run, {.predicted = options.predicted, .save = false});
+  std::ifstream file(run.out + "/plan.json");
+  if (!file) fail("probe", "stopped before the first step was done");
+  nlohmann::json result = nlohmann::json::parse(file);
+  const StepFigures measured = figures_from_json(result.at("measured"));
+  result["warnings"] = warnings_of(measured, options.predicted, options.memory_bytes);
+  result["extrapolated"] = extrapolated(options.train, measured);
+  return result;
+}
+
+std::string probe_text(const nlohmann::json& result) {
+  const StepFigures measured = figures_from_json(result.at("measured"));
+  const bool planned = !result.at("predicted").is_null();
+  const StepFigures predicted = planned ? figures_from_json(result.at("predicted")) : measured;
+  std::string text = fmt::format("\n  {:<24}{:>12}{:>12}\n", "", planned ? "predicted" : "", "measured");
+  for (const ComparedFigure& figure : compare(predicted, measured)) text += row(figure, planned);
+  const auto& quartiles = measured.step_s_quartiles;
+  text += fmt::format(
+      "\n{} steady steps: {:.3f} steps/s (half of them between {:.3f} and {:.3f}), {:.1f} images/s\n"
+      "waiting for data: {:.1f} % of the time\n",
+      measured.num_steps, 1 / quartiles.at(1), 1 / quartiles.at(2), 1 / quartiles.at(0),
+      measured.images_per_s, 100 * measured.stall_share);
+  const auto& whole = result.at("extrapolated");
+  const double cost = whole.at("cost");
+  text += fmt::format("the whole run of {} steps: {:.2f} days{}\n", whole.at("steps").get<int64_t>(),
+                      whole.at("days").get<double>(), cost > 0 ? fmt::format(", cost {:.2f}", cost) : "");
+  for (const auto& finding : result.at("findings"))
+    text += fmt::format("finding: {}\n", finding.get<std::string>());
+  for (const auto& warning : result.at("warnings"))
+    text += fmt::format("warning: {}\n", warning.get<std::string>());
+  return text;
+}
+
+}  // namespace kiln

@@ -1,0 +1,25 @@
+// `kiln probe`: the planned command for a few hundred real steps, and what they say about the whole run.
+#pragma once
+#include <nlohmann/json.hpp>
+#include <string>
+
+#include "train/train_config.h"
+
+namespace kiln {
+
+struct ProbeOptions {
+  TrainOptions train;
+  int64_t steps = 500;
+  nlohmann::json predicted = nullptr;  // the figures of a plan (train/prediction.h)
+  int64_t memory_bytes = 0;            // of the device; 0 = not known
+};
+
+// Trains in a temporary folder, which is removed; --out is not touched. Returns {"predicted", "measured",
+// "findings", "warnings", "extrapolated": {"steps", "days", "cost"}}. Throws Error: as train(), and for
+// options that a probe cannot honour.
+nlohmann::json probe(const ProbeOptions& options);
+
+// The same as a table for the terminal.
+std::string probe_text(const nlohmann::json& result);
+
+}  // namespace kiln

@@ -1,0 +1,180 @@
+// Launchers' variables, and what ranks say to each other.
+#include "parallel/ranks.h"
+
+#include <ATen/ATen.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <map>
+
+#include "core/error.h"
+#include "parallel/rank_threads.h"
+
+namespace kiln {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+
+Ranks read(const std::map<std::string, std::string>& variables) {
+  return ranks_from_environment([&](const char* name) -> const char* {
+    const auto found = variables.find(name);
+    return found == variables.end() ? nullptr : found->second.c_str();
+  });
+}
+
+std::string message_of(const std::function<void()>& body) {
+  try {
+    body();
+  } catch (const Error& error) {
+    return error.what();
+  }
+  return "no error";
+}
+
+TEST(Ranks, NoLauncherIsOneRank) {
+  EXPECT_EQ(read({}).world_size, 1);
+  // A batch script under Slurm that starts the program itself, without srun.
+  EXPECT_EQ(read({{"SLURM_PROCID", "0"}, {"SLURM_NTASKS", "8"}}).world_size, 1);
+}
+
+TEST(Ranks, Torchrun) {
+  const Ranks ranks = read({{"RANK", "5"},
+                            {"WORLD_SIZE", "8"},
+                            {"LOCAL_RANK", "1"},
+                            {"LOCAL_WORLD_SIZE", "4"},
+                            {"MASTER_ADDR", "node0"},
+                            {"MASTER_PORT", "1234"},
+                            {"TORCHELASTIC_USE_AGENT_STORE", "True"},
+                            {"TORCHELASTIC_RESTART_COUNT", "2"}});
+  EXPECT_EQ(ranks.rank, 5);
+  EXPECT_EQ(ranks.world_size, 8);
+  EXPECT_EQ(ranks.local_rank, 1);
+  EXPECT_EQ(ranks.local_world_size, 4);
+  EXPECT_EQ(ranks.master_addr, "node0");
+  EXPECT_EQ(ranks.master_port, 1234);
+  EXPECT_TRUE(ranks.launcher_hosts);
+  EXPECT_EQ(ranks.attempt, "2");
+}
+
+TEST(Ranks, SlurmAndOpenMpi) {
+  const Ranks slurm = read({{"SLURM_PROCID", "9"},
+                            {"SLURM_STEP_NUM_TASKS", "16"},
+                            {"SLURM_LOCALID", "1"},
+                            {"SLURM_STEP_TASKS_PER_NODE", "8(x2)"},
+                            {"SLURM_STEP_NODELIST", "gpu[03-04]"},
+                            {"SLURM_JOB_ID", "4100123"}});
+  EXPECT_EQ(slurm.rank, 9);
+  EXPECT_EQ(slurm.local_world_size, 8);
+  EXPECT_EQ(slurm.master_addr, "gpu03");
+  EXPECT_EQ(slurm.master_port, 29500 + 4100123 % 20000);
+  EXPECT_FALSE(slurm.launcher_hosts);
+  const Ranks mpi = read({{"OMPI_COMM_WORLD_RANK", "1"},
+                          {"OMPI_COMM_WORLD_SIZE", "2"},
+                          {"OMPI_COMM_WORLD_LOCAL_RANK", "1"},
+                          {"OMPI_COMM_WORLD_LOCAL_SIZE", "2"}});
+  EXPECT_EQ(mpi.rank, 1);
+  EXPECT_EQ(mpi.master_addr, "127.0.0.1");
+  EXPECT_EQ(first_slurm_host("a"), "a");
+  EXPECT_EQ(first_slurm_host("a,b"), "a");
+  EXPECT_EQ(first_slurm_host("n[1,3-5]"), "n1");
+  EXPECT_EQ(first_slurm_host("login,n[1-2]"), "login");
+}
+
+TEST(Ranks, WhatIsMissingOrImpossibleIsNamed) {
+  EXPECT_THAT(message_of([] { read({{"WORLD_SIZE", "2"}}); }), HasSubstr("RANK is not set"));
+  EXPECT_THAT(message_of([] { read({{"RANK", "2"}, {"WORLD_SIZE", "2"}}); }), HasSubstr("RANK expects 0 to"));
+  EXPECT_THAT(message_of([] {
+                read({{"RANK", "x"}, {"WORLD_SIZE", "2"}});
+              }),
+              HasSubstr("RANK expects a number, got 'x'"));
+  EXPECT_THAT(message_of([] {
+                read({{"RANK", "1"}, {"WORLD_SIZE", "2"}, {"LOCAL_RANK", "0"}, {"LOCAL_WORLD_SIZE", "1"}});
+              }),
+              HasSubstr("MASTER_ADDR is not set"));
+}
+
+class Collectives : public ::testing::TestWithParam<at::ScalarType> {};
+
+// Small integers: exact in every dtype.
+TEST_P(Collectives, GiveWhatTheyPromise) {
+  for (const int64_t world_size : {2, 3, 4}) {
+    test::on_ranks(world_size, [&](const std::shared_ptr<ProcessGroup>& group) {
+      const int64_t rank = group->rank();
+      const auto options = at::TensorOptions().dtype(GetParam());
+      const double rank_sum = static_cast<double>(world_size * (world_size - 1) / 2);
+      const at::Tensor whole = at::arange(world_size * 32, options).remainder(7);
+
+      const at::Tensor reduced = whole + static_cast<double>(rank);
+      group->all_reduce(reduced, "a").wait();
+      EXPECT_TRUE(at::equal(reduced, whole * static_cast<double>(world_size) + rank_sum));
+
+      const at::Tensor input = whole + static_cast<double>(rank);
+      const at::Tensor shard = input.narrow(0, rank * 32, 32);  // in place
+      group->reduce_scatter(shard, input, "b").wait();
+      EXPECT_TRUE(at::equal(shard, reduced.narrow(0, rank * 32, 32)));
+
+      const at::Tensor all = at::zeros_like(whole);
+      group->all_gather(all, whole.narrow(0, rank * 32, 32).clone(), "c").wait();
+      EXPECT_TRUE(at::equal(all, whole));
+      const at::Tensor in_place = at::zeros_like(whole);
+      in_place.narrow(0, rank * 32, 32).copy_(whole.narrow(0, rank * 32, 32));
+      group->all_gather(in_place, in_place.narrow(0, rank * 32, 32), "d").wait();
+      EXPECT_TRUE(at::equal(in_place, whole));
+
+      EXPECT_EQ(group->volume().all_reduced, world_size * 32);
+      EXPECT_EQ(group->volume().reduce_scattered, world_size * 32);
+      EXPECT_EQ(group->volume().all_gathered, 2 * world_size * 32);
+      EXPECT_THAT(group->sum({1, static_cast<double>(rank)}, "e"),
+                  ElementsAre(static_cast<double>(world_size), rank_sum));
+      const auto texts = group->gather(std::string(static_cast<size_t>(rank), 'x'), "f");
+      for (int64_t r = 0; r < world_size; ++r)
+        EXPECT_EQ(texts[static_cast<size_t>(r)], std::string(static_cast<size_t>(r), 'x'));
+    });
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Dtypes, Collectives, ::testing::Values(at::kFloat, at::kBFloat16, at::kHalf));
+
+TEST(ProcessGroup, OneRankCopies) {
+  ProcessGroup group;
+  const at::Tensor from = at::ones({8}), to = at::zeros({8});
+  group.all_gather(to, from, "x").wait();
+  EXPECT_TRUE(at::equal(to, from));
+  EXPECT_THAT(group.sum({2}, "x"), ElementsAre(2));
+  EXPECT_THAT(group.gather("one", "x"), ElementsAre("one"));
+}
+
+// A rank that is alive elsewhere and one that is gone are told apart; both messages name what was waited for.
+TEST(ProcessGroup, AnErrorNamesRankOperationSegmentTimeAndWhoIsMissing) {
+  std::string late, gone;
+  test::on_ranks(
+      2,
+      [&](const std::shared_ptr<ProcessGroup>& group) {
+        if (group->rank() == 1) {
+          std::this_thread::sleep_for(std::chrono::seconds(6));
+          return;
+        }
+        late = message_of([&] { group->all_reduce(at::ones({4}), "the gradients of blocks.3").wait(); });
+      },
+      std::chrono::milliseconds(1500));
+  EXPECT_THAT(late, HasSubstr("rank 0 of 2: all_reduce of the gradients of blocks.3 failed after 1."));
+  EXPECT_THAT(late, HasSubstr("rank 1 has not come so far"));
+  test::on_ranks(2, [&](const std::shared_ptr<ProcessGroup>& group) {
+    if (group->rank() == 1) return;
+    gone = message_of([&] { group->all_reduce(at::ones({4}), "the gradients of embed").wait(); });
+  });
+  EXPECT_THAT(gone, HasSubstr("rank 0 of 2: all_reduce of the gradients of embed failed after"));
+  EXPECT_THAT(gone, HasSubstr("rank 1 no longer answers"));
+}
+
+TEST(ProcessGroup, SaysWhereTheOthersWereExpected) {
+  EXPECT_THAT(message_of([] {
+                ProcessGroup::connect({.rank = 1, .world_size = 2, .local_world_size = 2, .master_port = 1},
+                                      {.timeout = std::chrono::milliseconds(500)});
+              }),
+              HasSubstr("rank 1 of 2 did not meet the others at 127.0.0.1:1"));
+}
+
+}  // namespace
+}  // namespace kiln

@@ -1,0 +1,84 @@
+// The memory budget: sizes, refusals, the command that fits.
+#include "plan/budget.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "core/error.h"
+#include "plan/segment_costs.h"
+
+namespace kiln {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+using ::testing::ThrowsMessage;
+
+TrainOptions small_options() {
+  TrainOptions options;
+  options.model = "DiT-S/2";
+  options.global_batch = 32;
+  options.data = "synthetic";
+  options.out = "run";
+  options.device = "cpu";
+  return options;
+}
+
+TEST(ParseBytes, ReadsSizes) {
+  EXPECT_EQ(parse_bytes("800M"), 800 << 20);
+  EXPECT_EQ(parse_bytes("12G"), int64_t{12} << 30);
+  EXPECT_EQ(parse_bytes("11.5GiB"), int64_t{23} << 29);
+  EXPECT_EQ(parse_bytes("2GB"), 2'000'000'000);
+  EXPECT_EQ(parse_bytes("4096"), 4096);
+  for (const char* bad : {"", "much", "12X", "-1G", "0", "G", "1G2", "nan", "inf"})
+    EXPECT_THAT([&] { parse_bytes(bad); }, ThrowsMessage<Error>(HasSubstr("--memory-budget expects"))) << bad;
+}
+
+TEST(CommandLine, NamesWhatIsNotDefault) {
+  TrainOptions options = small_options();
+  options.out = "my run";
+  options.flip = false;
+  options.tf32 = true;
+  options.ema_decay = {0.99, 0.5};
+  EXPECT_EQ(command_line(options),
+            "kiln train --data synthetic --out 'my run' --no-flip --global-batch 32 --ema-decay 0.99,0.5 "
+            "--device cpu "
+            "--tf32");
+}
+
+TEST(Budget, RecomputesMoreWhereLessIsAllowed) {
+  TrainOptions options = small_options();
+  options.memory_budget = "64G";
+  const FittedRun all = fit_run(options);
+  EXPECT_EQ(all.options.recompute, "none");
+  EXPECT_THAT(all.summary, HasSubstr("memory budget 64.00 GiB"));
+  options.memory_budget = "2500M";
+  const FittedRun less = fit_run(options);
+  EXPECT_NE(less.options.recompute, "none");
+  EXPECT_LT(less.predicted.at("peak_bytes").get<int64_t>(), all.predicted.at("peak_bytes").get<int64_t>());
+  EXPECT_LT(less.predicted.at("peak_bytes").get<int64_t>(), parse_bytes("2500M"));
+}
+
+TEST(Budget, RefusalEndsInACommandThatFits) {
+  TrainOptions options = small_options();
+  options.global_batch = 256;
+  options.memory_budget = "2500M";
+  EXPECT_THAT([&] { fit_run(options); },
+              ThrowsMessage<Error>(AllOf(HasSubstr("--memory-budget 2500M"),
+                                         HasSubstr("this fits: kiln train"), HasSubstr("--micro-batch"))));
+  options.memory_budget = "100M";
+  EXPECT_THAT([&] { fit_run(options); },
+              ThrowsMessage<Error>(HasSubstr("nor does any smaller --micro-batch")));
+}
+
+TEST(Budget, PreflightRefusesWhatTheMachineDoesNotHold) {
+  TrainOptions options = small_options();
+  options.model = "DiT-XL/2";
+  options.global_batch = 4096;
+  EXPECT_THAT([&] { fit_run(options); }, ThrowsMessage<Error>(HasSubstr("--no-preflight")));
+  options.preflight = false;
+  EXPECT_NO_THROW(fit_run(options));
+}
+
+}  // namespace
+}  // namespace kiln

@@ -1,0 +1,208 @@
+#include "plan/op_recorder.h"
+
+#include <ATen/ATen.h>
+#include <fmt/format.h>
+#include <gtest/gtest.h>
+#include <torch/csrc/autograd/autograd.h>
+
+#include <chrono>
+#include <map>
+
+#include "ops/ops.h"
+#include "plan/step_timing.h"
+#include "plan/trace.h"
+
+namespace kiln {
+namespace {
+
+template <class Program>
+std::vector<OpRecord> recorded(Program&& program) {
+  OpRecorder recorder(/*timed=*/false);
+  program();
+  return recorder.take();
+}
+
+double flops_of(const std::vector<OpRecord>& ops) {
+  double flops = 0;
+  for (const OpRecord& op : ops) flops += op.flops;
+  return flops;
+}
+
+at::Tensor random(at::IntArrayRef shape, at::Device device = at::kCPU) {
+  return at::randn(shape).to(device).set_requires_grad(true);
+}
+
+TEST(OpRecorder, CountsElementwiseBytesOnce) {
+  const at::Tensor a = at::ones({8, 16}), b = at::ones({16}), column = at::ones({8, 1}).expand({8, 16});
+  const auto ops = recorded([&] {
+    (void)a.add(b);
+    (void)a.mul(a);
+    (void)a.add(column);
+    (void)a.to(at::kBFloat16);
+    at::Tensor copy = at::empty_like(a);
+    copy.copy_(a);
+  });
+  ASSERT_EQ(ops.size(), 5u);
+  EXPECT_EQ(ops[0].name, "aten::add");
+  EXPECT_EQ(ops[0].bytes, 4 * (128 + 16 + 128));
+  EXPECT_EQ(ops[1].bytes, 4 * (128 + 128)) << "the same operand twice is read once";
+  EXPECT_EQ(ops[2].bytes, 4 * (128 + 8 + 128)) << "an expanded operand lies in memory once";
+  EXPECT_EQ(ops[3].bytes, 128 * (4 + 2));
+  EXPECT_EQ(ops[3].dtype, at::kBFloat16);
+  EXPECT_EQ(ops[4].bytes, 4 * (128 + 128)) << "what is overwritten is not read";
+  for (const OpRecord& op : ops) EXPECT_EQ(op.op_class, OpClass::kElementwise);
+}
+
+TEST(OpRecorder, LeavesOutWhatMovesNoData) {
+  const at::Tensor a = at::ones({8, 16});
+  EXPECT_TRUE(recorded([&] {
+                (void)a.view({16, 8}).transpose(0, 1).narrow(0, 1, 2).detach();
+                (void)a.unbind(0);
+                (void)at::empty_like(a);
+                (void)a.to(at::kFloat);
+                (void)a.reshape({-1});
+              }).empty());
+}
+
+TEST(OpRecorder, LinearForwardAndBackward) {
+  const at::Tensor x = random({3, 5, 8}), weight = random({6, 8}), bias = random({6});
+  at::Tensor y;
+  const auto forward = recorded([&] { y = ops::linear(x, weight, bias, at::kFloat); });
+  ASSERT_EQ(forward.size(), 1u);
+  EXPECT_EQ(forward[0].name, "kiln::affine");
+  EXPECT_EQ(forward[0].flops, 2 * 15 * 6 * 8);
+  EXPECT_EQ(std::tuple(forward[0].m, forward[0].n, forward[0].k), std::tuple(15, 6, 8));
+  EXPECT_EQ(forward[0].bytes, 4 * (15 * 8 + 6 * 8 + 6 + 15 * 6));
+  const at::Tensor grad = at::ones_like(y);
+  const auto backward = recorded([&] { torch::autograd::grad({y}, {x, weight, bias}, {grad}); });
+  EXPECT_EQ(flops_of(backward), 2 * flops_of(forward));
+}
+
+TEST(OpRecorder, GeluLinearIsItsGeluAndItsProduct) {
+  const at::Tensor h = random({15, 8}), weight = random({6, 8});
+  at::Tensor y;
+  const auto ops = recorded([&] { y = ops::gelu_tanh_linear(h, weight, {}, at::kFloat); });
+  ASSERT_EQ(ops.size(), 2u);
+  EXPECT_EQ(ops[0].name, "kiln::gelu_tanh");
+  EXPECT_EQ(ops[0].bytes, 4 * (2 * 15 * 8));
+  EXPECT_EQ(ops[1].name, "kiln::affine");
+}
+
+TEST(OpRecorder, AttentionForwardAndBackward) {
+  const int64_t B = 2, N = 16, H = 3, d = 8;
+  const at::Tensor qkv = random({B, N, 3, H, d});
+  at::Tensor y;
+  const auto forward = recorded([&] { y = ops::packed_attention(qkv, 1); });
+  ASSERT_EQ(forward.size(), 1u);
+  EXPECT_EQ(forward[0].op_class, OpClass::kAttention);
+  EXPECT_EQ(forward[0].flops, 4 * B * H * N * N * d);
+  EXPECT_EQ(std::tuple(forward[0].m, forward[0].n, forward[0].k), std::tuple(B * H, N, d));
+  const at::Tensor grad = at::ones_like(y);
+  const auto backward = recorded([&] { torch::autograd::grad({y}, {qkv}, {grad}); });
+  EXPECT_EQ(flops_of(backward), 2.5 * flops_of(forward));
+}
+
+TEST(OpRecorder, ProductsAndConvolutionsOfAten) {
+  at::NoGradGuard no_grad;
+  const at::Tensor a = at::ones({4, 8}), b = at::ones({8, 5}), image = at::ones({2, 3, 10, 10});
+  EXPECT_EQ(flops_of(recorded([&] { (void)at::matmul(a, b); })), 2 * 4 * 8 * 5);
+  EXPECT_EQ(flops_of(recorded([&] { (void)at::addmm(at::ones({5}), a, b); })), 2 * 4 * 8 * 5);
+  EXPECT_EQ(flops_of(recorded([&] {
+              (void)at::bmm(at::ones({3, 4, 8}), at::ones({3, 8, 5}));
+            })),
+            2 * 3 * 4 * 8 * 5);
+  EXPECT_EQ(flops_of(recorded([&] {
+              (void)at::conv2d(image, at::ones({6, 3, 3, 3}), {}, 1, 1);
+            })),
+            2 * (2 * 10 * 10) * 6 * 27);
+}
+
+TEST(OpRecorder, OnlyWhileInScopeAndOnlyOne) {
+  const at::Tensor a = at::ones({4});
+  OpRecorder recorder(/*timed=*/true);
+  (void)a.add(a);
+  EXPECT_THROW(OpRecorder(/*timed=*/false), std::logic_error);
+  const auto ops = recorder.take();
+  ASSERT_EQ(ops.size(), 1u);
+  EXPECT_GT(ops[0].seconds, 0);
+  EXPECT_TRUE(recorder.take().empty());
+}
+
+TrainOptions small_options(const std::string& dtype, const std::string& recompute) {
+  TrainOptions options;
+  options.model = "DiT-S/8";
+  options.depth = 2;
+  options.global_batch = 4;
+  options.micro_batch = 3;
+  options.compute_dtype = dtype;
+  options.recompute = recompute;
+  return options;
+}
+
+class TracedStep : public ::testing::TestWithParam<const char*> {};
+INSTANTIATE_TEST_SUITE_P(Dtypes, TracedStep, ::testing::Values("f32", "bf16", "fp16"));
+
+std::vector<std::string> products(const std::vector<OpRecord>& ops) {
+  std::vector<std::string> described;
+  for (const OpRecord& op : ops)
+    if (op.flops > 0)
+      described.push_back(fmt::format("{} {} {} flops {} bytes, {} of {}", op.name, c10::toString(op.dtype),
+                                      op.flops, op.bytes, name_of(op.phase), op.segment));
+  return described;
+}
+
+// What torch does between products (sums in place or not, casts) differs between meta and CPU tensors.
+TEST_P(TracedStep, MultipliesTheSameOnMetaAndOnTheCpu) {
+  const TrainOptions options = small_options(GetParam(), "0");
+  EXPECT_EQ(products(trace_step(options, synthetic_shape(options), DryRunDevice::kCpu).ops),
+            products(time_steps(options, at::kCPU, 1, /*with_ops=*/true).ops));
+}
+
+// Nothing that multiplies is missed: backward is twice the forward, and fused attention runs 2.5 times its
+// forward.
+TEST(TracedStep, FlopsAreThoseOfTheModel) {
+  TrainOptions options;
+  options.model = "DiT-S/2";
+  options.global_batch = 2;
+  const StepTrace trace = trace_step(options, synthetic_shape(options), DryRunDevice::kCpu);
+  double flops = 0, attention = 0;
+  for (const OpRecord& op : trace.ops) {
+    flops += op.flops;
+    if (op.op_class == OpClass::kAttention) attention += op.flops;
+  }
+  const double beyond_twice = attention * 0.5 / 3.5;
+  EXPECT_NEAR((flops - beyond_twice) / (2 * trace.flops_per_image), 1, 0.01);
+  EXPECT_GT(attention, 0);
+}
+
+TEST(TracedStep, RecomputeAddsTheForwardOfItsBlocks) {
+  const auto flops = [](const std::string& recompute) {
+    const TrainOptions options = small_options("bf16", recompute);
+    double all = 0, again = 0;
+    for (const OpRecord& op : trace_step(options, synthetic_shape(options), DryRunDevice::kCuda).ops) {
+      all += op.flops;
+      if (op.phase == StepPhase::kRecompute) again += op.flops;
+    }
+    return std::pair(all, again);
+  };
+  const auto [none, none_again] = flops("none");
+  const auto [all, all_again] = flops("all");
+  EXPECT_EQ(none_again, 0);
+  EXPECT_GT(all_again, 0.3 * none);
+  EXPECT_DOUBLE_EQ(all, none + all_again);
+}
+
+TEST(TracedStep, LargestModelInAFractionOfASecond) {
+  TrainOptions options;
+  options.model = "DiT-XL/2";
+  options.compute_dtype = "bf16";
+  const auto begin = std::chrono::steady_clock::now();
+  const StepTrace trace = trace_step(options, synthetic_shape(options), DryRunDevice::kCuda);
+  const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - begin;
+  RecordProperty("seconds", std::to_string(seconds.count()));
+  EXPECT_GT(trace.ops.size(), 1000u);
+  EXPECT_LT(seconds.count(), 0.6) << "0.1 s on an idle machine";
+}
+
+}  // namespace
+}  // namespace kiln

@@ -1,0 +1,298 @@
+#include "plan/plan.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <numeric>
+
+#include "core/error.h"
+#include "plan/device_memory.h"
+#include "plan/price.h"
+
+namespace kiln {
+namespace {
+
+using testing::Contains;
+using testing::HasSubstr;
+using testing::IsEmpty;
+using testing::Not;
+using testing::ThrowsMessage;
+
+PlanOptions small_plan() {
+  PlanOptions options;
+  options.train.model = "DiT-S/4";
+  options.train.compute_dtype = "bf16";
+  options.gpu = "A100-80G";
+  return options;
+}
+
+int64_t sum(const std::map<std::string, int64_t>& values) {
+  int64_t total = 0;
+  for (const auto& [name, value] : values) total += value;
+  return total;
+}
+
+StepTrace trace_of(const PlanOptions& options) {
+  return trace_step(rank_options(options), planned_shape(options.train), DryRunDevice::kCuda);
+}
+
+TEST(Plan, IsTheTraceOfTheStep) {
+  const PlanOptions options = small_plan();
+  const Plan plan = make_plan(options);
+  const StepTrace trace = trace_of(options);
+  EXPECT_EQ(plan.peak_bytes, trace.memory.peak_bytes);
+  EXPECT_EQ(sum(plan.by_kind), plan.peak_bytes);
+  EXPECT_EQ(plan.peak_bytes + sum(plan.overhead), plan.reserved_bytes + plan.machine.context_bytes);
+  EXPECT_GE(plan.needed_bytes, plan.reserved_bytes + plan.machine.context_bytes);
+  EXPECT_NEAR(plan.step_s, price_step(trace.ops, plan.machine).seconds, 1e-9);
+  EXPECT_NEAR(plan.step_s, std::accumulate(plan.phase_s.begin(), plan.phase_s.end(), 0.0), 1e-9);
+  EXPECT_DOUBLE_EQ(plan.images_per_s, 256 / plan.step_s);
+}
+
+TEST(Plan, CountsTheBytesOfEveryWeight) {
+  const Plan plan = make_plan(small_plan());
+  // Units are padded to 32 elements per weight.
+  const auto per_weight = [&](const char* kind) {
+    return static_cast<double>(plan.by_kind.at(kind)) / static_cast<double>(plan.num_weights);
+  };
+  EXPECT_NEAR(per_weight("weights"), 2, 0.01);
+  EXPECT_NEAR(per_weight("master"), 4, 0.01);
+  EXPECT_NEAR(per_weight("moments"), 8, 0.01);
+  EXPECT_NEAR(per_weight("ema"), 4, 0.01);
+}
+
+TEST(Plan, PeakGrowsWithTheBatchAndFallsWithRecomputation) {
+  int64_t before = 0;
+  for (int64_t batch : {1, 2, 7, 8, 64, 65}) {
+    PlanOptions options = small_plan();
+    options.train.global_batch = batch;
+    const int64_t peak = make_plan(options).peak_bytes;
+    EXPECT_GT(peak, before) << batch;
+    before = peak;
+  }
+  PlanOptions recomputed = small_plan();
+  recomputed.train.recompute = "all";
+  const Plan less = make_plan(recomputed), all = make_plan(small_plan());
+  EXPECT_LT(less.peak_bytes, all.peak_bytes / 2);
+  EXPECT_GT(less.step_s, 1.2 * all.step_s);
+  EXPECT_NEAR(less.peak_share * less.step_s, all.peak_share * all.step_s, 1e-9)
+      << "recomputed work is no progress";
+}
+
+TEST(Plan, SaysWhatDoesNotFitAndWhatWould) {
+  PlanOptions options = small_plan();
+  options.train.model = "DiT-XL/2";
+  options.train.global_batch = 16;
+  options.gpu = "T4";
+  options.train.compute_dtype = "fp16";
+  options.train.recompute = "all";
+  Plan plan = make_plan(options);
+  EXPECT_TRUE(plan.fits);
+  options.train.recompute = "none";
+  plan = make_plan(options);
+  EXPECT_FALSE(plan.fits);
+  EXPECT_GT(plan.needed_bytes, plan.machine.memory_bytes);
+
+  options.gpu = "RTX-4090";
+  options.train.recompute = "all";
+  options.train.ema_decay = {0.9, 0.99, 0.999, 0.9999};
+  options.gpus = 4;
+  plan = make_plan(options);
+  EXPECT_FALSE(plan.fits);
+  EXPECT_THAT(plan.advice, Contains(HasSubstr("--zero-stage 1")));
+  options.zero_stage = 1;
+  EXPECT_TRUE(make_plan(options).fits);
+}
+
+TEST(Plan, StagesDivideWhatTheySay) {
+  PlanOptions options = small_plan();
+  options.gpus = 8;
+  const StepTrace trace = trace_of(options);
+  const int64_t elements =
+      std::accumulate(trace.segment_weights.begin(), trace.segment_weights.end(), int64_t{0});
+  const auto device = [&](int64_t stage, const char* offload = "none") {
+    return shard_state(trace, {.gpus = 8, .zero_stage = stage, .offload_optimizer = offload});
+  };
+  const auto bytes = [&](const RankState& state, MemoryKind kind) {
+    const auto found = state.device.find(kind);
+    return found == state.device.end() ? 0.0
+                                       : static_cast<double>(found->second) / static_cast<double>(elements);
+  };
+  EXPECT_EQ(device(0).device_bytes(), trace.memory.persistent_bytes);
+  EXPECT_EQ(device(0).transient_bytes, 0);
+  for (int64_t stage : {1, 2, 3}) {
+    const RankState state = device(stage);
+    EXPECT_NEAR(bytes(state, MemoryKind::kMoments), 1.0, 0.01) << stage;
+    EXPECT_NEAR(bytes(state, MemoryKind::kMaster), 0.5, 0.01) << stage;
+    EXPECT_NEAR(bytes(state, MemoryKind::kEma), 0.5, 0.01) << stage;
+    EXPECT_NEAR(bytes(state, MemoryKind::kGradients), stage >= 2 ? 0.25 : 2, 0.01) << stage;
+    EXPECT_NEAR(bytes(state, MemoryKind::kWeights), stage == 3 ? 0.25 : 2, 0.01) << stage;
+  }
+  const RankState host = device(2, "cpu"), disk = device(2, "nvme");
+  EXPECT_EQ(bytes(host, MemoryKind::kMoments), 0);
+  EXPECT_GE(host.pinned_bytes, 2 * elements);  // 16 bytes of 8 ranks each
+  EXPECT_GE(disk.nvme_bytes, 2 * elements);
+  EXPECT_EQ(host.nvme_bytes, 0);
+}
+
+TEST(Plan, WeightsThatAreTheMasterStayWholeWhenItIsDivided) {
+  PlanOptions options = small_plan();
+  options.train.compute_dtype = "f32";
+  options.gpus = 4;
+  const StepTrace trace = trace_of(options);
+  const int64_t elements =
+      std::accumulate(trace.segment_weights.begin(), trace.segment_weights.end(), int64_t{0});
+  const RankState plain = shard_state(trace, {.gpus = 4}),
+                  divided = shard_state(trace, {.gpus = 4, .zero_stage = 1});
+  EXPECT_EQ(plain.device.count(MemoryKind::kWeights), 0);
+  EXPECT_EQ(divided.device.at(MemoryKind::kWeights), 4 * elements);
+}
+
+TEST(Plan, CommunicationHidesBehindTheBackward) {
+  PlanOptions options = small_plan();
+  options.gpus = 8;
+  options.train.global_batch = 512;
+  const StepTrace trace = trace_of(options);
+  const auto waits = [](const StepTime& time) {
+    return time.by_phase[static_cast<size_t>(StepPhase::kCommunication)];
+  };
+  const MachineProfile fast = find_profile("A100-80G");
+  const StepTime alone = time_step(trace, fast, {}), together = time_step(trace, fast, {.gpus = 8});
+  EXPECT_EQ(waits(alone), 0);
+  EXPECT_EQ(alone.communication_s, 0);
+  EXPECT_GT(together.communication_s, 0);
+  EXPECT_LT(waits(together), 0.5 * together.communication_s);
+
+  MachineProfile slow = fast;
+  slow.peer_bytes_per_s = 1e8;
+  const StepTime stuck = time_step(trace, slow, {.gpus = 8});
+  // 2 (N - 1) / N of the gradients, less what the backward hides.
+  const double gradients = static_cast<double>(trace.memory.persistent.at(MemoryKind::kGradients));
+  EXPECT_NEAR(stuck.communication_s, 2 * 7.0 / 8 * gradients / 1e8, 0.02 * stuck.communication_s);
+  EXPECT_GT(waits(stuck), 0.8 * stuck.communication_s);
+  // Stage 3 moves half as much again.
+  EXPECT_NEAR(time_step(trace, slow, {.gpus = 8, .zero_stage = 3}).communication_s / stuck.communication_s,
+              1.5, 0.02);
+}
+
+TEST(Plan, ScalesByRanksAndFillsInTheRun) {
+  PlanOptions options = small_plan();
+  options.gpus = 8;
+  options.steps = 1000;
+  options.price_per_gpu_hour = 2;
+  const Plan plan = make_plan(options);
+  EXPECT_EQ(plan.rank_batch, 32);
+  EXPECT_EQ(plan.scaling.front().gpus, 1);
+  EXPECT_EQ(plan.scaling.back().gpus, 1024);
+  for (const ScalingPoint& point : plan.scaling) {
+    EXPECT_LE(point.efficiency, 1.0) << point.gpus;
+    if (point.gpus == 8) EXPECT_DOUBLE_EQ(point.images_per_s, plan.images_per_s);
+  }
+  EXPECT_DOUBLE_EQ(plan.days * 86400, 1000 * plan.step_s);
+  EXPECT_DOUBLE_EQ(plan.cost, plan.days * 24 * 8 * 2);
+  EXPECT_EQ(plan.dataset_size, 1281167);
+  EXPECT_EQ(plan.store_bytes, plan.dataset_size * 2 * 4 * 32 * 32 * 4);
+}
+
+TEST(Plan, PhasesOutsideTheStepAreTraced) {
+  PlanOptions options = small_plan();
+  options.train.global_batch = 8;
+  options.train.sample_every = 100;
+  options.train.autoencoder = "an autoencoder";
+  const Plan plan = make_plan(options);
+  std::map<std::string, PhasePlan> phases;
+  for (const PhasePlan& phase : plan.phases) phases[phase.name] = phase;
+  for (const char* name :
+       {"load", "first step", "steady step", "validation sampling", "checkpoint", "resume"})
+    EXPECT_TRUE(phases.contains(name)) << name;
+  // Eight images decoded at once need more than a small model's step.
+  EXPECT_GT(phases["validation sampling"].bytes.device, phases["steady step"].bytes.device);
+  EXPECT_EQ(plan.needed_phase, "validation sampling");
+  EXPECT_NEAR(static_cast<double>(plan.by_kind.at("autoencoder")), 2 * 83.65e6, 0.01 * 2 * 83.65e6);
+  EXPECT_EQ(phases["steady step"].live_bytes, plan.peak_bytes);
+  // Moments, eight bytes a weight, are the largest copy on the host.
+  EXPECT_NEAR(static_cast<double>(phases["checkpoint"].bytes.host - phases["steady step"].bytes.host),
+              8.0 * static_cast<double>(plan.num_weights), 0.01 * 8 * static_cast<double>(plan.num_weights));
+}
+
+TEST(Plan, AdvisesWithTheOptionToChange) {
+  PlanOptions good = small_plan();
+  good.train.loader_threads = 4;
+  EXPECT_THAT(make_plan(good).advice, IsEmpty());
+
+  const auto advice = [](PlanOptions options) { return make_plan(options).advice; };
+  PlanOptions odd = good;
+  odd.train.micro_batch = 12;
+  EXPECT_THAT(advice(odd), Contains(HasSubstr("--micro-batch 8")));
+  PlanOptions large = good;
+  large.train.global_batch = 4096;
+  large.train.micro_batch = 256;
+  EXPECT_THAT(advice(large), Contains(HasSubstr("--global-batch 256")));
+  PlanOptions hot = good;
+  hot.train.lr = 1e-2;
+  EXPECT_THAT(advice(hot), Contains(HasSubstr("--lr 0.0001")));
+  PlanOptions starved = good;
+  starved.train.loader_threads = 1;
+  starved.gpu = "B200";
+  starved.train.model = "DiT-S/8";
+  EXPECT_THAT(advice(starved), Contains(HasSubstr("bottleneck")));
+  PlanOptions offloaded = good;
+  offloaded.offload_optimizer = "nvme";
+  EXPECT_THAT(advice(offloaded), Contains(HasSubstr("--offload-optimizer none")));
+  PlanOptions full = good;
+  full.gpu = "T4";
+  full.train.compute_dtype = "fp16";
+  full.train.model = "DiT-B/2";
+  bool warned = false;
+  for (int64_t batch = 8; batch <= 64 && !warned; batch += 4) {
+    full.train.micro_batch = batch;
+    const Plan plan = make_plan(full);
+    warned = plan.fits && std::ranges::any_of(plan.advice, [](const std::string& line) {
+               return line.find("% of the memory") != std::string::npos;
+             });
+  }
+  EXPECT_TRUE(warned);
+}
+
+TEST(Plan, RefusesNonsenseInOneLine) {
+  const auto refuses = [](auto change, const std::string& message) {
+    PlanOptions options = small_plan();
+    change(options);
+    EXPECT_THAT([&] { make_plan(options); },
+                ThrowsMessage<Error>(AllOf(HasSubstr(message), Not(HasSubstr("\n")))));
+  };
+  refuses([](PlanOptions& o) { o.gpu = "A100-80H"; }, "A100-80G");
+  refuses([](PlanOptions& o) { o.gpus = 7; }, "252 and 259");
+  refuses([](PlanOptions& o) { o.gpus = 0; }, "--gpus");
+  refuses([](PlanOptions& o) { o.zero_stage = 2; }, "--gpus is 1");
+  refuses([](PlanOptions& o) { o.offload_optimizer = "moon"; }, "--offload-optimizer");
+  refuses([](PlanOptions& o) { o.gpu = "V100"; }, "fp16");
+  refuses([](PlanOptions& o) { o.train.data = "/no such store"; }, "--data");
+  refuses([](PlanOptions& o) { o.price_per_gpu_hour = -1; }, "--price-per-gpu-hour");
+  refuses(
+      [](PlanOptions& o) {
+        o.gpus = 8;
+        o.train.micro_batch = 64;
+      },
+      "--micro-batch 64");
+}
+
+TEST(DeviceTimeline, ReusesWhatItReserved) {
+  constexpr int64_t kMiB = 1 << 20;
+  const DeviceEvents state = {{1, 30 * kMiB}}, step = {{2, 40 * kMiB}, {2, -40 * kMiB}};
+  DeviceTimeline timeline(/*caching=*/true, /*capacity_bytes=*/0);
+  EXPECT_EQ(timeline.play(state).reserved_bytes, 30 * kMiB);
+  EXPECT_EQ(timeline.play(step).reserved_bytes, 70 * kMiB);
+  const DeviceTimeline::Peak again = timeline.play(step);
+  EXPECT_EQ(again.reserved_bytes, 70 * kMiB);
+  EXPECT_EQ(again.live_bytes, 70 * kMiB);
+
+  DeviceTimeline tight(/*caching=*/true, 60 * kMiB);
+  tight.play(state);
+  EXPECT_FALSE(tight.out_of_memory());
+  tight.play(step);
+  EXPECT_TRUE(tight.out_of_memory());
+}
+
+}  // namespace
+}  // namespace kiln

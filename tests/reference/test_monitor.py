@@ -1,0 +1,113 @@
+"""What a run says about itself while it trains: phases, the loader, the GPU's driver, a trace of some steps."""
+
+import json
+import subprocess
+
+import pytest
+from conftest import program
+
+OPTIONS = ["--model", "dit", "--hidden-size", 48, "--depth", 2, "--num-heads", 3, "--patch-size", 4, "--num-classes", 4,
+           "--data", "synthetic", "--autoencoder", "pixels", "--image-size", 16, "--global-batch", 8, "--objective", "flow",
+           "--log-every", 2, "--peak-tflops", 1, "--device", "cpu"]
+PHASES = {"input", "forward", "loss", "recompute", "backward", "grad_norm", "optimizer", "communication", "data"}
+
+# The functions of NVML that are loaded by name, with a GPU of fixed readings behind PCI address 0000:01:00.0 or index 0.
+FAKE_NVML = """
+#include <string.h>
+static int initialized, device;
+int nvmlInit_v2(void) { initialized = 1; return 0; }
+int nvmlShutdown(void) { initialized = 0; return 0; }
+int nvmlDeviceGetHandleByIndex_v2(unsigned index, void** handle) {
+  if (!initialized || index != 0) return 2;
+  *handle = &device; return 0; }
+int nvmlDeviceGetHandleByPciBusId_v2(const char* id, void** handle) { return 6; }
+int nvmlDeviceGetUtilizationRates(void* handle, unsigned* rates) {
+  if (handle != &device) return 2;
+  rates[0] = 87; rates[1] = 40; return 0; }
+int nvmlDeviceGetPowerUsage(void* handle, unsigned* milliwatts) { %s }
+int nvmlDeviceGetMemoryInfo(void* handle, unsigned long long* memory) {
+  memory[0] = 80ull << 30; memory[1] = 77ull << 30; memory[2] = 3ull << 30; return 0; }
+"""
+
+
+def train(out, *extra, environment=None):
+    arguments = [str(part) for part in [program("kiln"), "train", *OPTIONS, "--out", out, *extra]]
+    return subprocess.run(arguments, capture_output=True, text=True, timeout=120, env=environment)
+
+
+def log_of(out):
+    lines = [json.loads(line) for line in (out / "log.jsonl").read_text().splitlines()]
+    return [line for line in lines if "loss" in line]
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    out = tmp_path_factory.mktemp("run")
+    result = train(out, "--max-steps", 6, "--profile", "3:4", "--recompute", "0")
+    assert result.returncode == 0, result.stderr
+    return out, result.stdout
+
+
+def test_phases_and_loader_are_logged(run):
+    out, stdout = run
+    for line in log_of(out):
+        assert set(line["phase_s"]) == PHASES
+        assert all(seconds >= 0 for seconds in line["phase_s"].values())
+        step_s = 8 / line["images_per_s"]
+        assert 0 < sum(line["phase_s"].values()) < 1.05 * step_s
+        for phase in ("forward", "recompute", "backward", "optimizer"):
+            assert line["phase_s"][phase] > 0, phase
+        assert 0 <= line["queue_depth"] <= 4
+        assert not [key for key in line if key.startswith("gpu_")], "there is no GPU here to tell of"
+    progress = [line for line in stdout.splitlines() if line.startswith("step ")]
+    assert len(progress) == 3
+    assert all("forward " in line and "backward " in line for line in progress)
+
+
+def test_profile_is_a_chrome_trace_of_the_asked_steps(run):
+    out, _ = run
+    events = json.loads((out / "profile-3-4.json").read_text())["traceEvents"]
+    slices = [event for event in events if event.get("ph") == "X"]
+    steps = [event for event in slices if event["name"].startswith("step ")]
+    assert sorted(event["name"] for event in steps) == ["step 3", "step 4"]
+
+    def inside(event):
+        return any(step["ts"] - 1 <= event["ts"] and event["ts"] + event["dur"] <= step["ts"] + step["dur"] + 1
+                   for step in steps)
+
+    names = {event["name"] for event in slices}
+    assert {"forward blocks.1", "recompute blocks.0", "backward embed", "optimizer final", "loss"} <= names
+    fused = [event for event in slices if event["name"].startswith("kiln::")]
+    assert fused and all(inside(event) for event in fused)
+    assert any("Input Dims" in event.get("args", {}) for event in slices), "operations carry their shapes"
+
+
+@pytest.mark.parametrize("text", ["5", "4:2", "0:3", "a:b"])
+def test_impossible_profiles_are_refused(tmp_path, text):
+    result = train(tmp_path / "run", "--profile", text)
+    assert result.returncode != 0
+    assert len(result.stderr.strip().splitlines()) == 1
+    assert "FROM:TO" in result.stderr and f"'{text}'" in result.stderr
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("knows_power", [True, False])
+def test_gpu_readings_come_from_nvml(tmp_path, knows_power):
+    source = tmp_path / "nvml.c"
+    source.write_text(FAKE_NVML % ("*milliwatts = 312500; return 0;" if knows_power else "return 3;"))
+    subprocess.run(["cc", "-shared", "-fPIC", "-o", tmp_path / "libnvidia-ml.so.1", source], check=True)
+    result = train(tmp_path / "run", "--max-steps", 2, environment={"LD_LIBRARY_PATH": str(tmp_path)})
+    assert result.returncode == 0, result.stderr
+    [line] = log_of(tmp_path / "run")
+    assert line["gpu_utilisation"] == pytest.approx(0.87)
+    assert line["gpu_memory_bytes"] == 3 << 30
+    assert line["gpu_memory_total_bytes"] == 80 << 30
+    assert line.get("gpu_watts") == (pytest.approx(312.5) if knows_power else None)
+
+
+def test_a_broken_nvml_is_as_none(tmp_path):
+    (tmp_path / "libnvidia-ml.so.1").write_bytes(b"not a library")
+    result = train(tmp_path / "run", "--max-steps", 2, environment={"LD_LIBRARY_PATH": str(tmp_path)})
+    assert result.returncode == 0, result.stderr
+    [line] = log_of(tmp_path / "run")
+    assert "gpu_utilisation" not in line

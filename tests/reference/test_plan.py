@@ -1,0 +1,117 @@
+"""kiln plan: refusals, the JSON object, its cost, the HTML report."""
+
+import json
+import re
+import resource
+import subprocess
+import time
+
+import pytest
+from conftest import program
+
+XL = ["--model", "DiT-XL/2", "--compute-dtype", "bf16", "--gpu", "A100-80G", "--gpus", "8"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["--gpu", "A100-80H"], "A100-80G"),
+        (["--gpu", "H100", "--gpus", "8", "--global-batch", "100"], "96 and 104"),
+        (["--gpu", "H100", "--zero-stage", "2"], "--gpus N"),
+        (["--gpu", "V100", "--compute-dtype", "bf16"], "fp16"),
+        (["--gpu", "H100", "--data", "/nonexistent"], "--data"),
+        (["--gpu", "H100", "--micro-batch", "512"], "--micro-batch"),
+        (["--gpu", "H100", "--html", "/nonexistent/report.html"], "/nonexistent"),
+    ],
+)
+def test_refuses_in_one_line(kiln, arguments, expected):
+    result = kiln("plan", *arguments)
+    assert result.returncode == 1
+    assert expected in result.stderr
+    assert result.stderr.count("\n") == 1
+
+
+def test_json_object(kiln):
+    result = kiln("plan", *XL, "--micro-batch", 32, "--json")
+    assert result.returncode == 0, result.stderr
+    plan = json.loads(result.stdout)
+    predicted = plan["predicted"]
+    assert sum(predicted["by_kind"].values()) == predicted["peak_bytes"]
+    assert {"load", "first step", "steady step", "checkpoint", "resume"} <= predicted["by_phase"].keys()
+    assert predicted["by_phase"]["steady step"] == predicted["peak_bytes"]
+    assert predicted["images_per_s"] == pytest.approx(256 / predicted["step_s"])
+    assert sum(predicted["phase_s"].values()) == pytest.approx(predicted["step_s"])
+    assert [point["gpus"] for point in predicted["scaling"]] == [2**n for n in range(11)]
+    assert predicted["fits"] is True
+    assert 0.1 < predicted["peak_share"] < 0.9
+    assert plan["machine"] == plan["machine"] | {"name": "A100-80G", "measured": False, "source": "vendor figures"}
+    assert plan["num_weights"] == pytest.approx(675e6, rel=0.01)
+
+
+def test_takes_under_a_second_and_a_gibibyte():
+    """DiT-XL/2 with eight micro-batches of 32; measured on the process itself."""
+    best = float("inf")
+    for _ in range(3):
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
+        start = time.monotonic()
+        subprocess.run([program("kiln"), "plan", *XL[:-1], "1", "--micro-batch", "32"], check=True, capture_output=True)
+        elapsed = time.monotonic() - start
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        best = min(best, elapsed, after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
+    assert best < 1
+    measured = subprocess.run(
+        ["/bin/sh", "-c", '"$0" plan --model DiT-XL/2 --gpu H100 --compute-dtype bf16 >/dev/null & wait $!; exit $?',
+         program("kiln")], check=True)  # fmt: skip
+    assert measured.returncode == 0
+    kilobytes = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss
+    assert kilobytes < 1 << 20
+
+
+def test_html_is_one_file(kiln, tmp_path):
+    report = tmp_path / "plan.html"
+    assert kiln("plan", *XL, "--html", report).returncode == 0
+    html = report.read_text()
+    assert html.count("<svg") >= 2
+    assert "steady step" in html
+    assert not re.search(r"(src|href)\s*=|url\(|@import|<script", html)
+    assert [path.name for path in tmp_path.iterdir()] == ["plan.html"]
+
+
+def test_store_gives_shape_and_size(kiln, tmp_path):
+    """--data a store: its latents, classes and number of images, not the synthetic ones."""
+    store = {
+        "format": "kiln feature store", "format_version": 1, "complete": True, "num_samples": 0,
+        "autoencoder": "autoencoder_kl", "autoencoder_fingerprint": "", "scaling_factor": 1.0, "shift_factor": 0.0,
+        "channels": 16, "height": 24, "width": 24, "image_size": 192, "has_logvar": False, "already_scaled": False,
+        "num_flips": 1, "dtype": "BF16", "class_names": ["a", "b"], "source": None, "shards": [],
+    }  # fmt: skip
+    (tmp_path / "store.json").write_text(json.dumps(store))
+    arguments = ["plan", "--model", "DiT-S/2", "--gpu", "T4", "--data", tmp_path, "--json"]
+    assert "--image-size 192" in kiln(*arguments).stderr
+    result = kiln(*arguments, "--image-size", 192, "--dataset-size", 1000)
+    assert result.returncode == 0, result.stderr
+    predicted = json.loads(result.stdout)["predicted"]
+    assert predicted["store_bytes"] == 1000 * 16 * 24 * 24 * 2
+
+
+def test_recipe_and_command_line(kiln, tmp_path):
+    recipe = tmp_path / "recipe.toml"
+    recipe.write_text('model = "DiT-B/4"\nglobal-batch = 64\n')
+    result = kiln("plan", "--recipe", recipe, "--global-batch", 128, "--gpu", "T4", "--json")
+    plan = json.loads(result.stdout)
+    assert plan["options"]["model"] == "DiT-B/4"
+    assert plan["options"]["global-batch"] == 128
+
+
+def test_help_answers_the_newcomer(kiln):
+    """From --help alone: does DiT-XL/2 at 512 px train on four 24 GB cards, and how?"""
+    text = kiln("plan", "--help").stdout
+    commands = re.findall(r"kiln (plan [^\n]*(?:\n      [^\n]*)*)", text[text.index("Examples"):])
+    answers = []
+    for command in commands:
+        if "512" not in command or "--search" in command:
+            continue
+        result = kiln(*command.split(), "--json")
+        assert result.returncode == 0, result.stderr
+        answers.append(json.loads(result.stdout)["predicted"]["fits"])
+    assert answers == [False, True], "the plain command shows the problem, the next one a way that works"

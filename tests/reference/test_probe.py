@@ -1,0 +1,82 @@
+"""kiln probe: a few real steps beside the plan, on one machine and without leaving anything."""
+
+import json
+import subprocess
+
+import pytest
+from conftest import program
+
+OPTIONS = ["--model", "dit", "--hidden-size", 48, "--depth", 2, "--num-heads", 3, "--patch-size", 2, "--num-classes", 4,
+           "--data", "synthetic", "--image-size", 64, "--global-batch", 8, "--device", "cpu", "--peak-tflops", 1]
+
+
+def run(command, *arguments, temporary=None):
+    arguments = [str(part) for part in [program("kiln"), command, *OPTIONS, *arguments]]
+    environment = {"TMPDIR": str(temporary)} if temporary else None
+    return subprocess.run(arguments, capture_output=True, text=True, timeout=120, env=environment)
+
+
+@pytest.fixture(scope="module")
+def probed(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("probe")
+    result = run("probe", "--steps", 6, "--json", "--cost-per-hour", 2, "--max-steps", 1000, temporary=folder)
+    assert result.returncode == 0, result.stderr
+    assert not list(folder.iterdir()), "the run folder is removed"
+    return json.loads(result.stdout)
+
+
+def test_both_sides_have_the_same_shape(probed):
+    predicted, measured = probed["predicted"], probed["measured"]
+    for key in ("peak_bytes", "by_kind", "by_phase", "step_s", "images_per_s", "phase_s", "curve"):
+        assert key in predicted and key in measured, key
+    assert set(measured["by_phase"]) <= set(predicted["by_phase"])
+    assert set(measured["phase_s"]) - set(predicted["phase_s"]) <= {"data"}
+    assert len(measured["curve"]["phase"]) == len(predicted["curve"]["phase"])
+    assert measured["num_steps"] == 4  # two warm up
+    low, median, high = measured["step_s_quartiles"]
+    assert 0 < low <= median <= high and measured["step_s"] == median
+    assert measured["images_per_s"] == pytest.approx(8 / median)
+
+
+def test_memory_is_as_predicted(probed):
+    predicted, measured = probed["predicted"], probed["measured"]
+    assert measured["peak_bytes"] == pytest.approx(predicted["peak_bytes"], rel=0.03)
+    assert sum(measured["by_kind"].values()) == measured["peak_bytes"]
+    for kind in ("master", "moments", "ema", "gradients"):
+        assert measured["by_kind"][kind] == predicted["by_kind"][kind], kind
+    assert not [finding for finding in probed["findings"] if "memory" in finding]
+
+
+def test_whole_run_is_extrapolated(probed):
+    whole = probed["extrapolated"]
+    assert whole["steps"] == 1000
+    assert whole["days"] == pytest.approx(1000 * probed["measured"]["step_s"] / 86400)
+    assert whole["cost"] == pytest.approx(whole["days"] * 24 * 2)
+
+
+def test_table_for_people():
+    result = run("probe", "--steps", 3)
+    assert result.returncode == 0, result.stderr
+    for text in ("peak memory", "memory of activations", "time of backward", "steps/s", "waiting for data", "the whole run"):
+        assert text in result.stdout, text
+
+
+@pytest.mark.parametrize("arguments, expected", [(["--steps", 0], "--steps"), (["--profile", "1:2"], "--profile"),
+                                                 (["--image-size", 63], "--image-size")])
+def test_what_cannot_be_probed_is_refused_in_one_line(arguments, expected, tmp_path):
+    result = run("probe", *arguments, temporary=tmp_path)
+    assert result.returncode != 0
+    assert len(result.stderr.strip().splitlines()) == 1 and expected in result.stderr
+    assert not list(tmp_path.iterdir())
+
+
+def test_training_compares_itself_with_its_plan(tmp_path):
+    out = tmp_path / "run"
+    result = run("train", "--out", out, "--max-steps", 4, "--log-every", 2)
+    assert result.returncode == 0, result.stderr
+    comparison = json.loads((out / "plan.json").read_text())
+    assert comparison["measured"]["peak_bytes"] == pytest.approx(comparison["predicted"]["peak_bytes"], rel=0.03)
+    report = (out / "report.html").read_text()
+    assert "Plan against measurement" in report and "peak memory" in report
+    for finding in comparison["findings"]:
+        assert finding in report

@@ -1,0 +1,293 @@
+// What is measured while a run trains: phases of the step, the trace of some steps, the figures beside a
+// plan.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <filesystem>
+#include <fstream>
+#include <numeric>
+#include <thread>
+
+#include "core/allocations.h"
+#include "core/error.h"
+#include "parallel/nvml.h"
+#include "train/observer_group.h"
+#include "train/phase_timers.h"
+#include "train/profiler.h"
+#include "train/report_parts.h"
+#include "train/step_measurement.h"
+#include "train/tiny_model.h"
+
+namespace kiln {
+namespace {
+
+namespace fs = std::filesystem;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::Not;
+
+double at_phase(const PhaseSeconds& seconds, StepPhase phase) { return seconds[static_cast<size_t>(phase)]; }
+
+void sleep_ms(int ms) { std::this_thread::sleep_for(std::chrono::milliseconds(ms)); }
+
+TEST(PhaseTimers, PhasesAddUpToTheStep) {
+  PhaseTimers timers(at::kCPU);
+  const auto begin = std::chrono::steady_clock::now();
+  for (int64_t segment = 0; segment < 2; ++segment) {
+    timers.begin(StepPhase::kForward, segment);
+    sleep_ms(10);
+    timers.end(StepPhase::kForward, segment);
+  }
+  sleep_ms(5);  // between two phases: still the earlier one's
+  timers.begin(StepPhase::kBackward, 1);
+  sleep_ms(20);
+  timers.end(StepPhase::kBackward, 1);
+  timers.end_step();
+  const double total = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+  sleep_ms(10);  // between two steps: nobody's
+  const PhaseSeconds seconds = timers.take();
+  EXPECT_GE(at_phase(seconds, StepPhase::kForward), 0.025);
+  EXPECT_GE(at_phase(seconds, StepPhase::kBackward), 0.020);
+  EXPECT_NEAR(std::accumulate(seconds.begin(), seconds.end(), 0.0), total, 0.002);
+  for (double again : timers.take()) EXPECT_EQ(again, 0);
+}
+
+// Notes what it hears in a list that several share.
+struct Listener : StepObserver {
+  Listener(std::vector<std::string>& heard, std::string name) : heard(heard), name(std::move(name)) {}
+  void begin(StepPhase phase, int64_t) override { heard.push_back(name + "+" + std::string(name_of(phase))); }
+  void end(StepPhase phase, int64_t) override { heard.push_back(name + "-" + std::string(name_of(phase))); }
+  std::vector<std::string>& heard;
+  std::string name;
+};
+
+TEST(ObserverGroup, EndsInTheReverseOrder) {
+  std::vector<std::string> heard;
+  Listener a(heard, "a"), b(heard, "b");
+  ObserverGroup group;
+  group.add(&a);
+  group.add(&b);
+  group.begin(StepPhase::kLoss, -1);
+  group.end(StepPhase::kLoss, -1);
+  group.remove(&a);
+  group.begin(StepPhase::kInput, -1);
+  EXPECT_THAT(heard, ElementsAre("a+loss", "b+loss", "b-loss", "a-loss", "b+input"));
+}
+
+TEST(Profile, RangeIsChecked) {
+  EXPECT_EQ(parse_profile("3:5").first, 3);
+  EXPECT_EQ(parse_profile("3:5").last, 5);
+  EXPECT_EQ(parse_profile("7:7").last, 7);
+  for (const char* bad : {"", "5", "5:", ":5", "5:3", "0:2", "-1:2", "a:b", "1:2:3", "1 :2"}) {
+    try {
+      parse_profile(bad);
+      FAIL() << bad;
+    } catch (const Error& error) {
+      EXPECT_THAT(error.what(), HasSubstr("FROM:TO"));
+      EXPECT_THAT(error.what(), HasSubstr(fmt::format("'{}'", bad)));
+    }
+  }
+}
+
+struct Slice {
+  double begin = 0, end = 0;
+};
+std::map<std::string, std::vector<Slice>> slices_of(const nlohmann::json& trace) {
+  std::map<std::string, std::vector<Slice>> slices;
+  for (const auto& event : trace.at("traceEvents"))
+    if (event.value("ph", "") == "X" && event.at("name").is_string()) {
+      const double begin = event.at("ts");
+      slices[event.at("name")].push_back({begin, begin + event.at("dur").get<double>()});
+    }
+  return slices;
+}
+
+TEST(Profile, TraceHoldsPhasesAndOperationsInsideTheSteps) {
+  const fs::path path = fs::path(::testing::TempDir()) / "kiln_profile_test.json";
+  fs::remove(path);
+  test::TinyTraining tiny({});
+  StepProfiler::Options options{.steps = {2, 3}, .path = path.string(), .device = at::kCPU, .segments = {}};
+  for (const auto& segment : tiny.denoiser->segments()) options.segments.push_back(segment->name());
+  StepProfiler profiler(options);
+  tiny.step->observe(&profiler);
+  for (int64_t step = 1; step <= 4; ++step) {
+    profiler.begin_step(step);
+    tiny.step->run(tiny.batch(4), 1e-4);
+    profiler.end_step(step);
+    EXPECT_EQ(fs::exists(path), step >= 3);
+  }
+  EXPECT_TRUE(profiler.finished());
+  std::ifstream file(path);
+  const auto slices = slices_of(nlohmann::json::parse(file));
+  EXPECT_FALSE(slices.contains("step 1"));
+  EXPECT_FALSE(slices.contains("step 4"));
+  ASSERT_EQ(slices.at("step 2").size(), 1u);
+  ASSERT_EQ(slices.at("step 3").size(), 1u);
+  const auto inside_a_step = [&](const Slice& slice) {
+    constexpr double kMicrosecond = 1;  // of rounding
+    for (const char* step : {"step 2", "step 3"})
+      if (const Slice& whole = slices.at(step)[0];
+          slice.begin >= whole.begin - kMicrosecond && slice.end <= whole.end + kMicrosecond)
+        return true;
+    return false;
+  };
+  for (const char* name : {"forward blocks.0", "backward blocks.1", "optimizer embed", "loss", "grad_norm"}) {
+    ASSERT_TRUE(slices.contains(name)) << name;
+    EXPECT_EQ(slices.at(name).size(), 2u) << name;
+    EXPECT_TRUE(std::ranges::all_of(slices.at(name), inside_a_step)) << name;
+  }
+  size_t fused = 0;
+  for (const auto& [name, of_name] : slices) {
+    if (!name.starts_with("kiln::")) continue;
+    ++fused;
+    EXPECT_TRUE(std::ranges::all_of(of_name, inside_a_step)) << name;
+  }
+  EXPECT_GE(fused, 3u);
+  fs::remove(path);
+}
+
+TEST(Profile, TrainingThatEndsInsideTheRangeLeavesWhatThereIs) {
+  const fs::path path = fs::path(::testing::TempDir()) / "kiln_profile_short_test.json";
+  fs::remove(path);
+  StepProfiler profiler({.steps = {1, 9}, .path = path.string(), .device = at::kCPU, .segments = {}});
+  profiler.begin_step(1);
+  profiler.end_step(1);
+  EXPECT_FALSE(fs::exists(path));
+  profiler.finish();
+  std::ifstream file(path);
+  EXPECT_TRUE(slices_of(nlohmann::json::parse(file)).contains("step 1"));
+  fs::remove(path);
+}
+
+TEST(Nvml, AbsentIsSilent) { EXPECT_EQ(Nvml::open(12345), nullptr); }
+
+TEST(MemoryCurve, FollowsTheEventsByKind) {
+  StepMemory memory;
+  memory.persistent = {{MemoryKind::kMaster, 100}};
+  const auto event = [](uint64_t id, int64_t bytes, StepPhase phase, int32_t segment, MemoryKind kind) {
+    return MemoryEvent{.id = id, .bytes = bytes, .phase = phase, .segment = segment, .kind = kind};
+  };
+  using enum StepPhase;
+  memory.events = {event(1, 10, kForward, 0, MemoryKind::kActivations),
+                   event(2, 50, kForward, 0, MemoryKind::kMatmul),
+                   event(2, -50, kForward, 0, MemoryKind::kMatmul),
+                   event(3, 20, kForward, 1, MemoryKind::kActivations),
+                   event(3, -20, kForward, -1, MemoryKind::kActivations),  // after its phase
+                   event(4, 5, kOptimizer, 0, MemoryKind::kTemporaries)};
+  memory.marks = {{.phase = kForward, .segment = 0},
+                  {.phase = kForward, .segment = 1},
+                  {.phase = kLoss, .segment = -1},
+                  {.phase = kOptimizer, .segment = 0}};
+  const MemoryCurve curve = memory_curve(memory);
+  ASSERT_EQ(curve.points.size(), 4u);
+  const auto bytes = [&](size_t point, const char* kind) {
+    const auto& by_kind = curve.points[point].by_kind;
+    return by_kind.contains(kind) ? by_kind.at(kind) : 0;
+  };
+  EXPECT_EQ(bytes(0, "master"), 100);
+  EXPECT_EQ(bytes(0, "matmul"), 50);
+  EXPECT_EQ(bytes(0, "activations"), 10);
+  EXPECT_EQ(bytes(1, "activations"), 30);
+  EXPECT_EQ(bytes(1, "matmul"), 0);
+  EXPECT_EQ(bytes(2, "activations"), 10);
+  EXPECT_EQ(bytes(3, "temporaries"), 5);
+  EXPECT_EQ(curve.points[3].phase, "optimizer");
+
+  const MemoryCurve again = figures_from_json(to_json(StepFigures{.curve = curve})).curve;
+  ASSERT_EQ(again.points.size(), 4u);
+  EXPECT_EQ(again.points[1].by_kind.at("activations"), 30);
+  EXPECT_EQ(again.points[3].phase, "optimizer");
+}
+
+TEST(MemoryCurve, OfAManyPartedStepKeepsItsPeak) {
+  StepMemory memory;
+  for (int i = 0; i < 5000; ++i) {
+    memory.marks.push_back({.phase = StepPhase::kForward, .segment = i});
+    memory.events.push_back(
+        {.id = 1, .bytes = i == 3210 ? 999 : 1, .phase = StepPhase::kForward, .segment = i});
+    memory.events.push_back(
+        {.id = 1, .bytes = i == 3210 ? -999 : -1, .phase = StepPhase::kForward, .segment = i});
+  }
+  const MemoryCurve curve = memory_curve(memory);
+  EXPECT_LE(curve.points.size(), 400u);
+  int64_t highest = 0;
+  for (const auto& point : curve.points)
+    for (const auto& [kind, bytes] : point.by_kind) highest = std::max(highest, bytes);
+  EXPECT_EQ(highest, 999);
+}
+
+TEST(Prediction, ToleratedAndFound) {
+  const StepFigures predicted{.peak_bytes = 1000, .by_kind = {{"master", 800}}, .step_s = 1};
+  StepFigures measured{.peak_bytes = 1049, .by_kind = {{"master", 800}}, .step_s = 1.19};
+  EXPECT_THAT(findings(predicted, measured), ElementsAre());
+  measured.peak_bytes = 1060;
+  measured.step_s = 0.7;
+  EXPECT_THAT(findings(predicted, measured),
+              ElementsAre(HasSubstr("peak memory is 6 % higher"), HasSubstr("a step is 30 % shorter")));
+  EXPECT_TRUE(comparison_json(nullptr, measured).at("predicted").is_null());
+  EXPECT_THROW(figures_from_json({{"peak_bytes", "much"}}), Error);
+  EXPECT_THROW(figures_from_json({{"curve", 3}}), Error);
+}
+
+// The measured peak of the second step is what the allocator counted, and its kinds add up to it.
+TEST(StepMeasurement, MeasuresASteadyStep) {
+  install_tracking_cpu_allocator();
+  test::TinyTraining tiny({});
+  ObserverGroup observers;
+  tiny.step->observe(&observers);
+  StepMeasurement measurement(at::kCPU, 8, *tiny.state, observers);
+  int64_t counted_peak = 0;
+  for (int step = 1; step <= 5; ++step) {
+    const StepBatch batch = tiny.batch(8, static_cast<uint64_t>(step));
+    measurement.begin_step();
+    sleep_ms(2);  // the loader's
+    const int64_t before = live_cpu_bytes().live;
+    reset_peak_cpu_bytes();
+    measurement.begin_run();
+    tiny.step->run(batch, 1e-4);
+    measurement.end_run();
+    if (step == 2) counted_peak = live_cpu_bytes().peak - before;
+    measurement.end_step(0.002);
+  }
+  const StepFigures figures = measurement.figures();
+  EXPECT_EQ(figures.num_steps, 3);
+  int64_t by_kind = 0, persistent = 0;
+  for (const auto& [kind, bytes] : figures.by_kind) {
+    by_kind += bytes;
+    if (kind == "master" || kind == "moments" || kind == "ema" || kind == "gradients" || kind == "constants")
+      persistent += bytes;
+  }
+  EXPECT_EQ(by_kind, figures.peak_bytes);
+  EXPECT_EQ(figures.peak_bytes - persistent, counted_peak);
+  EXPECT_FALSE(figures.curve.points.empty());
+  ASSERT_EQ(figures.step_s_quartiles.size(), 3u);
+  EXPECT_LE(figures.step_s_quartiles[0], figures.step_s_quartiles[1]);
+  EXPECT_EQ(figures.step_s, figures.step_s_quartiles[1]);
+  double phases = 0;
+  for (const auto& [phase, seconds] : figures.phase_s) phases += seconds;
+  EXPECT_NEAR(phases, figures.step_s, 0.5 * figures.step_s);
+  EXPECT_GT(figures.phase_s.at("forward"), 0);
+  EXPECT_NEAR(figures.phase_s.at("data"), 0.002, 1e-9);
+  EXPECT_GT(figures.stall_share, 0);
+  for (const char* phase : {"first step", "steady step"}) EXPECT_GT(figures.by_phase.at(phase), 0);
+}
+
+TEST(ReportParts, MemoryIsStackedByKindWithTheMeasuredLineOverIt) {
+  MemoryCurve curve;
+  for (const char* phase : {"forward", "forward", "backward", "optimizer"})
+    curve.points.push_back({phase, {{"master", 1000000000}, {"activations", 500000000}, {"odd <kind>", 5}}});
+  const std::string html = memory_plot(curve, curve);
+  size_t areas = 0;
+  for (size_t at = html.find("<polygon"); at != std::string::npos; at = html.find("<polygon", at + 1))
+    ++areas;
+  EXPECT_EQ(areas, 3u);
+  EXPECT_THAT(html, HasSubstr("<polyline"));
+  EXPECT_THAT(html, HasSubstr(">measured</span>"));
+  EXPECT_THAT(html, HasSubstr("odd &lt;kind>"));
+  EXPECT_THAT(html, HasSubstr(">backward</text>"));
+  EXPECT_THAT(memory_plot(curve), Not(HasSubstr("measured")));
+  EXPECT_EQ(memory_plot({}), "");
+}
+
+}  // namespace
+}  // namespace kiln

@@ -1,0 +1,322 @@
+// ZeRO over real ranks: every stage trains what one rank trains, holds what the formula says and sends no
+// more.
+#include "parallel/zero.h"
+
+#include <ATen/ATen.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <limits>
+#include <mutex>
+#include <set>
+
+#include "parallel/rank_threads.h"
+#include "train/tiny_model.h"
+
+namespace kiln {
+namespace {
+
+using test::TinyOptions;
+using test::TinyTraining;
+
+constexpr int64_t kGlobalBatch = 9;  // 2, 3 and 4 ranks have uneven or even rows of it
+
+// This rank's rows.
+StepBatch rows_of(const StepBatch& global, const ProcessGroup& group) {
+  const int64_t first = group.rank() * global.size() / group.world_size();
+  const int64_t count = (group.rank() + 1) * global.size() / group.world_size() - first;
+  const auto slice = [&](const at::Tensor& tensor) { return tensor.narrow(0, first, count); };
+  return {.x_0 = slice(global.x_0),
+          .noise = slice(global.noise),
+          .timesteps = slice(global.timesteps),
+          .class_labels = slice(global.class_labels),
+          .first_row = first,
+          .global_batch = global.size()};
+}
+
+struct Outcome {
+  std::vector<double> losses;
+  at::Tensor master, ema;  // all slots of all units, one after another
+};
+
+at::Tensor slots_of(const TinyTraining& tiny, const std::function<at::Tensor(FlatUnit&)>& buffer) {
+  std::vector<at::Tensor> slots;
+  for (size_t s = 0; s < tiny.state->segments.size(); ++s) {
+    FlatUnit& unit = tiny.state->segments[s].unit;
+    const at::Tensor whole = tiny.state->zero->whole(s, buffer(unit));
+    for (size_t i = 0; i < unit.layout().slots.size(); ++i)
+      slots.push_back(unit.view(whole, i).flatten().clone());
+  }
+  return at::cat(slots);
+}
+
+// Trains on one rank of a group; the same on every rank.
+Outcome train(TinyOptions options, int64_t num_steps) {
+  const std::shared_ptr<ProcessGroup> group = options.group;
+  TinyTraining tiny(options);
+  Outcome outcome;
+  for (int64_t step = 0; step < num_steps; ++step) {
+    const StepBatch batch = tiny.batch(kGlobalBatch, static_cast<uint64_t>(step));
+    const StepResult result = tiny.step->run(rows_of(batch, *group), 1e-3);
+    EXPECT_TRUE(result.applied);
+    EXPECT_EQ(result.losses.size(), static_cast<size_t>(kGlobalBatch));
+    outcome.losses.push_back(result.loss);
+  }
+  outcome.master = slots_of(tiny, [](FlatUnit& unit) { return unit.master; });
+  outcome.ema = slots_of(tiny, [](FlatUnit& unit) { return unit.emas[0]; });
+  return outcome;
+}
+
+Outcome train_on_ranks(int64_t world_size, const TinyOptions& options, int64_t num_steps) {
+  Outcome first;
+  std::mutex mutex;
+  test::on_ranks(world_size, [&](const std::shared_ptr<ProcessGroup>& group) {
+    TinyOptions ranked = options;
+    ranked.group = group;
+    Outcome mine = train(ranked, num_steps);
+    const std::lock_guard lock(mutex);
+    if (first.losses.empty()) first = mine;
+    EXPECT_EQ(mine.losses, first.losses);
+    EXPECT_TRUE(at::equal(mine.master, first.master));
+  });
+  return first;
+}
+
+double relative_difference(const at::Tensor& a, const at::Tensor& b) {
+  return ((a - b).norm() / b.norm()).item<double>();
+}
+
+double worst_relative(const std::vector<double>& a, const std::vector<double>& b) {
+  double worst = 0;
+  for (size_t i = 0; i < a.size(); ++i) worst = std::max(worst, std::abs(a[i] - b[i]) / std::abs(b[i]));
+  return worst;
+}
+
+std::vector<MemoryChoice> recompute_all(bool recompute) {
+  return std::vector<MemoryChoice>(4,
+                                   {.activations = recompute ? Activations::kRecompute : Activations::kKeep});
+}
+
+class Stages : public ::testing::TestWithParam<at::ScalarType> {};
+
+// Every (ranks, stage) in each dtype; accumulation and recomputation take turns so that each pair of values
+// occurs.
+TEST_P(Stages, TrainWhatOneRankTrains) {
+  const at::ScalarType dtype = GetParam();
+  TinyOptions options{.compute_dtype = dtype, .max_grad_norm = 0.5, .objective = "epsilon"};
+  constexpr int64_t kSteps = 30;
+  const Outcome expected = train(options, kSteps);
+  double worst_loss = 0, worst_master = 0, worst_ema = 0;
+  std::mutex mutex;
+  for (int64_t world_size = 1; world_size <= 4; ++world_size) {
+    test::on_ranks(world_size, [&](const std::shared_ptr<ProcessGroup>& group) {
+      for (int64_t stage = 0; stage <= 3; ++stage) {
+        const bool accumulate = (world_size + stage) % 2 == 1, recompute = (stage / 2 + world_size) % 2 == 1;
+        TinyOptions ranked = options;
+        ranked.micro_batch = accumulate ? 1 : 0;
+        ranked.accumulate_f32 = accumulate;
+        ranked.memory = recompute_all(recompute);
+        ranked.group = group;
+        ranked.zero = {.stage = stage, .prefetch_segments = world_size - 1};
+        const Outcome outcome = train(ranked, kSteps);
+        const std::lock_guard lock(mutex);
+        worst_loss = std::max(worst_loss, worst_relative(outcome.losses, expected.losses));
+        worst_master = std::max(worst_master, relative_difference(outcome.master, expected.master));
+        worst_ema = std::max(worst_ema, relative_difference(outcome.ema, expected.ema));
+      }
+    });
+  }
+  printf("%s: worst relative difference from one rank: losses %.1e, weights %.1e, EMA %.1e\n",
+         c10::toString(dtype), worst_loss, worst_master, worst_ema);
+  const bool exact = dtype == at::kFloat;
+  EXPECT_LE(worst_loss, exact ? 5e-6 : 5e-3);
+  EXPECT_LE(worst_master, exact ? 1e-4 : 5e-2);
+  EXPECT_LE(worst_ema, exact ? 1e-4 : 5e-2);
+}
+
+INSTANTIATE_TEST_SUITE_P(ComputeDtypes, Stages, ::testing::Values(at::kFloat, at::kBFloat16, at::kHalf));
+
+// Views that autograd saved must see gathered weights, and gradients must not become zero.
+TEST(Zero, StageThreeWithKeptActivationsIsPlainTrainingBitwise) {
+  for (const at::ScalarType dtype : {at::kFloat, at::kBFloat16}) {
+    const Outcome plain = train({.compute_dtype = dtype}, 5);
+    const Outcome divided = train({.compute_dtype = dtype, .zero = {.stage = 3}}, 5);
+    EXPECT_EQ(plain.losses, divided.losses);
+    EXPECT_TRUE(at::equal(plain.master, divided.master));
+    EXPECT_TRUE(at::equal(plain.ema, divided.ema));
+  }
+}
+
+// A sum of two is the same in any order: stages differ in nothing but where state lies.
+TEST(Zero, StagesOfTwoRanksAgreeBitwise) {
+  const Outcome whole = train_on_ranks(2, {}, 5);
+  for (int64_t stage = 1; stage <= 3; ++stage) {
+    const Outcome divided = train_on_ranks(2, {.zero = {.stage = stage}}, 5);
+    EXPECT_EQ(whole.losses, divided.losses) << stage;
+    EXPECT_TRUE(at::equal(whole.master, divided.master)) << stage;
+  }
+}
+
+TEST(Zero, ReducesInTheDtypeAskedFor) {
+  const TinyOptions bf16{.compute_dtype = at::kBFloat16};
+  const Outcome expected = train(bf16, 3);
+  for (int64_t stage = 0; stage <= 3; ++stage) {
+    TinyOptions options = bf16;
+    options.zero = {.stage = stage, .reduce_dtype = at::kFloat};
+    EXPECT_LE(worst_relative(train_on_ranks(3, options, 3).losses, expected.losses), 5e-3) << stage;
+  }
+}
+
+// --- bytes and elements ---
+
+// Memory behind tensors, shared storages once.
+int64_t live_bytes(const std::vector<at::Tensor>& tensors) {
+  std::set<const void*> seen;
+  int64_t bytes = 0;
+  for (const at::Tensor& tensor : tensors) {
+    const c10::Storage& storage = tensor.storage();
+    if (storage.data() && seen.insert(storage.data()).second) bytes += static_cast<int64_t>(storage.nbytes());
+  }
+  return bytes;
+}
+
+TEST(Zero, HoldsWhatTheFormulaSays) {
+  printf("bytes per rank: ranks stage dtype      weights  gradients     master    moments        EMA\n");
+  for (int64_t world_size : {1, 2, 3, 4}) {
+    test::on_ranks(world_size, [&](const std::shared_ptr<ProcessGroup>& group) {
+      for (const at::ScalarType dtype : {at::kFloat, at::kBFloat16}) {
+        for (int64_t stage = 0; stage <= 3; ++stage) {
+          const TinyTraining tiny({.compute_dtype = dtype, .group = group, .zero = {.stage = stage}});
+          tiny.step->run(rows_of(tiny.batch(kGlobalBatch), *group), 1e-3);
+          std::vector<at::Tensor> weights, grads, master, moments, emas;
+          int64_t whole = 0, shard = 0;  // elements, padded so that ranks divide them
+          for (auto& segment : tiny.state->segments) {
+            FlatUnit& unit = segment.unit;
+            weights.insert(weights.end(), {unit.compute_weights, unit.weight_shard});
+            grads.insert(grads.end(), {unit.grads, unit.grad_shard});
+            master.push_back(unit.master);
+            for (const auto& moment : unit.moments) moments.push_back(moment);
+            emas.push_back(unit.emas[0]);
+            const int64_t divisor = stage == 0 ? 32 : 32 * world_size;
+            const int64_t padded = (unit.layout().size + divisor - 1) / divisor * divisor;
+            whole += padded;
+            shard += stage == 0 ? padded : padded / world_size;
+          }
+          const auto element = static_cast<int64_t>(c10::elementSize(dtype));
+          EXPECT_EQ(live_bytes(weights), (stage == 3 ? shard : whole) * element);
+          EXPECT_EQ(live_bytes(grads), (stage >= 2 ? shard : whole) * element);
+          EXPECT_EQ(live_bytes(moments), 8 * shard);
+          EXPECT_EQ(live_bytes(emas), 4 * shard);
+          if (dtype != at::kFloat) EXPECT_EQ(live_bytes(master), 4 * shard);  // in f32 part of the weights
+          if (group->rank() == 0)
+            printf("                %5ld %5ld %-8s %10ld %10ld %10ld %10ld %10ld\n", world_size, stage,
+                   c10::toString(dtype), live_bytes(weights), live_bytes(grads),
+                   dtype == at::kFloat ? 0 : live_bytes(master), live_bytes(moments), live_bytes(emas));
+        }
+      }
+    });
+  }
+}
+
+// How many segments have whole weights in memory, at every phase of a step.
+class WholeSegments : public StepObserver {
+ public:
+  explicit WholeSegments(const TrainingState& state) : state_(state) {}
+  void begin(StepPhase, int64_t) override { look(); }
+  void end(StepPhase, int64_t) override { look(); }
+  int64_t most = 0;
+
+ private:
+  void look() {
+    int64_t whole = 0;
+    for (const auto& segment : state_.segments)
+      whole += segment.unit.compute_weights.storage().data() != nullptr;
+    most = std::max(most, whole);
+  }
+  const TrainingState& state_;
+};
+
+TEST(Zero, KeepsNoMoreSegmentsWholeThanAsked) {
+  for (const int64_t prefetch : {0, 1}) {
+    test::on_ranks(2, [&](const std::shared_ptr<ProcessGroup>& group) {
+      const TinyTraining tiny({.group = group, .zero = {.stage = 3, .prefetch_segments = prefetch}});
+      WholeSegments observer(*tiny.state);
+      tiny.step->observe(&observer);
+      tiny.step->run(rows_of(tiny.batch(kGlobalBatch), *group), 1e-3);
+      EXPECT_EQ(observer.most, 1 + prefetch);
+    });
+  }
+}
+
+// A step's elements: 2 P at stages 0 and 1, whatever the accumulation; stage 2 adds a reduction per
+// micro-step; stage 3 gathers twice and reduces once per micro-step, less the last segment's second gather.
+TEST(Zero, SendsNoMoreThanTheFormulaSays) {
+  for (const int64_t micro_steps : {1, 3}) {
+    for (int64_t stage = 0; stage <= 3; ++stage) {
+      test::on_ranks(3, [&](const std::shared_ptr<ProcessGroup>& group) {
+        const TinyTraining tiny({.accumulate_f32 = true,
+                                 .micro_batch = 3 / micro_steps,
+                                 .group = group,
+                                 .zero = {.stage = stage}});
+        int64_t whole = 0;
+        for (const auto& segment : tiny.state->segments) whole += segment.unit.size();
+        const int64_t last = tiny.state->segments.back().unit.size();
+        const CommunicationVolume before = group->volume();
+        tiny.step->run(rows_of(tiny.batch(kGlobalBatch), *group), 1e-3);
+        const CommunicationVolume& after = group->volume();
+        EXPECT_EQ(after.all_reduced - before.all_reduced, stage == 0 ? whole : 0);
+        EXPECT_EQ(after.reduce_scattered - before.reduce_scattered, stage == 0   ? 0
+                                                                    : stage == 1 ? whole
+                                                                                 : micro_steps * whole);
+        EXPECT_EQ(after.all_gathered - before.all_gathered, stage == 0   ? 0
+                                                            : stage == 3 ? micro_steps * (2 * whole - last)
+                                                                         : whole);
+      });
+    }
+  }
+}
+
+TEST(Zero, SmallUnitsMayStayWhole) {
+  test::on_ranks(2, [&](const std::shared_ptr<ProcessGroup>& group) {
+    const TinyTraining tiny({.group = group, .zero = {.stage = 3, .persist_threshold = int64_t{1} << 40}});
+    tiny.step->run(rows_of(tiny.batch(kGlobalBatch), *group), 1e-3);
+    for (const auto& segment : tiny.state->segments) {
+      EXPECT_EQ(segment.unit.sharding().zero_stage, 2);
+      EXPECT_NE(segment.unit.compute_weights.storage().data(), nullptr);
+    }
+  });
+}
+
+// --- decisions that all ranks take alike ---
+
+TEST(Zero, ANonFiniteRowOfOneRankMovesNothingAnywhere) {
+  for (int64_t stage = 0; stage <= 3; ++stage) {
+    test::on_ranks(2, [&](const std::shared_ptr<ProcessGroup>& group) {
+      const TinyTraining tiny({.group = group, .zero = {.stage = stage}});
+      const auto master = [](FlatUnit& unit) { return unit.master; };
+      const at::Tensor before = slots_of(tiny, master);
+      StepBatch batch = tiny.batch(kGlobalBatch);
+      batch.x_0.select(0, 8).fill_(std::numeric_limits<float>::quiet_NaN());  // the last rank's
+      const StepResult result = tiny.step->run(rows_of(batch, *group), 1e-3);
+      EXPECT_FALSE(result.applied);
+      EXPECT_TRUE(std::isfinite(result.losses[0]));
+      EXPECT_FALSE(std::isfinite(result.losses[8]));
+      EXPECT_TRUE(at::equal(slots_of(tiny, master), before));
+      EXPECT_TRUE(tiny.step->run(rows_of(tiny.batch(kGlobalBatch), *group), 1e-3).applied);
+    });
+  }
+}
+
+TEST(Zero, AnOverflowShrinksEveryRanksLossScale) {
+  test::on_ranks(2, [&](const std::shared_ptr<ProcessGroup>& group) {
+    const TinyTraining tiny({.compute_dtype = at::kHalf, .group = group, .zero = {.stage = 2}});
+    tiny.state->loss_scaler.restore(1e12, 0);
+    EXPECT_FALSE(tiny.step->run(rows_of(tiny.batch(kGlobalBatch), *group), 1e-3).applied);
+    EXPECT_EQ(tiny.state->loss_scaler.scale(), 5e11);
+    EXPECT_EQ(tiny.state->updates, 0);
+  });
+}
+
+}  // namespace
+}  // namespace kiln
