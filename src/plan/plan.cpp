@@ -233,7 +233,8 @@ DataShape planned_shape(const TrainOptions& options) {
          options.data);
   if (options.autoencoder.empty())
     fail("plan",
-         "--data {} is not a feature store: give --autoencoder PATH (or pixels) to encode while training",
+         "--data {} is not a feature store: run kiln extract, or give --autoencoder PATH (or pixels) to "
+         "encode while training",
          options.data);
   DataShape shape = synthetic_shape(options);
   const int64_t classes = static_cast<int64_t>(ImageDataset::open(options.data)->class_names().size());
