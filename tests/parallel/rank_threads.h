@@ -1,5 +1,6 @@
 // Several ranks in one process: a thread each, with a real rendezvous and real Gloo connections between them.
 #pragma once
+#include <cstdlib>
 #include <exception>
 #include <functional>
 #include <memory>
@@ -14,6 +15,9 @@ namespace kiln::test {
 inline void on_ranks(int64_t world_size, const std::function<void(std::shared_ptr<ProcessGroup>)>& body,
                      std::chrono::milliseconds timeout = std::chrono::seconds(60)) {
   if (world_size == 1) return body(std::make_shared<ProcessGroup>());
+  // c10d's record of the last collectives is one per process and not made for several ranks in it: it
+  // crashes.
+  setenv("TORCH_FR_BUFFER_SIZE", "0", /*overwrite=*/1);
   const Rendezvous rendezvous;
   std::vector<std::exception_ptr> errors(static_cast<size_t>(world_size));
   std::vector<std::thread> threads;
