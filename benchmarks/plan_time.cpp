@@ -1,7 +1,12 @@
 // The planner's prediction of time against the clock: real steps of models that calibration did not see, on
 // this machine's CPU. Calibrates first (a minute) unless told to use the stored profile.
 //
-//   bench_plan_time [--stored] [--short] [--ops] > benchmarks/results/plan-time_MACHINE_DATE.md
+//   bench_plan_time [--stored] [--cases FROM:TO] [--ops] [--records FILE] >
+//   benchmarks/results/plan-time_MACHINE_DATE.md
+//
+// --stored --cases 1:5 is one piece of the table, for a machine that is free only for moments at a time; it
+// goes to standard output like the whole. --ops adds where the errors come from, on standard error; --records
+// FILE every operation of every case, as lines of JSON.
 #include <ATen/ATen.h>
 #include <ATen/Parallel.h>
 #include <fmt/chrono.h>
@@ -9,8 +14,9 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstdio>
+#include <fstream>
 #include <map>
-#include <set>
 #include <string>
 
 #include "core/error.h"
@@ -22,6 +28,8 @@
 
 namespace kiln {
 namespace {
+
+constexpr int kSteps = 3;
 
 struct Case {
   const char* model;
@@ -51,57 +59,128 @@ TrainOptions options_of(const Case& c) {
   return options;
 }
 
-// Where the error comes from: seconds of each operation, priced and measured.
-void print_ops(const std::vector<OpRecord>& measured, const MachineProfile& machine) {
-  std::map<std::string, std::array<double, 3>> by_name;
+// Where the error comes from: seconds of each operation, as the trace prices it and as the step took it.
+void print_ops(const std::vector<OpRecord>& traced, const StepTiming& timing, const MachineProfile& machine) {
+  struct Row {
+    double predicted = 0, measured = 0;
+    int num_traced = 0, num_measured = 0;
+  };
+  std::map<std::string, Row> by_name;
   double in_ops = 0;
-  for (const OpRecord& op : measured) {
-    auto& row = by_name[rate_key(op.name, op.dtype)];
-    row[0] += price(op, machine) - machine.op_overhead_s;
-    row[1] += op.seconds;
-    ++row[2];
+  int64_t num_traced = 0;
+  for (const OpRecord& op : traced) {
+    num_traced += op.times;
+    Row& row = by_name[rate_key(op.name, op.dtype)];
+    row.predicted += static_cast<double>(op.times) * (price(op, machine) - machine.op_overhead_s);
+    row.num_traced += static_cast<int>(op.times);
+  }
+  for (const OpRecord& op : timing.ops) {
+    Row& row = by_name[rate_key(op.name, op.dtype)];
+    row.measured += op.seconds;
+    ++row.num_measured;
     in_ops += op.seconds;
   }
-  std::vector<std::pair<std::string, std::array<double, 3>>> rows(by_name.begin(), by_name.end());
+  std::vector<std::pair<std::string, Row>> rows(by_name.begin(), by_name.end());
   std::ranges::sort(rows, std::greater{},
-                    [](const auto& row) { return std::abs(row.second[0] - row.second[1]); });
-  fmt::print(stderr, "  operations {:.1f} ms, {} of them\n", in_ops * 1e3, measured.size());
-  for (size_t i = 0; i < std::min<size_t>(8, rows.size()); ++i)
-    fmt::print(stderr, "  {:44} priced {:9.2f} ms, measured {:9.2f} ms, {} times\n", rows[i].first,
-               rows[i].second[0] * 1e3, rows[i].second[1] * 1e3, rows[i].second[2]);
+                    [](const auto& row) { return std::abs(row.second.predicted - row.second.measured); });
+  fmt::print(stderr, "  {} operations {:.1f} ms; between them {:.1f} ms measured, {:.1f} ms predicted\n",
+             timing.ops.size(), in_ops * 1e3, (timing.least_seconds - in_ops) * 1e3,
+             static_cast<double>(num_traced) * machine.op_overhead_s * 1e3);
+  for (size_t i = 0; i < std::min<size_t>(8, rows.size()); ++i) {
+    const auto& [name, row] = rows[i];
+    fmt::print(stderr, "  {:44} predicted {:9.2f} ms in {:4}, measured {:9.2f} ms in {:4}\n", name,
+               row.predicted * 1e3, row.num_traced, row.measured * 1e3, row.num_measured);
+  }
 }
 
-void run(const std::set<std::string>& flags) {
-  apply({.device = at::kCPU});
-  if (!flags.contains("--stored")) store_profile(calibrate("cpu"));
-  const MachineProfile machine = find_profile("cpu");
-  if (!machine.measured) fail("plan_time", "no stored profile of this machine: leave out --stored");
+void append_records(const std::string& path, const Case& c, const StepTiming& timing) {
+  std::ofstream file(path, std::ios::app);
+  for (const OpRecord& op : timing.ops)
+    file << nlohmann::json{{"model", c.model},
+                           {"batch", c.batch},
+                           {"op", rate_key(op.name, op.dtype)},
+                           {"class", name_of(op.op_class)},
+                           {"phase", name_of(op.phase)},
+                           {"flops", op.flops},
+                           {"bytes", op.bytes},
+                           {"m", op.m},
+                           {"n", op.n},
+                           {"k", op.k},
+                           {"s", op.seconds}}
+         << "\n";
+}
+
+struct Arguments {
+  bool stored = false, ops = false;
+  std::string records;
+  size_t first = 1, last = std::size(kCases);  // counted from 1
+};
+
+Arguments parse(int argc, char** argv) {
+  Arguments arguments;
+  for (int i = 1; i < argc; ++i) {
+    const std::string argument = argv[i];
+    if (argument == "--stored") {
+      arguments.stored = true;
+    } else if (argument == "--ops") {
+      arguments.ops = true;
+    } else if (argument == "--records" && i + 1 < argc) {
+      arguments.records = argv[++i];
+    } else if (argument == "--cases" && i + 1 < argc &&
+               std::sscanf(argv[i + 1], "%zu:%zu", &arguments.first, &arguments.last) == 2) {
+      ++i;
+    } else {
+      fail("plan_time", "expected [--stored] [--cases FROM:TO] [--ops] [--records FILE], got '{}'", argument);
+    }
+  }
+  if (arguments.first < 1 || arguments.last > std::size(kCases) || arguments.first > arguments.last)
+    fail("plan_time", "--cases expects numbers of 1 to {}", std::size(kCases));
+  return arguments;
+}
+
+void print_heading(const MachineProfile& machine) {
   const std::chrono::year_month_day today{
       std::chrono::floor<std::chrono::days>(std::chrono::system_clock::now())};
   fmt::print(
-      "# Predicted against measured time of a step\n\n{}-{:02}-{:02}, {}, {} threads, profile {}. Median of "
-      "3 steps after one of "
-      "warm-up.\n`bench_plan_time` (calibrates, then trains; synthetic latents, AdamW, one EMA).\n\n",
+      "# Predicted against measured time of a step\n\n{}-{:02}-{:02}, {}, {} threads, profile {}. Median "
+      "of {} steps after one of warm-up.\n`bench_plan_time` (calibrates, then trains; synthetic latents, "
+      "AdamW, one EMA).\n\n",
       static_cast<int>(today.year()), static_cast<unsigned>(today.month()),
-      static_cast<unsigned>(today.day()), machine_name(at::kCPU), at::get_num_threads(), machine.source);
+      static_cast<unsigned>(today.day()), machine_name(at::kCPU), at::get_num_threads(), machine.source,
+      kSteps);
   fmt::print(
-      "| model | image | dtype | batch | micro | recompute | predicted s | measured s | error |\n"
-      "|---|---|---|---|---|---|---|---|---|\n");
+      "| model | image | dtype | batch | micro | recompute | predicted s | measured s | least s | error |\n"
+      "|---|---|---|---|---|---|---|---|---|---|\n");
+}
+
+// The relative error of one case.
+double compare(const Case& c, const MachineProfile& machine, const Arguments& arguments) {
+  const bool with_ops = arguments.ops || !arguments.records.empty();
+  const TrainOptions options = options_of(c);
+  const std::vector<OpRecord> traced = trace_step(options, synthetic_shape(options), DryRunDevice::kCpu).ops;
+  const double predicted = price_step(traced, machine).seconds;
+  const StepTiming timing =
+      time_steps(options, at::kCPU, {.plain = kSteps, .watched = with_ops ? kSteps : 0});
+  const double error = predicted / timing.seconds - 1;
+  fmt::print("| {} | {} | {} | {} | {} | {} | {:.3f} | {:.3f} | {:.3f} | {:+.1f} % |\n", c.model,
+             c.image_size, c.compute_dtype, c.batch, c.micro_batch ? c.micro_batch : c.batch, c.recompute,
+             predicted, timing.seconds, timing.least_seconds, 100 * error);
+  std::fflush(stdout);
+  if (arguments.ops) print_ops(traced, timing, machine);
+  if (!arguments.records.empty()) append_records(arguments.records, c, timing);
+  return error;
+}
+
+void run(const Arguments& arguments) {
+  apply({.device = at::kCPU});
+  if (!arguments.stored) store_profile(calibrate("cpu"));
+  const MachineProfile machine = find_profile("cpu");
+  if (!machine.measured) fail("plan_time", "no stored profile of this machine: leave out --stored");
+  if (arguments.first == 1) print_heading(machine);
   std::vector<double> errors;
-  for (const Case& c : kCases) {
-    if (flags.contains("--short") && errors.size() == 8) break;
-    const TrainOptions options = options_of(c);
-    const double predicted =
-        price_step(trace_step(options, synthetic_shape(options), DryRunDevice::kCpu).ops, machine).seconds;
-    const StepTiming timing = time_steps(options, at::kCPU, 3, flags.contains("--ops"));
-    const double error = predicted / timing.seconds - 1;
-    errors.push_back(std::abs(error));
-    fmt::print("| {} | {} | {} | {} | {} | {} | {:.3f} | {:.3f} | {:+.1f} % |\n", c.model, c.image_size,
-               c.compute_dtype, c.batch, c.micro_batch ? c.micro_batch : c.batch, c.recompute, predicted,
-               timing.seconds, 100 * error);
-    std::fflush(stdout);
-    if (flags.contains("--ops")) print_ops(timing.ops, machine);
-  }
+  for (size_t i = arguments.first; i <= arguments.last; ++i)
+    errors.push_back(std::abs(compare(kCases[i - 1], machine, arguments)));
+  if (errors.size() < std::size(kCases)) return;  // a piece
   std::ranges::sort(errors);
   fmt::print("\n{} configurations: median error {:.1f} % (goal < 10), worst {:.1f} % (goal < 25).\n",
              errors.size(), 100 * errors[errors.size() / 2], 100 * errors.back());
@@ -112,7 +191,7 @@ void run(const std::set<std::string>& flags) {
 
 int main(int argc, char** argv) {
   try {
-    kiln::run({argv + 1, argv + argc});
+    kiln::run(kiln::parse(argc, argv));
   } catch (const std::exception& error) {
     fmt::print(stderr, "{}\n", error.what());
     return 1;

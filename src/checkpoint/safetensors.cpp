@@ -201,29 +201,6 @@ class ShardedSafetensors : public TensorFile {
   std::map<std::string, std::unique_ptr<TensorFile>> shards_;
 };
 
-std::string make_header(const std::vector<NamedTensor>& tensors,
-                        const std::map<std::string, std::string>& metadata) {
-  ordered_json header = ordered_json::object();
-  if (!metadata.empty()) header["__metadata__"] = metadata;
-  uint64_t offset = 0;
-  for (const auto& [name, view] : tensors) {
-    uint64_t num_bytes = dtype_size(view.dtype);
-    for (const int64_t size : view.shape) num_bytes *= static_cast<uint64_t>(size);
-    if (num_bytes != view.bytes.size())
-      throw std::logic_error(fmt::format("write_safetensors: {} has {} bytes, its shape {}", name,
-                                         view.bytes.size(), num_bytes));
-    if (name == "__metadata__" || header.contains(name))
-      fail("safetensors", "cannot write two tensors named {:?}", name);
-    header[name] = {{"dtype", dtype_name(view.dtype)},
-                    {"shape", view.shape},
-                    {"data_offsets", {offset, offset + num_bytes}}};
-    offset += num_bytes;
-  }
-  std::string text = header.dump();
-  text.append((kDataAlignment - (8 + text.size()) % kDataAlignment) % kDataAlignment, ' ');
-  return text;
-}
-
 }  // namespace
 
 std::unique_ptr<TensorFile> open_safetensors(const std::string& path) {
@@ -238,6 +215,32 @@ std::unique_ptr<TensorFile> parse_safetensors(std::span<const std::byte> bytes, 
   return std::make_unique<SafetensorsView>(bytes, name);
 }
 
+SafetensorsLayout lay_out_safetensors(const std::vector<TensorSpec>& tensors,
+                                      const std::map<std::string, std::string>& metadata) {
+  ordered_json header = ordered_json::object();
+  if (!metadata.empty()) header["__metadata__"] = metadata;
+  SafetensorsLayout layout;
+  uint64_t offset = 0;
+  for (const auto& [name, dtype, shape] : tensors) {
+    uint64_t num_bytes = dtype_size(dtype);
+    for (const int64_t size : shape) num_bytes *= static_cast<uint64_t>(size);
+    if (name == "__metadata__" || header.contains(name))
+      fail("safetensors", "cannot write two tensors named {:?}", name);
+    header[name] = {
+        {"dtype", dtype_name(dtype)}, {"shape", shape}, {"data_offsets", {offset, offset + num_bytes}}};
+    layout.offsets.push_back(offset);
+    offset += num_bytes;
+  }
+  std::string text = header.dump();
+  text.append((kDataAlignment - (8 + text.size()) % kDataAlignment) % kDataAlignment, ' ');
+  const uint64_t header_bytes = text.size();
+  layout.head.assign(reinterpret_cast<const char*>(&header_bytes), sizeof(header_bytes));
+  layout.head += text;
+  for (uint64_t& begin : layout.offsets) begin += layout.head.size();
+  layout.file_bytes = layout.head.size() + offset;
+  return layout;
+}
+
 void write_safetensors(const std::string& path, const std::vector<NamedTensor>& tensors,
                        const std::map<std::string, std::string>& metadata) {
   // Without holes, larger elements first is what keeps every tensor aligned to its elements.
@@ -245,11 +248,18 @@ void write_safetensors(const std::string& path, const std::vector<NamedTensor>& 
   std::stable_sort(ordered.begin(), ordered.end(), [](const NamedTensor& a, const NamedTensor& b) {
     return dtype_size(a.view.dtype) > dtype_size(b.view.dtype);
   });
-  const std::string header = make_header(ordered, metadata);
+  std::vector<TensorSpec> specs;
+  for (const auto& [name, view] : ordered) specs.push_back({name, view.dtype, view.shape});
+  const SafetensorsLayout layout = lay_out_safetensors(specs, metadata);
+  for (size_t i = 0; i < ordered.size(); ++i) {
+    const uint64_t end = i + 1 < ordered.size() ? layout.offsets[i + 1] : layout.file_bytes;
+    const auto& [name, view] = ordered[i];
+    if (end - layout.offsets[i] != view.bytes.size())
+      throw std::logic_error(fmt::format("write_safetensors: {} has {} bytes, its shape {}", name,
+                                         view.bytes.size(), end - layout.offsets[i]));
+  }
   AtomicFile file("safetensors", path);
-  const uint64_t header_bytes = header.size();
-  file.write(std::as_bytes(std::span(&header_bytes, 1)));
-  file.write(header);
+  file.write(layout.head);
   for (const NamedTensor& tensor : ordered) file.write(tensor.view.bytes);
   file.commit();
 }

@@ -36,6 +36,22 @@ std::unique_ptr<TensorFile> open_safetensors_index(const std::string& path);
 // For fuzzing: the same checks on bytes in memory, which must outlive the result.
 std::unique_ptr<TensorFile> parse_safetensors(std::span<const std::byte> bytes, const std::string& name);
 
+// A tensor of a file that is to be written.
+struct TensorSpec {
+  std::string name;
+  Dtype dtype = Dtype::kF32;
+  std::vector<int64_t> shape;
+};
+// Where everything of a safetensors file will be, in bytes from its start.
+struct SafetensorsLayout {
+  std::string head;               // the first bytes: length and header. The data follow
+  std::vector<uint64_t> offsets;  // of each tensor, in the order given
+  uint64_t file_bytes = 0;
+};
+// In the given order, data from a 64-byte boundary on. Throws Error: a name given twice.
+SafetensorsLayout lay_out_safetensors(const std::vector<TensorSpec>& tensors,
+                                      const std::map<std::string, std::string>& metadata = {});
+
 struct NamedTensor {
   std::string name;
   TensorView view;

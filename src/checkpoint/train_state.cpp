@@ -69,8 +69,12 @@ std::string ema_file_name(const std::vector<double>& decays, size_t index) {
   return index == 0 ? "ema.safetensors" : fmt::format("ema-{}.safetensors", decays.at(index));
 }
 
-std::string optimizer_file_name(int rank, int world_size) {
-  return fmt::format("train_state-{:05}-of-{:05}.safetensors", rank, world_size);
+std::string checkpoint_folder(const std::string& run, int64_t step) {
+  return (checkpoints_folder(run) / checkpoint_name(step)).string();
+}
+
+std::string partial_checkpoint_folder(const std::string& run, int64_t step) {
+  return (checkpoints_folder(run) / (kPartialPrefix + checkpoint_name(step))).string();
 }
 
 std::vector<Checkpoint> list_checkpoints(const std::string& run) {
@@ -93,9 +97,11 @@ TrainStateInfo read_train_state(const std::string& checkpoint_folder) {
             .updates = state.at("updates"),
             .loss_scale = state.at("loss_scale"),
             .scaler_good_steps = state.at("scaler_good_steps"),
+            .scaler_overflows = state.value("scaler_overflows", int64_t{0}),
             .bad_steps = state.at("bad_steps"),
             .train_seconds = state.at("train_seconds"),
             .num_threads = state.at("num_threads"),
+            .world_size = state.value("world_size", int64_t{1}),
             .machine = state.at("machine"),
             .log_window = state.at("log_window"),
             .config = state.at("config")};
@@ -104,10 +110,8 @@ TrainStateInfo read_train_state(const std::string& checkpoint_folder) {
   }
 }
 
-CheckpointWriter::CheckpointWriter(const std::string& run, int64_t step) {
-  const fs::path folder = checkpoints_folder(run);
-  final_ = (folder / checkpoint_name(step)).string();
-  partial_ = (folder / (kPartialPrefix + checkpoint_name(step))).string();
+CheckpointWriter::CheckpointWriter(const std::string& run, int64_t step)
+    : final_(checkpoint_folder(run, step)), partial_(partial_checkpoint_folder(run, step)) {
   std::error_code error;
   fs::remove_all(partial_, error);
   fs::create_directories(partial_, error);
@@ -131,9 +135,11 @@ std::string CheckpointWriter::commit(const TrainStateInfo& info) {
                                 {"updates", info.updates},
                                 {"loss_scale", info.loss_scale},
                                 {"scaler_good_steps", info.scaler_good_steps},
+                                {"scaler_overflows", info.scaler_overflows},
                                 {"bad_steps", info.bad_steps},
                                 {"train_seconds", info.train_seconds},
                                 {"num_threads", info.num_threads},
+                                {"world_size", info.world_size},
                                 {"machine", info.machine},
                                 {"log_window", info.log_window},
                                 {"config", info.config},
@@ -159,7 +165,7 @@ void prune_checkpoints(const std::string& run, int64_t keep) {
   std::vector<Checkpoint> checkpoints = list_checkpoints(run);
   for (int64_t i = 0; i + keep < static_cast<int64_t>(checkpoints.size()); ++i) {
     // Renamed first: a removal that is interrupted must not leave a folder that looks like a checkpoint.
-    const fs::path doomed = checkpoints_folder(run) / (kPartialPrefix + checkpoint_name(checkpoints[i].step));
+    const fs::path doomed = partial_checkpoint_folder(run, checkpoints[i].step);
     fs::rename(checkpoints[i].folder, doomed, error);
     fs::remove_all(doomed, error);
   }

@@ -1,5 +1,5 @@
 // Checkpoint folders of a run: RUN/checkpoints/step-00001000/ with model.safetensors, ema*.safetensors,
-// train_state.json and the optimizer's train_state-RRRRR-of-NNNNN.safetensors. Torch-free.
+// train_state.json and the optimizer's train_state-00000-of-00001.safetensors. Torch-free.
 #pragma once
 #include <cstdint>
 #include <nlohmann/json.hpp>
@@ -18,9 +18,11 @@ struct TrainStateInfo {
   int64_t updates = 0;  // applied optimizer updates: step less the skipped ones
   double loss_scale = 1;
   int64_t scaler_good_steps = 0;
-  int64_t bad_steps = 0;     // skipped in a row up to here
-  double train_seconds = 0;  // spent in training so far: time limits go on counting after a resume
+  int64_t scaler_overflows = 0;  // that have not changed the loss scale
+  int64_t bad_steps = 0;         // skipped in a row up to here
+  double train_seconds = 0;      // spent in training so far: time limits go on counting after a resume
   int num_threads = 0;
+  int64_t world_size = 1;       // ranks that trained
   std::string machine{};        // processor or GPU; the same bits are promised on the same one only
   nlohmann::json log_window{};  // losses of steps since the last line of the log
   nlohmann::json config{};      // the options of the run
@@ -28,10 +30,14 @@ struct TrainStateInfo {
 
 // "step-00001000"
 std::string checkpoint_name(int64_t step);
-// "model.safetensors"; "ema.safetensors" for the first decay, "ema-<decay>.safetensors" for further ones.
+inline constexpr const char* kModelFile = "model.safetensors";
+// One file for any number of ranks.
+inline constexpr const char* kOptimizerFile = "train_state-00000-of-00001.safetensors";
+// "ema.safetensors" for the first decay, "ema-<decay>.safetensors" for further ones.
 std::string ema_file_name(const std::vector<double>& decays, size_t index);
-// "train_state-00000-of-00001.safetensors"
-std::string optimizer_file_name(int rank, int world_size);
+// RUN/checkpoints/step-00001000, and where its files are until it is complete.
+std::string checkpoint_folder(const std::string& run, int64_t step);
+std::string partial_checkpoint_folder(const std::string& run, int64_t step);
 
 struct Checkpoint {
   int64_t step = 0;

@@ -1,6 +1,8 @@
 #include "extract/extract.h"
 
 #include "cli/commands.h"
+#include "parallel/joining.h"
+#include "parallel/launcher.h"
 
 namespace kiln::cli {
 
@@ -32,7 +34,12 @@ void add_extract_command(CLI::App& app) {
   command->add_option("--shard-size", options->shard_size, "Samples per file")->capture_default_str();
   command->add_option("--workers", options->workers,
                       "Decoding threads (default: half the cores, on a GPU all)");
-  command->callback([options] { extract(*options); });
+  command->add_option("--nproc", options->nproc,
+                      "Start this many ranks on this machine (0: one, or what the launcher says)");
+  command->callback([options] {
+    if (const int64_t num_ranks = ranks_to_launch("extract", options->nproc)) return launch_ranks(num_ranks);
+    extract(*options, *join_patiently());
+  });
 }
 
 }  // namespace kiln::cli

@@ -4,46 +4,60 @@
 #include "core/atomic_file.h"
 #include "core/error.h"
 #include "plan/calibrate.h"
+#include "plan/search.h"
+#include "plan/size_table.h"
 
 namespace kiln::cli {
 
 namespace {
 
 constexpr const char* kExamples = R"(Examples
-  Does DiT-XL/2 at 512 px train on four 24 GB cards, and how?
+  Does DiT-XL/2 at 512 px train on four 24 GB cards, and how? This tries all ways and prints the best commands:
+    kiln plan --search --model DiT-XL/2 --image-size 512 --gpu RTX-4090 --gpus 4
+  One way in detail: memory by kind and phase, time, cost, advice.
     kiln plan --model DiT-XL/2 --image-size 512 --gpu RTX-4090 --gpus 4 --compute-dtype bf16
-  With eight images per pass, activations recomputed and the training state divided among the cards:
+  The same with eight images per pass, activations recomputed and the training state divided among the cards:
     kiln plan --model DiT-XL/2 --image-size 512 --gpu RTX-4090 --gpus 4 --compute-dtype bf16
       --micro-batch 8 --recompute all --zero-stage 2
+  How many GPUs, and what does it cost, to be done in five days?
+    kiln plan --search --model DiT-B/4 --gpu A100-80G --price-per-gpu-hour 2 --deadline-days 5
   The published run on 8 rented GPUs, with its cost:
     kiln plan --recipe recipes/dit-xl-2-256.toml --gpu A100-80G --gpus 8 --micro-batch 32 --price-per-gpu-hour 2
 GPUs: V100, T4, RTX-3090, RTX-4090, A40, L40S, A100-40G, A100-80G, A800-80G, H100, H200, B200, cpu (this machine))";
 
 struct PlanArguments {
   PlanOptions options;
-  bool json = false, calibrate = false;
-  std::string html;
+  bool json = false, calibrate = false, search = false;
+  SearchOptions limits;  // of the search; its plan is `options`
+  std::string html, table;
 };
 
 void add_plan_options(CLI::App& command, PlanArguments& arguments) {
   PlanOptions& options = arguments.options;
   command.add_option("--gpu", options.gpu, "What it trains on; cpu: this machine (names below)")
       ->capture_default_str();
-  command.add_option("--gpus", options.gpus, "How many of them, in all")->capture_default_str();
-  command
-      .add_option(
-          "--zero-stage", options.zero_stage,
-          "Divide among the GPUs: 1 optimizer state and EMA, 2 gradients too, 3 weights too (0: nothing)")
-      ->capture_default_str();
-  command
-      .add_option("--offload-optimizer", options.offload_optimizer,
-                  "Where master weights, moments and EMA live: none (the GPU), cpu or nvme")
+  command.add_option("--gpus", options.gpus, "How many of them, in all (--search without it: 1, 2, 4, ...)")
       ->capture_default_str();
   command.add_option("--steps", options.steps, "Steps to plan for (0: --max-steps)")->capture_default_str();
   command.add_option("--dataset-size", options.dataset_size, "Images (0: those of --data, or ImageNet's)")
       ->capture_default_str();
   command.add_option("--price-per-gpu-hour", options.price_per_gpu_hour, "Adds the cost (0: unknown)")
       ->capture_default_str();
+  auto* search =
+      command.add_flag("--search", arguments.search,
+                       "Try every micro-batch, compute dtype, recompute set, ZeRO stage and optimizer "
+                       "offload that is not given, "
+                       "and print the commands of the fastest, the cheapest and the smallest run that fits");
+  command.add_option("--deadline-days", arguments.limits.deadline_days, "--search: at most so many days")
+      ->needs(search);
+  command
+      .add_option("--max-cost", arguments.limits.max_cost,
+                  "--search: at most this cost (--price-per-gpu-hour)")
+      ->needs(search);
+  command
+      .add_option("--table", arguments.table,
+                  "Print a Markdown table of docs/planning.md or docs/scaling.md: sizes, quoted, scaling")
+      ->excludes(search);
   command.add_flag(
       "--calibrate", arguments.calibrate,
       "First measure this machine (a minute; --device says which) and keep its profile for later plans");
@@ -51,11 +65,29 @@ void add_plan_options(CLI::App& command, PlanArguments& arguments) {
   command.add_option("--html", arguments.html, "Also write a report with plots into this file");
 }
 
-void run(const PlanArguments& arguments) {
+// What the command line or the recipe says stays; the search chooses the rest.
+void run_search(const CLI::App& command, const PlanArguments& arguments) {
+  SearchOptions options = arguments.limits;
+  options.plan = arguments.options;
+  options.any_gpus = command.count("--gpus") == 0;
+  const nlohmann::json values = to_json(options.plan.train), defaults = to_json(TrainOptions{});
+  for (const char* name : kSearchedOptions)
+    if (command.count(std::string("--") + name) > 0 || values.at(name) != defaults.at(name))
+      options.fixed.insert(name);
+  const SearchResult result = search(options);
+  fmt::print("{}", arguments.json ? to_json(result).dump(1) + "\n" : to_text(result));
+}
+
+void run(const CLI::App& command, const PlanArguments& arguments) {
   if (arguments.calibrate) {
     const std::string path = store_profile(calibrate(arguments.options.train.device));
     fmt::print(stderr, "profile kept in {}\n", path);
   }
+  if (!arguments.table.empty()) {
+    fmt::print("{}", markdown_table(arguments.table));
+    return;
+  }
+  if (arguments.search) return run_search(command, arguments);
   const Plan plan = make_plan(arguments.options);
   if (arguments.json)
     fmt::print("{}\n", to_json(plan).dump(1));
@@ -75,8 +107,10 @@ void add_plan_command(CLI::App& app) {
       add_train_options(*command, "Options of kiln train: all of them (--data may be left out)");
   command->footer(kExamples);
   command->callback([=] {
-    arguments->options.train = resolve(*command, *train);
-    run(*arguments);
+    const int64_t nproc = train->options.nproc;
+    if (nproc > 0 && command->count("--gpus") == 0) arguments->options.gpus = nproc;
+    arguments->options.train = resolve(*command, *train, arguments->options.gpus);
+    run(*command, *arguments);
   });
 }
 

@@ -3,10 +3,12 @@
 #include "cli/commands.h"
 #include "cli/train_options.h"
 #include "core/error.h"
+#include "parallel/launcher.h"
 #include "parallel/machine.h"
 #include "plan/budget.h"
 #include "plan/this_machine.h"
 #include "train/probe.h"
+#include "train/run_ranks.h"
 
 namespace kiln::cli {
 
@@ -33,7 +35,8 @@ class StdoutToStderr {
 nlohmann::json measure(ProbeOptions options) {
   const StdoutToStderr redirect;
   if (options.train.out.empty()) options.train.out = "probe";  // never written: validation wants one
-  const FittedRun fitted = fit_run(options.train);
+  options.group = join_ranks(options.train);
+  const FittedRun fitted = fit_run(options.train, *options.group);
   if (!fitted.summary.empty()) fmt::print("{}\n", fitted.summary);
   options.train = fitted.options;
   options.predicted = fitted.predicted;
@@ -54,8 +57,9 @@ void add_probe_command(CLI::App& app) {
   const auto train = add_train_options(*command, "Options of kiln train, of the run that is probed");
   command->callback([=] {
     options->train = resolve(*command, *train);
+    if (const int64_t num_ranks = ranks_to_launch(options->train)) return launch_ranks(num_ranks);
     const nlohmann::json result = measure(*options);
-    fmt::print("{}", *json ? result.dump(1) + "\n" : probe_text(result));
+    if (!result.is_null()) fmt::print("{}", *json ? result.dump(1) + "\n" : probe_text(result));
   });
 }
 

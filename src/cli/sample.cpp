@@ -1,4 +1,6 @@
 #include "cli/commands.h"
+#include "parallel/joining.h"
+#include "parallel/launcher.h"
 #include "sample/sample_command.h"
 
 namespace kiln::cli {
@@ -49,7 +51,12 @@ void add_sample_command(CLI::App& app) {
   command->add_option("--device", options->device, "auto | cpu | cuda")->capture_default_str();
   command->add_option("--compute-dtype", options->compute_dtype, "f32 | bf16 | fp16")->capture_default_str();
   command->add_option("--threads", options->threads, "Compute threads (0: all cores)")->capture_default_str();
-  command->callback([options] { run_sample_command(*options); });
+  command->add_option("--nproc", options->nproc,
+                      "Start this many ranks on this machine (0: one, or what the launcher says)");
+  command->callback([options] {
+    if (const int64_t num_ranks = ranks_to_launch("sample", options->nproc)) return launch_ranks(num_ranks);
+    run_sample_command(*options, *join_patiently());
+  });
 }
 
 }  // namespace kiln::cli

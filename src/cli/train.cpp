@@ -1,10 +1,10 @@
-#include <fmt/format.h>
-
 #include "cli/commands.h"
 #include "cli/train_options.h"
 #include "core/error.h"
+#include "parallel/launcher.h"
 #include "plan/budget.h"
 #include "train/loop.h"
+#include "train/run_ranks.h"
 
 namespace kiln::cli {
 
@@ -12,9 +12,13 @@ void add_train_command(CLI::App& app) {
   auto* command = app.add_subcommand("train", "Train a denoiser; rerunning the same command resumes");
   const auto arguments = add_train_options(*command);
   command->callback([=] {
-    const FittedRun run = fit_run(resolve(*command, *arguments));
+    const TrainOptions options = resolve(*command, *arguments);
+    validate(options);
+    if (const int64_t num_ranks = ranks_to_launch(options)) return launch_ranks(num_ranks);
+    const std::shared_ptr<ProcessGroup> group = join_ranks(options);
+    const FittedRun run = fit_run(options, *group);
     if (!run.summary.empty()) fmt::print("{}\n", run.summary);
-    train(run.options, {.predicted = run.predicted});
+    train(run.options, {.predicted = run.predicted, .group = group});
   });
 }
 

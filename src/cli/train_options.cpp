@@ -2,6 +2,8 @@
 
 #include "core/error.h"
 #include "core/toml.h"
+#include "parallel/ranks.h"
+#include "train/deepspeed_config.h"
 
 namespace kiln::cli {
 
@@ -19,6 +21,33 @@ CLI::Option* add_option(CLI::App& command, const std::string& name, T& field, co
   return command.add_option("--" + name, field, help)->take_last()->capture_default_str();
 }
 
+bool is_given(const CLI::App& command, const std::string& name) {
+  const CLI::Option* option = command.get_option_no_throw("--" + name);
+  return option != nullptr && option->count() > 0;
+}
+
+TrainOptions with_recipe(const CLI::App& command, const TrainArguments& arguments) {
+  TrainOptions options = arguments.options;
+  if (arguments.recipe.empty()) return options;
+  TrainOptions overridden;  // still checked
+  for (const TomlEntry& entry : read_toml(arguments.recipe)) {
+    try {
+      set_option(is_given(command, entry.key) ? overridden : options, entry.key, entry.value);
+    } catch (const Error& error) {
+      throw Error(fmt::format("{} ({} line {})", error.what(), arguments.recipe, entry.line));
+    }
+  }
+  return options;
+}
+
+// On stderr: standard output may be for a result.
+void report(const DeepSpeedConfig& config, const std::string& path) {
+  for (const std::string& warning : config.warnings) fmt::print(stderr, "warning: {}\n", warning);
+  fmt::print(stderr, "{} is read as:\n", path);
+  for (const DeepSpeedConfig::Setting& setting : config.settings)
+    fmt::print(stderr, "  --{} {}  ({})\n", setting.option, setting.value.dump(), setting.key);
+}
+
 }  // namespace
 
 std::shared_ptr<TrainArguments> add_train_options(CLI::App& command, const std::string& group) {
@@ -27,26 +56,28 @@ std::shared_ptr<TrainArguments> add_train_options(CLI::App& command, const std::
       .add_option("--recipe", arguments->recipe,
                   "TOML file of these options; the command line goes before it")
       ->group(group);
+  command
+      .add_option("--deepspeed", arguments->deepspeed,
+                  "DeepSpeed's ds_config.json, read as these options; it may not contradict the command line")
+      ->group(group);
   visit_options(arguments->options, [&](const char* name, auto& field, OnResume, const char* help) {
     add_option(command, name, field, help)->group(group);
   });
   return arguments;
 }
 
-TrainOptions resolve(const CLI::App& command, const TrainArguments& arguments) {
-  TrainOptions options = arguments.options;
-  if (arguments.recipe.empty()) return options;
-  TrainOptions overridden;  // still checked
-  for (const TomlEntry& entry : read_toml(arguments.recipe)) {
-    const CLI::Option* option = command.get_option_no_throw("--" + entry.key);
-    const bool is_overridden = option != nullptr && option->count() > 0;
-    try {
-      set_option(is_overridden ? overridden : options, entry.key, entry.value);
-    } catch (const Error& error) {
-      throw Error(fmt::format("{} ({} line {})", error.what(), arguments.recipe, entry.line));
-    }
-  }
-  return options;
+TrainOptions resolve(const CLI::App& command, const TrainArguments& arguments, int64_t world_size) {
+  const TrainOptions options = with_recipe(command, arguments);
+  if (arguments.deepspeed.empty()) return options;
+  const Ranks ranks = ranks_from_environment();
+  if (world_size == 0) world_size = std::max(options.nproc, ranks.world_size);
+  const DeepSpeedConfig config = read_deepspeed_config(
+      arguments.deepspeed, {.ours = options,
+                            .is_given = [&](const std::string& option) { return is_given(command, option); },
+                            .world_size = world_size});
+  const bool launches_others = options.nproc > 1 && !ranks.launched;
+  if (ranks.rank == 0 && !launches_others) report(config, arguments.deepspeed);
+  return apply(config, options);
 }
 
 }  // namespace kiln::cli

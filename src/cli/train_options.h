@@ -10,14 +10,15 @@ namespace kiln::cli {
 
 struct TrainArguments {
   TrainOptions options;
-  std::string recipe;
+  std::string recipe, deepspeed;
 };
 
-// Adds --recipe and every option of TrainOptions. `group`: heading in --help.
+// Adds --recipe, --deepspeed and every option of TrainOptions. `group`: heading in --help.
 std::shared_ptr<TrainArguments> add_train_options(CLI::App& command, const std::string& group = "Options");
 
-// After parsing: what the command line does not say comes from the recipe. Throws Error naming the recipe's
-// line.
-TrainOptions resolve(const CLI::App& command, const TrainArguments& arguments);
+// After parsing: what the command line does not say comes from the DeepSpeed file, then from the recipe. Says
+// on stderr what was taken from the former. `world_size`: ranks of the run; 0: as the options or the launcher
+// say. Throws Error naming the recipe's line or the file's key.
+TrainOptions resolve(const CLI::App& command, const TrainArguments& arguments, int64_t world_size = 0);
 
 }  // namespace kiln::cli

@@ -26,12 +26,14 @@ class AtomicFile {
   void commit();
 
  private:
-  [[noreturn]] void fail_with_errno(std::string_view action, int error) const;
-
   std::string who_, path_, partial_path_;
   int fd_ = -1;
   uint64_t size_ = 0;
 };
+
+// Throws Error: "[who] cannot write PATH: No space left on device: free some space or choose another folder".
+[[noreturn]] void fail_with_errno(std::string_view who, std::string_view action, const std::string& path,
+                                  int error);
 
 // The whole content at once.
 void write_file_atomically(const std::string& who, const std::string& path, std::string_view content);

@@ -3,9 +3,9 @@
 #include <ATen/ATen.h>
 
 #include <algorithm>
-#include <cstdlib>
 #include <filesystem>
 #include <thread>
+#include <unordered_set>
 #include <utility>
 
 #include "core/error.h"
@@ -13,22 +13,17 @@
 #include "core/tensors.h"
 #include "data/feature_store.h"
 #include "data/image_dataset.h"
+#include "data/store_parts.h"
 #include "extract/image_batches.h"
 #include "extract/image_values.h"
 #include "extract/progress.h"
 #include "models/autoencoders/autoencoder.h"
+#include "parallel/agreement.h"
+#include "parallel/joining.h"
 #include "parallel/machine.h"
 
 namespace kiln {
 namespace {
-
-// One machine's decoding threads feed one encoder. Several processes would write the same samples.
-void check_alone() {
-  const char* world_size = std::getenv("WORLD_SIZE");
-  if (world_size && std::atoi(world_size) > 1)
-    fail("extract", "expected one process, got WORLD_SIZE={}: start kiln extract without torchrun",
-         world_size);
-}
 
 struct Settings {
   at::Device device = at::kCPU;
@@ -38,19 +33,20 @@ struct Settings {
   int num_workers = 1;
 };
 
-Settings resolve(const ExtractOptions& options) {
+Settings resolve(const ExtractOptions& options, const Ranks& ranks) {
   if (options.flip != "none" && options.flip != "both")
     fail("extract", "--flip: expected none or both, got {}", options.flip);
   if (options.batch < 0 || options.workers < 0 || options.shard_size < 1)
     fail("extract", "--batch, --workers and --shard-size: expected positive numbers, got {}, {} and {}",
          options.batch, options.workers, options.shard_size);
   Settings settings;
-  settings.device = parse_device(options.device);
+  settings.device = parse_device(options.device, ranks.local_rank);
   settings.compute_dtype = parse_compute_dtype(options.compute_dtype);
   settings.num_flips = options.flip == "both" ? 2 : 1;
   settings.batch = options.batch;
   if (settings.batch == 0) settings.batch = settings.device.is_cuda() ? 32 : 8;
-  const int cores = std::max(static_cast<int>(std::thread::hardware_concurrency()), 1);
+  const int cores =
+      std::max(static_cast<int>(std::thread::hardware_concurrency() / ranks.local_world_size), 1);
   settings.num_workers = static_cast<int>(options.workers);
   if (settings.num_workers == 0)
     settings.num_workers = settings.device.is_cuda() ? cores : std::max(cores / 2, 1);
@@ -94,32 +90,105 @@ struct Position {
 
 class Extraction {
  public:
-  Extraction(const ExtractOptions& options)
+  Extraction(const ExtractOptions& options, ProcessGroup& group)
       : options_(options),
-        settings_(resolve(options)),
+        group_(group),
+        settings_(resolve(options, group.ranks())),
         dataset_(ImageDataset::open(options.data)),
         autoencoder_(load_autoencoder(options.autoencoder, settings_.device, settings_.compute_dtype)) {
+    apply(ComputeSettings{.device = settings_.device, .local_ranks = group.ranks().local_world_size});
     check_image_size(*autoencoder_, options.image_size);
-    const StoreInfo info = make_store_info(options, settings_, *dataset_, *autoencoder_);
-    latent_values_ = info.latent_size();
-    writer_ = FeatureStoreWriter::open(options.out, info, options.shard_size);
+    info_ = make_store_info(options, settings_, *dataset_, *autoencoder_);
+    range_ = images_of(group.rank());
   }
 
   void run() {
-    if (read_store_info(options_.out).complete) {
-      fmt::print("{} is complete with {} samples: nothing to do\n", options_.out, writer_->num_complete());
+    if (group_.world_size() > 1) return run_with_others();
+    writer_ = FeatureStoreWriter::open(options_.out, info_, options_.shard_size);
+    if (read_store_info(options_.out).complete) return say_complete();
+    if (!extract_images(options_.out)) return say_stopped();
+    writer_->finish();
+    report(position_.num_samples, num_skipped_);
+  }
+
+ private:
+  struct Range {
+    int64_t first = 0, last = 0;  // in the data set
+    bool empty() const { return first >= last; }
+  };
+  // Whole batches, so that they are those of a single rank.
+  Range images_of(int64_t rank) const {
+    const auto num_images = static_cast<int64_t>(dataset_->records().size());
+    const int64_t num_batches = (num_images + settings_.batch - 1) / settings_.batch;
+    const auto begin = [&](int64_t r) {
+      return std::min(num_images, num_batches * r / group_.world_size() * settings_.batch);
+    };
+    return {begin(rank), begin(rank + 1)};
+  }
+
+  // Every rank fills a store of its own; the first one joins them.
+  void run_with_others() {
+    const int64_t num_ranks = group_.world_size();
+    const bool is_first = group_.rank() == 0;
+    double complete = 0;
+    agree(group_, "the folder of the store", [&] {
+      if (!is_first) return;
+      check_names();
+      if (!prepare_store_parts(options_.out, num_ranks)) return;
+      FeatureStoreWriter::open(options_.out, info_);  // refuses one of other settings
+      complete = 1;
+    });
+    if (group_.sum({complete}, "the state of the store").front() > 0) {
+      if (is_first) say_complete();
       return;
     }
-    const auto total = static_cast<int64_t>(dataset_->records().size());
+    bool stopped = false;
+    if (!range_.empty()) {
+      const std::string part = store_part_folder(options_.out, group_.rank(), num_ranks);
+      writer_ = FeatureStoreWriter::open(part, info_, options_.shard_size);
+      stopped = !extract_images(part);
+      if (!stopped && position_.num_samples > 0) writer_->finish();
+      writer_.reset();
+    }
+    const std::vector<double> of_all =
+        group_.sum({stopped ? 1.0 : 0.0, static_cast<double>(num_skipped_)}, "the end of the extraction");
+    if (of_all[0] > 0) {
+      if (is_first) say_stopped();
+      return;
+    }
+    int64_t num_samples = 0;
+    agree(group_, "joining the store", [&] {
+      if (is_first) num_samples = join_store_parts(options_.out, num_ranks, info_);
+    });
+    if (is_first) report(num_samples, static_cast<int64_t>(of_all[1]));
+  }
+
+  // Each writer sees the names of its part only.
+  void check_names() const {
+    std::unordered_set<std::string> names;
+    for (const ImageRecord& record : dataset_->records())
+      if (!names.insert(record.name).second)
+        fail("extract", "{} has two pictures named {:?}: names must be unique", options_.data, record.name);
+  }
+
+  void say_complete() const {
+    fmt::print("{} is complete with {} samples: nothing to do\n", options_.out,
+               read_store_info(options_.out).num_samples);
+  }
+  void say_stopped() const { fmt::print(stderr, "stopped: the same command continues\n"); }
+
+  // Writes the images of range_ that the store in `folder` lacks. False when a signal ended it.
+  bool extract_images(const std::string& folder) {
     position_ = find_position();
-    num_skipped_ = position_.next_image - position_.num_samples;
+    num_skipped_ = position_.next_image - range_.first - position_.num_samples;
     if (position_.num_in_store > 0)
-      fmt::print(stderr, "{} holds {} samples: going on behind them\n", options_.out, position_.num_in_store);
-    ProgressLine progress(position_.next_image, total);
+      fmt::print(stderr, "{} holds {} samples: going on behind them\n", folder, position_.num_in_store);
+    ProgressLine progress(position_.next_image - range_.first, range_.last - range_.first,
+                          /*is_shown=*/group_.rank() == 0);
     const StopSignal stop;
-    ImagePipeline pipeline(*dataset_, position_.next_image, total, options_.image_size, settings_.num_workers,
-                           2 * settings_.batch);
-    int64_t done = position_.next_image;
+    ImagePipeline pipeline(*dataset_, position_.next_image, range_.last, options_.image_size,
+                           settings_.num_workers, 2 * settings_.batch);
+    int64_t done = position_.next_image - range_.first;
     std::vector<PreparedImage> batch;
     for (PreparedImage image; !stop.requested() && pipeline.next(image);
          progress.update(done, num_skipped_)) {
@@ -131,24 +200,17 @@ class Extraction {
       batch.push_back(std::move(image));
       if (static_cast<int64_t>(batch.size()) == settings_.batch) submit(batch);
     }
-    if (stop.requested()) {
-      write(take_encoded());
-      progress.finish(done - static_cast<int64_t>(batch.size()), num_skipped_);
-      fmt::print(stderr, "stopped: the same command continues\n");
-      return;
-    }
-    submit(batch);
+    const bool stopped = stop.requested();
+    if (!stopped) submit(batch);
     write(take_encoded());
-    writer_->finish();
-    progress.finish(done, num_skipped_);
-    report();
+    progress.finish(stopped ? done - static_cast<int64_t>(batch.size()) : done, num_skipped_);
+    return !stopped;
   }
 
- private:
   // Walks back from the last sample in the store to the beginning of its batch.
   Position find_position() const {
     const int64_t num_in_store = writer_->num_complete();
-    if (num_in_store == 0) return {};
+    if (num_in_store == 0) return {.next_image = range_.first};
     const auto& records = dataset_->records();
     const auto last = std::find_if(records.begin(), records.end(), [&](const ImageRecord& record) {
       return record.name == writer_->last_name();
@@ -219,9 +281,10 @@ class Extraction {
       FeatureStoreWriter::Sample sample{record.name, record.caption, record.label, {}, {}};
       for (int64_t flip = 0; flip < settings_.num_flips; ++flip) {
         const float* mean = values + (flip * size + i) * values_per_image;
-        sample.mean.insert(sample.mean.end(), mean, mean + latent_values_);
+        sample.mean.insert(sample.mean.end(), mean, mean + info_.latent_size());
         if (has_logvar)
-          sample.logvar.insert(sample.logvar.end(), mean + latent_values_, mean + 2 * latent_values_);
+          sample.logvar.insert(sample.logvar.end(), mean + info_.latent_size(),
+                               mean + 2 * info_.latent_size());
       }
       writer_->add(sample);
     }
@@ -239,21 +302,23 @@ class Extraction {
     return images;
   }
 
-  void report() const {
+  void report(int64_t num_samples, int64_t num_skipped) const {
     const size_t num_classes = dataset_->class_names().size();
-    fmt::print("{} samples{} in {}\n", position_.num_samples,
+    fmt::print("{} samples{} in {}\n", num_samples,
                num_classes > 0 ? fmt::format(", {} classes,", num_classes) : "", options_.out);
-    if (num_skipped_ > 0)
-      fmt::print("{} of {} pictures are broken or smaller than {} pixels and were skipped\n", num_skipped_,
+    if (num_skipped > 0)
+      fmt::print("{} of {} pictures are broken or smaller than {} pixels and were skipped\n", num_skipped,
                  dataset_->records().size(), options_.image_size);
   }
 
   const ExtractOptions options_;
+  ProcessGroup& group_;
   const Settings settings_;
   const std::unique_ptr<ImageDataset> dataset_;
   const std::unique_ptr<Autoencoder> autoencoder_;
   std::unique_ptr<FeatureStoreWriter> writer_;
-  int64_t latent_values_ = 0;
+  StoreInfo info_;
+  Range range_;
   Position position_;
   Encoded encoded_;
   int64_t num_skipped_ = 0;
@@ -261,9 +326,8 @@ class Extraction {
 
 }  // namespace
 
-void extract(const ExtractOptions& options) {
-  check_alone();
-  Extraction(options).run();
+void extract(const ExtractOptions& options, ProcessGroup& group) {
+  as_rank(group, [&] { Extraction(options, group).run(); });
 }
 
 }  // namespace kiln

@@ -1,7 +1,10 @@
 // kiln extract: pictures -> feature store.
 #pragma once
 #include <cstdint>
+#include <memory>
 #include <string>
+
+#include "parallel/process_group.h"
 
 namespace kiln {
 
@@ -16,11 +19,13 @@ struct ExtractOptions {
   std::string device = "auto";
   int64_t shard_size = 4096;  // samples per file
   int64_t workers = 0;        // decoding threads; 0 = by device
+  int64_t nproc = 0;          // ranks that this process starts on this machine; 0 = none
 };
 
 // Continues what an earlier run of the same settings left in `out`: the store's bytes are those of an
-// uninterrupted run. SIGINT and SIGTERM end it after the batch in hand. Throws Error: nothing to read,
-// impossible options, a store of other settings, a broken picture when strict.
-void extract(const ExtractOptions& options);
+// uninterrupted run. SIGINT and SIGTERM end it after the batch in hand. Several ranks take whole batches of
+// the pictures in turn of place: the store is the one that a single rank makes, in other shards. Throws
+// Error: nothing to read, impossible options, a store of other settings, a broken picture when strict.
+void extract(const ExtractOptions& options, ProcessGroup& group);
 
 }  // namespace kiln

@@ -17,9 +17,10 @@ std::string clock_text(double seconds) {
 
 }  // namespace
 
-ProgressLine::ProgressLine(int64_t done, int64_t total)
+ProgressLine::ProgressLine(int64_t done, int64_t total, bool is_shown)
     : first_(done),
       total_(total),
+      is_shown_(is_shown),
       is_terminal_(::isatty(STDERR_FILENO)),
       start_(Clock::now()),
       last_(start_) {}
@@ -33,6 +34,7 @@ void ProgressLine::update(int64_t done, int64_t num_skipped) {
 }
 
 void ProgressLine::print(int64_t done, int64_t num_skipped) {
+  if (!is_shown_) return;
   const double seconds = std::chrono::duration<double>(Clock::now() - start_).count();
   const double rate = seconds > 0 ? static_cast<double>(done - first_) / seconds : 0;
   std::string line = fmt::format("{} / {} images  {:.1f} images/s", done, total_, rate);

@@ -37,21 +37,29 @@ AttentionResult meta_attention(const at::Tensor& stored) {
   return {out.to(stored.scalar_type()), log_sum, {}, {}};
 }
 
-// On CUDA the gradients of q, k and v come apart, and flash attention sums that of q in f32, its head
-// dimension padded to 32, beside a sum per row of 128-row blocks (csrc/flash_attn of torch 2.11; not
-// measured).
+// What ATen's kernels on CUDA take (not measured; source of torch 2.11). Flash attention sums the gradient of
+// q in f32, its head dimension padded, beside a sum per row of 128-row blocks (mha_bwd, csrc/flash_attn);
+// fp16 in the memory-efficient kernels has like sums. In f32 those first multiply out and its gradient
+// (_efficient_attention_backward).
+void touch_cuda_scratch(const at::Tensor& qkv) {
+  const int64_t batch = qkv.size(0), num_tokens = qkv.size(1), num_heads = qkv.size(3),
+                head_dim = qkv.size(4);
+  const auto f32 = qkv.options().dtype(at::kFloat);
+  if (qkv.scalar_type() == at::kFloat) {
+    const at::Tensor product = at::empty({batch, num_tokens, num_heads, head_dim}, f32);
+    at::empty({batch, num_heads, num_tokens}, f32);
+    return;
+  }
+  const int64_t rows = at::divup(num_tokens, 128) * 128, padding = head_dim <= 128 ? 32 : 64;
+  const at::Tensor row_sums = at::empty({batch, num_heads, rows}, f32);
+  at::empty({batch, rows, num_heads, at::divup(head_dim, padding) * padding}, f32);
+}
+
 at::Tensor meta_attention_backward(const at::Tensor& grad_stored, const at::Tensor& stored,
                                    const AttentionResult& result) {
   if (dry_run_device() == DryRunDevice::kCuda) {
-    const int64_t batch = stored.size(0), num_tokens = stored.size(1), num_heads = stored.size(3),
-                  head_dim = stored.size(4);
-    const at::Tensor grads = at::empty_like(stored);
-    if (stored.scalar_type() != at::kFloat) {
-      const auto f32 = stored.options().dtype(at::kFloat);
-      const int64_t rows = at::divup(num_tokens, 128) * 128;
-      const at::Tensor row_sums = at::empty({batch, num_heads, rows}, f32);
-      at::empty({batch, rows, num_heads, at::divup(head_dim, 32) * 32}, f32);
-    }
+    const at::Tensor grads = at::empty_like(stored);  // of q, k and v apart
+    touch_cuda_scratch(stored);
     return at::empty_like(stored);
   }
   const at::ScalarType dtype = engine_dtype(stored);

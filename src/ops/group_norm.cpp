@@ -6,6 +6,7 @@
 
 #include <cmath>
 
+#include "core/dry_run.h"
 #include "core/error.h"
 #include "core/tensors.h"
 #include "ops/cpu/kernels.h"
@@ -140,6 +141,18 @@ class GroupNormSilu : public torch::autograd::Function<GroupNormSilu> {
   }
 };
 
+// In a dry run of CUDA: allocates what ATen's kernel, which takes and gives contiguous tensors, and the steps
+// after it allocate. Nobody trains through it there.
+at::Tensor meta_cuda_group_norm(const at::Tensor& x, bool silu) {
+  at::Tensor y;
+  {
+    const at::Tensor contiguous = x.contiguous();
+    y = at::empty_like(contiguous);
+  }
+  const at::Tensor out = silu ? at::empty_like(y) : y;
+  return out.contiguous(x.suggest_memory_format());
+}
+
 }  // namespace
 
 at::Tensor group_norm_silu(const at::Tensor& x, int64_t num_groups, const at::Tensor& weight,
@@ -162,6 +175,7 @@ at::Tensor group_norm_silu(const at::Tensor& x, int64_t num_groups, const at::Te
         at::group_norm(x, num_groups, weight.to(x.scalar_type()), bias.to(x.scalar_type()), eps);
     return (silu ? at::silu(y) : y).contiguous(x.suggest_memory_format());
   }
+  if (x.is_meta() && dry_run_device() == DryRunDevice::kCuda) return meta_cuda_group_norm(x, silu);
   if (!has_kernel(x) || x.numel() == 0) {
     return reference::group_norm_silu(x, num_groups, weight, bias, eps, silu);
   }

@@ -1,35 +1,43 @@
-// Dynamic loss scaling (Micikevicius et al. 2018): fp16 gradients underflow unless the loss is multiplied
-// first.
+// Loss scaling (Micikevicius et al. 2018): fp16 gradients underflow unless the loss is multiplied first.
 #pragma once
 #include <cstdint>
 
 namespace kiln {
 
 struct LossScalerOptions {
-  bool enabled = false;          // fp16 only; f32 and bf16 train with scale 1
-  double initial_scale = 65536;  // 2^16
-  double growth_factor = 2, backoff_factor = 0.5;
-  int64_t growth_interval = 1000;  // finite steps in a row before the scale grows
+  double fixed_scale = 0;  // 0: dynamic, what follows decides
+  double initial_scale = 65536;
   double min_scale = 1;
+  int64_t growth_interval = 1000;  // the scale doubles after so many finite steps behind the one that follows
+                                   // an overflow
+  int64_t hysteresis = 1;          // overflows that it takes to halve the scale for the first time
+  bool consecutive_hysteresis = false;  // a finite step forgets the overflows before it; else a doubling does
 };
 
-// REQUIRES: update() once per step. The state (scale, good_steps) belongs into checkpoints.
+// DeepSpeed's DynamicLossScaler, step for step. REQUIRES: update() once per step. The state (scale,
+// good_steps, overflows) belongs into checkpoints.
 class LossScaler {
  public:
-  explicit LossScaler(const LossScalerOptions& options = {})
-      : options_(options), scale_(options.enabled ? options.initial_scale : 1) {}
+  // `enabled`: fp16 only; f32 and bf16 train with scale 1.
+  explicit LossScaler(const LossScalerOptions& options = {}, bool enabled = false);
 
   double scale() const { return scale_; }
   int64_t good_steps() const { return good_steps_; }
+  int64_t overflows() const { return overflows_; }
   void update(bool finite);
-  // True when a non-finite gradient may be the scale's fault: it can still shrink.
-  bool can_back_off() const { return options_.enabled && scale_ > options_.min_scale; }
-  void restore(double scale, int64_t good_steps);
+  // True when a gradient of loss scale `scale` may be infinite for no other reason: the scale can shrink.
+  bool explains_overflow(double scale) const { return is_dynamic_ && scale > options_.min_scale; }
+  void restore(double scale, int64_t good_steps, int64_t overflows);
 
  private:
   LossScalerOptions options_;
+  bool is_dynamic_ = false;
   double scale_ = 1;
-  int64_t good_steps_ = 0;
+  int64_t good_steps_ = 0;  // since the scale last changed, or an overflow
+  int64_t overflows_ = 0;   // that count towards the hysteresis
 };
+
+// Throws Error naming the option.
+void validate(const LossScalerOptions& options);
 
 }  // namespace kiln

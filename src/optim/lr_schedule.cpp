@@ -19,7 +19,16 @@ struct Entry {
 constexpr Entry kEntries[] = {
     {"constant", [](double) { return 1.0; }},
     {"cosine", [](double progress) { return 0.5 * (1 + std::cos(std::numbers::pi * progress)); }},
+    {"linear", [](double progress) { return 1 - progress; }},
 };
+
+// In (0, 1]: never a step without a rate.
+double warmup_factor(const LrSchedule& schedule, int64_t step) {
+  if (step >= schedule.warmup_steps) return 1;
+  const auto steps = static_cast<double>(schedule.warmup_steps), s = static_cast<double>(step);
+  return schedule.warmup == "log" ? std::min(1.0, std::log(s + 2) / std::log(std::max(steps, 2.0)))
+                                  : (s + 1) / steps;
+}
 
 }  // namespace
 
@@ -30,9 +39,7 @@ std::vector<std::string> lr_schedule_names() {
 }
 
 double lr_at(const LrSchedule& schedule, int64_t step, double progress) {
-  const double warmup = schedule.warmup_steps > 0
-                            ? std::min(1.0, (step + 1.0) / static_cast<double>(schedule.warmup_steps))
-                            : 1.0;
+  const double warmup = warmup_factor(schedule, step);
   for (const Entry& entry : kEntries) {
     if (schedule.name != entry.name) continue;
     const double factor = entry.factor(std::clamp(progress, 0.0, 1.0));
@@ -49,6 +56,8 @@ void validate(const LrSchedule& schedule) {
     fail("train", "--lr must be a positive number, got {}", schedule.lr);
   if (schedule.warmup_steps < 0)
     fail("train", "--lr-warmup-steps must not be negative, got {}", schedule.warmup_steps);
+  if (schedule.warmup != "linear" && schedule.warmup != "log")
+    fail("train", "--lr-warmup expects linear or log, got '{}'", schedule.warmup);
   if (!(schedule.min_lr_ratio >= 0 && schedule.min_lr_ratio <= 1))
     fail("train", "--min-lr-ratio must be in [0, 1], got {}", schedule.min_lr_ratio);
 }

@@ -6,6 +6,7 @@
 #include <algorithm>
 
 #include "core/error.h"
+#include "parallel/host_memory.h"
 
 namespace kiln {
 
@@ -14,6 +15,11 @@ namespace {
 constexpr int64_t kSlotAlignment = 32;  // elements: 64 bytes of bf16, 128 of f32
 
 int64_t round_up(int64_t n, int64_t multiple) { return (n + multiple - 1) / multiple * multiple; }
+
+// The layout's size, padded so that the ranks divide it where it is divided.
+int64_t padded_size(int64_t layout_size, const UnitSharding& sharding) {
+  return round_up(layout_size, kSlotAlignment * (sharding.zero_stage > 0 ? sharding.world_size : 1));
+}
 
 // New or no memory under the same StorageImpl, which every view shares. Not resize_bytes: a trace on meta
 // would not see it.
@@ -34,33 +40,84 @@ void FlatLayout::add(const std::string& key, const std::vector<int64_t>& shape) 
   size = round_up(size + numel, kSlotAlignment);
 }
 
-FlatUnit::FlatUnit(std::string name, FlatLayout layout, const FlatUnitOptions& options)
-    : name_(std::move(name)), layout_(std::move(layout)), sharding_(options.sharding) {
-  const bool divided = sharding_.zero_stage > 0;
-  size_ = round_up(layout_.size, kSlotAlignment * (divided ? sharding_.world_size : 1));
-  shard_size_ = divided ? size_ / sharding_.world_size : size_;
-  shard_offset_ = divided ? shard_size_ * sharding_.rank : 0;
+int64_t shard_elements(int64_t layout_size, const UnitSharding& sharding) {
+  const int64_t size = padded_size(layout_size, sharding);
+  return sharding.zero_stage > 0 ? size / sharding.world_size : size;
+}
 
+int64_t state_elements(int64_t shard_size, const FlatUnitOptions& options) {
+  return shard_size * (1 + options.num_moments + options.num_emas);
+}
+
+FlatUnit::FlatUnit(std::string name, FlatLayout layout, const FlatUnitOptions& options)
+    : name_(std::move(name)),
+      layout_(std::move(layout)),
+      sharding_(options.sharding),
+      size_(padded_size(layout_.size, sharding_)),
+      shard_size_(shard_elements(layout_.size, sharding_)),
+      shard_offset_(sharding_.zero_stage > 0 ? shard_size_ * sharding_.rank : 0),
+      num_moments_(static_cast<size_t>(options.num_moments)),
+      num_emas_(static_cast<size_t>(options.num_emas)),
+      nvme_unit_(options.nvme_unit),
+      weights_wait_on_host_(options.weights_wait_on_host && sharding_.zero_stage == 3) {
   const auto f32 = at::TensorOptions().device(options.device).dtype(at::kFloat);
   const auto zeros = [&](int64_t size, at::ScalarType dtype) { return at::zeros({size}, f32.dtype(dtype)); };
   const auto shard_of = [&](const at::Tensor& whole) {
-    return divided ? whole.narrow(0, shard_offset_, shard_size_) : whole;
+    return sharding_.zero_stage > 0 ? whole.narrow(0, shard_offset_, shard_size_) : whole;
   };
   compute_weights = zeros(size_, options.compute_dtype);
   weight_shard = shard_of(compute_weights);
   if (sharding_.zero_stage == 3) {
-    weight_shard = zeros(shard_size_, options.compute_dtype);
+    weight_shard = weights_wait_on_host_ ? host_zeros(shard_size_, options.compute_dtype, options.device)
+                                         : zeros(shard_size_, options.compute_dtype);
     drop_weights_memory();
   }
-  master = options.compute_dtype == at::kFloat ? weight_shard : zeros(shard_size_, at::kFloat);
+  const bool on_device = options.placement == Placement::kDevice;
+  if (on_device && options.compute_dtype == at::kFloat) master = weight_shard;
   grads = zeros(size_, options.grad_dtype);
   grad_shard = shard_of(grads);
   if (sharding_.zero_stage >= 2) {
     grad_shard = zeros(shard_size_, options.grad_dtype);
     drop_grads_memory();
   }
-  for (int64_t i = 0; i < options.num_moments; ++i) moments.push_back(zeros(shard_size_, at::kFloat));
-  for (int64_t i = 0; i < options.num_emas; ++i) emas.push_back(zeros(shard_size_, at::kFloat));
+  if (options.placement == Placement::kNvme) {
+    nvme_ = options.nvme;
+    return;
+  }
+  const auto state_zeros = [&] {
+    return on_device ? zeros(shard_size_, at::kFloat) : host_zeros(shard_size_, at::kFloat, options.device);
+  };
+  if (!master.defined()) master = state_zeros();
+  for (size_t i = 0; i < num_moments_; ++i) moments.push_back(state_zeros());
+  for (size_t i = 0; i < num_emas_; ++i) emas.push_back(state_zeros());
+}
+
+StateLease::~StateLease() {
+  if (nvme_) nvme_->release(nvme_unit_, writes_);
+}
+
+StateLease FlatUnit::lease(Access access) const {
+  StateLease lease;
+  if (!nvme_) {
+    lease.master = master;
+    lease.moments = moments;
+    lease.emas = emas;
+    return lease;
+  }
+  const at::Tensor state = nvme_->acquire(nvme_unit_);
+  lease.nvme_ = nvme_;
+  lease.nvme_unit_ = nvme_unit_;
+  lease.writes_ = access == Access::kWrite;
+  int64_t begin = 0;
+  const auto next = [&] { return state.narrow(0, std::exchange(begin, begin + shard_size_), shard_size_); };
+  lease.master = next();
+  for (size_t i = 0; i < num_moments_; ++i) lease.moments.push_back(next());
+  for (size_t i = 0; i < num_emas_; ++i) lease.emas.push_back(next());
+  return lease;
+}
+
+void FlatUnit::prefetch_state() const {
+  if (nvme_) nvme_->prefetch(nvme_unit_);
 }
 
 at::Tensor FlatUnit::view(const at::Tensor& buffer, size_t index) const {
@@ -87,11 +144,12 @@ void FlatUnit::write(at::Tensor& buffer, size_t index, const at::Tensor& value) 
 }
 
 void FlatUnit::refresh_weight_shard() {
-  if (!weight_shard.is_same(master)) weight_shard.copy_(master);
+  if (!weight_shard.is_same(master)) weight_shard.copy_(lease(Access::kRead).master);
 }
 
 void FlatUnit::start_emas() {
-  for (at::Tensor& ema : emas) ema.copy_(master);
+  StateLease state = lease(Access::kWrite);
+  for (at::Tensor& ema : state.emas) ema.copy_(state.master);
 }
 
 void FlatUnit::take_weights_memory() { take_memory(compute_weights); }

@@ -11,6 +11,7 @@ namespace {
 constexpr auto kInterval = std::chrono::seconds(1);
 
 std::string key_of(int64_t rank) { return fmt::format("alive/{}", rank); }
+std::string failure_key_of(int64_t rank) { return fmt::format("failed/{}", rank); }
 
 }  // namespace
 
@@ -53,7 +54,26 @@ std::vector<Heartbeat::Beat> Heartbeat::read_all() {
   return all;
 }
 
+void Heartbeat::report_failure(const std::string& why) try {
+  const std::lock_guard lock(mutex_);
+  store_->set(failure_key_of(ranks_.rank), why);
+} catch (const std::exception&) {  // the rendezvous is gone: nobody can be told
+}
+
+// Of ranks that failed first: of those that only miss others, nothing.
+std::string Heartbeat::reported_failures() {
+  std::string failures;
+  const std::lock_guard lock(mutex_);
+  for (int64_t rank = 0; rank < ranks_.world_size; ++rank) {
+    if (rank == ranks_.rank || !store_->check({failure_key_of(rank)})) continue;
+    const std::vector<uint8_t> why = store_->get(failure_key_of(rank));
+    failures += fmt::format("; rank {} failed: {}", rank, std::string(why.begin(), why.end()));
+  }
+  return failures;
+}
+
 std::string Heartbeat::describe_missing(int64_t number) try {
+  if (std::string failures = reported_failures(); !failures.empty()) return failures;
   const std::vector<Beat> before = read_all();
   std::this_thread::sleep_for(3 * kInterval);
   const std::vector<Beat> after = read_all();

@@ -21,9 +21,13 @@ class Heartbeat {
   ~Heartbeat();
   Heartbeat(const Heartbeat&) = delete;
 
+  const Ranks& ranks() const { return ranks_; }
   int64_t next_collective() { return ++collectives_; }
-  // "; rank 2 no longer answers, rank 3 has not come so far" of ranks that keep collective `number` waiting;
-  // empty when every rank lives and has begun it. Takes three seconds.
+  // Tells the other ranks, whom this one is about to leave, why.
+  void report_failure(const std::string& why);
+  // "; rank 2 no longer answers; rank 3 has not come so far" of ranks that keep collective `number` waiting;
+  // "; rank 2 failed: ..." of one that said so; empty when every rank lives and has begun it. Takes up to
+  // three seconds.
   std::string describe_missing(int64_t number);
 
  private:
@@ -32,6 +36,7 @@ class Heartbeat {
   };
   void beat();
   std::vector<Beat> read_all();
+  std::string reported_failures();
 
   c10::intrusive_ptr<c10d::Store> store_;
   const Ranks ranks_;

@@ -50,11 +50,17 @@ at::CachingAllocator::Stat allocated(at::Device device) {
 
 }  // namespace
 
-at::Device parse_device(const std::string& name) {
+at::Device parse_device(const std::string& name, int64_t local_rank) {
   if (name != "auto" && name != "cpu" && name != "cuda")
     fail("device", "expected auto, cpu or cuda, got '{}'", name);
   if (name == "cpu") return at::kCPU;
-  if (at::hasCUDA()) return {at::kCUDA, 0};
+  if (at::hasCUDA()) {
+    const int64_t num_gpus = at::accelerator::deviceCount();
+    if (local_rank >= num_gpus)
+      fail("device", "expected a GPU for local rank {}, found {}: start as many ranks as GPUs", local_rank,
+           num_gpus);
+    return {at::kCUDA, static_cast<c10::DeviceIndex>(local_rank)};
+  }
   if (name == "cuda")
     fail("device",
          "expected a CUDA GPU, found none this build can use: run scripts/setup --cuda, or use --device cpu");
@@ -63,7 +69,9 @@ at::Device parse_device(const std::string& name) {
 
 void apply(const ComputeSettings& settings) {
   const int64_t cores = static_cast<int64_t>(std::max(1u, std::thread::hardware_concurrency()));
-  at::set_num_threads(static_cast<int>(settings.threads > 0 ? settings.threads : cores));
+  const int64_t share = std::max<int64_t>(1, cores / settings.local_ranks);
+  at::set_num_threads(static_cast<int>(settings.threads > 0 ? settings.threads : share));
+  if (settings.device.is_cuda()) at::accelerator::setDeviceIndex(settings.device.index());
   at::Context& context = at::globalContext();
   if (settings.device.is_cuda())
     context.setFloat32MatmulPrecision(settings.tf32 ? "high" : "highest");

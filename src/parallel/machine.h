@@ -7,12 +7,14 @@
 
 namespace kiln {
 
-// "auto" (cuda where there is one), "cpu" or "cuda". Throws Error when there is no such device.
-at::Device parse_device(const std::string& name);
+// "auto" (cuda where there is one), "cpu" or "cuda": of the GPUs, the one of this local rank. Throws Error
+// when there is no such device.
+at::Device parse_device(const std::string& name, int64_t local_rank = 0);
 
 struct ComputeSettings {
   at::Device device = at::kCPU;
-  int64_t threads = 0;         // 0 = all cores
+  int64_t threads = 0;  // 0 = all cores, divided among the local ranks
+  int64_t local_ranks = 1;
   bool tf32 = false;           // CUDA
   bool deterministic = false;  // CUDA
 };

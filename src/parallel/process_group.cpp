@@ -1,12 +1,16 @@
 #include "parallel/process_group.h"
 
 #include <ATen/ATen.h>
+#include <dlfcn.h>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
 #ifdef USE_C10D_NCCL
 #include <torch/csrc/distributed/c10d/ProcessGroupNCCL.hpp>
 #endif
+
+#include <fmt/ranges.h>
+#include <netdb.h>
 
 #include <algorithm>
 #include <cstdlib>
@@ -15,6 +19,14 @@
 
 #include "core/error.h"
 #include "parallel/heartbeat.h"
+
+// In the place of the C library's: c10d asks for the name of every address that it connects to, for messages
+// that are not shown, which takes seconds where no name server answers. Numbers will do.
+extern "C" int getnameinfo(const sockaddr* address, socklen_t size, char* host, socklen_t host_size,
+                           char* service, socklen_t service_size, int flags) {
+  static const auto next = reinterpret_cast<decltype(&getnameinfo)>(dlsym(RTLD_NEXT, "getnameinfo"));
+  return next(address, size, host, host_size, service, service_size, flags | NI_NUMERICHOST);
+}
 
 namespace kiln {
 
@@ -71,16 +83,36 @@ int64_t Rendezvous::port() const { return server_->store->getPort(); }
 
 struct ProcessGroup::Connection {
   c10::intrusive_ptr<c10d::Store> store;
+  ProcessGroupOptions options;
   c10::intrusive_ptr<c10d::Backend> host, device;
-  std::unique_ptr<Heartbeat> heartbeat;
+  std::shared_ptr<Heartbeat> heartbeat;  // of all ranks, in a subgroup too
+  int64_t num_subgroups = 0;             // made so far: each has keys of its own
 
   c10d::Backend& of(const at::Tensor& tensor) { return tensor.is_cpu() ? *host : *device; }
+  void open_backends(const std::string& prefix, const Ranks& ranks);
 };
+
+// `ranks`: this one among the members. Their keys in the store begin with `prefix`.
+void ProcessGroup::Connection::open_backends(const std::string& prefix, const Ranks& ranks) {
+  auto gloo = c10d::ProcessGroupGloo::Options::create(options.timeout);
+  gloo->devices.push_back(network_device(heartbeat->ranks()));
+  const int rank = static_cast<int>(ranks.rank), world_size = static_cast<int>(ranks.world_size);
+  host = c10::make_intrusive<c10d::ProcessGroupGloo>(
+      c10::make_intrusive<c10d::PrefixStore>(prefix + "host", store), rank, world_size, gloo);
+  device = host;
+#ifdef USE_C10D_NCCL
+  if (!options.device.is_cuda()) return;
+  auto nccl = c10d::ProcessGroupNCCL::Options::create();
+  nccl->timeout = options.timeout;
+  device = c10::make_intrusive<c10d::ProcessGroupNCCL>(
+      c10::make_intrusive<c10d::PrefixStore>(prefix + "device", store), rank, world_size, nccl);
+#endif
+}
 
 struct Collective::Work {
   ProcessGroup* group;
-  c10::intrusive_ptr<c10d::Work> work;
-  std::vector<at::Tensor> tensors;  // alive while others read and write them
+  c10::intrusive_ptr<c10d::Work> work;  // null in a dry run
+  std::vector<at::Tensor> tensors;      // alive while others read and write them
   std::string name;
   int64_t number;
   Clock::time_point begin = Clock::now();
@@ -88,9 +120,10 @@ struct Collective::Work {
   // An error that has to name who is missing takes a few seconds: the ranks' heartbeats are compared.
   [[noreturn]] void fail_with(const std::exception& error) const {
     const double seconds = std::chrono::duration<double>(Clock::now() - begin).count();
-    const Ranks& ranks = group->ranks();
-    fail("ranks", "rank {} of {}: {} failed after {:.1f} s: {}{}", ranks.rank, ranks.world_size, name,
-         seconds, message_of(error), group->connection_->heartbeat->describe_missing(number));
+    const Ranks& ranks = group->connection_->heartbeat->ranks();
+    throw MissingRanks(fmt::format("[ranks] rank {} of {}: {} failed after {:.1f} s: {}{}", ranks.rank,
+                                   ranks.world_size, name, seconds, message_of(error),
+                                   group->connection_->heartbeat->describe_missing(number)));
   }
 };
 
@@ -107,7 +140,7 @@ Collective& Collective::operator=(Collective&& other) noexcept {
 }
 
 Collective::~Collective() {
-  if (!work_) return;
+  if (!work_ || !work_->work) return;
   try {
     work_->work->wait();
   } catch (const std::exception&) {  // whoever waits for its result is told
@@ -117,6 +150,10 @@ Collective::~Collective() {
 void Collective::wait() {
   if (!work_) return;
   const std::unique_ptr<Work> work = std::move(work_);
+  if (!work->work) {
+    if (work->group->observer_) work->group->observer_->waited(work->number);
+    return;
+  }
   try {
     work->work->wait();
   } catch (const std::exception& error) {
@@ -135,26 +172,45 @@ std::shared_ptr<ProcessGroup> ProcessGroup::connect(const Ranks& ranks, const Pr
     const auto store = open_store(ranks, std::min(options.timeout, kMostPatience));
     auto connection = std::make_unique<Connection>();
     connection->store = store;
-    auto gloo = c10d::ProcessGroupGloo::Options::create(options.timeout);
-    gloo->devices.push_back(network_device(ranks));
-    const int rank = static_cast<int>(ranks.rank), world_size = static_cast<int>(ranks.world_size);
-    connection->host = c10::make_intrusive<c10d::ProcessGroupGloo>(
-        c10::make_intrusive<c10d::PrefixStore>("host", store), rank, world_size, gloo);
-    connection->device = connection->host;
-#ifdef USE_C10D_NCCL
-    if (options.device.is_cuda()) {
-      auto nccl = c10d::ProcessGroupNCCL::Options::create();
-      nccl->timeout = options.timeout;
-      connection->device = c10::make_intrusive<c10d::ProcessGroupNCCL>(
-          c10::make_intrusive<c10d::PrefixStore>("device", store), rank, world_size, nccl);
-    }
-#endif
-    connection->heartbeat = std::make_unique<Heartbeat>(store->clone(), ranks);
+    connection->options = options;
+    connection->heartbeat = std::make_shared<Heartbeat>(store->clone(), ranks);
+    connection->open_backends("", ranks);
     group->connection_ = std::move(connection);
   } catch (const std::exception& error) {
     fail("ranks", "rank {} of {} did not meet the others at {}:{}: {}", ranks.rank, ranks.world_size,
          ranks.master_addr, ranks.master_port, message_of(error));
   }
+  return group;
+}
+
+// A collective of a dry run, seen by its observer.
+Collective ProcessGroup::pretend(CollectiveObserver::Operation operation, const at::Tensor& whole) {
+  if (!observer_) return {};
+  const int64_t number = ++num_pretended_;
+  observer_->started(number, operation, static_cast<int64_t>(whole.nbytes()));
+  return Collective(std::make_unique<Collective::Work>(
+      Collective::Work{.group = this, .work = {}, .tensors = {}, .name = {}, .number = number}));
+}
+
+std::shared_ptr<ProcessGroup> ProcessGroup::subgroup(const std::string& name,
+                                                     const std::vector<int64_t>& members) {
+  Ranks ranks = ranks_;
+  ranks.world_size = static_cast<int64_t>(members.size());
+  ranks.rank = std::ranges::find(members, rank()) - members.begin();
+  auto group = std::make_shared<ProcessGroup>(ranks);
+  if (!connection_ || members.size() == 1) return group;
+  auto connection = std::make_unique<Connection>();
+  connection->store = connection_->store;
+  connection->options = connection_->options;
+  connection->heartbeat = connection_->heartbeat;
+  try {
+    connection->open_backends(fmt::format("{}/{}/{}/", connection_->num_subgroups++, name, members.front()),
+                              ranks);
+  } catch (const std::exception& error) {
+    fail("ranks", "rank {} of {} did not meet the ranks {} of {}: {}", rank(), world_size(), name,
+         fmt::join(members, ", "), message_of(error));
+  }
+  group->connection_ = std::move(connection);
   return group;
 }
 
@@ -187,7 +243,7 @@ Collective ProcessGroup::start(const char* operation, const std::string& what,
 Collective ProcessGroup::all_reduce(const at::Tensor& tensor, const std::string& what) {
   if (world_size() == 1) return {};
   volume_.all_reduced += tensor.numel();
-  if (!connection_) return {};
+  if (!connection_) return pretend(CollectiveObserver::Operation::kAllReduce, tensor);
   return start("all_reduce", what, {tensor});
 }
 
@@ -198,7 +254,7 @@ Collective ProcessGroup::reduce_scatter(const at::Tensor& output, const at::Tens
     return {};
   }
   volume_.reduce_scattered += input.numel();
-  if (!connection_) return {};
+  if (!connection_) return pretend(CollectiveObserver::Operation::kReduceScatter, input);
   return start("reduce_scatter", what, {output, input});
 }
 
@@ -209,7 +265,7 @@ Collective ProcessGroup::all_gather(const at::Tensor& output, const at::Tensor& 
     return {};
   }
   volume_.all_gathered += output.numel();
-  if (!connection_) return {};
+  if (!connection_) return pretend(CollectiveObserver::Operation::kAllGather, output);
   return start("all_gather", what, {output, input});
 }
 
@@ -235,6 +291,10 @@ std::vector<std::string> ProcessGroup::gather(const std::string& text, const std
     texts.emplace_back(reinterpret_cast<const char*>(all.const_data_ptr<uint8_t>()) + r * longest,
                        static_cast<size_t>(sizes[static_cast<size_t>(r)]));
   return texts;
+}
+
+void ProcessGroup::report_failure(const std::string& why) {
+  if (connection_) connection_->heartbeat->report_failure(why);
 }
 
 void ProcessGroup::barrier(const std::string& what) { sum({0}, what); }

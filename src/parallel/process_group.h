@@ -8,11 +8,18 @@
 #include <string>
 #include <vector>
 
+#include "core/error.h"
 #include "parallel/ranks.h"
 
 namespace kiln {
 
 class ProcessGroup;
+
+// A collective did not come about: others are missing.
+class MissingRanks : public Error {
+ public:
+  using Error::Error;
+};
 
 // A collective under way. wait() before its tensors are read, changed or dropped; destroyed while running, it
 // waits.
@@ -34,6 +41,15 @@ class Collective {
   struct Work;
   explicit Collective(std::unique_ptr<Work> work);
   std::unique_ptr<Work> work_;
+};
+
+// Hears of the collectives of a dry run, which sends nothing: what begins and when it is waited for.
+class CollectiveObserver {
+ public:
+  enum class Operation { kAllReduce, kReduceScatter, kAllGather };
+  virtual ~CollectiveObserver() = default;
+  virtual void started(int64_t number, Operation operation, int64_t bytes) = 0;  // bytes: of the whole tensor
+  virtual void waited(int64_t number) = 0;
 };
 
 // Elements that this rank has given to collectives so far. A ring all-reduce moves each about twice, a
@@ -74,6 +90,11 @@ class ProcessGroup {
   ~ProcessGroup();
   ProcessGroup(const ProcessGroup&) = delete;
 
+  // A group of some of these ranks, in this order, this one among them; for the life of this one. Every rank
+  // calls it, with the members of its own group. `name`: of this way to group, the first member is added to
+  // it.
+  std::shared_ptr<ProcessGroup> subgroup(const std::string& name, const std::vector<int64_t>& members);
+
   int64_t rank() const { return ranks_.rank; }
   int64_t world_size() const { return ranks_.world_size; }
   const Ranks& ranks() const { return ranks_; }
@@ -90,15 +111,23 @@ class ProcessGroup {
                                   const std::string& what);  // of every rank, by rank
   void barrier(const std::string& what);
 
+  // Before a rank leaves the others on account of an error of its own: their errors then say which.
+  void report_failure(const std::string& why);
+
   const CommunicationVolume& volume() const { return volume_; }  // host values not counted
+  // Of a dry run's collectives; null ends it. REQUIRES: outlives them.
+  void observe(CollectiveObserver* observer) { observer_ = observer; }
 
  private:
   friend class Collective;
   struct Connection;
+  Collective pretend(CollectiveObserver::Operation operation, const at::Tensor& whole);
   Collective start(const char* operation, const std::string& what, std::vector<at::Tensor> tensors);
 
   Ranks ranks_;
   CommunicationVolume volume_;
+  CollectiveObserver* observer_ = nullptr;
+  int64_t num_pretended_ = 0;
   std::unique_ptr<Connection> connection_;  // null: one rank, or a dry run
 };
 

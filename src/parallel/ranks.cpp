@@ -70,6 +70,7 @@ Ranks ranks_from_environment(const Environment& environment) {
   Ranks ranks;
   const auto names = launcher_of(variables);
   if (!names) return ranks;
+  ranks.launched = true;
   ranks.rank = variables.number(names->rank);
   ranks.world_size = variables.number(names->world_size);
   if (ranks.world_size < 1 || ranks.rank >= ranks.world_size)

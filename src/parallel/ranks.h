@@ -7,6 +7,7 @@
 namespace kiln {
 
 struct Ranks {
+  bool launched = false;  // the environment of this process says the rest
   int64_t rank = 0, world_size = 1;
   int64_t local_rank = 0, local_world_size = 1;  // among the processes of this machine
   std::string master_addr = "127.0.0.1";         // where rank 0, or the launcher, hosts the rendezvous

@@ -2,6 +2,8 @@
 
 #include <ATen/ATen.h>
 
+#include <algorithm>
+
 #include "core/error.h"
 
 namespace kiln {
@@ -14,15 +16,29 @@ constexpr size_t kMostReductions = 2;
 }  // namespace
 
 Zero::Zero(std::shared_ptr<ProcessGroup> group, const ZeroOptions& options)
-    : group_(std::move(group)), options_(options) {}
+    : group_(std::move(group)), options_(options), shards_(group_) {
+  const Ranks& ranks = group_->ranks();
+  const int64_t local = ranks.local_world_size;
+  if (!options.shard_within_node || options.stage == 0 || local == ranks.world_size) return;
+  if (ranks.world_size % local != 0 || ranks.rank % local != ranks.local_rank)
+    fail("zero",
+         "--shard-within-node expects the same number of ranks on every machine, in order: rank {} of {} is "
+         "local rank {} of {}",
+         ranks.rank, ranks.world_size, ranks.local_rank, local);
+  std::vector<int64_t> node, replicas;
+  for (int64_t i = 0; i < local; ++i) node.push_back(ranks.rank - ranks.local_rank + i);
+  for (int64_t rank = ranks.local_rank; rank < ranks.world_size; rank += local) replicas.push_back(rank);
+  shards_ = group_->subgroup("node", node);
+  replicas_ = group_->subgroup("replicas", replicas);
+}
 
 UnitSharding Zero::sharding_of(int64_t elements) const {
   const bool persists = options_.stage == 3 && elements < options_.persist_threshold;
   return {.zero_stage = elements == 0 ? 0
                         : persists    ? 2
                                       : options_.stage,
-          .rank = group_->rank(),
-          .world_size = group_->world_size()};
+          .rank = shards_->rank(),
+          .world_size = shards_->world_size()};
 }
 
 void Zero::manage(std::vector<FlatUnit*> units) {
@@ -36,9 +52,13 @@ void Zero::start_gather(size_t s) {
   Unit& unit = units_[s];
   if (unit.is_whole) return;
   unit.flat->take_weights_memory();
+  at::Tensor shard = unit.flat->weight_shard;
+  if (unit.flat->weights_wait_on_host())
+    shard =
+        at::empty({shard.numel()}, unit.flat->compute_weights.options()).copy_(shard, /*non_blocking=*/true);
   // Under a version counter of its own: what arrives is what autograd saved, not a change of it.
-  unit.gathering = group_->all_gather(unit.flat->compute_weights.variable_data(), unit.flat->weight_shard,
-                                      "the weights of " + unit.flat->name());
+  unit.gathering = shards_->all_gather(unit.flat->compute_weights.variable_data(), shard,
+                                       "the weights of " + unit.flat->name());
   unit.is_whole = true;
 }
 
@@ -70,24 +90,36 @@ void Zero::reduce(size_t s, bool first_micro_step, bool last_micro_step) {
   FlatUnit& flat = *units_[s].flat;
   const int64_t stage = flat.sharding().zero_stage;
   if (flat.size() == 0 || (stage < 2 && !last_micro_step)) return;
-  while (reductions_.size() >= kMostReductions) finish_oldest_reduction();
+  const int64_t num_shards = flat.size() / flat.shard_size();
+  const int64_t bucket = options_.reduce_bucket_size > 0
+                             ? std::max<int64_t>(1, options_.reduce_bucket_size / num_shards)
+                             : flat.shard_size();
+  for (int64_t begin = 0; begin < flat.shard_size(); begin += bucket)
+    start_reduction(flat, begin, std::min(bucket, flat.shard_size() - begin),
+                    /*add=*/stage >= 2 && !first_micro_step);
+}
 
-  Reduction reduction{
-      .flat = &flat, .input = flat.grads, .output = flat.grad_shard, .add = false, .collective = {}};
+// Of elements [begin, begin + count) of every shard.
+void Zero::start_reduction(FlatUnit& flat, int64_t begin, int64_t count, bool add) {
+  while (reductions_.size() >= kMostReductions) finish_oldest_reduction();
+  const int64_t stage = flat.sharding().zero_stage;
+  const at::ScalarType dtype = group_->world_size() > 1
+                                   ? options_.reduce_dtype.value_or(flat.grads.scalar_type())
+                                   : flat.grads.scalar_type();
+  Reduction reduction{.flat = &flat, .target = flat.grad_shard.narrow(0, begin, count), .add = add};
+  reduction.input = flat.grads.view({-1, flat.shard_size()}).narrow(1, begin, count).to(dtype).reshape({-1});
+  const bool is_last = begin + count == flat.shard_size(), is_copy = !reduction.input.is_alias_of(flat.grads);
+  if (stage >= 2 && is_last && is_copy) flat.drop_grads_memory();
+  reduction.drops_grads = stage >= 2 && is_last && !is_copy;
+  if (stage == 0)
+    reduction.output = reduction.input;
+  else if (add || dtype != flat.grad_shard.scalar_type())
+    reduction.output = at::empty({count}, reduction.input.options());
+  else
+    reduction.output = reduction.target;
   const std::string what = "the gradients of " + flat.name();
-  const at::ScalarType dtype = options_.reduce_dtype.value_or(flat.grads.scalar_type());
-  if (dtype != flat.grads.scalar_type() && group_->world_size() > 1) {
-    reduction.input = flat.grads.to(dtype);
-    reduction.output =
-        stage == 0 ? reduction.input : at::empty_like(reduction.input.narrow(0, 0, flat.shard_size()));
-    if (stage >= 2) flat.drop_grads_memory();
-  }
-  if (stage >= 2 && !first_micro_step) {
-    reduction.add = true;
-    if (reduction.output.is_same(flat.grad_shard)) reduction.output = at::empty_like(flat.grad_shard);
-  }
   reduction.collective = stage == 0 ? group_->all_reduce(reduction.input, what)
-                                    : group_->reduce_scatter(reduction.output, reduction.input, what);
+                                    : shards_->reduce_scatter(reduction.output, reduction.input, what);
   reductions_.push_back(std::move(reduction));
 }
 
@@ -95,12 +127,13 @@ void Zero::finish_oldest_reduction() {
   Reduction reduction = std::move(reductions_.front());
   reductions_.pop_front();
   reduction.collective.wait();
-  FlatUnit& flat = *reduction.flat;
+  if (replicas_ && reduction.flat->sharding().zero_stage > 0)
+    replicas_->all_reduce(reduction.output, "the gradients of " + reduction.flat->name()).wait();
   if (reduction.add)
-    flat.grad_shard.add_(reduction.output);
-  else if (!reduction.output.is_same(flat.grad_shard))
-    flat.grad_shard.copy_(reduction.output);
-  if (flat.sharding().zero_stage >= 2 && reduction.input.is_same(flat.grads)) flat.drop_grads_memory();
+    reduction.target.add_(reduction.output);
+  else if (!reduction.output.is_alias_of(reduction.target))
+    reduction.target.copy_(reduction.output);
+  if (reduction.drops_grads) reduction.flat->drop_grads_memory();
 }
 
 void Zero::finish_reductions() {
@@ -112,14 +145,18 @@ void Zero::publish(size_t s) {
   const int64_t stage = flat.sharding().zero_stage;
   if (stage == 0 || stage == 3) return;
   units_[s].gathering =
-      group_->all_gather(flat.compute_weights, flat.weight_shard, "the weights of " + flat.name());
+      shards_->all_gather(flat.compute_weights, flat.weight_shard, "the weights of " + flat.name());
+}
+
+void Zero::finish_gathers() {
+  for (Unit& unit : units_) unit.gathering.wait();
 }
 
 at::Tensor Zero::whole(size_t s, const at::Tensor& buffer) {
   const FlatUnit& flat = *units_[s].flat;
   if (buffer.numel() == flat.size()) return buffer;
   const at::Tensor all = at::empty({flat.size()}, buffer.options());
-  group_->all_gather(all, buffer, "the state of " + flat.name()).wait();
+  shards_->all_gather(all, buffer, "the state of " + flat.name()).wait();
   return all;
 }
 

@@ -16,8 +16,10 @@ namespace kiln {
 
 struct ZeroOptions {
   int64_t stage = 0;
-  int64_t persist_threshold = 0;  // stage 3: units with fewer elements keep their weights whole
-  int64_t prefetch_segments = 1;  // stage 3: segments gathered ahead of the one that computes
+  int64_t persist_threshold = 0;   // stage 3: units with fewer elements keep their weights whole
+  bool shard_within_node = false;  // divide among the ranks of a machine; machines hold copies
+  int64_t prefetch_segments = 1;   // stage 3: segments gathered ahead of the one that computes
+  int64_t reduce_bucket_size = 0;  // elements per reduction of gradients at most; 0: a whole unit's
   std::optional<at::ScalarType> reduce_dtype{};  // gradients are summed in; none: their own
 };
 
@@ -35,6 +37,8 @@ class Zero {
   void manage(std::vector<FlatUnit*> units);
 
   ProcessGroup& group() const { return *group_; }
+  // False on ranks whose shards other ranks count, when something is summed over all ranks' shards.
+  bool counts_shards() const { return !replicas_ || replicas_->rank() == 0; }
   // True when the calls below do nothing: one rank that keeps everything whole.
   bool idle() const { return group_->world_size() == 1 && options_.stage < 2; }
 
@@ -54,6 +58,8 @@ class Zero {
 
   // weight_shard has changed: brings whole weights up to date by the next gather(s).
   void publish(size_t s);
+  // Waits for whole weights that are on their way: before shards are read or written outside a step.
+  void finish_gathers();
 
   // All of a buffer of unit s of which each rank keeps a shard; on every rank. A collective.
   at::Tensor whole(size_t s, const at::Tensor& buffer);
@@ -65,16 +71,21 @@ class Zero {
     Collective gathering;
   };
   struct Reduction {
-    FlatUnit* flat;
-    at::Tensor input, output;  // of the collective
-    bool add;                  // to what the shard holds
-    Collective collective;
+    FlatUnit* flat = nullptr;
+    at::Tensor input{}, output{};  // of the collective
+    at::Tensor target{};           // the part of the shard that its result is for
+    bool add = false;              // to what the target holds
+    bool drops_grads = false;      // once it is done
+    Collective collective{};
   };
   void start_gather(size_t s);
+  void start_reduction(FlatUnit& flat, int64_t begin, int64_t count, bool add);
   void finish_oldest_reduction();
 
   std::shared_ptr<ProcessGroup> group_;
   ZeroOptions options_;
+  std::shared_ptr<ProcessGroup> shards_;    // the ranks that a unit is divided among
+  std::shared_ptr<ProcessGroup> replicas_;  // those that keep the same shards; null: none but this one
   std::vector<Unit> units_;
   std::deque<Reduction> reductions_;
 };

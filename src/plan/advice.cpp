@@ -57,20 +57,21 @@ void advise_memory(const Plan& plan, const StepTrace& trace, std::vector<std::st
   if (plan.fits) return;
   const int64_t gpus = std::max<int64_t>(2, plan.options.gpus);
   const int64_t now = shard_state(trace, {.gpus = plan.options.gpus,
-                                          .zero_stage = plan.options.zero_stage,
-                                          .offload_optimizer = plan.options.offload_optimizer})
+                                          .zero_stage = plan.options.train.zero_stage,
+                                          .offload_optimizer = plan.options.train.offload_optimizer})
                           .device_bytes();
-  for (int64_t stage = plan.options.zero_stage + 1; stage <= 3; ++stage) {
+  for (int64_t stage = plan.options.train.zero_stage + 1; stage <= 3; ++stage) {
     const RankState state = shard_state(
-        trace, {.gpus = gpus, .zero_stage = stage, .offload_optimizer = plan.options.offload_optimizer});
+        trace,
+        {.gpus = gpus, .zero_stage = stage, .offload_optimizer = plan.options.train.offload_optimizer});
     const int64_t needed = plan.needed_bytes - now + state.device_bytes() + state.transient_bytes;
     if (needed > plan.machine.memory_bytes) continue;
-    advice.push_back(
-        fmt::format("{} keeps all training state on every GPU; divided among {} it fits in {:.1f} GiB each: "
-                    "--gpus {} --zero-stage {}",
-                    plan.options.zero_stage == 0 ? "plain data parallel"
-                                                 : fmt::format("stage {}", plan.options.zero_stage),
-                    gpus, gib(needed), gpus, stage));
+    advice.push_back(fmt::format(
+        "{} keeps all training state on every GPU; divided among {} it fits in {:.1f} GiB each: "
+        "--gpus {} --zero-stage {}",
+        plan.options.train.zero_stage == 0 ? "plain data parallel"
+                                           : fmt::format("stage {}", plan.options.train.zero_stage),
+        gpus, gib(needed), gpus, stage));
     return;
   }
   advice.push_back(
@@ -80,7 +81,7 @@ void advise_memory(const Plan& plan, const StepTrace& trace, std::vector<std::st
 
 void advise_speed(const Plan& plan, std::vector<std::string>& advice) {
   const double update = plan.phase_s[static_cast<size_t>(StepPhase::kOptimizer)];
-  if (plan.options.offload_optimizer != "none" && update > kHiddenShare * plan.step_s)
+  if (plan.options.train.offload_optimizer != "none" && update > kHiddenShare * plan.step_s)
     advice.push_back(
         fmt::format("the offloaded optimizer's update takes {:.0f} % of the step (host link {:.0f} GB/s): "
                     "fewer, larger steps "

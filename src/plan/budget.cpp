@@ -10,21 +10,28 @@
 #include <optional>
 
 #include "core/error.h"
+#include "core/heap.h"
 #include "models/registry.h"
 #include "parallel/machine.h"
 #include "plan/segment_costs.h"
+#include "plan/step_timing.h"
 #include "plan/this_machine.h"
+#include "train/run_ranks.h"
 
 namespace kiln {
 
 namespace {
 
 constexpr double kGiB = 1 << 30;
-// Of a CPU process beyond its tensors, the loader's arrays and what is resident before the first step:
-// kernels made on first use, thread stacks, buffers of logs and checkpoints; and what the allocator holds
-// between tensors.
+// Of a CPU process that gives freed memory back, beyond its tensors, the loader's arrays and what is resident
+// after a first small step: buffers of logs, checkpoints and reports, kernels of other shapes; and pages that
+// tensors use in part. The most that was measured, and some: benchmarks/results/budget_*.
+constexpr int64_t kRunBytes = 96 << 20;
+constexpr double kAllocatorShare = 0.03;
+// Of one that keeps freed memory: likewise, over what is resident before the first step.
 constexpr int64_t kFirstUseBytes = 160 << 20;
-constexpr double kAllocatorShare = 0.10;
+constexpr double kKeptShare = 0.16;
+constexpr int64_t kBudgetParts = 512;  // a budget is used to this precision
 
 int64_t available_host_bytes() {
   std::ifstream file("/proc/meminfo");
@@ -35,56 +42,133 @@ int64_t available_host_bytes() {
   return 0;
 }
 
-// What this process may come to hold on `device`: what is free, and what it has.
-int64_t free_bytes(at::Device device) {
+// What this process may come to hold on `device`: what is free, and what it has. Local ranks share the
+// host's.
+int64_t free_bytes(at::Device device, int64_t local_ranks) {
   if (device.is_cuda()) return static_cast<int64_t>(at::accelerator::getMemoryInfo(device.index()).first);
-  return available_host_bytes() + resident_bytes();
+  return available_host_bytes() / local_ranks + resident_bytes();
 }
+
+// A CPU process beside the plan's tensors and arrays.
+struct Process {
+  int64_t bytes = 0;
+  double share = 0;  // of the tensors
+};
+
+// Of one that keeps to a budget. Measured once code, threads and kernels of a step are in memory: after a
+// step of a model so small that its tensors do not count.
+Process frugal_process(const TrainOptions& options) {
+  return_freed_memory();
+  apply(ComputeSettings{.device = at::kCPU, .threads = options.threads});
+  TrainOptions tiny;
+  tiny.model = "dit";
+  tiny.hidden_size = 128;
+  tiny.num_heads = 2;
+  tiny.depth = 1;
+  tiny.patch_size = 4;
+  tiny.num_classes = 10;
+  tiny.image_size = 128;
+  tiny.global_batch = 8;
+  tiny.compute_dtype = options.compute_dtype;
+  time_steps(tiny, at::kCPU, {.plain = 1});
+  return {.bytes = resident_bytes() + kRunBytes, .share = kAllocatorShare};
+}
+
+Process process_of(const TrainOptions& options, const MachineProfile& machine) {
+  if (machine.device == DryRunDevice::kCuda) return {};
+  if (!options.memory_budget.empty()) return frugal_process(options);
+  return {.bytes = std::max(resident_bytes(), machine.context_bytes) + kFirstUseBytes, .share = kKeptShare};
+}
+
+struct Choice {
+  TrainOptions options;
+  Plan plan;
+};
 
 // The plan of options on this machine, counted as its memory is counted.
 class MachineFit {
  public:
-  MachineFit(const MachineProfile& machine, int64_t budget_bytes)
-      : machine_(machine), budget_(budget_bytes) {}
+  MachineFit(const MachineProfile& machine, const Process& process, int64_t budget_bytes, int64_t world_size)
+      : machine_(machine), process_(process), budget_(budget_bytes), world_size_(world_size) {}
 
-  Plan plan(const TrainOptions& options) const { return make_plan({.train = options, .gpu = machine_.name}); }
+  // Of the ranks with the most rows.
+  Plan plan(TrainOptions options) const {
+    const int64_t rows = rows_of_rank(options);
+    options.global_batch = rows * world_size_;
+    options.micro_batch = std::min(options.micro_batch, rows);
+    const DataShape data = planned_shape(options);
+    return compose_plan({.train = options, .gpu = machine_.name, .gpus = world_size_},
+                        options.tf32 ? with_tf32(machine_) : machine_, data,
+                        trace_step(options, data, machine_.device, world_size_));
+  }
 
   int64_t needed(const Plan& plan) const {
     if (machine_.device == DryRunDevice::kCuda) return plan.needed_bytes;
-    const int64_t process = std::max(resident_bytes(), machine_.context_bytes) + kFirstUseBytes;
-    const auto slack = static_cast<int64_t>(kAllocatorShare * static_cast<double>(plan.peak_bytes));
-    return plan.needed_bytes - machine_.context_bytes + process + slack;
+    int64_t live = 0;
+    for (const PhasePlan& phase : plan.phases) live = std::max(live, phase.live_bytes);
+    return plan.needed_bytes - machine_.context_bytes + process_.bytes +
+           static_cast<int64_t>(process_.share * static_cast<double>(live));
   }
 
   // The fewest recomputed FLOPs within the budget; nothing when no choice fits. What a plan adds to the live
-  // bytes (rounding, fragmentation, other phases) is taken off the search's budget until it fits.
-  std::optional<std::pair<TrainOptions, Plan>> choose(TrainOptions options) const {
+  // bytes of its step (rounding, fragmentation, other phases, the process) shows once it is planned: the most
+  // live bytes whose plan fits are found by bisection.
+  std::optional<Choice> choose(TrainOptions options) const {
     const DataShape data = planned_shape(options);
-    const StepCosts costs = step_costs(options, data, machine_.device);
+    const StepCosts costs = step_costs(options, data, machine_.device, world_size_);
     const auto denoiser = build_denoiser(
         options.model, denoiser_config_of(options, data, *make_objective(objective_config_of(options))),
         {.device = at::kMeta});
-    constexpr int kMostTries = 12;
-    int64_t live_budget = budget_;
-    for (int i = 0; i < kMostTries; ++i) {
+    std::optional<Choice> best;
+    // Of the choices within `live_budget`: the live bytes of their step, and whether their plan fits.
+    const auto try_within = [&](int64_t live_budget) -> std::pair<int64_t, bool> {
       const std::vector<MemoryChoice> choices = fit_memory(costs, live_budget);
-      if (choices.empty()) return std::nullopt;
       set_memory_choices(options, choices, *denoiser);
       Plan fitted = plan(options);
-      const int64_t excess = needed(fitted) - budget_;
-      if (excess <= 0) return std::pair{options, std::move(fitted)};
-      live_budget = std::min(live_budget, peak_bytes(costs, choices)) - std::max<int64_t>(1, excess / 2);
+      const bool fits = needed(fitted) <= budget_;
+      if (fits) best = Choice{options, std::move(fitted)};
+      return {peak_bytes(costs, choices), fits};
+    };
+    int64_t fits = smallest_peak_bytes(costs);
+    if (fits > budget_) return std::nullopt;
+    const auto [most, most_fits] = try_within(budget_);
+    if (most_fits) return best;
+    int64_t too_much = most;
+    if (fits >= too_much || !try_within(fits).second) return std::nullopt;
+    while (too_much - fits > budget_ / kBudgetParts) {
+      const int64_t middle = fits + (too_much - fits) / 2;
+      const auto [live, middle_fits] = try_within(middle);
+      if (middle_fits)
+        fits = middle;
+      else
+        too_much = live;
     }
-    return std::nullopt;
+    return best;
+  }
+
+  // The same with the micro-batch chosen, too: halves of the rank's rows, the fastest step that fits.
+  std::optional<Choice> choose_micro_batch(TrainOptions options) const {
+    std::optional<Choice> best;
+    const int64_t rows = rows_of_rank(options);
+    for (int64_t images = rows; images >= 1; images = images == 1 ? 0 : (images + 1) / 2) {
+      options.micro_batch = images < rows ? images : 0;
+      std::optional<Choice> fitted = choose(options);
+      if (!fitted) continue;
+      const bool keeps_all =
+          fitted->options.recompute == "none" && fitted->options.offload_activations == "none";
+      if (!best || fitted->plan.step_s < best->plan.step_s) best = std::move(fitted);
+      if (keeps_all) break;  // smaller passes only take longer
+    }
+    return best;
   }
 
   // Ends in the command of the largest micro-batch that fits.
   [[noreturn]] void refuse(const TrainOptions& options, const std::string& what) const {
     TrainOptions smaller = options;
-    smaller.micro_batch = options.micro_batch > 0 ? options.micro_batch : options.global_batch;
+    smaller.micro_batch = options.micro_batch > 0 ? options.micro_batch : rows_of_rank(options);
     for (; smaller.micro_batch >= 1; smaller.micro_batch /= 2)
       if (const auto fitted = choose(smaller)) {
-        TrainOptions nearest = fitted->first;
+        TrainOptions nearest = fitted->options;
         if (nearest.micro_batch == nearest.global_batch) nearest.micro_batch = options.micro_batch;
         nearest.memory_budget = options.memory_budget;
         fail("train", "{}: this fits: {}", what, command_line(nearest));
@@ -93,8 +177,13 @@ class MachineFit {
   }
 
  private:
+  int64_t rows_of_rank(const TrainOptions& options) const {
+    return (options.global_batch + world_size_ - 1) / world_size_;
+  }
+
   const MachineProfile& machine_;
-  int64_t budget_;
+  Process process_;
+  int64_t budget_, world_size_;
 };
 
 std::string quoted(const std::string& text) {
@@ -148,23 +237,27 @@ std::string command_line(const TrainOptions& options) {
   return line;
 }
 
-FittedRun fit_run(const TrainOptions& options) {
+FittedRun fit_run(const TrainOptions& options, const Ranks& ranks) {
   validate(options);
   const bool has_budget = !options.memory_budget.empty();
   FittedRun run{.options = options, .predicted = nullptr, .summary = {}};
   if (!has_budget && !options.preflight) return run;
   const int64_t asked =
       has_budget && options.memory_budget != "auto" ? parse_bytes(options.memory_budget) : 0;
-  const at::Device device = parse_device(options.device);
+  const at::Device device = parse_device(options.device, ranks.local_rank);
   const std::optional<MachineProfile> machine = profile_of(device);
   if (!machine) {
     if (has_budget)
       fail("train", "--memory-budget does not know this GPU ({}): kiln plan --calibrate measures it",
            machine_name(device));
+    fmt::print(stderr,
+               "warning: no profile of this GPU ({}): nothing tells whether the run fits before it starts; "
+               "kiln plan --calibrate measures one\n",
+               machine_name(device));
     return run;
   }
-  const int64_t budget = asked > 0 ? asked : free_bytes(device);
-  const MachineFit fit(*machine, budget);
+  const int64_t budget = asked > 0 ? asked : free_bytes(device, ranks.local_world_size);
+  const MachineFit fit(*machine, process_of(options, *machine), budget, ranks.world_size);
   if (!has_budget) {
     const Plan plan = fit.plan(options);
     if (fit.needed(plan) > budget)
@@ -175,22 +268,43 @@ FittedRun fit_run(const TrainOptions& options) {
     run.predicted = to_json(plan).at("predicted");
     return run;
   }
-  const auto fitted = fit.choose(options);
+  const bool any_micro_batch = chooses_micro_batch(options);
+  const auto fitted = any_micro_batch ? fit.choose_micro_batch(options) : fit.choose(options);
+  if (!fitted && any_micro_batch)
+    fail("train",
+         "--memory-budget {} ({:.2f} GiB) is too little for any --micro-batch: take a smaller model or more "
+         "memory",
+         options.memory_budget, gib(budget));
   if (!fitted)
     fit.refuse(options, fmt::format("--memory-budget {} ({:.2f} GiB) is too little for --micro-batch {}",
                                     options.memory_budget, gib(budget), options.micro_batch));
   const auto& [chosen, plan] = *fitted;
-  TrainOptions kept = options;
+  TrainOptions kept = chosen;
   kept.recompute = kept.offload_activations = "none";
   const double kept_s = fit.plan(kept).step_s;
   run.options = chosen;
   run.predicted = to_json(plan).at("predicted");
   run.summary = fmt::format(
-      "memory budget {:.2f} GiB: --recompute {} --offload-activations {}: {:.2f} GiB, {:.2f} GiB of it "
+      "memory budget {:.2f} GiB:{} --recompute {} --offload-activations {}: {:.2f} GiB, {:.2f} GiB of it "
       "tensors; "
       "{:.0f} % more time per step than keeping all",
-      gib(budget), chosen.recompute, chosen.offload_activations, gib(fit.needed(plan)), gib(plan.peak_bytes),
+      gib(budget), any_micro_batch ? fmt::format(" --micro-batch {}", plan.micro_batch) : "",
+      chosen.recompute, chosen.offload_activations, gib(fit.needed(plan)), gib(plan.peak_bytes),
       100 * (plan.step_s / kept_s - 1));
+  return run;
+}
+
+FittedRun fit_run(const TrainOptions& options, ProcessGroup& group) {
+  FittedRun run{.options = options, .predicted = nullptr, .summary = {}};
+  as_rank(group, [&] {
+    if (group.rank() == 0) run = fit_run(options, group.ranks());
+  });
+  const nlohmann::json fitted = to_json(run.options);
+  nlohmann::json choices;
+  for (const char* name : {"micro-batch", "recompute", "offload-activations"})
+    choices[name] = fitted.at(name);
+  choices = nlohmann::json::parse(group.gather(choices.dump(), "the memory choices").front());
+  for (const auto& [name, value] : choices.items()) set_option(run.options, name, value);
   return run;
 }
 

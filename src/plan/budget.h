@@ -3,6 +3,7 @@
 #pragma once
 #include <string>
 
+#include "parallel/process_group.h"
 #include "plan/plan.h"
 
 namespace kiln {
@@ -17,10 +18,14 @@ struct FittedRun {
 };
 
 // Applies --memory-budget (auto: what is free on the device, on a CPU what the machine has available) by the
-// fewest recomputed FLOPs. Without a budget the options stay, and are refused where they do not fit that
+// fewest recomputed FLOPs; with --micro-batch -1 by the micro-batch, too, whose step is the fastest. Without
+// a budget the options stay, and are refused where they do not fit that
 // (--no-preflight: not even then). On a CPU the budget is of resident memory: tensors, the loader's arrays
 // and the process itself. Throws Error that ends in the nearest command that fits, when there is one.
-FittedRun fit_run(const TrainOptions& options);
+// `ranks`: of the run, this one among them.
+FittedRun fit_run(const TrainOptions& options, const Ranks& ranks = {});
+// The same for several ranks: rank 0 decides for all. A collective.
+FittedRun fit_run(const TrainOptions& options, ProcessGroup& group);
 
 // "kiln train --model ...": every option that is not the default, quoted for a shell.
 std::string command_line(const TrainOptions& options);

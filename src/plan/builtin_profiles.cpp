@@ -1,5 +1,7 @@
-// Known GPUs. Peaks, memory bandwidth, links and watts are the vendor's data sheets' (dense, not sparse; one
-// way; SXM boards where there are several). Everything else is an assumption, with its reason, in this file.
+// Known GPUs. Peaks, memory bandwidth, links and watts are the vendor's (dense, not sparse; one way; SXM
+// boards where there are several): data sheets of V100, T4, A40, A100, A800, L40S, H100, H200 and HGX B200,
+// the GA102 white paper (RTX 3090, products with f32 accumulation) and the Ada white paper (RTX 4090).
+// Everything else is an assumption, with its reason, in this file.
 #include "plan/machine_profile.h"
 
 namespace kiln {
@@ -28,6 +30,9 @@ constexpr double gigabits(double rate) { return rate / 8 * kGiga; }
 // MiB are seen for a bare process on an RTX 4090, more with more processors. cuBLAS' workspace is not in it:
 // it comes from the caching allocator.
 constexpr int64_t kContext = 550 * kMiB, kContextHopper = 700 * kMiB, kContextBlackwell = 900 * kMiB;
+
+// Of one stream: what torch asks cuBLAS for (parseChosenWorkspaceSize, ATen/cuda/CublasHandlePool.cpp).
+constexpr int64_t kWorkspace = 2 * 4 * kMiB + 128 * 1024, kWorkspaceHopper = 32 * kMiB;
 
 struct Gpu {
   const char* name;
@@ -69,7 +74,9 @@ const Gpu kGpus[] = {
      0.68, 0.25},
     {"H200", 139.71, kContextHopper, 67, 495, 989, true, 4800e9, kPcie5, kNvlink4, gigabits(400), 132, 700,
      0.7, 0.25},
-    {"B200", 178.35, kContextBlackwell, 75, 1125, 2250, true, 7700e9, kPcie5, kNvlink5, gigabits(400), 148,
+    // Memory as the driver reports it: a bus of 7,680 bits at 3,996 MHz, where data sheets round up to 8
+    // TB/s.
+    {"B200", 178.35, kContextBlackwell, 75, 1125, 2250, true, 7672e9, kPcie5, kNvlink5, gigabits(400), 148,
      1000, 0.65, 0.15},
 };
 
@@ -78,6 +85,7 @@ MachineProfile profile_of(const Gpu& gpu) {
                          .source = "vendor figures",
                          .memory_bytes = static_cast<int64_t>(gpu.memory_gib * kGiB),
                          .context_bytes = gpu.context_bytes,
+                         .workspace_bytes = gpu.context_bytes == kContext ? kWorkspace : kWorkspaceHopper,
                          .peak_flops = {{at::kFloat, gpu.f32 * kTera}, {at::kHalf, gpu.half * kTera}},
                          .tf32_flops = gpu.tf32 * kTera,
                          .memory_bytes_per_s = gpu.memory_bytes_per_s,

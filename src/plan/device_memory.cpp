@@ -1,7 +1,6 @@
 #include "plan/device_memory.h"
 
 #include <algorithm>
-#include <numeric>
 
 namespace kiln {
 
@@ -46,27 +45,6 @@ DeviceTimeline::Peak DeviceTimeline::play_step(const std::vector<MemoryEvent>& e
   for (const MemoryEvent& event : events) apply(event.id, event.bytes, peak);
   if (transient_bytes > 0) apply(kTransient, -transient_bytes, peak);
   return peak;
-}
-
-DeviceEvents sharded_load(const StepTrace& trace, const RankState& state) {
-  const auto& units = trace.segment_weights;
-  const int64_t whole = std::accumulate(units.begin(), units.end(), int64_t{0});
-  DeviceEvents events;
-  uint64_t next_id = 1;
-  const auto allocate = [&](int64_t bytes) { events.push_back({.id = next_id++, .bytes = bytes}); };
-  for (int64_t unit : units) allocate(4 * unit);
-  std::map<MemoryKind, int64_t> left = state.device;
-  for (size_t i = 0; i < units.size(); ++i) {
-    const bool last = i + 1 == units.size();
-    for (auto& [kind, bytes] : left) {
-      const int64_t part =
-          last ? bytes : static_cast<int64_t>(static_cast<double>(state.device.at(kind)) * units[i] / whole);
-      if (part > 0) allocate(part);
-      bytes -= part;
-    }
-    events.push_back({.id = i + 1, .bytes = -4 * units[i]});
-  }
-  return events;
 }
 
 }  // namespace kiln

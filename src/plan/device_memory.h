@@ -6,7 +6,7 @@
 
 #include "plan/caching_allocator.h"
 #include "plan/phases.h"
-#include "plan/sharding.h"
+#include "train/memory_recorder.h"
 
 namespace kiln {
 
@@ -33,9 +33,5 @@ class DeviceTimeline {
   uint64_t plays_ = 0;  // the same events may be played again: each time under other ids
   bool out_of_memory_ = false;
 };
-
-// Building model and state where `state` is only a rank's share: the whole model in f32, then each unit's
-// buffers in place of its weights.
-DeviceEvents sharded_load(const StepTrace& trace, const RankState& state);
 
 }  // namespace kiln

@@ -88,6 +88,7 @@ template <class Profile, class Visitor>
 void visit_numbers(Profile& p, Visitor&& visit) {
   visit("memory_bytes", p.memory_bytes);
   visit("context_bytes", p.context_bytes);
+  visit("workspace_bytes", p.workspace_bytes);
   visit("tf32_flops", p.tf32_flops);
   visit("memory_bytes_per_s", p.memory_bytes_per_s);
   visit("op_overhead_s", p.op_overhead_s);

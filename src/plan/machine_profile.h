@@ -30,6 +30,7 @@ struct MachineProfile {
   int64_t memory_bytes = 0;  // that programs can allocate on the device; on a CPU the machine's
   int64_t context_bytes =
       0;  // taken before the first tensor: CUDA context and libraries; the process on a CPU
+  int64_t workspace_bytes = 0;  // that cuBLAS takes from the allocator at its first product, and keeps
   std::map<at::ScalarType, double> peak_flops;  // dense matrix products; a dtype that is not there cannot run
   double tf32_flops = 0;                        // f32 products under --tf32; 0: the device has none
   double memory_bytes_per_s = 0;

@@ -19,12 +19,18 @@ struct OpCallbacks {
   struct Leaf : at::ObserverContext {};
   static thread_local OpRecorder* recorder;
 
+  template <class Values>
+  static const void* first_tensor(const Values& values) {
+    return !values.empty() && values[0].isTensor() ? values[0].toTensor().unsafeGetTensorImpl() : nullptr;
+  }
+
   static std::unique_ptr<at::ObserverContext> start(const at::RecordFunction& function) {
     OpRecorder& r = *recorder;
     if (r.inside_ || kind_of(function.name(), function.overload_name()) != OpKind::kWhole) return nullptr;
     r.inside_ = true;
     r.current_ = {.name = function.name(), .phase = r.phase_, .segment = r.segment_};
     describe_inputs(r.current_, function.overload_name(), function.inputs());
+    r.first_input_ = first_tensor(function.inputs());
     if (r.timed_) r.started_ = r.now();
     return std::make_unique<Leaf>();
   }
@@ -34,6 +40,9 @@ struct OpCallbacks {
     OpRecorder& r = *recorder;
     if (r.timed_) r.current_.seconds = std::chrono::duration<double>(r.now() - r.started_).count();
     describe_outputs(r.current_, function.outputs());
+    // Meta's sums in place (engine_sums.h) go by the name of those that are not.
+    if (r.current_.name == "aten::add" && r.first_input_ == first_tensor(function.outputs()))
+      r.current_.name = "aten::add_";
     r.records_.push_back(std::move(r.current_));
     r.inside_ = false;
   }
@@ -61,6 +70,8 @@ void OpRecorder::begin(StepPhase phase, int64_t segment) {
 }
 
 void OpRecorder::end(StepPhase, int64_t) { segment_ = -1; }
+
+size_t OpRecorder::num_recorded() const { return records_.size(); }
 
 std::vector<OpRecord> OpRecorder::take() { return std::exchange(records_, {}); }
 

@@ -35,6 +35,7 @@ struct OpRecord {
   StepPhase phase{};
   int32_t segment = -1;
   double seconds = 0;  // measured; 0 when not timed
+  int64_t times = 1;   // that it runs in the step: a trace holds one of many equal micro-steps
 };
 
 // Records the leaf operations of this thread while in scope, one recorder at a time; as observer of a step it
@@ -47,6 +48,7 @@ class OpRecorder : public StepObserver {
   OpRecorder(const OpRecorder&) = delete;
   void begin(StepPhase phase, int64_t segment) override;
   void end(StepPhase phase, int64_t segment) override;
+  size_t num_recorded() const;  // since the last take()
   // What was recorded since the last call.
   std::vector<OpRecord> take();
 
@@ -60,9 +62,10 @@ class OpRecorder : public StepObserver {
   uint64_t handle_ = 0;
   StepPhase phase_{};
   int32_t segment_ = -1;
-  bool inside_ = false;        // a leaf operation: what it calls is part of it
-  OpRecord current_;           // that leaf
-  Clock::time_point started_;  // and when
+  bool inside_ = false;                // a leaf operation: what it calls is part of it
+  OpRecord current_;                   // that leaf
+  const void* first_input_ = nullptr;  // of it, to tell a result in place
+  Clock::time_point started_;          // and when
   std::vector<OpRecord> records_;
 };
 

@@ -67,8 +67,8 @@ std::vector<ScalingPoint> scaling_of(const Plan& plan, const StepTrace& trace) {
   for (int64_t gpus : counts) {
     const StepTime time = time_step(trace, machine,
                                     {.gpus = gpus,
-                                     .zero_stage = gpus > 1 ? plan.options.zero_stage : 0,
-                                     .offload_optimizer = plan.options.offload_optimizer});
+                                     .zero_stage = gpus > 1 ? plan.options.train.zero_stage : 0,
+                                     .offload_optimizer = plan.options.train.offload_optimizer});
     ScalingPoint point{.gpus = gpus, .step_s = time.seconds};
     point.images_per_s = static_cast<double>(plan.rank_batch * gpus) / time.seconds;
     const double alone = points.empty() ? point.images_per_s : points.front().images_per_s;

@@ -10,6 +10,7 @@
 #include "diffusion/sampler.h"
 #include "models/autoencoders/autoencoder_kl.h"
 #include "models/registry.h"
+#include "plan/trace.h"
 #include "sample/sampler_loop.h"
 #include "train/sample_grid.h"
 
@@ -75,10 +76,11 @@ at::Tensor on_meta(at::IntArrayRef shape, at::ScalarType dtype = at::kFloat) {
 
 }  // namespace
 
-DeviceEvents trace_load(const TrainOptions& options, const DataShape& data, DryRunDevice device) {
+DeviceEvents trace_load(const TrainOptions& options, const DataShape& data, DryRunDevice device,
+                        int64_t world_size) {
   const DryRunScope dry_run(device);
   Training training;  // outlives the log: its state stays
-  return logged([&] { training = build_training(options, data, at::kMeta); });
+  return logged([&] { training = build_training(options, data, at::kMeta, dry_group(world_size)); });
 }
 
 DeviceEvents trace_sample_grid(const TrainOptions& options, const DataShape& data, DryRunDevice device) {
@@ -110,7 +112,7 @@ AutoencoderEvents trace_autoencoder(const TrainOptions& options, const DataShape
   std::unique_ptr<AutoencoderKl> autoencoder;
   events.load = logged([&] {
     autoencoder = std::make_unique<AutoencoderKl>(
-        AutoencoderKlConfig{},
+        AutoencoderKlConfig{.latent_channels = data.channels},
         BuildOptions{.device = at::kMeta, .compute_dtype = parse_compute_dtype(options.compute_dtype)});
     autoencoder->freeze_weights();
   });

@@ -16,14 +16,15 @@ struct DeviceEvent {
 };
 using DeviceEvents = std::vector<DeviceEvent>;
 
-// build_training: what it leaves alive is the persistent state.
-DeviceEvents trace_load(const TrainOptions& options, const DataShape& data, DryRunDevice device);
+// build_training on one of `world_size` ranks: what it leaves alive is the persistent state.
+DeviceEvents trace_load(const TrainOptions& options, const DataShape& data, DryRunDevice device,
+                        int64_t world_size);
 
 // A sample grid but for its decoding: a second denoiser and one batch through two steps of the sampler.
 // Everything is freed at the end.
 DeviceEvents trace_sample_grid(const TrainOptions& options, const DataShape& data, DryRunDevice device);
 
-// The autoencoder that --autoencoder names, taken to be KL-f8's architecture.
+// A KL autoencoder of KL-f8's architecture with as many latent channels as `data` has.
 struct AutoencoderEvents {
   DeviceEvents load;    // leaves its weights alive
   DeviceEvents decode;  // of one batch of a sample grid

@@ -14,6 +14,7 @@
 #include "plan/advice.h"
 #include "plan/device_memory.h"
 #include "plan/outlook.h"
+#include "train/checkpoint_saver.h"
 
 namespace kiln {
 
@@ -30,15 +31,18 @@ bool is_synthetic(const TrainOptions& options) { return options.data.empty() || 
 bool encodes_images(const TrainOptions& options) {
   return !is_synthetic(options) && !is_store(options) && options.autoencoder != "pixels";
 }
+// One that the run loads: to encode images, or to decode the samples of a store that one has made.
 bool has_autoencoder(const TrainOptions& options) {
-  return !options.autoencoder.empty() && options.autoencoder != "pixels";
+  if (options.autoencoder.empty() || options.autoencoder == "pixels") return false;
+  return !is_store(options) || read_store_info(options.data).autoencoder == "autoencoder_kl";
 }
 
-// `train` knows neither missing data nor a missing folder; a plan needs none.
+// `train` knows neither missing data nor missing folders; a plan needs none.
 void check_training(const PlanOptions& options) {
   TrainOptions train = options.train;
   if (train.data.empty()) train.data = "synthetic";
   if (train.out.empty()) train.out = "planned";
+  if (train.offload_optimizer == "nvme" || train.offload_params == "nvme") train.nvme_path = ".";
   validate(train);
 }
 
@@ -49,21 +53,32 @@ class Composer {
         trace_(trace),
         options_(rank_options(plan.options)),
         sharding_{.gpus = plan.options.gpus,
-                  .zero_stage = plan.options.zero_stage,
-                  .offload_optimizer = plan.options.offload_optimizer},
+                  .zero_stage = plan.options.train.zero_stage,
+                  .offload_optimizer = plan.options.train.offload_optimizer},
         state_(shard_state(trace, sharding_)),
         cuda_(plan.machine.device == DryRunDevice::kCuda),
-        communication_(cuda_ && plan.options.gpus > 1 ? kNcclBytes : 0) {}
+        communication_(communication_bytes(plan.machine, plan.options.gpus)) {}
 
   void memory();
+  int64_t checkpoint_copy_bytes() const;
   void time();
 
  private:
   struct DevicePeaks {
     DeviceTimeline::Peak load, first, steady, sampling, encoding;
     bool out_of_memory = false;
+
+    int64_t reserved_bytes() const {
+      return std::max({load.reserved_bytes, first.reserved_bytes, steady.reserved_bytes,
+                       sampling.reserved_bytes, encoding.reserved_bytes});
+    }
+    int64_t live_bytes() const {
+      return std::max(
+          {load.live_bytes, first.live_bytes, steady.live_bytes, sampling.live_bytes, encoding.live_bytes});
+    }
   };
-  DevicePeaks play() const;
+  DevicePeaks play(int64_t capacity) const;
+  DevicePeaks play_within_memory() const;
   void trace_phases();
   void add_phase(const std::string& name, const DeviceTimeline::Peak& peak, int64_t host);
   void kinds(const DeviceTimeline::Peak& steady);
@@ -82,23 +97,22 @@ class Composer {
 
 void Composer::trace_phases() {
   const DryRunDevice device = plan_.machine.device;
-  const bool whole = sharding_.zero_stage == 0 && sharding_.offload_optimizer == "none";
-  load_ = whole ? trace_load(options_, plan_.data, device) : sharded_load(trace_, state_);
+  load_ = trace_load(plan_.options.train, plan_.data, device, sharding_.gpus);
   // Tables of the objective, made at the first step, stay.
   const int64_t tables = state_.device_bytes() - left_bytes(load_);
   if (tables > 0) load_.push_back({.id = (uint64_t{1} << 47), .bytes = tables});
   if (options_.sample_every > 0) sampling_ = trace_sample_grid(options_, plan_.data, device);
-  if (has_autoencoder(options_) && plan_.data.channels == 4)
-    autoencoder_ = trace_autoencoder(options_, plan_.data, device);
+  if (has_autoencoder(options_)) autoencoder_ = trace_autoencoder(options_, plan_.data, device);
 }
 
-Composer::DevicePeaks Composer::play() const {
-  DeviceTimeline timeline(cuda_, /*capacity=*/0);
+Composer::DevicePeaks Composer::play(int64_t capacity) const {
+  DeviceTimeline timeline(cuda_, capacity);
   DevicePeaks peaks;
   const DeviceTimeline::Peak autoencoder = timeline.play(autoencoder_.load);
   peaks.load = timeline.play(load_);
   peaks.load.live_bytes = std::max(peaks.load.live_bytes, autoencoder.live_bytes);
   if (encodes_images(options_)) peaks.encoding = timeline.play(autoencoder_.encode);
+  timeline.play({{.id = 0, .bytes = plan_.machine.workspace_bytes}});
   peaks.first = timeline.play_step(trace_.memory.events, state_.transient_bytes);
   peaks.steady = timeline.play_step(trace_.memory.events, state_.transient_bytes);
   if (options_.sample_every > 0) {
@@ -109,6 +123,31 @@ Composer::DevicePeaks Composer::play() const {
   }
   peaks.out_of_memory = timeline.out_of_memory();
   return peaks;
+}
+
+// The allocator gives back what it has cached before it runs out: a run fits when its allocations can all be
+// served within the memory that there is, however much more they would reserve where there is more. For one
+// that does not fit: what it takes in the least memory that would do.
+Composer::DevicePeaks Composer::play_within_memory() const {
+  const DevicePeaks ample = play(0);
+  const int64_t memory = plan_.machine.memory_bytes - plan_.machine.context_bytes - communication_;
+  if (!cuda_ || ample.reserved_bytes() <= memory) return ample;
+  constexpr int64_t kPrecision = 16 * kMiB;
+  int64_t too_little = ample.live_bytes() - 1, enough = ample.reserved_bytes();
+  DevicePeaks least = ample;
+  const auto try_with = [&](int64_t capacity) {
+    const DevicePeaks peaks = play(capacity);
+    if (peaks.out_of_memory) {
+      too_little = std::max(too_little, capacity);
+    } else {
+      enough = capacity;
+      least = peaks;
+    }
+    return !peaks.out_of_memory;
+  };
+  if (memory > too_little && try_with(memory)) return least;
+  while (enough - too_little > kPrecision) try_with(too_little + (enough - too_little) / 2);
+  return least;
 }
 
 // Batches that wait, the one in use and the one being drawn.
@@ -136,7 +175,8 @@ void Composer::kinds(const DeviceTimeline::Peak& steady) {
   for (const auto& [kind, bytes] : trace_.memory.peak_by_kind) by_kind[std::string(name_of(kind))] += bytes;
   for (const auto& [kind, bytes] : trace_.memory.persistent) by_kind[std::string(name_of(kind))] -= bytes;
   for (const auto& [kind, bytes] : state_.device) by_kind[std::string(name_of(kind))] += bytes;
-  by_kind["gathered"] = state_.transient_bytes;
+  by_kind["matmul"] += plan_.machine.workspace_bytes;
+  by_kind["gathered"] += state_.transient_bytes;
   by_kind["autoencoder"] = left_bytes(autoencoder_.load);
   plan_.peak_bytes = 0;
   for (const auto& [name, bytes] : by_kind) plan_.peak_bytes += bytes;
@@ -147,31 +187,39 @@ void Composer::kinds(const DeviceTimeline::Peak& steady) {
     std::erase_if(*map, [](const auto& entry) { return entry.second == 0; });
 }
 
+// Of host memory: a rank's share of weights, averages and moments.
+int64_t Composer::checkpoint_copy_bytes() const {
+  const Placement placement = sharding_.offload_optimizer == "none" ? Placement::kDevice : Placement::kHost;
+  if (checkpoint_copy_of(options_.checkpoint_copy, cuda_ ? at::kCUDA : at::kCPU, placement) !=
+      CheckpointCopy::kMemory)
+    return 0;
+  const auto num_moments =
+      static_cast<int64_t>(make_optimizer(optimizer_config_of(options_))->moment_names().size());
+  const auto num_emas = static_cast<int64_t>(options_.ema_decay.size());
+  return 4 * trace_.num_weights * (1 + num_emas + num_moments) / sharding_.gpus;
+}
+
 void Composer::memory() {
   trace_phases();
-  const DevicePeaks peaks = play();
+  const DevicePeaks peaks = play_within_memory();
   const int64_t process = cuda_ ? kHostProcessBytes : 0, stepping = process + loader_bytes();
   add_phase("load", peaks.load, process);
   if (encodes_images(options_)) add_phase("extract", peaks.encoding, stepping);
   add_phase("first step", peaks.first, stepping);
   add_phase("steady step", peaks.steady, stepping);
-  // A GPU's weights, then its moments, are copied to the host to be written; a CPU's are written where they
-  // are.
-  const int64_t weights = 4 * trace_.num_weights,
-                moments = trace_.memory.persistent.contains(MemoryKind::kMoments)
-                              ? trace_.memory.persistent.at(MemoryKind::kMoments)
-                              : 0,
-                kept_moments = sharding_.zero_stage > 0 ? moments / sharding_.gpus : moments;
-  const bool copies = cuda_ && sharding_.offload_optimizer == "none";
-  if (options_.sample_every > 0)
-    add_phase("validation sampling", peaks.sampling, stepping + (cuda_ ? weights : 0));
-  const DeviceTimeline::Peak idle{.live_bytes = state_.device_bytes(),
+  if (options_.sample_every > 0) add_phase("validation sampling", peaks.sampling, stepping);
+  const DeviceTimeline::Peak idle{.live_bytes = state_.device_bytes() + plan_.machine.workspace_bytes,
                                   .reserved_bytes = cuda_
                                                         ? peaks.steady.reserved_bytes
                                                         : left_bytes(autoencoder_.load) + left_bytes(load_)};
-  add_phase("checkpoint", idle, stepping + (copies ? std::max(weights, kept_moments) : 0));
-  add_phase("resume", {.live_bytes = idle.live_bytes, .reserved_bytes = peaks.load.reserved_bytes},
-            process + (copies ? std::max(weights, kept_moments) : 0));
+  const int64_t copy = checkpoint_copy_bytes();
+  DeviceTimeline::Peak saving = idle;
+  if (!cuda_ && copy > 0) {  // written while steps go on
+    saving.live_bytes += copy;
+    saving.reserved_bytes = peaks.steady.reserved_bytes;
+  }
+  add_phase("checkpoint", saving, stepping + copy);
+  add_phase("resume", {.live_bytes = idle.live_bytes, .reserved_bytes = peaks.load.reserved_bytes}, process);
   kinds(peaks.steady);
   if (has_autoencoder(options_))
     plan_.notes.push_back(
@@ -197,7 +245,7 @@ void Composer::time() {
   plan_.step_s = time.seconds;
   plan_.phase_s = time.by_phase;
   plan_.communication_s = time.communication_s;
-  plan_.images_per_s = static_cast<double>(options_.global_batch * sharding_.gpus) / time.seconds;
+  plan_.images_per_s = static_cast<double>(plan_.options.train.global_batch) / time.seconds;
   const auto peak = plan_.machine.peak_flops.find(parse_compute_dtype(options_.compute_dtype));
   if (peak != plan_.machine.peak_flops.end())
     plan_.peak_share =
@@ -261,12 +309,19 @@ Plan compose_plan(const PlanOptions& options, const MachineProfile& machine, con
   return plan;
 }
 
-Plan make_plan(const PlanOptions& options) {
+int64_t communication_bytes(const MachineProfile& machine, int64_t gpus) {
+  return machine.device == DryRunDevice::kCuda && gpus > 1 ? kNcclBytes : 0;
+}
+
+MachineProfile planned_machine(const PlanOptions& options) {
   MachineProfile machine = find_profile(options.gpu);
-  if (options.train.tf32) machine = with_tf32(machine);
+  return options.train.tf32 ? with_tf32(std::move(machine)) : machine;
+}
+
+void check_plan(const PlanOptions& options, const MachineProfile& machine) {
   validate(Sharding{.gpus = options.gpus,
-                    .zero_stage = options.zero_stage,
-                    .offload_optimizer = options.offload_optimizer});
+                    .zero_stage = options.train.zero_stage,
+                    .offload_optimizer = options.train.offload_optimizer});
   check_training(options);
   const auto not_negative = [](const char* option, double value) {
     if (!(value >= 0)) fail("plan", "--{} expects 0 or more, got {}", option, value);
@@ -283,8 +338,13 @@ Plan make_plan(const PlanOptions& options) {
     fail("plan", "--micro-batch {} is more than the {} images that each of {} GPUs has of --global-batch {}",
          options.train.micro_batch, batch / options.gpus, options.gpus, batch);
   check_dtype(machine, parse_compute_dtype(options.train.compute_dtype));
+}
+
+Plan make_plan(const PlanOptions& options) {
+  const MachineProfile machine = planned_machine(options);
+  check_plan(options, machine);
   const DataShape data = planned_shape(options.train);
-  return compose_plan(options, machine, data, trace_step(rank_options(options), data, machine.device));
+  return compose_plan(options, machine, data, trace_step(options.train, data, machine.device, options.gpus));
 }
 
 }  // namespace kiln

@@ -17,11 +17,9 @@ struct PlanOptions {
   TrainOptions train;
   std::string gpu = "cpu";  // a profile's name; "cpu": this machine
   int64_t gpus = 1;
-  int64_t zero_stage = 0;
-  std::string offload_optimizer = "none";  // none, cpu, nvme
-  int64_t steps = 0;                       // 0: train.max_steps
-  int64_t dataset_size = 0;                // images; 0: those of the store, or ImageNet's 1,281,167
-  double price_per_gpu_hour = 0;           // in any currency; 0: unknown
+  int64_t steps = 0;              // 0: train.max_steps
+  int64_t dataset_size = 0;       // images; 0: those of the store, or ImageNet's 1,281,167
+  double price_per_gpu_hour = 0;  // in any currency; 0: unknown
 };
 
 // Bytes in each place, of one rank.
@@ -93,8 +91,13 @@ struct Plan {
 // be trained.
 Plan make_plan(const PlanOptions& options);
 
-// The parts of make_plan, for a search over many configurations. The trace is that of rank_options() on
-// `data` and the machine's kind of device.
+// The parts of make_plan, for a search over many configurations. The trace is, on `data` and the machine's
+// kind of device, of options.train on options.gpus ranks; or of rank_options() on one, whose state and
+// collectives are then divided by plan/sharding.h.
+MachineProfile planned_machine(const PlanOptions& options);  // of --gpu, in TF32 where that is asked for
+void check_plan(const PlanOptions& options, const MachineProfile& machine);  // throws what make_plan throws
+// Outside the allocator, on the device of each of so many ranks.
+int64_t communication_bytes(const MachineProfile& machine, int64_t gpus);
 TrainOptions rank_options(const PlanOptions& options);  // one rank's share of the batch
 DataShape planned_shape(const TrainOptions& options);   // of --data; without it, of synthetic data
 Plan compose_plan(const PlanOptions& options, const MachineProfile& machine, const DataShape& data,

@@ -55,23 +55,39 @@ double along_work(const std::vector<RatePoint>& points, double work) {
   return low.seconds * std::pow(high.seconds / low.seconds, share);
 }
 
-double log_ratio(int64_t a, int64_t b) {
-  return std::log2(static_cast<double>(std::max<int64_t>(1, a)) /
-                   static_cast<double>(std::max<int64_t>(1, b)));
+// What arithmetic and traffic alone would take of a product or an attention: how its time grows with its
+// shape, but for a factor that changes little from one shape to the next.
+double ideal_seconds(const RatePoint& shape, const OpRecord& op, const MachineProfile& machine) {
+  const double m = static_cast<double>(shape.m), n = static_cast<double>(shape.n),
+               k = static_cast<double>(shape.k);
+  const double elements = op.op_class == OpClass::kAttention ? 4 * m * n * k : m * k + n * k + m * n;
+  return shape.work / machine.peak_flops.at(op.dtype) +
+         elements * static_cast<double>(c10::elementSize(op.dtype)) / machine.memory_bytes_per_s;
 }
 
-// Products and attention: seconds per FLOP of the measured shapes, weighted by how near they are (inverse
-// distance, each extent in octaves).
-double among_shapes(const std::vector<RatePoint>& points, const OpRecord& op) {
-  double weights = 0, log_pace = 0;
+// How far apart two extents are: a short one costs efficiency, among long ones little changes.
+double squared_distance(int64_t a, int64_t b) {
+  constexpr double kShort = 256, kOctave = 0.2;
+  const double x = static_cast<double>(std::max<int64_t>(1, a)),
+               y = static_cast<double>(std::max<int64_t>(1, b));
+  const double filling = std::log2((1 + kShort / x) / (1 + kShort / y)), octaves = kOctave * std::log2(x / y);
+  return filling * filling + octaves * octaves;
+}
+
+// Products and attention: the ideal time, times the factor of the measured shapes weighted by how near they
+// are (inverse fourth power of the distance).
+double among_shapes(const std::vector<RatePoint>& points, const OpRecord& op, const MachineProfile& machine) {
+  check_dtype(machine, op.dtype);
+  double weights = 0, log_factor = 0;
   for (const RatePoint& p : points) {
-    const double m = log_ratio(op.m, p.m), n = log_ratio(op.n, p.n), k = log_ratio(op.k, p.k);
-    const double squared = m * m + n * n + k * k;
-    const double weight = 1 / (squared * squared + 1e-4);
+    const double squared =
+        squared_distance(op.m, p.m) + squared_distance(op.n, p.n) + squared_distance(op.k, p.k);
+    const double weight = 1 / (squared * squared + 1e-6);
     weights += weight;
-    log_pace += weight * std::log(p.seconds / p.work);
+    log_factor += weight * std::log(p.seconds / ideal_seconds(p, op, machine));
   }
-  return op.flops * std::exp(log_pace / weights);
+  const RatePoint shape{.work = op.flops, .m = op.m, .n = op.n, .k = op.k};
+  return ideal_seconds(shape, op, machine) * std::exp(log_factor / weights);
 }
 
 // A measured operation of the same class and dtype that stands in for one that was never seen.
@@ -103,7 +119,7 @@ double price(const OpRecord& op, const MachineProfile& machine) {
   if (work <= 0) return machine.op_overhead_s;
   const auto* points = measured_points(op, machine);
   const double seconds = !points        ? by_figures(op, machine)
-                         : op.flops > 0 ? among_shapes(*points, op)
+                         : op.flops > 0 ? among_shapes(*points, op, machine)
                                         : along_work(*points, work);
   return seconds + machine.op_overhead_s;
 }
@@ -111,11 +127,11 @@ double price(const OpRecord& op, const MachineProfile& machine) {
 StepPrice price_step(const std::vector<OpRecord>& ops, const MachineProfile& machine) {
   StepPrice total;
   for (const OpRecord& op : ops) {
-    const double seconds = price(op, machine);
+    const double times = static_cast<double>(op.times), seconds = times * price(op, machine);
     total.seconds += seconds;
     total.by_phase[static_cast<size_t>(op.phase)] += seconds;
     total.by_class[static_cast<size_t>(op.op_class)] += seconds;
-    total.flops += op.flops;
+    total.flops += times * op.flops;
   }
   return total;
 }

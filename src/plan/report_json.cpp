@@ -1,3 +1,5 @@
+#include <algorithm>
+
 #include "plan/plan.h"
 
 namespace kiln {
@@ -35,6 +37,12 @@ Json milestones_json(const Plan& plan) {
   return milestones;
 }
 
+// Of a step, for a loader that is slower than the step.
+double data_wait_s(const Plan& plan) {
+  const double loader = plan.data_rate.loader_images_per_s;
+  return loader > 0 ? plan.step_s * std::max(0.0, plan.data_rate.images_per_s / loader - 1) : 0;
+}
+
 Json predicted_json(const Plan& plan) {
   Json by_phase = Json::object(), footprints = Json::object(), phase_s = Json::object();
   for (const PhasePlan& phase : plan.phases) {
@@ -43,6 +51,7 @@ Json predicted_json(const Plan& plan) {
   }
   for (size_t i = 0; i < plan.phase_s.size(); ++i)
     phase_s[std::string(name_of(static_cast<StepPhase>(i)))] = plan.phase_s[i];
+  phase_s["data"] = data_wait_s(plan);
   return {{"peak_bytes", plan.peak_bytes},
           {"reserved_bytes", plan.reserved_bytes},
           {"needed_bytes", plan.needed_bytes},
@@ -52,7 +61,6 @@ Json predicted_json(const Plan& plan) {
           {"fits", plan.fits},
           {"by_kind", plan.by_kind},
           {"overhead", plan.overhead},
-          {"curve", to_json(plan.curve)},
           {"by_phase", by_phase},
           {"footprints", footprints},
           {"step_s", plan.step_s},
@@ -89,8 +97,8 @@ nlohmann::json to_json(const Plan& plan) {
             {"measured", plan.machine.measured},
             {"memory_bytes", plan.machine.memory_bytes}}},
           {"gpus", plan.options.gpus},
-          {"zero_stage", plan.options.zero_stage},
-          {"offload_optimizer", plan.options.offload_optimizer},
+          {"zero_stage", plan.options.train.zero_stage},
+          {"offload_optimizer", plan.options.train.offload_optimizer},
           {"num_weights", plan.num_weights},
           {"rank_batch", plan.rank_batch},
           {"micro_batch", plan.micro_batch},

@@ -36,10 +36,11 @@ std::string heading(const Plan& plan) {
   if (plan.num_micro_steps > 1)
     text += fmt::format(", {} passes of {}", plan.num_micro_steps, plan.micro_batch);
   if (plan.options.gpus > 1)
-    text += plan.options.zero_stage > 0 ? fmt::format(", ZeRO stage {}", plan.options.zero_stage)
-                                        : ", data parallel";
-  if (plan.options.offload_optimizer != "none")
-    text += fmt::format(", optimizer on {}", plan.options.offload_optimizer == "cpu" ? "the host" : "NVMe");
+    text += plan.options.train.zero_stage > 0 ? fmt::format(", ZeRO stage {}", plan.options.train.zero_stage)
+                                              : ", data parallel";
+  if (plan.options.train.offload_optimizer != "none")
+    text +=
+        fmt::format(", optimizer on {}", plan.options.train.offload_optimizer == "cpu" ? "the host" : "NVMe");
   return text + fmt::format("\nspeeds of the machine: {} ({})\n",
                             plan.machine.measured ? "measured" : "not measured", plan.machine.source);
 }

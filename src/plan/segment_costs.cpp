@@ -20,61 +20,67 @@ struct TracedWalk {
 std::vector<TracedWalk> walks_of(const StepTrace& trace) {
   const size_t num_segments = trace.segments.size();
   std::vector<TracedWalk> walks;
-  int64_t live = trace.memory.persistent_bytes;
+  int64_t live = trace.memory.persistent_bytes, gathering_peak = 0;
+  bool in_forward = true;
   for (const MemoryMark& mark : trace.memory.marks) {
     const auto segment = static_cast<size_t>(std::max(mark.segment, 0));
     if (mark.phase == StepPhase::kForward && segment == 0) {
       const std::vector<int64_t> none(num_segments);
       walks.push_back({live, none, none, none, none});
     }
+    const auto raise = [&](std::vector<int64_t>& peaks, int64_t peak) {
+      peaks[segment] = std::max(peaks[segment], peak);
+    };
     if (mark.phase == StepPhase::kForward) {
+      in_forward = true;
       walks.back().live_after[segment] = mark.live_bytes;
-      walks.back().forward_peak[segment] = mark.peak_bytes;
+      raise(walks.back().forward_peak, std::max(mark.peak_bytes, gathering_peak));
+      gathering_peak = 0;
+    } else if (mark.phase == StepPhase::kCommunication && mark.segment >= 0) {
+      // Before a forward: its weights arrive. Around a backward: they do, and gradients leave.
+      const bool before_forward = in_forward || walks.empty() || segment == 0;
+      if (before_forward) gathering_peak = mark.peak_bytes;
+      if (!in_forward && !walks.empty()) raise(walks.back().backward_peak, mark.peak_bytes);
     } else if (mark.phase == StepPhase::kLoss) {
+      in_forward = false;
       walks.back().loss_peak = mark.peak_bytes;
     } else if (mark.phase == StepPhase::kRecompute) {
       walks.back().recompute_peak[segment] = mark.peak_bytes;
     } else if (mark.phase == StepPhase::kBackward) {
-      walks.back().backward_peak[segment] = mark.peak_bytes;
+      raise(walks.back().backward_peak, mark.peak_bytes);
     }
     live = mark.live_bytes;
   }
   return walks;
 }
 
-bool in_walk(StepPhase phase) {
-  return phase == StepPhase::kForward || phase == StepPhase::kLoss || phase == StepPhase::kRecompute ||
-         phase == StepPhase::kBackward;
+bool in_walk(const MemoryMark& mark) {
+  return mark.phase == StepPhase::kForward || mark.phase == StepPhase::kLoss ||
+         mark.phase == StepPhase::kRecompute || mark.phase == StepPhase::kBackward ||
+         (mark.phase == StepPhase::kCommunication && mark.segment >= 0);
 }
 
 int64_t other_peak_of(const StepTrace& trace) {
   int64_t peak = trace.memory.persistent_bytes;
   for (const MemoryMark& mark : trace.memory.marks)
-    if (!in_walk(mark.phase)) peak = std::max(peak, mark.peak_bytes);
+    if (!in_walk(mark)) peak = std::max(peak, mark.peak_bytes);
   return peak;
 }
 
-// The traces of one step under keep, recompute and offload; without the last where there is no host.
-struct UniformTraces {
-  std::vector<StepTrace> traces;
-  std::vector<std::vector<TracedWalk>> walks;  // [trace][walk]
-};
+using Traces = std::vector<const StepTrace*>;
+using Walks = std::vector<std::vector<TracedWalk>>;  // [trace][walk]
 
 StepTrace trace_uniform(TrainOptions options, Activations activations, const DataShape& data,
-                        DryRunDevice device) {
+                        DryRunDevice device, int64_t world_size) {
   options.recompute = activations == Activations::kRecompute ? "all" : "none";
   options.offload_activations = activations == Activations::kOffload ? "all" : "none";
-  return trace_step(options, data, device);
+  return trace_step(options, data, device, world_size);
 }
 
-UniformTraces uniform_traces(const TrainOptions& options, const DataShape& data, DryRunDevice device) {
-  UniformTraces uniform;
-  for (Activations activations : kChoices) {
-    if (activations == Activations::kOffload && device != DryRunDevice::kCuda) continue;
-    uniform.traces.push_back(trace_uniform(options, activations, data, device));
-    uniform.walks.push_back(walks_of(uniform.traces.back()));
-  }
-  return uniform;
+Walks walks_of(const Traces& uniform) {
+  Walks walks;
+  for (const StepTrace* trace : uniform) walks.push_back(walks_of(*trace));
+  return walks;
 }
 
 SegmentCosts::Choice choice_of(const TracedWalk& walk, size_t segment) {
@@ -85,9 +91,9 @@ SegmentCosts::Choice choice_of(const TracedWalk& walk, size_t segment) {
           .backward_peak_bytes = walk.backward_peak[segment] - before};
 }
 
-WalkCosts walk_costs(const UniformTraces& uniform, size_t index) {
-  const TracedWalk &keep = uniform.walks[0][index], &recompute = uniform.walks[1][index];
-  const bool offloads = uniform.walks.size() > 2;
+WalkCosts walk_costs(const Walks& walks, size_t index) {
+  const TracedWalk &keep = walks[0][index], &recompute = walks[1][index];
+  const bool offloads = walks.size() > 2;
   const size_t num_segments = keep.live_after.size();
   WalkCosts costs{.live_bytes = keep.live_bytes,
                   .segments = std::vector<SegmentCosts>(num_segments),
@@ -97,7 +103,7 @@ WalkCosts walk_costs(const UniformTraces& uniform, size_t index) {
     segment.choices[0] = choice_of(keep, i);
     segment.choices[1] = segment.choices[2] = choice_of(recompute, i);
     if (!offloads) continue;
-    const TracedWalk& offload = uniform.walks[2][index];
+    const TracedWalk& offload = walks[2][index];
     segment.choices[2] = choice_of(offload, i);
     segment.fetched_bytes = segment.choices[1].held_bytes - segment.choices[2].held_bytes;
     if (i > 0) segment.choices[2].backward_peak_bytes -= costs.segments[i - 1].fetched_bytes;
@@ -112,66 +118,52 @@ bool dominated(const WalkCosts& walk, const WalkCosts& later) {
   return walk.live_bytes <= later.live_bytes && same == later;
 }
 
-// Micro-batches of a step: so many whole ones, and the rest.
-struct MicroBatches {
-  int64_t size = 0, num_whole = 0, rest = 0;
-};
-
-MicroBatches micro_batches_of(const TrainOptions& options) {
-  const int64_t size =
-      options.micro_batch > 0 ? std::min(options.micro_batch, options.global_batch) : options.global_batch;
-  return {.size = size, .num_whole = options.global_batch / size, .rest = options.global_batch % size};
+void drop_dominated(std::vector<WalkCosts>& walks) {
+  std::vector<WalkCosts> kept;
+  for (size_t i = 0; i < walks.size(); ++i) {
+    const bool covered = std::any_of(walks.begin() + static_cast<int64_t>(i) + 1, walks.end(),
+                                     [&](const WalkCosts& later) { return dominated(walks[i], later); });
+    if (!covered) kept.push_back(walks[i]);
+  }
+  walks = std::move(kept);
 }
 
-// With fewer whole micro-batches; the first differs from those after it, and what all of them add shows
-// between the second and the third.
-constexpr int64_t kTracedMicroBatches = 2;
-
-TrainOptions shortened(const TrainOptions& options, const MicroBatches& micro, int64_t num_whole) {
-  TrainOptions shorter = options;
-  shorter.global_batch = micro.size * num_whole + micro.rest;
-  return shorter;
+StepCosts compose(const Traces& uniform, const Walks& walks) {
+  const StepTrace &keep = *uniform[0], &recompute = *uniform[1];
+  const size_t num_segments = keep.segments.size();
+  StepCosts costs{.walks = {},
+                  .recompute_flops = std::vector<double>(num_segments),
+                  .host_bytes = std::vector<int64_t>(num_segments),
+                  .persistent_bytes = keep.memory.persistent_bytes,
+                  .other_peak_bytes = other_peak_of(keep),
+                  .can_offload = uniform.size() > 2};
+  for (size_t i = 0; i < walks[0].size(); ++i) costs.walks.push_back(walk_costs(walks, i));
+  for (const OpRecord& op : recompute.ops)
+    if (op.phase == StepPhase::kRecompute && op.segment >= 0)
+      costs.recompute_flops[static_cast<size_t>(op.segment)] += op.flops * static_cast<double>(op.times);
+  for (const WalkCosts& walk : costs.walks)
+    for (size_t i = 0; i < num_segments; ++i)
+      costs.host_bytes[i] = std::max(costs.host_bytes[i], walk.segments[i].fetched_bytes);
+  return costs;
 }
 
 }  // namespace
 
-StepCosts step_costs(const TrainOptions& options, const DataShape& data, DryRunDevice device) {
-  const MicroBatches micro = micro_batches_of(options);
-  const int64_t left_out = std::max<int64_t>(0, micro.num_whole - kTracedMicroBatches);
-  const TrainOptions traced = left_out > 0 ? shortened(options, micro, kTracedMicroBatches) : options;
-  const UniformTraces uniform = uniform_traces(traced, data, device);
-  const StepTrace &keep = uniform.traces[0], &recompute = uniform.traces[1];
-
-  StepCosts costs{.persistent_bytes = keep.memory.persistent_bytes,
-                  .other_peak_bytes = other_peak_of(keep),
-                  .can_offload = uniform.traces.size() > 2};
-  std::vector<WalkCosts> walks;
-  for (size_t i = 0; i < uniform.walks[0].size(); ++i) walks.push_back(walk_costs(uniform, i));
-  if (left_out > 0) {
-    const StepTrace longer = trace_uniform(shortened(options, micro, kTracedMicroBatches + 1),
-                                           Activations::kRecompute, data, device);
-    costs.other_peak_bytes += left_out * (other_peak_of(longer) - other_peak_of(recompute));
-    const std::vector<TracedWalk> longer_walks = walks_of(longer);
-    const size_t first_moved = kTracedMicroBatches - 1;
-    for (size_t i = first_moved; i < walks.size(); ++i)
-      walks[i].live_bytes += left_out * (longer_walks[i + 1].live_bytes - uniform.walks[1][i].live_bytes);
-  }
-  for (size_t i = 0; i < walks.size(); ++i) {
-    const bool covered = std::any_of(walks.begin() + static_cast<int64_t>(i) + 1, walks.end(),
-                                     [&](const WalkCosts& later) { return dominated(walks[i], later); });
-    if (!covered) costs.walks.push_back(walks[i]);
-  }
-
-  costs.recompute_flops.resize(keep.segments.size());
-  costs.host_bytes.resize(keep.segments.size());
-  const double images = static_cast<double>(options.global_batch) / static_cast<double>(traced.global_batch);
-  for (const OpRecord& op : recompute.ops)
-    if (op.phase == StepPhase::kRecompute && op.segment >= 0)
-      costs.recompute_flops[static_cast<size_t>(op.segment)] += op.flops * images;
-  for (const WalkCosts& walk : walks)
-    for (size_t i = 0; i < walk.segments.size(); ++i)
-      costs.host_bytes[i] = std::max(costs.host_bytes[i], walk.segments[i].fetched_bytes);
+StepCosts step_costs(const std::vector<const StepTrace*>& uniform) {
+  StepCosts costs = compose(uniform, walks_of(uniform));
+  drop_dominated(costs.walks);
   return costs;
+}
+
+StepCosts step_costs(const TrainOptions& options, const DataShape& data, DryRunDevice device,
+                     int64_t world_size) {
+  std::vector<StepTrace> traces;
+  for (Activations activations : kChoices)
+    if (activations != Activations::kOffload || device == DryRunDevice::kCuda)
+      traces.push_back(trace_uniform(options, activations, data, device, world_size));
+  Traces uniform;
+  for (const StepTrace& trace : traces) uniform.push_back(&trace);
+  return step_costs(uniform);
 }
 
 int64_t peak_bytes(const StepCosts& costs, const std::vector<MemoryChoice>& choices) {

@@ -52,7 +52,11 @@ struct StepCosts {
 
 // From traces of keep, recompute and, where the device has a host behind it, offload everywhere; their memory
 // choices in `options` are ignored. Throws Error for options that cannot be trained.
-StepCosts step_costs(const TrainOptions& options, const DataShape& data, DryRunDevice device);
+// Of one of `world_size` ranks.
+StepCosts step_costs(const TrainOptions& options, const DataShape& data, DryRunDevice device,
+                     int64_t world_size = 1);
+// From such traces themselves, in this order; without the last there is nothing to offload.
+StepCosts step_costs(const std::vector<const StepTrace*>& uniform);
 
 // Of a step with one choice per segment.
 int64_t peak_bytes(const StepCosts& costs, const std::vector<MemoryChoice>& choices);

@@ -1,6 +1,6 @@
-// What one rank of several holds, sends and waits for: derived from the flat units of a single rank's trace
-// and the volumes of the collectives (docs/planning.md lists the assumptions). The only place in plan/ where
-// a formula stands instead of the trace.
+// What one rank of several holds, sends and waits for, on any number of ranks and at any stage. A trace of as
+// many ranks says so itself (plan/trace.h); from another one the real flat units and their ZeRO are walked
+// again, without the model. Formulas stand here only for prices: links, the host's update, a disk.
 #pragma once
 #include <array>
 #include <map>
@@ -23,15 +23,14 @@ void validate(const Sharding& sharding);
 // Training state of one rank, in bytes.
 struct RankState {
   std::map<MemoryKind, int64_t> device;  // persistent, by kind
-  int64_t transient_bytes = 0;           // the most of whole weights or gradients of single segments at once
+  // The most of whole weights and gradients of single segments at once, where the trace is of one rank; else
+  // they are in the trace.
+  int64_t transient_bytes = 0;
   int64_t pinned_bytes = 0, nvme_bytes = 0;
 
   int64_t device_bytes() const;  // sum of `device`
 };
 RankState shard_state(const StepTrace& trace, const Sharding& sharding);
-
-// Elements of a unit of `elements` that one rank keeps.
-int64_t shard_elements(int64_t elements, int64_t gpus);
 
 // One step in time, on a rank.
 struct StepTime {
@@ -40,7 +39,8 @@ struct StepTime {
   double communication_s = 0;                     // that the links are busy, hidden or not
   double host_s = 0;  // of an offloaded optimizer: transfers and the host's update
 };
-// Gradient reduction of a segment runs beside the backward of the next; stage 3 gathers one segment ahead.
+// Collectives begin and are waited for where the real step does it, in a steady step: the weights that the
+// step before sent arrive during this one.
 StepTime time_step(const StepTrace& trace, const MachineProfile& machine, const Sharding& sharding);
 
 }  // namespace kiln

@@ -27,46 +27,49 @@ StepBatch random_batch(const DataShape& data, int64_t size, const Objective& obj
   return batch;
 }
 
-// One step that was applied, in seconds. A loss scale that is still too high skips a few first.
-double timed_step(TrainStep& step, const StepBatch& batch, double lr, at::Device device) {
+}  // namespace
+
+TimedTraining::TimedTraining(const TrainOptions& options, at::Device device)
+    : device_(device), lr_(options.lr) {
+  const DataShape data = synthetic_shape(options);
+  training_ = build_training(options, data, device);
+  batch_ = random_batch(data, options.global_batch, *training_.objective);
+}
+
+double TimedTraining::step() {
   constexpr int kMaxSkipped = 30;
   for (int i = 0; i < kMaxSkipped; ++i) {
     const auto begin = std::chrono::steady_clock::now();
-    const bool applied = step.run(batch, lr).applied;
-    if (device.is_cuda()) at::accelerator::synchronizeDevice(device.index());
+    const bool applied = training_.step->run(batch_, lr_).applied;
+    if (device_.is_cuda()) at::accelerator::synchronizeDevice(device_.index());
     const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - begin;
     if (applied) return seconds.count();
   }
   fail("calibrate", "expected finite gradients, got none in {} steps", kMaxSkipped);
 }
 
-}  // namespace
-
-StepTiming time_steps(const TrainOptions& options, at::Device device, int repeats, bool with_ops) {
-  const DataShape data = synthetic_shape(options);
-  Training training = build_training(options, data, device);
-  const StepBatch batch = random_batch(data, options.global_batch, *training.objective);
-  TrainStep& step = *training.step;
-  timed_step(step, batch, options.lr, device);
+StepTiming time_steps(const TrainOptions& options, at::Device device, const StepRepeats& repeats) {
+  TimedTraining training(options, device);
+  training.step();
 
   StepTiming timing;
   std::vector<double> seconds;
-  for (int i = 0; i < repeats; ++i) seconds.push_back(timed_step(step, batch, options.lr, device));
+  for (int i = 0; i < repeats.plain; ++i) seconds.push_back(training.step());
   timing.seconds = median(seconds);
   timing.least_seconds = std::ranges::min(seconds);
-  if (!with_ops) return timing;
+  if (repeats.watched == 0) return timing;
 
   OpRecorder recorder(/*timed=*/true, device);
-  step.observe(&recorder);
+  training.observe(&recorder);
   std::vector<std::vector<OpRecord>> runs;
-  for (int i = 0; i < repeats; ++i) {
+  for (int i = 0; i < repeats.watched; ++i) {
     recorder.take();
-    timed_step(step, batch, options.lr, device);
+    training.step();
     runs.push_back(recorder.take());
     if (runs.back().size() != runs.front().size())  // a skipped step came before
       runs.pop_back();
   }
-  step.observe(nullptr);
+  training.observe(nullptr);
   timing.ops = runs.front();
   for (size_t op = 0; op < timing.ops.size(); ++op)
     for (const auto& run : runs) timing.ops[op].seconds = std::min(timing.ops[op].seconds, run[op].seconds);

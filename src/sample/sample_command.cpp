@@ -5,9 +5,12 @@
 #include <chrono>
 #include <cmath>
 #include <cstdio>
+#include <optional>
 
 #include "core/error.h"
 #include "core/tensors.h"
+#include "parallel/agreement.h"
+#include "parallel/joining.h"
 #include "parallel/machine.h"
 #include "sample/class_selection.h"
 #include "sample/sample_output.h"
@@ -58,7 +61,8 @@ std::string file_name(int64_t index, int64_t label, const std::vector<std::strin
 // now and then.
 class Progress {
  public:
-  Progress(int64_t done, int64_t total) : first_(done), done_(done), total_(total) {}
+  Progress(int64_t done, int64_t total, bool is_shown)
+      : first_(done), done_(done), total_(total), is_shown_(is_shown) {}
 
   void add_image() {
     ++done_;
@@ -78,6 +82,7 @@ class Progress {
     return std::chrono::duration<double>(std::chrono::steady_clock::now() - start_).count();
   }
   void print(bool last) {
+    if (!is_shown_) return;
     const double work = static_cast<double>(done_ - first_) + (last ? 0 : fraction_);
     const double rate = work / std::max(elapsed(), 1e-9);
     const double left = rate > 0 ? (static_cast<double>(total_ - first_) - work) / rate : 0;
@@ -87,6 +92,7 @@ class Progress {
   }
 
   int64_t first_, done_, total_;
+  bool is_shown_;
   double fraction_ = 0, printed_at_ = 0;
   bool terminal_ = ::isatty(STDERR_FILENO);
   std::chrono::steady_clock::time_point start_ = std::chrono::steady_clock::now();
@@ -133,12 +139,13 @@ class Labels {
 };
 
 SampleOutput open_output(const SampleCommand& command, const SampleSource& source,
-                         const SampleOptions& options, const Labels& labels) {
+                         const SampleOptions& options, const Labels& labels, SampleOutputOptions::Role role) {
   const DenoiserShape& shape = source.denoiser->shape();
   const int64_t side = shape.input_size * source.autoencoder->downsample;
   SampleOutputOptions output = {.folder = command.out,
                                 .npz = command.npz,
                                 .write_png = !command.no_png,
+                                .role = role,
                                 .num_images = command.num_images,
                                 .height = side,
                                 .width = side};
@@ -157,10 +164,11 @@ SampleOutput open_output(const SampleCommand& command, const SampleSource& sourc
   return SampleOutput(output, std::move(names));
 }
 
-// Draws options.images into `output`, with a progress line.
-void draw(const SampleSource& source, SampleOptions& options, int64_t num_images, SampleOutput& output) {
+// Draws options.images into `output`, with a progress line that counts up to `total`.
+void draw(const SampleSource& source, SampleOptions& options, int64_t total, bool is_shown,
+          SampleOutput& output) {
   const int64_t missing = static_cast<int64_t>(options.images.size());
-  Progress progress(num_images - missing, num_images);
+  Progress progress(total - missing, total, is_shown);
   const double steps = static_cast<double>(make_sampler(options.sampler)->timesteps().size());
   int64_t steps_run = 0, images_done = 0;
   options.stop = [&] {
@@ -176,29 +184,60 @@ void draw(const SampleSource& source, SampleOptions& options, int64_t num_images
                 });
 }
 
-}  // namespace
+// What the first rank finds missing, as all ranks divide it: batches in turn.
+std::vector<int64_t> missing_of_this_rank(const SampleOutput& output, int64_t num_images, int64_t batch,
+                                          ProcessGroup& group) {
+  json missing;
+  agree(group, "the folder of the images", [&] {
+    if (group.rank() == 0) missing = output.missing();
+  });
+  const auto of_all =
+      json::parse(group.gather(missing.dump(), "the missing images").front()).get<std::vector<int64_t>>();
+  const int64_t present = num_images - static_cast<int64_t>(of_all.size());
+  if (present > 0 && group.rank() == 0)
+    fmt::print(stderr, "kiln sample: {} of {} images are there already\n", present, num_images);
+  std::vector<int64_t> mine;
+  for (size_t i = 0; i < of_all.size(); ++i)
+    if (static_cast<int64_t>(i) / batch % group.world_size() == group.rank()) mine.push_back(of_all[i]);
+  return mine;
+}
 
-void run_sample_command(const SampleCommand& command) {
+void sample(const SampleCommand& command, ProcessGroup& group) {
   check(command);
-  const at::Device device = parse_device(command.device);
+  const bool is_first = group.rank() == 0;
+  const at::Device device = parse_device(command.device, group.ranks().local_rank);
   const at::ScalarType compute_dtype = parse_compute_dtype(command.compute_dtype);
-  apply(ComputeSettings{.device = device, .threads = command.threads});
+  apply(ComputeSettings{
+      .device = device, .threads = command.threads, .local_ranks = group.ranks().local_world_size});
   const SampleSource source = load_sample_source(command, device, compute_dtype);
   SampleOptions options = sample_options(command, source, device);
   const Labels labels(
       select_classes(command.classes, source.class_names, source.denoiser->shape().num_classes));
 
-  SampleOutput output = open_output(command, source, options, labels);
-  for (int64_t index : output.missing()) options.images.push_back({.index = index, .label = labels(index)});
-  const int64_t present = command.num_images - static_cast<int64_t>(options.images.size());
-  if (present > 0)
-    fmt::print(stderr, "kiln sample: {} of {} images are there already\n", present, command.num_images);
-  draw(source, options, command.num_images, output);
-  output.finish();
+  using Role = SampleOutputOptions::Role;
+  std::optional<SampleOutput> output;
+  agree(group, "opening the folder of the images", [&] {
+    const Role role = group.world_size() == 1 ? Role::kOnly : is_first ? Role::kFirst : Role::kOther;
+    output.emplace(open_output(command, source, options, labels, role));
+  });
+  for (int64_t index : missing_of_this_rank(*output, command.num_images, options.batch, group))
+    options.images.push_back({.index = index, .label = labels(index)});
+  const int64_t total =
+      group.world_size() == 1 ? command.num_images : static_cast<int64_t>(options.images.size());
+  draw(source, options, total, is_first, *output);
+  group.barrier("all images drawn");
+  if (!is_first) return;
+  output->finish();
   if (command.grid) {
     const int64_t count = std::min(command.num_images, kMaxGridImages);
-    fmt::print(stderr, "kiln sample: wrote {}\n", output.write_grid(count, labels.grid_columns(count)));
+    fmt::print(stderr, "kiln sample: wrote {}\n", output->write_grid(count, labels.grid_columns(count)));
   }
+}
+
+}  // namespace
+
+void run_sample_command(const SampleCommand& command, ProcessGroup& group) {
+  as_rank(group, [&] { sample(command, group); });
 }
 
 }  // namespace kiln

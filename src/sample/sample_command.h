@@ -5,6 +5,8 @@
 #include <string>
 #include <vector>
 
+#include "parallel/process_group.h"
+
 namespace kiln {
 
 struct SampleCommand {
@@ -29,10 +31,12 @@ struct SampleCommand {
   bool grid = false, no_png = false;
   int64_t batch = 8;
   std::string device = "auto", compute_dtype = "f32";
-  int64_t threads = 0;  // 0 = all cores
+  int64_t threads = 0;  // 0 = all cores, divided among the ranks of a machine
+  int64_t nproc = 0;    // ranks that this process starts on this machine; 0 = none
 };
 
-// Draws what is not there yet and says how it goes on stderr. Throws Error.
-void run_sample_command(const SampleCommand& command);
+// Draws what is not there yet and says how it goes on stderr. Several ranks take batches in turn; each writes
+// its images as PNG files, of which the first makes the .npz. Throws Error.
+void run_sample_command(const SampleCommand& command, ProcessGroup& group);
 
 }  // namespace kiln

@@ -26,17 +26,23 @@ std::vector<std::string> differing_keys(const json& before, const json& now) {
 }  // namespace
 
 SampleOutput::SampleOutput(const SampleOutputOptions& options, std::vector<std::string> names)
-    : options_(options), names_(std::move(names)) {
+    : options_(options), images_folder_(options.folder), names_(std::move(names)) {
+  if (!options_.write_png) images_folder_ = (fs::path(options_.folder) / "passing").string();
+  // Others may have drawn for an earlier command, too.
+  is_shared_ = options_.role != SampleOutputOptions::Role::kOnly ||
+               (!options_.write_png && fs::exists(images_folder_));
+  const std::string folder = writes_files() ? images_folder_ : options_.folder;
   std::error_code error;
-  fs::create_directories(options_.folder, error);
-  if (error) fail("sample", "cannot make the folder {}: {}", options_.folder, error.message());
+  fs::create_directories(folder, error);
+  if (error) fail("sample", "cannot make the folder {}: {}", folder, error.message());
+  if (options_.role == SampleOutputOptions::Role::kOther) return;
   check_settings();
   if (!options_.npz.empty())
     npz_ = NpzImageWriter::open(options_.npz, options_.num_images, options_.height, options_.width);
 }
 
 std::string SampleOutput::path(int64_t index) const {
-  return (fs::path(options_.folder) / names_[static_cast<size_t>(index)]).string();
+  return (fs::path(images_folder_) / names_[static_cast<size_t>(index)]).string();
 }
 
 void SampleOutput::check_settings() const {
@@ -56,15 +62,17 @@ void SampleOutput::check_settings() const {
 std::vector<int64_t> SampleOutput::missing() const {
   std::vector<int64_t> indices;
   for (int64_t i = 0; i < options_.num_images; ++i) {
-    const bool drawn = options_.write_png ? fs::exists(path(i)) : i < npz_->num_written();
+    const bool in_npz = npz_ && i < npz_->num_written();
+    const bool drawn = (in_npz && !options_.write_png) || (writes_files() && fs::exists(path(i)));
     if (!drawn) indices.push_back(i);
   }
   return indices;
 }
 
 void SampleOutput::add(int64_t index, const Image& image) {
-  append_to_npz_below(index);
-  if (options_.write_png) write_png(path(index), image);
+  if (!is_shared_) append_to_npz_below(index);
+  if (writes_files()) write_png(path(index), image);
+  if (is_shared_) return;  // which of the images below are there, is known at the end
   if (npz_ && npz_->num_written() == index) npz_->add(image);
 }
 
@@ -76,6 +84,7 @@ void SampleOutput::append_to_npz_below(int64_t index) {
 void SampleOutput::finish() {
   append_to_npz_below(options_.num_images);
   if (npz_) npz_->finish();
+  if (!options_.write_png) fs::remove_all(images_folder_);
 }
 
 std::string SampleOutput::write_grid(int64_t count, int64_t columns) const {

@@ -16,8 +16,11 @@ struct SampleOutputOptions {
   std::string folder;
   std::string npz;  // "" = none
   bool write_png = true;
+  // Of several processes that draw into one folder: images pass from the others to the first as PNG files, in
+  // FOLDER/passing without write_png.
+  enum class Role { kOnly, kFirst, kOther } role = Role::kOnly;
   int64_t num_images = 0, height = 0, width = 0;
-  nlohmann::json settings;  // all that decides the pixels; kept in FOLDER/sampling.json
+  nlohmann::json settings{};  // all that decides the pixels; kept in FOLDER/sampling.json
 };
 
 class SampleOutput {
@@ -26,21 +29,25 @@ class SampleOutput {
   // (naming the keys that differ), or cannot be written.
   SampleOutput(const SampleOutputOptions& options, std::vector<std::string> names);
 
-  // Images still to be drawn, ascending.
+  // Images still to be drawn, ascending. REQUIRES: not the role kOther.
   std::vector<int64_t> missing() const;
   // REQUIRES: the images of missing(), in that order.
   void add(int64_t index, const Image& image);
-  // Completes the .npz. REQUIRES: every missing image was added.
+  // Completes the .npz. REQUIRES: every missing image was added, by this
+  // process or others; not the role kOther.
   void finish();
   // FOLDER/grid.png of the first `count` images; returns its path. REQUIRES: write_png and finish().
   std::string write_grid(int64_t count, int64_t columns) const;
 
  private:
   std::string path(int64_t index) const;
+  bool writes_files() const { return options_.write_png || is_shared_; }
   void check_settings() const;
   void append_to_npz_below(int64_t index);
 
   SampleOutputOptions options_;
+  std::string images_folder_;  // of the PNG files
+  bool is_shared_ = false;     // PNG files of others may be there
   std::vector<std::string> names_;
   std::unique_ptr<NpzImageWriter> npz_;
 };

@@ -1,90 +1,115 @@
 #include "train/checkpoints.h"
 
 #include <ATen/ATen.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
 
 #include "checkpoint/tensor_files.h"
 #include "core/error.h"
+#include "models/weights.h"
+#include "parallel/agreement.h"
+#include "train/checkpoint_files.h"
+#include "train/checkpoint_saver.h"
 
 namespace kiln {
 
 namespace {
 
-using TensorMap = std::map<std::string, at::Tensor>;
+// Tensors of a file that is mapped: only what is copied from it is read.
+struct MappedTensors {
+  explicit MappedTensors(const std::string& file) : path(file), tensors(load_tensors(file)) {}
 
-std::string moment_key(const std::string& moment, const std::string& key) { return moment + "." + key; }
+  const at::Tensor& find(const std::string& key, const std::vector<int64_t>& shape) const {
+    const auto found = tensors.find(key);
+    if (found == tensors.end())
+      fail("resume", "{} lacks {}: delete this checkpoint to resume from the one before", path, key);
+    if (found->second.sizes() != at::IntArrayRef(shape))
+      fail("resume", "{} has {} of shape [{}], expected [{}]: it is another model's", path, key,
+           fmt::join(found->second.sizes(), ", "), fmt::join(shape, ", "));
+    return found->second;
+  }
 
-const at::Tensor& find_tensor(const TensorMap& tensors, const std::string& key, const std::string& path) {
-  const auto found = tensors.find(key);
-  if (found == tensors.end())
-    fail("resume", "{} lacks {}: delete this checkpoint to resume from the one before", path, key);
-  return found->second;
-}
+  std::string path;
+  std::map<std::string, at::Tensor> tensors;
+};
 
-// The buffer that `weights` of `kind` are in.
-const at::Tensor& buffer_of(const FlatUnit& unit, WeightsKind kind, size_t ema_index) {
-  return kind == WeightsKind::kMaster ? unit.master : unit.emas.at(ema_index);
-}
-
-void load_buffer(const std::string& path, TrainingState& state, WeightsKind kind, size_t ema_index) {
-  const TensorMap tensors = load_tensors(path);
+void load_state(const std::string& folder, TrainingState& state, const Optimizer& optimizer) {
+  at::NoGradGuard no_grad;
+  const MappedTensors model(folder + "/" + kModelFile), moments(folder + "/" + kOptimizerFile);
+  std::vector<MappedTensors> emas;
+  for (size_t e = 0; e < state.ema_decays.size(); ++e)
+    emas.emplace_back(folder + "/" + ema_file_name(state.ema_decays, e));
+  const std::vector<std::string> moment_names = optimizer.moment_names();
   for (auto& weights : state.segments) {
-    at::Tensor buffer = buffer_of(weights.unit, kind, ema_index);
-    for (size_t i = 0; i < weights.parameters.size(); ++i)
-      weights.unit.write(buffer, i, find_tensor(tensors, weights.parameters[i]->key, path));
+    FlatUnit& unit = weights.unit;
+    {
+      StateLease lease = unit.lease(Access::kWrite);
+      for (size_t i = 0; i < unit.layout().slots.size(); ++i) {
+        const FlatSlot& slot = unit.layout().slots[i];
+        unit.write(lease.master, i, model.find(slot.key, slot.shape));
+        for (size_t e = 0; e < emas.size(); ++e)
+          unit.write(lease.emas[e], i, emas[e].find(slot.key, slot.shape));
+        for (size_t m = 0; m < moment_names.size(); ++m)
+          unit.write(lease.moments[m], i, moments.find(moment_key(moment_names[m], slot.key), slot.shape));
+      }
+    }
+    unit.refresh_weight_shard();
   }
 }
 
 }  // namespace
 
-TensorMap named_weights(const TrainingState& state, WeightsKind kind, size_t ema_index) {
-  TensorMap named;
-  for (const auto& weights : state.segments)
-    for (size_t i = 0; i < weights.parameters.size(); ++i)
-      named[weights.parameters[i]->key] =
-          weights.unit.view(buffer_of(weights.unit, kind, ema_index), i).to(at::kCPU);
-  for (const auto& constant : state.constants)
-    named[constant->key] = constant->value.detach().to(at::kCPU, at::kFloat);
-  return named;
+void copy_weights(const TrainingState& state, WeightsKind kind, size_t ema_index, const Denoiser& to) {
+  at::NoGradGuard no_grad;
+  state.zero->finish_gathers();
+  for (size_t s = 0; s < state.segments.size(); ++s) {
+    const FlatUnit& unit = state.segments[s].unit;
+    const ParameterList& parameters = to.segments()[s]->parameters();
+    const StateLease lease = unit.lease(Access::kRead);
+    const at::Tensor whole =
+        state.zero->whole(s, kind == WeightsKind::kMaster ? lease.master : lease.emas.at(ema_index));
+    std::map<std::string, at::Tensor> named;
+    for (size_t i = 0; i < unit.layout().slots.size(); ++i)
+      named[unit.layout().slots[i].key] = unit.view(whole, i);
+    for (const auto& constant : state.constants)
+      if (std::ranges::any_of(parameters, [&](const auto& p) { return p->key == constant->key; }))
+        named[constant->key] = constant->value.detach();
+    load_weights(parameters, named, "the run's state");
+  }
 }
 
 std::string save_checkpoint(const std::string& run, const TrainingState& state, const Optimizer& optimizer,
                             TrainStateInfo info) {
-  CheckpointWriter writer(run, info.step);
-  save_tensors(writer.folder() + "/model.safetensors", named_weights(state, WeightsKind::kMaster));
-  for (size_t e = 0; e < state.ema_decays.size(); ++e)
-    save_tensors(writer.folder() + "/" + ema_file_name(state.ema_decays, e),
-                 named_weights(state, WeightsKind::kEma, e));
-  TensorMap moments;
-  const auto names = optimizer.moment_names();
-  for (const auto& weights : state.segments)
-    for (size_t m = 0; m < names.size(); ++m)
-      for (size_t i = 0; i < weights.parameters.size(); ++i)
-        moments[moment_key(names[m], weights.parameters[i]->key)] =
-            weights.unit.view(weights.unit.moments[m], i).to(at::kCPU);
-  save_tensors(writer.folder() + "/" + optimizer_file_name(0, 1), moments);
-  info.updates = state.updates;
-  info.loss_scale = state.loss_scaler.scale();
-  info.scaler_good_steps = state.loss_scaler.good_steps();
-  return writer.commit(info);
+  CheckpointSaver saver(run, state, optimizer, CheckpointCopy::kPageCache);
+  saver.begin(std::move(info));
+  return saver.finish();
+}
+
+std::optional<Checkpoint> newest_checkpoint(const std::string& run, ProcessGroup& group) {
+  std::string newest;
+  if (group.rank() == 0) {
+    const std::vector<Checkpoint> checkpoints = list_checkpoints(run);
+    if (!checkpoints.empty()) newest = checkpoints.back().folder;
+  }
+  newest = group.gather(newest, "the newest checkpoint").front();
+  if (newest.empty()) return std::nullopt;
+  Checkpoint checkpoint{.folder = newest};
+  agree(group, "the newest checkpoint", [&] { checkpoint.step = read_train_state(newest).step; });
+  return checkpoint;
 }
 
 TrainStateInfo load_checkpoint(const std::string& folder, TrainingState& state, const Optimizer& optimizer) {
-  const TrainStateInfo info = read_train_state(folder);
-  load_buffer(folder + "/model.safetensors", state, WeightsKind::kMaster, 0);
-  for (size_t e = 0; e < state.ema_decays.size(); ++e)
-    load_buffer(folder + "/" + ema_file_name(state.ema_decays, e), state, WeightsKind::kEma, e);
-  const std::string path = folder + "/" + optimizer_file_name(0, 1);
-  const TensorMap moments = load_tensors(path);
-  const auto names = optimizer.moment_names();
-  for (auto& weights : state.segments) {
-    for (size_t m = 0; m < names.size(); ++m)
-      for (size_t i = 0; i < weights.parameters.size(); ++i)
-        weights.unit.write(weights.unit.moments[m], i,
-                           find_tensor(moments, moment_key(names[m], weights.parameters[i]->key), path));
-    weights.unit.refresh_weight_shard();
-  }
+  ProcessGroup& group = state.zero->group();
+  state.zero->finish_gathers();
+  TrainStateInfo info;
+  agree(group, "a checkpoint", [&] {
+    info = read_train_state(folder);
+    load_state(folder, state, optimizer);
+  });
+  for (size_t s = 0; s < state.segments.size(); ++s) state.zero->publish(s);
   state.updates = info.updates;
-  state.loss_scaler.restore(info.loss_scale, info.scaler_good_steps);
+  state.loss_scaler.restore(info.loss_scale, info.scaler_good_steps, info.scaler_overflows);
   return info;
 }
 

@@ -1,25 +1,34 @@
-// Writing the training state to a run's checkpoints and reading it back.
+// The training state in a checkpoint's files, written and read back by any number of ranks, and in another
+// denoiser.
 #pragma once
-#include <map>
+#include <optional>
 #include <string>
 
 #include "checkpoint/train_state.h"
+#include "models/model.h"
 #include "optim/optimizer.h"
 #include "train/training_state.h"
 
 namespace kiln {
 
-// Weights (and untrained constants) of one buffer as f32 CPU tensors in published keys.
 enum class WeightsKind { kMaster, kEma };
-std::map<std::string, at::Tensor> named_weights(const TrainingState& state, WeightsKind kind,
-                                                size_t ema_index = 0);
 
-// Writes a complete checkpoint of `info.step`; updates and loss scale of `info` are filled in. Returns its
-// folder. Throws Error (disk full, no permission) with earlier checkpoints untouched and nothing left behind.
+// Copies all weights, untrained ones included, to a denoiser of the same kind, segment by segment. A
+// collective.
+void copy_weights(const TrainingState& state, WeightsKind kind, size_t ema_index, const Denoiser& to);
+
+// Writes a complete checkpoint of `info.step` and waits for it (train/checkpoint_saver.h). Returns its
+// folder. A collective.
 std::string save_checkpoint(const std::string& run, const TrainingState& state, const Optimizer& optimizer,
                             TrainStateInfo info);
 
-// Restores weights, EMAs, moments, updates and loss scale. Throws Error naming what is missing or misshapen.
+// The newest complete checkpoint of `run`, the same on every rank. Throws Error on every rank when one cannot
+// see what rank 0 sees. A collective.
+std::optional<Checkpoint> newest_checkpoint(const std::string& run, ProcessGroup& group);
+
+// Restores weights, EMAs, moments, updates and loss scale, whatever ranks, stage and placement wrote them;
+// each rank reads its own slices. Throws Error on every rank naming what is missing or misshapen. A
+// collective.
 TrainStateInfo load_checkpoint(const std::string& folder, TrainingState& state, const Optimizer& optimizer);
 
 }  // namespace kiln

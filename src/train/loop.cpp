@@ -10,6 +10,7 @@
 #include <chrono>
 #include <cmath>
 #include <filesystem>
+#include <optional>
 
 #include "checkpoint/tensor_files.h"
 #include "core/atomic_file.h"
@@ -19,12 +20,14 @@
 #include "models/registry.h"
 #include "optim/lr_schedule.h"
 #include "parallel/machine.h"
-#include "parallel/ranks.h"
+#include "train/checkpoint_saver.h"
 #include "train/checkpoints.h"
 #include "train/monitor.h"
 #include "train/observer_group.h"
+#include "train/phase_memory.h"
 #include "train/profiler.h"
 #include "train/report.h"
+#include "train/run_ranks.h"
 #include "train/sample_grid.h"
 #include "train/step.h"
 #include "train/step_measurement.h"
@@ -39,27 +42,38 @@ namespace {
 using Clock = std::chrono::steady_clock;
 constexpr int64_t kComparedSteps = 100;  // after which the plan is compared for the first time
 
-void warn(const std::string& text) { fmt::print(stderr, "warning: {}\n", text); }
-
 class Run {
  public:
   Run(const TrainOptions& options, const RunContext& context);
   void train();
+  void keep_checkpoint();
 
  private:
+  void warn(const std::string& text) const;
+  void warn_of_settings_without_effect() const;
   void describe() const;
   void watch();
   void build();
+  std::string checkpoint_to_resume() const;
   void resume_or_start();
+  void open_monitor();
   void check_resumable(const TrainStateInfo& saved) const;
   void train_step();
-  void handle_bad_step(const Batch& batch, const StepBatch& tensors, const StepResult& result);
+  void log_step(const StepResult& result, double lr, double stall_seconds, int64_t batches_ready);
+  at::Tensor timesteps_of_step() const;
+  void handle_bad_step(const StepResult& result);
   void compare_with_plan();
   void checkpoint();
+  void finish_checkpoint();
+  void complete_checkpoint(const std::optional<std::string>& folder);
   void sample();
+  double clock_seconds() const;
   double train_seconds() const;
   double progress() const;
   bool finished() const;
+  bool is_first() const { return context_.group->rank() == 0; }  // the one that writes and prints
+  bool is_alone() const { return context_.group->world_size() == 1; }
+  bool stopping() const { return is_alone() ? stop_.requested() : stop_agreed_; }
   double max_seconds() const { return options_.max_minutes * 60; }
 
   TrainOptions options_;
@@ -72,32 +86,36 @@ class Run {
   RunInfo info_;
   nlohmann::json config_;  // options and data identity, as checkpoints keep them
   Training training_;
+  std::unique_ptr<CheckpointSaver> saver_;
   std::unique_ptr<BatchSource> batches_;
   ObserverGroup observers_;
-  std::unique_ptr<Monitor> monitor_;
+  std::unique_ptr<Monitor> monitor_;  // rank 0's
   std::unique_ptr<StepProfiler> profiler_;
   std::unique_ptr<StepMeasurement> measurement_;
+  PhaseMemory phase_memory_;
   double peak_flops_ = 0;
 
   int64_t step_ = 0, bad_steps_ = 0, last_saved_ = -1;
   double earlier_seconds_ = 0;  // of training in earlier processes
   Clock::time_point begin_{};
+  // Several ranks stop, and follow the clock, by what the last step told all of them.
+  bool stop_agreed_ = false;
+  double agreed_seconds_ = 0;
 };
 
 Run::Run(const TrainOptions& options, const RunContext& context)
     : options_(options),
       context_(context),
-      device_(parse_device(options.device)),
+      device_(parse_device(options.device, context.group->ranks().local_rank)),
       compute_dtype_(parse_compute_dtype(options.compute_dtype)),
-      lr_schedule_{.name = options.lr_schedule,
-                   .lr = options.lr,
-                   .warmup_steps = options.lr_warmup_steps,
-                   .min_lr_ratio = options.min_lr_ratio} {
+      lr_schedule_(lr_schedule_of(options)),
+      phase_memory_(device_) {
   apply(ComputeSettings{.device = device_,
                         .threads = options.threads,
+                        .local_ranks = context.group->ranks().local_world_size,
                         .tf32 = options.tf32,
                         .deterministic = options.deterministic});
-  if (options.tf32 && device_.is_cpu()) warn("--tf32 has no effect on a CPU");
+  warn_of_settings_without_effect();
   data_ = open_training_data(options, device_, compute_dtype_);
   info_ = {
       .model = options.model,
@@ -111,11 +129,47 @@ Run::Run(const TrainOptions& options, const RunContext& context)
   config_ = {{"options", to_json(options)}, {"data", data_.identity}};
 }
 
+void Run::warn(const std::string& text) const {
+  if (is_first()) fmt::print(stderr, "warning: {}\n", text);
+}
+
+void Run::warn_of_settings_without_effect() const {
+  const TrainOptions defaults;
+  const auto warn_if = [&](bool ineffective, const char* option, const std::string& where) {
+    if (ineffective) warn(fmt::format("--{} has no effect {}", option, where));
+  };
+  warn_if(options_.tf32 && device_.is_cpu(), "tf32", "on a CPU");
+  warn_if(options_.offload_activations != "none" && device_.is_cpu(), "offload-activations",
+          "on a CPU but to recompute");
+  warn_if(options_.offload_optimizer == "cpu" && device_.is_cpu(), "offload-optimizer cpu",
+          "on a CPU, whose memory it is");
+  warn_if(!options_.nvme_path.empty() && options_.offload_optimizer != "nvme", "nvme-path",
+          "without --offload-optimizer nvme");
+  warn_if(options_.offload_params == "cpu" && device_.is_cpu(), "offload-params cpu",
+          "on a CPU, whose memory it is");
+  warn_if(options_.zero_stage > 0 && is_alone(), "zero-stage", "on a single rank");
+  warn_if(options_.shard_within_node && (options_.zero_stage == 0 || is_alone()), "shard-within-node",
+          is_alone() ? "on a single rank" : "with --zero-stage 0");
+  warn_if(!options_.reduce_dtype.empty() && is_alone(), "reduce-dtype", "on a single rank");
+  warn_if(options_.reduce_bucket_size > 0 && is_alone(), "reduce-bucket-size", "on a single rank");
+  const std::string below = fmt::format("with --zero-stage {}", options_.zero_stage);
+  warn_if(options_.persist_threshold > 0 && options_.zero_stage < 3, "persist-threshold", below);
+  warn_if(options_.prefetch_segments != defaults.prefetch_segments && options_.zero_stage < 3,
+          "prefetch-segments", below);
+}
+
 void Run::build() {
-  training_ = build_training(options_, data_.shape, device_);
+  {
+    const PhaseMemory::Phase phase(phase_memory_, "load");
+    training_ = build_training(options_, data_.shape, device_, context_.group);
+  }
+  if (training_.state->nvme)
+    for (const std::string& note : training_.state->nvme->store()->notes()) warn(note);
   const DenoiserShape& shape = training_.denoiser->shape();
   batches_ = data_.batches({.seed = options_.seed,
                             .global_batch = options_.global_batch,
+                            .rank = context_.group->rank(),
+                            .world_size = context_.group->world_size(),
                             .class_dropout_prob = shape.has_null_class ? options_.class_dropout_prob : 0,
                             .null_class = shape.num_classes,
                             .draw_posterior = options_.draw_posterior,
@@ -127,10 +181,10 @@ void Run::build() {
 // Everything that watches the step.
 void Run::watch() {
   training_.step->observe(&observers_);
-  observers_.add(&monitor_->timers());
+  if (monitor_) observers_.add(&monitor_->timers());
   measurement_ =
       std::make_unique<StepMeasurement>(device_, options_.global_batch, *training_.state, observers_);
-  if (options_.profile.empty()) return;
+  if (options_.profile.empty() || !is_first()) return;
   const StepRange steps = parse_profile(options_.profile);
   StepProfiler::Options profile{
       .steps = steps,
@@ -143,6 +197,7 @@ void Run::watch() {
 }
 
 void Run::describe() const {
+  if (!is_first()) return;
   int64_t num_weights = 0;
   for (const auto& segment : training_.state->segments)
     for (const FlatSlot& slot : segment.unit.layout().slots) num_weights += slot.numel;
@@ -150,6 +205,9 @@ void Run::describe() const {
              info_.model, static_cast<double>(num_weights) / 1e6, data_.shape.channels, data_.shape.height,
              data_.shape.width, data_.shape.num_classes, options_.objective, options_.compute_dtype,
              machine_name(device_), at::get_num_threads());
+  if (!is_alone())
+    fmt::print("{} ranks, {} on this machine, ZeRO stage {}\n", context_.group->world_size(),
+               context_.group->ranks().local_world_size, options_.zero_stage);
 }
 
 void Run::check_resumable(const TrainStateInfo& saved) const {
@@ -165,10 +223,14 @@ void Run::check_resumable(const TrainStateInfo& saved) const {
     warn(fmt::format("resuming with {}: further bits differ from those of an uninterrupted run",
                      fmt::join(changes.warned, ", ")));
   for (const char* end : {"max-steps", "max-minutes"})
-    if (options_.lr_schedule == "cosine" &&
+    if (options_.lr_schedule != "constant" &&
         saved.config.at("options").at(end) != config_.at("options").at(end))
-      warn(fmt::format("--{} {} instead of {} moves the end of the cosine: the learning rate jumps here", end,
-                       config_.at("options").at(end).dump(), saved.config.at("options").at(end).dump()));
+      warn(fmt::format("--{} {} instead of {} moves the end of the {} schedule: the learning rate jumps here",
+                       end, config_.at("options").at(end).dump(), saved.config.at("options").at(end).dump(),
+                       options_.lr_schedule));
+  if (saved.world_size != context_.group->world_size())
+    warn(fmt::format("resuming on {} ranks what {} began: sums over ranks round differently",
+                     context_.group->world_size(), saved.world_size));
   if (saved.machine != machine_name(device_) || saved.num_threads != at::get_num_threads())
     warn(fmt::format(
         "resuming on {} with {} threads what {} with {} threads began: further bits differ from those of "
@@ -176,29 +238,50 @@ void Run::check_resumable(const TrainStateInfo& saved) const {
         machine_name(device_), at::get_num_threads(), saved.machine, saved.num_threads));
 }
 
-void Run::resume_or_start() {
-  const std::vector<Checkpoint> checkpoints = list_checkpoints(options_.out);
-  TrainStateInfo saved;
-  if (!checkpoints.empty()) {
-    saved = read_train_state(checkpoints.back().folder);
-    check_resumable(saved);
+// Empty: there is none. Rank 0 readies the run folder.
+std::string Run::checkpoint_to_resume() const {
+  const std::optional<Checkpoint> newest = newest_checkpoint(options_.out, *context_.group);
+  if (is_first()) {
+    if (newest) check_resumable(read_train_state(newest->folder));
+    std::error_code error;
+    fs::create_directories(fs::path(options_.out) / "checkpoints", error);
+    if (error) fail("train", "cannot create --out {}: {}", options_.out, error.message());
+    prune_checkpoints(options_.out, /*keep=*/0);
   }
-  std::error_code error;
-  fs::create_directories(fs::path(options_.out) / "checkpoints", error);
-  if (error) fail("train", "cannot create --out {}: {}", options_.out, error.message());
-  prune_checkpoints(options_.out, /*keep=*/0);
+  context_.group->barrier("the run folder");
+  return newest ? newest->folder : std::string();
+}
+
+void Run::resume_or_start() {
+  const std::string folder = checkpoint_to_resume();
   build();
-  if (!checkpoints.empty()) {
-    load_checkpoint(checkpoints.back().folder, *training_.state, *training_.optimizer);
+  TrainStateInfo saved;
+  if (!folder.empty()) {
+    const PhaseMemory::Phase phase(phase_memory_, "resume");
+    saved = load_checkpoint(folder, *training_.state, *training_.optimizer);
     step_ = last_saved_ = saved.step;
     bad_steps_ = saved.bad_steps;
     earlier_seconds_ = saved.train_seconds;
     batches_->seek(saved.images_seen);
   }
-  write_run_info(options_.out, info_);
-  write_file_atomically("train", options_.out + "/config.toml", to_toml(options_));
+  saver_ = std::make_unique<CheckpointSaver>(
+      options_.out, *training_.state, *training_.optimizer,
+      checkpoint_copy_of(options_.checkpoint_copy, device_, training_.state->placement));
+  agreed_seconds_ = earlier_seconds_;
+  // On every rank at once: beside the others is how each of them computes.
   peak_flops_ =
       options_.peak_tflops > 0 ? options_.peak_tflops * 1e12 : measure_peak_flops(device_, compute_dtype_);
+  if (!is_first()) return;
+  write_run_info(options_.out, info_);
+  write_file_atomically("train", options_.out + "/config.toml", to_toml(options_));
+  open_monitor();
+  if (folder.empty()) return;
+  monitor_->restore_window(saved.log_window);
+  monitor_->event({{"event", "resume"}, {"step", step_}});
+  fmt::print("resuming {} from step {} ({} images seen)\n", options_.out, step_, saved.images_seen);
+}
+
+void Run::open_monitor() {
   monitor_ = std::make_unique<Monitor>(
       MonitorOptions{
           .run = options_.out,
@@ -207,19 +290,17 @@ void Run::resume_or_start() {
           .log_every = options_.log_every,
           .max_seconds = max_seconds(),
           .flops_per_image = 3 * training_.denoiser->shape().forward_flops,  // backward is twice the forward
-          .peak_flops = peak_flops_,
+          .peak_flops = peak_flops_ * static_cast<double>(context_.group->world_size()),
           .device = device_,
           .tensorboard = options_.tensorboard},
       step_);
-  if (checkpoints.empty()) return;
-  monitor_->restore_window(saved.log_window);
-  monitor_->event({{"event", "resume"}, {"step", step_}});
-  fmt::print("resuming {} from step {} ({} images seen)\n", options_.out, step_, saved.images_seen);
 }
 
-double Run::train_seconds() const {
+double Run::clock_seconds() const {
   return earlier_seconds_ + std::chrono::duration<double>(Clock::now() - begin_).count();
 }
+
+double Run::train_seconds() const { return is_alone() ? clock_seconds() : agreed_seconds_; }
 
 double Run::progress() const {
   const double by_steps = static_cast<double>(step_) / static_cast<double>(options_.max_steps);
@@ -231,25 +312,29 @@ bool Run::finished() const {
 }
 
 void Run::train() {
+  require_same_on_all_ranks(*context_.group, {{"the content of --data", data_.identity}});
   resume_or_start();
   watch();
   describe();
   begin_ = Clock::now();
-  while (!finished() && !stop_.requested()) {
+  while (!finished() && !stopping()) {
     train_step();
+    complete_checkpoint(saver_->poll());
     if (measurement_->num_steps() == kComparedSteps) {
       compare_with_plan();
-      if (context_.save) write_report(options_.out);
+      if (is_first()) write_report(options_.out);
     }
     if (options_.sample_every > 0 && step_ % options_.sample_every == 0) sample();
     if (options_.checkpoint_every > 0 && step_ % options_.checkpoint_every == 0) checkpoint();
   }
   if (profiler_) profiler_->finish();
-  if (context_.save && last_saved_ != step_) checkpoint();
+  if (last_saved_ != step_) checkpoint();
+  finish_checkpoint();
   compare_with_plan();
-  if (context_.save) write_report(options_.out);
-  fmt::print("{} after step {} ({} images): {}\n", stop_.requested() ? "stopped by a signal" : "finished",
-             step_, step_ * options_.global_batch, options_.out);
+  if (!is_first()) return;
+  write_report(options_.out);
+  fmt::print("{} after step {} ({} images): {}\n", stopping() ? "stopped by a signal" : "finished", step_,
+             step_ * options_.global_batch, options_.out);
 }
 
 void Run::train_step() {
@@ -261,12 +346,25 @@ void Run::train_step() {
   ++step_;
   if (profiler_) profiler_->begin_step(step_);
   measurement_->begin_run();
-  const StepResult result = training_.step->run(tensors, lr);
-  monitor_->timers().end_step();
+  const StepResult result =
+      training_.step->run(tensors, lr, {stop_.requested() ? 1.0 : 0.0, is_first() ? clock_seconds() : 0.0});
+  stop_agreed_ = result.shared[0] > 0;
+  agreed_seconds_ = result.shared[1];
+  if (monitor_) monitor_->timers().end_step();
   measurement_->end_run();
   if (profiler_) profiler_->end_step(step_);
   const double stall_seconds = batches_->take_stall_seconds();
-  const at::Tensor positions = training_.objective->position(tensors.timesteps).to(at::kDouble).contiguous();
+  if (monitor_) log_step(result, lr, stall_seconds, batches_ready);
+  if (result.applied)
+    bad_steps_ = 0;
+  else
+    handle_bad_step(result);
+  measurement_->end_step(stall_seconds);
+}
+
+void Run::log_step(const StepResult& result, double lr, double stall_seconds, int64_t batches_ready) {
+  const at::Tensor positions =
+      training_.objective->position(timesteps_of_step()).to(at::kDouble).contiguous();
   monitor_->step(
       {.step = step_,
        .images_seen = step_ * options_.global_batch,
@@ -276,27 +374,34 @@ void Run::train_step() {
        .batches_ready = batches_ready,
        .result = &result,
        .positions = {positions.data_ptr<double>(), positions.data_ptr<double>() + positions.numel()}});
-  if (result.applied)
-    bad_steps_ = 0;
-  else
-    handle_bad_step(*batch, tensors, result);
-  measurement_->end_step(stall_seconds);
+}
+
+// Of the whole global batch of this step: what the loaders of all ranks draw.
+at::Tensor Run::timesteps_of_step() const {
+  const int64_t first_position = (step_ - 1) * options_.global_batch;
+  std::vector<double> time_uniform(static_cast<size_t>(options_.global_batch));
+  for (size_t i = 0; i < time_uniform.size(); ++i)
+    time_uniform[i] = time_uniform_at(options_.seed, first_position + static_cast<int64_t>(i));
+  return training_.objective->timesteps(
+      at::from_blob(time_uniform.data(), {options_.global_batch}, at::kDouble).clone());
 }
 
 // RUN/plan.json: what the plan said beside what was measured so far.
 void Run::compare_with_plan() {
-  if (measurement_->num_steps() == 0) return;
-  const nlohmann::json comparison = comparison_json(context_.predicted, measurement_->figures());
+  if (measurement_->num_steps() == 0 || !is_first()) return;
+  StepFigures measured = measurement_->figures();
+  measured.by_phase.insert(phase_memory_.peak_bytes().begin(), phase_memory_.peak_bytes().end());
+  const nlohmann::json comparison = comparison_json(context_.predicted, measured);
   write_file_atomically("plan", options_.out + "/plan.json", comparison.dump(1) + "\n");
-  if (!context_.save) return;
   for (const auto& finding : comparison.at("findings")) fmt::print("plan: {}\n", finding.get<std::string>());
 }
 
-// Nothing has moved. A gradient that only overflowed fp16 costs a step, no more: the loss scale has shrunk.
-void Run::handle_bad_step(const Batch& batch, const StepBatch& tensors, const StepResult& result) {
-  if (std::isfinite(result.loss) && result.loss_scale > training_.state->loss_scaler.scale()) {
-    monitor_->event(
-        {{"event", "loss_scale"}, {"step", step_}, {"loss_scale", training_.state->loss_scaler.scale()}});
+// Nothing has moved. A gradient that only overflowed fp16 costs a step, no more: the loss scale shrinks.
+void Run::handle_bad_step(const StepResult& result) {
+  if (std::isfinite(result.loss) && training_.state->loss_scaler.explains_overflow(result.loss_scale)) {
+    if (monitor_)
+      monitor_->event(
+          {{"event", "loss_scale"}, {"step", step_}, {"loss_scale", training_.state->loss_scaler.scale()}});
     return;
   }
   const bool by_loss = !std::isfinite(result.loss);
@@ -307,20 +412,23 @@ void Run::handle_bad_step(const Batch& batch, const StepBatch& tensors, const St
                           {"cause", by_loss ? "loss" : "gradient"},
                           {"sample_ids", nlohmann::json::array()},
                           {"timesteps", nlohmann::json::array()}};
-  for (size_t i = 0; i < result.losses.size(); ++i) {
-    if (by_loss && std::isfinite(result.losses[i])) continue;
-    const double t = tensors.timesteps[static_cast<int64_t>(i)].item<double>();
-    event["sample_ids"].push_back(batch.sample_ids[i]);
+  const at::Tensor timesteps = timesteps_of_step();
+  for (int64_t i = 0; i < options_.global_batch; ++i) {
+    if (by_loss && std::isfinite(result.losses[static_cast<size_t>(i)])) continue;
+    const int64_t id =
+        sample_at(options_.seed, batches_->num_samples(), (step_ - 1) * options_.global_batch + i);
+    const double t = timesteps[i].item<double>();
+    event["sample_ids"].push_back(id);
     event["timesteps"].push_back(t);
     if (named.size() < kMostNamed)
-      named.push_back(
-          fmt::format("{} ({}) at t {:g}", batch.sample_ids[i], data_.sample_name(batch.sample_ids[i]), t));
+      named.push_back(fmt::format("{} ({}) at t {:g}", id, data_.sample_name(id), t));
   }
   const size_t more = event["sample_ids"].size() - named.size();
   warn(fmt::format("step {} skipped, {} is not finite: samples {}{}", step_, by_loss ? "loss" : "gradient",
                    fmt::join(named, ", "), more > 0 ? fmt::format(" and {} more", more) : ""));
-  monitor_->event(event);
+  if (monitor_) monitor_->event(event);
   if (++bad_steps_ <= options_.max_bad_steps) return;
+  finish_checkpoint();
   const std::vector<Checkpoint> saved = list_checkpoints(options_.out);
   fail("train", "{} steps in a row were not finite, the last is {} (--max-bad-steps {}): {}", bad_steps_,
        step_, options_.max_bad_steps,
@@ -329,28 +437,53 @@ void Run::handle_bad_step(const Batch& batch, const StepBatch& tensors, const St
 }
 
 void Run::checkpoint() {
-  monitor_->pause();
-  const std::string folder = save_checkpoint(options_.out, *training_.state, *training_.optimizer,
-                                             {.seed = options_.seed,
-                                              .step = step_,
-                                              .images_seen = step_ * options_.global_batch,
-                                              .bad_steps = bad_steps_,
-                                              .train_seconds = train_seconds(),
-                                              .num_threads = at::get_num_threads(),
-                                              .machine = machine_name(device_),
-                                              .log_window = monitor_->window(),
-                                              .config = config_});
+  const PhaseMemory::Phase phase(phase_memory_, "checkpoint");
+  finish_checkpoint();
+  if (monitor_) monitor_->pause();
+  saver_->begin({.seed = options_.seed,
+                 .step = step_,
+                 .images_seen = step_ * options_.global_batch,
+                 .bad_steps = bad_steps_,
+                 .train_seconds = train_seconds(),
+                 .num_threads = at::get_num_threads(),
+                 .machine = machine_name(device_),
+                 .log_window = monitor_ ? monitor_->window() : nlohmann::json(),
+                 .config = config_});
   last_saved_ = step_;
+  if (monitor_) monitor_->resume();
+}
+
+// Waits for the checkpoint that is being written, if there is one.
+void Run::finish_checkpoint() {
+  if (saver_ && saver_->under_way()) complete_checkpoint(saver_->finish());
+}
+
+// An error has ended the run: what is being written need not be lost with it. Several ranks cannot agree on
+// it any more.
+void Run::keep_checkpoint() {
+  if (!is_alone()) return;
+  try {
+    finish_checkpoint();
+  } catch (const Error&) {  // the one before is what is told
+  }
+}
+
+// One is on the disk, in `folder`; none: nothing has happened.
+void Run::complete_checkpoint(const std::optional<std::string>& folder) {
+  if (!folder || !is_first()) return;
+  monitor_->pause();
   prune_checkpoints(options_.out, options_.keep_checkpoints);
-  fmt::print("checkpoint {}\n", folder);
+  fmt::print("checkpoint {}\n", *folder);
   write_report(options_.out);
   monitor_->resume();
 }
 
 void Run::sample() {
-  monitor_->pause();
+  const PhaseMemory::Phase phase(phase_memory_, "validation sampling");
+  if (monitor_) monitor_->pause();
   const SampleGrid grid = draw_sample_grid(options_, info_, *training_.state, data_.decoder.get(), device_,
                                            [this] { return stop_.requested(); });
+  if (!is_first()) return;
   if (!grid.png.empty()) {
     fs::create_directories(options_.out + "/samples");
     const std::string path = fmt::format("{}/samples/{}.png", options_.out, checkpoint_name(step_));
@@ -365,10 +498,16 @@ void Run::sample() {
 
 void train(const TrainOptions& options, const RunContext& context) {
   validate(options);
-  const int64_t world_size = ranks_from_environment().world_size;
-  if (world_size > 1)  // several processes would write the same run
-    fail("train", "expected one process, a launcher started {}: start kiln train without it", world_size);
-  Run(options, context).train();
+  std::optional<Run> run;  // outlives an error: the others are told before anything waits for them
+  as_rank(*context.group, [&] {
+    run.emplace(options, context);
+    try {
+      run->train();
+    } catch (const std::exception&) {
+      run->keep_checkpoint();
+      throw;
+    }
+  });
 }
 
 }  // namespace kiln

@@ -1,22 +1,25 @@
 // `kiln train`: everything around the step, in order.
 #pragma once
+#include <memory>
 #include <nlohmann/json.hpp>
 
+#include "parallel/process_group.h"
 #include "train/train_config.h"
 
 namespace kiln {
 
 // What the caller knows about a run, and wants of it, beyond its options.
 struct RunContext {
-  nlohmann::json predicted =
-      nullptr;       // the figures of a plan (train/prediction.h), for plan.json and the report
-  bool save = true;  // false: no checkpoints and no report (probe)
+  // The figures of a plan (train/prediction.h), for plan.json and the report.
+  nlohmann::json predicted = nullptr;
+  // The ranks that train together, this one among them (train/run_ranks.h).
+  std::shared_ptr<ProcessGroup> group = std::make_shared<ProcessGroup>();
 };
 
 // Trains options.out from its newest complete checkpoint, or from the start, until --max-steps, --max-minutes
 // or a stop signal; the last state is always checkpointed. Throws Error: options or data that do not fit, a
 // run folder that holds another run, a full disk, too many non-finite steps in a row (the last good
-// checkpoint stays).
+// checkpoint stays). Every rank calls it; only rank 0 writes and prints, and an error of one ends all.
 void train(const TrainOptions& options, const RunContext& context = {});
 
 }  // namespace kiln

@@ -10,9 +10,9 @@
 namespace kiln {
 
 std::string_view name_of(MemoryKind kind) {
-  constexpr std::string_view kNames[kNumMemoryKinds] = {"weights",   "gradients", "master", "moments",
-                                                        "ema",       "constants", "batch",  "activations",
-                                                        "recompute", "attention", "matmul", "temporaries"};
+  constexpr std::string_view kNames[kNumMemoryKinds] = {
+      "weights",  "gradients", "master",      "moments",   "ema",       "constants", "staging",
+      "gathered", "batch",     "activations", "recompute", "attention", "matmul",    "temporaries"};
   return kNames[static_cast<size_t>(kind)];
 }
 
@@ -24,16 +24,21 @@ void MemoryRecorder::register_tensor(const at::Tensor& tensor, MemoryKind kind) 
   memory_.persistent_bytes += bytes;
 }
 
+void MemoryRecorder::register_unit(const FlatUnit& unit) {
+  if (unit.master.defined()) register_tensor(unit.master, MemoryKind::kMaster);
+  for (const at::Tensor& weights : {unit.compute_weights, unit.weight_shard})
+    register_tensor(weights, MemoryKind::kWeights);
+  for (const at::Tensor& grads : {unit.grads, unit.grad_shard})
+    register_tensor(grads, MemoryKind::kGradients);
+  for (const at::Tensor& moment : unit.moments) register_tensor(moment, MemoryKind::kMoments);
+  for (const at::Tensor& ema : unit.emas) register_tensor(ema, MemoryKind::kEma);
+}
+
 void MemoryRecorder::register_state(const TrainingState& state) {
-  for (const auto& segment : state.segments) {
-    const FlatUnit& unit = segment.unit;
-    register_tensor(unit.master, MemoryKind::kMaster);
-    register_tensor(unit.compute_weights, MemoryKind::kWeights);
-    register_tensor(unit.grads, MemoryKind::kGradients);
-    for (const at::Tensor& moment : unit.moments) register_tensor(moment, MemoryKind::kMoments);
-    for (const at::Tensor& ema : unit.emas) register_tensor(ema, MemoryKind::kEma);
-  }
+  for (const auto& segment : state.segments) register_unit(segment.unit);
   for (const auto& constant : state.constants) register_tensor(constant->value, MemoryKind::kConstants);
+  if (state.nvme)
+    for (const at::Tensor& buffer : state.nvme->buffers()) register_tensor(buffer, MemoryKind::kStaging);
   phase_peak_bytes_ = live_bytes();
 }
 
@@ -77,6 +82,7 @@ void MemoryRecorder::begin(StepPhase phase, int64_t segment) {
 void MemoryRecorder::end(StepPhase phase, int64_t segment) {
   if (phase == StepPhase::kInput) keep_alive_as(MemoryKind::kBatch);
   if (phase == StepPhase::kForward) keep_alive_as(MemoryKind::kActivations);
+  if (phase == StepPhase::kCommunication) keep_alive_as(MemoryKind::kGathered);
   if (phase == StepPhase::kRecompute) keep_alive_as(MemoryKind::kRecompute);
   memory_.marks.push_back({.phase = phase,
                            .segment = static_cast<int32_t>(segment),
@@ -96,24 +102,25 @@ void MemoryRecorder::keep_alive_as(MemoryKind kind) {
 }
 
 // Walks the events to the first moment of the highest sum.
-void MemoryRecorder::find_peak() {
-  int64_t live = memory_.persistent_bytes, last = 0;
-  memory_.peak_bytes = live;
-  for (size_t i = 0; i < memory_.events.size(); ++i) {
-    live += memory_.events[i].bytes;
-    if (live <= memory_.peak_bytes) continue;
-    memory_.peak_bytes = live;
-    memory_.peak_phase = memory_.events[i].phase;
-    memory_.peak_segment = memory_.events[i].segment;
-    last = static_cast<int64_t>(i) + 1;
+void find_peak(StepMemory& memory) {
+  int64_t live = memory.persistent_bytes;
+  size_t last = 0;
+  memory.peak_bytes = live;
+  for (size_t i = 0; i < memory.events.size(); ++i) {
+    live += memory.events[i].bytes;
+    if (live <= memory.peak_bytes) continue;
+    memory.peak_bytes = live;
+    memory.peak_phase = memory.events[i].phase;
+    memory.peak_segment = memory.events[i].segment;
+    last = i + 1;
   }
-  memory_.peak_by_kind = memory_.persistent;
-  for (int64_t i = 0; i < last; ++i) memory_.peak_by_kind[memory_.events[i].kind] += memory_.events[i].bytes;
-  std::erase_if(memory_.peak_by_kind, [](const auto& entry) { return entry.second == 0; });
+  memory.peak_by_kind = memory.persistent;
+  for (size_t i = 0; i < last; ++i) memory.peak_by_kind[memory.events[i].kind] += memory.events[i].bytes;
+  std::erase_if(memory.peak_by_kind, [](const auto& entry) { return entry.second == 0; });
 }
 
 StepMemory MemoryRecorder::finish() {
-  find_peak();
+  find_peak(memory_);
   registered_.clear();
   blocks_.clear();
   phase_begin_ = 0;

@@ -22,6 +22,8 @@ enum class MemoryKind {
   kMoments,    // of the optimizer
   kEma,
   kConstants,    // untrained weights
+  kStaging,      // buffers of optimizer state that is on a disk
+  kGathered,     // whole weights of other ranks' shards, alive while their segment needs them
   kBatch,        // the batch on the device, noised
   kActivations,  // made in a forward, alive after its segment's forward
   kRecompute,    // activations that a backward made again
@@ -29,7 +31,7 @@ enum class MemoryKind {
   kMatmul,       // scratch of matrix products
   kTemporaries,  // everything else
 };
-inline constexpr int kNumMemoryKinds = 12;
+inline constexpr int kNumMemoryKinds = 14;
 std::string_view name_of(MemoryKind kind);  // "weights"
 
 // One allocation (bytes > 0) or free (bytes < 0, the same id).
@@ -60,6 +62,9 @@ struct StepMemory {
   std::vector<MemoryEvent> events;             // in order
 };
 
+// Finds peak_bytes, where and of what, in `events`.
+void find_peak(StepMemory& memory);
+
 // Attach for one step: construct, register_state, attach to the allocator (MetaAllocationScope or
 // observe_cpu_allocations) and to the step (TrainStep::observe), run, detach, finish. What is allocated
 // before the step's first phase counts to its input. Only blocks that the constructing thread allocates and
@@ -69,6 +74,7 @@ class MemoryRecorder : public AllocationObserver, public StepObserver {
   // The persistent blocks, by kind. Shared storages (a master that is also the compute weights) count once;
   // buffers without memory of their own are left out.
   void register_state(const TrainingState& state);
+  void register_unit(const FlatUnit& unit);
   // One more persistent tensor.
   void register_tensor(const at::Tensor& tensor, MemoryKind kind);
 
@@ -87,7 +93,6 @@ class MemoryRecorder : public AllocationObserver, public StepObserver {
   };
   int64_t live_bytes() const { return memory_.persistent_bytes + step_bytes_; }
   void keep_alive_as(MemoryKind kind);
-  void find_peak();
 
   StepMemory memory_;
   std::unordered_map<uint64_t, int64_t> registered_;  // id -> bytes

@@ -8,10 +8,12 @@
 #include <cstring>
 #include <filesystem>
 #include <fstream>
+#include <optional>
 
 #include "core/error.h"
 #include "train/loop.h"
 #include "train/prediction.h"
+#include "train/run_ranks.h"
 
 namespace kiln {
 
@@ -40,6 +42,17 @@ class TemporaryFolder {
  private:
   fs::path path_;
 };
+
+// The run ends with a checkpoint, so that this phase is measured too.
+void check_disk(const nlohmann::json& predicted, const fs::path& folder) {
+  const auto bytes = predicted.is_object() ? predicted.value("checkpoint_bytes", int64_t{0}) : 0;
+  std::error_code unknown;
+  const fs::space_info space = fs::space(folder, unknown);
+  if (!unknown && static_cast<double>(space.available) < static_cast<double>(bytes))
+    fail("probe", "{} has {} free and a checkpoint takes {}: set TMPDIR to a folder with more",
+         folder.string(), size_text(static_cast<double>(space.available)),
+         size_text(static_cast<double>(bytes)));
+}
 
 TrainOptions short_run(const ProbeOptions& options, const fs::path& folder) {
   if (options.steps < 1) fail("probe", "--steps expects a positive number, got {}", options.steps);
@@ -97,9 +110,15 @@ std::string row(const ComparedFigure& figure, bool with_prediction) {
 }  // namespace
 
 nlohmann::json probe(const ProbeOptions& options) {
-  const TemporaryFolder folder;
-  const TrainOptions run = short_run(options, folder.path());
-  train(run, {.predicted = options.predicted, .save = false});
+  ProcessGroup& group = *options.group;
+  std::optional<TemporaryFolder> folder;
+  if (group.rank() == 0) folder.emplace();
+  const std::string own_path = folder ? folder->path().string() : std::string();
+  const fs::path path = group.gather(own_path, "the folder of the probe").front();
+  const TrainOptions run = short_run(options, path);
+  if (folder) as_rank(group, [&] { check_disk(options.predicted, path); });
+  train(run, {.predicted = options.predicted, .group = options.group});
+  if (!folder) return nullptr;
   std::ifstream file(run.out + "/plan.json");
   if (!file) fail("probe", "stopped before the first step was done");
   nlohmann::json result = nlohmann::json::parse(file);

@@ -12,11 +12,12 @@ struct ProbeOptions {
   int64_t steps = 500;
   nlohmann::json predicted = nullptr;  // the figures of a plan (train/prediction.h)
   int64_t memory_bytes = 0;            // of the device; 0 = not known
+  std::shared_ptr<ProcessGroup> group = std::make_shared<ProcessGroup>();  // of the run
 };
 
 // Trains in a temporary folder, which is removed; --out is not touched. Returns {"predicted", "measured",
 // "findings", "warnings", "extrapolated": {"steps", "days", "cost"}}. Throws Error: as train(), and for
-// options that a probe cannot honour.
+// options that a probe cannot honour. Every rank calls it; null on ranks other than 0.
 nlohmann::json probe(const ProbeOptions& options);
 
 // The same as a table for the terminal.

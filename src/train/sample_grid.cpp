@@ -2,6 +2,7 @@
 
 #include <ATen/ATen.h>
 
+#include <algorithm>
 #include <cmath>
 
 #include "core/error.h"
@@ -26,6 +27,27 @@ std::vector<ImageRequest> requests(const TrainOptions& options, int64_t num_clas
     else if (num_classes > 0)
       label = num_classes <= options.num_samples ? i % num_classes : i * num_classes / options.num_samples;
     images.push_back({.index = i, .label = label});
+  }
+  return images;
+}
+
+// On rank 0 the pictures of all ranks, which drew every world_size-th each, in order. Elsewhere, and when a
+// rank has not drawn its own, none.
+std::vector<Image> of_all_ranks(ProcessGroup& group, bool drawn, std::vector<Image> mine) {
+  std::string pixels = drawn ? "+" : "-";
+  for (const Image& image : mine) pixels.append(image.rgb.begin(), image.rgb.end());
+  std::vector<std::string> all = group.gather(pixels, "the sample grid");
+  if (std::ranges::any_of(all, [](const std::string& text) { return text.front() != '+'; })) return {};
+  if (group.rank() != 0 || mine.empty()) return {};
+  const size_t image_bytes = mine[0].rgb.size();
+  std::vector<Image> images;
+  for (size_t i = 0, begin = 1; begin + image_bytes <= all[i].size();) {
+    images.push_back({.height = mine[0].height, .width = mine[0].width, .rgb = {}});
+    const auto first = all[i].begin() + static_cast<int64_t>(begin);
+    images.back().rgb.assign(first, first + static_cast<int64_t>(image_bytes));
+    if (++i < all.size()) continue;
+    i = 0;
+    begin += image_bytes;
   }
   return images;
 }
@@ -60,20 +82,25 @@ SampleGrid draw_sample_grid(const TrainOptions& options, const RunInfo& info, co
       build_denoiser(info.model, info.model_config,
                      {.device = device, .compute_dtype = parse_compute_dtype(options.compute_dtype)});
   const WeightsKind kind = state.ema_decays.empty() ? WeightsKind::kMaster : WeightsKind::kEma;
-  load_weights(*denoiser, named_weights(state, kind), "the run's weights");
+  copy_weights(state, kind, /*ema_index=*/0, *denoiser);
 
   const DenoiserShape& shape = denoiser->shape();
   SampleOptions sampling;
   sampling.sampler = grid_sampler_config(options, info.objective);
-  sampling.images = requests(options, shape.num_classes);
+  ProcessGroup& group = state.zero->group();
+  const std::vector<ImageRequest> all = requests(options, shape.num_classes);
+  for (size_t i = static_cast<size_t>(group.rank()); i < all.size();
+       i += static_cast<size_t>(group.world_size()))
+    sampling.images.push_back(all[i]);
   sampling.cfg_scale = shape.has_null_class ? options.cfg_scale : 1;
   sampling.seed = options.seed;
   sampling.device = device;
   sampling.stop = stop;
   std::vector<Image> images;
-  if (!sample_images(*denoiser, decoder, sampling,
-                     [&](const ImageRequest&, const Image& image) { images.push_back(image); }))
-    return {};
+  const bool drawn = sample_images(*denoiser, decoder, sampling,
+                                   [&](const ImageRequest&, const Image& image) { images.push_back(image); });
+  images = of_all_ranks(group, drawn, std::move(images));
+  if (images.empty()) return {};
   const int64_t columns = static_cast<int64_t>(std::ceil(std::sqrt(static_cast<double>(images.size()))));
   const Image grid = make_grid(images, columns);
   return {.png = encode_png(grid), .height = grid.height, .width = grid.width};

@@ -17,7 +17,7 @@ struct SampleGrid {
 };
 
 // Draws options.num_samples images with the first EMA (without one: the weights), the same noise every time.
-// Returns an empty grid when `stop` became true.
+// Returns an empty grid when `stop` became true, and on ranks other than 0. A collective.
 SampleGrid draw_sample_grid(const TrainOptions& options, const RunInfo& info, const TrainingState& state,
                             const Autoencoder* decoder, at::Device device, const std::function<bool()>& stop);
 

@@ -3,7 +3,9 @@
 #include "checkpoint/tensor_files.h"
 #include "core/error.h"
 #include "core/tensors.h"
+#include "data/batches.h"
 #include "models/registry.h"
+#include "parallel/host_memory.h"
 
 namespace kiln {
 
@@ -18,9 +20,16 @@ void start_weights(const TrainOptions& options, const Denoiser& denoiser) {
     load_weights(denoiser, load_tensors(options.weights), options.weights);
 }
 
-at::ScalarType grad_dtype_of(const TrainOptions& options, at::ScalarType compute_dtype) {
-  const bool accumulates = options.micro_batch > 0 && options.micro_batch < options.global_batch;
+at::ScalarType grad_dtype_of(const TrainOptions& options, at::ScalarType compute_dtype, int64_t world_size) {
+  const int64_t most_rows = rank_rows(options.global_batch, world_size - 1, world_size).count;
+  const bool accumulates = options.micro_batch > 0 && options.micro_batch < most_rows;
   return accumulates || options.accumulate_f32 ? at::kFloat : compute_dtype;
+}
+
+Placement placement_of(const TrainOptions& options, at::Device device) {
+  if (options.offload_optimizer == "nvme") return Placement::kNvme;
+  const bool on_host = options.offload_optimizer == "cpu" && has_host_behind(device);
+  return on_host ? Placement::kHost : Placement::kDevice;
 }
 
 }  // namespace
@@ -58,7 +67,21 @@ nlohmann::json denoiser_config_of(const TrainOptions& options, const DataShape& 
   return resolve_denoiser_config(options.model, config);
 }
 
-Training build_training(const TrainOptions& options, const DataShape& data, at::Device device) {
+ZeroOptions zero_options_of(const TrainOptions& options, int64_t world_size) {
+  if (options.global_batch < world_size)
+    fail("train", "--global-batch {} is less than one image for each of {} ranks: give at least {}",
+         options.global_batch, world_size, world_size);
+  ZeroOptions zero{.stage = options.zero_stage,
+                   .persist_threshold = options.persist_threshold,
+                   .shard_within_node = options.shard_within_node,
+                   .prefetch_segments = options.prefetch_segments,
+                   .reduce_bucket_size = options.reduce_bucket_size};
+  if (!options.reduce_dtype.empty()) zero.reduce_dtype = parse_compute_dtype(options.reduce_dtype);
+  return zero;
+}
+
+Training build_training(const TrainOptions& options, const DataShape& data, at::Device device,
+                        std::shared_ptr<ProcessGroup> group) {
   const at::ScalarType compute_dtype = parse_compute_dtype(options.compute_dtype);
   Training training{.objective = make_objective(objective_config_of(options)),
                     .optimizer = make_optimizer(optimizer_config_of(options))};
@@ -69,10 +92,19 @@ Training build_training(const TrainOptions& options, const DataShape& data, at::
   if (!device.is_meta()) start_weights(options, *training.denoiser);
   training.state = std::make_unique<TrainingState>(
       *training.denoiser, *training.optimizer,
-      TrainingStateOptions{.device = device,
-                           .compute_dtype = compute_dtype,
-                           .grad_dtype = grad_dtype_of(options, compute_dtype),
-                           .ema_decays = options.ema_decay});
+      TrainingStateOptions{
+          .device = device,
+          .compute_dtype = compute_dtype,
+          .grad_dtype = grad_dtype_of(options, compute_dtype, group->world_size()),
+          .ema_decays = options.ema_decay,
+          .loss_scaler = loss_scaler_options_of(options),
+          .group = group,
+          .zero = zero_options_of(options, group->world_size()),
+          .placement = placement_of(options, device),
+          .nvme = {.folder = options.nvme_path,
+                   .queue_depth = options.nvme_queue_depth,
+                   .block_bytes = options.nvme_block_size},
+          .weights_wait_on_host = options.offload_params == "cpu" && has_host_behind(device)});
   training.step = std::make_unique<TrainStep>(*training.denoiser, *training.objective, *training.optimizer,
                                               *training.state,
                                               StepOptions{.device = device,

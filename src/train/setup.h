@@ -26,6 +26,9 @@ DataShape synthetic_shape(const TrainOptions& options);
 nlohmann::json denoiser_config_of(const TrainOptions& options, const DataShape& data,
                                   const Objective& objective);
 
+// How the options divide the training state. Throws Error: fewer images than ranks.
+ZeroOptions zero_options_of(const TrainOptions& options, int64_t world_size);
+
 struct Training {
   std::unique_ptr<Objective> objective;
   std::unique_ptr<Optimizer> optimizer;
@@ -34,7 +37,9 @@ struct Training {
   std::unique_ptr<TrainingState> state;
   std::unique_ptr<TrainStep> step;
 };
-// Weights are initialised or loaded as the options say, except on meta. Throws Error.
-Training build_training(const TrainOptions& options, const DataShape& data, at::Device device);
+// Weights are initialised or loaded as the options say, except on meta. The state is divided among `group`,
+// which a dry run makes of the ranks that it stands for. Throws Error.
+Training build_training(const TrainOptions& options, const DataShape& data, at::Device device,
+                        std::shared_ptr<ProcessGroup> group = std::make_shared<ProcessGroup>());
 
 }  // namespace kiln

@@ -10,11 +10,11 @@
 
 #include <cmath>
 
-#include "core/dry_run.h"
 #include "core/error.h"
 #include "ops/mixed_sum.h"
 #include "optim/ema.h"
 #include "optim/grad_norm.h"
+#include "parallel/host_memory.h"
 
 namespace kiln {
 
@@ -98,12 +98,18 @@ TrainStep::TrainStep(const Denoiser& denoiser, const Objective& objective, const
   if (options_.memory.size() != num_segments)
     fail("step", "expected a memory choice for each of {} segments, got {}", num_segments,
          options_.memory.size());
-  const bool has_host_behind =
-      options_.device.is_cuda() || (options_.device.is_meta() && dry_run_device() != DryRunDevice::kCpu);
-  if (has_host_behind) offload_.emplace(options_.device, num_segments);
+  if (!has_host_behind(options_.device)) return;
+  offload_.emplace(options_.device, num_segments);
+  if (state_.placement == Placement::kDevice) return;
+  const FlatUnit* largest = &state_.segments.front().unit;
+  for (const auto& segment : state_.segments)
+    if (segment.unit.shard_size() > largest->shard_size()) largest = &segment.unit;
+  exchange_.emplace(options_.device, largest->shard_size(), largest->grad_shard.scalar_type(),
+                    largest->weight_shard.scalar_type());
+  state_.offloaded.host += exchange_->host_bytes();
 }
 
-StepResult TrainStep::run(const StepBatch& batch, double lr) {
+StepResult TrainStep::run(const StepBatch& batch, double lr, const std::vector<double>& shared) {
   const int64_t global_batch = batch.global_size();
   StepResult result{.loss_scale = state_.loss_scaler.scale()};
 
@@ -120,7 +126,9 @@ StepResult TrainStep::run(const StepBatch& batch, double lr) {
     update(lr, 1);
     return result;
   }
-  const std::vector<double> values_of_all = over_ranks(host, batch);
+  std::vector<double> values_of_all = over_ranks(host, batch, shared);
+  result.shared.assign(values_of_all.end() - static_cast<int64_t>(shared.size()), values_of_all.end());
+  values_of_all.resize(values_of_all.size() - shared.size());
   int64_t offset = 0;
   for (auto [list, values] :
        {std::pair{&terms.loss, &result.losses}, {&terms.mse, &result.mse}, {&terms.vb, &result.vb}}) {
@@ -151,12 +159,16 @@ at::Tensor TrainStep::measured(const Terms& terms) const {
   return values.is_meta() ? values : values.cpu();
 }
 
-// The values of measured() for the global batch: each rank fills in its rows, and its part of the sum of
-// squares. The same bits on every rank, so that all decide the same.
-std::vector<double> TrainStep::over_ranks(const at::Tensor& host, const StepBatch& batch) const {
-  const std::vector<double> mine = to_vector(host);
+// The values of measured() for the global batch, then the shared ones: each rank fills in its rows, and its
+// part of the sums. The same bits on every rank, so that all decide the same.
+std::vector<double> TrainStep::over_ranks(const at::Tensor& host, const StepBatch& batch,
+                                          const std::vector<double>& shared) const {
+  std::vector<double> mine = to_vector(host);
   ProcessGroup& group = state_.zero->group();
-  if (group.world_size() == 1) return mine;
+  if (group.world_size() == 1) {
+    mine.insert(mine.end(), shared.begin(), shared.end());
+    return mine;
+  }
   const Phase phase(*this, StepPhase::kCommunication);
   const auto rows = static_cast<size_t>(batch.size()), all_rows = static_cast<size_t>(batch.global_size());
   const size_t num_terms = (mine.size() - 1) / rows;
@@ -165,6 +177,7 @@ std::vector<double> TrainStep::over_ranks(const at::Tensor& host, const StepBatc
     std::copy_n(mine.begin() + static_cast<int64_t>(term * rows), rows,
                 values.begin() + static_cast<int64_t>(term * all_rows) + batch.first_row);
   values.back() = mine.back();
+  values.insert(values.end(), shared.begin(), shared.end());
   return group.sum(std::move(values), "losses and gradient norm");
 }
 
@@ -334,27 +347,56 @@ at::Tensor TrainStep::gradient_sum_of_squares() const {
   std::vector<at::Tensor> flat;
   const bool is_first = state_.zero->group().rank() == 0;
   for (const auto& weights : state_.segments)
-    if (weights.unit.layout().size > 0 && (is_first || weights.unit.sharding().zero_stage > 0))
+    if (weights.unit.layout().size > 0 &&
+        (weights.unit.sharding().zero_stage > 0 ? state_.zero->counts_shards() : is_first))
       flat.push_back(weights.unit.grad_shard);
   if (flat.empty()) return at::zeros({}, at::TensorOptions().device(options_.device).dtype(at::kDouble));
   return global_sum_of_squares(flat);
 }
 
+// Segment by segment. What is on the host or a disk comes one segment ahead.
 void TrainStep::update(double lr, double grad_scale) {
   at::NoGradGuard no_grad;
   const OptimizerStep step{.lr = lr, .update = ++state_.updates, .grad_scale = grad_scale};
+  bring_state(0);
   for (size_t s = 0; s < state_.segments.size(); ++s) {
-    FlatUnit& unit = state_.segments[s].unit;
-    if (unit.layout().size == 0) continue;
-    const Phase phase(*this, StepPhase::kOptimizer, s);
-    OptimizerSlice slice{.master = unit.master, .grads = unit.grad_shard, .moments = unit.moments};
-    for (size_t i = 0; i < unit.emas.size(); ++i)
-      slice.emas.push_back(
-          {unit.emas[i], ema_decay_at(options_.ema_schedule, state_.ema_decays[i], step.update)});
-    if (!unit.weight_shard.is_same(unit.master)) slice.compute_weights = &unit.weight_shard;
-    optimizer_.step(slice, step);
-    state_.zero->publish(s);
+    bring_state(s + 1);
+    if (state_.segments[s].unit.layout().size > 0) update_unit(s, step);
   }
+}
+
+// Begins to bring a segment's optimizer state from the disk, its gradients to the host.
+void TrainStep::bring_state(size_t segment) {
+  if (state_.placement == Placement::kDevice || segment >= state_.segments.size()) return;
+  const FlatUnit& unit = state_.segments[segment].unit;
+  if (unit.layout().size == 0) return;
+  const Phase phase(*this, StepPhase::kOffload, segment);
+  unit.prefetch_state();
+  if (exchange_) exchange_->fetch(unit.grad_shard);
+}
+
+void TrainStep::update_unit(size_t s, const OptimizerStep& step) {
+  FlatUnit& unit = state_.segments[s].unit;
+  std::optional<Phase> phase;
+  if (state_.placement != Placement::kDevice) phase.emplace(*this, StepPhase::kOffload, s);
+  StateLease state = unit.lease(Access::kWrite);
+  OptimizerSlice slice{.master = state.master,
+                       .grads = exchange_ ? exchange_->take() : unit.grad_shard,
+                       .moments = state.moments};
+  const bool sends = exchange_ && !unit.weights_wait_on_host();
+  at::Tensor weights = sends ? exchange_->weights(unit.shard_size()) : unit.weight_shard;
+  phase.reset();
+
+  phase.emplace(*this, StepPhase::kOptimizer, s);
+  for (size_t i = 0; i < state.emas.size(); ++i)
+    slice.emas.push_back(
+        {state.emas[i], ema_decay_at(options_.ema_schedule, state_.ema_decays[i], step.update)});
+  const bool casts = weights.scalar_type() != at::kFloat;
+  if (casts) slice.compute_weights = &weights;
+  optimizer_.step(slice, step);
+  if (!casts && !weights.is_same(state.master)) weights.copy_(state.master);
+  if (sends) exchange_->send(unit.weight_shard);
+  state_.zero->publish(s);
 }
 
 StepBatch as_tensors(const Batch& batch, const Objective& objective) {

@@ -11,6 +11,7 @@
 #include "diffusion/objective.h"
 #include "models/model.h"
 #include "optim/optimizer.h"
+#include "parallel/host_exchange.h"
 #include "train/activation_offload.h"
 #include "train/step_observer.h"
 #include "train/training_state.h"
@@ -61,7 +62,8 @@ struct StepResult {
   bool applied = false;   // false: loss or gradient was not finite, nothing moved
   double loss_scale = 1;  // that this step used
   std::vector<double> losses{}, mse{},
-      vb{};  // (global B) each; mse and vb empty where the objective has none
+      vb{};                      // (global B) each; mse and vb empty where the objective has none
+  std::vector<double> shared{};  // what the ranks gave run(), summed
 };
 
 class TrainStep {
@@ -70,7 +72,10 @@ class TrainStep {
   TrainStep(const Denoiser& denoiser, const Objective& objective, const Optimizer& optimizer,
             TrainingState& state, const StepOptions& options);
 
-  StepResult run(const StepBatch& batch, double lr);
+  // `shared`: some numbers of this rank that come back summed over all ranks, along with the losses.
+  StepResult run(const StepBatch& batch, double lr, const std::vector<double>& shared = {});
+  // Pinned host memory that offloaded activations take, once a step has run.
+  int64_t offloaded_activation_bytes() const { return offload_ ? offload_->host_bytes() : 0; }
   // Tells `observer` what each step is doing; null ends it.
   void observe(StepObserver* observer) { observer_ = observer; }
 
@@ -94,8 +99,11 @@ class TrainStep {
   }
   at::Tensor measured(const Terms& terms) const;
   at::Tensor gradient_sum_of_squares() const;
-  std::vector<double> over_ranks(const at::Tensor& host, const StepBatch& batch) const;
+  std::vector<double> over_ranks(const at::Tensor& host, const StepBatch& batch,
+                                 const std::vector<double>& shared) const;
   void update(double lr, double grad_scale);
+  void bring_state(size_t segment);
+  void update_unit(size_t segment, const OptimizerStep& step);
 
   const Denoiser& denoiser_;
   const Objective& objective_;
@@ -103,6 +111,7 @@ class TrainStep {
   TrainingState& state_;
   StepOptions options_;
   std::optional<ActivationOffload> offload_;
+  std::optional<HostExchange> exchange_;  // of an optimizer whose state is on the host of a device
   StepObserver* observer_ = nullptr;
 };
 

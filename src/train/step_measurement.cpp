@@ -79,14 +79,17 @@ std::map<std::string, int64_t> StepMeasurement::state_bytes() const {
   std::map<std::string, int64_t> by_kind;
   std::set<const void*> seen;
   const auto add = [&](const at::Tensor& tensor, MemoryKind kind) {
-    if (tensor.defined() && tensor.device() == device_ && seen.insert(tensor.storage().data()).second)
+    if (!tensor.defined() || tensor.device() != device_) return;
+    const void* memory = tensor.storage().data();  // none: whole weights or gradients between their uses
+    if (memory && seen.insert(memory).second)
       by_kind[std::string(name_of(kind))] += static_cast<int64_t>(tensor.storage().nbytes());
   };
   for (const auto& segment : state_.segments) {
     const FlatUnit& unit = segment.unit;
     add(unit.master, MemoryKind::kMaster);
-    add(unit.compute_weights, MemoryKind::kWeights);
-    add(unit.grads, MemoryKind::kGradients);
+    for (const at::Tensor& weights : {unit.compute_weights, unit.weight_shard})
+      add(weights, MemoryKind::kWeights);
+    for (const at::Tensor& grads : {unit.grads, unit.grad_shard}) add(grads, MemoryKind::kGradients);
     for (const at::Tensor& moment : unit.moments) add(moment, MemoryKind::kMoments);
     for (const at::Tensor& ema : unit.emas) add(ema, MemoryKind::kEma);
   }

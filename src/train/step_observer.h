@@ -15,8 +15,9 @@ enum class StepPhase {
   kGradNorm,       // and the one read of the step's numbers
   kOptimizer,      // of one segment's unit
   kCommunication,  // waiting for other ranks
+  kOffload,        // waiting for optimizer state, gradients and weights on their way to and from the host
 };
-inline constexpr int kNumStepPhases = 8;
+inline constexpr int kNumStepPhases = 9;
 std::string_view name_of(StepPhase phase);  // "forward"
 
 class StepObserver {

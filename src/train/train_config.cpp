@@ -4,14 +4,16 @@
 #include <algorithm>
 #include <charconv>
 #include <cmath>
+#include <filesystem>
 #include <optional>
 #include <type_traits>
 
+#include "core/block_store.h"
 #include "core/error.h"
+#include "core/nearest_name.h"
 #include "core/tensors.h"
 #include "diffusion/objective.h"
 #include "optim/ema.h"
-#include "optim/lr_schedule.h"
 #include "optim/optimizer.h"
 #include "train/profiler.h"
 
@@ -34,22 +36,6 @@ std::string toml_value(const nlohmann::json& value) {
   std::string list = "[";
   for (size_t i = 0; i < value.size(); ++i) list += (i ? ", " : "") + value[i].dump();
   return list + "]";
-}
-
-// Levenshtein distance.
-size_t edit_distance(std::string_view a, std::string_view b) {
-  std::vector<size_t> row(b.size() + 1);
-  for (size_t j = 0; j <= b.size(); ++j) row[j] = j;
-  for (size_t i = 1; i <= a.size(); ++i) {
-    size_t diagonal = row[0];
-    row[0] = i;
-    for (size_t j = 1; j <= b.size(); ++j) {
-      const size_t replaced = diagonal + (a[i - 1] != b[j - 1]);
-      diagonal = row[j];
-      row[j] = std::min({row[j] + 1, row[j - 1] + 1, replaced});
-    }
-  }
-  return row[b.size()];
 }
 
 template <class T>
@@ -113,6 +99,28 @@ std::vector<std::string> split(const std::string& text, char separator) {
   return parts;
 }
 
+void validate_offload(const TrainOptions& o) {
+  const bool to_disk = o.offload_optimizer == "nvme";
+  if (to_disk && o.nvme_path.empty())
+    fail("train", "--offload-optimizer nvme needs a folder on the disk: give --nvme-path DIR");
+  if (to_disk && !std::filesystem::is_directory(o.nvme_path))
+    fail("train", "--nvme-path expects a folder that exists, got '{}'", o.nvme_path);
+  if (o.offload_params != "none" && o.zero_stage != 3)
+    fail("train",
+         "--offload-params {} needs --zero-stage 3, got {}: weights are whole on every rank below it",
+         o.offload_params, o.zero_stage);
+  if (o.offload_params != "none" && o.offload_optimizer == "none")
+    fail("train", "--offload-params {} needs the optimizer there, too: give --offload-optimizer cpu or nvme",
+         o.offload_params);
+  require(o.nvme_queue_depth > 0 && o.nvme_queue_depth <= BlockStore::kMostQueueDepth, "nvme-queue-depth",
+          fmt::format("1 to {}", BlockStore::kMostQueueDepth), o.nvme_queue_depth);
+  require(o.nvme_block_size > 0 && o.nvme_block_size % BlockStore::kAlignment == 0 &&
+              o.nvme_block_size <= BlockStore::kMostBlockBytes,
+          "nvme-block-size",
+          fmt::format("a multiple of {} up to {}", BlockStore::kAlignment, BlockStore::kMostBlockBytes),
+          o.nvme_block_size);
+}
+
 }  // namespace
 
 void validate(const TrainOptions& o) {
@@ -120,8 +128,10 @@ void validate(const TrainOptions& o) {
   require(!o.out.empty(), "out", "a run folder", "nothing");
   require(o.image_size > 0, "image-size", "a positive number", o.image_size);
   require(o.global_batch > 0, "global-batch", "a positive number", o.global_batch);
-  require(o.micro_batch >= 0 && o.micro_batch <= o.global_batch, "micro-batch",
-          fmt::format("0 to --global-batch ({})", o.global_batch), o.micro_batch);
+  require(o.micro_batch >= -1 && o.micro_batch <= o.global_batch, "micro-batch",
+          fmt::format("0 to --global-batch ({}), or -1", o.global_batch), o.micro_batch);
+  if (chooses_micro_batch(o) && o.memory_budget.empty())
+    fail("train", "--micro-batch -1 chooses what fits a memory budget: give --memory-budget auto");
   require(o.max_steps > 0, "max-steps", "a positive number", o.max_steps);
   require(o.max_minutes >= 0 && std::isfinite(o.max_minutes), "max-minutes", "0 or more", o.max_minutes);
   require(o.class_dropout_prob >= 0 && o.class_dropout_prob < 1, "class-dropout-prob", "a number in [0, 1)",
@@ -136,8 +146,8 @@ void validate(const TrainOptions& o) {
   require_one_of("optimizer", optimizer_names(), o.optimizer);
   require_one_of("device", {"auto", "cpu", "cuda"}, o.device);
   require_one_of("compute-dtype", {"f32", "bf16", "fp16"}, o.compute_dtype);
-  validate(LrSchedule{
-      .name = o.lr_schedule, .lr = o.lr, .warmup_steps = o.lr_warmup_steps, .min_lr_ratio = o.min_lr_ratio});
+  validate(lr_schedule_of(o));
+  validate(loss_scaler_options_of(o));
   require(o.log_every > 0, "log-every", "a positive number", o.log_every);
   require(o.checkpoint_every >= 0, "checkpoint-every", "0 or more", o.checkpoint_every);
   require(o.keep_checkpoints >= 0, "keep-checkpoints", "0 or more", o.keep_checkpoints);
@@ -148,6 +158,18 @@ void validate(const TrainOptions& o) {
   require(o.threads >= 0, "threads", "0 or more", o.threads);
   require(o.loader_threads > 0, "loader-threads", "a positive number", o.loader_threads);
   require(o.prefetch > 0, "prefetch", "a positive number", o.prefetch);
+  require(o.nproc >= 0, "nproc", "0 or more", o.nproc);
+  require(o.zero_stage >= 0 && o.zero_stage <= 3, "zero-stage", "0, 1, 2 or 3", o.zero_stage);
+  require(o.persist_threshold >= 0, "persist-threshold", "0 or more", o.persist_threshold);
+  require(o.prefetch_segments >= 0, "prefetch-segments", "0 or more", o.prefetch_segments);
+  require(o.reduce_bucket_size >= 0, "reduce-bucket-size", "0 or more", o.reduce_bucket_size);
+  require(o.collective_timeout > 0, "collective-timeout", "a positive number of seconds",
+          o.collective_timeout);
+  if (!o.reduce_dtype.empty()) require_one_of("reduce-dtype", {"f32", "bf16", "fp16"}, o.reduce_dtype);
+  require_one_of("offload-optimizer", {"none", "cpu", "nvme"}, o.offload_optimizer);
+  require_one_of("checkpoint-copy", {"auto", "memory", "page-cache"}, o.checkpoint_copy);
+  require_one_of("offload-params", {"none", "cpu"}, o.offload_params);
+  validate_offload(o);
   if (!o.profile.empty()) parse_profile(o.profile);
   objective_config_of(o);
   optimizer_config_of(o);
@@ -155,16 +177,16 @@ void validate(const TrainOptions& o) {
 
 void set_option(TrainOptions& options, const std::string& name, const nlohmann::json& value) {
   bool known = false;
-  std::pair<size_t, std::string> nearest{std::string::npos, ""};
+  std::vector<std::string> names;
   visit_options(options, [&](const char* option, auto& field, OnResume, const char*) {
-    nearest = std::min(nearest, {edit_distance(name, option), option});
+    names.push_back(option);
     if (name != option) return;
     known = true;
     if (!assign(field, value))
       fail("train", "{} expects {}, got {}", name, type_name<std::remove_cvref_t<decltype(field)>>(),
            value.dump());
   });
-  if (!known) fail("train", "unknown option '{}': did you mean '{}'?", name, nearest.second);
+  if (!known) fail("train", "unknown option '{}': did you mean '{}'?", name, nearest_name(name, names));
 }
 
 nlohmann::json to_json(const TrainOptions& options) {
@@ -283,6 +305,23 @@ void set_memory_choices(TrainOptions& options, const std::vector<MemoryChoice>& 
   }
   options.recompute = segments_text(recompute, /*free=*/offload, denoiser);  // offload goes before recompute
   options.offload_activations = segments_text(offload, /*free=*/std::vector<bool>(choices.size()), denoiser);
+}
+
+LrSchedule lr_schedule_of(const TrainOptions& o) {
+  return {.name = o.lr_schedule,
+          .lr = o.lr,
+          .warmup = o.lr_warmup,
+          .warmup_steps = o.lr_warmup_steps,
+          .min_lr_ratio = o.min_lr_ratio};
+}
+
+LossScalerOptions loss_scaler_options_of(const TrainOptions& o) {
+  return {.fixed_scale = o.loss_scale,
+          .initial_scale = o.loss_scale_initial,
+          .min_scale = o.loss_scale_min,
+          .growth_interval = o.loss_scale_window,
+          .hysteresis = o.loss_scale_hysteresis,
+          .consecutive_hysteresis = o.loss_scale_consecutive};
 }
 
 nlohmann::json objective_config_of(const TrainOptions& o) {

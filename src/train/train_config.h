@@ -7,6 +7,8 @@
 #include <vector>
 
 #include "models/model.h"
+#include "optim/loss_scaler.h"
+#include "optim/lr_schedule.h"
 #include "train/step.h"
 
 namespace kiln {
@@ -33,9 +35,12 @@ struct TrainOptions {
 
   std::string optimizer = "adamw";
   double lr = 1e-4, beta1 = 0.9, beta2 = 0.999, adam_eps = 1e-8, weight_decay = 0, max_grad_norm = 0;
-  std::string lr_schedule = "constant";
+  std::string lr_schedule = "constant", lr_warmup = "linear";
   int64_t lr_warmup_steps = 0;
   double min_lr_ratio = 0;
+  double loss_scale = 0, loss_scale_initial = 65536, loss_scale_min = 1;
+  int64_t loss_scale_window = 1000, loss_scale_hysteresis = 1;
+  bool loss_scale_consecutive = false;
   std::vector<double> ema_decay = {0.9999};
   std::string ema_schedule = "constant";
   int64_t max_bad_steps = 10;
@@ -43,10 +48,17 @@ struct TrainOptions {
   std::string device = "auto", compute_dtype = "f32", recompute = "none", offload_activations = "none",
               memory_budget;
   bool preflight = true;
+  int64_t nproc = 0, zero_stage = 0, persist_threshold = 0, prefetch_segments = 1, reduce_bucket_size = 0;
+  bool shard_within_node = false;
+  std::string reduce_dtype;
+  double collective_timeout = 1800;
+  std::string offload_optimizer = "none", offload_params = "none", nvme_path;
+  int64_t nvme_queue_depth = 32, nvme_block_size = 1 << 20;
   bool tf32 = false, deterministic = false, accumulate_f32 = false;
   int64_t threads = 0;
 
   int64_t checkpoint_every = 5000, keep_checkpoints = 0;
+  std::string checkpoint_copy = "auto";
   int64_t log_every = 100;
   bool tensorboard = true;
   double peak_tflops = 0, cost_per_hour = 0;
@@ -105,7 +117,8 @@ void visit_options(Options& o, Visitor&& visit) {
   visit("max-minutes", o.max_minutes, kHarmless,
         "Stop after this much training time; a cosine lr follows it (0: off)");
   visit("global-batch", o.global_batch, kRefuse, "Images per step");
-  visit("micro-batch", o.micro_batch, kWarn, "Images per pass; the rest is accumulated (0: the whole batch)");
+  visit("micro-batch", o.micro_batch, kWarn,
+        "Images per pass; the rest is accumulated (0: the whole batch, -1: what fits --memory-budget best)");
   visit("seed", o.seed, kRefuse, "Seed of weights, order, noise and timesteps");
 
   visit("optimizer", o.optimizer, kRefuse, "adamw");
@@ -115,9 +128,19 @@ void visit_options(Options& o, Visitor&& visit) {
   visit("adam-eps", o.adam_eps, kRefuse, "AdamW: epsilon");
   visit("weight-decay", o.weight_decay, kRefuse, "AdamW: decoupled weight decay");
   visit("max-grad-norm", o.max_grad_norm, kRefuse, "Clip the gradient to this norm (0: off)");
-  visit("lr-schedule", o.lr_schedule, kRefuse, "constant or cosine, after the warm-up");
-  visit("lr-warmup-steps", o.lr_warmup_steps, kRefuse, "Steps of linear warm-up");
-  visit("min-lr-ratio", o.min_lr_ratio, kRefuse, "cosine: the last learning rate as a share of --lr");
+  visit("lr-schedule", o.lr_schedule, kRefuse, "constant, cosine or linear, times the warm-up");
+  visit("lr-warmup-steps", o.lr_warmup_steps, kRefuse, "Steps of warm-up");
+  visit("lr-warmup", o.lr_warmup, kRefuse, "Shape of the warm-up: linear, or log");
+  visit("min-lr-ratio", o.min_lr_ratio, kRefuse, "cosine, linear: the last learning rate as a share of --lr");
+  visit("loss-scale", o.loss_scale, kWarn, "fp16: a fixed loss scale (0: dynamic)");
+  visit("loss-scale-initial", o.loss_scale_initial, kWarn, "fp16: the dynamic loss scale at the start");
+  visit("loss-scale-min", o.loss_scale_min, kWarn, "fp16: the dynamic loss scale never falls below");
+  visit("loss-scale-window", o.loss_scale_window, kWarn,
+        "fp16: finite steps after which the loss scale doubles");
+  visit("loss-scale-hysteresis", o.loss_scale_hysteresis, kWarn,
+        "fp16: overflows until the loss scale halves; every one costs its step");
+  visit("loss-scale-consecutive", o.loss_scale_consecutive, kWarn,
+        "fp16: only overflows in a row count for the hysteresis");
   visit("ema-decay", o.ema_decay, kRefuse, "Decay of the weight average; several make several averages");
   visit("ema-schedule", o.ema_schedule, kRefuse, "constant, or diffusers' warm-up of the decay");
   visit("max-bad-steps", o.max_bad_steps, kHarmless, "Stop after more non-finite steps than this in a row");
@@ -132,6 +155,29 @@ void visit_options(Options& o, Visitor&& visit) {
   visit("memory-budget", o.memory_budget, kHarmless,
         "Choose --recompute and --offload-activations so that it fits: bytes (12G) or auto");
   visit("preflight", o.preflight, kHarmless, "Refuse before it starts what the plan says cannot fit");
+  visit("nproc", o.nproc, kHarmless,
+        "Start this many ranks on this machine (0: one, or what the launcher says)");
+  visit("zero-stage", o.zero_stage, kWarn,
+        "Divide among the ranks: 1 optimizer state and EMA, 2 gradients too, 3 weights too (0: nothing)");
+  visit("persist-threshold", o.persist_threshold, kHarmless,
+        "Stage 3: segments with fewer weights stay whole on every rank");
+  visit("prefetch-segments", o.prefetch_segments, kHarmless,
+        "Stage 3: segments gathered ahead of the one that computes");
+  visit("reduce-bucket-size", o.reduce_bucket_size, kHarmless,
+        "Elements of gradients per reduction at most (0: a segment's at once)");
+  visit("shard-within-node", o.shard_within_node, kHarmless,
+        "Divide among the ranks of a node only; nodes hold copies");
+  visit("reduce-dtype", o.reduce_dtype, kWarn,
+        "Sum gradients over ranks in f32, bf16 or fp16 (empty: the dtype they have)");
+  visit("collective-timeout", o.collective_timeout, kHarmless,
+        "Seconds after which a stuck collective ends the run");
+  visit("offload-optimizer", o.offload_optimizer, kWarn,
+        "Where master weights, moments and EMA live: none (the device), cpu or nvme");
+  visit("offload-params", o.offload_params, kWarn,
+        "Stage 3: where compute weights wait to be gathered: none (the device) or cpu");
+  visit("nvme-path", o.nvme_path, kHarmless, "Folder on the disk that nvme offloads to");
+  visit("nvme-queue-depth", o.nvme_queue_depth, kHarmless, "nvme: requests under way at once");
+  visit("nvme-block-size", o.nvme_block_size, kHarmless, "nvme: bytes of a request, a multiple of 4096");
   visit("tf32", o.tf32, kWarn, "CUDA: f32 products in TF32");
   visit("deterministic", o.deterministic, kWarn, "CUDA: only kernels that give the same bits each time");
   visit("accumulate-f32", o.accumulate_f32, kWarn, "f32 gradients even where nothing is accumulated");
@@ -139,6 +185,8 @@ void visit_options(Options& o, Visitor&& visit) {
 
   visit("checkpoint-every", o.checkpoint_every, kHarmless, "Steps between checkpoints (0: only the last)");
   visit("keep-checkpoints", o.keep_checkpoints, kHarmless, "Newest checkpoints to keep (0: all)");
+  visit("checkpoint-copy", o.checkpoint_copy, kHarmless,
+        "Where a checkpoint's state is copied before training goes on: memory, page-cache or auto");
   visit("log-every", o.log_every, kHarmless, "Steps between lines of log.jsonl and the terminal");
   visit("tensorboard", o.tensorboard, kHarmless, "Write TensorBoard events");
   visit("peak-tflops", o.peak_tflops, kHarmless,
@@ -158,6 +206,8 @@ void set_option(TrainOptions& options, const std::string& name, const nlohmann::
 
 // Refuses impossible values by option name and what to do. Throws Error.
 void validate(const TrainOptions& options);
+// --micro-batch -1: the plan chooses what fits --memory-budget.
+inline bool chooses_micro_batch(const TrainOptions& options) { return options.micro_batch == -1; }
 
 // {"max-steps": 400000, ...}: every option.
 nlohmann::json to_json(const TrainOptions& options);
@@ -177,6 +227,10 @@ std::vector<MemoryChoice> parse_memory_choices(const TrainOptions& options, cons
 // The same choices as the shortest such texts.
 void set_memory_choices(TrainOptions& options, const std::vector<MemoryChoice>& choices,
                         const Denoiser& denoiser);
+
+// What the options say of the learning rate and of fp16's loss scale.
+LrSchedule lr_schedule_of(const TrainOptions& options);
+LossScalerOptions loss_scaler_options_of(const TrainOptions& options);
 
 // The configs behind --objective, --optimizer and their settings. Settings that would have no effect are
 // refused.

@@ -3,28 +3,33 @@
 #include <ATen/ATen.h>
 
 #include "core/error.h"
+#include "parallel/agreement.h"
+#include "parallel/host_memory.h"
 
 namespace kiln {
 
 namespace {
 
-TrainingState::SegmentWeights flatten(const Segment& segment, const Zero& zero, FlatUnitOptions options) {
+FlatLayout layout_of(const Segment& segment) {
   FlatLayout layout;
-  ParameterList trainable;
-  for (const auto& parameter : segment.parameters()) {
-    if (!parameter->trainable) continue;
-    layout.add(parameter->key, parameter->value.sizes().vec());
-    trainable.push_back(parameter);
-  }
-  options.sharding = zero.sharding_of(layout.size);
-  TrainingState::SegmentWeights weights{.unit = FlatUnit(segment.name(), std::move(layout), options),
-                                        .parameters = std::move(trainable),
-                                        .grad_views = {}};
-  for (size_t i = 0; i < weights.parameters.size(); ++i) {
-    Parameter& parameter = *weights.parameters[i];
-    weights.unit.write(weights.unit.master, i, parameter.value);
-    parameter.value = weights.unit.leaf(i);
-    weights.grad_views.push_back(weights.unit.view(weights.unit.grads, i));
+  for (const auto& parameter : segment.parameters())
+    if (parameter->trainable) layout.add(parameter->key, parameter->value.sizes().vec());
+  return layout;
+}
+
+TrainingState::SegmentWeights flatten(const Segment& segment, const FlatUnitOptions& options) {
+  TrainingState::SegmentWeights weights{
+      .unit = FlatUnit(segment.name(), layout_of(segment), options), .parameters = {}, .grad_views = {}};
+  for (const auto& parameter : segment.parameters())
+    if (parameter->trainable) weights.parameters.push_back(parameter);
+  {
+    StateLease state = weights.unit.lease(Access::kWrite);
+    for (size_t i = 0; i < weights.parameters.size(); ++i) {
+      Parameter& parameter = *weights.parameters[i];
+      weights.unit.write(state.master, i, parameter.value);
+      parameter.value = weights.unit.leaf(i);
+      weights.grad_views.push_back(weights.unit.view(weights.unit.grads, i));
+    }
   }
   weights.unit.refresh_weight_shard();
   weights.unit.start_emas();
@@ -36,24 +41,54 @@ TrainingState::SegmentWeights flatten(const Segment& segment, const Zero& zero, 
 TrainingState::TrainingState(const Denoiser& denoiser, const Optimizer& optimizer,
                              const TrainingStateOptions& options)
     : zero(std::make_unique<Zero>(options.group, options.zero)),
-      loss_scaler({.enabled = options.compute_dtype == at::kHalf}),
-      ema_decays(options.ema_decays) {
+      loss_scaler(options.loss_scaler, options.compute_dtype == at::kHalf),
+      ema_decays(options.ema_decays),
+      placement(options.placement) {
   if (options.zero.stage > 0 && optimizer.needs_whole_tensors())
     fail("zero", "this optimizer looks at whole tensors, which --zero-stage {} divides: use --zero-stage 0",
          options.zero.stage);
-  const FlatUnitOptions unit_options{.device = options.device,
-                                     .compute_dtype = options.compute_dtype,
-                                     .grad_dtype = options.grad_dtype,
-                                     .num_moments = static_cast<int64_t>(optimizer.moment_names().size()),
-                                     .num_emas = static_cast<int64_t>(options.ema_decays.size())};
+  FlatUnitOptions unit_options{.device = options.device,
+                               .compute_dtype = options.compute_dtype,
+                               .grad_dtype = options.grad_dtype,
+                               .num_moments = static_cast<int64_t>(optimizer.moment_names().size()),
+                               .num_emas = static_cast<int64_t>(options.ema_decays.size()),
+                               .placement = placement,
+                               .weights_wait_on_host = options.weights_wait_on_host};
+  std::vector<int64_t> elements;  // of the state of each unit
   for (const auto& segment : denoiser.segments()) {
-    segments.push_back(flatten(*segment, *zero, unit_options));
+    const int64_t size = layout_of(*segment).size;
+    elements.push_back(state_elements(shard_elements(size, zero->sharding_of(size)), unit_options));
+  }
+  if (placement == Placement::kNvme)
+    agree(*options.group, "the space on --nvme-path", [&] {
+      unit_options.nvme = nvme = std::make_shared<NvmeState>(elements, options.nvme, options.device);
+    });
+  for (const auto& segment : denoiser.segments()) {
+    unit_options.nvme_unit = segments.size();
+    unit_options.sharding = zero->sharding_of(layout_of(*segment).size);
+    segments.push_back(flatten(*segment, unit_options));
     for (const auto& parameter : segment->parameters())
       if (!parameter->trainable) constants.push_back(parameter);
   }
   std::vector<FlatUnit*> units;
   for (SegmentWeights& weights : segments) units.push_back(&weights.unit);
   zero->manage(units);
+  offloaded = offloaded_bytes(elements, options.device);
+}
+
+OffloadedBytes TrainingState::offloaded_bytes(const std::vector<int64_t>& elements, at::Device device) const {
+  OffloadedBytes bytes;
+  if (nvme) {
+    bytes.disk = nvme->disk_bytes();
+    for (const at::Tensor& buffer : nvme->buffers()) bytes.host += static_cast<int64_t>(buffer.nbytes());
+  } else if (placement == Placement::kHost) {
+    for (const int64_t count : elements) bytes.host += 4 * count;
+  }
+  if (!has_host_behind(device)) bytes.host = 0;
+  for (const SegmentWeights& weights : segments)
+    if (weights.unit.weights_wait_on_host())
+      bytes.host += static_cast<int64_t>(weights.unit.weight_shard.nbytes());
+  return bytes;
 }
 
 }  // namespace kiln

@@ -15,8 +15,18 @@ struct TrainingStateOptions {
   at::ScalarType compute_dtype = at::kFloat;
   at::ScalarType grad_dtype = at::kFloat;
   std::vector<double> ema_decays;
+  LossScalerOptions loss_scaler{};                                         // enabled here for fp16
   std::shared_ptr<ProcessGroup> group = std::make_shared<ProcessGroup>();  // one rank
   ZeroOptions zero{};
+  Placement placement = Placement::kDevice;  // of master, moments and EMAs
+  BlockStoreOptions nvme{};                  // kNvme: where
+  bool weights_wait_on_host = false;         // stage 3; REQUIRES: placement is not kDevice
+};
+
+// Bytes of training state that are not on the device.
+struct OffloadedBytes {
+  int64_t host = 0;  // staging buffers included; none on a CPU, whose memory the device is
+  int64_t disk = 0;
 };
 
 class TrainingState {
@@ -41,6 +51,12 @@ class TrainingState {
   int64_t updates = 0;  // applied optimizer updates; a skipped step is none
   LossScaler loss_scaler;
   std::vector<double> ema_decays;
+  Placement placement = Placement::kDevice;  // of master, moments and EMAs: FlatUnit::lease() brings them
+  std::shared_ptr<NvmeState> nvme;           // null unless they are on NVMe
+  OffloadedBytes offloaded{};
+
+ private:
+  OffloadedBytes offloaded_bytes(const std::vector<int64_t>& unit_elements, at::Device device) const;
 };
 
 }  // namespace kiln

@@ -109,7 +109,7 @@ TEST(CheckpointNames, ArePublished) {
   EXPECT_EQ(checkpoint_name(123456789), "step-123456789");
   EXPECT_EQ(ema_file_name({0.9999, 0.999}, 0), "ema.safetensors");
   EXPECT_EQ(ema_file_name({0.9999, 0.999}, 1), "ema-0.999.safetensors");
-  EXPECT_EQ(optimizer_file_name(3, 16), "train_state-00003-of-00016.safetensors");
+  EXPECT_EQ(checkpoint_folder("run", 7), "run/checkpoints/step-00000007");
 }
 
 }  // namespace

@@ -59,7 +59,8 @@ TEST(ImageBatches, AreTheBatchesOfTheirStoreBitForBit) {
     extraction.image_size = kSize;
     extraction.flip = flip;
     extraction.device = "cpu";
-    extract(extraction);
+    ProcessGroup alone;
+    extract(extraction, alone);
     const auto stored = store_batches(FeatureStore::open(extraction.out), options_of(1));
     const auto direct = open_images(folder, options_of(3));
     for (auto* source : {stored.get(), direct.get()}) source->seek(12);

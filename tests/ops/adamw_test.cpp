@@ -152,6 +152,22 @@ TEST(AdamwEmaStep, ComputeWeightsAreTheMasterRoundedToEven) {
   }
 }
 
+// Long ranges are stored around the caches, but where they begin between vectors.
+TEST(AdamwEmaStep, LongRangesGiveTheBitsOfShortOnes) {
+  constexpr int64_t kSize = (int64_t{1} << 20) + 77;
+  const int threads = at::get_num_threads();
+  at::set_num_threads(1);
+  for (auto dtype : {at::kBFloat16, at::kHalf}) {
+    for (int64_t begin : {0, 1}) {
+      State whole = make_state(kSize + begin, at::kBFloat16, dtype), part = whole.slice(begin, kSize + begin);
+      part.run(kOptions);
+      EXPECT_TRUE(testing::bitwise_equal(part.compute, part.master.to(dtype))) << begin;
+      EXPECT_EQ(whole.compute.slice(0, 0, begin).count_nonzero().item<int64_t>(), 0);
+    }
+  }
+  at::set_num_threads(threads);
+}
+
 TEST(AdamwEmaStep, WithoutEmaAndComputeWeights) {
   State s = make_state(100), full = s.clone();
   std::vector<EmaSlice> none;

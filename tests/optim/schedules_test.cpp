@@ -1,6 +1,10 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <cmath>
+#include <utility>
+#include <vector>
+
 #include "core/error.h"
 #include "optim/ema.h"
 #include "optim/loss_scaler.h"
@@ -14,7 +18,7 @@ using ::testing::HasSubstr;
 using ::testing::ThrowsMessage;
 
 TEST(LrSchedule, ListsWhatIsTestedHere) {
-  EXPECT_THAT(lr_schedule_names(), ElementsAre("constant", "cosine"));
+  EXPECT_THAT(lr_schedule_names(), ElementsAre("constant", "cosine", "linear"));
 }
 
 TEST(LrSchedule, ConstantAfterTheWarmUp) {
@@ -33,8 +37,29 @@ TEST(LrSchedule, CosineFollowsProgressToItsLowestRate) {
   EXPECT_DOUBLE_EQ(lr_at(schedule, 130, 1.3), 0.2);  // a run that was prolonged
 }
 
+TEST(LrSchedule, LinearFollowsProgressToItsLowestRate) {
+  const LrSchedule schedule{.name = "linear", .lr = 2, .min_lr_ratio = 0.1};
+  EXPECT_DOUBLE_EQ(lr_at(schedule, 0, 0), 2);
+  EXPECT_DOUBLE_EQ(lr_at(schedule, 75, 0.75), 0.65);
+  EXPECT_DOUBLE_EQ(lr_at(schedule, 100, 1), 0.2);
+  EXPECT_DOUBLE_EQ(lr_at(schedule, 130, 1.3), 0.2);
+}
+
+// DeepSpeed's WarmupLR at its iteration step + 1 (whose iteration 0 has no rate).
+TEST(LrSchedule, LogWarmUpIsSteepAtFirst) {
+  const LrSchedule schedule{.lr = 3, .warmup = "log", .warmup_steps = 100};
+  EXPECT_DOUBLE_EQ(lr_at(schedule, 0, 0), 3 * std::log(2) / std::log(100));
+  EXPECT_DOUBLE_EQ(lr_at(schedule, 8, 0), 1.5);  // log(10) / log(100)
+  EXPECT_DOUBLE_EQ(lr_at(schedule, 98, 0), 3);
+  EXPECT_DOUBLE_EQ(lr_at(schedule, 99, 0), 3);
+  EXPECT_DOUBLE_EQ(lr_at(schedule, 1000, 0), 3);
+  EXPECT_DOUBLE_EQ(lr_at({.lr = 3, .warmup = "log", .warmup_steps = 1}, 0, 0), 3);
+}
+
 TEST(LrSchedule, RefusesByOptionName) {
-  EXPECT_THAT([] { validate(LrSchedule{.name = "linear"}); },
+  EXPECT_THAT([] { validate(LrSchedule{.warmup = "cosine"}); },
+              ThrowsMessage<Error>(HasSubstr("--lr-warmup ")));
+  EXPECT_THAT([] { validate(LrSchedule{.name = "polynomial"}); },
               ThrowsMessage<Error>(HasSubstr("--lr-schedule")));
   EXPECT_THAT([] { validate(LrSchedule{.lr = 0}); }, ThrowsMessage<Error>(HasSubstr("--lr ")));
   EXPECT_THAT([] { validate(LrSchedule{.warmup_steps = -1}); },
@@ -52,33 +77,77 @@ TEST(EmaSchedule, ConstantIsConstantAndDiffusersWarmsUp) {
   EXPECT_THROW(ema_decay_at("cosine", 0.9, 1), Error);
 }
 
-TEST(LossScaler, HalvesAtOverflowAndGrowsAfterAWindow) {
-  LossScaler scaler({.enabled = true, .initial_scale = 8, .growth_interval = 3});
-  scaler.update(false);
-  EXPECT_EQ(scaler.scale(), 4);
-  for (int i = 0; i < 2; ++i) scaler.update(true);
-  EXPECT_EQ(scaler.scale(), 4);
-  scaler.update(true);
-  EXPECT_EQ(scaler.scale(), 8);
-  scaler.update(true);
-  scaler.update(false);  // an overflow restarts the window
-  for (int i = 0; i < 2; ++i) scaler.update(true);
-  EXPECT_EQ(scaler.scale(), 4);
-  for (int i = 0; i < 10; ++i) scaler.update(false);
-  EXPECT_EQ(scaler.scale(), 1);
+// The scale after each step, 'x' being an overflow.
+std::vector<double> scales(const LossScalerOptions& options, const std::string& steps) {
+  LossScaler scaler(options, /*enabled=*/true);
+  std::vector<double> scales;
+  for (char step : steps) {
+    scaler.update(step != 'x');
+    scales.push_back(scaler.scale());
+  }
+  return scales;
 }
 
-TEST(LossScaler, IsOneForOtherDtypesAndSurvivesACheckpoint) {
-  LossScaler off, on({.enabled = true});
+// Every expectation is what deepspeed 0.19.8's DynamicLossScaler gives for these steps.
+TEST(LossScaler, HalvesAtOverflowAndDoublesAfterAWindow) {
+  EXPECT_THAT(scales({.initial_scale = 8, .growth_interval = 3}, ".......x...."),
+              ElementsAre(8, 8, 8, 16, 16, 16, 32, 16, 16, 16, 16, 32));
+  EXPECT_THAT(scales({.initial_scale = 8, .min_scale = 4, .growth_interval = 1}, "xxx..."),
+              ElementsAre(4, 4, 4, 4, 8, 16));
+}
+
+TEST(LossScaler, HysteresisLetsOverflowsPass) {
+  const LossScalerOptions options{.initial_scale = 64, .growth_interval = 2, .hysteresis = 2};
+  EXPECT_THAT(scales(options, "x.x.x...x.x"), ElementsAre(64, 64, 32, 32, 16, 16, 16, 32, 32, 32, 16));
+  EXPECT_THAT(
+      scales({.initial_scale = 64, .growth_interval = 2, .hysteresis = 2, .consecutive_hysteresis = true},
+             "x.x.xx.x"),
+      ElementsAre(64, 64, 64, 64, 64, 32, 32, 32));
+}
+
+TEST(LossScaler, AFixedScaleStays) {
+  EXPECT_THAT(scales({.fixed_scale = 128, .growth_interval = 1}, "x..x"), ElementsAre(128, 128, 128, 128));
+  EXPECT_FALSE(LossScaler({.fixed_scale = 128}, true).explains_overflow(128));
+}
+
+TEST(LossScaler, ExplainsOverflowsWhileItCanShrink) {
+  const LossScaler scaler({.min_scale = 2}, true);
+  EXPECT_TRUE(scaler.explains_overflow(4));
+  EXPECT_FALSE(scaler.explains_overflow(2));
+  EXPECT_FALSE(LossScaler().explains_overflow(4));
+}
+
+TEST(LossScaler, IsOneForOtherDtypes) {
+  LossScaler off;
   off.update(false);
-  off.restore(1024, 5);
+  off.restore(1024, 5, 1);
   EXPECT_EQ(off.scale(), 1);
-  on.restore(1024, 7);
-  EXPECT_EQ(on.scale(), 1024);
-  EXPECT_EQ(on.good_steps(), 7);
-  LossScaler after_bf16({.enabled = true});
-  after_bf16.restore(1, 0);  // the run so far had no scale
+}
+
+TEST(LossScaler, SurvivesACheckpoint) {
+  const LossScalerOptions options{.initial_scale = 64, .growth_interval = 2, .hysteresis = 2};
+  LossScaler before(options, true);
+  before.update(false);
+  before.update(true);
+  LossScaler after(options, true);
+  after.restore(before.scale(), before.good_steps(), before.overflows());
+  for (bool finite : {false, true, true, true, false}) {
+    before.update(finite);
+    after.update(finite);
+    EXPECT_EQ(before.scale(), after.scale());
+  }
+  LossScaler after_bf16({}, true);
+  after_bf16.restore(1, 0, 0);  // the run so far had no scale
   EXPECT_EQ(after_bf16.scale(), 65536);
+}
+
+TEST(LossScaler, RefusesByOptionName) {
+  for (const auto& [options, name] : {std::pair{LossScalerOptions{.fixed_scale = -1}, "--loss-scale "},
+                                      {LossScalerOptions{.initial_scale = 0}, "--loss-scale-initial"},
+                                      {LossScalerOptions{.min_scale = 0}, "--loss-scale-min"},
+                                      {LossScalerOptions{.growth_interval = 0}, "--loss-scale-window"},
+                                      {LossScalerOptions{.hysteresis = 0}, "--loss-scale-hysteresis"}})
+    EXPECT_THAT([&] { validate(options); }, ThrowsMessage<Error>(HasSubstr(name)));
 }
 
 }  // namespace

@@ -11,13 +11,15 @@
 
 namespace kiln::test {
 
-// Calls body(group) once per rank, all at once; throws what the first rank in order threw.
+// Calls body(group) once per rank, all at once; throws what the first rank in order threw. `per_node`: ranks
+// of each of several machines, as far as they know (0: all are on one).
 inline void on_ranks(int64_t world_size, const std::function<void(std::shared_ptr<ProcessGroup>)>& body,
-                     std::chrono::milliseconds timeout = std::chrono::seconds(60)) {
+                     std::chrono::milliseconds timeout = std::chrono::seconds(60), int64_t per_node = 0) {
   if (world_size == 1) return body(std::make_shared<ProcessGroup>());
   // c10d's record of the last collectives is one per process and not made for several ranks in it: it
   // crashes.
   setenv("TORCH_FR_BUFFER_SIZE", "0", /*overwrite=*/1);
+  if (per_node > 0) setenv("GLOO_SOCKET_IFNAME", "lo", /*overwrite=*/1);  // else the host's name is looked up
   const Rendezvous rendezvous;
   std::vector<std::exception_ptr> errors(static_cast<size_t>(world_size));
   std::vector<std::thread> threads;
@@ -26,8 +28,8 @@ inline void on_ranks(int64_t world_size, const std::function<void(std::shared_pt
       try {
         body(ProcessGroup::connect({.rank = rank,
                                     .world_size = world_size,
-                                    .local_rank = rank,
-                                    .local_world_size = world_size,
+                                    .local_rank = per_node > 0 ? rank % per_node : rank,
+                                    .local_world_size = per_node > 0 ? per_node : world_size,
                                     .master_port = rendezvous.port(),
                                     .launcher_hosts = true},
                                    {.timeout = timeout}));

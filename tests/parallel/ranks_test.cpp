@@ -168,6 +168,30 @@ TEST(ProcessGroup, AnErrorNamesRankOperationSegmentTimeAndWhoIsMissing) {
   EXPECT_THAT(gone, HasSubstr("rank 1 no longer answers"));
 }
 
+TEST(ProcessGroup, ARankThatFailsTellsTheOthersWhy) {
+  std::string told;
+  test::on_ranks(3, [&](const std::shared_ptr<ProcessGroup>& group) {
+    if (group->rank() == 1) return group->report_failure("the disk is full");
+    const std::string message = message_of([&] { group->barrier("a checkpoint"); });
+    if (group->rank() == 0) told = message;
+  });
+  EXPECT_THAT(told, HasSubstr("rank 1 failed: the disk is full"));
+}
+
+TEST(ProcessGroup, SubgroupsTalkAmongThemselves) {
+  test::on_ranks(4, [&](const std::shared_ptr<ProcessGroup>& group) {
+    const int64_t other = group->rank() ^ 1;
+    const auto pair =
+        group->subgroup("pair", {std::min(group->rank(), other), std::max(group->rank(), other)});
+    EXPECT_EQ(pair->rank(), group->rank() % 2);
+    EXPECT_EQ(pair->world_size(), 2);
+    const auto sum = static_cast<double>(group->rank() + other);
+    EXPECT_THAT(pair->sum({static_cast<double>(group->rank())}, "pairs"), ElementsAre(sum));
+    EXPECT_THAT(group->sum({1}, "all"), ElementsAre(4));
+    EXPECT_EQ(group->subgroup("alone", {group->rank()})->world_size(), 1);
+  });
+}
+
 TEST(ProcessGroup, SaysWhereTheOthersWereExpected) {
   EXPECT_THAT(message_of([] {
                 ProcessGroup::connect({.rank = 1, .world_size = 2, .local_world_size = 2, .master_port = 1},

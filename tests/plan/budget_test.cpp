@@ -6,6 +6,7 @@
 
 #include "core/error.h"
 #include "plan/segment_costs.h"
+#include "train/usable_options.h"
 
 namespace kiln {
 namespace {
@@ -15,11 +16,9 @@ using ::testing::HasSubstr;
 using ::testing::ThrowsMessage;
 
 TrainOptions small_options() {
-  TrainOptions options;
+  TrainOptions options = test::usable_options();
   options.model = "DiT-S/2";
   options.global_batch = 32;
-  options.data = "synthetic";
-  options.out = "run";
   options.device = "cpu";
   return options;
 }
@@ -57,6 +56,31 @@ TEST(Budget, RecomputesMoreWhereLessIsAllowed) {
   EXPECT_NE(less.options.recompute, "none");
   EXPECT_LT(less.predicted.at("peak_bytes").get<int64_t>(), all.predicted.at("peak_bytes").get<int64_t>());
   EXPECT_LT(less.predicted.at("peak_bytes").get<int64_t>(), parse_bytes("2500M"));
+}
+
+TEST(Budget, ChoosesTheMicroBatchWhenAsked) {
+  TrainOptions options = small_options();
+  options.global_batch = 64;
+  options.micro_batch = -1;
+  EXPECT_THAT([&] { fit_run(options); }, ThrowsMessage<Error>(HasSubstr("give --memory-budget auto")));
+  options.memory_budget = "2500M";
+  const FittedRun run = fit_run(options);
+  EXPECT_GT(run.options.micro_batch, 0);
+  EXPECT_LT(run.options.micro_batch, 64);
+  EXPECT_THAT(run.summary, HasSubstr(fmt::format("--micro-batch {} ", run.options.micro_batch)));
+  options.memory_budget = "64G";
+  EXPECT_EQ(fit_run(options).options.micro_batch, 0) << "the whole batch fits";
+}
+
+TEST(Budget, PlansARanksShare) {
+  TrainOptions options = small_options();
+  options.memory_budget = "16G";
+  options.global_batch = 8;
+  const auto peak = [&](const Ranks& ranks) {
+    return fit_run(options, ranks).predicted.at("peak_bytes").get<int64_t>();
+  };
+  options.zero_stage = 2;
+  EXPECT_LT(peak({.world_size = 4, .local_world_size = 4}), peak({.world_size = 1}) / 2);
 }
 
 TEST(Budget, RefusalEndsInACommandThatFits) {

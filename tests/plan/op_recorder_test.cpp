@@ -1,14 +1,19 @@
 #include "plan/op_recorder.h"
 
 #include <ATen/ATen.h>
+#include <ATen/Parallel.h>
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 #include <torch/csrc/autograd/autograd.h>
 
+#include <algorithm>
 #include <chrono>
 #include <map>
+#include <tuple>
 
 #include "ops/ops.h"
+#include "plan/engine_sums.h"
+#include "plan/sharding.h"
 #include "plan/step_timing.h"
 #include "plan/trace.h"
 
@@ -139,23 +144,62 @@ TrainOptions small_options(const std::string& dtype, const std::string& recomput
   return options;
 }
 
-class TracedStep : public ::testing::TestWithParam<const char*> {};
+class TracedStep : public ::testing::TestWithParam<const char*> {
+ protected:
+  static void SetUpTestSuite() { at::set_num_threads(1); }  // small tensors: threads would only wait
+};
 INSTANTIATE_TEST_SUITE_P(Dtypes, TracedStep, ::testing::Values("f32", "bf16", "fp16"));
 
-std::vector<std::string> products(const std::vector<OpRecord>& ops) {
-  std::vector<std::string> described;
+std::vector<std::string> described(const std::vector<OpRecord>& ops) {
+  std::vector<std::string> lines;
   for (const OpRecord& op : ops)
-    if (op.flops > 0)
-      described.push_back(fmt::format("{} {} {} flops {} bytes, {} of {}", op.name, c10::toString(op.dtype),
-                                      op.flops, op.bytes, name_of(op.phase), op.segment));
-  return described;
+    lines.push_back(fmt::format("{} {} flops {} bytes {}, {} of {}", op.name, c10::toString(op.dtype),
+                                op.flops, op.bytes, name_of(op.phase), op.segment));
+  return lines;
 }
 
-// What torch does between products (sums in place or not, casts) differs between meta and CPU tensors.
-TEST_P(TracedStep, MultipliesTheSameOnMetaAndOnTheCpu) {
-  const TrainOptions options = small_options(GetParam(), "0");
-  EXPECT_EQ(products(trace_step(options, synthetic_shape(options), DryRunDevice::kCpu).ops),
-            products(time_steps(options, at::kCPU, 1, /*with_ops=*/true).ops));
+// Every operation, in order: name, dtype, work, phase and segment.
+TEST_P(TracedStep, RunsTheSameOnMetaAndOnTheCpu) {
+  for (const char* recompute : {"none", "0"}) {
+    const TrainOptions options = small_options(GetParam(), recompute);
+    const auto planned = described(trace_step(options, synthetic_shape(options), DryRunDevice::kCpu).ops),
+               real = described(time_steps(options, at::kCPU, {.plain = 1, .watched = 1}).ops);
+    const auto [here, there] = std::ranges::mismatch(planned, real);
+    if (here == planned.end() && there == real.end()) continue;
+    ADD_FAILURE() << "recompute " << recompute << ": of " << planned.size() << " and " << real.size()
+                  << " operations, number " << here - planned.begin() << " is "
+                  << (here == planned.end() ? "nothing" : *here) << " where the CPU has "
+                  << (there == real.end() ? "nothing" : *there);
+  }
+}
+
+// The engine adds the gradients of a tensor with two users; what functions of the graph add is their own.
+TEST(TracedStep, TheEngineAddsInPlaceOnlyWhereADeviceWould) {
+  struct Names {
+    std::string on_cpu, on_meta;
+    bool operator==(const Names&) const = default;
+  };
+  const auto names = [](const auto& program) {
+    const auto joined = [&](at::Device device) {
+      std::string text;
+      for (const OpRecord& op : recorded([&] { program(device); })) text += op.name + " ";
+      return text;
+    };
+    const EngineSumsInPlace in_place;
+    return Names{joined(at::kCPU), joined(at::kMeta)};
+  };
+  const auto two_users = names([](at::Device device) {
+    const at::Tensor x = at::ones({4}, device).set_requires_grad(true);
+    torch::autograd::grad({x * 2 + x * 3}, {x}, {at::ones({4}, device)});
+  });
+  EXPECT_EQ(two_users.on_cpu, two_users.on_meta);
+  EXPECT_NE(two_users.on_meta.find("aten::add_ "), std::string::npos);
+  const auto forward = names([](at::Device device) {
+    const at::NoGradGuard no_grad;
+    (void)(at::ones({4}, device) + at::ones({4}, device));
+  });
+  EXPECT_EQ(forward.on_meta.find("aten::add_ "), std::string::npos);
+  EXPECT_EQ(forward.on_cpu, forward.on_meta);
 }
 
 // Nothing that multiplies is missed: backward is twice the forward, and fused attention runs 2.5 times its
@@ -190,6 +234,47 @@ TEST(TracedStep, RecomputeAddsTheForwardOfItsBlocks) {
   EXPECT_EQ(none_again, 0);
   EXPECT_GT(all_again, 0.3 * none);
   EXPECT_DOUBLE_EQ(all, none + all_again);
+}
+
+// One of many equal micro-steps stands for all of them.
+TEST(TracedStep, OfManyMicroStepsIsThatOfEveryOne) {
+  for (DryRunDevice device : {DryRunDevice::kCpu, DryRunDevice::kCuda})
+    for (const auto& [global_batch, world_size, stage] :
+         std::vector<std::tuple<int64_t, int64_t, int64_t>>{{14, 1, 0}, {17, 1, 0}, {34, 2, 2}, {29, 2, 3}}) {
+      TrainOptions options = small_options("bf16", "0");
+      options.global_batch = global_batch;
+      options.micro_batch = 2;
+      options.zero_stage = stage;
+      const DataShape data = synthetic_shape(options);
+      const StepTrace composed = trace_step(options, data, device, world_size),
+                      whole = trace_every_micro_step(options, data, device, world_size);
+      EXPECT_EQ(composed.memory.peak_bytes, whole.memory.peak_bytes) << global_batch;
+      EXPECT_EQ(composed.memory.peak_phase, whole.memory.peak_phase);
+      EXPECT_EQ(composed.memory.persistent, whole.memory.persistent);
+      EXPECT_LT(composed.ops.size(), whole.ops.size());
+      std::map<std::string, double> counts;
+      double flops = 0;
+      const auto add = [&](const StepTrace& trace, double sign) {
+        for (const OpRecord& op : trace.ops) {
+          counts[fmt::format("{} {} of {}", op.name, name_of(op.phase), op.segment)] +=
+              sign * static_cast<double>(op.times);
+          flops += sign * static_cast<double>(op.times) * op.flops;
+        }
+      };
+      add(composed, 1);
+      add(whole, -1);
+      for (const auto& [what, difference] : counts)
+        if (what.find(name_of(StepPhase::kGradNorm)) == std::string::npos) {  // one more read per micro-step
+          EXPECT_EQ(difference, 0) << what;
+        }
+      EXPECT_EQ(flops, 0);
+      const MachineProfile machine = find_profile("A100-80G");
+      const Sharding sharding{.gpus = world_size, .zero_stage = stage};
+      if (device == DryRunDevice::kCpu) continue;
+      EXPECT_NEAR(
+          time_step(composed, machine, sharding).seconds / time_step(whole, machine, sharding).seconds, 1,
+          0.01);
+    }
 }
 
 TEST(TracedStep, LargestModelInAFractionOfASecond) {

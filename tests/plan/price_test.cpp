@@ -173,6 +173,27 @@ TEST(Price, InterpolatesMeasuredPoints) {
   EXPECT_NEAR(price(other, machine), 1e-3, 1e-6) << "the class stands in";
 }
 
+TEST(Price, FewRowsCostTheReadingOfTheWeights) {
+  MachineProfile machine = find_profile("H100");
+  machine.op_overhead_s = 0;
+  const OpRecord many = product(4096, 4096, 4096), one = product(1, 4096, 4096);
+  machine.rates["kiln::affine bf16"] = {{many.flops, 2e-4, many.m, many.n, many.k}};
+  EXPECT_NEAR(price(many, machine), 2e-4, 1e-9);
+  EXPECT_GT(price(one, machine), one.bytes / machine.memory_bytes_per_s)
+      << "far more than 1/4096 of the many";
+  EXPECT_LT(price(one, machine), price(many, machine) / 4);
+}
+
+TEST(Price, OperationsOfEqualMicroStepsCountAsOftenAsTheyRun) {
+  OpRecord op = product(64, 64, 64);
+  const MachineProfile machine = find_profile("H100");
+  const StepPrice once = price_step({op}, machine);
+  op.times = 3;
+  const StepPrice thrice = price_step({op}, machine);
+  EXPECT_DOUBLE_EQ(thrice.seconds, 3 * once.seconds);
+  EXPECT_DOUBLE_EQ(thrice.flops, 3 * once.flops);
+}
+
 TEST(Price, StepIsTheSumOfItsParts) {
   std::vector<OpRecord> ops{product(64, 64, 64), elementwise(1e6), elementwise(1e7)};
   ops[1].phase = StepPhase::kBackward;

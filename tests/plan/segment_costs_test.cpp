@@ -4,28 +4,15 @@
 #include <gtest/gtest.h>
 
 #include <random>
+#include <ranges>
 
 #include "models/registry.h"
+#include "train/usable_options.h"
 
 namespace kiln {
 namespace {
 
 using enum Activations;
-
-TrainOptions tiny_options() {
-  TrainOptions options;
-  options.model = "dit";
-  options.hidden_size = 48;
-  options.depth = 4;
-  options.num_heads = 3;
-  options.patch_size = 2;
-  options.num_classes = 5;
-  options.image_size = 64;
-  options.global_batch = 6;
-  options.data = "synthetic";
-  options.out = "run";
-  return options;
-}
 
 std::vector<MemoryChoice> decode(size_t code, size_t num_segments, size_t num_activations) {
   std::vector<MemoryChoice> choices;
@@ -37,12 +24,12 @@ std::vector<MemoryChoice> decode(size_t code, size_t num_segments, size_t num_ac
 size_t power(size_t base, size_t exponent) { return exponent == 0 ? 1 : base * power(base, exponent - 1); }
 
 StepTrace trace_mixture(TrainOptions options, const std::vector<MemoryChoice>& choices, const DataShape& data,
-                        DryRunDevice device) {
+                        DryRunDevice device, int64_t world_size) {
   const auto denoiser = build_denoiser(
       options.model, denoiser_config_of(options, data, *make_objective(objective_config_of(options))),
       {.device = at::kMeta});
   set_memory_choices(options, choices, *denoiser);
-  return trace_step(options, data, device);
+  return trace_step(options, data, device, world_size);
 }
 
 struct Setting {
@@ -50,27 +37,29 @@ struct Setting {
   DryRunDevice device;
   const char* dtype;
   int64_t global_batch, micro_batch;
+  int64_t world_size = 1, zero_stage = 0;
 };
 
 class Mixtures : public ::testing::TestWithParam<Setting> {};
 
 TEST_P(Mixtures, PeakIsThatOfTheirOwnTrace) {
   const Setting& setting = GetParam();
-  TrainOptions options = tiny_options();
+  TrainOptions options = test::tiny_dit_options();
   options.compute_dtype = setting.dtype;
   options.global_batch = setting.global_batch;
   options.micro_batch = setting.micro_batch;
   const DataShape data = synthetic_shape(options);
-  const StepCosts costs = step_costs(options, data, setting.device);
+  options.zero_stage = setting.zero_stage;
+  const StepCosts costs = step_costs(options, data, setting.device, setting.world_size);
   std::mt19937 random(1);
   for (int i = 0; i < 16; ++i) {
     const std::vector<MemoryChoice> choices =
         decode(random() % power(3, costs.num_segments()), costs.num_segments(), 3);
-    const StepTrace trace = trace_mixture(options, choices, data, setting.device);
+    const StepTrace trace = trace_mixture(options, choices, data, setting.device, setting.world_size);
     EXPECT_EQ(peak_bytes(costs, choices), trace.memory.peak_bytes) << i;
     double flops = 0;
     for (const OpRecord& op : trace.ops)
-      if (op.phase == StepPhase::kRecompute) flops += op.flops;
+      if (op.phase == StepPhase::kRecompute) flops += op.flops * static_cast<double>(op.times);
     EXPECT_NEAR(recompute_flops(costs, choices), flops, 1e-6 * flops);
   }
 }
@@ -79,13 +68,15 @@ INSTANTIATE_TEST_SUITE_P(Devices, Mixtures,
                          ::testing::Values(Setting{"cpu_f32", DryRunDevice::kCpu, "f32", 6, 0},
                                            Setting{"cpu_bf16_rest", DryRunDevice::kCpu, "bf16", 7, 3},
                                            Setting{"cpu_fp16_many", DryRunDevice::kCpu, "fp16", 13, 2},
+                                           Setting{"cpu_stage2", DryRunDevice::kCpu, "f32", 12, 2, 2, 2},
+                                           Setting{"cuda_stage3", DryRunDevice::kCuda, "bf16", 12, 0, 2, 3},
                                            Setting{"cuda_f32", DryRunDevice::kCuda, "f32", 6, 0},
                                            Setting{"cuda_bf16_rest", DryRunDevice::kCuda, "bf16", 7, 3},
                                            Setting{"cuda_bf16_many", DryRunDevice::kCuda, "bf16", 13, 2}),
                          [](const auto& info) { return info.param.name; });
 
 TEST(SegmentCosts, RecomputingAndOffloadingSaveMemory) {
-  TrainOptions options = tiny_options();
+  TrainOptions options = test::tiny_dit_options();
   options.compute_dtype = "bf16";
   options.global_batch = 64;
   const StepCosts costs = step_costs(options, synthetic_shape(options), DryRunDevice::kCuda);
@@ -167,6 +158,33 @@ TEST(FitMemory, RecomputesNoMoreThanTryingEverything) {
       EXPECT_LE(peak_bytes(costs, choices), budget);
       EXPECT_EQ(recompute_flops(costs, choices), best.first) << "seed " << seed << " budget " << budget;
       EXPECT_EQ(host_bytes(costs, choices), best.second) << "seed " << seed << " budget " << budget;
+    }
+  }
+}
+
+// Budgets over a real model's range: never more recomputation than the best of all mixtures.
+TEST(FitMemory, RecomputesNoMoreThanTryingEverythingOnASmallModel) {
+  TrainOptions options = test::tiny_dit_options();
+  options.depth = 5;
+  options.micro_batch = 2;
+  for (DryRunDevice device : {DryRunDevice::kCpu, DryRunDevice::kCuda}) {
+    const StepCosts costs = step_costs(options, synthetic_shape(options), device);
+    const size_t num_activations = costs.can_offload ? 3 : 2;
+    std::vector<std::pair<int64_t, double>> all;  // peak, recomputed FLOPs
+    for (size_t code = 0; code < power(num_activations, costs.num_segments()); ++code) {
+      const auto choices = decode(code, costs.num_segments(), num_activations);
+      all.emplace_back(peak_bytes(costs, choices), recompute_flops(costs, choices));
+    }
+    const auto [least, most] = std::ranges::minmax(all | std::views::keys);
+    std::mt19937 random(3);
+    for (int i = 0; i < 30; ++i) {
+      const int64_t budget = std::uniform_int_distribution<int64_t>(least, most)(random);
+      double best = 1e30;
+      for (const auto& [peak, flops] : all)
+        if (peak <= budget) best = std::min(best, flops);
+      const std::vector<MemoryChoice> choices = fit_memory(costs, budget);
+      EXPECT_LE(peak_bytes(costs, choices), budget);
+      EXPECT_EQ(recompute_flops(costs, choices), best) << budget;
     }
   }
 }

@@ -30,7 +30,8 @@ def test_both_sides_have_the_same_shape(probed):
     for key in ("peak_bytes", "by_kind", "by_phase", "step_s", "images_per_s", "phase_s", "curve"):
         assert key in predicted and key in measured, key
     assert set(measured["by_phase"]) <= set(predicted["by_phase"])
-    assert set(measured["phase_s"]) - set(predicted["phase_s"]) <= {"data"}
+    assert set(measured["phase_s"]) == set(predicted["phase_s"])
+    assert {"load", "first step", "steady step", "checkpoint"} <= set(measured["by_phase"])
     assert len(measured["curve"]["phase"]) == len(predicted["curve"]["phase"])
     assert measured["num_steps"] == 4  # two warm up
     low, median, high = measured["step_s_quartiles"]
@@ -44,6 +45,9 @@ def test_memory_is_as_predicted(probed):
     assert sum(measured["by_kind"].values()) == measured["peak_bytes"]
     for kind in ("master", "moments", "ema", "gradients"):
         assert measured["by_kind"][kind] == predicted["by_kind"][kind], kind
+    for phase, tolerance in (("load", 0.1), ("first step", 0.03), ("steady step", 0.03)):
+        assert measured["by_phase"][phase] == pytest.approx(predicted["by_phase"][phase], rel=tolerance), phase
+    assert measured["by_phase"]["checkpoint"] > 0
     assert not [finding for finding in probed["findings"] if "memory" in finding]
 
 
@@ -57,7 +61,7 @@ def test_whole_run_is_extrapolated(probed):
 def test_table_for_people():
     result = run("probe", "--steps", 3)
     assert result.returncode == 0, result.stderr
-    for text in ("peak memory", "memory of activations", "time of backward", "steps/s", "waiting for data", "the whole run"):
+    for text in ("peak memory", "memory of activations", "memory in load", "memory in checkpoint", "time of backward", "steps/s", "waiting for data", "the whole run"):
         assert text in result.stdout, text
 
 

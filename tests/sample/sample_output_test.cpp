@@ -104,6 +104,48 @@ TEST_F(Output, NpzAloneResumesToo) {
   EXPECT_FALSE(fs::exists(fs::path(options_.folder) / "0.png"));
 }
 
+using Role = SampleOutputOptions::Role;
+
+TEST_F(Output, SeveralProcessesMakeTheSameNpz) {
+  {
+    SampleOutput alone(options_, names());
+    for (int64_t i = 0; i < 5; ++i) alone.add(i, picture(i));
+    alone.finish();
+  }
+  const std::string expected = npz_bytes();
+  for (bool write_png : {true, false}) {
+    fs::remove_all(options_.folder);
+    fs::remove(options_.npz);
+    SampleOutputOptions first_options = options_, other_options = options_;
+    first_options.write_png = other_options.write_png = write_png;
+    first_options.role = Role::kFirst;
+    other_options.role = Role::kOther;
+    SampleOutput first(first_options, names()), other(other_options, names());
+    EXPECT_THAT(first.missing(), ElementsAre(0, 1, 2, 3, 4));
+    for (int64_t i : {3, 1}) other.add(i, picture(i));
+    for (int64_t i : {0, 2, 4}) first.add(i, picture(i));
+    first.finish();
+    EXPECT_EQ(npz_bytes(), expected);
+    EXPECT_EQ(fs::exists(fs::path(options_.folder) / "3.png"), write_png);
+    EXPECT_FALSE(fs::exists(fs::path(options_.folder) / "passing"));
+  }
+}
+
+TEST_F(Output, OneProcessGoesOnWithWhatSeveralLeft) {
+  options_.write_png = false;
+  {
+    SampleOutputOptions other = options_;
+    other.role = Role::kOther;
+    SampleOutput(other, names()).add(3, picture(3));
+  }  // killed
+  SampleOutput output(options_, names());
+  EXPECT_THAT(output.missing(), ElementsAre(0, 1, 2, 4));
+  for (int64_t i : {0, 1, 2, 4}) output.add(i, picture(i));
+  output.finish();
+  EXPECT_NE(npz_bytes().find(std::string(72, static_cast<char>(31))), std::string::npos);
+  EXPECT_FALSE(fs::exists(fs::path(options_.folder) / "passing"));
+}
+
 TEST_F(Output, RefusesAnotherRunsFolder) {
   { SampleOutput(options_, names()).add(0, picture(0)); }
   options_.settings["seed"] = 2;

@@ -11,7 +11,9 @@
 #include "core/allocations.h"
 #include "core/error.h"
 #include "parallel/nvml.h"
+#include "test_files.h"
 #include "train/observer_group.h"
+#include "train/phase_memory.h"
 #include "train/phase_timers.h"
 #include "train/profiler.h"
 #include "train/report_parts.h"
@@ -79,13 +81,9 @@ TEST(Profile, RangeIsChecked) {
   EXPECT_EQ(parse_profile("3:5").last, 5);
   EXPECT_EQ(parse_profile("7:7").last, 7);
   for (const char* bad : {"", "5", "5:", ":5", "5:3", "0:2", "-1:2", "a:b", "1:2:3", "1 :2"}) {
-    try {
-      parse_profile(bad);
-      FAIL() << bad;
-    } catch (const Error& error) {
-      EXPECT_THAT(error.what(), HasSubstr("FROM:TO"));
-      EXPECT_THAT(error.what(), HasSubstr(fmt::format("'{}'", bad)));
-    }
+    const std::string message = test::message_of([&] { parse_profile(bad); });
+    EXPECT_THAT(message, HasSubstr("FROM:TO"));
+    EXPECT_THAT(message, HasSubstr(fmt::format("'{}'", bad)));
   }
 }
 
@@ -103,8 +101,8 @@ std::map<std::string, std::vector<Slice>> slices_of(const nlohmann::json& trace)
 }
 
 TEST(Profile, TraceHoldsPhasesAndOperationsInsideTheSteps) {
-  const fs::path path = fs::path(::testing::TempDir()) / "kiln_profile_test.json";
-  fs::remove(path);
+  const test::TempFolder folder;
+  const fs::path path = folder.path() / "profile.json";
   test::TinyTraining tiny({});
   StepProfiler::Options options{.steps = {2, 3}, .path = path.string(), .device = at::kCPU, .segments = {}};
   for (const auto& segment : tiny.denoiser->segments()) options.segments.push_back(segment->name());
@@ -143,12 +141,11 @@ TEST(Profile, TraceHoldsPhasesAndOperationsInsideTheSteps) {
     EXPECT_TRUE(std::ranges::all_of(of_name, inside_a_step)) << name;
   }
   EXPECT_GE(fused, 3u);
-  fs::remove(path);
 }
 
 TEST(Profile, TrainingThatEndsInsideTheRangeLeavesWhatThereIs) {
-  const fs::path path = fs::path(::testing::TempDir()) / "kiln_profile_short_test.json";
-  fs::remove(path);
+  const test::TempFolder folder;
+  const fs::path path = folder.path() / "profile.json";
   StepProfiler profiler({.steps = {1, 9}, .path = path.string(), .device = at::kCPU, .segments = {}});
   profiler.begin_step(1);
   profiler.end_step(1);
@@ -156,7 +153,6 @@ TEST(Profile, TrainingThatEndsInsideTheRangeLeavesWhatThereIs) {
   profiler.finish();
   std::ifstream file(path);
   EXPECT_TRUE(slices_of(nlohmann::json::parse(file)).contains("step 1"));
-  fs::remove(path);
 }
 
 TEST(Nvml, AbsentIsSilent) { EXPECT_EQ(Nvml::open(12345), nullptr); }
@@ -270,6 +266,21 @@ TEST(StepMeasurement, MeasuresASteadyStep) {
   EXPECT_NEAR(figures.phase_s.at("data"), 0.002, 1e-9);
   EXPECT_GT(figures.stall_share, 0);
   for (const char* phase : {"first step", "steady step"}) EXPECT_GT(figures.by_phase.at(phase), 0);
+}
+
+TEST(PhaseMemory, KeepsTheHighestPeakOfEachPhase) {
+  install_tracking_cpu_allocator();
+  constexpr int64_t kBytes = 4'000'000;
+  const int64_t before = live_cpu_bytes().live;
+  PhaseMemory memory(at::kCPU);
+  for (const int64_t times : {1, 3, 2}) {
+    const PhaseMemory::Phase phase(memory, "checkpoint");
+    at::empty({times * kBytes}, at::kByte);
+  }
+  at::empty({9 * kBytes}, at::kByte);  // between phases
+  { const PhaseMemory::Phase phase(memory, "load"); }
+  EXPECT_EQ(memory.peak_bytes().at("checkpoint") - before, 3 * kBytes);
+  EXPECT_LT(memory.peak_bytes().count("load") ? memory.peak_bytes().at("load") - before : 0, kBytes);
 }
 
 TEST(ReportParts, MemoryIsStackedByKindWithTheMeasuredLineOverIt) {

@@ -8,6 +8,7 @@
 #include <string_view>
 
 #include "core/error.h"
+#include "test_files.h"
 #include "train/plot.h"
 #include "train/report.h"
 #include "train/run_log.h"
@@ -23,18 +24,9 @@ using ::testing::Not;
 
 class Outputs : public ::testing::Test {
  protected:
-  void SetUp() override {
-    run_ = fs::path(::testing::TempDir()) /
-           (std::string("kiln_outputs_") + ::testing::UnitTest::GetInstance()->current_test_info()->name());
-    fs::remove_all(run_);
-    fs::create_directories(run_);
-  }
-  void TearDown() override { fs::remove_all(run_); }
-  std::string text(const std::string& name) const {
-    std::ifstream file(run_ / name, std::ios::binary);
-    return {std::istreambuf_iterator<char>(file), {}};
-  }
-  fs::path run_;
+  std::string text(const std::string& name) const { return test::read_bytes(run_ / name); }
+  test::TempFolder folder_;
+  const fs::path run_ = folder_.path();
 };
 
 TEST(Plot, TicksAreRoundNumbersInside) {

@@ -7,6 +7,7 @@
 
 #include "core/error.h"
 #include "models/registry.h"
+#include "train/skip_model.h"
 #include "train/step.h"
 
 namespace kiln::test {
@@ -20,8 +21,12 @@ struct TinyOptions {
   std::vector<double> ema_decays = {0.9};
   std::vector<MemoryChoice> memory{};
   std::string objective = "iddpm";
+  bool has_skips = false;  // another tiny model (skip_model.h), for objectives that do not learn sigma
   std::shared_ptr<ProcessGroup> group = std::make_shared<ProcessGroup>();
   ZeroOptions zero{};
+  Placement placement = Placement::kDevice;
+  BlockStoreOptions nvme{};
+  int64_t depth = 2;
 };
 
 struct TinyTraining {
@@ -32,14 +37,17 @@ struct TinyTraining {
                                    {"patch_size", 2},
                                    {"in_channels", 4},
                                    {"hidden_size", 48},
-                                   {"depth", 2},
+                                   {"depth", options.depth},
                                    {"num_heads", 3},
                                    {"mlp_ratio", 4},
                                    {"num_classes", 5},
                                    {"class_dropout_prob", 0.1},
                                    {"learn_sigma", objective->learns_sigma()}};
-    denoiser =
-        build_denoiser("dit", config, {.device = options.device, .compute_dtype = options.compute_dtype});
+    const BuildOptions build{.device = options.device, .compute_dtype = options.compute_dtype};
+    if (options.has_skips)
+      denoiser = std::make_unique<SkipModel>(build);
+    else
+      denoiser = build_denoiser("dit", config, build);
     if (!options.device.is_meta()) {
       at::Generator generator = at::detail::createCPUGenerator(7);
       for (const auto& parameter : denoiser->parameters())
@@ -52,7 +60,9 @@ struct TinyTraining {
                              .grad_dtype = options.accumulate_f32 ? at::kFloat : options.compute_dtype,
                              .ema_decays = options.ema_decays,
                              .group = options.group,
-                             .zero = options.zero});
+                             .zero = options.zero,
+                             .placement = options.placement,
+                             .nvme = options.nvme});
     step = std::make_unique<TrainStep>(*denoiser, *objective, *optimizer, *state,
                                        StepOptions{.device = options.device,
                                                    .micro_batch = options.micro_batch,

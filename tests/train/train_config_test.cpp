@@ -8,23 +8,18 @@
 #include "core/error.h"
 #include "core/toml.h"
 #include "models/registry.h"
+#include "train/usable_options.h"
 
 namespace kiln {
 namespace {
 
+using test::usable_options;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::ThrowsMessage;
 
-TrainOptions usable() {
-  TrainOptions options;
-  options.data = "synthetic";
-  options.out = "run";
-  return options;
-}
-
 TEST(TrainConfig, DefaultsAreDits) {
-  const TrainOptions options = usable();
+  const TrainOptions options = usable_options();
   EXPECT_NO_THROW(validate(options));
   EXPECT_EQ(options.lr, 1e-4);
   EXPECT_EQ(options.weight_decay, 0);
@@ -34,7 +29,7 @@ TEST(TrainConfig, DefaultsAreDits) {
 }
 
 TEST(TrainConfig, TomlGivesTheSameOptionsBack) {
-  TrainOptions options = usable();
+  TrainOptions options = usable_options();
   options.lr = 1.0 / 3;
   options.seed = 9223372036854775783u;
   options.ema_decay = {0.9999, 0.99};
@@ -63,7 +58,7 @@ TEST(TrainConfig, RecipeErrorsNameTheOption) {
 }
 
 TEST(TrainConfig, ChangesAreSortedByWhatTheyDoToARun) {
-  TrainOptions saved = usable(), now = usable();
+  TrainOptions saved = usable_options(), now = usable_options();
   EXPECT_TRUE(compare_options(to_json(saved), to_json(now)).refused.empty());
   now.lr = 2e-4;
   now.micro_batch = 8;
@@ -74,7 +69,7 @@ TEST(TrainConfig, ChangesAreSortedByWhatTheyDoToARun) {
 }
 
 TEST(TrainConfig, SettingsWithoutEffectAreRefused) {
-  TrainOptions options = usable();
+  TrainOptions options = usable_options();
   options.flow_shift = 3;
   EXPECT_THAT([&] { validate(options); }, ThrowsMessage<Error>(HasSubstr("--flow-shift has no effect")));
   options.objective = "flow";
@@ -143,7 +138,7 @@ TEST(TrainConfig, EveryRecipeIsValid) {
   for (const auto& entry : std::filesystem::recursive_directory_iterator(KILN_SOURCE_DIR "/recipes")) {
     if (entry.path().extension() != ".toml") continue;
     ++num_recipes;
-    TrainOptions options = usable();
+    TrainOptions options = usable_options();
     for (const TomlEntry& line : read_toml(entry.path())) set_option(options, line.key, line.value);
     EXPECT_NO_THROW(validate(options)) << entry.path();
     EXPECT_NO_THROW(resolve_denoiser_config(options.model, {{"input_size", 32}})) << entry.path();

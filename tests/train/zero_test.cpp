@@ -7,9 +7,11 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <cstdlib>
 #include <limits>
 #include <mutex>
 #include <set>
+#include <tuple>
 
 #include "parallel/rank_threads.h"
 #include "train/tiny_model.h"
@@ -93,46 +95,97 @@ double worst_relative(const std::vector<double>& a, const std::vector<double>& b
   return worst;
 }
 
-std::vector<MemoryChoice> recompute_all(bool recompute) {
-  return std::vector<MemoryChoice>(4,
-                                   {.activations = recompute ? Activations::kRecompute : Activations::kKeep});
+// One way to train that has to give what one rank gives that does none of it.
+struct Setting {
+  int64_t world_size = 1, stage = 0;
+  bool accumulate = false, recompute = false, has_skips = false;
+
+  std::vector<int64_t> factors() const { return {world_size, stage, accumulate, recompute, has_skips}; }
+};
+
+// Every (ranks, stage) for the `dtype_index`-th dtype; the rest takes turns so that each pair of values
+// occurs. KILN_FULL: every combination.
+std::vector<Setting> settings_of(int64_t dtype_index, bool full) {
+  std::vector<Setting> settings;
+  for (int64_t world_size = 1; world_size <= 4; ++world_size)
+    for (int64_t stage = 0; stage <= 3; ++stage) {
+      for (int combination = 0; full && combination < 8; ++combination)
+        settings.push_back(
+            {world_size, stage, (combination & 1) != 0, (combination & 2) != 0, combination >= 4});
+      if (!full)
+        settings.push_back({world_size, stage, (world_size + stage) % 2 == 1,
+                            (stage / 2 + world_size) % 2 == 1,
+                            (dtype_index + stage + world_size / 2) % 2 == 1});
+    }
+  return settings;
 }
+
+TEST(Settings, CoverEveryPairOfValues) {
+  std::set<std::tuple<size_t, int64_t, size_t, int64_t>> pairs, all;
+  for (const bool full : {false, true})
+    for (int64_t dtype_index = 0; dtype_index < 3; ++dtype_index)
+      for (const Setting& setting : settings_of(dtype_index, full)) {
+        std::vector<int64_t> factors = setting.factors();
+        factors.push_back(dtype_index);
+        for (size_t i = 0; i < factors.size(); ++i)
+          for (size_t j = i + 1; j < factors.size(); ++j)
+            (full ? all : pairs).insert({i, factors[i], j, factors[j]});
+      }
+  EXPECT_EQ(pairs, all);
+}
+
+TinyOptions options_of(const Setting& setting, at::ScalarType dtype) {
+  TinyOptions options{.compute_dtype = dtype, .max_grad_norm = 0.5, .objective = "epsilon"};
+  options.has_skips = setting.has_skips;
+  options.micro_batch = setting.accumulate ? 1 : 0;
+  options.accumulate_f32 = setting.accumulate;
+  options.zero = {.stage = setting.stage, .prefetch_segments = setting.world_size - 1};
+  const MemoryChoice choice{.activations = setting.recompute ? Activations::kRecompute : Activations::kKeep};
+  options.memory.assign(setting.has_skips ? test::SkipModel::kNumSegments : 4, choice);
+  return options;
+}
+
+struct Differences {
+  double losses = 0, master = 0, ema = 0;
+
+  void add(const Outcome& outcome, const Outcome& expected) {
+    losses = std::max(losses, worst_relative(outcome.losses, expected.losses));
+    master = std::max(master, relative_difference(outcome.master, expected.master));
+    ema = std::max(ema, relative_difference(outcome.ema, expected.ema));
+  }
+};
 
 class Stages : public ::testing::TestWithParam<at::ScalarType> {};
 
-// Every (ranks, stage) in each dtype; accumulation and recomputation take turns so that each pair of values
-// occurs.
 TEST_P(Stages, TrainWhatOneRankTrains) {
-  const at::ScalarType dtype = GetParam();
-  TinyOptions options{.compute_dtype = dtype, .max_grad_norm = 0.5, .objective = "epsilon"};
   constexpr int64_t kSteps = 30;
-  const Outcome expected = train(options, kSteps);
-  double worst_loss = 0, worst_master = 0, worst_ema = 0;
+  const at::ScalarType dtype = GetParam();
+  const bool exact = dtype == at::kFloat;
+  const std::vector<Setting> settings = settings_of(exact                    ? 0
+                                                    : dtype == at::kBFloat16 ? 1
+                                                                             : 2,
+                                                    std::getenv("KILN_FULL") != nullptr);
+  const Outcome expected[] = {train(options_of({.has_skips = false}, dtype), kSteps),
+                              train(options_of({.has_skips = true}, dtype), kSteps)};
+  Differences worst;
   std::mutex mutex;
   for (int64_t world_size = 1; world_size <= 4; ++world_size) {
     test::on_ranks(world_size, [&](const std::shared_ptr<ProcessGroup>& group) {
-      for (int64_t stage = 0; stage <= 3; ++stage) {
-        const bool accumulate = (world_size + stage) % 2 == 1, recompute = (stage / 2 + world_size) % 2 == 1;
-        TinyOptions ranked = options;
-        ranked.micro_batch = accumulate ? 1 : 0;
-        ranked.accumulate_f32 = accumulate;
-        ranked.memory = recompute_all(recompute);
-        ranked.group = group;
-        ranked.zero = {.stage = stage, .prefetch_segments = world_size - 1};
-        const Outcome outcome = train(ranked, kSteps);
+      for (const Setting& setting : settings) {
+        if (setting.world_size != world_size) continue;
+        TinyOptions options = options_of(setting, dtype);
+        options.group = group;
+        const Outcome outcome = train(options, kSteps);
         const std::lock_guard lock(mutex);
-        worst_loss = std::max(worst_loss, worst_relative(outcome.losses, expected.losses));
-        worst_master = std::max(worst_master, relative_difference(outcome.master, expected.master));
-        worst_ema = std::max(worst_ema, relative_difference(outcome.ema, expected.ema));
+        worst.add(outcome, expected[setting.has_skips]);
       }
     });
   }
-  printf("%s: worst relative difference from one rank: losses %.1e, weights %.1e, EMA %.1e\n",
-         c10::toString(dtype), worst_loss, worst_master, worst_ema);
-  const bool exact = dtype == at::kFloat;
-  EXPECT_LE(worst_loss, exact ? 5e-6 : 5e-3);
-  EXPECT_LE(worst_master, exact ? 1e-4 : 5e-2);
-  EXPECT_LE(worst_ema, exact ? 1e-4 : 5e-2);
+  printf("%s, %zu runs: worst relative difference from one rank: losses %.1e, weights %.1e, EMA %.1e\n",
+         c10::toString(dtype), settings.size(), worst.losses, worst.master, worst.ema);
+  EXPECT_LE(worst.losses, exact ? 5e-6 : 5e-3);
+  EXPECT_LE(worst.master, exact ? 1e-4 : 5e-2);
+  EXPECT_LE(worst.ema, exact ? 1e-4 : 5e-2);
 }
 
 INSTANTIATE_TEST_SUITE_P(ComputeDtypes, Stages, ::testing::Values(at::kFloat, at::kBFloat16, at::kHalf));
@@ -158,6 +211,18 @@ TEST(Zero, StagesOfTwoRanksAgreeBitwise) {
   }
 }
 
+// A sum of two is the same in any pieces.
+TEST(Zero, ReducesInBuckets) {
+  const Outcome whole = train_on_ranks(2, {}, 3);
+  for (int64_t stage = 0; stage <= 3; ++stage) {
+    TinyOptions options;
+    options.zero = {.stage = stage, .reduce_bucket_size = 1000};
+    if (stage > 1) options.micro_batch = 2;  // what several reductions of a segment add up to
+    const Outcome divided = train_on_ranks(2, options, 3);
+    EXPECT_LE(worst_relative(divided.losses, whole.losses), stage > 1 ? 5e-6 : 0) << stage;
+  }
+}
+
 TEST(Zero, ReducesInTheDtypeAskedFor) {
   const TinyOptions bf16{.compute_dtype = at::kBFloat16};
   const Outcome expected = train(bf16, 3);
@@ -165,6 +230,29 @@ TEST(Zero, ReducesInTheDtypeAskedFor) {
     TinyOptions options = bf16;
     options.zero = {.stage = stage, .reduce_dtype = at::kFloat};
     EXPECT_LE(worst_relative(train_on_ranks(3, options, 3).losses, expected.losses), 5e-3) << stage;
+  }
+}
+
+// Two machines of two ranks: each holds all of the state, divided in two.
+TEST(Zero, ShardsMayBeDividedWithinANodeOnly) {
+  const TinyOptions plain{.max_grad_norm = 0.5};
+  const Outcome expected = train(plain, 5);
+  for (int64_t stage = 1; stage <= 3; ++stage) {
+    test::on_ranks(
+        4,
+        [&](const std::shared_ptr<ProcessGroup>& group) {
+          TinyOptions options = plain;
+          options.group = group;
+          options.micro_batch = 1;
+          options.zero = {.stage = stage, .shard_within_node = true};
+          const TinyTraining tiny(options);
+          EXPECT_EQ(tiny.state->segments[1].unit.sharding().world_size, 2);
+          EXPECT_EQ(tiny.state->segments[1].unit.sharding().rank, group->rank() % 2);
+          const Outcome outcome = train(options, 5);
+          EXPECT_LE(worst_relative(outcome.losses, expected.losses), 5e-6) << stage;
+          EXPECT_LE(relative_difference(outcome.master, expected.master), 1e-4) << stage;
+        },
+        std::chrono::seconds(60), /*per_node=*/2);
   }
 }
 
@@ -208,7 +296,9 @@ TEST(Zero, HoldsWhatTheFormulaSays) {
           EXPECT_EQ(live_bytes(grads), (stage >= 2 ? shard : whole) * element);
           EXPECT_EQ(live_bytes(moments), 8 * shard);
           EXPECT_EQ(live_bytes(emas), 4 * shard);
-          if (dtype != at::kFloat) EXPECT_EQ(live_bytes(master), 4 * shard);  // in f32 part of the weights
+          if (dtype != at::kFloat) {  // in f32 part of the weights
+            EXPECT_EQ(live_bytes(master), 4 * shard);
+          }
           if (group->rank() == 0)
             printf("                %5ld %5ld %-8s %10ld %10ld %10ld %10ld %10ld\n", world_size, stage,
                    c10::toString(dtype), live_bytes(weights), live_bytes(grads),
@@ -290,6 +380,19 @@ TEST(Zero, SmallUnitsMayStayWhole) {
 
 // --- decisions that all ranks take alike ---
 
+TEST(Zero, SharedNumbersComeBackSummed) {
+  for (const int64_t world_size : {1, 3}) {
+    test::on_ranks(world_size, [&](const std::shared_ptr<ProcessGroup>& group) {
+      const TinyTraining tiny({.group = group});
+      const double mine = static_cast<double>(group->rank() + 1);
+      const StepResult result = tiny.step->run(rows_of(tiny.batch(kGlobalBatch), *group), 1e-3, {mine, 0.5});
+      const auto ranks = static_cast<double>(world_size);
+      EXPECT_EQ(result.shared, (std::vector<double>{ranks * (ranks + 1) / 2, ranks / 2}));
+      EXPECT_GT(result.grad_norm, 0);
+    });
+  }
+}
+
 TEST(Zero, ANonFiniteRowOfOneRankMovesNothingAnywhere) {
   for (int64_t stage = 0; stage <= 3; ++stage) {
     test::on_ranks(2, [&](const std::shared_ptr<ProcessGroup>& group) {
@@ -311,7 +414,7 @@ TEST(Zero, ANonFiniteRowOfOneRankMovesNothingAnywhere) {
 TEST(Zero, AnOverflowShrinksEveryRanksLossScale) {
   test::on_ranks(2, [&](const std::shared_ptr<ProcessGroup>& group) {
     const TinyTraining tiny({.compute_dtype = at::kHalf, .group = group, .zero = {.stage = 2}});
-    tiny.state->loss_scaler.restore(1e12, 0);
+    tiny.state->loss_scaler.restore(1e12, 0, 0);
     EXPECT_FALSE(tiny.step->run(rows_of(tiny.batch(kGlobalBatch), *group), 1e-3).applied);
     EXPECT_EQ(tiny.state->loss_scaler.scale(), 5e11);
     EXPECT_EQ(tiny.state->updates, 0);

@@ -1,13 +1,15 @@
-// train: the training step on recorded batches.
+// train: the training step on recorded batches, on as many ranks as the environment speaks of.
 #include <ATen/ATen.h>
 
 #include <algorithm>
 #include <memory>
 
 #include "core/error.h"
+#include "data/batches.h"
 #include "io.h"
 #include "model_io.h"
 #include "optimizer_config.h"
+#include "parallel/joining.h"
 #include "train/checkpoints.h"
 #include "train/step.h"
 #include "verbs.h"
@@ -47,15 +49,23 @@ class RecordedBatches {
   int64_t num_steps() const { return x_0_.size(0) / grad_accum_; }
   int64_t micro_batch() const { return x_0_.size(1); }
 
-  StepBatch operator[](int64_t step) const {
+  int64_t global_batch() const { return grad_accum_ * micro_batch(); }
+
+  // This rank's rows of a step.
+  StepBatch at(int64_t step, const ProcessGroup& group) const {
+    const RowRange range = rank_rows(global_batch(), group.rank(), group.world_size());
     const auto rows = [&](const at::Tensor& recorded) {
-      return recorded.defined() ? recorded.narrow(0, step * grad_accum_, grad_accum_).flatten(0, 1)
+      return recorded.defined() ? recorded.narrow(0, step * grad_accum_, grad_accum_)
+                                      .flatten(0, 1)
+                                      .narrow(0, range.first, range.count)
                                 : recorded;
     };
     return {.x_0 = rows(x_0_),
             .noise = rows(noise_),
             .timesteps = rows(timesteps_),
-            .class_labels = rows(labels_)};
+            .class_labels = rows(labels_),
+            .first_row = range.first,
+            .global_batch = global_batch()};
   }
 
  private:
@@ -100,13 +110,19 @@ void run_train(const TrainVerbOptions& options) {
                             ? config.at("lr_warmup_steps").get<double>()
                             : 0;
 
-  TrainingState state(*denoiser, *optimizer.optimizer, {.ema_decays = {config.value("ema_decay", 0.9999)}});
-  TrainStep step(*denoiser, *objective, *optimizer.optimizer, state,
-                 {.micro_batch = batches.micro_batch(), .max_grad_norm = max_grad_norm});
+  const std::shared_ptr<ProcessGroup> group = join_patiently();
+  const int64_t ranks = group->world_size();
+  TrainingState state(*denoiser, *optimizer.optimizer,
+                      {.ema_decays = {config.value("ema_decay", 0.9999)},
+                       .group = group,
+                       .zero = {.stage = config.value("zero_stage", int64_t{0})}});
+  TrainStep step(
+      *denoiser, *objective, *optimizer.optimizer, state,
+      {.micro_batch = (batches.micro_batch() + ranks - 1) / ranks, .max_grad_norm = max_grad_norm});
   std::map<std::string, std::vector<double>> series;
   for (int64_t s = 0; s < batches.num_steps(); ++s) {
     const double ramp = warmup > 0 ? std::min(1.0, static_cast<double>(s + 1) / warmup) : 1.0;
-    const StepResult result = step.run(batches[s], optimizer.lr * ramp);
+    const StepResult result = step.run(batches.at(s, *group), optimizer.lr * ramp);
     series["losses"].push_back(result.loss);
     series["grad_norms"].push_back(result.grad_norm);
     if (!result.mse.empty()) series["mse"].push_back(mean(result.mse));
@@ -115,14 +131,14 @@ void run_train(const TrainVerbOptions& options) {
 
   Tensors outputs;
   for (const auto& [name, values] : series) outputs[name] = at::tensor(values, at::kDouble).to(at::kFloat);
-  const Tensors weights = named_weights(state, WeightsKind::kMaster),
-                ema = named_weights(state, WeightsKind::kEma);
-  for (const auto& segment : state.segments)
-    for (const auto& parameter : segment.parameters) {
-      outputs["param." + parameter->key] = weights.at(parameter->key);
-      outputs["ema." + parameter->key] = ema.at(parameter->key);
-    }
-  write_outputs(options.outputs, outputs);
+  for (const auto& [prefix, kind] :
+       {std::pair{"param.", WeightsKind::kMaster}, {"ema.", WeightsKind::kEma}}) {
+    const auto trained = load_denoiser(options.model, read_config(options.model_config), options.weights);
+    copy_weights(state, kind, 0, *trained);
+    for (const auto& parameter : trained->parameters())
+      if (parameter->trainable) outputs[prefix + parameter->key] = parameter->value.detach();
+  }
+  if (group->rank() == 0) write_outputs(options.outputs, outputs);
 }
 
 }  // namespace

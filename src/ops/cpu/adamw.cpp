@@ -5,6 +5,7 @@
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "ops/cpu/adamw.cpp"
+#include <hwy/cache_control.h>
 #include <hwy/foreach_target.h>
 #include <hwy/highway.h>
 
@@ -17,21 +18,51 @@ namespace HWY_NAMESPACE {
 
 struct NoCompute {};
 HWY_INLINE void store(Vec, NoCompute*, size_t) {}
+HWY_INLINE void stream(Vec, NoCompute*) {}
+
+// Around the caches, to an aligned address: nobody reads the weights before the next step, and memory that is
+// only written need not be read first.
+HWY_INLINE void stream(Vec v, Bf16* p) { hn::Stream(to_bf16_bits(v), U16(), reinterpret_cast<uint16_t*>(p)); }
+#if HWY_TARGET == HWY_SCALAR
+HWY_INLINE void stream(Vec v, Fp16* p) { store(v, p); }
+#else
+HWY_INLINE void stream(Vec v, Fp16* p) {
+  hn::Stream(hn::BitCast(U16(), hn::DemoteTo(F16(), v)), U16(), reinterpret_cast<uint16_t*>(p));
+}
+#endif
+
+constexpr size_t kStreamedElements = size_t{1} << 20;  // fewer stay in the caches for the next forward
+
+// The factors in registers: as floats in memory they might be what the stores change.
+struct VectorFactors {
+  explicit HWY_INLINE VectorFactors(const AdamwFactors& f)
+      : grad_scale(set(f.grad_scale)),
+        keep(set(f.keep)),
+        step_beta1(set(f.step_beta1)),
+        beta2(set(f.beta2)),
+        step_beta2(set(f.step_beta2)),
+        step_size(set(f.step_size)),
+        inv_sqrt_correction2(set(f.inv_sqrt_correction2)),
+        eps(set(f.eps)) {}
+  Vec grad_scale, keep, step_beta1, beta2, step_beta2, step_size, inv_sqrt_correction2, eps;
+};
 
 template <class TGrad, class TCompute>
-void adamw_elements(const AdamwElements& e, const AdamwFactors& f, TCompute* compute, size_t begin,
+void adamw_elements(const AdamwElements& e, const AdamwFactors& factors, TCompute* compute, size_t begin,
                     size_t end) {
   const TGrad* grads = static_cast<const TGrad*>(e.grad);
-  for_each_vector(end - begin, [=, &e, &f](size_t offset, size_t count) HWY_ATTR {
+  const VectorFactors f(factors);
+  const bool streams = end - begin >= kStreamedElements &&
+                       reinterpret_cast<uintptr_t>(compute + begin) % (kLanes * sizeof(TCompute)) == 0;
+  for_each_vector(end - begin, [=, &e](size_t offset, size_t count) HWY_ATTR {
     const size_t i = begin + offset;
-    const Vec g = hn::Mul(load(grads + i, count), set(f.grad_scale));
+    const Vec g = hn::Mul(load(grads + i, count), f.grad_scale);
     const Vec m_old = load(e.exp_avg + i, count);
-    const Vec m = hn::MulAdd(hn::Sub(g, m_old), set(f.step_beta1), m_old);
-    const Vec v =
-        hn::MulAdd(hn::Mul(g, g), set(f.step_beta2), hn::Mul(load(e.exp_avg_sq + i, count), set(f.beta2)));
-    const Vec denominator = hn::MulAdd(hn::Sqrt(v), set(f.inv_sqrt_correction2), set(f.eps));
-    const Vec decayed = hn::Mul(load(e.master + i, count), set(f.keep));
-    const Vec p = hn::NegMulAdd(hn::Div(m, denominator), set(f.step_size), decayed);
+    const Vec m = hn::MulAdd(hn::Sub(g, m_old), f.step_beta1, m_old);
+    const Vec v = hn::MulAdd(hn::Mul(g, g), f.step_beta2, hn::Mul(load(e.exp_avg_sq + i, count), f.beta2));
+    const Vec denominator = hn::MulAdd(hn::Sqrt(v), f.inv_sqrt_correction2, f.eps);
+    const Vec decayed = hn::Mul(load(e.master + i, count), f.keep);
+    const Vec p = hn::NegMulAdd(hn::Div(m, denominator), f.step_size, decayed);
     store(m, e.exp_avg + i, count);
     store(v, e.exp_avg_sq + i, count);
     store(p, e.master + i, count);
@@ -41,8 +72,12 @@ void adamw_elements(const AdamwElements& e, const AdamwFactors& f, TCompute* com
       const Vec ema = load(e.emas[k] + i, count);
       store(hn::MulAdd(hn::Sub(p, ema), set(e.ema_steps[k]), ema), e.emas[k] + i, count);
     }
-    store(p, compute + i, count);
+    if (streams && count == kLanes)
+      stream(p, compute + i);
+    else
+      store(p, compute + i, count);
   });
+  if (streams) hwy::FlushStream();
 }
 
 void adamw_range(const AdamwElements& e, const AdamwFactors& f, size_t begin, size_t end) {

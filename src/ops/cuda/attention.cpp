@@ -1,6 +1,6 @@
 // Attention on CUDA through ATen's fused kernels, reached by the dispatcher: this file needs no CUDA to be
-// built. fp16 and bf16 take flash attention (Dao 2023), f32 the memory-efficient kernels; both read the
-// packed projection through strided views.
+// built. fp16 and bf16 take flash attention (Dao 2023) where the GPU has it (Ampere and later), f32 and older
+// GPUs the memory-efficient kernels; both read the packed projection through strided views.
 #include <ATen/ATen.h>
 
 #include "ops/attention.h"
@@ -8,7 +8,12 @@
 namespace kiln::ops::cuda {
 namespace {
 
-bool is_flash(const at::Tensor& qkv) { return qkv.scalar_type() != at::kFloat; }
+// ATen's own choice knows the GPU: on Volta and Turing fp16 has no flash kernel.
+bool is_flash(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, double scale) {
+  constexpr int64_t kEfficient = 2;  // at::SDPBackend
+  return q.scalar_type() != at::kFloat && at::_fused_sdp_choice(q, k, v, /*attn_mask=*/{}, /*dropout_p=*/0,
+                                                                /*is_causal=*/false, scale) != kEfficient;
+}
 
 }  // namespace
 
@@ -22,7 +27,7 @@ bool attention_serves(const at::Tensor& qkv) {
 AttentionResult attention(const at::Tensor& qkv, double scale) {
   const at::Tensor q = attention_heads(qkv, 0), k = attention_heads(qkv, 1), v = attention_heads(qkv, 2);
   AttentionResult result;
-  if (is_flash(qkv)) {
+  if (is_flash(q, k, v, scale)) {
     const auto flash = at::_scaled_dot_product_flash_attention(q, k, v, 0.0, false, false, scale);
     result = {std::get<0>(flash), std::get<1>(flash), std::get<6>(flash), std::get<7>(flash)};
   } else {
@@ -42,7 +47,7 @@ at::Tensor attention_backward(const at::Tensor& grad_out, const at::Tensor& qkv,
   };
   const at::Tensor q = attention_heads(qkv, 0), k = attention_heads(qkv, 1), v = attention_heads(qkv, 2);
   at::Tensor grad_q, grad_k, grad_v;
-  if (is_flash(qkv)) {
+  if (is_flash(q, k, v, scale)) {
     std::tie(grad_q, grad_k, grad_v) = at::_scaled_dot_product_flash_attention_backward(
         heads(grad_out), q, k, v, heads(result.out), result.log_sum, {}, {}, num_tokens, num_tokens, 0.0,
         false, result.seed, result.offset, scale);

@@ -1,0 +1,222 @@
+"""Training of DiT on ranks of one machine: DeepSpeed's ZeRO against Kiln's, in turn in one run.
+
+DeepSpeed trains the DiT of tests/reference/dit_torch.py (PyTorch modules, fused attention) with torch's AdamW over Gloo;
+Kiln trains the same architecture with the same batch, ranks, threads and stage, and an average of the weights on top.
+Every measurement starts its own processes; the rounds interleave.
+
+    PYTHON benchmarks/peers/train_deepspeed.py --kiln build/kiln [--stages 2,3] [--dtype bf16] [--rounds 3] [--out FILE.md]
+
+PYTHON has torch, timm, safetensors and deepspeed 0.19.8 (DS_ACCELERATOR=cpu DS_BUILD_OPS=0 pip install
+--no-build-isolation deepspeed==0.19.8). `--worker` is one of DeepSpeed's ranks; tests/reference/test_deepspeed_peer.py
+lets it replay recorded batches.
+"""
+import argparse
+import json
+import os
+import pathlib
+import platform
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+
+MODELS = {  # hidden_size, depth, num_heads, patch_size
+    "tiny": (48, 2, 3, 2),
+    "DiT-S/2": (384, 12, 6, 2),
+    "DiT-B/2": (768, 12, 12, 2),
+}
+
+
+def free_port():
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return listener.getsockname()[1]
+
+
+def start_ranks(command, ranks, **environment):
+    """One process per rank; [(stdout, peak bytes)] of them, by rank."""
+    common = dict(WORLD_SIZE=ranks, LOCAL_WORLD_SIZE=ranks, MASTER_ADDR="127.0.0.1", MASTER_PORT=free_port(), **environment)
+    with tempfile.TemporaryDirectory() as folder:
+        processes = []
+        for rank in range(ranks):
+            variables = {key: str(value) for key, value in (common | dict(RANK=rank, LOCAL_RANK=rank)).items()}
+            with open(f"{folder}/{rank}.out", "wb") as out, open(f"{folder}/{rank}.err", "wb") as err:
+                processes.append(subprocess.Popen(command, stdout=out, stderr=err, env=os.environ | variables))
+        results = []
+        for rank, process in enumerate(processes):
+            _, status, usage = os.wait4(process.pid, 0)
+            if status:
+                for other in processes:
+                    other.kill()
+                raise RuntimeError(f"rank {rank} failed: {pathlib.Path(f'{folder}/{rank}.err').read_text()[-1500:]}")
+            results.append((pathlib.Path(f"{folder}/{rank}.out").read_text(), usage.ru_maxrss * 1024))
+        return results
+
+
+def noised(x_0, noise, t):
+    """The linear schedule of DDPM, alpha_bar in f64."""
+    import torch
+
+    alpha_bar = torch.cumprod(1 - torch.linspace(1e-4, 0.02, 1000, dtype=torch.float64), 0)[t].view(-1, 1, 1, 1)
+    return (alpha_bar.sqrt() * x_0 + (1 - alpha_bar).sqrt() * noise).float()
+
+
+def deepspeed_worker(args):
+    """One rank: trains on the recorded batches of --batches, or on random ones, and prints a JSON line."""
+    import deepspeed
+    import deepspeed.ops
+    import torch
+    from safetensors.torch import load_file
+
+    sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "tests" / "reference"))
+    from dit_torch import DiT
+
+    torch.set_num_threads(args.threads)
+    torch.manual_seed(0)
+    rank, ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    # Else it compiles its all-reduce through shared memory, a minute at the first use; both programs use Gloo.
+    deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
+    deepspeed.init_distributed(dist_backend="gloo", verbose=False)
+    width, depth, heads, patch = MODELS[args.model]
+    model = DiT(input_size=args.latent_size, patch_size=patch, in_channels=4, hidden_size=width, depth=depth,
+                num_heads=heads, num_classes=args.num_classes, learn_sigma=False)
+    if args.weights:
+        model.load_state_dict(load_file(args.weights))
+    micro_batch = args.batch // ranks // args.accumulation
+    config = {
+        "train_batch_size": args.batch,
+        "train_micro_batch_size_per_gpu": micro_batch,
+        "gradient_accumulation_steps": args.accumulation,
+        "optimizer": {"type": "AdamW", "params": {"lr": args.lr, "betas": [0.9, 0.999], "eps": 1e-8,
+                                                  "weight_decay": args.weight_decay, "torch_adam": True}},
+        "gradient_clipping": args.max_grad_norm,
+        "bf16": {"enabled": args.dtype == "bf16"},
+        "zero_optimization": {"stage": args.stage, "overlap_comm": False},
+        "steps_per_print": 1 << 30,
+    }
+    trained = [p for p in model.parameters() if p.requires_grad]
+    engine, *_ = deepspeed.initialize(model=model, model_parameters=trained, config=config)
+    rows = torch.Generator().manual_seed(rank)
+    recorded = load_file(args.batches) if args.batches else None
+
+    def micro_batches(step):
+        """This rank's rows of the global batch: as Kiln divides it, consecutive ones."""
+        if recorded is None:
+            shape = (micro_batch, 4, args.latent_size, args.latent_size)
+            for _ in range(args.accumulation):
+                yield (torch.randn(shape, generator=rows), torch.randn(shape, generator=rows),
+                       torch.randint(0, 1000, shape[:1], generator=rows),
+                       torch.randint(0, args.num_classes, shape[:1], generator=rows))
+            return
+        share = args.batch // ranks
+        batch = [recorded[key].flatten(0, 1)[step * args.batch + rank * share:][:share] for key in ("x_start", "noise", "t", "y")]
+        yield from zip(*(tensor.split(micro_batch) for tensor in batch))
+
+    losses, seconds = [], []
+    for step in range(args.steps + args.warmup):
+        started, total = time.perf_counter(), 0.0
+        for x_0, noise, t, y in micro_batches(step):
+            with torch.autocast("cpu", dtype=torch.bfloat16, enabled=args.dtype == "bf16"):
+                prediction = engine(noised(x_0, noise, t), t, y)
+            loss = ((prediction.float() - noise) ** 2).mean()
+            engine.backward(loss)
+            engine.step()
+            total += loss.item() / args.accumulation
+        mean = torch.tensor([total], dtype=torch.float64)
+        torch.distributed.all_reduce(mean)
+        losses.append(mean.item() / ranks)
+        seconds.append(time.perf_counter() - started)
+    if rank == 0:
+        print(json.dumps({"losses": losses, "seconds": seconds[args.warmup:]}))
+
+
+def run_deepspeed(args, stage):
+    command = [sys.executable, __file__, "--worker", "--model", args.model, "--batch", str(args.batch), "--latent-size",
+               str(args.latent_size), "--steps", str(args.steps), "--warmup", str(args.warmup), "--threads",
+               str(args.threads), "--dtype", args.dtype, "--stage", str(stage), "--accumulation", str(args.accumulation)]
+    results = start_ranks(command, args.ranks, DS_ACCELERATOR="cpu")
+    seconds = json.loads(results[0][0].strip().splitlines()[-1])["seconds"]
+    return {"seconds": statistics.median(seconds), "peak_bytes": max(peak for _, peak in results)}
+
+
+def run_kiln(args, stage):
+    width, depth, heads, patch = MODELS[args.model]
+    with tempfile.TemporaryDirectory() as folder:
+        command = [args.kiln, "train", "--model", "dit", "--hidden-size", width, "--depth", depth, "--num-heads", heads,
+                   "--patch-size", patch, "--data", "synthetic", "--image-size", args.latent_size * 8, "--out", f"{folder}/run",
+                   "--max-steps", args.steps + args.warmup, "--global-batch", args.batch, "--micro-batch",
+                   args.batch // args.ranks // args.accumulation, "--compute-dtype", args.dtype, "--objective", "epsilon",
+                   "--max-grad-norm", args.max_grad_norm, "--device", "cpu", "--threads", args.threads, "--zero-stage", stage,
+                   "--checkpoint-every", 0, "--log-every", 1, "--no-tensorboard", "--peak-tflops", 1]
+        results = start_ranks([str(part) for part in command], args.ranks)
+        lines = [json.loads(line) for line in open(f"{folder}/run/log.jsonl")]
+        rates = [line["images_per_s"] for line in lines if "images_per_s" in line][args.warmup:]
+        return {"seconds": args.batch / statistics.median(rates), "peak_bytes": max(peak for _, peak in results)}
+
+
+def report(args, results):
+    lines = [f"# Training on {args.ranks} ranks: {args.model}, batch {args.batch}, {args.latent_size}x{args.latent_size}x4 "
+             f"latents, {args.dtype}, against DeepSpeed 0.19.8", "",
+             f"{time.strftime('%Y-%m-%d')}, {cpu_name()}, {args.threads} thread(s) per rank, torch 2.11.0, Gloo. Medians of {args.rounds} "
+             f"interleaved rounds of {args.steps} steps after {args.warmup} of warm-up. Memory is the larger rank's peak resident "
+             "set of the whole process. Kiln also keeps an f32 average of the weights (EMA).", "",
+             "| stage | program | s/step (min..max) | peak memory of a rank | speed | memory |", "|---|---|---|---|---|---|"]
+    for stage in args.stages:
+        base = results["deepspeed", stage]
+        for program in ("deepspeed", "kiln"):
+            runs = results[program, stage]
+            seconds = [run["seconds"] for run in runs]
+            peak = statistics.median(run["peak_bytes"] for run in runs)
+            speed = statistics.median(run["seconds"] for run in base) / statistics.median(seconds)
+            memory = peak / statistics.median(run["peak_bytes"] for run in base)
+            lines.append(f"| {stage} | {program} | {statistics.median(seconds):.3f} ({min(seconds):.3f}..{max(seconds):.3f}) | "
+                         f"{peak / 1e9:.2f} GB | {speed:.2f}x | {memory:.2f}x |")
+    return "\n".join(lines) + "\n"
+
+
+def cpu_name():
+    model = next((line.split(":")[1].strip() for line in open("/proc/cpuinfo") if line.startswith("model name")), "")
+    return f"{model or platform.processor()}, {os.cpu_count()} cores"
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--kiln", default="build/kiln")
+    parser.add_argument("--model", default="DiT-S/2", choices=MODELS)
+    parser.add_argument("--batch", type=int, default=32)
+    parser.add_argument("--accumulation", type=int, default=1)
+    parser.add_argument("--latent-size", type=int, default=32)
+    parser.add_argument("--dtype", default="bf16", choices=["f32", "bf16"])
+    parser.add_argument("--stages", type=lambda text: [int(part) for part in text.split(",")], default=[2, 3])
+    parser.add_argument("--ranks", type=int, default=2)
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--steps", type=int, default=4)
+    parser.add_argument("--warmup", type=int, default=2)
+    parser.add_argument("--max-grad-norm", type=float, default=1.0)
+    parser.add_argument("--out", help="also write the table to this file")
+    parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--stage", type=int, default=2, help=argparse.SUPPRESS)
+    parser.add_argument("--num-classes", type=int, default=1000, help=argparse.SUPPRESS)
+    parser.add_argument("--lr", type=float, default=1e-4, help=argparse.SUPPRESS)
+    parser.add_argument("--weight-decay", type=float, default=0.0, help=argparse.SUPPRESS)
+    parser.add_argument("--weights", help=argparse.SUPPRESS)
+    parser.add_argument("--batches", help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.worker:
+        return deepspeed_worker(args)
+    results = {(program, stage): [] for stage in args.stages for program in ("deepspeed", "kiln")}
+    for round_index in range(args.rounds):
+        for (program, stage), runs in results.items():
+            runs.append({"deepspeed": run_deepspeed, "kiln": run_kiln}[program](args, stage))
+            print(f"round {round_index + 1}: {program} stage {stage} {runs[-1]}", file=sys.stderr, flush=True)
+    table = report(args, results)
+    print(table)
+    if args.out:
+        pathlib.Path(args.out).write_text(table)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,36 @@
+// Files that several processes write together, each its own bytes of them. Torch-free.
+#pragma once
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace kiln {
+
+// Makes a file of `bytes` bytes that begins with `head`; the rest is for FileParts to write. Its space is
+// taken at once where the file system can, so that a full disk is known before anything is written. Throws
+// Error.
+void create_file_of_parts(const std::string& path, uint64_t bytes, std::string_view head);
+
+// One process' hold on such files, which exist.
+class FileParts {
+ public:
+  // Throws Error naming a file that cannot be opened.
+  explicit FileParts(std::vector<std::string> paths);
+  ~FileParts();
+  FileParts(FileParts&& other) noexcept;
+  FileParts& operator=(FileParts&&) = delete;
+
+  // Bytes of paths[file] from `offset` on. Throws Error (disk full, input/output error).
+  void write(size_t file, uint64_t offset, std::span<const std::byte> bytes);
+  // Until what was written is on the disk. Throws Error.
+  void sync();
+
+ private:
+  std::vector<std::string> paths_;
+  std::vector<int> fds_;
+};
+
+}  // namespace kiln

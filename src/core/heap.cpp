@@ -1,0 +1,30 @@
+#include "core/heap.h"
+
+#include <sys/types.h>
+
+#include <cstddef>
+#include <string>
+
+// Of jemalloc; null where it is not linked.
+extern "C" __attribute__((weak)) int mallctl(const char* name, void* old_value, size_t* old_size,
+                                             void* new_value, size_t new_size);
+
+namespace kiln {
+
+void return_freed_memory() {
+  if (!mallctl) return;
+  ssize_t at_once = 0;
+  mallctl("arenas.dirty_decay_ms", nullptr, nullptr, &at_once, sizeof(at_once));
+  mallctl("arenas.muzzy_decay_ms", nullptr, nullptr, &at_once, sizeof(at_once));
+  unsigned num_arenas = 0;
+  size_t size = sizeof(num_arenas);
+  if (mallctl("arenas.narenas", &num_arenas, &size, nullptr, 0) != 0) return;
+  // Those that no thread has used yet refuse, and take the settings above when they are made.
+  for (unsigned arena = 0; arena < num_arenas; ++arena)
+    for (const char* kind : {"dirty", "muzzy"}) {
+      const std::string name = "arena." + std::to_string(arena) + "." + kind + "_decay_ms";
+      mallctl(name.c_str(), nullptr, nullptr, &at_once, sizeof(at_once));
+    }
+}
+
+}  // namespace kiln

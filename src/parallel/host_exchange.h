@@ -1,0 +1,44 @@
+// Gradients on their way from a device to an optimizer on its host, and new weights on their way back.
+#pragma once
+#include <ATen/core/Tensor.h>
+#include <c10/core/Event.h>
+
+#include <array>
+#include <cstdint>
+#include <optional>
+
+namespace kiln {
+
+// Unit by unit, two in turn: while the host updates one, the link brings the next one's gradients and takes
+// the weights of the one before. Copies are queued on the current stream, which has nothing else to do then.
+class HostExchange {
+ public:
+  // most_elements: of the largest shard.
+  HostExchange(at::Device device, int64_t most_elements, at::ScalarType grad_dtype,
+               at::ScalarType weight_dtype);
+
+  // Begins to bring gradients. REQUIRES: the ones fetched before the last have been taken.
+  void fetch(const at::Tensor& gradients);
+  // The oldest that were fetched and not taken, in host memory until the next but one fetch().
+  at::Tensor take();
+  // Host memory for as many new weights, to be written before send().
+  at::Tensor weights(int64_t elements);
+  // Begins to copy what weights() gave to `device_weights`; work queued from here on reads it.
+  void send(const at::Tensor& device_weights);
+
+  int64_t host_bytes() const;
+
+ private:
+  struct Slot {
+    at::Tensor gradients, weights;
+    int64_t num_gradients = 0;
+    std::optional<c10::Event> fetched, sent;
+  };
+  std::optional<c10::Event> record() const;
+
+  at::Device device_;
+  std::array<Slot, 2> slots_;
+  size_t num_fetched_ = 0, num_taken_ = 0, num_sent_ = 0;
+};
+
+}  // namespace kiln

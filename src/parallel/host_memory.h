@@ -1,0 +1,14 @@
+// Host memory behind a device: where offloaded tensors wait.
+#pragma once
+#include <ATen/core/Tensor.h>
+
+namespace kiln {
+
+// False on a CPU, whose tensors are in host memory anyhow; on meta, as the device of the dry run.
+bool has_host_behind(at::Device device);
+
+// A 1-D tensor of zeros in host memory, pinned where `device` is CUDA. In a dry run it is on meta, and the
+// trace sees its memory only where the device is a CPU.
+at::Tensor host_zeros(int64_t size, at::ScalarType dtype, at::Device device);
+
+}  // namespace kiln

@@ -1,0 +1,183 @@
+#include "parallel/launcher.h"
+
+#include <signal.h>
+#include <sys/prctl.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <array>
+#include <cerrno>
+#include <chrono>
+#include <cstring>
+#include <fstream>
+#include <iterator>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "core/error.h"
+#include "parallel/process_group.h"
+
+namespace kiln {
+
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+constexpr auto kGrace = std::chrono::seconds(6);  // for ranks to say what they miss, once one has failed
+
+// Strings as execve() takes them.
+class Pointers {
+ public:
+  explicit Pointers(std::vector<std::string> texts) : texts_(std::move(texts)) {
+    for (std::string& text : texts_) pointers_.push_back(text.data());
+    pointers_.push_back(nullptr);
+  }
+  Pointers(const Pointers&) = delete;
+  char** get() { return pointers_.data(); }
+
+ private:
+  std::vector<std::string> texts_;
+  std::vector<char*> pointers_;
+};
+
+std::vector<std::string> own_arguments() {
+  std::ifstream file("/proc/self/cmdline", std::ios::binary);
+  const std::string text{std::istreambuf_iterator<char>(file), {}};
+  std::vector<std::string> arguments;
+  for (size_t begin = 0; begin < text.size();) {
+    const size_t end = text.find('\0', begin);
+    arguments.push_back(text.substr(begin, end - begin));
+    if (end == std::string::npos) break;
+    begin = end + 1;
+  }
+  return arguments;
+}
+
+std::vector<std::string> environment_of(int64_t rank, int64_t num_ranks, int64_t port) {
+  const std::array<std::pair<std::string_view, std::string>, 8> ours{
+      {{"RANK", fmt::to_string(rank)},
+       {"WORLD_SIZE", fmt::to_string(num_ranks)},
+       {"LOCAL_RANK", fmt::to_string(rank)},
+       {"LOCAL_WORLD_SIZE", fmt::to_string(num_ranks)},
+       {"MASTER_ADDR", "127.0.0.1"},
+       {"MASTER_PORT", fmt::to_string(port)},
+       {"TORCHELASTIC_USE_AGENT_STORE", "True"},  // torchrun's word for a rendezvous that the launcher hosts
+       {"TORCHELASTIC_RESTART_COUNT", "0"}}};
+  std::vector<std::string> variables;
+  for (char** variable = environ; *variable; ++variable) {
+    const std::string_view text = *variable;
+    bool replaced = false;
+    for (const auto& [name, value] : ours) replaced = replaced || text.substr(0, text.find('=')) == name;
+    if (!replaced) variables.emplace_back(text);
+  }
+  for (const auto& [name, value] : ours) variables.push_back(fmt::format("{}={}", name, value));
+  return variables;
+}
+
+// Blocks the signals that the launcher waits for, in the threads that the rendezvous starts, too.
+class BlockedSignals {
+ public:
+  BlockedSignals() {
+    sigemptyset(&blocked_);
+    for (int signal : {SIGCHLD, SIGINT, SIGTERM}) sigaddset(&blocked_, signal);
+    pthread_sigmask(SIG_BLOCK, &blocked_, &before_);
+  }
+  ~BlockedSignals() { pthread_sigmask(SIG_SETMASK, &before_, nullptr); }
+  BlockedSignals(const BlockedSignals&) = delete;
+
+  const sigset_t& before() const { return before_; }
+  // The next one; 0 when `seconds` have passed without.
+  int wait(int64_t seconds) const {
+    const timespec timeout{.tv_sec = seconds, .tv_nsec = 0};
+    const int signal = sigtimedwait(&blocked_, nullptr, &timeout);
+    return signal > 0 ? signal : 0;
+  }
+
+ private:
+  sigset_t blocked_{}, before_{};
+};
+
+std::string ending_text(int status) {
+  if (WIFSIGNALED(status))
+    return fmt::format("was killed by signal {} ({})", WTERMSIG(status), strsignal(WTERMSIG(status)));
+  return fmt::format("ended with exit code {}", WEXITSTATUS(status));
+}
+
+class Launch {
+ public:
+  explicit Launch(int64_t num_ranks) : num_ranks_(num_ranks) {
+    for (int64_t rank = 0; rank < num_ranks; ++rank) start(rank);
+  }
+  ~Launch() {
+    signal_all(SIGKILL);
+    for (pid_t& child : children_)
+      if (child > 0) waitpid(child, nullptr, 0);
+  }
+  Launch(const Launch&) = delete;
+
+  void wait() {
+    while (num_running() > 0) {
+      const int signal = signals_.wait(/*seconds=*/1);
+      if (signal == SIGINT || signal == SIGTERM) signal_all(signal);
+      reap();
+      if (!failure_.empty() && Clock::now() > failed_at_ + kGrace) signal_all(SIGKILL);
+    }
+    if (!failure_.empty()) fail("launch", "{}", failure_);
+  }
+
+ private:
+  void start(int64_t rank) {
+    Pointers arguments(own_arguments()), environment(environment_of(rank, num_ranks_, rendezvous_.port()));
+    const pid_t parent = getpid(), child = fork();
+    if (child < 0) fail("launch", "cannot start rank {}: {}", rank, std::strerror(errno));
+    if (child > 0) {
+      children_.push_back(child);
+      return;
+    }
+    // Only async-signal-safe calls here. A group of its own: the terminal's Ctrl-C comes by way of the
+    // launcher, once.
+    setpgid(0, 0);
+    prctl(PR_SET_PDEATHSIG, SIGTERM);
+    if (getppid() != parent) _exit(1);
+    sigprocmask(SIG_SETMASK, &signals_.before(), nullptr);
+    execve("/proc/self/exe", arguments.get(), environment.get());
+    _exit(127);
+  }
+
+  void reap() {
+    for (size_t rank = 0; rank < children_.size(); ++rank) {
+      int status = 0;
+      if (children_[rank] == 0 || waitpid(children_[rank], &status, WNOHANG) != children_[rank]) continue;
+      children_[rank] = 0;
+      const bool ended_well = WIFEXITED(status) && WEXITSTATUS(status) == 0;
+      if (ended_well || !failure_.empty()) continue;
+      failure_ =
+          fmt::format("rank {} of {} {}: the others were ended", rank, num_ranks_, ending_text(status));
+      failed_at_ = Clock::now();
+    }
+  }
+
+  int64_t num_running() const {
+    int64_t count = 0;
+    for (const pid_t child : children_) count += child > 0;
+    return count;
+  }
+  void signal_all(int signal) const {
+    for (const pid_t child : children_)
+      if (child > 0) kill(child, signal);
+  }
+
+  const int64_t num_ranks_;
+  const BlockedSignals signals_;
+  const Rendezvous rendezvous_;
+  std::vector<pid_t> children_;  // by rank; 0: has ended
+  std::string failure_;          // of the first rank that failed
+  Clock::time_point failed_at_{};
+};
+
+}  // namespace
+
+void launch_ranks(int64_t num_ranks) { Launch(num_ranks).wait(); }
+
+}  // namespace kiln

@@ -1,0 +1,224 @@
+#include "plan/search.h"
+
+#include <algorithm>
+#include <map>
+#include <optional>
+
+#include "core/error.h"
+#include "core/tensors.h"
+#include "plan/budget.h"
+
+namespace kiln {
+
+namespace {
+
+constexpr double kSecondsPerDay = 86400;
+constexpr double kHoursPerDay = 24;
+// Screened times are this near to those of a plan: what is screened further away than that from the best plan
+// so far cannot win. Of what is as near, so many are planned besides.
+constexpr double kTolerance = 5e-3;
+constexpr int kMostTies = 2;
+constexpr double kGiB = 1 << 30;
+
+struct Limits {
+  double days = 0, cost = 0;  // 0: none
+
+  bool met_by(double planned_days, double planned_cost) const {
+    return (days == 0 || planned_days <= days) && (cost == 0 || planned_cost <= cost);
+  }
+};
+
+// What a goal minimises: screened, then planned.
+struct Goal {
+  const char* name;
+  double (*screened)(const Configuration&);
+  double (*planned)(const Plan&);
+};
+
+constexpr Goal kFastest = {"fastest that fits", [](const Configuration& c) { return c.step_s; },
+                           [](const Plan& plan) { return plan.step_s; }};
+constexpr Goal kCheapest = {
+    "cheapest", [](const Configuration& c) { return static_cast<double>(c.gpus) * c.step_s; },
+    [](const Plan& plan) { return static_cast<double>(plan.options.gpus) * plan.step_s; }};
+constexpr Goal kLeastMemory = {"least memory",
+                               [](const Configuration& c) { return static_cast<double>(c.least_bytes); },
+                               [](const Plan& plan) { return static_cast<double>(plan.needed_bytes); }};
+
+class Search {
+ public:
+  Search(const SearchOptions& options, const MachineProfile& machine, const DataShape& data)
+      : options_(options), configurations_(configurations(options, machine, data)) {
+    for (size_t i = 0; i < configurations_.size(); ++i)
+      if (configurations_[i].step_s > 0) possible_.push_back(i);
+  }
+
+  const std::vector<Configuration>& all() const { return configurations_; }
+
+  // The plan of those that fit and meet `limits` with the lowest figure, and of equal ones the one that needs
+  // less memory. Null when there is none. `gpus`: of so many only, and the first that screening ranks will
+  // do.
+  const Plan* best(const Goal& goal, const Limits& limits, std::optional<int64_t> gpus = {}) {
+    const auto rank = [&](const Plan& plan) { return std::pair{goal.planned(plan), plan.needed_bytes}; };
+    const Plan* best = nullptr;
+    int ties = 0;
+    for (size_t index : ranked(goal)) {
+      const Configuration& configuration = configurations_[index];
+      if (gpus && configuration.gpus != *gpus) continue;
+      if (best && goal.screened(configuration) > goal.planned(*best) * (1 + kTolerance)) break;
+      if (!may_meet(limits, configuration)) continue;
+      if (best && (gpus || ties++ == kMostTies)) break;
+      const Plan& plan = planned(index);
+      if (plan.fits && limits.met_by(plan.days, plan.cost) && (!best || rank(plan) < rank(*best)))
+        best = &plan;
+    }
+    return best;
+  }
+
+  // Of what needs least, whether it fits or not.
+  const Plan& smallest() {
+    const auto least = std::ranges::min_element(configurations_, {}, &Configuration::least_bytes);
+    return planned(static_cast<size_t>(least - configurations_.begin()));
+  }
+
+ private:
+  std::vector<size_t> ranked(const Goal& goal) const {
+    std::vector<size_t> order = possible_;
+    std::ranges::stable_sort(order, {}, [&](size_t i) {
+      return std::pair{goal.screened(configurations_[i]), configurations_[i].least_bytes};
+    });
+    return order;
+  }
+
+  bool may_meet(const Limits& limits, const Configuration& configuration) const {
+    const PlanOptions& plan = options_.plan;
+    const int64_t steps = plan.steps > 0 ? plan.steps : plan.train.max_steps;
+    const double days = static_cast<double>(steps) * configuration.step_s * (1 - kTolerance) / kSecondsPerDay;
+    return limits.met_by(
+        days, days * kHoursPerDay * static_cast<double>(configuration.gpus) * plan.price_per_gpu_hour);
+  }
+
+  const Plan& planned(size_t index) {
+    const auto known = plans_.find(index);
+    if (known != plans_.end()) return known->second;
+    return plans_.emplace(index, make_plan(options_of(options_, configurations_[index]))).first->second;
+  }
+
+  const SearchOptions& options_;
+  const std::vector<Configuration> configurations_;
+  std::vector<size_t> possible_;  // within the memory, as far as screening tells
+  std::map<size_t, Plan> plans_;
+};
+
+void check(const SearchOptions& options, const MachineProfile& machine) {
+  for (const auto& [name, value] :
+       {std::pair{"deadline-days", options.deadline_days}, {"max-cost", options.max_cost}})
+    if (!(value >= 0)) fail("plan", "--{} expects 0 or more, got {}", name, value);
+  if (options.max_cost > 0 && options.plan.price_per_gpu_hour == 0)
+    fail("plan", "--max-cost needs the price of a GPU: add --price-per-gpu-hour");
+  PlanOptions checked = options.plan;
+  if (options.any_gpus) checked.gpus = checked.train.zero_stage > 0 ? 2 : 1;
+  check_plan(checked, machine);
+}
+
+std::string needs(const Plan& plan) {
+  return fmt::format("{:.2f} of {:.2f} GiB", static_cast<double>(plan.needed_bytes) / kGiB,
+                     static_cast<double>(plan.machine.memory_bytes) / kGiB);
+}
+
+// The same configuration on the smallest GPU that it fits.
+std::optional<Plan> on_larger_gpu(const Plan& plan) {
+  std::vector<MachineProfile> machines = builtin_profiles();
+  std::ranges::stable_sort(machines, {}, &MachineProfile::memory_bytes);
+  const at::ScalarType dtype = parse_compute_dtype(plan.options.train.compute_dtype);
+  for (const MachineProfile& machine : machines) {
+    if (machine.memory_bytes <= plan.machine.memory_bytes || !machine.peak_flops.contains(dtype)) continue;
+    PlanOptions options = plan.options;
+    options.gpu = machine.name;
+    Plan larger = make_plan(options);
+    if (larger.fits) return larger;
+  }
+  return std::nullopt;
+}
+
+void explain_no_fit(SearchResult& result, Search& search) {
+  const Plan& smallest = search.smallest();
+  result.problem =
+      fmt::format("nothing fits: of {} configurations the smallest needs {} of {} x {}", search.all().size(),
+                  needs(smallest), smallest.options.gpus, smallest.machine.name);
+  const std::optional<Plan> larger = on_larger_gpu(smallest);
+  if (!larger) return;
+  result.problem += fmt::format("; on {} x {} it fits, {}: {}", larger->options.gpus, larger->machine.name,
+                                needs(*larger), launch_command(*larger));
+  result.nearest.push_back({.goal = "nearest that fits", .plan = *larger});
+}
+
+// `limits` are not met by anything that fits: the fastest within the cost, else the cheapest, is nearest.
+void explain_limits(SearchResult& result, Search& search, const Limits& limits) {
+  const Plan* nearest = limits.days > 0 ? search.best(kFastest, {.cost = limits.cost}) : nullptr;
+  if (!nearest) nearest = search.best(kCheapest, {});
+  std::string wanted, had;
+  if (limits.days > 0) {
+    wanted = fmt::format(" takes at most {:g} days", limits.days);
+    had = fmt::format(" takes {:.1f} days", nearest->days);
+  }
+  if (limits.cost > 0) {
+    const char* joint = limits.days > 0 ? " and" : "";
+    wanted += fmt::format("{} costs at most {:g}", joint, limits.cost);
+    had += fmt::format("{} costs {:.0f}", joint, nearest->cost);
+  }
+  result.problem = fmt::format("nothing that fits{}: the nearest, {} x {},{}: {}", wanted,
+                               nearest->options.gpus, nearest->machine.name, had, launch_command(*nearest));
+  result.nearest.push_back({.goal = "nearest to the limits", .plan = *nearest});
+}
+
+void add_choice(std::vector<SearchChoice>& choices, const std::string& goal, const Plan& plan) {
+  const std::string command = launch_command(plan);
+  for (SearchChoice& choice : choices)
+    if (launch_command(choice.plan) == command) {
+      choice.goal += ", " + goal;
+      return;
+    }
+  choices.push_back({.goal = goal, .plan = plan});
+}
+
+}  // namespace
+
+SearchResult search(const SearchOptions& options) {
+  SearchResult result{.options = options, .machine = planned_machine(options.plan)};
+  check(options, result.machine);
+  Search search(result.options, result.machine, planned_shape(options.plan.train));
+  result.num_configurations = search.all().size();
+  const Limits limits{.days = options.deadline_days, .cost = options.max_cost};
+  for (const Goal& goal : {kFastest, kCheapest, kLeastMemory})
+    if (const Plan* plan = search.best(goal, limits)) add_choice(result.best, goal.name, *plan);
+  if (!result.best.empty() && options.any_gpus) {
+    std::set<int64_t> counts;
+    for (const Configuration& configuration : search.all()) counts.insert(configuration.gpus);
+    for (int64_t gpus : counts)
+      if (const Plan* plan = search.best(kFastest, limits, gpus))
+        result.by_gpus.push_back({.goal = fmt::format("fastest on {}", gpus), .plan = *plan});
+  }
+  if (!result.best.empty()) return result;
+  if (search.best(kFastest, {}))
+    explain_limits(result, search, limits);
+  else
+    explain_no_fit(result, search);
+  return result;
+}
+
+std::string launch_command(const Plan& plan) {
+  TrainOptions train = plan.options.train;
+  if (train.data.empty()) train.data = "store";
+  if (train.out.empty()) train.out = "run";
+  if (plan.options.steps > 0) train.max_steps = plan.options.steps;
+  const int64_t gpus = plan.options.gpus, per_node = plan.machine.gpus_per_node;
+  if (gpus > 1 && gpus <= per_node) train.nproc = gpus;
+  const std::string command = command_line(train);
+  if (gpus <= per_node) return command;
+  return fmt::format(
+      "torchrun --no-python --nnodes {} --nproc-per-node {} --rdzv-backend c10d --rdzv-endpoint HOST:29500 "
+      "{}",
+      (gpus + per_node - 1) / per_node, per_node, command);
+}
+
+}  // namespace kiln

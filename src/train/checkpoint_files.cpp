@@ -1,0 +1,105 @@
+#include "train/checkpoint_files.h"
+
+#include <ATen/ATen.h>
+
+#include <algorithm>
+
+#include "checkpoint/file_parts.h"
+#include "checkpoint/train_state.h"
+
+namespace kiln {
+
+namespace {
+
+// The elements of a unit's shard that this rank writes. Ranks that hold the same shard (all of them where
+// nothing is divided) write a share of it each.
+struct Share {
+  int64_t begin = 0, end = 0;
+};
+
+Share share_of(const FlatUnit& unit, const ProcessGroup& group) {
+  const bool divided = unit.sharding().zero_stage > 0;
+  const int64_t num_shards = divided ? unit.sharding().world_size : 1;
+  const int64_t copies = group.world_size() / num_shards, copy = group.rank() / num_shards;
+  return {.begin = unit.shard_size() * copy / copies, .end = unit.shard_size() * (copy + 1) / copies};
+}
+
+}  // namespace
+
+std::string moment_key(const std::string& moment, const std::string& key) { return moment + "." + key; }
+
+CheckpointFiles::CheckpointFiles(const TrainingState& state, const Optimizer& optimizer)
+    : moment_names_(optimizer.moment_names()) {
+  std::map<std::string, std::vector<int64_t>> weights, moments;
+  for (const auto& segment : state.segments)
+    for (const FlatSlot& slot : segment.unit.layout().slots) {
+      weights[slot.key] = slot.shape;
+      for (const std::string& moment : moment_names_) moments[moment_key(moment, slot.key)] = slot.shape;
+    }
+  for (const auto& constant : state.constants) weights[constant->key] = constant->value.sizes().vec();
+  add(kModelFile, weights);
+  for (size_t e = 0; e < state.ema_decays.size(); ++e) add(ema_file_name(state.ema_decays, e), weights);
+  add(kOptimizerFile, moments);
+}
+
+void CheckpointFiles::add(const std::string& name,
+                          const std::map<std::string, std::vector<int64_t>>& shapes) {
+  std::vector<TensorSpec> specs;
+  for (const auto& [key, shape] : shapes) specs.push_back({key, Dtype::kF32, shape});
+  File file{.name = name, .layout = lay_out_safetensors(specs), .offsets = {}};
+  for (size_t i = 0; i < specs.size(); ++i) file.offsets[specs[i].name] = file.layout.offsets[i];
+  files_.push_back(std::move(file));
+}
+
+std::vector<std::string> CheckpointFiles::paths(const std::string& folder) const {
+  std::vector<std::string> paths;
+  for (const File& file : files_) paths.push_back(folder + "/" + file.name);
+  return paths;
+}
+
+void CheckpointFiles::create(const std::string& folder) const {
+  for (const File& file : files_)
+    create_file_of_parts(folder + "/" + file.name, file.layout.file_bytes, file.layout.head);
+}
+
+void CheckpointFiles::visit(const TrainingState& state, const Visitor& visitor) const {
+  const ProcessGroup& group = state.zero->group();
+  const size_t num_emas = state.ema_decays.size(), moments_file = 1 + num_emas;
+  for (size_t s = 0; s < state.segments.size(); ++s) {
+    const FlatUnit& unit = state.segments[s].unit;
+    const StateLease lease = unit.lease(Access::kRead);
+    if (s + 1 < state.segments.size()) state.segments[s + 1].unit.prefetch_state();
+    const Share share = share_of(unit, group);
+    const int64_t first = unit.shard_offset() + share.begin, last = unit.shard_offset() + share.end;
+    const auto visit_buffer = [&](const at::Tensor& buffer, size_t file, const std::string& moment) {
+      std::vector<TensorPart> parts;
+      for (const FlatSlot& slot : unit.layout().slots) {
+        const int64_t begin = std::max(slot.offset, first), end = std::min(slot.offset + slot.numel, last);
+        if (begin >= end) continue;
+        const std::string key = moment.empty() ? slot.key : moment_key(moment, slot.key);
+        parts.push_back({.file = file,
+                         .offset = files_[file].offsets.at(key) +
+                                   sizeof(float) * static_cast<uint64_t>(begin - slot.offset),
+                         .begin = begin - first,
+                         .count = end - begin});
+      }
+      if (!parts.empty()) visitor(buffer.narrow(0, share.begin, share.end - share.begin), parts);
+    };
+    visit_buffer(lease.master, 0, "");
+    for (size_t e = 0; e < num_emas; ++e) visit_buffer(lease.emas[e], 1 + e, "");
+    for (size_t m = 0; m < moment_names_.size(); ++m)
+      visit_buffer(lease.moments[m], moments_file, moment_names_[m]);
+  }
+  if (group.rank() != 0) return;
+  for (const auto& constant : state.constants) {
+    std::vector<TensorPart> parts;
+    for (size_t file = 0; file < moments_file; ++file)
+      parts.push_back({.file = file,
+                       .offset = files_[file].offsets.at(constant->key),
+                       .begin = 0,
+                       .count = constant->value.numel()});
+    visitor(constant->value.detach().to(at::kFloat).contiguous().view(-1), parts);
+  }
+}
+
+}  // namespace kiln

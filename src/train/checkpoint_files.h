@@ -1,0 +1,51 @@
+// Which bytes of a checkpoint's files come from which part of the training state. Every tensor is f32 and
+// whole in its file; the ranks divide the bytes among them.
+#pragma once
+#include <ATen/core/Tensor.h>
+
+#include <functional>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "checkpoint/safetensors.h"
+#include "optim/optimizer.h"
+#include "train/training_state.h"
+
+namespace kiln {
+
+// "exp_avg.blocks.0.attn.qkv.weight"
+std::string moment_key(const std::string& moment, const std::string& key);
+
+// Elements of a tensor that are a run of bytes of a file.
+struct TensorPart {
+  size_t file = 0;
+  uint64_t offset = 0;           // in the file
+  int64_t begin = 0, count = 0;  // elements
+};
+
+class CheckpointFiles {
+ public:
+  CheckpointFiles(const TrainingState& state, const Optimizer& optimizer);
+
+  std::vector<std::string> paths(const std::string& folder) const;
+  // All files, at their full size, without their tensors. Throws Error: disk full, no permission.
+  void create(const std::string& folder) const;
+  // Calls visitor(tensor, parts) for everything that this rank writes: 1-D f32 tensors, wherever they are,
+  // which may not outlive the call. All ranks together visit each element once.
+  using Visitor = std::function<void(const at::Tensor& tensor, const std::vector<TensorPart>& parts)>;
+  void visit(const TrainingState& state, const Visitor& visitor) const;
+
+ private:
+  struct File {
+    std::string name;
+    SafetensorsLayout layout;
+    std::map<std::string, uint64_t> offsets;  // by key
+  };
+  void add(const std::string& name, const std::map<std::string, std::vector<int64_t>>& shapes);
+
+  std::vector<File> files_;  // model, EMAs, moments
+  std::vector<std::string> moment_names_;
+};
+
+}  // namespace kiln

@@ -1,0 +1,98 @@
+#include "train/checkpoint_saver.h"
+
+#include <ATen/ATen.h>
+
+#include <utility>
+
+#include "checkpoint/background_write.h"
+#include "core/error.h"
+#include "parallel/agreement.h"
+
+namespace kiln {
+
+struct CheckpointSaver::Save {
+  TrainStateInfo info;
+  std::string folder;                        // of the unfinished files
+  std::unique_ptr<CheckpointWriter> writer;  // rank 0's
+  std::vector<at::Tensor> memory;            // what is written from
+  std::unique_ptr<BackgroundWrite> write;    // declared last: ends first
+};
+
+CheckpointCopy checkpoint_copy_of(const std::string& name, at::Device device, Placement placement) {
+  if (name == "memory") return CheckpointCopy::kMemory;
+  if (name == "page-cache") return CheckpointCopy::kPageCache;
+  return device.is_cuda() && placement == Placement::kDevice ? CheckpointCopy::kMemory
+                                                             : CheckpointCopy::kPageCache;
+}
+
+CheckpointSaver::CheckpointSaver(std::string run, const TrainingState& state, const Optimizer& optimizer,
+                                 CheckpointCopy copy)
+    : run_(std::move(run)), state_(state), copy_(copy), files_(state, optimizer) {}
+
+CheckpointSaver::~CheckpointSaver() = default;
+
+void CheckpointSaver::begin(TrainStateInfo info) {
+  ProcessGroup& group = state_.zero->group();
+  info.updates = state_.updates;
+  info.loss_scale = state_.loss_scaler.scale();
+  info.scaler_good_steps = state_.loss_scaler.good_steps();
+  info.scaler_overflows = state_.loss_scaler.overflows();
+  info.world_size = group.world_size();
+  auto save = std::make_unique<Save>();
+  save->folder = partial_checkpoint_folder(run_, info.step);
+  agree(group, "the beginning of a checkpoint", [&] {
+    if (group.rank() != 0) return;
+    save->writer = std::make_unique<CheckpointWriter>(run_, info.step);
+    files_.create(save->folder);
+  });
+  save->info = std::move(info);
+  state_.zero->finish_gathers();
+  agree(group, "the copy of a checkpoint", [&] { copy_state(*save); });
+  save_ = std::move(save);
+}
+
+void CheckpointSaver::copy_state(Save& save) const {
+  at::NoGradGuard no_grad;
+  FileParts files(files_.paths(save.folder));
+  std::vector<FilePart> later;
+  files_.visit(state_, [&](const at::Tensor& tensor, const std::vector<TensorPart>& parts) {
+    const bool keep = copy_ == CheckpointCopy::kMemory;
+    const at::Tensor host =
+        tensor.to(tensor.options().device(at::kCPU), /*non_blocking=*/false, /*copy=*/keep);
+    const std::span bytes(static_cast<const std::byte*>(host.const_data_ptr()), host.nbytes());
+    for (const TensorPart& part : parts) {
+      const auto of_part = bytes.subspan(sizeof(float) * static_cast<size_t>(part.begin),
+                                         sizeof(float) * static_cast<size_t>(part.count));
+      if (keep)
+        later.push_back({.file = part.file, .offset = part.offset, .bytes = of_part});
+      else
+        files.write(part.file, part.offset, of_part);
+    }
+    if (keep) save.memory.push_back(host);
+  });
+  save.write = std::make_unique<BackgroundWrite>(std::move(files), std::move(later));
+}
+
+std::optional<std::string> CheckpointSaver::poll() {
+  if (!save_) return std::nullopt;
+  ProcessGroup& group = state_.zero->group();
+  const bool done = save_->write->done(), failed = done && !save_->write->wait().empty();
+  const std::vector<double> of_all = group.sum({done ? 1.0 : 0.0, failed ? 1.0 : 0.0}, "the checkpoint");
+  if (of_all[0] < static_cast<double>(group.world_size()) && of_all[1] == 0) return std::nullopt;
+  return finish();
+}
+
+std::string CheckpointSaver::finish() {
+  const std::unique_ptr<Save> save = std::exchange(save_, nullptr);
+  ProcessGroup& group = state_.zero->group();
+  agree(group, "the parts of a checkpoint", [&] {
+    const std::string& error = save->write->wait();
+    if (!error.empty()) throw Error(error);
+  });
+  agree(group, "the end of a checkpoint", [&] {
+    if (save->writer) save->writer->commit(save->info);
+  });
+  return checkpoint_folder(run_, save->info.step);
+}
+
+}  // namespace kiln

@@ -1,0 +1,58 @@
+// Checkpoints of a run, written while training goes on.
+#pragma once
+#include <ATen/core/Tensor.h>
+
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "checkpoint/train_state.h"
+#include "optim/optimizer.h"
+#include "train/checkpoint_files.h"
+#include "train/training_state.h"
+
+namespace kiln {
+
+// Where the state is copied before training goes on.
+enum class CheckpointCopy {
+  kMemory,     // host memory of this process, as much as this rank's share of the state; a thread writes it
+  kPageCache,  // the files, unit by unit: memory of the system, written to the disk by a thread's fsync
+};
+// --checkpoint-copy auto | memory | page-cache. auto: what a GPU holds goes to memory, what is on the host
+// already to the files. REQUIRES: a known name.
+CheckpointCopy checkpoint_copy_of(const std::string& name, at::Device device, Placement placement);
+
+// All ranks make the same calls: every one is a collective. One save is under way at a time.
+class CheckpointSaver {
+ public:
+  // REQUIRES: `state` and `optimizer` outlive this.
+  CheckpointSaver(std::string run, const TrainingState& state, const Optimizer& optimizer,
+                  CheckpointCopy copy);
+  // Gives up a save that is under way and leaves nothing of it.
+  ~CheckpointSaver();
+
+  // Copies the state as it is now and begins to write it as the checkpoint of info.step; updates and loss
+  // scale of `info` are filled in. Throws Error on every rank: disk full, no permission, a run folder that
+  // the ranks do not share. Nothing is left behind then, nor after any error below. REQUIRES: none is under
+  // way.
+  void begin(TrainStateInfo info);
+  bool under_way() const { return save_ != nullptr; }
+  // The folder of the checkpoint once every rank's part is on the disk, else nothing: after a step. Throws
+  // Error of the first rank that could not write.
+  std::optional<std::string> poll();
+  // Waits for it. REQUIRES: one is under way.
+  std::string finish();
+
+ private:
+  struct Save;
+  void copy_state(Save& save) const;
+
+  std::string run_;
+  const TrainingState& state_;
+  CheckpointCopy copy_;
+  CheckpointFiles files_;
+  std::unique_ptr<Save> save_;  // under way
+};
+
+}  // namespace kiln

@@ -1,0 +1,113 @@
+#include "checkpoint/background_write.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <sys/resource.h>
+
+#include <csignal>
+#include <filesystem>
+#include <fstream>
+#include <memory>
+#include <numeric>
+
+#include "core/error.h"
+
+namespace kiln {
+namespace {
+
+namespace fs = std::filesystem;
+using ::testing::HasSubstr;
+using ::testing::ThrowsMessage;
+
+class BackgroundWrites : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    folder_ =
+        fs::path(::testing::TempDir()) / (std::string("kiln_background_write_") +
+                                          ::testing::UnitTest::GetInstance()->current_test_info()->name());
+    fs::remove_all(folder_);
+    fs::create_directories(folder_);
+  }
+  void TearDown() override { fs::remove_all(folder_); }
+
+  std::string path(const std::string& name) const { return (folder_ / name).string(); }
+  std::string content(const std::string& name) const {
+    std::ifstream file(path(name), std::ios::binary);
+    return {std::istreambuf_iterator<char>(file), {}};
+  }
+
+  fs::path folder_;
+};
+
+std::span<const std::byte> bytes_of(const std::string& text) {
+  return std::as_bytes(std::span(text.data(), text.size()));
+}
+
+TEST_F(BackgroundWrites, PartsOfSeveralWritersMakeTheFiles) {
+  create_file_of_parts(path("a"), 10, "head");
+  create_file_of_parts(path("b"), 6, "");
+  const std::string first = "ABC", second = "DEF";
+  BackgroundWrite one(FileParts({path("a"), path("b")}), {{0, 4, bytes_of(first)}, {1, 3, bytes_of(second)}});
+  BackgroundWrite two(FileParts({path("a"), path("b")}), {{1, 0, bytes_of(first)}, {0, 7, bytes_of(second)}});
+  EXPECT_EQ(one.wait(), "");
+  EXPECT_EQ(two.wait(), "");
+  EXPECT_TRUE(one.done() && two.done());
+  EXPECT_EQ(content("a"), "headABCDEF");
+  EXPECT_EQ(content("b"), "ABCDEF");
+}
+
+// The thread reads a copy while its owner goes on with the original; many at once, for the thread sanitizer.
+TEST_F(BackgroundWrites, TheOwnerGoesOnMeanwhile) {
+  constexpr size_t kBytes = size_t{1} << 20;
+  std::string state(kBytes, '\0');
+  for (int round = 0; round < 8; ++round) {
+    const std::string name = std::to_string(round);
+    create_file_of_parts(path(name), kBytes, "");
+    std::iota(state.begin(), state.end(), static_cast<char>(round));
+    const std::string copy = state;
+    BackgroundWrite write(FileParts({path(name)}), {{0, 0, bytes_of(copy)}});
+    while (!write.done()) std::fill(state.begin(), state.end(), 'x');
+    EXPECT_EQ(write.wait(), "");
+    EXPECT_EQ(content(name), copy);
+  }
+}
+
+TEST_F(BackgroundWrites, GivingUpEndsWithoutWaitingForAll) {
+  create_file_of_parts(path("a"), 8, "");
+  const std::string part = "12345678";
+  {
+    const BackgroundWrite write(FileParts({path("a")}),
+                                std::vector<FilePart>(100'000, {0, 0, bytes_of(part)}));
+  }
+  EXPECT_EQ(fs::file_size(path("a")), 8u);
+}
+
+TEST_F(BackgroundWrites, AFullDiskIsKnownBeforeAnythingIsWritten) {
+  std::signal(SIGXFSZ, SIG_IGN);
+  rlimit before{};
+  getrlimit(RLIMIT_FSIZE, &before);
+  const rlimit small{.rlim_cur = 1000, .rlim_max = before.rlim_max};
+  setrlimit(RLIMIT_FSIZE, &small);
+  EXPECT_THAT([&] { create_file_of_parts(path("a"), 1001, ""); },
+              ThrowsMessage<Error>(HasSubstr("File too large: free some space")));
+  create_file_of_parts(path("b"), 1000, "");
+  const std::string part(10, 'x');
+  BackgroundWrite write(FileParts({path("b")}), {{0, 995, bytes_of(part)}});
+  EXPECT_THAT(write.wait(), HasSubstr("b: File too large"));
+  EXPECT_TRUE(write.done());
+  setrlimit(RLIMIT_FSIZE, &before);
+}
+
+TEST_F(BackgroundWrites, AMissingFileIsNamed) {
+  create_file_of_parts(path("a"), 4, "head");
+  EXPECT_THAT(
+      [&] {
+        FileParts({path("a"), path("absent")});
+      },
+      ThrowsMessage<Error>(HasSubstr("absent: No such file or directory")));
+  EXPECT_THAT([&] { create_file_of_parts(path("absent/a"), 4, ""); },
+              ThrowsMessage<Error>(HasSubstr("the folder does not exist")));
+}
+
+}  // namespace
+}  // namespace kiln

@@ -1,0 +1,96 @@
+// What the plan says of one of several ranks against the same run on real ranks.
+#include <ATen/ATen.h>
+#include <ATen/Parallel.h>
+#include <gtest/gtest.h>
+
+#include <mutex>
+
+#include "core/allocations.h"
+#include "data/batches.h"
+#include "parallel/rank_threads.h"
+#include "plan/trace.h"
+#include "train/usable_options.h"
+
+namespace kiln {
+namespace {
+
+struct Measured {
+  std::map<MemoryKind, int64_t> persistent;
+  CommunicationVolume volume;
+};
+
+StepBatch rows_of_rank(const TrainOptions& options, const DataShape& data, const Objective& objective,
+                       const ProcessGroup& group) {
+  const RowRange rows = rank_rows(options.global_batch, group.rank(), group.world_size());
+  const std::vector<int64_t> shape{rows.count, data.channels, data.height, data.width};
+  at::Generator generator = at::detail::createCPUGenerator(static_cast<uint64_t>(group.rank()));
+  return {.x_0 = at::randn(shape, generator),
+          .noise = at::randn(shape, generator),
+          .timesteps = objective.timesteps(at::full({rows.count}, 0.5, at::kDouble)),
+          .class_labels = at::ones({rows.count}, at::kLong),
+          .first_row = rows.first,
+          .global_batch = options.global_batch};
+}
+
+// Of every rank, after one step.
+std::vector<Measured> train_on_ranks(const TrainOptions& options, int64_t world_size) {
+  const DataShape data = synthetic_shape(options);
+  std::vector<Measured> ranks(static_cast<size_t>(world_size));
+  test::on_ranks(world_size, [&](const std::shared_ptr<ProcessGroup>& group) {
+    const Training training = build_training(options, data, at::kCPU, group);
+    const StepBatch batch = rows_of_rank(options, data, *training.objective, *group);
+    EXPECT_TRUE(training.step->run(batch, options.lr).applied);
+    for (size_t s = 0; s < training.state->segments.size(); ++s) training.state->zero->gather(s, 1);
+    for (size_t s = 0; s < training.state->segments.size(); ++s) training.state->zero->release(s);
+    MemoryRecorder memory;
+    memory.register_state(*training.state);
+    ranks[static_cast<size_t>(group->rank())] = {.persistent = memory.finish().persistent,
+                                                 .volume = group->volume()};
+  });
+  return ranks;
+}
+
+int64_t bytes_of(const StepTrace& trace, CollectiveObserver::Operation operation) {
+  int64_t bytes = 0;
+  for (const CollectiveEvent& event : trace.collectives)
+    if (event.begins && event.operation == operation) bytes += event.bytes;
+  return bytes;
+}
+
+class PlannedRank : public ::testing::TestWithParam<int64_t> {
+ protected:
+  static void SetUpTestSuite() {
+    install_tracking_cpu_allocator();
+    at::set_num_threads(1);
+  }
+};
+
+TEST_P(PlannedRank, HoldsAndSendsWhatARealOneDoes) {
+  const int64_t stage = GetParam();
+  for (const char* dtype : {"f32", "bf16"})
+    for (int64_t world_size : {2, 3, 4}) {
+      TrainOptions options = test::tiny_dit_options();
+      options.global_batch = 2 * world_size;
+      options.compute_dtype = dtype;
+      options.zero_stage = stage;
+      const StepTrace trace = trace_step(options, synthetic_shape(options), DryRunDevice::kCpu, world_size);
+      for (const Measured& rank : train_on_ranks(options, world_size)) {
+        EXPECT_EQ(trace.memory.persistent, rank.persistent) << dtype << " on " << world_size;
+        using enum CollectiveObserver::Operation;
+        const auto element_bytes = static_cast<int64_t>(c10::elementSize(trace.unit.compute_dtype));
+        EXPECT_EQ(bytes_of(trace, kAllReduce), rank.volume.all_reduced * element_bytes);
+        EXPECT_EQ(bytes_of(trace, kReduceScatter), rank.volume.reduce_scattered * element_bytes);
+        // At stage 3 the test itself has gathered every unit once more.
+        int64_t again = 0;
+        for (const int64_t weights : trace.segment_weights)
+          if (stage == 3)
+            again += world_size * shard_elements(weights, {.zero_stage = stage, .world_size = world_size});
+        EXPECT_EQ(bytes_of(trace, kAllGather), (rank.volume.all_gathered - again) * element_bytes);
+      }
+    }
+}
+
+INSTANTIATE_TEST_SUITE_P(Stages, PlannedRank, ::testing::Values(0, 1, 2, 3));
+
+}  // namespace
+}  // namespace kiln

@@ -1,0 +1,94 @@
+"""kiln train --memory-budget: whatever budget is possible is kept, by resident memory too.
+
+KILN_FULL=1 tries 30 budgets instead of 6. The table is printed.
+"""
+
+import json
+import os
+import random
+import re
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+from conftest import program
+
+MODEL = ["--model", "dit", "--hidden-size", 128, "--depth", 8, "--num-heads", 2, "--patch-size", 2, "--num-classes", 10,
+         "--data", "synthetic", "--image-size", 256, "--global-batch", 16, "--device", "cpu"]
+RUN = ["--max-steps", 2, "--checkpoint-every", 2, "--sample-every", 0, "--log-every", 1, "--peak-tflops", 1]
+NUM_BUDGETS = 30 if os.environ.get("KILN_FULL") else 6
+MIB = 1 << 20
+
+
+def train(out, *arguments):
+    """Returns (return code, output, highest resident bytes)."""
+    command = [str(part) for part in [program("kiln"), "train", "--out", out, *MODEL, *RUN, *arguments]]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
+        highest = 0
+        while process.poll() is None:  # getrusage would count the memory of this process, which forked it
+            status = Path(f"/proc/{process.pid}/status").read_text(errors="replace")
+            found = re.search(r"VmHWM:\s*(\d+) kB", status)
+            highest = max(highest, int(found[1]) * 1024) if found else highest
+            time.sleep(0.01)
+        return process.returncode, process.stdout.read(), highest
+
+
+def planned_peak(recompute):
+    command = [program("kiln"), "plan", *MODEL, "--recompute", recompute, "--json"]
+    result = subprocess.run([str(part) for part in command], capture_output=True, text=True, timeout=60)
+    assert result.returncode == 0, result.stderr
+    return json.loads(result.stdout)["predicted"]["peak_bytes"]
+
+
+def needed_bytes(output):
+    """What the chosen plan needs in all, and its tensors."""
+    found = re.search(r"--offload-activations \S+: ([\d.]+) GiB, ([\d.]+) GiB of it tensors", output)
+    return [float(number) * 2**30 for number in found.groups()]
+
+
+@pytest.fixture(scope="module")
+def budget_range(tmp_path_factory):
+    """From the least that every choice leaves to what keeps everything, and what is no tensor of it."""
+    code, output, _ = train(tmp_path_factory.mktemp("budget") / "run", "--memory-budget", "1T")
+    assert code == 0, output
+    needed, tensors = needed_bytes(output)
+    return planned_peak("all"), planned_peak("none"), needed - tensors
+
+
+def test_every_budget_is_kept(budget_range, tmp_path):
+    least, most, beside = budget_range
+    budgets = random.Random(5)
+    rows = []
+    for i in range(NUM_BUDGETS):
+        budget = int(budgets.uniform(least, most) + beside + 16 * MIB)
+        code, output, resident = train(tmp_path / str(i), "--memory-budget", budget)
+        assert code == 0, output
+        measured = json.loads((tmp_path / str(i) / "plan.json").read_text())["measured"]["peak_bytes"]
+        chosen = re.search(r"--recompute (\S+)", output)[1]
+        rows.append((budget, measured, resident, chosen))
+        print(f"| {budget / MIB:7.0f} | {measured / MIB:7.0f} | {resident / MIB:7.0f} | {chosen} |")
+    assert any(chosen != "none" for *_, chosen in rows) and any(chosen != "all" for *_, chosen in rows)
+    for budget, measured, resident, chosen in rows:
+        assert measured + beside <= budget + 32 * MIB, f"tensors of --recompute {chosen}"  # two decimals of GiB
+        assert resident < budget, f"--recompute {chosen}"
+
+
+def test_less_than_the_least_is_refused_before_anything_is_made(budget_range, tmp_path):
+    least, _, beside = budget_range
+    budget = int(0.7 * least + beside)
+    code, output, resident = train(tmp_path / "run", "--memory-budget", budget)
+    assert code != 0 and not (tmp_path / "run").exists()
+    assert len(output.strip().splitlines()) == 1 and "--micro-batch" in output
+    if "this fits: " in output:
+        nearest = output.split("this fits: kiln train ")[1].split()
+        assert "--recompute" in nearest or "--micro-batch" in nearest
+    assert resident < budget
+
+
+def test_the_micro_batch_is_chosen_when_asked(budget_range, tmp_path):
+    least, _, beside = budget_range
+    code, output, resident = train(tmp_path / "run", "--micro-batch", -1, "--memory-budget", int(0.9 * least + beside))
+    assert code == 0, output
+    assert 0 < int(re.search(r"--micro-batch (\d+) ", output)[1]) < 16
+    assert resident < 0.9 * least + beside

@@ -1,0 +1,166 @@
+"""Checkpoints of several ranks: resumed by any other number of them, killed while they are written, converted."""
+
+import json
+import os
+import random
+import resource
+import shutil
+import signal
+import subprocess
+import time
+
+import numpy as np
+import pytest
+from conftest import run_program
+from PIL import Image
+from safetensors.torch import load_file
+from test_ranks import command, free_port, losses, start, train
+
+FULL = os.environ.get("KILN_FULL_TESTS") == "yes" or os.environ.get("KILN_FULL") == "1"
+STEPS = 24
+STATE = ("model.safetensors", "ema.safetensors", "train_state-00000-of-00001.safetensors")
+
+
+def checkpoint(out, step):
+    return out / "checkpoints" / f"step-{step:08}"
+
+
+def tensors(out, step):
+    return {name: (checkpoint(out, step) / name).read_bytes() for name in STATE}
+
+
+def ranks_of(nproc, stage):
+    return ["--nproc", nproc, "--zero-stage", stage] if nproc > 1 else []
+
+
+def assert_no_leftovers(out):
+    assert not [path.name for path in (out / "checkpoints").iterdir() if not path.name.startswith("step-")]
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory):
+    out = tmp_path_factory.mktemp("alone")
+    result = train(out, STEPS, "--checkpoint-every", 12)
+    assert result.returncode == 0, result.stderr
+    return out
+
+
+@pytest.fixture(scope="module")
+def two_ranks(tmp_path_factory):
+    out = tmp_path_factory.mktemp("two_ranks")
+    result = train(out, STEPS, *ranks_of(2, 2), "--checkpoint-every", 12)
+    assert result.returncode == 0, result.stderr
+    return out
+
+
+def test_any_ranks_resume_what_any_others_saved(alone, tmp_path):
+    """1 rank -> 2 at stage 3 -> 3 at stage 1 -> 1: samples, noise and losses are those of one rank throughout."""
+    for steps, division in [(6, ranks_of(1, 0)), (12, ranks_of(2, 3)), (18, ranks_of(3, 1)), (STEPS, ranks_of(1, 0))]:
+        result = train(tmp_path, steps, *division)
+        assert result.returncode == 0, result.stderr
+        assert ("sums over ranks round differently" in result.stderr) == (steps > 6)
+        state = json.loads((checkpoint(tmp_path, steps) / "train_state.json").read_text())
+        assert state["images_seen"] == 6 * steps
+        assert state["world_size"] == (division[1] if division else 1)
+    assert losses(tmp_path) == pytest.approx(losses(alone), rel=5e-6)
+    for name in STATE:
+        one, other = load_file(checkpoint(alone, STEPS) / name), load_file(checkpoint(tmp_path, STEPS) / name)
+        assert one.keys() == other.keys()
+        for key in one:
+            assert (one[key] - other[key]).norm() <= 1e-4 * one[key].norm() + 1e-7, key
+
+
+@pytest.mark.parametrize("copy", ["memory", "page-cache"])
+def test_both_copies_write_the_same(alone, tmp_path, copy):
+    assert train(tmp_path, STEPS, "--checkpoint-copy", copy, "--checkpoint-every", 1).returncode == 0
+    for step in (12, STEPS):
+        assert tensors(tmp_path, step) == tensors(alone, step)
+
+
+def kill_in_save(out, division, chance, saves):
+    """Kills a rank, or all processes, a random time after a save has begun; True if that ended the run."""
+    arguments = command(out, STEPS, *division, "--checkpoint-every", 1, "--keep-checkpoints", 2, "--checkpoint-copy",
+                        chance.choice(["memory", "page-cache"]))
+    port, world_size = free_port(), division[1] if division else 1
+    processes = [start(arguments[:arguments.index("--nproc")] + arguments[arguments.index("--nproc") + 2:]
+                       if division else arguments, RANK=rank, WORLD_SIZE=world_size, LOCAL_RANK=rank,
+                       LOCAL_WORLD_SIZE=world_size, MASTER_ADDR="127.0.0.1", MASTER_PORT=port)
+                 for rank in range(world_size)]
+    folder, seen = out / "checkpoints", set()
+    deadline = time.monotonic() + 60
+    while len(seen) < saves and all(process.poll() is None for process in processes) and time.monotonic() < deadline:
+        if folder.exists():
+            seen.update(path.name for path in folder.iterdir() if path.name.startswith(".partial-"))
+    time.sleep(chance.uniform(0, 0.02))
+    victims = processes if chance.random() < 0.3 else [chance.choice(processes)]
+    for victim in victims:
+        victim.kill()
+    begin = time.monotonic()
+    for process in processes:
+        process.communicate(timeout=30)
+    assert time.monotonic() - begin < 15
+    return any(victim.returncode == -signal.SIGKILL for victim in victims)
+
+
+def test_killed_saves_are_never_picked_up(alone, two_ranks, tmp_path):
+    """Ranks that die while a checkpoint is written: none hangs, and the run ends in the bits of one that never died."""
+    chance = random.Random(3)
+    kills, target = 0, 50 if FULL else 5
+    for attempt in range(2 * target):
+        if kills >= target:
+            break
+        division, expected = [(ranks_of(1, 0), alone), (ranks_of(2, 2), two_ranks)][attempt % 4 != 0]
+        out = tmp_path / str(attempt)
+        for _ in range(2):
+            kills += kill_in_save(out, division, chance, chance.randrange(1, 5))
+        result = train(out, STEPS, *division)
+        assert result.returncode == 0, result.stderr
+        assert tensors(out, STEPS) == tensors(expected, STEPS)
+        assert losses(out) == losses(expected)
+        assert_no_leftovers(out)
+        shutil.rmtree(out)
+    assert kills >= target
+
+
+def test_a_disk_that_is_full_for_one_rank_ends_all(two_ranks, tmp_path):
+    assert train(tmp_path, 12, *ranks_of(2, 2)).returncode == 0
+    size = (checkpoint(tmp_path, 12) / "model.safetensors").stat().st_size
+    port = free_port()
+    processes = []
+    for rank in range(2):
+        environment = {"RANK": rank, "WORLD_SIZE": 2, "LOCAL_RANK": rank, "LOCAL_WORLD_SIZE": 2,
+                       "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+        limit = (lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (size // 2, size // 2))) if rank == 1 else None
+        processes.append(subprocess.Popen(command(tmp_path, STEPS, "--zero-stage", 2), stdout=subprocess.PIPE,
+                                          stderr=subprocess.PIPE, text=True, preexec_fn=limit,
+                                          env=os.environ | {name: str(value) for name, value in environment.items()}))
+    for process in processes:
+        _, stderr = process.communicate(timeout=60)
+        assert process.returncode == 1
+        assert "rank 1 of 2: cannot write" in stderr and "File too large" in stderr, stderr
+    assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["step-00000012"]
+    assert train(tmp_path, STEPS, *ranks_of(2, 2)).returncode == 0
+    assert tensors(tmp_path, STEPS) == tensors(two_ranks, STEPS)
+
+
+def test_convert_takes_what_several_ranks_saved(two_ranks, tmp_path):
+    result = run_program("kiln", "convert", "--in", two_ranks, "--out", tmp_path / "model.safetensors")
+    assert result.returncode == 0, result.stderr
+    converted, saved = load_file(tmp_path / "model.safetensors"), load_file(checkpoint(two_ranks, STEPS) / STATE[1])
+    assert converted.keys() == saved.keys()
+    assert all(converted[key].equal(saved[key]) for key in saved)
+
+
+def test_sample_grids_of_divided_weights(tmp_path):
+    """Every rank draws its share of the pictures with whole weights."""
+    options = ["--autoencoder", "pixels", "--image-size", 16, "--num-classes", 7, "--sample-every", 4, "--num-samples", 5,
+               "--num-sampling-steps", 3, "--patch-size", 4]
+    grids = []
+    for division in (ranks_of(1, 0), ranks_of(2, 3), ranks_of(3, 1)):
+        out = tmp_path / str(len(grids))
+        result = train(out, 4, *options, *division)
+        assert result.returncode == 0, result.stderr
+        grids.append(np.asarray(Image.open(out / "samples" / "step-00000004.png")).astype(int))
+    assert grids[0].std() > 5
+    for grid in grids[1:]:
+        assert abs(grid - grids[0]).max() <= 2

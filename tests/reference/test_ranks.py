@@ -1,0 +1,260 @@
+"""kiln train on several ranks: real processes, started by --nproc, by torchrun or by hand, that fail in real ways."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from conftest import program
+from safetensors.torch import load_file
+from test_extract import SIZE, write_pictures
+
+OPTIONS = {"--model": "dit", "--hidden-size": 48, "--depth": 2, "--num-heads": 3, "--patch-size": 2, "--num-classes": 7,
+           "--data": "synthetic", "--image-size": 64, "--global-batch": 6, "--objective": "epsilon", "--lr": 1e-3,
+           "--threads": 1, "--ema-decay": 0.9, "--log-every": 1, "--peak-tflops": 1, "--seed": 11, "--device": "cpu"}
+STEPS = 30
+ENDLESS = 10**6
+
+
+def command(out, steps, *extra):
+    options = OPTIONS | dict(zip(extra[::2], extra[1::2]))
+    pairs = [part for pair in options.items() for part in pair]
+    return [str(part) for part in [program("kiln"), "train", *pairs, "--no-tensorboard", "--out", out, "--max-steps", steps]]
+
+
+def train(out, steps, *extra, **run_options):
+    return subprocess.run(command(out, steps, *extra), capture_output=True, text=True, timeout=120, **run_options)
+
+
+def start(arguments, **environment):
+    return subprocess.Popen(arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+                            env=os.environ | {name: str(value) for name, value in environment.items()})
+
+
+def lines_of(out):
+    path = out / "log.jsonl"
+    lines = path.read_text().splitlines() if path.exists() else []
+    return [line for line in (json.loads(text) for text in lines if text.endswith("}")) if "loss" in line]
+
+
+def losses(out):
+    return [line["loss"] for line in lines_of(out)]
+
+
+def wait_for_steps(process, out, steps):
+    deadline = time.monotonic() + 60
+    while len(lines_of(out)) < steps:
+        assert process.poll() is None, process.communicate()[1]
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def processes_under(parent):
+    """{rank: process id} of the ranks below a launcher."""
+    ranks = {}
+    for task in Path(f"/proc/{parent}/task").iterdir():
+        for child in map(int, (task / "children").read_text().split()):
+            environment = Path(f"/proc/{child}/environ").read_bytes().split(b"\0")
+            ranks |= {int(entry[5:]): child for entry in environment if entry.startswith(b"RANK=")}
+    return ranks
+
+
+def is_running(pid):
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def assert_same_losses(out, expected, tolerance=5e-6):
+    mine = lines_of(out)
+    assert [line["step"] for line in mine] == list(range(1, len(mine) + 1))
+    assert losses(out) == pytest.approx(expected, rel=tolerance)
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory):
+    out = tmp_path_factory.mktemp("alone")
+    result = train(out, STEPS)
+    assert result.returncode == 0, result.stderr
+    return out
+
+
+@pytest.mark.parametrize("stage", [0, 1, 2, 3])
+def test_two_ranks_train_what_one_trains(alone, tmp_path, stage):
+    extra = ["--micro-batch", 2, "--recompute", "all"] if stage % 2 else []
+    result = train(tmp_path, STEPS, "--nproc", 2, "--zero-stage", stage, *extra)
+    assert result.returncode == 0, result.stderr
+    assert result.stderr == ""
+    assert_same_losses(tmp_path, losses(alone))
+    assert result.stdout.count(f"step {STEPS:>7}") == 1 and "2 ranks" in result.stdout  # rank 0 alone prints
+    name = f"checkpoints/step-{STEPS:08}/model.safetensors"
+    one, two = load_file(alone / name), load_file(tmp_path / name)
+    assert one.keys() == two.keys()
+    one, two = (torch.cat([weights[key].flatten() for key in sorted(weights)]) for weights in (one, two))
+    assert (one - two).norm() <= 1e-4 * one.norm()
+
+
+def test_ranks_need_not_divide_the_batch(alone, tmp_path):
+    steps = 8
+    result = train(tmp_path, steps, "--nproc", 4, "--zero-stage", 3, "--micro-batch", 1, "--reduce-bucket-size", 20000)
+    assert result.returncode == 0, result.stderr
+    assert_same_losses(tmp_path, losses(alone)[:steps])
+
+
+def torchrun(*arguments):
+    return [sys.executable, "-m", "torch.distributed.run", "--standalone", "--no-python", "--nproc-per-node", "2", *arguments]
+
+
+def test_torchrun(alone, tmp_path):
+    result = subprocess.run(torchrun(*command(tmp_path, STEPS, "--zero-stage", 2)), capture_output=True, text=True,
+                            timeout=120)
+    assert result.returncode == 0, result.stderr
+    assert_same_losses(tmp_path, losses(alone))
+
+
+def test_a_rank_that_dies_under_torchrun_ends_the_others(tmp_path):
+    process = start(torchrun(*command(tmp_path, ENDLESS, "--zero-stage", 3)))
+    wait_for_steps(process, tmp_path, 3)
+    ranks = processes_under(process.pid)
+    os.kill(ranks[1], signal.SIGKILL)
+    begin = time.monotonic()
+    while is_running(ranks[0]) and time.monotonic() < begin + 20:
+        time.sleep(0.05)
+    assert time.monotonic() - begin < 10
+    _, stderr = process.communicate(timeout=30)
+    assert process.returncode != 0
+
+
+@pytest.mark.parametrize("target", ["rank 1", "launcher"])
+def test_a_stop_signal_checkpoints_all_ranks(alone, tmp_path, target):
+    process = start(command(tmp_path, ENDLESS, "--nproc", 2, "--zero-stage", 2, "--checkpoint-every", 0))
+    wait_for_steps(process, tmp_path, 5)
+    os.kill(process.pid if target == "launcher" else processes_under(process.pid)[1], signal.SIGTERM)
+    stdout, stderr = process.communicate(timeout=60)
+    assert process.returncode == 0, stderr
+    assert "stopped by a signal" in stdout
+    stopped_at = lines_of(tmp_path)[-1]["step"]
+    assert (tmp_path / f"checkpoints/step-{stopped_at:08}/train_state.json").exists()
+    (whole := tmp_path / "whole").mkdir()
+    steps = stopped_at + 10
+    assert train(whole, steps, "--nproc", 2, "--zero-stage", 2).returncode == 0
+    resumed = train(tmp_path, steps, "--nproc", 2, "--zero-stage", 2)
+    assert resumed.returncode == 0, resumed.stderr
+    assert losses(tmp_path) == losses(whole)
+
+
+@pytest.mark.parametrize("victim", [0, 1])
+def test_a_killed_rank_is_named_and_ends_the_others(tmp_path, victim):
+    process = start(command(tmp_path, ENDLESS, "--nproc", 3, "--zero-stage", 2 + victim, "--checkpoint-every", 3))
+    wait_for_steps(process, tmp_path, 4)
+    ranks = processes_under(process.pid)
+    os.kill(ranks[victim], signal.SIGKILL)
+    begin = time.monotonic()
+    _, stderr = process.communicate(timeout=30)
+    assert time.monotonic() - begin < 10
+    assert process.returncode == 1
+    assert f"rank {victim} of 3 was killed by signal 9" in stderr.splitlines()[-1]
+    assert not [rank for rank, pid in ranks.items() if is_running(pid)]
+    assert f"rank {victim} no longer answers" in stderr  # said by those that waited for it
+    assert train(tmp_path, 8, "--nproc", 2).returncode == 0 or lines_of(tmp_path)[-1]["step"] > 8
+
+
+def test_a_stopped_rank_is_named_by_the_watchdog(tmp_path):
+    process = start(command(tmp_path, ENDLESS, "--nproc", 2, "--zero-stage", 3, "--collective-timeout", 3))
+    wait_for_steps(process, tmp_path, 3)
+    ranks = processes_under(process.pid)
+    os.kill(ranks[1], signal.SIGSTOP)
+    _, stderr = process.communicate(timeout=40)
+    assert process.returncode == 1
+    named = [line for line in stderr.splitlines() if "rank 1 no longer answers" in line]
+    assert named and "rank 0 of 2" in named[0] and " of " in named[0] and "failed after" in named[0]
+    assert not is_running(ranks[1])
+
+
+def test_ranks_end_with_their_launcher(tmp_path):
+    process = start(command(tmp_path, ENDLESS, "--nproc", 2))
+    wait_for_steps(process, tmp_path, 3)
+    ranks = processes_under(process.pid)
+    process.kill()
+    process.communicate(timeout=30)
+    deadline = time.monotonic() + 10
+    while [pid for pid in ranks.values() if is_running(pid)] and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not [pid for pid in ranks.values() if is_running(pid)]
+
+
+def free_port():
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return listener.getsockname()[1]
+
+
+def start_by_hand(arguments_of_ranks):
+    port, world_size = free_port(), len(arguments_of_ranks)
+    processes = [start(arguments, RANK=rank, WORLD_SIZE=world_size, LOCAL_RANK=rank, LOCAL_WORLD_SIZE=world_size,
+                       MASTER_ADDR="127.0.0.1", MASTER_PORT=port) for rank, arguments in enumerate(arguments_of_ranks)]
+    return [(process.communicate(timeout=60), process.returncode) for process in processes]
+
+
+@pytest.mark.parametrize("option,values", [("--lr", (1e-3, 2e-3)), ("--micro-batch", (0, 2)), ("--zero-stage", (0, 1)),
+                                           ("--checkpoint-every", (5, 6))])
+def test_options_that_differ_among_ranks_are_named(tmp_path, option, values):
+    results = start_by_hand([command(tmp_path, 5, option, value) for value in values])
+    for (_, stderr), code in results:
+        assert code == 1
+        message = stderr.splitlines()[-1]
+        assert "mixed versions or options among ranks" in message and option in message
+        assert "on rank 0" in message and "on rank 1" in message
+    assert not (tmp_path / "log.jsonl").exists()
+
+
+def test_data_that_differ_among_ranks_are_named(tmp_path):
+    for count in (6, 7):
+        write_pictures(tmp_path / f"pictures-{count}", count)
+    common = ["--autoencoder", "pixels", "--image-size", SIZE, "--patch-size", 4, "--data"]
+    results = start_by_hand([command(tmp_path / "run", 5, *common, tmp_path / f"pictures-{count}") for count in (6, 7)])
+    for (_, stderr), code in results:
+        assert code == 1 and "the content of --data" in stderr, stderr
+
+
+def test_an_error_of_one_rank_ends_all_and_is_told(tmp_path):
+    (tmp_path / "file").write_text("")
+    result = train(tmp_path / "file" / "run", 5, "--nproc", 2)
+    assert result.returncode == 1
+    assert "cannot create --out" in result.stderr
+    assert "rank 0 failed" in result.stderr or "rank 0 of 2" in result.stderr
+
+
+def test_a_time_limit_ends_all_ranks_after_the_same_step(tmp_path):
+    result = train(tmp_path, ENDLESS, "--nproc", 2, "--zero-stage", 1, "--max-minutes", 0.02, "--lr-schedule", "cosine")
+    assert result.returncode == 0, result.stderr
+    assert "finished" in result.stdout
+    rates = [line["lr"] for line in lines_of(tmp_path)]
+    assert all(later <= earlier for earlier, later in zip(rates, rates[1:]))
+
+
+def test_impossible_launches_are_one_line(tmp_path):
+    cases = [(["--nproc", 8], {}, "--global-batch 6 is less than one image for each of 8 ranks"),
+             (["--nproc", 2], {"RANK": 0, "WORLD_SIZE": 1}, "--nproc 2 does not fit the launcher"),
+             ([], {"RANK": 5, "WORLD_SIZE": 2}, "RANK expects 0 to WORLD_SIZE - 1 (2), got 5"),
+             ([], {"RANK": 0, "WORLD_SIZE": 2, "MASTER_PORT": "x"}, "MASTER_PORT"),
+             (["--zero-stage", 4], {}, "--zero-stage"), (["--collective-timeout", 0], {}, "--collective-timeout")]
+    for extra, environment, expected in cases:
+        process = start(command(tmp_path, 5, *extra), **environment)
+        _, stderr = process.communicate(timeout=60)
+        assert process.returncode == 1, extra
+        assert expected in stderr and len(stderr.splitlines()) == 1, (extra, stderr)
+
+
+def test_settings_without_effect_warn(tmp_path):
+    result = train(tmp_path, 2, "--zero-stage", 1, "--prefetch-segments", 2)
+    assert result.returncode == 0
+    assert "--zero-stage has no effect on a single rank" in result.stderr
+    assert "--prefetch-segments has no effect" in result.stderr

@@ -1,0 +1,322 @@
+// Checkpoints of divided state over real ranks: any stage and number of ranks writes the same bytes, and
+// resumes what any other wrote.
+#include "train/checkpoints.h"
+
+#include <ATen/ATen.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <filesystem>
+#include <fstream>
+#include <map>
+
+#include "checkpoint/tensor_files.h"
+#include "core/error.h"
+#include "parallel/rank_threads.h"
+#include "train/checkpoint_saver.h"
+#include "train/tiny_model.h"
+
+namespace kiln {
+namespace {
+
+namespace fs = std::filesystem;
+using test::TinyOptions;
+using test::TinyTraining;
+using ::testing::HasSubstr;
+using ::testing::Not;
+
+constexpr int64_t kGlobalBatch = 4;
+
+class Checkpoints : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    run_ = fs::path(::testing::TempDir()) / (std::string("kiln_checkpoints_") +
+                                             ::testing::UnitTest::GetInstance()->current_test_info()->name());
+    fs::remove_all(run_);
+    fs::create_directories(run_);
+  }
+  void TearDown() override { fs::remove_all(run_); }
+
+  fs::path run_;
+};
+
+struct Division {
+  int64_t world_size = 1, stage = 0;
+  bool on_disk = false;  // the optimizer's state
+};
+
+TinyOptions options_of(const Division& division, const std::shared_ptr<ProcessGroup>& group,
+                       const fs::path& disk, at::ScalarType dtype = at::kFloat) {
+  TinyOptions options{
+      .compute_dtype = dtype, .ema_decays = {0.9, 0.5}, .group = group, .zero = {.stage = division.stage}};
+  if (division.on_disk) {
+    options.placement = Placement::kNvme;
+    options.nvme = {.folder = disk.string()};
+  }
+  return options;
+}
+
+StepBatch rows_of(const StepBatch& global, const ProcessGroup& group) {
+  const int64_t first = group.rank() * global.size() / group.world_size();
+  const int64_t count = (group.rank() + 1) * global.size() / group.world_size() - first;
+  const auto slice = [&](const at::Tensor& tensor) { return tensor.narrow(0, first, count); };
+  return {.x_0 = slice(global.x_0),
+          .noise = slice(global.noise),
+          .timesteps = slice(global.timesteps),
+          .class_labels = slice(global.class_labels),
+          .first_row = first,
+          .global_batch = global.size()};
+}
+
+StepResult step(const TinyTraining& tiny, int64_t number) {
+  return tiny.step->run(
+      rows_of(tiny.batch(kGlobalBatch, static_cast<uint64_t>(number)), tiny.state->zero->group()), 1e-3);
+}
+
+std::string content(const fs::path& path) {
+  std::ifstream file(path, std::ios::binary);
+  return {std::istreambuf_iterator<char>(file), {}};
+}
+
+// Every file but train_state.json, which says how many ranks there were.
+std::map<std::string, std::string> tensors_of(const fs::path& folder) {
+  std::map<std::string, std::string> files;
+  for (const auto& entry : fs::directory_iterator(folder))
+    if (entry.path().extension() == ".safetensors") files[entry.path().filename()] = content(entry.path());
+  return files;
+}
+
+size_t num_entries(const fs::path& folder) {
+  return static_cast<size_t>(std::distance(fs::directory_iterator(folder), {}));
+}
+
+// What each rank throws.
+std::vector<std::string> errors_of_ranks(
+    int64_t world_size, const std::function<void(const std::shared_ptr<ProcessGroup>&)>& body) {
+  std::vector<std::string> errors(static_cast<size_t>(world_size));
+  test::on_ranks(world_size, [&](const std::shared_ptr<ProcessGroup>& group) {
+    try {
+      body(group);
+    } catch (const Error& error) {
+      errors[static_cast<size_t>(group->rank())] = error.what();
+    }
+  });
+  return errors;
+}
+
+// One checkpoint of trained state; every division loads it and saves it again: the same bytes. Each pair of
+// (ranks, stage) that saves and (ranks, stage) that loads goes through them.
+TEST_F(Checkpoints, EveryDivisionWritesTheSameBytesAndLoadsThem) {
+  {
+    TinyTraining tiny(options_of({}, std::make_shared<ProcessGroup>(), run_));
+    for (int64_t i = 0; i < 3; ++i) step(tiny, i);
+    save_checkpoint(run_, *tiny.state, *tiny.optimizer, {.step = 3, .images_seen = 12});
+  }
+  const fs::path first = checkpoint_folder(run_, 3);
+  const auto expected = tensors_of(first);
+  ASSERT_EQ(expected.size(), 4u);
+  fs::path newest = first;
+  int64_t number = 3;
+  for (const int64_t world_size : {4, 1, 3, 2}) {
+    for (const bool on_disk : {false, true}) {
+      test::on_ranks(world_size, [&](const std::shared_ptr<ProcessGroup>& group) {
+        for (const int64_t stage :
+             on_disk ? std::vector<int64_t>{world_size - 1} : std::vector<int64_t>{2, 0, 3, 1}) {
+          TinyTraining tiny(options_of({world_size, stage, on_disk}, group, run_));
+          const auto checkpoint = newest_checkpoint(run_, *group);
+          ASSERT_TRUE(checkpoint);
+          const TrainStateInfo info = load_checkpoint(checkpoint->folder, *tiny.state, *tiny.optimizer);
+          EXPECT_EQ(info.images_seen, 12);
+          EXPECT_EQ(tiny.state->updates, 3);
+          const std::string saved = save_checkpoint(run_, *tiny.state, *tiny.optimizer,
+                                                    {.step = checkpoint->step + 1, .images_seen = 12});
+          if (group->rank() == 0) {
+            EXPECT_EQ(tensors_of(saved), expected) << world_size << " ranks, stage " << stage;
+            EXPECT_EQ(read_train_state(saved).world_size, world_size);
+            ++number;
+          }
+          group->barrier("the comparison");
+        }
+      });
+    }
+  }
+  EXPECT_EQ(number, 3 + 4 * (4 + 1));
+  EXPECT_EQ(list_checkpoints(run_).back().step, number);
+}
+
+// Weights that other ranks compute with are those of the checkpoint, too: in each dtype, every division goes
+// on as the one that was saved.
+TEST_F(Checkpoints, TrainingGoesOnWhateverDivisionResumes) {
+  for (const at::ScalarType dtype : {at::kFloat, at::kBFloat16}) {
+    double expected = 0;
+    {
+      TinyTraining tiny(options_of({}, std::make_shared<ProcessGroup>(), run_, dtype));
+      for (int64_t i = 0; i < 2; ++i) step(tiny, i);
+      save_checkpoint(run_, *tiny.state, *tiny.optimizer, {.step = 2});
+      for (int64_t i = 2; i < 5; ++i) expected = step(tiny, i).loss;
+    }
+    for (const int64_t world_size : {1, 2, 4}) {
+      test::on_ranks(world_size, [&](const std::shared_ptr<ProcessGroup>& group) {
+        for (int64_t stage = 0; stage <= 3; ++stage) {
+          TinyTraining tiny(options_of({world_size, stage}, group, run_, dtype));
+          step(tiny, 17);  // whatever it was before
+          load_checkpoint(checkpoint_folder(run_, 2), *tiny.state, *tiny.optimizer);
+          double loss = 0;
+          for (int64_t i = 2; i < 5; ++i) loss = step(tiny, i).loss;
+          EXPECT_NEAR(loss / expected, 1, dtype == at::kFloat ? 5e-6 : 5e-3)
+              << world_size << " ranks, stage " << stage;
+          if (world_size == 1) {
+            EXPECT_EQ(loss, expected);
+          }
+        }
+      });
+    }
+  }
+}
+
+TEST_F(Checkpoints, OtherDenoisersGetWholeWeights) {
+  TinyTraining whole(options_of({}, std::make_shared<ProcessGroup>(), run_));
+  const auto expected = whole.denoiser->parameters();
+  test::on_ranks(3, [&](const std::shared_ptr<ProcessGroup>& group) {
+    for (int64_t stage = 0; stage <= 3; ++stage) {
+      const TinyTraining tiny(options_of({3, stage}, group, run_));
+      const TinyTraining other(TinyOptions{});
+      const auto got = other.denoiser->parameters();
+      {
+        const at::NoGradGuard no_grad;
+        for (const auto& parameter : got) parameter->value.zero_();
+      }
+      copy_weights(*tiny.state, WeightsKind::kEma, 1, *other.denoiser);
+      for (size_t i = 0; i < expected.size(); ++i)
+        EXPECT_TRUE(at::equal(got[i]->value, expected[i]->value)) << stage << " " << got[i]->key;
+    }
+  });
+}
+
+// --- in the background ---
+
+TEST_F(Checkpoints, TrainingDuringTheWriteDoesNotChangeWhatIsWritten) {
+  for (const CheckpointCopy copy : {CheckpointCopy::kMemory, CheckpointCopy::kPageCache}) {
+    for (const int64_t world_size : {1, 2}) {
+      test::on_ranks(world_size, [&](const std::shared_ptr<ProcessGroup>& group) {
+        TinyTraining tiny(options_of({world_size, 2}, group, run_));
+        step(tiny, 0);
+        const std::string before = save_checkpoint(run_, *tiny.state, *tiny.optimizer, {.step = 1});
+        CheckpointSaver saver(run_, *tiny.state, *tiny.optimizer, copy);
+        EXPECT_FALSE(saver.poll());
+        saver.begin({.step = 2});
+        EXPECT_TRUE(saver.under_way());
+        std::optional<std::string> folder;
+        int64_t steps = 0;
+        while (!folder) {
+          step(tiny, ++steps);
+          folder = saver.poll();
+        }
+        EXPECT_FALSE(saver.under_way());
+        EXPECT_EQ(tensors_of(*folder), tensors_of(before));
+        EXPECT_EQ(read_train_state(*folder).updates, 1);
+        EXPECT_NE(tensors_of(save_checkpoint(run_, *tiny.state, *tiny.optimizer, {.step = 3})),
+                  tensors_of(before));
+        group->barrier("the comparison");
+      });
+    }
+  }
+}
+
+TEST_F(Checkpoints, AnUnfinishedSaveIsNoCheckpointAndLeavesNothing) {
+  test::on_ranks(2, [&](const std::shared_ptr<ProcessGroup>& group) {
+    TinyTraining tiny(options_of({2, 1}, group, run_));
+    {
+      CheckpointSaver saver(run_, *tiny.state, *tiny.optimizer, CheckpointCopy::kMemory);
+      saver.begin({.step = 1});
+      EXPECT_FALSE(newest_checkpoint(run_, *group));
+      group->barrier("the look");
+    }
+    group->barrier("the end");
+    if (group->rank() == 0) {
+      EXPECT_EQ(num_entries(run_ / "checkpoints"), 0u);
+    }
+  });
+}
+
+// --- what one rank cannot do ---
+
+// Ranks of another machine, whose run folder is not the same one.
+TEST_F(Checkpoints, AFolderThatRanksDoNotShareIsAnErrorOfAll) {
+  const auto errors = errors_of_ranks(3, [&](const std::shared_ptr<ProcessGroup>& group) {
+    TinyTraining tiny(options_of({3, 2}, group, run_));
+    const fs::path run = group->rank() == 2 ? run_ / "elsewhere" : run_;
+    save_checkpoint(run, *tiny.state, *tiny.optimizer, {.step = 1});
+  });
+  for (const std::string& error : errors) {
+    EXPECT_THAT(error, HasSubstr("rank 2 of 3: cannot write"));
+    EXPECT_THAT(error, HasSubstr("No such file or directory"));
+    EXPECT_THAT(error, Not(HasSubstr("\n")));
+  }
+  EXPECT_EQ(num_entries(run_ / "checkpoints"), 0u);
+}
+
+// Rank 1 reaches the files by links, one of them to a device that is always full.
+TEST_F(Checkpoints, ADiskThatIsFullForOneRankIsAnErrorOfAll) {
+  for (const CheckpointCopy copy : {CheckpointCopy::kMemory, CheckpointCopy::kPageCache}) {
+    const fs::path other = run_ / "other", links = partial_checkpoint_folder(other, 1);
+    fs::remove_all(other);
+    fs::create_directories(links);
+    for (const char* name : {kModelFile, "ema.safetensors", "ema-0.5.safetensors"})
+      fs::create_symlink(fs::path(partial_checkpoint_folder(run_, 1)) / name, links / name);
+    fs::create_symlink("/dev/full", links / kOptimizerFile);
+    const auto errors = errors_of_ranks(2, [&](const std::shared_ptr<ProcessGroup>& group) {
+      TinyTraining tiny(options_of({2, 3}, group, run_));
+      CheckpointSaver saver(group->rank() == 1 ? other : run_, *tiny.state, *tiny.optimizer, copy);
+      saver.begin({.step = 1});
+      EXPECT_EQ(copy, CheckpointCopy::kMemory);  // the other copy has met the error by now
+      for (int64_t i = 0; saver.under_way(); ++i) {
+        step(tiny, i);
+        EXPECT_FALSE(saver.poll());
+      }
+    });
+    for (const std::string& error : errors) {
+      EXPECT_THAT(error, HasSubstr("rank 1 of 2: cannot write"));
+      EXPECT_THAT(error, HasSubstr("No space left on device: free some space"));
+    }
+    EXPECT_EQ(num_entries(run_ / "checkpoints"), 0u);
+  }
+}
+
+TEST_F(Checkpoints, DamagedFilesAreNamed) {
+  TinyTraining tiny(options_of({}, std::make_shared<ProcessGroup>(), run_));
+  const fs::path folder = save_checkpoint(run_, *tiny.state, *tiny.optimizer, {.step = 1});
+  const auto load = [&](int64_t world_size) {
+    return errors_of_ranks(world_size, [&](const std::shared_ptr<ProcessGroup>& group) {
+      TinyTraining other(options_of({world_size, 2}, group, run_));
+      load_checkpoint(folder, *other.state, *other.optimizer);
+    });
+  };
+  const auto replace = [&](const std::string& file, const std::string& key, const at::Tensor& value) {
+    auto tensors = load_tensors((folder / file).string());
+    for (auto& [name, tensor] : tensors) tensor = tensor.clone();
+    if (value.defined())
+      tensors[key] = value;
+    else
+      tensors.erase(key);
+    save_tensors((folder / file).string(), tensors);
+  };
+  replace("ema-0.5.safetensors", "blocks.1.attn.qkv.bias", at::zeros({7}));
+  for (const std::string& error : load(2)) {
+    EXPECT_THAT(error,
+                HasSubstr("ema-0.5.safetensors has blocks.1.attn.qkv.bias of shape [7], expected [144]"));
+  }
+  replace("ema-0.5.safetensors", "blocks.1.attn.qkv.bias", {});
+  for (const std::string& error : load(3)) {
+    EXPECT_THAT(error, HasSubstr("ema-0.5.safetensors lacks blocks.1.attn.qkv.bias: delete this checkpoint"));
+    EXPECT_THAT(error, HasSubstr("rank 0 of 3"));
+  }
+  fs::resize_file(folder / kModelFile, fs::file_size(folder / kModelFile) - 1);
+  EXPECT_TRUE(list_checkpoints(run_).empty());
+  EXPECT_THAT(load(1)[0], HasSubstr("model.safetensors"));
+  fs::remove(folder / kModelFile);
+  EXPECT_THAT(load(1)[0], HasSubstr("model.safetensors"));
+}
+
+}  // namespace
+}  // namespace kiln

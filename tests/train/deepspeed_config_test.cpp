@@ -1,0 +1,269 @@
+#include "train/deepspeed_config.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <fstream>
+#include <set>
+#include <sstream>
+
+#include "core/error.h"
+#include "train/deepspeed_keys.h"
+
+namespace kiln {
+namespace {
+
+using nlohmann::json;
+using ::testing::AllOf;
+using ::testing::Contains;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+using ::testing::ThrowsMessage;
+
+TrainOptions with(const json& values) {
+  TrainOptions options;
+  for (const auto& [name, value] : values.items()) set_option(options, name, value);
+  return options;
+}
+
+struct Given {
+  TrainOptions options{};
+  std::set<std::string> names{};  // on the command line
+  int64_t world_size = 1;
+};
+
+DeepSpeedConfig parse(const std::string& text, const Given& given = {}) {
+  return parse_deepspeed_config(
+      text, "ds.json",
+      {.ours = given.options,
+       .is_given = [&](const std::string& name) { return given.names.contains(name); },
+       .world_size = given.world_size});
+}
+
+TrainOptions options_of(const std::string& text, const Given& given = {}) {
+  return apply(parse(text, given), given.options);
+}
+
+void expect_refused(const std::string& text, const std::vector<std::string>& parts, const Given& given = {}) {
+  for (const std::string& part : parts)
+    EXPECT_THAT([&] { parse(text, given); }, ThrowsMessage<Error>(HasSubstr(part))) << text;
+}
+
+// As the guides on training Stable Diffusion with DeepSpeed have it.
+constexpr const char* kGuides = R"({
+  "train_batch_size": "auto",
+  "train_micro_batch_size_per_gpu": "auto",
+  "gradient_accumulation_steps": 4,
+  "optimizer": {"type": "AdamW",
+                "params": {"lr": 1e-5, "betas": [0.9, 0.99], "eps": 1e-8, "weight_decay": 1e-2}},
+  "fp16": {"enabled": true, "loss_scale": 0, "loss_scale_window": 500, "initial_scale_power": 16, "hysteresis": 2,
+           "min_loss_scale": 1},
+  "gradient_clipping": 1.0,
+  "zero_optimization": {"stage": 2,
+    "offload_optimizer": {"device": "cpu", "pin_memory": true},
+    "contiguous_gradients": true, "overlap_comm": true, "reduce_scatter": true,
+    "reduce_bucket_size": 5e7, "allgather_bucket_size": 5e7},
+  "activation_checkpointing": {"partition_activations": true, "cpu_checkpointing": true},
+  "steps_per_print": 50,
+  "wall_clock_breakdown": true
+})";
+
+TEST(DeepSpeedConfig, TheGuidesFileBecomesOptions) {
+  const Given given{.options = with({{"global-batch", 64}}), .world_size = 2};
+  const DeepSpeedConfig config = parse(kGuides, given);
+  const TrainOptions options = apply(config, given.options);
+  EXPECT_EQ(options.global_batch, 64);
+  EXPECT_EQ(options.micro_batch, 8);  // 64 / (4 x 2)
+  EXPECT_EQ(options.optimizer, "adamw");
+  EXPECT_EQ(options.lr, 1e-5);
+  EXPECT_EQ(options.beta2, 0.99);
+  EXPECT_EQ(options.adam_eps, 1e-8);
+  EXPECT_EQ(options.weight_decay, 1e-2);
+  EXPECT_EQ(options.compute_dtype, "fp16");
+  EXPECT_EQ(options.loss_scale, 0);
+  EXPECT_EQ(options.loss_scale_initial, 65536);
+  EXPECT_EQ(options.loss_scale_window, 500);
+  EXPECT_EQ(options.loss_scale_hysteresis, 2);
+  EXPECT_EQ(options.max_grad_norm, 1);
+  EXPECT_EQ(options.zero_stage, 2);
+  EXPECT_EQ(options.offload_optimizer, "cpu");
+  EXPECT_EQ(options.reduce_bucket_size, 50000000);
+  EXPECT_EQ(options.offload_activations, "all");
+  EXPECT_EQ(options.log_every, 50);
+  EXPECT_THAT(config.warnings, ElementsAre(AllOf(HasSubstr("allgather_bucket_size"), HasSubstr("segment")),
+                                           HasSubstr("partition_activations")));
+}
+
+TEST(DeepSpeedConfig, AutoTakesOurs) {
+  const Given given{.options =
+                        with({{"global-batch", 32}, {"micro-batch", 8}, {"lr", 3e-4}, {"max-grad-norm", 2}})};
+  const DeepSpeedConfig config = parse(R"({
+    "train_batch_size": "auto", "train_micro_batch_size_per_gpu": "auto", "gradient_accumulation_steps": "auto",
+    "optimizer": {"type": "auto", "params": {"lr": "auto", "betas": "auto"}},
+    "scheduler": {"type": "auto", "params": {"warmup_num_steps": "auto", "warmup_type": "auto"}},
+    "fp16": {"enabled": "auto", "loss_scale": 128}, "bf16": {"enabled": "auto"}, "gradient_clipping": "auto",
+    "zero_optimization": {"stage": "auto", "reduce_bucket_size": "auto", "offload_param": null}})",
+                                       given);
+  EXPECT_THAT(config.settings, IsEmpty());
+  EXPECT_THAT(config.warnings, IsEmpty());
+}
+
+TEST(DeepSpeedConfig, TwoSizesGiveTheThird) {
+  const auto sizes = [](const std::string& text, const Given& given) {
+    const TrainOptions options = options_of(text, given);
+    return std::pair(options.global_batch, options.micro_batch);
+  };
+  const Given two_ranks{.options = with({{"global-batch", 48}}), .world_size = 2};
+  EXPECT_EQ(sizes(R"({"train_batch_size": 64, "gradient_accumulation_steps": 4})", two_ranks),
+            std::pair(64L, 8L));
+  EXPECT_EQ(sizes(R"({"train_batch_size": 64, "train_micro_batch_size_per_gpu": 4})", two_ranks),
+            std::pair(64L, 4L));
+  EXPECT_EQ(sizes(R"({"train_micro_batch_size_per_gpu": 4, "gradient_accumulation_steps": 3})", two_ranks),
+            std::pair(24L, 4L));
+  EXPECT_EQ(sizes(R"({"train_batch_size": 64})", two_ranks), std::pair(64L, 0L));
+  EXPECT_EQ(sizes(R"({"train_micro_batch_size_per_gpu": 4})", two_ranks), std::pair(48L, 4L));
+  EXPECT_EQ(sizes(R"({"gradient_accumulation_steps": 3})", two_ranks), std::pair(48L, 8L));
+  const Given micro_given{.options = with({{"global-batch", 48}, {"micro-batch", 8}}),
+                          .names = {"micro-batch"}};
+  EXPECT_EQ(sizes(R"({"gradient_accumulation_steps": 3})", micro_given), std::pair(24L, 8L));
+}
+
+TEST(DeepSpeedConfig, RefusesSizesThatContradict) {
+  const Given two_ranks{.options = with({{"global-batch", 48}, {"micro-batch", 8}}), .world_size = 2};
+  expect_refused(
+      R"({"train_batch_size": 63, "train_micro_batch_size_per_gpu": 8, "gradient_accumulation_steps": 4})",
+      {"train_batch_size 63", "train_micro_batch_size_per_gpu 8", "gradient_accumulation_steps 4",
+       "2 ranks = 64"},
+      two_ranks);
+  expect_refused(R"({"train_batch_size": 30, "gradient_accumulation_steps": 4})",
+                 {"train_batch_size 30", "gradient_accumulation_steps 4"}, two_ranks);
+  expect_refused(R"({"train_batch_size": 30, "train_micro_batch_size_per_gpu": 4})",
+                 {"train_batch_size 30", "train_micro_batch_size_per_gpu 4"}, two_ranks);
+  expect_refused(R"({"train_micro_batch_size_per_gpu": 7})", {"--global-batch 48"}, two_ranks);
+  expect_refused(R"({"train_batch_size": 0})", {"train_batch_size expects a positive number"});
+  const Given given{.options = with({{"global-batch", 48}}), .names = {"global-batch"}};
+  expect_refused(R"({"train_micro_batch_size_per_gpu": 8, "gradient_accumulation_steps": 4})",
+                 {"--global-batch 48", "train_micro_batch_size_per_gpu 8"}, given);
+  expect_refused(R"({"train_batch_size": 64})",
+                 {"train_batch_size makes --global-batch 64", "command line says 48"}, given);
+}
+
+TEST(DeepSpeedConfig, RefusesWhatContradictsTheCommandLine) {
+  const Given given{.options = with({{"lr", 2e-4}, {"compute-dtype", "bf16"}}),
+                    .names = {"lr", "compute-dtype"}};
+  expect_refused(R"({"optimizer": {"params": {"lr": 1e-5}}})",
+                 {"optimizer.params.lr makes --lr 1e-05", "command line says 0.0002"}, given);
+  expect_refused(R"({"fp16": {"enabled": true}})", {"fp16.enabled makes --compute-dtype \"fp16\""}, given);
+  EXPECT_EQ(options_of(R"({"optimizer": {"params": {"lr": 2e-4}}})", given).lr, 2e-4);
+}
+
+TEST(DeepSpeedConfig, RefusesKeysThatContradictEachOther) {
+  expect_refused(R"({"fp16": {"enabled": true}, "bf16": {"enabled": true}})",
+                 {"fp16.enabled", "bf16.enabled"});
+  expect_refused(R"({"optimizer": {"type": "Adam", "params": {"lr": 1e-5}},
+                     "scheduler": {"type": "WarmupLR", "params": {"warmup_max_lr": 1e-4}}})",
+                 {"optimizer.params.lr", "scheduler.params.warmup_max_lr"});
+  expect_refused(R"({"bf16": {"enabled": true}, "bfloat16": {"enabled": true}})",
+                 {"bf16.enabled is given twice"});
+}
+
+TEST(DeepSpeedConfig, ReadsTheCopiedNameAndDeprecatedOnesWithAWarning) {
+  const DeepSpeedConfig config =
+      parse(R"({"zero_optimization": {"stage": 3, "stage3_max_reuse_parameters": 1e9,
+      "cpu_offload": true}, "bfloat16": {"enabled": true}})");
+  EXPECT_THAT(config.warnings,
+              Contains(HasSubstr(
+                  "stage3_max_reuse_parameters is read as zero_optimization.stage3_max_reuse_distance")));
+  EXPECT_THAT(config.warnings, Contains(HasSubstr("bfloat16 is read as bf16")));
+  const TrainOptions options = apply(config, {});
+  EXPECT_EQ(options.compute_dtype, "bf16");
+  EXPECT_EQ(options.offload_optimizer, "cpu");
+}
+
+TEST(DeepSpeedConfig, NamesTheNearestKnownKey) {
+  expect_refused(R"({"gradient_cliping": 1})", {"'gradient_cliping': did you mean 'gradient_clipping'"});
+  expect_refused(R"({"zero_optimization": {"stage3_prefetch_bucket_sice": 1}})",
+                 {"did you mean 'zero_optimization.stage3_prefetch_bucket_size'"});
+  expect_refused(R"({"overlap_comm": true})", {"did you mean 'zero_optimization.overlap_comm'"});
+  expect_refused(R"({"zero_optimisation": {}})", {"did you mean 'zero_optimization'"});
+}
+
+TEST(DeepSpeedConfig, RefusesWhatKilnDoesNotHave) {
+  expect_refused(R"({"optimizer": {"type": "Lamb", "params": {"max_coeff": 1}}})", {"Lamb", "AdamW"});
+  expect_refused(R"({"optimizer": {"type": "Adam", "params": {"adam_w_mode": false}}})", {"adam_w_mode"});
+  expect_refused(R"({"scheduler": {"type": "OneCycle", "params": {"cycle_min_lr": 1}}})",
+                 {"OneCycle", "WarmupLR"});
+  expect_refused(R"({"amp": {"enabled": true}})", {"amp", "bf16"});
+  expect_refused(R"({"zero_optimization": {"zero_quantized_weights": true}})", {"zero_quantized_weights"});
+  expect_refused(R"({"gradient_clipping": "high"})", {"max-grad-norm expects a number", "gradient_clipping"});
+  expect_refused(R"({"zero_optimization": 2})", {"zero_optimization expects an object"});
+  expect_refused(R"({"fp16": {"enabled": 1}})", {"fp16.enabled expects true or false"});
+  expect_refused("{", {"ds.json is not JSON"});
+  expect_refused("[]", {"JSON object"});
+}
+
+TEST(DeepSpeedConfig, Schedules) {
+  const TrainOptions options = options_of(R"({"scheduler": {"type": "WarmupDecayLR", "params": {
+      "warmup_min_lr": 0, "warmup_max_lr": 1e-3, "warmup_num_steps": 100, "total_num_steps": 5000}}})");
+  EXPECT_EQ(options.lr_schedule, "linear");
+  EXPECT_EQ(options.lr, 1e-3);
+  EXPECT_EQ(options.lr_warmup_steps, 100);
+  EXPECT_EQ(options.lr_warmup, "log");  // DeepSpeed's default
+  EXPECT_EQ(options.max_steps, 5000);
+  EXPECT_EQ(options_of(R"({"scheduler": {"type": "WarmupCosineLR", "params": {
+      "warmup_num_steps": 1, "warmup_type": "linear", "cos_min_ratio": 0.1}}})")
+                .lr_warmup,
+            "linear");
+}
+
+TEST(DeepSpeedConfig, OffloadsToADisk) {
+  const TrainOptions options = options_of(R"({"aio": {"block_size": 1048576, "queue_depth": 8},
+      "zero_optimization": {"stage": 3, "stage3_prefetch_bucket_size": 0, "stage3_param_persistence_threshold": 1e5,
+        "offload_optimizer": {"device": "nvme", "nvme_path": "/disk"},
+        "offload_param": {"device": "cpu", "nvme_path": "/elsewhere"}}})");
+  EXPECT_EQ(options.offload_optimizer, "nvme");
+  EXPECT_EQ(options.offload_params, "cpu");
+  EXPECT_EQ(options.nvme_path, "/disk");  // a path that no offload uses has no effect
+  EXPECT_EQ(options.nvme_queue_depth, 8);
+  EXPECT_EQ(options.prefetch_segments, 0);
+  EXPECT_EQ(options.persist_threshold, 100000);
+}
+
+TEST(DeepSpeedConfig, WarnsOnlyWhereTheValueDiffersFromWhatKilnDoes) {
+  EXPECT_THAT(
+      parse(R"({"prescale_gradients": false, "wall_clock_breakdown": true, "wandb": {"enabled": false}})")
+          .warnings,
+      IsEmpty());
+  EXPECT_THAT(
+      parse(R"({"prescale_gradients": true, "wandb": {"enabled": true}})").warnings,
+      ElementsAre(AllOf(HasSubstr("prescale_gradients true has no effect"), HasSubstr("global batch")),
+                  HasSubstr("wandb")));
+}
+
+// Every key can be given: with a value of Kiln's own it is taken, warned about, or (what Kiln lacks) refused.
+TEST(DeepSpeedConfig, EveryOptionOfTheTableExists) {
+  const json options = to_json(TrainOptions());
+  for (const DeepSpeedKey& key : deepspeed_keys()) {
+    const bool names_option =
+        key.effect == DeepSpeedKey::Effect::kOption || key.effect == DeepSpeedKey::Effect::kTogether;
+    ASSERT_EQ(names_option, key.option != nullptr) << key.path;
+    if (key.option) {
+      EXPECT_TRUE(options.contains(key.option)) << key.path << " " << key.option;
+    }
+    if (!key.option) {
+      EXPECT_STRNE(key.note, "") << key.path;
+    }
+  }
+}
+
+TEST(DeepSpeedConfig, TheDocumentationHasTheTable) {
+  std::ifstream file(KILN_SOURCE_DIR "/docs/deepspeed.md");
+  std::stringstream text;
+  text << file.rdbuf();
+  EXPECT_THAT(text.str(), HasSubstr(deepspeed_keys_text())) << "docs/deepspeed.md should end with:\n"
+                                                            << deepspeed_keys_text();
+}
+
+}  // namespace
+}  // namespace kiln

@@ -1,0 +1,313 @@
+// Where the optimizer's state lies changes no bit of what is trained, and what lies on a disk takes no memory
+// but its three buffers.
+#include <ATen/ATen.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <filesystem>
+#include <limits>
+#include <mutex>
+
+#include "core/allocations.h"
+#include "core/dry_run.h"
+#include "parallel/host_exchange.h"
+#include "parallel/rank_threads.h"
+#include "train/checkpoints.h"
+#include "train/memory_recorder.h"
+#include "train/tiny_model.h"
+
+namespace kiln {
+namespace {
+
+namespace fs = std::filesystem;
+using test::TinyOptions;
+using test::TinyTraining;
+using ::testing::HasSubstr;
+using ::testing::ThrowsMessage;
+
+constexpr int64_t kGlobalBatch = 4;  // uneven rows on 3 ranks
+
+StepBatch rows_of(const StepBatch& global, const ProcessGroup& group) {
+  const int64_t first = group.rank() * global.size() / group.world_size();
+  const int64_t count = (group.rank() + 1) * global.size() / group.world_size() - first;
+  const auto slice = [&](const at::Tensor& tensor) { return tensor.narrow(0, first, count); };
+  return {.x_0 = slice(global.x_0),
+          .noise = slice(global.noise),
+          .timesteps = slice(global.timesteps),
+          .class_labels = slice(global.class_labels),
+          .first_row = first,
+          .global_batch = global.size()};
+}
+
+TinyOptions placed(TinyOptions options, Placement placement) {
+  options.placement = placement;
+  options.nvme = {.folder = ::testing::TempDir(), .queue_depth = 4, .block_bytes = 1 << 15};
+  return options;
+}
+
+// Everything that training moves, of this rank.
+std::vector<at::Tensor> state_of(const TinyTraining& tiny) {
+  std::vector<at::Tensor> state;
+  for (const auto& segment : tiny.state->segments) {
+    const StateLease lease = segment.unit.lease(Access::kRead);
+    state.push_back(lease.master.clone());
+    for (const at::Tensor& moment : lease.moments) state.push_back(moment.clone());
+    for (const at::Tensor& ema : lease.emas) state.push_back(ema.clone());
+    state.push_back(segment.unit.weight_shard.clone());
+  }
+  return state;
+}
+
+void expect_equal(const std::vector<at::Tensor>& a, const std::vector<at::Tensor>& b) {
+  ASSERT_EQ(a.size(), b.size());
+  for (size_t i = 0; i < a.size(); ++i) EXPECT_TRUE(at::equal(a[i], b[i])) << "buffer " << i;
+}
+
+struct Outcome {
+  std::vector<double> losses;
+  std::vector<at::Tensor> state;
+};
+
+Outcome train(const TinyOptions& options, int64_t num_steps) {
+  const TinyTraining tiny(options);
+  Outcome outcome;
+  for (int64_t step = 0; step < num_steps; ++step) {
+    const StepBatch batch = tiny.batch(kGlobalBatch, static_cast<uint64_t>(step));
+    outcome.losses.push_back(tiny.step->run(rows_of(batch, *options.group), 1e-3).loss);
+  }
+  outcome.state = state_of(tiny);
+  return outcome;
+}
+
+class Placements : public ::testing::TestWithParam<at::ScalarType> {};
+
+TEST_P(Placements, TrainTheSameBits) {
+  constexpr int64_t kSteps = 30;
+  for (int64_t world_size = 1; world_size <= 3; ++world_size) {
+    test::on_ranks(world_size, [&](const std::shared_ptr<ProcessGroup>& group) {
+      for (int64_t stage = 0; stage <= 3; ++stage) {
+        const bool accumulates = (world_size + stage) % 2 == 1;
+        const TinyOptions options{.compute_dtype = GetParam(),
+                                  .accumulate_f32 = accumulates,
+                                  .micro_batch = accumulates ? 1 : 0,
+                                  .max_grad_norm = 0.5,
+                                  .ema_decays = {0.9, 0.99},
+                                  .objective = "epsilon",
+                                  .group = group,
+                                  .zero = {.stage = stage}};
+        const Outcome expected = train(options, kSteps);
+        for (const Placement placement : {Placement::kHost, Placement::kNvme}) {
+          if (placement == Placement::kHost && accumulates) continue;
+          const Outcome outcome = train(placed(options, placement), kSteps);
+          EXPECT_EQ(outcome.losses, expected.losses) << world_size << " ranks, stage " << stage;
+          expect_equal(outcome.state, expected.state);
+        }
+      }
+    });
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(ComputeDtypes, Placements, ::testing::Values(at::kFloat, at::kBFloat16, at::kHalf));
+
+TEST(Offload, ASkippedStepMovesNothingAndWritesNothing) {
+  const TinyTraining tiny(placed({}, Placement::kNvme));
+  tiny.step->run(tiny.batch(kGlobalBatch), 1e-3);
+  const std::vector<at::Tensor> before = state_of(tiny);
+  const int64_t written = tiny.state->nvme->store()->bytes_written();
+  StepBatch batch = tiny.batch(kGlobalBatch);
+  batch.x_0.fill_(std::numeric_limits<float>::quiet_NaN());
+  EXPECT_FALSE(tiny.step->run(batch, 1e-3).applied);
+  EXPECT_EQ(tiny.state->nvme->store()->bytes_written(), written);
+  expect_equal(state_of(tiny), before);
+}
+
+// Every update reads and writes each unit once, less what is still in the buffers.
+TEST(Offload, AnUpdateMovesTheStateOnceEachWay) {
+  const TinyTraining tiny(placed({}, Placement::kNvme));
+  const BlockStore& store = *tiny.state->nvme->store();
+  tiny.step->run(tiny.batch(kGlobalBatch), 1e-3);
+  const int64_t read = store.bytes_read(), written = store.bytes_written();
+  for (int step = 0; step < 4; ++step) tiny.step->run(tiny.batch(kGlobalBatch), 1e-3);
+  EXPECT_EQ(store.bytes_written() - written, 4 * tiny.state->nvme->disk_bytes());
+  EXPECT_LE(store.bytes_read() - read, 4 * tiny.state->nvme->disk_bytes());
+}
+
+TEST(Offload, UnitsShareTheBuffersOnlyOneAfterAnother) {
+  const TinyTraining tiny(placed({}, Placement::kNvme));
+  auto& segments = tiny.state->segments;
+  ASSERT_EQ(segments.size(), 4u);
+  {
+    const StateLease first = segments[0].unit.lease(Access::kWrite);
+    const StateLease again = segments[0].unit.lease(Access::kRead);  // sees the writer's changes
+    first.master.fill_(3);
+    EXPECT_TRUE(at::equal(again.master, first.master));
+    const StateLease second = segments[1].unit.lease(Access::kRead),
+                     third = segments[2].unit.lease(Access::kRead);
+    EXPECT_THROW(segments[3].unit.lease(Access::kRead), std::logic_error);
+  }
+  for (size_t s = 1; s < 4; ++s) segments[s].unit.lease(Access::kRead);  // drive it out of its buffer
+  const StateLease first = segments[0].unit.lease(Access::kRead);
+  EXPECT_TRUE(at::equal(first.master, at::full_like(first.master, 3)));
+}
+
+// --- memory ---
+
+TEST(Offload, OnlyTheBuffersAreInMemory) {
+  install_tracking_cpu_allocator();
+  for (const at::ScalarType dtype : {at::kFloat, at::kBFloat16}) {
+    const auto live_of = [&](Placement placement) {
+      const int64_t before = live_cpu_bytes().live;
+      const TinyTraining tiny(placed({.compute_dtype = dtype}, placement));
+      tiny.step->run(tiny.batch(kGlobalBatch), 1e-3);
+      return live_cpu_bytes().live - before;
+    };
+    live_of(Placement::kDevice);  // what is made once per process
+    const TinyTraining tiny(placed({.compute_dtype = dtype}, Placement::kNvme));
+    int64_t elements = 0, largest = 0, buffers = 0;
+    for (const auto& segment : tiny.state->segments) {
+      elements += segment.unit.shard_size();
+      largest = std::max(largest, segment.unit.shard_size());
+    }
+    for (const at::Tensor& buffer : tiny.state->nvme->buffers())
+      buffers += static_cast<int64_t>(buffer.nbytes());
+    EXPECT_GE(buffers, 3 * 16 * largest);
+    EXPECT_LE(buffers, 3 * (16 * largest + 2 * BlockStore::kAlignment));
+    // master, two moments, one EMA; in f32 the master was the weights, which stay
+    const int64_t state = (dtype == at::kFloat ? 12 : 16) * elements;
+    EXPECT_EQ(live_of(Placement::kDevice) - live_of(Placement::kNvme), state - buffers);
+    EXPECT_GE(tiny.state->nvme->disk_bytes(), 16 * elements);
+  }
+}
+
+StepMemory dry_run(DryRunDevice device, const TinyOptions& options, OffloadedBytes& offloaded) {
+  const DryRunScope dry_run(device);
+  TinyOptions meta = options;
+  meta.device = at::kMeta;
+  MemoryRecorder memory;
+  const MetaAllocationScope scope(memory);
+  const TinyTraining tiny(meta);
+  memory.finish();  // of the making of the state
+  memory.register_state(*tiny.state);
+  tiny.step->observe(&memory);
+  const auto as_meta = [](const at::Tensor& tensor) {
+    return at::empty_like(tensor, tensor.options().device(at::kMeta));
+  };
+  const StepBatch batch = tiny.batch(kGlobalBatch);
+  tiny.step->run({.x_0 = as_meta(batch.x_0),
+                  .noise = as_meta(batch.noise),
+                  .timesteps = as_meta(batch.timesteps),
+                  .class_labels = as_meta(batch.class_labels)},
+                 1e-3);
+  offloaded = tiny.state->offloaded;
+  return memory.finish();
+}
+
+// The same program on meta tensors: what a GPU would not hold is told as bytes of the host and of the disk.
+TEST(Offload, ADryRunKnowsWhereStateIs) {
+  const TinyOptions options{.compute_dtype = at::kBFloat16};
+  OffloadedBytes none, host, nvme, cpu;
+  const StepMemory on_device = dry_run(DryRunDevice::kCuda, options, none);
+  const StepMemory on_host = dry_run(DryRunDevice::kCuda, placed(options, Placement::kHost), host);
+  const StepMemory on_nvme = dry_run(DryRunDevice::kCuda, placed(options, Placement::kNvme), nvme);
+  const StepMemory of_cpu = dry_run(DryRunDevice::kCpu, placed(options, Placement::kNvme), cpu);
+  const int64_t state = on_device.persistent.at(MemoryKind::kMaster) +
+                        on_device.persistent.at(MemoryKind::kMoments) +
+                        on_device.persistent.at(MemoryKind::kEma);
+  EXPECT_EQ(none.host + none.disk, 0);
+  EXPECT_EQ(on_host.persistent_bytes, on_device.persistent_bytes - state);
+  EXPECT_EQ(on_nvme.persistent_bytes, on_host.persistent_bytes);
+  EXPECT_LE(on_host.peak_bytes, on_device.peak_bytes - state);
+  EXPECT_GT(host.host, state);  // and two units' gradients and weights on their way
+  EXPECT_EQ(host.disk, 0);
+  EXPECT_GE(nvme.disk, state);
+  EXPECT_EQ(cpu.host, 0);
+  EXPECT_EQ(cpu.disk, nvme.disk);
+  EXPECT_EQ(of_cpu.persistent.count(MemoryKind::kMaster), 0u);
+  EXPECT_GT(of_cpu.persistent.at(MemoryKind::kStaging), 0);
+}
+
+// --- checkpoints and failures ---
+
+class TemporaryRun {
+ public:
+  TemporaryRun() : path_(fs::path(::testing::TempDir()) / "kiln_offload_run") {
+    fs::remove_all(path_);
+    fs::create_directories(path_ / "checkpoints");
+  }
+  ~TemporaryRun() { fs::remove_all(path_); }
+  std::string path() const { return path_.string(); }
+
+ private:
+  fs::path path_;
+};
+
+TEST(Offload, ACheckpointResumesOnAnyPlacement) {
+  const Outcome expected = train({}, 6);
+  for (const Placement from : {Placement::kDevice, Placement::kHost, Placement::kNvme}) {
+    const TemporaryRun run;
+    const TinyTraining before(placed({}, from));
+    for (uint64_t step = 0; step < 3; ++step) before.step->run(before.batch(kGlobalBatch, step), 1e-3);
+    const std::string folder = save_checkpoint(run.path(), *before.state, *before.optimizer, {.step = 3});
+    for (const Placement to : {Placement::kDevice, Placement::kHost, Placement::kNvme}) {
+      const TinyTraining after(placed({}, to));
+      load_checkpoint(folder, *after.state, *after.optimizer);
+      for (uint64_t step = 3; step < 6; ++step)
+        EXPECT_EQ(after.step->run(after.batch(kGlobalBatch, step), 1e-3).loss, expected.losses[step]);
+      expect_equal(state_of(after), expected.state);
+    }
+  }
+}
+
+// The descriptor of the only store there is.
+int descriptor_of_store() {
+  for (const auto& entry : fs::directory_iterator("/proc/self/fd")) {
+    std::error_code error;
+    if (fs::read_symlink(entry.path(), error).string().find(".kiln-state-") != std::string::npos)
+      return std::stoi(entry.path().filename());
+  }
+  return -1;
+}
+
+TEST(Offload, AFailingDiskEndsTheStepAndLeavesTheCheckpoint) {
+  const TemporaryRun run;
+  const TinyTraining tiny(placed({}, Placement::kNvme));
+  tiny.step->run(tiny.batch(kGlobalBatch), 1e-3);
+  const std::string folder = save_checkpoint(run.path(), *tiny.state, *tiny.optimizer, {.step = 1});
+  const std::vector<at::Tensor> saved = state_of(tiny);
+  ASSERT_EQ(ftruncate(descriptor_of_store(), 0), 0);
+  const auto is_clear =
+      ThrowsMessage<Error>(::testing::AllOf(HasSubstr("[nvme]"), HasSubstr("checkpoint is untouched")));
+  EXPECT_THAT([&] { tiny.step->run(tiny.batch(kGlobalBatch), 1e-3); }, is_clear);
+  EXPECT_THAT([&] { save_checkpoint(run.path(), *tiny.state, *tiny.optimizer, {.step = 2}); }, is_clear);
+  const std::vector<Checkpoint> checkpoints = list_checkpoints(run.path());
+  ASSERT_EQ(checkpoints.size(), 1u);
+  const TinyTraining resumed{TinyOptions{}};
+  load_checkpoint(folder, *resumed.state, *resumed.optimizer);
+  expect_equal(state_of(resumed), saved);
+}
+
+// --- the way between a device and its host ---
+
+TEST(HostExchange, BringsGradientsAndWeightsInTurn) {
+  HostExchange exchange(at::kCPU, 8, at::kBFloat16, at::kFloat);
+  EXPECT_EQ(exchange.host_bytes(), 2 * 8 * (2 + 4));
+  std::vector<at::Tensor> gradients, weights;
+  for (int64_t unit = 0; unit < 5; ++unit) {
+    gradients.push_back(at::full({4 + unit % 3}, unit, at::kBFloat16));
+    weights.push_back(at::zeros({4 + unit % 3}));
+  }
+  exchange.fetch(gradients[0]);
+  for (size_t unit = 0; unit < gradients.size(); ++unit) {
+    if (unit + 1 < gradients.size()) exchange.fetch(gradients[unit + 1]);
+    const at::Tensor taken = exchange.take();
+    EXPECT_TRUE(at::equal(taken, gradients[unit]));
+    exchange.weights(weights[unit].numel()).copy_(taken * 2);
+    exchange.send(weights[unit]);
+  }
+  for (size_t unit = 0; unit < weights.size(); ++unit)
+    EXPECT_TRUE(at::equal(weights[unit], at::full_like(weights[unit], 2.0 * static_cast<double>(unit))));
+}
+
+}  // namespace
+}  // namespace kiln
