@@ -12,7 +12,7 @@ apt_build="build-essential cmake ninja-build ccache mold pkg-config python3 pyth
   libxxhash-dev libjemalloc-dev libtomlplusplus-dev liburing-dev"
 apt_demo="libfreetype-dev libharfbuzz-dev fonts-noto-color-emoji unicode-data"
 apt_test="libgtest-dev libgmock-dev libbenchmark-dev python3-venv clang libclang-rt-14-dev llvm clang-format chromium
-  fonts-dejavu-core"
+  fonts-dejavu-core iproute2"
 
 as_root() {
   if [ "$(id -u)" = 0 ]; then "$@"

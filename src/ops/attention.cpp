@@ -37,7 +37,7 @@ AttentionResult meta_attention(const at::Tensor& stored) {
   return {out.to(stored.scalar_type()), log_sum, {}, {}};
 }
 
-// What ATen's kernels on CUDA take (not measured; source of torch 2.11). Flash attention sums the gradient of
+// What ATen's kernels on CUDA take (from its source, not measured). Flash attention sums the gradient of
 // q in f32, its head dimension padded, beside a sum per row of 128-row blocks (mha_bwd, csrc/flash_attn);
 // fp16 in the memory-efficient kernels has like sums. In f32 those first multiply out and its gradient
 // (_efficient_attention_backward).

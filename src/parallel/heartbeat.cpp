@@ -1,6 +1,12 @@
 #include "parallel/heartbeat.h"
 
+#include <atomic>
+#include <condition_variable>
 #include <cstring>
+#include <future>
+#include <mutex>
+#include <thread>
+#include <vector>
 
 #include "core/error.h"
 
@@ -9,85 +15,139 @@ namespace kiln {
 namespace {
 
 constexpr auto kInterval = std::chrono::seconds(1);
+// Behind a link that was cut, the store's calls wait for as long as TCP tries again: a quarter of an hour.
+constexpr auto kPatience = 5 * kInterval;
+
+struct Beat {
+  int64_t beats = 0, collectives = 0;
+};
 
 std::string key_of(int64_t rank) { return fmt::format("alive/{}", rank); }
 std::string failure_key_of(int64_t rank) { return fmt::format("failed/{}", rank); }
 
 }  // namespace
 
-Heartbeat::Heartbeat(c10::intrusive_ptr<c10d::Store> store, const Ranks& ranks)
-    : store_(std::move(store)), ranks_(ranks), thread_([this] { beat(); }) {}
+// Belongs to the threads that talk to the store, too: one that gets no answer outlives the heartbeat.
+struct Heartbeat::Shared {
+  const c10::intrusive_ptr<c10d::Store> store;
+  const Ranks ranks;
+  std::mutex store_mutex;
+  std::atomic<int64_t> collectives = 0;
 
-Heartbeat::~Heartbeat() {
-  {
-    const std::lock_guard lock(mutex_);
-    stopping_ = true;
-  }
-  stop_.notify_all();
-  thread_.join();
-}
+  std::mutex mutex;  // never held while the store is asked
+  std::condition_variable changed;
+  bool stopping = false, has_ended = false;
 
-void Heartbeat::beat() {
-  std::unique_lock lock(mutex_);
-  for (Beat mine; !stopping_; stop_.wait_for(lock, kInterval, [this] { return stopping_; })) {
+  Shared(c10::intrusive_ptr<c10d::Store> its_store, const Ranks& its_ranks)
+      : store(std::move(its_store)), ranks(its_ranks) {}
+
+  void beat();
+  std::vector<Beat> read_all();
+  std::string reported_failures();
+  std::string describe_missing(int64_t number);
+};
+
+void Heartbeat::Shared::beat() try {
+  std::unique_lock lock(mutex);
+  for (Beat mine; !stopping; changed.wait_for(lock, kInterval, [this] { return stopping; })) {
     ++mine.beats;
-    mine.collectives = collectives_;
+    mine.collectives = collectives;
     std::vector<uint8_t> bytes(sizeof mine);
     std::memcpy(bytes.data(), &mine, sizeof mine);
-    try {
-      store_->set(key_of(ranks_.rank), bytes);
-    } catch (const std::exception&) {
-      return;  // the rendezvous ends with whoever hosts it
+    lock.unlock();
+    {
+      const std::lock_guard store_lock(store_mutex);
+      store->set(key_of(ranks.rank), bytes);
     }
+    lock.lock();
   }
+} catch (const std::exception&) {  // the rendezvous ends with whoever hosts it
 }
 
-std::vector<Heartbeat::Beat> Heartbeat::read_all() {
-  std::vector<Beat> all(static_cast<size_t>(ranks_.world_size));
-  const std::lock_guard lock(mutex_);
+std::vector<Beat> Heartbeat::Shared::read_all() {
+  std::vector<Beat> all(static_cast<size_t>(ranks.world_size));
+  const std::lock_guard lock(store_mutex);
   for (size_t r = 0; r < all.size(); ++r) {
     const std::string key = key_of(static_cast<int64_t>(r));
-    if (!store_->check({key})) continue;
-    const std::vector<uint8_t> bytes = store_->get(key);
+    if (!store->check({key})) continue;
+    const std::vector<uint8_t> bytes = store->get(key);
     if (bytes.size() == sizeof(Beat)) std::memcpy(&all[r], bytes.data(), sizeof(Beat));
   }
   return all;
 }
 
-void Heartbeat::report_failure(const std::string& why) try {
-  const std::lock_guard lock(mutex_);
-  store_->set(failure_key_of(ranks_.rank), why);
-} catch (const std::exception&) {  // the rendezvous is gone: nobody can be told
-}
-
 // Of ranks that failed first: of those that only miss others, nothing.
-std::string Heartbeat::reported_failures() {
+std::string Heartbeat::Shared::reported_failures() {
   std::string failures;
-  const std::lock_guard lock(mutex_);
-  for (int64_t rank = 0; rank < ranks_.world_size; ++rank) {
-    if (rank == ranks_.rank || !store_->check({failure_key_of(rank)})) continue;
-    const std::vector<uint8_t> why = store_->get(failure_key_of(rank));
+  const std::lock_guard lock(store_mutex);
+  for (int64_t rank = 0; rank < ranks.world_size; ++rank) {
+    if (rank == ranks.rank || !store->check({failure_key_of(rank)})) continue;
+    const std::vector<uint8_t> why = store->get(failure_key_of(rank));
     failures += fmt::format("; rank {} failed: {}", rank, std::string(why.begin(), why.end()));
   }
   return failures;
 }
 
-std::string Heartbeat::describe_missing(int64_t number) try {
+std::string Heartbeat::Shared::describe_missing(int64_t number) {
   if (std::string failures = reported_failures(); !failures.empty()) return failures;
   const std::vector<Beat> before = read_all();
   std::this_thread::sleep_for(3 * kInterval);
   const std::vector<Beat> after = read_all();
   std::string missing;
   for (size_t r = 0; r < after.size(); ++r) {
-    if (static_cast<int64_t>(r) == ranks_.rank) continue;
+    if (static_cast<int64_t>(r) == ranks.rank) continue;
     if (after[r].beats == before[r].beats)
       missing += fmt::format("; rank {} no longer answers", r);
     else if (after[r].collectives < number)
       missing += fmt::format("; rank {} has not come so far", r);
   }
   return missing;
+}
+
+Heartbeat::Heartbeat(c10::intrusive_ptr<c10d::Store> store, const Ranks& ranks)
+    : shared_(std::make_shared<Shared>(std::move(store), ranks)) {
+  std::thread([shared = shared_] {
+    shared->beat();
+    const std::lock_guard lock(shared->mutex);
+    shared->has_ended = true;
+    shared->changed.notify_all();
+  }).detach();
+}
+
+Heartbeat::~Heartbeat() {
+  std::unique_lock lock(shared_->mutex);
+  shared_->stopping = true;
+  shared_->changed.notify_all();
+  shared_->changed.wait_for(lock, kPatience, [this] { return shared_->has_ended; });
+}
+
+const Ranks& Heartbeat::ranks() const { return shared_->ranks; }
+int64_t Heartbeat::next_collective() { return ++shared_->collectives; }
+
+// The store's answer to a question of a few calls. Throws when it is gone or does not come in time.
+std::string Heartbeat::ask(std::function<std::string(Shared&)> question) {
+  std::packaged_task<std::string()> task(
+      [shared = shared_, question = std::move(question)] { return question(*shared); });
+  std::future<std::string> answer = task.get_future();
+  std::thread(std::move(task)).detach();
+  if (answer.wait_for(3 * kInterval + kPatience) != std::future_status::ready)
+    fail("ranks", "the rendezvous gives no answer");
+  return answer.get();
+}
+
+void Heartbeat::report_failure(const std::string& why) try {
+  ask([why](Shared& shared) {
+    const std::lock_guard lock(shared.store_mutex);
+    shared.store->set(failure_key_of(shared.ranks.rank), why);
+    return std::string();
+  });
+} catch (const std::exception&) {  // nobody can be told
+}
+
+std::string Heartbeat::describe_missing(int64_t number) try {
+  return ask([number](Shared& shared) { return shared.describe_missing(number); });
 } catch (const std::exception&) {
-  return fmt::format("; the rendezvous at {}:{} no longer answers", ranks_.master_addr, ranks_.master_port);
+  return fmt::format("; the rendezvous at {}:{} no longer answers", ranks().master_addr, ranks().master_port);
 }
 
 }  // namespace kiln

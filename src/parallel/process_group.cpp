@@ -11,6 +11,8 @@
 
 #include <fmt/ranges.h>
 #include <netdb.h>
+#include <sys/socket.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cstdlib>
@@ -47,12 +49,35 @@ std::string message_of(const std::exception& error) {
   return first_line(torch_error ? torch_error->what_without_backtrace() : error.what());
 }
 
+// The address of this machine that packets to `host` leave from; empty when `host` is unknown or is this
+// machine by a loopback name. Nothing is sent.
+std::string own_address_towards(const std::string& host) {
+  addrinfo hints{}, *found = nullptr;
+  hints.ai_socktype = SOCK_DGRAM;
+  if (getaddrinfo(host.c_str(), "9", &hints, &found) != 0) return "";
+  const std::unique_ptr<addrinfo, decltype(&freeaddrinfo)> addresses(found, &freeaddrinfo);
+  const int probe = socket(found->ai_family, SOCK_DGRAM, 0);
+  if (probe < 0) return "";
+  sockaddr_storage own{};
+  socklen_t size = sizeof own;
+  auto* address = reinterpret_cast<sockaddr*>(&own);
+  char name[NI_MAXHOST] = "";
+  if (connect(probe, found->ai_addr, found->ai_addrlen) == 0 && getsockname(probe, address, &size) == 0)
+    getnameinfo(address, size, name, sizeof name, nullptr, 0, NI_NUMERICHOST);
+  close(probe);
+  const std::string text = name;
+  return text.starts_with("127.") || text == "::1" ? "" : text;
+}
+
+// Gloo's own default is the address of the host name, which on Debian is a loopback one.
 std::shared_ptr<gloo::transport::Device> network_device(const Ranks& ranks) {
   if (const char* interface = std::getenv("GLOO_SOCKET_IFNAME"))
     return c10d::ProcessGroupGloo::createDeviceForInterface(interface);
   if (ranks.local_world_size == ranks.world_size)
     return c10d::ProcessGroupGloo::createDeviceForHostname("127.0.0.1");
-  return c10d::ProcessGroupGloo::createDefaultDevice();
+  const std::string address = own_address_towards(ranks.master_addr);
+  return address.empty() ? c10d::ProcessGroupGloo::createDefaultDevice()
+                         : c10d::ProcessGroupGloo::createDeviceForHostname(address);
 }
 
 c10::intrusive_ptr<c10d::Store> open_store(const Ranks& ranks, std::chrono::milliseconds timeout) {

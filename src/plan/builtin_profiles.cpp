@@ -1,7 +1,8 @@
-// Known GPUs. Peaks, memory bandwidth, links and watts are the vendor's (dense, not sparse; one way; SXM
-// boards where there are several): data sheets of V100, T4, A40, A100, A800, L40S, H100, H200 and HGX B200,
-// the GA102 white paper (RTX 3090, products with f32 accumulation) and the Ada white paper (RTX 4090).
-// Everything else is an assumption, with its reason, in this file.
+// Known GPUs. Peaks, memory bandwidth, links and watts are the vendor's figures (dense, not sparse; one way;
+// SXM boards where there are several), compared with published copies of the specification tables of V100,
+// T4, A40, A100, L40S, RTX 4090, H100, H200 and B200. Not confirmed: RTX 3090's products with f32
+// accumulation (half its rate), A800's link, B200 in f32 and tf32. Everything else is an assumption, with its
+// reason, in this file.
 #include "plan/machine_profile.h"
 
 namespace kiln {

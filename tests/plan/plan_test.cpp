@@ -193,7 +193,9 @@ TEST(Plan, ScalesByRanksAndFillsInTheRun) {
   EXPECT_EQ(plan.scaling.back().gpus, 1024);
   for (const ScalingPoint& point : plan.scaling) {
     EXPECT_LE(point.efficiency, 1.0) << point.gpus;
-    if (point.gpus == 8) EXPECT_DOUBLE_EQ(point.images_per_s, plan.images_per_s);
+    if (point.gpus == 8) {
+      EXPECT_DOUBLE_EQ(point.images_per_s, plan.images_per_s);
+    }
   }
   EXPECT_DOUBLE_EQ(plan.days * 86400, 1000 * plan.step_s);
   EXPECT_DOUBLE_EQ(plan.cost, plan.days * 24 * 8 * 2);
