@@ -154,6 +154,8 @@ def test_a_stop_signal_checkpoints_all_ranks(alone, tmp_path, target):
 def test_a_killed_rank_is_named_and_ends_the_others(tmp_path, victim):
     process = start(command(tmp_path, ENDLESS, "--nproc", 3, "--zero-stage", 2 + victim, "--checkpoint-every", 3))
     wait_for_steps(process, tmp_path, 4)
+    while not list(tmp_path.glob("checkpoints/step-*/train_state.json")):  # written while training goes on
+        time.sleep(0.01)
     ranks = processes_under(process.pid)
     os.kill(ranks[victim], signal.SIGKILL)
     begin = time.monotonic()
