@@ -10,15 +10,15 @@ if(NOT torch_version MATCHES "'2\\.11\\.0")
   message(FATAL_ERROR "Kiln is built against torch 2.11.0, found ${torch_version} in ${TORCH_DIR}: run scripts/setup")
 endif()
 
-# Header-only fmt, as bundled with torch (Debian's fmt clashes with it). Needs no torch library.
+# fmt as bundled with torch (Debian's fmt clashes with it), its library part in core/instantiations.cpp. Needs no
+# torch library.
 add_library(kiln_fmt INTERFACE)
 target_include_directories(kiln_fmt SYSTEM INTERFACE "${TORCH_DIR}/include")
-target_compile_definitions(kiln_fmt INTERFACE FMT_HEADER_ONLY)
 
 add_library(kiln_torch INTERFACE)
 target_include_directories(kiln_torch SYSTEM INTERFACE
   "${TORCH_DIR}/include" "${TORCH_DIR}/include/torch/csrc/api/include")
-target_compile_definitions(kiln_torch INTERFACE USE_DISTRIBUTED USE_C10D_GLOO FMT_HEADER_ONLY)
+target_compile_definitions(kiln_torch INTERFACE USE_DISTRIBUTED USE_C10D_GLOO)
 # --no-as-needed and the library are ONE string: written apart, the library silently drops out.
 target_link_libraries(kiln_torch INTERFACE
   "-Wl,--no-as-needed,${TORCH_DIR}/lib/libtorch_cpu.so -Wl,--as-needed" "${TORCH_DIR}/lib/libc10.so")
