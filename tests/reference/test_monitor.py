@@ -9,7 +9,7 @@ from conftest import program
 OPTIONS = ["--model", "dit", "--hidden-size", 48, "--depth", 2, "--num-heads", 3, "--patch-size", 4, "--num-classes", 4,
            "--data", "synthetic", "--autoencoder", "pixels", "--image-size", 16, "--global-batch", 8, "--objective", "flow",
            "--log-every", 2, "--peak-tflops", 1, "--device", "cpu"]
-PHASES = {"input", "forward", "loss", "recompute", "backward", "grad_norm", "optimizer", "communication", "data"}
+PHASES = {"input", "forward", "loss", "recompute", "backward", "grad_norm", "optimizer", "offload", "communication", "data"}
 
 # The functions of NVML that are loaded by name, with a GPU of fixed readings behind PCI address 0000:01:00.0 or index 0.
 FAKE_NVML = """
