@@ -41,6 +41,16 @@ inline std::string read_bytes(const std::string& path) {
   return text.str();
 }
 
+// The descriptor of the only BlockStore there is, whose file has no name to be opened by; -1: there is none.
+inline int descriptor_of_store() {
+  for (const auto& entry : std::filesystem::directory_iterator("/proc/self/fd")) {
+    std::error_code error;
+    if (std::filesystem::read_symlink(entry.path(), error).string().find(".kiln-state-") != std::string::npos)
+      return std::stoi(entry.path().filename());
+  }
+  return -1;
+}
+
 // The message of the Error that `action` must throw; it must be one line.
 template <class Action>
 std::string message_of(Action&& action) {

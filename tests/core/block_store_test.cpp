@@ -10,6 +10,7 @@
 #include <filesystem>
 
 #include "core/error.h"
+#include "test_files.h"
 
 namespace kiln {
 namespace {
@@ -100,19 +101,9 @@ TEST_P(BlockStores, AnAbandonedTransferIsWaitedFor) {
   EXPECT_TRUE(buffer == expected.fill(7));
 }
 
-// The descriptor behind a store: the file has no name to be opened by.
-int descriptor_of_store() {
-  for (const auto& entry : fs::directory_iterator("/proc/self/fd")) {
-    std::error_code error;
-    if (fs::read_symlink(entry.path(), error).string().find(".kiln-state-") != std::string::npos)
-      return std::stoi(entry.path().filename());
-  }
-  return -1;
-}
-
 TEST_P(BlockStores, AFileThatWasCutIsAnError) {
   BlockStore store(16 * kBlock, options());
-  ASSERT_EQ(ftruncate(descriptor_of_store(), 3 * kBlock + 512), 0);
+  ASSERT_EQ(ftruncate(test::descriptor_of_store(), 3 * kBlock + 512), 0);
   Buffer buffer(16 * kBlock);
   EXPECT_THAT(
       [&] { store.read(buffer.span(), 0).wait(); },
@@ -122,7 +113,7 @@ TEST_P(BlockStores, AFileThatWasCutIsAnError) {
 
 TEST_P(BlockStores, ADiskThatRefusesToWriteIsAnErrorAndTheNextTransferIsTold) {
   BlockStore store(16 * kBlock, options());
-  const int descriptor = descriptor_of_store();
+  const int descriptor = test::descriptor_of_store();
   const int read_only = open(("/proc/self/fd/" + std::to_string(descriptor)).c_str(), O_RDONLY | O_CLOEXEC);
   ASSERT_GE(read_only, 0);
   ASSERT_EQ(dup2(read_only, descriptor), descriptor);
@@ -168,7 +159,7 @@ TEST(BlockStore, LeavesNoName) {
     const BlockStore store(1 << 20, {.folder = folder.string()});
     EXPECT_TRUE(fs::is_empty(folder));
   }
-  EXPECT_EQ(descriptor_of_store(), -1);
+  EXPECT_EQ(test::descriptor_of_store(), -1);
   fs::remove(folder);
 }
 

@@ -20,6 +20,7 @@ namespace kiln {
 namespace {
 
 namespace fs = std::filesystem;
+using test::rows_of;
 using test::TinyOptions;
 using test::TinyTraining;
 using ::testing::HasSubstr;
@@ -54,18 +55,6 @@ TinyOptions options_of(const Division& division, const std::shared_ptr<ProcessGr
     options.nvme = {.folder = disk.string()};
   }
   return options;
-}
-
-StepBatch rows_of(const StepBatch& global, const ProcessGroup& group) {
-  const int64_t first = group.rank() * global.size() / group.world_size();
-  const int64_t count = (group.rank() + 1) * global.size() / group.world_size() - first;
-  const auto slice = [&](const at::Tensor& tensor) { return tensor.narrow(0, first, count); };
-  return {.x_0 = slice(global.x_0),
-          .noise = slice(global.noise),
-          .timesteps = slice(global.timesteps),
-          .class_labels = slice(global.class_labels),
-          .first_row = first,
-          .global_batch = global.size()};
 }
 
 StepResult step(const TinyTraining& tiny, int64_t number) {

@@ -13,6 +13,7 @@
 #include "core/dry_run.h"
 #include "parallel/host_exchange.h"
 #include "parallel/rank_threads.h"
+#include "test_files.h"
 #include "train/checkpoints.h"
 #include "train/memory_recorder.h"
 #include "train/tiny_model.h"
@@ -21,24 +22,13 @@ namespace kiln {
 namespace {
 
 namespace fs = std::filesystem;
+using test::rows_of;
 using test::TinyOptions;
 using test::TinyTraining;
 using ::testing::HasSubstr;
 using ::testing::ThrowsMessage;
 
 constexpr int64_t kGlobalBatch = 4;  // uneven rows on 3 ranks
-
-StepBatch rows_of(const StepBatch& global, const ProcessGroup& group) {
-  const int64_t first = group.rank() * global.size() / group.world_size();
-  const int64_t count = (group.rank() + 1) * global.size() / group.world_size() - first;
-  const auto slice = [&](const at::Tensor& tensor) { return tensor.narrow(0, first, count); };
-  return {.x_0 = slice(global.x_0),
-          .noise = slice(global.noise),
-          .timesteps = slice(global.timesteps),
-          .class_labels = slice(global.class_labels),
-          .first_row = first,
-          .global_batch = global.size()};
-}
 
 TinyOptions placed(TinyOptions options, Placement placement) {
   options.placement = placement;
@@ -259,23 +249,13 @@ TEST(Offload, ACheckpointResumesOnAnyPlacement) {
   }
 }
 
-// The descriptor of the only store there is.
-int descriptor_of_store() {
-  for (const auto& entry : fs::directory_iterator("/proc/self/fd")) {
-    std::error_code error;
-    if (fs::read_symlink(entry.path(), error).string().find(".kiln-state-") != std::string::npos)
-      return std::stoi(entry.path().filename());
-  }
-  return -1;
-}
-
 TEST(Offload, AFailingDiskEndsTheStepAndLeavesTheCheckpoint) {
   const TemporaryRun run;
   const TinyTraining tiny(placed({}, Placement::kNvme));
   tiny.step->run(tiny.batch(kGlobalBatch), 1e-3);
   const std::string folder = save_checkpoint(run.path(), *tiny.state, *tiny.optimizer, {.step = 1});
   const std::vector<at::Tensor> saved = state_of(tiny);
-  ASSERT_EQ(ftruncate(descriptor_of_store(), 0), 0);
+  ASSERT_EQ(ftruncate(test::descriptor_of_store(), 0), 0);
   const auto is_clear =
       ThrowsMessage<Error>(::testing::AllOf(HasSubstr("[nvme]"), HasSubstr("checkpoint is untouched")));
   EXPECT_THAT([&] { tiny.step->run(tiny.batch(kGlobalBatch), 1e-3); }, is_clear);

@@ -6,6 +6,7 @@
 #include <memory>
 
 #include "core/error.h"
+#include "data/batches.h"
 #include "models/registry.h"
 #include "train/skip_model.h"
 #include "train/step.h"
@@ -85,5 +86,17 @@ struct TinyTraining {
   std::unique_ptr<TrainingState> state;
   std::unique_ptr<TrainStep> step;
 };
+
+// The rows of a global batch that are this rank's.
+inline StepBatch rows_of(const StepBatch& global, const ProcessGroup& group) {
+  const RowRange rows = rank_rows(global.size(), group.rank(), group.world_size());
+  const auto slice = [&](const at::Tensor& tensor) { return tensor.narrow(0, rows.first, rows.count); };
+  return {.x_0 = slice(global.x_0),
+          .noise = slice(global.noise),
+          .timesteps = slice(global.timesteps),
+          .class_labels = slice(global.class_labels),
+          .first_row = rows.first,
+          .global_batch = global.size()};
+}
 
 }  // namespace kiln::test

@@ -19,23 +19,11 @@
 namespace kiln {
 namespace {
 
+using test::rows_of;
 using test::TinyOptions;
 using test::TinyTraining;
 
 constexpr int64_t kGlobalBatch = 9;  // 2, 3 and 4 ranks have uneven or even rows of it
-
-// This rank's rows.
-StepBatch rows_of(const StepBatch& global, const ProcessGroup& group) {
-  const int64_t first = group.rank() * global.size() / group.world_size();
-  const int64_t count = (group.rank() + 1) * global.size() / group.world_size() - first;
-  const auto slice = [&](const at::Tensor& tensor) { return tensor.narrow(0, first, count); };
-  return {.x_0 = slice(global.x_0),
-          .noise = slice(global.noise),
-          .timesteps = slice(global.timesteps),
-          .class_labels = slice(global.class_labels),
-          .first_row = first,
-          .global_batch = global.size()};
-}
 
 struct Outcome {
   std::vector<double> losses;
