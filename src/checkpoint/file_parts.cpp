@@ -9,6 +9,7 @@
 
 #include "core/atomic_file.h"
 #include "core/error.h"
+#include "core/file_space.h"
 
 namespace kiln {
 
@@ -30,21 +31,14 @@ void write_at(int fd, const std::string& path, uint64_t offset, std::span<const 
   }
 }
 
-// Space for the whole file; where the file system cannot promise it, a file of that length without it.
-void take_space(int fd, const std::string& path, uint64_t bytes) {
-  const auto size = static_cast<off_t>(bytes);
-  if (::fallocate(fd, 0, 0, size) == 0) return;
-  if (errno != EOPNOTSUPP && errno != ENOSYS) fail_with_errno(kWho, "write", path, errno);
-  if (::ftruncate(fd, size) != 0) fail_with_errno(kWho, "write", path, errno);
-}
-
 }  // namespace
 
 void create_file_of_parts(const std::string& path, uint64_t bytes, std::string_view head) {
   const int fd = ::open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
   if (fd < 0) fail_with_errno(kWho, "write", path, errno);
   try {
-    take_space(fd, path, bytes);
+    if (const int error = reserve_file_space(fd, static_cast<int64_t>(bytes)))
+      fail_with_errno(kWho, "write", path, error);
     write_at(fd, path, 0, std::as_bytes(std::span(head.data(), head.size())));
   } catch (...) {
     ::close(fd);

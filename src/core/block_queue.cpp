@@ -16,6 +16,15 @@ namespace {
 
 constexpr int64_t kSector = 512;  // the rest of a request must begin on one
 
+// Nobody may wait for ever for what no longer moves.
+void refuse_all(BlockQueue& queue, const std::string& error) {
+  while (true) {
+    const std::vector<BlockRequest> taken = queue.take(1, /*blocks=*/true);
+    if (taken.empty()) return;
+    queue.finish(taken.front(), error);
+  }
+}
+
 }  // namespace
 
 void BlockQueue::push(std::vector<BlockRequest> requests) {
@@ -95,7 +104,14 @@ void serve_by_ring(io_uring& ring, size_t depth, int fd, BlockQueue& queue) {
       idle.pop_back();
     }
     if (idle.size() == depth) return;
-    io_uring_submit_and_wait(&ring, 1);  // an interrupted wait finds nothing below, and is repeated
+    // An interrupted wait finds nothing below, and is repeated.
+    const int submitted = io_uring_submit_and_wait(&ring, 1);
+    if (submitted < 0 && submitted != -EINTR && submitted != -EAGAIN && submitted != -EBUSY) {
+      const std::string error = fmt::format("io_uring: {}", std::strerror(-submitted));
+      for (size_t index = 0; index < depth; ++index)
+        if (std::ranges::find(idle, index) == idle.end()) queue.finish(requests[index], error);
+      return refuse_all(queue, error);
+    }
     io_uring_cqe* done = nullptr;
     while (io_uring_peek_cqe(&ring, &done) == 0) {
       const size_t index = io_uring_cqe_get_data64(done);

@@ -13,6 +13,7 @@
 #include <utility>
 
 #include "core/error.h"
+#include "core/file_space.h"
 
 namespace kiln {
 
@@ -21,17 +22,24 @@ namespace {
 constexpr int64_t kMostCallThreads = 16;
 constexpr double kGiB = 1 << 30;
 
+struct RingCloser {
+  void operator()(io_uring* ring) const {
+    io_uring_queue_exit(ring);
+    delete ring;
+  }
+};
+
 // A ring that can read and write, or what the kernel says instead.
-std::string open_ring(unsigned depth, io_uring& ring) {
-  const int result = io_uring_queue_init(depth, &ring, 0);
+std::string open_ring(unsigned depth, std::unique_ptr<io_uring, RingCloser>& opened) {
+  auto ring = std::make_unique<io_uring>();
+  const int result = io_uring_queue_init(depth, ring.get(), 0);
   if (result < 0) return std::strerror(-result);
-  io_uring_probe* probe = io_uring_get_probe_ring(&ring);
+  opened.reset(ring.release());
+  io_uring_probe* probe = io_uring_get_probe_ring(opened.get());
   const bool usable = probe && io_uring_opcode_supported(probe, IORING_OP_READ) &&
                       io_uring_opcode_supported(probe, IORING_OP_WRITE);
   if (probe) io_uring_free_probe(probe);
-  if (usable) return "";
-  io_uring_queue_exit(&ring);
-  return "reads and writes are not supported";
+  return usable ? "" : "reads and writes are not supported";
 }
 
 }  // namespace
@@ -67,12 +75,14 @@ BlockStore::BlockStore(int64_t bytes, const BlockStoreOptions& options) : option
     take_space(bytes);
     start_workers();
   } catch (...) {
-    close(fd_);
+    stop();
     throw;
   }
 }
 
-BlockStore::~BlockStore() {
+BlockStore::~BlockStore() { stop(); }
+
+void BlockStore::stop() {
   queue_.close();
   for (std::thread& worker : workers_) worker.join();
   close(fd_);
@@ -111,21 +121,17 @@ void BlockStore::take_space(int64_t bytes) {
   };
   // Asked first: a file system may fill the disk before it finds out.
   if (free_bytes < static_cast<double>(bytes)) refuse(std::strerror(ENOSPC));
-  if (bytes == 0 || fallocate(fd_, 0, 0, bytes) == 0) return;
-  if (errno != EOPNOTSUPP) refuse(std::strerror(errno));
-  if (ftruncate(fd_, bytes) != 0) refuse(std::strerror(errno));
+  if (const int error = reserve_file_space(fd_, bytes)) refuse(std::strerror(error));
 }
 
 void BlockStore::start_workers() {
   if (options_.use_io_uring) {
     const auto depth = static_cast<unsigned>(options_.queue_depth);
-    auto ring = std::make_unique<io_uring>();
-    const std::string refusal = open_ring(depth, *ring);
+    std::unique_ptr<io_uring, RingCloser> ring;
+    const std::string refusal = open_ring(depth, ring);
     if (refusal.empty()) {
-      workers_.emplace_back([this, depth, ring = std::move(ring)] {
-        serve_by_ring(*ring, depth, fd_, queue_);
-        io_uring_queue_exit(ring.get());
-      });
+      workers_.emplace_back(
+          [this, depth, ring = std::move(ring)] { serve_by_ring(*ring, depth, fd_, queue_); });
       return;
     }
     notes_.push_back(

@@ -66,6 +66,7 @@ class BlockStore {
   void open_file();
   void take_space(int64_t bytes);
   void start_workers();
+  void stop();
   BlockTransfer start(std::byte* data, int64_t bytes, int64_t offset, bool writes);
 
   BlockStoreOptions options_;

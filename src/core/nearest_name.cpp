@@ -1,14 +1,23 @@
 #include "core/nearest_name.h"
 
 #include <algorithm>
-#include <limits>
+#include <cctype>
 
 namespace kiln {
 
 namespace {
 
-// Levenshtein distance.
-size_t edit_distance(std::string_view a, std::string_view b) {
+std::string lower(std::string_view text) {
+  std::string result(text);
+  std::ranges::transform(result, result.begin(),
+                         [](unsigned char c) { return static_cast<char>(std::tolower(c)); });
+  return result;
+}
+
+// Levenshtein distance; a name that contains the other is near whatever their lengths.
+size_t edit_distance(const std::string& a, const std::string& b) {
+  if (a == b) return 0;
+  if (!a.empty() && b.find(a) != std::string::npos) return 1;
   std::vector<size_t> row(b.size() + 1);
   for (size_t j = 0; j <= b.size(); ++j) row[j] = j;
   for (size_t i = 1; i <= a.size(); ++i) {
@@ -25,16 +34,20 @@ size_t edit_distance(std::string_view a, std::string_view b) {
 
 }  // namespace
 
-std::string nearest_name(std::string_view name, const std::vector<std::string>& names) {
-  std::string nearest;
-  size_t least = std::numeric_limits<size_t>::max();
-  for (const std::string& candidate : names) {
-    const size_t distance = edit_distance(name, candidate);
-    if (distance >= least) continue;
-    least = distance;
-    nearest = candidate;
-  }
+std::vector<std::string> nearest_names(std::string_view name, const std::vector<std::string>& names,
+                                       size_t count) {
+  const std::string wanted = lower(name);
+  std::vector<std::pair<size_t, size_t>> ranked;
+  for (size_t i = 0; i < names.size(); ++i) ranked.emplace_back(edit_distance(wanted, lower(names[i])), i);
+  std::ranges::sort(ranked);
+  std::vector<std::string> nearest;
+  for (size_t i = 0; i < std::min(count, ranked.size()); ++i) nearest.push_back(names[ranked[i].second]);
   return nearest;
+}
+
+std::string nearest_name(std::string_view name, const std::vector<std::string>& names) {
+  const std::vector<std::string> nearest = nearest_names(name, names, 1);
+  return nearest.empty() ? "" : nearest.front();
 }
 
 }  // namespace kiln

@@ -1,4 +1,4 @@
-// "Did you mean": the known name nearest to a mistyped one. Torch-free.
+// "Did you mean": the known names nearest to a mistyped one. Torch-free.
 #pragma once
 #include <string>
 #include <string_view>
@@ -6,8 +6,12 @@
 
 namespace kiln {
 
-// The one of `names` with the least edit distance to `name`, the first in order of several; "" if there are
-// none.
+// The `count` of `names` with the fewest edits from `name`, capitals aside, nearest first; of equally near
+// ones the first in order.
+std::vector<std::string> nearest_names(std::string_view name, const std::vector<std::string>& names,
+                                       size_t count);
+
+// The nearest one; "" if there are none.
 std::string nearest_name(std::string_view name, const std::vector<std::string>& names);
 
 }  // namespace kiln

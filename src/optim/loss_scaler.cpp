@@ -35,8 +35,9 @@ void LossScaler::update(bool finite) {
 
 void LossScaler::restore(double scale, int64_t good_steps, int64_t overflows) {
   if (!is_dynamic_) return;
-  // A run that continues in fp16 after f32 or bf16 starts with the initial scale.
-  scale_ = scale != 1 ? scale : options_.initial_scale;
+  // Nothing counted: f32 or bf16 trained so far, and fp16 begins.
+  const bool was_enabled = scale != 1 || good_steps > 0 || overflows > 0;
+  scale_ = was_enabled ? scale : options_.initial_scale;
   good_steps_ = good_steps;
   overflows_ = overflows;
 }

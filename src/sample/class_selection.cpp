@@ -8,6 +8,7 @@
 #include <optional>
 
 #include "core/error.h"
+#include "core/nearest_name.h"
 
 namespace kiln {
 namespace {
@@ -16,22 +17,6 @@ std::string lower(std::string text) {
   std::ranges::transform(text, text.begin(),
                          [](unsigned char c) { return static_cast<char>(std::tolower(c)); });
   return text;
-}
-
-// Levenshtein distance, capitals aside; a name that contains the other is near whatever their lengths.
-int64_t distance(const std::string& a, const std::string& b) {
-  if (!a.empty() && b.find(a) != std::string::npos) return 1;
-  std::vector<int64_t> row(b.size() + 1);
-  std::iota(row.begin(), row.end(), 0);
-  for (size_t i = 1; i <= a.size(); ++i) {
-    int64_t diagonal = row[0]++;
-    for (size_t j = 1; j <= b.size(); ++j) {
-      const int64_t substituted = diagonal + (a[i - 1] != b[j - 1]);
-      diagonal = row[j];
-      row[j] = std::min({substituted, row[j] + 1, row[j - 1] + 1});
-    }
-  }
-  return row.back();
 }
 
 std::optional<int64_t> parse_number(const std::string& text) {
@@ -72,16 +57,6 @@ std::vector<int64_t> select_classes(const std::vector<std::string>& selection,
   for (const std::string& wanted : selection)
     classes.push_back(select_class(wanted, class_names, num_classes));
   return classes;
-}
-
-std::vector<std::string> nearest_names(const std::string& name, const std::vector<std::string>& names,
-                                       size_t count) {
-  std::vector<std::pair<int64_t, size_t>> ranked;
-  for (size_t i = 0; i < names.size(); ++i) ranked.emplace_back(distance(lower(name), lower(names[i])), i);
-  std::ranges::sort(ranked);
-  std::vector<std::string> nearest;
-  for (size_t i = 0; i < std::min(count, ranked.size()); ++i) nearest.push_back(names[ranked[i].second]);
-  return nearest;
 }
 
 }  // namespace kiln

@@ -12,8 +12,4 @@ namespace kiln {
 std::vector<int64_t> select_classes(const std::vector<std::string>& selection,
                                     const std::vector<std::string>& class_names, int64_t num_classes);
 
-// The `count` names with the fewest edits from `name`.
-std::vector<std::string> nearest_names(const std::string& name, const std::vector<std::string>& names,
-                                       size_t count);
-
 }  // namespace kiln

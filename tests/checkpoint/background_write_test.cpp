@@ -8,7 +8,6 @@
 #include <filesystem>
 #include <fstream>
 #include <memory>
-#include <numeric>
 
 #include "core/error.h"
 
@@ -56,30 +55,19 @@ TEST_F(BackgroundWrites, PartsOfSeveralWritersMakeTheFiles) {
   EXPECT_EQ(content("b"), "ABCDEF");
 }
 
-// The thread reads a copy while its owner goes on with the original; many at once, for the thread sanitizer.
-TEST_F(BackgroundWrites, TheOwnerGoesOnMeanwhile) {
-  constexpr size_t kBytes = size_t{1} << 20;
-  std::string state(kBytes, '\0');
-  for (int round = 0; round < 8; ++round) {
-    const std::string name = std::to_string(round);
-    create_file_of_parts(path(name), kBytes, "");
-    std::iota(state.begin(), state.end(), static_cast<char>(round));
-    const std::string copy = state;
-    BackgroundWrite write(FileParts({path(name)}), {{0, 0, bytes_of(copy)}});
-    while (!write.done()) std::fill(state.begin(), state.end(), 'x');
-    EXPECT_EQ(write.wait(), "");
-    EXPECT_EQ(content(name), copy);
-  }
-}
-
+// One that ends before it can be given up proves nothing: then it is tried again.
 TEST_F(BackgroundWrites, GivingUpEndsWithoutWaitingForAll) {
-  create_file_of_parts(path("a"), 8, "");
-  const std::string part = "12345678";
-  {
-    const BackgroundWrite write(FileParts({path("a")}),
-                                std::vector<FilePart>(100'000, {0, 0, bytes_of(part)}));
+  constexpr size_t kParts = 100'000;
+  const std::string byte = "x";
+  bool ended_early = false;
+  for (int attempt = 0; attempt < 100 && !ended_early; ++attempt) {
+    create_file_of_parts(path("a"), kParts, "");
+    std::vector<FilePart> parts;
+    for (size_t i = 0; i < kParts; ++i) parts.push_back({0, i, bytes_of(byte)});
+    { const BackgroundWrite write(FileParts({path("a")}), std::move(parts)); }
+    ended_early = content("a").back() == 0;
   }
-  EXPECT_EQ(fs::file_size(path("a")), 8u);
+  EXPECT_TRUE(ended_early);
 }
 
 TEST_F(BackgroundWrites, AFullDiskIsKnownBeforeAnythingIsWritten) {

@@ -141,6 +141,18 @@ TEST(LossScaler, SurvivesACheckpoint) {
   EXPECT_EQ(after_bf16.scale(), 65536);
 }
 
+TEST(LossScaler, ResumesAtTheSmallestScaleToo) {
+  const LossScalerOptions options{.initial_scale = 2};
+  for (const bool finite : {false, true}) {
+    LossScaler before(options, true), after(options, true);
+    before.update(false);
+    before.update(finite);
+    ASSERT_EQ(before.scale(), 1);
+    after.restore(before.scale(), before.good_steps(), before.overflows());
+    EXPECT_EQ(after.scale(), 1);
+  }
+}
+
 TEST(LossScaler, RefusesByOptionName) {
   for (const auto& [options, name] : {std::pair{LossScalerOptions{.fixed_scale = -1}, "--loss-scale "},
                                       {LossScalerOptions{.initial_scale = 0}, "--loss-scale-initial"},

@@ -8,6 +8,7 @@
 #include <numeric>
 
 #include "core/atomic_file.h"
+#include "core/command_line.h"
 #include "core/error.h"
 #include "data/file_io.h"
 #include "data/images.h"
@@ -171,7 +172,7 @@ void list_groups(const std::vector<Emoji>& list) {
   for (const auto& [line, count] : lines) fmt::print("{:5}  {}\n", count, line);
 }
 
-void run(CLI::App& app, int argc, char** argv) {
+int run(CLI::App& app, int argc, char** argv) {
   Options options;
   bool list = false, no_skin_tones = false;
   auto* out = app.add_option("--out", options.out, "Folder to make");
@@ -187,29 +188,24 @@ void run(CLI::App& app, int argc, char** argv) {
       ->capture_default_str();
   app.add_option("--font", options.font, "Emoji font with bitmaps")->capture_default_str();
   app.add_option("--emoji-list", options.emoji_list, "Unicode's emoji-test.txt")->capture_default_str();
-  app.parse(argc, argv);
-  options.skin_tones = !no_skin_tones;
-  while (options.out.ends_with('/')) options.out.pop_back();
+  app.callback([&] {
+    options.skin_tones = !no_skin_tones;
+    while (options.out.ends_with('/')) options.out.pop_back();
 
-  const auto emoji = read_emoji_list(options.emoji_list);
-  if (list) return list_groups(emoji);
-  if (options.out.empty()) fail("demo-data", "--out FOLDER is needed");
-  const EmojiFont font(options.font);
-  write_pictures(options, choose_pictures(options, emoji, font), font);
+    const auto emoji = read_emoji_list(options.emoji_list);
+    if (list) return list_groups(emoji);
+    if (options.out.empty()) fail("demo-data", "--out FOLDER is needed");
+    const EmojiFont font(options.font);
+    write_pictures(options, choose_pictures(options, emoji, font), font);
+  });
+  return run_command_line(app, argc, argv);
 }
 
 }  // namespace
 }  // namespace kiln::demo
 
 int main(int argc, char** argv) {
-  CLI::App app{"Writes the colour emoji of a font as class folders of PNG files with metadata.jsonl."};
-  try {
-    kiln::demo::run(app, argc, argv);
-  } catch (const CLI::ParseError& error) {
-    return app.exit(error);
-  } catch (const std::exception& error) {
-    fmt::print(stderr, "kiln-demo-data: {}\n", error.what());
-    return 1;
-  }
-  return 0;
+  CLI::App app{"Writes the colour emoji of a font as class folders of PNG files with metadata.jsonl.",
+               "kiln-demo-data"};
+  return kiln::demo::run(app, argc, argv);
 }

@@ -1,0 +1,75 @@
+#include "core/command_line.h"
+
+#include <fmt/ranges.h>
+
+#include <CLI/CLI.hpp>
+#include <cstdio>
+#include <string>
+#include <vector>
+
+#include "core/error_message.h"
+#include "core/nearest_name.h"
+
+namespace kiln {
+
+namespace {
+
+const CLI::App& command_in(const CLI::App& app) {
+  const std::vector<CLI::App*> commands = app.get_subcommands();
+  return commands.empty() ? app : command_in(*commands.front());
+}
+
+std::string full_name(const CLI::App& app) {
+  return app.get_parent() ? full_name(*app.get_parent()) + " " + app.get_name() : app.get_name();
+}
+
+std::vector<std::string> options_of(const CLI::App& command) {
+  std::vector<std::string> names;
+  for (const CLI::Option* option : command.get_options())
+    for (const std::string& name : option->get_lnames()) names.push_back("--" + name);
+  return names;
+}
+
+std::vector<std::string> commands_of(const CLI::App& command) {
+  std::vector<std::string> names;
+  for (const CLI::App* inner : command.get_subcommands([](const CLI::App*) { return true; }))
+    names.push_back(inner->get_name());
+  return names;
+}
+
+// CLI11's own words know neither the nearest name nor which of the arguments is meant.
+std::string explain(const CLI::App& app, const CLI::ParseError& error) {
+  const CLI::App& command = command_in(app);
+  const std::vector<std::string> rest = command.remaining(), commands = commands_of(command);
+  if (!rest.empty() && !commands.empty() && !rest.front().starts_with("-"))
+    return fmt::format("unknown command '{}': did you mean '{}'?", rest.front(),
+                       nearest_name(rest.front(), commands));
+  for (const std::string& argument : rest)
+    if (argument.starts_with("-")) {
+      const std::string name = argument.substr(0, argument.find('='));
+      return fmt::format("unknown option {}: did you mean {}?", name,
+                         nearest_name(name, options_of(command)));
+    }
+  if (!rest.empty()) return fmt::format("'{}' belongs to no option", rest.front());
+  if (!commands.empty()) return fmt::format("expected a command: {}", fmt::join(commands, ", "));
+  return message_of(error);
+}
+
+}  // namespace
+
+int run_command_line(CLI::App& app, int argc, char** argv) {
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::ParseError& error) {
+    if (error.get_exit_code() == 0) return app.exit(error);  // help, version
+    const std::string command = full_name(command_in(app));
+    fmt::print(stderr, "{}: {} ({} --help)\n", command, explain(app, error), command);
+    return error.get_exit_code();
+  } catch (const std::exception& error) {
+    fmt::print(stderr, "{}: {}\n", app.get_name(), message_of(error));
+    return 1;
+  }
+  return 0;
+}
+
+}  // namespace kiln

@@ -1,0 +1,80 @@
+#include "core/command_line.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <CLI/CLI.hpp>
+#include <stdexcept>
+
+#include "core/error.h"
+#include "core/error_message.h"
+
+namespace kiln {
+namespace {
+
+using ::testing::internal::CaptureStderr;
+using ::testing::internal::GetCapturedStderr;
+
+struct Outcome {
+  int status = 0;
+  std::string errors;
+};
+
+// A program "tool" with the commands draw (--max-steps N, required, and --fast) and paint, which throws.
+Outcome run(std::vector<std::string> arguments) {
+  CLI::App app{"A tool.", "tool"};
+  app.require_subcommand(1);
+  int steps = 0;
+  bool fast = false;
+  CLI::App* draw = app.add_subcommand("draw", "Draws");
+  draw->add_option("--max-steps", steps, "Steps")->required();
+  draw->add_flag("--fast", fast, "Fast");
+  app.add_subcommand("paint", "Paints")->callback([] { fail("paint", "no colour is left: buy some"); });
+  app.add_subcommand("crash", "Breaks")->callback([] {
+    throw std::runtime_error("shapes differ\nException raised from f at g.cpp:3\nframe #0: h()");
+  });
+  arguments.insert(arguments.begin(), "tool");
+  std::vector<char*> pointers;
+  for (std::string& argument : arguments) pointers.push_back(argument.data());
+  CaptureStderr();
+  const int status = run_command_line(app, static_cast<int>(pointers.size()), pointers.data());
+  return {status, GetCapturedStderr()};
+}
+
+TEST(CommandLine, ErrorsAreOneLineThatSaysWhatToDo) {
+  const std::vector<std::pair<std::vector<std::string>, std::string>> cases = {
+      {{"draw", "--max-stepz", "3"},
+       "tool draw: unknown option --max-stepz: did you mean --max-steps? (tool draw --help)\n"},
+      {{"draw", "--max-stepz=3"},
+       "tool draw: unknown option --max-stepz: did you mean --max-steps? (tool draw --help)\n"},
+      {{"draw", "--max-steps", "3", "4"}, "tool draw: '4' belongs to no option (tool draw --help)\n"},
+      {{"draw", "--max-steps", "many"}, "tool draw: Could not convert: --max-steps = many (tool draw --help)\n"},
+      {{"draw"}, "tool draw: --max-steps is required (tool draw --help)\n"},
+      {{"drew", "--fast"}, "tool: unknown command 'drew': did you mean 'draw'? (tool --help)\n"},
+      {{}, "tool: expected a command: draw, paint, crash (tool --help)\n"},
+      {{"paint"}, "tool: [paint] no colour is left: buy some\n"},
+      {{"crash"}, "tool: shapes differ\n"}};
+  for (const auto& [arguments, expected] : cases) {
+    const Outcome outcome = run(arguments);
+    EXPECT_NE(outcome.status, 0) << expected;
+    EXPECT_EQ(outcome.errors, expected);
+  }
+}
+
+TEST(CommandLine, WhatIsRightRuns) {
+  const Outcome outcome = run({"draw", "--max-steps", "3", "--fast"});
+  EXPECT_EQ(outcome.status, 0);
+  EXPECT_EQ(outcome.errors, "");
+}
+
+TEST(ErrorMessage, IsOneLineWithoutPlacesInSources) {
+  EXPECT_EQ(message_of(std::runtime_error("[/a/pair.cc:5] Connection closed\nframe #1")), "Connection closed");
+  EXPECT_EQ(message_of(std::runtime_error("[json.exception.type_error.302] a number")),
+            "[json.exception.type_error.302] a number");
+  EXPECT_EQ(message_of(Error("[who] what")), "[who] what");
+  EXPECT_EQ(bare_message_of(Error("[who] what")), "what");
+  EXPECT_EQ(message_of(std::runtime_error("[/open")), "[/open");
+}
+
+}  // namespace
+}  // namespace kiln
