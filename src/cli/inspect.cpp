@@ -9,7 +9,7 @@ void add_inspect_command(CLI::App& app) {
   auto options = std::make_shared<InspectOptions>();
   command->add_option("path", options->path, "Weights file, diffusers folder, run folder or checkpoint");
   command->add_option("--model", options->model,
-                      "A model by name (DiT-XL/2, ...): prints key<TAB>shape lines");
+                      "A model by name (DiT-XL/2, autoencoder_kl, ...): prints key<TAB>shape lines");
   command->add_option("--config", options->config, "JSON (text or file) that overrides the model's preset");
   command->add_flag("--ema,!--no-ema", options->ema, "Of a file that holds both, the EMA weights (default)");
   command->callback([options] { inspect(*options, stdout, stderr); });

@@ -3,7 +3,9 @@
 #include <ATen/ATen.h>
 #include <fmt/ranges.h>
 
+#include <cctype>
 #include <filesystem>
+#include <functional>
 #include <map>
 
 #include "checkpoint/weights_file.h"
@@ -11,6 +13,7 @@
 #include "convert/dit_diffusers.h"
 #include "convert/weights_source.h"
 #include "core/error.h"
+#include "models/autoencoders/autoencoder_kl.h"
 #include "models/registry.h"
 
 namespace kiln {
@@ -24,25 +27,69 @@ std::string describe(const DitConfig& c) {
       c.num_classes, c.learn_sigma);
 }
 
-void inspect_model(const InspectOptions& options, std::FILE* out, std::FILE* summary) {
+// Autoencoders by the names of the interface and of the published files, with the keys that those hold.
+struct ListedAutoencoder {
+  const char* name;
+  std::string (*key)(const std::string& current_key);
+};
+constexpr ListedAutoencoder kAutoencoders[] = {{"autoencoder_kl", current_autoencoder_kl_key},
+                                               {"sd-vae", current_autoencoder_kl_key},
+                                               {"sd-vae-oldkeys", first_autoencoder_kl_key}};
+
+// "dit-xl-2", as file names have it, is DiT-XL/2.
+std::string as_file_name(std::string name) {
+  for (char& c : name) c = c == '/' ? '-' : static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
+  return name;
+}
+
+nlohmann::json config_of(const InspectOptions& options) {
   nlohmann::json config;
-  if (!options.config.empty()) {
-    if (std::filesystem::exists(options.config))
-      config = read_json(options.config);
-    else if (config = nlohmann::json::parse(options.config, nullptr, false); config.is_discarded())
-      fail("inspect", "--config is neither a file nor JSON: {}", options.config);
-  }
-  const auto model = build_denoiser(options.model, config, {.device = at::kMeta});
+  if (options.config.empty()) return config;
+  if (std::filesystem::exists(options.config)) return read_json(options.config);
+  config = nlohmann::json::parse(options.config, nullptr, /*allow_exceptions=*/false);
+  if (config.is_discarded()) fail("inspect", "--config is neither a file nor JSON: {}", options.config);
+  return config;
+}
+
+// Prints the lines; returns "3 tensors, 10 elements, 8 trainable parameters".
+template <class KeyOf>
+std::string list_parameters(const ParameterList& parameters, const KeyOf& key_of, std::FILE* out) {
   int64_t num_elements = 0, num_trainable = 0;
-  const ParameterList parameters = model->parameters();
   for (const auto& parameter : parameters) {
-    fmt::print(out, "{}\t{}\n", parameter->key, fmt::join(parameter->value.sizes(), ","));
+    fmt::print(out, "{}\t{}\n", key_of(parameter->key), fmt::join(parameter->value.sizes(), ","));
     num_elements += parameter->value.numel();
     if (parameter->trainable) num_trainable += parameter->value.numel();
   }
-  fmt::print(
-      summary, "{}: {} tensors, {} elements, {} trainable parameters, {:.4g} GFLOP forward per image\n",
-      options.model, parameters.size(), num_elements, num_trainable, model->shape().forward_flops / 1e9);
+  return fmt::format("{} tensors, {} elements, {} trainable parameters", parameters.size(), num_elements,
+                     num_trainable);
+}
+
+void inspect_autoencoder(const ListedAutoencoder& listed, const nlohmann::json& given, std::FILE* out,
+                         std::FILE* summary) {
+  nlohmann::json config = sd_vae_config();
+  if (!given.is_null() && !given.is_object())
+    fail("inspect", "--config expects a JSON object, got {}", given.dump());
+  if (given.is_object()) config.update(given);
+  const AutoencoderKl autoencoder(parse_autoencoder_kl_config(config), {.device = at::kMeta});
+  fmt::print(summary, "{}: {}\n", listed.name, list_parameters(autoencoder.parameters(), listed.key, out));
+}
+
+void inspect_model(const InspectOptions& options, std::FILE* out, std::FILE* summary) {
+  const nlohmann::json config = config_of(options);
+  std::vector<std::string> known = denoiser_names();
+  for (const std::string& name : known) {
+    if (as_file_name(name) != as_file_name(options.model)) continue;
+    const auto model = build_denoiser(name, config, {.device = at::kMeta});
+    fmt::print(summary, "{}: {}, {:.4g} GFLOP forward per image\n", name,
+               list_parameters(model->parameters(), std::identity(), out),
+               model->shape().forward_flops / 1e9);
+    return;
+  }
+  for (const ListedAutoencoder& listed : kAutoencoders) {
+    if (options.model == listed.name) return inspect_autoencoder(listed, config, out, summary);
+    known.push_back(listed.name);
+  }
+  fail("inspect", "unknown model \"{}\": known are {}", options.model, fmt::join(known, ", "));
 }
 
 std::string format_name(const std::string& path) {

@@ -2,8 +2,10 @@
 
 #include <ATen/ATen.h>
 
+#include <algorithm>
 #include <cmath>
 
+#include "core/error.h"
 #include "diffusion/losses.h"
 #include "diffusion/schedule.h"
 
@@ -28,7 +30,7 @@ double min_snr_weight(double alpha_bar, double gamma, Prediction prediction) {
 
 class DdpmObjective : public Objective {
  public:
-  explicit DdpmObjective(const DiffusionConfig& config) {
+  explicit DdpmObjective(const JsonConfig& config) {
     const std::vector<double> alpha_bars = diffusers_alpha_bars(config);
     num_train_timesteps_ = static_cast<int64_t>(alpha_bars.size());
     const std::string name =
@@ -90,7 +92,7 @@ class DdpmObjective : public Objective {
 }  // namespace
 
 std::unique_ptr<Objective> make_ddpm_objective(const nlohmann::json& config) {
-  return std::make_unique<DdpmObjective>(DiffusionConfig("ddpm", config));
+  return std::make_unique<DdpmObjective>(JsonConfig("ddpm", config));
 }
 
 }  // namespace kiln

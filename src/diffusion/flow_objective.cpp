@@ -2,10 +2,12 @@
 
 #include <ATen/ATen.h>
 
+#include <algorithm>
 #include <cmath>
 #include <numbers>
 #include <optional>
 
+#include "core/error.h"
 #include "diffusion/losses.h"
 #include "diffusion/schedule.h"
 
@@ -14,7 +16,7 @@ namespace {
 
 class FlowObjective : public Objective {
  public:
-  explicit FlowObjective(const DiffusionConfig& config)
+  explicit FlowObjective(const JsonConfig& config)
       : shift_(config.get("shift", 1.0)),
         num_train_timesteps_(config.positive("num_train_timesteps", 1000)),
         cosmap_(config.choice("weighting", "none", {"none", "cosmap"}) == "cosmap"),
@@ -112,7 +114,7 @@ FlowTable diffusers_flow_table(int64_t num_train_timesteps, double shift) {
 }
 
 std::unique_ptr<Objective> make_flow_objective(const nlohmann::json& config) {
-  return std::make_unique<FlowObjective>(DiffusionConfig("flow", config));
+  return std::make_unique<FlowObjective>(JsonConfig("flow", config));
 }
 
 }  // namespace kiln

@@ -75,7 +75,7 @@ struct VariationalBound : torch::autograd::Function<VariationalBound> {
 
 class IddpmObjective : public Objective {
  public:
-  explicit IddpmObjective(const DiffusionConfig& config)
+  explicit IddpmObjective(const JsonConfig& config)
       : num_train_timesteps_(config.positive("num_train_timesteps", 1000)),
         learn_sigma_(config.get("learn_sigma", true)),
         vb_scale_(config.get("rescale_learned_sigmas", false) ? num_train_timesteps_ / 1000.0 : 1.0) {
@@ -153,7 +153,7 @@ class IddpmObjective : public Objective {
 }  // namespace
 
 std::unique_ptr<Objective> make_iddpm_objective(const nlohmann::json& config) {
-  return std::make_unique<IddpmObjective>(DiffusionConfig("iddpm", config));
+  return std::make_unique<IddpmObjective>(JsonConfig("iddpm", config));
 }
 
 }  // namespace kiln

@@ -4,8 +4,8 @@
 #include <fmt/ranges.h>
 
 #include "core/error.h"
+#include "core/json_config.h"
 #include "diffusion/ddpm_objective.h"
-#include "diffusion/diffusion_config.h"
 #include "diffusion/flow_objective.h"
 #include "diffusion/iddpm_objective.h"
 
@@ -43,7 +43,7 @@ constexpr NamedObjective kNames[] = {
 }  // namespace
 
 std::unique_ptr<Objective> make_objective(const nlohmann::json& config) {
-  const std::string type = DiffusionConfig("objective", config).get<std::string>("type", "");
+  const std::string type = JsonConfig("objective", config).get<std::string>("type", "");
   std::vector<std::string> known;
   for (const ObjectiveType& entry : kTypes) {
     if (type == entry.type) return entry.make(config);

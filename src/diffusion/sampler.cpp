@@ -4,7 +4,7 @@
 #include <fmt/ranges.h>
 
 #include "core/error.h"
-#include "diffusion/diffusion_config.h"
+#include "core/json_config.h"
 #include "diffusion/objective.h"
 #include "diffusion/samplers/ddim_sampler.h"
 #include "diffusion/samplers/ddpm_sampler.h"
@@ -29,7 +29,7 @@ constexpr SamplerType kTypes[] = {
 
 // The noise schedule that a model was trained on, in the keys of a diffusers scheduler.
 json scheduler_of(const json& objective) {
-  const DiffusionConfig config("sampler", objective);
+  const JsonConfig config("sampler", objective);
   const int64_t num_train_timesteps = config.positive("num_train_timesteps", 1000);
   json scheduler = {{"num_train_timesteps", num_train_timesteps},
                     {"beta_schedule", config.get<std::string>("beta_schedule", "linear")},
@@ -52,7 +52,9 @@ json iddpm_config(const char* type, int64_t steps, const json& objective) {
   return config;
 }
 
-bool is_type(const json& objective, const char* type) { return objective.value("type", "") == type; }
+bool is_type(const json& objective, const char* type) {
+  return JsonConfig("sampler", objective).get<std::string>("type", "") == type;
+}
 
 json ddpm_config(int64_t steps, const json& objective) {
   if (is_type(objective, "iddpm")) return iddpm_config("iddpm", steps, objective);
@@ -71,10 +73,11 @@ json ddim_config(int64_t steps, const json& objective) {
 json dpmpp_config(int64_t steps, const json& objective) {
   json scheduler;
   if (is_type(objective, "flow")) {
+    const JsonConfig config("sampler", objective);
     scheduler = {{"prediction_type", "flow_prediction"},
                  {"use_flow_sigmas", true},
-                 {"flow_shift", objective.value("shift", 1.0)},
-                 {"num_train_timesteps", objective.value("num_train_timesteps", 1000)}};
+                 {"flow_shift", config.get("shift", 1.0)},
+                 {"num_train_timesteps", config.positive("num_train_timesteps", 1000)}};
   } else {
     scheduler = scheduler_of(objective);
   }
@@ -82,8 +85,9 @@ json dpmpp_config(int64_t steps, const json& objective) {
 }
 
 json flow_euler_config(int64_t steps, const json& objective) {
-  json scheduler = {{"shift", objective.value("shift", 1.0)},
-                    {"num_train_timesteps", objective.value("num_train_timesteps", 1000)}};
+  const JsonConfig config("sampler", objective);
+  json scheduler = {{"shift", config.get("shift", 1.0)},
+                    {"num_train_timesteps", config.positive("num_train_timesteps", 1000)}};
   // Even steps from 1 to 0; the scheduler's own levels end at the training table's lowest and waste the last
   // step.
   const std::vector<double> sigmas = linspace(1, 1 / static_cast<double>(steps), steps);
@@ -105,7 +109,7 @@ constexpr NamedSampler kNames[] = {
 }  // namespace
 
 std::unique_ptr<Sampler> make_sampler(const json& config) {
-  const std::string type = DiffusionConfig("sampler", config).get<std::string>("type", "");
+  const std::string type = JsonConfig("sampler", config).get<std::string>("type", "");
   std::vector<std::string> known;
   for (const SamplerType& entry : kTypes) {
     if (type == entry.type) return entry.make(config);

@@ -1,7 +1,9 @@
 #include "diffusion/schedule.h"
+#include "core/error.h"
 
 #include <ATen/ATen.h>
 
+#include <algorithm>
 #include <cmath>
 #include <numbers>
 
@@ -55,11 +57,11 @@ at::Tensor rescale_to_zero_terminal_snr(const at::Tensor& betas) {
   return 1 - alphas;
 }
 
-at::Tensor diffusers_betas(const DiffusionConfig& config) {
+at::Tensor diffusers_betas(const JsonConfig& config) {
   const int64_t steps = config.positive("num_train_timesteps", 1000);
   const double start = config.get("beta_start", 0.0001), end = config.get("beta_end", 0.02);
   if (config.has("trained_betas")) {
-    const auto betas = config.at("trained_betas").get<std::vector<double>>();
+    const auto betas = config.require<std::vector<double>>("trained_betas");
     if (static_cast<int64_t>(betas.size()) != steps)
       fail(config.who(), "expected {} trained_betas, got {}", steps, betas.size());
     return at::tensor(betas, at::kDouble).to(at::kFloat);
@@ -99,7 +101,7 @@ std::vector<double> cumulative_alphas(const std::vector<double>& betas) {
   return alpha_bars;
 }
 
-std::vector<double> diffusers_alpha_bars(const DiffusionConfig& config) {
+std::vector<double> diffusers_alpha_bars(const JsonConfig& config) {
   at::Tensor betas = diffusers_betas(config);
   if (config.get("rescale_betas_zero_snr", false)) betas = rescale_to_zero_terminal_snr(betas);
   const at::Tensor alpha_bars = (1.0 - betas).cumprod(0).to(at::kDouble).contiguous();

@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "diffusion/diffusion_config.h"
+#include "core/json_config.h"
 
 namespace kiln {
 
@@ -40,7 +40,7 @@ std::vector<double> cumulative_alphas(const std::vector<double>& betas);
 // alpha_bar of a diffusers scheduler_config.json: num_train_timesteps, beta_start, beta_end, beta_schedule
 // (linear | scaled_linear | squaredcos_cap_v2 | sigmoid), trained_betas, rescale_betas_zero_snr. Built in f32
 // as diffusers builds it, because published models were trained on those very numbers; returned widened.
-std::vector<double> diffusers_alpha_bars(const DiffusionConfig& config);
+std::vector<double> diffusers_alpha_bars(const JsonConfig& config);
 
 // sigma -> shift * sigma / (1 + (shift - 1) * sigma) (Esser et al. 2024, eq. 23).
 double shift_sigma(double sigma, double shift);

@@ -36,7 +36,9 @@ Resolved resolve(const std::string& name, const json& config) {
     if (!config.is_null() && !config.is_object())
       fail("models", "the config of {} must be a JSON object, got {}", name, config.type_name());
     json merged = preset->second;
-    if (config.is_object()) merged.update(config);
+    if (config.is_object())
+      for (const auto& [key, value] : config.items())
+        if (!value.is_null()) merged[key] = value;
     return {&family, family.resolve(merged)};
   }
   fail("models", "unknown denoiser \"{}\": known are {}", name, fmt::join(denoiser_names(), ", "));

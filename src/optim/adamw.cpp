@@ -1,19 +1,19 @@
 #include "optim/adamw.h"
 
 #include "core/error.h"
+#include "core/json_config.h"
 
 namespace kiln {
 
 AdamWOptions parse_adamw(const nlohmann::json& config) {
+  const JsonConfig reader("adamw", config);
   AdamWOptions options;
-  if (config.contains("betas")) {
-    const auto betas = config.at("betas").get<std::vector<double>>();
-    if (betas.size() != 2) fail("adamw", "betas expects 2 numbers, got {}", betas.size());
-    options.beta1 = betas[0];
-    options.beta2 = betas[1];
-  }
-  options.eps = config.value("eps", options.eps);
-  options.weight_decay = config.value("weight_decay", options.weight_decay);
+  const auto betas = reader.get("betas", std::vector<double>{options.beta1, options.beta2});
+  if (betas.size() != 2) fail("adamw", "betas expects 2 numbers, got {}", betas.size());
+  options.beta1 = betas[0];
+  options.beta2 = betas[1];
+  options.eps = reader.get("eps", options.eps);
+  options.weight_decay = reader.get("weight_decay", options.weight_decay);
   for (double beta : {options.beta1, options.beta2})
     if (!(beta >= 0 && beta < 1)) fail("adamw", "betas must be in [0, 1), got {}", beta);
   if (!(options.eps >= 0)) fail("adamw", "eps must not be negative, got {}", options.eps);

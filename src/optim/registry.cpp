@@ -2,6 +2,7 @@
 #include <algorithm>
 
 #include "core/error.h"
+#include "core/json_config.h"
 #include "optim/adamw.h"
 #include "optim/optimizer.h"
 
@@ -35,7 +36,7 @@ std::vector<std::string> optimizer_names() {
 }
 
 std::unique_ptr<Optimizer> make_optimizer(const nlohmann::json& config) {
-  const std::string type = config.value("type", "");
+  const auto type = JsonConfig("optimizer", config).get<std::string>("type", "");
   for (const Entry& entry : entries()) {
     if (type != entry.name) continue;
     for (const auto& [key, value] : config.items())

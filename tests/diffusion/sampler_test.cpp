@@ -193,7 +193,7 @@ TEST(Respacing, RoundsHalfToEven) {
 
 TEST(Spacing, TrailingRoundsAsNumpyDoes) {
   const json config = {{"timestep_spacing", "trailing"}};
-  const DiffusionConfig scheduler("test", config);
+  const JsonConfig scheduler("test", config);
   EXPECT_THAT(spaced_timesteps(scheduler, 3, "leading"), ElementsAre(999, 666, 332));
   for (int64_t steps = 1; steps <= 1000; ++steps) {
     const std::vector<int64_t> timesteps = spaced_timesteps(scheduler, steps, "leading");

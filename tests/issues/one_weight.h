@@ -5,6 +5,7 @@
 
 #include <memory>
 
+#include "data/batches.h"
 #include "train/step.h"
 
 namespace kiln::test {
@@ -67,20 +68,34 @@ class GradientDescent : public Optimizer {
 };
 
 struct OneWeightTraining {
-  explicit OneWeightTraining(int64_t micro_batch) {
-    state = std::make_unique<TrainingState>(model, optimizer, TrainingStateOptions{.ema_decays = {0.5}});
+  explicit OneWeightTraining(int64_t micro_batch,
+                             std::shared_ptr<ProcessGroup> its_group = std::make_shared<ProcessGroup>())
+      : group(std::move(its_group)) {
+    state = std::make_unique<TrainingState>(model, optimizer,
+                                            TrainingStateOptions{.ema_decays = {0.5}, .group = group});
     step = std::make_unique<TrainStep>(model, objective, optimizer, *state,
                                        StepOptions{.micro_batch = micro_batch});
   }
-  // One row per value, each a constant picture.
+  // A global batch of one row per value, each a constant picture; this rank takes its rows.
   StepResult run(const std::vector<float>& values, double lr) {
     const int64_t size = static_cast<int64_t>(values.size());
-    const at::Tensor x_0 = at::tensor(values).view({size, 1, 1, 1}).expand({size, 1, 2, 2}).contiguous();
-    return step->run({.x_0 = x_0, .noise = at::zeros_like(x_0), .timesteps = at::zeros({size})}, lr);
+    const RowRange mine = rank_rows(size, group->rank(), group->world_size());
+    const at::Tensor x_0 = at::tensor(values)
+                               .narrow(0, mine.first, mine.count)
+                               .view({mine.count, 1, 1, 1})
+                               .expand({mine.count, 1, 2, 2})
+                               .contiguous();
+    return step->run({.x_0 = x_0,
+                      .noise = at::zeros_like(x_0),
+                      .timesteps = at::zeros({mine.count}),
+                      .first_row = mine.first,
+                      .global_batch = size},
+                     lr);
   }
   double weight() const { return state->segments[0].unit.master[0].item<double>(); }
   double ema() const { return state->segments[0].unit.emas[0][0].item<double>(); }
 
+  std::shared_ptr<ProcessGroup> group;
   OneWeight model;
   LinearObjective objective;
   GradientDescent optimizer;

@@ -7,6 +7,7 @@
 
 #include "checkpoint/safetensors.h"
 #include "issues/one_weight.h"
+#include "parallel/rank_threads.h"
 #include "train/checkpoints.h"
 #include "train/monitor.h"
 
@@ -41,22 +42,25 @@ TEST(Issues, AnUnevenLastMicroBatchCountsBySize) {
 }
 
 // PixArt-sigma: the logged loss is one rank's, divided by the number of ranks. Ours is the mean of the global
-// batch.
+// batch, whose rows the ranks may not even share evenly.
 TEST(Issues, TheLoggedLossIsTheMeanOfTheGlobalBatch) {
-  const fs::path run = temporary_run("loss");
-  OneWeightTraining training(/*micro_batch=*/1);
-  training.run({1}, /*lr=*/-1);  // weight 1
-  const StepResult result = training.run({2, 4, 9}, /*lr=*/0);
-  EXPECT_DOUBLE_EQ(result.loss, 5);
-  EXPECT_EQ(result.losses, (std::vector<double>{2, 4, 9}));
-  {
-    Monitor monitor({.run = run, .global_batch = 3, .max_steps = 1, .tensorboard = false}, 0);
-    monitor.step({.step = 1, .images_seen = 3, .result = &result, .positions = {0.1, 0.2, 0.9}});
+  for (const int64_t world_size : {1, 2}) {
+    const fs::path run = temporary_run("loss");
+    test::on_ranks(world_size, [&](const std::shared_ptr<ProcessGroup>& group) {
+      OneWeightTraining training(/*micro_batch=*/1, group);
+      training.run({1, 1}, /*lr=*/-1);  // weight 1
+      const StepResult result = training.run({2, 4, 9}, /*lr=*/0);
+      EXPECT_DOUBLE_EQ(result.loss, 5);
+      EXPECT_EQ(result.losses, (std::vector<double>{2, 4, 9}));
+      if (group->rank() > 0) return;  // only the first one writes
+      Monitor monitor({.run = run, .global_batch = 3, .max_steps = 1, .tensorboard = false}, 0);
+      monitor.step({.step = 1, .images_seen = 3, .result = &result, .positions = {0.1, 0.2, 0.9}});
+    });
+    const nlohmann::json line = read_run_log(run).at(0);
+    EXPECT_EQ(line["loss"], 5.0) << world_size;
+    EXPECT_EQ(line["loss_quartiles"], nlohmann::json({3.0, nullptr, nullptr, 9.0})) << world_size;
+    fs::remove_all(run);
   }
-  const nlohmann::json line = read_run_log(run).at(0);
-  EXPECT_EQ(line["loss"], 5.0);
-  EXPECT_EQ(line["loss_quartiles"], nlohmann::json({3.0, nullptr, nullptr, 9.0}));
-  fs::remove_all(run);
 }
 
 // Sana, PixArt-sigma: the EMA advances on steps that the gradient scaler skipped.

@@ -104,6 +104,7 @@ TEST(Registry, ResolvedConfigIsCompleteAndBuildsTheSame) {
   EXPECT_EQ(config["hidden_size"], 768);
   EXPECT_EQ(config["input_size"], 64);
   EXPECT_EQ(config["class_dropout_prob"], 0.1);
+  EXPECT_EQ(resolve_denoiser_config("DiT-B/4", {{"depth", nullptr}})["depth"], 12) << "null is the preset's";
   EXPECT_EQ(resolve_denoiser_config("dit", config), config);
   EXPECT_EQ(
       inventory_of(build_denoiser("dit", config, {.device = at::kMeta})->parameters()),

@@ -143,6 +143,8 @@ def test_norm_eps(conformance):
     (dict(block_out_channels=[16, 20]), "multiples of norm_num_groups"),
     (dict(latents_mean=[0.0]), "latents_mean"),
     (dict(scaling_factor=0), "scaling_factor > 0"),
+    (dict(layers_per_block="2"), "expected layers_per_block to be an integer"),
+    (dict(up_block_types=["UpDecoderBlock2D"]), "expected 3 up_block_types"),
 ])
 def test_configs_that_are_not_built_are_refused(conformance, change, expected):
     message = conformance("forward", model="autoencoder_kl", config=TINY | change, weights={"a": torch.zeros(1)},
@@ -160,7 +162,66 @@ def test_bad_weights_are_all_listed(conformance):
         assert part in message
 
 
-def test_image_size_must_fit(conformance):
+@pytest.mark.parametrize("inputs, expected", [
+    ({"image": torch.zeros(1, 3, 3, 16)}, "expected images (B, 3, H, W) with sides of at least 4, got (1, 3, 3, 16)"),
+    ({"image": torch.zeros(1, 4, 16, 16)}, "expected images (B, 3, H, W)"),
+    ({"image": torch.zeros(3, 16, 16)}, "expected image of shape (-1, -1, -1, -1)"),
+    ({"image": torch.zeros(0, 3, 16, 16)}, "at least one sample"),
+    ({"latent": torch.zeros(1, 3, 4, 4)}, "expected latents (B, 4, h, w), got (1, 3, 4, 4)"),
+    ({"x": torch.zeros(1)}, "needs an image or a latent"),
+])
+def test_bad_inputs_are_one_line(conformance, inputs, expected):
     message = conformance("forward", model="autoencoder_kl", config=TINY, weights=model_of(TINY).state_dict(),
-                          inputs={"image": torch.zeros(1, 3, 18, 16)}, expect_error=True)
-    assert "sides divisible by 4" in message
+                          inputs=inputs, expect_error=True)
+    assert expected in message
+
+
+def assert_only_half_has_gradients(got, want, half):
+    """`half` of the model against `want`; every other gradient is zero."""
+    other = {"encoder": ("decoder.", "post_quant_conv."), "decoder": ("encoder.", "quant_conv.")}[half]
+    assert all(gradient.abs().max() == 0 for key, gradient in got.items() if key.startswith(other))
+    assert_gradients_close({key: gradient for key, gradient in got.items() if not key.startswith(other)},
+                           {key: gradient for key, gradient in want.items() if not key.startswith(other)})
+
+
+@pytest.mark.parametrize("height, width", [(18, 27), (4, 5), (7, 31)])
+def test_odd_sizes(conformance, height, width):
+    """Sizes that the factor does not divide are rounded down, as diffusers' convolutions do it."""
+    model = model_of(TINY)
+    image = torch.randn(2, 3, height, width, generator=torch.Generator().manual_seed(4))
+    moments = model.encode(image).latent_dist.parameters
+    grad = torch.randn_like(moments)
+    outputs = conformance("forward", "--backward", model="autoencoder_kl", config=TINY, weights=model.state_dict(),
+                          inputs={"image": image, "grad_moments": grad})
+    assert_close(outputs["moments"], moments)
+    names, parameters = zip(*model.named_parameters())
+    gradients = torch.autograd.grad((moments * grad).sum(), parameters, allow_unused=True)
+    assert_only_half_has_gradients(gradients_of(outputs), dict(zip(names, gradients)), "encoder")
+
+
+def test_an_output_without_a_gradient_is_no_part_of_the_loss(conformance):
+    model, inputs = model_of(TINY), inputs_of(TINY)
+    for absent, half in (("grad_moments", "decoder"), ("grad_image", "encoder")):
+        given = {name: tensor for name, tensor in inputs.items() if name != absent}
+        outputs = conformance("forward", "--backward", model="autoencoder_kl", config=TINY,
+                              weights=model.state_dict(), inputs=given)
+        zeroed = inputs | {absent: torch.zeros_like(inputs[absent])}
+        moments, image, gradients = run_diffusers(model, zeroed)
+        assert_close(outputs["moments"], moments)
+        assert_close(outputs["image"], image)
+        assert_only_half_has_gradients(gradients_of(outputs), gradients, half)
+    message = conformance("forward", "--backward", model="autoencoder_kl", config=TINY, weights=model.state_dict(),
+                          inputs={"image": inputs["image"]}, expect_error=True)
+    assert "grad_moments" in message
+
+
+def test_absent_keys_are_diffusers_defaults(conformance):
+    model = model_of({}, seed=2)
+    image = torch.randn(1, 3, 8, 8)
+    outputs = conformance("forward", model="autoencoder_kl", config={"_class_name": "AutoencoderKL"},
+                          weights=model.state_dict(), inputs={"image": image})
+    assert_close(outputs["moments"], model.encode(image).latent_dist.parameters)
+    nulls = {key: None for key in ("shift_factor", "latents_mean", "latents_std", "layers_per_block", "act_fn")}
+    again = conformance("forward", model="autoencoder_kl", config=nulls, weights=model.state_dict(),
+                        inputs={"image": image})
+    assert torch.equal(outputs["moments"], again["moments"])

@@ -14,6 +14,7 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 import diffusers  # noqa: E402
 
 from closeness import assert_close  # noqa: E402
+from conftest import REPOSITORY  # noqa: E402
 from dit_torch import DiT, randomise_  # noqa: E402
 
 CONFIG = dict(input_size=8, patch_size=2, in_channels=4, hidden_size=64, depth=2, num_heads=1, num_classes=1000)
@@ -300,3 +301,53 @@ def test_inspect_prints_the_published_keys(kiln, width, depth, hidden_size, num_
     assert sorted(result.stdout.splitlines()) == sorted(expected)
     trainable = sum(value.numel() for key, value in reference.state_dict().items() if key != "pos_embed")
     assert f"{trainable} trainable parameters" in result.stderr
+
+
+def test_inspect_takes_names_of_published_files(kiln):
+    assert kiln("inspect", "--model", "dit-xl-2").stdout == kiln("inspect", "--model", "DiT-XL/2").stdout
+
+
+def lines_of(state):
+    return sorted(f"{key}\t{','.join(map(str, value.shape))}" for key, value in state.items())
+
+
+def sd_vae():
+    with torch.device("meta"):
+        return diffusers.AutoencoderKL(
+            down_block_types=["DownEncoderBlock2D"] * 4, up_block_types=["UpDecoderBlock2D"] * 4,
+            block_out_channels=[128, 256, 512, 512], layers_per_block=2)  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ["autoencoder_kl", "sd-vae", "sd-vae-oldkeys"])
+def test_inspect_prints_the_keys_of_the_sd_vae(kiln, name):
+    result = kiln("inspect", "--model", name)
+    assert result.returncode == 0, result.stderr
+    published = (REPOSITORY / "tests/models/keys" / f"{name.replace('autoencoder_kl', 'sd-vae')}.tsv").read_text()
+    expected = [line.rsplit("\t", 1)[0] for line in published.splitlines()]
+    assert sorted(result.stdout.splitlines()) == sorted(expected)
+    if name != "sd-vae-oldkeys":
+        assert sorted(expected) == lines_of(sd_vae().state_dict())
+    assert "248 tensors, 83653863 elements, 83653863 trainable parameters" in result.stderr
+
+
+def test_inspect_takes_an_autoencoders_config(kiln, tmp_path):
+    with torch.device("meta"):
+        vae = diffusers.AutoencoderKL(
+            down_block_types=["DownEncoderBlock2D"] * 2, up_block_types=["UpDecoderBlock2D"] * 2,
+            block_out_channels=[32, 64], layers_per_block=1, latent_channels=16, use_quant_conv=False)  # fmt: skip
+    config = tmp_path / "config.json"
+    vae.save_config(tmp_path)
+    result = kiln("inspect", "--model", "autoencoder_kl", "--config", config)
+    assert result.returncode == 0, result.stderr
+    assert sorted(result.stdout.splitlines()) == lines_of(vae.state_dict())
+
+
+@pytest.mark.parametrize("arguments, message", [
+    (["--model", "sd-vea"], "dit, autoencoder_kl, sd-vae, sd-vae-oldkeys"),
+    (["--model", "autoencoder_kl", "--config", '{"layers_per_block": "two"}'], "layers_per_block to be an integer"),
+    (["--model", "autoencoder_kl", "--config", "[1]"], "--config expects a JSON object"),
+])  # fmt: skip
+def test_inspect_names_what_it_does_not_know(kiln, arguments, message):
+    result = kiln("inspect", *arguments)
+    assert result.returncode != 0 and result.stdout == ""
+    assert message in result.stderr and len(result.stderr.strip().splitlines()) == 1

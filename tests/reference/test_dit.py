@@ -6,6 +6,7 @@ import pytest
 import torch
 from closeness import (FORWARD, FORWARD_BF16, GRADIENT_BF16, assert_close, assert_gradients_close, gradients_of,
                        violation)
+from conftest import run_program
 from diffusers import DiTTransformer2DModel
 from dit_torch import DiT, randomise_
 from safetensors.torch import save_file
@@ -253,7 +254,7 @@ def test_bad_weights_are_all_listed(conformance):
     (dict(hidden_size=30), "divisible by num_heads 4"),
     (dict(patch_size=3), "divisible by patch_size 3"),
     (dict(hiden_size=32), "hiden_size"),
-    (dict(depth="two"), "depth must be an integer"),
+    (dict(depth="two"), "expected depth to be an integer"),
     (dict(depth=0), "depth > 0"),
 ])
 def test_bad_configs_name_the_key(conformance, change, expected):
@@ -267,6 +268,10 @@ def test_bad_configs_name_the_key(conformance, change, expected):
     ({"y": torch.tensor([0, -1, 1])}, "0..10"),
     ({"x": torch.zeros(3, 4, 8, 6)}, "expected x of shape"),
     ({"t": torch.zeros(2)}, "expected t of shape"),
+    ({"y": torch.tensor([0.0, 1.5, 1.0])}, "expected y to hold integers"),
+    ({"y": torch.tensor([[0, 1, 1]])}, "expected y of shape (3)"),
+    ({"drop": torch.tensor([1])}, "expected drop of shape (3)"),
+    ({"x": torch.zeros(0, 4, 8, 8)}, "at least one sample"),
 ])
 def test_bad_inputs_name_the_tensor(conformance, change, expected):
     message = conformance("forward", model="dit", config=TINY, weights=randomise_(DiT(**TINY)).state_dict(),
@@ -279,3 +284,25 @@ def test_models_of_later_versions_say_so(conformance):
         message = conformance("forward", model=name, config=TINY, weights={"a": torch.zeros(1)},
                               inputs=inputs_of(TINY), expect_error=True)
         assert expected in message
+
+
+def test_drop_needs_a_null_class(conformance):
+    config = TINY | dict(class_dropout_prob=0)
+    message = conformance("forward", model="dit", config=config, weights=randomise_(DiT(**config)).state_dict(),
+                          inputs=inputs_of(config) | {"drop": torch.tensor([1, 0, 0])}, expect_error=True)
+    assert "no null class" in message
+
+
+def test_null_and_whole_numbers_in_a_config(conformance):
+    """Absent, null and the default are the same; other tools write 2 as 2.0; keys with "_" are comments."""
+    model = randomise_(DiT(**TINY)).eval()
+    config = TINY | dict(depth=2.0, mlp_ratio=None, class_dropout_prob=None, learn_sigma=None, _comment=[1])
+    outputs = conformance("forward", model="dit", config=config, weights=model.state_dict(), inputs=inputs_of(TINY))
+    assert_close(outputs["output"], run_torch(model, inputs_of(TINY))[0])
+
+
+def test_command_lines_end_in_one_line():
+    for verb, expected in (("metrics", "unknown command 'metrics'"), ("forward", "--model is required")):
+        result = run_program("kiln-conformance", verb)
+        assert result.returncode != 0 and len(result.stderr.strip().splitlines()) == 1, result.stderr
+        assert expected in result.stderr

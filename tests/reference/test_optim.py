@@ -96,3 +96,43 @@ def test_bad_input_is_one_line(conformance):
                                      expect_error=True)
     assert "grad.5" in conformance("optim", config=dict(type="adamw", lr=1.0, steps=6), inputs=inputs,
                                    expect_error=True)
+
+
+def test_null_is_the_default(conformance):
+    inputs = recording()
+    config = dict(type="adamw", lr=1e-3, steps=STEPS)
+    got = conformance("optim", inputs=inputs,
+                      config=config | dict(betas=None, eps=None, weight_decay=None, grad_clip=None, _note="any"))
+    assert_moved_alike(got, torch_adamw(inputs, lr=1e-3, weight_decay=0),
+                       lambda name: inputs["param." + name.split(".", 2)[2]])
+    assert not any(name.startswith("grad_norm") for name in got)
+
+
+@pytest.mark.parametrize("config, expected", [
+    (dict(type="adamw", lr=1.0), "expected steps to be an integer, got none"),
+    (dict(type="adamw", lr=1.0, steps="3"), "expected steps to be an integer, got \"3\""),
+    (dict(type="adamw", lr=1.0, steps=2.5), "expected steps to be an integer"),
+    (dict(type="adamw", lr=1.0, steps=0), "steps of at least 1"),
+    (dict(type="adamw", lr=None, steps=1), "expected lr to be a number, got none"),
+    (dict(type="adamw", lr=1.0, steps=1, grad_clip="x"), "expected grad_clip to be a number"),
+    (dict(type="adamw", lr=1.0, steps=1, grad_clip=-1), "expected grad_clip above 0"),
+    (dict(type="adamw", lr=1.0, steps=1, betas=[0.9]), "betas expects 2 numbers"),
+    (dict(type="adamw", lr=1.0, steps=1, betas=["a", "b"]), "expected betas to be a list of numbers"),
+    (dict(type="adamw", lr=1.0, steps=1, eps="tiny"), "expected eps to be a number"),
+    (dict(type="adamw", lr=1.0, steps=1, weight_decay=True), "expected weight_decay to be a number"),
+    (dict(type=["adamw"], lr=1.0, steps=1), "expected type to be a string"),
+    (dict(type="ema", steps=1), "expected decay to be a number, got none"),
+    (dict(type="ema", decay="0.9", steps=1), "expected decay to be a number"),
+    (dict(type="ema", decay=2, steps=1), "expected decay in [0, 1]"),
+    (dict(type="ema", decay=0.9, schedule="cosine", steps=1), "constant, diffusers"),
+])
+def test_wrong_configs_name_key_and_file(conformance, config, expected):
+    inputs = recording() | {"ema.a": torch.zeros(1), "param.0.a": torch.zeros(1)}
+    message = conformance("optim", config=config, inputs=inputs, expect_error=True)
+    assert expected in message and "-config.json)" in message, message
+
+
+def test_a_gradient_of_another_shape_is_named(conformance):
+    inputs = recording() | {"grad.0.bias": torch.zeros(8)}
+    message = conformance("optim", config=dict(type="adamw", lr=1.0, steps=1), inputs=inputs, expect_error=True)
+    assert "bias expects shape [7], got [8]" in message

@@ -305,7 +305,7 @@ def test_iddpm_ddim_equation(conformance, config):
 
 @pytest.mark.parametrize("config, message", [
     (dict(type="heun"), "iddpm_ddim"),
-    (dict(type="iddpm", steps="ddim33"), "33"),
+    (dict(type="iddpm", steps="ddim900"), "no integer stride"),
     (dict(type="iddpm", steps="1001"), "1001"),
     (dict(type="iddpm", steps="ten"), "ten"),
     (dict(type="iddpm", steps=""), "steps"),
@@ -321,9 +321,22 @@ def test_iddpm_ddim_equation(conformance, config):
     (dict(type="dpmpp", steps=5, scheduler=dict(algorithm_type="dpmsolver")), "algorithm_type"),
     (dict(type="dpmpp", steps=5, scheduler=dict(solver_order=4)), "solver_order"),
     (dict(type="dpmpp", steps=5, scheduler=[]), "object"),
+    (dict(type="ddim", steps="5"), "expected steps to be an integer, got \"5\""),
+    (dict(type="ddim", steps=5, eta="0"), "expected eta to be a number"),
+    (dict(type="ddim", steps=5, scheduler=dict(trained_betas=[0.1, "x"])), "expected trained_betas to be a list of numbers"),
+    (dict(type="flow_euler", steps=5, sigmas="linear"), "expected sigmas to be a list of numbers"),
+    (dict(type=None), "iddpm_ddim"),
 ])
 def test_bad_configs_are_named(conformance, config, message):
-    assert message in conformance("sampler", config=config, inputs=draws(5), expect_error=True)
+    error = conformance("sampler", config=config, inputs=draws(5), expect_error=True)
+    assert message in error and "-config.json)" in error
+
+
+@pytest.mark.parametrize("sampler", ["ddim", "ddpm", "flow_euler", "dpmpp"])
+def test_no_scheduler_is_the_default_one(conformance, sampler):
+    results = [conformance("sampler", inputs=draws(6), config=dict(type=sampler, steps=6) | scheduler)
+               for scheduler in ({}, dict(scheduler=None), dict(scheduler={}))]
+    assert all(torch.equal(results[0]["samples"], other["samples"]) for other in results[1:])
 
 
 def test_bad_inputs_are_named(conformance):

@@ -148,5 +148,48 @@ def test_bad_recordings_are_one_line(conformance):
                                        expect_error=True)
     missing = {key: tensor for key, tensor in batches.items() if key != "noise"}
     assert "noise" in conformance("train", **arguments, config=config, batches_file=missing, expect_error=True)
+    for shape in ((2,), (3, 1), (1, 2), (6,)):
+        message = conformance("train", **arguments, config=config,
+                              batches_file=batches | dict(drop=torch.ones(shape, dtype=torch.int64)), expect_error=True)
+        assert "expected drop of shape (3, 2)" in message
     late = batches | dict(t=torch.full((3, 2), 1000))
     assert "1000" in conformance("train", **arguments, config=config, batches_file=late, expect_error=True)
+
+
+def test_null_is_the_default(conformance):
+    model, batches = randomise_(DiT(**CONFIG), scale=0.5), recording(2, batch=2)
+    config = dict(loss=IDDPM, optimizer=dict(type="adamw", lr=1e-3))
+    nulls = dict(loss=IDDPM | dict(num_train_timesteps=None, beta_schedule=None),
+                 optimizer=dict(type="adamw", lr=1e-3, betas=None, eps=None, weight_decay=None, grad_clip=None),
+                 ema_decay=None, grad_accum=None, grad_clip=None, lr_warmup_steps=None)
+    results = [conformance("train", model="dit", model_config=CONFIG, weights=model.state_dict(), config=c,
+                           batches_file=batches) for c in (config, nulls)]
+    assert set(results[0]) == set(results[1])
+    assert all(torch.equal(results[0][key], results[1][key]) for key in results[0])
+
+
+ADAMW = dict(type="adamw", lr=1e-3)
+
+
+@pytest.mark.parametrize("change, expected", [
+    (dict(ema_decay="0.9"), "expected ema_decay to be a number, got \"0.9\""),
+    (dict(ema_decay=1.5), "expected ema_decay in [0, 1]"),
+    (dict(grad_clip="x"), "expected grad_clip to be a number"),
+    (dict(grad_clip=0), "expected grad_clip above 0"),
+    (dict(grad_accum="2"), "expected grad_accum to be an integer"),
+    (dict(grad_accum=0), "expected grad_accum to be at least 1"),
+    (dict(lr_warmup_steps=[5]), "expected lr_warmup_steps to be an integer"),
+    (dict(lr_warmup_steps=-1), "lr_warmup_steps"),
+    (dict(loss="iddpm"), "expected loss to be an object"),
+    (dict(loss=IDDPM | dict(num_train_timesteps="1000")), "expected num_train_timesteps to be an integer"),
+    (dict(loss=dict(type=3)), "expected type to be a string"),
+    (dict(optimizer=None), "expected optimizer"),
+    (dict(optimizer=ADAMW | dict(lr="1e-3")), "expected lr to be a number"),
+    (dict(optimizer=ADAMW | dict(betas="0.9")), "expected betas to be a list of numbers"),
+    (dict(optimizer=dict(type=None, lr=1e-3)), "adamw"),
+])
+def test_wrong_types_name_key_and_file(conformance, tmp_path, change, expected):
+    message = conformance("train", model="dit", model_config=CONFIG, weights=DiT(**CONFIG).state_dict(),
+                          config=dict(loss=IDDPM, optimizer=ADAMW) | change, batches_file=recording(1, batch=1),
+                          expect_error=True)
+    assert expected in message and "-config.json)" in message, message

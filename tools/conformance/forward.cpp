@@ -42,6 +42,8 @@ class ParameterGradients {
     grad_outputs_.push_back(grad_output);
   }
 
+  bool empty() const { return outputs_.empty(); }  // no loss
+
   // By key; zeros for parameters that no output depends on.
   Tensors compute() const {
     const auto gradients =
@@ -62,17 +64,14 @@ DenoiserInput read_input(const Inputs& inputs, const DenoiserShape& shape) {
   DenoiserInput input;
   input.x_t = inputs.get("x", {-1, shape.in_channels, shape.input_size, shape.input_size});
   const int64_t batch = input.x_t.size(0);
+  if (batch < 1) fail("forward", "expected at least one sample in {}", inputs.path());
   input.timesteps = inputs.get("t", {batch}).to(at::kFloat);
-  if (shape.num_classes > 0) {
-    const at::Tensor drop = inputs.has("drop") ? inputs.get("drop", {batch}) : at::Tensor();
-    input.class_labels = apply_label_drop(inputs.get("y", {batch}), drop, shape);
-  }
+  input.class_labels = read_labels(inputs, {batch}, shape);
   return input;
 }
 
 Tensors run_denoiser(const ForwardOptions& options) {
-  const auto denoiser =
-      load_denoiser(options.model, read_config(options.config), options.weights, options.dtype);
+  const auto denoiser = load_denoiser(options.model, options.config, options.weights, options.dtype);
   const Inputs inputs(options.inputs);
   const DenoiserInput input = read_input(inputs, denoiser->shape());
   if (!options.backward) {
@@ -87,34 +86,43 @@ Tensors run_denoiser(const ForwardOptions& options) {
   return outputs;
 }
 
+// What a half of an autoencoder is given, makes, and is differentiated with.
+struct AutoencoderHalf {
+  const char *input, *output, *grad_output;
+  at::Tensor (Autoencoder::*run)(const at::Tensor&) const;
+};
+constexpr AutoencoderHalf kHalves[] = {{"image", "moments", "grad_moments", &Autoencoder::encode},
+                                       {"latent", "image", "grad_image", &Autoencoder::decode}};
+
+// An output that no gradient is given for is no part of the loss.
 Tensors run_autoencoder_kl(const ForwardOptions& options) {
-  const AutoencoderKl autoencoder(parse_autoencoder_kl_config(read_config(options.config)),
+  const AutoencoderKl autoencoder(parse_config(options.config, parse_autoencoder_kl_config),
                                   {.compute_dtype = parse_compute_dtype(options.dtype)});
   const Tensors weights = load_tensors(options.weights);
   load_weights(autoencoder.parameters(), current_autoencoder_kl_weights(weights), options.weights);
-
   const Inputs inputs(options.inputs);
-  if (!inputs.has("image") && !inputs.has("latent"))
-    fail("forward", "autoencoder_kl needs an image or a latent in {}", options.inputs);
   std::unique_ptr<ParameterGradients> gradients;
   if (options.backward) gradients = std::make_unique<ParameterGradients>(autoencoder.parameters());
   const at::AutoGradMode grad_mode(options.backward);
 
   Tensors outputs;
-  if (inputs.has("image")) {
-    outputs["moments"] = autoencoder.encode(inputs.get("image", {-1, -1, -1, -1}));
-    if (gradients)
-      gradients->add_loss(outputs["moments"], inputs.get("grad_moments", outputs["moments"].sizes()));
+  for (const AutoencoderHalf& half : kHalves) {
+    if (!inputs.has(half.input)) continue;
+    const at::Tensor input = inputs.get(half.input, {-1, -1, -1, -1});
+    if (input.size(0) < 1) fail("forward", "expected at least one sample in {}", inputs.path());
+    const at::Tensor output = (autoencoder.*half.run)(input);
+    if (gradients && inputs.has(half.grad_output))
+      gradients->add_loss(output, inputs.get(half.grad_output, output.sizes()));
+    outputs[half.output] = output;
   }
-  if (inputs.has("latent")) {
-    outputs["image"] = autoencoder.decode(inputs.get("latent", {-1, -1, -1, -1}));
-    if (gradients) gradients->add_loss(outputs["image"], inputs.get("grad_image", outputs["image"].sizes()));
-  }
-  if (gradients) {
-    const Tensors by_key = gradients->compute();
-    for (const auto& [key, weight] : weights)  // under the file's own keys and shapes
-      outputs["grad." + key] = by_key.at(current_autoencoder_kl_key(key)).reshape(weight.sizes());
-  }
+  if (outputs.empty()) fail("forward", "autoencoder_kl needs an image or a latent in {}", options.inputs);
+  if (!gradients) return outputs;
+  if (gradients->empty())
+    fail("forward", "--backward needs grad_moments with an image or grad_image with a latent in {}",
+         options.inputs);
+  const Tensors by_key = gradients->compute();
+  for (const auto& [key, weight] : weights)  // under the file's own keys and shapes
+    outputs["grad." + key] = by_key.at(current_autoencoder_kl_key(key)).reshape(weight.sizes());
   return outputs;
 }
 

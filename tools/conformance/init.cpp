@@ -17,7 +17,7 @@ struct InitOptions {
 };
 
 void run_init(const InitOptions& options) {
-  const auto denoiser = build_known_denoiser(options.model, read_config(options.config));
+  const auto denoiser = build_known_denoiser(options.model, options.config);
   initialize_weights(*denoiser, options.seed);
   Tensors weights;
   for (const auto& parameter : denoiser->parameters()) weights[parameter->key] = parameter->value;

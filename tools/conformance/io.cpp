@@ -75,6 +75,13 @@ at::Tensor Inputs::get(const std::string& name, at::IntArrayRef shape) const {
   return tensor;
 }
 
+at::Tensor Inputs::get_integers(const std::string& name, at::IntArrayRef shape) const {
+  const at::Tensor tensor = get(name, shape), integers = tensor.to(at::kLong);
+  if (tensor.is_floating_point() && !at::equal(integers.to(tensor.scalar_type()), tensor))
+    fail("inputs", "expected {} to hold integers (I64), got fractions in {}", name, path_);
+  return integers;
+}
+
 void write_outputs(const std::string& path, const Tensors& outputs) {
   Tensors converted;
   for (const auto& [name, tensor] : outputs) {

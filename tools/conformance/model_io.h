@@ -10,15 +10,17 @@
 
 namespace kiln::conformance {
 
-// Throws Error; a name of the interface that this version does not build is told apart from an unknown one.
-std::unique_ptr<Denoiser> build_known_denoiser(const std::string& model, const nlohmann::json& config,
+// `config`: a file. Throws Error; a name of the interface that this version does not build is told apart from
+// an unknown one.
+std::unique_ptr<Denoiser> build_known_denoiser(const std::string& model, const std::string& config,
                                                const std::string& dtype = "f32");
 // The same, with the weights of a file.
-std::unique_ptr<Denoiser> load_denoiser(const std::string& model, const nlohmann::json& config,
+std::unique_ptr<Denoiser> load_denoiser(const std::string& model, const std::string& config,
                                         const std::string& weights, const std::string& dtype = "f32");
 
-// `labels` (any shape) with `drop` (same shape, or undefined) applied: dropped ones become the null class.
-// Throws Error for labels out of range, and for drop without a null class.
-at::Tensor apply_label_drop(const at::Tensor& labels, const at::Tensor& drop, const DenoiserShape& shape);
+// `y` with `drop` applied where that is given, both of `sizes`: dropped labels become the null class.
+// Undefined for a model without classes. Throws Error for labels out of range, and for drop without a null
+// class.
+at::Tensor read_labels(const Inputs& inputs, at::IntArrayRef sizes, const DenoiserShape& shape);
 
 }  // namespace kiln::conformance

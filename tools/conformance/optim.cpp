@@ -5,6 +5,7 @@
 #include <memory>
 
 #include "core/error.h"
+#include "core/json_config.h"
 #include "io.h"
 #include "optim/ema.h"
 #include "optim/grad_norm.h"
@@ -39,8 +40,30 @@ void read_all(const FlatUnit& unit, const at::Tensor& buffer, const std::string&
     outputs[prefix + unit.layout().slots[i].key] = unit.view(buffer, i).clone();
 }
 
-Tensors run_optimizer(const nlohmann::json& config, const Inputs& inputs, int64_t steps) {
-  const OptimizerConfig parsed = parse_optimizer(config);
+struct OptimConfig {
+  int64_t steps = 0;
+  OptimizerConfig optimizer{};  // none: an EMA
+  double ema_decay = 0;
+  std::string ema_schedule{};
+};
+
+OptimConfig parse_optim(const nlohmann::json& json) {
+  const JsonConfig config("optim", json);
+  OptimConfig parsed{.steps = config.require<int64_t>("steps")};
+  if (parsed.steps < 1) fail("optim", "expected steps of at least 1, got {}", parsed.steps);
+  if (config.get<std::string>("type", "") != "ema") {
+    parsed.optimizer = parse_optimizer(json);
+    return parsed;
+  }
+  parsed.ema_decay = config.require<double>("decay");
+  if (!(parsed.ema_decay >= 0 && parsed.ema_decay <= 1))
+    fail("optim", "expected decay in [0, 1], got {}", parsed.ema_decay);
+  parsed.ema_schedule = config.get<std::string>("schedule", "constant");
+  ema_decay_at(parsed.ema_schedule, parsed.ema_decay, 1);  // refuses an unknown schedule
+  return parsed;
+}
+
+Tensors run_optimizer(const OptimizerConfig& parsed, const Inputs& inputs, int64_t steps) {
   FlatUnit unit = flatten(inputs, "param.");
   write_all(inputs, "param.", unit, unit.master);
   OptimizerSlice slice{.master = unit.master, .grads = unit.grads, .moments = unit.moments};
@@ -59,20 +82,18 @@ Tensors run_optimizer(const nlohmann::json& config, const Inputs& inputs, int64_
 }
 
 // The EMA as training does it: inside the optimizer's pass, here one that leaves the weights alone.
-Tensors run_ema(const nlohmann::json& config, const Inputs& inputs, int64_t steps) {
-  if (!config.contains("decay")) fail("optim", "ema needs a decay");
-  const double decay = config.at("decay");
-  const std::string schedule = config.value("schedule", "constant");
+Tensors run_ema(const OptimConfig& config, const Inputs& inputs) {
   const auto optimizer = make_optimizer({{"type", "adamw"}});
   FlatUnit unit = flatten(inputs, "ema.");
   write_all(inputs, "ema.", unit, unit.emas[0]);
   Tensors outputs;
-  for (int64_t step = 0; step < steps; ++step) {
+  for (int64_t step = 0; step < config.steps; ++step) {
     write_all(inputs, fmt::format("param.{}.", step), unit, unit.master);
-    OptimizerSlice slice{.master = unit.master,
-                         .grads = unit.grads,
-                         .moments = unit.moments,
-                         .emas = {{unit.emas[0], ema_decay_at(schedule, decay, step + 1)}}};
+    OptimizerSlice slice{
+        .master = unit.master,
+        .grads = unit.grads,
+        .moments = unit.moments,
+        .emas = {{unit.emas[0], ema_decay_at(config.ema_schedule, config.ema_decay, step + 1)}}};
     optimizer->step(slice, {.lr = 0, .update = step + 1});
     read_all(unit, unit.emas[0], fmt::format("ema.{}.", step), outputs);
   }
@@ -80,27 +101,30 @@ Tensors run_ema(const nlohmann::json& config, const Inputs& inputs, int64_t step
 }
 
 void run_optim(const OptimOptions& options) {
-  const nlohmann::json config = read_config(options.config);
-  if (!config.contains("steps")) fail("optim", "expected steps in {}", options.config);
-  const int64_t steps = config.at("steps");
-  if (steps < 1) fail("optim", "expected steps of at least 1, got {}", steps);
+  const OptimConfig config = parse_config(options.config, parse_optim);
   const Inputs inputs(options.inputs);
-  write_outputs(options.outputs, config.value("type", "") == "ema" ? run_ema(config, inputs, steps)
-                                                                   : run_optimizer(config, inputs, steps));
+  write_outputs(options.outputs, config.optimizer.optimizer
+                                     ? run_optimizer(config.optimizer, inputs, config.steps)
+                                     : run_ema(config, inputs));
 }
 
 }  // namespace
 
-OptimizerConfig parse_optimizer(const nlohmann::json& config) {
-  if (!config.is_object()) fail("optim", "expected an optimizer object, got {}", config.dump());
-  if (config.value("type", "") == "came")
+double max_grad_norm_of(const JsonConfig& config) {
+  if (!config.has("grad_clip")) return 0;
+  const auto max_norm = config.require<double>("grad_clip");
+  if (!(max_norm > 0)) fail(config.who(), "expected grad_clip above 0, or null, got {}", max_norm);
+  return max_norm;
+}
+
+OptimizerConfig parse_optimizer(const nlohmann::json& json) {
+  const JsonConfig config("optim", json);
+  if (config.get<std::string>("type", "") == "came")
     fail("optim", "came is not built by this version yet: adamw and ema are");
-  if (!config.contains("lr") || !config.at("lr").is_number()) fail("optim", "an optimizer needs a number lr");
-  OptimizerConfig parsed{.optimizer = nullptr, .lr = config.at("lr")};
-  if (config.contains("grad_clip") && !config.at("grad_clip").is_null())
-    parsed.max_grad_norm = config.at("grad_clip");
+  OptimizerConfig parsed{
+      .optimizer = nullptr, .lr = config.require<double>("lr"), .max_grad_norm = max_grad_norm_of(config)};
   nlohmann::json rest = nlohmann::json::object();
-  for (const auto& [key, value] : config.items())
+  for (const auto& [key, value] : json.items())
     if (!key.starts_with('_') && key != "lr" && key != "grad_clip" && key != "steps") rest[key] = value;
   parsed.optimizer = make_optimizer(rest);
   return parsed;

@@ -4,6 +4,7 @@
 #include <memory>
 #include <nlohmann/json.hpp>
 
+#include "core/json_config.h"
 #include "optim/optimizer.h"
 
 namespace kiln::conformance {
@@ -13,6 +14,9 @@ struct OptimizerConfig {
   double lr = 0;
   double max_grad_norm = 0;  // 0 = no clipping
 };
+
+// "grad_clip": absent or null is 0, no clipping. Throws Error unless it is above 0.
+double max_grad_norm_of(const JsonConfig& config);
 
 // Throws Error: no lr, a type that is unknown or not built by this version.
 OptimizerConfig parse_optimizer(const nlohmann::json& config);

@@ -5,6 +5,7 @@
 #include <memory>
 
 #include "core/error.h"
+#include "core/json_config.h"
 #include "diffusion/sampler.h"
 #include "io.h"
 #include "model_io.h"
@@ -19,24 +20,27 @@ struct SampleVerbOptions {
   std::string model, model_config, weights, config, inputs, outputs;
 };
 
+struct Guided {
+  std::unique_ptr<Sampler> sampler;
+  double cfg_scale;
+};
+
+Guided parse_guided(const nlohmann::json& json) {
+  const JsonConfig config("sample", json);
+  if (!config.has("sampler")) fail("sample", "expected \"sampler\" in the config");
+  return {make_sampler(config.object("sampler")), config.get("cfg_scale", 1.0)};
+}
+
 void run_end_to_end(const SampleVerbOptions& options) {
-  const nlohmann::json config = read_config(options.config);
-  if (!config.is_object() || !config.contains("sampler"))
-    fail("sample", "expected \"sampler\" in {}", options.config);
-  const auto sampler = make_sampler(config.at("sampler"));
-  const auto denoiser = load_denoiser(options.model, read_config(options.model_config), options.weights);
+  const Guided guided = parse_config(options.config, parse_guided);
+  const auto denoiser = load_denoiser(options.model, options.model_config, options.weights);
   const Inputs inputs(options.inputs);
   const DenoiserShape& shape = denoiser->shape();
   const at::Tensor noise = inputs.get("noise", {-1, shape.in_channels, shape.input_size, shape.input_size});
-  at::Tensor labels;
-  if (shape.num_classes > 0) labels = apply_label_drop(inputs.get("y", {noise.size(0)}), {}, shape);
-  const nlohmann::json& scale = config.contains("cfg_scale") ? config.at("cfg_scale") : nlohmann::json(1.0);
-  if (!scale.is_null() && !scale.is_number())
-    fail("sample", "expected cfg_scale to be a number in {}", options.config);
   const at::NoGradGuard no_grad;
-  const DenoiseFn denoise =
-      guided_denoiser(*denoiser, labels, scale.is_null() ? 1.0 : scale.get<double>(), CfgConvention::kModel);
-  write_outputs(options.outputs, record_samples(*sampler, inputs, denoise));
+  const DenoiseFn denoise = guided_denoiser(*denoiser, read_labels(inputs, {noise.size(0)}, shape),
+                                            guided.cfg_scale, CfgConvention::kModel);
+  write_outputs(options.outputs, record_samples(*guided.sampler, inputs, denoise));
 }
 
 }  // namespace

@@ -27,7 +27,7 @@ at::Tensor given_step_noise(const Inputs& inputs, const at::Tensor& noise, int64
 }
 
 void run_given_outputs(const SamplerOptions& options) {
-  const auto sampler = make_sampler(read_config(options.config));
+  const auto sampler = parse_config(options.config, make_sampler);
   const Inputs inputs(options.inputs);
   const at::Tensor noise = inputs.get("noise", {-1, -1, -1, -1});
   const int64_t steps = static_cast<int64_t>(sampler->timesteps().size());
@@ -46,6 +46,7 @@ void run_given_outputs(const SamplerOptions& options) {
 
 Tensors record_samples(Sampler& sampler, const Inputs& inputs, const DenoiseFn& denoise) {
   const at::Tensor noise = inputs.get("noise", {-1, -1, -1, -1});
+  if (noise.size(0) < 1) fail("sampler", "expected at least one sample in {}", inputs.path());
   std::vector<at::Tensor> samples;
   run_sampler(
       sampler, noise, denoise, [&](int64_t step) { return given_step_noise(inputs, noise, step); },

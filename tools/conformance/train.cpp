@@ -5,9 +5,11 @@
 #include <memory>
 
 #include "core/error.h"
+#include "core/json_config.h"
 #include "data/batches.h"
 #include "io.h"
 #include "model_io.h"
+#include "objective_io.h"
 #include "optimizer_config.h"
 #include "parallel/joining.h"
 #include "train/checkpoints.h"
@@ -21,29 +23,46 @@ struct TrainVerbOptions {
   std::string model, model_config, weights, config, batches, outputs;
 };
 
-int64_t positive(const nlohmann::json& config, const std::string& key, int64_t default_value) {
-  const int64_t value =
-      config.contains(key) && !config.at(key).is_null() ? config.at(key).get<int64_t>() : default_value;
-  if (value < 1) fail("train", "expected {} to be at least 1, got {}", key, value);
-  return value;
+struct TrainVerbConfig {
+  RecordedObjective loss;
+  OptimizerConfig optimizer;
+  double ema_decay = 0.9999, max_grad_norm = 0;
+  int64_t grad_accum = 1, lr_warmup_steps = 0, zero_stage = 0;
+};
+
+TrainVerbConfig parse_train(const nlohmann::json& json) {
+  const JsonConfig config("train", json);
+  for (const char* key : {"loss", "optimizer"})
+    if (!config.has(key)) fail("train", "expected {} in the config", key);
+  TrainVerbConfig parsed{.loss = parse_objective(config.object("loss")),
+                         .optimizer = parse_optimizer(config.object("optimizer"))};
+  parsed.ema_decay = config.get("ema_decay", parsed.ema_decay);
+  parsed.max_grad_norm = config.has("grad_clip") ? max_grad_norm_of(config) : parsed.optimizer.max_grad_norm;
+  parsed.grad_accum = config.positive("grad_accum", parsed.grad_accum);
+  parsed.lr_warmup_steps = config.get("lr_warmup_steps", parsed.lr_warmup_steps);
+  parsed.zero_stage = config.get("zero_stage", parsed.zero_stage);
+  if (!(parsed.ema_decay >= 0 && parsed.ema_decay <= 1))
+    fail("train", "expected ema_decay in [0, 1], got {}", parsed.ema_decay);
+  if (parsed.lr_warmup_steps < 0)
+    fail("train", "expected lr_warmup_steps of 0 or more, got {}", parsed.lr_warmup_steps);
+  return parsed;
 }
 
 // Micro-batches [N, B, ...] of a file as global batches of grad_accum * B rows.
 class RecordedBatches {
  public:
-  RecordedBatches(const std::string& path, const DenoiserShape& shape, const nlohmann::json& loss,
+  RecordedBatches(const std::string& path, const DenoiserShape& shape, const RecordedObjective& loss,
                   int64_t grad_accum)
       : inputs_(path), grad_accum_(grad_accum) {
     x_0_ = inputs_.get("x_start", {-1, -1, shape.in_channels, -1, -1});
     noise_ = inputs_.get("noise", x_0_.sizes());
     const int64_t num_micro = x_0_.size(0), micro_batch = x_0_.size(1);
-    timesteps_ = read_timesteps(loss, num_micro, micro_batch);
     if (num_micro < 1 || micro_batch < 1 || num_micro % grad_accum != 0)
       fail("train",
            "expected a multiple of grad_accum ({}) micro-batches of at least 1 sample, got {} of {} in {}",
            grad_accum, num_micro, micro_batch, path);
-    if (shape.num_classes > 0)
-      labels_ = apply_label_drop(inputs_.get("y", {num_micro, micro_batch}), inputs_.get_if("drop"), shape);
+    timesteps_ = loss.timesteps(inputs_, {num_micro, micro_batch});
+    labels_ = read_labels(inputs_, {num_micro, micro_batch}, shape);
   }
 
   int64_t num_steps() const { return x_0_.size(0) / grad_accum_; }
@@ -69,21 +88,6 @@ class RecordedBatches {
   }
 
  private:
-  at::Tensor read_timesteps(const nlohmann::json& loss, int64_t num_micro, int64_t micro_batch) const {
-    const bool continuous =
-        loss.value("type", "") == "flow" && loss.value("mode", "continuous") == "continuous";
-    if (continuous) {
-      const at::Tensor u = inputs_.get("u", {num_micro, micro_batch});
-      return make_objective(loss)->timesteps(u.to(at::kDouble).flatten()).view({num_micro, micro_batch});
-    }
-    const at::Tensor t = inputs_.get("t", {num_micro, micro_batch}).to(at::kLong);
-    const int64_t num_train_timesteps = loss.value("num_train_timesteps", int64_t{1000});
-    if (t.numel() > 0 && (t.min().item<int64_t>() < 0 || t.max().item<int64_t>() >= num_train_timesteps))
-      fail("train", "expected t in 0..{}, got {}..{} in {}", num_train_timesteps - 1, t.min().item<int64_t>(),
-           t.max().item<int64_t>(), inputs_.path());
-    return t;
-  }
-
   Inputs inputs_;
   int64_t grad_accum_;
   at::Tensor x_0_, noise_, timesteps_, labels_;
@@ -96,33 +100,24 @@ double mean(const std::vector<double>& values) {
 }
 
 void run_train(const TrainVerbOptions& options) {
-  const nlohmann::json config = read_config(options.config);
-  for (const char* key : {"loss", "optimizer"})
-    if (!config.contains(key)) fail("train", "expected {} in {}", key, options.config);
-  const auto denoiser = load_denoiser(options.model, read_config(options.model_config), options.weights);
-  const auto objective = make_objective(config.at("loss"));
-  const OptimizerConfig optimizer = parse_optimizer(config.at("optimizer"));
-  const RecordedBatches batches(options.batches, denoiser->shape(), config.at("loss"),
-                                positive(config, "grad_accum", 1));
-  const bool clips = config.contains("grad_clip") && !config.at("grad_clip").is_null();
-  const double max_grad_norm = clips ? config.at("grad_clip").get<double>() : optimizer.max_grad_norm;
-  const double warmup = config.contains("lr_warmup_steps") && !config.at("lr_warmup_steps").is_null()
-                            ? config.at("lr_warmup_steps").get<double>()
-                            : 0;
+  const TrainVerbConfig config = parse_config(options.config, parse_train);
+  const auto denoiser = load_denoiser(options.model, options.model_config, options.weights);
+  const Optimizer& optimizer = *config.optimizer.optimizer;
+  const RecordedBatches batches(options.batches, denoiser->shape(), config.loss, config.grad_accum);
 
   const std::shared_ptr<ProcessGroup> group = join_patiently();
   const int64_t ranks = group->world_size();
-  TrainingState state(*denoiser, *optimizer.optimizer,
-                      {.ema_decays = {config.value("ema_decay", 0.9999)},
-                       .group = group,
-                       .zero = {.stage = config.value("zero_stage", int64_t{0})}});
+  TrainingState state(
+      *denoiser, optimizer,
+      {.ema_decays = {config.ema_decay}, .group = group, .zero = {.stage = config.zero_stage}});
   TrainStep step(
-      *denoiser, *objective, *optimizer.optimizer, state,
-      {.micro_batch = (batches.micro_batch() + ranks - 1) / ranks, .max_grad_norm = max_grad_norm});
+      *denoiser, *config.loss.objective, optimizer, state,
+      {.micro_batch = (batches.micro_batch() + ranks - 1) / ranks, .max_grad_norm = config.max_grad_norm});
   std::map<std::string, std::vector<double>> series;
   for (int64_t s = 0; s < batches.num_steps(); ++s) {
-    const double ramp = warmup > 0 ? std::min(1.0, static_cast<double>(s + 1) / warmup) : 1.0;
-    const StepResult result = step.run(batches.at(s, *group), optimizer.lr * ramp);
+    const double warmup = static_cast<double>(std::max<int64_t>(config.lr_warmup_steps, 1));
+    const double ramp = std::min(1.0, static_cast<double>(s + 1) / warmup);
+    const StepResult result = step.run(batches.at(s, *group), config.optimizer.lr * ramp);
     series["losses"].push_back(result.loss);
     series["grad_norms"].push_back(result.grad_norm);
     if (!result.mse.empty()) series["mse"].push_back(mean(result.mse));
@@ -133,7 +128,7 @@ void run_train(const TrainVerbOptions& options) {
   for (const auto& [name, values] : series) outputs[name] = at::tensor(values, at::kDouble).to(at::kFloat);
   for (const auto& [prefix, kind] :
        {std::pair{"param.", WeightsKind::kMaster}, {"ema.", WeightsKind::kEma}}) {
-    const auto trained = load_denoiser(options.model, read_config(options.model_config), options.weights);
+    const auto trained = load_denoiser(options.model, options.model_config, options.weights);
     copy_weights(state, kind, 0, *trained);
     for (const auto& parameter : trained->parameters())
       if (parameter->trainable) outputs[prefix + parameter->key] = parameter->value.detach();

@@ -2,8 +2,10 @@
 
 #include <ATen/ATen.h>
 
+#include <algorithm>
 #include <cmath>
 
+#include "core/error.h"
 #include "diffusion/losses.h"
 #include "diffusion/samplers/conversion.h"
 #include "diffusion/samplers/spacing.h"
@@ -14,7 +16,7 @@ namespace {
 
 class DdimSampler : public Sampler {
  public:
-  DdimSampler(const DiffusionConfig& config, const DiffusionConfig& scheduler)
+  DdimSampler(const JsonConfig& config, const JsonConfig& scheduler)
       : alpha_bars_(diffusers_alpha_bars(scheduler)),
         type_(parse_prediction_type("ddim", scheduler.get<std::string>("prediction_type", "epsilon"))),
         clip_(scheduler.get("clip_sample", true) ? scheduler.get("clip_sample_range", 1.0) : 0),
@@ -64,8 +66,9 @@ class DdimSampler : public Sampler {
 }  // namespace
 
 std::unique_ptr<Sampler> make_ddim_sampler(const nlohmann::json& config) {
-  const nlohmann::json scheduler = config.value("scheduler", nlohmann::json::object());
-  return std::make_unique<DdimSampler>(DiffusionConfig("ddim", config), DiffusionConfig("ddim", scheduler));
+  const JsonConfig options("ddim", config);
+  const nlohmann::json scheduler = options.object("scheduler");
+  return std::make_unique<DdimSampler>(options, JsonConfig("ddim", scheduler));
 }
 
 }  // namespace kiln

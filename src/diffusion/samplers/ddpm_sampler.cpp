@@ -2,8 +2,10 @@
 
 #include <ATen/ATen.h>
 
+#include <algorithm>
 #include <cmath>
 
+#include "core/error.h"
 #include "diffusion/losses.h"
 #include "diffusion/samplers/conversion.h"
 #include "diffusion/samplers/spacing.h"
@@ -14,7 +16,7 @@ namespace {
 
 enum class VarianceType { kFixedSmall, kFixedLarge, kLearned, kLearnedRange };
 
-VarianceType parse_variance_type(const DiffusionConfig& scheduler) {
+VarianceType parse_variance_type(const JsonConfig& scheduler) {
   const std::string name =
       scheduler.choice("variance_type", "fixed_small",
                        {"fixed_small", "fixed_small_log", "fixed_large", "learned", "learned_range"});
@@ -26,7 +28,7 @@ VarianceType parse_variance_type(const DiffusionConfig& scheduler) {
 
 class DdpmSampler : public Sampler {
  public:
-  DdpmSampler(const DiffusionConfig& config, const DiffusionConfig& scheduler)
+  DdpmSampler(const JsonConfig& config, const JsonConfig& scheduler)
       : alpha_bars_(diffusers_alpha_bars(scheduler)),
         type_(parse_prediction_type("ddpm", scheduler.get<std::string>("prediction_type", "epsilon"))),
         variance_type_(parse_variance_type(scheduler)),
@@ -87,8 +89,9 @@ class DdpmSampler : public Sampler {
 }  // namespace
 
 std::unique_ptr<Sampler> make_ddpm_sampler(const nlohmann::json& config) {
-  const nlohmann::json scheduler = config.value("scheduler", nlohmann::json::object());
-  return std::make_unique<DdpmSampler>(DiffusionConfig("ddpm", config), DiffusionConfig("ddpm", scheduler));
+  const JsonConfig options("ddpm", config);
+  const nlohmann::json scheduler = options.object("scheduler");
+  return std::make_unique<DdpmSampler>(options, JsonConfig("ddpm", scheduler));
 }
 
 }  // namespace kiln

@@ -2,10 +2,12 @@
 
 #include <ATen/ATen.h>
 
+#include <algorithm>
 #include <cmath>
 #include <deque>
 #include <limits>
 
+#include "core/error.h"
 #include "diffusion/losses.h"
 #include "diffusion/samplers/conversion.h"
 #include "diffusion/samplers/spacing.h"
@@ -38,7 +40,7 @@ std::vector<double> uniform_log_snr_sigmas(const std::vector<float>& log_sigmas,
   return sigmas;
 }
 
-SolverSteps flow_steps(const DiffusionConfig& scheduler, int64_t count) {
+SolverSteps flow_steps(const JsonConfig& scheduler, int64_t count) {
   const double shift = scheduler.get("flow_shift", 1.0);
   const double num_train_timesteps = static_cast<double>(scheduler.positive("num_train_timesteps", 1000));
   const std::vector<double> alphas = linspace(1, 1 / num_train_timesteps, count + 1);
@@ -51,7 +53,7 @@ SolverSteps flow_steps(const DiffusionConfig& scheduler, int64_t count) {
   return steps;
 }
 
-SolverSteps schedule_steps(const DiffusionConfig& scheduler, const std::vector<double>& alpha_bars,
+SolverSteps schedule_steps(const JsonConfig& scheduler, const std::vector<double>& alpha_bars,
                            int64_t count) {
   std::vector<float> sigmas, log_sigmas;
   int64_t end = static_cast<int64_t>(alpha_bars.size());
@@ -89,7 +91,7 @@ SolverSteps schedule_steps(const DiffusionConfig& scheduler, const std::vector<d
 
 class DpmppSampler : public Sampler {
  public:
-  DpmppSampler(const DiffusionConfig& config, const DiffusionConfig& scheduler)
+  DpmppSampler(const JsonConfig& config, const JsonConfig& scheduler)
       : type_(parse_prediction_type("dpmpp", scheduler.get<std::string>("prediction_type", "epsilon"))),
         order_(scheduler.get<int64_t>("solver_order", 2)),
         stochastic_(scheduler.choice("algorithm_type", "dpmsolver++", {"dpmsolver++", "sde-dpmsolver++"}) !=
@@ -188,9 +190,9 @@ class DpmppSampler : public Sampler {
 }  // namespace
 
 std::unique_ptr<Sampler> make_dpmpp_sampler(const nlohmann::json& config) {
-  const nlohmann::json scheduler = config.value("scheduler", nlohmann::json::object());
-  return std::make_unique<DpmppSampler>(DiffusionConfig("dpmpp", config),
-                                        DiffusionConfig("dpmpp", scheduler));
+  const JsonConfig options("dpmpp", config);
+  const nlohmann::json scheduler = options.object("scheduler");
+  return std::make_unique<DpmppSampler>(options, JsonConfig("dpmpp", scheduler));
 }
 
 }  // namespace kiln

@@ -2,6 +2,7 @@
 
 #include <ATen/ATen.h>
 
+#include "core/error.h"
 #include "diffusion/flow_objective.h"
 #include "diffusion/losses.h"
 #include "diffusion/samplers/spacing.h"
@@ -11,11 +12,10 @@ namespace kiln {
 namespace {
 
 // Before the shift: given ones, or evenly from the first to the last level of the (shifted) training table.
-std::vector<double> unshifted_sigmas(const DiffusionConfig& config, int64_t num_train_timesteps,
-                                     double shift) {
+std::vector<double> unshifted_sigmas(const JsonConfig& config, int64_t num_train_timesteps, double shift) {
   const int64_t steps = num_steps(config, num_train_timesteps);
   if (config.has("sigmas")) {
-    const auto sigmas = config.at("sigmas").get<std::vector<double>>();
+    const auto sigmas = config.require<std::vector<double>>("sigmas");
     if (static_cast<int64_t>(sigmas.size()) != steps)
       fail(config.who(), "expected {} sigmas, one per step, got {}", steps, sigmas.size());
     return sigmas;
@@ -29,7 +29,7 @@ std::vector<double> unshifted_sigmas(const DiffusionConfig& config, int64_t num_
 
 class FlowEulerSampler : public Sampler {
  public:
-  FlowEulerSampler(const DiffusionConfig& config, const DiffusionConfig& scheduler)
+  FlowEulerSampler(const JsonConfig& config, const JsonConfig& scheduler)
       : stochastic_(scheduler.get("stochastic_sampling", false)) {
     scheduler.refuse("use_dynamic_shifting", false);
     scheduler.refuse("invert_sigmas", false);
@@ -76,9 +76,9 @@ class FlowEulerSampler : public Sampler {
 }  // namespace
 
 std::unique_ptr<Sampler> make_flow_euler_sampler(const nlohmann::json& config) {
-  const nlohmann::json scheduler = config.value("scheduler", nlohmann::json::object());
-  return std::make_unique<FlowEulerSampler>(DiffusionConfig("flow_euler", config),
-                                            DiffusionConfig("flow_euler", scheduler));
+  const JsonConfig options("flow_euler", config);
+  const nlohmann::json scheduler = options.object("scheduler");
+  return std::make_unique<FlowEulerSampler>(options, JsonConfig("flow_euler", scheduler));
 }
 
 }  // namespace kiln

@@ -2,10 +2,12 @@
 
 #include <ATen/ATen.h>
 
+#include <algorithm>
 #include <charconv>
 #include <cmath>
 #include <set>
 
+#include "core/error.h"
 #include "diffusion/iddpm_tables.h"
 #include "diffusion/losses.h"
 #include "diffusion/schedule.h"
@@ -26,7 +28,7 @@ int64_t parse_count(std::string_view text, const std::string& respacing) {
 }
 
 // "steps" may be a number or a string.
-std::string steps_of(const DiffusionConfig& config) {
+std::string steps_of(const JsonConfig& config) {
   if (!config.has("steps")) fail(config.who(), "expected \"steps\" in the sampler's config");
   const nlohmann::json& steps = config.at("steps");
   if (steps.is_number_integer()) return std::to_string(steps.get<int64_t>());
@@ -38,7 +40,7 @@ struct Respaced {
   std::vector<int64_t> kept;
   IddpmTables tables;
 };
-Respaced respace(const DiffusionConfig& config) {
+Respaced respace(const JsonConfig& config) {
   const int64_t num_train_timesteps = config.positive("num_train_timesteps", 1000);
   const std::vector<double> alpha_bars =
       cumulative_alphas(iddpm_betas(config.get<std::string>("beta_schedule", "linear"), num_train_timesteps));
@@ -55,7 +57,7 @@ Respaced respace(const DiffusionConfig& config) {
 // What both samplers share: respacing, the prediction of x_0, the split of a learned sigma.
 class IddpmSamplerBase : public Sampler {
  public:
-  explicit IddpmSamplerBase(const DiffusionConfig& config)
+  explicit IddpmSamplerBase(const JsonConfig& config)
       : options_{config.get("learn_sigma", true), config.get("sigma_small", false),
                  config.get("clip_denoised", false)},
         respaced_(respace(config)) {
@@ -113,7 +115,7 @@ class IddpmSampler : public IddpmSamplerBase {
 
 class IddpmDdimSampler : public IddpmSamplerBase {
  public:
-  explicit IddpmDdimSampler(const DiffusionConfig& config)
+  explicit IddpmDdimSampler(const JsonConfig& config)
       : IddpmSamplerBase(config), eta_(config.get("eta", 0.0)) {
     if (!(eta_ >= 0)) fail(config.who(), "expected eta to be 0 or more, got {}", eta_);
   }
@@ -178,10 +180,10 @@ std::vector<int64_t> respaced_timesteps(int64_t num_train_timesteps, const std::
 }
 
 std::unique_ptr<Sampler> make_iddpm_sampler(const nlohmann::json& config) {
-  return std::make_unique<IddpmSampler>(DiffusionConfig("iddpm", config));
+  return std::make_unique<IddpmSampler>(JsonConfig("iddpm", config));
 }
 std::unique_ptr<Sampler> make_iddpm_ddim_sampler(const nlohmann::json& config) {
-  return std::make_unique<IddpmDdimSampler>(DiffusionConfig("iddpm_ddim", config));
+  return std::make_unique<IddpmDdimSampler>(JsonConfig("iddpm_ddim", config));
 }
 
 }  // namespace kiln

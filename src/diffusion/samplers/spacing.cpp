@@ -1,4 +1,5 @@
 #include "diffusion/samplers/spacing.h"
+#include "core/error.h"
 
 #include <algorithm>
 #include <cmath>
@@ -24,7 +25,7 @@ std::vector<int64_t> trailing_timesteps(int64_t end, double stride, int64_t coun
 }
 
 // linspace or leading timesteps, descending.
-std::vector<int64_t> even_timesteps(const DiffusionConfig& scheduler, const std::string& spacing, int64_t end,
+std::vector<int64_t> even_timesteps(const JsonConfig& scheduler, const std::string& spacing, int64_t end,
                                     int64_t count) {
   std::vector<int64_t> timesteps;
   if (spacing == "linspace") {
@@ -38,7 +39,7 @@ std::vector<int64_t> even_timesteps(const DiffusionConfig& scheduler, const std:
   return timesteps;
 }
 
-void check_range(const DiffusionConfig& scheduler, const std::vector<int64_t>& timesteps,
+void check_range(const JsonConfig& scheduler, const std::vector<int64_t>& timesteps,
                  int64_t num_train_timesteps) {
   for (int64_t t : timesteps)
     if (t < 0 || t >= num_train_timesteps)
@@ -58,7 +59,7 @@ std::vector<double> linspace(double start, double stop, int64_t count) {
   return values;
 }
 
-std::vector<int64_t> spaced_timesteps(const DiffusionConfig& scheduler, int64_t num_sampling_steps,
+std::vector<int64_t> spaced_timesteps(const JsonConfig& scheduler, int64_t num_sampling_steps,
                                       const std::string& default_spacing) {
   const int64_t end = scheduler.positive("num_train_timesteps", 1000);
   const std::string spacing =
@@ -72,7 +73,7 @@ std::vector<int64_t> spaced_timesteps(const DiffusionConfig& scheduler, int64_t 
   return timesteps;
 }
 
-std::vector<int64_t> spaced_solver_timesteps(const DiffusionConfig& scheduler, int64_t num_sampling_steps,
+std::vector<int64_t> spaced_solver_timesteps(const JsonConfig& scheduler, int64_t num_sampling_steps,
                                              int64_t end) {
   const int64_t num_train_timesteps = scheduler.positive("num_train_timesteps", 1000);
   const std::string spacing =
@@ -104,7 +105,7 @@ std::vector<double> exponential_sigmas(double sigma_max, double sigma_min, int64
   return sigmas;
 }
 
-int64_t num_steps(const DiffusionConfig& config, int64_t most) {
+int64_t num_steps(const JsonConfig& config, int64_t most) {
   if (!config.has("steps")) fail(config.who(), "expected \"steps\" in the sampler's config");
   const int64_t steps = config.positive("steps", 0);
   if (steps > most)

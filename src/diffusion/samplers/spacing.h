@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "diffusion/diffusion_config.h"
+#include "core/json_config.h"
 
 namespace kiln {
 
@@ -14,10 +14,10 @@ std::vector<double> linspace(double start, double stop, int64_t count);
 
 // Descending timesteps below `end` by "timestep_spacing" (linspace | leading | trailing), as DDIM's and
 // DDPM's schedulers choose them, "steps_offset" included. `default_spacing` is the scheduler's.
-std::vector<int64_t> spaced_timesteps(const DiffusionConfig& scheduler, int64_t num_sampling_steps,
+std::vector<int64_t> spaced_timesteps(const JsonConfig& scheduler, int64_t num_sampling_steps,
                                       const std::string& default_spacing);
 // The same for DPM-Solver, whose linspace and leading spacings leave out one more timestep.
-std::vector<int64_t> spaced_solver_timesteps(const DiffusionConfig& scheduler, int64_t num_sampling_steps,
+std::vector<int64_t> spaced_solver_timesteps(const JsonConfig& scheduler, int64_t num_sampling_steps,
                                              int64_t end);
 
 // Descending noise levels: Karras et al. 2022, eq. 5 with rho 7; evenly spaced logarithms.
@@ -25,6 +25,6 @@ std::vector<double> karras_sigmas(double sigma_max, double sigma_min, int64_t co
 std::vector<double> exponential_sigmas(double sigma_max, double sigma_min, int64_t count);
 
 // "steps" of a sampler config, at least 1 and at most `most`.
-int64_t num_steps(const DiffusionConfig& config, int64_t most);
+int64_t num_steps(const JsonConfig& config, int64_t most);
 
 }  // namespace kiln

@@ -10,6 +10,7 @@
 
 #include "checkpoint/tensor_files.h"
 #include "core/error.h"
+#include "core/json_config.h"
 #include "models/autoencoders/autoencoder_kl.h"
 #include "models/autoencoders/pixels.h"
 #include "models/weights.h"
@@ -40,7 +41,7 @@ json find_config(const fs::path& path) {
   fmt::print(stderr,
              "note: no config.json beside {}: taken for a Stable Diffusion VAE, scaling factor 0.18215\n",
              path.string());
-  return json::object();
+  return sd_vae_config();
 }
 
 // XXH3 over key, shape and f32 values in key order: the same for both key generations, folders and single
@@ -73,7 +74,8 @@ std::unique_ptr<Autoencoder> load_autoencoder(const std::string& path, at::Devic
   const fs::path weights_path = is_pipeline ? fs::path(path) / "vae" : fs::path(path);
 
   const json config = find_config(weights_path);
-  const std::string class_name = config.value("_class_name", "AutoencoderKL");
+  const std::string class_name =
+      JsonConfig("autoencoder", config).get<std::string>("_class_name", "AutoencoderKL");
   if (class_name != "AutoencoderKL")
     fail("autoencoder", "{} is of class {}; known are AutoencoderKL and \"pixels\"", weights_path.string(),
          class_name);

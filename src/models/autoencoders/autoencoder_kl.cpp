@@ -106,9 +106,23 @@ struct Level {
   }
 };
 
-// Attention weights of the first generation, by the end of their key.
-constexpr std::pair<const char*, const char*> kOldNames[] = {
+// Attention weights of the two generations of files, as parts of their keys.
+struct AttentionName {
+  const char *old_name, *name;
+};
+constexpr AttentionName kAttentionNames[] = {
     {".query.", ".to_q."}, {".key.", ".to_k."}, {".value.", ".to_v."}, {".proj_attn.", ".to_out.0."}};
+
+std::string renamed_attention(const std::string& key, const char* AttentionName::*from,
+                              const char* AttentionName::*to) {
+  if (key.find(".attentions.") == std::string::npos) return key;
+  for (const AttentionName& names : kAttentionNames) {
+    const std::string_view part = names.*from;
+    const size_t at = key.find(part);
+    if (at != std::string::npos) return std::string(key).replace(at, part.size(), names.*to);
+  }
+  return key;
+}
 
 at::Tensor channels_last(const at::Tensor& x, at::ScalarType dtype) {
   return x.to(dtype).contiguous(at::MemoryFormat::ChannelsLast);
@@ -194,12 +208,10 @@ struct AutoencoderKl::Decoder {
 };
 
 std::string current_autoencoder_kl_key(const std::string& key) {
-  if (key.find(".attentions.") == std::string::npos) return key;
-  for (const auto& [old_name, name] : kOldNames) {
-    const size_t at = key.find(old_name);
-    if (at != std::string::npos) return std::string(key).replace(at, std::string_view(old_name).size(), name);
-  }
-  return key;
+  return renamed_attention(key, &AttentionName::old_name, &AttentionName::name);
+}
+std::string first_autoencoder_kl_key(const std::string& key) {
+  return renamed_attention(key, &AttentionName::name, &AttentionName::old_name);
 }
 
 std::map<std::string, at::Tensor> current_autoencoder_kl_weights(
@@ -215,7 +227,8 @@ std::map<std::string, at::Tensor> current_autoencoder_kl_weights(
 
 AutoencoderKl::AutoencoderKl(const AutoencoderKlConfig& config, const BuildOptions& options)
     // fp16 on a CPU is storage only: its convolutions are far slower than those of f32.
-    : compute_dtype_(options.device.is_cpu() && options.compute_dtype == at::kHalf ? at::kFloat
+    : in_channels_(config.in_channels),
+      compute_dtype_(options.device.is_cpu() && options.compute_dtype == at::kHalf ? at::kFloat
                                                                                    : options.compute_dtype) {
   name = "autoencoder_kl";
   latent_channels = config.latent_channels;
@@ -231,9 +244,10 @@ AutoencoderKl::AutoencoderKl(const AutoencoderKlConfig& config, const BuildOptio
 AutoencoderKl::~AutoencoderKl() = default;
 
 at::Tensor AutoencoderKl::encode(const at::Tensor& images) const {
-  if (images.dim() != 4 || images.size(2) % downsample != 0 || images.size(3) % downsample != 0)
-    fail("autoencoder_kl", "expected images (B, 3, H, W) with sides divisible by {}, got ({})", downsample,
-         fmt::join(images.sizes(), ", "));
+  if (images.dim() != 4 || images.size(1) != in_channels_ || images.size(2) < downsample ||
+      images.size(3) < downsample)
+    fail("autoencoder_kl", "expected images (B, {}, H, W) with sides of at least {}, got ({})", in_channels_,
+         downsample, fmt::join(images.sizes(), ", "));
   return encoder_->forward(images).to(at::kFloat).contiguous();
 }
 

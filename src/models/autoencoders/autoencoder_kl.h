@@ -12,7 +12,7 @@
 
 namespace kiln {
 
-// diffusers' config.json; the defaults are those of the SD VAE.
+// diffusers' config.json; the values here are the SD VAE's.
 struct AutoencoderKlConfig {
   int64_t in_channels = 3, out_channels = 3;
   std::vector<int64_t> block_out_channels = {128, 256, 512, 512};
@@ -24,12 +24,18 @@ struct AutoencoderKlConfig {
   bool mid_block_add_attention = true;
 };
 
-// Throws Error naming the key for what this implementation does not build.
+// Keys that are absent have diffusers' defaults. Throws Error naming the key for what this implementation
+// does not build.
 AutoencoderKlConfig parse_autoencoder_kl_config(const nlohmann::json& config);
+
+// The config of Stable Diffusion's VAE, where it is not the default.
+const nlohmann::json& sd_vae_config();
 
 // Key of a weight as diffusers names it today: files of the first generation say query, key, value,
 // proj_attn.
 std::string current_autoencoder_kl_key(const std::string& key);
+// The other way round.
+std::string first_autoencoder_kl_key(const std::string& key);
 // The same for a whole file; attention weights stored as 1x1 convolutions (C, C, 1, 1) become (C, C).
 std::map<std::string, at::Tensor> current_autoencoder_kl_weights(
     const std::map<std::string, at::Tensor>& weights);
@@ -40,6 +46,7 @@ class AutoencoderKl : public Autoencoder {
   AutoencoderKl(const AutoencoderKlConfig& config, const BuildOptions& options);
   ~AutoencoderKl() override;
 
+  // Sides that `downsample` does not divide are rounded down, as the convolutions do it.
   at::Tensor encode(const at::Tensor& images) const override;
   at::Tensor decode(const at::Tensor& raw_latents) const override;
   const ParameterList& parameters() const override { return parameters_; }
@@ -51,6 +58,7 @@ class AutoencoderKl : public Autoencoder {
   struct Encoder;
   struct Decoder;
   ParameterList parameters_;
+  int64_t in_channels_;
   at::ScalarType compute_dtype_;
   std::unique_ptr<const Encoder> encoder_;
   std::unique_ptr<const Decoder> decoder_;

@@ -1,8 +1,8 @@
 #include <array>
 
 #include "core/error.h"
+#include "core/json_config.h"
 #include "models/denoisers/dit.h"
-#include "models/model_config.h"
 
 namespace kiln {
 namespace {
@@ -55,18 +55,18 @@ const std::map<std::string, nlohmann::json>& dit_presets() {
 }
 
 DitConfig parse_dit_config(const nlohmann::json& config) {
-  ConfigReader reader(config, "dit");
+  const JsonConfig reader("dit", config);
   DitConfig c;
-  c.input_size = reader.integer("input_size", c.input_size);
-  c.patch_size = reader.integer("patch_size", c.patch_size);
-  c.in_channels = reader.integer("in_channels", c.in_channels);
-  c.hidden_size = reader.integer("hidden_size", c.hidden_size);
-  c.depth = reader.integer("depth", c.depth);
-  c.num_heads = reader.integer("num_heads", c.num_heads);
-  c.mlp_ratio = reader.number("mlp_ratio", c.mlp_ratio);
-  c.num_classes = reader.integer("num_classes", c.num_classes);
-  c.class_dropout_prob = reader.number("class_dropout_prob", c.class_dropout_prob);
-  c.learn_sigma = reader.boolean("learn_sigma", c.learn_sigma);
+  c.input_size = reader.get("input_size", c.input_size);
+  c.patch_size = reader.get("patch_size", c.patch_size);
+  c.in_channels = reader.get("in_channels", c.in_channels);
+  c.hidden_size = reader.get("hidden_size", c.hidden_size);
+  c.depth = reader.get("depth", c.depth);
+  c.num_heads = reader.get("num_heads", c.num_heads);
+  c.mlp_ratio = reader.get("mlp_ratio", c.mlp_ratio);
+  c.num_classes = reader.get("num_classes", c.num_classes);
+  c.class_dropout_prob = reader.get("class_dropout_prob", c.class_dropout_prob);
+  c.learn_sigma = reader.get("learn_sigma", c.learn_sigma);
   reader.refuse_unknown();
   validate(c);
   return c;

@@ -1,0 +1,116 @@
+#include "ops/mixed_sum.h"
+
+#include "core/allocations.h"
+#include "core/dry_run.h"
+#include "ops/checks.h"
+
+namespace kiln::ops {
+namespace {
+
+using testing::Tensors;
+
+constexpr auto kF32 = at::kFloat, kBf16 = at::kBFloat16, kFp16 = at::kHalf;
+
+struct Case {
+  std::vector<int64_t> a_sizes, b_sizes;
+  at::ScalarType a, b, sum;
+};
+
+class MixedSum : public ::testing::TestWithParam<Case> {
+ protected:
+  Tensors inputs() const {
+    return {testing::randn(GetParam().a_sizes, GetParam().a, 1),
+            testing::randn(GetParam().b_sizes, GetParam().b, 2)};
+  }
+};
+
+at::Tensor op(const Tensors& in) { return mixed_sum(in[0], in[1]); }
+
+TEST_P(MixedSum, IsTheSumInTheWiderDtype) {
+  const Tensors in = inputs();
+  const at::Tensor sum = op(in);
+  EXPECT_EQ(sum.scalar_type(), GetParam().sum);
+  const at::Tensor exact = in[0].to(at::kDouble) + in[1].to(at::kDouble);
+  EXPECT_TRUE(testing::bitwise_equal(sum, exact.to(GetParam().sum)));
+}
+
+TEST_P(MixedSum, MetaAgrees) { testing::expect_meta_agrees(op, inputs()); }
+
+INSTANTIATE_TEST_SUITE_P(Shapes, MixedSum,
+                         ::testing::Values(Case{{2, 3, 7}, {2, 3, 7}, kF32, kF32, kF32},
+                                           Case{{2, 16, 48}, {1, 16, 48}, kBf16, kF32, kF32},
+                                           Case{{1, 16, 48}, {2, 16, 48}, kF32, kFp16, kF32},
+                                           Case{{1}, {1}, kFp16, kF32, kF32},
+                                           Case{{0, 4}, {1, 4}, kBf16, kF32, kF32},
+                                           Case{{3, 5}, {3, 5}, at::kDouble, kF32, at::kDouble},
+                                           Case{{4, 4}, {4, 4}, kBf16, kBf16, kBf16}));
+
+TEST(MixedSumOp, GradcheckInF64) {
+  testing::gradcheck(op,
+                     {testing::randn({2, 3, 4}, at::kDouble, 1), testing::randn({1, 3, 4}, at::kDouble, 2)});
+}
+
+// Each operand's gradient has its own dtype and, where it was broadcast, its own size.
+TEST(MixedSumOp, GradientsAreTheIncomingOne) {
+  const at::Tensor a = testing::randn({3, 2, 5}, kBf16, 1), b = testing::randn({1, 2, 5}, kF32, 2);
+  const at::Tensor direction = testing::randn({3, 2, 5}, kF32, 3);
+  const Tensors got = testing::gradients(op, {a, b}, direction);
+  EXPECT_TRUE(testing::bitwise_equal(got[0], direction.to(kBf16)));
+  EXPECT_EQ(got[1].scalar_type(), kF32);
+  testing::expect_close(got[1], direction.sum(0, /*keepdim=*/true), 1e-6);
+}
+
+TEST(MixedSumOp, KeepsTheStridesOfATransposedOperand) {
+  const Tensors in = {testing::randn({5, 3}, kBf16, 1).t(), testing::randn({5, 3}, kF32, 2).t()};
+  testing::expect_meta_agrees(op, in);
+  EXPECT_EQ(op(in).strides(), in[0].strides());
+}
+
+TEST(MixedAdd, AddsInPlaceInTheWiderDtype) {
+  for (const at::ScalarType dtype : {kF32, kBf16, kFp16}) {
+    const at::Tensor start = testing::randn({7, 9}, kF32, 1), term = testing::randn({7, 9}, dtype, 2);
+    at::Tensor sum = start.clone();
+    const void* data = sum.const_data_ptr();
+    mixed_add_(sum, term);
+    EXPECT_EQ(sum.const_data_ptr(), data);
+    EXPECT_TRUE(testing::bitwise_equal(sum, (start.to(at::kDouble) + term.to(at::kDouble)).to(kF32)));
+  }
+}
+
+class Ledger : public AllocationObserver {
+ public:
+  void allocated(uint64_t, size_t bytes) override {
+    peak_ = std::max(peak_, live_ += static_cast<int64_t>(bytes));
+  }
+  void freed(uint64_t, size_t bytes) override { live_ -= static_cast<int64_t>(bytes); }
+  int64_t peak() const { return peak_; }
+
+ private:
+  int64_t live_ = 0, peak_ = 0;
+};
+
+// What a dry run of a CPU sees is what the CPU takes, the wider copy of the narrower operand included.
+TEST(MixedSumOp, ADryRunAllocatesWhatTheCpuDoes) {
+  install_tracking_cpu_allocator();
+  const auto work = [](at::Device device, at::ScalarType narrow) {
+    const at::Tensor a = at::zeros({64, 256}, at::TensorOptions(device).dtype(narrow));
+    const at::Tensor b = at::zeros({64, 256}, at::TensorOptions(device).dtype(kF32));
+    at::Tensor sum = mixed_sum(a, b);
+    mixed_add_(sum, a);
+  };
+  const DryRunScope dry_run(DryRunDevice::kCpu);
+  for (const at::ScalarType narrow : {kF32, kBf16, kFp16}) {
+    Ledger planned;
+    {
+      const MetaAllocationScope scope(planned);
+      work(at::kMeta, narrow);
+    }
+    const int64_t before = live_cpu_bytes().live;
+    reset_peak_cpu_bytes();
+    work(at::kCPU, narrow);
+    EXPECT_EQ(live_cpu_bytes().peak - before, planned.peak()) << c10::toString(narrow);
+  }
+}
+
+}  // namespace
+}  // namespace kiln::ops
