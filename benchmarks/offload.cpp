@@ -133,9 +133,9 @@ class OnDisk {
         .compute_dtype = at::kBFloat16, .num_moments = 2, .num_emas = 1, .placement = Placement::kNvme};
     FlatLayout layout;
     layout.add("weights", {kUnitElements});
-    options.nvme = nvme_ =
-        std::make_shared<NvmeState>(std::vector<int64_t>(kUnits, state_elements(kUnitElements, options)),
-                                    BlockStoreOptions{.folder = folder}, at::kCPU);
+    options.nvme = nvme_ = std::make_shared<NvmeState>(
+        NvmeUnits{.elements = std::vector<int64_t>(kUnits, state_elements(kUnitElements, options))},
+        NvmeUnits{}, BlockStoreOptions{.folder = folder}, at::kCPU);
     for (; options.nvme_unit < kUnits; ++options.nvme_unit) units_.emplace_back("unit", layout, options);
   }
 

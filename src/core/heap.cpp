@@ -1,5 +1,6 @@
 #include "core/heap.h"
 
+#include <sys/prctl.h>
 #include <sys/types.h>
 
 #include <cstddef>
@@ -12,6 +13,9 @@ extern "C" __attribute__((weak)) int mallctl(const char* name, void* old_value, 
 namespace kiln {
 
 void return_freed_memory() {
+  // A huge page is in memory as a whole when a byte of it is: a quarter of a tensor's size class may be
+  // unused.
+  ::prctl(PR_SET_THP_DISABLE, 1, 0, 0, 0);
   if (!mallctl) return;
   ssize_t at_once = 0;
   mallctl("arenas.dirty_decay_ms", nullptr, nullptr, &at_once, sizeof(at_once));

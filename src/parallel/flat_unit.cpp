@@ -49,6 +49,11 @@ int64_t state_elements(int64_t shard_size, const FlatUnitOptions& options) {
   return shard_size * (1 + options.num_moments + options.num_emas);
 }
 
+Placement placement_of(const std::string& name, bool has_host) {
+  if (name == "nvme") return Placement::kNvme;
+  return name == "cpu" && has_host ? Placement::kHost : Placement::kDevice;
+}
+
 FlatUnit::FlatUnit(std::string name, FlatLayout layout, const FlatUnitOptions& options)
     : name_(std::move(name)),
       layout_(std::move(layout)),
@@ -58,8 +63,9 @@ FlatUnit::FlatUnit(std::string name, FlatLayout layout, const FlatUnitOptions& o
       shard_offset_(sharding_.zero_stage > 0 ? shard_size_ * sharding_.rank : 0),
       num_moments_(static_cast<size_t>(options.num_moments)),
       num_emas_(static_cast<size_t>(options.num_emas)),
-      nvme_unit_(options.nvme_unit),
-      weights_wait_on_host_(options.weights_wait_on_host && sharding_.zero_stage == 3) {
+      placement_(options.placement),
+      weight_placement_(sharding_.zero_stage == 3 ? options.weight_placement : Placement::kDevice),
+      nvme_unit_(options.nvme_unit) {
   const auto f32 = at::TensorOptions().device(options.device).dtype(at::kFloat);
   const auto zeros = [&](int64_t size, at::ScalarType dtype) { return at::zeros({size}, f32.dtype(dtype)); };
   const auto shard_of = [&](const at::Tensor& whole) {
@@ -68,12 +74,16 @@ FlatUnit::FlatUnit(std::string name, FlatLayout layout, const FlatUnitOptions& o
   compute_weights = zeros(size_, options.compute_dtype);
   weight_shard = shard_of(compute_weights);
   if (sharding_.zero_stage == 3) {
-    weight_shard = weights_wait_on_host_ ? host_zeros(shard_size_, options.compute_dtype, options.device)
-                                         : zeros(shard_size_, options.compute_dtype);
+    weight_shard.reset();
+    if (weight_placement_ == Placement::kDevice) weight_shard = zeros(shard_size_, options.compute_dtype);
+    if (weight_placement_ == Placement::kHost)
+      weight_shard = host_zeros(shard_size_, options.compute_dtype, options.device);
     drop_weights_memory();
   }
+  if (weight_placement_ == Placement::kNvme) nvme_weights_ = options.nvme->weights;
   const bool on_device = options.placement == Placement::kDevice;
-  if (on_device && options.compute_dtype == at::kFloat) master = weight_shard;
+  if (on_device && weight_placement_ == Placement::kDevice && options.compute_dtype == at::kFloat)
+    master = weight_shard;
   grads = zeros(size_, options.grad_dtype);
   grad_shard = shard_of(grads);
   if (sharding_.zero_stage >= 2) {
@@ -81,7 +91,7 @@ FlatUnit::FlatUnit(std::string name, FlatLayout layout, const FlatUnitOptions& o
     drop_grads_memory();
   }
   if (options.placement == Placement::kNvme) {
-    nvme_ = options.nvme;
+    nvme_state_ = options.nvme->optimizer_state;
     return;
   }
   const auto state_zeros = [&] {
@@ -92,24 +102,19 @@ FlatUnit::FlatUnit(std::string name, FlatLayout layout, const FlatUnitOptions& o
   for (size_t i = 0; i < num_emas_; ++i) emas.push_back(state_zeros());
 }
 
-StateLease::~StateLease() {
-  if (nvme_) nvme_->release(nvme_unit_, writes_);
-}
-
 StateLease FlatUnit::lease(Access access) const {
   StateLease lease;
-  if (!nvme_) {
+  if (!nvme_state_) {
     lease.master = master;
     lease.moments = moments;
     lease.emas = emas;
     return lease;
   }
-  const at::Tensor state = nvme_->acquire(nvme_unit_);
-  lease.nvme_ = nvme_;
-  lease.nvme_unit_ = nvme_unit_;
-  lease.writes_ = access == Access::kWrite;
+  lease.nvme_.emplace(nvme_state_, nvme_unit_, access);
   int64_t begin = 0;
-  const auto next = [&] { return state.narrow(0, std::exchange(begin, begin + shard_size_), shard_size_); };
+  const auto next = [&] {
+    return lease.nvme_->elements().narrow(0, std::exchange(begin, begin + shard_size_), shard_size_);
+  };
   lease.master = next();
   for (size_t i = 0; i < num_moments_; ++i) lease.moments.push_back(next());
   for (size_t i = 0; i < num_emas_; ++i) lease.emas.push_back(next());
@@ -117,7 +122,28 @@ StateLease FlatUnit::lease(Access access) const {
 }
 
 void FlatUnit::prefetch_state() const {
-  if (nvme_) nvme_->prefetch(nvme_unit_);
+  if (nvme_state_) nvme_state_->prefetch(nvme_unit_);
+}
+
+WeightLease FlatUnit::lease_weights(Access access) const {
+  WeightLease lease;
+  if (nvme_weights_) lease.nvme_.emplace(nvme_weights_, nvme_unit_, access);
+  lease.shard = lease.nvme_ ? lease.nvme_->elements() : weight_shard;
+  return lease;
+}
+
+void FlatUnit::prefetch_weights() const {
+  if (nvme_weights_) nvme_weights_->prefetch(nvme_unit_);
+}
+
+int64_t FlatUnit::host_bytes() const {
+  int64_t bytes = 0;
+  if (weight_placement_ == Placement::kHost) bytes += static_cast<int64_t>(weight_shard.nbytes());
+  if (placement_ != Placement::kHost) return bytes;
+  bytes += static_cast<int64_t>(master.nbytes());
+  for (const auto* buffers : {&moments, &emas})
+    for (const at::Tensor& buffer : *buffers) bytes += static_cast<int64_t>(buffer.nbytes());
+  return bytes;
 }
 
 at::Tensor FlatUnit::view(const at::Tensor& buffer, size_t index) const {
@@ -144,7 +170,9 @@ void FlatUnit::write(at::Tensor& buffer, size_t index, const at::Tensor& value) 
 }
 
 void FlatUnit::refresh_weight_shard() {
-  if (!weight_shard.is_same(master)) weight_shard.copy_(lease(Access::kRead).master);
+  if (master.defined() && master.is_same(weight_shard)) return;
+  WeightLease weights = lease_weights(Access::kOverwrite);
+  weights.shard.copy_(lease(Access::kRead).master);
 }
 
 void FlatUnit::start_emas() {

@@ -4,6 +4,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -37,8 +38,10 @@ struct UnitSharding {
 // Elements that a rank keeps of each buffer that is divided.
 int64_t shard_elements(int64_t layout_size, const UnitSharding& sharding);
 
-// Where the optimizer's state - master, moments, EMAs - is between its uses.
+// Where something is between its uses.
 enum class Placement { kDevice, kHost, kNvme };
+// Of "none", "cpu" or "nvme". Without a host behind it (on a CPU) the device's memory is the host's.
+Placement placement_of(const std::string& name, bool has_host);
 
 struct FlatUnitOptions {
   at::Device device = at::kCPU;
@@ -47,32 +50,36 @@ struct FlatUnitOptions {
   int64_t num_moments = 0;                 // f32 buffers of the optimizer, zero at the start
   int64_t num_emas = 0;
   UnitSharding sharding{};
-  Placement placement = Placement::kDevice;
-  std::shared_ptr<NvmeState> nvme{};  // kNvme: holds state_elements() of this unit as its unit number
+  Placement placement = Placement::kDevice;         // of the optimizer's state: master, moments, EMAs
+  Placement weight_placement = Placement::kDevice;  // of the shard of the compute weights; stage 3
+  std::shared_ptr<NvmeState> nvme{};                // kNvme, of either: holds this unit as its unit number
   size_t nvme_unit = 0;
-  bool weights_wait_on_host = false;  // stage 3: weight_shard, where a device has a host behind it
 };
 // f32 elements of the optimizer's state of one unit.
 int64_t state_elements(int64_t shard_size, const FlatUnitOptions& options);
 
-enum class Access { kRead, kWrite };
-
-// The optimizer's state of a unit, in memory while this lives. Changes last where they were announced
-// (kWrite). Several leases may share a unit; at most three units are leased at once.
+// The optimizer's state of a unit, in memory while this lives. Changes last where they were announced.
+// Several leases may share a unit; at most three units are leased at once.
 class StateLease {
  public:
-  StateLease(StateLease&&) noexcept = default;
-  ~StateLease();
-
   at::Tensor master;
   std::vector<at::Tensor> moments, emas;
 
  private:
   friend class FlatUnit;
   StateLease() = default;
-  std::shared_ptr<NvmeState> nvme_;  // null: nothing to give back
-  size_t nvme_unit_ = 0;
-  bool writes_ = false;
+  std::optional<NvmeLease> nvme_{};
+};
+
+// The same for the shard of a unit's compute weights. At most prefetch_segments + 1 units are leased at once.
+class WeightLease {
+ public:
+  at::Tensor shard;  // (shard_size) compute dtype
+
+ private:
+  friend class FlatUnit;
+  WeightLease() = default;
+  std::optional<NvmeLease> nvme_{};
 };
 
 // One segment's compute weights, gradients, f32 master, optimizer moments and EMAs. Each buffer is 1-D. Whole
@@ -89,7 +96,8 @@ class FlatUnit {
   int64_t size() const { return size_; }  // the layout's, padded so that the ranks divide it
   int64_t shard_size() const { return shard_size_; }
   int64_t shard_offset() const { return shard_offset_; }
-  bool weights_wait_on_host() const { return weights_wait_on_host_; }
+  Placement weight_placement() const { return weight_placement_; }
+  int64_t host_bytes() const;  // of what is placed on the host
 
   // Slot `index` of a whole buffer, in the tensor's own shape: a view, never a copy.
   at::Tensor view(const at::Tensor& buffer, size_t index) const;
@@ -101,6 +109,9 @@ class FlatUnit {
   StateLease lease(Access access) const;
   // Begins to bring them, for a lease that comes next.
   void prefetch_state() const;
+  // This rank's slice of the compute weights, likewise.
+  WeightLease lease_weights(Access access) const;
+  void prefetch_weights() const;
 
   // Writes slot `index` of a whole or divided buffer, as far as it is in it, from a tensor of any dtype and
   // device. After the master has been written, refresh_weight_shard() is due.
@@ -117,9 +128,10 @@ class FlatUnit {
 
   at::Tensor compute_weights;  // (size) compute dtype
   at::Tensor grads;            // (size) grad dtype
-  at::Tensor weight_shard;     // (shard_size) of compute_weights; the master itself when that is f32 and here
-  at::Tensor grad_shard;       // (shard_size)
-  at::Tensor master;           // (shard_size) f32; undefined on NVMe, like the next: lease() gives them
+  at::Tensor weight_shard;  // (shard_size) of compute_weights; undefined on NVMe; the master itself when that
+                            // is f32 and both are on the device
+  at::Tensor grad_shard;    // (shard_size)
+  at::Tensor master;        // (shard_size) f32; undefined on NVMe, like the next: lease() gives them
   std::vector<at::Tensor> moments, emas;  // (shard_size) f32 each
 
  private:
@@ -128,9 +140,9 @@ class FlatUnit {
   UnitSharding sharding_;
   int64_t size_ = 0, shard_size_ = 0, shard_offset_ = 0;
   size_t num_moments_ = 0, num_emas_ = 0;
-  std::shared_ptr<NvmeState> nvme_;
+  Placement placement_{}, weight_placement_{};
+  std::shared_ptr<NvmePool> nvme_state_, nvme_weights_;  // null: not on NVMe
   size_t nvme_unit_ = 0;
-  bool weights_wait_on_host_ = false;
 };
 
 }  // namespace kiln

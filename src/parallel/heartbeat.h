@@ -1,20 +1,31 @@
 // Every rank shows once a second that it lives, so that a collective that fails can name who is missing.
+// Torch-free: sanitizers run it.
 #pragma once
-#include <torch/csrc/distributed/c10d/Store.hpp>
-
+#include <chrono>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 
 #include "parallel/ranks.h"
 
 namespace kiln {
 
-// A thread writes (beats, collectives begun) of this rank to the rendezvous. A process that is stopped, dead
-// or cut off no longer does; one that is only late does.
+// Where the ranks leave word for each other: their rendezvous. A heartbeat makes one call at a time, from
+// several threads. Calls may block, and throw when the rendezvous is gone.
+class NoticeBoard {
+ public:
+  virtual ~NoticeBoard() = default;
+  virtual void set(const std::string& key, const std::string& value) = 0;
+  virtual std::optional<std::string> find(const std::string& key) = 0;  // does not wait for it to be set
+};
+
+// A thread writes (beats, collectives begun) of this rank to the board. A process that is stopped, dead or
+// cut off no longer does; one that is only late does.
 class Heartbeat {
  public:
-  Heartbeat(c10::intrusive_ptr<c10d::Store> store, const Ranks& ranks);
+  Heartbeat(std::shared_ptr<NoticeBoard> board, const Ranks& ranks,
+            std::chrono::milliseconds interval = std::chrono::seconds(1));
   ~Heartbeat();
   Heartbeat(const Heartbeat&) = delete;
 
@@ -24,7 +35,7 @@ class Heartbeat {
   void report_failure(const std::string& why);
   // "; rank 2 no longer answers; rank 3 has not come so far" of ranks that keep collective `number` waiting;
   // "; rank 2 failed: ..." of one that said so; empty when every rank lives and has begun it. Takes three
-  // seconds, a few more where the rendezvous is cut off.
+  // intervals, a few more where the rendezvous is cut off.
   std::string describe_missing(int64_t number);
 
  private:

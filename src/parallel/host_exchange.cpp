@@ -1,7 +1,6 @@
 #include "parallel/host_exchange.h"
 
 #include <ATen/ATen.h>
-#include <c10/core/impl/VirtualGuardImpl.h>
 
 #include "parallel/host_memory.h"
 
@@ -16,19 +15,11 @@ HostExchange::HostExchange(at::Device device, int64_t most_elements, at::ScalarT
   }
 }
 
-// What the current stream has done so far. Nothing where copies are done when they return.
-std::optional<c10::Event> HostExchange::record() const {
-  if (!device_.is_cuda()) return std::nullopt;
-  std::optional<c10::Event> event(device_.type());
-  event->record(c10::impl::VirtualGuardImpl(device_.type()).getStream(device_));
-  return event;
-}
-
 void HostExchange::fetch(const at::Tensor& gradients) {
   Slot& slot = slots_[num_fetched_++ % slots_.size()];
   slot.num_gradients = gradients.numel();
   slot.gradients.narrow(0, 0, slot.num_gradients).copy_(gradients, /*non_blocking=*/true);
-  slot.fetched = record();
+  slot.fetched = record_event(device_);
 }
 
 at::Tensor HostExchange::take() {
@@ -47,7 +38,7 @@ void HostExchange::send(const at::Tensor& device_weights) {
   Slot& slot = slots_[num_sent_++ % slots_.size()];
   at::Tensor to = device_weights;
   to.copy_(slot.weights.narrow(0, 0, to.numel()), /*non_blocking=*/true);
-  slot.sent = record();
+  slot.sent = record_event(device_);
 }
 
 int64_t HostExchange::host_bytes() const {

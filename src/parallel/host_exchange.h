@@ -34,7 +34,6 @@ class HostExchange {
     int64_t num_gradients = 0;
     std::optional<c10::Event> fetched, sent;
   };
-  std::optional<c10::Event> record() const;
 
   at::Device device_;
   std::array<Slot, 2> slots_;

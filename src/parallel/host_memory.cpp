@@ -1,6 +1,7 @@
 #include "parallel/host_memory.h"
 
 #include <ATen/ATen.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
 
 #include "core/dry_run.h"
 
@@ -31,6 +32,13 @@ at::Tensor host_zeros(int64_t size, at::ScalarType dtype, at::Device device) {
   const auto options = at::TensorOptions(at::kCPU).dtype(dtype);
   if (device.is_cuda()) return at::empty({size}, options.pinned_memory(true)).zero_();
   return at::zeros({size}, options);
+}
+
+std::optional<c10::Event> record_event(at::Device device) {
+  if (!device.is_cuda()) return std::nullopt;
+  std::optional<c10::Event> event(device.type());
+  event->record(c10::impl::VirtualGuardImpl(device.type()).getStream(device));
+  return event;
 }
 
 }  // namespace kiln

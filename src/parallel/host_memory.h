@@ -1,6 +1,9 @@
 // Host memory behind a device: where offloaded tensors wait.
 #pragma once
 #include <ATen/core/Tensor.h>
+#include <c10/core/Event.h>
+
+#include <optional>
 
 namespace kiln {
 
@@ -10,5 +13,8 @@ bool has_host_behind(at::Device device);
 // A 1-D tensor of zeros in host memory, pinned where `device` is CUDA. In a dry run it is on meta, and the
 // trace sees its memory only where the device is a CPU.
 at::Tensor host_zeros(int64_t size, at::ScalarType dtype, at::Device device);
+
+// What the current stream of `device` has been given so far; nothing where copies are done when they return.
+std::optional<c10::Event> record_event(at::Device device);
 
 }  // namespace kiln

@@ -7,10 +7,12 @@
 #include <vector>
 
 #include "core/error.h"
+#include "core/error_message.h"
 
 namespace kiln {
 
 int64_t ranks_to_launch(const std::string& who, int64_t nproc) {
+  if (nproc < 0) fail(who, "--nproc expects 0 or more, got {}", nproc);
   if (nproc == 0) return 0;
   const Ranks ranks = ranks_from_environment();
   if (!ranks.launched) return nproc > 1 ? nproc : 0;
@@ -49,8 +51,8 @@ void as_rank(ProcessGroup& group, const std::function<void()>& work) try {
   throw;
 } catch (const std::exception& error) {
   if (group.world_size() == 1) throw;
-  group.report_failure(error.what());
-  throw Error(fmt::format("rank {} of {}: {}", group.rank(), group.world_size(), error.what()));
+  group.report_failure(message_of(error));
+  throw Error(fmt::format("rank {} of {}: {}", group.rank(), group.world_size(), message_of(error)));
 }
 
 }  // namespace kiln

@@ -80,6 +80,8 @@ class BlockedSignals {
  public:
   BlockedSignals() {
     sigemptyset(&blocked_);
+    // A shell may have made us ignore it: then no child could be waited for.
+    signal(SIGCHLD, SIG_DFL);
     for (int signal : {SIGCHLD, SIGINT, SIGTERM}) sigaddset(&blocked_, signal);
     pthread_sigmask(SIG_BLOCK, &blocked_, &before_);
   }

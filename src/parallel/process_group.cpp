@@ -11,6 +11,7 @@
 
 #include <fmt/ranges.h>
 #include <netdb.h>
+#include <signal.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -20,6 +21,7 @@
 #include <exception>
 
 #include "core/error.h"
+#include "core/error_message.h"
 #include "parallel/heartbeat.h"
 
 // In the place of the C library's: c10d asks for the name of every address that it connects to, for messages
@@ -35,19 +37,6 @@ namespace kiln {
 namespace {
 
 using Clock = std::chrono::steady_clock;
-
-// One line, without the place in the source that libraries put first: "[/path/pair.cc:538] Connection closed
-// ..."
-std::string first_line(std::string text) {
-  text = text.substr(0, text.find('\n'));
-  if (text.starts_with("[")) text = text.substr(std::min(text.size(), text.find("] ") + 2));
-  return text;
-}
-
-std::string message_of(const std::exception& error) {
-  const auto* torch_error = dynamic_cast<const c10::Error*>(&error);
-  return first_line(torch_error ? torch_error->what_without_backtrace() : error.what());
-}
 
 // The address of this machine that packets to `host` leave from; empty when `host` is unknown or is this
 // machine by a loopback name. Nothing is sent.
@@ -80,7 +69,15 @@ std::shared_ptr<gloo::transport::Device> network_device(const Ranks& ranks) {
                          : c10d::ProcessGroupGloo::createDeviceForHostname(address);
 }
 
+// A peer that is gone is to be an error of whoever writes to it. The server of the rendezvous writes to
+// sockets without saying so: the signal would end this process without a word.
+void ignore_broken_pipes() {
+  struct sigaction present {};
+  if (sigaction(SIGPIPE, nullptr, &present) == 0 && present.sa_handler == SIG_DFL) signal(SIGPIPE, SIG_IGN);
+}
+
 c10::intrusive_ptr<c10d::Store> open_store(const Ranks& ranks, std::chrono::milliseconds timeout) {
+  ignore_broken_pipes();
   c10d::TCPStoreOptions options;
   options.port = static_cast<uint16_t>(ranks.master_port);
   options.isServer = ranks.rank == 0 && !ranks.launcher_hosts;
@@ -97,6 +94,7 @@ struct Rendezvous::Server {
 };
 
 Rendezvous::Rendezvous() {
+  ignore_broken_pipes();
   c10d::TCPStoreOptions options;
   options.port = 0;
   options.isServer = true;
@@ -105,6 +103,25 @@ Rendezvous::Rendezvous() {
 }
 Rendezvous::~Rendezvous() = default;
 int64_t Rendezvous::port() const { return server_->store->getPort(); }
+
+namespace {
+
+// The rendezvous as the heartbeats use it, over a connection of their own.
+class StoreBoard : public NoticeBoard {
+ public:
+  explicit StoreBoard(c10::intrusive_ptr<c10d::Store> store) : store_(std::move(store)) {}
+  void set(const std::string& key, const std::string& value) override { store_->set(key, value); }
+  std::optional<std::string> find(const std::string& key) override {
+    if (!store_->check({key})) return std::nullopt;
+    const std::vector<uint8_t> value = store_->get(key);
+    return std::string(value.begin(), value.end());
+  }
+
+ private:
+  c10::intrusive_ptr<c10d::Store> store_;
+};
+
+}  // namespace
 
 struct ProcessGroup::Connection {
   c10::intrusive_ptr<c10d::Store> store;
@@ -198,7 +215,7 @@ std::shared_ptr<ProcessGroup> ProcessGroup::connect(const Ranks& ranks, const Pr
     auto connection = std::make_unique<Connection>();
     connection->store = store;
     connection->options = options;
-    connection->heartbeat = std::make_shared<Heartbeat>(store->clone(), ranks);
+    connection->heartbeat = std::make_shared<Heartbeat>(std::make_shared<StoreBoard>(store->clone()), ranks);
     connection->open_backends("", ranks);
     group->connection_ = std::move(connection);
   } catch (const std::exception& error) {
@@ -210,11 +227,16 @@ std::shared_ptr<ProcessGroup> ProcessGroup::connect(const Ranks& ranks, const Pr
 
 // A collective of a dry run, seen by its observer.
 Collective ProcessGroup::pretend(CollectiveObserver::Operation operation, const at::Tensor& whole) {
-  if (!observer_) return {};
-  const int64_t number = ++num_pretended_;
-  observer_->started(number, operation, static_cast<int64_t>(whole.nbytes()));
+  ProcessGroup& all = root();
+  if (!all.observer_) return {};
+  const int64_t number = ++all.num_pretended_;
+  all.observer_->started({.number = number,
+                          .operation = operation,
+                          .bytes = static_cast<int64_t>(whole.nbytes()),
+                          .num_ranks = world_size(),
+                          .on_one_machine = ranks_.local_world_size == world_size()});
   return Collective(std::make_unique<Collective::Work>(
-      Collective::Work{.group = this, .work = {}, .tensors = {}, .name = {}, .number = number}));
+      Collective::Work{.group = &all, .work = {}, .tensors = {}, .name = {}, .number = number}));
 }
 
 std::shared_ptr<ProcessGroup> ProcessGroup::subgroup(const std::string& name,
@@ -222,7 +244,14 @@ std::shared_ptr<ProcessGroup> ProcessGroup::subgroup(const std::string& name,
   Ranks ranks = ranks_;
   ranks.world_size = static_cast<int64_t>(members.size());
   ranks.rank = std::ranges::find(members, rank()) - members.begin();
+  const int64_t first_here = ranks_.rank - ranks_.local_rank;
+  const auto is_here = [&](int64_t member) {
+    return member >= first_here && member < first_here + ranks_.local_world_size;
+  };
+  ranks.local_world_size = std::ranges::count_if(members, is_here);
+  ranks.local_rank = std::count_if(members.begin(), members.begin() + ranks.rank, is_here);
   auto group = std::make_shared<ProcessGroup>(ranks);
+  group->parent_ = this;
   if (!connection_ || members.size() == 1) return group;
   auto connection = std::make_unique<Connection>();
   connection->store = connection_->store;
@@ -267,7 +296,7 @@ Collective ProcessGroup::start(const char* operation, const std::string& what,
 
 Collective ProcessGroup::all_reduce(const at::Tensor& tensor, const std::string& what) {
   if (world_size() == 1) return {};
-  volume_.all_reduced += tensor.numel();
+  root().volume_.all_reduced += tensor.numel();
   if (!connection_) return pretend(CollectiveObserver::Operation::kAllReduce, tensor);
   return start("all_reduce", what, {tensor});
 }
@@ -278,7 +307,7 @@ Collective ProcessGroup::reduce_scatter(const at::Tensor& output, const at::Tens
     if (!output.is_alias_of(input)) output.copy_(input);
     return {};
   }
-  volume_.reduce_scattered += input.numel();
+  root().volume_.reduce_scattered += input.numel();
   if (!connection_) return pretend(CollectiveObserver::Operation::kReduceScatter, input);
   return start("reduce_scatter", what, {output, input});
 }
@@ -289,7 +318,7 @@ Collective ProcessGroup::all_gather(const at::Tensor& output, const at::Tensor& 
     if (!output.is_alias_of(input)) output.copy_(input);
     return {};
   }
-  volume_.all_gathered += output.numel();
+  root().volume_.all_gathered += output.numel();
   if (!connection_) return pretend(CollectiveObserver::Operation::kAllGather, output);
   return start("all_gather", what, {output, input});
 }

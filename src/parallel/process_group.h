@@ -47,8 +47,15 @@ class Collective {
 class CollectiveObserver {
  public:
   enum class Operation { kAllReduce, kReduceScatter, kAllGather };
+  struct Start {
+    int64_t number = 0;
+    Operation operation{};
+    int64_t bytes = 0;  // of the whole tensor
+    int64_t num_ranks = 1;
+    bool on_one_machine = true;  // all of them
+  };
   virtual ~CollectiveObserver() = default;
-  virtual void started(int64_t number, Operation operation, int64_t bytes) = 0;  // bytes: of the whole tensor
+  virtual void started(const Start& start) = 0;
   virtual void waited(int64_t number) = 0;
 };
 
@@ -90,9 +97,9 @@ class ProcessGroup {
   ~ProcessGroup();
   ProcessGroup(const ProcessGroup&) = delete;
 
-  // A group of some of these ranks, in this order, this one among them; for the life of this one. Every rank
-  // calls it, with the members of its own group. `name`: of this way to group, the first member is added to
-  // it.
+  // A group of some of these ranks, in this order, this one among them; for the life of this one, which
+  // counts and observes for it. Every rank calls it, with the members of its own group. `name`: of this way
+  // to group, the first member is added to it.
   std::shared_ptr<ProcessGroup> subgroup(const std::string& name, const std::vector<int64_t>& members);
 
   int64_t rank() const { return ranks_.rank; }
@@ -114,17 +121,20 @@ class ProcessGroup {
   // Before a rank leaves the others on account of an error of its own: their errors then say which.
   void report_failure(const std::string& why);
 
-  const CommunicationVolume& volume() const { return volume_; }  // host values not counted
+  // Of this group and those made of it; host values are not counted.
+  const CommunicationVolume& volume() const { return parent_ ? parent_->volume() : volume_; }
   // Of a dry run's collectives; null ends it. REQUIRES: outlives them.
   void observe(CollectiveObserver* observer) { observer_ = observer; }
 
  private:
   friend class Collective;
   struct Connection;
+  ProcessGroup& root() { return parent_ ? parent_->root() : *this; }
   Collective pretend(CollectiveObserver::Operation operation, const at::Tensor& whole);
   Collective start(const char* operation, const std::string& what, std::vector<at::Tensor> tensors);
 
   Ranks ranks_;
+  ProcessGroup* parent_ = nullptr;  // of a subgroup
   CommunicationVolume volume_;
   CollectiveObserver* observer_ = nullptr;
   int64_t num_pretended_ = 0;

@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "core/error.h"
+#include "parallel/host_memory.h"
 
 namespace kiln {
 
@@ -43,7 +44,7 @@ UnitSharding Zero::sharding_of(int64_t elements) const {
 
 void Zero::manage(std::vector<FlatUnit*> units) {
   for (FlatUnit* flat : units) {
-    units_.push_back({.flat = flat, .is_whole = flat->sharding().zero_stage < 3, .gathering = {}});
+    units_.push_back({.flat = flat, .is_whole = flat->sharding().zero_stage < 3});
     publish(units_.size() - 1);
   }
 }
@@ -51,25 +52,40 @@ void Zero::manage(std::vector<FlatUnit*> units) {
 void Zero::start_gather(size_t s) {
   Unit& unit = units_[s];
   if (unit.is_whole) return;
-  unit.flat->take_weights_memory();
-  at::Tensor shard = unit.flat->weight_shard;
-  if (unit.flat->weights_wait_on_host())
-    shard =
-        at::empty({shard.numel()}, unit.flat->compute_weights.options()).copy_(shard, /*non_blocking=*/true);
+  FlatUnit& flat = *unit.flat;
+  flat.take_weights_memory();
+  at::Tensor shard = unit.shard.emplace(flat.lease_weights(Access::kRead)).shard;
+  if (const at::Device device = flat.compute_weights.device();
+      flat.weight_placement() != Placement::kDevice && has_host_behind(device)) {
+    shard = at::empty({shard.numel()}, flat.compute_weights.options()).copy_(shard, /*non_blocking=*/true);
+    if (flat.weight_placement() == Placement::kNvme)
+      unit.sent = record_event(device);  // others come to its buffer
+  }
   // Under a version counter of its own: what arrives is what autograd saved, not a change of it.
-  unit.gathering = shards_->all_gather(unit.flat->compute_weights.variable_data(), shard,
-                                       "the weights of " + unit.flat->name());
+  unit.gathering =
+      shards_->all_gather(flat.compute_weights.variable_data(), shard, "the weights of " + flat.name());
   unit.is_whole = true;
 }
 
+void Zero::finish_gather(Unit& unit) {
+  unit.gathering.wait();
+  if (unit.sent) unit.sent->synchronize();
+  unit.sent.reset();
+  unit.shard.reset();
+}
+
+// From a disk, the segment after those that are gathered is read meanwhile.
 void Zero::gather(size_t s, int direction) {
   start_gather(s);
-  for (int64_t ahead = 1; ahead <= options_.prefetch_segments; ++ahead) {
+  for (int64_t ahead = 1; ahead - 1 <= options_.prefetch_segments; ++ahead) {
     const int64_t next = static_cast<int64_t>(s) + direction * ahead;
     if (next < 0 || next >= static_cast<int64_t>(units_.size())) break;
-    start_gather(static_cast<size_t>(next));
+    if (ahead <= options_.prefetch_segments)
+      start_gather(static_cast<size_t>(next));
+    else
+      units_[static_cast<size_t>(next)].flat->prefetch_weights();
   }
-  units_[s].gathering.wait();
+  finish_gather(units_[s]);
 }
 
 void Zero::release(size_t s) {
@@ -149,7 +165,12 @@ void Zero::publish(size_t s) {
 }
 
 void Zero::finish_gathers() {
-  for (Unit& unit : units_) unit.gathering.wait();
+  for (Unit& unit : units_) finish_gather(unit);
+}
+
+void Zero::read_ahead() {
+  const size_t count = std::min(units_.size(), static_cast<size_t>(options_.prefetch_segments) + 1);
+  for (size_t s = 0; s < count; ++s) units_[s].flat->prefetch_weights();
 }
 
 at::Tensor Zero::whole(size_t s, const at::Tensor& buffer) {
@@ -158,6 +179,22 @@ at::Tensor Zero::whole(size_t s, const at::Tensor& buffer) {
   const at::Tensor all = at::empty({flat.size()}, buffer.options());
   shards_->all_gather(all, buffer, "the state of " + flat.name()).wait();
   return all;
+}
+
+std::shared_ptr<NvmeState> make_nvme_state(const Zero& zero, const std::vector<int64_t>& sizes,
+                                           const FlatUnitOptions& options, const BlockStoreOptions& disk) {
+  NvmeUnits state, weights{.dtype = options.compute_dtype,
+                           // Those that are gathered, and the one that is read meanwhile.
+                           .num_buffers = static_cast<size_t>(zero.options().prefetch_segments) + 2};
+  for (const int64_t size : sizes) {
+    const UnitSharding sharding = zero.sharding_of(size);
+    const int64_t shard = shard_elements(size, sharding);
+    if (options.placement == Placement::kNvme) state.elements.push_back(state_elements(shard, options));
+    if (options.weight_placement == Placement::kNvme)
+      weights.elements.push_back(sharding.zero_stage == 3 ? shard : 0);
+  }
+  weights.num_buffers = std::min(weights.num_buffers, std::max<size_t>(1, sizes.size()));
+  return std::make_shared<NvmeState>(state, weights, disk, options.device);
 }
 
 }  // namespace kiln

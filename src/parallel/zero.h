@@ -3,6 +3,7 @@
 // optimizer.
 #pragma once
 #include <ATen/core/Tensor.h>
+#include <c10/core/Event.h>
 
 #include <deque>
 #include <memory>
@@ -31,6 +32,7 @@ struct ZeroOptions {
 class Zero {
  public:
   Zero(std::shared_ptr<ProcessGroup> group, const ZeroOptions& options);
+  const ZeroOptions& options() const { return options_; }
   // How a unit of so many elements is to be divided.
   UnitSharding sharding_of(int64_t elements) const;
   // The units, once they are where they stay. Starts to make their whole weights those of the shards.
@@ -56,8 +58,10 @@ class Zero {
   void reduce(size_t s, bool first_micro_step, bool last_micro_step);
   void finish_reductions();
 
-  // weight_shard has changed: brings whole weights up to date by the next gather(s).
+  // The shard of the weights has changed: brings whole weights up to date by the next gather(s).
   void publish(size_t s);
+  // Begins to read the weights that the next forward gathers first, where they are on a disk.
+  void read_ahead();
   // Waits for whole weights that are on their way: before shards are read or written outside a step.
   void finish_gathers();
 
@@ -67,8 +71,10 @@ class Zero {
  private:
   struct Unit {
     FlatUnit* flat = nullptr;
-    bool is_whole = false;  // the weights; set while a gather is under way, too
-    Collective gathering;
+    bool is_whole = false;               // the weights; set while a gather is under way, too
+    std::optional<WeightLease> shard{};  // while it is gathered
+    std::optional<c10::Event> sent{};    // the shard has left its buffer for the device
+    Collective gathering{};
   };
   struct Reduction {
     FlatUnit* flat = nullptr;
@@ -79,6 +85,7 @@ class Zero {
     Collective collective{};
   };
   void start_gather(size_t s);
+  void finish_gather(Unit& unit);
   void start_reduction(FlatUnit& flat, int64_t begin, int64_t count, bool add);
   void finish_oldest_reduction();
 
@@ -89,5 +96,10 @@ class Zero {
   std::vector<Unit> units_;
   std::deque<Reduction> reductions_;
 };
+
+// The file on a disk for units of so many elements, which `zero` divides, with what `options` place there.
+// Throws Error.
+std::shared_ptr<NvmeState> make_nvme_state(const Zero& zero, const std::vector<int64_t>& sizes,
+                                           const FlatUnitOptions& options, const BlockStoreOptions& disk);
 
 }  // namespace kiln

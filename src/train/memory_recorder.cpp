@@ -27,7 +27,7 @@ void MemoryRecorder::register_tensor(const at::Tensor& tensor, MemoryKind kind) 
 void MemoryRecorder::register_unit(const FlatUnit& unit) {
   if (unit.master.defined()) register_tensor(unit.master, MemoryKind::kMaster);
   for (const at::Tensor& weights : {unit.compute_weights, unit.weight_shard})
-    register_tensor(weights, MemoryKind::kWeights);
+    if (weights.defined()) register_tensor(weights, MemoryKind::kWeights);
   for (const at::Tensor& grads : {unit.grads, unit.grad_shard})
     register_tensor(grads, MemoryKind::kGradients);
   for (const at::Tensor& moment : unit.moments) register_tensor(moment, MemoryKind::kMoments);

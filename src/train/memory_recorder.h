@@ -22,7 +22,7 @@ enum class MemoryKind {
   kMoments,    // of the optimizer
   kEma,
   kConstants,    // untrained weights
-  kStaging,      // buffers of optimizer state that is on a disk
+  kStaging,      // buffers of what is on a disk: optimizer state, weights
   kGathered,     // whole weights of other ranks' shards, alive while their segment needs them
   kBatch,        // the batch on the device, noised
   kActivations,  // made in a forward, alive after its segment's forward

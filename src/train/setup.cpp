@@ -6,6 +6,7 @@
 #include "data/batches.h"
 #include "models/registry.h"
 #include "parallel/host_memory.h"
+#include "train/memory_choices.h"
 
 namespace kiln {
 
@@ -24,12 +25,6 @@ at::ScalarType grad_dtype_of(const TrainOptions& options, at::ScalarType compute
   const int64_t most_rows = rank_rows(options.global_batch, world_size - 1, world_size).count;
   const bool accumulates = options.micro_batch > 0 && options.micro_batch < most_rows;
   return accumulates || options.accumulate_f32 ? at::kFloat : compute_dtype;
-}
-
-Placement placement_of(const TrainOptions& options, at::Device device) {
-  if (options.offload_optimizer == "nvme") return Placement::kNvme;
-  const bool on_host = options.offload_optimizer == "cpu" && has_host_behind(device);
-  return on_host ? Placement::kHost : Placement::kDevice;
 }
 
 }  // namespace
@@ -92,19 +87,18 @@ Training build_training(const TrainOptions& options, const DataShape& data, at::
   if (!device.is_meta()) start_weights(options, *training.denoiser);
   training.state = std::make_unique<TrainingState>(
       *training.denoiser, *training.optimizer,
-      TrainingStateOptions{
-          .device = device,
-          .compute_dtype = compute_dtype,
-          .grad_dtype = grad_dtype_of(options, compute_dtype, group->world_size()),
-          .ema_decays = options.ema_decay,
-          .loss_scaler = loss_scaler_options_of(options),
-          .group = group,
-          .zero = zero_options_of(options, group->world_size()),
-          .placement = placement_of(options, device),
-          .nvme = {.folder = options.nvme_path,
-                   .queue_depth = options.nvme_queue_depth,
-                   .block_bytes = options.nvme_block_size},
-          .weights_wait_on_host = options.offload_params == "cpu" && has_host_behind(device)});
+      TrainingStateOptions{.device = device,
+                           .compute_dtype = compute_dtype,
+                           .grad_dtype = grad_dtype_of(options, compute_dtype, group->world_size()),
+                           .ema_decays = options.ema_decay,
+                           .loss_scaler = loss_scaler_options_of(options),
+                           .group = group,
+                           .zero = zero_options_of(options, group->world_size()),
+                           .placement = placement_of(options.offload_optimizer, has_host_behind(device)),
+                           .weight_placement = placement_of(options.offload_params, has_host_behind(device)),
+                           .nvme = {.folder = options.nvme_path,
+                                    .queue_depth = options.nvme_queue_depth,
+                                    .block_bytes = options.nvme_block_size}});
   training.step = std::make_unique<TrainStep>(*training.denoiser, *training.objective, *training.optimizer,
                                               *training.state,
                                               StepOptions{.device = device,

@@ -105,7 +105,7 @@ TrainStep::TrainStep(const Denoiser& denoiser, const Objective& objective, const
   for (const auto& segment : state_.segments)
     if (segment.unit.shard_size() > largest->shard_size()) largest = &segment.unit;
   exchange_.emplace(options_.device, largest->shard_size(), largest->grad_shard.scalar_type(),
-                    largest->weight_shard.scalar_type());
+                    largest->compute_weights.scalar_type());
   state_.offloaded.host += exchange_->host_bytes();
 }
 
@@ -193,8 +193,8 @@ TrainStep::MicroStep TrainStep::micro_step(const StepBatch& batch, int64_t index
   const int64_t micro_batch = options_.micro_batch > 0 ? options_.micro_batch : batch.size();
   const int64_t first_row = index * micro_batch;
   const bool is_filler = first_row >= batch.size();
-  return {.batch = is_filler ? micro_slice(batch, 0, 1)
-                             : micro_slice(batch, first_row, std::min(micro_batch, batch.size() - first_row)),
+  const int64_t size = is_filler ? 1 : std::min(micro_batch, batch.size() - first_row);
+  return {.batch = slice_rows(batch, is_filler ? 0 : first_row, size, options_.device),
           .global_batch = batch.global_size(),
           .first = index == 0,
           .last = index == count - 1,
@@ -220,19 +220,6 @@ void TrainStep::finish_reductions() {
   const Phase phase(*this, StepPhase::kCommunication);
   at::NoGradGuard no_grad;
   state_.zero->finish_reductions();
-}
-
-StepBatch TrainStep::micro_slice(const StepBatch& batch, int64_t first, int64_t size) const {
-  const auto slice = [&](const at::Tensor& tensor) {
-    return tensor.defined() ? tensor.narrow(0, first, size).to(options_.device, /*non_blocking=*/true)
-                            : tensor;
-  };
-  return {.x_0 = slice(batch.x_0),
-          .noise = slice(batch.noise),
-          .timesteps = slice(batch.timesteps),
-          .class_labels = slice(batch.class_labels),
-          .text_embeds = slice(batch.text_embeds),
-          .text_mask = slice(batch.text_mask)};
 }
 
 // Forward and backward of one micro-batch. The loss is the mean over the global batch, so micro-batches of
@@ -270,6 +257,7 @@ void TrainStep::accumulate_gradients(const MicroStep& step, Terms& terms) {
     if (i + 1 < segments.size()) zero.release(i);  // backward begins with the last one
   }
 
+  if (step.last) read_state_ahead();
   std::vector<at::Tensor> grads = prediction_grad(std::exchange(state, {}).hidden, step, noised, terms);
   for (size_t i = segments.size(); i-- > 0;) {
     gather(i, -1);
@@ -363,6 +351,16 @@ void TrainStep::update(double lr, double grad_scale) {
     bring_state(s + 1);
     if (state_.segments[s].unit.layout().size > 0) update_unit(s, step);
   }
+  state_.zero->read_ahead();
+}
+
+// While the last backward computes, the disk brings what the update begins with. A step that is skipped
+// leaves it in the buffers for the next one.
+void TrainStep::read_state_ahead() {
+  if (state_.placement != Placement::kNvme) return;
+  const Phase phase(*this, StepPhase::kOffload);
+  const size_t count = std::min(state_.segments.size(), state_.nvme->optimizer_state->buffers().size());
+  for (size_t s = 0; s < count; ++s) state_.segments[s].unit.prefetch_state();
 }
 
 // Begins to bring a segment's optimizer state from the disk, its gradients to the host.
@@ -377,14 +375,21 @@ void TrainStep::bring_state(size_t segment) {
 
 void TrainStep::update_unit(size_t s, const OptimizerStep& step) {
   FlatUnit& unit = state_.segments[s].unit;
+  const bool weights_elsewhere = unit.weight_placement() != Placement::kDevice;
   std::optional<Phase> phase;
-  if (state_.placement != Placement::kDevice) phase.emplace(*this, StepPhase::kOffload, s);
+  if (state_.placement != Placement::kDevice || weights_elsewhere)
+    phase.emplace(*this, StepPhase::kOffload, s);
   StateLease state = unit.lease(Access::kWrite);
+  WeightLease home = unit.lease_weights(Access::kOverwrite);
   OptimizerSlice slice{.master = state.master,
                        .grads = exchange_ ? exchange_->take() : unit.grad_shard,
                        .moments = state.moments};
-  const bool sends = exchange_ && !unit.weights_wait_on_host();
-  at::Tensor weights = sends ? exchange_->weights(unit.shard_size()) : unit.weight_shard;
+  // From where they are updated to where they are kept, when that is on the other side of the link.
+  const bool sends = exchange_ && !weights_elsewhere;
+  const bool brings = !exchange_ && weights_elsewhere && has_host_behind(options_.device);
+  at::Tensor weights = sends    ? exchange_->weights(unit.shard_size())
+                       : brings ? at::empty({unit.shard_size()}, unit.compute_weights.options())
+                                : home.shard;
   phase.reset();
 
   phase.emplace(*this, StepPhase::kOptimizer, s);
@@ -395,7 +400,8 @@ void TrainStep::update_unit(size_t s, const OptimizerStep& step) {
   if (casts) slice.compute_weights = &weights;
   optimizer_.step(slice, step);
   if (!casts && !weights.is_same(state.master)) weights.copy_(state.master);
-  if (sends) exchange_->send(unit.weight_shard);
+  if (sends) exchange_->send(home.shard);
+  if (brings) home.shard.copy_(weights);
   state_.zero->publish(s);
 }
 
@@ -412,6 +418,18 @@ StepBatch as_tensors(const Batch& batch, const Objective& objective) {
                     .global_batch = batch.global_size};
   if (!batch.class_labels.empty()) tensors.class_labels = view(batch.class_labels, {batch.size}, at::kLong);
   return tensors;
+}
+
+StepBatch slice_rows(const StepBatch& batch, int64_t first, int64_t size, at::Device device) {
+  const auto slice = [&](const at::Tensor& tensor) {
+    return tensor.defined() ? tensor.narrow(0, first, size).to(device, /*non_blocking=*/true) : tensor;
+  };
+  return {.x_0 = slice(batch.x_0),
+          .noise = slice(batch.noise),
+          .timesteps = slice(batch.timesteps),
+          .class_labels = slice(batch.class_labels),
+          .text_embeds = slice(batch.text_embeds),
+          .text_mask = slice(batch.text_mask)};
 }
 
 }  // namespace kiln

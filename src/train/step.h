@@ -55,6 +55,9 @@ struct StepBatch {
 // Views on the loader's arrays: `batch` must outlive the result.
 StepBatch as_tensors(const Batch& batch, const Objective& objective);
 
+// Rows [first, first + size) of a batch, on `device`; a batch of their own.
+StepBatch slice_rows(const StepBatch& batch, int64_t first, int64_t size, at::Device device);
+
 // Of all ranks, the same on each.
 struct StepResult {
   double loss = 0;        // mean over the global batch
@@ -85,7 +88,6 @@ class TrainStep {
   struct MicroStep;
   int64_t num_micro_steps(const StepBatch& batch) const;
   MicroStep micro_step(const StepBatch& batch, int64_t index, int64_t count) const;
-  StepBatch micro_slice(const StepBatch& batch, int64_t first, int64_t size) const;
   void accumulate_gradients(const MicroStep& micro, Terms& terms);
   std::vector<at::Tensor> prediction_grad(at::Tensor hidden, const MicroStep& micro,
                                           const NoisedBatch& noised, Terms& terms);
@@ -102,6 +104,7 @@ class TrainStep {
   std::vector<double> over_ranks(const at::Tensor& host, const StepBatch& batch,
                                  const std::vector<double>& shared) const;
   void update(double lr, double grad_scale);
+  void read_state_ahead();
   void bring_state(size_t segment);
   void update_unit(size_t segment, const OptimizerStep& step);
 

@@ -43,7 +43,8 @@ TrainingState::TrainingState(const Denoiser& denoiser, const Optimizer& optimize
     : zero(std::make_unique<Zero>(options.group, options.zero)),
       loss_scaler(options.loss_scaler, options.compute_dtype == at::kHalf),
       ema_decays(options.ema_decays),
-      placement(options.placement) {
+      placement(options.placement),
+      weight_placement(options.weight_placement) {
   if (options.zero.stage > 0 && optimizer.needs_whole_tensors())
     fail("zero", "this optimizer looks at whole tensors, which --zero-stage {} divides: use --zero-stage 0",
          options.zero.stage);
@@ -53,16 +54,12 @@ TrainingState::TrainingState(const Denoiser& denoiser, const Optimizer& optimize
                                .num_moments = static_cast<int64_t>(optimizer.moment_names().size()),
                                .num_emas = static_cast<int64_t>(options.ema_decays.size()),
                                .placement = placement,
-                               .weights_wait_on_host = options.weights_wait_on_host};
-  std::vector<int64_t> elements;  // of the state of each unit
-  for (const auto& segment : denoiser.segments()) {
-    const int64_t size = layout_of(*segment).size;
-    elements.push_back(state_elements(shard_elements(size, zero->sharding_of(size)), unit_options));
-  }
-  if (placement == Placement::kNvme)
-    agree(*options.group, "the space on --nvme-path", [&] {
-      unit_options.nvme = nvme = std::make_shared<NvmeState>(elements, options.nvme, options.device);
-    });
+                               .weight_placement = weight_placement};
+  std::vector<int64_t> sizes;
+  for (const auto& segment : denoiser.segments()) sizes.push_back(layout_of(*segment).size);
+  if (placement == Placement::kNvme || weight_placement == Placement::kNvme)
+    agree(*options.group, "the space on --nvme-path",
+          [&] { unit_options.nvme = nvme = make_nvme_state(*zero, sizes, unit_options, options.nvme); });
   for (const auto& segment : denoiser.segments()) {
     unit_options.nvme_unit = segments.size();
     unit_options.sharding = zero->sharding_of(layout_of(*segment).size);
@@ -73,21 +70,15 @@ TrainingState::TrainingState(const Denoiser& denoiser, const Optimizer& optimize
   std::vector<FlatUnit*> units;
   for (SegmentWeights& weights : segments) units.push_back(&weights.unit);
   zero->manage(units);
-  offloaded = offloaded_bytes(elements, options.device);
+  offloaded = offloaded_bytes(options.device);
 }
 
-OffloadedBytes TrainingState::offloaded_bytes(const std::vector<int64_t>& elements, at::Device device) const {
-  OffloadedBytes bytes;
-  if (nvme) {
-    bytes.disk = nvme->disk_bytes();
+OffloadedBytes TrainingState::offloaded_bytes(at::Device device) const {
+  OffloadedBytes bytes{.disk = nvme ? nvme->disk_bytes() : 0};
+  if (!has_host_behind(device)) return bytes;
+  if (nvme)
     for (const at::Tensor& buffer : nvme->buffers()) bytes.host += static_cast<int64_t>(buffer.nbytes());
-  } else if (placement == Placement::kHost) {
-    for (const int64_t count : elements) bytes.host += 4 * count;
-  }
-  if (!has_host_behind(device)) bytes.host = 0;
-  for (const SegmentWeights& weights : segments)
-    if (weights.unit.weights_wait_on_host())
-      bytes.host += static_cast<int64_t>(weights.unit.weight_shard.nbytes());
+  for (const SegmentWeights& weights : segments) bytes.host += weights.unit.host_bytes();
   return bytes;
 }
 

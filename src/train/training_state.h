@@ -18,9 +18,9 @@ struct TrainingStateOptions {
   LossScalerOptions loss_scaler{};                                         // enabled here for fp16
   std::shared_ptr<ProcessGroup> group = std::make_shared<ProcessGroup>();  // one rank
   ZeroOptions zero{};
-  Placement placement = Placement::kDevice;  // of master, moments and EMAs
-  BlockStoreOptions nvme{};                  // kNvme: where
-  bool weights_wait_on_host = false;         // stage 3; REQUIRES: placement is not kDevice
+  Placement placement = Placement::kDevice;         // of master, moments and EMAs
+  Placement weight_placement = Placement::kDevice;  // of the weights in the compute dtype; stage 3
+  BlockStoreOptions nvme{};                         // kNvme, of either: where
 };
 
 // Bytes of training state that are not on the device.
@@ -52,11 +52,12 @@ class TrainingState {
   LossScaler loss_scaler;
   std::vector<double> ema_decays;
   Placement placement = Placement::kDevice;  // of master, moments and EMAs: FlatUnit::lease() brings them
-  std::shared_ptr<NvmeState> nvme;           // null unless they are on NVMe
+  Placement weight_placement = Placement::kDevice;
+  std::shared_ptr<NvmeState> nvme;  // null: nothing is on NVMe
   OffloadedBytes offloaded{};
 
  private:
-  OffloadedBytes offloaded_bytes(const std::vector<int64_t>& unit_elements, at::Device device) const;
+  OffloadedBytes offloaded_bytes(at::Device device) const;
 };
 
 }  // namespace kiln

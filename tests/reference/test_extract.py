@@ -1,15 +1,15 @@
 """kiln extract: what it writes, what it refuses, and that an interrupted run ends with the same bytes."""
 
 import json
-import os
+import shutil
 import signal
 import subprocess
-import time
 
 import numpy as np
 import pytest
 import torch
 from conftest import program
+from interruptions import until_interrupted, wait_while_running
 from PIL import Image
 from safetensors.numpy import load_file
 from test_images import names_of
@@ -85,54 +85,64 @@ def test_latents_are_those_of_diffusers(kiln, tiny_vae, tmp_path):
 def test_killed_and_continued_gives_the_same_bytes(kiln, tiny_vae, tmp_path, seed):
     """kill -9 at random moments, until a run ends by itself. Broken pictures in between, small shards."""
     folder, _ = tiny_vae
-    write_pictures(tmp_path / "in", 60, broken={0, 7, 8, 31, 59}, small={20, 44})
+    write_pictures(tmp_path / "in", 120, broken={0, 7, 8, 31, 119}, small={20, 44})
     more = (folder, "--batch", 7, "--shard-size", 9, "--device", "cpu")
     whole = kiln(*arguments(tmp_path / "in", tmp_path / "whole", *more))
     assert whole.returncode == 0, whole.stderr
-    assert "7 of 60 pictures are broken or smaller" in whole.stdout
+    assert "7 of 120 pictures are broken or smaller" in whole.stdout
 
     rng = np.random.default_rng(seed)
-    command = [program("kiln"), *arguments(tmp_path / "in", tmp_path / "cut", *more)]
-    num_kills, seen = 0, set()
-    for delay in np.concatenate([rng.uniform(0.2, 1.2, 12), [600]]):
-        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
-        log = tmp_path / "cut" / "unfinished-shard.log"
-        deadline = time.monotonic() + delay
-        while process.poll() is None and time.monotonic() < deadline:
-            # Strike while a shard is being filled, at another size than before.
-            if delay < 100 and log.exists() and log.stat().st_size not in seen | {0} and rng.random() < 0.3:
-                seen.add(log.stat().st_size)
-                break
-            time.sleep(0.002)
-        if process.poll() is None:
-            os.kill(process.pid, signal.SIGKILL)
-            num_kills += 1
-        output, _ = process.communicate()
-        if process.returncode == 0:
-            break
-    assert process.returncode == 0
-    assert num_kills >= 2
-    assert "7 of 60 pictures are broken or smaller" in output or "nothing to do" in output
-    assert bytes_of(tmp_path / "cut") == bytes_of(tmp_path / "whole")
+    cut = tmp_path / "cut"
+    log = cut / "unfinished-shard.log"
+    command = [program("kiln"), *arguments(tmp_path / "in", cut, *more)]
+
+    def killed():
+        """Once the log, which grows with every batch and begins again with every shard, has changed some times."""
+        sizes = []
+
+        def has_changed(times):
+            size = log.stat().st_size if log.exists() else 0
+            if size != (sizes or [0])[-1]:
+                sizes.append(size)
+            return len(sizes) > times
+
+        process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        interrupted = wait_while_running(process, lambda times=rng.integers(1, 4): has_changed(times))
+        process.kill()
+        return process.wait() == -signal.SIGKILL and interrupted
+
+    def killed_often(_):
+        shutil.rmtree(cut, ignore_errors=True)
+        return all(killed() for _ in range(3))
+
+    until_interrupted(killed_often)
+    result = subprocess.run(command, capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr
+    assert "7 of 120 pictures are broken or smaller" in result.stdout
+    assert bytes_of(cut) == bytes_of(tmp_path / "whole")
 
 
 def test_sigint_ends_cleanly_and_the_same_command_continues(kiln, tiny_vae, tmp_path):
     folder, _ = tiny_vae
-    write_pictures(tmp_path / "in", 200)
+    command = [program("kiln"), *arguments(tmp_path / "in", tmp_path / "cut", folder, "--batch", 2)]
+    log = tmp_path / "cut" / "unfinished-shard.log"
+
+    def interrupted(more):
+        shutil.rmtree(tmp_path / "cut", ignore_errors=True)
+        write_pictures(tmp_path / "in", 60 * more)
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        wait_while_running(process, lambda: log.exists() and log.stat().st_size > 0)
+        process.send_signal(signal.SIGINT)
+        _, errors = process.communicate(timeout=60)
+        assert process.returncode == 0, errors
+        return "stopped: the same command continues" in errors
+
+    until_interrupted(interrupted)
+    assert not json.loads((tmp_path / "cut" / "store.json").read_text())["complete"]
+    again = kiln(*command[1:])
+    assert "going on behind them" in again.stderr
     whole = kiln(*arguments(tmp_path / "in", tmp_path / "whole", folder, "--batch", 2))
     assert whole.returncode == 0, whole.stderr
-    command = [program("kiln"), *arguments(tmp_path / "in", tmp_path / "cut", folder, "--batch", 2)]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    log = tmp_path / "cut" / "unfinished-shard.log"
-    while not (log.exists() and log.stat().st_size > 0) and process.poll() is None:
-        time.sleep(0.002)
-    process.send_signal(signal.SIGINT)
-    _, errors = process.communicate(timeout=60)
-    assert process.returncode == 0, errors
-    assert "stopped: the same command continues" in errors
-    assert not json.loads((tmp_path / "cut" / "store.json").read_text())["complete"]
-    again = kiln(*arguments(tmp_path / "in", tmp_path / "cut", folder, "--batch", 2))
-    assert "going on behind them" in again.stderr
     assert bytes_of(tmp_path / "cut") == bytes_of(tmp_path / "whole")
 
 
@@ -194,14 +204,21 @@ def test_impossible_options_leave_nothing_behind(kiln, tiny_vae, tmp_path, chang
 def test_processes_cannot_overwrite_each_other(kiln, tiny_vae, tmp_path):
     """Peers' multi-rank extraction writes the same file names from every rank."""
     folder, _ = tiny_vae
-    write_pictures(tmp_path / "in", 300)
     command = [program("kiln"), *arguments(tmp_path / "in", tmp_path / "out", folder)]
-    first = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
-    while not (tmp_path / "out" / "unfinished-shard.log").exists() and first.poll() is None:
-        time.sleep(0.002)
-    second = kiln(*arguments(tmp_path / "in", tmp_path / "out", folder))
-    assert second.returncode != 0 and "another process is writing this store" in second.stderr
-    assert first.wait() == 0
+
+    def refused(more):
+        """The first one is stopped while the second one tries."""
+        shutil.rmtree(tmp_path / "out", ignore_errors=True)
+        write_pictures(tmp_path / "in", 50 * more)
+        first = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        wait_while_running(first, (tmp_path / "out" / "unfinished-shard.log").exists)
+        first.send_signal(signal.SIGSTOP)
+        second = kiln(*command[1:])
+        first.send_signal(signal.SIGCONT)
+        assert first.wait() == 0
+        return second.returncode != 0 and "another process is writing this store" in second.stderr
+
+    until_interrupted(refused, tries=5)
 
 
 def test_training_on_images_is_training_on_their_store(kiln, tiny_vae, tmp_path):

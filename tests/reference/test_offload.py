@@ -1,8 +1,11 @@
 """`kiln train` with its optimizer's state elsewhere: the same losses to the last digit, and messages for what cannot be."""
 
 import json
+import resource
+import subprocess
 
 import pytest
+from conftest import program
 
 TINY = ("train", "--data", "synthetic", "--model", "dit", "--hidden-size", "32", "--depth", "2", "--num-heads", "2",
         "--patch-size", "4", "--image-size", "64", "--global-batch", "4", "--max-steps", "4", "--log-every", "1",
@@ -34,10 +37,26 @@ def test_nvme_trains_what_memory_trains_and_either_resumes_the_other(kiln, tmp_p
     assert not list(tmp_path.glob(".kiln-state-*"))
 
 
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_weights_on_nvme_train_what_memory_trains_and_either_resumes_the_other(kiln, tmp_path, ranks):
+    """One rank too: stage 3 then means that segments come from the disk one by one."""
+    common = ("--zero-stage", "3", "--micro-batch", "1", "--compute-dtype", "bf16", "--nproc", ranks)
+    weights = ("--offload-params", "nvme", "--nvme-path", tmp_path, "--nvme-block-size", "4096")
+    both = (*weights, "--offload-optimizer", "nvme")
+    _, expected = trained(kiln, tmp_path / "none", *common)
+    for name, first, second in (("weights", weights, weights), ("both", both, both), ("to", (), both), ("from", weights, ())):
+        trained(kiln, tmp_path / name, *common, *first, "--max-steps", "2")
+        done, resumed = trained(kiln, tmp_path / name, *common, *second)
+        assert resumed == expected
+        assert "--zero-stage has no effect" not in done.stderr or not second
+        assert "--nvme-path has no effect" not in done.stderr
+    assert not list(tmp_path.glob(".kiln-state-*"))
+
+
 def test_on_a_cpu_its_memory_is_the_hosts(kiln, tmp_path):
     _, expected = trained(kiln, tmp_path / "none")
     done, offloaded = trained(kiln, tmp_path / "cpu", "--offload-optimizer", "cpu", "--nvme-path", tmp_path)
-    assert "warning: --nvme-path has no effect without --offload-optimizer nvme" in done.stderr
+    assert "warning: --nvme-path has no effect without --offload-optimizer nvme or --offload-params nvme" in done.stderr
     assert "warning: --offload-optimizer cpu has no effect on a CPU" in done.stderr
     assert offloaded == expected
 
@@ -47,7 +66,14 @@ def test_on_a_cpu_its_memory_is_the_hosts(kiln, tmp_path):
     (("--offload-optimizer", "nvme", "--nvme-path", "/nowhere"), "--nvme-path expects a folder that exists, got '/nowhere'"),
     (("--offload-optimizer", "disk"), "--offload-optimizer expects one of none, cpu, nvme, got 'disk'"),
     (("--offload-params", "cpu"), "--offload-params cpu needs --zero-stage 3, got 0"),
-    (("--offload-params", "cpu", "--zero-stage", "3"), "--offload-params cpu needs the optimizer there, too"),
+    (("--offload-params", "nvme", "--zero-stage", "3"),
+     "--offload-params nvme needs a folder on the disk: give --nvme-path DIR"),
+    (("--offload-params", "nvme", "--zero-stage", "2", "--nvme-path", "/"), "--offload-params nvme needs --zero-stage 3, got 2"),
+    (("--offload-params", "nvme", "--zero-stage", "3", "--nvme-path", "/nowhere"),
+     "--nvme-path expects a folder that exists, got '/nowhere'"),
+    (("--offload-params", "nvme", "--zero-stage", "3", "--nvme-path", "/proc"),
+     "--nvme-path expects a folder that exists and can be written to, got /proc"),
+    (("--offload-params", "disk", "--zero-stage", "3"), "--offload-params expects one of none, cpu, nvme, got 'disk'"),
     (("--offload-optimizer", "nvme", "--nvme-path", "/", "--nvme-block-size", "1000"),
      "--nvme-block-size expects a multiple of 4096"),
     (("--offload-optimizer", "nvme", "--nvme-path", "/", "--nvme-queue-depth", "0"),
@@ -60,4 +86,17 @@ def test_what_cannot_be_is_refused_in_one_line(kiln, tmp_path, options, message)
     assert done.returncode != 0
     assert message in done.stderr
     assert len([line for line in done.stderr.splitlines() if not line.startswith("warning")]) == 1
+    assert not list((tmp_path / "run").glob("checkpoints/step-*"))
+
+
+@pytest.mark.parametrize("what", ["--offload-optimizer", "--offload-params"])
+def test_a_disk_without_room_is_refused_before_training(tmp_path, what):
+    size = 1 << 15
+    command = [program("kiln"), *TINY, "--out", tmp_path / "run", "--zero-stage", "3", what, "nvme", "--nvme-path", tmp_path]
+    done = subprocess.run([str(part) for part in command], capture_output=True, text=True, timeout=60,
+                          preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (size, size)))
+    assert done.returncode == 1
+    [line] = [line for line in done.stderr.splitlines() if not line.startswith("warning")]
+    assert "GiB free, the offloaded state needs" in line and "File too large" in line
+    assert "give another --nvme-path" in line
     assert not list((tmp_path / "run").glob("checkpoints/step-*"))

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -116,6 +117,15 @@ def test_torchrun(alone, tmp_path):
     result = subprocess.run(torchrun(*command(tmp_path, STEPS, "--zero-stage", 2)), capture_output=True, text=True,
                             timeout=120)
     assert result.returncode == 0, result.stderr
+    assert_same_losses(tmp_path, losses(alone))
+
+
+@pytest.mark.skipif(shutil.which("mpirun") is None, reason="mpirun is not installed (Debian: openmpi-bin)")
+def test_mpirun(alone, tmp_path):
+    mpirun = ["mpirun", "--allow-run-as-root", "--oversubscribe", "-np", "2", "-x", f"MASTER_PORT={free_port()}"]
+    result = subprocess.run([*mpirun, *command(tmp_path, STEPS, "--zero-stage", 2)], capture_output=True, text=True, timeout=120)
+    assert result.returncode == 0, result.stderr
+    assert "2 ranks, 2 on this machine" in result.stdout
     assert_same_losses(tmp_path, losses(alone))
 
 

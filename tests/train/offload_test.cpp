@@ -5,70 +5,32 @@
 #include <gtest/gtest.h>
 #include <unistd.h>
 
-#include <filesystem>
 #include <limits>
-#include <mutex>
+#include <map>
 
-#include "core/allocations.h"
-#include "core/dry_run.h"
 #include "parallel/host_exchange.h"
 #include "parallel/rank_threads.h"
 #include "test_files.h"
 #include "train/checkpoints.h"
-#include "train/memory_recorder.h"
-#include "train/tiny_model.h"
+#include "train/placements.h"
 
 namespace kiln {
 namespace {
 
-namespace fs = std::filesystem;
+using test::dry_run;
+using test::expect_equal;
+using test::Outcome;
+using test::placed;
 using test::rows_of;
+using test::state_of;
+using test::TemporaryRun;
 using test::TinyOptions;
 using test::TinyTraining;
+using test::train;
 using ::testing::HasSubstr;
 using ::testing::ThrowsMessage;
 
 constexpr int64_t kGlobalBatch = 4;  // uneven rows on 3 ranks
-
-TinyOptions placed(TinyOptions options, Placement placement) {
-  options.placement = placement;
-  options.nvme = {.folder = ::testing::TempDir(), .queue_depth = 4, .block_bytes = 1 << 15};
-  return options;
-}
-
-// Everything that training moves, of this rank.
-std::vector<at::Tensor> state_of(const TinyTraining& tiny) {
-  std::vector<at::Tensor> state;
-  for (const auto& segment : tiny.state->segments) {
-    const StateLease lease = segment.unit.lease(Access::kRead);
-    state.push_back(lease.master.clone());
-    for (const at::Tensor& moment : lease.moments) state.push_back(moment.clone());
-    for (const at::Tensor& ema : lease.emas) state.push_back(ema.clone());
-    state.push_back(segment.unit.weight_shard.clone());
-  }
-  return state;
-}
-
-void expect_equal(const std::vector<at::Tensor>& a, const std::vector<at::Tensor>& b) {
-  ASSERT_EQ(a.size(), b.size());
-  for (size_t i = 0; i < a.size(); ++i) EXPECT_TRUE(at::equal(a[i], b[i])) << "buffer " << i;
-}
-
-struct Outcome {
-  std::vector<double> losses;
-  std::vector<at::Tensor> state;
-};
-
-Outcome train(const TinyOptions& options, int64_t num_steps) {
-  const TinyTraining tiny(options);
-  Outcome outcome;
-  for (int64_t step = 0; step < num_steps; ++step) {
-    const StepBatch batch = tiny.batch(kGlobalBatch, static_cast<uint64_t>(step));
-    outcome.losses.push_back(tiny.step->run(rows_of(batch, *options.group), 1e-3).loss);
-  }
-  outcome.state = state_of(tiny);
-  return outcome;
-}
 
 class Placements : public ::testing::TestWithParam<at::ScalarType> {};
 
@@ -86,10 +48,10 @@ TEST_P(Placements, TrainTheSameBits) {
                                   .objective = "epsilon",
                                   .group = group,
                                   .zero = {.stage = stage}};
-        const Outcome expected = train(options, kSteps);
+        const Outcome expected = train(options, kGlobalBatch, kSteps);
         for (const Placement placement : {Placement::kHost, Placement::kNvme}) {
           if (placement == Placement::kHost && accumulates) continue;
-          const Outcome outcome = train(placed(options, placement), kSteps);
+          const Outcome outcome = train(placed(options, placement), kGlobalBatch, kSteps);
           EXPECT_EQ(outcome.losses, expected.losses) << world_size << " ranks, stage " << stage;
           expect_equal(outcome.state, expected.state);
         }
@@ -121,6 +83,34 @@ TEST(Offload, AnUpdateMovesTheStateOnceEachWay) {
   for (int step = 0; step < 4; ++step) tiny.step->run(tiny.batch(kGlobalBatch), 1e-3);
   EXPECT_EQ(store.bytes_written() - written, 4 * tiny.state->nvme->disk_bytes());
   EXPECT_LE(store.bytes_read() - read, 4 * tiny.state->nvme->disk_bytes());
+}
+
+// Bytes that have been asked of the disk, when a phase of a step begins.
+class ReadSoFar : public StepObserver {
+ public:
+  explicit ReadSoFar(const BlockStore& store) : store_(store), before_(store.bytes_read()) {}
+  void begin(StepPhase phase, int64_t) override { bytes.try_emplace(phase, store_.bytes_read() - before_); }
+  void end(StepPhase, int64_t) override {}
+  std::map<StepPhase, int64_t> bytes;  // when it began first
+
+ private:
+  const BlockStore& store_;
+  int64_t before_;
+};
+
+TEST(Offload, TheDiskReadsTheFirstStatesDuringTheLastBackward) {
+  const TinyTraining tiny(placed({.micro_batch = 2, .depth = 6}, Placement::kNvme));
+  tiny.step->run(tiny.batch(kGlobalBatch), 1e-3);
+  ReadSoFar observer(*tiny.state->nvme->store());
+  tiny.step->observe(&observer);
+  tiny.step->run(tiny.batch(kGlobalBatch), 1e-3);
+  tiny.step->observe(nullptr);
+  int64_t first_three = 0;  // as many as there are buffers, which held the last three
+  for (size_t s = 0; s < 3; ++s)
+    first_three += (16 * tiny.state->segments[s].unit.shard_size() + BlockStore::kAlignment - 1) /
+                   BlockStore::kAlignment * BlockStore::kAlignment;
+  EXPECT_EQ(observer.bytes.at(StepPhase::kBackward), 0);  // the first micro-step's
+  EXPECT_EQ(observer.bytes.at(StepPhase::kGradNorm), first_three);
 }
 
 TEST(Offload, UnitsShareTheBuffersOnlyOneAfterAnother) {
@@ -170,29 +160,6 @@ TEST(Offload, OnlyTheBuffersAreInMemory) {
   }
 }
 
-StepMemory dry_run(DryRunDevice device, const TinyOptions& options, OffloadedBytes& offloaded) {
-  const DryRunScope dry_run(device);
-  TinyOptions meta = options;
-  meta.device = at::kMeta;
-  MemoryRecorder memory;
-  const MetaAllocationScope scope(memory);
-  const TinyTraining tiny(meta);
-  memory.finish();  // of the making of the state
-  memory.register_state(*tiny.state);
-  tiny.step->observe(&memory);
-  const auto as_meta = [](const at::Tensor& tensor) {
-    return at::empty_like(tensor, tensor.options().device(at::kMeta));
-  };
-  const StepBatch batch = tiny.batch(kGlobalBatch);
-  tiny.step->run({.x_0 = as_meta(batch.x_0),
-                  .noise = as_meta(batch.noise),
-                  .timesteps = as_meta(batch.timesteps),
-                  .class_labels = as_meta(batch.class_labels)},
-                 1e-3);
-  offloaded = tiny.state->offloaded;
-  return memory.finish();
-}
-
 // The same program on meta tensors: what a GPU would not hold is told as bytes of the host and of the disk.
 TEST(Offload, ADryRunKnowsWhereStateIs) {
   const TinyOptions options{.compute_dtype = at::kBFloat16};
@@ -219,21 +186,8 @@ TEST(Offload, ADryRunKnowsWhereStateIs) {
 
 // --- checkpoints and failures ---
 
-class TemporaryRun {
- public:
-  TemporaryRun() : path_(fs::path(::testing::TempDir()) / "kiln_offload_run") {
-    fs::remove_all(path_);
-    fs::create_directories(path_ / "checkpoints");
-  }
-  ~TemporaryRun() { fs::remove_all(path_); }
-  std::string path() const { return path_.string(); }
-
- private:
-  fs::path path_;
-};
-
 TEST(Offload, ACheckpointResumesOnAnyPlacement) {
-  const Outcome expected = train({}, 6);
+  const Outcome expected = train({}, kGlobalBatch, 6);
   for (const Placement from : {Placement::kDevice, Placement::kHost, Placement::kNvme}) {
     const TemporaryRun run;
     const TinyTraining before(placed({}, from));

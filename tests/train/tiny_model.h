@@ -25,7 +25,7 @@ struct TinyOptions {
   bool has_skips = false;  // another tiny model (skip_model.h), for objectives that do not learn sigma
   std::shared_ptr<ProcessGroup> group = std::make_shared<ProcessGroup>();
   ZeroOptions zero{};
-  Placement placement = Placement::kDevice;
+  Placement placement = Placement::kDevice, weight_placement = Placement::kDevice;
   BlockStoreOptions nvme{};
   int64_t depth = 2;
 };
@@ -63,6 +63,7 @@ struct TinyTraining {
                              .group = options.group,
                              .zero = options.zero,
                              .placement = options.placement,
+                             .weight_placement = options.weight_placement,
                              .nvme = options.nvme});
     step = std::make_unique<TrainStep>(*denoiser, *objective, *optimizer, *state,
                                        StepOptions{.device = options.device,

@@ -1,0 +1,132 @@
+// The heartbeats of several ranks on a board in memory; runs under sanitizers, too.
+#include "parallel/heartbeat.h"
+
+#include <gtest/gtest.h>
+
+#include <condition_variable>
+#include <map>
+#include <mutex>
+#include <stdexcept>
+#include <thread>
+#include <vector>
+
+namespace kiln {
+namespace {
+
+using std::chrono::milliseconds;
+
+// Long against what a loaded machine needs to wake a thread.
+constexpr milliseconds kInterval(300);
+
+class MemoryBoard : public NoticeBoard {
+ public:
+  void set(const std::string& key, const std::string& value) override {
+    enter();
+    const std::lock_guard lock(mutex_);
+    values_[key] = value;
+  }
+  std::optional<std::string> find(const std::string& key) override {
+    enter();
+    const std::lock_guard lock(mutex_);
+    const auto found = values_.find(key);
+    return found == values_.end() ? std::nullopt : std::optional(found->second);
+  }
+  // From here on calls throw, or block until released.
+  void disappear() { change(/*gone=*/true, /*cut_off=*/false); }
+  void cut_off() { change(/*gone=*/false, /*cut_off=*/true); }
+  void release() { change(/*gone=*/true, /*cut_off=*/false); }
+
+ private:
+  void change(bool gone, bool cut_off) {
+    const std::lock_guard lock(mutex_);
+    is_gone_ = gone;
+    is_cut_off_ = cut_off;
+    changed_.notify_all();
+  }
+  void enter() {
+    std::unique_lock lock(mutex_);
+    changed_.wait(lock, [this] { return !is_cut_off_; });
+    if (is_gone_) throw std::runtime_error("connection reset by peer");
+  }
+
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::map<std::string, std::string> values_;
+  bool is_gone_ = false, is_cut_off_ = false;
+};
+
+Ranks rank_of(int64_t rank, int64_t world_size) {
+  Ranks ranks;
+  ranks.rank = rank;
+  ranks.world_size = world_size;
+  return ranks;
+}
+
+TEST(Heartbeat, NamesWhoIsLateAndWhoIsGone) {
+  const auto board = std::make_shared<MemoryBoard>();
+  Heartbeat asking(board, rank_of(0, 5), kInterval), there(board, rank_of(1, 5), kInterval),
+      late(board, rank_of(2, 5), kInterval);
+  auto dead = std::make_unique<Heartbeat>(board, rank_of(3, 5), kInterval);  // rank 4 never came
+  dead->next_collective();
+  dead.reset();
+  EXPECT_EQ(asking.next_collective(), 1);
+  EXPECT_EQ(there.next_collective(), 1);
+  EXPECT_EQ(asking.describe_missing(1),
+            "; rank 2 has not come so far; rank 3 no longer answers; rank 4 no longer answers");
+}
+
+TEST(Heartbeat, IsSilentWhenEveryRankHasCome) {
+  const auto board = std::make_shared<MemoryBoard>();
+  Heartbeat first(board, rank_of(0, 2), kInterval), second(board, rank_of(1, 2), kInterval);
+  for (Heartbeat* heartbeat : {&first, &second}) heartbeat->next_collective();
+  EXPECT_EQ(first.describe_missing(1), "");
+}
+
+TEST(Heartbeat, PassesOnWhyARankFailed) {
+  const auto board = std::make_shared<MemoryBoard>();
+  Heartbeat first(board, rank_of(0, 3), kInterval);
+  {
+    Heartbeat second(board, rank_of(1, 3), kInterval);
+    second.report_failure("the disk is full");
+  }
+  EXPECT_EQ(first.describe_missing(1), "; rank 1 failed: the disk is full");
+}
+
+TEST(Heartbeat, CountsCollectivesOfSeveralThreads) {
+  const auto board = std::make_shared<MemoryBoard>();
+  constexpr int kThreads = 4, kEach = 200;
+  Heartbeat heartbeat(board, rank_of(0, 1), kInterval);
+  std::vector<std::thread> threads;
+  for (int i = 0; i < kThreads; ++i)
+    threads.emplace_back([&] {
+      for (int n = 0; n < kEach; ++n) heartbeat.next_collective();
+    });
+  EXPECT_EQ(heartbeat.describe_missing(1), "");
+  for (std::thread& thread : threads) thread.join();
+  EXPECT_EQ(heartbeat.next_collective(), kThreads * kEach + 1);
+}
+
+TEST(Heartbeat, OutlivesItsBoard) {
+  const auto board = std::make_shared<MemoryBoard>();
+  Heartbeat heartbeat(board, rank_of(0, 2), milliseconds(5));
+  board->disappear();
+  EXPECT_EQ(heartbeat.describe_missing(1), "; the rendezvous at 127.0.0.1:29500 no longer answers");
+  heartbeat.report_failure("nobody hears it");
+}
+
+// As behind a link that was cut: neither a question nor the end waits for calls that do not come back.
+TEST(Heartbeat, DoesNotWaitForABoardThatIsCutOff) {
+  const auto board = std::make_shared<MemoryBoard>();
+  {
+    Heartbeat heartbeat(board, rank_of(0, 2), milliseconds(20));
+    board->cut_off();
+    EXPECT_EQ(heartbeat.describe_missing(1), "; the rendezvous at 127.0.0.1:29500 no longer answers");
+  }
+  board->release();
+  // The threads that were left behind end, and let go of the board.
+  for (int i = 0; i < 1000 && board.use_count() > 1; ++i) std::this_thread::sleep_for(milliseconds(10));
+  EXPECT_EQ(board.use_count(), 1);
+}
+
+}  // namespace
+}  // namespace kiln

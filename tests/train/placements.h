@@ -1,0 +1,98 @@
+// Tiny trainings whose state is somewhere, and what they train.
+#pragma once
+#include <ATen/ATen.h>
+#include <gtest/gtest.h>
+
+#include <filesystem>
+
+#include "core/allocations.h"
+#include "core/dry_run.h"
+#include "train/memory_recorder.h"
+#include "train/tiny_model.h"
+
+namespace kiln::test {
+
+inline TinyOptions placed(TinyOptions options, Placement state, Placement weights = Placement::kDevice) {
+  options.placement = state;
+  options.weight_placement = weights;
+  options.nvme = {.folder = ::testing::TempDir(), .queue_depth = 4, .block_bytes = 1 << 15};
+  return options;
+}
+
+// Everything that training moves, of this rank.
+inline std::vector<at::Tensor> state_of(const TinyTraining& tiny) {
+  std::vector<at::Tensor> state;
+  for (const auto& segment : tiny.state->segments) {
+    const StateLease lease = segment.unit.lease(Access::kRead);
+    state.push_back(lease.master.clone());
+    for (const at::Tensor& moment : lease.moments) state.push_back(moment.clone());
+    for (const at::Tensor& ema : lease.emas) state.push_back(ema.clone());
+    state.push_back(segment.unit.lease_weights(Access::kRead).shard.clone());
+  }
+  return state;
+}
+
+inline void expect_equal(const std::vector<at::Tensor>& a, const std::vector<at::Tensor>& b) {
+  ASSERT_EQ(a.size(), b.size());
+  for (size_t i = 0; i < a.size(); ++i) EXPECT_TRUE(at::equal(a[i], b[i])) << "buffer " << i;
+}
+
+struct Outcome {
+  std::vector<double> losses;
+  std::vector<at::Tensor> state;
+};
+
+// Steps [first, last), each on a batch of its own.
+inline Outcome take_steps(const TinyTraining& tiny, int64_t global_batch, int64_t first, int64_t last) {
+  Outcome outcome;
+  for (int64_t step = first; step < last; ++step) {
+    const StepBatch batch = tiny.batch(global_batch, static_cast<uint64_t>(step));
+    outcome.losses.push_back(tiny.step->run(rows_of(batch, tiny.state->zero->group()), 1e-3).loss);
+  }
+  outcome.state = state_of(tiny);
+  return outcome;
+}
+
+inline Outcome train(const TinyOptions& options, int64_t global_batch, int64_t num_steps) {
+  return take_steps(TinyTraining(options), global_batch, 0, num_steps);
+}
+
+// Memory of a step on meta tensors, as on `device`.
+inline StepMemory dry_run(DryRunDevice device, const TinyOptions& options, OffloadedBytes& offloaded) {
+  constexpr int64_t kGlobalBatch = 4;
+  const DryRunScope dry_run(device);
+  TinyOptions meta = options;
+  meta.device = at::kMeta;
+  MemoryRecorder memory;
+  const MetaAllocationScope scope(memory);
+  const TinyTraining tiny(meta);
+  memory.finish();  // of the making of the state
+  memory.register_state(*tiny.state);
+  tiny.step->observe(&memory);
+  const auto as_meta = [](const at::Tensor& tensor) {
+    return at::empty_like(tensor, tensor.options().device(at::kMeta));
+  };
+  const StepBatch batch = tiny.batch(kGlobalBatch);
+  tiny.step->run({.x_0 = as_meta(batch.x_0),
+                  .noise = as_meta(batch.noise),
+                  .timesteps = as_meta(batch.timesteps),
+                  .class_labels = as_meta(batch.class_labels)},
+                 1e-3);
+  offloaded = tiny.state->offloaded;
+  return memory.finish();
+}
+
+class TemporaryRun {
+ public:
+  TemporaryRun() : path_(std::filesystem::path(::testing::TempDir()) / "kiln_offload_run") {
+    std::filesystem::remove_all(path_);
+    std::filesystem::create_directories(path_ / "checkpoints");
+  }
+  ~TemporaryRun() { std::filesystem::remove_all(path_); }
+  std::string path() const { return path_.string(); }
+
+ private:
+  std::filesystem::path path_;
+};
+
+}  // namespace kiln::test

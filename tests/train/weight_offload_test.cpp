@@ -1,0 +1,224 @@
+// At stage 3 the weights in the compute dtype may wait on a disk: the same bits, and no more of them in
+// memory than are gathered or read ahead.
+#include <gmock/gmock.h>
+#include <unistd.h>
+
+#include <map>
+
+#include "parallel/rank_threads.h"
+#include "test_files.h"
+#include "train/checkpoints.h"
+#include "train/placements.h"
+
+namespace kiln {
+namespace {
+
+using test::dry_run;
+using test::expect_equal;
+using test::Outcome;
+using test::placed;
+using test::TemporaryRun;
+using test::TinyOptions;
+using test::TinyTraining;
+using ::testing::HasSubstr;
+using ::testing::ThrowsMessage;
+
+constexpr int64_t kGlobalBatch = 8;  // uneven rows on 3 ranks
+constexpr Placement kPlacements[] = {Placement::kDevice, Placement::kHost, Placement::kNvme};
+
+TinyOptions stage_three(at::ScalarType dtype = at::kFloat, int64_t prefetch = 1) {
+  return {.compute_dtype = dtype, .zero = {.stage = 3, .prefetch_segments = prefetch}};
+}
+
+TinyOptions on_nvme(const TinyOptions& options, Placement state = Placement::kDevice) {
+  return placed(options, state, Placement::kNvme);
+}
+
+// Of a tensor of so many bytes.
+int64_t disk_bytes(int64_t bytes) {
+  return (bytes + BlockStore::kAlignment - 1) / BlockStore::kAlignment * BlockStore::kAlignment;
+}
+
+class WeightPlacements : public ::testing::TestWithParam<at::ScalarType> {};
+
+TEST_P(WeightPlacements, TrainTheSameBits) {
+  constexpr int64_t kSteps = 6;
+  for (int64_t world_size = 1; world_size <= 3; ++world_size) {
+    test::on_ranks(world_size, [&](const std::shared_ptr<ProcessGroup>& group) {
+      for (const int64_t micro_steps : {1, 4}) {
+        TinyOptions options = stage_three(GetParam(), /*prefetch=*/world_size - 1);
+        options.group = group;
+        options.max_grad_norm = 0.5;
+        options.accumulate_f32 = micro_steps > 1;
+        options.micro_batch =
+            micro_steps > 1 ? std::max<int64_t>(1, kGlobalBatch / world_size / micro_steps) : 0;
+        options.memory.assign(4, {world_size == 2 ? Activations::kRecompute : Activations::kKeep});
+        const Outcome expected = train(options, kGlobalBatch, kSteps);
+        for (const Placement state : kPlacements) {
+          const Outcome outcome = train(on_nvme(options, state), kGlobalBatch, kSteps);
+          EXPECT_EQ(outcome.losses, expected.losses) << world_size << " ranks, " << micro_steps << " passes";
+          expect_equal(outcome.state, expected.state);
+        }
+      }
+    });
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(ComputeDtypes, WeightPlacements,
+                         ::testing::Values(at::kFloat, at::kBFloat16, at::kHalf));
+
+TEST(WeightOffload, ReadsAheadOnAnyNumberOfBuffers) {
+  const Outcome expected = train(stage_three(), kGlobalBatch, 4);
+  for (const int64_t prefetch : {0, 1, 2, 3, 100}) {
+    const Outcome outcome = train(on_nvme(stage_three(at::kFloat, prefetch)), kGlobalBatch, 4);
+    EXPECT_EQ(outcome.losses, expected.losses) << prefetch;
+    expect_equal(outcome.state, expected.state);
+  }
+}
+
+// Small segments stay whole on every rank, and take nothing of the disk.
+TEST(WeightOffload, SegmentsBelowTheThresholdStay) {
+  TinyOptions options = stage_three();
+  options.zero.persist_threshold = 10000;
+  const TinyTraining some(on_nvme(options));
+  int64_t stay = 0, go = 0;
+  for (const auto& segment : some.state->segments) {
+    const bool stays = segment.unit.layout().size < options.zero.persist_threshold;
+    EXPECT_EQ(segment.unit.weight_placement(), stays ? Placement::kDevice : Placement::kNvme);
+    (stays ? stay : go) += disk_bytes(4 * segment.unit.shard_size());
+  }
+  EXPECT_GT(stay, 0);
+  EXPECT_EQ(some.state->nvme->disk_bytes(), go);
+  EXPECT_EQ(take_steps(some, kGlobalBatch, 0, 3).losses, train(options, kGlobalBatch, 3).losses);
+}
+
+// Of bytes that the disk was asked for when each segment's forward began.
+class ReadsByForward : public StepObserver {
+ public:
+  explicit ReadsByForward(const BlockStore& store) : store_(store), before_(store.bytes_read()) {}
+  void begin(StepPhase phase, int64_t segment) override {
+    if (phase == StepPhase::kForward) bytes[segment] = store_.bytes_read() - before_;
+  }
+  void end(StepPhase, int64_t) override {}
+  std::map<int64_t, int64_t> bytes;
+
+ private:
+  const BlockStore& store_;
+  int64_t before_;
+};
+
+TEST(WeightOffload, TheDiskReadsBesideTheCompute) {
+  TinyOptions options = on_nvme(stage_three(at::kBFloat16));
+  options.depth = 6;
+  const TinyTraining tiny(options);
+  tiny.step->run(tiny.batch(kGlobalBatch), 1e-3);
+  ReadsByForward observer(*tiny.state->nvme->store());
+  tiny.step->observe(&observer);
+  tiny.step->run(tiny.batch(kGlobalBatch), 1e-3);
+  tiny.step->observe(nullptr);
+  const auto& segments = tiny.state->segments;
+  int64_t asked = 0;  // the first two were read when the update ended, the third is while the first computes
+  for (size_t s = 0; s + 2 < segments.size(); ++s) {
+    asked += disk_bytes(2 * segments[s + 2].unit.shard_size());
+    EXPECT_EQ(observer.bytes.at(static_cast<int64_t>(s)), asked) << s;
+  }
+}
+
+// Forward and backward of each micro-step read the weights once, less what is still in the buffers; the
+// update writes them once and reads none.
+TEST(WeightOffload, MovesNoMoreThanTheFormulaSays) {
+  for (const int64_t micro_steps : {1, 4}) {
+    TinyOptions options = on_nvme(stage_three(at::kBFloat16));
+    options.depth = 6;
+    options.micro_batch = kGlobalBatch / micro_steps;
+    const TinyTraining tiny(options);
+    const BlockStore& store = *tiny.state->nvme->store();
+    tiny.step->run(tiny.batch(kGlobalBatch), 1e-3);
+    const int64_t read = store.bytes_read(), written = store.bytes_written();
+    tiny.step->run(tiny.batch(kGlobalBatch), 1e-3);
+    EXPECT_EQ(store.bytes_written() - written, tiny.state->nvme->disk_bytes());
+    EXPECT_LE(store.bytes_read() - read, 2 * micro_steps * tiny.state->nvme->disk_bytes());
+    EXPECT_GE(store.bytes_read() - read, micro_steps * tiny.state->nvme->disk_bytes());
+  }
+}
+
+TEST(WeightOffload, OnlyTheBuffersAreInMemory) {
+  install_tracking_cpu_allocator();
+  TinyOptions options = stage_three(at::kBFloat16);
+  options.depth = 6;
+  const auto live_of = [&](const TinyOptions& placement) {
+    const int64_t before = live_cpu_bytes().live;
+    const TinyTraining tiny(placement);
+    tiny.step->run(tiny.batch(kGlobalBatch), 1e-3);
+    return live_cpu_bytes().live - before;
+  };
+  live_of(options);  // what is made once per process
+  for (const Placement state : {Placement::kDevice, Placement::kNvme}) {
+    int64_t elements = 0, largest = 0, buffers = 0;
+    {
+      const TinyTraining tiny(on_nvme(options, state));
+      for (const auto& segment : tiny.state->segments) {
+        elements += segment.unit.shard_size();
+        largest = std::max(largest, segment.unit.shard_size());
+      }
+      for (const at::Tensor& buffer : tiny.state->nvme->weights->buffers())
+        buffers += static_cast<int64_t>(buffer.nbytes());
+    }
+    EXPECT_LE(buffers, 3 * (2 * largest + 2 * BlockStore::kAlignment));  // two gathered, one read ahead
+    EXPECT_LT(buffers, 2 * elements);
+    EXPECT_EQ(live_of(placed(options, state)) - live_of(on_nvme(options, state)), 2 * elements - buffers);
+  }
+}
+
+TEST(WeightOffload, ADryRunKnowsWhereWeightsAre) {
+  const TinyOptions options = stage_three(at::kBFloat16);
+  OffloadedBytes none, host, nvme, cpu;
+  const StepMemory on_device = dry_run(DryRunDevice::kCuda, placed(options, Placement::kHost), none),
+                   on_host = dry_run(DryRunDevice::kCuda, placed(options, Placement::kHost, Placement::kHost),
+                                     host),
+                   on_disk = dry_run(DryRunDevice::kCuda, on_nvme(options, Placement::kHost), nvme),
+                   of_cpu = dry_run(DryRunDevice::kCpu, on_nvme(options), cpu);
+  const int64_t weights = on_device.persistent.at(MemoryKind::kWeights);
+  EXPECT_EQ(on_host.persistent.count(MemoryKind::kWeights), 0u);
+  EXPECT_EQ(on_disk.persistent, on_host.persistent);
+  EXPECT_LT(on_disk.peak_bytes, on_device.peak_bytes);
+  EXPECT_EQ(none.disk + host.disk, 0);
+  EXPECT_EQ(host.host - none.host, weights);
+  EXPECT_GE(nvme.disk, weights);
+  EXPECT_GT(nvme.host, none.host);  // the buffers
+  EXPECT_EQ(cpu.host, 0);
+  EXPECT_EQ(cpu.disk, nvme.disk);
+  EXPECT_GT(of_cpu.persistent.at(MemoryKind::kStaging), 0);
+}
+
+TEST(WeightOffload, ACheckpointResumesOnAnyPlacement) {
+  const TinyOptions plain = stage_three(at::kBFloat16);
+  const Outcome expected = train(plain, kGlobalBatch, 6);
+  const TinyOptions placements[] = {plain, on_nvme(plain), on_nvme(plain, Placement::kNvme)};
+  for (const TinyOptions& from : placements) {
+    const TemporaryRun run;
+    const TinyTraining before(from);
+    take_steps(before, kGlobalBatch, 0, 3);
+    const std::string folder = save_checkpoint(run.path(), *before.state, *before.optimizer, {.step = 3});
+    for (const TinyOptions& to : placements) {
+      const TinyTraining after(to);
+      take_steps(after, kGlobalBatch, 7, 8);  // weights of another training are in the buffers
+      load_checkpoint(folder, *after.state, *after.optimizer);
+      const Outcome outcome = take_steps(after, kGlobalBatch, 3, 6);
+      EXPECT_EQ(outcome.losses, std::vector<double>(expected.losses.begin() + 3, expected.losses.end()));
+      expect_equal(outcome.state, expected.state);
+    }
+  }
+}
+
+TEST(WeightOffload, AFailingDiskEndsTheStep) {
+  const TinyTraining tiny(on_nvme(stage_three()));
+  tiny.step->run(tiny.batch(kGlobalBatch), 1e-3);
+  ASSERT_EQ(ftruncate(test::descriptor_of_store(), 0), 0);
+  EXPECT_THAT([&] { tiny.step->run(tiny.batch(kGlobalBatch), 1e-3); },
+              ThrowsMessage<Error>(::testing::AllOf(HasSubstr("[nvme] the disk of --nvme-path failed"),
+                                                    HasSubstr("checkpoint is untouched"))));
+}
+
+}  // namespace
+}  // namespace kiln
