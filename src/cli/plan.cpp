@@ -26,6 +26,7 @@ constexpr const char* kExamples = R"(Examples
 GPUs: V100, T4, RTX-3090, RTX-4090, A40, L40S, A100-40G, A100-80G, A800-80G, H100, H200, B200, cpu (this machine))";
 
 struct PlanArguments {
+  std::set<std::string> given;  // options of training
   PlanOptions options;
   bool json = false, calibrate = false, search = false;
   SearchOptions limits;  // of the search; its plan is `options`
@@ -65,15 +66,13 @@ void add_plan_options(CLI::App& command, PlanArguments& arguments) {
   command.add_option("--html", arguments.html, "Also write a report with plots into this file");
 }
 
-// What the command line or the recipe says stays; the search chooses the rest.
+// What is given stays; the search chooses the rest.
 void run_search(const CLI::App& command, const PlanArguments& arguments) {
   SearchOptions options = arguments.limits;
   options.plan = arguments.options;
   options.any_gpus = command.count("--gpus") == 0;
-  const nlohmann::json values = to_json(options.plan.train), defaults = to_json(TrainOptions{});
   for (const char* name : kSearchedOptions)
-    if (command.count(std::string("--") + name) > 0 || values.at(name) != defaults.at(name))
-      options.fixed.insert(name);
+    if (arguments.given.contains(name)) options.fixed.insert(name);
   const SearchResult result = search(options);
   fmt::print("{}", arguments.json ? to_json(result).dump(1) + "\n" : to_text(result));
 }
@@ -100,16 +99,19 @@ void run(const CLI::App& command, const PlanArguments& arguments) {
 
 void add_plan_command(CLI::App& app) {
   auto* command = app.add_subcommand(
-      "plan", "Tell whether a training run fits, how fast it is and what it costs, without running it");
+      "plan",
+      "Tell whether a training run fits, how fast it is and what it costs, without running it; takes every "
+      "option of kiln train (--data and --out may be left out)");
   auto arguments = std::make_shared<PlanArguments>();
   add_plan_options(*command, *arguments);
-  const auto train =
-      add_train_options(*command, "Options of kiln train: all of them (--data may be left out)");
+  const auto train = add_train_options(*command, "kiln train");
   command->footer(kExamples);
   command->callback([=] {
     const int64_t nproc = train->options.nproc;
     if (nproc > 0 && command->count("--gpus") == 0) arguments->options.gpus = nproc;
-    arguments->options.train = resolve(*command, *train, arguments->options.gpus);
+    const ResolvedOptions resolved = resolve(*command, *train, arguments->options.gpus);
+    arguments->options.train = resolved.options;
+    arguments->given = resolved.given;
     run(*command, *arguments);
   });
 }

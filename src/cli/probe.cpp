@@ -1,5 +1,6 @@
 #include <unistd.h>
 
+#include "cli/build_identity.h"
 #include "cli/commands.h"
 #include "cli/train_options.h"
 #include "core/error.h"
@@ -35,7 +36,7 @@ class StdoutToStderr {
 nlohmann::json measure(ProbeOptions options) {
   const StdoutToStderr redirect;
   if (options.train.out.empty()) options.train.out = "probe";  // never written: validation wants one
-  options.group = join_ranks(options.train);
+  options.group = join_ranks(options.train, build_identity());
   const FittedRun fitted = fit_run(options.train, *options.group);
   if (!fitted.summary.empty()) fmt::print("{}\n", fitted.summary);
   options.train = fitted.options;
@@ -54,9 +55,9 @@ void add_probe_command(CLI::App& app) {
   auto json = std::make_shared<bool>(false);
   command->add_option("--steps", options->steps, "Steps to take")->capture_default_str();
   command->add_flag("--json", *json, "Print one JSON object on standard output and nothing else there");
-  const auto train = add_train_options(*command, "Options of kiln train, of the run that is probed");
+  const auto train = add_train_options(*command, "kiln train");
   command->callback([=] {
-    options->train = resolve(*command, *train);
+    options->train = resolve(*command, *train).options;
     if (const int64_t num_ranks = ranks_to_launch(options->train)) return launch_ranks(num_ranks);
     const nlohmann::json result = measure(*options);
     if (!result.is_null()) fmt::print("{}", *json ? result.dump(1) + "\n" : probe_text(result));

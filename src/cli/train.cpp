@@ -1,3 +1,4 @@
+#include "cli/build_identity.h"
 #include "cli/commands.h"
 #include "cli/train_options.h"
 #include "core/error.h"
@@ -12,10 +13,10 @@ void add_train_command(CLI::App& app) {
   auto* command = app.add_subcommand("train", "Train a denoiser; rerunning the same command resumes");
   const auto arguments = add_train_options(*command);
   command->callback([=] {
-    const TrainOptions options = resolve(*command, *arguments);
+    const TrainOptions options = resolve(*command, *arguments).options;
     validate(options);
     if (const int64_t num_ranks = ranks_to_launch(options)) return launch_ranks(num_ranks);
-    const std::shared_ptr<ProcessGroup> group = join_ranks(options);
+    const std::shared_ptr<ProcessGroup> group = join_ranks(options, build_identity());
     const FittedRun run = fit_run(options, *group);
     if (!run.summary.empty()) fmt::print("{}\n", run.summary);
     train(run.options, {.predicted = run.predicted, .group = group});

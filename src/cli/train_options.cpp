@@ -10,7 +10,8 @@ namespace kiln::cli {
 namespace {
 
 CLI::Option* add_option(CLI::App& command, const std::string& name, bool& field, const char* help) {
-  return command.add_flag("--" + name + ",!--no-" + name, field, help);
+  return command.add_flag("--" + name + ",!--no-" + name, field,
+                          fmt::format("{} (default: {})", help, field ? "on" : "off"));
 }
 template <class T>
 CLI::Option* add_option(CLI::App& command, const std::string& name, std::vector<T>& field, const char* help) {
@@ -21,23 +22,38 @@ CLI::Option* add_option(CLI::App& command, const std::string& name, T& field, co
   return command.add_option("--" + name, field, help)->take_last()->capture_default_str();
 }
 
+// Adds each option of the table in the group of its section.
+struct OptionAdder {
+  CLI::App& command;
+  std::string prefix, group{};
+
+  void section(const char* title) { group = prefix.empty() ? title : prefix + ": " + title; }
+  void operator()(const char* name, auto& field, OnResume, const char* help) {
+    add_option(command, name, field, help)->group(group);
+  }
+};
+
 bool is_given(const CLI::App& command, const std::string& name) {
   const CLI::Option* option = command.get_option_no_throw("--" + name);
   return option != nullptr && option->count() > 0;
 }
 
-TrainOptions with_recipe(const CLI::App& command, const TrainArguments& arguments) {
-  TrainOptions options = arguments.options;
-  if (arguments.recipe.empty()) return options;
+ResolvedOptions with_recipe(const CLI::App& command, const TrainArguments& arguments) {
+  ResolvedOptions resolved{.options = arguments.options, .given = {}};
+  visit_options(resolved.options, [&](const char* name, const auto&, OnResume, const char*) {
+    if (is_given(command, name)) resolved.given.insert(name);
+  });
+  if (arguments.recipe.empty()) return resolved;
   TrainOptions overridden;  // still checked
   for (const TomlEntry& entry : read_toml(arguments.recipe)) {
     try {
-      set_option(is_given(command, entry.key) ? overridden : options, entry.key, entry.value);
+      set_option(is_given(command, entry.key) ? overridden : resolved.options, entry.key, entry.value);
+      resolved.given.insert(entry.key);
     } catch (const Error& error) {
       throw Error(fmt::format("{} ({} line {})", error.what(), arguments.recipe, entry.line));
     }
   }
-  return options;
+  return resolved;
 }
 
 // On stderr: standard output may be for a result.
@@ -50,7 +66,8 @@ void report(const DeepSpeedConfig& config, const std::string& path) {
 
 }  // namespace
 
-std::shared_ptr<TrainArguments> add_train_options(CLI::App& command, const std::string& group) {
+std::shared_ptr<TrainArguments> add_train_options(CLI::App& command, const std::string& prefix) {
+  const std::string group = prefix.empty() ? "Options" : prefix;
   auto arguments = std::make_shared<TrainArguments>();
   command
       .add_option("--recipe", arguments->recipe,
@@ -60,15 +77,14 @@ std::shared_ptr<TrainArguments> add_train_options(CLI::App& command, const std::
       .add_option("--deepspeed", arguments->deepspeed,
                   "DeepSpeed's ds_config.json, read as these options; it may not contradict the command line")
       ->group(group);
-  visit_options(arguments->options, [&](const char* name, auto& field, OnResume, const char* help) {
-    add_option(command, name, field, help)->group(group);
-  });
+  visit_options(arguments->options, OptionAdder{.command = command, .prefix = prefix});
   return arguments;
 }
 
-TrainOptions resolve(const CLI::App& command, const TrainArguments& arguments, int64_t world_size) {
-  const TrainOptions options = with_recipe(command, arguments);
-  if (arguments.deepspeed.empty()) return options;
+ResolvedOptions resolve(const CLI::App& command, const TrainArguments& arguments, int64_t world_size) {
+  ResolvedOptions resolved = with_recipe(command, arguments);
+  if (arguments.deepspeed.empty()) return resolved;
+  const TrainOptions& options = resolved.options;
   const Ranks ranks = ranks_from_environment();
   if (world_size == 0) world_size = std::max(options.nproc, ranks.world_size);
   const DeepSpeedConfig config = read_deepspeed_config(
@@ -77,7 +93,9 @@ TrainOptions resolve(const CLI::App& command, const TrainArguments& arguments, i
                             .world_size = world_size});
   const bool launches_others = options.nproc > 1 && !ranks.launched;
   if (ranks.rank == 0 && !launches_others) report(config, arguments.deepspeed);
-  return apply(config, options);
+  for (const DeepSpeedConfig::Setting& setting : config.settings) resolved.given.insert(setting.option);
+  resolved.options = apply(config, options);
+  return resolved;
 }
 
 }  // namespace kiln::cli

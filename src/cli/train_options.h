@@ -2,6 +2,7 @@
 #pragma once
 #include <CLI/CLI.hpp>
 #include <memory>
+#include <set>
 #include <string>
 
 #include "train/train_config.h"
@@ -12,13 +13,17 @@ struct TrainArguments {
   TrainOptions options;
   std::string recipe, deepspeed;
 };
+struct ResolvedOptions {
+  TrainOptions options;
+  std::set<std::string> given;  // names that the command line, the recipe or the DeepSpeed file set
+};
 
-// Adds --recipe, --deepspeed and every option of TrainOptions. `group`: heading in --help.
-std::shared_ptr<TrainArguments> add_train_options(CLI::App& command, const std::string& group = "Options");
+// Adds --recipe, --deepspeed and every option of TrainOptions. `prefix` begins their headings in --help.
+std::shared_ptr<TrainArguments> add_train_options(CLI::App& command, const std::string& prefix = "");
 
 // After parsing: what the command line does not say comes from the DeepSpeed file, then from the recipe. Says
 // on stderr what was taken from the former. `world_size`: ranks of the run; 0: as the options or the launcher
 // say. Throws Error naming the recipe's line or the file's key.
-TrainOptions resolve(const CLI::App& command, const TrainArguments& arguments, int64_t world_size = 0);
+ResolvedOptions resolve(const CLI::App& command, const TrainArguments& arguments, int64_t world_size = 0);
 
 }  // namespace kiln::cli

@@ -4,19 +4,17 @@
 
 #include <algorithm>
 #include <filesystem>
-#include <thread>
 #include <unordered_set>
 #include <utility>
 
 #include "core/error.h"
 #include "core/stop_signal.h"
-#include "core/tensors.h"
-#include "data/feature_store.h"
 #include "data/image_dataset.h"
 #include "data/store_parts.h"
 #include "extract/image_batches.h"
 #include "extract/image_values.h"
 #include "extract/progress.h"
+#include "extract/settings.h"
 #include "models/autoencoders/autoencoder.h"
 #include "parallel/agreement.h"
 #include "parallel/joining.h"
@@ -25,67 +23,12 @@
 namespace kiln {
 namespace {
 
-struct Settings {
-  at::Device device = at::kCPU;
-  at::ScalarType compute_dtype = at::kFloat;
-  int64_t num_flips = 1;
-  int64_t batch = 1;
-  int num_workers = 1;
-};
-
-Settings resolve(const ExtractOptions& options, const Ranks& ranks) {
-  if (options.flip != "none" && options.flip != "both")
-    fail("extract", "--flip: expected none or both, got {}", options.flip);
-  if (options.batch < 0 || options.workers < 0 || options.shard_size < 1)
-    fail("extract", "--batch, --workers and --shard-size: expected positive numbers, got {}, {} and {}",
-         options.batch, options.workers, options.shard_size);
-  Settings settings;
-  settings.device = parse_device(options.device, ranks.local_rank);
-  settings.compute_dtype = parse_compute_dtype(options.compute_dtype);
-  settings.num_flips = options.flip == "both" ? 2 : 1;
-  settings.batch = options.batch;
-  if (settings.batch == 0) settings.batch = settings.device.is_cuda() ? 32 : 8;
-  const int cores =
-      std::max(static_cast<int>(std::thread::hardware_concurrency() / ranks.local_world_size), 1);
-  settings.num_workers = static_cast<int>(options.workers);
-  if (settings.num_workers == 0)
-    settings.num_workers = settings.device.is_cuda() ? cores : std::max(cores / 2, 1);
-  return settings;
-}
-
-Dtype parse_storage_dtype(const std::string& name) { return from_scalar_type(parse_compute_dtype(name)); }
-
-StoreInfo make_store_info(const ExtractOptions& options, const Settings& settings,
-                          const ImageDataset& dataset, const Autoencoder& autoencoder) {
-  StoreInfo info;
-  info.autoencoder = autoencoder.name;
-  info.autoencoder_fingerprint = autoencoder.fingerprint;
-  info.scaling_factor = autoencoder.scaling_factor;
-  info.shift_factor = autoencoder.shift_factor;
-  info.channels = autoencoder.latent_channels;
-  info.height = info.width = options.image_size / autoencoder.downsample;
-  info.image_size = options.image_size;
-  info.has_logvar = autoencoder.name != "pixels";
-  info.num_flips = settings.num_flips;
-  info.dtype = parse_storage_dtype(options.dtype);
-  info.class_names = dataset.class_names();
-  // All that changes the bytes, so that a run which would continue with other settings is refused.
-  info.source = {{"data", std::filesystem::absolute(options.data).lexically_normal().filename().string()},
-                 {"layout", dataset.layout()},
-                 {"num_images", dataset.records().size()},
-                 {"images_xxh3", dataset_fingerprint(dataset)},
-                 {"device", settings.device.is_cuda() ? "cuda" : "cpu"},
-                 {"compute_dtype", options.compute_dtype},
-                 {"batch", settings.batch}};
-  return info;
-}
-
 // Where to go on: the samples before are in the store.
 struct Position {
   int64_t next_image = 0;   // in the data set
   int64_t num_samples = 0;  // good images before it
-  int64_t num_in_store =
-      0;  // of them; the rest is encoded again, so that batches are those of an uninterrupted run
+  // Of them; the rest is encoded again, so that batches are those of an uninterrupted run.
+  int64_t num_in_store = 0;
 };
 
 class Extraction {
@@ -185,12 +128,11 @@ class Extraction {
       fmt::print(stderr, "{} holds {} samples: going on behind them\n", folder, position_.num_in_store);
     ProgressLine progress(position_.next_image - range_.first, range_.last - range_.first,
                           /*is_shown=*/group_.rank() == 0);
-    const StopSignal stop;
     ImagePipeline pipeline(*dataset_, position_.next_image, range_.last, options_.image_size,
                            settings_.num_workers, 2 * settings_.batch);
     int64_t done = position_.next_image - range_.first;
     std::vector<PreparedImage> batch;
-    for (PreparedImage image; !stop.requested() && pipeline.next(image);
+    for (PreparedImage image; !stop_.requested() && pipeline.next(image);
          progress.update(done, num_skipped_)) {
       ++done;
       if (!image.error.empty()) {
@@ -200,7 +142,7 @@ class Extraction {
       batch.push_back(std::move(image));
       if (static_cast<int64_t>(batch.size()) == settings_.batch) submit(batch);
     }
-    const bool stopped = stop.requested();
+    const bool stopped = stop_.requested();
     if (!stopped) submit(batch);
     write(take_encoded());
     progress.finish(stopped ? done - static_cast<int64_t>(batch.size()) : done, num_skipped_);
@@ -311,9 +253,10 @@ class Extraction {
                  dataset_->records().size(), options_.image_size);
   }
 
+  const StopSignal stop_;  // also while waiting for other ranks
   const ExtractOptions options_;
   ProcessGroup& group_;
-  const Settings settings_;
+  const ExtractSettings settings_;
   const std::unique_ptr<ImageDataset> dataset_;
   const std::unique_ptr<Autoencoder> autoencoder_;
   std::unique_ptr<FeatureStoreWriter> writer_;

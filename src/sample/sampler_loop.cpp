@@ -60,13 +60,13 @@ void freeze_weights(const Denoiser& denoiser, at::ScalarType compute_dtype) {
 }
 
 DenoiseFn guided_denoiser(const Denoiser& denoiser, const at::Tensor& labels, double cfg_scale,
-                          CfgConvention convention) {
+                          CfgConvention convention, ForwardFn forward) {
   const DenoiserShape& shape = denoiser.shape();
+  if (!forward) forward = [&denoiser](const DenoiserInput& input) { return denoiser.forward(input); };
   if (cfg_scale == 1)
-    return [&denoiser, labels](const at::Tensor& x, double model_t) {
-      return denoiser
-          .forward(
-              {.x_t = x, .timesteps = at::full({x.size(0)}, model_t, x.options()), .class_labels = labels})
+    return [forward = std::move(forward), labels](const at::Tensor& x, double model_t) {
+      return forward(
+                 {.x_t = x, .timesteps = at::full({x.size(0)}, model_t, x.options()), .class_labels = labels})
           .to(at::kFloat);
     };
   if (!labels.defined() || !shape.has_null_class)
@@ -77,12 +77,11 @@ DenoiseFn guided_denoiser(const Denoiser& denoiser, const at::Tensor& labels, do
   const bool by_model = convention == CfgConvention::kModel ||
                         (convention == CfgConvention::kAuto && shape.out_channels > shape.in_channels);
   const int64_t guided = by_model ? shape.guided_channels : shape.in_channels;
-  return [&denoiser, both, cfg_scale, guided](const at::Tensor& x, double model_t) {
+  return [forward = std::move(forward), both, cfg_scale, guided](const at::Tensor& x, double model_t) {
     const int64_t batch = x.size(0);
-    const at::Tensor output = denoiser
-                                  .forward({.x_t = at::cat({x, x}),
-                                            .timesteps = at::full({2 * batch}, model_t, x.options()),
-                                            .class_labels = both})
+    const at::Tensor output = forward({.x_t = at::cat({x, x}),
+                                       .timesteps = at::full({2 * batch}, model_t, x.options()),
+                                       .class_labels = both})
                                   .to(at::kFloat);
     at::Tensor result = output.narrow(0, 0, batch);  // the cond half; its first channels are moved in place
     const at::Tensor uncond = output.narrow(0, batch, batch).narrow(1, 0, guided);
@@ -144,7 +143,7 @@ bool sample_images(const Denoiser& denoiser, const Autoencoder* autoencoder, con
     const std::vector<ImageRequest> images(options.images.begin() + first,
                                            options.images.begin() + std::min(first + batch, total));
     const DenoiseFn denoise = guided_denoiser(denoiser, labels_of(images, shape, options.device),
-                                              options.cfg_scale, options.cfg_convention);
+                                              options.cfg_scale, options.cfg_convention, options.forward);
     at::Tensor x_0;
     try {
       x_0 = run_sampler(

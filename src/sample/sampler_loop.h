@@ -24,6 +24,9 @@ struct ImageRequest {
   int64_t label = 0;  // class; ignored by unconditional models
 };
 
+// Runs a denoiser's segments where its weights are not all there at once; (B, out_channels, H, W).
+using ForwardFn = std::function<at::Tensor(const DenoiserInput&)>;
+
 struct SampleOptions {
   nlohmann::json sampler;            // make_sampler's config
   std::vector<ImageRequest> images;  // what to draw, in this order
@@ -34,6 +37,7 @@ struct SampleOptions {
   uint64_t seed = 0;
   at::Device device = at::kCPU;  // where the denoiser's weights are
   std::function<bool()> stop;    // optional; asked before each step, true ends the run early
+  ForwardFn forward;             // optional; in the place of Denoiser::forward
 };
 
 using ImageSink = std::function<void(const ImageRequest&, const Image&)>;
@@ -51,7 +55,7 @@ void freeze_weights(const Denoiser& denoiser, at::ScalarType compute_dtype);
 // The guided prediction as a DenoiseFn. labels (B) i64, undefined for unconditional models. The batch of both
 // halves shares x_t; the uncond half's extra channels (sigma, unguided ones) are dropped.
 DenoiseFn guided_denoiser(const Denoiser& denoiser, const at::Tensor& labels, double cfg_scale,
-                          CfgConvention convention);
+                          CfgConvention convention, ForwardFn forward = {});
 
 // N(0, 1) by (seed, image index), (B, C, H, W) f32: the start, and the draw of a sampler's step.
 at::Tensor start_noise(uint64_t seed, const std::vector<ImageRequest>& images, at::IntArrayRef image_shape);

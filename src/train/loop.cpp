@@ -4,7 +4,6 @@
 
 #include <ATen/ATen.h>
 #include <ATen/Parallel.h>
-#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <chrono>
@@ -20,6 +19,7 @@
 #include "models/registry.h"
 #include "optim/lr_schedule.h"
 #include "parallel/machine.h"
+#include "train/bad_step.h"
 #include "train/checkpoint_saver.h"
 #include "train/checkpoints.h"
 #include "train/monitor.h"
@@ -27,11 +27,13 @@
 #include "train/phase_memory.h"
 #include "train/profiler.h"
 #include "train/report.h"
+#include "train/run_checks.h"
 #include "train/run_ranks.h"
 #include "train/sample_grid.h"
 #include "train/step.h"
 #include "train/step_measurement.h"
 #include "train/training_data.h"
+#include "train/validation.h"
 
 namespace kiln {
 
@@ -50,27 +52,29 @@ class Run {
 
  private:
   void warn(const std::string& text) const;
-  void warn_of_settings_without_effect() const;
   void describe() const;
   void watch();
   void build();
   std::string checkpoint_to_resume() const;
   void resume_or_start();
   void open_monitor();
-  void check_resumable(const TrainStateInfo& saved) const;
+  TrainStateInfo state_info() const;
   void train_step();
   void log_step(const StepResult& result, double lr, double stall_seconds, int64_t batches_ready);
   at::Tensor timesteps_of_step() const;
+  std::vector<BatchSample> samples_of_step() const;
   void handle_bad_step(const StepResult& result);
   void compare_with_plan();
   void checkpoint();
   void finish_checkpoint();
   void complete_checkpoint(const std::optional<std::string>& folder);
   void sample();
+  void validate();
   double clock_seconds() const;
   double train_seconds() const;
   double progress() const;
   bool finished() const;
+  bool is_due(int64_t every) const { return every > 0 && step_ % every == 0; }
   bool is_first() const { return context_.group->rank() == 0; }  // the one that writes and prints
   bool is_alone() const { return context_.group->world_size() == 1; }
   bool stopping() const { return is_alone() ? stop_.requested() : stop_agreed_; }
@@ -88,6 +92,7 @@ class Run {
   Training training_;
   std::unique_ptr<CheckpointSaver> saver_;
   std::unique_ptr<BatchSource> batches_;
+  std::optional<Validation> validation_;
   ObserverGroup observers_;
   std::unique_ptr<Monitor> monitor_;  // rank 0's
   std::unique_ptr<StepProfiler> profiler_;
@@ -97,7 +102,7 @@ class Run {
 
   int64_t step_ = 0, bad_steps_ = 0, last_saved_ = -1;
   double earlier_seconds_ = 0;  // of training in earlier processes
-  Clock::time_point begin_{};
+  Clock::time_point begin_ = Clock::now();
   // Several ranks stop, and follow the clock, by what the last step told all of them.
   bool stop_agreed_ = false;
   double agreed_seconds_ = 0;
@@ -115,7 +120,8 @@ Run::Run(const TrainOptions& options, const RunContext& context)
                         .local_ranks = context.group->ranks().local_world_size,
                         .tf32 = options.tf32,
                         .deterministic = options.deterministic});
-  warn_of_settings_without_effect();
+  for (const std::string& line : settings_without_effect(options, device_, context.group->world_size()))
+    warn(line);
   data_ = open_training_data(options, device_, compute_dtype_);
   info_ = {
       .model = options.model,
@@ -126,36 +132,12 @@ Run::Run(const TrainOptions& options, const RunContext& context)
       .class_names = data_.class_names,
       .ema_decays = options.ema_decay};
   validate_sampling(options, info_, data_.decoder != nullptr, data_.shape.num_classes);
+  if (!options.validation_data.empty()) validation_.emplace(options, data_);
   config_ = {{"options", to_json(options)}, {"data", data_.identity}};
 }
 
 void Run::warn(const std::string& text) const {
   if (is_first()) fmt::print(stderr, "warning: {}\n", text);
-}
-
-void Run::warn_of_settings_without_effect() const {
-  const TrainOptions defaults;
-  const auto warn_if = [&](bool ineffective, const char* option, const std::string& where) {
-    if (ineffective) warn(fmt::format("--{} has no effect {}", option, where));
-  };
-  warn_if(options_.tf32 && device_.is_cpu(), "tf32", "on a CPU");
-  warn_if(options_.offload_activations != "none" && device_.is_cpu(), "offload-activations",
-          "on a CPU but to recompute");
-  warn_if(options_.offload_optimizer == "cpu" && device_.is_cpu(), "offload-optimizer cpu",
-          "on a CPU, whose memory it is");
-  warn_if(!options_.nvme_path.empty() && options_.offload_optimizer != "nvme", "nvme-path",
-          "without --offload-optimizer nvme");
-  warn_if(options_.offload_params == "cpu" && device_.is_cpu(), "offload-params cpu",
-          "on a CPU, whose memory it is");
-  warn_if(options_.zero_stage > 0 && is_alone(), "zero-stage", "on a single rank");
-  warn_if(options_.shard_within_node && (options_.zero_stage == 0 || is_alone()), "shard-within-node",
-          is_alone() ? "on a single rank" : "with --zero-stage 0");
-  warn_if(!options_.reduce_dtype.empty() && is_alone(), "reduce-dtype", "on a single rank");
-  warn_if(options_.reduce_bucket_size > 0 && is_alone(), "reduce-bucket-size", "on a single rank");
-  const std::string below = fmt::format("with --zero-stage {}", options_.zero_stage);
-  warn_if(options_.persist_threshold > 0 && options_.zero_stage < 3, "persist-threshold", below);
-  warn_if(options_.prefetch_segments != defaults.prefetch_segments && options_.zero_stage < 3,
-          "prefetch-segments", below);
 }
 
 void Run::build() {
@@ -210,39 +192,14 @@ void Run::describe() const {
                context_.group->ranks().local_world_size, options_.zero_stage);
 }
 
-void Run::check_resumable(const TrainStateInfo& saved) const {
-  const OptionChanges changes = compare_options(saved.config.at("options"), config_.at("options"));
-  if (!changes.refused.empty())
-    fail("resume", "{} holds a run with other settings: {}; give the same ones, or another --out",
-         options_.out, fmt::join(changes.refused, ", "));
-  if (saved.config.at("data") != config_.at("data"))
-    fail("resume",
-         "{} was trained on other data ({}) than --data {} ({}): give the same store, or another --out",
-         options_.out, saved.config.at("data").get<std::string>(), options_.data, data_.identity);
-  if (!changes.warned.empty())
-    warn(fmt::format("resuming with {}: further bits differ from those of an uninterrupted run",
-                     fmt::join(changes.warned, ", ")));
-  for (const char* end : {"max-steps", "max-minutes"})
-    if (options_.lr_schedule != "constant" &&
-        saved.config.at("options").at(end) != config_.at("options").at(end))
-      warn(fmt::format("--{} {} instead of {} moves the end of the {} schedule: the learning rate jumps here",
-                       end, config_.at("options").at(end).dump(), saved.config.at("options").at(end).dump(),
-                       options_.lr_schedule));
-  if (saved.world_size != context_.group->world_size())
-    warn(fmt::format("resuming on {} ranks what {} began: sums over ranks round differently",
-                     context_.group->world_size(), saved.world_size));
-  if (saved.machine != machine_name(device_) || saved.num_threads != at::get_num_threads())
-    warn(fmt::format(
-        "resuming on {} with {} threads what {} with {} threads began: further bits differ from those of "
-        "an uninterrupted run",
-        machine_name(device_), at::get_num_threads(), saved.machine, saved.num_threads));
-}
-
 // Empty: there is none. Rank 0 readies the run folder.
 std::string Run::checkpoint_to_resume() const {
   const std::optional<Checkpoint> newest = newest_checkpoint(options_.out, *context_.group);
   if (is_first()) {
-    if (newest) check_resumable(read_train_state(newest->folder));
+    if (newest)
+      for (const std::string& line :
+           resume_warnings(options_, read_train_state(newest->folder), state_info()))
+        warn(line);
     std::error_code error;
     fs::create_directories(fs::path(options_.out) / "checkpoints", error);
     if (error) fail("train", "cannot create --out {}: {}", options_.out, error.message());
@@ -312,7 +269,12 @@ bool Run::finished() const {
 }
 
 void Run::train() {
-  require_same_on_all_ranks(*context_.group, {{"the content of --data", data_.identity}});
+  require_same_on_all_ranks(
+      *context_.group, {{"the content of --data", data_.identity},
+                        {"the content of --validation-data", validation_ ? validation_->identity() : ""}});
+  if (validation_ && validation_->identity() == data_.identity)
+    warn(
+        "--validation-data holds the samples of --data: its loss tells nothing that the training's does not");
   resume_or_start();
   watch();
   describe();
@@ -324,8 +286,9 @@ void Run::train() {
       compare_with_plan();
       if (is_first()) write_report(options_.out);
     }
-    if (options_.sample_every > 0 && step_ % options_.sample_every == 0) sample();
-    if (options_.checkpoint_every > 0 && step_ % options_.checkpoint_every == 0) checkpoint();
+    if (validation_ && !stopping() && (is_due(options_.validate_every) || finished())) validate();
+    if (is_due(options_.sample_every)) sample();
+    if (is_due(options_.checkpoint_every)) checkpoint();
   }
   if (profiler_) profiler_->finish();
   if (last_saved_ != step_) checkpoint();
@@ -386,6 +349,16 @@ at::Tensor Run::timesteps_of_step() const {
       at::from_blob(time_uniform.data(), {options_.global_batch}, at::kDouble).clone());
 }
 
+std::vector<BatchSample> Run::samples_of_step() const {
+  const at::Tensor timesteps = timesteps_of_step();
+  std::vector<BatchSample> samples;
+  for (int64_t i = 0; i < options_.global_batch; ++i)
+    samples.push_back(
+        {sample_at(options_.seed, batches_->num_samples(), (step_ - 1) * options_.global_batch + i),
+         timesteps[i].item<double>()});
+  return samples;
+}
+
 // RUN/plan.json: what the plan said beside what was measured so far.
 void Run::compare_with_plan() {
   if (measurement_->num_steps() == 0 || !is_first()) return;
@@ -404,29 +377,10 @@ void Run::handle_bad_step(const StepResult& result) {
           {{"event", "loss_scale"}, {"step", step_}, {"loss_scale", training_.state->loss_scaler.scale()}});
     return;
   }
-  const bool by_loss = !std::isfinite(result.loss);
-  constexpr size_t kMostNamed = 8;
-  std::vector<std::string> named;
-  nlohmann::json event = {{"event", "skipped"},
-                          {"step", step_},
-                          {"cause", by_loss ? "loss" : "gradient"},
-                          {"sample_ids", nlohmann::json::array()},
-                          {"timesteps", nlohmann::json::array()}};
-  const at::Tensor timesteps = timesteps_of_step();
-  for (int64_t i = 0; i < options_.global_batch; ++i) {
-    if (by_loss && std::isfinite(result.losses[static_cast<size_t>(i)])) continue;
-    const int64_t id =
-        sample_at(options_.seed, batches_->num_samples(), (step_ - 1) * options_.global_batch + i);
-    const double t = timesteps[i].item<double>();
-    event["sample_ids"].push_back(id);
-    event["timesteps"].push_back(t);
-    if (named.size() < kMostNamed)
-      named.push_back(fmt::format("{} ({}) at t {:g}", id, data_.sample_name(id), t));
-  }
-  const size_t more = event["sample_ids"].size() - named.size();
-  warn(fmt::format("step {} skipped, {} is not finite: samples {}{}", step_, by_loss ? "loss" : "gradient",
-                   fmt::join(named, ", "), more > 0 ? fmt::format(" and {} more", more) : ""));
-  if (monitor_) monitor_->event(event);
+  const BadStepReport report =
+      bad_step_report(step_, result, samples_of_step(), [this](int64_t id) { return data_.sample_name(id); });
+  warn(report.text);
+  if (monitor_) monitor_->event(report.event);
   if (++bad_steps_ <= options_.max_bad_steps) return;
   finish_checkpoint();
   const std::vector<Checkpoint> saved = list_checkpoints(options_.out);
@@ -436,19 +390,24 @@ void Run::handle_bad_step(const StepResult& result) {
                      : fmt::format("the last good checkpoint is {}; try a lower --lr", saved.back().folder));
 }
 
+TrainStateInfo Run::state_info() const {
+  return {.seed = options_.seed,
+          .step = step_,
+          .images_seen = step_ * options_.global_batch,
+          .bad_steps = bad_steps_,
+          .train_seconds = train_seconds(),
+          .num_threads = at::get_num_threads(),
+          .world_size = context_.group->world_size(),
+          .machine = machine_name(device_),
+          .log_window = monitor_ ? monitor_->window() : nlohmann::json(),
+          .config = config_};
+}
+
 void Run::checkpoint() {
   const PhaseMemory::Phase phase(phase_memory_, "checkpoint");
   finish_checkpoint();
   if (monitor_) monitor_->pause();
-  saver_->begin({.seed = options_.seed,
-                 .step = step_,
-                 .images_seen = step_ * options_.global_batch,
-                 .bad_steps = bad_steps_,
-                 .train_seconds = train_seconds(),
-                 .num_threads = at::get_num_threads(),
-                 .machine = machine_name(device_),
-                 .log_window = monitor_ ? monitor_->window() : nlohmann::json(),
-                 .config = config_});
+  saver_->begin(state_info());
   last_saved_ = step_;
   if (monitor_) monitor_->resume();
 }
@@ -464,7 +423,7 @@ void Run::keep_checkpoint() {
   if (!is_alone()) return;
   try {
     finish_checkpoint();
-  } catch (const Error&) {  // the one before is what is told
+  } catch (const std::exception&) {  // the one before is what is told
   }
 }
 
@@ -481,7 +440,7 @@ void Run::complete_checkpoint(const std::optional<std::string>& folder) {
 void Run::sample() {
   const PhaseMemory::Phase phase(phase_memory_, "validation sampling");
   if (monitor_) monitor_->pause();
-  const SampleGrid grid = draw_sample_grid(options_, info_, *training_.state, data_.decoder.get(), device_,
+  const SampleGrid grid = draw_sample_grid(options_, info_, training_, data_.decoder.get(), device_,
                                            [this] { return stop_.requested(); });
   if (!is_first()) return;
   if (!grid.png.empty()) {
@@ -491,6 +450,15 @@ void Run::sample() {
     monitor_->image("samples", grid.png, grid.height, grid.width, step_);
     fmt::print("samples {}\n", path);
   }
+  monitor_->resume();
+}
+
+void Run::validate() {
+  const PhaseMemory::Phase phase(phase_memory_, "validation");
+  if (monitor_) monitor_->pause();
+  const auto loss = validation_->run(training_, device_, [this] { return stop_.requested(); });
+  if (!monitor_) return;
+  if (loss) monitor_->validation(step_, *loss, validation_->weights());
   monitor_->resume();
 }
 

@@ -5,6 +5,7 @@
 
 #include "core/error.h"
 #include "parallel/machine.h"
+#include "train/phase_groups.h"
 
 namespace kiln {
 
@@ -21,22 +22,12 @@ double gigabytes(double bytes) { return bytes / 1e9; }
 
 // "forward 33% backward 58% optimizer 8% data 1%": shares of the step, those below half a percent left out.
 std::string phase_text(const nlohmann::json& phases) {
-  const std::pair<const char*, std::vector<const char*>> groups[] = {
-      {"forward", {"input", "forward", "loss"}},
-      {"recompute", {"recompute"}},
-      {"backward", {"backward"}},
-      {"optimizer", {"grad_norm", "optimizer"}},
-      {"communication", {"communication"}},
-      {"data", {"data"}}};
   double total = 0;
   for (const auto& [name, seconds] : phases.items()) total += seconds.get<double>();
   std::string text;
-  for (const auto& [name, members] : groups) {
-    double seconds = 0;
-    for (const char* member : members) seconds += phases.value(member, 0.0);
-    if (const double percent = 100 * seconds / total; percent >= 0.5)
-      text += fmt::format("{}{} {:.0f}%", text.empty() ? "" : " ", name, percent);
-  }
+  for (const PhaseGroup& group : phase_groups())
+    if (const double percent = 100 * group.seconds(phases) / total; percent >= 0.5)
+      text += fmt::format("{}{} {:.0f}%", text.empty() ? "" : " ", group.name, percent);
   return text;
 }
 
@@ -192,6 +183,33 @@ void Monitor::image(const std::string& tag, const std::vector<uint8_t>& png, int
                     int64_t step) {
   if (!events_) return;
   events_->add_image(tag, png, height, width, step);
+  events_->flush();
+}
+
+void Monitor::validation(int64_t step, const ValidationLoss& loss, const std::string& weights) {
+  const auto number = [](double value) {
+    return std::isfinite(value) ? nlohmann::json(value) : nlohmann::json();
+  };
+  const double seconds = std::chrono::duration<double>(Clock::now() - pause_begin_).count();
+  nlohmann::json line = {{"event", "validation"},
+                         {"step", step},
+                         {"images", loss.num_images},
+                         {"weights", weights},
+                         {"validation_loss", number(loss.loss)},
+                         {"validation_loss_quartiles", nlohmann::json::array()},
+                         {"seconds", seconds}};
+  for (const double quartile : loss.quartiles) line["validation_loss_quartiles"].push_back(number(quartile));
+  log_.append(line);
+  fmt::print("step {:>7}  validation loss {}  {} images with {} in {:.1f} s\n", step,
+             std::isfinite(loss.loss) ? fmt::format("{:.5f}", loss.loss) : "not finite", loss.num_images,
+             weights, seconds);
+  std::fflush(stdout);
+  if (!events_) return;
+  if (std::isfinite(loss.loss)) events_->add_scalar("validation_loss", loss.loss, step);
+  for (size_t q = 0; q < loss.quartiles.size(); ++q)
+    if (std::isfinite(loss.quartiles[q]))
+      events_->add_scalar(fmt::format("validation_loss_by_timestep/quartile_{}", q + 1), loss.quartiles[q],
+                          step);
   events_->flush();
 }
 

@@ -13,6 +13,7 @@
 #include "train/run_log.h"
 #include "train/step.h"
 #include "train/tensorboard.h"
+#include "train/validation.h"
 
 namespace kiln {
 
@@ -51,6 +52,9 @@ class Monitor {
   void step(const StepReport& report);
   // A line of its own in log.jsonl: resume, skipped, checkpoint, ...
   void event(const nlohmann::json& line) { log_.append(line); }
+  // Held-out samples' loss: a line on the terminal and in log.jsonl, and TensorBoard. Within pause() and
+  // resume(). `weights`: whose.
+  void validation(int64_t step, const ValidationLoss& loss, const std::string& weights);
   void image(const std::string& tag, const std::vector<uint8_t>& png, int64_t height, int64_t width,
              int64_t step);
   // Time that is not training (checkpoints, sample grids) does not count in images/s.

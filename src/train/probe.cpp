@@ -11,6 +11,7 @@
 #include <optional>
 
 #include "core/error.h"
+#include "parallel/agreement.h"
 #include "train/loop.h"
 #include "train/prediction.h"
 #include "train/run_ranks.h"
@@ -63,6 +64,7 @@ TrainOptions short_run(const ProbeOptions& options, const fs::path& folder) {
   run.max_steps = options.steps;
   run.max_minutes = 0;
   run.checkpoint_every = run.sample_every = 0;
+  run.validation_data.clear();
   run.tensorboard = false;
   run.preflight = false;  // the caller has planned
   return run;
@@ -115,6 +117,12 @@ nlohmann::json probe(const ProbeOptions& options) {
   if (group.rank() == 0) folder.emplace();
   const std::string own_path = folder ? folder->path().string() : std::string();
   const fs::path path = group.gather(own_path, "the folder of the probe").front();
+  agree(group, "the folder of the probe", [&] {
+    if (!fs::is_directory(path))
+      fail("probe",
+           "the ranks share no temporary folder ({} is not here): set TMPDIR to one on a shared file system",
+           path.string());
+  });
   const TrainOptions run = short_run(options, path);
   if (folder) as_rank(group, [&] { check_disk(options.predicted, path); });
   train(run, {.predicted = options.predicted, .group = options.group});

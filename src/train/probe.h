@@ -3,6 +3,7 @@
 #include <nlohmann/json.hpp>
 #include <string>
 
+#include "parallel/process_group.h"
 #include "train/train_config.h"
 
 namespace kiln {

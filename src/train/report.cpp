@@ -110,13 +110,22 @@ std::string quartile_plot(const std::vector<Json>& lines) {
   return plot({.title = "Loss by timestep", .x_label = "step", .log_y = true}, series);
 }
 
-std::string plots(const std::vector<Json>& lines) {
+// Of the losses of held-out samples in `log`; nothing where there are none.
+std::vector<PlotPoint> validation_points(const std::vector<Json>& log) {
+  std::vector<Json> lines;
+  std::ranges::copy_if(log, std::back_inserter(lines),
+                       [](const Json& line) { return line.contains("validation_loss"); });
+  return points_of(lines, "validation_loss");
+}
+
+std::string plots(const std::vector<Json>& lines, const std::vector<PlotPoint>& validation) {
   const auto loss = points_of(lines, "loss"), speed = points_of(lines, "images_per_s"),
              grad_norm = points_of(lines, "grad_norm");
   std::string html = "<div class=\"plots\">\n";
-  html += plot({.title = "Loss", .x_label = "step", .log_y = true},
-               {{.name = "logged", .color = kBlue, .points = loss, .faint = true},
-                {.name = "smoothed", .color = kBlue, .points = smoothed(loss)}});
+  std::vector<PlotSeries> losses = {{.name = "logged", .color = kBlue, .points = loss, .faint = true},
+                                    {.name = "smoothed", .color = kBlue, .points = smoothed(loss)}};
+  if (!validation.empty()) losses.push_back({.name = "validation", .color = "#f59e0b", .points = validation});
+  html += plot({.title = "Loss", .x_label = "step", .log_y = true}, losses);
   html += quartile_plot(lines);
   html += plot({.title = "Throughput, images/s", .x_label = "step", .from_zero = true},
                {{.name = "", .color = "#10b981", .points = speed}});
@@ -143,7 +152,8 @@ std::string duration_text(double seconds) {
   return seconds >= 60 ? fmt::format("{:.1f} min", seconds / 60) : fmt::format("{:.0f} s", seconds);
 }
 
-std::string cards(const std::vector<Json>& lines, double cost_per_hour) {
+std::string cards(const std::vector<Json>& lines, const std::vector<PlotPoint>& validation,
+                  double cost_per_hour) {
   if (lines.empty()) return "";
   const Json& last = lines.back();
   const double seconds = number(last, "train_seconds");
@@ -156,6 +166,8 @@ std::string cards(const std::vector<Json>& lines, double cost_per_hour) {
   std::string html = "<div class=\"cards\">\n";
   const auto loss = smoothed(points_of(lines, "loss"));
   if (!loss.empty()) html += card(fmt::format("{:.4f}", loss.back().y), "loss, smoothed");
+  if (!validation.empty() && std::isfinite(validation.back().y))
+    html += card(fmt::format("{:.4f}", validation.back().y), "validation loss, last");
   html += card(fmt::format("{}", last["step"].get<int64_t>()), "steps");
   html += card(fmt::format("{}", last["images_seen"].get<int64_t>()), "images seen");
   html += card(duration_text(seconds), "training time");
@@ -202,7 +214,8 @@ std::string settings(const Json& options) {
 std::string events(const std::vector<Json>& lines) {
   std::string html;
   for (const Json& line : lines)
-    if (line.contains("event")) html += "<div>" + escape(line.dump()) + "</div>\n";
+    if (line.contains("event") && line["event"] != "validation")  // those are in the plot
+      html += "<div>" + escape(line.dump()) + "</div>\n";
   return html.empty() ? "" : "<h2>Events</h2>\n<div class=\"card rows wide\">\n" + html + "</div>\n";
 }
 
@@ -227,8 +240,9 @@ void write_report(const std::string& run) {
       "<p>{2}, {3}, {4} px, on {5}</p>\n",
       escape(name), kStyle, escape(options.value("model", "")), escape(options.value("objective", "")),
       options.value("image-size", int64_t{0}), escape(machine));
-  html += cards(lines, options.value("cost-per-hour", 0.0)) + plots(lines) + plan_section(run) +
-          sample_section(run) + events(log) + settings(options) + "</body></html>\n";
+  const std::vector<PlotPoint> validation = validation_points(log);
+  html += cards(lines, validation, options.value("cost-per-hour", 0.0)) + plots(lines, validation) +
+          plan_section(run) + sample_section(run) + events(log) + settings(options) + "</body></html>\n";
   write_file_atomically("report", (fs::path(run) / "report.html").string(), html);
 }
 

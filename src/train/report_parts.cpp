@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include "core/error.h"
+#include "train/phase_groups.h"
 
 namespace kiln {
 
@@ -61,24 +62,13 @@ std::string stacked_plot(const PlotOptions& options, const std::vector<PlotSerie
 }
 
 std::string phase_plot(const std::vector<Json>& lines) {
-  struct Part {
-    const char *name, *color;
-    std::vector<const char*> phases;
-  };
-  const Part parts[] = {{"data", "#94a3b8", {"data"}},
-                        {"forward", "#2563eb", {"input", "forward", "loss"}},
-                        {"recompute", "#8b5cf6", {"recompute"}},
-                        {"backward", "#0ea5e9", {"backward"}},
-                        {"optimizer", "#10b981", {"grad_norm", "optimizer"}},
-                        {"communication", "#f59e0b", {"communication"}}};
   std::vector<PlotSeries> series;
-  for (const Part& part : parts) {
-    PlotSeries one{.name = part.name, .color = part.color, .points = {}};
+  for (const PhaseGroup& group : phase_groups()) {
+    PlotSeries one{.name = group.name, .color = group.color, .points = {}};
     double sum = 0;
     for (const Json& line : lines) {
       if (!line.contains("phase_s")) continue;
-      double seconds = 0;
-      for (const char* phase : part.phases) seconds += line.at("phase_s").value(phase, 0.0);
+      const double seconds = group.seconds(line.at("phase_s"));
       one.points.push_back({number(line, "step"), 1e3 * seconds});
       sum += seconds;
     }

@@ -13,14 +13,14 @@ namespace {
 
 // Machines may differ in these: paths of their own copies (what is in them is compared), and how they load.
 const std::set<std::string>& options_of_one_machine() {
-  static const std::set<std::string> names = {"data",           "autoencoder", "weights",  "nvme-path",
-                                              "loader-threads", "prefetch",    "threads",  "nproc",
-                                              "peak-tflops",    "device",      "deepspeed"};
+  static const std::set<std::string> names = {"data",      "validation-data", "autoencoder", "weights",
+                                              "nvme-path", "loader-threads",  "prefetch",    "threads",
+                                              "nproc",     "peak-tflops",     "device"};
   return names;
 }
 
-nlohmann::json settings_of(const TrainOptions& options) {
-  nlohmann::json settings = {{"kiln", KILN_VERSION}};
+nlohmann::json settings_of(const TrainOptions& options, const std::string& build) {
+  nlohmann::json settings = {{"kiln", build}};
   const nlohmann::json all = to_json(options);
   for (const auto& [name, value] : all.items())
     if (!options_of_one_machine().contains(name)) settings["--" + name] = value;
@@ -39,12 +39,16 @@ int64_t ranks_to_launch(const TrainOptions& options) {
   return num_ranks;
 }
 
-std::shared_ptr<ProcessGroup> join_ranks(const TrainOptions& options) {
+std::shared_ptr<ProcessGroup> join_ranks(const TrainOptions& options, const std::string& build) {
   const Ranks ranks = ranks_from_environment();
   std::shared_ptr<ProcessGroup> group = ProcessGroup::connect(
       ranks, {.device = parse_device(options.device, ranks.local_rank), .timeout = timeout_of(options)});
-  require_same_on_all_ranks(*group, settings_of(options));
+  require_same_run(*group, options, build);
   return group;
+}
+
+void require_same_run(ProcessGroup& group, const TrainOptions& options, const std::string& build) {
+  require_same_on_all_ranks(group, settings_of(options, build));
 }
 
 }  // namespace kiln

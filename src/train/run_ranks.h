@@ -1,6 +1,7 @@
 // The ranks of a training run: how they meet, and what has to be the same on all of them.
 #pragma once
 #include <memory>
+#include <string>
 
 #include "parallel/joining.h"
 #include "train/train_config.h"
@@ -11,7 +12,12 @@ namespace kiln {
 // Throws Error: --nproc does not fit what a launcher has started.
 int64_t ranks_to_launch(const TrainOptions& options);
 
-// Meets the other ranks that the environment speaks of, and compares versions and options. Throws Error.
-std::shared_ptr<ProcessGroup> join_ranks(const TrainOptions& options);
+// Meets the other ranks that the environment speaks of, which have to run the same. `build`: of this program.
+// Throws Error.
+std::shared_ptr<ProcessGroup> join_ranks(const TrainOptions& options, const std::string& build);
+
+// Throws Error on every rank, naming what differs, unless all have the same build and the same options but
+// for those of one machine. A collective.
+void require_same_run(ProcessGroup& group, const TrainOptions& options, const std::string& build);
 
 }  // namespace kiln

@@ -6,42 +6,40 @@
 #include <cmath>
 
 #include "core/error.h"
-#include "core/tensors.h"
 #include "data/images.h"
 #include "diffusion/sampler.h"
-#include "models/registry.h"
-#include "sample/sampler_loop.h"
-#include "train/checkpoints.h"
+#include "train/average_in_place.h"
+#include "train/forward_pass.h"
 
 namespace kiln {
 
 namespace {
 
-// The chosen classes in turn, or as many as fit spread over all of them.
-std::vector<ImageRequest> requests(const TrainOptions& options, int64_t num_classes) {
+// This rank's of all images, every world_size-th: the chosen classes in turn, or as many as fit spread over
+// all of them. As many on every rank, since all take part in every forward pass: behind the last image some
+// more that nobody keeps.
+std::vector<ImageRequest> requests(const TrainOptions& options, int64_t num_classes, const Ranks& ranks) {
   std::vector<ImageRequest> images;
-  for (int64_t i = 0; i < options.num_samples; ++i) {
+  for (int64_t i = ranks.rank; i < options.num_samples + ranks.rank; i += ranks.world_size) {
     int64_t label = 0;
     if (!options.sample_classes.empty())
       label = options.sample_classes[static_cast<size_t>(i) % options.sample_classes.size()];
-    else if (num_classes > 0)
+    else if (num_classes > 0 && i < options.num_samples)
       label = num_classes <= options.num_samples ? i % num_classes : i * num_classes / options.num_samples;
     images.push_back({.index = i, .label = label});
   }
   return images;
 }
 
-// On rank 0 the pictures of all ranks, which drew every world_size-th each, in order. Elsewhere, and when a
-// rank has not drawn its own, none.
-std::vector<Image> of_all_ranks(ProcessGroup& group, bool drawn, std::vector<Image> mine) {
-  std::string pixels = drawn ? "+" : "-";
+// On rank 0 the pictures of all ranks, which drew every world_size-th each, in order. Elsewhere none.
+std::vector<Image> of_all_ranks(ProcessGroup& group, const std::vector<Image>& mine) {
+  std::string pixels;
   for (const Image& image : mine) pixels.append(image.rgb.begin(), image.rgb.end());
-  std::vector<std::string> all = group.gather(pixels, "the sample grid");
-  if (std::ranges::any_of(all, [](const std::string& text) { return text.front() != '+'; })) return {};
-  if (group.rank() != 0 || mine.empty()) return {};
+  const std::vector<std::string> all = group.gather(pixels, "the sample grid");
+  if (group.rank() != 0) return {};
   const size_t image_bytes = mine[0].rgb.size();
   std::vector<Image> images;
-  for (size_t i = 0, begin = 1; begin + image_bytes <= all[i].size();) {
+  for (size_t i = 0, begin = 0; begin + image_bytes <= all[i].size();) {
     images.push_back({.height = mine[0].height, .width = mine[0].width, .rgb = {}});
     const auto first = all[i].begin() + static_cast<int64_t>(begin);
     images.back().rgb.assign(first, first + static_cast<int64_t>(image_bytes));
@@ -74,33 +72,35 @@ void validate_sampling(const TrainOptions& options, const RunInfo& info, bool ha
   grid_sampler_config(options, info.objective);
 }
 
-SampleGrid draw_sample_grid(const TrainOptions& options, const RunInfo& info, const TrainingState& state,
+ForwardFn forward_of(const Training& training) {
+  return [&denoiser = *training.denoiser, &zero = *training.state->zero](const DenoiserInput& input) {
+    return forward_pass(denoiser, zero, input);
+  };
+}
+
+SampleGrid draw_sample_grid(const TrainOptions& options, const RunInfo& info, const Training& training,
                             const Autoencoder* decoder, at::Device device,
                             const std::function<bool()>& stop) {
-  at::NoGradGuard no_grad;
-  const auto denoiser =
-      build_denoiser(info.model, info.model_config,
-                     {.device = device, .compute_dtype = parse_compute_dtype(options.compute_dtype)});
-  const WeightsKind kind = state.ema_decays.empty() ? WeightsKind::kMaster : WeightsKind::kEma;
-  copy_weights(state, kind, /*ema_index=*/0, *denoiser);
-
-  const DenoiserShape& shape = denoiser->shape();
+  ProcessGroup& group = training.state->zero->group();
+  const DenoiserShape& shape = training.denoiser->shape();
   SampleOptions sampling;
   sampling.sampler = grid_sampler_config(options, info.objective);
-  ProcessGroup& group = state.zero->group();
-  const std::vector<ImageRequest> all = requests(options, shape.num_classes);
-  for (size_t i = static_cast<size_t>(group.rank()); i < all.size();
-       i += static_cast<size_t>(group.world_size()))
-    sampling.images.push_back(all[i]);
+  sampling.images = requests(options, shape.num_classes, group.ranks());
   sampling.cfg_scale = shape.has_null_class ? options.cfg_scale : 1;
   sampling.seed = options.seed;
   sampling.device = device;
-  sampling.stop = stop;
+  sampling.stop = [&] { return group.sum({stop() ? 1.0 : 0.0}, "a stop signal").front() > 0; };
+  sampling.forward = forward_of(training);
   std::vector<Image> images;
-  const bool drawn = sample_images(*denoiser, decoder, sampling,
-                                   [&](const ImageRequest&, const Image& image) { images.push_back(image); });
-  images = of_all_ranks(group, drawn, std::move(images));
-  if (images.empty()) return {};
+  bool drawn = false;
+  with_first_ema(*training.state, [&] {
+    drawn = sample_images(*training.denoiser, decoder, sampling,
+                          [&](const ImageRequest& request, const Image& image) {
+                            if (request.index < options.num_samples) images.push_back(image);
+                          });
+  });
+  if (drawn) images = of_all_ranks(group, images);
+  if (!drawn || images.empty()) return {};
   const int64_t columns = static_cast<int64_t>(std::ceil(std::sqrt(static_cast<double>(images.size()))));
   const Image grid = make_grid(images, columns);
   return {.png = encode_png(grid), .height = grid.height, .width = grid.width};

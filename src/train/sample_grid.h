@@ -6,8 +6,9 @@
 
 #include "models/autoencoders/autoencoder.h"
 #include "sample/run_folder.h"
+#include "sample/sampler_loop.h"
+#include "train/setup.h"
 #include "train/train_config.h"
-#include "train/training_state.h"
 
 namespace kiln {
 
@@ -17,9 +18,13 @@ struct SampleGrid {
 };
 
 // Draws options.num_samples images with the first EMA (without one: the weights), the same noise every time.
-// Returns an empty grid when `stop` became true, and on ranks other than 0. A collective.
-SampleGrid draw_sample_grid(const TrainOptions& options, const RunInfo& info, const TrainingState& state,
+// The model in training draws them: no second one is made, and divided weights are gathered segment by
+// segment. Returns an empty grid when `stop` became true on a rank, and on ranks other than 0. A collective.
+SampleGrid draw_sample_grid(const TrainOptions& options, const RunInfo& info, const Training& training,
                             const Autoencoder* decoder, at::Device device, const std::function<bool()>& stop);
+
+// How `training` predicts, for a sampler.
+ForwardFn forward_of(const Training& training);
 
 // The config of the grids' sampler (make_sampler). `objective`: its config.
 nlohmann::json grid_sampler_config(const TrainOptions& options, const nlohmann::json& objective);

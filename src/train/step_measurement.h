@@ -6,7 +6,6 @@
 #include <memory>
 #include <vector>
 
-#include "parallel/nvml.h"
 #include "train/memory_recorder.h"
 #include "train/observer_group.h"
 #include "train/phase_timers.h"
@@ -44,7 +43,6 @@ class StepMeasurement {
   const TrainingState& state_;
   ObserverGroup& observers_;
   PhaseTimers timers_;
-  std::unique_ptr<Nvml> nvml_;                // of a GPU
   std::unique_ptr<MemoryRecorder> recorder_;  // in a step whose memory is measured
   Clock::time_point begin_{};
   std::vector<double> step_seconds_, stall_seconds_;

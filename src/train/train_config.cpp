@@ -2,10 +2,8 @@
 
 #include <fmt/ranges.h>
 #include <algorithm>
-#include <charconv>
 #include <cmath>
 #include <filesystem>
-#include <optional>
 #include <type_traits>
 
 #include "core/block_store.h"
@@ -81,37 +79,17 @@ constexpr const char* type_name() {
     return "a list of numbers";
 }
 
-std::optional<int64_t> parse_index(std::string_view text) {
-  int64_t index = 0;
-  const auto [rest, error] = std::from_chars(text.data(), text.data() + text.size(), index);
-  if (error != std::errc() || rest != text.data() + text.size()) return std::nullopt;
-  return index;
-}
-
-std::vector<std::string> split(const std::string& text, char separator) {
-  std::vector<std::string> parts(1);
-  for (char c : text) {
-    if (c == separator)
-      parts.emplace_back();
-    else if (c != ' ')
-      parts.back() += c;
-  }
-  return parts;
-}
-
 void validate_offload(const TrainOptions& o) {
-  const bool to_disk = o.offload_optimizer == "nvme";
+  const bool to_disk = o.offload_optimizer == "nvme" || o.offload_params == "nvme";
   if (to_disk && o.nvme_path.empty())
-    fail("train", "--offload-optimizer nvme needs a folder on the disk: give --nvme-path DIR");
+    fail("train", "--{} nvme needs a folder on the disk: give --nvme-path DIR",
+         o.offload_optimizer == "nvme" ? "offload-optimizer" : "offload-params");
   if (to_disk && !std::filesystem::is_directory(o.nvme_path))
     fail("train", "--nvme-path expects a folder that exists, got '{}'", o.nvme_path);
   if (o.offload_params != "none" && o.zero_stage != 3)
     fail("train",
          "--offload-params {} needs --zero-stage 3, got {}: weights are whole on every rank below it",
          o.offload_params, o.zero_stage);
-  if (o.offload_params != "none" && o.offload_optimizer == "none")
-    fail("train", "--offload-params {} needs the optimizer there, too: give --offload-optimizer cpu or nvme",
-         o.offload_params);
   require(o.nvme_queue_depth > 0 && o.nvme_queue_depth <= BlockStore::kMostQueueDepth, "nvme-queue-depth",
           fmt::format("1 to {}", BlockStore::kMostQueueDepth), o.nvme_queue_depth);
   require(o.nvme_block_size > 0 && o.nvme_block_size % BlockStore::kAlignment == 0 &&
@@ -151,6 +129,8 @@ void validate(const TrainOptions& o) {
   require(o.log_every > 0, "log-every", "a positive number", o.log_every);
   require(o.checkpoint_every >= 0, "checkpoint-every", "0 or more", o.checkpoint_every);
   require(o.keep_checkpoints >= 0, "keep-checkpoints", "0 or more", o.keep_checkpoints);
+  require(o.validate_every >= 0, "validate-every", "0 or more", o.validate_every);
+  require(o.validation_images >= 0, "validation-images", "0 or more", o.validation_images);
   require(o.sample_every >= 0, "sample-every", "0 or more", o.sample_every);
   require(o.num_samples > 0, "num-samples", "a positive number", o.num_samples);
   require(o.num_sampling_steps > 0, "num-sampling-steps", "a positive number", o.num_sampling_steps);
@@ -168,7 +148,7 @@ void validate(const TrainOptions& o) {
   if (!o.reduce_dtype.empty()) require_one_of("reduce-dtype", {"f32", "bf16", "fp16"}, o.reduce_dtype);
   require_one_of("offload-optimizer", {"none", "cpu", "nvme"}, o.offload_optimizer);
   require_one_of("checkpoint-copy", {"auto", "memory", "page-cache"}, o.checkpoint_copy);
-  require_one_of("offload-params", {"none", "cpu"}, o.offload_params);
+  require_one_of("offload-params", {"none", "cpu", "nvme"}, o.offload_params);
   validate_offload(o);
   if (!o.profile.empty()) parse_profile(o.profile);
   objective_config_of(o);
@@ -213,98 +193,6 @@ OptionChanges compare_options(const nlohmann::json& saved, const nlohmann::json&
         .push_back(fmt::format("--{} ({} -> {})", name, saved.at(name).dump(), now.at(name).dump()));
   });
   return changes;
-}
-
-namespace {
-
-// The segments that --`option` names.
-std::vector<bool> parse_segments(const char* option, const std::string& text, const Denoiser& denoiser) {
-  const auto& segments = denoiser.segments();
-  if (text == "none" || text == "all") return std::vector<bool>(segments.size(), text == "all");
-  std::vector<bool> chosen(segments.size());
-  std::vector<std::string> names;
-  for (const auto& segment : segments) names.push_back(segment->name());
-  const auto choose = [&](const std::string& name) {
-    const auto found = std::ranges::find(names, name);
-    if (found == names.end())
-      fail("train", "--{} expects none, all, or some of {} (blocks by number or range), got '{}'", option,
-           fmt::join(names, ", "), text);
-    chosen[static_cast<size_t>(found - names.begin())] = true;
-  };
-  for (const std::string& part : split(text, ',')) {
-    const std::vector<std::string> ends = split(part, '-');
-    const auto first = parse_index(ends.front()), last = parse_index(ends.back());
-    if (!first || !last || ends.size() > 2) {
-      choose(part);
-      continue;
-    }
-    if (*first > *last) fail("train", "--{} range '{}' runs backwards", option, part);
-    for (int64_t i = *first; i <= *last; ++i) choose(fmt::format("blocks.{}", i));
-  }
-  return chosen;
-}
-
-}  // namespace
-
-std::vector<MemoryChoice> parse_memory_choices(const TrainOptions& options, const Denoiser& denoiser) {
-  const std::vector<bool> recompute = parse_segments("recompute", options.recompute, denoiser),
-                          offload =
-                              parse_segments("offload-activations", options.offload_activations, denoiser);
-  std::vector<MemoryChoice> choices(recompute.size());
-  for (size_t i = 0; i < choices.size(); ++i)
-    choices[i].activations = offload[i]     ? Activations::kOffload
-                             : recompute[i] ? Activations::kRecompute
-                                            : Activations::kKeep;
-  return choices;
-}
-
-namespace {
-
-// The shortest text that parse_segments() reads as every `wanted` segment and any of the `free` ones: numbers
-// and ranges of blocks, names of the rest.
-std::string segments_text(const std::vector<bool>& wanted, const std::vector<bool>& free,
-                          const Denoiser& denoiser) {
-  const auto& segments = denoiser.segments();
-  if (std::ranges::find(wanted, true) == wanted.end()) return "none";
-  bool all = true;
-  for (size_t i = 0; i < wanted.size(); ++i) all = all && (wanted[i] || free[i]);
-  if (all) return "all";
-  constexpr std::string_view kBlocks = "blocks.";
-  const auto number_of = [&](size_t i) -> std::optional<int64_t> {
-    const std::string& name = segments[i]->name();
-    return name.starts_with(kBlocks) ? parse_index(std::string_view(name).substr(kBlocks.size()))
-                                     : std::nullopt;
-  };
-  std::vector<std::string> parts;
-  for (size_t i = 0; i < wanted.size(); ++i) {
-    if (!wanted[i]) continue;
-    const auto first = number_of(i);
-    if (!first) {
-      parts.push_back(segments[i]->name());
-      continue;
-    }
-    size_t last = i;  // the last wanted one that only wanted and free blocks lead to
-    for (size_t j = i + 1;
-         j < wanted.size() && (wanted[j] || free[j]) && number_of(j) == *first + static_cast<int64_t>(j - i);
-         ++j)
-      if (wanted[j]) last = j;
-    parts.push_back(last > i ? fmt::format("{}-{}", *first, *number_of(last)) : fmt::to_string(*first));
-    i = last;
-  }
-  return fmt::format("{}", fmt::join(parts, ","));
-}
-
-}  // namespace
-
-void set_memory_choices(TrainOptions& options, const std::vector<MemoryChoice>& choices,
-                        const Denoiser& denoiser) {
-  std::vector<bool> recompute, offload;
-  for (const MemoryChoice& choice : choices) {
-    recompute.push_back(choice.activations == Activations::kRecompute);
-    offload.push_back(choice.activations == Activations::kOffload);
-  }
-  options.recompute = segments_text(recompute, /*free=*/offload, denoiser);  // offload goes before recompute
-  options.offload_activations = segments_text(offload, /*free=*/std::vector<bool>(choices.size()), denoiser);
 }
 
 LrSchedule lr_schedule_of(const TrainOptions& o) {

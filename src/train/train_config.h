@@ -6,10 +6,8 @@
 #include <string>
 #include <vector>
 
-#include "models/model.h"
 #include "optim/loss_scaler.h"
 #include "optim/lr_schedule.h"
-#include "train/step.h"
 
 namespace kiln {
 
@@ -60,6 +58,8 @@ struct TrainOptions {
   int64_t checkpoint_every = 5000, keep_checkpoints = 0;
   std::string checkpoint_copy = "auto";
   int64_t log_every = 100;
+  std::string validation_data;
+  int64_t validate_every = 5000, validation_images = 0;
   bool tensorboard = true;
   double peak_tflops = 0, cost_per_hour = 0;
   std::string profile;
@@ -77,10 +77,14 @@ enum class OnResume {
 };
 
 // Calls visitor(name, field, on_resume, help) for every option: the one table behind --help, recipes,
-// config.toml and the comparison at a resume.
+// config.toml and the comparison at a resume. A visitor with section(title) is told where a group begins.
 template <class Options, class Visitor>
 void visit_options(Options& o, Visitor&& visit) {
   using enum OnResume;
+  const auto section = [&](const char* title) {
+    if constexpr (requires { visit.section(title); }) visit.section(title);
+  };
+  section("Model");
   visit("model", o.model, kRefuse, "Model name: DiT-{S,B,L,XL}/{2,4,8}, or dit with a width of your own");
   visit("model-config", o.model_config, kRefuse, "Further model settings as JSON, over the model's preset");
   visit("hidden-size", o.hidden_size, kRefuse, "Width of the transformer (0: the model's)");
@@ -93,6 +97,7 @@ void visit_options(Options& o, Visitor&& visit) {
         "Classes of the model (0: those of the data; synthetic: 1000)");
   visit("weights", o.weights, kRefuse, "Start from these weights instead of fresh ones");
 
+  section("Data");
   visit("data", o.data, kHarmless, "Feature store (kiln extract), 'synthetic', or images with --autoencoder");
   visit("autoencoder", o.autoencoder, kHarmless,
         "Encode images while training with this autoencoder, or 'pixels'");
@@ -104,6 +109,7 @@ void visit_options(Options& o, Visitor&& visit) {
   visit("loader-threads", o.loader_threads, kHarmless, "Threads that draw batches ahead");
   visit("prefetch", o.prefetch, kHarmless, "Batches drawn ahead");
 
+  section("Objective");
   visit("objective", o.objective, kRefuse, "iddpm (DiT's), epsilon, v_prediction, x_0 or flow");
   visit("timestep-sampling", o.timestep_sampling, kRefuse,
         "flow: uniform or logit_normal (empty: the objective's)");
@@ -113,14 +119,16 @@ void visit_options(Options& o, Visitor&& visit) {
   visit("flow-shift", o.flow_shift, kRefuse, "flow: timestep shift towards noise");
   visit("snr-gamma", o.snr_gamma, kRefuse, "epsilon, v_prediction, x_0: min-SNR weighting (0: off)");
 
+  section("Length and batch");
   visit("max-steps", o.max_steps, kHarmless, "Stop after this many steps");
   visit("max-minutes", o.max_minutes, kHarmless,
-        "Stop after this much training time; a cosine lr follows it (0: off)");
+        "Stop after this much training time; cosine and linear lr follow it (0: off)");
   visit("global-batch", o.global_batch, kRefuse, "Images per step");
   visit("micro-batch", o.micro_batch, kWarn,
         "Images per pass; the rest is accumulated (0: the whole batch, -1: what fits --memory-budget best)");
   visit("seed", o.seed, kRefuse, "Seed of weights, order, noise and timesteps");
 
+  section("Optimizer");
   visit("optimizer", o.optimizer, kRefuse, "adamw");
   visit("lr", o.lr, kRefuse, "Highest learning rate");
   visit("beta1", o.beta1, kRefuse, "AdamW: decay of the gradient mean");
@@ -145,6 +153,7 @@ void visit_options(Options& o, Visitor&& visit) {
   visit("ema-schedule", o.ema_schedule, kRefuse, "constant, or diffusers' warm-up of the decay");
   visit("max-bad-steps", o.max_bad_steps, kHarmless, "Stop after more non-finite steps than this in a row");
 
+  section("Device and memory");
   visit("device", o.device, kWarn, "auto, cpu or cuda");
   visit("compute-dtype", o.compute_dtype, kWarn,
         "f32, bf16 or fp16 (with dynamic loss scaling); masters are f32");
@@ -155,6 +164,8 @@ void visit_options(Options& o, Visitor&& visit) {
   visit("memory-budget", o.memory_budget, kHarmless,
         "Choose --recompute and --offload-activations so that it fits: bytes (12G) or auto");
   visit("preflight", o.preflight, kHarmless, "Refuse before it starts what the plan says cannot fit");
+
+  section("Several ranks");
   visit("nproc", o.nproc, kHarmless,
         "Start this many ranks on this machine (0: one, or what the launcher says)");
   visit("zero-stage", o.zero_stage, kWarn,
@@ -171,23 +182,32 @@ void visit_options(Options& o, Visitor&& visit) {
         "Sum gradients over ranks in f32, bf16 or fp16 (empty: the dtype they have)");
   visit("collective-timeout", o.collective_timeout, kHarmless,
         "Seconds after which a stuck collective ends the run");
+
+  section("Offload");
   visit("offload-optimizer", o.offload_optimizer, kWarn,
         "Where master weights, moments and EMA live: none (the device), cpu or nvme");
-  visit("offload-params", o.offload_params, kWarn,
-        "Stage 3: where compute weights wait to be gathered: none (the device) or cpu");
+  visit("offload-params", o.offload_params, kHarmless,
+        "Stage 3: where compute weights wait to be gathered: none (the device), cpu or nvme");
   visit("nvme-path", o.nvme_path, kHarmless, "Folder on the disk that nvme offloads to");
   visit("nvme-queue-depth", o.nvme_queue_depth, kHarmless, "nvme: requests under way at once");
   visit("nvme-block-size", o.nvme_block_size, kHarmless, "nvme: bytes of a request, a multiple of 4096");
+
+  section("Arithmetic");
   visit("tf32", o.tf32, kWarn, "CUDA: f32 products in TF32");
   visit("deterministic", o.deterministic, kWarn, "CUDA: only kernels that give the same bits each time");
   visit("accumulate-f32", o.accumulate_f32, kWarn, "f32 gradients even where nothing is accumulated");
   visit("threads", o.threads, kWarn, "Compute threads (0: all cores)");
 
+  section("Checkpoints, logs, samples");
   visit("checkpoint-every", o.checkpoint_every, kHarmless, "Steps between checkpoints (0: only the last)");
   visit("keep-checkpoints", o.keep_checkpoints, kHarmless, "Newest checkpoints to keep (0: all)");
   visit("checkpoint-copy", o.checkpoint_copy, kHarmless,
         "Where a checkpoint's state is copied before training goes on: memory, page-cache or auto");
   visit("log-every", o.log_every, kHarmless, "Steps between lines of log.jsonl and the terminal");
+  visit("validation-data", o.validation_data, kHarmless,
+        "Feature store of samples that are not trained on; its loss is told");
+  visit("validate-every", o.validate_every, kHarmless, "Steps between validations (0: only at the end)");
+  visit("validation-images", o.validation_images, kHarmless, "Images of a validation (0: the whole store)");
   visit("tensorboard", o.tensorboard, kHarmless, "Write TensorBoard events");
   visit("peak-tflops", o.peak_tflops, kHarmless,
         "The machine's peak for the share of it (0: measured at the start)");
@@ -219,14 +239,6 @@ struct OptionChanges {
   std::vector<std::string> refused, warned;  // "lr (0.0001 -> 0.0002)"
 };
 OptionChanges compare_options(const nlohmann::json& saved, const nlohmann::json& now);
-
-// --recompute and --offload-activations: "none", "all", or block numbers and ranges ("0-5,8") and segment
-// names
-// ("embed"). Throws Error naming the segments there are.
-std::vector<MemoryChoice> parse_memory_choices(const TrainOptions& options, const Denoiser& denoiser);
-// The same choices as the shortest such texts.
-void set_memory_choices(TrainOptions& options, const std::vector<MemoryChoice>& choices,
-                        const Denoiser& denoiser);
 
 // What the options say of the learning rate and of fp16's loss scale.
 LrSchedule lr_schedule_of(const TrainOptions& options);

@@ -77,9 +77,7 @@ TrainingData open_store(const TrainOptions& options, at::Device device, at::Scal
   } else if (!options.autoencoder.empty() && options.autoencoder != "pixels") {
     fail("train", "the store {} holds pixels: leave --autoencoder out", options.data);
   }
-  data.identity =
-      fmt::format("{} samples, {} {}", store->size(), info.autoencoder, info.autoencoder_fingerprint);
-  for (const StoreInfo::Shard& shard : info.shards) data.identity += " " + shard.xxh3;
+  data.identity = store_identity(*store);
   data.batches = [store](const BatchOptions& batch_options) { return store_batches(store, batch_options); };
   data.sample_name = [store](int64_t id) { return store->sample_name(id); };
   return data;
@@ -110,6 +108,14 @@ TrainingData open_images(const TrainOptions& options, at::Device device, at::Sca
 }
 
 }  // namespace
+
+std::string store_identity(const FeatureStore& store) {
+  const StoreInfo& info = store.info();
+  std::string identity =
+      fmt::format("{} samples, {} {}", store.size(), info.autoencoder, info.autoencoder_fingerprint);
+  for (const StoreInfo::Shard& shard : info.shards) identity += " " + shard.xxh3;
+  return identity;
+}
 
 TrainingData open_training_data(const TrainOptions& options, at::Device device,
                                 at::ScalarType compute_dtype) {

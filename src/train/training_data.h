@@ -25,6 +25,9 @@ struct TrainingData {
   std::shared_ptr<const Autoencoder> decoder{};
 };
 
+// Names the content of a store.
+std::string store_identity(const FeatureStore& store);
+
 // Throws Error saying what to do: image size, class count or autoencoder of a store that do not fit the
 // options.
 TrainingData open_training_data(const TrainOptions& options, at::Device device, at::ScalarType compute_dtype);

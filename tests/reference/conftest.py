@@ -13,6 +13,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+FULL = os.environ.get("KILN_FULL_TESTS") == "yes"  # scripts/test --full
 REPOSITORY = Path(__file__).resolve().parents[2]
 
 

@@ -3,10 +3,10 @@
 KILN_DEEPSPEED_PYTHON names a Python with torch, timm, safetensors and deepspeed; scripts/test --full makes one.
 """
 
-import importlib.util
 import json
 import os
 import subprocess
+import sys
 
 import pytest
 import torch
@@ -18,9 +18,8 @@ from test_train import CONFIG, recording
 RANKS, STEPS, BATCH = 2, 12, 8
 ADAMW = dict(lr=1e-3, weight_decay=0.01)
 
-specification = importlib.util.spec_from_file_location("peer", REPOSITORY / "benchmarks" / "peers" / "train_deepspeed.py")
-peer = importlib.util.module_from_spec(specification)
-specification.loader.exec_module(peer)
+sys.path.insert(0, str(REPOSITORY / "benchmarks" / "peers"))
+import train_deepspeed as peer  # noqa: E402
 
 
 @pytest.fixture(scope="module")

@@ -225,6 +225,10 @@ TEST(DeepSpeedConfig, OffloadsToADisk) {
   EXPECT_EQ(options.offload_optimizer, "nvme");
   EXPECT_EQ(options.offload_params, "cpu");
   EXPECT_EQ(options.nvme_path, "/disk");  // a path that no offload uses has no effect
+  const TrainOptions weights = options_of(R"({"zero_optimization": {"stage": 3,
+        "offload_param": {"device": "nvme", "nvme_path": "/disk", "buffer_count": 5}}})");
+  EXPECT_EQ(weights.offload_params, "nvme");
+  EXPECT_EQ(weights.nvme_path, "/disk");
   EXPECT_EQ(options.nvme_queue_depth, 8);
   EXPECT_EQ(options.prefetch_segments, 0);
   EXPECT_EQ(options.persist_threshold, 100000);

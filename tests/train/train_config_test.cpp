@@ -78,61 +78,6 @@ TEST(TrainConfig, SettingsWithoutEffectAreRefused) {
   EXPECT_THAT([&] { validate(options); }, ThrowsMessage<Error>(HasSubstr("--snr-gamma has no effect")));
 }
 
-TEST(TrainConfig, RecomputeNamesSegments) {
-  const auto denoiser = build_denoiser("DiT-S/8", {{"input_size", 32}}, {.device = at::kMeta});
-  const auto chosen = [&](const std::string& text) {
-    std::string picture;
-    for (const MemoryChoice& choice : parse_memory_choices({.recompute = text}, *denoiser))
-      picture += choice.activations == Activations::kRecompute ? 'r' : '.';
-    return picture;
-  };
-  EXPECT_EQ(chosen("none"), "..............");
-  EXPECT_EQ(chosen("all"), "rrrrrrrrrrrrrr");
-  EXPECT_EQ(chosen("0-2, 11"), ".rrr........r.");
-  EXPECT_EQ(chosen("embed,final"), "r............r");
-  for (const char* bad : {"12", "half", "3-1", "1-", "", "0-99"})
-    EXPECT_THAT([&] { parse_memory_choices({.recompute = bad}, *denoiser); },
-                ThrowsMessage<Error>(HasSubstr("--recompute")))
-        << bad;
-}
-
-TEST(TrainConfig, MemoryChoicesAsTextReadBack) {
-  const auto denoiser = build_denoiser(
-      "dit", {{"input_size", 8}, {"patch_size", 2}, {"hidden_size", 48}, {"depth", 5}, {"num_heads", 3}},
-      {.device = at::kMeta});
-  const size_t num_segments = denoiser->segments().size();
-  size_t num_mixtures = 1;
-  for (size_t i = 0; i < num_segments; ++i) num_mixtures *= 3;
-  for (size_t code = 0; code < num_mixtures; ++code) {
-    std::vector<MemoryChoice> choices;
-    for (size_t rest = code; choices.size() < num_segments; rest /= 3)
-      choices.push_back({static_cast<Activations>(rest % 3)});
-    TrainOptions options;
-    set_memory_choices(options, choices, *denoiser);
-    const std::vector<MemoryChoice> read = parse_memory_choices(options, *denoiser);
-    for (size_t i = 0; i < num_segments; ++i)
-      ASSERT_EQ(read[i].activations, choices[i].activations)
-          << options.recompute << " / " << options.offload_activations;
-  }
-
-  using enum Activations;
-  const auto text = [&](std::initializer_list<Activations> activations) {
-    std::vector<MemoryChoice> choices;
-    for (Activations choice : activations) choices.push_back({choice});
-    TrainOptions options;
-    set_memory_choices(options, choices, *denoiser);
-    return options.recompute + " / " + options.offload_activations;
-  };
-  EXPECT_EQ(text({kKeep, kKeep, kKeep, kKeep, kKeep, kKeep, kKeep}), "none / none");
-  EXPECT_EQ(text({kRecompute, kRecompute, kRecompute, kRecompute, kRecompute, kRecompute, kRecompute}),
-            "all / none");
-  EXPECT_EQ(text({kKeep, kRecompute, kRecompute, kRecompute, kKeep, kRecompute, kRecompute}),
-            "0-2,4,final / none");
-  EXPECT_EQ(text({kRecompute, kOffload, kOffload, kRecompute, kRecompute, kRecompute, kRecompute}),
-            "all / 0-1");
-  EXPECT_EQ(text({kKeep, kRecompute, kOffload, kRecompute, kKeep, kKeep, kOffload}), "0-2 / 1,final");
-}
-
 TEST(TrainConfig, EveryRecipeIsValid) {
   int64_t num_recipes = 0;
   for (const auto& entry : std::filesystem::recursive_directory_iterator(KILN_SOURCE_DIR "/recipes")) {

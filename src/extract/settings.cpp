@@ -1,0 +1,57 @@
+#include "extract/settings.h"
+
+#include <algorithm>
+#include <filesystem>
+#include <thread>
+
+#include "core/error.h"
+#include "core/tensors.h"
+#include "parallel/machine.h"
+
+namespace kiln {
+
+ExtractSettings resolve(const ExtractOptions& options, const Ranks& ranks) {
+  if (options.flip != "none" && options.flip != "both")
+    fail("extract", "--flip: expected none or both, got {}", options.flip);
+  if (options.batch < 0 || options.workers < 0 || options.shard_size < 1)
+    fail("extract", "--batch, --workers and --shard-size: expected positive numbers, got {}, {} and {}",
+         options.batch, options.workers, options.shard_size);
+  ExtractSettings settings;
+  settings.device = parse_device(options.device, ranks.local_rank);
+  settings.compute_dtype = parse_compute_dtype(options.compute_dtype);
+  settings.num_flips = options.flip == "both" ? 2 : 1;
+  settings.batch = options.batch;
+  if (settings.batch == 0) settings.batch = settings.device.is_cuda() ? 32 : 8;
+  const int cores =
+      std::max(static_cast<int>(std::thread::hardware_concurrency() / ranks.local_world_size), 1);
+  settings.num_workers = static_cast<int>(options.workers);
+  if (settings.num_workers == 0)
+    settings.num_workers = settings.device.is_cuda() ? cores : std::max(cores / 2, 1);
+  return settings;
+}
+
+StoreInfo make_store_info(const ExtractOptions& options, const ExtractSettings& settings,
+                          const ImageDataset& dataset, const Autoencoder& autoencoder) {
+  StoreInfo info;
+  info.autoencoder = autoencoder.name;
+  info.autoencoder_fingerprint = autoencoder.fingerprint;
+  info.scaling_factor = autoencoder.scaling_factor;
+  info.shift_factor = autoencoder.shift_factor;
+  info.channels = autoencoder.latent_channels;
+  info.height = info.width = options.image_size / autoencoder.downsample;
+  info.image_size = options.image_size;
+  info.has_logvar = autoencoder.name != "pixels";
+  info.num_flips = settings.num_flips;
+  info.dtype = from_scalar_type(parse_compute_dtype(options.dtype));
+  info.class_names = dataset.class_names();
+  info.source = {{"data", std::filesystem::absolute(options.data).lexically_normal().filename().string()},
+                 {"layout", dataset.layout()},
+                 {"num_images", dataset.records().size()},
+                 {"images_xxh3", dataset_fingerprint(dataset)},
+                 {"device", settings.device.is_cuda() ? "cuda" : "cpu"},
+                 {"compute_dtype", options.compute_dtype},
+                 {"batch", settings.batch}};
+  return info;
+}
+
+}  // namespace kiln

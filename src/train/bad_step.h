@@ -1,0 +1,28 @@
+// Who made a step's loss or gradient not finite.
+#pragma once
+#include <functional>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
+
+#include "train/step.h"
+
+namespace kiln {
+
+// A sample of the global batch, by its id in the data.
+struct BatchSample {
+  int64_t id = 0;
+  double timestep = 0;  // as the objective draws it
+};
+
+struct BadStepReport {
+  nlohmann::json event;  // for the log: cause ("loss" or "gradient"), sample_ids, timesteps
+  std::string text;      // one line for people
+};
+
+// The samples whose own loss is not finite, or, where only the gradient is not, the whole batch. `samples`
+// has one entry per entry of result.losses; sample_name gives the name of an id.
+BadStepReport bad_step_report(int64_t step, const StepResult& result, const std::vector<BatchSample>& samples,
+                              const std::function<std::string(int64_t)>& sample_name);
+
+}  // namespace kiln

@@ -1,0 +1,123 @@
+#include "train/memory_choices.h"
+
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <charconv>
+#include <optional>
+
+#include "core/error.h"
+
+namespace kiln {
+
+namespace {
+
+std::optional<int64_t> parse_index(std::string_view text) {
+  int64_t index = 0;
+  const auto [rest, error] = std::from_chars(text.data(), text.data() + text.size(), index);
+  if (error != std::errc() || rest != text.data() + text.size()) return std::nullopt;
+  return index;
+}
+
+std::vector<std::string> split(const std::string& text, char separator) {
+  std::vector<std::string> parts(1);
+  for (char c : text) {
+    if (c == separator)
+      parts.emplace_back();
+    else if (c != ' ')
+      parts.back() += c;
+  }
+  return parts;
+}
+
+// The segments that --`option` names.
+std::vector<bool> parse_segments(const char* option, const std::string& text, const Denoiser& denoiser) {
+  const auto& segments = denoiser.segments();
+  if (text == "none" || text == "all") return std::vector<bool>(segments.size(), text == "all");
+  std::vector<bool> chosen(segments.size());
+  std::vector<std::string> names;
+  for (const auto& segment : segments) names.push_back(segment->name());
+  const auto choose = [&](const std::string& name) {
+    const auto found = std::ranges::find(names, name);
+    if (found == names.end())
+      fail("train", "--{} expects none, all, or some of {} (blocks by number or range), got '{}'", option,
+           fmt::join(names, ", "), text);
+    chosen[static_cast<size_t>(found - names.begin())] = true;
+  };
+  for (const std::string& part : split(text, ',')) {
+    const std::vector<std::string> ends = split(part, '-');
+    const auto first = parse_index(ends.front()), last = parse_index(ends.back());
+    if (!first || !last || ends.size() > 2) {
+      choose(part);
+      continue;
+    }
+    if (*first > *last) fail("train", "--{} range '{}' runs backwards", option, part);
+    for (int64_t i = *first; i <= *last; ++i) choose(fmt::format("blocks.{}", i));
+  }
+  return chosen;
+}
+
+}  // namespace
+
+std::vector<MemoryChoice> parse_memory_choices(const TrainOptions& options, const Denoiser& denoiser) {
+  const std::vector<bool> recompute = parse_segments("recompute", options.recompute, denoiser),
+                          offload =
+                              parse_segments("offload-activations", options.offload_activations, denoiser);
+  std::vector<MemoryChoice> choices(recompute.size());
+  for (size_t i = 0; i < choices.size(); ++i)
+    choices[i].activations = offload[i]     ? Activations::kOffload
+                             : recompute[i] ? Activations::kRecompute
+                                            : Activations::kKeep;
+  return choices;
+}
+
+namespace {
+
+// The shortest text that parse_segments() reads as every `wanted` segment and any of the `free` ones: numbers
+// and ranges of blocks, names of the rest.
+std::string segments_text(const std::vector<bool>& wanted, const std::vector<bool>& free,
+                          const Denoiser& denoiser) {
+  const auto& segments = denoiser.segments();
+  if (std::ranges::find(wanted, true) == wanted.end()) return "none";
+  bool all = true;
+  for (size_t i = 0; i < wanted.size(); ++i) all = all && (wanted[i] || free[i]);
+  if (all) return "all";
+  constexpr std::string_view kBlocks = "blocks.";
+  const auto number_of = [&](size_t i) -> std::optional<int64_t> {
+    const std::string& name = segments[i]->name();
+    return name.starts_with(kBlocks) ? parse_index(std::string_view(name).substr(kBlocks.size()))
+                                     : std::nullopt;
+  };
+  std::vector<std::string> parts;
+  for (size_t i = 0; i < wanted.size(); ++i) {
+    if (!wanted[i]) continue;
+    const auto first = number_of(i);
+    if (!first) {
+      parts.push_back(segments[i]->name());
+      continue;
+    }
+    size_t last = i;  // the last wanted one that only wanted and free blocks lead to
+    for (size_t j = i + 1;
+         j < wanted.size() && (wanted[j] || free[j]) && number_of(j) == *first + static_cast<int64_t>(j - i);
+         ++j)
+      if (wanted[j]) last = j;
+    parts.push_back(last > i ? fmt::format("{}-{}", *first, *number_of(last)) : fmt::to_string(*first));
+    i = last;
+  }
+  return fmt::format("{}", fmt::join(parts, ","));
+}
+
+}  // namespace
+
+void set_memory_choices(TrainOptions& options, const std::vector<MemoryChoice>& choices,
+                        const Denoiser& denoiser) {
+  std::vector<bool> recompute, offload;
+  for (const MemoryChoice& choice : choices) {
+    recompute.push_back(choice.activations == Activations::kRecompute);
+    offload.push_back(choice.activations == Activations::kOffload);
+  }
+  options.recompute = segments_text(recompute, /*free=*/offload, denoiser);  // offload goes before recompute
+  options.offload_activations = segments_text(offload, /*free=*/std::vector<bool>(choices.size()), denoiser);
+}
+
+}  // namespace kiln

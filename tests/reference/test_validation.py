@@ -1,0 +1,136 @@
+"""kiln train --validation-data: where its loss is told, that nothing of training changes by it, several ranks."""
+
+import json
+
+import pytest
+from conftest import run_program
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from test_extract import SIZE, arguments, write_pictures
+from test_train_data import MODEL, assert_refused, losses
+
+HELD_OUT = 11
+
+
+@pytest.fixture(scope="module")
+def stores(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("stores")
+    for name, count in [("data", 18), ("held-out", HELD_OUT)]:
+        write_pictures(folder / f"{name}-pictures", count)
+        result = run_program("kiln", *arguments(folder / f"{name}-pictures", folder / name))
+        assert result.returncode == 0, result.stderr
+    return folder
+
+
+@pytest.fixture
+def train(kiln, stores):
+    def run(out, steps, *more, validates=True):
+        validation = ["--validation-data", stores / "held-out", "--validate-every", 2] if validates else []
+        return kiln("train", *MODEL, "--ema-decay", 0.5, "--data", stores / "data", "--out", out, "--max-steps", steps,
+                    *validation, *more)
+
+    return run
+
+
+def validations(out):
+    lines = [json.loads(line) for line in (out / "log.jsonl").read_text().splitlines()]
+    return [line for line in lines if line.get("event") == "validation"]
+
+
+def validation_losses(out):
+    return {line["step"]: line["validation_loss"] for line in validations(out)}
+
+
+@pytest.fixture
+def alone(train, tmp_path):
+    result = train(tmp_path / "alone", 5)
+    assert result.returncode == 0, result.stderr
+    assert result.stderr == ""
+    return tmp_path / "alone", result.stdout
+
+
+def test_the_loss_is_told_everywhere(alone):
+    out, stdout = alone
+    lines = validations(out)
+    assert [line["step"] for line in lines] == [2, 4, 5]  # and at the end
+    for line in lines:
+        assert (line["images"], line["weights"]) == (HELD_OUT, "ema-0.5")
+        assert f"step {line['step']:>7}  validation loss {line['validation_loss']:.5f}  {HELD_OUT} images" in stdout
+        quartiles = [loss for loss in line["validation_loss_quartiles"] if loss is not None]
+        assert len(quartiles) > 1 and min(quartiles) <= line["validation_loss"] <= max(quartiles)
+    assert len({line["validation_loss"] for line in lines}) == 3
+    events = EventAccumulator(str(out))
+    events.Reload()
+    scalars = events.Scalars("validation_loss")
+    assert [scalar.step for scalar in scalars] == [2, 4, 5]
+    assert [scalar.value for scalar in scalars] == pytest.approx([line["validation_loss"] for line in lines], rel=1e-6)
+    assert "validation_loss_by_timestep/quartile_4" in events.Tags()["scalars"]
+    report = (out / "report.html").read_text()
+    assert ">validation</text>" in report and "validation loss, last" in report
+    phases = json.loads((out / "plan.json").read_text())
+    predicted, measured = (phases[name]["by_phase"]["validation"] for name in ("predicted", "measured"))
+    assert measured == pytest.approx(predicted, rel=0.05)
+
+
+def test_training_does_not_notice(alone, train, tmp_path):
+    out, _ = alone
+    grids = ["--sample-every", 1, "--num-samples", 2, "--num-sampling-steps", 2]
+    for dtype in ("f32", "bf16"):
+        assert train(tmp_path / f"plain-{dtype}", 5, "--compute-dtype", dtype, validates=False).returncode == 0
+        assert train(tmp_path / f"drawn-{dtype}", 5, "--compute-dtype", dtype, *grids).returncode == 0
+        assert losses(tmp_path / f"drawn-{dtype}") == losses(tmp_path / f"plain-{dtype}")
+    assert losses(out) == losses(tmp_path / "plain-f32")
+    assert len(list((tmp_path / "drawn-f32" / "samples").iterdir())) == 5
+
+
+def test_a_resumed_run_says_the_same(alone, train, tmp_path):
+    out, _ = alone
+    for steps in (3, 4, 5):
+        assert train(tmp_path / "cut", steps).returncode == 0
+    assert losses(tmp_path / "cut") == losses(out)
+    assert {step: loss for step, loss in validation_losses(tmp_path / "cut").items() if step != 3} == validation_losses(out)
+
+
+@pytest.mark.parametrize("ranks, stage, more", [(2, 0, []), (2, 3, ["--micro-batch", 1]), (3, 1, []), (3, 3, []),
+                                                (2, 2, ["--recompute", "all", "--offload-optimizer", "nvme"])])
+def test_any_ranks_say_the_same(alone, train, tmp_path, ranks, stage, more):
+    out, _ = alone
+    if "nvme" in more:
+        more = [*more, "--nvme-path", tmp_path]
+    result = train(tmp_path / "ranks", 5, "--nproc", ranks, "--zero-stage", stage, "--sample-every", 4, "--num-samples", 5,
+                   "--num-sampling-steps", 2, *more)
+    assert result.returncode == 0, result.stderr
+    assert validation_losses(tmp_path / "ranks") == pytest.approx(validation_losses(out), rel=5e-6)
+    assert losses(tmp_path / "ranks") == pytest.approx(losses(out), rel=5e-6)
+    assert (tmp_path / "ranks" / "samples" / "step-00000004.png").exists()
+
+
+def test_part_of_a_store_and_only_at_the_end(train, tmp_path):
+    assert train(tmp_path, 2, "--validate-every", 0, "--validation-images", 4).returncode == 0
+    assert [(line["step"], line["images"]) for line in validations(tmp_path)] == [(2, 4)]
+
+
+def test_what_does_not_fit_is_refused(train, stores, tmp_path):
+    out = tmp_path / "run"
+    assert_refused(train(out, 1, "--validation-data", stores), "--validation-data", "made by kiln extract")
+    assert_refused(train(out, 1, "--validation-images", 12), "--validation-images 12", "11")
+    assert_refused(train(out, 1, "--validate-every", -1), "--validate-every")
+    assert not out.exists()
+
+
+def test_what_makes_no_sense_is_a_warning(train, stores, tmp_path):
+    result = train(tmp_path / "same", 1, "--validation-data", stores / "data")
+    assert result.returncode == 0 and "--validation-data holds the samples of --data" in result.stderr
+    result = train(tmp_path / "none", 1, "--validate-every", 3, validates=False)
+    assert result.returncode == 0 and "--validate-every has no effect without --validation-data" in result.stderr
+
+
+def test_ranks_with_other_held_out_samples_are_named(train, stores, tmp_path):
+    from conftest import program
+    from test_ranks import start_by_hand
+
+    write_pictures(tmp_path / "pictures", HELD_OUT + 1)
+    assert run_program("kiln", *arguments(tmp_path / "pictures", tmp_path / "other")).returncode == 0
+    commands = [[program("kiln"), "train", *map(str, MODEL), "--data", stores / "data", "--out", tmp_path / "run", "--max-steps", "1",
+                 "--validation-data", held_out] for held_out in (stores / "held-out", tmp_path / "other")]
+    for (_, stderr), code in start_by_hand(commands):
+        assert code == 1 and "the content of --validation-data" in stderr, stderr
