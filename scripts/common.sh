@@ -12,7 +12,7 @@ apt_build="build-essential cmake ninja-build ccache mold pkg-config python3 pyth
   libxxhash-dev libjemalloc-dev libtomlplusplus-dev liburing-dev"
 apt_demo="libfreetype-dev libharfbuzz-dev fonts-noto-color-emoji unicode-data"
 apt_test="libgtest-dev libgmock-dev libbenchmark-dev python3-venv clang libclang-rt-14-dev llvm clang-format chromium
-  fonts-dejavu-core iproute2"
+  fonts-dejavu-core iproute2 openmpi-bin"
 
 as_root() {
   if [ "$(id -u)" = 0 ]; then "$@"
@@ -31,9 +31,10 @@ install_apt() {
   done
   [ ${#missing[@]} -gt 0 ] || return 0
   apt_list="${missing[*]}"
-  say "installing ${#missing[@]} Debian packages: $apt_list"
+  say "reading the lists of Debian packages"
   as_root env DEBIAN_FRONTEND=noninteractive apt-get update -qq >/dev/null ||
     die "apt-get update failed: check the network and /etc/apt/sources.list"
+  say "installing ${#missing[@]} Debian packages: $apt_list"
   as_root env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "${missing[@]}" >/dev/null ||
     die "apt-get could not install: $apt_list"
 }
@@ -78,10 +79,36 @@ install_cuda_wheels() {
     nvidia-cudnn-cu13==9.19.0.56 nvidia-cusparselt-cu13==0.8.0 nvidia-nccl-cu13==2.28.9 nvidia-nvshmem-cu13==3.4.5
 }
 
+# Ninja's "[n/m] ..." lines as progress: one line rewritten on a terminal, else a line every tenth of the way.
+show_build_progress() {
+  local line begin=$SECONDS tenth=0 text=""
+  while IFS= read -r line; do
+    [[ $line =~ ^\[([0-9]+)/([0-9]+)\] ]] || continue
+    local done=${BASH_REMATCH[1]} all=${BASH_REMATCH[2]} seconds=$((SECONDS - begin))
+    text=$(printf '    %d of %d done, %d:%02d' "$done" "$all" $((seconds / 60)) $((seconds % 60)))
+    if [ -t 2 ]; then
+      printf '\r\033[K%s' "$text" >&2
+    elif [ $((10 * done / all)) -gt "$tenth" ]; then
+      tenth=$((10 * done / all))
+      echo "$text" >&2
+    fi
+  done
+  [ ! -t 2 ] || [ -z "$text" ] || echo >&2
+}
+
+# need_tools TOOL...: what building needs, where no apt-get has installed it.
+need_tools() {
+  local tool
+  for tool in "$@"; do
+    command -v "$tool" >/dev/null || die "$tool is missing: install it (the README lists the packages)"
+  done
+}
+
 # build FOLDER "CMAKE-OPTIONS" TARGET...
 build() {
   local folder=$1 options=$2
   shift 2
+  need_tools c++ cmake ninja pkg-config python3
   export CCACHE_DIR="${CCACHE_DIR:-$root/.deps/ccache}"
   # shellcheck disable=SC2086
   cmake -S . -B "$folder" -G Ninja $options >"$folder.log" 2>&1 || {
@@ -90,7 +117,7 @@ build() {
   }
   rm -f "$folder.log"
   say "building $* in $folder"
-  ninja -C "$folder" "$@" >"$folder/build.log" 2>&1 || {
+  ninja -C "$folder" "$@" 2>&1 | tee "$folder/build.log" | show_build_progress || {
     grep -A12 -m3 -E "FAILED|error:" "$folder/build.log" >&2 || tail -n 30 "$folder/build.log" >&2
     die "the build failed; the whole log is $folder/build.log"
   }

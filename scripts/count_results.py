@@ -1,4 +1,4 @@
-"""Adds up the JUnit files of a folder and prints "N passed, N failed[, N skipped]"; exits 1 on any failure.
+"""Adds up the JUnit files of a folder; the last line is "N passed, N failed"; exits 1 on any failure.
 
 usage: count_results.py FOLDER [PROGRAM-THAT-FAILED ...]
 A program that failed without a failed case in its JUnit file (a crash) counts as one failure.
@@ -30,7 +30,9 @@ def main() -> int:
         totals = [total + more for total, more in zip(totals, counts)]
     passed, failed, skipped = totals
     failed += len(crashed)
-    print(f"{passed} passed, {failed} failed" + (f", {skipped} skipped" if skipped else ""))
+    if skipped:
+        print(f"{skipped} skipped")
+    print(f"{passed} passed, {failed} failed")
     return 1 if failed or not passed else 0
 
 

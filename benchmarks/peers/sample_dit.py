@@ -10,12 +10,12 @@ time does not depend on the values. Nothing is decoded.
 import argparse
 import json
 import os
-import pathlib
-import platform
 import statistics
 import subprocess
 import sys
 import time
+
+from measuring import conclude, in_turn, processor
 
 MODEL, BATCH, STEPS = "DiT-S/2", 8, 10  # as bench_sample
 
@@ -58,42 +58,27 @@ def measure_kiln(arguments):
     return report["benchmarks"][0]["items_per_second"]
 
 
-def processor():
-    for line in pathlib.Path("/proc/cpuinfo").read_text().splitlines():
-        if line.startswith("model name"):
-            return line.split(":", 1)[1].strip()
-    return platform.processor()
-
-
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--dit", required=True, help="checkout of facebookresearch/DiT")
     parser.add_argument("--bench", help="Kiln's bench_sample")
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--out", help="Markdown file to append the result to")
+    parser.add_argument("--out", help="also write the table to this file")
     parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.worker:
         return dit_worker(arguments.dit)
 
-    rates = {"DiT": [], "Kiln": []}
-    for round_number in range(arguments.rounds):
-        rates["DiT"].append(measure_dit(arguments))
-        rates["Kiln"].append(measure_kiln(arguments))
-        print(f"round {round_number + 1}: DiT {rates['DiT'][-1]:.2f}, Kiln {rates['Kiln'][-1]:.2f} image-steps/s",
-              flush=True)
+    rates = in_turn(arguments.rounds, {"DiT": lambda: measure_dit(arguments), "Kiln": lambda: measure_kiln(arguments)})
     dit, kiln = (statistics.median(rates[name]) for name in ("DiT", "Kiln"))
     lines = [
-        f"{MODEL}, guidance, batch {BATCH}, {STEPS} steps, bf16; {processor()}, {len(os.sched_getaffinity(0))} threads;",
+        f"{MODEL}, guidance, batch {BATCH}, {STEPS} steps, bf16; {processor()};",
         f"medians of {arguments.rounds} rounds in turn.", "",
         "| | image-steps/s | ratio |", "|---|---|---|",
         f"| facebookresearch/DiT, torch.autocast bf16 | {dit:.2f} | 1.00 |",
         f"| Kiln | {kiln:.2f} | {kiln / dit:.2f} |",
     ]
-    print("\n".join(lines))
-    if arguments.out:
-        with open(arguments.out, "a", encoding="utf-8") as file:
-            file.write("\n".join(lines) + "\n")
+    conclude("\n".join(lines) + "\n", arguments.out)
 
 
 if __name__ == "__main__":

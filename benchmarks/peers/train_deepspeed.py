@@ -14,13 +14,14 @@ import argparse
 import json
 import os
 import pathlib
-import platform
 import socket
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
+
+from measuring import conclude, in_turn, kiln_images_per_s, processor
 
 MODELS = {  # hidden_size, depth, num_heads, patch_size
     "tiny": (48, 2, 3, 2),
@@ -151,15 +152,14 @@ def run_kiln(args, stage):
                    "--max-grad-norm", args.max_grad_norm, "--device", "cpu", "--threads", args.threads, "--zero-stage", stage,
                    "--checkpoint-every", 0, "--log-every", 1, "--no-tensorboard", "--peak-tflops", 1]
         results = start_ranks([str(part) for part in command], args.ranks)
-        lines = [json.loads(line) for line in open(f"{folder}/run/log.jsonl")]
-        rates = [line["images_per_s"] for line in lines if "images_per_s" in line][args.warmup:]
-        return {"seconds": args.batch / statistics.median(rates), "peak_bytes": max(peak for _, peak in results)}
+        return {"seconds": args.batch / kiln_images_per_s(f"{folder}/run", args.warmup),
+                "peak_bytes": max(peak for _, peak in results)}
 
 
 def report(args, results):
     lines = [f"# Training on {args.ranks} ranks: {args.model}, batch {args.batch}, {args.latent_size}x{args.latent_size}x4 "
              f"latents, {args.dtype}, against DeepSpeed 0.19.8", "",
-             f"{time.strftime('%Y-%m-%d')}, {cpu_name()}, {args.threads} thread(s) per rank, torch 2.11.0, Gloo. Medians of {args.rounds} "
+             f"{time.strftime('%Y-%m-%d')}, {processor()}, {args.threads} thread(s) per rank, torch 2.11.0, Gloo. Medians of {args.rounds} "
              f"interleaved rounds of {args.steps} steps after {args.warmup} of warm-up. Memory is the larger rank's peak resident "
              "set of the whole process. Kiln also keeps an f32 average of the weights (EMA).", "",
              "| stage | program | s/step (min..max) | peak memory of a rank | speed | memory |", "|---|---|---|---|---|---|"]
@@ -174,11 +174,6 @@ def report(args, results):
             lines.append(f"| {stage} | {program} | {statistics.median(seconds):.3f} ({min(seconds):.3f}..{max(seconds):.3f}) | "
                          f"{peak / 1e9:.2f} GB | {speed:.2f}x | {memory:.2f}x |")
     return "\n".join(lines) + "\n"
-
-
-def cpu_name():
-    model = next((line.split(":")[1].strip() for line in open("/proc/cpuinfo") if line.startswith("model name")), "")
-    return f"{model or platform.processor()}, {os.cpu_count()} cores"
 
 
 def main():
@@ -207,15 +202,10 @@ def main():
     args = parser.parse_args()
     if args.worker:
         return deepspeed_worker(args)
-    results = {(program, stage): [] for stage in args.stages for program in ("deepspeed", "kiln")}
-    for round_index in range(args.rounds):
-        for (program, stage), runs in results.items():
-            runs.append({"deepspeed": run_deepspeed, "kiln": run_kiln}[program](args, stage))
-            print(f"round {round_index + 1}: {program} stage {stage} {runs[-1]}", file=sys.stderr, flush=True)
-    table = report(args, results)
-    print(table)
-    if args.out:
-        pathlib.Path(args.out).write_text(table)
+    runs = {"deepspeed": run_deepspeed, "kiln": run_kiln}
+    results = in_turn(args.rounds, {(program, stage): lambda run=run, stage=stage: run(args, stage)
+                                    for stage in args.stages for program, run in runs.items()})
+    conclude(report(args, results), args.out)
 
 
 if __name__ == "__main__":

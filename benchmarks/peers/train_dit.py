@@ -5,7 +5,7 @@ torch.autocast bf16 (and under torch.compile), chuanyangjin/fast-DiT with its gr
 --data synthetic`. Every measurement is a process of its own, so that peak memory is its own; the rounds interleave.
 
     python benchmarks/peers/train_dit.py --dit DIT_CHECKOUT --fast-dit FAST_DIT_CHECKOUT --kiln build/kiln \\
-        [--variants dit,dit-compile,fast-dit,kiln,kiln-recompute] [--rounds 3] [--out benchmarks/results/FILE.md]
+        [--variants dit,dit-compile,fast-dit,kiln,kiln-some,kiln-recompute] [--rounds 3] [--out benchmarks/results/FILE.md]
 
 The checkouts are folders with the peers' models.py and diffusion/; their code is run as it is.
 """
@@ -13,7 +13,6 @@ import argparse
 import json
 import os
 import pathlib
-import platform
 import resource
 import statistics
 import subprocess
@@ -22,6 +21,11 @@ import tempfile
 import time
 from collections import OrderedDict
 from copy import deepcopy
+
+from measuring import conclude, in_turn, kiln_images_per_s, processor
+
+# --recompute: within fast-DiT's memory a third of DiT-S's blocks is enough.
+KILN_VARIANTS = {"kiln": "none", "kiln-some": "0-3", "kiln-recompute": "all"}
 
 
 def peer_worker(args):
@@ -76,15 +80,13 @@ def run_kiln(args, recompute):
         done = subprocess.run(["/usr/bin/time", "-f", "%M", "-o", usage_file, *command], capture_output=True, text=True)
         if done.returncode:
             sys.exit(f"kiln failed: {done.stderr.strip()[-400:]}")
-        lines = [json.loads(line) for line in open(folder + "/run/log.jsonl")]
-        rates = [line["images_per_s"] for line in lines if "images_per_s" in line][args.warmup:]
         peak = int(pathlib.Path(usage_file).read_text().split()[-1]) * 1024
-        return {"images_per_s": statistics.median(rates), "peak_bytes": peak}
+        return {"images_per_s": kiln_images_per_s(folder + "/run", args.warmup), "peak_bytes": peak}
 
 
 def run_variant(args, variant):
     if variant.startswith("kiln"):
-        return run_kiln(args, {"kiln": "none", "kiln-recompute": "all"}[variant])
+        return run_kiln(args, KILN_VARIANTS[variant])
     repo = args.fast_dit if variant == "fast-dit" else args.dit
     command = [sys.executable, __file__, "--worker", variant, "--worker-repo", repo, "--model", args.model, "--batch",
                str(args.batch), "--latent-size", str(args.latent_size), "--steps", str(args.steps), "--warmup",
@@ -97,7 +99,7 @@ def run_variant(args, variant):
 
 def report(args, results, reference):
     lines = [f"# Training step, {args.model}, batch {args.batch}, {args.latent_size}x{args.latent_size}x4 latents, bf16",
-             "", f"{time.strftime('%Y-%m-%d')}, {cpu_name()}, {args.threads} threads, torch 2.11.0. Medians of "
+             "", f"{time.strftime('%Y-%m-%d')}, {processor()}, {args.threads} threads, torch 2.11.0. Medians of "
              f"{args.rounds} interleaved rounds of {args.steps} steps after {args.warmup} of warm-up.", "",
              f"| program | images/s (min..max) | peak memory | speed / {reference} | memory / {reference} |",
              "|---|---|---|---|---|"]
@@ -112,17 +114,12 @@ def report(args, results, reference):
     return "\n".join(lines) + "\n"
 
 
-def cpu_name():
-    model = next((line.split(":")[1].strip() for line in open("/proc/cpuinfo") if line.startswith("model name")), "")
-    return f"{model or platform.processor()}, {os.cpu_count()} cores"
-
-
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--dit", help="checkout of facebookresearch/DiT")
     parser.add_argument("--fast-dit", help="checkout of chuanyangjin/fast-DiT")
     parser.add_argument("--kiln", default="build/kiln")
-    parser.add_argument("--variants", default="dit,dit-compile,fast-dit,kiln,kiln-recompute")
+    parser.add_argument("--variants", default="dit,dit-compile,fast-dit,kiln,kiln-some,kiln-recompute")
     parser.add_argument("--model", default="DiT-S/2")
     parser.add_argument("--batch", type=int, default=32)
     parser.add_argument("--latent-size", type=int, default=32)
@@ -137,15 +134,8 @@ def main():
     if args.worker:
         return peer_worker(args)
     variants = args.variants.split(",")
-    results = {variant: [] for variant in variants}
-    for round_index in range(args.rounds):
-        for variant in variants:
-            results[variant].append(run_variant(args, variant))
-            print(f"round {round_index + 1}: {variant} {results[variant][-1]}", file=sys.stderr, flush=True)
-    table = report(args, results, variants[0])
-    print(table)
-    if args.out:
-        pathlib.Path(args.out).write_text(table)
+    results = in_turn(args.rounds, {variant: lambda variant=variant: run_variant(args, variant) for variant in variants})
+    conclude(report(args, results, variants[0]), args.out)
 
 
 if __name__ == "__main__":

@@ -13,6 +13,8 @@ import subprocess
 import sys
 import time
 
+from measuring import in_turn
+
 SIDE, BATCH = 256, 8  # as bench_autoencoder_kl
 
 
@@ -60,12 +62,8 @@ def main():
         return diffusers_worker(arguments.decode)
     if not arguments.bench:
         parser.error("--bench is missing")
-    measured = {"diffusers": [], "kiln": []}
-    for i in range(arguments.rounds):
-        measured["diffusers"].append(measure_diffusers(arguments))
-        measured["kiln"].append(measure_kiln(arguments))
-        print(f"round {i + 1}: diffusers {measured['diffusers'][-1]:.2f} images/s, kiln {measured['kiln'][-1]:.2f}",
-              flush=True)
+    measured = in_turn(arguments.rounds, {"diffusers": lambda: measure_diffusers(arguments),
+                                          "kiln": lambda: measure_kiln(arguments)})
     diffusers, kiln = (statistics.median(measured[name]) for name in ("diffusers", "kiln"))
     print(f"median: diffusers {diffusers:.2f} images/s, kiln {kiln:.2f}, ratio {kiln / diffusers:.2f}")
 
