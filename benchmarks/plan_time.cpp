@@ -29,7 +29,7 @@
 namespace kiln {
 namespace {
 
-constexpr int kSteps = 3;
+constexpr StepRepeats kRepeats{.plain = 3, .least_seconds = 2.5};  // short steps oftener
 
 struct Case {
   const char* model;
@@ -143,11 +143,12 @@ void print_heading(const MachineProfile& machine) {
       std::chrono::floor<std::chrono::days>(std::chrono::system_clock::now())};
   fmt::print(
       "# Predicted against measured time of a step\n\n{}-{:02}-{:02}, {}, {} threads, profile {}. Median "
-      "of {} steps after one of warm-up.\n`bench_plan_time` (calibrates, then trains; synthetic latents, "
+      "of {} steps or more ({:g} s) after one of warm-up.\n`bench_plan_time` (calibrates, then trains; "
+      "synthetic latents, "
       "AdamW, one EMA).\n\n",
       static_cast<int>(today.year()), static_cast<unsigned>(today.month()),
       static_cast<unsigned>(today.day()), machine_name(at::kCPU), at::get_num_threads(), machine.source,
-      kSteps);
+      kRepeats.plain, kRepeats.least_seconds);
   fmt::print(
       "| model | image | dtype | batch | micro | recompute | predicted s | measured s | least s | error |\n"
       "|---|---|---|---|---|---|---|---|---|---|\n");
@@ -159,8 +160,9 @@ double compare(const Case& c, const MachineProfile& machine, const Arguments& ar
   const TrainOptions options = options_of(c);
   const std::vector<OpRecord> traced = trace_step(options, synthetic_shape(options), DryRunDevice::kCpu).ops;
   const double predicted = price_step(traced, machine).seconds;
-  const StepTiming timing =
-      time_steps(options, at::kCPU, {.plain = kSteps, .watched = with_ops ? kSteps : 0});
+  const StepTiming timing = time_steps(
+      options, at::kCPU,
+      {.plain = kRepeats.plain, .watched = with_ops ? 3 : 0, .least_seconds = kRepeats.least_seconds});
   const double error = predicted / timing.seconds - 1;
   fmt::print("| {} | {} | {} | {} | {} | {} | {:.3f} | {:.3f} | {:.3f} | {:+.1f} % |\n", c.model,
              c.image_size, c.compute_dtype, c.batch, c.micro_batch ? c.micro_batch : c.batch, c.recompute,

@@ -5,7 +5,9 @@
 #include <cmath>
 #include <filesystem>
 
+#include "plan/budget.h"
 #include "plan/outlook.h"
+#include "plan/rank_walk.h"
 
 namespace kiln {
 
@@ -44,6 +46,36 @@ void advise_batch(const Plan& plan, std::vector<std::string>& advice) {
                     train.lr, train.global_batch, published.lr, published.global_batch, suits));
 }
 
+// The search of what is left open: everything but what it chooses itself.
+std::string search_command(const Plan& plan) {
+  TrainOptions open = plan.options.train;
+  const TrainOptions defaults;
+  open.micro_batch = defaults.micro_batch;
+  open.compute_dtype = defaults.compute_dtype;
+  open.recompute = defaults.recompute;
+  open.zero_stage = defaults.zero_stage;
+  open.offload_optimizer = defaults.offload_optimizer;
+  const std::string train = command_line(open);
+  const bool has_spaces = plan.machine.name.find(' ') != std::string::npos;  // a calibrated one
+  return fmt::format("kiln plan --search --gpu {0}{1}{0} --gpus {2}{3}", has_spaces ? "'" : "",
+                     plan.machine.name, plan.options.gpus, train.substr(std::string("kiln train").size()));
+}
+
+void advise_dtype(const Plan& plan, std::vector<std::string>& advice) {
+  const MachineProfile& machine = plan.machine;
+  const TrainOptions& train = plan.options.train;
+  if (machine.device != DryRunDevice::kCuda || train.compute_dtype != "f32") return;
+  const bool has_bf16 = machine.peak_flops.contains(at::kBFloat16);
+  const double half = machine.peak_flops.at(has_bf16 ? at::kBFloat16 : at::kHalf),
+               single = machine.peak_flops.at(at::kFloat);
+  if (half <= single) return;
+  advice.push_back(fmt::format(
+      "f32 multiplies at {:.0f} TFLOP/s, half precision at {:.0f}, with half the bytes of activations: "
+      "--compute-dtype {}{}",
+      single / 1e12, half / 1e12, has_bf16 ? "bf16" : "fp16",
+      machine.tf32_flops > single ? ", or --tf32 for f32's range" : ""));
+}
+
 // Which stage would fit on these GPUs, or on two; 0: none.
 void advise_memory(const Plan& plan, const StepTrace& trace, std::vector<std::string>& advice) {
   const double share =
@@ -56,15 +88,11 @@ void advise_memory(const Plan& plan, const StepTrace& trace, std::vector<std::st
                     100 * share, std::max<int64_t>(1, plan.micro_batch / 2)));
   if (plan.fits) return;
   const int64_t gpus = std::max<int64_t>(2, plan.options.gpus);
-  const int64_t now = shard_state(trace, {.gpus = plan.options.gpus,
-                                          .zero_stage = plan.options.train.zero_stage,
-                                          .offload_optimizer = plan.options.train.offload_optimizer})
-                          .device_bytes();
   for (int64_t stage = plan.options.train.zero_stage + 1; stage <= 3; ++stage) {
-    const RankState state = shard_state(
-        trace,
-        {.gpus = gpus, .zero_stage = stage, .offload_optimizer = plan.options.train.offload_optimizer});
-    const int64_t needed = plan.needed_bytes - now + state.device_bytes() + state.transient_bytes;
+    Sharding divided = sharding_of(plan.options.train, gpus, plan.machine);
+    divided.zero_stage = stage;
+    const int64_t needed =
+        plan.needed_bytes - trace.memory.peak_bytes + trace_of_rank(trace, divided).memory.peak_bytes;
     if (needed > plan.machine.memory_bytes) continue;
     advice.push_back(fmt::format(
         "{} keeps all training state on every GPU; divided among {} it fits in {:.1f} GiB each: "
@@ -74,9 +102,7 @@ void advise_memory(const Plan& plan, const StepTrace& trace, std::vector<std::st
         gpus, gib(needed), gpus, stage));
     return;
   }
-  advice.push_back(
-      "it does not fit: --recompute all, a smaller --micro-batch, --offload-optimizer cpu, or --search, "
-      "which tries them");
+  advice.push_back("it does not fit like this; what does, and how fast it is: " + search_command(plan));
 }
 
 void advise_speed(const Plan& plan, std::vector<std::string>& advice) {
@@ -113,6 +139,7 @@ void advise_speed(const Plan& plan, std::vector<std::string>& advice) {
 }  // namespace
 
 void add_advice(Plan& plan, const StepTrace& trace) {
+  advise_dtype(plan, plan.advice);
   advise_batch(plan, plan.advice);
   advise_memory(plan, trace, plan.advice);
   advise_speed(plan, plan.advice);

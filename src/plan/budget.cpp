@@ -16,6 +16,7 @@
 #include "plan/segment_costs.h"
 #include "plan/step_timing.h"
 #include "plan/this_machine.h"
+#include "train/memory_choices.h"
 #include "train/run_ranks.h"
 
 namespace kiln {
@@ -24,13 +25,14 @@ namespace {
 
 constexpr double kGiB = 1 << 30;
 // Of a CPU process that gives freed memory back, beyond its tensors, the loader's arrays and what is resident
-// after a first small step: buffers of logs, checkpoints and reports, kernels of other shapes; and pages that
-// tensors use in part. The most that was measured, and some: benchmarks/results/budget_*.
-constexpr int64_t kRunBytes = 96 << 20;
-constexpr double kAllocatorShare = 0.03;
-// Of one that keeps freed memory: likewise, over what is resident before the first step.
-constexpr int64_t kFirstUseBytes = 160 << 20;
-constexpr double kKeptShare = 0.16;
+// after a first small step: buffers of logs, checkpoints and reports, kernels of other shapes, pages that
+// tensors use in part. Twice the most that was measured over widths, batches, dtypes and threads:
+// benchmarks/results/budget_*.
+constexpr int64_t kRunBytes = 48 << 20;
+constexpr double kAllocatorShare = 0.01;
+// One that keeps freed memory comes to hold up to a third more than its tensors (the same measurements): it
+// keeps it where there is room for as much again.
+constexpr double kKeptShare = 1;
 constexpr int64_t kBudgetParts = 512;  // a budget is used to this precision
 
 int64_t available_host_bytes() {
@@ -44,8 +46,9 @@ int64_t available_host_bytes() {
 
 // What this process may come to hold on `device`: what is free, and what it has. Local ranks share the
 // host's.
-int64_t free_bytes(at::Device device, int64_t local_ranks) {
-  if (device.is_cuda()) return static_cast<int64_t>(at::accelerator::getMemoryInfo(device.index()).first);
+int64_t free_bytes(at::Device device, const MachineProfile& machine, int64_t local_ranks) {
+  if (device.is_cuda())  // asking makes the context, which the plan counts too
+    return static_cast<int64_t>(at::accelerator::getMemoryInfo(device.index()).first) + machine.context_bytes;
   return available_host_bytes() / local_ranks + resident_bytes();
 }
 
@@ -74,10 +77,9 @@ Process frugal_process(const TrainOptions& options) {
   return {.bytes = resident_bytes() + kRunBytes, .share = kAllocatorShare};
 }
 
-Process process_of(const TrainOptions& options, const MachineProfile& machine) {
-  if (machine.device == DryRunDevice::kCuda) return {};
-  if (!options.memory_budget.empty()) return frugal_process(options);
-  return {.bytes = std::max(resident_bytes(), machine.context_bytes) + kFirstUseBytes, .share = kKeptShare};
+// Of one that keeps freed memory for its next use.
+Process keeping_process(const MachineProfile& machine) {
+  return {.bytes = std::max(resident_bytes(), machine.context_bytes), .share = kKeptShare};
 }
 
 struct Choice {
@@ -89,7 +91,7 @@ struct Choice {
 class MachineFit {
  public:
   MachineFit(const MachineProfile& machine, const Process& process, int64_t budget_bytes, int64_t world_size)
-      : machine_(machine), process_(process), budget_(budget_bytes), world_size_(world_size) {}
+      : machine_(&machine), process_(process), budget_(budget_bytes), world_size_(world_size) {}
 
   // Of the ranks with the most rows.
   Plan plan(TrainOptions options) const {
@@ -97,16 +99,16 @@ class MachineFit {
     options.global_batch = rows * world_size_;
     options.micro_batch = std::min(options.micro_batch, rows);
     const DataShape data = planned_shape(options);
-    return compose_plan({.train = options, .gpu = machine_.name, .gpus = world_size_},
-                        options.tf32 ? with_tf32(machine_) : machine_, data,
-                        trace_step(options, data, machine_.device, world_size_));
+    return compose_plan({.train = options, .gpu = machine_->name, .gpus = world_size_},
+                        options.tf32 ? with_tf32(*machine_) : *machine_, data,
+                        trace_step(options, data, machine_->device, world_size_));
   }
 
   int64_t needed(const Plan& plan) const {
-    if (machine_.device == DryRunDevice::kCuda) return plan.needed_bytes;
+    if (machine_->device == DryRunDevice::kCuda) return plan.needed_bytes;
     int64_t live = 0;
     for (const PhasePlan& phase : plan.phases) live = std::max(live, phase.live_bytes);
-    return plan.needed_bytes - machine_.context_bytes + process_.bytes +
+    return plan.needed_bytes - machine_->context_bytes + process_.bytes +
            static_cast<int64_t>(process_.share * static_cast<double>(live));
   }
 
@@ -115,7 +117,7 @@ class MachineFit {
   // live bytes whose plan fits are found by bisection.
   std::optional<Choice> choose(TrainOptions options) const {
     const DataShape data = planned_shape(options);
-    const StepCosts costs = step_costs(options, data, machine_.device, world_size_);
+    const StepCosts costs = step_costs(options, data, machine_->device, world_size_);
     const auto denoiser = build_denoiser(
         options.model, denoiser_config_of(options, data, *make_objective(objective_config_of(options))),
         {.device = at::kMeta});
@@ -162,17 +164,21 @@ class MachineFit {
     return best;
   }
 
-  // Ends in the command of the largest micro-batch that fits.
+  // Ends in the command of the largest micro-batch that fits, without a copy of the state where that does
+  // not.
   [[noreturn]] void refuse(const TrainOptions& options, const std::string& what) const {
     TrainOptions smaller = options;
-    smaller.micro_batch = options.micro_batch > 0 ? options.micro_batch : rows_of_rank(options);
-    for (; smaller.micro_batch >= 1; smaller.micro_batch /= 2)
-      if (const auto fitted = choose(smaller)) {
-        TrainOptions nearest = fitted->options;
-        if (nearest.micro_batch == nearest.global_batch) nearest.micro_batch = options.micro_batch;
-        nearest.memory_budget = options.memory_budget;
-        fail("train", "{}: this fits: {}", what, command_line(nearest));
-      }
+    for (const std::string& copy : {options.checkpoint_copy, std::string("page-cache")}) {
+      smaller.checkpoint_copy = copy;
+      smaller.micro_batch = options.micro_batch > 0 ? options.micro_batch : rows_of_rank(options);
+      for (; smaller.micro_batch >= 1; smaller.micro_batch /= 2)
+        if (const auto fitted = choose(smaller)) {
+          TrainOptions nearest = fitted->options;
+          if (nearest.micro_batch == nearest.global_batch) nearest.micro_batch = options.micro_batch;
+          nearest.memory_budget = options.memory_budget;
+          fail("train", "{}: this fits: {}", what, command_line(nearest));
+        }
+    }
     fail("train", "{}, nor does any smaller --micro-batch: take a smaller model or more memory", what);
   }
 
@@ -181,7 +187,7 @@ class MachineFit {
     return (options.global_batch + world_size_ - 1) / world_size_;
   }
 
-  const MachineProfile& machine_;
+  const MachineProfile* machine_;
   Process process_;
   int64_t budget_, world_size_;
 };
@@ -237,37 +243,66 @@ std::string command_line(const TrainOptions& options) {
   return line;
 }
 
-FittedRun fit_run(const TrainOptions& options, const Ranks& ranks) {
-  validate(options);
-  const bool has_budget = !options.memory_budget.empty();
-  FittedRun run{.options = options, .predicted = nullptr, .summary = {}};
-  if (!has_budget && !options.preflight) return run;
-  const int64_t asked =
-      has_budget && options.memory_budget != "auto" ? parse_bytes(options.memory_budget) : 0;
-  const at::Device device = parse_device(options.device, ranks.local_rank);
-  const std::optional<MachineProfile> machine = profile_of(device);
-  if (!machine) {
-    if (has_budget)
-      fail("train", "--memory-budget does not know this GPU ({}): kiln plan --calibrate measures it",
-           machine_name(device));
-    fmt::print(stderr,
-               "warning: no profile of this GPU ({}): nothing tells whether the run fits before it starts; "
-               "kiln plan --calibrate measures one\n",
-               machine_name(device));
-    return run;
+std::string fitted_checkpoint_copy(const Plan& plan, int64_t host_bytes) {
+  int64_t stepping = 0, most = 0;
+  for (const PhasePlan& phase : plan.phases) {
+    const int64_t bytes = phase.bytes.host + phase.bytes.pinned_host;
+    if (phase.name != "checkpoint") stepping = std::max(stepping, bytes);
+    most = std::max(most, bytes);
   }
-  const int64_t budget = asked > 0 ? asked : free_bytes(device, ranks.local_world_size);
-  const MachineFit fit(*machine, process_of(options, *machine), budget, ranks.world_size);
-  if (!has_budget) {
-    const Plan plan = fit.plan(options);
-    if (fit.needed(plan) > budget)
-      fit.refuse(
-          options,
-          fmt::format("it needs {:.2f} GiB of the {:.2f} GiB that are free (--no-preflight tries anyway)",
-                      gib(fit.needed(plan)), gib(budget)));
-    run.predicted = to_json(plan).at("predicted");
-    return run;
+  const std::string& asked = plan.options.train.checkpoint_copy;
+  if (most <= host_bytes) return asked;
+  if (asked == "auto" && stepping <= host_bytes) return "page-cache";
+  if (stepping <= host_bytes)
+    fail("train",
+         "--checkpoint-copy memory needs {:.2f} GiB of the {:.2f} GiB of host memory that each rank has: "
+         "--checkpoint-copy page-cache needs {:.2f} (--no-preflight tries anyway)",
+         gib(most), gib(host_bytes), gib(stepping));
+  fail("train",
+       "it needs {:.2f} GiB of the {:.2f} GiB of host memory that each rank has: offload to nvme, fewer "
+       "ranks on a "
+       "machine, or a smaller --prefetch (--no-preflight tries anyway)",
+       gib(stepping), gib(host_bytes));
+}
+
+namespace {
+
+// Of a GPU's host: a copy of the state that does not fit is not made.
+void fit_host(FittedRun& run, Plan plan, const MachineFit& fit, const Ranks& ranks) {
+  const int64_t available = available_host_bytes();
+  if (plan.machine.device != DryRunDevice::kCuda || available == 0 || !run.options.preflight) return;
+  const std::string copy =
+      fitted_checkpoint_copy(plan, available / ranks.local_world_size + resident_bytes());
+  if (copy == run.options.checkpoint_copy) return;
+  run.options.checkpoint_copy = copy;
+  run.predicted = to_json(fit.plan(run.options)).at("predicted");
+}
+
+// Without a budget a run stays as it is. On a CPU it gives freed memory back where it would come to hold too
+// much.
+void check_fit(FittedRun& run, const MachineProfile& machine, int64_t free, const Ranks& ranks) {
+  const bool on_cpu = machine.device == DryRunDevice::kCpu;
+  MachineFit fit(machine, on_cpu ? keeping_process(machine) : Process{}, free, ranks.world_size);
+  const Plan plan = fit.plan(run.options);
+  if (on_cpu && fit.needed(plan) > free) {
+    run.gives_memory_back = true;
+    fit = MachineFit(machine, frugal_process(run.options), free, ranks.world_size);
   }
+  if (fit.needed(plan) > free)
+    fit.refuse(
+        run.options,
+        fmt::format("it needs {:.2f} GiB of the {:.2f} GiB that are free (--no-preflight tries anyway)",
+                    gib(fit.needed(plan)), gib(free)));
+  run.predicted = to_json(plan).at("predicted");
+  fit_host(run, plan, fit, ranks);
+}
+
+// The fewest recomputed FLOPs within the budget, and when asked the micro-batch.
+void choose_within(FittedRun& run, const MachineProfile& machine, int64_t budget, const Ranks& ranks) {
+  const TrainOptions& options = run.options;
+  run.gives_memory_back = machine.device == DryRunDevice::kCpu;
+  const Process process = run.gives_memory_back ? frugal_process(options) : Process{};
+  const MachineFit fit(machine, process, budget, ranks.world_size);
   const bool any_micro_batch = chooses_micro_batch(options);
   const auto fitted = any_micro_batch ? fit.choose_micro_batch(options) : fit.choose(options);
   if (!fitted && any_micro_batch)
@@ -291,6 +326,35 @@ FittedRun fit_run(const TrainOptions& options, const Ranks& ranks) {
       gib(budget), any_micro_batch ? fmt::format(" --micro-batch {}", plan.micro_batch) : "",
       chosen.recompute, chosen.offload_activations, gib(fit.needed(plan)), gib(plan.peak_bytes),
       100 * (plan.step_s / kept_s - 1));
+  fit_host(run, plan, fit, ranks);
+}
+
+}  // namespace
+
+FittedRun fit_run(const TrainOptions& options, const Ranks& ranks) {
+  validate(options);
+  const bool has_budget = !options.memory_budget.empty();
+  FittedRun run{.options = options, .predicted = nullptr, .summary = {}};
+  if (!has_budget && !options.preflight) return run;
+  const int64_t asked =
+      has_budget && options.memory_budget != "auto" ? parse_bytes(options.memory_budget) : 0;
+  const at::Device device = parse_device(options.device, ranks.local_rank);
+  const std::optional<MachineProfile> machine = profile_of(device);
+  if (!machine) {
+    if (has_budget)
+      fail("train", "--memory-budget does not know this GPU ({}): kiln plan --calibrate measures it",
+           machine_name(device));
+    fmt::print(stderr,
+               "warning: no profile of this GPU ({}): nothing tells whether the run fits before it starts; "
+               "kiln plan --calibrate measures one\n",
+               machine_name(device));
+    return run;
+  }
+  const int64_t budget = asked > 0 ? asked : free_bytes(device, *machine, ranks.local_world_size);
+  if (has_budget)
+    choose_within(run, *machine, budget, ranks);
+  else
+    check_fit(run, *machine, budget, ranks);
   return run;
 }
 
@@ -300,11 +364,13 @@ FittedRun fit_run(const TrainOptions& options, ProcessGroup& group) {
     if (group.rank() == 0) run = fit_run(options, group.ranks());
   });
   const nlohmann::json fitted = to_json(run.options);
-  nlohmann::json choices;
-  for (const char* name : {"micro-batch", "recompute", "offload-activations"})
-    choices[name] = fitted.at(name);
+  nlohmann::json choices = {{"gives memory back", run.gives_memory_back}};
+  for (const char* name : {"micro-batch", "recompute", "offload-activations", "checkpoint-copy"})
+    choices["options"][name] = fitted.at(name);
   choices = nlohmann::json::parse(group.gather(choices.dump(), "the memory choices").front());
-  for (const auto& [name, value] : choices.items()) set_option(run.options, name, value);
+  for (const auto& [name, value] : choices.at("options").items()) set_option(run.options, name, value);
+  run.gives_memory_back = choices.at("gives memory back");
+  if (run.gives_memory_back) return_freed_memory();
   return run;
 }
 

@@ -11,13 +11,15 @@
 #include <chrono>
 #include <cmath>
 #include <filesystem>
+#include <limits>
 #include <numeric>
 
 #include "core/error.h"
 #include "parallel/machine.h"
 #include "plan/cpu_estimate.h"
+#include "plan/price.h"
 #include "plan/step_timing.h"
-#include "sample/class_selection.h"
+#include "plan/this_machine.h"
 
 namespace kiln {
 
@@ -33,17 +35,20 @@ double seconds_since(Clock::time_point begin) {
 struct Workload {
   int64_t width, num_heads, depth, patch_size, image_size, batch, micro_batch = 0;
 };
-// Every published width with many and with few rows, 16 to 1,024 tokens; few blocks and short batches, so
-// that a step takes a fraction of a second. What matters most comes first, for where time runs out.
+// Every published width with many and with few rows, 16 to 1,024 tokens; short batches, so that a step takes
+// a fraction of a second, and as many blocks as it takes for a step to fall out of the caches, as a whole
+// model's does: what a backward reads was written long before. What matters most comes first, for where time
+// runs out.
 constexpr Workload kWorkloads[] = {
-    {384, 6, 2, 2, 256, 4},     {768, 12, 1, 4, 256, 16}, {1152, 16, 1, 8, 256, 12},
-    {384, 6, 1, 2, 512, 1},     {384, 6, 2, 8, 256, 32},  {1024, 16, 1, 4, 256, 6},
-    {384, 6, 1, 4, 256, 64},    {768, 12, 1, 8, 256, 8},  {768, 12, 1, 2, 256, 2},
-    {384, 6, 2, 4, 256, 16, 8}, {384, 6, 1, 2, 256, 16},  {1152, 16, 1, 2, 256, 2},
-    {768, 12, 1, 8, 256, 48},   {192, 3, 4, 4, 256, 32},  {1024, 16, 1, 2, 256, 2},
-    {1152, 16, 1, 4, 256, 12},  {768, 12, 1, 2, 256, 12}, {256, 4, 2, 2, 256, 8}};
+    {384, 6, 6, 2, 256, 4},   {768, 12, 3, 4, 256, 16},   {1152, 16, 2, 8, 256, 12}, {384, 6, 6, 8, 256, 48},
+    {384, 6, 4, 2, 512, 2},   {1024, 16, 2, 4, 256, 6},   {384, 6, 4, 4, 256, 48},   {768, 12, 3, 8, 256, 10},
+    {768, 12, 3, 2, 256, 2},  {384, 6, 4, 4, 256, 16, 8}, {768, 12, 2, 8, 256, 48},  {384, 6, 6, 2, 256, 12},
+    {1152, 16, 2, 2, 256, 2}, {768, 12, 2, 4, 256, 6},    {1024, 16, 2, 2, 256, 2},  {1152, 16, 2, 4, 256, 8},
+    {768, 12, 2, 2, 256, 8},  {192, 3, 6, 4, 256, 32}};
 // A GPU needs more rows to be busy.
 constexpr int64_t kGpuBatches = 16;
+// fp16 is timed for every second one: it is storage on a CPU, and bf16's equal on a GPU.
+constexpr size_t kHalfStride = 2;
 
 TrainOptions options_of(const Workload& workload, const std::string& dtype, at::Device device) {
   const int64_t times = device.is_cuda() ? kGpuBatches : 1;
@@ -70,10 +75,9 @@ bool is_within(const RatePoint& small, const RatePoint& large) {
   return small.work <= large.work && small.m <= large.m && small.n <= large.n && small.k <= large.k;
 }
 
-// Other programs make single measurements too long, never too short: what is part of something larger takes
-// no longer than that.
+// Other programs make single measurements of products and attention too long, never too short: what is part
+// of something larger takes no longer than that.
 void remove_disturbances(std::vector<RatePoint>& points) {
-  std::ranges::sort(points, {}, &RatePoint::work);
   for (size_t i = points.size(); i-- > 0;)
     for (size_t j = i + 1; j < points.size(); ++j)
       if (is_within(points[i], points[j])) points[i].seconds = std::min(points[i].seconds, points[j].seconds);
@@ -82,11 +86,9 @@ void remove_disturbances(std::vector<RatePoint>& points) {
 // Collects timed operations into the points of a profile.
 class RateTable {
  public:
-  void add(const StepTiming& timing) {
-    double in_ops = 0;
+  void add(StepTiming timing) {
     for (const OpRecord& op : timing.ops) {
       const double work = op.flops > 0 ? op.flops : op.bytes;
-      in_ops += op.seconds;
       if (work <= 0) continue;
       // Shapes are points of their own; bytes are gathered by quarters of an octave.
       const int64_t bucket = op.flops > 0 ? -1 : std::llround(4 * std::log2(work));
@@ -94,12 +96,8 @@ class RateTable {
       seen.work.push_back(work);
       seen.pace.push_back(op.seconds / work);
     }
-    if (!timing.ops.empty())
-      overheads_.push_back((timing.least_seconds - in_ops) / static_cast<double>(timing.ops.size()));
+    if (!timing.ops.empty()) steps_.push_back(std::move(timing));
   }
-
-  // Seconds between operations: views, autograd, allocation.
-  double overhead() { return overheads_.empty() ? 0 : std::max(0.0, median(overheads_)); }
 
   std::map<std::string, std::vector<RatePoint>> points() {
     std::map<std::string, std::vector<RatePoint>> rates;
@@ -109,17 +107,52 @@ class RateTable {
         const double work = median(seen.work);
         points.push_back({work, work * median(seen.pace), shape[1], shape[2], shape[3]});
       }
-      remove_disturbances(points);
+      std::ranges::sort(points, {}, &RatePoint::work);
+      if (points.back().k > 0) remove_disturbances(points);
     }
     return rates;
+  }
+
+  // What whole steps take over the sum of their operations: `op_overhead_s` for every operation (views,
+  // autograd, allocation), and a share of all of it (what other programs take, caches that the operation
+  // before has filled). Both are those with the least relative error, the share by the median of the steps.
+  void fit_steps(MachineProfile& profile) const {
+    if (steps_.empty()) return;
+    profile.op_overhead_s = 0;
+    std::vector<double> in_ops;
+    for (const StepTiming& step : steps_) in_ops.push_back(price_step(step.ops, profile).seconds);
+    double least_error = std::numeric_limits<double>::infinity(), share = 1;
+    for (double overhead = 0; overhead <= kMostOverhead; overhead += kMostOverhead / kOverheads) {
+      std::vector<double> ratios;
+      for (size_t i = 0; i < steps_.size(); ++i)
+        ratios.push_back((steps_[i].seconds - overhead * static_cast<double>(steps_[i].ops.size())) /
+                         in_ops[i]);
+      const double middle = std::clamp(median(ratios), kLeastShare, kMostShare);
+      std::vector<double> errors;
+      for (size_t i = 0; i < steps_.size(); ++i)
+        errors.push_back(
+            std::abs(std::log((middle * in_ops[i] + overhead * static_cast<double>(steps_[i].ops.size())) /
+                              steps_[i].seconds)));
+      const double error = std::accumulate(errors.begin(), errors.end(), 0.0);
+      if (error >= least_error) continue;
+      least_error = error;
+      share = middle;
+      profile.op_overhead_s = overhead;
+    }
+    for (auto& [key, points] : profile.rates)
+      for (RatePoint& point : points) point.seconds *= share;
   }
 
  private:
   struct Seen {
     std::vector<double> work, pace;  // pace: seconds per work
   };
+  static constexpr double kLeastShare = 0.5, kMostShare = 1.5;  // beyond: something else went on
+  static constexpr double kMostOverhead = 40e-6;
+  static constexpr int kOverheads = 80;
+
   std::map<std::string, std::map<std::array<int64_t, 4>, Seen>> seen_;
-  std::vector<double> overheads_;
+  std::vector<StepTiming> steps_;
 };
 
 // Writes a file, has the system forget it, reads it back. 0 when the folder cannot be written.
@@ -186,32 +219,48 @@ MachineProfile cpu_profile() {
 // name.
 MachineProfile gpu_profile(at::Device device) {
   const std::string machine = machine_name(device);
-  std::vector<std::string> names;
-  for (const MachineProfile& profile : builtin_profiles()) names.push_back(profile.name);
-  MachineProfile profile = find_profile(nearest_names(machine, names, 1).at(0));
+  const std::optional<std::string> kind = builtin_profile_named(machine);
+  if (!kind)
+    fail(
+        "plan",
+        "there is no built-in profile of {}, whose links and context --calibrate does not measure: write one "
+        "(docs/machine_profile.md)",
+        machine);
+  MachineProfile profile = find_profile(*kind);
   profile.name = profile.machine = machine;
+  profile.memory_bytes = static_cast<int64_t>(at::accelerator::getMemoryInfo(device.index()).second);
   profile.memory_bytes_per_s = device_copy_bytes_per_s(device);
   profile.host_link_bytes_per_s = link_bytes_per_s(device);
   return profile;
 }
 
+std::vector<TrainOptions> kinds_of_steps(const MachineProfile& profile, at::Device device) {
+  std::vector<TrainOptions> kinds;
+  for (size_t i = 0; i < std::size(kWorkloads); ++i)
+    for (const std::string dtype : {"bf16", "f32", "fp16"}) {
+      if (dtype == "fp16" && i % kHalfStride != 0) continue;
+      if (profile.peak_flops.contains(dtype == "bf16" ? at::kBFloat16 : at::kFloat))
+        kinds.push_back(options_of(kWorkloads[i], dtype, device));
+    }
+  return kinds;
+}
+
+// All kinds twice, one after another: what else goes on for a while, and how fast memory is meanwhile, is
+// averaged.
 void measure_steps(MachineProfile& profile, at::Device device) {
   constexpr double kMaxSeconds = 55;
-  constexpr StepRepeats kRepeats{.plain = 1, .watched = 2};
+  constexpr int kRounds = 2;
   const auto begin = Clock::now();
+  const std::vector<TrainOptions> kinds = kinds_of_steps(profile, device);
   RateTable table;
-  int done = 0;
-  for (const Workload& workload : kWorkloads)
-    for (const char* dtype : {"bf16", "f32", "fp16"}) {
-      const double used = seconds_since(begin);
-      if (used > kMaxSeconds) break;
-      if (!profile.peak_flops.contains(std::string(dtype) == "bf16" ? at::kBFloat16 : at::kFloat)) continue;
-      table.add(time_steps(options_of(workload, dtype, device), device, kRepeats));
-      fmt::print(stderr, "\rcalibrate: {} kinds of steps measured, {:.0f} s ", ++done, used);
-    }
+  for (size_t done = 0; done < kRounds * kinds.size() && seconds_since(begin) < kMaxSeconds; ++done) {
+    table.add(time_steps(kinds[done % kinds.size()], device, {.plain = 1, .watched = 1}));
+    fmt::print(stderr, "\rcalibrate: {} of {} steps measured, {:.0f} s ", done + 1, kRounds * kinds.size(),
+               seconds_since(begin));
+  }
   fmt::print(stderr, "\n");
   profile.rates = table.points();
-  profile.op_overhead_s = table.overhead();
+  table.fit_steps(profile);
 }
 
 }  // namespace

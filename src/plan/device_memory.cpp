@@ -36,14 +36,10 @@ DeviceTimeline::Peak DeviceTimeline::play(const DeviceEvents& events) {
   return peak;
 }
 
-DeviceTimeline::Peak DeviceTimeline::play_step(const std::vector<MemoryEvent>& events,
-                                               int64_t transient_bytes) {
+DeviceTimeline::Peak DeviceTimeline::play_step(const std::vector<MemoryEvent>& events) {
   ++plays_;
-  constexpr uint64_t kTransient = 0;  // traces count from 1
   Peak peak{.live_bytes = live_, .reserved_bytes = replay_ ? replay_->reserved_bytes() : live_};
-  if (transient_bytes > 0) apply(kTransient, transient_bytes, peak);
   for (const MemoryEvent& event : events) apply(event.id, event.bytes, peak);
-  if (transient_bytes > 0) apply(kTransient, -transient_bytes, peak);
   return peak;
 }
 

@@ -21,8 +21,7 @@ class DeviceTimeline {
     int64_t reserved_bytes = 0;  // without an allocator that caches: live_bytes
   };
   Peak play(const DeviceEvents& events);
-  // `events` of a step, with `transient_bytes` alive beside them.
-  Peak play_step(const std::vector<MemoryEvent>& events, int64_t transient_bytes);
+  Peak play_step(const std::vector<MemoryEvent>& events);
   bool out_of_memory() const { return out_of_memory_; }
 
  private:

@@ -10,10 +10,10 @@
 
 #include "core/atomic_file.h"
 #include "core/error.h"
+#include "core/nearest_name.h"
 #include "core/tensors.h"
 #include "parallel/machine.h"
 #include "plan/cpu_estimate.h"
-#include "sample/class_selection.h"
 
 namespace kiln {
 

@@ -65,10 +65,9 @@ std::vector<ScalingPoint> scaling_of(const Plan& plan, const StepTrace& trace) {
   const double images = static_cast<double>(plan.steps * plan.options.train.global_batch);
   std::vector<ScalingPoint> points;
   for (int64_t gpus : counts) {
-    const StepTime time = time_step(trace, machine,
-                                    {.gpus = gpus,
-                                     .zero_stage = gpus > 1 ? plan.options.train.zero_stage : 0,
-                                     .offload_optimizer = plan.options.train.offload_optimizer});
+    Sharding sharding = sharding_of(plan.options.train, gpus, machine);
+    if (gpus == 1 && sharding.offload_params == "none") sharding.zero_stage = 0;
+    const StepTime time = time_step(trace, machine, sharding);
     ScalingPoint point{.gpus = gpus, .step_s = time.seconds};
     point.images_per_s = static_cast<double>(plan.rank_batch * gpus) / time.seconds;
     const double alone = points.empty() ? point.images_per_s : points.front().images_per_s;

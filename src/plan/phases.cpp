@@ -4,15 +4,17 @@
 #include <torch/library.h>
 
 #include <algorithm>
+#include <optional>
 
 #include "core/allocations.h"
 #include "core/tensors.h"
 #include "diffusion/sampler.h"
 #include "models/autoencoders/autoencoder_kl.h"
-#include "models/registry.h"
 #include "plan/trace.h"
 #include "sample/sampler_loop.h"
+#include "train/average_in_place.h"
 #include "train/sample_grid.h"
+#include "train/validation.h"
 
 namespace kiln {
 
@@ -40,8 +42,8 @@ DeviceEvents logged(const Work& work) {
   return log.events;
 }
 
-int64_t samples_at_once(const TrainOptions& options) {
-  return std::min(options.num_samples, SampleOptions().batch);
+int64_t samples_at_once(const TrainOptions& options, int64_t world_size) {
+  return std::min((options.num_samples + world_size - 1) / world_size, SampleOptions().batch);
 }
 
 // LibTorch without Python has no convolution on meta. Backends without their own end here: two spatial
@@ -77,35 +79,58 @@ at::Tensor on_meta(at::IntArrayRef shape, at::ScalarType dtype = at::kFloat) {
 }  // namespace
 
 DeviceEvents trace_load(const TrainOptions& options, const DataShape& data, DryRunDevice device,
-                        int64_t world_size) {
+                        const std::shared_ptr<ProcessGroup>& group) {
   const DryRunScope dry_run(device);
   Training training;  // outlives the log: its state stays
-  return logged([&] { training = build_training(options, data, at::kMeta, dry_group(world_size)); });
+  return logged([&] { training = build_training(options, data, at::kMeta, group); });
 }
 
-DeviceEvents trace_sample_grid(const TrainOptions& options, const DataShape& data, DryRunDevice device) {
+DeviceEvents trace_sample_grid(const TrainOptions& options, const DataShape& data, DryRunDevice device,
+                               const std::shared_ptr<ProcessGroup>& group) {
   const DryRunScope dry_run(device);
   const at::NoGradGuard no_grad;
-  const nlohmann::json objective = objective_config_of(options);
   TrainOptions two_steps = options;
   two_steps.num_sampling_steps = std::min(options.num_sampling_steps, kTracedSamplingSteps);
-  const auto sampler = make_sampler(grid_sampler_config(two_steps, objective));
-  const nlohmann::json config = denoiser_config_of(options, data, *make_objective(objective));
+  const auto sampler = make_sampler(grid_sampler_config(two_steps, objective_config_of(options)));
+  const Training training = build_training(options, data, at::kMeta, group);
   return logged([&] {
-    const auto denoiser =
-        build_denoiser(options.model, config,
-                       {.device = at::kMeta, .compute_dtype = parse_compute_dtype(options.compute_dtype)});
-    const DenoiserShape& shape = denoiser->shape();
-    const int64_t batch = samples_at_once(options);
+    const DenoiserShape& shape = training.denoiser->shape();
+    const int64_t batch = samples_at_once(options, group->world_size());
     const at::Tensor labels = shape.num_classes > 0 ? on_meta({batch}, at::kLong) : at::Tensor();
-    const DenoiseFn denoise = guided_denoiser(*denoiser, labels, shape.has_null_class ? options.cfg_scale : 1,
-                                              CfgConvention::kAuto);
+    const DenoiseFn denoise =
+        guided_denoiser(*training.denoiser, labels, shape.has_null_class ? options.cfg_scale : 1,
+                        CfgConvention::kAuto, forward_of(training));
     const std::vector<int64_t> image_shape = {batch, data.channels, data.height, data.width};
-    run_sampler(*sampler, on_meta(image_shape), denoise, [&](int64_t) { return on_meta(image_shape); });
+    with_first_ema(*training.state, [&] {
+      run_sampler(*sampler, on_meta(image_shape), denoise, [&](int64_t) { return on_meta(image_shape); });
+    });
   });
 }
 
-AutoencoderEvents trace_autoencoder(const TrainOptions& options, const DataShape& data, DryRunDevice device) {
+DeviceEvents trace_validation(const TrainOptions& options, const DataShape& data, DryRunDevice device,
+                              const std::shared_ptr<ProcessGroup>& group) {
+  const DryRunScope dry_run(device);
+  const at::NoGradGuard no_grad;
+  const Training training = build_training(options, data, at::kMeta, group);
+  const auto batch_of = [&](int64_t rows) {
+    const std::vector<int64_t> shape = {rows, data.channels, data.height, data.width};
+    return StepBatch{.x_0 = on_meta(shape),
+                     .noise = on_meta(shape),
+                     .timesteps = training.objective->timesteps(on_meta({rows}, at::kDouble)),
+                     .class_labels = data.num_classes > 0 ? on_meta({rows}, at::kLong) : at::Tensor()};
+  };
+  forward_losses(training, batch_of(1));  // the objective's tables are made, which stay
+  // On a CPU the loader's arrays are read where they are.
+  std::optional<StepBatch> batch;
+  const int64_t rows = rows_of_walk(options, group->world_size());
+  if (device == DryRunDevice::kCpu) batch = batch_of(rows);
+  return logged([&] {
+    with_first_ema(*training.state, [&] { forward_losses(training, batch ? *batch : batch_of(rows)); });
+  });
+}
+
+AutoencoderEvents trace_autoencoder(const TrainOptions& options, const DataShape& data, DryRunDevice device,
+                                    int64_t world_size) {
   const DryRunScope dry_run(device);
   const at::NoGradGuard no_grad;
   AutoencoderEvents events;
@@ -117,7 +142,7 @@ AutoencoderEvents trace_autoencoder(const TrainOptions& options, const DataShape
     autoencoder->freeze_weights();
   });
   events.decode = logged([&] {
-    const int64_t batch = samples_at_once(options);
+    const int64_t batch = samples_at_once(options, world_size);
     autoencoder->decode(on_meta({batch, data.channels, data.height, data.width}));
   });
   events.encode = logged([&] {

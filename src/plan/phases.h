@@ -1,7 +1,8 @@
-// What happens on the device outside the step: building model and state, drawing sample grids, encoding
-// images. Traced on meta tensors like the step.
+// What happens on the device outside the step: building model and state, validation, drawing sample grids,
+// encoding images. Traced on meta tensors like the step, on one of the ranks of `group` (dry_group).
 #pragma once
 #include <cstdint>
+#include <memory>
 #include <vector>
 
 #include "core/dry_run.h"
@@ -16,13 +17,17 @@ struct DeviceEvent {
 };
 using DeviceEvents = std::vector<DeviceEvent>;
 
-// build_training on one of `world_size` ranks: what it leaves alive is the persistent state.
+// build_training: what it leaves alive is the persistent state.
 DeviceEvents trace_load(const TrainOptions& options, const DataShape& data, DryRunDevice device,
-                        int64_t world_size);
+                        const std::shared_ptr<ProcessGroup>& group);
 
-// A sample grid but for its decoding: a second denoiser and one batch through two steps of the sampler.
-// Everything is freed at the end.
-DeviceEvents trace_sample_grid(const TrainOptions& options, const DataShape& data, DryRunDevice device);
+// A sample grid but for its decoding: one batch through two steps of the sampler. Everything is freed at the
+// end.
+DeviceEvents trace_sample_grid(const TrainOptions& options, const DataShape& data, DryRunDevice device,
+                               const std::shared_ptr<ProcessGroup>& group);
+// One batch of a validation. Everything is freed at the end.
+DeviceEvents trace_validation(const TrainOptions& options, const DataShape& data, DryRunDevice device,
+                              const std::shared_ptr<ProcessGroup>& group);
 
 // A KL autoencoder of KL-f8's architecture with as many latent channels as `data` has.
 struct AutoencoderEvents {
@@ -30,7 +35,8 @@ struct AutoencoderEvents {
   DeviceEvents decode;  // of one batch of a sample grid
   DeviceEvents encode;  // of one step's images, where they are encoded on the way
 };
-AutoencoderEvents trace_autoencoder(const TrainOptions& options, const DataShape& data, DryRunDevice device);
+AutoencoderEvents trace_autoencoder(const TrainOptions& options, const DataShape& data, DryRunDevice device,
+                                    int64_t world_size);
 
 // Of `events`, alive at once and at the end.
 int64_t peak_bytes(const DeviceEvents& events);

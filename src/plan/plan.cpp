@@ -14,6 +14,7 @@
 #include "plan/advice.h"
 #include "plan/device_memory.h"
 #include "plan/outlook.h"
+#include "plan/rank_walk.h"
 #include "train/checkpoint_saver.h"
 
 namespace kiln {
@@ -52,10 +53,7 @@ class Composer {
       : plan_(plan),
         trace_(trace),
         options_(rank_options(plan.options)),
-        sharding_{.gpus = plan.options.gpus,
-                  .zero_stage = plan.options.train.zero_stage,
-                  .offload_optimizer = plan.options.train.offload_optimizer},
-        state_(shard_state(trace, sharding_)),
+        sharding_(sharding_of(plan.options.train, plan.options.gpus, plan.machine)),
         cuda_(plan.machine.device == DryRunDevice::kCuda),
         communication_(communication_bytes(plan.machine, plan.options.gpus)) {}
 
@@ -65,16 +63,16 @@ class Composer {
 
  private:
   struct DevicePeaks {
-    DeviceTimeline::Peak load, first, steady, sampling, encoding;
+    DeviceTimeline::Peak load, first, steady, validation, sampling, encoding;
     bool out_of_memory = false;
 
     int64_t reserved_bytes() const {
       return std::max({load.reserved_bytes, first.reserved_bytes, steady.reserved_bytes,
-                       sampling.reserved_bytes, encoding.reserved_bytes});
+                       validation.reserved_bytes, sampling.reserved_bytes, encoding.reserved_bytes});
     }
     int64_t live_bytes() const {
-      return std::max(
-          {load.live_bytes, first.live_bytes, steady.live_bytes, sampling.live_bytes, encoding.live_bytes});
+      return std::max({load.live_bytes, first.live_bytes, steady.live_bytes, validation.live_bytes,
+                       sampling.live_bytes, encoding.live_bytes});
     }
   };
   DevicePeaks play(int64_t capacity) const;
@@ -82,27 +80,30 @@ class Composer {
   void trace_phases();
   void add_phase(const std::string& name, const DeviceTimeline::Peak& peak, int64_t host);
   void kinds(const DeviceTimeline::Peak& steady);
+  bool validates() const { return !options_.validation_data.empty(); }
   int64_t loader_bytes() const;
 
   Plan& plan_;
   const StepTrace& trace_;
   const TrainOptions options_;
   const Sharding sharding_;
-  const RankState state_;
   const bool cuda_;
   const int64_t communication_;
-  DeviceEvents load_, sampling_;
+  DeviceEvents load_, validation_, sampling_;
   AutoencoderEvents autoencoder_;
 };
 
 void Composer::trace_phases() {
   const DryRunDevice device = plan_.machine.device;
-  load_ = trace_load(plan_.options.train, plan_.data, device, sharding_.gpus);
+  const TrainOptions& all = plan_.options.train;  // all ranks'
+  const auto group = dry_group(sharding_.gpus, sharding_.ranks_per_node);
+  load_ = trace_load(all, plan_.data, device, group);
   // Tables of the objective, made at the first step, stay.
-  const int64_t tables = state_.device_bytes() - left_bytes(load_);
+  const int64_t tables = trace_.memory.persistent_bytes - left_bytes(load_);
   if (tables > 0) load_.push_back({.id = (uint64_t{1} << 47), .bytes = tables});
-  if (options_.sample_every > 0) sampling_ = trace_sample_grid(options_, plan_.data, device);
-  if (has_autoencoder(options_)) autoencoder_ = trace_autoencoder(options_, plan_.data, device);
+  if (validates()) validation_ = trace_validation(all, plan_.data, device, group);
+  if (all.sample_every > 0) sampling_ = trace_sample_grid(all, plan_.data, device, group);
+  if (has_autoencoder(all)) autoencoder_ = trace_autoencoder(options_, plan_.data, device, sharding_.gpus);
 }
 
 Composer::DevicePeaks Composer::play(int64_t capacity) const {
@@ -113,8 +114,9 @@ Composer::DevicePeaks Composer::play(int64_t capacity) const {
   peaks.load.live_bytes = std::max(peaks.load.live_bytes, autoencoder.live_bytes);
   if (encodes_images(options_)) peaks.encoding = timeline.play(autoencoder_.encode);
   timeline.play({{.id = 0, .bytes = plan_.machine.workspace_bytes}});
-  peaks.first = timeline.play_step(trace_.memory.events, state_.transient_bytes);
-  peaks.steady = timeline.play_step(trace_.memory.events, state_.transient_bytes);
+  peaks.first = timeline.play_step(trace_.memory.events);
+  peaks.steady = timeline.play_step(trace_.memory.events);
+  if (validates()) peaks.validation = timeline.play(validation_);
   if (options_.sample_every > 0) {
     peaks.sampling = timeline.play(sampling_);
     const DeviceTimeline::Peak decoding = timeline.play(autoencoder_.decode);
@@ -161,8 +163,8 @@ int64_t Composer::loader_bytes() const {
 void Composer::add_phase(const std::string& name, const DeviceTimeline::Peak& peak, int64_t host) {
   Footprint bytes{.device = plan_.machine.context_bytes + communication_ + peak.reserved_bytes,
                   .host = host,
-                  .pinned_host = state_.pinned_bytes,
-                  .nvme = state_.nvme_bytes};
+                  .pinned_host = trace_.offloaded.host + trace_.offloaded_activation_bytes,
+                  .nvme = trace_.offloaded.disk};
   if (!cuda_) {  // one memory
     bytes.device += bytes.host + bytes.pinned_host;
     bytes.host = bytes.pinned_host = 0;
@@ -173,10 +175,7 @@ void Composer::add_phase(const std::string& name, const DeviceTimeline::Peak& pe
 void Composer::kinds(const DeviceTimeline::Peak& steady) {
   auto& by_kind = plan_.by_kind;
   for (const auto& [kind, bytes] : trace_.memory.peak_by_kind) by_kind[std::string(name_of(kind))] += bytes;
-  for (const auto& [kind, bytes] : trace_.memory.persistent) by_kind[std::string(name_of(kind))] -= bytes;
-  for (const auto& [kind, bytes] : state_.device) by_kind[std::string(name_of(kind))] += bytes;
   by_kind["matmul"] += plan_.machine.workspace_bytes;
-  by_kind["gathered"] += state_.transient_bytes;
   by_kind["autoencoder"] = left_bytes(autoencoder_.load);
   plan_.peak_bytes = 0;
   for (const auto& [name, bytes] : by_kind) plan_.peak_bytes += bytes;
@@ -207,16 +206,20 @@ void Composer::memory() {
   if (encodes_images(options_)) add_phase("extract", peaks.encoding, stepping);
   add_phase("first step", peaks.first, stepping);
   add_phase("steady step", peaks.steady, stepping);
+  if (validates()) add_phase("validation", peaks.validation, stepping);
   if (options_.sample_every > 0) add_phase("validation sampling", peaks.sampling, stepping);
-  const DeviceTimeline::Peak idle{.live_bytes = state_.device_bytes() + plan_.machine.workspace_bytes,
-                                  .reserved_bytes = cuda_
-                                                        ? peaks.steady.reserved_bytes
-                                                        : left_bytes(autoencoder_.load) + left_bytes(load_)};
+  const DeviceTimeline::Peak idle{
+      .live_bytes = trace_.memory.persistent_bytes + plan_.machine.workspace_bytes,
+      .reserved_bytes =
+          cuda_ ? peaks.steady.reserved_bytes : left_bytes(autoencoder_.load) + left_bytes(load_)};
   const int64_t copy = checkpoint_copy_bytes();
   DeviceTimeline::Peak saving = idle;
-  if (!cuda_ && copy > 0) {  // written while steps go on
+  if (!cuda_ && copy > 0) {  // written while the run goes on
+    for (const DeviceTimeline::Peak& peak : {peaks.steady, peaks.validation, peaks.sampling}) {
+      saving.live_bytes = std::max(saving.live_bytes, peak.live_bytes);
+      saving.reserved_bytes = std::max(saving.reserved_bytes, peak.reserved_bytes);
+    }
     saving.live_bytes += copy;
-    saving.reserved_bytes = peaks.steady.reserved_bytes;
   }
   add_phase("checkpoint", saving, stepping + copy);
   add_phase("resume", {.live_bytes = idle.live_bytes, .reserved_bytes = peaks.load.reserved_bytes}, process);
@@ -292,6 +295,8 @@ DataShape planned_shape(const TrainOptions& options) {
 
 Plan compose_plan(const PlanOptions& options, const MachineProfile& machine, const DataShape& data,
                   const StepTrace& trace) {
+  const Sharding sharding = sharding_of(options.train, options.gpus, machine);
+  if (!is_of(trace, sharding)) return compose_plan(options, machine, data, trace_of_rank(trace, sharding));
   Plan plan;
   plan.options = options;
   plan.machine = machine;
@@ -309,6 +314,10 @@ Plan compose_plan(const PlanOptions& options, const MachineProfile& machine, con
   return plan;
 }
 
+int64_t autoencoder_bytes(const TrainOptions& options, const DataShape& data, DryRunDevice device) {
+  return has_autoencoder(options) ? left_bytes(trace_autoencoder(options, data, device, 1).load) : 0;
+}
+
 int64_t communication_bytes(const MachineProfile& machine, int64_t gpus) {
   return machine.device == DryRunDevice::kCuda && gpus > 1 ? kNcclBytes : 0;
 }
@@ -319,9 +328,7 @@ MachineProfile planned_machine(const PlanOptions& options) {
 }
 
 void check_plan(const PlanOptions& options, const MachineProfile& machine) {
-  validate(Sharding{.gpus = options.gpus,
-                    .zero_stage = options.train.zero_stage,
-                    .offload_optimizer = options.train.offload_optimizer});
+  validate(sharding_of(options.train, options.gpus, machine));
   check_training(options);
   const auto not_negative = [](const char* option, double value) {
     if (!(value >= 0)) fail("plan", "--{} expects 0 or more, got {}", option, value);
@@ -344,7 +351,9 @@ Plan make_plan(const PlanOptions& options) {
   const MachineProfile machine = planned_machine(options);
   check_plan(options, machine);
   const DataShape data = planned_shape(options.train);
-  return compose_plan(options, machine, data, trace_step(options.train, data, machine.device, options.gpus));
+  return compose_plan(options, machine, data,
+                      trace_step(options.train, data, machine.device, options.gpus,
+                                 sharding_of(options.train, options.gpus, machine).ranks_per_node));
 }
 
 }  // namespace kiln

@@ -4,86 +4,27 @@
 
 #include <algorithm>
 #include <map>
-#include <optional>
-#include <tuple>
+#include <set>
 
 #include "core/allocations.h"
+#include "ops/ops.h"
 #include "parallel/host_exchange.h"
 #include "parallel/nvme_state.h"
+#include "plan/trace_parts.h"
 
 namespace kiln {
 
 namespace {
 
-class PeakSince : public AllocationObserver {
- public:
-  void allocated(uint64_t, size_t bytes) override {
-    live_ += static_cast<int64_t>(bytes);
-    peak_ = std::max(peak_, live_);
-  }
-  void freed(uint64_t, size_t bytes) override { live_ -= static_cast<int64_t>(bytes); }
-  void begin() { begin_ = peak_ = live_; }
-  int64_t rise() const { return peak_ - begin_; }
-
- private:
-  int64_t live_ = 0, peak_ = 0, begin_ = 0;
-};
-
-// Where the operations of a trace's segments begin and end.
-class OpPositions {
- public:
-  enum Part { kForward, kBackward, kUpdate };  // backward: recomputation included
-  explicit OpPositions(const std::vector<OpRecord>& ops) {
-    bool in_backward = false;
-    for (size_t i = 0; i < ops.size(); ++i) {
-      const StepPhase phase = ops[i].phase;
-      if (phase == StepPhase::kForward && in_backward) ++num_micro_steps_;
-      if (phase == StepPhase::kForward) in_backward = false;
-      if (phase == StepPhase::kBackward) in_backward = true;
-      if (ops[i].segment < 0) continue;
-      const std::optional<Part> part = part_of(phase);
-      if (!part) continue;
-      const size_t micro_step = *part == kUpdate ? 0 : num_micro_steps_ - 1;
-      const auto [range, is_new] =
-          ranges_.try_emplace({micro_step, *part, static_cast<size_t>(ops[i].segment)}, i, i + 1);
-      range->second.second = i + 1;
-    }
-  }
-  size_t num_micro_steps() const { return num_micro_steps_; }
-  // Of the segment's operations; `otherwise` where it has none.
-  size_t begin(size_t micro_step, Part part, size_t segment, size_t otherwise) const {
-    const auto found = ranges_.find({micro_step, part, segment});
-    return found == ranges_.end() ? otherwise : found->second.first;
-  }
-  size_t end(size_t micro_step, Part part, size_t segment, size_t otherwise) const {
-    const auto found = ranges_.find({micro_step, part, segment});
-    return found == ranges_.end() ? otherwise : found->second.second;
-  }
-
- private:
-  static std::optional<Part> part_of(StepPhase phase) {
-    if (phase == StepPhase::kForward) return kForward;
-    if (phase == StepPhase::kRecompute || phase == StepPhase::kBackward) return kBackward;
-    if (phase == StepPhase::kOptimizer) return kUpdate;
-    return std::nullopt;
-  }
-
-  size_t num_micro_steps_ = 1;
-  std::map<std::tuple<size_t, Part, size_t>, std::pair<size_t, size_t>> ranges_;
-};
-
 // The flat units of a rank, as TrainingState makes them.
 class RankUnits {
  public:
   RankUnits(const StepTrace& trace, const Sharding& sharding, const Zero& zero) : options_(trace.unit) {
-    options_.placement = placement_of(sharding, trace.device);
-    std::vector<int64_t> elements;
-    for (const int64_t weights : trace.segment_weights)
-      elements.push_back(state_elements(shard_elements(weights, zero.sharding_of(weights)), options_));
-    if (options_.placement == Placement::kNvme)
-      options_.nvme = std::make_shared<NvmeState>(elements, BlockStoreOptions{}, at::kMeta);
-    else if (options_.placement == Placement::kHost)
-      for (const int64_t count : elements) host_bytes_ += 4 * count;
+    const bool has_host = trace.device == DryRunDevice::kCuda;
+    options_.placement = placement_of(sharding.offload_optimizer, has_host);
+    options_.weight_placement = placement_of(sharding.offload_params, has_host);
+    if (options_.placement == Placement::kNvme || options_.weight_placement == Placement::kNvme)
+      options_.nvme = make_nvme_state(zero, trace.segment_weights, options_, /*disk=*/{});
     units_.reserve(trace.segment_weights.size());
     for (const int64_t weights : trace.segment_weights) {
       FlatLayout layout;
@@ -95,26 +36,32 @@ class RankUnits {
   }
   std::vector<FlatUnit>& units() { return units_; }
 
-  // `trace`: whose bytes beside the units are those of this rank, too.
-  RankState state(const StepTrace& trace) const {
+  // Fills in what of the training state is where. What is beside the units stays as it is.
+  void describe(StepTrace& trace) const {
     MemoryRecorder memory;
-    for (const FlatUnit& unit : units_) memory.register_unit(unit);
     const bool has_host = trace.device == DryRunDevice::kCuda;
-    RankState state;
-    state.pinned_bytes = host_bytes_;
+    trace.offloaded = {};
+    for (const FlatUnit& unit : units_) {
+      memory.register_unit(unit);
+      if (has_host) trace.offloaded.host += unit.host_bytes();
+    }
     if (options_.nvme) {
-      state.nvme_bytes = options_.nvme->disk_bytes();
+      trace.offloaded.disk = options_.nvme->disk_bytes();
       for (const at::Tensor& buffer : options_.nvme->buffers()) {
-        if (has_host) state.pinned_bytes += static_cast<int64_t>(buffer.nbytes());
+        if (has_host) trace.offloaded.host += static_cast<int64_t>(buffer.nbytes());
         memory.register_tensor(buffer, MemoryKind::kStaging);
       }
     }
-    if (options_.placement != Placement::kDevice && has_host) state.pinned_bytes += exchange_bytes();
-    state.device = memory.finish().persistent;
+    if (options_.placement != Placement::kDevice && has_host) trace.offloaded.host += exchange_bytes();
+    trace.unit.placement = options_.placement;
+    trace.unit.weight_placement = options_.weight_placement;
+    std::map<MemoryKind, int64_t> persistent = memory.finish().persistent;
     if (const auto constants = trace.memory.persistent.find(MemoryKind::kConstants);
         constants != trace.memory.persistent.end())
-      state.device.insert(*constants);
-    return state;
+      persistent.insert(*constants);
+    trace.memory.persistent = std::move(persistent);
+    trace.memory.persistent_bytes = 0;
+    for (const auto& [kind, bytes] : trace.memory.persistent) trace.memory.persistent_bytes += bytes;
   }
 
  private:
@@ -126,62 +73,244 @@ class RankUnits {
 
   FlatUnitOptions options_;
   std::vector<FlatUnit> units_;
-  int64_t host_bytes_ = 0;
+};
+
+// In the first micro-step, and in later ones where reductions take the gradients away, gradients are written;
+// else they are added to. `adding`: one of one rank's later micro-steps.
+std::vector<OpRecord> written(const std::vector<OpRecord>& adding, const std::vector<OpRecord>& writing) {
+  std::vector<OpRecord> ops;
+  size_t i = 0;
+  for (const OpRecord& write : writing) {
+    const bool is_same = i < adding.size() && adding[i].name == write.name;
+    ops.push_back(is_same ? adding[i] : write);
+    if (is_same || write.name != "aten::zero_") ++i;  // gradients that are none are zeroed once
+  }
+  return ops;
+}
+
+// Walks the marks of a trace and calls ZeRO around them.
+class RankComposer : public AllocationObserver {
+ public:
+  RankComposer(const StepTrace& source, const Sharding& sharding)
+      : source_(source),
+        parts_(parts_of(source)),
+        dry_run_(source.device),
+        log_([this] { return trace_.ops.size() + recorder_.num_recorded(); }) {
+    const auto& marks = source.memory.marks;
+    num_micro_steps_ = std::ranges::count_if(
+        marks, [](const MemoryMark& mark) { return mark.phase == StepPhase::kForward && mark.segment == 0; });
+    for (const MemoryEvent& event : source.memory.events)
+      if (is_communication(event.phase)) others_.insert(event.id);
+    describe_source(sharding);
+  }
+
+  StepTrace run(const Sharding& sharding) {
+    const at::NoGradGuard no_grad;
+    const MetaAllocationScope allocations(*this);
+    const std::shared_ptr<ProcessGroup> group = dry_group(sharding.gpus, sharding.ranks_per_node);
+    group->observe(&log_);
+    Zero zero(group, trace_.zero);
+    zero_ = &zero;
+    RankUnits rank(source_, sharding, zero);
+    for (FlatUnit& unit : rank.units()) units_.push_back(&unit);
+    recorder_.take();  // what made them
+    zero.manage(units_);
+    rank.describe(trace_);
+    live_ = trace_.memory.persistent_bytes;
+    measure_norms();
+    records_ = true;
+    for (size_t i = 0; i < parts_.size(); ++i) add_mark(i);
+    add_events_until(source_.memory.events.size());
+    records_ = false;
+    group->observe(nullptr);
+    trace_.collectives = std::move(log_.events);
+    find_peak(trace_.memory);
+    return std::move(trace_);
+  }
+
+  void allocated(uint64_t id, size_t bytes) override { add_zero_event(id, static_cast<int64_t>(bytes)); }
+  void freed(uint64_t id, size_t bytes) override { add_zero_event(id, -static_cast<int64_t>(bytes)); }
+
+ private:
+  // Phases of a step of several ranks, which gives way to that of others.
+  static bool is_communication(StepPhase phase) {
+    return phase == StepPhase::kCommunication || phase == StepPhase::kOffload;
+  }
+
+  void describe_source(const Sharding& sharding) {
+    trace_.device = source_.device;
+    trace_.segments = source_.segments;
+    trace_.segment_weights = source_.segment_weights;
+    trace_.num_weights = source_.num_weights;
+    trace_.flops_per_image = source_.flops_per_image;
+    trace_.load_peak_bytes = source_.load_peak_bytes;
+    trace_.memory.persistent = source_.memory.persistent;
+    trace_.zero = source_.zero;
+    trace_.unit = source_.unit;
+    trace_.offloaded_activation_bytes = source_.offloaded_activation_bytes;
+    trace_.ops.reserve(source_.ops.size());
+    trace_.memory.events.reserve(source_.memory.events.size());
+    trace_.world_size = sharding.gpus;
+    trace_.ranks_per_node = sharding.ranks_per_node;
+    trace_.zero.stage = sharding.zero_stage;
+  }
+
+  // What the norm of each unit's gradients is made of, which this rank has a part of.
+  void measure_norms() {
+    recorder_.take();
+    for (const FlatUnit* unit : units_)
+      if (unit->layout().size > 0) ops::sum_of_squares(unit->grad_shard);
+    norms_ = recorder_.take();
+  }
+
+  void begin(StepPhase phase, int64_t segment) {
+    phase_ = phase;
+    segment_ = static_cast<int32_t>(segment);
+    recorder_.begin(phase, segment);
+    phase_peak_ = live_;
+    phase_begin_ = trace_.memory.events.size();
+  }
+  void end() {
+    if (phase_ == StepPhase::kCommunication)
+      for (const auto& [id, event] : zero_blocks_)
+        if (event >= phase_begin_) trace_.memory.events[event].kind = MemoryKind::kGathered;
+    trace_.memory.marks.push_back(
+        {.phase = phase_, .segment = segment_, .live_bytes = live_, .peak_bytes = phase_peak_});
+    recorder_.end(phase_, segment_);
+    segment_ = -1;
+  }
+
+  void add_op(OpRecord op) { trace_.ops.push_back(std::move(op)); }
+  void add_event(const MemoryEvent& event) {
+    if (others_.contains(event.id)) return;
+    trace_.memory.events.push_back(event);
+    live_ += event.bytes;
+    phase_peak_ = std::max(phase_peak_, live_);
+  }
+  void add_events_until(size_t end) {
+    for (; next_event_ < end; ++next_event_) add_event(source_.memory.events[next_event_]);
+  }
+  // ZeRO's own: of what it allocates in the walk.
+  void add_zero_event(uint64_t id, int64_t bytes) {
+    if (!records_ || bytes == 0) return;
+    MemoryEvent event{.id = id | kZeroIds,
+                      .bytes = bytes,
+                      .phase = phase_,
+                      .segment = segment_,
+                      .kind = MemoryKind::kTemporaries};
+    if (bytes > 0) {
+      zero_blocks_[id] = trace_.memory.events.size();
+    } else {
+      const auto block = zero_blocks_.find(id);
+      if (block == zero_blocks_.end()) return;  // older than the walk
+      event.kind = trace_.memory.events[block->second].kind;
+      zero_blocks_.erase(block);
+    }
+    add_event(event);
+  }
+  template <class Call>
+  void call_zero(const Call& call) {
+    call();
+    for (OpRecord& op : recorder_.take()) {
+      op.times = times_;
+      add_op(std::move(op));
+    }
+  }
+  template <class Call>
+  void communicate(int64_t segment, const Call& call) {
+    if (zero_->idle()) return;
+    begin(StepPhase::kCommunication, segment);
+    call_zero(call);
+    end();
+  }
+
+  void add_mark(size_t index) {
+    const MemoryMark& mark = source_.memory.marks[index];
+    if (is_communication(mark.phase)) return;
+    const auto s = static_cast<size_t>(std::max(mark.segment, 0));
+    if (parts_[index].ops_begin < parts_[index].ops_end) times_ = source_.ops[parts_[index].ops_begin].times;
+    if (mark.phase == StepPhase::kForward) {
+      if (s == 0) ++micro_step_;
+      communicate(mark.segment, [&] { zero_->gather(s, 1); });
+    } else if (mark.phase == StepPhase::kRecompute || (mark.phase == StepPhase::kBackward && !recomputed_)) {
+      communicate(mark.segment, [&] { zero_->gather(s, -1); });
+    } else if (mark.phase == StepPhase::kGradNorm) {
+      times_ = 1;
+      communicate(-1, [&] { zero_->finish_reductions(); });
+    }
+    recomputed_ = mark.phase == StepPhase::kRecompute;
+
+    begin(mark.phase, mark.segment);
+    if (mark.phase == StepPhase::kBackward) call_zero([&] { zero_->begin_gradients(s, micro_step_ == 1); });
+    add_ops(index);
+    add_events_until(parts_[index].events_end);
+    if (mark.phase == StepPhase::kBackward) zero_->release(s);
+    if (mark.phase == StepPhase::kOptimizer && units_[s]->size() > 0) call_zero([&] { zero_->publish(s); });
+    end();
+
+    if (mark.phase == StepPhase::kForward && s + 1 < units_.size()) zero_->release(s);
+    if (mark.phase == StepPhase::kBackward)
+      communicate(mark.segment, [&] { zero_->reduce(s, micro_step_ == 1, micro_step_ == num_micro_steps_); });
+    if (index + 1 < parts_.size()) add_events_until(parts_[index + 1].events_begin);
+  }
+
+  void begin_gradients(size_t s) {
+    if (source_.zero.stage < 2) return call_zero([&] { zero_->begin_gradients(s, micro_step_ == 1); });
+    zero_->begin_gradients(s, micro_step_ == 1);
+    recorder_.take();  // the source has them
+  }
+
+  // Elements of a unit that a rank of the source updates.
+  int64_t source_elements(size_t s) const {
+    const int64_t shards = source_.ranks_per_node > 0 ? source_.ranks_per_node : source_.world_size;
+    return shard_elements(source_.segment_weights[s],
+                          {.zero_stage = source_.zero.stage, .world_size = shards});
+  }
+
+  void add_ops(size_t index) {
+    const MemoryMark& mark = source_.memory.marks[index];
+    const auto s = static_cast<size_t>(std::max(mark.segment, 0));
+    std::vector<OpRecord> ops(source_.ops.begin() + static_cast<int64_t>(parts_[index].ops_begin),
+                              source_.ops.begin() + static_cast<int64_t>(parts_[index].ops_end));
+    if (mark.phase == StepPhase::kBackward && micro_step_ == 1) first_backward_[s] = ops;
+    if (mark.phase == StepPhase::kBackward && micro_step_ > 1 && units_[s]->sharding().zero_stage >= 2) {
+      ops = written(ops, first_backward_[s]);
+      for (OpRecord& op : ops) op.times = times_;
+    }
+    for (OpRecord& op : ops) {
+      if (mark.phase == StepPhase::kGradNorm && next_norm_ < norms_.size() &&
+          op.name == norms_[next_norm_].name)
+        op.bytes = norms_[next_norm_++].bytes;
+      if (mark.phase == StepPhase::kOptimizer)
+        op.bytes *= static_cast<double>(units_[s]->shard_size()) / static_cast<double>(source_elements(s));
+      add_op(std::move(op));
+    }
+  }
+
+  static constexpr uint64_t kZeroIds = uint64_t{1} << 46;  // of a trace they count from small numbers
+  const StepTrace& source_;
+  const std::vector<TracePart> parts_;
+  const DryRunScope dry_run_;
+  OpRecorder recorder_{/*timed=*/false};
+  CollectiveLog log_;
+  StepTrace trace_;
+  Zero* zero_ = nullptr;
+  std::vector<FlatUnit*> units_;
+  std::vector<OpRecord> norms_;
+  std::map<size_t, std::vector<OpRecord>> first_backward_;  // by segment
+  std::map<uint64_t, size_t> zero_blocks_;                  // alive -> event of the allocation
+  std::set<uint64_t> others_;                               // blocks that the trace's own communication has
+  bool records_ = false, recomputed_ = false;
+  StepPhase phase_{};
+  int32_t segment_ = -1;
+  int64_t live_ = 0, phase_peak_ = 0, times_ = 1, micro_step_ = 0, num_micro_steps_ = 0;
+  size_t next_event_ = 0, next_norm_ = 0, phase_begin_ = 0;
 };
 
 }  // namespace
 
-Placement placement_of(const Sharding& sharding, DryRunDevice device) {
-  if (sharding.offload_optimizer == "nvme") return Placement::kNvme;
-  return sharding.offload_optimizer == "cpu" && device == DryRunDevice::kCuda ? Placement::kHost
-                                                                              : Placement::kDevice;
-}
-
-RankWalk walk_rank(const StepTrace& trace, const Sharding& sharding) {
-  const DryRunScope dry_run(trace.device);
-  const at::NoGradGuard no_grad;
-  PeakSince memory;
-  const MetaAllocationScope allocations(memory);
-  size_t position = 0;
-  CollectiveLog log([&] { return position; });
-  const std::shared_ptr<ProcessGroup> group = dry_group(sharding.gpus);
-  group->observe(&log);
-  ZeroOptions options = trace.zero;
-  options.stage = sharding.zero_stage;
-  Zero zero(group, options);
-  RankUnits rank(trace, sharding, zero);
-  std::vector<FlatUnit*> units;
-  for (FlatUnit& unit : rank.units()) units.push_back(&unit);
-  zero.manage(units);
-  RankWalk walk{.state = rank.state(trace), .collectives = {}};
-
-  memory.begin();
-  const OpPositions ops(trace.ops);
-  const size_t num_units = units.size(), micro_steps = ops.num_micro_steps();
-  for (size_t micro = 0; micro < micro_steps; ++micro) {
-    for (size_t i = 0; i < num_units; ++i) {
-      position = ops.begin(micro, OpPositions::kForward, i, position);
-      zero.gather(i, 1);
-      if (i + 1 < num_units) zero.release(i);
-    }
-    for (size_t i = num_units; i-- > 0;) {
-      position = ops.begin(micro, OpPositions::kBackward, i, position);
-      zero.gather(i, -1);
-      zero.begin_gradients(i, micro == 0);
-      zero.release(i);
-      position = ops.end(micro, OpPositions::kBackward, i, position);
-      zero.reduce(i, micro == 0, micro + 1 == micro_steps);
-    }
-  }
-  zero.finish_reductions();
-  for (size_t i = 0; i < num_units; ++i) {
-    position = ops.end(0, OpPositions::kUpdate, i, position);
-    if (units[i]->size() > 0) zero.publish(i);
-  }
-  walk.state.transient_bytes = memory.rise();
-  group->observe(nullptr);
-  walk.collectives = std::move(log.events);
-  return walk;
+StepTrace trace_of_rank(const StepTrace& trace, const Sharding& sharding) {
+  return RankComposer(trace, sharding).run(sharding);
 }
 
 }  // namespace kiln

@@ -1,19 +1,13 @@
-// The state and the collectives of one of several ranks, without tracing its step again: the real flat units
-// and their ZeRO, called as the step calls them.
+// The step of one of several ranks, composed of the trace of one rank that keeps everything: what the model
+// does is the same; the real flat units and their ZeRO are called around it as the step calls them.
 #pragma once
-#include <vector>
-
 #include "plan/sharding.h"
 
 namespace kiln {
 
-struct RankWalk {
-  RankState state;
-  std::vector<CollectiveEvent> collectives;  // at the positions of the trace's operations
-};
-// Of rank 0. `trace`: of a step of the same model on any number of ranks.
-RankWalk walk_rank(const StepTrace& trace, const Sharding& sharding);
-
-Placement placement_of(const Sharding& sharding, DryRunDevice device);
+// What trace_step() says of rank 0 of `sharding`: operations, collectives, bytes. What an offloaded optimizer
+// does is left out, but for what it holds. `trace`: of one rank at stage 0, or of other ranks at the same
+// stage; of another stage only the bytes are right.
+StepTrace trace_of_rank(const StepTrace& trace, const Sharding& sharding);
 
 }  // namespace kiln

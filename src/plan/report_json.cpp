@@ -99,6 +99,7 @@ nlohmann::json to_json(const Plan& plan) {
           {"gpus", plan.options.gpus},
           {"zero_stage", plan.options.train.zero_stage},
           {"offload_optimizer", plan.options.train.offload_optimizer},
+          {"offload_params", plan.options.train.offload_params},
           {"num_weights", plan.num_weights},
           {"rank_batch", plan.rank_batch},
           {"micro_batch", plan.micro_batch},

@@ -41,6 +41,8 @@ std::string heading(const Plan& plan) {
   if (plan.options.train.offload_optimizer != "none")
     text +=
         fmt::format(", optimizer on {}", plan.options.train.offload_optimizer == "cpu" ? "the host" : "NVMe");
+  if (plan.options.train.offload_params != "none")
+    text += fmt::format(", weights on {}", plan.options.train.offload_params == "cpu" ? "the host" : "NVMe");
   return text + fmt::format("\nspeeds of the machine: {} ({})\n",
                             plan.machine.measured ? "measured" : "not measured", plan.machine.source);
 }

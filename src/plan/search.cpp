@@ -1,6 +1,7 @@
 #include "plan/search.h"
 
 #include <algorithm>
+#include <cmath>
 #include <map>
 #include <optional>
 
@@ -14,11 +15,12 @@ namespace {
 
 constexpr double kSecondsPerDay = 86400;
 constexpr double kHoursPerDay = 24;
-// Screened times are this near to those of a plan: what is screened further away than that from the best plan
-// so far cannot win. Of what is as near, so many are planned besides.
-constexpr double kTolerance = 5e-3;
-constexpr int kMostTies = 2;
+// Screening equals a plan but for this: what is screened further away from the best plan so far cannot win.
+// Everything nearer is planned.
+constexpr double kTolerance = 1e-3;
 constexpr double kGiB = 1 << 30;
+// What would leave less of the memory is chosen only where nothing else fits.
+constexpr double kMostShare = 0.97;
 
 struct Limits {
   double days = 0, cost = 0;  // 0: none
@@ -28,21 +30,42 @@ struct Limits {
   }
 };
 
-// What a goal minimises: screened, then planned.
+// What a goal minimises, and what decides where that is equal.
+using Figures = std::pair<double, double>;
 struct Goal {
   const char* name;
-  double (*screened)(const Configuration&);
-  double (*planned)(const Plan&);
+  Figures (*screened)(const Configuration&);
+  Figures (*planned)(const Plan&);
 };
 
-constexpr Goal kFastest = {"fastest that fits", [](const Configuration& c) { return c.step_s; },
-                           [](const Plan& plan) { return plan.step_s; }};
-constexpr Goal kCheapest = {
-    "cheapest", [](const Configuration& c) { return static_cast<double>(c.gpus) * c.step_s; },
-    [](const Plan& plan) { return static_cast<double>(plan.options.gpus) * plan.step_s; }};
-constexpr Goal kLeastMemory = {"least memory",
-                               [](const Configuration& c) { return static_cast<double>(c.least_bytes); },
-                               [](const Plan& plan) { return static_cast<double>(plan.needed_bytes); }};
+double needed_bytes(const Plan& plan) { return static_cast<double>(plan.needed_bytes); }
+
+// What a device must have, as far as it is told apart: what its allocator caches beside it goes back when
+// memory runs out.
+double least_memory(double bytes) {
+  constexpr double kToldApart = 256 << 20;
+  return std::ceil(bytes / kToldApart);
+}
+double least_memory(const Plan& plan) {
+  int64_t bytes = plan.peak_bytes;
+  for (const char* name : {"context", "communication"})
+    if (const auto entry = plan.overhead.find(name); entry != plan.overhead.end()) bytes += entry->second;
+  return least_memory(static_cast<double>(bytes));
+}
+
+double bytes_of(const Configuration& c) { return static_cast<double>(c.least_bytes); }
+double gpu_seconds(const Configuration& c) { return static_cast<double>(c.gpus) * c.step_s; }
+double gpu_seconds(const Plan& plan) { return static_cast<double>(plan.options.gpus) * plan.step_s; }
+
+constexpr Goal kFastest = {"fastest that fits",
+                           [](const Configuration& c) { return Figures(c.step_s, bytes_of(c)); },
+                           [](const Plan& plan) { return Figures(plan.step_s, needed_bytes(plan)); }};
+constexpr Goal kCheapest = {"cheapest",
+                            [](const Configuration& c) { return Figures(gpu_seconds(c), bytes_of(c)); },
+                            [](const Plan& plan) { return Figures(gpu_seconds(plan), needed_bytes(plan)); }};
+constexpr Goal kLeastMemory = {
+    "least memory", [](const Configuration& c) { return Figures(least_memory(bytes_of(c)), c.step_s); },
+    [](const Plan& plan) { return Figures(least_memory(plan), plan.step_s); }};
 
 class Search {
  public:
@@ -50,25 +73,26 @@ class Search {
       : options_(options), configurations_(configurations(options, machine, data)) {
     for (size_t i = 0; i < configurations_.size(); ++i)
       if (configurations_[i].step_s > 0) possible_.push_back(i);
+    if (!best(kFastest, {})) most_share_ = 1;
   }
 
   const std::vector<Configuration>& all() const { return configurations_; }
 
-  // The plan of those that fit and meet `limits` with the lowest figure, and of equal ones the one that needs
-  // less memory. Null when there is none. `gpus`: of so many only, and the first that screening ranks will
-  // do.
+  // The plan of those that fit, with memory to spare, and meet `limits` with the lowest figure: that of
+  // planning all of them. Null when there is none. `gpus`: of so many only.
   const Plan* best(const Goal& goal, const Limits& limits, std::optional<int64_t> gpus = {}) {
-    const auto rank = [&](const Plan& plan) { return std::pair{goal.planned(plan), plan.needed_bytes}; };
     const Plan* best = nullptr;
-    int ties = 0;
     for (size_t index : ranked(goal)) {
       const Configuration& configuration = configurations_[index];
-      if (gpus && configuration.gpus != *gpus) continue;
-      if (best && goal.screened(configuration) > goal.planned(*best) * (1 + kTolerance)) break;
-      if (!may_meet(limits, configuration)) continue;
-      if (best && (gpus || ties++ == kMostTies)) break;
+      const Figures screened = goal.screened(configuration);
+      if (best && screened.first * (1 - kTolerance) > goal.planned(*best).first) break;
+      if (best && screened.first == goal.planned(*best).first &&
+          screened.second * (1 - kTolerance) > goal.planned(*best).second)
+        continue;
+      if ((gpus && configuration.gpus != *gpus) || !may_meet(limits, configuration)) continue;
       const Plan& plan = planned(index);
-      if (plan.fits && limits.met_by(plan.days, plan.cost) && (!best || rank(plan) < rank(*best)))
+      if (fits(plan) && limits.met_by(plan.days, plan.cost) &&
+          (!best || goal.planned(plan) < goal.planned(*best)))
         best = &plan;
     }
     return best;
@@ -81,11 +105,14 @@ class Search {
   }
 
  private:
+  bool fits(const Plan& plan) const {
+    return plan.fits && static_cast<double>(plan.needed_bytes) <=
+                            most_share_ * static_cast<double>(plan.machine.memory_bytes);
+  }
+
   std::vector<size_t> ranked(const Goal& goal) const {
     std::vector<size_t> order = possible_;
-    std::ranges::stable_sort(order, {}, [&](size_t i) {
-      return std::pair{goal.screened(configurations_[i]), configurations_[i].least_bytes};
-    });
+    std::ranges::stable_sort(order, {}, [&](size_t i) { return goal.screened(configurations_[i]); });
     return order;
   }
 
@@ -107,6 +134,7 @@ class Search {
   const std::vector<Configuration> configurations_;
   std::vector<size_t> possible_;  // within the memory, as far as screening tells
   std::map<size_t, Plan> plans_;
+  double most_share_ = kMostShare;
 };
 
 void check(const SearchOptions& options, const MachineProfile& machine) {
@@ -212,13 +240,16 @@ std::string launch_command(const Plan& plan) {
   if (train.out.empty()) train.out = "run";
   if (plan.options.steps > 0) train.max_steps = plan.options.steps;
   const int64_t gpus = plan.options.gpus, per_node = plan.machine.gpus_per_node;
-  if (gpus > 1 && gpus <= per_node) train.nproc = gpus;
+  const bool one_machine = gpus <= per_node || plan.machine.device == DryRunDevice::kCpu;
+  if (gpus > 1 && one_machine) train.nproc = gpus;
   const std::string command = command_line(train);
-  if (gpus <= per_node) return command;
+  if (one_machine) return command;
+  int64_t nodes = (gpus + per_node - 1) / per_node;
+  while (gpus % nodes != 0) ++nodes;  // as many ranks on each
   return fmt::format(
       "torchrun --no-python --nnodes {} --nproc-per-node {} --rdzv-backend c10d --rdzv-endpoint HOST:29500 "
       "{}",
-      (gpus + per_node - 1) / per_node, per_node, command);
+      nodes, gpus / nodes, command);
 }
 
 }  // namespace kiln

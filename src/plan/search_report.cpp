@@ -76,10 +76,10 @@ std::string to_text(const SearchResult& result) {
     text += fmt::format("  {:>4}: {}\n        {}\n", choice.plan.options.gpus, figures(choice.plan),
                         launch_command(choice.plan));
   if (train.data.empty() || train.out.empty())
-    text +=
-        "\nstore is a folder made by kiln extract, run the folder that the run is kept in, nvme one on the "
-        "disk "
-        "that is offloaded to.\n";
+    text += "\nstore is a folder made by kiln extract, run the folder that the run is kept in";
+  const bool uses_disk = text.find("--nvme-path nvme") != std::string::npos;
+  if (uses_disk && train.nvme_path.empty()) text += "; nvme is one on the disk that is offloaded to";
+  if (text.back() != '\n') text += ".\n";
   return text;
 }
 

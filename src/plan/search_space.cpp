@@ -5,16 +5,17 @@
 #include <tuple>
 
 #include "models/registry.h"
+#include "plan/rank_walk.h"
 #include "plan/segment_costs.h"
 #include "plan/trace_family.h"
+#include "plan/trace_parts.h"
+#include "train/memory_choices.h"
 
 namespace kiln {
 
 namespace {
 
 constexpr int64_t kMostGpus = 1024;
-// A configuration that would leave less than this for the allocator's fragmentation cannot be chosen.
-constexpr double kMostShare = 0.97;
 // Shares of the memory that mixtures of keeping and recomputing aim at: what fragmentation leaves, and what
 // the advice calls comfortable.
 constexpr double kMixtureShares[] = {0.95, 0.85};
@@ -25,7 +26,10 @@ class SpaceBuilder {
       : search_(search), machine_(machine), data_(data) {}
 
   std::vector<Configuration> run() {
-    for (const std::string& dtype : dtypes())
+    for (const std::string& dtype : dtypes()) {
+      TrainOptions options = search_.plan.train;
+      options.compute_dtype = dtype;
+      autoencoder_ = autoencoder_bytes(options, data_, machine_.device);
       for (int64_t gpus : gpu_counts()) {
         const int64_t rank_batch = search_.plan.train.global_batch / gpus;
         for (int64_t micro_batch : micro_batches(rank_batch)) {
@@ -34,6 +38,7 @@ class SpaceBuilder {
           add_pass();
         }
       }
+    }
     return std::move(configurations_);
   }
 
@@ -90,7 +95,7 @@ class SpaceBuilder {
       const int64_t most = search_.plan.train.global_batch / gpu_counts().front();
       family = std::make_unique<TraceFamily>(options, data_, machine_.device, micro_batches(most).front());
     }
-    return family->at(present_.micro_batch, num_passes_);
+    return family->at(present_.micro_batch, search_.plan.train.global_batch / present_.gpus);
   }
 
   void add_pass() {
@@ -98,77 +103,81 @@ class SpaceBuilder {
     const bool one_set = is_fixed("recompute") || options.offload_activations != "none";
     const StepTrace& keep = trace(one_set ? options.recompute : "none");
     const StepTrace* all = one_set ? nullptr : &trace("all");
-    std::optional<StepCosts> costs;
-    for (int64_t stage : stages())
+    for (int64_t stage : stages()) {
+      present_.zero_stage = stage;
+      present_.offload_optimizer = "none";
+      const StepTrace rank_keep = of_rank(keep);
+      const std::optional<StepTrace> rank_all = all ? std::optional(of_rank(*all)) : std::nullopt;
+      std::optional<StepCosts> costs;
       for (const std::string& offload : offloads()) {
-        present_.zero_stage = stage;
         present_.offload_optimizer = offload;
-        add(one_set ? options.recompute : "none", keep, keep.memory.peak_bytes);
+        beside_ = bytes_beside(rank_keep);
+        add(one_set ? options.recompute : "none", rank_keep, rank_keep.memory.peak_bytes);
         if (one_set) continue;
         const bool keeps_all = has_room(configurations_.back());
-        add("all", *all, all->memory.peak_bytes);
-        if (keeps_all || is_dominated() || !has_room(configurations_.back())) continue;
-        if (!costs) costs = step_costs({&keep, all});
-        add_mixtures(*costs, *all);
+        add("all", *rank_all, rank_all->memory.peak_bytes);
+        if (keeps_all || !has_room(configurations_.back())) continue;
+        if (!costs) costs = step_costs({&rank_keep, &*rank_all});
+        add_mixtures(*costs, keep, *all);
       }
+    }
   }
 
   Sharding sharding() const {
-    return {.gpus = present_.gpus,
-            .zero_stage = present_.zero_stage,
-            .offload_optimizer = present_.offload_optimizer};
+    Sharding sharding = sharding_of(search_.plan.train, present_.gpus, machine_);
+    sharding.zero_stage = present_.zero_stage;
+    sharding.offload_optimizer = present_.offload_optimizer;
+    return sharding;
   }
 
-  const RankState& state(const StepTrace& trace) {
-    const bool accumulates = num_passes_ > 1;
-    const auto [known, is_new] = states_.try_emplace({present_.compute_dtype, accumulates, present_.gpus,
-                                                      present_.zero_stage, present_.offload_optimizer});
-    if (is_new) known->second = shard_state(trace, sharding());
+  StepTrace of_rank(const StepTrace& trace) const {
+    return is_of(trace, sharding()) ? trace : trace_of_rank(trace, sharding());
+  }
+
+  // Of the training state alone, on a rank that offloads as the present configuration does.
+  int64_t persistent_bytes(const StepTrace& trace) {
+    const auto [known, is_new] =
+        persistent_bytes_.try_emplace({present_.compute_dtype, num_passes_ > 1, present_.gpus,
+                                       present_.zero_stage, present_.offload_optimizer});
+    if (is_new) {
+      StepTrace state = trace;
+      state.ops.clear();
+      state.memory.marks.clear();
+      state.memory.events.clear();
+      known->second = trace_of_rank(state, sharding()).memory.persistent_bytes;
+    }
     return known->second;
   }
 
-  // What the device holds beside the live bytes of a rank that keeps everything: negative where it keeps
-  // less.
+  // What the device holds beside the live bytes of `trace`, whose rank offloads nothing: negative where less.
   int64_t bytes_beside(const StepTrace& trace) {
     return machine_.context_bytes + machine_.workspace_bytes + communication_bytes(machine_, present_.gpus) +
-           state(trace).device_bytes() - trace.memory.persistent_bytes;
+           autoencoder_ + persistent_bytes(trace) - trace.memory.persistent_bytes;
   }
 
   bool has_room(const Configuration& configuration) const {
-    return static_cast<double>(configuration.least_bytes) <=
-           kMostShare * static_cast<double>(machine_.memory_bytes);
-  }
-
-  // A GPU takes longer in f32, and needs more: the same configuration in half precision is in the space.
-  bool is_dominated() const {
-    return machine_.device == DryRunDevice::kCuda && present_.compute_dtype != dtypes().front();
+    return configuration.least_bytes <= machine_.memory_bytes;
   }
 
   void add(const std::string& recompute, const StepTrace& trace, int64_t peak_bytes) {
     Configuration added = present_;
     added.recompute = recompute;
-    added.least_bytes = peak_bytes + bytes_beside(trace);
-    if (has_room(added) && !is_dominated()) added.step_s = time_step(trace, machine_, sharding()).seconds;
+    added.least_bytes = peak_bytes + beside_;
+    if (has_room(added)) added.step_s = time_step(trace, machine_, sharding()).seconds;
     configurations_.push_back(std::move(added));
   }
 
-  void add_mixtures(const StepCosts& costs, const StepTrace& all) {
+  void add_mixtures(const StepCosts& costs, const StepTrace& keep, const StepTrace& all) {
     std::vector<std::string> known;
     for (double share : kMixtureShares) {
-      const auto budget = static_cast<int64_t>(share * static_cast<double>(machine_.memory_bytes)) -
-                          bytes_beside(all) - state(all).transient_bytes;
+      const auto budget = static_cast<int64_t>(share * static_cast<double>(machine_.memory_bytes)) - beside_;
       const std::vector<MemoryChoice> choices = fit_memory(costs, budget);
       if (choices.empty()) continue;
       TrainOptions texts;
       set_memory_choices(texts, choices, denoiser());
       if (texts.recompute == "all" || std::ranges::find(known, texts.recompute) != known.end()) continue;
       known.push_back(texts.recompute);
-      StepTrace mixture = all;
-      std::erase_if(mixture.ops, [&](const OpRecord& op) {
-        return op.phase == StepPhase::kRecompute && op.segment >= 0 &&
-               choices[static_cast<size_t>(op.segment)].activations == Activations::kKeep;
-      });
-      add(texts.recompute, mixture, peak_bytes(costs, choices));
+      add(texts.recompute, of_rank(mixed_ops(keep, all, choices)), peak_bytes(costs, choices));
     }
   }
 
@@ -187,10 +196,10 @@ class SpaceBuilder {
   const DataShape& data_;
   std::map<std::pair<std::string, std::string>, std::unique_ptr<TraceFamily>> families_;
   // By compute dtype, whether gradients are accumulated, GPUs, stage and offload.
-  std::map<std::tuple<std::string, bool, int64_t, int64_t, std::string>, RankState> states_;
+  std::map<std::tuple<std::string, bool, int64_t, int64_t, std::string>, int64_t> persistent_bytes_;
   std::unique_ptr<Denoiser> denoiser_;
   Configuration present_;
-  int64_t num_passes_ = 1;
+  int64_t num_passes_ = 1, autoencoder_ = 0, beside_ = 0;
   std::vector<Configuration> configurations_;
 };
 

@@ -21,11 +21,11 @@ inline constexpr const char* kSearchedOptions[] = {"micro-batch", "compute-dtype
 struct Configuration {
   int64_t gpus = 1, micro_batch = 0, zero_stage = 0;
   std::string compute_dtype{}, recompute{}, offload_optimizer{};
-  // Composed of few traces (plan/trace_family.h), to rank by. The plan of the configuration needs no fewer
-  // bytes (live bytes, context, communication), but for a few per image. Its step takes as long where its
-  // passes are equal, but for collectives: those of many short passes over slow links may be off by tenths.
+  // Composed of few traces (plan/trace_family.h), to rank by. Its plan takes as long, and needs no fewer
+  // bytes: live bytes, context and communication are the same, the allocator's rounding and fragmentation
+  // come on top.
   int64_t least_bytes = 0;
-  double step_s = 0;  // 0 where it cannot be chosen: too large, or f32 on a GPU where half precision is tried
+  double step_s = 0;  // 0 where it is too large
 };
 PlanOptions options_of(const SearchOptions& search, const Configuration& configuration);
 

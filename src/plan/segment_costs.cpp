@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "plan/trace_parts.h"
+
 namespace kiln {
 
 namespace {
@@ -164,6 +166,30 @@ StepCosts step_costs(const TrainOptions& options, const DataShape& data, DryRunD
   Traces uniform;
   for (const StepTrace& trace : traces) uniform.push_back(&trace);
   return step_costs(uniform);
+}
+
+StepTrace mixed_ops(const StepTrace& keep, const StepTrace& recompute,
+                    const std::vector<MemoryChoice>& choices) {
+  const std::vector<TracePart> keep_parts = parts_of(keep), recompute_parts = parts_of(recompute);
+  StepTrace mixed = recompute;
+  mixed.ops.clear();
+  mixed.memory.marks.clear();
+  mixed.memory.events.clear();
+  size_t kept = 0;  // mark of `keep`, which has all but those that recompute
+  for (size_t i = 0; i < recompute_parts.size(); ++i) {
+    const MemoryMark& mark = recompute.memory.marks[i];
+    const bool keeps =
+        mark.segment >= 0 && choices[static_cast<size_t>(mark.segment)].activations == Activations::kKeep;
+    const bool recomputes = mark.phase == StepPhase::kRecompute;
+    const TracePart& part = keeps && !recomputes ? keep_parts.at(kept) : recompute_parts[i];
+    const std::vector<OpRecord>& ops = keeps ? keep.ops : recompute.ops;
+    if (!recomputes) ++kept;
+    if (keeps && recomputes) continue;
+    mixed.memory.marks.push_back(mark);
+    mixed.ops.insert(mixed.ops.end(), ops.begin() + static_cast<int64_t>(part.ops_begin),
+                     ops.begin() + static_cast<int64_t>(part.ops_end));
+  }
+  return mixed;
 }
 
 int64_t peak_bytes(const StepCosts& costs, const std::vector<MemoryChoice>& choices) {

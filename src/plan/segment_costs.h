@@ -58,6 +58,11 @@ StepCosts step_costs(const TrainOptions& options, const DataShape& data, DryRunD
 // From such traces themselves, in this order; without the last there is nothing to offload.
 StepCosts step_costs(const std::vector<const StepTrace*>& uniform);
 
+// The operations of a step with such choices, of the traces of keep and recompute everywhere; without its
+// memory.
+StepTrace mixed_ops(const StepTrace& keep, const StepTrace& recompute,
+                    const std::vector<MemoryChoice>& choices);
+
 // Of a step with one choice per segment.
 int64_t peak_bytes(const StepCosts& costs, const std::vector<MemoryChoice>& choices);
 double recompute_flops(const StepCosts& costs, const std::vector<MemoryChoice>& choices);

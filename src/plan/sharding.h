@@ -1,11 +1,9 @@
-// What one rank of several holds, sends and waits for, on any number of ranks and at any stage. A trace of as
-// many ranks says so itself (plan/trace.h); from another one the real flat units and their ZeRO are walked
-// again, without the model. Formulas stand here only for prices: links, the host's update, a disk.
+// The time that one rank of several takes, on any number of ranks and at any stage: the operations and
+// collectives of a trace of as many ranks (plan/trace.h) or of one composed for them (plan/rank_walk.h).
+// Formulas stand here only for prices: links, the host's update, a disk.
 #pragma once
 #include <array>
-#include <map>
 #include <string>
-#include <vector>
 
 #include "plan/machine_profile.h"
 #include "plan/trace.h"
@@ -16,21 +14,15 @@ struct Sharding {
   int64_t gpus = 1;
   int64_t zero_stage = 0;  // 1: optimizer state and averages, 2: gradients too, 3: weights too
   std::string offload_optimizer = "none";  // none, cpu, nvme: where master, moments and averages live
+  std::string offload_params = "none";     // the same of the weights, at stage 3
+  int64_t ranks_per_node = 0;  // that state is divided among; nodes hold copies. 0: it is divided among all
 };
+Sharding sharding_of(const TrainOptions& options, int64_t gpus, const MachineProfile& machine);
 // Throws Error: a stage without ranks, unknown values.
 void validate(const Sharding& sharding);
 
-// Training state of one rank, in bytes.
-struct RankState {
-  std::map<MemoryKind, int64_t> device;  // persistent, by kind
-  // The most of whole weights and gradients of single segments at once, where the trace is of one rank; else
-  // they are in the trace.
-  int64_t transient_bytes = 0;
-  int64_t pinned_bytes = 0, nvme_bytes = 0;
-
-  int64_t device_bytes() const;  // sum of `device`
-};
-RankState shard_state(const StepTrace& trace, const Sharding& sharding);
+// Whether the trace is of such a rank; else trace_of_rank() (plan/rank_walk.h) makes one that is.
+bool is_of(const StepTrace& trace, const Sharding& sharding);
 
 // One step in time, on a rank.
 struct StepTime {

@@ -60,7 +60,7 @@ Typical typical_micro_batch(const PlanOptions& options) {
   TraceFamily family(options.train, planned_shape(options.train), machine.device, kGlobalBatch);
   std::vector<Typical> fitting;
   for (int64_t micro_batch : kMicroBatches) {
-    const StepTrace& trace = family.at(micro_batch, 1);
+    const StepTrace& trace = family.at(micro_batch, micro_batch);
     const auto comfortable =
         static_cast<int64_t>(kComfortableShare * static_cast<double>(machine.memory_bytes));
     if (!fitting.empty() && trace.memory.peak_bytes + machine.context_bytes > comfortable) break;

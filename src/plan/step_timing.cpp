@@ -54,7 +54,11 @@ StepTiming time_steps(const TrainOptions& options, at::Device device, const Step
 
   StepTiming timing;
   std::vector<double> seconds;
-  for (int i = 0; i < repeats.plain; ++i) seconds.push_back(training.step());
+  double total = 0;
+  for (int i = 0; i < repeats.plain || total < repeats.least_seconds; ++i) {
+    seconds.push_back(training.step());
+    total += seconds.back();
+  }
   timing.seconds = median(seconds);
   timing.least_seconds = std::ranges::min(seconds);
   if (repeats.watched == 0) return timing;

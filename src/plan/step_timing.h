@@ -31,8 +31,9 @@ struct StepTiming {
 };
 
 struct StepRepeats {
-  int plain = 3;    // steps by the clock, at least one
-  int watched = 0;  // steps operation by operation; 0: no ops
+  int plain = 3;             // steps by the clock, at least one
+  int watched = 0;           // steps operation by operation; 0: no ops
+  double least_seconds = 0;  // more plain ones until they have taken so long
 };
 
 // Trains `options` on random data: one step of warm-up, then those of `repeats`. Throws Error, also when no

@@ -96,7 +96,8 @@ void describe(const Training& training, const TrainOptions& options, StepTrace& 
                 .grad_dtype = unit.grads.scalar_type(),
                 .num_moments = static_cast<int64_t>(training.optimizer->moment_names().size()),
                 .num_emas = static_cast<int64_t>(state.ema_decays.size()),
-                .placement = state.placement};
+                .placement = state.placement,
+                .weight_placement = state.weight_placement};
 }
 
 // Micro-steps of a step: so many whole ones, and the rest.
@@ -141,19 +142,21 @@ std::pair<size_t, size_t> second_micro_step(const std::vector<OpRecord>& ops) {
   return {begins.at(1), begins.at(2)};
 }
 
-std::shared_ptr<ProcessGroup> dry_group(int64_t world_size) {
-  return std::make_shared<ProcessGroup>(Ranks{.world_size = world_size, .local_world_size = world_size});
+std::shared_ptr<ProcessGroup> dry_group(int64_t world_size, int64_t ranks_per_node) {
+  const int64_t local = ranks_per_node > 0 ? std::min(ranks_per_node, world_size) : world_size;
+  return std::make_shared<ProcessGroup>(Ranks{.world_size = world_size, .local_world_size = local});
 }
 
 StepTrace trace_every_micro_step(const TrainOptions& options, const DataShape& data, DryRunDevice device,
-                                 int64_t world_size) {
+                                 int64_t world_size, int64_t ranks_per_node) {
   const DryRunScope dry_run(device);
   StepTrace trace;
   trace.device = device;
   trace.world_size = world_size;
+  trace.ranks_per_node = ranks_per_node;
   std::optional<OpRecorder> ops;
   CollectiveLog collectives([&] { return ops ? ops->num_recorded() : 0; });
-  const std::shared_ptr<ProcessGroup> group = dry_group(world_size);
+  const std::shared_ptr<ProcessGroup> group = dry_group(world_size, ranks_per_node);
   group->observe(&collectives);
   Training training;
   LoaderBatch batch;
@@ -195,14 +198,14 @@ StepTrace trace_every_micro_step(const TrainOptions& options, const DataShape& d
 }
 
 StepTrace trace_step(const TrainOptions& options, const DataShape& data, DryRunDevice device,
-                     int64_t world_size) {
+                     int64_t world_size, int64_t ranks_per_node) {
   const MicroSteps micro = micro_steps_of(options, world_size);
   const int64_t left_out = micro.num_whole - kTracedMicroSteps;
-  if (left_out < 2) return trace_every_micro_step(options, data, device, world_size);
+  if (left_out < 2) return trace_every_micro_step(options, data, device, world_size, ranks_per_node);
   const auto traced = [&](int64_t num_whole) {
     TrainOptions shorter = options;
     shorter.global_batch = (micro.images * num_whole + micro.rest) * world_size;
-    return trace_every_micro_step(shorter, data, device, world_size);
+    return trace_every_micro_step(shorter, data, device, world_size, ranks_per_node);
   };
   StepTrace trace = traced(kTracedMicroSteps);
   const int64_t left_behind = traced(kTracedMicroSteps + 1).memory.peak_bytes - trace.memory.peak_bytes;

@@ -20,6 +20,8 @@ struct CollectiveEvent {
   bool begins = false;
   CollectiveObserver::Operation operation{};  // where it begins
   int64_t bytes = 0;                          // there: of the whole tensor
+  int64_t num_ranks = 1;                      // there: that take part
+  bool on_one_machine = true;                 // there: all of them
 };
 
 // Records the collectives of a dry run's group.
@@ -27,8 +29,14 @@ class CollectiveLog : public CollectiveObserver {
  public:
   // `position`: how many operations there are so far.
   explicit CollectiveLog(std::function<size_t()> position) : position_(std::move(position)) {}
-  void started(int64_t number, Operation operation, int64_t bytes) override {
-    events.push_back({position_(), number, true, operation, bytes});
+  void started(const Start& start) override {
+    events.push_back({.before_op = position_(),
+                      .number = start.number,
+                      .begins = true,
+                      .operation = start.operation,
+                      .bytes = start.bytes,
+                      .num_ranks = start.num_ranks,
+                      .on_one_machine = start.on_one_machine});
   }
   void waited(int64_t number) override { events.push_back({position_(), number}); }
   std::vector<CollectiveEvent> events;
@@ -47,7 +55,7 @@ struct StepTrace {
   StepMemory memory;                     // of the steady step (the first one allocates the same)
   std::vector<OpRecord> ops;
   // Of several ranks this is the trace of one that has the most rows of a batch.
-  int64_t world_size = 1;
+  int64_t world_size = 1, ranks_per_node = 0;  // 0: all on one
   ZeroOptions zero;
   FlatUnitOptions unit;                      // of every unit; its sharding is left out
   OffloadedBytes offloaded;                  // of the optimizer
@@ -55,19 +63,19 @@ struct StepTrace {
   std::vector<CollectiveEvent> collectives;  // those that begin while the state is made come first
 };
 
-// One whole step of one of `world_size` ranks; options.global_batch is of all of them. Of many equal
-// micro-steps one is traced and its operations count as often (OpRecord::times); the peak is that of all.
-// Throws Error for options that cannot be trained.
+// One whole step of one of `world_size` ranks, so many on each machine (0: all on one); options.global_batch
+// is of all of them. Of many equal micro-steps one is traced and its operations count as often
+// (OpRecord::times); the peak is that of all. Throws Error for options that cannot be trained.
 StepTrace trace_step(const TrainOptions& options, const DataShape& data, DryRunDevice device,
-                     int64_t world_size = 1);
+                     int64_t world_size = 1, int64_t ranks_per_node = 0);
 // The same with every micro-step traced.
 StepTrace trace_every_micro_step(const TrainOptions& options, const DataShape& data, DryRunDevice device,
-                                 int64_t world_size = 1);
+                                 int64_t world_size = 1, int64_t ranks_per_node = 0);
 
 // Operations [first, last) of the second of a trace's micro-steps; of three or more.
 std::pair<size_t, size_t> second_micro_step(const std::vector<OpRecord>& ops);
 
-// The ranks that a dry run stands for.
-std::shared_ptr<ProcessGroup> dry_group(int64_t world_size);
+// The ranks that a dry run stands for, so many on each machine (0: all on one).
+std::shared_ptr<ProcessGroup> dry_group(int64_t world_size, int64_t ranks_per_node = 0);
 
 }  // namespace kiln

@@ -2,8 +2,10 @@
 
 #include <algorithm>
 #include <cmath>
+#include <optional>
 
 #include "core/error.h"
+#include "plan/trace_parts.h"
 
 namespace kiln {
 
@@ -12,7 +14,8 @@ namespace {
 // A pass of one image is another program: what would be broadcast over a batch has its shape already.
 constexpr int64_t kLowImages = 2, kLeastHighImages = 8;
 
-constexpr int64_t kTracedPasses = 3;  // the first, the last, and one that stands for all between
+constexpr int64_t kTracedPasses = 3;      // a first one and equal ones after it
+constexpr int64_t kMostTracedPasses = 6;  // so many and more: one stands for several
 
 // The line through the two traces.
 class Line {
@@ -41,35 +44,6 @@ void compose_ops(std::vector<OpRecord>& ops, const std::vector<OpRecord>& high, 
   }
 }
 
-// Which of the events are inside `mark`, from `next` on. Events between two phases have the segment -1, or
-// follow a phase without one and count to it.
-std::pair<size_t, size_t> events_of(const MemoryMark& mark, const std::vector<MemoryEvent>& events,
-                                    size_t next) {
-  const auto is_inside = [&](const MemoryEvent& event) {
-    return event.phase == mark.phase && event.segment == mark.segment;
-  };
-  const auto is_between = [&](const MemoryEvent& event) { return event.segment < 0 && !is_inside(event); };
-  while (next < events.size() && is_between(events[next])) ++next;
-  const size_t begin = next;
-  while (next < events.size() && is_inside(events[next])) ++next;
-  return {begin, next};
-}
-
-// The highest live bytes inside each mark.
-void find_mark_peaks(StepMemory& memory) {
-  int64_t live = memory.persistent_bytes;
-  size_t next = 0;
-  for (MemoryMark& mark : memory.marks) {
-    const auto [begin, end] = events_of(mark, memory.events, next);
-    for (; next < begin; ++next) live += memory.events[next].bytes;
-    mark.peak_bytes = live;
-    for (; next < end; ++next) {
-      live += memory.events[next].bytes;
-      mark.peak_bytes = std::max(mark.peak_bytes, live);
-    }
-  }
-}
-
 void compose_events(StepMemory& memory, const StepMemory& high, const Line& line) {
   for (size_t i = 0; i < memory.events.size(); ++i) {
     MemoryEvent& event = memory.events[i];
@@ -79,21 +53,102 @@ void compose_events(StepMemory& memory, const StepMemory& high, const Line& line
     event.bytes = line(event.bytes, high.events[i].bytes);
   }
   find_peak(memory);
-  for (size_t i = 0; i < memory.marks.size(); ++i)
-    memory.marks[i].live_bytes = line(memory.marks[i].live_bytes, high.marks[i].live_bytes);
-  find_mark_peaks(memory);
 }
 
-// What passes leave behind until the step ends, a few bytes per image, is that of kTracedPasses.
-StepTrace of_passes(StepTrace trace, int64_t num_passes) {
-  const auto [first, last] = second_micro_step(trace.ops);
-  if (num_passes < kTracedPasses)
-    trace.ops.erase(trace.ops.begin() + static_cast<int64_t>(first),
-                    trace.ops.begin() + static_cast<int64_t>(last));
-  else
-    for (size_t i = first; i < last; ++i) trace.ops[i].times += num_passes - kTracedPasses;
-  return trace;
-}
+// A trace cut where its passes begin.
+struct CutTrace {
+  explicit CutTrace(const StepTrace& cut) : trace(cut), parts(parts_of(cut)), begins(micro_steps_of(cut)) {}
+  size_t ops_end() const { return parts[begins.back() - 1].ops_end; }  // of the last pass
+
+  const StepTrace& trace;
+  std::vector<TracePart> parts;
+  std::vector<size_t> begins;
+};
+
+// A step of other passes than those that were traced: a first one, one that stands for all equal ones after
+// it, and a rest.
+class PassComposer {
+ public:
+  explicit PassComposer(const StepTrace& equal) : equal_(equal), result_(equal) {
+    result_.ops.clear();
+    result_.memory.marks.clear();
+    result_.memory.events.clear();
+  }
+
+  // `rest`: a trace whose last pass is the rest; null: there is none.
+  StepTrace run(int64_t num_whole, const StepTrace* rest) {
+    add(equal_, 0, 1);
+    if (num_whole < kMostTracedPasses) {
+      for (int64_t i = 1; i < num_whole; ++i) add(equal_, 1, 1);
+    } else {  // as trace_step() does
+      add(equal_, 1, 1);
+      add(equal_, 1, num_whole - 3);
+      add(equal_, 1, 1);
+    }
+    const std::optional<CutTrace> last = rest ? std::optional<CutTrace>(*rest) : std::nullopt;
+    if (last) add(*last, kTracedPasses - 1, 1);
+    add_end();
+    find_peak(result_.memory);
+    find_mark_bytes(result_);
+    return std::move(result_);
+  }
+
+ private:
+  void add(const CutTrace& from, size_t pass, int64_t times) {
+    const size_t first = from.begins.at(pass), last = from.begins.at(pass + 1);
+    passes_.emplace_back(&from, pass);
+    append(result_.memory.marks, from.trace.memory.marks, first, last);
+    const size_t before = result_.ops.size();
+    append(result_.ops, from.trace.ops, from.parts[first].ops_begin, from.parts[last - 1].ops_end);
+    for (size_t i = before; i < result_.ops.size(); ++i) result_.ops[i].times = times;
+    // What lives as long as the step comes before the first pass; after each pass its batch is freed.
+    const size_t begin = first == 0 ? 0 : from.parts[first].events_begin;
+    const uint64_t copy = (passes_.size() - 1) << kCopyShift;
+    for (size_t i = begin; i < from.parts[last].events_begin; ++i)
+      add_event(from.trace.memory.events[i], copy);
+  }
+
+  template <class Item>
+  static void append(std::vector<Item>& to, const std::vector<Item>& from, size_t begin, size_t end) {
+    to.insert(to.end(), from.begin() + static_cast<int64_t>(begin), from.begin() + static_cast<int64_t>(end));
+  }
+
+  void add_event(MemoryEvent event, uint64_t copy) {
+    event.id |= copy;
+    if (event.bytes > 0)
+      alive_[event.id] = event;
+    else if (alive_.erase(event.id) == 0)
+      return;  // of a pass that is not in this step
+    result_.memory.events.push_back(event);
+  }
+
+  // The end of the step: losses are converted pass by pass, then gathered; what passes left behind is freed.
+  void add_end() {
+    const StepTrace& end = equal_.trace;
+    size_t op = equal_.ops_end();
+    for (; op + kTracedPasses < end.ops.size() && end.ops[op].name == kConversion; op += kTracedPasses)
+      for (const auto& [from, pass] : passes_)
+        result_.ops.push_back(from->trace.ops.at(from->ops_end() + op - equal_.ops_end() + pass));
+    append(result_.ops, end.ops, op, end.ops.size());
+    append(result_.memory.marks, end.memory.marks, equal_.begins.back(), end.memory.marks.size());
+    const auto& events = end.memory.events;
+    for (size_t i = equal_.parts[equal_.begins.back()].events_begin; i < events.size(); ++i)
+      add_event(events[i], 0);
+    for (auto& [id, event] : std::exchange(alive_, {})) {
+      event.bytes = -event.bytes;
+      event.phase = events.back().phase;
+      event.segment = events.back().segment;
+      result_.memory.events.push_back(event);
+    }
+  }
+
+  static constexpr int kCopyShift = 44;  // ids of a trace count from small numbers
+  static constexpr const char* kConversion = "aten::_to_copy";
+  const CutTrace equal_;
+  StepTrace result_;
+  std::vector<std::pair<const CutTrace*, size_t>> passes_;
+  std::map<uint64_t, MemoryEvent> alive_;
+};
 
 }  // namespace
 
@@ -107,6 +162,9 @@ StepTrace compose_trace(const StepTrace& low, int64_t low_images, const StepTrac
   const Line line(low_images, high_images, images);
   compose_ops(trace.ops, high.ops, line);
   compose_events(trace.memory, high.memory, line);
+  find_mark_bytes(trace);
+  for (size_t i = 0; i < trace.memory.marks.size(); ++i)
+    trace.memory.marks[i].live_bytes = line(low.memory.marks[i].live_bytes, high.memory.marks[i].live_bytes);
   return trace;
 }
 
@@ -121,24 +179,34 @@ TraceFamily::TraceFamily(const TrainOptions& options, const DataShape& data, Dry
   options_.offload_optimizer = options_.offload_params = "none";
 }
 
-const StepTrace& TraceFamily::traced(int64_t images, int64_t num_passes) {
-  const auto key = std::pair{images, num_passes};
-  if (const auto known = traces_.find(key); known != traces_.end()) return known->second;
+const StepTrace& TraceFamily::traced(int64_t micro_batch, int64_t num_passes) {
+  const auto key = std::pair{micro_batch, num_passes};
+  if (const auto known = equal_.find(key); known != equal_.end()) return known->second;
   TrainOptions options = options_;
-  options.micro_batch = images;
-  options.global_batch = images * num_passes;
-  return traces_.emplace(key, trace_step(options, data_, device_)).first->second;
+  options.micro_batch = micro_batch;
+  options.global_batch = micro_batch * num_passes;
+  return equal_.emplace(key, trace_step(options, data_, device_)).first->second;
 }
 
-const StepTrace& TraceFamily::at(int64_t images, int64_t num_passes) {
-  const auto key = std::pair{images, num_passes};
-  if (const auto known = traces_.find(key); known != traces_.end()) return known->second;
-  if (num_passes > 1 && num_passes != kTracedPasses)
-    return traces_.emplace(key, of_passes(at(images, kTracedPasses), num_passes)).first->second;
-  if (images < low_) return traced(images, num_passes);
+const StepTrace& TraceFamily::equal_passes(int64_t micro_batch, int64_t num_passes) {
+  const auto key = std::pair{micro_batch, num_passes};
+  if (const auto known = equal_.find(key); known != equal_.end()) return known->second;
+  // Scratch of a CPU's products goes in steps, and small ones are other programs.
+  if (micro_batch < low_ || device_ == DryRunDevice::kCpu) return traced(micro_batch, num_passes);
   const StepTrace &low = traced(low_, num_passes), &high = traced(high_, num_passes);
-  if (images == low_ || images == high_) return traces_.at(key);
-  return traces_.emplace(key, compose_trace(low, low_, high, high_, images)).first->second;
+  if (micro_batch == low_ || micro_batch == high_) return equal_.at(key);
+  return equal_.emplace(key, compose_trace(low, low_, high, high_, micro_batch)).first->second;
+}
+
+const StepTrace& TraceFamily::at(int64_t micro_batch, int64_t images) {
+  const int64_t num_whole = images / micro_batch, rest = images % micro_batch;
+  if (images == micro_batch) return equal_passes(micro_batch, 1);
+  if (rest == 0 && num_whole == kTracedPasses) return equal_passes(micro_batch, kTracedPasses);
+  const auto key = std::pair{micro_batch, images};
+  if (const auto known = traces_.find(key); known != traces_.end()) return known->second;
+  const StepTrace* last = rest > 0 ? &equal_passes(rest, kTracedPasses) : nullptr;
+  return traces_.emplace(key, PassComposer(equal_passes(micro_batch, kTracedPasses)).run(num_whole, last))
+      .first->second;
 }
 
 }  // namespace kiln

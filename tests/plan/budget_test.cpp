@@ -58,6 +58,41 @@ TEST(Budget, RecomputesMoreWhereLessIsAllowed) {
   EXPECT_LT(less.predicted.at("peak_bytes").get<int64_t>(), parse_bytes("2500M"));
 }
 
+// Steps go on while a copy of the state is written.
+TEST(Budget, CountsACopyOfTheState) {
+  TrainOptions options = small_options();
+  options.memory_budget = "2500M";
+  const FittedRun files = fit_run(options);
+  options.checkpoint_copy = "memory";
+  const FittedRun copies = fit_run(options);
+  EXPECT_LT(copies.predicted.at("peak_bytes").get<int64_t>() + (400 << 20),
+            files.predicted.at("peak_bytes").get<int64_t>());
+  EXPECT_TRUE(copies.gives_memory_back);
+}
+
+TEST(Budget, CopiesTheStateWhereTheHostHasRoom) {
+  PlanOptions options;
+  options.gpu = "A100-80G";
+  options.train = small_options();
+  options.train.depth = 2;
+  Plan plan = make_plan(options);
+  int64_t stepping = 0, saving = 0;
+  for (const PhasePlan& phase : plan.phases) {
+    int64_t& most = phase.name == "checkpoint" ? saving : stepping;
+    most = std::max(most, phase.bytes.host + phase.bytes.pinned_host);
+  }
+  ASSERT_GT(saving, stepping);
+  EXPECT_EQ(fitted_checkpoint_copy(plan, saving), "auto");
+  EXPECT_EQ(fitted_checkpoint_copy(plan, saving - 1), "page-cache");
+  EXPECT_THAT([&] { fitted_checkpoint_copy(plan, stepping - 1); },
+              ThrowsMessage<Error>(HasSubstr("of host memory that each rank has")));
+  options.train.checkpoint_copy = "memory";
+  plan = make_plan(options);
+  EXPECT_EQ(fitted_checkpoint_copy(plan, saving), "memory");
+  EXPECT_THAT([&] { fitted_checkpoint_copy(plan, saving - 1); },
+              ThrowsMessage<Error>(HasSubstr("--checkpoint-copy page-cache")));
+}
+
 TEST(Budget, ChoosesTheMicroBatchWhenAsked) {
   TrainOptions options = small_options();
   options.global_batch = 64;

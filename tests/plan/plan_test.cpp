@@ -8,6 +8,7 @@
 #include "core/error.h"
 #include "plan/device_memory.h"
 #include "plan/price.h"
+#include "plan/rank_walk.h"
 
 namespace kiln {
 namespace {
@@ -104,35 +105,6 @@ TEST(Plan, SaysWhatDoesNotFitAndWhatWould) {
   EXPECT_TRUE(make_plan(options).fits);
 }
 
-// The trace of one of several ranks, and what is derived from that of a single one: the same bytes.
-TEST(Plan, StagesDivideWhatTheySay) {
-  for (const char* dtype : {"f32", "bf16"})
-    for (int64_t micro_batch : {0, 8})
-      for (int64_t stage : {0, 1, 2, 3}) {
-        PlanOptions options = small_plan();
-        options.gpus = 8;
-        options.train.compute_dtype = dtype;
-        options.train.micro_batch = micro_batch;
-        options.train.zero_stage = stage;
-        const StepTrace whole = trace_of(options),
-                        rank =
-                            trace_step(options.train, planned_shape(options.train), DryRunDevice::kCuda, 8);
-        const RankState derived = shard_state(whole, {.gpus = 8, .zero_stage = stage});
-        EXPECT_EQ(derived.device, rank.memory.persistent) << dtype << " stage " << stage;
-        EXPECT_EQ(shard_state(rank, {.gpus = 8, .zero_stage = stage}).device, rank.memory.persistent);
-        // Composed, whole weights and gradients are alive beside the step's peak: no less than in the trace.
-        const int64_t composed = whole.memory.peak_bytes - whole.memory.persistent_bytes +
-                                 derived.device_bytes() + derived.transient_bytes;
-        EXPECT_GE(composed, rank.memory.peak_bytes) << dtype << " stage " << stage;
-        EXPECT_LT(static_cast<double>(composed), 1.35 * static_cast<double>(rank.memory.peak_bytes));
-        const auto seconds = [&](const StepTrace& trace) {
-          return time_step(trace, find_profile("A100-80G"), {.gpus = 8, .zero_stage = stage});
-        };
-        EXPECT_NEAR(seconds(whole).communication_s / seconds(rank).communication_s, 1, 1e-6);
-        EXPECT_NEAR(seconds(whole).seconds / seconds(rank).seconds, 1, 0.12) << "ZeRO's own sums and copies";
-      }
-}
-
 TEST(Plan, OffloadedStateIsNotOnTheGpu) {
   PlanOptions options = small_plan();
   options.gpus = 8;
@@ -140,19 +112,52 @@ TEST(Plan, OffloadedStateIsNotOnTheGpu) {
   const int64_t elements =
       std::accumulate(trace.segment_weights.begin(), trace.segment_weights.end(), int64_t{0});
   const auto offloaded = [&](const char* place) {
-    return shard_state(trace, {.gpus = 8, .zero_stage = 2, .offload_optimizer = place});
+    return trace_of_rank(trace, {.gpus = 8, .zero_stage = 2, .offload_optimizer = place});
   };
-  const RankState host = offloaded("cpu"), disk = offloaded("nvme");
+  const StepTrace host = offloaded("cpu"), disk = offloaded("nvme");
   for (MemoryKind kind : {MemoryKind::kMaster, MemoryKind::kMoments, MemoryKind::kEma})
-    EXPECT_FALSE(host.device.contains(kind));
-  EXPECT_GE(host.pinned_bytes, 2 * elements);  // 16 bytes of 8 ranks each
-  EXPECT_GE(disk.nvme_bytes, 2 * elements);
-  EXPECT_EQ(host.nvme_bytes, 0);
+    EXPECT_FALSE(host.memory.persistent.contains(kind));
+  EXPECT_GE(host.offloaded.host, 2 * elements);  // 16 bytes of 8 ranks each
+  EXPECT_GE(disk.offloaded.disk, 2 * elements);
+  EXPECT_EQ(host.offloaded.disk, 0);
   options.train.zero_stage = 2;
   options.train.offload_optimizer = "cpu";
   const StepTrace rank = trace_step(options.train, planned_shape(options.train), DryRunDevice::kCuda, 8);
-  EXPECT_EQ(host.device, rank.memory.persistent);
-  EXPECT_EQ(host.pinned_bytes, rank.offloaded.host);
+  EXPECT_EQ(host.memory.persistent, rank.memory.persistent);
+  EXPECT_EQ(host.offloaded.host, rank.offloaded.host);
+}
+
+// Of one GPU, too: its weights pass through segment by segment.
+TEST(Plan, OffloadedWeightsAreNotOnTheGpu) {
+  PlanOptions options = small_plan();
+  const MachineProfile machine = find_profile("A100-80G");
+  for (const int64_t gpus : {1, 8}) {
+    options.gpus = gpus;
+    const StepTrace trace = trace_of(options);
+    for (const char* place : {"cpu", "nvme"}) {
+      const Sharding sharding{
+          .gpus = gpus, .zero_stage = 3, .offload_optimizer = "cpu", .offload_params = place};
+      PlanOptions offloaded = options;
+      offloaded.train.zero_stage = 3;
+      offloaded.train.offload_optimizer = "cpu";
+      offloaded.train.offload_params = place;
+      offloaded.train.nvme_path = ".";
+      const StepTrace rank =
+          trace_step(offloaded.train, planned_shape(options.train), DryRunDevice::kCuda, gpus);
+      const StepTrace composed = trace_of_rank(trace, sharding);
+      EXPECT_FALSE(rank.memory.persistent.contains(MemoryKind::kWeights));
+      EXPECT_EQ(composed.memory.persistent, rank.memory.persistent) << place << " on " << gpus;
+      EXPECT_EQ(composed.offloaded.host, rank.offloaded.host) << place << " on " << gpus;
+      EXPECT_EQ(composed.offloaded.disk, rank.offloaded.disk) << place << " on " << gpus;
+      const int64_t weights =
+          rank.num_weights * static_cast<int64_t>(c10::elementSize(rank.unit.compute_dtype));
+      EXPECT_EQ(rank.offloaded.disk >= weights / gpus, place == std::string("nvme"));
+      Sharding without = sharding;
+      without.offload_params = "none";
+      EXPECT_GT(time_step(rank, machine, sharding).seconds, time_step(rank, machine, without).seconds);
+      EXPECT_TRUE(make_plan(offloaded).step_s > 0);
+    }
+  }
 }
 
 TEST(Plan, CommunicationHidesBehindTheBackward) {
@@ -203,17 +208,45 @@ TEST(Plan, ScalesByRanksAndFillsInTheRun) {
   EXPECT_EQ(plan.store_bytes, plan.dataset_size * 2 * 4 * 32 * 32 * 4);
 }
 
+// Sixteen GPUs on two machines: with copies on each, only reduced shards cross the slow link.
+TEST(Plan, KnowsMachinesThatHoldCopies) {
+  PlanOptions options = small_plan();
+  options.gpu = "A100-80G";
+  options.gpus = 16;
+  options.train.global_batch = 256;
+  options.train.zero_stage = 3;
+  const Plan divided = make_plan(options);
+  options.train.shard_within_node = true;
+  const Plan copies = make_plan(options);
+  EXPECT_LT(copies.communication_s, divided.communication_s);
+  EXPECT_NEAR(
+      static_cast<double>(copies.by_kind.at("moments")) / static_cast<double>(divided.by_kind.at("moments")),
+      2, 0.02);
+  options.gpus = 8;
+  const Plan alone = make_plan(options);
+  options.train.shard_within_node = false;
+  EXPECT_EQ(alone.communication_s, make_plan(options).communication_s);
+  options.gpus = 12;
+  options.train.global_batch = 240;
+  options.train.shard_within_node = true;
+  EXPECT_THAT([&] { make_plan(options); }, ThrowsMessage<Error>(HasSubstr("--shard-within-node")));
+}
+
 TEST(Plan, PhasesOutsideTheStepAreTraced) {
   PlanOptions options = small_plan();
   options.train.global_batch = 8;
   options.train.sample_every = 100;
   options.train.autoencoder = "an autoencoder";
+  options.train.validation_data = "a store";
   const Plan plan = make_plan(options);
   std::map<std::string, PhasePlan> phases;
   for (const PhasePlan& phase : plan.phases) phases[phase.name] = phase;
   for (const char* name :
-       {"load", "first step", "steady step", "validation sampling", "checkpoint", "resume"})
+       {"load", "first step", "steady step", "validation", "validation sampling", "checkpoint", "resume"})
     EXPECT_TRUE(phases.contains(name)) << name;
+  // A forward pass with the average where the weights are: less than a step, more than the state.
+  EXPECT_LT(phases["validation"].live_bytes, phases["steady step"].live_bytes);
+  EXPECT_GT(phases["validation"].live_bytes, phases["checkpoint"].live_bytes);
   // Eight images decoded at once need more than a small model's step.
   EXPECT_GT(phases["validation sampling"].bytes.device, phases["steady step"].bytes.device);
   EXPECT_EQ(plan.needed_phase, "validation sampling");
@@ -237,6 +270,15 @@ TEST(Plan, AdvisesWithTheOptionToChange) {
   PlanOptions odd = good;
   odd.train.micro_batch = 12;
   EXPECT_THAT(advice(odd), Contains(HasSubstr("--micro-batch 8")));
+  PlanOptions single = good;
+  single.train.compute_dtype = "f32";
+  EXPECT_THAT(advice(single), Contains(HasSubstr("--compute-dtype bf16")));
+  PlanOptions full = good;
+  full.gpu = "T4";
+  full.train.model = "DiT-XL/2";
+  full.train.depth = 0;
+  full.train.compute_dtype = "fp16";
+  EXPECT_THAT(advice(full), Contains(HasSubstr("kiln plan --search --gpu T4 --gpus 1 --model DiT-XL/2")));
   PlanOptions large = good;
   large.train.global_batch = 4096;
   large.train.micro_batch = 256;
@@ -254,6 +296,12 @@ TEST(Plan, AdvisesWithTheOptionToChange) {
   PlanOptions offloaded = good;
   offloaded.train.offload_optimizer = "nvme";
   EXPECT_THAT(advice(offloaded), Contains(HasSubstr("--offload-optimizer none")));
+  PlanOptions divided = good;  // few images a step over Ethernet: weights and gradients travel all the same
+  divided.gpu = "L40S";
+  divided.gpus = 8;
+  divided.train.global_batch = 64;
+  divided.train.zero_stage = 3;
+  EXPECT_THAT(advice(divided), Contains(HasSubstr("of the step waits for the link between GPUs")));
   const StepTrace trace = trace_of(good);
   MachineProfile machine = find_profile(good.gpu);
   const auto with_used_share = [&](double share) {
@@ -277,6 +325,8 @@ TEST(Plan, RefusesNonsenseInOneLine) {
   refuses([](PlanOptions& o) { o.gpus = 0; }, "--gpus");
   refuses([](PlanOptions& o) { o.train.zero_stage = 2; }, "--gpus is 1");
   refuses([](PlanOptions& o) { o.train.offload_optimizer = "moon"; }, "--offload-optimizer");
+  refuses([](PlanOptions& o) { o.train.offload_params = "moon"; }, "--offload-params");
+  refuses([](PlanOptions& o) { o.train.offload_params = "nvme"; }, "needs --zero-stage 3");
   refuses([](PlanOptions& o) { o.gpu = "V100"; }, "fp16");
   refuses([](PlanOptions& o) { o.train.data = "/no such store"; }, "--data");
   refuses([](PlanOptions& o) { o.price_per_gpu_hour = -1; }, "--price-per-gpu-hour");

@@ -33,10 +33,11 @@ StepBatch rows_of_rank(const TrainOptions& options, const DataShape& data, const
 }
 
 // Of every rank, after one step.
-std::vector<Measured> train_on_ranks(const TrainOptions& options, int64_t world_size) {
+std::vector<Measured> train_on_ranks(const TrainOptions& options, int64_t world_size,
+                                     int64_t ranks_per_node = 0) {
   const DataShape data = synthetic_shape(options);
   std::vector<Measured> ranks(static_cast<size_t>(world_size));
-  test::on_ranks(world_size, [&](const std::shared_ptr<ProcessGroup>& group) {
+  const auto train = [&](const std::shared_ptr<ProcessGroup>& group) {
     const Training training = build_training(options, data, at::kCPU, group);
     const StepBatch batch = rows_of_rank(options, data, *training.objective, *group);
     EXPECT_TRUE(training.step->run(batch, options.lr).applied);
@@ -46,7 +47,8 @@ std::vector<Measured> train_on_ranks(const TrainOptions& options, int64_t world_
     memory.register_state(*training.state);
     ranks[static_cast<size_t>(group->rank())] = {.persistent = memory.finish().persistent,
                                                  .volume = group->volume()};
-  });
+  };
+  test::on_ranks(world_size, train, std::chrono::seconds(60), ranks_per_node);
   return ranks;
 }
 
@@ -91,6 +93,41 @@ TEST_P(PlannedRank, HoldsAndSendsWhatARealOneDoes) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Stages, PlannedRank, ::testing::Values(0, 1, 2, 3));
+
+// Two machines of two ranks: divided among the ranks of one, and reduced shards go between them.
+void expect_real_volume_where_machines_hold_copies(int64_t stage) {
+  TrainOptions options = test::tiny_dit_options();
+  options.global_batch = 8;
+  options.micro_batch = 1;
+  options.zero_stage = stage;
+  options.shard_within_node = true;
+  const StepTrace trace =
+      trace_step(options, synthetic_shape(options), DryRunDevice::kCpu, 4, /*ranks_per_node=*/2);
+  int64_t whole = 0;  // elements
+  for (const int64_t weights : trace.segment_weights)
+    whole += 2 * shard_elements(weights, {.zero_stage = stage, .world_size = 2});
+  using enum CollectiveObserver::Operation;
+  for (const CollectiveEvent& event : trace.collectives)
+    if (event.begins) {
+      EXPECT_EQ(event.num_ranks, 2);
+      EXPECT_EQ(event.on_one_machine, event.operation != kAllReduce);
+    }
+  const int64_t reductions = stage == 1 ? 1 : 2;  // one a micro-step, from stage 2 on
+  EXPECT_EQ(bytes_of(trace, kAllReduce), 4 * reductions * whole / 2);
+  for (const Measured& rank : train_on_ranks(options, 4, 2)) {
+    EXPECT_EQ(trace.memory.persistent, rank.persistent);
+    EXPECT_EQ(bytes_of(trace, kAllReduce), 4 * rank.volume.all_reduced);
+    EXPECT_EQ(bytes_of(trace, kReduceScatter), 4 * rank.volume.reduce_scattered);
+    const int64_t again = stage == 3 ? whole : 0;  // gathered by the test
+    EXPECT_EQ(bytes_of(trace, kAllGather), 4 * (rank.volume.all_gathered - again));
+  }
+}
+
+TEST(PlannedRankOfMachines, SendsWhatARealOneDoesWhereMachinesHoldCopies) {
+  install_tracking_cpu_allocator();
+  at::set_num_threads(1);
+  for (int64_t stage = 1; stage <= 3; ++stage) expect_real_volume_where_machines_hold_copies(stage);
+}
 
 }  // namespace
 }  // namespace kiln

@@ -4,6 +4,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <cmath>
 #include <limits>
 
 #include "core/error.h"
@@ -30,43 +31,117 @@ SearchOptions small_search() {
   return options;
 }
 
+// On one GPU, whose optimizer may wait on the host.
+SearchOptions search_alone() {
+  SearchOptions options;
+  TrainOptions& train = options.plan.train;
+  train.model = "DiT-L/4";
+  train.depth = 8;
+  train.global_batch = 64;
+  options.plan.gpu = "T4";
+  return options;
+}
+
+// Batches of which the last pass is a rest, over slow links between machines.
+SearchOptions search_with_rests() {
+  SearchOptions options;
+  TrainOptions& train = options.plan.train;
+  train.model = "DiT-B/4";
+  train.depth = 3;
+  train.global_batch = 8 * 27;
+  train.compute_dtype = "bf16";
+  train.ema_decay = {0.999, 0.9999};
+  options.plan.gpu = "RTX-4090";
+  options.plan.gpus = 8;
+  options.fixed = {"compute-dtype"};
+  return options;
+}
+
+SearchOptions search_on_cpu() {
+  SearchOptions options;
+  TrainOptions& train = options.plan.train;
+  train.model = "DiT-S/4";
+  train.depth = 3;
+  train.global_batch = 48;
+  options.plan.gpu = "cpu";
+  return options;
+}
+
+// Two plans are as good when they are equal in what is asked for.
 struct Best {
-  double figure = std::numeric_limits<double>::infinity();
-  std::string command;
+  double step_s = std::numeric_limits<double>::infinity(), gpu_s = step_s;
+  std::pair<double, double> least_memory{step_s, step_s};  // 256 MiB are told apart; and then the fastest
 };
 
-TEST(Search, FindsWhatPlanningEveryConfigurationFinds) {
-  const SearchOptions options = small_search();
+// Live bytes, context and communication: what a device must have.
+double least_bytes(const Plan& plan) {
+  int64_t bytes = plan.peak_bytes;
+  for (const auto& [name, overhead] : plan.overhead)
+    if (name != "allocator") bytes += overhead;
+  return static_cast<double>(bytes);
+}
+
+class SearchOf : public ::testing::TestWithParam<SearchOptions (*)()> {};
+
+// Every configuration planned for itself, as kiln plan would.
+TEST_P(SearchOf, FindsWhatPlanningEveryConfigurationFinds) {
+  const SearchOptions options = GetParam()();
   const SearchResult result = search(options);
   const MachineProfile machine = planned_machine(options.plan);
   const std::vector<Configuration> all = configurations(options, machine, planned_shape(options.plan.train));
   EXPECT_EQ(all.size(), result.num_configurations);
 
-  double fastest = std::numeric_limits<double>::infinity(), least = fastest;
-  int64_t num_fitting = 0, num_mixtures = 0;
+  Best best;
   for (const Configuration& configuration : all) {
     const Plan plan = make_plan(options_of(options, configuration));
-    const std::string command = launch_command(plan);
-    EXPECT_LE(static_cast<double>(configuration.least_bytes), 1.001 * static_cast<double>(plan.needed_bytes))
-        << command;
-    num_mixtures += configuration.recompute != "none" && configuration.recompute != "all";
-    if (!plan.fits || configuration.step_s == 0) continue;
-    ++num_fitting;
-    // Collectives of many short passes over a slow link are where screening is least exact.
-    EXPECT_NEAR(configuration.step_s, plan.step_s, 0.15 * plan.step_s) << command;
-    fastest = std::min(fastest, plan.step_s);
-    least = std::min(least, static_cast<double>(plan.needed_bytes));
+    SCOPED_TRACE(launch_command(plan));
+    const double least = least_bytes(plan);
+    EXPECT_NEAR(static_cast<double>(configuration.least_bytes), least, 1e-4 * least);
+    if (configuration.step_s > 0) {
+      EXPECT_NEAR(configuration.step_s, plan.step_s, 1e-3 * plan.step_s);
+    }
+    if (!plan.fits || plan.needed_bytes > 0.97 * static_cast<double>(machine.memory_bytes)) continue;
+    best.step_s = std::min(best.step_s, plan.step_s);
+    best.gpu_s = std::min(best.gpu_s, static_cast<double>(plan.options.gpus) * plan.step_s);
+    best.least_memory = std::min(best.least_memory, {std::ceil(least / (256 << 20)), plan.step_s});
   }
-  EXPECT_GT(num_fitting, 10);
-  EXPECT_LT(num_fitting, static_cast<int64_t>(all.size())) << "nothing is too large: the test tests little";
-  EXPECT_GT(num_mixtures, 0);
-
   ASSERT_FALSE(result.best.empty());
-  EXPECT_THAT(result.best.front().goal, StartsWith("fastest"));
-  EXPECT_NEAR(result.best.front().plan.step_s, fastest, 5e-3 * fastest);
-  EXPECT_THAT(result.best.back().goal, HasSubstr("least memory"));
-  EXPECT_NEAR(static_cast<double>(result.best.back().plan.needed_bytes), least, 0.05 * least);
-  for (const SearchChoice& choice : result.best) EXPECT_TRUE(choice.plan.fits) << choice.goal;
+  for (const SearchChoice& choice : result.best) {
+    const Plan& plan = choice.plan;
+    EXPECT_TRUE(plan.fits) << choice.goal;
+    if (choice.goal.find("fastest") != std::string::npos) {
+      EXPECT_EQ(plan.step_s, best.step_s);
+    }
+    if (choice.goal.find("cheapest") != std::string::npos) {
+      EXPECT_EQ(static_cast<double>(plan.options.gpus) * plan.step_s, best.gpu_s);
+    }
+    if (choice.goal.find("least memory") != std::string::npos) {
+      EXPECT_EQ(std::ceil(least_bytes(plan) / (256 << 20)), best.least_memory.first);
+      EXPECT_EQ(plan.step_s, best.least_memory.second);
+    }
+  }
+}
+
+std::string name_of_case(const ::testing::TestParamInfo<SearchOptions (*)()>& info) {
+  constexpr const char* kNames[] = {"two", "alone", "rests", "cpu"};
+  return kNames[info.index];
+}
+
+INSTANTIATE_TEST_SUITE_P(Cases, SearchOf,
+                         ::testing::Values(small_search, search_alone, search_with_rests, search_on_cpu),
+                         name_of_case);
+
+// The test above tests little where everything fits, or nothing is mixed.
+TEST(Search, HasWhatDoesNotFitAndMixtures) {
+  const SearchOptions options = small_search();
+  const MachineProfile machine = planned_machine(options.plan);
+  int64_t num_large = 0, num_mixtures = 0;
+  for (const Configuration& c : configurations(options, machine, planned_shape(options.plan.train))) {
+    num_large += c.step_s == 0;
+    num_mixtures += c.recompute != "none" && c.recompute != "all";
+  }
+  EXPECT_GT(num_large, 0);
+  EXPECT_GT(num_mixtures, 0);
 }
 
 TEST(Search, KeepsWhatIsGiven) {
@@ -148,6 +223,10 @@ TEST(Search, CommandsAreComplete) {
               StartsWith("torchrun --no-python --nnodes 4 --nproc-per-node 4 --rdzv-backend c10d "
                          "--rdzv-endpoint HOST:29500 kiln train "));
   EXPECT_THAT(launch_command(plan), Not(HasSubstr("--nproc ")));
+  plan.options.gpus = 6;  // as many on each node, 4 at most
+  EXPECT_THAT(launch_command(plan), HasSubstr("--nnodes 2 --nproc-per-node 3 "));
+  plan.machine.device = DryRunDevice::kCpu;
+  EXPECT_THAT(launch_command(plan), AllOf(StartsWith("kiln train"), HasSubstr(" --nproc 6")));
 }
 
 TEST(Search, RefusesLimitsWithoutEffect) {

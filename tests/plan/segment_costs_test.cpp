@@ -7,6 +7,7 @@
 #include <ranges>
 
 #include "models/registry.h"
+#include "train/memory_choices.h"
 #include "train/usable_options.h"
 
 namespace kiln {
