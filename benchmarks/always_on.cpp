@@ -2,7 +2,6 @@
 // timers. Whole steps with and without, in turns.
 //
 //   bench_always_on > benchmarks/results/always-on_MACHINE_DATE.md
-#include <ATen/ATen.h>
 #include <ATen/Parallel.h>
 #include <c10/core/Allocator.h>
 #include <fmt/format.h>
@@ -12,6 +11,7 @@
 #include <vector>
 
 #include "core/allocations.h"
+#include "core/aten.h"
 #include "ops/op_mark.h"
 #include "parallel/machine.h"
 #include "plan/step_timing.h"

@@ -3,7 +3,6 @@
 // output.
 //
 //   bench_offload THREADS NVME_PATH      commands: copy streamed_copy adamw fused disk_write disk_read nvme
-#include <ATen/ATen.h>
 #include <ATen/Parallel.h>
 #include <fcntl.h>
 #include <fmt/format.h>
@@ -17,6 +16,7 @@
 #include <iostream>
 #include <map>
 
+#include "core/aten.h"
 #include "core/error.h"
 #include "ops/ops.h"
 #include "parallel/flat_unit.h"

@@ -7,7 +7,6 @@
 // --stored --cases 1:5 is one piece of the table, for a machine that is free only for moments at a time; it
 // goes to standard output like the whole. --ops adds where the errors come from, on standard error; --records
 // FILE every operation of every case, as lines of JSON.
-#include <ATen/ATen.h>
 #include <ATen/Parallel.h>
 #include <fmt/chrono.h>
 #include <fmt/format.h>
@@ -19,6 +18,7 @@
 #include <map>
 #include <string>
 
+#include "core/aten.h"
 #include "core/error.h"
 #include "parallel/machine.h"
 #include "plan/calibrate.h"

@@ -18,7 +18,8 @@ target_include_directories(kiln_fmt SYSTEM INTERFACE "${TORCH_DIR}/include")
 add_library(kiln_torch INTERFACE)
 target_include_directories(kiln_torch SYSTEM INTERFACE
   "${TORCH_DIR}/include" "${TORCH_DIR}/include/torch/csrc/api/include")
-target_compile_definitions(kiln_torch INTERFACE USE_DISTRIBUTED USE_C10D_GLOO)
+# Operators are included one by one (core/aten.h).
+target_compile_definitions(kiln_torch INTERFACE USE_DISTRIBUTED USE_C10D_GLOO AT_PER_OPERATOR_HEADERS)
 # --no-as-needed and the library are ONE string: written apart, the library silently drops out.
 target_link_libraries(kiln_torch INTERFACE
   "-Wl,--no-as-needed,${TORCH_DIR}/lib/libtorch_cpu.so -Wl,--as-needed" "${TORCH_DIR}/lib/libc10.so")
@@ -28,20 +29,31 @@ target_link_libraries(kiln_torch INTERFACE "${TORCH_DIR}/lib/libgomp.so.1")
 target_link_options(kiln_torch INTERFACE
   "-Wl,-rpath,${TORCH_DIR}/lib" "-Wl,-rpath-link,${KILN_SITE}/nvidia/cu13/lib")
 
-# CUDA: headers and libraries come from the nvidia wheels, kernels from nvcc wherever it is.
-find_program(KILN_NVCC nvcc HINTS "$ENV{CUDA_HOME}/bin" /usr/local/cuda/bin /opt/cuda/bin)
+# CUDA: headers and libraries come from the nvidia wheels, kernels from their nvcc or a toolkit's.
+find_program(KILN_NVCC nvcc HINTS "${KILN_SITE}/nvidia/cu13/bin" "$ENV{CUDA_HOME}/bin" /usr/local/cuda/bin /opt/cuda/bin)
 if(EXISTS "${KILN_SITE}/nvidia/cu13/include/cublas_v2.h" AND EXISTS "${KILN_SITE}/nvidia/cudnn/lib")
   set(KILN_HAVE_CUDA_LIBS ON)
 else()
   set(KILN_HAVE_CUDA_LIBS OFF)
 endif()
+# For what includes CUDA's and NCCL's headers. The wheels lack crt/, which comes with the compiler.
+get_filename_component(nvcc_folder "${KILN_NVCC}" DIRECTORY)
+set(KILN_CUDA_INCLUDES "${KILN_SITE}/nvidia/nccl/include" "${KILN_SITE}/nvidia/cu13/include" "${nvcc_folder}/../include")
 if(KILN_CUDA)
   if(NOT KILN_HAVE_CUDA_LIBS)
     message(FATAL_ERROR "KILN_CUDA needs the CUDA libraries in ${KILN_SITE}/nvidia: run scripts/setup --cuda")
   endif()
-  if(KILN_NVCC)
-    target_compile_definitions(kiln_torch INTERFACE KILN_CUDA_KERNELS)
+  # The plan counts the memory of Kiln's own kernels: a GPU without them would need more than it says.
+  if(NOT KILN_NVCC)
+    message(FATAL_ERROR "KILN_CUDA needs nvcc of CUDA 13, found none: run scripts/setup --cuda, or set CUDA_HOME")
   endif()
+  execute_process(COMMAND ${KILN_NVCC} --version OUTPUT_VARIABLE nvcc_version ERROR_QUIET)
+  if(NOT nvcc_version MATCHES "release 13\\.")
+    string(REGEX MATCH "release [0-9.]+" found "${nvcc_version}")
+    message(FATAL_ERROR "KILN_CUDA needs nvcc of CUDA 13, found ${KILN_NVCC} (${found}): run scripts/setup --cuda, "
+      "or set -DKILN_NVCC=PATH")
+  endif()
+  target_compile_definitions(kiln_torch INTERFACE KILN_CUDA_KERNELS)
   # ATen reaches its CUDA side through registration: nothing refers to these libraries, so they must be kept.
   target_link_libraries(kiln_torch INTERFACE
     "-Wl,--no-as-needed,${TORCH_DIR}/lib/libtorch_cuda.so,${TORCH_DIR}/lib/libc10_cuda.so -Wl,--as-needed"

@@ -39,6 +39,8 @@ install_apt() {
     die "apt-get could not install: $apt_list"
 }
 
+has_nvidia_driver() { command -v nvidia-smi >/dev/null && nvidia-smi -L >/dev/null 2>&1; }
+
 # need_disk GIB: refuses to begin what the disk cannot hold.
 need_disk() {
   local free_gib
@@ -46,11 +48,12 @@ need_disk() {
   [ "$free_gib" -ge "$1" ] || die "$root has $free_gib GiB free, this needs $1 GiB: free some space and run again"
 }
 
-# pip_into_site STAMP DESCRIPTION PIP-ARGUMENT...: wheels unpacked into .deps/site, once.
+# pip_into_site STAMP GIB DESCRIPTION PIP-ARGUMENT...: wheels unpacked into .deps/site, once. GIB: what that needs.
 pip_into_site() {
-  local stamp=".deps/$1" description=$2
-  shift 2
+  local stamp=".deps/$1" gib=$2 description=$3
+  shift 3
   [ ! -e "$stamp" ] || return 0
+  need_disk "$gib"
   say "downloading $description into .deps"
   rm -rf .deps/part
   mkdir -p .deps/site
@@ -67,16 +70,20 @@ pip_into_site() {
 
 torch_version=2.11.0
 install_torch() {
-  need_disk 4
-  pip_into_site "torch-$torch_version-cpu" "LibTorch $torch_version (530 MB)" \
+  pip_into_site "torch-$torch_version-cpu" 4 "LibTorch $torch_version (530 MB)" \
     --no-deps "torch==$torch_version" 'nvidia-cuda-runtime==13.0.*' 'nvidia-cuda-cupti==13.0.*'
 }
 # libtorch_cuda.so, and therefore Python's torch, needs these.
 install_cuda_wheels() {
-  need_disk 8
-  pip_into_site "torch-$torch_version-cuda" "the CUDA libraries of torch $torch_version (1.9 GB)" \
+  pip_into_site "torch-$torch_version-cuda" 8 "the CUDA libraries of torch $torch_version (1.9 GB)" \
     'cuda-toolkit[cublas,cudart,cufft,cufile,cupti,curand,cusolver,cusparse,nvjitlink,nvrtc]==13.0.2' \
     nvidia-cudnn-cu13==9.19.0.56 nvidia-cusparselt-cu13==0.8.0 nvidia-nccl-cu13==2.28.9 nvidia-nvshmem-cu13==3.4.5
+}
+
+# The compiler of the CUDA kernels, with what it needs of the toolkit.
+install_nvcc() {
+  pip_into_site "nvcc-13.0.2" 1 "the CUDA compiler (100 MB)" --no-deps \
+    nvidia-cuda-nvcc==13.0.88 nvidia-nvvm==13.0.88 nvidia-cuda-crt==13.0.88 nvidia-cuda-cccl==13.0.85
 }
 
 # Ninja's "[n/m] ..." lines as progress: one line rewritten on a terminal, else a line every tenth of the way.

@@ -1,9 +1,9 @@
 // adaln_modulate and gated_residual on the tokens of DiT-S/2 at batch 32: (32, 256, 384), f32 residual and
 // bf16 branches, against the composition that PyTorch runs under autocast.
-#include <ATen/ATen.h>
 #include <torch/csrc/autograd/autograd.h>
 
 #include "compare.h"
+#include "core/aten.h"
 #include "ops/ops.h"
 
 namespace kiln {

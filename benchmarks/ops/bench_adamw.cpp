@@ -1,11 +1,12 @@
 // The optimizer pass over the 33 M parameters of DiT-S/2, against ATen's _fused_adamw_, and against plain
 // copying of memory (the share of it that the pass reaches).
-#include <ATen/ATen.h>
 #include <ATen/Parallel.h>
+#include <ATen/ops/_fused_adamw.h>
 
 #include <cstring>
 
 #include "compare.h"
+#include "core/aten.h"
 #include "ops/ops.h"
 
 namespace kiln {

@@ -1,12 +1,12 @@
 // packed_attention against ATen's flash attention on the same views, as scaled_dot_product_attention calls
 // it. Arguments: batch, tokens, heads, head size, dtype (0 f32, 1 bf16). A product counts 2 N N d operations:
 // 2 products forward, 5 backward.
-#include <ATen/ATen.h>
 #include <torch/csrc/autograd/autograd.h>
 
 #include <cmath>
 
 #include "compare.h"
+#include "core/aten.h"
 #include "ops/ops.h"
 
 namespace {

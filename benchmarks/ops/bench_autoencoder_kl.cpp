@@ -1,9 +1,9 @@
 // Encoding and decoding of the Stable Diffusion VAE (random weights), as `kiln extract` and `kiln sample` run
 // it. Arguments: image side, batch size. benchmarks/peers/vae_encode.py sets it against diffusers.
-#include <ATen/ATen.h>
 #include <benchmark/benchmark.h>
 #include <c10/core/InferenceMode.h>
 
+#include "core/aten.h"
 #include "models/autoencoders/autoencoder_kl.h"
 #include "models/weights.h"
 

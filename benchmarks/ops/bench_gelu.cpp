@@ -1,7 +1,7 @@
 // GELU (tanh), the MLP activation of DiT-S/2 at batch 32: (32, 256, 1536), against ATen.
-#include <ATen/ATen.h>
 
 #include "compare.h"
+#include "core/aten.h"
 #include "ops/gelu.h"
 
 namespace kiln {

@@ -1,7 +1,7 @@
 // GroupNorm + SiLU on the widest layers of KL-f8 at 256 px, against ATen's group_norm and silu.
-#include <ATen/ATen.h>
 
 #include "compare.h"
+#include "core/aten.h"
 #include "ops/ops.h"
 
 namespace kiln {

@@ -1,9 +1,9 @@
 // linear and gelu_tanh_linear against ATen's ops under autograd. Arguments: rows, in, out, dtype (0 f32, 1
 // bf16, 2 fp16, whose CPU products ATen runs without SIMD: few rows).
-#include <ATen/ATen.h>
 #include <torch/csrc/autograd/autograd.h>
 
 #include "compare.h"
+#include "core/aten.h"
 #include "ops/ops.h"
 
 namespace {

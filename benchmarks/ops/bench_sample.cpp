@@ -1,9 +1,9 @@
 // DiT's sampling loop under guidance, as `kiln sample` runs it, without decoding: image-steps per second.
 // Arguments: batch size, sampling steps. benchmarks/peers/sample_dit.py sets it against the original DiT.
-#include <ATen/ATen.h>
 #include <ATen/core/grad_mode.h>
 #include <benchmark/benchmark.h>
 
+#include "core/aten.h"
 #include "diffusion/objective.h"
 #include "diffusion/sampler.h"
 #include "models/registry.h"

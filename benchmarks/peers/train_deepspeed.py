@@ -1,6 +1,7 @@
 """Training of DiT on ranks of one machine: DeepSpeed's ZeRO against Kiln's, in turn in one run.
 
-DeepSpeed trains the DiT of tests/reference/dit_torch.py (PyTorch modules, fused attention) with torch's AdamW over Gloo;
+DeepSpeed trains the DiT of tests/reference/dit_torch.py (PyTorch modules, fused attention) over Gloo, with its own defaults but
+for torch's AdamW (torch_adam: its own is an extension that would be compiled at the first use);
 Kiln trains the same architecture with the same batch, ranks, threads and stage, and an average of the weights on top.
 Every measurement starts its own processes; the rounds interleave.
 
@@ -94,7 +95,7 @@ def deepspeed_worker(args):
                                                   "weight_decay": args.weight_decay, "torch_adam": True}},
         "gradient_clipping": args.max_grad_norm,
         "bf16": {"enabled": args.dtype == "bf16"},
-        "zero_optimization": {"stage": args.stage, "overlap_comm": False},
+        "zero_optimization": {"stage": args.stage},
         "steps_per_print": 1 << 30,
     }
     trained = [p for p in model.parameters() if p.requires_grad]

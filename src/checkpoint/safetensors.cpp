@@ -9,6 +9,7 @@
 #include <nlohmann/json.hpp>
 #include <set>
 
+#include "checkpoint/pt_file.h"
 #include "core/atomic_file.h"
 #include "core/error.h"
 #include "core/mapped_file.h"
@@ -190,7 +191,7 @@ class ShardedSafetensors : public TensorFile {
       const std::filesystem::path shard_path = std::filesystem::path(path).parent_path() / shard;
       if (!std::filesystem::exists(shard_path))
         fail("safetensors index", "shard {:?} is missing ({}): copy it beside the index", shard, path);
-      file = open_safetensors(shard_path.string());
+      file = shard.ends_with(".bin") ? open_pt(shard_path.string()) : open_safetensors(shard_path.string());
     }
     const auto found = file->tensors().find(key);
     if (found == file->tensors().end())

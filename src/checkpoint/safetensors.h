@@ -31,7 +31,8 @@ class TensorFile {
 
 // Every bound is checked before use: header length, offsets, overlaps, holes, shape products. Throws Error.
 std::unique_ptr<TensorFile> open_safetensors(const std::string& path);
-// The shards named by a `*.index.json`. Throws Error naming the missing shard or key.
+// The shards named by a `*.index.json`, safetensors or PyTorch's .bin. Throws Error naming the missing shard
+// or key.
 std::unique_ptr<TensorFile> open_safetensors_index(const std::string& path);
 // For fuzzing: the same checks on bytes in memory, which must outlive the result.
 std::unique_ptr<TensorFile> parse_safetensors(std::span<const std::byte> bytes, const std::string& name);

@@ -1,10 +1,9 @@
 #include "checkpoint/tensor_files.h"
 
-#include <ATen/ATen.h>
-
 #include <cstring>
 
 #include "checkpoint/weights_file.h"
+#include "core/aten.h"
 #include "core/error.h"
 #include "core/tensors.h"
 

@@ -10,6 +10,7 @@
 
 #include "core/atomic_file.h"
 #include "core/error.h"
+#include "core/error_message.h"
 
 namespace kiln {
 
@@ -50,15 +51,44 @@ nlohmann::json read_state_json(const fs::path& folder) {
   return state;
 }
 
-bool is_complete(const fs::path& folder) {
-  try {
-    const nlohmann::json state = read_state_json(folder);
-    for (const auto& [name, size] : state.at("files").items())
-      if (fs::file_size(folder / name) != size.get<uint64_t>()) return false;
-    return state.at("format_version") == kFormatVersion;
-  } catch (const std::exception&) {
-    return false;
+// What is wrong with a checkpoint, its folder first; empty when it is complete.
+std::string defect_of(const fs::path& folder) try {
+  const nlohmann::json state = read_state_json(folder);
+  if (const nlohmann::json& version = state.at("format_version"); version != kFormatVersion)
+    return fmt::format("{} has format_version {}, expected {}", folder.string(), version.dump(),
+                       kFormatVersion);
+  for (const auto& [name, size] : state.at("files").items()) {
+    const fs::path path = folder / name;
+    if (!fs::exists(path)) return fmt::format("{} lacks {}", folder.string(), name);
+    if (const uint64_t found = fs::file_size(path), expected = size.get<uint64_t>(); found != expected)
+      return fmt::format("{} of {} has {} bytes, expected {}", name, folder.string(), found, expected);
   }
+  return "";
+} catch (const Error& error) {
+  return bare_message_of(error);
+} catch (const std::exception& error) {
+  return fmt::format("{} of {}: {}", kStateFile, folder.string(), error.what());
+}
+
+struct Found {
+  std::vector<Checkpoint> complete;
+  std::vector<std::string> defects;  // of the others, sorted
+};
+
+Found find_checkpoints(const std::string& run) {
+  Found found;
+  std::error_code error;
+  for (const auto& entry : fs::directory_iterator(checkpoints_folder(run), error)) {
+    const auto step = parse_step(entry.path().filename().string());
+    if (!step) continue;
+    if (std::string defect = defect_of(entry.path()); !defect.empty())
+      found.defects.push_back(std::move(defect));
+    else
+      found.complete.push_back({*step, entry.path().string()});
+  }
+  std::ranges::sort(found.complete, {}, &Checkpoint::step);
+  std::ranges::sort(found.defects);
+  return found;
 }
 
 }  // namespace
@@ -77,16 +107,9 @@ std::string partial_checkpoint_folder(const std::string& run, int64_t step) {
   return (checkpoints_folder(run) / (kPartialPrefix + checkpoint_name(step))).string();
 }
 
-std::vector<Checkpoint> list_checkpoints(const std::string& run) {
-  std::vector<Checkpoint> found;
-  std::error_code error;
-  for (const auto& entry : fs::directory_iterator(checkpoints_folder(run), error)) {
-    const auto step = parse_step(entry.path().filename().string());
-    if (step && is_complete(entry.path())) found.push_back({*step, entry.path().string()});
-  }
-  std::ranges::sort(found, {}, &Checkpoint::step);
-  return found;
-}
+std::vector<Checkpoint> list_checkpoints(const std::string& run) { return find_checkpoints(run).complete; }
+
+std::vector<std::string> damaged_checkpoints(const std::string& run) { return find_checkpoints(run).defects; }
 
 TrainStateInfo read_train_state(const std::string& checkpoint_folder) {
   const nlohmann::json state = read_state_json(checkpoint_folder);
@@ -146,11 +169,14 @@ std::string CheckpointWriter::commit(const TrainStateInfo& info) {
                                 {"files", files}};
   write_file_atomically("checkpoint", (fs::path(partial_) / kStateFile).string(), state.dump(2) + "\n");
   sync_folder(partial_);
-  std::error_code error;
-  fs::remove_all(final_, error);
+  std::error_code error, ignored;
+  // Renamed before it is removed, as what is pruned: a removal that is interrupted would leave a torn one.
+  const std::string replaced = partial_ + "-replaced";
+  fs::rename(final_, replaced, ignored);
   fs::rename(partial_, final_, error);
   if (error) fail("checkpoint", "cannot rename {} to {}: {}", partial_, final_, error.message());
   committed_ = true;
+  fs::remove_all(replaced, ignored);
   sync_folder(fs::path(final_).parent_path());
   return final_;
 }

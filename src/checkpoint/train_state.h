@@ -46,6 +46,9 @@ struct Checkpoint {
 // Complete checkpoints of RUN, oldest first: train_state.json is there and every file it lists has the size
 // it lists. Torn and foreign folders are passed over. An absent folder gives an empty list.
 std::vector<Checkpoint> list_checkpoints(const std::string& run);
+// What is wrong with each that has a checkpoint's name and is not complete: "model.safetensors of
+// RUN/checkpoints/step-00001000 has 12 bytes, expected 2048". Kiln leaves none, however it is ended.
+std::vector<std::string> damaged_checkpoints(const std::string& run);
 // Throws Error naming the file and what is wrong with it.
 TrainStateInfo read_train_state(const std::string& checkpoint_folder);
 

@@ -1,5 +1,6 @@
 #include "extract/extract.h"
 
+#include "cli/build_identity.h"
 #include "cli/commands.h"
 #include "parallel/joining.h"
 #include "parallel/launcher.h"
@@ -38,7 +39,7 @@ void add_extract_command(CLI::App& app) {
                       "Start this many ranks on this machine (0: one, or what the launcher says)");
   command->callback([options] {
     if (const int64_t num_ranks = ranks_to_launch("extract", options->nproc)) return launch_ranks(num_ranks);
-    extract(*options, *join_patiently());
+    extract(*options, *join_patiently(build_identity()));
   });
 }
 

@@ -42,39 +42,60 @@ void add_plan_options(CLI::App& command, PlanArguments& arguments) {
   command.add_option("--steps", options.steps, "Steps to plan for (0: --max-steps)")->capture_default_str();
   command.add_option("--dataset-size", options.dataset_size, "Images (0: those of --data, or ImageNet's)")
       ->capture_default_str();
-  command.add_option("--price-per-gpu-hour", options.price_per_gpu_hour, "Adds the cost (0: unknown)")
-      ->capture_default_str();
-  auto* search =
-      command.add_flag("--search", arguments.search,
-                       "Try every micro-batch, compute dtype, recompute set, ZeRO stage and optimizer "
-                       "offload that is not given, "
-                       "and print the commands of the fastest, the cheapest and the smallest run that fits");
+  auto* search = command.add_flag(
+      "--search", arguments.search,
+      "Try every micro-batch, compute dtype, recompute set, ZeRO stage and offload that is not given, "
+      "and print the commands of the fastest, the cheapest and the smallest run that fits");
   command.add_option("--deadline-days", arguments.limits.deadline_days, "--search: at most so many days")
       ->needs(search);
   command
       .add_option("--max-cost", arguments.limits.max_cost,
                   "--search: at most this cost (--price-per-gpu-hour)")
       ->needs(search);
-  command
-      .add_option("--table", arguments.table,
-                  "Print a Markdown table of docs/planning.md or docs/scaling.md: sizes, quoted, scaling")
-      ->excludes(search);
+  auto* table =
+      command
+          .add_option("--table", arguments.table,
+                      "Print a Markdown table of docs/planning.md or docs/scaling.md: sizes, quoted, scaling")
+          ->excludes(search);
   command.add_flag(
       "--calibrate", arguments.calibrate,
       "First measure this machine (a minute; --device says which) and keep its profile for later plans");
-  command.add_flag("--json", arguments.json, "Print one JSON object instead of text");
-  command.add_option("--html", arguments.html, "Also write a report with plots into this file");
+  command.add_flag("--json", arguments.json, "Print one JSON object instead of text")->excludes(table);
+  command
+      .add_option("--html", arguments.html,
+                  "Also write a report with plots into this file (--search: of the first one found)")
+      ->excludes(table);
+}
+
+bool is_number_of_gpus_given(const CLI::App& command, const TrainOptions& train) {
+  return command.count("--gpus") > 0 || train.nproc > 0;
+}
+
+// The price of one of so many GPUs, or ranks.
+double price_per_gpu_hour(const TrainOptions& train, int64_t gpus, bool is_number_known) {
+  if (train.cost_per_hour > 0 && !is_number_known)
+    fail("plan", "--cost-per-hour is of a known number of GPUs: give --gpus, or --price-per-gpu-hour");
+  return cost_per_hour_of(train, gpus) / static_cast<double>(gpus);
+}
+
+void write_report(const std::string& path, const Plan& plan) {
+  if (!path.empty()) write_file_atomically("plan", path, to_html(plan));
 }
 
 // What is given stays; the search chooses the rest.
 void run_search(const CLI::App& command, const PlanArguments& arguments) {
   SearchOptions options = arguments.limits;
   options.plan = arguments.options;
-  options.any_gpus = command.count("--gpus") == 0;
+  options.any_gpus = !is_number_of_gpus_given(command, arguments.options.train);
   for (const char* name : kSearchedOptions)
     if (arguments.given.contains(name)) options.fixed.insert(name);
   const SearchResult result = search(options);
   fmt::print("{}", arguments.json ? to_json(result).dump(1) + "\n" : to_text(result));
+  const std::vector<SearchChoice>& found = result.best.empty() ? result.nearest : result.best;
+  if (!found.empty())
+    write_report(arguments.html, found.front().plan);
+  else if (!arguments.html.empty())
+    fail("plan", "--html: there is no plan to write into {}", arguments.html);
 }
 
 void run(const CLI::App& command, const PlanArguments& arguments) {
@@ -92,7 +113,7 @@ void run(const CLI::App& command, const PlanArguments& arguments) {
     fmt::print("{}\n", to_json(plan).dump(1));
   else
     fmt::print("{}", to_text(plan));
-  if (!arguments.html.empty()) write_file_atomically("plan", arguments.html, to_html(plan));
+  write_report(arguments.html, plan);
 }
 
 }  // namespace
@@ -107,11 +128,14 @@ void add_plan_command(CLI::App& app) {
   const auto train = add_train_options(*command, "kiln train");
   command->footer(kExamples);
   command->callback([=] {
-    const int64_t nproc = train->options.nproc;
-    if (nproc > 0 && command->count("--gpus") == 0) arguments->options.gpus = nproc;
-    const ResolvedOptions resolved = resolve(*command, *train, arguments->options.gpus);
-    arguments->options.train = resolved.options;
+    PlanOptions& options = arguments->options;
+    const bool has_gpus = command->count("--gpus") > 0;
+    const ResolvedOptions resolved = resolve(*command, *train, has_gpus ? options.gpus : 0);
+    options.train = resolved.options;
     arguments->given = resolved.given;
+    if (!has_gpus && options.train.nproc > 0) options.gpus = options.train.nproc;
+    options.price_per_gpu_hour = price_per_gpu_hour(
+        options.train, options.gpus, !arguments->search || is_number_of_gpus_given(*command, options.train));
     run(*command, *arguments);
   });
 }

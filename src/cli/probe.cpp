@@ -33,11 +33,11 @@ class StdoutToStderr {
   int stdout_;
 };
 
-nlohmann::json measure(ProbeOptions options) {
+nlohmann::json measure(ProbeOptions options, const FitTerms& terms) {
   const StdoutToStderr redirect;
   if (options.train.out.empty()) options.train.out = "probe";  // never written: validation wants one
   options.group = join_ranks(options.train, build_identity());
-  const FittedRun fitted = fit_run(options.train, *options.group);
+  const FittedRun fitted = fit_run(options.train, *options.group, terms);
   if (!fitted.summary.empty()) fmt::print("{}\n", fitted.summary);
   options.train = fitted.options;
   options.predicted = fitted.predicted;
@@ -57,9 +57,11 @@ void add_probe_command(CLI::App& app) {
   command->add_flag("--json", *json, "Print one JSON object on standard output and nothing else there");
   const auto train = add_train_options(*command, "kiln train");
   command->callback([=] {
-    options->train = resolve(*command, *train).options;
+    const ResolvedOptions resolved = resolve(*command, *train);
+    options->train = resolved.options;
     if (const int64_t num_ranks = ranks_to_launch(options->train)) return launch_ranks(num_ranks);
-    const nlohmann::json result = measure(*options);
+    const FitTerms terms{.may_choose_micro_batch = !resolved.given.contains("micro-batch")};
+    const nlohmann::json result = measure(*options, terms);
     if (!result.is_null()) fmt::print("{}", *json ? result.dump(1) + "\n" : probe_text(result));
   });
 }

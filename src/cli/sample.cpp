@@ -1,3 +1,4 @@
+#include "cli/build_identity.h"
 #include "cli/commands.h"
 #include "parallel/joining.h"
 #include "parallel/launcher.h"
@@ -55,7 +56,7 @@ void add_sample_command(CLI::App& app) {
                       "Start this many ranks on this machine (0: one, or what the launcher says)");
   command->callback([options] {
     if (const int64_t num_ranks = ranks_to_launch("sample", options->nproc)) return launch_ranks(num_ranks);
-    run_sample_command(*options, *join_patiently());
+    run_sample_command(*options, *join_patiently(build_identity()));
   });
 }
 

@@ -14,7 +14,6 @@ void add_train_command(CLI::App& app) {
   const auto arguments = add_train_options(*command);
   command->callback([=] {
     const TrainOptions options = resolve(*command, *arguments).options;
-    validate(options);
     if (const int64_t num_ranks = ranks_to_launch(options)) return launch_ranks(num_ranks);
     const std::shared_ptr<ProcessGroup> group = join_ranks(options, build_identity());
     const FittedRun run = fit_run(options, *group);

@@ -1,6 +1,9 @@
 #include "cli/train_options.h"
 
+#include <fmt/ranges.h>
+
 #include "core/error.h"
+#include "core/json_config.h"
 #include "core/toml.h"
 #include "parallel/ranks.h"
 #include "train/deepspeed_config.h"
@@ -13,9 +16,24 @@ CLI::Option* add_option(CLI::App& command, const std::string& name, bool& field,
   return command.add_flag("--" + name + ",!--no-" + name, field,
                           fmt::format("{} (default: {})", help, field ? "on" : "off"));
 }
+// Some values, or none.
 template <class T>
 CLI::Option* add_option(CLI::App& command, const std::string& name, std::vector<T>& field, const char* help) {
-  return command.add_option("--" + name, field, help)->delimiter(',')->capture_default_str();
+  const auto read = [&field](const CLI::results_t& given) {
+    field.clear();
+    if (given == CLI::results_t{"none"}) return true;
+    for (const std::string& text : given)
+      if (text.empty() || !CLI::detail::lexical_cast(text, field.emplace_back())) return false;
+    return !field.empty();
+  };
+  const auto text = [&field] {
+    return field.empty() ? std::string("none") : fmt::format("{}", fmt::join(field, ","));
+  };
+  return command.add_option("--" + name, read, help, /*defaulted=*/false, text)
+      ->type_name(CLI::detail::type_name<T>())
+      ->expected(CLI::detail::expected_max_vector_size)
+      ->delimiter(',')
+      ->capture_default_str();
 }
 template <class T>
 CLI::Option* add_option(CLI::App& command, const std::string& name, T& field, const char* help) {
@@ -83,6 +101,9 @@ std::shared_ptr<TrainArguments> add_train_options(CLI::App& command, const std::
 
 ResolvedOptions resolve(const CLI::App& command, const TrainArguments& arguments, int64_t world_size) {
   ResolvedOptions resolved = with_recipe(command, arguments);
+  // The run keeps the settings themselves, whatever becomes of their file.
+  std::string& model_config = resolved.options.model_config;
+  if (!model_config.empty()) model_config = read_json_option("train", "--model-config", model_config).dump();
   if (arguments.deepspeed.empty()) return resolved;
   const TrainOptions& options = resolved.options;
   const Ranks ranks = ranks_from_environment();

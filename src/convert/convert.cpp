@@ -1,7 +1,5 @@
 #include "convert/convert.h"
 
-#include <ATen/ATen.h>
-
 #include <filesystem>
 
 #include "checkpoint/pt_file.h"
@@ -10,6 +8,7 @@
 #include "convert/dit_architecture.h"
 #include "convert/dit_diffusers.h"
 #include "convert/weights_source.h"
+#include "core/aten.h"
 #include "core/error.h"
 #include "core/tensors.h"
 #include "models/registry.h"
@@ -90,7 +89,10 @@ DiffusersFolderOptions folder_options(const ConvertOptions& options, const nlohm
 
 std::map<std::string, std::string> metadata_of(const Loaded& loaded) {
   std::map<std::string, std::string> metadata = {{"format", "pt"}};
-  if (loaded.config) metadata[kModelConfigKey] = to_json(*loaded.config).dump();
+  if (!loaded.config) return metadata;
+  nlohmann::json config = to_json(*loaded.config);
+  if (loaded.num_heads_assumed) config.erase("num_heads");  // a guess must not come back as knowledge
+  metadata[kModelConfigKey] = config.dump();
   return metadata;
 }
 
@@ -132,10 +134,6 @@ void convert(const ConvertOptions& options) {
       if (!loaded.config)
         fail("convert", "{} is not a DiT: only DiT is written as a diffusers folder", source.path);
       write_dit_pipeline(options.out, *loaded.config, loaded.weights, folder_options(options, source.run));
-      if (loaded.num_heads_assumed)
-        fmt::print(
-            "num_heads {} is assumed from the width: give --num-heads if the model has another number\n",
-            loaded.config->num_heads);
       if (options.vae.empty())
         fmt::print("no --vae was given: pass one to DiTPipeline.from_pretrained(..., vae=...)\n");
       if (loaded.config->num_classes != 1000)
@@ -145,6 +143,9 @@ void convert(const ConvertOptions& options) {
             loaded.config->num_classes);
       break;
   }
+  if (loaded.num_heads_assumed)
+    fmt::print("num_heads {} is assumed from the width: give --num-heads if the model has another number\n",
+               loaded.config->num_heads);
   fmt::print("{}: {}, {} tensors, from {}\n", options.out, name, loaded.weights.size(), source.path);
 }
 

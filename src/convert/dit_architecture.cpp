@@ -58,7 +58,7 @@ std::optional<DitConfig> recognise_dit(const ShapeMap& shapes, const DitHints& h
 
   const auto* labels = find_shape(shapes, "y_embedder.embedding_table.weight", 2);
   config.num_classes = labels == nullptr ? 0 : (*labels)[0] - (hints.has_null_class ? 1 : 0);
-  if (!hints.has_null_class) config.class_dropout_prob = 0;
+  if (labels == nullptr || !hints.has_null_class) config.class_dropout_prob = 0;
   const int64_t per_channel = config.patch_size * config.patch_size;
   const int64_t out_channels = (*final_linear)[0] / per_channel;
   if ((*final_linear)[0] % per_channel != 0 ||

@@ -1,11 +1,11 @@
 #include "convert/dit_diffusers.h"
 
-#include <ATen/ATen.h>
 #include <fmt/ranges.h>
 
 #include <array>
 #include <utility>
 
+#include "core/aten.h"
 #include "core/error.h"
 
 namespace kiln {

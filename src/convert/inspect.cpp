@@ -1,10 +1,8 @@
 #include "convert/inspect.h"
 
-#include <ATen/ATen.h>
 #include <fmt/ranges.h>
 
 #include <cctype>
-#include <filesystem>
 #include <functional>
 #include <map>
 
@@ -12,7 +10,9 @@
 #include "convert/dit_architecture.h"
 #include "convert/dit_diffusers.h"
 #include "convert/weights_source.h"
+#include "core/aten.h"
 #include "core/error.h"
+#include "core/json_config.h"
 #include "models/autoencoders/autoencoder_kl.h"
 #include "models/registry.h"
 
@@ -42,15 +42,6 @@ std::string as_file_name(std::string name) {
   return name;
 }
 
-nlohmann::json config_of(const InspectOptions& options) {
-  nlohmann::json config;
-  if (options.config.empty()) return config;
-  if (std::filesystem::exists(options.config)) return read_json(options.config);
-  config = nlohmann::json::parse(options.config, nullptr, /*allow_exceptions=*/false);
-  if (config.is_discarded()) fail("inspect", "--config is neither a file nor JSON: {}", options.config);
-  return config;
-}
-
 // Prints the lines; returns "3 tensors, 10 elements, 8 trainable parameters".
 template <class KeyOf>
 std::string list_parameters(const ParameterList& parameters, const KeyOf& key_of, std::FILE* out) {
@@ -67,15 +58,13 @@ std::string list_parameters(const ParameterList& parameters, const KeyOf& key_of
 void inspect_autoencoder(const ListedAutoencoder& listed, const nlohmann::json& given, std::FILE* out,
                          std::FILE* summary) {
   nlohmann::json config = sd_vae_config();
-  if (!given.is_null() && !given.is_object())
-    fail("inspect", "--config expects a JSON object, got {}", given.dump());
-  if (given.is_object()) config.update(given);
+  config.update(given);
   const AutoencoderKl autoencoder(parse_autoencoder_kl_config(config), {.device = at::kMeta});
   fmt::print(summary, "{}: {}\n", listed.name, list_parameters(autoencoder.parameters(), listed.key, out));
 }
 
 void inspect_model(const InspectOptions& options, std::FILE* out, std::FILE* summary) {
-  const nlohmann::json config = config_of(options);
+  const nlohmann::json config = read_json_option("inspect", "--config", options.config);
   std::vector<std::string> known = denoiser_names();
   for (const std::string& name : known) {
     if (as_file_name(name) != as_file_name(options.model)) continue;

@@ -45,6 +45,8 @@ WeightsSource checkpoint_weights(const fs::path& folder, bool prefer_ema) {
 
 WeightsSource run_weights(const std::string& run, bool prefer_ema) {
   const auto checkpoints = list_checkpoints(run);
+  for (const std::string& damage : damaged_checkpoints(run))
+    fmt::print(stderr, "warning: passed over, it is damaged: {}\n", damage);
   if (checkpoints.empty()) fail("weights", "no complete checkpoint yet in {}", run);
   return checkpoint_weights(checkpoints.back().folder, prefer_ema);
 }

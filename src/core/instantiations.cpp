@@ -2,7 +2,8 @@
 #include <fmt/format-inl.h>
 #include <nlohmann/json.hpp>
 
-template class nlohmann::basic_json<>;  // core/pch.h declares it extern
+template class nlohmann::basic_json<>;  // core/pch_base.h declares them extern
+template class nlohmann::detail::serializer<nlohmann::json>;
 
 // What fmt leaves to its library, which torch's copy of the headers comes without.
 FMT_BEGIN_NAMESPACE

@@ -4,9 +4,13 @@
 
 #include <algorithm>
 #include <concepts>
+#include <filesystem>
+#include <fstream>
+#include <iterator>
 #include <limits>
 
 #include "core/error.h"
+#include "core/nearest_name.h"
 
 namespace kiln {
 namespace {
@@ -56,7 +60,26 @@ struct Kind<std::vector<T>> {
   }
 };
 
+// Likely a known name, mistyped.
+bool is_near_one_of(const std::string& name, const std::set<std::string>& known) {
+  return std::any_of(known.begin(), known.end(),
+                     [&](const std::string& other) { return num_edits(name, other) <= name.size() / 3; });
+}
+
 }  // namespace
+
+json read_json_option(std::string_view who, std::string_view option, const std::string& value) {
+  if (value.empty()) return json::object();
+  std::string text = value;
+  std::error_code not_a_path;  // long text is none
+  if (std::filesystem::is_regular_file(value, not_a_path)) {
+    std::ifstream file(value, std::ios::binary);
+    text.assign(std::istreambuf_iterator<char>(file), {});
+  }
+  json parsed = json::parse(text, nullptr, /*allow_exceptions=*/false);
+  if (!parsed.is_object()) fail(who, "{} expects a JSON object or a file of one, got '{}'", option, value);
+  return parsed;
+}
 
 JsonConfig::JsonConfig(std::string_view who, const json& config) : who_(who), config_(config) {
   if (!config.is_object()) fail(who_, "expected a JSON object, got {}", config.dump());
@@ -121,8 +144,11 @@ void JsonConfig::refuse(const std::string& key, const json& inactive) const {
 
 void JsonConfig::refuse_unknown() const {
   std::vector<std::string> unknown;
-  for (const auto& [key, value] : config_.items())
-    if (!key.starts_with('_') && !read_.contains(key)) unknown.push_back(key);
+  for (const auto& [key, value] : config_.items()) {
+    if (key.starts_with('_') || read_.contains(key) || value.is_null()) continue;
+    if (value.is_boolean() && !value.get<bool>() && !is_near_one_of(key, read_)) continue;
+    unknown.push_back(key);
+  }
   if (!unknown.empty())
     fail(who_, "unknown config keys: {}; known are {}", fmt::join(unknown, ", "), fmt::join(read_, ", "));
 }

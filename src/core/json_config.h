@@ -10,6 +10,10 @@
 
 namespace kiln {
 
+// The object that an option is given: JSON text, or the path of a file that holds it; {} for "". Throws Error
+// naming `option` for anything else.
+nlohmann::json read_json_option(std::string_view who, std::string_view option, const std::string& value);
+
 // Reads optional keys of one JSON object. Absent and null both mean the default; a value of the wrong kind
 // throws Error naming `who` and the key. 4.0 is an integer too: configs written by other tools hold such
 // numbers.
@@ -42,7 +46,9 @@ class JsonConfig {
   // A key that Kiln does not implement must keep its inactive value: silently ignoring it would change the
   // images.
   void refuse(const std::string& key, const nlohmann::json& inactive) const;
-  // Throws Error naming every key that has not been asked for so far; keys beginning with "_" pass.
+  // Throws Error naming every key that has not been asked for so far. Keys beginning with "_" pass; null
+  // means absent; so does false, what other tools write for a feature that is off, but under a name unlike
+  // any known.
   void refuse_unknown() const;
 
  private:

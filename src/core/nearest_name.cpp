@@ -45,6 +45,10 @@ std::vector<std::string> nearest_names(std::string_view name, const std::vector<
   return nearest;
 }
 
+size_t num_edits(std::string_view name, std::string_view other) {
+  return edit_distance(lower(name), lower(other));
+}
+
 std::string nearest_name(std::string_view name, const std::vector<std::string>& names) {
   const std::vector<std::string> nearest = nearest_names(name, names, 1);
   return nearest.empty() ? "" : nearest.front();

@@ -11,6 +11,10 @@ namespace kiln {
 std::vector<std::string> nearest_names(std::string_view name, const std::vector<std::string>& names,
                                        size_t count);
 
+// The number of characters to insert, remove or replace to get from one to the other, capitals aside; at most
+// 1 where one contains the other.
+size_t num_edits(std::string_view name, std::string_view other);
+
 // The nearest one; "" if there are none.
 std::string nearest_name(std::string_view name, const std::vector<std::string>& names);
 

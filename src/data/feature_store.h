@@ -17,6 +17,9 @@ struct StoreInfo {
   int format_version = 1;
   std::string autoencoder;              // "autoencoder_kl" | "pixels"
   std::string autoencoder_fingerprint;  // xxh3 of its weights; "" = unknown (imports)
+  // Where its file or folder lay; "" = nowhere (pixels, imports). A hint for whoever decodes, to be checked
+  // by the fingerprint: no part of what makes two stores the same.
+  std::string autoencoder_path;
   double scaling_factor = 1, shift_factor = 0;
   int64_t channels = 0, height = 0, width = 0;  // of a latent
   int64_t image_size = 0;                       // pixels

@@ -4,6 +4,7 @@
 #include <memory>
 #include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "core/dtype.h"
@@ -24,9 +25,11 @@ NpyArray parse_npy(std::span<const std::byte> bytes, const std::string& name);
 // appears when all are written. The same images give the same bytes, interrupted or not.
 class NpzImageWriter {
  public:
-  // Throws Error: cannot be written, or what is there holds other images (count or size).
+  // `settings`: all that decides the pixels. Its hash is kept in the file (a zip extra field, which readers
+  // skip), so that a file never mixes images of different settings. Throws Error: cannot be written, or what
+  // is there holds other images (count, size or settings).
   static std::unique_ptr<NpzImageWriter> open(const std::string& path, int64_t num_images, int64_t height,
-                                              int64_t width);
+                                              int64_t width, std::string_view settings);
   virtual ~NpzImageWriter() = default;
   virtual int64_t num_written() const = 0;
   virtual void add(const Image& image) = 0;  // throws Error: wrong size, one too many, disk full

@@ -1,5 +1,6 @@
 // A zip file of one stored member, arr_0.npy, with 64-bit sizes. All sizes are known before the first image,
-// so the images are appended behind a finished header; only the checksum is filled in at the end.
+// so the images are appended behind a finished header; only the checksum is filled in at the end. The header
+// also tells what the images were made with.
 #include <fcntl.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -10,6 +11,7 @@
 #include <cstring>
 
 #include "core/error.h"
+#include "core/xxh3.h"
 #include "data/npz.h"
 
 namespace kiln {
@@ -18,7 +20,9 @@ namespace {
 constexpr std::string_view kMember = "arr_0.npy";
 constexpr int64_t kChecksumOffset = 14;  // in the local header
 constexpr uint16_t kZip64Version = 45;
-constexpr uint16_t kDosDate = 0x21;  // 1980-01-01: no time stamps, the same images give the same file
+constexpr uint16_t kZip64Field = 1, kZip64Size = 16;
+constexpr uint16_t kSettingsField = 0x6E6B;  // ours: readers skip fields that they do not know
+constexpr uint16_t kDosDate = 0x21;          // 1980-01-01: no time stamps, the same images give the same file
 
 class ByteWriter {
  public:
@@ -60,19 +64,21 @@ ByteWriter& common_fields(ByteWriter& out, uint32_t checksum) {
       .u16(kMember.size());
 }
 
-std::string local_header(uint64_t member_size) {
+// It ends with the hash of the settings.
+std::string local_header(uint64_t member_size, std::string_view settings_hash) {
   ByteWriter out;
   out.u32(0x04034b50);
-  common_fields(out, 0).u16(20).text(kMember);
-  return out.u16(1).u16(16).u64(member_size).u64(member_size).bytes();
+  common_fields(out, 0).u16(4 + kZip64Size + 4 + settings_hash.size()).text(kMember);
+  out.u16(kZip64Field).u16(kZip64Size).u64(member_size).u64(member_size);
+  return out.u16(kSettingsField).u16(settings_hash.size()).text(settings_hash).bytes();
 }
 
 // Central directory and the end records. The one member begins at offset 0.
 std::string archive_end(uint64_t member_size, uint64_t directory_offset, uint32_t checksum) {
   ByteWriter out;
   out.u32(0x02014b50).u16(kZip64Version);
-  common_fields(out, checksum).u16(20).u16(0).u16(0).u16(0).u32(0).u32(0).text(kMember);
-  out.u16(1).u16(16).u64(member_size).u64(member_size);
+  common_fields(out, checksum).u16(4 + kZip64Size).u16(0).u16(0).u16(0).u32(0).u32(0).text(kMember);
+  out.u16(kZip64Field).u16(kZip64Size).u64(member_size).u64(member_size);
   const uint64_t directory_size = out.bytes().size();
   out.u32(0x06064b50).u64(44).u16(kZip64Version).u16(kZip64Version).u32(0).u32(0);
   out.u64(1).u64(1).u64(directory_size).u64(directory_offset);
@@ -100,13 +106,17 @@ class Descriptor {
 
 class Writer : public NpzImageWriter {
  public:
-  Writer(const std::string& path, int64_t num_images, int64_t height, int64_t width)
+  Writer(const std::string& path, int64_t num_images, int64_t height, int64_t width,
+         std::string_view settings)
       : path_(path), partial_(path + ".partial"), num_images_(num_images), height_(height), width_(width) {
     if (num_images < 1 || height < 1 || width < 1)
       fail("npz", "expected images, got {} of {} x {}", num_images, width, height);
     array_header_ = npy_header(num_images, height, width);
     member_size_ = array_header_.size() + num_images * image_bytes();
-    header_ = local_header(member_size_) + array_header_;
+    const std::string hash = xxh3_hex(std::as_bytes(std::span(settings)));
+    header_ = local_header(member_size_, hash) + array_header_;
+    settings_size_ = hash.size();
+    settings_offset_ = header_.size() - array_header_.size() - settings_size_;
     if (::access(path.c_str(), F_OK) == 0)
       check_finished_file();
     else
@@ -153,12 +163,22 @@ class Writer : public NpzImageWriter {
     }
   }
 
-  // Whether `fd` begins with our header, but for the checksum, which a finished file has.
-  bool has_our_header(int fd) const {
+  // The first bytes of a file, up to the images, without the checksum, which only a finished one has.
+  std::string header_of(int fd) const {
     std::string found(header_.size(), '\0');
-    if (::pread(fd, found.data(), found.size(), 0) != static_cast<ssize_t>(found.size())) return false;
-    found.replace(kChecksumOffset, 4, 4, '\0');
-    return found == header_;
+    if (::pread(fd, found.data(), found.size(), 0) != static_cast<ssize_t>(found.size())) return "";
+    return found.replace(kChecksumOffset, 4, 4, '\0');
+  }
+
+  // Refuses images that `file` holds and this run would not make.
+  void check_settings(std::string found, const std::string& file) const {
+    if (found == header_ || found.empty()) return;
+    found.replace(settings_offset_, settings_size_, header_, settings_offset_, settings_size_);
+    if (found == header_)
+      fail("npz",
+           "{} holds images drawn with other settings (weights, classes, sampler, seed, ...): remove it or "
+           "choose another name",
+           file);
   }
 
   void check_finished_file() {
@@ -166,9 +186,9 @@ class Writer : public NpzImageWriter {
     fd.open(path_, O_RDONLY);
     struct stat status {};
     const int64_t data_size = static_cast<int64_t>(header_.size()) + num_images_ * image_bytes();
-    const bool is_ours =
-        fd >= 0 && ::fstat(fd, &status) == 0 && status.st_size > data_size && has_our_header(fd);
-    if (!is_ours)
+    const std::string found = fd >= 0 ? header_of(fd) : "";
+    check_settings(found, path_);
+    if (found != header_ || ::fstat(fd, &status) != 0 || status.st_size <= data_size)
       fail("npz",
            "expected no file or one of {} images of {} x {}, got another: remove it or choose another name "
            "({})",
@@ -182,7 +202,9 @@ class Writer : public NpzImageWriter {
     if (fd_ < 0 || ::fstat(fd_, &status) != 0) fail_writing();
     const int64_t header_size = static_cast<int64_t>(header_.size());
     if (status.st_size >= header_size) {
-      if (!has_our_header(fd_))
+      const std::string found = header_of(fd_);
+      check_settings(found, partial_);
+      if (found != header_)
         fail("npz", "expected {} images of {} x {} as before, got others: remove {} or choose another name",
              num_images_, width_, height_, partial_);
       num_written_ = std::min((status.st_size - header_size) / image_bytes(), num_images_);
@@ -205,7 +227,8 @@ class Writer : public NpzImageWriter {
 
   const std::string path_, partial_;
   const int64_t num_images_, height_, width_;
-  std::string array_header_, header_;  // header_: the zip's local header and the array's
+  std::string array_header_, header_;               // header_: the zip's local header and the array's
+  size_t settings_offset_ = 0, settings_size_ = 0;  // of the settings' hash in header_
   uint64_t member_size_ = 0;
   int64_t num_written_ = 0;
   uLong checksum_ = 0;
@@ -215,8 +238,9 @@ class Writer : public NpzImageWriter {
 }  // namespace
 
 std::unique_ptr<NpzImageWriter> NpzImageWriter::open(const std::string& path, int64_t num_images,
-                                                     int64_t height, int64_t width) {
-  return std::make_unique<Writer>(path, num_images, height, width);
+                                                     int64_t height, int64_t width,
+                                                     std::string_view settings) {
+  return std::make_unique<Writer>(path, num_images, height, width, settings);
 }
 
 }  // namespace kiln

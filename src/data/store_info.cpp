@@ -119,6 +119,7 @@ StoreInfo parse_store_info(std::string_view text, const std::string& where) {
   StoreInfo info;
   info.autoencoder = fields.text("autoencoder");
   info.autoencoder_fingerprint = fields.text("autoencoder_fingerprint");
+  if (root.contains("autoencoder_path")) info.autoencoder_path = fields.text("autoencoder_path");
   info.scaling_factor = fields.number("scaling_factor");
   info.shift_factor = fields.number("shift_factor");
   if (info.scaling_factor == 0) fail("feature store", "expected a scaling_factor other than 0 ({})", where);
@@ -180,6 +181,7 @@ std::string store_info_text(const StoreInfo& info) {
   root["num_samples"] = info.num_samples;
   root["autoencoder"] = info.autoencoder;
   root["autoencoder_fingerprint"] = info.autoencoder_fingerprint;
+  if (!info.autoencoder_path.empty()) root["autoencoder_path"] = info.autoencoder_path;
   root["scaling_factor"] = info.scaling_factor;
   root["shift_factor"] = info.shift_factor;
   root["channels"] = info.channels;

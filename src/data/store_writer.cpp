@@ -1,15 +1,10 @@
-#include <fcntl.h>
-#include <sys/file.h>
-#include <unistd.h>
-
 #include <algorithm>
-#include <cerrno>
-#include <cstring>
 #include <filesystem>
 #include <unordered_set>
 
 #include "core/atomic_file.h"
 #include "core/error.h"
+#include "core/file_lock.h"
 #include "core/mapped_file.h"
 #include "core/xxh3.h"
 #include "data/feature_store.h"
@@ -23,27 +18,6 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr int64_t kMaxShardBytes = int64_t{256} << 20;
-
-// An advisory lock on a folder, held for life: two processes never write one store.
-class FolderLock {
- public:
-  explicit FolderLock(const std::string& folder) {
-    fd_ = ::open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-    if (fd_ < 0) fail("feature store", "cannot open {}: {}", folder, std::strerror(errno));
-    // Some network file systems cannot lock: then nobody can.
-    if (::flock(fd_, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK) {
-      ::close(fd_);
-      fail("feature store",
-           "another process is writing this store ({}): wait for it or choose another folder", folder);
-    }
-  }
-  ~FolderLock() { ::close(fd_); }
-  FolderLock(const FolderLock&) = delete;
-  FolderLock& operator=(const FolderLock&) = delete;
-
- private:
-  int fd_;
-};
 
 // Creates the folder; refuses one that holds other things.
 void prepare_folder(const std::string& folder) {
@@ -67,6 +41,7 @@ nlohmann::json settings_of(StoreInfo info) {
   info.num_samples = 0;
   info.shards.clear();
   info.complete = false;
+  info.autoencoder_path.clear();  // the same one may lie elsewhere now
   auto fields = nlohmann::json::parse(store_info_text(info));
   const nlohmann::json source = fields["source"];
   if (!source.is_object()) return fields;
@@ -92,7 +67,10 @@ std::string describe_differences(const StoreInfo& there, const StoreInfo& asked)
 class StoreWriter : public FeatureStoreWriter {
  public:
   StoreWriter(const std::string& folder, const StoreInfo& info, int64_t samples_per_shard)
-      : folder_(folder), lock_(folder) {
+      : folder_(folder),
+        lock_("feature store", folder,
+              fmt::format("another process is writing this store ({}): wait for it or choose another folder",
+                          folder)) {
     StoreInfo empty = info;
     empty.num_samples = 0;
     empty.shards.clear();
@@ -246,7 +224,7 @@ class StoreWriter : public FeatureStoreWriter {
   }
 
   std::string folder_;
-  FolderLock lock_;
+  FileLock lock_;  // two processes never write one store
   StoreInfo info_;
   int64_t latent_bytes_ = 0;  // of all flips of a sample's mean
   int64_t samples_per_shard_ = 0;

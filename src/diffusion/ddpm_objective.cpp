@@ -1,10 +1,9 @@
 #include "diffusion/ddpm_objective.h"
 
-#include <ATen/ATen.h>
-
 #include <algorithm>
 #include <cmath>
 
+#include "core/aten.h"
 #include "core/error.h"
 #include "diffusion/losses.h"
 #include "diffusion/schedule.h"

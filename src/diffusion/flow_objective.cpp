@@ -1,12 +1,11 @@
 #include "diffusion/flow_objective.h"
 
-#include <ATen/ATen.h>
-
 #include <algorithm>
 #include <cmath>
 #include <numbers>
 #include <optional>
 
+#include "core/aten.h"
 #include "core/error.h"
 #include "diffusion/losses.h"
 #include "diffusion/schedule.h"

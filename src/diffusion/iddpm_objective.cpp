@@ -1,11 +1,11 @@
 #include "diffusion/iddpm_objective.h"
 
-#include <ATen/ATen.h>
 #include <torch/csrc/autograd/custom_function.h>
 
 #include <cmath>
 #include <numbers>
 
+#include "core/aten.h"
 #include "diffusion/iddpm_tables.h"
 #include "diffusion/losses.h"
 #include "diffusion/schedule.h"

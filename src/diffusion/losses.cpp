@@ -1,7 +1,6 @@
 #include "diffusion/losses.h"
 
-#include <ATen/ATen.h>
-
+#include "core/aten.h"
 #include "core/error.h"
 
 namespace kiln {

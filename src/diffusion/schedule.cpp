@@ -1,7 +1,6 @@
 #include "diffusion/schedule.h"
+#include "core/aten.h"
 #include "core/error.h"
-
-#include <ATen/ATen.h>
 
 #include <algorithm>
 #include <cmath>

@@ -1,12 +1,11 @@
 #include "extract/extract.h"
 
-#include <ATen/ATen.h>
-
 #include <algorithm>
 #include <filesystem>
 #include <unordered_set>
 #include <utility>
 
+#include "core/aten.h"
 #include "core/error.h"
 #include "core/stop_signal.h"
 #include "data/image_dataset.h"
@@ -17,6 +16,7 @@
 #include "extract/settings.h"
 #include "models/autoencoders/autoencoder.h"
 #include "parallel/agreement.h"
+#include "parallel/cpu_share.h"
 #include "parallel/joining.h"
 #include "parallel/machine.h"
 
@@ -36,10 +36,11 @@ class Extraction {
   Extraction(const ExtractOptions& options, ProcessGroup& group)
       : options_(options),
         group_(group),
-        settings_(resolve(options, group.ranks())),
+        cpu_share_(cpu_share(group)),
+        settings_(resolve(options, group.ranks().local_rank, cpu_share_)),
         dataset_(ImageDataset::open(options.data)),
         autoencoder_(load_autoencoder(options.autoencoder, settings_.device, settings_.compute_dtype)) {
-    apply(ComputeSettings{.device = settings_.device, .local_ranks = group.ranks().local_world_size});
+    apply(ComputeSettings{.device = settings_.device, .cpu_share = cpu_share_});
     check_image_size(*autoencoder_, options.image_size);
     info_ = make_store_info(options, settings_, *dataset_, *autoencoder_);
     range_ = images_of(group.rank());
@@ -256,6 +257,7 @@ class Extraction {
   const StopSignal stop_;  // also while waiting for other ranks
   const ExtractOptions options_;
   ProcessGroup& group_;
+  const int64_t cpu_share_;
   const ExtractSettings settings_;
   const std::unique_ptr<ImageDataset> dataset_;
   const std::unique_ptr<Autoencoder> autoencoder_;

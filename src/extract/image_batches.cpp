@@ -1,9 +1,8 @@
 #include "extract/image_batches.h"
 
-#include <ATen/ATen.h>
-
 #include <algorithm>
 
+#include "core/aten.h"
 #include "core/error.h"
 #include "core/philox.h"
 #include "data/batch_draws.h"
@@ -49,9 +48,11 @@ struct ImageFill {
 
 class ImageBatches : public BatchSource {
  public:
-  ImageBatches(ImageFill fill, std::shared_ptr<const Autoencoder> autoencoder, at::Device device)
+  ImageBatches(ImageFill fill, std::shared_ptr<const Autoencoder> autoencoder, at::Device device,
+               int64_t images_at_once)
       : options_(fill.options),
         image_size_(fill.image_size),
+        images_at_once_(images_at_once),
         autoencoder_(std::move(autoencoder)),
         device_(device),
         images_(fill, static_cast<int64_t>(fill.dataset->records().size()), fill.options.global_batch,
@@ -72,17 +73,26 @@ class ImageBatches : public BatchSource {
  private:
   void encode(const Batch& images, Batch& batch) const {
     const at::NoGradGuard no_grad;
+    batch.x_0.resize(batch.size * batch.channels * batch.height * batch.width);
     const at::Tensor pixels = at::from_blob(const_cast<float*>(images.x_0.data()),
                                             {images.size, 3, image_size_, image_size_}, at::kFloat);
-    const at::Tensor moments =
-        autoencoder_->encode(pixels.to(device_)).to(at::kCPU, at::kFloat).contiguous();  // (B, 2z, h, w)
+    const int64_t most = images_at_once_ > 0 ? images_at_once_ : images.size;
+    for (int64_t first = 0; first < images.size; first += most) {
+      const at::Tensor some = pixels.narrow(0, first, std::min(most, images.size - first));
+      draw_latents(autoencoder_->encode(some.to(device_)).to(at::kCPU, at::kFloat).contiguous(), first,
+                   batch);
+    }
+  }
+
+  // `moments`: (n, 2z, h, w), of the batch's rows from `first_row` on.
+  void draw_latents(const at::Tensor& moments, int64_t first_row, Batch& batch) const {
     const int64_t latent_values = batch.channels * batch.height * batch.width;
     const std::span<const float> all(moments.const_data_ptr<float>(), moments.numel());
-    batch.x_0.resize(batch.size * latent_values);
     std::vector<float> epsilon(latent_values);
-    for (int64_t row = 0; row < batch.size; ++row) {
-      const auto mean = all.subspan(row * 2 * latent_values, latent_values);
-      const auto logvar = all.subspan((row * 2 + 1) * latent_values, latent_values);
+    for (int64_t i = 0; i < moments.size(0); ++i) {
+      const int64_t row = first_row + i;
+      const auto mean = all.subspan(i * 2 * latent_values, latent_values);
+      const auto logvar = all.subspan((i * 2 + 1) * latent_values, latent_values);
       const auto x = std::span(batch.x_0).subspan(row * latent_values, latent_values);
       std::copy(mean.begin(), mean.end(), x.begin());
       to_latents(x, logvar, epsilon, batch.first_position + row);
@@ -99,7 +109,7 @@ class ImageBatches : public BatchSource {
   }
 
   const BatchOptions options_;
-  const int64_t image_size_;
+  const int64_t image_size_, images_at_once_;
   const std::shared_ptr<const Autoencoder> autoencoder_;
   const at::Device device_;
   PrefetchedBatches images_;
@@ -115,12 +125,13 @@ void check_image_size(const Autoencoder& autoencoder, int64_t image_size) {
 
 std::unique_ptr<BatchSource> image_batches(std::shared_ptr<const ImageDataset> dataset,
                                            std::shared_ptr<const Autoencoder> autoencoder, at::Device device,
-                                           int64_t image_size, const BatchOptions& options) {
+                                           int64_t image_size, const BatchOptions& options,
+                                           int64_t images_at_once) {
   check_batch_options(options);
   check_image_size(*autoencoder, image_size);
   const ImageFill fill{std::move(dataset), image_size, autoencoder->latent_channels,
                        image_size / autoencoder->downsample, options};
-  return std::make_unique<ImageBatches>(fill, std::move(autoencoder), device);
+  return std::make_unique<ImageBatches>(fill, std::move(autoencoder), device, images_at_once);
 }
 
 }  // namespace kiln

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <filesystem>
-#include <thread>
 
 #include "core/error.h"
 #include "core/tensors.h"
@@ -10,20 +9,19 @@
 
 namespace kiln {
 
-ExtractSettings resolve(const ExtractOptions& options, const Ranks& ranks) {
+ExtractSettings resolve(const ExtractOptions& options, int64_t local_rank, int64_t cpu_share) {
   if (options.flip != "none" && options.flip != "both")
     fail("extract", "--flip: expected none or both, got {}", options.flip);
   if (options.batch < 0 || options.workers < 0 || options.shard_size < 1)
     fail("extract", "--batch, --workers and --shard-size: expected positive numbers, got {}, {} and {}",
          options.batch, options.workers, options.shard_size);
   ExtractSettings settings;
-  settings.device = parse_device(options.device, ranks.local_rank);
+  settings.device = parse_device(options.device, local_rank);
   settings.compute_dtype = parse_compute_dtype(options.compute_dtype);
   settings.num_flips = options.flip == "both" ? 2 : 1;
   settings.batch = options.batch;
   if (settings.batch == 0) settings.batch = settings.device.is_cuda() ? 32 : 8;
-  const int cores =
-      std::max(static_cast<int>(std::thread::hardware_concurrency() / ranks.local_world_size), 1);
+  const int cores = static_cast<int>(cpu_share);
   settings.num_workers = static_cast<int>(options.workers);
   if (settings.num_workers == 0)
     settings.num_workers = settings.device.is_cuda() ? cores : std::max(cores / 2, 1);
@@ -35,6 +33,8 @@ StoreInfo make_store_info(const ExtractOptions& options, const ExtractSettings& 
   StoreInfo info;
   info.autoencoder = autoencoder.name;
   info.autoencoder_fingerprint = autoencoder.fingerprint;
+  if (options.autoencoder != "pixels")
+    info.autoencoder_path = std::filesystem::absolute(options.autoencoder).lexically_normal().string();
   info.scaling_factor = autoencoder.scaling_factor;
   info.shift_factor = autoencoder.shift_factor;
   info.channels = autoencoder.latent_channels;

@@ -6,7 +6,6 @@
 #include "data/image_dataset.h"
 #include "extract/extract.h"
 #include "models/autoencoders/autoencoder.h"
-#include "parallel/ranks.h"
 
 namespace kiln {
 
@@ -17,10 +16,11 @@ struct ExtractSettings {
   int64_t batch = 1;
   int num_workers = 1;  // threads that decode, of this rank
 };
-// Throws Error: impossible values.
-ExtractSettings resolve(const ExtractOptions& options, const Ranks& ranks);
+// `cpu_share`: processors of this rank (parallel/cpu_share.h). Throws Error: impossible values.
+ExtractSettings resolve(const ExtractOptions& options, int64_t local_rank, int64_t cpu_share);
 
-// All that changes the bytes of the store, so that a run which would continue with other settings is refused.
+// All that changes the bytes of the samples, so that a run which would continue with other settings is
+// refused, and where the autoencoder lies.
 StoreInfo make_store_info(const ExtractOptions& options, const ExtractSettings& settings,
                           const ImageDataset& dataset, const Autoencoder& autoencoder);
 

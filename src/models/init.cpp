@@ -1,12 +1,12 @@
 #include "models/init.h"
 
-#include <ATen/ATen.h>
 #include <ATen/Parallel.h>
 
 #include <algorithm>
 #include <cmath>
 #include <span>
 
+#include "core/aten.h"
 #include "core/error.h"
 #include "core/philox.h"
 

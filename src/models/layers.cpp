@@ -1,9 +1,8 @@
 #include "models/layers.h"
 
-#include <ATen/ATen.h>
-
 #include <cmath>
 
+#include "core/aten.h"
 #include "ops/ops.h"
 
 namespace kiln {

@@ -1,6 +1,6 @@
 #include "models/model.h"
 
-#include <ATen/ATen.h>
+#include "core/aten.h"
 
 namespace kiln {
 

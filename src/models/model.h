@@ -67,7 +67,7 @@ struct DenoiserShape {
   int64_t in_channels = 0;      // C of x_t
   int64_t out_channels = 0;     // C, or 2C when sigma is learned (the first C are the prediction)
   int64_t input_size = 0;       // H = W the model was built for
-  int64_t num_classes = 0;      // 0: not class-conditional
+  int64_t num_classes = 0;      // 0 without a null class: the model takes no labels
   bool has_null_class = false;  // label num_classes exists (class dropout)
   int64_t guided_channels = 0;  // channels that guidance touches by the model's own convention
   double forward_flops = 0;     // multiply-adds times two of one image's forward pass

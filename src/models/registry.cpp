@@ -13,23 +13,25 @@ using nlohmann::json;
 // A family of models: its named presets, and how a merged config becomes a model.
 struct Family {
   const std::map<std::string, json>& (*presets)();
-  json (*resolve)(const json& config);  // every key, validated
+  json (*resolve)(const json& config);                               // every key, validated
+  json (*complete)(const json& config, const WeightShapes& shapes);  // what shapes tell and config does not
   std::unique_ptr<Denoiser> (*build)(const json& config, const BuildOptions& options);
 };
 
 const Family kFamilies[] = {
-    {dit_presets, [](const json& config) { return to_json(parse_dit_config(config)); },
+    {dit_presets, [](const json& config) { return to_json(parse_dit_config(config)); }, complete_dit_config,
      [](const json& config, const BuildOptions& options) {
        return build_dit(parse_dit_config(config), options);
      }},
 };
 
-struct Resolved {
+struct Merged {
   const Family* family;
-  json config;
+  json config;  // the preset under the given keys
+  json resolve() const { return family->resolve(config); }
 };
 
-Resolved resolve(const std::string& name, const json& config) {
+Merged merge(const std::string& name, const json& config) {
   for (const Family& family : kFamilies) {
     const auto preset = family.presets().find(name);
     if (preset == family.presets().end()) continue;
@@ -39,7 +41,7 @@ Resolved resolve(const std::string& name, const json& config) {
     if (config.is_object())
       for (const auto& [key, value] : config.items())
         if (!value.is_null()) merged[key] = value;
-    return {&family, family.resolve(merged)};
+    return {&family, merged};
   }
   fail("models", "unknown denoiser \"{}\": known are {}", name, fmt::join(denoiser_names(), ", "));
 }
@@ -48,12 +50,17 @@ Resolved resolve(const std::string& name, const json& config) {
 
 std::unique_ptr<Denoiser> build_denoiser(const std::string& name, const json& config,
                                          const BuildOptions& options) {
-  const Resolved resolved = resolve(name, config);
-  return resolved.family->build(resolved.config, options);
+  const Merged merged = merge(name, config);
+  return merged.family->build(merged.resolve(), options);
 }
 
 json resolve_denoiser_config(const std::string& name, const json& config) {
-  return resolve(name, config).config;
+  return merge(name, config).resolve();
+}
+
+json resolve_denoiser_config(const std::string& name, const json& config, const WeightShapes& shapes) {
+  const Merged merged = merge(name, config);
+  return merged.family->resolve(merged.family->complete(merged.config, shapes));
 }
 
 std::vector<std::string> denoiser_names() {

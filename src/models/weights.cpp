@@ -1,12 +1,12 @@
 #include "models/weights.h"
 
-#include <ATen/ATen.h>
 #include <ATen/core/grad_mode.h>
 #include <fmt/ranges.h>
 
 #include <set>
 #include <vector>
 
+#include "core/aten.h"
 #include "core/error.h"
 #include "models/init.h"
 

@@ -1,8 +1,8 @@
 #include "nn/embeddings.h"
 
-#include <ATen/ATen.h>
-
 #include <cmath>
+
+#include "core/aten.h"
 
 namespace kiln::nn {
 

@@ -1,9 +1,9 @@
-#include <ATen/ATen.h>
 #include <ATen/Parallel.h>
 #include <ATen/core/grad_mode.h>
 
 #include <cmath>
 
+#include "core/aten.h"
 #include "core/error.h"
 #include "core/tensors.h"
 #include "ops/cpu/kernels.h"

@@ -1,10 +1,10 @@
 #include "ops/attention.h"
 
-#include <ATen/ATen.h>
 #include <ATen/Parallel.h>
 #include <fmt/ranges.h>
 #include <torch/csrc/autograd/custom_function.h>
 
+#include "core/aten.h"
 #include "core/dry_run.h"
 #include "core/error.h"
 #include "core/scratch.h"

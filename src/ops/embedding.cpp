@@ -1,8 +1,8 @@
-#include <ATen/ATen.h>
 #include <torch/csrc/autograd/custom_function.h>
 
 #include <fmt/ranges.h>
 
+#include "core/aten.h"
 #include "core/error.h"
 #include "ops/op_mark.h"
 #include "ops/ops.h"

@@ -1,7 +1,7 @@
-#include <ATen/ATen.h>
 #include <ATen/Parallel.h>
 #include <torch/csrc/autograd/custom_function.h>
 
+#include "core/aten.h"
 #include "core/error.h"
 #include "core/tensors.h"
 #include "ops/cpu/kernels.h"

@@ -1,4 +1,3 @@
-#include <ATen/ATen.h>
 #include <ATen/Parallel.h>
 #include <ATen/core/grad_mode.h>
 #include <torch/csrc/autograd/autograd.h>
@@ -6,6 +5,7 @@
 
 #include <cmath>
 
+#include "core/aten.h"
 #include "core/dry_run.h"
 #include "core/error.h"
 #include "core/tensors.h"

@@ -1,10 +1,10 @@
 #include "ops/matrix_products.h"
 
-#include <ATen/ATen.h>
 #include <ATen/Context.h>
 #include <ATen/Parallel.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 
+#include "core/aten.h"
 #include "core/scratch.h"
 #include "core/tensors.h"
 #include "ops/cpu/column_sum.h"

@@ -1,7 +1,6 @@
 #include "ops/mixed_sum.h"
 
-#include <ATen/ATen.h>
-
+#include "core/aten.h"
 #include "ops/kernel_types.h"
 
 namespace kiln::ops {

@@ -1,8 +1,8 @@
-#include <ATen/ATen.h>
 #include <ATen/Parallel.h>
 
 #include <vector>
 
+#include "core/aten.h"
 #include "core/tensors.h"
 #include "ops/cpu/kernels.h"
 #include "ops/cuda/launch.h"

@@ -1,9 +1,8 @@
 #include "optim/grad_norm.h"
 
-#include <ATen/ATen.h>
-
 #include <algorithm>
 
+#include "core/aten.h"
 #include "ops/ops.h"
 
 namespace kiln {

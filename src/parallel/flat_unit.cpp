@@ -1,10 +1,10 @@
 #include "parallel/flat_unit.h"
 
-#include <ATen/ATen.h>
 #include <fmt/ranges.h>
 
 #include <algorithm>
 
+#include "core/aten.h"
 #include "core/error.h"
 #include "parallel/host_memory.h"
 

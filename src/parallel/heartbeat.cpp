@@ -6,6 +6,7 @@
 #include <future>
 #include <mutex>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "core/error.h"
@@ -20,14 +21,38 @@ constexpr int kPatience = 5;
 // Between two looks at who has moved, in intervals.
 constexpr int kLook = 3;
 
+// Without a beat while others wait, in intervals: such a rank is gone.
+constexpr int kSilence = 5;
+// Where rank 0 says who is gone. The others look after rank 0 only: what all ask of the rendezvous grows with
+// the number of ranks, not with its square.
+constexpr const char* kGoneKey = "gone";
+
+// Between two looks at whether something is done.
+constexpr std::chrono::microseconds kPause(100);
+
+using Clock = std::chrono::steady_clock;
+
 struct Beat {
   int64_t beats = 0, collectives = 0;
 };
 
 std::string key_of(int64_t rank) { return fmt::format("alive/{}", rank); }
-std::string failure_key_of(int64_t rank) { return fmt::format("failed/{}", rank); }
 
 }  // namespace
+
+std::string failure_key_of(int64_t rank) { return fmt::format("failed/{}", rank); }
+
+// What a rank that waits has seen of those that it looks after: all others for rank 0, rank 0 for all others.
+struct Heartbeat::Watch {
+  explicit Watch(const Ranks& ranks)
+      : first(ranks.rank == 0 ? 1 : 0),
+        end(ranks.rank == 0 ? ranks.world_size : 1),
+        beats(static_cast<size_t>(end)),
+        changed(static_cast<size_t>(end), Clock::now()) {}
+  int64_t first, end;
+  std::vector<int64_t> beats;
+  std::vector<Clock::time_point> changed;
+};
 
 // Belongs to the threads that talk to the board, too: one that gets no answer outlives the heartbeat.
 struct Heartbeat::Shared {
@@ -47,8 +72,10 @@ struct Heartbeat::Shared {
 
   void beat();
   std::vector<Beat> read_all();
-  std::string reported_failures();
+  Beat read(int64_t rank);  // REQUIRES: board_mutex is held
+  std::string reported_failures(int64_t first, int64_t end);
   std::string describe_missing(int64_t number);
+  std::string look(Watch& watch);
 };
 
 void Heartbeat::Shared::beat() try {
@@ -68,21 +95,25 @@ void Heartbeat::Shared::beat() try {
 } catch (const std::exception&) {  // the rendezvous ends with whoever hosts it
 }
 
+Beat Heartbeat::Shared::read(int64_t rank) {
+  Beat beat;
+  const auto bytes = board->find(key_of(rank));
+  if (bytes && bytes->size() == sizeof(Beat)) std::memcpy(&beat, bytes->data(), sizeof(Beat));
+  return beat;
+}
+
 std::vector<Beat> Heartbeat::Shared::read_all() {
-  std::vector<Beat> all(static_cast<size_t>(ranks.world_size));
+  std::vector<Beat> all;
   const std::lock_guard lock(board_mutex);
-  for (size_t r = 0; r < all.size(); ++r) {
-    const auto bytes = board->find(key_of(static_cast<int64_t>(r)));
-    if (bytes && bytes->size() == sizeof(Beat)) std::memcpy(&all[r], bytes->data(), sizeof(Beat));
-  }
+  for (int64_t rank = 0; rank < ranks.world_size; ++rank) all.push_back(read(rank));
   return all;
 }
 
-// Of ranks that failed first: of those that only miss others, nothing.
-std::string Heartbeat::Shared::reported_failures() {
+// Of ranks [first, end) that failed first: of those that only miss others, nothing.
+std::string Heartbeat::Shared::reported_failures(int64_t first, int64_t end) {
   std::string failures;
   const std::lock_guard lock(board_mutex);
-  for (int64_t rank = 0; rank < ranks.world_size; ++rank) {
+  for (int64_t rank = first; rank < end; ++rank) {
     if (rank == ranks.rank) continue;
     if (const auto why = board->find(failure_key_of(rank)))
       failures += fmt::format("; rank {} failed: {}", rank, *why);
@@ -90,8 +121,25 @@ std::string Heartbeat::Shared::reported_failures() {
   return failures;
 }
 
+// Who is gone, of those that this rank looks after or as rank 0 says.
+std::string Heartbeat::Shared::look(Watch& watch) {
+  std::string gone = reported_failures(watch.first, watch.end);
+  const std::lock_guard lock(board_mutex);
+  if (const auto told = board->find(kGoneKey)) return *told;
+  for (int64_t rank = watch.first; rank < watch.end; ++rank) {
+    const auto r = static_cast<size_t>(rank);
+    const int64_t before = std::exchange(watch.beats[r], read(rank).beats);
+    if (watch.beats[r] != before)
+      watch.changed[r] = Clock::now();
+    else if (Clock::now() - watch.changed[r] > kSilence * interval)
+      gone += fmt::format("; rank {} no longer answers", rank);
+  }
+  if (!gone.empty() && ranks.rank == 0) board->set(kGoneKey, gone);
+  return gone;
+}
+
 std::string Heartbeat::Shared::describe_missing(int64_t number) {
-  if (std::string failures = reported_failures(); !failures.empty()) return failures;
+  if (std::string failures = reported_failures(0, ranks.world_size); !failures.empty()) return failures;
   const std::vector<Beat> before = read_all();
   std::this_thread::sleep_for(kLook * interval);
   const std::vector<Beat> after = read_all();
@@ -127,30 +175,55 @@ Heartbeat::~Heartbeat() {
 const Ranks& Heartbeat::ranks() const { return shared_->ranks; }
 int64_t Heartbeat::next_collective() { return ++shared_->collectives; }
 
-// The board's answer to a question of a few calls. Throws when it is gone or does not come in time.
-std::string Heartbeat::ask(std::function<std::string(Shared&)> question) {
+// Asks the board a question of a few calls, in a thread of its own.
+std::future<std::string> Heartbeat::start(std::function<std::string(Shared&)> question) const {
   std::packaged_task<std::string()> task(
       [shared = shared_, question = std::move(question)] { return question(*shared); });
   std::future<std::string> answer = task.get_future();
   std::thread(std::move(task)).detach();
-  if (answer.wait_for((kLook + kPatience) * shared_->interval) != std::future_status::ready)
-    fail("ranks", "the rendezvous gives no answer");
-  return answer.get();
+  return answer;
 }
 
-void Heartbeat::report_failure(const std::string& why) try {
-  ask([why](Shared& shared) {
+// Waits for the answer, or until done() says so. Empty then; what is missing where the board is gone, or does
+// not answer in time.
+std::string Heartbeat::answer_of(std::future<std::string> answer, const std::function<bool()>& done) const {
+  const Clock::time_point deadline = Clock::now() + (kLook + kPatience) * shared_->interval;
+  try {
+    while (Clock::now() < deadline) {
+      if (answer.wait_for(kPause) == std::future_status::ready) return answer.get();
+      if (done()) return "";
+    }
+  } catch (const std::exception&) {
+  }
+  return fmt::format("; {} no longer answers, with the rendezvous at {}:{}",
+                     ranks().launcher_hosts ? "the launcher" : "rank 0", ranks().master_addr,
+                     ranks().master_port);
+}
+
+void Heartbeat::report_failure(const std::string& why) {
+  const auto report = [why](Shared& shared) {
     const std::lock_guard lock(shared.board_mutex);
     shared.board->set(failure_key_of(shared.ranks.rank), why);
     return std::string();
-  });
-} catch (const std::exception&) {  // nobody can be told
+  };
+  answer_of(start(report), [] { return false; });
 }
 
-std::string Heartbeat::describe_missing(int64_t number) try {
-  return ask([number](Shared& shared) { return shared.describe_missing(number); });
-} catch (const std::exception&) {
-  return fmt::format("; the rendezvous at {}:{} no longer answers", ranks().master_addr, ranks().master_port);
+std::string Heartbeat::describe_missing(int64_t number) {
+  return answer_of(start([number](Shared& shared) { return shared.describe_missing(number); }),
+                   [] { return false; });
+}
+
+std::string Heartbeat::wait_until(const std::function<bool()>& done) {
+  const auto watch = std::make_shared<Watch>(ranks());
+  for (;;) {
+    const Clock::time_point next_look = Clock::now() + shared_->interval;
+    for (; !done(); std::this_thread::sleep_for(kPause))
+      if (Clock::now() >= next_look) break;
+    if (done()) return "";
+    const std::string gone = answer_of(start([watch](Shared& shared) { return shared.look(*watch); }), done);
+    if (!gone.empty() && !done()) return gone;
+  }
 }
 
 }  // namespace kiln

@@ -3,6 +3,7 @@
 #pragma once
 #include <chrono>
 #include <functional>
+#include <future>
 #include <memory>
 #include <optional>
 #include <string>
@@ -19,6 +20,9 @@ class NoticeBoard {
   virtual void set(const std::string& key, const std::string& value) = 0;
   virtual std::optional<std::string> find(const std::string& key) = 0;  // does not wait for it to be set
 };
+
+// The key under which a rank leaves word of its failure.
+std::string failure_key_of(int64_t rank);
 
 // A thread writes (beats, collectives begun) of this rank to the board. A process that is stopped, dead or
 // cut off no longer does; one that is only late does.
@@ -37,10 +41,15 @@ class Heartbeat {
   // "; rank 2 failed: ..." of one that said so; empty when every rank lives and has begun it. Takes three
   // intervals, a few more where the rendezvous is cut off.
   std::string describe_missing(int64_t number);
+  // Waits until done() says so, and returns nothing; or until ranks are gone, and returns who or what they
+  // said: some eight intervals where all others wait, too. Ranks that are only late are waited for.
+  std::string wait_until(const std::function<bool()>& done);
 
  private:
   struct Shared;
-  std::string ask(std::function<std::string(Shared&)> question);
+  struct Watch;
+  std::future<std::string> start(std::function<std::string(Shared&)> question) const;
+  std::string answer_of(std::future<std::string> answer, const std::function<bool()>& done) const;
 
   std::shared_ptr<Shared> shared_;
 };

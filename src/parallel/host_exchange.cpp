@@ -1,7 +1,6 @@
 #include "parallel/host_exchange.h"
 
-#include <ATen/ATen.h>
-
+#include "core/aten.h"
 #include "parallel/host_memory.h"
 
 namespace kiln {

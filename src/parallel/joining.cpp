@@ -40,9 +40,12 @@ void require_same_on_all_ranks(ProcessGroup& group, const nlohmann::json& settin
   }
 }
 
-std::shared_ptr<ProcessGroup> join_patiently() {
+std::shared_ptr<ProcessGroup> join_patiently(const std::string& build) {
   constexpr std::chrono::milliseconds kPatience = std::chrono::days(30);
-  return ProcessGroup::connect(ranks_from_environment(), {.timeout = kPatience});
+  std::shared_ptr<ProcessGroup> group =
+      ProcessGroup::connect(ranks_from_environment(), {.timeout = kPatience});
+  require_same_on_all_ranks(*group, {{"kiln", build}});
+  return group;
 }
 
 void as_rank(ProcessGroup& group, const std::function<void()>& work) try {

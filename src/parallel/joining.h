@@ -14,8 +14,8 @@ namespace kiln {
 int64_t ranks_to_launch(const std::string& who, int64_t nproc);
 
 // The ranks of a command that computes each for itself and meets only at the end: they wait for each other as
-// long as it takes. Throws Error when they do not come.
-std::shared_ptr<ProcessGroup> join_patiently();
+// long as it takes. `build`: of this program. Throws Error when they do not come, or are of different builds.
+std::shared_ptr<ProcessGroup> join_patiently(const std::string& build);
 
 // Calls work(). An error of this rank is told to those that wait for it, and names the rank when there are
 // several; one about missing ranks passes as it is.

@@ -123,9 +123,11 @@ class Launch {
       const int signal = signals_.wait(/*seconds=*/1);
       if (signal == SIGINT || signal == SIGTERM) signal_all(signal);
       reap();
-      if (!failure_.empty() && Clock::now() > failed_at_ + kGrace) signal_all(SIGKILL);
+      if (has_failed() && Clock::now() > failed_at_ + kGrace) signal_all(SIGKILL);
     }
-    if (!failure_.empty()) fail("launch", "{}", failure_);
+    if (has_failed())
+      fail("launch", "rank {} of {} {}: the others were ended", first_failure_.rank, num_ranks_,
+           ending_text(first_failure_.status));
   }
 
  private:
@@ -147,18 +149,30 @@ class Launch {
     _exit(127);
   }
 
+  // How a rank failed, and what makes it the one that began: those that only miss others fail right after it.
+  struct Failure {
+    int64_t rank = 0;
+    int status = 0;
+    int likelihood = 0;
+  };
+
+  // Of those that have ended since the last call, in no order that the system tells.
   void reap() {
-    for (size_t rank = 0; rank < children_.size(); ++rank) {
-      int status = 0;
-      if (children_[rank] == 0 || waitpid(children_[rank], &status, WNOHANG) != children_[rank]) continue;
-      children_[rank] = 0;
-      const bool ended_well = WIFEXITED(status) && WEXITSTATUS(status) == 0;
-      if (ended_well || !failure_.empty()) continue;
-      failure_ =
-          fmt::format("rank {} of {} {}: the others were ended", rank, num_ranks_, ending_text(status));
-      failed_at_ = Clock::now();
+    const bool had_failed = has_failed();
+    for (size_t child = 0; child < children_.size(); ++child) {
+      Failure failure{.rank = static_cast<int64_t>(child)};
+      if (children_[child] == 0 || waitpid(children_[child], &failure.status, WNOHANG) != children_[child])
+        continue;
+      children_[child] = 0;
+      if (WIFEXITED(failure.status) && WEXITSTATUS(failure.status) == 0) continue;
+      failure.likelihood = WIFSIGNALED(failure.status) && !had_failed       ? 3
+                           : rendezvous_.has_reported_failure(failure.rank) ? 2
+                                                                            : 1;
+      if (failure.likelihood > first_failure_.likelihood) first_failure_ = failure;
     }
+    if (!had_failed && has_failed()) failed_at_ = Clock::now();
   }
+  bool has_failed() const { return first_failure_.likelihood > 0; }
 
   int64_t num_running() const {
     int64_t count = 0;
@@ -174,7 +188,7 @@ class Launch {
   const BlockedSignals signals_;
   const Rendezvous rendezvous_;
   std::vector<pid_t> children_;  // by rank; 0: has ended
-  std::string failure_;          // of the first rank that failed
+  Failure first_failure_;
   Clock::time_point failed_at_{};
 };
 

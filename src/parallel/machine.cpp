@@ -1,17 +1,19 @@
 #include "parallel/machine.h"
 
-#include <ATen/ATen.h>
 #include <ATen/DeviceAccelerator.h>
 #include <ATen/Parallel.h>
+#include <ATen/Version.h>
+#include <dlfcn.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <chrono>
-#include <filesystem>
+#include <cstdlib>
 #include <fstream>
-#include <thread>
 
+#include "core/aten.h"
 #include "core/error.h"
+#include "parallel/cpu_share.h"
 
 namespace kiln {
 
@@ -29,11 +31,19 @@ std::string find_value(const std::string& path, const std::string& key) {
   return "";
 }
 
-std::string gpu_name() {
-  std::error_code error;
-  for (const auto& gpu : std::filesystem::directory_iterator("/proc/driver/nvidia/gpus", error))
-    return find_value((gpu.path() / "information").string(), "Model");
-  return "GPU";
+// As the driver calls it, through its C interface (cuda.h): there wherever CUDA runs, and it numbers the GPUs
+// as CUDA does.
+std::string gpu_name(at::Device device) {
+  void* driver = ::dlopen("libcuda.so.1", RTLD_LAZY | RTLD_LOCAL);
+  if (!driver) return "GPU";
+  const auto get = reinterpret_cast<int (*)(int*, int)>(::dlsym(driver, "cuDeviceGet"));
+  const auto get_name = reinterpret_cast<int (*)(char*, int, int)>(::dlsym(driver, "cuDeviceGetName"));
+  char name[256] = "";
+  int handle = 0;
+  const bool found =
+      get && get_name && get(&handle, device.index()) == 0 && get_name(name, sizeof name, handle) == 0;
+  ::dlclose(driver);
+  return found ? name : "GPU";
 }
 
 bool has_amx() { return find_value("/proc/cpuinfo", "flags").find("amx_tile") != std::string::npos; }
@@ -43,65 +53,19 @@ int64_t status_bytes(const std::string& key) {
   return value.empty() ? 0 : std::stoll(value) * 1024;
 }
 
-at::CachingAllocator::Stat allocated(at::Device device) {
+// As tensors asked for them, which is what a plan counts; what the allocator rounds up to is more.
+at::CachingAllocator::Stat requested(at::Device device) {
   return at::accelerator::getDeviceStats(device.index())
-      .allocated_bytes[static_cast<size_t>(at::CachingAllocator::StatType::AGGREGATE)];
+      .requested_bytes[static_cast<size_t>(at::CachingAllocator::StatType::AGGREGATE)];
 }
 
-}  // namespace
-
-at::Device parse_device(const std::string& name, int64_t local_rank) {
-  if (name != "auto" && name != "cpu" && name != "cuda")
-    fail("device", "expected auto, cpu or cuda, got '{}'", name);
-  if (name == "cpu") return at::kCPU;
-  if (at::hasCUDA()) {
-    const int64_t num_gpus = at::accelerator::deviceCount();
-    if (local_rank >= num_gpus)
-      fail("device", "expected a GPU for local rank {}, found {}: start as many ranks as GPUs", local_rank,
-           num_gpus);
-    return {at::kCUDA, static_cast<c10::DeviceIndex>(local_rank)};
-  }
-  if (name == "cuda")
-    fail("device",
-         "expected a CUDA GPU, found none this build can use: run scripts/setup --cuda, or use --device cpu");
-  return at::kCPU;
-}
-
-void apply(const ComputeSettings& settings) {
-  const int64_t cores = static_cast<int64_t>(std::max(1u, std::thread::hardware_concurrency()));
-  const int64_t share = std::max<int64_t>(1, cores / settings.local_ranks);
-  at::set_num_threads(static_cast<int>(settings.threads > 0 ? settings.threads : share));
-  if (settings.device.is_cuda()) at::accelerator::setDeviceIndex(settings.device.index());
-  at::Context& context = at::globalContext();
-  if (settings.device.is_cuda())
-    context.setFloat32MatmulPrecision(settings.tf32 ? "high" : "highest");
-  else if (!has_amx())
-    context.setFloat32MatmulPrecision("medium");
-  if (settings.deterministic) {
-    context.setDeterministicCuDNN(true);
-    context.setDeterministicAlgorithms(true, /*warn_only=*/false);
-    ::setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8", /*overwrite=*/0);  // cuBLAS asks for it
-  }
-}
-
-std::string machine_name(at::Device device) {
-  if (device.is_cuda()) return gpu_name();
-  const std::string model = find_value("/proc/cpuinfo", "model name");
-  return fmt::format("{}, {}", model.empty() ? "CPU" : model, at::get_cpu_capability());
-}
-
-int64_t resident_bytes() { return status_bytes("VmRSS"); }
-int64_t peak_resident_bytes() { return status_bytes("VmHWM"); }
-int64_t device_bytes(at::Device device) { return device.is_cuda() ? allocated(device).current : 0; }
-int64_t peak_device_bytes(at::Device device) { return device.is_cuda() ? allocated(device).peak : 0; }
-
-double measure_peak_flops(at::Device device, at::ScalarType dtype) {
+// The best of a few products of two square matrices.
+double seconds_of_product(int64_t size, const at::TensorOptions& options) {
   using Clock = std::chrono::steady_clock;
-  if (device.is_cpu() && dtype == at::kHalf) dtype = at::kFloat;  // fp16 is storage there
-  at::NoGradGuard no_grad;
-  const int64_t size = device.is_cuda() ? 8192 : 2048;
-  const at::Tensor a = at::ones({size, size}, at::TensorOptions().device(device).dtype(dtype));
-  const at::Tensor b = at::ones_like(a);
+  const at::NoGradGuard no_grad;
+  const at::Device device = options.device();
+  // Random bits, as in training: equal ones take less power, and run at a higher clock.
+  const at::Tensor a = at::randn({size, size}, options), b = at::randn_like(a);
   at::Tensor product = at::empty_like(a);
   double best_seconds = std::numeric_limits<double>::infinity();
   for (int repeat = 0; repeat < 5; ++repeat) {
@@ -111,8 +75,85 @@ double measure_peak_flops(at::Device device, at::ScalarType dtype) {
     if (device.is_cuda()) at::accelerator::synchronizeDevice(device.index());
     best_seconds = std::min(best_seconds, std::chrono::duration<double>(Clock::now() - begin).count());
   }
+  return best_seconds;
+}
+
+void init_cuda(const ComputeSettings& settings) {
+  // The caching allocator with its statistics is there from here on, otherwise only from the first tensor on.
+  at::globalContext().lazyInitDevice(at::kCUDA);
+  at::accelerator::setDeviceIndex(settings.device.index());
+  allow_tf32(settings.tf32);
+}
+
+void be_deterministic() {
+  at::Context& context = at::globalContext();
+  context.setDeterministicCuDNN(true);
+  context.setDeterministicAlgorithms(true, /*warn_only=*/false);
+  // Every element is written before it is read: filling new memory would only cost time.
+  context.setDeterministicFillUninitializedMemory(false);
+  ::setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8", /*overwrite=*/0);  // cuBLAS asks for it
+  ::setenv("NCCL_ALGO", "^NVLS,NVLSTree", /*overwrite=*/0);         // the switch adds in any order
+}
+
+}  // namespace
+
+int64_t gpu_of_rank(int64_t local_rank, int64_t num_gpus) {
+  if (local_rank < num_gpus) return local_rank;
+  const char* visible = std::getenv("CUDA_VISIBLE_DEVICES");  // set by who hands out one GPU each
+  if (num_gpus == 1 && visible && *visible) return 0;
+  fail("device", "expected a GPU for local rank {}, found {}: start as many ranks as GPUs", local_rank,
+       num_gpus);
+}
+
+at::Device parse_device(const std::string& name, int64_t local_rank) {
+  if (name != "auto" && name != "cpu" && name != "cuda")
+    fail("device", "expected auto, cpu or cuda, got '{}'", name);
+  if (name == "cpu") return at::kCPU;
+  if (at::hasCUDA()) {
+    const int64_t index = gpu_of_rank(local_rank, at::accelerator::deviceCount());
+    return {at::kCUDA, static_cast<c10::DeviceIndex>(index)};
+  }
+  if (name == "cuda")
+    fail("device",
+         "expected a CUDA GPU, found none this build can use: run scripts/setup --cuda, or use --device cpu");
+  return at::kCPU;
+}
+
+void apply(const ComputeSettings& settings) {
+  at::set_num_threads(static_cast<int>(settings.threads > 0     ? settings.threads
+                                       : settings.cpu_share > 0 ? settings.cpu_share
+                                                                : num_own_cpus()));
+  if (settings.device.is_cuda())
+    init_cuda(settings);
+  else if (!has_amx())
+    at::globalContext().setFloat32MatmulPrecision("medium");
+  if (settings.deterministic) be_deterministic();
+}
+
+void allow_tf32(bool allowed) {
+  at::Context& context = at::globalContext();
+  context.setFloat32MatmulPrecision(allowed ? "high" : "highest");
+  context.setAllowTF32CuDNN(allowed);
+}
+
+std::string machine_name(at::Device device) {
+  if (device.is_cuda()) return gpu_name(device);
+  const std::string model = find_value("/proc/cpuinfo", "model name");
+  return fmt::format("{}, {}", model.empty() ? "CPU" : model, at::get_cpu_capability());
+}
+
+int64_t resident_bytes() { return status_bytes("VmRSS"); }
+int64_t peak_resident_bytes() { return status_bytes("VmHWM"); }
+int64_t device_bytes(at::Device device) { return device.is_cuda() ? requested(device).current : 0; }
+int64_t peak_device_bytes(at::Device device) { return device.is_cuda() ? requested(device).peak : 0; }
+
+double measure_peak_flops(at::Device device, at::ScalarType dtype) {
+  if (device.is_cpu() && dtype == at::kHalf) dtype = at::kFloat;  // fp16 is storage there
+  const int64_t size = device.is_cuda() ? 8192 : 2048;
+  const double seconds = seconds_of_product(size, at::TensorOptions().device(device).dtype(dtype));
+  if (device.is_cuda()) at::accelerator::emptyCache();
   const double n = static_cast<double>(size);
-  return 2 * n * n * n / best_seconds;
+  return 2 * n * n * n / seconds;
 }
 
 }  // namespace kiln

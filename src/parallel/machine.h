@@ -11,26 +11,33 @@ namespace kiln {
 // when there is no such device.
 at::Device parse_device(const std::string& name, int64_t local_rank = 0);
 
+// The CUDA device of a local rank among the GPUs that this process sees: the only one where the launcher gave
+// each rank one of its own (CUDA_VISIBLE_DEVICES). Throws Error when there are fewer GPUs than ranks.
+int64_t gpu_of_rank(int64_t local_rank, int64_t num_gpus);
+
 struct ComputeSettings {
   at::Device device = at::kCPU;
-  int64_t threads = 0;  // 0 = all cores, divided among the local ranks
-  int64_t local_ranks = 1;
+  int64_t threads = 0;         // 0 = cpu_share
+  int64_t cpu_share = 0;       // of several ranks (cpu_share.h); 0 = all processors that this process may use
   bool tf32 = false;           // CUDA
   bool deterministic = false;  // CUDA
 };
 // Sets them for the process. On CPUs f32 products take oneDNN, which is faster than MKL and no less exact,
 // unless AMX would round them to bf16.
 void apply(const ComputeSettings& settings);
+// On CUDA devices, f32 products and convolutions in TF32, or not.
+void allow_tf32(bool allowed);
 
 // The processor's or GPU's name: bits are the same only on the same one.
 std::string machine_name(at::Device device);
 
 int64_t resident_bytes();                 // host memory in use
 int64_t peak_resident_bytes();            // its highest
-int64_t device_bytes(at::Device device);  // allocated on the GPU; 0 on a CPU
+int64_t device_bytes(at::Device device);  // of tensors on the GPU; 0 on a CPU
 int64_t peak_device_bytes(at::Device device);
 
-// FLOP/s of the best of a few square matrix products; a tenth of a second.
+// FLOP/s of the best of a few square matrix products; a tenth of a second. Their memory, some 600 MB on a
+// GPU, is given back.
 double measure_peak_flops(at::Device device, at::ScalarType dtype);
 
 }  // namespace kiln

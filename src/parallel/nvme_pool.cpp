@@ -1,11 +1,10 @@
 #include "parallel/nvme_pool.h"
 
-#include <ATen/ATen.h>
-
 #include <algorithm>
 #include <stdexcept>
 #include <utility>
 
+#include "core/aten.h"
 #include "parallel/host_memory.h"
 
 namespace kiln {

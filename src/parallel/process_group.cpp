@@ -1,6 +1,6 @@
 #include "parallel/process_group.h"
 
-#include <ATen/ATen.h>
+#include <ATen/DeviceAccelerator.h>
 #include <dlfcn.h>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
@@ -19,7 +19,10 @@
 #include <cstdlib>
 #include <cstring>
 #include <exception>
+#include <stdexcept>
+#include <thread>
 
+#include "core/aten.h"
 #include "core/error.h"
 #include "core/error_message.h"
 #include "parallel/heartbeat.h"
@@ -76,6 +79,8 @@ void ignore_broken_pipes() {
   if (sigaction(SIGPIPE, nullptr, &present) == 0 && present.sa_handler == SIG_DFL) signal(SIGPIPE, SIG_IGN);
 }
 
+std::string store_prefix(const std::string& attempt) { return "kiln/" + attempt; }
+
 c10::intrusive_ptr<c10d::Store> open_store(const Ranks& ranks, std::chrono::milliseconds timeout) {
   ignore_broken_pipes();
   c10d::TCPStoreOptions options;
@@ -84,7 +89,7 @@ c10::intrusive_ptr<c10d::Store> open_store(const Ranks& ranks, std::chrono::mill
   options.waitWorkers = false;
   options.timeout = timeout;
   auto store = c10::make_intrusive<c10d::TCPStore>(ranks.master_addr, options);
-  return c10::make_intrusive<c10d::PrefixStore>("kiln/" + ranks.attempt, store);
+  return c10::make_intrusive<c10d::PrefixStore>(store_prefix(ranks.attempt), store);
 }
 
 }  // namespace
@@ -103,6 +108,9 @@ Rendezvous::Rendezvous() {
 }
 Rendezvous::~Rendezvous() = default;
 int64_t Rendezvous::port() const { return server_->store->getPort(); }
+bool Rendezvous::has_reported_failure(int64_t rank) const {
+  return c10d::PrefixStore(store_prefix(/*attempt=*/"0"), server_->store).check({failure_key_of(rank)});
+}
 
 namespace {
 
@@ -129,27 +137,86 @@ struct ProcessGroup::Connection {
   c10::intrusive_ptr<c10d::Backend> host, device;
   std::shared_ptr<Heartbeat> heartbeat;  // of all ranks, in a subgroup too
   int64_t num_subgroups = 0;             // made so far: each has keys of its own
+  bool is_broken = false;                // a collective failed
 
+  ~Connection();
   c10d::Backend& of(const at::Tensor& tensor) { return tensor.is_cpu() ? *host : *device; }
+  // With ranks that are to come, or to connect.
+  std::chrono::milliseconds patience() const {
+    return std::min<std::chrono::milliseconds>(options.timeout, std::chrono::minutes(5));
+  }
   void open_backends(const std::string& prefix, const Ranks& ranks);
+  [[noreturn]] void fail_missing(const std::string& what, Clock::duration lasted, const std::string& why);
 };
+
+// NCCL is to be told that all is done. After an error others may be gone: it would wait for them.
+ProcessGroup::Connection::~Connection() {
+  if (device == host || !device || is_broken || std::uncaught_exceptions() > 0) return;
+  try {
+    device->shutdown();
+  } catch (const std::exception&) {  // nothing is asked of it any more
+  }
+}
+
+void ProcessGroup::Connection::fail_missing(const std::string& what, Clock::duration lasted,
+                                            const std::string& why) {
+  is_broken = true;
+  const Ranks& ranks = heartbeat->ranks();
+  throw MissingRanks(fmt::format("[ranks] rank {} of {}: {} failed after {:.1f} s: {}", ranks.rank,
+                                 ranks.world_size, what, std::chrono::duration<double>(lasted).count(), why));
+}
 
 // `ranks`: this one among the members. Their keys in the store begin with `prefix`.
 void ProcessGroup::Connection::open_backends(const std::string& prefix, const Ranks& ranks) {
-  auto gloo = c10d::ProcessGroupGloo::Options::create(options.timeout);
+  auto gloo = c10d::ProcessGroupGloo::Options::create(patience());
   gloo->devices.push_back(network_device(heartbeat->ranks()));
   const int rank = static_cast<int>(ranks.rank), world_size = static_cast<int>(ranks.world_size);
   host = c10::make_intrusive<c10d::ProcessGroupGloo>(
       c10::make_intrusive<c10d::PrefixStore>(prefix + "host", store), rank, world_size, gloo);
+  host->setTimeout(options.timeout);
   device = host;
 #ifdef USE_C10D_NCCL
   if (!options.device.is_cuda()) return;
+  at::accelerator::setDeviceIndex(options.device.index());  // NCCL is opened on it
   auto nccl = c10d::ProcessGroupNCCL::Options::create();
   nccl->timeout = options.timeout;
   device = c10::make_intrusive<c10d::ProcessGroupNCCL>(
       c10::make_intrusive<c10d::PrefixStore>(prefix + "device", store), rank, world_size, nccl);
 #endif
 }
+
+namespace {
+
+std::string arrival_key_of(int64_t rank) { return fmt::format("here/{}", rank); }
+
+// Waits for every rank to come to the rendezvous. Throws Error naming those that do not: the connections
+// among ranks, which follow, would wait without a word. The rank that hosts the rendezvous is the last to
+// give up, so that the others can still ask.
+void meet(c10d::Store& store, const Ranks& ranks, std::chrono::milliseconds patience) {
+  constexpr std::chrono::milliseconds kFirstPause(10), kLongestPause(500), kMoreOfTheHost(2000);
+  const bool hosts = ranks.rank == 0 && !ranks.launcher_hosts;
+  const Clock::time_point deadline =
+      Clock::now() + patience + (hosts ? kMoreOfTheHost : std::chrono::milliseconds(0));
+  std::vector<std::string> keys;
+  for (int64_t rank = 0; rank < ranks.world_size; ++rank) keys.push_back(arrival_key_of(rank));
+  store.set(keys[static_cast<size_t>(ranks.rank)], std::string("yes"));
+  for (auto pause = kFirstPause; !store.check(keys); pause = std::min(2 * pause, kLongestPause)) {
+    if (Clock::now() < deadline) {
+      std::this_thread::sleep_for(pause);
+      continue;
+    }
+    std::vector<int64_t> absent;
+    for (int64_t rank = 0; rank < ranks.world_size; ++rank)
+      if (!store.check({arrival_key_of(rank)})) absent.push_back(rank);
+    if (absent.empty()) return;
+    fail("ranks",
+         "rank{} {} did not come within {:g} s: look what became of it, and start all ranks together",
+         absent.size() == 1 ? "" : "s", fmt::join(absent, ", "),
+         std::chrono::duration<double>(patience).count());
+  }
+}
+
+}  // namespace
 
 struct Collective::Work {
   ProcessGroup* group;
@@ -161,11 +228,9 @@ struct Collective::Work {
 
   // An error that has to name who is missing takes a few seconds: the ranks' heartbeats are compared.
   [[noreturn]] void fail_with(const std::exception& error) const {
-    const double seconds = std::chrono::duration<double>(Clock::now() - begin).count();
-    const Ranks& ranks = group->connection_->heartbeat->ranks();
-    throw MissingRanks(fmt::format("[ranks] rank {} of {}: {} failed after {:.1f} s: {}{}", ranks.rank,
-                                   ranks.world_size, name, seconds, message_of(error),
-                                   group->connection_->heartbeat->describe_missing(number)));
+    const auto lasted = Clock::now() - begin;
+    group->connection_->fail_missing(
+        name, lasted, message_of(error) + group->connection_->heartbeat->describe_missing(number));
   }
 };
 
@@ -209,18 +274,20 @@ ProcessGroup::~ProcessGroup() = default;
 std::shared_ptr<ProcessGroup> ProcessGroup::connect(const Ranks& ranks, const ProcessGroupOptions& options) {
   auto group = std::make_shared<ProcessGroup>(ranks);
   if (ranks.world_size == 1) return group;
-  constexpr std::chrono::milliseconds kMostPatience = std::chrono::minutes(5);
+  auto connection = std::make_unique<Connection>();
+  connection->options = options;
   try {
-    const auto store = open_store(ranks, std::min(options.timeout, kMostPatience));
-    auto connection = std::make_unique<Connection>();
+    const auto patience = connection->patience();
+    const auto store = open_store(ranks, patience);
+    meet(*store, ranks, patience);
     connection->store = store;
-    connection->options = options;
     connection->heartbeat = std::make_shared<Heartbeat>(std::make_shared<StoreBoard>(store->clone()), ranks);
     connection->open_backends("", ranks);
     group->connection_ = std::move(connection);
   } catch (const std::exception& error) {
-    fail("ranks", "rank {} of {} did not meet the others at {}:{}: {}", ranks.rank, ranks.world_size,
-         ranks.master_addr, ranks.master_port, message_of(error));
+    fail("ranks", "rank {} of {} did not meet the others at {}:{}: {}{}", ranks.rank, ranks.world_size,
+         ranks.master_addr, ranks.master_port, bare_message_of(error),
+         connection && connection->heartbeat ? connection->heartbeat->describe_missing(0) : "");
   }
   return group;
 }
@@ -345,6 +412,15 @@ std::vector<std::string> ProcessGroup::gather(const std::string& text, const std
     texts.emplace_back(reinterpret_cast<const char*>(all.const_data_ptr<uint8_t>()) + r * longest,
                        static_cast<size_t>(sizes[static_cast<size_t>(r)]));
   return texts;
+}
+
+void ProcessGroup::wait_until(const std::function<bool()>& done, const std::string& what) {
+  if (!connection_) throw std::logic_error("one rank waits for its device itself");
+  const Clock::time_point begin = Clock::now();
+  const std::string missing = connection_->heartbeat->wait_until(done);
+  if (missing.empty()) return;
+  const auto lasted = Clock::now() - begin;
+  connection_->fail_missing("the wait for " + what, lasted, "it does not end" + missing);
 }
 
 void ProcessGroup::report_failure(const std::string& why) {

@@ -4,6 +4,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <chrono>
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -74,6 +75,8 @@ class Rendezvous {
   ~Rendezvous();
   Rendezvous(const Rendezvous&) = delete;
   int64_t port() const;
+  // This rank has told the others that it fails on account of an error of its own (report_failure()).
+  bool has_reported_failure(int64_t rank) const;
 
  private:
   struct Server;
@@ -117,6 +120,10 @@ class ProcessGroup {
   std::vector<std::string> gather(const std::string& text,
                                   const std::string& what);  // of every rank, by rank
   void barrier(const std::string& what);
+
+  // Waits for what a device is to finish, collectives among it: NCCL's hang where a rank is gone. Throws
+  // Error naming such ranks, within ten seconds. REQUIRES: several ranks, no dry run.
+  void wait_until(const std::function<bool()>& done, const std::string& what);
 
   // Before a rank leaves the others on account of an error of its own: their errors then say which.
   void report_failure(const std::string& why);

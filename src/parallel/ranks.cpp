@@ -1,5 +1,6 @@
 #include "parallel/ranks.h"
 
+#include <algorithm>
 #include <charconv>
 #include <cstdlib>
 #include <optional>
@@ -25,9 +26,7 @@ class Variables {
     if (value.empty()) fail("ranks", "{} is not set: start all ranks with the same launcher", name);
     int64_t result = 0;
     const auto [rest, error] = std::from_chars(value.data(), value.data() + value.size(), result);
-    // "8(x2),4": tasks per node, the first node's count is what a local launcher needs
-    const bool whole = rest == value.data() + value.size() || *rest == '(' || *rest == ',';
-    if (error != std::errc() || !whole || result < 0)
+    if (error != std::errc() || rest != value.data() + value.size() || result < 0)
       fail("ranks", "{} expects a number, got '{}'", name, value);
     return result;
   }
@@ -52,11 +51,53 @@ constexpr LauncherNames kSlurm{"SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LO
 std::optional<LauncherNames> launcher_of(const Variables& variables) {
   if (variables.has("RANK") || variables.has("WORLD_SIZE")) return kTorchrun;
   if (variables.has(kOpenMpi.world_size)) return kOpenMpi;
-  if (variables.has(kSlurm.world_size)) return kSlurm;
+  // A step of one task is a shell more often than a launcher: either way there is one rank, which may launch.
+  if (variables.number(kSlurm.world_size, 1) > 1) return kSlurm;
   return std::nullopt;
 }
 
+int64_t local_world_size_of(const Variables& variables, const LauncherNames& names, int64_t world_size) {
+  const std::string value = variables.text(names.local_world_size);
+  if (value.find_first_of("(,") == std::string::npos)
+    return variables.number(names.local_world_size, world_size);
+  const std::vector<int64_t> tasks = slurm_tasks_per_node(value);
+  if (std::ranges::count(tasks, tasks.front()) == std::ssize(tasks)) return tasks.front();
+  const int64_t node = variables.number("SLURM_NODEID");
+  if (node >= static_cast<int64_t>(tasks.size()))
+    fail("ranks", "SLURM_NODEID {} is beyond the nodes of {} ({})", node, names.local_world_size, value);
+  return tasks[static_cast<size_t>(node)];
+}
+
 }  // namespace
+
+std::vector<int64_t> slurm_tasks_per_node(const std::string& list) {
+  std::vector<int64_t> tasks;
+  const char *at = list.data(), *const end = at + list.size();
+  const auto number = [&] {
+    int64_t result = 0;
+    const auto [rest, error] = std::from_chars(at, end, result);
+    if (error != std::errc() || result < 1 || result > 1 << 20)
+      fail("ranks", "expected numbers of tasks like 8(x2),4, got '{}'", list);
+    at = rest;
+    return result;
+  };
+  const auto skip = [&](std::string_view text) {
+    const bool found = std::string_view(at, end).starts_with(text);
+    if (found) at += text.size();
+    return found;
+  };
+  do {
+    const int64_t count = number();
+    int64_t repeats = 1;
+    if (skip("(x")) {
+      repeats = number();
+      if (!skip(")")) fail("ranks", "expected numbers of tasks like 8(x2),4, got '{}'", list);
+    }
+    tasks.insert(tasks.end(), static_cast<size_t>(repeats), count);
+  } while (skip(","));
+  if (at != end) fail("ranks", "expected numbers of tasks like 8(x2),4, got '{}'", list);
+  return tasks;
+}
 
 std::string first_slurm_host(const std::string& nodelist) {
   const size_t bracket = nodelist.find('['), comma = nodelist.find(',');
@@ -77,7 +118,7 @@ Ranks ranks_from_environment(const Environment& environment) {
     fail("ranks", "{} expects 0 to {} - 1 ({}), got {}", names->rank, names->world_size, ranks.world_size,
          ranks.rank);
   ranks.local_rank = variables.number(names->local_rank, ranks.rank);
-  ranks.local_world_size = variables.number(names->local_world_size, ranks.world_size);
+  ranks.local_world_size = local_world_size_of(variables, *names, ranks.world_size);
   if (ranks.local_rank >= ranks.local_world_size)
     fail("ranks", "{} expects less than {} ({}), got {}", names->local_rank, names->local_world_size,
          ranks.local_world_size, ranks.local_rank);

@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <functional>
 #include <string>
+#include <vector>
 
 namespace kiln {
 
@@ -19,10 +20,13 @@ struct Ranks {
 using Environment = std::function<const char*(const char* name)>;  // std::getenv, or a test's table
 
 // Reads RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR, MASTER_PORT (torchrun, kiln train
-// --nproc), SLURM_* (srun) or OMPI_COMM_WORLD_* (mpirun). None: one rank. Throws Error naming the variable
-// that is missing or impossible.
+// --nproc), SLURM_* (srun, of several tasks) or OMPI_COMM_WORLD_* (mpirun). None: one rank. Throws Error
+// naming the variable that is missing or impossible.
 Ranks ranks_from_environment(const Environment& environment);
 Ranks ranks_from_environment();
+
+// The tasks of each node in Slurm's words: 8, 8, 4 of "8(x2),4". Throws Error.
+std::vector<int64_t> slurm_tasks_per_node(const std::string& list);
 
 // The first host of Slurm's list: "node03" of "node[03-07,12],big1".
 std::string first_slurm_host(const std::string& nodelist);

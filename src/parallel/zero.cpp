@@ -1,9 +1,10 @@
 #include "parallel/zero.h"
 
-#include <ATen/ATen.h>
-
 #include <algorithm>
+#include <array>
+#include <nlohmann/json.hpp>
 
+#include "core/aten.h"
 #include "core/error.h"
 #include "parallel/host_memory.h"
 
@@ -11,8 +12,25 @@ namespace kiln {
 
 namespace {
 
-// Reductions under way hold whole gradients: one is sent while the next one is made.
+// Reductions under way hold whole gradients: two are sent while the next one is made.
 constexpr size_t kMostReductions = 2;
+
+// For --shard-within-node: every machine has the same number of ranks, in order. Throws Error on every rank.
+// A collective.
+void require_even_nodes(ProcessGroup& group) {
+  const Ranks& own = group.ranks();
+  const std::string mine = nlohmann::json{own.rank, own.local_rank, own.local_world_size}.dump();
+  int64_t local_of_all = 0;
+  for (const std::string& text : group.gather(mine, "the ranks of each machine")) {
+    const auto [rank, local_rank, local] = nlohmann::json::parse(text).get<std::array<int64_t, 3>>();
+    if (local_of_all == 0) local_of_all = local;
+    if (local == local_of_all && group.world_size() % local == 0 && rank % local == local_rank) continue;
+    fail("zero",
+         "--shard-within-node expects the same number of ranks on every machine, in order: rank {} of {} is "
+         "local rank {} of {}, rank 0 is one of {}",
+         rank, group.world_size(), local_rank, local, local_of_all);
+  }
+}
 
 }  // namespace
 
@@ -20,12 +38,9 @@ Zero::Zero(std::shared_ptr<ProcessGroup> group, const ZeroOptions& options)
     : group_(std::move(group)), options_(options), shards_(group_) {
   const Ranks& ranks = group_->ranks();
   const int64_t local = ranks.local_world_size;
-  if (!options.shard_within_node || options.stage == 0 || local == ranks.world_size) return;
-  if (ranks.world_size % local != 0 || ranks.rank % local != ranks.local_rank)
-    fail("zero",
-         "--shard-within-node expects the same number of ranks on every machine, in order: rank {} of {} is "
-         "local rank {} of {}",
-         ranks.rank, ranks.world_size, ranks.local_rank, local);
+  if (!options.shard_within_node || options.stage == 0) return;
+  require_even_nodes(*group_);
+  if (local == ranks.world_size) return;
   std::vector<int64_t> node, replicas;
   for (int64_t i = 0; i < local; ++i) node.push_back(ranks.rank - ranks.local_rank + i);
   for (int64_t rank = ranks.local_rank; rank < ranks.world_size; rank += local) replicas.push_back(rank);
@@ -43,6 +58,8 @@ UnitSharding Zero::sharding_of(int64_t elements) const {
 }
 
 void Zero::manage(std::vector<FlatUnit*> units) {
+  if (!units.empty() && has_host_behind(units.front()->compute_weights.device()))
+    copies_.emplace(units.front()->compute_weights.device());
   for (FlatUnit* flat : units) {
     units_.push_back({.flat = flat, .is_whole = flat->sharding().zero_stage < 3});
     publish(units_.size() - 1);
@@ -54,22 +71,30 @@ void Zero::start_gather(size_t s) {
   if (unit.is_whole) return;
   FlatUnit& flat = *unit.flat;
   flat.take_weights_memory();
-  at::Tensor shard = unit.shard.emplace(flat.lease_weights(Access::kRead)).shard;
-  if (const at::Device device = flat.compute_weights.device();
-      flat.weight_placement() != Placement::kDevice && has_host_behind(device)) {
-    shard = at::empty({shard.numel()}, flat.compute_weights.options()).copy_(shard, /*non_blocking=*/true);
-    if (flat.weight_placement() == Placement::kNvme)
-      unit.sent = record_event(device);  // others come to its buffer
-  }
+  const at::Tensor shard = unit.shard.emplace(flat.lease_weights(Access::kRead)).shard;
   // Under a version counter of its own: what arrives is what autograd saved, not a change of it.
-  unit.gathering =
-      shards_->all_gather(flat.compute_weights.variable_data(), shard, "the weights of " + flat.name());
+  at::Tensor whole = flat.compute_weights.variable_data();
+  const std::string what = "the weights of " + flat.name();
   unit.is_whole = true;
+  if (!copies_ || flat.weight_placement() == Placement::kDevice) {
+    unit.gathering = shards_->all_gather(whole, shard, what);
+    return;
+  }
+  // NCCL begins when the stream that calls it is there: beside the compute, too.
+  const bool is_alone = shards_->world_size() == 1;
+  at::Tensor sent = is_alone ? whole : at::empty({shard.numel()}, whole.options());
+  unit.sent = copies_->run([&] {
+    sent.copy_(shard, /*non_blocking=*/true);
+    if (!is_alone) unit.gathering = shards_->all_gather(whole, sent, what);
+  });
 }
 
 void Zero::finish_gather(Unit& unit) {
   unit.gathering.wait();
-  if (unit.sent) unit.sent->synchronize();
+  if (unit.sent) {
+    copies_->wait(unit.sent);
+    if (unit.flat->weight_placement() == Placement::kNvme) unit.sent->synchronize();  // others get its buffer
+  }
   unit.sent.reset();
   unit.shard.reset();
 }
@@ -112,24 +137,26 @@ void Zero::reduce(size_t s, bool first_micro_step, bool last_micro_step) {
                              : flat.shard_size();
   for (int64_t begin = 0; begin < flat.shard_size(); begin += bucket)
     start_reduction(flat, begin, std::min(bucket, flat.shard_size() - begin),
-                    /*add=*/stage >= 2 && !first_micro_step);
+                    {.add = stage >= 2 && !first_micro_step, .is_last = last_micro_step});
 }
 
 // Of elements [begin, begin + count) of every shard.
-void Zero::start_reduction(FlatUnit& flat, int64_t begin, int64_t count, bool add) {
+void Zero::start_reduction(FlatUnit& flat, int64_t begin, int64_t count, MicroStep micro_step) {
   while (reductions_.size() >= kMostReductions) finish_oldest_reduction();
   const int64_t stage = flat.sharding().zero_stage;
   const at::ScalarType dtype = group_->world_size() > 1
                                    ? options_.reduce_dtype.value_or(flat.grads.scalar_type())
                                    : flat.grads.scalar_type();
-  Reduction reduction{.flat = &flat, .target = flat.grad_shard.narrow(0, begin, count), .add = add};
+  Reduction reduction{
+      .flat = &flat, .target = flat.grad_shard.narrow(0, begin, count), .micro_step = micro_step};
   reduction.input = flat.grads.view({-1, flat.shard_size()}).narrow(1, begin, count).to(dtype).reshape({-1});
-  const bool is_last = begin + count == flat.shard_size(), is_copy = !reduction.input.is_alias_of(flat.grads);
-  if (stage >= 2 && is_last && is_copy) flat.drop_grads_memory();
-  reduction.drops_grads = stage >= 2 && is_last && !is_copy;
+  const bool ends_unit = begin + count == flat.shard_size(),
+             is_copy = !reduction.input.is_alias_of(flat.grads);
+  if (stage >= 2 && ends_unit && is_copy) flat.drop_grads_memory();
+  reduction.drops_grads = stage >= 2 && ends_unit && !is_copy;
   if (stage == 0)
     reduction.output = reduction.input;
-  else if (add || dtype != flat.grad_shard.scalar_type())
+  else if (micro_step.add || dtype != flat.grad_shard.scalar_type())
     reduction.output = at::empty({count}, reduction.input.options());
   else
     reduction.output = reduction.target;
@@ -143,12 +170,13 @@ void Zero::finish_oldest_reduction() {
   Reduction reduction = std::move(reductions_.front());
   reductions_.pop_front();
   reduction.collective.wait();
-  if (replicas_ && reduction.flat->sharding().zero_stage > 0)
-    replicas_->all_reduce(reduction.output, "the gradients of " + reduction.flat->name()).wait();
-  if (reduction.add)
-    reduction.target.add_(reduction.output);
-  else if (!reduction.output.is_alias_of(reduction.target))
-    reduction.target.copy_(reduction.output);
+  const MicroStep micro_step = reduction.micro_step;
+  // Machines exchange what they have summed, once.
+  const at::Tensor& summed = micro_step.add ? reduction.target : reduction.output;
+  if (micro_step.add) reduction.target.add_(reduction.output);
+  if (replicas_ && micro_step.is_last && reduction.flat->sharding().zero_stage > 0)
+    replicas_->all_reduce(summed, "the gradients of " + reduction.flat->name()).wait();
+  if (!summed.is_alias_of(reduction.target)) reduction.target.copy_(summed);
   if (reduction.drops_grads) reduction.flat->drop_grads_memory();
 }
 
@@ -165,7 +193,10 @@ void Zero::publish(size_t s) {
 }
 
 void Zero::finish_gathers() {
-  for (Unit& unit : units_) finish_gather(unit);
+  for (Unit& unit : units_) {
+    if (unit.sent) unit.sent->synchronize();
+    finish_gather(unit);
+  }
 }
 
 void Zero::read_ahead() {

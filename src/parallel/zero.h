@@ -10,6 +10,7 @@
 #include <optional>
 #include <vector>
 
+#include "parallel/copy_stream.h"
 #include "parallel/flat_unit.h"
 #include "parallel/process_group.h"
 
@@ -73,26 +74,31 @@ class Zero {
     FlatUnit* flat = nullptr;
     bool is_whole = false;               // the weights; set while a gather is under way, too
     std::optional<WeightLease> shard{};  // while it is gathered
-    std::optional<c10::Event> sent{};    // the shard has left its buffer for the device
+    std::optional<c10::Event> sent{};    // the shard has left host memory for the device
     Collective gathering{};
+  };
+  struct MicroStep {
+    bool add = false;      // its gradients to what the shard holds
+    bool is_last = false;  // of the step
   };
   struct Reduction {
     FlatUnit* flat = nullptr;
     at::Tensor input{}, output{};  // of the collective
     at::Tensor target{};           // the part of the shard that its result is for
-    bool add = false;              // to what the target holds
-    bool drops_grads = false;      // once it is done
+    MicroStep micro_step{};
+    bool drops_grads = false;  // once it is done
     Collective collective{};
   };
   void start_gather(size_t s);
   void finish_gather(Unit& unit);
-  void start_reduction(FlatUnit& flat, int64_t begin, int64_t count, bool add);
+  void start_reduction(FlatUnit& flat, int64_t begin, int64_t count, MicroStep micro_step);
   void finish_oldest_reduction();
 
   std::shared_ptr<ProcessGroup> group_;
   ZeroOptions options_;
   std::shared_ptr<ProcessGroup> shards_;    // the ranks that a unit is divided among
   std::shared_ptr<ProcessGroup> replicas_;  // those that keep the same shards; null: none but this one
+  std::optional<CopyStream> copies_;        // on a device with a host behind it
   std::vector<Unit> units_;
   std::deque<Reduction> reductions_;
 };

@@ -139,6 +139,10 @@ void advise_speed(const Plan& plan, std::vector<std::string>& advice) {
 }  // namespace
 
 void add_advice(Plan& plan, const StepTrace& trace) {
+  if (!plan.machine.runs_kiln)
+    plan.advice.push_back(fmt::format(
+        "this build does not run on a {}: torch 2.11's CUDA 13 begins with Turing (compute capability 7.5)",
+        plan.machine.name));
   advise_dtype(plan, plan.advice);
   advise_batch(plan, plan.advice);
   advise_memory(plan, trace, plan.advice);

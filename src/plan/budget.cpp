@@ -5,13 +5,14 @@
 #include <algorithm>
 #include <charconv>
 #include <cmath>
-#include <fstream>
 #include <map>
 #include <optional>
 
 #include "core/error.h"
 #include "core/heap.h"
+#include "core/memory_limits.h"
 #include "models/registry.h"
+#include "parallel/cpu_share.h"
 #include "parallel/machine.h"
 #include "plan/segment_costs.h"
 #include "plan/step_timing.h"
@@ -35,21 +36,14 @@ constexpr double kAllocatorShare = 0.01;
 constexpr double kKeptShare = 1;
 constexpr int64_t kBudgetParts = 512;  // a budget is used to this precision
 
-int64_t available_host_bytes() {
-  std::ifstream file("/proc/meminfo");
-  for (std::string key; file >> key;) {
-    int64_t kib = 0;
-    if (key == "MemAvailable:" && file >> kib) return kib * 1024;
-  }
-  return 0;
-}
-
 // What this process may come to hold on `device`: what is free, and what it has. Local ranks share the
 // host's.
-int64_t free_bytes(at::Device device, const MachineProfile& machine, int64_t local_ranks) {
+int64_t free_bytes(at::Device device, const MachineProfile& machine, const Ranks& ranks,
+                   const FitTerms& terms) {
   if (device.is_cuda())  // asking makes the context, which the plan counts too
     return static_cast<int64_t>(at::accelerator::getMemoryInfo(device.index()).first) + machine.context_bytes;
-  return available_host_bytes() / local_ranks + resident_bytes();
+  const int64_t host = terms.host_bytes > 0 ? terms.host_bytes : host_memory().available_bytes;
+  return host / ranks.local_world_size + resident_bytes();
 }
 
 // A CPU process beside the plan's tensors and arrays.
@@ -60,9 +54,11 @@ struct Process {
 
 // Of one that keeps to a budget. Measured once code, threads and kernels of a step are in memory: after a
 // step of a model so small that its tensors do not count.
-Process frugal_process(const TrainOptions& options) {
+Process frugal_process(const TrainOptions& options, const Ranks& ranks) {
   return_freed_memory();
-  apply(ComputeSettings{.device = at::kCPU, .threads = options.threads});
+  apply(ComputeSettings{.device = at::kCPU,
+                        .threads = options.threads,
+                        .cpu_share = std::max<int64_t>(1, num_own_cpus() / ranks.local_world_size)});
   TrainOptions tiny;
   tiny.model = "dit";
   tiny.hidden_size = 128;
@@ -204,6 +200,7 @@ std::string quoted(const std::string& text) {
 std::string value_text(const nlohmann::json& value) {
   if (value.is_string()) return quoted(value.get<std::string>());
   if (!value.is_array()) return value.dump();
+  if (value.empty()) return "none";
   std::string list;
   for (size_t i = 0; i < value.size(); ++i) list += (i ? "," : "") + value[i].dump();
   return list;
@@ -269,7 +266,7 @@ namespace {
 
 // Of a GPU's host: a copy of the state that does not fit is not made.
 void fit_host(FittedRun& run, Plan plan, const MachineFit& fit, const Ranks& ranks) {
-  const int64_t available = available_host_bytes();
+  const int64_t available = host_memory().available_bytes;
   if (plan.machine.device != DryRunDevice::kCuda || available == 0 || !run.options.preflight) return;
   const std::string copy =
       fitted_checkpoint_copy(plan, available / ranks.local_world_size + resident_bytes());
@@ -278,41 +275,31 @@ void fit_host(FittedRun& run, Plan plan, const MachineFit& fit, const Ranks& ran
   run.predicted = to_json(fit.plan(run.options)).at("predicted");
 }
 
-// Without a budget a run stays as it is. On a CPU it gives freed memory back where it would come to hold too
-// much.
-void check_fit(FittedRun& run, const MachineProfile& machine, int64_t free, const Ranks& ranks) {
-  const bool on_cpu = machine.device == DryRunDevice::kCpu;
-  MachineFit fit(machine, on_cpu ? keeping_process(machine) : Process{}, free, ranks.world_size);
-  const Plan plan = fit.plan(run.options);
-  if (on_cpu && fit.needed(plan) > free) {
-    run.gives_memory_back = true;
-    fit = MachineFit(machine, frugal_process(run.options), free, ranks.world_size);
-  }
-  if (fit.needed(plan) > free)
-    fit.refuse(
-        run.options,
-        fmt::format("it needs {:.2f} GiB of the {:.2f} GiB that are free (--no-preflight tries anyway)",
-                    gib(fit.needed(plan)), gib(free)));
-  run.predicted = to_json(plan).at("predicted");
-  fit_host(run, plan, fit, ranks);
-}
-
-// The fewest recomputed FLOPs within the budget, and when asked the micro-batch.
-void choose_within(FittedRun& run, const MachineProfile& machine, int64_t budget, const Ranks& ranks) {
+// The fewest recomputed FLOPs within the budget, and when asked, or where nothing else fits and that is
+// allowed, the micro-batch.
+void choose_within(FittedRun& run, const MachineProfile& machine, int64_t budget, const Ranks& ranks,
+                   const FitTerms& terms) {
   const TrainOptions& options = run.options;
   run.gives_memory_back = machine.device == DryRunDevice::kCpu;
-  const Process process = run.gives_memory_back ? frugal_process(options) : Process{};
+  const Process process = run.gives_memory_back ? frugal_process(options, ranks) : Process{};
   const MachineFit fit(machine, process, budget, ranks.world_size);
-  const bool any_micro_batch = chooses_micro_batch(options);
-  const auto fitted = any_micro_batch ? fit.choose_micro_batch(options) : fit.choose(options);
+  const std::string given = options.memory_budget.empty()
+                                ? std::string("what is free")
+                                : fmt::format("--memory-budget {}", options.memory_budget);
+  const std::string size = fmt::format("{:.2f} GiB{}", gib(budget),
+                                       run.gives_memory_back && ranks.local_world_size > 1
+                                           ? fmt::format(" for each of {} ranks", ranks.local_world_size)
+                                           : "");
+  bool any_micro_batch = chooses_micro_batch(options);
+  std::optional<Choice> fitted = any_micro_batch ? std::nullopt : fit.choose(options);
+  any_micro_batch |= !fitted && terms.may_choose_micro_batch;
+  if (any_micro_batch) fitted = fit.choose_micro_batch(options);
   if (!fitted && any_micro_batch)
-    fail("train",
-         "--memory-budget {} ({:.2f} GiB) is too little for any --micro-batch: take a smaller model or more "
-         "memory",
-         options.memory_budget, gib(budget));
+    fail("train", "{} ({}) is too little for any --micro-batch: take a smaller model or more memory", given,
+         size);
   if (!fitted)
-    fit.refuse(options, fmt::format("--memory-budget {} ({:.2f} GiB) is too little for --micro-batch {}",
-                                    options.memory_budget, gib(budget), options.micro_batch));
+    fit.refuse(options,
+               fmt::format("{} ({}) is too little for --micro-batch {}", given, size, options.micro_batch));
   const auto& [chosen, plan] = *fitted;
   TrainOptions kept = chosen;
   kept.recompute = kept.offload_activations = "none";
@@ -320,18 +307,42 @@ void choose_within(FittedRun& run, const MachineProfile& machine, int64_t budget
   run.options = chosen;
   run.predicted = to_json(plan).at("predicted");
   run.summary = fmt::format(
-      "memory budget {:.2f} GiB:{} --recompute {} --offload-activations {}: {:.2f} GiB, {:.2f} GiB of it "
+      "memory budget {}:{} --recompute {} --offload-activations {}: {:.2f} GiB, {:.2f} GiB of it "
       "tensors; "
       "{:.0f} % more time per step than keeping all",
-      gib(budget), any_micro_batch ? fmt::format(" --micro-batch {}", plan.micro_batch) : "",
-      chosen.recompute, chosen.offload_activations, gib(fit.needed(plan)), gib(plan.peak_bytes),
+      size, any_micro_batch ? fmt::format(" --micro-batch {}", plan.micro_batch) : "", chosen.recompute,
+      chosen.offload_activations, gib(fit.needed(plan)), gib(plan.peak_bytes),
       100 * (plan.step_s / kept_s - 1));
+  fit_host(run, plan, fit, ranks);
+}
+
+// Without a budget a run stays as it is. On a CPU it gives freed memory back where it would come to hold too
+// much.
+void check_fit(FittedRun& run, const MachineProfile& machine, int64_t free, const Ranks& ranks,
+               const FitTerms& terms) {
+  const bool on_cpu = machine.device == DryRunDevice::kCpu;
+  MachineFit fit(machine, on_cpu ? keeping_process(machine) : Process{}, free, ranks.world_size);
+  const Plan plan = fit.plan(run.options);
+  if (on_cpu && fit.needed(plan) > free) {
+    run.gives_memory_back = true;
+    fit = MachineFit(machine, frugal_process(run.options, ranks), free, ranks.world_size);
+  }
+  if (const int64_t needed = fit.needed(plan); needed > free) {
+    const std::string what =
+        fmt::format("it needs {:.2f} GiB of the {:.2f} GiB that are free", gib(needed), gib(free));
+    if (!terms.may_choose_micro_batch) fit.refuse(run.options, what + " (--no-preflight tries anyway)");
+    run.options.micro_batch = -1;
+    choose_within(run, machine, free, ranks, terms);
+    run.summary = fmt::format("in one pass {}; {}", what, run.summary);
+    return;
+  }
+  run.predicted = to_json(plan).at("predicted");
   fit_host(run, plan, fit, ranks);
 }
 
 }  // namespace
 
-FittedRun fit_run(const TrainOptions& options, const Ranks& ranks) {
+FittedRun fit_run(const TrainOptions& options, const Ranks& ranks, const FitTerms& terms) {
   validate(options);
   const bool has_budget = !options.memory_budget.empty();
   FittedRun run{.options = options, .predicted = nullptr, .summary = {}};
@@ -350,18 +361,19 @@ FittedRun fit_run(const TrainOptions& options, const Ranks& ranks) {
                machine_name(device));
     return run;
   }
-  const int64_t budget = asked > 0 ? asked : free_bytes(device, *machine, ranks.local_world_size);
+  const int64_t sharing = device.is_cpu() ? ranks.local_world_size : 1;  // the ranks of a machine: its memory
+  const int64_t budget = asked > 0 ? asked / sharing : free_bytes(device, *machine, ranks, terms);
   if (has_budget)
-    choose_within(run, *machine, budget, ranks);
+    choose_within(run, *machine, budget, ranks, terms);
   else
-    check_fit(run, *machine, budget, ranks);
+    check_fit(run, *machine, budget, ranks, terms);
   return run;
 }
 
-FittedRun fit_run(const TrainOptions& options, ProcessGroup& group) {
+FittedRun fit_run(const TrainOptions& options, ProcessGroup& group, const FitTerms& terms) {
   FittedRun run{.options = options, .predicted = nullptr, .summary = {}};
   as_rank(group, [&] {
-    if (group.rank() == 0) run = fit_run(options, group.ranks());
+    if (group.rank() == 0) run = fit_run(options, group.ranks(), terms);
   });
   const nlohmann::json fitted = to_json(run.options);
   nlohmann::json choices = {{"gives memory back", run.gives_memory_back}};

@@ -20,16 +20,22 @@ struct FittedRun {
   bool gives_memory_back = false;
 };
 
+// What is not an option of the run.
+struct FitTerms {
+  bool may_choose_micro_batch = false;  // where the whole batch in one pass does not fit
+  int64_t host_bytes = 0;  // that this process and the ranks beside it may take; 0: what the machine has
+};
+
 // Applies --memory-budget (auto: what is free on the device, on a CPU what the machine has available) by the
 // fewest recomputed FLOPs; with --micro-batch -1 by the micro-batch, too, whose step is the fastest. Without
 // a budget the options stay, and are refused where they do not fit that
 // (--no-preflight: not even then). Behind a GPU the copies of --checkpoint-copy auto are made in memory only
 // where the host has that much. On a CPU the budget is of resident memory: tensors, the loader's arrays and
-// the process itself. Throws Error that ends in the nearest command that fits, when there is one. `ranks`: of
-// the run, this one among them.
-FittedRun fit_run(const TrainOptions& options, const Ranks& ranks = {});
+// the process itself, shared by the ranks of a machine. Throws Error that ends in the nearest command that
+// fits, when there is one. `ranks`: of the run, this one among them.
+FittedRun fit_run(const TrainOptions& options, const Ranks& ranks = {}, const FitTerms& terms = {});
 // The same for several ranks: rank 0 decides for all. A collective.
-FittedRun fit_run(const TrainOptions& options, ProcessGroup& group);
+FittedRun fit_run(const TrainOptions& options, ProcessGroup& group, const FitTerms& terms = {});
 
 // --checkpoint-copy of a run whose ranks have so much host memory each: the plan's own where that fits,
 // page-cache where auto would copy too much. Throws Error when neither does.

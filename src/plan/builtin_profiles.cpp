@@ -5,6 +5,8 @@
 // reason, in this file.
 #include "plan/machine_profile.h"
 
+#include <string_view>
+
 namespace kiln {
 
 namespace {
@@ -34,6 +36,9 @@ constexpr int64_t kContext = 550 * kMiB, kContextHopper = 700 * kMiB, kContextBl
 
 // Of one stream: what torch asks cuBLAS for (parseChosenWorkspaceSize, ATen/cuda/CublasHandlePool.cpp).
 constexpr int64_t kWorkspace = 2 * 4 * kMiB + 128 * 1024, kWorkspaceHopper = 32 * kMiB;
+
+// CUDA 13, which torch 2.11 is made with, begins at compute capability 7.5.
+constexpr std::string_view kTooOld = "V100";
 
 struct Gpu {
   const char* name;
@@ -98,6 +103,7 @@ MachineProfile profile_of(const Gpu& gpu) {
                          .gpus_per_node = gpu.peer == kNoPeer || gpu.node == kEthernet ? 4 : 8,
                          .num_processors = gpu.num_processors,
                          .watts = gpu.watts,
+                         .runs_kiln = std::string_view(gpu.name) != kTooOld,
                          .matmul_efficiency = gpu.matmul,
                          .attention_efficiency = gpu.attention,
                          .bandwidth_efficiency = kBandwidthShare};

@@ -25,15 +25,15 @@ bool worth_splitting(int64_t rest, bool small) { return small ? rest >= kRoundin
 
 }  // namespace
 
-bool CachingAllocatorReplay::allocate(uint64_t id, int64_t bytes) {
+bool CachingAllocatorReplay::allocate(uint64_t id, int64_t bytes, int64_t stream) {
   if (bytes == 0) return true;
   const int64_t size = round_up(bytes, kRounding);
   const bool small = size <= kSmallBlock;
-  Block* block = take_cached(size, small);
-  if (!block) block = new_segment(size, small);
+  Block* block = take_cached(size, small, stream);
+  if (!block) block = new_segment(size, small, stream);
   if (!block) {
     release_cached_segments();
-    block = new_segment(size, small);
+    block = new_segment(size, small, stream);
   }
   if (!block) return false;
   if (worth_splitting(block->size - size, small)) split(*block, size);
@@ -53,12 +53,12 @@ void CachingAllocatorReplay::free(uint64_t id) {
   block->used = false;
   if (block->previous && !block->previous->used) block = merge(block->previous, block);
   if (block->next && !block->next->used) block = merge(block, block->next);
-  free_blocks(block->small).insert(block);
+  free_blocks(*block).insert(block);
 }
 
-CachingAllocatorReplay::Block* CachingAllocatorReplay::take_cached(int64_t size, bool small) {
-  Block wanted{.segment = -1, .size = size};
-  FreeBlocks& pool = free_blocks(small);
+CachingAllocatorReplay::Block* CachingAllocatorReplay::take_cached(int64_t size, bool small, int64_t stream) {
+  Block wanted{.stream = stream, .segment = -1, .size = size, .small = small};
+  FreeBlocks& pool = free_blocks(wanted);
   const auto found = pool.lower_bound(&wanted);
   if (found == pool.end()) return nullptr;
   Block* block = *found;
@@ -66,19 +66,20 @@ CachingAllocatorReplay::Block* CachingAllocatorReplay::take_cached(int64_t size,
   return block;
 }
 
-CachingAllocatorReplay::Block* CachingAllocatorReplay::new_segment(int64_t size, bool small) {
+CachingAllocatorReplay::Block* CachingAllocatorReplay::new_segment(int64_t size, bool small, int64_t stream) {
   const int64_t bytes = segment_size(size);
   if (capacity_bytes_ > 0 && reserved_ + bytes > capacity_bytes_) return nullptr;
   reserved_ += bytes;
   peak_reserved_ = std::max(peak_reserved_, reserved_);
   Block* block = make_block();
-  *block = {.segment = next_segment_++, .size = bytes, .small = small};
+  *block = {.stream = stream, .segment = next_segment_++, .size = bytes, .small = small};
   return block;
 }
 
 void CachingAllocatorReplay::split(Block& block, int64_t size) {
   Block* rest = make_block();
-  *rest = {.segment = block.segment,
+  *rest = {.stream = block.stream,
+           .segment = block.segment,
            .offset = block.offset + size,
            .size = block.size - size,
            .small = block.small,
@@ -87,13 +88,13 @@ void CachingAllocatorReplay::split(Block& block, int64_t size) {
   if (block.next) block.next->previous = rest;
   block.next = rest;
   block.size = size;
-  free_blocks(block.small).insert(rest);
+  free_blocks(block).insert(rest);
 }
 
 // Two neighbours, at least one of them in the free list, become the first one.
 CachingAllocatorReplay::Block* CachingAllocatorReplay::merge(Block* block, Block* neighbour) {
-  free_blocks(block->small).erase(block);
-  free_blocks(block->small).erase(neighbour);
+  free_blocks(*block).erase(block);
+  free_blocks(*block).erase(neighbour);
   block->size += neighbour->size;
   block->next = neighbour->next;
   if (block->next) block->next->previous = block;
@@ -102,11 +103,11 @@ CachingAllocatorReplay::Block* CachingAllocatorReplay::merge(Block* block, Block
 }
 
 void CachingAllocatorReplay::release_cached_segments() {
-  for (FreeBlocks* pool : {&free_small_, &free_large_}) {
-    for (auto it = pool->begin(); it != pool->end();) {
+  for (auto& [key, pool] : free_) {
+    for (auto it = pool.begin(); it != pool.end();) {
       Block* block = *it;
       const bool whole_segment = !block->previous && !block->next;
-      it = whole_segment ? pool->erase(it) : std::next(it);
+      it = whole_segment ? pool.erase(it) : std::next(it);
       if (!whole_segment) continue;
       reserved_ -= block->size;
       drop_block(block);

@@ -1,11 +1,12 @@
 // A replay of PyTorch's CUDA caching allocator, so that reserved as well as allocated bytes are predicted.
-// Rules: c10/cuda/CUDACachingAllocator.cpp of torch 2.11, default settings, one stream.
+// Rules: c10/cuda/CUDACachingAllocator.cpp of torch 2.11, default settings.
 #pragma once
 #include <cstdint>
 #include <list>
 #include <map>
 #include <set>
 #include <unordered_map>
+#include <utility>
 
 namespace kiln {
 
@@ -15,8 +16,8 @@ class CachingAllocatorReplay {
   explicit CachingAllocatorReplay(int64_t capacity_bytes = 0) : capacity_bytes_(capacity_bytes) {}
 
   // False when neither a cached block nor a new segment can serve it, even after cached segments were given
-  // back.
-  bool allocate(uint64_t id, int64_t bytes);
+  // back. Segments belong to the stream that they are made for: blocks are reused on it alone.
+  bool allocate(uint64_t id, int64_t bytes, int64_t stream = 0);
   void free(uint64_t id);
 
   int64_t allocated_bytes() const { return allocated_; }  // live blocks, rounded to 512 bytes
@@ -26,7 +27,7 @@ class CachingAllocatorReplay {
 
  private:
   struct Block {
-    int64_t segment = 0, offset = 0, size = 0;
+    int64_t stream = 0, segment = 0, offset = 0, size = 0;
     bool small = false, used = false;
     Block *previous = nullptr, *next = nullptr;  // neighbours in the segment
   };
@@ -40,12 +41,12 @@ class CachingAllocatorReplay {
   };
   using FreeBlocks = std::set<Block*, BySizeThenAddress>;
 
-  Block* take_cached(int64_t size, bool small);
-  Block* new_segment(int64_t size, bool small);
+  Block* take_cached(int64_t size, bool small, int64_t stream);
+  Block* new_segment(int64_t size, bool small, int64_t stream);
   void split(Block& block, int64_t size);
   Block* merge(Block* block, Block* neighbour);
   void release_cached_segments();
-  FreeBlocks& free_blocks(bool small) { return small ? free_small_ : free_large_; }
+  FreeBlocks& free_blocks(const Block& block) { return free_[{block.stream, block.small}]; }
   Block* make_block();
   void drop_block(Block* block);
 
@@ -54,7 +55,7 @@ class CachingAllocatorReplay {
   std::list<Block> blocks_;
   std::unordered_map<Block*, std::list<Block>::iterator> where_;
   std::unordered_map<uint64_t, Block*> used_;
-  FreeBlocks free_small_, free_large_;
+  std::map<std::pair<int64_t, bool>, FreeBlocks> free_;  // by stream, and whether blocks are small
 };
 
 }  // namespace kiln

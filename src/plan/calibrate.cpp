@@ -1,6 +1,5 @@
 #include "plan/calibrate.h"
 
-#include <ATen/ATen.h>
 #include <ATen/DeviceAccelerator.h>
 #include <ATen/Parallel.h>
 #include <fcntl.h>
@@ -14,6 +13,7 @@
 #include <limits>
 #include <numeric>
 
+#include "core/aten.h"
 #include "core/error.h"
 #include "parallel/machine.h"
 #include "plan/cpu_estimate.h"
@@ -247,13 +247,12 @@ std::vector<TrainOptions> kinds_of_steps(const MachineProfile& profile, at::Devi
 
 // All kinds twice, one after another: what else goes on for a while, and how fast memory is meanwhile, is
 // averaged.
-void measure_steps(MachineProfile& profile, at::Device device) {
-  constexpr double kMaxSeconds = 55;
+void measure_steps(MachineProfile& profile, at::Device device, double seconds) {
   constexpr int kRounds = 2;
   const auto begin = Clock::now();
   const std::vector<TrainOptions> kinds = kinds_of_steps(profile, device);
   RateTable table;
-  for (size_t done = 0; done < kRounds * kinds.size() && seconds_since(begin) < kMaxSeconds; ++done) {
+  for (size_t done = 0; done < kRounds * kinds.size() && seconds_since(begin) < seconds; ++done) {
     table.add(time_steps(kinds[done % kinds.size()], device, {.plain = 1, .watched = 1}));
     fmt::print(stderr, "\rcalibrate: {} of {} steps measured, {:.0f} s ", done + 1, kRounds * kinds.size(),
                seconds_since(begin));
@@ -265,7 +264,7 @@ void measure_steps(MachineProfile& profile, at::Device device) {
 
 }  // namespace
 
-MachineProfile calibrate(const std::string& device_name) {
+MachineProfile calibrate(const std::string& device_name, double seconds) {
   const at::Device device = parse_device(device_name);
   apply({.device = device});
   MachineProfile profile = device.is_cuda() ? gpu_profile(device) : cpu_profile();
@@ -275,7 +274,7 @@ MachineProfile calibrate(const std::string& device_name) {
   profile.measured = true;
   for (auto& [dtype, flops] : profile.peak_flops) flops = measure_peak_flops(device, dtype);
   profile.disk_bytes_per_s = disk_bytes_per_s(profiles_folder());
-  measure_steps(profile, device);
+  measure_steps(profile, device, seconds);
   return profile;
 }
 

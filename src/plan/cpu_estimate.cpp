@@ -1,13 +1,12 @@
 #include "plan/cpu_estimate.h"
 
-#include <ATen/ATen.h>
 #include <ATen/Parallel.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <chrono>
-#include <fstream>
 
+#include "core/aten.h"
+#include "core/memory_limits.h"
 #include "parallel/machine.h"
 
 namespace kiln {
@@ -48,13 +47,6 @@ double copy_bytes_per_s() {
 
 }  // namespace
 
-int64_t host_memory_bytes() {
-  int64_t bytes = static_cast<int64_t>(::sysconf(_SC_PHYS_PAGES)) * ::sysconf(_SC_PAGESIZE);
-  std::ifstream group("/sys/fs/cgroup/memory.max");  // "max" or a number
-  if (int64_t limit = 0; group >> limit && limit > 0) bytes = std::min(bytes, limit);
-  return bytes;
-}
-
 MachineProfile estimate_cpu() {
   static const MachineProfile profile = [] {
     at::NoGradGuard no_grad;
@@ -63,7 +55,7 @@ MachineProfile estimate_cpu() {
                           .source = "estimate from a short measurement: kiln plan --calibrate measures it",
                           .machine = machine_name(at::kCPU),
                           .device = DryRunDevice::kCpu,
-                          .memory_bytes = host_memory_bytes(),
+                          .memory_bytes = host_memory().total_bytes,
                           .context_bytes = static_cast<int64_t>(kProcess),
                           .peak_flops = {{at::kFloat, f32},
                                          {at::kHalf, f32},

@@ -1,10 +1,11 @@
 #include "plan/engine_sums.h"
 
-#include <ATen/ATen.h>
 #include <ATen/ops/add_meta_dispatch.h>
 #include <ATen/record_function.h>
 #include <torch/csrc/autograd/engine.h>
 #include <torch/library.h>
+
+#include "core/aten.h"
 
 namespace kiln {
 

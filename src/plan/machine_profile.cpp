@@ -1,6 +1,5 @@
 #include "plan/machine_profile.h"
 
-#include <ATen/ATen.h>
 #include <fmt/ranges.h>
 
 #include <algorithm>
@@ -8,8 +7,10 @@
 #include <filesystem>
 #include <fstream>
 
+#include "core/aten.h"
 #include "core/atomic_file.h"
 #include "core/error.h"
+#include "core/memory_limits.h"
 #include "core/nearest_name.h"
 #include "core/tensors.h"
 #include "parallel/machine.h"
@@ -110,10 +111,12 @@ MachineProfile find_profile(const std::string& name) {
   const std::string wanted = plain(name), this_machine = machine_name(at::kCPU);
   const bool wants_cpu = wanted == kThisCpu;
   std::vector<std::string> names{kThisCpu};
-  for (const MachineProfile& profile : stored_profiles()) {
+  for (MachineProfile& profile : stored_profiles()) {
     const bool is_cpu = profile.device == DryRunDevice::kCpu;
-    if (wants_cpu ? is_cpu && profile.machine == this_machine : !is_cpu && plain(profile.name) == wanted)
+    if (wants_cpu ? is_cpu && profile.machine == this_machine : !is_cpu && plain(profile.name) == wanted) {
+      if (is_cpu) profile.memory_bytes = host_memory().total_bytes;  // limits are those of today
       return profile;
+    }
     if (!is_cpu) names.push_back(profile.name);
   }
   if (wants_cpu) return estimate_cpu();

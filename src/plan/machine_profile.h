@@ -21,9 +21,9 @@ struct RatePoint {
 };
 
 struct MachineProfile {
-  std::string name;     // "A100-80G", "cpu"
-  std::string source;   // "vendor figures", "estimate ...", "measured on <machine>, <date>"
-  std::string machine;  // that was measured, as its processor or GPU calls itself; else empty
+  std::string name;       // "A100-80G", "cpu"
+  std::string source;     // "vendor figures", "estimate ...", "measured on <machine>, <date>"
+  std::string machine{};  // that was measured, as its processor or GPU calls itself; else empty
   bool measured = false;
   DryRunDevice device = DryRunDevice::kCuda;
 
@@ -42,11 +42,12 @@ struct MachineProfile {
   int64_t gpus_per_node = 8;
   int64_t num_processors = 0;  // streaming multiprocessors, or cores: products are cut into tiles for them
   double watts = 0;
+  bool runs_kiln = true;  // false: the CUDA that this build's torch is made with no longer knows the GPU
 
   // Share of the peak that large operations reach, where nothing was measured.
   double matmul_efficiency = 0, attention_efficiency = 0, bandwidth_efficiency = 0;
   // Measured: "name dtype" -> points in ascending work.
-  std::map<std::string, std::vector<RatePoint>> rates;
+  std::map<std::string, std::vector<RatePoint>> rates{};
 };
 
 // V100, T4, RTX-3090, RTX-4090, A40, L40S, A100-40G, A100-80G, A800-80G, H100, H200, B200.

@@ -2,6 +2,7 @@
 
 #include <ATen/DeviceAccelerator.h>
 #include <ATen/record_function.h>
+#include <c10/util/ThreadLocalDebugInfo.h>
 
 #include <stdexcept>
 
@@ -17,7 +18,17 @@ std::string_view name_of(OpClass op_class) {
 // What torch calls around every operation of the thread.
 struct OpCallbacks {
   struct Leaf : at::ObserverContext {};
-  static thread_local OpRecorder* recorder;
+  // Who records this thread's operations. Autograd takes it, with the callbacks, to the thread that runs a
+  // GPU's backward, while this one waits.
+  struct Owner : c10::DebugInfoBase {
+    explicit Owner(OpRecorder& its_recorder) : recorder(its_recorder) {}
+    OpRecorder& recorder;
+  };
+  static constexpr auto kOwner = c10::DebugInfoKind::PRODUCER_INFO;
+  static OpRecorder* recorder() {
+    auto* owner = static_cast<Owner*>(c10::ThreadLocalDebugInfo::get(kOwner));
+    return owner ? &owner->recorder : nullptr;
+  }
 
   template <class Values>
   static const void* first_tensor(const Values& values) {
@@ -25,7 +36,7 @@ struct OpCallbacks {
   }
 
   static std::unique_ptr<at::ObserverContext> start(const at::RecordFunction& function) {
-    OpRecorder& r = *recorder;
+    OpRecorder& r = *recorder();
     if (r.inside_ || kind_of(function.name(), function.overload_name()) != OpKind::kWhole) return nullptr;
     r.inside_ = true;
     r.current_ = {.name = function.name(), .phase = r.phase_, .segment = r.segment_};
@@ -37,7 +48,7 @@ struct OpCallbacks {
 
   static void end(const at::RecordFunction& function, at::ObserverContext* context) {
     if (!context) return;
-    OpRecorder& r = *recorder;
+    OpRecorder& r = *recorder();
     if (r.timed_) r.current_.seconds = std::chrono::duration<double>(r.now() - r.started_).count();
     describe_outputs(r.current_, function.outputs());
     // Meta's sums in place (engine_sums.h) go by the name of those that are not.
@@ -48,21 +59,17 @@ struct OpCallbacks {
   }
 };
 
-thread_local OpRecorder* OpCallbacks::recorder = nullptr;
-
 OpRecorder::OpRecorder(bool timed, at::Device device) : timed_(timed), device_(device) {
-  if (OpCallbacks::recorder) throw std::logic_error("two recorders of operations in one thread");
-  OpCallbacks::recorder = this;
+  if (OpCallbacks::recorder()) throw std::logic_error("two recorders of operations in one thread");
+  owner_ =
+      std::make_unique<c10::DebugInfoGuard>(OpCallbacks::kOwner, std::make_shared<OpCallbacks::Owner>(*this));
   handle_ = at::addThreadLocalCallback(at::RecordFunctionCallback(&OpCallbacks::start, &OpCallbacks::end)
                                            .needsInputs(true)
                                            .needsOutputs(true)
                                            .scopes({at::RecordScope::FUNCTION}));
 }
 
-OpRecorder::~OpRecorder() {
-  at::removeCallback(handle_);
-  OpCallbacks::recorder = nullptr;
-}
+OpRecorder::~OpRecorder() { at::removeCallback(handle_); }
 
 void OpRecorder::begin(StepPhase phase, int64_t segment) {
   phase_ = phase;

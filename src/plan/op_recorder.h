@@ -5,10 +5,15 @@
 
 #include <chrono>
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <vector>
 
 #include "train/step_observer.h"
+
+namespace c10 {
+class DebugInfoGuard;
+}
 
 namespace kiln {
 
@@ -38,8 +43,8 @@ struct OpRecord {
   int64_t times = 1;   // that it runs in the step: a trace holds one of many equal micro-steps
 };
 
-// Records the leaf operations of this thread while in scope, one recorder at a time; as observer of a step it
-// notes whose they are.
+// Records the leaf operations of this thread, and of autograd's on its behalf, while in scope, one recorder
+// at a time; as observer of a step it notes whose they are.
 class OpRecorder : public StepObserver {
  public:
   // timed: measures the seconds of each. On a CUDA device that synchronises around every operation.
@@ -59,6 +64,7 @@ class OpRecorder : public StepObserver {
 
   bool timed_;
   at::Device device_;
+  std::unique_ptr<c10::DebugInfoGuard> owner_;  // makes this the recorder of the thread
   uint64_t handle_ = 0;
   StepPhase phase_{};
   int32_t segment_ = -1;

@@ -1,11 +1,12 @@
 #include "plan/op_work.h"
 
-#include <ATen/ATen.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 
 #include <algorithm>
 #include <set>
 #include <unordered_map>
+
+#include "core/aten.h"
 
 namespace kiln {
 

@@ -1,15 +1,14 @@
 #include "plan/phases.h"
 
-#include <ATen/ATen.h>
 #include <torch/library.h>
 
 #include <algorithm>
 #include <optional>
 
 #include "core/allocations.h"
+#include "core/aten.h"
 #include "core/tensors.h"
 #include "diffusion/sampler.h"
-#include "models/autoencoders/autoencoder_kl.h"
 #include "plan/trace.h"
 #include "sample/sampler_loop.h"
 #include "train/average_in_place.h"
@@ -129,15 +128,15 @@ DeviceEvents trace_validation(const TrainOptions& options, const DataShape& data
   });
 }
 
-AutoencoderEvents trace_autoencoder(const TrainOptions& options, const DataShape& data, DryRunDevice device,
-                                    int64_t world_size) {
+AutoencoderEvents trace_autoencoder(const AutoencoderKlConfig& config, const TrainOptions& options,
+                                    const DataShape& data, DryRunDevice device, int64_t world_size) {
   const DryRunScope dry_run(device);
   const at::NoGradGuard no_grad;
   AutoencoderEvents events;
   std::unique_ptr<AutoencoderKl> autoencoder;
   events.load = logged([&] {
     autoencoder = std::make_unique<AutoencoderKl>(
-        AutoencoderKlConfig{.latent_channels = data.channels},
+        config,
         BuildOptions{.device = at::kMeta, .compute_dtype = parse_compute_dtype(options.compute_dtype)});
     autoencoder->freeze_weights();
   });
@@ -145,9 +144,12 @@ AutoencoderEvents trace_autoencoder(const TrainOptions& options, const DataShape
     const int64_t batch = samples_at_once(options, world_size);
     autoencoder->decode(on_meta({batch, data.channels, data.height, data.width}));
   });
-  events.encode = logged([&] {
-    autoencoder->encode(on_meta({options.global_batch, 3, options.image_size, options.image_size}));
-  });
+  const int64_t rows = options.micro_batch > 0 ? options.micro_batch : options.global_batch;
+  const std::vector<int64_t> image_shape = {rows, 3, options.image_size, options.image_size};
+  // On a CPU the loader's arrays are read where they are.
+  std::optional<at::Tensor> images;
+  if (device == DryRunDevice::kCpu) images = on_meta(image_shape);
+  events.encode = logged([&] { autoencoder->encode(images ? *images : on_meta(image_shape)); });
   return events;
 }
 

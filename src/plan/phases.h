@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "core/dry_run.h"
+#include "models/autoencoders/autoencoder_kl.h"
 #include "train/setup.h"
 
 namespace kiln {
@@ -29,14 +30,14 @@ DeviceEvents trace_sample_grid(const TrainOptions& options, const DataShape& dat
 DeviceEvents trace_validation(const TrainOptions& options, const DataShape& data, DryRunDevice device,
                               const std::shared_ptr<ProcessGroup>& group);
 
-// A KL autoencoder of KL-f8's architecture with as many latent channels as `data` has.
 struct AutoencoderEvents {
   DeviceEvents load;    // leaves its weights alive
   DeviceEvents decode;  // of one batch of a sample grid
-  DeviceEvents encode;  // of one step's images, where they are encoded on the way
+  DeviceEvents encode;  // of the images of a pass, where they are encoded on the way
 };
-AutoencoderEvents trace_autoencoder(const TrainOptions& options, const DataShape& data, DryRunDevice device,
-                                    int64_t world_size);
+// `options`: of one of `world_size` ranks. `data`: of what is decoded.
+AutoencoderEvents trace_autoencoder(const AutoencoderKlConfig& config, const TrainOptions& options,
+                                    const DataShape& data, DryRunDevice device, int64_t world_size);
 
 // Of `events`, alive at once and at the end.
 int64_t peak_bytes(const DeviceEvents& events);

@@ -11,11 +11,13 @@
 #include "core/tensors.h"
 #include "data/feature_store.h"
 #include "data/image_dataset.h"
+#include "extract/image_batches.h"
 #include "plan/advice.h"
 #include "plan/device_memory.h"
 #include "plan/outlook.h"
 #include "plan/rank_walk.h"
 #include "train/checkpoint_saver.h"
+#include "train/training_data.h"
 
 namespace kiln {
 
@@ -34,8 +36,26 @@ bool encodes_images(const TrainOptions& options) {
 }
 // One that the run loads: to encode images, or to decode the samples of a store that one has made.
 bool has_autoencoder(const TrainOptions& options) {
-  if (options.autoencoder.empty() || options.autoencoder == "pixels") return false;
-  return !is_store(options) || read_store_info(options.data).autoencoder == "autoencoder_kl";
+  if (is_store(options)) return !decoder_path(options, read_store_info(options.data)).empty();
+  return !options.autoencoder.empty() && options.autoencoder != "pixels";
+}
+
+std::string autoencoder_path(const TrainOptions& options) {
+  return is_store(options) ? decoder_path(options, read_store_info(options.data)) : options.autoencoder;
+}
+// Its own where it lies here, else KL-f8's.
+AutoencoderKlConfig autoencoder_config(const TrainOptions& options, const DataShape& data) {
+  const std::string path = autoencoder_path(options);
+  if (fs::exists(path)) return read_autoencoder_kl_config(path);
+  return {.latent_channels = data.channels};
+}
+// Of images that it encodes.
+DataShape latent_shape(const TrainOptions& options) {
+  if (!encodes_images(options) || !fs::exists(options.autoencoder)) return synthetic_shape(options);
+  const AutoencoderKl autoencoder(read_autoencoder_kl_config(options.autoencoder), {.device = at::kMeta});
+  check_image_size(autoencoder, options.image_size);
+  const int64_t side = options.image_size / autoencoder.downsample;
+  return {.channels = autoencoder.latent_channels, .height = side, .width = side};
 }
 
 // `train` knows neither missing data nor missing folders; a plan needs none.
@@ -82,6 +102,7 @@ class Composer {
   void kinds(const DeviceTimeline::Peak& steady);
   bool validates() const { return !options_.validation_data.empty(); }
   int64_t loader_bytes() const;
+  MemoryCurve curve() const;
 
   Plan& plan_;
   const StepTrace& trace_;
@@ -103,7 +124,9 @@ void Composer::trace_phases() {
   if (tables > 0) load_.push_back({.id = (uint64_t{1} << 47), .bytes = tables});
   if (validates()) validation_ = trace_validation(all, plan_.data, device, group);
   if (all.sample_every > 0) sampling_ = trace_sample_grid(all, plan_.data, device, group);
-  if (has_autoencoder(all)) autoencoder_ = trace_autoencoder(options_, plan_.data, device, sharding_.gpus);
+  if (has_autoencoder(all))
+    autoencoder_ =
+        trace_autoencoder(autoencoder_config(all, plan_.data), options_, plan_.data, device, sharding_.gpus);
 }
 
 Composer::DevicePeaks Composer::play(int64_t capacity) const {
@@ -176,7 +199,7 @@ void Composer::kinds(const DeviceTimeline::Peak& steady) {
   auto& by_kind = plan_.by_kind;
   for (const auto& [kind, bytes] : trace_.memory.peak_by_kind) by_kind[std::string(name_of(kind))] += bytes;
   by_kind["matmul"] += plan_.machine.workspace_bytes;
-  by_kind["autoencoder"] = left_bytes(autoencoder_.load);
+  by_kind[std::string(name_of(MemoryKind::kAutoencoder))] = left_bytes(autoencoder_.load);
   plan_.peak_bytes = 0;
   for (const auto& [name, bytes] : by_kind) plan_.peak_bytes += bytes;
   plan_.overhead = {{"context", plan_.machine.context_bytes},
@@ -196,6 +219,14 @@ int64_t Composer::checkpoint_copy_bytes() const {
       static_cast<int64_t>(make_optimizer(optimizer_config_of(options_))->moment_names().size());
   const auto num_emas = static_cast<int64_t>(options_.ema_decay.size());
   return 4 * trace_.num_weights * (1 + num_emas + num_moments) / sharding_.gpus;
+}
+
+// Of the step, over what is there beside the training state.
+MemoryCurve Composer::curve() const {
+  if (autoencoder_.load.empty()) return memory_curve(trace_.memory);
+  StepMemory memory = trace_.memory;
+  memory.persistent[MemoryKind::kAutoencoder] = left_bytes(autoencoder_.load);
+  return memory_curve(memory);
 }
 
 void Composer::memory() {
@@ -225,8 +256,9 @@ void Composer::memory() {
   add_phase("resume", {.live_bytes = idle.live_bytes, .reserved_bytes = peaks.load.reserved_bytes}, process);
   kinds(peaks.steady);
   if (has_autoencoder(options_))
-    plan_.notes.push_back(
-        "workspaces of the autoencoder's convolutions; its architecture is taken to be KL-f8's");
+    plan_.notes.push_back(fmt::format(
+        "workspaces of the autoencoder's convolutions{}",
+        fs::exists(autoencoder_path(options_)) ? "" : "; its architecture is taken to be KL-f8's"));
   if (encodes_images(options_))
     plan_.notes.push_back("the time that encoding the images takes in every step");
 
@@ -239,7 +271,7 @@ void Composer::memory() {
   plan_.peak_phase = std::string(name_of(trace_.memory.peak_phase));
   if (trace_.memory.peak_segment >= 0)
     plan_.peak_segment = trace_.segments.at(static_cast<size_t>(trace_.memory.peak_segment));
-  plan_.curve = memory_curve(trace_.memory);
+  plan_.curve = curve();
   plan_.fits = plan_.needed_bytes <= plan_.machine.memory_bytes;
 }
 
@@ -287,7 +319,7 @@ DataShape planned_shape(const TrainOptions& options) {
          "--data {} is not a feature store: run kiln extract, or give --autoencoder PATH (or pixels) to "
          "encode while training",
          options.data);
-  DataShape shape = synthetic_shape(options);
+  DataShape shape = latent_shape(options);
   const int64_t classes = static_cast<int64_t>(ImageDataset::open(options.data)->class_names().size());
   shape.num_classes = classes > 0 ? std::max(classes, options.num_classes) : 0;
   return shape;
@@ -315,7 +347,8 @@ Plan compose_plan(const PlanOptions& options, const MachineProfile& machine, con
 }
 
 int64_t autoencoder_bytes(const TrainOptions& options, const DataShape& data, DryRunDevice device) {
-  return has_autoencoder(options) ? left_bytes(trace_autoencoder(options, data, device, 1).load) : 0;
+  if (!has_autoencoder(options)) return 0;
+  return left_bytes(trace_autoencoder(autoencoder_config(options, data), options, data, device, 1).load);
 }
 
 int64_t communication_bytes(const MachineProfile& machine, int64_t gpus) {

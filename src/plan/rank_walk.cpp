@@ -1,12 +1,11 @@
 #include "plan/rank_walk.h"
 
-#include <ATen/ATen.h>
-
 #include <algorithm>
 #include <map>
 #include <set>
 
 #include "core/allocations.h"
+#include "core/aten.h"
 #include "ops/ops.h"
 #include "parallel/host_exchange.h"
 #include "parallel/nvme_state.h"
@@ -252,12 +251,6 @@ class RankComposer : public AllocationObserver {
     if (mark.phase == StepPhase::kBackward)
       communicate(mark.segment, [&] { zero_->reduce(s, micro_step_ == 1, micro_step_ == num_micro_steps_); });
     if (index + 1 < parts_.size()) add_events_until(parts_[index + 1].events_begin);
-  }
-
-  void begin_gradients(size_t s) {
-    if (source_.zero.stage < 2) return call_zero([&] { zero_->begin_gradients(s, micro_step_ == 1); });
-    zero_->begin_gradients(s, micro_step_ == 1);
-    recorder_.take();  // the source has them
   }
 
   // Elements of a unit that a rank of the source updates.

@@ -33,6 +33,8 @@ Json choice_json(const SearchChoice& choice) {
           {"recompute", train.recompute},
           {"zero_stage", train.zero_stage},
           {"offload_optimizer", train.offload_optimizer},
+          {"offload_params", train.offload_params},
+          {"offload_activations", train.offload_activations},
           {"fits", plan.fits},
           {"needed_bytes", plan.needed_bytes},
           {"peak_bytes", plan.peak_bytes},

@@ -2,7 +2,9 @@
 
 #include <algorithm>
 #include <memory>
+#include <optional>
 #include <tuple>
+#include <utility>
 
 #include "models/registry.h"
 #include "plan/rank_walk.h"
@@ -77,7 +79,10 @@ class SpaceBuilder {
 
   std::vector<int64_t> stages() const {
     if (is_fixed("zero-stage")) return {search_.plan.train.zero_stage};
-    return present_.gpus > 1 ? std::vector<int64_t>{0, 1, 2, 3} : std::vector<int64_t>{0};
+    if (is_fixed("offload-params") && search_.plan.train.offload_params != "none") return {3};
+    if (present_.gpus > 1) return {0, 1, 2, 3};
+    const bool can_offload = machine_.device == DryRunDevice::kCuda && !is_fixed("offload-params");
+    return can_offload ? std::vector<int64_t>{0, 3} : std::vector<int64_t>{0};
   }
 
   std::vector<std::string> offloads() const {
@@ -86,12 +91,28 @@ class SpaceBuilder {
                                                   : std::vector<std::string>{"none"};
   }
 
-  const StepTrace& trace(const std::string& recompute) {
-    auto& family = families_[{present_.compute_dtype, recompute}];
+  // Of the weights: at stage 3, for which a single GPU is enough then.
+  std::vector<std::string> weight_offloads() const {
+    if (is_fixed("offload-params")) return {search_.plan.train.offload_params};
+    if (machine_.device != DryRunDevice::kCuda || present_.zero_stage < 3) return {"none"};
+    if (present_.gpus == 1) return {"cpu", "nvme"};
+    return {"none", "cpu", "nvme"};
+  }
+
+  bool may_offload_activations() const {
+    return machine_.device == DryRunDevice::kCuda && !is_fixed("offload-activations") && !is_one_set();
+  }
+  bool is_one_set() const {
+    return is_fixed("recompute") || search_.plan.train.offload_activations != "none";
+  }
+
+  const StepTrace& trace(const std::string& recompute, const std::string& offload_activations) {
+    auto& family = families_[{present_.compute_dtype, recompute, offload_activations}];
     if (!family) {
       TrainOptions options = search_.plan.train;
       options.compute_dtype = present_.compute_dtype;
       options.recompute = recompute;
+      options.offload_activations = offload_activations;
       const int64_t most = search_.plan.train.global_batch / gpu_counts().front();
       family = std::make_unique<TraceFamily>(options, data_, machine_.device, micro_batches(most).front());
     }
@@ -99,34 +120,73 @@ class SpaceBuilder {
   }
 
   void add_pass() {
-    const auto& options = search_.plan.train;
-    const bool one_set = is_fixed("recompute") || options.offload_activations != "none";
-    const StepTrace& keep = trace(one_set ? options.recompute : "none");
-    const StepTrace* all = one_set ? nullptr : &trace("all");
+    roomy_.clear();
     for (int64_t stage : stages()) {
       present_.zero_stage = stage;
-      present_.offload_optimizer = "none";
-      const StepTrace rank_keep = of_rank(keep);
-      const std::optional<StepTrace> rank_all = all ? std::optional(of_rank(*all)) : std::nullopt;
-      std::optional<StepCosts> costs;
-      for (const std::string& offload : offloads()) {
-        present_.offload_optimizer = offload;
-        beside_ = bytes_beside(rank_keep);
-        add(one_set ? options.recompute : "none", rank_keep, rank_keep.memory.peak_bytes);
-        if (one_set) continue;
-        const bool keeps_all = has_room(configurations_.back());
-        add("all", *rank_all, rank_all->memory.peak_bytes);
-        if (keeps_all || !has_room(configurations_.back())) continue;
-        if (!costs) costs = step_costs({&rank_keep, &*rank_all});
-        add_mixtures(*costs, keep, *all);
+      if (present_.gpus > 1) roomy_.clear();
+      for (const std::string& offload : weight_offloads()) {
+        present_.offload_params = offload;
+        add_stage();
       }
     }
+  }
+
+  // Of the pass at one stage, weights where they are: all places of the optimizer, all sets of activations.
+  void add_stage() {
+    const auto& options = search_.plan.train;
+    present_.offload_optimizer = "none";
+    std::optional<RankTraces> of_stage;
+    std::optional<StepCosts> costs;
+    for (const std::string& offload : offloads()) {
+      if (present_.offload_params != "none" && !is_fixed("offload-params") && roomy_.contains(offload))
+        continue;  // it fits without
+      if (!of_stage) of_stage = rank_traces();
+      present_.offload_optimizer = offload;
+      beside_ = bytes_beside(of_stage->keep);
+      add(is_one_set() ? options.recompute : "none", of_stage->keep, of_stage->keep.memory.peak_bytes);
+      const bool keeps_all = has_room(configurations_.back());
+      note_room(offload);
+      if (is_one_set()) continue;
+      add("all", *of_stage->all, of_stage->all->memory.peak_bytes);
+      const bool recomputes_all = has_room(configurations_.back());
+      note_room(offload);
+      if (!keeps_all && recomputes_all) {
+        if (!costs) costs = step_costs({&of_stage->keep, &*of_stage->all});
+        add_mixtures(*costs, trace("none", "none"), trace("all", "none"));
+      } else if (!recomputes_all && may_offload_activations()) {
+        add_offloaded(*of_stage);
+      }
+    }
+  }
+
+  // Of the rank that offloads no optimizer.
+  struct RankTraces {
+    StepTrace keep;
+    std::optional<StepTrace> all, offloaded;
+  };
+  RankTraces rank_traces() {
+    const auto& options = search_.plan.train;
+    if (is_one_set())
+      return {
+          .keep = of_rank(trace(options.recompute, options.offload_activations)), .all = {}, .offloaded = {}};
+    return {.keep = of_rank(trace("none", "none")), .all = of_rank(trace("all", "none")), .offloaded = {}};
+  }
+
+  void add_offloaded(RankTraces& of_stage) {
+    const std::string optimizer = std::exchange(present_.offload_optimizer, "none");
+    if (!of_stage.offloaded) of_stage.offloaded = of_rank(trace("none", "all"));
+    present_.offload_optimizer = optimizer;
+    present_.offload_activations = "all";
+    add("none", *of_stage.offloaded, of_stage.offloaded->memory.peak_bytes);
+    present_.offload_activations = "none";
+    note_room(optimizer);
   }
 
   Sharding sharding() const {
     Sharding sharding = sharding_of(search_.plan.train, present_.gpus, machine_);
     sharding.zero_stage = present_.zero_stage;
     sharding.offload_optimizer = present_.offload_optimizer;
+    sharding.offload_params = present_.offload_params;
     return sharding;
   }
 
@@ -136,9 +196,9 @@ class SpaceBuilder {
 
   // Of the training state alone, on a rank that offloads as the present configuration does.
   int64_t persistent_bytes(const StepTrace& trace) {
-    const auto [known, is_new] =
-        persistent_bytes_.try_emplace({present_.compute_dtype, num_passes_ > 1, present_.gpus,
-                                       present_.zero_stage, present_.offload_optimizer});
+    const auto [known, is_new] = persistent_bytes_.try_emplace(
+        {present_.compute_dtype, num_passes_ > 1, present_.gpus, present_.zero_stage,
+         present_.offload_optimizer, present_.offload_params});
     if (is_new) {
       StepTrace state = trace;
       state.ops.clear();
@@ -153,6 +213,14 @@ class SpaceBuilder {
   int64_t bytes_beside(const StepTrace& trace) {
     return machine_.context_bytes + machine_.workspace_bytes + communication_bytes(machine_, present_.gpus) +
            autoencoder_ + persistent_bytes(trace) - trace.memory.persistent_bytes;
+  }
+
+  // With some to spare for what the allocator loses to fragments: nothing more has to be offloaded.
+  void note_room(const std::string& optimizer) {
+    const double share = *std::ranges::min_element(kMixtureShares);
+    if (static_cast<double>(configurations_.back().least_bytes) <=
+        share * static_cast<double>(machine_.memory_bytes))
+      roomy_.insert(optimizer);
   }
 
   bool has_room(const Configuration& configuration) const {
@@ -194,9 +262,13 @@ class SpaceBuilder {
   const SearchOptions& search_;
   const MachineProfile& machine_;
   const DataShape& data_;
-  std::map<std::pair<std::string, std::string>, std::unique_ptr<TraceFamily>> families_;
-  // By compute dtype, whether gradients are accumulated, GPUs, stage and offload.
-  std::map<std::tuple<std::string, bool, int64_t, int64_t, std::string>, int64_t> persistent_bytes_;
+  // By compute dtype, --recompute and --offload-activations.
+  std::map<std::tuple<std::string, std::string, std::string>, std::unique_ptr<TraceFamily>> families_;
+  // By compute dtype, whether gradients are accumulated, GPUs, stage and offloads.
+  std::map<std::tuple<std::string, bool, int64_t, int64_t, std::string, std::string>, int64_t>
+      persistent_bytes_;
+  // Places of the optimizer with which some set of the pass and the stage has room, weights on the device.
+  std::set<std::string> roomy_;
   std::unique_ptr<Denoiser> denoiser_;
   Configuration present_;
   int64_t num_passes_ = 1, autoencoder_ = 0, beside_ = 0;
@@ -215,7 +287,11 @@ PlanOptions options_of(const SearchOptions& search, const Configuration& configu
   train.recompute = configuration.recompute;
   train.zero_stage = configuration.zero_stage;
   train.offload_optimizer = configuration.offload_optimizer;
-  if (train.offload_optimizer == "nvme" && train.nvme_path.empty()) train.nvme_path = "nvme";
+  train.offload_params = configuration.offload_params;
+  if (search.plan.train.offload_activations == "none")
+    train.offload_activations = configuration.offload_activations;
+  const bool uses_disk = train.offload_optimizer == "nvme" || train.offload_params == "nvme";
+  if (uses_disk && train.nvme_path.empty()) train.nvme_path = "nvme";
   return options;
 }
 

@@ -155,6 +155,21 @@ double host_update(const StepTrace& trace, const MachineProfile& machine, const 
   return seconds;
 }
 
+double micro_steps_of(const StepTrace& trace) {
+  double micro_steps = 0;
+  for (size_t i = 0; i < trace.ops.size(); ++i)
+    if (trace.ops[i].phase == StepPhase::kInput && (i == 0 || trace.ops[i - 1].phase != StepPhase::kInput))
+      micro_steps += static_cast<double>(trace.ops[i].times);
+  return micro_steps;
+}
+
+// Inputs of segments go to the host and come back in every micro-step.
+double activation_transfers(const StepTrace& trace, const MachineProfile& machine) {
+  if (machine.host_link_bytes_per_s <= 0 || machine.device != DryRunDevice::kCuda) return 0;
+  return 2 * micro_steps_of(trace) * static_cast<double>(trace.offloaded_activation_bytes) /
+         machine.host_link_bytes_per_s;
+}
+
 // Weights that wait elsewhere come for every gather and go back after the update.
 struct WeightTransfers {
   double link_s = 0, disk_s = 0;
@@ -165,15 +180,11 @@ WeightTransfers weight_transfers(const StepTrace& trace, const MachineProfile& m
   WeightTransfers transfers;
   const Placement placement = placement_of(sharding.offload_params, trace.device == DryRunDevice::kCuda);
   if (sharding.zero_stage < 3 || placement == Placement::kDevice) return transfers;
-  double micro_steps = 0;
-  for (size_t i = 0; i < trace.ops.size(); ++i)
-    if (trace.ops[i].phase == StepPhase::kInput && (i == 0 || trace.ops[i - 1].phase != StepPhase::kInput))
-      micro_steps += static_cast<double>(trace.ops[i].times);
   double bytes = 0;
   for (const int64_t unit : trace.segment_weights)
     bytes += static_cast<double>(shard_elements(unit, {.zero_stage = 3, .world_size = shards_of(sharding)})) *
              static_cast<double>(c10::elementSize(trace.unit.compute_dtype));
-  bytes *= 2 * micro_steps + 1;  // forward and backward; the update
+  bytes *= 2 * micro_steps_of(trace) + 1;  // forward and backward; the update
   if (machine.host_link_bytes_per_s > 0 && machine.device == DryRunDevice::kCuda)
     transfers.link_s = bytes / machine.host_link_bytes_per_s;
   if (placement == Placement::kNvme && machine.disk_bytes_per_s > 0)
@@ -261,6 +272,8 @@ StepTime time_step(const StepTrace& trace, const MachineProfile& machine, const 
   const double walk_s = of(StepPhase::kForward) + of(StepPhase::kRecompute) + of(StepPhase::kBackward);
   // Copies to the device are queued among the compute; the disk reads beside it.
   of(StepPhase::kOffload) += transfers.link_s + std::max(0.0, transfers.disk_s - transfers.link_s - walk_s);
+  // Activations are copied beside the walk.
+  of(StepPhase::kOffload) += std::max(0.0, activation_transfers(trace, machine) - walk_s);
   time.seconds = std::accumulate(time.by_phase.begin(), time.by_phase.end(), 0.0);
   return time;
 }

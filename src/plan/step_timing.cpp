@@ -1,11 +1,11 @@
 #include "plan/step_timing.h"
 
-#include <ATen/ATen.h>
 #include <ATen/DeviceAccelerator.h>
 
 #include <algorithm>
 #include <chrono>
 
+#include "core/aten.h"
 #include "core/error.h"
 
 namespace kiln {

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <cctype>
+#include <utility>
+#include <vector>
 
 #include "core/error.h"
 #include "parallel/machine.h"
@@ -10,13 +12,17 @@ namespace kiln {
 
 namespace {
 
-// Letters and digits, in upper case.
-std::string plain(const std::string& text) {
-  std::string kept;
-  for (char c : text)
-    if (std::isalnum(static_cast<unsigned char>(c)))
-      kept += static_cast<char>(std::toupper(static_cast<unsigned char>(c)));
-  return kept;
+// In upper case: "NVIDIA A100-SXM4-40GB" -> NVIDIA, A100, SXM4, 40GB.
+std::vector<std::string> words_of(const std::string& name) {
+  std::vector<std::string> words(1);
+  for (const char c : name) {
+    const auto letter = static_cast<unsigned char>(c);
+    if (std::isalnum(letter))
+      words.back() += static_cast<char>(std::toupper(letter));
+    else if (!words.back().empty())
+      words.emplace_back();
+  }
+  return words;
 }
 
 // "A100-80G" -> A100 and 80G; the second is empty where a kind has one size only.
@@ -29,17 +35,12 @@ std::pair<std::string, std::string> kind_and_size(const std::string& profile_nam
 }  // namespace
 
 std::optional<std::string> builtin_profile_named(const std::string& gpu_name) {
-  const std::string wanted = plain(gpu_name);
+  const std::vector<std::string> words = words_of(gpu_name);
   std::optional<std::string> found;
   for (const MachineProfile& profile : builtin_profiles()) {
     const auto [kind, size] = kind_and_size(profile.name);
-    const size_t at = wanted.find(plain(kind));
-    if (at == std::string::npos) continue;
-    const size_t end = at + plain(kind).size();
-    const bool whole = end == wanted.size() || kind.back() < '0' || kind.back() > '9' ||
-                       std::isdigit(static_cast<unsigned char>(wanted[end])) == 0;  // T4 is not T400
-    if (!whole) continue;
-    if (!size.empty() && wanted.find(size) != std::string::npos) return profile.name;
+    if (std::ranges::search(words, words_of(kind)).empty()) continue;
+    if (!size.empty() && std::ranges::find(words, size + "B") != words.end()) return profile.name;
     if (!found) found = profile.name;
   }
   return found;

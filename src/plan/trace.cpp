@@ -1,11 +1,10 @@
 #include "plan/trace.h"
 
-#include <ATen/ATen.h>
-
 #include <algorithm>
 #include <optional>
 
 #include "core/allocations.h"
+#include "core/aten.h"
 #include "data/batches.h"
 #include "plan/engine_sums.h"
 

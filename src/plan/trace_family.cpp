@@ -163,6 +163,7 @@ StepTrace compose_trace(const StepTrace& low, int64_t low_images, const StepTrac
   compose_ops(trace.ops, high.ops, line);
   compose_events(trace.memory, high.memory, line);
   find_mark_bytes(trace);
+  trace.offloaded_activation_bytes = line(low.offloaded_activation_bytes, high.offloaded_activation_bytes);
   for (size_t i = 0; i < trace.memory.marks.size(); ++i)
     trace.memory.marks[i].live_bytes = line(low.memory.marks[i].live_bytes, high.memory.marks[i].live_bytes);
   return trace;

@@ -70,6 +70,8 @@ RunInfo read_run_info(const std::string& run) {
 std::string run_weights(const std::string& run, const RunInfo& info, bool use_ema,
                         std::optional<double> decay) {
   const std::vector<Checkpoint> checkpoints = list_checkpoints(run);
+  for (const std::string& damage : damaged_checkpoints(run))
+    fmt::print(stderr, "warning: passed over, it is damaged: {}\n", damage);
   if (checkpoints.empty()) fail("run", "{} has no complete checkpoint yet", run);
   const std::filesystem::path folder = checkpoints.back().folder;
   if (!use_ema || (info.ema_decays.empty() && !decay)) return (folder / "model.safetensors").string();

@@ -10,6 +10,7 @@
 #include "core/error.h"
 #include "core/tensors.h"
 #include "parallel/agreement.h"
+#include "parallel/cpu_share.h"
 #include "parallel/joining.h"
 #include "parallel/machine.h"
 #include "sample/class_selection.h"
@@ -207,8 +208,7 @@ void sample(const SampleCommand& command, ProcessGroup& group) {
   const bool is_first = group.rank() == 0;
   const at::Device device = parse_device(command.device, group.ranks().local_rank);
   const at::ScalarType compute_dtype = parse_compute_dtype(command.compute_dtype);
-  apply(ComputeSettings{
-      .device = device, .threads = command.threads, .local_ranks = group.ranks().local_world_size});
+  apply(ComputeSettings{.device = device, .threads = command.threads, .cpu_share = cpu_share(group)});
   const SampleSource source = load_sample_source(command, device, compute_dtype);
   SampleOptions options = sample_options(command, source, device);
   const Labels labels(

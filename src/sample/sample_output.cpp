@@ -36,27 +36,30 @@ SampleOutput::SampleOutput(const SampleOutputOptions& options, std::vector<std::
   fs::create_directories(folder, error);
   if (error) fail("sample", "cannot make the folder {}: {}", folder, error.message());
   if (options_.role == SampleOutputOptions::Role::kOther) return;
-  check_settings();
+  const bool is_begun = check_settings();
   if (!options_.npz.empty())
-    npz_ = NpzImageWriter::open(options_.npz, options_.num_images, options_.height, options_.width);
+    npz_ = NpzImageWriter::open(options_.npz, options_.num_images, options_.height, options_.width,
+                                options_.settings.dump());
+  if (!is_begun) write_file_atomically("sample", settings_path(), options_.settings.dump(2) + "\n");
 }
 
 std::string SampleOutput::path(int64_t index) const {
   return (fs::path(images_folder_) / names_[static_cast<size_t>(index)]).string();
 }
 
-void SampleOutput::check_settings() const {
-  const std::string path = (fs::path(options_.folder) / kSettingsFile).string();
-  std::ifstream file(path);
-  if (!file) {
-    write_file_atomically("sample", path, options_.settings.dump(2) + "\n");
-    return;
-  }
+std::string SampleOutput::settings_path() const {
+  return (fs::path(options_.folder) / kSettingsFile).string();
+}
+
+bool SampleOutput::check_settings() const {
+  std::ifstream file(settings_path());
+  if (!file) return false;
   const json before = json::parse(file, nullptr, /*allow_exceptions=*/false);
   const std::vector<std::string> keys = differing_keys(before, options_.settings);
   if (!keys.empty())
     fail("sample", "{} holds images drawn with another {}: choose another --out, or remove it",
          options_.folder, fmt::join(keys, ", "));
+  return true;
 }
 
 std::vector<int64_t> SampleOutput::missing() const {

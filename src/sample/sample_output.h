@@ -20,13 +20,14 @@ struct SampleOutputOptions {
   // FOLDER/passing without write_png.
   enum class Role { kOnly, kFirst, kOther } role = Role::kOnly;
   int64_t num_images = 0, height = 0, width = 0;
-  nlohmann::json settings{};  // all that decides the pixels; kept in FOLDER/sampling.json
+  // All that decides the pixels; kept in FOLDER/sampling.json, as a hash in the npz.
+  nlohmann::json settings{};
 };
 
 class SampleOutput {
  public:
   // names[i]: file name of image i, without folder. Throws Error: the folder holds images of other settings
-  // (naming the keys that differ), or cannot be written.
+  // (naming the keys that differ), the npz does, or they cannot be written.
   SampleOutput(const SampleOutputOptions& options, std::vector<std::string> names);
 
   // Images still to be drawn, ascending. REQUIRES: not the role kOther.
@@ -42,7 +43,8 @@ class SampleOutput {
  private:
   std::string path(int64_t index) const;
   bool writes_files() const { return options_.write_png || is_shared_; }
-  void check_settings() const;
+  std::string settings_path() const;
+  bool check_settings() const;  // false: none are kept yet
   void append_to_npz_below(int64_t index);
 
   SampleOutputOptions options_;

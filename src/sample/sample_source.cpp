@@ -1,16 +1,16 @@
 #include "sample/sample_source.h"
 
-#include <ATen/ATen.h>
 #include <fmt/format.h>
 
 #include <cmath>
 #include <cstdio>
 #include <filesystem>
-#include <fstream>
 #include <span>
 
 #include "checkpoint/tensor_files.h"
+#include "core/aten.h"
 #include "core/error.h"
+#include "core/json_config.h"
 #include "core/xxh3.h"
 #include "diffusion/objective.h"
 #include "models/registry.h"
@@ -21,17 +21,6 @@ namespace kiln {
 namespace {
 
 using nlohmann::json;
-
-// JSON text, or the path of a file that holds it.
-json parse_model_config(const std::string& text) {
-  if (text.empty()) return json::object();
-  std::ifstream file(text);
-  const std::string content = file ? std::string(std::istreambuf_iterator<char>(file), {}) : text;
-  json config = json::parse(content, nullptr, /*allow_exceptions=*/false);
-  if (!config.is_object())
-    fail("sample", "expected --model-config to be a JSON object or a file of one, got {}", text);
-  return config;
-}
 
 std::string fingerprint_of(const std::map<std::string, at::Tensor>& weights) {
   std::string parts;
@@ -46,17 +35,33 @@ RunInfo info_of_weights(const SampleCommand& command) {
   RunInfo info;
   if (command.model.empty()) fail("sample", "--weights needs --model (DiT-XL/2, ...)");
   info.model = command.model;
-  info.model_config = parse_model_config(command.model_config);
+  info.model_config = read_json_option("sample", "--model-config", command.model_config);
   info.objective = objective_config(command.objective);
   info.autoencoder.name.clear();  // not known
   return info;
 }
 
+// What a weights file tells by its shapes.
+void ask_weights(const std::map<std::string, at::Tensor>& weights, RunInfo& info) {
+  WeightShapes shapes;
+  for (const auto& [key, tensor] : weights) shapes[key] = tensor.sizes().vec();
+  info.model_config = resolve_denoiser_config(info.model, info.model_config, shapes);
+}
+
+std::string autoencoder_path(const SampleCommand& command, const RunInfo& info) {
+  if (!command.autoencoder.empty()) return command.autoencoder;
+  if (info.autoencoder.name == "pixels") return "pixels";
+  constexpr int64_t kRgb = 3;
+  if (!info.autoencoder.name.empty() || info.model_config.value("in_channels", int64_t{0}) != kRgb)
+    return info.autoencoder.path;
+  fmt::print(stderr, "note: the model makes 3 channels, taken for pixels: --autoencoder says otherwise\n");
+  return "pixels";
+}
+
 void load_autoencoder_of(const SampleCommand& command, const RunInfo& info, at::Device device,
                          at::ScalarType compute_dtype, SampleSource& source) {
   const RunInfo::AutoencoderInfo& trained = info.autoencoder;
-  std::string path = command.autoencoder;
-  if (path.empty()) path = trained.name == "pixels" ? "pixels" : trained.path;
+  const std::string path = autoencoder_path(command, info);
   if (path.empty() || (path != "pixels" && !std::filesystem::exists(path)))
     fail("sample", "{}: pass --autoencoder with the one that made the latents, or pixels",
          path.empty() ? "no autoencoder is known" : path + " does not exist");
@@ -70,10 +75,14 @@ void load_autoencoder_of(const SampleCommand& command, const RunInfo& info, at::
          "the run's latents come from {} with scaling factor {} and shift {}, {} is {} with {} and {}",
          trained.name, trained.scaling_factor, trained.shift_factor, path, autoencoder.name,
          autoencoder.scaling_factor, autoencoder.shift_factor);
+  if (trained.fingerprint.empty() || autoencoder.fingerprint == trained.fingerprint) return;
+  if (command.autoencoder.empty())
+    fail("sample",
+         "{} holds another autoencoder now than the one that made the run's latents: pass --autoencoder with "
+         "that one, or with this one if it decodes them",
+         path);
   // Decoders of one latent space exist in variants (sd-vae-ft-ema, -mse), so other weights are no error.
-  if (autoencoder.fingerprint != trained.fingerprint)
-    fmt::print(stderr, "kiln sample: {} is not the autoencoder that the run's latents were made with\n",
-               path);
+  fmt::print(stderr, "kiln sample: {} is not the autoencoder that the run's latents were made with\n", path);
 }
 
 }  // namespace
@@ -93,6 +102,8 @@ SampleSource load_sample_source(const SampleCommand& command, at::Device device,
   SampleSource source;
   source.weights =
       is_run ? run_weights(command.run, info, !command.no_ema, command.ema_decay) : command.weights;
+  const auto weights = load_tensors(source.weights, !command.no_ema);
+  if (!is_run) ask_weights(weights, info);
   load_autoencoder_of(command, info, device, compute_dtype, source);
   if (command.image_size > 0) {
     if (command.image_size % source.autoencoder->downsample != 0)
@@ -104,11 +115,14 @@ SampleSource load_sample_source(const SampleCommand& command, at::Device device,
   source.model_config = resolve_denoiser_config(info.model, info.model_config);
   source.objective = info.objective;
   source.class_names = info.class_names;
-  const auto weights = load_tensors(source.weights, !command.no_ema);
   source.weights_fingerprint = fingerprint_of(weights);
   source.denoiser =
       build_denoiser(info.model, source.model_config, {.device = device, .compute_dtype = compute_dtype});
   load_weights(*source.denoiser, weights, source.weights);
+  // A file does not say which of the two its objective was; its channels do.
+  const DenoiserShape& shape = source.denoiser->shape();
+  if (!is_run && source.objective.at("type") == "iddpm")
+    source.objective["learn_sigma"] = shape.out_channels > shape.in_channels;
   freeze_weights(*source.denoiser, compute_dtype);
   return source;
 }

@@ -1,6 +1,5 @@
 #include "sample/sampler_loop.h"
 
-#include <ATen/ATen.h>
 #include <ATen/Parallel.h>
 #include <ATen/core/grad_mode.h>
 
@@ -8,6 +7,7 @@
 #include <cstring>
 #include <span>
 
+#include "core/aten.h"
 #include "core/error.h"
 #include "core/philox.h"
 
@@ -35,7 +35,7 @@ at::Tensor draw_normal(uint64_t seed, Draw draw, const std::vector<ImageRequest>
 
 // Undefined for unconditional models.
 at::Tensor labels_of(const std::vector<ImageRequest>& images, const DenoiserShape& shape, at::Device device) {
-  if (shape.num_classes == 0) return {};
+  if (shape.num_classes == 0 && !shape.has_null_class) return {};
   std::vector<int64_t> labels;
   for (const ImageRequest& image : images) {
     const int64_t last = shape.has_null_class ? shape.num_classes : shape.num_classes - 1;

@@ -1,56 +1,27 @@
 #include "train/activation_offload.h"
 
-#include <ATen/ATen.h>
-#include <c10/core/StreamGuard.h>
-#include <c10/core/impl/VirtualGuardImpl.h>
-
 #include <algorithm>
 #include <utility>
 
+#include "core/aten.h"
+#include "parallel/host_memory.h"
+
 namespace kiln {
 
-namespace {
-
-// What is queued on `after` from here on waits for what is queued on `before`.
-void order(const c10::Stream& before, const c10::Stream& after) {
-  c10::Event event(before.device_type());
-  event.record(before);
-  event.block(after);
-}
-
-}  // namespace
-
 ActivationOffload::ActivationOffload(at::Device device, size_t num_segments)
-    : device_(device), slots_(num_segments) {
-  if (device.is_cuda()) copies_ = c10::impl::VirtualGuardImpl(device.type()).getStreamFromGlobalPool(device);
-}
-
-c10::Stream ActivationOffload::compute_stream() const {
-  return c10::impl::VirtualGuardImpl(device_.type()).getStream(device_);
-}
+    : device_(device), copies_(device), slots_(num_segments) {}
 
 at::Tensor ActivationOffload::host_view(Slot& slot) const {
   if (device_.is_meta()) return {};
   const int64_t elements = c10::multiply_integers(slot.shape);
   if (!slot.host.defined() || slot.host.numel() < elements)
-    slot.host = at::empty({elements}, slot.options.device(at::kCPU).pinned_memory(device_.is_cuda()));
+    slot.host = host_zeros(elements, slot.options.dtype().toScalarType(), device_);
   return slot.host.narrow(0, 0, elements).view(slot.shape);
 }
 
 void ActivationOffload::copy(Slot& slot, at::Tensor& to, const at::Tensor& from) {
   if (device_.is_meta()) return;
-  if (copies_) order(compute_stream(), *copies_);
-  {
-    const c10::OptionalStreamGuard on_copies(copies_);
-    to.copy_(from, /*non_blocking=*/true);
-  }
-  if (!copies_) return;
-  slot.copied.emplace(device_.type());
-  slot.copied->record(*copies_);
-}
-
-void ActivationOffload::wait(const Slot& slot) const {
-  if (copies_) slot.copied->block(compute_stream());
+  slot.copied = copies_.run([&] { to.copy_(from, /*non_blocking=*/true); });
 }
 
 void ActivationOffload::store(size_t segment, const at::Tensor& tensor) {
@@ -64,7 +35,7 @@ void ActivationOffload::store(size_t segment, const at::Tensor& tensor) {
 }
 
 void ActivationOffload::release(size_t segment) {
-  wait(slots_[segment]);
+  copies_.wait(slots_[segment].copied);
   slots_[segment].on_device.reset();
 }
 
@@ -76,7 +47,7 @@ void ActivationOffload::fetch(size_t segment) {
 }
 
 at::Tensor ActivationOffload::take(size_t segment) {
-  wait(slots_[segment]);
+  copies_.wait(slots_[segment].copied);
   return std::exchange(slots_[segment].on_device, {});
 }
 

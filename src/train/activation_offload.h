@@ -3,11 +3,12 @@
 #pragma once
 #include <ATen/core/Tensor.h>
 #include <c10/core/Event.h>
-#include <c10/core/Stream.h>
 
 #include <cstdint>
 #include <optional>
 #include <vector>
+
+#include "parallel/copy_stream.h"
 
 namespace kiln {
 
@@ -40,13 +41,11 @@ class ActivationOffload {
     int64_t host_bytes = 0;
     std::optional<c10::Event> copied;
   };
-  c10::Stream compute_stream() const;
   at::Tensor host_view(Slot& slot) const;
   void copy(Slot& slot, at::Tensor& to, const at::Tensor& from);
-  void wait(const Slot& slot) const;
 
   at::Device device_;
-  std::optional<c10::Stream> copies_;  // CUDA only: elsewhere copies are done when they return
+  CopyStream copies_;
   std::vector<Slot> slots_;
 };
 

@@ -1,8 +1,8 @@
 #include "train/average_in_place.h"
 
-#include <ATen/ATen.h>
-
 #include <algorithm>
+
+#include "core/aten.h"
 
 namespace kiln {
 

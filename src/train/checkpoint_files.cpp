@@ -1,11 +1,10 @@
 #include "train/checkpoint_files.h"
 
-#include <ATen/ATen.h>
-
 #include <algorithm>
 
 #include "checkpoint/file_parts.h"
 #include "checkpoint/train_state.h"
+#include "core/aten.h"
 
 namespace kiln {
 

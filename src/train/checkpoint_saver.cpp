@@ -1,10 +1,9 @@
 #include "train/checkpoint_saver.h"
 
-#include <ATen/ATen.h>
-
 #include <utility>
 
 #include "checkpoint/background_write.h"
+#include "core/aten.h"
 #include "core/error.h"
 #include "parallel/agreement.h"
 

@@ -1,11 +1,11 @@
 #include "train/checkpoints.h"
 
-#include <ATen/ATen.h>
 #include <fmt/ranges.h>
 
 #include <algorithm>
 
 #include "checkpoint/tensor_files.h"
+#include "core/aten.h"
 #include "core/error.h"
 #include "models/weights.h"
 #include "parallel/agreement.h"
@@ -88,10 +88,20 @@ std::string save_checkpoint(const std::string& run, const TrainingState& state, 
 
 std::optional<Checkpoint> newest_checkpoint(const std::string& run, ProcessGroup& group) {
   std::string newest;
-  if (group.rank() == 0) {
+  agree(group, "the checkpoints", [&] {
+    if (group.rank() != 0) return;
     const std::vector<Checkpoint> checkpoints = list_checkpoints(run);
-    if (!checkpoints.empty()) newest = checkpoints.back().folder;
-  }
+    if (!checkpoints.empty()) {
+      newest = checkpoints.back().folder;
+      return;
+    }
+    const std::vector<std::string> damaged = damaged_checkpoints(run);
+    if (!damaged.empty())
+      fail("resume",
+           "none of the {} checkpoints of {} is whole: {}: restore one, or remove {}/checkpoints to "
+           "start again from step 0",
+           damaged.size(), run, fmt::join(damaged, "; "), run);
+  });
   newest = group.gather(newest, "the newest checkpoint").front();
   if (newest.empty()) return std::nullopt;
   Checkpoint checkpoint{.folder = newest};

@@ -22,8 +22,9 @@ void copy_weights(const TrainingState& state, WeightsKind kind, size_t ema_index
 std::string save_checkpoint(const std::string& run, const TrainingState& state, const Optimizer& optimizer,
                             TrainStateInfo info);
 
-// The newest complete checkpoint of `run`, the same on every rank. Throws Error on every rank when one cannot
-// see what rank 0 sees. A collective.
+// The newest complete checkpoint of `run`, the same on every rank; none: there has been none. Throws Error on
+// every rank when one cannot see what rank 0 sees, or when there are checkpoints but all are damaged. A
+// collective.
 std::optional<Checkpoint> newest_checkpoint(const std::string& run, ProcessGroup& group);
 
 // Restores weights, EMAs, moments, updates and loss scale, whatever ranks, stage and placement wrote them;

@@ -1,6 +1,6 @@
 #include "train/forward_pass.h"
 
-#include <ATen/ATen.h>
+#include "core/aten.h"
 
 namespace kiln {
 

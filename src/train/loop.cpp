@@ -2,7 +2,6 @@
 // batches are stepped, logged, sampled and saved until the run is done.
 #include "train/loop.h"
 
-#include <ATen/ATen.h>
 #include <ATen/Parallel.h>
 
 #include <algorithm>
@@ -12,12 +11,17 @@
 #include <optional>
 
 #include "checkpoint/tensor_files.h"
+#include "core/aten.h"
 #include "core/atomic_file.h"
 #include "core/error.h"
+#include "core/file_lock.h"
+#include "core/mapped_file.h"
 #include "core/stop_signal.h"
 #include "core/tensors.h"
+#include "core/xxh3.h"
 #include "models/registry.h"
 #include "optim/lr_schedule.h"
+#include "parallel/cpu_share.h"
 #include "parallel/machine.h"
 #include "train/bad_step.h"
 #include "train/checkpoint_saver.h"
@@ -55,10 +59,12 @@ class Run {
   void describe() const;
   void watch();
   void build();
-  std::string checkpoint_to_resume() const;
+  std::string checkpoint_to_resume();
   void resume_or_start();
   void open_monitor();
+  std::string weights_identity() const;
   TrainStateInfo state_info() const;
+  std::shared_ptr<const Batch> next_batch();
   void train_step();
   void log_step(const StepResult& result, double lr, double stall_seconds, int64_t batches_ready);
   at::Tensor timesteps_of_step() const;
@@ -82,6 +88,7 @@ class Run {
 
   TrainOptions options_;
   RunContext context_;
+  std::optional<FileLock> lock_;  // rank 0's, on the run folder: given back last
   StopSignal stop_;
   at::Device device_;
   at::ScalarType compute_dtype_;
@@ -117,7 +124,7 @@ Run::Run(const TrainOptions& options, const RunContext& context)
       phase_memory_(device_) {
   apply(ComputeSettings{.device = device_,
                         .threads = options.threads,
-                        .local_ranks = context.group->ranks().local_world_size,
+                        .cpu_share = cpu_share(*context.group),
                         .tf32 = options.tf32,
                         .deterministic = options.deterministic});
   for (const std::string& line : settings_without_effect(options, device_, context.group->world_size()))
@@ -164,8 +171,8 @@ void Run::build() {
 void Run::watch() {
   training_.step->observe(&observers_);
   if (monitor_) observers_.add(&monitor_->timers());
-  measurement_ =
-      std::make_unique<StepMeasurement>(device_, options_.global_batch, *training_.state, observers_);
+  measurement_ = std::make_unique<StepMeasurement>(device_, options_.global_batch, *training_.state,
+                                                   data_.decoder.get(), observers_);
   if (options_.profile.empty() || !is_first()) return;
   const StepRange steps = parse_profile(options_.profile);
   StepProfiler::Options profile{
@@ -193,16 +200,24 @@ void Run::describe() const {
 }
 
 // Empty: there is none. Rank 0 readies the run folder.
-std::string Run::checkpoint_to_resume() const {
+std::string Run::checkpoint_to_resume() {
+  if (is_first()) {
+    std::error_code error;
+    fs::create_directories(fs::path(options_.out) / "checkpoints", error);
+    if (error) fail("train", "cannot create --out {}: {}", options_.out, error.message());
+    lock_.emplace("train", options_.out + "/.lock",
+                  fmt::format("{} is being written by another kiln train: wait for its end, end it, or give "
+                              "another --out",
+                              options_.out));
+  }
   const std::optional<Checkpoint> newest = newest_checkpoint(options_.out, *context_.group);
   if (is_first()) {
+    for (const std::string& damage : damaged_checkpoints(options_.out))
+      warn("passed over, it is damaged: " + damage);
     if (newest)
       for (const std::string& line :
            resume_warnings(options_, read_train_state(newest->folder), state_info()))
         warn(line);
-    std::error_code error;
-    fs::create_directories(fs::path(options_.out) / "checkpoints", error);
-    if (error) fail("train", "cannot create --out {}: {}", options_.out, error.message());
     prune_checkpoints(options_.out, /*keep=*/0);
   }
   context_.group->barrier("the run folder");
@@ -211,6 +226,10 @@ std::string Run::checkpoint_to_resume() const {
 
 void Run::resume_or_start() {
   const std::string folder = checkpoint_to_resume();
+  // On every rank at once: beside the others is how each of them computes. Before there is state, which may
+  // leave no room.
+  peak_flops_ =
+      options_.peak_tflops > 0 ? options_.peak_tflops * 1e12 : measure_peak_flops(device_, compute_dtype_);
   build();
   TrainStateInfo saved;
   if (!folder.empty()) {
@@ -225,9 +244,6 @@ void Run::resume_or_start() {
       options_.out, *training_.state, *training_.optimizer,
       checkpoint_copy_of(options_.checkpoint_copy, device_, training_.state->placement));
   agreed_seconds_ = earlier_seconds_;
-  // On every rank at once: beside the others is how each of them computes.
-  peak_flops_ =
-      options_.peak_tflops > 0 ? options_.peak_tflops * 1e12 : measure_peak_flops(device_, compute_dtype_);
   if (!is_first()) return;
   write_run_info(options_.out, info_);
   write_file_atomically("train", options_.out + "/config.toml", to_toml(options_));
@@ -253,6 +269,12 @@ void Run::open_monitor() {
       step_);
 }
 
+// Empty: there are none, or nobody to compare them with.
+std::string Run::weights_identity() const {
+  if (options_.weights.empty() || is_alone()) return "";
+  return xxh3_hex(MappedFile("train", options_.weights).bytes());
+}
+
 double Run::clock_seconds() const {
   return earlier_seconds_ + std::chrono::duration<double>(Clock::now() - begin_).count();
 }
@@ -269,9 +291,10 @@ bool Run::finished() const {
 }
 
 void Run::train() {
-  require_same_on_all_ranks(
-      *context_.group, {{"the content of --data", data_.identity},
-                        {"the content of --validation-data", validation_ ? validation_->identity() : ""}});
+  require_same_on_all_ranks(*context_.group,
+                            {{"the content of --data", data_.identity},
+                             {"the content of --validation-data", validation_ ? validation_->identity() : ""},
+                             {"the content of --weights", weights_identity()}});
   if (validation_ && validation_->identity() == data_.identity)
     warn(
         "--validation-data holds the samples of --data: its loss tells nothing that the training's does not");
@@ -300,10 +323,16 @@ void Run::train() {
              step_ * options_.global_batch, options_.out);
 }
 
+std::shared_ptr<const Batch> Run::next_batch() {
+  if (!data_.encodes_images || measurement_->num_steps() > 0) return batches_->next();
+  const PhaseMemory::Phase phase(phase_memory_, "extract");
+  return batches_->next();
+}
+
 void Run::train_step() {
   measurement_->begin_step();
   const int64_t batches_ready = batches_->ready();
-  const std::shared_ptr<const Batch> batch = batches_->next();
+  const std::shared_ptr<const Batch> batch = next_batch();
   const StepBatch tensors = as_tensors(*batch, *training_.objective);
   const double lr = lr_at(lr_schedule_, step_, progress());
   ++step_;

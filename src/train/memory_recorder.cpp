@@ -11,7 +11,7 @@ namespace kiln {
 
 std::string_view name_of(MemoryKind kind) {
   constexpr std::string_view kNames[kNumMemoryKinds] = {
-      "weights",  "gradients", "master",      "moments",   "ema",       "constants", "staging",
+      "weights",  "gradients", "master",      "moments",   "ema",       "constants", "autoencoder", "staging",
       "gathered", "batch",     "activations", "recompute", "attention", "matmul",    "temporaries"};
   return kNames[static_cast<size_t>(kind)];
 }

@@ -22,6 +22,7 @@ enum class MemoryKind {
   kMoments,    // of the optimizer
   kEma,
   kConstants,    // untrained weights
+  kAutoencoder,  // its weights, which encode images or decode samples
   kStaging,      // buffers of what is on a disk: optimizer state, weights
   kGathered,     // whole weights of other ranks' shards, alive while their segment needs them
   kBatch,        // the batch on the device, noised
@@ -31,7 +32,7 @@ enum class MemoryKind {
   kMatmul,       // scratch of matrix products
   kTemporaries,  // everything else
 };
-inline constexpr int kNumMemoryKinds = 14;
+inline constexpr int kNumMemoryKinds = 15;
 std::string_view name_of(MemoryKind kind);  // "weights"
 
 // One allocation (bytes > 0) or free (bytes < 0, the same id).

@@ -144,9 +144,14 @@ void Monitor::print(const nlohmann::json& line, double train_seconds) const {
                                   std::max<double>(1, static_cast<double>(step - first_step_ - 1));
   double left = static_cast<double>(options_.max_steps - step) * seconds_per_step;
   if (options_.max_seconds > 0) left = std::min(left, std::max(0.0, options_.max_seconds - train_seconds));
+  // The first step of a process begins before anything is timed.
+  const std::string remaining =
+      step > first_step_ + 1 ? fmt::format("  {} left", duration_text(left)) : std::string();
   std::string device;
   if (options_.device.is_cuda()) {
     device = fmt::format(" + {:.1f} GB GPU", gigabytes(line["device_bytes"]));
+    if (line.contains("gpu_memory_bytes"))  // the driver's: with the context, and what other programs have
+      device += fmt::format(" ({:.1f} GB used)", gigabytes(line["gpu_memory_bytes"]));
     if (line.contains("gpu_utilisation"))
       device += fmt::format(" {:.0f}% busy", 100 * line["gpu_utilisation"].get<double>());
     if (line.contains("gpu_watts")) device += fmt::format(" {:.0f} W", line["gpu_watts"].get<double>());
@@ -155,11 +160,11 @@ void Monitor::print(const nlohmann::json& line, double train_seconds) const {
       line["loss"].is_null() ? std::string("not finite") : fmt::format("{:.5f}", line["loss"].get<double>());
   fmt::print(
       "step {:>7}  images {:>9}  loss {}  lr {:.3g}  grad {:.3f}  {:.1f} images/s  {:.3g} TFLOP/s ({:.0f}%)  "
-      "{:.1f} GB{}  {}  {} left\n",
+      "{:.1f} GB{}  {}  ready {:.1f}{}\n",
       step, line["images_seen"].get<int64_t>(), loss, line["lr"].get<double>(),
       line["grad_norm"].get<double>(), line["images_per_s"].get<double>(), line["tflops"].get<double>(),
       100 * line["peak_share"].get<double>(), gigabytes(line["host_bytes"]), device,
-      phase_text(line["phase_s"]), duration_text(left));
+      phase_text(line["phase_s"]), line["queue_depth"].get<double>(), remaining);
   std::fflush(stdout);
 }
 

@@ -1,5 +1,6 @@
 #include "train/probe.h"
 
+#include <fmt/ranges.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -90,12 +91,21 @@ std::vector<std::string> warnings_of(const StepFigures& measured, const nlohmann
   return warnings;
 }
 
-nlohmann::json extrapolated(const TrainOptions& options, const StepFigures& measured) {
+// Planned phases that a probe leaves out: nothing was measured of them.
+std::vector<std::string> phases_not_run(const nlohmann::json& predicted, const StepFigures& measured) {
+  std::vector<std::string> names;
+  if (!predicted.is_null())
+    for (const auto& [phase, bytes] : figures_from_json(predicted).by_phase)
+      if (!measured.by_phase.contains(phase)) names.push_back(phase);
+  return names;
+}
+
+nlohmann::json extrapolated(const TrainOptions& options, const StepFigures& measured, int64_t world_size) {
   double seconds = static_cast<double>(options.max_steps) * measured.step_s;
   if (options.max_minutes > 0) seconds = std::min(seconds, options.max_minutes * 60);
   return {{"steps", measured.step_s > 0 ? static_cast<int64_t>(std::llround(seconds / measured.step_s)) : 0},
           {"days", seconds / 86400},
-          {"cost", options.cost_per_hour * seconds / 3600}};
+          {"cost", cost_per_hour_of(options, world_size) * seconds / 3600}};
 }
 
 std::string row(const ComparedFigure& figure, bool with_prediction) {
@@ -131,8 +141,9 @@ nlohmann::json probe(const ProbeOptions& options) {
   if (!file) fail("probe", "stopped before the first step was done");
   nlohmann::json result = nlohmann::json::parse(file);
   const StepFigures measured = figures_from_json(result.at("measured"));
+  result["not_run"] = phases_not_run(options.predicted, measured);
   result["warnings"] = warnings_of(measured, options.predicted, options.memory_bytes);
-  result["extrapolated"] = extrapolated(options.train, measured);
+  result["extrapolated"] = extrapolated(options.train, measured, group.world_size());
   return result;
 }
 
@@ -142,6 +153,8 @@ std::string probe_text(const nlohmann::json& result) {
   const StepFigures predicted = planned ? figures_from_json(result.at("predicted")) : measured;
   std::string text = fmt::format("\n  {:<24}{:>12}{:>12}\n", "", planned ? "predicted" : "", "measured");
   for (const ComparedFigure& figure : compare(predicted, measured)) text += row(figure, planned);
+  const auto not_run = result.at("not_run").get<std::vector<std::string>>();
+  if (!not_run.empty()) text += fmt::format("not run by a probe: {}\n", fmt::join(not_run, ", "));
   const auto& quartiles = measured.step_s_quartiles;
   text += fmt::format(
       "\n{} steady steps: {:.3f} steps/s (half of them between {:.3f} and {:.3f}), {:.1f} images/s\n"

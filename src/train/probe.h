@@ -17,8 +17,8 @@ struct ProbeOptions {
 };
 
 // Trains in a temporary folder, which is removed; --out is not touched. Returns {"predicted", "measured",
-// "findings", "warnings", "extrapolated": {"steps", "days", "cost"}}. Throws Error: as train(), and for
-// options that a probe cannot honour. Every rank calls it; null on ranks other than 0.
+// "findings", "warnings", "not_run": [phases], "extrapolated": {"steps", "days", "cost"}}. Throws Error: as
+// train(), and for options that a probe cannot honour. Every rank calls it; null on ranks other than 0.
 nlohmann::json probe(const ProbeOptions& options);
 
 // The same as a table for the terminal.

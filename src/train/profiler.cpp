@@ -1,5 +1,6 @@
 #include "train/profiler.h"
 
+#include <ATen/DeviceAccelerator.h>
 #include <ATen/record_function.h>
 #include <torch/csrc/autograd/profiler_kineto.h>
 
@@ -80,6 +81,8 @@ void StepProfiler::finish() {
   if (!slices_) return;
   slices_.reset();
   finished_ = true;
+  if (options_.device.is_cuda())
+    at::accelerator::synchronizeDevice(options_.device.index());  // kernels of the last step
   const auto result = torch_profiler::disableProfiler();
   const std::string part = options_.path + ".part";
   result->save(part);

@@ -11,6 +11,7 @@
 #include "core/error.h"
 #include "train/report_parts.h"
 #include "train/run_log.h"
+#include "train/train_config.h"
 
 namespace kiln {
 
@@ -228,9 +229,14 @@ void write_report(const std::string& run) {
                        [](const Json& line) { return line.contains("loss"); });
   Json options = Json::object();
   std::string machine;
+  double cost_per_hour = 0;
   if (const auto checkpoints = list_checkpoints(run); !checkpoints.empty()) {
     const TrainStateInfo info = read_train_state(checkpoints.back().folder);
     options = info.config.value("options", Json::object());
+    TrainOptions prices;
+    prices.cost_per_hour = options.value("cost-per-hour", 0.0);
+    prices.price_per_gpu_hour = options.value("price-per-gpu-hour", 0.0);
+    cost_per_hour = cost_per_hour_of(prices, info.world_size);
     machine = fmt::format("{}, {} threads", info.machine, info.num_threads);
   }
   const std::string name = fs::absolute(run).lexically_normal().filename().string();
@@ -241,8 +247,8 @@ void write_report(const std::string& run) {
       escape(name), kStyle, escape(options.value("model", "")), escape(options.value("objective", "")),
       options.value("image-size", int64_t{0}), escape(machine));
   const std::vector<PlotPoint> validation = validation_points(log);
-  html += cards(lines, validation, options.value("cost-per-hour", 0.0)) + plots(lines, validation) +
-          plan_section(run) + sample_section(run) + events(log) + settings(options) + "</body></html>\n";
+  html += cards(lines, validation, cost_per_hour) + plots(lines, validation) + plan_section(run) +
+          sample_section(run) + events(log) + settings(options) + "</body></html>\n";
   write_file_atomically("report", (fs::path(run) / "report.html").string(), html);
 }
 

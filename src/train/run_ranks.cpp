@@ -2,8 +2,10 @@
 
 #include <chrono>
 #include <cmath>
+#include <exception>
 #include <set>
 
+#include "parallel/agreement.h"
 #include "parallel/machine.h"
 #include "train/setup.h"
 
@@ -19,8 +21,9 @@ const std::set<std::string>& options_of_one_machine() {
   return names;
 }
 
-nlohmann::json settings_of(const TrainOptions& options, const std::string& build) {
-  nlohmann::json settings = {{"kiln", build}};
+nlohmann::json settings_of(const TrainOptions& options, const std::string& build, at::Device device) {
+  // --device is of one machine, but "auto" may find a GPU on one and none on the other.
+  nlohmann::json settings = {{"kiln", build}, {"the device (--device)", device.is_cuda() ? "cuda" : "cpu"}};
   const nlohmann::json all = to_json(options);
   for (const auto& [name, value] : all.items())
     if (!options_of_one_machine().contains(name)) settings["--" + name] = value;
@@ -35,20 +38,35 @@ std::chrono::milliseconds timeout_of(const TrainOptions& options) {
 
 int64_t ranks_to_launch(const TrainOptions& options) {
   const int64_t num_ranks = ranks_to_launch("train", options.nproc);
-  if (num_ranks > 0) zero_options_of(options, num_ranks);  // the impossible is said once, not by every rank
+  if (num_ranks > 0) {  // the impossible is said once, not by every rank
+    validate(options);
+    zero_options_of(options, num_ranks);
+  }
   return num_ranks;
 }
 
 std::shared_ptr<ProcessGroup> join_ranks(const TrainOptions& options, const std::string& build) {
   const Ranks ranks = ranks_from_environment();
-  std::shared_ptr<ProcessGroup> group = ProcessGroup::connect(
-      ranks, {.device = parse_device(options.device, ranks.local_rank), .timeout = timeout_of(options)});
-  require_same_run(*group, options, build);
+  ProcessGroupOptions group_options;
+  std::exception_ptr refusal;  // of what this rank was given: the others wait to hear of it
+  try {
+    validate(options);
+    group_options = {.device = parse_device(options.device, ranks.local_rank),
+                     .timeout = timeout_of(options)};
+  } catch (const Error&) {
+    refusal = std::current_exception();
+  }
+  std::shared_ptr<ProcessGroup> group = ProcessGroup::connect(ranks, group_options);
+  agree(*group, "the options", [&] {
+    if (refusal) std::rethrow_exception(refusal);
+  });
+  require_same_run(*group, options, build, group_options.device);
   return group;
 }
 
-void require_same_run(ProcessGroup& group, const TrainOptions& options, const std::string& build) {
-  require_same_on_all_ranks(group, settings_of(options, build));
+void require_same_run(ProcessGroup& group, const TrainOptions& options, const std::string& build,
+                      at::Device device) {
+  require_same_on_all_ranks(group, settings_of(options, build, device));
 }
 
 }  // namespace kiln

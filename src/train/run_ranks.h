@@ -9,15 +9,16 @@
 namespace kiln {
 
 // How many ranks this process has to launch (--nproc) instead of training; 0 when it is one of the ranks.
-// Throws Error: --nproc does not fit what a launcher has started.
+// Throws Error: --nproc does not fit what a launcher has started; options that cannot be launched.
 int64_t ranks_to_launch(const TrainOptions& options);
 
 // Meets the other ranks that the environment speaks of, which have to run the same. `build`: of this program.
-// Throws Error.
+// Throws Error on every rank: options that are impossible, or have no device, on any of them.
 std::shared_ptr<ProcessGroup> join_ranks(const TrainOptions& options, const std::string& build);
 
-// Throws Error on every rank, naming what differs, unless all have the same build and the same options but
-// for those of one machine. A collective.
-void require_same_run(ProcessGroup& group, const TrainOptions& options, const std::string& build);
+// Throws Error on every rank, naming what differs, unless all have the same build, the same kind of device
+// and the same options but for those of one machine. A collective.
+void require_same_run(ProcessGroup& group, const TrainOptions& options, const std::string& build,
+                      at::Device device);
 
 }  // namespace kiln

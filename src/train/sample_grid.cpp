@@ -1,10 +1,9 @@
 #include "train/sample_grid.h"
 
-#include <ATen/ATen.h>
-
 #include <algorithm>
 #include <cmath>
 
+#include "core/aten.h"
 #include "core/error.h"
 #include "data/images.h"
 #include "diffusion/sampler.h"
@@ -65,7 +64,10 @@ void validate_sampling(const TrainOptions& options, const RunInfo& info, bool ha
     fail("train", "--sample-every has nothing to decode synthetic latents with: leave it out");
   if (info.autoencoder.name != "pixels" && !has_decoder)
     fail("train",
-         "--sample-every needs the autoencoder of the latents to decode them: give --autoencoder PATH");
+         "--sample-every needs the autoencoder of the latents to decode them{}: give --autoencoder PATH",
+         info.autoencoder.path.empty()
+             ? ""
+             : fmt::format(", and {} does not exist any more", info.autoencoder.path));
   for (int64_t label : options.sample_classes)
     if (label < 0 || label >= num_classes)
       fail("train", "--sample-classes expects classes in [0, {}), got {}", num_classes, label);

@@ -2,6 +2,7 @@
 
 #include "checkpoint/tensor_files.h"
 #include "core/error.h"
+#include "core/json_config.h"
 #include "core/tensors.h"
 #include "data/batches.h"
 #include "models/registry.h"
@@ -43,12 +44,7 @@ DataShape synthetic_shape(const TrainOptions& options) {
 
 nlohmann::json denoiser_config_of(const TrainOptions& options, const DataShape& data,
                                   const Objective& objective) {
-  nlohmann::json config = nlohmann::json::object();
-  if (!options.model_config.empty()) {
-    config = nlohmann::json::parse(options.model_config, nullptr, /*allow_exceptions=*/false);
-    if (!config.is_object())
-      fail("train", "--model-config expects a JSON object, got '{}'", options.model_config);
-  }
+  nlohmann::json config = read_json_option("train", "--model-config", options.model_config);
   for (const auto& [key, value] : {std::pair{"hidden_size", options.hidden_size},
                                    {"depth", options.depth},
                                    {"num_heads", options.num_heads},

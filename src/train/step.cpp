@@ -4,12 +4,12 @@
 // a line in one of the two loops.
 #include "train/step.h"
 
-#include <ATen/ATen.h>
 #include <torch/csrc/autograd/autograd.h>
 #include <torch/csrc/autograd/engine.h>
 
 #include <cmath>
 
+#include "core/aten.h"
 #include "core/error.h"
 #include "ops/mixed_sum.h"
 #include "optim/ema.h"
@@ -45,6 +45,14 @@ Edges edges_of(State& state) {
 
 // Where the gradient of a leaf arrives. Making the edge of a leaf that the graph does not use costs nothing.
 torch::autograd::Edge leaf_edge(const at::Tensor& leaf) { return torch::autograd::impl::gradient_edge(leaf); }
+
+// In pinned memory, from which a copy does not hold up the host until the device comes to it.
+StepBatch pinned(StepBatch batch) {
+  for (at::Tensor* tensor : {&batch.x_0, &batch.noise, &batch.timesteps, &batch.class_labels,
+                             &batch.text_embeds, &batch.text_mask})
+    if (tensor->defined()) *tensor = tensor->pin_memory();
+  return batch;
+}
 
 std::vector<double> to_vector(const at::Tensor& values) {
   return {values.data_ptr<double>(), values.data_ptr<double>() + values.numel()};
@@ -109,7 +117,8 @@ TrainStep::TrainStep(const Denoiser& denoiser, const Objective& objective, const
   state_.offloaded.host += exchange_->host_bytes();
 }
 
-StepResult TrainStep::run(const StepBatch& batch, double lr, const std::vector<double>& shared) {
+StepResult TrainStep::run(const StepBatch& loaded, double lr, const std::vector<double>& shared) {
+  const StepBatch batch = options_.device.is_cuda() ? pinned(loaded) : loaded;
   const int64_t global_batch = batch.global_size();
   StepResult result{.loss_scale = state_.loss_scaler.scale()};
 
@@ -156,7 +165,16 @@ at::Tensor TrainStep::measured(const Terms& terms) const {
     for (const at::Tensor& values : *list) on_device.push_back(values.to(at::kDouble));
   on_device.push_back(gradient_sum_of_squares().reshape({1}));
   const at::Tensor values = at::cat(on_device);
-  return values.is_meta() ? values : values.cpu();
+  return values.is_meta() ? values : on_host(values);
+}
+
+// With several ranks on GPUs, this is where a step hangs when one is gone: the host looks after them
+// meanwhile.
+at::Tensor TrainStep::on_host(const at::Tensor& values) const {
+  ProcessGroup& group = state_.zero->group();
+  const std::optional<c10::Event> computed = record_event(options_.device);
+  if (computed && group.world_size() > 1) group.wait_until([&] { return computed->query(); }, "a step");
+  return values.cpu();
 }
 
 // The values of measured() for the global batch, then the shared ones: each rank fills in its rows, and its
@@ -401,7 +419,7 @@ void TrainStep::update_unit(size_t s, const OptimizerStep& step) {
   optimizer_.step(slice, step);
   if (!casts && !weights.is_same(state.master)) weights.copy_(state.master);
   if (sends) exchange_->send(home.shard);
-  if (brings) home.shard.copy_(weights);
+  if (brings) home.shard.copy_(weights, /*non_blocking=*/unit.weight_placement() == Placement::kHost);
   state_.zero->publish(s);
 }
 

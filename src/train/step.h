@@ -100,6 +100,7 @@ class TrainStep {
     return offload_ && segment > 0 && options_.memory[segment].activations == Activations::kOffload;
   }
   at::Tensor measured(const Terms& terms) const;
+  at::Tensor on_host(const at::Tensor& values) const;
   at::Tensor gradient_sum_of_squares() const;
   std::vector<double> over_ranks(const at::Tensor& host, const StepBatch& batch,
                                  const std::vector<double>& shared) const;

@@ -1,12 +1,12 @@
 #include "train/step_measurement.h"
 
-#include <ATen/ATen.h>
 #include <ATen/DeviceAccelerator.h>
 
 #include <algorithm>
 #include <set>
 
 #include "core/allocations.h"
+#include "core/aten.h"
 #include "parallel/machine.h"
 
 namespace kiln {
@@ -25,8 +25,13 @@ double quantile(const std::vector<double>& sorted, double share) {
 }  // namespace
 
 StepMeasurement::StepMeasurement(at::Device device, int64_t global_batch, const TrainingState& state,
-                                 ObserverGroup& observers)
-    : device_(device), global_batch_(global_batch), state_(state), observers_(observers), timers_(device) {
+                                 const Autoencoder* autoencoder, ObserverGroup& observers)
+    : device_(device),
+      global_batch_(global_batch),
+      state_(state),
+      autoencoder_(autoencoder),
+      observers_(observers),
+      timers_(device) {
   observers_.add(&timers_);
 }
 
@@ -46,6 +51,9 @@ void StepMeasurement::begin_run() {
     return;
   }
   recorder_ = std::make_unique<MemoryRecorder>();
+  if (autoencoder_)
+    for (const auto& weight : autoencoder_->parameters())
+      recorder_->register_tensor(weight->value, MemoryKind::kAutoencoder);
   recorder_->register_state(state_);
   observers_.add(recorder_.get());
   observe_cpu_allocations(recorder_.get());
@@ -94,6 +102,8 @@ std::map<std::string, int64_t> StepMeasurement::state_bytes() const {
     for (const at::Tensor& ema : unit.emas) add(ema, MemoryKind::kEma);
   }
   for (const auto& constant : state_.constants) add(constant->value, MemoryKind::kConstants);
+  if (autoencoder_)
+    for (const auto& weight : autoencoder_->parameters()) add(weight->value, MemoryKind::kAutoencoder);
   return by_kind;
 }
 

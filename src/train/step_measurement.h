@@ -6,6 +6,7 @@
 #include <memory>
 #include <vector>
 
+#include "models/autoencoders/autoencoder.h"
 #include "train/memory_recorder.h"
 #include "train/observer_group.h"
 #include "train/phase_timers.h"
@@ -19,9 +20,9 @@ namespace kiln {
 // step.
 class StepMeasurement {
  public:
-  // REQUIRES: `state` and `observers` outlive this.
+  // `autoencoder`: that the run has loaded, or null. REQUIRES: it, `state` and `observers` outlive this.
   StepMeasurement(at::Device device, int64_t global_batch, const TrainingState& state,
-                  ObserverGroup& observers);
+                  const Autoencoder* autoencoder, ObserverGroup& observers);
   ~StepMeasurement();
   StepMeasurement(const StepMeasurement&) = delete;
 
@@ -41,6 +42,7 @@ class StepMeasurement {
   at::Device device_;
   int64_t global_batch_;
   const TrainingState& state_;
+  const Autoencoder* autoencoder_;
   ObserverGroup& observers_;
   PhaseTimers timers_;
   std::unique_ptr<MemoryRecorder> recorder_;  // in a step whose memory is measured

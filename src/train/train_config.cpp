@@ -49,15 +49,14 @@ bool assign(T& field, const nlohmann::json& value) {
   } else if constexpr (std::is_floating_point_v<T>) {
     if (!value.is_number()) return false;
   } else {
-    T list;
-    if (!value.is_array()) {
-      list.resize(1);
-      if (!assign(list[0], value)) return false;
-    } else {
-      list.resize(value.size());
-      for (size_t i = 0; i < value.size(); ++i)
-        if (!assign(list[i], value[i])) return false;
-    }
+    nlohmann::json items = value;
+    if (value == "none")  // as on the command line
+      items = nlohmann::json::array();
+    else if (!value.is_array())
+      items = nlohmann::json::array({value});
+    T list(items.size());
+    for (size_t i = 0; i < items.size(); ++i)
+      if (!assign(list[i], items[i])) return false;
     field = std::move(list);
     return true;
   }
@@ -149,6 +148,11 @@ void validate(const TrainOptions& o) {
   require_one_of("offload-optimizer", {"none", "cpu", "nvme"}, o.offload_optimizer);
   require_one_of("checkpoint-copy", {"auto", "memory", "page-cache"}, o.checkpoint_copy);
   require_one_of("offload-params", {"none", "cpu", "nvme"}, o.offload_params);
+  for (const auto& [option, price] :
+       {std::pair{"cost-per-hour", o.cost_per_hour}, {"price-per-gpu-hour", o.price_per_gpu_hour}})
+    require(price >= 0 && std::isfinite(price), option, "0 or more", price);
+  if (o.cost_per_hour > 0 && o.price_per_gpu_hour > 0)
+    fail("train", "--cost-per-hour and --price-per-gpu-hour both say what an hour costs: give one");
   validate_offload(o);
   if (!o.profile.empty()) parse_profile(o.profile);
   objective_config_of(o);

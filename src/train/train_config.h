@@ -61,7 +61,7 @@ struct TrainOptions {
   std::string validation_data;
   int64_t validate_every = 5000, validation_images = 0;
   bool tensorboard = true;
-  double peak_tflops = 0, cost_per_hour = 0;
+  double peak_tflops = 0, cost_per_hour = 0, price_per_gpu_hour = 0;
   std::string profile;
   int64_t sample_every = 0, num_samples = 8, num_sampling_steps = 50;
   std::string sampler;
@@ -86,7 +86,8 @@ void visit_options(Options& o, Visitor&& visit) {
   };
   section("Model");
   visit("model", o.model, kRefuse, "Model name: DiT-{S,B,L,XL}/{2,4,8}, or dit with a width of your own");
-  visit("model-config", o.model_config, kRefuse, "Further model settings as JSON, over the model's preset");
+  visit("model-config", o.model_config, kRefuse,
+        "Further model settings as JSON (text or file), over the model's preset");
   visit("hidden-size", o.hidden_size, kRefuse, "Width of the transformer (0: the model's)");
   visit("depth", o.depth, kRefuse, "Number of blocks (0: the model's)");
   visit("num-heads", o.num_heads, kRefuse, "Attention heads (0: the model's)");
@@ -149,7 +150,8 @@ void visit_options(Options& o, Visitor&& visit) {
         "fp16: overflows until the loss scale halves; every one costs its step");
   visit("loss-scale-consecutive", o.loss_scale_consecutive, kWarn,
         "fp16: only overflows in a row count for the hysteresis");
-  visit("ema-decay", o.ema_decay, kRefuse, "Decay of the weight average; several make several averages");
+  visit("ema-decay", o.ema_decay, kRefuse,
+        "Decay of the weight average; several make several averages; none");
   visit("ema-schedule", o.ema_schedule, kRefuse, "constant, or diffusers' warm-up of the decay");
   visit("max-bad-steps", o.max_bad_steps, kHarmless, "Stop after more non-finite steps than this in a row");
 
@@ -211,14 +213,15 @@ void visit_options(Options& o, Visitor&& visit) {
   visit("tensorboard", o.tensorboard, kHarmless, "Write TensorBoard events");
   visit("peak-tflops", o.peak_tflops, kHarmless,
         "The machine's peak for the share of it (0: measured at the start)");
-  visit("cost-per-hour", o.cost_per_hour, kHarmless, "Price of the machine, for the report (0: none)");
+  visit("cost-per-hour", o.cost_per_hour, kHarmless, "Price of the whole run, all ranks (0: unknown)");
+  visit("price-per-gpu-hour", o.price_per_gpu_hour, kHarmless, "The same by its GPUs, or ranks (0: unknown)");
   visit("profile", o.profile, kHarmless, "Write a Chrome trace of steps FROM:TO into the run folder");
   visit("sample-every", o.sample_every, kHarmless, "Steps between sample grids (0: none)");
   visit("num-samples", o.num_samples, kHarmless, "Images of a sample grid");
   visit("sampler", o.sampler, kHarmless, "Sampler of the grids (empty: the objective's)");
   visit("num-sampling-steps", o.num_sampling_steps, kHarmless, "Sampler steps of the grids");
   visit("cfg-scale", o.cfg_scale, kHarmless, "Guidance of the grids (1: off)");
-  visit("sample-classes", o.sample_classes, kHarmless, "Classes of the grids (empty: spread over all)");
+  visit("sample-classes", o.sample_classes, kHarmless, "Classes of the grids (none: spread over all)");
 }
 
 // Sets one option from a recipe's value. Throws Error: unknown name (the nearest one is told), wrong type.
@@ -228,6 +231,11 @@ void set_option(TrainOptions& options, const std::string& name, const nlohmann::
 void validate(const TrainOptions& options);
 // --micro-batch -1: the plan chooses what fits --memory-budget.
 inline bool chooses_micro_batch(const TrainOptions& options) { return options.micro_batch == -1; }
+
+// What an hour of the run costs; 0: nobody knows.
+inline double cost_per_hour_of(const TrainOptions& options, int64_t world_size) {
+  return options.cost_per_hour + options.price_per_gpu_hour * static_cast<double>(world_size);
+}
 
 // {"max-steps": 400000, ...}: every option.
 nlohmann::json to_json(const TrainOptions& options);

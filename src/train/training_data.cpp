@@ -42,6 +42,25 @@ void check_classes(const TrainOptions& options, const std::string& who, int64_t 
          options.num_classes, num_classes, who, num_classes);
 }
 
+void load_decoder(const TrainOptions& options, const StoreInfo& info, at::Device device,
+                  at::ScalarType compute_dtype, TrainingData& data) {
+  const bool is_given = !options.autoencoder.empty();
+  if (info.autoencoder == "pixels" && is_given && options.autoencoder != "pixels")
+    fail("train", "the store {} holds pixels: leave --autoencoder out", options.data);
+  const std::string path = decoder_path(options, info);
+  if (path.empty()) return;
+  data.decoder = load_autoencoder(path, device, compute_dtype);
+  const bool is_known = !info.autoencoder_fingerprint.empty();  // not of an import
+  if (is_known && data.decoder->fingerprint != info.autoencoder_fingerprint)
+    fail(
+        "train",
+        "the store {} was made by another autoencoder ({} {}) than {}{} ({} {}): {}give the one of the store",
+        options.data, info.autoencoder, info.autoencoder_fingerprint,
+        is_given ? "--autoencoder " : "the one that now lies at ", path, data.decoder->name,
+        data.decoder->fingerprint, is_given ? "extract again with it, or " : "with --autoencoder ");
+  data.autoencoder.path = fs::absolute(path).string();
+}
+
 TrainingData open_store(const TrainOptions& options, at::Device device, at::ScalarType compute_dtype) {
   const std::shared_ptr<FeatureStore> store = FeatureStore::open(options.data);
   const StoreInfo& info = store->info();
@@ -61,22 +80,11 @@ TrainingData open_store(const TrainOptions& options, at::Device device, at::Scal
   check_classes(options, "the store " + options.data, store_classes);
   data.shape.num_classes = store_classes > 0 ? std::max(store_classes, options.num_classes) : 0;
   data.autoencoder = {.name = info.autoencoder,
+                      .path = info.autoencoder_path,
                       .fingerprint = info.autoencoder_fingerprint,
                       .scaling_factor = info.scaling_factor,
                       .shift_factor = info.shift_factor};
-  if (!options.autoencoder.empty() && info.autoencoder != "pixels") {
-    data.decoder = load_autoencoder(options.autoencoder, device, compute_dtype);
-    if (data.decoder->fingerprint != info.autoencoder_fingerprint)
-      fail(
-          "train",
-          "the store {} was made by another autoencoder ({} {}) than --autoencoder {} ({} {}): extract again "
-          "with it, or give the one of the store",
-          options.data, info.autoencoder, info.autoencoder_fingerprint, options.autoencoder,
-          data.decoder->name, data.decoder->fingerprint);
-    data.autoencoder.path = fs::absolute(options.autoencoder).string();
-  } else if (!options.autoencoder.empty() && options.autoencoder != "pixels") {
-    fail("train", "the store {} holds pixels: leave --autoencoder out", options.data);
-  }
+  load_decoder(options, info, device, compute_dtype, data);
   data.identity = store_identity(*store);
   data.batches = [store](const BatchOptions& batch_options) { return store_batches(store, batch_options); };
   data.sample_name = [store](int64_t id) { return store->sample_name(id); };
@@ -97,17 +105,25 @@ TrainingData open_images(const TrainOptions& options, at::Device device, at::Sca
   check_classes(options, "the images " + options.data, num_classes);
   data.shape.num_classes = num_classes > 0 ? std::max(num_classes, options.num_classes) : 0;
   data.autoencoder = describe(*autoencoder, options.autoencoder);
-  if (autoencoder->name != "pixels") data.decoder = autoencoder;
+  data.encodes_images = autoencoder->name != "pixels";
+  if (data.encodes_images) data.decoder = autoencoder;
   data.identity = fmt::format("{} images {}, {} {}", images->records().size(), dataset_fingerprint(*images),
                               autoencoder->name, autoencoder->fingerprint);
-  data.batches = [=, size = options.image_size](const BatchOptions& batch_options) {
-    return image_batches(images, autoencoder, device, size, batch_options);
+  data.batches = [=, size = options.image_size,
+                  at_once = options.micro_batch](const BatchOptions& batch_options) {
+    return image_batches(images, autoencoder, device, size, batch_options, at_once);
   };
   data.sample_name = [images](int64_t id) { return images->records().at(static_cast<size_t>(id)).name; };
   return data;
 }
 
 }  // namespace
+
+std::string decoder_path(const TrainOptions& options, const StoreInfo& store) {
+  if (store.autoencoder == "pixels") return "";
+  if (!options.autoencoder.empty()) return options.autoencoder;
+  return options.sample_every > 0 && fs::exists(store.autoencoder_path) ? store.autoencoder_path : "";
+}
 
 std::string store_identity(const FeatureStore& store) {
   const StoreInfo& info = store.info();

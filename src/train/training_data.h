@@ -21,9 +21,14 @@ struct TrainingData {
   std::string identity{};
   std::function<std::unique_ptr<BatchSource>(const BatchOptions&)> batches{};
   std::function<std::string(int64_t id)> sample_name{};
+  bool encodes_images = false;  // batches are encoded on the device when they are asked for
   // Decodes sample grids; null: none was given, or latents are pixels.
   std::shared_ptr<const Autoencoder> decoder{};
 };
+
+// The autoencoder that a run on a store loads to decode its sample grids: the one that is given, else for
+// grids the store's own where it still lies; "" = none.
+std::string decoder_path(const TrainOptions& options, const StoreInfo& store);
 
 // Names the content of a store.
 std::string store_identity(const FeatureStore& store);

@@ -1,7 +1,6 @@
 #include "train/training_state.h"
 
-#include <ATen/ATen.h>
-
+#include "core/aten.h"
 #include "core/error.h"
 #include "parallel/agreement.h"
 #include "parallel/host_memory.h"

@@ -1,11 +1,10 @@
 #include "train/validation.h"
 
-#include <ATen/ATen.h>
-
 #include <algorithm>
 #include <cmath>
 #include <filesystem>
 
+#include "core/aten.h"
 #include "core/error.h"
 #include "train/average_in_place.h"
 #include "train/forward_pass.h"

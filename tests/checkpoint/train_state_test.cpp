@@ -68,6 +68,26 @@ TEST_F(TrainState, ListsOnlyCompleteCheckpointsInOrder) {
   EXPECT_TRUE(list_checkpoints(run_ / "absent").empty());
 }
 
+TEST_F(TrainState, SaysWhatIsWrongWithDamagedOnes) {
+  for (int64_t step : {1, 2, 3, 4, 5}) write(step);
+  EXPECT_TRUE(damaged_checkpoints(run_).empty());
+  EXPECT_TRUE(damaged_checkpoints(run_ / "absent").empty());
+  const fs::path folder = run_ / "checkpoints";
+  std::ofstream(folder / "step-00000001" / "model.safetensors") << "torn";
+  fs::remove(folder / "step-00000002" / "model.safetensors");
+  std::ofstream(folder / "step-00000003" / "train_state.json") << "{";
+  std::ofstream(folder / "step-00000004" / "train_state.json") << R"({"format_version": 7, "files": {}})";
+  fs::create_directories(folder / ".partial-step-00000009");
+  const std::string name = folder.string();
+  EXPECT_THAT(damaged_checkpoints(run_),
+              ::testing::UnorderedElementsAre(
+                  "model.safetensors of " + name + "/step-00000001 has 4 bytes, expected 7",
+                  name + "/step-00000002 lacks model.safetensors",
+                  name + "/step-00000003/train_state.json is not a JSON object",
+                  name + "/step-00000004 has format_version 7, expected 1"));
+  EXPECT_EQ(steps(), (std::vector<int64_t>{5}));
+}
+
 TEST_F(TrainState, AnAbandonedWriterLeavesNothing) {
   write(1);
   {
@@ -93,6 +113,7 @@ TEST_F(TrainState, ACheckpointOfTheSameStepIsReplaced) {
   write(1, "old");
   const fs::path folder = write(1, "new weights");
   EXPECT_EQ(fs::file_size(folder / "model.safetensors"), 11u);
+  EXPECT_EQ(num_entries(), 1u);
 }
 
 TEST_F(TrainState, ErrorsNameTheFile) {

@@ -1,6 +1,6 @@
 #include "convert/convert.h"
+#include "core/aten.h"
 
-#include <ATen/ATen.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <sys/resource.h>
@@ -175,6 +175,14 @@ TEST(Convert, TheNumberOfHeadsSurvivesSafetensors) {
   convert({.in = folder / "w.safetensors", .out = folder / "w.pt"});
   testing::internal::CaptureStdout();
   convert({.in = folder / "w.pt", .out = folder / "third"});
+  EXPECT_THAT(testing::internal::GetCapturedStdout(), HasSubstr("num_heads 1 is assumed"));
+  // Nor does a guess become knowledge on its way through safetensors, and every target tells it.
+  testing::internal::CaptureStdout();
+  convert({.in = folder / "w.pt", .out = folder / "guessed.safetensors"});
+  EXPECT_THAT(testing::internal::GetCapturedStdout(), HasSubstr("num_heads 1 is assumed"));
+  EXPECT_FALSE(find_weights(folder / "guessed.safetensors", true).run["model_config"].contains("num_heads"));
+  testing::internal::CaptureStdout();
+  convert({.in = folder / "guessed.safetensors", .out = folder / "guessed.pt"});
   EXPECT_THAT(testing::internal::GetCapturedStdout(), HasSubstr("num_heads 1 is assumed"));
   convert({.in = folder / "w.pt", .out = folder / "fourth", .num_heads = 4});
   EXPECT_EQ(read_json(folder / "fourth/transformer/config.json")["num_attention_heads"], 4);

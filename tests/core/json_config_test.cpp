@@ -71,5 +71,26 @@ TEST(JsonConfig, NamesKeysThatNobodyReads) {
             "[test] unknown config keys: lr_, x; known are absent, read");
 }
 
+TEST(JsonConfig, FeaturesOfOthersThatAreOffPassButNoMistypedName) {
+  const json text = {{"qk_norm", false}, {"shift_terminal", nullptr}, {"learn_sgima", false}, {"amp", true}};
+  const JsonConfig config("test", text);
+  config.get("learn_sigma", true);
+  EXPECT_EQ(message_of([&] { config.refuse_unknown(); }),
+            "[test] unknown config keys: amp, learn_sgima; known are learn_sigma");
+}
+
+TEST(JsonConfig, AnOptionIsTextOrAFile) {
+  const test::TempFolder folder;
+  const std::string path = (folder.path() / "config.json").string();
+  std::ofstream(path) << "{\"depth\": 3}";
+  const json expected = {{"depth", 3}};
+  EXPECT_EQ(read_json_option("test", "--config", path), expected);
+  EXPECT_EQ(read_json_option("test", "--config", "{\"depth\": 3}"), expected);
+  EXPECT_EQ(read_json_option("test", "--config", ""), json::object());
+  for (const std::string& bad : {std::string("[1]"), std::string("{"), path + "x"})
+    EXPECT_THAT(message_of([&] { read_json_option("test", "--config", bad); }),
+                testing::AllOf(HasSubstr("--config expects a JSON object or a file of one"), HasSubstr(bad)));
+}
+
 }  // namespace
 }  // namespace kiln

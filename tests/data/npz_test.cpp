@@ -12,6 +12,7 @@ using test::message_of;
 using test::read_bytes;
 using test::TempFolder;
 using test::write_bytes;
+using ::testing::AllOf;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
@@ -57,8 +58,7 @@ TEST(Npy, BadFilesAreNamed) {
       {npy("{'descr': '<f4', 'fortran_order': False, 'shape': (4611686018427387905, 4), }", "abcdefgh"),
        "too large"}};
   for (const auto& [file, expected] : cases)
-    EXPECT_THAT(message_of([&bytes = file] { parse(bytes); }),
-                testing::AllOf(HasSubstr(expected), HasSubstr("x.npy")))
+    EXPECT_THAT(message_of([&bytes = file] { parse(bytes); }), AllOf(HasSubstr(expected), HasSubstr("x.npy")))
         << file;
 }
 
@@ -70,19 +70,19 @@ void add_images(NpzImageWriter& writer, int64_t end) {
 TEST(NpzImageWriter, AnInterruptedFileIsContinuedToTheSameBytes) {
   const TempFolder folder;
   {
-    const auto writer = NpzImageWriter::open(folder / "whole.npz", 5, 3, 4);
+    const auto writer = NpzImageWriter::open(folder / "whole.npz", 5, 3, 4, "seed 1");
     add_images(*writer, 5);
     writer->finish();
   }
   {
-    const auto writer = NpzImageWriter::open(folder / "cut.npz", 5, 3, 4);
+    const auto writer = NpzImageWriter::open(folder / "cut.npz", 5, 3, 4, "seed 1");
     add_images(*writer, 3);
   }
   EXPECT_FALSE(std::filesystem::exists(folder / "cut.npz"));
   // Killed within the third image.
   std::filesystem::resize_file(folder / "cut.npz.partial",
                                std::filesystem::file_size(folder / "cut.npz.partial") - 7);
-  const auto writer = NpzImageWriter::open(folder / "cut.npz", 5, 3, 4);
+  const auto writer = NpzImageWriter::open(folder / "cut.npz", 5, 3, 4, "seed 1");
   EXPECT_EQ(writer->num_written(), 2);
   EXPECT_THAT(message_of([&] { writer->finish(); }), HasSubstr("expected 5 images, got 2"));
   add_images(*writer, 5);
@@ -91,7 +91,7 @@ TEST(NpzImageWriter, AnInterruptedFileIsContinuedToTheSameBytes) {
   EXPECT_EQ(read_bytes(folder / "cut.npz"), read_bytes(folder / "whole.npz"));
   EXPECT_EQ(folder.num_files(), 2u);
   // A third run finds it done.
-  const auto again = NpzImageWriter::open(folder / "cut.npz", 5, 3, 4);
+  const auto again = NpzImageWriter::open(folder / "cut.npz", 5, 3, 4, "seed 1");
   EXPECT_EQ(again->num_written(), 5);
   again->finish();
   EXPECT_EQ(read_bytes(folder / "cut.npz"), read_bytes(folder / "whole.npz"));
@@ -100,17 +100,32 @@ TEST(NpzImageWriter, AnInterruptedFileIsContinuedToTheSameBytes) {
 TEST(NpzImageWriter, RefusesOtherImagesAndBadPlaces) {
   const TempFolder folder;
   {
-    const auto writer = NpzImageWriter::open(folder / "a.npz", 5, 3, 4);
+    const auto writer = NpzImageWriter::open(folder / "a.npz", 5, 3, 4, "seed 1");
     EXPECT_THAT(message_of([&] { writer->add(make_picture(4, 3)); }),
                 HasSubstr("expected images of 4 x 3, got 3 x 4"));
     add_images(*writer, 1);
   }
-  EXPECT_THAT(message_of([&] { NpzImageWriter::open(folder / "a.npz", 6, 3, 4); }), HasSubstr("got others"));
+  EXPECT_THAT(message_of([&] { NpzImageWriter::open(folder / "a.npz", 6, 3, 4, "seed 1"); }),
+              HasSubstr("got others"));
+  EXPECT_THAT(message_of([&] { NpzImageWriter::open(folder / "a.npz", 5, 3, 4, "seed 2"); }),
+              AllOf(HasSubstr("other settings"), HasSubstr("a.npz.partial")));
+  {
+    const auto writer = NpzImageWriter::open(folder / "a.npz", 5, 3, 4, "seed 1");
+    EXPECT_EQ(writer->num_written(), 1);  // the refusals left it alone
+    add_images(*writer, 5);
+    writer->finish();
+  }
+  const std::string whole = read_bytes(folder / "a.npz");
+  EXPECT_THAT(message_of([&] { NpzImageWriter::open(folder / "a.npz", 5, 3, 4, "seed 2"); }),
+              AllOf(HasSubstr("other settings"), HasSubstr("a.npz")));
+  EXPECT_EQ(read_bytes(folder / "a.npz"), whole);
   write_bytes(folder / "b.npz", "something else");
-  EXPECT_THAT(message_of([&] { NpzImageWriter::open(folder / "b.npz", 5, 3, 4); }), HasSubstr("got another"));
+  EXPECT_THAT(message_of([&] { NpzImageWriter::open(folder / "b.npz", 5, 3, 4, "seed 1"); }),
+              HasSubstr("got another"));
   EXPECT_EQ(read_bytes(folder / "b.npz"), "something else");
-  EXPECT_THAT(message_of([&] { NpzImageWriter::open(folder / "no/a.npz", 5, 3, 4); }), HasSubstr("no/a.npz"));
-  EXPECT_THAT(message_of([&] { NpzImageWriter::open(folder / "c.npz", 0, 3, 4); }),
+  EXPECT_THAT(message_of([&] { NpzImageWriter::open(folder / "no/a.npz", 5, 3, 4, "seed 1"); }),
+              HasSubstr("no/a.npz"));
+  EXPECT_THAT(message_of([&] { NpzImageWriter::open(folder / "c.npz", 0, 3, 4, "seed 1"); }),
               HasSubstr("expected images"));
 }
 

@@ -1,8 +1,8 @@
 // Objectives: the registry, timesteps, devices and gradients. Values are compared with other implementations
 // in tests/reference/test_loss.py.
 #include "diffusion/objective.h"
+#include "core/aten.h"
 
-#include <ATen/ATen.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/csrc/autograd/autograd.h>

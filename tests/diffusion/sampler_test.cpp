@@ -1,8 +1,8 @@
 // Samplers: the registry, the pairs with objectives, and where they end. Steps are compared with other
 // implementations in tests/reference/test_sampler.py.
 #include "diffusion/sampler.h"
+#include "core/aten.h"
 
-#include <ATen/ATen.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -189,6 +189,7 @@ TEST(Respacing, RoundsHalfToEven) {
   EXPECT_THAT(respaced_timesteps(6, "3"), ElementsAre(0, 2, 5));         // 2.5
   EXPECT_THAT(respaced_timesteps(300, "2,1,3"), ElementsAre(0, 99, 100, 200, 250, 299));
   EXPECT_THAT(respaced_timesteps(7, "2,2,2"), ElementsAre(0, 2, 3, 4, 5, 6));  // 7 = 3 + 2 + 2
+  EXPECT_THAT(respaced_timesteps(3, ""), ElementsAre(0, 1, 2));
 }
 
 TEST(Spacing, TrailingRoundsAsNumpyDoes) {

@@ -1,8 +1,10 @@
 #include "extract/image_batches.h"
 
+#include "core/aten.h"
 #include "data/test_images.h"
 #include "extract/extract.h"
 #include "extract/image_values.h"
+#include "models/autoencoders/autoencoder_kl.h"
 
 namespace kiln {
 namespace {
@@ -36,6 +38,21 @@ std::unique_ptr<BatchSource> open_images(const TempFolder& folder, const BatchOp
   return image_batches(ImageDataset::open(folder / "images"),
                        load_autoencoder("pixels", at::kCPU, at::kFloat), at::kCPU, kSize, options);
 }
+
+// Notes how many images it is given at once.
+struct CountingAutoencoder : Autoencoder {
+  explicit CountingAutoencoder(std::shared_ptr<const Autoencoder> inner)
+      : Autoencoder(*inner), inner(inner) {}
+  at::Tensor encode(const at::Tensor& images) const override {
+    sizes->push_back(images.size(0));
+    return inner->encode(images);
+  }
+  at::Tensor decode(const at::Tensor& raw_latents) const override { return inner->decode(raw_latents); }
+  const ParameterList& parameters() const override { return inner->parameters(); }
+
+  std::shared_ptr<const Autoencoder> inner;
+  std::shared_ptr<std::vector<int64_t>> sizes = std::make_shared<std::vector<int64_t>>();
+};
 
 TEST(ImageValues, AreThoseOfToTensorAndNormalize) {
   const Image image{1, 2, {0, 128, 255, 51, 1, 2}};
@@ -75,6 +92,32 @@ TEST(ImageBatches, AreTheBatchesOfTheirStoreBitForBit) {
       EXPECT_EQ(found->x_0, expected->x_0);
     }
   }
+}
+
+// However many images are encoded at once: the same latents, all draws included.
+TEST(ImageBatches, EncodeInSlices) {
+  const TempFolder folder;
+  write_classes(folder, 7);
+  auto kl = std::make_shared<AutoencoderKl>(
+      AutoencoderKlConfig{.block_out_channels = {32, 32}, .layers_per_block = 1}, BuildOptions{});
+  at::manual_seed(1);
+  for (const auto& weight : kl->parameters()) weight->value.detach().uniform_(-0.1, 0.1);
+  CountingAutoencoder autoencoder(kl);
+  BatchOptions options = options_of(1);
+  options.global_batch = 10;  // of two ranks
+  const auto batch_of = [&](int64_t images_at_once) {
+    autoencoder.sizes->clear();
+    return image_batches(ImageDataset::open(folder / "images"),
+                         std::make_shared<CountingAutoencoder>(autoencoder), at::kCPU, kSize, options,
+                         images_at_once)
+        ->next();
+  };
+  const auto whole = batch_of(0);
+  EXPECT_THAT(*autoencoder.sizes, testing::ElementsAre(5));
+  const auto slices = batch_of(2);
+  EXPECT_THAT(*autoencoder.sizes, testing::ElementsAre(2, 2, 1));
+  EXPECT_THAT(slices->x_0, testing::Pointwise(testing::FloatNear(1e-5f), whole->x_0));
+  EXPECT_EQ(slices->noise, whole->noise);
 }
 
 TEST(ImageBatches, BrokenPicturesAndImpossibleSizesAreNamed) {

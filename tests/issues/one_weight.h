@@ -1,10 +1,10 @@
 // A model of one weight whose gradient is the data itself, and plain gradient descent: steps can be checked
 // by hand.
 #pragma once
-#include <ATen/ATen.h>
 
 #include <memory>
 
+#include "core/aten.h"
 #include "data/batches.h"
 #include "train/step.h"
 

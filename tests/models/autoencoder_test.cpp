@@ -1,8 +1,8 @@
 // Loading of autoencoders, and what extraction and sampling rely on. tests/reference/test_autoencoder_kl.py
 // holds the numbers against diffusers.
 #include "models/autoencoders/autoencoder.h"
+#include "core/aten.h"
 
-#include <ATen/ATen.h>
 #include <c10/core/InferenceMode.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

@@ -1,8 +1,8 @@
 // DiT as the trainer and the sampler use it: segment by segment, with weights of other dtypes, on device
 // meta. tests/reference/test_dit.py holds its numbers against other implementations.
 #include "models/denoisers/dit.h"
+#include "core/aten.h"
 
-#include <ATen/ATen.h>
 #include <ATen/core/grad_mode.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -145,12 +145,24 @@ TEST(Dit, RunsOnMetaWithTheShapesAndDtypesOfTheCpu) {
 TEST(Dit, UnconditionalNeedsNoLabels) {
   nlohmann::json config = kTiny;
   config["num_classes"] = 0;
+  config["class_dropout_prob"] = 0;
   const auto denoiser = random_dit(config);
   for (const auto& parameter : denoiser->parameters())
     EXPECT_THAT(parameter->key, testing::Not(HasSubstr("y_embedder")));
   DenoiserInput input = tiny_input();
   input.class_labels = at::Tensor();
   EXPECT_FALSE(denoiser->shape().has_null_class);
+  EXPECT_EQ(denoiser->forward(input).size(1), 8);
+}
+
+// As in the original, whose table has num_classes + 1 rows under dropout whatever num_classes is.
+TEST(Dit, TheNullClassAloneIsATable) {
+  nlohmann::json config = kTiny;
+  config["num_classes"] = 0;
+  const auto denoiser = random_dit(config);
+  EXPECT_TRUE(denoiser->shape().has_null_class);
+  DenoiserInput input = tiny_input();
+  input.class_labels = at::zeros({input.x_t.size(0)}, at::kLong);
   EXPECT_EQ(denoiser->forward(input).size(1), 8);
 }
 

@@ -1,6 +1,6 @@
 #include "models/init.h"
+#include "core/aten.h"
 
-#include <ATen/ATen.h>
 #include <ATen/Parallel.h>
 #include <gtest/gtest.h>
 

@@ -1,5 +1,4 @@
 // Every model of the registry against the published key inventories in tests/models/keys/.
-#include <ATen/ATen.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -7,6 +6,7 @@
 #include <map>
 #include <sstream>
 
+#include "core/aten.h"
 #include "core/error.h"
 #include "models/autoencoders/autoencoder_kl.h"
 #include "models/registry.h"

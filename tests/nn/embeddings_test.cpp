@@ -1,6 +1,6 @@
 #include "nn/embeddings.h"
+#include "core/aten.h"
 
-#include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
 #include <cmath>

@@ -1,9 +1,9 @@
-#include <ATen/ATen.h>
 #include <gmock/gmock.h>
 
 #include <cmath>
 #include <limits>
 
+#include "core/aten.h"
 #include "ops/checks.h"
 #include "ops/ops.h"
 

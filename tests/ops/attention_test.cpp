@@ -1,8 +1,8 @@
-#include <ATen/ATen.h>
 #include <hwy/targets.h>
 
 #include <cmath>
 
+#include "core/aten.h"
 #include "core/error.h"
 #include "ops/checks.h"
 #include "ops/ops.h"

@@ -1,7 +1,6 @@
 // What the tests of fused ops share: comparison with a wider reference, numerical gradients, Meta against
 // real.
 #pragma once
-#include <ATen/ATen.h>
 #include <ATen/Parallel.h>
 #include <gtest/gtest.h>
 #include <torch/csrc/autograd/autograd.h>
@@ -9,6 +8,7 @@
 #include <functional>
 #include <vector>
 
+#include "core/aten.h"
 #include "test_files.h"
 
 namespace kiln::ops::testing {

@@ -1,6 +1,6 @@
 // The CUDA kernels against the CPU's. Needs a GPU and a build with them.
-#include <ATen/ATen.h>
 
+#include "core/aten.h"
 #include "ops/checks.h"
 #include "ops/cuda/launch.h"
 #include "ops/gelu.h"

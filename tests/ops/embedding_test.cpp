@@ -1,6 +1,6 @@
-#include <ATen/ATen.h>
 #include <gmock/gmock.h>
 
+#include "core/aten.h"
 #include "ops/checks.h"
 #include "ops/ops.h"
 

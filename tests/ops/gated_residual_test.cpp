@@ -1,8 +1,8 @@
-#include <ATen/ATen.h>
 #include <gmock/gmock.h>
 
 #include <limits>
 
+#include "core/aten.h"
 #include "ops/checks.h"
 #include "ops/ops.h"
 

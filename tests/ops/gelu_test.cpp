@@ -1,6 +1,5 @@
 #include "ops/gelu.h"
-
-#include <ATen/ATen.h>
+#include "core/aten.h"
 
 #include <limits>
 

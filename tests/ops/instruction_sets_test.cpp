@@ -1,7 +1,7 @@
 // Every instruction set that this processor has gives the results of the best one.
-#include <ATen/ATen.h>
 #include <hwy/targets.h>
 
+#include "core/aten.h"
 #include "ops/checks.h"
 #include "ops/gelu.h"
 #include "ops/ops.h"

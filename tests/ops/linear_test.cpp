@@ -1,5 +1,5 @@
-#include <ATen/ATen.h>
 
+#include "core/aten.h"
 #include "core/error.h"
 #include "ops/checks.h"
 #include "ops/ops.h"

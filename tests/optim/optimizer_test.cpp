@@ -1,6 +1,6 @@
 #include "optim/optimizer.h"
+#include "core/aten.h"
 
-#include <ATen/ATen.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 

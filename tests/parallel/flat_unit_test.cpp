@@ -1,6 +1,6 @@
 #include "parallel/flat_unit.h"
+#include "core/aten.h"
 
-#include <ATen/ATen.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 

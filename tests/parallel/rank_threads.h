@@ -11,36 +11,48 @@
 
 namespace kiln::test {
 
-// Calls body(group) once per rank, all at once; throws what the first rank in order threw. `per_node`: ranks
-// of each of several machines, as far as they know (0: all are on one).
-inline void on_ranks(int64_t world_size, const std::function<void(std::shared_ptr<ProcessGroup>)>& body,
-                     std::chrono::milliseconds timeout = std::chrono::seconds(60), int64_t per_node = 0) {
-  if (world_size == 1) return body(std::make_shared<ProcessGroup>());
+using RankBody = std::function<void(std::shared_ptr<ProcessGroup>)>;
+
+// Calls body(group) once per rank, all at once; throws what the first rank in order threw. `ranks_of_nodes`:
+// on each of several machines, as far as the ranks know.
+inline void on_nodes(const std::vector<int64_t>& ranks_of_nodes, const RankBody& body,
+                     std::chrono::milliseconds timeout = std::chrono::seconds(60)) {
+  std::vector<Ranks> all;
+  for (const int64_t on_node : ranks_of_nodes)
+    for (int64_t local_rank = 0; local_rank < on_node; ++local_rank)
+      all.push_back({.rank = static_cast<int64_t>(all.size()),
+                     .local_rank = local_rank,
+                     .local_world_size = on_node,
+                     .launcher_hosts = true});
+  if (all.size() == 1) return body(std::make_shared<ProcessGroup>());
   // c10d's record of the last collectives is one per process and not made for several ranks in it: it
   // crashes.
   setenv("TORCH_FR_BUFFER_SIZE", "0", /*overwrite=*/1);
-  if (per_node > 0) setenv("GLOO_SOCKET_IFNAME", "lo", /*overwrite=*/1);  // else the host's name is looked up
+  if (ranks_of_nodes.size() > 1)
+    setenv("GLOO_SOCKET_IFNAME", "lo", /*overwrite=*/1);  // else the host's name is looked up
   const Rendezvous rendezvous;
-  std::vector<std::exception_ptr> errors(static_cast<size_t>(world_size));
+  std::vector<std::exception_ptr> errors(all.size());
   std::vector<std::thread> threads;
-  for (int64_t rank = 0; rank < world_size; ++rank) {
-    threads.emplace_back([&, rank] {
+  for (Ranks& ranks : all) {
+    ranks.world_size = static_cast<int64_t>(all.size());
+    ranks.master_port = rendezvous.port();
+    threads.emplace_back([&] {
       try {
-        body(ProcessGroup::connect({.rank = rank,
-                                    .world_size = world_size,
-                                    .local_rank = per_node > 0 ? rank % per_node : rank,
-                                    .local_world_size = per_node > 0 ? per_node : world_size,
-                                    .master_port = rendezvous.port(),
-                                    .launcher_hosts = true},
-                                   {.timeout = timeout}));
+        body(ProcessGroup::connect(ranks, {.timeout = timeout}));
       } catch (...) {
-        errors[static_cast<size_t>(rank)] = std::current_exception();
+        errors[static_cast<size_t>(ranks.rank)] = std::current_exception();
       }
     });
   }
   for (std::thread& thread : threads) thread.join();
   for (const std::exception_ptr& error : errors)
     if (error) std::rethrow_exception(error);
+}
+
+// The same on one machine.
+inline void on_ranks(int64_t world_size, const RankBody& body,
+                     std::chrono::milliseconds timeout = std::chrono::seconds(60)) {
+  on_nodes({world_size}, body, timeout);
 }
 
 }  // namespace kiln::test

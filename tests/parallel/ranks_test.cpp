@@ -1,7 +1,7 @@
 // Launchers' variables, and what ranks say to each other.
 #include "parallel/ranks.h"
+#include "core/aten.h"
 
-#include <ATen/ATen.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <signal.h>
@@ -81,6 +81,36 @@ TEST(Ranks, SlurmAndOpenMpi) {
   EXPECT_EQ(first_slurm_host("a,b"), "a");
   EXPECT_EQ(first_slurm_host("n[1,3-5]"), "n1");
   EXPECT_EQ(first_slurm_host("login,n[1-2]"), "login");
+}
+
+TEST(Ranks, NodesOfSlurmMayHaveDifferentNumbersOfTasks) {
+  EXPECT_THAT(slurm_tasks_per_node("8"), ElementsAre(8));
+  EXPECT_THAT(slurm_tasks_per_node("2(x3),1"), ElementsAre(2, 2, 2, 1));
+  EXPECT_THAT(slurm_tasks_per_node("4,8(x2)"), ElementsAre(4, 8, 8));
+  for (const char* impossible : {"", "x", "2(x", "2(3)", "2,", "2;", "0", "2(x99999999)"})
+    EXPECT_THAT(message_of([&] { slurm_tasks_per_node(impossible); }), HasSubstr("tasks like 8(x2),4, got"));
+  const auto on_node = [](const char* tasks, const char* node, const char* rank, const char* local_rank) {
+    return read({{"SLURM_PROCID", rank},
+                 {"SLURM_STEP_NUM_TASKS", "12"},
+                 {"SLURM_LOCALID", local_rank},
+                 {"SLURM_STEP_TASKS_PER_NODE", tasks},
+                 {"SLURM_NODEID", node},
+                 {"SLURM_STEP_NODELIST", "gpu[03-04]"}});
+  };
+  EXPECT_EQ(on_node("4,8", "0", "3", "3").local_world_size, 4);
+  EXPECT_EQ(on_node("4,8", "1", "11", "7").local_world_size, 8);
+  EXPECT_EQ(on_node("8,4", "1", "11", "3").local_world_size, 4);
+  EXPECT_THAT(message_of([&] { on_node("8,4", "2", "11", "3"); }), HasSubstr("SLURM_NODEID 2 is beyond"));
+}
+
+// A shell, in which the user starts ranks.
+TEST(Ranks, ASlurmStepOfOneTaskIsNoLauncher) {
+  const Ranks ranks = read({{"SLURM_PROCID", "0"},
+                            {"SLURM_STEP_NUM_TASKS", "1"},
+                            {"SLURM_LOCALID", "0"},
+                            {"SLURM_STEP_TASKS_PER_NODE", "1"}});
+  EXPECT_FALSE(ranks.launched);
+  EXPECT_EQ(ranks.world_size, 1);
 }
 
 TEST(Ranks, WhatIsMissingOrImpossibleIsNamed) {
@@ -182,13 +212,16 @@ TEST(ProcessGroup, ABrokenPipeIsNoSignal) {
 }
 
 TEST(ProcessGroup, ARankThatFailsTellsTheOthersWhy) {
-  std::string told;
+  std::string told, waiting;
   test::on_ranks(3, [&](const std::shared_ptr<ProcessGroup>& group) {
     if (group->rank() == 1) return group->report_failure("the disk is full");
-    const std::string message = message_of([&] { group->barrier("a checkpoint"); });
-    if (group->rank() == 0) told = message;
+    if (group->rank() == 2) told = message_of([&] { group->barrier("a checkpoint"); });
+    if (group->rank() == 0)
+      waiting = message_of([&] { group->wait_until([] { return false; }, "a step"); });  // as of a GPU
   });
   EXPECT_THAT(told, HasSubstr("rank 1 failed: the disk is full"));
+  EXPECT_THAT(waiting, HasSubstr("rank 0 of 3: the wait for a step failed after"));
+  EXPECT_THAT(waiting, HasSubstr("rank 1 failed: the disk is full"));
 }
 
 TEST(ProcessGroup, SubgroupsTalkAmongThemselves) {

@@ -45,6 +45,12 @@ TEST(CommandLine, NamesWhatIsNotDefault) {
             "--tf32");
 }
 
+TEST(CommandLine, SaysNone) {
+  TrainOptions options = small_options();
+  options.ema_decay.clear();
+  EXPECT_THAT(command_line(options), HasSubstr(" --ema-decay none "));
+}
+
 TEST(Budget, RecomputesMoreWhereLessIsAllowed) {
   TrainOptions options = small_options();
   options.memory_budget = "64G";
@@ -105,6 +111,32 @@ TEST(Budget, ChoosesTheMicroBatchWhenAsked) {
   EXPECT_THAT(run.summary, HasSubstr(fmt::format("--micro-batch {} ", run.options.micro_batch)));
   options.memory_budget = "64G";
   EXPECT_EQ(fit_run(options).options.micro_batch, 0) << "the whole batch fits";
+}
+
+// The literal command that has to work anywhere, on a machine with 4 GiB to spare.
+TEST(Budget, AProbeChoosesItsMicroBatchWhereTheWholeBatchDoesNotFit) {
+  TrainOptions options = small_options();
+  options.global_batch = 256;
+  FitTerms terms{.may_choose_micro_batch = false, .host_bytes = int64_t{4} << 30};
+  EXPECT_THAT([&] { fit_run(options, {}, terms); }, ThrowsMessage<Error>(HasSubstr("this fits: kiln train")));
+  terms.may_choose_micro_batch = true;
+  const FittedRun run = fit_run(options, {}, terms);
+  EXPECT_GT(run.options.micro_batch, 0);
+  EXPECT_LT(run.options.micro_batch, 256);
+  EXPECT_LT(run.predicted.at("peak_bytes").get<int64_t>(), terms.host_bytes);
+  EXPECT_THAT(run.summary, AllOf(HasSubstr("in one pass it needs"),
+                                 HasSubstr(fmt::format("--micro-batch {} ", run.options.micro_batch))));
+  options.global_batch = 8;
+  const FittedRun fits = fit_run(options, {}, terms);
+  EXPECT_EQ(fits.options.micro_batch, 0) << "what fits stays as it is";
+  EXPECT_EQ(fits.summary, "");
+}
+
+TEST(Budget, RanksOfAMachineShareItsMemory) {
+  TrainOptions options = small_options();
+  options.memory_budget = "8G";
+  EXPECT_THAT(fit_run(options, {.world_size = 2, .local_world_size = 2}).summary,
+              HasSubstr("memory budget 4.00 GiB for each of 2 ranks"));
 }
 
 TEST(Budget, PlansARanksShare) {

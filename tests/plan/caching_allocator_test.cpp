@@ -48,6 +48,25 @@ TEST(CachingAllocatorReplay, MergesNeighboursAndKeepsSegments) {
   EXPECT_EQ(replay.peak_allocated_bytes(), 20 * kMiB);
 }
 
+TEST(CachingAllocatorReplay, ReusesABlockOnItsStreamAlone) {
+  CachingAllocatorReplay replay;
+  replay.allocate(1, 5 * kMiB, /*stream=*/0);
+  replay.free(1);
+  replay.allocate(2, 5 * kMiB, /*stream=*/1);
+  EXPECT_EQ(replay.reserved_bytes(), 40 * kMiB) << "another stream's segment is not used, though it is free";
+  replay.allocate(3, 5 * kMiB, /*stream=*/0);
+  replay.allocate(4, 5 * kMiB, /*stream=*/1);
+  EXPECT_EQ(replay.reserved_bytes(), 40 * kMiB) << "its own is";
+  for (uint64_t id : {2, 3, 4}) replay.free(id);
+  replay.allocate(5, 20 * kMiB, /*stream=*/1);  // the merged whole
+  EXPECT_EQ(replay.reserved_bytes(), 40 * kMiB);
+
+  CachingAllocatorReplay small(32 * kMiB);  // what is cached is given back whatever the stream
+  small.allocate(1, 20 * kMiB, /*stream=*/1);
+  small.free(1);
+  EXPECT_TRUE(small.allocate(2, 30 * kMiB, /*stream=*/0));
+}
+
 TEST(CachingAllocatorReplay, GivesCachedSegmentsBackBeforeItRefuses) {
   CachingAllocatorReplay replay(64 * kMiB);
   replay.allocate(1, 40 * kMiB);

@@ -1,6 +1,5 @@
 // The predicted memory of a step against the measured one: the dry run on meta tensors against the same step
 // on the CPU under the tracking allocator.
-#include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -9,6 +8,7 @@
 #include <functional>
 
 #include "core/allocations.h"
+#include "core/aten.h"
 #include "core/error.h"
 #include "data/batch.h"
 #include "parallel/machine.h"

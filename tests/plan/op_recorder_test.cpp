@@ -1,7 +1,8 @@
 #include "plan/op_recorder.h"
+#include "core/aten.h"
 
-#include <ATen/ATen.h>
 #include <ATen/Parallel.h>
+#include <ATen/ThreadLocalState.h>
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 #include <torch/csrc/autograd/autograd.h>
@@ -9,6 +10,7 @@
 #include <algorithm>
 #include <ctime>
 #include <map>
+#include <thread>
 #include <tuple>
 
 #include "ops/ops.h"
@@ -131,6 +133,23 @@ TEST(OpRecorder, OnlyWhileInScopeAndOnlyOne) {
   ASSERT_EQ(ops.size(), 1u);
   EXPECT_GT(ops[0].seconds, 0);
   EXPECT_TRUE(recorder.take().empty());
+}
+
+// As autograd runs the backward of a GPU: in a thread of its own, under this one's state.
+TEST(OpRecorder, SeesWhatAnotherThreadRunsForThisOne) {
+  const at::Tensor a = at::ones({4});
+  OpRecorder recorder(/*timed=*/true);
+  std::thread([&, state = at::ThreadLocalState()] {
+    const at::ThreadLocalStateGuard guard(state);
+    (void)a.mul(a);
+  }).join();
+  std::thread([&] { (void)a.add(a); }).join();  // of its own accord
+  (void)a.sub(a);
+  const auto ops = recorder.take();
+  ASSERT_EQ(ops.size(), 2u);
+  EXPECT_EQ(ops[0].name, "aten::mul");
+  EXPECT_GT(ops[0].seconds, 0);
+  EXPECT_EQ(ops[1].name, "aten::sub");
 }
 
 TrainOptions small_options(const std::string& dtype, const std::string& recompute) {

@@ -313,6 +313,18 @@ TEST(Plan, AdvisesWithTheOptionToChange) {
   EXPECT_THAT(with_used_share(0.8), Not(Contains(HasSubstr("of the memory is used"))));
 }
 
+TEST(Plan, SaysWhichGpuThisBuildNoLongerRunsOn) {
+  const auto advice = [](const std::string& gpu) {
+    PlanOptions options = small_plan();
+    options.gpu = gpu;
+    options.train.compute_dtype = "fp16";
+    return make_plan(options).advice;
+  };
+  const auto is_told = Contains(HasSubstr("does not run on a V100"));
+  EXPECT_THAT(advice("V100"), is_told);
+  EXPECT_THAT(advice("T4"), Not(is_told));
+}
+
 TEST(Plan, RefusesNonsenseInOneLine) {
   const auto refuses = [](auto change, const std::string& message) {
     PlanOptions options = small_plan();

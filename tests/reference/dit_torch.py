@@ -78,7 +78,7 @@ class DiT(nn.Module):
         self.x_embedder = PatchEmbed(input_size, patch_size, in_channels, hidden_size)
         self.t_embedder = TimestepEmbedder(hidden_size)
         rows = num_classes + (class_dropout_prob > 0)
-        self.y_embedder = LabelEmbedder(rows, hidden_size) if num_classes else None
+        self.y_embedder = LabelEmbedder(rows, hidden_size) if rows else None
         self.pos_embed = nn.Parameter(position_table(hidden_size, self.side), requires_grad=False)
         self.blocks = nn.ModuleList(
             Block(hidden_size, num_heads, mlp_ratio, norm_eps, gelu) for _ in range(depth)

@@ -23,22 +23,32 @@ MIB = 1 << 20
 PROCESS = 350e6  # what is counted where nothing was measured (src/plan/cpu_estimate.cpp)
 
 
+def highest_resident(process_id):
+    try:
+        status = Path(f"/proc/{process_id}/status").read_text(errors="replace")
+    except OSError:  # it has ended
+        return 0
+    found = re.search(r"VmHWM:\s*(\d+) kB", status)
+    return int(found[1]) * 1024 if found else 0
+
+
 def train(out, *arguments, model=MODEL, steps=2, checkpoint_every=2):
-    """Returns (return code, output, highest resident bytes)."""
+    """Returns (return code, output, highest resident bytes): of several ranks the sum of theirs."""
     length = ["--max-steps", steps, "--checkpoint-every", checkpoint_every]
     command = [str(part) for part in [program("kiln"), "train", "--out", out, *model, *RUN, *length, *arguments]]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
-        highest = 0
+        highest = {}
+        children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
         while process.poll() is None:  # getrusage would count the memory of this process, which forked it
-            status = Path(f"/proc/{process.pid}/status").read_text(errors="replace")
-            found = re.search(r"VmHWM:\s*(\d+) kB", status)
-            highest = max(highest, int(found[1]) * 1024) if found else highest
+            ranks = children.read_text().split() if "--nproc" in command else [process.pid]
+            for rank in ranks:
+                highest[rank] = max(highest.get(rank, 0), highest_resident(rank))
             time.sleep(0.01)
-        return process.returncode, process.stdout.read(), highest
+        return process.returncode, process.stdout.read(), sum(highest.values())
 
 
-def planned_peak(recompute):
-    command = [program("kiln"), "plan", *MODEL, "--recompute", recompute, "--json"]
+def planned_peak(recompute, *more):
+    command = [program("kiln"), "plan", *MODEL, *more, "--recompute", recompute, "--json"]
     result = subprocess.run([str(part) for part in command], capture_output=True, text=True, timeout=60)
     assert result.returncode == 0, result.stderr
     return json.loads(result.stdout)["predicted"]["peak_bytes"]
@@ -95,6 +105,23 @@ def test_the_micro_batch_is_chosen_when_asked(budget_range, tmp_path):
     assert code == 0, output
     assert 0 < int(re.search(r"--micro-batch (\d+) ", output)[1]) < 16
     assert resident < 0.9 * least + beside
+
+
+@pytest.mark.parametrize("stage", [0, 2])
+def test_ranks_of_a_machine_share_the_budget(stage, tmp_path):
+    ranks = ["--nproc", 2, "--zero-stage", stage]
+    code, output, _ = train(tmp_path / "ample", "--memory-budget", "1T", *ranks)
+    assert code == 0, output
+    needed, tensors = needed_bytes(output)
+    one_rank = ["--gpus", 2, "--zero-stage", stage]
+    least, most = planned_peak("all", *one_rank), planned_peak("none", *one_rank)
+    budget = 2 * int((least + most) / 2 + needed - tensors + 16 * MIB)
+    code, output, resident = train(tmp_path / "run", "--memory-budget", budget, *ranks)
+    assert code == 0, output
+    assert "for each of 2 ranks" in output
+    assert re.search(r"--recompute (\S+)", output)[1] != "none"
+    print(f"| 2 ranks, stage {stage} | {budget / MIB:.0f} | {resident / MIB:.0f} |")
+    assert 0 < resident < budget
 
 
 def measured_tensors(out):

@@ -20,7 +20,8 @@ CONFIGS = {
     "odd sizes": TINY | dict(input_size=10, hidden_size=36, num_heads=3, depth=3, mlp_ratio=2.6, in_channels=3),
     "one token, one head": TINY | dict(input_size=2, num_heads=1, depth=1),
     "no null class": TINY | dict(class_dropout_prob=0.0),
-    "unconditional": TINY | dict(num_classes=0),
+    "the null class alone": TINY | dict(num_classes=0),  # the original keeps a table of one row
+    "unconditional": TINY | dict(num_classes=0, class_dropout_prob=0.0),
 }
 
 
@@ -33,15 +34,16 @@ def inputs_of(config, batch=3, seed=1):
         "grad_output": torch.randn(batch, channels * (2 if config["learn_sigma"] else 1), size, size,
                                    generator=generator),
     }
-    if config["num_classes"]:
-        last = config["num_classes"] if config["class_dropout_prob"] > 0 else config["num_classes"] - 1
-        inputs["y"] = torch.tensor([2, last, 2][:batch])  # a repeated class: its gradients add up
+    last = config["num_classes"] if config["class_dropout_prob"] > 0 else config["num_classes"] - 1
+    if last >= 0:
+        inputs["y"] = torch.tensor([min(2, last), last, min(2, last)][:batch])  # a repeated class: its gradients add up
     return inputs
 
 
-def run_torch(model, inputs):
+def run_torch(model, inputs, autocast=False):
     """Output and the gradient of every trainable parameter."""
-    output = model(inputs["x"], inputs["t"], inputs.get("y"))
+    with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+        output = model(inputs["x"], inputs["t"], inputs.get("y"))
     trainable = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
     gradients = torch.autograd.grad((output * inputs["grad_output"]).sum(), trainable.values())
     return output.detach(), dict(zip(trainable, gradients))
@@ -68,6 +70,30 @@ def test_bf16_is_close_to_f32(conformance):
     assert_close(outputs["output"], want, FORWARD_BF16)
     assert violation(outputs["output"], want, FORWARD) > 1, "it ran in f32"
     assert_gradients_close(gradients_of(outputs), want_gradients, GRADIENT_BF16, peak=False)
+
+
+@pytest.mark.parametrize("name", ["tiny", "patch 8, wide heads", "no null class"])
+def test_bf16_errs_no_more_than_autocast(conformance, name):
+    """Against f32, over all outputs and all gradients together: single elements are noise in either."""
+    config = CONFIGS[name] | dict(depth=4)
+    model = randomise_(DiT(**config)).eval()
+    inputs = inputs_of(config)
+    outputs = conformance("forward", "--backward", model="dit", config=config, weights=model.state_dict(),
+                          inputs=inputs, dtype="bf16")
+    want, want_gradients = run_torch(model, inputs)
+    theirs, their_gradients = run_torch(model, inputs, autocast=True)
+
+    def error(got, got_gradients):
+        """Relative l2 errors of the output and of the gradients, each by its own size."""
+        relative = lambda a, b: ((a.float() - b).norm() / b.norm()).item()
+        large = [key for key in want_gradients if want_gradients[key].abs().max() > 1e-3]  # others are zero in theory
+        squares = [relative(got_gradients[key], want_gradients[key]) ** 2 for key in large]
+        return relative(got, want), (sum(squares) / len(squares)) ** 0.5
+
+    ours, autocast = error(outputs["output"], gradients_of(outputs)), error(theirs, their_gradients)
+    for what, mine, other in zip(("output", "gradients"), ours, autocast):
+        assert 1e-4 < other, f"autocast computed the {what} in f32"
+        assert 0.1 * other < mine <= 1.5 * other, f"{what}: an error of {mine:.2e}, autocast's is {other:.2e}"
 
 
 @pytest.mark.parametrize("storage", [torch.float16, torch.bfloat16])
@@ -145,14 +171,15 @@ def test_training_checkpoint_uses_its_ema(conformance, tmp_path):
     assert_close(output, run_torch(ema, inputs_of(TINY))[0])
 
 
-def test_sharded_checkpoint(conformance, tmp_path):
+@pytest.mark.parametrize("ending, save", [("safetensors", save_file), ("bin", torch.save)])
+def test_sharded_checkpoint(conformance, tmp_path, ending, save):
     model = randomise_(DiT(**TINY)).eval()
-    shards = {"a-00001-of-00002.safetensors": {}, "a-00002-of-00002.safetensors": {}}
+    shards = {f"a-00001-of-00002.{ending}": {}, f"a-00002-of-00002.{ending}": {}}
     for i, (key, value) in enumerate(model.state_dict().items()):
         list(shards.values())[i % 2][key] = value
     for name, tensors in shards.items():
-        save_file(tensors, tmp_path / name)
-    index = tmp_path / "a.safetensors.index.json"
+        save(tensors, tmp_path / name)
+    index = tmp_path / f"a.{ending}.index.json"
     index.write_text(json.dumps({"weight_map": {key: name for name, tensors in shards.items() for key in tensors}}))
     output = conformance("forward", model="dit", config=TINY, weights=index, inputs=inputs_of(TINY))["output"]
     assert_close(output, run_torch(model, inputs_of(TINY))[0])
@@ -288,6 +315,10 @@ def test_models_of_later_versions_say_so(conformance):
 
 def test_drop_needs_a_null_class(conformance):
     config = TINY | dict(class_dropout_prob=0)
+    model = randomise_(DiT(**config)).eval()
+    nothing = conformance("forward", model="dit", config=config, weights=model.state_dict(),
+                          inputs=inputs_of(config) | {"drop": torch.zeros(3, dtype=torch.int64)})
+    assert_close(nothing["output"], run_torch(model, inputs_of(config))[0])
     message = conformance("forward", model="dit", config=config, weights=randomise_(DiT(**config)).state_dict(),
                           inputs=inputs_of(config) | {"drop": torch.tensor([1, 0, 0])}, expect_error=True)
     assert "no null class" in message

@@ -1,6 +1,7 @@
 """What a run says about itself while it trains: phases, the loader, the GPU's driver, a trace of some steps."""
 
 import json
+import re
 import subprocess
 
 import pytest
@@ -46,6 +47,16 @@ def run(tmp_path_factory):
     result = train(out, "--max-steps", 6, "--profile", "3:4", "--recompute", "0")
     assert result.returncode == 0, result.stderr
     return out, result.stdout
+
+
+def test_the_progress_line_tells_what_is_known(tmp_path):
+    """Batches that wait, and the time that is left once a step has been timed."""
+    result = train(tmp_path / "run", "--max-steps", 3, "--log-every", 1)
+    assert result.returncode == 0, result.stderr
+    lines = [line for line in result.stdout.splitlines() if line.startswith("step ")]
+    assert len(lines) == 3
+    assert all(re.search(r"  ready [0-4]\.\d", line) for line in lines)
+    assert [line.endswith(" left") for line in lines] == [False, True, True]
 
 
 def test_phases_and_loader_are_logged(run):

@@ -88,7 +88,7 @@ def test_a_cut_link_ends_both_sides_and_keeps_the_checkpoint(machines, tmp_path)
     for rank, error in enumerate(errors):
         assert f"rank {rank} of 2" in error and "failed after" in error, error
     assert "rank 1 no longer answers" in errors[0]
-    assert "the rendezvous at 10.213.7.1:29511 no longer answers" in errors[1]
+    assert "rank 0 no longer answers, with the rendezvous at 10.213.7.1:29511" in errors[1]
     verified = subprocess.run([program("kiln"), "inspect", str(max((tmp_path / "checkpoints").iterdir()) / "model.safetensors")],
                               capture_output=True, text=True)
     assert verified.returncode == 0, verified.stderr

@@ -1,13 +1,14 @@
 """kiln plan: refusals, the JSON object, its cost, the HTML report."""
 
 import json
+import os
 import re
 import resource
 import subprocess
 import time
 
 import pytest
-from conftest import program
+from conftest import FULL, program
 
 XL = ["--model", "DiT-XL/2", "--compute-dtype", "bf16", "--gpu", "A100-80G", "--gpus", "8"]
 
@@ -22,6 +23,8 @@ XL = ["--model", "DiT-XL/2", "--compute-dtype", "bf16", "--gpu", "A100-80G", "--
         (["--gpu", "H100", "--data", "/nonexistent"], "--data"),
         (["--gpu", "H100", "--micro-batch", "512"], "--micro-batch"),
         (["--gpu", "H100", "--html", "/nonexistent/report.html"], "/nonexistent"),
+        (["--gpu", "H100", "--price-per-gpu-hour", "-1"], "--price-per-gpu-hour"),
+        (["--gpu", "H100", "--price-per-gpu-hour", "1", "--cost-per-hour", "8"], "give one"),
     ],
 )
 def test_refuses_in_one_line(kiln, arguments, expected):
@@ -101,6 +104,64 @@ def test_recipe_and_command_line(kiln, tmp_path):
     plan = json.loads(result.stdout)
     assert plan["options"]["model"] == "DiT-B/4"
     assert plan["options"]["global-batch"] == 128
+
+
+@pytest.mark.skipif(not FULL, reason="a minute")
+def test_calibration_is_kept_and_named(tmp_path):
+    """tests/plan/calibrate_test.cpp does the same with a few seconds of it."""
+    environment = {**os.environ, "KILN_PROFILES": str(tmp_path)}
+
+    def plan(*more):
+        command = [program("kiln"), "plan", "--model", "DiT-S/8", "--global-batch", "8", "--json", *more]
+        result = subprocess.run(command, capture_output=True, text=True, env=environment)
+        assert result.returncode == 0, result.stderr
+        return json.loads(result.stdout)["machine"]
+
+    assert plan()["measured"] is False
+    for machine in (plan("--calibrate", "--device", "cpu"), plan()):
+        assert machine["measured"] is True and machine["source"].startswith("measured on ")
+    assert len(list(tmp_path.glob("*.json"))) == 1
+
+
+def options_of(kiln, *arguments):
+    result = kiln("plan", "--gpu", "T4", *arguments, "--json")
+    assert result.returncode == 0, result.stderr
+    return json.loads(result.stdout)["options"]
+
+
+def test_averages_can_be_switched_off(kiln, tmp_path):
+    assert options_of(kiln, "--ema-decay", "none")["ema-decay"] == []
+    assert options_of(kiln, "--ema-decay", "0.9,0.99")["ema-decay"] == [0.9, 0.99]
+    assert options_of(kiln, "--ema-decay", "0.9", "0.99")["ema-decay"] == [0.9, 0.99]
+    assert options_of(kiln)["ema-decay"] == [0.9999]
+    for wrong in ("", "nothing", "0.9,none"):
+        result = kiln("plan", "--gpu", "T4", "--ema-decay", wrong)
+        assert result.returncode != 0 and "--ema-decay" in result.stderr and result.stderr.count("\n") == 1, wrong
+    (tmp_path / "recipe.toml").write_text("ema-decay = []\n")
+    result = kiln("plan", "--search", "--gpu", "T4", "--gpus", 1, "--model", "DiT-S/8", "--json", "--recipe",
+                  tmp_path / "recipe.toml")  # fmt: skip
+    words = json.loads(result.stdout)["best"][0]["command"].split()
+    assert words[words.index("--ema-decay") + 1] == "none"
+    assert options_of(kiln, *words[2:], "--data", "synthetic")["ema-decay"] == []
+
+
+def test_ranks_of_a_recipe_are_planned(kiln, tmp_path):
+    recipe = tmp_path / "recipe.toml"
+    recipe.write_text("nproc = 4\nzero-stage = 1\n")
+    result = kiln("plan", "--recipe", recipe, "--gpu", "T4", "--json")
+    assert result.returncode == 0, result.stderr
+    assert json.loads(result.stdout)["gpus"] == 4
+    assert json.loads(kiln("plan", "--recipe", recipe, "--gpu", "T4", "--gpus", 2, "--json").stdout)["gpus"] == 2
+
+
+def test_the_price_has_two_names(kiln):
+    """Of each GPU or of all: a planned command can be given to train and probe as it is."""
+    costs = []
+    for price in (["--price-per-gpu-hour", 2], ["--cost-per-hour", 4]):
+        result = kiln("plan", "--gpu", "T4", "--gpus", 2, *price, "--json")
+        assert result.returncode == 0, result.stderr
+        costs.append(json.loads(result.stdout)["predicted"]["cost"])
+    assert costs[0] == costs[1] > 0
 
 
 def test_help_answers_the_newcomer(kiln):

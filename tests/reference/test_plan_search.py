@@ -70,11 +70,12 @@ def test_commands_can_be_pasted(kiln, tmp_path):
     ("arguments", "status", "expected"),
     [
         (["--search", "--model", "DiT-XL/2", "--image-size", "512", "--gpu", "T4", "--compute-dtype", "f32",
-          "--offload-optimizer", "none", "--micro-batch", "64"], 0, "nothing fits"),
+          "--gpus", "1", "--micro-batch", "256"], 0, "nothing fits"),
         (["--search", *SMALL, "--deadline-days", "0.0001"], 0, "nothing that fits takes at most 0.0001 days"),
         (["--search", *SMALL, "--max-cost", "5"], 1, "--price-per-gpu-hour"),
         (["--search", "--gpu", "T5"], 1, "T4"),
         (["--table", "prices"], 1, "sizes"),
+        (["--search", *SMALL[:-2], "--cost-per-hour", "5"], 1, "--price-per-gpu-hour"),
     ],
 )  # fmt: skip
 def test_answers_in_one_line(kiln, arguments, status, expected):
@@ -83,6 +84,22 @@ def test_answers_in_one_line(kiln, arguments, status, expected):
     text = result.stdout + result.stderr
     assert expected in text
     assert text.count("\n") == 1
+
+
+def test_a_search_writes_the_report_of_what_it_finds(kiln, tmp_path):
+    report = tmp_path / "search.html"
+    result = kiln("plan", "--search", *SMALL, "--html", report, "--json")
+    assert result.returncode == 0, result.stderr
+    html = report.read_text()
+    assert html.count("<svg") >= 2 and "DiT-S/4" in html
+    assert f": {json.loads(result.stdout)['best'][0]['needed_bytes'] / 2**30:.2f} of " in html
+
+
+@pytest.mark.parametrize("arguments", [["--json"], ["--html", "table.html"]])
+def test_a_table_is_printed_as_it_is(kiln, arguments, tmp_path):
+    result = kiln("plan", "--table", "quoted", *[tmp_path / part if "." in part else part for part in arguments])
+    assert result.returncode != 0 and result.stderr.count("\n") == 1
+    assert "--table" in result.stderr and arguments[0] in result.stderr and not list(tmp_path.iterdir())
 
 
 def test_pages_hold_what_the_program_says():

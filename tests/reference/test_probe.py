@@ -1,10 +1,11 @@
 """kiln probe: a few real steps beside the plan, on one machine and without leaving anything."""
 
 import json
+import re
 import subprocess
 
 import pytest
-from conftest import program
+from conftest import FULL, program
 
 OPTIONS = ["--model", "dit", "--hidden-size", 48, "--depth", 2, "--num-heads", 3, "--patch-size", 2, "--num-classes", 4,
            "--data", "synthetic", "--image-size", 64, "--global-batch", 8, "--device", "cpu", "--peak-tflops", 1]
@@ -58,9 +59,37 @@ def test_whole_run_is_extrapolated(probed):
     assert whole["cost"] == pytest.approx(whole["days"] * 24 * 2)
 
 
+def test_the_price_of_a_gpu_is_taken_too(tmp_path):
+    result = run("probe", "--steps", 3, "--json", "--price-per-gpu-hour", 3, "--max-steps", 1000, temporary=tmp_path)
+    assert result.returncode == 0, result.stderr
+    whole = json.loads(result.stdout)["extrapolated"]
+    assert whole["cost"] == pytest.approx(whole["days"] * 24 * 3)
+
+
+def test_a_batch_too_large_for_one_pass_is_divided(tmp_path):
+    """Without --micro-batch; with it, what does not fit is refused."""
+    large = ["--global-batch", 4096, "--memory-budget", "420M", "--steps", 1]
+    result = run("probe", *large, "--json", temporary=tmp_path)
+    assert result.returncode == 0, result.stderr
+    chosen = int(re.search(r"--micro-batch (\d+) ", result.stderr)[1])
+    assert 0 < chosen < 4096
+    assert json.loads(result.stdout)["measured"]["peak_bytes"] < 420 << 20
+    result = run("probe", *large, "--micro-batch", 4096, temporary=tmp_path)
+    assert result.returncode != 0 and "this fits" in result.stderr
+
+
+@pytest.mark.skipif(not FULL, reason="minutes: 256 images a step on a CPU")
+def test_the_plain_command_works_anywhere(kiln, tmp_path):
+    result = kiln("probe", "--data", "synthetic", "--device", "cpu", "--steps", 4, "--json", timeout=3600)
+    assert result.returncode == 0, result.stderr
+    probed = json.loads(result.stdout)
+    assert probed["measured"]["peak_bytes"] == pytest.approx(probed["predicted"]["peak_bytes"], rel=0.03)
+
+
 def test_table_for_people():
     result = run("probe", "--steps", 3)
     assert result.returncode == 0, result.stderr
+    assert "not run by a probe: resume\n" in result.stdout
     for text in ("peak memory", "memory of activations", "memory in load", "memory in checkpoint", "time of backward", "steps/s", "waiting for data", "the whole run"):
         assert text in result.stdout, text
 

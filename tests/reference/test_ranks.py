@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import program
-from safetensors.torch import load_file
+from conftest import program, run_program
+from safetensors.torch import load_file, save_file
 from test_extract import SIZE, write_pictures
 
 OPTIONS = {"--model": "dit", "--hidden-size": 48, "--depth": 2, "--num-heads": 3, "--patch-size": 2, "--num-classes": 7,
@@ -164,7 +164,10 @@ def test_a_stop_signal_checkpoints_all_ranks(alone, tmp_path, target):
 def test_a_killed_rank_is_named_and_ends_the_others(tmp_path, victim):
     process = start(command(tmp_path, ENDLESS, "--nproc", 3, "--zero-stage", 2 + victim, "--checkpoint-every", 3))
     wait_for_steps(process, tmp_path, 4)
+    deadline = time.monotonic() + 60
     while not list(tmp_path.glob("checkpoints/step-*/train_state.json")):  # written while training goes on
+        assert process.poll() is None, process.communicate()[1]
+        assert time.monotonic() < deadline
         time.sleep(0.01)
     ranks = processes_under(process.pid)
     os.kill(ranks[victim], signal.SIGKILL)
@@ -178,6 +181,23 @@ def test_a_killed_rank_is_named_and_ends_the_others(tmp_path, victim):
     reached = lines_of(tmp_path)[-1]["step"]
     resumed = train(tmp_path, reached + 2, "--nproc", 2)
     assert resumed.returncode == 0 and "resuming" in resumed.stdout, resumed.stderr
+
+
+def test_the_launcher_blames_the_killed_rank_not_those_that_missed_it(tmp_path):
+    """Though it hears of both at once."""
+    process = start(command(tmp_path, ENDLESS, "--nproc", 2))
+    wait_for_steps(process, tmp_path, 3)
+    ranks = processes_under(process.pid)
+    process.send_signal(signal.SIGSTOP)
+    os.kill(ranks[1], signal.SIGKILL)
+    deadline = time.monotonic() + 60
+    while is_running(ranks[0]):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    process.send_signal(signal.SIGCONT)
+    _, stderr = process.communicate(timeout=30)
+    assert process.returncode == 1
+    assert "rank 1 of 2 was killed by signal 9" in stderr.splitlines()[-1], stderr
 
 
 def test_a_stopped_rank_is_named_by_the_watchdog(tmp_path):
@@ -210,11 +230,60 @@ def free_port():
         return listener.getsockname()[1]
 
 
+def processes_by_hand(arguments_of_ranks, world_size):
+    """Rank 0 hosts the rendezvous."""
+    port = free_port()
+    return [start(arguments, RANK=rank, WORLD_SIZE=world_size, LOCAL_RANK=rank, LOCAL_WORLD_SIZE=world_size,
+                  MASTER_ADDR="127.0.0.1", MASTER_PORT=port) for rank, arguments in enumerate(arguments_of_ranks)]
+
+
 def start_by_hand(arguments_of_ranks):
-    port, world_size = free_port(), len(arguments_of_ranks)
-    processes = [start(arguments, RANK=rank, WORLD_SIZE=world_size, LOCAL_RANK=rank, LOCAL_WORLD_SIZE=world_size,
-                       MASTER_ADDR="127.0.0.1", MASTER_PORT=port) for rank, arguments in enumerate(arguments_of_ranks)]
+    processes = processes_by_hand(arguments_of_ranks, len(arguments_of_ranks))
     return [(process.communicate(timeout=60), process.returncode) for process in processes]
+
+
+def test_rank_0_that_dies_with_the_rendezvous_is_named(tmp_path):
+    processes = processes_by_hand([command(tmp_path, ENDLESS, "--zero-stage", 2)] * 2, 2)
+    wait_for_steps(processes[0], tmp_path, 3)
+    processes[0].kill()
+    _, stderr = processes[1].communicate(timeout=30)
+    processes[0].communicate(timeout=30)
+    assert processes[1].returncode == 1
+    assert "rank 0 no longer answers, with the rendezvous at 127.0.0.1:" in stderr, stderr
+
+
+def test_a_rank_that_does_not_come_is_named(tmp_path):
+    processes = processes_by_hand([command(tmp_path, 5, "--collective-timeout", 4)] * 2, 4)
+    errors = [process.communicate(timeout=60)[1] for process in processes]
+    assert [process.returncode for process in processes] == [1, 1]
+    for rank, error in enumerate(errors):
+        assert f"rank {rank} of 4 did not meet the others" in error and len(error.splitlines()) == 1, error
+        assert "ranks 2, 3 did not come within 4 s" in error, error
+    assert not (tmp_path / "log.jsonl").exists()
+
+
+def test_an_option_that_is_impossible_on_one_rank_ends_all_at_once(tmp_path):
+    on_disk = ["--offload-optimizer", "nvme", "--zero-stage", 1, "--nvme-path"]
+    begin = time.monotonic()
+    for (_, stderr), code in start_by_hand([command(tmp_path, 5, *on_disk, path) for path in (tmp_path, tmp_path / "absent")]):
+        assert code == 1
+        assert "rank 1 of 2: --nvme-path expects a folder that exists" in stderr.splitlines()[-1], stderr
+    assert time.monotonic() - begin < 30
+
+
+def test_weights_that_differ_among_ranks_are_named(alone, tmp_path):
+    weights = load_file(alone / f"checkpoints/step-{STEPS:08}/model.safetensors")
+    for name in ("one", "same", "other"):
+        save_file(weights if name != "other" else {key: tensor + 1e-3 for key, tensor in weights.items()},
+                  tmp_path / f"{name}.safetensors")
+
+    def train_with(name):
+        return start_by_hand([command(tmp_path / name, 2, "--weights", tmp_path / f"{file}.safetensors")
+                              for file in ("one", name)])
+
+    for (_, stderr), code in train_with("other"):
+        assert code == 1 and "the content of --weights is" in stderr, stderr
+    assert [code for _, code in train_with("same")] == [0, 0]
 
 
 @pytest.mark.parametrize("option,values", [("--lr", (1e-3, 2e-3)), ("--micro-batch", (0, 2)), ("--zero-stage", (0, 1)),
@@ -236,6 +305,39 @@ def test_data_that_differ_among_ranks_are_named(tmp_path):
     results = start_by_hand([command(tmp_path / "run", 5, *common, tmp_path / f"pictures-{count}") for count in (6, 7)])
     for (_, stderr), code in results:
         assert code == 1 and "the content of --data" in stderr, stderr
+
+
+def test_a_run_folder_in_use_is_refused_and_a_killed_run_lets_go_of_it(tmp_path):
+    process = start(command(tmp_path, ENDLESS, "--checkpoint-every", 3))
+    wait_for_steps(process, tmp_path, 5)
+    second = train(tmp_path, ENDLESS)
+    assert second.returncode == 1 and len(second.stderr.splitlines()) == 1
+    assert f"{tmp_path} is being written by another kiln train" in second.stderr
+    assert f"(process {process.pid} on " in second.stderr
+    wait_for_steps(process, tmp_path, len(lines_of(tmp_path)) + 2)  # unharmed
+    process.kill()
+    process.communicate(timeout=30)
+    assert train(tmp_path, lines_of(tmp_path)[-1]["step"] + 1).returncode == 0
+
+
+def test_damaged_checkpoints_are_told_and_never_started_over(tmp_path):
+    assert train(tmp_path, 4, "--checkpoint-every", 2).returncode == 0
+    states = [tmp_path / f"checkpoints/step-{step:08}/model.safetensors" for step in (2, 4)]
+    size = states[1].stat().st_size
+    os.truncate(states[1], size - 1)
+    converted = run_program("kiln", "convert", "--in", tmp_path, "--out", tmp_path / "model.safetensors")
+    assert converted.returncode == 0 and f"has {size - 1} bytes, expected {size}" in converted.stderr
+    resumed = train(tmp_path, 5, "--checkpoint-every", 0)
+    assert resumed.returncode == 0, resumed.stderr
+    assert f"model.safetensors of {states[1].parent} has {size - 1} bytes, expected {size}" in resumed.stderr
+    assert "resuming" in resumed.stdout and "from step 2 " in resumed.stdout
+    for state in (states[0], tmp_path / "checkpoints/step-00000005/model.safetensors"):
+        state.unlink()
+    log = (tmp_path / "log.jsonl").read_text()
+    refused = train(tmp_path, 5)
+    assert refused.returncode == 1 and len(refused.stderr.splitlines()) == 1, refused.stderr
+    assert f"none of the 3 checkpoints of {tmp_path} is whole" in refused.stderr
+    assert (tmp_path / "log.jsonl").read_text() == log
 
 
 def test_an_error_of_one_rank_ends_all_and_is_told(tmp_path):

@@ -166,6 +166,19 @@ def test_an_interrupted_npz_goes_on_with_other_ranks(kiln, weights, tmp_path):
     assert np.abs(got - want).max() <= 1
 
 
+def test_other_builds_are_refused_on_every_rank(kiln, weights, tmp_path):
+    """A copy of the program whose name says that it is another build."""
+    build = kiln("--version").stdout.split()[1]
+    other = tmp_path / "kiln"
+    other.write_bytes(program("kiln").read_bytes().replace(build.encode(), build[:-3].encode() + b"zzz"))
+    other.chmod(0o755)
+    write_pictures(tmp_path / "in", 3)
+    for arguments in (extract_arguments(tmp_path / "in", tmp_path / "store", "pixels"), sample_arguments(weights, tmp_path / "out")):
+        for (_, stderr), code in start_by_hand([[program("kiln"), *arguments], [other, *arguments]]):
+            assert code == 1 and "mixed versions or options among ranks: kiln is" in stderr, stderr
+    assert not (tmp_path / "store").exists() and not (tmp_path / "out").exists()
+
+
 def test_other_settings_are_refused_on_every_rank(weights, tmp_path):
     commands = [[program("kiln"), *sample_arguments(weights, tmp_path / "out", "--seed", 1)] for _ in range(2)]
     assert [code for _, code in start_by_hand(commands)] == [0, 0]

@@ -90,7 +90,7 @@ def test_dropped_labels_are_the_null_class(conformance):
 
 
 def test_unconditional_models_are_sampled_without_guidance(conformance):
-    config, model = tiny_model(num_classes=0)
+    config, model = tiny_model(num_classes=0, class_dropout_prob=0.0)
     noise = torch.randn(2, 4, 8, 8, generator=torch.Generator().manual_seed(5))
     call = lambda scale, **options: conformance(
         "sample", model="dit", model_config=config, weights=model.state_dict(),
@@ -259,6 +259,34 @@ def test_weights_of_another_shape_are_listed(kiln, weights, tmp_path):
     stderr = sample(kiln, "--weights", path, "--model", "dit", "--model-config", json.dumps(config | dict(depth=3)),
                     "--autoencoder", "pixels", "--out", tmp_path / "out", ok=False)
     assert "blocks.2" in stderr and str(path) in stderr
+
+
+def test_weights_tell_what_the_config_leaves_open(kiln, tmp_path):
+    """Channels and a learned sigma; three channels are pixels. Never the number of classes: it is the null class."""
+    config, model = tiny_model(**PIXELS, learn_sigma=False)
+    save_file(model.state_dict(), tmp_path / "w.safetensors")
+    common = ["--weights", tmp_path / "w.safetensors", "--model", "dit", "--num-images", 2, "--num-sampling-steps", 3]
+    (tmp_path / "all.json").write_text(json.dumps(config))
+    sample(kiln, *common, "--model-config", tmp_path / "all.json", "--autoencoder", "pixels", "--out", tmp_path / "told")
+    left = {key: value for key, value in config.items() if key not in ("in_channels", "learn_sigma")}
+    stderr = sample(kiln, *common, "--model-config", json.dumps(left), "--out", tmp_path / "asked")
+    assert "taken for pixels" in stderr
+    told, asked = pictures(tmp_path / "told"), pictures(tmp_path / "asked")
+    assert len(told) == 2 and all(np.array_equal(told[name], asked[name]) for name in told)
+    stderr = sample(kiln, *common, "--model-config", json.dumps(left | dict(num_classes=7)), "--out", tmp_path / "no",
+                    ok=False)
+    assert """--model-config '{"num_classes": 4}'""" in stderr and len(stderr.strip().splitlines()) == 1
+
+
+def test_an_npz_of_other_settings_is_refused(kiln, run_folder, tmp_path):
+    common = ["--run", run_folder, "--num-images", 2, "--num-sampling-steps", 3, "--npz", tmp_path / "all.npz"]
+    sample(kiln, *common, "--out", tmp_path / "a")
+    before = (tmp_path / "all.npz").read_bytes()
+    message = sample(kiln, *common, "--seed", 1, "--out", tmp_path / "b", ok=False)
+    assert "all.npz holds images drawn with other settings" in message and len(message.strip().splitlines()) == 1
+    assert not list((tmp_path / "b").iterdir())
+    assert (tmp_path / "all.npz").read_bytes() == before
+    sample(kiln, *common, "--out", tmp_path / "c")  # the same ones: nothing to add
 
 
 def test_latents_need_their_autoencoder(kiln, run_folder, tmp_path):

@@ -195,6 +195,8 @@ def test_a_predicted_sigma_is_dropped(conformance, sampler):
 
 def space(respacing):
     """The respacings' values, from the papers' definition."""
+    if not respacing:
+        return list(range(1000))
     if respacing.startswith("ddim"):
         count = int(respacing[4:])
         return next(list(range(0, 1000, s)) for s in range(1, 1000) if len(range(0, 1000, s)) == count)
@@ -211,7 +213,7 @@ def space(respacing):
 
 
 @pytest.mark.parametrize("respacing", ["1", "2", "10", "27", "250", "1000", "3,5,8", "10,10,10", "1,1", "ddim25",
-                                       "ddim50", "ddim1000"])
+                                       "ddim50", "ddim1000", ""])
 def test_iddpm_respacing(conformance, respacing):
     want = space(respacing)[::-1]
     inputs = draws(len(want), channels=1, out_channels=2, size=1, batch=1)
@@ -308,7 +310,7 @@ def test_iddpm_ddim_equation(conformance, config):
     (dict(type="iddpm", steps="ddim900"), "no integer stride"),
     (dict(type="iddpm", steps="1001"), "1001"),
     (dict(type="iddpm", steps="ten"), "ten"),
-    (dict(type="iddpm", steps=""), "steps"),
+    (dict(type="iddpm", steps="3,,5"), "steps"),
     (dict(type="iddpm"), "steps"),
     (dict(type="ddim", steps=0), "steps"),
     (dict(type="ddim", steps=2000), "1000"),

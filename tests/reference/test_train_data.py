@@ -1,8 +1,10 @@
 """kiln train on stores and on pictures: what fits, what is refused and how, resuming within an epoch, sample grids."""
 
 import json
+import shutil
 
 import pytest
+import torch
 from PIL import Image
 from test_extract import SIZE, arguments, tiny_vae, write_pictures  # noqa: F401 (a fixture)
 
@@ -60,6 +62,19 @@ def test_encoding_while_training_is_training_on_the_store(train, pictures, store
     assert losses(tmp_path / "online") == pytest.approx(losses(tmp_path / "store"), rel=2e-4)
 
 
+def test_the_autoencoder_is_part_of_the_plan_and_of_what_is_measured(train, pictures, tiny_vae, tmp_path):
+    """Its weights are on the device in every step: predicted from its own config, measured, and no finding."""
+    result = train(pictures, tmp_path, 3, "--autoencoder", tiny_vae[0], "--micro-batch", 2)
+    assert result.returncode == 0, result.stderr
+    comparison = json.loads((tmp_path / "plan.json").read_text())
+    predicted, measured = comparison["predicted"], comparison["measured"]
+    weights = sum(4 * weight.numel() for weight in tiny_vae[1].parameters())
+    assert predicted["by_kind"]["autoencoder"] == measured["by_kind"]["autoencoder"] == weights
+    assert measured["peak_bytes"] == pytest.approx(predicted["peak_bytes"], rel=0.03)
+    assert measured["by_phase"]["extract"] > 0
+    assert not [finding for finding in comparison["findings"] if "memory" in finding]
+
+
 def test_sample_grids_are_decoded(train, stores, tiny_vae, tmp_path):
     result = train(stores / "latents", tmp_path, 2, "--sample-every", 2, "--num-samples", 4, "--num-sampling-steps", 2,
                    "--autoencoder", tiny_vae[0])
@@ -70,6 +85,25 @@ def test_sample_grids_are_decoded(train, stores, tiny_vae, tmp_path):
     assert "data:image/png;base64," in report and "<svg" in report and "http" not in report.replace("http-equiv", "")
 
 
+def test_model_settings_may_lie_in_a_file(train, stores, tmp_path):
+    settings = tmp_path / "settings.json"
+    settings.write_text('{\n  "mlp_ratio": 2\n}')
+    result = train(stores / "pixels", tmp_path / "run", 1, "--model-config", settings)
+    assert result.returncode == 0, result.stderr
+    assert json.loads((tmp_path / "run" / "config.json").read_text())["model_config"]["mlp_ratio"] == 2
+    settings.unlink()  # the run keeps what was in it
+    result = train(stores / "pixels", tmp_path / "run", 2, "--model-config", '{"mlp_ratio": 2}')
+    assert result.returncode == 0, result.stderr
+    assert_refused(train(stores / "pixels", tmp_path / "new", 1, "--model-config", settings), "--model-config", "file")
+
+
+def write_other_vae(folder, like):
+    from diffusers import AutoencoderKL
+
+    torch.manual_seed(5)
+    AutoencoderKL.from_config(AutoencoderKL.load_config(like)).save_pretrained(folder)
+
+
 def assert_refused(result, *parts):
     assert result.returncode == 1
     assert len(result.stderr.strip().splitlines()) == 1, result.stderr
@@ -77,18 +111,44 @@ def assert_refused(result, *parts):
         assert part in result.stderr
 
 
-def test_a_store_that_does_not_fit_is_refused_with_the_remedy(train, pictures, stores, tiny_vae, tmp_path):
-    from diffusers import AutoencoderKL
+def test_a_store_knows_where_its_autoencoder_lies(kiln, train, pictures, tiny_vae, tmp_path):
+    """Extract, train and sample with the fewest options; the run says what it misses when the autoencoder moved."""
+    vae = tmp_path / "vae"
+    shutil.copytree(tiny_vae[0], vae)
+    result = kiln(*arguments(pictures, tmp_path / "store", vae))
+    assert result.returncode == 0, result.stderr
+    grids = ["--sample-every", 2, "--num-samples", 2, "--num-sampling-steps", 2]
+    result = train(tmp_path / "store", tmp_path / "run", 2, *grids)
+    assert result.returncode == 0, result.stderr
+    assert (tmp_path / "run" / "samples" / "step-00000002.png").exists()
+    sample = lambda out, *more: kiln("sample", "--run", tmp_path / "run", "--num-images", 2, "--num-sampling-steps", 2,
+                                     "--out", tmp_path / out, *more)
+    result = sample("a")
+    assert result.returncode == 0, result.stderr
+    assert len(list((tmp_path / "a").glob("0*.png"))) == 2
 
+    vae.rename(tmp_path / "moved")
+    assert_refused(sample("b"), f"{vae} does not exist", "--autoencoder")
+    assert sample("b", "--autoencoder", tmp_path / "moved").returncode == 0
+    assert_refused(train(tmp_path / "store", tmp_path / "new", 2, *grids), f"{vae} does not exist any more",
+                   "--autoencoder")
+    assert train(tmp_path / "store", tmp_path / "new", 2).returncode == 0  # without grids nothing is decoded
+    # The hint is no setting: the same autoencoder elsewhere continues, and finds the store complete.
+    assert kiln(*arguments(pictures, tmp_path / "store", tmp_path / "moved")).returncode == 0
+
+    write_other_vae(vae, tiny_vae[0])
+    assert_refused(sample("c"), f"{vae} holds another autoencoder", "--autoencoder")
+    assert_refused(train(tmp_path / "store", tmp_path / "other", 2, *grids), "another autoencoder", str(vae))
+
+
+def test_a_store_that_does_not_fit_is_refused_with_the_remedy(train, pictures, stores, tiny_vae, tmp_path):
     out = tmp_path / "run"
     assert_refused(train(stores / "pixels", out, 1, "--image-size", 64), "--image-size 64", "--image-size 32")
     assert_refused(train(stores / "pixels", out, 1, "--num-classes", 2), "--num-classes 2", "3 classes")
     assert_refused(train(stores / "pixels", out, 1, "--autoencoder", tiny_vae[0]), "pixels", "--autoencoder")
-    other = AutoencoderKL.from_config(AutoencoderKL.load_config(tiny_vae[0]))
-    other.save_pretrained(tmp_path / "other")
+    write_other_vae(tmp_path / "other", tiny_vae[0])
     assert_refused(train(stores / "latents", out, 1, "--autoencoder", tmp_path / "other"), "another autoencoder",
                    "extract again")
-    assert_refused(train(stores / "latents", out, 1, "--sample-every", 1), "--sample-every", "--autoencoder")
     assert_refused(train(stores / "pixels", out, 1, "--sample-every", 1, "--sample-classes", 3), "--sample-classes")
     assert_refused(train(pictures, out, 1), "kiln extract", "--autoencoder")
     assert not list(out.glob("checkpoints/*"))

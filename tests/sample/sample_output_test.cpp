@@ -155,6 +155,17 @@ TEST_F(Output, RefusesAnotherRunsFolder) {
   EXPECT_THAT(message_of([&] { SampleOutput(options_, names()); }), HasSubstr("sampler, seed"));
 }
 
+TEST_F(Output, RefusesAnotherRunsNpz) {
+  { SampleOutput(options_, names()).add(0, picture(0)); }
+  fs::remove_all(options_.folder);  // the images are gone, their copy in the npz is not
+  options_.settings["seed"] = 2;
+  EXPECT_THAT(message_of([&] { SampleOutput(options_, names()); }),
+              ::testing::AllOf(HasSubstr("images.npz.partial"), HasSubstr("other settings")));
+  EXPECT_TRUE(fs::is_empty(options_.folder));  // so that the first run can go on
+  options_.settings["seed"] = 1;
+  EXPECT_THAT(SampleOutput(options_, names()).missing(), ElementsAre(0, 1, 2, 3, 4));
+}
+
 TEST_F(Output, MoreImagesOfTheSameSettingsExtendAFolder) {
   options_.npz.clear();
   { SampleOutput(options_, names()).add(0, picture(0)); }

@@ -1,7 +1,7 @@
 // From noise to pictures: independence of the batch, guidance, rounding.
 #include "sample/sampler_loop.h"
+#include "core/aten.h"
 
-#include <ATen/ATen.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 

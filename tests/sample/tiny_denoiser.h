@@ -1,9 +1,9 @@
 // A small DiT whose weights are all random, so that no path is switched off by a zero.
 #pragma once
-#include <ATen/ATen.h>
 
 #include <memory>
 
+#include "core/aten.h"
 #include "models/registry.h"
 
 namespace kiln {

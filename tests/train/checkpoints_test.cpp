@@ -1,8 +1,8 @@
 // Checkpoints of divided state over real ranks: any stage and number of ranks writes the same bytes, and
 // resumes what any other wrote.
 #include "train/checkpoints.h"
+#include "core/aten.h"
 
-#include <ATen/ATen.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -163,6 +163,32 @@ TEST_F(Checkpoints, TrainingGoesOnWhateverDivisionResumes) {
   }
 }
 
+// Two machines of two ranks, each with all of the state: they resume what one rank saved, save it again in
+// the same bytes, and go on like it.
+TEST_F(Checkpoints, MachinesThatHoldCopiesSaveAndResume) {
+  double expected = 0;
+  TinyTraining alone(options_of({}, std::make_shared<ProcessGroup>(), run_, at::kBFloat16));
+  for (int64_t i = 0; i < 2; ++i) step(alone, i);
+  const std::string saved = save_checkpoint(run_, *alone.state, *alone.optimizer, {.step = 2});
+  for (int64_t i = 2; i < 5; ++i) expected = step(alone, i).loss;
+  for (int64_t stage = 1; stage <= 3; ++stage) {
+    test::on_nodes({2, 2}, [&](const std::shared_ptr<ProcessGroup>& group) {
+      TinyOptions options = options_of({4, stage}, group, run_, at::kBFloat16);
+      options.zero.shard_within_node = true;
+      TinyTraining tiny(options);
+      step(tiny, 17);  // whatever it was before
+      load_checkpoint(saved, *tiny.state, *tiny.optimizer);
+      const std::string again = save_checkpoint(run_, *tiny.state, *tiny.optimizer, {.step = 10 + stage});
+      if (group->rank() == 0) {
+        EXPECT_EQ(tensors_of(again), tensors_of(saved)) << stage;
+      }
+      double loss = 0;
+      for (int64_t i = 2; i < 5; ++i) loss = step(tiny, i).loss;
+      EXPECT_NEAR(loss / expected, 1, 5e-3) << stage;
+    });
+  }
+}
+
 TEST_F(Checkpoints, OtherDenoisersGetWholeWeights) {
   TinyTraining whole(options_of({}, std::make_shared<ProcessGroup>(), run_));
   const auto expected = whole.denoiser->parameters();
@@ -269,6 +295,30 @@ TEST_F(Checkpoints, ADiskThatIsFullForOneRankIsAnErrorOfAll) {
       EXPECT_THAT(error, HasSubstr("No space left on device: free some space"));
     }
     EXPECT_EQ(num_entries(run_ / "checkpoints"), 0u);
+  }
+}
+
+// Starting again from step 0 in their place would overwrite the log of the run.
+TEST_F(Checkpoints, OnlyDamagedOnesAreAnErrorOfEveryRank) {
+  {
+    TinyTraining tiny(options_of({}, std::make_shared<ProcessGroup>(), run_));
+    for (const int64_t number : {1, 2}) save_checkpoint(run_, *tiny.state, *tiny.optimizer, {.step = number});
+  }
+  const auto look = [&] {
+    return errors_of_ranks(2, [&](const std::shared_ptr<ProcessGroup>& group) {
+      EXPECT_EQ(newest_checkpoint(run_, *group)->step, 1);
+    });
+  };
+  const fs::path first = checkpoint_folder(run_, 1), second = checkpoint_folder(run_, 2);
+  fs::resize_file(second / kModelFile, 12);
+  EXPECT_THAT(look(), ::testing::Each(""));
+  fs::remove(first / kModelFile);
+  for (const std::string& error : look()) {
+    EXPECT_THAT(error, HasSubstr("none of the 2 checkpoints of " + run_.string() + " is whole"));
+    EXPECT_THAT(error, HasSubstr(first.string() + " lacks model.safetensors"));
+    EXPECT_THAT(error, HasSubstr("model.safetensors of " + second.string() + " has 12 bytes, expected"));
+    EXPECT_THAT(error, HasSubstr("restore one, or remove"));
+    EXPECT_THAT(error, Not(HasSubstr("\n")));
   }
 }
 

@@ -11,6 +11,7 @@
 
 #include "core/allocations.h"
 #include "core/error.h"
+#include "models/autoencoders/autoencoder_kl.h"
 #include "parallel/nvml.h"
 #include "test_files.h"
 #include "train/observer_group.h"
@@ -248,7 +249,11 @@ TEST(StepMeasurement, MeasuresASteadyStep) {
   test::TinyTraining tiny({});
   ObserverGroup observers;
   tiny.step->observe(&observers);
-  StepMeasurement measurement(at::kCPU, 8, *tiny.state, observers);
+  const AutoencoderKl autoencoder({.block_out_channels = {32}, .layers_per_block = 1}, {});
+  int64_t autoencoder_bytes = 0;
+  for (const auto& weight : autoencoder.parameters())
+    autoencoder_bytes += static_cast<int64_t>(weight->value.nbytes());
+  StepMeasurement measurement(at::kCPU, 8, *tiny.state, &autoencoder, observers);
   int64_t counted_peak = 0;
   for (int step = 1; step <= 5; ++step) {
     const StepBatch batch = tiny.batch(8, static_cast<uint64_t>(step));
@@ -264,12 +269,13 @@ TEST(StepMeasurement, MeasuresASteadyStep) {
   }
   const StepFigures figures = measurement.figures();
   EXPECT_EQ(figures.num_steps, 3);
+  const std::set<std::string> lasting = {"master", "moments", "ema", "gradients", "constants", "autoencoder"};
   int64_t by_kind = 0, persistent = 0;
   for (const auto& [kind, bytes] : figures.by_kind) {
     by_kind += bytes;
-    if (kind == "master" || kind == "moments" || kind == "ema" || kind == "gradients" || kind == "constants")
-      persistent += bytes;
+    if (lasting.contains(kind)) persistent += bytes;
   }
+  EXPECT_EQ(figures.by_kind.at("autoencoder"), autoencoder_bytes);
   EXPECT_EQ(by_kind, figures.peak_bytes);
   EXPECT_EQ(figures.peak_bytes - persistent, counted_peak);
   EXPECT_FALSE(figures.curve.points.empty());

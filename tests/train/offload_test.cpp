@@ -1,6 +1,5 @@
 // Where the optimizer's state lies changes no bit of what is trained, and what lies on a disk takes no memory
 // but its three buffers.
-#include <ATen/ATen.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <unistd.h>
@@ -8,6 +7,7 @@
 #include <limits>
 #include <map>
 
+#include "core/aten.h"
 #include "parallel/host_exchange.h"
 #include "parallel/rank_threads.h"
 #include "test_files.h"

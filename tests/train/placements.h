@@ -1,11 +1,11 @@
 // Tiny trainings whose state is somewhere, and what they train.
 #pragma once
-#include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
 #include <filesystem>
 
 #include "core/allocations.h"
+#include "core/aten.h"
 #include "core/dry_run.h"
 #include "train/memory_recorder.h"
 #include "train/tiny_model.h"

@@ -12,16 +12,20 @@ namespace {
 
 using test::message_of;
 
+struct RankSettings {
+  TrainOptions options{};
+  std::string build = "0.1.0+7c1e0a94b2d3";
+  at::Device device = at::kCPU;
+};
+
 // What each of two ranks is told, when rank 1 differs by `change`.
-std::vector<std::string> messages_of_two(
-    const std::function<void(TrainOptions&, std::string& build)>& change) {
+std::vector<std::string> messages_of_two(const std::function<void(RankSettings&)>& change) {
   std::vector<std::string> messages(2);
   test::on_ranks(2, [&](const std::shared_ptr<ProcessGroup>& group) {
-    TrainOptions options;
-    std::string build = "0.1.0+7c1e0a94b2d3";
-    if (group->rank() == 1) change(options, build);
+    RankSettings settings;
+    if (group->rank() == 1) change(settings);
     try {
-      require_same_run(*group, options, build);
+      require_same_run(*group, settings.options, settings.build, settings.device);
     } catch (const Error& error) {
       messages[static_cast<size_t>(group->rank())] = error.what();
     }
@@ -31,7 +35,7 @@ std::vector<std::string> messages_of_two(
 
 TEST(RunRanks, NamesMixedBuilds) {
   for (const std::string& message :
-       messages_of_two([](TrainOptions&, std::string& build) { build = "0.1.0+99f04b61aa05"; }))
+       messages_of_two([](RankSettings& settings) { settings.build = "0.1.0+99f04b61aa05"; }))
     EXPECT_EQ(message,
               "[ranks] mixed versions or options among ranks: kiln is \"0.1.0+7c1e0a94b2d3\" on rank 0 and "
               "\"0.1.0+99f04b61aa05\" on rank 1: start all ranks with the same command");
@@ -39,14 +43,22 @@ TEST(RunRanks, NamesMixedBuilds) {
 
 TEST(RunRanks, NamesTheOptionThatDiffers) {
   for (const std::string& message :
-       messages_of_two([](TrainOptions&options, std::string&) { options.lr = 0.5; }))
+       messages_of_two([](RankSettings& settings) { settings.options.lr = 0.5; }))
     EXPECT_THAT(message, testing::HasSubstr("--lr is 0.0001 on rank 0 and 0.5 on rank 1"));
 }
 
+// --device auto where only one machine has a GPU.
+TEST(RunRanks, NamesOtherKindsOfDevices) {
+  for (const std::string& message :
+       messages_of_two([](RankSettings& settings) { settings.device = at::kCUDA; }))
+    EXPECT_THAT(message,
+                testing::HasSubstr("the device (--device) is \"cpu\" on rank 0 and \"cuda\" on rank 1"));
+}
+
 TEST(RunRanks, MachinesMayDifferInWhatIsTheirOwn) {
-  EXPECT_THAT(messages_of_two([](TrainOptions& options, std::string&) {
-                options.data = "/elsewhere/store";
-                options.loader_threads = 7;
+  EXPECT_THAT(messages_of_two([](RankSettings& settings) {
+                settings.options.data = "/elsewhere/store";
+                settings.options.loader_threads = 7;
               }),
               testing::Each(""));
 }

@@ -1,11 +1,11 @@
 // A small denoiser with skip connections, as a U-Net has them: what one segment puts aside, a later one takes
 // up.
 #pragma once
-#include <ATen/ATen.h>
 
 #include <memory>
 #include <string>
 
+#include "core/aten.h"
 #include "models/model.h"
 
 namespace kiln::test {

@@ -1,7 +1,7 @@
 // The segment walk against one autograd pass over the whole model: the same bits.
 #include "train/step.h"
+#include "core/aten.h"
 
-#include <ATen/ATen.h>
 #include <gtest/gtest.h>
 #include <torch/csrc/autograd/autograd.h>
 

@@ -1,10 +1,10 @@
 // A two-block DiT with random weights everywhere (zero-initialised paths included), ready to take steps.
 #pragma once
-#include <ATen/ATen.h>
 #include <ATen/Parallel.h>
 
 #include <memory>
 
+#include "core/aten.h"
 #include "core/error.h"
 #include "data/batches.h"
 #include "models/registry.h"

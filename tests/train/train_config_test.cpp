@@ -53,6 +53,8 @@ TEST(TrainConfig, RecipeErrorsNameTheOption) {
   EXPECT_THAT(setting("seed", -1), ThrowsMessage<Error>(HasSubstr("seed")));
   EXPECT_THAT(setting("tf32", 1), ThrowsMessage<Error>(HasSubstr("true or false")));
   EXPECT_THAT(setting("ema-decay", {"a"}), ThrowsMessage<Error>(HasSubstr("list")));
+  set_option(options, "ema-decay", "none");
+  EXPECT_TRUE(options.ema_decay.empty());
   set_option(options, "ema-decay", 0.5);  // one number is a list of one
   EXPECT_THAT(options.ema_decay, ElementsAre(0.5));
 }

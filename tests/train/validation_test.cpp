@@ -1,8 +1,8 @@
 // The loss of samples that are not trained on: what the step would say of the same draws, whatever the ranks,
 // and nothing of training moves.
 #include "train/validation.h"
+#include "core/aten.h"
 
-#include <ATen/ATen.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 

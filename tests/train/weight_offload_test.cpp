@@ -191,6 +191,17 @@ TEST(WeightOffload, ADryRunKnowsWhereWeightsAre) {
   EXPECT_GT(of_cpu.persistent.at(MemoryKind::kStaging), 0);
 }
 
+// They go from the host to where they are whole, with no copy of them in between.
+TEST(WeightOffload, OneRankNeedsNoMoreOfItsDeviceThanWhatIsGathered) {
+  TinyOptions options = stage_three(at::kBFloat16);
+  options.depth = 6;
+  OffloadedBytes none, host;
+  const StepMemory on_device = dry_run(DryRunDevice::kCuda, placed(options, Placement::kDevice), none),
+                   on_host = dry_run(DryRunDevice::kCuda,
+                                     placed(options, Placement::kDevice, Placement::kHost), host);
+  EXPECT_EQ(on_device.peak_bytes - on_host.peak_bytes, on_device.persistent.at(MemoryKind::kWeights));
+}
+
 TEST(WeightOffload, ACheckpointResumesOnAnyPlacement) {
   const TinyOptions plain = stage_three(at::kBFloat16);
   const Outcome expected = train(plain, kGlobalBatch, 6);

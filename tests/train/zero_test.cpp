@@ -1,8 +1,8 @@
 // ZeRO over real ranks: every stage trains what one rank trains, holds what the formula says and sends no
 // more.
 #include "parallel/zero.h"
+#include "core/aten.h"
 
-#include <ATen/ATen.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -276,21 +276,18 @@ TEST(Zero, ShardsMayBeDividedWithinANodeOnly) {
   const TinyOptions plain{.max_grad_norm = 0.5};
   const Outcome expected = outcome_of(plain, 5);
   for (int64_t stage = 1; stage <= 3; ++stage) {
-    test::on_ranks(
-        4,
-        [&](const std::shared_ptr<ProcessGroup>& group) {
-          TinyOptions options = plain;
-          options.group = group;
-          options.micro_batch = 1;
-          options.zero = {.stage = stage, .shard_within_node = true};
-          const TinyTraining tiny(options);
-          EXPECT_EQ(tiny.state->segments[1].unit.sharding().world_size, 2);
-          EXPECT_EQ(tiny.state->segments[1].unit.sharding().rank, group->rank() % 2);
-          const Outcome outcome = outcome_of(options, 5);
-          EXPECT_LE(worst_relative(outcome.losses, expected.losses), 5e-6) << stage;
-          EXPECT_LE(relative_difference(outcome.master, expected.master), 1e-4) << stage;
-        },
-        std::chrono::seconds(60), /*per_node=*/2);
+    test::on_nodes({2, 2}, [&](const std::shared_ptr<ProcessGroup>& group) {
+      TinyOptions options = plain;
+      options.group = group;
+      options.micro_batch = 1;
+      options.zero = {.stage = stage, .shard_within_node = true};
+      const TinyTraining tiny(options);
+      EXPECT_EQ(tiny.state->segments[1].unit.sharding().world_size, 2);
+      EXPECT_EQ(tiny.state->segments[1].unit.sharding().rank, group->rank() % 2);
+      const Outcome outcome = outcome_of(options, 5);
+      EXPECT_LE(worst_relative(outcome.losses, expected.losses), 5e-6) << stage;
+      EXPECT_LE(relative_difference(outcome.master, expected.master), 1e-4) << stage;
+    });
   }
 }
 

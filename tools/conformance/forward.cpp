@@ -1,5 +1,4 @@
 // forward: one forward pass of a model, and its parameter gradients with --backward.
-#include <ATen/ATen.h>
 #include <ATen/core/grad_mode.h>
 #include <torch/csrc/autograd/autograd.h>
 #include <torch/csrc/autograd/variable.h>
@@ -8,6 +7,7 @@
 #include <memory>
 
 #include "checkpoint/tensor_files.h"
+#include "core/aten.h"
 #include "core/error.h"
 #include "core/tensors.h"
 #include "io.h"

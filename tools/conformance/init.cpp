@@ -1,8 +1,8 @@
 // init: a freshly initialised checkpoint in published keys.
-#include <ATen/ATen.h>
 
 #include <memory>
 
+#include "core/aten.h"
 #include "io.h"
 #include "model_io.h"
 #include "models/weights.h"

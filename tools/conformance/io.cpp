@@ -1,6 +1,6 @@
 #include "io.h"
+#include "core/aten.h"
 
-#include <ATen/ATen.h>
 #include <fmt/ranges.h>
 
 #include <fstream>

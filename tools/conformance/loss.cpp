@@ -1,9 +1,9 @@
 // loss: an objective's noised input, target, loss and gradient for a given model output.
-#include <ATen/ATen.h>
 #include <torch/csrc/autograd/autograd.h>
 
 #include <memory>
 
+#include "core/aten.h"
 #include "core/error.h"
 #include "io.h"
 #include "objective_io.h"

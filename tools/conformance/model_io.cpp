@@ -1,6 +1,5 @@
 #include "model_io.h"
-
-#include <ATen/ATen.h>
+#include "core/aten.h"
 
 #include <algorithm>
 
@@ -36,7 +35,7 @@ std::unique_ptr<Denoiser> load_denoiser(const std::string& model, const std::str
 }
 
 at::Tensor read_labels(const Inputs& inputs, at::IntArrayRef sizes, const DenoiserShape& shape) {
-  if (shape.num_classes == 0) return {};
+  if (shape.num_classes == 0 && !shape.has_null_class) return {};
   const at::Tensor labels = inputs.get_integers("y", sizes);
   const int64_t max_label = shape.has_null_class ? shape.num_classes : shape.num_classes - 1;
   if (labels.numel() > 0 && (labels.min().item<int64_t>() < 0 || labels.max().item<int64_t>() > max_label))
@@ -44,7 +43,7 @@ at::Tensor read_labels(const Inputs& inputs, at::IntArrayRef sizes, const Denois
          labels.max().item<int64_t>());
   if (!inputs.has("drop")) return labels;
   const at::Tensor drop = inputs.get_integers("drop", sizes);
-  if (!shape.has_null_class)
+  if (!shape.has_null_class && (drop == 1).any().item<bool>())
     fail("inputs", "drop is given, but the model has no null class (class_dropout_prob is 0)");
   return at::where(drop == 1, at::full_like(labels, shape.num_classes), labels);
 }

@@ -1,6 +1,5 @@
 #include "objective_io.h"
-
-#include <ATen/ATen.h>
+#include "core/aten.h"
 
 #include "core/error.h"
 #include "core/json_config.h"

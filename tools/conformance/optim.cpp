@@ -1,9 +1,9 @@
 // optim: an optimizer or an EMA over given gradients or weights, step by step.
-#include <ATen/ATen.h>
 
 #include <cmath>
 #include <memory>
 
+#include "core/aten.h"
 #include "core/error.h"
 #include "core/json_config.h"
 #include "io.h"

@@ -1,9 +1,9 @@
 // sample: end to end, a model under guidance in a sampler's loop.
-#include <ATen/ATen.h>
 #include <ATen/core/grad_mode.h>
 
 #include <memory>
 
+#include "core/aten.h"
 #include "core/error.h"
 #include "core/json_config.h"
 #include "diffusion/sampler.h"

@@ -1,9 +1,9 @@
 // sampler: a sampler's steps on given model outputs and given noise.
-#include <ATen/ATen.h>
 #include <ATen/core/grad_mode.h>
 
 #include <memory>
 
+#include "core/aten.h"
 #include "core/error.h"
 #include "diffusion/sampler.h"
 #include "io.h"

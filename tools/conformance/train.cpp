@@ -1,9 +1,9 @@
 // train: the training step on recorded batches, on as many ranks as the environment speaks of.
-#include <ATen/ATen.h>
 
 #include <algorithm>
 #include <memory>
 
+#include "core/aten.h"
 #include "core/error.h"
 #include "core/json_config.h"
 #include "data/batches.h"
@@ -105,7 +105,7 @@ void run_train(const TrainVerbOptions& options) {
   const Optimizer& optimizer = *config.optimizer.optimizer;
   const RecordedBatches batches(options.batches, denoiser->shape(), config.loss, config.grad_accum);
 
-  const std::shared_ptr<ProcessGroup> group = join_patiently();
+  const std::shared_ptr<ProcessGroup> group = join_patiently(/*build=*/"");
   const int64_t ranks = group->world_size();
   TrainingState state(
       *denoiser, optimizer,

@@ -1,7 +1,6 @@
 #include "diffusion/samplers/conversion.h"
 
-#include <ATen/ATen.h>
-
+#include "core/aten.h"
 #include "core/error.h"
 
 namespace kiln {

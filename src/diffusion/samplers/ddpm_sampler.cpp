@@ -1,10 +1,9 @@
 #include "diffusion/samplers/ddpm_sampler.h"
 
-#include <ATen/ATen.h>
-
 #include <algorithm>
 #include <cmath>
 
+#include "core/aten.h"
 #include "core/error.h"
 #include "diffusion/losses.h"
 #include "diffusion/samplers/conversion.h"

@@ -1,12 +1,11 @@
 #include "diffusion/samplers/dpmpp_sampler.h"
 
-#include <ATen/ATen.h>
-
 #include <algorithm>
 #include <cmath>
 #include <deque>
 #include <limits>
 
+#include "core/aten.h"
 #include "core/error.h"
 #include "diffusion/losses.h"
 #include "diffusion/samplers/conversion.h"

@@ -1,7 +1,6 @@
 #include "diffusion/samplers/flow_euler_sampler.h"
 
-#include <ATen/ATen.h>
-
+#include "core/aten.h"
 #include "core/error.h"
 #include "diffusion/flow_objective.h"
 #include "diffusion/losses.h"

@@ -1,12 +1,11 @@
 #include "diffusion/samplers/iddpm_sampler.h"
 
-#include <ATen/ATen.h>
-
 #include <algorithm>
 #include <charconv>
 #include <cmath>
 #include <set>
 
+#include "core/aten.h"
 #include "core/error.h"
 #include "diffusion/iddpm_tables.h"
 #include "diffusion/losses.h"
@@ -141,6 +140,7 @@ class IddpmDdimSampler : public IddpmSamplerBase {
 }  // namespace
 
 std::vector<int64_t> respaced_timesteps(int64_t num_train_timesteps, const std::string& respacing) {
+  if (respacing.empty()) return respaced_timesteps(num_train_timesteps, std::to_string(num_train_timesteps));
   if (respacing.starts_with("ddim")) {
     const int64_t wanted = parse_count(std::string_view(respacing).substr(4), respacing);
     for (int64_t stride = 1; stride < num_train_timesteps; ++stride) {

@@ -1,6 +1,5 @@
 #include "models/autoencoders/autoencoder.h"
 
-#include <ATen/ATen.h>
 #include <xxhash.h>
 
 #include <cstdio>
@@ -9,6 +8,7 @@
 #include <nlohmann/json.hpp>
 
 #include "checkpoint/tensor_files.h"
+#include "core/aten.h"
 #include "core/error.h"
 #include "core/json_config.h"
 #include "models/autoencoders/autoencoder_kl.h"
@@ -31,17 +31,32 @@ json read_json(const fs::path& path) {
   }
 }
 
-// The config of the weights at `path`; the SD VAE's when a file has none beside it.
-json find_config(const fs::path& path) {
-  const bool is_folder = fs::is_directory(path);
-  const fs::path config = (is_folder ? path : path.parent_path()) / "config.json";
-  if (fs::exists(config)) return read_json(config);
-  if (is_folder)
-    fail("autoencoder", "{} holds no config.json: give a diffusers folder or a weights file", path.string());
-  fmt::print(stderr,
-             "note: no config.json beside {}: taken for a Stable Diffusion VAE, scaling factor 0.18215\n",
-             path.string());
-  return sd_vae_config();
+// Of a whole pipeline the folder of its VAE.
+fs::path weights_path_of(const std::string& path) {
+  if (!fs::exists(path))
+    fail("autoencoder", "{} does not exist: give \"pixels\", a diffusers folder or a weights file", path);
+  const bool is_pipeline =
+      fs::exists(fs::path(path) / "model_index.json") && fs::is_directory(fs::path(path) / "vae");
+  return is_pipeline ? fs::path(path) / "vae" : fs::path(path);
+}
+
+fs::path config_path_of(const fs::path& weights) {
+  return (fs::is_directory(weights) ? weights : weights.parent_path()) / "config.json";
+}
+
+// The SD VAE's when a file has none beside it.
+AutoencoderKlConfig config_of(const fs::path& weights) {
+  const fs::path path = config_path_of(weights);
+  if (!fs::exists(path) && fs::is_directory(weights))
+    fail("autoencoder", "{} holds no config.json: give a diffusers folder or a weights file",
+         weights.string());
+  const json config = fs::exists(path) ? read_json(path) : sd_vae_config();
+  const std::string class_name =
+      JsonConfig("autoencoder", config).get<std::string>("_class_name", "AutoencoderKL");
+  if (class_name != "AutoencoderKL")
+    fail("autoencoder", "{} is of class {}; known are AutoencoderKL and \"pixels\"", weights.string(),
+         class_name);
+  return parse_autoencoder_kl_config(config);
 }
 
 // XXH3 over key, shape and f32 values in key order: the same for both key generations, folders and single
@@ -63,24 +78,20 @@ std::string weights_fingerprint(const ParameterList& parameters) {
 
 }  // namespace
 
+AutoencoderKlConfig read_autoencoder_kl_config(const std::string& path) {
+  return config_of(weights_path_of(path));
+}
+
 std::unique_ptr<Autoencoder> load_autoencoder(const std::string& path, at::Device device,
                                               at::ScalarType compute_dtype) {
   if (path == "pixels") return std::make_unique<Pixels>();
-  if (!fs::exists(path))
-    fail("autoencoder", "{} does not exist: give \"pixels\", a diffusers folder or a weights file", path);
-  // A whole pipeline: its VAE is in a folder of its own.
-  const bool is_pipeline =
-      fs::exists(fs::path(path) / "model_index.json") && fs::is_directory(fs::path(path) / "vae");
-  const fs::path weights_path = is_pipeline ? fs::path(path) / "vae" : fs::path(path);
-
-  const json config = find_config(weights_path);
-  const std::string class_name =
-      JsonConfig("autoencoder", config).get<std::string>("_class_name", "AutoencoderKL");
-  if (class_name != "AutoencoderKL")
-    fail("autoencoder", "{} is of class {}; known are AutoencoderKL and \"pixels\"", weights_path.string(),
-         class_name);
+  const fs::path weights_path = weights_path_of(path);
   auto autoencoder = std::make_unique<AutoencoderKl>(
-      parse_autoencoder_kl_config(config), BuildOptions{.device = device, .compute_dtype = compute_dtype});
+      config_of(weights_path), BuildOptions{.device = device, .compute_dtype = compute_dtype});
+  if (!fs::exists(config_path_of(weights_path)))
+    fmt::print(stderr,
+               "note: no config.json beside {}: taken for a Stable Diffusion VAE, scaling factor 0.18215\n",
+               weights_path.string());
   load_weights(autoencoder->parameters(), current_autoencoder_kl_weights(load_tensors(weights_path.string())),
                weights_path.string());
   autoencoder->fingerprint = weights_fingerprint(autoencoder->parameters());

@@ -1,12 +1,12 @@
 #include "models/autoencoders/autoencoder_kl.h"
 
-#include <ATen/ATen.h>
 #include <ATen/core/grad_mode.h>
 #include <fmt/ranges.h>
 
 #include <cmath>
 #include <optional>
 
+#include "core/aten.h"
 #include "core/error.h"
 #include "models/layers.h"
 #include "ops/ops.h"

@@ -1,6 +1,6 @@
 #include "models/autoencoders/pixels.h"
 
-#include <ATen/ATen.h>
+#include "core/aten.h"
 
 namespace kiln {
 namespace {

@@ -1,10 +1,10 @@
 #include "models/denoisers/dit.h"
 
-#include <ATen/ATen.h>
 #include <fmt/ranges.h>
 
 #include <cmath>
 
+#include "core/aten.h"
 #include "core/error.h"
 #include "models/layers.h"
 #include "nn/embeddings.h"
@@ -47,9 +47,8 @@ class DitEmbed : public Segment {
     patch_bias_ = scope.add("x_embedder.proj.bias", {width}, Init::zeros());
     t_linear_0_ = scope.linear("t_embedder.mlp.0", kFrequencySize, width, Init::normal(kEmbeddingStd));
     t_linear_2_ = scope.linear("t_embedder.mlp.2", width, width, Init::normal(kEmbeddingStd));
-    if (config.num_classes > 0)
-      label_table_ = scope.add("y_embedder.embedding_table.weight",
-                               {config.num_classes + (config.has_null_class() ? 1 : 0), width},
+    if (config.num_labels() > 0)
+      label_table_ = scope.add("y_embedder.embedding_table.weight", {config.num_labels(), width},
                                Init::normal(kEmbeddingStd));
   }
 

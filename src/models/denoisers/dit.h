@@ -5,6 +5,7 @@
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <string>
+#include <vector>
 
 #include "models/model.h"
 
@@ -18,15 +19,18 @@ struct DitConfig {
   int64_t depth = 28;
   int64_t num_heads = 16;
   double mlp_ratio = 4;
-  int64_t num_classes = 1000;       // 0: unconditional, no label table
-  double class_dropout_prob = 0.1;  // > 0: the table has a row for the null class
+  int64_t num_classes = 1000;
+  double class_dropout_prob = 0.1;  // > 0: the label table ends with a row for the null class
   bool learn_sigma = true;          // twice the output channels, the prediction first
 
   int64_t grid() const { return input_size / patch_size; }
   int64_t num_tokens() const { return grid() * grid(); }
   int64_t mlp_size() const { return static_cast<int64_t>(static_cast<double>(hidden_size) * mlp_ratio); }
   int64_t out_channels() const { return learn_sigma ? 2 * in_channels : in_channels; }
-  bool has_null_class() const { return num_classes > 0 && class_dropout_prob > 0; }
+  bool has_null_class() const { return class_dropout_prob > 0; }
+  // Rows of the label table; 0: unconditional, no table. As in the original, the null class alone is a table
+  // too.
+  int64_t num_labels() const { return num_classes + (has_null_class() ? 1 : 0); }
 };
 
 // By name: "dit" (nothing preset) and the published "DiT-{S,B,L,XL}/{2,4,8}".
@@ -36,6 +40,10 @@ const std::map<std::string, nlohmann::json>& dit_presets();
 // "_" are ignored.
 DitConfig parse_dit_config(const nlohmann::json& config);
 nlohmann::json to_json(const DitConfig& config);
+// Adds in_channels and learn_sigma where `config` lacks them and weights of these shapes tell them. Throws
+// Error when the weights have another number of label rows than `config`.
+nlohmann::json complete_dit_config(const nlohmann::json& config,
+                                   const std::map<std::string, std::vector<int64_t>>& shapes);
 
 std::unique_ptr<Denoiser> build_dit(const DitConfig& config, const BuildOptions& options);
 

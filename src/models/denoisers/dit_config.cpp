@@ -25,7 +25,7 @@ void validate(const DitConfig& c) {
       {"input_size", c.input_size},   {"patch_size", c.patch_size}, {"in_channels", c.in_channels},
       {"hidden_size", c.hidden_size}, {"depth", c.depth},           {"num_heads", c.num_heads}};
   for (const auto& [key, value] : positive) require(value > 0, key, "> 0", std::to_string(value));
-  require(c.num_classes >= 0, "num_classes", ">= 0 (0 = unconditional)", std::to_string(c.num_classes));
+  require(c.num_classes >= 0, "num_classes", ">= 0", std::to_string(c.num_classes));
   require(c.mlp_ratio > 0 && c.mlp_size() > 0, "mlp_ratio", "> 0", fmt::format("{}", c.mlp_ratio));
   require(c.class_dropout_prob >= 0 && c.class_dropout_prob <= 1, "class_dropout_prob", "in [0, 1]",
           fmt::format("{}", c.class_dropout_prob));
@@ -83,6 +83,28 @@ nlohmann::json to_json(const DitConfig& c) {
           {"num_classes", c.num_classes},
           {"learn_sigma", c.learn_sigma},
           {"class_dropout_prob", c.class_dropout_prob}};
+}
+
+nlohmann::json complete_dit_config(const nlohmann::json& config,
+                                   const std::map<std::string, std::vector<int64_t>>& shapes) {
+  const auto dimension = [&](const char* key, size_t dim) -> int64_t {
+    const auto found = shapes.find(key);
+    return found != shapes.end() && dim < found->second.size() ? found->second[dim] : 0;
+  };
+  nlohmann::json completed = config;
+  const int64_t in_channels = dimension("x_embedder.proj.weight", 1);  // (D, C, p, p)
+  if (!config.contains("in_channels") && in_channels > 0) completed["in_channels"] = in_channels;
+  const DitConfig c = parse_dit_config(completed);
+  const int64_t rows = dimension("final_layer.linear.weight", 0);  // p * p * C_out
+  const int64_t rows_without_sigma = c.patch_size * c.patch_size * c.in_channels;
+  if (!config.contains("learn_sigma") && rows == rows_without_sigma) completed["learn_sigma"] = false;
+  const int64_t num_labels = dimension("y_embedder.embedding_table.weight", 0);
+  if (num_labels > 0 && num_labels != c.num_labels()) {
+    const int64_t num_classes = num_labels - (c.has_null_class() ? 1 : 0);
+    fail("dit", "the weights have {} classes{}, the model {}: give --model-config '{{\"num_classes\": {}}}'",
+         num_classes, c.has_null_class() ? " and the null class" : "", c.num_classes, num_classes);
+  }
+  return completed;
 }
 
 }  // namespace kiln

@@ -1,10 +1,10 @@
 // Attention on the CPU: the SIMD kernels where the processor has them, ATen's flash attention elsewhere.
-#include <ATen/ATen.h>
 #include <ATen/Parallel.h>
 
 #include <algorithm>
 #include <cstdlib>
 
+#include "core/aten.h"
 #include "core/error.h"
 #include "ops/attention.h"
 #include "ops/cpu/attention_kernel.h"

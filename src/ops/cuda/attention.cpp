@@ -1,9 +1,10 @@
 // Attention on CUDA through ATen's fused kernels, reached by the dispatcher: this file needs no CUDA to be
 // built. fp16 and bf16 take flash attention (Dao 2023) where the GPU has it (Ampere and later), f32 and older
 // GPUs the memory-efficient kernels; both read the packed projection through strided views.
-#include <ATen/ATen.h>
 
 #include "ops/attention.h"
+
+#include "core/aten.h"
 
 namespace kiln::ops::cuda {
 namespace {

@@ -8,6 +8,9 @@
 
 extern "C" {
 
+// What an error that one of these returned means, on the current device: one line.
+void kiln_cuda_error_text(int error, char* text, size_t size);
+
 int kiln_cuda_gelu_tanh(kiln::Dtype dtype, const void* in, void* out, size_t n, void* stream);
 int kiln_cuda_gelu_tanh_grad(kiln::Dtype dtype, const void* grad, const void* in, void* grad_in, size_t n,
                              void* stream);

@@ -1,9 +1,10 @@
 #include "ops/cuda/launch.h"
 
-#include <ATen/ATen.h>
 #include <c10/core/DeviceGuard.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 
+#include "core/aten.h"
+#include "core/error.h"
 #include "core/tensors.h"
 #include "ops/cuda/kernels.h"
 
@@ -22,7 +23,10 @@ void enqueue(const char* kernel, const at::Tensor& tensor, const Launch& launch)
   const c10::DeviceGuard guard(tensor.device());
   const c10::Stream stream = c10::impl::VirtualGuardImpl(at::kCUDA).getStream(tensor.device());
   const int error = launch(stream.native_handle());
-  TORCH_CHECK(error == 0, "[", kernel, "] the CUDA kernel failed to start: error ", error);
+  if (error == 0) return;
+  char text[256];
+  kiln_cuda_error_text(error, text, sizeof text);
+  fail(kernel, "the CUDA kernel failed to start: {}", text);
 }
 
 Dtype dtype_of(const at::Tensor& tensor) { return from_scalar_type(tensor.scalar_type()); }

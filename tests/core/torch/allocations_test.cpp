@@ -1,6 +1,6 @@
 #include "core/allocations.h"
+#include "core/aten.h"
 
-#include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
 #include <map>

@@ -75,6 +75,36 @@ TEST(Heartbeat, NamesWhoIsLateAndWhoIsGone) {
             "; rank 2 has not come so far; rank 3 no longer answers; rank 4 no longer answers");
 }
 
+// What a GPU is to finish, which hangs when a rank is gone. Rank 0 finds out and tells the others.
+TEST(Heartbeat, EndsAWaitForRanksThatAreGone) {
+  const auto board = std::make_shared<MemoryBoard>();
+  Heartbeat first(board, rank_of(0, 3), kInterval), other(board, rank_of(1, 3), kInterval);
+  std::make_unique<Heartbeat>(board, rank_of(2, 3), kInterval).reset();
+  const auto begin = std::chrono::steady_clock::now();
+  std::string told;
+  std::thread waiting([&] { told = other.wait_until([] { return false; }); });
+  EXPECT_EQ(first.wait_until([] { return false; }), "; rank 2 no longer answers");
+  EXPECT_GT(std::chrono::steady_clock::now() - begin, 5 * kInterval);
+  waiting.join();
+  EXPECT_EQ(told, "; rank 2 no longer answers");
+  EXPECT_EQ(first.wait_until([] { return true; }), "");
+}
+
+TEST(Heartbeat, EndsAWaitForRankZero) {
+  const auto board = std::make_shared<MemoryBoard>();
+  Heartbeat other(board, rank_of(1, 2), kInterval);
+  EXPECT_EQ(other.wait_until([] { return false; }), "; rank 0 no longer answers");
+}
+
+TEST(Heartbeat, WaitsForRanksThatAreLate) {
+  const auto board = std::make_shared<MemoryBoard>();
+  Heartbeat waiting(board, rank_of(0, 2), kInterval), late(board, rank_of(1, 2), kInterval);
+  waiting.next_collective();
+  const auto end = std::chrono::steady_clock::now() + 9 * kInterval;
+  EXPECT_EQ(waiting.wait_until([&] { return std::chrono::steady_clock::now() >= end; }), "");
+  EXPECT_LT(std::chrono::steady_clock::now() - end, 3 * kInterval) << "a look does not hold it up";
+}
+
 TEST(Heartbeat, IsSilentWhenEveryRankHasCome) {
   const auto board = std::make_shared<MemoryBoard>();
   Heartbeat first(board, rank_of(0, 2), kInterval), second(board, rank_of(1, 2), kInterval);
@@ -108,9 +138,10 @@ TEST(Heartbeat, CountsCollectivesOfSeveralThreads) {
 
 TEST(Heartbeat, OutlivesItsBoard) {
   const auto board = std::make_shared<MemoryBoard>();
-  Heartbeat heartbeat(board, rank_of(0, 2), milliseconds(5));
+  Heartbeat heartbeat(board, rank_of(1, 2), milliseconds(5));
   board->disappear();
-  EXPECT_EQ(heartbeat.describe_missing(1), "; the rendezvous at 127.0.0.1:29500 no longer answers");
+  EXPECT_EQ(heartbeat.describe_missing(1),
+            "; rank 0 no longer answers, with the rendezvous at 127.0.0.1:29500");
   heartbeat.report_failure("nobody hears it");
 }
 
@@ -118,9 +149,12 @@ TEST(Heartbeat, OutlivesItsBoard) {
 TEST(Heartbeat, DoesNotWaitForABoardThatIsCutOff) {
   const auto board = std::make_shared<MemoryBoard>();
   {
-    Heartbeat heartbeat(board, rank_of(0, 2), milliseconds(20));
+    Ranks launched = rank_of(0, 2);
+    launched.launcher_hosts = true;
+    Heartbeat heartbeat(board, launched, milliseconds(20));
     board->cut_off();
-    EXPECT_EQ(heartbeat.describe_missing(1), "; the rendezvous at 127.0.0.1:29500 no longer answers");
+    EXPECT_EQ(heartbeat.describe_missing(1),
+              "; the launcher no longer answers, with the rendezvous at 127.0.0.1:29500");
   }
   board->release();
   // The threads that were left behind end, and let go of the board.

@@ -1,0 +1,77 @@
+#include "core/memory_limits.h"
+
+#include <algorithm>
+#include <filesystem>
+#include <fstream>
+#include <optional>
+
+namespace kiln {
+
+namespace {
+
+namespace fs = std::filesystem;
+
+// What a version of control groups calls its files, and where they are.
+struct GroupFiles {
+  const char *mount, *limit, *usage, *inactive_files, *active_files;
+};
+constexpr GroupFiles kVersion1 = {"sys/fs/cgroup/memory", "memory.limit_in_bytes", "memory.usage_in_bytes",
+                                  "total_inactive_file", "total_active_file"};
+constexpr GroupFiles kVersion2 = {"sys/fs/cgroup", "memory.max", "memory.current", "inactive_file",
+                                  "active_file"};
+
+// Nothing where there is no such file, or a word ("max": no limit).
+std::optional<int64_t> number_in(const fs::path& path) {
+  std::ifstream file(path);
+  int64_t number = 0;
+  return file >> number ? std::optional(number) : std::nullopt;
+}
+
+// The number after `key` in lines of keys and numbers; 0 when it is not there.
+int64_t number_of(const fs::path& path, const std::string& key) {
+  std::ifstream file(path);
+  std::string line;
+  while (std::getline(file, line))
+    if (line.starts_with(key + " ") || line.starts_with(key + ":"))
+      return std::stoll("0" +
+                        line.substr(std::min(line.size(), line.find_first_of("123456789", key.size()))));
+  return 0;
+}
+
+// A group and those above it. In a container the path may be the host's: what is not there says nothing.
+void apply_limits(HostMemory& memory, const fs::path& root, const GroupFiles& files, fs::path group) {
+  for (bool is_top = false; !is_top; group = group.parent_path()) {
+    is_top = !group.has_relative_path();
+    const fs::path folder = root / files.mount / group.relative_path();
+    const std::optional<int64_t> limit = number_in(folder / files.limit);
+    if (!limit) continue;
+    memory.total_bytes = std::min(memory.total_bytes, *limit);
+    const int64_t cached = number_of(folder / "memory.stat", files.inactive_files) +
+                           number_of(folder / "memory.stat", files.active_files);
+    const int64_t used = std::max<int64_t>(0, number_in(folder / files.usage).value_or(0) - cached);
+    memory.available_bytes = std::min(memory.available_bytes, std::max<int64_t>(0, *limit - used));
+  }
+}
+
+}  // namespace
+
+HostMemory host_memory(const std::string& root) {
+  constexpr int64_t kKib = 1024;
+  const fs::path top = root.empty() ? "/" : root;
+  HostMemory memory{.total_bytes = number_of(top / "proc/meminfo", "MemTotal") * kKib,
+                    .available_bytes = number_of(top / "proc/meminfo", "MemAvailable") * kKib};
+  std::ifstream groups(top / "proc/self/cgroup");
+  for (std::string line; std::getline(groups, line);) {  // hierarchy:controllers:path
+    const size_t first = line.find(':'), second = line.find(':', first + 1);
+    if (second == std::string::npos) continue;
+    const std::string controllers = "," + line.substr(first + 1, second - first - 1) + ",",
+                      path = line.substr(second + 1);
+    if (controllers == ",,")
+      apply_limits(memory, top, kVersion2, path);
+    else if (controllers.find(",memory,") != std::string::npos)
+      apply_limits(memory, top, kVersion1, path);
+  }
+  return memory;
+}
+
+}  // namespace kiln

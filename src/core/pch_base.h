@@ -1,0 +1,13 @@
+// The precompiled header of what is free of torch: fmt and JSON.
+#pragma once
+#include <fmt/format.h>
+#include <functional>
+#include <map>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <string>
+#include <vector>
+
+extern template class nlohmann::basic_json<>;  // instantiations.cpp has them
+extern template class nlohmann::detail::serializer<nlohmann::json>;

@@ -1,0 +1,49 @@
+#include "plan/this_machine.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace kiln {
+namespace {
+
+using ::testing::Eq;
+using ::testing::Optional;
+
+// What nvidia-smi -L calls them.
+TEST(ThisMachine, ProfilesOfGpusByTheirDriversNames) {
+  const std::vector<std::pair<std::string, std::string>> profiles = {
+      {"NVIDIA A100-SXM4-40GB", "A100-40G"},
+      {"NVIDIA A100-SXM4-80GB", "A100-80G"},
+      {"NVIDIA A100-PCIE-40GB", "A100-40G"},
+      {"NVIDIA A100 80GB PCIe", "A100-80G"},
+      {"NVIDIA A800-SXM4-80GB", "A800-80G"},
+      {"NVIDIA A800 80GB PCIe", "A800-80G"},
+      {"NVIDIA H100 80GB HBM3", "H100"},
+      {"NVIDIA H100 PCIe", "H100"},
+      {"NVIDIA H100 NVL", "H100"},
+      {"NVIDIA H200", "H200"},
+      {"NVIDIA B200", "B200"},
+      {"Tesla T4", "T4"},
+      {"Tesla V100-SXM2-16GB", "V100"},
+      {"Tesla V100-SXM2-32GB", "V100"},
+      {"NVIDIA L40S", "L40S"},
+      {"NVIDIA A40", "A40"},
+      {"NVIDIA GeForce RTX 3090", "RTX-3090"},
+      {"NVIDIA GeForce RTX 4090", "RTX-4090"},
+  };
+  for (const auto& [name, profile] : profiles)
+    EXPECT_THAT(builtin_profile_named(name), Optional(profile)) << name;
+}
+
+TEST(ThisMachine, OtherGpusHaveNoProfile) {
+  for (const std::string name : {"NVIDIA T400 4GB", "NVIDIA H20", "NVIDIA L40", "NVIDIA A4000",
+                                 "NVIDIA GH200 480GB", "NVIDIA GeForce RTX 3080", "GPU", ""})
+    EXPECT_THAT(builtin_profile_named(name), Eq(std::nullopt)) << name;
+}
+
+}  // namespace
+}  // namespace kiln

@@ -1,0 +1,178 @@
+// What ZeRO sums, in which dtype and how often; on machines that hold copies, and where not all is divided
+// alike.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <mutex>
+#include <numeric>
+#include <set>
+
+#include "core/aten.h"
+#include "core/error.h"
+#include "parallel/rank_threads.h"
+#include "parallel/zero.h"
+#include "train/placements.h"
+
+namespace kiln {
+namespace {
+
+using test::rows_of;
+using test::TinyOptions;
+using test::TinyTraining;
+
+constexpr int64_t kGlobalBatch = 9;
+
+double worst_relative(const std::vector<double>& a, const std::vector<double>& b) {
+  EXPECT_EQ(a.size(), b.size());
+  double worst = 0;
+  for (size_t i = 0; i < a.size(); ++i) worst = std::max(worst, std::abs(a[i] - b[i]) / std::abs(b[i]));
+  return worst;
+}
+
+// bf16 values of all magnitudes whose sums over a few ranks are exact in f32, in any order.
+at::Tensor gradients_of(int64_t rank, int64_t size) {
+  at::Generator generator = at::detail::createCPUGenerator(static_cast<uint64_t>(rank) + 1);
+  const at::Tensor mantissas = at::randint(-127, 128, {size}, generator, at::kFloat);
+  const at::Tensor scales = at::tensor({0.0625f, 0.25f, 1.0f, 4.0f, 16.0f});
+  const at::Tensor drawn = at::randint(0, scales.numel(), {size}, generator, at::kLong);
+  return (mantissas * scales.index_select(0, drawn)).to(at::kBFloat16);
+}
+
+// --reduce-dtype f32 gives the sum that is rounded once; a sum in bf16 does not.
+TEST(Reductions, InF32AreRoundedOnce) {
+  constexpr int64_t kRanks = 4, kSize = 4096;
+  for (int64_t stage = 0; stage <= 3; ++stage) {
+    for (const bool in_f32 : {true, false}) {
+      test::on_ranks(kRanks, [&](const std::shared_ptr<ProcessGroup>& group) {
+        Zero zero(group, {.stage = stage,
+                          .reduce_bucket_size = 1000,
+                          .reduce_dtype = in_f32 ? std::optional(at::kFloat) : std::nullopt});
+        FlatLayout layout;
+        layout.add("weight", {kSize});
+        FlatUnit unit("unit", layout,
+                      {.compute_dtype = at::kBFloat16,
+                       .grad_dtype = at::kBFloat16,
+                       .sharding = zero.sharding_of(kSize)});
+        zero.manage({&unit});
+        zero.gather(0, 1);
+        zero.begin_gradients(0, /*first_micro_step=*/true);
+        unit.grads.copy_(gradients_of(group->rank(), kSize));
+        zero.reduce(0, /*first_micro_step=*/true, /*last_micro_step=*/true);
+        zero.finish_reductions();
+        at::Tensor sum = at::zeros({kSize});
+        for (int64_t rank = 0; rank < kRanks; ++rank) sum += gradients_of(rank, kSize).to(at::kFloat);
+        const at::Tensor expected = sum.to(at::kBFloat16).narrow(0, unit.shard_offset(), unit.shard_size());
+        EXPECT_EQ(at::equal(unit.grad_shard, expected), in_f32) << "stage " << stage;
+      });
+    }
+  }
+}
+
+// Uneven machines, of which one alone would find nothing wrong with its own number.
+TEST(Reductions, UnevenNodesAreAnErrorOfEveryRank) {
+  for (const std::vector<int64_t>& ranks_of_nodes : {std::vector<int64_t>{1, 2}, {2, 1, 1}, {1, 1, 2}}) {
+    std::mutex mutex;
+    std::set<std::string> messages;
+    int64_t num_errors = 0;
+    test::on_nodes(ranks_of_nodes, [&](const std::shared_ptr<ProcessGroup>& group) {
+      try {
+        const Zero zero(group, {.stage = 2, .shard_within_node = true});
+      } catch (const Error& error) {
+        const std::lock_guard lock(mutex);
+        messages.insert(error.what());
+        ++num_errors;
+      }
+    });
+    EXPECT_EQ(messages.size(), 1u);
+    EXPECT_THAT(*messages.begin(), ::testing::HasSubstr("expects the same number of ranks on every machine"));
+    EXPECT_EQ(num_errors, std::accumulate(ranks_of_nodes.begin(), ranks_of_nodes.end(), int64_t{0}));
+  }
+}
+
+// What crosses between machines is a shard of the gradients, once per step.
+TEST(Reductions, MachinesExchangeGradientsOncePerStep) {
+  for (int64_t stage = 1; stage <= 3; ++stage) {
+    test::on_nodes({2, 2}, [&](const std::shared_ptr<ProcessGroup>& group) {
+      const TinyTraining tiny({.accumulate_f32 = true,
+                               .micro_batch = 1,
+                               .group = group,
+                               .zero = {.stage = stage, .shard_within_node = true}});
+      int64_t shards = 0;
+      for (const auto& segment : tiny.state->segments) shards += segment.unit.shard_size();
+      const int64_t before = group->volume().all_reduced;
+      tiny.step->run(rows_of(tiny.batch(kGlobalBatch), *group), 1e-3);
+      EXPECT_EQ(group->volume().all_reduced - before, shards) << stage;
+    });
+  }
+}
+
+// In bf16, from one micro-step on: the sums between machines are those of shards.
+TEST(Reductions, OfMachinesWithAccumulationTrainWhatOneRankTrains) {
+  TinyOptions options{.compute_dtype = at::kBFloat16, .accumulate_f32 = true, .micro_batch = 1};
+  const test::Outcome expected = test::train(options, kGlobalBatch, 5);
+  for (int64_t stage = 1; stage <= 3; ++stage) {
+    test::on_nodes({2, 2}, [&](const std::shared_ptr<ProcessGroup>& group) {
+      TinyOptions divided = options;
+      divided.group = group;
+      divided.zero = {.stage = stage, .shard_within_node = true};
+      EXPECT_LE(worst_relative(test::train(divided, kGlobalBatch, 5).losses, expected.losses), 2e-3) << stage;
+    });
+  }
+}
+
+// Some units stay whole, others are divided.
+TEST(Reductions, OfUnitsOfWhichSomePersistTrainWhatOneRankTrains) {
+  for (const int64_t micro_batch : {0, 1}) {
+    TinyOptions options{.accumulate_f32 = micro_batch > 0, .micro_batch = micro_batch, .max_grad_norm = 0.5};
+    std::vector<int64_t> sizes;
+    {
+      const TinyTraining tiny(options);
+      for (const auto& segment : tiny.state->segments) sizes.push_back(segment.unit.layout().size);
+    }
+    const test::Outcome expected = test::train(options, kGlobalBatch, 5);
+    for (const int64_t world_size : {2, 3}) {
+      test::on_ranks(world_size, [&](const std::shared_ptr<ProcessGroup>& group) {
+        TinyOptions divided = options;
+        divided.group = group;
+        divided.zero = {.stage = 3, .persist_threshold = *std::ranges::max_element(sizes)};
+        const TinyTraining tiny(divided);
+        std::set<int64_t> stages;
+        for (const auto& segment : tiny.state->segments) stages.insert(segment.unit.sharding().zero_stage);
+        EXPECT_EQ(stages, (std::set<int64_t>{2, 3}));
+        const test::Outcome outcome = test::take_steps(tiny, kGlobalBatch, 0, 5);
+        EXPECT_LE(worst_relative(outcome.losses, expected.losses), 5e-6) << world_size;
+      });
+    }
+  }
+}
+
+// Gradients that overflow in one of several micro-steps: nothing on any disk moves, and training goes on as
+// on one rank that keeps everything in memory.
+TEST(Reductions, AnOverflowMovesNothingOnTheDisk) {
+  const TinyOptions plain{.compute_dtype = at::kHalf, .accumulate_f32 = true, .micro_batch = 1};
+  const auto train_over_an_overflow = [](const TinyTraining& tiny) {
+    const auto before = test::state_of(tiny);
+    tiny.state->loss_scaler.restore(1e12, 0, 0);
+    const StepBatch batch = rows_of(tiny.batch(kGlobalBatch), tiny.state->zero->group());
+    EXPECT_FALSE(tiny.step->run(batch, 1e-3).applied);
+    EXPECT_EQ(tiny.state->loss_scaler.scale(), 5e11);
+    EXPECT_EQ(tiny.state->updates, 0);
+    test::expect_equal(test::state_of(tiny), before);
+    tiny.state->loss_scaler.restore(1024, 0, 0);
+    const test::Outcome outcome = test::take_steps(tiny, kGlobalBatch, 0, 4);
+    EXPECT_EQ(tiny.state->updates, 4);
+    return outcome.losses;
+  };
+  const std::vector<double> expected = train_over_an_overflow(TinyTraining(plain));
+  test::on_ranks(2, [&](const std::shared_ptr<ProcessGroup>& group) {
+    TinyOptions divided = test::placed(plain, Placement::kNvme, Placement::kNvme);
+    divided.group = group;
+    divided.zero = {.stage = 3};
+    EXPECT_LE(worst_relative(train_over_an_overflow(TinyTraining(divided)), expected), 2e-4);
+  });
+}
+
+}  // namespace
+}  // namespace kiln
