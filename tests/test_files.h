@@ -1,5 +1,6 @@
 // Temporary folders, raw files and messages, for the tests of readers and writers.
 #pragma once
+#include <fcntl.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <unistd.h>
@@ -49,6 +50,16 @@ inline int descriptor_of_store() {
       return std::stoi(entry.path().filename());
   }
   return -1;
+}
+
+// From here on the disk of that store refuses to read, whatever is being written to it. False: it cannot be
+// done.
+inline bool break_store() {
+  const int descriptor = descriptor_of_store();
+  const int write_only = open(("/proc/self/fd/" + std::to_string(descriptor)).c_str(), O_WRONLY | O_CLOEXEC);
+  const bool done = write_only >= 0 && dup2(write_only, descriptor) == descriptor;
+  close(write_only);
+  return done;
 }
 
 // The message of the Error that `action` must throw; it must be one line.

@@ -2,7 +2,6 @@
 // but its three buffers.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
-#include <unistd.h>
 
 #include <limits>
 #include <map>
@@ -209,7 +208,7 @@ TEST(Offload, AFailingDiskEndsTheStepAndLeavesTheCheckpoint) {
   tiny.step->run(tiny.batch(kGlobalBatch), 1e-3);
   const std::string folder = save_checkpoint(run.path(), *tiny.state, *tiny.optimizer, {.step = 1});
   const std::vector<at::Tensor> saved = state_of(tiny);
-  ASSERT_EQ(ftruncate(test::descriptor_of_store(), 0), 0);
+  ASSERT_TRUE(test::break_store());
   const auto is_clear =
       ThrowsMessage<Error>(::testing::AllOf(HasSubstr("[nvme]"), HasSubstr("checkpoint is untouched")));
   EXPECT_THAT([&] { tiny.step->run(tiny.batch(kGlobalBatch), 1e-3); }, is_clear);
