@@ -172,6 +172,7 @@ std::string CheckpointWriter::commit(const TrainStateInfo& info) {
   std::error_code error, ignored;
   // Renamed before it is removed, as what is pruned: a removal that is interrupted would leave a torn one.
   const std::string replaced = partial_ + "-replaced";
+  fs::remove_all(replaced, ignored);  // left by a removal that failed
   fs::rename(final_, replaced, ignored);
   fs::rename(partial_, final_, error);
   if (error) fail("checkpoint", "cannot rename {} to {}: {}", partial_, final_, error.message());

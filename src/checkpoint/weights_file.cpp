@@ -1,11 +1,14 @@
 #include "checkpoint/weights_file.h"
 
+#include <fmt/ranges.h>
+
 #include <cstring>
 #include <filesystem>
 #include <fstream>
 
 #include "checkpoint/pt_file.h"
 #include "core/error.h"
+#include "core/xxh3.h"
 
 namespace kiln {
 namespace {
@@ -57,6 +60,15 @@ std::unique_ptr<TensorFile> open_tensor_file(const std::string& path, bool prefe
       return open_safetensors(path);
   }
   throw std::logic_error("open_tensor_file: not a TensorFileFormat");
+}
+
+std::string digest_of_weights(const std::string& path) {
+  const std::unique_ptr<TensorFile> file = open_tensor_file(path);
+  std::string text;
+  for (const auto& [name, tensor] : file->tensors())
+    text += fmt::format("{} {} {} {}\n", name, dtype_name(tensor.dtype), fmt::join(tensor.shape, ","),
+                        xxh3_hex(tensor.bytes));
+  return xxh3_hex(std::as_bytes(std::span(text)));
 }
 
 }  // namespace kiln

@@ -16,4 +16,7 @@ TensorFileFormat tensor_file_format(const std::string& path);
 // transformers.
 std::unique_ptr<TensorFile> open_tensor_file(const std::string& path, bool prefer_ema = true);
 
+// A digest of the tensors that open_tensor_file() gives: names, types, shapes and values. Reads all of them.
+std::string digest_of_weights(const std::string& path);
+
 }  // namespace kiln

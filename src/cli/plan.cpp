@@ -1,4 +1,7 @@
 #include "plan/plan.h"
+
+#include <algorithm>
+
 #include "cli/commands.h"
 #include "cli/train_options.h"
 #include "core/atomic_file.h"
@@ -134,6 +137,10 @@ void add_plan_command(CLI::App& app) {
     options.train = resolved.options;
     arguments->given = resolved.given;
     if (!has_gpus && options.train.nproc > 0) options.gpus = options.train.nproc;
+    // As a recipe's passes fit its batch, they fit what each GPU has of it.
+    if (command->count("--micro-batch") == 0 && options.gpus > 0)
+      options.train.micro_batch = std::min(options.train.micro_batch,
+                                           std::max<int64_t>(1, options.train.global_batch / options.gpus));
     options.price_per_gpu_hour = price_per_gpu_hour(
         options.train, options.gpus, !arguments->search || is_number_of_gpus_given(*command, options.train));
     run(*command, *arguments);

@@ -35,7 +35,6 @@ class StdoutToStderr {
 
 nlohmann::json measure(ProbeOptions options, const FitTerms& terms) {
   const StdoutToStderr redirect;
-  if (options.train.out.empty()) options.train.out = "probe";  // never written: validation wants one
   options.group = join_ranks(options.train, build_identity());
   const FittedRun fitted = fit_run(options.train, *options.group, terms);
   if (!fitted.summary.empty()) fmt::print("{}\n", fitted.summary);
@@ -59,8 +58,9 @@ void add_probe_command(CLI::App& app) {
   command->callback([=] {
     const ResolvedOptions resolved = resolve(*command, *train);
     options->train = resolved.options;
+    if (options->train.out.empty()) options->train.out = "probe";  // never written: validation wants one
     if (const int64_t num_ranks = ranks_to_launch(options->train)) return launch_ranks(num_ranks);
-    const FitTerms terms{.may_choose_micro_batch = !resolved.given.contains("micro-batch")};
+    const FitTerms terms{.may_choose_micro_batch = command->count("--micro-batch") == 0};
     const nlohmann::json result = measure(*options, terms);
     if (!result.is_null()) fmt::print("{}", *json ? result.dump(1) + "\n" : probe_text(result));
   });

@@ -71,6 +71,9 @@ ResolvedOptions with_recipe(const CLI::App& command, const TrainArguments& argum
       throw Error(fmt::format("{} ({} line {})", error.what(), arguments.recipe, entry.line));
     }
   }
+  // A recipe's passes fit its own batch.
+  int64_t& micro_batch = resolved.options.micro_batch;
+  if (!is_given(command, "micro-batch")) micro_batch = std::min(micro_batch, resolved.options.global_batch);
   return resolved;
 }
 

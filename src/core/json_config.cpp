@@ -72,7 +72,7 @@ json read_json_option(std::string_view who, std::string_view option, const std::
   if (value.empty()) return json::object();
   std::string text = value;
   std::error_code not_a_path;  // long text is none
-  if (std::filesystem::is_regular_file(value, not_a_path)) {
+  if (std::filesystem::exists(value, not_a_path) && !std::filesystem::is_directory(value, not_a_path)) {
     std::ifstream file(value, std::ios::binary);
     text.assign(std::istreambuf_iterator<char>(file), {});
   }

@@ -47,7 +47,8 @@ void apply_limits(HostMemory& memory, const fs::path& root, const GroupFiles& fi
     if (!limit) continue;
     memory.total_bytes = std::min(memory.total_bytes, *limit);
     const int64_t cached = number_of(folder / "memory.stat", files.inactive_files) +
-                           number_of(folder / "memory.stat", files.active_files);
+                           number_of(folder / "memory.stat", files.active_files) +
+                           number_of(folder / "memory.stat", "slab_reclaimable");  // version 2's alone
     const int64_t used = std::max<int64_t>(0, number_in(folder / files.usage).value_or(0) - cached);
     memory.available_bytes = std::min(memory.available_bytes, std::max<int64_t>(0, *limit - used));
   }

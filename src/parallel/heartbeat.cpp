@@ -52,6 +52,7 @@ struct Heartbeat::Watch {
   int64_t first, end;
   std::vector<int64_t> beats;
   std::vector<Clock::time_point> changed;
+  Clock::time_point last_look = Clock::now();
 };
 
 // Belongs to the threads that talk to the board, too: one that gets no answer outlives the heartbeat.
@@ -126,12 +127,16 @@ std::string Heartbeat::Shared::look(Watch& watch) {
   std::string gone = reported_failures(watch.first, watch.end);
   const std::lock_guard lock(board_mutex);
   if (const auto told = board->find(kGoneKey)) return *told;
+  // This rank itself was stopped, and the others with it perhaps: they have not had time to beat.
+  const Clock::time_point now = Clock::now();
+  if (now - std::exchange(watch.last_look, now) >= (kSilence - 1) * interval)
+    std::ranges::fill(watch.changed, now);
   for (int64_t rank = watch.first; rank < watch.end; ++rank) {
     const auto r = static_cast<size_t>(rank);
     const int64_t before = std::exchange(watch.beats[r], read(rank).beats);
     if (watch.beats[r] != before)
-      watch.changed[r] = Clock::now();
-    else if (Clock::now() - watch.changed[r] > kSilence * interval)
+      watch.changed[r] = now;
+    else if (now - watch.changed[r] > kSilence * interval)
       gone += fmt::format("; rank {} no longer answers", rank);
   }
   if (!gone.empty() && ranks.rank == 0) board->set(kGoneKey, gone);

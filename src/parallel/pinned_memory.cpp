@@ -3,6 +3,7 @@
 #include <dlfcn.h>
 #include <sys/mman.h>
 
+#include <exception>
 #include <memory>
 #include <type_traits>
 
@@ -18,7 +19,9 @@ struct PinnedPages {
   size_t bytes = 0;
   bool is_pinned = false;
 
+  // After an error the device may wait for a rank that is gone: so would this. The process's end frees them.
   ~PinnedPages() {
+    if (is_pinned && std::uncaught_exceptions() > 0) return;
     if (is_pinned) {
       pinning.finish_copies();
       pinning.unpin(address);

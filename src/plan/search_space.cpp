@@ -67,8 +67,7 @@ class SpaceBuilder {
   std::vector<int64_t> micro_batches(int64_t rank_batch) const {
     if (is_fixed("micro-batch")) {
       const int64_t given = search_.plan.train.micro_batch;
-      if (given > rank_batch) return {};
-      return {given > 0 ? given : rank_batch};
+      return {given > 0 ? std::min(given, rank_batch) : rank_batch};  // as the step divides its rows
     }
     std::vector<int64_t> sizes;
     for (int64_t parts = 1;; parts *= 2) {
@@ -95,7 +94,7 @@ class SpaceBuilder {
   std::vector<std::string> weight_offloads() const {
     if (is_fixed("offload-params")) return {search_.plan.train.offload_params};
     if (machine_.device != DryRunDevice::kCuda || present_.zero_stage < 3) return {"none"};
-    if (present_.gpus == 1) return {"cpu", "nvme"};
+    if (present_.gpus == 1 && !is_fixed("zero-stage")) return {"cpu", "nvme"};  // none is stage 0
     return {"none", "cpu", "nvme"};
   }
 

@@ -62,9 +62,12 @@ void load_autoencoder_of(const SampleCommand& command, const RunInfo& info, at::
                          at::ScalarType compute_dtype, SampleSource& source) {
   const RunInfo::AutoencoderInfo& trained = info.autoencoder;
   const std::string path = autoencoder_path(command, info);
-  if (path.empty() || (path != "pixels" && !std::filesystem::exists(path)))
+  std::error_code unreachable;
+  if (path.empty() || (path != "pixels" && !std::filesystem::exists(path, unreachable)))
     fail("sample", "{}: pass --autoencoder with the one that made the latents, or pixels",
-         path.empty() ? "no autoencoder is known" : path + " does not exist");
+         path.empty()  ? "no autoencoder is known"
+         : unreachable ? fmt::format("{}: {}", path, unreachable.message())
+                       : path + " does not exist");
   source.autoencoder = load_autoencoder(path, device, compute_dtype);
   const Autoencoder& autoencoder = *source.autoencoder;
   if (trained.name.empty()) return;

@@ -11,16 +11,16 @@
 #include <optional>
 
 #include "checkpoint/tensor_files.h"
+#include "checkpoint/weights_file.h"
 #include "core/aten.h"
 #include "core/atomic_file.h"
 #include "core/error.h"
 #include "core/file_lock.h"
-#include "core/mapped_file.h"
 #include "core/stop_signal.h"
 #include "core/tensors.h"
-#include "core/xxh3.h"
 #include "models/registry.h"
 #include "optim/lr_schedule.h"
+#include "parallel/agreement.h"
 #include "parallel/cpu_share.h"
 #include "parallel/machine.h"
 #include "train/bad_step.h"
@@ -271,8 +271,10 @@ void Run::open_monitor() {
 
 // Empty: there are none, or nobody to compare them with.
 std::string Run::weights_identity() const {
-  if (options_.weights.empty() || is_alone()) return "";
-  return xxh3_hex(MappedFile("train", options_.weights).bytes());
+  std::string digest;
+  if (!options_.weights.empty() && !is_alone())
+    agree(*context_.group, "--weights", [&] { digest = digest_of_weights(options_.weights); });
+  return digest;
 }
 
 double Run::clock_seconds() const {

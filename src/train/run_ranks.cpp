@@ -53,7 +53,7 @@ std::shared_ptr<ProcessGroup> join_ranks(const TrainOptions& options, const std:
     validate(options);
     group_options = {.device = parse_device(options.device, ranks.local_rank),
                      .timeout = timeout_of(options)};
-  } catch (const Error&) {
+  } catch (const std::exception&) {
     refusal = std::current_exception();
   }
   std::shared_ptr<ProcessGroup> group = ProcessGroup::connect(ranks, group_options);

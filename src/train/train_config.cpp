@@ -188,11 +188,25 @@ std::string to_toml(const TrainOptions& options) {
   return toml;
 }
 
+namespace {
+
+// The same JSON may be written in several ways.
+bool are_same(const nlohmann::json& saved, const nlohmann::json& now) {
+  if (saved == now || !saved.is_string() || !now.is_string()) return saved == now;
+  const auto parsed = [](const nlohmann::json& value) {
+    return nlohmann::json::parse(value.get<std::string>(), nullptr, /*allow_exceptions=*/false);
+  };
+  return parsed(saved).is_object() && parsed(saved) == parsed(now);
+}
+
+}  // namespace
+
 OptionChanges compare_options(const nlohmann::json& saved, const nlohmann::json& now) {
   OptionChanges changes;
   TrainOptions table;
   visit_options(table, [&](const char* name, const auto&, OnResume on_resume, const char*) {
-    if (on_resume == OnResume::kHarmless || !saved.contains(name) || saved.at(name) == now.at(name)) return;
+    if (on_resume == OnResume::kHarmless || !saved.contains(name) || are_same(saved.at(name), now.at(name)))
+      return;
     (on_resume == OnResume::kRefuse ? changes.refused : changes.warned)
         .push_back(fmt::format("--{} ({} -> {})", name, saved.at(name).dump(), now.at(name).dump()));
   });

@@ -122,7 +122,9 @@ TrainingData open_images(const TrainOptions& options, at::Device device, at::Sca
 std::string decoder_path(const TrainOptions& options, const StoreInfo& store) {
   if (store.autoencoder == "pixels") return "";
   if (!options.autoencoder.empty()) return options.autoencoder;
-  return options.sample_every > 0 && fs::exists(store.autoencoder_path) ? store.autoencoder_path : "";
+  std::error_code unreachable;  // of another user: as good as gone
+  return options.sample_every > 0 && fs::exists(store.autoencoder_path, unreachable) ? store.autoencoder_path
+                                                                                     : "";
 }
 
 std::string store_identity(const FeatureStore& store) {

@@ -145,6 +145,15 @@ def test_averages_can_be_switched_off(kiln, tmp_path):
     assert options_of(kiln, *words[2:], "--data", "synthetic")["ema-decay"] == []
 
 
+def test_passes_of_a_recipe_are_no_larger_than_the_batch(kiln, tmp_path):
+    recipe = tmp_path / "recipe.toml"
+    recipe.write_text('model = "DiT-S/8"\nglobal-batch = 64\nmicro-batch = 32\n')
+    plan = kiln("plan", "--recipe", recipe, "--global-batch", 16, "--gpu", "T4", "--json")
+    assert plan.returncode == 0, plan.stderr
+    searched = kiln("plan", "--search", "--recipe", recipe, "--gpus", 8, "--gpu", "T4", "--json")
+    assert searched.returncode == 0, searched.stderr
+
+
 def test_ranks_of_a_recipe_are_planned(kiln, tmp_path):
     recipe = tmp_path / "recipe.toml"
     recipe.write_text("nproc = 4\nzero-stage = 1\n")

@@ -78,6 +78,12 @@ def test_a_batch_too_large_for_one_pass_is_divided(tmp_path):
     assert result.returncode != 0 and "this fits" in result.stderr
 
 
+def test_ranks_need_no_run_folder(tmp_path):
+    result = run("probe", "--steps", 2, "--json", "--nproc", 2, "--threads", 1, temporary=tmp_path)
+    assert result.returncode == 0, result.stderr
+    assert json.loads(result.stdout)["measured"]["images_per_s"] > 0
+
+
 @pytest.mark.skipif(not FULL, reason="minutes: 256 images a step on a CPU")
 def test_the_plain_command_works_anywhere(kiln, tmp_path):
     result = kiln("probe", "--data", "synthetic", "--device", "cpu", "--steps", 4, "--json", timeout=3600)

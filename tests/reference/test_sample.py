@@ -278,6 +278,15 @@ def test_weights_tell_what_the_config_leaves_open(kiln, tmp_path):
     assert """--model-config '{"num_classes": 4}'""" in stderr and len(stderr.strip().splitlines()) == 1
 
 
+def test_weights_without_a_label_table_are_unconditional(kiln, tmp_path):
+    config, model = tiny_model(**PIXELS | dict(num_classes=0, class_dropout_prob=0.0))
+    save_file(model.state_dict(), tmp_path / "w.safetensors")
+    left = {key: value for key, value in config.items() if key != "class_dropout_prob"}
+    sample(kiln, "--weights", tmp_path / "w.safetensors", "--model", "dit", "--model-config", json.dumps(left), "--autoencoder",
+           "pixels", "--num-images", 1, "--num-sampling-steps", 2, "--out", tmp_path / "out")
+    assert len(pictures(tmp_path / "out")) == 1
+
+
 def test_an_npz_of_other_settings_is_refused(kiln, run_folder, tmp_path):
     common = ["--run", run_folder, "--num-images", 2, "--num-sampling-steps", 3, "--npz", tmp_path / "all.npz"]
     sample(kiln, *common, "--out", tmp_path / "a")

@@ -70,6 +70,17 @@ TEST(TrainConfig, ChangesAreSortedByWhatTheyDoToARun) {
   EXPECT_THAT(changes.warned, ElementsAre("--micro-batch (0 -> 8)"));
 }
 
+TEST(TrainConfig, JsonIsComparedAsWhatItSays) {
+  TrainOptions saved = usable_options(), now = usable_options();
+  saved.model_config = R"({"depth": 3, "num_heads": 2})";
+  now.model_config = R"({"num_heads":2,"depth":3})";
+  EXPECT_TRUE(compare_options(to_json(saved), to_json(now)).refused.empty());
+  now.model_config = R"({"num_heads":2,"depth":4})";
+  EXPECT_EQ(compare_options(to_json(saved), to_json(now)).refused.size(), 1u);
+  now.model_config = "";
+  EXPECT_EQ(compare_options(to_json(saved), to_json(now)).refused.size(), 1u);
+}
+
 TEST(TrainConfig, SettingsWithoutEffectAreRefused) {
   TrainOptions options = usable_options();
   options.flow_shift = 3;

@@ -40,8 +40,9 @@ const std::map<std::string, nlohmann::json>& dit_presets();
 // "_" are ignored.
 DitConfig parse_dit_config(const nlohmann::json& config);
 nlohmann::json to_json(const DitConfig& config);
-// Adds in_channels and learn_sigma where `config` lacks them and weights of these shapes tell them. Throws
-// Error when the weights have another number of label rows than `config`.
+// Adds in_channels, learn_sigma and, of a model without classes, class_dropout_prob where `config` lacks them
+// and weights of these shapes tell them. Throws Error when the weights have another number of label rows than
+// `config`.
 nlohmann::json complete_dit_config(const nlohmann::json& config,
                                    const std::map<std::string, std::vector<int64_t>>& shapes);
 

@@ -94,11 +94,14 @@ nlohmann::json complete_dit_config(const nlohmann::json& config,
   nlohmann::json completed = config;
   const int64_t in_channels = dimension("x_embedder.proj.weight", 1);  // (D, C, p, p)
   if (!config.contains("in_channels") && in_channels > 0) completed["in_channels"] = in_channels;
+  const int64_t num_labels = dimension("y_embedder.embedding_table.weight", 0);
+  const bool is_unconditional =
+      in_channels > 0 && num_labels == 0 && config.value("num_classes", int64_t{-1}) == 0;
+  if (is_unconditional && !config.contains("class_dropout_prob")) completed["class_dropout_prob"] = 0.0;
   const DitConfig c = parse_dit_config(completed);
   const int64_t rows = dimension("final_layer.linear.weight", 0);  // p * p * C_out
   const int64_t rows_without_sigma = c.patch_size * c.patch_size * c.in_channels;
   if (!config.contains("learn_sigma") && rows == rows_without_sigma) completed["learn_sigma"] = false;
-  const int64_t num_labels = dimension("y_embedder.embedding_table.weight", 0);
   if (num_labels > 0 && num_labels != c.num_labels()) {
     const int64_t num_classes = num_labels - (c.has_null_class() ? 1 : 0);
     fail("dit", "the weights have {} classes{}, the model {}: give --model-config '{{\"num_classes\": {}}}'",
