@@ -3,20 +3,26 @@
 usage: count_results.py FOLDER [PROGRAM-THAT-FAILED ...]
 A program that failed without a failed case in its JUnit file (a crash) counts as one failure.
 """
+import collections
 import pathlib
 import sys
 import xml.etree.ElementTree as ElementTree
 
 
 def count(file: pathlib.Path) -> tuple[int, int, int]:
+    """Passed, failed and skipped ones; says why those were skipped."""
     passed = failed = skipped = 0
+    reasons = collections.Counter()
     for case in ElementTree.parse(file).getroot().iter("testcase"):
         if case.find("failure") is not None or case.find("error") is not None:
             failed += 1
-        elif case.find("skipped") is not None or case.get("status") == "notrun" or case.get("result") == "skipped":
+        elif (reason := case.find("skipped")) is not None or case.get("status") == "notrun" or case.get("result") == "skipped":
             skipped += 1
+            reasons[" ".join((reason.get("message") or "").split()) if reason is not None else "disabled"] += 1
         else:
             passed += 1
+    for why, times in reasons.items():
+        print(f"{times} skipped of {file.stem}: {why}")
     return passed, failed, skipped
 
 

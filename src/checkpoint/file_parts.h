@@ -4,15 +4,15 @@
 #include <cstdint>
 #include <span>
 #include <string>
-#include <string_view>
 #include <vector>
+
+#include "checkpoint/file_checksum.h"
 
 namespace kiln {
 
-// Makes a file of `bytes` bytes that begins with `head`; the rest is for FileParts to write. Its space is
-// taken at once where the file system can, so that a full disk is known before anything is written. Throws
-// Error.
-void create_file_of_parts(const std::string& path, uint64_t bytes, std::string_view head);
+// Makes a file of `bytes` bytes, for FileParts to write. Its space is taken at once where the file system
+// can, so that a full disk is known before anything is written. Throws Error.
+void create_file_of_parts(const std::string& path, uint64_t bytes);
 
 // One process' hold on such files, which exist.
 class FileParts {
@@ -23,14 +23,18 @@ class FileParts {
   FileParts(FileParts&& other) noexcept;
   FileParts& operator=(FileParts&&) = delete;
 
-  // Bytes of paths[file] from `offset` on. Throws Error (disk full, input/output error).
+  // Bytes of paths[file] from `offset` on. Throws Error (disk full, input/output error). REQUIRES: they are
+  // written once.
   void write(size_t file, uint64_t offset, std::span<const std::byte> bytes);
   // Until what was written is on the disk. Throws Error.
   void sync();
+  // Of what was written here, by file.
+  const std::vector<FileChecksum>& checksums() const { return checksums_; }
 
  private:
   std::vector<std::string> paths_;
   std::vector<int> fds_;
+  std::vector<FileChecksum> checksums_;
 };
 
 }  // namespace kiln

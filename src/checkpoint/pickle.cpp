@@ -1,12 +1,12 @@
 #include "checkpoint/pickle.h"
 
-#include <algorithm>
-#include <array>
 #include <bit>
 #include <cstring>
 #include <string_view>
 #include <unordered_map>
 
+#include "checkpoint/pickle_names.h"
+#include "checkpoint/pickle_reader.h"
 #include "core/error.h"
 
 namespace kiln {
@@ -18,57 +18,6 @@ namespace {
 constexpr std::size_t kMaxBytes = 16u << 20;  // a whole training checkpoint of DiT-XL needs 0.3 MB
 constexpr std::size_t kMaxValues = 2'000'000;
 constexpr std::size_t kMaxNameLength = 200;
-
-// Modules that reach the system or run code. Nothing is ever executed here, but a file that asks for them is
-// an attack on other readers, and its user should know.
-constexpr std::array kRefusedModules = {"os",
-                                        "posix",
-                                        "nt",
-                                        "subprocess",
-                                        "sys",
-                                        "importlib",
-                                        "runpy",
-                                        "shutil",
-                                        "socket",
-                                        "ctypes",
-                                        "pickle",
-                                        "_pickle",
-                                        "dill",
-                                        "code",
-                                        "codeop",
-                                        "pty",
-                                        "pdb",
-                                        "bdb",
-                                        "timeit",
-                                        "types",
-                                        "commands",
-                                        "webbrowser",
-                                        "asyncio",
-                                        "operator",
-                                        "marshal",
-                                        "builtins",
-                                        "__builtin__",
-                                        "_operator",
-                                        "signal",
-                                        "cloudpickle",
-                                        "threading",
-                                        "multiprocessing",
-                                        "_posixsubprocess",
-                                        "http",
-                                        "urllib"};
-// Of builtins: plain types that real pickles hold.
-constexpr std::array kHarmlessBuiltins = {"set",       "frozenset", "list",  "dict",  "tuple",
-                                          "bytearray", "bytes",     "int",   "float", "bool",
-                                          "str",       "complex",   "slice", "range", "object"};
-
-bool is_refused(std::string_view module, std::string_view name) {
-  const std::string_view package = module.substr(0, module.find('.'));
-  if (std::find(kRefusedModules.begin(), kRefusedModules.end(), package) == kRefusedModules.end())
-    return false;
-  if (package == "builtins" || package == "__builtin__")
-    return std::find(kHarmlessBuiltins.begin(), kHarmlessBuiltins.end(), name) == kHarmlessBuiltins.end();
-  return true;
-}
 
 }  // namespace
 
@@ -83,53 +32,25 @@ const PickleValue* PickleValue::find(std::string_view key) const {
 class PickleMachine {
  public:
   PickleMachine(std::span<const std::byte> bytes, const std::string& name, Pickle& pickle)
-      : bytes_(bytes), name_(name), values_(pickle.values_) {
-    if (bytes_.size() > kMaxBytes)
-      fail("pickle", "{} bytes of pickle, at most {} are allowed ({})", bytes_.size(), kMaxBytes, name_);
+      : in_(bytes, name), values_(pickle.values_) {
+    if (bytes.size() > kMaxBytes)
+      fail("pickle", "{} bytes of pickle, at most {} are allowed ({})", bytes.size(), kMaxBytes, name);
   }
 
   const PickleValue* run() {
     while (true) {
-      opcode_position_ = position_;
-      const auto opcode = number<uint8_t>();
+      const uint8_t opcode = in_.next_opcode();
       if (opcode == '.') return pop();
       if (!push_scalar(opcode) && !push_container(opcode) && !change_container(opcode) && !use_name(opcode) &&
           !use_memo(opcode))
-        complain(fmt::format("unknown opcode {:#04x}", opcode));
+        in_.complain(fmt::format("unknown opcode {:#04x}", opcode));
     }
   }
 
  private:
-  [[noreturn]] void complain(const std::string& what) const {
-    fail("pickle", "{} at byte {} ({}): the file is damaged or not made by torch.save", what,
-         opcode_position_, name_);
-  }
-
-  // Reading the program.
-  std::string_view text(uint64_t size) {
-    if (size > bytes_.size() - position_) complain("the pickle ends too early");
-    const std::string_view view(reinterpret_cast<const char*>(bytes_.data()) + position_, size);
-    position_ += size;
-    return view;
-  }
-  template <class T>
-  T number() {
-    T value;
-    std::memcpy(&value, text(sizeof(T)).data(), sizeof(T));
-    return value;
-  }
-  std::string_view line() {
-    const std::string_view rest(reinterpret_cast<const char*>(bytes_.data()) + position_,
-                                bytes_.size() - position_);
-    const std::size_t end = rest.find('\n');
-    if (end == rest.npos) complain("the pickle ends too early");
-    position_ += end + 1;
-    return rest.substr(0, end);
-  }
-
   // The stack. Marks are positions in it; nothing below the last mark may be popped.
   PickleValue* make(Kind kind) {
-    if (values_.size() >= kMaxValues) complain("too many values");
+    if (values_.size() >= kMaxValues) in_.complain("too many values");
     values_.emplace_back().kind = kind;
     return &values_.back();
   }
@@ -138,7 +59,7 @@ class PickleMachine {
     return stack_.back();
   }
   PickleValue* pop() {
-    if (stack_.size() <= (marks_.empty() ? 0 : marks_.back())) complain("the stack is empty");
+    if (stack_.size() <= (marks_.empty() ? 0 : marks_.back())) in_.complain("the stack is empty");
     PickleValue* value = stack_.back();
     stack_.pop_back();
     return value;
@@ -149,7 +70,7 @@ class PickleMachine {
     return value;
   }
   std::vector<const PickleValue*> pop_to_mark() {
-    if (marks_.empty()) complain("a mark is missing");
+    if (marks_.empty()) in_.complain("a mark is missing");
     std::vector<const PickleValue*> items(stack_.begin() + static_cast<std::ptrdiff_t>(marks_.back()),
                                           stack_.end());
     stack_.resize(marks_.back());
@@ -158,12 +79,12 @@ class PickleMachine {
   }
 
   void push_text(Kind kind, uint64_t size) {
-    const std::string_view view = text(size);
+    const std::string_view view = in_.text(size);
     push(kind)->text = kind == Kind::kString ? std::string(view) : std::string();
   }
   void push_int(int64_t value) { push(Kind::kInt)->integer = value; }
   void push_long(uint64_t size) {
-    const std::string_view digits = text(size);
+    const std::string_view digits = in_.text(size);
     if (size > 8) {
       push(Kind::kOpaque);
       return;
@@ -183,43 +104,43 @@ class PickleMachine {
         push(Kind::kBool)->integer = opcode == 0x88;
         return true;
       case 'J':
-        push_int(number<int32_t>());
+        push_int(in_.number<int32_t>());
         return true;
       case 'K':
-        push_int(number<uint8_t>());
+        push_int(in_.number<uint8_t>());
         return true;
       case 'M':
-        push_int(number<uint16_t>());
+        push_int(in_.number<uint16_t>());
         return true;
       case 0x8a:
-        push_long(number<uint8_t>());
+        push_long(in_.number<uint8_t>());
         return true;
       case 0x8b:
-        push_long(number<uint32_t>());
+        push_long(in_.number<uint32_t>());
         return true;
       case 'G':
-        push(Kind::kFloat)->real = std::bit_cast<double>(__builtin_bswap64(number<uint64_t>()));
+        push(Kind::kFloat)->real = std::bit_cast<double>(__builtin_bswap64(in_.number<uint64_t>()));
         return true;
       case 'X':
       case 'T':
-        push_text(Kind::kString, number<uint32_t>());
+        push_text(Kind::kString, in_.number<uint32_t>());
         return true;
       case 0x8c:
       case 'U':
-        push_text(Kind::kString, number<uint8_t>());
+        push_text(Kind::kString, in_.number<uint8_t>());
         return true;
       case 0x8d:
-        push_text(Kind::kString, number<uint64_t>());
+        push_text(Kind::kString, in_.number<uint64_t>());
         return true;
       case 'B':
-        push_text(Kind::kOpaque, number<uint32_t>());
+        push_text(Kind::kOpaque, in_.number<uint32_t>());
         return true;
       case 'C':
-        push_text(Kind::kOpaque, number<uint8_t>());
+        push_text(Kind::kOpaque, in_.number<uint8_t>());
         return true;
       case 0x8e:
       case 0x96:
-        push_text(Kind::kOpaque, number<uint64_t>());
+        push_text(Kind::kOpaque, in_.number<uint64_t>());
         return true;
       default:
         return false;
@@ -256,7 +177,7 @@ class PickleMachine {
       case 'd':
       case 0x91: {
         auto items = pop_to_mark();
-        if (opcode == 'd' && items.size() % 2 != 0) complain("a key has no value");
+        if (opcode == 'd' && items.size() % 2 != 0) in_.complain("a key has no value");
         const Kind kind = opcode == 't' ? Kind::kTuple : opcode == 'l' ? Kind::kList : Kind::kDict;
         push(opcode == 0x91 ? Kind::kOpaque : kind)->items = std::move(items);
         return true;
@@ -268,11 +189,11 @@ class PickleMachine {
 
   // Only lists and dicts keep what is added: other objects (defaultdict, deque, sets) stay opaque.
   void add(PickleValue* target, Kind kind, const std::vector<const PickleValue*>& items) {
-    if (kind == Kind::kDict && items.size() % 2 != 0) complain("a key has no value");
+    if (kind == Kind::kDict && items.size() % 2 != 0) in_.complain("a key has no value");
     if (target->kind == kind)
       target->items.insert(target->items.end(), items.begin(), items.end());
     else if (target->kind != Kind::kCall && target->kind != Kind::kOpaque)
-      complain("items are added to something that holds none");
+      in_.complain("items are added to something that holds none");
   }
 
   bool change_container(uint8_t opcode) {
@@ -314,11 +235,11 @@ class PickleMachine {
   }
 
   void push_global(std::string_view module, std::string_view name) {
-    if (module.size() + name.size() > kMaxNameLength) complain("a class name is too long");
-    if (is_refused(module, name))
+    if (module.size() + name.size() > kMaxNameLength) in_.complain("a class name is too long");
+    if (only_an_attack_needs(module, name))
       fail("pickle",
            "the file asks for {:?} ({}): weights never need it, the file is an attack and is refused",
-           fmt::format("{}.{}", module, name), name_);
+           fmt::format("{}.{}", module, name), in_.name());
     push(Kind::kGlobal)->text = fmt::format("{}.{}", module, name);
   }
 
@@ -327,7 +248,7 @@ class PickleMachine {
       push(Kind::kOpaque);
       return;
     }
-    if (arguments->kind != Kind::kTuple) complain("a call's arguments are not a tuple");
+    if (arguments->kind != Kind::kTuple) in_.complain("a call's arguments are not a tuple");
     if (callee->text != "collections.OrderedDict") {
       push(Kind::kCall)->items = {callee, arguments};
       return;
@@ -335,10 +256,10 @@ class PickleMachine {
     PickleValue* dict = push(Kind::kDict);
     if (arguments->items.empty()) return;
     num_copied_ += arguments->items[0]->items.size();  // one list may be copied again and again
-    if (num_copied_ > kMaxValues) complain("too many values");
+    if (num_copied_ > kMaxValues) in_.complain("too many values");
     for (const PickleValue* pair :
          arguments->items[0]->items) {  // Python 2 wrote OrderedDict([[key, value], ...])
-      if (pair->items.size() != 2) complain("an OrderedDict's item is not a pair");
+      if (pair->items.size() != 2) in_.complain("an OrderedDict's item is not a pair");
       dict->items.insert(dict->items.end(), pair->items.begin(), pair->items.end());
     }
   }
@@ -346,14 +267,14 @@ class PickleMachine {
   bool use_name(uint8_t opcode) {
     switch (opcode) {
       case 'c': {
-        const std::string_view module = line();
-        push_global(module, line());
+        const std::string_view module = in_.line();
+        push_global(module, in_.line());
         return true;
       }
       case 0x93: {
         const PickleValue* name = pop();
         const PickleValue* module = pop();
-        if (name->kind != Kind::kString || module->kind != Kind::kString) complain("a class has no name");
+        if (name->kind != Kind::kString || module->kind != Kind::kString) in_.complain("a class has no name");
         push_global(module->text, name->text);
         return true;
       }
@@ -378,48 +299,46 @@ class PickleMachine {
   }
 
   void remember(uint32_t index) {
-    if (memo_.size() >= kMaxValues) complain("too many memo entries");
+    if (memo_.size() >= kMaxValues) in_.complain("too many memo entries");
     memo_[index] = top();
   }
   void recall(uint32_t index) {
     const auto found = memo_.find(index);
-    if (found == memo_.end()) complain("an unknown memo entry is used");
+    if (found == memo_.end()) in_.complain("an unknown memo entry is used");
     stack_.push_back(found->second);
   }
 
   bool use_memo(uint8_t opcode) {
     switch (opcode) {
       case 'q':
-        remember(number<uint8_t>());
+        remember(in_.number<uint8_t>());
         return true;
       case 'r':
-        remember(number<uint32_t>());
+        remember(in_.number<uint32_t>());
         return true;
       case 0x94:
         remember(static_cast<uint32_t>(memo_.size()));
         return true;
       case 'h':
-        recall(number<uint8_t>());
+        recall(in_.number<uint8_t>());
         return true;
       case 'j':
-        recall(number<uint32_t>());
+        recall(in_.number<uint32_t>());
         return true;
       case 0x80:
-        if (const auto protocol = number<uint8_t>(); protocol < 2 || protocol > 5)
-          complain(fmt::format("expected protocol 2 to 5, got {}", protocol));
+        if (const auto protocol = in_.number<uint8_t>(); protocol < 2 || protocol > 5)
+          in_.complain(fmt::format("expected protocol 2 to 5, got {}", protocol));
         return true;
       case 0x95:  // frames only group the program for buffering
-        number<uint64_t>();
+        in_.number<uint64_t>();
         return true;
       default:
         return false;
     }
   }
 
-  std::span<const std::byte> bytes_;
-  const std::string& name_;
+  PickleReader in_;
   std::deque<PickleValue>& values_;
-  std::size_t position_ = 0, opcode_position_ = 0;
   std::vector<PickleValue*> stack_;
   std::vector<std::size_t> marks_;
   std::unordered_map<uint32_t, PickleValue*> memo_;

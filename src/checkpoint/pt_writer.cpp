@@ -9,7 +9,7 @@
 namespace kiln {
 namespace {
 
-constexpr uint64_t kDataAlignment = 64;  // as torch.save aligns storages, so that they can be mapped
+constexpr uint64_t kStorageAlignment = 64;  // as torch.save aligns storages, so that they can be mapped
 constexpr uint64_t kMax32 = std::numeric_limits<uint32_t>::max();
 
 // Little-endian bytes of numbers and texts.
@@ -47,7 +47,7 @@ class ZipWriter {
     }
     // A padding field ("FB", as torch uses) moves the content to the next boundary.
     const uint64_t content_at = file_.size() + 30 + name.size() + extra.str().size() + 4;
-    const uint64_t padding = (kDataAlignment - content_at % kDataAlignment) % kDataAlignment;
+    const uint64_t padding = (kStorageAlignment - content_at % kStorageAlignment) % kStorageAlignment;
     extra.text("FB");
     extra.number<uint16_t>(static_cast<uint16_t>(padding));
     extra.text(std::string(padding, 'Z'));

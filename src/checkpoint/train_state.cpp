@@ -7,10 +7,13 @@
 #include <charconv>
 #include <filesystem>
 #include <fstream>
+#include <iterator>
+#include <stdexcept>
 
 #include "core/atomic_file.h"
 #include "core/error.h"
 #include "core/error_message.h"
+#include "core/xxh3.h"
 
 namespace kiln {
 
@@ -20,7 +23,10 @@ namespace {
 
 constexpr const char* kStateFile = "train_state.json";
 constexpr const char* kPartialPrefix = ".partial-";
+constexpr const char* kDamagedPrefix = "damaged-";
 constexpr int kFormatVersion = 1;
+// The last entry of train_state.json, by its place in the alphabet: XXH3 of all that is before it.
+constexpr std::string_view kOwnChecksum = "\"xxh3\": \"";
 
 fs::path checkpoints_folder(const std::string& run) { return fs::path(run) / "checkpoints"; }
 
@@ -42,13 +48,30 @@ std::optional<int64_t> parse_step(const std::string& name) {
   return step;
 }
 
+std::string checksum_of_text(std::string_view text) {
+  return xxh3_hex(std::as_bytes(std::span(text.data(), text.size())));
+}
+
+// Older ones have no checksum of their own.
 nlohmann::json read_state_json(const fs::path& folder) {
   const fs::path path = folder / kStateFile;
   std::ifstream file(path);
   if (!file) fail("checkpoint", "cannot read {}", path.string());
-  const auto state = nlohmann::json::parse(file, nullptr, /*allow_exceptions=*/false);
+  const std::string text{std::istreambuf_iterator<char>(file), {}};
+  const auto state = nlohmann::json::parse(text, nullptr, /*allow_exceptions=*/false);
   if (!state.is_object()) fail("checkpoint", "{} is not a JSON object", path.string());
+  const std::string_view before = std::string_view(text).substr(0, text.rfind(kOwnChecksum));
+  if (state.contains("xxh3") && state["xxh3"] != checksum_of_text(before))
+    fail("checkpoint", "{} has other bytes than were written", path.string());
   return state;
+}
+
+// The text of train_state.json.
+std::string sealed(nlohmann::json state) {
+  state["xxh3"] = std::string(16, '0');
+  std::string text = state.dump(2) + "\n";
+  const size_t end = text.rfind(kOwnChecksum);
+  return text.replace(end + kOwnChecksum.size(), 16, checksum_of_text(std::string_view(text).substr(0, end)));
 }
 
 // What is wrong with a checkpoint, its folder first; empty when it is complete.
@@ -133,6 +156,19 @@ TrainStateInfo read_train_state(const std::string& checkpoint_folder) {
   }
 }
 
+std::vector<CheckpointFile> read_file_list(const std::string& checkpoint_folder) {
+  const nlohmann::json state = read_state_json(checkpoint_folder);
+  try {
+    const nlohmann::json checksums = state.value("checksums", nlohmann::json::object());
+    std::vector<CheckpointFile> files;
+    for (const auto& [name, bytes] : state.at("files").items())
+      files.push_back({.name = name, .bytes = bytes, .checksum = checksums.value(name, "")});
+    return files;
+  } catch (const nlohmann::json::exception& error) {
+    fail("checkpoint", "{}/{}: {}", checkpoint_folder, kStateFile, error.what());
+  }
+}
+
 CheckpointWriter::CheckpointWriter(const std::string& run, int64_t step)
     : final_(checkpoint_folder(run, step)), partial_(partial_checkpoint_folder(run, step)) {
   std::error_code error;
@@ -147,10 +183,18 @@ CheckpointWriter::~CheckpointWriter() {
   fs::remove_all(partial_, error);
 }
 
-std::string CheckpointWriter::commit(const TrainStateInfo& info) {
-  nlohmann::json files;
-  for (const auto& entry : fs::directory_iterator(partial_))
-    files[entry.path().filename().string()] = entry.file_size();
+std::string CheckpointWriter::commit(const TrainStateInfo& info,
+                                     const std::map<std::string, FileChecksum>& checksums) {
+  nlohmann::json files, checksums_of_files = nlohmann::json::object();
+  for (const auto& entry : fs::directory_iterator(partial_)) {
+    const std::string name = entry.path().filename().string();
+    files[name] = entry.file_size();
+    const auto checksum = checksums.find(name);
+    if (checksum == checksums.end()) continue;
+    const std::optional<std::string> of_file = checksum->second.of_file(entry.file_size());
+    if (!of_file) throw std::logic_error("not all bytes of " + name + " are in its checksum");
+    checksums_of_files[name] = *of_file;
+  }
   const nlohmann::json state = {{"format_version", kFormatVersion},
                                 {"seed", info.seed},
                                 {"step", info.step},
@@ -166,8 +210,9 @@ std::string CheckpointWriter::commit(const TrainStateInfo& info) {
                                 {"machine", info.machine},
                                 {"log_window", info.log_window},
                                 {"config", info.config},
-                                {"files", files}};
-  write_file_atomically("checkpoint", (fs::path(partial_) / kStateFile).string(), state.dump(2) + "\n");
+                                {"files", files},
+                                {"checksums", checksums_of_files}};
+  write_file_atomically("checkpoint", (fs::path(partial_) / kStateFile).string(), sealed(state));
   sync_folder(partial_);
   std::error_code error, ignored;
   // Renamed before it is removed, as what is pruned: a removal that is interrupted would leave a torn one.
@@ -180,6 +225,19 @@ std::string CheckpointWriter::commit(const TrainStateInfo& info) {
   fs::remove_all(replaced, ignored);
   sync_folder(fs::path(final_).parent_path());
   return final_;
+}
+
+std::string set_aside(const Checkpoint& checkpoint) {
+  const fs::path folder = checkpoint.folder;
+  const std::string name = kDamagedPrefix + folder.filename().string();
+  std::error_code error;
+  fs::path aside = folder.parent_path() / name;
+  for (int number = 2; fs::exists(aside, error); ++number)
+    aside = folder.parent_path() / fmt::format("{}-{}", name, number);
+  fs::rename(folder, aside, error);
+  if (error)
+    fail("checkpoint", "cannot rename {} to {}: {}", folder.string(), aside.string(), error.message());
+  return aside.string();
 }
 
 void prune_checkpoints(const std::string& run, int64_t keep) {

@@ -2,10 +2,13 @@
 // train_state.json and the optimizer's train_state-00000-of-00001.safetensors. Torch-free.
 #pragma once
 #include <cstdint>
+#include <map>
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <string>
 #include <vector>
+
+#include "checkpoint/file_checksum.h"
 
 namespace kiln {
 
@@ -43,14 +46,24 @@ struct Checkpoint {
   int64_t step = 0;
   std::string folder;
 };
-// Complete checkpoints of RUN, oldest first: train_state.json is there and every file it lists has the size
-// it lists. Torn and foreign folders are passed over. An absent folder gives an empty list.
+// Complete checkpoints of RUN, oldest first: train_state.json is as it was written and every file it lists
+// has the size it lists. Torn and foreign folders are passed over. An absent folder gives an empty list. What
+// is in the files is for checkpoint/checked_files.h to look at.
 std::vector<Checkpoint> list_checkpoints(const std::string& run);
 // What is wrong with each that has a checkpoint's name and is not complete: "model.safetensors of
 // RUN/checkpoints/step-00001000 has 12 bytes, expected 2048". Kiln leaves none, however it is ended.
 std::vector<std::string> damaged_checkpoints(const std::string& run);
 // Throws Error naming the file and what is wrong with it.
 TrainStateInfo read_train_state(const std::string& checkpoint_folder);
+
+// A file of a checkpoint, as train_state.json describes it.
+struct CheckpointFile {
+  std::string name;
+  uint64_t bytes = 0;
+  std::string checksum;  // FileChecksum::of_file(); empty: older checkpoints do not tell
+};
+// All but train_state.json. Throws Error likewise.
+std::vector<CheckpointFile> read_file_list(const std::string& checkpoint_folder);
 
 // A checkpoint in the making: a hidden folder beside the others that takes its final name in one rename when
 // all of it is on disk. Destroyed without commit(), it leaves nothing behind.
@@ -62,14 +75,19 @@ class CheckpointWriter {
   CheckpointWriter(const CheckpointWriter&) = delete;
 
   const std::string& folder() const { return partial_; }  // where the files are to be written
-  // Writes train_state.json with the sizes of all files, syncs and renames. A checkpoint of the same step is
-  // replaced. Returns the final folder.
-  std::string commit(const TrainStateInfo& info);
+  // Writes train_state.json with the sizes of all files and the checksums of those in `checksums`, by name;
+  // syncs and renames. A checkpoint of the same step is replaced. Returns the final folder. REQUIRES: all
+  // bytes of those files are in their checksums.
+  std::string commit(const TrainStateInfo& info, const std::map<std::string, FileChecksum>& checksums = {});
 
  private:
   std::string final_, partial_;
   bool committed_ = false;
 };
+
+// Gives a complete checkpoint whose bytes are damaged another name, so that it is none any more, and returns
+// its new folder. Throws Error.
+std::string set_aside(const Checkpoint& checkpoint);
 
 // Removes all but the newest `keep` complete checkpoints (0 = keeps all) and what interrupted writers left.
 void prune_checkpoints(const std::string& run, int64_t keep);

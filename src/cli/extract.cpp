@@ -24,6 +24,8 @@ void add_extract_command(CLI::App& app) {
       ->required();
   command->add_option("--flip", options->flip, "none | both: each picture as it is and mirrored")
       ->capture_default_str();
+  command->add_flag("--enlarge", options->enlarge,
+                    "Enlarge pictures smaller than --image-size, as DiT does, instead of skipping them");
   command->add_flag("--strict", options->strict,
                     "Stop at a broken or too small picture instead of skipping it");
   command->add_option("--batch", options->batch, "Pictures encoded at once (default 8, on a GPU 32)");

@@ -1,7 +1,5 @@
 #include "plan/plan.h"
 
-#include <algorithm>
-
 #include "cli/commands.h"
 #include "cli/train_options.h"
 #include "core/atomic_file.h"
@@ -33,6 +31,7 @@ struct PlanArguments {
   PlanOptions options;
   bool json = false, calibrate = false, search = false;
   SearchOptions limits;  // of the search; its plan is `options`
+  double calibration_s = kCalibrationSeconds;
   std::string html, table;
 };
 
@@ -60,9 +59,15 @@ void add_plan_options(CLI::App& command, PlanArguments& arguments) {
           .add_option("--table", arguments.table,
                       "Print a Markdown table of docs/planning.md or docs/scaling.md: sizes, quoted, scaling")
           ->excludes(search);
-  command.add_flag(
+  auto* calibrate = command.add_flag(
       "--calibrate", arguments.calibrate,
-      "First measure this machine (a minute; --device says which) and keep its profile for later plans");
+      "First measure this machine (--device says which) and keep its profile for later plans");
+  command
+      .add_option(
+          "--calibrate-seconds", arguments.calibration_s,
+          "--calibrate: time its steps for so long; a slow machine needs more to try all kinds of them")
+      ->needs(calibrate)
+      ->capture_default_str();
   command.add_flag("--json", arguments.json, "Print one JSON object instead of text")->excludes(table);
   command
       .add_option("--html", arguments.html,
@@ -103,7 +108,10 @@ void run_search(const CLI::App& command, const PlanArguments& arguments) {
 
 void run(const CLI::App& command, const PlanArguments& arguments) {
   if (arguments.calibrate) {
-    const std::string path = store_profile(calibrate(arguments.options.train.device));
+    if (!(arguments.calibration_s > 0))
+      fail("plan", "--calibrate-seconds expects a positive number, got {}", arguments.calibration_s);
+    const std::string path =
+        store_profile(calibrate(arguments.options.train.device, arguments.calibration_s));
     fmt::print(stderr, "profile kept in {}\n", path);
   }
   if (!arguments.table.empty()) {
@@ -137,10 +145,6 @@ void add_plan_command(CLI::App& app) {
     options.train = resolved.options;
     arguments->given = resolved.given;
     if (!has_gpus && options.train.nproc > 0) options.gpus = options.train.nproc;
-    // As a recipe's passes fit its batch, they fit what each GPU has of it.
-    if (command->count("--micro-batch") == 0 && options.gpus > 0)
-      options.train.micro_batch = std::min(options.train.micro_batch,
-                                           std::max<int64_t>(1, options.train.global_batch / options.gpus));
     options.price_per_gpu_hour = price_per_gpu_hour(
         options.train, options.gpus, !arguments->search || is_number_of_gpus_given(*command, options.train));
     run(*command, *arguments);

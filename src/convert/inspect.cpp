@@ -13,6 +13,7 @@
 #include "core/aten.h"
 #include "core/error.h"
 #include "core/json_config.h"
+#include "core/nearest_name.h"
 #include "models/autoencoders/autoencoder_kl.h"
 #include "models/registry.h"
 
@@ -78,7 +79,8 @@ void inspect_model(const InspectOptions& options, std::FILE* out, std::FILE* sum
     if (options.model == listed.name) return inspect_autoencoder(listed, config, out, summary);
     known.push_back(listed.name);
   }
-  fail("inspect", "unknown model \"{}\": known are {}", options.model, fmt::join(known, ", "));
+  fail("inspect", "unknown model \"{}\": did you mean \"{}\"? (known are {})", options.model,
+       nearest_name(options.model, known), fmt::join(known, ", "));
 }
 
 std::string format_name(const std::string& path) {

@@ -3,7 +3,7 @@
 #include <filesystem>
 #include <fstream>
 
-#include "checkpoint/train_state.h"
+#include "checkpoint/checked_files.h"
 #include "checkpoint/weights_file.h"
 #include "core/error.h"
 
@@ -34,21 +34,25 @@ void add_run(const fs::path& folder, WeightsSource& source) {
   if (fs::exists(config)) source.run = read_json(config.string());
 }
 
-WeightsSource checkpoint_weights(const fs::path& folder, bool prefer_ema) {
+std::string weights_file_of(const fs::path& folder, bool prefer_ema) {
+  const std::string path = prefer_ema ? first_existing(folder, {"ema.safetensors", "model.safetensors"})
+                                      : first_existing(folder, {"model.safetensors", "ema.safetensors"});
+  if (path.empty()) fail("weights", "no model.safetensors in the checkpoint {}", folder.string());
+  return path;
+}
+
+WeightsSource checkpoint_weights(const fs::path& folder, const std::string& path) {
   WeightsSource source;
-  source.path = prefer_ema ? first_existing(folder, {"ema.safetensors", "model.safetensors"})
-                           : first_existing(folder, {"model.safetensors", "ema.safetensors"});
-  if (source.path.empty()) fail("weights", "no model.safetensors in the checkpoint {}", folder.string());
+  source.path = path;
   add_run(folder, source);
   return source;
 }
 
 WeightsSource run_weights(const std::string& run, bool prefer_ema) {
-  const auto checkpoints = list_checkpoints(run);
-  for (const std::string& damage : damaged_checkpoints(run))
-    fmt::print(stderr, "warning: passed over, it is damaged: {}\n", damage);
-  if (checkpoints.empty()) fail("weights", "no complete checkpoint yet in {}", run);
-  return checkpoint_weights(checkpoints.back().folder, prefer_ema);
+  const std::string path = newest_checked_file(
+      run, [&](const std::string& folder) { return weights_file_of(folder, prefer_ema); });
+  if (path.empty()) fail("weights", "no complete checkpoint yet in {}", run);
+  return checkpoint_weights(fs::path(path).parent_path(), path);
 }
 
 // What `kiln convert` left in a safetensors file; null when there is nothing.
@@ -107,7 +111,8 @@ WeightsSource find_weights(const std::string& path, bool prefer_ema) {
     fail("weights", "{} is a feature store, not weights: see kiln store inspect", path);
   if (fs::is_directory(folder / "transformer")) return diffusers_weights(folder / "transformer");
   if (fs::is_directory(folder / "checkpoints")) return run_weights(path, prefer_ema);
-  if (is_checkpoint_name(folder_name(folder))) return checkpoint_weights(folder, prefer_ema);
+  if (is_checkpoint_name(folder_name(folder)))
+    return checkpoint_weights(folder, weights_file_of(folder, prefer_ema));
   return diffusers_weights(folder);
 }
 

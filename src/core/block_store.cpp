@@ -12,6 +12,7 @@
 #include <cstring>
 #include <utility>
 
+#include "core/byte_units.h"
 #include "core/error.h"
 #include "core/file_space.h"
 
@@ -20,7 +21,6 @@ namespace kiln {
 namespace {
 
 constexpr int64_t kMostCallThreads = 16;
-constexpr double kGiB = 1 << 30;
 
 struct RingCloser {
   void operator()(io_uring* ring) const {

@@ -4,7 +4,9 @@
 
 #include <CLI/CLI.hpp>
 #include <cstdio>
+#include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "core/error_message.h"
@@ -37,6 +39,21 @@ std::vector<std::string> commands_of(const CLI::App& command) {
   return names;
 }
 
+// "Could not convert: --max-steps = many" is all that CLI11 says of a value of another kind than the
+// option's.
+std::optional<std::string> explain_conversion(const CLI::App& command, const std::string& text) {
+  constexpr std::string_view kBegin = "Could not convert: ", kBetween = " = ";
+  const size_t between = text.find(kBetween);
+  if (!text.starts_with(kBegin) || between == std::string::npos) return std::nullopt;
+  const std::string name = text.substr(kBegin.size(), between - kBegin.size());
+  const CLI::Option* option = command.get_option_no_throw(name);
+  const std::string kind = option ? option->get_type_name() : "";
+  const char* expected = kind.starts_with("INT")    ? "a whole number"
+                         : kind.starts_with("UINT") ? "a whole number from 0 on"
+                                                    : "a number";
+  return fmt::format("{} expects {}, got '{}'", name, expected, text.substr(between + kBetween.size()));
+}
+
 // CLI11's own words know neither the nearest name nor which of the arguments is meant.
 std::string explain(const CLI::App& app, const CLI::ParseError& error) {
   const CLI::App& command = command_in(app);
@@ -52,7 +69,7 @@ std::string explain(const CLI::App& app, const CLI::ParseError& error) {
     }
   if (!rest.empty()) return fmt::format("'{}' belongs to no option", rest.front());
   if (!commands.empty()) return fmt::format("expected a command: {}", fmt::join(commands, ", "));
-  return message_of(error);
+  return explain_conversion(command, error.what()).value_or(message_of(error));
 }
 
 }  // namespace

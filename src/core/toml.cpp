@@ -3,6 +3,9 @@
 #include <toml++/toml.h>
 
 #include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <filesystem>
 #include <fstream>
 #include <iterator>
 
@@ -52,9 +55,12 @@ std::vector<TomlEntry> parse_toml(std::string_view text, const std::string& name
 }
 
 std::vector<TomlEntry> read_toml(const std::string& path) {
+  std::error_code unreachable;  // then opening it tells why
+  if (std::filesystem::is_directory(path, unreachable))
+    fail("toml", "cannot read {}: it is a folder, a file is needed", path);
   std::ifstream file(path, std::ios::binary);
+  if (!file) fail("toml", "cannot read {}: {}", path, std::strerror(errno));
   const std::string text{std::istreambuf_iterator<char>(file), {}};
-  if (!file) fail("toml", "cannot read {}", path);
   return parse_toml(text, path);
 }
 

@@ -78,12 +78,12 @@ std::string dataset_fingerprint(const ImageDataset& dataset) {
   return xxh3_hex(std::as_bytes(std::span(text)));
 }
 
-Image load_cropped(const ImageDataset& dataset, int64_t index, int64_t size) {
+Image load_cropped(const ImageDataset& dataset, int64_t index, const Crop& crop) {
   const Image image = dataset.load(index);
-  if (std::min(image.height, image.width) < size)
+  if (!crop.enlarge && std::min(image.height, image.width) < crop.size)
     fail("dataset", "{} is too small: {} x {}, expected at least {} on the short side",
-         dataset.records()[index].name, image.width, image.height, size);
-  return center_crop(image, size);
+         dataset.records()[index].name, image.width, image.height, crop.size);
+  return center_crop(image, crop.size);
 }
 
 namespace layouts {

@@ -35,9 +35,15 @@ class ImageDataset {
 // only.
 std::string dataset_fingerprint(const ImageDataset& dataset);
 
-// The picture as a sample: decoded, centre-cropped to `size`. Throws Error naming it when it is broken, or
-// when its short side is below `size` (it would have to be enlarged).
-Image load_cropped(const ImageDataset& dataset, int64_t index, int64_t size);
+// DiT's centre crop to (size, size). DiT enlarges pictures whose short side is below `size`; here they are
+// errors unless that is asked for.
+struct Crop {
+  int64_t size = 0;
+  bool enlarge = false;
+};
+
+// The picture as a sample: decoded and cropped. Throws Error naming it when it is broken or too small.
+Image load_cropped(const ImageDataset& dataset, int64_t index, const Crop& crop);
 
 // Decodes, crops in worker threads, delivers in order. A broken or too small image is delivered with `error`
 // set.
@@ -49,7 +55,7 @@ struct PreparedImage {
 class ImagePipeline {
  public:
   // Images [first, last). At most `queue_depth` are decoded ahead.
-  ImagePipeline(const ImageDataset& dataset, int64_t first, int64_t last, int64_t size, int num_threads,
+  ImagePipeline(const ImageDataset& dataset, int64_t first, int64_t last, const Crop& crop, int num_threads,
                 int64_t queue_depth = 64);
   ~ImagePipeline();
   bool next(PreparedImage& out);  // false at the end

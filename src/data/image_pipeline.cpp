@@ -8,12 +8,12 @@ struct ImagePipeline::Impl {
   OrderedWorkers<PreparedImage> workers;
 };
 
-ImagePipeline::ImagePipeline(const ImageDataset& dataset, int64_t first, int64_t last, int64_t size,
+ImagePipeline::ImagePipeline(const ImageDataset& dataset, int64_t first, int64_t last, const Crop& crop,
                              int num_threads, int64_t queue_depth) {
-  const auto prepare = [&dataset, size](int64_t index) {
+  const auto prepare = [&dataset, crop](int64_t index) {
     PreparedImage prepared{index, {}, {}};
     try {
-      prepared.image = load_cropped(dataset, index, size);
+      prepared.image = load_cropped(dataset, index, crop);
     } catch (const Error& error) {
       prepared.error = error.what();
     }

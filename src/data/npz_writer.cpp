@@ -10,6 +10,7 @@
 #include <cstdio>
 #include <cstring>
 
+#include "core/atomic_file.h"
 #include "core/error.h"
 #include "core/xxh3.h"
 #include "data/npz.h"
@@ -149,7 +150,7 @@ class Writer : public NpzImageWriter {
  private:
   int64_t image_bytes() const { return height_ * width_ * 3; }
   int64_t data_end() const { return static_cast<int64_t>(header_.size()) + num_written_ * image_bytes(); }
-  [[noreturn]] void fail_writing() const { fail("npz", "cannot write {}: {}", path_, std::strerror(errno)); }
+  [[noreturn]] void fail_writing() const { fail_with_errno("npz", "write", path_, errno); }
 
   void write_at(int64_t offset, const void* data, size_t size) {
     const char* next = static_cast<const char*>(data);

@@ -11,7 +11,7 @@
 namespace kiln {
 namespace {
 
-void check(int status) {
+void check_encoding(int status) {
   if (status != SPNG_OK) fail("png", "cannot encode: {}", spng_strerror(status));
 }
 
@@ -24,20 +24,20 @@ std::vector<uint8_t> encode_png(const Image& image) {
   const std::unique_ptr<spng_ctx, decltype(&spng_ctx_free)> context(spng_ctx_new(SPNG_CTX_ENCODER),
                                                                     spng_ctx_free);
   if (!context) throw std::bad_alloc();
-  check(spng_set_option(context.get(), SPNG_ENCODE_TO_BUFFER, 1));
+  check_encoding(spng_set_option(context.get(), SPNG_ENCODE_TO_BUFFER, 1));
   spng_ihdr header{};
   header.width = static_cast<uint32_t>(image.width);
   header.height = static_cast<uint32_t>(image.height);
   header.bit_depth = 8;
   header.color_type = SPNG_COLOR_TYPE_TRUECOLOR;
-  check(spng_set_ihdr(context.get(), &header));
-  check(spng_encode_image(context.get(), image.rgb.data(), image.rgb.size(), SPNG_FMT_PNG,
+  check_encoding(spng_set_ihdr(context.get(), &header));
+  check_encoding(spng_encode_image(context.get(), image.rgb.data(), image.rgb.size(), SPNG_FMT_PNG,
                           SPNG_ENCODE_FINALIZE));
   size_t size = 0;
   int status = 0;
   const std::unique_ptr<void, decltype(&std::free)> buffer(spng_get_png_buffer(context.get(), &size, &status),
                                                            std::free);
-  check(status);
+  check_encoding(status);
   const auto* bytes = static_cast<const uint8_t*>(buffer.get());
   return {bytes, bytes + size};
 }

@@ -5,6 +5,8 @@
 
 #include <cstdio>
 
+#include "core/duration.h"
+
 namespace kiln {
 
 ShardProgress::ShardProgress(std::string verb, int64_t total)
@@ -27,10 +29,9 @@ void ShardProgress::update(int64_t done) {
   if (now - last_ < interval) return;
   last_ = now;
   const double seconds = std::chrono::duration<double>(now - start_).count();
-  const auto left =
-      static_cast<int64_t>(seconds / static_cast<double>(done - first_) * static_cast<double>(total_ - done));
-  fmt::print(stderr, "{}{} {} / {}  {} %  {}:{:02d} left{}", is_terminal_ ? "\r\x1b[K" : "", verb_, done,
-             total_, 100 * done / total_, left / 60, left % 60, is_terminal_ ? "" : "\n");
+  const double left = seconds / static_cast<double>(done - first_) * static_cast<double>(total_ - done);
+  fmt::print(stderr, "{}{} {} / {}  {} %  {} left{}", is_terminal_ ? "\r\x1b[K" : "", verb_, done, total_,
+             100 * done / total_, duration_text(left), is_terminal_ ? "" : "\n");
   std::fflush(stderr);
   is_open_ = is_terminal_;
 }

@@ -12,7 +12,7 @@ namespace {
 
 using nlohmann::json;
 
-constexpr int kFormatVersion = 1;
+constexpr int kStoreFormatVersion = 1;
 constexpr const char* kFormatName = "kiln feature store";
 constexpr int kMaxDepth = 32;  // of nested JSON: comparing and printing it recurses
 
@@ -83,10 +83,10 @@ void check_version(const Fields& fields) {
          fields.text("format").substr(0, 80), fields.where());
   }
   const int64_t version = fields.count("format_version", 1, 1'000'000);
-  if (version > kFormatVersion) {
+  if (version > kStoreFormatVersion) {
     fail("feature store",
          "expected format version {} at most, got {} ({}): it was written by a newer kiln, update",
-         kFormatVersion, version, fields.where());
+         kStoreFormatVersion, version, fields.where());
   }
 }
 
@@ -176,7 +176,7 @@ StoreInfo read_store_info(const std::string& folder) {
 std::string store_info_text(const StoreInfo& info) {
   nlohmann::ordered_json root;
   root["format"] = kFormatName;
-  root["format_version"] = kFormatVersion;
+  root["format_version"] = kStoreFormatVersion;
   root["complete"] = info.complete;
   root["num_samples"] = info.num_samples;
   root["autoencoder"] = info.autoencoder;

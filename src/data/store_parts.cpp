@@ -59,6 +59,17 @@ bool prepare_store_parts(const std::string& out, int64_t num_ranks) {
   return false;
 }
 
+void remove_empty_store(const std::string& out) {
+  const fs::path folder = out;
+  if (fs::exists(folder / "store.json")) {
+    if (read_store_info(out).num_samples > 0) fail(kWho, "expected a store without samples, got {}", out);
+    for (const char* name : {"store.json", "unfinished-shard.log"}) fs::remove(folder / name);
+  }
+  remove_parts(out);
+  std::error_code has_other_things;
+  fs::remove(folder, has_other_things);
+}
+
 int64_t join_store_parts(const std::string& out, int64_t num_ranks, StoreInfo info) {
   info.shards.clear();
   info.num_samples = 0;

@@ -19,4 +19,8 @@ bool prepare_store_parts(const std::string& out, int64_t num_ranks);
 // the number of samples. Throws Error: no samples at all.
 int64_t join_store_parts(const std::string& out, int64_t num_ranks, StoreInfo info);
 
+// Removes what an extraction, of one or more ranks, has left in a store that got no sample, and the folder
+// when nothing else is in it. Throws Error: there are samples.
+void remove_empty_store(const std::string& out);
+
 }  // namespace kiln

@@ -17,13 +17,13 @@ namespace {
 
 constexpr int64_t kMaxFieldBytes = 16 << 20;  // of a caption, class or JSON
 
-struct Entry {
+struct TarEntry {
   std::string path, key, extension;
   int64_t offset = 0, size = 0;
 };
 
 // "dir/n01.left.jpg" -> key "dir/n01", extension "left.jpg". False for a name without a dot.
-bool split_name(Entry& entry) {
+bool split_name(TarEntry& entry) {
   const auto slash = entry.path.rfind('/');
   const auto base = slash == std::string::npos ? 0 : slash + 1;
   const auto dot = entry.path.find('.', base);
@@ -41,7 +41,7 @@ class TarReader {
   }
 
   // The next regular file; false at the end.
-  bool next(Entry& out) {
+  bool next(TarEntry& out) {
     for (;;) {
       archive_entry* entry = nullptr;
       const int status = archive_read_next_header(archive_.get(), &entry);
@@ -71,7 +71,7 @@ class TarReader {
 // The fields of one sample, as met in the tar.
 struct Sample {
   std::string key;
-  std::vector<Entry> fields;
+  std::vector<TarEntry> fields;
 };
 
 class WebDataset : public ImageDataset {
@@ -83,7 +83,7 @@ class WebDataset : public ImageDataset {
     tars_.push_back(std::make_unique<RandomAccessFile>("webdataset", path));
     TarReader reader(path);
     Sample sample;
-    for (Entry entry; reader.next(entry);) {
+    for (TarEntry entry; reader.next(entry);) {
       if (!split_name(entry)) continue;  // README and the like belong to no sample
       if (entry.key != sample.key) {
         finish_sample(sample);
@@ -110,7 +110,7 @@ class WebDataset : public ImageDataset {
     int64_t offset, size;  // size -1: none
   };
 
-  std::string read_text(const Entry& entry) const {
+  std::string read_text(const TarEntry& entry) const {
     if (entry.size > kMaxFieldBytes)
       fail("webdataset", "expected at most {} bytes, got {} ({} of {})", kMaxFieldBytes, entry.size,
            entry.path, tars_.back()->path());
@@ -120,10 +120,10 @@ class WebDataset : public ImageDataset {
 
   // A field called jpg, jpeg, png or webp before one that only ends so ("left.jpg"). Two equally good ones
   // would mean that a picture is lost: that is refused.
-  const Entry* find_picture(const Sample& sample, const std::string& where) const {
-    const Entry* found = nullptr;
+  const TarEntry* find_picture(const Sample& sample, const std::string& where) const {
+    const TarEntry* found = nullptr;
     for (const bool exact : {true, false}) {
-      for (const Entry& field : sample.fields) {
+      for (const TarEntry& field : sample.fields) {
         const bool is_picture = has_image_extension("." + field.extension) &&
                                 (!exact || field.extension.find('.') == std::string::npos);
         if (!is_picture) continue;
@@ -142,7 +142,7 @@ class WebDataset : public ImageDataset {
   void finish_sample(const Sample& sample) {
     if (sample.fields.empty()) return;
     const std::string& tar_path = tars_.back()->path();
-    const Entry* picture = find_picture(sample, tar_path);
+    const TarEntry* picture = find_picture(sample, tar_path);
     const std::string tar_name = std::filesystem::path(tar_path).filename();
     ImageRecord record{tar_name + "/" + (picture ? picture->path : sample.key), -1, {}};
     if (!names_.insert(tar_name + "/" + sample.key).second)
@@ -157,7 +157,7 @@ class WebDataset : public ImageDataset {
   // .cls and .txt win over the JSON's fields.
   void read_fields(const Sample& sample, ImageRecord& record) {
     nlohmann::json label, json;
-    for (const Entry& field : sample.fields) {
+    for (const TarEntry& field : sample.fields) {
       const std::string where = field.path + " of " + tars_.back()->path();
       if (field.extension == "cls") {
         label = nlohmann::json::parse(read_text(field), nullptr, /*allow_exceptions=*/false);

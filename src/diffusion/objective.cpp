@@ -16,7 +16,7 @@ struct ObjectiveType {
   const char* type;
   std::unique_ptr<Objective> (*make)(const nlohmann::json&);
 };
-constexpr ObjectiveType kTypes[] = {
+constexpr ObjectiveType kObjectiveTypes[] = {
     {"iddpm", make_iddpm_objective},
     {"ddpm", make_ddpm_objective},
     {"flow", make_flow_objective},
@@ -27,7 +27,7 @@ struct NamedObjective {
   const char* config;
 };
 // What --objective means. Image and latent models train on DiT's linear schedule of 1000 timesteps.
-constexpr NamedObjective kNames[] = {
+constexpr NamedObjective kNamedObjectives[] = {
     {"iddpm", R"({"type": "iddpm", "beta_schedule": "linear", "learn_sigma": true,
                   "rescale_learned_sigmas": false, "num_train_timesteps": 1000})"},
     {"epsilon", R"({"type": "ddpm", "beta_schedule": "linear", "beta_start": 0.0001, "beta_end": 0.02,
@@ -45,7 +45,7 @@ constexpr NamedObjective kNames[] = {
 std::unique_ptr<Objective> make_objective(const nlohmann::json& config) {
   const std::string type = JsonConfig("objective", config).get<std::string>("type", "");
   std::vector<std::string> known;
-  for (const ObjectiveType& entry : kTypes) {
+  for (const ObjectiveType& entry : kObjectiveTypes) {
     if (type == entry.type) return entry.make(config);
     known.push_back(entry.type);
   }
@@ -53,7 +53,7 @@ std::unique_ptr<Objective> make_objective(const nlohmann::json& config) {
 }
 
 nlohmann::json objective_config(const std::string& name) {
-  for (const NamedObjective& entry : kNames)
+  for (const NamedObjective& entry : kNamedObjectives)
     if (name == entry.name) return nlohmann::json::parse(entry.config);
   fail("objective", "expected --objective to be one of {}, got \"{}\"", fmt::join(objective_names(), ", "),
        name);
@@ -61,7 +61,7 @@ nlohmann::json objective_config(const std::string& name) {
 
 std::vector<std::string> objective_names() {
   std::vector<std::string> names;
-  for (const NamedObjective& entry : kNames) names.push_back(entry.name);
+  for (const NamedObjective& entry : kNamedObjectives) names.push_back(entry.name);
   return names;
 }
 

@@ -22,7 +22,7 @@ struct SamplerType {
   const char* type;
   std::unique_ptr<Sampler> (*make)(const json&);
 };
-constexpr SamplerType kTypes[] = {
+constexpr SamplerType kSamplerTypes[] = {
     {"iddpm", make_iddpm_sampler}, {"iddpm_ddim", make_iddpm_ddim_sampler}, {"ddim", make_ddim_sampler},
     {"ddpm", make_ddpm_sampler},   {"flow_euler", make_flow_euler_sampler}, {"dpmpp", make_dpmpp_sampler},
 };
@@ -99,7 +99,7 @@ struct NamedSampler {
   bool on_schedule, on_flow;  // which models it samples
   json (*config)(int64_t steps, const json& objective);
 };
-constexpr NamedSampler kNames[] = {
+constexpr NamedSampler kNamedSamplers[] = {
     {"ddpm", true, false, ddpm_config},
     {"ddim", true, false, ddim_config},
     {"dpmpp_2m", true, true, dpmpp_config},
@@ -111,7 +111,7 @@ constexpr NamedSampler kNames[] = {
 std::unique_ptr<Sampler> make_sampler(const json& config) {
   const std::string type = JsonConfig("sampler", config).get<std::string>("type", "");
   std::vector<std::string> known;
-  for (const SamplerType& entry : kTypes) {
+  for (const SamplerType& entry : kSamplerTypes) {
     if (type == entry.type) return entry.make(config);
     known.push_back(entry.type);
   }
@@ -124,9 +124,9 @@ json sampler_config(const std::string& name, int64_t num_sampling_steps, const j
     fail("sampler", "expected --num-sampling-steps to be at least 1, got {}", num_sampling_steps);
   const bool flow = is_type(objective, "flow");
   std::vector<std::string> fitting;
-  for (const NamedSampler& entry : kNames)
+  for (const NamedSampler& entry : kNamedSamplers)
     if (flow ? entry.on_flow : entry.on_schedule) fitting.push_back(entry.name);
-  for (const NamedSampler& entry : kNames) {
+  for (const NamedSampler& entry : kNamedSamplers) {
     if (name != entry.name) continue;
     if (!(flow ? entry.on_flow : entry.on_schedule))
       fail("sampler", "{} cannot sample a model trained with the {} objective: use {}", name,
@@ -138,7 +138,7 @@ json sampler_config(const std::string& name, int64_t num_sampling_steps, const j
 
 std::vector<std::string> sampler_names() {
   std::vector<std::string> names;
-  for (const NamedSampler& entry : kNames) names.push_back(entry.name);
+  for (const NamedSampler& entry : kNamedSamplers) names.push_back(entry.name);
   return names;
 }
 

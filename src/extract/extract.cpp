@@ -51,6 +51,10 @@ class Extraction {
     writer_ = FeatureStoreWriter::open(options_.out, info_, options_.shard_size);
     if (read_store_info(options_.out).complete) return say_complete();
     if (!extract_images(options_.out)) return say_stopped();
+    if (position_.num_samples == 0) {
+      writer_.reset();
+      refuse_empty();
+    }
     writer_->finish();
     report(position_.num_samples, num_skipped_);
   }
@@ -94,15 +98,18 @@ class Extraction {
       if (!stopped && position_.num_samples > 0) writer_->finish();
       writer_.reset();
     }
-    const std::vector<double> of_all =
-        group_.sum({stopped ? 1.0 : 0.0, static_cast<double>(num_skipped_)}, "the end of the extraction");
+    const std::vector<double> of_all = group_.sum(
+        {stopped ? 1.0 : 0.0, static_cast<double>(num_skipped_), static_cast<double>(position_.num_samples)},
+        "the end of the extraction");
     if (of_all[0] > 0) {
       if (is_first) say_stopped();
       return;
     }
     int64_t num_samples = 0;
     agree(group_, "joining the store", [&] {
-      if (is_first) num_samples = join_store_parts(options_.out, num_ranks, info_);
+      if (!is_first) return;
+      if (of_all[2] == 0) refuse_empty();
+      num_samples = join_store_parts(options_.out, num_ranks, info_);
     });
     if (is_first) report(num_samples, static_cast<int64_t>(of_all[1]));
   }
@@ -115,6 +122,16 @@ class Extraction {
         fail("extract", "{} has two pictures named {:?}: names must be unique", options_.data, record.name);
   }
 
+  // What there is of the store goes: with another --image-size the same folder is to do.
+  [[noreturn]] void refuse_empty() const {
+    remove_empty_store(options_.out);
+    fail("extract", "none of the {} pictures in {} can be used: they are {}", dataset_->records().size(),
+         options_.data,
+         options_.enlarge ? "broken"
+                          : fmt::format("broken or smaller than --image-size {} (--enlarge takes small ones, "
+                                        "as DiT does)",
+                                        options_.image_size));
+  }
   void say_complete() const {
     fmt::print("{} is complete with {} samples: nothing to do\n", options_.out,
                read_store_info(options_.out).num_samples);
@@ -129,8 +146,8 @@ class Extraction {
       fmt::print(stderr, "{} holds {} samples: going on behind them\n", folder, position_.num_in_store);
     ProgressLine progress(position_.next_image - range_.first, range_.last - range_.first,
                           /*is_shown=*/group_.rank() == 0);
-    ImagePipeline pipeline(*dataset_, position_.next_image, range_.last, options_.image_size,
-                           settings_.num_workers, 2 * settings_.batch);
+    ImagePipeline pipeline(*dataset_, position_.next_image, range_.last, crop(), settings_.num_workers,
+                           2 * settings_.batch);
     int64_t done = position_.next_image - range_.first;
     std::vector<PreparedImage> batch;
     for (PreparedImage image; !stop_.requested() && pipeline.next(image);
@@ -169,9 +186,11 @@ class Extraction {
     return position;
   }
 
+  Crop crop() const { return {.size = options_.image_size, .enlarge = options_.enlarge}; }
+
   bool is_good(int64_t index) const {
     try {
-      load_cropped(*dataset_, index, options_.image_size);
+      load_cropped(*dataset_, index, crop());
       return true;
     } catch (const Error&) {
       return false;
@@ -250,8 +269,12 @@ class Extraction {
     fmt::print("{} samples{} in {}\n", num_samples,
                num_classes > 0 ? fmt::format(", {} classes,", num_classes) : "", options_.out);
     if (num_skipped > 0)
-      fmt::print("{} of {} pictures are broken or smaller than {} pixels and were skipped\n", num_skipped,
-                 dataset_->records().size(), options_.image_size);
+      fmt::print("{} of {} pictures are {}\n", num_skipped, dataset_->records().size(),
+                 options_.enlarge
+                     ? "broken and were skipped"
+                     : fmt::format("broken or smaller than {} pixels and were skipped (--enlarge takes the "
+                                   "small ones, as DiT does)",
+                                   options_.image_size));
   }
 
   const StopSignal stop_;  // also while waiting for other ranks

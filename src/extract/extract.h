@@ -12,6 +12,7 @@ struct ExtractOptions {
   std::string data, autoencoder, out;
   int64_t image_size = 0;
   std::string flip = "none";          // none | both: each picture as it is and mirrored
+  bool enlarge = false;               // pictures smaller than image_size, as DiT does; else they are left out
   bool strict = false;                // stop at a broken or too small picture instead of leaving it out
   int64_t batch = 0;                  // pictures encoded at once; 0 = by device
   std::string dtype = "f32";          // of the stored latents

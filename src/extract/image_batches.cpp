@@ -16,13 +16,14 @@ namespace {
 // Batches whose x_0 holds the images themselves, (B, 3, S, S); all else is as the step sees it.
 struct ImageFill {
   std::shared_ptr<const ImageDataset> dataset;
-  int64_t image_size, channels, latent_size;  // of a latent
+  Crop crop;
+  int64_t channels, latent_size;  // of a latent
   BatchOptions options;
 
   void operator()(int64_t first_position, Batch& batch) const {
     const bool has_labels = !dataset->class_names().empty();
     shape_batch(options, first_position, channels, latent_size, latent_size, has_labels, batch);
-    const int64_t image_values = 3 * image_size * image_size,
+    const int64_t image_values = 3 * crop.size * crop.size,
                   latent_values = channels * latent_size * latent_size;
     batch.x_0.resize(batch.size * image_values);
     const auto num_samples = static_cast<int64_t>(dataset->records().size());
@@ -39,9 +40,10 @@ struct ImageFill {
 
   Image load(int64_t sample) const {
     try {
-      return load_cropped(*dataset, sample, image_size);
+      return load_cropped(*dataset, sample, crop);
     } catch (const Error& error) {
-      fail("loader", "{}: remove it, or use kiln extract, which names and skips such pictures", error.what());
+      fail("loader", "{}: remove it, or use kiln extract, which names and skips such pictures{}",
+           error.what(), crop.enlarge ? "" : " (--enlarge takes small ones, as DiT does)");
     }
   }
 };
@@ -51,7 +53,7 @@ class ImageBatches : public BatchSource {
   ImageBatches(ImageFill fill, std::shared_ptr<const Autoencoder> autoencoder, at::Device device,
                int64_t images_at_once)
       : options_(fill.options),
-        image_size_(fill.image_size),
+        image_size_(fill.crop.size),
         images_at_once_(images_at_once),
         autoencoder_(std::move(autoencoder)),
         device_(device),
@@ -125,12 +127,12 @@ void check_image_size(const Autoencoder& autoencoder, int64_t image_size) {
 
 std::unique_ptr<BatchSource> image_batches(std::shared_ptr<const ImageDataset> dataset,
                                            std::shared_ptr<const Autoencoder> autoencoder, at::Device device,
-                                           int64_t image_size, const BatchOptions& options,
+                                           const Crop& crop, const BatchOptions& options,
                                            int64_t images_at_once) {
   check_batch_options(options);
-  check_image_size(*autoencoder, image_size);
-  const ImageFill fill{std::move(dataset), image_size, autoencoder->latent_channels,
-                       image_size / autoencoder->downsample, options};
+  check_image_size(*autoencoder, crop.size);
+  const ImageFill fill{std::move(dataset), crop, autoencoder->latent_channels,
+                       crop.size / autoencoder->downsample, options};
   return std::make_unique<ImageBatches>(fill, std::move(autoencoder), device, images_at_once);
 }
 

@@ -14,11 +14,11 @@ namespace kiln {
 // The stream of a store that was extracted from these images with --flip both: the same order, the same
 // draws. Worker threads decode ahead; next() encodes, on `device`, where the autoencoder's weights are, so
 // many images at once (0: the whole batch), which changes no more than rounding.
-// next() throws Error naming a picture that is broken or smaller than `image_size`: the stream could not be
-// that of a store that left it out.
+// next() throws Error naming a picture that is broken or too small for `crop`: the stream could not be that
+// of a store that left it out.
 std::unique_ptr<BatchSource> image_batches(std::shared_ptr<const ImageDataset> dataset,
                                            std::shared_ptr<const Autoencoder> autoencoder, at::Device device,
-                                           int64_t image_size, const BatchOptions& options,
+                                           const Crop& crop, const BatchOptions& options,
                                            int64_t images_at_once = 0);
 
 // Throws Error unless the autoencoder takes images of this size.

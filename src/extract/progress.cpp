@@ -6,16 +6,9 @@
 #include <cstdio>
 #include <string>
 
+#include "core/duration.h"
+
 namespace kiln {
-namespace {
-
-std::string clock_text(double seconds) {
-  const auto total = static_cast<int64_t>(seconds + 0.5);
-  if (total >= 3600) return fmt::format("{}:{:02}:{:02}", total / 3600, total / 60 % 60, total % 60);
-  return fmt::format("{}:{:02}", total / 60, total % 60);
-}
-
-}  // namespace
 
 ProgressLine::ProgressLine(int64_t done, int64_t total, bool is_shown)
     : first_(done),
@@ -38,7 +31,7 @@ void ProgressLine::print(int64_t done, int64_t num_skipped) {
   const double seconds = std::chrono::duration<double>(Clock::now() - start_).count();
   const double rate = seconds > 0 ? static_cast<double>(done - first_) / seconds : 0;
   std::string line = fmt::format("{} / {} images  {:.1f} images/s", done, total_, rate);
-  if (rate > 0) line += fmt::format("  {} left", clock_text(static_cast<double>(total_ - done) / rate));
+  if (rate > 0) line += fmt::format("  {} left", duration_text(static_cast<double>(total_ - done) / rate));
   if (num_skipped > 0) line += fmt::format("  {} skipped", num_skipped);
   fmt::print(stderr, "{}{}{}", is_terminal_ ? "\r\x1b[K" : "", line, is_terminal_ ? "" : "\n");
   std::fflush(stderr);

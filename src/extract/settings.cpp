@@ -51,6 +51,7 @@ StoreInfo make_store_info(const ExtractOptions& options, const ExtractSettings& 
                  {"device", settings.device.is_cuda() ? "cuda" : "cpu"},
                  {"compute_dtype", options.compute_dtype},
                  {"batch", settings.batch}};
+  if (options.enlarge) info.source["enlarge"] = true;
   return info;
 }
 

@@ -20,16 +20,30 @@ at::Tensor GroupNorm::forward(const at::Tensor& x, bool silu) const {
   return ops::group_norm_silu(x, num_groups, weight->value, bias->value, eps, silu);
 }
 
-ParameterScope::ParameterScope(ParameterList& list, at::Device device, std::string prefix)
-    : list_(list), device_(device), prefix_(std::move(prefix)) {}
+namespace {
+
+// On meta, and not from its allocator: a dry run counts what that gives.
+at::Tensor outline_of(at::IntArrayRef shape) {
+  return at::for_blob(nullptr, shape)
+      .options(at::TensorOptions(at::kMeta).dtype(at::kFloat))
+      .target_device(at::kMeta)
+      .make_tensor();
+}
+
+}  // namespace
+
+ParameterScope::ParameterScope(ParameterList& list, const BuildOptions& options, std::string prefix)
+    : list_(list), options_(options), prefix_(std::move(prefix)) {}
 
 ParameterScope ParameterScope::under(const std::string& name) const {
-  return ParameterScope(list_, device_, prefix_ + name + ".");
+  return ParameterScope(list_, options_, prefix_ + name + ".");
 }
 
 std::shared_ptr<Parameter> ParameterScope::add(const std::string& name, at::IntArrayRef shape, Init init,
                                                bool trainable) const {
-  const at::Tensor value = at::empty(shape, at::TensorOptions(at::kFloat).device(device_));
+  const at::Tensor value = options_.outline
+                               ? outline_of(shape)
+                               : at::empty(shape, at::TensorOptions(at::kFloat).device(options_.device));
   auto parameter = std::make_shared<Parameter>(
       Parameter{.key = prefix_ + name, .value = value, .init = std::move(init), .trainable = trainable});
   list_.push_back(parameter);

@@ -37,7 +37,7 @@ struct GroupNorm {
 // Creates weights under a key prefix and appends them to a list in the order of creation.
 class ParameterScope {
  public:
-  ParameterScope(ParameterList& list, at::Device device, std::string prefix = "");
+  ParameterScope(ParameterList& list, const BuildOptions& options, std::string prefix = "");
 
   // `name` below this one: keys become prefix + name + "." + ...
   ParameterScope under(const std::string& name) const;
@@ -57,7 +57,7 @@ class ParameterScope {
 
  private:
   ParameterList& list_;
-  at::Device device_;
+  BuildOptions options_;
   std::string prefix_;
 };
 

@@ -75,10 +75,12 @@ struct DenoiserShape {
 
 // Tensors are created on `device` in f32 and not initialised: initialize_weights() or load_weights() follows.
 // `compute_dtype`: what matrix products and convolutions run in; norms, softmax and a transformer's residual
-// stream stay f32.
+// stream stay f32. `outline`: weights have shapes only, without memory on any device, for who gives them
+// their values one by one (train/training_state.h).
 struct BuildOptions {
   at::Device device = at::kCPU;
   at::ScalarType compute_dtype = at::kFloat;
+  bool outline = false;
 };
 
 class Denoiser {

@@ -3,6 +3,7 @@
 #include <fmt/ranges.h>
 
 #include "core/error.h"
+#include "core/nearest_name.h"
 #include "models/denoisers/dit.h"
 
 namespace kiln {
@@ -43,7 +44,9 @@ Merged merge(const std::string& name, const json& config) {
         if (!value.is_null()) merged[key] = value;
     return {&family, merged};
   }
-  fail("models", "unknown denoiser \"{}\": known are {}", name, fmt::join(denoiser_names(), ", "));
+  const std::vector<std::string> known = denoiser_names();
+  fail("models", "unknown model \"{}\": did you mean \"{}\"? (known are {})", name, nearest_name(name, known),
+       fmt::join(known, ", "));
 }
 
 }  // namespace

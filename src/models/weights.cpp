@@ -28,9 +28,12 @@ void initialize_weights(const ParameterList& parameters, uint64_t seed) {
   const at::NoGradGuard no_grad;
   for (const auto& parameter : parameters) {
     if (parameter->value.is_meta()) continue;
-    at::Tensor drawn = at::empty(parameter->value.sizes(), at::kFloat);
+    at::Tensor& value = parameter->value;
+    const bool is_drawn_in_place =
+        value.is_cpu() && value.is_contiguous() && value.scalar_type() == at::kFloat;
+    at::Tensor drawn = is_drawn_in_place ? value : at::empty(value.sizes(), at::kFloat);
     initialize(parameter->init, seed, parameter->key, drawn);
-    parameter->value.copy_(drawn);
+    if (!is_drawn_in_place) value.copy_(drawn);
   }
 }
 

@@ -9,12 +9,12 @@ namespace kiln {
 
 namespace {
 
-struct Entry {
+struct NamedDecay {
   const char* name;
   double (*decay_at)(double decay, int64_t update);
 };
 
-constexpr Entry kEntries[] = {
+constexpr NamedDecay kNamedDecays[] = {
     {"constant", [](double decay, int64_t) { return decay; }},
     {"diffusers",
      [](double decay, int64_t update) {
@@ -27,12 +27,12 @@ constexpr Entry kEntries[] = {
 
 std::vector<std::string> ema_schedule_names() {
   std::vector<std::string> names;
-  for (const Entry& entry : kEntries) names.push_back(entry.name);
+  for (const NamedDecay& entry : kNamedDecays) names.push_back(entry.name);
   return names;
 }
 
 double ema_decay_at(const std::string& schedule, double decay, int64_t update) {
-  for (const Entry& entry : kEntries)
+  for (const NamedDecay& entry : kNamedDecays)
     if (schedule == entry.name) return entry.decay_at(decay, update);
   fail("ema", "schedule expects one of {}, got '{}'", fmt::join(ema_schedule_names(), ", "), schedule);
 }

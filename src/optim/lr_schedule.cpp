@@ -11,12 +11,12 @@ namespace kiln {
 
 namespace {
 
-struct Entry {
+struct NamedSchedule {
   const char* name;
   double (*factor)(double progress);  // in [0, 1]: 1 is lr, 0 is lr * min_lr_ratio
 };
 
-constexpr Entry kEntries[] = {
+constexpr NamedSchedule kNamedSchedules[] = {
     {"constant", [](double) { return 1.0; }},
     {"cosine", [](double progress) { return 0.5 * (1 + std::cos(std::numbers::pi * progress)); }},
     {"linear", [](double progress) { return 1 - progress; }},
@@ -34,13 +34,13 @@ double warmup_factor(const LrSchedule& schedule, int64_t step) {
 
 std::vector<std::string> lr_schedule_names() {
   std::vector<std::string> names;
-  for (const Entry& entry : kEntries) names.push_back(entry.name);
+  for (const NamedSchedule& entry : kNamedSchedules) names.push_back(entry.name);
   return names;
 }
 
 double lr_at(const LrSchedule& schedule, int64_t step, double progress) {
   const double warmup = warmup_factor(schedule, step);
-  for (const Entry& entry : kEntries) {
+  for (const NamedSchedule& entry : kNamedSchedules) {
     if (schedule.name != entry.name) continue;
     const double factor = entry.factor(std::clamp(progress, 0.0, 1.0));
     return schedule.lr * warmup * (schedule.min_lr_ratio + (1 - schedule.min_lr_ratio) * factor);

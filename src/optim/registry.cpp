@@ -10,34 +10,34 @@ namespace kiln {
 
 namespace {
 
-struct Entry {
+struct OptimizerType {
   const char* name;
   std::vector<std::string> keys;  // that the config may hold beside "type"
   std::unique_ptr<Optimizer> (*make)(const nlohmann::json&);
 };
 
-const std::vector<Entry>& entries() {
-  static const std::vector<Entry> kEntries = {
+const std::vector<OptimizerType>& entries() {
+  static const std::vector<OptimizerType> kTypes = {
       {"adamw",
        {"betas", "eps", "weight_decay"},
        [](const nlohmann::json& config) -> std::unique_ptr<Optimizer> {
          return std::make_unique<AdamW>(parse_adamw(config));
        }},
   };
-  return kEntries;
+  return kTypes;
 }
 
 }  // namespace
 
 std::vector<std::string> optimizer_names() {
   std::vector<std::string> names;
-  for (const Entry& entry : entries()) names.push_back(entry.name);
+  for (const OptimizerType& entry : entries()) names.push_back(entry.name);
   return names;
 }
 
 std::unique_ptr<Optimizer> make_optimizer(const nlohmann::json& config) {
   const auto type = JsonConfig("optimizer", config).get<std::string>("type", "");
-  for (const Entry& entry : entries()) {
+  for (const OptimizerType& entry : entries()) {
     if (type != entry.name) continue;
     for (const auto& [key, value] : config.items())
       if (key != "type" && std::ranges::find(entry.keys, key) == entry.keys.end())

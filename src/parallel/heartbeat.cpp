@@ -1,5 +1,6 @@
 #include "parallel/heartbeat.h"
 
+#include <algorithm>
 #include <atomic>
 #include <condition_variable>
 #include <cstring>
@@ -219,16 +220,21 @@ std::string Heartbeat::describe_missing(int64_t number) {
                    [] { return false; });
 }
 
-std::string Heartbeat::wait_until(const std::function<bool()>& done) {
+std::optional<std::string> Heartbeat::wait_until(const std::function<bool()>& done,
+                                                 std::chrono::milliseconds timeout) {
   const auto watch = std::make_shared<Watch>(ranks());
-  for (;;) {
-    const Clock::time_point next_look = Clock::now() + shared_->interval;
+  const Clock::time_point deadline = Clock::now() + timeout;
+  while (Clock::now() < deadline) {
+    const Clock::time_point next_look =
+        std::min<Clock::time_point>(Clock::now() + shared_->interval, deadline);
     for (; !done(); std::this_thread::sleep_for(kPause))
       if (Clock::now() >= next_look) break;
-    if (done()) return "";
+    if (done()) return std::nullopt;
     const std::string gone = answer_of(start([watch](Shared& shared) { return shared.look(*watch); }), done);
     if (!gone.empty() && !done()) return gone;
   }
+  const std::string missing = describe_missing(shared_->collectives);
+  return done() ? std::nullopt : std::optional(missing);
 }
 
 }  // namespace kiln

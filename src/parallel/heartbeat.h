@@ -42,8 +42,9 @@ class Heartbeat {
   // intervals, a few more where the rendezvous is cut off.
   std::string describe_missing(int64_t number);
   // Waits until done() says so, and returns nothing; or until ranks are gone, and returns who or what they
-  // said: some eight intervals where all others wait, too. Ranks that are only late are waited for.
-  std::string wait_until(const std::function<bool()>& done);
+  // said: some eight intervals where all others wait, too. Ranks that are only late are waited for until the
+  // timeout: then it returns what describe_missing() says of the last collective that was begun here.
+  std::optional<std::string> wait_until(const std::function<bool()>& done, std::chrono::milliseconds timeout);
 
  private:
   struct Shared;

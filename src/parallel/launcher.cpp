@@ -16,7 +16,7 @@
 #include <vector>
 
 #include "core/error.h"
-#include "parallel/process_group.h"
+#include "parallel/rendezvous.h"
 
 namespace kiln {
 

@@ -9,79 +9,10 @@
 #include <string>
 #include <vector>
 
-#include "core/error.h"
+#include "parallel/collective.h"
 #include "parallel/ranks.h"
 
 namespace kiln {
-
-class ProcessGroup;
-
-// A collective did not come about: others are missing.
-class MissingRanks : public Error {
- public:
-  using Error::Error;
-};
-
-// A collective under way. wait() before its tensors are read, changed or dropped; destroyed while running, it
-// waits.
-class Collective {
- public:
-  Collective();  // nothing to wait for
-  ~Collective();
-  Collective(Collective&&) noexcept;
-  Collective& operator=(Collective&&) noexcept;
-
-  // Blocks the host (Gloo) or the current stream (NCCL) until it is done. Throws Error naming this rank, the
-  // operation, what it was about, the time it took and, where that can be found out, the ranks that did not
-  // take part. The group is unusable afterwards.
-  void wait();
-  bool under_way() const { return work_ != nullptr; }
-
- private:
-  friend class ProcessGroup;
-  struct Work;
-  explicit Collective(std::unique_ptr<Work> work);
-  std::unique_ptr<Work> work_;
-};
-
-// Hears of the collectives of a dry run, which sends nothing: what begins and when it is waited for.
-class CollectiveObserver {
- public:
-  enum class Operation { kAllReduce, kReduceScatter, kAllGather };
-  struct Start {
-    int64_t number = 0;
-    Operation operation{};
-    int64_t bytes = 0;  // of the whole tensor
-    int64_t num_ranks = 1;
-    bool on_one_machine = true;  // all of them
-  };
-  virtual ~CollectiveObserver() = default;
-  virtual void started(const Start& start) = 0;
-  virtual void waited(int64_t number) = 0;
-};
-
-// Elements that this rank has given to collectives so far. A ring all-reduce moves each about twice, a
-// reduce-scatter or all-gather once.
-struct CommunicationVolume {
-  int64_t all_reduced = 0, reduce_scattered = 0, all_gathered = 0;
-
-  int64_t moved() const { return 2 * all_reduced + reduce_scattered + all_gathered; }
-};
-
-// The meeting point of the ranks, hosted by this process for as long as it lives (a launcher, a test).
-class Rendezvous {
- public:
-  Rendezvous();  // on a free port of this machine
-  ~Rendezvous();
-  Rendezvous(const Rendezvous&) = delete;
-  int64_t port() const;
-  // This rank has told the others that it fails on account of an error of its own (report_failure()).
-  bool has_reported_failure(int64_t rank) const;
-
- private:
-  struct Server;
-  std::unique_ptr<Server> server_;
-};
 
 struct ProcessGroupOptions {
   at::Device device = at::kCPU;  // of the tensors that are reduced and gathered
@@ -122,7 +53,8 @@ class ProcessGroup {
   void barrier(const std::string& what);
 
   // Waits for what a device is to finish, collectives among it: NCCL's hang where a rank is gone. Throws
-  // Error naming such ranks, within ten seconds. REQUIRES: several ranks, no dry run.
+  // Error naming such ranks, within ten seconds; after the timeout also those that are only late. REQUIRES:
+  // several ranks, no dry run.
   void wait_until(const std::function<bool()>& done, const std::string& what);
 
   // Before a rank leaves the others on account of an error of its own: their errors then say which.
@@ -130,15 +62,19 @@ class ProcessGroup {
 
   // Of this group and those made of it; host values are not counted.
   const CommunicationVolume& volume() const { return parent_ ? parent_->volume() : volume_; }
-  // Of a dry run's collectives; null ends it. REQUIRES: outlives them.
+  // Of collectives on tensors of this group and those made of it; null ends it. REQUIRES: outlives them.
   void observe(CollectiveObserver* observer) { observer_ = observer; }
 
  private:
   friend class Collective;
   struct Connection;
   ProcessGroup& root() { return parent_ ? parent_->root() : *this; }
-  Collective pretend(CollectiveObserver::Operation operation, const at::Tensor& whole);
-  Collective start(const char* operation, const std::string& what, std::vector<at::Tensor> tensors);
+  using Operation = CollectiveObserver::Operation;
+  Collective begin(Operation operation, const std::string& what, const at::Tensor& whole,
+                   std::vector<at::Tensor> tensors);
+  Collective start(Operation operation, const std::string& what, std::vector<at::Tensor> tensors,
+                   int64_t number, bool is_observed);
+  void exchange(Operation operation, const std::string& what, std::vector<at::Tensor> tensors);
 
   Ranks ranks_;
   ProcessGroup* parent_ = nullptr;  // of a subgroup

@@ -6,6 +6,7 @@
 
 #include "core/aten.h"
 #include "core/error.h"
+#include "parallel/device_wait.h"
 #include "parallel/host_memory.h"
 
 namespace kiln {
@@ -93,7 +94,8 @@ void Zero::finish_gather(Unit& unit) {
   unit.gathering.wait();
   if (unit.sent) {
     copies_->wait(unit.sent);
-    if (unit.flat->weight_placement() == Placement::kNvme) unit.sent->synchronize();  // others get its buffer
+    if (unit.flat->weight_placement() == Placement::kNvme)  // others get its buffer
+      wait_for(*unit.sent, *group_, "the weights of " + unit.flat->name());
   }
   unit.sent.reset();
   unit.shard.reset();
@@ -123,6 +125,9 @@ void Zero::release(size_t s) {
 bool Zero::begin_gradients(size_t s, bool first_micro_step) {
   FlatUnit& flat = *units_[s].flat;
   if (flat.sharding().zero_stage < 2) return !first_micro_step;
+  // With few units those of the micro-step before may still be on their way, in the memory that is replaced.
+  const auto is_of_unit = [&](const Reduction& reduction) { return reduction.flat == &flat; };
+  while (std::ranges::any_of(reductions_, is_of_unit)) finish_oldest_reduction();
   flat.take_grads_memory();
   return false;
 }
@@ -194,9 +199,11 @@ void Zero::publish(size_t s) {
 
 void Zero::finish_gathers() {
   for (Unit& unit : units_) {
-    if (unit.sent) unit.sent->synchronize();
+    if (unit.sent) wait_for(*unit.sent, *group_, "the weights of " + unit.flat->name());
     finish_gather(unit);
   }
+  // The host reads shards next, behind the gathers.
+  if (!units_.empty()) wait_for_device(units_.front().flat->compute_weights.device(), *group_, "the weights");
 }
 
 void Zero::read_ahead() {
@@ -208,7 +215,9 @@ at::Tensor Zero::whole(size_t s, const at::Tensor& buffer) {
   const FlatUnit& flat = *units_[s].flat;
   if (buffer.numel() == flat.size()) return buffer;
   const at::Tensor all = at::empty({flat.size()}, buffer.options());
-  shards_->all_gather(all, buffer, "the state of " + flat.name()).wait();
+  const std::string what = "the state of " + flat.name();
+  shards_->all_gather(all, buffer, what).wait();
+  wait_for_device(all.device(), *group_, what);
   return all;
 }
 

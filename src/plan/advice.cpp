@@ -5,9 +5,10 @@
 #include <cmath>
 #include <filesystem>
 
-#include "plan/budget.h"
+#include "core/byte_units.h"
 #include "plan/outlook.h"
 #include "plan/rank_walk.h"
+#include "plan/train_command.h"
 
 namespace kiln {
 
@@ -18,10 +19,13 @@ constexpr double kHiddenShare = 0.10;  // of a step that a bottleneck may cost u
 constexpr double kRateMargin = 1.2;    // a disk or loader should be this much faster than the step
 constexpr double kLrMargin = 4;
 
-double gib(int64_t bytes) { return static_cast<double>(bytes) / (1 << 30); }
-
 void advise_batch(const Plan& plan, std::vector<std::string>& advice) {
   const TrainOptions& train = plan.options.train;
+  if (train.micro_batch > plan.rank_batch)
+    advice.push_back(
+        fmt::format("--micro-batch {0} is more than the {1} images that each GPU has of a step: "
+                    "they go in one pass, as with --micro-batch {1}",
+                    train.micro_batch, plan.rank_batch));
   if (plan.micro_batch % 8 != 0)
     advice.push_back(
         fmt::format("micro-batch {} is not a multiple of 8, which matrix units work in: --micro-batch {}",

@@ -24,6 +24,7 @@ struct FittedRun {
 struct FitTerms {
   bool may_choose_micro_batch = false;  // where the whole batch in one pass does not fit
   int64_t host_bytes = 0;  // that this process and the ranks beside it may take; 0: what the machine has
+  int64_t cpu_share = 0;   // processors of this rank (parallel/cpu_share.h); 0: all that the process may use
 };
 
 // Applies --memory-budget (auto: what is free on the device, on a CPU what the machine has available) by the
@@ -35,13 +36,10 @@ struct FitTerms {
 // fits, when there is one. `ranks`: of the run, this one among them.
 FittedRun fit_run(const TrainOptions& options, const Ranks& ranks = {}, const FitTerms& terms = {});
 // The same for several ranks: rank 0 decides for all. A collective.
-FittedRun fit_run(const TrainOptions& options, ProcessGroup& group, const FitTerms& terms = {});
+FittedRun fit_run(const TrainOptions& options, ProcessGroup& group, FitTerms terms = {});
 
 // --checkpoint-copy of a run whose ranks have so much host memory each: the plan's own where that fits,
 // page-cache where auto would copy too much. Throws Error when neither does.
 std::string fitted_checkpoint_copy(const Plan& plan, int64_t host_bytes);
-
-// "kiln train --model ...": every option that is not the default, quoted for a shell.
-std::string command_line(const TrainOptions& options);
 
 }  // namespace kiln

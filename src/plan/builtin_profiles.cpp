@@ -1,19 +1,21 @@
-// Known GPUs. Peaks, memory bandwidth, links and watts are the vendor's figures (dense, not sparse; one way;
-// SXM boards where there are several), compared with published copies of the specification tables of V100,
-// T4, A40, A100, L40S, RTX 4090, H100, H200 and B200. Not confirmed: RTX 3090's products with f32
-// accumulation (half its rate), A800's link, B200 in f32 and tf32. Everything else is an assumption, with its
-// reason, in this file.
+// Known GPUs. Peaks, memory bandwidth, links and watts are the vendor's figures (dense, not sparse; half
+// precision with f32 accumulation; one way; SXM boards where there are several), from its data sheets and
+// white papers, compared with independent copies of them. What those differ in: GeForce boards multiply at
+// half their rate when they accumulate in f32, which data sheets leave out (measured products of an RTX 3090
+// reach 75 TFLOP/s, with a higher clock than the nominal one); A800 is A100 but for NVLink, 400 of 600 GB/s
+// both ways; for B200 sheets say 75 or 80 TFLOP/s in f32 and 1.1 PFLOP/s in tf32, which is half of bf16's.
+// Everything else is an assumption, with its reason, in this file.
 #include "plan/machine_profile.h"
 
 #include <string_view>
+
+#include "core/byte_units.h"
 
 namespace kiln {
 
 namespace {
 
 constexpr double kTera = 1e12, kGiga = 1e9, kMicro = 1e-6;
-constexpr double kGiB = 1024.0 * 1024 * 1024;
-constexpr int64_t kMiB = 1024 * 1024;
 
 // Assumption: what pinned copies and NCCL's rings get out of a link's nominal rate. 25 of 31.5 GB/s on PCIe 4
 // and 235 of 300 GB/s on an A100's NVLink are commonly measured.

@@ -2,10 +2,11 @@
 
 #include <algorithm>
 
+#include "core/byte_units.h"
+
 namespace kiln {
 namespace {
 
-constexpr int64_t kMiB = 1 << 20;
 constexpr int64_t kRounding = 512;     // every block is a multiple
 constexpr int64_t kSmallBlock = kMiB;  // up to this: the small pool
 constexpr int64_t kSmallSegment = 2 * kMiB;

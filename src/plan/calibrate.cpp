@@ -15,6 +15,7 @@
 
 #include "core/aten.h"
 #include "core/error.h"
+#include "core/median.h"
 #include "parallel/machine.h"
 #include "plan/cpu_estimate.h"
 #include "plan/price.h"
@@ -63,12 +64,6 @@ TrainOptions options_of(const Workload& workload, const std::string& dtype, at::
   options.micro_batch = workload.micro_batch * times;
   options.compute_dtype = dtype;
   return options;
-}
-
-double median(std::vector<double>& values) {
-  const auto middle = values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2);
-  std::ranges::nth_element(values, middle);
-  return *middle;
 }
 
 bool is_within(const RatePoint& small, const RatePoint& large) {

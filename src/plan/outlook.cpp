@@ -1,16 +1,14 @@
 #include "plan/outlook.h"
 
 #include <algorithm>
-#include <filesystem>
 #include <set>
 
 #include "core/dtype.h"
 #include "data/feature_store.h"
 #include "data/image_dataset.h"
+#include "plan/planned_data.h"
 
 namespace kiln {
-
-namespace fs = std::filesystem;
 
 namespace {
 
@@ -31,11 +29,10 @@ struct StoreSize {
 StoreSize size_of_store(const PlanOptions& options, const DataShape& data) {
   const int64_t latent = data.channels * data.height * data.width;
   const std::string& path = options.train.data;
-  const bool is_store = fs::exists(fs::path(path) / "store.json");
   StoreInfo info;  // as kiln extract writes one: f32, mean and logvar
   info.num_samples = kImageNetImages;
   info.has_logvar = options.train.autoencoder != "pixels";
-  if (is_store)
+  if (is_store(options.train))
     info = read_store_info(path);
   else if (!path.empty() && path != "synthetic" && options.dataset_size == 0)
     info.num_samples = static_cast<int64_t>(ImageDataset::open(path)->records().size());

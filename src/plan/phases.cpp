@@ -144,9 +144,8 @@ AutoencoderEvents trace_autoencoder(const AutoencoderKlConfig& config, const Tra
     const int64_t batch = samples_at_once(options, world_size);
     autoencoder->decode(on_meta({batch, data.channels, data.height, data.width}));
   });
-  const int64_t rows =
-      options.micro_batch > 0 ? std::min(options.micro_batch, options.global_batch) : options.global_batch;
-  const std::vector<int64_t> image_shape = {rows, 3, options.image_size, options.image_size};
+  const std::vector<int64_t> image_shape = {rows_of_walk(options, world_size), 3, options.image_size,
+                                            options.image_size};
   // On a CPU the loader's arrays are read where they are.
   std::optional<at::Tensor> images;
   if (device == DryRunDevice::kCpu) images = on_meta(image_shape);

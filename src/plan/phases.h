@@ -35,7 +35,7 @@ struct AutoencoderEvents {
   DeviceEvents decode;  // of one batch of a sample grid
   DeviceEvents encode;  // of the images of a pass, where they are encoded on the way
 };
-// `options`: of one of `world_size` ranks. `data`: of what is decoded.
+// On one of `world_size` ranks. `data`: of what is decoded.
 AutoencoderEvents trace_autoencoder(const AutoencoderKlConfig& config, const TrainOptions& options,
                                     const DataShape& data, DryRunDevice device, int64_t world_size);
 

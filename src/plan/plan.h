@@ -92,16 +92,10 @@ struct Plan {
 Plan make_plan(const PlanOptions& options);
 
 // The parts of make_plan, for a search over many configurations. The trace is, on `data` and the machine's
-// kind of device, of options.train on options.gpus ranks; or of rank_options() on one, from which
-// plan/rank_walk.h then makes it.
+// kind of device, of options.train on options.gpus ranks; or of one rank with its share of the batch, from
+// which plan/rank_walk.h then makes it.
 MachineProfile planned_machine(const PlanOptions& options);  // of --gpu, in TF32 where that is asked for
 void check_plan(const PlanOptions& options, const MachineProfile& machine);  // throws what make_plan throws
-// Outside the allocator, on the device of each of so many ranks.
-int64_t communication_bytes(const MachineProfile& machine, int64_t gpus);
-// Weights of the autoencoder that the run loads; 0: it loads none.
-int64_t autoencoder_bytes(const TrainOptions& options, const DataShape& data, DryRunDevice device);
-TrainOptions rank_options(const PlanOptions& options);  // one rank's share of the batch
-DataShape planned_shape(const TrainOptions& options);   // of --data; without it, of synthetic data
 Plan compose_plan(const PlanOptions& options, const MachineProfile& machine, const DataShape& data,
                   const StepTrace& trace);
 

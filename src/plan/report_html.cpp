@@ -3,6 +3,7 @@
 
 #include <cmath>
 
+#include "core/byte_units.h"
 #include "plan/plan.h"
 #include "train/report_parts.h"
 
@@ -25,8 +26,6 @@ table { border-collapse: collapse; background: var(--card); } td, th { padding: 
   text-align: right; font-variant-numeric: tabular-nums; } td:first-child, th:first-child { text-align: left; }
 .verdict { font-size: 19px; color: var(--ink); font-weight: 600; }
 )";
-
-double gib(int64_t bytes) { return static_cast<double>(bytes) / (1 << 30); }
 
 std::string row(const std::vector<std::string>& cells, const char* tag = "td") {
   std::string html = "<tr>";

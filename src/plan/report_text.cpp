@@ -1,14 +1,15 @@
 // A plan for the terminal.
 #include <fmt/format.h>
 
+#include "core/byte_units.h"
 #include "plan/plan.h"
 
 namespace kiln {
 
 namespace {
 
-std::string gib(int64_t bytes) {
-  const double value = static_cast<double>(bytes) / (1 << 30);
+std::string gib_text(int64_t bytes) {
+  const double value = gib(bytes);
   return value < 0.1 ? fmt::format("{:.3f}", value) : fmt::format("{:.2f}", value);
 }
 
@@ -52,21 +53,24 @@ std::string verdict(const Plan& plan) {
   const double share =
       static_cast<double>(plan.needed_bytes) / static_cast<double>(plan.machine.memory_bytes);
   return fmt::format("{}: {} of {} GiB needed ({:.0f} %), {} GiB {}; the most in: {}\n",
-                     plan.fits ? "FITS" : "DOES NOT FIT", gib(plan.needed_bytes),
-                     gib(plan.machine.memory_bytes), 100 * share, gib(std::abs(spare)),
+                     plan.fits ? "FITS" : "DOES NOT FIT", gib_text(plan.needed_bytes),
+                     gib_text(plan.machine.memory_bytes), 100 * share, gib_text(std::abs(spare)),
                      spare >= 0 ? "to spare" : "too much", plan.needed_phase);
 }
 
 std::string memory(const Plan& plan) {
   std::string text = "\nMemory of one device in the steady step, GiB\n";
-  for (const auto& [kind, bytes] : plan.by_kind) text += fmt::format("  {:<24}{:>9}\n", kind, gib(bytes));
-  text += fmt::format("  live at the peak        {:>9}  in {}{}\n", gib(plan.peak_bytes), plan.peak_phase,
-                      plan.peak_segment.empty() ? "" : " of " + plan.peak_segment);
-  for (const auto& [kind, bytes] : plan.overhead) text += fmt::format("  {:<24}{:>9}\n", kind, gib(bytes));
+  for (const auto& [kind, bytes] : plan.by_kind)
+    text += fmt::format("  {:<24}{:>9}\n", kind, gib_text(bytes));
+  text += fmt::format("  live at the peak        {:>9}  in {}{}\n", gib_text(plan.peak_bytes),
+                      plan.peak_phase, plan.peak_segment.empty() ? "" : " of " + plan.peak_segment);
+  for (const auto& [kind, bytes] : plan.overhead)
+    text += fmt::format("  {:<24}{:>9}\n", kind, gib_text(bytes));
   text += "\nMemory by phase, GiB        device     host   pinned     NVMe\n";
   for (const PhasePlan& phase : plan.phases)
-    text += fmt::format("  {:<22}{:>10}{:>9}{:>9}{:>9}\n", phase.name, gib(phase.bytes.device),
-                        gib(phase.bytes.host), gib(phase.bytes.pinned_host), gib(phase.bytes.nvme));
+    text += fmt::format("  {:<22}{:>10}{:>9}{:>9}{:>9}\n", phase.name, gib_text(phase.bytes.device),
+                        gib_text(phase.bytes.host), gib_text(phase.bytes.pinned_host),
+                        gib_text(phase.bytes.nvme));
   return text;
 }
 
@@ -92,9 +96,10 @@ std::string time(const Plan& plan) {
 }
 
 std::string disk(const Plan& plan) {
-  std::string text = fmt::format("\nDisk: store of {} images {} GiB; checkpoint {} GiB, {} kept {} GiB\n",
-                                 plan.dataset_size, gib(plan.store_bytes), gib(plan.checkpoint_bytes),
-                                 plan.num_checkpoints, gib(plan.checkpoint_bytes * plan.num_checkpoints));
+  std::string text =
+      fmt::format("\nDisk: store of {} images {} GiB; checkpoint {} GiB, {} kept {} GiB\n", plan.dataset_size,
+                  gib_text(plan.store_bytes), gib_text(plan.checkpoint_bytes), plan.num_checkpoints,
+                  gib_text(plan.checkpoint_bytes * plan.num_checkpoints));
   return text +
          fmt::format(
              "  a node reads {:.3g} MB/s of features (disk: {:.3g}), its loader draws {:.3g} images/s\n",

@@ -5,9 +5,11 @@
 #include <map>
 #include <optional>
 
+#include "core/byte_units.h"
 #include "core/error.h"
 #include "core/tensors.h"
-#include "plan/budget.h"
+#include "plan/planned_data.h"
+#include "plan/train_command.h"
 
 namespace kiln {
 
@@ -18,7 +20,6 @@ constexpr double kHoursPerDay = 24;
 // Screening equals a plan but for this: what is screened further away from the best plan so far cannot win.
 // Everything nearer is planned.
 constexpr double kTolerance = 1e-3;
-constexpr double kGiB = 1 << 30;
 // What would leave less of the memory is chosen only where nothing else fits.
 constexpr double kMostShare = 0.97;
 
@@ -149,8 +150,7 @@ void check(const SearchOptions& options, const MachineProfile& machine) {
 }
 
 std::string needs(const Plan& plan) {
-  return fmt::format("{:.2f} of {:.2f} GiB", static_cast<double>(plan.needed_bytes) / kGiB,
-                     static_cast<double>(plan.machine.memory_bytes) / kGiB);
+  return fmt::format("{:.2f} of {:.2f} GiB", gib(plan.needed_bytes), gib(plan.machine.memory_bytes));
 }
 
 // The same configuration on the smallest GPU that it fits.

@@ -1,6 +1,7 @@
 // A search for the terminal and for scripts.
 #include <fmt/format.h>
 
+#include "core/byte_units.h"
 #include "plan/search.h"
 
 namespace kiln {
@@ -9,13 +10,10 @@ namespace {
 
 using Json = nlohmann::json;
 
-constexpr double kGiB = 1 << 30;
-
 std::string figures(const Plan& plan) {
-  std::string text =
-      fmt::format("{:.3g} s a step, {:.4g} images/s, {:.1f} of {:.1f} GiB, {:.3g} days, {:.0f} GPU hours",
-                  plan.step_s, plan.images_per_s, static_cast<double>(plan.needed_bytes) / kGiB,
-                  static_cast<double>(plan.machine.memory_bytes) / kGiB, plan.days, plan.gpu_hours);
+  std::string text = fmt::format(
+      "{:.3g} s a step, {:.4g} images/s, {:.1f} of {:.1f} GiB, {:.3g} days, {:.0f} GPU hours", plan.step_s,
+      plan.images_per_s, gib(plan.needed_bytes), gib(plan.machine.memory_bytes), plan.days, plan.gpu_hours);
   if (plan.options.price_per_gpu_hour > 0) text += fmt::format(", cost {:.0f}", plan.cost);
   return text;
 }
@@ -65,8 +63,7 @@ std::string to_text(const SearchResult& result) {
   const Plan& first = result.best.front().plan;
   std::string text = fmt::format(
       "{}, {:.0f} M weights, {} px, {} images a step, {} steps, on {}{} ({})\n{} configurations tried; the "
-      "best "
-      "of those that fit{}:\n",
+      "best of those that fit{}:\n",
       train.model, static_cast<double>(first.num_weights) / 1e6, train.image_size, train.global_batch,
       first.steps, result.options.any_gpus ? "" : fmt::format("{} x ", result.options.plan.gpus),
       result.machine.name, result.machine.source, result.num_configurations,

@@ -7,7 +7,10 @@
 #include <utility>
 
 #include "models/registry.h"
+#include "plan/plan_memory.h"
+#include "plan/planned_data.h"
 #include "plan/rank_walk.h"
+#include "plan/search_axes.h"
 #include "plan/segment_costs.h"
 #include "plan/trace_family.h"
 #include "plan/trace_parts.h"
@@ -17,7 +20,6 @@ namespace kiln {
 
 namespace {
 
-constexpr int64_t kMostGpus = 1024;
 // Shares of the memory that mixtures of keeping and recomputing aim at: what fragmentation leaves, and what
 // the advice calls comfortable.
 constexpr double kMixtureShares[] = {0.95, 0.85};
@@ -25,16 +27,16 @@ constexpr double kMixtureShares[] = {0.95, 0.85};
 class SpaceBuilder {
  public:
   SpaceBuilder(const SearchOptions& search, const MachineProfile& machine, const DataShape& data)
-      : search_(search), machine_(machine), data_(data) {}
+      : search_(search), machine_(machine), data_(data), axes_(search, machine) {}
 
   std::vector<Configuration> run() {
-    for (const std::string& dtype : dtypes()) {
+    for (const std::string& dtype : axes_.dtypes()) {
       TrainOptions options = search_.plan.train;
       options.compute_dtype = dtype;
       autoencoder_ = autoencoder_bytes(options, data_, machine_.device);
-      for (int64_t gpus : gpu_counts()) {
+      for (int64_t gpus : axes_.gpu_counts()) {
         const int64_t rank_batch = search_.plan.train.global_batch / gpus;
-        for (int64_t micro_batch : micro_batches(rank_batch)) {
+        for (int64_t micro_batch : axes_.micro_batches(gpus)) {
           present_ = {.gpus = gpus, .micro_batch = micro_batch, .compute_dtype = dtype};
           num_passes_ = (rank_batch + micro_batch - 1) / micro_batch;
           add_pass();
@@ -45,66 +47,6 @@ class SpaceBuilder {
   }
 
  private:
-  bool is_fixed(const char* option) const { return search_.fixed.contains(option); }
-
-  std::vector<std::string> dtypes() const {
-    if (is_fixed("compute-dtype")) return {search_.plan.train.compute_dtype};
-    const bool has_bf16 = machine_.peak_flops.contains(at::kBFloat16);
-    return {has_bf16 ? "bf16" : "fp16", "f32"};
-  }
-
-  std::vector<int64_t> gpu_counts() const {
-    if (!search_.any_gpus) return {search_.plan.gpus};
-    if (machine_.device == DryRunDevice::kCpu) return {1};
-    std::vector<int64_t> counts;
-    const int64_t batch = search_.plan.train.global_batch;
-    const bool divides = is_fixed("zero-stage") && search_.plan.train.zero_stage > 0;
-    for (int64_t gpus = divides ? 2 : 1; gpus <= std::min(batch, kMostGpus); gpus *= 2)
-      if (batch % gpus == 0) counts.push_back(gpus);
-    return counts;
-  }
-
-  std::vector<int64_t> micro_batches(int64_t rank_batch) const {
-    if (is_fixed("micro-batch")) {
-      const int64_t given = search_.plan.train.micro_batch;
-      return {given > 0 ? std::min(given, rank_batch) : rank_batch};  // as the step divides its rows
-    }
-    std::vector<int64_t> sizes;
-    for (int64_t parts = 1;; parts *= 2) {
-      sizes.push_back((rank_batch + parts - 1) / parts);
-      if (sizes.back() == 1) return sizes;
-    }
-  }
-
-  std::vector<int64_t> stages() const {
-    if (is_fixed("zero-stage")) return {search_.plan.train.zero_stage};
-    if (is_fixed("offload-params") && search_.plan.train.offload_params != "none") return {3};
-    if (present_.gpus > 1) return {0, 1, 2, 3};
-    const bool can_offload = machine_.device == DryRunDevice::kCuda && !is_fixed("offload-params");
-    return can_offload ? std::vector<int64_t>{0, 3} : std::vector<int64_t>{0};
-  }
-
-  std::vector<std::string> offloads() const {
-    if (is_fixed("offload-optimizer")) return {search_.plan.train.offload_optimizer};
-    return machine_.device == DryRunDevice::kCuda ? std::vector<std::string>{"none", "cpu", "nvme"}
-                                                  : std::vector<std::string>{"none"};
-  }
-
-  // Of the weights: at stage 3, for which a single GPU is enough then.
-  std::vector<std::string> weight_offloads() const {
-    if (is_fixed("offload-params")) return {search_.plan.train.offload_params};
-    if (machine_.device != DryRunDevice::kCuda || present_.zero_stage < 3) return {"none"};
-    if (present_.gpus == 1 && !is_fixed("zero-stage")) return {"cpu", "nvme"};  // none is stage 0
-    return {"none", "cpu", "nvme"};
-  }
-
-  bool may_offload_activations() const {
-    return machine_.device == DryRunDevice::kCuda && !is_fixed("offload-activations") && !is_one_set();
-  }
-  bool is_one_set() const {
-    return is_fixed("recompute") || search_.plan.train.offload_activations != "none";
-  }
-
   const StepTrace& trace(const std::string& recompute, const std::string& offload_activations) {
     auto& family = families_[{present_.compute_dtype, recompute, offload_activations}];
     if (!family) {
@@ -112,18 +54,18 @@ class SpaceBuilder {
       options.compute_dtype = present_.compute_dtype;
       options.recompute = recompute;
       options.offload_activations = offload_activations;
-      const int64_t most = search_.plan.train.global_batch / gpu_counts().front();
-      family = std::make_unique<TraceFamily>(options, data_, machine_.device, micro_batches(most).front());
+      const int64_t largest = axes_.micro_batches(axes_.gpu_counts().front()).front();
+      family = std::make_unique<TraceFamily>(options, data_, machine_.device, largest);
     }
     return family->at(present_.micro_batch, search_.plan.train.global_batch / present_.gpus);
   }
 
   void add_pass() {
     roomy_.clear();
-    for (int64_t stage : stages()) {
+    for (int64_t stage : axes_.stages(present_.gpus)) {
       present_.zero_stage = stage;
       if (present_.gpus > 1) roomy_.clear();
-      for (const std::string& offload : weight_offloads()) {
+      for (const std::string& offload : axes_.weight_places(present_.gpus, stage)) {
         present_.offload_params = offload;
         add_stage();
       }
@@ -136,23 +78,23 @@ class SpaceBuilder {
     present_.offload_optimizer = "none";
     std::optional<RankTraces> of_stage;
     std::optional<StepCosts> costs;
-    for (const std::string& offload : offloads()) {
-      if (present_.offload_params != "none" && !is_fixed("offload-params") && roomy_.contains(offload))
+    for (const std::string& offload : axes_.optimizer_places()) {
+      if (present_.offload_params != "none" && !axes_.is_fixed("offload-params") && roomy_.contains(offload))
         continue;  // it fits without
       if (!of_stage) of_stage = rank_traces();
       present_.offload_optimizer = offload;
       beside_ = bytes_beside(of_stage->keep);
-      add(is_one_set() ? options.recompute : "none", of_stage->keep, of_stage->keep.memory.peak_bytes);
+      add(axes_.is_one_set() ? options.recompute : "none", of_stage->keep, of_stage->keep.memory.peak_bytes);
       const bool keeps_all = has_room(configurations_.back());
       note_room(offload);
-      if (is_one_set()) continue;
+      if (axes_.is_one_set()) continue;
       add("all", *of_stage->all, of_stage->all->memory.peak_bytes);
       const bool recomputes_all = has_room(configurations_.back());
       note_room(offload);
       if (!keeps_all && recomputes_all) {
         if (!costs) costs = step_costs({&of_stage->keep, &*of_stage->all});
         add_mixtures(*costs, trace("none", "none"), trace("all", "none"));
-      } else if (!recomputes_all && may_offload_activations()) {
+      } else if (!recomputes_all && axes_.may_offload_activations()) {
         add_offloaded(*of_stage);
       }
     }
@@ -165,7 +107,7 @@ class SpaceBuilder {
   };
   RankTraces rank_traces() {
     const auto& options = search_.plan.train;
-    if (is_one_set())
+    if (axes_.is_one_set())
       return {
           .keep = of_rank(trace(options.recompute, options.offload_activations)), .all = {}, .offloaded = {}};
     return {.keep = of_rank(trace("none", "none")), .all = of_rank(trace("all", "none")), .offloaded = {}};
@@ -261,6 +203,7 @@ class SpaceBuilder {
   const SearchOptions& search_;
   const MachineProfile& machine_;
   const DataShape& data_;
+  const SearchAxes axes_;
   // By compute dtype, --recompute and --offload-activations.
   std::map<std::tuple<std::string, std::string, std::string>, std::unique_ptr<TraceFamily>> families_;
   // By compute dtype, whether gradients are accumulated, GPUs, stage and offloads.

@@ -155,7 +155,7 @@ double host_update(const StepTrace& trace, const MachineProfile& machine, const 
   return seconds;
 }
 
-double micro_steps_of(const StepTrace& trace) {
+double num_micro_steps(const StepTrace& trace) {
   double micro_steps = 0;
   for (size_t i = 0; i < trace.ops.size(); ++i)
     if (trace.ops[i].phase == StepPhase::kInput && (i == 0 || trace.ops[i - 1].phase != StepPhase::kInput))
@@ -166,7 +166,7 @@ double micro_steps_of(const StepTrace& trace) {
 // Inputs of segments go to the host and come back in every micro-step.
 double activation_transfers(const StepTrace& trace, const MachineProfile& machine) {
   if (machine.host_link_bytes_per_s <= 0 || machine.device != DryRunDevice::kCuda) return 0;
-  return 2 * micro_steps_of(trace) * static_cast<double>(trace.offloaded_activation_bytes) /
+  return 2 * num_micro_steps(trace) * static_cast<double>(trace.offloaded_activation_bytes) /
          machine.host_link_bytes_per_s;
 }
 
@@ -184,7 +184,7 @@ WeightTransfers weight_transfers(const StepTrace& trace, const MachineProfile& m
   for (const int64_t unit : trace.segment_weights)
     bytes += static_cast<double>(shard_elements(unit, {.zero_stage = 3, .world_size = shards_of(sharding)})) *
              static_cast<double>(c10::elementSize(trace.unit.compute_dtype));
-  bytes *= 2 * micro_steps_of(trace) + 1;  // forward and backward; the update
+  bytes *= 2 * num_micro_steps(trace) + 1;  // forward and backward; the update
   if (machine.host_link_bytes_per_s > 0 && machine.device == DryRunDevice::kCuda)
     transfers.link_s = bytes / machine.host_link_bytes_per_s;
   if (placement == Placement::kNvme && machine.disk_bytes_per_s > 0)

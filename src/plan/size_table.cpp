@@ -4,8 +4,10 @@
 #include <array>
 #include <cmath>
 
+#include "core/byte_units.h"
 #include "core/error.h"
 #include "plan/plan.h"
+#include "plan/planned_data.h"
 #include "plan/price.h"
 #include "plan/trace_family.h"
 
@@ -15,14 +17,11 @@ namespace {
 
 constexpr const char* kGpu = "A100-80G";
 constexpr int64_t kGlobalBatch = 256, kSteps = 400'000;
-constexpr double kGiB = 1 << 30;
 constexpr double kComfortableShare = 0.85;  // of the memory that may be used without advice against it
 constexpr double kTypicalShare = 0.95;      // of the speed that larger micro-batches reach
 constexpr double kPatienceDays = 7;         // for kSteps
 constexpr int64_t kMicroBatches[] = {8, 16, 32, 64, 128, 256};
 constexpr int64_t kMostGpus = 64;
-
-double gib(int64_t bytes) { return static_cast<double>(bytes) / kGiB; }
 
 PlanOptions published(const std::string& model, int64_t image_size) {
   PlanOptions options;

@@ -7,16 +7,11 @@
 
 #include "core/aten.h"
 #include "core/error.h"
+#include "core/median.h"
 
 namespace kiln {
 
 namespace {
-
-double median(std::vector<double> values) {
-  const auto middle = values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2);
-  std::nth_element(values.begin(), middle, values.end());
-  return *middle;
-}
 
 StepBatch random_batch(const DataShape& data, int64_t size, const Objective& objective) {
   const std::vector<int64_t> shape{size, data.channels, data.height, data.width};

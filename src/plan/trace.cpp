@@ -106,7 +106,7 @@ struct MicroSteps {
 
 MicroSteps micro_steps_of(const TrainOptions& options, int64_t world_size) {
   const int64_t rows = rank_rows(options.global_batch, world_size - 1, world_size).count;
-  const int64_t images = options.micro_batch > 0 ? std::min(options.micro_batch, rows) : rows;
+  const int64_t images = rows_of_walk(options, world_size);
   return {.images = images, .num_whole = rows / images, .rest = rows % images};
 }
 

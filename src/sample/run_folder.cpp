@@ -5,7 +5,7 @@
 #include <filesystem>
 #include <fstream>
 
-#include "checkpoint/train_state.h"
+#include "checkpoint/checked_files.h"
 #include "core/atomic_file.h"
 #include "core/error.h"
 
@@ -50,10 +50,20 @@ RunInfo from_json(const json& document) {
   return info;
 }
 
+std::string weights_file_of(const std::string& run, const RunInfo& info, bool use_ema,
+                            std::optional<double> decay) {
+  if (!use_ema || (info.ema_decays.empty() && !decay)) return kModelFile;
+  for (size_t i = 0; i < info.ema_decays.size(); ++i)
+    if (!decay || *decay == info.ema_decays[i]) return ema_file_name(info.ema_decays, i);
+  fail("run", "{} has no EMA of decay {}: its decays are {}", run, *decay, fmt::join(info.ema_decays, ", "));
+}
+
 }  // namespace
 
 void write_run_info(const std::string& run, const RunInfo& info) {
-  write_file_atomically("run", info_path(run), to_json(info).dump(2) + "\n");
+  // Class names may be folder names: bytes that are not UTF-8 become the replacement character, as in stores.
+  write_file_atomically("run", info_path(run),
+                        to_json(info).dump(2, ' ', false, json::error_handler_t::replace) + "\n");
 }
 
 RunInfo read_run_info(const std::string& run) {
@@ -69,15 +79,11 @@ RunInfo read_run_info(const std::string& run) {
 
 std::string run_weights(const std::string& run, const RunInfo& info, bool use_ema,
                         std::optional<double> decay) {
-  const std::vector<Checkpoint> checkpoints = list_checkpoints(run);
-  for (const std::string& damage : damaged_checkpoints(run))
-    fmt::print(stderr, "warning: passed over, it is damaged: {}\n", damage);
-  if (checkpoints.empty()) fail("run", "{} has no complete checkpoint yet", run);
-  const std::filesystem::path folder = checkpoints.back().folder;
-  if (!use_ema || (info.ema_decays.empty() && !decay)) return (folder / "model.safetensors").string();
-  for (size_t i = 0; i < info.ema_decays.size(); ++i)
-    if (!decay || *decay == info.ema_decays[i]) return (folder / ema_file_name(info.ema_decays, i)).string();
-  fail("run", "{} has no EMA of decay {}: its decays are {}", run, *decay, fmt::join(info.ema_decays, ", "));
+  const std::string path = newest_checked_file(run, [&](const std::string& folder) {
+    return (std::filesystem::path(folder) / weights_file_of(run, info, use_ema, decay)).string();
+  });
+  if (path.empty()) fail("run", "{} has no complete checkpoint yet", run);
+  return path;
 }
 
 }  // namespace kiln

@@ -29,9 +29,9 @@ void write_run_info(const std::string& run, const RunInfo& info);
 // Throws Error naming the file and the key that is missing or of the wrong kind.
 RunInfo read_run_info(const std::string& run);
 
-// The weights file of the newest complete checkpoint: EMA of `decay` (absent: the run's first), or with
-// `use_ema` false the model itself. A run without EMA gives the model. Throws Error: no checkpoint yet, no
-// such decay.
+// The weights file of the newest complete checkpoint whose bytes of it are those written: EMA of `decay`
+// (absent: the run's first), or with `use_ema` false the model itself. A run without EMA gives the model.
+// Throws Error: no checkpoint yet, no such decay.
 std::string run_weights(const std::string& run, const RunInfo& info, bool use_ema,
                         std::optional<double> decay);
 

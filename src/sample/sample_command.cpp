@@ -7,6 +7,7 @@
 #include <cstdio>
 #include <optional>
 
+#include "core/duration.h"
 #include "core/error.h"
 #include "core/tensors.h"
 #include "parallel/agreement.h"
@@ -58,8 +59,8 @@ std::string file_name(int64_t index, int64_t label, const std::vector<std::strin
   return name + ".png";
 }
 
-// "48/64 images  1.3 images/s  12 s left" on stderr: one line that rewrites itself on a terminal, else a line
-// now and then.
+// "48/64 images  1.3 images/s  0m 12s left" on stderr: one line that rewrites itself on a terminal, else a
+// line now and then.
 class Progress {
  public:
   Progress(int64_t done, int64_t total, bool is_shown)
@@ -87,8 +88,8 @@ class Progress {
     const double work = static_cast<double>(done_ - first_) + (last ? 0 : fraction_);
     const double rate = work / std::max(elapsed(), 1e-9);
     const double left = rate > 0 ? (static_cast<double>(total_ - first_) - work) / rate : 0;
-    fmt::print(stderr, "{}{}/{} images  {:.3g} images/s  {:.0f} s left{}", terminal_ ? "\r\033[K" : "", done_,
-               total_, rate, left, terminal_ && !last ? "" : "\n");
+    fmt::print(stderr, "{}{}/{} images  {:.3g} images/s  {} left{}", terminal_ ? "\r\033[K" : "", done_,
+               total_, rate, duration_text(left), terminal_ && !last ? "" : "\n");
     std::fflush(stderr);
   }
 

@@ -4,7 +4,20 @@
 
 #include <cmath>
 
+#include "core/aten.h"
+#include "data/batches.h"
+#include "train/step_batch.h"
+
 namespace kiln {
+
+std::vector<BatchSample> samples_at(const Objective& objective, uint64_t seed, int64_t num_samples,
+                                    int64_t first, int64_t count) {
+  const at::Tensor timesteps = timesteps_at(objective, seed, first, count);
+  std::vector<BatchSample> samples;
+  for (int64_t i = 0; i < count; ++i)
+    samples.push_back({sample_at(seed, num_samples, first + i), timesteps[i].item<double>()});
+  return samples;
+}
 
 BadStepReport bad_step_report(int64_t step, const StepResult& result, const std::vector<BatchSample>& samples,
                               const std::function<std::string(int64_t)>& sample_name) {

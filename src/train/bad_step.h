@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "train/step.h"
+#include "train/step_result.h"
 
 namespace kiln {
 
@@ -14,6 +14,10 @@ struct BatchSample {
   int64_t id = 0;
   double timestep = 0;  // as the objective draws it
 };
+
+// Those of `count` positions from `first` on in the stream of a run's samples.
+std::vector<BatchSample> samples_at(const Objective& objective, uint64_t seed, int64_t num_samples,
+                                    int64_t first, int64_t count);
 
 struct BadStepReport {
   nlohmann::json event;  // for the log: cause ("loss" or "gradient"), sample_ids, timesteps

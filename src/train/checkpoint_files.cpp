@@ -1,6 +1,7 @@
 #include "train/checkpoint_files.h"
 
 #include <algorithm>
+#include <nlohmann/json.hpp>
 
 #include "checkpoint/file_parts.h"
 #include "checkpoint/train_state.h"
@@ -57,8 +58,24 @@ std::vector<std::string> CheckpointFiles::paths(const std::string& folder) const
 }
 
 void CheckpointFiles::create(const std::string& folder) const {
-  for (const File& file : files_)
-    create_file_of_parts(folder + "/" + file.name, file.layout.file_bytes, file.layout.head);
+  for (const File& file : files_) create_file_of_parts(folder + "/" + file.name, file.layout.file_bytes);
+}
+
+std::vector<std::string> CheckpointFiles::heads() const {
+  std::vector<std::string> heads;
+  for (const File& file : files_) heads.push_back(file.layout.head);
+  return heads;
+}
+
+std::map<std::string, FileChecksum> CheckpointFiles::checksums(const std::vector<FileChecksum>& mine,
+                                                               ProcessGroup& group) const {
+  std::map<std::string, FileChecksum> all;
+  for (const std::string& text : group.gather(nlohmann::json(mine).dump(), "the checksums of a checkpoint")) {
+    if (group.rank() != 0) continue;
+    const auto of_rank = nlohmann::json::parse(text).get<std::vector<FileChecksum>>();
+    for (size_t file = 0; file < files_.size(); ++file) all[files_[file].name].merge(of_rank.at(file));
+  }
+  return all;
 }
 
 void CheckpointFiles::visit(const TrainingState& state, const Visitor& visitor) const {

@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "checkpoint/file_checksum.h"
 #include "checkpoint/safetensors.h"
 #include "optim/optimizer.h"
 #include "train/training_state.h"
@@ -29,8 +30,13 @@ class CheckpointFiles {
   CheckpointFiles(const TrainingState& state, const Optimizer& optimizer);
 
   std::vector<std::string> paths(const std::string& folder) const;
-  // All files, at their full size, without their tensors. Throws Error: disk full, no permission.
+  // All files, at their full size, empty. Throws Error: disk full, no permission.
   void create(const std::string& folder) const;
+  // The first bytes of each file, before its tensors: rank 0 writes them.
+  std::vector<std::string> heads() const;
+  // What the ranks have written, each `mine` of paths() in order; by name, on rank 0. A collective.
+  std::map<std::string, FileChecksum> checksums(const std::vector<FileChecksum>& mine,
+                                                ProcessGroup& group) const;
   // Calls visitor(tensor, parts) for everything that this rank writes: 1-D f32 tensors, wherever they are,
   // which may not outlive the call. All ranks together visit each element once.
   using Visitor = std::function<void(const at::Tensor& tensor, const std::vector<TensorPart>& parts)>;

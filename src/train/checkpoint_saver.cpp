@@ -1,5 +1,6 @@
 #include "train/checkpoint_saver.h"
 
+#include <span>
 #include <utility>
 
 #include "checkpoint/background_write.h"
@@ -53,6 +54,10 @@ void CheckpointSaver::begin(TrainStateInfo info) {
 void CheckpointSaver::copy_state(Save& save) const {
   at::NoGradGuard no_grad;
   FileParts files(files_.paths(save.folder));
+  const std::vector<std::string> heads = files_.heads();
+  if (state_.zero->group().rank() == 0)
+    for (size_t file = 0; file < heads.size(); ++file)
+      files.write(file, 0, std::as_bytes(std::span(heads[file])));
   std::vector<FilePart> later;
   files_.visit(state_, [&](const at::Tensor& tensor, const std::vector<TensorPart>& parts) {
     const bool keep = copy_ == CheckpointCopy::kMemory;
@@ -88,8 +93,9 @@ std::string CheckpointSaver::finish() {
     const std::string& error = save->write->wait();
     if (!error.empty()) throw Error(error);
   });
+  const auto checksums = files_.checksums(save->write->checksums(), group);
   agree(group, "the end of a checkpoint", [&] {
-    if (save->writer) save->writer->commit(save->info);
+    if (save->writer) save->writer->commit(save->info, checksums);
   });
   return checkpoint_folder(run_, save->info.step);
 }

@@ -86,29 +86,6 @@ std::string save_checkpoint(const std::string& run, const TrainingState& state, 
   return saver.finish();
 }
 
-std::optional<Checkpoint> newest_checkpoint(const std::string& run, ProcessGroup& group) {
-  std::string newest;
-  agree(group, "the checkpoints", [&] {
-    if (group.rank() != 0) return;
-    const std::vector<Checkpoint> checkpoints = list_checkpoints(run);
-    if (!checkpoints.empty()) {
-      newest = checkpoints.back().folder;
-      return;
-    }
-    const std::vector<std::string> damaged = damaged_checkpoints(run);
-    if (!damaged.empty())
-      fail("resume",
-           "none of the {} checkpoints of {} is whole: {}: restore one, or remove {}/checkpoints to "
-           "start again from step 0",
-           damaged.size(), run, fmt::join(damaged, "; "), run);
-  });
-  newest = group.gather(newest, "the newest checkpoint").front();
-  if (newest.empty()) return std::nullopt;
-  Checkpoint checkpoint{.folder = newest};
-  agree(group, "the newest checkpoint", [&] { checkpoint.step = read_train_state(newest).step; });
-  return checkpoint;
-}
-
 TrainStateInfo load_checkpoint(const std::string& folder, TrainingState& state, const Optimizer& optimizer) {
   ProcessGroup& group = state.zero->group();
   state.zero->finish_gathers();

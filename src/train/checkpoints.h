@@ -1,7 +1,6 @@
 // The training state in a checkpoint's files, written and read back by any number of ranks, and in another
 // denoiser.
 #pragma once
-#include <optional>
 #include <string>
 
 #include "checkpoint/train_state.h"
@@ -21,11 +20,6 @@ void copy_weights(const TrainingState& state, WeightsKind kind, size_t ema_index
 // folder. A collective.
 std::string save_checkpoint(const std::string& run, const TrainingState& state, const Optimizer& optimizer,
                             TrainStateInfo info);
-
-// The newest complete checkpoint of `run`, the same on every rank; none: there has been none. Throws Error on
-// every rank when one cannot see what rank 0 sees, or when there are checkpoints but all are damaged. A
-// collective.
-std::optional<Checkpoint> newest_checkpoint(const std::string& run, ProcessGroup& group);
 
 // Restores weights, EMAs, moments, updates and loss scale, whatever ranks, stage and placement wrote them;
 // each rank reads its own slices. Throws Error on every rank naming what is missing or misshapen. A

@@ -16,6 +16,25 @@ std::string_view name_of(MemoryKind kind) {
   return kNames[static_cast<size_t>(kind)];
 }
 
+void visit_unit(const FlatUnit& unit, const StateVisitor& visitor) {
+  const auto visit = [&](const at::Tensor& tensor, MemoryKind kind) {
+    if (tensor.defined()) visitor(tensor, kind);
+  };
+  visit(unit.master, MemoryKind::kMaster);
+  for (const at::Tensor& weights : {unit.compute_weights, unit.weight_shard})
+    visit(weights, MemoryKind::kWeights);
+  for (const at::Tensor& grads : {unit.grads, unit.grad_shard}) visit(grads, MemoryKind::kGradients);
+  for (const at::Tensor& moment : unit.moments) visit(moment, MemoryKind::kMoments);
+  for (const at::Tensor& ema : unit.emas) visit(ema, MemoryKind::kEma);
+}
+
+void visit_state(const TrainingState& state, const StateVisitor& visitor) {
+  for (const auto& segment : state.segments) visit_unit(segment.unit, visitor);
+  for (const auto& constant : state.constants) visitor(constant->value, MemoryKind::kConstants);
+  if (state.nvme)
+    for (const at::Tensor& buffer : state.nvme->buffers()) visitor(buffer, MemoryKind::kStaging);
+}
+
 void MemoryRecorder::register_tensor(const at::Tensor& tensor, MemoryKind kind) {
   const uint64_t id = block_id(tensor);
   const auto bytes = static_cast<int64_t>(id ? tensor.storage().nbytes() : 0);
@@ -25,20 +44,11 @@ void MemoryRecorder::register_tensor(const at::Tensor& tensor, MemoryKind kind) 
 }
 
 void MemoryRecorder::register_unit(const FlatUnit& unit) {
-  if (unit.master.defined()) register_tensor(unit.master, MemoryKind::kMaster);
-  for (const at::Tensor& weights : {unit.compute_weights, unit.weight_shard})
-    if (weights.defined()) register_tensor(weights, MemoryKind::kWeights);
-  for (const at::Tensor& grads : {unit.grads, unit.grad_shard})
-    register_tensor(grads, MemoryKind::kGradients);
-  for (const at::Tensor& moment : unit.moments) register_tensor(moment, MemoryKind::kMoments);
-  for (const at::Tensor& ema : unit.emas) register_tensor(ema, MemoryKind::kEma);
+  visit_unit(unit, [this](const at::Tensor& tensor, MemoryKind kind) { register_tensor(tensor, kind); });
 }
 
 void MemoryRecorder::register_state(const TrainingState& state) {
-  for (const auto& segment : state.segments) register_unit(segment.unit);
-  for (const auto& constant : state.constants) register_tensor(constant->value, MemoryKind::kConstants);
-  if (state.nvme)
-    for (const at::Tensor& buffer : state.nvme->buffers()) register_tensor(buffer, MemoryKind::kStaging);
+  visit_state(state, [this](const at::Tensor& tensor, MemoryKind kind) { register_tensor(tensor, kind); });
   phase_peak_bytes_ = live_bytes();
 }
 

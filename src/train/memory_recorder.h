@@ -3,6 +3,7 @@
 // numbers.
 #pragma once
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <string_view>
 #include <thread>
@@ -34,6 +35,13 @@ enum class MemoryKind {
 };
 inline constexpr int kNumMemoryKinds = 15;
 std::string_view name_of(MemoryKind kind);  // "weights"
+
+// Calls visitor(tensor, kind) for every tensor that lives before and after a step and is not undefined: the
+// one list of them. Some share a storage (a master that is also the compute weights), some have no memory
+// at the time (whole weights between their uses).
+using StateVisitor = std::function<void(const at::Tensor& tensor, MemoryKind kind)>;
+void visit_unit(const FlatUnit& unit, const StateVisitor& visitor);
+void visit_state(const TrainingState& state, const StateVisitor& visitor);
 
 // One allocation (bytes > 0) or free (bytes < 0, the same id).
 struct MemoryEvent {
@@ -72,8 +80,8 @@ void find_peak(StepMemory& memory);
 // frees are recorded.
 class MemoryRecorder : public AllocationObserver, public StepObserver {
  public:
-  // The persistent blocks, by kind. Shared storages (a master that is also the compute weights) count once;
-  // buffers without memory of their own are left out.
+  // The persistent blocks, by kind. Shared storages count once; buffers without memory of their own are left
+  // out.
   void register_state(const TrainingState& state);
   void register_unit(const FlatUnit& unit);
   // One more persistent tensor.

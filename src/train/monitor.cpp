@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "core/duration.h"
 #include "core/error.h"
 #include "parallel/machine.h"
 #include "train/phase_groups.h"
@@ -10,13 +11,6 @@
 namespace kiln {
 
 namespace {
-
-std::string duration_text(double seconds) {
-  const int64_t total = static_cast<int64_t>(std::llround(seconds));
-  if (total >= 86400) return fmt::format("{}d {:02}h", total / 86400, total / 3600 % 24);
-  if (total >= 3600) return fmt::format("{}h {:02}m", total / 3600, total / 60 % 60);
-  return fmt::format("{}m {:02}s", total / 60, total % 60);
-}
 
 double gigabytes(double bytes) { return bytes / 1e9; }
 
@@ -29,6 +23,10 @@ std::string phase_text(const nlohmann::json& phases) {
     if (const double percent = 100 * group.seconds(phases) / total; percent >= 0.5)
       text += fmt::format("{}{} {:.0f}%", text.empty() ? "" : " ", group.name, percent);
   return text;
+}
+
+std::string loss_text(double loss) {
+  return std::isfinite(loss) ? fmt::format("{:.5f}", loss) : "not finite";
 }
 
 void add(std::optional<double>& sum, std::optional<double> value) {
@@ -63,7 +61,7 @@ void Monitor::step(const StepReport& report) {
     window_.quartile_loss[quartile] += result.losses[i];
     window_.quartile_count[quartile] += 1;
   }
-  if (report.step % options_.log_every != 0) return;
+  if (report.step % options_.log_every != 0) return say_alive(report);
   const nlohmann::json line = measure(report);
   log_.append(line);
   print(line, report.train_seconds);
@@ -138,15 +136,31 @@ void Monitor::add_gpu(nlohmann::json& line) const {
   if (window_.gpu.memory_total_bytes) line["gpu_memory_total_bytes"] = *window_.gpu.memory_total_bytes;
 }
 
-void Monitor::print(const nlohmann::json& line, double train_seconds) const {
-  const int64_t step = line["step"];
-  const double seconds_per_step = (train_seconds - first_train_seconds_) /
-                                  std::max<double>(1, static_cast<double>(step - first_step_ - 1));
+// Between two lines of the log, when they are far apart: that it runs, and for how long.
+void Monitor::say_alive(const StepReport& report) {
+  const Clock::time_point now = Clock::now();
+  if (std::chrono::duration<double>(now - printed_at_).count() < options_.quiet_seconds) return;
+  printed_at_ = now;
+  const double seconds = std::chrono::duration<double>(printed_at_ - window_begin_).count();
+  const double images = static_cast<double>(window_.timed_steps * options_.global_batch);
+  fmt::print("at step {}: loss {}, {:.1f} images/s{} (a line of the log every {} steps: --log-every)\n",
+             report.step, loss_text(report.result->loss), images / seconds,
+             time_left_text(report.step, report.train_seconds, ", "), options_.log_every);
+  std::fflush(stdout);
+}
+
+// Behind `separator`; empty for the first step of a process, which begins before anything is timed.
+std::string Monitor::time_left_text(int64_t step, double train_seconds, const char* separator) const {
+  if (step <= first_step_ + 1) return "";
+  const double seconds_per_step =
+      (train_seconds - first_train_seconds_) / static_cast<double>(step - first_step_ - 1);
   double left = static_cast<double>(options_.max_steps - step) * seconds_per_step;
   if (options_.max_seconds > 0) left = std::min(left, std::max(0.0, options_.max_seconds - train_seconds));
-  // The first step of a process begins before anything is timed.
-  const std::string remaining =
-      step > first_step_ + 1 ? fmt::format("  {} left", duration_text(left)) : std::string();
+  return fmt::format("{}{} left", separator, duration_text(left));
+}
+
+void Monitor::print(const nlohmann::json& line, double train_seconds) {
+  const int64_t step = line["step"];
   std::string device;
   if (options_.device.is_cuda()) {
     device = fmt::format(" + {:.1f} GB GPU", gigabytes(line["device_bytes"]));
@@ -156,16 +170,17 @@ void Monitor::print(const nlohmann::json& line, double train_seconds) const {
       device += fmt::format(" {:.0f}% busy", 100 * line["gpu_utilisation"].get<double>());
     if (line.contains("gpu_watts")) device += fmt::format(" {:.0f} W", line["gpu_watts"].get<double>());
   }
-  const auto loss =
-      line["loss"].is_null() ? std::string("not finite") : fmt::format("{:.5f}", line["loss"].get<double>());
+  const std::string loss = loss_text(line["loss"].is_null() ? NAN : line["loss"].get<double>());
   fmt::print(
       "step {:>7}  images {:>9}  loss {}  lr {:.3g}  grad {:.3f}  {:.1f} images/s  {:.3g} TFLOP/s ({:.0f}%)  "
       "{:.1f} GB{}  {}  ready {:.1f}{}\n",
       step, line["images_seen"].get<int64_t>(), loss, line["lr"].get<double>(),
       line["grad_norm"].get<double>(), line["images_per_s"].get<double>(), line["tflops"].get<double>(),
       100 * line["peak_share"].get<double>(), gigabytes(line["host_bytes"]), device,
-      phase_text(line["phase_s"]), line["queue_depth"].get<double>(), remaining);
+      phase_text(line["phase_s"]), line["queue_depth"].get<double>(),
+      time_left_text(step, train_seconds, "  "));
   std::fflush(stdout);
+  printed_at_ = Clock::now();
 }
 
 void Monitor::write_events(const nlohmann::json& line) {
@@ -205,9 +220,8 @@ void Monitor::validation(int64_t step, const ValidationLoss& loss, const std::st
                          {"seconds", seconds}};
   for (const double quartile : loss.quartiles) line["validation_loss_quartiles"].push_back(number(quartile));
   log_.append(line);
-  fmt::print("step {:>7}  validation loss {}  {} images with {} in {:.1f} s\n", step,
-             std::isfinite(loss.loss) ? fmt::format("{:.5f}", loss.loss) : "not finite", loss.num_images,
-             weights, seconds);
+  fmt::print("step {:>7}  validation loss {}  {} images with {} in {:.1f} s\n", step, loss_text(loss.loss),
+             loss.num_images, weights, seconds);
   std::fflush(stdout);
   if (!events_) return;
   if (std::isfinite(loss.loss)) events_->add_scalar("validation_loss", loss.loss, step);

@@ -25,6 +25,7 @@ struct MonitorOptions {
   double peak_flops = 0;       // of the machine
   at::Device device = at::kCPU;
   bool tensorboard = true;
+  double quiet_seconds = 30;  // on the terminal, at most
 };
 
 // One finished step, as the loop knows it.
@@ -48,7 +49,8 @@ class Monitor {
   PhaseTimers& timers() { return timers_; }
 
   // Collects; every log_every steps writes a line to the terminal, log.jsonl and TensorBoard. Losses of a
-  // line are means over the steps since the line before.
+  // line are means over the steps since the line before. Where lines are far apart the terminal is told more
+  // often that training goes on.
   void step(const StepReport& report);
   // A line of its own in log.jsonl: resume, skipped, checkpoint, ...
   void event(const nlohmann::json& line) { log_.append(line); }
@@ -82,7 +84,9 @@ class Monitor {
   nlohmann::json phase_seconds();
   void add_gpu(nlohmann::json& line) const;
   void read_gpu();
-  void print(const nlohmann::json& line, double train_seconds) const;
+  void print(const nlohmann::json& line, double train_seconds);
+  void say_alive(const StepReport& report);
+  std::string time_left_text(int64_t step, double train_seconds, const char* separator) const;
   void write_events(const nlohmann::json& line);
 
   MonitorOptions options_;
@@ -92,7 +96,7 @@ class Monitor {
   std::unique_ptr<Nvml> nvml_;
   Clock::time_point last_reading_{};
   Window window_;
-  Clock::time_point window_begin_ = Clock::now(), pause_begin_{};
+  Clock::time_point window_begin_ = Clock::now(), pause_begin_{}, printed_at_ = Clock::now();
   int64_t first_step_;
   double first_train_seconds_ = -1;
 };

@@ -5,6 +5,7 @@
 #include <limits>
 
 #include "core/error.h"
+#include "train/report_parts.h"
 
 namespace kiln {
 
@@ -12,7 +13,7 @@ namespace {
 
 constexpr double kWidth = 640, kHeight = 280;
 constexpr double kLeft = 62, kRight = 16, kTop = 34, kBottom = 40;
-constexpr size_t kMaxPoints = 600;  // of a series
+constexpr size_t kMaxPlotPoints = 600;  // of a series
 
 struct Axis {
   double low = 0, high = 1;
@@ -34,10 +35,10 @@ std::vector<PlotPoint> finite_points(const std::vector<PlotPoint>& points) {
 
 // Means of equal runs of points.
 std::vector<PlotPoint> thinned(const std::vector<PlotPoint>& points) {
-  if (points.size() <= kMaxPoints) return points;
-  std::vector<PlotPoint> means(kMaxPoints);
-  for (size_t i = 0; i < kMaxPoints; ++i) {
-    const size_t begin = i * points.size() / kMaxPoints, end = (i + 1) * points.size() / kMaxPoints;
+  if (points.size() <= kMaxPlotPoints) return points;
+  std::vector<PlotPoint> means(kMaxPlotPoints);
+  for (size_t i = 0; i < kMaxPlotPoints; ++i) {
+    const size_t begin = i * points.size() / kMaxPlotPoints, end = (i + 1) * points.size() / kMaxPlotPoints;
     for (size_t j = begin; j < end; ++j) {
       means[i].x += points[j].x / static_cast<double>(end - begin);
       means[i].y += points[j].y / static_cast<double>(end - begin);
@@ -64,13 +65,6 @@ std::string tick_text(double value) {
   if (size >= 1e6) return fmt::format("{:g}M", value / 1e6);
   if (size >= 1e4) return fmt::format("{:g}k", value / 1e3);
   return fmt::format("{:.4g}", value);
-}
-
-std::string escape(const std::string& text) {
-  std::string escaped;
-  for (char c : text)
-    escaped += c == '<' ? "&lt;" : c == '&' ? "&amp;" : c == '"' ? "&quot;" : std::string(1, c);
-  return escaped;
 }
 
 std::string polyline(const PlotSeries& series, const Axis& x, const Axis& y) {

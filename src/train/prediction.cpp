@@ -10,7 +10,7 @@ namespace kiln {
 
 namespace {
 
-constexpr size_t kMaxPoints = 300;
+constexpr size_t kMaxCurvePoints = 300;
 constexpr double kMemoryTolerance = 0.05, kTimeTolerance = 0.20;
 
 int64_t total(const std::map<std::string, int64_t>& by_kind) {
@@ -21,11 +21,11 @@ int64_t total(const std::map<std::string, int64_t>& by_kind) {
 
 // Equal runs of points become their highest one.
 std::vector<MemoryCurve::Point> thinned(const std::vector<MemoryCurve::Point>& points) {
-  if (points.size() <= kMaxPoints) return points;
+  if (points.size() <= kMaxCurvePoints) return points;
   std::vector<MemoryCurve::Point> kept;
-  for (size_t i = 0; i < kMaxPoints; ++i) {
+  for (size_t i = 0; i < kMaxCurvePoints; ++i) {
     const auto at = [&](size_t index) {
-      return points.begin() + static_cast<int64_t>(index * points.size() / kMaxPoints);
+      return points.begin() + static_cast<int64_t>(index * points.size() / kMaxCurvePoints);
     };
     kept.push_back(*std::max_element(
         at(i), at(i + 1), [](const auto& a, const auto& b) { return total(a.by_kind) < total(b.by_kind); }));
@@ -50,6 +50,11 @@ void read(const nlohmann::json& json, const char* key, T& field) {
 
 std::string size_text(double bytes) {
   return bytes >= 1e9 ? fmt::format("{:.2f} GB", bytes / 1e9) : fmt::format("{:.1f} MB", bytes / 1e6);
+}
+
+std::string text_of(const ComparedFigure& figure, double value) {
+  if (!figure.is_time) return size_text(value);
+  return value >= 1 ? fmt::format("{:.3f} s", value) : fmt::format("{:.2f} ms", 1e3 * value);
 }
 
 MemoryCurve memory_curve(const StepMemory& memory) {

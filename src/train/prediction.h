@@ -48,6 +48,8 @@ struct ComparedFigure {
   double predicted = 0, measured = 0;
   double relative_error() const;  // (measured - predicted) / predicted; infinite when nothing was predicted
 };
+// One side of it: "1.23 GB", "1.234 s", "12.34 ms".
+std::string text_of(const ComparedFigure& figure, double value);
 std::vector<ComparedFigure> compare(const StepFigures& predicted, const StepFigures& measured);
 
 // A peak off by more than 5 %, a step time off by more than 20 %: one sentence each.

@@ -109,13 +109,10 @@ nlohmann::json extrapolated(const TrainOptions& options, const StepFigures& meas
 }
 
 std::string row(const ComparedFigure& figure, bool with_prediction) {
-  const auto text = [&](double value) {
-    if (!figure.is_time) return size_text(value);
-    return value >= 1 ? fmt::format("{:.3f} s", value) : fmt::format("{:.2f} ms", 1e3 * value);
-  };
   const double error = figure.relative_error();
   return fmt::format("  {:<24}{:>12}{:>12}{:>10}\n", figure.name,
-                     with_prediction ? text(figure.predicted) : "", text(figure.measured),
+                     with_prediction ? text_of(figure, figure.predicted) : "",
+                     text_of(figure, figure.measured),
                      with_prediction && std::isfinite(error) ? fmt::format("{:+.1f} %", 100 * error) : "");
 }
 

@@ -8,7 +8,9 @@
 
 #include "checkpoint/train_state.h"
 #include "core/atomic_file.h"
+#include "core/duration.h"
 #include "core/error.h"
+#include "core/median.h"
 #include "train/report_parts.h"
 #include "train/run_log.h"
 #include "train/train_config.h"
@@ -84,12 +86,11 @@ std::vector<PlotPoint> smoothed(const std::vector<PlotPoint>& points) {
   return means;
 }
 
-double median(std::vector<PlotPoint> points) {
-  std::erase_if(points, [](const PlotPoint& point) { return !std::isfinite(point.y); });
-  if (points.empty()) return std::nan("");
-  std::ranges::nth_element(points, points.begin() + static_cast<int64_t>(points.size() / 2), {},
-                           &PlotPoint::y);
-  return points[points.size() / 2].y;
+double median_of(const std::vector<PlotPoint>& points) {
+  std::vector<double> values;
+  for (const PlotPoint& point : points)
+    if (std::isfinite(point.y)) values.push_back(point.y);
+  return values.empty() ? std::nan("") : median(values);
 }
 
 std::string card(const std::string& value, const std::string& name) {
@@ -148,17 +149,12 @@ std::string plots(const std::vector<Json>& lines, const std::vector<PlotPoint>& 
   return html + "</div>\n";
 }
 
-std::string duration_text(double seconds) {
-  if (seconds >= 3600) return fmt::format("{:.1f} h", seconds / 3600);
-  return seconds >= 60 ? fmt::format("{:.1f} min", seconds / 60) : fmt::format("{:.0f} s", seconds);
-}
-
 std::string cards(const std::vector<Json>& lines, const std::vector<PlotPoint>& validation,
                   double cost_per_hour) {
   if (lines.empty()) return "";
   const Json& last = lines.back();
   const double seconds = number(last, "train_seconds");
-  const double speed = median(points_of(lines, "images_per_s"));
+  const double speed = median_of(points_of(lines, "images_per_s"));
   double peak_host = 0, peak_device = 0;
   for (const Json& line : lines) {
     peak_host = std::max(peak_host, number(line, "peak_host_bytes"));
@@ -173,8 +169,8 @@ std::string cards(const std::vector<Json>& lines, const std::vector<PlotPoint>& 
   html += card(fmt::format("{}", last["images_seen"].get<int64_t>()), "images seen");
   html += card(duration_text(seconds), "training time");
   html += card(fmt::format("{:.1f}", speed), "images/s, median");
-  html += card(fmt::format("{:.2f}", median(points_of(lines, "tflops"))),
-               fmt::format("TFLOP/s, {:.0f} % of peak", 100 * median(points_of(lines, "peak_share"))));
+  html += card(fmt::format("{:.2f}", median_of(points_of(lines, "tflops"))),
+               fmt::format("TFLOP/s, {:.0f} % of peak", 100 * median_of(points_of(lines, "peak_share"))));
   html += card(fmt::format("{:.2f} GB", peak_host / 1e9), "host memory, highest");
   if (peak_device > 0) html += card(fmt::format("{:.2f} GB", peak_device / 1e9), "GPU memory, highest");
   if (cost_per_hour > 0)

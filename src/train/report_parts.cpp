@@ -12,7 +12,8 @@ using Json = nlohmann::json;
 
 std::string escape(const std::string& text) {
   std::string escaped;
-  for (char c : text) escaped += c == '<' ? "&lt;" : c == '&' ? "&amp;" : std::string(1, c);
+  for (char c : text)
+    escaped += c == '<' ? "&lt;" : c == '&' ? "&amp;" : c == '"' ? "&quot;" : std::string(1, c);
   return escaped;
 }
 

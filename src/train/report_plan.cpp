@@ -52,18 +52,13 @@ std::vector<PlotTick> phase_ticks(const MemoryCurve& curve) {
   return ticks;
 }
 
-std::string value_text(const ComparedFigure& figure, double value) {
-  if (!figure.is_time) return size_text(value);
-  return value >= 1 ? fmt::format("{:.3f} s", value) : fmt::format("{:.2f} ms", 1e3 * value);
-}
-
 std::string table(const StepFigures& predicted, const StepFigures& measured) {
   std::string html =
       "<div class=\"plot\"><table><tr><th></th><th>predicted</th><th>measured</th><th></th></tr>\n";
   for (const ComparedFigure& figure : compare(predicted, measured)) {
     const double error = figure.relative_error();
     html += fmt::format("<tr><td>{}</td><td>{}</td><td>{}</td><td>{}</td></tr>\n", escape(figure.name),
-                        value_text(figure, figure.predicted), value_text(figure, figure.measured),
+                        text_of(figure, figure.predicted), text_of(figure, figure.measured),
                         std::isfinite(error) ? fmt::format("{:+.1f} %", 100 * error) : "");
   }
   return html + "</table></div>\n";

@@ -2,9 +2,14 @@
 
 #include <fmt/ranges.h>
 
+#include <filesystem>
+
 #include "core/error.h"
+#include "train/setup.h"
 
 namespace kiln {
+
+namespace fs = std::filesystem;
 
 std::vector<std::string> settings_without_effect(const TrainOptions& options, at::Device device,
                                                  int64_t world_size) {
@@ -15,9 +20,15 @@ std::vector<std::string> settings_without_effect(const TrainOptions& options, at
     if (ineffective) lines.push_back(fmt::format("--{} has no effect {}", option, where));
   };
   const bool validates = !options.validation_data.empty();
+  const bool has_features =
+      options.data == "synthetic" || fs::exists(fs::path(options.data) / "store.json");
+  note_if(options.enlarge && has_features, "enlarge", "on features: kiln extract --enlarge makes them so");
   note_if(options.validate_every != defaults.validate_every && !validates, "validate-every",
           "without --validation-data");
   note_if(options.validation_images > 0 && !validates, "validation-images", "without --validation-data");
+  const int64_t rows = rows_of_walk(options, world_size);
+  note_if(options.micro_batch > rows, "micro-batch",
+          fmt::format("beyond the {} images that a rank has of a step", rows));
   note_if(options.tf32 && device.is_cpu(), "tf32", "on a CPU");
   note_if(options.offload_activations != "none" && device.is_cpu(), "offload-activations",
           "on a CPU but to recompute");

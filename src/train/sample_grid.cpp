@@ -2,11 +2,15 @@
 
 #include <algorithm>
 #include <cmath>
+#include <filesystem>
 
+#include "checkpoint/train_state.h"
 #include "core/aten.h"
+#include "core/atomic_file.h"
 #include "core/error.h"
 #include "data/images.h"
 #include "diffusion/sampler.h"
+#include "parallel/device_wait.h"
 #include "train/average_in_place.h"
 #include "train/forward_pass.h"
 
@@ -92,7 +96,11 @@ SampleGrid draw_sample_grid(const TrainOptions& options, const RunInfo& info, co
   sampling.seed = options.seed;
   sampling.device = device;
   sampling.stop = [&] { return group.sum({stop() ? 1.0 : 0.0}, "a stop signal").front() > 0; };
-  sampling.forward = forward_of(training);
+  sampling.forward = [&group, device, forward = forward_of(training)](const DenoiserInput& input) {
+    at::Tensor prediction = forward(input);
+    wait_for_device(device, group, "a sample grid");  // what follows is of this rank alone
+    return prediction;
+  };
   std::vector<Image> images;
   bool drawn = false;
   with_first_ema(*training.state, [&] {
@@ -106,6 +114,13 @@ SampleGrid draw_sample_grid(const TrainOptions& options, const RunInfo& info, co
   const int64_t columns = static_cast<int64_t>(std::ceil(std::sqrt(static_cast<double>(images.size()))));
   const Image grid = make_grid(images, columns);
   return {.png = encode_png(grid), .height = grid.height, .width = grid.width};
+}
+
+std::string write_sample_grid(const std::string& run, int64_t step, const SampleGrid& grid) {
+  std::filesystem::create_directories(run + "/samples");
+  const std::string path = fmt::format("{}/samples/{}.png", run, checkpoint_name(step));
+  write_file_atomically("samples", path, {reinterpret_cast<const char*>(grid.png.data()), grid.png.size()});
+  return path;
 }
 
 }  // namespace kiln

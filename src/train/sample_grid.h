@@ -23,6 +23,9 @@ struct SampleGrid {
 SampleGrid draw_sample_grid(const TrainOptions& options, const RunInfo& info, const Training& training,
                             const Autoencoder* decoder, at::Device device, const std::function<bool()>& stop);
 
+// Writes RUN/samples/step-00001000.png; returns its path. REQUIRES: the grid is not empty. Throws Error.
+std::string write_sample_grid(const std::string& run, int64_t step, const SampleGrid& grid);
+
 // How `training` predicts, for a sampler.
 ForwardFn forward_of(const Training& training);
 

@@ -1,6 +1,9 @@
 #include "train/setup.h"
 
+#include <algorithm>
+
 #include "checkpoint/tensor_files.h"
+#include "core/aten.h"
 #include "core/error.h"
 #include "core/json_config.h"
 #include "core/tensors.h"
@@ -15,16 +18,47 @@ namespace {
 
 constexpr int64_t kSyntheticClasses = 1000;  // ImageNet's, as the published models have
 
-void start_weights(const TrainOptions& options, const Denoiser& denoiser) {
-  if (options.weights.empty())
-    initialize_weights(denoiser, options.seed);
-  else
-    load_weights(denoiser, load_tensors(options.weights), options.weights);
+// What a run begins with: fresh weights, or those of a file, one at a time. On meta they are not filled.
+class FirstWeights {
+ public:
+  // `denoiser`: outlines. Throws Error: the file does not fit.
+  FirstWeights(const TrainOptions& options, const Denoiser& denoiser, at::Device device)
+      : seed_(options.seed), source_(options.weights), device_(device) {
+    if (source_.empty() || device.is_meta()) return;
+    loaded_ = load_tensors(source_);
+    load_weights(denoiser, loaded_, source_);
+  }
+
+  at::Tensor operator()(const Parameter& parameter) const {
+    const auto filled = std::make_shared<Parameter>(parameter);
+    filled->value = at::empty(parameter.value.sizes(), at::TensorOptions(at::kFloat).device(device_));
+    if (source_.empty())
+      initialize_weights({filled}, seed_);
+    else
+      load_weights({filled}, tensors_of(parameter.key), source_);
+    return filled->value;
+  }
+
+ private:
+  std::map<std::string, at::Tensor> tensors_of(const std::string& key) const {
+    const auto found = loaded_.find(key);
+    if (found == loaded_.end()) return {};
+    return {*found};
+  }
+
+  uint64_t seed_;
+  std::string source_;
+  at::Device device_;
+  std::map<std::string, at::Tensor> loaded_;
+};
+
+// Of the last rank.
+int64_t most_rows(const TrainOptions& options, int64_t world_size) {
+  return rank_rows(options.global_batch, world_size - 1, world_size).count;
 }
 
 at::ScalarType grad_dtype_of(const TrainOptions& options, at::ScalarType compute_dtype, int64_t world_size) {
-  const int64_t most_rows = rank_rows(options.global_batch, world_size - 1, world_size).count;
-  const bool accumulates = options.micro_batch > 0 && options.micro_batch < most_rows;
+  const bool accumulates = rows_of_walk(options, world_size) < most_rows(options, world_size);
   return accumulates || options.accumulate_f32 ? at::kFloat : compute_dtype;
 }
 
@@ -71,16 +105,21 @@ ZeroOptions zero_options_of(const TrainOptions& options, int64_t world_size) {
   return zero;
 }
 
+int64_t rows_of_walk(const TrainOptions& options, int64_t world_size) {
+  const int64_t most = most_rows(options, world_size);
+  return options.micro_batch > 0 ? std::min(options.micro_batch, most) : most;
+}
+
 Training build_training(const TrainOptions& options, const DataShape& data, at::Device device,
                         std::shared_ptr<ProcessGroup> group) {
   const at::ScalarType compute_dtype = parse_compute_dtype(options.compute_dtype);
   Training training{.objective = make_objective(objective_config_of(options)),
                     .optimizer = make_optimizer(optimizer_config_of(options))};
   training.model_config = denoiser_config_of(options, data, *training.objective);
-  training.denoiser = build_denoiser(options.model, training.model_config,
-                                     {.device = device, .compute_dtype = compute_dtype});
+  training.denoiser =
+      build_denoiser(options.model, training.model_config, {.compute_dtype = compute_dtype, .outline = true});
   const std::vector<MemoryChoice> memory = parse_memory_choices(options, *training.denoiser);
-  if (!device.is_meta()) start_weights(options, *training.denoiser);
+  const FirstWeights first_weights(options, *training.denoiser, device);
   training.state = std::make_unique<TrainingState>(
       *training.denoiser, *training.optimizer,
       TrainingStateOptions{.device = device,
@@ -94,7 +133,8 @@ Training build_training(const TrainOptions& options, const DataShape& data, at::
                            .weight_placement = placement_of(options.offload_params, has_host_behind(device)),
                            .nvme = {.folder = options.nvme_path,
                                     .queue_depth = options.nvme_queue_depth,
-                                    .block_bytes = options.nvme_block_size}});
+                                    .block_bytes = options.nvme_block_size},
+                           .first_value = first_weights});
   training.step = std::make_unique<TrainStep>(*training.denoiser, *training.objective, *training.optimizer,
                                               *training.state,
                                               StepOptions{.device = device,

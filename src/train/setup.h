@@ -29,13 +29,17 @@ nlohmann::json denoiser_config_of(const TrainOptions& options, const DataShape& 
 // How the options divide the training state. Throws Error: fewer images than ranks.
 ZeroOptions zero_options_of(const TrainOptions& options, int64_t world_size);
 
+// Images that a rank walks at once, in a step and in a validation, of the rank that has the most of a step:
+// all of them where --micro-batch is 0 or more than that.
+int64_t rows_of_walk(const TrainOptions& options, int64_t world_size);
+
 struct Training {
   std::unique_ptr<Objective> objective;
   std::unique_ptr<Optimizer> optimizer;
-  nlohmann::json model_config;  // as resolved
-  std::unique_ptr<Denoiser> denoiser;
-  std::unique_ptr<TrainingState> state;
-  std::unique_ptr<TrainStep> step;
+  nlohmann::json model_config{};  // as resolved
+  std::unique_ptr<Denoiser> denoiser{};
+  std::unique_ptr<TrainingState> state{};
+  std::unique_ptr<TrainStep> step{};
 };
 // Weights are initialised or loaded as the options say, except on meta. The state is divided among `group`,
 // which a dry run makes of the ranks that it stands for. Throws Error.

@@ -87,21 +87,12 @@ std::map<std::string, int64_t> StepMeasurement::state_bytes() const {
   std::map<std::string, int64_t> by_kind;
   std::set<const void*> seen;
   const auto add = [&](const at::Tensor& tensor, MemoryKind kind) {
-    if (!tensor.defined() || tensor.device() != device_) return;
+    if (tensor.device() != device_) return;
     const void* memory = tensor.storage().data();  // none: whole weights or gradients between their uses
     if (memory && seen.insert(memory).second)
       by_kind[std::string(name_of(kind))] += static_cast<int64_t>(tensor.storage().nbytes());
   };
-  for (const auto& segment : state_.segments) {
-    const FlatUnit& unit = segment.unit;
-    add(unit.master, MemoryKind::kMaster);
-    for (const at::Tensor& weights : {unit.compute_weights, unit.weight_shard})
-      add(weights, MemoryKind::kWeights);
-    for (const at::Tensor& grads : {unit.grads, unit.grad_shard}) add(grads, MemoryKind::kGradients);
-    for (const at::Tensor& moment : unit.moments) add(moment, MemoryKind::kMoments);
-    for (const at::Tensor& ema : unit.emas) add(ema, MemoryKind::kEma);
-  }
-  for (const auto& constant : state_.constants) add(constant->value, MemoryKind::kConstants);
+  visit_state(state_, add);
   if (autoencoder_)
     for (const auto& weight : autoencoder_->parameters()) add(weight->value, MemoryKind::kAutoencoder);
   return by_kind;

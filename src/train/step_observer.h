@@ -28,4 +28,22 @@ class StepObserver {
   virtual void end(StepPhase phase, int64_t segment) = 0;
 };
 
+// Announces a phase to `observer` while this lives; null: nobody watches.
+class PhaseScope {
+ public:
+  PhaseScope(StepObserver* observer, StepPhase phase, int64_t segment = -1)
+      : observer_(observer), phase_(phase), segment_(segment) {
+    if (observer_) observer_->begin(phase_, segment_);
+  }
+  ~PhaseScope() {
+    if (observer_) observer_->end(phase_, segment_);
+  }
+  PhaseScope(const PhaseScope&) = delete;
+
+ private:
+  StepObserver* observer_;
+  StepPhase phase_;
+  int64_t segment_;
+};
+
 }  // namespace kiln

@@ -78,6 +78,13 @@ constexpr const char* type_name() {
     return "a list of numbers";
 }
 
+bool is_utf8(const std::string& text) try {
+  nlohmann::json(text).dump();
+  return true;
+} catch (const nlohmann::json::type_error&) {
+  return false;
+}
+
 void validate_offload(const TrainOptions& o) {
   const bool to_disk = o.offload_optimizer == "nvme" || o.offload_params == "nvme";
   if (to_disk && o.nvme_path.empty())
@@ -101,9 +108,21 @@ void validate_offload(const TrainOptions& o) {
 }  // namespace
 
 void validate(const TrainOptions& o) {
+  visit_options(o, [](const char* name, const auto& value, OnResume, const char*) {
+    if constexpr (std::is_same_v<std::remove_cvref_t<decltype(value)>, std::string>)
+      if (!is_utf8(value))  // config.toml and the checkpoints could not hold it
+        fail("train", "--{} expects UTF-8, got {:?}: rename it, or give a link with another name", name,
+             value);
+  });
   require(!o.data.empty(), "data", "a feature store, 'synthetic' or a folder of images", "nothing");
   require(!o.out.empty(), "out", "a run folder", "nothing");
   require(o.image_size > 0, "image-size", "a positive number", o.image_size);
+  for (const auto& [option, value] : {std::pair{"hidden-size", o.hidden_size},
+                                      {"depth", o.depth},
+                                      {"num-heads", o.num_heads},
+                                      {"patch-size", o.patch_size},
+                                      {"num-classes", o.num_classes}})
+    require(value >= 0, option, "0 or more", value);
   require(o.global_batch > 0, "global-batch", "a positive number", o.global_batch);
   require(o.micro_batch >= -1 && o.micro_batch <= o.global_batch, "micro-batch",
           fmt::format("0 to --global-batch ({}), or -1", o.global_batch), o.micro_batch);
@@ -133,6 +152,8 @@ void validate(const TrainOptions& o) {
   require(o.sample_every >= 0, "sample-every", "0 or more", o.sample_every);
   require(o.num_samples > 0, "num-samples", "a positive number", o.num_samples);
   require(o.num_sampling_steps > 0, "num-sampling-steps", "a positive number", o.num_sampling_steps);
+  require(std::isfinite(o.cfg_scale), "cfg-scale", "a number", o.cfg_scale);
+  require(o.peak_tflops >= 0 && std::isfinite(o.peak_tflops), "peak-tflops", "0 or more", o.peak_tflops);
   require(o.max_bad_steps >= 0, "max-bad-steps", "0 or more", o.max_bad_steps);
   require(o.threads >= 0, "threads", "0 or more", o.threads);
   require(o.loader_threads > 0, "loader-threads", "a positive number", o.loader_threads);

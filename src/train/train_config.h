@@ -20,7 +20,7 @@ struct TrainOptions {
 
   std::string data, autoencoder, out;
   int64_t image_size = 256;
-  bool flip = true, draw_posterior = true;
+  bool enlarge = false, flip = true, draw_posterior = true;
   int64_t loader_threads = 1, prefetch = 4;
 
   std::string objective = "iddpm", timestep_sampling, weighting;
@@ -104,6 +104,8 @@ void visit_options(Options& o, Visitor&& visit) {
         "Encode images while training with this autoencoder, or 'pixels'");
   visit("out", o.out, kHarmless, "Run folder; rerunning the same command resumes");
   visit("image-size", o.image_size, kRefuse, "Image side in pixels");
+  visit("enlarge", o.enlarge, kRefuse,
+        "Images: enlarge those smaller than --image-size, as DiT does (else they end the run)");
   visit("flip", o.flip, kRefuse, "Mirror samples with probability 1/2 where the data allow it");
   visit("draw-posterior", o.draw_posterior, kRefuse,
         "Draw latents from the autoencoder's posterior (else its mean)");
@@ -207,9 +209,9 @@ void visit_options(Options& o, Visitor&& visit) {
         "Where a checkpoint's state is copied before training goes on: memory, page-cache or auto");
   visit("log-every", o.log_every, kHarmless, "Steps between lines of log.jsonl and the terminal");
   visit("validation-data", o.validation_data, kHarmless,
-        "Feature store of samples that are not trained on; its loss is told");
+        "Samples that are not trained on, as --data; their loss is told");
   visit("validate-every", o.validate_every, kHarmless, "Steps between validations (0: only at the end)");
-  visit("validation-images", o.validation_images, kHarmless, "Images of a validation (0: the whole store)");
+  visit("validation-images", o.validation_images, kHarmless, "Images of a validation (0: all)");
   visit("tensorboard", o.tensorboard, kHarmless, "Write TensorBoard events");
   visit("peak-tflops", o.peak_tflops, kHarmless,
         "The machine's peak for the share of it (0: measured at the start)");

@@ -93,10 +93,10 @@ TrainingData open_store(const TrainOptions& options, at::Device device, at::Scal
 
 // Pictures encoded on the way: what kiln extract saves, measured.
 TrainingData open_images(const TrainOptions& options, at::Device device, at::ScalarType compute_dtype) {
-  const std::shared_ptr<const ImageDataset> images = ImageDataset::open(options.data);
   const std::shared_ptr<const Autoencoder> autoencoder =
       load_autoencoder(options.autoencoder, device, compute_dtype);
-  check_image_size(*autoencoder, options.image_size);
+  const EncodedImages encoded = encode_images(options, options.data, autoencoder, device);
+  const std::shared_ptr<const ImageDataset> images = encoded.images;
   TrainingData data;
   data.shape.channels = autoencoder->latent_channels;
   data.shape.height = data.shape.width = options.image_size / autoencoder->downsample;
@@ -107,12 +107,8 @@ TrainingData open_images(const TrainOptions& options, at::Device device, at::Sca
   data.autoencoder = describe(*autoencoder, options.autoencoder);
   data.encodes_images = autoencoder->name != "pixels";
   if (data.encodes_images) data.decoder = autoencoder;
-  data.identity = fmt::format("{} images {}, {} {}", images->records().size(), dataset_fingerprint(*images),
-                              autoencoder->name, autoencoder->fingerprint);
-  data.batches = [=, size = options.image_size,
-                  at_once = options.micro_batch](const BatchOptions& batch_options) {
-    return image_batches(images, autoencoder, device, size, batch_options, at_once);
-  };
+  data.identity = encoded.identity;
+  data.batches = encoded.batches;
   data.sample_name = [images](int64_t id) { return images->records().at(static_cast<size_t>(id)).name; };
   return data;
 }
@@ -125,6 +121,19 @@ std::string decoder_path(const TrainOptions& options, const StoreInfo& store) {
   std::error_code unreachable;  // of another user: as good as gone
   return options.sample_every > 0 && fs::exists(store.autoencoder_path, unreachable) ? store.autoencoder_path
                                                                                      : "";
+}
+
+EncodedImages encode_images(const TrainOptions& options, const std::string& path,
+                            std::shared_ptr<const Autoencoder> autoencoder, at::Device device) {
+  check_image_size(*autoencoder, options.image_size);
+  const std::shared_ptr<const ImageDataset> images = ImageDataset::open(path);
+  const Crop crop{.size = options.image_size, .enlarge = options.enlarge};
+  return {.images = images,
+          .identity = fmt::format("{} images {}, {} {}", images->records().size(),
+                                  dataset_fingerprint(*images), autoencoder->name, autoencoder->fingerprint),
+          .batches = [=, at_once = options.micro_batch](const BatchOptions& batch_options) {
+            return image_batches(images, autoencoder, device, crop, batch_options, at_once);
+          }};
 }
 
 std::string store_identity(const FeatureStore& store) {

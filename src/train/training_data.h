@@ -7,11 +7,14 @@
 #include <vector>
 
 #include "data/batches.h"
+#include "data/image_dataset.h"
 #include "models/autoencoders/autoencoder.h"
 #include "sample/run_folder.h"
 #include "train/setup.h"
 
 namespace kiln {
+
+using BatchMaker = std::function<std::unique_ptr<BatchSource>(const BatchOptions&)>;
 
 struct TrainingData {
   DataShape shape{};
@@ -19,7 +22,7 @@ struct TrainingData {
   RunInfo::AutoencoderInfo autoencoder{};
   // Names the samples' content: a run resumes on the same one only.
   std::string identity{};
-  std::function<std::unique_ptr<BatchSource>(const BatchOptions&)> batches{};
+  BatchMaker batches{};
   std::function<std::string(int64_t id)> sample_name{};
   bool encodes_images = false;  // batches are encoded on the device when they are asked for
   // Decodes sample grids; null: none was given, or latents are pixels.
@@ -29,6 +32,16 @@ struct TrainingData {
 // The autoencoder that a run on a store loads to decode its sample grids: the one that is given, else for
 // grids the store's own where it still lies; "" = none.
 std::string decoder_path(const TrainOptions& options, const StoreInfo& store);
+
+// Images that are encoded, on the device, when a batch of them is asked for.
+struct EncodedImages {
+  std::shared_ptr<const ImageDataset> images;
+  std::string identity;  // names their content and what encodes them
+  BatchMaker batches;
+};
+// Throws Error: no images at `path`, or --image-size does not fit the autoencoder.
+EncodedImages encode_images(const TrainOptions& options, const std::string& path,
+                            std::shared_ptr<const Autoencoder> autoencoder, at::Device device);
 
 // Names the content of a store.
 std::string store_identity(const FeatureStore& store);

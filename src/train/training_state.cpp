@@ -16,7 +16,12 @@ FlatLayout layout_of(const Segment& segment) {
   return layout;
 }
 
-TrainingState::SegmentWeights flatten(const Segment& segment, const FlatUnitOptions& options) {
+at::Tensor first_value_of(const Parameter& parameter, const TrainingStateOptions& options) {
+  return options.first_value ? options.first_value(parameter) : parameter.value;
+}
+
+TrainingState::SegmentWeights flatten(const Segment& segment, const FlatUnitOptions& options,
+                                      const TrainingStateOptions& state_options) {
   TrainingState::SegmentWeights weights{
       .unit = FlatUnit(segment.name(), layout_of(segment), options), .parameters = {}, .grad_views = {}};
   for (const auto& parameter : segment.parameters())
@@ -25,7 +30,7 @@ TrainingState::SegmentWeights flatten(const Segment& segment, const FlatUnitOpti
     StateLease state = weights.unit.lease(Access::kWrite);
     for (size_t i = 0; i < weights.parameters.size(); ++i) {
       Parameter& parameter = *weights.parameters[i];
-      weights.unit.write(state.master, i, parameter.value);
+      weights.unit.write(state.master, i, first_value_of(parameter, state_options));
       parameter.value = weights.unit.leaf(i);
       weights.grad_views.push_back(weights.unit.view(weights.unit.grads, i));
     }
@@ -62,9 +67,12 @@ TrainingState::TrainingState(const Denoiser& denoiser, const Optimizer& optimize
   for (const auto& segment : denoiser.segments()) {
     unit_options.nvme_unit = segments.size();
     unit_options.sharding = zero->sharding_of(layout_of(*segment).size);
-    segments.push_back(flatten(*segment, unit_options));
-    for (const auto& parameter : segment->parameters())
-      if (!parameter->trainable) constants.push_back(parameter);
+    segments.push_back(flatten(*segment, unit_options, options));
+    for (const auto& parameter : segment->parameters()) {
+      if (parameter->trainable) continue;
+      parameter->value = first_value_of(*parameter, options);
+      constants.push_back(parameter);
+    }
   }
   std::vector<FlatUnit*> units;
   for (SegmentWeights& weights : segments) units.push_back(&weights.unit);

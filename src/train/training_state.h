@@ -1,5 +1,6 @@
 // Everything that training moves: one flat unit per segment, the count of updates and the loss scale.
 #pragma once
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -21,6 +22,8 @@ struct TrainingStateOptions {
   Placement placement = Placement::kDevice;         // of master, moments and EMAs
   Placement weight_placement = Placement::kDevice;  // of the weights in the compute dtype; stage 3
   BlockStoreOptions nvme{};                         // kNvme, of either: where
+  // The first value of a weight of the denoiser, in its shape, f32 on the device. Null: weights have theirs.
+  std::function<at::Tensor(const Parameter&)> first_value{};
 };
 
 // Bytes of training state that are not on the device.
@@ -31,10 +34,11 @@ struct OffloadedBytes {
 
 class TrainingState {
  public:
-  // Takes the denoiser's present weights (f32) as the start and as every EMA, then rebinds each trainable
-  // Parameter::value to a leaf on its unit's compute weights. Untrained parameters stay f32 tensors of their
-  // own. REQUIRES: `denoiser` and `optimizer` outlive this; every rank starts from the same weights. Throws
-  // Error for an optimizer whose state cannot be divided by element.
+  // Takes the denoiser's weights (f32) as the start and as every EMA, one after another, and rebinds each
+  // trainable Parameter::value to a leaf on its unit's compute weights: with first_value and a denoiser of
+  // outlines the whole model in f32 is never there. Untrained parameters stay f32 tensors of their own.
+  // REQUIRES: `denoiser` and `optimizer` outlive this; every rank starts from the same weights. Throws Error
+  // for an optimizer whose state cannot be divided by element.
   TrainingState(const Denoiser& denoiser, const Optimizer& optimizer, const TrainingStateOptions& options);
   TrainingState(const TrainingState&) = delete;
 

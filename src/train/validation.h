@@ -6,7 +6,7 @@
 #include <optional>
 #include <string>
 
-#include "train/training_data.h"
+#include "train/validation_data.h"
 
 namespace kiln {
 
@@ -16,14 +16,14 @@ struct ValidationLoss {
   std::array<double, 4> quartiles{};  // the same by quarter of the schedule, cleanest first; NaN: no image
 };
 
-// The first --validation-images of the store in an order of the seed's, each with noise, timestep, flip and
+// The first --validation-images of the samples in an order of the seed's, each with noise, timestep, flip and
 // posterior sample of its own that are the same every time, and with its label. Neither the number of ranks
 // nor the batch size changes any of it.
 class Validation {
  public:
-  // Opens options.validation_data. `data`: what is trained on. Throws Error: another image size, autoencoder
-  // or other classes than those, fewer images than asked for.
-  Validation(const TrainOptions& options, const TrainingData& data);
+  // Opens options.validation_data. `data`: what is trained on. Throws Error: what open_validation_data()
+  // refuses, fewer images than asked for.
+  Validation(const TrainOptions& options, const TrainingData& data, at::Device device);
 
   // With the first EMA, from which samples are drawn and which is what a run is for (without one: the weights
   // that compute), in the compute dtype. As many images at once as in the step. The same result on every
@@ -31,7 +31,7 @@ class Validation {
   std::optional<ValidationLoss> run(const Training& training, at::Device device,
                                     const std::function<bool()>& stop) const;
 
-  const std::string& identity() const { return identity_; }  // names the samples' content
+  const std::string& identity() const { return data_.identity; }  // names the samples' content
   std::string weights() const;  // what run() computes with: "ema-0.9999", "model"
 
  private:
@@ -39,17 +39,13 @@ class Validation {
                                             const std::function<bool()>& stop) const;
 
   TrainOptions options_;
-  std::shared_ptr<FeatureStore> store_;
+  ValidationData data_;
   int64_t num_images_ = 0;
   uint64_t seed_ = 0;
-  std::string identity_;
 };
 
 // The seed of its draws: none of them is that of the same position in training.
 uint64_t validation_seed(uint64_t seed);
-
-// Images that a rank walks at once, in a step and here: of the last rank, which has the most.
-int64_t rows_of_walk(const TrainOptions& options, int64_t world_size);
 
 // The loss of each of `batch`'s samples with the weights as they are, (B) on the device of the model. What
 // the step computes, without gradients. Where weights are divided, a collective.

@@ -5,37 +5,23 @@
 #include <sys/resource.h>
 
 #include <csignal>
-#include <filesystem>
-#include <fstream>
 #include <memory>
 
 #include "core/error.h"
+#include "test_files.h"
 
 namespace kiln {
 namespace {
 
-namespace fs = std::filesystem;
 using ::testing::HasSubstr;
 using ::testing::ThrowsMessage;
 
 class BackgroundWrites : public ::testing::Test {
  protected:
-  void SetUp() override {
-    folder_ =
-        fs::path(::testing::TempDir()) / (std::string("kiln_background_write_") +
-                                          ::testing::UnitTest::GetInstance()->current_test_info()->name());
-    fs::remove_all(folder_);
-    fs::create_directories(folder_);
-  }
-  void TearDown() override { fs::remove_all(folder_); }
+  std::string path(const std::string& name) const { return folder_ / name; }
+  std::string content(const std::string& name) const { return test::read_bytes(path(name)); }
 
-  std::string path(const std::string& name) const { return (folder_ / name).string(); }
-  std::string content(const std::string& name) const {
-    std::ifstream file(path(name), std::ios::binary);
-    return {std::istreambuf_iterator<char>(file), {}};
-  }
-
-  fs::path folder_;
+  test::TempFolder folder_;
 };
 
 std::span<const std::byte> bytes_of(const std::string& text) {
@@ -43,16 +29,24 @@ std::span<const std::byte> bytes_of(const std::string& text) {
 }
 
 TEST_F(BackgroundWrites, PartsOfSeveralWritersMakeTheFiles) {
-  create_file_of_parts(path("a"), 10, "head");
-  create_file_of_parts(path("b"), 6, "");
-  const std::string first = "ABC", second = "DEF";
-  BackgroundWrite one(FileParts({path("a"), path("b")}), {{0, 4, bytes_of(first)}, {1, 3, bytes_of(second)}});
+  create_file_of_parts(path("a"), 10);
+  create_file_of_parts(path("b"), 6);
+  const std::string head = "head", first = "ABC", second = "DEF";
+  FileParts files({path("a"), path("b")});
+  files.write(0, 0, bytes_of(head));
+  BackgroundWrite one(std::move(files), {{0, 4, bytes_of(first)}, {1, 3, bytes_of(second)}});
   BackgroundWrite two(FileParts({path("a"), path("b")}), {{1, 0, bytes_of(first)}, {0, 7, bytes_of(second)}});
   EXPECT_EQ(one.wait(), "");
   EXPECT_EQ(two.wait(), "");
   EXPECT_TRUE(one.done() && two.done());
   EXPECT_EQ(content("a"), "headABCDEF");
   EXPECT_EQ(content("b"), "ABCDEF");
+  for (const size_t file : {0, 1}) {
+    FileChecksum written = one.checksums()[file];
+    written.merge(two.checksums()[file]);
+    const uint64_t size = file == 0 ? 10 : 6;
+    EXPECT_EQ(written.of_file(size), checksum_of_bytes(path(file == 0 ? "a" : "b"), 0, size).of_file(size));
+  }
 }
 
 // One that ends before it can be given up proves nothing: then it is tried again.
@@ -61,7 +55,7 @@ TEST_F(BackgroundWrites, GivingUpEndsWithoutWaitingForAll) {
   const std::string byte = "x";
   bool ended_early = false;
   for (int attempt = 0; attempt < 100 && !ended_early; ++attempt) {
-    create_file_of_parts(path("a"), kParts, "");
+    create_file_of_parts(path("a"), kParts);
     std::vector<FilePart> parts;
     for (size_t i = 0; i < kParts; ++i) parts.push_back({0, i, bytes_of(byte)});
     { const BackgroundWrite write(FileParts({path("a")}), std::move(parts)); }
@@ -76,9 +70,9 @@ TEST_F(BackgroundWrites, AFullDiskIsKnownBeforeAnythingIsWritten) {
   getrlimit(RLIMIT_FSIZE, &before);
   const rlimit small{.rlim_cur = 1000, .rlim_max = before.rlim_max};
   setrlimit(RLIMIT_FSIZE, &small);
-  EXPECT_THAT([&] { create_file_of_parts(path("a"), 1001, ""); },
+  EXPECT_THAT([&] { create_file_of_parts(path("a"), 1001); },
               ThrowsMessage<Error>(HasSubstr("File too large: free some space")));
-  create_file_of_parts(path("b"), 1000, "");
+  create_file_of_parts(path("b"), 1000);
   const std::string part(10, 'x');
   BackgroundWrite write(FileParts({path("b")}), {{0, 995, bytes_of(part)}});
   EXPECT_THAT(write.wait(), HasSubstr("b: File too large"));
@@ -87,13 +81,13 @@ TEST_F(BackgroundWrites, AFullDiskIsKnownBeforeAnythingIsWritten) {
 }
 
 TEST_F(BackgroundWrites, AMissingFileIsNamed) {
-  create_file_of_parts(path("a"), 4, "head");
+  create_file_of_parts(path("a"), 4);
   EXPECT_THAT(
       [&] {
         FileParts({path("a"), path("absent")});
       },
       ThrowsMessage<Error>(HasSubstr("absent: No such file or directory")));
-  EXPECT_THAT([&] { create_file_of_parts(path("absent/a"), 4, ""); },
+  EXPECT_THAT([&] { create_file_of_parts(path("absent/a"), 4); },
               ThrowsMessage<Error>(HasSubstr("the folder does not exist")));
 }
 

@@ -34,7 +34,7 @@ const std::string kSix = float_bytes({0, 1, 2, 3, 4, 5});
 std::unique_ptr<TensorFile> parse(const std::string& file, bool prefer_ema = true) {
   return parse_pt(std::as_bytes(std::span(file.data(), file.size())), "some.pt", prefer_ema);
 }
-std::string parse_message(const std::string& file) {
+std::string pt_message(const std::string& file) {
   return message_of([&] { parse(file); });
 }
 std::vector<float> floats(const TensorView& view) {
@@ -137,9 +137,9 @@ TEST(PtFile, UnpacksDeflatedMembers) {
   const std::string file = test::zip_archive(members);
   EXPECT_EQ(floats(parse(file)->tensors().at("w")), std::vector<float>(1000, 2.5f));
   members[1].packed[3] ^= 0x55;
-  EXPECT_THAT(parse_message(test::zip_archive(members)), HasSubstr("the file is damaged"));
+  EXPECT_THAT(pt_message(test::zip_archive(members)), HasSubstr("the file is damaged"));
   members[1].content.resize(40'000'000);  // more than deflate can pack into so few bytes
-  EXPECT_THAT(parse_message(test::zip_archive(members)), HasSubstr("claims to unpack to"));
+  EXPECT_THAT(pt_message(test::zip_archive(members)), HasSubstr("claims to unpack to"));
 }
 
 TEST(PtHostile, DangerousNamesAreRefusedByName) {
@@ -148,10 +148,10 @@ TEST(PtHostile, DangerousNamesAreRefusedByName) {
                                                        {"subprocess", "Popen"}, {"os.path", "join"}};
   for (const auto& [module, name] : names) {
     const std::string call = global(module, name) + pickled("true") + "\x85R";
-    EXPECT_THAT(parse_message(pt_archive(call, {})),
+    EXPECT_THAT(pt_message(pt_archive(call, {})),
                 AllOf(HasSubstr(std::string(module) + "." + name), HasSubstr("attack")));
     // The same by name on the stack (protocol 4).
-    EXPECT_THAT(parse_message(pt_archive(pickled(module) + pickled(name) + "\x93)R", {})), HasSubstr(module));
+    EXPECT_THAT(pt_message(pt_archive(pickled(module) + pickled(name) + "\x93)R", {})), HasSubstr(module));
   }
   const std::string harmless = pickled_dict(pickled("w") + pickled(PickledTensor{}) + pickled("s") +
                                             global("builtins", "set") + "]\x85R");
@@ -160,7 +160,7 @@ TEST(PtHostile, DangerousNamesAreRefusedByName) {
 
 TEST(PtHostile, TensorBoundsAreChecked) {
   const auto message = [](const PickledTensor& tensor) {
-    return parse_message(pt_archive(pickled_dict(pickled("w") + pickled(tensor)), {kSix}));
+    return pt_message(pt_archive(pickled_dict(pickled("w") + pickled(tensor)), {kSix}));
   };
   EXPECT_THAT(message({.offset = 1}), HasSubstr("\"w\": it reaches element 6 of a storage of 6"));
   EXPECT_THAT(message({.shape = {2, 4}, .strides = {4, 1}}), HasSubstr("reaches element 7"));
@@ -182,48 +182,47 @@ TEST(PtHostile, ManyTransposedViewsOfOneStorageCannotFillTheMemory) {
   for (int i = 0; i < 2000; ++i)
     items += pickled(std::to_string(i)) +
              pickled(PickledTensor{.storage_elements = 1024, .shape = {32, 32}, .strides = {1, 32}});
-  EXPECT_THAT(parse_message(pt_archive(pickled_dict(items), {std::string(4096, 'x')})),
+  EXPECT_THAT(pt_message(pt_archive(pickled_dict(items), {std::string(4096, 'x')})),
               HasSubstr("too many transposed views"));
 }
 
 TEST(PtHostile, DamagedPicklesAreRefused) {
-  EXPECT_THAT(parse_message(pt_archive("", {})), HasSubstr("the stack is empty"));
-  EXPECT_THAT(parse_message(pt_archive("u", {})), HasSubstr("a mark is missing"));
-  EXPECT_THAT(parse_message(pt_archive("}(0u", {})), HasSubstr("the stack is empty"));  // below the mark
-  EXPECT_THAT(parse_message(pt_archive("h\x05", {})), HasSubstr("unknown memo entry"));
-  EXPECT_THAT(parse_message(pt_archive("i", {})), HasSubstr("unknown opcode 0x69 at byte 2"));
-  EXPECT_THAT(parse_message(pt_archive("X\xff\xff\xff\xff", {})), HasSubstr("ends too early"));
-  EXPECT_THAT(parse_message(pt_archive("}(" + pickled("a") + "u", {})), HasSubstr("a key has no value"));
-  EXPECT_THAT(parse_message(pt_archive("]", {})), HasSubstr("expected a dict"));
-  EXPECT_THAT(parse_message(pt_archive(global("models", "DiT") + ")\x81", {})),
+  EXPECT_THAT(pt_message(pt_archive("", {})), HasSubstr("the stack is empty"));
+  EXPECT_THAT(pt_message(pt_archive("u", {})), HasSubstr("a mark is missing"));
+  EXPECT_THAT(pt_message(pt_archive("}(0u", {})), HasSubstr("the stack is empty"));  // below the mark
+  EXPECT_THAT(pt_message(pt_archive("h\x05", {})), HasSubstr("unknown memo entry"));
+  EXPECT_THAT(pt_message(pt_archive("i", {})), HasSubstr("unknown opcode 0x69 at byte 2"));
+  EXPECT_THAT(pt_message(pt_archive("X\xff\xff\xff\xff", {})), HasSubstr("ends too early"));
+  EXPECT_THAT(pt_message(pt_archive("}(" + pickled("a") + "u", {})), HasSubstr("a key has no value"));
+  EXPECT_THAT(pt_message(pt_archive("]", {})), HasSubstr("expected a dict"));
+  EXPECT_THAT(pt_message(pt_archive(global("models", "DiT") + ")\x81", {})),
               AllOf(HasSubstr("object of class models.DiT"), HasSubstr("save model.state_dict()")));
-  EXPECT_THAT(parse_message(pt_archive(pickled_dict(pickled("epoch") + pickled(3)), {})),
+  EXPECT_THAT(pt_message(pt_archive(pickled_dict(pickled("epoch") + pickled(3)), {})),
               AllOf(HasSubstr("no state dict found"), HasSubstr("\"epoch\"")));
   // A list that holds itself, and a dict as its own value: no endless walk.
-  EXPECT_THAT(parse_message(pt_archive("]q\1h\1a", {})), HasSubstr("expected a dict"));
-  EXPECT_THAT(parse_message(pt_archive("}q\1" + pickled("ema") + "h\1s", {})),
-              HasSubstr("no state dict found"));
+  EXPECT_THAT(pt_message(pt_archive("]q\1h\1a", {})), HasSubstr("expected a dict"));
+  EXPECT_THAT(pt_message(pt_archive("}q\1" + pickled("ema") + "h\1s", {})), HasSubstr("no state dict found"));
 }
 
 TEST(PtHostile, DamagedArchivesAreRefused) {
   const std::string good = pt_archive(pickled_dict(pickled("w") + pickled(PickledTensor{})), {kSix});
   EXPECT_NO_THROW(parse(good));
-  for (std::size_t size = 0; size < good.size(); ++size) parse_message(good.substr(0, size));
+  for (std::size_t size = 0; size < good.size(); ++size) pt_message(good.substr(0, size));
   std::string flipped = good;
   flipped[60] ^= 1;  // within data.pkl
-  EXPECT_THAT(parse_message(flipped), HasSubstr("wrong checksum"));
-  EXPECT_THAT(parse_message(test::zip_archive({{"a", "x"}, {"a", "y"}})), HasSubstr("occurs twice"));
-  EXPECT_THAT(parse_message(test::zip_archive({{"a", "x"}})), HasSubstr("no data.pkl"));
-  EXPECT_THAT(parse_message(test::zip_archive({{"a/data.pkl", "x"}, {"a/constants.pkl", "x"}})),
+  EXPECT_THAT(pt_message(flipped), HasSubstr("wrong checksum"));
+  EXPECT_THAT(pt_message(test::zip_archive({{"a", "x"}, {"a", "y"}})), HasSubstr("occurs twice"));
+  EXPECT_THAT(pt_message(test::zip_archive({{"a", "x"}})), HasSubstr("no data.pkl"));
+  EXPECT_THAT(pt_message(test::zip_archive({{"a/data.pkl", "x"}, {"a/constants.pkl", "x"}})),
               HasSubstr("TorchScript"));
-  EXPECT_THAT(parse_message(test::zip_archive({{"a/data.pkl", "x"}, {"a/byteorder", "big"}})),
+  EXPECT_THAT(pt_message(test::zip_archive({{"a/data.pkl", "x"}, {"a/byteorder", "big"}})),
               HasSubstr("big-endian"));
 }
 
 TEST(PtHostile, OldFormatSaysHowToRewriteIt) {
-  EXPECT_THAT(parse_message("\x80\x02\x8a\x0al\xfc\x9c\x46\xf9 j\xa8P\x19."),
+  EXPECT_THAT(pt_message("\x80\x02\x8a\x0al\xfc\x9c\x46\xf9 j\xa8P\x19."),
               AllOf(HasSubstr("before 1.6"), HasSubstr("torch.save(torch.load(\"some.pt\"")));
-  EXPECT_THAT(parse_message("hello"), HasSubstr("expected a file of torch.save"));
+  EXPECT_THAT(pt_message("hello"), HasSubstr("expected a file of torch.save"));
 }
 
 }  // namespace

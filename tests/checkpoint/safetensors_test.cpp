@@ -21,7 +21,7 @@ std::string with_header(const std::string& header, std::size_t num_data_bytes) {
   return file + header + std::string(num_data_bytes, '\1');
 }
 
-std::string parse_message(const std::string& file) {
+std::string safetensors_message(const std::string& file) {
   return message_of(
       [&] { parse_safetensors(std::as_bytes(std::span(file.data(), file.size())), "some.file"); });
 }
@@ -80,29 +80,30 @@ TEST(Safetensors, OverwritesAnOlderFileWhole) {
 }
 
 TEST(SafetensorsBadInput, LengthsAreCheckedBeforeUse) {
-  EXPECT_THAT(parse_message("abc"), HasSubstr("3 bytes (some.file): not a safetensors file"));
+  EXPECT_THAT(safetensors_message("abc"), HasSubstr("3 bytes (some.file): not a safetensors file"));
   std::string huge = with_header("{}", 0);
   huge[7] = '\x7f';
-  EXPECT_THAT(parse_message(huge), HasSubstr("at most 100000000 are allowed"));
+  EXPECT_THAT(safetensors_message(huge), HasSubstr("at most 100000000 are allowed"));
   std::string longer = with_header("{}", 0);
   longer[0] = 3;
-  EXPECT_THAT(parse_message(longer), HasSubstr("truncated"));
+  EXPECT_THAT(safetensors_message(longer), HasSubstr("truncated"));
 }
 
 TEST(SafetensorsBadInput, HeaderMustBeAnObjectOfTensors) {
-  EXPECT_THAT(parse_message(with_header("{\"a\":", 0)), HasSubstr("not valid JSON"));
-  EXPECT_THAT(parse_message(with_header("[1]", 0)), HasSubstr("not an object"));
-  EXPECT_THAT(parse_message(with_header("{\"a\":\n7}", 0)),
+  EXPECT_THAT(safetensors_message(with_header("{\"a\":", 0)), HasSubstr("not valid JSON"));
+  EXPECT_THAT(safetensors_message(with_header("[1]", 0)), HasSubstr("not an object"));
+  EXPECT_THAT(safetensors_message(with_header("{\"a\":\n7}", 0)),
               HasSubstr("\"a\": its header entry is not an object"));
-  EXPECT_THAT(parse_message(with_header(R"({"a":{"dtype":"F32","shape":[1]}})", 4)),
+  EXPECT_THAT(safetensors_message(with_header(R"({"a":{"dtype":"F32","shape":[1]}})", 4)),
               HasSubstr("\"data_offsets\" is missing"));
-  EXPECT_THAT(parse_message(with_header(R"({"a":{"dtype":1,"shape":[1],"data_offsets":[0,4]}})", 4)),
+  EXPECT_THAT(safetensors_message(with_header(R"({"a":{"dtype":1,"shape":[1],"data_offsets":[0,4]}})", 4)),
               HasSubstr("\"dtype\" is not a string"));
-  EXPECT_THAT(parse_message(with_header(R"({"a":{"dtype":"F8_E4M3","shape":[4],"data_offsets":[0,4]}})", 4)),
-              HasSubstr("F8_E4M3"));
-  EXPECT_THAT(parse_message(with_header(R"({"__metadata__":{"a":1}})", 0)),
+  EXPECT_THAT(
+      safetensors_message(with_header(R"({"a":{"dtype":"F8_E4M3","shape":[4],"data_offsets":[0,4]}})", 4)),
+      HasSubstr("F8_E4M3"));
+  EXPECT_THAT(safetensors_message(with_header(R"({"__metadata__":{"a":1}})", 0)),
               HasSubstr("metadata \"a\" is not a string"));
-  EXPECT_THAT(parse_message(with_header(std::string(100000, '[') + std::string(100000, ']'), 0)),
+  EXPECT_THAT(safetensors_message(with_header(std::string(100000, '[') + std::string(100000, ']'), 0)),
               HasSubstr("nested too deeply"));
 }
 
@@ -110,16 +111,16 @@ TEST(SafetensorsBadInput, ShapesAndOffsetsMustAgree) {
   const auto entry = [](const std::string& shape, const std::string& offsets) {
     return R"({"a":{"dtype":"F32","shape":)" + shape + R"(,"data_offsets":)" + offsets + "}}";
   };
-  EXPECT_THAT(parse_message(with_header(entry("[2]", "[0,8]"), 4)), HasSubstr("truncated"));
-  EXPECT_THAT(parse_message(with_header(entry("[2]", "[0,4]"), 4)),
+  EXPECT_THAT(safetensors_message(with_header(entry("[2]", "[0,8]"), 4)), HasSubstr("truncated"));
+  EXPECT_THAT(safetensors_message(with_header(entry("[2]", "[0,4]"), 4)),
               HasSubstr("expected 8 bytes by dtype and shape, got 4"));
-  EXPECT_THAT(parse_message(with_header(entry("[2]", "[4,0]"), 4)), HasSubstr("ends before it begins"));
-  EXPECT_THAT(parse_message(with_header(entry("[-1]", "[0,4]"), 4)), HasSubstr("not a valid number"));
-  EXPECT_THAT(parse_message(with_header(entry("[1.0]", "[0,4]"), 4)), HasSubstr("not a valid number"));
-  EXPECT_THAT(parse_message(with_header(entry("[1]", "[0,18446744073709551615]"), 4)),
+  EXPECT_THAT(safetensors_message(with_header(entry("[2]", "[4,0]"), 4)), HasSubstr("ends before it begins"));
+  EXPECT_THAT(safetensors_message(with_header(entry("[-1]", "[0,4]"), 4)), HasSubstr("not a valid number"));
+  EXPECT_THAT(safetensors_message(with_header(entry("[1.0]", "[0,4]"), 4)), HasSubstr("not a valid number"));
+  EXPECT_THAT(safetensors_message(with_header(entry("[1]", "[0,18446744073709551615]"), 4)),
               HasSubstr("not a valid number"));
   // 2^62 * 4 * 4 wraps to 0 in 64 bits.
-  EXPECT_THAT(parse_message(with_header(entry("[4611686018427387904,4]", "[0,0]"), 0)),
+  EXPECT_THAT(safetensors_message(with_header(entry("[4611686018427387904,4]", "[0,0]"), 0)),
               HasSubstr("too large to count"));
 }
 
@@ -128,19 +129,21 @@ TEST(SafetensorsBadInput, TensorsMustTileTheData) {
     return R"({"a":{"dtype":"U8","shape":[4],"data_offsets":)" + first +
            R"(},"b":{"dtype":"U8","shape":[4],"data_offsets":)" + second + "}}";
   };
-  EXPECT_THAT(parse_message(with_header(two("[0,4]", "[2,6]"), 6)), HasSubstr("overlap before tensor \"b\""));
-  EXPECT_THAT(parse_message(with_header(two("[0,4]", "[6,10]"), 10)), HasSubstr("hole before tensor \"b\""));
-  EXPECT_THAT(parse_message(with_header(two("[0,4]", "[4,8]"), 9)),
+  EXPECT_THAT(safetensors_message(with_header(two("[0,4]", "[2,6]"), 6)),
+              HasSubstr("overlap before tensor \"b\""));
+  EXPECT_THAT(safetensors_message(with_header(two("[0,4]", "[6,10]"), 10)),
+              HasSubstr("hole before tensor \"b\""));
+  EXPECT_THAT(safetensors_message(with_header(two("[0,4]", "[4,8]"), 9)),
               HasSubstr("expected 8 bytes of data, got 9"));
 }
 
 TEST(SafetensorsBadInput, DuplicateKeysAreRefused) {
   const std::string entry = R"("a":{"dtype":"U8","shape":[1],"data_offsets":[0,1]})";
-  EXPECT_THAT(parse_message(with_header("{" + entry + "," + entry + "}", 1)),
+  EXPECT_THAT(safetensors_message(with_header("{" + entry + "," + entry + "}", 1)),
               HasSubstr("key \"a\" occurs twice"));
-  EXPECT_THAT(
-      parse_message(with_header(R"({"a":{"dtype":"U8","dtype":"I8","shape":[1],"data_offsets":[0,1]}})", 1)),
-      HasSubstr("key \"dtype\" occurs twice"));
+  EXPECT_THAT(safetensors_message(
+                  with_header(R"({"a":{"dtype":"U8","dtype":"I8","shape":[1],"data_offsets":[0,1]}})", 1)),
+              HasSubstr("key \"dtype\" occurs twice"));
 }
 
 TEST(SafetensorsBadInput, EveryTruncationOfAGoodFileIsRefused) {
@@ -148,7 +151,7 @@ TEST(SafetensorsBadInput, EveryTruncationOfAGoodFileIsRefused) {
   const std::vector<float> values = {1, 2, 3};
   write_safetensors(folder / "a", {named("w", Dtype::kF32, {3}, values)}, {{"k", "v"}});
   const std::string whole = test::read_bytes(folder / "a");
-  for (std::size_t size = 0; size < whole.size(); ++size) parse_message(whole.substr(0, size));
+  for (std::size_t size = 0; size < whole.size(); ++size) safetensors_message(whole.substr(0, size));
 }
 
 TEST(SafetensorsIndex, ReadsShardsAndNamesWhatIsMissing) {

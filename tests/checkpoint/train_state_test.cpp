@@ -6,7 +6,9 @@
 #include <filesystem>
 #include <fstream>
 
+#include "checkpoint/checked_files.h"
 #include "core/error.h"
+#include "test_files.h"
 
 namespace kiln {
 namespace {
@@ -17,14 +19,6 @@ using ::testing::ThrowsMessage;
 
 class TrainState : public ::testing::Test {
  protected:
-  void SetUp() override {
-    run_ = fs::path(::testing::TempDir()) / (std::string("kiln_train_state_") +
-                                             ::testing::UnitTest::GetInstance()->current_test_info()->name());
-    fs::remove_all(run_);
-    fs::create_directories(run_);
-  }
-  void TearDown() override { fs::remove_all(run_); }
-
   fs::path write(int64_t step, const std::string& weights = "weights") {
     CheckpointWriter writer(run_, step);
     std::ofstream(fs::path(writer.folder()) / "model.safetensors") << weights;
@@ -39,7 +33,9 @@ class TrainState : public ::testing::Test {
     return static_cast<size_t>(std::distance(fs::directory_iterator(run_ / "checkpoints"), {}));
   }
 
-  fs::path run_;
+  test::TempFolder folder_;
+  const fs::path run_ = folder_.path();
+  std::string warnings_;
 };
 
 TEST_F(TrainState, ReadsBackWhatWasWritten) {
@@ -86,6 +82,89 @@ TEST_F(TrainState, SaysWhatIsWrongWithDamagedOnes) {
                   name + "/step-00000003/train_state.json is not a JSON object",
                   name + "/step-00000004 has format_version 7, expected 1"));
   EXPECT_EQ(steps(), (std::vector<int64_t>{5}));
+}
+
+void flip_byte(const fs::path& path, size_t position) {
+  std::fstream file(path, std::ios::in | std::ios::out | std::ios::binary);
+  file.seekg(static_cast<std::streamoff>(position));
+  const int byte = file.get();
+  file.seekp(static_cast<std::streamoff>(position));
+  file.put(static_cast<char>(byte ^ 1));
+}
+
+TEST_F(TrainState, AFlippedByteOfItIsDamage) {
+  const fs::path folder = write(1), path = folder / "train_state.json";
+  std::ifstream file(path);
+  const std::string text{std::istreambuf_iterator<char>(file), {}};
+  for (const char* value : {"\"images_seen\": ", "\"seed\": ", "\"xxh3\": \""}) {
+    const size_t position = text.find(value) + std::string(value).size();
+    ASSERT_LT(position, text.size());
+    flip_byte(path, position);
+    EXPECT_TRUE(steps().empty()) << value;
+    EXPECT_THAT([&] { read_train_state(folder); },
+                ThrowsMessage<Error>(HasSubstr("train_state.json has other bytes than were written")));
+    flip_byte(path, position);
+  }
+  EXPECT_EQ(steps(), (std::vector<int64_t>{1}));
+}
+
+// A file and its checksum; another one that nobody has added up.
+fs::path write_checked(const fs::path& run, int64_t step, const std::string& weights) {
+  CheckpointWriter writer(run, step);
+  std::ofstream(fs::path(writer.folder()) / "model.safetensors") << weights;
+  std::ofstream(fs::path(writer.folder()) / "notes") << "any";
+  FileChecksum checksum;
+  checksum.add(0, std::as_bytes(std::span(weights)));
+  return writer.commit({.step = step}, {{"model.safetensors", checksum}});
+}
+
+TEST_F(TrainState, TellsTheChecksumsOfItsFiles) {
+  const fs::path folder = write_checked(run_, 1, "weights");
+  const std::vector<CheckpointFile> files = read_file_list(folder);
+  ASSERT_EQ(files.size(), 2u);
+  EXPECT_EQ(files[0].name, "model.safetensors");
+  EXPECT_EQ(files[0].bytes, 7u);
+  const FileChecksum found = checksum_of_bytes(folder / "model.safetensors", 0, 7);
+  EXPECT_EQ(files[0].checksum, found.of_file(7));
+  EXPECT_EQ(files[1].checksum, "");
+  EXPECT_EQ(damage_of(folder, files[0], found), "");
+  EXPECT_EQ(damage_of(folder, files[1], found), "");
+  flip_byte(folder / "model.safetensors", 6);
+  EXPECT_EQ(damage_of(folder, files[0], checksum_of_bytes(folder / "model.safetensors", 0, 7)),
+            "model.safetensors of " + folder.string() + " has other bytes than were written");
+}
+
+TEST_F(TrainState, AReaderOfOneFileTakesTheNewestThatIsWhole) {
+  const auto newest = [&](const std::string& name) {
+    ::testing::internal::CaptureStderr();
+    const std::string path = newest_checked_file(
+        run_, [&](const std::string& folder) { return (fs::path(folder) / name).string(); });
+    warnings_ = ::testing::internal::GetCapturedStderr();
+    return path;
+  };
+  EXPECT_EQ(newest("model.safetensors"), "");
+  const fs::path first = write_checked(run_, 1, "weights"), second = write_checked(run_, 2, "weights");
+  EXPECT_EQ(newest("model.safetensors"), second / "model.safetensors");
+  EXPECT_EQ(warnings_, "");
+  flip_byte(second / "model.safetensors", 0);
+  EXPECT_EQ(newest("model.safetensors"), first / "model.safetensors");
+  EXPECT_EQ(warnings_, "warning: passed over, it is damaged: model.safetensors of " + second.string() +
+                           " has other bytes than were written\n");
+  EXPECT_EQ(newest("notes"), second / "notes");  // of which nothing is known
+  flip_byte(first / "model.safetensors", 0);
+  EXPECT_EQ(newest("model.safetensors"), "");
+}
+
+TEST_F(TrainState, WhatIsSetAsideIsNoCheckpointAndStays) {
+  for (const int64_t step : {1, 2}) write(step);
+  const std::string aside = set_aside(list_checkpoints(run_).back());
+  EXPECT_EQ(fs::path(aside).filename(), "damaged-step-00000002");
+  write(2);
+  EXPECT_EQ(fs::path(set_aside(list_checkpoints(run_).back())).filename(), "damaged-step-00000002-2");
+  EXPECT_EQ(steps(), (std::vector<int64_t>{1}));
+  EXPECT_TRUE(damaged_checkpoints(run_).empty());
+  prune_checkpoints(run_, 1);
+  EXPECT_TRUE(fs::exists(aside + "/model.safetensors"));
 }
 
 TEST_F(TrainState, AnAbandonedWriterLeavesNothing) {

@@ -49,7 +49,9 @@ TEST(CommandLine, ErrorsAreOneLineThatSaysWhatToDo) {
        "tool draw: unknown option --max-stepz: did you mean --max-steps? (tool draw --help)\n"},
       {{"draw", "--max-steps", "3", "4"}, "tool draw: '4' belongs to no option (tool draw --help)\n"},
       {{"draw", "--max-steps", "many"},
-       "tool draw: Could not convert: --max-steps = many (tool draw --help)\n"},
+       "tool draw: --max-steps expects a whole number, got 'many' (tool draw --help)\n"},
+      {{"draw", "--max-steps", "1e3"},
+       "tool draw: --max-steps expects a whole number, got '1e3' (tool draw --help)\n"},
       {{"draw"}, "tool draw: --max-steps is required (tool draw --help)\n"},
       {{"drew", "--fast"}, "tool: unknown command 'drew': did you mean 'draw'? (tool --help)\n"},
       {{}, "tool: expected a command: draw, paint, crash (tool --help)\n"},
@@ -69,13 +71,13 @@ TEST(CommandLine, WhatIsRightRuns) {
 }
 
 TEST(ErrorMessage, IsOneLineWithoutPlacesInSources) {
-  EXPECT_EQ(message_of(std::runtime_error("[/a/pair.cc:5] Connection closed\nframe #1")),
+  EXPECT_EQ(kiln::message_of(std::runtime_error("[/a/pair.cc:5] Connection closed\nframe #1")),
             "Connection closed");
-  EXPECT_EQ(message_of(std::runtime_error("[json.exception.type_error.302] a number")),
+  EXPECT_EQ(kiln::message_of(std::runtime_error("[json.exception.type_error.302] a number")),
             "[json.exception.type_error.302] a number");
-  EXPECT_EQ(message_of(Error("[who] what")), "[who] what");
+  EXPECT_EQ(kiln::message_of(Error("[who] what")), "[who] what");
   EXPECT_EQ(bare_message_of(Error("[who] what")), "what");
-  EXPECT_EQ(message_of(std::runtime_error("[/open")), "[/open");
+  EXPECT_EQ(kiln::message_of(std::runtime_error("[/open")), "[/open");
 }
 
 }  // namespace

@@ -59,7 +59,9 @@ TEST(Toml, RefusesTheRestByLine) {
     EXPECT_THAT([&] { parse_toml(broken.first, "recipe.toml"); },
                 ThrowsMessage<Error>(AllOf(HasSubstr("recipe.toml line 2"), HasSubstr(broken.second))))
         << broken.first;
-  EXPECT_THAT([] { read_toml("/absent.toml"); }, ThrowsMessage<Error>(HasSubstr("/absent.toml")));
+  EXPECT_THAT([] { read_toml("/absent.toml"); },
+              ThrowsMessage<Error>(HasSubstr("cannot read /absent.toml: No such file")));
+  EXPECT_THAT([] { read_toml("/"); }, ThrowsMessage<Error>(HasSubstr("cannot read /: it is a folder")));
 }
 
 }  // namespace

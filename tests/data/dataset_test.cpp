@@ -198,7 +198,7 @@ TEST(ImagePipeline, DeliversInOrderAndNamesTheBroken) {
   }
   const auto dataset = ImageDataset::open(folder / "");
   for (const int num_threads : {1, 4}) {
-    ImagePipeline pipeline(*dataset, 2, kCount, 8, num_threads, 6);
+    ImagePipeline pipeline(*dataset, 2, kCount, {.size = 8}, num_threads, 6);
     PreparedImage prepared;
     for (int64_t i = 2; i < kCount; ++i) {
       ASSERT_TRUE(pipeline.next(prepared));
@@ -220,7 +220,7 @@ TEST(ImagePipeline, StopsInTheMiddle) {
   const TempFolder folder;
   for (int i = 0; i < 20; ++i) write_picture(folder / fmt::format("{:03}.png", i), make_picture(16, 16));
   const auto dataset = ImageDataset::open(folder / "");
-  ImagePipeline pipeline(*dataset, 0, 20, 8, 3, 4);
+  ImagePipeline pipeline(*dataset, 0, 20, {.size = 8}, 3, 4);
   PreparedImage prepared;
   EXPECT_TRUE(pipeline.next(prepared));
 }

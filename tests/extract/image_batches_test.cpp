@@ -36,7 +36,7 @@ BatchOptions options_of(int num_threads) {
 
 std::unique_ptr<BatchSource> open_images(const TempFolder& folder, const BatchOptions& options) {
   return image_batches(ImageDataset::open(folder / "images"),
-                       load_autoencoder("pixels", at::kCPU, at::kFloat), at::kCPU, kSize, options);
+                       load_autoencoder("pixels", at::kCPU, at::kFloat), at::kCPU, {.size = kSize}, options);
 }
 
 // Notes how many images it is given at once.
@@ -108,8 +108,8 @@ TEST(ImageBatches, EncodeInSlices) {
   const auto batch_of = [&](int64_t images_at_once) {
     autoencoder.sizes->clear();
     return image_batches(ImageDataset::open(folder / "images"),
-                         std::make_shared<CountingAutoencoder>(autoencoder), at::kCPU, kSize, options,
-                         images_at_once)
+                         std::make_shared<CountingAutoencoder>(autoencoder), at::kCPU, {.size = kSize},
+                         options, images_at_once)
         ->next();
   };
   const auto whole = batch_of(0);

@@ -8,6 +8,7 @@
 #include "core/aten.h"
 #include "issues/one_weight.h"
 #include "parallel/rank_threads.h"
+#include "test_files.h"
 #include "train/checkpoints.h"
 #include "train/monitor.h"
 
@@ -17,13 +18,6 @@ namespace {
 namespace fs = std::filesystem;
 using test::OneWeightTraining;
 constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
-
-fs::path temporary_run(const std::string& name) {
-  const fs::path run = fs::path(::testing::TempDir()) / ("kiln_issues_" + name);
-  fs::remove_all(run);
-  fs::create_directories(run);
-  return run;
-}
 
 // PixArt-sigma, and a version of Sana: zero_grad inside accumulate() erases the gradients of earlier
 // micro-batches.
@@ -45,7 +39,7 @@ TEST(Issues, AnUnevenLastMicroBatchCountsBySize) {
 // batch, whose rows the ranks may not even share evenly.
 TEST(Issues, TheLoggedLossIsTheMeanOfTheGlobalBatch) {
   for (const int64_t world_size : {1, 2}) {
-    const fs::path run = temporary_run("loss");
+    const test::TempFolder run;
     test::on_ranks(world_size, [&](const std::shared_ptr<ProcessGroup>& group) {
       OneWeightTraining training(/*micro_batch=*/1, group);
       training.run({1, 1}, /*lr=*/-1);  // weight 1
@@ -53,13 +47,12 @@ TEST(Issues, TheLoggedLossIsTheMeanOfTheGlobalBatch) {
       EXPECT_DOUBLE_EQ(result.loss, 5);
       EXPECT_EQ(result.losses, (std::vector<double>{2, 4, 9}));
       if (group->rank() > 0) return;  // only the first one writes
-      Monitor monitor({.run = run, .global_batch = 3, .max_steps = 1, .tensorboard = false}, 0);
+      Monitor monitor({.run = run.path(), .global_batch = 3, .max_steps = 1, .tensorboard = false}, 0);
       monitor.step({.step = 1, .images_seen = 3, .result = &result, .positions = {0.1, 0.2, 0.9}});
     });
-    const nlohmann::json line = read_run_log(run).at(0);
+    const nlohmann::json line = read_run_log(run.path()).at(0);
     EXPECT_EQ(line["loss"], 5.0) << world_size;
     EXPECT_EQ(line["loss_quartiles"], nlohmann::json({3.0, nullptr, nullptr, 9.0})) << world_size;
-    fs::remove_all(run);
   }
 }
 
@@ -80,10 +73,10 @@ TEST(Issues, SkippedStepsMoveNeitherWeightsNorEma) {
 // DiT: saving asks for model.module, which one device has not; keys with or without a prefix depend on the
 // launch. PixArt-sigma: an EMA is configured but never created.
 TEST(Issues, SavingWorksOnOneDeviceInPublishedKeysWithEveryEma) {
-  const fs::path run = temporary_run("saving");
+  const test::TempFolder run;
   OneWeightTraining training(/*micro_batch=*/0);
   training.run({4}, /*lr=*/-1);
-  const fs::path folder = save_checkpoint(run, *training.state, training.optimizer, {.step = 1});
+  const fs::path folder = save_checkpoint(run.path(), *training.state, training.optimizer, {.step = 1});
   for (const auto& [file, value] : {std::pair{"model.safetensors", 4.0f}, {"ema.safetensors", 2.0f}}) {
     const auto tensors = open_safetensors(folder / file);
     ASSERT_EQ(tensors->tensors().size(), 1u);
@@ -91,23 +84,21 @@ TEST(Issues, SavingWorksOnOneDeviceInPublishedKeysWithEveryEma) {
     EXPECT_EQ(weight.dtype, Dtype::kF32);
     EXPECT_EQ(*reinterpret_cast<const float*>(weight.bytes.data()), value);
   }
-  fs::remove_all(run);
 }
 
 // DiT#35, DiT#23: no resume at all, or one that forgets the EMA, the optimizer or the loss scale.
 TEST(Issues, ResumeRestoresEverythingThatTrainingMoves) {
-  const fs::path run = temporary_run("resume");
+  const test::TempFolder run;
   OneWeightTraining first(/*micro_batch=*/0), second(/*micro_batch=*/0);
   first.run({4}, /*lr=*/-1);
   first.run({kNan}, /*lr=*/-1);
   const std::string folder =
-      save_checkpoint(run, *first.state, first.optimizer, {.step = 2, .images_seen = 2});
+      save_checkpoint(run.path(), *first.state, first.optimizer, {.step = 2, .images_seen = 2});
   const TrainStateInfo info = load_checkpoint(folder, *second.state, second.optimizer);
   EXPECT_EQ(info.images_seen, 2);
   EXPECT_EQ(second.state->updates, 1);  // the count of Adam's bias correction, not of steps
   EXPECT_EQ(second.weight(), first.weight());
   EXPECT_EQ(second.ema(), first.ema());
-  fs::remove_all(run);
 }
 
 }  // namespace

@@ -24,7 +24,7 @@ namespace fs = std::filesystem;
 using testing::HasSubstr;
 using Tensors = std::map<std::string, at::Tensor>;
 
-const nlohmann::json kTiny = {{"_class_name", "AutoencoderKL"},
+const nlohmann::json kTinyAutoencoder = {{"_class_name", "AutoencoderKL"},
                               {"block_out_channels", {8, 16}},
                               {"norm_num_groups", 4},
                               {"layers_per_block", 1},
@@ -33,7 +33,7 @@ const nlohmann::json kTiny = {{"_class_name", "AutoencoderKL"},
                               {"shift_factor", 0.25}};
 
 Tensors tiny_weights() {
-  const AutoencoderKl autoencoder(parse_autoencoder_kl_config(kTiny), {});
+  const AutoencoderKl autoencoder(parse_autoencoder_kl_config(kTinyAutoencoder), {});
   initialize_weights(autoencoder.parameters(), 3);
   Tensors weights;
   for (const auto& parameter : autoencoder.parameters()) weights[parameter->key] = parameter->value;
@@ -83,7 +83,7 @@ class LoadAutoencoder : public testing::Test {
 };
 
 TEST_F(LoadAutoencoder, ReadsAFolderAFileAndAPipeline) {
-  const std::string folder = write_folder("vae", kTiny, tiny_weights());
+  const std::string folder = write_folder("vae", kTinyAutoencoder, tiny_weights());
   std::ofstream(folder_ / "model_index.json") << "{}";
   const auto autoencoder = load(folder);
   EXPECT_EQ(autoencoder->name, "autoencoder_kl");
@@ -104,8 +104,8 @@ TEST_F(LoadAutoencoder, ReadsAFolderAFileAndAPipeline) {
 }
 
 TEST_F(LoadAutoencoder, BothKeyGenerationsAreTheSameAutoencoder) {
-  const auto current = load(write_folder("current", kTiny, tiny_weights()));
-  const auto old = load(write_folder("old", kTiny, with_old_keys(tiny_weights())));
+  const auto current = load(write_folder("current", kTinyAutoencoder, tiny_weights()));
+  const auto old = load(write_folder("old", kTinyAutoencoder, with_old_keys(tiny_weights())));
   EXPECT_EQ(current->fingerprint, old->fingerprint);
   const c10::InferenceMode inference;
   const at::Tensor images = at::rand({1, 3, 8, 8});
@@ -113,17 +113,17 @@ TEST_F(LoadAutoencoder, BothKeyGenerationsAreTheSameAutoencoder) {
 }
 
 TEST_F(LoadAutoencoder, FingerprintFollowsTheWeightsNotTheComputeDtype) {
-  const std::string folder = write_folder("vae", kTiny, tiny_weights());
+  const std::string folder = write_folder("vae", kTinyAutoencoder, tiny_weights());
   const auto f32 = load(folder), bf16 = load_autoencoder(folder, at::kCPU, at::kBFloat16);
   EXPECT_EQ(f32->fingerprint, bf16->fingerprint);
   Tensors changed = tiny_weights();
   changed["decoder.conv_out.bias"] = changed["decoder.conv_out.bias"].clone();
   changed["decoder.conv_out.bias"][0] += 1e-3;
-  EXPECT_NE(load(write_folder("changed", kTiny, changed))->fingerprint, f32->fingerprint);
+  EXPECT_NE(load(write_folder("changed", kTinyAutoencoder, changed))->fingerprint, f32->fingerprint);
 }
 
 TEST_F(LoadAutoencoder, LowPrecisionIsCloseToF32) {
-  const std::string folder = write_folder("vae", kTiny, tiny_weights());
+  const std::string folder = write_folder("vae", kTinyAutoencoder, tiny_weights());
   const c10::InferenceMode inference;
   const at::Tensor images = at::rand({2, 3, 16, 16}) * 2 - 1;
   const at::Tensor expected = load(folder)->encode(images);
@@ -154,7 +154,7 @@ TEST_F(LoadAutoencoder, ErrorsSayWhatIsWrong) {
               HasSubstr("of class AutoencoderDC; known are AutoencoderKL"));
   std::ofstream(folder_ / "config.json") << "{\"a\":";
   EXPECT_THAT(error_of(folder_.string()), HasSubstr("is not JSON"));
-  write_config(kTiny, folder_ / "empty");
+  write_config(kTinyAutoencoder, folder_ / "empty");
   EXPECT_NE(error_of((folder_ / "empty").string()), "no error");
 }
 
@@ -162,7 +162,7 @@ TEST_F(LoadAutoencoder, MissingKeysAreAllListed) {
   Tensors weights = tiny_weights();
   weights.erase("encoder.conv_in.weight");
   weights.erase("post_quant_conv.bias");
-  const std::string message = error_of(write_folder("vae", kTiny, weights));
+  const std::string message = error_of(write_folder("vae", kTinyAutoencoder, weights));
   EXPECT_THAT(message, HasSubstr("encoder.conv_in.weight"));
   EXPECT_THAT(message, HasSubstr("post_quant_conv.bias"));
 }

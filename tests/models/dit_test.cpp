@@ -16,7 +16,7 @@ namespace {
 
 using testing::HasSubstr;
 
-const nlohmann::json kTiny = {{"input_size", 8},          {"patch_size", 2},  {"in_channels", 4},
+const nlohmann::json kTinyDit = {{"input_size", 8},          {"patch_size", 2},  {"in_channels", 4},
                               {"hidden_size", 48},        {"depth", 2},       {"num_heads", 3},
                               {"mlp_ratio", 4.0},         {"num_classes", 5}, {"learn_sigma", true},
                               {"class_dropout_prob", 0.1}};
@@ -48,14 +48,14 @@ std::vector<at::Tensor> require_gradients(const ParameterList& parameters) {
 }
 
 TEST(Dit, SegmentsAreEmbedBlocksFinal) {
-  const auto denoiser = build_denoiser("dit", kTiny, {.device = at::kMeta});
+  const auto denoiser = build_denoiser("dit", kTinyDit, {.device = at::kMeta});
   std::vector<std::string> names;
   for (const auto& segment : denoiser->segments()) names.push_back(segment->name());
   EXPECT_THAT(names, testing::ElementsAre("embed", "blocks.0", "blocks.1", "final"));
 }
 
 TEST(Dit, ShapeTellsTheTrainerWhatItNeeds) {
-  const DenoiserShape shape = build_denoiser("dit", kTiny, {.device = at::kMeta})->shape();
+  const DenoiserShape shape = build_denoiser("dit", kTinyDit, {.device = at::kMeta})->shape();
   EXPECT_EQ(shape.in_channels, 4);
   EXPECT_EQ(shape.out_channels, 8);
   EXPECT_EQ(shape.input_size, 8);
@@ -68,7 +68,7 @@ class DitPrecision : public testing::TestWithParam<at::ScalarType> {};
 
 // Walks forward on detached states, then backward one segment at a time: bitwise plain autograd.
 TEST_P(DitPrecision, SegmentWalkEqualsPlainAutogradBitwise) {
-  const auto denoiser = random_dit(kTiny, GetParam());
+  const auto denoiser = random_dit(kTinyDit, GetParam());
   const DenoiserInput input = tiny_input();
   const std::vector<at::Tensor> leaves = require_gradients(denoiser->parameters());
   const at::Tensor output = denoiser->forward(input);
@@ -102,7 +102,7 @@ TEST_P(DitPrecision, SegmentWalkEqualsPlainAutogradBitwise) {
 
 TEST_P(DitPrecision, ForwardIsPure) {
   const at::NoGradGuard no_grad;
-  const auto denoiser = random_dit(kTiny, GetParam());
+  const auto denoiser = random_dit(kTinyDit, GetParam());
   EXPECT_TRUE(at::equal(denoiser->forward(tiny_input()), denoiser->forward(tiny_input())));
 }
 
@@ -113,7 +113,7 @@ INSTANTIATE_TEST_SUITE_P(Compute, DitPrecision, testing::Values(at::kFloat, at::
 // enters a product, and close to them where a table is added.
 TEST(Dit, WeightsMayBeRebound) {
   const at::NoGradGuard no_grad;
-  const auto denoiser = random_dit(kTiny, at::kBFloat16);
+  const auto denoiser = random_dit(kTinyDit, at::kBFloat16);
   const at::Tensor cast = denoiser->forward(tiny_input());
   for (const auto& parameter : denoiser->parameters())
     if (parameter->trainable) parameter->value = parameter->value.to(at::kBFloat16);
@@ -126,8 +126,8 @@ TEST(Dit, WeightsMayBeRebound) {
 
 TEST(Dit, RunsOnMetaWithTheShapesAndDtypesOfTheCpu) {
   for (const at::ScalarType dtype : {at::kFloat, at::kBFloat16}) {
-    const auto real = random_dit(kTiny, dtype);
-    const auto meta = build_denoiser("dit", kTiny, {.device = at::kMeta, .compute_dtype = dtype});
+    const auto real = random_dit(kTinyDit, dtype);
+    const auto meta = build_denoiser("dit", kTinyDit, {.device = at::kMeta, .compute_dtype = dtype});
     const DenoiserInput input = tiny_input();
     const DenoiserInput meta_input = {.x_t = input.x_t.to(at::kMeta),
                                       .timesteps = input.timesteps.to(at::kMeta),
@@ -143,7 +143,7 @@ TEST(Dit, RunsOnMetaWithTheShapesAndDtypesOfTheCpu) {
 }
 
 TEST(Dit, UnconditionalNeedsNoLabels) {
-  nlohmann::json config = kTiny;
+  nlohmann::json config = kTinyDit;
   config["num_classes"] = 0;
   config["class_dropout_prob"] = 0;
   const auto denoiser = random_dit(config);
@@ -157,7 +157,7 @@ TEST(Dit, UnconditionalNeedsNoLabels) {
 
 // As in the original, whose table has num_classes + 1 rows under dropout whatever num_classes is.
 TEST(Dit, TheNullClassAloneIsATable) {
-  nlohmann::json config = kTiny;
+  nlohmann::json config = kTinyDit;
   config["num_classes"] = 0;
   const auto denoiser = random_dit(config);
   EXPECT_TRUE(denoiser->shape().has_null_class);
@@ -176,7 +176,7 @@ std::string error_of(const std::function<void()>& action) {
 }
 
 TEST(Dit, InputsThatDoNotFitAreRefused) {
-  const auto denoiser = random_dit(kTiny);
+  const auto denoiser = random_dit(kTinyDit);
   DenoiserInput input = tiny_input();
   input.class_labels = at::Tensor();
   EXPECT_THAT(error_of([&] { denoiser->forward(input); }), HasSubstr("class_labels are missing"));
@@ -187,7 +187,7 @@ TEST(Dit, InputsThatDoNotFitAreRefused) {
 }
 
 TEST(LoadWeights, ListsEverythingThatIsWrongAndChangesNothing) {
-  const auto denoiser = random_dit(kTiny);
+  const auto denoiser = random_dit(kTinyDit);
   std::map<std::string, at::Tensor> weights;
   for (const auto& parameter : denoiser->parameters())
     weights[parameter->key] = at::zeros_like(parameter->value);
@@ -205,7 +205,7 @@ TEST(LoadWeights, ListsEverythingThatIsWrongAndChangesNothing) {
 }
 
 TEST(LoadWeights, PositionTableOfAnotherSizeIsRefusedUnlessAbsent) {
-  const auto denoiser = random_dit(kTiny);
+  const auto denoiser = random_dit(kTinyDit);
   std::map<std::string, at::Tensor> weights;
   for (const auto& parameter : denoiser->parameters()) weights[parameter->key] = parameter->value.clone();
   weights["pos_embed"] = at::zeros({1, 64, 48});

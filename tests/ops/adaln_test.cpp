@@ -10,27 +10,26 @@ namespace kiln::ops {
 namespace {
 
 using ::testing::HasSubstr;
+using testing::kBf16;
+using testing::kF32;
+using testing::kFp16;
 using testing::Tensors;
 
-struct Case {
+struct AdalnCase {
   int64_t batch, tokens, width;
   at::ScalarType x, modulation, out;
 };
 
-class Adaln : public ::testing::TestWithParam<Case> {};
+class Adaln : public ::testing::TestWithParam<AdalnCase> {};
 
 testing::Function modulate(at::ScalarType out, double eps = 1e-6) {
   return [=](const Tensors& in) { return adaln_modulate(in[0], in[1], in[2], eps, out); };
 }
 
-Tensors inputs_of(const Case& c) {
+Tensors inputs_of(const AdalnCase& c) {
   const at::Tensor x = testing::randn({c.batch, c.tokens, c.width}, at::kDouble, 1) * 2 + 0.5;
   const at::Tensor chunks = testing::randn({c.batch, 6 * c.width}, c.modulation, 2);
   return {x.to(c.x), chunks.narrow(1, 0, c.width), chunks.narrow(1, c.width, c.width)};
-}
-
-double tolerance(at::ScalarType dtype) {
-  return dtype == at::kFloat ? 1e-5 : dtype == at::kBFloat16 ? 1.0 / 256 : 1.0 / 2048;
 }
 
 Tensors wide(const Tensors& inputs) {
@@ -42,14 +41,14 @@ Tensors wide(const Tensors& inputs) {
 }
 
 TEST_P(Adaln, ResultAndGradientsMatchF64Reference) {
-  const Case c = GetParam();
+  const AdalnCase c = GetParam();
   const Tensors inputs = inputs_of(c);
   const at::Tensor out = adaln_modulate(inputs[0], inputs[1], inputs[2], 1e-6, c.out);
   EXPECT_EQ(out.scalar_type(), c.out);
   const auto reference = [](const Tensors& in) {
     return reference::adaln_modulate(in[0], in[1], in[2], 1e-6, at::kDouble);
   };
-  testing::expect_close(out, reference(wide(inputs)), tolerance(c.out));
+  testing::expect_close(out, reference(wide(inputs)), testing::tolerance_of(c.out));
   // The direction is rounded to the result's dtype first: both then see the same gradient.
   const at::Tensor direction = testing::randn(out.sizes(), c.out, 3);
   const Tensors got = testing::gradients(modulate(c.out), inputs, direction);
@@ -57,7 +56,7 @@ TEST_P(Adaln, ResultAndGradientsMatchF64Reference) {
   for (int i = 0; i < 3; ++i) {
     EXPECT_EQ(got[i].scalar_type(), inputs[i].scalar_type());
     // A row of one element has no gradient but rounding: 1 / sqrt(eps) of it.
-    testing::expect_close(got[i], expected[i], tolerance(inputs[i].scalar_type()),
+    testing::expect_close(got[i], expected[i], testing::tolerance_of(inputs[i].scalar_type()),
                           c.width == 1 ? 1e-2 : 1e-5);
   }
 }
@@ -68,14 +67,13 @@ TEST_P(Adaln, ThreadCountDoesNotMatter) {
   testing::expect_thread_count_does_not_matter(modulate(GetParam().out), inputs_of(GetParam()));
 }
 
-constexpr auto kF32 = at::kFloat, kBf16 = at::kBFloat16, kFp16 = at::kHalf;
 INSTANTIATE_TEST_SUITE_P(
     Shapes, Adaln,
-    ::testing::Values(Case{1, 1, 1, kF32, kF32, kF32}, Case{2, 3, 7, kF32, kBf16, kBf16},
-                      Case{3, 33, 72, kF32, kBf16, kBf16}, Case{2, 100, 384, kF32, kF32, kBf16},
-                      Case{1, 64, 1152, kF32, kBf16, kBf16}, Case{2, 5, 72, kBf16, kBf16, kBf16},
-                      Case{4, 40, 19, kF32, kFp16, kFp16}, Case{2, 40, 72, kBf16, kF32, kF32},
-                      Case{2, 9, 30, kFp16, kFp16, kF32}, Case{2, 9, 30, kFp16, kF32, kFp16}));
+    ::testing::Values(AdalnCase{1, 1, 1, kF32, kF32, kF32}, AdalnCase{2, 3, 7, kF32, kBf16, kBf16},
+                      AdalnCase{3, 33, 72, kF32, kBf16, kBf16}, AdalnCase{2, 100, 384, kF32, kF32, kBf16},
+                      AdalnCase{1, 64, 1152, kF32, kBf16, kBf16}, AdalnCase{2, 5, 72, kBf16, kBf16, kBf16},
+                      AdalnCase{4, 40, 19, kF32, kFp16, kFp16}, AdalnCase{2, 40, 72, kBf16, kF32, kF32},
+                      AdalnCase{2, 9, 30, kFp16, kFp16, kF32}, AdalnCase{2, 9, 30, kFp16, kF32, kFp16}));
 
 TEST(AdalnModulate, GradcheckInF64) {
   testing::gradcheck(modulate(at::kDouble),

@@ -12,7 +12,7 @@ namespace {
 
 using testing::Tensors;
 
-struct Case {
+struct AttentionCase {
   int64_t batch, num_tokens, num_heads, head_dim;
   double scale() const { return 1 / std::sqrt(static_cast<double>(head_dim)); }
   at::Tensor qkv(at::ScalarType dtype, double spread = 1) const {
@@ -25,7 +25,7 @@ struct Case {
 
 // The op against the composed reference in f64 on the same (rounded) numbers: output, dq, dk and dv each
 // within `rtol` of its own peak, or `atol`.
-void expect_reference(const Case& c, at::ScalarType dtype, double rtol, double spread = 1, double atol = 0) {
+void expect_reference(const AttentionCase& c, at::ScalarType dtype, double rtol, double spread = 1, double atol = 0) {
   SCOPED_TRACE(::testing::Message() << c.batch << "x" << c.num_tokens << "x" << c.num_heads << "x"
                                     << c.head_dim << " " << c10::toString(dtype));
   const at::Tensor qkv = testing::leaf(c.qkv(dtype, spread)), wide = testing::leaf(qkv.to(at::kDouble));
@@ -43,37 +43,37 @@ void expect_reference(const Case& c, at::ScalarType dtype, double rtol, double s
     testing::expect_close(grad.select(2, part), expected_grad.select(2, part), rtol, atol);
 }
 
-constexpr double kF32 = 5e-6, kBf16 = 1.2e-2, kFp16 = 2e-3;
+constexpr double kAllowedF32 = 5e-6, kAllowedBf16 = 1.2e-2, kAllowedFp16 = 2e-3;
 
 TEST(PackedAttention, MatchesTheReferenceForEveryHeadSize) {
   for (const int64_t head_dim : {1, 2, 7, 16, 64, 72, 80, 96, 112, 128, 144, 200}) {
-    expect_reference({2, 33, 2, head_dim}, at::kFloat, kF32);
-    expect_reference({2, 33, 2, head_dim}, at::kBFloat16, kBf16);
-    expect_reference({2, 33, 2, head_dim}, at::kHalf, kFp16);
+    expect_reference({2, 33, 2, head_dim}, at::kFloat, kAllowedF32);
+    expect_reference({2, 33, 2, head_dim}, at::kBFloat16, kAllowedBf16);
+    expect_reference({2, 33, 2, head_dim}, at::kHalf, kAllowedFp16);
   }
 }
 
 TEST(PackedAttention, MatchesTheReferenceForRaggedLengths) {
   for (const int64_t num_tokens : {1, 2, 5, 17, 31, 64, 65, 96, 97, 193, 256, 1000}) {
-    expect_reference({1, num_tokens, 1, 72}, at::kFloat, kF32);
-    expect_reference({1, num_tokens, 6, 64}, at::kBFloat16, kBf16);
+    expect_reference({1, num_tokens, 1, 72}, at::kFloat, kAllowedF32);
+    expect_reference({1, num_tokens, 6, 64}, at::kBFloat16, kAllowedBf16);
   }
 }
 
 TEST(PackedAttention, GradientIsExactInF64) {
   const auto attention = [](const Tensors& in) { return packed_attention(in[0], 0.6); };
-  testing::gradcheck(attention, {Case{2, 5, 2, 3}.qkv(at::kDouble)});
+  testing::gradcheck(attention, {AttentionCase{2, 5, 2, 3}.qkv(at::kDouble)});
 }
 
 // Logits to about +-60,000: softmax picks one key, so that the gradients of q and k vanish in theory; what
 // remains is rounding, which in low precision is as large as the other numbers.
 TEST(PackedAttention, ExtremeLogitsDoNotOverflow) {
-  const Case c{1, 70, 2, 64};
+  const AttentionCase c{1, 70, 2, 64};
   expect_reference(c, at::kFloat, 1e-3, 100, 0.05);
   for (const auto dtype : {at::kBFloat16, at::kHalf}) {
     const at::Tensor qkv = testing::leaf(c.qkv(dtype, 100));
     const at::Tensor out = packed_attention(qkv, c.scale());
-    testing::expect_close(out, reference::packed_attention(qkv.to(at::kDouble), c.scale()), kBf16);
+    testing::expect_close(out, reference::packed_attention(qkv.to(at::kDouble), c.scale()), kAllowedBf16);
     const at::Tensor grad = torch::autograd::grad({out}, {qkv}, {c.direction(dtype)})[0];
     EXPECT_TRUE(at::isfinite(grad).all().item<bool>());
   }
@@ -81,7 +81,7 @@ TEST(PackedAttention, ExtremeLogitsDoNotOverflow) {
 
 // A bad weight must show in the loss: nothing is clamped away.
 TEST(PackedAttention, NanReachesTheOutputAndTheGradient) {
-  const Case c{1, 40, 1, 64};
+  const AttentionCase c{1, 40, 1, 64};
   for (const auto dtype : {at::kFloat, at::kBFloat16}) {
     for (int64_t part = 0; part < 3; ++part) {
       at::Tensor qkv = c.qkv(dtype);
@@ -97,21 +97,21 @@ TEST(PackedAttention, NanReachesTheOutputAndTheGradient) {
 
 TEST(PackedAttention, NegativeAndZeroScale) {
   for (const double scale : {-0.3, 0.0}) {
-    const at::Tensor qkv = Case{1, 50, 2, 16}.qkv(at::kFloat);
+    const at::Tensor qkv = AttentionCase{1, 50, 2, 16}.qkv(at::kFloat);
     testing::expect_close(packed_attention(qkv, scale),
-                          reference::packed_attention(qkv.to(at::kDouble), scale), kF32);
+                          reference::packed_attention(qkv.to(at::kDouble), scale), kAllowedF32);
   }
 }
 
 TEST(PackedAttention, SameBitsAgainAndWithAnyThreads) {
   for (const auto dtype : {at::kFloat, at::kBFloat16})
-    for (const Case& c : {Case{1, 200, 1, 64}, Case{3, 50, 2, 72}})
+    for (const AttentionCase& c : {AttentionCase{1, 200, 1, 64}, AttentionCase{3, 50, 2, 72}})
       testing::expect_thread_count_does_not_matter(
           [&](const Tensors& in) { return packed_attention(in[0], c.scale()); }, {c.qkv(dtype)});
 }
 
 TEST(PackedAttention, MetaAgrees) {
-  const Case c{2, 24, 3, 16};
+  const AttentionCase c{2, 24, 3, 16};
   for (const auto dtype : {at::kFloat, at::kBFloat16, at::kHalf, at::kDouble})
     testing::expect_meta_agrees([&](const Tensors& in) { return packed_attention(in[0], c.scale()); },
                                 {c.qkv(dtype)});
@@ -136,9 +136,9 @@ TEST(PackedAttention, NamesAWrongShape) {
 TEST(PackedAttention, MatchesTheReferenceWithoutAvx512) {
   hwy::GetChosenTarget().Update(HWY_AVX2);
   for (const int64_t head_dim : {7, 64, 72}) {
-    expect_reference({2, 33, 2, head_dim}, at::kFloat, kF32);
-    expect_reference({2, 33, 2, head_dim}, at::kBFloat16, kBf16);
-    expect_reference({2, 33, 2, head_dim}, at::kHalf, kFp16);
+    expect_reference({2, 33, 2, head_dim}, at::kFloat, kAllowedF32);
+    expect_reference({2, 33, 2, head_dim}, at::kBFloat16, kAllowedBf16);
+    expect_reference({2, 33, 2, head_dim}, at::kHalf, kAllowedFp16);
   }
   hwy::GetChosenTarget().Update(hwy::SupportedTargets());
 }

@@ -16,6 +16,13 @@ namespace kiln::ops::testing {
 using Tensors = std::vector<at::Tensor>;
 using Function = std::function<at::Tensor(const Tensors&)>;
 
+constexpr auto kF32 = at::kFloat, kBf16 = at::kBFloat16, kFp16 = at::kHalf;
+
+// Of the peak, for an elementwise op that computes in f32: one rounding to `dtype`.
+inline double tolerance_of(at::ScalarType dtype) {
+  return dtype == kF32 ? 1e-5 : dtype == kBf16 ? 1.0 / 256 : 1.0 / 2048;
+}
+
 // N(0, 1) of a fixed seed, made in f64 on the CPU.
 inline at::Tensor randn(at::IntArrayRef sizes, at::ScalarType dtype = at::kDouble, uint64_t seed = 1) {
   at::Generator generator = at::detail::createCPUGenerator(seed);

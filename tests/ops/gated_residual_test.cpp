@@ -10,26 +10,25 @@ namespace kiln::ops {
 namespace {
 
 using ::testing::HasSubstr;
+using testing::kBf16;
+using testing::kF32;
+using testing::kFp16;
 using testing::Tensors;
 
-struct Case {
+struct GatedCase {
   int64_t batch, tokens, width;
   at::ScalarType residual, branch;
 };
 
-class GatedResidual : public ::testing::TestWithParam<Case> {};
+class GatedResidual : public ::testing::TestWithParam<GatedCase> {};
 
-at::Tensor op(const Tensors& in) { return gated_residual(in[0], in[1], in[2]); }
-at::Tensor composed(const Tensors& in) { return reference::gated_residual(in[0], in[1], in[2]); }
+at::Tensor gated(const Tensors& in) { return gated_residual(in[0], in[1], in[2]); }
+at::Tensor composed_gated(const Tensors& in) { return reference::gated_residual(in[0], in[1], in[2]); }
 
-Tensors inputs_of(const Case& c) {
+Tensors inputs_of(const GatedCase& c) {
   return {testing::randn({c.batch, c.tokens, c.width}, c.residual, 1),
           testing::randn({c.batch, 6 * c.width}, c.branch, 2).narrow(1, 2 * c.width, c.width),
           testing::randn({c.batch, c.tokens, c.width}, c.branch, 3)};
-}
-
-double tolerance(at::ScalarType dtype) {
-  return dtype == at::kFloat ? 1e-5 : dtype == at::kBFloat16 ? 1.0 / 256 : 1.0 / 2048;
 }
 
 TEST_P(GatedResidual, ResultAndGradientsMatchF64Reference) {
@@ -38,33 +37,32 @@ TEST_P(GatedResidual, ResultAndGradientsMatchF64Reference) {
   for (const at::Tensor& input : inputs) {
     wide.push_back(input.to(at::kDouble));
   }
-  const at::Tensor out = op(inputs);
+  const at::Tensor out = gated(inputs);
   EXPECT_EQ(out.scalar_type(), inputs[0].scalar_type());
-  testing::expect_close(out, composed(wide), tolerance(GetParam().residual));
+  testing::expect_close(out, composed_gated(wide), testing::tolerance_of(GetParam().residual));
   const at::Tensor direction = testing::randn(out.sizes(), out.scalar_type(), 4);
-  const Tensors got = testing::gradients(op, inputs, direction);
-  const Tensors expected = testing::gradients(composed, wide, direction.to(at::kDouble));
+  const Tensors got = testing::gradients(gated, inputs, direction);
+  const Tensors expected = testing::gradients(composed_gated, wide, direction.to(at::kDouble));
   for (int i = 0; i < 3; ++i) {
     EXPECT_EQ(got[i].scalar_type(), inputs[i].scalar_type());
-    testing::expect_close(got[i], expected[i], tolerance(inputs[i].scalar_type()));
+    testing::expect_close(got[i], expected[i], testing::tolerance_of(inputs[i].scalar_type()));
   }
 }
 
-TEST_P(GatedResidual, MetaAgrees) { testing::expect_meta_agrees(op, inputs_of(GetParam())); }
+TEST_P(GatedResidual, MetaAgrees) { testing::expect_meta_agrees(gated, inputs_of(GetParam())); }
 
 TEST_P(GatedResidual, ThreadCountDoesNotMatter) {
-  testing::expect_thread_count_does_not_matter(op, inputs_of(GetParam()));
+  testing::expect_thread_count_does_not_matter(gated, inputs_of(GetParam()));
 }
 
-constexpr auto kF32 = at::kFloat, kBf16 = at::kBFloat16, kFp16 = at::kHalf;
 INSTANTIATE_TEST_SUITE_P(Shapes, GatedResidual,
-                         ::testing::Values(Case{1, 1, 1, kF32, kF32}, Case{2, 3, 7, kF32, kBf16},
-                                           Case{3, 33, 72, kF32, kBf16}, Case{2, 100, 384, kF32, kBf16},
-                                           Case{1, 64, 1152, kF32, kFp16}, Case{2, 40, 50, kBf16, kBf16},
-                                           Case{2, 40, 19, kFp16, kF32}));
+                         ::testing::Values(GatedCase{1, 1, 1, kF32, kF32}, GatedCase{2, 3, 7, kF32, kBf16},
+                                           GatedCase{3, 33, 72, kF32, kBf16}, GatedCase{2, 100, 384, kF32, kBf16},
+                                           GatedCase{1, 64, 1152, kF32, kFp16}, GatedCase{2, 40, 50, kBf16, kBf16},
+                                           GatedCase{2, 40, 19, kFp16, kF32}));
 
 TEST(GatedResidualOp, GradcheckInF64) {
-  testing::gradcheck(op, {testing::randn({2, 3, 4}, at::kDouble, 1), testing::randn({2, 4}, at::kDouble, 2),
+  testing::gradcheck(gated, {testing::randn({2, 3, 4}, at::kDouble, 1), testing::randn({2, 4}, at::kDouble, 2),
                           testing::randn({2, 3, 4}, at::kDouble, 3)});
 }
 
@@ -72,7 +70,7 @@ TEST(GatedResidualOp, GradientOfXIsTheIncomingTensor) {
   const Tensors inputs = inputs_of({2, 5, 16, kF32, kBf16});
   const at::Tensor x = testing::leaf(inputs[0]);
   const at::Tensor grad = testing::randn(x.sizes(), kF32, 5);
-  const at::Tensor dx = torch::autograd::grad({op({x, inputs[1], inputs[2]})}, {x}, {grad})[0];
+  const at::Tensor dx = torch::autograd::grad({gated({x, inputs[1], inputs[2]})}, {x}, {grad})[0];
   EXPECT_EQ(dx.data_ptr(), grad.data_ptr());
 }
 
@@ -80,7 +78,7 @@ TEST(GatedResidualOp, NonFiniteValuesPropagate) {
   Tensors inputs = inputs_of({1, 3, 20, kF32, kBf16});
   inputs[2][0][1][19] = std::numeric_limits<float>::infinity();
   inputs[0][0][2][3] = std::numeric_limits<float>::quiet_NaN();
-  const at::Tensor bad = op(inputs).isfinite().logical_not();
+  const at::Tensor bad = gated(inputs).isfinite().logical_not();
   EXPECT_EQ(bad.sum().item<int64_t>(), 2);
   EXPECT_TRUE(bad[0][1][19].item<bool>() && bad[0][2][3].item<bool>());
 }

@@ -10,63 +10,64 @@ namespace kiln::ops {
 namespace {
 
 using ::testing::HasSubstr;
+using testing::kBf16;
+using testing::kF32;
+using testing::kFp16;
 using testing::Tensors;
 
-struct Case {
+struct GroupNormCase {
   int64_t batch, channels, height, width, groups;
   at::ScalarType dtype;
   at::MemoryFormat format;
   bool silu;
 };
 
-class GroupNorm : public ::testing::TestWithParam<Case> {};
+class GroupNorm : public ::testing::TestWithParam<GroupNormCase> {};
 
-Tensors inputs_of(const Case& c) {
+Tensors inputs_of(const GroupNormCase& c) {
   const at::Tensor x = testing::randn({c.batch, c.channels, c.height, c.width}, at::kDouble, 1) * 3 + 1;
   return {x.to(c.dtype).contiguous(c.format), testing::randn({c.channels}, at::kFloat, 2),
           testing::randn({c.channels}, at::kFloat, 3)};
 }
 
-testing::Function op(const Case& c) {
+testing::Function normed(const GroupNormCase& c) {
   return [=](const Tensors& in) { return group_norm_silu(in[0], c.groups, in[1], in[2], 1e-6, c.silu); };
 }
 
 TEST_P(GroupNorm, MatchesATenInF64) {
-  const Case c = GetParam();
+  const GroupNormCase c = GetParam();
   const Tensors inputs = inputs_of(c);
-  const at::Tensor out = op(c)(inputs);
+  const at::Tensor out = normed(c)(inputs);
   at::Tensor expected = at::group_norm(inputs[0].to(at::kDouble), c.groups, inputs[1].to(at::kDouble),
                                        inputs[2].to(at::kDouble), 1e-6);
   expected = c.silu ? at::silu(expected) : expected;
   EXPECT_EQ(out.scalar_type(), c.dtype);
   EXPECT_EQ(out.strides(), inputs[0].strides());
-  const double tolerance = c.dtype == at::kFloat ? 1e-5 : c.dtype == at::kBFloat16 ? 1.0 / 256 : 1.0 / 2048;
-  testing::expect_close(out, expected, tolerance);
+  testing::expect_close(out, expected, testing::tolerance_of(c.dtype));
 }
 
-TEST_P(GroupNorm, MetaAgrees) { testing::expect_meta_agrees(op(GetParam()), inputs_of(GetParam())); }
+TEST_P(GroupNorm, MetaAgrees) { testing::expect_meta_agrees(normed(GetParam()), inputs_of(GetParam())); }
 
 TEST_P(GroupNorm, ThreadCountDoesNotMatter) {
   const at::NoGradGuard no_grad;
   const Tensors inputs = inputs_of(GetParam());
   const int threads = at::get_num_threads();
   at::set_num_threads(1);
-  const at::Tensor one = op(GetParam())(inputs);
+  const at::Tensor one = normed(GetParam())(inputs);
   at::set_num_threads(3);
-  const at::Tensor three = op(GetParam())(inputs);
+  const at::Tensor three = normed(GetParam())(inputs);
   at::set_num_threads(threads);
   EXPECT_TRUE(testing::bitwise_equal(one, three));
 }
 
-constexpr auto kF32 = at::kFloat, kBf16 = at::kBFloat16, kFp16 = at::kHalf;
 constexpr auto kDense = at::MemoryFormat::Contiguous, kLast = at::MemoryFormat::ChannelsLast;
 INSTANTIATE_TEST_SUITE_P(
     Shapes, GroupNorm,
-    ::testing::Values(Case{2, 64, 9, 7, 32, kF32, kDense, true}, Case{2, 64, 9, 7, 32, kF32, kLast, true},
-                      Case{1, 128, 40, 40, 32, kBf16, kDense, true},
-                      Case{2, 128, 40, 40, 32, kBf16, kLast, true}, Case{1, 96, 5, 3, 8, kFp16, kLast, false},
-                      Case{1, 30, 70, 64, 3, kF32, kLast, false}, Case{3, 6, 64, 70, 2, kF32, kDense, false},
-                      Case{1, 5, 1, 3, 1, kF32, kDense, true}));
+    ::testing::Values(GroupNormCase{2, 64, 9, 7, 32, kF32, kDense, true}, GroupNormCase{2, 64, 9, 7, 32, kF32, kLast, true},
+                      GroupNormCase{1, 128, 40, 40, 32, kBf16, kDense, true},
+                      GroupNormCase{2, 128, 40, 40, 32, kBf16, kLast, true}, GroupNormCase{1, 96, 5, 3, 8, kFp16, kLast, false},
+                      GroupNormCase{1, 30, 70, 64, 3, kF32, kLast, false}, GroupNormCase{3, 6, 64, 70, 2, kF32, kDense, false},
+                      GroupNormCase{1, 5, 1, 3, 1, kF32, kDense, true}));
 
 TEST(GroupNormSilu, GradcheckInF64) {
   testing::gradcheck([](const Tensors& in) { return group_norm_silu(in[0], 2, in[1], in[2], 1e-6, true); },
@@ -75,15 +76,15 @@ TEST(GroupNormSilu, GradcheckInF64) {
 }
 
 TEST(GroupNormSilu, KernelGradientsMatchF64) {
-  const Case c = {2, 16, 6, 5, 4, kF32, kLast, true};
+  const GroupNormCase c = {2, 16, 6, 5, 4, kF32, kLast, true};
   const Tensors inputs = inputs_of(c);
   const at::Tensor direction = testing::randn({2, 16, 6, 5}, kF32, 4);
   Tensors wide;
   for (const at::Tensor& input : inputs) {
     wide.push_back(input.to(at::kDouble));
   }
-  const Tensors got = testing::gradients(op(c), inputs, direction);
-  const Tensors expected = testing::gradients(op(c), wide, direction.to(at::kDouble));
+  const Tensors got = testing::gradients(normed(c), inputs, direction);
+  const Tensors expected = testing::gradients(normed(c), wide, direction.to(at::kDouble));
   for (int i = 0; i < 3; ++i) {
     testing::expect_close(got[i], expected[i], 1e-5);
   }

@@ -7,16 +7,17 @@
 namespace kiln::ops {
 namespace {
 
+using testing::kBf16;
+using testing::kF32;
+using testing::kFp16;
 using testing::Tensors;
 
-constexpr auto kF32 = at::kFloat, kBf16 = at::kBFloat16, kFp16 = at::kHalf;
-
-struct Case {
+struct MixedSumCase {
   std::vector<int64_t> a_sizes, b_sizes;
   at::ScalarType a, b, sum;
 };
 
-class MixedSum : public ::testing::TestWithParam<Case> {
+class MixedSum : public ::testing::TestWithParam<MixedSumCase> {
  protected:
   Tensors inputs() const {
     return {testing::randn(GetParam().a_sizes, GetParam().a, 1),
@@ -24,29 +25,29 @@ class MixedSum : public ::testing::TestWithParam<Case> {
   }
 };
 
-at::Tensor op(const Tensors& in) { return mixed_sum(in[0], in[1]); }
+at::Tensor mixed(const Tensors& in) { return mixed_sum(in[0], in[1]); }
 
 TEST_P(MixedSum, IsTheSumInTheWiderDtype) {
   const Tensors in = inputs();
-  const at::Tensor sum = op(in);
+  const at::Tensor sum = mixed(in);
   EXPECT_EQ(sum.scalar_type(), GetParam().sum);
   const at::Tensor exact = in[0].to(at::kDouble) + in[1].to(at::kDouble);
   EXPECT_TRUE(testing::bitwise_equal(sum, exact.to(GetParam().sum)));
 }
 
-TEST_P(MixedSum, MetaAgrees) { testing::expect_meta_agrees(op, inputs()); }
+TEST_P(MixedSum, MetaAgrees) { testing::expect_meta_agrees(mixed, inputs()); }
 
 INSTANTIATE_TEST_SUITE_P(Shapes, MixedSum,
-                         ::testing::Values(Case{{2, 3, 7}, {2, 3, 7}, kF32, kF32, kF32},
-                                           Case{{2, 16, 48}, {1, 16, 48}, kBf16, kF32, kF32},
-                                           Case{{1, 16, 48}, {2, 16, 48}, kF32, kFp16, kF32},
-                                           Case{{1}, {1}, kFp16, kF32, kF32},
-                                           Case{{0, 4}, {1, 4}, kBf16, kF32, kF32},
-                                           Case{{3, 5}, {3, 5}, at::kDouble, kF32, at::kDouble},
-                                           Case{{4, 4}, {4, 4}, kBf16, kBf16, kBf16}));
+                         ::testing::Values(MixedSumCase{{2, 3, 7}, {2, 3, 7}, kF32, kF32, kF32},
+                                           MixedSumCase{{2, 16, 48}, {1, 16, 48}, kBf16, kF32, kF32},
+                                           MixedSumCase{{1, 16, 48}, {2, 16, 48}, kF32, kFp16, kF32},
+                                           MixedSumCase{{1}, {1}, kFp16, kF32, kF32},
+                                           MixedSumCase{{0, 4}, {1, 4}, kBf16, kF32, kF32},
+                                           MixedSumCase{{3, 5}, {3, 5}, at::kDouble, kF32, at::kDouble},
+                                           MixedSumCase{{4, 4}, {4, 4}, kBf16, kBf16, kBf16}));
 
 TEST(MixedSumOp, GradcheckInF64) {
-  testing::gradcheck(op,
+  testing::gradcheck(mixed,
                      {testing::randn({2, 3, 4}, at::kDouble, 1), testing::randn({1, 3, 4}, at::kDouble, 2)});
 }
 
@@ -54,7 +55,7 @@ TEST(MixedSumOp, GradcheckInF64) {
 TEST(MixedSumOp, GradientsAreTheIncomingOne) {
   const at::Tensor a = testing::randn({3, 2, 5}, kBf16, 1), b = testing::randn({1, 2, 5}, kF32, 2);
   const at::Tensor direction = testing::randn({3, 2, 5}, kF32, 3);
-  const Tensors got = testing::gradients(op, {a, b}, direction);
+  const Tensors got = testing::gradients(mixed, {a, b}, direction);
   EXPECT_TRUE(testing::bitwise_equal(got[0], direction.to(kBf16)));
   EXPECT_EQ(got[1].scalar_type(), kF32);
   testing::expect_close(got[1], direction.sum(0, /*keepdim=*/true), 1e-6);
@@ -62,8 +63,8 @@ TEST(MixedSumOp, GradientsAreTheIncomingOne) {
 
 TEST(MixedSumOp, KeepsTheStridesOfATransposedOperand) {
   const Tensors in = {testing::randn({5, 3}, kBf16, 1).t(), testing::randn({5, 3}, kF32, 2).t()};
-  testing::expect_meta_agrees(op, in);
-  EXPECT_EQ(op(in).strides(), in[0].strides());
+  testing::expect_meta_agrees(mixed, in);
+  EXPECT_EQ(mixed(in).strides(), in[0].strides());
 }
 
 TEST(MixedAdd, AddsInPlaceInTheWiderDtype) {

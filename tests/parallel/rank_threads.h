@@ -4,12 +4,35 @@
 #include <exception>
 #include <functional>
 #include <memory>
+#include <optional>
+#include <string>
 #include <thread>
 #include <vector>
 
 #include "parallel/process_group.h"
+#include "parallel/rendezvous.h"
 
 namespace kiln::test {
+
+// A variable of the environment that has this value for as long as this lives.
+class ScopedVariable {
+ public:
+  ScopedVariable(const char* name, const char* value) : name_(name) {
+    if (const char* before = std::getenv(name)) before_ = before;
+    setenv(name, value, /*overwrite=*/1);
+  }
+  ~ScopedVariable() {
+    if (before_)
+      setenv(name_, before_->c_str(), /*overwrite=*/1);
+    else
+      unsetenv(name_);
+  }
+  ScopedVariable(const ScopedVariable&) = delete;
+
+ private:
+  const char* name_;
+  std::optional<std::string> before_;
+};
 
 using RankBody = std::function<void(std::shared_ptr<ProcessGroup>)>;
 
@@ -27,9 +50,9 @@ inline void on_nodes(const std::vector<int64_t>& ranks_of_nodes, const RankBody&
   if (all.size() == 1) return body(std::make_shared<ProcessGroup>());
   // c10d's record of the last collectives is one per process and not made for several ranks in it: it
   // crashes.
-  setenv("TORCH_FR_BUFFER_SIZE", "0", /*overwrite=*/1);
-  if (ranks_of_nodes.size() > 1)
-    setenv("GLOO_SOCKET_IFNAME", "lo", /*overwrite=*/1);  // else the host's name is looked up
+  const ScopedVariable no_record("TORCH_FR_BUFFER_SIZE", "0");
+  std::optional<ScopedVariable> loopback;  // else the host's name is looked up
+  if (ranks_of_nodes.size() > 1) loopback.emplace("GLOO_SOCKET_IFNAME", "lo");
   const Rendezvous rendezvous;
   std::vector<std::exception_ptr> errors(all.size());
   std::vector<std::thread> threads;

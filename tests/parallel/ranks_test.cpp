@@ -11,10 +11,12 @@
 
 #include "core/error.h"
 #include "parallel/rank_threads.h"
+#include "test_files.h"
 
 namespace kiln {
 namespace {
 
+using test::message_of;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
@@ -23,15 +25,6 @@ Ranks read(const std::map<std::string, std::string>& variables) {
     const auto found = variables.find(name);
     return found == variables.end() ? nullptr : found->second.c_str();
   });
-}
-
-std::string message_of(const std::function<void()>& body) {
-  try {
-    body();
-  } catch (const Error& error) {
-    return error.what();
-  }
-  return "no error";
 }
 
 TEST(Ranks, NoLauncherIsOneRank) {
@@ -200,6 +193,53 @@ TEST(ProcessGroup, AnErrorNamesRankOperationSegmentTimeAndWhoIsMissing) {
   });
   EXPECT_THAT(gone, HasSubstr("rank 0 of 2: all_reduce of the gradients of embed failed after"));
   EXPECT_THAT(gone, HasSubstr("rank 1 no longer answers"));
+}
+
+// As a GPU that never comes to its end, while every rank lives.
+TEST(ProcessGroup, AWaitForADeviceEndsAfterTheTimeout) {
+  std::string waiting;
+  std::latch seen(1);
+  test::on_ranks(
+      2,
+      [&](const std::shared_ptr<ProcessGroup>& group) {
+        if (group->rank() == 1) return seen.wait();
+        waiting = message_of([&] { group->wait_until([] { return false; }, "a validation"); });
+        seen.count_down();
+      },
+      std::chrono::milliseconds(1500));
+  EXPECT_THAT(waiting, HasSubstr("rank 0 of 2: the wait for a validation failed after"));
+  EXPECT_THAT(waiting, HasSubstr("it does not end"));
+}
+
+// Several machines look for an interface of their own elsewhere; what tests set is gone afterwards.
+TEST(ProcessGroup, RanksOfATestLeaveTheEnvironmentAsItWas) {
+  const test::ScopedVariable before("GLOO_SOCKET_IFNAME", "");
+  test::on_nodes({1, 1}, [](const std::shared_ptr<ProcessGroup>& group) { group->barrier("the others"); });
+  EXPECT_STREQ(std::getenv("GLOO_SOCKET_IFNAME"), "");
+}
+
+// Who watches hears of what is sent, by name, and when it is waited for; not of small values between hosts.
+TEST(ProcessGroup, CollectivesAreObserved) {
+  class Log : public CollectiveObserver {
+   public:
+    void started(const Start& start) override {
+      lines.push_back(fmt::format("{} {} {} of {}", start.number, start.what, start.bytes, start.num_ranks));
+    }
+    void waited(int64_t number) override { lines.push_back(fmt::format("{} waited", number)); }
+    std::vector<std::string> lines;
+  };
+  test::on_ranks(2, [](const std::shared_ptr<ProcessGroup>& group) {
+    Log log;
+    group->observe(&log);
+    const at::Tensor a = at::ones({4}), b = at::ones({8});
+    Collective first = group->all_reduce(a, "a"), second = group->all_gather(b, a.clone(), "b");
+    group->sum({1}, "host values");
+    first.wait();
+    second.wait();
+    group->observe(nullptr);
+    group->all_reduce(a, "c").wait();
+    EXPECT_THAT(log.lines, ElementsAre("1 a 16 of 2", "2 b 32 of 2", "1 waited", "2 waited"));
+  });
 }
 
 // One that dies while another writes to it must not take that one along: rank 0, with the rendezvous, died

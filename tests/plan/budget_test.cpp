@@ -4,8 +4,10 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <ATen/Parallel.h>
+
 #include "core/error.h"
-#include "plan/segment_costs.h"
+#include "plan/train_command.h"
 #include "train/usable_options.h"
 
 namespace kiln {
@@ -137,6 +139,24 @@ TEST(Budget, RanksOfAMachineShareItsMemory) {
   options.memory_budget = "8G";
   EXPECT_THAT(fit_run(options, {.world_size = 2, .local_world_size = 2}).summary,
               HasSubstr("memory budget 4.00 GiB for each of 2 ranks"));
+}
+
+// A launcher may have given each rank processors of its own: what is measured for a budget has the threads
+// that the rank will train with.
+TEST(Budget, MeasuresWithTheThreadsOfItsRank) {
+  const int before = at::get_num_threads();
+  TrainOptions options = small_options();
+  options.depth = 1;
+  options.memory_budget = "64G";
+  for (const int share : {1, 2}) {
+    fit_run(options, {.world_size = 2, .local_world_size = 2}, {.cpu_share = share});
+    EXPECT_EQ(at::get_num_threads(), share);
+  }
+  options.threads = 1;
+  options.memory_budget.clear();
+  fit_run(options, {}, {.cpu_share = 2});
+  EXPECT_EQ(at::get_num_threads(), 1);
+  at::set_num_threads(before);
 }
 
 TEST(Budget, PlansARanksShare) {

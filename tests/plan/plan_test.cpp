@@ -7,6 +7,8 @@
 
 #include "core/error.h"
 #include "plan/device_memory.h"
+#include "plan/plan_settings.h"
+#include "plan/planned_data.h"
 #include "plan/price.h"
 #include "plan/rank_walk.h"
 
@@ -34,7 +36,7 @@ int64_t sum(const std::map<std::string, int64_t>& values) {
 }
 
 StepTrace trace_of(const PlanOptions& options) {
-  return trace_step(rank_options(options), planned_shape(options.train), DryRunDevice::kCuda);
+  return trace_step(test::rank_alone(options), planned_shape(options.train), DryRunDevice::kCuda);
 }
 
 TEST(Plan, IsTheTraceOfTheStep) {
@@ -342,12 +344,25 @@ TEST(Plan, RefusesNonsenseInOneLine) {
   refuses([](PlanOptions& o) { o.gpu = "V100"; }, "fp16");
   refuses([](PlanOptions& o) { o.train.data = "/no such store"; }, "--data");
   refuses([](PlanOptions& o) { o.price_per_gpu_hour = -1; }, "--price-per-gpu-hour");
-  refuses(
-      [](PlanOptions& o) {
-        o.gpus = 8;
-        o.train.micro_batch = 64;
-      },
-      "--micro-batch 64");
+  refuses([](PlanOptions& o) { o.train.micro_batch = 257; }, "--micro-batch");
+}
+
+// As in training: a rank that has fewer images takes them in one pass.
+TEST(Plan, PassesAreNoLargerThanWhatAGpuHas) {
+  const auto with = [](int64_t micro_batch) {
+    PlanOptions options = small_plan();
+    options.gpus = 8;
+    options.train.micro_batch = micro_batch;
+    return make_plan(options);
+  };
+  const Plan more = with(64), whole = with(32);
+  EXPECT_EQ(more.micro_batch, 32);
+  EXPECT_EQ(more.num_micro_steps, 1);
+  EXPECT_EQ(more.peak_bytes, whole.peak_bytes);
+  EXPECT_EQ(more.step_s, whole.step_s);
+  const auto is_told = Contains(HasSubstr("--micro-batch 64 is more than the 32 images"));
+  EXPECT_THAT(more.advice, is_told);
+  EXPECT_THAT(whole.advice, Not(is_told));
 }
 
 // Blocks that are cached and too small for the next one go back to the device before memory runs out.

@@ -9,6 +9,7 @@
 
 #include "core/error.h"
 #include "plan/trace.h"
+#include "test_files.h"
 
 namespace kiln {
 namespace {
@@ -20,16 +21,10 @@ namespace fs = std::filesystem;
 // Profiles of these tests only.
 class Profiles : public ::testing::Test {
  protected:
-  void SetUp() override {
-    folder_ = fs::temp_directory_path() / ("kiln-profiles-" + std::to_string(::getpid()));
-    fs::remove_all(folder_);
-    ::setenv("KILN_PROFILES", folder_.c_str(), 1);
-  }
-  void TearDown() override {
-    ::unsetenv("KILN_PROFILES");
-    fs::remove_all(folder_);
-  }
-  fs::path folder_;
+  void SetUp() override { ::setenv("KILN_PROFILES", folder_.c_str(), 1); }
+  void TearDown() override { ::unsetenv("KILN_PROFILES"); }
+  test::TempFolder temporary_;
+  const fs::path folder_ = temporary_.path() / "profiles";  // made by what is stored
 };
 
 std::string error_of(const std::string& name) {

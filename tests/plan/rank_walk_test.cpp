@@ -3,35 +3,33 @@
 
 #include <gtest/gtest.h>
 
-#include "plan/plan.h"
+#include "plan/plan_settings.h"
+#include "plan/planned_data.h"
 
 namespace kiln {
 namespace {
 
-struct Setting {
+struct RankSetting {
   const char* dtype;
   int64_t micro_batch, zero_stage;
 };
 
-class ComposedRank : public ::testing::TestWithParam<Setting> {
+class ComposedRank : public ::testing::TestWithParam<RankSetting> {
  protected:
   static PlanOptions options() {
-    PlanOptions options;
-    options.gpu = "A100-80G";
-    options.gpus = 8;
-    options.train.model = "DiT-S/4";
-    options.train.depth = 3;
-    options.train.global_batch = 256;
-    options.train.compute_dtype = GetParam().dtype;
-    options.train.micro_batch = GetParam().micro_batch;
-    options.train.zero_stage = GetParam().zero_stage;
-    return options;
+    return test::plan_options("A100-80G", 8,
+                              {{"model", "DiT-S/4"},
+                               {"depth", 3},
+                               {"global-batch", 256},
+                               {"compute-dtype", GetParam().dtype},
+                               {"micro-batch", GetParam().micro_batch},
+                               {"zero-stage", GetParam().zero_stage}});
   }
   static StepTrace of_rank(const PlanOptions& options) {
     return trace_step(options.train, planned_shape(options.train), DryRunDevice::kCuda, options.gpus);
   }
   static StepTrace alone(PlanOptions options) {
-    TrainOptions train = rank_options(options);
+    TrainOptions train = test::rank_alone(options);
     train.zero_stage = 0;
     train.offload_optimizer = "none";
     return trace_step(train, planned_shape(train), DryRunDevice::kCuda);
@@ -110,17 +108,16 @@ TEST_P(ComposedRank, OffloadsTheSame) {
 }
 
 // One pass, few, many, and some with a rest.
-INSTANTIATE_TEST_SUITE_P(Stages, ComposedRank,
-                         ::testing::Values(Setting{"bf16", 0, 0}, Setting{"bf16", 0, 1},
-                                           Setting{"bf16", 0, 2}, Setting{"bf16", 0, 3},
-                                           Setting{"bf16", 12, 1}, Setting{"bf16", 12, 2},
-                                           Setting{"bf16", 12, 3}, Setting{"bf16", 3, 0},
-                                           Setting{"bf16", 3, 2}, Setting{"bf16", 3, 3}, Setting{"f32", 0, 1},
-                                           Setting{"f32", 8, 2}, Setting{"f32", 3, 3}),
-                         [](const auto& info) {
-                           return fmt::format("{}_{}_stage{}", info.param.dtype, info.param.micro_batch,
-                                              info.param.zero_stage);
-                         });
+INSTANTIATE_TEST_SUITE_P(
+    Stages, ComposedRank,
+    ::testing::Values(RankSetting{"bf16", 0, 0}, RankSetting{"bf16", 0, 1}, RankSetting{"bf16", 0, 2},
+                      RankSetting{"bf16", 0, 3}, RankSetting{"bf16", 12, 1}, RankSetting{"bf16", 12, 2},
+                      RankSetting{"bf16", 12, 3}, RankSetting{"bf16", 3, 0}, RankSetting{"bf16", 3, 2},
+                      RankSetting{"bf16", 3, 3}, RankSetting{"f32", 0, 1}, RankSetting{"f32", 8, 2},
+                      RankSetting{"f32", 3, 3}),
+    [](const auto& info) {
+      return fmt::format("{}_{}_stage{}", info.param.dtype, info.param.micro_batch, info.param.zero_stage);
+    });
 
 }  // namespace
 }  // namespace kiln

@@ -8,7 +8,8 @@
 #include <limits>
 
 #include "core/error.h"
-#include "models/registry.h"
+#include "plan/plan_settings.h"
+#include "plan/planned_data.h"
 
 namespace kiln {
 namespace {
@@ -18,69 +19,47 @@ using testing::Not;
 using testing::StartsWith;
 using testing::ThrowsMessage;
 
+SearchOptions search_of(const std::string& gpu, int64_t gpus, const nlohmann::json& settings,
+                        std::set<std::string> fixed = {}) {
+  return {.plan = test::plan_options(gpu, gpus, settings), .fixed = std::move(fixed)};
+}
+
 // Small, on a GPU whose memory is between what the configurations need.
 SearchOptions small_search() {
-  SearchOptions options;
-  TrainOptions& train = options.plan.train;
-  train.model = "DiT-B/2";
-  train.depth = 4;
-  train.image_size = 512;
-  options.plan.gpu = "T4";
-  options.plan.gpus = 2;
-  options.fixed = {"offload-optimizer"};
-  return options;
+  return search_of("T4", 2, {{"model", "DiT-B/2"}, {"depth", 4}, {"image-size", 512}}, {"offload-optimizer"});
 }
 
 // On one GPU, whose optimizer may wait on the host.
 SearchOptions search_alone() {
-  SearchOptions options;
-  TrainOptions& train = options.plan.train;
-  train.model = "DiT-L/4";
-  train.depth = 8;
-  train.global_batch = 64;
-  options.plan.gpu = "T4";
-  return options;
+  return search_of("T4", 1, {{"model", "DiT-L/4"}, {"depth", 8}, {"global-batch", 64}});
 }
 
 // Batches of which the last pass is a rest, over slow links between machines.
 SearchOptions search_with_rests() {
-  SearchOptions options;
-  TrainOptions& train = options.plan.train;
-  train.model = "DiT-B/4";
-  train.depth = 3;
-  train.global_batch = 8 * 27;
-  train.compute_dtype = "bf16";
-  train.ema_decay = {0.999, 0.9999};
-  options.plan.gpu = "RTX-4090";
-  options.plan.gpus = 8;
-  options.fixed = {"compute-dtype"};
-  return options;
+  return search_of("RTX-4090", 8,
+                   {{"model", "DiT-B/4"},
+                    {"depth", 3},
+                    {"global-batch", 8 * 27},
+                    {"compute-dtype", "bf16"},
+                    {"ema-decay", {0.999, 0.9999}}},
+                   {"compute-dtype"});
 }
 
 // Weights that fit nowhere but on the host.
 SearchOptions search_with_large_weights() {
-  SearchOptions options;
-  TrainOptions& train = options.plan.train;
-  train.model = "dit";
-  train.hidden_size = 4096;
-  train.num_heads = 32;
-  train.patch_size = 2;
-  train.depth = 8;
-  train.global_batch = 64;
-  train.compute_dtype = "fp16";
-  options.plan.gpu = "T4";
-  options.fixed = {"compute-dtype", "micro-batch"};
-  return options;
+  return search_of("T4", 1,
+                   {{"model", "dit"},
+                    {"hidden-size", 4096},
+                    {"num-heads", 32},
+                    {"patch-size", 2},
+                    {"depth", 8},
+                    {"global-batch", 64},
+                    {"compute-dtype", "fp16"}},
+                   {"compute-dtype", "micro-batch"});
 }
 
 SearchOptions search_on_cpu() {
-  SearchOptions options;
-  TrainOptions& train = options.plan.train;
-  train.model = "DiT-S/4";
-  train.depth = 3;
-  train.global_batch = 48;
-  options.plan.gpu = "cpu";
-  return options;
+  return search_of("cpu", 1, {{"model", "DiT-S/4"}, {"depth", 3}, {"global-batch", 48}});
 }
 
 // Two plans are as good when they are equal in what is asked for.
@@ -194,12 +173,15 @@ TEST(Search, OffloadsWeightsAndActivationsWhereNothingElseFits) {
 }
 
 TEST(Search, KeepsWhatIsGiven) {
-  SearchOptions options = small_search();
-  options.plan.train.compute_dtype = "fp16";
-  options.plan.train.micro_batch = 16;
-  options.plan.train.recompute = "all";
-  options.plan.train.zero_stage = 2;
-  options.plan.train.offload_optimizer = "cpu";
+  SearchOptions options = search_of("T4", 2,
+                                    {{"model", "DiT-B/2"},
+                                     {"depth", 4},
+                                     {"image-size", 512},
+                                     {"compute-dtype", "fp16"},
+                                     {"micro-batch", 16},
+                                     {"recompute", "all"},
+                                     {"zero-stage", 2},
+                                     {"offload-optimizer", "cpu"}});
   for (const char* name : kSearchedOptions) options.fixed.insert(name);
   const SearchResult result = search(options);
   EXPECT_EQ(result.num_configurations, 1);
@@ -241,14 +223,22 @@ TEST(Search, MeetsItsLimitsOrSaysWhatIsNearest) {
   EXPECT_DOUBLE_EQ(poor.nearest.at(0).plan.cost, cheapest.cost);
 }
 
+// A recipe says it for one GPU; a search tries many.
+TEST(Search, PassesAreNoLargerThanWhatAGpuHas) {
+  SearchOptions options =
+      search_of("T4", 1, {{"model", "DiT-S/8"}, {"global-batch", 64}, {"micro-batch", 64}, {"zero-stage", 1}},
+                {"micro-batch", "zero-stage", "compute-dtype", "offload-optimizer"});
+  options.any_gpus = true;
+  const SearchResult result = search(options);
+  ASSERT_FALSE(result.by_gpus.empty());
+  for (const SearchChoice& choice : result.by_gpus)
+    EXPECT_EQ(choice.plan.micro_batch, 64 / choice.plan.options.gpus);
+}
+
 TEST(Search, SaysOnWhatItWouldFit) {
-  SearchOptions options = small_search();
-  options.plan.train.model = "DiT-XL/2";
-  options.plan.train.depth = 0;
-  options.plan.train.image_size = 512;
-  options.plan.train.ema_decay = {0.99, 0.999, 0.9999};
-  options.plan.gpus = 1;
-  options.fixed = {"offload-optimizer"};
+  const SearchOptions options =
+      search_of("T4", 1, {{"model", "DiT-XL/2"}, {"image-size", 512}, {"ema-decay", {0.99, 0.999, 0.9999}}},
+                {"offload-optimizer"});
   const SearchResult result = search(options);
   EXPECT_TRUE(result.best.empty());
   EXPECT_THAT(result.problem, AllOf(StartsWith("nothing fits"), HasSubstr("RTX"), HasSubstr("kiln train"),

@@ -33,7 +33,7 @@ StepTrace trace_mixture(TrainOptions options, const std::vector<MemoryChoice>& c
   return trace_step(options, data, device, world_size);
 }
 
-struct Setting {
+struct CostSetting {
   const char* name;
   DryRunDevice device;
   const char* dtype;
@@ -41,10 +41,10 @@ struct Setting {
   int64_t world_size = 1, zero_stage = 0;
 };
 
-class Mixtures : public ::testing::TestWithParam<Setting> {};
+class Mixtures : public ::testing::TestWithParam<CostSetting> {};
 
 TEST_P(Mixtures, PeakIsThatOfTheirOwnTrace) {
-  const Setting& setting = GetParam();
+  const CostSetting& setting = GetParam();
   TrainOptions options = test::tiny_dit_options();
   options.compute_dtype = setting.dtype;
   options.global_batch = setting.global_batch;
@@ -66,14 +66,15 @@ TEST_P(Mixtures, PeakIsThatOfTheirOwnTrace) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Devices, Mixtures,
-                         ::testing::Values(Setting{"cpu_f32", DryRunDevice::kCpu, "f32", 6, 0},
-                                           Setting{"cpu_bf16_rest", DryRunDevice::kCpu, "bf16", 7, 3},
-                                           Setting{"cpu_fp16_many", DryRunDevice::kCpu, "fp16", 13, 2},
-                                           Setting{"cpu_stage2", DryRunDevice::kCpu, "f32", 12, 2, 2, 2},
-                                           Setting{"cuda_stage3", DryRunDevice::kCuda, "bf16", 12, 0, 2, 3},
-                                           Setting{"cuda_f32", DryRunDevice::kCuda, "f32", 6, 0},
-                                           Setting{"cuda_bf16_rest", DryRunDevice::kCuda, "bf16", 7, 3},
-                                           Setting{"cuda_bf16_many", DryRunDevice::kCuda, "bf16", 13, 2}),
+                         ::testing::Values(CostSetting{"cpu_f32", DryRunDevice::kCpu, "f32", 6, 0},
+                                           CostSetting{"cpu_bf16_rest", DryRunDevice::kCpu, "bf16", 7, 3},
+                                           CostSetting{"cpu_fp16_many", DryRunDevice::kCpu, "fp16", 13, 2},
+                                           CostSetting{"cpu_stage2", DryRunDevice::kCpu, "f32", 12, 2, 2, 2},
+                                           CostSetting{"cuda_stage3", DryRunDevice::kCuda, "bf16", 12, 0, 2,
+                                                       3},
+                                           CostSetting{"cuda_f32", DryRunDevice::kCuda, "f32", 6, 0},
+                                           CostSetting{"cuda_bf16_rest", DryRunDevice::kCuda, "bf16", 7, 3},
+                                           CostSetting{"cuda_bf16_many", DryRunDevice::kCuda, "bf16", 13, 2}),
                          [](const auto& info) { return info.param.name; });
 
 TEST(SegmentCosts, RecomputingAndOffloadingSaveMemory) {

@@ -6,16 +6,16 @@
 namespace kiln {
 namespace {
 
-struct Setting {
+struct FamilySetting {
   const char* name;
   DryRunDevice device;
   const char *model, *dtype, *recompute;
 };
 
-class Composed : public ::testing::TestWithParam<Setting> {};
+class Composed : public ::testing::TestWithParam<FamilySetting> {};
 
 TEST_P(Composed, EqualsTheTrace) {
-  const Setting& setting = GetParam();
+  const FamilySetting& setting = GetParam();
   TrainOptions options;
   options.model = setting.model;
   options.depth = 3;
@@ -57,7 +57,7 @@ TEST_P(Composed, EqualsTheTrace) {
 
 // Two passes, several, many; and a rest of one image and of more.
 TEST_P(Composed, HasThePassesOfTheTrace) {
-  const Setting& setting = GetParam();
+  const FamilySetting& setting = GetParam();
   TrainOptions options;
   options.model = setting.model;
   options.depth = 2;
@@ -108,10 +108,10 @@ TEST(TraceFamily, IsTheTraceWhereMemoryIsNotAffine) {
 
 INSTANTIATE_TEST_SUITE_P(
     Devices, Composed,
-    ::testing::Values(Setting{"cuda_bf16", DryRunDevice::kCuda, "DiT-S/4", "bf16", "none"},
-                      Setting{"cuda_bf16_recompute", DryRunDevice::kCuda, "DiT-XL/2", "bf16", "all"},
-                      Setting{"cuda_f32", DryRunDevice::kCuda, "DiT-B/8", "f32", "1"},
-                      Setting{"cpu_f32", DryRunDevice::kCpu, "DiT-S/2", "f32", "all"}),
+    ::testing::Values(FamilySetting{"cuda_bf16", DryRunDevice::kCuda, "DiT-S/4", "bf16", "none"},
+                      FamilySetting{"cuda_bf16_recompute", DryRunDevice::kCuda, "DiT-XL/2", "bf16", "all"},
+                      FamilySetting{"cuda_f32", DryRunDevice::kCuda, "DiT-B/8", "f32", "1"},
+                      FamilySetting{"cpu_f32", DryRunDevice::kCpu, "DiT-S/2", "f32", "all"}),
     [](const auto& info) { return info.param.name; });
 
 }  // namespace

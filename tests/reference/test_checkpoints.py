@@ -3,6 +3,7 @@
 import json
 import os
 import resource
+import shutil
 import subprocess
 
 import numpy as np
@@ -91,6 +92,33 @@ def test_a_disk_that_is_full_for_one_rank_ends_all(two_ranks, tmp_path):
     assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["step-00000012"]
     assert train(tmp_path, STEPS, *ranks_of(2, 2)).returncode == 0
     assert tensors(tmp_path, STEPS) == tensors(two_ranks, STEPS)
+
+
+def turn_a_bit(path):
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+
+
+@pytest.mark.parametrize("division", [ranks_of(1, 0), ranks_of(2, 2)], ids=["one rank", "two ranks"])
+@pytest.mark.parametrize("name", STATE)
+def test_a_bit_that_a_disk_turned_over_is_noticed(two_ranks, alone, tmp_path, name, division):
+    """The run goes on from the checkpoint before, to the same bytes, and the next pruning does not take that for an old one."""
+    source = two_ranks if division else alone
+    shutil.copytree(source, tmp_path / "run")
+    out = tmp_path / "run"
+    turn_a_bit(checkpoint(out, STEPS) / name)
+    damage = f"{name} of {checkpoint(out, STEPS)} has other bytes than were written"
+    if name == STATE[1]:
+        converted = run_program("kiln", "convert", "--in", out, "--out", tmp_path / "model.safetensors")
+        assert converted.returncode == 0 and f"passed over, it is damaged: {damage}" in converted.stderr
+        saved = load_file(checkpoint(out, 12) / name)
+        assert all(value.equal(saved[key]) for key, value in load_file(tmp_path / "model.safetensors").items())
+    resumed = train(out, STEPS, *division, "--checkpoint-every", 18, "--keep-checkpoints", 1)
+    assert resumed.returncode == 0, resumed.stderr
+    assert f"passed over, it is damaged: {damage}" in resumed.stderr and "from step 12 " in resumed.stdout
+    assert tensors(out, STEPS) == tensors(source, STEPS)
+    assert sorted(path.name for path in (out / "checkpoints").iterdir()) == [f"damaged-step-{STEPS:08}", f"step-{STEPS:08}"]
 
 
 def test_convert_takes_what_several_ranks_saved(two_ranks, tmp_path):

@@ -307,7 +307,7 @@ def test_bad_inputs_name_the_tensor(conformance, change, expected):
 
 
 def test_models_of_later_versions_say_so(conformance):
-    for name, expected in (("sana", "sana is not part of this version"), ("DiT-M/2", "unknown denoiser")):
+    for name, expected in (("sana", "sana is not part of this version"), ("DiT-M/2", "unknown model")):
         message = conformance("forward", model=name, config=TINY, weights={"a": torch.zeros(1)},
                               inputs=inputs_of(TINY), expect_error=True)
         assert expected in message

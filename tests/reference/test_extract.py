@@ -12,7 +12,7 @@ from conftest import program
 from interruptions import until_interrupted, wait_while_running
 from PIL import Image
 from safetensors.numpy import load_file
-from test_images import names_of
+from test_images import center_crop, extract_pixels, names_of
 
 SIZE = 32
 
@@ -162,6 +162,36 @@ def test_broken_pictures_are_named_and_counted_or_refused(kiln, tmp_path):
     assert strict.stderr.strip().splitlines()[-1].endswith("(--strict)") and "0004.png" in strict.stderr
 
 
+def test_small_pictures_are_enlarged_as_dit_does(kiln, tmp_path):
+    """ImageNet has many below 256 pixels: DiT's transform enlarges them, and they belong to its data."""
+    (tmp_path / "in").mkdir()
+    rng = np.random.default_rng(3)
+    pictures = {}
+    for index, (height, width) in enumerate([(SIZE, SIZE), (9, 9), (SIZE - 1, 3 * SIZE), (40, 17), (SIZE + 3, SIZE - 9)]):
+        pictures[f"{index}.png"] = Image.fromarray(rng.integers(0, 256, (height, width, 3), dtype=np.uint8))
+        pictures[f"{index}.png"].save(tmp_path / "in" / f"{index}.png")
+    pixels = extract_pixels(kiln, tmp_path / "in", tmp_path / "out", SIZE, "--enlarge")
+    assert pixels.keys() == pictures.keys()
+    for name, picture in pictures.items():
+        np.testing.assert_array_equal(pixels[name], center_crop(picture, SIZE))
+    refused = kiln(*arguments(tmp_path / "in", tmp_path / "out"))
+    assert refused.returncode != 0 and "source enlarge (true there, null asked for)" in refused.stderr
+
+
+@pytest.mark.parametrize("ranks", [0, 2])
+def test_pictures_of_which_none_can_be_used_leave_nothing(kiln, tmp_path, ranks):
+    write_pictures(tmp_path / "in", 6, broken={2}, small={0, 1, 3, 4, 5})
+    more = ["--nproc", ranks] if ranks else []
+    result = kiln(*arguments(tmp_path / "in", tmp_path / "out", "pixels", *more))
+    assert result.returncode != 0
+    assert f"none of the 6 pictures in {tmp_path / 'in'} can be used" in result.stderr
+    assert f"smaller than --image-size {SIZE} (--enlarge takes small ones" in result.stderr
+    assert not (tmp_path / "out").exists()
+    smaller = arguments(tmp_path / "in", tmp_path / "out", "pixels", *more)
+    smaller[smaller.index("--image-size") + 1] = str(SIZE // 2)
+    assert kiln(*smaller).returncode == 0
+
+
 def test_other_settings_and_other_pictures_are_refused(kiln, tiny_vae, tmp_path):
     folder, _ = tiny_vae
     write_pictures(tmp_path / "in", 6)
@@ -250,3 +280,23 @@ def test_training_on_images_names_the_broken_one(kiln, tmp_path):
     result = kiln(*options, "--out", tmp_path / "run", "--max-steps", 4, "--global-batch", 6, "--device", "cpu")
     assert result.returncode != 0
     assert "0003.png" in result.stderr.splitlines()[-1] and "kiln extract" in result.stderr
+
+
+def test_training_on_small_images_enlarges_them_when_asked(kiln, tmp_path):
+    """fast-DiT's recipe without a store, on pictures as ImageNet's are: as training on their store."""
+    write_pictures(tmp_path / "in", 6, small={3})
+    options = ["train", "--model", "dit", "--hidden-size", 32, "--depth", 1, "--num-heads", 2, "--patch-size", 4]
+    options += ["--image-size", SIZE, "--max-steps", 2, "--global-batch", 6, "--log-every", 1, "--device", "cpu"]
+    refused = kiln(*options, "--data", tmp_path / "in", "--autoencoder", "pixels", "--out", tmp_path / "refused")
+    assert refused.returncode != 0 and "0003.png is too small" in refused.stderr and "--enlarge" in refused.stderr
+    store = arguments(tmp_path / "in", tmp_path / "store", "pixels", "--enlarge")
+    assert kiln(*store).returncode == 0
+    losses = []
+    for data, more in [(tmp_path / "in", ["--autoencoder", "pixels", "--enlarge"]), (tmp_path / "store", [])]:
+        run = tmp_path / f"run-{data.name}"
+        result = kiln(*options, "--data", data, "--out", run, *more)
+        assert result.returncode == 0, result.stderr
+        assert "6 samples: 1.0 steps an epoch, 2.0 epochs in 2 steps" in result.stdout
+        lines = [json.loads(line) for line in (run / "log.jsonl").read_text().splitlines()]
+        losses.append([line["loss"] for line in lines if "loss" in line])
+    assert len(losses[0]) == 2 and losses[0] == losses[1]

@@ -23,6 +23,7 @@ XL = ["--model", "DiT-XL/2", "--compute-dtype", "bf16", "--gpu", "A100-80G", "--
         (["--gpu", "H100", "--data", "/nonexistent"], "--data"),
         (["--gpu", "H100", "--micro-batch", "512"], "--micro-batch"),
         (["--gpu", "H100", "--html", "/nonexistent/report.html"], "/nonexistent"),
+        (["--gpu", "H100", "--calibrate", "--calibrate-seconds", "0"], "--calibrate-seconds"),
         (["--gpu", "H100", "--price-per-gpu-hour", "-1"], "--price-per-gpu-hour"),
         (["--gpu", "H100", "--price-per-gpu-hour", "1", "--cost-per-hour", "8"], "give one"),
     ],
@@ -106,9 +107,10 @@ def test_recipe_and_command_line(kiln, tmp_path):
     assert plan["options"]["global-batch"] == 128
 
 
-@pytest.mark.skipif(not FULL, reason="a minute")
-def test_calibration_is_kept_and_named(tmp_path):
-    """tests/plan/calibrate_test.cpp does the same with a few seconds of it."""
+@pytest.mark.parametrize("seconds", [["--calibrate-seconds", "3"],
+                                     pytest.param([], marks=pytest.mark.skipif(not FULL, reason="a minute"))])
+def test_calibration_is_kept_and_named(seconds, tmp_path):
+    """tests/plan/calibrate_test.cpp looks at what is measured."""
     environment = {**os.environ, "KILN_PROFILES": str(tmp_path)}
 
     def plan(*more):
@@ -118,7 +120,7 @@ def test_calibration_is_kept_and_named(tmp_path):
         return json.loads(result.stdout)["machine"]
 
     assert plan()["measured"] is False
-    for machine in (plan("--calibrate", "--device", "cpu"), plan()):
+    for machine in (plan("--calibrate", *seconds, "--device", "cpu"), plan()):
         assert machine["measured"] is True and machine["source"].startswith("measured on ")
     assert len(list(tmp_path.glob("*.json"))) == 1
 
@@ -152,6 +154,21 @@ def test_passes_of_a_recipe_are_no_larger_than_the_batch(kiln, tmp_path):
     assert plan.returncode == 0, plan.stderr
     searched = kiln("plan", "--search", "--recipe", recipe, "--gpus", 8, "--gpu", "T4", "--json")
     assert searched.returncode == 0, searched.stderr
+
+
+def test_passes_are_no_larger_than_what_a_gpu_has(kiln, tmp_path):
+    """Of a recipe and of the command line: as in training (test_probe.py)."""
+    recipe = tmp_path / "recipe.toml"
+    recipe.write_text('model = "DiT-S/8"\nglobal-batch = 64\nmicro-batch = 32\n')
+    common = ["--gpu", "T4", "--gpus", 8, "--json"]
+    passes = ["--model", "DiT-S/8", "--global-batch", 64, "--micro-batch"]
+    for arguments in (["--recipe", recipe], [*passes, 32], [*passes, 8]):
+        result = kiln("plan", *arguments, *common)
+        assert result.returncode == 0, result.stderr
+        plan = json.loads(result.stdout)
+        assert plan["micro_batch"] == 8 and plan["num_micro_steps"] == 1
+        told = any("is more than the 8 images" in line for line in plan["advice"])
+        assert told == (arguments != [*passes, 8])
 
 
 def test_ranks_of_a_recipe_are_planned(kiln, tmp_path):

@@ -78,18 +78,29 @@ def test_a_batch_too_large_for_one_pass_is_divided(tmp_path):
     assert result.returncode != 0 and "this fits" in result.stderr
 
 
-def test_ranks_need_no_run_folder(tmp_path):
-    result = run("probe", "--steps", 2, "--json", "--nproc", 2, "--threads", 1, temporary=tmp_path)
-    assert result.returncode == 0, result.stderr
-    assert json.loads(result.stdout)["measured"]["images_per_s"] > 0
+def test_ranks_need_no_run_folder_and_passes_are_no_larger_than_what_they_have(tmp_path):
+    """The batch is of 8 images, 4 for each rank."""
+    common = ["--steps", 2, "--json", "--nproc", 2, "--threads", 1]
+    peaks = []
+    for micro_batch in (0, 8):
+        result = run("probe", *common, "--micro-batch", micro_batch, temporary=tmp_path)
+        assert result.returncode == 0, result.stderr
+        assert ("beyond the 4 images" in result.stderr) == (micro_batch == 8)
+        probed = json.loads(result.stdout)
+        assert probed["measured"]["images_per_s"] > 0
+        peaks.append((probed["predicted"]["peak_bytes"], probed["measured"]["peak_bytes"]))
+    assert peaks[0] == peaks[1]
 
 
-@pytest.mark.skipif(not FULL, reason="minutes: 256 images a step on a CPU")
-def test_the_plain_command_works_anywhere(kiln, tmp_path):
-    result = kiln("probe", "--data", "synthetic", "--device", "cpu", "--steps", 4, "--json", timeout=3600)
+@pytest.mark.parametrize("batch", [[], pytest.param(["--global-batch", 256], marks=pytest.mark.skipif(
+    not FULL, reason="minutes on a CPU"))])
+def test_the_plain_command_works_anywhere(kiln, batch):
+    """The default model; without a batch in seconds, and it says so."""
+    result = kiln("probe", "--data", "synthetic", "--device", "cpu", "--steps", 4, "--json", *batch, timeout=3600)
     assert result.returncode == 0, result.stderr
     probed = json.loads(result.stdout)
     assert probed["measured"]["peak_bytes"] == pytest.approx(probed["predicted"]["peak_bytes"], rel=0.03)
+    assert ("8 images a step, where kiln train has 256" in result.stderr) == (not batch)
 
 
 def test_table_for_people():

@@ -5,7 +5,7 @@ import json
 import pytest
 from conftest import run_program
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-from test_extract import SIZE, arguments, write_pictures
+from test_extract import arguments, tiny_vae, write_pictures  # noqa: F401 (a fixture)
 from test_train_data import MODEL, assert_refused, losses
 
 HELD_OUT = 11
@@ -109,9 +109,48 @@ def test_part_of_a_store_and_only_at_the_end(train, tmp_path):
     assert [(line["step"], line["images"]) for line in validations(tmp_path)] == [(2, 4)]
 
 
+@pytest.fixture(scope="module")
+def latents(stores, tiny_vae):
+    """The same pictures, encoded; with both flips, as images that are encoded on the way have them."""
+    for name in ("data", "held-out"):
+        result = run_program("kiln", *arguments(stores / f"{name}-pictures", stores / f"{name}-latents", tiny_vae[0],
+                                                "--flip", "both"))
+        assert result.returncode == 0, result.stderr
+    return stores
+
+
+def test_images_are_encoded_as_a_store_of_them_is(train, latents, tiny_vae, tmp_path):
+    """Whatever is trained on, the same loss; the weights are those of a run that does not validate."""
+    vae = ["--autoencoder", tiny_vae[0]]
+    data, pictures = (["--data", latents / "data-latents"], ["--data", latents / "data-pictures", *vae])
+    runs = {"store-store": [*data, "--validation-data", latents / "held-out-latents"],
+            "store-images": [*data, *vae, "--validation-data", latents / "held-out-pictures"],
+            "images-store": [*pictures, "--validation-data", latents / "held-out-latents"],
+            "images-images": [*pictures, "--validation-data", latents / "held-out-pictures"],
+            "ranks": [*pictures, "--validation-data", latents / "held-out-pictures", "--nproc", 2, "--zero-stage", 3]}
+    for name, options in runs.items():
+        result = train(tmp_path / name, 3, *options)
+        assert result.returncode == 0 and result.stderr == "", result.stderr
+        assert [line["images"] for line in validations(tmp_path / name)] == [HELD_OUT] * 2
+        assert validation_losses(tmp_path / name) == pytest.approx(validation_losses(tmp_path / "store-store"), rel=5e-4), name
+    assert train(tmp_path / "plain", 3, *pictures, validates=False).returncode == 0
+    assert losses(tmp_path / "images-images") == losses(tmp_path / "plain")
+    assert_refused(train(tmp_path / "none", 1, *data, "--validation-data", latents / "held-out-pictures"),
+                   "not a feature store", "--autoencoder")
+
+
+def test_pixels_need_no_autoencoder(train, stores, tmp_path):
+    """Of which the store holds one flip, as it was extracted."""
+    for name, held_out in (("store", "held-out"), ("images", "held-out-pictures")):
+        result = train(tmp_path / name, 2, "--no-flip", "--validation-data", stores / held_out)
+        assert result.returncode == 0, result.stderr
+    assert validation_losses(tmp_path / "images") == pytest.approx(validation_losses(tmp_path / "store"), rel=5e-4)
+
+
 def test_what_does_not_fit_is_refused(train, stores, tmp_path):
     out = tmp_path / "run"
-    assert_refused(train(out, 1, "--validation-data", stores), "--validation-data", "made by kiln extract")
+    assert_refused(train(out, 1, "--validation-data", stores / "absent"), "--validation-data", "made by kiln extract")
+    assert_refused(train(out, 1, "--validation-data", stores), "--validation-data", "--data has 3")
     assert_refused(train(out, 1, "--validation-images", 12), "--validation-images 12", "11")
     assert_refused(train(out, 1, "--validate-every", -1), "--validate-every")
     assert not out.exists()

@@ -9,11 +9,13 @@
 #include "diffusion/objective.h"
 #include "models/registry.h"
 #include "sample/tiny_denoiser.h"
+#include "test_files.h"
 
 namespace kiln {
 namespace {
 
 using ::testing::HasSubstr;
+using test::message_of;
 
 SampleOptions tiny_options(int64_t num_images, int64_t batch, const std::string& sampler = "ddpm") {
   SampleOptions options;
@@ -128,15 +130,6 @@ TEST(SampleImages, LeavesGradientsOnForItsCaller) {
   const auto denoiser = tiny_denoiser({});
   draw(*denoiser, tiny_options(1, 1));
   EXPECT_TRUE(at::GradMode::is_enabled());
-}
-
-std::string message_of(const std::function<void()>& action) {
-  try {
-    action();
-  } catch (const Error& error) {
-    return error.what();
-  }
-  return "no error";
 }
 
 TEST(SampleImages, RefusesWhatCannotBe) {

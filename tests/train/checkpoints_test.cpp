@@ -13,7 +13,9 @@
 #include "checkpoint/tensor_files.h"
 #include "core/error.h"
 #include "parallel/rank_threads.h"
+#include "test_files.h"
 #include "train/checkpoint_saver.h"
+#include "train/newest_checkpoint.h"
 #include "train/tiny_model.h"
 
 namespace kiln {
@@ -26,19 +28,12 @@ using test::TinyTraining;
 using ::testing::HasSubstr;
 using ::testing::Not;
 
-constexpr int64_t kGlobalBatch = 4;
+constexpr int64_t kSavedBatch = 4;
 
 class Checkpoints : public ::testing::Test {
  protected:
-  void SetUp() override {
-    run_ = fs::path(::testing::TempDir()) / (std::string("kiln_checkpoints_") +
-                                             ::testing::UnitTest::GetInstance()->current_test_info()->name());
-    fs::remove_all(run_);
-    fs::create_directories(run_);
-  }
-  void TearDown() override { fs::remove_all(run_); }
-
-  fs::path run_;
+  test::TempFolder folder_;
+  const fs::path run_ = folder_.path();
 };
 
 struct Division {
@@ -59,7 +54,7 @@ TinyOptions options_of(const Division& division, const std::shared_ptr<ProcessGr
 
 StepResult step(const TinyTraining& tiny, int64_t number) {
   return tiny.step->run(
-      rows_of(tiny.batch(kGlobalBatch, static_cast<uint64_t>(number)), tiny.state->zero->group()), 1e-3);
+      rows_of(tiny.batch(kSavedBatch, static_cast<uint64_t>(number)), tiny.state->zero->group()), 1e-3);
 }
 
 std::string content(const fs::path& path) {
@@ -73,6 +68,12 @@ std::map<std::string, std::string> tensors_of(const fs::path& folder) {
   for (const auto& entry : fs::directory_iterator(folder))
     if (entry.path().extension() == ".safetensors") files[entry.path().filename()] = content(entry.path());
   return files;
+}
+
+std::map<std::string, std::string> checksums_of(const fs::path& folder) {
+  std::map<std::string, std::string> checksums;
+  for (const CheckpointFile& file : read_file_list(folder)) checksums[file.name] = file.checksum;
+  return checksums;
 }
 
 size_t num_entries(const fs::path& folder) {
@@ -104,7 +105,8 @@ TEST_F(Checkpoints, EveryDivisionWritesTheSameBytesAndLoadsThem) {
   const fs::path first = checkpoint_folder(run_, 3);
   const auto expected = tensors_of(first);
   ASSERT_EQ(expected.size(), 4u);
-  fs::path newest = first;
+  const auto checksums = checksums_of(first);
+  for (const auto& [name, checksum] : checksums) EXPECT_EQ(checksum.size(), 16u) << name;
   int64_t number = 3;
   for (const int64_t world_size : {4, 1, 3, 2}) {
     for (const bool on_disk : {false, true}) {
@@ -112,7 +114,7 @@ TEST_F(Checkpoints, EveryDivisionWritesTheSameBytesAndLoadsThem) {
         for (const int64_t stage :
              on_disk ? std::vector<int64_t>{world_size - 1} : std::vector<int64_t>{2, 0, 3, 1}) {
           TinyTraining tiny(options_of({world_size, stage, on_disk}, group, run_));
-          const auto checkpoint = newest_checkpoint(run_, *group);
+          const auto checkpoint = newest_checkpoint(run_, *group).checkpoint;
           ASSERT_TRUE(checkpoint);
           const TrainStateInfo info = load_checkpoint(checkpoint->folder, *tiny.state, *tiny.optimizer);
           EXPECT_EQ(info.images_seen, 12);
@@ -121,6 +123,7 @@ TEST_F(Checkpoints, EveryDivisionWritesTheSameBytesAndLoadsThem) {
                                                     {.step = checkpoint->step + 1, .images_seen = 12});
           if (group->rank() == 0) {
             EXPECT_EQ(tensors_of(saved), expected) << world_size << " ranks, stage " << stage;
+            EXPECT_EQ(checksums_of(saved), checksums);
             EXPECT_EQ(read_train_state(saved).world_size, world_size);
             ++number;
           }
@@ -244,7 +247,7 @@ TEST_F(Checkpoints, AnUnfinishedSaveIsNoCheckpointAndLeavesNothing) {
     {
       CheckpointSaver saver(run_, *tiny.state, *tiny.optimizer, CheckpointCopy::kMemory);
       saver.begin({.step = 1});
-      EXPECT_FALSE(newest_checkpoint(run_, *group));
+      EXPECT_FALSE(newest_checkpoint(run_, *group).checkpoint);
       group->barrier("the look");
     }
     group->barrier("the end");
@@ -306,7 +309,7 @@ TEST_F(Checkpoints, OnlyDamagedOnesAreAnErrorOfEveryRank) {
   }
   const auto look = [&] {
     return errors_of_ranks(2, [&](const std::shared_ptr<ProcessGroup>& group) {
-      EXPECT_EQ(newest_checkpoint(run_, *group)->step, 1);
+      EXPECT_EQ(newest_checkpoint(run_, *group).checkpoint->step, 1);
     });
   };
   const fs::path first = checkpoint_folder(run_, 1), second = checkpoint_folder(run_, 2);
@@ -320,6 +323,81 @@ TEST_F(Checkpoints, OnlyDamagedOnesAreAnErrorOfEveryRank) {
     EXPECT_THAT(error, HasSubstr("restore one, or remove"));
     EXPECT_THAT(error, Not(HasSubstr("\n")));
   }
+}
+
+void change_bytes(const fs::path& path, const std::function<void(std::string&)>& change) {
+  std::string bytes = content(path);
+  change(bytes);
+  std::ofstream(path, std::ios::binary) << bytes;
+}
+
+// Their sizes tell nothing: a bit that a disk turned over, and a tail that a loss of power left as zeros.
+TEST_F(Checkpoints, BytesThatAreNotThoseWrittenAreDamage) {
+  {
+    TinyTraining tiny(options_of({}, std::make_shared<ProcessGroup>(), run_));
+    for (const int64_t number : {1, 2}) {
+      step(tiny, number);
+      save_checkpoint(run_, *tiny.state, *tiny.optimizer, {.step = number});
+    }
+  }
+  const fs::path whole = checkpoint_folder(run_, 1), newest = checkpoint_folder(run_, 2),
+                 copy = run_ / "copy";
+  fs::copy(newest, copy, fs::copy_options::recursive);
+  const auto flip = [](std::string& bytes) { bytes[bytes.size() / 2] ^= 4; };
+  const auto flip_first = [](std::string& bytes) { bytes[0] ^= 1; };
+  const auto flip_last = [](std::string& bytes) { bytes.back() ^= 1; };
+  const auto zero_tail = [](std::string& bytes) {
+    const size_t tail = bytes.size() / 3;
+    bytes.replace(bytes.size() - tail, tail, tail, '\0');
+  };
+  int64_t ranks = 1;
+  for (const char* name : {kModelFile, "ema.safetensors", "ema-0.5.safetensors", kOptimizerFile})
+    for (const std::function<void(std::string&)>& change :
+         {std::function<void(std::string&)>(flip), {flip_first}, {flip_last}, {zero_tail}}) {
+      change_bytes(newest / name, change);
+      ranks = ranks % 3 + 1;
+      test::on_ranks(ranks, [&](const std::shared_ptr<ProcessGroup>& group) {
+        const NewestCheckpoint found = newest_checkpoint(run_, *group);
+        ASSERT_TRUE(found.checkpoint);
+        EXPECT_EQ(found.checkpoint->step, 1);
+        if (group->rank() > 0) return;
+        const std::string aside = (run_ / "checkpoints" / "damaged-step-00000002").string();
+        EXPECT_THAT(found.damaged,
+                    ::testing::ElementsAre(std::string(name) + " of " + newest.string() +
+                                           " has other bytes than were written: it is " + aside + " now"));
+      });
+      EXPECT_FALSE(fs::exists(newest));  // or it would be kept, and the ones that are good removed
+      fs::remove_all(run_ / "checkpoints" / "damaged-step-00000002");
+      fs::copy(copy, newest, fs::copy_options::recursive);
+    }
+  EXPECT_EQ(newest_checkpoint(run_, *std::make_shared<ProcessGroup>()).checkpoint->step, 2);
+  for (const fs::path& folder : {whole, newest}) change_bytes(folder / kModelFile, flip);
+  for (const std::string& error : errors_of_ranks(
+           2, [&](const std::shared_ptr<ProcessGroup>& group) { newest_checkpoint(run_, *group); })) {
+    EXPECT_THAT(error, HasSubstr("none of the 2 checkpoints of " + run_.string() + " is whole"));
+    EXPECT_THAT(error, HasSubstr("model.safetensors of " + whole.string() + " has other bytes"));
+    EXPECT_THAT(error, Not(HasSubstr("\n")));
+  }
+  EXPECT_TRUE(fs::exists(newest) && fs::exists(whole));
+}
+
+// Written before there were checksums.
+TEST_F(Checkpoints, OlderOnesLoadUnchecked) {
+  TinyTraining tiny(options_of({}, std::make_shared<ProcessGroup>(), run_));
+  const fs::path folder = save_checkpoint(run_, *tiny.state, *tiny.optimizer, {.step = 1, .images_seen = 7});
+  change_bytes(folder / "train_state.json", [](std::string& text) {
+    auto state = nlohmann::json::parse(text);
+    for (const char* newer : {"checksums", "xxh3"}) EXPECT_EQ(state.erase(newer), 1u);
+    text = state.dump(2) + "\n";
+  });
+  for (const int64_t world_size : {1, 2})
+    test::on_ranks(world_size, [&](const std::shared_ptr<ProcessGroup>& group) {
+      TinyTraining other(options_of({world_size, 2}, group, run_));
+      const NewestCheckpoint found = newest_checkpoint(run_, *group);
+      ASSERT_TRUE(found.checkpoint);
+      EXPECT_TRUE(found.damaged.empty());
+      EXPECT_EQ(load_checkpoint(found.checkpoint->folder, *other.state, *other.optimizer).images_seen, 7);
+    });
 }
 
 TEST_F(Checkpoints, DamagedFilesAreNamed) {

@@ -12,11 +12,17 @@ namespace {
 using ::testing::HasSubstr;
 using ::testing::ThrowsMessage;
 
+std::vector<MemoryChoice> choices_of(const std::string& recompute, const Denoiser& denoiser) {
+  TrainOptions options;
+  options.recompute = recompute;
+  return parse_memory_choices(options, denoiser);
+}
+
 TEST(MemoryChoices, RecomputeNamesSegments) {
   const auto denoiser = build_denoiser("DiT-S/8", {{"input_size", 32}}, {.device = at::kMeta});
   const auto chosen = [&](const std::string& text) {
     std::string picture;
-    for (const MemoryChoice& choice : parse_memory_choices({.recompute = text}, *denoiser))
+    for (const MemoryChoice& choice : choices_of(text, *denoiser))
       picture += choice.activations == Activations::kRecompute ? 'r' : '.';
     return picture;
   };
@@ -25,9 +31,7 @@ TEST(MemoryChoices, RecomputeNamesSegments) {
   EXPECT_EQ(chosen("0-2, 11"), ".rrr........r.");
   EXPECT_EQ(chosen("embed,final"), "r............r");
   for (const char* bad : {"12", "half", "3-1", "1-", "", "0-99"})
-    EXPECT_THAT([&] { parse_memory_choices({.recompute = bad}, *denoiser); },
-                ThrowsMessage<Error>(HasSubstr("--recompute")))
-        << bad;
+    EXPECT_THAT([&] { choices_of(bad, *denoiser); }, ThrowsMessage<Error>(HasSubstr("--recompute"))) << bad;
 }
 
 TEST(MemoryChoices, TextsReadBack) {

@@ -14,6 +14,7 @@
 #include "models/autoencoders/autoencoder_kl.h"
 #include "parallel/nvml.h"
 #include "test_files.h"
+#include "train/monitor.h"
 #include "train/observer_group.h"
 #include "train/phase_groups.h"
 #include "train/phase_memory.h"
@@ -92,6 +93,35 @@ TEST(ObserverGroup, EndsInTheReverseOrder) {
   group.remove(&a);
   group.begin(StepPhase::kInput, -1);
   EXPECT_THAT(heard, ElementsAre("a+loss", "b+loss", "b-loss", "a-loss", "b+input"));
+}
+
+// A hundred slow steps may lie between two lines of the log.
+TEST(Monitor, TellsThatTrainingGoesOnBetweenTwoLines) {
+  const auto text_of = [](double quiet_seconds) {
+    const test::TempFolder run;
+    Monitor monitor({.run = run.path().string(),
+                     .global_batch = 8,
+                     .max_steps = 3000,
+                     .log_every = 100,
+                     .tensorboard = false,
+                     .quiet_seconds = quiet_seconds},
+                    /*from_step=*/0);
+    const StepResult result{.loss = 0.25, .losses = std::vector<double>(8, 0.25)};
+    ::testing::internal::CaptureStdout();
+    for (int64_t step = 1; step <= 3; ++step)
+      monitor.step({.step = step,
+                    .images_seen = 8 * step,
+                    .train_seconds = 10.0 * static_cast<double>(step),
+                    .result = &result,
+                    .positions = std::vector<double>(8, 0.5)});
+    return ::testing::internal::GetCapturedStdout();
+  };
+  const std::string text = text_of(0);
+  EXPECT_THAT(text, HasSubstr("at step 1: loss 0.25000, "));
+  // The first step begins before anything is timed: two steps took 20 s, 2997 are left.
+  EXPECT_THAT(text, HasSubstr("at step 3: loss 0.25000, "));
+  EXPECT_THAT(text, HasSubstr(" images/s, 8h 19m left (a line of the log every 100 steps: --log-every)\n"));
+  EXPECT_EQ(text_of(1e6), "");
 }
 
 TEST(Profile, RangeIsChecked) {

@@ -22,14 +22,13 @@ using test::Outcome;
 using test::placed;
 using test::rows_of;
 using test::state_of;
-using test::TemporaryRun;
 using test::TinyOptions;
 using test::TinyTraining;
 using test::train;
 using ::testing::HasSubstr;
 using ::testing::ThrowsMessage;
 
-constexpr int64_t kGlobalBatch = 4;  // uneven rows on 3 ranks
+constexpr int64_t kOffloadedBatch = 4;  // uneven rows on 3 ranks
 
 class Placements : public ::testing::TestWithParam<at::ScalarType> {};
 
@@ -47,10 +46,10 @@ TEST_P(Placements, TrainTheSameBits) {
                                   .objective = "epsilon",
                                   .group = group,
                                   .zero = {.stage = stage}};
-        const Outcome expected = train(options, kGlobalBatch, kSteps);
+        const Outcome expected = train(options, kOffloadedBatch, kSteps);
         for (const Placement placement : {Placement::kHost, Placement::kNvme}) {
           if (placement == Placement::kHost && accumulates) continue;
-          const Outcome outcome = train(placed(options, placement), kGlobalBatch, kSteps);
+          const Outcome outcome = train(placed(options, placement), kOffloadedBatch, kSteps);
           EXPECT_EQ(outcome.losses, expected.losses) << world_size << " ranks, stage " << stage;
           expect_equal(outcome.state, expected.state);
         }
@@ -63,10 +62,10 @@ INSTANTIATE_TEST_SUITE_P(ComputeDtypes, Placements, ::testing::Values(at::kFloat
 
 TEST(Offload, ASkippedStepMovesNothingAndWritesNothing) {
   const TinyTraining tiny(placed({}, Placement::kNvme));
-  tiny.step->run(tiny.batch(kGlobalBatch), 1e-3);
+  tiny.step->run(tiny.batch(kOffloadedBatch), 1e-3);
   const std::vector<at::Tensor> before = state_of(tiny);
   const int64_t written = tiny.state->nvme->store()->bytes_written();
-  StepBatch batch = tiny.batch(kGlobalBatch);
+  StepBatch batch = tiny.batch(kOffloadedBatch);
   batch.x_0.fill_(std::numeric_limits<float>::quiet_NaN());
   EXPECT_FALSE(tiny.step->run(batch, 1e-3).applied);
   EXPECT_EQ(tiny.state->nvme->store()->bytes_written(), written);
@@ -77,9 +76,9 @@ TEST(Offload, ASkippedStepMovesNothingAndWritesNothing) {
 TEST(Offload, AnUpdateMovesTheStateOnceEachWay) {
   const TinyTraining tiny(placed({}, Placement::kNvme));
   const BlockStore& store = *tiny.state->nvme->store();
-  tiny.step->run(tiny.batch(kGlobalBatch), 1e-3);
+  tiny.step->run(tiny.batch(kOffloadedBatch), 1e-3);
   const int64_t read = store.bytes_read(), written = store.bytes_written();
-  for (int step = 0; step < 4; ++step) tiny.step->run(tiny.batch(kGlobalBatch), 1e-3);
+  for (int step = 0; step < 4; ++step) tiny.step->run(tiny.batch(kOffloadedBatch), 1e-3);
   EXPECT_EQ(store.bytes_written() - written, 4 * tiny.state->nvme->disk_bytes());
   EXPECT_LE(store.bytes_read() - read, 4 * tiny.state->nvme->disk_bytes());
 }
@@ -99,10 +98,10 @@ class ReadSoFar : public StepObserver {
 
 TEST(Offload, TheDiskReadsTheFirstStatesDuringTheLastBackward) {
   const TinyTraining tiny(placed({.micro_batch = 2, .depth = 6}, Placement::kNvme));
-  tiny.step->run(tiny.batch(kGlobalBatch), 1e-3);
+  tiny.step->run(tiny.batch(kOffloadedBatch), 1e-3);
   ReadSoFar observer(*tiny.state->nvme->store());
   tiny.step->observe(&observer);
-  tiny.step->run(tiny.batch(kGlobalBatch), 1e-3);
+  tiny.step->run(tiny.batch(kOffloadedBatch), 1e-3);
   tiny.step->observe(nullptr);
   int64_t first_three = 0;  // as many as there are buffers, which held the last three
   for (size_t s = 0; s < 3; ++s)
@@ -138,7 +137,7 @@ TEST(Offload, OnlyTheBuffersAreInMemory) {
     const auto live_of = [&](Placement placement) {
       const int64_t before = live_cpu_bytes().live;
       const TinyTraining tiny(placed({.compute_dtype = dtype}, placement));
-      tiny.step->run(tiny.batch(kGlobalBatch), 1e-3);
+      tiny.step->run(tiny.batch(kOffloadedBatch), 1e-3);
       return live_cpu_bytes().live - before;
     };
     live_of(Placement::kDevice);  // what is made once per process
@@ -186,32 +185,32 @@ TEST(Offload, ADryRunKnowsWhereStateIs) {
 // --- checkpoints and failures ---
 
 TEST(Offload, ACheckpointResumesOnAnyPlacement) {
-  const Outcome expected = train({}, kGlobalBatch, 6);
+  const Outcome expected = train({}, kOffloadedBatch, 6);
   for (const Placement from : {Placement::kDevice, Placement::kHost, Placement::kNvme}) {
-    const TemporaryRun run;
+    const test::TempFolder run;
     const TinyTraining before(placed({}, from));
-    for (uint64_t step = 0; step < 3; ++step) before.step->run(before.batch(kGlobalBatch, step), 1e-3);
+    for (uint64_t step = 0; step < 3; ++step) before.step->run(before.batch(kOffloadedBatch, step), 1e-3);
     const std::string folder = save_checkpoint(run.path(), *before.state, *before.optimizer, {.step = 3});
     for (const Placement to : {Placement::kDevice, Placement::kHost, Placement::kNvme}) {
       const TinyTraining after(placed({}, to));
       load_checkpoint(folder, *after.state, *after.optimizer);
       for (uint64_t step = 3; step < 6; ++step)
-        EXPECT_EQ(after.step->run(after.batch(kGlobalBatch, step), 1e-3).loss, expected.losses[step]);
+        EXPECT_EQ(after.step->run(after.batch(kOffloadedBatch, step), 1e-3).loss, expected.losses[step]);
       expect_equal(state_of(after), expected.state);
     }
   }
 }
 
 TEST(Offload, AFailingDiskEndsTheStepAndLeavesTheCheckpoint) {
-  const TemporaryRun run;
+  const test::TempFolder run;
   const TinyTraining tiny(placed({}, Placement::kNvme));
-  tiny.step->run(tiny.batch(kGlobalBatch), 1e-3);
+  tiny.step->run(tiny.batch(kOffloadedBatch), 1e-3);
   const std::string folder = save_checkpoint(run.path(), *tiny.state, *tiny.optimizer, {.step = 1});
   const std::vector<at::Tensor> saved = state_of(tiny);
   ASSERT_TRUE(test::break_store());
   const auto is_clear =
       ThrowsMessage<Error>(::testing::AllOf(HasSubstr("[nvme]"), HasSubstr("checkpoint is untouched")));
-  EXPECT_THAT([&] { tiny.step->run(tiny.batch(kGlobalBatch), 1e-3); }, is_clear);
+  EXPECT_THAT([&] { tiny.step->run(tiny.batch(kOffloadedBatch), 1e-3); }, is_clear);
   EXPECT_THAT([&] { save_checkpoint(run.path(), *tiny.state, *tiny.optimizer, {.step = 2}); }, is_clear);
   const std::vector<Checkpoint> checkpoints = list_checkpoints(run.path());
   ASSERT_EQ(checkpoints.size(), 1u);

@@ -2,8 +2,6 @@
 #pragma once
 #include <gtest/gtest.h>
 
-#include <filesystem>
-
 #include "core/allocations.h"
 #include "core/aten.h"
 #include "core/dry_run.h"
@@ -81,18 +79,5 @@ inline StepMemory dry_run(DryRunDevice device, const TinyOptions& options, Offlo
   offloaded = tiny.state->offloaded;
   return memory.finish();
 }
-
-class TemporaryRun {
- public:
-  TemporaryRun() : path_(std::filesystem::path(::testing::TempDir()) / "kiln_offload_run") {
-    std::filesystem::remove_all(path_);
-    std::filesystem::create_directories(path_ / "checkpoints");
-  }
-  ~TemporaryRun() { std::filesystem::remove_all(path_); }
-  std::string path() const { return path_.string(); }
-
- private:
-  std::filesystem::path path_;
-};
 
 }  // namespace kiln::test

@@ -1,7 +1,10 @@
 // A two-block DiT with random weights everywhere (zero-initialised paths included), ready to take steps.
 #pragma once
 #include <ATen/Parallel.h>
+#include <gtest/gtest.h>
 
+#include <algorithm>
+#include <cmath>
 #include <memory>
 
 #include "core/aten.h"
@@ -98,6 +101,14 @@ inline StepBatch rows_of(const StepBatch& global, const ProcessGroup& group) {
           .class_labels = slice(global.class_labels),
           .first_row = rows.first,
           .global_batch = global.size()};
+}
+
+// Of b[i]; as many numbers in both.
+inline double worst_relative(const std::vector<double>& a, const std::vector<double>& b) {
+  EXPECT_EQ(a.size(), b.size());
+  double worst = 0;
+  for (size_t i = 0; i < a.size(); ++i) worst = std::max(worst, std::abs(a[i] - b[i]) / std::abs(b[i]));
+  return worst;
 }
 
 }  // namespace kiln::test

@@ -3,11 +3,13 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <cmath>
 #include <filesystem>
 
 #include "core/error.h"
 #include "core/toml.h"
 #include "models/registry.h"
+#include "test_files.h"
 #include "train/usable_options.h"
 
 namespace kiln {
@@ -79,6 +81,22 @@ TEST(TrainConfig, JsonIsComparedAsWhatItSays) {
   EXPECT_EQ(compare_options(to_json(saved), to_json(now)).refused.size(), 1u);
   now.model_config = "";
   EXPECT_EQ(compare_options(to_json(saved), to_json(now)).refused.size(), 1u);
+}
+
+TEST(TrainConfig, ImpossibleValuesAreRefusedByName) {
+  const auto refusal = [](const char* name, const nlohmann::json& value) {
+    TrainOptions options = usable_options();
+    set_option(options, name, value);
+    return test::message_of([&] { validate(options); });
+  };
+  for (const char* name : {"hidden-size", "depth", "num-heads", "patch-size", "num-classes", "max-grad-norm",
+                           "checkpoint-every", "peak-tflops", "nproc"})
+    EXPECT_THAT(refusal(name, -1), HasSubstr(fmt::format("--{} expects 0 or more, got -1", name)));
+  for (const char* name : {"image-size", "global-batch", "max-steps", "log-every", "num-samples"})
+    EXPECT_THAT(refusal(name, 0), HasSubstr(fmt::format("--{} expects a positive number, got 0", name)));
+  EXPECT_THAT(refusal("cfg-scale", NAN), HasSubstr("--cfg-scale expects a number, got nan"));
+  // config.toml could not hold it.
+  EXPECT_THAT(refusal("out", "run\xff"), HasSubstr(R"(--out expects UTF-8, got "run\x{ff}")"));
 }
 
 TEST(TrainConfig, SettingsWithoutEffectAreRefused) {

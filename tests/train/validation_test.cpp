@@ -161,7 +161,7 @@ class Validations : public ::testing::Test {
     at::set_num_threads(1);
   }
 
-  Validation open() const { return Validation(options_, data()); }
+  Validation open() const { return Validation(options_, data(), at::kCPU); }
   TrainingData data() const { return open_training_data(options_, at::kCPU, at::kFloat); }
   Training train(const std::shared_ptr<ProcessGroup>& group, const TrainOptions& options,
                  int64_t num_steps) const {
@@ -194,7 +194,7 @@ TEST_F(Validations, EqualOnAnyRanksStagesAndBatches) {
           options.zero_stage = stage;
           options.micro_batch = stage % 3;  // 0: the rank's 6, 3 or 2 images at once
           const Training training = train(group, options, 3);
-          const ValidationLoss loss = *Validation(options, data()).run(training, at::kCPU, never);
+          const ValidationLoss loss = *Validation(options, data(), at::kCPU).run(training, at::kCPU, never);
           EXPECT_NEAR(loss.loss / expected.loss, 1, 5e-6) << world_size << " ranks, stage " << stage;
           for (size_t q = 0; q < 4; ++q) {
             EXPECT_EQ(std::isnan(loss.quartiles[q]), std::isnan(expected.quartiles[q]));
@@ -203,7 +203,7 @@ TEST_F(Validations, EqualOnAnyRanksStagesAndBatches) {
             }
           }
           // And the same bits again, and on every rank.
-          const ValidationLoss again = *Validation(options, data()).run(training, at::kCPU, never);
+          const ValidationLoss again = *Validation(options, data(), at::kCPU).run(training, at::kCPU, never);
           EXPECT_EQ(again.loss, loss.loss);
           EXPECT_EQ(group->sum({group->rank() == 0 ? loss.loss : 0}, "the first one's").front(), loss.loss);
         }
@@ -246,8 +246,8 @@ TEST_F(Validations, UsesTheWeightsWhereThereIsNoAverage) {
   plain.ema_decay = {};
   options_.ema_decay = {0};  // an average that is the weights
   const double expected = open().run(train(one, options_, 3), at::kCPU, never)->loss;
-  EXPECT_EQ(Validation(plain, data()).run(train(one, plain, 3), at::kCPU, never)->loss, expected);
-  EXPECT_EQ(Validation(plain, data()).weights(), "model");
+  EXPECT_EQ(Validation(plain, data(), at::kCPU).run(train(one, plain, 3), at::kCPU, never)->loss, expected);
+  EXPECT_EQ(Validation(plain, data(), at::kCPU).weights(), "model");
   EXPECT_EQ(open().weights(), "ema-0");
 }
 
@@ -272,7 +272,7 @@ TEST_F(Validations, RefusesWhatDoesNotFit) {
     write_store(other / "store", info, 3);
     TrainOptions options = options_;
     options.validation_data = other / "store";
-    return message_of([&] { Validation(options, data()); });
+    return message_of([&] { Validation(options, data(), at::kCPU); });
   };
   StoreInfo info = info_;
   info.image_size = 128;
@@ -298,7 +298,7 @@ TEST_F(Validations, RefusesWhatDoesNotFit) {
   options_.validation_data = folder_ / "held-out";
   const TrainingData stored = data();
   options_.data = "synthetic";
-  EXPECT_THAT(message_of([&] { Validation(options_, stored); }), HasSubstr("--data synthetic"));
+  EXPECT_THAT(message_of([&] { Validation(options_, stored, at::kCPU); }), HasSubstr("--data synthetic"));
 }
 
 // --- sample grids of divided weights ---

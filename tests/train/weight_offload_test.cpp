@@ -16,13 +16,12 @@ using test::dry_run;
 using test::expect_equal;
 using test::Outcome;
 using test::placed;
-using test::TemporaryRun;
 using test::TinyOptions;
 using test::TinyTraining;
 using ::testing::HasSubstr;
 using ::testing::ThrowsMessage;
 
-constexpr int64_t kGlobalBatch = 8;  // uneven rows on 3 ranks
+constexpr int64_t kStreamedBatch = 8;  // uneven rows on 3 ranks
 constexpr Placement kPlacements[] = {Placement::kDevice, Placement::kHost, Placement::kNvme};
 
 TinyOptions stage_three(at::ScalarType dtype = at::kFloat, int64_t prefetch = 1) {
@@ -50,11 +49,11 @@ TEST_P(WeightPlacements, TrainTheSameBits) {
         options.max_grad_norm = 0.5;
         options.accumulate_f32 = micro_steps > 1;
         options.micro_batch =
-            micro_steps > 1 ? std::max<int64_t>(1, kGlobalBatch / world_size / micro_steps) : 0;
+            micro_steps > 1 ? std::max<int64_t>(1, kStreamedBatch / world_size / micro_steps) : 0;
         options.memory.assign(4, {world_size == 2 ? Activations::kRecompute : Activations::kKeep});
-        const Outcome expected = train(options, kGlobalBatch, kSteps);
+        const Outcome expected = train(options, kStreamedBatch, kSteps);
         for (const Placement state : kPlacements) {
-          const Outcome outcome = train(on_nvme(options, state), kGlobalBatch, kSteps);
+          const Outcome outcome = train(on_nvme(options, state), kStreamedBatch, kSteps);
           EXPECT_EQ(outcome.losses, expected.losses) << world_size << " ranks, " << micro_steps << " passes";
           expect_equal(outcome.state, expected.state);
         }
@@ -67,9 +66,9 @@ INSTANTIATE_TEST_SUITE_P(ComputeDtypes, WeightPlacements,
                          ::testing::Values(at::kFloat, at::kBFloat16, at::kHalf));
 
 TEST(WeightOffload, ReadsAheadOnAnyNumberOfBuffers) {
-  const Outcome expected = train(stage_three(), kGlobalBatch, 4);
+  const Outcome expected = train(stage_three(), kStreamedBatch, 4);
   for (const int64_t prefetch : {0, 1, 2, 3, 100}) {
-    const Outcome outcome = train(on_nvme(stage_three(at::kFloat, prefetch)), kGlobalBatch, 4);
+    const Outcome outcome = train(on_nvme(stage_three(at::kFloat, prefetch)), kStreamedBatch, 4);
     EXPECT_EQ(outcome.losses, expected.losses) << prefetch;
     expect_equal(outcome.state, expected.state);
   }
@@ -88,7 +87,7 @@ TEST(WeightOffload, SegmentsBelowTheThresholdStay) {
   }
   EXPECT_GT(stay, 0);
   EXPECT_EQ(some.state->nvme->disk_bytes(), go);
-  EXPECT_EQ(take_steps(some, kGlobalBatch, 0, 3).losses, train(options, kGlobalBatch, 3).losses);
+  EXPECT_EQ(take_steps(some, kStreamedBatch, 0, 3).losses, train(options, kStreamedBatch, 3).losses);
 }
 
 // Of bytes that the disk was asked for when each segment's forward began.
@@ -110,10 +109,10 @@ TEST(WeightOffload, TheDiskReadsBesideTheCompute) {
   TinyOptions options = on_nvme(stage_three(at::kBFloat16));
   options.depth = 6;
   const TinyTraining tiny(options);
-  tiny.step->run(tiny.batch(kGlobalBatch), 1e-3);
+  tiny.step->run(tiny.batch(kStreamedBatch), 1e-3);
   ReadsByForward observer(*tiny.state->nvme->store());
   tiny.step->observe(&observer);
-  tiny.step->run(tiny.batch(kGlobalBatch), 1e-3);
+  tiny.step->run(tiny.batch(kStreamedBatch), 1e-3);
   tiny.step->observe(nullptr);
   const auto& segments = tiny.state->segments;
   int64_t asked = 0;  // the first two were read when the update ended, the third is while the first computes
@@ -129,12 +128,12 @@ TEST(WeightOffload, MovesNoMoreThanTheFormulaSays) {
   for (const int64_t micro_steps : {1, 4}) {
     TinyOptions options = on_nvme(stage_three(at::kBFloat16));
     options.depth = 6;
-    options.micro_batch = kGlobalBatch / micro_steps;
+    options.micro_batch = kStreamedBatch / micro_steps;
     const TinyTraining tiny(options);
     const BlockStore& store = *tiny.state->nvme->store();
-    tiny.step->run(tiny.batch(kGlobalBatch), 1e-3);
+    tiny.step->run(tiny.batch(kStreamedBatch), 1e-3);
     const int64_t read = store.bytes_read(), written = store.bytes_written();
-    tiny.step->run(tiny.batch(kGlobalBatch), 1e-3);
+    tiny.step->run(tiny.batch(kStreamedBatch), 1e-3);
     EXPECT_EQ(store.bytes_written() - written, tiny.state->nvme->disk_bytes());
     EXPECT_LE(store.bytes_read() - read, 2 * micro_steps * tiny.state->nvme->disk_bytes());
     EXPECT_GE(store.bytes_read() - read, micro_steps * tiny.state->nvme->disk_bytes());
@@ -148,7 +147,7 @@ TEST(WeightOffload, OnlyTheBuffersAreInMemory) {
   const auto live_of = [&](const TinyOptions& placement) {
     const int64_t before = live_cpu_bytes().live;
     const TinyTraining tiny(placement);
-    tiny.step->run(tiny.batch(kGlobalBatch), 1e-3);
+    tiny.step->run(tiny.batch(kStreamedBatch), 1e-3);
     return live_cpu_bytes().live - before;
   };
   live_of(options);  // what is made once per process
@@ -203,18 +202,18 @@ TEST(WeightOffload, OneRankNeedsNoMoreOfItsDeviceThanWhatIsGathered) {
 
 TEST(WeightOffload, ACheckpointResumesOnAnyPlacement) {
   const TinyOptions plain = stage_three(at::kBFloat16);
-  const Outcome expected = train(plain, kGlobalBatch, 6);
+  const Outcome expected = train(plain, kStreamedBatch, 6);
   const TinyOptions placements[] = {plain, on_nvme(plain), on_nvme(plain, Placement::kNvme)};
   for (const TinyOptions& from : placements) {
-    const TemporaryRun run;
+    const test::TempFolder run;
     const TinyTraining before(from);
-    take_steps(before, kGlobalBatch, 0, 3);
+    take_steps(before, kStreamedBatch, 0, 3);
     const std::string folder = save_checkpoint(run.path(), *before.state, *before.optimizer, {.step = 3});
     for (const TinyOptions& to : placements) {
       const TinyTraining after(to);
-      take_steps(after, kGlobalBatch, 7, 8);  // weights of another training are in the buffers
+      take_steps(after, kStreamedBatch, 7, 8);  // weights of another training are in the buffers
       load_checkpoint(folder, *after.state, *after.optimizer);
-      const Outcome outcome = take_steps(after, kGlobalBatch, 3, 6);
+      const Outcome outcome = take_steps(after, kStreamedBatch, 3, 6);
       EXPECT_EQ(outcome.losses, std::vector<double>(expected.losses.begin() + 3, expected.losses.end()));
       expect_equal(outcome.state, expected.state);
     }
@@ -223,9 +222,9 @@ TEST(WeightOffload, ACheckpointResumesOnAnyPlacement) {
 
 TEST(WeightOffload, AFailingDiskEndsTheStep) {
   const TinyTraining tiny(on_nvme(stage_three()));
-  tiny.step->run(tiny.batch(kGlobalBatch), 1e-3);
+  tiny.step->run(tiny.batch(kStreamedBatch), 1e-3);
   ASSERT_TRUE(test::break_store());
-  EXPECT_THAT([&] { tiny.step->run(tiny.batch(kGlobalBatch), 1e-3); },
+  EXPECT_THAT([&] { tiny.step->run(tiny.batch(kStreamedBatch), 1e-3); },
               ThrowsMessage<Error>(::testing::AllOf(HasSubstr("[nvme] the disk of --nvme-path failed"),
                                                     HasSubstr("checkpoint is untouched"))));
 }

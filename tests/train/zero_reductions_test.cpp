@@ -21,15 +21,9 @@ namespace {
 using test::rows_of;
 using test::TinyOptions;
 using test::TinyTraining;
+using test::worst_relative;
 
-constexpr int64_t kGlobalBatch = 9;
-
-double worst_relative(const std::vector<double>& a, const std::vector<double>& b) {
-  EXPECT_EQ(a.size(), b.size());
-  double worst = 0;
-  for (size_t i = 0; i < a.size(); ++i) worst = std::max(worst, std::abs(a[i] - b[i]) / std::abs(b[i]));
-  return worst;
-}
+constexpr int64_t kReducedBatch = 9;
 
 // bf16 values of all magnitudes whose sums over a few ranks are exact in f32, in any order.
 at::Tensor gradients_of(int64_t rank, int64_t size) {
@@ -70,6 +64,44 @@ TEST(Reductions, InF32AreRoundedOnce) {
   }
 }
 
+// One unit's gradients are made anew while those of the micro-step before are being summed.
+TEST(Reductions, OfFewUnitsDoNotLoseTheirMemory) {
+  constexpr int64_t kRanks = 2, kSize = 1 << 20, kMicroSteps = 4;
+  const auto gradients = [](int64_t rank, int64_t micro_step) {  // small integers: their sums are exact
+    return at::arange(kSize, at::kFloat).remainder(31) * static_cast<double>((rank + 1) * (micro_step + 1));
+  };
+  for (const int64_t num_units : {1, 2}) {
+    for (const int64_t stage : {2, 3}) {
+      test::on_ranks(kRanks, [&](const std::shared_ptr<ProcessGroup>& group) {
+        Zero zero(group, {.stage = stage});
+        FlatLayout layout;
+        layout.add("weight", {kSize});
+        std::vector<FlatUnit> units;
+        for (int64_t i = 0; i < num_units; ++i)
+          units.emplace_back("unit", layout, FlatUnitOptions{.sharding = zero.sharding_of(kSize)});
+        std::vector<FlatUnit*> pointers;
+        for (FlatUnit& unit : units) pointers.push_back(&unit);
+        zero.manage(pointers);
+        for (int64_t micro_step = 0; micro_step < kMicroSteps; ++micro_step)
+          for (size_t s = units.size(); s-- > 0;) {
+            const bool first = micro_step == 0, last = micro_step == kMicroSteps - 1;
+            EXPECT_FALSE(zero.begin_gradients(s, first));
+            units[s].grads.copy_(gradients(group->rank(), micro_step));
+            zero.reduce(s, first, last);
+          }
+        zero.finish_reductions();
+        at::Tensor sum = at::zeros({kSize});
+        for (int64_t rank = 0; rank < kRanks; ++rank)
+          for (int64_t micro_step = 0; micro_step < kMicroSteps; ++micro_step)
+            sum += gradients(rank, micro_step);
+        for (const FlatUnit& unit : units)
+          EXPECT_TRUE(at::equal(unit.grad_shard, sum.narrow(0, unit.shard_offset(), unit.shard_size())))
+              << num_units << " units, stage " << stage;
+      });
+    }
+  }
+}
+
 // Uneven machines, of which one alone would find nothing wrong with its own number.
 TEST(Reductions, UnevenNodesAreAnErrorOfEveryRank) {
   for (const std::vector<int64_t>& ranks_of_nodes : {std::vector<int64_t>{1, 2}, {2, 1, 1}, {1, 1, 2}}) {
@@ -102,7 +134,7 @@ TEST(Reductions, MachinesExchangeGradientsOncePerStep) {
       int64_t shards = 0;
       for (const auto& segment : tiny.state->segments) shards += segment.unit.shard_size();
       const int64_t before = group->volume().all_reduced;
-      tiny.step->run(rows_of(tiny.batch(kGlobalBatch), *group), 1e-3);
+      tiny.step->run(rows_of(tiny.batch(kReducedBatch), *group), 1e-3);
       EXPECT_EQ(group->volume().all_reduced - before, shards) << stage;
     });
   }
@@ -111,13 +143,14 @@ TEST(Reductions, MachinesExchangeGradientsOncePerStep) {
 // In bf16, from one micro-step on: the sums between machines are those of shards.
 TEST(Reductions, OfMachinesWithAccumulationTrainWhatOneRankTrains) {
   TinyOptions options{.compute_dtype = at::kBFloat16, .accumulate_f32 = true, .micro_batch = 1};
-  const test::Outcome expected = test::train(options, kGlobalBatch, 5);
+  const test::Outcome expected = test::train(options, kReducedBatch, 5);
   for (int64_t stage = 1; stage <= 3; ++stage) {
     test::on_nodes({2, 2}, [&](const std::shared_ptr<ProcessGroup>& group) {
       TinyOptions divided = options;
       divided.group = group;
       divided.zero = {.stage = stage, .shard_within_node = true};
-      EXPECT_LE(worst_relative(test::train(divided, kGlobalBatch, 5).losses, expected.losses), 2e-3) << stage;
+      EXPECT_LE(worst_relative(test::train(divided, kReducedBatch, 5).losses, expected.losses), 2e-3)
+          << stage;
     });
   }
 }
@@ -131,7 +164,7 @@ TEST(Reductions, OfUnitsOfWhichSomePersistTrainWhatOneRankTrains) {
       const TinyTraining tiny(options);
       for (const auto& segment : tiny.state->segments) sizes.push_back(segment.unit.layout().size);
     }
-    const test::Outcome expected = test::train(options, kGlobalBatch, 5);
+    const test::Outcome expected = test::train(options, kReducedBatch, 5);
     for (const int64_t world_size : {2, 3}) {
       test::on_ranks(world_size, [&](const std::shared_ptr<ProcessGroup>& group) {
         TinyOptions divided = options;
@@ -141,7 +174,7 @@ TEST(Reductions, OfUnitsOfWhichSomePersistTrainWhatOneRankTrains) {
         std::set<int64_t> stages;
         for (const auto& segment : tiny.state->segments) stages.insert(segment.unit.sharding().zero_stage);
         EXPECT_EQ(stages, (std::set<int64_t>{2, 3}));
-        const test::Outcome outcome = test::take_steps(tiny, kGlobalBatch, 0, 5);
+        const test::Outcome outcome = test::take_steps(tiny, kReducedBatch, 0, 5);
         EXPECT_LE(worst_relative(outcome.losses, expected.losses), 5e-6) << world_size;
       });
     }
@@ -155,13 +188,13 @@ TEST(Reductions, AnOverflowMovesNothingOnTheDisk) {
   const auto train_over_an_overflow = [](const TinyTraining& tiny) {
     const auto before = test::state_of(tiny);
     tiny.state->loss_scaler.restore(1e12, 0, 0);
-    const StepBatch batch = rows_of(tiny.batch(kGlobalBatch), tiny.state->zero->group());
+    const StepBatch batch = rows_of(tiny.batch(kReducedBatch), tiny.state->zero->group());
     EXPECT_FALSE(tiny.step->run(batch, 1e-3).applied);
     EXPECT_EQ(tiny.state->loss_scaler.scale(), 5e11);
     EXPECT_EQ(tiny.state->updates, 0);
     test::expect_equal(test::state_of(tiny), before);
     tiny.state->loss_scaler.restore(1024, 0, 0);
-    const test::Outcome outcome = test::take_steps(tiny, kGlobalBatch, 0, 4);
+    const test::Outcome outcome = test::take_steps(tiny, kReducedBatch, 0, 4);
     EXPECT_EQ(tiny.state->updates, 4);
     return outcome.losses;
   };

@@ -22,11 +22,12 @@ namespace {
 using test::rows_of;
 using test::TinyOptions;
 using test::TinyTraining;
+using test::worst_relative;
 
-constexpr int64_t kGlobalBatch = 9;   // 2, 3 and 4 ranks have uneven or even rows of it
+constexpr int64_t kDividedBatch = 9;   // 2, 3 and 4 ranks have uneven or even rows of it
 constexpr int64_t kMatrixBatch = 13;  // all have uneven ones
 
-struct Outcome {
+struct ZeroOutcome {
   std::vector<double> losses;
   at::Tensor master, ema;  // all slots of all units, one after another
 };
@@ -47,10 +48,10 @@ at::Tensor master_of(const StateLease& state) { return state.master; }
 at::Tensor ema_of(const StateLease& state) { return state.emas[0]; }
 
 // Trains on one rank of a group; the same on every rank.
-Outcome outcome_of(TinyOptions options, int64_t num_steps, int64_t global_batch = kGlobalBatch) {
+ZeroOutcome outcome_of(TinyOptions options, int64_t num_steps, int64_t global_batch = kDividedBatch) {
   const std::shared_ptr<ProcessGroup> group = options.group;
   TinyTraining tiny(options);
-  Outcome outcome;
+  ZeroOutcome outcome;
   for (int64_t step = 0; step < num_steps; ++step) {
     const StepBatch batch = tiny.batch(global_batch, static_cast<uint64_t>(step));
     const StepResult result = tiny.step->run(rows_of(batch, *group), 1e-3);
@@ -63,13 +64,13 @@ Outcome outcome_of(TinyOptions options, int64_t num_steps, int64_t global_batch 
   return outcome;
 }
 
-Outcome train_on_ranks(int64_t world_size, const TinyOptions& options, int64_t num_steps) {
-  Outcome first;
+ZeroOutcome train_on_ranks(int64_t world_size, const TinyOptions& options, int64_t num_steps) {
+  ZeroOutcome first;
   std::mutex mutex;
   test::on_ranks(world_size, [&](const std::shared_ptr<ProcessGroup>& group) {
     TinyOptions ranked = options;
     ranked.group = group;
-    Outcome mine = outcome_of(ranked, num_steps);
+    ZeroOutcome mine = outcome_of(ranked, num_steps);
     const std::lock_guard lock(mutex);
     if (first.losses.empty()) first = mine;
     EXPECT_EQ(mine.losses, first.losses);
@@ -80,12 +81,6 @@ Outcome train_on_ranks(int64_t world_size, const TinyOptions& options, int64_t n
 
 double relative_difference(const at::Tensor& a, const at::Tensor& b) {
   return ((a - b).norm() / b.norm()).item<double>();
-}
-
-double worst_relative(const std::vector<double>& a, const std::vector<double>& b) {
-  double worst = 0;
-  for (size_t i = 0; i < a.size(); ++i) worst = std::max(worst, std::abs(a[i] - b[i]) / std::abs(b[i]));
-  return worst;
 }
 
 // Where training state waits. On a CPU, `cpu` is memory like any other.
@@ -169,7 +164,7 @@ struct Differences {
   int64_t num_runs = 0;
   double losses = 0, master = 0, ema = 0;
 
-  void add(const Outcome& outcome, const Outcome& expected) {
+  void add(const ZeroOutcome& outcome, const ZeroOutcome& expected) {
     losses = std::max(losses, worst_relative(outcome.losses, expected.losses));
     master = std::max(master, relative_difference(outcome.master, expected.master));
     ema = std::max(ema, relative_difference(outcome.ema, expected.ema));
@@ -190,7 +185,7 @@ TEST_P(Stages, TrainWhatOneRankTrains) {
                                              : covering_settings(exact                    ? 0
                                                                  : dtype == at::kBFloat16 ? 1
                                                                                           : 2);
-  const Outcome expected[] = {outcome_of(options_of({.has_skips = false}, dtype), kSteps, kMatrixBatch),
+  const ZeroOutcome expected[] = {outcome_of(options_of({.has_skips = false}, dtype), kSteps, kMatrixBatch),
                               outcome_of(options_of({.has_skips = true}, dtype), kSteps, kMatrixBatch)};
   Differences alone, together;  // one rank: only by the order in which micro-batches add up
   std::mutex mutex;
@@ -200,7 +195,7 @@ TEST_P(Stages, TrainWhatOneRankTrains) {
         if (setting.world_size != world_size) continue;
         TinyOptions options = options_of(setting, dtype);
         options.group = group;
-        const Outcome outcome = outcome_of(options, kSteps, kMatrixBatch);
+        const ZeroOutcome outcome = outcome_of(options, kSteps, kMatrixBatch);
         const std::lock_guard lock(mutex);
         Differences& worst = world_size == 1 ? alone : together;
         worst.add(outcome, expected[setting.has_skips]);
@@ -231,8 +226,8 @@ INSTANTIATE_TEST_SUITE_P(ComputeDtypes, Stages, ::testing::Values(at::kFloat, at
 // Views that autograd saved must see gathered weights, and gradients must not become zero.
 TEST(Zero, StageThreeWithKeptActivationsIsPlainTrainingBitwise) {
   for (const at::ScalarType dtype : {at::kFloat, at::kBFloat16}) {
-    const Outcome plain = outcome_of({.compute_dtype = dtype}, 5);
-    const Outcome divided = outcome_of({.compute_dtype = dtype, .zero = {.stage = 3}}, 5);
+    const ZeroOutcome plain = outcome_of({.compute_dtype = dtype}, 5);
+    const ZeroOutcome divided = outcome_of({.compute_dtype = dtype, .zero = {.stage = 3}}, 5);
     EXPECT_EQ(plain.losses, divided.losses);
     EXPECT_TRUE(at::equal(plain.master, divided.master));
     EXPECT_TRUE(at::equal(plain.ema, divided.ema));
@@ -241,9 +236,9 @@ TEST(Zero, StageThreeWithKeptActivationsIsPlainTrainingBitwise) {
 
 // A sum of two is the same in any order: stages differ in nothing but where state lies.
 TEST(Zero, StagesOfTwoRanksAgreeBitwise) {
-  const Outcome whole = train_on_ranks(2, {}, 5);
+  const ZeroOutcome whole = train_on_ranks(2, {}, 5);
   for (int64_t stage = 1; stage <= 3; ++stage) {
-    const Outcome divided = train_on_ranks(2, {.zero = {.stage = stage}}, 5);
+    const ZeroOutcome divided = train_on_ranks(2, {.zero = {.stage = stage}}, 5);
     EXPECT_EQ(whole.losses, divided.losses) << stage;
     EXPECT_TRUE(at::equal(whole.master, divided.master)) << stage;
   }
@@ -251,19 +246,19 @@ TEST(Zero, StagesOfTwoRanksAgreeBitwise) {
 
 // A sum of two is the same in any pieces.
 TEST(Zero, ReducesInBuckets) {
-  const Outcome whole = train_on_ranks(2, {}, 3);
+  const ZeroOutcome whole = train_on_ranks(2, {}, 3);
   for (int64_t stage = 0; stage <= 3; ++stage) {
     TinyOptions options;
     options.zero = {.stage = stage, .reduce_bucket_size = 1000};
     if (stage > 1) options.micro_batch = 2;  // what several reductions of a segment add up to
-    const Outcome divided = train_on_ranks(2, options, 3);
+    const ZeroOutcome divided = train_on_ranks(2, options, 3);
     EXPECT_LE(worst_relative(divided.losses, whole.losses), stage > 1 ? 5e-6 : 0) << stage;
   }
 }
 
 TEST(Zero, ReducesInTheDtypeAskedFor) {
   const TinyOptions bf16{.compute_dtype = at::kBFloat16};
-  const Outcome expected = outcome_of(bf16, 3);
+  const ZeroOutcome expected = outcome_of(bf16, 3);
   for (int64_t stage = 0; stage <= 3; ++stage) {
     TinyOptions options = bf16;
     options.zero = {.stage = stage, .reduce_dtype = at::kFloat};
@@ -274,7 +269,7 @@ TEST(Zero, ReducesInTheDtypeAskedFor) {
 // Two machines of two ranks: each holds all of the state, divided in two.
 TEST(Zero, ShardsMayBeDividedWithinANodeOnly) {
   const TinyOptions plain{.max_grad_norm = 0.5};
-  const Outcome expected = outcome_of(plain, 5);
+  const ZeroOutcome expected = outcome_of(plain, 5);
   for (int64_t stage = 1; stage <= 3; ++stage) {
     test::on_nodes({2, 2}, [&](const std::shared_ptr<ProcessGroup>& group) {
       TinyOptions options = plain;
@@ -284,7 +279,7 @@ TEST(Zero, ShardsMayBeDividedWithinANodeOnly) {
       const TinyTraining tiny(options);
       EXPECT_EQ(tiny.state->segments[1].unit.sharding().world_size, 2);
       EXPECT_EQ(tiny.state->segments[1].unit.sharding().rank, group->rank() % 2);
-      const Outcome outcome = outcome_of(options, 5);
+      const ZeroOutcome outcome = outcome_of(options, 5);
       EXPECT_LE(worst_relative(outcome.losses, expected.losses), 5e-6) << stage;
       EXPECT_LE(relative_difference(outcome.master, expected.master), 1e-4) << stage;
     });
@@ -311,7 +306,7 @@ TEST(Zero, HoldsWhatTheFormulaSays) {
       for (const at::ScalarType dtype : {at::kFloat, at::kBFloat16}) {
         for (int64_t stage = 0; stage <= 3; ++stage) {
           const TinyTraining tiny({.compute_dtype = dtype, .group = group, .zero = {.stage = stage}});
-          tiny.step->run(rows_of(tiny.batch(kGlobalBatch), *group), 1e-3);
+          tiny.step->run(rows_of(tiny.batch(kDividedBatch), *group), 1e-3);
           std::vector<at::Tensor> weights, grads, master, moments, emas;
           int64_t whole = 0, shard = 0;  // elements, padded so that ranks divide them
           for (auto& segment : tiny.state->segments) {
@@ -368,7 +363,7 @@ TEST(Zero, KeepsNoMoreSegmentsWholeThanAsked) {
       const TinyTraining tiny({.group = group, .zero = {.stage = 3, .prefetch_segments = prefetch}});
       WholeSegments observer(*tiny.state);
       tiny.step->observe(&observer);
-      tiny.step->run(rows_of(tiny.batch(kGlobalBatch), *group), 1e-3);
+      tiny.step->run(rows_of(tiny.batch(kDividedBatch), *group), 1e-3);
       EXPECT_EQ(observer.most, 1 + prefetch);
     });
   }
@@ -388,7 +383,7 @@ TEST(Zero, SendsNoMoreThanTheFormulaSays) {
         for (const auto& segment : tiny.state->segments) whole += segment.unit.size();
         const int64_t last = tiny.state->segments.back().unit.size();
         const CommunicationVolume before = group->volume();
-        tiny.step->run(rows_of(tiny.batch(kGlobalBatch), *group), 1e-3);
+        tiny.step->run(rows_of(tiny.batch(kDividedBatch), *group), 1e-3);
         const CommunicationVolume& after = group->volume();
         EXPECT_EQ(after.all_reduced - before.all_reduced, stage == 0 ? whole : 0);
         EXPECT_EQ(after.reduce_scattered - before.reduce_scattered, stage == 0   ? 0
@@ -405,7 +400,7 @@ TEST(Zero, SendsNoMoreThanTheFormulaSays) {
 TEST(Zero, SmallUnitsMayStayWhole) {
   test::on_ranks(2, [&](const std::shared_ptr<ProcessGroup>& group) {
     const TinyTraining tiny({.group = group, .zero = {.stage = 3, .persist_threshold = int64_t{1} << 40}});
-    tiny.step->run(rows_of(tiny.batch(kGlobalBatch), *group), 1e-3);
+    tiny.step->run(rows_of(tiny.batch(kDividedBatch), *group), 1e-3);
     for (const auto& segment : tiny.state->segments) {
       EXPECT_EQ(segment.unit.sharding().zero_stage, 2);
       EXPECT_NE(segment.unit.compute_weights.storage().data(), nullptr);
@@ -420,7 +415,7 @@ TEST(Zero, SharedNumbersComeBackSummed) {
     test::on_ranks(world_size, [&](const std::shared_ptr<ProcessGroup>& group) {
       const TinyTraining tiny({.group = group});
       const double mine = static_cast<double>(group->rank() + 1);
-      const StepResult result = tiny.step->run(rows_of(tiny.batch(kGlobalBatch), *group), 1e-3, {mine, 0.5});
+      const StepResult result = tiny.step->run(rows_of(tiny.batch(kDividedBatch), *group), 1e-3, {mine, 0.5});
       const auto ranks = static_cast<double>(world_size);
       EXPECT_EQ(result.shared, (std::vector<double>{ranks * (ranks + 1) / 2, ranks / 2}));
       EXPECT_GT(result.grad_norm, 0);
@@ -433,14 +428,14 @@ TEST(Zero, ANonFiniteRowOfOneRankMovesNothingAnywhere) {
     test::on_ranks(2, [&](const std::shared_ptr<ProcessGroup>& group) {
       const TinyTraining tiny({.group = group, .zero = {.stage = stage}});
       const at::Tensor before = slots_of(tiny, master_of);
-      StepBatch batch = tiny.batch(kGlobalBatch);
+      StepBatch batch = tiny.batch(kDividedBatch);
       batch.x_0.select(0, 8).fill_(std::numeric_limits<float>::quiet_NaN());  // the last rank's
       const StepResult result = tiny.step->run(rows_of(batch, *group), 1e-3);
       EXPECT_FALSE(result.applied);
       EXPECT_TRUE(std::isfinite(result.losses[0]));
       EXPECT_FALSE(std::isfinite(result.losses[8]));
       EXPECT_TRUE(at::equal(slots_of(tiny, master_of), before));
-      EXPECT_TRUE(tiny.step->run(rows_of(tiny.batch(kGlobalBatch), *group), 1e-3).applied);
+      EXPECT_TRUE(tiny.step->run(rows_of(tiny.batch(kDividedBatch), *group), 1e-3).applied);
     });
   }
 }
@@ -449,7 +444,7 @@ TEST(Zero, AnOverflowShrinksEveryRanksLossScale) {
   test::on_ranks(2, [&](const std::shared_ptr<ProcessGroup>& group) {
     const TinyTraining tiny({.compute_dtype = at::kHalf, .group = group, .zero = {.stage = 2}});
     tiny.state->loss_scaler.restore(1e12, 0, 0);
-    EXPECT_FALSE(tiny.step->run(rows_of(tiny.batch(kGlobalBatch), *group), 1e-3).applied);
+    EXPECT_FALSE(tiny.step->run(rows_of(tiny.batch(kDividedBatch), *group), 1e-3).applied);
     EXPECT_EQ(tiny.state->loss_scaler.scale(), 5e11);
     EXPECT_EQ(tiny.state->updates, 0);
   });

@@ -14,7 +14,7 @@
 namespace kiln {
 namespace {
 
-constexpr double kNormEps = 1e-6;
+constexpr double kGroupNormEps = 1e-6;
 
 // What every part is built with.
 struct Build {
@@ -22,7 +22,7 @@ struct Build {
   at::ScalarType dtype;  // of activations
 
   GroupNorm norm(const ParameterScope& scope, const std::string& name, int64_t channels) const {
-    return scope.group_norm(name, channels, config.norm_num_groups, kNormEps);
+    return scope.group_norm(name, channels, config.norm_num_groups, kGroupNormEps);
   }
 };
 
@@ -236,7 +236,7 @@ AutoencoderKl::AutoencoderKl(const AutoencoderKlConfig& config, const BuildOptio
   scaling_factor = config.scaling_factor;
   shift_factor = config.shift_factor;
   const Build build{config, compute_dtype_};
-  const ParameterScope root(parameters_, options.device);
+  const ParameterScope root(parameters_, options);
   encoder_ = std::make_unique<const Encoder>(build, root.under("encoder"), root);
   decoder_ = std::make_unique<const Decoder>(build, root.under("decoder"), root);
 }

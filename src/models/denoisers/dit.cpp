@@ -14,7 +14,7 @@
 namespace kiln {
 namespace {
 
-constexpr double kNormEps = 1e-6;
+constexpr double kLayerNormEps = 1e-6;
 constexpr int64_t kFrequencySize = 256;  // width of the sinusoidal timestep embedding
 constexpr double kEmbeddingStd = 0.02;
 
@@ -36,7 +36,7 @@ class DitEmbed : public Segment {
   DitEmbed(const DitConfig& config, const BuildOptions& options)
       : config_(config), compute_dtype_(options.compute_dtype) {
     name_ = "embed";
-    const ParameterScope scope(parameters_, options.device);
+    const ParameterScope scope(parameters_, options);
     const int64_t width = config.hidden_size, p = config.patch_size;
     const int64_t patch_elements = config.in_channels * p * p;
     pos_embed_ = scope.add("pos_embed", {1, config.num_tokens(), width},
@@ -85,7 +85,7 @@ class DitBlock : public Segment {
   DitBlock(const DitConfig& config, int64_t index, const BuildOptions& options)
       : compute_dtype_(options.compute_dtype), num_heads_(config.num_heads) {
     name_ = "blocks." + std::to_string(index);
-    const ParameterScope scope = ParameterScope(parameters_, options.device).under(name_);
+    const ParameterScope scope = ParameterScope(parameters_, options).under(name_);
     const int64_t width = config.hidden_size;
     qkv_ = scope.xavier_linear("attn.qkv", width, 3 * width);
     attention_out_ = scope.xavier_linear("attn.proj", width, width);
@@ -100,9 +100,9 @@ class DitBlock : public Segment {
     const at::Tensor &shift_mlp = adaln[3], &scale_mlp = adaln[4], &gate_mlp = adaln[5];
     at::Tensor x = state.hidden;  // (B, N, D), the residual stream
     x = ops::gated_residual(
-        x, gate_msa, attention(ops::adaln_modulate(x, shift_msa, scale_msa, kNormEps, compute_dtype_)));
+        x, gate_msa, attention(ops::adaln_modulate(x, shift_msa, scale_msa, kLayerNormEps, compute_dtype_)));
     x = ops::gated_residual(x, gate_mlp,
-                            mlp(ops::adaln_modulate(x, shift_mlp, scale_mlp, kNormEps, compute_dtype_)));
+                            mlp(ops::adaln_modulate(x, shift_mlp, scale_mlp, kLayerNormEps, compute_dtype_)));
     return {.hidden = x, .conditioning = state.conditioning};
   }
 
@@ -130,7 +130,7 @@ class DitFinal : public Segment {
   DitFinal(const DitConfig& config, const BuildOptions& options)
       : compute_dtype_(options.compute_dtype), patch_size_(config.patch_size), grid_(config.grid()) {
     name_ = "final";
-    const ParameterScope scope = ParameterScope(parameters_, options.device).under("final_layer");
+    const ParameterScope scope = ParameterScope(parameters_, options).under("final_layer");
     const int64_t width = config.hidden_size, p = config.patch_size;
     linear_ = zero_linear(scope, "linear", width, p * p * config.out_channels());
     adaln_ = zero_linear(scope, "adaLN_modulation.1", width, 2 * width);
@@ -139,7 +139,7 @@ class DitFinal : public Segment {
   // -> (B, out_channels, H, W) f32
   State forward(const State& state, const DenoiserInput&) const override {
     const auto adaln = adaln_vectors(adaln_, state.conditioning, 2, compute_dtype_);
-    const at::Tensor x = ops::adaln_modulate(state.hidden, adaln[0], adaln[1], kNormEps, compute_dtype_);
+    const at::Tensor x = ops::adaln_modulate(state.hidden, adaln[0], adaln[1], kLayerNormEps, compute_dtype_);
     const at::Tensor tokens = linear_.forward(x, compute_dtype_).to(at::kFloat);
     return {.hidden = nn::unpatchify(tokens, patch_size_, grid_, grid_)};
   }

@@ -29,7 +29,7 @@ void validate(const DitConfig& c) {
   require(c.mlp_ratio > 0 && c.mlp_size() > 0, "mlp_ratio", "> 0", fmt::format("{}", c.mlp_ratio));
   require(c.class_dropout_prob >= 0 && c.class_dropout_prob <= 1, "class_dropout_prob", "in [0, 1]",
           fmt::format("{}", c.class_dropout_prob));
-  require(c.input_size % c.patch_size == 0, "input_size",
+  require(c.input_size % c.patch_size == 0, "input_size (a latent's side)",
           fmt::format("divisible by patch_size {}", c.patch_size), std::to_string(c.input_size));
   require(c.hidden_size % c.num_heads == 0, "hidden_size",
           fmt::format("divisible by num_heads {}", c.num_heads), std::to_string(c.hidden_size));

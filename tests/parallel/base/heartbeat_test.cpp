@@ -17,6 +17,7 @@ using std::chrono::milliseconds;
 
 // Long against what a loaded machine needs to wake a thread.
 constexpr milliseconds kInterval(300);
+constexpr std::chrono::hours kForever(1);
 
 class MemoryBoard : public NoticeBoard {
  public:
@@ -82,18 +83,18 @@ TEST(Heartbeat, EndsAWaitForRanksThatAreGone) {
   std::make_unique<Heartbeat>(board, rank_of(2, 3), kInterval).reset();
   const auto begin = std::chrono::steady_clock::now();
   std::string told;
-  std::thread waiting([&] { told = other.wait_until([] { return false; }); });
-  EXPECT_EQ(first.wait_until([] { return false; }), "; rank 2 no longer answers");
+  std::thread waiting([&] { told = other.wait_until([] { return false; }, kForever).value(); });
+  EXPECT_EQ(first.wait_until([] { return false; }, kForever), "; rank 2 no longer answers");
   EXPECT_GT(std::chrono::steady_clock::now() - begin, 5 * kInterval);
   waiting.join();
   EXPECT_EQ(told, "; rank 2 no longer answers");
-  EXPECT_EQ(first.wait_until([] { return true; }), "");
+  EXPECT_EQ(first.wait_until([] { return true; }, kForever), std::nullopt);
 }
 
 TEST(Heartbeat, EndsAWaitForRankZero) {
   const auto board = std::make_shared<MemoryBoard>();
   Heartbeat other(board, rank_of(1, 2), kInterval);
-  EXPECT_EQ(other.wait_until([] { return false; }), "; rank 0 no longer answers");
+  EXPECT_EQ(other.wait_until([] { return false; }, kForever), "; rank 0 no longer answers");
 }
 
 TEST(Heartbeat, WaitsForRanksThatAreLate) {
@@ -101,8 +102,22 @@ TEST(Heartbeat, WaitsForRanksThatAreLate) {
   Heartbeat waiting(board, rank_of(0, 2), kInterval), late(board, rank_of(1, 2), kInterval);
   waiting.next_collective();
   const auto end = std::chrono::steady_clock::now() + 9 * kInterval;
-  EXPECT_EQ(waiting.wait_until([&] { return std::chrono::steady_clock::now() >= end; }), "");
+  EXPECT_EQ(waiting.wait_until([&] { return std::chrono::steady_clock::now() >= end; }, kForever),
+            std::nullopt);
   EXPECT_LT(std::chrono::steady_clock::now() - end, 3 * kInterval) << "a look does not hold it up";
+}
+
+// A process that lives and does not come to what the others wait for, within the timeout.
+TEST(Heartbeat, NamesRanksThatAreLateAfterTheTimeout) {
+  const auto board = std::make_shared<MemoryBoard>();
+  Heartbeat waiting(board, rank_of(0, 3), kInterval), there(board, rank_of(1, 3), kInterval),
+      late(board, rank_of(2, 3), kInterval);
+  for (Heartbeat* heartbeat : {&waiting, &there}) heartbeat->next_collective();
+  const auto begin = std::chrono::steady_clock::now();
+  EXPECT_EQ(waiting.wait_until([] { return false; }, 2 * kInterval), "; rank 2 has not come so far");
+  EXPECT_GE(std::chrono::steady_clock::now() - begin, 2 * kInterval);
+  late.next_collective();
+  EXPECT_EQ(waiting.wait_until([] { return false; }, kInterval), "");  // nobody is to blame
 }
 
 TEST(Heartbeat, IsSilentWhenEveryRankHasCome) {

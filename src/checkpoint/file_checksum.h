@@ -1,0 +1,46 @@
+// The checksum of a file that several processes write or read together, each its own bytes of it, in any
+// order. Torch-free.
+#pragma once
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <nlohmann/json_fwd.hpp>
+#include <optional>
+#include <span>
+#include <string>
+
+namespace kiln {
+
+// XXH3-64 of every block of 64 bytes (the last one may be shorter) with the block's number as the seed, added
+// up modulo 2^64: nobody has to see the whole file, and however it was divided its checksum is the same.
+class FileChecksum {
+ public:
+  // Bytes of the file from `offset` on. REQUIRES: each byte is added once, here or to one that is merged.
+  void add(uint64_t offset, std::span<const std::byte> bytes);
+  void merge(const FileChecksum& other);
+  // Of a file of so many bytes, as 16 lower-case hexadecimal digits; nothing unless all of them were added.
+  std::optional<std::string> of_file(uint64_t file_bytes) const;
+
+  // On the way between processes.
+  friend void to_json(nlohmann::json& json, const FileChecksum& checksum);
+  friend void from_json(const nlohmann::json& json, FileChecksum& checksum);
+
+ private:
+  static constexpr uint64_t kBlockBytes = 64;
+  // A block of which others have the rest.
+  struct Fragment {
+    std::array<std::byte, kBlockBytes> bytes{};
+    uint64_t present = 0;  // bit i: byte i was added
+  };
+  void add_blocks(uint64_t first, std::span<const std::byte> bytes);
+  void add_fragment(uint64_t block, const Fragment& fragment);
+
+  uint64_t sum_ = 0, num_bytes_ = 0;
+  std::map<uint64_t, Fragment> fragments_;  // by the block's number
+};
+
+// Of bytes [begin, end) of a file, which are read. Throws Error.
+FileChecksum checksum_of_bytes(const std::string& path, uint64_t begin, uint64_t end);
+
+}  // namespace kiln

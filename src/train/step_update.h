@@ -1,0 +1,39 @@
+// The update of a step: weights, moments and EMAs move, unit by unit, wherever they are kept.
+#pragma once
+#include <ATen/core/Tensor.h>
+
+#include <optional>
+#include <string>
+
+#include "optim/optimizer.h"
+#include "parallel/host_exchange.h"
+#include "train/step_observer.h"
+#include "train/training_state.h"
+
+namespace kiln {
+
+class StepUpdate {
+ public:
+  // REQUIRES: `optimizer` and `state` outlive this.
+  StepUpdate(const Optimizer& optimizer, TrainingState& state, at::Device device, std::string ema_schedule);
+  void observe(StepObserver* observer) { observer_ = observer; }
+
+  // Once the last backward begins: while it computes, the disk brings what the update begins with. A step
+  // that is skipped leaves it in the buffers for the next one.
+  void read_ahead();
+  // Of all units, by the gradients times `grad_scale`. What is on the host or a disk comes one segment ahead.
+  void run(double lr, double grad_scale);
+
+ private:
+  void bring_state(size_t segment);
+  void update_unit(size_t segment, const OptimizerStep& step);
+
+  const Optimizer& optimizer_;
+  TrainingState& state_;
+  at::Device device_;
+  std::string ema_schedule_;
+  std::optional<HostExchange> exchange_;  // of an optimizer whose state is on the host of a device
+  StepObserver* observer_ = nullptr;
+};
+
+}  // namespace kiln

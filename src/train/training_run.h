@@ -1,0 +1,58 @@
+// A training run on one rank: what its options open, checked against each other, and what is built of it.
+#pragma once
+#include <ATen/core/Tensor.h>
+
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <string>
+
+#include "data/batches.h"
+#include "parallel/process_group.h"
+#include "sample/run_folder.h"
+#include "train/phase_memory.h"
+#include "train/setup.h"
+#include "train/training_data.h"
+#include "train/validation.h"
+
+namespace kiln {
+
+class TrainingRun {
+ public:
+  // Applies the options' compute settings, opens the data and checks what can be checked before memory is
+  // taken; warns of settings without effect. Throws Error, on this rank: options or data that do not fit.
+  TrainingRun(const TrainOptions& options, std::shared_ptr<ProcessGroup> group);
+  TrainingRun(const TrainingRun&) = delete;
+
+  // Throws Error on every rank, naming what differs, unless all have the same data and weights. A collective.
+  void check_same_on_all_ranks() const;
+  // Makes the model, its state and the loader. A collective. Throws Error.
+  void build();
+  // What sampling and a resume read of the run folder: config.json and config.toml. Rank 0's.
+  void write_description() const;
+  void print_description() const;
+
+  bool is_first() const { return group->rank() == 0; }  // the one that writes and prints
+  bool is_alone() const { return group->world_size() == 1; }
+  void warn(const std::string& text) const;  // once for all ranks
+
+  const TrainOptions options;
+  const std::shared_ptr<ProcessGroup> group;
+  const at::Device device;
+  const at::ScalarType compute_dtype;
+  TrainingData data;
+  RunInfo info;
+  nlohmann::json config;  // options and data identity, as checkpoints keep them
+  std::optional<Validation> validation;
+  PhaseMemory phase_memory;
+
+  // By build():
+  double peak_flops = 0;  // of this rank's device, beside the others
+  Training training;
+  std::unique_ptr<BatchSource> batches;
+
+ private:
+  std::string weights_identity() const;
+};
+
+}  // namespace kiln
