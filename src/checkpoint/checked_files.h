@@ -15,8 +15,8 @@ std::string damage_of(const std::string& checkpoint_folder, const CheckpointFile
                       const FileChecksum& found);
 
 // The one that `choose` names among the files of the newest complete checkpoint where it is as it was
-// written; empty when there is none. Those that are passed over are told on stderr. For readers of one file,
-// which is read as a whole.
+// written; empty when there are no checkpoints yet. Those that are passed over are told on stderr. For
+// readers of one file, which is read as a whole. Throws Error: one that cannot be read, all that are damaged.
 std::string newest_checked_file(const std::string& run,
                                 const std::function<std::string(const std::string& folder)>& choose);
 

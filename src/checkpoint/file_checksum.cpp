@@ -124,6 +124,7 @@ FileChecksum checksum_of_bytes(const std::string& path, uint64_t begin, uint64_t
   }
   ::close(fd);
   if (error != 0) fail_with_errno("checkpoint", "read", path, error);
+  if (begin < end) fail("checkpoint", "{} ends after {} bytes, expected {} or more", path, begin, end);
   return checksum;
 }
 

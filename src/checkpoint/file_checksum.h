@@ -40,7 +40,7 @@ class FileChecksum {
   std::map<uint64_t, Fragment> fragments_;  // by the block's number
 };
 
-// Of bytes [begin, end) of a file, which are read. Throws Error.
+// Of bytes [begin, end) of a file, which are read. Throws Error, also when there are fewer.
 FileChecksum checksum_of_bytes(const std::string& path, uint64_t begin, uint64_t end);
 
 }  // namespace kiln

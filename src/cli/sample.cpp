@@ -1,5 +1,6 @@
 #include "cli/build_identity.h"
 #include "cli/commands.h"
+#include "cli/not_negative.h"
 #include "parallel/joining.h"
 #include "parallel/launcher.h"
 #include "sample/sample_command.h"
@@ -41,6 +42,7 @@ void add_sample_command(CLI::App& app) {
   command->add_option("--num-sampling-steps", options->num_sampling_steps,
                       "Steps of the sampler (default: 250 for ddpm, 50 for the others)");
   command->add_option("--seed", options->seed, "Image i has the same noise in any batch")
+      ->check(not_negative())
       ->capture_default_str();
 
   command->add_option("--out", options->out, "Folder of PNG files; rerunning the same command goes on")

@@ -2,6 +2,7 @@
 
 #include <fmt/ranges.h>
 
+#include "cli/not_negative.h"
 #include "core/error.h"
 #include "core/json_config.h"
 #include "core/toml.h"
@@ -37,7 +38,9 @@ CLI::Option* add_option(CLI::App& command, const std::string& name, std::vector<
 }
 template <class T>
 CLI::Option* add_option(CLI::App& command, const std::string& name, T& field, const char* help) {
-  return command.add_option("--" + name, field, help)->take_last()->capture_default_str();
+  CLI::Option* option = command.add_option("--" + name, field, help)->take_last()->capture_default_str();
+  if constexpr (std::is_unsigned_v<T>) option->check(not_negative());
+  return option;
 }
 
 // Adds each option of the table in the group of its section.

@@ -119,7 +119,7 @@ void convert(const ConvertOptions& options) {
   Loaded loaded = load(options, source);
   const std::string name = check_architecture(options, loaded, source.path);
   if (!options.dtype.empty()) {
-    const at::ScalarType dtype = parse_compute_dtype(options.dtype);
+    const at::ScalarType dtype = parse_compute_dtype(options.dtype, "--dtype");
     for (auto& [key, tensor] : loaded.weights)
       if (tensor.is_floating_point()) tensor = tensor.to(dtype);
   }

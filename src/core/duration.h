@@ -4,6 +4,8 @@
 
 namespace kiln {
 
+inline constexpr double kSecondsPerDay = 86400;
+
 // "5m 03s", "2h 05m", "3d 04h": of progress lines.
 std::string duration_text(double seconds);
 

@@ -58,11 +58,11 @@ Dtype from_scalar_type(at::ScalarType type) {
   }
 }
 
-at::ScalarType parse_compute_dtype(const std::string& name) {
+at::ScalarType parse_compute_dtype(const std::string& name, std::string_view what) {
   if (name == "f32") return at::kFloat;
   if (name == "bf16") return at::kBFloat16;
   if (name == "fp16") return at::kHalf;
-  fail("compute_dtype", "expected f32, bf16 or fp16, got \"{}\"", name);
+  fail("dtype", "{}: expected f32, bf16 or fp16, got \"{}\"", what, name);
 }
 
 }  // namespace kiln

@@ -2,13 +2,16 @@
 #pragma once
 #include <ATen/core/Tensor.h>
 
+#include <string>
+#include <string_view>
+
 #include "core/dtype.h"
 
 namespace kiln {
 
 at::ScalarType to_scalar_type(Dtype dtype);
 Dtype from_scalar_type(at::ScalarType type);
-// "f32" | "bf16" | "fp16"; throws Error.
-at::ScalarType parse_compute_dtype(const std::string& name);
+// "f32" | "bf16" | "fp16"; throws Error, which says that `what` expects one of them.
+at::ScalarType parse_compute_dtype(const std::string& name, std::string_view what = "a dtype");
 
 }  // namespace kiln

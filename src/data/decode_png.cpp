@@ -35,7 +35,7 @@ Image decode_png(std::span<const uint8_t> bytes, int64_t max_pixels) {
   check_decoding(spng_decoded_image_size(context.get(), format, &expected));
   if (expected != pixels.size()) throw DecodeError("its pixel layout is not supported");
   check_decoding(spng_decode_image(context.get(), pixels.data(), pixels.size(), format,
-                          has_alpha ? SPNG_DECODE_TRNS : 0));
+                                   has_alpha ? SPNG_DECODE_TRNS : 0));
   if (has_alpha) return compose_on_white(pixels, header.height, header.width);
   return {header.height, header.width, std::move(pixels)};
 }

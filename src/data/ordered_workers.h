@@ -7,6 +7,7 @@
 #include <functional>
 #include <mutex>
 #include <optional>
+#include <system_error>
 #include <thread>
 #include <vector>
 
@@ -22,7 +23,12 @@ class OrderedWorkers {
       : work_(std::move(work)), last_(last), next_input_(first), next_output_(first) {
     num_threads = std::max(num_threads, 1);
     slots_.resize(std::max<int64_t>(depth, num_threads));
-    for (int i = 0; i < num_threads; ++i) threads_.emplace_back([this] { run(); });
+    for (int i = 0; i < num_threads; ++i) try {
+        threads_.emplace_back([this] { run(); });
+      } catch (const std::system_error&) {  // the system's limit: fewer do
+        if (threads_.empty()) throw;
+        break;
+      }
   }
   // Waits for the work in hand, no more.
   ~OrderedWorkers() {

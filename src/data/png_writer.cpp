@@ -32,7 +32,7 @@ std::vector<uint8_t> encode_png(const Image& image) {
   header.color_type = SPNG_COLOR_TYPE_TRUECOLOR;
   check_encoding(spng_set_ihdr(context.get(), &header));
   check_encoding(spng_encode_image(context.get(), image.rgb.data(), image.rgb.size(), SPNG_FMT_PNG,
-                          SPNG_ENCODE_FINALIZE));
+                                   SPNG_ENCODE_FINALIZE));
   size_t size = 0;
   int status = 0;
   const std::unique_ptr<void, decltype(&std::free)> buffer(spng_get_png_buffer(context.get(), &size, &status),

@@ -120,7 +120,10 @@ class ImageBatches : public BatchSource {
 }  // namespace
 
 void check_image_size(const Autoencoder& autoencoder, int64_t image_size) {
-  if (image_size < 1 || image_size % autoencoder.downsample != 0)
+  constexpr int64_t kMostPixels = 65536;
+  if (image_size < 1 || image_size > kMostPixels)
+    fail("autoencoder", "expected --image-size to be 1 to {}, got {}", kMostPixels, image_size);
+  if (image_size % autoencoder.downsample != 0)
     fail("autoencoder", "expected --image-size to be a multiple of {}, got {}", autoencoder.downsample,
          image_size);
 }

@@ -15,9 +15,13 @@ ExtractSettings resolve(const ExtractOptions& options, int64_t local_rank, int64
   if (options.batch < 0 || options.workers < 0 || options.shard_size < 1)
     fail("extract", "--batch, --workers and --shard-size: expected positive numbers, got {}, {} and {}",
          options.batch, options.workers, options.shard_size);
+  constexpr int64_t kMostWorkers = 1024, kMostPictures = 1 << 20;
+  if (options.workers > kMostWorkers || options.batch > kMostPictures)
+    fail("extract", "--workers expects {} at most and --batch {}, got {} and {}", kMostWorkers, kMostPictures,
+         options.workers, options.batch);
   ExtractSettings settings;
   settings.device = parse_device(options.device, local_rank);
-  settings.compute_dtype = parse_compute_dtype(options.compute_dtype);
+  settings.compute_dtype = parse_compute_dtype(options.compute_dtype, "--compute-dtype");
   settings.num_flips = options.flip == "both" ? 2 : 1;
   settings.batch = options.batch;
   if (settings.batch == 0) settings.batch = settings.device.is_cuda() ? 32 : 8;
@@ -42,7 +46,7 @@ StoreInfo make_store_info(const ExtractOptions& options, const ExtractSettings& 
   info.image_size = options.image_size;
   info.has_logvar = autoencoder.name != "pixels";
   info.num_flips = settings.num_flips;
-  info.dtype = from_scalar_type(parse_compute_dtype(options.dtype));
+  info.dtype = from_scalar_type(parse_compute_dtype(options.dtype, "--dtype"));
   info.class_names = dataset.class_names();
   info.source = {{"data", std::filesystem::absolute(options.data).lexically_normal().filename().string()},
                  {"layout", dataset.layout()},

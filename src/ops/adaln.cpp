@@ -17,7 +17,7 @@ namespace {
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
-constexpr int64_t kGrainRows = 16;
+constexpr int64_t kAdalnGrainRows = 16;
 
 // Backward does not read shift.
 AdalnArgs kernel_args(const at::Tensor& x, const at::Tensor& shift, const at::Tensor& scale, double eps,
@@ -39,7 +39,7 @@ AdalnArgs kernel_args(const at::Tensor& x, const at::Tensor& shift, const at::Te
 void forward_cpu(const AdalnArgs& args, const at::Tensor& out) {
   void* to = out.mutable_data_ptr();
   const Dtype out_dtype = from_scalar_type(out.scalar_type());
-  at::parallel_for(0, out.size(0) * out.size(1), kGrainRows,
+  at::parallel_for(0, out.size(0) * out.size(1), kAdalnGrainRows,
                    [&](int64_t begin, int64_t end) { cpu::adaln(args, to, out_dtype, begin, end); });
 }
 

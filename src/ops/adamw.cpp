@@ -21,7 +21,7 @@ static c10::IValue mark_value(const std::vector<EmaSlice>& emas) {
 
 namespace {
 
-constexpr int64_t kGrain = 8192;  // elements worth a thread
+constexpr int64_t kAdamwGrain = 8192;  // elements worth a thread
 
 void check_flat(const char* name, const at::Tensor& tensor, const at::Tensor& master) {
   if (tensor.dim() != 1 || tensor.numel() != master.numel() || !tensor.is_contiguous() ||
@@ -111,7 +111,7 @@ void adamw_ema_step_(at::Tensor& master, const at::Tensor& grad, at::Tensor& exp
     cuda::adamw(elements, factors, master);
     return;
   }
-  at::parallel_for(0, master.numel(), kGrain,
+  at::parallel_for(0, master.numel(), kAdamwGrain,
                    [&](int64_t begin, int64_t end) { cpu::adamw(elements, factors, begin, end); });
 }
 

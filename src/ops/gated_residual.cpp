@@ -17,7 +17,7 @@ namespace {
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
-constexpr int64_t kGrainRows = 16;
+constexpr int64_t kGatedGrainRows = 16;
 
 GatedResidualArgs kernel_args(const at::Tensor& gate, const at::Tensor& y) {
   return {.gate = gate.const_data_ptr(),
@@ -33,7 +33,7 @@ void forward_cpu(const GatedResidualArgs& args, const at::Tensor& x, const at::T
   const void* from = x.const_data_ptr();
   void* to = out.mutable_data_ptr();
   const Dtype x_dtype = from_scalar_type(x.scalar_type());
-  at::parallel_for(0, x.size(0) * x.size(1), kGrainRows, [&](int64_t begin, int64_t end) {
+  at::parallel_for(0, x.size(0) * x.size(1), kGatedGrainRows, [&](int64_t begin, int64_t end) {
     cpu::gated_residual(args, from, to, x_dtype, begin, end);
   });
 }

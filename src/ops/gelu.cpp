@@ -12,7 +12,7 @@
 namespace kiln::ops {
 namespace {
 
-constexpr int64_t kGrain = 16384;  // elements worth a thread
+constexpr int64_t kGeluGrain = 16384;  // elements worth a thread
 
 void check_contiguous(const at::Tensor& in, const at::Tensor& out) {
   TORCH_INTERNAL_ASSERT(in.is_contiguous() && out.is_contiguous() && in.sizes() == out.sizes() &&
@@ -39,7 +39,7 @@ void gelu_tanh_forward(const at::Tensor& in, at::Tensor& out) {
   const size_t size = dtype_size(dtype);
   const char* from = static_cast<const char*>(in.const_data_ptr());
   char* to = static_cast<char*>(out.mutable_data_ptr());
-  at::parallel_for(0, in.numel(), kGrain, [&](int64_t begin, int64_t end) {
+  at::parallel_for(0, in.numel(), kGeluGrain, [&](int64_t begin, int64_t end) {
     cpu::gelu_tanh(dtype, from + begin * size, to + begin * size, end - begin);
   });
 }
@@ -64,7 +64,7 @@ void gelu_tanh_backward(const at::Tensor& grad, const at::Tensor& in, at::Tensor
   const char* g = static_cast<const char*>(grad.const_data_ptr());
   const char* from = static_cast<const char*>(in.const_data_ptr());
   char* to = static_cast<char*>(grad_in.mutable_data_ptr());
-  at::parallel_for(0, in.numel(), kGrain, [&](int64_t begin, int64_t end) {
+  at::parallel_for(0, in.numel(), kGeluGrain, [&](int64_t begin, int64_t end) {
     cpu::gelu_tanh_grad(dtype, g + begin * size, from + begin * size, to + begin * size, end - begin);
   });
 }

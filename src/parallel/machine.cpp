@@ -120,6 +120,9 @@ at::Device parse_device(const std::string& name, int64_t local_rank) {
 }
 
 void apply(const ComputeSettings& settings) {
+  constexpr int64_t kMostThreads = 1024;  // of more the thread pool may end the process
+  if (settings.threads < 0 || settings.threads > kMostThreads)
+    fail("device", "--threads expects 0 (all processors) to {}, got {}", kMostThreads, settings.threads);
   at::set_num_threads(static_cast<int>(settings.threads > 0     ? settings.threads
                                        : settings.cpu_share > 0 ? settings.cpu_share
                                                                 : num_own_cpus()));

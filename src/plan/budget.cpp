@@ -74,7 +74,7 @@ int64_t free_bytes(at::Device device, const MachineProfile& machine, const Ranks
     nearest->memory_budget = options.memory_budget;
     fail("train", "{}: this fits: {}", what, command_line(*nearest));
   }
-  fail("train", "{}, nor does any smaller --micro-batch: take a smaller model or more memory", what);
+  fail("train", "{}; no smaller --micro-batch fits either: take a smaller model or more memory", what);
 }
 
 // Of a GPU's host: a copy of the state that does not fit is not made.
@@ -112,7 +112,10 @@ void choose_within(FittedRun& run, const MachineProfile& machine, int64_t budget
          size);
   if (!fitted)
     refuse(fit, options,
-           fmt::format("{} ({}) is too little for --micro-batch {}", given, size, options.micro_batch));
+           fmt::format("{} ({}) is too little for {}", given, size,
+                       options.micro_batch > 0
+                           ? fmt::format("--micro-batch {}", options.micro_batch)
+                           : fmt::format("one pass of all --global-batch {}", options.global_batch)));
   const auto& [chosen, plan] = *fitted;
   TrainOptions kept = chosen;
   kept.recompute = kept.offload_activations = "none";

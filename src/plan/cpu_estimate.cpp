@@ -15,9 +15,9 @@ namespace {
 
 // Assumptions about a CPU that was not calibrated, from those that were: shares of the best square product
 // and of the copying rate. fp16 is storage on a CPU, so that its products cost what f32's do.
-constexpr double kMatmulShare = 0.75, kAttentionShare = 0.35, kBandwidthShare = 0.7;
-constexpr double kDispatch = 8e-6;               // seconds of one operation through ATen and autograd
-constexpr double kDisk = 5e8, kProcess = 3.5e8;  // bytes/s; bytes of libraries and buffers
+constexpr double kMatmulShare = 0.75, kAttentionShare = 0.35, kCpuBandwidthShare = 0.7;
+constexpr double kDispatch = 8e-6;                  // seconds of one operation through ATen and autograd
+constexpr double kCpuDisk = 5e8, kProcess = 3.5e8;  // bytes/s; bytes of libraries and buffers
 
 template <class Work>
 double best_seconds(int repeats, Work&& work) {
@@ -65,11 +65,11 @@ MachineProfile estimate_cpu() {
                           .host_link_bytes_per_s = copying,
                           .peer_bytes_per_s = copying / 2,
                           .node_bytes_per_s = 1e9,
-                          .disk_bytes_per_s = kDisk,
+                          .disk_bytes_per_s = kCpuDisk,
                           .gpus_per_node = 1,
                           .matmul_efficiency = kMatmulShare,
                           .attention_efficiency = kAttentionShare,
-                          .bandwidth_efficiency = kBandwidthShare};
+                          .bandwidth_efficiency = kCpuBandwidthShare};
   }();
   return profile;
 }

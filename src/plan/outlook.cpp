@@ -4,6 +4,7 @@
 #include <set>
 
 #include "core/dtype.h"
+#include "core/duration.h"
 #include "data/feature_store.h"
 #include "data/image_dataset.h"
 #include "plan/planned_data.h"
@@ -13,8 +14,7 @@ namespace kiln {
 namespace {
 
 constexpr int64_t kImageNetImages = 1'281'167;
-constexpr int64_t kMostGpus = 1024;
-constexpr double kSecondsPerDay = 86400;
+constexpr int64_t kMostScaledGpus = 1024;
 // Normal draws, posterior included, of one loader thread (benchmarks/results/store_*): latent values per
 // second.
 constexpr double kLoaderValuesPerS = 107'000 * 4096.0;
@@ -56,7 +56,7 @@ double cost_of(const PlanOptions& options, int64_t gpus, double days) {
 std::vector<ScalingPoint> scaling_of(const Plan& plan, const StepTrace& trace) {
   const MachineProfile& machine = plan.machine;
   const int64_t most =
-      machine.node_bytes_per_s > 0 ? kMostGpus : std::max(machine.gpus_per_node, plan.options.gpus);
+      machine.node_bytes_per_s > 0 ? kMostScaledGpus : std::max(machine.gpus_per_node, plan.options.gpus);
   std::set<int64_t> counts = {plan.options.gpus};
   for (int64_t gpus = 1; gpus <= most; gpus *= 2) counts.insert(gpus);
   const double images = static_cast<double>(plan.steps * plan.options.train.global_batch);

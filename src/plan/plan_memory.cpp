@@ -32,7 +32,7 @@ class MemoryComposer {
   void add_phase(const std::string& name, const DeviceTimeline::Peak& peak, int64_t host);
   void add_kinds(const DeviceTimeline::Peak& steady);
   void add_notes();
-  int64_t loader_bytes() const;
+  int64_t loader_bytes(int64_t batch, bool of_pictures) const;
   int64_t checkpoint_copy_bytes() const;
   MemoryCurve curve() const;
 
@@ -44,12 +44,12 @@ class MemoryComposer {
   const int64_t communication_;
 };
 
-// Batches that wait, the one in use and the one being drawn.
-int64_t MemoryComposer::loader_bytes() const {
+// Of batches of so many images: those that wait, the one in use and the one being drawn.
+int64_t MemoryComposer::loader_bytes(int64_t batch, bool of_pictures) const {
   const DataShape& data = plan_.data;
   const int64_t latent = data.channels * data.height * data.width;
-  const int64_t x_0 = encodes_images(options_) ? 3 * options_.image_size * options_.image_size : latent;
-  return (options_.prefetch + 2) * plan_.rank_batch * (4 * (x_0 + latent) + 24);
+  const int64_t x_0 = of_pictures ? 3 * options_.image_size * options_.image_size : latent;
+  return (options_.prefetch + 2) * batch * (4 * (x_0 + latent) + 24);
 }
 
 void MemoryComposer::add_phase(const std::string& name, const DeviceTimeline::Peak& peak, int64_t host) {
@@ -99,12 +99,15 @@ MemoryCurve MemoryComposer::curve() const {
 }
 
 void MemoryComposer::add_phases(const PhasePeaks& peaks) {
-  const int64_t process = cuda_ ? kHostProcessBytes : 0, stepping = process + loader_bytes();
+  const int64_t process = cuda_ ? kHostProcessBytes : 0,
+                stepping = process + loader_bytes(plan_.rank_batch, encodes_images(options_)),
+                validating = stepping + loader_bytes(rows_of_walk(options_, plan_.options.gpus),
+                                                     encodes_validation_images(options_));
   add_phase("load", peaks.load, process);
   if (encodes_images(options_)) add_phase("extract", peaks.encoding, stepping);
   add_phase("first step", peaks.first, stepping);
   add_phase("steady step", peaks.steady, stepping);
-  if (player_.validates()) add_phase("validation", peaks.validation, stepping);
+  if (player_.validates()) add_phase("validation", peaks.validation, validating);
   if (player_.draws_samples()) add_phase("validation sampling", peaks.sampling, stepping);
   const DeviceTimeline::Peak idle{
       .live_bytes = trace_.memory.persistent_bytes + plan_.machine.workspace_bytes,

@@ -60,8 +60,8 @@ DataShape planned_shape(const TrainOptions& options) {
   if (is_store(options)) return store_shape(options);
   if (!fs::exists(options.data))
     fail("plan",
-         "--data {} does not exist: give a store made by kiln extract, images with --autoencoder, or leave "
-         "it out",
+         "--data {} does not exist: give a store made by kiln extract, images with --autoencoder, or "
+         "'synthetic'",
          options.data);
   if (options.autoencoder.empty())
     fail("plan",

@@ -82,7 +82,7 @@ std::string time_tables(const Plan& plan) {
   return html + "</table>\n";
 }
 
-std::string list(const char* title, const std::vector<std::string>& lines) {
+std::string html_list(const char* title, const std::vector<std::string>& lines) {
   if (lines.empty()) return "";
   std::string html = fmt::format("<h2>{}</h2>\n<ul>\n", title);
   for (const std::string& line : lines) html += "<li>" + escape(line) + "</li>\n";
@@ -107,8 +107,9 @@ std::string to_html(const Plan& plan) {
   html +=
       fmt::format("<p>{:.3g} s a step, {:.4g} images/s, {:.0f} % of peak; {} steps take {:.2f} days</p>\n",
                   plan.step_s, plan.images_per_s, 100 * plan.peak_share, plan.steps, plan.days);
-  return html + list("Advice", plan.advice) + memory_plot(plan.curve) + memory_tables(plan) +
-         time_tables(plan) + scaling_plot(plan) + list("Not in this plan", plan.notes) + "</body></html>\n";
+  return html + html_list("Advice", plan.advice) + memory_plot(plan.curve) + memory_tables(plan) +
+         time_tables(plan) + scaling_plot(plan) + html_list("Not in this plan", plan.notes) +
+         "</body></html>\n";
 }
 
 }  // namespace kiln

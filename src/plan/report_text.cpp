@@ -107,7 +107,7 @@ std::string disk(const Plan& plan) {
              plan.data_rate.loader_images_per_s);
 }
 
-std::string list(const char* title, const std::vector<std::string>& lines) {
+std::string text_list(const char* title, const std::vector<std::string>& lines) {
   if (lines.empty()) return "";
   std::string text = fmt::format("\n{}\n", title);
   for (const std::string& line : lines) text += "  - " + line + "\n";
@@ -118,7 +118,7 @@ std::string list(const char* title, const std::vector<std::string>& lines) {
 
 std::string to_text(const Plan& plan) {
   return heading(plan) + verdict(plan) + memory(plan) + time(plan) + disk(plan) +
-         list("Advice", plan.advice) + list("Not in this plan", plan.notes);
+         text_list("Advice", plan.advice) + text_list("Not in this plan", plan.notes);
 }
 
 }  // namespace kiln

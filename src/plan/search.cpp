@@ -6,6 +6,7 @@
 #include <optional>
 
 #include "core/byte_units.h"
+#include "core/duration.h"
 #include "core/error.h"
 #include "core/tensors.h"
 #include "plan/planned_data.h"
@@ -15,7 +16,6 @@ namespace kiln {
 
 namespace {
 
-constexpr double kSecondsPerDay = 86400;
 constexpr double kHoursPerDay = 24;
 // Screening equals a plan but for this: what is screened further away from the best plan so far cannot win.
 // Everything nearer is planned.

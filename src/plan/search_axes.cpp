@@ -6,7 +6,7 @@ namespace kiln {
 
 namespace {
 
-constexpr int64_t kMostGpus = 1024;
+constexpr int64_t kMostTriedGpus = 1024;
 
 }  // namespace
 
@@ -22,7 +22,7 @@ std::vector<int64_t> SearchAxes::gpu_counts() const {
   std::vector<int64_t> counts;
   const int64_t batch = search_.plan.train.global_batch;
   const bool divides = is_fixed("zero-stage") && search_.plan.train.zero_stage > 0;
-  for (int64_t gpus = divides ? 2 : 1; gpus <= std::min(batch, kMostGpus); gpus *= 2)
+  for (int64_t gpus = divides ? 2 : 1; gpus <= std::min(batch, kMostTriedGpus); gpus *= 2)
     if (batch % gpus == 0) counts.push_back(gpus);
   return counts;
 }

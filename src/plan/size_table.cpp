@@ -21,7 +21,7 @@ constexpr double kComfortableShare = 0.85;  // of the memory that may be used wi
 constexpr double kTypicalShare = 0.95;      // of the speed that larger micro-batches reach
 constexpr double kPatienceDays = 7;         // for kSteps
 constexpr int64_t kMicroBatches[] = {8, 16, 32, 64, 128, 256};
-constexpr int64_t kMostGpus = 64;
+constexpr int64_t kMostRentedGpus = 64;
 
 PlanOptions published(const std::string& model, int64_t image_size) {
   PlanOptions options;
@@ -77,9 +77,9 @@ Plan in_time(const PlanOptions& options, const Typical& typical) {
   const double images = static_cast<double>(kSteps * kGlobalBatch);
   const double days_on_one = images / typical.images_per_s / 86400;
   int64_t gpus = 1;
-  while (gpus < kMostGpus && days_on_one / static_cast<double>(gpus) > kPatienceDays) gpus *= 2;
+  while (gpus < kMostRentedGpus && days_on_one / static_cast<double>(gpus) > kPatienceDays) gpus *= 2;
   Plan plan = on_gpus(options, gpus, typical.micro_batch);
-  while (plan.days > kPatienceDays && gpus < kMostGpus)
+  while (plan.days > kPatienceDays && gpus < kMostRentedGpus)
     plan = on_gpus(options, gpus *= 2, typical.micro_batch);
   return plan;
 }

@@ -44,7 +44,9 @@ json choose_sampler(const SampleCommand& command, const json& objective) {
   const int64_t steps = command.num_sampling_steps > 0 ? command.num_sampling_steps
                         : name == "ddpm"               ? kDefaultDdpmSteps
                                                        : kDefaultSteps;
-  return sampler_config(name, steps, objective);
+  json config = sampler_config(name, steps, objective);
+  make_sampler(config);  // refuses impossible steps before anything is written
+  return config;
 }
 
 // "000012-birds.png"
@@ -102,8 +104,9 @@ class Progress {
 
 void check(const SampleCommand& command) {
   if (command.out.empty()) fail("sample", "--out needs a folder for the images");
-  if (command.num_images < 1)
-    fail("sample", "expected --num-images to be at least 1, got {}", command.num_images);
+  constexpr int64_t kMostImages = 100'000'000;
+  if (command.num_images < 1 || command.num_images > kMostImages)
+    fail("sample", "expected --num-images to be 1 to {}, got {}", kMostImages, command.num_images);
   if (command.batch < 1) fail("sample", "expected --batch to be at least 1, got {}", command.batch);
   if (command.no_png && command.npz.empty()) fail("sample", "--no-png without --npz would keep no images");
   if (command.no_png && command.grid) fail("sample", "--grid is made of the PNG files: leave out --no-png");
@@ -208,7 +211,7 @@ void sample(const SampleCommand& command, ProcessGroup& group) {
   check(command);
   const bool is_first = group.rank() == 0;
   const at::Device device = parse_device(command.device, group.ranks().local_rank);
-  const at::ScalarType compute_dtype = parse_compute_dtype(command.compute_dtype);
+  const at::ScalarType compute_dtype = parse_compute_dtype(command.compute_dtype, "--compute-dtype");
   apply(ComputeSettings{.device = device, .threads = command.threads, .cpu_share = cpu_share(group)});
   const SampleSource source = load_sample_source(command, device, compute_dtype);
   SampleOptions options = sample_options(command, source, device);

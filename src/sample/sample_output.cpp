@@ -57,7 +57,7 @@ bool SampleOutput::check_settings() const {
   const json before = json::parse(file, nullptr, /*allow_exceptions=*/false);
   const std::vector<std::string> keys = differing_keys(before, options_.settings);
   if (!keys.empty())
-    fail("sample", "{} holds images drawn with another {}: choose another --out, or remove it",
+    fail("sample", "{} holds images drawn with other settings: {}; choose another --out, or remove it",
          options_.folder, fmt::join(keys, ", "));
   return true;
 }

@@ -8,26 +8,29 @@
 
 #include "checkpoint/checked_files.h"
 #include "core/error.h"
-#include "core/error_message.h"
 #include "parallel/agreement.h"
 
 namespace kiln {
 
 namespace {
 
-// Of this rank's part of a file's bytes, by all its threads.
+// Where part `index` of `count` equal parts of [begin, end) begins.
+uint64_t part_begin(uint64_t begin, uint64_t end, int64_t index, int64_t count) {
+  const auto part = static_cast<uint64_t>(index), parts = static_cast<uint64_t>(count);
+  const uint64_t bytes = end - begin;
+  return begin + bytes / parts * part + std::min(part, bytes % parts);
+}
+
+// Of this rank's part of a file's bytes, by all its threads, of which another rank may have more or fewer.
 FileChecksum checksum_of_share(const std::string& path, uint64_t bytes, const ProcessGroup& group) {
-  const int64_t threads = at::get_num_threads(), num_parts = group.world_size() * threads;
-  const auto begin_of = [bytes, count = static_cast<uint64_t>(num_parts)](int64_t index) {
-    const auto part = static_cast<uint64_t>(index);
-    return bytes / count * part + std::min(part, bytes % count);
-  };
+  const uint64_t begin = part_begin(0, bytes, group.rank(), group.world_size()),
+                 end = part_begin(0, bytes, group.rank() + 1, group.world_size());
+  const int64_t threads = at::get_num_threads();
   std::vector<FileChecksum> parts(static_cast<size_t>(threads));
-  at::parallel_for(0, threads, 1, [&](int64_t first, int64_t end) {
-    for (int64_t thread = first; thread < end; ++thread) {
-      const int64_t part = group.rank() * threads + thread;
-      parts[static_cast<size_t>(thread)] = checksum_of_bytes(path, begin_of(part), begin_of(part + 1));
-    }
+  at::parallel_for(0, threads, 1, [&](int64_t first, int64_t last) {
+    for (int64_t i = first; i < last; ++i)
+      parts[static_cast<size_t>(i)] =
+          checksum_of_bytes(path, part_begin(begin, end, i, threads), part_begin(begin, end, i + 1, threads));
   });
   FileChecksum share;
   for (const FileChecksum& part : parts) share.merge(part);
@@ -41,17 +44,15 @@ std::string damage_of_bytes(const std::string& folder, ProcessGroup& group) {
   agree(group, "the newest checkpoint", [&] { files = read_file_list(folder); });
   std::erase_if(files, [](const CheckpointFile& file) { return file.checksum.empty(); });
   if (files.empty()) return "";
+  // What cannot be read is no damage: another rank, or a later start, may read it.
   nlohmann::json mine = nlohmann::json::array();
-  try {
+  agree(group, "the newest checkpoint", [&] {
     for (const CheckpointFile& file : files)
       mine.push_back(checksum_of_share(folder + "/" + file.name, file.bytes, group));
-  } catch (const Error& error) {
-    mine = bare_message_of(error);
-  }
+  });
   std::vector<FileChecksum> found(files.size());
   for (const std::string& text : group.gather(mine.dump(), "the bytes of a checkpoint")) {
     const auto of_rank = nlohmann::json::parse(text);
-    if (of_rank.is_string()) return of_rank.get<std::string>();
     for (size_t file = 0; file < files.size(); ++file)
       found[file].merge(of_rank.at(file).get<FileChecksum>());
   }

@@ -34,7 +34,7 @@ class FirstWeights {
     filled->value = at::empty(parameter.value.sizes(), at::TensorOptions(at::kFloat).device(device_));
     if (source_.empty())
       initialize_weights({filled}, seed_);
-    else
+    else if (!device_.is_meta())
       load_weights({filled}, tensors_of(parameter.key), source_);
     return filled->value;
   }

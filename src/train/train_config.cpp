@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cmath>
 #include <filesystem>
+#include <tuple>
 #include <type_traits>
 
 #include "core/block_store.h"
@@ -126,6 +127,23 @@ void validate(const TrainOptions& o) {
   require(o.global_batch > 0, "global-batch", "a positive number", o.global_batch);
   require(o.micro_batch >= -1 && o.micro_batch <= o.global_batch, "micro-batch",
           fmt::format("0 to --global-batch ({}), or -1", o.global_batch), o.micro_batch);
+  // Beyond them is a slip of the finger, and machines fail in odd ways. Larger whole numbers than 64 bits
+  // hold arrive as the largest.
+  constexpr int64_t kMillion = 1'000'000;
+  for (const auto& [option, value, most] : {std::tuple{"image-size", o.image_size, int64_t{65536}},
+                                            {"hidden-size", o.hidden_size, kMillion},
+                                            {"depth", o.depth, int64_t{10'000}},
+                                            {"num-heads", o.num_heads, kMillion},
+                                            {"patch-size", o.patch_size, int64_t{65536}},
+                                            {"num-classes", o.num_classes, 1000 * kMillion},
+                                            {"global-batch", o.global_batch, 1000 * kMillion},
+                                            {"prefetch", o.prefetch, kMillion},
+                                            {"num-samples", o.num_samples, kMillion},
+                                            {"num-sampling-steps", o.num_sampling_steps, kMillion},
+                                            {"threads", o.threads, int64_t{1024}},
+                                            {"loader-threads", o.loader_threads, int64_t{1024}},
+                                            {"nproc", o.nproc, int64_t{1024}}})
+    require(value <= most, option, fmt::format("{} at most", most), value);
   if (chooses_micro_batch(o) && o.memory_budget.empty())
     fail("train", "--micro-batch -1 chooses what fits a memory budget: give --memory-budget auto");
   require(o.max_steps > 0, "max-steps", "a positive number", o.max_steps);

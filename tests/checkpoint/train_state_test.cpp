@@ -152,7 +152,11 @@ TEST_F(TrainState, AReaderOfOneFileTakesTheNewestThatIsWhole) {
                            " has other bytes than were written\n");
   EXPECT_EQ(newest("notes"), second / "notes");  // of which nothing is known
   flip_byte(first / "model.safetensors", 0);
-  EXPECT_EQ(newest("model.safetensors"), "");
+  EXPECT_THAT(test::message_of([&] {
+                newest_checked_file(run_,
+                                    [](const std::string& folder) { return folder + "/model.safetensors"; });
+              }),
+              HasSubstr("none of the 2 checkpoints of " + run_.string() + " is whole: model.safetensors of"));
 }
 
 TEST_F(TrainState, WhatIsSetAsideIsNoCheckpointAndStays) {

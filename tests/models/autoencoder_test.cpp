@@ -25,12 +25,12 @@ using testing::HasSubstr;
 using Tensors = std::map<std::string, at::Tensor>;
 
 const nlohmann::json kTinyAutoencoder = {{"_class_name", "AutoencoderKL"},
-                              {"block_out_channels", {8, 16}},
-                              {"norm_num_groups", 4},
-                              {"layers_per_block", 1},
-                              {"latent_channels", 4},
-                              {"scaling_factor", 0.13025},
-                              {"shift_factor", 0.25}};
+                                         {"block_out_channels", {8, 16}},
+                                         {"norm_num_groups", 4},
+                                         {"layers_per_block", 1},
+                                         {"latent_channels", 4},
+                                         {"scaling_factor", 0.13025},
+                                         {"shift_factor", 0.25}};
 
 Tensors tiny_weights() {
   const AutoencoderKl autoencoder(parse_autoencoder_kl_config(kTinyAutoencoder), {});

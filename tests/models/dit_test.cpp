@@ -17,9 +17,9 @@ namespace {
 using testing::HasSubstr;
 
 const nlohmann::json kTinyDit = {{"input_size", 8},          {"patch_size", 2},  {"in_channels", 4},
-                              {"hidden_size", 48},        {"depth", 2},       {"num_heads", 3},
-                              {"mlp_ratio", 4.0},         {"num_classes", 5}, {"learn_sigma", true},
-                              {"class_dropout_prob", 0.1}};
+                                 {"hidden_size", 48},        {"depth", 2},       {"num_heads", 3},
+                                 {"mlp_ratio", 4.0},         {"num_classes", 5}, {"learn_sigma", true},
+                                 {"class_dropout_prob", 0.1}};
 
 // Every path carries a signal: zero-initialised weights are drawn too.
 std::unique_ptr<Denoiser> random_dit(const nlohmann::json& config,

@@ -25,7 +25,8 @@ struct AttentionCase {
 
 // The op against the composed reference in f64 on the same (rounded) numbers: output, dq, dk and dv each
 // within `rtol` of its own peak, or `atol`.
-void expect_reference(const AttentionCase& c, at::ScalarType dtype, double rtol, double spread = 1, double atol = 0) {
+void expect_reference(const AttentionCase& c, at::ScalarType dtype, double rtol, double spread = 1,
+                      double atol = 0) {
   SCOPED_TRACE(::testing::Message() << c.batch << "x" << c.num_tokens << "x" << c.num_heads << "x"
                                     << c.head_dim << " " << c10::toString(dtype));
   const at::Tensor qkv = testing::leaf(c.qkv(dtype, spread)), wide = testing::leaf(qkv.to(at::kDouble));

@@ -61,13 +61,15 @@ TEST_P(GroupNorm, ThreadCountDoesNotMatter) {
 }
 
 constexpr auto kDense = at::MemoryFormat::Contiguous, kLast = at::MemoryFormat::ChannelsLast;
-INSTANTIATE_TEST_SUITE_P(
-    Shapes, GroupNorm,
-    ::testing::Values(GroupNormCase{2, 64, 9, 7, 32, kF32, kDense, true}, GroupNormCase{2, 64, 9, 7, 32, kF32, kLast, true},
-                      GroupNormCase{1, 128, 40, 40, 32, kBf16, kDense, true},
-                      GroupNormCase{2, 128, 40, 40, 32, kBf16, kLast, true}, GroupNormCase{1, 96, 5, 3, 8, kFp16, kLast, false},
-                      GroupNormCase{1, 30, 70, 64, 3, kF32, kLast, false}, GroupNormCase{3, 6, 64, 70, 2, kF32, kDense, false},
-                      GroupNormCase{1, 5, 1, 3, 1, kF32, kDense, true}));
+INSTANTIATE_TEST_SUITE_P(Shapes, GroupNorm,
+                         ::testing::Values(GroupNormCase{2, 64, 9, 7, 32, kF32, kDense, true},
+                                           GroupNormCase{2, 64, 9, 7, 32, kF32, kLast, true},
+                                           GroupNormCase{1, 128, 40, 40, 32, kBf16, kDense, true},
+                                           GroupNormCase{2, 128, 40, 40, 32, kBf16, kLast, true},
+                                           GroupNormCase{1, 96, 5, 3, 8, kFp16, kLast, false},
+                                           GroupNormCase{1, 30, 70, 64, 3, kF32, kLast, false},
+                                           GroupNormCase{3, 6, 64, 70, 2, kF32, kDense, false},
+                                           GroupNormCase{1, 5, 1, 3, 1, kF32, kDense, true}));
 
 TEST(GroupNormSilu, GradcheckInF64) {
   testing::gradcheck([](const Tensors& in) { return group_norm_silu(in[0], 2, in[1], in[2], 1e-6, true); },

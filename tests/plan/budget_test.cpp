@@ -179,7 +179,7 @@ TEST(Budget, RefusalEndsInACommandThatFits) {
                                          HasSubstr("this fits: kiln train"), HasSubstr("--micro-batch"))));
   options.memory_budget = "100M";
   EXPECT_THAT([&] { fit_run(options); },
-              ThrowsMessage<Error>(HasSubstr("nor does any smaller --micro-batch")));
+              ThrowsMessage<Error>(HasSubstr("no smaller --micro-batch fits either")));
 }
 
 TEST(Budget, PreflightRefusesWhatTheMachineDoesNotHold) {

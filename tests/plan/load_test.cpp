@@ -44,6 +44,14 @@ TEST(Load, HoldsWhatThePlanSays) {
   }
 }
 
+// A plan needs no file, and reading one holds no more.
+TEST(Load, IsPlannedWithoutTheFileOfItsWeights) {
+  TrainOptions options = deep_options();
+  const int64_t fresh = planned_peak(options, DryRunDevice::kCuda);
+  options.weights = "/not here.safetensors";
+  EXPECT_EQ(planned_peak(options, DryRunDevice::kCuda), fresh);
+}
+
 // Weights come one by one: a model larger than the device's memory can be divided among devices, or put on a
 // disk.
 TEST(Load, NeverHoldsTheWholeModelWhereTheStateIsElsewhere) {

@@ -93,6 +93,19 @@ def test_profile_is_a_chrome_trace_of_the_asked_steps(run):
     assert any("Input Dims" in event.get("args", {}) for event in slices), "operations carry their shapes"
 
 
+def test_a_profile_shows_what_ranks_send_beside_what_is_computed(tmp_path):
+    result = train(tmp_path, "--max-steps", 3, "--profile", "2:3", "--nproc", 2, "--zero-stage", 3)
+    assert result.returncode == 0, result.stderr
+    events = json.loads((tmp_path / "profile-2-3.json").read_text())["traceEvents"]
+    slices = [event for event in events if event.get("ph") == "X"]
+    sent = [event for event in slices if event["name"].startswith("gloo:")]
+    computed = [event for event in slices if event["name"].startswith(("forward ", "backward "))]
+    assert "gloo:all_gather" in {event["name"] for event in sent}
+    beside = [(one, other) for one in sent for other in computed
+              if one["tid"] != other["tid"] and one["ts"] < other["ts"] + other["dur"] and other["ts"] < one["ts"] + one["dur"]]
+    assert beside, "nothing was sent while a segment computed"
+
+
 @pytest.mark.parametrize("text", ["5", "4:2", "0:3", "a:b"])
 def test_impossible_profiles_are_refused(tmp_path, text):
     result = train(tmp_path / "run", "--profile", text)

@@ -184,4 +184,4 @@ def test_other_settings_are_refused_on_every_rank(weights, tmp_path):
     assert [code for _, code in start_by_hand(commands)] == [0, 0]
     commands = [[program("kiln"), *sample_arguments(weights, tmp_path / "out", "--seed", 2)] for _ in range(2)]
     for (_, stderr), code in start_by_hand(commands):
-        assert code == 1 and "drawn with another seed" in stderr
+        assert code == 1 and "drawn with other settings: seed" in stderr

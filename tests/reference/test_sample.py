@@ -230,7 +230,7 @@ def test_other_settings_are_refused_in_the_same_folder(kiln, run_folder, tmp_pat
     common = ["--run", run_folder, "--num-images", 2, "--num-sampling-steps", 3, "--out", tmp_path / "out"]
     sample(kiln, *common)
     message = sample(kiln, *common, "--seed", 1, ok=False)
-    assert "another seed" in message and len(message.strip().splitlines()) == 1
+    assert "drawn with other settings: seed" in message and len(message.strip().splitlines()) == 1
 
 
 @pytest.mark.parametrize("arguments, message", [

@@ -133,6 +133,11 @@ def test_images_are_encoded_as_a_store_of_them_is(train, latents, tiny_vae, tmp_
         assert result.returncode == 0 and result.stderr == "", result.stderr
         assert [line["images"] for line in validations(tmp_path / name)] == [HELD_OUT] * 2
         assert validation_losses(tmp_path / name) == pytest.approx(validation_losses(tmp_path / "store-store"), rel=5e-4), name
+    # The plan knows of the encoding: as of that of --data.
+    memory = {name: json.loads((tmp_path / name / "plan.json").read_text()) for name in runs}
+    planned = memory["store-images"]["predicted"]["by_phase"]["validation"]
+    assert planned == pytest.approx(memory["images-images"]["predicted"]["by_phase"]["extract"], rel=1e-3)
+    assert planned >= memory["store-images"]["measured"]["by_phase"]["validation"]
     assert train(tmp_path / "plain", 3, *pictures, validates=False).returncode == 0
     assert losses(tmp_path / "images-images") == losses(tmp_path / "plain")
     assert_refused(train(tmp_path / "none", 1, *data, "--validation-data", latents / "held-out-pictures"),
@@ -150,7 +155,8 @@ def test_pixels_need_no_autoencoder(train, stores, tmp_path):
 def test_what_does_not_fit_is_refused(train, stores, tmp_path):
     out = tmp_path / "run"
     assert_refused(train(out, 1, "--validation-data", stores / "absent"), "--validation-data", "made by kiln extract")
-    assert_refused(train(out, 1, "--validation-data", stores), "--validation-data", "--data has 3")
+    write_pictures(tmp_path / "pictures", 2)
+    assert_refused(train(out, 1, "--validation-data", tmp_path / "pictures"), "has 2 classes, --data has 3")
     assert_refused(train(out, 1, "--validation-images", 12), "--validation-images 12", "11")
     assert_refused(train(out, 1, "--validate-every", -1), "--validate-every")
     assert not out.exists()

@@ -150,7 +150,7 @@ TEST_F(Output, OneProcessGoesOnWithWhatSeveralLeft) {
 TEST_F(Output, RefusesAnotherRunsFolder) {
   { SampleOutput(options_, names()).add(0, picture(0)); }
   options_.settings["seed"] = 2;
-  EXPECT_THAT(message_of([&] { SampleOutput(options_, names()); }), HasSubstr("another seed"));
+  EXPECT_THAT(message_of([&] { SampleOutput(options_, names()); }), HasSubstr("other settings: seed"));
   options_.settings["sampler"] = "ddim";
   EXPECT_THAT(message_of([&] { SampleOutput(options_, names()); }), HasSubstr("sampler, seed"));
 }

@@ -14,8 +14,8 @@
 namespace kiln {
 namespace {
 
-using ::testing::HasSubstr;
 using test::message_of;
+using ::testing::HasSubstr;
 
 SampleOptions tiny_options(int64_t num_images, int64_t batch, const std::string& sampler = "ddpm") {
   SampleOptions options;

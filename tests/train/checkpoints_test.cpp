@@ -381,6 +381,20 @@ TEST_F(Checkpoints, BytesThatAreNotThoseWrittenAreDamage) {
   EXPECT_TRUE(fs::exists(newest) && fs::exists(whole));
 }
 
+// On machines of different sizes, say: the parts that they read are of one division of the file.
+TEST_F(Checkpoints, RanksOfUnevenThreadsReadEachByteOnce) {
+  {
+    TinyTraining tiny(options_of({}, std::make_shared<ProcessGroup>(), run_));
+    save_checkpoint(run_, *tiny.state, *tiny.optimizer, {.step = 1});
+  }
+  test::on_ranks(3, [&](const std::shared_ptr<ProcessGroup>& group) {
+    at::set_num_threads(static_cast<int>(1 + 2 * group->rank()));
+    const NewestCheckpoint found = newest_checkpoint(run_, *group);
+    EXPECT_TRUE(found.checkpoint);
+    EXPECT_TRUE(found.damaged.empty());
+  });
+}
+
 // Written before there were checksums.
 TEST_F(Checkpoints, OlderOnesLoadUnchecked) {
   TinyTraining tiny(options_of({}, std::make_shared<ProcessGroup>(), run_));

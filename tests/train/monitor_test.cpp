@@ -285,15 +285,20 @@ TEST(StepMeasurement, MeasuresASteadyStep) {
     autoencoder_bytes += static_cast<int64_t>(weight->value.nbytes());
   StepMeasurement measurement(at::kCPU, 8, *tiny.state, &autoencoder, observers);
   int64_t counted_peak = 0;
+  double steady_run_seconds = 0;
   for (int step = 1; step <= 5; ++step) {
     const StepBatch batch = tiny.batch(8, static_cast<uint64_t>(step));
     measurement.begin_step();
     sleep_ms(2);  // the loader's
     const int64_t before = live_cpu_bytes().live;
     reset_peak_cpu_bytes();
+    const auto run_begin = std::chrono::steady_clock::now();
     measurement.begin_run();
     tiny.step->run(batch, 1e-4);
     measurement.end_run();
+    if (step > 2)
+      steady_run_seconds +=
+          std::chrono::duration<double>(std::chrono::steady_clock::now() - run_begin).count();
     if (step == 2) counted_peak = live_cpu_bytes().peak - before;
     measurement.end_step(0.002);
   }
@@ -314,7 +319,10 @@ TEST(StepMeasurement, MeasuresASteadyStep) {
   EXPECT_EQ(figures.step_s, figures.step_s_quartiles[1]);
   double phases = 0;
   for (const auto& [phase, seconds] : figures.phase_s) phases += seconds;
-  EXPECT_NEAR(phases, figures.step_s, 0.5 * figures.step_s);
+  const double run_phases =
+      3 * (phases - figures.phase_s.at("data"));  // steps differ as the machine is loaded
+  EXPECT_LE(run_phases, steady_run_seconds + 1e-9);
+  EXPECT_GE(run_phases, 0.5 * steady_run_seconds);
   EXPECT_GT(figures.phase_s.at("forward"), 0);
   EXPECT_NEAR(figures.phase_s.at("data"), 0.002, 1e-9);
   EXPECT_GT(figures.stall_share, 0);

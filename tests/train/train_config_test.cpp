@@ -96,7 +96,7 @@ TEST(TrainConfig, ImpossibleValuesAreRefusedByName) {
     EXPECT_THAT(refusal(name, 0), HasSubstr(fmt::format("--{} expects a positive number, got 0", name)));
   EXPECT_THAT(refusal("cfg-scale", NAN), HasSubstr("--cfg-scale expects a number, got nan"));
   // config.toml could not hold it.
-  EXPECT_THAT(refusal("out", "run\xff"), HasSubstr(R"(--out expects UTF-8, got "run\x{ff}")"));
+  EXPECT_THAT(refusal("out", "run\xff"), HasSubstr(R"(--out expects UTF-8, got "run\xff")"));
 }
 
 TEST(TrainConfig, SettingsWithoutEffectAreRefused) {

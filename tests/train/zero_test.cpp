@@ -24,7 +24,7 @@ using test::TinyOptions;
 using test::TinyTraining;
 using test::worst_relative;
 
-constexpr int64_t kDividedBatch = 9;   // 2, 3 and 4 ranks have uneven or even rows of it
+constexpr int64_t kDividedBatch = 9;  // 2, 3 and 4 ranks have uneven or even rows of it
 constexpr int64_t kMatrixBatch = 13;  // all have uneven ones
 
 struct ZeroOutcome {
@@ -186,7 +186,7 @@ TEST_P(Stages, TrainWhatOneRankTrains) {
                                                                  : dtype == at::kBFloat16 ? 1
                                                                                           : 2);
   const ZeroOutcome expected[] = {outcome_of(options_of({.has_skips = false}, dtype), kSteps, kMatrixBatch),
-                              outcome_of(options_of({.has_skips = true}, dtype), kSteps, kMatrixBatch)};
+                                  outcome_of(options_of({.has_skips = true}, dtype), kSteps, kMatrixBatch)};
   Differences alone, together;  // one rank: only by the order in which micro-batches add up
   std::mutex mutex;
   for (int64_t world_size = 1; world_size <= 4; ++world_size) {
