@@ -124,7 +124,7 @@ FileChecksum checksum_of_bytes(const std::string& path, uint64_t begin, uint64_t
   }
   ::close(fd);
   if (error != 0) fail_with_errno("checkpoint", "read", path, error);
-  if (begin < end) fail("checkpoint", "{} ends after {} bytes, expected {} or more", path, begin, end);
+  if (begin < end) fail("checkpoint", "{} has fewer than the {} bytes that were there", path, end);
   return checksum;
 }
 

@@ -8,7 +8,10 @@
 #include <filesystem>
 #include <fstream>
 #include <iterator>
+#include <optional>
 #include <stdexcept>
+#include <system_error>
+#include <utility>
 
 #include "core/atomic_file.h"
 #include "core/error.h"
@@ -74,23 +77,51 @@ std::string sealed(nlohmann::json state) {
   return text.replace(end + kOwnChecksum.size(), 16, checksum_of_text(std::string_view(text).substr(0, end)));
 }
 
-// What is wrong with a checkpoint, its folder first; empty when it is complete.
-std::string defect_of(const fs::path& folder) try {
+// None: there is no such file. Throws Error when the system cannot tell, which is no damage: a later start
+// may see it.
+std::optional<uint64_t> size_of(const fs::path& path) {
+  std::error_code error;
+  const uint64_t bytes = fs::file_size(path, error);
+  if (!error) return bytes;
+  if (error == std::errc::no_such_file_or_directory || error == std::errc::not_a_directory ||
+      error == std::errc::is_a_directory)
+    return std::nullopt;
+  fail("checkpoint", "cannot read {}: {}", path.string(), error.message());
+}
+
+using FileSizes = std::vector<std::pair<std::string, uint64_t>>;
+
+// As train_state.json lists them. Throws what says why it cannot.
+FileSizes listed_sizes(const fs::path& folder) {
   const nlohmann::json state = read_state_json(folder);
   if (const nlohmann::json& version = state.at("format_version"); version != kFormatVersion)
-    return fmt::format("{} has format_version {}, expected {}", folder.string(), version.dump(),
-                       kFormatVersion);
-  for (const auto& [name, size] : state.at("files").items()) {
-    const fs::path path = folder / name;
-    if (!fs::exists(path)) return fmt::format("{} lacks {}", folder.string(), name);
-    if (const uint64_t found = fs::file_size(path), expected = size.get<uint64_t>(); found != expected)
-      return fmt::format("{} of {} has {} bytes, expected {}", name, folder.string(), found, expected);
+    fail("checkpoint", "{} has format_version {}, expected {}", folder.string(), version.dump(),
+         kFormatVersion);
+  FileSizes sizes;
+  for (const auto& [name, bytes] : state.at("files").items()) sizes.emplace_back(name, bytes.get<uint64_t>());
+  return sizes;
+}
+
+// What is wrong with a checkpoint, its folder first; empty when it is complete. Throws Error: what is there
+// cannot be read.
+std::string defect_of(const fs::path& folder) {
+  const fs::path state = folder / kStateFile;
+  if (!std::ifstream(state) && size_of(state)) fail("checkpoint", "cannot read {}", state.string());
+  FileSizes sizes;
+  try {
+    sizes = listed_sizes(folder);
+  } catch (const Error& error) {
+    return bare_message_of(error);
+  } catch (const std::exception& error) {
+    return fmt::format("{} of {}: {}", kStateFile, folder.string(), error.what());
+  }
+  for (const auto& [name, expected] : sizes) {
+    const std::optional<uint64_t> found = size_of(folder / name);
+    if (!found) return fmt::format("{} lacks {}", folder.string(), name);
+    if (*found != expected)
+      return fmt::format("{} of {} has {} bytes, expected {}", name, folder.string(), *found, expected);
   }
   return "";
-} catch (const Error& error) {
-  return bare_message_of(error);
-} catch (const std::exception& error) {
-  return fmt::format("{} of {}: {}", kStateFile, folder.string(), error.what());
 }
 
 struct Found {
@@ -100,15 +131,19 @@ struct Found {
 
 Found find_checkpoints(const std::string& run) {
   Found found;
+  const fs::path folder = checkpoints_folder(run);
   std::error_code error;
-  for (const auto& entry : fs::directory_iterator(checkpoints_folder(run), error)) {
-    const auto step = parse_step(entry.path().filename().string());
+  for (fs::directory_iterator entry(folder, error), end; !error && entry != end; entry.increment(error)) {
+    const fs::path& path = entry->path();
+    const auto step = parse_step(path.filename().string());
     if (!step) continue;
-    if (std::string defect = defect_of(entry.path()); !defect.empty())
+    if (std::string defect = defect_of(path); !defect.empty())
       found.defects.push_back(std::move(defect));
     else
-      found.complete.push_back({*step, entry.path().string()});
+      found.complete.push_back({*step, path.string()});
   }
+  if (error && error != std::errc::no_such_file_or_directory)
+    fail("checkpoint", "cannot read {}: {}", folder.string(), error.message());
   std::ranges::sort(found.complete, {}, &Checkpoint::step);
   std::ranges::sort(found.defects);
   return found;

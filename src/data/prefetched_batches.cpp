@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <system_error>
 #include <utility>
 
 #include "core/error.h"
@@ -48,7 +49,12 @@ PrefetchedBatches::~PrefetchedBatches() {
 
 // Not before the first use: what is made before a seek() would be thrown away.
 void PrefetchedBatches::start_workers() {
-  for (int i = 0; i < num_threads_; ++i) workers_.emplace_back([this] { work(); });
+  for (int i = 0; i < num_threads_; ++i) try {
+      workers_.emplace_back([this] { work(); });
+    } catch (const std::system_error&) {  // the system's limit: fewer do
+      if (workers_.empty()) throw;
+      break;
+    }
 }
 
 void PrefetchedBatches::work() {

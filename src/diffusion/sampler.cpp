@@ -119,9 +119,10 @@ std::unique_ptr<Sampler> make_sampler(const json& config) {
 }
 
 json sampler_config(const std::string& name, int64_t num_sampling_steps, const json& objective) {
-  make_objective(objective);  // validates what is read below
-  if (num_sampling_steps < 1)
-    fail("sampler", "expected --num-sampling-steps to be at least 1, got {}", num_sampling_steps);
+  make_objective(objective);                 // validates what is read below
+  constexpr int64_t kMostSteps = 1'000'000;  // what a model was trained on is far below: make_sampler tells
+  if (num_sampling_steps < 1 || num_sampling_steps > kMostSteps)
+    fail("sampler", "expected --num-sampling-steps to be 1 to {}, got {}", kMostSteps, num_sampling_steps);
   const bool flow = is_type(objective, "flow");
   std::vector<std::string> fitting;
   for (const NamedSampler& entry : kNamedSamplers)

@@ -12,7 +12,8 @@
 namespace kiln {
 
 int64_t ranks_to_launch(const std::string& who, int64_t nproc) {
-  if (nproc < 0) fail(who, "--nproc expects 0 or more, got {}", nproc);
+  constexpr int64_t kMostRanks = 1024;  // of one machine
+  if (nproc < 0 || nproc > kMostRanks) fail(who, "--nproc expects 0 to {}, got {}", kMostRanks, nproc);
   if (nproc == 0) return 0;
   const Ranks ranks = ranks_from_environment();
   if (!ranks.launched) return nproc > 1 ? nproc : 0;

@@ -17,6 +17,7 @@
 #include "plan/this_machine.h"
 #include "plan/train_command.h"
 #include "train/run_ranks.h"
+#include "train/setup.h"
 
 namespace kiln {
 
@@ -110,12 +111,15 @@ void choose_within(FittedRun& run, const MachineProfile& machine, int64_t budget
   if (!fitted && any_micro_batch)
     fail("train", "{} ({}) is too little for any --micro-batch: take a smaller model or more memory", given,
          size);
+  const std::string one_pass =
+      ranks.world_size > 1
+          ? fmt::format("one pass of the {} images of a rank", rows_of_walk(options, ranks.world_size))
+          : fmt::format("one pass of all --global-batch {}", options.global_batch);
   if (!fitted)
     refuse(fit, options,
-           fmt::format("{} ({}) is too little for {}", given, size,
-                       options.micro_batch > 0
-                           ? fmt::format("--micro-batch {}", options.micro_batch)
-                           : fmt::format("one pass of all --global-batch {}", options.global_batch)));
+           fmt::format(
+               "{} ({}) is too little for {}", given, size,
+               options.micro_batch > 0 ? fmt::format("--micro-batch {}", options.micro_batch) : one_pass));
   const auto& [chosen, plan] = *fitted;
   TrainOptions kept = chosen;
   kept.recompute = kept.offload_activations = "none";

@@ -9,6 +9,7 @@
 #include "core/aten.h"
 #include "core/tensors.h"
 #include "diffusion/sampler.h"
+#include "plan/planned_data.h"
 #include "plan/trace.h"
 #include "sample/sampler_loop.h"
 #include "train/average_in_place.h"
@@ -121,7 +122,7 @@ DeviceEvents trace_validation(const TrainOptions& options, const DataShape& data
   forward_losses(training, batch_of(1));  // the objective's tables are made, which stay
   // On a CPU the loader's arrays are read where they are.
   std::optional<StepBatch> batch;
-  const int64_t rows = rows_of_walk(options, group->world_size());
+  const int64_t rows = rows_of_validation(options, group->world_size());
   if (device == DryRunDevice::kCpu) batch = batch_of(rows);
   return logged([&] {
     with_first_ema(*training.state, [&] { forward_losses(training, batch ? *batch : batch_of(rows)); });
@@ -144,8 +145,9 @@ AutoencoderEvents trace_autoencoder(const AutoencoderKlConfig& config, const Tra
     const int64_t batch = samples_at_once(options, world_size);
     autoencoder->decode(on_meta({batch, data.channels, data.height, data.width}));
   });
-  const std::vector<int64_t> image_shape = {rows_of_walk(options, world_size), 3, options.image_size,
-                                            options.image_size};
+  const int64_t rows =
+      encodes_images(options) ? rows_of_walk(options, world_size) : rows_of_validation(options, world_size);
+  const std::vector<int64_t> image_shape = {rows, 3, options.image_size, options.image_size};
   // On a CPU the loader's arrays are read where they are.
   std::optional<at::Tensor> images;
   if (device == DryRunDevice::kCpu) images = on_meta(image_shape);

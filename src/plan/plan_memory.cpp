@@ -101,7 +101,7 @@ MemoryCurve MemoryComposer::curve() const {
 void MemoryComposer::add_phases(const PhasePeaks& peaks) {
   const int64_t process = cuda_ ? kHostProcessBytes : 0,
                 stepping = process + loader_bytes(plan_.rank_batch, encodes_images(options_)),
-                validating = stepping + loader_bytes(rows_of_walk(options_, plan_.options.gpus),
+                validating = stepping + loader_bytes(rows_of_validation(options_, plan_.options.gpus),
                                                      encodes_validation_images(options_));
   add_phase("load", peaks.load, process);
   if (encodes_images(options_)) add_phase("extract", peaks.encoding, stepping);
@@ -122,7 +122,7 @@ void MemoryComposer::add_phases(const PhasePeaks& peaks) {
     }
     saving.live_bytes += copy;
   }
-  add_phase("checkpoint", saving, stepping + copy);
+  add_phase("checkpoint", saving, copy > 0 && player_.validates() ? validating + copy : stepping + copy);
   add_phase("resume", {.live_bytes = idle.live_bytes, .reserved_bytes = peaks.load.reserved_bytes}, process);
 }
 

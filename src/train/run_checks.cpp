@@ -20,8 +20,11 @@ std::vector<std::string> settings_without_effect(const TrainOptions& options, at
     if (ineffective) lines.push_back(fmt::format("--{} has no effect {}", option, where));
   };
   const bool validates = !options.validation_data.empty();
-  const bool has_features = options.data == "synthetic" || fs::exists(fs::path(options.data) / "store.json");
-  note_if(options.enlarge && has_features, "enlarge", "on features: kiln extract --enlarge makes them so");
+  const auto are_features = [](const std::string& data) {
+    return data.empty() || data == "synthetic" || fs::exists(fs::path(data) / "store.json");
+  };
+  note_if(options.enlarge && are_features(options.data) && are_features(options.validation_data), "enlarge",
+          "on features: kiln extract --enlarge makes them so");
   note_if(options.validate_every != defaults.validate_every && !validates, "validate-every",
           "without --validation-data");
   note_if(options.validation_images > 0 && !validates, "validation-images", "without --validation-data");

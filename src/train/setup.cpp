@@ -110,6 +110,11 @@ int64_t rows_of_walk(const TrainOptions& options, int64_t world_size) {
   return options.micro_batch > 0 ? std::min(options.micro_batch, most) : most;
 }
 
+int64_t rows_of_validation(const TrainOptions& options, int64_t world_size) {
+  const int64_t rows = rows_of_walk(options, world_size), images = options.validation_images;
+  return images > 0 ? std::min(rows, (images + world_size - 1) / world_size) : rows;
+}
+
 Training build_training(const TrainOptions& options, const DataShape& data, at::Device device,
                         std::shared_ptr<ProcessGroup> group) {
   const at::ScalarType compute_dtype = parse_compute_dtype(options.compute_dtype);

@@ -29,9 +29,11 @@ nlohmann::json denoiser_config_of(const TrainOptions& options, const DataShape& 
 // How the options divide the training state. Throws Error: fewer images than ranks.
 ZeroOptions zero_options_of(const TrainOptions& options, int64_t world_size);
 
-// Images that a rank walks at once, in a step and in a validation, of the rank that has the most of a step:
+// Images that a rank walks at once in a step, of the rank that has the most of a step:
 // all of them where --micro-batch is 0 or more than that.
 int64_t rows_of_walk(const TrainOptions& options, int64_t world_size);
+// The same of a validation, for which --validation-images may leave less.
+int64_t rows_of_validation(const TrainOptions& options, int64_t world_size);
 
 struct Training {
   std::unique_ptr<Objective> objective;

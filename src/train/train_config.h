@@ -104,7 +104,7 @@ void visit_options(Options& o, Visitor&& visit) {
         "Encode images while training with this autoencoder, or 'pixels'");
   visit("out", o.out, kHarmless, "Run folder; rerunning the same command resumes");
   visit("image-size", o.image_size, kRefuse, "Image side in pixels");
-  visit("enlarge", o.enlarge, kRefuse,
+  visit("enlarge", o.enlarge, kHarmless,
         "Images: enlarge those smaller than --image-size, as DiT does (else they end the run)");
   visit("flip", o.flip, kRefuse, "Mirror samples with probability 1/2 where the data allow it");
   visit("draw-posterior", o.draw_posterior, kRefuse,

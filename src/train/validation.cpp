@@ -37,7 +37,7 @@ std::optional<std::vector<double>> Validation::losses(const Training& training, 
   const DenoiserShape& shape = training.denoiser->shape();
   const int64_t world_size = group.world_size();
   const int64_t at_once =
-      world_size * std::min(rows_of_walk(options_, world_size), share(num_images_, world_size));
+      world_size * std::min(rows_of_validation(options_, world_size), share(num_images_, world_size));
   const std::unique_ptr<BatchSource> batches =
       data_.batches({.seed = seed_,
                      .global_batch = at_once,

@@ -138,6 +138,10 @@ def test_images_are_encoded_as_a_store_of_them_is(train, latents, tiny_vae, tmp_
     planned = memory["store-images"]["predicted"]["by_phase"]["validation"]
     assert planned == pytest.approx(memory["images-images"]["predicted"]["by_phase"]["extract"], rel=1e-3)
     assert planned >= memory["store-images"]["measured"]["by_phase"]["validation"]
+    # ... and of its pictures, which wait beside those of the training.
+    device = {name: memory[name]["predicted"]["footprints"]["validation"]["device"] for name in ("store-store", "images-store",
+                                                                                                 "images-images")}
+    assert device["images-images"] > device["images-store"] > device["store-store"]
     assert train(tmp_path / "plain", 3, *pictures, validates=False).returncode == 0
     assert losses(tmp_path / "images-images") == losses(tmp_path / "plain")
     assert_refused(train(tmp_path / "none", 1, *data, "--validation-data", latents / "held-out-pictures"),

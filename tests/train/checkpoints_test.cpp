@@ -387,12 +387,18 @@ TEST_F(Checkpoints, RanksOfUnevenThreadsReadEachByteOnce) {
     TinyTraining tiny(options_of({}, std::make_shared<ProcessGroup>(), run_));
     save_checkpoint(run_, *tiny.state, *tiny.optimizer, {.step = 1});
   }
+  const int threads_before = at::get_num_threads();
   test::on_ranks(3, [&](const std::shared_ptr<ProcessGroup>& group) {
-    at::set_num_threads(static_cast<int>(1 + 2 * group->rank()));
+    at::get_num_threads();  // a thread's first call takes the number of another
+    const int threads = static_cast<int>(1 + 2 * group->rank());
+    at::set_num_threads(threads);
+    group->barrier("every rank's number of threads");
+    EXPECT_EQ(at::get_num_threads(), threads);
     const NewestCheckpoint found = newest_checkpoint(run_, *group);
     EXPECT_TRUE(found.checkpoint);
     EXPECT_TRUE(found.damaged.empty());
   });
+  at::set_num_threads(threads_before);
 }
 
 // Written before there were checksums.
