@@ -14,8 +14,9 @@
 #include "core/aten.h"
 #include "ops/op_mark.h"
 #include "parallel/machine.h"
-#include "plan/step_timing.h"
-#include "train/phase_timers.h"
+#include "plan/price/step_timing.h"
+#include "run/option_values.h"
+#include "watch/phase_timers.h"
 
 namespace kiln {
 namespace {
@@ -42,9 +43,9 @@ double mark_seconds() {
 
 void compare(const std::string& dtype, c10::Allocator* plain, c10::Allocator* tracking, double mark) {
   TrainOptions options;
-  options.model = "DiT-S/2";
+  options.model.name = "DiT-S/2";
   options.global_batch = 8;
-  options.compute_dtype = dtype;
+  set_option(options, "compute-dtype", dtype);
   TimedTraining training(options, at::kCPU);
   PhaseTimers timers(at::kCPU);
   training.step();
@@ -59,8 +60,8 @@ void compare(const std::string& dtype, c10::Allocator* plain, c10::Allocator* tr
     training.observe(nullptr);
   }
   const StepTiming watched = time_steps(options, at::kCPU, {.plain = 1, .watched = 1});
-  const auto marks = static_cast<double>(
-      std::ranges::count_if(watched.ops, [](const OpRecord& op) { return op.name.starts_with("kiln::"); }));
+  const auto marks = static_cast<double>(std::ranges::count_if(
+      ops_of(watched.spans), [](const OpRecord& op) { return op.name.starts_with("kiln::"); }));
   fmt::print("| {} | {:.4f} | {:.4f} | {:+.2f} % | {:.4f} | {:.4f} | {:+.2f} % | {:.0f} | {:.4f} % |\n",
              dtype, median(without), median(with), 100 * (median(with) / median(without) - 1),
              std::ranges::min(without), std::ranges::min(with),

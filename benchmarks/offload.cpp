@@ -19,7 +19,7 @@
 #include "core/aten.h"
 #include "core/error.h"
 #include "ops/ops.h"
-#include "parallel/flat_unit.h"
+#include "parallel/zero/flat_unit.h"
 
 namespace kiln {
 namespace {
@@ -39,7 +39,7 @@ Amount timed(int64_t bytes, const std::function<void()>& work) {
   return {std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count(), bytes};
 }
 
-constexpr ops::AdamWStep kStep = {
+const ops::AdamWStep kStep = {
     .lr = 1e-4, .beta1 = 0.9, .beta2 = 0.999, .eps = 1e-8, .weight_decay = 0, .step = 10, .grad_scale = 1};
 
 struct State {

@@ -21,10 +21,11 @@
 #include "core/aten.h"
 #include "core/error.h"
 #include "parallel/machine.h"
-#include "plan/calibrate.h"
-#include "plan/price.h"
-#include "plan/step_timing.h"
-#include "plan/trace.h"
+#include "plan/price/calibrate.h"
+#include "plan/price/price.h"
+#include "plan/price/step_timing.h"
+#include "plan/trace/trace.h"
+#include "run/option_values.h"
 
 namespace kiln {
 namespace {
@@ -50,17 +51,17 @@ constexpr Case kCases[] = {{"DiT-S/2", "bf16", 256, 8, 0, "none"},  {"DiT-S/4", 
 
 TrainOptions options_of(const Case& c) {
   TrainOptions options;
-  options.model = c.model;
-  options.compute_dtype = c.compute_dtype;
-  options.image_size = c.image_size;
+  options.model.name = c.model;
+  set_option(options, "compute-dtype", c.compute_dtype);
+  options.data.image_size = c.image_size;
   options.global_batch = c.batch;
   options.micro_batch = c.micro_batch;
-  options.recompute = c.recompute;
+  options.memory.recompute = SegmentSet::parse(c.recompute);
   return options;
 }
 
 // Where the error comes from: seconds of each operation, as the trace prices it and as the step took it.
-void print_ops(const std::vector<OpRecord>& traced, const StepTiming& timing, const MachineProfile& machine) {
+void print_ops(const std::vector<Span>& traced, const StepTiming& timing, const MachineProfile& machine) {
   struct Row {
     double predicted = 0, measured = 0;
     int num_traced = 0, num_measured = 0;
@@ -68,13 +69,15 @@ void print_ops(const std::vector<OpRecord>& traced, const StepTiming& timing, co
   std::map<std::string, Row> by_name;
   double in_ops = 0;
   int64_t num_traced = 0;
-  for (const OpRecord& op : traced) {
-    num_traced += op.times;
-    Row& row = by_name[rate_key(op.name, op.dtype)];
-    row.predicted += static_cast<double>(op.times) * (price(op, machine) - machine.op_overhead_s);
-    row.num_traced += static_cast<int>(op.times);
-  }
-  for (const OpRecord& op : timing.ops) {
+  for (const Span& span : traced)
+    for (const OpRecord& op : span.ops) {
+      num_traced += span.times;
+      Row& row = by_name[rate_key(op.name, op.dtype)];
+      row.predicted += static_cast<double>(span.times) * (price(op, machine) - machine.op_overhead_s);
+      row.num_traced += static_cast<int>(span.times);
+    }
+  const std::vector<OpRecord> timed = ops_of(timing.spans);
+  for (const OpRecord& op : timed) {
     Row& row = by_name[rate_key(op.name, op.dtype)];
     row.measured += op.seconds;
     ++row.num_measured;
@@ -84,7 +87,7 @@ void print_ops(const std::vector<OpRecord>& traced, const StepTiming& timing, co
   std::ranges::sort(rows, std::greater{},
                     [](const auto& row) { return std::abs(row.second.predicted - row.second.measured); });
   fmt::print(stderr, "  {} operations {:.1f} ms; between them {:.1f} ms measured, {:.1f} ms predicted\n",
-             timing.ops.size(), in_ops * 1e3, (timing.least_seconds - in_ops) * 1e3,
+             timed.size(), in_ops * 1e3, (timing.least_seconds - in_ops) * 1e3,
              static_cast<double>(num_traced) * machine.op_overhead_s * 1e3);
   for (size_t i = 0; i < std::min<size_t>(8, rows.size()); ++i) {
     const auto& [name, row] = rows[i];
@@ -95,19 +98,20 @@ void print_ops(const std::vector<OpRecord>& traced, const StepTiming& timing, co
 
 void append_records(const std::string& path, const Case& c, const StepTiming& timing) {
   std::ofstream file(path, std::ios::app);
-  for (const OpRecord& op : timing.ops)
-    file << nlohmann::json{{"model", c.model},
-                           {"batch", c.batch},
-                           {"op", rate_key(op.name, op.dtype)},
-                           {"class", name_of(op.op_class)},
-                           {"phase", name_of(op.phase)},
-                           {"flops", op.flops},
-                           {"bytes", op.bytes},
-                           {"m", op.m},
-                           {"n", op.n},
-                           {"k", op.k},
-                           {"s", op.seconds}}
-         << "\n";
+  for (const Span& span : timing.spans)
+    for (const OpRecord& op : span.ops)
+      file << nlohmann::json{{"model", c.model},
+                             {"batch", c.batch},
+                             {"op", rate_key(op.name, op.dtype)},
+                             {"class", name_of(op.op_class)},
+                             {"phase", name_of(span.phase)},
+                             {"flops", op.flops},
+                             {"bytes", op.bytes},
+                             {"m", op.m},
+                             {"n", op.n},
+                             {"k", op.k},
+                             {"s", op.seconds}}
+           << "\n";
 }
 
 struct Arguments {
@@ -158,7 +162,7 @@ void print_heading(const MachineProfile& machine) {
 double compare(const Case& c, const MachineProfile& machine, const Arguments& arguments) {
   const bool with_ops = arguments.ops || !arguments.records.empty();
   const TrainOptions options = options_of(c);
-  const std::vector<OpRecord> traced = trace_step(options, synthetic_shape(options), DryRunDevice::kCpu).ops;
+  const std::vector<Span> traced = trace_step(options, synthetic_shape(options), DryRunDevice::kCpu).spans;
   const double predicted = price_step(traced, machine).seconds;
   const StepTiming timing = time_steps(
       options, at::kCPU,
@@ -175,7 +179,7 @@ double compare(const Case& c, const MachineProfile& machine, const Arguments& ar
 
 void run(const Arguments& arguments) {
   apply({.device = at::kCPU});
-  if (!arguments.stored) store_profile(calibrate("cpu"));
+  if (!arguments.stored) store_profile(calibrate(at::kCPU));
   const MachineProfile machine = find_profile("cpu");
   if (!machine.measured) fail("plan_time", "no stored profile of this machine: leave out --stored");
   if (arguments.first == 1) print_heading(machine);

@@ -31,35 +31,36 @@ target_link_options(kiln_torch INTERFACE
 
 # CUDA: headers and libraries come from the nvidia wheels, kernels from their nvcc or a toolkit's.
 find_program(KILN_NVCC nvcc HINTS "${KILN_SITE}/nvidia/cu13/bin" "$ENV{CUDA_HOME}/bin" /usr/local/cuda/bin /opt/cuda/bin)
-if(EXISTS "${KILN_SITE}/nvidia/cu13/include/cublas_v2.h" AND EXISTS "${KILN_SITE}/nvidia/cudnn/lib")
-  set(KILN_HAVE_CUDA_LIBS ON)
-else()
-  set(KILN_HAVE_CUDA_LIBS OFF)
+set(KILN_CAN_CUDA ON)
+if(KILN_NVCC)
+  execute_process(COMMAND ${KILN_NVCC} --version OUTPUT_VARIABLE nvcc_version ERROR_QUIET)
+endif()
+if(NOT EXISTS "${KILN_SITE}/nvidia/cu13/include/cublas_v2.h" OR NOT EXISTS "${KILN_SITE}/nvidia/cudnn/lib")
+  set(KILN_CAN_CUDA OFF)
+  set(why "KILN_CUDA needs the CUDA libraries in ${KILN_SITE}/nvidia: run scripts/setup --cuda")
+elseif(NOT KILN_NVCC)
+  # The plan counts the memory of Kiln's own kernels: a GPU without them would need more than it says.
+  set(KILN_CAN_CUDA OFF)
+  set(why "KILN_CUDA needs nvcc of CUDA 13, found none: run scripts/setup --cuda, or set CUDA_HOME")
+elseif(NOT nvcc_version MATCHES "release 13\\.")
+  set(KILN_CAN_CUDA OFF)
+  string(REGEX MATCH "release [0-9.]+" found "${nvcc_version}")
+  set(why "KILN_CUDA needs nvcc of CUDA 13, found ${KILN_NVCC} (${found}): run scripts/setup --cuda, or set -DKILN_NVCC=PATH")
+endif()
+if(KILN_CUDA AND NOT KILN_CAN_CUDA)
+  message(FATAL_ERROR "${why}")
 endif()
 # For what includes CUDA's and NCCL's headers. The wheels lack crt/, which comes with the compiler.
 get_filename_component(nvcc_folder "${KILN_NVCC}" DIRECTORY)
 set(KILN_CUDA_INCLUDES "${KILN_SITE}/nvidia/nccl/include" "${KILN_SITE}/nvidia/cu13/include" "${nvcc_folder}/../include")
-if(KILN_CUDA)
-  if(NOT KILN_HAVE_CUDA_LIBS)
-    message(FATAL_ERROR "KILN_CUDA needs the CUDA libraries in ${KILN_SITE}/nvidia: run scripts/setup --cuda")
-  endif()
-  # The plan counts the memory of Kiln's own kernels: a GPU without them would need more than it says.
-  if(NOT KILN_NVCC)
-    message(FATAL_ERROR "KILN_CUDA needs nvcc of CUDA 13, found none: run scripts/setup --cuda, or set CUDA_HOME")
-  endif()
-  execute_process(COMMAND ${KILN_NVCC} --version OUTPUT_VARIABLE nvcc_version ERROR_QUIET)
-  if(NOT nvcc_version MATCHES "release 13\\.")
-    string(REGEX MATCH "release [0-9.]+" found "${nvcc_version}")
-    message(FATAL_ERROR "KILN_CUDA needs nvcc of CUDA 13, found ${KILN_NVCC} (${found}): run scripts/setup --cuda, "
-      "or set -DKILN_NVCC=PATH")
-  endif()
-  target_compile_definitions(kiln_torch INTERFACE KILN_CUDA_KERNELS)
+
+# What only programs for a GPU link.
+add_library(kiln_torch_cuda INTERFACE)
+target_link_libraries(kiln_torch_cuda INTERFACE kiln_torch
   # ATen reaches its CUDA side through registration: nothing refers to these libraries, so they must be kept.
-  target_link_libraries(kiln_torch INTERFACE
-    "-Wl,--no-as-needed,${TORCH_DIR}/lib/libtorch_cuda.so,${TORCH_DIR}/lib/libc10_cuda.so -Wl,--as-needed"
-    "${KILN_SITE}/nvidia/cu13/lib/libcudart.so.13")
-  foreach(part cudnn nccl nvshmem cusparselt)
-    target_link_options(kiln_torch INTERFACE "-Wl,-rpath-link,${KILN_SITE}/nvidia/${part}/lib")
-  endforeach()
-  target_link_options(kiln_torch INTERFACE "-Wl,-rpath,${KILN_SITE}/nvidia/cu13/lib")
-endif()
+  "-Wl,--no-as-needed,${TORCH_DIR}/lib/libtorch_cuda.so,${TORCH_DIR}/lib/libc10_cuda.so -Wl,--as-needed"
+  "${KILN_SITE}/nvidia/cu13/lib/libcudart.so.13" "${KILN_SITE}/nvidia/cu13/lib/libcublasLt.so.13")
+foreach(part cudnn nccl nvshmem cusparselt)
+  target_link_options(kiln_torch_cuda INTERFACE "-Wl,-rpath-link,${KILN_SITE}/nvidia/${part}/lib")
+endforeach()
+target_link_options(kiln_torch_cuda INTERFACE "-Wl,-rpath,${KILN_SITE}/nvidia/cu13/lib")

@@ -9,9 +9,9 @@ die() { printf 'error: %s\n' "$*" >&2; exit 1; }
 # Packages of Debian 12. The README names those of other systems.
 apt_build="build-essential cmake ninja-build ccache mold pkg-config python3 python3-pip ca-certificates
   libcli11-dev nlohmann-json3-dev libhwy-dev libspng-dev libwebp-dev libjpeg62-turbo-dev zlib1g-dev libarchive-dev libzip-dev
-  libxxhash-dev libjemalloc-dev libtomlplusplus-dev liburing-dev"
+  libxxhash-dev libjemalloc-dev libtomlplusplus-dev liburing-dev libicu-dev libcurl4-openssl-dev"
 apt_demo="libfreetype-dev libharfbuzz-dev fonts-noto-color-emoji unicode-data"
-apt_test="libgtest-dev libgmock-dev libbenchmark-dev python3-venv clang libclang-rt-14-dev llvm clang-format chromium
+apt_test="unicode-cldr-core libgtest-dev libgmock-dev libbenchmark-dev python3-venv clang libclang-rt-14-dev llvm clang-format chromium
   fonts-dejavu-core iproute2 openmpi-bin"
 
 as_root() {
@@ -111,10 +111,9 @@ need_tools() {
   done
 }
 
-# build FOLDER "CMAKE-OPTIONS" TARGET...
-build() {
+# configure FOLDER "CMAKE-OPTIONS"
+configure() {
   local folder=$1 options=$2
-  shift 2
   need_tools c++ cmake ninja pkg-config python3
   export CCACHE_DIR="${CCACHE_DIR:-$root/.deps/ccache}"
   # shellcheck disable=SC2086
@@ -123,6 +122,13 @@ build() {
     die "cmake could not configure $folder"
   }
   rm -f "$folder.log"
+}
+
+# build FOLDER "CMAKE-OPTIONS" TARGET...
+build() {
+  local folder=$1
+  configure "$1" "$2"
+  shift 2
   say "building $* in $folder"
   ninja -C "$folder" "$@" 2>&1 | tee "$folder/build.log" | show_build_progress || {
     grep -A12 -m3 -E "FAILED|error:" "$folder/build.log" >&2 || tail -n 30 "$folder/build.log" >&2

@@ -20,7 +20,7 @@ struct Flat {
   std::vector<ops::EmaSlice> emas = {{at::zeros({kSize}), 0.9999}};
 };
 
-constexpr ops::AdamWStep kOptions = {
+const ops::AdamWStep kOptions = {
     .lr = 1e-4, .beta1 = 0.9, .beta2 = 0.999, .eps = 1e-8, .weight_decay = 0, .step = 10, .grad_scale = 1};
 
 // Copies the same number of bytes with memcpy, both threads at work.

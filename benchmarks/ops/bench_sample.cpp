@@ -21,11 +21,12 @@ void sample(benchmark::State& state, const std::string& model, at::ScalarType dt
   freeze_weights(*denoiser, dtype);
   const int64_t batch = state.range(0), steps = state.range(1);
   const auto sampler = make_sampler(sampler_config("ddpm", steps, objective_config("iddpm")));
-  std::vector<ImageRequest> images;
-  for (int64_t i = 0; i < batch; ++i) images.push_back({.index = i, .label = i});
+  std::vector<int64_t> images;
+  for (int64_t i = 0; i < batch; ++i) images.push_back(i);
   const std::vector<int64_t> shape = {4, 32, 32};
-  const DenoiseFn denoise =
-      guided_denoiser(*denoiser, at::arange(batch, at::kLong), 4, CfgConvention::kModel);
+  const Conditioning cond{.class_labels = at::arange(batch, at::kLong)};
+  const DenoiseFn denoise = guided_denoiser(
+      *denoiser, cond, unconditional(denoiser->shape().conditioning, cond), 4, CfgConvention::kModel);
   for (auto _ : state)
     benchmark::DoNotOptimize(run_sampler(*sampler, start_noise(0, images, shape), denoise,
                                          [&](int64_t step) { return step_noise(0, images, shape, step); }));

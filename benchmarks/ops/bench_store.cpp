@@ -7,8 +7,8 @@
 #include <map>
 
 #include "core/philox.h"
-#include "data/batches.h"
-#include "data/sample_order.h"
+#include "data/loader/batches.h"
+#include "data/store/sample_order.h"
 
 namespace {
 
@@ -43,7 +43,7 @@ class Stores {
     info.autoencoder = "autoencoder_kl";
     info.scaling_factor = 0.18215;
     info.channels = 4;
-    info.height = info.width = 32;
+    info.lanes = {{.height = 32, .width = 32}};
     info.image_size = 256;
     info.dtype = dtype;
     for (int i = 0; i < 1000; ++i) info.class_names.push_back(std::to_string(i));
@@ -76,9 +76,10 @@ void bf16_means(benchmark::State& state, Dtype dtype) {
   const auto store = stores().open(dtype);
   std::vector<int64_t> ids(kBatch);
   std::vector<uint16_t> out(kBatch * kLatentSize);
+  const kiln::SampleOrder order(1, store->info().sample_lanes(), kBatch);
   int64_t position = 0;
   for (auto _ : state) {
-    for (auto& id : ids) id = kiln::sample_at(1, kNumSamples, position++);
+    for (auto& id : ids) id = order.sample_at(position++);
     store->read_mean_bf16(ids, out);
     benchmark::DoNotOptimize(out.data());
     benchmark::ClobberMemory();

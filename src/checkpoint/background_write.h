@@ -28,7 +28,7 @@ class BackgroundWrite {
   bool done() const { return done_; }
   // Waits; what went wrong, or empty.
   const std::string& wait();
-  // Of what this process wrote, by file. REQUIRES: wait() has returned.
+  // The checksums of what this process wrote, one for each file. REQUIRES: wait() has returned.
   const std::vector<FileChecksum>& checksums() const { return files_.checksums(); }
 
  private:

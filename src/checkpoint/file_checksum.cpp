@@ -10,8 +10,8 @@
 #include <stdexcept>
 #include <vector>
 
-#include "core/atomic_file.h"
 #include "core/error.h"
+#include "core/files/atomic_file.h"
 
 #define XXH_INLINE_ALL  // hashes of a length that the compiler knows
 #include <xxhash.h>

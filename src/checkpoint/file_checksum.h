@@ -19,10 +19,10 @@ class FileChecksum {
   // Bytes of the file from `offset` on. REQUIRES: each byte is added once, here or to one that is merged.
   void add(uint64_t offset, std::span<const std::byte> bytes);
   void merge(const FileChecksum& other);
-  // Of a file of so many bytes, as 16 lower-case hexadecimal digits; nothing unless all of them were added.
+  // The checksum of a whole file as 16 lower-case hexadecimal digits; nothing until all its bytes were added.
   std::optional<std::string> of_file(uint64_t file_bytes) const;
 
-  // On the way between processes.
+  // The form in which it travels between processes.
   friend void to_json(nlohmann::json& json, const FileChecksum& checksum);
   friend void from_json(const nlohmann::json& json, FileChecksum& checksum);
 
@@ -40,7 +40,7 @@ class FileChecksum {
   std::map<uint64_t, Fragment> fragments_;  // by the block's number
 };
 
-// Of bytes [begin, end) of a file, which are read. Throws Error, also when there are fewer.
+// Reads bytes [begin, end) of a file and hashes them. Throws Error, also when the file is shorter.
 FileChecksum checksum_of_bytes(const std::string& path, uint64_t begin, uint64_t end);
 
 }  // namespace kiln

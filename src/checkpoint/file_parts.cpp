@@ -7,9 +7,9 @@
 #include <cerrno>
 #include <utility>
 
-#include "core/atomic_file.h"
 #include "core/error.h"
-#include "core/file_space.h"
+#include "core/files/atomic_file.h"
+#include "core/files/file_space.h"
 
 namespace kiln {
 

@@ -28,7 +28,7 @@ class FileParts {
   void write(size_t file, uint64_t offset, std::span<const std::byte> bytes);
   // Until what was written is on the disk. Throws Error.
   void sync();
-  // Of what was written here, by file.
+  // The checksums of what was written here, one for each file.
   const std::vector<FileChecksum>& checksums() const { return checksums_; }
 
  private:

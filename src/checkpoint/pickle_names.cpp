@@ -43,7 +43,7 @@ constexpr std::array kRefusedModules = {"os",
                                         "_posixsubprocess",
                                         "http",
                                         "urllib"};
-// Of builtins: plain types that real pickles hold.
+// These builtins are plain types that real pickles hold.
 constexpr std::array kHarmlessBuiltins = {"set",       "frozenset", "list",  "dict",  "tuple",
                                           "bytearray", "bytes",     "int",   "float", "bool",
                                           "str",       "complex",   "slice", "range", "object"};

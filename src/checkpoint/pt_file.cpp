@@ -9,7 +9,7 @@
 #include "checkpoint/pickle.h"
 #include "checkpoint/zip_view.h"
 #include "core/error.h"
-#include "core/mapped_file.h"
+#include "core/files/mapped_file.h"
 
 namespace kiln {
 namespace {

@@ -3,8 +3,8 @@
 
 #include "checkpoint/pt_file.h"
 #include "checkpoint/zip_view.h"
-#include "core/atomic_file.h"
 #include "core/error.h"
+#include "core/files/atomic_file.h"
 
 namespace kiln {
 namespace {

@@ -10,9 +10,9 @@
 #include <set>
 
 #include "checkpoint/pt_file.h"
-#include "core/atomic_file.h"
 #include "core/error.h"
-#include "core/mapped_file.h"
+#include "core/files/atomic_file.h"
+#include "core/files/mapped_file.h"
 
 static_assert(std::endian::native == std::endian::little,
               "safetensors data is little-endian and mapped as is");
@@ -244,7 +244,7 @@ SafetensorsLayout lay_out_safetensors(const std::vector<TensorSpec>& tensors,
 
 void write_safetensors(const std::string& path, const std::vector<NamedTensor>& tensors,
                        const std::map<std::string, std::string>& metadata) {
-  // Without holes, larger elements first is what keeps every tensor aligned to its elements.
+  // Larger elements come first: that keeps every tensor aligned to its elements without holes.
   std::vector<NamedTensor> ordered = tensors;
   std::stable_sort(ordered.begin(), ordered.end(), [](const NamedTensor& a, const NamedTensor& b) {
     return dtype_size(a.view.dtype) > dtype_size(b.view.dtype);

@@ -49,7 +49,8 @@ struct SafetensorsLayout {
   std::vector<uint64_t> offsets;  // of each tensor, in the order given
   uint64_t file_bytes = 0;
 };
-// In the given order, data from a 64-byte boundary on. Throws Error: a name given twice.
+// Lays the tensors out in the given order; data begins at a 64-byte boundary. Throws Error for a name given
+// twice.
 SafetensorsLayout lay_out_safetensors(const std::vector<TensorSpec>& tensors,
                                       const std::map<std::string, std::string>& metadata = {});
 

@@ -13,10 +13,10 @@
 #include <system_error>
 #include <utility>
 
-#include "core/atomic_file.h"
 #include "core/error.h"
 #include "core/error_message.h"
-#include "core/xxh3.h"
+#include "core/files/atomic_file.h"
+#include "core/files/xxh3.h"
 
 namespace kiln {
 
@@ -91,7 +91,7 @@ std::optional<uint64_t> size_of(const fs::path& path) {
 
 using FileSizes = std::vector<std::pair<std::string, uint64_t>>;
 
-// As train_state.json lists them. Throws what says why it cannot.
+// Reads the sizes that train_state.json lists. What it throws says why it cannot.
 FileSizes listed_sizes(const fs::path& folder) {
   const nlohmann::json state = read_state_json(folder);
   if (const nlohmann::json& version = state.at("format_version"); version != kFormatVersion)

@@ -8,7 +8,7 @@
 
 #include "checkpoint/pt_file.h"
 #include "core/error.h"
-#include "core/xxh3.h"
+#include "core/files/xxh3.h"
 
 namespace kiln {
 namespace {

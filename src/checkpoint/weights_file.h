@@ -9,7 +9,7 @@ namespace kiln {
 
 enum class TensorFileFormat { kSafetensors, kSafetensorsIndex, kPt };
 
-// By the first bytes, not by the name. Throws Error when the file cannot be read.
+// Tells the format by the first bytes, not by the name. Throws Error when the file cannot be read.
 TensorFileFormat tensor_file_format(const std::string& path);
 
 // .safetensors, *.index.json, .pt/.pth/.bin, or a folder that holds one under the names of diffusers or

@@ -2,43 +2,70 @@
 
 #include "cli/build_identity.h"
 #include "cli/commands.h"
-#include "parallel/joining.h"
-#include "parallel/launcher.h"
+#include "parallel/ranks/joining.h"
+#include "parallel/ranks/launcher.h"
 
 namespace kiln::cli {
 
+namespace {
+
+void add_text_options(CLI::App& command, TextExtractOptions& text) {
+  command.add_option("--text-encoder", text.encoder,
+                     "Folder of a T5, BERT, CLIP or Gemma 2 encoder with its tokenizer, or of a pipeline: "
+                     "encode the captions too");
+  command.add_option("--text-name", text.name,
+                     "Of the text store OUT/text-NAME (default: the encoder's kind)");
+  command.add_option("--text-dtype", text.dtype,
+                     "f32 | bf16 | fp16, of the stored features (default: fp16, for Gemma bf16)");
+  command.add_option("--text-max-tokens", text.max_tokens,
+                     "Longer captions are cut (default: by encoder, 300 for T5 and Gemma)");
+  command.add_option("--text-batch", text.batch, "Captions encoded at once (default 32, on a GPU 256)");
+  command
+      .add_option("--captions", text.captions.sources,
+                  "data (metadata.jsonl, .txt, .json, data_info.json) | png-text | file-names, or several "
+                  "with commas")
+      ->capture_default_str();
+  command.add_option("--caption-prefix", text.captions.prefix, "Before every caption");
+  command.add_option("--caption-suffix", text.captions.suffix, "Behind every caption");
+}
+
+}  // namespace
+
 void add_extract_command(CLI::App& app) {
-  auto* command = app.add_subcommand("extract", "Pictures into a feature store");
+  auto* command = app.add_subcommand("extract", "Make a feature store from images");
   auto options = std::make_shared<ExtractOptions>();
   command
-      ->add_option(
-          "--data", options->data,
-          "Class folders, a folder of images, one with metadata.jsonl, a WebDataset .tar or a folder of them")
+      ->add_option("--data", options->data,
+                   "Class folders, a folder of images, one with metadata.jsonl or data_info.json, a "
+                   "WebDataset .tar or a folder of them")
       ->required();
-  command
-      ->add_option("--autoencoder", options->autoencoder,
-                   "diffusers AutoencoderKL folder or weights file, or: pixels (none)")
-      ->required();
-  command->add_option("--image-size", options->image_size, "Pixels of the centre crop's side")->required();
+  command->add_option(
+      "--autoencoder", options->autoencoder,
+      "diffusers AutoencoderKL folder or weights file, or: pixels (none); without it text is added to "
+      "the store at --out");
+  command->add_option("--image-size", options->image_size, "Side of the centre crop in pixels");
   command->add_option("--out", options->out, "Folder of the store; an interrupted extraction continues")
       ->required();
-  command->add_option("--flip", options->flip, "none | both: each picture as it is and mirrored")
+  command->add_option("--flip", options->flip, "both: store each image as it is and mirrored; none: as it is")
       ->capture_default_str();
   command->add_flag("--enlarge", options->enlarge,
-                    "Enlarge pictures smaller than --image-size, as DiT does, instead of skipping them");
+                    "Enlarge images smaller than --image-size, as DiT does, instead of skipping them");
   command->add_flag("--strict", options->strict,
-                    "Stop at a broken or too small picture instead of skipping it");
-  command->add_option("--batch", options->batch, "Pictures encoded at once (default 8, on a GPU 32)");
-  command->add_option("--dtype", options->dtype, "f32 | bf16 | fp16, of the stored latents")
+                    "Stop at a broken or too small image instead of skipping it");
+  command->add_option("--batch", options->batch, "Images encoded at once (default: 8; on a GPU 32)");
+  command->add_option("--dtype", options->dtype, "Precision of the stored latents: f32, bf16 or fp16")
       ->capture_default_str();
-  command->add_option("--compute-dtype", options->compute_dtype, "f32 | bf16 | fp16, of the autoencoder")
+  command
+      ->add_option("--compute-dtype", options->compute_dtype,
+                   "Precision of the autoencoder: f32, bf16 or fp16")
       ->capture_default_str();
-  command->add_option("--device", options->device, "auto | cpu | cuda")->capture_default_str();
+  command->add_option("--device", options->device, "Device: auto, cpu or cuda")->capture_default_str();
   command->add_option("--shard-size", options->shard_size, "Samples per file")->capture_default_str();
   command->add_option("--workers", options->workers,
                       "Decoding threads (default: half the cores, on a GPU all)");
   command->add_option("--nproc", options->nproc,
                       "Start this many ranks on this machine (0: one, or what the launcher says)");
+  add_text_options(*command, options->text);
   command->callback([options] {
     if (const int64_t num_ranks = ranks_to_launch("extract", options->nproc)) return launch_ranks(num_ranks);
     extract(*options, *join_patiently(build_identity()));

@@ -1,12 +1,12 @@
-#include "plan/plan.h"
+#include "plan/run/make_plan.h"
 
 #include "cli/commands.h"
 #include "cli/train_options.h"
-#include "core/atomic_file.h"
 #include "core/error.h"
-#include "plan/calibrate.h"
-#include "plan/search.h"
-#include "plan/size_table.h"
+#include "core/files/atomic_file.h"
+#include "plan/price/calibrate.h"
+#include "plan/report/report.h"
+#include "plan/search/search.h"
 
 namespace kiln::cli {
 
@@ -76,21 +76,21 @@ void add_plan_options(CLI::App& command, PlanArguments& arguments) {
 }
 
 bool is_number_of_gpus_given(const CLI::App& command, const TrainOptions& train) {
-  return command.count("--gpus") > 0 || train.nproc > 0;
+  return command.count("--gpus") > 0 || train.ranks.nproc > 0;
 }
 
-// The price of one of so many GPUs, or ranks.
+// The price of one GPU, or rank.
 double price_per_gpu_hour(const TrainOptions& train, int64_t gpus, bool is_number_known) {
-  if (train.cost_per_hour > 0 && !is_number_known)
-    fail("plan", "--cost-per-hour is of a known number of GPUs: give --gpus, or --price-per-gpu-hour");
-  return cost_per_hour_of(train, gpus) / static_cast<double>(gpus);
+  if (train.watch.cost_per_hour > 0 && !is_number_known)
+    fail("plan", "--cost-per-hour needs a known number of GPUs: give --gpus, or --price-per-gpu-hour");
+  return cost_per_hour_of(train.watch, gpus) / static_cast<double>(gpus);
 }
 
 void write_report(const std::string& path, const Plan& plan) {
   if (!path.empty()) write_file_atomically("plan", path, to_html(plan));
 }
 
-// What is given stays; the search chooses the rest.
+// Options that are given stay as they are; the search chooses the others.
 void run_search(const CLI::App& command, const PlanArguments& arguments) {
   SearchOptions options = arguments.limits;
   options.plan = arguments.options;
@@ -110,8 +110,8 @@ void run(const CLI::App& command, const PlanArguments& arguments) {
   if (arguments.calibrate) {
     if (!(arguments.calibration_s > 0))
       fail("plan", "--calibrate-seconds expects a positive number, got {}", arguments.calibration_s);
-    const std::string path =
-        store_profile(calibrate(arguments.options.train.device, arguments.calibration_s));
+    const std::string path = store_profile(
+        calibrate(choose_device(arguments.options.train.compute.device), arguments.calibration_s));
     fmt::print(stderr, "profile kept in {}\n", path);
   }
   if (!arguments.table.empty()) {
@@ -144,7 +144,7 @@ void add_plan_command(CLI::App& app) {
     const ResolvedOptions resolved = resolve(*command, *train, has_gpus ? options.gpus : 0);
     options.train = resolved.options;
     arguments->given = resolved.given;
-    if (!has_gpus && options.train.nproc > 0) options.gpus = options.train.nproc;
+    if (!has_gpus && options.train.ranks.nproc > 0) options.gpus = options.train.ranks.nproc;
     options.price_per_gpu_hour = price_per_gpu_hour(
         options.train, options.gpus, !arguments->search || is_number_of_gpus_given(*command, options.train));
     run(*command, *arguments);

@@ -6,11 +6,11 @@
 #include "cli/commands.h"
 #include "cli/train_options.h"
 #include "core/error.h"
-#include "parallel/launcher.h"
 #include "parallel/machine.h"
-#include "parallel/ranks.h"
-#include "plan/budget.h"
-#include "plan/this_machine.h"
+#include "parallel/ranks/launcher.h"
+#include "parallel/ranks/ranks.h"
+#include "plan/fit/budget.h"
+#include "plan/price/this_machine.h"
 #include "train/probe.h"
 #include "train/run_ranks.h"
 
@@ -18,7 +18,7 @@ namespace kiln::cli {
 
 namespace {
 
-// What training prints goes to standard error while in scope: standard output is for the result.
+// While this lives, what training prints goes to standard error: standard output is for the result.
 class StdoutToStderr {
  public:
   StdoutToStderr() : stdout_(::dup(STDOUT_FILENO)) {
@@ -36,13 +36,14 @@ class StdoutToStderr {
   int stdout_;
 };
 
-// A published batch takes a CPU minutes a step, which tells no more than a small one.
+// A published batch takes a CPU minutes a step, and shows no more than a small one.
 constexpr int64_t kCpuBatch = 8;
 
-// Whether the batch was made one for a CPU: where nothing was said of it.
+// Takes a batch for a CPU when none was given. Returns whether it did.
 bool make_cpu_batch(const ResolvedOptions& resolved, TrainOptions& options, int64_t world_size) {
   const bool on_cpu =
-      options.device == "cpu" || (options.device == "auto" && parse_device(options.device).is_cpu());
+      options.compute.device == DeviceChoice::kCpu ||
+      (options.compute.device == DeviceChoice::kAuto && choose_device(options.compute.device).is_cpu());
   if (!on_cpu || resolved.given.contains("global-batch") || resolved.given.contains("micro-batch"))
     return false;
   options.global_batch = std::max(kCpuBatch, world_size);
@@ -59,8 +60,11 @@ nlohmann::json measure(ProbeOptions options, const FitTerms& terms, bool has_cpu
   if (!fitted.summary.empty()) fmt::print("{}\n", fitted.summary);
   options.train = fitted.options;
   options.predicted = fitted.predicted;
-  if (const auto machine = profile_of(parse_device(options.train.device)))
+  if (const auto machine = profile_of(choose_device(options.train.compute.device)))
     options.memory_bytes = machine->memory_bytes;
+  options.data_sheet_flops =
+      data_sheet_flops(choose_device(options.train.compute.device, options.group->ranks().local_rank),
+                       options.train.compute.product_dtype(), options.train.compute.tf32);
   return probe(options);
 }
 
@@ -74,6 +78,8 @@ void add_probe_command(CLI::App& app) {
   auto options = std::make_shared<ProbeOptions>();
   auto json = std::make_shared<bool>(false);
   command->add_option("--steps", options->steps, "Steps to take")->capture_default_str();
+  command->add_flag("!--no-checkpoint", options->checkpoint,
+                    "Leave out the checkpoint at the end, which takes as much disk as the run's");
   command->add_flag("--json", *json, "Print one JSON object on standard output and nothing else there");
   const auto train = add_train_options(*command, "kiln train");
   command->callback([=] {
@@ -82,7 +88,7 @@ void add_probe_command(CLI::App& app) {
     if (options->train.out.empty()) options->train.out = "probe";  // never written: validation wants one
     const Ranks ranks = ranks_from_environment();
     const bool has_cpu_batch =
-        make_cpu_batch(resolved, options->train, std::max(ranks.world_size, options->train.nproc));
+        make_cpu_batch(resolved, options->train, std::max(ranks.world_size, options->train.ranks.nproc));
     if (const int64_t num_ranks = ranks_to_launch(options->train)) return launch_ranks(num_ranks);
     const FitTerms terms{.may_choose_micro_batch = command->count("--micro-batch") == 0};
     const nlohmann::json result = measure(*options, terms, has_cpu_batch);

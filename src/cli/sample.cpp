@@ -1,62 +1,113 @@
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <cstdlib>
+
 #include "cli/build_identity.h"
 #include "cli/commands.h"
 #include "cli/not_negative.h"
-#include "parallel/joining.h"
-#include "parallel/launcher.h"
+#include "diffusion/objective.h"
+#include "diffusion/sampler.h"
+#include "download/download_command.h"
+#include "download/published.h"
+#include "parallel/ranks/joining.h"
+#include "parallel/ranks/launcher.h"
 #include "sample/sample_command.h"
 
 namespace kiln::cli {
+namespace {
+
+// --model NAME of published weights alone: they are fetched, and what is not said is as their authors draw.
+void use_published_model(SampleCommand& sample, const DownloadOptions& download) {
+  const PublishedModel* model =
+      sample.run.empty() && sample.weights.empty() ? find_published_model(sample.model) : nullptr;
+  if (!model) return;
+  sample.weights = download_weights(model->weights, download);
+  if (sample.autoencoder.empty()) sample.autoencoder = download_weights(model->autoencoder, download);
+  if (sample.out.empty()) {
+    std::string name = model->name;
+    std::replace(name.begin(), name.end(), '/', '-');
+    sample.out = fmt::format("{}-seed{}", name, sample.seed);
+    sample.grid = !sample.no_png;
+    fmt::print(stderr, "kiln sample: writing to {}\n", sample.out);
+  }
+  if (sample.classes.empty()) sample.classes = model->classes;
+  if (sample.image_size == 0) sample.image_size = model->image_size;
+  sample.model = model->model;
+}
+
+}  // namespace
 
 void add_sample_command(CLI::App& app) {
-  auto* command = app.add_subcommand("sample", "Pictures from a trained model");
+  auto* command = app.add_subcommand("sample", "Draw images with a trained model");
   auto options = std::make_shared<SampleCommand>();
   command->add_option("--run", options->run,
-                      "Run folder of kiln train: its newest checkpoint, its first EMA");
+                      "Run folder of kiln train; samples come from its newest checkpoint and first EMA");
   command->add_option("--weights", options->weights,
-                      "Weights file instead: safetensors, or DiT's or fast-DiT's .pt (its EMA)");
-  command->add_option("--model", options->model, "Model of --weights (DiT-XL/2, ...)");
+                      "Weights file instead of a run: safetensors, or DiT's or fast-DiT's .pt (its EMA)");
+  command->add_option(
+      "--model", options->model,
+      "Model of --weights (DiT-XL/2, ...), or published weights that are fetched (DiT-XL/2-256, -512)");
+  auto download = std::make_shared<DownloadOptions>();
+  command->add_flag("--offline", download->offline, "Published weights: only what was fetched before");
+  command->add_option("--mirror", download->mirrors, "Published weights: see kiln download --help");
   command->add_option("--model-config", options->model_config, "JSON (text or file) over the model's preset");
   command
-      ->add_option("--objective", options->objective,
-                   "What --weights was trained with: iddpm | epsilon | v_prediction | x_0 | flow")
+      ->add_option(
+          "--objective", options->objective,
+          fmt::format("Objective that --weights was trained with: {}", fmt::join(objective_names(), ", ")))
       ->capture_default_str();
   command->add_option("--image-size", options->image_size,
-                      "Pixels a side, for --weights (default: the model's)");
+                      "Image side in pixels, for --weights (default: the model's)");
   command->add_option("--autoencoder", options->autoencoder,
-                      "Decoder of the latents, or pixels (default: the run's)");
+                      "Autoencoder that decodes the latents, or pixels (default: the run's)");
   command->add_option("--ema-decay", options->ema_decay,
-                      "Which of a run's weight averages (default: its first)");
-  command->add_flag("--no-ema", options->no_ema, "The trained weights themselves, not their average");
+                      "Use the weight average of this decay (default: the run's first)");
+  command->add_flag("--no-ema", options->no_ema, "Use the trained weights, not their average");
 
-  command->add_option("--num-images", options->num_images, "How many pictures")->capture_default_str();
+  command->add_option("--num-images", options->num_images, "Images to draw")->capture_default_str();
   command
       ->add_option("--classes", options->classes, "Classes by number or name, drawn in turn (default: all)")
       ->delimiter(',');
+  command->add_flag("--random-labels", options->random_labels,
+                    "Draw each picture's class from the classes instead, by the seed and its number");
+  command->add_option("--guidance-interval", options->guidance_interval,
+                      "LO:HI: guide only within these shares of the schedule, 0 clean, 1 noise");
   command->add_option("--cfg-scale", options->cfg_scale, "Classifier-free guidance; 1 = off (default: 4)");
   command
       ->add_option("--cfg-convention", options->cfg_convention,
-                   "Guided channels: dit (the model's own), plain (all), or auto: dit if it predicts a sigma")
+                   "Channels to guide: plain (all), dit (those that DiT guides), or auto: dit if the model "
+                   "predicts a sigma")
       ->capture_default_str();
   command->add_option("--sampler", options->sampler,
-                      "ddpm | ddim | dpmpp_2m | flow_euler (default: ddpm, or flow_euler for flow models)");
+                      fmt::format("Sampler: {} (default: ddpm, or flow_euler for flow models)",
+                                  fmt::join(sampler_names(), ", ")));
   command->add_option("--num-sampling-steps", options->num_sampling_steps,
                       "Steps of the sampler (default: 250 for ddpm, 50 for the others)");
-  command->add_option("--seed", options->seed, "Image i has the same noise in any batch")
+  command->add_option("--seed", options->seed, "Seed of the noise; an image has the same noise in any batch")
       ->check(not_negative())
       ->capture_default_str();
 
-  command->add_option("--out", options->out, "Folder of PNG files; rerunning the same command goes on")
-      ->required();
-  command->add_option("--npz", options->npz, "Also all images as ADM's .npz (arr_0, uint8 NHWC)");
-  command->add_flag("--no-png", options->no_png, "Only the .npz");
-  command->add_flag("--grid", options->grid, "Also OUT/grid.png");
-  command->add_option("--batch", options->batch, "Images at a time")->capture_default_str();
-  command->add_option("--device", options->device, "auto | cpu | cuda")->capture_default_str();
-  command->add_option("--compute-dtype", options->compute_dtype, "f32 | bf16 | fp16")->capture_default_str();
+  command->add_option("--out", options->out,
+                      "Folder of PNG files; rerunning the same command draws what is missing");
+  command->add_option("--npz", options->npz,
+                      "Also write all images into this .npz, as ADM does (arr_0, uint8 NHWC)");
+  command->add_flag("--no-png", options->no_png, "Write only the .npz");
+  command->add_flag("--grid", options->grid, "Also write OUT/grid.png");
+  command->add_option("--batch", options->batch, "Images drawn at once")->capture_default_str();
+  command->add_option("--device", options->device, "Device: auto, cpu or cuda")->capture_default_str();
+  command->add_option("--compute-dtype", options->compute_dtype, "Precision: f32, bf16 or fp16")
+      ->capture_default_str();
+  command
+      ->add_option("--cuda-graph", options->cuda_graph,
+                   "CUDA: replay the model's passes as one graph: auto or off")
+      ->capture_default_str();
   command->add_option("--threads", options->threads, "Compute threads (0: all cores)")->capture_default_str();
   command->add_option("--nproc", options->nproc,
                       "Start this many ranks on this machine (0: one, or what the launcher says)");
-  command->callback([options] {
+  command->callback([options, download] {
+    if (const char* mirror = std::getenv("KILN_MIRROR")) download->mirrors.emplace_back(mirror);
+    use_published_model(*options, *download);
     if (const int64_t num_ranks = ranks_to_launch("sample", options->nproc)) return launch_ranks(num_ranks);
     run_sample_command(*options, *join_patiently(build_identity()));
   });

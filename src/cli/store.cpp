@@ -1,13 +1,13 @@
 #include "cli/commands.h"
-#include "data/store_import.h"
-#include "data/store_report.h"
+#include "data/store/store_import.h"
+#include "data/store/store_report.h"
 
 namespace kiln::cli {
 
 namespace {
 
 void add_import(CLI::App& store) {
-  auto* command = store.add_subcommand("import", "Feature caches of other trainers -> a store");
+  auto* command = store.add_subcommand("import", "Make a store from the feature cache of another trainer");
   auto options = std::make_shared<StoreImportOptions>();
   command
       ->add_option("--from", options->from,
@@ -16,26 +16,31 @@ void add_import(CLI::App& store) {
   command->add_option("features", options->features, "Folder of .npy files")->required();
   command->add_option("labels", options->labels, "fast-dit: folder of labels");
   command->add_option("--out", options->out, "Folder of the store; rerunning continues")->required();
-  command->add_option("--image-size", options->image_size, "Pixels a side of the encoded images")->required();
+  command->add_option("--image-size", options->image_size, "Side of the encoded images in pixels")
+      ->required();
   command->add_option("--scaling-factor", options->scaling_factor,
-                      "Of the autoencoder (fast-dit: 0.18215; pixart needs it)");
-  command->add_option("--num-classes", options->num_classes, "Default: the largest label + 1");
-  command->add_option("--dtype", options->dtype, "Stored as f32 | bf16 | fp16")->capture_default_str();
+                      "Scaling factor of the autoencoder (fast-dit: 0.18215; pixart needs it)");
+  command->add_option("--num-classes", options->num_classes,
+                      "Number of classes (default: the largest label + 1)");
+  command->add_option("--dtype", options->dtype, "Precision of the stored latents: f32, bf16 or fp16")
+      ->capture_default_str();
   command->callback([options] { import_store(*options); });
 }
 
 }  // namespace
 
 void add_store_command(CLI::App& app) {
-  auto* command = app.add_subcommand("store", "Feature stores: import, inspect, verify");
+  auto* command = app.add_subcommand("store", "Import, inspect and verify feature stores");
   command->require_subcommand(1);
   add_import(*command);
 
   auto folder = std::make_shared<std::string>();
   auto max_samples = std::make_shared<int64_t>(4096);
-  auto* inspect = command->add_subcommand("inspect", "What a store holds, with statistics of its latents");
+  auto* inspect =
+      command->add_subcommand("inspect", "Show what a store holds, with statistics of its latents");
   inspect->add_option("store", *folder, "Folder of the store")->required();
-  inspect->add_option("--max-samples", *max_samples, "Samples to take statistics of")->capture_default_str();
+  inspect->add_option("--max-samples", *max_samples, "Most samples to take statistics of")
+      ->capture_default_str();
   inspect->callback([=] { inspect_store(*folder, *max_samples, stdout); });
 
   auto* verify = command->add_subcommand("verify", "Check every checksum, shape and value");

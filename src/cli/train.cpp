@@ -2,8 +2,10 @@
 #include "cli/commands.h"
 #include "cli/train_options.h"
 #include "core/error.h"
-#include "parallel/launcher.h"
-#include "plan/budget.h"
+#include "parallel/machine.h"
+#include "parallel/ranks/launcher.h"
+#include "plan/fit/budget.h"
+#include "plan/price/this_machine.h"
 #include "train/loop.h"
 #include "train/run_ranks.h"
 
@@ -18,7 +20,11 @@ void add_train_command(CLI::App& app) {
     const std::shared_ptr<ProcessGroup> group = join_ranks(options, build_identity());
     const FittedRun run = fit_run(options, *group);
     if (!run.summary.empty()) fmt::print("{}\n", run.summary);
-    train(run.options, {.predicted = run.predicted, .group = group});
+    train(run.options, {.predicted = run.predicted,
+                        .data_sheet_flops = data_sheet_flops(
+                            choose_device(run.options.compute.device, group->ranks().local_rank),
+                            run.options.compute.product_dtype(), run.options.compute.tf32),
+                        .group = group});
   });
 }
 

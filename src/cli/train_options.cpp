@@ -6,20 +6,23 @@
 #include "core/error.h"
 #include "core/json_config.h"
 #include "core/toml.h"
-#include "parallel/ranks.h"
-#include "train/deepspeed_config.h"
+#include "interop/deepspeed_config.h"
+#include "parallel/ranks/ranks.h"
+#include "run/option_table.h"
+#include "run/option_values.h"
 
 namespace kiln::cli {
 
 namespace {
 
-CLI::Option* add_option(CLI::App& command, const std::string& name, bool& field, const char* help) {
+CLI::Option* add_option(CLI::App& command, const std::string& name, bool& field, const std::string& help) {
   return command.add_flag("--" + name + ",!--no-" + name, field,
                           fmt::format("{} (default: {})", help, field ? "on" : "off"));
 }
-// Some values, or none.
+// A list of values; "none" is the empty list.
 template <class T>
-CLI::Option* add_option(CLI::App& command, const std::string& name, std::vector<T>& field, const char* help) {
+CLI::Option* add_option(CLI::App& command, const std::string& name, std::vector<T>& field,
+                        const std::string& help) {
   const auto read = [&field](const CLI::results_t& given) {
     field.clear();
     if (given == CLI::results_t{"none"}) return true;
@@ -36,8 +39,30 @@ CLI::Option* add_option(CLI::App& command, const std::string& name, std::vector<
       ->delimiter(',')
       ->capture_default_str();
 }
+// "{f32,bf16,fp16}" for an option with named values.
 template <class T>
-CLI::Option* add_option(CLI::App& command, const std::string& name, T& field, const char* help) {
+std::string type_name_of() {
+  if constexpr (Choice<T>)
+    return fmt::format("{{{}}}", fmt::join(choice_names<T>(), ","));
+  else if constexpr (OptionalChoice<T>::value)
+    return type_name_of<typename T::value_type>();
+  else
+    return "TEXT";
+}
+template <TextOption T>
+CLI::Option* add_option(CLI::App& command, const std::string& name, T& field, const std::string& help) {
+  const auto read = [&field, name](const CLI::results_t& given) {
+    parse_option(name.c_str(), given.back(), field);
+    return true;
+  };
+  return command
+      .add_option("--" + name, read, help, /*defaulted=*/false, [&field] { return option_text(field); })
+      ->type_name(type_name_of<T>())
+      ->take_last()
+      ->capture_default_str();
+}
+template <class T>
+CLI::Option* add_option(CLI::App& command, const std::string& name, T& field, const std::string& help) {
   CLI::Option* option = command.add_option("--" + name, field, help)->take_last()->capture_default_str();
   if constexpr (std::is_unsigned_v<T>) option->check(not_negative());
   return option;
@@ -49,7 +74,7 @@ struct OptionAdder {
   std::string prefix, group{};
 
   void section(const char* title) { group = prefix.empty() ? title : prefix + ": " + title; }
-  void operator()(const char* name, auto& field, OnResume, const char* help) {
+  void operator()(const char* name, auto& field, OnResume, const std::string& help) {
     add_option(command, name, field, help)->group(group);
   }
 };
@@ -61,7 +86,7 @@ bool is_given(const CLI::App& command, const std::string& name) {
 
 ResolvedOptions with_recipe(const CLI::App& command, const TrainArguments& arguments) {
   ResolvedOptions resolved{.options = arguments.options, .given = {}};
-  visit_options(resolved.options, [&](const char* name, const auto&, OnResume, const char*) {
+  visit_options(resolved.options, [&](const char* name, const auto&, OnResume, const std::string&) {
     if (is_given(command, name)) resolved.given.insert(name);
   });
   if (arguments.recipe.empty()) return resolved;
@@ -80,7 +105,7 @@ ResolvedOptions with_recipe(const CLI::App& command, const TrainArguments& argum
   return resolved;
 }
 
-// On stderr: standard output may be for a result.
+// Prints to stderr: standard output may be for a result.
 void report(const DeepSpeedConfig& config, const std::string& path) {
   for (const std::string& warning : config.warnings) fmt::print(stderr, "warning: {}\n", warning);
   fmt::print(stderr, "{} is read as:\n", path);
@@ -108,17 +133,17 @@ std::shared_ptr<TrainArguments> add_train_options(CLI::App& command, const std::
 ResolvedOptions resolve(const CLI::App& command, const TrainArguments& arguments, int64_t world_size) {
   ResolvedOptions resolved = with_recipe(command, arguments);
   // The run keeps the settings themselves, whatever becomes of their file.
-  std::string& model_config = resolved.options.model_config;
+  std::string& model_config = resolved.options.model.config;
   if (!model_config.empty()) model_config = read_json_option("train", "--model-config", model_config).dump();
   if (arguments.deepspeed.empty()) return resolved;
   const TrainOptions& options = resolved.options;
   const Ranks ranks = ranks_from_environment();
-  if (world_size == 0) world_size = std::max(options.nproc, ranks.world_size);
+  if (world_size == 0) world_size = std::max(options.ranks.nproc, ranks.world_size);
   const DeepSpeedConfig config = read_deepspeed_config(
       arguments.deepspeed, {.ours = options,
                             .is_given = [&](const std::string& option) { return is_given(command, option); },
                             .world_size = world_size});
-  const bool launches_others = options.nproc > 1 && !ranks.launched;
+  const bool launches_others = options.ranks.nproc > 1 && !ranks.launched;
   if (ranks.rank == 0 && !launches_others) report(config, arguments.deepspeed);
   for (const DeepSpeedConfig::Setting& setting : config.settings) resolved.given.insert(setting.option);
   resolved.options = apply(config, options);

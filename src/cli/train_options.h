@@ -5,7 +5,7 @@
 #include <set>
 #include <string>
 
-#include "train/train_config.h"
+#include "run/train_options.h"
 
 namespace kiln::cli {
 

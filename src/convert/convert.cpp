@@ -5,8 +5,7 @@
 #include "checkpoint/pt_file.h"
 #include "checkpoint/tensor_files.h"
 #include "convert/diffusers_folder.h"
-#include "convert/dit_architecture.h"
-#include "convert/dit_diffusers.h"
+#include "convert/lora_keys.h"
 #include "convert/weights_source.h"
 #include "core/aten.h"
 #include "core/error.h"
@@ -28,44 +27,64 @@ Target target_of(const std::string& out) {
 }
 
 struct Loaded {
-  TensorMap weights;                // published keys where the architecture is known
-  std::optional<DitConfig> config;  // nullopt: not a DiT
-  bool num_heads_assumed = false;   // neither given nor told by a published width
+  TensorMap weights;               // published keys where the architecture is known
+  const Family* family = nullptr;  // null: unknown
+  RecognisedModel model{};
 };
+
+std::string name_of(const Loaded& loaded) { return preset_name(*loaded.family, loaded.model.config); }
 
 Loaded load(const ConvertOptions& options, const WeightsSource& source) {
   Loaded loaded;
   loaded.weights = load_tensors(source.path, options.ema);
-  if (!source.dit_diffusers.is_null()) {
-    loaded.config = parse_dit_diffusers_config(source.dit_diffusers, source.path);
-    loaded.weights = dit_from_diffusers(*loaded.config, loaded.weights, source.path);
+  if (!source.foreign.is_null()) {
+    const auto [family, format] = foreign_family(source.foreign["_class_name"]);
+    loaded.family = family;
+    loaded.model.config = format->config_from(source.foreign, source.path);
+    loaded.weights = format->weights_from(loaded.model.config, loaded.weights, source.path);
     return loaded;
   }
-  ShapeMap shapes;
+  WeightShapes shapes;
   for (const auto& [key, tensor] : loaded.weights) shapes[key] = tensor.sizes().vec();
-  DitHints hints = dit_hints(source.run);
-  if (options.input_size) hints.input_size = options.input_size;
-  if (options.num_heads) hints.num_heads = options.num_heads;
-  loaded.config = recognise_dit(shapes, hints);
-  loaded.num_heads_assumed = loaded.config && !hints.num_heads && dit_name(*loaded.config) == "dit";
+  nlohmann::json hints = model_config_of(source);
+  if (options.input_size) hints["input_size"] = *options.input_size;
+  if (options.num_heads) hints["num_heads"] = *options.num_heads;
+  if (auto found = recognise_denoiser(shapes, hints)) {
+    loaded.family = found->family;
+    loaded.model = std::move(found->model);
+    loaded.weights = model_weights(*loaded.family, loaded.model.config, loaded.weights, source.path);
+    // A published model's name tells what shapes leave open.
+    if (name_of(loaded) != loaded.family->name) loaded.model.assumed.clear();
+  }
   return loaded;
 }
 
 // Every key and shape is held against the model before anything is written.
 std::string check_architecture(const ConvertOptions& options, const Loaded& loaded,
                                const std::string& source) {
-  if (!loaded.config) {
+  if (!loaded.family) {
     if (!options.model.empty())
-      fail("convert", "{} does not hold a {}: its keys are not DiT's (see kiln inspect)", source,
+      fail("convert", "{} does not hold a {}: no known model has its keys (see kiln inspect)", source,
            options.model);
     return "unknown architecture";
   }
-  const std::string name = dit_name(*loaded.config);
-  const auto model = build_denoiser("dit", to_json(*loaded.config), {.device = at::kMeta});
+  const std::string name = name_of(loaded);
+  const auto model = loaded.family->build(loaded.model.config, {.device = at::kMeta});
   load_weights(*model, loaded.weights, source);
-  if (!options.model.empty() && options.model != name && options.model != "dit")
+  if (!options.model.empty() && options.model != name && options.model != loaded.family->name)
     fail("convert", "{} holds a {}, not a {}", source, name, options.model);
   return name;
+}
+
+// The adapter's part of each weight, once and for all.
+void merge(const std::string& adapter, TensorMap& weights) {
+  std::vector<std::string> modules;
+  constexpr std::string_view kWeight = ".weight";
+  for (const auto& [key, weight] : weights)
+    if (key.ends_with(kWeight)) modules.push_back(key.substr(0, key.size() - kWeight.size()));
+  const std::vector<LoraLayer> layers = read_lora(adapter, modules);
+  merge_lora(weights, layers);
+  fmt::print("{}: an adapter of {} layers, merged\n", adapter, layers.size());
 }
 
 // What --objective NAME stands for, as far as a scheduler needs it.
@@ -77,8 +96,9 @@ nlohmann::json objective_of(const std::string& name) {
        name);
 }
 
-DiffusersFolderOptions folder_options(const ConvertOptions& options, const nlohmann::json& run) {
-  DiffusersFolderOptions result{.vae = options.vae};
+DiffusersFolderOptions folder_options(const ConvertOptions& options, const nlohmann::json& run,
+                                      const ForeignFormat& format) {
+  DiffusersFolderOptions result{.vae = options.vae, .objective = nlohmann::json::parse(format.objective)};
   if (!options.objective.empty())
     result.objective = objective_of(options.objective);
   else if (run.is_object() && run.contains("objective"))
@@ -89,9 +109,9 @@ DiffusersFolderOptions folder_options(const ConvertOptions& options, const nlohm
 
 std::map<std::string, std::string> metadata_of(const Loaded& loaded) {
   std::map<std::string, std::string> metadata = {{"format", "pt"}};
-  if (!loaded.config) return metadata;
-  nlohmann::json config = to_json(*loaded.config);
-  if (loaded.num_heads_assumed) config.erase("num_heads");  // a guess must not come back as knowledge
+  if (!loaded.family) return metadata;
+  nlohmann::json config = loaded.model.config;
+  for (const std::string& key : loaded.model.assumed) config.erase(key);  // no guess comes back as knowledge
   metadata[kModelConfigKey] = config.dump();
   return metadata;
 }
@@ -109,6 +129,20 @@ void write_pt_file(const std::string& path, const TensorMap& weights) {
   write_pt(path, {{"", std::move(views)}});
 }
 
+void write_diffusers(const ConvertOptions& options, const Loaded& loaded, const WeightsSource& source) {
+  if (!loaded.family || loaded.family->formats.empty())
+    fail("convert", "{} is of an architecture that has no diffusers folder here: give --out *.safetensors",
+         source.path);
+  const ForeignFormat& format = loaded.family->formats.front();
+  write_diffusers_pipeline(options.out, format, loaded.model.config, loaded.weights,
+                           folder_options(options, source.run, format));
+  if (options.vae.empty())
+    fmt::print("no --vae was given: pass one to {}.from_pretrained(..., vae=...)\n",
+               format.pipeline(loaded.model.config));
+  if (!format.note) return;
+  if (const std::string note = format.note(loaded.model.config); !note.empty()) fmt::print("{}\n", note);
+}
+
 }  // namespace
 
 void convert(const ConvertOptions& options) {
@@ -118,6 +152,7 @@ void convert(const ConvertOptions& options) {
   const WeightsSource source = find_weights(options.in, options.ema);
   Loaded loaded = load(options, source);
   const std::string name = check_architecture(options, loaded, source.path);
+  if (!options.merge.empty()) merge(options.merge, loaded.weights);
   if (!options.dtype.empty()) {
     const at::ScalarType dtype = parse_compute_dtype(options.dtype, "--dtype");
     for (auto& [key, tensor] : loaded.weights)
@@ -131,21 +166,12 @@ void convert(const ConvertOptions& options) {
       save_tensors(options.out, loaded.weights, metadata_of(loaded));
       break;
     case Target::kDiffusers:
-      if (!loaded.config)
-        fail("convert", "{} is not a DiT: only DiT is written as a diffusers folder", source.path);
-      write_dit_pipeline(options.out, *loaded.config, loaded.weights, folder_options(options, source.run));
-      if (options.vae.empty())
-        fmt::print("no --vae was given: pass one to DiTPipeline.from_pretrained(..., vae=...)\n");
-      if (loaded.config->num_classes != 1000)
-        fmt::print(
-            "DiTPipeline itself guides with class 1000 as the null class: with {} classes, call it with "
-            "guidance_scale=1 or use the transformer alone\n",
-            loaded.config->num_classes);
+      write_diffusers(options, loaded, source);
       break;
   }
-  if (loaded.num_heads_assumed)
-    fmt::print("num_heads {} is assumed from the width: give --num-heads if the model has another number\n",
-               loaded.config->num_heads);
+  for (const std::string& key : loaded.model.assumed)
+    fmt::print("{} {} is assumed from the shapes: give it if the model has another\n", key,
+               loaded.model.config[key].dump());
   fmt::print("{}: {}, {} tensors, from {}\n", options.out, name, loaded.weights.size(), source.path);
 }
 

@@ -11,6 +11,7 @@ struct ConvertOptions {
   std::string out{};    // *.pt | *.pth, *.safetensors, else a diffusers folder, which must not exist
   std::string model{};  // name to hold the weights against; "" = told by the weights
   bool ema = true;      // of a file or checkpoint that holds both
+  std::string merge{};  // LoRA adapter to add to the weights: PEFT's, diffusers' or kohya's format; "" = none
   std::string dtype{};  // f32 | bf16 | fp16; "" = as they are
   std::string vae{};    // diffusers AutoencoderKL folder to put into the pipeline
   // What the model was trained for, for the pipeline's scheduler; "" = the run's, else iddpm.

@@ -4,8 +4,8 @@
 
 #include "checkpoint/tensor_files.h"
 #include "convert/weights_source.h"
-#include "core/atomic_file.h"
 #include "core/error.h"
+#include "core/files/atomic_file.h"
 
 namespace kiln {
 namespace {
@@ -41,11 +41,11 @@ void write_json(const fs::path& path, json content) {
   write_file_atomically("convert", path.string(), content.dump(2) + "\n");
 }
 
-void copy_vae(const fs::path& from, const fs::path& to) {
+void copy_vae(const fs::path& from, const fs::path& to, const char* class_name) {
   const fs::path source = fs::is_directory(from / "vae") ? from / "vae" : from;
   const json config = read_json((source / "config.json").string());
-  if (!config.is_object() || config.value("_class_name", json()) != "AutoencoderKL")
-    fail("convert", "--vae {}: expected the folder of an AutoencoderKL", from.string());
+  if (!config.is_object() || config.value("_class_name", json()) != class_name)
+    fail("convert", "--vae {}: expected the folder of an {}", from.string(), class_name);
   fs::create_directory(to);
   fs::copy(source / "config.json", to / "config.json");
   bool has_weights = false;
@@ -58,22 +58,23 @@ void copy_vae(const fs::path& from, const fs::path& to) {
   if (!has_weights) fail("convert", "--vae {}: no diffusion_pytorch_model.safetensors in it", from.string());
 }
 
-void write_parts(const fs::path& folder, const DitConfig& config, const TensorMap& weights,
-                 const DiffusersFolderOptions& options) {
+void write_parts(const fs::path& folder, const ForeignFormat& format, const json& config,
+                 const TensorMap& weights, const DiffusersFolderOptions& options) {
   const json scheduler = scheduler_config(options.objective);
-  const TensorMap transformer = dit_to_diffusers(config, weights);
-  fs::create_directories(folder / "transformer");
-  write_json(folder / "transformer" / "config.json", dit_diffusers_config(config));
-  save_tensors((folder / "transformer" / "diffusion_pytorch_model.safetensors").string(), transformer,
-               {{"format", "pt"}});
+  const TensorMap model = format.weights_to(config, weights);
+  const fs::path component = folder / format.component;
+  fs::create_directories(component);
+  write_json(component / "config.json", format.config_to(config));
+  save_tensors((component / "diffusion_pytorch_model.safetensors").string(), model, {{"format", "pt"}});
   fs::create_directory(folder / "scheduler");
   write_json(folder / "scheduler" / "scheduler_config.json", scheduler);
-  json index = {{"_class_name", "DiTPipeline"},
+  json index = {{"_class_name", format.pipeline(config)},
                 {"scheduler", {"diffusers", scheduler["_class_name"]}},
-                {"transformer", {"diffusers", "DiTTransformer2DModel"}}};
+                {format.component, {"diffusers", format.class_name}}};
+  for (const char* component : format.absent) index[component] = {nullptr, nullptr};
   if (!options.vae.empty()) {
-    copy_vae(options.vae, folder / "vae");
-    index["vae"] = {"diffusers", "AutoencoderKL"};
+    copy_vae(options.vae, folder / "vae", format.autoencoder);
+    index["vae"] = {"diffusers", format.autoencoder};
   }
   for (std::size_t i = 0; i < options.class_names.size(); ++i)
     index["id2label"][std::to_string(i)] = options.class_names[i];
@@ -82,8 +83,8 @@ void write_parts(const fs::path& folder, const DitConfig& config, const TensorMa
 
 }  // namespace
 
-void write_dit_pipeline(const std::string& folder, const DitConfig& config, const TensorMap& weights,
-                        const DiffusersFolderOptions& options) {
+void write_diffusers_pipeline(const std::string& folder, const ForeignFormat& format, const json& config,
+                              const TensorMap& weights, const DiffusersFolderOptions& options) {
   if (fs::exists(folder)) fail("convert", "{} exists: remove it or choose another --out", folder);
   fs::path target = folder;
   if (!target.has_filename()) target = target.parent_path();  // given with a trailing slash
@@ -91,7 +92,7 @@ void write_dit_pipeline(const std::string& folder, const DitConfig& config, cons
   std::error_code ignored;
   fs::remove_all(partial, ignored);
   try {
-    write_parts(partial, config, weights, options);
+    write_parts(partial, format, config, weights, options);
     fs::rename(partial, target);
   } catch (const fs::filesystem_error& error) {
     fs::remove_all(partial, ignored);

@@ -1,10 +1,10 @@
-// A diffusers DiTPipeline folder.
+// The folder of a diffusers pipeline.
 #pragma once
 #include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
 
-#include "convert/dit_diffusers.h"
+#include "models/family.h"
 
 namespace kiln {
 
@@ -14,9 +14,10 @@ struct DiffusersFolderOptions {
   std::vector<std::string> class_names{};          // the pipeline's labels; may be empty
 };
 
-// model_index.json, transformer/, scheduler/ and vae/. Written beside, then renamed; `folder` must not exist.
-// `weights` are in the published keys. Throws Error.
-void write_dit_pipeline(const std::string& folder, const DitConfig& config, const TensorMap& weights,
-                        const DiffusersFolderOptions& options);
+// model_index.json, the model's own folder, scheduler/ and vae/. Written beside, then renamed; `folder` must
+// not exist. `weights` are in the published keys. Throws Error.
+void write_diffusers_pipeline(const std::string& folder, const ForeignFormat& format,
+                              const nlohmann::json& config, const TensorMap& weights,
+                              const DiffusersFolderOptions& options);
 
 }  // namespace kiln

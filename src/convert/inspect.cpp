@@ -7,8 +7,6 @@
 #include <map>
 
 #include "checkpoint/weights_file.h"
-#include "convert/dit_architecture.h"
-#include "convert/dit_diffusers.h"
 #include "convert/weights_source.h"
 #include "core/aten.h"
 #include "core/error.h"
@@ -16,16 +14,17 @@
 #include "core/nearest_name.h"
 #include "models/autoencoders/autoencoder_kl.h"
 #include "models/registry.h"
+#include "models/text/text_registry.h"
 
 namespace kiln {
 namespace {
 
-std::string describe(const DitConfig& c) {
-  return fmt::format(
-      "{} (input_size {}, patch_size {}, in_channels {}, hidden_size {}, depth {}, num_heads {}, "
-      "num_classes {}, learn_sigma {})",
-      dit_name(c), c.input_size, c.patch_size, c.in_channels, c.hidden_size, c.depth, c.num_heads,
-      c.num_classes, c.learn_sigma);
+// "DiT-S/2 (depth 12, ...)".
+std::string describe(const Family& family, const nlohmann::json& config) {
+  std::string settings;
+  for (const auto& [key, value] : config.items())
+    settings += fmt::format("{}{} {}", settings.empty() ? "" : ", ", key, value.dump());
+  return fmt::format("{} ({})", preset_name(family, config), settings);
 }
 
 // Autoencoders by the names of the interface and of the published files, with the keys that those hold.
@@ -64,6 +63,29 @@ void inspect_autoencoder(const ListedAutoencoder& listed, const nlohmann::json& 
   fmt::print(summary, "{}: {}\n", listed.name, list_parameters(autoencoder.parameters(), listed.key, out));
 }
 
+// Text encoders by the names of the interface, and the published models of each.
+struct ListedTextEncoder {
+  std::string name, family;
+  nlohmann::json config;
+};
+
+std::vector<ListedTextEncoder> listed_text_encoders() {
+  std::vector<ListedTextEncoder> listed;
+  for (const std::string& name : text_encoder_names())
+    listed.push_back({name, name, nlohmann::json::object()});
+  for (const PublishedTextEncoder& published : published_text_encoders())
+    listed.push_back({published.name, published.family, published.config});
+  return listed;
+}
+
+void inspect_text_encoder(const ListedTextEncoder& listed, const nlohmann::json& given, std::FILE* out,
+                          std::FILE* summary) {
+  nlohmann::json config = listed.config;
+  config.update(given);
+  const auto encoder = build_text_encoder(listed.family, config, {.device = at::kMeta});
+  fmt::print(summary, "{}: {}\n", listed.name, list_parameters(encoder->parameters(), std::identity(), out));
+}
+
 void inspect_model(const InspectOptions& options, std::FILE* out, std::FILE* summary) {
   const nlohmann::json config = read_json_option("inspect", "--config", options.config);
   std::vector<std::string> known = denoiser_names();
@@ -77,6 +99,10 @@ void inspect_model(const InspectOptions& options, std::FILE* out, std::FILE* sum
   }
   for (const ListedAutoencoder& listed : kAutoencoders) {
     if (options.model == listed.name) return inspect_autoencoder(listed, config, out, summary);
+    known.push_back(listed.name);
+  }
+  for (const ListedTextEncoder& listed : listed_text_encoders()) {
+    if (options.model == listed.name) return inspect_text_encoder(listed, config, out, summary);
     known.push_back(listed.name);
   }
   fail("inspect", "unknown model \"{}\": did you mean \"{}\"? (known are {})", options.model,
@@ -95,15 +121,17 @@ std::string format_name(const std::string& path) {
   throw std::logic_error("format_name: not a TensorFileFormat");
 }
 
-// For people: why a file is no DiT is not this command's concern, so a misfit is told, not thrown.
+// Describes the architecture to people. A file that fits no model is no error here: the text says why.
 std::string architecture_of(const WeightsSource& source, const TensorFile& file) {
   try {
-    if (!source.dit_diffusers.is_null())
-      return describe(parse_dit_diffusers_config(source.dit_diffusers, source.path)) + ", diffusers keys";
-    ShapeMap shapes;
+    if (!source.foreign.is_null()) {
+      const auto [family, format] = foreign_family(source.foreign["_class_name"]);
+      return describe(*family, format->config_from(source.foreign, source.path)) + ", diffusers keys";
+    }
+    WeightShapes shapes;
     for (const auto& [key, view] : file.tensors()) shapes[key] = view.shape;
-    const auto config = recognise_dit(shapes, dit_hints(source.run));
-    return config ? describe(*config) : "unknown";
+    const auto found = recognise_denoiser(shapes, model_config_of(source));
+    return found ? describe(*found->family, found->model.config) : "unknown";
   } catch (const Error& error) {
     return fmt::format("unknown: {}", error.what());
   }

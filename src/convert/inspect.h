@@ -12,8 +12,8 @@ struct InspectOptions {
   bool ema = true;     // of a file that holds both
 };
 
-// To `out`, one line per tensor: key, tab, shape with commas; for a file also tab, dtype. To `summary`:
-// format, architecture, counts, bytes. Throws Error.
+// Prints one line per tensor to `out`: key, tab, shape with commas; for a file also tab, dtype. Prints
+// format, architecture, counts and bytes to `summary`. Throws Error.
 void inspect(const InspectOptions& options, std::FILE* out, std::FILE* summary);
 
 }  // namespace kiln

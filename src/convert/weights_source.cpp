@@ -6,6 +6,7 @@
 #include "checkpoint/checked_files.h"
 #include "checkpoint/weights_file.h"
 #include "core/error.h"
+#include "models/registry.h"
 
 namespace kiln {
 namespace {
@@ -86,8 +87,9 @@ WeightsSource diffusers_weights(const fs::path& folder) {
          folder.string());
   if (!fs::exists(folder / "config.json")) return source;
   const nlohmann::json config = read_json((folder / "config.json").string());
-  if (config.is_object() && config.value("_class_name", nlohmann::json()) == "DiTTransformer2DModel")
-    source.dit_diffusers = config;
+  if (config.is_object() && config.value("_class_name", nlohmann::json()).is_string() &&
+      foreign_family(config["_class_name"]).family)
+    source.foreign = config;
   return source;
 }
 
@@ -103,13 +105,22 @@ nlohmann::json read_json(const std::string& path) {
   }
 }
 
+nlohmann::json model_config_of(const WeightsSource& source) {
+  if (!source.run.is_object() || !source.run.contains("model_config")) return nlohmann::json::object();
+  const nlohmann::json& config = source.run["model_config"];
+  if (!config.is_object())
+    fail("weights", "the model_config beside {} is not a JSON object: {}", source.path, config.type_name());
+  return config;
+}
+
 WeightsSource find_weights(const std::string& path, bool prefer_ema) {
   if (!fs::exists(path)) fail("weights", "{} does not exist", path);
   const fs::path folder = path;
   if (!fs::is_directory(folder)) return file_weights(path);
   if (fs::exists(folder / "store.json"))
     fail("weights", "{} is a feature store, not weights: see kiln store inspect", path);
-  if (fs::is_directory(folder / "transformer")) return diffusers_weights(folder / "transformer");
+  for (const char* component : {"transformer", "unet"})  // of a pipeline
+    if (fs::is_directory(folder / component)) return diffusers_weights(folder / component);
   if (fs::is_directory(folder / "checkpoints")) return run_weights(path, prefer_ema);
   if (is_checkpoint_name(folder_name(folder)))
     return checkpoint_weights(folder, weights_file_of(folder, prefer_ema));

@@ -16,8 +16,8 @@ std::atomic<uint64_t> next_id{1};
 std::atomic<int64_t> cpu_live{0}, cpu_peak{0};
 std::atomic<AllocationObserver*> cpu_observer{nullptr};
 
-// In front of every CPU block. A header, not a side table: freeing needs no lock. (c10 asserts that a raw
-// allocation's context is its data pointer, so the context cannot carry the size.)
+// Stands in front of every CPU block. With a header instead of a side table, freeing needs no lock. (c10
+// asserts that a raw allocation's context is its data pointer, so the context cannot carry the size.)
 struct alignas(64) BlockHeader {
   uint64_t id;
   size_t bytes;

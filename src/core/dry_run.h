@@ -7,7 +7,7 @@
 namespace kiln {
 
 enum class DryRunDevice { kNone, kCpu, kCuda };
-// Of this thread; kNone outside a dry run.
+// The device that this thread's dry run stands for; kNone outside a dry run.
 DryRunDevice dry_run_device();
 
 class DryRunScope {

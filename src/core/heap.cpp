@@ -6,7 +6,7 @@
 #include <cstddef>
 #include <string>
 
-// Of jemalloc; null where it is not linked.
+// jemalloc's control function; null where jemalloc is not linked.
 extern "C" __attribute__((weak)) int mallctl(const char* name, void* old_value, size_t* old_size,
                                              void* new_value, size_t new_size);
 

@@ -3,9 +3,9 @@
 
 namespace kiln {
 
-// From here on memory that is freed goes back to the system at once, instead of waiting for its next use, and
-// new memory comes in small pages: resident memory is then what is in use. Costs page faults. With another
-// allocator only the pages are small.
+// Makes freed memory go back to the system at once instead of waiting for its next use, and new memory come
+// in small pages, so that resident memory is what is in use. It costs page faults. With an allocator other
+// than jemalloc only the pages become small.
 void return_freed_memory();
 
 }  // namespace kiln

@@ -20,7 +20,7 @@ constexpr GroupFiles kVersion1 = {"sys/fs/cgroup/memory", "memory.limit_in_bytes
 constexpr GroupFiles kVersion2 = {"sys/fs/cgroup", "memory.max", "memory.current", "inactive_file",
                                   "active_file"};
 
-// Nothing where there is no such file, or a word ("max": no limit).
+// Reads a number; returns nothing where there is no such file, or a word in it ("max": no limit).
 std::optional<int64_t> number_in(const fs::path& path) {
   std::ifstream file(path);
   int64_t number = 0;

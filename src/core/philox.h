@@ -18,6 +18,7 @@ enum class Draw : uint32_t {
   kInit = 6,         // weights
   kSampleStart = 7,  // x_T of a generated image
   kSampleStep = 8,   // noise of a sampler's step
+  kSampleLabel = 9,  // class of a generated image
 };
 
 // One block of Philox4x32-10.

@@ -59,9 +59,8 @@ Dtype from_scalar_type(at::ScalarType type) {
 }
 
 at::ScalarType parse_compute_dtype(const std::string& name, std::string_view what) {
-  if (name == "f32") return at::kFloat;
-  if (name == "bf16") return at::kBFloat16;
-  if (name == "fp16") return at::kHalf;
+  if (const auto dtype = find_choice<at::ScalarType>(name); dtype && *dtype != at::kFloat8_e4m3fn)
+    return *dtype;
   fail("dtype", "{}: expected f32, bf16 or fp16, got \"{}\"", what, name);
 }
 

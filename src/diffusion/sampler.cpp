@@ -9,9 +9,13 @@
 #include "diffusion/samplers/ddim_sampler.h"
 #include "diffusion/samplers/ddpm_sampler.h"
 #include "diffusion/samplers/dpmpp_sampler.h"
+#include "diffusion/samplers/euler_sampler.h"
 #include "diffusion/samplers/flow_euler_sampler.h"
 #include "diffusion/samplers/iddpm_sampler.h"
+#include "diffusion/samplers/pixart_dpms_sampler.h"
+#include "diffusion/samplers/pndm_sampler.h"
 #include "diffusion/samplers/spacing.h"
+#include "diffusion/samplers/unipc_sampler.h"
 
 namespace kiln {
 namespace {
@@ -23,8 +27,17 @@ struct SamplerType {
   std::unique_ptr<Sampler> (*make)(const json&);
 };
 constexpr SamplerType kSamplerTypes[] = {
-    {"iddpm", make_iddpm_sampler}, {"iddpm_ddim", make_iddpm_ddim_sampler}, {"ddim", make_ddim_sampler},
-    {"ddpm", make_ddpm_sampler},   {"flow_euler", make_flow_euler_sampler}, {"dpmpp", make_dpmpp_sampler},
+    {"iddpm", make_iddpm_sampler},
+    {"iddpm_ddim", make_iddpm_ddim_sampler},
+    {"ddim", make_ddim_sampler},
+    {"ddpm", make_ddpm_sampler},
+    {"flow_euler", make_flow_euler_sampler},
+    {"dpmpp", make_dpmpp_sampler},
+    {"euler", make_euler_sampler},
+    {"euler_ancestral", make_euler_ancestral_sampler},
+    {"unipc", make_unipc_sampler},
+    {"pndm", make_pndm_sampler},
+    {"pixart_dpms", make_pixart_dpms_sampler},
 };
 
 // The noise schedule that a model was trained on, in the keys of a diffusers scheduler.
@@ -70,7 +83,8 @@ json ddim_config(int64_t steps, const json& objective) {
   return {{"type", "ddim"}, {"steps", steps}, {"eta", 0.0}, {"consecutive", true}, {"scheduler", scheduler}};
 }
 
-json dpmpp_config(int64_t steps, const json& objective) {
+// Of a solver that samples flow models too.
+json solver_config(const char* type, int64_t steps, const json& objective) {
   json scheduler;
   if (is_type(objective, "flow")) {
     const JsonConfig config("sampler", objective);
@@ -81,7 +95,45 @@ json dpmpp_config(int64_t steps, const json& objective) {
   } else {
     scheduler = scheduler_of(objective);
   }
-  return {{"type", "dpmpp"}, {"steps", steps}, {"scheduler", scheduler}};
+  return {{"type", type}, {"steps", steps}, {"scheduler", scheduler}};
+}
+
+json dpmpp_config(int64_t steps, const json& objective) { return solver_config("dpmpp", steps, objective); }
+json unipc_config(int64_t steps, const json& objective) { return solver_config("unipc", steps, objective); }
+
+// From pure noise: the last timestep of training is the first here.
+json trailing_scheduler(const json& objective) {
+  json scheduler = scheduler_of(objective);
+  scheduler["timestep_spacing"] = "trailing";
+  return scheduler;
+}
+
+json euler_config(int64_t steps, const json& objective) {
+  return {{"type", "euler"}, {"steps", steps}, {"scheduler", trailing_scheduler(objective)}};
+}
+
+json euler_ancestral_config(int64_t steps, const json& objective) {
+  return {{"type", "euler_ancestral"}, {"steps", steps}, {"scheduler", trailing_scheduler(objective)}};
+}
+
+json pndm_config(int64_t steps, const json& objective) {
+  json scheduler = trailing_scheduler(objective);
+  scheduler["skip_prk_steps"] = true;  // as Stable Diffusion is sampled
+  scheduler["set_alpha_to_one"] = true;
+  return {{"type", "pndm"}, {"steps", steps}, {"consecutive", true}, {"scheduler", scheduler}};
+}
+
+json pixart_dpms_config(int64_t steps, const json& objective) {
+  const json scheduler = scheduler_of(objective);
+  json config = {{"type", "pixart_dpms"},
+                 {"steps", steps},
+                 {"num_train_timesteps", scheduler["num_train_timesteps"]},
+                 {"prediction_type", scheduler["prediction_type"]}};
+  if (is_type(objective, "iddpm"))
+    config["beta_schedule"] = scheduler["beta_schedule"];
+  else
+    config["scheduler"] = scheduler;
+  return config;
 }
 
 json flow_euler_config(int64_t steps, const json& objective) {
@@ -103,6 +155,11 @@ constexpr NamedSampler kNamedSamplers[] = {
     {"ddpm", true, false, ddpm_config},
     {"ddim", true, false, ddim_config},
     {"dpmpp_2m", true, true, dpmpp_config},
+    {"unipc", true, true, unipc_config},
+    {"euler", true, false, euler_config},
+    {"euler_ancestral", true, false, euler_ancestral_config},
+    {"pndm", true, false, pndm_config},
+    {"pixart_dpms", true, false, pixart_dpms_config},
     {"flow_euler", false, true, flow_euler_config},
 };
 
@@ -146,10 +203,10 @@ std::vector<std::string> sampler_names() {
 at::Tensor run_sampler(Sampler& sampler, const at::Tensor& noise, const DenoiseFn& denoise,
                        const StepNoiseFn& step_noise,
                        const std::function<void(int64_t, const at::Tensor&)>& on_step) {
-  at::Tensor x = noise;
+  at::Tensor x = sampler.start_scale() == 1 ? noise : noise * sampler.start_scale();
   const std::vector<double>& timesteps = sampler.timesteps();
   for (int64_t i = 0; i < static_cast<int64_t>(timesteps.size()); ++i) {
-    x = sampler.step(i, x, denoise(x, timesteps[i]), step_noise);
+    x = sampler.step(i, x, denoise(sampler.model_input(i, x), timesteps[i]), step_noise);
     if (on_step) on_step(i, x);
   }
   return x;

@@ -24,19 +24,21 @@ class Sampler {
   virtual at::Tensor step(int64_t i, const at::Tensor& x, const at::Tensor& model_output,
                           const StepNoiseFn& noise) = 0;
   virtual bool stochastic() const = 0;
+  // What the model is given at timesteps()[i]: x on the scale that models are trained on.
+  virtual at::Tensor model_input(int64_t, const at::Tensor& x) const { return x; }
+  virtual double start_scale() const { return 1; }  // of the noise that x starts from
 };
 
-// config: {"type": "iddpm" | "iddpm_ddim" | "ddim" | "ddpm" | "flow_euler" | "dpmpp", ...}: docs/samplers.md
-// lists the keys of each type. Throws Error.
+// config: {"type": "iddpm" | "ddim" | "dpmpp" | .., ...}: docs/samplers.md lists the types and their keys.
+// Throws Error.
 std::unique_ptr<Sampler> make_sampler(const nlohmann::json& config);
-// The config behind kiln sample's --sampler ddpm|ddim|dpmpp_2m|flow_euler for a model trained with
-// `objective` (objective.h's config). Throws Error for pairs that make no sense (flow_euler on epsilon)
-// saying which do.
+// The config behind kiln sample's --sampler (sampler_names()) for a model trained with `objective`
+// (objective.h's config). Throws Error for pairs that make no sense (flow_euler on epsilon) saying which do.
 nlohmann::json sampler_config(const std::string& name, int64_t num_sampling_steps,
                               const nlohmann::json& objective);
 std::vector<std::string> sampler_names();
 
-// All steps from `noise`; on_step (optional) sees x after each.
+// All steps from `noise` (N(0, 1), B, C, H, W); on_step (optional) sees x after each.
 at::Tensor run_sampler(Sampler& sampler, const at::Tensor& noise, const DenoiseFn& denoise,
                        const StepNoiseFn& step_noise,
                        const std::function<void(int64_t, const at::Tensor&)>& on_step = {});

@@ -7,18 +7,19 @@
 
 #include "core/aten.h"
 #include "core/error.h"
+#include "core/progress_line.h"
 #include "core/stop_signal.h"
-#include "data/image_dataset.h"
-#include "data/store_parts.h"
+#include "data/images/image_dataset.h"
+#include "data/store/store_parts.h"
 #include "extract/image_batches.h"
 #include "extract/image_values.h"
-#include "extract/progress.h"
 #include "extract/settings.h"
 #include "models/autoencoders/autoencoder.h"
-#include "parallel/agreement.h"
 #include "parallel/cpu_share.h"
-#include "parallel/joining.h"
 #include "parallel/machine.h"
+#include "parallel/offload/host_copy.h"
+#include "parallel/ranks/agreement.h"
+#include "parallel/ranks/joining.h"
 
 namespace kiln {
 namespace {
@@ -27,7 +28,8 @@ namespace {
 struct Position {
   int64_t next_image = 0;   // in the data set
   int64_t num_samples = 0;  // good images before it
-  // Of them; the rest is encoded again, so that batches are those of an uninterrupted run.
+  // Those of them that the store holds. The rest is encoded again, so that batches are those of an
+  // uninterrupted run.
   int64_t num_in_store = 0;
 };
 
@@ -151,7 +153,7 @@ class Extraction {
     int64_t done = position_.next_image - range_.first;
     std::vector<PreparedImage> batch;
     for (PreparedImage image; !stop_.requested() && pipeline.next(image);
-         progress.update(done, num_skipped_)) {
+         progress.update(static_cast<double>(done), num_skipped_)) {
       ++done;
       if (!image.error.empty()) {
         skip(image, progress);
@@ -207,7 +209,7 @@ class Extraction {
   // A batch that the device works on, or has finished.
   struct Encoded {
     std::vector<int64_t> images;  // in the data set
-    at::Tensor moments;           // (flips * B, channels, h, w)
+    HostRead moments;             // (flips * B, channels, h, w) f32
   };
 
   // Starts encoding the batch, empties it, and writes the batch before. While a GPU encodes, the host
@@ -218,29 +220,26 @@ class Extraction {
     const Encoded previous = take_encoded();
     for (const PreparedImage& image : batch) encoded_.images.push_back(image.index);
     const at::NoGradGuard no_grad;
-    encoded_.moments = autoencoder_->encode(images.to(settings_.device));
+    encoded_.moments =
+        HostRead(autoencoder_->encode(sent_to(images, settings_.device)).to(at::kFloat).contiguous());
     batch.clear();
     write(previous);
   }
 
-  // Waits for the device.
-  Encoded take_encoded() {
-    Encoded encoded = std::exchange(encoded_, {});
-    if (encoded.moments.defined()) encoded.moments = encoded.moments.to(at::kCPU, at::kFloat).contiguous();
-    return encoded;
-  }
+  Encoded take_encoded() { return std::exchange(encoded_, {}); }
 
   void write(const Encoded& encoded) {
     if (encoded.images.empty()) return;
-    const at::Tensor& moments = encoded.moments;
+    const at::Tensor& moments = encoded.moments.wait();
     const auto size = static_cast<int64_t>(encoded.images.size());
-    const bool has_logvar = autoencoder_->name != "pixels";
+    const bool has_logvar = autoencoder_->has_posterior;
     const float* values = moments.const_data_ptr<float>();
     const int64_t values_per_image = moments.numel() / moments.size(0);
     for (int64_t i = 0; i < size; ++i) {
       if (position_.num_samples++ < position_.num_in_store) continue;
       const ImageRecord& record = dataset_->records()[encoded.images[i]];
-      FeatureStoreWriter::Sample sample{record.name, record.caption, record.label, {}, {}};
+      FeatureStoreWriter::Sample sample{
+          record.name, record.captions.empty() ? "" : record.captions.front().text, record.label, {}, {}};
       for (int64_t flip = 0; flip < settings_.num_flips; ++flip) {
         const float* mean = values + (flip * size + i) * values_per_image;
         sample.mean.insert(sample.mean.end(), mean, mean + info_.latent_size());
@@ -255,7 +254,8 @@ class Extraction {
   at::Tensor to_tensor(const std::vector<PreparedImage>& batch) const {
     const auto size = static_cast<int64_t>(batch.size());
     const int64_t side = options_.image_size, image_values = 3 * side * side;
-    at::Tensor images = at::empty({settings_.num_flips * size, 3, side, side}, at::kFloat);
+    const at::Tensor images =
+        host_empty({settings_.num_flips * size, 3, side, side}, at::kFloat, settings_.device);
     const std::span<float> values(images.mutable_data_ptr<float>(), images.numel());
     for (int64_t flip = 0; flip < settings_.num_flips; ++flip)
       for (int64_t i = 0; i < size; ++i)
@@ -295,7 +295,14 @@ class Extraction {
 }  // namespace
 
 void extract(const ExtractOptions& options, ProcessGroup& group) {
-  as_rank(group, [&] { Extraction(options, group).run(); });
+  if (options.autoencoder.empty() && options.text.encoder.empty())
+    fail("extract", "give --autoencoder, --text-encoder or both");
+  as_rank(group, [&] {
+    if (!options.autoencoder.empty()) Extraction(options, group).run();
+    const bool has_text = !options.text.encoder.empty();
+    if (has_text && (options.autoencoder.empty() || read_store_info(options.out).complete))
+      extract_text(options.text, options.data, options.out, options.compute_dtype, options.device, group);
+  });
 }
 
 }  // namespace kiln

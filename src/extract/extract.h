@@ -1,10 +1,11 @@
-// kiln extract: pictures -> feature store.
+// kiln extract: pictures -> feature store, and their captions -> text store.
 #pragma once
 #include <cstdint>
 #include <memory>
 #include <string>
 
-#include "parallel/process_group.h"
+#include "extract/text_extract.h"
+#include "parallel/ranks/process_group.h"
 
 namespace kiln {
 
@@ -21,8 +22,11 @@ struct ExtractOptions {
   int64_t shard_size = 4096;  // samples per file
   int64_t workers = 0;        // decoding threads; 0 = by device
   int64_t nproc = 0;          // ranks that this process starts on this machine; 0 = none
+  TextExtractOptions text{};  // what to do with captions, when the pictures are in the store
 };
 
+// Without an autoencoder the store must be complete, and text is added to it.
+//
 // Continues what an earlier run of the same settings left in `out`: the store's bytes are those of an
 // uninterrupted run. SIGINT and SIGTERM end it after the batch in hand. Several ranks take whole batches of
 // the pictures in turn of place: the store is the one that a single rank makes, in other shards. Throws

@@ -5,10 +5,11 @@
 #include "core/aten.h"
 #include "core/error.h"
 #include "core/philox.h"
-#include "data/batch_draws.h"
-#include "data/latent_kernels.h"
-#include "data/prefetched_batches.h"
+#include "data/loader/batch_draws.h"
+#include "data/loader/prefetched_batches.h"
+#include "data/store/latent_kernels.h"
 #include "extract/image_values.h"
+#include "parallel/offload/host_copy.h"
 
 namespace kiln {
 namespace {
@@ -17,21 +18,19 @@ namespace {
 struct ImageFill {
   std::shared_ptr<const ImageDataset> dataset;
   Crop crop;
-  int64_t channels, latent_size;  // of a latent
+  DataShape shape;  // of the latents
   BatchOptions options;
+  SampleOrder order;
 
   void operator()(int64_t first_position, Batch& batch) const {
-    const bool has_labels = !dataset->class_names().empty();
-    shape_batch(options, first_position, channels, latent_size, latent_size, has_labels, batch);
-    const int64_t image_values = 3 * crop.size * crop.size,
-                  latent_values = channels * latent_size * latent_size;
-    batch.x_0.resize(batch.size * image_values);
-    const auto num_samples = static_cast<int64_t>(dataset->records().size());
-    for (int64_t row = 0; row < batch.size; ++row) {
+    shape_batch(options, first_position, shape, shape.lanes[0], batch);
+    const int64_t image_values = 3 * crop.size * crop.size, latent_values = batch.shape.sample_elements();
+    batch.x_0.resize(batch.size() * image_values);
+    for (int64_t row = 0; row < batch.size(); ++row) {
       const int64_t position = batch.first_position + row;
-      const int64_t sample = sample_at(options.seed, num_samples, position);
+      const int64_t sample = order.sample_at(position);
       batch.sample_ids[row] = sample;
-      if (has_labels) batch.class_labels[row] = dataset->records()[sample].label;
+      if (batch.shape.has_labels) batch.class_labels[row] = dataset->records()[sample].label;
       write_image_values(load(sample), draw_flip(options, position),
                          std::span(batch.x_0).subspan(row * image_values, image_values));
       draw_common(options, row, std::span(batch.noise).subspan(row * latent_values, latent_values), batch);
@@ -57,8 +56,7 @@ class ImageBatches : public BatchSource {
         images_at_once_(images_at_once),
         autoencoder_(std::move(autoencoder)),
         device_(device),
-        images_(fill, static_cast<int64_t>(fill.dataset->records().size()), fill.options.global_batch,
-                fill.options.num_threads, fill.options.prefetch) {}
+        images_(fill, fill.order, fill.options) {}
 
   std::shared_ptr<const Batch> next() override {
     const std::shared_ptr<const Batch> images = images_.next();
@@ -68,33 +66,43 @@ class ImageBatches : public BatchSource {
     return batch;
   }
   void seek(int64_t images_seen) override { images_.seek(images_seen); }
-  int64_t num_samples() const override { return images_.num_samples(); }
+  const SampleOrder& order() const override { return images_.order(); }
   double take_stall_seconds() override { return images_.take_stall_seconds(); }
   int64_t ready() const override { return images_.ready(); }
 
  private:
   void encode(const Batch& images, Batch& batch) const {
     const at::NoGradGuard no_grad;
-    batch.x_0.resize(batch.size * batch.channels * batch.height * batch.width);
+    batch.x_0.resize(batch.size() * batch.shape.sample_elements());
     const at::Tensor pixels = at::from_blob(const_cast<float*>(images.x_0.data()),
-                                            {images.size, 3, image_size_, image_size_}, at::kFloat);
-    const int64_t most = images_at_once_ > 0 ? images_at_once_ : images.size;
-    for (int64_t first = 0; first < images.size; first += most) {
-      const at::Tensor some = pixels.narrow(0, first, std::min(most, images.size - first));
-      draw_latents(autoencoder_->encode(some.to(device_)).to(at::kCPU, at::kFloat).contiguous(), first,
-                   batch);
+                                            {images.size(), 3, image_size_, image_size_}, at::kFloat);
+    const int64_t most = images_at_once_ > 0 ? images_at_once_ : images.size();
+    HostRead previous;  // while a GPU encodes some images, the host draws from the moments of those before
+    for (int64_t first = 0; first < images.size(); first += most) {
+      HostRead moments = encode_some(pixels.narrow(0, first, std::min(most, images.size() - first)));
+      if (previous.is_pending()) draw_latents(previous.wait(), first - most, batch);
+      previous = std::move(moments);
     }
+    if (previous.is_pending()) draw_latents(previous.wait(), (images.size() - 1) / most * most, batch);
   }
 
-  // `moments`: (n, 2z, h, w), of the batch's rows from `first_row` on.
+  HostRead encode_some(const at::Tensor& pixels) const {
+    const at::Tensor staged = device_.is_cpu() ? pixels : host_empty(pixels.sizes(), at::kFloat, device_);
+    if (!device_.is_cpu()) staged.copy_(pixels);
+    return HostRead(autoencoder_->encode(sent_to(staged, device_)).to(at::kFloat).contiguous());
+  }
+
+  // `moments`: (n, 2z, h, w), or raw latents (n, z, h, w) where there is no posterior, of the batch's rows
+  // from `first_row` on.
   void draw_latents(const at::Tensor& moments, int64_t first_row, Batch& batch) const {
-    const int64_t latent_values = batch.channels * batch.height * batch.width;
+    const int64_t latent_values = batch.shape.sample_elements();
     const std::span<const float> all(moments.const_data_ptr<float>(), moments.numel());
     std::vector<float> epsilon(latent_values);
+    const int64_t image_values = moments.numel() / moments.size(0);
     for (int64_t i = 0; i < moments.size(0); ++i) {
       const int64_t row = first_row + i;
-      const auto mean = all.subspan(i * 2 * latent_values, latent_values);
-      const auto logvar = all.subspan((i * 2 + 1) * latent_values, latent_values);
+      const auto mean = all.subspan(i * image_values, latent_values);
+      const auto logvar = all.subspan(i * image_values + latent_values, image_values - latent_values);
       const auto x = std::span(batch.x_0).subspan(row * latent_values, latent_values);
       std::copy(mean.begin(), mean.end(), x.begin());
       to_latents(x, logvar, epsilon, batch.first_position + row);
@@ -105,7 +113,7 @@ class ImageBatches : public BatchSource {
                   int64_t position) const {
     const auto shift = static_cast<float>(autoencoder_->shift_factor);
     const auto scale = static_cast<float>(autoencoder_->scaling_factor);
-    if (!options_.draw_posterior) return scale_latents(x, shift, scale);
+    if (!options_.draw_posterior || logvar.empty()) return scale_latents(x, shift, scale);
     philox_normal(options_.seed, Draw::kPosterior, static_cast<uint64_t>(position), epsilon);
     draw_posterior(x, logvar, epsilon, shift, scale);
   }
@@ -134,8 +142,14 @@ std::unique_ptr<BatchSource> image_batches(std::shared_ptr<const ImageDataset> d
                                            int64_t images_at_once) {
   check_batch_options(options);
   check_image_size(*autoencoder, crop.size);
-  const ImageFill fill{std::move(dataset), crop, autoencoder->latent_channels,
-                       crop.size / autoencoder->downsample, options};
+  const int64_t side = crop.size / autoencoder->downsample;
+  const DataShape shape{.channels = autoencoder->latent_channels,
+                        .num_classes = static_cast<int64_t>(dataset->class_names().size()),
+                        .lanes = {{.height = side, .width = side}}};
+  const auto num_images = static_cast<int64_t>(dataset->records().size());
+  const SampleOrder order(options.seed, {{.samples = {{.first = 0, .count = num_images}}}},
+                          options.global_batch);
+  const ImageFill fill{std::move(dataset), crop, shape, options, order};
   return std::make_unique<ImageBatches>(fill, std::move(autoencoder), device, images_at_once);
 }
 

@@ -5,8 +5,8 @@
 
 #include <memory>
 
-#include "data/batches.h"
-#include "data/image_dataset.h"
+#include "data/images/image_dataset.h"
+#include "data/loader/batches.h"
 #include "models/autoencoders/autoencoder.h"
 
 namespace kiln {

@@ -2,7 +2,7 @@
 #pragma once
 #include <span>
 
-#include "data/images.h"
+#include "data/images/images.h"
 
 namespace kiln {
 

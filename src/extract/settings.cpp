@@ -42,9 +42,10 @@ StoreInfo make_store_info(const ExtractOptions& options, const ExtractSettings& 
   info.scaling_factor = autoencoder.scaling_factor;
   info.shift_factor = autoencoder.shift_factor;
   info.channels = autoencoder.latent_channels;
-  info.height = info.width = options.image_size / autoencoder.downsample;
+  const int64_t side = options.image_size / autoencoder.downsample;
+  info.lanes = {{.height = side, .width = side}};
   info.image_size = options.image_size;
-  info.has_logvar = autoencoder.name != "pixels";
+  info.has_logvar = autoencoder.has_posterior;
   info.num_flips = settings.num_flips;
   info.dtype = from_scalar_type(parse_compute_dtype(options.dtype, "--dtype"));
   info.class_names = dataset.class_names();

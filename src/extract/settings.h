@@ -2,8 +2,8 @@
 #pragma once
 #include <ATen/core/Tensor.h>
 
-#include "data/feature_store.h"
-#include "data/image_dataset.h"
+#include "data/images/image_dataset.h"
+#include "data/store/feature_store.h"
 #include "extract/extract.h"
 #include "models/autoencoders/autoencoder.h"
 

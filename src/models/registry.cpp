@@ -4,27 +4,21 @@
 
 #include "core/error.h"
 #include "core/nearest_name.h"
-#include "models/denoisers/dit.h"
+#include "models/denoisers/dit_family.h"
+#include "models/denoisers/pixart_family.h"
+#include "models/denoisers/sana_family.h"
+#include "models/denoisers/unet_family.h"
 
 namespace kiln {
 namespace {
 
 using nlohmann::json;
 
-// A family of models: its named presets, and how a merged config becomes a model.
-struct Family {
-  const std::map<std::string, json>& (*presets)();
-  json (*resolve)(const json& config);                               // every key, validated
-  json (*complete)(const json& config, const WeightShapes& shapes);  // what shapes tell and config does not
-  std::unique_ptr<Denoiser> (*build)(const json& config, const BuildOptions& options);
-};
-
-const Family kFamilies[] = {
-    {dit_presets, [](const json& config) { return to_json(parse_dit_config(config)); }, complete_dit_config,
-     [](const json& config, const BuildOptions& options) {
-       return build_dit(parse_dit_config(config), options);
-     }},
-};
+const std::vector<Family>& families() {
+  static const std::vector<Family> table = {dit_family(), pixart_family(), pixart_diffusers_family(),
+                                            sana_family(), unet_family()};
+  return table;
+}
 
 struct Merged {
   const Family* family;
@@ -33,7 +27,7 @@ struct Merged {
 };
 
 Merged merge(const std::string& name, const json& config) {
-  for (const Family& family : kFamilies) {
+  for (const Family& family : families()) {
     const auto preset = family.presets().find(name);
     if (preset == family.presets().end()) continue;
     if (!config.is_null() && !config.is_object())
@@ -68,9 +62,56 @@ json resolve_denoiser_config(const std::string& name, const json& config, const 
 
 std::vector<std::string> denoiser_names() {
   std::vector<std::string> names;
-  for (const Family& family : kFamilies)
+  for (const Family& family : families())
     for (const auto& [name, preset] : family.presets()) names.push_back(name);
   return names;
+}
+
+std::span<const Family> denoiser_families() { return families(); }
+
+const Family& family_of(const std::string& name) { return *merge(name, nullptr).family; }
+
+json fit_denoiser_config(const std::string& name, const json& config, const ModelNeeds& needs) {
+  const Merged merged = merge(name, config);
+  return merged.family->resolve(merged.family->fit(merged.config, needs));
+}
+
+std::string preset_name(const Family& family, const json& config) {
+  const auto is_of = [&](const json& preset) {
+    for (const auto& [key, value] : preset.items())
+      if (config.value(key, json()) != value) return false;
+    return !preset.empty();
+  };
+  for (const auto& [name, preset] : family.presets())
+    if (is_of(preset)) return name;
+  return family.name;
+}
+
+std::optional<RecognisedDenoiser> recognise_denoiser(const WeightShapes& shapes, const json& hints) {
+  for (const Family& family : families())
+    if (auto model = family.recognise(shapes, hints)) return RecognisedDenoiser{&family, std::move(*model)};
+  return std::nullopt;
+}
+
+const FileKeys* file_keys_of(const Family& family, const TensorMap& weights) {
+  WeightShapes shapes;
+  for (const auto& [key, tensor] : weights) shapes[key] = tensor.sizes().vec();
+  for (const FileKeys& keys : family.file_keys)
+    if (keys.are(shapes)) return &keys;
+  return nullptr;
+}
+
+TensorMap model_weights(const Family& family, const json& config, const TensorMap& weights,
+                        const std::string& source) {
+  const FileKeys* keys = file_keys_of(family, weights);
+  return keys ? keys->to_model(config, weights, source) : weights;
+}
+
+ForeignFamily foreign_family(const std::string& class_name) {
+  for (const Family& family : families())
+    for (const ForeignFormat& format : family.formats)
+      if (class_name == format.class_name) return {&family, &format};
+  return {};
 }
 
 }  // namespace kiln

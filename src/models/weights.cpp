@@ -8,7 +8,7 @@
 
 #include "core/aten.h"
 #include "core/error.h"
-#include "models/init.h"
+#include "models/parts/init.h"
 
 namespace kiln {
 namespace {
@@ -74,6 +74,15 @@ void load_weights(const ParameterList& parameters, const std::map<std::string, a
 void load_weights(const Denoiser& denoiser, const std::map<std::string, at::Tensor>& weights,
                   const std::string& source) {
   load_weights(denoiser.parameters(), weights, source);
+}
+
+void freeze_convolution_weights(const ParameterList& parameters, at::ScalarType compute_dtype) {
+  const at::NoGradGuard no_grad;
+  for (const auto& parameter : parameters) {
+    at::Tensor value = parameter->value.to(compute_dtype);
+    if (value.dim() == 4) value = value.contiguous(at::MemoryFormat::ChannelsLast);
+    parameter->value = value;
+  }
 }
 
 }  // namespace kiln

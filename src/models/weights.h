@@ -19,4 +19,8 @@ void load_weights(const ParameterList& parameters, const std::map<std::string, a
 void load_weights(const Denoiser& denoiser, const std::map<std::string, at::Tensor>& weights,
                   const std::string& source);
 
+// Casts the weights, and lays those of convolutions out as channels-last activations take them: for models
+// that are not trained any more.
+void freeze_convolution_weights(const ParameterList& parameters, at::ScalarType compute_dtype);
+
 }  // namespace kiln

@@ -6,6 +6,7 @@
 #include "core/tensors.h"
 #include "ops/cpu/kernels.h"
 #include "ops/cuda/launch.h"
+#include "ops/gated_residual.h"
 #include "ops/kernel_types.h"
 #include "ops/modulation.h"
 #include "ops/op_mark.h"
@@ -36,88 +37,170 @@ AdalnArgs kernel_args(const at::Tensor& x, const at::Tensor& shift, const at::Te
           .rstd = rstd.mutable_data_ptr<float>()};
 }
 
-void forward_cpu(const AdalnArgs& args, const at::Tensor& out) {
-  void* to = out.mutable_data_ptr();
-  const Dtype out_dtype = from_scalar_type(out.scalar_type());
-  at::parallel_for(0, out.size(0) * out.size(1), kAdalnGrainRows,
-                   [&](int64_t begin, int64_t end) { cpu::adaln(args, to, out_dtype, begin, end); });
+// y undefined: no branch.
+GatedResidualArgs branch_args(const at::Tensor& gate, const at::Tensor& y) {
+  return y.defined() ? gated_residual_args(gate, y) : GatedResidualArgs{};
 }
 
-void backward_cpu(const AdalnArgs& args, const at::Tensor& grad, const at::Tensor& dx,
-                  const at::Tensor& dshift, const at::Tensor& dscale, const at::Tensor& partials) {
+// The norm of each few rows follows their sum while that is in the cache.
+void forward_cpu(const AdalnArgs& args, const GatedResidualArgs& branch, const at::Tensor& x_in,
+                 const at::Tensor& x, const at::Tensor& out) {
+  const void* from = x_in.const_data_ptr();
+  void* sums = branch.y == nullptr ? nullptr : x.mutable_data_ptr();
+  void* to = out.mutable_data_ptr();
+  const Dtype out_dtype = from_scalar_type(out.scalar_type());
+  at::parallel_for(0, out.size(0) * out.size(1), kAdalnGrainRows, [&](int64_t begin, int64_t end) {
+    for (int64_t first = begin; first < end; first += kAdalnGrainRows) {
+      const int64_t last = std::min(end, first + kAdalnGrainRows);
+      if (sums != nullptr) cpu::gated_residual(branch, from, sums, args.x_dtype, first, last);
+      cpu::adaln(args, to, out_dtype, first, last);
+    }
+  });
+}
+
+void backward_cpu(const AdalnArgs& args, const GatedResidualArgs& branch, const AdalnGrads& grads,
+                  Dtype grad_dtype, const at::Tensor& partials) {
   const int64_t num_partials = partials.size(2), rows = args.rows_per_batch, width = args.width;
-  float* shift_sums = partials[0].mutable_data_ptr<float>();
-  float* scale_sums = partials[1].mutable_data_ptr<float>();
-  const void* g = grad.const_data_ptr();
-  const Dtype grad_dtype = from_scalar_type(grad.scalar_type());
-  void* to = dx.mutable_data_ptr();
+  float* sums = partials.mutable_data_ptr<float>();
+  const int64_t plane = partials.stride(0);
   at::parallel_for(0, partials.size(1) * num_partials, 1, [&](int64_t begin, int64_t end) {
     for (int64_t task = begin; task < end; ++task) {
       const int64_t first = task % num_partials * kRowsPerPartial;
       const int64_t row = task / num_partials * rows + first;
-      cpu::adaln_grad(args, g, grad_dtype, to, shift_sums + task * width, scale_sums + task * width, row,
-                      row + std::min(kRowsPerPartial, rows - first));
+      const int64_t row_end = row + std::min(kRowsPerPartial, rows - first);
+      float* shift_sums = sums + task * width;
+      cpu::adaln_grad(args, grads.out, grad_dtype, grads.around, grads.x, shift_sums, shift_sums + plane, row,
+                      row_end);
+      if (branch.y != nullptr)
+        cpu::gated_residual_grad(branch, grads.x, args.x_dtype, grads.y, shift_sums + 2 * plane, row,
+                                 row_end);
     }
   });
-  sum_partials(partials[0], dshift);
-  sum_partials(partials[1], dscale);
 }
 
-class AdalnModulate : public torch::autograd::Function<AdalnModulate> {
- public:
-  static at::Tensor forward(AutogradContext* ctx, const at::Tensor& x_in, const at::Tensor& shift_in,
-                            const at::Tensor& scale_in, double eps, at::ScalarType out_dtype) {
-    OpMark mark("kiln::adaln_modulate", x_in, shift_in, scale_in);
-    const at::Tensor x = x_in.contiguous();
+// The norm of x, or of x + gate * y; both results. Without a branch the first is x itself.
+struct NormedResidualFunction : torch::autograd::Function<NormedResidualFunction> {
+  static variable_list forward(AutogradContext* ctx, const at::Tensor& x_in,
+                               const std::optional<at::Tensor>& gate_in,
+                               const std::optional<at::Tensor>& y_in, const at::Tensor& shift_in,
+                               const at::Tensor& scale_in, double eps, at::ScalarType out_dtype) {
+    const bool has_branch = y_in.has_value();
+    OpMark mark(has_branch ? "kiln::gated_residual_adaln" : "kiln::adaln_modulate", x_in, shift_in, scale_in,
+                gate_in.value_or(at::Tensor()), y_in.value_or(at::Tensor()));
+    const at::Tensor dense = x_in.contiguous(), x = has_branch ? at::empty_like(dense) : dense;
+    const at::Tensor y = has_branch ? y_in->contiguous() : at::Tensor();
+    const at::Tensor gate = has_branch ? unit_stride_rows(*gate_in) : at::Tensor();
     const at::Tensor shift = unit_stride_rows(shift_in), scale = unit_stride_rows(scale_in);
     const at::Tensor out = at::empty(x.sizes(), x.options().dtype(out_dtype));
     const at::Tensor mean = at::empty({x.size(0), x.size(1)}, x.options().dtype(at::kFloat));
     const at::Tensor rstd = at::empty_like(mean);
-    mark.outputs(out, mean, rstd);
-    ctx->save_for_backward({x, scale, mean, rstd});
-    if (x.is_cpu()) {
-      forward_cpu(kernel_args(x, shift, scale, eps, mean, rstd), out);
-    } else if (x.is_cuda()) {
-      cuda::adaln(kernel_args(x, shift, scale, eps, mean, rstd), out);
+    has_branch ? mark.outputs(x, out, mean, rstd) : mark.outputs(out, mean, rstd);
+    ctx->save_for_backward({x, scale, mean, rstd, gate, y});
+    ctx->set_materialize_grads(false);
+    if (!x.is_meta()) {
+      const AdalnArgs args = kernel_args(x, shift, scale, eps, mean, rstd);
+      x.is_cpu() ? forward_cpu(args, branch_args(gate, y), dense, x, out)
+                 : cuda::adaln(args, branch_args(gate, y), dense, x, out);
     }
-    return out;
+    return {has_branch ? x : x_in, out};
   }
 
   static variable_list backward(AutogradContext* ctx, const variable_list& grads) {
     const variable_list saved = ctx->get_saved_variables();
-    const at::Tensor &x = saved[0], &scale = saved[1], &mean = saved[2], &rstd = saved[3];
-    OpMark mark("kiln::adaln_modulate_backward", grads[0], x, scale, mean, rstd);
-    const at::Tensor grad = grads[0].contiguous();
+    const at::Tensor &x = saved[0], &scale = saved[1], &mean = saved[2], &rstd = saved[3], &gate = saved[4],
+                     &y = saved[5];
+    OpMark mark(y.defined() ? "kiln::gated_residual_adaln_backward" : "kiln::adaln_modulate_backward",
+                grads[1], x, scale, mean, rstd, grads[0], gate, y);
+    // A stream that nothing reads but the norm has no gradient, and the other way round.
+    const at::Tensor around = grads[0].defined() ? grads[0].contiguous() : grads[0];
+    const at::Tensor grad = grads[1].defined() ? grads[1].contiguous() : at::zeros_like(y.defined() ? y : x);
     const int64_t batch = x.size(0), width = x.size(2);
     const at::Tensor dx = at::empty_like(x), dshift = at::empty({batch, width}, scale.options());
     const at::Tensor dscale = at::empty_like(dshift);
-    mark.outputs(dx, dshift, dscale);
-    const at::Tensor partials =
-        at::empty({2, batch, at::divup(x.size(1), kRowsPerPartial), width}, mean.options());
-    if (x.is_cpu()) {
-      backward_cpu(kernel_args(x, {}, scale, 0, mean, rstd), grad, dx, dshift, dscale, partials);
-    } else if (x.is_cuda()) {
-      cuda::adaln_grad(kernel_args(x, {}, scale, 0, mean, rstd), grad, dx, dshift, dscale, partials,
-                       kRowsPerPartial);
+    at::Tensor dy, dgate;
+    if (y.defined()) {
+      dy = at::empty_like(y);
+      dgate = at::empty({batch, width}, gate.options());
     }
-    return {dx, dshift, dscale, at::Tensor(), at::Tensor()};
+    mark.outputs(dx, dshift, dscale, dgate, dy);
+    const at::Tensor partials =
+        at::empty({y.defined() ? 3 : 2, batch, at::divup(x.size(1), kRowsPerPartial), width}, mean.options());
+    if (!x.is_meta()) {
+      const AdalnArgs args = kernel_args(x, {}, scale, 0, mean, rstd);
+      run_backward(args, branch_args(gate, y), grad, around, {dx, dshift, dscale, dgate, dy}, partials);
+    }
+    return {dx, dgate, dy, dshift, dscale, at::Tensor(), at::Tensor()};
+  }
+
+  struct Results {
+    at::Tensor dx, dshift, dscale, dgate, dy;
+  };
+  static void run_backward(const AdalnArgs& args, const GatedResidualArgs& branch, const at::Tensor& grad,
+                           const at::Tensor& around, const Results& to, const at::Tensor& partials) {
+    const auto data = [](const at::Tensor& tensor) {
+      return tensor.defined() ? tensor.mutable_data_ptr() : nullptr;
+    };
+    const AdalnGrads grads{.out = grad.const_data_ptr(),
+                           .around = around.defined() ? around.const_data_ptr() : nullptr,
+                           .x = data(to.dx),
+                           .shift = data(to.dshift),
+                           .scale = data(to.dscale),
+                           .y = data(to.dy),
+                           .gate = data(to.dgate)};
+    if (to.dx.is_cuda()) {
+      cuda::adaln_grad(args, branch, grads, grad, partials, kRowsPerPartial);
+      return;
+    }
+    backward_cpu(args, branch, grads, from_scalar_type(grad.scalar_type()), partials);
+    sum_partials(partials[0], to.dshift);
+    sum_partials(partials[1], to.dscale);
+    if (branch.y != nullptr) sum_partials(partials[2], to.dgate);
   }
 };
+
+void check_adaln(const char* who, const at::Tensor& x, const at::Tensor& shift, const at::Tensor& scale) {
+  check_modulation(who, "shift", x, shift);
+  check_modulation(who, "scale", x, scale);
+  if (shift.scalar_type() != scale.scalar_type()) {
+    fail(who, "shift and scale must have one dtype, got {} and {}", at::toString(shift.scalar_type()),
+         at::toString(scale.scalar_type()));
+  }
+}
+
+bool serves(const at::Tensor& x, const at::Tensor& scale, at::ScalarType out_dtype) {
+  return has_kernel(x) && has_kernel(scale) && is_kernel_dtype(out_dtype) && x.numel() > 0 &&
+         (!x.is_cuda() || cuda::serves_rows(x, out_dtype));
+}
+
+NormedResidual normed_residual(const at::Tensor& x, const std::optional<at::Tensor>& gate,
+                               const std::optional<at::Tensor>& y, const at::Tensor& shift,
+                               const at::Tensor& scale, double eps, at::ScalarType out_dtype) {
+  const variable_list results = NormedResidualFunction::apply(x, gate, y, shift, scale, eps, out_dtype);
+  return {results[0], results[1]};
+}
 
 }  // namespace
 
 at::Tensor adaln_modulate(const at::Tensor& x, const at::Tensor& shift, const at::Tensor& scale, double eps,
                           at::ScalarType out_dtype) {
-  check_modulation("adaln_modulate", "shift", x, shift);
-  check_modulation("adaln_modulate", "scale", x, scale);
-  if (shift.scalar_type() != scale.scalar_type()) {
-    fail("adaln_modulate", "shift and scale must have one dtype, got {} and {}",
-         at::toString(shift.scalar_type()), at::toString(scale.scalar_type()));
-  }
-  if (!has_kernel(x) || !has_kernel(scale) || out_dtype == at::kDouble || x.numel() == 0) {
-    return reference::adaln_modulate(x, shift, scale, eps, out_dtype);
-  }
-  return AdalnModulate::apply(x, shift, scale, eps, out_dtype);
+  return adaln_branch(x, shift, scale, eps, out_dtype).normed;
+}
+
+NormedResidual adaln_branch(const at::Tensor& x, const at::Tensor& shift, const at::Tensor& scale, double eps,
+                            at::ScalarType out_dtype) {
+  check_adaln("adaln_modulate", x, shift, scale);
+  if (!serves(x, scale, out_dtype)) return {x, reference::adaln_modulate(x, shift, scale, eps, out_dtype)};
+  return normed_residual(x, std::nullopt, std::nullopt, shift, scale, eps, out_dtype);
+}
+
+NormedResidual gated_residual_adaln(const at::Tensor& x, const at::Tensor& gate, const at::Tensor& y,
+                                    const at::Tensor& shift, const at::Tensor& scale, double eps,
+                                    at::ScalarType out_dtype) {
+  check_adaln("gated_residual_adaln", x, shift, scale);
+  check_gated_residual("gated_residual_adaln", x, gate, y);
+  const bool is_one_pass = serves(x, scale, out_dtype) && has_kernel(gate) && y.scalar_type() == out_dtype;
+  return is_one_pass ? normed_residual(x, gate, y, shift, scale, eps, out_dtype)
+                     : adaln_branch(gated_residual(x, gate, y), shift, scale, eps, out_dtype);
 }
 
 namespace reference {

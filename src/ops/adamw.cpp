@@ -2,6 +2,7 @@
 #include <ATen/core/grad_mode.h>
 
 #include <cmath>
+#include <utility>
 
 #include "core/aten.h"
 #include "core/error.h"
@@ -58,6 +59,12 @@ void check_arguments(const at::Tensor& master, const at::Tensor& grad, const at:
            at::toString(compute_weights->scalar_type()));
     }
   }
+  if (options.device_scale.defined() &&
+      (options.device_scale.scalar_type() != at::kFloat || options.device_scale.numel() != 1 ||
+       options.device_scale.device() != master.device())) {
+    fail("adamw_ema_step_", "device_scale must be one f32 on {}, got {} on {}", master.device().str(),
+         c10::str(options.device_scale.sizes()), options.device_scale.device().str());
+  }
   if (options.step < 1) {
     fail("adamw_ema_step_", "step counts from 1, got {}", options.step);
   }
@@ -79,12 +86,20 @@ AdamwFactors step_factors(const AdamWStep& o) {
 void adamw_ema_step_(at::Tensor& master, const at::Tensor& grad, at::Tensor& exp_avg, at::Tensor& exp_avg_sq,
                      std::vector<EmaSlice>& emas, at::Tensor* compute_weights, const AdamWStep& options) {
   check_arguments(master, grad, exp_avg, exp_avg_sq, emas, compute_weights, options);
+  if (options.device_scale.defined() && master.is_cpu()) {
+    AdamWStep scaled = options;
+    scaled.grad_scale = std::exchange(scaled.device_scale, {}).item<float>();
+    if (!std::isnan(scaled.grad_scale))
+      adamw_ema_step_(master, grad, exp_avg, exp_avg_sq, emas, compute_weights, scaled);
+    return;
+  }
   OpMark mark("kiln::adamw_ema_step_", master, grad, exp_avg, exp_avg_sq, emas);
   mark.outputs(master, exp_avg, exp_avg_sq, emas, compute_weights ? *compute_weights : at::Tensor());
   if (master.is_meta() || master.numel() == 0) {
     return;
   }
   if (!has_kernel(master)) {
+    TORCH_INTERNAL_ASSERT(!options.device_scale.defined());
     reference::adamw_ema_step_(master, grad, exp_avg, exp_avg_sq, emas, compute_weights, options);
     return;
   }
@@ -105,7 +120,10 @@ void adamw_ema_step_(at::Tensor& master, const at::Tensor& grad, at::Tensor& exp
           compute_weights == nullptr ? Dtype::kF32 : from_scalar_type(compute_weights->scalar_type()),
       .emas = ema_weights.data(),
       .ema_steps = ema_steps.data(),
-      .num_emas = ema_weights.size()};
+      .num_emas = ema_weights.size(),
+      .device_scale = master.is_cuda() && options.device_scale.defined()
+                          ? options.device_scale.const_data_ptr<float>()
+                          : nullptr};
   const AdamwFactors factors = step_factors(options);
   if (master.is_cuda()) {
     cuda::adamw(elements, factors, master);

@@ -3,6 +3,7 @@
 #include <ATen/Parallel.h>
 #include <fmt/ranges.h>
 #include <torch/csrc/autograd/custom_function.h>
+#include <torch/library.h>
 
 #include "core/aten.h"
 #include "core/dry_run.h"
@@ -67,22 +68,33 @@ at::Tensor meta_attention_backward(const at::Tensor& grad_stored, const at::Tens
   return at::empty_like(qkv).to(stored.scalar_type());
 }
 
-bool has_engine(const at::Tensor& qkv) {
-  if (qkv.numel() == 0) return false;
-  if (qkv.is_meta()) return qkv.scalar_type() != at::kDouble;
-  return qkv.is_cuda() ? cuda::attention_serves(qkv) : qkv.is_cpu() && cpu::attention_serves(qkv);
+AttentionEngine engine_for(const at::Tensor& qkv, double scale) {
+  if (qkv.numel() == 0) return AttentionEngine::kNone;
+  if (qkv.is_cuda()) return cuda::attention_engine(qkv, scale);
+  const bool is_served =
+      qkv.is_meta() ? qkv.scalar_type() != at::kDouble : qkv.is_cpu() && cpu::attention_serves(qkv);
+  return is_served ? AttentionEngine::kCpu : AttentionEngine::kNone;
 }
+
+// ATen's scaled_dot_product_attention takes its composed path on meta, which ends here.
+at::Tensor safe_softmax_on_meta(const at::Tensor& input, int64_t, std::optional<at::ScalarType> dtype) {
+  return at::empty_like(input, input.options().dtype(dtype.value_or(input.scalar_type())));
+}
+
+TORCH_LIBRARY_IMPL(aten, Meta, library) { library.impl("_safe_softmax", safe_softmax_on_meta); }
 
 // Saves the packed projection, the output and the softmax sums: O(N), never the (N, N) probabilities.
 struct PackedAttention : torch::autograd::Function<PackedAttention> {
-  static at::Tensor forward(AutogradContext* ctx, const at::Tensor& qkv, double scale) {
+  static at::Tensor forward(AutogradContext* ctx, const at::Tensor& qkv, double scale,
+                            AttentionEngine engine) {
     const ScratchScope scope(Scratch::kAttention);
     OpMark mark("kiln::packed_attention", qkv);
     const AttentionResult result = qkv.is_meta()   ? meta_attention(qkv)
-                                   : qkv.is_cuda() ? cuda::attention(qkv, scale)
+                                   : qkv.is_cuda() ? cuda::attention(qkv, scale, engine)
                                                    : cpu::attention(qkv, scale);
     ctx->save_for_backward({qkv, result.out, result.log_sum, result.seed, result.offset});
     ctx->saved_data["scale"] = scale;
+    ctx->saved_data["engine"] = static_cast<int64_t>(engine);
     mark.outputs(result.out, result.log_sum);
     return result.out;
   }
@@ -92,14 +104,16 @@ struct PackedAttention : torch::autograd::Function<PackedAttention> {
     const at::Tensor& qkv = saved[0];
     const AttentionResult result{saved[1], saved[2], saved[3], saved[4]};
     const double scale = ctx->saved_data["scale"].toDouble();
+    const auto engine = static_cast<AttentionEngine>(ctx->saved_data["engine"].toInt());
     const ScratchScope scope(Scratch::kAttention);
     OpMark mark("kiln::packed_attention_backward", grads[0], qkv, result.out, result.log_sum);
     const at::Tensor grad_out = grads[0].contiguous();
-    const at::Tensor grad_qkv = qkv.is_meta()   ? meta_attention_backward(grad_out, qkv, result)
-                                : qkv.is_cuda() ? cuda::attention_backward(grad_out, qkv, result, scale)
-                                                : cpu::attention_backward(grad_out, qkv, result, scale);
+    const at::Tensor grad_qkv = qkv.is_meta() ? meta_attention_backward(grad_out, qkv, result)
+                                : qkv.is_cuda()
+                                    ? cuda::attention_backward(grad_out, qkv, result, scale, engine)
+                                    : cpu::attention_backward(grad_out, qkv, result, scale);
     mark.outputs(grad_qkv);
-    return {grad_qkv, at::Tensor()};
+    return {grad_qkv, at::Tensor(), at::Tensor()};
   }
 };
 
@@ -124,8 +138,9 @@ at::Tensor packed_attention(const at::Tensor& qkv, double scale) {
     fail("packed_attention", "expected floating qkv (B, N, 3, H, d), got {} {}",
          c10::toString(qkv.scalar_type()), fmt::join(qkv.sizes(), "x"));
   const at::Tensor packed = qkv.contiguous();
-  return has_engine(packed) ? PackedAttention::apply(packed, scale)
-                            : reference::packed_attention(packed, scale);
+  const AttentionEngine engine = engine_for(packed, scale);
+  return engine == AttentionEngine::kNone ? reference::packed_attention(packed, scale)
+                                          : PackedAttention::apply(packed, scale, engine);
 }
 
 }  // namespace kiln::ops

@@ -3,7 +3,12 @@
 #pragma once
 #include <ATen/core/Tensor.h>
 
+#include <cstdint>
+
 namespace kiln::ops {
+
+// On CUDA ATen's kernels: flash attention (Dao 2023), cuDNN's, or the memory-efficient ones.
+enum class AttentionEngine : int64_t { kNone, kCpu, kFlash, kCudnn, kMemoryEfficient };
 
 // What forward leaves for backward.
 struct AttentionResult {
@@ -26,10 +31,14 @@ at::Tensor attention_backward(const at::Tensor& grad_out, const at::Tensor& qkv,
 }  // namespace cpu
 
 namespace cuda {
-bool attention_serves(const at::Tensor& qkv);
-AttentionResult attention(const at::Tensor& qkv, double scale);
+// What ATen would take on this GPU for a training step: kNone where it has no fused kernel. It does not
+// depend on whether a gradient is wanted now, so that a recomputed forward gives the same bits. The choice of
+// forward is to be kept for backward: it follows settings that may change in between.
+AttentionEngine attention_engine(const at::Tensor& qkv, double scale);
+AttentionEngine engine_of_backend(int64_t backend);  // an at::SDPBackend
+AttentionResult attention(const at::Tensor& qkv, double scale, AttentionEngine engine);
 at::Tensor attention_backward(const at::Tensor& grad_out, const at::Tensor& qkv,
-                              const AttentionResult& result, double scale);
+                              const AttentionResult& result, double scale, AttentionEngine engine);
 }  // namespace cuda
 
 }  // namespace kiln::ops

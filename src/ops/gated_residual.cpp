@@ -1,3 +1,5 @@
+#include "ops/gated_residual.h"
+
 #include <ATen/Parallel.h>
 #include <torch/csrc/autograd/custom_function.h>
 
@@ -12,14 +14,8 @@
 #include "ops/ops.h"
 
 namespace kiln::ops {
-namespace {
 
-using torch::autograd::AutogradContext;
-using torch::autograd::variable_list;
-
-constexpr int64_t kGatedGrainRows = 16;
-
-GatedResidualArgs kernel_args(const at::Tensor& gate, const at::Tensor& y) {
+GatedResidualArgs gated_residual_args(const at::Tensor& gate, const at::Tensor& y) {
   return {.gate = gate.const_data_ptr(),
           .gate_dtype = from_scalar_type(gate.scalar_type()),
           .gate_stride = static_cast<size_t>(gate.stride(0)),
@@ -28,6 +24,19 @@ GatedResidualArgs kernel_args(const at::Tensor& gate, const at::Tensor& y) {
           .rows_per_batch = static_cast<size_t>(y.size(1)),
           .width = static_cast<size_t>(y.size(2))};
 }
+
+void check_gated_residual(const char* who, const at::Tensor& x, const at::Tensor& gate, const at::Tensor& y) {
+  check_modulation(who, "gate", x, gate);
+  if (y.sizes() != x.sizes())
+    fail(who, "y must have the shape of x {}, got {}", c10::str(x.sizes()), c10::str(y.sizes()));
+}
+
+namespace {
+
+using torch::autograd::AutogradContext;
+using torch::autograd::variable_list;
+
+constexpr int64_t kGatedGrainRows = 16;
 
 void forward_cpu(const GatedResidualArgs& args, const at::Tensor& x, const at::Tensor& out) {
   const void* from = x.const_data_ptr();
@@ -66,9 +75,9 @@ class GatedResidual : public torch::autograd::Function<GatedResidual> {
     mark.outputs(out);
     ctx->save_for_backward({gate, y});
     if (x.is_cpu()) {
-      forward_cpu(kernel_args(gate, y), x, out);
+      forward_cpu(gated_residual_args(gate, y), x, out);
     } else if (x.is_cuda()) {
-      cuda::gated_residual(kernel_args(gate, y), x, out);
+      cuda::gated_residual(gated_residual_args(gate, y), x, out);
     }
     return out;
   }
@@ -85,9 +94,9 @@ class GatedResidual : public torch::autograd::Function<GatedResidual> {
     const at::Tensor partials =
         at::empty({batch, at::divup(y.size(1), kRowsPerPartial), width}, y.options().dtype(at::kFloat));
     if (y.is_cpu()) {
-      backward_cpu(kernel_args(gate, y), grad, dy, dgate, partials);
+      backward_cpu(gated_residual_args(gate, y), grad, dy, dgate, partials);
     } else if (y.is_cuda()) {
-      cuda::gated_residual_grad(kernel_args(gate, y), grad, dy, dgate, partials, kRowsPerPartial);
+      cuda::gated_residual_grad(gated_residual_args(gate, y), grad, dy, dgate, partials, kRowsPerPartial);
     }
     return {grads[0], dgate, dy};
   }
@@ -96,13 +105,10 @@ class GatedResidual : public torch::autograd::Function<GatedResidual> {
 }  // namespace
 
 at::Tensor gated_residual(const at::Tensor& x, const at::Tensor& gate, const at::Tensor& y) {
-  check_modulation("gated_residual", "gate", x, gate);
-  if (y.sizes() != x.sizes()) {
-    fail("gated_residual", "y must have the shape of x {}, got {}", c10::str(x.sizes()), c10::str(y.sizes()));
-  }
-  if (!has_kernel(x) || !has_kernel(gate) || !has_kernel(y) || x.numel() == 0) {
-    return reference::gated_residual(x, gate, y);
-  }
+  check_gated_residual("gated_residual", x, gate, y);
+  const bool serves = has_kernel(x) && has_kernel(gate) && has_kernel(y) && x.numel() > 0 &&
+                      (!x.is_cuda() || cuda::serves_rows(x, y.scalar_type()));
+  if (!serves) return reference::gated_residual(x, gate, y);
   return GatedResidual::apply(x, gate, y);
 }
 

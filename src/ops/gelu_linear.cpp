@@ -5,7 +5,7 @@
 #include "core/aten.h"
 #include "core/error.h"
 #include "ops/gelu.h"
-#include "ops/matrix_products.h"
+#include "ops/layer_grads.h"
 #include "ops/ops.h"
 
 namespace kiln::ops {
@@ -20,11 +20,24 @@ at::Tensor gelu_of(const at::Tensor& rows) {
   return activation;
 }
 
+// gelu alone, which keeps what it reads.
+struct GeluTanh : torch::autograd::Function<GeluTanh> {
+  static at::Tensor forward(AutogradContext* ctx, const at::Tensor& h) {
+    ctx->save_for_backward({h});
+    return gelu_of(h);
+  }
+  static tensor_list backward(AutogradContext* ctx, const tensor_list& grads) {
+    const at::Tensor h = ctx->get_saved_variables()[0];
+    at::Tensor grad_h = at::empty_like(h);
+    gelu_tanh_backward(grads[0].contiguous(), h, grad_h);
+    return {grad_h};
+  }
+};
+
 struct GeluTanhLinear : torch::autograd::Function<GeluTanhLinear> {
   static at::Tensor forward(AutogradContext* ctx, const at::Tensor& h, const at::Tensor& weight,
                             const std::optional<at::Tensor>& bias) {
-    ctx->save_for_backward({h, weight});
-    ctx->saved_data["has_bias"] = bias.has_value();
+    ctx->save_for_backward({h, weight, bias.value_or(at::Tensor())});
     std::vector<int64_t> shape = h.sizes().vec();
     shape.back() = weight.size(0);
     return affine(gelu_of(h.reshape({-1, weight.size(1)}).contiguous()), weight, bias).view(shape);
@@ -32,20 +45,65 @@ struct GeluTanhLinear : torch::autograd::Function<GeluTanhLinear> {
 
   static tensor_list backward(AutogradContext* ctx, const tensor_list& grads) {
     const auto saved = ctx->get_saved_variables();
-    const at::Tensor &h = saved[0], &weight = saved[1];
+    const at::Tensor &h = saved[0], &weight = saved[1], &bias = saved[2];
     const at::Tensor rows = h.reshape({-1, weight.size(1)}).contiguous();
     const at::Tensor grad = grads[0].reshape({-1, weight.size(0)}).contiguous();
-    at::Tensor grad_h, grad_weight, grad_bias;
-    if (ctx->saved_data["has_bias"].toBool() && ctx->needs_input_grad(2)) grad_bias = affine_grad_bias(grad);
-    if (ctx->needs_input_grad(1)) grad_weight = affine_grad_weight(grad, gelu_of(rows));
+    const AffineGrads of_layer =
+        layer_grads(grad, [&] { return gelu_of(rows); }, weight, bias,
+                    {ctx->needs_input_grad(1), bias.defined() && ctx->needs_input_grad(2)});
+    at::Tensor grad_h;
     if (ctx->needs_input_grad(0)) {
       at::Tensor grad_rows = affine_grad_rows(grad, weight);
       gelu_tanh_backward(grad_rows, rows, grad_rows);
       grad_h = grad_rows.view(h.sizes());
     }
-    return {grad_h, grad_weight, grad_bias};
+    return {grad_h, of_layer.weight, of_layer.bias};
   }
 };
+
+// Both layers of an MLP. Keeps x and what gelu reads: gelu is recomputed in backward.
+struct GeluTanhMlp : torch::autograd::Function<GeluTanhMlp> {
+  static at::Tensor forward(AutogradContext* ctx, const at::Tensor& x, const at::Tensor& weight_1,
+                            const at::Tensor& bias_1, const at::Tensor& weight_2, const at::Tensor& bias_2) {
+    const GeluResult inner = affine_gelu(x.reshape({-1, weight_1.size(1)}).contiguous(), weight_1, bias_1);
+    ctx->save_for_backward({x, inner.hidden, weight_1, bias_1, weight_2, bias_2});
+    std::vector<int64_t> shape = x.sizes().vec();
+    shape.back() = weight_2.size(0);
+    return affine(inner.activation, weight_2, bias_2).view(shape);
+  }
+
+  static tensor_list backward(AutogradContext* ctx, const tensor_list& grads) {
+    const auto saved = ctx->get_saved_variables();
+    const at::Tensor &x = saved[0], &hidden = saved[1], &weight_1 = saved[2], &bias_1 = saved[3],
+                     &weight_2 = saved[4], &bias_2 = saved[5];
+    const at::Tensor grad = grads[0].reshape({-1, weight_2.size(0)}).contiguous();
+    const AffineGrads outer = layer_grads(grad, [&] { return gelu_of(hidden); }, weight_2, bias_2,
+                                          {ctx->needs_input_grad(3), ctx->needs_input_grad(4)});
+    at::Tensor bias_memory, grad_x;
+    AffineGrads inner;
+    if (ctx->needs_input_grad(2)) bias_memory = take_gradient_memory(bias_1, grad.scalar_type());
+    const HiddenGrads of_hidden = affine_grad_rows_gelu(grad, weight_2, hidden, bias_memory);
+    if (ctx->needs_input_grad(2)) inner.bias = of_hidden.bias;
+    if (ctx->needs_input_grad(1))
+      inner.weight = affine_grad_weight(of_hidden.hidden, x.reshape({-1, weight_1.size(1)}),
+                                        take_gradient_memory(weight_1, grad.scalar_type()));
+    if (ctx->needs_input_grad(0)) grad_x = affine_grad_rows(of_hidden.hidden, weight_1).view(x.sizes());
+    return {grad_x, inner.weight, inner.bias, outer.weight, outer.bias};
+  }
+};
+
+// (out, in) weights that fit behind x (..., in), with their biases.
+void check_mlp(const at::Tensor& x, const MlpWeights& w) {
+  const bool fits = w.weight_1.dim() == 2 && w.weight_2.dim() == 2 && x.dim() >= 1 &&
+                    x.size(-1) == w.weight_1.size(1) && w.weight_2.size(1) == w.weight_1.size(0) &&
+                    w.bias_1.sizes() == at::IntArrayRef{w.weight_1.size(0)} &&
+                    w.bias_2.sizes() == at::IntArrayRef{w.weight_2.size(0)};
+  if (!fits)
+    fail("gelu_tanh_mlp",
+         "expected x (..., in), weights (hidden, in) and (out, hidden) and their biases, got {}, "
+         "{} and {}",
+         fmt::join(x.sizes(), "x"), fmt::join(w.weight_1.sizes(), "x"), fmt::join(w.weight_2.sizes(), "x"));
+}
 
 }  // namespace
 
@@ -66,6 +124,20 @@ at::Tensor gelu_tanh_linear(const at::Tensor& h, const at::Tensor& weight,
   std::optional<at::Tensor> cast_bias;
   if (bias) cast_bias = bias->to(compute_dtype);
   return GeluTanhLinear::apply(h.to(compute_dtype), weight.to(compute_dtype), cast_bias);
+}
+
+at::Tensor gelu_tanh_mlp(const at::Tensor& x, const MlpWeights& weights, at::ScalarType compute_dtype,
+                         Products products) {
+  check_mlp(x, weights);
+  const auto cast = [compute_dtype](const at::Tensor& tensor) { return tensor.to(compute_dtype); };
+  const MlpWeights w{cast(weights.weight_1), cast(weights.bias_1), cast(weights.weight_2),
+                     cast(weights.bias_2)};
+  if (products == Products::kFp8) {
+    // Its products have no epilogues. The second layer keeps gelu's result in 8 bits.
+    at::Tensor hidden = linear(x, w.weight_1, w.bias_1, compute_dtype, products);
+    return linear(GeluTanh::apply(hidden), w.weight_2, w.bias_2, compute_dtype, products);
+  }
+  return GeluTanhMlp::apply(cast(x), w.weight_1, w.bias_1, w.weight_2, w.bias_2);
 }
 
 }  // namespace kiln::ops

@@ -22,7 +22,7 @@ struct AdalnArgs {
   float* rstd;
 };
 
-// out = x + gate * y; gate as shift and scale above.
+// out = x + gate * y; gate as shift and scale above. y null: no such branch is added.
 struct GatedResidualArgs {
   const void* gate;
   Dtype gate_dtype;
@@ -30,6 +30,37 @@ struct GatedResidualArgs {
   const void* y;
   Dtype y_dtype;
   size_t rows_per_batch, width;
+};
+
+// Gradients of adaLN and of the gated residual before it, all dense. Those of results are read.
+struct AdalnGrads {
+  const void* out;     // of the norm's result
+  const void* around;  // of the norm's input, by whoever else reads it; null: nobody
+  void* x;             // of x_in, in its dtype
+  void *shift, *scale;
+  void *y, *gate;  // null without a branch
+};
+
+// Products of a linear layer with an epilogue. Row-major and dense, one dtype throughout; M rows.
+enum class EpilogueProduct {
+  kAffineGelu,  // hidden = left (M, in) @ right (out, in)^T + bias (out); result (M, out) = gelu_tanh(hidden)
+  kGradRowsGelu,  // result (M, in) = left (M, out) @ right (out, in) * gelu_tanh'(hidden); bias (in): its sum
+  kGradWeight,    // result (out, in) = left (M, out)^T @ right (M, in); bias (out): the sum of left's rows
+};
+struct EpilogueProductArgs {
+  EpilogueProduct product;
+  Dtype dtype;
+  size_t rows, out_features, in_features;
+  const void *left, *right;
+  void* result;
+  void* bias;    // read by kAffineGelu, written by the others
+  void* hidden;  // like result: written by kAffineGelu, read by kGradRowsGelu, null for kGradWeight
+};
+
+// Gradients of q, k and v (B, H, N, d), each of strides of its own (elements) but the last, which is 1.
+struct HeadGrads {
+  const void* data[3];
+  size_t batch_stride[3], head_stride[3], token_stride[3];
 };
 
 // Flat memory; elements at one index belong together.
@@ -44,6 +75,8 @@ struct AdamwElements {
   float* const* emas;
   const float* ema_steps;  // 1 - decay
   size_t num_emas;
+  const float*
+      device_scale;  // CUDA: on the device, multiplies in place of grad_scale; NaN moves nothing. Or null
 };
 
 struct AdamwFactors {

@@ -6,7 +6,7 @@
 namespace kiln::ops {
 namespace {
 
-// In a dry run of a CPU, what the kernel's wider copy of `term` takes.
+// Stands for the kernel's wider copy of `term` in a dry run of a CPU.
 at::Tensor copy_scratch(const at::Tensor& term, at::ScalarType dtype) {
   const bool copies = term.is_meta() && computes_on_cpu(term) && term.scalar_type() != dtype;
   return copies ? at::empty(term.sizes(), term.options().dtype(dtype)) : at::Tensor();

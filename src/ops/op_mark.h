@@ -12,7 +12,7 @@ namespace kiln::ops {
 
 inline c10::IValue mark_value(const at::Tensor& tensor) { return tensor; }
 
-// In scope while the operation runs. No mark contains another one.
+// Lives while the operation runs. No mark contains another one.
 class OpMark {
  public:
   // `name`: "kiln::adaln_modulate_backward". `inputs`: what it reads; undefined tensors are welcome.

@@ -13,15 +13,26 @@
 
 namespace kiln::ops {
 
+// What products run in: the compute dtype, or for layers that are large enough fp8 (ops/fp8.h) under bf16.
+enum class Products { kComputeDtype, kFp8 };
+
 // x (..., in) @ weight (out, in)^T + bias (out). x and the weight are cast to `compute_dtype`, the result
 // stays in it. The gradient of weight and bias has their own dtype.
 at::Tensor linear(const at::Tensor& x, const at::Tensor& weight, const std::optional<at::Tensor>& bias,
-                  at::ScalarType compute_dtype);
+                  at::ScalarType compute_dtype, Products products = Products::kComputeDtype);
 
 // linear(gelu_tanh(h), weight, bias) that saves h alone: gelu is recomputed in backward. h (..., in) in
 // compute dtype.
 at::Tensor gelu_tanh_linear(const at::Tensor& h, const at::Tensor& weight,
                             const std::optional<at::Tensor>& bias, at::ScalarType compute_dtype);
+
+// linear(gelu_tanh(linear(x, weight_1, bias_1)), weight_2, bias_2) that saves x and what gelu reads.
+struct MlpWeights {
+  at::Tensor weight_1, bias_1;  // (hidden, in), (hidden)
+  at::Tensor weight_2, bias_2;  // (out, hidden), (out)
+};
+at::Tensor gelu_tanh_mlp(const at::Tensor& x, const MlpWeights& weights, at::ScalarType compute_dtype,
+                         Products products = Products::kComputeDtype);
 
 // Rows of `table` (rows, D) by `ids` (...) i64 -> (..., D), f32 (f64 for an f64 table). The gradient is
 // dense: summed in f32, then in the table's dtype.
@@ -36,21 +47,69 @@ at::Tensor adaln_modulate(const at::Tensor& x, const at::Tensor& shift, const at
 // dtype.
 at::Tensor gated_residual(const at::Tensor& x, const at::Tensor& gate, const at::Tensor& y);
 
+// A residual stream, and its rows normalised and modulated for the branch that comes next.
+struct NormedResidual {
+  at::Tensor x, normed;
+};
+
+// adaln_modulate(x, ...) of a stream that goes on beside it: `x` is x again, and one pass of backward adds
+// its gradient to the norm's.
+NormedResidual adaln_branch(const at::Tensor& x, const at::Tensor& shift, const at::Tensor& scale, double eps,
+                            at::ScalarType out_dtype);
+
+// adaln_branch(gated_residual(x, gate, y), ...), in one pass each way.
+NormedResidual gated_residual_adaln(const at::Tensor& x, const at::Tensor& gate, const at::Tensor& y,
+                                    const at::Tensor& shift, const at::Tensor& scale, double eps,
+                                    at::ScalarType out_dtype);
+
 // softmax(q k^T * scale) v from the packed projection. qkv (B, N, 3, H, d) contiguous -> (B, N, H * d).
 // Gradient arrives packed, without a concatenation.
 at::Tensor packed_attention(const at::Tensor& qkv, double scale);
+
+// softmax(q k^T * scale) v against rows without padding, softmax in f32. q (B, N, H, d); k, v (T, H, d), unit
+// stride last; all of one dtype. Sample b attends to rows [offsets[b], offsets[b + 1]); without any its
+// output is zero, as are the gradients of rows that belong to no sample. -> (B, N, H * d).
+at::Tensor ragged_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                            const std::vector<int64_t>& offsets, double scale);
+
+// Linear attention with ReLU features (Katharopoulos et al. 2020; Sana, Xie et al. 2024, sec. 2.2):
+// out = v^T relu(k) relu(q) / (sum relu(k) . relu(q) + 1e-15). q, k, v (B, N, H, d), unit stride last, of one
+// dtype; sums in f32. -> (B, N, H * d).
+at::Tensor relu_linear_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v);
+
+// The middle of a GLUMBConv (Sana, sec. 2.2): u = conv3x3(silu(h)) + bias, depthwise, zero padding, then
+// u[.., :C] * silu(u[.., C:]). h (B, height * width, 2C), pixels row-major; weight (2C, 1, 3, 3), bias (2C).
+// Saves h alone; sums in f32. -> (B, height * width, C), dtype of h.
+at::Tensor glu_depthwise_conv(const at::Tensor& h, const at::Tensor& weight, const at::Tensor& bias,
+                              int64_t height, int64_t width);
 
 // GroupNorm with affine, then SiLU when `silu`. x (B, C, H, W) contiguous or channels-last (kept). Statistics
 // in f32.
 at::Tensor group_norm_silu(const at::Tensor& x, int64_t num_groups, const at::Tensor& weight,
                            const at::Tensor& bias, double eps, bool silu);
 
+// LayerNorm with affine over the last dimension of x (..., D), statistics in f32; result in `out_dtype`.
+at::Tensor layer_norm(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias, double eps,
+                      at::ScalarType out_dtype);
+
+// h (..., 2F) -> h[..., :F] * gelu(h[..., F:]) with the exact (erf) GELU. Saves h alone. (Shazeer 2020)
+at::Tensor geglu(const at::Tensor& h);
+
+// Convolution of x (B, C, H, W) by weight (out, C / groups, k, k), zeros around the picture. x, weight and
+// bias are cast to `compute_dtype`, the result stays in it and in the memory format of x.
+struct ConvolutionShape {
+  int64_t stride = 1, padding = 0, groups = 1;
+};
+at::Tensor conv2d(const at::Tensor& x, const at::Tensor& weight, const std::optional<at::Tensor>& bias,
+                  const ConvolutionShape& shape, at::ScalarType compute_dtype);
+
 // One fused pass over flat memory: unscale, clip, decoupled-decay AdamW (Loshchilov & Hutter 2019), EMAs,
 // cast. All 1-D of the same length n. Elementwise, so any slice (a ZeRO shard) gives the same bits.
 struct AdamWStep {
   double lr, beta1, beta2, eps, weight_decay;
-  int64_t step;       // 1-based, for bias correction
-  double grad_scale;  // gradient is multiplied by this first: 1 / loss_scale * clip coefficient
+  int64_t step;               // 1-based, for bias correction
+  double grad_scale;          // gradient is multiplied by this first: 1 / loss_scale * clip coefficient
+  at::Tensor device_scale{};  // 0-d f32 on the device, in the place of grad_scale; NaN: nothing moves
 };
 struct EmaSlice {
   at::Tensor weights;  // (n) f32, updated as d * e + (1 - d) * master
@@ -67,6 +126,12 @@ void adamw_ema_step_(at::Tensor& master,                           // (n) f32
 // propagate.
 at::Tensor sum_of_squares(const at::Tensor& flat);
 
+// What gradients are multiplied by, without a look at it from the host: clip coefficient / loss_scale, 0-d
+// f32, with the norm from `sum_of_squares` (0-d f64) as optim/grad_norm.h clips by it. NaN where the norm or
+// one of `losses` (n) f64 is not finite.
+at::Tensor step_scale(const at::Tensor& sum_of_squares, const at::Tensor& losses, double max_grad_norm,
+                      double loss_scale);
+
 namespace reference {
 at::Tensor linear(const at::Tensor& x, const at::Tensor& weight, const std::optional<at::Tensor>& bias,
                   at::ScalarType compute_dtype);
@@ -77,8 +142,16 @@ at::Tensor adaln_modulate(const at::Tensor& x, const at::Tensor& shift, const at
                           at::ScalarType out_dtype);
 at::Tensor gated_residual(const at::Tensor& x, const at::Tensor& gate, const at::Tensor& y);
 at::Tensor packed_attention(const at::Tensor& qkv, double scale);
+at::Tensor ragged_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                            const std::vector<int64_t>& offsets, double scale);
+at::Tensor relu_linear_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v);
+at::Tensor glu_depthwise_conv(const at::Tensor& h, const at::Tensor& weight, const at::Tensor& bias,
+                              int64_t height, int64_t width);
 at::Tensor group_norm_silu(const at::Tensor& x, int64_t num_groups, const at::Tensor& weight,
                            const at::Tensor& bias, double eps, bool silu);
+at::Tensor layer_norm(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias, double eps,
+                      at::ScalarType out_dtype);
+at::Tensor geglu(const at::Tensor& h);
 void adamw_ema_step_(at::Tensor& master, const at::Tensor& grad, at::Tensor& exp_avg, at::Tensor& exp_avg_sq,
                      std::vector<EmaSlice>& emas, at::Tensor* compute_weights, const AdamWStep& options);
 }  // namespace reference

@@ -1,5 +1,6 @@
 #include <ATen/Parallel.h>
 
+#include <limits>
 #include <vector>
 
 #include "core/aten.h"
@@ -53,6 +54,20 @@ at::Tensor sum_of_squares(const at::Tensor& flat_in) {
   }
   return flat.is_cuda() ? cuda::sum_of_squares(flat)
                         : at::scalar_tensor(sum_cpu(flat), flat.options().dtype(at::kDouble));
+}
+
+at::Tensor step_scale(const at::Tensor& sum_of_squares, const at::Tensor& losses, double max_grad_norm,
+                      double loss_scale) {
+  const OpMark mark("kiln::step_scale", sum_of_squares, losses);
+  if (sum_of_squares.is_cuda() && cuda::kernels_compiled())
+    return cuda::step_scale(sum_of_squares, losses.contiguous(), max_grad_norm, loss_scale);
+  if (sum_of_squares.is_meta()) return at::empty({}, sum_of_squares.options().dtype(at::kFloat));
+  const at::Tensor norm = sum_of_squares.sqrt() / loss_scale;
+  const at::Tensor clip = max_grad_norm > 0 ? at::full_like(norm, max_grad_norm).div(norm + 1e-6).clamp_max(1)
+                                            : at::ones_like(norm);
+  const at::Tensor finite = at::isfinite(norm).logical_and(at::isfinite(losses).all());
+  const at::Tensor nothing = at::full_like(norm, std::numeric_limits<double>::quiet_NaN());
+  return at::where(finite, clip / loss_scale, nothing).to(at::kFloat);
 }
 
 }  // namespace kiln::ops

@@ -31,7 +31,8 @@ void AdamW::step(OptimizerSlice& slice, const OptimizerStep& step) const {
                         .eps = options_.eps,
                         .weight_decay = options_.weight_decay,
                         .step = step.update,
-                        .grad_scale = step.grad_scale});
+                        .grad_scale = step.grad_scale,
+                        .device_scale = step.device_scale});
 }
 
 }  // namespace kiln

@@ -14,6 +14,7 @@ class AdamW : public Optimizer {
   explicit AdamW(const AdamWOptions& options) : options_(options) {}
   std::vector<std::string> moment_names() const override { return {"exp_avg", "exp_avg_sq"}; }
   bool needs_whole_tensors() const override { return false; }
+  bool reads_device_scale() const override { return true; }
   void step(OptimizerSlice& slice, const OptimizerStep& step) const override;
 
  private:

@@ -47,4 +47,13 @@ std::unique_ptr<Optimizer> make_optimizer(const nlohmann::json& config) {
   fail("optimizer", "type expects one of {}, got '{}'", fmt::join(optimizer_names(), ", "), type);
 }
 
+nlohmann::json optimizer_config_of(const OptimizerOptions& options) {
+  const nlohmann::json config = {{"type", options.name},
+                                 {"betas", {options.beta1, options.beta2}},
+                                 {"eps", options.eps},
+                                 {"weight_decay", options.weight_decay}};
+  make_optimizer(config);
+  return config;
+}
+
 }  // namespace kiln

@@ -4,7 +4,7 @@
 #include <string>
 #include <vector>
 
-#include "parallel/process_group.h"
+#include "parallel/ranks/process_group.h"
 
 namespace kiln {
 

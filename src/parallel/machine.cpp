@@ -31,8 +31,8 @@ std::string find_value(const std::string& path, const std::string& key) {
   return "";
 }
 
-// As the driver calls it, through its C interface (cuda.h): there wherever CUDA runs, and it numbers the GPUs
-// as CUDA does.
+// Asks the driver through its C interface (cuda.h), which is there wherever CUDA runs and numbers the GPUs as
+// CUDA does.
 std::string gpu_name(at::Device device) {
   void* driver = ::dlopen("libcuda.so.1", RTLD_LAZY | RTLD_LOCAL);
   if (!driver) return "GPU";
@@ -53,7 +53,7 @@ int64_t status_bytes(const std::string& key) {
   return value.empty() ? 0 : std::stoll(value) * 1024;
 }
 
-// As tensors asked for them, which is what a plan counts; what the allocator rounds up to is more.
+// The bytes that tensors asked for, which a plan counts. The allocator rounds them up to more.
 at::CachingAllocator::Stat requested(at::Device device) {
   return at::accelerator::getDeviceStats(device.index())
       .requested_bytes[static_cast<size_t>(at::CachingAllocator::StatType::AGGREGATE)];
@@ -85,6 +85,12 @@ void init_cuda(const ComputeSettings& settings) {
   allow_tf32(settings.tf32);
 }
 
+// torch lets cuBLAS add up the parts of a bf16 or fp16 product in that dtype, where it divides the long side.
+void accumulate_in_f32() {
+  at::globalContext().setAllowBF16ReductionCuBLAS(false);
+  at::globalContext().setAllowFP16ReductionCuBLAS(false);
+}
+
 void be_deterministic() {
   at::Context& context = at::globalContext();
   context.setDeterministicCuDNN(true);
@@ -106,14 +112,18 @@ int64_t gpu_of_rank(int64_t local_rank, int64_t num_gpus) {
 }
 
 at::Device parse_device(const std::string& name, int64_t local_rank) {
-  if (name != "auto" && name != "cpu" && name != "cuda")
-    fail("device", "expected auto, cpu or cuda, got '{}'", name);
-  if (name == "cpu") return at::kCPU;
+  const std::optional<DeviceChoice> choice = find_choice<DeviceChoice>(name);
+  if (!choice) fail("device", "expected auto, cpu or cuda, got '{}'", name);
+  return choose_device(*choice, local_rank);
+}
+
+at::Device choose_device(DeviceChoice choice, int64_t local_rank) {
+  if (choice == DeviceChoice::kCpu) return at::kCPU;
   if (at::hasCUDA()) {
     const int64_t index = gpu_of_rank(local_rank, at::accelerator::deviceCount());
     return {at::kCUDA, static_cast<c10::DeviceIndex>(index)};
   }
-  if (name == "cuda")
+  if (choice == DeviceChoice::kCuda)
     fail("device",
          "expected a CUDA GPU, found none this build can use: run scripts/setup --cuda, or use --device cpu");
   return at::kCPU;
@@ -130,6 +140,7 @@ void apply(const ComputeSettings& settings) {
     init_cuda(settings);
   else if (!has_amx())
     at::globalContext().setFloat32MatmulPrecision("medium");
+  accumulate_in_f32();
   if (settings.deterministic) be_deterministic();
 }
 

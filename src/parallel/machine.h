@@ -5,15 +5,46 @@
 #include <cstdint>
 #include <string>
 
+#include "core/choices.h"
+
 namespace kiln {
 
-// "auto" (cuda where there is one), "cpu" or "cuda": of the GPUs, the one of this local rank. Throws Error
-// when there is no such device.
+enum class DeviceChoice {
+  kAuto,  // CUDA where there is a GPU
+  kCpu,
+  kCuda,
+};
+template <>
+struct Choices<DeviceChoice> {
+  static constexpr std::pair<DeviceChoice, const char*> kAll[] = {
+      {DeviceChoice::kAuto, "auto"}, {DeviceChoice::kCpu, "cpu"}, {DeviceChoice::kCuda, "cuda"}};
+};
+// Of the GPUs, the one of this local rank. Throws Error when there is no such device.
+at::Device choose_device(DeviceChoice choice, int64_t local_rank = 0);
+// The same by name.
 at::Device parse_device(const std::string& name, int64_t local_rank = 0);
 
 // The CUDA device of a local rank among the GPUs that this process sees: the only one where the launcher gave
 // each rank one of its own (CUDA_VISIBLE_DEVICES). Throws Error when there are fewer GPUs than ranks.
 int64_t gpu_of_rank(int64_t local_rank, int64_t num_gpus);
+
+// How a run computes.
+struct ComputeOptions {
+  DeviceChoice device = DeviceChoice::kAuto;
+  // As chosen; master weights are f32. kFloat8_e4m3fn (fp8) is of large products alone.
+  at::ScalarType dtype = at::kFloat;
+  bool emulate_fp8 = false;     // fp8's rounding where the hardware lacks fp8
+  bool tf32 = false;            // CUDA: f32 products in TF32
+  bool deterministic = false;   // CUDA: only kernels that give the same bits each time
+  bool accumulate_f32 = false;  // f32 gradients even where nothing is accumulated
+  int64_t threads = 0;          // 0: all cores
+
+  bool is_fp8() const { return dtype == at::kFloat8_e4m3fn; }
+  // What weights and activations are held in, and products run in where fp8 does not serve.
+  at::ScalarType held_dtype() const { return is_fp8() ? at::kBFloat16 : dtype; }
+  // What large products run in.
+  at::ScalarType product_dtype() const { return emulate_fp8 ? held_dtype() : dtype; }
+};
 
 struct ComputeSettings {
   at::Device device = at::kCPU;

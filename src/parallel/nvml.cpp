@@ -17,8 +17,8 @@ struct Memory {
   unsigned long long total, free, used;  // bytes
 };
 
-// As CUDA numbers its devices ("0000:3B:00.0"), which NVML may number differently; empty without a CUDA
-// runtime in this process, or without a GPU.
+// The bus address ("0000:3B:00.0") of a device by CUDA's number, since NVML may number devices differently.
+// Empty without a CUDA runtime in this process, or without a GPU.
 std::string pci_bus_id(int index) {
   using GetPciBusId = int (*)(char*, int, int);
   const auto get = reinterpret_cast<GetPciBusId>(::dlsym(RTLD_DEFAULT, "cudaDeviceGetPCIBusId"));

@@ -6,8 +6,8 @@
 #include <fstream>
 
 #include "checkpoint/checked_files.h"
-#include "core/atomic_file.h"
 #include "core/error.h"
+#include "core/files/atomic_file.h"
 
 namespace kiln {
 namespace {

@@ -2,19 +2,22 @@
 
 #include <unistd.h>
 
+#include <charconv>
 #include <chrono>
 #include <cmath>
 #include <cstdio>
 #include <optional>
 
-#include "core/duration.h"
 #include "core/error.h"
+#include "core/philox.h"
+#include "core/progress_line.h"
 #include "core/tensors.h"
-#include "parallel/agreement.h"
 #include "parallel/cpu_share.h"
-#include "parallel/joining.h"
 #include "parallel/machine.h"
+#include "parallel/ranks/agreement.h"
+#include "parallel/ranks/joining.h"
 #include "sample/class_selection.h"
+#include "sample/graphed_forward.h"
 #include "sample/sample_output.h"
 #include "sample/sample_source.h"
 #include "sample/sampler_loop.h"
@@ -61,52 +64,15 @@ std::string file_name(int64_t index, int64_t label, const std::vector<std::strin
   return name + ".png";
 }
 
-// "48/64 images  1.3 images/s  0m 12s left" on stderr: one line that rewrites itself on a terminal, else a
-// line now and then.
-class Progress {
- public:
-  Progress(int64_t done, int64_t total, bool is_shown)
-      : first_(done), done_(done), total_(total), is_shown_(is_shown) {}
-
-  void add_image() {
-    ++done_;
-    if (done_ == total_) print(/*last=*/true);
-  }
-  // Between steps: `fraction` images of work beyond the finished ones.
-  void tick(double fraction) {
-    const double seconds = elapsed();
-    if (seconds - printed_at_ < (terminal_ ? 0.5 : 10)) return;
-    printed_at_ = seconds;
-    fraction_ = fraction;
-    print(/*last=*/false);
-  }
-
- private:
-  double elapsed() const {
-    return std::chrono::duration<double>(std::chrono::steady_clock::now() - start_).count();
-  }
-  void print(bool last) {
-    if (!is_shown_) return;
-    const double work = static_cast<double>(done_ - first_) + (last ? 0 : fraction_);
-    const double rate = work / std::max(elapsed(), 1e-9);
-    const double left = rate > 0 ? (static_cast<double>(total_ - first_) - work) / rate : 0;
-    fmt::print(stderr, "{}{}/{} images  {:.3g} images/s  {} left{}", terminal_ ? "\r\033[K" : "", done_,
-               total_, rate, duration_text(left), terminal_ && !last ? "" : "\n");
-    std::fflush(stderr);
-  }
-
-  int64_t first_, done_, total_;
-  bool is_shown_;
-  double fraction_ = 0, printed_at_ = 0;
-  bool terminal_ = ::isatty(STDERR_FILENO);
-  std::chrono::steady_clock::time_point start_ = std::chrono::steady_clock::now();
-};
-
 void check(const SampleCommand& command) {
   if (command.out.empty()) fail("sample", "--out needs a folder for the images");
   constexpr int64_t kMostImages = 100'000'000;
   if (command.num_images < 1 || command.num_images > kMostImages)
     fail("sample", "expected --num-images to be 1 to {}, got {}", kMostImages, command.num_images);
+  if (command.random_labels && command.classes.size() == 1)
+    fail("sample", "--random-labels has no choice among one of --classes");
+  if (command.cuda_graph != "auto" && command.cuda_graph != "off")
+    fail("sample", "expected --cuda-graph to be auto or off, got {}", command.cuda_graph);
   if (command.batch < 1) fail("sample", "expected --batch to be at least 1, got {}", command.batch);
   if (command.no_png && command.npz.empty()) fail("sample", "--no-png without --npz would keep no images");
   if (command.no_png && command.grid) fail("sample", "--grid is made of the PNG files: leave out --no-png");
@@ -114,33 +80,63 @@ void check(const SampleCommand& command) {
     fail("sample", "expected --cfg-scale to be a number, got {}", *command.cfg_scale);
 }
 
+// "0.2:0.8" as timesteps of the model.
+std::optional<SampleOptions::GuidanceInterval> parse_guidance_interval(const std::string& text,
+                                                                       const json& objective) {
+  if (text.empty()) return std::nullopt;
+  const char* end = text.data() + text.size();
+  SampleOptions::GuidanceInterval interval;
+  const auto low = std::from_chars(text.data(), end, interval.low);
+  const bool has_colon = low.ec == std::errc() && low.ptr != end && *low.ptr == ':';
+  const auto high = has_colon ? std::from_chars(low.ptr + 1, end, interval.high) : low;
+  if (!has_colon || high.ec != std::errc() || high.ptr != end || !(0 <= interval.low) ||
+      !(interval.low < interval.high) || !(interval.high <= 1))
+    fail("sample", "expected --guidance-interval LO:HI with 0 <= LO < HI <= 1, got \"{}\"", text);
+  const double steps = objective.value("num_train_timesteps", 1000.0);
+  return SampleOptions::GuidanceInterval{.low = interval.low * steps, .high = interval.high * steps};
+}
+
 SampleOptions sample_options(const SampleCommand& command, const SampleSource& source, at::Device device) {
   SampleOptions options;
   options.sampler = choose_sampler(command, source.objective);
   options.cfg_scale =
-      command.cfg_scale.value_or(source.denoiser->shape().has_null_class ? kDefaultCfgScale : 1);
+      command.cfg_scale.value_or(source.denoiser->shape().conditioning.has_null_class ? kDefaultCfgScale : 1);
   options.cfg_convention = parse_convention(command.cfg_convention);
+  options.guidance_interval = parse_guidance_interval(command.guidance_interval, source.objective);
   options.batch = command.batch;
   options.seed = command.seed;
   options.device = device;
+  if (device.is_cuda() && command.cuda_graph == "auto")
+    options.forward = graphed_forward(
+        [denoiser = source.denoiser.get()](const ModelInput& input) { return denoiser->forward(input); },
+        {.make_graph = [device] { return make_device_graph(device); },
+         .warn = [](const std::string& line) { fmt::print(stderr, "warning: {}\n", line); }});
   return options;
 }
 
-// The class of each image: the chosen ones in turn.
+// The class of each image: the chosen ones in turn, or drawn from them.
 class Labels {
  public:
-  explicit Labels(std::vector<int64_t> classes) : classes_(std::move(classes)) {}
-  int64_t operator()(int64_t index) const { return classes_[static_cast<size_t>(index) % classes_.size()]; }
+  Labels(std::vector<int64_t> classes, bool are_random, uint64_t seed)
+      : classes_(std::move(classes)), are_random_(are_random), seed_(seed) {}
+  int64_t operator()(int64_t index) const {
+    const size_t count = classes_.size();
+    if (!are_random_) return classes_[static_cast<size_t>(index) % count];
+    const double share = philox_uniform(seed_, Draw::kSampleLabel, static_cast<uint64_t>(index));
+    return classes_[std::min(static_cast<size_t>(share * static_cast<double>(count)), count - 1)];
+  }
   const std::vector<int64_t>& classes() const { return classes_; }
-  // With few classes each gets a column of the grid.
+  // Each class gets a column of the grid where there are few.
   int64_t grid_columns(int64_t num_images) const {
     const int64_t num_classes = static_cast<int64_t>(classes_.size());
-    if (num_classes > 1 && num_classes <= 16 && num_classes < num_images) return num_classes;
+    if (!are_random_ && num_classes > 1 && num_classes <= 16 && num_classes < num_images) return num_classes;
     return static_cast<int64_t>(std::ceil(std::sqrt(static_cast<double>(num_images))));
   }
 
  private:
   std::vector<int64_t> classes_;
+  bool are_random_;
+  uint64_t seed_;
 };
 
 SampleOutput open_output(const SampleCommand& command, const SampleSource& source,
@@ -163,9 +159,13 @@ SampleOutput open_output(const SampleCommand& command, const SampleSource& sourc
                      {"classes", labels.classes()},
                      {"seed", options.seed},
                      {"compute_dtype", command.compute_dtype}};
+  // What is usual is not written: folders of earlier versions go on.
+  if (command.random_labels) output.settings["label_sampling"] = "random";
+  if (!command.guidance_interval.empty()) output.settings["guidance_interval"] = command.guidance_interval;
+  if (command.no_ema) output.settings["ema"] = false;
   std::vector<std::string> names;
   for (int64_t i = 0; i < command.num_images; ++i)
-    names.push_back(file_name(i, labels(i), source.class_names, shape.num_classes > 0));
+    names.push_back(file_name(i, labels(i), source.class_names, shape.conditioning.num_classes > 0));
   return SampleOutput(output, std::move(names));
 }
 
@@ -173,20 +173,20 @@ SampleOutput open_output(const SampleCommand& command, const SampleSource& sourc
 void draw(const SampleSource& source, SampleOptions& options, int64_t total, bool is_shown,
           SampleOutput& output) {
   const int64_t missing = static_cast<int64_t>(options.images.size());
-  Progress progress(total - missing, total, is_shown);
+  const int64_t present = total - missing;
+  ProgressLine progress(present, total, is_shown);
   const double steps = static_cast<double>(make_sampler(options.sampler)->timesteps().size());
   int64_t steps_run = 0, images_done = 0;
   options.stop = [&] {
     const double batch = static_cast<double>(std::min(options.batch, missing - images_done));
-    progress.tick(std::fmod(static_cast<double>(steps_run++), steps) / steps * batch);
+    const double fraction = std::fmod(static_cast<double>(steps_run++), steps) / steps * batch;
+    progress.update(static_cast<double>(present + images_done) + fraction);
     return false;
   };
-  sample_images(*source.denoiser, source.autoencoder.get(), options,
-                [&](const ImageRequest& request, const Image& image) {
-                  output.add(request.index, image);
-                  ++images_done;
-                  progress.add_image();
-                });
+  sample_images(*source.denoiser, source.autoencoder.get(), options, [&](int64_t index, const Image& image) {
+    output.add(index, image);
+    if (++images_done == missing) progress.finish(total);
+  });
 }
 
 // What the first rank finds missing, as all ranks divide it: batches in turn.
@@ -216,7 +216,8 @@ void sample(const SampleCommand& command, ProcessGroup& group) {
   const SampleSource source = load_sample_source(command, device, compute_dtype);
   SampleOptions options = sample_options(command, source, device);
   const Labels labels(
-      select_classes(command.classes, source.class_names, source.denoiser->shape().num_classes));
+      select_classes(command.classes, source.class_names, source.denoiser->shape().conditioning.num_classes),
+      command.random_labels, command.seed);
 
   using Role = SampleOutputOptions::Role;
   std::optional<SampleOutput> output;
@@ -225,7 +226,10 @@ void sample(const SampleCommand& command, ProcessGroup& group) {
     output.emplace(open_output(command, source, options, labels, role));
   });
   for (int64_t index : missing_of_this_rank(*output, command.num_images, options.batch, group))
-    options.images.push_back({.index = index, .label = labels(index)});
+    options.images.push_back(index);
+  std::vector<int64_t> classes_of_images;
+  for (const int64_t index : options.images) classes_of_images.push_back(labels(index));
+  options.conditioning = class_labels_fn(source.denoiser->shape().conditioning, std::move(classes_of_images));
   const int64_t total =
       group.world_size() == 1 ? command.num_images : static_cast<int64_t>(options.images.size());
   draw(source, options, total, is_first, *output);

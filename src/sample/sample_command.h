@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "parallel/process_group.h"
+#include "parallel/ranks/process_group.h"
 
 namespace kiln {
 
@@ -20,8 +20,10 @@ struct SampleCommand {
   bool no_ema = false;
 
   int64_t num_images = 8;
-  std::vector<std::string> classes;     // empty = all in turn
-  std::optional<double> cfg_scale;      // absent = 4 where the model has a null class
+  std::vector<std::string> classes;  // empty = all in turn
+  bool random_labels = false;        // drawn evenly from the classes, by (seed, image)
+  std::string guidance_interval;     // "LO:HI" as shares of the schedule, 0 clean, 1 noise; "" = everywhere
+  std::optional<double> cfg_scale;   // absent = 4 where the model has a null class
   std::string cfg_convention = "auto";  // auto | dit | plain
   std::string sampler;                  // "" = ddpm, or flow_euler for flow models
   int64_t num_sampling_steps = 0;       // 0 = 250 for ddpm, 50 for the others
@@ -31,8 +33,9 @@ struct SampleCommand {
   bool grid = false, no_png = false;
   int64_t batch = 8;
   std::string device = "auto", compute_dtype = "f32";
-  int64_t threads = 0;  // 0 = all cores, divided among the ranks of a machine
-  int64_t nproc = 0;    // ranks that this process starts on this machine; 0 = none
+  std::string cuda_graph = "auto";  // auto | off: passes of one shape replayed as a graph, on CUDA
+  int64_t threads = 0;              // 0 = all cores, divided among the ranks of a machine
+  int64_t nproc = 0;                // ranks that this process starts on this machine; 0 = none
 };
 
 // Draws what is not there yet and says how it goes on stderr. Several ranks take batches in turn; each writes

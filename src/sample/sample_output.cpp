@@ -5,8 +5,8 @@
 #include <filesystem>
 #include <fstream>
 
-#include "core/atomic_file.h"
 #include "core/error.h"
+#include "core/files/atomic_file.h"
 
 namespace kiln {
 namespace {

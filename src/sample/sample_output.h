@@ -7,8 +7,8 @@
 #include <string>
 #include <vector>
 
-#include "data/images.h"
-#include "data/npz.h"
+#include "data/images/images.h"
+#include "data/images/npz.h"
 
 namespace kiln {
 
@@ -16,8 +16,8 @@ struct SampleOutputOptions {
   std::string folder;
   std::string npz;  // "" = none
   bool write_png = true;
-  // Of several processes that draw into one folder: images pass from the others to the first as PNG files, in
-  // FOLDER/passing without write_png.
+  // What this process is where several draw into one folder. The others pass their images to the first as PNG
+  // files, in FOLDER/passing without write_png.
   enum class Role { kOnly, kFirst, kOther } role = Role::kOnly;
   int64_t num_images = 0, height = 0, width = 0;
   // All that decides the pixels; kept in FOLDER/sampling.json, as a hash in the npz.

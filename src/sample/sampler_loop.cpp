@@ -10,6 +10,7 @@
 #include "core/aten.h"
 #include "core/error.h"
 #include "core/philox.h"
+#include "parallel/offload/host_copy.h"
 
 namespace kiln {
 namespace {
@@ -17,33 +18,29 @@ namespace {
 // Leaves the sampler's loop when SampleOptions::stop says so.
 struct Stopped {};
 
-// (B, C, H, W) f32, image b drawn from `index_of(b)`.
+// (B, C, H, W) f32 on `device`, image b drawn from `index_of(b)`. While a GPU computes a step, the host draws
+// for the next one.
 template <class IndexOf>
-at::Tensor draw_normal(uint64_t seed, Draw draw, const std::vector<ImageRequest>& images,
-                       at::IntArrayRef image_shape, const IndexOf& index_of) {
+at::Tensor draw_normal(uint64_t seed, Draw draw, const std::vector<int64_t>& images,
+                       at::IntArrayRef image_shape, at::Device device, const IndexOf& index_of) {
   std::vector<int64_t> shape = {static_cast<int64_t>(images.size())};
   shape.insert(shape.end(), image_shape.begin(), image_shape.end());
-  at::Tensor noise = at::empty(shape, at::kFloat);
+  const at::Tensor noise = host_empty(shape, at::kFloat, device);
   const int64_t size = images.empty() ? 0 : noise.numel() / noise.size(0);
   float* data = noise.mutable_data_ptr<float>();
   at::parallel_for(0, static_cast<int64_t>(images.size()), 1, [&](int64_t begin, int64_t end) {
     for (int64_t b = begin; b < end; ++b)
       philox_normal(seed, draw, index_of(images[b]), std::span(data + b * size, static_cast<size_t>(size)));
   });
-  return noise;
+  return sent_to(noise, device);
 }
 
-// Undefined for unconditional models.
-at::Tensor labels_of(const std::vector<ImageRequest>& images, const DenoiserShape& shape, at::Device device) {
-  if (shape.num_classes == 0 && !shape.has_null_class) return {};
-  std::vector<int64_t> labels;
-  for (const ImageRequest& image : images) {
-    const int64_t last = shape.has_null_class ? shape.num_classes : shape.num_classes - 1;
-    if (image.label < 0 || image.label > last)
-      fail("sample", "expected a class in 0..{}, got {}", shape.num_classes - 1, image.label);
-    labels.push_back(image.label);
-  }
-  return at::tensor(labels, at::kLong).to(device);
+// `inside` at the timesteps of the interval, `outside` at the others.
+DenoiseFn within(const SampleOptions::GuidanceInterval& interval, DenoiseFn inside, DenoiseFn outside) {
+  return [interval, inside = std::move(inside), outside = std::move(outside)](const at::Tensor& x,
+                                                                              double model_t) {
+    return (interval.low <= model_t && model_t <= interval.high ? inside : outside)(x, model_t);
+  };
 }
 
 // Latents -> (B, 3, H, W) in about [-1, 1].
@@ -54,53 +51,62 @@ at::Tensor decode(const Autoencoder* autoencoder, const at::Tensor& latents) {
 
 }  // namespace
 
+ConditioningFn class_labels_fn(const ConditioningShape& shape, std::vector<int64_t> labels) {
+  if (!shape.takes_labels()) return [](int64_t, int64_t) { return Conditioning(); };
+  const int64_t last = shape.has_null_class ? shape.num_classes : shape.num_classes - 1;
+  for (const int64_t label : labels)
+    if (label < 0 || label > last)
+      fail("sample", "expected a class in 0..{}, got {}", shape.num_classes - 1, label);
+  const at::Tensor all = at::tensor(labels, at::kLong);
+  return [all](int64_t first, int64_t count) {
+    return Conditioning{.class_labels = all.narrow(0, first, count)};
+  };
+}
+
 void freeze_weights(const Denoiser& denoiser, at::ScalarType compute_dtype) {
   for (const auto& parameter : denoiser.parameters())
     if (parameter->trainable) parameter->value = parameter->value.to(compute_dtype);
 }
 
-DenoiseFn guided_denoiser(const Denoiser& denoiser, const at::Tensor& labels, double cfg_scale,
-                          CfgConvention convention, ForwardFn forward) {
+DenoiseFn guided_denoiser(const Denoiser& denoiser, const Conditioning& cond, const Conditioning& uncond,
+                          double cfg_scale, CfgConvention convention, ForwardFn forward) {
   const DenoiserShape& shape = denoiser.shape();
-  if (!forward) forward = [&denoiser](const DenoiserInput& input) { return denoiser.forward(input); };
+  if (!forward) forward = [&denoiser](const ModelInput& input) { return denoiser.forward(input); };
   if (cfg_scale == 1)
-    return [forward = std::move(forward), labels](const at::Tensor& x, double model_t) {
+    return [forward = std::move(forward), cond](const at::Tensor& x, double model_t) {
       return forward(
-                 {.x_t = x, .timesteps = at::full({x.size(0)}, model_t, x.options()), .class_labels = labels})
+                 {.x_t = x, .timesteps = at::full({x.size(0)}, model_t, x.options()), .conditioning = cond})
           .to(at::kFloat);
     };
-  if (!labels.defined() || !shape.has_null_class)
-    fail("sample",
-         "guidance (cfg_scale {}) needs a model with a null class, trained with class dropout: use 1",
-         cfg_scale);
-  const at::Tensor both = at::cat({labels, at::full_like(labels, shape.num_classes)});
   const bool by_model = convention == CfgConvention::kModel ||
                         (convention == CfgConvention::kAuto && shape.out_channels > shape.in_channels);
   const int64_t guided = by_model ? shape.guided_channels : shape.in_channels;
-  return [forward = std::move(forward), both, cfg_scale, guided](const at::Tensor& x, double model_t) {
+  return [forward = std::move(forward), both = joined(cond, uncond), cfg_scale, guided](const at::Tensor& x,
+                                                                                        double model_t) {
     const int64_t batch = x.size(0);
     const at::Tensor output = forward({.x_t = at::cat({x, x}),
                                        .timesteps = at::full({2 * batch}, model_t, x.options()),
-                                       .class_labels = both})
+                                       .conditioning = both})
                                   .to(at::kFloat);
     at::Tensor result = output.narrow(0, 0, batch);  // the cond half; its first channels are moved in place
-    const at::Tensor uncond = output.narrow(0, batch, batch).narrow(1, 0, guided);
-    at::Tensor cond = result.narrow(1, 0, guided);
-    cond.copy_(uncond + cfg_scale * (cond - uncond));
+    const at::Tensor uncond_half = output.narrow(0, batch, batch).narrow(1, 0, guided);
+    at::Tensor cond_half = result.narrow(1, 0, guided);
+    cond_half.copy_(uncond_half + cfg_scale * (cond_half - uncond_half));
     return result;
   };
 }
 
-at::Tensor start_noise(uint64_t seed, const std::vector<ImageRequest>& images, at::IntArrayRef image_shape) {
-  return draw_normal(seed, Draw::kSampleStart, images, image_shape,
-                     [](const ImageRequest& image) { return static_cast<uint64_t>(image.index); });
+at::Tensor start_noise(uint64_t seed, const std::vector<int64_t>& images, at::IntArrayRef image_shape,
+                       at::Device device) {
+  return draw_normal(seed, Draw::kSampleStart, images, image_shape, device,
+                     [](int64_t image) { return static_cast<uint64_t>(image); });
 }
 
-at::Tensor step_noise(uint64_t seed, const std::vector<ImageRequest>& images, at::IntArrayRef image_shape,
-                      int64_t step) {
+at::Tensor step_noise(uint64_t seed, const std::vector<int64_t>& images, at::IntArrayRef image_shape,
+                      int64_t step, at::Device device) {
   constexpr int kStepBits = 20;  // a million steps, 2^44 images
-  return draw_normal(seed, Draw::kSampleStep, images, image_shape, [step](const ImageRequest& image) {
-    return (static_cast<uint64_t>(image.index) << kStepBits) | static_cast<uint64_t>(step);
+  return draw_normal(seed, Draw::kSampleStep, images, image_shape, device, [step](int64_t image) {
+    return (static_cast<uint64_t>(image) << kStepBits) | static_cast<uint64_t>(step);
   });
 }
 
@@ -140,21 +146,28 @@ bool sample_images(const Denoiser& denoiser, const Autoencoder* autoencoder, con
   const std::vector<int64_t> image_shape = {shape.in_channels, height, width};
   const size_t total = options.images.size(), batch = static_cast<size_t>(options.batch);
   for (size_t first = 0; first < total; first += batch) {
-    const std::vector<ImageRequest> images(options.images.begin() + first,
-                                           options.images.begin() + std::min(first + batch, total));
-    const DenoiseFn denoise = guided_denoiser(denoiser, labels_of(images, shape, options.device),
-                                              options.cfg_scale, options.cfg_convention, options.forward);
+    const std::vector<int64_t> images(options.images.begin() + first,
+                                      options.images.begin() + std::min(first + batch, total));
+    const Conditioning cond =
+        to_device(options.conditioning(static_cast<int64_t>(first), static_cast<int64_t>(images.size())),
+                  options.device);
+    const bool guides = options.cfg_scale != 1;
+    DenoiseFn denoise =
+        guided_denoiser(denoiser, cond, guides ? unconditional(shape.conditioning, cond) : Conditioning(),
+                        options.cfg_scale, options.cfg_convention, options.forward);
+    if (guides && options.guidance_interval)
+      denoise =
+          within(*options.guidance_interval, std::move(denoise),
+                 guided_denoiser(denoiser, cond, Conditioning(), 1, options.cfg_convention, options.forward));
     at::Tensor x_0;
     try {
       x_0 = run_sampler(
-          *sampler, start_noise(options.seed, images, image_shape).to(options.device),
+          *sampler, start_noise(options.seed, images, image_shape, options.device),
           [&](const at::Tensor& x, double model_t) {
             if (options.stop && options.stop()) throw Stopped();
             return denoise(x, model_t);
           },
-          [&](int64_t step) {
-            return step_noise(options.seed, images, image_shape, step).to(options.device);
-          });
+          [&](int64_t step) { return step_noise(options.seed, images, image_shape, step, options.device); });
     } catch (const Stopped&) {
       return false;
     }

@@ -4,10 +4,11 @@
 #include <cstdint>
 #include <functional>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <string>
 #include <vector>
 
-#include "data/images.h"
+#include "data/images/images.h"
 #include "diffusion/sampler.h"
 #include "models/autoencoders/autoencoder.h"
 #include "models/model.h"
@@ -19,18 +20,25 @@ namespace kiln {
 // else all.
 enum class CfgConvention { kAuto, kModel, kAll };
 
-struct ImageRequest {
-  int64_t index = 0;  // names the image's noise: the same index gives the same image in any batch
-  int64_t label = 0;  // class; ignored by unconditional models
-};
+// What to draw images [first, first + count) of a list by; tensors on the CPU.
+using ConditioningFn = std::function<Conditioning(int64_t first, int64_t count)>;
+// A class for each image. Throws Error for a label that the model does not have.
+ConditioningFn class_labels_fn(const ConditioningShape& shape, std::vector<int64_t> labels);
 
 // Runs a denoiser's segments where its weights are not all there at once; (B, out_channels, H, W).
-using ForwardFn = std::function<at::Tensor(const DenoiserInput&)>;
+using ForwardFn = std::function<at::Tensor(const ModelInput&)>;
 
 struct SampleOptions {
-  nlohmann::json sampler;            // make_sampler's config
-  std::vector<ImageRequest> images;  // what to draw, in this order
-  double cfg_scale = 1;              // 1: no guidance, and no second half is computed
+  nlohmann::json sampler;       // make_sampler's config
+  std::vector<int64_t> images;  // what to draw, in this order: an image's number names its noise, and
+                                // gives the same picture in any batch
+  ConditioningFn conditioning;  // of those images
+  double cfg_scale = 1;         // 1: no guidance, and no second half is computed
+  // Timesteps, as the model is given them, at which guidance is on (Kynkaanniemi et al. 2024); absent: all.
+  struct GuidanceInterval {
+    double low = 0, high = 0;  // both included
+  };
+  std::optional<GuidanceInterval> guidance_interval{};
   CfgConvention cfg_convention = CfgConvention::kAuto;
   int64_t height = 0, width = 0;  // of the latents; 0: the size that the model was built for
   int64_t batch = 8;              // images at a time (guidance doubles the rows)
@@ -40,7 +48,7 @@ struct SampleOptions {
   ForwardFn forward;             // optional; in the place of Denoiser::forward
 };
 
-using ImageSink = std::function<void(const ImageRequest&, const Image&)>;
+using ImageSink = std::function<void(int64_t image, const Image&)>;
 
 // Draws options.images in inference mode and hands each finished picture to `sink` in order. Returns false
 // when `stop` ended it early. `autoencoder` decodes x_0; null: x_0 holds RGB pixels in [-1, 1]. Throws Error:
@@ -52,15 +60,18 @@ bool sample_images(const Denoiser& denoiser, const Autoencoder* autoencoder, con
 // are not trained any more.
 void freeze_weights(const Denoiser& denoiser, at::ScalarType compute_dtype);
 
-// The guided prediction as a DenoiseFn. labels (B) i64, undefined for unconditional models. The batch of both
-// halves shares x_t; the uncond half's extra channels (sigma, unguided ones) are dropped.
-DenoiseFn guided_denoiser(const Denoiser& denoiser, const at::Tensor& labels, double cfg_scale,
-                          CfgConvention convention, ForwardFn forward = {});
+// The guided prediction as a DenoiseFn: uncond + cfg_scale (cond - uncond) on the guided channels. The batch
+// of both halves shares x_t; the uncond half's extra channels (sigma, unguided ones) are dropped. cfg_scale
+// 1: no guidance, and `uncond` is not used.
+DenoiseFn guided_denoiser(const Denoiser& denoiser, const Conditioning& cond, const Conditioning& uncond,
+                          double cfg_scale, CfgConvention convention, ForwardFn forward = {});
 
-// N(0, 1) by (seed, image index), (B, C, H, W) f32: the start, and the draw of a sampler's step.
-at::Tensor start_noise(uint64_t seed, const std::vector<ImageRequest>& images, at::IntArrayRef image_shape);
-at::Tensor step_noise(uint64_t seed, const std::vector<ImageRequest>& images, at::IntArrayRef image_shape,
-                      int64_t step);
+// N(0, 1) by (seed, image index), (B, C, H, W) f32: the start, and the draw of a sampler's step. The same
+// bits on every device.
+at::Tensor start_noise(uint64_t seed, const std::vector<int64_t>& images, at::IntArrayRef image_shape,
+                       at::Device device = at::kCPU);
+at::Tensor step_noise(uint64_t seed, const std::vector<int64_t>& images, at::IntArrayRef image_shape,
+                      int64_t step, at::Device device = at::kCPU);
 
 // (B, 3, H, W) f32 in [-1, 1] -> 8-bit pictures: clamp(127.5 x + 128, 0, 255) truncated, as ADM and DiT write
 // samples.

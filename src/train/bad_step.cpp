@@ -5,17 +5,16 @@
 #include <cmath>
 
 #include "core/aten.h"
-#include "data/batches.h"
-#include "train/step_batch.h"
+#include "step/step_batch.h"
 
 namespace kiln {
 
-std::vector<BatchSample> samples_at(const Objective& objective, uint64_t seed, int64_t num_samples,
+std::vector<BatchSample> samples_at(const Objective& objective, uint64_t seed, const SampleOrder& order,
                                     int64_t first, int64_t count) {
   const at::Tensor timesteps = timesteps_at(objective, seed, first, count);
   std::vector<BatchSample> samples;
   for (int64_t i = 0; i < count; ++i)
-    samples.push_back({sample_at(seed, num_samples, first + i), timesteps[i].item<double>()});
+    samples.push_back({order.sample_at(first + i), timesteps[i].item<double>()});
   return samples;
 }
 

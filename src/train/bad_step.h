@@ -5,7 +5,8 @@
 #include <string>
 #include <vector>
 
-#include "train/step_result.h"
+#include "data/store/sample_order.h"
+#include "step/step_result.h"
 
 namespace kiln {
 
@@ -15,8 +16,8 @@ struct BatchSample {
   double timestep = 0;  // as the objective draws it
 };
 
-// Those of `count` positions from `first` on in the stream of a run's samples.
-std::vector<BatchSample> samples_at(const Objective& objective, uint64_t seed, int64_t num_samples,
+// The samples at `count` positions, from `first` on, of the run's stream of samples.
+std::vector<BatchSample> samples_at(const Objective& objective, uint64_t seed, const SampleOrder& order,
                                     int64_t first, int64_t count);
 
 struct BadStepReport {

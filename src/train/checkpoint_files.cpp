@@ -61,6 +61,12 @@ void CheckpointFiles::create(const std::string& folder) const {
   for (const File& file : files_) create_file_of_parts(folder + "/" + file.name, file.layout.file_bytes);
 }
 
+int64_t CheckpointFiles::file_bytes() const {
+  int64_t bytes = 0;
+  for (const File& file : files_) bytes += static_cast<int64_t>(file.layout.file_bytes);
+  return bytes;
+}
+
 std::vector<std::string> CheckpointFiles::heads() const {
   std::vector<std::string> heads;
   for (const File& file : files_) heads.push_back(file.layout.head);

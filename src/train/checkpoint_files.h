@@ -11,7 +11,7 @@
 #include "checkpoint/file_checksum.h"
 #include "checkpoint/safetensors.h"
 #include "optim/optimizer.h"
-#include "train/training_state.h"
+#include "step/training_state.h"
 
 namespace kiln {
 
@@ -32,9 +32,11 @@ class CheckpointFiles {
   std::vector<std::string> paths(const std::string& folder) const;
   // All files, at their full size, empty. Throws Error: disk full, no permission.
   void create(const std::string& folder) const;
+  int64_t file_bytes() const;  // of all of them
   // The first bytes of each file, before its tensors: rank 0 writes them.
   std::vector<std::string> heads() const;
-  // What the ranks have written, each `mine` of paths() in order; by name, on rank 0. A collective.
+  // Merges the checksums that the ranks have of what they wrote, `mine` in the order of paths(). Rank 0 gets
+  // them by file name, the others nothing. A collective.
   std::map<std::string, FileChecksum> checksums(const std::vector<FileChecksum>& mine,
                                                 ProcessGroup& group) const;
   // Calls visitor(tensor, parts) for everything that this rank writes: 1-D f32 tensors, wherever they are,

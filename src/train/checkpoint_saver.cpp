@@ -6,7 +6,8 @@
 #include "checkpoint/background_write.h"
 #include "core/aten.h"
 #include "core/error.h"
-#include "parallel/agreement.h"
+#include "parallel/offload/host_copy.h"
+#include "parallel/ranks/agreement.h"
 
 namespace kiln {
 
@@ -18,9 +19,8 @@ struct CheckpointSaver::Save {
   std::unique_ptr<BackgroundWrite> write;    // declared last: ends first
 };
 
-CheckpointCopy checkpoint_copy_of(const std::string& name, at::Device device, Placement placement) {
-  if (name == "memory") return CheckpointCopy::kMemory;
-  if (name == "page-cache") return CheckpointCopy::kPageCache;
+CheckpointCopy checkpoint_copy_of(CheckpointCopy asked, at::Device device, Placement placement) {
+  if (asked != CheckpointCopy::kAuto) return asked;
   return device.is_cuda() && placement == Placement::kDevice ? CheckpointCopy::kMemory
                                                              : CheckpointCopy::kPageCache;
 }
@@ -59,10 +59,11 @@ void CheckpointSaver::copy_state(Save& save) const {
     for (size_t file = 0; file < heads.size(); ++file)
       files.write(file, 0, std::as_bytes(std::span(heads[file])));
   std::vector<FilePart> later;
+  std::optional<StagedRead> staged;
   files_.visit(state_, [&](const at::Tensor& tensor, const std::vector<TensorPart>& parts) {
     const bool keep = copy_ == CheckpointCopy::kMemory;
-    const at::Tensor host =
-        tensor.to(tensor.options().device(at::kCPU), /*non_blocking=*/false, /*copy=*/keep);
+    if (!tensor.is_cpu() && !staged) staged.emplace(tensor.device());
+    const at::Tensor host = tensor.is_cpu() ? (keep ? tensor.clone() : tensor) : staged->read(tensor);
     const std::span bytes(static_cast<const std::byte*>(host.const_data_ptr()), host.nbytes());
     for (const TensorPart& part : parts) {
       const auto of_part = bytes.subspan(sizeof(float) * static_cast<size_t>(part.begin),

@@ -9,19 +9,14 @@
 
 #include "checkpoint/train_state.h"
 #include "optim/optimizer.h"
+#include "run/train_options.h"
+#include "step/training_state.h"
 #include "train/checkpoint_files.h"
-#include "train/training_state.h"
 
 namespace kiln {
 
-// Where the state is copied before training goes on.
-enum class CheckpointCopy {
-  kMemory,     // host memory of this process, as much as this rank's share of the state; a thread writes it
-  kPageCache,  // the files, unit by unit: memory of the system, written to the disk by a thread's fsync
-};
-// --checkpoint-copy auto | memory | page-cache. auto: what a GPU holds goes to memory, what is on the host
-// already to the files. REQUIRES: a known name.
-CheckpointCopy checkpoint_copy_of(const std::string& name, at::Device device, Placement placement);
+// Returns where the copy goes. kAuto depends on where the state is.
+CheckpointCopy checkpoint_copy_of(CheckpointCopy asked, at::Device device, Placement placement);
 
 // All ranks make the same calls: every one is a collective. One save is under way at a time.
 class CheckpointSaver {

@@ -8,7 +8,7 @@
 #include "core/aten.h"
 #include "core/error.h"
 #include "models/weights.h"
-#include "parallel/agreement.h"
+#include "parallel/ranks/agreement.h"
 #include "train/checkpoint_files.h"
 #include "train/checkpoint_saver.h"
 

@@ -6,7 +6,7 @@
 #include "checkpoint/train_state.h"
 #include "models/model.h"
 #include "optim/optimizer.h"
-#include "train/training_state.h"
+#include "step/training_state.h"
 
 namespace kiln {
 

@@ -1,6 +1,8 @@
-// The order of things in a run: data and model are checked against each other, the newest checkpoint is
-// found, then batches are stepped, logged, validated, sampled and saved until the run is done.
+// The order of a run: data and model are checked against each other, the newest checkpoint is found, then
+// batches are stepped, logged, validated, sampled and saved until the run is done.
 #include "train/loop.h"
+
+#include <ATen/Parallel.h>
 
 #include <cmath>
 #include <optional>
@@ -9,14 +11,17 @@
 #include "core/error.h"
 #include "core/stop_signal.h"
 #include "optim/lr_schedule.h"
+#include "parallel/machine.h"
 #include "train/bad_step.h"
-#include "train/report.h"
-#include "train/run_checkpoints.h"
-#include "train/run_progress.h"
+#include "train/checkpoint_saver.h"
+#include "train/checkpoints.h"
+#include "train/progress.h"
+#include "train/resume.h"
 #include "train/run_ranks.h"
 #include "train/run_watch.h"
 #include "train/sample_grid.h"
 #include "train/training_run.h"
+#include "watch/report.h"
 
 namespace kiln {
 
@@ -27,35 +32,42 @@ constexpr int64_t kComparedSteps = 100;  // after which the plan is compared for
 class Loop {
  public:
   Loop(const TrainOptions& options, const RunContext& context)
-      : run_(options, context.group),
-        predicted_(context.predicted),
-        lr_schedule_(lr_schedule_of(options)),
-        progress_(options, run_.is_alone()),
-        checkpoints_(run_, progress_) {}
+      : run_(options, context.group), progress_(options, run_.is_alone()), predicted_(context.predicted) {
+    run_.data_sheet_flops = context.data_sheet_flops;
+    saves_the_end_ = context.saves_the_end;
+  }
 
   void train();
-  // An error has ended the run: the checkpoint that is being written need not be lost with it.
+  // After an error: the checkpoint that is being written need not be lost.
   void keep_checkpoint();
 
  private:
   void start();
+  std::optional<TrainStateInfo> resume();
   void train_step();
   std::shared_ptr<const Batch> next_batch();
   void handle_bad_step(const StepResult& result);
+  void begin_checkpoint();
+  void finish_checkpoint();
+  void announce_checkpoint(const std::optional<std::string>& folder);
   void compare_with_plan();
   void validate();
   void sample();
+  void evaluate();
+  TrainStateInfo state_info() const;
   bool is_due(int64_t every) const { return every > 0 && progress_.step % every == 0; }
-  bool stopping() const { return run_.is_alone() ? stop_.requested() : stop_agreed_; }
+  bool stopping() const { return run_.is_alone() ? stop_.requested() : agreed_stop_; }
 
   StopSignal stop_;
   TrainingRun run_;
+  Progress progress_;
   nlohmann::json predicted_;
-  LrSchedule lr_schedule_;
-  RunProgress progress_;
-  RunCheckpoints checkpoints_;
+  bool saves_the_end_ = true;
+  RunFolder folder_;
+  std::unique_ptr<CheckpointSaver> saver_;
   std::optional<RunWatch> watch_;  // once the run is built
-  bool stop_agreed_ = false;       // of several ranks, by what the last step told all of them
+  int64_t last_saved_ = -1;
+  bool agreed_stop_ = false;  // several ranks stop after the same step
 };
 
 void Loop::train() {
@@ -63,16 +75,17 @@ void Loop::train() {
   const TrainOptions& options = run_.options;
   while (!progress_.finished() && !stopping()) {
     train_step();
-    checkpoints_.poll(*watch_);
+    announce_checkpoint(saver_->poll());
     if (watch_->num_steps() == kComparedSteps) compare_with_plan();
-    if (run_.validation && !stopping() && (is_due(options.validate_every) || progress_.finished()))
-      validate();
-    if (is_due(options.sample_every)) sample();
-    if (is_due(options.checkpoint_every)) checkpoints_.begin(*watch_);
+    if (!stopping() && (is_due(options.validation.every) || progress_.finished())) validate();
+    if (is_due(options.samples.every)) sample();
+    if (run_.evaluation && !stopping() && (is_due(options.evaluation.every) || progress_.finished()))
+      evaluate();
+    if (is_due(options.checkpoints.every)) begin_checkpoint();
   }
   watch_->finish();
-  if (!checkpoints_.is_saved(progress_.step)) checkpoints_.begin(*watch_);
-  checkpoints_.finish(*watch_);
+  if (saves_the_end_ && last_saved_ != progress_.step) begin_checkpoint();
+  finish_checkpoint();
   compare_with_plan();
   if (run_.is_first())
     fmt::print("{} after step {} ({} images): {}\n", stopping() ? "stopped by a signal" : "finished",
@@ -81,36 +94,52 @@ void Loop::train() {
 
 void Loop::start() {
   run_.check_same_on_all_ranks();
-  checkpoints_.open_folder();
+  folder_ = open_run_folder(run_, state_info());
   run_.build();
-  const std::optional<TrainStateInfo> resumed = checkpoints_.restore();
+  const std::optional<TrainStateInfo> resumed = resume();
   run_.write_description();
   watch_.emplace(run_, progress_, predicted_, resumed);
   run_.print_description();
   progress_.start_clock();
 }
 
+// Loads the checkpoint to go on from, if there is one, and readies what writes new ones.
+std::optional<TrainStateInfo> Loop::resume() {
+  const Training& training = run_.training;
+  std::optional<TrainStateInfo> saved;
+  if (!folder_.checkpoint.empty()) {
+    const PhaseMemory::Phase phase(run_.phase_memory, "resume");
+    saved = load_checkpoint(folder_.checkpoint, *training.state, *training.optimizer);
+    progress_.step = last_saved_ = saved->step;
+    progress_.bad_steps = saved->bad_steps;
+    progress_.resume(saved->train_seconds);
+    run_.batches->seek(saved->images_seen);
+  }
+  const CheckpointCopy copy =
+      checkpoint_copy_of(run_.options.checkpoints.copy, run_.device, training.state->placement);
+  saver_ = std::make_unique<CheckpointSaver>(run_.options.out, *training.state, *training.optimizer, copy);
+  return saved;
+}
+
 void Loop::train_step() {
   const Training& training = run_.training;
-  watch_->before_batch();
-  const int64_t batches_ready = run_.batches->ready();
+  RunWatch::Step watched{.begin = std::chrono::steady_clock::now()};
+  watched.batches_ready = run_.batches->ready();
   const std::shared_ptr<const Batch> batch = next_batch();
   const StepBatch tensors = as_tensors(*batch, *training.objective);
-  const double lr = lr_at(lr_schedule_, progress_.step, progress_.share());
+  watched.lr = lr_at(run_.options.lr, progress_.step, progress_.share());
   ++progress_.step;
-  watch_->before_step();
-  const StepResult result = training.step->run(
-      tensors, lr, {stop_.requested() ? 1.0 : 0.0, run_.is_first() ? progress_.clock_seconds() : 0.0});
-  stop_agreed_ = result.shared[0] > 0;
-  progress_.agree(result.shared[1]);
-  watch_->after_step();
-  const double stall_seconds = run_.batches->take_stall_seconds();
-  watch_->log_step(result, lr, stall_seconds, batches_ready);
+  const RankSignals signals{.stop = stop_.requested(), .clock_seconds = progress_.clock_seconds()};
+  const StepResult result =
+      watch_->watch_step([&] { return training.step->run(tensors, watched.lr, signals); });
+  agreed_stop_ = result.signals.stop;
+  progress_.agree(result.signals.clock_seconds);
+  watched.stall_seconds = run_.batches->take_stall_seconds();
+  watch_->log_step(watched, result);
   if (result.applied)
     progress_.bad_steps = 0;
   else
     handle_bad_step(result);
-  watch_->end_step(stall_seconds);
 }
 
 std::shared_ptr<const Batch> Loop::next_batch() {
@@ -126,16 +155,40 @@ void Loop::handle_bad_step(const StepResult& result) {
   if (std::isfinite(result.loss) && scaler.explains_overflow(result.loss_scale))
     return watch_->loss_scale(scaler.scale());
   const int64_t step = progress_.step, batch = options.global_batch;
-  const std::vector<BatchSample> samples = samples_at(*run_.training.objective, options.seed,
-                                                      run_.batches->num_samples(), (step - 1) * batch, batch);
+  const std::vector<BatchSample> samples =
+      samples_at(*run_.training.objective, options.seed, run_.batches->order(), (step - 1) * batch, batch);
   watch_->bad_step(bad_step_report(step, result, samples, run_.data.sample_name));
   if (++progress_.bad_steps <= options.max_bad_steps) return;
-  checkpoints_.finish(*watch_);
+  finish_checkpoint();
   const std::vector<Checkpoint> saved = list_checkpoints(options.out);
   fail("train", "{} steps in a row were not finite, the last is {} (--max-bad-steps {}): {}",
        progress_.bad_steps, step, options.max_bad_steps,
        saved.empty() ? std::string("no checkpoint was written yet; try a lower --lr")
                      : fmt::format("the last good checkpoint is {}; try a lower --lr", saved.back().folder));
+}
+
+// Waits for the checkpoint before: one is written at a time.
+void Loop::begin_checkpoint() {
+  const PhaseMemory::Phase phase(run_.phase_memory, "checkpoint");
+  finish_checkpoint();
+  const RunWatch::Pause pause(*watch_);
+  TrainStateInfo state = state_info();
+  state.log_window = watch_->window();
+  saver_->begin(std::move(state));
+  last_saved_ = progress_.step;
+}
+
+void Loop::finish_checkpoint() {
+  if (saver_->under_way()) announce_checkpoint(saver_->finish());
+}
+
+// A checkpoint is on the disk, in `folder`; none: nothing has happened.
+void Loop::announce_checkpoint(const std::optional<std::string>& folder) {
+  if (!folder || !run_.is_first()) return;
+  const RunWatch::Pause pause(*watch_);
+  prune_checkpoints(run_.options.out, run_.options.checkpoints.keep);
+  fmt::print("checkpoint {}\n", *folder);
+  write_report(run_.options.out);
 }
 
 void Loop::compare_with_plan() {
@@ -144,6 +197,7 @@ void Loop::compare_with_plan() {
 }
 
 void Loop::validate() {
+  if (!run_.validation) return;
   const PhaseMemory::Phase phase(run_.phase_memory, "validation");
   const RunWatch::Pause pause(*watch_);
   const auto loss = run_.validation->run(run_.training, run_.device, [this] { return stop_.requested(); });
@@ -157,12 +211,32 @@ void Loop::sample() {
                                    run_.device, [this] { return stop_.requested(); }));
 }
 
+void Loop::evaluate() {
+  const PhaseMemory::Phase phase(run_.phase_memory, "evaluation");
+  const RunWatch::Pause pause(*watch_);
+  const auto result = run_.evaluation->run(run_.options, run_.info, run_.training, run_.data.decoder.get(),
+                                           run_.device, [this] { return stop_.requested(); });
+  if (result) watch_->evaluation(*result);
+}
+
+TrainStateInfo Loop::state_info() const {
+  return {.seed = run_.options.seed,
+          .step = progress_.step,
+          .images_seen = progress_.step * run_.options.global_batch,
+          .bad_steps = progress_.bad_steps,
+          .train_seconds = progress_.seconds(),
+          .num_threads = at::get_num_threads(),
+          .world_size = run_.group->world_size(),
+          .machine = machine_name(run_.device),
+          .config = run_.config};
+}
+
 // Several ranks cannot agree on it any more.
 void Loop::keep_checkpoint() {
   if (!run_.is_alone() || !watch_) return;
   try {
-    checkpoints_.finish(*watch_);
-  } catch (const std::exception&) {  // the one before is what is told
+    finish_checkpoint();
+  } catch (const std::exception&) {  // the error before it is the one to report
   }
 }
 
@@ -170,7 +244,7 @@ void Loop::keep_checkpoint() {
 
 void train(const TrainOptions& options, const RunContext& context) {
   validate(options);
-  std::optional<Loop> loop;  // outlives an error: the others are told before anything waits for them
+  std::optional<Loop> loop;  // outlives an error: the other ranks hear of it before anything waits for them
   as_rank(*context.group, [&] {
     loop.emplace(options, context);
     try {

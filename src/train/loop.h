@@ -3,15 +3,19 @@
 #include <memory>
 #include <nlohmann/json.hpp>
 
-#include "parallel/process_group.h"
-#include "train/train_config.h"
+#include "parallel/ranks/process_group.h"
+#include "run/train_options.h"
 
 namespace kiln {
 
-// What the caller knows about a run, and wants of it, beyond its options.
+// What a run needs beyond its options.
 struct RunContext {
-  // The figures of a plan (train/prediction.h), for plan.json and the report.
+  // The figures of a plan (watch/prediction.h), for plan.json and the report.
   nlohmann::json predicted = nullptr;
+  // FLOP/s of matrix products by the data sheet of this rank's device, for the MFU; 0: there is none.
+  double data_sheet_flops = 0;
+  // The last state is saved where the run keeps it; a probe's may be left out.
+  bool saves_the_end = true;
   // The ranks that train together, this one among them (train/run_ranks.h).
   std::shared_ptr<ProcessGroup> group = std::make_shared<ProcessGroup>();
 };

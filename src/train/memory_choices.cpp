@@ -31,9 +31,9 @@ std::vector<std::string> split(const std::string& text, char separator) {
 }
 
 // The segments that --`option` names.
-std::vector<bool> parse_segments(const char* option, const std::string& text, const Denoiser& denoiser) {
+std::vector<bool> parse_segments(const char* option, const SegmentSet& set, const Denoiser& denoiser) {
   const auto& segments = denoiser.segments();
-  if (text == "none" || text == "all") return std::vector<bool>(segments.size(), text == "all");
+  if (set.is_none() || set.is_all()) return std::vector<bool>(segments.size(), set.is_all());
   std::vector<bool> chosen(segments.size());
   std::vector<std::string> names;
   for (const auto& segment : segments) names.push_back(segment->name());
@@ -41,10 +41,10 @@ std::vector<bool> parse_segments(const char* option, const std::string& text, co
     const auto found = std::ranges::find(names, name);
     if (found == names.end())
       fail("train", "--{} expects none, all, or some of {} (blocks by number or range), got '{}'", option,
-           fmt::join(names, ", "), text);
+           fmt::join(names, ", "), set.text());
     chosen[static_cast<size_t>(found - names.begin())] = true;
   };
-  for (const std::string& part : split(text, ',')) {
+  for (const std::string& part : split(set.text(), ',')) {
     const std::vector<std::string> ends = split(part, '-');
     const auto first = parse_index(ends.front()), last = parse_index(ends.back());
     if (!first || !last || ends.size() > 2) {
@@ -59,7 +59,7 @@ std::vector<bool> parse_segments(const char* option, const std::string& text, co
 
 }  // namespace
 
-std::vector<MemoryChoice> parse_memory_choices(const TrainOptions& options, const Denoiser& denoiser) {
+std::vector<MemoryChoice> parse_memory_choices(const MemoryOptions& options, const Denoiser& denoiser) {
   const std::vector<bool> recompute = parse_segments("recompute", options.recompute, denoiser),
                           offload =
                               parse_segments("offload-activations", options.offload_activations, denoiser);
@@ -75,13 +75,13 @@ namespace {
 
 // The shortest text that parse_segments() reads as every `wanted` segment and any of the `free` ones: numbers
 // and ranges of blocks, names of the rest.
-std::string segments_text(const std::vector<bool>& wanted, const std::vector<bool>& free,
-                          const Denoiser& denoiser) {
+SegmentSet segment_set(const std::vector<bool>& wanted, const std::vector<bool>& free,
+                       const Denoiser& denoiser) {
   const auto& segments = denoiser.segments();
-  if (std::ranges::find(wanted, true) == wanted.end()) return "none";
+  if (std::ranges::find(wanted, true) == wanted.end()) return {};
   bool all = true;
   for (size_t i = 0; i < wanted.size(); ++i) all = all && (wanted[i] || free[i]);
-  if (all) return "all";
+  if (all) return SegmentSet::all();
   constexpr std::string_view kBlocks = "blocks.";
   const auto number_of = [&](size_t i) -> std::optional<int64_t> {
     const std::string& name = segments[i]->name();
@@ -104,20 +104,20 @@ std::string segments_text(const std::vector<bool>& wanted, const std::vector<boo
     parts.push_back(last > i ? fmt::format("{}-{}", *first, *number_of(last)) : fmt::to_string(*first));
     i = last;
   }
-  return fmt::format("{}", fmt::join(parts, ","));
+  return SegmentSet::parse(fmt::format("{}", fmt::join(parts, ",")));
 }
 
 }  // namespace
 
-void set_memory_choices(TrainOptions& options, const std::vector<MemoryChoice>& choices,
+void set_memory_choices(MemoryOptions& options, const std::vector<MemoryChoice>& choices,
                         const Denoiser& denoiser) {
   std::vector<bool> recompute, offload;
   for (const MemoryChoice& choice : choices) {
     recompute.push_back(choice.activations == Activations::kRecompute);
     offload.push_back(choice.activations == Activations::kOffload);
   }
-  options.recompute = segments_text(recompute, /*free=*/offload, denoiser);  // offload goes before recompute
-  options.offload_activations = segments_text(offload, /*free=*/std::vector<bool>(choices.size()), denoiser);
+  options.recompute = segment_set(recompute, /*free=*/offload, denoiser);  // offload goes before recompute
+  options.offload_activations = segment_set(offload, /*free=*/std::vector<bool>(choices.size()), denoiser);
 }
 
 }  // namespace kiln

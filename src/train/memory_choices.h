@@ -3,16 +3,16 @@
 #include <vector>
 
 #include "models/model.h"
-#include "train/step.h"
-#include "train/train_config.h"
+#include "run/memory_options.h"
+#include "step/step.h"
 
 namespace kiln {
 
 // Each option is "none", "all", or block numbers, ranges and segment names ("0-5,8,final"); where both name a
 // segment it is offloaded. Throws Error naming the segments there are.
-std::vector<MemoryChoice> parse_memory_choices(const TrainOptions& options, const Denoiser& denoiser);
-// The same choices as the shortest such texts.
-void set_memory_choices(TrainOptions& options, const std::vector<MemoryChoice>& choices,
+std::vector<MemoryChoice> parse_memory_choices(const MemoryOptions& options, const Denoiser& denoiser);
+// Writes the choices as the shortest such texts.
+void set_memory_choices(MemoryOptions& options, const std::vector<MemoryChoice>& choices,
                         const Denoiser& denoiser);
 
 }  // namespace kiln

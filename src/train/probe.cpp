@@ -12,10 +12,10 @@
 #include <optional>
 
 #include "core/error.h"
-#include "parallel/agreement.h"
+#include "parallel/ranks/agreement.h"
 #include "train/loop.h"
-#include "train/prediction.h"
 #include "train/run_ranks.h"
+#include "watch/prediction.h"
 
 namespace kiln {
 
@@ -58,16 +58,16 @@ void check_disk(const nlohmann::json& predicted, const fs::path& folder) {
 
 TrainOptions short_run(const ProbeOptions& options, const fs::path& folder) {
   if (options.steps < 1) fail("probe", "--steps expects a positive number, got {}", options.steps);
-  if (!options.train.profile.empty())
+  if (!options.train.watch.profile.empty())
     fail("probe", "--profile has no effect in a probe, whose run folder is removed: use it with kiln train");
   TrainOptions run = options.train;
   run.out = (folder / "run").string();
   run.max_steps = options.steps;
   run.max_minutes = 0;
-  run.checkpoint_every = run.sample_every = 0;
-  run.validation_data.clear();
-  run.tensorboard = false;
-  run.preflight = false;  // the caller has planned
+  run.checkpoints.every = run.samples.every = run.evaluation.every = 0;
+  run.validation.data.clear();
+  run.watch.tensorboard = false;
+  run.memory.preflight = false;  // the caller has planned
   return run;
 }
 
@@ -105,7 +105,7 @@ nlohmann::json extrapolated(const TrainOptions& options, const StepFigures& meas
   if (options.max_minutes > 0) seconds = std::min(seconds, options.max_minutes * 60);
   return {{"steps", measured.step_s > 0 ? static_cast<int64_t>(std::llround(seconds / measured.step_s)) : 0},
           {"days", seconds / 86400},
-          {"cost", cost_per_hour_of(options, world_size) * seconds / 3600}};
+          {"cost", cost_per_hour_of(options.watch, world_size) * seconds / 3600}};
 }
 
 std::string row(const ComparedFigure& figure, bool with_prediction) {
@@ -114,6 +114,12 @@ std::string row(const ComparedFigure& figure, bool with_prediction) {
                      with_prediction ? text_of(figure, figure.predicted) : "",
                      text_of(figure, figure.measured),
                      with_prediction && std::isfinite(error) ? fmt::format("{:+.1f} %", 100 * error) : "");
+}
+
+// ", 47 % of the data sheet"; empty where there is no such figure.
+std::string share_text(const nlohmann::json& figures, const char* key, const char* of_what) {
+  return figures.contains(key) ? fmt::format(", {:.0f} % {}", 100 * figures.at(key).get<double>(), of_what)
+                               : "";
 }
 
 }  // namespace
@@ -131,8 +137,11 @@ nlohmann::json probe(const ProbeOptions& options) {
            path.string());
   });
   const TrainOptions run = short_run(options, path);
-  if (folder) as_rank(group, [&] { check_disk(options.predicted, path); });
-  train(run, {.predicted = options.predicted, .group = options.group});
+  if (folder && options.checkpoint) as_rank(group, [&] { check_disk(options.predicted, path); });
+  train(run, {.predicted = options.predicted,
+              .data_sheet_flops = options.data_sheet_flops,
+              .saves_the_end = options.checkpoint,
+              .group = options.group});
   if (!folder) return nullptr;
   std::ifstream file(run.out + "/plan.json");
   if (!file) fail("probe", "stopped before the first step was done");
@@ -158,6 +167,11 @@ std::string probe_text(const nlohmann::json& result) {
       "waiting for data: {:.1f} % of the time\n",
       measured.num_steps, 1 / quartiles.at(1), 1 / quartiles.at(2), 1 / quartiles.at(0),
       measured.images_per_s, 100 * measured.stall_share);
+  const nlohmann::json& figures = result.at("measured");
+  if (figures.contains("tflops"))
+    text += fmt::format("{:.4g} TFLOP/s{}{}\n", figures.at("tflops").get<double>(),
+                        share_text(figures, "peak_share", "of the measured product"),
+                        share_text(figures, "mfu", "of the data sheet (MFU)"));
   const auto& whole = result.at("extrapolated");
   const double cost = whole.at("cost");
   text += fmt::format("the whole run of {} steps: {:.2f} days{}\n", whole.at("steps").get<int64_t>(),

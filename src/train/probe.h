@@ -3,16 +3,18 @@
 #include <nlohmann/json.hpp>
 #include <string>
 
-#include "parallel/process_group.h"
-#include "train/train_config.h"
+#include "parallel/ranks/process_group.h"
+#include "run/train_options.h"
 
 namespace kiln {
 
 struct ProbeOptions {
   TrainOptions train;
   int64_t steps = 500;
-  nlohmann::json predicted = nullptr;  // the figures of a plan (train/prediction.h)
+  bool checkpoint = true;  // at the end, so that this phase is measured too; off: no disk is needed
+  nlohmann::json predicted = nullptr;  // the figures of a plan (watch/prediction.h)
   int64_t memory_bytes = 0;            // of the device; 0 = not known
+  double data_sheet_flops = 0;         // of the device (RunContext)
   std::shared_ptr<ProcessGroup> group = std::make_shared<ProcessGroup>();  // of the run
 };
 
@@ -21,7 +23,7 @@ struct ProbeOptions {
 // train(), and for options that a probe cannot honour. Every rank calls it; null on ranks other than 0.
 nlohmann::json probe(const ProbeOptions& options);
 
-// The same as a table for the terminal.
+// The result as a table for the terminal.
 std::string probe_text(const nlohmann::json& result);
 
 }  // namespace kiln

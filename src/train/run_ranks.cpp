@@ -5,8 +5,9 @@
 #include <exception>
 #include <set>
 
-#include "parallel/agreement.h"
 #include "parallel/machine.h"
+#include "parallel/ranks/agreement.h"
+#include "run/option_values.h"
 #include "train/setup.h"
 
 namespace kiln {
@@ -15,9 +16,19 @@ namespace {
 
 // Machines may differ in these: paths of their own copies (what is in them is compared), and how they load.
 const std::set<std::string>& options_of_one_machine() {
-  static const std::set<std::string> names = {"data",      "validation-data", "autoencoder", "weights",
-                                              "nvme-path", "loader-threads",  "prefetch",    "threads",
-                                              "nproc",     "peak-tflops",     "device"};
+  static const std::set<std::string> names = {"data",
+                                              "validation-data",
+                                              "autoencoder",
+                                              "weights",
+                                              "nvme-path",
+                                              "loader-threads",
+                                              "prefetch",
+                                              "threads",
+                                              "nproc",
+                                              "peak-tflops",
+                                              "device",
+                                              "evaluate-reference",
+                                              "evaluate-net-weights"};
   return names;
 }
 
@@ -31,14 +42,14 @@ nlohmann::json settings_of(const TrainOptions& options, const std::string& build
 }
 
 std::chrono::milliseconds timeout_of(const TrainOptions& options) {
-  return std::chrono::milliseconds(std::llround(options.collective_timeout * 1000));
+  return std::chrono::milliseconds(std::llround(options.ranks.collective_timeout * 1000));
 }
 
 }  // namespace
 
 int64_t ranks_to_launch(const TrainOptions& options) {
-  const int64_t num_ranks = ranks_to_launch("train", options.nproc);
-  if (num_ranks > 0) {  // the impossible is said once, not by every rank
+  const int64_t num_ranks = ranks_to_launch("train", options.ranks.nproc);
+  if (num_ranks > 0) {  // one message, not one of every rank
     validate(options);
     zero_options_of(options, num_ranks);
   }
@@ -51,7 +62,7 @@ std::shared_ptr<ProcessGroup> join_ranks(const TrainOptions& options, const std:
   std::exception_ptr refusal;  // of what this rank was given: the others wait to hear of it
   try {
     validate(options);
-    group_options = {.device = parse_device(options.device, ranks.local_rank),
+    group_options = {.device = choose_device(options.compute.device, ranks.local_rank),
                      .timeout = timeout_of(options)};
   } catch (const std::exception&) {
     refusal = std::current_exception();

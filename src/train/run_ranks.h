@@ -3,8 +3,8 @@
 #include <memory>
 #include <string>
 
-#include "parallel/joining.h"
-#include "train/train_config.h"
+#include "parallel/ranks/joining.h"
+#include "run/train_options.h"
 
 namespace kiln {
 
@@ -12,7 +12,8 @@ namespace kiln {
 // Throws Error: --nproc does not fit what a launcher has started; options that cannot be launched.
 int64_t ranks_to_launch(const TrainOptions& options);
 
-// Meets the other ranks that the environment speaks of, which have to run the same. `build`: of this program.
+// Meets the other ranks that the environment names, which have to run the same. `build` identifies this
+// program.
 // Throws Error on every rank: options that are impossible, or have no device, on any of them.
 std::shared_ptr<ProcessGroup> join_ranks(const TrainOptions& options, const std::string& build);
 

@@ -2,34 +2,45 @@
 
 #include <utility>
 
-#include "core/atomic_file.h"
-#include "train/step_batch.h"
+#include "core/files/atomic_file.h"
+#include "step/step_batch.h"
 
 namespace kiln {
 
 namespace {
 
-// Null on other ranks than the first.
-std::unique_ptr<Monitor> make_monitor(const TrainingRun& run, const RunProgress& progress) {
+// Only rank 0 has one.
+std::unique_ptr<Monitor> make_monitor(const TrainingRun& run, const Progress& progress) {
   if (!run.is_first()) return nullptr;
   const TrainOptions& options = run.options;
   return std::make_unique<Monitor>(
       MonitorOptions{.run = options.out,
                      .global_batch = options.global_batch,
                      .max_steps = options.max_steps,
-                     .log_every = options.log_every,
+                     .log_every = options.watch.log_every,
                      .max_seconds = progress.max_seconds(),
                      .flops_per_image =
                          3 * run.training.denoiser->shape().forward_flops,  // backward is twice the forward
                      .peak_flops = run.peak_flops * static_cast<double>(run.group->world_size()),
+                     .sheet_flops = run.data_sheet_flops * static_cast<double>(run.group->world_size()),
                      .device = run.device,
-                     .tensorboard = options.tensorboard},
+                     .tensorboard = options.watch.tensorboard},
       progress.step);
+}
+
+// How well a rank's device is used: as the log's lines have it.
+nlohmann::json arithmetic_of(const TrainingRun& run, double images_per_s) {
+  const double flops = images_per_s * 3 * run.training.denoiser->shape().forward_flops /
+                       static_cast<double>(run.group->world_size());
+  nlohmann::json shares = {{"tflops", flops / 1e12}};
+  if (run.peak_flops > 0) shares["peak_share"] = flops / run.peak_flops;
+  if (run.data_sheet_flops > 0) shares["mfu"] = flops / run.data_sheet_flops;
+  return shares;
 }
 
 }  // namespace
 
-RunWatch::RunWatch(TrainingRun& run, const RunProgress& progress, nlohmann::json predicted,
+RunWatch::RunWatch(TrainingRun& run, const Progress& progress, nlohmann::json predicted,
                    const std::optional<TrainStateInfo>& resumed)
     : run_(run),
       progress_(progress),
@@ -39,7 +50,7 @@ RunWatch::RunWatch(TrainingRun& run, const RunProgress& progress, nlohmann::json
                    observers_) {
   if (monitor_) observers_.add(&monitor_->timers());
   if (monitor_ && resumed) resume(*resumed);
-  if (!run.options.profile.empty() && run.is_first()) profile();
+  if (!run.options.watch.profile.empty() && run.is_first()) profile();
   run.training.step->observe(&observers_);
 }
 
@@ -50,7 +61,7 @@ void RunWatch::resume(const TrainStateInfo& saved) {
 }
 
 void RunWatch::profile() {
-  const StepRange steps = parse_profile(run_.options.profile);
+  const StepRange steps = run_.options.watch.profile;
   StepProfiler::Options options{
       .steps = steps,
       .path = fmt::format("{}/profile-{}-{}.json", run_.options.out, steps.first, steps.last),
@@ -61,34 +72,21 @@ void RunWatch::profile() {
   observers_.add(profiler_.get());
 }
 
-void RunWatch::before_batch() { measurement_.begin_step(); }
-
-void RunWatch::before_step() {
-  if (profiler_) profiler_->begin_step(progress_.step);
-  measurement_.begin_run();
+void RunWatch::log_step(const Step& step, const StepResult& result) {
+  const int64_t batch = run_.options.global_batch, number = progress_.step;
+  if (monitor_)
+    monitor_->step({.step = number,
+                    .images_seen = number * batch,
+                    .lr = step.lr,
+                    .train_seconds = progress_.seconds(),
+                    .stall_seconds = step.stall_seconds,
+                    .batches_ready = step.batches_ready,
+                    .result = &result,
+                    .positions = positions_at(*run_.training.objective, run_.options.seed,
+                                              (number - 1) * batch, batch)});
+  const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - step.begin).count();
+  measurement_.add(seconds, step.stall_seconds);
 }
-
-void RunWatch::after_step() {
-  if (monitor_) monitor_->timers().end_step();
-  measurement_.end_run();
-  if (profiler_) profiler_->end_step(progress_.step);
-}
-
-void RunWatch::log_step(const StepResult& result, double lr, double stall_seconds, int64_t batches_ready) {
-  if (!monitor_) return;
-  const int64_t batch = run_.options.global_batch, step = progress_.step;
-  monitor_->step(
-      {.step = step,
-       .images_seen = step * batch,
-       .lr = lr,
-       .train_seconds = progress_.seconds(),
-       .stall_seconds = stall_seconds,
-       .batches_ready = batches_ready,
-       .result = &result,
-       .positions = positions_at(*run_.training.objective, run_.options.seed, (step - 1) * batch, batch)});
-}
-
-void RunWatch::end_step(double stall_seconds) { measurement_.end_step(stall_seconds); }
 
 void RunWatch::loss_scale(double scale) {
   if (monitor_) monitor_->event({{"event", "loss_scale"}, {"step", progress_.step}, {"loss_scale", scale}});
@@ -110,11 +108,16 @@ void RunWatch::validation(const ValidationLoss& loss) {
   if (monitor_) monitor_->validation(progress_.step, loss, run_.validation->weights());
 }
 
+void RunWatch::evaluation(const nlohmann::json& result) {
+  if (monitor_) monitor_->evaluation(progress_.step, result);
+}
+
 void RunWatch::compare_with_plan() {
   if (num_steps() == 0 || !run_.is_first()) return;
   StepFigures measured = measurement_.figures();
   measured.by_phase.insert(run_.phase_memory.peak_bytes().begin(), run_.phase_memory.peak_bytes().end());
-  const nlohmann::json comparison = comparison_json(predicted_, measured);
+  nlohmann::json comparison = comparison_json(predicted_, measured);
+  comparison.at("measured").update(arithmetic_of(run_, measured.images_per_s));
   write_file_atomically("plan", run_.options.out + "/plan.json", comparison.dump(1) + "\n");
   for (const auto& finding : comparison.at("findings")) fmt::print("plan: {}\n", finding.get<std::string>());
 }

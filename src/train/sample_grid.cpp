@@ -6,35 +6,41 @@
 
 #include "checkpoint/train_state.h"
 #include "core/aten.h"
-#include "core/atomic_file.h"
 #include "core/error.h"
-#include "data/images.h"
+#include "core/files/atomic_file.h"
+#include "data/images/images.h"
 #include "diffusion/sampler.h"
-#include "parallel/device_wait.h"
-#include "train/average_in_place.h"
-#include "train/forward_pass.h"
+#include "parallel/offload/device_wait.h"
+#include "step/average_in_place.h"
+#include "step/forward_pass.h"
 
 namespace kiln {
 
 namespace {
 
-// This rank's of all images, every world_size-th: the chosen classes in turn, or as many as fit spread over
-// all of them. As many on every rank, since all take part in every forward pass: behind the last image some
-// more that nobody keeps.
-std::vector<ImageRequest> requests(const TrainOptions& options, int64_t num_classes, const Ranks& ranks) {
-  std::vector<ImageRequest> images;
-  for (int64_t i = ranks.rank; i < options.num_samples + ranks.rank; i += ranks.world_size) {
+// The images that this rank draws, every world_size-th, and their labels: the chosen classes in turn, or
+// classes spread over all. All ranks take part in every forward pass, so each draws as many; those behind the
+// last image are dropped.
+struct GridImages {
+  std::vector<int64_t> images, labels;
+};
+GridImages images_of_rank(const TrainOptions& options, int64_t num_classes, const Ranks& ranks) {
+  GridImages mine;
+  for (int64_t i = ranks.rank; i < options.samples.num_samples + ranks.rank; i += ranks.world_size) {
     int64_t label = 0;
-    if (!options.sample_classes.empty())
-      label = options.sample_classes[static_cast<size_t>(i) % options.sample_classes.size()];
-    else if (num_classes > 0 && i < options.num_samples)
-      label = num_classes <= options.num_samples ? i % num_classes : i * num_classes / options.num_samples;
-    images.push_back({.index = i, .label = label});
+    if (!options.samples.classes.empty())
+      label = options.samples.classes[static_cast<size_t>(i) % options.samples.classes.size()];
+    else if (num_classes > 0 && i < options.samples.num_samples)
+      label = num_classes <= options.samples.num_samples ? i % num_classes
+                                                         : i * num_classes / options.samples.num_samples;
+    mine.images.push_back(i);
+    mine.labels.push_back(label);
   }
-  return images;
+  return mine;
 }
 
-// On rank 0 the pictures of all ranks, which drew every world_size-th each, in order. Elsewhere none.
+// Brings the images of all ranks, which drew every world_size-th each, to rank 0, in order. Other ranks get
+// none.
 std::vector<Image> of_all_ranks(ProcessGroup& group, const std::vector<Image>& mine) {
   std::string pixels;
   for (const Image& image : mine) pixels.append(image.rgb.begin(), image.rgb.end());
@@ -57,58 +63,75 @@ std::vector<Image> of_all_ranks(ProcessGroup& group, const std::vector<Image>& m
 
 nlohmann::json grid_sampler_config(const TrainOptions& options, const nlohmann::json& objective) {
   const bool flow = objective.at("type") == "flow";
-  const std::string name = !options.sampler.empty() ? options.sampler : flow ? "flow_euler" : "ddim";
-  return sampler_config(name, options.num_sampling_steps, objective);
+  const std::string name = !options.samples.sampler.empty() ? options.samples.sampler
+                           : flow                           ? "flow_euler"
+                                                            : "ddim";
+  return sampler_config(name, options.samples.num_sampling_steps, objective);
 }
 
 void validate_sampling(const TrainOptions& options, const RunInfo& info, bool has_decoder,
                        int64_t num_classes) {
-  if (options.sample_every == 0) return;
-  if (options.data == "synthetic" && info.autoencoder.name != "pixels")
-    fail("train", "--sample-every has nothing to decode synthetic latents with: leave it out");
+  if (options.samples.every == 0 && options.evaluation.every == 0) return;
+  const char* option = options.samples.every > 0 ? "--sample-every" : "--evaluate-every";
+  if (options.data.is_synthetic() && info.autoencoder.name != "pixels")
+    fail("train", "{} has nothing to decode synthetic latents with: leave it out", option);
   if (info.autoencoder.name != "pixels" && !has_decoder)
-    fail("train",
-         "--sample-every needs the autoencoder of the latents to decode them{}: give --autoencoder PATH",
+    fail("train", "{} needs the autoencoder of the latents to decode them{}: give --autoencoder PATH", option,
          info.autoencoder.path.empty()
              ? ""
              : fmt::format(", and {} does not exist any more", info.autoencoder.path));
-  for (int64_t label : options.sample_classes)
+  for (int64_t label : options.samples.classes)
     if (label < 0 || label >= num_classes)
       fail("train", "--sample-classes expects classes in [0, {}), got {}", num_classes, label);
   grid_sampler_config(options, info.objective);
 }
 
+double grid_cfg_scale(const TrainOptions& options, const ConditioningShape& shape) {
+  return shape.has_null_class || shape.has_null_text ? options.samples.cfg_scale : 1;
+}
+
 ForwardFn forward_of(const Training& training) {
-  return [&denoiser = *training.denoiser, &zero = *training.state->zero](const DenoiserInput& input) {
+  return [&denoiser = *training.denoiser, &zero = *training.state->zero](const ModelInput& input) {
     return forward_pass(denoiser, zero, input);
   };
+}
+
+bool draw_share(const TrainOptions& options, const RunInfo& info, const Training& training,
+                const Autoencoder* decoder, at::Device device, const std::function<bool()>& stop,
+                const ImageSink& sink) {
+  ProcessGroup& group = training.state->zero->group();
+  const DenoiserShape& shape = training.denoiser->shape();
+  SampleOptions sampling;
+  sampling.sampler = grid_sampler_config(options, info.objective);
+  const GridImages mine = images_of_rank(options, shape.conditioning.num_classes, group.ranks());
+  sampling.images = mine.images;
+  sampling.conditioning = class_labels_fn(shape.conditioning, mine.labels);
+  sampling.cfg_scale = grid_cfg_scale(options, shape.conditioning);
+  sampling.seed = options.seed;
+  sampling.device = device;
+  sampling.stop = [&] { return group.sum({stop() ? 1.0 : 0.0}, "a stop signal").front() > 0; };
+  sampling.forward = [&group, device, forward = forward_of(training)](const ModelInput& input) {
+    at::Tensor prediction = forward(input);
+    wait_for_device(device, group, "a sample grid");  // what follows is of this rank alone
+    return prediction;
+  };
+  bool drawn = false;
+  with_first_ema(*training.state, [&] {
+    drawn =
+        sample_images(*training.denoiser, decoder, sampling, [&](int64_t image_index, const Image& image) {
+          if (image_index < options.samples.num_samples) sink(image_index, image);
+        });
+  });
+  return drawn;
 }
 
 SampleGrid draw_sample_grid(const TrainOptions& options, const RunInfo& info, const Training& training,
                             const Autoencoder* decoder, at::Device device,
                             const std::function<bool()>& stop) {
   ProcessGroup& group = training.state->zero->group();
-  const DenoiserShape& shape = training.denoiser->shape();
-  SampleOptions sampling;
-  sampling.sampler = grid_sampler_config(options, info.objective);
-  sampling.images = requests(options, shape.num_classes, group.ranks());
-  sampling.cfg_scale = shape.has_null_class ? options.cfg_scale : 1;
-  sampling.seed = options.seed;
-  sampling.device = device;
-  sampling.stop = [&] { return group.sum({stop() ? 1.0 : 0.0}, "a stop signal").front() > 0; };
-  sampling.forward = [&group, device, forward = forward_of(training)](const DenoiserInput& input) {
-    at::Tensor prediction = forward(input);
-    wait_for_device(device, group, "a sample grid");  // what follows is of this rank alone
-    return prediction;
-  };
   std::vector<Image> images;
-  bool drawn = false;
-  with_first_ema(*training.state, [&] {
-    drawn = sample_images(*training.denoiser, decoder, sampling,
-                          [&](const ImageRequest& request, const Image& image) {
-                            if (request.index < options.num_samples) images.push_back(image);
-                          });
-  });
+  const bool drawn = draw_share(options, info, training, decoder, device, stop,
+                                [&](int64_t, const Image& image) { images.push_back(image); });
   if (drawn) images = of_all_ranks(group, images);
   if (!drawn || images.empty()) return {};
   const int64_t columns = static_cast<int64_t>(std::ceil(std::sqrt(static_cast<double>(images.size()))));

@@ -5,10 +5,10 @@
 #include <vector>
 
 #include "models/autoencoders/autoencoder.h"
+#include "run/train_options.h"
 #include "sample/run_folder.h"
 #include "sample/sampler_loop.h"
 #include "train/setup.h"
-#include "train/train_config.h"
 
 namespace kiln {
 
@@ -16,6 +16,12 @@ struct SampleGrid {
   std::vector<uint8_t> png;
   int64_t height = 0, width = 0;
 };
+
+// This rank's every world_size-th of options.num_samples images, as draw_sample_grid() draws them, handed to
+// `sink`. False when `stop` became true on a rank. A collective.
+bool draw_share(const TrainOptions& options, const RunInfo& info, const Training& training,
+                const Autoencoder* decoder, at::Device device, const std::function<bool()>& stop,
+                const ImageSink& sink);
 
 // Draws options.num_samples images with the first EMA (without one: the weights), the same noise every time.
 // The model in training draws them: no second one is made, and divided weights are gathered segment by
@@ -28,6 +34,9 @@ std::string write_sample_grid(const std::string& run, int64_t step, const Sample
 
 // How `training` predicts, for a sampler.
 ForwardFn forward_of(const Training& training);
+
+// --cfg-scale where the model knows an unconditional input, else 1.
+double grid_cfg_scale(const TrainOptions& options, const ConditioningShape& shape);
 
 // The config of the grids' sampler (make_sampler). `objective`: its config.
 nlohmann::json grid_sampler_config(const TrainOptions& options, const nlohmann::json& objective);

@@ -7,9 +7,10 @@
 #include "core/error.h"
 #include "core/json_config.h"
 #include "core/tensors.h"
-#include "data/batches.h"
+#include "data/loader/batches.h"
 #include "models/registry.h"
-#include "parallel/host_memory.h"
+#include "ops/fp8.h"
+#include "parallel/offload/host_memory.h"
 #include "train/memory_choices.h"
 
 namespace kiln {
@@ -18,12 +19,13 @@ namespace {
 
 constexpr int64_t kSyntheticClasses = 1000;  // ImageNet's, as the published models have
 
-// What a run begins with: fresh weights, or those of a file, one at a time. On meta they are not filled.
+// Makes the weights that a run begins with, one at a time: fresh ones, or those of a file. On meta they are
+// not filled.
 class FirstWeights {
  public:
   // `denoiser`: outlines. Throws Error: the file does not fit.
   FirstWeights(const TrainOptions& options, const Denoiser& denoiser, at::Device device)
-      : seed_(options.seed), source_(options.weights), device_(device) {
+      : seed_(options.seed), source_(options.model.weights), device_(device) {
     if (source_.empty() || device.is_meta()) return;
     loaded_ = load_tensors(source_);
     load_weights(denoiser, loaded_, source_);
@@ -52,57 +54,55 @@ class FirstWeights {
   std::map<std::string, at::Tensor> loaded_;
 };
 
-// Of the last rank.
+// The images of a step that the last rank has: no rank has more.
 int64_t most_rows(const TrainOptions& options, int64_t world_size) {
   return rank_rows(options.global_batch, world_size - 1, world_size).count;
 }
 
 at::ScalarType grad_dtype_of(const TrainOptions& options, at::ScalarType compute_dtype, int64_t world_size) {
   const bool accumulates = rows_of_walk(options, world_size) < most_rows(options, world_size);
-  return accumulates || options.accumulate_f32 ? at::kFloat : compute_dtype;
+  return accumulates || options.compute.accumulate_f32 ? at::kFloat : compute_dtype;
 }
 
 }  // namespace
 
 DataShape synthetic_shape(const TrainOptions& options) {
-  const bool pixels = options.autoencoder == "pixels";
+  const bool pixels = options.data.in_pixels();
   const int64_t downsample = pixels ? 1 : 8;
-  if (options.image_size % downsample != 0)
-    fail("train", "--image-size must be a multiple of {}, got {}", downsample, options.image_size);
-  const int64_t side = options.image_size / downsample;
+  if (options.data.image_size % downsample != 0)
+    fail("train", "--image-size must be a multiple of {}, got {}", downsample, options.data.image_size);
+  const int64_t side = options.data.image_size / downsample;
   return {.channels = pixels ? 3 : 4,
-          .height = side,
-          .width = side,
-          .num_classes = options.num_classes > 0 ? options.num_classes : kSyntheticClasses};
+          .num_classes = options.model.num_classes > 0 ? options.model.num_classes : kSyntheticClasses,
+          .lanes = {{.height = side, .width = side}}};
 }
 
 nlohmann::json denoiser_config_of(const TrainOptions& options, const DataShape& data,
                                   const Objective& objective) {
-  nlohmann::json config = read_json_option("train", "--model-config", options.model_config);
-  for (const auto& [key, value] : {std::pair{"hidden_size", options.hidden_size},
-                                   {"depth", options.depth},
-                                   {"num_heads", options.num_heads},
-                                   {"patch_size", options.patch_size}})
-    if (value > 0) config[key] = value;
-  config["input_size"] = data.height;
-  config["in_channels"] = data.channels;
-  config["num_classes"] = data.num_classes;
-  config["class_dropout_prob"] = data.num_classes > 0 ? options.class_dropout_prob : 0.0;
-  config["learn_sigma"] = objective.learns_sigma();
-  return resolve_denoiser_config(options.model, config);
+  const Lane& largest = data.largest();
+  return fit_denoiser_config(options.model.name,
+                             read_json_option("train", "--model-config", options.model.config),
+                             {.channels = data.channels,
+                              .height = largest.height,
+                              .width = largest.width,
+                              .has_one_shape = data.lanes.size() == 1,
+                              .num_classes = data.num_classes,
+                              .class_dropout_prob = options.model.class_dropout_prob,
+                              .text_width = data.text.width,
+                              .max_text_rows = data.text.max_rows,
+                              .has_image_size = data.has_image_size,
+                              .learns_sigma = objective.learns_sigma(),
+                              .hidden_size = options.model.hidden_size,
+                              .depth = options.model.depth,
+                              .num_heads = options.model.num_heads,
+                              .patch_size = options.model.patch_size});
 }
 
 ZeroOptions zero_options_of(const TrainOptions& options, int64_t world_size) {
   if (options.global_batch < world_size)
     fail("train", "--global-batch {} is less than one image for each of {} ranks: give at least {}",
          options.global_batch, world_size, world_size);
-  ZeroOptions zero{.stage = options.zero_stage,
-                   .persist_threshold = options.persist_threshold,
-                   .shard_within_node = options.shard_within_node,
-                   .prefetch_segments = options.prefetch_segments,
-                   .reduce_bucket_size = options.reduce_bucket_size};
-  if (!options.reduce_dtype.empty()) zero.reduce_dtype = parse_compute_dtype(options.reduce_dtype);
-  return zero;
+  return options.zero;
 }
 
 int64_t rows_of_walk(const TrainOptions& options, int64_t world_size) {
@@ -111,41 +111,49 @@ int64_t rows_of_walk(const TrainOptions& options, int64_t world_size) {
 }
 
 int64_t rows_of_validation(const TrainOptions& options, int64_t world_size) {
-  const int64_t rows = rows_of_walk(options, world_size), images = options.validation_images;
+  const int64_t rows = rows_of_walk(options, world_size), images = options.validation.images;
   return images > 0 ? std::min(rows, (images + world_size - 1) / world_size) : rows;
+}
+
+TrainingStateOptions state_options_of(const TrainOptions& options, at::Device device,
+                                      std::shared_ptr<ProcessGroup> group) {
+  const at::ScalarType compute_dtype = options.compute.dtype;
+  const int64_t world_size = group->world_size();
+  return {.device = device,
+          .compute_dtype = compute_dtype,
+          .grad_dtype = grad_dtype_of(options, compute_dtype, world_size),
+          .ema_decays = options.ema.decays,
+          .loss_scaler = options.loss_scale,
+          .group = std::move(group),
+          .zero = zero_options_of(options, world_size),
+          .placement = placement_of(options.offload.optimizer, has_host_behind(device)),
+          .weight_placement = placement_of(options.offload.params, has_host_behind(device)),
+          .nvme = options.offload.nvme};
 }
 
 Training build_training(const TrainOptions& options, const DataShape& data, at::Device device,
                         std::shared_ptr<ProcessGroup> group) {
-  const at::ScalarType compute_dtype = parse_compute_dtype(options.compute_dtype);
-  Training training{.objective = make_objective(objective_config_of(options)),
-                    .optimizer = make_optimizer(optimizer_config_of(options))};
+  const at::ScalarType compute_dtype = options.compute.held_dtype();
+  Training training{.objective = make_objective(objective_config_of(options.objective)),
+                    .optimizer = make_optimizer(optimizer_config_of(options.optimizer))};
   training.model_config = denoiser_config_of(options, data, *training.objective);
+  const bool in_fp8 = options.compute.is_fp8();
+  if (in_fp8 && !device.is_meta()) ops::require_fp8(device, options.compute.emulate_fp8);
   training.denoiser =
-      build_denoiser(options.model, training.model_config, {.compute_dtype = compute_dtype, .outline = true});
-  const std::vector<MemoryChoice> memory = parse_memory_choices(options, *training.denoiser);
-  const FirstWeights first_weights(options, *training.denoiser, device);
-  training.state = std::make_unique<TrainingState>(
-      *training.denoiser, *training.optimizer,
-      TrainingStateOptions{.device = device,
-                           .compute_dtype = compute_dtype,
-                           .grad_dtype = grad_dtype_of(options, compute_dtype, group->world_size()),
-                           .ema_decays = options.ema_decay,
-                           .loss_scaler = loss_scaler_options_of(options),
-                           .group = group,
-                           .zero = zero_options_of(options, group->world_size()),
-                           .placement = placement_of(options.offload_optimizer, has_host_behind(device)),
-                           .weight_placement = placement_of(options.offload_params, has_host_behind(device)),
-                           .nvme = {.folder = options.nvme_path,
-                                    .queue_depth = options.nvme_queue_depth,
-                                    .block_bytes = options.nvme_block_size},
-                           .first_value = first_weights});
+      build_denoiser(options.model.name, training.model_config,
+                     {.compute_dtype = compute_dtype,
+                      .outline = true,
+                      .products = in_fp8 ? ops::Products::kFp8 : ops::Products::kComputeDtype});
+  const std::vector<MemoryChoice> memory = parse_memory_choices(options.memory, *training.denoiser);
+  TrainingStateOptions state_options = state_options_of(options, device, std::move(group));
+  state_options.first_value = FirstWeights(options, *training.denoiser, device);
+  training.state = std::make_unique<TrainingState>(*training.denoiser, *training.optimizer, state_options);
   training.step = std::make_unique<TrainStep>(*training.denoiser, *training.objective, *training.optimizer,
                                               *training.state,
                                               StepOptions{.device = device,
                                                           .micro_batch = options.micro_batch,
-                                                          .max_grad_norm = options.max_grad_norm,
-                                                          .ema_schedule = options.ema_schedule,
+                                                          .max_grad_norm = options.optimizer.max_grad_norm,
+                                                          .ema_schedule = options.ema.schedule,
                                                           .memory = memory});
   return training;
 }

@@ -1,25 +1,20 @@
-// From options to model, training state and step: the same for a run that trains and for a dry run that
-// plans.
+// Builds model, training state and step from options, for a run that trains and for a dry run that plans.
 #pragma once
 #include <memory>
 #include <nlohmann/json.hpp>
 
+#include "data/store/data_shape.h"
 #include "diffusion/objective.h"
 #include "models/model.h"
 #include "optim/optimizer.h"
-#include "train/step.h"
-#include "train/train_config.h"
-#include "train/training_state.h"
+#include "run/train_options.h"
+#include "step/step.h"
+#include "step/training_state.h"
 
 namespace kiln {
 
-// Of one sample, as the model sees it.
-struct DataShape {
-  int64_t channels = 0, height = 0, width = 0;
-  int64_t num_classes = 0;  // 0: no labels
-};
-// Of --data synthetic: latents of KL-f8 at --image-size, or its pixels with --autoencoder pixels. Throws
-// Error when the image size does not fit.
+// The shape of --data synthetic: latents of KL-f8 at --image-size, or pixels with --autoencoder pixels.
+// Throws Error when the image size does not fit.
 DataShape synthetic_shape(const TrainOptions& options);
 
 // The full model config that the options resolve to. Throws Error.
@@ -29,11 +24,14 @@ nlohmann::json denoiser_config_of(const TrainOptions& options, const DataShape& 
 // How the options divide the training state. Throws Error: fewer images than ranks.
 ZeroOptions zero_options_of(const TrainOptions& options, int64_t world_size);
 
-// Images that a rank walks at once in a step, of the rank that has the most of a step:
-// all of them where --micro-batch is 0 or more than that.
+// The images that a rank walks at once in a step: --micro-batch, or all that the fullest rank has of a step.
 int64_t rows_of_walk(const TrainOptions& options, int64_t world_size);
-// The same of a validation, for which --validation-images may leave less.
+// The images that a rank walks at once in a validation. --validation-images may leave fewer.
 int64_t rows_of_validation(const TrainOptions& options, int64_t world_size);
+
+// The training state of a rank of `group`, but for the first values of its weights. Throws Error.
+TrainingStateOptions state_options_of(const TrainOptions& options, at::Device device,
+                                      std::shared_ptr<ProcessGroup> group);
 
 struct Training {
   std::unique_ptr<Objective> objective;

@@ -22,31 +22,30 @@ RunInfo::AutoencoderInfo describe(const Autoencoder& autoencoder, const std::str
 
 TrainingData open_synthetic(const TrainOptions& options) {
   TrainingData data;
-  const bool pixels = options.autoencoder == "pixels";
+  const bool pixels = options.data.in_pixels();
   data.shape = synthetic_shape(options);
-  if (!pixels && !options.autoencoder.empty())
+  if (!pixels && !options.data.autoencoder.empty())
     fail("train", "--autoencoder has no effect with --data synthetic (but 'pixels'): leave it out");
   data.autoencoder = {.name = pixels ? "pixels" : "autoencoder_kl"};
   data.identity = "synthetic";
   data.batches = [data](const BatchOptions& batch_options) {
-    const DataShape& shape = data.shape;
-    return synthetic_batches(shape.channels, shape.height, shape.width, shape.num_classes, batch_options);
+    return synthetic_batches(data.shape, batch_options);
   };
   data.sample_name = [](int64_t id) { return fmt::format("{}", id); };
   return data;
 }
 
 void check_classes(const TrainOptions& options, const std::string& who, int64_t num_classes) {
-  if (options.num_classes > 0 && options.num_classes < num_classes)
+  if (options.model.num_classes > 0 && options.model.num_classes < num_classes)
     fail("train", "--num-classes {} is less than the {} classes of {}: leave it out or give at least {}",
-         options.num_classes, num_classes, who, num_classes);
+         options.model.num_classes, num_classes, who, num_classes);
 }
 
 void load_decoder(const TrainOptions& options, const StoreInfo& info, at::Device device,
                   at::ScalarType compute_dtype, TrainingData& data) {
-  const bool is_given = !options.autoencoder.empty();
-  if (info.autoencoder == "pixels" && is_given && options.autoencoder != "pixels")
-    fail("train", "the store {} holds pixels: leave --autoencoder out", options.data);
+  const bool is_given = !options.data.autoencoder.empty();
+  if (info.autoencoder == "pixels" && is_given && !options.data.in_pixels())
+    fail("train", "the store {} holds pixels: leave --autoencoder out", options.data.path);
   const std::string path = decoder_path(options, info);
   if (path.empty()) return;
   data.decoder = load_autoencoder(path, device, compute_dtype);
@@ -55,30 +54,29 @@ void load_decoder(const TrainOptions& options, const StoreInfo& info, at::Device
     fail(
         "train",
         "the store {} was made by another autoencoder ({} {}) than {}{} ({} {}): {}give the one of the store",
-        options.data, info.autoencoder, info.autoencoder_fingerprint,
+        options.data.path, info.autoencoder, info.autoencoder_fingerprint,
         is_given ? "--autoencoder " : "the one that now lies at ", path, data.decoder->name,
         data.decoder->fingerprint, is_given ? "extract again with it, or " : "with --autoencoder ");
   data.autoencoder.path = fs::absolute(path).string();
 }
 
 TrainingData open_store(const TrainOptions& options, at::Device device, at::ScalarType compute_dtype) {
-  const std::shared_ptr<FeatureStore> store = FeatureStore::open(options.data);
+  const std::shared_ptr<FeatureStore> store = FeatureStore::open(options.data.path);
   const StoreInfo& info = store->info();
-  if (info.image_size != options.image_size)
+  if (info.image_size != options.data.image_size)
     fail(
         "train",
         "--image-size {} does not fit the store {} of {}-pixel images: train with --image-size {} or extract "
         "again with --image-size {}",
-        options.image_size, options.data, info.image_size, info.image_size, options.image_size);
-  if (store->size() == 0) fail("train", "the store {} is empty: run kiln extract", options.data);
+        options.data.image_size, options.data.path, info.image_size, info.image_size,
+        options.data.image_size);
+  if (store->size() == 0) fail("train", "the store {} is empty: run kiln extract", options.data.path);
   TrainingData data;
-  data.shape.channels = info.channels;
-  data.shape.height = info.height;
-  data.shape.width = info.width;
+  data.shape = store_shape(info);
   data.class_names = info.class_names;
   const int64_t store_classes = static_cast<int64_t>(info.class_names.size());
-  check_classes(options, "the store " + options.data, store_classes);
-  data.shape.num_classes = store_classes > 0 ? std::max(store_classes, options.num_classes) : 0;
+  check_classes(options, "the store " + options.data.path, store_classes);
+  data.shape.num_classes = store_classes > 0 ? std::max(store_classes, options.model.num_classes) : 0;
   data.autoencoder = {.name = info.autoencoder,
                       .path = info.autoencoder_path,
                       .fingerprint = info.autoencoder_fingerprint,
@@ -94,17 +92,18 @@ TrainingData open_store(const TrainOptions& options, at::Device device, at::Scal
 // Pictures encoded on the way: what kiln extract saves, measured.
 TrainingData open_images(const TrainOptions& options, at::Device device, at::ScalarType compute_dtype) {
   const std::shared_ptr<const Autoencoder> autoencoder =
-      load_autoencoder(options.autoencoder, device, compute_dtype);
-  const EncodedImages encoded = encode_images(options, options.data, autoencoder, device);
+      load_autoencoder(options.data.autoencoder, device, compute_dtype);
+  const EncodedImages encoded = encode_images(options, options.data.path, autoencoder, device);
   const std::shared_ptr<const ImageDataset> images = encoded.images;
   TrainingData data;
   data.shape.channels = autoencoder->latent_channels;
-  data.shape.height = data.shape.width = options.image_size / autoencoder->downsample;
+  const int64_t side = options.data.image_size / autoencoder->downsample;
+  data.shape.lanes = {{.height = side, .width = side}};
   data.class_names = images->class_names();
   const int64_t num_classes = static_cast<int64_t>(data.class_names.size());
-  check_classes(options, "the images " + options.data, num_classes);
-  data.shape.num_classes = num_classes > 0 ? std::max(num_classes, options.num_classes) : 0;
-  data.autoencoder = describe(*autoencoder, options.autoencoder);
+  check_classes(options, "the images " + options.data.path, num_classes);
+  data.shape.num_classes = num_classes > 0 ? std::max(num_classes, options.model.num_classes) : 0;
+  data.autoencoder = describe(*autoencoder, options.data.autoencoder);
   data.encodes_images = autoencoder->name != "pixels";
   if (data.encodes_images) data.decoder = autoencoder;
   data.identity = encoded.identity;
@@ -117,17 +116,17 @@ TrainingData open_images(const TrainOptions& options, at::Device device, at::Sca
 
 std::string decoder_path(const TrainOptions& options, const StoreInfo& store) {
   if (store.autoencoder == "pixels") return "";
-  if (!options.autoencoder.empty()) return options.autoencoder;
+  if (!options.data.autoencoder.empty()) return options.data.autoencoder;
   std::error_code unreachable;  // of another user: as good as gone
-  return options.sample_every > 0 && fs::exists(store.autoencoder_path, unreachable) ? store.autoencoder_path
-                                                                                     : "";
+  return options.samples.every > 0 && fs::exists(store.autoencoder_path, unreachable) ? store.autoencoder_path
+                                                                                      : "";
 }
 
 EncodedImages encode_images(const TrainOptions& options, const std::string& path,
                             std::shared_ptr<const Autoencoder> autoencoder, at::Device device) {
-  check_image_size(*autoencoder, options.image_size);
+  check_image_size(*autoencoder, options.data.image_size);
   const std::shared_ptr<const ImageDataset> images = ImageDataset::open(path);
-  const Crop crop{.size = options.image_size, .enlarge = options.enlarge};
+  const Crop crop{.size = options.data.image_size, .enlarge = options.data.enlarge};
   return {.images = images,
           .identity = fmt::format("{} images {}, {} {}", images->records().size(),
                                   dataset_fingerprint(*images), autoencoder->name, autoencoder->fingerprint),
@@ -146,19 +145,20 @@ std::string store_identity(const FeatureStore& store) {
 
 TrainingData open_training_data(const TrainOptions& options, at::Device device,
                                 at::ScalarType compute_dtype) {
-  if (options.data == "synthetic") return open_synthetic(options);
-  if (!fs::exists(options.data))
+  if (options.data.is_synthetic()) return open_synthetic(options);
+  if (!fs::exists(options.data.path))
     fail("train",
          "--data {} does not exist: give a store made by kiln extract, a folder of images with "
          "--autoencoder, or 'synthetic'",
-         options.data);
-  if (fs::exists(fs::path(options.data) / "store.json")) return open_store(options, device, compute_dtype);
-  if (options.autoencoder.empty())
+         options.data.path);
+  if (fs::exists(fs::path(options.data.path) / "store.json"))
+    return open_store(options, device, compute_dtype);
+  if (options.data.autoencoder.empty())
     fail("train",
          "--data {} is not a feature store: run kiln extract, or encode while training with --autoencoder "
          "PATH "
          "(or pixels)",
-         options.data);
+         options.data.path);
   return open_images(options, device, compute_dtype);
 }
 

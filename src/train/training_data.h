@@ -6,8 +6,8 @@
 #include <string>
 #include <vector>
 
-#include "data/batches.h"
-#include "data/image_dataset.h"
+#include "data/images/image_dataset.h"
+#include "data/loader/batches.h"
 #include "models/autoencoders/autoencoder.h"
 #include "sample/run_folder.h"
 #include "train/setup.h"

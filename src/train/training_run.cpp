@@ -2,43 +2,93 @@
 
 #include <ATen/Parallel.h>
 
+#include <filesystem>
 #include <utility>
 
 #include "checkpoint/weights_file.h"
-#include "core/atomic_file.h"
+#include "core/files/atomic_file.h"
 #include "core/tensors.h"
-#include "parallel/agreement.h"
 #include "parallel/cpu_share.h"
-#include "parallel/joining.h"
 #include "parallel/machine.h"
-#include "train/run_checks.h"
+#include "parallel/ranks/agreement.h"
+#include "parallel/ranks/joining.h"
+#include "run/option_values.h"
 #include "train/sample_grid.h"
 
 namespace kiln {
 
+namespace {
+
+namespace fs = std::filesystem;
+
+// "--tf32 has no effect on a CPU", one line each.
+std::vector<std::string> settings_without_effect(const TrainOptions& options, at::Device device,
+                                                 int64_t world_size) {
+  const TrainOptions defaults;
+  const bool is_alone = world_size == 1;
+  std::vector<std::string> lines;
+  const auto note_if = [&](bool ineffective, const char* option, const std::string& where) {
+    if (ineffective) lines.push_back(fmt::format("--{} has no effect {}", option, where));
+  };
+  const bool validates = !options.validation.data.empty();
+  const auto are_features = [](const std::string& data) {
+    return data.empty() || data == "synthetic" || fs::exists(fs::path(data) / "store.json");
+  };
+  note_if(options.data.enlarge && are_features(options.data.path) && are_features(options.validation.data),
+          "enlarge", "on features: kiln extract --enlarge makes them so");
+  note_if(options.validation.every != defaults.validation.every && !validates, "validate-every",
+          "without --validation-data");
+  note_if(options.validation.images > 0 && !validates, "validation-images", "without --validation-data");
+  const int64_t rows = rows_of_walk(options, world_size);
+  note_if(options.micro_batch > rows, "micro-batch",
+          fmt::format("beyond the {} images that a rank has of a step", rows));
+  note_if(options.compute.tf32 && device.is_cpu(), "tf32", "on a CPU");
+  note_if(!options.memory.offload_activations.is_none() && device.is_cpu(), "offload-activations",
+          "on a CPU but to recompute");
+  note_if(options.offload.optimizer == Placement::kHost && device.is_cpu(), "offload-optimizer cpu",
+          "on a CPU, whose memory it is");
+  note_if(!options.offload.nvme.folder.empty() && !options.offload.uses_disk(), "nvme-path",
+          "without --offload-optimizer nvme or --offload-params nvme");
+  note_if(options.offload.params == Placement::kHost && device.is_cpu(), "offload-params cpu",
+          "on a CPU, whose memory it is");
+  note_if(options.zero.stage > 0 && is_alone && options.offload.params == Placement::kDevice, "zero-stage",
+          "on a single rank");
+  note_if(options.zero.shard_within_node && (options.zero.stage == 0 || is_alone), "shard-within-node",
+          is_alone ? "on a single rank" : "with --zero-stage 0");
+  note_if(options.zero.reduce_dtype.has_value() && is_alone, "reduce-dtype", "on a single rank");
+  note_if(options.zero.reduce_bucket_size > 0 && is_alone, "reduce-bucket-size", "on a single rank");
+  const std::string below = fmt::format("with --zero-stage {}", options.zero.stage);
+  note_if(options.zero.persist_threshold > 0 && options.zero.stage < 3, "persist-threshold", below);
+  note_if(options.zero.prefetch_segments != defaults.zero.prefetch_segments && options.zero.stage < 3,
+          "prefetch-segments", below);
+  return lines;
+}
+
+}  // namespace
+
 TrainingRun::TrainingRun(const TrainOptions& given, std::shared_ptr<ProcessGroup> ranks)
     : options(given),
       group(std::move(ranks)),
-      device(parse_device(options.device, group->ranks().local_rank)),
-      compute_dtype(parse_compute_dtype(options.compute_dtype)),
+      device(choose_device(options.compute.device, group->ranks().local_rank)),
+      compute_dtype(options.compute.held_dtype()),
       phase_memory(device) {
   apply(ComputeSettings{.device = device,
-                        .threads = options.threads,
+                        .threads = options.compute.threads,
                         .cpu_share = cpu_share(*group),
-                        .tf32 = options.tf32,
-                        .deterministic = options.deterministic});
+                        .tf32 = options.compute.tf32,
+                        .deterministic = options.compute.deterministic});
   for (const std::string& line : settings_without_effect(options, device, group->world_size())) warn(line);
   data = open_training_data(options, device, compute_dtype);
-  const nlohmann::json objective = objective_config_of(options);
-  info = {.model = options.model,
+  const nlohmann::json objective = objective_config_of(options.objective);
+  info = {.model = options.model.name,
           .model_config = denoiser_config_of(options, data.shape, *make_objective(objective)),
           .objective = objective,
-          .image_size = options.image_size,
+          .image_size = options.data.image_size,
           .autoencoder = data.autoencoder,
           .class_names = data.class_names,
-          .ema_decays = options.ema_decay};
+          .ema_decays = options.ema.decays};
   validate_sampling(options, info, data.decoder != nullptr, data.shape.num_classes);
-  if (!options.validation_data.empty()) validation.emplace(options, data, device);
+  if (!options.validation.data.empty()) validation.emplace(options, data, device);
   config = {{"options", to_json(options)}, {"data", data.identity}};
 }
 
@@ -52,23 +102,23 @@ void TrainingRun::check_same_on_all_ranks() const {
                                      {"the content of --validation-data", validation_identity},
                                      {"the content of --weights", weights_identity()}});
   if (validation && validation_identity == data.identity)
-    warn(
-        "--validation-data holds the samples of --data: its loss tells nothing that the training's does not");
+    warn("--validation-data holds the samples of --data: its loss says no more than that of training");
 }
 
-// Empty: there are none, or nobody to compare them with.
+// Returns "" when there are no weights, or no other rank to compare them with.
 std::string TrainingRun::weights_identity() const {
   std::string digest;
-  if (!options.weights.empty() && !is_alone())
-    agree(*group, "--weights", [&] { digest = digest_of_weights(options.weights); });
+  if (!options.model.weights.empty() && !is_alone())
+    agree(*group, "--weights", [&] { digest = digest_of_weights(options.model.weights); });
   return digest;
 }
 
 void TrainingRun::build() {
-  // On every rank at once: beside the others is how each of them computes. Before there is state, which may
-  // leave no room.
-  peak_flops =
-      options.peak_tflops > 0 ? options.peak_tflops * 1e12 : measure_peak_flops(device, compute_dtype);
+  // All ranks measure at once, since they will compute beside each other, and before there is state, which
+  // may leave no room.
+  peak_flops = options.watch.peak_tflops > 0 ? options.watch.peak_tflops * 1e12
+                                             : measure_peak_flops(device, compute_dtype);
+  if (options.evaluation.every > 0) evaluation.emplace(options, *group, device);
   {
     const PhaseMemory::Phase phase(phase_memory, "load");
     training = build_training(options, data.shape, device, group);
@@ -76,16 +126,17 @@ void TrainingRun::build() {
   if (training.state->nvme)
     for (const std::string& note : training.state->nvme->store()->notes()) warn(note);
   const DenoiserShape& shape = training.denoiser->shape();
-  batches = data.batches({.seed = options.seed,
-                          .global_batch = options.global_batch,
-                          .rank = group->rank(),
-                          .world_size = group->world_size(),
-                          .class_dropout_prob = shape.has_null_class ? options.class_dropout_prob : 0,
-                          .null_class = shape.num_classes,
-                          .draw_posterior = options.draw_posterior,
-                          .flip = options.flip,
-                          .num_threads = static_cast<int>(options.loader_threads),
-                          .prefetch = options.prefetch});
+  batches = data.batches(
+      {.seed = options.seed,
+       .global_batch = options.global_batch,
+       .rank = group->rank(),
+       .world_size = group->world_size(),
+       .class_dropout_prob = shape.conditioning.has_null_class ? options.model.class_dropout_prob : 0,
+       .null_class = shape.conditioning.num_classes,
+       .draw_posterior = options.data.draw_posterior,
+       .flip = options.data.flip,
+       .num_threads = static_cast<int>(options.data.loader_threads),
+       .prefetch = options.data.prefetch});
 }
 
 void TrainingRun::write_description() const {
@@ -99,14 +150,14 @@ void TrainingRun::print_description() const {
   int64_t num_weights = 0;
   for (const auto& segment : training.state->segments)
     for (const FlatSlot& slot : segment.unit.layout().slots) num_weights += slot.numel;
-  fmt::print("{}: {:.1f} M weights, {} x {} x {} latents, {} classes, {}, {} on {} with {} threads\n",
-             info.model, static_cast<double>(num_weights) / 1e6, data.shape.channels, data.shape.height,
-             data.shape.width, data.shape.num_classes, options.objective, options.compute_dtype,
+  fmt::print("{}: {:.1f} M weights, {} x {} latents, {} classes, {}, {} on {} with {} threads\n", info.model,
+             static_cast<double>(num_weights) / 1e6, data.shape.channels, lanes_text(data.shape.lanes),
+             data.shape.num_classes, options.objective.name, choice_name(options.compute.dtype),
              machine_name(device), at::get_num_threads());
   if (!is_alone())
     fmt::print("{} ranks, {} on this machine, ZeRO stage {}\n", group->world_size(),
-               group->ranks().local_world_size, options.zero_stage);
-  const int64_t num_samples = batches->num_samples();
+               group->ranks().local_world_size, options.zero.stage);
+  const int64_t num_samples = batches->order().samples_per_epoch();
   if (num_samples == 0) return;  // endless
   const double epoch_steps = static_cast<double>(num_samples) / static_cast<double>(options.global_batch);
   fmt::print("{} samples: {:.1f} steps an epoch, {:.1f} epochs in {} steps\n", num_samples, epoch_steps,

@@ -7,13 +7,14 @@
 #include <optional>
 #include <string>
 
-#include "data/batches.h"
-#include "parallel/process_group.h"
+#include "data/loader/batches.h"
+#include "parallel/ranks/process_group.h"
 #include "sample/run_folder.h"
-#include "train/phase_memory.h"
+#include "train/run_evaluation.h"
 #include "train/setup.h"
 #include "train/training_data.h"
 #include "train/validation.h"
+#include "watch/step_measurement.h"
 
 namespace kiln {
 
@@ -28,7 +29,7 @@ class TrainingRun {
   void check_same_on_all_ranks() const;
   // Makes the model, its state and the loader. A collective. Throws Error.
   void build();
-  // What sampling and a resume read of the run folder: config.json and config.toml. Rank 0's.
+  // Writes config.json, for sampling, and config.toml into the run folder. Rank 0 does.
   void write_description() const;
   void print_description() const;
 
@@ -46,9 +47,12 @@ class TrainingRun {
   std::optional<Validation> validation;
   PhaseMemory phase_memory;
 
-  // By build():
+  double data_sheet_flops = 0;  // of this rank's device; 0: there is none (RunContext)
+
+  // Set by build():
   double peak_flops = 0;  // of this rank's device, beside the others
   Training training;
+  std::optional<RunEvaluation> evaluation;
   std::unique_ptr<BatchSource> batches;
 
  private:

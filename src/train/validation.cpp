@@ -2,16 +2,98 @@
 
 #include <algorithm>
 #include <cmath>
+#include <filesystem>
 
 #include "core/aten.h"
 #include "core/error.h"
-#include "parallel/device_wait.h"
-#include "train/average_in_place.h"
-#include "train/forward_pass.h"
+#include "parallel/offload/device_wait.h"
+#include "step/average_in_place.h"
+#include "step/forward_pass.h"
 
 namespace kiln {
 
 namespace {
+
+namespace fs = std::filesystem;
+
+void check_latents(const TrainOptions& options, const StoreInfo& info, const TrainingData& data) {
+  const std::string& path = options.validation.data;
+  if (info.image_size != options.data.image_size)
+    fail("train",
+         "--validation-data {} is of {}-pixel images, --image-size is {}: extract it again with --image-size "
+         "{}",
+         path, info.image_size, options.data.image_size, options.data.image_size);
+  if (info.autoencoder == data.autoencoder.name &&
+      info.autoencoder_fingerprint == data.autoencoder.fingerprint && info.channels == data.shape.channels &&
+      info.lanes == data.shape.lanes)
+    return;
+  fail("train",
+       "--validation-data {} was made by another autoencoder ({} {}, {} x {} latents) than --data ({} "
+       "{}, {} x {}): extract it again with that of --data",
+       path, info.autoencoder, info.autoencoder_fingerprint, info.channels, lanes_text(info.lanes),
+       data.autoencoder.name, data.autoencoder.fingerprint, data.shape.channels,
+       lanes_text(data.shape.lanes));
+}
+
+void check_classes(const std::string& path, const std::vector<std::string>& names, const TrainingData& data) {
+  if (names == data.class_names) return;
+  const size_t common = std::min(names.size(), data.class_names.size());
+  const auto differ =
+      std::mismatch(names.begin(), names.begin() + static_cast<int64_t>(common), data.class_names.begin());
+  const auto name_at = [](const std::vector<std::string>& all, int64_t index) {
+    return index < static_cast<int64_t>(all.size()) ? all[static_cast<size_t>(index)] : "none";
+  };
+  const int64_t index = differ.first - names.begin();
+  fail("train",
+       "--validation-data {} has {} classes, --data has {}; number {} is '{}' there and '{}' here: make it "
+       "from folders of the same names",
+       path, names.size(), data.class_names.size(), index, name_at(names, index),
+       name_at(data.class_names, index));
+}
+
+std::shared_ptr<const Autoencoder> encoder_of(const TrainOptions& options, const TrainingData& data,
+                                              at::Device device) {
+  if (data.autoencoder.name == "pixels") return load_autoencoder("pixels", device, at::kFloat);
+  if (!data.decoder)
+    fail("train",
+         "--validation-data {} is not a feature store: run kiln extract, or give --autoencoder with that of "
+         "--data, to encode its images at every validation",
+         options.validation.data);
+  return data.decoder;
+}
+
+ValidationData open_validation_store(const TrainOptions& options, const TrainingData& data) {
+  const std::shared_ptr<FeatureStore> store = FeatureStore::open(options.validation.data);
+  check_latents(options, store->info(), data);
+  check_classes(options.validation.data, store->info().class_names, data);
+  return {.num_samples = store->size(),
+          .identity = store_identity(*store),
+          .batches = [store](const BatchOptions& batch) { return store_batches(store, batch); }};
+}
+
+ValidationData open_validation_images(const TrainOptions& options, const TrainingData& data,
+                                      at::Device device) {
+  EncodedImages encoded =
+      encode_images(options, options.validation.data, encoder_of(options, data, device), device);
+  check_classes(options.validation.data, encoded.images->class_names(), data);
+  return {.num_samples = static_cast<int64_t>(encoded.images->records().size()),
+          .identity = std::move(encoded.identity),
+          .batches = std::move(encoded.batches)};
+}
+
+ValidationData open_validation_data(const TrainOptions& options, const TrainingData& data,
+                                    at::Device device) {
+  const fs::path path = options.validation.data;
+  if (options.data.is_synthetic())
+    fail("train", "--validation-data has nothing in common with --data synthetic: leave it out");
+  if (!fs::exists(path))
+    fail("train", "--validation-data {} does not exist: give a store made by kiln extract, or images",
+         path.string());
+  ValidationData opened = fs::exists(path / "store.json") ? open_validation_store(options, data)
+                                                          : open_validation_images(options, data, device);
+  if (opened.num_samples == 0) fail("train", "--validation-data {} is empty", path.string());
+  return opened;
+}
 
 int64_t share(int64_t images, int64_t world_size) { return (images + world_size - 1) / world_size; }
 
@@ -20,15 +102,15 @@ int64_t share(int64_t images, int64_t world_size) { return (images + world_size 
 Validation::Validation(const TrainOptions& options, const TrainingData& data, at::Device device)
     : options_(options),
       data_(open_validation_data(options, data, device)),
-      num_images_(options.validation_images > 0 ? options.validation_images : data_.num_samples),
+      num_images_(options.validation.images > 0 ? options.validation.images : data_.num_samples),
       seed_(validation_seed(options.seed)) {
   if (num_images_ > data_.num_samples)
     fail("train", "--validation-images {} is more than the {} of --validation-data {}", num_images_,
-         data_.num_samples, options.validation_data);
+         data_.num_samples, options.validation.data);
 }
 
 std::string Validation::weights() const {
-  return options_.ema_decay.empty() ? "model" : fmt::format("ema-{}", options_.ema_decay.front());
+  return options_.ema.decays.empty() ? "model" : fmt::format("ema-{}", options_.ema.decays.front());
 }
 
 std::optional<std::vector<double>> Validation::losses(const Training& training, at::Device device,
@@ -43,21 +125,21 @@ std::optional<std::vector<double>> Validation::losses(const Training& training, 
                      .global_batch = at_once,
                      .rank = group.rank(),
                      .world_size = world_size,
-                     .null_class = shape.has_null_class ? shape.num_classes : -1,
-                     .draw_posterior = options_.draw_posterior,
-                     .flip = options_.flip,
-                     .num_threads = static_cast<int>(options_.loader_threads),
-                     .prefetch = options_.prefetch});
+                     .null_class = shape.conditioning.has_null_class ? shape.conditioning.num_classes : -1,
+                     .draw_posterior = options_.data.draw_posterior,
+                     .flip = options_.data.flip,
+                     .num_threads = static_cast<int>(options_.data.loader_threads),
+                     .prefetch = options_.data.prefetch});
   std::vector<double> losses(static_cast<size_t>(num_images_));
   for (int64_t first = 0; first < num_images_; first += at_once) {
     if (group.sum({stop() ? 1.0 : 0.0}, "a stop signal").front() > 0) return std::nullopt;
     const std::shared_ptr<const Batch> batch = batches->next();
-    const at::Tensor rows =
-        forward_losses(training, slice_rows(as_tensors(*batch, *training.objective), 0, batch->size, device));
+    const at::Tensor rows = forward_losses(
+        training, slice_rows(as_tensors(*batch, *training.objective), 0, batch->size(), device));
     wait_for_device(device, group, "a validation");
     const at::Tensor host = rows.to(at::kCPU, at::kDouble).contiguous();
     // The last batch goes on into the next epoch: those rows are walked, since others wait, and left out.
-    const int64_t kept = std::min(num_images_ - batch->first_position, batch->size);
+    const int64_t kept = std::min(num_images_ - batch->first_position, batch->size());
     if (kept > 0) std::copy_n(host.const_data_ptr<double>(), kept, losses.begin() + batch->first_position);
   }
   return group.sum(std::move(losses), "the validation losses");
@@ -88,12 +170,9 @@ uint64_t validation_seed(uint64_t seed) { return seed ^ 0x9e3779b97f4a7c15; }
 at::Tensor forward_losses(const Training& training, const StepBatch& batch) {
   const at::NoGradGuard no_grad;
   const NoisedBatch noised = training.objective->add_noise(batch.x_0, batch.noise, batch.timesteps);
-  const at::Tensor prediction = forward_pass(*training.denoiser, *training.state->zero,
-                                             {.x_t = noised.x_t,
-                                              .timesteps = noised.model_t,
-                                              .class_labels = batch.class_labels,
-                                              .text_embeds = batch.text_embeds,
-                                              .text_mask = batch.text_mask});
+  const at::Tensor prediction =
+      forward_pass(*training.denoiser, *training.state->zero,
+                   {.x_t = noised.x_t, .timesteps = noised.model_t, .conditioning = batch.conditioning});
   return training.objective->loss(prediction, batch.x_0, batch.noise, noised).loss;
 }
 

@@ -6,28 +6,31 @@
 #include <optional>
 #include <string>
 
-#include "train/validation_data.h"
+#include "train/training_data.h"
+#include "watch/monitor.h"
 
 namespace kiln {
 
-struct ValidationLoss {
-  int64_t num_images = 0;
-  double loss = 0;                    // of the objective, mean over the images
-  std::array<double, 4> quartiles{};  // the same by quarter of the schedule, cleanest first; NaN: no image
+// The samples behind --validation-data.
+struct ValidationData {
+  int64_t num_samples = 0;
+  std::string identity{};  // names the samples' content
+  BatchMaker batches{};
 };
 
-// The first --validation-images of the samples in an order of the seed's, each with noise, timestep, flip and
-// posterior sample of its own that are the same every time, and with its label. Neither the number of ranks
+// Takes the first --validation-images of the samples, in an order that the seed decides. Each has its label,
+// and noise, timestep, flip and posterior sample that are the same every time. Neither the number of ranks
 // nor the batch size changes any of it.
 class Validation {
  public:
-  // Opens options.validation_data. `data`: what is trained on. Throws Error: what open_validation_data()
-  // refuses, fewer images than asked for.
+  // Opens options.validation.data: a feature store, or images that are encoded on the way. `data`: what is
+  // trained on, whose autoencoder encodes the images. Throws Error saying what to do: another image size,
+  // autoencoder or other classes than those, fewer samples than asked for, images and no autoencoder.
   Validation(const TrainOptions& options, const TrainingData& data, at::Device device);
 
-  // With the first EMA, from which samples are drawn and which is what a run is for (without one: the weights
-  // that compute), in the compute dtype. As many images at once as in the step. The same result on every
-  // rank; nothing when `stop` became true on one. A collective.
+  // Computes with the first EMA, which samples are drawn from (without one: with the weights that compute),
+  // in the compute dtype, and with as many images at once as a step. All ranks get the same result, or
+  // nothing when `stop` became true on one. A collective.
   std::optional<ValidationLoss> run(const Training& training, at::Device device,
                                     const std::function<bool()>& stop) const;
 
@@ -44,11 +47,11 @@ class Validation {
   uint64_t seed_ = 0;
 };
 
-// The seed of its draws: none of them is that of the same position in training.
+// The seed of a validation's draws: none equals the draw of the same position in training.
 uint64_t validation_seed(uint64_t seed);
 
-// The loss of each of `batch`'s samples with the weights as they are, (B) on the device of the model. What
-// the step computes, without gradients. Where weights are divided, a collective.
+// Returns the loss of each of `batch`'s samples with the weights as they are, (B) on the device of the model:
+// what the step computes, without gradients. A collective where weights are divided.
 at::Tensor forward_losses(const Training& training, const StepBatch& batch);
 
 }  // namespace kiln

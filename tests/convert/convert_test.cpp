@@ -9,9 +9,9 @@
 
 #include "checkpoint/tensor_files.h"
 #include "checkpoint/train_state.h"
-#include "convert/dit_architecture.h"
-#include "convert/dit_diffusers.h"
 #include "convert/weights_source.h"
+#include "models/denoisers/dit.h"
+#include "models/denoisers/dit_diffusers.h"
 #include "models/registry.h"
 #include "test_files.h"
 
@@ -45,8 +45,8 @@ TensorMap random_weights(const DitConfig& config) {
   return weights;
 }
 
-ShapeMap shapes_of(const TensorMap& weights) {
-  ShapeMap shapes;
+WeightShapes shapes_of(const TensorMap& weights) {
+  WeightShapes shapes;
   for (const auto& [key, tensor] : weights) shapes[key] = tensor.sizes().vec();
   return shapes;
 }
@@ -60,10 +60,10 @@ TEST(DitArchitecture, EveryPublishedNameIsRecognised) {
       const auto model = build_denoiser(name, config, {.device = at::kMeta});
       TensorMap weights;
       for (const auto& parameter : model->parameters()) weights[parameter->key] = parameter->value;
-      const auto recognised = recognise_dit(shapes_of(weights));
+      const auto recognised = recognise_denoiser(shapes_of(weights), {});
       ASSERT_TRUE(recognised) << name;
-      EXPECT_EQ(to_json(*recognised), config) << name;
-      EXPECT_EQ(dit_name(*recognised), name);
+      EXPECT_EQ(recognised->model.config, config) << name;
+      EXPECT_EQ(preset_name(*recognised->family, recognised->model.config), name);
     }
   }
 }
@@ -74,28 +74,33 @@ TEST(DitArchitecture, CustomSettingsAreRecognised) {
   config.mlp_ratio = 155.0 / 64;  // a width that the quotient does not give back exactly
   config.in_channels = 3;
   config.num_heads = 4;
-  const ShapeMap shapes = shapes_of(random_weights(config));
-  EXPECT_EQ(to_json(*recognise_dit(shapes, {.num_heads = 4})), to_json(config));
-  EXPECT_EQ(recognise_dit(shapes)->num_heads, 1);
-  EXPECT_EQ(dit_name(config), "dit");
+  const WeightShapes shapes = shapes_of(random_weights(config));
+  const auto told = recognise_denoiser(shapes, {{"num_heads", 4}}), guessed = recognise_denoiser(shapes, {});
+  EXPECT_EQ(told->model.config, to_json(config));
+  EXPECT_TRUE(told->model.assumed.empty());
+  EXPECT_EQ(guessed->model.config["num_heads"], 1);
+  EXPECT_EQ(guessed->model.assumed, std::vector<std::string>{"num_heads"});
+  EXPECT_EQ(preset_name(*told->family, told->model.config), "dit");
 
   config.class_dropout_prob = 0;
-  EXPECT_EQ(recognise_dit(shapes_of(random_weights(config)), {.has_null_class = false})->num_classes, 5);
+  EXPECT_EQ(
+      recognise_dit(shapes_of(random_weights(config)), {{"class_dropout_prob", 0}})->config["num_classes"],
+      5);
   config.num_classes = 0;
-  EXPECT_EQ(recognise_dit(shapes_of(random_weights(config)))->num_classes, 0);
+  EXPECT_EQ(recognise_dit(shapes_of(random_weights(config)), {})->config["num_classes"], 0);
 }
 
 TEST(DitArchitecture, OthersAndMisfitsAreTold) {
-  EXPECT_FALSE(recognise_dit({{"encoder.conv_in.weight", {128, 3, 3, 3}}}));
-  ShapeMap shapes = shapes_of(random_weights(small_config()));
+  EXPECT_FALSE(recognise_denoiser({{"encoder.conv_in.weight", {128, 3, 3, 3}}}, {}));
+  WeightShapes shapes = shapes_of(random_weights(small_config()));
   shapes["final_layer.linear.weight"] = {17, 64};
-  EXPECT_THAT(message_of([&] { recognise_dit(shapes); }),
+  EXPECT_THAT(message_of([&] { recognise_dit(shapes, {}); }),
               HasSubstr("expected 16 (noise alone) or 32 (with sigma)"));
   shapes = shapes_of(random_weights(small_config()));
   shapes["pos_embed"] = {1, 15, 64};
-  EXPECT_THAT(message_of([&] { recognise_dit(shapes); }), HasSubstr("expected a square number"));
+  EXPECT_THAT(message_of([&] { recognise_dit(shapes, {}); }), HasSubstr("expected a square number"));
   shapes["x_embedder.proj.weight"] = {100, 4, 2, 2};
-  EXPECT_THAT(message_of([&] { recognise_dit(shapes); }), HasSubstr("--num-heads"));
+  EXPECT_THAT(message_of([&] { recognise_dit(shapes, {}); }), HasSubstr("--num-heads"));
 }
 
 TEST(DitDiffusers, GoesThereAndBack) {
@@ -225,7 +230,7 @@ TEST(Convert, UnknownArchitecturesChangeTheirFormatOnly) {
   EXPECT_TRUE(at::equal(load_tensors(folder / "vae.pt").begin()->second,
                         load_tensors(folder / "vae.safetensors").begin()->second));
   EXPECT_THAT(message_of([&] { convert({.in = folder / "vae.pt", .out = folder / "x"}); }),
-              HasSubstr("is not a DiT"));
+              HasSubstr("is of an architecture that has no diffusers folder here"));
   EXPECT_THAT(
       message_of([&] { convert({.in = folder / "vae.pt", .out = folder / "x.pt", .model = "DiT-S/2"}); }),
       HasSubstr("does not hold a DiT-S/2"));

@@ -1,5 +1,5 @@
 // Memory on a disk: every way there brings back what was written, and says what went wrong.
-#include "core/block_store.h"
+#include "core/files/block_store.h"
 
 #include <fcntl.h>
 #include <gmock/gmock.h>

@@ -1,4 +1,4 @@
-#include "core/file_lock.h"
+#include "core/files/file_lock.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

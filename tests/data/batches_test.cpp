@@ -1,5 +1,5 @@
 // The loader: every draw belongs to a position of the stream, whatever the batch, ranks and threads.
-#include "data/batches.h"
+#include "data/loader/batches.h"
 
 #include <algorithm>
 #include <map>
@@ -7,7 +7,7 @@
 #include <thread>
 
 #include "core/philox.h"
-#include "data/sample_order.h"
+#include "data/store/sample_order.h"
 #include "data/test_store.h"
 
 namespace kiln {
@@ -28,9 +28,9 @@ struct Row {
 };
 
 void append_rows(const Batch& batch, std::vector<Row>& rows) {
-  const int64_t size = batch.channels * batch.height * batch.width;
-  ASSERT_EQ(batch.x_0.size(), static_cast<size_t>(batch.size * size));
-  for (int64_t i = 0; i < batch.size; ++i) {
+  const int64_t size = batch.shape.sample_elements();
+  ASSERT_EQ(batch.x_0.size(), static_cast<size_t>(batch.size() * size));
+  for (int64_t i = 0; i < batch.size(); ++i) {
     rows.push_back({batch.sample_ids[i],
                     batch.class_labels.empty() ? -9 : batch.class_labels[i],
                     batch.time_uniform[i],
@@ -43,6 +43,15 @@ std::vector<Row> read_rows(BatchSource& source, int64_t num_batches) {
   std::vector<Row> rows;
   for (int64_t i = 0; i < num_batches; ++i) append_rows(*source.next(), rows);
   return rows;
+}
+
+DataShape latents(int64_t side, int64_t num_classes) {
+  return {.channels = 4, .num_classes = num_classes, .lanes = {{.height = side, .width = side}}};
+}
+
+// The sample at a position of the stream of a store of one shape.
+int64_t sample_at(uint64_t seed, int64_t num_samples, int64_t position) {
+  return shuffled_index(seed, position / num_samples, num_samples, position % num_samples);
 }
 
 class Batches : public testing::Test {
@@ -66,7 +75,7 @@ class Batches : public testing::Test {
 
 TEST_F(Batches, EveryEpochHoldsEverySampleOnce) {
   const auto source = store_batches(store(small_info(), 11), options(4));
-  EXPECT_EQ(source->num_samples(), 11);
+  EXPECT_EQ(source->order().samples_per_epoch(), 11);
   const auto rows = read_rows(*source, 11);  // 4 epochs, whose borders lie inside batches
   std::set<std::vector<int64_t>> orders;
   for (int64_t epoch = 0; epoch < 4; ++epoch) {
@@ -84,14 +93,14 @@ TEST_F(Batches, PositionsNameTheRowsOfTheGlobalStream) {
   for (int64_t step = 0; step < 5; ++step) {
     const auto batch = source->next();
     EXPECT_EQ(batch->first_position, 4 * step);
-    EXPECT_EQ(batch->size, 4);
+    EXPECT_EQ(batch->size(), 4);
     for (int64_t i = 0; i < 4; ++i) EXPECT_EQ(batch->sample_ids[i], sample_at(17, 11, 4 * step + i));
   }
 }
 
 TEST_F(Batches, AStoreSmallerThanTheBatchFillsIt) {
   const auto batch = store_batches(store(small_info(), 3), options(8))->next();
-  ASSERT_EQ(batch->size, 8);
+  ASSERT_EQ(batch->size(), 8);
   std::map<int64_t, int> counts;
   for (const int64_t id : batch->sample_ids) ++counts[id];
   for (const auto& [id, count] : counts) EXPECT_GE(count, 2) << id;
@@ -153,7 +162,7 @@ TEST_F(Batches, LatentsAreTheScaledPosterior) {
   const auto batch = store_batches(store(info, 11), options(4))->next();
   const int64_t size = info.latent_size();
   std::vector<float> epsilon(size), noise(size);
-  for (int64_t i = 0; i < batch->size; ++i) {
+  for (int64_t i = 0; i < batch->size(); ++i) {
     philox_normal(17, Draw::kPosterior, i, epsilon);
     philox_normal(17, Draw::kNoise, i, noise);
     EXPECT_EQ(batch->time_uniform[i], philox_uniform(17, Draw::kTimestep, i));
@@ -218,8 +227,8 @@ TEST_F(Batches, PixelsAreMirroredOnTheFly) {
     const bool flipped = philox_uniform(17, Draw::kFlip, position) < 0.5;
     seen[flipped] = true;
     for (int64_t e = 0; e < info.latent_size(); ++e) {
-      const int64_t row = e / info.width, column = e % info.width;
-      const int64_t from = row * info.width + (flipped ? info.width - 1 - column : column);
+      const int64_t row = e / info.lanes[0].width, column = e % info.lanes[0].width;
+      const int64_t from = row * info.lanes[0].width + (flipped ? info.lanes[0].width - 1 - column : column);
       ASSERT_EQ(batch->x_0[e], test::mean_value(batch->sample_ids[0], from));
     }
   }
@@ -230,7 +239,7 @@ TEST_F(Batches, LabelsAreDroppedAtTheAskedRate) {
   const auto source = store_batches(store(small_info(), 11), options(1000));
   const auto batch = source->next();
   int64_t num_dropped = 0;
-  for (int64_t i = 0; i < batch->size; ++i) {
+  for (int64_t i = 0; i < batch->size(); ++i) {
     const bool dropped = batch->class_labels[i] == 3;
     EXPECT_EQ(batch->class_labels[i], dropped ? 3 : batch->sample_ids[i] % 3);
     num_dropped += dropped;
@@ -267,6 +276,7 @@ class FailingStore : public FeatureStore {
     info_ = small_info();
     info_.has_logvar = false;
     info_.num_samples = 8;
+    info_.shards = {{.file = "all", .num_samples = 8, .xxh3 = ""}};
   }
   void read_mean(std::span<const int64_t> ids, std::span<const uint8_t>,
                  std::span<float> out) const override {
@@ -279,6 +289,8 @@ class FailingStore : public FeatureStore {
   int64_t label(int64_t) const override { return 0; }
   std::string caption(int64_t) const override { return ""; }
   std::string sample_name(int64_t) const override { return "x"; }
+  int64_t lane(int64_t) const override { return 0; }
+  std::array<int64_t, 2> image_hw(int64_t) const override { return {}; }
 };
 
 TEST(BatchQueue, ErrorsOfWorkersReachNextInOrder) {
@@ -305,7 +317,7 @@ BatchOptions synthetic_options() {
 }
 
 TEST(BatchQueue, RunsAheadButNotFurtherThanAsked) {
-  const auto source = synthetic_batches(4, 8, 8, 10, synthetic_options());
+  const auto source = synthetic_batches(latents(8, 10), synthetic_options());
   EXPECT_EQ(source->ready(), 0);
   source->next();
   for (int i = 0; i < 1000 && source->ready() < 3; ++i)
@@ -316,7 +328,7 @@ TEST(BatchQueue, RunsAheadButNotFurtherThanAsked) {
 }
 
 TEST(BatchQueue, BuffersAreUsedAgainOnlyWhenLetGo) {
-  const auto source = synthetic_batches(4, 16, 16, 10, synthetic_options());
+  const auto source = synthetic_batches(latents(16, 10), synthetic_options());
   const auto kept = source->next();
   const Batch copy = *kept;
   std::set<const float*> buffers;
@@ -331,7 +343,7 @@ TEST(BatchQueue, BuffersAreUsedAgainOnlyWhenLetGo) {
 }
 
 TEST(BatchQueue, BatchesOutliveTheirSource) {
-  auto source = synthetic_batches(4, 8, 8, 10, synthetic_options());
+  auto source = synthetic_batches(latents(8, 10), synthetic_options());
   const auto batch = source->next();
   source.reset();
   EXPECT_EQ(batch->x_0.size(), 8u * 4 * 8 * 8);
@@ -339,7 +351,7 @@ TEST(BatchQueue, BatchesOutliveTheirSource) {
 
 TEST(BatchQueue, EndsWhileWorkersAreBusy) {
   for (int i = 0; i < 50; ++i) {
-    const auto source = synthetic_batches(4, 16, 16, 10, synthetic_options());
+    const auto source = synthetic_batches(latents(16, 10), synthetic_options());
     if (i % 3 > 0) source->next();
     if (i % 3 > 1) source->seek(1000);
   }
@@ -352,8 +364,8 @@ TEST(SyntheticBatches, AreNormalAndDifferEverywhere) {
   options.global_batch = 256;
   options.class_dropout_prob = 0.1;
   options.null_class = 10;
-  const auto source = synthetic_batches(4, 8, 8, 10, options);
-  EXPECT_EQ(source->num_samples(), 0);
+  const auto source = synthetic_batches(latents(8, 10), options);
+  EXPECT_EQ(source->order().samples_per_epoch(), 0);
   const auto batch = source->next();
   double sum = 0, squares = 0, product = 0;
   for (size_t i = 0; i < batch->x_0.size(); ++i) {
@@ -372,7 +384,7 @@ TEST(SyntheticBatches, AreNormalAndDifferEverywhere) {
 }
 
 TEST(SyntheticBatches, WithoutClassesThereAreNoLabels) {
-  EXPECT_TRUE(synthetic_batches(4, 8, 8, 0, synthetic_options())->next()->class_labels.empty());
+  EXPECT_TRUE(synthetic_batches(latents(8, 0), synthetic_options())->next()->class_labels.empty());
 }
 
 }  // namespace

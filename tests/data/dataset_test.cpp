@@ -1,9 +1,9 @@
-#include "data/image_dataset.h"
+#include "data/images/image_dataset.h"
 
 #include <atomic>
 #include <thread>
 
-#include "data/ordered_workers.h"
+#include "data/images/ordered_workers.h"
 #include "data/test_images.h"
 
 namespace kiln {
@@ -59,7 +59,7 @@ TEST(ImageFolder, NamesKeepTheirDots) {
   const auto dataset = ImageDataset::open(folder / "");
   EXPECT_THAT(names_of(*dataset), ElementsAre("c/n01.0.v2.png", "c/n01.1.v2.png", "c/n01.2.v2.png"));
   for (int64_t i = 0; i < 3; ++i) {
-    EXPECT_EQ(dataset->records()[i].caption, "caption " + std::to_string(i));
+    EXPECT_EQ(dataset->records()[i].captions.at(0).text, "caption " + std::to_string(i));
     EXPECT_EQ(dataset->load(i).rgb, make_picture(8, 8, static_cast<uint32_t>(i)).rgb);
   }
 }
@@ -78,7 +78,7 @@ TEST(ImageDataset, SaysWhatItLookedFor) {
   const TempFolder folder;
   EXPECT_THAT(message_of([&] { ImageDataset::open(folder / "none"); }), HasSubstr("got nothing at"));
   EXPECT_THAT(message_of([&] { ImageDataset::open(folder / ""); }),
-              HasSubstr("expected class folders, images, metadata.jsonl or .tar files"));
+              HasSubstr("expected class folders, images, metadata.jsonl, data_info.json or .tar files"));
   write_file(folder / "x.zip", "PK");
   EXPECT_THAT(message_of([&] { ImageDataset::open(folder / "x.zip"); }), HasSubstr("got another file"));
 }
@@ -92,7 +92,7 @@ TEST(PlainFolder, HasCaptionsAndNoLabels) {
   EXPECT_THAT(names_of(*dataset), ElementsAre("a.png", "b.png"));
   EXPECT_THAT(labels_of(*dataset), ElementsAre(-1, -1));
   EXPECT_TRUE(dataset->class_names().empty());
-  EXPECT_EQ(dataset->records()[1].caption, "the second");
+  EXPECT_EQ(dataset->records()[1].captions.at(0).text, "the second");
 }
 
 TEST(Metadata, NamesIntegersAndCaptions) {
@@ -105,8 +105,8 @@ TEST(Metadata, NamesIntegersAndCaptions) {
   EXPECT_STREQ(dataset->layout(), "metadata_jsonl");
   EXPECT_THAT(dataset->class_names(), ElementsAre("cat", "dog"));
   EXPECT_THAT(labels_of(*dataset), ElementsAre(1, 0));
-  EXPECT_EQ(dataset->records()[0].caption, "one");
-  EXPECT_EQ(dataset->records()[1].caption, "two");
+  EXPECT_EQ(dataset->records()[0].captions.at(0).text, "one");
+  EXPECT_EQ(dataset->records()[1].captions.at(0).text, "two");
   EXPECT_EQ(dataset->load(0).rgb, make_picture(8, 8, 3).rgb);
   EXPECT_THAT(message_of([&] { dataset->load(1); }), HasSubstr("gone.png"));
 
@@ -153,8 +153,8 @@ TEST(WebDataset, SamplesFieldsAndRandomAccess) {
               ElementsAre("00000.tar/a/0.png", "00000.tar/a/1.left.png", "00001.tar/" + long_name + ".png"));
   EXPECT_THAT(labels_of(*dataset), ElementsAre(3, 1, 0));
   EXPECT_THAT(dataset->class_names(), ElementsAre("0", "1", "2", "3"));
-  EXPECT_EQ(dataset->records()[0].caption, "zero");
-  EXPECT_EQ(dataset->records()[1].caption, "one");
+  EXPECT_EQ(dataset->records()[0].captions.at(0).text, "zero");
+  EXPECT_EQ(dataset->records()[1].captions.at(0).text, "one");
   for (const int64_t i : {2, 0, 1})
     EXPECT_EQ(dataset->load(i).rgb, make_picture(8, 8, static_cast<uint32_t>(i)).rgb) << i;
 }

@@ -1,4 +1,4 @@
-#include "data/images.h"
+#include "data/images/images.h"
 
 #include <algorithm>
 

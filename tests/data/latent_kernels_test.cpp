@@ -1,4 +1,4 @@
-#include "data/latent_kernels.h"
+#include "data/store/latent_kernels.h"
 
 #include <gtest/gtest.h>
 #include <hwy/targets.h>

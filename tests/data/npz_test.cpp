@@ -1,4 +1,4 @@
-#include "data/npz.h"
+#include "data/images/npz.h"
 
 #include <cstring>
 

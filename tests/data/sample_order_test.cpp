@@ -1,12 +1,14 @@
-#include "data/sample_order.h"
+#include "data/store/sample_order.h"
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <map>
+#include <random>
 #include <vector>
 
-#include "data/batches.h"
+#include "core/error.h"
 
 namespace kiln {
 namespace {
@@ -82,9 +84,111 @@ TEST(ShuffledIndex, WorksForSetsBeyond32Bits) {
   }
 }
 
-TEST(SampleAt, JoinsEpochs) {
-  for (int64_t position = 0; position < 50; ++position) {
-    EXPECT_EQ(sample_at(4, 7, position), shuffled_index(4, position / 7, 7, position % 7));
+SampleLane lane(int64_t first, int64_t count, int64_t repeats = 1) {
+  return {.samples = {{.first = first, .count = count}}, .repeats = repeats};
+}
+
+TEST(SampleOrder, OfOneLaneJoinsEpochs) {
+  const SampleOrder order(4, {lane(0, 7)}, 3);
+  EXPECT_EQ(order.samples_per_epoch(), 7);
+  for (int64_t position = 0; position < 50; ++position)
+    EXPECT_EQ(order.sample_at(position), shuffled_index(4, position / 7, 7, position % 7));
+}
+
+TEST(SampleOrder, EndlessStreamsTakeTheirLanesInTurn) {
+  const SampleOrder order(4, {}, 3, 2);
+  EXPECT_EQ(order.samples_per_epoch(), 0);
+  for (int64_t position = 0; position < 30; ++position) {
+    EXPECT_EQ(order.sample_at(position), position);
+    EXPECT_EQ(order.batch_at(position).lane, position / 3 % 2);
+  }
+}
+
+TEST(SampleOrder, ALaneOfSeveralRangesCountsThroughThem) {
+  const SampleOrder order(9, {{.samples = {{.first = 3, .count = 2}, {.first = 10, .count = 3}}}}, 5);
+  std::vector<int64_t> seen;
+  for (int64_t position = 0; position < 5; ++position) seen.push_back(order.sample_at(position));
+  std::sort(seen.begin(), seen.end());
+  EXPECT_EQ(seen, (std::vector<int64_t>{3, 4, 10, 11, 12}));
+}
+
+TEST(SampleOrder, RefusesAnEmptyLane) { EXPECT_THROW(SampleOrder(1, {lane(0, 4), lane(4, 0)}, 2), Error); }
+
+// A random table of lanes, whose samples follow each other.
+struct RandomLanes {
+  std::vector<SampleLane> lanes;
+  int64_t global_batch = 0, num_samples = 0;
+
+  explicit RandomLanes(std::mt19937& random) {
+    const auto below = [&](int64_t bound) { return static_cast<int64_t>(random() % bound); };
+    const int64_t num_lanes = 1 + below(6);
+    global_batch = 1 + below(12);
+    for (int64_t i = 0; i < num_lanes; ++i) {
+      lanes.push_back(lane(num_samples, 1 + below(30), 1 + below(5) / 4));
+      num_samples += lanes.back().samples[0].count;
+    }
+  }
+  int64_t lane_of(int64_t sample) const {
+    for (size_t i = 0; i < lanes.size(); ++i)
+      if (sample < lanes[i].samples[0].first + lanes[i].samples[0].count) return static_cast<int64_t>(i);
+    return -1;
+  }
+};
+
+// Over 1,000 random tables: every batch is of one lane, every pass of a lane holds each of its samples as
+// often as it repeats, after every epoch a lane is less than a batch behind, and any position can be asked
+// for alone.
+TEST(SampleOrder, KeepsItsPromisesForAnyLanes) {
+  std::mt19937 random(5);
+  for (int table = 0; table < 1000; ++table) {
+    const RandomLanes given(random);
+    const uint64_t seed = random();
+    const SampleOrder order(seed, given.lanes, given.global_batch),
+        again(seed, given.lanes, given.global_batch);
+    constexpr int64_t kEpochs = 4;
+    const int64_t batches = kEpochs * order.samples_per_epoch() / given.global_batch + 1;
+    std::vector<std::vector<int64_t>> of_lanes(given.lanes.size());
+    std::vector<int64_t> lane_of_batch;
+    for (int64_t b = 0; b < batches; ++b) {
+      const int64_t first = b * given.global_batch, lane = order.batch_at(first).lane;
+      lane_of_batch.push_back(lane);
+      std::vector<int64_t> rows(given.global_batch);
+      for (int64_t row = 0; row < given.global_batch; ++row) {
+        rows[row] = order.sample_at(first + row);
+        ASSERT_EQ(given.lane_of(rows[row]), lane) << "table " << table;
+      }
+      auto& place = of_lanes[lane];
+      const auto begin = static_cast<size_t>(order.batch_at(first).first);
+      if (place.size() < begin + rows.size()) place.resize(begin + rows.size(), -1);
+      std::copy(rows.begin(), rows.end(), place.begin() + static_cast<int64_t>(begin));
+    }
+    for (size_t i = 0; i < given.lanes.size(); ++i) {
+      const int64_t pass = given.lanes[i].size();
+      for (int64_t begin = 0; begin + pass <= static_cast<int64_t>(of_lanes[i].size()); begin += pass) {
+        std::map<int64_t, int64_t> counts;
+        bool is_whole = true;  // batches of the last epoch may not have been asked for
+        for (int64_t p = begin; p < begin + pass; ++p) {
+          is_whole &= of_lanes[i][p] >= 0;
+          ++counts[of_lanes[i][p]];
+        }
+        if (!is_whole) continue;
+        ASSERT_EQ(static_cast<int64_t>(counts.size()), given.lanes[i].samples[0].count) << "table " << table;
+        for (const auto& [sample, count] : counts)
+          ASSERT_EQ(count, given.lanes[i].repeats) << "table " << table;
+      }
+    }
+    for (int64_t epoch = 1; epoch < kEpochs; ++epoch) {
+      std::vector<int64_t> given_so_far(given.lanes.size());
+      int64_t until = 0;
+      for (const SampleLane& lane : given.lanes) until += epoch * lane.size() / given.global_batch;
+      for (int64_t b = 0; b < until; ++b) given_so_far[lane_of_batch[b]] += given.global_batch;
+      for (size_t i = 0; i < given.lanes.size(); ++i) {
+        const int64_t behind = epoch * given.lanes[i].size() - given_so_far[i];
+        ASSERT_TRUE(behind >= 0 && behind < given.global_batch) << "table " << table << " lane " << i;
+      }
+    }
+    const int64_t somewhere = static_cast<int64_t>(random() % (batches * given.global_batch));
+    EXPECT_EQ(again.sample_at(somewhere), order.sample_at(somewhere));
   }
 }
 

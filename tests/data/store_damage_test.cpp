@@ -76,6 +76,34 @@ TEST_F(DamagedStore, EveryBitFlipIsFoundAndNamed) {
   EXPECT_THAT(message, HasSubstr("1 of 3 shards are damaged"));
 }
 
+// Training that reads a store must not learn from bytes that changed on the disk.
+TEST_F(DamagedStore, ReadingAFlippedBitNamesTheSample) {
+  std::string bytes = test::read_bytes(file("shard-00001.safetensors"));
+  const float mean = test::mean_value(6, 7), logvar = test::logvar_value(5, 3);
+  const auto flip = [&](float value) {
+    const size_t at = bytes.find(std::string(reinterpret_cast<const char*>(&value), 4));
+    ASSERT_NE(at, bytes.npos);
+    bytes[at] ^= 1;
+  };
+  flip(mean);
+  flip(logvar);
+  test::write_bytes(file("shard-00001.safetensors"), bytes);
+  const auto store = FeatureStore::open(path());
+  std::vector<float> out(store->info().latent_size());
+  const auto read = [&](int64_t id, bool of_logvar) {
+    return message_of([&] {
+      of_logvar ? store->read_logvar({&id, 1}, {}, out) : store->read_mean({&id, 1}, {}, out);
+    });
+  };
+  for (const int64_t whole : {0, 4, 5, 7, 9})
+    EXPECT_NO_THROW(store->read_mean({&whole, 1}, {}, out)) << whole;
+  EXPECT_THAT(read(6, false), HasSubstr("sample \"folder/image.6.v2.png\" is damaged"));
+  EXPECT_THAT(read(6, false), HasSubstr("is damaged"));  // every time
+  const int64_t six = 6;
+  EXPECT_NO_THROW(store->read_logvar({&six, 1}, {}, out));
+  EXPECT_THAT(read(5, true), HasSubstr("sample \"folder/image.5.v2.png\" is damaged"));
+}
+
 TEST_F(DamagedStore, NanInAShardIsNamedWithItsSample) {
   // A NaN that the checksum agrees with: written by something that did not check.
   std::string bytes = test::read_bytes(file("shard-00001.safetensors"));
@@ -93,15 +121,15 @@ TEST_F(DamagedStore, NanInAShardIsNamedWithItsSample) {
 }
 
 TEST_F(DamagedStore, NewerVersionSaysUpdate) {
-  set_field("format_version", 2);
-  EXPECT_THAT(open_message(), HasSubstr("expected format version 1 at most, got 2"));
+  set_field("format_version", 3);
+  EXPECT_THAT(open_message(), HasSubstr("expected format version 2 at most, got 3"));
   EXPECT_THAT(open_message(), HasSubstr("newer kiln"));
 }
 
 TEST_F(DamagedStore, ShapesThatDoNotFitAreRefused) {
-  set_field("width", 6);
+  set_field("lanes", {{{"height", 3}, {"width", 6}}});
   EXPECT_THAT(open_message(), HasSubstr("expected mean F32 (4, 1, 2, 3, 6), got F32 (4, 1, 2, 3, 5)"));
-  set_field("width", 5);
+  set_field("lanes", {{{"height", 3}, {"width", 5}}});
   set_field("dtype", "BF16");
   EXPECT_THAT(open_message(), HasSubstr("expected mean BF16"));
 }
@@ -122,8 +150,10 @@ TEST_F(DamagedStore, HostileFieldsAreRefused) {
       {"format_version", 0, "\"format_version\""},
       {"channels", -1, "\"channels\""},
       {"channels", uint64_t{1} << 63, "\"channels\""},
-      {"height", 1e300, "\"height\""},
-      {"width", nullptr, "\"width\""},
+      {"lanes", nullptr, "\"lanes\""},
+      {"lanes", nlohmann::json::array(), "1 to 4096 lanes"},
+      {"lanes", {{{"height", 1e300}, {"width", 5}}}, "\"height\""},
+      {"lanes", {{{"height", 3}, {"width", nullptr}}}, "\"width\""},
       {"num_flips", 3, "\"num_flips\""},
       {"has_logvar", 1, "\"has_logvar\""},
       {"scaling_factor", "0.18", "\"scaling_factor\""},

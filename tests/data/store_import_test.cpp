@@ -1,9 +1,9 @@
 // fast-DiT's and PixArt's feature folders become stores.
-#include "data/store_import.h"
+#include "data/store/store_import.h"
 
 #include <cstring>
 
-#include "data/store_report.h"
+#include "data/store/store_report.h"
 #include "data/test_store.h"
 
 namespace kiln {

@@ -1,5 +1,5 @@
 // Stores that several ranks make together.
-#include "data/store_parts.h"
+#include "data/store/store_parts.h"
 
 #include "data/test_store.h"
 

@@ -140,7 +140,7 @@ TEST(FeatureStoreWriter, LargeSamplesMakeSmallShards) {
   const TempFolder folder;
   StoreInfo info = small_info();
   info.channels = 64;
-  info.height = info.width = 640;  // 100 MiB of mean: two fit the limit of a shard
+  info.lanes = {{.height = 640, .width = 640}};  // 100 MiB of mean: two fit the limit of a shard
   info.has_logvar = false;
   write_store(folder / "store", info, 3, /*samples_per_shard=*/4096);
   EXPECT_EQ(read_store_info(folder / "store").shards.size(), 2u);
@@ -172,7 +172,7 @@ TEST(FeatureStoreWriter, ContinuesWhereItStopped) {
 TEST(FeatureStoreWriter, SurvivesKillMinusNine) {
   const TempFolder folder;
   StoreInfo info = small_info();
-  info.height = info.width = 16;
+  info.lanes = {{.height = 16, .width = 16}};
   constexpr int64_t kNumSamples = 400;
   write_store(folder / "whole", info, kNumSamples, 16);
   int num_kills = 0;
@@ -408,7 +408,7 @@ TEST(FeatureStoreWriter, NoPermissionIsOneLine) {
 TEST(FeatureStoreWriter, FullDiskKeepsWhatIsThere) {
   const TempFolder folder;
   StoreInfo info = small_info();
-  info.height = info.width = 32;
+  info.lanes = {{.height = 32, .width = 32}};
   const std::string message = message_in_child([&] {
     ::signal(SIGXFSZ, SIG_IGN);
     const rlimit limit{100'000, 100'000};

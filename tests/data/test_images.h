@@ -15,7 +15,7 @@
 #include <utility>
 #include <vector>
 
-#include "data/images.h"
+#include "data/images/images.h"
 #include "test_files.h"
 
 namespace kiln::test {

@@ -4,7 +4,7 @@
 #include <string>
 #include <vector>
 
-#include "data/feature_store.h"
+#include "data/store/feature_store.h"
 #include "test_files.h"
 
 namespace kiln::test {
@@ -15,8 +15,7 @@ inline StoreInfo small_info() {
   info.autoencoder_fingerprint = "0123456789abcdef";
   info.scaling_factor = 0.18215;
   info.channels = 2;
-  info.height = 3;
-  info.width = 5;
+  info.lanes = {{.height = 3, .width = 5}};
   info.image_size = 40;
   info.class_names = {"cat", "dog", "newt"};
   info.source = {{"path", "pictures"}};

@@ -81,7 +81,7 @@ TEST(ImageBatches, AreTheBatchesOfTheirStoreBitForBit) {
     const auto stored = store_batches(FeatureStore::open(extraction.out), options_of(1));
     const auto direct = open_images(folder, options_of(3));
     for (auto* source : {stored.get(), direct.get()}) source->seek(12);
-    EXPECT_EQ(direct->num_samples(), 11);
+    EXPECT_EQ(direct->order().samples_per_epoch(), 11);
     for (int step = 0; step < 5; ++step) {  // over the end of an epoch
       const auto expected = stored->next(), found = direct->next();
       EXPECT_EQ(found->first_position, expected->first_position);

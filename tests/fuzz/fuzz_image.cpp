@@ -2,7 +2,7 @@
 #include <cstdint>
 
 #include "core/error.h"
-#include "data/images.h"
+#include "data/images/images.h"
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, std::size_t size) {
   constexpr int64_t kMaxPixels = 1 << 18;  // small: time goes into the parsers

@@ -2,7 +2,7 @@
 #include <cstdint>
 
 #include "core/error.h"
-#include "data/npz.h"
+#include "data/images/npz.h"
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, std::size_t size) {
   try {

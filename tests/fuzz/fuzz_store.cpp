@@ -3,18 +3,19 @@
 #include <cstring>
 
 #include "core/error.h"
-#include "data/latent_kernels.h"
-#include "data/store_shard.h"
+#include "data/store/latent_kernels.h"
+#include "data/store/store_shard.h"
 
 namespace {
 
 void read_everything(const kiln::StoreShard& shard, const kiln::StoreInfo& info) {
-  std::vector<float> values(info.latent_size());
+  std::vector<float> values(shard.latent_elements());
   for (int64_t i = 0; i < shard.num_samples(); ++i) {
     for (int64_t flip = 0; flip < info.num_flips; ++flip) {
-      kiln::latents_to_f32(info.dtype, shard.mean(i, flip), values);
+      kiln::latents_to_f32(info.dtype, shard.latents(kiln::StoreShard::kMean, i, flip), values);
       kiln::find_nonfinite(values);
-      if (info.has_logvar) kiln::latents_to_f32(info.dtype, shard.logvar(i, flip), values);
+      if (info.has_logvar)
+        kiln::latents_to_f32(info.dtype, shard.latents(kiln::StoreShard::kLogvar, i, flip), values);
     }
     const std::string text = std::string(shard.name(i)) + std::string(shard.caption(i));
     if (shard.label(i) >= static_cast<int64_t>(info.class_names.size()) || text.size() > (1u << 30))
@@ -36,8 +37,8 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     const kiln::StoreInfo again = kiln::parse_store_info(kiln::store_info_text(info), "again");
     if (kiln::store_info_text(again) != kiln::store_info_text(info)) __builtin_trap();
     for (const auto& entry : info.shards) {
-      if (info.latent_size() > 1 << 20) break;
-      const kiln::StoreShard shard(kiln::parse_safetensors(bytes, "fuzz"), info, entry.num_samples, "fuzz");
+      if (info.latent_size(entry.lane) > 1 << 20) break;
+      const kiln::StoreShard shard(kiln::parse_safetensors(bytes, "fuzz"), info, entry, "fuzz");
       read_everything(shard, info);
     }
   } catch (const kiln::Error&) {

@@ -3,7 +3,7 @@
 #include <set>
 
 #include "core/philox.h"
-#include "data/batches.h"
+#include "data/loader/batches.h"
 #include "data/test_store.h"
 
 namespace kiln {

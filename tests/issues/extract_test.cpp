@@ -3,7 +3,7 @@
 
 #include <gmock/gmock.h>
 
-#include "data/feature_store.h"
+#include "data/store/feature_store.h"
 #include "data/test_images.h"
 #include "parallel/rank_threads.h"
 

@@ -5,8 +5,8 @@
 #include <memory>
 
 #include "core/aten.h"
-#include "data/batches.h"
-#include "train/step.h"
+#include "data/loader/batches.h"
+#include "step/step.h"
 
 namespace kiln::test {
 
@@ -28,7 +28,7 @@ class OneWeight : public Denoiser {
       weight->value = at::zeros({1});
       parameters_ = {weight};
     }
-    State forward(const State&, const DenoiserInput& input) const override {
+    State forward(const State&, const ModelInput& input) const override {
       State state;
       state.hidden = parameters_[0]->value * input.x_t;
       return state;

@@ -10,7 +10,7 @@
 #include "parallel/rank_threads.h"
 #include "test_files.h"
 #include "train/checkpoints.h"
-#include "train/monitor.h"
+#include "watch/monitor.h"
 
 namespace kiln {
 namespace {

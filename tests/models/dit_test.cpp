@@ -9,6 +9,7 @@
 #include <torch/csrc/autograd/autograd.h>
 
 #include "core/error.h"
+#include "models/denoiser_checks.h"
 #include "models/registry.h"
 
 namespace kiln {
@@ -33,18 +34,11 @@ std::unique_ptr<Denoiser> random_dit(const nlohmann::json& config,
   return denoiser;
 }
 
-DenoiserInput tiny_input(int64_t batch = 3) {
+ModelInput tiny_input(int64_t batch = 3) {
   at::manual_seed(0);
   return {.x_t = at::randn({batch, 4, 8, 8}),
           .timesteps = at::rand({batch}) * 999,
-          .class_labels = at::arange(batch) % 6};
-}
-
-std::vector<at::Tensor> require_gradients(const ParameterList& parameters) {
-  std::vector<at::Tensor> leaves;
-  for (const auto& parameter : parameters)
-    if (parameter->trainable) leaves.push_back(parameter->value.set_requires_grad(true));
-  return leaves;
+          .conditioning = {.class_labels = at::arange(batch) % 6}};
 }
 
 TEST(Dit, SegmentsAreEmbedBlocksFinal) {
@@ -59,8 +53,8 @@ TEST(Dit, ShapeTellsTheTrainerWhatItNeeds) {
   EXPECT_EQ(shape.in_channels, 4);
   EXPECT_EQ(shape.out_channels, 8);
   EXPECT_EQ(shape.input_size, 8);
-  EXPECT_EQ(shape.num_classes, 5);
-  EXPECT_TRUE(shape.has_null_class);
+  EXPECT_EQ(shape.conditioning.num_classes, 5);
+  EXPECT_TRUE(shape.conditioning.has_null_class);
   EXPECT_EQ(shape.guided_channels, 3);
 }
 
@@ -69,7 +63,7 @@ class DitPrecision : public testing::TestWithParam<at::ScalarType> {};
 // Walks forward on detached states, then backward one segment at a time: bitwise plain autograd.
 TEST_P(DitPrecision, SegmentWalkEqualsPlainAutogradBitwise) {
   const auto denoiser = random_dit(kTinyDit, GetParam());
-  const DenoiserInput input = tiny_input();
+  const ModelInput input = tiny_input();
   const std::vector<at::Tensor> leaves = require_gradients(denoiser->parameters());
   const at::Tensor output = denoiser->forward(input);
   const at::Tensor grad_output = at::randn_like(output);
@@ -128,10 +122,10 @@ TEST(Dit, RunsOnMetaWithTheShapesAndDtypesOfTheCpu) {
   for (const at::ScalarType dtype : {at::kFloat, at::kBFloat16}) {
     const auto real = random_dit(kTinyDit, dtype);
     const auto meta = build_denoiser("dit", kTinyDit, {.device = at::kMeta, .compute_dtype = dtype});
-    const DenoiserInput input = tiny_input();
-    const DenoiserInput meta_input = {.x_t = input.x_t.to(at::kMeta),
-                                      .timesteps = input.timesteps.to(at::kMeta),
-                                      .class_labels = input.class_labels.to(at::kMeta)};
+    const ModelInput input = tiny_input();
+    const ModelInput meta_input = {.x_t = input.x_t.to(at::kMeta),
+                                   .timesteps = input.timesteps.to(at::kMeta),
+                                   .conditioning = to_device(input.conditioning, at::kMeta)};
     const auto meta_leaves = require_gradients(meta->parameters());
     const at::Tensor expected = real->forward(input), output = meta->forward(meta_input);
     EXPECT_EQ(output.sizes(), expected.sizes());
@@ -149,9 +143,9 @@ TEST(Dit, UnconditionalNeedsNoLabels) {
   const auto denoiser = random_dit(config);
   for (const auto& parameter : denoiser->parameters())
     EXPECT_THAT(parameter->key, testing::Not(HasSubstr("y_embedder")));
-  DenoiserInput input = tiny_input();
-  input.class_labels = at::Tensor();
-  EXPECT_FALSE(denoiser->shape().has_null_class);
+  ModelInput input = tiny_input();
+  input.conditioning.class_labels = at::Tensor();
+  EXPECT_FALSE(denoiser->shape().conditioning.has_null_class);
   EXPECT_EQ(denoiser->forward(input).size(1), 8);
 }
 
@@ -160,25 +154,16 @@ TEST(Dit, TheNullClassAloneIsATable) {
   nlohmann::json config = kTinyDit;
   config["num_classes"] = 0;
   const auto denoiser = random_dit(config);
-  EXPECT_TRUE(denoiser->shape().has_null_class);
-  DenoiserInput input = tiny_input();
-  input.class_labels = at::zeros({input.x_t.size(0)}, at::kLong);
+  EXPECT_TRUE(denoiser->shape().conditioning.has_null_class);
+  ModelInput input = tiny_input();
+  input.conditioning.class_labels = at::zeros({input.x_t.size(0)}, at::kLong);
   EXPECT_EQ(denoiser->forward(input).size(1), 8);
-}
-
-std::string error_of(const std::function<void()>& action) {
-  try {
-    action();
-  } catch (const Error& error) {
-    return error.what();
-  }
-  return "no error";
 }
 
 TEST(Dit, InputsThatDoNotFitAreRefused) {
   const auto denoiser = random_dit(kTinyDit);
-  DenoiserInput input = tiny_input();
-  input.class_labels = at::Tensor();
+  ModelInput input = tiny_input();
+  input.conditioning.class_labels = at::Tensor();
   EXPECT_THAT(error_of([&] { denoiser->forward(input); }), HasSubstr("class_labels are missing"));
   input = tiny_input();
   input.x_t = at::randn({3, 4, 16, 16});

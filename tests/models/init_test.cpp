@@ -1,4 +1,4 @@
-#include "models/init.h"
+#include "models/parts/init.h"
 #include "core/aten.h"
 
 #include <ATen/Parallel.h>

@@ -4,12 +4,15 @@
 
 #include <fstream>
 #include <map>
+#include <set>
 #include <sstream>
 
 #include "core/aten.h"
 #include "core/error.h"
+#include "models/autoencoders/autoencoder_dc.h"
 #include "models/autoencoders/autoencoder_kl.h"
 #include "models/registry.h"
+#include "models/text/text_registry.h"
 
 namespace kiln {
 namespace {
@@ -21,13 +24,55 @@ struct Published {
   int64_t trainable_parameters;
   double forward_gflop;  // at 256 px; the paper's Gflops (table 1) are multiply-adds: half of it
 };
-constexpr Published kPublished[] = {
-    {"DiT-S/2", "dit-s-2", 132, 32865056, 2 * 6.06},     {"DiT-S/4", "dit-s-4", 132, 32920448, 2 * 1.41},
-    {"DiT-S/8", "dit-s-8", 132, 33142016, 2 * 0.36},     {"DiT-B/2", "dit-b-2", 132, 130315808, 2 * 23.01},
-    {"DiT-B/4", "dit-b-4", 132, 130426496, 2 * 5.56},    {"DiT-B/8", "dit-b-8", 132, 130869248, 2 * 1.42},
-    {"DiT-L/2", "dit-l-2", 252, 457840672, 2 * 80.71},   {"DiT-L/4", "dit-l-4", 252, 457988224, 2 * 19.70},
-    {"DiT-L/8", "dit-l-8", 252, 458578432, 2 * 5.01},    {"DiT-XL/2", "dit-xl-2", 292, 674834720, 2 * 118.64},
-    {"DiT-XL/4", "dit-xl-4", 292, 675000704, 2 * 29.05}, {"DiT-XL/8", "dit-xl-8", 292, 675664640, 2 * 7.39}};
+constexpr Published kPublished[] = {{"DiT-S/2", "dit-s-2", 132, 32865056, 2 * 6.06},
+                                    {"DiT-S/4", "dit-s-4", 132, 32920448, 2 * 1.41},
+                                    {"DiT-S/8", "dit-s-8", 132, 33142016, 2 * 0.36},
+                                    {"DiT-B/2", "dit-b-2", 132, 130315808, 2 * 23.01},
+                                    {"DiT-B/4", "dit-b-4", 132, 130426496, 2 * 5.56},
+                                    {"DiT-B/8", "dit-b-8", 132, 130869248, 2 * 1.42},
+                                    {"DiT-L/2", "dit-l-2", 252, 457840672, 2 * 80.71},
+                                    {"DiT-L/4", "dit-l-4", 252, 457988224, 2 * 19.70},
+                                    {"DiT-L/8", "dit-l-8", 252, 458578432, 2 * 5.01},
+                                    {"DiT-XL/2", "dit-xl-2", 292, 674834720, 2 * 118.64},
+                                    {"DiT-XL/4", "dit-xl-4", 292, 675000704, 2 * 29.05},
+                                    {"DiT-XL/8", "dit-xl-8", 292, 675664640, 2 * 7.39},
+                                    // Operations: counted by torch.utils.flop_counter on diffusers' model, 64
+                                    // x 64 and 96 x 96 latents, 77 rows.
+                                    {"sd15", "sd15-unet", 686, 859520964, 803.27},
+                                    {"sd21-v", "sd21-unet", 686, 865910724, 2149.11}};
+
+// Text-to-image models. Counts of those without a file are diffusers' own.
+struct PublishedText {
+  const char* name;
+  const char* config;  // JSON over the preset
+  const char* file;    // "": no inventory
+  size_t num_tensors;
+  int64_t trainable_parameters;
+};
+constexpr const char* kSigmaDiffusers =
+    R"({"caption_channels": 4096, "use_additional_conditions": false, "interpolation_scale": 2})";
+constexpr PublishedText kPublishedText[] = {
+    {"PixArt-Alpha-XL/2-256", "{}", "", 437, 610856096},
+    {"PixArt-Alpha-XL/2-512", "{}", "", 437, 610856096},
+    {"PixArt-Alpha-XL/2-1024", "{}", "pixart-alpha-1024-micro", 445, 611349152},
+    {"PixArt-Sigma-XL/2-256", "{}", "", 437, 610856096},
+    {"PixArt-Sigma-XL/2-512", "{}", "pixart-sigma-512", 437, 610856096},
+    {"PixArt-Sigma-XL/2-1024", "{}", "", 437, 610856096},
+    {"PixArt-Sigma-XL/2-1024-KvCompress", "{}", "pixart-sigma-1024-kvcompress", 493, 610968992},
+    {"PixArt-Sigma-XL/2-2K", "{}", "", 437, 610856096},
+    {"pixart_diffusers", kSigmaDiffusers, "pixart-sigma-diffusers", 603, 610856096},
+    {"pixart_diffusers", R"({"caption_channels": 4096})", "", 611, 611349152},
+    {"Sana-600M", "{}", "sana-600m", 548, 591747872},
+    {"Sana-600M-512", "{}", "", 548, 591747872},
+    {"Sana-1600M", "{}", "sana-1600m", 396, 1604462752},
+    {"Sana-1600M-512", "{}", "", 396, 1604462752},
+    {"Sana-1600M-2K", "{}", "", 396, 1604462752},
+    {"Sana-1600M-4K", "{}", "", 396, 1604462752},
+    {"Sana-1.5-1600M", "{}", "", 476, 1604641952},
+    {"Sana-1.5-4800M", "{}", "", 1396, 4721825952},
+    {"Sana-Sprint-600M", "{}", "", 664, 593501216},
+    {"Sana-Sprint-1600M", "{}", "", 480, 1610237472},
+};
 
 struct Entry {
   std::vector<int64_t> shape;
@@ -76,16 +121,35 @@ TEST_P(PublishedModel, CountsTheOperationsOfThePaper) {
               0.02 * GetParam().forward_gflop + 0.02);
 }
 
-INSTANTIATE_TEST_SUITE_P(Dit, PublishedModel, testing::ValuesIn(kPublished), [](const auto& info) {
+INSTANTIATE_TEST_SUITE_P(Denoisers, PublishedModel, testing::ValuesIn(kPublished), [](const auto& info) {
   std::string name = info.param.name;
   std::replace_if(
       name.begin(), name.end(), [](char c) { return !std::isalnum(c); }, '_');
   return name;
 });
 
+TEST(PublishedText, HasThePublishedKeysShapesAndCounts) {
+  for (const PublishedText& published : kPublishedText) {
+    SCOPED_TRACE(published.name);
+    const auto denoiser =
+        build_denoiser(published.name, nlohmann::json::parse(published.config), {.device = at::kMeta});
+    const ParameterList parameters = denoiser->parameters();
+    EXPECT_EQ(parameters.size(), published.num_tensors);
+    if (*published.file) {
+      EXPECT_EQ(inventory_of(parameters), read_inventory(published.file));
+    }
+    int64_t trainable = 0;
+    for (const auto& parameter : parameters)
+      if (parameter->trainable) trainable += parameter->value.numel();
+    EXPECT_EQ(trainable, published.trainable_parameters);
+  }
+}
+
 TEST(Registry, EveryEntryIsTested) {
-  std::vector<std::string> tested = {"dit"};  // tests/models/dit_test.cpp
-  for (const Published& published : kPublished) tested.push_back(published.name);
+  // tests/models/dit_test.cpp, text_models_test.cpp, unet_test.cpp
+  std::set<std::string> tested = {"dit", "pixart", "pixart_diffusers", "sana", "unet2d_condition"};
+  for (const Published& published : kPublished) tested.insert(published.name);
+  for (const PublishedText& published : kPublishedText) tested.insert(published.name);
   EXPECT_THAT(denoiser_names(), testing::UnorderedElementsAreArray(tested));
 }
 
@@ -112,6 +176,20 @@ TEST(Registry, ResolvedConfigIsCompleteAndBuildsTheSame) {
                        ->parameters()));
 }
 
+TEST(AutoencoderDcInventory, HasThePublishedKeysAndShapes) {
+  const std::vector<std::string> blocks = {"ResBlock",          "ResBlock",          "ResBlock",
+                                           "EfficientViTBlock", "EfficientViTBlock", "EfficientViTBlock"};
+  const nlohmann::json sana = {{"encoder_block_types", blocks},
+                               {"decoder_block_types", blocks},
+                               {"encoder_layers_per_block", {2, 2, 2, 3, 3, 3}},
+                               {"upsample_block_type", "interpolate"},
+                               {"downsample_block_type", "conv"},
+                               {"scaling_factor", 0.41407}};
+  const AutoencoderDc autoencoder(parse_autoencoder_dc_config(sana), {.device = at::kMeta});
+  EXPECT_EQ(inventory_of(autoencoder.parameters()), read_inventory("dc-ae-f32c32-sana"));
+  EXPECT_EQ(autoencoder.downsample, 32);
+}
+
 TEST(AutoencoderKlInventory, BothKeyGenerationsFitTheModel) {
   const AutoencoderKl autoencoder(AutoencoderKlConfig{}, {.device = at::kMeta});
   const Inventory inventory = inventory_of(autoencoder.parameters());
@@ -120,6 +198,22 @@ TEST(AutoencoderKlInventory, BothKeyGenerationsFitTheModel) {
   for (const auto& [key, entry] : read_inventory("sd-vae-oldkeys"))
     renamed[current_autoencoder_kl_key(key)] = entry;
   EXPECT_EQ(inventory, renamed);
+}
+
+TEST(TextEncoders, HaveThePublishedKeysAndShapes) {
+  for (const PublishedTextEncoder& published : published_text_encoders()) {
+    const auto encoder = build_text_encoder(published.family, published.config, {.device = at::kMeta});
+    EXPECT_EQ(inventory_of(encoder->parameters()), read_inventory(published.name)) << published.name;
+  }
+}
+
+TEST(TextEncoders, EveryEntryIsTested) {
+  // tests/reference/test_text_encoders.py
+  EXPECT_THAT(text_encoder_names(),
+              testing::UnorderedElementsAre("t5_encoder", "bert", "clip_text", "gemma2"));
+  EXPECT_TRUE(is_text_encoder("bert"));
+  EXPECT_FALSE(is_text_encoder("dit"));
+  EXPECT_THROW(build_text_encoder("bart", {}), Error);
 }
 
 }  // namespace

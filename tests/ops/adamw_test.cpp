@@ -53,13 +53,13 @@ State make_state(int64_t n, at::ScalarType grad_dtype = at::kFloat,
           {{testing::randn({n}, at::kFloat, 5), 0.9999}, {testing::randn({n}, at::kFloat, 6), 0.5}}};
 }
 
-constexpr AdamWStep kOptions = {.lr = 1e-3,
-                                .beta1 = 0.9,
-                                .beta2 = 0.999,
-                                .eps = 1e-8,
-                                .weight_decay = 0.1,
-                                .step = 7,
-                                .grad_scale = 0.25};
+const AdamWStep kOptions = {.lr = 1e-3,
+                            .beta1 = 0.9,
+                            .beta2 = 0.999,
+                            .eps = 1e-8,
+                            .weight_decay = 0.1,
+                            .step = 7,
+                            .grad_scale = 0.25};
 
 // The formulas of the paper in f64.
 struct Exact {

@@ -1,9 +1,11 @@
+#include <ATen/SDPBackend.h>
 #include <hwy/targets.h>
 
 #include <cmath>
 
 #include "core/aten.h"
 #include "core/error.h"
+#include "ops/attention.h"
 #include "ops/checks.h"
 #include "ops/ops.h"
 
@@ -142,6 +144,19 @@ TEST(PackedAttention, MatchesTheReferenceWithoutAvx512) {
     expect_reference({2, 33, 2, head_dim}, at::kHalf, kAllowedFp16);
   }
   hwy::GetChosenTarget().Update(hwy::SupportedTargets());
+}
+
+// Whatever ATen would choose on a GPU is an engine of its own, or none: flash attention is not what is left
+// over.
+TEST(PackedAttention, TakesTheEngineThatAtenNames) {
+  const auto engine = [](at::SDPBackend backend) {
+    return cuda::engine_of_backend(static_cast<int64_t>(backend));
+  };
+  EXPECT_EQ(engine(at::SDPBackend::flash_attention), AttentionEngine::kFlash);
+  EXPECT_EQ(engine(at::SDPBackend::cudnn_attention), AttentionEngine::kCudnn);
+  EXPECT_EQ(engine(at::SDPBackend::efficient_attention), AttentionEngine::kMemoryEfficient);
+  for (const auto backend : {at::SDPBackend::math, at::SDPBackend::error, at::SDPBackend::overrideable})
+    EXPECT_EQ(engine(backend), AttentionEngine::kNone);
 }
 
 }  // namespace

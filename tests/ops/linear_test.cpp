@@ -11,6 +11,11 @@ using testing::Tensors;
 using Op = at::Tensor (*)(const at::Tensor&, const at::Tensor&, const std::optional<at::Tensor>&,
                           at::ScalarType);
 
+at::Tensor linear_in_compute_dtype(const at::Tensor& x, const at::Tensor& weight,
+                                   const std::optional<at::Tensor>& bias, at::ScalarType compute_dtype) {
+  return linear(x, weight, bias, compute_dtype);
+}
+
 struct OpCase {
   const char* name;
   Op op, reference;
@@ -121,7 +126,7 @@ TEST_P(LinearOps, NameAWrongShape) {
 }
 
 INSTANTIATE_TEST_SUITE_P(All, LinearOps,
-                         ::testing::Values(OpCase{"linear", linear, reference::linear},
+                         ::testing::Values(OpCase{"linear", linear_in_compute_dtype, reference::linear},
                                            OpCase{"gelu_tanh_linear", gelu_tanh_linear,
                                                   reference::gelu_tanh_linear}));
 

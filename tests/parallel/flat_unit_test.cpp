@@ -1,4 +1,4 @@
-#include "parallel/flat_unit.h"
+#include "parallel/zero/flat_unit.h"
 #include "core/aten.h"
 
 #include <gmock/gmock.h>

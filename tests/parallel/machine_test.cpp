@@ -11,7 +11,8 @@
 
 #include "core/aten.h"
 #include "core/error.h"
-#include "parallel/pinned_memory.h"
+#include "parallel/offload/host_copy.h"
+#include "parallel/offload/pinned_memory.h"
 
 namespace kiln {
 namespace {
@@ -117,6 +118,36 @@ TEST(PinnedMemory, SaysWhatCouldNotBePinned) {
   EXPECT_THROW(pinned_zeros(1, {}), Error);
   EXPECT_THAT([] { pinned_zeros(size_t{1} << 60, pinning_that_returns(0)); },
               ThrowsMessage<Error>(HasSubstr("has no 1073741824.00 GiB")));
+}
+
+// Products accumulate in f32 however cuBLAS divides them; torch's default allows less.
+TEST(Machine, PartsOfProductsAreAddedInF32) {
+  apply({.device = at::kCPU, .threads = 1});
+  const at::Context& context = at::globalContext();
+  using Option = at::CuBLASReductionOption;
+  EXPECT_EQ(context.allowBF16ReductionCuBLAS(), Option::DisallowReducedPrecisionAllowSplitK);
+  EXPECT_EQ(context.allowFP16ReductionCuBLAS(), Option::DisallowReducedPrecisionAllowSplitK);
+}
+
+// In pieces, whole ones and a rest, of any dtype.
+TEST(HostCopy, StagedReadsCopyEveryByte) {
+  StagedRead staged(at::kCPU, /*buffer_bytes=*/64);
+  for (const int64_t n : {0, 1, 16, 17, 32, 1000})
+    for (const at::ScalarType dtype : {at::kFloat, at::kBFloat16, at::kDouble}) {
+      const at::Tensor from = at::arange(n, at::TensorOptions(dtype)) + 1;
+      const at::Tensor host = staged.read(from);
+      EXPECT_TRUE(at::equal(host, from)) << n;
+      EXPECT_TRUE(n == 0 || host.const_data_ptr() != from.const_data_ptr());
+    }
+}
+
+TEST(HostCopy, OnACpuNothingIsCopied) {
+  const at::Tensor values = at::ones({3});
+  const HostRead read(values);
+  EXPECT_TRUE(read.is_pending());
+  EXPECT_FALSE(read.end().has_value());
+  EXPECT_TRUE(read.wait().is_same(values));
+  EXPECT_FALSE(HostRead().is_pending());
 }
 
 }  // namespace

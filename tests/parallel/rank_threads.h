@@ -9,8 +9,8 @@
 #include <thread>
 #include <vector>
 
-#include "parallel/process_group.h"
-#include "parallel/rendezvous.h"
+#include "parallel/ranks/process_group.h"
+#include "parallel/ranks/rendezvous.h"
 
 namespace kiln::test {
 
@@ -70,6 +70,15 @@ inline void on_nodes(const std::vector<int64_t>& ranks_of_nodes, const RankBody&
   for (std::thread& thread : threads) thread.join();
   for (const std::exception_ptr& error : errors)
     if (error) std::rethrow_exception(error);
+}
+
+// Calls body(group) with a rank that is alone and yet connected, its tensors on `device`.
+inline void alone_connected(at::Device device, const RankBody& body) {
+  const ScopedVariable no_record("TORCH_FR_BUFFER_SIZE", "0");
+  const Rendezvous rendezvous;
+  const Ranks ranks{.master_port = rendezvous.port(), .launcher_hosts = true};
+  body(ProcessGroup::connect(
+      ranks, {.device = device, .timeout = std::chrono::seconds(60), .connects_alone = true}));
 }
 
 // The same on one machine.

@@ -1,5 +1,5 @@
 // Launchers' variables, and what ranks say to each other.
-#include "parallel/ranks.h"
+#include "parallel/ranks/ranks.h"
 #include "core/aten.h"
 
 #include <gmock/gmock.h>
@@ -284,6 +284,24 @@ TEST(ProcessGroup, SaysWhereTheOthersWereExpected) {
                                       {.timeout = std::chrono::milliseconds(500)});
               }),
               HasSubstr("rank 1 of 2 did not meet the others at 127.0.0.1:1"));
+}
+
+// One rank that connects sends all it says through c10d, as several do: with one GPU the only way to run
+// NCCL.
+TEST(ProcessGroup, OneRankMayConnectToItself) {
+  test::alone_connected(at::kCPU, [](const std::shared_ptr<ProcessGroup>& group) {
+    const at::Tensor values = at::arange(8, at::kFloat), out = at::zeros({8});
+    group->all_reduce(values, "a").wait();
+    EXPECT_TRUE(at::equal(values, at::arange(8, at::kFloat)));
+    group->reduce_scatter(out, values, "b").wait();
+    EXPECT_TRUE(at::equal(out, values));
+    out.zero_();
+    group->all_gather(out, values, "c").wait();
+    EXPECT_TRUE(at::equal(out, values));
+    EXPECT_EQ(group->volume().all_reduced, 8) << "it was sent";
+    EXPECT_THAT(group->sum({2}, "d"), ElementsAre(2));
+    EXPECT_EQ(group->subgroup("itself", {0})->volume().all_reduced, 8);
+  });
 }
 
 }  // namespace

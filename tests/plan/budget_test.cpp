@@ -1,5 +1,5 @@
 // The memory budget: sizes, refusals, the command that fits.
-#include "plan/budget.h"
+#include "plan/fit/budget.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -7,7 +7,9 @@
 #include <ATen/Parallel.h>
 
 #include "core/error.h"
-#include "plan/train_command.h"
+#include "plan/report/report.h"
+#include "plan/run/make_plan.h"
+#include "run/train_command.h"
 #include "train/usable_options.h"
 
 namespace kiln {
@@ -19,28 +21,29 @@ using ::testing::ThrowsMessage;
 
 TrainOptions small_options() {
   TrainOptions options = test::usable_options();
-  options.model = "DiT-S/2";
+  options.model.name = "DiT-S/2";
   options.global_batch = 32;
-  options.device = "cpu";
+  options.compute.device = DeviceChoice::kCpu;
   return options;
 }
 
-TEST(ParseBytes, ReadsSizes) {
-  EXPECT_EQ(parse_bytes("800M"), 800 << 20);
-  EXPECT_EQ(parse_bytes("12G"), int64_t{12} << 30);
-  EXPECT_EQ(parse_bytes("11.5GiB"), int64_t{23} << 29);
-  EXPECT_EQ(parse_bytes("2GB"), 2'000'000'000);
-  EXPECT_EQ(parse_bytes("4096"), 4096);
-  for (const char* bad : {"", "much", "12X", "-1G", "0", "G", "1G2", "nan", "inf"})
-    EXPECT_THAT([&] { parse_bytes(bad); }, ThrowsMessage<Error>(HasSubstr("--memory-budget expects"))) << bad;
+TEST(MemoryBudget, ReadsSizes) {
+  EXPECT_EQ(MemoryBudget::parse("800M").bytes(), 800 << 20);
+  EXPECT_EQ(MemoryBudget::parse("12G").bytes(), int64_t{12} << 30);
+  EXPECT_EQ(MemoryBudget::parse("11.5GiB").bytes(), int64_t{23} << 29);
+  EXPECT_EQ(MemoryBudget::parse("2GB").bytes(), 2'000'000'000);
+  EXPECT_EQ(MemoryBudget::parse("4096").bytes(), 4096);
+  for (const char* bad : {"much", "12X", "-1G", "0", "G", "1G2", "nan", "inf"})
+    EXPECT_THAT([&] { MemoryBudget::parse(bad); }, ThrowsMessage<Error>(HasSubstr("--memory-budget expects")))
+        << bad;
 }
 
 TEST(CommandLine, NamesWhatIsNotDefault) {
   TrainOptions options = small_options();
   options.out = "my run";
-  options.flip = false;
-  options.tf32 = true;
-  options.ema_decay = {0.99, 0.5};
+  options.data.flip = false;
+  options.compute.tf32 = true;
+  options.ema.decays = {0.99, 0.5};
   EXPECT_EQ(command_line(options),
             "kiln train --data synthetic --out 'my run' --no-flip --global-batch 32 --ema-decay 0.99,0.5 "
             "--device cpu "
@@ -49,29 +52,29 @@ TEST(CommandLine, NamesWhatIsNotDefault) {
 
 TEST(CommandLine, SaysNone) {
   TrainOptions options = small_options();
-  options.ema_decay.clear();
+  options.ema.decays.clear();
   EXPECT_THAT(command_line(options), HasSubstr(" --ema-decay none "));
 }
 
 TEST(Budget, RecomputesMoreWhereLessIsAllowed) {
   TrainOptions options = small_options();
-  options.memory_budget = "64G";
+  options.memory.budget = MemoryBudget::parse("64G");
   const FittedRun all = fit_run(options);
-  EXPECT_EQ(all.options.recompute, "none");
+  EXPECT_EQ(all.options.memory.recompute, SegmentSet());
   EXPECT_THAT(all.summary, HasSubstr("memory budget 64.00 GiB"));
-  options.memory_budget = "2500M";
+  options.memory.budget = MemoryBudget::parse("2500M");
   const FittedRun less = fit_run(options);
-  EXPECT_NE(less.options.recompute, "none");
+  EXPECT_NE(less.options.memory.recompute, SegmentSet());
   EXPECT_LT(less.predicted.at("peak_bytes").get<int64_t>(), all.predicted.at("peak_bytes").get<int64_t>());
-  EXPECT_LT(less.predicted.at("peak_bytes").get<int64_t>(), parse_bytes("2500M"));
+  EXPECT_LT(less.predicted.at("peak_bytes").get<int64_t>(), MemoryBudget::parse("2500M").bytes());
 }
 
 // Steps go on while a copy of the state is written.
 TEST(Budget, CountsACopyOfTheState) {
   TrainOptions options = small_options();
-  options.memory_budget = "2500M";
+  options.memory.budget = MemoryBudget::parse("2500M");
   const FittedRun files = fit_run(options);
-  options.checkpoint_copy = "memory";
+  options.checkpoints.copy = CheckpointCopy::kMemory;
   const FittedRun copies = fit_run(options);
   EXPECT_LT(copies.predicted.at("peak_bytes").get<int64_t>() + (400 << 20),
             files.predicted.at("peak_bytes").get<int64_t>());
@@ -82,7 +85,7 @@ TEST(Budget, CopiesTheStateWhereTheHostHasRoom) {
   PlanOptions options;
   options.gpu = "A100-80G";
   options.train = small_options();
-  options.train.depth = 2;
+  options.train.model.depth = 2;
   Plan plan = make_plan(options);
   int64_t stepping = 0, saving = 0;
   for (const PhasePlan& phase : plan.phases) {
@@ -90,13 +93,13 @@ TEST(Budget, CopiesTheStateWhereTheHostHasRoom) {
     most = std::max(most, phase.bytes.host + phase.bytes.pinned_host);
   }
   ASSERT_GT(saving, stepping);
-  EXPECT_EQ(fitted_checkpoint_copy(plan, saving), "auto");
-  EXPECT_EQ(fitted_checkpoint_copy(plan, saving - 1), "page-cache");
+  EXPECT_EQ(fitted_checkpoint_copy(plan, saving), CheckpointCopy::kAuto);
+  EXPECT_EQ(fitted_checkpoint_copy(plan, saving - 1), CheckpointCopy::kPageCache);
   EXPECT_THAT([&] { fitted_checkpoint_copy(plan, stepping - 1); },
               ThrowsMessage<Error>(HasSubstr("of host memory that each rank has")));
-  options.train.checkpoint_copy = "memory";
+  options.train.checkpoints.copy = CheckpointCopy::kMemory;
   plan = make_plan(options);
-  EXPECT_EQ(fitted_checkpoint_copy(plan, saving), "memory");
+  EXPECT_EQ(fitted_checkpoint_copy(plan, saving), CheckpointCopy::kMemory);
   EXPECT_THAT([&] { fitted_checkpoint_copy(plan, saving - 1); },
               ThrowsMessage<Error>(HasSubstr("--checkpoint-copy page-cache")));
 }
@@ -106,12 +109,12 @@ TEST(Budget, ChoosesTheMicroBatchWhenAsked) {
   options.global_batch = 64;
   options.micro_batch = -1;
   EXPECT_THAT([&] { fit_run(options); }, ThrowsMessage<Error>(HasSubstr("give --memory-budget auto")));
-  options.memory_budget = "2500M";
+  options.memory.budget = MemoryBudget::parse("2500M");
   const FittedRun run = fit_run(options);
   EXPECT_GT(run.options.micro_batch, 0);
   EXPECT_LT(run.options.micro_batch, 64);
   EXPECT_THAT(run.summary, HasSubstr(fmt::format("--micro-batch {} ", run.options.micro_batch)));
-  options.memory_budget = "64G";
+  options.memory.budget = MemoryBudget::parse("64G");
   EXPECT_EQ(fit_run(options).options.micro_batch, 0) << "the whole batch fits";
 }
 
@@ -136,7 +139,7 @@ TEST(Budget, AProbeChoosesItsMicroBatchWhereTheWholeBatchDoesNotFit) {
 
 TEST(Budget, RanksOfAMachineShareItsMemory) {
   TrainOptions options = small_options();
-  options.memory_budget = "8G";
+  options.memory.budget = MemoryBudget::parse("8G");
   EXPECT_THAT(fit_run(options, {.world_size = 2, .local_world_size = 2}).summary,
               HasSubstr("memory budget 4.00 GiB for each of 2 ranks"));
 }
@@ -146,14 +149,14 @@ TEST(Budget, RanksOfAMachineShareItsMemory) {
 TEST(Budget, MeasuresWithTheThreadsOfItsRank) {
   const int before = at::get_num_threads();
   TrainOptions options = small_options();
-  options.depth = 1;
-  options.memory_budget = "64G";
+  options.model.depth = 1;
+  options.memory.budget = MemoryBudget::parse("64G");
   for (const int share : {1, 2}) {
     fit_run(options, {.world_size = 2, .local_world_size = 2}, {.cpu_share = share});
     EXPECT_EQ(at::get_num_threads(), share);
   }
-  options.threads = 1;
-  options.memory_budget.clear();
+  options.compute.threads = 1;
+  options.memory.budget = {};
   fit_run(options, {}, {.cpu_share = 2});
   EXPECT_EQ(at::get_num_threads(), 1);
   at::set_num_threads(before);
@@ -161,33 +164,33 @@ TEST(Budget, MeasuresWithTheThreadsOfItsRank) {
 
 TEST(Budget, PlansARanksShare) {
   TrainOptions options = small_options();
-  options.memory_budget = "16G";
+  options.memory.budget = MemoryBudget::parse("16G");
   options.global_batch = 8;
   const auto peak = [&](const Ranks& ranks) {
     return fit_run(options, ranks).predicted.at("peak_bytes").get<int64_t>();
   };
-  options.zero_stage = 2;
+  options.zero.stage = 2;
   EXPECT_LT(peak({.world_size = 4, .local_world_size = 4}), peak({.world_size = 1}) / 2);
 }
 
 TEST(Budget, RefusalEndsInACommandThatFits) {
   TrainOptions options = small_options();
   options.global_batch = 256;
-  options.memory_budget = "2500M";
+  options.memory.budget = MemoryBudget::parse("2500M");
   EXPECT_THAT([&] { fit_run(options); },
               ThrowsMessage<Error>(AllOf(HasSubstr("--memory-budget 2500M"),
                                          HasSubstr("this fits: kiln train"), HasSubstr("--micro-batch"))));
-  options.memory_budget = "100M";
+  options.memory.budget = MemoryBudget::parse("100M");
   EXPECT_THAT([&] { fit_run(options); },
               ThrowsMessage<Error>(HasSubstr("no smaller --micro-batch fits either")));
 }
 
 TEST(Budget, PreflightRefusesWhatTheMachineDoesNotHold) {
   TrainOptions options = small_options();
-  options.model = "DiT-XL/2";
+  options.model.name = "DiT-XL/2";
   options.global_batch = 4096;
   EXPECT_THAT([&] { fit_run(options); }, ThrowsMessage<Error>(HasSubstr("--no-preflight")));
-  options.preflight = false;
+  options.memory.preflight = false;
   EXPECT_NO_THROW(fit_run(options));
 }
 

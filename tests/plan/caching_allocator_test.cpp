@@ -1,4 +1,4 @@
-#include "plan/caching_allocator.h"
+#include "plan/memory/caching_allocator.h"
 
 #include <gtest/gtest.h>
 
@@ -76,6 +76,24 @@ TEST(CachingAllocatorReplay, GivesCachedSegmentsBackBeforeItRefuses) {
   EXPECT_FALSE(replay.allocate(3, 20 * kMiB));
   EXPECT_TRUE(replay.allocate(4, 12 * kMiB));
   EXPECT_EQ(replay.peak_reserved_bytes(), 62 * kMiB);
+}
+
+// What other settings of the allocator would reserve, the replay does not know: a plan says so.
+TEST(CachingAllocatorReplay, UnusualSettingsAreNamed) {
+  const auto settings = [](const char* older, const char* newer = nullptr) {
+    return unusual_allocator_settings(
+        [=](const char* name) { return std::string(name) == "PYTORCH_ALLOC_CONF" ? newer : older; });
+  };
+  EXPECT_EQ(settings(nullptr), "");
+  EXPECT_EQ(settings(""), "");
+  EXPECT_EQ(settings("expandable_segments:False, backend:native"), "");
+  EXPECT_EQ(settings("pinned_use_background_threads:True"), "") << "of pinned memory";
+  EXPECT_EQ(settings("expandable_segments:True"), "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True");
+  EXPECT_EQ(settings("backend:native,max_split_size_mb:128"),
+            "PYTORCH_CUDA_ALLOC_CONF=backend:native,max_split_size_mb:128");
+  EXPECT_EQ(settings("expandable_segments:True", "backend:cudaMallocAsync"),
+            "PYTORCH_ALLOC_CONF=backend:cudaMallocAsync");
+  EXPECT_EQ(settings("expandable_segments:True", ""), "") << "the newer name goes first";
 }
 
 }  // namespace

@@ -1,13 +1,14 @@
 // A calibration of a few seconds: what it keeps, and what plans then say.
-#include "plan/calibrate.h"
+#include "plan/price/calibrate.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <cstdlib>
 
-#include "plan/plan.h"
-#include "plan/step_timing.h"
+#include "plan/price/step_timing.h"
+#include "plan/report/report.h"
+#include "plan/run/make_plan.h"
 #include "test_files.h"
 
 namespace kiln {
@@ -29,12 +30,12 @@ class ProfilesFolder {
 TEST(Calibrate, PlansAreMadeFromWhatWasMeasured) {
   const ProfilesFolder folder;
   PlanOptions options;
-  options.train.model = "DiT-S/8";
-  options.train.depth = 4;
+  options.train.model.name = "DiT-S/8";
+  options.train.model.depth = 4;
   options.train.global_batch = 8;
   EXPECT_THAT(to_text(make_plan(options)), HasSubstr("estimate"));
 
-  store_profile(calibrate("cpu", /*seconds=*/3));
+  store_profile(calibrate(at::kCPU, /*seconds=*/3));
   const MachineProfile profile = find_profile("cpu");
   EXPECT_TRUE(profile.measured);
   EXPECT_THAT(profile.source, StartsWith("measured on " + profile.machine));

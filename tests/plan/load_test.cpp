@@ -2,8 +2,9 @@
 #include <gtest/gtest.h>
 
 #include "core/allocations.h"
-#include "plan/phases.h"
-#include "plan/trace.h"
+#include "plan/trace/phases.h"
+#include "plan/trace/trace.h"
+#include "run/option_values.h"
 #include "test_files.h"
 #include "train/usable_options.h"
 
@@ -13,7 +14,7 @@ namespace {
 // Many small segments: 4 M weights.
 TrainOptions deep_options() {
   TrainOptions options = test::tiny_dit_options();
-  options.depth = 96;
+  options.model.depth = 96;
   return options;
 }
 
@@ -38,7 +39,7 @@ Built build(const TrainOptions& options) {
 TEST(Load, HoldsWhatThePlanSays) {
   for (const char* dtype : {"f32", "bf16"}) {
     TrainOptions options = deep_options();
-    options.compute_dtype = dtype;
+    set_option(options, "compute-dtype", dtype);
     const auto planned = static_cast<double>(planned_peak(options, DryRunDevice::kCpu));
     EXPECT_NEAR(static_cast<double>(build(options).peak_bytes), planned, 0.001 * planned) << dtype;
   }
@@ -48,7 +49,7 @@ TEST(Load, HoldsWhatThePlanSays) {
 TEST(Load, IsPlannedWithoutTheFileOfItsWeights) {
   TrainOptions options = deep_options();
   const int64_t fresh = planned_peak(options, DryRunDevice::kCuda);
-  options.weights = "/not here.safetensors";
+  options.model.weights = "/not here.safetensors";
   EXPECT_EQ(planned_peak(options, DryRunDevice::kCuda), fresh);
 }
 
@@ -57,17 +58,17 @@ TEST(Load, IsPlannedWithoutTheFileOfItsWeights) {
 TEST(Load, NeverHoldsTheWholeModelWhereTheStateIsElsewhere) {
   const test::TempFolder folder;
   TrainOptions options = deep_options();
-  options.zero_stage = 3;
-  options.offload_optimizer = options.offload_params = "nvme";
-  options.nvme_path = folder.path();
-  options.compute_dtype = "bf16";  // whose gradients are 2 bytes a weight
+  options.zero.stage = 3;
+  options.offload.optimizer = options.offload.params = Placement::kNvme;
+  options.offload.nvme.folder = folder.path();
+  options.compute.dtype = at::kBFloat16;  // whose gradients are 2 bytes a weight
   const Built built = build(options);
   const int64_t model_bytes = 4 * built.num_weights;
   EXPECT_LT(built.peak_bytes, model_bytes * 3 / 4);
   const auto planned = static_cast<double>(planned_peak(options, DryRunDevice::kCpu));
   EXPECT_NEAR(static_cast<double>(built.peak_bytes), planned, 0.02 * planned);
 
-  options.offload_optimizer = options.offload_params = "none";
+  options.offload.optimizer = options.offload.params = Placement::kDevice;
   options.global_batch = 16;
   EXPECT_LT(planned_peak(options, DryRunDevice::kCuda, /*world_size=*/16), model_bytes / 2);
 }

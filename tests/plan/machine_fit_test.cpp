@@ -1,5 +1,5 @@
 // What a budget chooses, against planning every mixture of keeping and recomputing.
-#include "plan/machine_fit.h"
+#include "plan/fit/machine_fit.h"
 
 #include <gtest/gtest.h>
 
@@ -9,8 +9,9 @@
 #include <random>
 
 #include "models/registry.h"
-#include "plan/planned_data.h"
-#include "plan/segment_costs.h"
+#include "plan/memory/segment_costs.h"
+#include "plan/trace/planned_data.h"
+#include "run/option_values.h"
 #include "train/memory_choices.h"
 #include "train/usable_options.h"
 
@@ -35,12 +36,13 @@ class BudgetOf : public ::testing::TestWithParam<Setting> {
     data_ = planned_shape(options_);
     costs_ = step_costs(options_, data_, DryRunDevice::kCpu);
     denoiser_ = build_denoiser(
-        options_.model, denoiser_config_of(options_, data_, *make_objective(objective_config_of(options_))),
+        options_.model.name,
+        denoiser_config_of(options_, data_, *make_objective(objective_config_of(options_.objective))),
         {.device = at::kMeta});
   }
 
   double flops_of(const TrainOptions& options) const {
-    return recompute_flops(costs_, parse_memory_choices(options, *denoiser_));
+    return recompute_flops(costs_, parse_memory_choices(options.memory, *denoiser_));
   }
 
   std::vector<Mixture> all_mixtures(const MachineFit& fit) const {
@@ -51,7 +53,7 @@ class BudgetOf : public ::testing::TestWithParam<Setting> {
       for (size_t i = 0; i < num_segments; ++i)
         choices.push_back({(code >> i) & 1 ? Activations::kRecompute : Activations::kKeep});
       TrainOptions mixed = options_;
-      set_memory_choices(mixed, choices, *denoiser_);
+      set_memory_choices(mixed.memory, choices, *denoiser_);
       mixtures.push_back({fit.needed(fit.plan(mixed)), flops_of(mixed)});
     }
     return mixtures;
@@ -84,8 +86,8 @@ TEST_P(BudgetOf, IsKeptWithNoMoreFlopsThanTryingEverything) {
     ASSERT_TRUE(chosen.has_value()) << budget;
     EXPECT_LE(fit.needed(chosen->plan), budget);
     EXPECT_LE(flops_of(chosen->options), fewest * (1 + 1e-12))
-        << budget << ": --recompute " << chosen->options.recompute;
-    num_mixed += chosen->options.recompute != "none" && chosen->options.recompute != "all";
+        << budget << ": --recompute " << chosen->options.memory.recompute.text();
+    num_mixed += !chosen->options.memory.recompute.is_none() && !chosen->options.memory.recompute.is_all();
   }
   EXPECT_GT(num_mixed, 0);
   EXPECT_FALSE(within(least.needed - 64).choose(options_).has_value());

@@ -1,4 +1,4 @@
-#include "plan/op_recorder.h"
+#include "plan/trace/op_recorder.h"
 #include "core/aten.h"
 
 #include <ATen/Parallel.h>
@@ -13,11 +13,12 @@
 #include <thread>
 #include <tuple>
 
+#include "ops/engine_sums.h"
 #include "ops/ops.h"
-#include "plan/engine_sums.h"
-#include "plan/sharding.h"
-#include "plan/step_timing.h"
-#include "plan/trace.h"
+#include "plan/price/step_timing.h"
+#include "plan/ranks/step_time.h"
+#include "plan/trace/trace.h"
+#include "run/option_values.h"
 
 namespace kiln {
 namespace {
@@ -154,12 +155,12 @@ TEST(OpRecorder, SeesWhatAnotherThreadRunsForThisOne) {
 
 TrainOptions small_options(const std::string& dtype, const std::string& recompute) {
   TrainOptions options;
-  options.model = "DiT-S/8";
-  options.depth = 2;
+  options.model.name = "DiT-S/8";
+  options.model.depth = 2;
   options.global_batch = 4;
   options.micro_batch = 3;
-  options.compute_dtype = dtype;
-  options.recompute = recompute;
+  set_option(options, "compute-dtype", dtype);
+  options.memory.recompute = SegmentSet::parse(recompute);
   return options;
 }
 
@@ -169,11 +170,13 @@ class TracedStep : public ::testing::TestWithParam<const char*> {
 };
 INSTANTIATE_TEST_SUITE_P(Dtypes, TracedStep, ::testing::Values("f32", "bf16", "fp16"));
 
-std::vector<std::string> described(const std::vector<OpRecord>& ops) {
+std::vector<std::string> described(const std::vector<Span>& spans) {
   std::vector<std::string> lines;
-  for (const OpRecord& op : ops)
-    lines.push_back(fmt::format("{} {} flops {} bytes {}, {} of {}", op.name, c10::toString(op.dtype),
-                                op.flops, op.bytes, name_of(op.phase), op.segment));
+  for (const Span& span : spans)
+    for (const OpRecord& op : span.ops)
+      lines.push_back(fmt::format("{} {} flops {} bytes {}, {} of {} in micro-step {}", op.name,
+                                  c10::toString(op.dtype), op.flops, op.bytes, name_of(span.phase),
+                                  span.segment, span.micro_step));
   return lines;
 }
 
@@ -181,8 +184,8 @@ std::vector<std::string> described(const std::vector<OpRecord>& ops) {
 TEST_P(TracedStep, RunsTheSameOnMetaAndOnTheCpu) {
   for (const char* recompute : {"none", "0"}) {
     const TrainOptions options = small_options(GetParam(), recompute);
-    const auto planned = described(trace_step(options, synthetic_shape(options), DryRunDevice::kCpu).ops),
-               real = described(time_steps(options, at::kCPU, {.plain = 1, .watched = 1}).ops);
+    const auto planned = described(trace_step(options, synthetic_shape(options), DryRunDevice::kCpu).spans),
+               real = described(time_steps(options, at::kCPU, {.plain = 1, .watched = 1}).spans);
     const auto [here, there] = std::ranges::mismatch(planned, real);
     if (here == planned.end() && there == real.end()) continue;
     ADD_FAILURE() << "recompute " << recompute << ": of " << planned.size() << " and " << real.size()
@@ -225,11 +228,11 @@ TEST(TracedStep, TheEngineAddsInPlaceOnlyWhereADeviceWould) {
 // forward.
 TEST(TracedStep, FlopsAreThoseOfTheModel) {
   TrainOptions options;
-  options.model = "DiT-S/2";
+  options.model.name = "DiT-S/2";
   options.global_batch = 2;
   const StepTrace trace = trace_step(options, synthetic_shape(options), DryRunDevice::kCpu);
   double flops = 0, attention = 0;
-  for (const OpRecord& op : trace.ops) {
+  for (const OpRecord& op : ops_of(trace.spans)) {
     flops += op.flops;
     if (op.op_class == OpClass::kAttention) attention += op.flops;
   }
@@ -242,10 +245,11 @@ TEST(TracedStep, RecomputeAddsTheForwardOfItsBlocks) {
   const auto flops = [](const std::string& recompute) {
     const TrainOptions options = small_options("bf16", recompute);
     double all = 0, again = 0;
-    for (const OpRecord& op : trace_step(options, synthetic_shape(options), DryRunDevice::kCuda).ops) {
-      all += op.flops;
-      if (op.phase == StepPhase::kRecompute) again += op.flops;
-    }
+    for (const Span& span : trace_step(options, synthetic_shape(options), DryRunDevice::kCuda).spans)
+      for (const OpRecord& op : span.ops) {
+        all += op.flops;
+        if (span.phase == StepPhase::kRecompute) again += op.flops;
+      }
     return std::pair(all, again);
   };
   const auto [none, none_again] = flops("none");
@@ -263,22 +267,24 @@ TEST(TracedStep, OfManyMicroStepsIsThatOfEveryOne) {
       TrainOptions options = small_options("bf16", "0");
       options.global_batch = global_batch;
       options.micro_batch = 2;
-      options.zero_stage = stage;
+      options.zero.stage = stage;
       const DataShape data = synthetic_shape(options);
       const StepTrace composed = trace_step(options, data, device, world_size),
                       whole = trace_every_micro_step(options, data, device, world_size);
       EXPECT_EQ(composed.memory.peak_bytes, whole.memory.peak_bytes) << global_batch;
       EXPECT_EQ(composed.memory.peak_phase, whole.memory.peak_phase);
       EXPECT_EQ(composed.memory.persistent, whole.memory.persistent);
-      EXPECT_LT(composed.ops.size(), whole.ops.size());
+      EXPECT_LT(composed.spans.size(), whole.spans.size());
+      EXPECT_EQ(num_micro_steps(composed), num_micro_steps(whole));
       std::map<std::string, double> counts;
       double flops = 0;
       const auto add = [&](const StepTrace& trace, double sign) {
-        for (const OpRecord& op : trace.ops) {
-          counts[fmt::format("{} {} of {}", op.name, name_of(op.phase), op.segment)] +=
-              sign * static_cast<double>(op.times);
-          flops += sign * static_cast<double>(op.times) * op.flops;
-        }
+        for (const Span& span : trace.spans)
+          for (const OpRecord& op : span.ops) {
+            counts[fmt::format("{} {} of {}", op.name, name_of(span.phase), span.segment)] +=
+                sign * static_cast<double>(span.times);
+            flops += sign * static_cast<double>(span.times) * op.flops;
+          }
       };
       add(composed, 1);
       add(whole, -1);
@@ -298,13 +304,13 @@ TEST(TracedStep, OfManyMicroStepsIsThatOfEveryOne) {
 
 TEST(TracedStep, LargestModelInAFractionOfASecond) {
   TrainOptions options;
-  options.model = "DiT-XL/2";
-  options.compute_dtype = "bf16";
+  options.model.name = "DiT-XL/2";
+  options.compute.dtype = at::kBFloat16;
   const std::clock_t begin = std::clock();  // of this process: other programs do not count
   const StepTrace trace = trace_step(options, synthetic_shape(options), DryRunDevice::kCuda);
   const double seconds = static_cast<double>(std::clock() - begin) / CLOCKS_PER_SEC;
   RecordProperty("seconds", std::to_string(seconds));
-  EXPECT_GT(trace.ops.size(), 1000u);
+  EXPECT_GT(ops_of(trace.spans).size(), 1000u);
   EXPECT_LT(seconds, 0.6) << "0.1 s on an idle machine";
 }
 

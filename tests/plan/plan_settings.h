@@ -2,7 +2,8 @@
 #pragma once
 #include <nlohmann/json.hpp>
 
-#include "plan/plan.h"
+#include "plan/run/make_plan.h"
+#include "run/option_values.h"
 
 namespace kiln::test {
 

@@ -1,4 +1,4 @@
-#include "plan/plan.h"
+#include "plan/run/plan.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -6,11 +6,13 @@
 #include <numeric>
 
 #include "core/error.h"
-#include "plan/device_memory.h"
+#include "plan/memory/device_memory.h"
 #include "plan/plan_settings.h"
-#include "plan/planned_data.h"
-#include "plan/price.h"
-#include "plan/rank_walk.h"
+#include "plan/price/price.h"
+#include "plan/ranks/rank_step.h"
+#include "plan/ranks/step_time.h"
+#include "plan/report/report.h"
+#include "plan/trace/planned_data.h"
 
 namespace kiln {
 namespace {
@@ -23,8 +25,8 @@ using testing::ThrowsMessage;
 
 PlanOptions small_plan() {
   PlanOptions options;
-  options.train.model = "DiT-S/4";
-  options.train.compute_dtype = "bf16";
+  options.train.model.name = "DiT-S/4";
+  options.train.compute.dtype = at::kBFloat16;
   options.gpu = "A100-80G";
   return options;
 }
@@ -43,11 +45,13 @@ TEST(Plan, IsTheTraceOfTheStep) {
   const PlanOptions options = small_plan();
   const Plan plan = make_plan(options);
   const StepTrace trace = trace_of(options);
-  EXPECT_EQ(plan.peak_bytes, trace.memory.peak_bytes + plan.machine.workspace_bytes);
+  EXPECT_EQ(plan.peak_bytes, trace.memory.peak_bytes + workspaces_bytes(plan.machine));
+  EXPECT_EQ(workspaces_bytes(plan.machine), 2 * plan.machine.workspace_bytes)
+      << "forward's and autograd's thread";
   EXPECT_EQ(sum(plan.by_kind), plan.peak_bytes);
   EXPECT_EQ(plan.peak_bytes + sum(plan.overhead), plan.reserved_bytes + plan.machine.context_bytes);
   EXPECT_GE(plan.needed_bytes, plan.reserved_bytes + plan.machine.context_bytes);
-  EXPECT_NEAR(plan.step_s, price_step(trace.ops, plan.machine).seconds, 1e-9);
+  EXPECT_NEAR(plan.step_s, price_step(trace.spans, plan.machine).seconds, 1e-9);
   EXPECT_NEAR(plan.step_s, std::accumulate(plan.phase_s.begin(), plan.phase_s.end(), 0.0), 1e-9);
   EXPECT_DOUBLE_EQ(plan.images_per_s, 256 / plan.step_s);
 }
@@ -74,7 +78,7 @@ TEST(Plan, PeakGrowsWithTheBatchAndFallsWithRecomputation) {
     before = peak;
   }
   PlanOptions recomputed = small_plan();
-  recomputed.train.recompute = "all";
+  recomputed.train.memory.recompute = SegmentSet::all();
   const Plan less = make_plan(recomputed), all = make_plan(small_plan());
   EXPECT_LT(less.peak_bytes, all.peak_bytes / 2);
   EXPECT_GT(less.step_s, 1.2 * all.step_s);
@@ -84,26 +88,26 @@ TEST(Plan, PeakGrowsWithTheBatchAndFallsWithRecomputation) {
 
 TEST(Plan, SaysWhatDoesNotFitAndWhatWould) {
   PlanOptions options = small_plan();
-  options.train.model = "DiT-XL/2";
+  options.train.model.name = "DiT-XL/2";
   options.train.global_batch = 16;
   options.gpu = "T4";
-  options.train.compute_dtype = "fp16";
-  options.train.recompute = "all";
+  options.train.compute.dtype = at::kHalf;
+  options.train.memory.recompute = SegmentSet::all();
   Plan plan = make_plan(options);
   EXPECT_TRUE(plan.fits) << plan.needed_bytes << " of " << plan.machine.memory_bytes;
-  options.train.recompute = "none";
+  options.train.memory.recompute = SegmentSet();
   plan = make_plan(options);
   EXPECT_FALSE(plan.fits);
   EXPECT_GT(plan.needed_bytes, plan.machine.memory_bytes);
 
   options.gpu = "RTX-4090";
-  options.train.recompute = "all";
-  options.train.ema_decay = {0.9, 0.99, 0.995, 0.999, 0.9999};
+  options.train.memory.recompute = SegmentSet::all();
+  options.train.ema.decays = {0.9, 0.99, 0.995, 0.999, 0.9999};
   options.gpus = 4;
   plan = make_plan(options);
   EXPECT_FALSE(plan.fits);
   EXPECT_THAT(plan.advice, Contains(HasSubstr("--zero-stage 1")));
-  options.train.zero_stage = 1;
+  options.train.zero.stage = 1;
   EXPECT_TRUE(make_plan(options).fits);
 }
 
@@ -113,17 +117,17 @@ TEST(Plan, OffloadedStateIsNotOnTheGpu) {
   const StepTrace trace = trace_of(options);
   const int64_t elements =
       std::accumulate(trace.segment_weights.begin(), trace.segment_weights.end(), int64_t{0});
-  const auto offloaded = [&](const char* place) {
+  const auto offloaded = [&](Placement place) {
     return trace_of_rank(trace, {.gpus = 8, .zero_stage = 2, .offload_optimizer = place});
   };
-  const StepTrace host = offloaded("cpu"), disk = offloaded("nvme");
+  const StepTrace host = offloaded(Placement::kHost), disk = offloaded(Placement::kNvme);
   for (MemoryKind kind : {MemoryKind::kMaster, MemoryKind::kMoments, MemoryKind::kEma})
     EXPECT_FALSE(host.memory.persistent.contains(kind));
   EXPECT_GE(host.offloaded.host, 2 * elements);  // 16 bytes of 8 ranks each
   EXPECT_GE(disk.offloaded.disk, 2 * elements);
   EXPECT_EQ(host.offloaded.disk, 0);
-  options.train.zero_stage = 2;
-  options.train.offload_optimizer = "cpu";
+  options.train.zero.stage = 2;
+  options.train.offload.optimizer = Placement::kHost;
   const StepTrace rank = trace_step(options.train, planned_shape(options.train), DryRunDevice::kCuda, 8);
   EXPECT_EQ(host.memory.persistent, rank.memory.persistent);
   EXPECT_EQ(host.offloaded.host, rank.offloaded.host);
@@ -136,26 +140,26 @@ TEST(Plan, OffloadedWeightsAreNotOnTheGpu) {
   for (const int64_t gpus : {1, 8}) {
     options.gpus = gpus;
     const StepTrace trace = trace_of(options);
-    for (const char* place : {"cpu", "nvme"}) {
+    for (const Placement place : {Placement::kHost, Placement::kNvme}) {
       const Sharding sharding{
-          .gpus = gpus, .zero_stage = 3, .offload_optimizer = "cpu", .offload_params = place};
+          .gpus = gpus, .zero_stage = 3, .offload_optimizer = Placement::kHost, .offload_params = place};
       PlanOptions offloaded = options;
-      offloaded.train.zero_stage = 3;
-      offloaded.train.offload_optimizer = "cpu";
-      offloaded.train.offload_params = place;
-      offloaded.train.nvme_path = ".";
+      offloaded.train.zero.stage = 3;
+      offloaded.train.offload.optimizer = Placement::kHost;
+      offloaded.train.offload.params = place;
+      offloaded.train.offload.nvme.folder = ".";
       const StepTrace rank =
           trace_step(offloaded.train, planned_shape(options.train), DryRunDevice::kCuda, gpus);
       const StepTrace composed = trace_of_rank(trace, sharding);
       EXPECT_FALSE(rank.memory.persistent.contains(MemoryKind::kWeights));
-      EXPECT_EQ(composed.memory.persistent, rank.memory.persistent) << place << " on " << gpus;
-      EXPECT_EQ(composed.offloaded.host, rank.offloaded.host) << place << " on " << gpus;
-      EXPECT_EQ(composed.offloaded.disk, rank.offloaded.disk) << place << " on " << gpus;
+      EXPECT_EQ(composed.memory.persistent, rank.memory.persistent) << choice_name(place) << " on " << gpus;
+      EXPECT_EQ(composed.offloaded.host, rank.offloaded.host) << choice_name(place) << " on " << gpus;
+      EXPECT_EQ(composed.offloaded.disk, rank.offloaded.disk) << choice_name(place) << " on " << gpus;
       const int64_t weights =
           rank.num_weights * static_cast<int64_t>(c10::elementSize(rank.unit.compute_dtype));
-      EXPECT_EQ(rank.offloaded.disk >= weights / gpus, place == std::string("nvme"));
+      EXPECT_EQ(rank.offloaded.disk >= weights / gpus, place == Placement::kNvme);
       Sharding without = sharding;
-      without.offload_params = "none";
+      without.offload_params = Placement::kDevice;
       EXPECT_GT(time_step(rank, machine, sharding).seconds, time_step(rank, machine, without).seconds);
       EXPECT_TRUE(make_plan(offloaded).step_s > 0);
     }
@@ -171,7 +175,10 @@ TEST(Plan, CommunicationHidesBehindTheBackward) {
     return time.by_phase[static_cast<size_t>(StepPhase::kCommunication)];
   };
   const MachineProfile fast = find_profile("A100-80G");
-  const StepTime alone = time_step(trace, fast, {}), together = time_step(trace, fast, {.gpus = 8});
+  const auto time_on = [&](const MachineProfile& machine, const Sharding& sharding) {
+    return time_step(trace_of_rank(trace, sharding), machine, sharding);
+  };
+  const StepTime alone = time_on(fast, {}), together = time_on(fast, {.gpus = 8});
   EXPECT_EQ(waits(alone), 0);
   EXPECT_EQ(alone.communication_s, 0);
   EXPECT_GT(together.communication_s, 0);
@@ -179,14 +186,13 @@ TEST(Plan, CommunicationHidesBehindTheBackward) {
 
   MachineProfile slow = fast;
   slow.peer_bytes_per_s = 1e8;
-  const StepTime stuck = time_step(trace, slow, {.gpus = 8});
+  const StepTime stuck = time_on(slow, {.gpus = 8});
   // 2 (N - 1) / N of the gradients, less what the backward hides.
   const double gradients = static_cast<double>(trace.memory.persistent.at(MemoryKind::kGradients));
   EXPECT_NEAR(stuck.communication_s, 2 * 7.0 / 8 * gradients / 1e8, 0.02 * stuck.communication_s);
   EXPECT_GT(waits(stuck), 0.8 * stuck.communication_s);
   // Stage 3 moves half as much again.
-  EXPECT_NEAR(time_step(trace, slow, {.gpus = 8, .zero_stage = 3}).communication_s / stuck.communication_s,
-              1.5, 0.02);
+  EXPECT_NEAR(time_on(slow, {.gpus = 8, .zero_stage = 3}).communication_s / stuck.communication_s, 1.5, 0.02);
 }
 
 TEST(Plan, ScalesByRanksAndFillsInTheRun) {
@@ -210,15 +216,37 @@ TEST(Plan, ScalesByRanksAndFillsInTheRun) {
   EXPECT_EQ(plan.store_bytes, plan.dataset_size * 2 * 4 * 32 * 32 * 4);
 }
 
+// Composed from the trace of one number of GPUs, the others are what planning each says.
+TEST(Plan, OtherNumbersOfGpusAreWhatTheirOwnPlansSay) {
+  for (const char* params : {"none", "cpu"}) {
+    PlanOptions options = test::plan_options("RTX-4090", 4,
+                                             {{"model", "DiT-S/4"},
+                                              {"depth", 2},
+                                              {"global-batch", 128},
+                                              {"micro-batch", 8},
+                                              {"compute-dtype", "bf16"},
+                                              {"zero-stage", 3},
+                                              {"offload-params", params}});
+    for (const ScalingPoint& point : make_plan(options).scaling) {
+      if (point.gpus > 16) break;
+      PlanOptions other = options;
+      other.gpus = point.gpus;
+      other.train.global_batch = 32 * point.gpus;
+      if (point.gpus == 1 && params == std::string("none")) other.train.zero.stage = 0;
+      EXPECT_NEAR(point.step_s, make_plan(other).step_s, 1e-9 * point.step_s) << point.gpus << " " << params;
+    }
+  }
+}
+
 // Sixteen GPUs on two machines: with copies on each, only reduced shards cross the slow link.
 TEST(Plan, KnowsMachinesThatHoldCopies) {
   PlanOptions options = small_plan();
   options.gpu = "A100-80G";
   options.gpus = 16;
   options.train.global_batch = 256;
-  options.train.zero_stage = 3;
+  options.train.zero.stage = 3;
   const Plan divided = make_plan(options);
-  options.train.shard_within_node = true;
+  options.train.zero.shard_within_node = true;
   const Plan copies = make_plan(options);
   EXPECT_LT(copies.communication_s, divided.communication_s);
   EXPECT_NEAR(
@@ -226,20 +254,20 @@ TEST(Plan, KnowsMachinesThatHoldCopies) {
       2, 0.02);
   options.gpus = 8;
   const Plan alone = make_plan(options);
-  options.train.shard_within_node = false;
+  options.train.zero.shard_within_node = false;
   EXPECT_EQ(alone.communication_s, make_plan(options).communication_s);
   options.gpus = 12;
   options.train.global_batch = 240;
-  options.train.shard_within_node = true;
+  options.train.zero.shard_within_node = true;
   EXPECT_THAT([&] { make_plan(options); }, ThrowsMessage<Error>(HasSubstr("--shard-within-node")));
 }
 
 TEST(Plan, PhasesOutsideTheStepAreTraced) {
   PlanOptions options = small_plan();
   options.train.global_batch = 8;
-  options.train.sample_every = 100;
-  options.train.autoencoder = "an autoencoder";
-  options.train.validation_data = "a store";
+  options.train.samples.every = 100;
+  options.train.data.autoencoder = "an autoencoder";
+  options.train.validation.data = "a store";
   const Plan plan = make_plan(options);
   std::map<std::string, PhasePlan> phases;
   for (const PhasePlan& phase : plan.phases) phases[phase.name] = phase;
@@ -257,8 +285,9 @@ TEST(Plan, PhasesOutsideTheStepAreTraced) {
   // Its own loader, beside that of the training.
   EXPECT_GT(phases["validation"].bytes.host, phases["steady step"].bytes.host);
   // Master, EMA and two moments are copied to the host, and written while a validation may run.
-  EXPECT_EQ(phases["checkpoint"].bytes.host - phases["validation"].bytes.host, 16 * plan.num_weights);
-  options.train.checkpoint_copy = "page-cache";
+  EXPECT_NEAR(static_cast<double>(phases["checkpoint"].bytes.host - phases["validation"].bytes.host),
+              static_cast<double>(16 * plan.num_weights), 1e-3 * static_cast<double>(16 * plan.num_weights));
+  options.train.checkpoints.copy = CheckpointCopy::kPageCache;
   for (const PhasePlan& phase : make_plan(options).phases)
     if (phase.name == "checkpoint") {
       EXPECT_EQ(phase.bytes.host, phases["steady step"].bytes.host);
@@ -267,7 +296,7 @@ TEST(Plan, PhasesOutsideTheStepAreTraced) {
 
 TEST(Plan, AdvisesWithTheOptionToChange) {
   PlanOptions good = small_plan();
-  good.train.loader_threads = 4;
+  good.train.data.loader_threads = 4;
   EXPECT_THAT(make_plan(good).advice, IsEmpty());
 
   const auto advice = [](PlanOptions options) { return make_plan(options).advice; };
@@ -275,36 +304,36 @@ TEST(Plan, AdvisesWithTheOptionToChange) {
   odd.train.micro_batch = 12;
   EXPECT_THAT(advice(odd), Contains(HasSubstr("--micro-batch 8")));
   PlanOptions single = good;
-  single.train.compute_dtype = "f32";
+  single.train.compute.dtype = at::kFloat;
   EXPECT_THAT(advice(single), Contains(HasSubstr("--compute-dtype bf16")));
   PlanOptions full = good;
   full.gpu = "T4";
-  full.train.model = "DiT-XL/2";
-  full.train.depth = 0;
-  full.train.compute_dtype = "fp16";
+  full.train.model.name = "DiT-XL/2";
+  full.train.model.depth = 0;
+  full.train.compute.dtype = at::kHalf;
   EXPECT_THAT(advice(full), Contains(HasSubstr("kiln plan --search --gpu T4 --gpus 1 --model DiT-XL/2")));
   PlanOptions large = good;
   large.train.global_batch = 4096;
   large.train.micro_batch = 256;
   EXPECT_THAT(advice(large), Contains(HasSubstr("--global-batch 256")));
   PlanOptions hot = good;
-  hot.train.lr = 1e-2;
+  hot.train.lr.peak = 1e-2;
   EXPECT_THAT(advice(hot), Contains(HasSubstr("--lr 0.0001")));
   PlanOptions starved = good;
-  starved.train.loader_threads = 1;
+  starved.train.data.loader_threads = 1;
   starved.gpu = "B200";
-  starved.train.model = "DiT-S/8";
-  starved.train.depth = 2;
+  starved.train.model.name = "DiT-S/8";
+  starved.train.model.depth = 2;
   EXPECT_THAT(advice(starved), Contains(HasSubstr("the disk (")));
-  EXPECT_THAT(advice(starved), Contains(HasSubstr("--loader-threads 2")));
+  EXPECT_THAT(advice(starved), Contains(HasSubstr("--loader-threads 3")));
   PlanOptions offloaded = good;
-  offloaded.train.offload_optimizer = "nvme";
+  offloaded.train.offload.optimizer = Placement::kNvme;
   EXPECT_THAT(advice(offloaded), Contains(HasSubstr("--offload-optimizer none")));
   PlanOptions divided = good;  // few images a step over Ethernet: weights and gradients travel all the same
   divided.gpu = "L40S";
   divided.gpus = 8;
   divided.train.global_batch = 64;
-  divided.train.zero_stage = 3;
+  divided.train.zero.stage = 3;
   EXPECT_THAT(advice(divided), Contains(HasSubstr("of the step waits for the link between GPUs")));
   const StepTrace trace = trace_of(good);
   MachineProfile machine = find_profile(good.gpu);
@@ -321,7 +350,7 @@ TEST(Plan, SaysWhichGpuThisBuildNoLongerRunsOn) {
   const auto advice = [](const std::string& gpu) {
     PlanOptions options = small_plan();
     options.gpu = gpu;
-    options.train.compute_dtype = "fp16";
+    options.train.compute.dtype = at::kHalf;
     return make_plan(options).advice;
   };
   const auto is_told = Contains(HasSubstr("does not run on a V100"));
@@ -339,12 +368,10 @@ TEST(Plan, RefusesNonsenseInOneLine) {
   refuses([](PlanOptions& o) { o.gpu = "A100-80H"; }, "A100-80G");
   refuses([](PlanOptions& o) { o.gpus = 7; }, "252 and 259");
   refuses([](PlanOptions& o) { o.gpus = 0; }, "--gpus");
-  refuses([](PlanOptions& o) { o.train.zero_stage = 2; }, "--gpus is 1");
-  refuses([](PlanOptions& o) { o.train.offload_optimizer = "moon"; }, "--offload-optimizer");
-  refuses([](PlanOptions& o) { o.train.offload_params = "moon"; }, "--offload-params");
-  refuses([](PlanOptions& o) { o.train.offload_params = "nvme"; }, "needs --zero-stage 3");
+  refuses([](PlanOptions& o) { o.train.zero.stage = 2; }, "--gpus is 1");
+  refuses([](PlanOptions& o) { o.train.offload.params = Placement::kNvme; }, "needs --zero-stage 3");
   refuses([](PlanOptions& o) { o.gpu = "V100"; }, "fp16");
-  refuses([](PlanOptions& o) { o.train.data = "/no such store"; }, "--data");
+  refuses([](PlanOptions& o) { o.train.data.path = "/no such store"; }, "--data");
   refuses([](PlanOptions& o) { o.price_per_gpu_hour = -1; }, "--price-per-gpu-hour");
   refuses([](PlanOptions& o) { o.train.micro_batch = 257; }, "--micro-batch");
 }
@@ -370,7 +397,7 @@ TEST(Plan, PassesAreNoLargerThanWhatAGpuHas) {
 // Blocks that are cached and too small for the next one go back to the device before memory runs out.
 TEST(Plan, FitsWhenTheAllocatorGivesBackWhatItCaches) {
   PlanOptions options = small_plan();
-  options.train.recompute = "all";
+  options.train.memory.recompute = SegmentSet::all();
   const StepTrace trace = trace_of(options);
   MachineProfile machine = find_profile(options.gpu);
   const auto plan_with = [&](int64_t memory) {
@@ -391,7 +418,7 @@ TEST(Plan, FitsWhenTheAllocatorGivesBackWhatItCaches) {
 
 TEST(DeviceTimeline, ReusesWhatItReserved) {
   constexpr int64_t kMiB = 1 << 20;
-  const DeviceEvents state = {{1, 30 * kMiB}}, step = {{2, 40 * kMiB}, {2, -40 * kMiB}};
+  const MemoryEvents state = {{1, 30 * kMiB}}, step = {{2, 40 * kMiB}, {2, -40 * kMiB}};
   DeviceTimeline timeline(/*caching=*/true, /*capacity_bytes=*/0);
   EXPECT_EQ(timeline.play(state).reserved_bytes, 30 * kMiB);
   EXPECT_EQ(timeline.play(step).reserved_bytes, 70 * kMiB);

@@ -8,9 +8,11 @@
 
 #include "core/allocations.h"
 #include "core/aten.h"
-#include "data/batches.h"
+#include "data/loader/batches.h"
 #include "parallel/rank_threads.h"
-#include "plan/trace.h"
+#include "plan/trace/trace.h"
+#include "run/option_values.h"
+#include "step/span_recorder.h"
 #include "train/usable_options.h"
 
 namespace kiln {
@@ -24,12 +26,12 @@ struct Measured {
 StepBatch rows_of_rank(const TrainOptions& options, const DataShape& data, const Objective& objective,
                        const ProcessGroup& group) {
   const RowRange rows = rank_rows(options.global_batch, group.rank(), group.world_size());
-  const std::vector<int64_t> shape{rows.count, data.channels, data.height, data.width};
+  const std::vector<int64_t> shape{rows.count, data.channels, data.largest().height, data.largest().width};
   at::Generator generator = at::detail::createCPUGenerator(static_cast<uint64_t>(group.rank()));
   return {.x_0 = at::randn(shape, generator),
           .noise = at::randn(shape, generator),
           .timesteps = objective.timesteps(at::full({rows.count}, 0.5, at::kDouble)),
-          .class_labels = at::ones({rows.count}, at::kLong),
+          .conditioning = {.class_labels = at::ones({rows.count}, at::kLong)},
           .first_row = rows.first,
           .global_batch = options.global_batch};
 }
@@ -43,22 +45,33 @@ std::vector<Measured> train_on_nodes(const TrainOptions& options,
   const auto train = [&](const std::shared_ptr<ProcessGroup>& group) {
     const Training training = build_training(options, data, at::kCPU, group);
     const StepBatch batch = rows_of_rank(options, data, *training.objective, *group);
-    EXPECT_TRUE(training.step->run(batch, options.lr).applied);
+    EXPECT_TRUE(training.step->run(batch, options.lr.peak).applied);
     for (size_t s = 0; s < training.state->segments.size(); ++s) training.state->zero->gather(s, 1);
     for (size_t s = 0; s < training.state->segments.size(); ++s) training.state->zero->release(s);
-    MemoryRecorder memory;
+    SpanRecorder memory;
     memory.register_state(*training.state);
-    ranks[static_cast<size_t>(group->rank())] = {.persistent = memory.finish().persistent,
+    ranks[static_cast<size_t>(group->rank())] = {.persistent = memory.finish().memory.persistent,
                                                  .volume = group->volume()};
   };
   test::on_nodes(ranks_of_nodes, train);
   return ranks;
 }
 
+std::vector<CollectiveObserver::Start> begun(const StepTrace& trace) {
+  std::vector<CollectiveObserver::Start> begun;
+  const auto add = [&](const std::vector<CollectiveEvent>& events) {
+    for (const CollectiveEvent& event : events)
+      if (event.begins) begun.push_back(event.start);
+  };
+  add(trace.under_way);
+  for (const Span& span : trace.spans) add(span.collectives);
+  return begun;
+}
+
 int64_t bytes_of(const StepTrace& trace, CollectiveObserver::Operation operation) {
   int64_t bytes = 0;
-  for (const CollectiveEvent& event : trace.collectives)
-    if (event.begins && event.operation == operation) bytes += event.bytes;
+  for (const CollectiveObserver::Start& start : begun(trace))
+    if (start.operation == operation) bytes += start.bytes;
   return bytes;
 }
 
@@ -76,8 +89,8 @@ TEST_P(PlannedRank, HoldsAndSendsWhatARealOneDoes) {
     for (int64_t world_size : {2, 3, 4}) {
       TrainOptions options = test::tiny_dit_options();
       options.global_batch = 2 * world_size;
-      options.compute_dtype = dtype;
-      options.zero_stage = stage;
+      set_option(options, "compute-dtype", dtype);
+      options.zero.stage = stage;
       const StepTrace trace = trace_step(options, synthetic_shape(options), DryRunDevice::kCpu, world_size);
       for (const Measured& rank : train_on_nodes(options, {world_size})) {
         EXPECT_EQ(trace.memory.persistent, rank.persistent) << dtype << " on " << world_size;
@@ -102,19 +115,18 @@ void expect_real_volume_where_machines_hold_copies(int64_t stage) {
   TrainOptions options = test::tiny_dit_options();
   options.global_batch = 8;
   options.micro_batch = 1;
-  options.zero_stage = stage;
-  options.shard_within_node = true;
+  options.zero.stage = stage;
+  options.zero.shard_within_node = true;
   const StepTrace trace =
       trace_step(options, synthetic_shape(options), DryRunDevice::kCpu, 4, /*ranks_per_node=*/2);
   int64_t whole = 0;  // elements
   for (const int64_t weights : trace.segment_weights)
     whole += 2 * shard_elements(weights, {.zero_stage = stage, .world_size = 2});
   using enum CollectiveObserver::Operation;
-  for (const CollectiveEvent& event : trace.collectives)
-    if (event.begins) {
-      EXPECT_EQ(event.num_ranks, 2);
-      EXPECT_EQ(event.on_one_machine, event.operation != kAllReduce);
-    }
+  for (const CollectiveObserver::Start& start : begun(trace)) {
+    EXPECT_EQ(start.num_ranks, 2);
+    EXPECT_EQ(start.on_one_machine, start.operation != kAllReduce);
+  }
   EXPECT_EQ(bytes_of(trace, kAllReduce), 4 * whole / 2);  // once, whatever the micro-steps
   for (const Measured& rank : train_on_nodes(options, {2, 2})) {
     EXPECT_EQ(trace.memory.persistent, rank.persistent);

@@ -1,5 +1,5 @@
 // The search against plans of every configuration, one by one.
-#include "plan/search.h"
+#include "plan/search/search.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -9,7 +9,7 @@
 
 #include "core/error.h"
 #include "plan/plan_settings.h"
-#include "plan/planned_data.h"
+#include "plan/trace/planned_data.h"
 
 namespace kiln {
 namespace {
@@ -139,7 +139,7 @@ TEST(Search, HasWhatDoesNotFitAndMixtures) {
   int64_t num_large = 0, num_mixtures = 0;
   for (const Configuration& c : configurations(options, machine, planned_shape(options.plan.train))) {
     num_large += c.step_s == 0;
-    num_mixtures += c.recompute != "none" && c.recompute != "all";
+    num_mixtures += !c.recompute.is_none() && !c.recompute.is_all();
   }
   EXPECT_GT(num_large, 0);
   EXPECT_GT(num_mixtures, 0);
@@ -149,7 +149,7 @@ TEST(Search, OffloadsWeightsAndActivationsWhereNothingElseFits) {
   SearchOptions options = search_with_large_weights();
   const SearchResult result = search(options);
   ASSERT_FALSE(result.best.empty());
-  EXPECT_NE(result.best[0].plan.options.train.offload_params, "none");
+  EXPECT_NE(result.best[0].plan.options.train.offload.params, Placement::kDevice);
   options.fixed.insert({"offload-params", "offload-activations"});
   EXPECT_TRUE(search(options).best.empty());
 
@@ -160,7 +160,7 @@ TEST(Search, OffloadsWeightsAndActivationsWhereNothingElseFits) {
   const auto offloading = [&] {
     int64_t count = 0;
     for (const Configuration& c : configurations(options, machine, data))
-      if (c.offload_activations != "none") {
+      if (!c.offload_activations.is_none()) {
         ++count;
         EXPECT_LT(c.least_bytes, configurations(options, machine, data).front().least_bytes);
       }

@@ -1,5 +1,5 @@
 // The peak of any mixture of memory choices, against its own trace; the search, against trying everything.
-#include "plan/segment_costs.h"
+#include "plan/memory/segment_costs.h"
 
 #include <gtest/gtest.h>
 
@@ -7,6 +7,7 @@
 #include <ranges>
 
 #include "models/registry.h"
+#include "run/option_values.h"
 #include "train/memory_choices.h"
 #include "train/usable_options.h"
 
@@ -27,9 +28,10 @@ size_t power(size_t base, size_t exponent) { return exponent == 0 ? 1 : base * p
 StepTrace trace_mixture(TrainOptions options, const std::vector<MemoryChoice>& choices, const DataShape& data,
                         DryRunDevice device, int64_t world_size) {
   const auto denoiser = build_denoiser(
-      options.model, denoiser_config_of(options, data, *make_objective(objective_config_of(options))),
+      options.model.name,
+      denoiser_config_of(options, data, *make_objective(objective_config_of(options.objective))),
       {.device = at::kMeta});
-  set_memory_choices(options, choices, *denoiser);
+  set_memory_choices(options.memory, choices, *denoiser);
   return trace_step(options, data, device, world_size);
 }
 
@@ -46,11 +48,11 @@ class Mixtures : public ::testing::TestWithParam<CostSetting> {};
 TEST_P(Mixtures, PeakIsThatOfTheirOwnTrace) {
   const CostSetting& setting = GetParam();
   TrainOptions options = test::tiny_dit_options();
-  options.compute_dtype = setting.dtype;
+  set_option(options, "compute-dtype", setting.dtype);
   options.global_batch = setting.global_batch;
   options.micro_batch = setting.micro_batch;
   const DataShape data = synthetic_shape(options);
-  options.zero_stage = setting.zero_stage;
+  options.zero.stage = setting.zero_stage;
   const StepCosts costs = step_costs(options, data, setting.device, setting.world_size);
   std::mt19937 random(1);
   for (int i = 0; i < 16; ++i) {
@@ -59,8 +61,9 @@ TEST_P(Mixtures, PeakIsThatOfTheirOwnTrace) {
     const StepTrace trace = trace_mixture(options, choices, data, setting.device, setting.world_size);
     EXPECT_EQ(peak_bytes(costs, choices), trace.memory.peak_bytes) << i;
     double flops = 0;
-    for (const OpRecord& op : trace.ops)
-      if (op.phase == StepPhase::kRecompute) flops += op.flops * static_cast<double>(op.times);
+    for (const Span& span : trace.spans)
+      for (const OpRecord& op : span.ops)
+        if (span.phase == StepPhase::kRecompute) flops += op.flops * static_cast<double>(span.times);
     EXPECT_NEAR(recompute_flops(costs, choices), flops, 1e-6 * flops);
   }
 }
@@ -79,7 +82,7 @@ INSTANTIATE_TEST_SUITE_P(Devices, Mixtures,
 
 TEST(SegmentCosts, RecomputingAndOffloadingSaveMemory) {
   TrainOptions options = test::tiny_dit_options();
-  options.compute_dtype = "bf16";
+  options.compute.dtype = at::kBFloat16;
   options.global_batch = 64;
   const StepCosts costs = step_costs(options, synthetic_shape(options), DryRunDevice::kCuda);
   const auto uniform = [&](Activations choice) {
@@ -167,7 +170,7 @@ TEST(FitMemory, RecomputesNoMoreThanTryingEverything) {
 // Budgets over a real model's range: never more recomputation than the best of all mixtures.
 TEST(FitMemory, RecomputesNoMoreThanTryingEverythingOnASmallModel) {
   TrainOptions options = test::tiny_dit_options();
-  options.depth = 5;
+  options.model.depth = 5;
   options.micro_batch = 2;
   for (DryRunDevice device : {DryRunDevice::kCpu, DryRunDevice::kCuda}) {
     const StepCosts costs = step_costs(options, synthetic_shape(options), device);

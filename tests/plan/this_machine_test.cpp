@@ -1,4 +1,4 @@
-#include "plan/this_machine.h"
+#include "plan/price/this_machine.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -43,6 +43,15 @@ TEST(ThisMachine, OtherGpusHaveNoProfile) {
   for (const std::string name : {"NVIDIA T400 4GB", "NVIDIA H20", "NVIDIA L40", "NVIDIA A4000",
                                  "NVIDIA GH200 480GB", "NVIDIA GeForce RTX 3080", "GPU", ""})
     EXPECT_THAT(builtin_profile_named(name), Eq(std::nullopt)) << name;
+}
+
+TEST(ThisMachine, TheDataSheetIsTheBuiltInFigure) {
+  EXPECT_EQ(data_sheet_flops("NVIDIA H200", at::kBFloat16, false), 989e12);
+  EXPECT_EQ(data_sheet_flops("H200", at::kFloat, true), 495e12);
+  EXPECT_EQ(data_sheet_flops("NVIDIA A100-SXM4-80GB", at::kHalf, false), 312e12);
+  EXPECT_EQ(data_sheet_flops("Tesla T4", at::kBFloat16, false), 0) << "has none";
+  EXPECT_EQ(data_sheet_flops("AMD EPYC", at::kBFloat16, false), 0);
+  EXPECT_EQ(data_sheet_flops(at::kCPU, at::kFloat, false), 0);
 }
 
 }  // namespace

@@ -30,7 +30,7 @@ MODELS = {
 RUN = ["--sample-every", 0, "--log-every", 1, "--peak-tflops", 1]
 NUM_BUDGETS = (30 if os.environ.get("KILN_FULL") else 6) // len(MODELS)
 MIB = 1 << 20
-PROCESS = 350e6  # what is counted where nothing was measured (src/plan/cpu_estimate.cpp)
+PROCESS = 350e6  # what is counted where nothing was measured (src/plan/price/cpu_estimate.cpp)
 
 
 def highest_resident(process_id):

@@ -343,7 +343,7 @@ def test_inspect_takes_an_autoencoders_config(kiln, tmp_path):
 
 
 @pytest.mark.parametrize("arguments, message", [
-    (["--model", "sd-vea"], "dit, autoencoder_kl, sd-vae, sd-vae-oldkeys"),
+    (["--model", "sd-vea"], 'did you mean "sd-vae"?'),
     (["--model", "autoencoder_kl", "--config", '{"layers_per_block": "two"}'], "layers_per_block to be an integer"),
     (["--model", "autoencoder_kl", "--config", "[1]"], "--config expects a JSON object"),
 ])  # fmt: skip

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 import torch
 from closeness import assert_close
-from diffusers import (DDIMScheduler, DDPMScheduler, DPMSolverMultistepScheduler, FlowMatchEulerDiscreteScheduler)
+from diffusers import (DDIMScheduler, DDPMScheduler, DPMSolverMultistepScheduler, EulerAncestralDiscreteScheduler,
+                       EulerDiscreteScheduler, FlowMatchEulerDiscreteScheduler, PNDMScheduler, UniPCMultistepScheduler)
 
 ROW = 1e-4
 
@@ -28,7 +29,8 @@ def given_noise(rows):
     """diffusers' schedulers draw row i of `rows` at step i."""
     current = dict(row=None)
     with contextlib.ExitStack() as stack:
-        for module in ("ddim", "ddpm", "dpmsolver_multistep", "flow_match_euler_discrete"):
+        for module in ("ddim", "ddpm", "dpmsolver_multistep", "flow_match_euler_discrete", "euler_discrete",
+                       "euler_ancestral_discrete"):
             name = f"diffusers.schedulers.scheduling_{module}.randn_tensor"
             stack.enter_context(mock.patch(name, lambda *_, **__: rows[current["row"]]))
         yield lambda row: current.update(row=row)
@@ -36,12 +38,13 @@ def given_noise(rows):
 
 def run_scheduler(scheduler, steps, inputs, **step_options):
     scheduler.set_timesteps(steps)
-    x, samples = inputs["noise"], []
+    x, samples = inputs["noise"] * getattr(scheduler, "init_noise_sigma", 1.0), []
     with given_noise(inputs["step_noise"]) as at_row:
         if hasattr(scheduler, "set_begin_index"):
             scheduler.set_begin_index(0)
         for row, t in enumerate(scheduler.timesteps):
             at_row(row)
+            scheduler.scale_model_input(x, t) if hasattr(scheduler, "scale_model_input") else None
             x = scheduler.step(inputs["model_outputs"][row], t, x, **step_options).prev_sample
             samples.append(x)
     return scheduler.timesteps.float(), torch.stack(samples)
@@ -180,10 +183,121 @@ def test_sana_timesteps_are_truncated(conformance):
     assert got["timesteps"][:3].tolist() == [999, 982, 963]
 
 
-@pytest.mark.parametrize("sampler", ["ddim", "ddpm", "flow_euler", "dpmpp"])
+EULER = {
+    "SD": (20, SD | dict(steps_offset=1, timestep_spacing="leading")),
+    "linspace, fractional timesteps": (7, SD),
+    "v, trailing, zero SNR": (9, SD | V | dict(timestep_spacing="trailing", rescale_betas_zero_snr=True)),
+    "cosine": (30, dict(beta_schedule="squaredcos_cap_v2")),
+}
+EULER_LEVELS = {
+    "karras": (12, SD | dict(use_karras_sigmas=True)),
+    "exponential, sigma_min": (11, SD | dict(use_exponential_sigmas=True, final_sigmas_type="sigma_min")),
+    "sample": (6, dict(prediction_type="sample")),
+}
+
+
+@pytest.mark.parametrize("steps, config", (EULER | EULER_LEVELS).values(), ids=(EULER | EULER_LEVELS).keys())
+def test_euler(conformance, steps, config):
+    scheduler, inputs = EulerDiscreteScheduler(**config), draws(steps)
+    got = conformance("sampler", inputs=inputs,
+                      config=dict(type="euler", steps=steps, scheduler=scheduler_config(scheduler)))
+    timesteps, samples = run_scheduler(scheduler, steps, inputs)
+    assert_close(got["timesteps"], timesteps, 1e-6)
+    for row in range(steps):
+        assert_close(got["samples"][row], samples[row], ROW)
+
+
+@pytest.mark.parametrize("steps, config", EULER.values(), ids=EULER.keys())
+def test_euler_ancestral(conformance, steps, config):
+    scheduler, inputs = EulerAncestralDiscreteScheduler(**config), draws(steps)
+    got = conformance("sampler", inputs=inputs,
+                      config=dict(type="euler_ancestral", steps=steps, scheduler=scheduler_config(scheduler)))
+    assert_rows_close(got, *run_scheduler(scheduler, steps, inputs))
+
+
+UNIPC = {
+    "default": (10, dict()),
+    "SD, leading": (20, SD | dict(steps_offset=1, timestep_spacing="leading")),
+    "order 1": (6, SD | dict(solver_order=1)),
+    "order 3": (12, SD | dict(solver_order=3)),
+    "order 3, bh1, trailing": (9, SD | V | dict(solver_order=3, solver_type="bh1", timestep_spacing="trailing",
+                                                  final_sigmas_type="sigma_min")),  # to zero it gives NaN there
+    "first steps uncorrected": (8, SD | dict(disable_corrector=[0, 1, 4])),
+    "karras": (15, SD | dict(use_karras_sigmas=True)),
+    "exponential, sigma_min": (15, SD | dict(use_exponential_sigmas=True, final_sigmas_type="sigma_min")),
+    "sigma_min": (10, SD | dict(final_sigmas_type="sigma_min", lower_order_final=False)),
+    "flow": (11, dict(prediction_type="flow_prediction", use_flow_sigmas=True, flow_shift=3.0)),
+    "flow, order 3": (11, dict(prediction_type="flow_prediction", use_flow_sigmas=True, solver_order=3)),
+    "sample": (7, dict(prediction_type="sample")),
+    "zero SNR": (10, SD | V | dict(rescale_betas_zero_snr=True)),
+}
+
+
+@pytest.mark.parametrize("steps, config", UNIPC.values(), ids=UNIPC.keys())
+def test_unipc(conformance, steps, config):
+    scheduler, inputs = UniPCMultistepScheduler(**config), draws(steps)
+    got = conformance("sampler", inputs=inputs,
+                      config=dict(type="unipc", steps=steps, scheduler=scheduler_config(scheduler)))
+    assert_rows_close(got, *run_scheduler(scheduler, steps, inputs))
+
+
+PNDM = {
+    "SD": (20, SD | dict(skip_prk_steps=True, steps_offset=1)),
+    "PLMS, v": (7, SD | V | dict(skip_prk_steps=True, set_alpha_to_one=True)),
+    "PLMS, linspace": (5, dict(skip_prk_steps=True, timestep_spacing="linspace")),
+    "Runge-Kutta first": (10, dict()),
+    "Runge-Kutta, v": (4, SD | V),
+    "two steps": (2, SD | dict(skip_prk_steps=True)),
+}
+
+
+@pytest.mark.parametrize("steps, config", PNDM.values(), ids=PNDM.keys())
+def test_pndm(conformance, steps, config):
+    """Its timesteps are model calls: more than steps."""
+    scheduler = PNDMScheduler(**config)
+    scheduler.set_timesteps(steps)
+    inputs = draws(len(scheduler.timesteps))
+    got = conformance("sampler", inputs=inputs,
+                      config=dict(type="pndm", steps=steps, scheduler=scheduler_config(scheduler)))
+    assert_rows_close(got, *run_scheduler(scheduler, steps, inputs))
+
+
+def dpms(steps, noise, outputs, prediction):
+    """PixArt's DPM-Solver++ (2M) from Lu et al. 2022, algorithm 2, in f64: log alpha is linear between the training
+    timesteps n, which stand at times (n + 1) / 1000."""
+    log_alphas = np.cumsum(np.log(1 - np.linspace(1e-4, 0.02, 1000))) / 2
+    times = np.linspace(1, 1e-3, steps + 1)
+    log_alpha = np.interp(times, np.arange(1, 1001) / 1000, log_alphas)
+    alpha, sigma = np.exp(log_alpha), np.sqrt(1 - np.exp(2 * log_alpha))
+    levels = np.log(alpha / sigma)
+    x, previous, rows = noise.double(), None, []
+    for i in range(steps):
+        output = outputs[i, :, :noise.shape[1]].double()
+        x_0 = (x - sigma[i] * output) / alpha[i] if prediction == "epsilon" else alpha[i] * x - sigma[i] * output
+        slope = 0
+        if 0 < i < steps - 1:
+            slope = (x_0 - previous) * (levels[i + 1] - levels[i]) / (levels[i] - levels[i - 1]) / 2
+        x = sigma[i + 1] / sigma[i] * x - alpha[i + 1] * np.expm1(levels[i] - levels[i + 1]) * (x_0 + slope)
+        previous = x_0
+        rows.append(x)
+    return torch.tensor((times[:-1] - 1e-3) * 1000), torch.stack(rows)
+
+
+@pytest.mark.parametrize("steps, prediction", [(2, "epsilon"), (14, "epsilon"), (20, "v_prediction")])
+def test_pixart_dpms(conformance, steps, prediction):
+    inputs = draws(steps)
+    inputs["model_outputs"] = torch.cat([inputs["model_outputs"], inputs["model_outputs"].flip(0)], 2)  # with a sigma
+    got = conformance("sampler", inputs=inputs, config=dict(type="pixart_dpms", steps=steps, prediction_type=prediction))
+    times, rows = dpms(steps, inputs["noise"], inputs["model_outputs"], prediction)
+    assert_close(got["timesteps"], times, 1e-6)
+    for mine, theirs in zip(got["samples"], rows):
+        assert_close(mine, theirs, 1e-4)
+
+
+@pytest.mark.parametrize("sampler", ["ddim", "ddpm", "flow_euler", "dpmpp", "euler", "unipc", "pndm", "pixart_dpms"])
 def test_a_predicted_sigma_is_dropped(conformance, sampler):
     """PixArt predicts 2C channels; only IDDPM and variance_type learned look at the second half."""
-    inputs = draws(6, out_channels=8)
+    inputs = draws(15, out_channels=8)  # pndm calls the model more often than it steps
     config = dict(type=sampler, steps=6, scheduler={})
     got = conformance("sampler", inputs=inputs, config=config)
     inputs["model_outputs"] = inputs["model_outputs"][:, :, :4].clone()
@@ -334,9 +448,88 @@ def test_bad_configs_are_named(conformance, config, message):
     assert message in error and "-config.json)" in error
 
 
-@pytest.mark.parametrize("sampler", ["ddim", "ddpm", "flow_euler", "dpmpp"])
+EULER = {
+    "SD": (20, SD | dict(steps_offset=1, timestep_spacing="leading")),
+    "linspace, fractional timesteps": (7, SD),
+    "v, trailing, zero SNR": (9, SD | V | dict(timestep_spacing="trailing", rescale_betas_zero_snr=True)),
+    "cosine": (30, dict(beta_schedule="squaredcos_cap_v2")),
+}
+EULER_LEVELS = {
+    "karras": (12, SD | dict(use_karras_sigmas=True)),
+    "exponential, sigma_min": (11, SD | dict(use_exponential_sigmas=True, final_sigmas_type="sigma_min")),
+    "sample": (6, dict(prediction_type="sample")),
+}
+
+
+@pytest.mark.parametrize("steps, config", (EULER | EULER_LEVELS).values(), ids=(EULER | EULER_LEVELS).keys())
+def test_euler(conformance, steps, config):
+    scheduler, inputs = EulerDiscreteScheduler(**config), draws(steps)
+    got = conformance("sampler", inputs=inputs,
+                      config=dict(type="euler", steps=steps, scheduler=scheduler_config(scheduler)))
+    timesteps, samples = run_scheduler(scheduler, steps, inputs)
+    assert_close(got["timesteps"], timesteps, 1e-6)
+    for row in range(steps):
+        assert_close(got["samples"][row], samples[row], ROW)
+
+
+@pytest.mark.parametrize("steps, config", EULER.values(), ids=EULER.keys())
+def test_euler_ancestral(conformance, steps, config):
+    scheduler, inputs = EulerAncestralDiscreteScheduler(**config), draws(steps)
+    got = conformance("sampler", inputs=inputs,
+                      config=dict(type="euler_ancestral", steps=steps, scheduler=scheduler_config(scheduler)))
+    assert_rows_close(got, *run_scheduler(scheduler, steps, inputs))
+
+
+UNIPC = {
+    "default": (10, dict()),
+    "SD, leading": (20, SD | dict(steps_offset=1, timestep_spacing="leading")),
+    "order 1": (6, SD | dict(solver_order=1)),
+    "order 3": (12, SD | dict(solver_order=3)),
+    "order 3, bh1, trailing": (9, SD | V | dict(solver_order=3, solver_type="bh1", timestep_spacing="trailing",
+                                                  final_sigmas_type="sigma_min")),  # to zero it gives NaN there
+    "first steps uncorrected": (8, SD | dict(disable_corrector=[0, 1, 4])),
+    "karras": (15, SD | dict(use_karras_sigmas=True)),
+    "exponential, sigma_min": (15, SD | dict(use_exponential_sigmas=True, final_sigmas_type="sigma_min")),
+    "sigma_min": (10, SD | dict(final_sigmas_type="sigma_min", lower_order_final=False)),
+    "flow": (11, dict(prediction_type="flow_prediction", use_flow_sigmas=True, flow_shift=3.0)),
+    "flow, order 3": (11, dict(prediction_type="flow_prediction", use_flow_sigmas=True, solver_order=3)),
+    "sample": (7, dict(prediction_type="sample")),
+    "zero SNR": (10, SD | V | dict(rescale_betas_zero_snr=True)),
+}
+
+
+@pytest.mark.parametrize("steps, config", UNIPC.values(), ids=UNIPC.keys())
+def test_unipc(conformance, steps, config):
+    scheduler, inputs = UniPCMultistepScheduler(**config), draws(steps)
+    got = conformance("sampler", inputs=inputs,
+                      config=dict(type="unipc", steps=steps, scheduler=scheduler_config(scheduler)))
+    assert_rows_close(got, *run_scheduler(scheduler, steps, inputs))
+
+
+PNDM = {
+    "SD": (20, SD | dict(skip_prk_steps=True, steps_offset=1)),
+    "PLMS, v": (7, SD | V | dict(skip_prk_steps=True, set_alpha_to_one=True)),
+    "PLMS, linspace": (5, dict(skip_prk_steps=True, timestep_spacing="linspace")),
+    "Runge-Kutta first": (10, dict()),
+    "Runge-Kutta, v": (4, SD | V),
+    "two steps": (2, SD | dict(skip_prk_steps=True)),
+}
+
+
+@pytest.mark.parametrize("steps, config", PNDM.values(), ids=PNDM.keys())
+def test_pndm(conformance, steps, config):
+    """Its timesteps are model calls: more than steps."""
+    scheduler = PNDMScheduler(**config)
+    scheduler.set_timesteps(steps)
+    inputs = draws(len(scheduler.timesteps))
+    got = conformance("sampler", inputs=inputs,
+                      config=dict(type="pndm", steps=steps, scheduler=scheduler_config(scheduler)))
+    assert_rows_close(got, *run_scheduler(scheduler, steps, inputs))
+
+
+@pytest.mark.parametrize("sampler", ["ddim", "ddpm", "flow_euler", "dpmpp", "euler", "unipc", "pndm"])
 def test_no_scheduler_is_the_default_one(conformance, sampler):
-    results = [conformance("sampler", inputs=draws(6), config=dict(type=sampler, steps=6) | scheduler)
+    results = [conformance("sampler", inputs=draws(15), config=dict(type=sampler, steps=6) | scheduler)
                for scheduler in ({}, dict(scheduler=None), dict(scheduler={}))]
     assert all(torch.equal(results[0]["samples"], other["samples"]) for other in results[1:])
 

@@ -21,7 +21,12 @@ SampleOptions tiny_options(int64_t num_images, int64_t batch, const std::string&
   SampleOptions options;
   const std::string objective = sampler == "flow_euler" ? "flow" : "iddpm";
   options.sampler = sampler_config(sampler, 6, objective_config(objective));
-  for (int64_t i = 0; i < num_images; ++i) options.images.push_back({.index = i, .label = i % 3});
+  std::vector<int64_t> labels;
+  for (int64_t i = 0; i < num_images; ++i) {
+    options.images.push_back(i);
+    labels.push_back(i % 3);
+  }
+  options.conditioning = class_labels_fn({.num_classes = 10}, labels);
   options.cfg_scale = 2;
   options.batch = batch;
   options.seed = 7;
@@ -30,8 +35,8 @@ SampleOptions tiny_options(int64_t num_images, int64_t batch, const std::string&
 
 std::vector<Image> draw(const Denoiser& denoiser, const SampleOptions& options) {
   std::vector<Image> images;
-  EXPECT_TRUE(sample_images(denoiser, nullptr, options, [&](const ImageRequest& request, const Image& image) {
-    EXPECT_EQ(request.index, options.images[images.size()].index);
+  EXPECT_TRUE(sample_images(denoiser, nullptr, options, [&](int64_t index, const Image& image) {
+    EXPECT_EQ(index, options.images[images.size()]);
     images.push_back(image);
   }));
   return images;
@@ -67,6 +72,7 @@ TEST_P(EverySampler, ImagesAreNamedByTheirIndex) {
   const std::vector<Image> all = draw(*denoiser, tiny_options(6, 6, GetParam()));
   SampleOptions some = tiny_options(6, 6, GetParam());
   some.images = {some.images[4], some.images[1]};
+  some.conditioning = class_labels_fn({.num_classes = 10}, {4 % 3, 1});
   const std::vector<Image> two = draw(*denoiser, some);
   EXPECT_LE(largest_difference(two[0], all[4]), 1);
   EXPECT_LE(largest_difference(two[1], all[1]), 1);
@@ -93,7 +99,7 @@ TEST(SampleImages, TheDecoderIsGivenUnscaledLatents) {
   plain.name = scaled.name = "autoencoder_kl";
   scaled.scaling_factor = 0.25;
   scaled.shift_factor = 0.5;
-  const auto sink = [](const ImageRequest&, const Image&) {};
+  const auto sink = [](int64_t, const Image&) {};
   sample_images(*denoiser, &plain, tiny_options(3, 2), sink);
   sample_images(*denoiser, &scaled, tiny_options(3, 2), sink);
   ASSERT_EQ(plain.latents.size(), 2u);
@@ -121,8 +127,7 @@ TEST(SampleImages, StopsWhenAsked) {
   SampleOptions options = tiny_options(4, 2);
   int steps = 0, images = 0;
   options.stop = [&] { return ++steps > 8; };  // in the second batch
-  EXPECT_FALSE(
-      sample_images(*denoiser, nullptr, options, [&](const ImageRequest&, const Image&) { ++images; }));
+  EXPECT_FALSE(sample_images(*denoiser, nullptr, options, [&](int64_t, const Image&) { ++images; }));
   EXPECT_EQ(images, 2);
 }
 
@@ -133,7 +138,7 @@ TEST(SampleImages, LeavesGradientsOnForItsCaller) {
 }
 
 TEST(SampleImages, RefusesWhatCannotBe) {
-  const auto sink = [](const ImageRequest&, const Image&) {};
+  const auto sink = [](int64_t, const Image&) {};
   const auto no_null = tiny_denoiser({.class_dropout_prob = 0});
   EXPECT_THAT(message_of([&] { sample_images(*no_null, nullptr, tiny_options(1, 1), sink); }),
               HasSubstr("null class"));
@@ -141,10 +146,8 @@ TEST(SampleImages, RefusesWhatCannotBe) {
   EXPECT_THAT(message_of([&] { sample_images(*latent, nullptr, tiny_options(1, 1), sink); }),
               HasSubstr("autoencoder"));
   const auto denoiser = tiny_denoiser({});
-  SampleOptions options = tiny_options(1, 1);
-  options.images[0].label = 11;
-  EXPECT_THAT(message_of([&] { sample_images(*denoiser, nullptr, options, sink); }), HasSubstr("0..9"));
-  options = tiny_options(1, 0);
+  EXPECT_THAT(message_of([&] { class_labels_fn(denoiser->shape().conditioning, {11}); }), HasSubstr("0..9"));
+  SampleOptions options = tiny_options(1, 0);
   EXPECT_THAT(message_of([&] { sample_images(*denoiser, nullptr, options, sink); }), HasSubstr("batch"));
 }
 
@@ -153,7 +156,12 @@ class Guidance : public ::testing::Test {
  protected:
   void SetUp() override { at::manual_seed(3); }
   at::Tensor forward(const Denoiser& denoiser, const at::Tensor& x, double t, const at::Tensor& labels) {
-    return denoiser.forward({.x_t = x, .timesteps = at::full({x.size(0)}, t), .class_labels = labels});
+    return denoiser.forward(
+        {.x_t = x, .timesteps = at::full({x.size(0)}, t), .conditioning = {.class_labels = labels}});
+  }
+  DenoiseFn guided_by(const Denoiser& denoiser, double cfg_scale, CfgConvention convention) {
+    return guided_denoiser(denoiser, {.class_labels = labels_}, {.class_labels = null_}, cfg_scale,
+                           convention);
   }
   const at::NoGradGuard no_grad_;
   const at::Tensor labels_ = at::tensor({1, 5}, at::kLong), null_ = at::tensor({10, 10}, at::kLong);
@@ -165,7 +173,7 @@ TEST_F(Guidance, TouchesTheChannelsOfItsConvention) {
   const at::Tensor cond = forward(*denoiser, x, 300, labels_), uncond = forward(*denoiser, x, 300, null_);
   const at::Tensor guided = uncond + 3.0 * (cond - uncond);
   const auto expect = [&](CfgConvention convention, int64_t channels) {
-    const at::Tensor output = guided_denoiser(*denoiser, labels_, 3, convention)(x, 300);
+    const at::Tensor output = guided_by(*denoiser, 3, convention)(x, 300);
     ASSERT_EQ(output.sizes(), cond.sizes());
     EXPECT_TRUE(at::allclose(output.narrow(1, 0, channels), guided.narrow(1, 0, channels), 1e-4, 1e-5));
     EXPECT_TRUE(at::allclose(output.narrow(1, channels, 8 - channels), cond.narrow(1, channels, 8 - channels),
@@ -179,28 +187,27 @@ TEST_F(Guidance, TouchesTheChannelsOfItsConvention) {
 TEST_F(Guidance, AutoGuidesAllChannelsOfModelsWithoutSigma) {
   const auto denoiser = tiny_denoiser({.in_channels = 4, .learn_sigma = false});
   const at::Tensor x = at::randn({2, 4, 8, 8});
-  EXPECT_TRUE(at::equal(guided_denoiser(*denoiser, labels_, 3, CfgConvention::kAuto)(x, 300),
-                        guided_denoiser(*denoiser, labels_, 3, CfgConvention::kAll)(x, 300)));
+  EXPECT_TRUE(at::equal(guided_by(*denoiser, 3, CfgConvention::kAuto)(x, 300),
+                        guided_by(*denoiser, 3, CfgConvention::kAll)(x, 300)));
 }
 
 TEST_F(Guidance, ScaleOneIsTheConditionalModel) {
   const auto denoiser = tiny_denoiser({});
   const at::Tensor x = at::randn({2, 3, 8, 8});
-  EXPECT_TRUE(at::equal(guided_denoiser(*denoiser, labels_, 1, CfgConvention::kAuto)(x, 12),
-                        forward(*denoiser, x, 12, labels_)));
+  EXPECT_TRUE(
+      at::equal(guided_by(*denoiser, 1, CfgConvention::kAuto)(x, 12), forward(*denoiser, x, 12, labels_)));
 }
 
 TEST(Noise, IsOfTheImageAndTheStep) {
-  const std::vector<ImageRequest> images = {{.index = 3}, {.index = 4}};
+  const std::vector<int64_t> images = {3, 4};
   const at::Tensor start = start_noise(5, images, {4, 8, 8});
-  EXPECT_TRUE(at::equal(start[1], start_noise(5, {{.index = 4}}, {4, 8, 8})[0]));
+  EXPECT_TRUE(at::equal(start[1], start_noise(5, {4}, {4, 8, 8})[0]));
   EXPECT_FALSE(at::equal(start[0], start[1]));
   EXPECT_FALSE(at::equal(start, start_noise(6, images, {4, 8, 8})));
   const at::Tensor step_0 = step_noise(5, images, {4, 8, 8}, 0), step_1 = step_noise(5, images, {4, 8, 8}, 1);
   EXPECT_FALSE(at::equal(step_0, step_1));
   EXPECT_FALSE(at::equal(step_0, start));
-  EXPECT_NEAR(start_noise(5, std::vector<ImageRequest>(1, {.index = 9}), {4, 64, 64}).std().item<double>(), 1,
-              0.02);
+  EXPECT_NEAR(start_noise(5, std::vector<int64_t>{9}, {4, 64, 64}).std().item<double>(), 1, 0.02);
 }
 
 TEST(ToImages, RoundsAsTheReferenceDoes) {

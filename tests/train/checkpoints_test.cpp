@@ -15,7 +15,7 @@
 #include "parallel/rank_threads.h"
 #include "test_files.h"
 #include "train/checkpoint_saver.h"
-#include "train/newest_checkpoint.h"
+#include "train/resume.h"
 #include "train/tiny_model.h"
 
 namespace kiln {

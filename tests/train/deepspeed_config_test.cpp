@@ -1,4 +1,4 @@
-#include "train/deepspeed_config.h"
+#include "interop/deepspeed_config.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -8,7 +8,8 @@
 #include <sstream>
 
 #include "core/error.h"
-#include "train/deepspeed_keys.h"
+#include "interop/deepspeed_keys.h"
+#include "run/option_values.h"
 
 namespace kiln {
 namespace {
@@ -75,22 +76,22 @@ TEST(DeepSpeedConfig, TheGuidesFileBecomesOptions) {
   const TrainOptions options = apply(config, given.options);
   EXPECT_EQ(options.global_batch, 64);
   EXPECT_EQ(options.micro_batch, 8);  // 64 / (4 x 2)
-  EXPECT_EQ(options.optimizer, "adamw");
-  EXPECT_EQ(options.lr, 1e-5);
-  EXPECT_EQ(options.beta2, 0.99);
-  EXPECT_EQ(options.adam_eps, 1e-8);
-  EXPECT_EQ(options.weight_decay, 1e-2);
-  EXPECT_EQ(options.compute_dtype, "fp16");
-  EXPECT_EQ(options.loss_scale, 0);
-  EXPECT_EQ(options.loss_scale_initial, 65536);
-  EXPECT_EQ(options.loss_scale_window, 500);
-  EXPECT_EQ(options.loss_scale_hysteresis, 2);
-  EXPECT_EQ(options.max_grad_norm, 1);
-  EXPECT_EQ(options.zero_stage, 2);
-  EXPECT_EQ(options.offload_optimizer, "cpu");
-  EXPECT_EQ(options.reduce_bucket_size, 50000000);
-  EXPECT_EQ(options.offload_activations, "all");
-  EXPECT_EQ(options.log_every, 50);
+  EXPECT_EQ(options.optimizer.name, "adamw");
+  EXPECT_EQ(options.lr.peak, 1e-5);
+  EXPECT_EQ(options.optimizer.beta2, 0.99);
+  EXPECT_EQ(options.optimizer.eps, 1e-8);
+  EXPECT_EQ(options.optimizer.weight_decay, 1e-2);
+  EXPECT_EQ(options.compute.dtype, at::kHalf);
+  EXPECT_EQ(options.loss_scale.fixed_scale, 0);
+  EXPECT_EQ(options.loss_scale.initial_scale, 65536);
+  EXPECT_EQ(options.loss_scale.growth_interval, 500);
+  EXPECT_EQ(options.loss_scale.hysteresis, 2);
+  EXPECT_EQ(options.optimizer.max_grad_norm, 1);
+  EXPECT_EQ(options.zero.stage, 2);
+  EXPECT_EQ(options.offload.optimizer, Placement::kHost);
+  EXPECT_EQ(options.zero.reduce_bucket_size, 50000000);
+  EXPECT_EQ(options.memory.offload_activations, SegmentSet::all());
+  EXPECT_EQ(options.watch.log_every, 50);
   EXPECT_THAT(config.warnings, ElementsAre(AllOf(HasSubstr("allgather_bucket_size"), HasSubstr("segment")),
                                            HasSubstr("partition_activations")));
 }
@@ -155,7 +156,7 @@ TEST(DeepSpeedConfig, RefusesWhatContradictsTheCommandLine) {
   expect_refused(R"({"optimizer": {"params": {"lr": 1e-5}}})",
                  {"optimizer.params.lr makes --lr 1e-05", "command line says 0.0002"}, given);
   expect_refused(R"({"fp16": {"enabled": true}})", {"fp16.enabled makes --compute-dtype \"fp16\""}, given);
-  EXPECT_EQ(options_of(R"({"optimizer": {"params": {"lr": 2e-4}}})", given).lr, 2e-4);
+  EXPECT_EQ(options_of(R"({"optimizer": {"params": {"lr": 2e-4}}})", given).lr.peak, 2e-4);
 }
 
 TEST(DeepSpeedConfig, RefusesKeysThatContradictEachOther) {
@@ -177,8 +178,8 @@ TEST(DeepSpeedConfig, ReadsTheCopiedNameAndDeprecatedOnesWithAWarning) {
                   "stage3_max_reuse_parameters is read as zero_optimization.stage3_max_reuse_distance")));
   EXPECT_THAT(config.warnings, Contains(HasSubstr("bfloat16 is read as bf16")));
   const TrainOptions options = apply(config, {});
-  EXPECT_EQ(options.compute_dtype, "bf16");
-  EXPECT_EQ(options.offload_optimizer, "cpu");
+  EXPECT_EQ(options.compute.dtype, at::kBFloat16);
+  EXPECT_EQ(options.offload.optimizer, Placement::kHost);
 }
 
 TEST(DeepSpeedConfig, NamesTheNearestKnownKey) {
@@ -206,15 +207,15 @@ TEST(DeepSpeedConfig, RefusesWhatKilnDoesNotHave) {
 TEST(DeepSpeedConfig, Schedules) {
   const TrainOptions options = options_of(R"({"scheduler": {"type": "WarmupDecayLR", "params": {
       "warmup_min_lr": 0, "warmup_max_lr": 1e-3, "warmup_num_steps": 100, "total_num_steps": 5000}}})");
-  EXPECT_EQ(options.lr_schedule, "linear");
-  EXPECT_EQ(options.lr, 1e-3);
-  EXPECT_EQ(options.lr_warmup_steps, 100);
-  EXPECT_EQ(options.lr_warmup, "log");  // DeepSpeed's default
+  EXPECT_EQ(options.lr.shape, LrShape::kLinear);
+  EXPECT_EQ(options.lr.peak, 1e-3);
+  EXPECT_EQ(options.lr.warmup_steps, 100);
+  EXPECT_EQ(options.lr.warmup, WarmupShape::kLog);  // DeepSpeed's default
   EXPECT_EQ(options.max_steps, 5000);
   EXPECT_EQ(options_of(R"({"scheduler": {"type": "WarmupCosineLR", "params": {
       "warmup_num_steps": 1, "warmup_type": "linear", "cos_min_ratio": 0.1}}})")
-                .lr_warmup,
-            "linear");
+                .lr.warmup,
+            WarmupShape::kLinear);
 }
 
 TEST(DeepSpeedConfig, OffloadsToADisk) {
@@ -222,16 +223,16 @@ TEST(DeepSpeedConfig, OffloadsToADisk) {
       "zero_optimization": {"stage": 3, "stage3_prefetch_bucket_size": 0, "stage3_param_persistence_threshold": 1e5,
         "offload_optimizer": {"device": "nvme", "nvme_path": "/disk"},
         "offload_param": {"device": "cpu", "nvme_path": "/elsewhere"}}})");
-  EXPECT_EQ(options.offload_optimizer, "nvme");
-  EXPECT_EQ(options.offload_params, "cpu");
-  EXPECT_EQ(options.nvme_path, "/disk");  // a path that no offload uses has no effect
+  EXPECT_EQ(options.offload.optimizer, Placement::kNvme);
+  EXPECT_EQ(options.offload.params, Placement::kHost);
+  EXPECT_EQ(options.offload.nvme.folder, "/disk");  // a path that no offload uses has no effect
   const TrainOptions weights = options_of(R"({"zero_optimization": {"stage": 3,
         "offload_param": {"device": "nvme", "nvme_path": "/disk", "buffer_count": 5}}})");
-  EXPECT_EQ(weights.offload_params, "nvme");
-  EXPECT_EQ(weights.nvme_path, "/disk");
-  EXPECT_EQ(options.nvme_queue_depth, 8);
-  EXPECT_EQ(options.prefetch_segments, 0);
-  EXPECT_EQ(options.persist_threshold, 100000);
+  EXPECT_EQ(weights.offload.params, Placement::kNvme);
+  EXPECT_EQ(weights.offload.nvme.folder, "/disk");
+  EXPECT_EQ(options.offload.nvme.queue_depth, 8);
+  EXPECT_EQ(options.zero.prefetch_segments, 0);
+  EXPECT_EQ(options.zero.persist_threshold, 100000);
 }
 
 TEST(DeepSpeedConfig, WarnsOnlyWhereTheValueDiffersFromWhatKilnDoes) {

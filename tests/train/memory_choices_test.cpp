@@ -13,8 +13,8 @@ using ::testing::HasSubstr;
 using ::testing::ThrowsMessage;
 
 std::vector<MemoryChoice> choices_of(const std::string& recompute, const Denoiser& denoiser) {
-  TrainOptions options;
-  options.recompute = recompute;
+  MemoryOptions options;
+  options.recompute = SegmentSet::parse(recompute);
   return parse_memory_choices(options, denoiser);
 }
 
@@ -45,21 +45,21 @@ TEST(MemoryChoices, TextsReadBack) {
     std::vector<MemoryChoice> choices;
     for (size_t rest = code; choices.size() < num_segments; rest /= 3)
       choices.push_back({static_cast<Activations>(rest % 3)});
-    TrainOptions options;
+    MemoryOptions options;
     set_memory_choices(options, choices, *denoiser);
     const std::vector<MemoryChoice> read = parse_memory_choices(options, *denoiser);
     for (size_t i = 0; i < num_segments; ++i)
       ASSERT_EQ(read[i].activations, choices[i].activations)
-          << options.recompute << " / " << options.offload_activations;
+          << options.recompute.text() << " / " << options.offload_activations.text();
   }
 
   using enum Activations;
   const auto text = [&](std::initializer_list<Activations> activations) {
     std::vector<MemoryChoice> choices;
     for (Activations choice : activations) choices.push_back({choice});
-    TrainOptions options;
+    MemoryOptions options;
     set_memory_choices(options, choices, *denoiser);
-    return options.recompute + " / " + options.offload_activations;
+    return options.recompute.text() + " / " + options.offload_activations.text();
   };
   EXPECT_EQ(text({kKeep, kKeep, kKeep, kKeep, kKeep, kKeep, kKeep}), "none / none");
   EXPECT_EQ(text({kRecompute, kRecompute, kRecompute, kRecompute, kRecompute, kRecompute, kRecompute}),

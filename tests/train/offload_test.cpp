@@ -7,7 +7,7 @@
 #include <map>
 
 #include "core/aten.h"
-#include "parallel/host_exchange.h"
+#include "parallel/offload/host_exchange.h"
 #include "parallel/rank_threads.h"
 #include "test_files.h"
 #include "train/checkpoints.h"

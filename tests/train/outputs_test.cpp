@@ -9,10 +9,10 @@
 
 #include "core/error.h"
 #include "test_files.h"
-#include "train/plot.h"
-#include "train/report.h"
-#include "train/run_log.h"
-#include "train/tensorboard.h"
+#include "watch/plot.h"
+#include "watch/report.h"
+#include "watch/run_log.h"
+#include "watch/tensorboard.h"
 
 namespace kiln {
 namespace {

@@ -5,7 +5,7 @@
 #include "core/allocations.h"
 #include "core/aten.h"
 #include "core/dry_run.h"
-#include "train/memory_recorder.h"
+#include "step/span_recorder.h"
 #include "train/tiny_model.h"
 
 namespace kiln::test {
@@ -61,7 +61,7 @@ inline StepMemory dry_run(DryRunDevice device, const TinyOptions& options, Offlo
   const DryRunScope dry_run(device);
   TinyOptions meta = options;
   meta.device = at::kMeta;
-  MemoryRecorder memory;
+  SpanRecorder memory;
   const MetaAllocationScope scope(memory);
   const TinyTraining tiny(meta);
   memory.finish();  // of the making of the state
@@ -74,10 +74,10 @@ inline StepMemory dry_run(DryRunDevice device, const TinyOptions& options, Offlo
   tiny.step->run({.x_0 = as_meta(batch.x_0),
                   .noise = as_meta(batch.noise),
                   .timesteps = as_meta(batch.timesteps),
-                  .class_labels = as_meta(batch.class_labels)},
+                  .conditioning = {.class_labels = as_meta(batch.conditioning.class_labels)}},
                  1e-3);
   offloaded = tiny.state->offloaded;
-  return memory.finish();
+  return memory.finish().memory;
 }
 
 }  // namespace kiln::test

@@ -43,7 +43,7 @@ TEST(RunRanks, NamesMixedBuilds) {
 
 TEST(RunRanks, NamesTheOptionThatDiffers) {
   for (const std::string& message :
-       messages_of_two([](RankSettings& settings) { settings.options.lr = 0.5; }))
+       messages_of_two([](RankSettings& settings) { settings.options.lr.peak = 0.5; }))
     EXPECT_THAT(message, testing::HasSubstr("--lr is 0.0001 on rank 0 and 0.5 on rank 1"));
 }
 
@@ -57,8 +57,8 @@ TEST(RunRanks, NamesOtherKindsOfDevices) {
 
 TEST(RunRanks, MachinesMayDifferInWhatIsTheirOwn) {
   EXPECT_THAT(messages_of_two([](RankSettings& settings) {
-                settings.options.data = "/elsewhere/store";
-                settings.options.loader_threads = 7;
+                settings.options.data.path = "/elsewhere/store";
+                settings.options.data.loader_threads = 7;
               }),
               testing::Each(""));
 }

@@ -50,7 +50,8 @@ class SkipModel : public Denoiser {
         : Part("in", options),
           pixels_(add("pixels", {kHidden, kChannels})),
           time_(add("time", {kHidden, 2})) {}
-    State forward(const State&, const DenoiserInput& input) const override {
+    SkipUse skips() const override { return {.pushes = 1}; }
+    State forward(const State&, const ModelInput& input) const override {
       const at::Tensor t = input.timesteps.to(at::kFloat) * 0.01;
       const at::Tensor time = linear(at::stack({t.sin(), t.cos()}, 1), time_);
       State state;
@@ -67,7 +68,8 @@ class SkipModel : public Denoiser {
    public:
     explicit Down(const BuildOptions& options)
         : Part("down", options), weight_(add("weight", {kHidden, kHidden})) {}
-    State forward(const State& before, const DenoiserInput&) const override {
+    SkipUse skips() const override { return {.pushes = 1}; }
+    State forward(const State& before, const ModelInput&) const override {
       State state = before;
       state.hidden = before.hidden + at::gelu(linear(before.hidden, weight_));
       state.skips.push_back(state.hidden);
@@ -84,7 +86,7 @@ class SkipModel : public Denoiser {
         : Part("middle", options),
           widen_(add("widen", {2 * kHidden, kHidden})),
           narrow_(add("narrow", {kHidden, 2 * kHidden})) {}
-    State forward(const State& before, const DenoiserInput&) const override {
+    State forward(const State& before, const ModelInput&) const override {
       State state = before;
       state.hidden = before.hidden + linear(at::gelu(linear(before.hidden, widen_)), narrow_);
       return state;
@@ -98,7 +100,8 @@ class SkipModel : public Denoiser {
    public:
     explicit Up(const BuildOptions& options)
         : Part("up", options), weight_(add("weight", {kHidden, 2 * kHidden})) {}
-    State forward(const State& before, const DenoiserInput&) const override {
+    SkipUse skips() const override { return {.pops = 1}; }
+    State forward(const State& before, const ModelInput&) const override {
       State state = before;
       state.hidden = before.hidden + linear(at::cat({before.hidden, before.skips.back()}, -1), weight_);
       state.skips.pop_back();
@@ -113,7 +116,8 @@ class SkipModel : public Denoiser {
    public:
     explicit Out(const BuildOptions& options)
         : Part("out", options), weight_(add("weight", {kChannels, 2 * kHidden})) {}
-    State forward(const State& before, const DenoiserInput&) const override {
+    SkipUse skips() const override { return {.pops = 1}; }
+    State forward(const State& before, const ModelInput&) const override {
       const at::Tensor tokens = linear(at::cat({before.hidden, before.skips.back()}, -1), weight_);
       State state;
       state.hidden = tokens.transpose(1, 2).reshape({tokens.size(0), kChannels, kSide, kSide});

@@ -1,5 +1,5 @@
 // The segment walk against one autograd pass over the whole model: the same bits.
-#include "train/step.h"
+#include "step/step.h"
 #include "core/aten.h"
 
 #include <gtest/gtest.h>
@@ -28,7 +28,7 @@ std::vector<at::Tensor> plain_autograd(const TinyTraining& tiny, const StepBatch
   at::AutoGradMode with_graph(true);
   const NoisedBatch noised = tiny.objective->add_noise(batch.x_0, batch.noise, batch.timesteps);
   const at::Tensor prediction = tiny.denoiser->forward(
-      {.x_t = noised.x_t, .timesteps = noised.model_t, .class_labels = batch.class_labels});
+      {.x_t = noised.x_t, .timesteps = noised.model_t, .conditioning = batch.conditioning});
   const LossTerms loss = tiny.objective->loss(prediction, batch.x_0, batch.noise, noised);
   std::vector<at::Tensor> leaves;
   for (const auto& parameter : tiny.denoiser->parameters())
@@ -225,6 +225,38 @@ TEST(ActivationOffload, GivesTheSameBitsBack) {
 
 TEST(Step, NeedsAMemoryChoicePerSegment) {
   EXPECT_THROW(TinyTraining({.memory = std::vector<MemoryChoice>(2)}), Error);
+}
+
+// The update is queued before the host reads the norm, or behind it: the same bits, a skipped step and
+// clipping among them.
+TEST(Update, NeedNotWaitForTheHost) {
+  for (const at::ScalarType dtype : {at::kFloat, at::kHalf}) {
+    std::vector<std::vector<at::Tensor>> weights;
+    std::vector<std::vector<double>> numbers;
+    for (const bool unread : {true, false}) {
+      TinyTraining tiny({.compute_dtype = dtype, .max_grad_norm = 0.01, .updates_unread = unread});
+      std::vector<double> told;
+      for (uint64_t step = 0; step < 4; ++step) {
+        StepBatch batch = tiny.batch(5, step);
+        if (step == 1) batch.x_0.fill_(std::numeric_limits<float>::quiet_NaN());
+        const StepResult result = tiny.step->run(batch, 1e-3, {.stop = false, .clock_seconds = 3.0});
+        EXPECT_EQ(result.applied, step != 1);
+        EXPECT_EQ(result.signals.clock_seconds, 3.0);
+        if (result.applied) told.insert(told.end(), {result.loss, result.grad_norm, result.loss_scale});
+      }
+      EXPECT_EQ(tiny.state->updates, 3);
+      numbers.push_back(told);
+      weights.emplace_back();
+      for (const auto& segment : tiny.state->segments) {
+        weights.back().push_back(segment.unit.compute_weights.clone());
+        const StateLease lease = segment.unit.lease(Access::kRead);
+        for (const auto* list : {&lease.moments, &lease.emas})
+          for (const at::Tensor& tensor : *list) weights.back().push_back(tensor.clone());
+      }
+    }
+    EXPECT_EQ(numbers[0], numbers[1]);
+    for (size_t i = 0; i < weights[0].size(); ++i) EXPECT_TRUE(at::equal(weights[0][i], weights[1][i])) << i;
+  }
 }
 
 }  // namespace

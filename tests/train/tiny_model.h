@@ -9,10 +9,10 @@
 
 #include "core/aten.h"
 #include "core/error.h"
-#include "data/batches.h"
+#include "data/loader/batches.h"
 #include "models/registry.h"
+#include "step/step.h"
 #include "train/skip_model.h"
-#include "train/step.h"
 
 namespace kiln::test {
 
@@ -30,7 +30,9 @@ struct TinyOptions {
   ZeroOptions zero{};
   Placement placement = Placement::kDevice, weight_placement = Placement::kDevice;
   BlockStoreOptions nvme{};
-  int64_t depth = 2;
+  bool updates_unread = true;
+  int64_t depth = 2, hidden_size = 48;
+  ops::Products products = ops::Products::kComputeDtype;
 };
 
 struct TinyTraining {
@@ -40,14 +42,15 @@ struct TinyTraining {
     const nlohmann::json config = {{"input_size", 8},
                                    {"patch_size", 2},
                                    {"in_channels", 4},
-                                   {"hidden_size", 48},
+                                   {"hidden_size", options.hidden_size},
                                    {"depth", options.depth},
                                    {"num_heads", 3},
                                    {"mlp_ratio", 4},
                                    {"num_classes", 5},
                                    {"class_dropout_prob", 0.1},
                                    {"learn_sigma", objective->learns_sigma()}};
-    const BuildOptions build{.device = options.device, .compute_dtype = options.compute_dtype};
+    const BuildOptions build{
+        .device = options.device, .compute_dtype = options.compute_dtype, .products = options.products};
     if (options.has_skips)
       denoiser = std::make_unique<SkipModel>(build);
     else
@@ -72,7 +75,8 @@ struct TinyTraining {
                                        StepOptions{.device = options.device,
                                                    .micro_batch = options.micro_batch,
                                                    .max_grad_norm = options.max_grad_norm,
-                                                   .memory = options.memory});
+                                                   .memory = options.memory,
+                                                   .updates_unread = options.updates_unread});
   }
 
   // Random rows; t = 0 is left out, whose likelihood term is ill-conditioned in f32.
@@ -81,7 +85,7 @@ struct TinyTraining {
     return {.x_0 = at::randn({size, 4, 8, 8}, generator),
             .noise = at::randn({size, 4, 8, 8}, generator),
             .timesteps = at::randint(1, 1000, {size}, generator, at::kLong),
-            .class_labels = at::randint(0, 6, {size}, generator, at::kLong)};
+            .conditioning = {.class_labels = at::randint(0, 6, {size}, generator, at::kLong)}};
   }
 
   std::unique_ptr<Denoiser> denoiser;
@@ -98,7 +102,7 @@ inline StepBatch rows_of(const StepBatch& global, const ProcessGroup& group) {
   return {.x_0 = slice(global.x_0),
           .noise = slice(global.noise),
           .timesteps = slice(global.timesteps),
-          .class_labels = slice(global.class_labels),
+          .conditioning = slice_rows(global.conditioning, rows.first, rows.count),
           .first_row = rows.first,
           .global_batch = global.size()};
 }

@@ -11,7 +11,7 @@
 
 #include "data/test_store.h"
 #include "parallel/rank_threads.h"
-#include "train/average_in_place.h"
+#include "step/average_in_place.h"
 #include "train/placements.h"
 #include "train/sample_grid.h"
 #include "train/tiny_model.h"
@@ -145,19 +145,19 @@ class Validations : public ::testing::Test {
  protected:
   Validations() {
     info_.channels = 4;
-    info_.height = info_.width = 8;
+    info_.lanes = {{.height = 8, .width = 8}};
     info_.image_size = 64;
     write_store(folder_ / "data", info_, 5);
     write_store(folder_ / "held-out", info_, kImages);
     options_ = test::tiny_dit_options();
-    options_.depth = 2;
-    options_.num_classes = 0;
-    options_.objective = "epsilon";
-    options_.ema_decay = {0.5};
+    options_.model.depth = 2;
+    options_.model.num_classes = 0;
+    options_.objective.name = "epsilon";
+    options_.ema.decays = {0.5};
     options_.seed = 3;
-    options_.threads = 1;
-    options_.data = folder_ / "data";
-    options_.validation_data = folder_ / "held-out";
+    options_.compute.threads = 1;
+    options_.data.path = folder_ / "data";
+    options_.validation.data = folder_ / "held-out";
     at::set_num_threads(1);
   }
 
@@ -182,7 +182,7 @@ class Validations : public ::testing::Test {
 
 TEST_F(Validations, EqualOnAnyRanksStagesAndBatches) {
   for (const int64_t images : {int64_t{0}, int64_t{7}, int64_t{1}}) {
-    options_.validation_images = images;
+    options_.validation.images = images;
     const Validation validation = open();
     const auto one = std::make_shared<ProcessGroup>();
     const ValidationLoss expected = *validation.run(train(one, options_, 3), at::kCPU, never);
@@ -191,7 +191,7 @@ TEST_F(Validations, EqualOnAnyRanksStagesAndBatches) {
       test::on_ranks(world_size, [&](const std::shared_ptr<ProcessGroup>& group) {
         for (int64_t stage = 0; stage <= 3; ++stage) {
           TrainOptions options = options_;
-          options.zero_stage = stage;
+          options.zero.stage = stage;
           options.micro_batch = stage % 3;  // 0: the rank's 6, 3 or 2 images at once
           const Training training = train(group, options, 3);
           const ValidationLoss loss = *Validation(options, data(), at::kCPU).run(training, at::kCPU, never);
@@ -222,7 +222,7 @@ TEST_F(Validations, IsTheStepsLossOfEachSampleOnce) {
     averaged.state->segments[s].unit.master.copy_(trained.state->segments[s].unit.emas[0]);
     averaged.state->segments[s].unit.refresh_weight_shard();
   }
-  const auto batches = store_batches(FeatureStore::open(options_.validation_data),
+  const auto batches = store_batches(FeatureStore::open(options_.validation.data),
                                      {.seed = validation_seed(options_.seed), .global_batch = kImages});
   const std::shared_ptr<const Batch> batch = batches->next();
   EXPECT_EQ(std::set<int64_t>(batch->sample_ids.begin(), batch->sample_ids.end()).size(), kImages);
@@ -243,8 +243,8 @@ TEST_F(Validations, IsTheStepsLossOfEachSampleOnce) {
 TEST_F(Validations, UsesTheWeightsWhereThereIsNoAverage) {
   const auto one = std::make_shared<ProcessGroup>();
   TrainOptions plain = options_;
-  plain.ema_decay = {};
-  options_.ema_decay = {0};  // an average that is the weights
+  plain.ema.decays = {};
+  options_.ema.decays = {0};  // an average that is the weights
   const double expected = open().run(train(one, options_, 3), at::kCPU, never)->loss;
   EXPECT_EQ(Validation(plain, data(), at::kCPU).run(train(one, plain, 3), at::kCPU, never)->loss, expected);
   EXPECT_EQ(Validation(plain, data(), at::kCPU).weights(), "model");
@@ -253,14 +253,14 @@ TEST_F(Validations, UsesTheWeightsWhereThereIsNoAverage) {
 
 TEST_F(Validations, AStopOfOneRankEndsItOnAll) {
   options_.micro_batch = 1;
-  options_.zero_stage = 3;
+  options_.zero.stage = 3;
   test::on_ranks(2, [&](const std::shared_ptr<ProcessGroup>& group) {
     const Training stopped = train(group, options_, 1), plain = train(group, options_, 1);
     int64_t asked = 0;
     EXPECT_FALSE(open().run(stopped, at::kCPU, [&] { return ++asked == 2 && group->rank() == 1; }));
     EXPECT_EQ(asked, 2);
     StepBatch global = TinyTraining(TinyOptions{}).batch(5);
-    global.class_labels.clamp_(0, 3);
+    global.conditioning.class_labels.clamp_(0, 3);
     const StepBatch batch = rows_of(global, *group);
     EXPECT_EQ(stopped.step->run(batch, 1e-3).losses, plain.step->run(batch, 1e-3).losses);
   });
@@ -271,14 +271,14 @@ TEST_F(Validations, RefusesWhatDoesNotFit) {
     const TempFolder other;
     write_store(other / "store", info, 3);
     TrainOptions options = options_;
-    options.validation_data = other / "store";
+    options.validation.data = other / "store";
     return message_of([&] { Validation(options, data(), at::kCPU); });
   };
   StoreInfo info = info_;
   info.image_size = 128;
   EXPECT_THAT(refusal(info), AllOf(HasSubstr("128-pixel images"), HasSubstr("--image-size 64")));
   info = info_;
-  info.height = info.width = 16;
+  info.lanes = {{.height = 16, .width = 16}};
   EXPECT_THAT(refusal(info), AllOf(HasSubstr("4 x 16 x 16"), HasSubstr("4 x 8 x 8")));
   info = info_;
   info.autoencoder_fingerprint = "fedcba9876543210";
@@ -290,14 +290,14 @@ TEST_F(Validations, RefusesWhatDoesNotFit) {
   info.class_names[1] = "wolf";
   EXPECT_THAT(refusal(info), AllOf(HasSubstr("number 1 is 'wolf' there and 'dog'")));
 
-  options_.validation_images = kImages + 1;
+  options_.validation.images = kImages + 1;
   EXPECT_THAT(message_of([&] { open(); }), HasSubstr("--validation-images 14 is more than the 13"));
-  options_.validation_images = 0;
-  options_.validation_data = folder_ / "nothing";
+  options_.validation.images = 0;
+  options_.validation.data = folder_ / "nothing";
   EXPECT_THAT(message_of([&] { open(); }), HasSubstr("made by kiln extract"));
-  options_.validation_data = folder_ / "held-out";
+  options_.validation.data = folder_ / "held-out";
   const TrainingData stored = data();
-  options_.data = "synthetic";
+  options_.data.path = "synthetic";
   EXPECT_THAT(message_of([&] { Validation(options_, stored, at::kCPU); }), HasSubstr("--data synthetic"));
 }
 
@@ -305,18 +305,18 @@ TEST_F(Validations, RefusesWhatDoesNotFit) {
 
 TEST(SampleGrids, AreOnePictureOfAllRanks) {
   TrainOptions options = test::tiny_dit_options();
-  options.autoencoder = "pixels";
-  options.image_size = 16;
-  options.depth = 2;
-  options.objective = "flow";
-  options.num_samples = 5;  // uneven on 2, 3 and 4 ranks
-  options.num_sampling_steps = 3;
+  options.data.autoencoder = "pixels";
+  options.data.image_size = 16;
+  options.model.depth = 2;
+  options.objective.name = "flow";
+  options.samples.num_samples = 5;  // uneven on 2, 3 and 4 ranks
+  options.samples.num_sampling_steps = 3;
   const DataShape shape = synthetic_shape(options);
   RunInfo info;
-  info.objective = objective_config_of(options);
+  info.objective = objective_config_of(options.objective);
   const auto draw = [&](const std::shared_ptr<ProcessGroup>& group, int64_t stage) {
     TrainOptions staged = options;
-    staged.zero_stage = stage;
+    staged.zero.stage = stage;
     const Training training = build_training(staged, shape, at::kCPU, group);
     return draw_sample_grid(staged, info, training, nullptr, at::kCPU, never);
   };

@@ -12,7 +12,7 @@
 #include "core/aten.h"
 #include "core/error.h"
 #include "parallel/rank_threads.h"
-#include "parallel/zero.h"
+#include "parallel/zero/zero.h"
 #include "train/placements.h"
 
 namespace kiln {
@@ -205,6 +205,46 @@ TEST(Reductions, AnOverflowMovesNothingOnTheDisk) {
     divided.zero = {.stage = 3};
     EXPECT_LE(worst_relative(train_over_an_overflow(TinyTraining(divided)), expected), 2e-4);
   });
+}
+
+// Machines exchange their sums while the segments before are being computed: nothing waits for the network
+// before the end of the backward.
+TEST(Reductions, BetweenMachinesEndBehindTheBackward) {
+  class Log : public CollectiveObserver {
+   public:
+    void started(const Start& start) override {
+      if (start.operation == Operation::kAllReduce) exchanges.push_back(start.number);
+      lines.push_back(start.number);
+    }
+    void waited(int64_t number) override { lines.push_back(-number); }
+    std::vector<int64_t> exchanges, lines;
+  };
+  constexpr int64_t kUnits = 6, kSize = 64;
+  const auto group = std::make_shared<ProcessGroup>(
+      Ranks{.world_size = 4, .local_world_size = 2});  // a dry run: two machines of two
+  Log log;
+  group->observe(&log);
+  Zero zero(group, {.stage = 2, .shard_within_node = true});
+  FlatLayout layout;
+  layout.add("weight", {kSize});
+  std::vector<FlatUnit> units;
+  for (int64_t i = 0; i < kUnits; ++i)
+    units.emplace_back(fmt::format("unit {}", i), layout,
+                       FlatUnitOptions{.device = at::kMeta, .sharding = zero.sharding_of(kSize)});
+  std::vector<FlatUnit*> managed;
+  for (FlatUnit& unit : units) managed.push_back(&unit);
+  zero.manage(managed);
+  for (size_t s = kUnits; s-- > 0;) {
+    zero.gather(s, -1);
+    zero.begin_gradients(s, /*first_micro_step=*/true);
+    zero.reduce(s, /*first_micro_step=*/true, /*last_micro_step=*/true);
+  }
+  zero.finish_reductions();
+  group->observe(nullptr);
+  ASSERT_EQ(log.exchanges.size(), static_cast<size_t>(kUnits));
+  const auto place = [&](int64_t number) { return std::ranges::find(log.lines, number) - log.lines.begin(); };
+  for (const int64_t exchange : log.exchanges)
+    EXPECT_GT(place(-exchange), place(log.exchanges.back())) << "all have begun before one is waited for";
 }
 
 }  // namespace

@@ -1,6 +1,6 @@
 // ZeRO over real ranks: every stage trains what one rank trains, holds what the formula says and sends no
 // more.
-#include "parallel/zero.h"
+#include "parallel/zero/zero.h"
 #include "core/aten.h"
 
 #include <gmock/gmock.h>
@@ -410,15 +410,18 @@ TEST(Zero, SmallUnitsMayStayWhole) {
 
 // --- decisions that all ranks take alike ---
 
-TEST(Zero, SharedNumbersComeBackSummed) {
+TEST(Zero, SignalsReachAllRanks) {
   for (const int64_t world_size : {1, 3}) {
     test::on_ranks(world_size, [&](const std::shared_ptr<ProcessGroup>& group) {
       const TinyTraining tiny({.group = group});
-      const double mine = static_cast<double>(group->rank() + 1);
-      const StepResult result = tiny.step->run(rows_of(tiny.batch(kDividedBatch), *group), 1e-3, {mine, 0.5});
-      const auto ranks = static_cast<double>(world_size);
-      EXPECT_EQ(result.shared, (std::vector<double>{ranks * (ranks + 1) / 2, ranks / 2}));
+      const StepBatch batch = rows_of(tiny.batch(kDividedBatch), *group);
+      const double clock = static_cast<double>(group->rank() + 1);
+      const bool is_last = group->rank() == world_size - 1;
+      const StepResult result = tiny.step->run(batch, 1e-3, {.stop = is_last, .clock_seconds = clock});
+      EXPECT_TRUE(result.signals.stop);
+      EXPECT_EQ(result.signals.clock_seconds, 1) << "rank 0's";
       EXPECT_GT(result.grad_norm, 0);
+      EXPECT_FALSE(tiny.step->run(batch, 1e-3).signals.stop);
     });
   }
 }

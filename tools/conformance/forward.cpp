@@ -10,10 +10,15 @@
 #include "core/aten.h"
 #include "core/error.h"
 #include "core/tensors.h"
+#include "feature_nets.h"
 #include "io.h"
 #include "model_io.h"
+#include "models/autoencoders/autoencoder_dc.h"
 #include "models/autoencoders/autoencoder_kl.h"
+#include "models/lora.h"
+#include "models/text/text_registry.h"
 #include "models/weights.h"
+#include "text_forward.h"
 #include "verbs.h"
 
 namespace kiln::conformance {
@@ -21,7 +26,7 @@ namespace {
 
 struct ForwardOptions {
   std::string model, config, weights, inputs, outputs;
-  std::string dtype = "f32";
+  std::string dtype = "f32", adapter;
   bool backward = false;
 };
 
@@ -44,7 +49,7 @@ class ParameterGradients {
 
   bool empty() const { return outputs_.empty(); }  // no loss
 
-  // By key; zeros for parameters that no output depends on.
+  // The gradients by key; zeros for parameters that no output depends on.
   Tensors compute() const {
     const auto gradients =
         torch::autograd::grad(outputs_, leaves_, grad_outputs_, /*retain_graph=*/std::nullopt,
@@ -60,20 +65,23 @@ class ParameterGradients {
   std::vector<at::Tensor> leaves_, outputs_, grad_outputs_;
 };
 
-DenoiserInput read_input(const Inputs& inputs, const DenoiserShape& shape) {
-  DenoiserInput input;
-  input.x_t = inputs.get("x", {-1, shape.in_channels, shape.input_size, shape.input_size});
+ModelInput read_input(const Inputs& inputs, const DenoiserShape& shape) {
+  ModelInput input;
+  const int64_t side = shape.size_multiple > 0 ? -1 : shape.input_size;
+  input.x_t = inputs.get("x", {-1, shape.in_channels, side, side});
   const int64_t batch = input.x_t.size(0);
   if (batch < 1) fail("forward", "expected at least one sample in {}", inputs.path());
   input.timesteps = inputs.get("t", {batch}).to(at::kFloat);
-  input.class_labels = read_labels(inputs, {batch}, shape);
+  input.conditioning = read_conditioning(inputs, {batch}, shape);
   return input;
 }
 
 Tensors run_denoiser(const ForwardOptions& options) {
-  const auto denoiser = load_denoiser(options.model, options.config, options.weights, options.dtype);
+  const LoadedDenoiser loaded = load_denoiser(options.model, options.config, options.weights, options.dtype);
+  const auto& denoiser = loaded.denoiser;
+  if (!options.adapter.empty()) attach_lora(*denoiser, read_peft_lora(options.adapter));
   const Inputs inputs(options.inputs);
-  const DenoiserInput input = read_input(inputs, denoiser->shape());
+  const ModelInput input = read_input(inputs, denoiser->shape());
   if (!options.backward) {
     const at::NoGradGuard no_grad;
     return {{"output", denoiser->forward(input)}};
@@ -82,7 +90,8 @@ Tensors run_denoiser(const ForwardOptions& options) {
   const at::Tensor output = denoiser->forward(input);
   gradients.add_loss(output, inputs.get("grad_output", output.sizes()));
   Tensors outputs = {{"output", output}};
-  for (const auto& [key, gradient] : gradients.compute()) outputs["grad." + key] = gradient;
+  for (const auto& [key, gradient] : loaded.in_file_keys(gradients.compute()))
+    outputs["grad." + key] = gradient;
   return outputs;
 }
 
@@ -91,46 +100,101 @@ struct AutoencoderHalf {
   const char *input, *output, *grad_output;
   at::Tensor (Autoencoder::*run)(const at::Tensor&) const;
 };
-constexpr AutoencoderHalf kHalves[] = {{"image", "moments", "grad_moments", &Autoencoder::encode},
-                                       {"latent", "image", "grad_image", &Autoencoder::decode}};
+
+using ParsedAutoencoder = std::unique_ptr<Autoencoder> (*)(const nlohmann::json&, const BuildOptions&);
+
+// An autoencoder of the interface. `weights` gives a file's tensors under the model's keys; `own_key` the
+// model's key of a file's.
+struct KnownAutoencoder {
+  const char* name;
+  ParsedAutoencoder build;
+  Tensors (*weights)(const Tensors& file);
+  std::string (*own_key)(const std::string& key);
+  AutoencoderHalf halves[2];
+};
+constexpr KnownAutoencoder kAutoencoders[] = {
+    {"autoencoder_kl",
+     [](const nlohmann::json& config, const BuildOptions& options) -> std::unique_ptr<Autoencoder> {
+       return std::make_unique<AutoencoderKl>(parse_autoencoder_kl_config(config), options);
+     },
+     current_autoencoder_kl_weights,
+     current_autoencoder_kl_key,
+     {{"image", "moments", "grad_moments", &Autoencoder::encode},
+      {"latent", "image", "grad_image", &Autoencoder::decode}}},
+    {"autoencoder_dc",
+     [](const nlohmann::json& config, const BuildOptions& options) -> std::unique_ptr<Autoencoder> {
+       return std::make_unique<AutoencoderDc>(parse_autoencoder_dc_config(config), options);
+     },
+     autoencoder_dc_weights,
+     [](const std::string& key) { return key; },
+     {{"image", "latent", "grad_latent", &Autoencoder::encode},
+      {"latent", "image", "grad_image", &Autoencoder::decode}}},
+};
 
 // An output that no gradient is given for is no part of the loss.
-Tensors run_autoencoder_kl(const ForwardOptions& options) {
-  const AutoencoderKl autoencoder(parse_config(options.config, parse_autoencoder_kl_config),
-                                  {.compute_dtype = parse_compute_dtype(options.dtype)});
+Tensors run_autoencoder(const KnownAutoencoder& known, const ForwardOptions& options) {
+  const auto autoencoder = parse_config(options.config, [&](const nlohmann::json& config) {
+    return known.build(config, {.compute_dtype = parse_compute_dtype(options.dtype)});
+  });
   const Tensors weights = load_tensors(options.weights);
-  load_weights(autoencoder.parameters(), current_autoencoder_kl_weights(weights), options.weights);
+  load_weights(autoencoder->parameters(), known.weights(weights), options.weights);
   const Inputs inputs(options.inputs);
   std::unique_ptr<ParameterGradients> gradients;
-  if (options.backward) gradients = std::make_unique<ParameterGradients>(autoencoder.parameters());
+  if (options.backward) gradients = std::make_unique<ParameterGradients>(autoencoder->parameters());
   const at::AutoGradMode grad_mode(options.backward);
 
   Tensors outputs;
-  for (const AutoencoderHalf& half : kHalves) {
+  for (const AutoencoderHalf& half : known.halves) {
     if (!inputs.has(half.input)) continue;
     const at::Tensor input = inputs.get(half.input, {-1, -1, -1, -1});
     if (input.size(0) < 1) fail("forward", "expected at least one sample in {}", inputs.path());
-    const at::Tensor output = (autoencoder.*half.run)(input);
+    const at::Tensor output = (*autoencoder.*half.run)(input);
     if (gradients && inputs.has(half.grad_output))
       gradients->add_loss(output, inputs.get(half.grad_output, output.sizes()));
     outputs[half.output] = output;
   }
-  if (outputs.empty()) fail("forward", "autoencoder_kl needs an image or a latent in {}", options.inputs);
+  if (outputs.empty()) fail("forward", "{} needs an image or a latent in {}", known.name, options.inputs);
   if (!gradients) return outputs;
   if (gradients->empty())
-    fail("forward", "--backward needs grad_moments with an image or grad_image with a latent in {}",
-         options.inputs);
+    fail("forward", "--backward needs {} with an image or {} with a latent in {}",
+         known.halves[0].grad_output, known.halves[1].grad_output, options.inputs);
   const Tensors by_key = gradients->compute();
-  for (const auto& [key, weight] : weights)  // under the file's own keys and shapes
-    outputs["grad." + key] = by_key.at(current_autoencoder_kl_key(key)).reshape(weight.sizes());
+  for (const auto& [key, weight] : weights) {  // under the file's own keys and shapes
+    const auto found = by_key.find(known.own_key(key));
+    if (found != by_key.end()) outputs["grad." + key] = found->second.reshape(weight.sizes());
+  }
   return outputs;
 }
 
+struct FeatureNetRow {
+  std::string_view model;
+  Tensors (*run)(const FeatureNetRun& run);
+};
+constexpr FeatureNetRow kFeatureNets[] = {{"inception", run_inception}, {"dinov2", run_dinov2}};
+
 void run_forward(const ForwardOptions& options) {
-  if (options.model == "autoencoder_kl")
-    write_outputs(options.outputs, run_autoencoder_kl(options));
-  else
-    write_outputs(options.outputs, run_denoiser(options));
+  const auto refuse = [&](bool given, const char* option, const char* why) {
+    if (given) fail("forward", "{} is not for {}: {}", option, options.model, why);
+  };
+  for (const FeatureNetRow& net : kFeatureNets) {
+    if (net.model != options.model) continue;
+    refuse(options.backward, "--backward", "it gives features and no gradients");
+    refuse(!options.adapter.empty(), "--adapter", "it is for denoisers");
+    return write_outputs(options.outputs,
+                         net.run({options.config, options.weights, options.inputs, options.dtype}));
+  }
+  if (is_text_encoder(options.model)) {
+    refuse(options.backward, "--backward", "text encoders are not trained");
+    refuse(!options.adapter.empty(), "--adapter", "it is for denoisers");
+    return write_outputs(options.outputs, run_text_encoder({options.model, options.config, options.weights,
+                                                            options.inputs, options.dtype}));
+  }
+  for (const KnownAutoencoder& known : kAutoencoders) {
+    if (options.model != known.name) continue;
+    refuse(!options.adapter.empty(), "--adapter", "it is for denoisers");
+    return write_outputs(options.outputs, run_autoencoder(known, options));
+  }
+  write_outputs(options.outputs, run_denoiser(options));
 }
 
 }  // namespace
@@ -146,6 +210,9 @@ void add_forward_verb(CLI::App& app) {
   verb->add_option("--outputs", options->outputs, "File to write")->required();
   verb->add_option("--dtype", options->dtype, "f32, or bf16 for mixed precision")
       ->check(CLI::IsMember({"f32", "bf16"}));
+  verb->add_option(
+      "--adapter", options->adapter,
+      "LoRA in PEFT's format, with adapter_config.json beside it; --backward then gives its gradients");
   verb->add_flag("--backward", options->backward, "Also write grad.<key> of sum <output, grad_output>");
   verb->callback([options] { run_forward(*options); });
 }

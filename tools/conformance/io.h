@@ -35,7 +35,7 @@ class Inputs {
   // Floating-point tensors as f32, integers as I64, contiguous. Throws Error when absent, listing what there
   // is.
   at::Tensor get(const std::string& name) const;
-  // As get(); throws Error when the shape is another. -1 accepts any size.
+  // The same, and throws Error when the shape is another. -1 accepts any size.
   at::Tensor get(const std::string& name, at::IntArrayRef shape) const;
   // The same as I64; throws Error for fractions.
   at::Tensor get_integers(const std::string& name, at::IntArrayRef shape) const;

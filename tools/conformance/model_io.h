@@ -2,6 +2,7 @@
 #pragma once
 #include <ATen/core/Tensor.h>
 
+#include <functional>
 #include <memory>
 #include <string>
 
@@ -10,17 +11,24 @@
 
 namespace kiln::conformance {
 
-// `config`: a file. Throws Error; a name of the interface that this version does not build is told apart from
-// an unknown one.
+// `config`: a file. Throws Error.
 std::unique_ptr<Denoiser> build_known_denoiser(const std::string& model, const std::string& config,
                                                const std::string& dtype = "f32");
-// The same, with the weights of a file.
-std::unique_ptr<Denoiser> load_denoiser(const std::string& model, const std::string& config,
-                                        const std::string& weights, const std::string& dtype = "f32");
 
-// `y` with `drop` applied where that is given, both of `sizes`: dropped labels become the null class.
-// Undefined for a model without classes. Throws Error for labels out of range, and for drop without a null
-// class.
-at::Tensor read_labels(const Inputs& inputs, at::IntArrayRef sizes, const DenoiserShape& shape);
+// A model with a file's weights. The file's keys may be others than the model's (Sana's repository's).
+struct LoadedDenoiser {
+  std::unique_ptr<Denoiser> denoiser;
+  std::function<Tensors(const Tensors&)> in_file_keys;  // tensors by the model's keys, weights or gradients
+};
+LoadedDenoiser load_denoiser(const std::string& model, const std::string& config, const std::string& weights,
+                             const std::string& dtype = "f32");
+
+// What the inputs say of the conditioning that a model takes: `y`; `caption_embeds` or
+// `encoder_hidden_states` with `caption_mask`; `img_hw`, `aspect_ratio`; `guidance`; and `drop`, which makes
+// a label the null class and a caption the learned null rows. `sizes`: the leading dimensions of each, (B) or
+// (N, B); the result has a sample for each of their product. `prefix` stands before every name. Throws Error
+// for what is missing or does not fit.
+Conditioning read_conditioning(const Inputs& inputs, at::IntArrayRef sizes, const DenoiserShape& shape,
+                               const std::string& prefix = "");
 
 }  // namespace kiln::conformance

@@ -15,8 +15,8 @@ struct RecordedObjective {
   bool takes_uniforms = false;  // continuous flow: no table to index
   int64_t num_train_timesteps = 1000;
 
-  // As the objective takes them, of `sizes`: from `u`, or indices of the schedule `t`. Throws Error for
-  // indices outside of it: the objectives do not look at values.
+  // The timesteps in the form that the objective takes, of `sizes`: from `u`, or from indices `t` of the
+  // schedule. Throws Error for indices outside of it, since the objectives do not look at values.
   at::Tensor timesteps(const Inputs& inputs, at::IntArrayRef sizes) const;
 };
 

@@ -10,7 +10,7 @@
 #include "optim/ema.h"
 #include "optim/grad_norm.h"
 #include "optimizer_config.h"
-#include "parallel/flat_unit.h"
+#include "parallel/zero/flat_unit.h"
 #include "verbs.h"
 
 namespace kiln::conformance {
@@ -44,7 +44,7 @@ struct OptimConfig {
   int64_t steps = 0;
   OptimizerConfig optimizer{};  // none: an EMA
   double ema_decay = 0;
-  std::string ema_schedule{};
+  EmaSchedule ema_schedule = EmaSchedule::kConstant;
 };
 
 OptimConfig parse_optim(const nlohmann::json& json) {
@@ -58,8 +58,8 @@ OptimConfig parse_optim(const nlohmann::json& json) {
   parsed.ema_decay = config.require<double>("decay");
   if (!(parsed.ema_decay >= 0 && parsed.ema_decay <= 1))
     fail("optim", "expected decay in [0, 1], got {}", parsed.ema_decay);
-  parsed.ema_schedule = config.get<std::string>("schedule", "constant");
-  ema_decay_at(parsed.ema_schedule, parsed.ema_decay, 1);  // refuses an unknown schedule
+  parsed.ema_schedule =
+      parse_choice<EmaSchedule>("ema", "schedule", config.get<std::string>("schedule", "constant"));
   return parsed;
 }
 

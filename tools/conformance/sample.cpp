@@ -33,13 +33,20 @@ Guided parse_guided(const nlohmann::json& json) {
 
 void run_end_to_end(const SampleVerbOptions& options) {
   const Guided guided = parse_config(options.config, parse_guided);
-  const auto denoiser = load_denoiser(options.model, options.model_config, options.weights);
+  const auto denoiser = load_denoiser(options.model, options.model_config, options.weights).denoiser;
   const Inputs inputs(options.inputs);
   const DenoiserShape& shape = denoiser->shape();
-  const at::Tensor noise = inputs.get("noise", {-1, shape.in_channels, shape.input_size, shape.input_size});
+  const int64_t side = shape.size_multiple > 0 ? -1 : shape.input_size;
+  const at::Tensor noise = inputs.get("noise", {-1, shape.in_channels, side, side});
   const at::NoGradGuard no_grad;
-  const DenoiseFn denoise = guided_denoiser(*denoiser, read_labels(inputs, {noise.size(0)}, shape),
-                                            guided.cfg_scale, CfgConvention::kModel);
+  const Conditioning cond = read_conditioning(inputs, {noise.size(0)}, shape);
+  Conditioning uncond;
+  if (guided.cfg_scale != 1)
+    uncond = shape.conditioning.takes_text() ? read_conditioning(inputs, {noise.size(0)}, shape, "uncond_")
+                                             : unconditional(shape.conditioning, cond);
+  const CfgConvention convention =
+      shape.conditioning.takes_text() ? CfgConvention::kAll : CfgConvention::kModel;
+  const DenoiseFn denoise = guided_denoiser(*denoiser, cond, uncond, guided.cfg_scale, convention);
   write_outputs(options.outputs, record_samples(*guided.sampler, inputs, denoise));
 }
 

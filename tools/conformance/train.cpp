@@ -6,14 +6,14 @@
 #include "core/aten.h"
 #include "core/error.h"
 #include "core/json_config.h"
-#include "data/batches.h"
+#include "data/loader/batches.h"
 #include "io.h"
 #include "model_io.h"
 #include "objective_io.h"
 #include "optimizer_config.h"
-#include "parallel/joining.h"
+#include "parallel/ranks/joining.h"
+#include "step/step.h"
 #include "train/checkpoints.h"
-#include "train/step.h"
 #include "verbs.h"
 
 namespace kiln::conformance {
@@ -62,7 +62,7 @@ class RecordedBatches {
            "expected a multiple of grad_accum ({}) micro-batches of at least 1 sample, got {} of {} in {}",
            grad_accum, num_micro, micro_batch, path);
     timesteps_ = loss.timesteps(inputs_, {num_micro, micro_batch});
-    labels_ = read_labels(inputs_, {num_micro, micro_batch}, shape);
+    conditioning_ = read_conditioning(inputs_, {num_micro, micro_batch}, shape);
   }
 
   int64_t num_steps() const { return x_0_.size(0) / grad_accum_; }
@@ -82,7 +82,7 @@ class RecordedBatches {
     return {.x_0 = rows(x_0_),
             .noise = rows(noise_),
             .timesteps = rows(timesteps_),
-            .class_labels = rows(labels_),
+            .conditioning = slice_rows(conditioning_, step * global_batch() + range.first, range.count),
             .first_row = range.first,
             .global_batch = global_batch()};
   }
@@ -90,7 +90,8 @@ class RecordedBatches {
  private:
   Inputs inputs_;
   int64_t grad_accum_;
-  at::Tensor x_0_, noise_, timesteps_, labels_;
+  at::Tensor x_0_, noise_, timesteps_;
+  Conditioning conditioning_;
 };
 
 double mean(const std::vector<double>& values) {
@@ -101,7 +102,7 @@ double mean(const std::vector<double>& values) {
 
 void run_train(const TrainVerbOptions& options) {
   const TrainVerbConfig config = parse_config(options.config, parse_train);
-  const auto denoiser = load_denoiser(options.model, options.model_config, options.weights);
+  const auto denoiser = load_denoiser(options.model, options.model_config, options.weights).denoiser;
   const Optimizer& optimizer = *config.optimizer.optimizer;
   const RecordedBatches batches(options.batches, denoiser->shape(), config.loss, config.grad_accum);
 
@@ -128,10 +129,12 @@ void run_train(const TrainVerbOptions& options) {
   for (const auto& [name, values] : series) outputs[name] = at::tensor(values, at::kDouble).to(at::kFloat);
   for (const auto& [prefix, kind] :
        {std::pair{"param.", WeightsKind::kMaster}, {"ema.", WeightsKind::kEma}}) {
-    const auto trained = load_denoiser(options.model, options.model_config, options.weights);
-    copy_weights(state, kind, 0, *trained);
-    for (const auto& parameter : trained->parameters())
-      if (parameter->trainable) outputs[prefix + parameter->key] = parameter->value.detach();
+    const LoadedDenoiser trained = load_denoiser(options.model, options.model_config, options.weights);
+    copy_weights(state, kind, 0, *trained.denoiser);
+    Tensors weights;
+    for (const auto& parameter : trained.denoiser->parameters())
+      if (parameter->trainable) weights[parameter->key] = parameter->value.detach();
+    for (const auto& [key, weight] : trained.in_file_keys(weights)) outputs[prefix + key] = weight;
   }
   if (group->rank() == 0) write_outputs(options.outputs, outputs);
 }

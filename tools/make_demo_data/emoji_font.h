@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "data/images.h"
+#include "data/images/images.h"
 
 namespace kiln::demo {
 

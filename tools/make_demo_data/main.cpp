@@ -7,11 +7,11 @@
 #include <nlohmann/json.hpp>
 #include <numeric>
 
-#include "core/atomic_file.h"
 #include "core/command_line.h"
 #include "core/error.h"
-#include "data/file_io.h"
-#include "data/images.h"
+#include "core/files/atomic_file.h"
+#include "data/images/file_io.h"
+#include "data/images/images.h"
 #include "emoji_font.h"
 #include "emoji_list.h"
 

@@ -1,4 +1,4 @@
-// From what a model predicts to x_0 and epsilon.
+// Turns what a model predicts into x_0 and epsilon.
 #pragma once
 #include <ATen/core/Tensor.h>
 

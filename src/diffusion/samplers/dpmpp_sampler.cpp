@@ -21,16 +21,6 @@ struct SolverSteps {
   std::vector<float> sigmas;
 };
 
-// The fractional training timestep of a noise level, by interpolation of log(sigma).
-double timestep_of(double sigma, const std::vector<float>& log_sigmas) {
-  const double log_sigma = std::log(std::max(sigma, 1e-10));
-  size_t low = 0;
-  while (low + 2 < log_sigmas.size() && log_sigma >= log_sigmas[low + 1]) ++low;
-  const double left = log_sigmas[low], right = log_sigmas[low + 1];
-  const double fraction = std::clamp((left - log_sigma) / (left - right), 0.0, 1.0);
-  return (1 - fraction) * static_cast<double>(low) + fraction * static_cast<double>(low + 1);
-}
-
 // Evenly spaced log-SNR (Lu et al.'s own spacing).
 std::vector<double> uniform_log_snr_sigmas(const std::vector<float>& log_sigmas, int64_t count) {
   std::vector<double> sigmas;
@@ -81,7 +71,7 @@ SolverSteps schedule_steps(const JsonConfig& scheduler, const std::vector<double
                                          ? uniform_log_snr_sigmas(log_sigmas, count)
                                          : exponential_sigmas(sigmas.back(), sigmas.front(), count);
   for (double sigma : levels) {
-    const double t = timestep_of(sigma, log_sigmas);
+    const double t = timestep_of_sigma(sigma, log_sigmas);
     steps.timesteps.push_back(std::trunc(rounds ? std::nearbyint(t) : t));
     steps.sigmas.push_back(static_cast<float>(sigma));
   }

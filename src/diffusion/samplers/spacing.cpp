@@ -105,6 +105,15 @@ std::vector<double> exponential_sigmas(double sigma_max, double sigma_min, int64
   return sigmas;
 }
 
+double timestep_of_sigma(double sigma, const std::vector<float>& log_sigmas) {
+  const double log_sigma = std::log(std::max(sigma, 1e-10));
+  size_t low = 0;
+  while (low + 2 < log_sigmas.size() && log_sigma >= log_sigmas[low + 1]) ++low;
+  const double left = log_sigmas[low], right = log_sigmas[low + 1];
+  const double fraction = std::clamp((left - log_sigma) / (left - right), 0.0, 1.0);
+  return (1 - fraction) * static_cast<double>(low) + fraction * static_cast<double>(low + 1);
+}
+
 int64_t num_steps(const JsonConfig& config, int64_t most) {
   if (!config.has("steps")) fail(config.who(), "expected \"steps\" in the sampler's config");
   const int64_t steps = config.positive("steps", 0);

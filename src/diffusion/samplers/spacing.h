@@ -24,6 +24,10 @@ std::vector<int64_t> spaced_solver_timesteps(const JsonConfig& scheduler, int64_
 std::vector<double> karras_sigmas(double sigma_max, double sigma_min, int64_t count);
 std::vector<double> exponential_sigmas(double sigma_max, double sigma_min, int64_t count);
 
+// The fractional training timestep of a noise level, by interpolation of log(sigma). `log_sigmas`: of the
+// training timesteps, ascending.
+double timestep_of_sigma(double sigma, const std::vector<float>& log_sigmas);
+
 // "steps" of a sampler config, at least 1 and at most `most`.
 int64_t num_steps(const JsonConfig& config, int64_t most);
 

@@ -11,6 +11,7 @@
 #include "core/aten.h"
 #include "core/error.h"
 #include "core/json_config.h"
+#include "models/autoencoders/autoencoder_dc.h"
 #include "models/autoencoders/autoencoder_kl.h"
 #include "models/autoencoders/pixels.h"
 #include "models/weights.h"
@@ -45,18 +46,41 @@ fs::path config_path_of(const fs::path& weights) {
 }
 
 // The SD VAE's when a file has none beside it.
-AutoencoderKlConfig config_of(const fs::path& weights) {
+json config_of(const fs::path& weights) {
   const fs::path path = config_path_of(weights);
   if (!fs::exists(path) && fs::is_directory(weights))
     fail("autoencoder", "{} holds no config.json: give a diffusers folder or a weights file",
          weights.string());
-  const json config = fs::exists(path) ? read_json(path) : sd_vae_config();
-  const std::string class_name =
-      JsonConfig("autoencoder", config).get<std::string>("_class_name", "AutoencoderKL");
-  if (class_name != "AutoencoderKL")
-    fail("autoencoder", "{} is of class {}; known are AutoencoderKL and \"pixels\"", weights.string(),
-         class_name);
-  return parse_autoencoder_kl_config(config);
+  return fs::exists(path) ? read_json(path) : sd_vae_config();
+}
+
+using WeightMap = std::map<std::string, at::Tensor>;
+
+// A class of diffusers' that is built: by its config, and the weights of its files under its own keys.
+struct AutoencoderClass {
+  const char* class_name;
+  std::unique_ptr<Autoencoder> (*build)(const json& config, const BuildOptions& options);
+  WeightMap (*weights)(const WeightMap& file);
+};
+constexpr AutoencoderClass kClasses[] = {
+    {"AutoencoderKL",
+     [](const json& config, const BuildOptions& options) -> std::unique_ptr<Autoencoder> {
+       return std::make_unique<AutoencoderKl>(parse_autoencoder_kl_config(config), options);
+     },
+     current_autoencoder_kl_weights},
+    {"AutoencoderDC",
+     [](const json& config, const BuildOptions& options) -> std::unique_ptr<Autoencoder> {
+       return std::make_unique<AutoencoderDc>(parse_autoencoder_dc_config(config), options);
+     },
+     autoencoder_dc_weights},
+};
+
+const AutoencoderClass& class_of(const json& config, const fs::path& weights) {
+  const std::string name = JsonConfig("autoencoder", config).get<std::string>("_class_name", "AutoencoderKL");
+  for (const AutoencoderClass& known : kClasses)
+    if (name == known.class_name) return known;
+  fail("autoencoder", "{} is of class {}; known are AutoencoderKL, AutoencoderDC and \"pixels\"",
+       weights.string(), name);
 }
 
 // XXH3 over key, shape and f32 values in key order: the same for both key generations, folders and single
@@ -79,20 +103,26 @@ std::string weights_fingerprint(const ParameterList& parameters) {
 }  // namespace
 
 AutoencoderKlConfig read_autoencoder_kl_config(const std::string& path) {
-  return config_of(weights_path_of(path));
+  const fs::path weights = weights_path_of(path);
+  const json config = config_of(weights);
+  const char* class_name = class_of(config, weights).class_name;
+  if (class_name != std::string("AutoencoderKL"))
+    fail("autoencoder", "{} is of class {}, expected AutoencoderKL", path, class_name);
+  return parse_autoencoder_kl_config(config);
 }
 
 std::unique_ptr<Autoencoder> load_autoencoder(const std::string& path, at::Device device,
                                               at::ScalarType compute_dtype) {
   if (path == "pixels") return std::make_unique<Pixels>();
   const fs::path weights_path = weights_path_of(path);
-  auto autoencoder = std::make_unique<AutoencoderKl>(
-      config_of(weights_path), BuildOptions{.device = device, .compute_dtype = compute_dtype});
+  const json config = config_of(weights_path);
+  const AutoencoderClass& known = class_of(config, weights_path);
+  auto autoencoder = known.build(config, {.device = device, .compute_dtype = compute_dtype});
   if (!fs::exists(config_path_of(weights_path)))
     fmt::print(stderr,
                "note: no config.json beside {}: taken for a Stable Diffusion VAE, scaling factor 0.18215\n",
                weights_path.string());
-  load_weights(autoencoder->parameters(), current_autoencoder_kl_weights(load_tensors(weights_path.string())),
+  load_weights(autoencoder->parameters(), known.weights(load_tensors(weights_path.string())),
                weights_path.string());
   autoencoder->fingerprint = weights_fingerprint(autoencoder->parameters());
   autoencoder->freeze_weights();

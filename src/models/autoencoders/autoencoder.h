@@ -12,14 +12,18 @@ namespace kiln {
 class Autoencoder {
  public:
   virtual ~Autoencoder() = default;
-  // images (B, 3, H, W) in [-1, 1] -> moments (B, 2z, h, w): mean, then unclamped logvar.
+  // images (B, 3, H, W) in [-1, 1] -> moments (B, 2z, h, w): mean, then unclamped logvar. Without a posterior
+  // the raw latents (B, z, h, w), from which nothing is drawn.
   virtual at::Tensor encode(const at::Tensor& images) const = 0;
   // raw latents (B, z, h, w), not scaled -> images (B, 3, H, W), not clamped.
   virtual at::Tensor decode(const at::Tensor& raw_latents) const = 0;
   virtual const ParameterList& parameters() const = 0;
+  // Converts the weights to the compute dtype and to the layout that convolutions take, once: for inference.
+  virtual void freeze_weights() {}
 
-  std::string name;                             // "autoencoder_kl" | "pixels"
+  std::string name;                             // "autoencoder_kl" | "autoencoder_dc" | "pixels"
   std::string fingerprint;                      // "xxh3:..." of the weights; "none" for pixels
+  bool has_posterior = true;                    // encode gives a distribution
   int64_t latent_channels = 4;                  // z
   int64_t downsample = 8;                       // H / h
   double scaling_factor = 1, shift_factor = 0;  // latents = (raw - shift) * scaling

@@ -1,6 +1,5 @@
 #include "models/autoencoders/autoencoder_kl.h"
 
-#include <ATen/core/grad_mode.h>
 #include <fmt/ranges.h>
 
 #include <cmath>
@@ -8,7 +7,8 @@
 
 #include "core/aten.h"
 #include "core/error.h"
-#include "models/layers.h"
+#include "models/parts/layers.h"
+#include "models/weights.h"
 #include "ops/ops.h"
 
 namespace kiln {
@@ -258,13 +258,6 @@ at::Tensor AutoencoderKl::decode(const at::Tensor& raw_latents) const {
   return decoder_->forward(raw_latents).to(at::kFloat).contiguous();
 }
 
-void AutoencoderKl::freeze_weights() {
-  const at::NoGradGuard no_grad;
-  for (const auto& parameter : parameters_) {
-    at::Tensor value = parameter->value.to(compute_dtype_);
-    if (value.dim() == 4) value = value.contiguous(at::MemoryFormat::ChannelsLast);
-    parameter->value = value;
-  }
-}
+void AutoencoderKl::freeze_weights() { freeze_convolution_weights(parameters_, compute_dtype_); }
 
 }  // namespace kiln

@@ -28,7 +28,8 @@ struct AutoencoderKlConfig {
 // does not build.
 AutoencoderKlConfig parse_autoencoder_kl_config(const nlohmann::json& config);
 
-// Of what load_autoencoder(path) would load: the same paths but "pixels". Throws Error.
+// Reads the config of what load_autoencoder(path) would load; takes the same paths but "pixels". Throws
+// Error.
 AutoencoderKlConfig read_autoencoder_kl_config(const std::string& path);
 
 // The config of Stable Diffusion's VAE, where it is not the default.
@@ -53,9 +54,7 @@ class AutoencoderKl : public Autoencoder {
   at::Tensor encode(const at::Tensor& images) const override;
   at::Tensor decode(const at::Tensor& raw_latents) const override;
   const ParameterList& parameters() const override { return parameters_; }
-
-  // Converts the weights to the compute dtype and to the layout that convolutions take, once: for inference.
-  void freeze_weights();
+  void freeze_weights() override;
 
  private:
   struct Encoder;

@@ -7,7 +7,7 @@ namespace kiln {
 class Pixels : public Autoencoder {
  public:
   Pixels();
-  at::Tensor encode(const at::Tensor& images) const override;
+  at::Tensor encode(const at::Tensor& images) const override { return images; }
   at::Tensor decode(const at::Tensor& raw_latents) const override { return raw_latents; }
   const ParameterList& parameters() const override { return parameters_; }
 

@@ -6,8 +6,8 @@
 
 #include "core/aten.h"
 #include "core/error.h"
-#include "models/layers.h"
-#include "nn/embeddings.h"
+#include "models/parts/embeddings.h"
+#include "models/parts/layers.h"
 #include "ops/mixed_sum.h"
 #include "ops/ops.h"
 
@@ -52,7 +52,7 @@ class DitEmbed : public Segment {
                                Init::normal(kEmbeddingStd));
   }
 
-  State forward(const State&, const DenoiserInput& input) const override {
+  State forward(const State&, const ModelInput& input) const override {
     const at::Tensor& x = input.x_t;
     if (x.dim() != 4 || x.size(1) != config_.in_channels || x.size(2) != config_.input_size ||
         x.size(3) != config_.input_size)
@@ -65,9 +65,10 @@ class DitEmbed : public Segment {
         t_linear_0_.forward(nn::timestep_embedding(input.timesteps, kFrequencySize), compute_dtype_);
     at::Tensor conditioning = t_linear_2_.forward(at::silu(t_hidden), compute_dtype_).to(at::kFloat);
     if (label_table_) {
-      if (!input.class_labels.defined())
+      const at::Tensor& labels = input.conditioning.class_labels;
+      if (!labels.defined())
         fail("dit", "class_labels are missing: the model has {} classes", config_.num_classes);
-      conditioning = conditioning + ops::embedding_rows(label_table_->value, input.class_labels);
+      conditioning = conditioning + ops::embedding_rows(label_table_->value, labels);
     }
     return {.hidden = ops::mixed_sum(patches, pos_embed_->value.to(at::kFloat)),
             .conditioning = at::silu(conditioning)};
@@ -94,16 +95,16 @@ class DitBlock : public Segment {
     adaln_ = zero_linear(scope, "adaLN_modulation.1", width, 6 * width);
   }
 
-  State forward(const State& state, const DenoiserInput&) const override {
+  State forward(const State& state, const ModelInput&) const override {
     const auto adaln = adaln_vectors(adaln_, state.conditioning, 6, compute_dtype_);
     const at::Tensor &shift_msa = adaln[0], &scale_msa = adaln[1], &gate_msa = adaln[2];
     const at::Tensor &shift_mlp = adaln[3], &scale_mlp = adaln[4], &gate_mlp = adaln[5];
-    at::Tensor x = state.hidden;  // (B, N, D), the residual stream
-    x = ops::gated_residual(
-        x, gate_msa, attention(ops::adaln_modulate(x, shift_msa, scale_msa, kLayerNormEps, compute_dtype_)));
-    x = ops::gated_residual(x, gate_mlp,
-                            mlp(ops::adaln_modulate(x, shift_mlp, scale_mlp, kLayerNormEps, compute_dtype_)));
-    return {.hidden = x, .conditioning = state.conditioning};
+    // (B, N, D), the residual stream, and what a branch reads of it.
+    const auto [x, attended] =
+        ops::adaln_branch(state.hidden, shift_msa, scale_msa, kLayerNormEps, compute_dtype_);
+    const auto [middle, mixed] = ops::gated_residual_adaln(x, gate_msa, attention(attended), shift_mlp,
+                                                           scale_mlp, kLayerNormEps, compute_dtype_);
+    return {.hidden = ops::gated_residual(middle, gate_mlp, mlp(mixed)), .conditioning = state.conditioning};
   }
 
  private:
@@ -115,10 +116,7 @@ class DitBlock : public Segment {
                                   compute_dtype_);
   }
 
-  at::Tensor mlp(const at::Tensor& x) const {
-    return ops::gelu_tanh_linear(fc1_.forward(x, compute_dtype_), fc2_.weight->value, fc2_.bias->value,
-                                 compute_dtype_);
-  }
+  at::Tensor mlp(const at::Tensor& x) const { return gelu_tanh_mlp(fc1_, fc2_, x, compute_dtype_); }
 
   at::ScalarType compute_dtype_;
   int64_t num_heads_;
@@ -137,7 +135,7 @@ class DitFinal : public Segment {
   }
 
   // -> (B, out_channels, H, W) f32
-  State forward(const State& state, const DenoiserInput&) const override {
+  State forward(const State& state, const ModelInput&) const override {
     const auto adaln = adaln_vectors(adaln_, state.conditioning, 2, compute_dtype_);
     const at::Tensor x = ops::adaln_modulate(state.hidden, adaln[0], adaln[1], kLayerNormEps, compute_dtype_);
     const at::Tensor tokens = linear_.forward(x, compute_dtype_).to(at::kFloat);
@@ -175,8 +173,7 @@ class Dit : public Denoiser {
         .in_channels = config.in_channels,
         .out_channels = config.out_channels(),
         .input_size = config.input_size,
-        .num_classes = config.num_classes,
-        .has_null_class = config.has_null_class(),
+        .conditioning = {.num_classes = config.num_classes, .has_null_class = config.has_null_class()},
         .guided_channels = std::min<int64_t>(3, config.in_channels),  // forward_with_cfg of the original
         .forward_flops = forward_flops(config)};
   }

@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "models/model.h"
+#include "models/family.h"
 
 namespace kiln {
 
@@ -33,18 +33,21 @@ struct DitConfig {
   int64_t num_labels() const { return num_classes + (has_null_class() ? 1 : 0); }
 };
 
-// By name: "dit" (nothing preset) and the published "DiT-{S,B,L,XL}/{2,4,8}".
+// The settings that a name presets: nothing for "dit", those of the paper for "DiT-{S,B,L,XL}/{2,4,8}".
 const std::map<std::string, nlohmann::json>& dit_presets();
 
 // Throws Error naming an unknown key, a wrong type or values that do not fit together. Keys beginning with
 // "_" are ignored.
 DitConfig parse_dit_config(const nlohmann::json& config);
 nlohmann::json to_json(const DitConfig& config);
-// Adds in_channels, learn_sigma and, of a model without classes, class_dropout_prob where `config` lacks them
-// and weights of these shapes tell them. Throws Error when the weights have another number of label rows than
-// `config`.
-nlohmann::json complete_dit_config(const nlohmann::json& config,
-                                   const std::map<std::string, std::vector<int64_t>>& shapes);
+// Family::complete: adds in_channels, learn_sigma and, of a model without classes, class_dropout_prob where
+// `config` lacks them and weights of these shapes tell them. Throws Error when the weights have another
+// number of label rows than `config`, which decides what the null class is and so is never guessed.
+nlohmann::json complete_dit_config(const nlohmann::json& config, const WeightShapes& shapes);
+// Family::fit.
+nlohmann::json fit_dit_config(const nlohmann::json& config, const ModelNeeds& needs);
+// Family::recognise.
+std::optional<RecognisedModel> recognise_dit(const WeightShapes& shapes, const nlohmann::json& hints);
 
 std::unique_ptr<Denoiser> build_dit(const DitConfig& config, const BuildOptions& options);
 

@@ -48,7 +48,8 @@ const std::map<std::string, nlohmann::json>& dit_presets() {
         table[fmt::format("DiT-{}/{}", width.name, patch_size)] = {{"patch_size", patch_size},
                                                                    {"depth", width.depth},
                                                                    {"hidden_size", width.hidden_size},
-                                                                   {"num_heads", width.num_heads}};
+                                                                   {"num_heads", width.num_heads},
+                                                                   {"mlp_ratio", 4.0}};
     return table;
   }();
   return presets;
@@ -85,8 +86,7 @@ nlohmann::json to_json(const DitConfig& c) {
           {"class_dropout_prob", c.class_dropout_prob}};
 }
 
-nlohmann::json complete_dit_config(const nlohmann::json& config,
-                                   const std::map<std::string, std::vector<int64_t>>& shapes) {
+nlohmann::json complete_dit_config(const nlohmann::json& config, const WeightShapes& shapes) {
   const auto dimension = [&](const char* key, size_t dim) -> int64_t {
     const auto found = shapes.find(key);
     return found != shapes.end() && dim < found->second.size() ? found->second[dim] : 0;
@@ -108,6 +108,28 @@ nlohmann::json complete_dit_config(const nlohmann::json& config,
          num_classes, c.has_null_class() ? " and the null class" : "", c.num_classes, num_classes);
   }
   return completed;
+}
+
+nlohmann::json fit_dit_config(const nlohmann::json& config, const ModelNeeds& needs) {
+  if (needs.text_width > 0)
+    fail("dit",
+         "DiT takes class labels, the data has captions: choose a text-to-image model, or data without them");
+  if (!needs.has_one_shape)
+    fail("dit", "DiT takes pictures of one shape, the data has several: extract without buckets");
+  if (needs.height != needs.width)
+    fail("dit", "DiT takes square pictures, the data has latents of {} x {}", needs.height, needs.width);
+  nlohmann::json fitted = config;
+  for (const auto& [key, value] : {std::pair{"hidden_size", needs.hidden_size},
+                                   {"depth", needs.depth},
+                                   {"num_heads", needs.num_heads},
+                                   {"patch_size", needs.patch_size}})
+    if (value > 0) fitted[key] = value;
+  fitted["input_size"] = needs.height;
+  fitted["in_channels"] = needs.channels;
+  fitted["num_classes"] = needs.num_classes;
+  fitted["class_dropout_prob"] = needs.num_classes > 0 ? needs.class_dropout_prob : 0.0;
+  fitted["learn_sigma"] = needs.learns_sigma;
+  return fitted;
 }
 
 }  // namespace kiln

@@ -74,10 +74,11 @@ void forward_rows(const AdalnArgs& args, TOut* out, size_t row_begin, size_t row
   }
 }
 
-// With xhat = (x - mean) rstd and h = grad (1 + scale):  dx = rstd (h - mean(h) - xhat mean(h xhat)).
+// With xhat = (x - mean) rstd and h = grad (1 + scale):  dx = rstd (h - mean(h) - xhat mean(h xhat)), plus
+// what goes around.
 template <class TIn, class TGrad>
-void backward_rows(const AdalnArgs& args, const TGrad* grads, TIn* dx, float* dshift, float* dscale,
-                   size_t row_begin, size_t row_end) {
+void backward_rows(const AdalnArgs& args, const TGrad* grads, const TIn* around, TIn* dx, float* dshift,
+                   float* dscale, size_t row_begin, size_t row_end) {
   const size_t width = args.width;
   std::vector<float> factors(width);
   float* factor = factors.data();
@@ -88,6 +89,7 @@ void backward_rows(const AdalnArgs& args, const TGrad* grads, TIn* dx, float* ds
   for (size_t row = row_begin; row < row_end; ++row) {
     const TIn* x = static_cast<const TIn*>(args.x) + row * width;
     const TGrad* grad = grads + row * width;
+    const TIn* rest = around == nullptr ? nullptr : around + row * width;
     TIn* to = dx + row * width;
     const Vec mean = set(args.mean[row]), rstd = set(args.rstd[row]);
     Vec sum = set(0), sum_xhat = set(0);
@@ -104,7 +106,8 @@ void backward_rows(const AdalnArgs& args, const TGrad* grads, TIn* dx, float* ds
     for_each_vector(width, [=](size_t j, size_t count) HWY_ATTR {
       const Vec h = hn::Mul(load(grad + j, count), load(factor + j, count));
       const Vec xhat = hn::Mul(hn::Sub(load(x + j, count), mean), rstd);
-      store(hn::Mul(rstd, hn::NegMulAdd(xhat, mean_h_xhat, hn::Sub(h, mean_h))), to + j, count);
+      const Vec through = hn::Mul(rstd, hn::NegMulAdd(xhat, mean_h_xhat, hn::Sub(h, mean_h)));
+      store(rest == nullptr ? through : hn::Add(load(rest + j, count), through), to + j, count);
     });
   }
 }
@@ -117,12 +120,13 @@ void adaln_forward(const AdalnArgs& args, void* out, Dtype out_dtype, size_t row
   });
 }
 
-void adaln_backward(const AdalnArgs& args, const void* grad, Dtype grad_dtype, void* dx, float* dshift,
-                    float* dscale, size_t row_begin, size_t row_end) {
+void adaln_backward(const AdalnArgs& args, const void* grad, Dtype grad_dtype, const void* around, void* dx,
+                    float* dshift, float* dscale, size_t row_begin, size_t row_end) {
   with_element(args.x_dtype, [&](auto in) HWY_ATTR {
     with_element(grad_dtype, [&](auto g) HWY_ATTR {
-      backward_rows(args, static_cast<const decltype(g)*>(grad), static_cast<decltype(in)*>(dx), dshift,
-                    dscale, row_begin, row_end);
+      using TIn = decltype(in);
+      backward_rows(args, static_cast<const decltype(g)*>(grad), static_cast<const TIn*>(around),
+                    static_cast<TIn*>(dx), dshift, dscale, row_begin, row_end);
     });
   });
 }
@@ -141,9 +145,10 @@ void adaln(const AdalnArgs& args, void* out, Dtype out_dtype, size_t row_begin, 
   HWY_DYNAMIC_DISPATCH(adaln_forward)(args, out, out_dtype, row_begin, row_end);
 }
 
-void adaln_grad(const AdalnArgs& args, const void* grad, Dtype grad_dtype, void* dx, float* dshift,
-                float* dscale, size_t row_begin, size_t row_end) {
-  HWY_DYNAMIC_DISPATCH(adaln_backward)(args, grad, grad_dtype, dx, dshift, dscale, row_begin, row_end);
+void adaln_grad(const AdalnArgs& args, const void* grad, Dtype grad_dtype, const void* around, void* dx,
+                float* dshift, float* dscale, size_t row_begin, size_t row_end) {
+  HWY_DYNAMIC_DISPATCH(adaln_backward)
+  (args, grad, grad_dtype, around, dx, dshift, dscale, row_begin, row_end);
 }
 
 }  // namespace kiln::ops::cpu

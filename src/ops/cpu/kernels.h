@@ -19,9 +19,9 @@ void gelu_tanh_grad(Dtype dtype, const void* grad, const void* in, void* grad_in
 void adaln(const AdalnArgs& args, void* out, Dtype out_dtype, size_t row_begin, size_t row_end);
 
 // dx of rows [row_begin, row_end), all of one batch, and the sums of d shift and d scale over these rows
-// (width each).
-void adaln_grad(const AdalnArgs& args, const void* grad, Dtype grad_dtype, void* dx, float* dshift,
-                float* dscale, size_t row_begin, size_t row_end);
+// (width each). `around`: a gradient of x's dtype that is added to dx, or null.
+void adaln_grad(const AdalnArgs& args, const void* grad, Dtype grad_dtype, const void* around, void* dx,
+                float* dshift, float* dscale, size_t row_begin, size_t row_end);
 
 // out of rows [row_begin, row_end); x and out are of one dtype.
 void gated_residual(const GatedResidualArgs& args, const void* x, void* out, Dtype x_dtype, size_t row_begin,

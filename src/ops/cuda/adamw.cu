@@ -67,7 +67,10 @@ __device__ const Pack<T, kPack>& pack_at(const T* p, size_t i) {
 template <class TGrad, class TCompute, bool kPacked>
 __global__ void adamw_kernel(AdamwElements e, AdamwFactors f, Emas emas, TCompute* compute, size_t n) {
   const size_t i = (static_cast<size_t>(blockIdx.x) * kThreads + threadIdx.x) * kPack;
-  if (i >= n) {
+  if (e.device_scale != nullptr) {
+    f.grad_scale = *e.device_scale;
+  }
+  if (i >= n || f.grad_scale != f.grad_scale) {
     return;
   }
   if (!kPacked || i + kPack > n) {
@@ -104,9 +107,10 @@ __global__ void adamw_kernel(AdamwElements e, AdamwFactors f, Emas emas, TComput
   }
 }
 
-__global__ void ema_kernel(float* ema, const float* master, float step, size_t n) {
+__global__ void ema_kernel(float* ema, const float* master, float step, const float* device_scale, size_t n) {
   const size_t i = static_cast<size_t>(blockIdx.x) * kThreads + threadIdx.x;
-  if (i < n) {
+  const bool skips = device_scale != nullptr && *device_scale != *device_scale;
+  if (i < n && !skips) {
     ema[i] = averaged(ema[i], master[i], step);
   }
 }
@@ -136,14 +140,17 @@ int kiln_cuda_adamw(const kiln::ops::AdamwElements* elements, const kiln::ops::A
       auto* compute = static_cast<decltype(low)*>(e.compute_weights);
       if (packed && is_aligned_for<kPack>(static_cast<const TGrad*>(e.grad)) &&
           is_aligned_for<kPack>(compute)) {
-        adamw_kernel<TGrad, decltype(low), true><<<blocks, kThreads, 0, s>>>(e, *factors, emas, compute, n);
+        launch(adamw_kernel<TGrad, decltype(low), true>, dim3(blocks), dim3(kThreads), s, e, *factors, emas,
+               compute, n);
       } else {
-        adamw_kernel<TGrad, decltype(low), false><<<blocks, kThreads, 0, s>>>(e, *factors, emas, compute, n);
+        launch(adamw_kernel<TGrad, decltype(low), false>, dim3(blocks), dim3(kThreads), s, e, *factors, emas,
+               compute, n);
       }
     });
   });
   for (size_t k = kMaxEmas; k < e.num_emas; ++k) {
-    ema_kernel<<<blocks_for(n, kThreads), kThreads, 0, s>>>(e.emas[k], e.master, e.ema_steps[k], n);
+    launch(ema_kernel, dim3(blocks_for(n, kThreads)), dim3(kThreads), s, e.emas[k], e.master, e.ema_steps[k],
+           e.device_scale, n);
   }
   return last_error();
 }

@@ -76,6 +76,18 @@ inline unsigned blocks_for(size_t n, size_t per_block) {
   return static_cast<unsigned>((n + per_block - 1) / per_block);
 }
 
+// Enqueues kernel<<<grid, block>>>(args...); on the CPU, where a test emulates the kernels, runs it.
+template <class... Parameters, class... Args>
+void launch(void (*kernel)(Parameters...), dim3 grid, dim3 block, cudaStream_t stream, const Args&... args) {
+#ifdef KILN_CUDA_EMULATION
+  emulation::run(grid, block, [&] { kernel(static_cast<Parameters>(args)...); });
+#else
+  // clang-format off
+  kernel<<<grid, block, 0, stream>>>(static_cast<Parameters>(args)...);
+  // clang-format on
+#endif
+}
+
 inline int last_error() { return static_cast<int>(cudaGetLastError()); }
 
 }  // namespace kiln::ops::cuda

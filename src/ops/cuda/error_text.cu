@@ -41,3 +41,8 @@ void kiln_cuda_error_text(int error, char* text, size_t size) {
                 "-DKILN_CUDA_ARCHITECTURES=%d%d",
                 gpu.major, gpu.minor, compiled, gpu.major, gpu.minor);
 }
+
+int kiln_cuda_capability(void) {
+  const Capability gpu = capability_of_current_device();
+  return gpu.major * 10 + gpu.minor;
+}

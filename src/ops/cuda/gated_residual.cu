@@ -1,43 +1,72 @@
 // x + gate * y.
-#include "ops/cuda/columns.cuh"
 #include "ops/cuda/kernels.h"
+#include "ops/cuda/rows.cuh"
 
 namespace kiln::ops::cuda {
 namespace {
 
-constexpr int kWarps = 8;  // rows a block
+constexpr size_t kRowsPerBlock = 16;  // of forward
+constexpr int kRows = 4;              // at once
 
-template <class TX, class TY>
-__global__ void gated_residual_kernel(GatedResidualArgs args, const TX* x, TX* out, size_t rows) {
-  const size_t row = static_cast<size_t>(blockIdx.x) * kWarps + threadIdx.y;
-  if (row >= rows) {
-    return;
-  }
-  const size_t gate_row = row / args.rows_per_batch * args.gate_stride;
-  for (size_t j = threadIdx.x; j < args.width; j += 32) {
-    const size_t i = row * args.width + j;
-    const float gate = load_as(args.gate_dtype, args.gate, gate_row + j);
-    narrow(fmaf(gate, widen(static_cast<const TY*>(args.y)[i]), widen(x[i])), out + i);
+template <class TX, class TY, bool kPacked>
+__global__ void __launch_bounds__(kMostRowThreads)
+    gated_residual_kernel(GatedResidualArgs args, const TX* x, TX* out) {
+  const RowPosition at(args.rows_per_batch, kRowsPerBlock, args.width);
+  float gate[kRowElements];
+  load_modulation(args.gate, args.gate_dtype, args.gate_stride, at, 0, gate);
+  for (size_t first = at.first_row; first < at.end_row; first += kRows) {
+    float sum[kRows][kRowElements], y[kRows][kRowElements];
+#pragma unroll
+    for (int r = 0; r < kRows; ++r) {
+      const size_t i = (first + r) * args.width + at.column;
+      const int count = first + r < at.end_row ? at.count : 0;
+      load_columns<kPacked>(x + i, count, sum[r]);
+      load_columns<kPacked>(static_cast<const TY*>(args.y) + i, count, y[r]);
+    }
+#pragma unroll
+    for (int r = 0; r < kRows; ++r) {
+#pragma unroll
+      for (int k = 0; k < kRowElements; ++k) {
+        sum[r][k] = fmaf(gate[k], y[r][k], sum[r][k]);
+      }
+      store_columns<kPacked>(sum[r], first + r < at.end_row ? at.count : 0,
+                             out + (first + r) * args.width + at.column);
+    }
   }
 }
 
-template <class TGrad, class TY>
-__global__ void gated_residual_grad_kernel(GatedResidualArgs args, const TGrad* grad, TY* dy, float* dgate,
-                                           size_t rows_per_partial) {
-  const ColumnPosition at(args.rows_per_batch, rows_per_partial);
-  float sum = 0;
-  if (at.column < args.width) {
-    const float gate = load_as(args.gate_dtype, args.gate, blockIdx.z * args.gate_stride + at.column);
-    for (size_t row = at.first_row + threadIdx.y; row < at.end_row; row += kRowLanes) {
-      const size_t i = row * args.width + at.column;
-      const float g = widen(grad[i]);
-      narrow(g * gate, dy + i);
-      sum += g * widen(static_cast<const TY*>(args.y)[i]);
+template <class TGrad, class TY, bool kPacked>
+__global__ void __launch_bounds__(kMostRowThreads)
+    gated_residual_grad_kernel(GatedResidualArgs args, const TGrad* grads, TY* dy, float* partials,
+                               size_t rows_per_partial) {
+  const RowPosition at(args.rows_per_batch, rows_per_partial, args.width);
+  float gate[kRowElements], dgate[kRowElements] = {};
+  load_modulation(args.gate, args.gate_dtype, args.gate_stride, at, 0, gate);
+  for (size_t first = at.first_row; first < at.end_row; first += kRows) {
+    float g[kRows][kRowElements], y[kRows][kRowElements];
+#pragma unroll
+    for (int r = 0; r < kRows; ++r) {
+      const size_t i = (first + r) * args.width + at.column;
+      const int count = first + r < at.end_row ? at.count : 0;
+      load_columns<kPacked>(grads + i, count, g[r]);
+      load_columns<kPacked>(static_cast<const TY*>(args.y) + i, count, y[r]);
+    }
+#pragma unroll
+    for (int r = 0; r < kRows; ++r) {
+#pragma unroll
+      for (int k = 0; k < kRowElements; ++k) {
+        dgate[k] += g[r][k] * y[r][k];
+        g[r][k] *= gate[k];
+      }
+      store_columns<kPacked>(g[r], first + r < at.end_row ? at.count : 0,
+                             dy + (first + r) * args.width + at.column);
     }
   }
-  sum = sum_over_row_lanes(sum);
-  if (threadIdx.y == 0 && at.column < args.width) {
-    dgate[at.partial * args.width + at.column] = sum;
+#pragma unroll
+  for (int k = 0; k < kRowElements; ++k) {
+    if (k < at.count) {
+      partials[static_cast<size_t>(blockIdx.x) * args.width + at.column + k] = dgate[k];
+    }
   }
 }
 
@@ -47,14 +76,14 @@ __global__ void gated_residual_grad_kernel(GatedResidualArgs args, const TGrad* 
 using namespace kiln::ops::cuda;  // NOLINT: the C interface below is this file's only other content
 
 int kiln_cuda_gated_residual(const kiln::ops::GatedResidualArgs* args, const void* x, void* out,
-                             kiln::Dtype x_dtype, size_t rows, void* stream) {
-  with_element(x_dtype, [&](auto residual) {
+                             kiln::Dtype x_dtype, size_t batch, void* stream) {
+  const size_t width = args->width;
+  const bool packed = is_packable(x, width) && is_packable(out, width) && is_packable(args->y, width);
+  with_row_types(x_dtype, args->y_dtype, packed, [&](auto residual, auto branch, auto is_packed) {
     using TX = decltype(residual);
-    with_element(args->y_dtype, [&](auto branch) {
-      gated_residual_kernel<TX, decltype(branch)>
-          <<<blocks_for(rows, kWarps), dim3(32, kWarps), 0, static_cast<cudaStream_t>(stream)>>>(
-              *args, static_cast<const TX*>(x), static_cast<TX*>(out), rows);
-    });
+    launch(gated_residual_kernel<TX, decltype(branch), decltype(is_packed)::value>,
+           dim3(batch * blocks_for(args->rows_per_batch, kRowsPerBlock)), dim3(row_threads(width)),
+           static_cast<cudaStream_t>(stream), *args, static_cast<const TX*>(x), static_cast<TX*>(out));
   });
   return last_error();
 }
@@ -65,15 +94,14 @@ int kiln_cuda_gated_residual_grad(const kiln::ops::GatedResidualArgs* args, cons
   const auto s = static_cast<cudaStream_t>(stream);
   const size_t width = args->width;
   const unsigned num_partials = blocks_for(args->rows_per_batch, rows_per_partial);
-  with_element(grad_dtype, [&](auto residual) {
+  const bool packed = is_packable(grad, width) && is_packable(dy, width) && is_packable(args->y, width);
+  with_row_types(grad_dtype, args->y_dtype, packed, [&](auto residual, auto branch, auto is_packed) {
     using TGrad = decltype(residual);
-    with_element(args->y_dtype, [&](auto branch) {
-      using TY = decltype(branch);
-      gated_residual_grad_kernel<TGrad, TY>
-          <<<dim3(blocks_for(width, kColumns), num_partials, batch), dim3(kColumns, kRowLanes), 0, s>>>(
-              *args, static_cast<const TGrad*>(grad), static_cast<TY*>(dy), partials, rows_per_partial);
-    });
+    using TY = decltype(branch);
+    launch(gated_residual_grad_kernel<TGrad, TY, decltype(is_packed)::value>, dim3(batch * num_partials),
+           dim3(row_threads(width)), s, *args, static_cast<const TGrad*>(grad), static_cast<TY*>(dy),
+           partials, rows_per_partial);
   });
-  sum_partials(partials, num_partials, width, batch, dgate, args->gate_dtype, s);
+  sum_columns(partials, num_partials, width, batch, ColumnSums<1>{{dgate}}, args->gate_dtype, s);
   return last_error();
 }

@@ -9,14 +9,20 @@ constexpr int kThreads = 256;
 constexpr float kCubic = 0.044715f;
 constexpr float kTwoU = 1.5957691216057308f;  // 2 sqrt(2/pi)
 
-__device__ float gelu(float x) { return x / (1 + expf(-kTwoU * x * (1 + kCubic * x * x))); }
+// The fast exponential and division: an error of some units in the last place of f32, far below the memory's
+// precision.
+__device__ float sigmoid_2u(float x) {
+  return __fdividef(1.0f, 1 + __expf(-kTwoU * x * (1 + kCubic * x * x)));
+}
+
+__device__ float gelu(float x) { return x * sigmoid_2u(x); }
 
 // With s = 1/(1 + exp(-2u)): d(x s)/dx = s + x s (1 - s) d(2u)/dx.
 __device__ float gelu_slope(float x) {
   if (fabsf(x) > 10) {
     return x > 0 ? 1.0f : 0.0f;
   }
-  const float s = 1 / (1 + expf(-kTwoU * x * (1 + kCubic * x * x)));
+  const float s = sigmoid_2u(x);
   return s + x * s * (1 - s) * kTwoU * (1 + 3 * kCubic * x * x);
 }
 
@@ -70,9 +76,9 @@ int kiln_cuda_gelu_tanh(kiln::Dtype dtype, const void* in, void* out, size_t n, 
     T* to = static_cast<T*>(out);
     const auto s = static_cast<cudaStream_t>(stream);
     if (is_aligned_for<kPack>(from) && is_aligned_for<kPack>(to)) {
-      gelu_kernel<T, kPack><<<blocks_for(n, kThreads * kPack), kThreads, 0, s>>>(from, to, n);
+      launch(gelu_kernel<T, kPack>, dim3(blocks_for(n, kThreads * kPack)), dim3(kThreads), s, from, to, n);
     } else {
-      gelu_kernel<T, 1><<<blocks_for(n, kThreads), kThreads, 0, s>>>(from, to, n);
+      launch(gelu_kernel<T, 1>, dim3(blocks_for(n, kThreads)), dim3(kThreads), s, from, to, n);
     }
   });
   return last_error();
@@ -88,9 +94,10 @@ int kiln_cuda_gelu_tanh_grad(kiln::Dtype dtype, const void* grad, const void* in
     T* to = static_cast<T*>(grad_in);
     const auto s = static_cast<cudaStream_t>(stream);
     if (is_aligned_for<kPack>(g) && is_aligned_for<kPack>(from) && is_aligned_for<kPack>(to)) {
-      gelu_grad_kernel<T, kPack><<<blocks_for(n, kThreads * kPack), kThreads, 0, s>>>(g, from, to, n);
+      launch(gelu_grad_kernel<T, kPack>, dim3(blocks_for(n, kThreads * kPack)), dim3(kThreads), s, g, from,
+             to, n);
     } else {
-      gelu_grad_kernel<T, 1><<<blocks_for(n, kThreads), kThreads, 0, s>>>(g, from, to, n);
+      launch(gelu_grad_kernel<T, 1>, dim3(blocks_for(n, kThreads)), dim3(kThreads), s, g, from, to, n);
     }
   });
   return last_error();

@@ -14,6 +14,8 @@ namespace kiln::ops::cuda {
 
 bool kernels_compiled() { return true; }
 
+int capability() { return kiln_cuda_capability(); }
+
 namespace {
 
 // Runs `launch(stream)` on the device of `tensor` and its current stream. The stream comes through c10's
@@ -46,25 +48,31 @@ void gelu_tanh_grad(const at::Tensor& grad, const at::Tensor& in, const at::Tens
   });
 }
 
-void adaln(const AdalnArgs& args, const at::Tensor& out) {
+bool serves_rows(const at::Tensor& x, at::ScalarType low) {
+  return x.size(2) <= kWidestRow && (x.scalar_type() == at::kFloat || x.scalar_type() == low);
+}
+
+void adaln(const AdalnArgs& args, const GatedResidualArgs& branch, const at::Tensor& x_in,
+           const at::Tensor& x_out, const at::Tensor& out) {
   enqueue("adaln", out, [&](void* stream) {
-    return kiln_cuda_adaln(&args, out.mutable_data_ptr(), dtype_of(out), out.size(0) * out.size(1), stream);
+    return kiln_cuda_adaln(&args, &branch, x_in.const_data_ptr(),
+                           branch.y == nullptr ? nullptr : x_out.mutable_data_ptr(), out.mutable_data_ptr(),
+                           dtype_of(out), out.size(0), stream);
   });
 }
 
-void adaln_grad(const AdalnArgs& args, const at::Tensor& grad, const at::Tensor& dx, const at::Tensor& dshift,
-                const at::Tensor& dscale, const at::Tensor& partials, int64_t rows_per_partial) {
+void adaln_grad(const AdalnArgs& args, const GatedResidualArgs& branch, const AdalnGrads& grads,
+                const at::Tensor& grad, const at::Tensor& partials, int64_t rows_per_partial) {
   enqueue("adaln_grad", grad, [&](void* stream) {
-    return kiln_cuda_adaln_grad(&args, grad.const_data_ptr(), dtype_of(grad), dx.mutable_data_ptr(),
-                                dshift.mutable_data_ptr(), dscale.mutable_data_ptr(),
-                                partials.mutable_data_ptr<float>(), rows_per_partial, grad.size(0), stream);
+    return kiln_cuda_adaln_grad(&args, &branch, &grads, dtype_of(grad), partials.mutable_data_ptr<float>(),
+                                rows_per_partial, grad.size(0), stream);
   });
 }
 
 void gated_residual(const GatedResidualArgs& args, const at::Tensor& x, const at::Tensor& out) {
   enqueue("gated_residual", x, [&](void* stream) {
-    return kiln_cuda_gated_residual(&args, x.const_data_ptr(), out.mutable_data_ptr(), dtype_of(x),
-                                    x.size(0) * x.size(1), stream);
+    return kiln_cuda_gated_residual(&args, x.const_data_ptr(), out.mutable_data_ptr(), dtype_of(x), x.size(0),
+                                    stream);
   });
 }
 
@@ -75,6 +83,67 @@ void gated_residual_grad(const GatedResidualArgs& args, const at::Tensor& grad, 
                                          dgate.mutable_data_ptr(), partials.mutable_data_ptr<float>(),
                                          rows_per_partial, grad.size(0), stream);
   });
+}
+
+bool epilogue_product(const EpilogueProductArgs& args, const at::Tensor& result) {
+  const at::Tensor workspace = at::empty({kEpilogueWorkspaceBytes}, result.options().dtype(at::kByte));
+  bool is_served = true;
+  enqueue("epilogue_product", result, [&](void* stream) {
+    const int error =
+        kiln_cuda_epilogue_product(&args, workspace.mutable_data_ptr(), kEpilogueWorkspaceBytes, stream);
+    is_served = error != kEpilogueNotServed;
+    return is_served ? error : 0;
+  });
+  return is_served;
+}
+
+void to_fp8(const at::Tensor& values, float format_largest, const at::Tensor& scale, at::ScalarType format,
+            const at::Tensor& rows, const at::Tensor& columns) {
+  const at::Tensor partials = at::empty({kFp8Partials}, values.options().dtype(at::kInt));
+  const auto data = [](const at::Tensor& tensor) {
+    return tensor.defined() ? tensor.mutable_data_ptr() : nullptr;
+  };
+  float* device_scale = scale.mutable_data_ptr<float>();
+  enqueue("fp8_scale", values, [&](void* stream) {
+    return kiln_cuda_fp8_scale(dtype_of(values), values.const_data_ptr(), values.numel(), format_largest,
+                               static_cast<unsigned*>(partials.mutable_data_ptr()), device_scale, stream);
+  });
+  enqueue("fp8_convert", values, [&](void* stream) {
+    return kiln_cuda_fp8_convert(dtype_of(values), values.const_data_ptr(), values.size(0), values.size(1),
+                                 device_scale, format == at::kFloat8_e5m2, data(rows), data(columns), stream);
+  });
+}
+
+at::Tensor pack_heads(const at::Tensor& grad_q, const at::Tensor& grad_k, const at::Tensor& grad_v) {
+  const int64_t batch = grad_q.size(0), num_heads = grad_q.size(1), num_tokens = grad_q.size(2),
+                head_dim = grad_q.size(3);
+  const at::Tensor packed = at::empty({batch, num_tokens, 3, num_heads, head_dim}, grad_q.options());
+  HeadGrads grads;
+  const at::Tensor parts[3] = {grad_q, grad_k, grad_v};
+  for (int i = 0; i < 3; ++i) {
+    TORCH_INTERNAL_ASSERT(parts[i].sizes() == grad_q.sizes() && (head_dim == 1 || parts[i].stride(3) == 1));
+    grads.data[i] = parts[i].const_data_ptr();
+    grads.batch_stride[i] = static_cast<size_t>(parts[i].stride(0));
+    grads.head_stride[i] = static_cast<size_t>(parts[i].stride(1));
+    grads.token_stride[i] = static_cast<size_t>(parts[i].stride(2));
+  }
+  if (packed.numel() == 0) return packed;
+  enqueue("pack_heads", packed, [&](void* stream) {
+    return kiln_cuda_pack_heads(&grads, dtype_of(packed), packed.mutable_data_ptr(), batch, num_tokens,
+                                num_heads, head_dim, stream);
+  });
+  return packed;
+}
+
+at::Tensor step_scale(const at::Tensor& sum_of_squares, const at::Tensor& losses, double max_norm,
+                      double loss_scale) {
+  const at::Tensor scale = at::empty({}, sum_of_squares.options().dtype(at::kFloat));
+  enqueue("step_scale", scale, [&](void* stream) {
+    return kiln_cuda_step_scale(sum_of_squares.const_data_ptr<double>(), losses.const_data_ptr<double>(),
+                                losses.numel(), max_norm, loss_scale, scale.mutable_data_ptr<float>(),
+                                stream);
+  });
+  return scale;
 }
 
 void adamw(const AdamwElements& elements, const AdamwFactors& factors, const at::Tensor& master) {
@@ -96,6 +165,7 @@ at::Tensor sum_of_squares(const at::Tensor& flat) {
 #else
 
 bool kernels_compiled() { return false; }
+int capability() { return 0; }
 
 namespace {
 [[noreturn]] void missing() { TORCH_INTERNAL_ASSERT(false, "this build has no CUDA kernels"); }
@@ -103,11 +173,22 @@ namespace {
 
 void gelu_tanh(const at::Tensor&, const at::Tensor&) { missing(); }
 void gelu_tanh_grad(const at::Tensor&, const at::Tensor&, const at::Tensor&) { missing(); }
-void adaln(const AdalnArgs&, const at::Tensor&) { missing(); }
-void adaln_grad(const AdalnArgs&, const at::Tensor&, const at::Tensor&, const at::Tensor&, const at::Tensor&,
+bool serves_rows(const at::Tensor&, at::ScalarType) { return false; }
+void adaln(const AdalnArgs&, const GatedResidualArgs&, const at::Tensor&, const at::Tensor&,
+           const at::Tensor&) {
+  missing();
+}
+void adaln_grad(const AdalnArgs&, const GatedResidualArgs&, const AdalnGrads&, const at::Tensor&,
                 const at::Tensor&, int64_t) {
   missing();
 }
+bool epilogue_product(const EpilogueProductArgs&, const at::Tensor&) { return false; }
+void to_fp8(const at::Tensor&, float, const at::Tensor&, at::ScalarType, const at::Tensor&,
+            const at::Tensor&) {
+  missing();
+}
+at::Tensor pack_heads(const at::Tensor&, const at::Tensor&, const at::Tensor&) { missing(); }
+at::Tensor step_scale(const at::Tensor&, const at::Tensor&, double, double) { missing(); }
 void gated_residual(const GatedResidualArgs&, const at::Tensor&, const at::Tensor&) { missing(); }
 void gated_residual_grad(const GatedResidualArgs&, const at::Tensor&, const at::Tensor&, const at::Tensor&,
                          const at::Tensor&, int64_t) {

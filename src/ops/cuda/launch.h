@@ -8,16 +8,33 @@
 namespace kiln::ops::cuda {
 
 bool kernels_compiled();
+// Compute capability of the current device, 90 for 9.0; 0 where there is none.
+int capability();
 
 void gelu_tanh(const at::Tensor& in, const at::Tensor& out);
 void gelu_tanh_grad(const at::Tensor& grad, const at::Tensor& in, const at::Tensor& grad_in);
-void adaln(const AdalnArgs& args, const at::Tensor& out);
-void adaln_grad(const AdalnArgs& args, const at::Tensor& grad, const at::Tensor& dx, const at::Tensor& dshift,
-                const at::Tensor& dscale, const at::Tensor& partials, int64_t rows_per_partial);
+// Whether the kernels on rows take a stream of x's dtype and width beside `low`.
+bool serves_rows(const at::Tensor& x, at::ScalarType low);
+void adaln(const AdalnArgs& args, const GatedResidualArgs& branch, const at::Tensor& x_in,
+           const at::Tensor& x_out, const at::Tensor& out);
+void adaln_grad(const AdalnArgs& args, const GatedResidualArgs& branch, const AdalnGrads& grads,
+                const at::Tensor& grad, const at::Tensor& partials, int64_t rows_per_partial);
 void gated_residual(const GatedResidualArgs& args, const at::Tensor& x, const at::Tensor& out);
 void gated_residual_grad(const GatedResidualArgs& args, const at::Tensor& grad, const at::Tensor& dy,
                          const at::Tensor& dgate, const at::Tensor& partials, int64_t rows_per_partial);
+// False: cuBLASLt has no such product, and nothing was done. `result`: args.result's tensor.
+bool epilogue_product(const EpilogueProductArgs& args, const at::Tensor& result);
+// What epilogue_product() takes while it runs: for a dry run.
+inline constexpr int64_t kEpilogueWorkspaceBytes = 32 << 20;  // NVIDIA's advice for Hopper
+// *scale and the values divided by it, as kernels.h has them; `rows` and `columns` may be undefined.
+void to_fp8(const at::Tensor& values, float format_largest, const at::Tensor& scale, at::ScalarType format,
+            const at::Tensor& rows, const at::Tensor& columns);
+// The gradients of q, k and v (B, H, N, d), packed (B, N, 3, H, d).
+at::Tensor pack_heads(const at::Tensor& grad_q, const at::Tensor& grad_k, const at::Tensor& grad_v);
 void adamw(const AdamwElements& elements, const AdamwFactors& factors, const at::Tensor& master);
 at::Tensor sum_of_squares(const at::Tensor& flat);
+// A 0-d f32 tensor.
+at::Tensor step_scale(const at::Tensor& sum_of_squares, const at::Tensor& losses, double max_norm,
+                      double loss_scale);
 
 }  // namespace kiln::ops::cuda

@@ -1,5 +1,5 @@
 // The heartbeats of several ranks on a board in memory; runs under sanitizers, too.
-#include "parallel/heartbeat.h"
+#include "parallel/ranks/heartbeat.h"
 
 #include <gtest/gtest.h>
 

@@ -1,0 +1,218 @@
+// Kiln's own operations on a GPU, at the shapes of a DiT block: time, and the share of what the card can do,
+// both measured here - bytes against a large copy, multiplications against a large square product.
+//
+//     build/benchmarks/bench_cuda_kernels [batch] [tokens] [width]      (32 256 1152: DiT-XL/2 at 256 px)
+#include <c10/core/Event.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
+#include <fmt/format.h>
+#include <torch/csrc/autograd/autograd.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "core/aten.h"
+#include "core/error.h"
+#include "ops/attention.h"
+#include "ops/cuda/cudnn_attention.h"
+#include "ops/cuda/launch.h"
+#include "ops/gelu.h"
+#include "ops/matrix_products.h"
+#include "ops/ops.h"
+
+namespace kiln {
+namespace {
+
+constexpr auto kLow = at::kBFloat16;
+
+at::Tensor random(at::IntArrayRef sizes, at::ScalarType dtype) {
+  return at::randn(sizes, at::TensorOptions(at::kCUDA).dtype(at::kFloat)).to(dtype);
+}
+
+// Median of some runs, in seconds, by the device's own clock. Each run is long enough to hide its launch.
+double seconds_of(const std::function<void()>& work) {
+  constexpr int kWarmUp = 5, kRuns = 21, kTimes = 10;
+  const c10::impl::VirtualGuardImpl device(at::kCUDA);
+  const c10::Stream stream = device.getStream(at::Device(at::kCUDA, 0));
+  for (int i = 0; i < kWarmUp; ++i) work();
+  std::vector<double> seconds;
+  for (int run = 0; run < kRuns; ++run) {
+    c10::Event begin(at::kCUDA, c10::EventFlag::BACKEND_DEFAULT),
+        end(at::kCUDA, c10::EventFlag::BACKEND_DEFAULT);
+    begin.record(stream);
+    for (int i = 0; i < kTimes; ++i) work();
+    end.record(stream);
+    end.synchronize();
+    seconds.push_back(begin.elapsedTime(end) / 1e3 / kTimes);
+  }
+  std::nth_element(seconds.begin(), seconds.begin() + kRuns / 2, seconds.end());
+  return seconds[kRuns / 2];
+}
+
+struct Ceilings {
+  double bytes_per_s = 0, flops = 0;
+};
+
+Ceilings measure_ceilings() {
+  Ceilings ceilings;
+  const at::Tensor from = random({int64_t{1} << 29}, kLow), to = at::empty_like(from);
+  ceilings.bytes_per_s = 2.0 * static_cast<double>(from.nbytes()) / seconds_of([&] { to.copy_(from); });
+  const int64_t side = 8192;
+  const at::Tensor a = random({side, side}, kLow), b = random({side, side}, kLow);
+  at::Tensor c = at::empty_like(a);
+  ceilings.flops = 2.0 * side * side * side / seconds_of([&] { at::mm_out(c, a, b); });
+  return ceilings;
+}
+
+// Forward and backward of an op apart: what a backward times is the graph of one forward, kept.
+class Table {
+ public:
+  explicit Table(const Ceilings& ceilings) : ceilings_(ceilings) {
+    fmt::print(
+        "| operation | us | of copy bandwidth ({:.0f} GB/s) | of square product ({:.0f} TFLOP/s) "
+        "|\n|---|---|---|---|\n",
+        ceilings.bytes_per_s / 1e9, ceilings.flops / 1e12);
+  }
+  void moved(const std::string& name, double bytes, const std::function<void()>& work) const {
+    const double seconds = seconds_of(work);
+    fmt::print("| {} | {:.1f} | {:.0f} % | |\n", name, seconds * 1e6,
+               100 * bytes / seconds / ceilings_.bytes_per_s);
+  }
+  void multiplied(const std::string& name, double flops, const std::function<void()>& work) const {
+    const double seconds = seconds_of(work);
+    fmt::print("| {} | {:.1f} | | {:.0f} % |\n", name, seconds * 1e6,
+               100 * flops / seconds / ceilings_.flops);
+  }
+
+ private:
+  Ceilings ceilings_;
+};
+
+// Gradients of every leaf, without a new forward.
+std::function<void()> backward_of(const std::vector<at::Tensor>& outputs,
+                                  const std::vector<at::Tensor>& leaves) {
+  std::vector<at::Tensor> grads;
+  for (const at::Tensor& output : outputs) grads.push_back(at::randn_like(output));
+  return [=] { torch::autograd::grad(outputs, leaves, grads, /*retain_graph=*/true); };
+}
+
+std::vector<at::Tensor> as_leaves(std::vector<at::Tensor> tensors) {
+  for (at::Tensor& tensor : tensors) tensor.requires_grad_();
+  return tensors;
+}
+
+void rows_of_tokens(const Table& table, int64_t batch, int64_t tokens, int64_t width) {
+  const std::vector<at::Tensor> in =
+      as_leaves({random({batch, tokens, width}, at::kFloat), random({batch, tokens, width}, kLow),
+                 random({batch, width}, kLow), random({batch, width}, kLow), random({batch, width}, kLow)});
+  const double elements = static_cast<double>(in[0].numel());
+  const auto branch = [&] { return ops::adaln_branch(in[0], in[2], in[3], 1e-6, kLow); };
+  const auto both = [&] { return ops::gated_residual_adaln(in[0], in[4], in[1], in[2], in[3], 1e-6, kLow); };
+  const auto residual = [&] { return ops::gated_residual(in[0], in[4], in[1]); };
+  {
+    const at::NoGradGuard no_grad;
+    table.moved("adaLN", elements * (4 + 2), [&] { branch(); });
+    table.moved("gated residual + adaLN", elements * (4 + 2 + 4 + 2), [&] { both(); });
+    table.moved("gated residual", elements * (4 + 2 + 4), [&] { residual(); });
+  }
+  const ops::NormedResidual one = branch(), two = both();
+  table.moved("adaLN backward with the residual's gradient", elements * (4 + 2 + 4 + 4),
+              backward_of({one.x, one.normed}, {in[0], in[2], in[3]}));
+  table.moved("gated residual + adaLN backward", elements * (4 + 2 + 4 + 2 + 4 + 2),
+              backward_of({two.x, two.normed}, in));
+  table.moved("gated residual backward", elements * (4 + 2 + 2), backward_of({residual()}, {in[1], in[4]}));
+}
+
+void products(const Table& table, int64_t rows, int64_t width) {
+  const int64_t hidden_size = 4 * width;
+  const at::Tensor x = random({rows, width}, kLow), weight = random({hidden_size, width}, kLow),
+                   bias = random({hidden_size}, kLow), hidden = random({rows, hidden_size}, kLow),
+                   out_weight = random({width, hidden_size}, kLow), grad = random({rows, width}, kLow);
+  const at::Tensor weight_memory = at::empty_like(out_weight), bias_memory = at::empty({width}, x.options());
+  at::Tensor activation = at::empty_like(hidden);
+  const double flops = 2.0 * static_cast<double>(rows) * static_cast<double>(width * hidden_size);
+  const double bytes = static_cast<double>(hidden.nbytes());
+  table.multiplied("x W^T + b", flops, [&] { ops::affine(x, weight, bias); });
+  table.multiplied("gelu(x W^T + b), hidden kept", flops, [&] { ops::affine_gelu(x, weight, bias); });
+  table.multiplied("dY W", flops, [&] { ops::affine_grad_rows(grad, out_weight); });
+  table.multiplied("dY W gelu'(h), bias gradient", flops,
+                   [&] { ops::affine_grad_rows_gelu(grad, out_weight, hidden, {}); });
+  table.multiplied("dY^T X, bias gradient, in flat memory", flops, [&] {
+    ops::affine_grads(grad, hidden, {weight_memory, bias_memory});
+  });
+  if (ops::cuda::capability() >= 89)
+    table.multiplied("x W^T + b in fp8, conversions included (of bf16's product)", flops, [&] {
+      const at::NoGradGuard no_grad;
+      ops::linear(x, weight, bias, kLow, ops::Products::kFp8);
+    });
+  table.moved("gelu", 2 * bytes, [&] { ops::gelu_tanh_forward(hidden, activation); });
+  table.moved("gelu backward", 3 * bytes, [&] { ops::gelu_tanh_backward(activation, hidden, activation); });
+}
+
+void attention(const Table& table, int64_t batch, int64_t tokens, int64_t width) {
+  const int64_t heads = 16, head_dim = width / heads;
+  if (head_dim % 8 != 0) return;
+  const at::Tensor qkv = random({batch, tokens, 3, heads, head_dim}, kLow),
+                   grad = random({batch, tokens, width}, kLow);
+  const double scale = 0.1, flops = 4.0 * static_cast<double>(batch * heads * tokens) *
+                                    static_cast<double>(tokens * head_dim);
+  const ops::AttentionEngine engine = ops::cuda::attention_engine(qkv, scale);
+  const ops::AttentionResult chosen = ops::cuda::attention(qkv, scale, engine);
+  table.multiplied("attention as chosen", flops, [&] { ops::cuda::attention(qkv, scale, engine); });
+  table.multiplied("attention backward as chosen", 2.5 * flops,
+                   [&] { ops::cuda::attention_backward(grad, qkv, chosen, scale, engine); });
+  const ops::AttentionResult result = ops::cuda::cudnn_attention(qkv, scale);
+  table.multiplied("attention, cuDNN", flops, [&] { ops::cuda::cudnn_attention(qkv, scale); });
+  table.multiplied("attention backward, cuDNN", 2.5 * flops,
+                   [&] { ops::cuda::cudnn_attention_backward(grad, qkv, result, scale); });
+  const ops::cuda::AttentionGrads grads = ops::cuda::cudnn_attention_backward(grad, qkv, result, scale);
+  table.moved("packing dq, dk, dv", 2.0 * static_cast<double>(qkv.nbytes()),
+              [&] { ops::cuda::packed(grads); });
+}
+
+void flat_memory(const Table& table) {
+  const int64_t n = int64_t{1} << 27;
+  const auto f32 = [&] { return random({n}, at::kFloat); };
+  at::Tensor master = f32(), m = f32(), v = f32().square(),
+             compute = at::empty({n}, master.options().dtype(kLow));
+  const at::Tensor grad = random({n}, kLow);
+  std::vector<ops::EmaSlice> emas{{f32(), 0.9999}};
+  const ops::AdamWStep step{
+      .lr = 1e-4, .beta1 = 0.9, .beta2 = 0.999, .eps = 1e-8, .weight_decay = 0, .step = 9, .grad_scale = 1};
+  const double count = static_cast<double>(n);
+  table.moved("sum of squares", 2 * count, [&] { ops::sum_of_squares(grad); });
+  table.moved("AdamW + EMA + cast", count * (2 + 8 * 4 + 2),
+              [&] { ops::adamw_ema_step_(master, grad, m, v, emas, &compute, step); });
+}
+
+int run(int argc, char** argv) {
+  if (!at::hasCUDA() || !ops::cuda::kernels_compiled()) {
+    fmt::print(stderr, "bench_cuda_kernels: no GPU, or a build without CUDA\n");
+    return 1;
+  }
+  const auto extent = [&](int index, int64_t usual) {
+    return argc > index ? std::atoll(argv[index]) : usual;
+  };
+  const int64_t batch = extent(1, 32), tokens = extent(2, 256), width = extent(3, 1152);
+  at::manual_seed(1);
+  const Table table(measure_ceilings());
+  rows_of_tokens(table, batch, tokens, width);
+  products(table, batch * tokens, width);
+  attention(table, batch, tokens, width);
+  flat_memory(table);
+  return 0;
+}
+
+}  // namespace
+}  // namespace kiln
+
+int main(int argc, char** argv) {
+  try {
+    return kiln::run(argc, argv);
+  } catch (const std::exception& error) {
+    fmt::print(stderr, "bench_cuda_kernels: {}\n", error.what());
+    return 1;
+  }
+}

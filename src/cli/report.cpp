@@ -1,0 +1,34 @@
+#include "watch/report.h"
+#include <filesystem>
+
+#include "cli/commands.h"
+#include "core/error.h"
+#include "watch/runs_report.h"
+
+namespace kiln::cli {
+
+void add_report_command(CLI::App& app) {
+  struct Options {
+    std::vector<std::string> runs;
+    std::string out = "report.html";
+  };
+  auto* command = app.add_subcommand("report", "A run's report.html again, or several runs on one page");
+  auto options = std::make_shared<Options>();
+  command->add_option("runs", options->runs, "Run folders")->required();
+  command->add_option("--out", options->out, "The page of several runs")->capture_default_str();
+  command->callback([options] {
+    for (const std::string& run : options->runs)
+      if (const std::filesystem::path folder = run;
+          !std::filesystem::exists(folder / "log.jsonl") && !std::filesystem::exists(folder / "checkpoints"))
+        fail("report", "{} is not a run folder: it has neither log.jsonl nor checkpoints", run);
+    if (options->runs.size() == 1) {
+      write_report(options->runs[0]);
+      fmt::print("{}/report.html\n", options->runs[0]);
+      return;
+    }
+    write_runs_report(options->runs, options->out);
+    fmt::print("{}\n", options->out);
+  });
+}
+
+}  // namespace kiln::cli

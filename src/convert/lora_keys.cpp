@@ -1,0 +1,163 @@
+#include "convert/lora_keys.h"
+
+#include <ATen/core/grad_mode.h>
+
+#include <algorithm>
+#include <cmath>
+#include <filesystem>
+#include <optional>
+#include <set>
+#include <utility>
+
+#include "checkpoint/tensor_files.h"
+#include "core/aten.h"
+#include "core/error.h"
+
+namespace kiln {
+namespace {
+
+using TensorMap = std::map<std::string, at::Tensor>;
+
+constexpr std::string_view kKohyaPrefix = "lora_unet_";
+constexpr std::string_view kTextPrefixes[] = {"lora_te", "text_encoder"};
+constexpr std::string_view kDiffusersPrefixes[] = {"unet.", "transformer."};
+
+// The names that a pair of factors goes by, and what a scale beside them is called.
+struct PairName {
+  std::string_view down, up;
+};
+constexpr PairName kPairNames[] = {{".lora_A.weight", ".lora_B.weight"},
+                                   {".lora.down.weight", ".lora.up.weight"},
+                                   {".lora_linear_layer.down.weight", ".lora_linear_layer.up.weight"},
+                                   {".lora_down.weight", ".lora_up.weight"}};
+constexpr std::string_view kAlpha = ".alpha";
+
+std::string underscored(std::string name) {
+  std::ranges::replace(name, '.', '_');
+  return name;
+}
+
+// diffusers' first format names a processor's layers: attn1.processor.to_q_lora.down.
+std::string without_processor(std::string stem) {
+  const std::string_view middle = ".processor.";
+  const size_t at = stem.find(middle);
+  if (at == std::string::npos) return stem;
+  stem.replace(at, middle.size(), ".");
+  if (stem.ends_with("_lora")) stem.resize(stem.size() - 5);
+  return stem.ends_with(".to_out") ? stem + ".0" : stem;
+}
+
+// The module of a pair's stem, or nothing for one of a text encoder.
+std::optional<std::string> module_of(std::string stem,
+                                     const std::map<std::string, std::string>& by_kohya_name) {
+  for (const std::string_view prefix : kTextPrefixes)
+    if (stem.starts_with(prefix)) return std::nullopt;
+  if (stem.starts_with(kKohyaPrefix)) {
+    const auto found = by_kohya_name.find(stem.substr(kKohyaPrefix.size()));
+    if (found == by_kohya_name.end())
+      fail("lora", "{} names no layer of the model: an adapter of another base", stem);
+    return found->second;
+  }
+  for (const std::string_view prefix : kDiffusersPrefixes)
+    if (stem.starts_with(prefix)) stem = stem.substr(prefix.size());
+  return without_processor(stem);
+}
+
+// alpha of a pair, where the file says it; the rank otherwise.
+double scale_of(const TensorMap& tensors, const std::string& stem, int64_t rank) {
+  const auto alpha = tensors.find(stem + std::string(kAlpha));
+  if (alpha == tensors.end()) return 1;
+  return alpha->second.to(at::kDouble).item<double>() / static_cast<double>(rank);
+}
+
+// The scale as a rank and an alpha, the way PEFT writes it.
+nlohmann::json peft_config(const std::vector<LoraLayer>& layers) {
+  const int64_t rank = layers.front().down.size(0);
+  const double alpha = layers.front().scale * static_cast<double>(rank);
+  nlohmann::json config = {{"peft_type", "LORA"},
+                           {"r", rank},
+                           {"lora_alpha", alpha},
+                           {"bias", "none"},
+                           {"use_rslora", false},
+                           {"lora_dropout", 0.0},
+                           {"rank_pattern", nlohmann::json::object()},
+                           {"alpha_pattern", nlohmann::json::object()},
+                           {"target_modules", nlohmann::json::array()}};
+  for (const LoraLayer& layer : layers) {
+    const int64_t own_rank = layer.down.size(0);
+    const double own_alpha = layer.scale * static_cast<double>(own_rank);
+    config["target_modules"].push_back(layer.module);
+    if (own_rank != rank) config["rank_pattern"][layer.module] = own_rank;
+    if (own_alpha != alpha) config["alpha_pattern"][layer.module] = own_alpha;
+  }
+  return config;
+}
+
+bool is_peft(const std::string& path) {
+  const std::filesystem::path given = path;
+  const std::filesystem::path folder = std::filesystem::is_directory(given) ? given : given.parent_path();
+  return std::filesystem::exists(folder / "adapter_config.json");
+}
+
+}  // namespace
+
+std::vector<LoraLayer> read_lora(const std::string& path, const std::vector<std::string>& modules) {
+  if (is_peft(path)) return read_peft_lora(path);
+  std::map<std::string, std::string> by_kohya_name;
+  for (const std::string& module : modules) by_kohya_name[underscored(module)] = module;
+  const TensorMap tensors = load_tensors(path);
+  std::vector<LoraLayer> layers;
+  std::set<std::string> used;
+  for (const auto& [key, down] : tensors) {
+    for (const PairName& names : kPairNames) {
+      if (!key.ends_with(names.down)) continue;
+      const std::string stem = key.substr(0, key.size() - names.down.size());
+      const std::string up_key = stem + std::string(names.up);
+      const auto up = tensors.find(up_key);
+      if (up == tensors.end()) fail("lora", "{} has {} but not {}", path, key, up_key);
+      used.insert({key, up_key, stem + std::string(kAlpha)});
+      if (const auto module = module_of(stem, by_kohya_name))
+        layers.push_back({.module = *module,
+                          .down = down,
+                          .up = up->second,
+                          .scale = scale_of(tensors, stem, down.size(0))});
+    }
+  }
+  for (const auto& [key, tensor] : tensors)
+    if (!used.contains(key)) fail("lora", "{} holds {}, which is no part of a pair of factors", path, key);
+  if (layers.empty()) fail("lora", "{} holds no adapter of a denoiser", path);
+  return layers;
+}
+
+LoraFile write_lora(const std::vector<LoraLayer>& layers, LoraFormat format, const std::string& prefix) {
+  const at::NoGradGuard no_grad;
+  if (layers.empty()) fail("lora", "there are no layers to write");
+  LoraFile file;
+  for (const LoraLayer& layer : layers) {
+    const double alpha = layer.scale * static_cast<double>(layer.down.size(0));
+    switch (format) {
+      case LoraFormat::kPeft:
+        file.tensors[layer.down_key()] = layer.down;
+        file.tensors[layer.up_key()] = layer.up;
+        break;
+      case LoraFormat::kDiffusers: {
+        const std::string stem = prefix + "." + layer.module;
+        file.tensors[stem + ".lora_A.weight"] = layer.down;
+        file.tensors[stem + ".lora_B.weight"] =
+            (layer.up.to(at::kFloat) * layer.scale).to(layer.up.scalar_type());
+        break;
+      }
+      case LoraFormat::kKohya: {
+        const std::string stem = std::string(kKohyaPrefix) + underscored(layer.module);
+        file.tensors[stem + ".lora_down.weight"] = layer.down;
+        file.tensors[stem + ".lora_up.weight"] = layer.up;
+        file.tensors[stem + std::string(kAlpha)] = at::scalar_tensor(alpha, at::kFloat);
+        break;
+      }
+    }
+  }
+  if (format == LoraFormat::kPeft) file.adapter_config = peft_config(layers);
+  return file;
+}
+
+}  // namespace kiln

@@ -1,0 +1,29 @@
+// SHA-256 (FIPS 180-4), of files that others publish with it. Torch-free.
+#pragma once
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string>
+
+namespace kiln {
+
+class Sha256 {
+ public:
+  void add(std::span<const std::byte> bytes);
+  // As 64 lower-case hexadecimal digits. REQUIRES: called once, after the last add().
+  std::string finish();
+
+ private:
+  void compress(const std::byte* block);
+
+  std::array<uint32_t, 8> state_ = {0x6a09e667, 0xbb67ae85, 0x3c6ef372, 0xa54ff53a,
+                                    0x510e527f, 0x9b05688c, 0x1f83d9ab, 0x5be0cd19};
+  std::array<std::byte, 64> pending_{};
+  uint64_t num_bytes_ = 0;
+};
+
+// Throws Error when the file cannot be read.
+std::string sha256_of_file(const std::string& path);
+
+}  // namespace kiln

@@ -1,0 +1,30 @@
+// The progress line of a long loop over images.
+#pragma once
+#include <chrono>
+#include <cstdint>
+
+namespace kiln {
+
+class ProgressLine {
+ public:
+  // `done` of `total` were there before this process. On a terminal the line is rewritten in place.
+  ProgressLine(int64_t done, int64_t total, bool is_shown = true);
+  // Prints now and then: "1234 / 3656 images  152 images/s  16s left  2 skipped". Part of an image counts
+  // too.
+  void update(double done, int64_t num_skipped = 0);
+  // Prints once more and ends the line.
+  void finish(int64_t done, int64_t num_skipped = 0);
+  // Ends the line, so that a message can be printed.
+  void clear();
+
+ private:
+  void print(double done, int64_t num_skipped);
+
+  using Clock = std::chrono::steady_clock;
+  double first_;
+  int64_t total_;
+  bool is_shown_, is_terminal_, is_open_ = false;
+  Clock::time_point start_, last_;
+};
+
+}  // namespace kiln

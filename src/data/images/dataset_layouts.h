@@ -1,0 +1,65 @@
+// The layouts that ImageDataset::open chooses from, and what they share.
+#pragma once
+#include <map>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
+
+#include "data/images/image_dataset.h"
+
+namespace kiln::layouts {
+
+// By extension, as torchvision's ImageFolder: other formats than ours are listed too, and named when they are
+// loaded.
+bool has_image_extension(const std::string& file_name);
+
+// Records whose pictures are files below `root`.
+class FileDataset : public ImageDataset {
+ public:
+  FileDataset(std::string root, const char* layout) : root_(std::move(root)), layout_(layout) {}
+  const char* layout() const override { return layout_; }
+  Image load(int64_t index) const override;
+  std::vector<std::byte> read(int64_t index) const override;
+  void set(std::vector<ImageRecord> records, std::vector<std::string> class_names);
+
+ private:
+  std::string root_;
+  const char* layout_;
+};
+
+// Labels met as integers or names, turned into class indices at the end.
+class LabelCollector {
+ public:
+  // A JSON integer or string. Throws Error naming `where`.
+  void add(const nlohmann::json& label, const std::string& where);
+  void add_none() { labels_.emplace_back(); }
+  // Sets every record's label; returns the class names: the names sorted, or "0" ... for integers; empty when
+  // there are no labels. Throws Error when only some records have one, or when integers and names are mixed.
+  std::vector<std::string> finish(std::vector<ImageRecord>& records, const std::string& where) const;
+
+ private:
+  struct Label {
+    int64_t index = -1;
+    std::string name;
+    bool is_set = false;
+  };
+  std::vector<Label> labels_;
+};
+
+// Of a JSON object: text or caption, a string or a list of them, and captions, a list of strings or of
+// objects with text and, if they like, weight and kind. Empty texts are left out. Throws Error naming
+// `where`.
+std::vector<Caption> captions_of(const nlohmann::json& fields, const std::string& where);
+std::string without_trailing_space(std::string text);
+
+std::unique_ptr<ImageDataset> open_class_folders(const std::string& root);
+std::unique_ptr<ImageDataset> open_plain_folder(const std::string& root);
+std::unique_ptr<ImageDataset> open_metadata(const std::string& root, const std::string& metadata_path);
+// PixArt's list of objects with path, below `root`, prompt and sharegpt4v.
+std::unique_ptr<ImageDataset> open_data_info(const std::string& root, const std::string& list_path);
+// The tars in this order.
+std::unique_ptr<ImageDataset> open_webdataset(const std::string& name,
+                                              const std::vector<std::string>& tar_paths);
+
+}  // namespace kiln::layouts

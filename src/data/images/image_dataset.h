@@ -1,0 +1,72 @@
+// Folders and archives of pictures as one indexed list (docs/datasets.md). Torch-free.
+#pragma once
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "data/images/caption.h"
+#include "data/images/images.h"
+
+namespace kiln {
+
+struct ImageRecord {
+  std::string name;    // relative path, unique, the sample's id
+  int64_t label = -1;  // class index, -1 = none
+  std::vector<Caption> captions{};
+};
+
+// ImageFolder (class = folder, sorted as torchvision does), Hugging Face metadata.jsonl (file_name, plus
+// captions, plus label), PixArt's data_info.json, WebDataset tars (jpg|png|webp + cls/txt/json), .txt
+// captions beside images.
+class ImageDataset {
+ public:
+  // Detects the layout. Throws Error saying what was looked for.
+  static std::unique_ptr<ImageDataset> open(const std::string& path);
+  virtual ~ImageDataset() = default;
+  const std::vector<ImageRecord>& records() const { return records_; }          // in a fixed order
+  const std::vector<std::string>& class_names() const { return class_names_; }  // empty: no labels
+  virtual const char* layout()
+      const = 0;  // "image_folder" | "metadata_jsonl" | "data_info" | "webdataset" | "images"
+  virtual Image load(int64_t index) const = 0;                   // thread-safe; throws Error naming the file
+  virtual std::vector<std::byte> read(int64_t index) const = 0;  // the picture's file; likewise
+
+ protected:
+  std::vector<ImageRecord> records_;
+  std::vector<std::string> class_names_;
+};
+
+// XXH3 of the names and labels in order: an interrupted extraction or training continues on the same list
+// only.
+std::string dataset_fingerprint(const ImageDataset& dataset);
+
+// DiT's centre crop to (size, size). DiT enlarges pictures whose short side is below `size`; here they are
+// errors unless that is asked for.
+struct Crop {
+  int64_t size = 0;
+  bool enlarge = false;
+};
+
+// The picture as a sample: decoded and cropped. Throws Error naming it when it is broken or too small.
+Image load_cropped(const ImageDataset& dataset, int64_t index, const Crop& crop);
+
+// Decodes, crops in worker threads, delivers in order. A broken or too small image is delivered with `error`
+// set.
+struct PreparedImage {
+  int64_t index = 0;
+  Image image;  // (size, size)
+  std::string error;
+};
+class ImagePipeline {
+ public:
+  // Images [first, last). At most `queue_depth` are decoded ahead.
+  ImagePipeline(const ImageDataset& dataset, int64_t first, int64_t last, const Crop& crop, int num_threads,
+                int64_t queue_depth = 64);
+  ~ImagePipeline();
+  bool next(PreparedImage& out);  // false at the end
+
+ private:
+  struct Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace kiln

@@ -1,0 +1,89 @@
+// ImageFolder (each folder is a class) and plain folders of images; a .txt beside an image is its caption.
+#include <algorithm>
+#include <filesystem>
+#include <unordered_set>
+
+#include "core/error.h"
+#include "data/images/dataset_layouts.h"
+#include "data/images/file_io.h"
+
+namespace kiln::layouts {
+namespace {
+
+namespace fs = std::filesystem;
+
+struct File {
+  std::string folder, name;  // sorted by folder, then by name: torchvision's order
+  auto operator<=>(const File&) const = default;
+  std::string path() const { return folder + "/" + name; }
+};
+
+struct Listing {
+  std::vector<File> images;
+  std::unordered_set<std::string> captions;  // paths of the .txt files
+};
+
+void list_entry(const fs::directory_entry& entry, Listing& listing) {
+  const std::string name = entry.path().filename();
+  if (entry.is_directory()) return;
+  if (has_image_extension(name)) listing.images.push_back({entry.path().parent_path(), name});
+  if (name.ends_with(".txt")) listing.captions.insert(entry.path());
+}
+
+Listing list_tree(const std::string& folder) {
+  Listing listing;
+  for (const auto& entry :
+       fs::recursive_directory_iterator(folder, fs::directory_options::follow_directory_symlink))
+    list_entry(entry, listing);
+  std::sort(listing.images.begin(), listing.images.end());
+  return listing;
+}
+
+void append_records(const std::string& root, const Listing& listing, int64_t label,
+                    std::vector<ImageRecord>& records) {
+  for (const File& image : listing.images) {
+    const std::string path = image.path();
+    ImageRecord record{path.substr(root.size() + 1), label, {}};
+    // Only the extension goes: "a.b.jpg" has its caption in "a.b.txt".
+    const std::string caption = path.substr(0, path.rfind('.')) + ".txt";
+    if (listing.captions.contains(caption)) {
+      const auto bytes = read_file("dataset", caption);
+      std::string text = without_trailing_space({reinterpret_cast<const char*>(bytes.data()), bytes.size()});
+      if (!text.empty()) record.captions = {{.text = std::move(text)}};
+    }
+    records.push_back(std::move(record));
+  }
+}
+
+}  // namespace
+
+std::unique_ptr<ImageDataset> open_class_folders(const std::string& root) {
+  std::vector<std::string> classes;
+  for (const auto& entry : fs::directory_iterator(root))
+    if (entry.is_directory()) classes.push_back(entry.path().filename());
+  std::sort(classes.begin(), classes.end());
+  std::vector<ImageRecord> records;
+  for (size_t label = 0; label < classes.size(); ++label) {
+    const Listing listing = list_tree(root + "/" + classes[label]);
+    if (listing.images.empty())
+      fail("dataset", "expected images in every class folder, got none in {}/{}: remove the folder", root,
+           classes[label]);
+    append_records(root, listing, static_cast<int64_t>(label), records);
+  }
+  auto dataset = std::make_unique<FileDataset>(root, "image_folder");
+  dataset->set(std::move(records), std::move(classes));
+  return dataset;
+}
+
+std::unique_ptr<ImageDataset> open_plain_folder(const std::string& root) {
+  Listing listing;
+  for (const auto& entry : fs::directory_iterator(root)) list_entry(entry, listing);
+  std::sort(listing.images.begin(), listing.images.end());
+  std::vector<ImageRecord> records;
+  append_records(root, listing, -1, records);
+  auto dataset = std::make_unique<FileDataset>(root, "images");
+  dataset->set(std::move(records), {});
+  return dataset;
+}
+
+}  // namespace kiln::layouts

@@ -1,0 +1,51 @@
+// .npy and .npz. Torch-free.
+#pragma once
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "core/dtype.h"
+#include "data/images/images.h"
+
+namespace kiln {
+
+struct NpyArray {
+  Dtype dtype = Dtype::kF32;
+  std::vector<int64_t> shape;
+  std::vector<std::byte> bytes;  // C order, little-endian
+};
+NpyArray read_npy(const std::string& path);  // throws Error (fortran order, objects, big-endian, truncation)
+NpyArray parse_npy(std::span<const std::byte> bytes, const std::string& name);
+
+// What stands before the data, for arrays that are read piece by piece.
+struct NpyHeader {
+  Dtype dtype = Dtype::kF32;
+  std::vector<int64_t> shape;
+  size_t data_offset = 0;  // in bytes from the start of the array's file
+  uint64_t data_bytes = 0;
+};
+// How many bytes a header takes whose first 12 bytes are given. Throws Error: no .npy array.
+size_t npy_header_bytes(std::span<const std::byte> begin, const std::string& name);
+// `begin`: at least that many bytes. Throws Error as read_npy().
+NpyHeader parse_npy_header(std::span<const std::byte> begin, const std::string& name);
+
+// ADM's evaluation format: arr_0 uint8 (N, H, W, 3), stored, written as images come: needs no memory for
+// them. Reopening a partial file (`path`.partial) continues behind its last complete image. The final name
+// appears when all are written. The same images give the same bytes, interrupted or not.
+class NpzImageWriter {
+ public:
+  // `settings`: all that decides the pixels. Its hash is kept in the file (a zip extra field, which readers
+  // skip), so that a file never mixes images of different settings. Throws Error: cannot be written, or what
+  // is there holds other images (count, size or settings).
+  static std::unique_ptr<NpzImageWriter> open(const std::string& path, int64_t num_images, int64_t height,
+                                              int64_t width, std::string_view settings);
+  virtual ~NpzImageWriter() = default;
+  virtual int64_t num_written() const = 0;
+  virtual void add(const Image& image) = 0;  // throws Error: wrong size, one too many, disk full
+  virtual void finish() = 0;                 // throws Error when images are missing
+};
+
+}  // namespace kiln

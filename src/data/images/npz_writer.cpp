@@ -1,0 +1,247 @@
+// A zip file of one stored member, arr_0.npy, with 64-bit sizes. All sizes are known before the first image,
+// so the images are appended behind a finished header; only the checksum is filled in at the end. The header
+// also tells what the images were made with.
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+#include <zlib.h>
+
+#include <cerrno>
+#include <cstdio>
+#include <cstring>
+
+#include "core/error.h"
+#include "core/files/atomic_file.h"
+#include "core/files/xxh3.h"
+#include "data/images/npz.h"
+
+namespace kiln {
+namespace {
+
+constexpr std::string_view kMember = "arr_0.npy";
+constexpr int64_t kChecksumOffset = 14;  // in the local header
+constexpr uint16_t kZip64Version = 45;
+constexpr uint16_t kZip64Field = 1, kZip64Size = 16;
+constexpr uint16_t kSettingsField = 0x6E6B;  // ours: readers skip fields that they do not know
+constexpr uint16_t kDosDate = 0x21;          // 1980-01-01: no time stamps, the same images give the same file
+
+class ByteWriter {
+ public:
+  ByteWriter& u16(uint64_t value) { return little_endian(value, 2); }
+  ByteWriter& u32(uint64_t value) { return little_endian(value, 4); }
+  ByteWriter& u64(uint64_t value) { return little_endian(value, 8); }
+  ByteWriter& text(std::string_view value) {
+    bytes_ += value;
+    return *this;
+  }
+  const std::string& bytes() const { return bytes_; }
+
+ private:
+  ByteWriter& little_endian(uint64_t value, int count) {
+    for (int i = 0; i < count; ++i) bytes_ += static_cast<char>(value >> (8 * i) & 0xFF);
+    return *this;
+  }
+  std::string bytes_;
+};
+
+std::string npy_header(int64_t num_images, int64_t height, int64_t width) {
+  std::string dict = fmt::format("{{'descr': '|u1', 'fortran_order': False, 'shape': ({}, {}, {}, 3), }}",
+                                 num_images, height, width);
+  dict.append(63 - (10 + dict.size()) % 64, ' ');  // data 64-byte aligned within the member
+  dict += '\n';
+  return ByteWriter().text("\x93NUMPY").text({"\x01\x00", 2}).u16(dict.size()).text(dict).bytes();
+}
+
+// What local and central headers share, from "version needed" to the length of the name.
+ByteWriter& common_fields(ByteWriter& out, uint32_t checksum) {
+  return out.u16(kZip64Version)
+      .u16(0)
+      .u16(0)
+      .u16(0)
+      .u16(kDosDate)
+      .u32(checksum)
+      .u32(0xFFFFFFFF)
+      .u32(0xFFFFFFFF)
+      .u16(kMember.size());
+}
+
+// It ends with the hash of the settings.
+std::string local_header(uint64_t member_size, std::string_view settings_hash) {
+  ByteWriter out;
+  out.u32(0x04034b50);
+  common_fields(out, 0).u16(4 + kZip64Size + 4 + settings_hash.size()).text(kMember);
+  out.u16(kZip64Field).u16(kZip64Size).u64(member_size).u64(member_size);
+  return out.u16(kSettingsField).u16(settings_hash.size()).text(settings_hash).bytes();
+}
+
+// Central directory and the end records. The one member begins at offset 0.
+std::string archive_end(uint64_t member_size, uint64_t directory_offset, uint32_t checksum) {
+  ByteWriter out;
+  out.u32(0x02014b50).u16(kZip64Version);
+  common_fields(out, checksum).u16(4 + kZip64Size).u16(0).u16(0).u16(0).u32(0).u32(0).text(kMember);
+  out.u16(kZip64Field).u16(kZip64Size).u64(member_size).u64(member_size);
+  const uint64_t directory_size = out.bytes().size();
+  out.u32(0x06064b50).u64(44).u16(kZip64Version).u16(kZip64Version).u32(0).u32(0);
+  out.u64(1).u64(1).u64(directory_size).u64(directory_offset);
+  out.u32(0x07064b50).u32(0).u64(directory_offset + directory_size).u32(1);
+  out.u32(0x06054b50).u16(0).u16(0).u16(1).u16(1).u32(directory_size).u32(0xFFFFFFFF).u16(0);
+  return out.bytes();
+}
+
+class Descriptor {
+ public:
+  Descriptor() = default;
+  ~Descriptor() { close(); }
+  Descriptor(const Descriptor&) = delete;
+  Descriptor& operator=(const Descriptor&) = delete;
+  void open(const std::string& path, int flags) { fd_ = ::open(path.c_str(), flags | O_CLOEXEC, 0666); }
+  void close() {
+    if (fd_ >= 0) ::close(fd_);
+    fd_ = -1;
+  }
+  operator int() const { return fd_; }
+
+ private:
+  int fd_ = -1;
+};
+
+class Writer : public NpzImageWriter {
+ public:
+  Writer(const std::string& path, int64_t num_images, int64_t height, int64_t width,
+         std::string_view settings)
+      : path_(path), partial_(path + ".partial"), num_images_(num_images), height_(height), width_(width) {
+    if (num_images < 1 || height < 1 || width < 1)
+      fail("npz", "expected images, got {} of {} x {}", num_images, width, height);
+    array_header_ = npy_header(num_images, height, width);
+    member_size_ = array_header_.size() + num_images * image_bytes();
+    const std::string hash = xxh3_hex(std::as_bytes(std::span(settings)));
+    header_ = local_header(member_size_, hash) + array_header_;
+    settings_size_ = hash.size();
+    settings_offset_ = header_.size() - array_header_.size() - settings_size_;
+    if (::access(path.c_str(), F_OK) == 0)
+      check_finished_file();
+    else
+      open_partial();
+  }
+
+  int64_t num_written() const override { return num_written_; }
+
+  void add(const Image& image) override {
+    if (image.height != height_ || image.width != width_)
+      fail("npz", "expected images of {} x {}, got {} x {}", width_, height_, image.width, image.height);
+    if (num_written_ == num_images_) fail("npz", "expected {} images, got one more ({})", num_images_, path_);
+    write_at(data_end(), image.rgb.data(), image.rgb.size());
+    checksum_ = crc32_z(checksum_, image.rgb.data(), image.rgb.size());
+    ++num_written_;
+  }
+
+  void finish() override {
+    if (num_written_ != num_images_)
+      fail("npz", "expected {} images, got {} ({})", num_images_, num_written_, path_);
+    if (fd_ < 0) return;  // it was complete when it was opened
+    const std::string end = archive_end(member_size_, data_end(), static_cast<uint32_t>(checksum_));
+    write_at(data_end(), end.data(), end.size());
+    const std::string checksum = ByteWriter().u32(checksum_).bytes();
+    write_at(kChecksumOffset, checksum.data(), checksum.size());
+    if (::fsync(fd_) != 0 || ::rename(partial_.c_str(), path_.c_str()) != 0) fail_writing();
+    fd_.close();
+  }
+
+ private:
+  int64_t image_bytes() const { return height_ * width_ * 3; }
+  int64_t data_end() const { return static_cast<int64_t>(header_.size()) + num_written_ * image_bytes(); }
+  [[noreturn]] void fail_writing() const { fail_with_errno("npz", "write", path_, errno); }
+
+  void write_at(int64_t offset, const void* data, size_t size) {
+    const char* next = static_cast<const char*>(data);
+    while (size > 0) {
+      const ssize_t written = ::pwrite(fd_, next, size, offset);
+      if (written < 0 && errno == EINTR) continue;
+      if (written < 0) fail_writing();
+      next += written;
+      offset += written;
+      size -= written;
+    }
+  }
+
+  // The first bytes of a file, up to the images, without the checksum, which only a finished one has.
+  std::string header_of(int fd) const {
+    std::string found(header_.size(), '\0');
+    if (::pread(fd, found.data(), found.size(), 0) != static_cast<ssize_t>(found.size())) return "";
+    return found.replace(kChecksumOffset, 4, 4, '\0');
+  }
+
+  // Refuses images that `file` holds and this run would not make.
+  void check_settings(std::string found, const std::string& file) const {
+    if (found == header_ || found.empty()) return;
+    found.replace(settings_offset_, settings_size_, header_, settings_offset_, settings_size_);
+    if (found == header_)
+      fail("npz",
+           "{} holds images drawn with other settings (weights, classes, sampler, seed, ...): remove it or "
+           "choose another name",
+           file);
+  }
+
+  void check_finished_file() {
+    Descriptor fd;
+    fd.open(path_, O_RDONLY);
+    struct stat status {};
+    const int64_t data_size = static_cast<int64_t>(header_.size()) + num_images_ * image_bytes();
+    const std::string found = fd >= 0 ? header_of(fd) : "";
+    check_settings(found, path_);
+    if (found != header_ || ::fstat(fd, &status) != 0 || status.st_size <= data_size)
+      fail("npz",
+           "expected no file or one of {} images of {} x {}, got another: remove it or choose another name "
+           "({})",
+           num_images_, width_, height_, path_);
+    num_written_ = num_images_;
+  }
+
+  void open_partial() {
+    fd_.open(partial_, O_RDWR | O_CREAT);
+    struct stat status {};
+    if (fd_ < 0 || ::fstat(fd_, &status) != 0) fail_writing();
+    const int64_t header_size = static_cast<int64_t>(header_.size());
+    if (status.st_size >= header_size) {
+      const std::string found = header_of(fd_);
+      check_settings(found, partial_);
+      if (found != header_)
+        fail("npz", "expected {} images of {} x {} as before, got others: remove {} or choose another name",
+             num_images_, width_, height_, partial_);
+      num_written_ = std::min((status.st_size - header_size) / image_bytes(), num_images_);
+    }
+    if (::ftruncate(fd_, num_written_ > 0 ? data_end() : 0) != 0) fail_writing();
+    write_at(0, header_.data(), header_.size());
+    checksum_ = crc32_z(0, reinterpret_cast<const uint8_t*>(array_header_.data()), array_header_.size());
+    add_written_images_to_checksum();
+  }
+
+  void add_written_images_to_checksum() {
+    std::vector<uint8_t> image(image_bytes());
+    for (int64_t i = 0; i < num_written_; ++i) {
+      const int64_t offset = static_cast<int64_t>(header_.size()) + i * image_bytes();
+      if (::pread(fd_, image.data(), image.size(), offset) != static_cast<ssize_t>(image.size()))
+        fail("npz", "cannot read {}: {}", partial_, std::strerror(errno));
+      checksum_ = crc32_z(checksum_, image.data(), image.size());
+    }
+  }
+
+  const std::string path_, partial_;
+  const int64_t num_images_, height_, width_;
+  std::string array_header_, header_;               // header_: the zip's local header and the array's
+  size_t settings_offset_ = 0, settings_size_ = 0;  // of the settings' hash in header_
+  uint64_t member_size_ = 0;
+  int64_t num_written_ = 0;
+  uLong checksum_ = 0;
+  Descriptor fd_;  // of the partial file; closed when it is finished
+};
+
+}  // namespace
+
+std::unique_ptr<NpzImageWriter> NpzImageWriter::open(const std::string& path, int64_t num_images,
+                                                     int64_t height, int64_t width,
+                                                     std::string_view settings) {
+  return std::make_unique<Writer>(path, num_images, height, width, settings);
+}
+
+}  // namespace kiln

@@ -1,0 +1,75 @@
+#include <spng.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <memory>
+
+#include "core/error.h"
+#include "core/files/atomic_file.h"
+#include "data/images/images.h"
+
+namespace kiln {
+namespace {
+
+void check_encoding(int status) {
+  if (status != SPNG_OK) fail("png", "cannot encode: {}", spng_strerror(status));
+}
+
+}  // namespace
+
+std::vector<uint8_t> encode_png(const Image& image) {
+  if (image.height < 1 || image.width < 1 ||
+      image.rgb.size() != static_cast<size_t>(image.height * image.width * 3))
+    fail("png", "expected {} x {} RGB pixels, got {} bytes", image.width, image.height, image.rgb.size());
+  const std::unique_ptr<spng_ctx, decltype(&spng_ctx_free)> context(spng_ctx_new(SPNG_CTX_ENCODER),
+                                                                    spng_ctx_free);
+  if (!context) throw std::bad_alloc();
+  check_encoding(spng_set_option(context.get(), SPNG_ENCODE_TO_BUFFER, 1));
+  spng_ihdr header{};
+  header.width = static_cast<uint32_t>(image.width);
+  header.height = static_cast<uint32_t>(image.height);
+  header.bit_depth = 8;
+  header.color_type = SPNG_COLOR_TYPE_TRUECOLOR;
+  check_encoding(spng_set_ihdr(context.get(), &header));
+  check_encoding(spng_encode_image(context.get(), image.rgb.data(), image.rgb.size(), SPNG_FMT_PNG,
+                                   SPNG_ENCODE_FINALIZE));
+  size_t size = 0;
+  int status = 0;
+  const std::unique_ptr<void, decltype(&std::free)> buffer(spng_get_png_buffer(context.get(), &size, &status),
+                                                           std::free);
+  check_encoding(status);
+  const auto* bytes = static_cast<const uint8_t*>(buffer.get());
+  return {bytes, bytes + size};
+}
+
+void write_png(const std::string& path, const Image& image) {
+  const std::vector<uint8_t> png = encode_png(image);
+  AtomicFile file("png", path);
+  file.write(std::as_bytes(std::span(png)));
+  file.commit();
+}
+
+Image make_grid(std::span<const Image> images, int64_t columns) {
+  constexpr int64_t kGap = 2;
+  if (images.empty() || columns < 1)
+    fail("grid", "expected images and columns, got {} and {}", images.size(), columns);
+  const int64_t count = static_cast<int64_t>(images.size());
+  const int64_t tile_height = images[0].height, tile_width = images[0].width;
+  columns = std::min(columns, count);
+  const int64_t rows = (count + columns - 1) / columns;
+  Image grid{rows * (tile_height + kGap) + kGap, columns * (tile_width + kGap) + kGap, {}};
+  grid.rgb.assign(grid.height * grid.width * 3, 255);
+  for (int64_t i = 0; i < count; ++i) {
+    if (images[i].height != tile_height || images[i].width != tile_width)
+      fail("grid", "expected tiles of {} x {}, got {} x {}", tile_width, tile_height, images[i].width,
+           images[i].height);
+    const int64_t top = i / columns * (tile_height + kGap) + kGap,
+                  left = i % columns * (tile_width + kGap) + kGap;
+    for (int64_t y = 0; y < tile_height; ++y)
+      std::copy_n(images[i].rgb.data() + y * tile_width * 3, tile_width * 3,
+                  grid.rgb.data() + ((top + y) * grid.width + left) * 3);
+  }
+  return grid;
+}
+
+}  // namespace kiln

@@ -1,0 +1,31 @@
+#include "data/loader/batch.h"
+
+#include <stdexcept>
+
+namespace kiln {
+
+const void* Batch::data(BatchArray array) const {
+  switch (array) {
+    case BatchArray::kX0:
+      return x_0.data();
+    case BatchArray::kNoise:
+      return noise.data();
+    case BatchArray::kTimeUniform:
+      return time_uniform.data();
+    case BatchArray::kClassLabels:
+      return class_labels.data();
+    case BatchArray::kTextRows:
+      return text_rows.data();
+    case BatchArray::kTextOffsets:
+      return text_offsets.data();
+    case BatchArray::kTextDropped:
+      return text_dropped.data();
+    case BatchArray::kImageHw:
+      return image_hw.data();
+    case BatchArray::kAspectRatio:
+      return aspect_ratio.data();
+  }
+  throw std::logic_error("Batch::data: an unknown array");
+}
+
+}  // namespace kiln

@@ -1,0 +1,70 @@
+#include "data/loader/batch_draws.h"
+
+#include "core/error.h"
+#include "core/philox.h"
+
+namespace kiln {
+
+void check_batch_options(const BatchOptions& options) {
+  if (options.global_batch < 1) {
+    fail("loader", "expected global_batch of at least 1, got {}", options.global_batch);
+  }
+  if (options.world_size < 1 || options.rank < 0 || options.rank >= options.world_size) {
+    fail("loader", "expected a rank from 0 to {}, got {}", options.world_size - 1, options.rank);
+  }
+  if (options.global_batch < options.world_size) {
+    fail("loader", "expected a global_batch of at least one image for each of {} ranks, got {}",
+         options.world_size, options.global_batch);
+  }
+  if (!(options.class_dropout_prob >= 0 && options.class_dropout_prob <= 1)) {
+    fail("loader", "expected class_dropout_prob from 0 to 1, got {}", options.class_dropout_prob);
+  }
+  if (options.class_dropout_prob > 0 && options.null_class < 0) {
+    fail("loader",
+         "expected a null class for class_dropout_prob {}, got none: the model has no class for dropped "
+         "labels",
+         options.class_dropout_prob);
+  }
+}
+
+RowRange rank_rows(int64_t global_batch, int64_t rank, int64_t world_size) {
+  const int64_t first = rank * global_batch / world_size;
+  return {.first = first, .count = (rank + 1) * global_batch / world_size - first};
+}
+
+double time_uniform_at(uint64_t seed, int64_t position) {
+  return philox_uniform(seed, Draw::kTimestep, static_cast<uint64_t>(position));
+}
+
+void shape_batch(const BatchOptions& options, int64_t first_position, const DataShape& data, const Lane& lane,
+                 Batch& batch) {
+  const RowRange rows = rank_rows(options.global_batch, options.rank, options.world_size);
+  batch.shape = batch_shape(data, lane, rows.count);
+  batch.global_size = options.global_batch;
+  batch.first_row = rows.first;
+  batch.first_position = first_position + rows.first;
+  const auto num_elements = static_cast<size_t>(rows.count * batch.shape.sample_elements());
+  batch.x_0.resize(num_elements);
+  batch.noise.resize(num_elements);
+  batch.time_uniform.resize(rows.count);
+  batch.class_labels.resize(batch.shape.has_labels ? rows.count : 0);
+  batch.image_hw.resize(batch.shape.has_image_size ? 2 * rows.count : 0);
+  batch.aspect_ratio.resize(batch.shape.has_image_size ? rows.count : 0);
+  batch.sample_ids.resize(rows.count);
+}
+
+void draw_common(const BatchOptions& options, int64_t row, std::span<float> noise, Batch& batch) {
+  const auto position = static_cast<uint64_t>(batch.first_position + row);
+  philox_normal(options.seed, Draw::kNoise, position, noise);
+  batch.time_uniform[row] = time_uniform_at(options.seed, batch.first_position + row);
+  if (batch.class_labels.empty() || options.class_dropout_prob == 0) return;
+  if (philox_uniform(options.seed, Draw::kLabelDrop, position) < options.class_dropout_prob) {
+    batch.class_labels[row] = options.null_class;
+  }
+}
+
+bool draw_flip(const BatchOptions& options, int64_t position) {
+  return options.flip && philox_uniform(options.seed, Draw::kFlip, static_cast<uint64_t>(position)) < 0.5;
+}
+
+}  // namespace kiln

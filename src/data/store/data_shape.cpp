@@ -1,0 +1,44 @@
+#include "data/store/data_shape.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+namespace kiln {
+namespace {
+
+bool is_smaller(const Lane& a, const Lane& b) { return a.area() < b.area(); }
+
+}  // namespace
+
+std::string lanes_text(const std::vector<Lane>& lanes) {
+  const auto text = [](const Lane& lane) { return fmt::format("{} x {}", lane.height, lane.width); };
+  if (lanes.size() == 1) return text(lanes[0]);
+  const auto [smallest, largest] = std::minmax_element(lanes.begin(), lanes.end(), is_smaller);
+  return fmt::format("{} shapes from {} to {}", lanes.size(), text(*smallest), text(*largest));
+}
+
+const Lane& DataShape::largest() const { return *std::max_element(lanes.begin(), lanes.end(), is_smaller); }
+
+int64_t BatchShape::bytes() const {
+  int64_t bytes = 0;
+  visit([&](BatchArray, Dtype dtype, const std::vector<int64_t>& sizes) {
+    int64_t elements = 1;
+    for (const int64_t size : sizes) elements *= size;
+    bytes += elements * static_cast<int64_t>(dtype_size(dtype));
+  });
+  return bytes;
+}
+
+BatchShape batch_shape(const DataShape& data, const Lane& lane, int64_t rows, int64_t text_rows) {
+  return {.rows = rows,
+          .channels = data.channels,
+          .lane = lane,
+          .has_labels = data.num_classes > 0,
+          .has_image_size = data.has_image_size,
+          .text_rows = text_rows,
+          .text_width = data.text.width,
+          .text_dtype = data.text.dtype};
+}
+
+}  // namespace kiln

@@ -1,0 +1,91 @@
+// What samples look like, and what a batch of them consists of: the one description that the loader, the
+// step, the plan and conformance share. Torch-free.
+#pragma once
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "core/dtype.h"
+
+namespace kiln {
+
+// Samples of one shape, which batches are made of: height and width of x_0, in latents or pixels.
+struct Lane {
+  int64_t height = 0, width = 0;
+  int64_t area() const { return height * width; }
+  friend bool operator==(const Lane&, const Lane&) = default;
+};
+
+// "32 x 32"; of several the number and the smallest and largest area.
+std::string lanes_text(const std::vector<Lane>& lanes);
+
+// Captions as rows of a text encoder.
+struct TextShape {
+  int64_t width = 0;          // D; 0: there are none
+  int64_t max_rows = 0;       // of one caption
+  double mean_rows = 0;       // over all captions
+  Dtype dtype = Dtype::kF32;  // of the rows
+};
+
+// Of all samples, as the model sees them.
+struct DataShape {
+  int64_t channels = 0;
+  int64_t num_classes = 0;    // 0: no labels
+  std::vector<Lane> lanes{};  // at least one
+  TextShape text{};
+  bool has_image_size = false;  // the original pictures' sizes are known
+
+  const Lane& largest() const;  // the lane with the most latents
+};
+
+// The arrays of a batch.
+enum class BatchArray {
+  kX0,
+  kNoise,
+  kTimeUniform,
+  kClassLabels,
+  kTextRows,
+  kTextOffsets,
+  kTextDropped,
+  kImageHw,
+  kAspectRatio,
+};
+
+// The arrays that a batch of some samples of one lane has, with their shapes and element types.
+struct BatchShape {
+  int64_t rows = 0, channels = 0;
+  Lane lane{};
+  bool has_labels = false, has_image_size = false;
+  int64_t text_rows = 0;  // of all captions together
+  int64_t text_width = 0;
+  Dtype text_dtype = Dtype::kF32;
+
+  int64_t sample_elements() const { return channels * lane.area(); }
+
+  // Calls visitor(array, dtype, sizes) for each in a fixed order.
+  template <class Visitor>
+  void visit(Visitor&& visitor) const {
+    using enum BatchArray;
+    using Sizes = std::vector<int64_t>;
+    visitor(kX0, Dtype::kF32, Sizes{rows, channels, lane.height, lane.width});
+    visitor(kNoise, Dtype::kF32, Sizes{rows, channels, lane.height, lane.width});
+    visitor(kTimeUniform, Dtype::kF64, Sizes{rows});
+    if (has_labels) visitor(kClassLabels, Dtype::kI64, Sizes{rows});
+    if (text_width > 0) {
+      visitor(kTextRows, text_dtype, Sizes{text_rows, text_width});
+      visitor(kTextOffsets, Dtype::kI32, Sizes{rows + 1});
+      visitor(kTextDropped, Dtype::kBool, Sizes{rows});
+    }
+    if (has_image_size) {
+      visitor(kImageHw, Dtype::kF32, Sizes{rows, 2});
+      visitor(kAspectRatio, Dtype::kF32, Sizes{rows, 1});
+    }
+  }
+
+  int64_t bytes() const;
+};
+
+// `rows` samples of a lane, with captions of `text_rows` rows together.
+BatchShape batch_shape(const DataShape& data, const Lane& lane, int64_t rows, int64_t text_rows = 0);
+
+}  // namespace kiln

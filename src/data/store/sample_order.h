@@ -1,0 +1,68 @@
+// The order of samples: position in the global stream -> sample, as a pure function. Torch-free.
+#pragma once
+#include <cstdint>
+#include <vector>
+
+namespace kiln {
+
+// The image of `index` under a permutation of [0, size) chosen by (seed, epoch). O(1) time and memory: a
+// Feistel network on Philox over the next power of two, walked until it lands inside (Black and Rogaway
+// 2002).
+int64_t shuffled_index(uint64_t seed, int64_t epoch, int64_t size, int64_t index);
+
+// Samples [first, first + count) of a store.
+struct SampleRange {
+  int64_t first = 0, count = 0;
+};
+
+// The samples of one shape, from which whole batches are taken.
+struct SampleLane {
+  std::vector<SampleRange> samples;
+  int64_t repeats = 1;  // how often each comes in a pass
+
+  int64_t size() const;  // samples of a pass, repeats counted
+};
+
+// Which sample stands where in the global stream. Row r of global batch g is at position g * global_batch +
+// r.
+//
+// Every global batch is full and of one lane. A lane's samples come in passes, each a shuffle of all of them;
+// a pass's tail is the head of the batch that the next pass continues, so no sample is dropped and none comes
+// twice in a pass. After e epochs a lane of n samples has given floor(e n / B) batches: each sample is at
+// most one batch behind. Batches of an epoch are shuffled among the lanes.
+//
+// The order depends on (seed, lanes, global_batch) alone: it is the same on all ranks, and any position can
+// be asked for.
+class SampleOrder {
+ public:
+  // No lanes: an endless stream, in which position and sample are the same and batches take the lanes that
+  // `num_endless_lanes` counts in turn. Throws Error for a lane without samples.
+  SampleOrder(uint64_t seed, std::vector<SampleLane> lanes, int64_t global_batch,
+              int64_t num_endless_lanes = 1);
+
+  // Where a global batch lies: its lane, and the position of its row 0 in that lane's passes.
+  struct LanePlace {
+    int64_t lane = 0, first = 0;
+  };
+  // `position`: of any of its rows.
+  LanePlace batch_at(int64_t position) const;
+  int64_t sample_at(int64_t position) const;
+
+  int64_t samples_per_epoch() const { return samples_per_epoch_; }  // repeats counted; 0: endless
+  int64_t num_lanes() const {
+    return lanes_.empty() ? num_endless_lanes_ : static_cast<int64_t>(lanes_.size());
+  }
+
+ private:
+  int64_t batches_before(int64_t epoch) const;  // of all lanes
+  int64_t batches_before(size_t lane, int64_t epoch) const;
+  int64_t epoch_of(int64_t batch) const;
+  int64_t sample_of(int64_t lane, int64_t place) const;
+
+  uint64_t seed_;
+  std::vector<SampleLane> lanes_;
+  std::vector<int64_t> sizes_;  // of a pass of each lane
+  int64_t global_batch_, num_endless_lanes_, samples_per_epoch_ = 0;
+};
+
+}  // namespace kiln

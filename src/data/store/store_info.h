@@ -1,0 +1,55 @@
+// store.json: what a feature store holds. Torch-free.
+#pragma once
+#include <cstdint>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "core/dtype.h"
+#include "data/store/data_shape.h"
+#include "data/store/sample_order.h"
+
+namespace kiln {
+
+// store.json. What a reader must check before it trains on the shards.
+struct StoreInfo {
+  std::string autoencoder;              // "autoencoder_kl" | "pixels"
+  std::string autoencoder_fingerprint;  // xxh3 of its weights; "" = unknown (imports)
+  // Where its file or folder lay; "" = nowhere (pixels, imports). A hint for whoever decodes, to be checked
+  // by the fingerprint: no part of what makes two stores the same.
+  std::string autoencoder_path;
+  double scaling_factor = 1, shift_factor = 0;
+  int64_t channels = 0;         // of a latent
+  std::vector<Lane> lanes{};    // shapes of the latents; each shard holds those of one
+  int64_t image_size = 0;       // pixels; with several lanes of the square whose area they all have about
+  bool has_logvar = true;       // false: features are plain latents (pixels, fast-DiT imports)
+  bool already_scaled = false;  // latents that hold the scaling factor already (fast-DiT imports)
+  int64_t num_flips = 1;        // 2: each image is stored as is and mirrored (--flip both)
+  Dtype dtype = Dtype::kF32;    // of mean and logvar: F32, BF16 or F16
+  int64_t num_samples = 0;
+  std::vector<std::string> class_names;  // empty: no labels
+  struct Shard {
+    std::string file;
+    int64_t num_samples = 0;
+    std::string xxh3;  // of the file's bytes, 16 hexadecimal digits
+    int64_t lane = 0;  // index into lanes
+  };
+  std::vector<Shard> shards;
+  nlohmann::json source;  // where the images came from, for people
+  bool complete = false;  // false: the extraction was interrupted, or runs now
+
+  // Elements of a latent.
+  int64_t latent_size(int64_t lane = 0) const { return channels * lanes[static_cast<size_t>(lane)].area(); }
+  // The samples of each lane, in the order of `lanes`.
+  std::vector<SampleLane> sample_lanes() const;
+};
+
+// Checks every field and their sums; does not touch the shards. `where` names the text in messages. Throws
+// Error.
+StoreInfo parse_store_info(std::string_view text, const std::string& where);
+// Reads folder/store.json, of an unfinished store too.
+StoreInfo read_store_info(const std::string& folder);
+std::string store_info_text(const StoreInfo& info);
+
+}  // namespace kiln

@@ -1,0 +1,94 @@
+#include "data/store/store_parts.h"
+
+#include <algorithm>
+#include <filesystem>
+
+#include "core/error.h"
+#include "core/files/atomic_file.h"
+
+namespace kiln {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr const char* kWho = "feature store";
+
+bool is_part(const fs::path& path) { return path.filename().string().starts_with("part-"); }
+
+void remove_parts(const std::string& out) {
+  for (const auto& entry : fs::directory_iterator(out))
+    if (is_part(entry.path())) fs::remove_all(entry.path());
+}
+
+// A second name for the file where the disk allows it, else a copy.
+void place(const fs::path& from, const fs::path& to) {
+  std::error_code error;
+  fs::remove(to, error);
+  fs::create_hard_link(from, to, error);
+  if (error) fs::copy_file(from, to, error);
+  if (error) fail(kWho, "cannot write {}: {}", to.string(), error.message());
+}
+
+}  // namespace
+
+std::string store_part_folder(const std::string& out, int64_t rank, int64_t num_ranks) {
+  return (fs::path(out) / fmt::format("part-{:05}-of-{:05}", rank, num_ranks)).string();
+}
+
+bool prepare_store_parts(const std::string& out, int64_t num_ranks) {
+  std::error_code error;
+  fs::create_directories(out, error);
+  if (error) fail(kWho, "cannot create {}: {}", out, error.message());
+  if (fs::exists(fs::path(out) / "store.json")) {
+    if (!read_store_info(out).complete)
+      fail(kWho, "{} was begun by one process: go on with one, or choose another folder", out);
+    remove_parts(out);
+    return true;
+  }
+  const std::string of_ranks = fmt::format("-of-{:05}", num_ranks);
+  for (const auto& entry : fs::directory_iterator(out)) {
+    const std::string name = entry.path().filename().string();
+    if (is_part(entry.path()) && !name.ends_with(of_ranks))
+      fail(kWho, "{} was begun by another number of ranks ({}): go on with as many, or choose another folder",
+           out, name);
+    // Joining was interrupted, perhaps: a shard has its second name here already.
+    if (!is_part(entry.path()) && !name.starts_with("shard-") && name != "store.json.partial")
+      fail(kWho, "expected an empty folder or a store, got a folder with {:?} ({}): choose another", name,
+           out);
+  }
+  return false;
+}
+
+void remove_empty_store(const std::string& out) {
+  const fs::path folder = out;
+  if (fs::exists(folder / "store.json")) {
+    if (read_store_info(out).num_samples > 0) fail(kWho, "expected a store without samples, got {}", out);
+    for (const char* name : {"store.json", "unfinished-shard.log"}) fs::remove(folder / name);
+  }
+  remove_parts(out);
+  std::error_code has_other_things;
+  fs::remove(folder, has_other_things);
+}
+
+int64_t join_store_parts(const std::string& out, int64_t num_ranks, StoreInfo info) {
+  info.shards.clear();
+  info.num_samples = 0;
+  for (int64_t rank = 0; rank < num_ranks; ++rank) {
+    const fs::path part = store_part_folder(out, rank, num_ranks);
+    if (!fs::exists(part / "store.json")) continue;
+    for (StoreInfo::Shard shard : read_store_info(part.string()).shards) {
+      const std::string name = fmt::format("shard-{:05d}.safetensors", info.shards.size());
+      place(part / shard.file, fs::path(out) / name);
+      shard.file = name;
+      info.num_samples += shard.num_samples;
+      info.shards.push_back(std::move(shard));
+    }
+  }
+  if (info.num_samples == 0) fail(kWho, "expected at least one sample, got none ({})", out);
+  info.complete = true;
+  write_file_atomically(kWho, (fs::path(out) / "store.json").string(), store_info_text(info));
+  remove_parts(out);
+  return info.num_samples;
+}
+
+}  // namespace kiln

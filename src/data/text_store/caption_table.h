@@ -1,0 +1,49 @@
+// The captions of a data set as a text store keeps them: equal texts once. Torch-free.
+#pragma once
+#include <cstdint>
+#include <span>
+#include <string>
+#include <string_view>
+#include <unordered_map>
+#include <vector>
+
+#include "data/images/caption.h"
+
+namespace kiln {
+
+// Entries are distinct texts; entry 0 is the empty one, which stands for "no caption".
+class CaptionTable {
+ public:
+  CaptionTable();
+  // The captions of the next sample; without any it has the empty one. Throws Error: a negative weight, all
+  // weights 0.
+  void add_sample(const std::string& name, std::span<const Caption> captions);
+
+  int64_t num_entries() const { return static_cast<int64_t>(texts_.size()); }
+  int64_t num_samples() const { return static_cast<int64_t>(offsets_.size()) - 1; }
+  const std::string& text(int64_t entry) const { return texts_[entry]; }
+  int64_t num_without_caption() const { return num_without_caption_; }
+  // Captions of sample i: [offsets()[i], offsets()[i + 1]) of the next three.
+  const std::vector<int64_t>& offsets() const { return offsets_; }
+  const std::vector<int64_t>& entries() const { return entries_; }
+  const std::vector<float>& weights() const { return weights_; }
+  const std::vector<uint8_t>& kinds() const { return kinds_; }  // indices into kind_names()
+  const std::vector<std::string>& kind_names() const { return kind_names_; }
+  // Of all of the above and the samples' names.
+  std::string fingerprint() const;
+
+ private:
+  int64_t entry_of(const std::string& text);
+  uint8_t kind_of(const std::string& name);
+
+  std::vector<std::string> texts_;
+  std::unordered_map<std::string, int64_t> entry_by_text_;
+  std::vector<int64_t> offsets_{0}, entries_;
+  std::vector<float> weights_;
+  std::vector<uint8_t> kinds_;
+  std::vector<std::string> kind_names_;
+  std::string sample_names_;
+  int64_t num_without_caption_ = 0;
+};
+
+}  // namespace kiln

@@ -1,0 +1,128 @@
+// text.json: text <-> TextStoreInfo, with every field checked.
+#include "data/text_store/text_store_info.h"
+
+#include <algorithm>
+#include <filesystem>
+#include <fstream>
+#include <iterator>
+
+#include <nlohmann/json.hpp>
+
+#include "core/error.h"
+#include "core/json_config.h"
+
+namespace kiln {
+namespace {
+
+namespace fs = std::filesystem;
+using nlohmann::json;
+
+constexpr const char* kFormatName = "kiln text store";
+constexpr int64_t kFormatVersion = 1;
+constexpr const char* kFolderPrefix = "text-";
+constexpr int64_t kMostTokens = 1 << 20, kMostWidth = 1 << 20;
+
+int64_t count(const JsonConfig& fields, const char* key, int64_t least, int64_t most,
+              const std::string& where) {
+  const auto value = fields.require<int64_t>(key);
+  if (value < least || value > most)
+    fail("text store", "expected \"{}\" from {} to {}, got {} ({})", key, least, most, value, where);
+  return value;
+}
+
+}  // namespace
+
+TextStoreInfo parse_text_store_info(std::string_view text, const std::string& where) {
+  const json object = json::parse(text, nullptr, /*allow_exceptions=*/false);
+  if (!object.is_object()) fail("text store", "expected a JSON object ({})", where);
+  const JsonConfig fields("text store, " + where, object);
+  if (fields.get<std::string>("format", "") != kFormatName)
+    fail("text store", "expected \"format\": \"{}\" ({})", kFormatName, where);
+  if (const auto version = fields.get<int64_t>("format_version", 0); version != kFormatVersion)
+    fail("text store", "expected format_version {}, got {}{} ({})", kFormatVersion, version,
+         version > kFormatVersion ? ": update Kiln" : "", where);
+  TextStoreInfo info;
+  info.encoder = fields.require<std::string>("encoder");
+  info.encoder_fingerprint = fields.require<std::string>("encoder_fingerprint");
+  info.tokenizer_fingerprint = fields.require<std::string>("tokenizer_fingerprint");
+  info.encoder_path = fields.get<std::string>("encoder_path", "");
+  info.width = count(fields, "width", 1, kMostWidth, where);
+  info.max_tokens = count(fields, "max_tokens", 1, kMostTokens, where);
+  info.padded = fields.get("padded", false);
+  info.dtype = parse_dtype(fields.require<std::string>("dtype"));
+  if (info.dtype != Dtype::kF32 && info.dtype != Dtype::kF16 && info.dtype != Dtype::kBF16)
+    fail("text store", "expected \"dtype\" F32, BF16 or F16, got {} ({})", dtype_name(info.dtype), where);
+  info.prefix = fields.get<std::string>("prefix", "");
+  info.suffix = fields.get<std::string>("suffix", "");
+  info.compute_dtype = fields.get<std::string>("compute_dtype", "");
+  info.captions_fingerprint = fields.require<std::string>("captions_fingerprint");
+  info.num_samples = count(fields, "num_samples", 1, INT64_MAX, where);
+  info.num_entries = count(fields, "num_entries", 1, INT64_MAX, where);
+  info.entries_per_shard = count(fields, "entries_per_shard", 1, INT32_MAX, where);
+  info.num_truncated = count(fields, "num_truncated", 0, info.num_entries, where);
+  info.num_without_caption = count(fields, "num_without_caption", 0, info.num_samples, where);
+  info.kinds = fields.get("kinds", std::vector<std::string>());
+  info.complete = fields.get("complete", false);
+  info.captions_xxh3 = fields.get<std::string>("captions_xxh3", "");
+  info.shards_xxh3 = fields.get("shards_xxh3", std::vector<std::string>());
+  if (info.complete && static_cast<int64_t>(info.shards_xxh3.size()) != info.num_shards())
+    fail("text store", "expected {} shards of {} captions, got {} ({})", info.num_shards(), info.num_entries,
+         info.shards_xxh3.size(), where);
+  return info;
+}
+
+std::string text_store_info_text(const TextStoreInfo& info) {
+  const json object = {{"format", kFormatName},
+                       {"format_version", kFormatVersion},
+                       {"encoder", info.encoder},
+                       {"encoder_fingerprint", info.encoder_fingerprint},
+                       {"tokenizer_fingerprint", info.tokenizer_fingerprint},
+                       {"encoder_path", info.encoder_path},
+                       {"width", info.width},
+                       {"max_tokens", info.max_tokens},
+                       {"padded", info.padded},
+                       {"dtype", dtype_name(info.dtype)},
+                       {"prefix", info.prefix},
+                       {"suffix", info.suffix},
+                       {"compute_dtype", info.compute_dtype},
+                       {"captions_fingerprint", info.captions_fingerprint},
+                       {"num_samples", info.num_samples},
+                       {"num_entries", info.num_entries},
+                       {"entries_per_shard", info.entries_per_shard},
+                       {"num_truncated", info.num_truncated},
+                       {"num_without_caption", info.num_without_caption},
+                       {"kinds", info.kinds},
+                       {"captions_xxh3", info.captions_xxh3},
+                       {"shards_xxh3", info.shards_xxh3},
+                       {"complete", info.complete}};
+  return object.dump(2) + "\n";
+}
+
+TextStoreInfo read_text_store_info(const std::string& folder) {
+  const std::string path = folder + "/text.json";
+  std::ifstream file(path, std::ios::binary);
+  if (!file) fail("text store", "{} is no text store: it holds no text.json", folder);
+  const std::string text((std::istreambuf_iterator<char>(file)), {});
+  return parse_text_store_info(text, path);
+}
+
+std::vector<std::string> find_text_stores(const std::string& feature_store) {
+  std::vector<std::string> names;
+  if (!fs::is_directory(feature_store)) return names;
+  for (const auto& entry : fs::directory_iterator(feature_store)) {
+    const std::string name = entry.path().filename();
+    if (entry.is_directory() && name.starts_with(kFolderPrefix) && fs::exists(entry.path() / "text.json"))
+      names.push_back(name.substr(std::string_view(kFolderPrefix).size()));
+  }
+  std::sort(names.begin(), names.end());
+  return names;
+}
+
+std::string text_store_folder(const std::string& feature_store, const std::string& name) {
+  const bool is_plain =
+      !name.empty() && name.find('/') == std::string::npos && name.find('\0') == std::string::npos;
+  if (!is_plain) fail("text store", "expected a plain name, got {:?}", name);
+  return feature_store + "/" + kFolderPrefix + name;
+}
+
+}  // namespace kiln

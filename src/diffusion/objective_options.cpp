@@ -1,0 +1,31 @@
+#include "diffusion/objective_options.h"
+
+#include "core/error.h"
+#include "diffusion/objective.h"
+
+namespace kiln {
+
+nlohmann::json objective_config_of(const ObjectiveOptions& options) {
+  nlohmann::json config = objective_config(options.name);
+  const ObjectiveOptions defaults;
+  const bool flow = config.at("type") == "flow", ddpm = config.at("type") == "ddpm";
+  const auto set = [&](bool applies, const char* option, const char* key, const nlohmann::json& value) {
+    if (!applies) fail("train", "--{} has no effect with --objective {}: leave it out", option, options.name);
+    config[key] = value;
+  };
+  if (options.timestep_sampling)
+    set(flow, "timestep-sampling", "timestep_sampling", choice_name(*options.timestep_sampling));
+  if (options.weighting) set(flow, "weighting", "weighting", choice_name(*options.weighting));
+  const auto set_number = [&](bool applies, const char* option, const char* key, double value,
+                              double default_value) {
+    if (value != default_value) set(applies, option, key, value);
+  };
+  set_number(flow, "logit-mean", "logit_mean", options.logit_mean, defaults.logit_mean);
+  set_number(flow, "logit-std", "logit_std", options.logit_std, defaults.logit_std);
+  set_number(flow, "flow-shift", "shift", options.flow_shift, defaults.flow_shift);
+  set_number(ddpm, "snr-gamma", "snr_gamma", options.snr_gamma, defaults.snr_gamma);
+  make_objective(config);
+  return config;
+}
+
+}  // namespace kiln

@@ -1,0 +1,361 @@
+#include "download/http_file.h"
+
+#include <curl/curl.h>
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <sys/statvfs.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <chrono>
+#include <cstdio>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <iterator>
+#include <map>
+#include <memory>
+#include <thread>
+
+#include "core/error.h"
+#include "core/files/atomic_file.h"
+#include "core/files/file_lock.h"
+#include "core/files/sha256.h"
+#include "core/units.h"
+
+namespace kiln {
+namespace {
+
+namespace fs = std::filesystem;
+using Clock = std::chrono::steady_clock;
+
+constexpr int kTries = 5;  // of a connection that is cut
+constexpr size_t kMostText = 64 << 20;
+
+struct CloseCurl {
+  void operator()(CURL* curl) const { curl_easy_cleanup(curl); }
+};
+struct FreeHeaders {
+  void operator()(curl_slist* list) const { curl_slist_free_all(list); }
+};
+
+// The answer while it comes.
+struct Answer {
+  long status = 0;
+  std::map<std::string, std::string> headers{};  // of the last hop, lower-case names
+  std::string text{};                            // of small answers
+  int fd = -1;                                   // of files
+  int64_t written = 0, offset = 0, total = 0;
+  int write_errno = 0;
+  bool is_too_long = false;
+  std::string name{};  // of progress lines; "" for none
+  Clock::time_point begin = Clock::now(), printed = Clock::now();
+};
+
+size_t take_header(char* data, size_t, size_t size, void* to) {
+  auto& answer = *static_cast<Answer*>(to);
+  const std::string_view line(data, size);
+  if (line.starts_with("HTTP/")) {
+    answer.headers.clear();
+    return size;
+  }
+  const size_t colon = line.find(':');
+  if (colon == line.npos) return size;
+  std::string name(line.substr(0, colon));
+  std::transform(name.begin(), name.end(), name.begin(), [](unsigned char c) { return std::tolower(c); });
+  std::string_view value = line.substr(colon + 1);
+  while (!value.empty() && std::isspace(static_cast<unsigned char>(value.front()))) value.remove_prefix(1);
+  while (!value.empty() && std::isspace(static_cast<unsigned char>(value.back()))) value.remove_suffix(1);
+  answer.headers[name] = value;
+  return size;
+}
+
+// "sd-vae-ft-mse: 120.0 of 334.6 MB  12.3 MB/s  0m 17s left" on stderr.
+void print_progress(Answer& answer, bool is_last) {
+  const bool terminal = ::isatty(STDERR_FILENO);
+  const auto seconds = [](Clock::time_point since) {
+    return std::chrono::duration<double>(Clock::now() - since).count();
+  };
+  if (answer.name.empty() || (!is_last && seconds(answer.printed) < (terminal ? 0.5 : 10))) return;
+  answer.printed = Clock::now();
+  const double rate = static_cast<double>(answer.written) / std::max(seconds(answer.begin), 1e-9);
+  const int64_t here = answer.offset + answer.written;
+  const std::string left =
+      answer.total > here && rate > 0
+          ? "  " + duration_text(static_cast<double>(answer.total - here) / rate) + " left"
+          : "";
+  fmt::print(stderr, "{}{}: {:.1f} of {} MB  {:.1f} MB/s{}{}", terminal ? "\r\033[K" : "", answer.name,
+             static_cast<double>(here) / 1e6,
+             answer.total > 0 ? fmt::format("{:.1f}", static_cast<double>(answer.total) / 1e6) : "?",
+             rate / 1e6, left, terminal && !is_last ? "" : "\n");
+}
+
+size_t take_text(char* data, size_t, size_t size, void* to) {
+  auto& answer = *static_cast<Answer*>(to);
+  if (answer.text.size() + size > kMostText) return 0;
+  answer.text.append(data, size);
+  return size;
+}
+
+std::unique_ptr<CURL, CloseCurl> request(const std::string& url, Answer& answer, curl_slist* headers) {
+  static const CURLcode started = curl_global_init(CURL_GLOBAL_DEFAULT);
+  std::unique_ptr<CURL, CloseCurl> curl(started == CURLE_OK ? curl_easy_init() : nullptr);
+  if (!curl) fail("download", "libcurl could not be started");
+  curl_easy_setopt(curl.get(), CURLOPT_URL, url.c_str());
+  curl_easy_setopt(curl.get(), CURLOPT_FOLLOWLOCATION, 1L);
+  curl_easy_setopt(curl.get(), CURLOPT_MAXREDIRS, 10L);
+  curl_easy_setopt(curl.get(), CURLOPT_PROTOCOLS_STR, "http,https");
+  curl_easy_setopt(curl.get(), CURLOPT_REDIR_PROTOCOLS_STR,
+                   url.starts_with("https:") ? "https" : "http,https");
+  curl_easy_setopt(curl.get(), CURLOPT_CONNECTTIMEOUT, 30L);
+  curl_easy_setopt(curl.get(), CURLOPT_LOW_SPEED_LIMIT, 1L);  // bytes a second, for
+  curl_easy_setopt(curl.get(), CURLOPT_LOW_SPEED_TIME, 60L);  // seconds: then it counts as cut
+  curl_easy_setopt(curl.get(), CURLOPT_NOSIGNAL, 1L);
+  curl_easy_setopt(curl.get(), CURLOPT_HEADERFUNCTION, take_header);
+  curl_easy_setopt(curl.get(), CURLOPT_HEADERDATA, &answer);
+  curl_easy_setopt(curl.get(), CURLOPT_HTTPHEADER, headers);
+  return curl;
+}
+
+// libcurl gives an Authorization header to the first host alone.
+std::unique_ptr<curl_slist, FreeHeaders> header_lines(const std::vector<std::string>& lines) {
+  curl_slist* list = nullptr;
+  for (const std::string& line : lines) list = curl_slist_append(list, line.c_str());
+  return std::unique_ptr<curl_slist, FreeHeaders>(list);
+}
+
+std::vector<std::string> authorization(const std::string& token) {
+  if (token.empty()) return {};
+  return {"Authorization: Bearer " + token};
+}
+
+[[noreturn]] void fail_with_status(const std::string& url, long status) {
+  if (status == 401 || status == 403)
+    fail("download", "{} refuses with status {}: accept its terms there and set HF_TOKEN", url, status);
+  fail("download", "{} answered with status {}{}", url, status,
+       status == 404 ? ": there is no such file" : "");
+}
+
+// The next try of the same address would end the same way.
+class Refused : public Error {
+  using Error::Error;
+};
+
+// One file on its way: `path`.incomplete, and beside it what the server called that version of it.
+class PartialFile {
+ public:
+  explicit PartialFile(const HttpFile& file) : file_(file), path_(file.path + ".incomplete") {
+    fs::create_directories(fs::path(file.path).parent_path());
+    fd_ = ::open(path_.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0666);
+    if (fd_ < 0) fail_with_errno("download", "write", path_, errno);
+  }
+  ~PartialFile() {
+    if (fd_ >= 0) ::close(fd_);
+  }
+  PartialFile(const PartialFile&) = delete;
+
+  // Asks `url` for what is missing. True when all of it is there; false when the connection was cut. Throws
+  // Error when asking again is of no use.
+  bool go_on(const std::string& url);
+  // Checks size and hash and moves it to its name; returns the hash. Throws Error, leaving nothing.
+  std::string finish();
+  int64_t size() const {
+    struct stat status {};
+    return ::fstat(fd_, &status) == 0 ? status.st_size : 0;
+  }
+  const std::string& why_cut() const { return why_cut_; }
+
+ private:
+  static size_t take_body(char* data, size_t, size_t size, void* to);
+  void remove() {
+    std::error_code ignored;
+    fs::remove(path_, ignored);
+    fs::remove(validator_path(), ignored);
+  }
+  std::string validator_path() const { return path_ + ".etag"; }
+  std::string validator() const {
+    std::ifstream stream(validator_path());
+    return {std::istreambuf_iterator<char>(stream), {}};
+  }
+  void begin_body(Answer& answer);
+
+  const HttpFile& file_;
+  std::string path_, why_cut_;
+  int fd_ = -1;
+  CURL* curl_ = nullptr;  // of the request that runs
+  Answer answer_;
+};
+
+// The first bytes of a body decide whether it is the rest of the file (206) or all of it (200).
+void PartialFile::begin_body(Answer& answer) {
+  if (answer.status == 200) {
+    if (::ftruncate(fd_, 0) != 0) answer.write_errno = errno;
+    answer.offset = 0;
+  }
+  const auto header = [&](const char* name) {
+    const auto found = answer.headers.find(name);
+    return found == answer.headers.end() ? std::string() : found->second;
+  };
+  std::string tag = header("etag");
+  if (tag.starts_with("W/")) tag.clear();  // a weak one does not promise the same bytes
+  if (tag.empty()) tag = header("last-modified");
+  std::ofstream(validator_path()) << tag;
+  curl_off_t length = -1;
+  curl_easy_getinfo(curl_, CURLINFO_CONTENT_LENGTH_DOWNLOAD_T, &length);
+  answer.total = length >= 0 ? answer.offset + length : file_.bytes;
+  struct statvfs disk {};
+  const int64_t needed = answer.total - answer.offset;
+  if (::statvfs(path_.c_str(), &disk) == 0 &&
+      needed > static_cast<int64_t>(disk.f_bavail) * static_cast<int64_t>(disk.f_frsize))
+    answer.write_errno = ENOSPC;
+}
+
+size_t PartialFile::take_body(char* data, size_t, size_t size, void* to) {
+  auto& partial = *static_cast<PartialFile*>(to);
+  Answer& answer = partial.answer_;
+  curl_easy_getinfo(partial.curl_, CURLINFO_RESPONSE_CODE, &answer.status);
+  if (answer.status != 200 && answer.status != 206) return size;  // an error's page
+  if (answer.written == 0) partial.begin_body(answer);
+  if (answer.write_errno != 0) return 0;
+  if (partial.file_.bytes > 0 &&
+      answer.offset + answer.written + static_cast<int64_t>(size) > partial.file_.bytes) {
+    answer.is_too_long = true;
+    return 0;
+  }
+  for (size_t done = 0; done < size;) {
+    const ssize_t got = ::pwrite(partial.fd_, data + done, size - done, answer.offset + answer.written);
+    if (got < 0 && errno == EINTR) continue;
+    if (got < 0) {
+      answer.write_errno = errno;
+      return 0;
+    }
+    done += static_cast<size_t>(got);
+    answer.written += got;
+  }
+  print_progress(answer, false);
+  return size;
+}
+
+bool PartialFile::go_on(const std::string& url) {
+  const std::string tag = validator();
+  answer_ = {.offset = tag.empty() ? 0 : size(), .name = file_.name};
+  if (file_.bytes > 0 && answer_.offset == file_.bytes) return true;
+  std::vector<std::string> lines = authorization(file_.token);
+  if (answer_.offset > 0) lines.push_back("If-Range: " + tag);
+  const auto headers = header_lines(lines);
+  const auto curl = request(url, answer_, headers.get());
+  curl_ = curl.get();
+  if (answer_.offset > 0) curl_easy_setopt(curl_, CURLOPT_RANGE, fmt::format("{}-", answer_.offset).c_str());
+  curl_easy_setopt(curl_, CURLOPT_WRITEFUNCTION, &PartialFile::take_body);
+  curl_easy_setopt(curl_, CURLOPT_WRITEDATA, this);
+  const CURLcode code = curl_easy_perform(curl_);
+  curl_easy_getinfo(curl_, CURLINFO_RESPONSE_CODE, &answer_.status);
+  if (answer_.write_errno != 0) {
+    remove();
+    fail_with_errno("download", "write", file_.path, answer_.write_errno);
+  }
+  if (answer_.is_too_long) {
+    remove();
+    fail("download", "{} is longer than the {} bytes that are published: nothing was kept", url, file_.bytes);
+  }
+  if (code == CURLE_OK && answer_.status == 416 && answer_.offset > 0) return true;  // nothing was missing
+  if (code == CURLE_OK && answer_.status != 200 && answer_.status != 206) {
+    if (size() == 0) remove();
+    if (answer_.status >= 500) {
+      why_cut_ = fmt::format("status {}", answer_.status);
+      return false;
+    }
+    fail_with_status(url, answer_.status);
+  }
+  if (code == CURLE_OK) {
+    if (answer_.status == 200 && answer_.written == 0 && ::ftruncate(fd_, 0) != 0)
+      fail_with_errno("download", "write", path_, errno);
+    if (answer_.written > 0) print_progress(answer_, true);
+    return true;
+  }
+  why_cut_ = curl_easy_strerror(code);
+  const bool never_came = code == CURLE_COULDNT_RESOLVE_HOST || code == CURLE_COULDNT_CONNECT ||
+                          code == CURLE_UNSUPPORTED_PROTOCOL || code == CURLE_URL_MALFORMAT ||
+                          code == CURLE_TOO_MANY_REDIRECTS || code == CURLE_PEER_FAILED_VERIFICATION;
+  if (never_came) {
+    if (size() == 0) remove();
+    throw Refused(fmt::format("[download] cannot reach {}: {}", url, why_cut_));
+  }
+  return false;
+}
+
+std::string PartialFile::finish() {
+  if (file_.bytes > 0 && size() != file_.bytes) {
+    const int64_t got = size();
+    remove();
+    fail("download", "{} has {} bytes, {} are published: nothing was kept", file_.urls.front(), got,
+         file_.bytes);
+  }
+  const std::string hash = sha256_of_file(path_);
+  if (!file_.sha256.empty() && hash != file_.sha256) {
+    remove();
+    fail("download", "{} has SHA-256 {}, published is {}: nothing was kept", file_.urls.front(), hash,
+         file_.sha256);
+  }
+  if (::fsync(fd_) != 0) fail_with_errno("download", "write", path_, errno);
+  fs::rename(path_, file_.path);
+  std::error_code ignored;
+  fs::remove(validator_path(), ignored);
+  return hash;
+}
+
+}  // namespace
+
+std::string fetch_file(const HttpFile& file) {
+  fs::create_directories(fs::path(file.path).parent_path());
+  const FileLock lock("download", file.path + ".lock",
+                      fmt::format("{} is being downloaded already", file.path));
+  PartialFile partial(file);
+  std::string refused;
+  for (const std::string& url : file.urls) {
+    try {
+      for (int tries = 0; tries < kTries; ++tries) {
+        const int64_t before = partial.size();
+        if (partial.go_on(url)) {
+          const std::string hash = partial.finish();
+          std::error_code ignored;
+          fs::remove(file.path + ".lock", ignored);
+          return hash;
+        }
+        if (partial.size() > before) tries = 0;  // it goes on, however slowly
+        std::this_thread::sleep_for(std::chrono::milliseconds(200 << tries));
+      }
+      refused = fmt::format("[download] {} was cut after {} bytes ({}): the same command goes on from there",
+                            url, partial.size(), partial.why_cut());
+    } catch (const Refused& error) {
+      refused = error.what();
+    }
+  }
+  throw Error(refused);
+}
+
+std::string fetch_text(const std::string& url, const std::string& token) {
+  Answer answer;
+  const auto headers = header_lines(authorization(token));
+  for (int tries = 0;; ++tries) {
+    answer = {};
+    const auto curl = request(url, answer, headers.get());
+    curl_easy_setopt(curl.get(), CURLOPT_WRITEFUNCTION, take_text);
+    curl_easy_setopt(curl.get(), CURLOPT_WRITEDATA, &answer);
+    const CURLcode code = curl_easy_perform(curl.get());
+    curl_easy_getinfo(curl.get(), CURLINFO_RESPONSE_CODE, &answer.status);
+    if (code == CURLE_OK && answer.status == 200) return answer.text;
+    const bool may_pass = code == CURLE_OK
+                              ? answer.status >= 500
+                              : code != CURLE_COULDNT_RESOLVE_HOST && code != CURLE_COULDNT_CONNECT;
+    if (may_pass && tries + 1 < kTries) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(200 << tries));
+      continue;
+    }
+    if (code != CURLE_OK) fail("download", "cannot reach {}: {}", url, curl_easy_strerror(code));
+    fail_with_status(url, answer.status);
+  }
+}
+
+}  // namespace kiln

@@ -1,0 +1,173 @@
+#include "download/hub.h"
+
+#include <algorithm>
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <iterator>
+#include <nlohmann/json.hpp>
+
+#include "core/error.h"
+#include "core/files/atomic_file.h"
+#include "download/http_file.h"
+
+namespace kiln {
+namespace {
+
+namespace fs = std::filesystem;
+using nlohmann::json;
+
+std::string environment(const char* name) {
+  const char* value = std::getenv(name);
+  return value ? value : "";
+}
+
+fs::path hub_home() {
+  if (const std::string home = environment("HF_HOME"); !home.empty()) return home;
+  if (const std::string cache = environment("XDG_CACHE_HOME"); !cache.empty())
+    return fs::path(cache) / "huggingface";
+  return fs::path(environment("HOME")) / ".cache" / "huggingface";
+}
+
+std::string first_line(const fs::path& path) {
+  std::ifstream file(path);
+  std::string line;
+  std::getline(file, line);
+  return line;
+}
+
+std::string hub_token() {
+  for (const char* name : {"HF_TOKEN", "HUGGING_FACE_HUB_TOKEN"})
+    if (const std::string token = environment(name); !token.empty()) return token;
+  const std::string path = environment("HF_TOKEN_PATH");
+  return first_line(path.empty() ? hub_home() / "token" : fs::path(path));
+}
+
+std::string endpoint() {
+  std::string address = environment("HF_ENDPOINT");
+  if (address.empty()) address = "https://huggingface.co";
+  while (address.ends_with('/')) address.pop_back();
+  return address;
+}
+
+// models--org--name
+fs::path folder_of(const std::string& repository) {
+  std::string name = "models--" + repository;
+  for (size_t at = name.find('/'); at != name.npos; at = name.find('/', at)) name.replace(at, 1, "--");
+  return fs::path(hub_cache()) / name;
+}
+
+bool is_wanted(const std::string& path, const std::vector<std::string>& files) {
+  return std::any_of(files.begin(), files.end(), [&](const std::string& file) {
+    return file.ends_with('/') ? path.starts_with(file) : path == file;
+  });
+}
+
+// Whether a snapshot holds every file that was asked for. What a folder should hold is known from the list
+// that its download left there, or else it is taken when there is any weights file in it.
+bool holds_all(const fs::path& snapshot, const std::vector<std::string>& files) {
+  return std::all_of(files.begin(), files.end(), [&](const std::string& file) {
+    if (!file.ends_with('/')) return fs::exists(snapshot / file);
+    const fs::path folder = snapshot / file;
+    if (!fs::is_directory(folder)) return false;
+    bool has_weights = false;
+    for (const fs::directory_entry& entry : fs::directory_iterator(folder)) {
+      if (!fs::exists(entry.path())) return false;  // a link whose blob is gone
+      has_weights |= entry.path().extension() == ".safetensors";
+    }
+    return has_weights;
+  });
+}
+
+struct RemoteFile {
+  std::string path{}, blob{}, sha256{};
+  int64_t bytes = 0;
+};
+
+json answer_of(const std::string& url, const std::string& token) {
+  const json answer = json::parse(fetch_text(url, token), nullptr, /*allow_exceptions=*/false);
+  if (answer.is_discarded()) fail("download", "{} did not answer with JSON", url);
+  return answer;
+}
+
+// A path of a listing is a path below the snapshot, whatever a server says.
+bool is_safe(const std::string& path) {
+  const fs::path parsed(path);
+  return !path.empty() && parsed.is_relative() &&
+         std::none_of(parsed.begin(), parsed.end(), [](const fs::path& part) { return part == ".."; });
+}
+
+bool is_hexadecimal(const std::string& text) {
+  return !text.empty() && text.find_first_not_of("0123456789abcdef") == text.npos;
+}
+
+std::vector<RemoteFile> files_of(const json& tree, const HubRequest& request, const std::string& url) {
+  std::vector<RemoteFile> files;
+  if (!tree.is_array()) fail("download", "{} did not list any files", url);
+  for (const json& entry : tree) {
+    if (!entry.is_object() || entry.value("type", "") != "file") continue;
+    RemoteFile file{.path = entry.value("path", ""),
+                    .blob = entry.value("oid", ""),
+                    .bytes = entry.value("size", int64_t{0})};
+    if (!is_wanted(file.path, request.files)) continue;
+    if (entry.contains("lfs") && entry.at("lfs").is_object())
+      file.blob = file.sha256 = entry.at("lfs").value("oid", "");
+    if (!is_safe(file.path) || !is_hexadecimal(file.blob))
+      fail("download", "{} lists a file that cannot be: \"{}\"", url, file.path);
+    files.push_back(std::move(file));
+  }
+  for (const std::string& wanted : request.files)
+    if (std::none_of(files.begin(), files.end(),
+                     [&](const RemoteFile& file) { return is_wanted(file.path, {wanted}); }))
+      fail("download", "{} has no {}", request.repository, wanted);
+  return files;
+}
+
+// snapshots/<commit>/<path> is a link to blobs/<hash>, relative, as the hub's tools make it.
+void link_snapshot(const fs::path& folder, const std::string& commit, const RemoteFile& file) {
+  const fs::path link = folder / "snapshots" / commit / file.path, blob = folder / "blobs" / file.blob;
+  fs::create_directories(link.parent_path());
+  std::error_code ignored;
+  fs::remove(link, ignored);
+  fs::create_symlink(fs::relative(blob, link.parent_path()), link);
+}
+
+}  // namespace
+
+std::string hub_cache() {
+  const std::string cache = environment("HF_HUB_CACHE");
+  return cache.empty() ? (hub_home() / "hub").string() : cache;
+}
+
+std::string fetch_from_hub(const HubRequest& request) {
+  const fs::path folder = folder_of(request.repository), ref = folder / "refs" / request.revision;
+  const std::string known = first_line(ref);
+  if (!known.empty() && holds_all(folder / "snapshots" / known, request.files))
+    return (folder / "snapshots" / known).string();
+  if (request.offline)
+    fail("download", "{} is not in {} and --offline forbids fetching it", request.repository, hub_cache());
+
+  const std::string token = hub_token(), api = endpoint() + "/api/models/" + request.repository;
+  const json revision = answer_of(api + "/revision/" + request.revision, token);
+  const std::string commit = revision.is_object() ? revision.value("sha", "") : "";
+  if (!is_hexadecimal(commit))
+    fail("download", "{} did not name a commit of {}", endpoint(), request.revision);
+  const std::string tree = api + "/tree/" + commit + "?recursive=true";
+  for (const RemoteFile& file : files_of(answer_of(tree, token), request, tree)) {
+    const fs::path blob = folder / "blobs" / file.blob;
+    if (!fs::exists(blob))
+      fetch_file(
+          {.urls = {fmt::format("{}/{}/resolve/{}/{}", endpoint(), request.repository, commit, file.path)},
+           .path = blob.string(),
+           .token = token,
+           .bytes = file.bytes,
+           .sha256 = file.sha256,
+           .name = request.name + " " + file.path});
+    link_snapshot(folder, commit, file);
+  }
+  fs::create_directories(ref.parent_path());
+  write_file_atomically("download", ref.string(), commit);
+  return (folder / "snapshots" / commit).string();
+}
+
+}  // namespace kiln

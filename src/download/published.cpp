@@ -1,0 +1,78 @@
+#include "download/published.h"
+
+#include "core/error.h"
+#include "core/nearest_name.h"
+
+namespace kiln {
+
+const std::vector<PublishedWeights>& published_weights() {
+  constexpr const char* kDitLicence = "CC BY-NC 4.0";
+  constexpr const char* kSanaLicence = "NSCL v2 (weights: research, see the repository)";
+  static const std::vector<PublishedWeights> rows = {
+      {.name = "DiT-XL-2-256x256",
+       .licence = kDitLicence,
+       .url = "https://dl.fbaipublicfiles.com/DiT/models/DiT-XL-2-256x256.pt",
+       .bytes = 2'700'611'775,
+       .sha256 = "9ec1876e4c03471bca126663a30e2d1b20610b6d2f87850a39a36f25cc685521"},
+      {.name = "DiT-XL-2-512x512",
+       .licence = kDitLicence,
+       .url = "https://dl.fbaipublicfiles.com/DiT/models/DiT-XL-2-512x512.pt"},
+      {.name = "sd-vae-ft-ema",
+       .licence = "MIT",
+       .repository = "stabilityai/sd-vae-ft-ema",
+       .files = {"config.json", "diffusion_pytorch_model.safetensors"}},
+      {.name = "sd-vae-ft-mse",
+       .licence = "MIT",
+       .repository = "stabilityai/sd-vae-ft-mse",
+       .files = {"config.json", "diffusion_pytorch_model.safetensors"}},
+      {.name = "PixArt-Sigma-XL-2-512",
+       .licence = "CreativeML Open RAIL++-M",
+       .repository = "PixArt-alpha/PixArt-Sigma",
+       .files = {"PixArt-Sigma-XL-2-512-MS.pth"},
+       .result = "PixArt-Sigma-XL-2-512-MS.pth"},
+      {.name = "PixArt-Sigma-XL-2-1024",
+       .licence = "CreativeML Open RAIL++-M",
+       .repository = "PixArt-alpha/PixArt-Sigma",
+       .files = {"PixArt-Sigma-XL-2-1024-MS.pth"},
+       .result = "PixArt-Sigma-XL-2-1024-MS.pth"},
+      {.name = "PixArt-Alpha-XL-2-512",
+       .licence = "CreativeML Open RAIL++-M",
+       .repository = "PixArt-alpha/PixArt-alpha",
+       .files = {"PixArt-XL-2-512x512.pth"},
+       .result = "PixArt-XL-2-512x512.pth"},
+      {.name = "Sana-600M-512",
+       .licence = kSanaLicence,
+       .repository = "Efficient-Large-Model/Sana_600M_512px_diffusers",
+       .files = {"transformer/", "vae/"},
+       .result = "transformer"},
+      {.name = "Sana-1600M-1024",
+       .licence = kSanaLicence,
+       .repository = "Efficient-Large-Model/Sana_1600M_1024px_diffusers",
+       .files = {"transformer/", "vae/"},
+       .result = "transformer"},
+  };
+  return rows;
+}
+
+const PublishedWeights& find_published_weights(const std::string& name) {
+  std::vector<std::string> names;
+  for (const PublishedWeights& row : published_weights()) {
+    if (row.name == name) return row;
+    names.emplace_back(row.name);
+  }
+  fail("download", "unknown weights \"{}\", the nearest is {}; kiln download --list names all", name,
+       nearest_name(name, names));
+}
+
+const PublishedModel* find_published_model(const std::string& name) {
+  // The eight classes of DiT's own sample.py.
+  static const std::vector<std::string> kClassic = {"207", "360", "387", "974", "88", "979", "417", "279"};
+  static const std::vector<PublishedModel> models = {
+      {"DiT-XL/2-256", "DiT-XL-2-256x256", "sd-vae-ft-mse", "DiT-XL/2", 256, kClassic},
+      {"DiT-XL/2-512", "DiT-XL-2-512x512", "sd-vae-ft-mse", "DiT-XL/2", 512, kClassic}};
+  for (const PublishedModel& model : models)
+    if (model.name == name) return &model;
+  return nullptr;
+}
+
+}  // namespace kiln

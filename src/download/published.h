@@ -1,0 +1,39 @@
+// Weights that others publish, by name: an explicit table. Torch-free.
+#pragma once
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace kiln {
+
+struct PublishedWeights {
+  const char* name;
+  const char* licence;
+  // A file at an address of its own, or
+  const char* url = nullptr;
+  int64_t bytes = 0;  // 0: not published
+  const char* sha256 =
+      nullptr;  // null: not published. The first download is trusted, and noted beside the file
+  // files of a repository of the Hugging Face hub, which tells their sizes and hashes itself.
+  const char* repository = nullptr;
+  std::vector<std::string> files{};  // exact paths, or folders that end in "/"
+  // What the caller is given of a repository: a path within it, "" for the whole.
+  const char* result = "";
+};
+const std::vector<PublishedWeights>& published_weights();
+// Throws Error naming the nearest one.
+const PublishedWeights& find_published_weights(const std::string& name);
+
+// A model that `kiln sample --model NAME` draws from without further options.
+struct PublishedModel {
+  const char* name;     // "DiT-XL/2-512"
+  const char* weights;  // rows of published_weights()
+  const char* autoencoder;
+  const char* model;  // of the registry
+  int64_t image_size;
+  std::vector<std::string> classes;  // drawn when none are asked for
+};
+// Null for other names.
+const PublishedModel* find_published_model(const std::string& name);
+
+}  // namespace kiln

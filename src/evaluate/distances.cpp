@@ -1,0 +1,117 @@
+#include <ATen/core/grad_mode.h>
+
+#include <algorithm>
+
+#include "core/aten.h"
+#include "core/error.h"
+#include "evaluate/metrics.h"
+
+namespace kiln {
+namespace {
+
+constexpr int64_t kBlock = 1024;  // points of a set at a time
+
+int64_t block_size(const at::Tensor& points, int64_t first) {
+  return std::min(kBlock, points.size(0) - first);
+}
+
+at::Tensor as_f64(const at::Tensor& points) { return points.to(at::kCPU, at::kDouble).contiguous(); }
+
+// (n, m) f32 distances. The product form cancels where points nearly coincide, so those pairs are subtracted:
+// equal points are at distance 0.
+at::Tensor distances(const at::Tensor& a, const at::Tensor& b) {
+  const at::Tensor squares_a = (a * a).sum(1, /*keepdim=*/true), squares_b = (b * b).sum(1);
+  at::Tensor squared = (squares_a + squares_b - 2 * a.mm(b.t())).clamp_min(0);
+  const at::Tensor close = (squared < 1e-6 * (squares_a + squares_b)).nonzero();
+  if (close.size(0) > 0) {
+    constexpr int64_t kPairs = 65536;  // at a time
+    for (int64_t first = 0; first < close.size(0); first += kPairs) {
+      const at::Tensor pairs = close.narrow(0, first, std::min(kPairs, close.size(0) - first));
+      const at::Tensor rows = pairs.select(1, 0), columns = pairs.select(1, 1);
+      const at::Tensor difference = a.index_select(0, rows) - b.index_select(0, columns);
+      squared.index_put_({rows, columns}, (difference * difference).sum(1));
+    }
+  }
+  return squared.sqrt().to(at::kFloat);
+}
+
+// (N) f32: of each point to its k-th nearest other one.
+at::Tensor radii_of(const at::Tensor& points, int64_t k) {
+  std::vector<at::Tensor> radii;
+  for (int64_t first = 0; first < points.size(0); first += kBlock) {
+    const at::Tensor rows = points.narrow(0, first, block_size(points, first));
+    at::Tensor nearest;  // (rows, k), of the points seen so far
+    for (int64_t other = 0; other < points.size(0); other += kBlock) {
+      at::Tensor block = distances(rows, points.narrow(0, other, block_size(points, other)));
+      if (other == first) block.diagonal().fill_(std::numeric_limits<float>::infinity());
+      if (nearest.defined()) block = at::cat({nearest, block}, 1);
+      nearest = std::get<0>(block.topk(std::min(k, block.size(1)), 1, /*largest=*/false));
+    }
+    radii.push_back(std::get<0>(nearest.max(1)));
+  }
+  return at::cat(radii);
+}
+
+// How many of `points` lie within the radius of some of `centres`.
+double share_covered(const at::Tensor& points, const at::Tensor& centres, const at::Tensor& radii) {
+  int64_t covered = 0;
+  for (int64_t first = 0; first < points.size(0); first += kBlock) {
+    const at::Tensor rows = points.narrow(0, first, block_size(points, first));
+    at::Tensor is_covered = at::zeros({rows.size(0)}, at::kBool);
+    for (int64_t other = 0; other < centres.size(0); other += kBlock) {
+      const int64_t count = block_size(centres, other);
+      is_covered.logical_or_(
+          (distances(rows, centres.narrow(0, other, count)) <= radii.narrow(0, other, count)).any(1));
+    }
+    covered += is_covered.sum().item<int64_t>();
+  }
+  return static_cast<double>(covered) / static_cast<double>(points.size(0));
+}
+
+// The sum of the kernel over all pairs, or all pairs of different points of one set.
+double kernel_sum(const at::Tensor& a, const at::Tensor& b, bool same_set) {
+  double sum = 0;
+  const double width = static_cast<double>(a.size(1));
+  for (int64_t first = 0; first < a.size(0); first += kBlock) {
+    const at::Tensor rows = a.narrow(0, first, block_size(a, first));
+    for (int64_t other = 0; other < b.size(0); other += kBlock) {
+      at::Tensor kernel = (rows.mm(b.narrow(0, other, block_size(b, other)).t()) / width + 1).pow(3);
+      if (same_set && first == other) kernel.diagonal().zero_();
+      sum += kernel.sum().item<double>();
+    }
+  }
+  return sum;
+}
+
+void check_sets(const at::Tensor& a, const at::Tensor& b) {
+  if (a.dim() != 2 || b.dim() != 2 || a.size(1) != b.size(1))
+    fail("evaluate", "expected two sets of features of one width, got {} and {}",
+         a.dim() == 2 ? a.size(1) : -1, b.dim() == 2 ? b.size(1) : -1);
+}
+
+}  // namespace
+
+PrecisionRecall precision_recall(const at::Tensor& reference, const at::Tensor& generated, int64_t k) {
+  check_sets(reference, generated);
+  const int64_t fewest = std::min(reference.size(0), generated.size(0));
+  if (k < 1 || k >= fewest)
+    fail("evaluate", "precision and recall with k = {} need more than {} pictures, got {}", k, k, fewest);
+  const at::NoGradGuard no_grad;
+  const at::Tensor real = as_f64(reference), made = as_f64(generated);
+  const at::Tensor real_radii = radii_of(real, k), made_radii = radii_of(made, k);
+  return {.precision = share_covered(made, real, real_radii),
+          .recall = share_covered(real, made, made_radii)};
+}
+
+double kernel_distance(const at::Tensor& a, const at::Tensor& b) {
+  check_sets(a, b);
+  const double n = static_cast<double>(a.size(0)), m = static_cast<double>(b.size(0));
+  if (n < 2 || m < 2)
+    fail("evaluate", "a kernel distance needs at least 2 pictures on each side, got {} and {}", n, m);
+  const at::NoGradGuard no_grad;
+  const at::Tensor x = as_f64(a), y = as_f64(b);
+  return kernel_sum(x, x, true) / (n * (n - 1)) + kernel_sum(y, y, true) / (m * (m - 1)) -
+         2 * kernel_sum(x, y, false) / (n * m);
+}
+
+}  // namespace kiln

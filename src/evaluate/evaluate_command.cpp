@@ -1,0 +1,177 @@
+#include "evaluate/evaluate_command.h"
+
+#include <algorithm>
+#include <chrono>
+#include <cstdio>
+#include <filesystem>
+#include <fstream>
+#include <span>
+
+#include "core/error.h"
+#include "core/files/atomic_file.h"
+#include "core/files/xxh3.h"
+#include "evaluate/evaluation.h"
+#include "evaluate/npz_archive.h"
+#include "evaluate/protocol.h"
+#include "parallel/cpu_share.h"
+#include "parallel/machine.h"
+#include "parallel/ranks/joining.h"
+#include "sample/run_folder.h"
+
+namespace kiln {
+namespace {
+
+namespace fs = std::filesystem;
+using nlohmann::json;
+using Clock = std::chrono::steady_clock;
+
+double seconds_since(Clock::time_point begin) {
+  return std::chrono::duration<double>(Clock::now() - begin).count();
+}
+
+bool is_run(const std::string& path) {
+  return fs::is_directory(path) && fs::exists(fs::path(path) / "config.json");
+}
+
+void check(const EvaluateCommand& command) {
+  if (command.samples.empty()) fail("evaluate", "expected a folder, an .npz or a run to judge");
+  if (command.reference.empty() && command.metrics != std::vector<std::string>{"inception_score"})
+    fail("evaluate", "expected --reference, what to judge by");
+  if (command.num_pictures < 0)
+    fail("evaluate", "expected --num-pictures of at least 1, got {}", command.num_pictures);
+  if (command.k < 1) fail("evaluate", "expected --k of at least 1, got {}", command.k);
+}
+
+// Draws the run's samples, or goes on with what an earlier call drew by the same settings; returns their
+// folder.
+std::string draw_samples(const EvaluateCommand& command, ProcessGroup& group) {
+  SampleCommand sampling = command.sampling;
+  sampling.run = command.samples;
+  if (command.num_pictures > 0) sampling.num_images = command.num_pictures;
+  const RunInfo info = read_run_info(sampling.run);
+  const std::string weights = run_weights(sampling.run, info, !sampling.no_ema, sampling.ema_decay);
+  const std::string settings = fmt::format(
+      "{} {} {} {} {} {} {} {} {} {}", weights, sampling.num_images, sampling.cfg_scale.value_or(-1),
+      sampling.sampler, sampling.num_sampling_steps, sampling.seed, sampling.random_labels,
+      sampling.guidance_interval, sampling.autoencoder, sampling.compute_dtype);
+  sampling.out = (fs::path(sampling.run) / "evaluation" /
+                  fmt::format("{}-{}", fs::path(weights).parent_path().filename().string(),
+                              xxh3_hex(std::as_bytes(std::span(settings)))))
+                     .string();
+  run_sample_command(sampling, group);
+  return sampling.out;
+}
+
+// "samples: 640/50000 pictures" on stderr, now and then, of the first rank.
+ExtractionOptions extraction_options(const EvaluateCommand& command, const std::string& what, bool is_shown) {
+  ExtractionOptions options{.batch = command.batch};
+  if (is_shown)
+    options.progress = [what, printed = Clock::now()](int64_t done, int64_t total) mutable {
+      if (done < total && seconds_since(printed) < 10) return;
+      printed = Clock::now();
+      fmt::print(stderr, "kiln evaluate: {}: {}/{} pictures\n", what, done, total);
+    };
+  return options;
+}
+
+// Statistics of a file are taken where they are of the net and suffice: ADM's hold those of the whole
+// training set beside pictures of a part of it.
+PictureSet measure_reference(const EvaluateCommand& command, const FeatureNet& net,
+                             const MetricChoice& choice, ProcessGroup& group) {
+  PictureSetNeeds missing = needs_of_reference(choice);
+  if (command.reference.empty()) return {};
+  PictureSet given;
+  if (command.reference.ends_with(".npz")) {
+    const NpzArchive archive(command.reference);
+    const bool has_pictures = archive.has("arr_0");
+    if (!has_pictures || (archive.has("mu") && feature_net_kind(net.name).statistics_are_published))
+      given = read_statistics(command.reference);
+    if (!has_pictures) return given;
+  }
+  if (given.gaussian) missing.gaussian = false;
+  if (given.spatial) missing.spatial = false;
+  if (!missing.gaussian && !missing.spatial && !missing.features) return given;
+  PictureSet set = measure_pictures(net, *PictureSource::open(command.reference, command.crop), missing,
+                                    extraction_options(command, "reference", group.rank() == 0), group);
+  if (given.gaussian) set.gaussian = given.gaussian;
+  if (given.spatial) set.spatial = given.spatial;
+  if (!given.fingerprint.empty()) set.fingerprint += " " + given.fingerprint;
+  return set;
+}
+
+json protocol_of(const EvaluateCommand& command, const FeatureNet& net, const MetricChoice& choice,
+                 const PictureSet& samples, const PictureSet& reference, const json& sampling) {
+  json protocol = {
+      {"feature_net", {{"name", net.name}, {"weights", net.fingerprint}, {"resize", net.resize}}},
+      {"reference", {{"fingerprint", reference.fingerprint}, {"crop", command.crop}}},
+      {"num_samples", samples.count},
+      {"samples", sampling}};
+  if (reference.count > 0) protocol["reference"]["num_pictures"] = reference.count;
+  if (choice.has("inception_score")) protocol["splits"] = choice.splits;
+  if (choice.has("precision_recall")) protocol["k"] = choice.k;
+  return protocol;
+}
+
+void say_what_is_left_out(const MetricChoice& choice, const PictureSet& reference, const std::string& path) {
+  std::string names;
+  const auto leave_out = [&](const char* name) { names += (names.empty() ? "" : ", ") + std::string(name); };
+  if (choice.has("fid") && !reference.gaussian) leave_out("fid");
+  if (choice.has("sfid") && !reference.spatial) leave_out("sfid");
+  if (choice.has("precision_recall") && !reference.features.defined()) leave_out("precision_recall");
+  if (choice.has("kid") && !reference.features.defined()) leave_out("kid");
+  if (!names.empty()) fmt::print(stderr, "note: {} holds statistics alone, which give no {}\n", path, names);
+}
+
+void evaluate(const EvaluateCommand& command, ProcessGroup& group) {
+  check(command);
+  const Clock::time_point begin = Clock::now();
+  MetricChoice choice = choose_metrics(feature_net_kind(command.net), command.metrics);
+  choice.splits = command.splits;
+  choice.k = command.k;
+  const bool judges_run = is_run(command.samples);
+  const std::string path = judges_run ? draw_samples(command, group) : command.samples;
+  const at::Device device = parse_device(command.device, group.ranks().local_rank);
+  apply(ComputeSettings{.device = device, .threads = command.threads, .cpu_share = cpu_share(group)});
+  const auto net = load_feature_net(command.net, command.net_weights, command.resize, device);
+
+  const PictureSet reference = measure_reference(command, *net, choice, group);
+  ExtractionOptions options = extraction_options(command, "samples", group.rank() == 0);
+  options.num_pictures = judges_run ? 0 : command.num_pictures;
+  const PictureSet samples =
+      measure_pictures(*net, *PictureSource::open(path, 0), needs_of_samples(choice), options, group);
+  if (group.rank() != 0) return;
+  if (!command.save_reference.empty()) write_statistics(command.save_reference, reference);
+  say_what_is_left_out(choice, reference, command.reference);
+
+  const SampleOrigin origin = origin_of_samples(path);
+  json result = stamped(metric_values(choice, net->name, samples, reference),
+                        protocol_of(command, *net, choice, samples, reference, origin.protocol));
+  result["subject"] = {{"samples", path}, {"pictures", samples.fingerprint}, {"origin", origin.subject}};
+  result["reference_path"] = command.reference;
+  result["seconds"] = seconds_since(begin);
+  if (judges_run) {
+    std::ofstream log(fs::path(command.samples) / "evaluations.jsonl", std::ios::app);
+    log << result.dump() << '\n';
+    if (!log.flush()) fail("evaluate", "cannot write {}/evaluations.jsonl", command.samples);
+  }
+  if (!command.out.empty()) write_file_atomically("evaluate", command.out, result.dump(2) + "\n");
+  fmt::print("{}\n", result.dump(2));
+}
+
+}  // namespace
+
+void run_evaluate_command(const EvaluateCommand& command, ProcessGroup& group) {
+  as_rank(group, [&] { evaluate(command, group); });
+}
+
+void compare_results(const std::vector<std::string>& files) {
+  std::vector<json> results;
+  for (const std::string& path : files) {
+    std::ifstream file(path);
+    if (!file) fail("evaluate", "cannot read {}", path);
+    results.push_back(json::parse(file, nullptr, /*allow_exceptions=*/false));
+  }
+  fmt::print("{}", comparison_text(files, results));
+}
+
+}  // namespace kiln

@@ -1,0 +1,74 @@
+#include "evaluate/evaluation.h"
+
+#include <fmt/ranges.h>
+
+#include <algorithm>
+
+#include "core/error.h"
+
+namespace kiln {
+namespace {
+
+constexpr const char* kNames[] = {"fid", "sfid", "inception_score", "precision_recall", "kid"};
+
+bool is_given_by(const FeatureNetKind& net, const std::string& metric) {
+  if (metric == "sfid") return net.has_spatial;
+  if (metric == "inception_score") return net.has_logits;
+  return true;
+}
+
+}  // namespace
+
+bool MetricChoice::has(const std::string& name) const {
+  return std::find(names.begin(), names.end(), name) != names.end();
+}
+
+MetricChoice choose_metrics(const FeatureNetKind& net, const std::vector<std::string>& names) {
+  MetricChoice choice{.names = names};
+  for (const std::string& name : names) {
+    if (std::find(std::begin(kNames), std::end(kNames), name) == std::end(kNames))
+      fail("evaluate", "unknown metric \"{}\"; known are {}", name, fmt::join(kNames, ", "));
+    if (!is_given_by(net, name)) fail("evaluate", "the net {} gives no {}", net.name, name);
+  }
+  if (names.empty())
+    for (const char* name : kNames)
+      if (is_given_by(net, name)) choice.names.emplace_back(name);
+  return choice;
+}
+
+PictureSetNeeds needs_of_reference(const MetricChoice& choice) {
+  return {.gaussian = choice.has("fid"),
+          .spatial = choice.has("sfid"),
+          .features = choice.has("precision_recall") || choice.has("kid")};
+}
+
+PictureSetNeeds needs_of_samples(const MetricChoice& choice) {
+  PictureSetNeeds needs = needs_of_reference(choice);
+  needs.score_splits = choice.has("inception_score") ? choice.splits : 0;
+  return needs;
+}
+
+nlohmann::json metric_values(const MetricChoice& choice, const std::string& net, const PictureSet& samples,
+                             const PictureSet& reference) {
+  const bool is_inception = net == "inception";
+  nlohmann::json values = nlohmann::json::object();
+  if (choice.has("fid") && reference.gaussian)
+    values[is_inception ? "fid" : "fd_" + net] = frechet_distance(*samples.gaussian, *reference.gaussian);
+  if (choice.has("sfid") && reference.spatial)
+    values["sfid"] = frechet_distance(*samples.spatial, *reference.spatial);
+  if (samples.score) {
+    values["inception_score"] = samples.score->mean;
+    values["inception_score_deviation"] = samples.score->deviation;
+  }
+  if (!reference.features.defined()) return values;
+  if (choice.has("precision_recall")) {
+    const PrecisionRecall result = precision_recall(reference.features, samples.features, choice.k);
+    values["precision"] = result.precision;
+    values["recall"] = result.recall;
+  }
+  if (choice.has("kid"))
+    values[is_inception ? "kid" : "kd_" + net] = kernel_distance(reference.features, samples.features);
+  return values;
+}
+
+}  // namespace kiln

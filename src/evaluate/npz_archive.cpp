@@ -1,0 +1,160 @@
+#include "evaluate/npz_archive.h"
+
+#include <fmt/ranges.h>
+#include <zip.h>
+
+#include <algorithm>
+#include <cstring>
+#include <filesystem>
+
+#include "core/aten.h"
+#include "core/error.h"
+
+namespace kiln {
+namespace {
+
+struct CloseArchive {
+  void operator()(zip_t* archive) const { zip_discard(archive); }
+};
+struct CloseMember {
+  void operator()(zip_file_t* member) const { zip_fclose(member); }
+};
+
+std::string text_of(int code) {
+  zip_error_t error;
+  zip_error_init_with_code(&error, code);
+  const std::string text = zip_error_strerror(&error);
+  zip_error_fini(&error);
+  return text;
+}
+
+// A member while it is read from front to back.
+struct Stream {
+  std::unique_ptr<zip_file_t, CloseMember> file;
+  NpyHeader header;
+  int64_t next_row = 0;
+};
+
+}  // namespace
+
+struct NpzArchive::Impl {
+  std::string path;
+  std::unique_ptr<zip_t, CloseArchive> archive;
+  std::map<std::string, Stream> streams;
+
+  std::string name_of(const std::string& array) const { return fmt::format("{} of {}", array, path); }
+
+  void read(Stream& stream, const std::string& array, std::byte* to, uint64_t count) const {
+    while (count > 0) {
+      const zip_int64_t got = zip_fread(stream.file.get(), to, count);
+      if (got <= 0) fail("npz", "the archive is truncated or damaged ({})", name_of(array));
+      to += got;
+      count -= static_cast<uint64_t>(got);
+    }
+  }
+
+  Stream open(const std::string& array) const {
+    Stream stream;
+    stream.file.reset(zip_fopen(archive.get(), (array + ".npy").c_str(), 0));
+    if (!stream.file) fail("npz", "{} holds no array \"{}\"", path, array);
+    constexpr size_t kBegin = 12;
+    std::vector<std::byte> begin(kBegin);
+    read(stream, array, begin.data(), kBegin);
+    const size_t size = npy_header_bytes(begin, name_of(array));
+    constexpr size_t kMostBytes = 1 << 20;
+    if (size < kBegin || size > kMostBytes) fail("npz", "the header is malformed ({})", name_of(array));
+    begin.resize(size);
+    read(stream, array, begin.data() + kBegin, size - kBegin);
+    stream.header = parse_npy_header(begin, name_of(array));
+    return stream;
+  }
+};
+
+NpzArchive::NpzArchive(const std::string& path) : impl_(std::make_unique<Impl>()) {
+  impl_->path = path;
+  int code = 0;
+  impl_->archive.reset(zip_open(path.c_str(), ZIP_RDONLY, &code));
+  if (!impl_->archive) fail("npz", "cannot open {}: {}", path, text_of(code));
+}
+
+NpzArchive::~NpzArchive() {
+  impl_->streams.clear();  // before the archive that they belong to
+}
+
+bool NpzArchive::has(const std::string& name) const {
+  return zip_name_locate(impl_->archive.get(), (name + ".npy").c_str(), 0) >= 0;
+}
+
+NpyHeader NpzArchive::header(const std::string& name) const { return impl_->open(name).header; }
+
+at::Tensor NpzArchive::read(const std::string& name) const {
+  Stream stream = impl_->open(name);
+  const Dtype dtype = stream.header.dtype;
+  if (dtype != Dtype::kF64 && dtype != Dtype::kF32)
+    fail("npz", "expected f32 or f64, got {} ({})", dtype_name(dtype), impl_->name_of(name));
+  at::Tensor values = at::empty(stream.header.shape, dtype == Dtype::kF64 ? at::kDouble : at::kFloat);
+  impl_->read(stream, name, static_cast<std::byte*>(values.data_ptr()), stream.header.data_bytes);
+  return values.to(at::kDouble);
+}
+
+std::vector<std::byte> NpzArchive::rows(const std::string& name, int64_t first, int64_t count) {
+  auto found = impl_->streams.find(name);
+  if (found == impl_->streams.end() || found->second.next_row > first) {
+    if (found != impl_->streams.end()) impl_->streams.erase(found);
+    found = impl_->streams.emplace(name, impl_->open(name)).first;
+  }
+  Stream& stream = found->second;
+  const std::vector<int64_t>& shape = stream.header.shape;
+  if (shape.empty() || shape[0] < first + count)
+    fail("npz", "expected {} rows, got {} ({})", first + count, shape.empty() ? 0 : shape[0],
+         impl_->name_of(name));
+  const uint64_t row_bytes = stream.header.data_bytes / static_cast<uint64_t>(shape[0]);
+  std::vector<std::byte> bytes(row_bytes * static_cast<uint64_t>(count));
+  constexpr int64_t kSkippedAtOnce = 64;
+  while (stream.next_row < first) {
+    const int64_t skipped = std::min(kSkippedAtOnce, first - stream.next_row);
+    std::vector<std::byte> unused(row_bytes * static_cast<uint64_t>(skipped));
+    impl_->read(stream, name, unused.data(), unused.size());
+    stream.next_row += skipped;
+  }
+  impl_->read(stream, name, bytes.data(), bytes.size());
+  stream.next_row += count;
+  return bytes;
+}
+
+void write_npz(const std::string& path, const std::map<std::string, at::Tensor>& arrays) {
+  const std::string partial = path + ".partial";
+  std::filesystem::remove(partial);
+  int code = 0;
+  std::unique_ptr<zip_t, CloseArchive> archive(zip_open(partial.c_str(), ZIP_CREATE | ZIP_TRUNCATE, &code));
+  if (!archive) fail("npz", "cannot write {}: {}", path, text_of(code));
+  std::vector<std::string> contents;  // live until the archive is written
+  contents.reserve(arrays.size());
+  for (const auto& [name, array] : arrays) {
+    const at::Tensor values = array.to(at::kCPU, at::kDouble).contiguous();
+    std::string dict =
+        fmt::format("{{'descr': '<f8', 'fortran_order': False, 'shape': ({},{}), }}", values.size(0),
+                    values.dim() > 1 ? fmt::format(" {}", values.size(1)) : "");
+    dict.append(63 - (10 + dict.size()) % 64, ' ');
+    dict += '\n';
+    std::string content = std::string("\x93NUMPY\x01\x00", 8);
+    content += static_cast<char>(dict.size() & 0xFF);
+    content += static_cast<char>(dict.size() >> 8);
+    content += dict;
+    content.append(static_cast<const char*>(values.const_data_ptr()), values.nbytes());
+    contents.push_back(std::move(content));
+    zip_source_t* source =
+        zip_source_buffer(archive.get(), contents.back().data(), contents.back().size(), 0);
+    const zip_int64_t index = zip_file_add(archive.get(), (name + ".npy").c_str(), source, ZIP_FL_OVERWRITE);
+    if (index < 0) {
+      zip_source_free(source);
+      fail("npz", "cannot write {}: {}", path, zip_strerror(archive.get()));
+    }
+    zip_set_file_compression(archive.get(), static_cast<zip_uint64_t>(index), ZIP_CM_STORE, 0);
+  }
+  if (zip_close(archive.get()) != 0) fail("npz", "cannot write {}: {}", path, zip_strerror(archive.get()));
+  archive.release();  // closing has freed it
+  std::filesystem::rename(partial, path);
+}
+
+}  // namespace kiln

@@ -1,0 +1,40 @@
+// --deepspeed ds_config.json: the file that DeepSpeed's users have, as options of training
+// (docs/deepspeed.md).
+#pragma once
+#include <functional>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
+
+#include "run/train_options.h"
+
+namespace kiln {
+
+struct DeepSpeedConfig {
+  struct Setting {
+    std::string key;     // of the file: "zero_optimization.stage"
+    std::string option;  // "zero-stage"
+    nlohmann::json value;
+  };
+  std::vector<Setting> settings;
+  std::vector<std::string> warnings;  // one for each key without effect here, with the reason
+};
+
+// The options that the file is read together with.
+struct DeepSpeedContext {
+  TrainOptions ours;  // "auto" takes them
+  std::function<bool(const std::string&)> is_given =
+      {};  // options on the command line: they may not contradict
+  int64_t world_size = 1;
+};
+
+// Throws Error: not JSON, an unknown key (naming the nearest known one), a value that Kiln cannot have, keys
+// that contradict each other or the command line (naming both).
+DeepSpeedConfig parse_deepspeed_config(const std::string& text, const std::string& name,
+                                       const DeepSpeedContext& context);
+DeepSpeedConfig read_deepspeed_config(const std::string& path, const DeepSpeedContext& context);
+
+// The options with the settings applied.
+TrainOptions apply(const DeepSpeedConfig& config, TrainOptions options);
+
+}  // namespace kiln

@@ -1,0 +1,154 @@
+#include "models/conditioning.h"
+
+#include <algorithm>
+
+#include "core/aten.h"
+#include "core/error.h"
+
+namespace kiln {
+namespace {
+
+at::Tensor offsets_tensor(const std::vector<int64_t>& host_offsets, at::Device device) {
+  return at::tensor(host_offsets, at::kInt).to(device);
+}
+
+at::Tensor concatenated(const at::Tensor& a, const at::Tensor& b) {
+  return a.defined() ? at::cat({a, b}) : at::Tensor();
+}
+
+TextRows slice_text(const TextRows& all, int64_t first, int64_t size) {
+  if (!all.defined()) return {};
+  const int64_t begin = all.host_offsets[first], end = all.host_offsets[first + size];
+  TextRows slice{.rows = all.rows.narrow(0, begin, end - begin)};
+  for (int64_t b = first; b <= first + size; ++b) slice.host_offsets.push_back(all.host_offsets[b] - begin);
+  slice.offsets = offsets_tensor(slice.host_offsets, all.offsets.device());
+  if (all.dropped.defined()) slice.dropped = all.dropped.narrow(0, first, size);
+  if (all.positions.defined()) slice.positions = all.positions.narrow(0, begin, end - begin);
+  return slice;
+}
+
+TextRows joined_text(const TextRows& a, const TextRows& b) {
+  if (!a.defined()) return {};
+  TextRows both{.rows = at::cat({a.rows, b.rows}), .host_offsets = a.host_offsets};
+  for (size_t i = 1; i < b.host_offsets.size(); ++i)
+    both.host_offsets.push_back(a.host_offsets.back() + b.host_offsets[i]);
+  both.offsets = offsets_tensor(both.host_offsets, a.offsets.device());
+  if (a.dropped.defined() || b.dropped.defined()) {
+    const auto dropped_of = [](const TextRows& text) {
+      return text.dropped.defined()
+                 ? text.dropped
+                 : at::zeros({text.num_samples()}, text.offsets.options().dtype(at::kBool));
+    };
+    both.dropped = at::cat({dropped_of(a), dropped_of(b)});
+  }
+  if (a.positions.defined() || b.positions.defined())
+    both.positions = at::cat({row_positions(a), row_positions(b)});
+  return both;
+}
+
+}  // namespace
+
+int64_t TextRows::longest() const {
+  int64_t longest = 0;
+  for (size_t b = 1; b < host_offsets.size(); ++b)
+    longest = std::max(longest, host_offsets[b] - host_offsets[b - 1]);
+  return longest;
+}
+
+at::Tensor row_positions(const TextRows& text) {
+  if (text.positions.defined()) return text.positions;
+  std::vector<int64_t> positions(static_cast<size_t>(text.rows.size(0)), 0);
+  for (size_t b = 1; b < text.host_offsets.size(); ++b)
+    for (int64_t row = text.host_offsets[b - 1]; row < text.host_offsets[b]; ++row)
+      positions[static_cast<size_t>(row)] = row - text.host_offsets[b - 1];
+  return at::tensor(positions, at::kLong).to(text.rows.device());
+}
+
+TextRows text_rows_of(const at::Tensor& embeds, const at::Tensor& mask) {
+  const int64_t batch = embeds.size(0), length = embeds.size(1);
+  TextRows text{.host_offsets = {0}};
+  if (!mask.defined()) {
+    for (int64_t b = 1; b <= batch; ++b) text.host_offsets.push_back(b * length);
+    text.rows = embeds.flatten(0, 1);
+  } else {
+    const at::Tensor kept = mask.to(at::kCPU, at::kBool).contiguous();
+    std::vector<int64_t> indices, positions;
+    bool has_gaps = false;
+    for (int64_t b = 0; b < batch; ++b) {
+      for (int64_t l = 0; l < length; ++l) {
+        if (!kept.const_data_ptr<bool>()[b * length + l]) continue;
+        has_gaps = has_gaps || static_cast<int64_t>(indices.size()) - text.host_offsets.back() != l;
+        indices.push_back(b * length + l);
+        positions.push_back(l);
+      }
+      text.host_offsets.push_back(static_cast<int64_t>(indices.size()));
+    }
+    text.rows = embeds.flatten(0, 1).index_select(0, at::tensor(indices, at::kLong).to(embeds.device()));
+    if (has_gaps) text.positions = at::tensor(positions, at::kLong).to(embeds.device());
+  }
+  text.offsets = offsets_tensor(text.host_offsets, embeds.device());
+  return text;
+}
+
+Conditioning slice_rows(const Conditioning& all, int64_t first, int64_t size) {
+  const auto slice = [&](const at::Tensor& tensor) {
+    return tensor.defined() ? tensor.narrow(0, first, size) : tensor;
+  };
+  return {.class_labels = slice(all.class_labels),
+          .text = slice_text(all.text, first, size),
+          .image_hw = slice(all.image_hw),
+          .aspect_ratio = slice(all.aspect_ratio),
+          .guidance = slice(all.guidance)};
+}
+
+Conditioning joined(const Conditioning& a, const Conditioning& b) {
+  return {.class_labels = concatenated(a.class_labels, b.class_labels),
+          .text = joined_text(a.text, b.text),
+          .image_hw = concatenated(a.image_hw, b.image_hw),
+          .aspect_ratio = concatenated(a.aspect_ratio, b.aspect_ratio),
+          .guidance = concatenated(a.guidance, b.guidance)};
+}
+
+Conditioning to_device(Conditioning conditioning, at::Device device) {
+  conditioning.visit([&](at::Tensor& tensor) { tensor = tensor.to(device, /*non_blocking=*/true); });
+  return conditioning;
+}
+
+Conditioning unconditional(const ConditioningShape& shape, const Conditioning& conditioning,
+                           const TextRows& null_text) {
+  Conditioning uncond = conditioning;
+  if (conditioning.text.defined() && null_text.defined()) {
+    uncond.text = null_text;
+  } else if (conditioning.text.defined() && shape.has_null_text) {
+    const TextRows& text = conditioning.text;
+    uncond.text.dropped = at::ones({text.num_samples()}, text.offsets.options().dtype(at::kBool));
+  } else if (conditioning.class_labels.defined() && shape.has_null_class) {
+    uncond.class_labels = at::full_like(conditioning.class_labels, shape.num_classes);
+  } else {
+    fail("models",
+         "guidance needs a model with a null class or learned null rows (trained with class or caption "
+         "dropout), "
+         "or a negative prompt: use --cfg-scale 1");
+  }
+  return uncond;
+}
+
+void check_conditioning(const ConditioningShape& shape, const Conditioning& conditioning, int64_t batch) {
+  if (shape.takes_labels() && !conditioning.class_labels.defined())
+    fail("models", "class_labels are missing: the model has {} classes", shape.num_classes);
+  if (shape.takes_text() && !conditioning.text.defined())
+    fail("models", "captions are missing: the model takes rows of width {}", shape.text_width);
+  if (shape.takes_image_size && !(conditioning.image_hw.defined() && conditioning.aspect_ratio.defined()))
+    fail("models", "the picture's size is missing: the model takes image_hw and aspect_ratio");
+  if (shape.takes_guidance && !conditioning.guidance.defined())
+    fail("models", "guidance is missing: the model is told the guidance scale that it imitates");
+  if (!shape.takes_text()) return;
+  const TextRows& text = conditioning.text;
+  if (text.rows.size(1) != shape.text_width)
+    fail("models", "expected captions of width {}, got {}: another text encoder", shape.text_width,
+         text.rows.size(1));
+  if (text.num_samples() != batch)
+    fail("models", "expected captions of {} samples, got {}", batch, text.num_samples());
+}
+
+}  // namespace kiln

@@ -1,0 +1,66 @@
+// DINOv2's vision transformers (Oquab et al. 2023), with registers (Darcet et al. 2023) or without: the
+// features of FD-DINOv2 and KD-DINOv2.
+#pragma once
+#include <ATen/core/Tensor.h>
+
+#include <map>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <string>
+
+#include "models/model.h"
+
+namespace kiln {
+
+struct Dinov2Config {
+  int64_t hidden_size = 768, depth = 12, num_heads = 12;
+  double mlp_ratio = 4;
+  int64_t image_size = 518, patch_size = 14;  // of the stored positions
+  bool qkv_bias = true, swiglu = false;
+  int64_t num_registers = 0;
+  bool has_registers = false;  // the variant, which interpolates positions with antialias
+  double norm_eps = 1e-6;
+};
+// transformers' config.json of a Dinov2Model or Dinov2WithRegistersModel. Throws Error.
+Dinov2Config parse_dinov2_config(const nlohmann::json& config);
+// Of weights alone, under dinov2_weights()'s keys: heads are 64 wide in all published models. Throws Error
+// when the keys are others.
+Dinov2Config dinov2_config_of(const std::map<std::string, at::Tensor>& weights, const std::string& source);
+
+// Published keys: transformers 4's. Renames those of transformers 5 and of the original repository's .pth.
+std::map<std::string, at::Tensor> dinov2_weights(const std::map<std::string, at::Tensor>& weights);
+
+struct Dinov2Features {
+  at::Tensor
+      last_hidden_state;     // (B, 1 + R + N, D) f32: class token, registers, patches; after the final norm
+  at::Tensor pooler_output;  // (B, D): its class token
+};
+
+class Dinov2 {
+ public:
+  // Weights are not initialised: load_weights() with dinov2_weights() follows.
+  explicit Dinov2(const Dinov2Config& config, const BuildOptions& options = {});
+  ~Dinov2();
+
+  const ParameterList& parameters() const { return parameters_; }
+  int64_t width() const { return config_.hidden_size; }
+  // images (B, 3, H, W) f32, normalised; what is left of a side beyond a multiple of the patch is not seen.
+  // Throws Error for sides below one patch.
+  Dinov2Features forward(const at::Tensor& images) const;
+
+ private:
+  struct Layers;
+  // (1, 1 + N, D) of a grid of patches; `is_square`: of the image, whatever its grid.
+  at::Tensor positions(int64_t grid_h, int64_t grid_w, bool is_square) const;
+
+  Dinov2Config config_;
+  at::ScalarType compute_dtype_;
+  ParameterList parameters_;
+  std::unique_ptr<const Layers> layers_;
+};
+
+// 8-bit pictures (B, 3, H, W) -> normalised (B, 3, 224, 224). "pillow": bicubic with antialias, as the papers
+// that introduced FD-DINOv2 do it; "tf1": TensorFlow 1's bilinear, as torch-fidelity does it. Throws Error.
+at::Tensor dinov2_input(const at::Tensor& pictures, const std::string& resize);
+
+}  // namespace kiln

@@ -1,0 +1,112 @@
+#include "models/features/feature_nets.h"
+
+#include <ATen/core/grad_mode.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <filesystem>
+#include <fstream>
+#include <nlohmann/json.hpp>
+
+#include "checkpoint/tensor_files.h"
+#include "checkpoint/weights_file.h"
+#include "core/aten.h"
+#include "core/error.h"
+#include "models/features/dinov2.h"
+#include "models/features/inception.h"
+#include "models/features/random_net.h"
+#include "models/weights.h"
+
+namespace kiln {
+namespace {
+
+namespace fs = std::filesystem;
+
+class InceptionNet : public FeatureNet {
+ public:
+  InceptionNet(const std::string& weights, const std::string& how, at::Device device)
+      : net_(load_tensors(weights), weights, device), resize_(parse_inception_resize(how)) {}
+  PictureFeatures forward(const at::Tensor& pictures) const override {
+    const InceptionFeatures features = net_.forward(pictures, resize_);
+    return {.features = features.pool3, .spatial = features.spatial, .logits = features.logits_unbiased};
+  }
+
+ private:
+  Inception net_;
+  InceptionResize resize_;
+};
+
+// The config beside the weights, or what their shapes say.
+Dinov2Config config_beside(const std::string& path, const std::map<std::string, at::Tensor>& weights) {
+  const fs::path config =
+      (fs::is_directory(path) ? fs::path(path) : fs::path(path).parent_path()) / "config.json";
+  std::ifstream file(config);
+  if (!file) return dinov2_config_of(weights, path);
+  const auto json = nlohmann::json::parse(file, nullptr, /*allow_exceptions=*/false);
+  if (!json.is_object()) fail("dinov2", "{} is not a JSON object", config.string());
+  return parse_dinov2_config(json);
+}
+
+class Dinov2Net : public FeatureNet {
+ public:
+  Dinov2Net(const std::string& path, const std::string& how, at::Device device) : device_(device), how_(how) {
+    const auto weights = dinov2_weights(load_tensors(path));
+    net_ = std::make_unique<Dinov2>(config_beside(path, weights), BuildOptions{.device = device});
+    load_weights(net_->parameters(), weights, path);
+  }
+  PictureFeatures forward(const at::Tensor& pictures) const override {
+    const at::NoGradGuard no_grad;
+    return {.features = net_->forward(dinov2_input(pictures.to(device_), how_)).pooler_output};
+  }
+
+ private:
+  at::Device device_;
+  std::string how_;
+  std::unique_ptr<Dinov2> net_;
+};
+
+template <class Net>
+std::unique_ptr<FeatureNet> load(const std::string& weights, const std::string& resize, at::Device device) {
+  auto net = std::make_unique<Net>(weights, resize, device);
+  net->fingerprint = "xxh3:" + digest_of_weights(weights);
+  return net;
+}
+
+}  // namespace
+
+const std::vector<FeatureNetKind>& feature_net_kinds() {
+  static const std::vector<FeatureNetKind> kinds = {
+      {"inception", {"tf1", "torch"}, true, true, true, true, load<InceptionNet>},
+      {"dinov2", {"pillow", "tf1"}, true, false, false, false, load<Dinov2Net>},
+      {"random", {"none"}, false, false, false, false, make_random_net},
+  };
+  return kinds;
+}
+
+const FeatureNetKind& feature_net_kind(const std::string& name) {
+  std::vector<std::string> names;
+  for (const FeatureNetKind& kind : feature_net_kinds()) {
+    if (kind.name == name) return kind;
+    names.emplace_back(kind.name);
+  }
+  fail("evaluate", "unknown feature net \"{}\"; known are {}", name, fmt::join(names, ", "));
+}
+
+std::unique_ptr<FeatureNet> load_feature_net(const std::string& name, const std::string& weights,
+                                             const std::string& resize, at::Device device) {
+  const FeatureNetKind& kind = feature_net_kind(name);
+  const std::string how = resize.empty() ? kind.resizes.front() : resize;
+  if (std::find(kind.resizes.begin(), kind.resizes.end(), how) == kind.resizes.end())
+    fail("evaluate", "the net {} resizes by {}, got \"{}\"", name, fmt::join(kind.resizes, " or "), how);
+  if (kind.takes_weights && weights.empty())
+    fail("evaluate", "the net {} needs its weights: give --net-weights FILE (docs/evaluation.md says which)",
+         name);
+  if (!kind.takes_weights && !weights.empty())
+    fail("evaluate", "the net {} has no weights of its own to load: leave out --net-weights", name);
+  auto net = kind.load(weights, how, device);
+  net->name = name;
+  net->resize = how;
+  return net;
+}
+
+}  // namespace kiln

@@ -1,0 +1,222 @@
+#include "models/features/inception.h"
+
+#include <ATen/core/grad_mode.h>
+#include <optional>
+
+#include "core/aten.h"
+#include "core/error.h"
+#include "models/features/inception_blocks.h"
+#include "models/features/inception_weights.h"
+#include "models/features/picture_input.h"
+#include "models/parts/layers.h"
+#include "models/weights.h"
+
+namespace kiln {
+namespace {
+
+constexpr double kBatchNormEps = 1e-3;
+constexpr int64_t kSide = 299, kSpatialChannels = 7;
+constexpr const char* kSpatialBlock = "Mixed_6d";
+
+// A convolution with its batch norm folded into weight and bias; then ReLU.
+struct FoldedUnit {
+  at::Tensor weight{}, bias{};
+  int64_t stride = 1, padding_h = 0, padding_w = 0;
+
+  at::Tensor forward(const at::Tensor& x) const {
+    return at::conv2d(x, weight, bias, {stride, stride}, {padding_h, padding_w}).relu_();
+  }
+};
+
+// The weights as a file names them.
+struct UnitWeights {
+  InceptionUnit unit;
+  std::shared_ptr<Parameter> conv, gamma, beta, mean, variance;
+
+  UnitWeights(const InceptionUnit& of, const ParameterScope& scope)
+      : unit(of),
+        conv(scope.add("conv.weight", {of.out, of.in, of.kernel_h, of.kernel_w}, Init::zeros())),
+        gamma(scope.add("bn.weight", {of.out}, Init::ones())),
+        beta(scope.add("bn.bias", {of.out}, Init::zeros())),
+        mean(scope.add("bn.running_mean", {of.out}, Init::zeros(), /*trainable=*/false)),
+        variance(scope.add("bn.running_var", {of.out}, Init::ones(), /*trainable=*/false)) {}
+
+  // In f64, so that folding rounds once.
+  FoldedUnit folded(at::Device device) const {
+    const auto f64 = [](const std::shared_ptr<Parameter>& parameter) {
+      return parameter->value.to(at::kDouble);
+    };
+    const at::Tensor scale = f64(gamma) / (f64(variance) + kBatchNormEps).sqrt();
+    const auto place = [&](const at::Tensor& value) { return value.to(device, at::kFloat); };
+    return {.weight = place(f64(conv) * scale.view({-1, 1, 1, 1})).contiguous(at::MemoryFormat::ChannelsLast),
+            .bias = place(f64(beta) - f64(mean) * scale),
+            .stride = unit.stride,
+            .padding_h = unit.padded ? unit.kernel_h / 2 : 0,
+            .padding_w = unit.padded ? unit.kernel_w / 2 : 0};
+  }
+};
+
+struct FoldedBranch {
+  std::vector<FoldedUnit> chain{}, fork{};
+
+  // `x`: the output of the chain's first unit.
+  at::Tensor forward_rest(at::Tensor x) const {
+    for (size_t i = 1; i < chain.size(); ++i) x = chain[i].forward(x);
+    if (fork.empty()) return x;
+    return at::cat({fork[0].forward(x), fork[1].forward(x)}, 1);
+  }
+};
+
+// The 1x1 units that begin a block's branches read the same input: they run as one convolution of all their
+// channels.
+struct FoldedBlock {
+  InceptionPool pool = InceptionPool::kAverage;
+  std::vector<FoldedBranch> branches{};
+  std::vector<FoldedUnit> pool_unit{};
+  std::optional<FoldedUnit> heads{};   // of the branches that begin with a 1x1 unit
+  std::vector<int64_t> head_widths{};  // of those branches; 0 for the others
+
+  void join_heads() {
+    std::vector<at::Tensor> weights, biases;
+    for (const FoldedBranch& branch : branches) {
+      const FoldedUnit& head = branch.chain.front();
+      const bool is_1x1 = head.weight.size(2) == 1 && head.weight.size(3) == 1;
+      head_widths.push_back(is_1x1 ? head.weight.size(0) : 0);
+      if (!is_1x1) continue;
+      weights.push_back(head.weight);
+      biases.push_back(head.bias);
+    }
+    heads = FoldedUnit{.weight = at::cat(weights).contiguous(at::MemoryFormat::ChannelsLast),
+                       .bias = at::cat(biases)};
+  }
+
+  // `first_branch`, when given, receives the output of the first branch.
+  at::Tensor forward(const at::Tensor& x, at::Tensor* first_branch) const {
+    const at::Tensor head_outputs = heads->forward(x);
+    std::vector<at::Tensor> outputs;
+    int64_t first = 0;
+    for (size_t i = 0; i < branches.size(); ++i) {
+      const int64_t width = head_widths[i];
+      const at::Tensor head =
+          width > 0 ? head_outputs.narrow(1, first, width) : branches[i].chain.front().forward(x);
+      first += width;
+      const bool is_read_again = width > 0 && branches[i].chain.size() + branches[i].fork.size() > 1;
+      outputs.push_back(
+          branches[i].forward_rest(is_read_again ? head.contiguous(at::MemoryFormat::ChannelsLast) : head));
+    }
+    if (first_branch) *first_branch = outputs.front();
+    outputs.push_back(pooled(x));
+    return at::cat(outputs, 1);
+  }
+
+ private:
+  at::Tensor pooled(const at::Tensor& x) const {
+    if (pool == InceptionPool::kMaxHalving) return at::max_pool2d(x, {3, 3}, {2, 2});
+    const at::Tensor around =
+        pool == InceptionPool::kMax
+            ? at::max_pool2d(x, {3, 3}, {1, 1}, {1, 1})
+            : at::avg_pool2d(x, {3, 3}, {1, 1}, {1, 1}, /*ceil_mode=*/false, /*count_include_pad=*/false);
+    return pool_unit.front().forward(around);
+  }
+};
+
+// Block by block: weights of a file first, folded when they are loaded.
+struct BlockWeights {
+  const InceptionBlock* block;
+  std::vector<std::vector<UnitWeights>> chains, forks;
+  std::vector<UnitWeights> pool_unit;
+
+  BlockWeights(const InceptionBlock& of, const ParameterScope& scope) : block(&of) {
+    const auto add = [&](const std::vector<InceptionUnit>& units) {
+      std::vector<UnitWeights> weights;
+      for (const InceptionUnit& unit : units) weights.emplace_back(unit, scope.under(unit.name));
+      return weights;
+    };
+    for (const InceptionBranch& branch : of.branches) {
+      chains.push_back(add(branch.chain));
+      forks.push_back(add(branch.fork));
+    }
+    pool_unit = add(of.pool_unit);
+  }
+
+  FoldedBlock folded(at::Device device) const {
+    const auto fold = [&](const std::vector<UnitWeights>& weights) {
+      std::vector<FoldedUnit> units;
+      for (const UnitWeights& unit : weights) units.push_back(unit.folded(device));
+      return units;
+    };
+    FoldedBlock folded{.pool = block->pool, .pool_unit = fold(pool_unit)};
+    for (size_t i = 0; i < chains.size(); ++i)
+      folded.branches.push_back({.chain = fold(chains[i]), .fork = fold(forks[i])});
+    folded.join_heads();
+    return folded;
+  }
+};
+
+}  // namespace
+
+struct Inception::Layers {
+  std::vector<FoldedUnit> stem;
+  std::vector<FoldedBlock> blocks;
+  at::Tensor fc_weight, fc_bias;
+};
+
+InceptionResize parse_inception_resize(const std::string& name) {
+  if (name == "torch") return InceptionResize::kTorch;
+  if (name == "tf1") return InceptionResize::kTf1;
+  fail("inception", "expected resize torch or tf1, got \"{}\"", name);
+}
+
+Inception::Inception(const std::map<std::string, at::Tensor>& weights, const std::string& source,
+                     at::Device device)
+    : device_(device) {
+  const at::NoGradGuard no_grad;
+  ParameterList parameters;
+  const ParameterScope scope(parameters, {});
+  std::vector<UnitWeights> stem;
+  for (const InceptionUnit& unit : inception_stem()) stem.emplace_back(unit, scope.under(unit.name));
+  std::vector<BlockWeights> blocks;
+  for (const InceptionBlock& block : inception_blocks()) blocks.emplace_back(block, scope.under(block.name));
+  const Linear fc = scope.linear("fc", kInceptionWidth, kInceptionClasses, Init::zeros());
+  load_weights(parameters, torchvision_inception_weights(weights), source);
+
+  auto layers = std::make_unique<Layers>();
+  for (const UnitWeights& unit : stem) layers->stem.push_back(unit.folded(device));
+  for (const BlockWeights& block : blocks) layers->blocks.push_back(block.folded(device));
+  layers->fc_weight = fc.weight->value.to(device);
+  layers->fc_bias = fc.bias->value.to(device);
+  layers_ = std::move(layers);
+}
+
+Inception::~Inception() = default;
+
+InceptionFeatures Inception::forward(const at::Tensor& pictures, InceptionResize resize) const {
+  check_pictures("inception", pictures);
+  const at::NoGradGuard no_grad;
+  const at::Tensor values = pictures.to(device_).to(at::kFloat);
+  at::Tensor x = resize == InceptionResize::kTorch
+                     ? 2 * at::upsample_bilinear2d(values / 255, {kSide, kSide}, /*align_corners=*/false) - 1
+                     : (resize_like_tensorflow1(values, kSide) - 128) / 128;
+  x = x.contiguous(at::MemoryFormat::ChannelsLast);
+  constexpr size_t kUnitsBeforeFirstPool = 3;
+  for (size_t i = 0; i < layers_->stem.size(); ++i) {
+    x = layers_->stem[i].forward(x);
+    if (i + 1 == kUnitsBeforeFirstPool || i + 1 == layers_->stem.size())
+      x = at::max_pool2d(x, {3, 3}, {2, 2});
+  }
+  InceptionFeatures features;
+  for (size_t i = 0; i < layers_->blocks.size(); ++i) {
+    const bool is_spatial = inception_blocks()[i].name == kSpatialBlock;
+    at::Tensor first_branch;
+    x = layers_->blocks[i].forward(x, is_spatial ? &first_branch : nullptr);
+    if (is_spatial)
+      features.spatial =
+          first_branch.narrow(1, 0, kSpatialChannels).permute({0, 2, 3, 1}).contiguous().flatten(1);
+  }
+  features.pool3 = x.mean({2, 3});
+  features.logits_unbiased = at::linear(features.pool3, layers_->fc_weight);
+  features.logits = features.logits_unbiased + layers_->fc_bias;
+  return features;
+}
+
+}  // namespace kiln

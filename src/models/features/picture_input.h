@@ -1,0 +1,21 @@
+// From 8-bit pictures to what the feature networks take.
+#pragma once
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <string_view>
+
+namespace kiln {
+
+// Throws Error unless pictures are (B, 3, H, W) u8 with B, H and W of at least 1.
+void check_pictures(std::string_view who, const at::Tensor& pictures);
+
+// values (B, C, H, W) f32 -> (B, C, side, side), bilinear as TensorFlow 1 computes it without align_corners:
+// output i lies at i * H / side, without a half-pixel shift.
+at::Tensor resize_like_tensorflow1(const at::Tensor& values, int64_t side);
+
+// values (B, C, H, W) f32 -> (B, C, side, side), bicubic with antialias as Pillow does it (a = -0.5), in f32,
+// clamped to 0..255.
+at::Tensor resize_like_pillow(const at::Tensor& values, int64_t side);
+
+}  // namespace kiln

@@ -1,0 +1,216 @@
+#include "models/lora.h"
+
+#include <ATen/core/grad_mode.h>
+#include <fmt/ranges.h>
+
+#include <cmath>
+#include <filesystem>
+#include <fstream>
+#include <nlohmann/json.hpp>
+#include <regex>
+#include <utility>
+
+#include "checkpoint/tensor_files.h"
+#include "core/aten.h"
+#include "core/error.h"
+#include "core/json_config.h"
+
+namespace kiln {
+namespace {
+
+namespace fs = std::filesystem;
+using nlohmann::json;
+
+constexpr std::string_view kPrefix = "base_model.model.";
+constexpr std::string_view kDown = ".lora_A.weight", kUp = ".lora_B.weight";
+
+json read_adapter_config(const fs::path& path) {
+  std::ifstream file(path);
+  if (!file) fail("lora", "{} is missing: PEFT's adapters have it beside their weights", path.string());
+  json config = json::parse(file, nullptr, /*allow_exceptions=*/false);
+  if (!config.is_object()) fail("lora", "{} is not a JSON object", path.string());
+  return config;
+}
+
+// rank_pattern and alpha_pattern: the first pattern that a module's name, or its end after a dot, matches.
+template <class T>
+std::vector<std::pair<std::regex, T>> patterns(const JsonConfig& config, const std::string& key) {
+  std::vector<std::pair<std::regex, T>> compiled;
+  const json object = config.object(key);
+  const JsonConfig values(config.who(), object);
+  for (const auto& [pattern, value] : object.items()) {
+    try {
+      compiled.emplace_back(std::regex("(.*\\.)?(" + pattern + ")$"), values.require<T>(pattern));
+    } catch (const std::regex_error&) {
+      fail("lora", "{} holds \"{}\", which is no regular expression", key, pattern);
+    }
+  }
+  return compiled;
+}
+
+// What adapter_config.json says of each module's scale.
+class LoraScales {
+ public:
+  explicit LoraScales(const json& json_config) {
+    const JsonConfig config("lora", json_config);
+    const std::string type = config.get<std::string>("peft_type", "LORA");
+    if (type != "LORA") fail("lora", "the adapter is of type {}; only LORA is built", type);
+    for (const char* key : {"use_dora", "fan_in_fan_out", "use_qalora"}) config.refuse(key, false);
+    config.refuse("bias", "none");
+    rank_ = config.positive("r", 8);
+    alpha_ = config.get("lora_alpha", 8.0);
+    by_root_ = config.get("use_rslora", false);
+    ranks_ = patterns<int64_t>(config, "rank_pattern");
+    alphas_ = patterns<double>(config, "alpha_pattern");
+  }
+
+  // `rank`: of the file's tensors, which must agree.
+  double scale_of(const std::string& module, int64_t rank) const {
+    const int64_t said = found(ranks_, module, rank_);
+    if (said != rank)
+      fail("lora", "{} is of rank {} in the weights, of rank {} in adapter_config.json", module, rank, said);
+    const double r = static_cast<double>(rank);
+    return found(alphas_, module, alpha_) / (by_root_ ? std::sqrt(r) : r);
+  }
+
+ private:
+  template <class T>
+  static T found(const std::vector<std::pair<std::regex, T>>& table, const std::string& module, T otherwise) {
+    for (const auto& [pattern, value] : table)
+      if (std::regex_match(module, pattern)) return value;
+    return otherwise;
+  }
+
+  int64_t rank_ = 8;
+  double alpha_ = 8;
+  bool by_root_ = false;
+  std::vector<std::pair<std::regex, int64_t>> ranks_;
+  std::vector<std::pair<std::regex, double>> alphas_;
+};
+
+std::string shape_text(const at::Tensor& tensor) {
+  return fmt::format("({})", fmt::join(tensor.sizes(), ", "));
+}
+
+// "" when the layer changes these rows of a weight of this shape, else what is wrong.
+std::string misfit(const LoraLayer& layer, const LoraTarget& target, const at::Tensor& weight) {
+  const int64_t rows = target.num_rows > 0 ? target.num_rows : weight.size(0);
+  bool fits = layer.down.dim() == weight.dim() && layer.up.dim() == weight.dim() && weight.dim() >= 2 &&
+              layer.up.size(0) == rows && layer.up.size(1) == layer.down.size(0);
+  for (int64_t d = 1; fits && d < weight.dim(); ++d) fits = layer.down.size(d) == weight.size(d);
+  for (int64_t d = 2; fits && d < weight.dim(); ++d) fits = layer.up.size(d) == 1;
+  if (fits) return "";
+  return fmt::format("{}: lora_A {} and lora_B {} do not fit a weight {}", layer.module,
+                     shape_text(layer.down), shape_text(layer.up), shape_text(weight));
+}
+
+// Calls visit(layer, target, weight) for all layers once all fit; weight_of(key) gives an undefined tensor
+// for an unknown key.
+template <class WeightOf, class Visit>
+void for_each_target(const std::vector<LoraLayer>& layers, const LoraTargetFn& target_of,
+                     const WeightOf& weight_of, const Visit& visit) {
+  std::vector<std::string> unknown, wrong;
+  for (const LoraLayer& layer : layers) {
+    const LoraTarget target = target_of(layer.module);
+    const at::Tensor weight = weight_of(target.weight_key);
+    if (!weight.defined()) {
+      unknown.push_back(layer.module);
+    } else if (const std::string problem = misfit(layer, target, weight); !problem.empty()) {
+      wrong.push_back(problem);
+    }
+  }
+  constexpr size_t kListed = 5;
+  if (!unknown.empty())
+    fail("lora", "the adapter is of another base: the model lacks {} of its {} modules ({}{})",
+         unknown.size(), layers.size(),
+         fmt::join(unknown.begin(), unknown.begin() + static_cast<int64_t>(std::min(kListed, unknown.size())),
+                   ", "),
+         unknown.size() > kListed ? ", .." : "");
+  if (!wrong.empty()) fail("lora", "the adapter is of another base: {}", fmt::join(wrong, "; "));
+  for (const LoraLayer& layer : layers) visit(layer, target_of(layer.module));
+}
+
+std::shared_ptr<Parameter> adapter_parameter(const std::string& key, const at::Tensor& value,
+                                             const at::Tensor& like) {
+  return std::make_shared<Parameter>(
+      Parameter{.key = key,
+                .value = value.to(like.device(), at::kFloat).clone(at::MemoryFormat::Contiguous),
+                .init = Init::zeros()});
+}
+
+}  // namespace
+
+std::vector<LoraLayer> read_peft_lora(const std::string& path) {
+  const fs::path file =
+      fs::is_directory(path) ? fs::path(path) / "adapter_model.safetensors" : fs::path(path);
+  const LoraScales scales(read_adapter_config(file.parent_path() / "adapter_config.json"));
+  const std::map<std::string, at::Tensor> tensors = load_tensors(file.string());
+  std::vector<LoraLayer> layers;
+  size_t num_used = 0;
+  for (const auto& [key, down] : tensors) {
+    if (!key.ends_with(kDown)) continue;
+    const std::string stem = key.substr(0, key.size() - kDown.size());
+    const auto up = tensors.find(stem + std::string(kUp));
+    if (up == tensors.end()) fail("lora", "{} has {} but no lora_B beside it", file.string(), key);
+    const std::string module = stem.starts_with(kPrefix) ? stem.substr(kPrefix.size()) : stem;
+    layers.push_back(
+        {.module = module, .down = down, .up = up->second, .scale = scales.scale_of(module, down.size(0))});
+    num_used += 2;
+  }
+  for (const auto& [key, tensor] : tensors)
+    if (!key.ends_with(kDown) && !key.ends_with(kUp))
+      fail("lora", "{} holds {}: only lora_A.weight and lora_B.weight are built", file.string(), key);
+  if (num_used == 0 || num_used != tensors.size())
+    fail("lora", "{} holds {} tensors, of which {} are pairs of lora_A and lora_B", file.string(),
+         tensors.size(), num_used);
+  return layers;
+}
+
+LoraTarget whole_weight(const std::string& module) { return {.weight_key = module + ".weight"}; }
+
+ParameterList attach_lora(const SegmentModel& model, const std::vector<LoraLayer>& layers,
+                          const LoraTargetFn& target) {
+  struct Place {
+    std::shared_ptr<Parameter> weight;
+    Segment* segment;
+  };
+  std::map<std::string, Place> places;
+  for (const auto& segment : model.segments())
+    for (const auto& parameter : segment->parameters()) places[parameter->key] = {parameter, segment.get()};
+  const auto weight_of = [&](const std::string& key) {
+    const auto found = places.find(key);
+    return found == places.end() ? at::Tensor() : found->second.weight->value;
+  };
+  ParameterList adapters;
+  for_each_target(layers, target, weight_of, [&](const LoraLayer& layer, const LoraTarget& where) {
+    const Place& place = places.at(where.weight_key);
+    const auto down = adapter_parameter(layer.down_key(), layer.down, place.weight->value);
+    const auto up = adapter_parameter(layer.up_key(), layer.up, place.weight->value);
+    place.weight->adapters.push_back(
+        {.down = down, .up = up, .scale = layer.scale, .first_row = where.first_row});
+    for (const auto& parameter : {down, up}) {
+      place.segment->adopt(parameter);
+      adapters.push_back(parameter);
+    }
+  });
+  for (const auto& [key, place] : places) place.weight->trainable = false;
+  return adapters;
+}
+
+void merge_lora(std::map<std::string, at::Tensor>& weights, const std::vector<LoraLayer>& layers,
+                const LoraTargetFn& target) {
+  const at::NoGradGuard no_grad;
+  const auto weight_of = [&](const std::string& key) {
+    const auto found = weights.find(key);
+    return found == weights.end() ? at::Tensor() : found->second;
+  };
+  for_each_target(layers, target, weight_of, [&](const LoraLayer& layer, const LoraTarget& where) {
+    at::Tensor& weight = weights.at(where.weight_key);
+    const at::Tensor up = layer.up.to(at::kFloat).flatten(1), down = layer.down.to(at::kFloat).flatten(1);
+    at::Tensor merged = weight.to(at::kFloat).clone(at::MemoryFormat::Contiguous);
+    merged.narrow(0, where.first_row, up.size(0)).flatten(1).add_(at::mm(up, down), layer.scale);
+    weight = merged.to(weight.scalar_type());
+  });
+}
+
+}  // namespace kiln

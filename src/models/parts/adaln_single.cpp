@@ -1,0 +1,66 @@
+#include "models/parts/adaln_single.h"
+
+#include <cmath>
+
+#include "core/aten.h"
+#include "core/error.h"
+#include "models/parts/embeddings.h"
+#include "ops/mixed_sum.h"
+#include "ops/ops.h"
+
+namespace kiln {
+
+PatchGrid patch_grid(const ModelInput& input, int64_t patch_size) {
+  return {input.x_t.size(2) / patch_size, input.x_t.size(3) / patch_size};
+}
+
+Linear embedding_linear(const ParameterScope& scope, const std::string& name, int64_t in, int64_t out) {
+  return scope.linear(name, in, out, Init::normal(0.02));
+}
+
+std::shared_ptr<Parameter> modulation_table(const ParameterScope& scope, const std::string& name,
+                                            int64_t vectors, int64_t width) {
+  return scope.add(name, {vectors, width}, Init::normal(1 / std::sqrt(static_cast<double>(width))));
+}
+
+at::Tensor ScalarEmbedder::forward(const at::Tensor& scalars, at::ScalarType compute_dtype) const {
+  const at::Tensor hidden = first.forward(nn::timestep_embedding(scalars, kScalarFrequencies), compute_dtype);
+  return second.forward(at::silu(hidden), compute_dtype).to(at::kFloat);
+}
+
+at::Tensor CaptionMlp::forward(const at::Tensor& rows, at::ScalarType compute_dtype) const {
+  return ops::gelu_tanh_linear(first.forward(rows, compute_dtype), second.weight->value, second.bias->value,
+                               compute_dtype);
+}
+
+at::Tensor pack_modulation(const at::Tensor& embedding, const Linear& projection,
+                           at::ScalarType compute_dtype) {
+  return at::cat({projection.forward(at::silu(embedding), compute_dtype).to(at::kFloat), embedding}, 1);
+}
+
+std::vector<at::Tensor> block_modulation(const at::Tensor& table, const at::Tensor& conditioning) {
+  const at::Tensor vectors = conditioning.view({conditioning.size(0), kModulationVectors + 1, -1});
+  return ops::mixed_sum(vectors.narrow(1, 0, kModulationVectors), table.unsqueeze(0)).unbind(1);
+}
+
+std::vector<at::Tensor> final_modulation(const at::Tensor& table, const at::Tensor& conditioning) {
+  const at::Tensor vectors = conditioning.view({conditioning.size(0), kModulationVectors + 1, -1});
+  return ops::mixed_sum(vectors.narrow(1, kModulationVectors, 1), table.unsqueeze(0)).unbind(1);
+}
+
+at::Tensor rows_with_nulls(const TextRows& text, const at::Tensor& null_rows) {
+  if (!text.dropped.defined()) return text.rows;
+  if (text.longest() > null_rows.size(0))
+    fail("models", "a caption has {} rows: the model's null caption has {}", text.longest(),
+         null_rows.size(0));
+  if (text.rows.is_meta()) return at::empty_like(text.rows);
+  std::vector<int64_t> samples(static_cast<size_t>(text.rows.size(0)), 0);
+  for (int64_t b = 0; b < text.num_samples(); ++b)
+    for (int64_t row = text.host_offsets[b]; row < text.host_offsets[b + 1]; ++row)
+      samples[static_cast<size_t>(row)] = b;
+  const at::Tensor sample_of_row = at::tensor(samples, at::kLong).to(text.rows.device());
+  return at::where(text.dropped.index_select(0, sample_of_row).unsqueeze(1),
+                   null_rows.to(text.rows.scalar_type()).index_select(0, row_positions(text)), text.rows);
+}
+
+}  // namespace kiln

@@ -1,0 +1,98 @@
+// Layers as models hold them: handles to named weights. The weight is looked up at every call, because
+// training rebinds Parameter::value to a view of its segment's flat buffer. Linear and Conv2d add what the
+// adapters of their weight give.
+#pragma once
+#include <ATen/core/Tensor.h>
+
+#include <initializer_list>
+#include <memory>
+#include <string>
+
+#include "models/model.h"
+#include "ops/ops.h"
+
+namespace kiln {
+
+struct Linear {
+  std::shared_ptr<Parameter> weight;  // (out, in)
+  std::shared_ptr<Parameter> bias;    // (out), or null
+  ops::Products products = ops::Products::kComputeDtype;
+
+  at::Tensor forward(const at::Tensor& x, at::ScalarType compute_dtype) const;
+  // forward(gelu_tanh(h)) that saves h alone.
+  at::Tensor forward_gelu_tanh(const at::Tensor& h, at::ScalarType compute_dtype) const;
+};
+
+// fc2.forward_gelu_tanh(fc1.forward(x)), in one operation where no adapter is between.
+at::Tensor gelu_tanh_mlp(const Linear& fc1, const Linear& fc2, const at::Tensor& x,
+                         at::ScalarType compute_dtype);
+
+struct Conv2d {
+  std::shared_ptr<Parameter> weight;  // (out, in / groups, k, k)
+  std::shared_ptr<Parameter> bias;    // (out), or null
+  ops::ConvolutionShape shape{};
+
+  at::Tensor forward(const at::Tensor& x, at::ScalarType compute_dtype) const;
+};
+
+struct GroupNorm {
+  std::shared_ptr<Parameter> weight, bias;  // (C)
+  int64_t num_groups = 32;
+  double eps = 1e-6;
+
+  // silu: the norm is followed by SiLU. Keeps the dtype and the memory format of x (B, C, H, W).
+  at::Tensor forward(const at::Tensor& x, bool silu) const;
+};
+
+struct LayerNorm {
+  std::shared_ptr<Parameter> weight, bias;  // (D)
+  double eps = 1e-5;
+
+  // x (..., D); the result is in compute dtype.
+  at::Tensor forward(const at::Tensor& x, at::ScalarType compute_dtype) const;
+};
+
+// x / sqrt(mean(x^2) + eps) * weight over the last dimension, in f32.
+struct RmsNorm {
+  std::shared_ptr<Parameter> weight;  // (D)
+  double eps = 1e-5;
+
+  at::Tensor forward(const at::Tensor& x, at::ScalarType out_dtype) const;
+};
+
+// Several linear layers of one input as one product: (..., sum of their widths), in their order.
+at::Tensor joined_linears(std::initializer_list<const Linear*> layers, const at::Tensor& x,
+                          at::ScalarType compute_dtype);
+
+// Creates weights under a key prefix and appends them to a list in the order of creation.
+class ParameterScope {
+ public:
+  ParameterScope(ParameterList& list, const BuildOptions& options, std::string prefix = "");
+
+  // `name` below this one: keys become prefix + name + "." + ...
+  ParameterScope under(const std::string& name) const;
+  // An uninitialised f32 weight.
+  std::shared_ptr<Parameter> add(const std::string& name, at::IntArrayRef shape, Init init,
+                                 bool trainable = true) const;
+  // name.weight (out, in) drawn from `weight_init`, name.bias (out) zero.
+  Linear linear(const std::string& name, int64_t in, int64_t out, Init weight_init) const;
+  // Weight and bias drawn from U(+-1 / sqrt(fan_in)), PyTorch's own default.
+  Linear uniform_linear(const std::string& name, int64_t in, int64_t out, bool has_bias = true) const;
+  Conv2d conv2d(const std::string& name, int64_t in, int64_t out, int64_t kernel, int64_t stride = 1,
+                int64_t padding = 0) const;
+  // `channels` filters of `channels` / groups inputs each; the size is kept.
+  Conv2d grouped_conv2d(const std::string& name, int64_t channels, int64_t kernel, int64_t groups,
+                        bool has_bias) const;
+  GroupNorm group_norm(const std::string& name, int64_t channels, int64_t num_groups, double eps) const;
+  LayerNorm layer_norm(const std::string& name, int64_t width, double eps) const;
+  Linear xavier_linear(const std::string& name, int64_t in, int64_t out) const {
+    return linear(name, in, out, Init::xavier_uniform(in, out));
+  }
+
+ private:
+  ParameterList& list_;
+  BuildOptions options_;
+  std::string prefix_;
+};
+
+}  // namespace kiln

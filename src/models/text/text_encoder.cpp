@@ -1,0 +1,65 @@
+#include "models/text/text_encoder.h"
+
+#include <utility>
+#include <vector>
+
+#include "core/aten.h"
+#include "core/error.h"
+
+namespace kiln {
+namespace {
+
+void check_tokens(const TokenRows& tokens, const TextEncoderShape& shape) {
+  const auto& offsets = tokens.host_offsets;
+  if (offsets.size() < 2) fail("text", "expected at least one text");
+  for (size_t b = 1; b < offsets.size(); ++b) {
+    const int64_t length = offsets[b] - offsets[b - 1];
+    if (length < 1) fail("text", "text {} has no tokens", b - 1);
+    if (shape.max_tokens > 0 && length > shape.max_tokens)
+      fail("text", "text {} has {} tokens, {} takes {} at most", b - 1, length, shape.family,
+           shape.max_tokens);
+  }
+  if (tokens.ids.is_meta()) return;
+  const auto least = tokens.ids.min().item<int64_t>(), most = tokens.ids.max().item<int64_t>();
+  if (least < 0 || most >= shape.vocabulary_size)
+    fail("text", "expected token ids in 0..{}, got {}..{}: another tokenizer?", shape.vocabulary_size - 1,
+         least, most);
+}
+
+}  // namespace
+
+TextFeatures TextEncoder::encode(const TokenRows& tokens) const {
+  check_tokens(tokens, shape_);
+  const ModelInput input{.tokens = tokens};
+  TextFeatures features;
+  State state;
+  for (size_t i = 0; i < segments_.size(); ++i) {
+    state = segments_[i]->forward(state, input);
+    if (static_cast<int64_t>(i) == shape_.penultimate_segment) features.penultimate = state.hidden;
+  }
+  features.last_hidden = state.hidden;
+  features.pooled = pool(features.last_hidden, tokens);
+  return features;
+}
+
+TokenRows token_rows_of(const at::Tensor& ids, const at::Tensor& mask, bool keeps_padding) {
+  const int64_t batch = ids.size(0), length = ids.size(1);
+  TokenRows tokens{.host_offsets = {0}};
+  if (!mask.defined() || keeps_padding) {
+    for (int64_t b = 1; b <= batch; ++b) tokens.host_offsets.push_back(b * length);
+    tokens.ids = ids.flatten();
+    if (mask.defined()) tokens.counts = mask.flatten().to(at::kBool);
+    return tokens;
+  }
+  const at::Tensor kept = mask.to(at::kCPU, at::kBool).contiguous();
+  std::vector<int64_t> indices;
+  for (int64_t b = 0; b < batch; ++b) {
+    for (int64_t l = 0; l < length; ++l)
+      if (kept.const_data_ptr<bool>()[b * length + l]) indices.push_back(b * length + l);
+    tokens.host_offsets.push_back(static_cast<int64_t>(indices.size()));
+  }
+  tokens.ids = ids.flatten().index_select(0, at::tensor(indices, at::kLong).to(ids.device()));
+  return tokens;
+}
+
+}  // namespace kiln

@@ -1,0 +1,173 @@
+#include "models/text/text_layers.h"
+
+#include <algorithm>
+#include <limits>
+#include <vector>
+
+#include "core/aten.h"
+#include "core/error.h"
+
+namespace kiln::text {
+namespace {
+
+constexpr double kInitStd = 0.02;
+
+at::Tensor gelu_erf(const at::Tensor& x) { return at::gelu(x); }
+at::Tensor gelu_tanh(const at::Tensor& x) { return at::gelu(x, "tanh"); }
+at::Tensor quick_gelu(const at::Tensor& x) { return x * (x * 1.702).sigmoid(); }
+at::Tensor relu(const at::Tensor& x) { return x.relu(); }
+at::Tensor silu(const at::Tensor& x) { return at::silu(x); }
+
+struct NamedActivation {
+  const char* name;
+  Activation function;
+};
+constexpr NamedActivation kActivations[] = {
+    {"gelu", gelu_erf},         {"gelu_new", gelu_tanh}, {"gelu_pytorch_tanh", gelu_tanh},
+    {"quick_gelu", quick_gelu}, {"relu", relu},          {"silu", silu}};
+
+// Consecutive texts of the same length.
+struct Run {
+  int64_t first_row, num_texts, length;
+};
+
+std::vector<Run> runs_of(const TokenRows& tokens) {
+  std::vector<Run> runs;
+  for (size_t b = 1; b < tokens.host_offsets.size(); ++b) {
+    const int64_t begin = tokens.host_offsets[b - 1], length = tokens.host_offsets[b] - begin;
+    if (!runs.empty() && runs.back().length == length)
+      ++runs.back().num_texts;
+    else
+      runs.push_back({begin, 1, length});
+  }
+  return runs;
+}
+
+// What a run's tokens may not see (n or 1, 1, L, L) or (n, 1, 1, L), true; undefined: nothing.
+at::Tensor hidden_keys(const Run& run, const TokenRows& tokens, const AttentionOptions& options) {
+  at::Tensor hidden;
+  if (tokens.counts.defined())
+    hidden = tokens.counts.narrow(0, run.first_row, run.num_texts * run.length)
+                 .logical_not()
+                 .view({run.num_texts, 1, 1, run.length});
+  if (!options.causal) return hidden;
+  const at::Tensor index = at::arange(run.length, tokens.ids.options());
+  const at::Tensor distance = index.unsqueeze(1) - index;  // (L, L), query - key
+  at::Tensor out_of_sight = distance < 0;
+  if (options.window > 0 && options.window < run.length)
+    out_of_sight = out_of_sight.logical_or(distance >= options.window);
+  out_of_sight = out_of_sight.view({1, 1, run.length, run.length});
+  return hidden.defined() ? hidden.logical_or(out_of_sight) : out_of_sight;
+}
+
+// f32, added to the scores; the least number instead of -inf, so that a token that sees none sees all alike.
+at::Tensor added_mask(const at::Tensor& hidden, const at::Tensor& bias) {
+  if (!hidden.defined()) return bias;
+  const at::Tensor mask = at::zeros(hidden.sizes(), hidden.options().dtype(at::kFloat))
+                              .masked_fill(hidden, std::numeric_limits<float>::lowest());
+  return bias.defined() ? mask + bias : mask;
+}
+
+at::Tensor capped_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                            const at::Tensor& mask, const AttentionOptions& options) {
+  at::Tensor scores = at::matmul(q, k.transpose(2, 3)).to(at::kFloat) * options.scale;
+  scores = (scores / options.soft_cap).tanh() * options.soft_cap;
+  if (mask.defined()) scores = scores + mask;
+  return at::matmul(at::softmax(scores, -1).to(q.scalar_type()), v);
+}
+
+at::Tensor run_attention(const Run& run, const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                         const TokenRows& tokens, const AttentionOptions& options) {
+  const auto heads_of = [&](const at::Tensor& rows) {  // (n, H, L, d)
+    return rows.narrow(0, run.first_row, run.num_texts * run.length)
+        .view({run.num_texts, run.length, rows.size(1), rows.size(2)})
+        .transpose(1, 2);
+  };
+  const auto shared_heads_of = [&](const at::Tensor& rows) {
+    const int64_t share = q.size(1) / rows.size(1);
+    return share == 1 ? heads_of(rows) : heads_of(rows).repeat_interleave(share, 1);
+  };
+  const at::Tensor queries = heads_of(q), keys = shared_heads_of(k), values = shared_heads_of(v);
+  const at::Tensor bias = options.bias.defined()
+                              ? options.bias.narrow(1, 0, run.length).narrow(2, 0, run.length).unsqueeze(0)
+                              : at::Tensor();
+  const at::Tensor mask = added_mask(hidden_keys(run, tokens, options), bias);
+  at::Tensor out;
+  if (options.soft_cap > 0) {
+    out = capped_attention(queries, keys, values, mask, options);
+  } else {
+    out = at::scaled_dot_product_attention(
+        queries, keys, values,
+        mask.defined() ? std::optional(mask.expand({run.num_texts, q.size(1), run.length, run.length}))
+                       : std::nullopt,
+        /*dropout_p=*/0.0, /*is_causal=*/false, options.scale);
+  }
+  return out.transpose(1, 2).reshape({run.num_texts * run.length, q.size(1) * q.size(2)});
+}
+
+}  // namespace
+
+at::Tensor LayerNorm::forward(const at::Tensor& x) const {
+  return at::layer_norm(x.to(at::kFloat), {x.size(-1)}, weight->value.to(at::kFloat),
+                        bias->value.to(at::kFloat), eps);
+}
+
+LayerNorm layer_norm(const ParameterScope& scope, const std::string& name, int64_t width, double eps) {
+  return {.weight = scope.add(name + ".weight", {width}, Init::ones()),
+          .bias = scope.add(name + ".bias", {width}, Init::zeros()),
+          .eps = eps};
+}
+
+at::Tensor RmsNorm::forward(const at::Tensor& x) const {
+  const at::Tensor scale = weight->value.to(at::kFloat), values = x.to(at::kFloat);
+  const at::Tensor normalised = values * (values.square().mean(-1, /*keepdim=*/true) + eps).rsqrt();
+  return normalised * (offset == 0 ? scale : scale + offset);
+}
+
+RmsNorm rms_norm(const ParameterScope& scope, const std::string& name, int64_t width, double eps,
+                 double offset) {
+  return {.weight = scope.add(name + ".weight", {width}, offset == 0 ? Init::ones() : Init::zeros()),
+          .eps = eps,
+          .offset = offset};
+}
+
+Linear linear_without_bias(const ParameterScope& scope, const std::string& name, int64_t in, int64_t out) {
+  return {.weight = scope.add(name + ".weight", {out, in}, Init::normal(kInitStd)), .bias = nullptr};
+}
+
+Linear linear(const ParameterScope& scope, const std::string& name, int64_t in, int64_t out) {
+  return scope.linear(name, in, out, Init::normal(kInitStd));
+}
+
+std::shared_ptr<Parameter> embedding(const ParameterScope& scope, const std::string& name, int64_t rows,
+                                     int64_t width) {
+  return scope.add(name + ".weight", {rows, width}, Init::normal(kInitStd));
+}
+
+Activation parse_activation(const std::string& who, const std::string& name) {
+  std::string known;
+  for (const NamedActivation& activation : kActivations) {
+    if (name == activation.name) return activation.function;
+    known += (known.empty() ? "" : ", ") + std::string(activation.name);
+  }
+  fail(who, "unknown activation {:?}; known are {}", name, known);
+}
+
+at::Tensor token_positions(const TokenRows& tokens) {
+  std::vector<int64_t> positions(static_cast<size_t>(tokens.host_offsets.back()));
+  for (size_t b = 1; b < tokens.host_offsets.size(); ++b)
+    for (int64_t row = tokens.host_offsets[b - 1]; row < tokens.host_offsets[b]; ++row)
+      positions[row] = row - tokens.host_offsets[b - 1];
+  return at::tensor(positions, at::kLong).to(tokens.ids.device());
+}
+
+at::Tensor attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const TokenRows& tokens,
+                     const AttentionOptions& options) {
+  const std::vector<Run> runs = runs_of(tokens);
+  std::vector<at::Tensor> outputs;
+  outputs.reserve(runs.size());
+  for (const Run& run : runs) outputs.push_back(run_attention(run, q, k, v, tokens, options));
+  return outputs.size() == 1 ? outputs.front() : at::cat(outputs);
+}
+
+}  // namespace kiln::text

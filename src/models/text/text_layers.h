@@ -1,0 +1,59 @@
+// Layers that text encoders share: norms, activations, and attention among the tokens of each text.
+#pragma once
+#include <ATen/core/Tensor.h>
+
+#include <memory>
+#include <string>
+
+#include "models/model.h"
+#include "models/parts/layers.h"
+
+namespace kiln::text {
+
+// With affine, over the last dimension; statistics and result f32.
+struct LayerNorm {
+  std::shared_ptr<Parameter> weight, bias;  // (D)
+  double eps = 0;
+
+  at::Tensor forward(const at::Tensor& x) const;
+};
+LayerNorm layer_norm(const ParameterScope& scope, const std::string& name, int64_t width, double eps);
+
+// x / sqrt(mean(x^2) + eps) * (offset + weight), in f32.
+struct RmsNorm {
+  std::shared_ptr<Parameter> weight;  // (D)
+  double eps = 0, offset = 0;
+
+  at::Tensor forward(const at::Tensor& x) const;
+};
+RmsNorm rms_norm(const ParameterScope& scope, const std::string& name, int64_t width, double eps,
+                 double offset = 0);
+
+Linear linear_without_bias(const ParameterScope& scope, const std::string& name, int64_t in, int64_t out);
+Linear linear(const ParameterScope& scope, const std::string& name, int64_t in, int64_t out);
+std::shared_ptr<Parameter> embedding(const ParameterScope& scope, const std::string& name, int64_t rows,
+                                     int64_t width);
+
+// By transformers' names: gelu, gelu_new, gelu_pytorch_tanh, quick_gelu, relu, silu.
+using Activation = at::Tensor (*)(const at::Tensor&);
+// Throws Error naming `who` and the known ones.
+Activation parse_activation(const std::string& who, const std::string& name);
+
+// Position of each token in its text (T) i64.
+at::Tensor token_positions(const TokenRows& tokens);
+
+struct AttentionOptions {
+  double scale = 1;
+  bool causal = false;
+  int64_t window = 0;   // a token sees those less than this before it; 0: all
+  double soft_cap = 0;  // scores become cap * tanh(score / cap); 0: they stay
+  at::Tensor bias{};    // (H, L, L) f32 added to the scores, L at least the longest text; or undefined
+};
+
+// softmax(q k^T * scale + bias) v within each text. q (T, H, d); k, v (T, H / n, d), each shared by n heads
+// of q -> (T, H * d) in the dtype of q. Tokens that do not count are seen by no other; a token that sees none
+// sees all alike.
+at::Tensor attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const TokenRows& tokens,
+                     const AttentionOptions& options);
+
+}  // namespace kiln::text

@@ -1,0 +1,69 @@
+// Convolutions are oneDNN's and cuDNN's. What is Kiln's here: fp16 as storage on a CPU, and Meta.
+#include <fmt/ranges.h>
+#include <torch/library.h>
+
+#include <tuple>
+
+#include "core/aten.h"
+#include "core/error.h"
+#include "ops/kernel_types.h"
+#include "ops/ops.h"
+
+namespace kiln::ops {
+namespace {
+
+at::MemoryFormat format_of(const at::Tensor& x, const at::Tensor& weight) {
+  const auto channels_last = at::MemoryFormat::ChannelsLast;
+  const bool is_channels_last =
+      x.suggest_memory_format() == channels_last || weight.suggest_memory_format() == channels_last;
+  return is_channels_last ? channels_last : at::MemoryFormat::Contiguous;
+}
+
+// LibTorch without Python has no convolution on meta. Backends without their own end here: two spatial
+// dimensions, no transposition.
+at::Tensor convolution_on_meta(const at::Tensor& input, const at::Tensor& weight,
+                               const std::optional<at::Tensor>&, at::IntArrayRef stride,
+                               at::IntArrayRef padding, at::IntArrayRef dilation, bool, at::IntArrayRef,
+                               int64_t) {
+  std::vector<int64_t> shape = {input.size(0), weight.size(0)};
+  for (int64_t d = 0; d < 2; ++d) {
+    const int64_t reach = dilation[d] * (weight.size(d + 2) - 1) + 1;
+    shape.push_back((input.size(d + 2) + 2 * padding[d] - reach) / stride[d] + 1);
+  }
+  return at::empty(shape, input.options(), format_of(input, weight));
+}
+
+std::tuple<at::Tensor, at::Tensor, at::Tensor> convolution_backward_on_meta(
+    const at::Tensor& grad_output, const at::Tensor& input, const at::Tensor& weight, at::IntArrayRef,
+    at::IntArrayRef, at::IntArrayRef, bool, at::IntArrayRef, int64_t, std::array<bool, 3> wanted) {
+  const at::MemoryFormat format = format_of(input, weight);
+  at::Tensor grad_input, grad_weight, grad_bias;
+  if (wanted[0]) grad_input = at::empty(input.sizes(), input.options(), format);
+  if (wanted[1]) grad_weight = at::empty(weight.sizes(), weight.options(), format);
+  if (wanted[2]) grad_bias = at::empty({grad_output.size(1)}, weight.options());
+  return {grad_input, grad_weight, grad_bias};
+}
+
+TORCH_LIBRARY_IMPL(aten, Meta, library) {
+  library.impl("convolution_overrideable", convolution_on_meta);
+  library.impl("convolution_backward_overrideable", convolution_backward_on_meta);
+}
+
+}  // namespace
+
+at::Tensor conv2d(const at::Tensor& x, const at::Tensor& weight, const std::optional<at::Tensor>& bias,
+                  const ConvolutionShape& shape, at::ScalarType compute_dtype) {
+  if (x.dim() != 4 || weight.dim() != 4 || x.size(1) != weight.size(1) * shape.groups)
+    fail("conv2d", "expected x (B, C, H, W) and weight (out, C / {}, k, k), got {} and {}", shape.groups,
+         fmt::join(x.sizes(), "x"), fmt::join(weight.sizes(), "x"));
+  const bool is_stored_only = compute_dtype == at::kHalf && computes_on_cpu(x);
+  const at::ScalarType dtype = is_stored_only ? at::kFloat : compute_dtype;
+  const auto cast = [&](const at::Tensor& tensor) { return tensor.to(compute_dtype).to(dtype); };
+  std::optional<at::Tensor> cast_bias;
+  if (bias) cast_bias = cast(*bias);
+  return at::conv2d(cast(x), cast(weight), cast_bias, {shape.stride, shape.stride},
+                    {shape.padding, shape.padding}, {1, 1}, shape.groups)
+      .to(compute_dtype);
+}
+
+}  // namespace kiln::ops

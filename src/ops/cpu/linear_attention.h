@@ -1,0 +1,26 @@
+// Linear attention of one head with ReLU features, in plain pointers.
+#pragma once
+#include <cstddef>
+
+#include "core/dtype.h"
+
+namespace kiln::ops::cpu {
+
+// Tokens of a head: rows of head_dim elements, `stride` elements apart.
+struct HeadTokens {
+  void* data;
+  size_t stride;
+};
+
+struct LinearAttentionShape {
+  Dtype dtype;  // of all tokens
+  size_t num_tokens, head_dim;
+};
+
+void linear_attention(const LinearAttentionShape& shape, HeadTokens q, HeadTokens k, HeadTokens v,
+                      HeadTokens out);
+
+void linear_attention_grad(const LinearAttentionShape& shape, HeadTokens q, HeadTokens k, HeadTokens v,
+                           HeadTokens grad, HeadTokens grad_q, HeadTokens grad_k, HeadTokens grad_v);
+
+}  // namespace kiln::ops::cpu

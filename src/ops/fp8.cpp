@@ -1,0 +1,114 @@
+#include "ops/fp8.h"
+
+#include <limits>
+
+#include "core/aten.h"
+#include "core/error.h"
+#include "core/scratch.h"
+#include "ops/cuda/launch.h"
+#include "ops/op_mark.h"
+
+namespace kiln::ops {
+namespace {
+
+constexpr int64_t kShortest = 256;  // extent of a product that is worth converting for
+constexpr int64_t kMultiple = 16;
+
+float largest_value(at::ScalarType dtype) { return dtype == at::kFloat8_e4m3fn ? 448 : 57344; }
+
+// The power of two that is `ratio` or next above it, from its bits.
+at::Tensor power_of_two_above(const at::Tensor& ratio) {
+  constexpr int64_t kMantissa = 0x7fffff, kExponent = 0x7f800000;
+  return at::bitwise_and(ratio.view(at::kInt) + kMantissa, kExponent).view(at::kFloat);
+}
+
+// One operand of a product, read along its inner dimension.
+struct Operand {
+  at::Tensor values, scale;
+};
+
+// a (m, k) @ b^T, b (n, k).
+at::Tensor multiply(const Operand& a, const Operand& b, const std::optional<at::Tensor>& bias, bool fast_sums,
+                    at::Tensor memory = {}) {
+  const ScratchScope scope(Scratch::kMatmul);
+  const auto bf16 = a.values.options().dtype(at::kBFloat16);
+  if (!memory.defined() && !a.values.is_cpu()) memory = at::empty({a.values.size(0), b.values.size(0)}, bf16);
+  if (a.values.is_meta()) return memory;
+  if (a.values.is_cuda())
+    return at::_scaled_mm_out(memory, a.values, b.values.t(), a.scale, b.scale, bias, {}, at::kBFloat16,
+                              fast_sums);
+  at::Tensor product =
+      at::mm(a.values.to(at::kBFloat16), b.values.to(at::kBFloat16).t()).mul_(a.scale * b.scale);
+  if (bias) product.add_(*bias);
+  return memory.defined() ? memory.copy_(product) : product;
+}
+
+}  // namespace
+
+Fp8Tensor to_fp8(const at::Tensor& tensor, at::ScalarType dtype, Fp8Layout layout) {
+  OpMark mark("kiln::to_fp8", tensor);
+  Fp8Tensor result;
+  const bool wants_rows = layout != Fp8Layout::kTransposed, wants_transposed = layout != Fp8Layout::kRows;
+  const auto bytes = tensor.options().dtype(dtype);
+  if (!tensor.is_cpu()) {
+    result.scale = at::empty({}, tensor.options().dtype(at::kFloat));
+    if (wants_rows) result.values = at::empty({tensor.size(0), tensor.size(1)}, bytes);
+    if (wants_transposed) result.transposed = at::empty({tensor.size(1), tensor.size(0)}, bytes);
+    if (tensor.is_cuda())
+      cuda::to_fp8(tensor, largest_value(dtype), result.scale, dtype, result.values, result.transposed);
+  } else {
+    constexpr double kSmallest = 1e-30;  // a tensor of zeros has no scale of its own
+    const at::Tensor largest =
+        at::linalg_vector_norm(tensor, std::numeric_limits<double>::infinity(), {}, false, at::kFloat);
+    result.scale = power_of_two_above(at::clamp_min(largest / largest_value(dtype), kSmallest));
+    // Exact in the tensor's own dtype; not above the largest value, so that nothing saturates.
+    const at::Tensor values = (tensor * result.scale.reciprocal()).to(dtype);
+    if (wants_rows) result.values = values;
+    if (wants_transposed) result.transposed = values.t().contiguous();
+  }
+  mark.outputs(result.values, result.transposed);
+  return result;
+}
+
+bool is_fp8_layer(int64_t num_rows, const at::Tensor& weight) {
+  const auto serves = [](int64_t extent) { return extent >= kShortest && extent % kMultiple == 0; };
+  return serves(num_rows) && serves(weight.size(0)) && serves(weight.size(1));
+}
+
+at::Tensor fp8_affine(const Fp8Tensor& rows, const at::Tensor& weight,
+                      const std::optional<at::Tensor>& bias) {
+  const Fp8Tensor converted = to_fp8(weight, at::kFloat8_e4m3fn);
+  const OpMark mark("kiln::affine", rows.values, converted.values);
+  return multiply({rows.values, rows.scale}, {converted.values, converted.scale}, bias, /*fast_sums=*/true);
+}
+
+at::Tensor fp8_affine_grad_rows(const Fp8Tensor& grad, const at::Tensor& weight) {
+  const Fp8Tensor converted = to_fp8(weight, at::kFloat8_e4m3fn, Fp8Layout::kTransposed);
+  const OpMark mark("kiln::affine_grad_rows", grad.values, converted.transposed.t());
+  return multiply({grad.values, grad.scale}, {converted.transposed, converted.scale}, std::nullopt,
+                  /*fast_sums=*/false);
+}
+
+at::Tensor fp8_affine_grad_weight(const Fp8Tensor& grad, const Fp8Tensor& rows, const at::Tensor& memory) {
+  const OpMark mark("kiln::affine_grad_weight", grad.transposed.t(), rows.transposed.t());
+  return multiply({grad.transposed, grad.scale}, {rows.transposed, rows.scale}, std::nullopt,
+                  /*fast_sums=*/false, memory);
+}
+
+void require_fp8(at::Device device, bool emulates) {
+  constexpr int kAda = 89;
+  if (!device.is_cuda()) {
+    if (!emulates)
+      fail("fp8",
+           "--compute-dtype fp8 expects a GPU of compute capability 8.9 or more, got {}: use bf16, or "
+           "--emulate-fp8 to try its arithmetic slowly",
+           device.str());
+    return;
+  }
+  const int capability = cuda::capability();
+  if (capability < kAda)
+    fail("fp8", "--compute-dtype fp8 expects a GPU of compute capability 8.9 or more, got {}.{}: use bf16",
+         capability / 10, capability % 10);
+}
+
+}  // namespace kiln::ops

@@ -1,0 +1,93 @@
+#include <fmt/ranges.h>
+#include <torch/csrc/autograd/custom_function.h>
+
+#include <tuple>
+
+#include "core/aten.h"
+#include "core/error.h"
+#include "ops/op_mark.h"
+#include "ops/ops.h"
+
+namespace kiln::ops {
+namespace {
+
+using torch::autograd::AutogradContext;
+using torch::autograd::variable_list;
+
+// x and the affine in the dtypes that ATen takes together: statistics then stay in f32.
+struct LayerNormInputs {
+  at::Tensor x, weight, bias;
+};
+
+// Output in the dtype of x, mean and reciprocal deviation in f32.
+std::tuple<at::Tensor, at::Tensor, at::Tensor> normalised(const LayerNormInputs& in, double eps) {
+  if (!in.x.is_meta()) return at::native_layer_norm(in.x, {in.x.size(-1)}, in.weight, in.bias, eps);
+  std::vector<int64_t> rows = in.x.sizes().vec();
+  rows.back() = 1;
+  const auto f32 = in.x.options().dtype(at::kFloat);
+  return {at::empty_like(in.x), at::empty(rows, f32), at::empty(rows, f32)};
+}
+
+struct LayerNorm : torch::autograd::Function<LayerNorm> {
+  static at::Tensor forward(AutogradContext* ctx, const at::Tensor& x_in, const at::Tensor& weight_in,
+                            const at::Tensor& bias_in, double eps, int64_t out_dtype) {
+    const LayerNormInputs in = {x_in.contiguous(), weight_in.to(at::kFloat).contiguous(),
+                                bias_in.to(at::kFloat).contiguous()};
+    OpMark mark("kiln::layer_norm", in.x, in.weight, in.bias);
+    auto [out, mean, rstd] = normalised(in, eps);
+    mark.outputs(out);
+    ctx->save_for_backward({in.x, in.weight, in.bias, mean, rstd});
+    ctx->saved_data["weight_dtype"] = static_cast<int64_t>(weight_in.scalar_type());
+    return out.to(static_cast<at::ScalarType>(out_dtype));
+  }
+
+  static variable_list backward(AutogradContext* ctx, const variable_list& grads) {
+    const auto saved = ctx->get_saved_variables();
+    const at::Tensor &x = saved[0], &weight = saved[1], &bias = saved[2], &mean = saved[3], &rstd = saved[4];
+    const at::Tensor grad = grads[0].to(x.scalar_type()).contiguous();
+    OpMark mark("kiln::layer_norm_backward", grad, x, weight);
+    const std::array<bool, 3> wanted = {ctx->needs_input_grad(0), ctx->needs_input_grad(1),
+                                        ctx->needs_input_grad(2)};
+    at::Tensor grad_x, grad_weight, grad_bias;
+    if (x.is_meta()) {
+      if (wanted[0]) grad_x = at::empty_like(x);
+      if (wanted[1]) grad_weight = at::empty_like(weight);
+      if (wanted[2]) grad_bias = at::empty_like(bias);
+    } else {
+      std::tie(grad_x, grad_weight, grad_bias) =
+          at::native_layer_norm_backward(grad, x, {x.size(-1)}, mean, rstd, weight, bias, wanted);
+    }
+    mark.outputs(grad_x, grad_weight, grad_bias);
+    const auto dtype = static_cast<at::ScalarType>(ctx->saved_data["weight_dtype"].toInt());
+    for (at::Tensor* grad_affine : {&grad_weight, &grad_bias})
+      if (grad_affine->defined()) *grad_affine = grad_affine->to(dtype);
+    return {grad_x, grad_weight, grad_bias, at::Tensor(), at::Tensor()};
+  }
+};
+
+}  // namespace
+
+namespace reference {
+
+at::Tensor layer_norm(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias, double eps,
+                      at::ScalarType out_dtype) {
+  const auto math = x.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
+  const at::Tensor rows = x.to(math);
+  const at::Tensor centred = rows - rows.mean(-1, /*keepdim=*/true);
+  const at::Tensor rstd = (centred.square().mean(-1, /*keepdim=*/true) + eps).rsqrt();
+  return (centred * rstd * weight.to(math) + bias.to(math)).to(out_dtype);
+}
+
+}  // namespace reference
+
+at::Tensor layer_norm(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias, double eps,
+                      at::ScalarType out_dtype) {
+  if (x.dim() < 1 || weight.numel() != x.size(-1) || bias.numel() != x.size(-1))
+    fail("layer_norm", "expected x (..., D), weight and bias (D), got {}, {} and {}",
+         fmt::join(x.sizes(), "x"), fmt::join(weight.sizes(), "x"), fmt::join(bias.sizes(), "x"));
+  if (x.scalar_type() == at::kDouble || x.numel() == 0)
+    return reference::layer_norm(x, weight, bias, eps, out_dtype);
+  return LayerNorm::apply(x, weight, bias, eps, static_cast<int64_t>(out_dtype));
+}
+
+}  // namespace kiln::ops

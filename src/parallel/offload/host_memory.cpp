@@ -1,0 +1,47 @@
+#include "parallel/offload/host_memory.h"
+
+#include <c10/core/impl/VirtualGuardImpl.h>
+
+#include "core/aten.h"
+#include "core/dry_run.h"
+#include "parallel/offload/pinned_memory.h"
+
+namespace kiln {
+
+namespace {
+
+// Makes a tensor on memory that comes from no allocator of ATen's.
+at::Tensor tensor_on(at::DataPtr memory, int64_t size, at::ScalarType dtype) {
+  const auto key = memory.device().is_meta() ? c10::DispatchKey::Meta : c10::DispatchKey::CPU;
+  c10::Storage storage(c10::Storage::use_byte_size_t(), size * static_cast<int64_t>(c10::elementSize(dtype)),
+                       std::move(memory), /*allocator=*/nullptr, /*resizable=*/false);
+  at::Tensor tensor = at::detail::make_tensor<c10::TensorImpl>(std::move(storage), c10::DispatchKeySet(key),
+                                                               c10::scalarTypeToTypeMeta(dtype));
+  tensor.unsafeGetTensorImpl()->set_sizes_contiguous({size});
+  return tensor;
+}
+
+}  // namespace
+
+bool has_host_behind(at::Device device) {
+  return device.is_cuda() || (device.is_meta() && dry_run_device() != DryRunDevice::kCpu);
+}
+
+at::Tensor host_zeros(int64_t size, at::ScalarType dtype, at::Device device) {
+  if (device.is_meta())
+    return has_host_behind(device) ? tensor_on({nullptr, at::kMeta}, size, dtype)
+                                   : at::empty({size}, at::TensorOptions(at::kMeta).dtype(dtype));
+  if (device.is_cuda())
+    return tensor_on(pinned_zeros(static_cast<size_t>(size) * c10::elementSize(dtype), cuda_pinning()), size,
+                     dtype);
+  return at::zeros({size}, at::TensorOptions(at::kCPU).dtype(dtype));
+}
+
+std::optional<c10::Event> record_event(at::Device device) {
+  if (!device.is_cuda()) return std::nullopt;
+  std::optional<c10::Event> event(device.type());
+  event->record(c10::impl::VirtualGuardImpl(device.type()).getStream(device));
+  return event;
+}
+
+}  // namespace kiln

@@ -1,0 +1,23 @@
+#include "parallel/ranks/agreement.h"
+
+#include <vector>
+
+#include "core/error.h"
+#include "core/error_message.h"
+
+namespace kiln {
+
+void agree(ProcessGroup& group, const std::string& what, const std::function<void()>& work) {
+  if (group.world_size() == 1) return work();
+  std::string mine;
+  try {
+    work();
+  } catch (const std::exception& error) {
+    mine = bare_message_of(error);
+  }
+  const std::vector<std::string> errors = group.gather(mine, what);
+  for (size_t rank = 0; rank < errors.size(); ++rank)
+    if (!errors[rank].empty()) fail("ranks", "rank {} of {}: {}", rank, errors.size(), errors[rank]);
+}
+
+}  // namespace kiln

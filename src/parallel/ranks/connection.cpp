@@ -1,0 +1,90 @@
+#include "parallel/ranks/connection.h"
+
+#include <ATen/DeviceAccelerator.h>
+
+#include <algorithm>
+#include <atomic>
+#include <exception>
+#include <thread>
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
+#include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
+#ifdef USE_C10D_NCCL
+#include <torch/csrc/distributed/c10d/ProcessGroupNCCL.hpp>
+#endif
+
+#include "core/aten.h"
+#include "core/error.h"
+#include "core/error_message.h"
+#include "parallel/ranks/network.h"
+
+namespace kiln {
+
+// NCCL is to be told that all is done. After an error others may be gone: it would wait for them.
+ProcessGroup::Connection::~Connection() {
+  if (device == host || !device || is_broken || std::uncaught_exceptions() > 0) return;
+  try {
+    device->shutdown();
+  } catch (const std::exception&) {  // nothing is asked of it any more
+  }
+}
+
+std::chrono::milliseconds ProcessGroup::Connection::patience() const {
+  return std::min<std::chrono::milliseconds>(options.timeout, std::chrono::minutes(5));
+}
+
+void ProcessGroup::Connection::fail_missing(const std::string& what, Clock::duration lasted,
+                                            const std::string& why) {
+  is_broken = true;
+  const Ranks& ranks = heartbeat->ranks();
+  throw MissingRanks(fmt::format("[ranks] rank {} of {}: {} failed after {:.1f} s: {}", ranks.rank,
+                                 ranks.world_size, what, std::chrono::duration<double>(lasted).count(), why));
+}
+
+void ProcessGroup::Connection::open_backends(const std::string& prefix, const Ranks& ranks) {
+  auto gloo = c10d::ProcessGroupGloo::Options::create(patience());
+  gloo->devices.push_back(network_device(heartbeat->ranks()));
+  const int rank = static_cast<int>(ranks.rank), world_size = static_cast<int>(ranks.world_size);
+  host = c10::make_intrusive<c10d::ProcessGroupGloo>(
+      c10::make_intrusive<c10d::PrefixStore>(prefix + "host", store), rank, world_size, gloo);
+  host->setTimeout(options.timeout);
+  device = host;
+#ifdef USE_C10D_NCCL
+  // NCCL ends the process without naming anybody: only where the waits of the host, which do, do not get to
+  // it.
+  constexpr std::chrono::minutes kAfterTheHost(1);
+  if (!options.device.is_cuda()) return;
+  at::accelerator::setDeviceIndex(options.device.index());  // NCCL is opened on it
+  auto nccl = c10d::ProcessGroupNCCL::Options::create();
+  nccl->timeout = options.timeout + kAfterTheHost;
+  device = c10::make_intrusive<c10d::ProcessGroupNCCL>(
+      c10::make_intrusive<c10d::PrefixStore>(prefix + "device", store), rank, world_size, nccl);
+  make_first_collective();
+#endif
+}
+
+void ProcessGroup::Connection::make_first_collective() {
+  // Shared with a thread that outlives this call where NCCL does not return.
+  struct Attempt {
+    std::atomic<bool> is_over = false;
+    std::string error;  // read once it is over
+  };
+  const auto attempt = std::make_shared<Attempt>();
+  std::thread([attempt, backend = device, on = options.device] {
+    try {
+      if (on.is_cuda()) at::accelerator::setDeviceIndex(on.index());
+      std::vector<at::Tensor> one{at::ones({1}, at::TensorOptions(on))};
+      backend->allreduce(one)->wait();
+      const double sum = one.front().item<double>();
+      if (sum != backend->getSize())
+        attempt->error = fmt::format("{} ranks add up to {}", backend->getSize(), sum);
+    } catch (const std::exception& error) {
+      attempt->error = message_of(error);
+    }
+    attempt->is_over = true;
+  }).detach();
+  const auto missing = heartbeat->wait_until([&] { return attempt->is_over.load(); }, patience());
+  if (missing) fail("ranks", "the first collective does not end{}", *missing);
+  if (!attempt->error.empty()) fail("ranks", "the first collective failed: {}", attempt->error);
+}
+
+}  // namespace kiln

@@ -1,0 +1,34 @@
+// What connects the ranks of a group: their rendezvous, heartbeats and c10d's backends. For parallel/ only.
+#pragma once
+#include <torch/csrc/distributed/c10d/Backend.hpp>
+#include <torch/csrc/distributed/c10d/Store.hpp>
+
+#include "parallel/ranks/heartbeat.h"
+#include "parallel/ranks/process_group.h"
+
+namespace kiln {
+
+struct ProcessGroup::Connection {
+  using Clock = std::chrono::steady_clock;
+
+  c10::intrusive_ptr<c10d::Store> store;
+  ProcessGroupOptions options;
+  c10::intrusive_ptr<c10d::Backend> host, device;
+  std::shared_ptr<Heartbeat> heartbeat;  // of all ranks, in a subgroup too
+  int64_t num_subgroups = 0;             // made so far: each has keys of its own
+  bool is_broken = false;                // a collective failed
+
+  ~Connection();
+  c10d::Backend& of(const at::Tensor& tensor) { return tensor.is_cpu() ? *host : *device; }
+  // How long to wait for ranks that are still to come or to connect.
+  std::chrono::milliseconds patience() const;
+  // `ranks`: this one among the members. Their keys in the store begin with `prefix`.
+  void open_backends(const std::string& prefix, const Ranks& ranks);
+  // NCCL connects the ranks in their first collective, and waits for ever for one that does not come. This
+  // one is made while the other ranks are looked after. Throws Error naming those that are missing.
+  void make_first_collective();
+  // Throws MissingRanks.
+  [[noreturn]] void fail_missing(const std::string& what, Clock::duration lasted, const std::string& why);
+};
+
+}  // namespace kiln

@@ -1,0 +1,240 @@
+#include "parallel/ranks/heartbeat.h"
+
+#include <algorithm>
+#include <atomic>
+#include <condition_variable>
+#include <cstring>
+#include <future>
+#include <mutex>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "core/error.h"
+
+namespace kiln {
+
+namespace {
+
+// How many intervals to wait for the board. Behind a link that was cut, its calls last as long as TCP tries
+// again, a quarter of an hour.
+constexpr int kPatience = 5;
+// How many intervals lie between two looks at who has moved.
+constexpr int kLook = 3;
+
+// A rank without a beat for so many intervals, while others wait, is gone.
+constexpr int kSilence = 5;
+// Where rank 0 says who is gone. The others look after rank 0 only: what all ask of the rendezvous grows with
+// the number of ranks, not with its square.
+constexpr const char* kGoneKey = "gone";
+
+// Between two looks at whether something is done.
+constexpr std::chrono::microseconds kPause(100);
+
+using Clock = std::chrono::steady_clock;
+
+struct Beat {
+  int64_t beats = 0, collectives = 0;
+};
+
+std::string key_of(int64_t rank) { return fmt::format("alive/{}", rank); }
+
+}  // namespace
+
+std::string failure_key_of(int64_t rank) { return fmt::format("failed/{}", rank); }
+
+// What a rank that waits has seen of those that it looks after: all others for rank 0, rank 0 for all others.
+struct Heartbeat::Watch {
+  explicit Watch(const Ranks& ranks)
+      : first(ranks.rank == 0 ? 1 : 0),
+        end(ranks.rank == 0 ? ranks.world_size : 1),
+        beats(static_cast<size_t>(end)),
+        changed(static_cast<size_t>(end), Clock::now()) {}
+  int64_t first, end;
+  std::vector<int64_t> beats;
+  std::vector<Clock::time_point> changed;
+  Clock::time_point last_look = Clock::now();
+};
+
+// Belongs to the threads that talk to the board, too: one that gets no answer outlives the heartbeat.
+struct Heartbeat::Shared {
+  const std::shared_ptr<NoticeBoard> board;
+  const Ranks ranks;
+  const std::chrono::milliseconds interval;
+  std::mutex board_mutex;
+  std::atomic<int64_t> collectives = 0;
+
+  std::mutex mutex;  // never held while the board is asked
+  std::condition_variable changed;
+  bool stopping = false, has_ended = false;
+
+  Shared(std::shared_ptr<NoticeBoard> its_board, const Ranks& its_ranks,
+         std::chrono::milliseconds its_interval)
+      : board(std::move(its_board)), ranks(its_ranks), interval(its_interval) {}
+
+  void beat();
+  std::vector<Beat> read_all();
+  Beat read(int64_t rank);  // REQUIRES: board_mutex is held
+  std::string reported_failures(int64_t first, int64_t end);
+  std::string describe_missing(int64_t number);
+  std::string look(Watch& watch);
+};
+
+void Heartbeat::Shared::beat() try {
+  std::unique_lock lock(mutex);
+  for (Beat mine; !stopping; changed.wait_for(lock, interval, [this] { return stopping; })) {
+    ++mine.beats;
+    mine.collectives = collectives;
+    std::string bytes(sizeof mine, '\0');
+    std::memcpy(bytes.data(), &mine, sizeof mine);
+    lock.unlock();
+    {
+      const std::lock_guard board_lock(board_mutex);
+      board->set(key_of(ranks.rank), bytes);
+    }
+    lock.lock();
+  }
+} catch (const std::exception&) {  // the rendezvous ends with whoever hosts it
+}
+
+Beat Heartbeat::Shared::read(int64_t rank) {
+  Beat beat;
+  const auto bytes = board->find(key_of(rank));
+  if (bytes && bytes->size() == sizeof(Beat)) std::memcpy(&beat, bytes->data(), sizeof(Beat));
+  return beat;
+}
+
+std::vector<Beat> Heartbeat::Shared::read_all() {
+  std::vector<Beat> all;
+  const std::lock_guard lock(board_mutex);
+  for (int64_t rank = 0; rank < ranks.world_size; ++rank) all.push_back(read(rank));
+  return all;
+}
+
+// What ranks [first, end) say of their own failures. Those that only miss others say nothing.
+std::string Heartbeat::Shared::reported_failures(int64_t first, int64_t end) {
+  std::string failures;
+  const std::lock_guard lock(board_mutex);
+  for (int64_t rank = first; rank < end; ++rank) {
+    if (rank == ranks.rank) continue;
+    if (const auto why = board->find(failure_key_of(rank)))
+      failures += fmt::format("; rank {} failed: {}", rank, *why);
+  }
+  return failures;
+}
+
+// Who is gone, of those that this rank looks after or as rank 0 says.
+std::string Heartbeat::Shared::look(Watch& watch) {
+  std::string gone = reported_failures(watch.first, watch.end);
+  const std::lock_guard lock(board_mutex);
+  if (const auto told = board->find(kGoneKey)) return *told;
+  // This rank itself was stopped, and the others with it perhaps: they have not had time to beat.
+  const Clock::time_point now = Clock::now();
+  if (now - std::exchange(watch.last_look, now) >= (kSilence - 1) * interval)
+    std::ranges::fill(watch.changed, now);
+  for (int64_t rank = watch.first; rank < watch.end; ++rank) {
+    const auto r = static_cast<size_t>(rank);
+    const int64_t before = std::exchange(watch.beats[r], read(rank).beats);
+    if (watch.beats[r] != before)
+      watch.changed[r] = now;
+    else if (now - watch.changed[r] > kSilence * interval)
+      gone += fmt::format("; rank {} no longer answers", rank);
+  }
+  if (!gone.empty() && ranks.rank == 0) board->set(kGoneKey, gone);
+  return gone;
+}
+
+std::string Heartbeat::Shared::describe_missing(int64_t number) {
+  if (std::string failures = reported_failures(0, ranks.world_size); !failures.empty()) return failures;
+  const std::vector<Beat> before = read_all();
+  std::this_thread::sleep_for(kLook * interval);
+  const std::vector<Beat> after = read_all();
+  std::string missing;
+  for (size_t r = 0; r < after.size(); ++r) {
+    if (static_cast<int64_t>(r) == ranks.rank) continue;
+    if (after[r].beats == before[r].beats)
+      missing += fmt::format("; rank {} no longer answers", r);
+    else if (after[r].collectives < number)
+      missing += fmt::format("; rank {} has not come so far", r);
+  }
+  return missing;
+}
+
+Heartbeat::Heartbeat(std::shared_ptr<NoticeBoard> board, const Ranks& ranks,
+                     std::chrono::milliseconds interval)
+    : shared_(std::make_shared<Shared>(std::move(board), ranks, interval)) {
+  std::thread([shared = shared_] {
+    shared->beat();
+    const std::lock_guard lock(shared->mutex);
+    shared->has_ended = true;
+    shared->changed.notify_all();
+  }).detach();
+}
+
+Heartbeat::~Heartbeat() {
+  std::unique_lock lock(shared_->mutex);
+  shared_->stopping = true;
+  shared_->changed.notify_all();
+  shared_->changed.wait_for(lock, kPatience * shared_->interval, [this] { return shared_->has_ended; });
+}
+
+const Ranks& Heartbeat::ranks() const { return shared_->ranks; }
+int64_t Heartbeat::next_collective() { return ++shared_->collectives; }
+
+// Asks the board a question of a few calls, in a thread of its own.
+std::future<std::string> Heartbeat::start(std::function<std::string(Shared&)> question) const {
+  std::packaged_task<std::string()> task(
+      [shared = shared_, question = std::move(question)] { return question(*shared); });
+  std::future<std::string> answer = task.get_future();
+  std::thread(std::move(task)).detach();
+  return answer;
+}
+
+// Waits for the answer, or until done() says so. Empty then; what is missing where the board is gone, or does
+// not answer in time.
+std::string Heartbeat::answer_of(std::future<std::string> answer, const std::function<bool()>& done) const {
+  const Clock::time_point deadline = Clock::now() + (kLook + kPatience) * shared_->interval;
+  try {
+    while (Clock::now() < deadline) {
+      if (answer.wait_for(kPause) == std::future_status::ready) return answer.get();
+      if (done()) return "";
+    }
+  } catch (const std::exception&) {
+  }
+  return fmt::format("; {} no longer answers, with the rendezvous at {}:{}",
+                     ranks().launcher_hosts ? "the launcher" : "rank 0", ranks().master_addr,
+                     ranks().master_port);
+}
+
+void Heartbeat::report_failure(const std::string& why) {
+  const auto report = [why](Shared& shared) {
+    const std::lock_guard lock(shared.board_mutex);
+    shared.board->set(failure_key_of(shared.ranks.rank), why);
+    return std::string();
+  };
+  answer_of(start(report), [] { return false; });
+}
+
+std::string Heartbeat::describe_missing(int64_t number) {
+  return answer_of(start([number](Shared& shared) { return shared.describe_missing(number); }),
+                   [] { return false; });
+}
+
+std::optional<std::string> Heartbeat::wait_until(const std::function<bool()>& done,
+                                                 std::chrono::milliseconds timeout) {
+  const auto watch = std::make_shared<Watch>(ranks());
+  const Clock::time_point deadline = Clock::now() + timeout;
+  while (Clock::now() < deadline) {
+    const Clock::time_point next_look =
+        std::min<Clock::time_point>(Clock::now() + shared_->interval, deadline);
+    for (; !done(); std::this_thread::sleep_for(kPause))
+      if (Clock::now() >= next_look) break;
+    if (done()) return std::nullopt;
+    const std::string gone = answer_of(start([watch](Shared& shared) { return shared.look(*watch); }), done);
+    if (!gone.empty() && !done()) return gone;
+  }
+  const std::string missing = describe_missing(shared_->collectives);
+  return done() ? std::nullopt : std::optional(missing);
+}
+
+}  // namespace kiln

@@ -1,0 +1,214 @@
+#include "parallel/ranks/process_group.h"
+
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <cstring>
+#include <stdexcept>
+
+#include "core/aten.h"
+#include "core/error.h"
+#include "core/error_message.h"
+#include "parallel/ranks/collective_work.h"
+#include "parallel/ranks/connection.h"
+#include "parallel/ranks/rendezvous_store.h"
+
+namespace kiln {
+
+namespace {
+
+const char* name_of(CollectiveObserver::Operation operation) {
+  switch (operation) {
+    case CollectiveObserver::Operation::kAllReduce:
+      return "all_reduce";
+    case CollectiveObserver::Operation::kReduceScatter:
+      return "reduce_scatter";
+    case CollectiveObserver::Operation::kAllGather:
+      return "all_gather";
+  }
+  return "";
+}
+
+}  // namespace
+
+ProcessGroup::ProcessGroup(const Ranks& ranks) : ranks_(ranks) {}
+ProcessGroup::~ProcessGroup() = default;
+
+std::shared_ptr<ProcessGroup> ProcessGroup::connect(const Ranks& ranks, const ProcessGroupOptions& options) {
+  auto group = std::make_shared<ProcessGroup>(ranks);
+  if (ranks.world_size == 1 && !options.connects_alone) return group;
+  auto connection = std::make_unique<Connection>();
+  connection->options = options;
+  try {
+    const auto patience = connection->patience();
+    const auto store = open_store(ranks, patience);
+    meet(*store, ranks, patience);
+    connection->store = store;
+    connection->heartbeat = std::make_shared<Heartbeat>(notice_board(*store), ranks);
+    connection->open_backends("", ranks);
+    group->connection_ = std::move(connection);
+  } catch (const std::exception& error) {
+    fail("ranks", "rank {} of {} did not meet the others at {}:{}: {}{}", ranks.rank, ranks.world_size,
+         ranks.master_addr, ranks.master_port, bare_message_of(error),
+         connection && connection->heartbeat ? connection->heartbeat->describe_missing(0) : "");
+  }
+  return group;
+}
+
+std::shared_ptr<ProcessGroup> ProcessGroup::subgroup(const std::string& name,
+                                                     const std::vector<int64_t>& members) {
+  Ranks ranks = ranks_;
+  ranks.world_size = static_cast<int64_t>(members.size());
+  ranks.rank = std::ranges::find(members, rank()) - members.begin();
+  const int64_t first_here = ranks_.rank - ranks_.local_rank;
+  const auto is_here = [&](int64_t member) {
+    return member >= first_here && member < first_here + ranks_.local_world_size;
+  };
+  ranks.local_world_size = std::ranges::count_if(members, is_here);
+  ranks.local_rank = std::count_if(members.begin(), members.begin() + ranks.rank, is_here);
+  auto group = std::make_shared<ProcessGroup>(ranks);
+  group->parent_ = this;
+  if (!connection_ || (members.size() == 1 && !connection_->options.connects_alone)) return group;
+  auto connection = std::make_unique<Connection>();
+  connection->store = connection_->store;
+  connection->options = connection_->options;
+  connection->heartbeat = connection_->heartbeat;
+  try {
+    connection->open_backends(fmt::format("{}/{}/{}/", connection_->num_subgroups++, name, members.front()),
+                              ranks);
+  } catch (const std::exception& error) {
+    fail("ranks", "rank {} of {} did not meet the ranks {} of {}: {}", rank(), world_size(), name,
+         fmt::join(members, ", "), message_of(error));
+  }
+  group->connection_ = std::move(connection);
+  return group;
+}
+
+// Begins a collective on tensors, of a dry run too.
+Collective ProcessGroup::begin(Operation operation, const std::string& what, const at::Tensor& whole,
+                               std::vector<at::Tensor> tensors) {
+  ProcessGroup& all = root();
+  if (!connection_ && !all.observer_) return {};
+  const int64_t number = connection_ ? connection_->heartbeat->next_collective() : ++all.num_pretended_;
+  if (all.observer_)
+    all.observer_->started({.number = number,
+                            .operation = operation,
+                            .bytes = static_cast<int64_t>(whole.nbytes()),
+                            .num_ranks = world_size(),
+                            .on_one_machine = ranks_.local_world_size == world_size(),
+                            .what = what});
+  if (connection_) return start(operation, what, std::move(tensors), number, /*is_observed=*/true);
+  return Collective(std::make_unique<Collective::Work>(Collective::Work{
+      .group = this, .work = {}, .tensors = {}, .name = {}, .number = number, .is_observed = true}));
+}
+
+// tensors[0] is its result, the last its input where it is not in place.
+Collective ProcessGroup::start(Operation operation, const std::string& what, std::vector<at::Tensor> tensors,
+                               int64_t number, bool is_observed) {
+  auto work = std::make_unique<Collective::Work>(
+      Collective::Work{.group = this,
+                       .work = {},
+                       .tensors = std::move(tensors),
+                       .name = fmt::format("{} of {}", name_of(operation), what),
+                       .number = number,
+                       .is_observed = is_observed});
+  at::Tensor& result = work->tensors.front();
+  at::Tensor& input = work->tensors.back();
+  c10d::Backend& backend = connection_->of(result);
+  try {
+    switch (operation) {
+      case Operation::kAllReduce:
+        work->work = backend.allreduce(work->tensors);
+        break;
+      case Operation::kReduceScatter:
+        work->work = backend._reduce_scatter_base(result, input);
+        break;
+      case Operation::kAllGather:
+        work->work = backend._allgather_base(result, input);
+        break;
+    }
+  } catch (const std::exception& error) {
+    work->fail_with(error);
+  }
+  return Collective(std::move(work));
+}
+
+// Exchanges values of the host, and waits.
+void ProcessGroup::exchange(Operation operation, const std::string& what, std::vector<at::Tensor> tensors) {
+  start(operation, what, std::move(tensors), connection_->heartbeat->next_collective(), /*is_observed=*/false)
+      .wait();
+}
+
+Collective ProcessGroup::all_reduce(const at::Tensor& tensor, const std::string& what) {
+  if (is_alone()) return {};
+  root().volume_.all_reduced += tensor.numel();
+  return begin(Operation::kAllReduce, what, tensor, {tensor});
+}
+
+Collective ProcessGroup::reduce_scatter(const at::Tensor& output, const at::Tensor& input,
+                                        const std::string& what) {
+  if (is_alone()) {
+    if (!output.is_alias_of(input)) output.copy_(input);
+    return {};
+  }
+  root().volume_.reduce_scattered += input.numel();
+  return begin(Operation::kReduceScatter, what, input, {output, input});
+}
+
+Collective ProcessGroup::all_gather(const at::Tensor& output, const at::Tensor& input,
+                                    const std::string& what) {
+  if (is_alone()) {
+    if (!output.is_alias_of(input)) output.copy_(input);
+    return {};
+  }
+  root().volume_.all_gathered += output.numel();
+  return begin(Operation::kAllGather, what, output, {output, input});
+}
+
+std::vector<double> ProcessGroup::sum(std::vector<double> values, const std::string& what) {
+  if (!connection_) return values;
+  const at::Tensor tensor = at::from_blob(values.data(), {static_cast<int64_t>(values.size())}, at::kDouble);
+  exchange(Operation::kAllReduce, what, {tensor});
+  return values;
+}
+
+Collective ProcessGroup::sum_tensor(const at::Tensor& values, const std::string& what) {
+  if (!connection_) return {};
+  return start(Operation::kAllReduce, what, {values}, connection_->heartbeat->next_collective(),
+               /*is_observed=*/false);
+}
+
+std::vector<std::string> ProcessGroup::gather(const std::string& text, const std::string& what) {
+  if (!connection_) return {text};
+  std::vector<double> sizes(static_cast<size_t>(world_size()));
+  sizes[static_cast<size_t>(rank())] = static_cast<double>(text.size());
+  sizes = sum(std::move(sizes), what);
+  const auto longest = static_cast<int64_t>(*std::ranges::max_element(sizes));
+  const at::Tensor mine = at::zeros({longest}, at::kByte),
+                   all = at::empty({world_size() * longest}, at::kByte);
+  std::memcpy(mine.data_ptr(), text.data(), text.size());
+  if (longest > 0) exchange(Operation::kAllGather, what, {all, mine});
+  std::vector<std::string> texts;
+  for (int64_t r = 0; r < world_size(); ++r)
+    texts.emplace_back(reinterpret_cast<const char*>(all.const_data_ptr<uint8_t>()) + r * longest,
+                       static_cast<size_t>(sizes[static_cast<size_t>(r)]));
+  return texts;
+}
+
+void ProcessGroup::wait_until(const std::function<bool()>& done, const std::string& what) {
+  if (!connection_) throw std::logic_error("one rank waits for its device itself");
+  const auto begin = Connection::Clock::now();
+  const std::optional<std::string> missing =
+      connection_->heartbeat->wait_until(done, connection_->options.timeout);
+  if (!missing) return;
+  const auto lasted = Connection::Clock::now() - begin;
+  connection_->fail_missing("the wait for " + what, lasted, "it does not end" + *missing);
+}
+
+void ProcessGroup::report_failure(const std::string& why) {
+  if (connection_) connection_->heartbeat->report_failure(why);
+}
+
+void ProcessGroup::barrier(const std::string& what) { sum({0}, what); }
+
+}  // namespace kiln

@@ -1,0 +1,199 @@
+#include "plan/fit/budget.h"
+
+#include <ATen/DeviceAccelerator.h>
+
+#include <algorithm>
+#include <optional>
+
+#include "core/error.h"
+#include "core/heap.h"
+#include "core/memory_limits.h"
+#include "core/units.h"
+#include "parallel/cpu_share.h"
+#include "parallel/machine.h"
+#include "plan/fit/machine_fit.h"
+#include "plan/price/this_machine.h"
+#include "plan/report/report.h"
+#include "run/option_values.h"
+#include "run/train_command.h"
+#include "train/run_ranks.h"
+#include "train/setup.h"
+
+namespace kiln {
+
+CheckpointCopy fitted_checkpoint_copy(const Plan& plan, int64_t host_bytes) {
+  int64_t stepping = 0, most = 0;
+  for (const PhasePlan& phase : plan.phases) {
+    const int64_t bytes = phase.bytes.host + phase.bytes.pinned_host;
+    if (phase.name != "checkpoint") stepping = std::max(stepping, bytes);
+    most = std::max(most, bytes);
+  }
+  const CheckpointCopy asked = plan.options.train.checkpoints.copy;
+  if (most <= host_bytes) return asked;
+  if (asked == CheckpointCopy::kAuto && stepping <= host_bytes) return CheckpointCopy::kPageCache;
+  if (stepping <= host_bytes)
+    fail("train",
+         "--checkpoint-copy memory needs {:.2f} GiB of the {:.2f} GiB of host memory that each rank has: "
+         "--checkpoint-copy page-cache needs {:.2f} (--no-preflight tries anyway)",
+         gib(most), gib(host_bytes), gib(stepping));
+  fail("train",
+       "it needs {:.2f} GiB of the {:.2f} GiB of host memory that each rank has: offload to nvme, fewer "
+       "ranks on a machine, or a smaller --prefetch (--no-preflight tries anyway)",
+       gib(stepping), gib(host_bytes));
+}
+
+namespace {
+
+// What this process may come to hold on `device`: what is free, and what it has. Local ranks share the
+// host's.
+int64_t free_bytes(at::Device device, const MachineProfile& machine, const Ranks& ranks,
+                   const FitTerms& terms) {
+  if (device.is_cuda())  // asking makes the context, which the plan counts too
+    return static_cast<int64_t>(at::accelerator::getMemoryInfo(device.index()).first) + machine.context_bytes;
+  const int64_t host = terms.host_bytes > 0 ? terms.host_bytes : host_memory().available_bytes;
+  return host / ranks.local_world_size + resident_bytes();
+}
+
+// Ends in the nearest command that fits, when there is one.
+[[noreturn]] void refuse(const MachineFit& fit, const TrainOptions& options, const std::string& what) {
+  if (std::optional<TrainOptions> nearest = fit.nearest(options)) {
+    nearest->memory.budget = options.memory.budget;
+    fail("train", "{}: this fits: {}", what, command_line(*nearest));
+  }
+  fail("train", "{}; no smaller --micro-batch fits either: take a smaller model or more memory", what);
+}
+
+// A copy of the state that does not fit on a GPU's host is not made.
+void fit_host(FittedRun& run, Plan plan, const MachineFit& fit, const Ranks& ranks) {
+  const int64_t available = host_memory().available_bytes;
+  if (plan.machine.device != DryRunDevice::kCuda || available == 0 || !run.options.memory.preflight) return;
+  const CheckpointCopy copy =
+      fitted_checkpoint_copy(plan, available / ranks.local_world_size + resident_bytes());
+  if (copy == run.options.checkpoints.copy) return;
+  run.options.checkpoints.copy = copy;
+  run.predicted = to_json(fit.plan(run.options)).at("predicted");
+}
+
+// The fewest recomputed FLOPs within the budget, and when asked, or where nothing else fits and that is
+// allowed, the micro-batch.
+void choose_within(FittedRun& run, const MachineProfile& machine, int64_t budget, const Ranks& ranks,
+                   const FitTerms& terms) {
+  const TrainOptions& options = run.options;
+  run.gives_memory_back = machine.device == DryRunDevice::kCpu;
+  if (run.gives_memory_back) return_freed_memory();
+  const ProcessMemory process = run.gives_memory_back ? frugal_process(options) : ProcessMemory{};
+  const MachineFit fit(machine, process, budget, ranks.world_size);
+  const std::string given = options.memory.budget.is_given()
+                                ? fmt::format("--memory-budget {}", options.memory.budget.text())
+                                : std::string("what is free");
+  const std::string size = fmt::format("{:.2f} GiB{}", gib(budget),
+                                       run.gives_memory_back && ranks.local_world_size > 1
+                                           ? fmt::format(" for each of {} ranks", ranks.local_world_size)
+                                           : "");
+  bool any_micro_batch = options.chooses_micro_batch();
+  std::optional<FittedChoice> fitted = any_micro_batch ? std::nullopt : fit.choose(options);
+  any_micro_batch |= !fitted && terms.may_choose_micro_batch;
+  if (any_micro_batch) fitted = fit.choose_micro_batch(options);
+  if (!fitted && any_micro_batch)
+    fail("train", "{} ({}) is too little for any --micro-batch: take a smaller model or more memory", given,
+         size);
+  const std::string one_pass =
+      ranks.world_size > 1
+          ? fmt::format("one pass of the {} images of a rank", rows_of_walk(options, ranks.world_size))
+          : fmt::format("one pass of all --global-batch {}", options.global_batch);
+  if (!fitted)
+    refuse(fit, options,
+           fmt::format(
+               "{} ({}) is too little for {}", given, size,
+               options.micro_batch > 0 ? fmt::format("--micro-batch {}", options.micro_batch) : one_pass));
+  const auto& [chosen, plan] = *fitted;
+  TrainOptions kept = chosen;
+  kept.memory.recompute = kept.memory.offload_activations = {};
+  const double kept_s = fit.plan(kept).step_s;
+  run.options = chosen;
+  run.predicted = to_json(plan).at("predicted");
+  run.summary = fmt::format(
+      "memory budget {}:{} --recompute {} --offload-activations {}: {:.2f} GiB, {:.2f} GiB of it tensors; "
+      "{:.0f} % more time per step than keeping all",
+      size, any_micro_batch ? fmt::format(" --micro-batch {}", plan.micro_batch) : "",
+      chosen.memory.recompute.text(), chosen.memory.offload_activations.text(), gib(fit.needed(plan)),
+      gib(plan.peak_bytes), 100 * (plan.step_s / kept_s - 1));
+  fit_host(run, plan, fit, ranks);
+}
+
+// Without a budget a run stays as it is. On a CPU it gives freed memory back where it would come to hold too
+// much.
+void check_fit(FittedRun& run, const MachineProfile& machine, int64_t free, const Ranks& ranks,
+               const FitTerms& terms) {
+  const bool on_cpu = machine.device == DryRunDevice::kCpu;
+  MachineFit fit(machine, on_cpu ? keeping_process(machine) : ProcessMemory{}, free, ranks.world_size);
+  const Plan plan = fit.plan(run.options);
+  if (on_cpu && fit.needed(plan) > free) {
+    run.gives_memory_back = true;
+    return_freed_memory();
+    fit = MachineFit(machine, frugal_process(run.options), free, ranks.world_size);
+  }
+  if (const int64_t needed = fit.needed(plan); needed > free) {
+    const std::string what =
+        fmt::format("it needs {:.2f} GiB of the {:.2f} GiB that are free", gib(needed), gib(free));
+    if (!terms.may_choose_micro_batch) refuse(fit, run.options, what + " (--no-preflight tries anyway)");
+    run.options.micro_batch = -1;
+    choose_within(run, machine, free, ranks, terms);
+    run.summary = fmt::format("in one pass {}; {}", what, run.summary);
+    return;
+  }
+  run.predicted = to_json(plan).at("predicted");
+  fit_host(run, plan, fit, ranks);
+}
+
+}  // namespace
+
+FittedRun fit_run(const TrainOptions& options, const Ranks& ranks, const FitTerms& terms) {
+  validate(options);
+  const bool has_budget = options.memory.budget.is_given();
+  FittedRun run{.options = options, .predicted = nullptr, .summary = {}};
+  if (!has_budget && !options.memory.preflight) return run;
+  const int64_t asked = options.memory.budget.bytes();
+  const at::Device device = choose_device(options.compute.device, ranks.local_rank);
+  // On a CPU all that is measured from here on has the threads that the run will have.
+  if (device.is_cpu())
+    apply(
+        ComputeSettings{.device = device, .threads = options.compute.threads, .cpu_share = terms.cpu_share});
+  const std::optional<MachineProfile> machine = profile_of(device);
+  if (!machine) {
+    if (has_budget)
+      fail("train", "--memory-budget does not know this GPU ({}): kiln plan --calibrate measures it",
+           machine_name(device));
+    fmt::print(stderr,
+               "warning: no profile of this GPU ({}): nothing tells whether the run fits before it starts; "
+               "kiln plan --calibrate measures one\n",
+               machine_name(device));
+    return run;
+  }
+  const int64_t sharing = device.is_cpu() ? ranks.local_world_size : 1;  // the ranks of a machine: its memory
+  const int64_t budget = asked > 0 ? asked / sharing : free_bytes(device, *machine, ranks, terms);
+  if (has_budget)
+    choose_within(run, *machine, budget, ranks, terms);
+  else
+    check_fit(run, *machine, budget, ranks, terms);
+  return run;
+}
+
+FittedRun fit_run(const TrainOptions& options, ProcessGroup& group, FitTerms terms) {
+  terms.cpu_share = cpu_share(group);
+  FittedRun run{.options = options, .predicted = nullptr, .summary = {}};
+  as_rank(group, [&] {
+    if (group.rank() == 0) run = fit_run(options, group.ranks(), terms);
+  });
+  const nlohmann::json fitted = to_json(run.options);
+  nlohmann::json choices = {{"gives memory back", run.gives_memory_back}};
+  for (const char* name : {"micro-batch", "recompute", "offload-activations", "checkpoint-copy"})
+    choices["options"][name] = fitted.at(name);
+  choices = nlohmann::json::parse(group.gather(choices.dump(), "the memory choices").front());
+  for (const auto& [name, value] : choices.at("options").items()) set_option(run.options, name, value);
+  run.gives_memory_back = choices.at("gives memory back");
+  if (run.gives_memory_back) return_freed_memory();
+  return run;
+}
+
+}  // namespace kiln

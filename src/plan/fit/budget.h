@@ -1,0 +1,44 @@
+// `kiln train --memory-budget` and its pre-flight: memory choices that fit a budget, and the refusal of what
+// does not fit the machine, before anything is allocated.
+#pragma once
+#include <string>
+
+#include <nlohmann/json.hpp>
+#include "parallel/ranks/process_group.h"
+
+#include "plan/run/plan.h"
+
+namespace kiln {
+
+struct FittedRun {
+  TrainOptions options;                // memory choices made
+  nlohmann::json predicted = nullptr;  // figures of their plan; null when this device has no profile
+  std::string summary;                 // one line on the choice and what it costs; empty without a budget
+  // This process gives freed memory back to the system at once (core/heap.h): on a CPU, to keep to a budget
+  // or where memory is short.
+  bool gives_memory_back = false;
+};
+
+// What is not an option of the run.
+struct FitTerms {
+  bool may_choose_micro_batch = false;  // where the whole batch in one pass does not fit
+  int64_t host_bytes = 0;  // that this process and the ranks beside it may take; 0: what the machine has
+  int64_t cpu_share = 0;   // processors of this rank (parallel/cpu_share.h); 0: all that the process may use
+};
+
+// Applies --memory-budget (auto: what is free on the device, on a CPU what the machine has available) by the
+// fewest recomputed FLOPs; with --micro-batch -1 by the micro-batch, too, whose step is the fastest. Without
+// a budget the options stay, and are refused where they do not fit that
+// (--no-preflight: not even then). Behind a GPU the copies of --checkpoint-copy auto are made in memory only
+// where the host has that much. On a CPU the budget is of resident memory: tensors, the loader's arrays and
+// the process itself, shared by the ranks of a machine. Throws Error that ends in the nearest command that
+// fits, when there is one. `ranks`: of the run, this one among them.
+FittedRun fit_run(const TrainOptions& options, const Ranks& ranks = {}, const FitTerms& terms = {});
+// The same for several ranks: rank 0 decides for all. A collective.
+FittedRun fit_run(const TrainOptions& options, ProcessGroup& group, FitTerms terms = {});
+
+// --checkpoint-copy of a run whose ranks have so much host memory each: the plan's own where that fits,
+// page-cache where auto would copy too much. Throws Error when neither does.
+CheckpointCopy fitted_checkpoint_copy(const Plan& plan, int64_t host_bytes);
+
+}  // namespace kiln

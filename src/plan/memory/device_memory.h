@@ -1,0 +1,36 @@
+// A device's memory over the phases of a run, in order: what is alive, and on CUDA what the caching allocator
+// reserves for it.
+#pragma once
+#include <cstdint>
+#include <memory>
+
+#include "plan/memory/caching_allocator.h"
+#include "step/span.h"
+
+namespace kiln {
+
+class DeviceTimeline {
+ public:
+  // `caching`: replay CUDA's allocator. `capacity_bytes`: what is left for it, 0 = unlimited.
+  DeviceTimeline(bool caching, int64_t capacity_bytes);
+
+  // The most during these events, what lives on from earlier ones included.
+  struct Peak {
+    int64_t live_bytes = 0;      // as asked for
+    int64_t reserved_bytes = 0;  // without an allocator that caches: live_bytes
+  };
+  Peak play(const MemoryEvents& events);
+  Peak play(const std::vector<Span>& spans);
+  bool out_of_memory() const { return out_of_memory_; }
+
+ private:
+  Peak begin_play();
+  void apply(uint64_t id, int64_t bytes, Peak& peak);
+
+  std::unique_ptr<CachingAllocatorReplay> replay_;
+  int64_t capacity_bytes_ = 0, live_ = 0;
+  uint64_t plays_ = 0;  // the same events may be played again: each time under other ids
+  bool out_of_memory_ = false;
+};
+
+}  // namespace kiln

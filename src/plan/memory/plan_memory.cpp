@@ -1,0 +1,257 @@
+#include "plan/memory/plan_memory.h"
+
+#include <algorithm>
+#include <optional>
+
+#include "plan/memory/device_memory.h"
+#include "plan/trace/phases.h"
+#include "plan/trace/planned_data.h"
+#include "train/checkpoint_saver.h"
+
+namespace kiln {
+
+namespace {
+
+constexpr int64_t kNcclBytes = 384 << 20;       // of a communicator's channels, outside the allocator
+constexpr int64_t kHostProcessBytes = 1 << 30;  // a process with LibTorch's CUDA libraries and a context
+
+using Peak = DeviceTimeline::Peak;
+
+Peak larger(const Peak& a, const Peak& b) {
+  return {.live_bytes = std::max(a.live_bytes, b.live_bytes),
+          .reserved_bytes = std::max(a.reserved_bytes, b.reserved_bytes)};
+}
+
+struct PhasePeaks {
+  Peak load, first, steady, validation, sampling, encoding;
+  bool out_of_memory = false;
+
+  Peak most() const {
+    Peak most = load;
+    for (const Peak& peak : {first, steady, validation, sampling, encoding}) most = larger(most, peak);
+    return most;
+  }
+};
+
+class MemoryComposer {
+ public:
+  MemoryComposer(const MachineProfile& machine, const DataShape& data, const StepTrace& trace);
+  MemoryPlan run();
+
+ private:
+  bool validates() const { return !options_.validation.data.empty(); }
+  bool draws_samples() const { return options_.samples.every > 0; }
+  int64_t autoencoder_bytes() const { return left_bytes(autoencoder_events_.load); }  // of its weights
+
+  PhasePeaks play(int64_t capacity_bytes) const;
+  PhasePeaks play_within(int64_t memory_bytes) const;
+  void add_phases(const PhasePeaks& peaks);
+  void add_phase(const std::string& name, const Peak& peak, int64_t host);
+  void add_kinds(const Peak& steady);
+  void add_notes();
+  int64_t loader_bytes(int64_t batch, bool of_pictures) const;
+  int64_t checkpoint_copy_bytes() const;
+  MemoryCurve curve() const;
+
+  const MachineProfile& machine_;
+  const DataShape& data_;
+  const StepTrace& trace_;
+  const TrainOptions& options_;
+  const bool cuda_;
+  const int64_t communication_;
+  const std::optional<PlannedAutoencoder> autoencoder_;
+  MemoryEvents load_, validation_, sampling_;
+  AutoencoderEvents autoencoder_events_;
+  MemoryPlan plan_;
+};
+
+MemoryComposer::MemoryComposer(const MachineProfile& machine, const DataShape& data, const StepTrace& trace)
+    : machine_(machine),
+      data_(data),
+      trace_(trace),
+      options_(trace.options),
+      cuda_(machine.device == DryRunDevice::kCuda),
+      communication_(communication_bytes(machine, trace.world_size)),
+      autoencoder_(planned_autoencoder(trace.options, data)) {
+  const auto group = dry_group(trace.world_size, trace.ranks_per_node);
+  load_ = trace_load(options_, data, machine.device, group);
+  // Tables of the objective, made at the first step, stay.
+  const int64_t tables = trace.memory.persistent_bytes - left_bytes(load_);
+  if (tables > 0) load_.push_back({.id = (uint64_t{1} << 47), .bytes = tables});
+  if (validates()) validation_ = trace_validation(options_, data, machine.device, group);
+  if (draws_samples()) sampling_ = trace_sample_grid(options_, data, machine.device, group);
+  if (autoencoder_)
+    autoencoder_events_ =
+        trace_autoencoder(autoencoder_->config, options_, data, machine.device, trace.world_size);
+}
+
+PhasePeaks MemoryComposer::play(int64_t capacity_bytes) const {
+  DeviceTimeline timeline(cuda_, capacity_bytes);
+  const auto play_both = [&](const MemoryEvents& first, const MemoryEvents& second) {
+    const Peak before = timeline.play(first);
+    return larger(before, timeline.play(second));
+  };
+  PhasePeaks peaks;
+  const Peak autoencoder = timeline.play(autoencoder_events_.load);
+  peaks.load = timeline.play(load_);
+  peaks.load.live_bytes = std::max(peaks.load.live_bytes, autoencoder.live_bytes);
+  if (encodes_images(options_)) peaks.encoding = timeline.play(autoencoder_events_.encode);
+  MemoryEvents workspaces;
+  for (int64_t thread = 0; thread < kProductThreads; ++thread)
+    workspaces.push_back({.id = static_cast<uint64_t>(thread), .bytes = machine_.workspace_bytes});
+  timeline.play(workspaces);
+  peaks.first = timeline.play(trace_.spans);
+  peaks.steady = timeline.play(trace_.spans);
+  if (validates())
+    peaks.validation = play_both(
+        encodes_validation_images(options_) ? autoencoder_events_.encode : MemoryEvents(), validation_);
+  if (draws_samples()) peaks.sampling = play_both(sampling_, autoencoder_events_.decode);
+  peaks.out_of_memory = timeline.out_of_memory();
+  return peaks;
+}
+
+// The allocator gives back what it has cached before it runs out: a run fits when its allocations can all be
+// served within `memory_bytes`, however much more they would reserve where there is more. Of one that does
+// not fit: what it takes in the least memory that would do.
+PhasePeaks MemoryComposer::play_within(int64_t memory_bytes) const {
+  const PhasePeaks ample = play(/*capacity_bytes=*/0);
+  if (!cuda_ || ample.most().reserved_bytes <= memory_bytes) return ample;
+  constexpr int64_t kPrecision = 16 << 20;
+  int64_t too_little = ample.most().live_bytes - 1, enough = ample.most().reserved_bytes;
+  PhasePeaks least = ample;
+  const auto try_with = [&](int64_t capacity) {
+    const PhasePeaks peaks = play(capacity);
+    if (peaks.out_of_memory) {
+      too_little = std::max(too_little, capacity);
+    } else {
+      enough = capacity;
+      least = peaks;
+    }
+    return !peaks.out_of_memory;
+  };
+  if (memory_bytes > too_little && try_with(memory_bytes)) return least;
+  while (enough - too_little > kPrecision) try_with(too_little + (enough - too_little) / 2);
+  return least;
+}
+
+// Batches of so many images: those that wait, the one in use and the one being drawn.
+int64_t MemoryComposer::loader_bytes(int64_t batch, bool of_pictures) const {
+  const BatchShape shape = batch_shape(data_, data_.largest(), batch);
+  int64_t bytes = shape.bytes() + batch * static_cast<int64_t>(sizeof(int64_t));  // and the samples' numbers
+  if (of_pictures)
+    bytes += batch * 4 * (3 * options_.data.image_size * options_.data.image_size - shape.sample_elements());
+  return (options_.data.prefetch + 2) * bytes;
+}
+
+void MemoryComposer::add_phase(const std::string& name, const Peak& peak, int64_t host) {
+  Footprint bytes{.device = machine_.context_bytes + communication_ + peak.reserved_bytes,
+                  .host = host,
+                  .pinned_host = trace_.offloaded.host + trace_.offloaded_activation_bytes,
+                  .nvme = trace_.offloaded.disk};
+  if (!cuda_) {  // one memory
+    bytes.device += bytes.host + bytes.pinned_host;
+    bytes.host = bytes.pinned_host = 0;
+  }
+  plan_.phases.push_back({.name = name, .live_bytes = peak.live_bytes, .bytes = bytes});
+}
+
+void MemoryComposer::add_kinds(const Peak& steady) {
+  auto& by_kind = plan_.by_kind;
+  for (const auto& [kind, bytes] : trace_.memory.peak_by_kind) by_kind[std::string(name_of(kind))] += bytes;
+  by_kind["matmul"] += workspaces_bytes(machine_);
+  by_kind[std::string(name_of(MemoryKind::kAutoencoder))] = autoencoder_bytes();
+  plan_.peak_bytes = 0;
+  for (const auto& [name, bytes] : by_kind) plan_.peak_bytes += bytes;
+  plan_.overhead = {{"context", machine_.context_bytes},
+                    {"communication", communication_},
+                    {"allocator", cuda_ ? steady.reserved_bytes - plan_.peak_bytes : 0}};
+  for (auto* map : {&plan_.by_kind, &plan_.overhead})
+    std::erase_if(*map, [](const auto& entry) { return entry.second == 0; });
+}
+
+// Host memory that a copy of this rank's part of a checkpoint takes.
+int64_t MemoryComposer::checkpoint_copy_bytes() const {
+  const Placement placement =
+      options_.offload.optimizer == Placement::kDevice ? Placement::kDevice : Placement::kHost;
+  const CheckpointCopy copy =
+      checkpoint_copy_of(options_.checkpoints.copy, cuda_ ? at::kCUDA : at::kCPU, placement);
+  return copy == CheckpointCopy::kMemory ? trace_.checkpoint_part_bytes : 0;
+}
+
+// The step's curve, with the autoencoder beside the training state.
+MemoryCurve MemoryComposer::curve() const {
+  if (!autoencoder_) return memory_curve(trace_);
+  RecordedStep step = trace_;
+  step.memory.persistent[MemoryKind::kAutoencoder] = autoencoder_bytes();
+  return memory_curve(step);
+}
+
+void MemoryComposer::add_phases(const PhasePeaks& peaks) {
+  const int64_t process = cuda_ ? kHostProcessBytes : 0,
+                stepping = process +
+                           loader_bytes(options_.global_batch / trace_.world_size, encodes_images(options_)),
+                validating = stepping + loader_bytes(rows_of_validation(options_, trace_.world_size),
+                                                     encodes_validation_images(options_));
+  add_phase("load", peaks.load, process);
+  if (encodes_images(options_)) add_phase("extract", peaks.encoding, stepping);
+  add_phase("first step", peaks.first, stepping);
+  add_phase("steady step", peaks.steady, stepping);
+  if (validates()) add_phase("validation", peaks.validation, validating);
+  if (draws_samples()) add_phase("validation sampling", peaks.sampling, stepping);
+  const Peak idle{
+      .live_bytes = trace_.memory.persistent_bytes + workspaces_bytes(machine_),
+      .reserved_bytes = cuda_ ? peaks.steady.reserved_bytes : autoencoder_bytes() + left_bytes(load_)};
+  const int64_t copy = checkpoint_copy_bytes();
+  Peak saving = idle;
+  if (!cuda_ && copy > 0) {  // written while the run goes on
+    for (const Peak& peak : {peaks.steady, peaks.validation, peaks.sampling}) {
+      saving = larger(saving, peak);
+    }
+    saving.live_bytes += copy;
+  }
+  add_phase("checkpoint", saving, copy > 0 && validates() ? validating + copy : stepping + copy);
+  add_phase("resume", {.live_bytes = idle.live_bytes, .reserved_bytes = peaks.load.reserved_bytes}, process);
+}
+
+void MemoryComposer::add_notes() {
+  if (autoencoder_)
+    plan_.notes.push_back(
+        fmt::format("workspaces of the autoencoder's convolutions{}",
+                    autoencoder_->is_here ? "" : "; its architecture is taken to be KL-f8's"));
+  if (const std::string settings = unusual_allocator_settings(); cuda_ && !settings.empty())
+    plan_.notes.push_back(fmt::format(
+        "what {} changes of the memory that the allocator reserves: this is of its defaults", settings));
+  if (encodes_images(options_))
+    plan_.notes.push_back("the time that encoding the images takes in every step");
+}
+
+MemoryPlan MemoryComposer::run() {
+  const PhasePeaks peaks = play_within(machine_.memory_bytes - machine_.context_bytes - communication_);
+  add_phases(peaks);
+  add_kinds(peaks.steady);
+  add_notes();
+  plan_.reserved_bytes = peaks.steady.reserved_bytes;
+  for (const PhasePlan& phase : plan_.phases)
+    if (phase.bytes.device > plan_.needed_bytes) {
+      plan_.needed_bytes = phase.bytes.device;
+      plan_.needed_phase = phase.name;
+    }
+  plan_.peak_phase = std::string(name_of(trace_.memory.peak_phase));
+  if (trace_.memory.peak_segment >= 0)
+    plan_.peak_segment = trace_.segments.at(static_cast<size_t>(trace_.memory.peak_segment));
+  plan_.curve = curve();
+  plan_.fits = plan_.needed_bytes <= machine_.memory_bytes;
+  return std::move(plan_);
+}
+
+}  // namespace
+
+MemoryPlan plan_memory(const MachineProfile& machine, const DataShape& data, const StepTrace& trace) {
+  return MemoryComposer(machine, data, trace).run();
+}
+
+int64_t communication_bytes(const MachineProfile& machine, int64_t gpus) {
+  return machine.device == DryRunDevice::kCuda && gpus > 1 ? kNcclBytes : 0;
+}
+
+}  // namespace kiln

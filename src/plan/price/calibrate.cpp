@@ -1,0 +1,275 @@
+#include "plan/price/calibrate.h"
+
+#include <ATen/DeviceAccelerator.h>
+#include <ATen/Parallel.h>
+#include <fcntl.h>
+#include <fmt/chrono.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <filesystem>
+#include <limits>
+#include <numeric>
+
+#include "core/aten.h"
+#include "core/error.h"
+#include "core/median.h"
+#include "parallel/machine.h"
+#include "plan/price/machine_profile.h"
+#include "plan/price/price.h"
+#include "plan/price/step_timing.h"
+#include "plan/price/this_machine.h"
+
+namespace kiln {
+
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+double seconds_since(Clock::time_point begin) {
+  return std::chrono::duration<double>(Clock::now() - begin).count();
+}
+
+// A small DiT whose operations have the shapes of a large one's.
+struct Workload {
+  int64_t width, num_heads, depth, patch_size, image_size, batch, micro_batch = 0;
+};
+// Every published width with many and with few rows, 16 to 1,024 tokens; short batches, so that a step takes
+// a fraction of a second, and as many blocks as it takes for a step to fall out of the caches, as a whole
+// model's does: what a backward reads was written long before. What matters most comes first, for where time
+// runs out.
+constexpr Workload kWorkloads[] = {
+    {384, 6, 6, 2, 256, 4},   {768, 12, 3, 4, 256, 16},   {1152, 16, 2, 8, 256, 12}, {384, 6, 6, 8, 256, 48},
+    {384, 6, 4, 2, 512, 2},   {1024, 16, 2, 4, 256, 6},   {384, 6, 4, 4, 256, 48},   {768, 12, 3, 8, 256, 10},
+    {768, 12, 3, 2, 256, 2},  {384, 6, 4, 4, 256, 16, 8}, {768, 12, 2, 8, 256, 48},  {384, 6, 6, 2, 256, 12},
+    {1152, 16, 2, 2, 256, 2}, {768, 12, 2, 4, 256, 6},    {1024, 16, 2, 2, 256, 2},  {1152, 16, 2, 4, 256, 8},
+    {768, 12, 2, 2, 256, 8},  {192, 3, 6, 4, 256, 32}};
+// A GPU needs more rows to be busy.
+constexpr int64_t kGpuBatches = 16;
+// fp16 is timed for every second one: it is storage on a CPU, and bf16's equal on a GPU.
+constexpr size_t kHalfStride = 2;
+
+TrainOptions options_of(const Workload& workload, at::ScalarType dtype, at::Device device) {
+  const int64_t times = device.is_cuda() ? kGpuBatches : 1;
+  TrainOptions options;
+  options.model.name = "dit";
+  options.model.hidden_size = workload.width;
+  options.model.num_heads = workload.num_heads;
+  options.model.depth = workload.depth;
+  options.model.patch_size = workload.patch_size;
+  options.data.image_size = workload.image_size;
+  options.global_batch = workload.batch * times;
+  options.micro_batch = workload.micro_batch * times;
+  options.compute.dtype = dtype;
+  return options;
+}
+
+bool is_within(const RatePoint& small, const RatePoint& large) {
+  return small.work <= large.work && small.m <= large.m && small.n <= large.n && small.k <= large.k;
+}
+
+// Other programs make single measurements of products and attention too long, never too short: what is part
+// of something larger takes no longer than that.
+void remove_disturbances(std::vector<RatePoint>& points) {
+  for (size_t i = points.size(); i-- > 0;)
+    for (size_t j = i + 1; j < points.size(); ++j)
+      if (is_within(points[i], points[j])) points[i].seconds = std::min(points[i].seconds, points[j].seconds);
+}
+
+// Collects timed operations into the points of a profile.
+class RateTable {
+ public:
+  void add(StepTiming timing) {
+    for (const OpRecord& op : ops_of(timing.spans)) {
+      const double work = op.flops > 0 ? op.flops : op.bytes;
+      if (work <= 0) continue;
+      // Shapes are points of their own; bytes are gathered by quarters of an octave.
+      const int64_t bucket = op.flops > 0 ? -1 : std::llround(4 * std::log2(work));
+      Seen& seen = seen_[rate_key(op.name, op.dtype)][{bucket, op.m, op.n, op.k}];
+      seen.work.push_back(work);
+      seen.pace.push_back(op.seconds / work);
+    }
+    if (!timing.spans.empty()) steps_.push_back(std::move(timing));
+  }
+
+  std::map<std::string, std::vector<RatePoint>> points() {
+    std::map<std::string, std::vector<RatePoint>> rates;
+    for (auto& [key, shapes] : seen_) {
+      auto& points = rates[key];
+      for (auto& [shape, seen] : shapes) {
+        const double work = median(seen.work);
+        points.push_back({work, work * median(seen.pace), shape[1], shape[2], shape[3]});
+      }
+      std::ranges::sort(points, {}, &RatePoint::work);
+      if (points.back().k > 0) remove_disturbances(points);
+    }
+    return rates;
+  }
+
+  // What whole steps take over the sum of their operations: `op_overhead_s` for every operation (views,
+  // autograd, allocation), and a share of all of it (what other programs take, caches that the operation
+  // before has filled). Both are those with the least relative error, the share by the median of the steps.
+  void fit_steps(MachineProfile& profile) const {
+    if (steps_.empty()) return;
+    profile.op_overhead_s = 0;
+    std::vector<double> in_ops;
+    for (const StepTiming& step : steps_) in_ops.push_back(price_step(step.spans, profile).seconds);
+    double least_error = std::numeric_limits<double>::infinity(), share = 1;
+    for (double overhead = 0; overhead <= kMostOverhead; overhead += kMostOverhead / kOverheads) {
+      std::vector<double> ratios;
+      for (size_t i = 0; i < steps_.size(); ++i)
+        ratios.push_back((steps_[i].seconds - overhead * num_ops(steps_[i])) / in_ops[i]);
+      const double middle = std::clamp(median(ratios), kLeastShare, kMostShare);
+      std::vector<double> errors;
+      for (size_t i = 0; i < steps_.size(); ++i)
+        errors.push_back(
+            std::abs(std::log((middle * in_ops[i] + overhead * num_ops(steps_[i])) / steps_[i].seconds)));
+      const double error = std::accumulate(errors.begin(), errors.end(), 0.0);
+      if (error >= least_error) continue;
+      least_error = error;
+      share = middle;
+      profile.op_overhead_s = overhead;
+    }
+    for (auto& [key, points] : profile.rates)
+      for (RatePoint& point : points) point.seconds *= share;
+  }
+
+ private:
+  struct Seen {
+    std::vector<double> work, pace;  // pace: seconds per work
+  };
+  static double num_ops(const StepTiming& step) { return static_cast<double>(ops_of(step.spans).size()); }
+
+  static constexpr double kLeastShare = 0.5, kMostShare = 1.5;  // beyond: something else went on
+  static constexpr double kMostOverhead = 40e-6;
+  static constexpr int kOverheads = 80;
+
+  std::map<std::string, std::map<std::array<int64_t, 4>, Seen>> seen_;
+  std::vector<StepTiming> steps_;
+};
+
+// Writes a file, has the system forget it, reads it back. 0 when the folder cannot be written.
+double disk_bytes_per_s(const std::string& folder) {
+  constexpr size_t kChunk = 8 << 20, kChunks = 32;
+  std::error_code error;
+  std::filesystem::create_directories(folder, error);
+  const std::string path = folder + "/disk-speed.partial";
+  const int fd = ::open(path.c_str(), O_RDWR | O_CREAT | O_TRUNC, 0600);
+  if (fd < 0) return 0;
+  std::vector<char> chunk(kChunk, 'k');
+  bool good = true;
+  const auto begin = Clock::now();
+  for (size_t i = 0; i < kChunks; ++i)
+    good = good && ::write(fd, chunk.data(), kChunk) == static_cast<ssize_t>(kChunk);
+  good = good && ::fsync(fd) == 0;
+  ::posix_fadvise(fd, 0, 0, POSIX_FADV_DONTNEED);
+  ::lseek(fd, 0, SEEK_SET);
+  for (size_t i = 0; i < kChunks; ++i) good = good && ::read(fd, chunk.data(), kChunk) > 0;
+  const double seconds = seconds_since(begin);
+  ::close(fd);
+  std::filesystem::remove(path, error);
+  return good ? 2.0 * kChunk * kChunks / seconds : 0;
+}
+
+double link_bytes_per_s(at::Device device) {
+  constexpr int64_t kBytes = 256 << 20;
+  const at::Tensor host = at::zeros({kBytes}, at::TensorOptions(at::kByte).pinned_memory(true));
+  at::Tensor there = at::empty({kBytes}, at::TensorOptions(at::kByte).device(device));
+  double best = 1e9;
+  for (int i = 0; i < 4; ++i) {
+    at::accelerator::synchronizeDevice(device.index());
+    const auto begin = Clock::now();
+    there.copy_(host, /*non_blocking=*/true);
+    at::accelerator::synchronizeDevice(device.index());
+    best = std::min(best, seconds_since(begin));
+  }
+  return static_cast<double>(kBytes) / best;
+}
+
+double device_copy_bytes_per_s(at::Device device) {
+  constexpr int64_t kBytes = 512 << 20;
+  const at::Tensor from = at::zeros({kBytes}, at::TensorOptions(at::kByte).device(device));
+  at::Tensor to = at::empty_like(from);
+  double best = 1e9;
+  for (int i = 0; i < 4; ++i) {
+    at::accelerator::synchronizeDevice(device.index());
+    const auto begin = Clock::now();
+    to.copy_(from);
+    at::accelerator::synchronizeDevice(device.index());
+    best = std::min(best, seconds_since(begin));
+  }
+  return 2.0 * kBytes / best;
+}
+
+MachineProfile cpu_profile() {
+  MachineProfile profile = estimate_cpu();
+  profile.num_processors = at::get_num_threads();
+  profile.context_bytes = resident_bytes();
+  return profile;
+}
+
+// What cannot be measured on one GPU (links to others, watts) is that of the built-in GPU of the nearest
+// name.
+MachineProfile gpu_profile(at::Device device) {
+  const std::string machine = machine_name(device);
+  const std::optional<std::string> kind = builtin_profile_named(machine);
+  if (!kind)
+    fail(
+        "plan",
+        "there is no built-in profile of {}, whose links and context --calibrate does not measure: write one "
+        "(docs/machine_profile.md)",
+        machine);
+  MachineProfile profile = find_profile(*kind);
+  profile.name = profile.machine = machine;
+  profile.memory_bytes = static_cast<int64_t>(at::accelerator::getMemoryInfo(device.index()).second);
+  profile.memory_bytes_per_s = device_copy_bytes_per_s(device);
+  profile.host_link_bytes_per_s = link_bytes_per_s(device);
+  return profile;
+}
+
+std::vector<TrainOptions> kinds_of_steps(const MachineProfile& profile, at::Device device) {
+  std::vector<TrainOptions> kinds;
+  for (size_t i = 0; i < std::size(kWorkloads); ++i)
+    for (const at::ScalarType dtype : {at::kBFloat16, at::kFloat, at::kHalf}) {
+      if (dtype == at::kHalf && i % kHalfStride != 0) continue;
+      if (profile.peak_flops.contains(dtype == at::kBFloat16 ? at::kBFloat16 : at::kFloat))
+        kinds.push_back(options_of(kWorkloads[i], dtype, device));
+    }
+  return kinds;
+}
+
+// All kinds twice, one after another: what else goes on for a while, and how fast memory is meanwhile, is
+// averaged.
+void measure_steps(MachineProfile& profile, at::Device device, double seconds) {
+  constexpr int kRounds = 2;
+  const auto begin = Clock::now();
+  const std::vector<TrainOptions> kinds = kinds_of_steps(profile, device);
+  RateTable table;
+  for (size_t done = 0; done < kRounds * kinds.size() && seconds_since(begin) < seconds; ++done) {
+    table.add(time_steps(kinds[done % kinds.size()], device, {.plain = 1, .watched = 1}));
+    fmt::print(stderr, "\rcalibrate: {} of {} steps measured, {:.0f} s ", done + 1, kRounds * kinds.size(),
+               seconds_since(begin));
+  }
+  fmt::print(stderr, "\n");
+  profile.rates = table.points();
+  table.fit_steps(profile);
+}
+
+}  // namespace
+
+MachineProfile calibrate(at::Device device, double seconds) {
+  apply({.device = device});
+  MachineProfile profile = device.is_cuda() ? gpu_profile(device) : cpu_profile();
+  const auto now = std::chrono::system_clock::now();
+  profile.machine = machine_name(device);
+  profile.source = fmt::format("measured on {}, {:%Y-%m-%d}", profile.machine, fmt::gmtime(now));
+  profile.measured = true;
+  for (auto& [dtype, flops] : profile.peak_flops) flops = measure_peak_flops(device, dtype);
+  profile.disk_bytes_per_s = disk_bytes_per_s(profiles_folder());
+  measure_steps(profile, device, seconds);
+  return profile;
+}
+
+}  // namespace kiln

@@ -1,0 +1,77 @@
+#include "plan/price/machine_profile.h"
+
+#include <ATen/Parallel.h>
+
+#include <algorithm>
+#include <chrono>
+
+#include "core/aten.h"
+#include "core/memory_limits.h"
+#include "parallel/machine.h"
+
+namespace kiln {
+
+namespace {
+
+// Assumptions about a CPU that was not calibrated, from those that were: shares of the best square product
+// and of the copying rate. fp16 is storage on a CPU, so that its products cost what f32's do.
+constexpr double kMatmulShare = 0.75, kAttentionShare = 0.35, kCpuBandwidthShare = 0.7;
+constexpr double kDispatch = 8e-6;                  // seconds of one operation through ATen and autograd
+constexpr double kCpuDisk = 5e8, kProcess = 3.5e8;  // bytes/s; bytes of libraries and buffers
+
+template <class Work>
+double best_seconds(int repeats, Work&& work) {
+  using Clock = std::chrono::steady_clock;
+  double best = 1e9;
+  for (int i = 0; i < repeats; ++i) {
+    const auto begin = Clock::now();
+    work();
+    best = std::min(best, std::chrono::duration<double>(Clock::now() - begin).count());
+  }
+  return best;
+}
+
+double product_flops(at::ScalarType dtype) {
+  constexpr int64_t kSize = 1024;
+  const at::Tensor a = at::ones({kSize, kSize}, at::TensorOptions().dtype(dtype)), b = at::ones_like(a);
+  at::Tensor product = at::empty_like(a);
+  return 2.0 * kSize * kSize * kSize / best_seconds(3, [&] { at::mm_out(product, a, b); });
+}
+
+double copy_bytes_per_s() {
+  constexpr int64_t kBytes = 32 << 20;  // twice that is more than a cache
+  const at::Tensor from = at::zeros({kBytes}, at::kByte);
+  at::Tensor to = at::zeros_like(from);
+  return 2.0 * kBytes / best_seconds(3, [&] { to.copy_(from); });
+}
+
+}  // namespace
+
+MachineProfile estimate_cpu() {
+  static const MachineProfile profile = [] {
+    at::NoGradGuard no_grad;
+    const double f32 = product_flops(at::kFloat), copying = copy_bytes_per_s();
+    return MachineProfile{.name = "cpu",
+                          .source = "estimate from a short measurement: kiln plan --calibrate measures it",
+                          .machine = machine_name(at::kCPU),
+                          .device = DryRunDevice::kCpu,
+                          .memory_bytes = host_memory().total_bytes,
+                          .context_bytes = static_cast<int64_t>(kProcess),
+                          .peak_flops = {{at::kFloat, f32},
+                                         {at::kHalf, f32},
+                                         {at::kBFloat16, std::max(f32 / 4, product_flops(at::kBFloat16))}},
+                          .memory_bytes_per_s = copying,
+                          .op_overhead_s = kDispatch,
+                          .host_link_bytes_per_s = copying,
+                          .peer_bytes_per_s = copying / 2,
+                          .node_bytes_per_s = 1e9,
+                          .disk_bytes_per_s = kCpuDisk,
+                          .gpus_per_node = 1,
+                          .matmul_efficiency = kMatmulShare,
+                          .attention_efficiency = kAttentionShare,
+                          .bandwidth_efficiency = kCpuBandwidthShare};
+  }();
+  return profile;
+}
+
+}  // namespace kiln

@@ -1,0 +1,203 @@
+#include "plan/price/machine_profile.h"
+
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+
+#include "core/aten.h"
+#include "core/error.h"
+#include "core/files/atomic_file.h"
+#include "core/memory_limits.h"
+#include "core/nearest_name.h"
+#include "core/tensors.h"
+#include "parallel/machine.h"
+#include "plan/price/machine_profile.h"
+
+namespace kiln {
+
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr const char* kThisCpu = "cpu";
+constexpr const char* kWho = "profile";
+
+// Letters and digits, small.
+std::string plain(const std::string& name) {
+  std::string plain;
+  for (const unsigned char c : name)
+    if (std::isalnum(c)) plain += static_cast<char>(std::tolower(c));
+  return plain;
+}
+
+std::string dtype_text(at::ScalarType dtype) {
+  switch (dtype) {
+    case at::kFloat:
+      return "f32";
+    case at::kBFloat16:
+      return "bf16";
+    case at::kHalf:
+      return "fp16";
+    case at::kFloat8_e4m3fn:
+      return "fp8";
+    default:
+      return c10::toString(dtype);
+  }
+}
+
+MachineProfile read_profile(const fs::path& path) {
+  std::ifstream file(path);
+  const auto json = nlohmann::json::parse(file, nullptr, /*allow_exceptions=*/false);
+  if (!json.is_object())
+    fail(kWho, "expected a JSON object in {}: remove it, or calibrate again", path.string());
+  try {
+    return profile_from_json(json);
+  } catch (const Error& error) {
+    fail(kWho, "{} ({}): remove it, or calibrate again", error.what(), path.string());
+  }
+}
+
+std::vector<MachineProfile> stored_profiles() {
+  std::vector<fs::path> paths;
+  std::error_code none;
+  for (const auto& entry : fs::directory_iterator(profiles_folder(), none))
+    if (entry.path().extension() == ".json") paths.push_back(entry.path());
+  std::ranges::sort(paths);
+  std::vector<MachineProfile> profiles;
+  for (const fs::path& path : paths) profiles.push_back(read_profile(path));
+  return profiles;
+}
+
+std::string environment(const char* name) {
+  const char* value = std::getenv(name);
+  return value ? value : "";
+}
+
+template <class T>
+T field(const nlohmann::json& json, const char* name) {
+  if (!json.contains(name)) fail(kWho, "a machine profile without '{}'", name);
+  try {
+    return json.at(name).get<T>();
+  } catch (const nlohmann::json::exception&) {
+    fail(kWho, "a machine profile whose '{}' is {}", name, json.at(name).dump());
+  }
+}
+
+// The plain numbers of a profile, by name.
+template <class Profile, class Visitor>
+void visit_numbers(Profile& p, Visitor&& visit) {
+  visit("memory_bytes", p.memory_bytes);
+  visit("context_bytes", p.context_bytes);
+  visit("workspace_bytes", p.workspace_bytes);
+  visit("tf32_flops", p.tf32_flops);
+  visit("memory_bytes_per_s", p.memory_bytes_per_s);
+  visit("op_overhead_s", p.op_overhead_s);
+  visit("host_link_bytes_per_s", p.host_link_bytes_per_s);
+  visit("peer_bytes_per_s", p.peer_bytes_per_s);
+  visit("node_bytes_per_s", p.node_bytes_per_s);
+  visit("disk_bytes_per_s", p.disk_bytes_per_s);
+  visit("gpus_per_node", p.gpus_per_node);
+  visit("num_processors", p.num_processors);
+  visit("watts", p.watts);
+  visit("matmul_efficiency", p.matmul_efficiency);
+  visit("attention_efficiency", p.attention_efficiency);
+  visit("bandwidth_efficiency", p.bandwidth_efficiency);
+}
+
+}  // namespace
+
+MachineProfile find_profile(const std::string& name) {
+  const std::string wanted = plain(name), this_machine = machine_name(at::kCPU);
+  const bool wants_cpu = wanted == kThisCpu;
+  std::vector<std::string> names{kThisCpu};
+  for (MachineProfile& profile : stored_profiles()) {
+    const bool is_cpu = profile.device == DryRunDevice::kCpu;
+    if (wants_cpu ? is_cpu && profile.machine == this_machine : !is_cpu && plain(profile.name) == wanted) {
+      if (is_cpu) profile.memory_bytes = host_memory().total_bytes;  // limits are those of today
+      return profile;
+    }
+    if (!is_cpu) names.push_back(profile.name);
+  }
+  if (wants_cpu) return estimate_cpu();
+  for (const MachineProfile& profile : builtin_profiles()) {
+    if (plain(profile.name) == wanted) return profile;
+    names.push_back(profile.name);
+  }
+  fail(kWho, "no GPU is called '{}': the closest are {} (all: {})", name,
+       fmt::join(nearest_names(name, names, 3), ", "), fmt::join(names, ", "));
+}
+
+MachineProfile with_tf32(MachineProfile profile) {
+  if (profile.tf32_flops > 0) profile.peak_flops[at::kFloat] = profile.tf32_flops;
+  return profile;
+}
+
+void check_dtype(const MachineProfile& machine, at::ScalarType compute_dtype) {
+  if (machine.peak_flops.contains(compute_dtype)) return;
+  std::vector<std::string> known;
+  for (const auto& [dtype, flops] : machine.peak_flops) known.push_back(dtype_text(dtype));
+  fail("plan", "{} multiplies in {}, not in {}: choose --compute-dtype {}", machine.name,
+       fmt::join(known, " and "), dtype_text(compute_dtype),
+       machine.peak_flops.contains(at::kHalf) ? "fp16" : known.front());
+}
+
+std::string rate_key(const std::string& op_name, at::ScalarType dtype) {
+  return op_name + " " + dtype_text(dtype);
+}
+
+nlohmann::json to_json(const MachineProfile& profile) {
+  nlohmann::json json = {{"name", profile.name},
+                         {"source", profile.source},
+                         {"machine", profile.machine},
+                         {"measured", profile.measured},
+                         {"device", profile.device == DryRunDevice::kCpu ? "cpu" : "cuda"}};
+  for (const auto& [dtype, flops] : profile.peak_flops) json["peak_flops"][dtype_text(dtype)] = flops;
+  visit_numbers(profile, [&](const char* name, const auto& value) { json[name] = value; });
+  json["rates"] = nlohmann::json::object();
+  for (const auto& [key, points] : profile.rates)
+    for (const RatePoint& p : points) json["rates"][key].push_back({p.work, p.seconds, p.m, p.n, p.k});
+  return json;
+}
+
+MachineProfile profile_from_json(const nlohmann::json& json) {
+  MachineProfile profile;
+  profile.name = field<std::string>(json, "name");
+  profile.source = field<std::string>(json, "source");
+  profile.machine = field<std::string>(json, "machine");
+  profile.measured = field<bool>(json, "measured");
+  profile.device = field<std::string>(json, "device") == "cpu" ? DryRunDevice::kCpu : DryRunDevice::kCuda;
+  for (const auto& [dtype, flops] : field<std::map<std::string, double>>(json, "peak_flops"))
+    profile.peak_flops[dtype == "fp8" ? at::kFloat8_e4m3fn : parse_compute_dtype(dtype)] = flops;
+  visit_numbers(profile, [&](const char* name, auto& value) {
+    value = field<std::remove_cvref_t<decltype(value)>>(json, name);
+  });
+  using Point = std::tuple<double, double, int64_t, int64_t, int64_t>;
+  for (const auto& [key, points] : field<std::map<std::string, std::vector<Point>>>(json, "rates"))
+    for (const auto& [work, seconds, m, n, k] : points)
+      profile.rates[key].push_back({work, seconds, m, n, k});
+  return profile;
+}
+
+std::string profiles_folder() {
+  if (const std::string folder = environment("KILN_PROFILES"); !folder.empty()) return folder;
+  if (const std::string config = environment("XDG_CONFIG_HOME"); !config.empty())
+    return config + "/kiln/profiles";
+  return environment("HOME") + "/.config/kiln/profiles";
+}
+
+std::string store_profile(const MachineProfile& profile) {
+  const fs::path folder = profiles_folder();
+  std::error_code error;
+  fs::create_directories(folder, error);
+  if (error)
+    fail(kWho, "cannot create {}: {} (KILN_PROFILES names another folder)", folder.string(), error.message());
+  // Many machines may share a home folder.
+  const std::string path = folder / (plain(profile.name + profile.machine) + ".json");
+  write_file_atomically(kWho, path, to_json(profile).dump(1) + "\n");
+  return path;
+}
+
+}  // namespace kiln

@@ -1,0 +1,145 @@
+#include "plan/price/price.h"
+
+#include <algorithm>
+#include <cmath>
+
+namespace kiln {
+
+namespace {
+
+// cuBLAS cuts products into tiles of about this size; a wave is one tile on every multiprocessor, and the
+// last wave takes as long as a full one. Where tiles are few, k is split, down to this length.
+constexpr double kTile = 128, kMinSplitK = 512, kMaxSplits = 16;
+
+// The time of a product as a multiple of what the peak alone would take.
+double wave_factor(const OpRecord& op, int64_t num_processors) {
+  if (num_processors <= 0 || op.flops <= 0) return 1;
+  const auto processors = static_cast<double>(num_processors);
+  const double m = static_cast<double>(op.m), n = static_cast<double>(op.n), k = static_cast<double>(op.k);
+  const double tiles = std::ceil(m / kTile) * std::ceil(n / kTile);
+  double waves = std::ceil(tiles / processors);
+  for (double splits = 2; splits <= std::min(kMaxSplits, k / kMinSplitK); ++splits)
+    waves = std::min(waves, std::ceil(tiles * splits / processors) / splits);
+  return waves * processors * kTile * kTile / (m * n);
+}
+
+// Heads and blocks of queries are what fused attention spreads over the processors.
+double attention_factor(const OpRecord& op, int64_t num_processors) {
+  if (num_processors <= 0 || op.flops <= 0) return 1;
+  const auto processors = static_cast<double>(num_processors);
+  const double blocks = static_cast<double>(op.m) * std::ceil(static_cast<double>(op.n) / kTile);
+  const double rows = static_cast<double>(op.n) / (std::ceil(static_cast<double>(op.n) / kTile) * kTile);
+  return std::ceil(blocks / processors) * processors / (blocks * rows);
+}
+
+// What the machine multiplies an operation's operands in: fp8 that it lacks is emulated in bf16.
+at::ScalarType multiplied_in(const OpRecord& op, const MachineProfile& machine) {
+  const bool is_emulated = op.dtype == at::kFloat8_e4m3fn && !machine.peak_flops.contains(op.dtype);
+  return is_emulated ? at::kBFloat16 : op.dtype;
+}
+
+double by_figures(const OpRecord& op, const MachineProfile& machine) {
+  double seconds = op.bytes / (machine.memory_bytes_per_s * machine.bandwidth_efficiency);
+  if (op.flops > 0) {
+    check_dtype(machine, multiplied_in(op, machine));
+    const bool is_attention = op.op_class == OpClass::kAttention;
+    const double share = is_attention ? machine.attention_efficiency : machine.matmul_efficiency;
+    const double factor =
+        is_attention ? attention_factor(op, machine.num_processors) : wave_factor(op, machine.num_processors);
+    seconds =
+        std::max(seconds, op.flops * factor / (machine.peak_flops.at(multiplied_in(op, machine)) * share));
+  }
+  return seconds;
+}
+
+// Between the two neighbours in work, on logarithmic axes; beyond the ends at the end's rate.
+double along_work(const std::vector<RatePoint>& points, double work) {
+  const auto above = std::ranges::lower_bound(points, work, {}, &RatePoint::work);
+  if (above == points.end()) return points.back().seconds * work / points.back().work;
+  if (above == points.begin()) return above->seconds * std::min(1.0, work / above->work);
+  const RatePoint &low = *(above - 1), &high = *above;
+  const double share = std::log(work / low.work) / std::log(high.work / low.work);
+  return low.seconds * std::pow(high.seconds / low.seconds, share);
+}
+
+// What arithmetic and traffic alone would take of a product or an attention: how its time grows with its
+// shape, but for a factor that changes little from one shape to the next.
+double ideal_seconds(const RatePoint& shape, const OpRecord& op, const MachineProfile& machine) {
+  const double m = static_cast<double>(shape.m), n = static_cast<double>(shape.n),
+               k = static_cast<double>(shape.k);
+  const double elements = op.op_class == OpClass::kAttention ? 4 * m * n * k : m * k + n * k + m * n;
+  return shape.work / machine.peak_flops.at(multiplied_in(op, machine)) +
+         elements * static_cast<double>(c10::elementSize(op.dtype)) / machine.memory_bytes_per_s;
+}
+
+// How far apart two extents are: a short one costs efficiency, among long ones little changes.
+double squared_distance(int64_t a, int64_t b) {
+  constexpr double kShort = 256, kOctave = 0.2;
+  const double x = static_cast<double>(std::max<int64_t>(1, a)),
+               y = static_cast<double>(std::max<int64_t>(1, b));
+  const double filling = std::log2((1 + kShort / x) / (1 + kShort / y)), octaves = kOctave * std::log2(x / y);
+  return filling * filling + octaves * octaves;
+}
+
+// Products and attention: the ideal time, times the factor of the measured shapes weighted by how near they
+// are (inverse fourth power of the distance).
+double among_shapes(const std::vector<RatePoint>& points, const OpRecord& op, const MachineProfile& machine) {
+  check_dtype(machine, multiplied_in(op, machine));
+  double weights = 0, log_factor = 0;
+  for (const RatePoint& p : points) {
+    const double squared =
+        squared_distance(op.m, p.m) + squared_distance(op.n, p.n) + squared_distance(op.k, p.k);
+    const double weight = 1 / (squared * squared + 1e-6);
+    weights += weight;
+    log_factor += weight * std::log(p.seconds / ideal_seconds(p, op, machine));
+  }
+  const RatePoint shape{.work = op.flops, .m = op.m, .n = op.n, .k = op.k};
+  return ideal_seconds(shape, op, machine) * std::exp(log_factor / weights);
+}
+
+// A measured operation of the same class and dtype that stands in for one that was never seen.
+const char* stand_in(OpClass op_class) {
+  switch (op_class) {
+    case OpClass::kMatmul:
+    case OpClass::kConvolution:
+      return "kiln::affine";
+    case OpClass::kAttention:
+      return "kiln::packed_attention";
+    case OpClass::kElementwise:
+      return "aten::mul";
+  }
+  return "";
+}
+
+const std::vector<RatePoint>* measured_points(const OpRecord& op, const MachineProfile& machine) {
+  for (const std::string& name : {op.name, std::string(stand_in(op.op_class))})
+    if (const auto entry = machine.rates.find(rate_key(name, op.dtype));
+        entry != machine.rates.end() && !entry->second.empty())
+      return &entry->second;
+  return nullptr;
+}
+
+}  // namespace
+
+double price(const OpRecord& op, const MachineProfile& machine) {
+  const double work = op.flops > 0 ? op.flops : op.bytes;
+  if (work <= 0) return machine.op_overhead_s;
+  const auto* points = measured_points(op, machine);
+  const double seconds = !points        ? by_figures(op, machine)
+                         : op.flops > 0 ? among_shapes(*points, op, machine)
+                                        : along_work(*points, work);
+  return seconds + machine.op_overhead_s;
+}
+
+StepPrice price_step(const std::vector<Span>& spans, const MachineProfile& machine) {
+  StepPrice total;
+  for (const Span& span : spans)
+    for (const OpRecord& op : span.ops) {
+      const double seconds = static_cast<double>(span.times) * price(op, machine);
+      total.seconds += seconds;
+      total.by_phase[static_cast<size_t>(span.phase)] += seconds;
+    }
+  return total;
+}
+
+}  // namespace kiln

@@ -1,0 +1,90 @@
+#include "plan/price/step_timing.h"
+
+#include <ATen/DeviceAccelerator.h>
+
+#include <algorithm>
+#include <chrono>
+
+#include "core/aten.h"
+#include "core/error.h"
+#include "core/median.h"
+#include "plan/trace/op_recorder.h"
+
+namespace kiln {
+
+namespace {
+
+StepBatch random_batch(const DataShape& data, int64_t size, const Objective& objective) {
+  BatchTensors made = batch_tensors(batch_shape(data, data.largest(), size),
+                                    [&](BatchArray array, at::IntArrayRef sizes, at::ScalarType dtype) {
+                                      if (array == BatchArray::kClassLabels)
+                                        return at::randint(data.num_classes, sizes, dtype);
+                                      if (array == BatchArray::kTimeUniform) return at::rand(sizes, dtype);
+                                      return at::randn(sizes, dtype);
+                                    });
+  made.batch.timesteps = objective.timesteps(made.time_uniform);
+  return made.batch;
+}
+
+// Takes over the shorter seconds of each operation, unless a skipped step came before.
+void keep_least(std::vector<Span>& spans, std::vector<Span> again) {
+  if (spans.empty()) spans = std::move(again);
+  if (!std::ranges::equal(
+          spans, again, {}, [](const Span& span) { return span.ops.size(); },
+          [](const Span& span) { return span.ops.size(); }))
+    return;
+  for (size_t i = 0; i < spans.size(); ++i)
+    for (size_t op = 0; op < spans[i].ops.size(); ++op)
+      spans[i].ops[op].seconds = std::min(spans[i].ops[op].seconds, again[i].ops[op].seconds);
+}
+
+}  // namespace
+
+TimedTraining::TimedTraining(const TrainOptions& options, at::Device device)
+    : device_(device), lr_(options.lr.peak) {
+  const DataShape data = synthetic_shape(options);
+  training_ = build_training(options, data, device);
+  batch_ = random_batch(data, options.global_batch, *training_.objective);
+}
+
+double TimedTraining::step() {
+  constexpr int kMaxSkipped = 30;
+  for (int i = 0; i < kMaxSkipped; ++i) {
+    const auto begin = std::chrono::steady_clock::now();
+    const bool applied = training_.step->run(batch_, lr_).applied;
+    if (device_.is_cuda()) at::accelerator::synchronizeDevice(device_.index());
+    const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - begin;
+    if (applied) return seconds.count();
+  }
+  fail("calibrate", "expected finite gradients, got none in {} steps", kMaxSkipped);
+}
+
+StepTiming time_steps(const TrainOptions& options, at::Device device, const StepRepeats& repeats) {
+  TimedTraining training(options, device);
+  training.step();
+
+  StepTiming timing;
+  std::vector<double> seconds;
+  double total = 0;
+  for (int i = 0; i < repeats.plain || total < repeats.least_seconds; ++i) {
+    seconds.push_back(training.step());
+    total += seconds.back();
+  }
+  timing.seconds = median(seconds);
+  timing.least_seconds = std::ranges::min(seconds);
+  if (repeats.watched == 0) return timing;
+
+  OpRecorder ops(/*timed=*/true, device);
+  SpanRecorder recorder(&ops);
+  training.observe(&recorder);
+  for (int i = 0; i < repeats.watched; ++i) {
+    ops.take();
+    recorder.finish();
+    training.step();
+    keep_least(timing.spans, recorder.finish().spans);
+  }
+  training.observe(nullptr);
+  return timing;
+}
+
+}  // namespace kiln

@@ -1,0 +1,179 @@
+#include "plan/ranks/rank_step.h"
+
+#include <algorithm>
+#include <stdexcept>
+#include <unordered_set>
+
+#include "core/aten.h"
+#include "plan/trace/op_recorder.h"
+
+namespace kiln {
+
+namespace {
+
+// Segments that have as many weights as those of a trace, and do nothing.
+class OutlineModel : public Denoiser {
+ public:
+  explicit OutlineModel(const StepTrace& trace) {
+    const auto constants = trace.memory.persistent.find(MemoryKind::kConstants);
+    for (size_t i = 0; i < trace.segments.size(); ++i) {
+      const bool has_constants = i == 0 && constants != trace.memory.persistent.end();
+      segments_.push_back(std::make_unique<Outline>(
+          trace.segments[i], trace.segment_weights[i],
+          has_constants ? constants->second / static_cast<int64_t>(sizeof(float)) : 0));
+    }
+  }
+
+ private:
+  class Outline : public Segment {
+   public:
+    Outline(const std::string& name, int64_t num_weights, int64_t num_constants) {
+      name_ = name;
+      for (const auto& [elements, trainable] : {std::pair{num_weights, true}, {num_constants, false}})
+        if (elements > 0)
+          parameters_.push_back(std::make_shared<Parameter>(
+              Parameter{.key = name + (trainable ? "" : ".constants"),
+                        .value = at::empty({elements}, at::TensorOptions(at::kMeta)),
+                        .init = {},
+                        .trainable = trainable}));
+    }
+    State forward(const State&, const ModelInput&) const override { return {}; }
+  };
+};
+
+TrainOptions options_of_rank(const StepTrace& like, const Sharding& sharding) {
+  TrainOptions options = like.options;
+  options.global_batch =
+      (options.global_batch + like.world_size - 1) / like.world_size * sharding.gpus;  // of the most rows
+  options.zero.stage = sharding.zero_stage;
+  options.offload.optimizer = sharding.offload_optimizer;
+  options.offload.params = sharding.offload_params;
+  return options;
+}
+
+// Writes the spans of a trace again, and makes their calls on another rank.
+class Repetition {
+ public:
+  Repetition(RankWork& rank, SpanRecorder& recorder) : rank_(rank), recorder_(recorder) {}
+
+  void add(const Span& span) {
+    recorder_.begin_micro_step(span.micro_step);
+    recorder_.stand_for(span.times);
+    if (!span.by_call) begin(span);
+    next_op_ = next_event_ = 0;
+    for (const Span::Call& made : span.calls) {
+      add_until(span, made.before_op, made.before_event);
+      if (!made.inside) end(span);
+      if (made.call.kind == RankCall::Kind::kFinishReductions) recorder_.end_micro_step();
+      const bool adds = rank_.repeat(made.call);
+      if (made.call.kind == RankCall::Kind::kBeginGradients && adds != made.call.adds)
+        throw std::logic_error("a trace that adds gradients stands for one that writes them, or the reverse");
+    }
+    add_until(span, span.ops.size(), span.events.size());
+    end(span);
+  }
+
+ private:
+  void begin(const Span& span) {
+    recorder_.begin(span.phase, span.segment);
+    in_phase_ = true;
+  }
+  void end(const Span& span) {
+    if (std::exchange(in_phase_, false)) recorder_.end(span.phase, span.segment);
+  }
+
+  // All but what the calls of the trace did themselves.
+  void add_until(const Span& span, size_t op, size_t event) {
+    // The scale of the update is made on the device by ranks that need not wait for the host.
+    const auto is_made = [&](const OpRecord& record) {
+      return !record.by_call && (record.name != "kiln::step_scale" || rank_.updates_ahead());
+    };
+    for (; next_op_ < op; ++next_op_)
+      if (is_made(span.ops[next_op_])) recorder_.span().ops.push_back(span.ops[next_op_]);
+    for (; next_event_ < event; ++next_event_) {
+      const MemoryEvent& made = span.events[next_event_];
+      if (made.by_call && made.bytes > 0) of_calls_.insert(made.id);
+      if (!made.by_call && !of_calls_.contains(made.id)) recorder_.span().events.push_back(made);
+    }
+  }
+
+  RankWork& rank_;
+  SpanRecorder& recorder_;
+  bool in_phase_ = false;
+  size_t next_op_ = 0, next_event_ = 0;
+  std::unordered_set<uint64_t> of_calls_;  // blocks of the trace's own calls
+};
+
+}  // namespace
+
+RankStep::RankStep(const StepTrace& like, const Sharding& sharding)
+    : device_(like.device),
+      options_(options_of_rank(like, sharding)),
+      ranks_per_node_(sharding.ranks_per_node),
+      group_(dry_group(sharding.gpus, sharding.ranks_per_node)),
+      optimizer_(make_optimizer(optimizer_config_of(options_.optimizer))) {
+  const DryRunScope dry_run(device_);
+  SpanRecorder making;
+  const MetaAllocationScope scope(making);
+  outline_ = std::make_unique<OutlineModel>(like);
+  group_->observe(&making);
+  state_ =
+      std::make_unique<TrainingState>(*outline_, *optimizer_, state_options_of(options_, at::kMeta, group_));
+  work_ = std::make_unique<RankWork>(*optimizer_, *state_, at::kMeta, options_.ema.schedule);
+  group_->observe(nullptr);
+  under_way_ = making.finish().under_way;
+}
+
+StepTrace RankStep::trace(const StepTrace& source) {
+  const DryRunScope dry_run(device_);
+  const at::NoGradGuard no_grad;
+  StepTrace trace;
+  {
+    OpRecorder ops(/*timed=*/false);
+    SpanRecorder recorder(&ops);
+    recorder.register_state(*state_);
+    const MetaAllocationScope scope(recorder);
+    group_->observe(&recorder);
+    work_->observe(&recorder);
+    Repetition repetition(*work_, recorder);
+    for (const Span& span : source.spans) repetition.add(span);
+    work_->observe(nullptr);
+    group_->observe(nullptr);
+    static_cast<RecordedStep&>(trace) = recorder.finish();
+  }
+  trace.under_way = under_way_;
+  // What this step has begun last is under way when the next one begins.
+  std::vector<CollectiveEvent> begun;
+  for (const Span& span : trace.spans)
+    std::ranges::copy_if(span.collectives, std::back_inserter(begun), &CollectiveEvent::begins);
+  std::copy(begun.end() - static_cast<int64_t>(std::min(begun.size(), under_way_.size())), begun.end(),
+            under_way_.begin());
+  trace.device = device_;
+  trace.options = options_;
+  trace.data = source.data;
+  trace.world_size = group_->world_size();
+  trace.ranks_per_node = ranks_per_node_;
+  trace.segments = source.segments;
+  trace.segment_weights = source.segment_weights;
+  trace.num_weights = source.num_weights;
+  trace.flops_per_image = source.flops_per_image;
+  trace.checkpoint_bytes = source.checkpoint_bytes;
+  trace.offloaded_activation_bytes = source.offloaded_activation_bytes;
+  describe_state(*state_, *optimizer_, trace);
+  return trace;
+}
+
+int64_t RankStep::persistent_bytes() const {
+  SpanRecorder recorder;
+  recorder.register_state(*state_);
+  return recorder.finish().memory.persistent_bytes;
+}
+
+StepTrace trace_of_rank(const StepTrace& trace, const Sharding& sharding) {
+  if (num_micro_steps(trace) == 1 || (trace.zero.stage >= 2) == (sharding.zero_stage >= 2))
+    return RankStep(trace, sharding).trace(trace);
+  return trace_step(options_of_rank(trace, sharding), trace.data, trace.device, sharding.gpus,
+                    sharding.ranks_per_node);
+}
+
+}  // namespace kiln

@@ -1,0 +1,225 @@
+#include "plan/ranks/step_time.h"
+
+#include <c10/core/ScalarType.h>
+
+#include <algorithm>
+#include <cmath>
+#include <numeric>
+#include <stdexcept>
+#include <unordered_map>
+
+#include "plan/price/price.h"
+
+namespace kiln {
+
+namespace {
+
+constexpr double kCollectiveLatency = 15e-6;  // seconds, times log2 of the ranks
+constexpr double kHostUpdateBytesPerS =
+    40e9;  // of one rank's update on the host: memory-bound, half a socket
+
+// The links among the ranks.
+class Links {
+ public:
+  explicit Links(const MachineProfile& machine)
+      // Processes of one CPU exchange through its memory: written and read on both sides.
+      : within_(machine.peer_bytes_per_s > 0 ? machine.peer_bytes_per_s : machine.memory_bytes_per_s / 4),
+        across_(machine.node_bytes_per_s > 0 ? std::min(within_, machine.node_bytes_per_s) : within_),
+        gpus_per_node_(machine.gpus_per_node) {}
+
+  // A reduce-scatter or all-gather is half of an all-reduce.
+  double seconds(const CollectiveObserver::Start& event) const {
+    if (event.num_ranks <= 1 || event.bytes <= 0) return 0;
+    const bool both = event.operation == CollectiveObserver::Operation::kAllReduce;
+    const bool one_node = event.on_one_machine && event.num_ranks <= gpus_per_node_;
+    const double ranks = static_cast<double>(event.num_ranks);
+    const double half =
+        (ranks - 1) / ranks * static_cast<double>(event.bytes) / (one_node ? within_ : across_) +
+        kCollectiveLatency * std::log2(ranks);
+    return (both ? 2 : 1) * half;
+  }
+
+ private:
+  double within_, across_;
+  int64_t gpus_per_node_;
+};
+
+// A rank's step: its operations one after another, collectives one after another on the link beside them.
+class StepClock {
+ public:
+  StepClock(const StepTrace& trace, const std::vector<std::vector<double>>& op_seconds, const Links& links)
+      : trace_(trace), op_seconds_(op_seconds), links_(links) {}
+
+  // A steady step's: the second one.
+  void run() {
+    step();
+    // What the last step sent at its end is what the first step found under way.
+    std::vector<double> arrivals;
+    for (size_t i = begun_.size(); i-- > 0 && arrivals.size() < trace_.under_way.size();)
+      arrivals.push_back(arrival_[begun_[i]] - now_);
+    std::ranges::reverse(arrivals);
+    arrival_.clear();
+    for (size_t i = 0; i < arrivals.size(); ++i) arrival_[trace_.under_way[i].start.number] = arrivals[i];
+    link_ = std::max(0.0, link_ - now_);
+    now_ = waited_ = busy_ = 0;
+    step();
+  }
+  double waited_seconds() const { return waited_; }
+  double busy_seconds() const { return busy_; }
+
+ private:
+  void step() {
+    repeated_ = 0;
+    begun_.clear();
+    for (size_t i = 0; i < trace_.spans.size();) {
+      // Equal micro-steps: their spans again and again. Each waits for what the one before has begun.
+      size_t end = i + 1;
+      const int64_t times = trace_.spans[i].times;
+      while (times > 1 && end < trace_.spans.size() && trace_.spans[end].times == times) ++end;
+      for (int64_t n = 0; n < times; ++n) {
+        const size_t num_begun = begun_.size();
+        for (size_t span = i; span < end; ++span) run(span);
+        if (n + 1 < times) repeated_ += static_cast<int64_t>(begun_.size() - num_begun);
+      }
+      i = end;
+    }
+  }
+
+  void run(size_t index) {
+    const std::vector<CollectiveEvent>& events = trace_.spans[index].collectives;
+    size_t event = 0;
+    for (size_t op = 0; op < op_seconds_[index].size(); ++op) {
+      while (event < events.size() && events[event].before_op <= op) meet(events[event++]);
+      now_ += op_seconds_[index][op];
+    }
+    while (event < events.size()) meet(events[event++]);
+  }
+
+  void meet(const CollectiveEvent& event) {
+    const int64_t number = event.start.number + repeated_;
+    double& arrival = arrival_[number];
+    if (event.begins) {
+      const double seconds = links_.seconds(event.start);
+      busy_ += seconds;
+      arrival = link_ = std::max(link_, now_) + seconds;
+      begun_.push_back(number);
+    } else if (arrival > now_) {
+      waited_ += arrival - now_;
+      now_ = arrival;
+    }
+  }
+
+  const StepTrace& trace_;
+  const std::vector<std::vector<double>>& op_seconds_;  // of each span
+  const Links& links_;
+  // By number. Of what stands for several micro-steps each has numbers of its own: `repeated_` more.
+  std::unordered_map<int64_t, double> arrival_;
+  std::vector<int64_t> begun_;  // numbers, in order
+  int64_t repeated_ = 0;
+  double now_ = 0, link_ = 0, waited_ = 0, busy_ = 0;
+};
+
+// Ranks that state is divided among.
+int64_t shards_of(const Sharding& sharding) {
+  return sharding.ranks_per_node > 0 ? sharding.ranks_per_node : sharding.gpus;
+}
+
+// Gradients go to the host, the update runs there over what the rank keeps, weights come back.
+double host_update(const StepTrace& trace, const MachineProfile& machine, const Sharding& sharding) {
+  double elements = 0;
+  for (const int64_t unit : trace.segment_weights)
+    elements += static_cast<double>(
+        shard_elements(unit, {.zero_stage = sharding.zero_stage, .world_size = shards_of(sharding)}));
+  const double grad_bytes = static_cast<double>(c10::elementSize(trace.unit.grad_dtype)),
+               weight_bytes = static_cast<double>(c10::elementSize(trace.unit.compute_dtype)),
+               state_bytes = 4 * static_cast<double>(state_elements(1, trace.unit));
+  const double moved = elements * (2 * state_bytes + grad_bytes + weight_bytes);  // read and written
+  double seconds = moved / kHostUpdateBytesPerS;
+  if (machine.host_link_bytes_per_s > 0 && machine.device == DryRunDevice::kCuda)
+    seconds += elements * (grad_bytes + weight_bytes) / machine.host_link_bytes_per_s;
+  if (sharding.offload_optimizer == Placement::kNvme && machine.disk_bytes_per_s > 0) {
+    const double sharing = static_cast<double>(std::min(sharding.gpus, machine.gpus_per_node));
+    seconds += elements * 2 * state_bytes * sharing / machine.disk_bytes_per_s;
+  }
+  return seconds;
+}
+
+// Inputs of segments go to the host and come back in every micro-step.
+double activation_transfers(const StepTrace& trace, const MachineProfile& machine) {
+  if (machine.host_link_bytes_per_s <= 0 || machine.device != DryRunDevice::kCuda) return 0;
+  return 2 * static_cast<double>(num_micro_steps(trace) * trace.offloaded_activation_bytes) /
+         machine.host_link_bytes_per_s;
+}
+
+// Weights that wait elsewhere come for every gather and go back after the update.
+struct WeightTransfers {
+  double link_s = 0, disk_s = 0;
+};
+
+WeightTransfers weight_transfers(const StepTrace& trace, const MachineProfile& machine,
+                                 const Sharding& sharding) {
+  WeightTransfers transfers;
+  const Placement placement = placement_of(sharding.offload_params, trace.device == DryRunDevice::kCuda);
+  if (sharding.zero_stage < 3 || placement == Placement::kDevice) return transfers;
+  double bytes = 0;
+  for (const int64_t unit : trace.segment_weights)
+    bytes += static_cast<double>(shard_elements(unit, {.zero_stage = 3, .world_size = shards_of(sharding)})) *
+             static_cast<double>(c10::elementSize(trace.unit.compute_dtype));
+  bytes *= static_cast<double>(2 * num_micro_steps(trace) + 1);  // forward and backward; the update
+  if (machine.host_link_bytes_per_s > 0 && machine.device == DryRunDevice::kCuda)
+    transfers.link_s = bytes / machine.host_link_bytes_per_s;
+  if (placement == Placement::kNvme && machine.disk_bytes_per_s > 0)
+    transfers.disk_s = bytes * static_cast<double>(std::min(sharding.gpus, machine.gpus_per_node)) /
+                       machine.disk_bytes_per_s;
+  return transfers;
+}
+
+// Seconds of each operation of each span. What runs on the host is host_update().
+std::vector<std::vector<double>> op_seconds(const StepTrace& trace, const MachineProfile& machine,
+                                            const Sharding& sharding) {
+  const bool offloads = sharding.offload_optimizer != Placement::kDevice;
+  std::vector<std::vector<double>> seconds;
+  for (const Span& span : trace.spans) {
+    const bool on_host =
+        offloads && (span.phase == StepPhase::kOptimizer || span.phase == StepPhase::kOffload);
+    std::vector<double>& of_span = seconds.emplace_back();
+    for (const OpRecord& op : span.ops) of_span.push_back(on_host ? 0 : price(op, machine));
+  }
+  return seconds;
+}
+
+}  // namespace
+
+StepTime time_step(const StepTrace& trace, const MachineProfile& machine, const Sharding& sharding) {
+  if (trace.world_size != sharding.gpus || trace.zero.stage != sharding.zero_stage ||
+      trace.ranks_per_node != sharding.ranks_per_node)
+    throw std::logic_error("the time of a rank from the trace of another");
+  StepTime time;
+  const std::vector<std::vector<double>> seconds = op_seconds(trace, machine, sharding);
+  for (size_t i = 0; i < seconds.size(); ++i)
+    time.by_phase[static_cast<size_t>(trace.spans[i].phase)] +=
+        std::accumulate(seconds[i].begin(), seconds[i].end(), 0.0) *
+        static_cast<double>(trace.spans[i].times);
+  if (sharding.offload_optimizer != Placement::kDevice) {
+    time.host_s = host_update(trace, machine, sharding);
+    time.by_phase[static_cast<size_t>(StepPhase::kOptimizer)] = time.host_s;
+  }
+  if (sharding.gpus > 1) {
+    const Links links(machine);
+    StepClock clock(trace, seconds, links);
+    clock.run();
+    time.by_phase[static_cast<size_t>(StepPhase::kCommunication)] += clock.waited_seconds();
+    time.communication_s = clock.busy_seconds();
+  }
+  const auto of = [&](StepPhase phase) -> double& { return time.by_phase[static_cast<size_t>(phase)]; };
+  const WeightTransfers transfers = weight_transfers(trace, machine, sharding);
+  const double walk_s = of(StepPhase::kForward) + of(StepPhase::kRecompute) + of(StepPhase::kBackward);
+  // Copies to the device are queued among the compute; the disk reads beside it.
+  of(StepPhase::kOffload) += transfers.link_s + std::max(0.0, transfers.disk_s - transfers.link_s - walk_s);
+  // Activations are copied beside the walk.
+  of(StepPhase::kOffload) += std::max(0.0, activation_transfers(trace, machine) - walk_s);
+  time.seconds = std::accumulate(time.by_phase.begin(), time.by_phase.end(), 0.0);
+  return time;
+}
+
+}  // namespace kiln

@@ -1,0 +1,114 @@
+#include <algorithm>
+
+#include "plan/report/report.h"
+#include "run/option_values.h"
+
+namespace kiln {
+
+namespace {
+
+using Json = nlohmann::json;
+
+Json to_json(const Footprint& bytes) {
+  return {{"device", bytes.device},
+          {"host", bytes.host},
+          {"pinned_host", bytes.pinned_host},
+          {"nvme", bytes.nvme}};
+}
+
+Json scaling_json(const Plan& plan) {
+  Json points = Json::array();
+  for (const ScalingPoint& point : plan.scaling)
+    points.push_back({{"gpus", point.gpus},
+                      {"step_s", point.step_s},
+                      {"images_per_s", point.images_per_s},
+                      {"efficiency", point.efficiency},
+                      {"days", point.days},
+                      {"cost", point.cost}});
+  return points;
+}
+
+Json milestones_json(const Plan& plan) {
+  Json milestones = Json::array();
+  for (const Milestone& milestone : plan.milestones)
+    milestones.push_back({{"name", milestone.name},
+                          {"steps", milestone.steps},
+                          {"days", milestone.days},
+                          {"cost", milestone.cost}});
+  return milestones;
+}
+
+// Seconds that a step waits for a loader that is slower than it.
+double data_wait_s(const Plan& plan) {
+  const double loader = plan.data_rate.loader_images_per_s;
+  return loader > 0 ? plan.step_s * std::max(0.0, plan.data_rate.images_per_s / loader - 1) : 0;
+}
+
+Json predicted_json(const Plan& plan) {
+  Json by_phase = Json::object(), footprints = Json::object(), phase_s = Json::object();
+  for (const PhasePlan& phase : plan.phases) {
+    by_phase[phase.name] = phase.live_bytes;
+    footprints[phase.name] = to_json(phase.bytes);
+  }
+  for (size_t i = 0; i < plan.phase_s.size(); ++i)
+    phase_s[std::string(name_of(static_cast<StepPhase>(i)))] = plan.phase_s[i];
+  phase_s["data"] = data_wait_s(plan);
+  return {{"peak_bytes", plan.peak_bytes},
+          {"reserved_bytes", plan.reserved_bytes},
+          {"needed_bytes", plan.needed_bytes},
+          {"needed_phase", plan.needed_phase},
+          {"peak_phase", plan.peak_phase},
+          {"peak_segment", plan.peak_segment},
+          {"fits", plan.fits},
+          {"by_kind", plan.by_kind},
+          {"overhead", plan.overhead},
+          {"by_phase", by_phase},
+          {"footprints", footprints},
+          {"step_s", plan.step_s},
+          {"images_per_s", plan.images_per_s},
+          {"peak_share", plan.peak_share},
+          {"mfu", plan.mfu > 0 ? nlohmann::json(plan.mfu) : nlohmann::json()},
+          {"communication_s", plan.communication_s},
+          {"phase_s", phase_s},
+          {"curve", kiln::to_json(plan.curve)},
+          {"steps", plan.steps},
+          {"days", plan.days},
+          {"cost", plan.cost},
+          {"gpu_hours", plan.gpu_hours},
+          {"kilowatt_hours", plan.kilowatt_hours},
+          {"scaling", scaling_json(plan)},
+          {"milestones", milestones_json(plan)},
+          {"dataset_size", plan.dataset_size},
+          {"store_bytes", plan.store_bytes},
+          {"checkpoint_bytes", plan.checkpoint_bytes},
+          {"num_checkpoints", plan.num_checkpoints},
+          {"data_rate",
+           {{"images_per_s", plan.data_rate.images_per_s},
+            {"bytes_per_s", plan.data_rate.bytes_per_s},
+            {"disk_bytes_per_s", plan.data_rate.disk_bytes_per_s},
+            {"loader_images_per_s", plan.data_rate.loader_images_per_s}}}};
+}
+
+}  // namespace
+
+nlohmann::json to_json(const Plan& plan) {
+  return {{"predicted", predicted_json(plan)},
+          {"machine",
+           {{"name", plan.machine.name},
+            {"source", plan.machine.source},
+            {"measured", plan.machine.measured},
+            {"memory_bytes", plan.machine.memory_bytes}}},
+          {"gpus", plan.options.gpus},
+          {"zero_stage", plan.options.train.zero.stage},
+          {"offload_optimizer", choice_name(plan.options.train.offload.optimizer)},
+          {"offload_params", choice_name(plan.options.train.offload.params)},
+          {"num_weights", plan.num_weights},
+          {"rank_batch", plan.rank_batch},
+          {"micro_batch", plan.micro_batch},
+          {"num_micro_steps", plan.num_micro_steps},
+          {"advice", plan.advice},
+          {"notes", plan.notes},
+          {"options", to_json(plan.options.train)}};
+}
+
+}  // namespace kiln

@@ -1,0 +1,128 @@
+// A plan for the terminal.
+#include <fmt/format.h>
+
+#include "core/tensors.h"
+#include "core/units.h"
+#include "plan/report/report.h"
+
+namespace kiln {
+
+namespace {
+
+std::string gib_text(int64_t bytes) {
+  const double value = gib(bytes);
+  return value < 0.1 ? fmt::format("{:.3f}", value) : fmt::format("{:.2f}", value);
+}
+
+std::string duration(double days) {
+  const double seconds = days * 86400;
+  if (seconds < 100) return fmt::format("{:.0f} s", seconds);
+  if (seconds < 6000) return fmt::format("{:.0f} min", seconds / 60);
+  if (days < 2) return fmt::format("{:.1f} h", days * 24);
+  return fmt::format("{:.1f} days", days);
+}
+
+std::string money(const Plan& plan, double cost) {
+  return plan.options.price_per_gpu_hour > 0 ? fmt::format(", cost {:.0f}", cost) : "";
+}
+
+std::string heading(const Plan& plan) {
+  const TrainOptions& train = plan.options.train;
+  std::string text =
+      fmt::format("{}, {:.0f} M weights, {} px, {} x {} {}, {}\n", train.model.name,
+                  static_cast<double>(plan.num_weights) / 1e6, train.data.image_size, plan.data.channels,
+                  lanes_text(plan.data.lanes), train.data.in_pixels() ? "pixels" : "latents",
+                  choice_name(train.compute.dtype));
+  text += fmt::format("{} x {}: ", plan.options.gpus, plan.machine.name);
+  text += fmt::format("{} images a step = {} of {}", train.global_batch, plan.rank_batch,
+                      plan.options.gpus > 1 ? "each GPU" : "one device");
+  if (plan.num_micro_steps > 1)
+    text += fmt::format(", {} passes of {}", plan.num_micro_steps, plan.micro_batch);
+  if (plan.options.gpus > 1)
+    text += plan.options.train.zero.stage > 0 ? fmt::format(", ZeRO stage {}", plan.options.train.zero.stage)
+                                              : ", data parallel";
+  if (plan.options.train.offload.optimizer != Placement::kDevice)
+    text += fmt::format(", optimizer on {}",
+                        plan.options.train.offload.optimizer == Placement::kHost ? "the host" : "NVMe");
+  if (plan.options.train.offload.params != Placement::kDevice)
+    text += fmt::format(", weights on {}",
+                        plan.options.train.offload.params == Placement::kHost ? "the host" : "NVMe");
+  return text + fmt::format("\nspeeds of the machine: {} ({})\n",
+                            plan.machine.measured ? "measured" : "not measured", plan.machine.source);
+}
+
+std::string verdict(const Plan& plan) {
+  const int64_t spare = plan.machine.memory_bytes - plan.needed_bytes;
+  const double share =
+      static_cast<double>(plan.needed_bytes) / static_cast<double>(plan.machine.memory_bytes);
+  return fmt::format("{}: {} of {} GiB needed ({:.0f} %), {} GiB {}; the most in: {}\n",
+                     plan.fits ? "FITS" : "DOES NOT FIT", gib_text(plan.needed_bytes),
+                     gib_text(plan.machine.memory_bytes), 100 * share, gib_text(std::abs(spare)),
+                     spare >= 0 ? "to spare" : "too much", plan.needed_phase);
+}
+
+std::string memory(const Plan& plan) {
+  std::string text = "\nMemory of one device in the steady step, GiB\n";
+  for (const auto& [kind, bytes] : plan.by_kind)
+    text += fmt::format("  {:<24}{:>9}\n", kind, gib_text(bytes));
+  text += fmt::format("  live at the peak        {:>9}  in {}{}\n", gib_text(plan.peak_bytes),
+                      plan.peak_phase, plan.peak_segment.empty() ? "" : " of " + plan.peak_segment);
+  for (const auto& [kind, bytes] : plan.overhead)
+    text += fmt::format("  {:<24}{:>9}\n", kind, gib_text(bytes));
+  text += "\nMemory by phase, GiB        device     host   pinned     NVMe\n";
+  for (const PhasePlan& phase : plan.phases)
+    text += fmt::format("  {:<22}{:>10}{:>9}{:>9}{:>9}\n", phase.name, gib_text(phase.bytes.device),
+                        gib_text(phase.bytes.host), gib_text(phase.bytes.pinned_host),
+                        gib_text(phase.bytes.nvme));
+  return text;
+}
+
+std::string time(const Plan& plan) {
+  std::string text = fmt::format("\nTime: {:.3g} s a step, {:.4g} images/s, {:.0f} % of peak{}\n ",
+                                 plan.step_s, plan.images_per_s, 100 * plan.peak_share,
+                                 plan.mfu > 0 ? fmt::format(", MFU {:.0f} %", 100 * plan.mfu) : "");
+  for (size_t i = 0; i < plan.phase_s.size(); ++i)
+    if (plan.phase_s[i] >= 0.005 * plan.step_s)
+      text += fmt::format(" {} {:.0f} %", name_of(static_cast<StepPhase>(i)),
+                          100 * plan.phase_s[i] / plan.step_s);
+  text += fmt::format("\n  {} steps: {}, {:.0f} GPU hours, {:.0f} kWh{}\n", plan.steps, duration(plan.days),
+                      plan.gpu_hours, plan.kilowatt_hours, money(plan, plan.cost));
+  for (const Milestone& milestone : plan.milestones)
+    text += fmt::format("  {} ({} steps): {}{}\n", milestone.name, milestone.steps, duration(milestone.days),
+                        money(plan, milestone.cost));
+  if (plan.scaling.size() < 2) return text;
+  text += "\nThe same images per GPU   step s   images/s  efficiency       time\n";
+  for (const ScalingPoint& point : plan.scaling)
+    text += fmt::format("  {:>5} {:<15}{:>9.3g}{:>11.4g}{:>10.0f} %{:>12}{}\n", point.gpus,
+                        point.gpus == 1 ? "device" : "devices", point.step_s, point.images_per_s,
+                        100 * point.efficiency, duration(point.days), money(plan, point.cost));
+  return text;
+}
+
+std::string disk(const Plan& plan) {
+  std::string text =
+      fmt::format("\nDisk: store of {} images {} GiB; checkpoint {} GiB, {} kept {} GiB\n", plan.dataset_size,
+                  gib_text(plan.store_bytes), gib_text(plan.checkpoint_bytes), plan.num_checkpoints,
+                  gib_text(plan.checkpoint_bytes * plan.num_checkpoints));
+  return text +
+         fmt::format(
+             "  a node reads {:.3g} MB/s of features (disk: {:.3g}), its loader draws {:.3g} images/s\n",
+             plan.data_rate.bytes_per_s / 1e6, plan.data_rate.disk_bytes_per_s / 1e6,
+             plan.data_rate.loader_images_per_s);
+}
+
+std::string text_list(const char* title, const std::vector<std::string>& lines) {
+  if (lines.empty()) return "";
+  std::string text = fmt::format("\n{}\n", title);
+  for (const std::string& line : lines) text += "  - " + line + "\n";
+  return text;
+}
+
+}  // namespace
+
+std::string to_text(const Plan& plan) {
+  return heading(plan) + verdict(plan) + memory(plan) + time(plan) + disk(plan) +
+         text_list("Advice", plan.advice) + text_list("Not in this plan", plan.notes);
+}
+
+}  // namespace kiln

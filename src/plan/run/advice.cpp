@@ -1,0 +1,154 @@
+#include <fmt/format.h>
+
+#include <cmath>
+#include <filesystem>
+
+#include "core/units.h"
+#include "plan/ranks/rank_step.h"
+#include "plan/run/outlook.h"
+#include "run/train_command.h"
+
+namespace kiln {
+
+namespace {
+
+constexpr double kMuchMemory = 0.85;   // of the device: fragmentation and other processes take the rest
+constexpr double kHiddenShare = 0.10;  // of a step that a bottleneck may cost unmentioned
+constexpr double kRateMargin = 1.2;    // a disk or loader should be this much faster than the step
+constexpr double kLrMargin = 4;
+
+void advise_batch(const Plan& plan, std::vector<std::string>& advice) {
+  const TrainOptions& train = plan.options.train;
+  if (train.micro_batch > plan.rank_batch)
+    advice.push_back(
+        fmt::format("--micro-batch {0} is more than the {1} images that each GPU has of a step: "
+                    "they go in one pass, as with --micro-batch {1}",
+                    train.micro_batch, plan.rank_batch));
+  if (plan.micro_batch % 8 != 0)
+    advice.push_back(
+        fmt::format("micro-batch {} is not a multiple of 8, which matrix units work in: --micro-batch {}",
+                    plan.micro_batch, std::max<int64_t>(8, plan.micro_batch / 8 * 8)));
+  const PublishedRun published = published_run(train);
+  if (published.global_batch == 0) return;
+  if (train.global_batch < 64 || train.global_batch > published.global_batch)
+    advice.push_back(fmt::format(
+        "global batch {} is outside of what this model is known to train with (guides say 64-128 in all, its "
+        "paper "
+        "{}; smaller gradients are noisier, larger ones cost more images for the same steps): --global-batch "
+        "{}",
+        train.global_batch, published.global_batch, train.global_batch < 64 ? 64 : published.global_batch));
+  // AdamW's noise scale: the rate goes with the root of the batch.
+  const double suits = published.lr * std::sqrt(static_cast<double>(train.global_batch) /
+                                                static_cast<double>(published.global_batch));
+  if (train.lr.peak > kLrMargin * suits || train.lr.peak < suits / kLrMargin)
+    advice.push_back(
+        fmt::format("learning rate {:g} does not suit global batch {} (published: {:g} at {}; with AdamW it "
+                    "goes with the root of "
+                    "the batch): --lr {:.1g}",
+                    train.lr.peak, train.global_batch, published.lr, published.global_batch, suits));
+}
+
+// The search of what is left open: everything but what it chooses itself.
+std::string search_command(const Plan& plan) {
+  TrainOptions open = plan.options.train;
+  const TrainOptions defaults;
+  open.micro_batch = defaults.micro_batch;
+  open.compute.dtype = defaults.compute.dtype;
+  open.memory.recompute = defaults.memory.recompute;
+  open.zero.stage = defaults.zero.stage;
+  open.offload.optimizer = defaults.offload.optimizer;
+  const std::string train = command_line(open);
+  const bool has_spaces = plan.machine.name.find(' ') != std::string::npos;  // a calibrated one
+  return fmt::format("kiln plan --search --gpu {0}{1}{0} --gpus {2}{3}", has_spaces ? "'" : "",
+                     plan.machine.name, plan.options.gpus, train.substr(std::string("kiln train").size()));
+}
+
+void advise_dtype(const Plan& plan, std::vector<std::string>& advice) {
+  const MachineProfile& machine = plan.machine;
+  const TrainOptions& train = plan.options.train;
+  if (machine.device != DryRunDevice::kCuda || train.compute.dtype != at::kFloat) return;
+  const bool has_bf16 = machine.peak_flops.contains(at::kBFloat16);
+  const double half = machine.peak_flops.at(has_bf16 ? at::kBFloat16 : at::kHalf),
+               single = machine.peak_flops.at(at::kFloat);
+  if (half <= single) return;
+  advice.push_back(fmt::format(
+      "f32 multiplies at {:.0f} TFLOP/s, half precision at {:.0f}, with half the bytes of activations: "
+      "--compute-dtype {}{}",
+      single / 1e12, half / 1e12, has_bf16 ? "bf16" : "fp16",
+      machine.tf32_flops > single ? ", or --tf32 for f32's range" : ""));
+}
+
+// Which stage would fit on these GPUs, or on two; 0: none.
+void advise_memory(const Plan& plan, const StepTrace& trace, std::vector<std::string>& advice) {
+  const double share =
+      static_cast<double>(plan.needed_bytes) / static_cast<double>(plan.machine.memory_bytes);
+  if (plan.fits && share > kMuchMemory)
+    advice.push_back(
+        fmt::format("{:.0f} % of the memory is used, which leaves little for other programs and "
+                    "fragmentation: --micro-batch {} "
+                    "or --recompute all",
+                    100 * share, std::max<int64_t>(1, plan.micro_batch / 2)));
+  if (plan.fits) return;
+  const int64_t gpus = std::max<int64_t>(2, plan.options.gpus);
+  for (int64_t stage = plan.options.train.zero.stage + 1; stage <= 3; ++stage) {
+    Sharding divided = sharding_of(plan.options.train, gpus, plan.machine);
+    divided.zero_stage = stage;
+    const int64_t needed =
+        plan.needed_bytes - trace.memory.peak_bytes + trace_of_rank(trace, divided).memory.peak_bytes;
+    if (needed > plan.machine.memory_bytes) continue;
+    advice.push_back(fmt::format(
+        "{} keeps all training state on every GPU; divided among {} it fits in {:.1f} GiB each: "
+        "--gpus {} --zero-stage {}",
+        plan.options.train.zero.stage == 0 ? "plain data parallel"
+                                           : fmt::format("stage {}", plan.options.train.zero.stage),
+        gpus, gib(needed), gpus, stage));
+    return;
+  }
+  advice.push_back("it does not fit like this; what does, and how fast it is: " + search_command(plan));
+}
+
+void advise_speed(const Plan& plan, std::vector<std::string>& advice) {
+  const double update = plan.phase_s[static_cast<size_t>(StepPhase::kOptimizer)];
+  if (plan.options.train.offload.optimizer != Placement::kDevice && update > kHiddenShare * plan.step_s)
+    advice.push_back(
+        fmt::format("the offloaded optimizer's update takes {:.0f} % of the step (host link {:.0f} GB/s): "
+                    "fewer, larger steps "
+                    "(--micro-batch with a larger --global-batch), --zero-stage 1 on more GPUs, or "
+                    "--offload-optimizer none",
+                    100 * update / plan.step_s, plan.machine.host_link_bytes_per_s / 1e9));
+  const double waiting = plan.phase_s[static_cast<size_t>(StepPhase::kCommunication)];
+  if (waiting > kHiddenShare * plan.step_s)
+    advice.push_back(
+        fmt::format("{:.0f} % of the step waits for the link between GPUs: more images per GPU and step "
+                    "(--global-batch with "
+                    "--micro-batch), or a lower --zero-stage",
+                    100 * waiting / plan.step_s));
+  const DataRate& rate = plan.data_rate;
+  if (rate.disk_bytes_per_s > 0 && rate.bytes_per_s * kRateMargin > rate.disk_bytes_per_s)
+    advice.push_back(
+        fmt::format("the disk ({:.2f} GB/s) will be the bottleneck: a node reads {:.2f} GB/s of features: "
+                    "keep the store in memory "
+                    "or on NVMe, or extract it with --dtype bf16",
+                    rate.disk_bytes_per_s / 1e9, rate.bytes_per_s / 1e9));
+  if (rate.images_per_s * kRateMargin > rate.loader_images_per_s)
+    advice.push_back(fmt::format(
+        "the loader draws {:.0f} images/s, the step takes {:.0f}: --loader-threads {}",
+        rate.loader_images_per_s, rate.images_per_s,
+        static_cast<int64_t>(std::ceil(kRateMargin * rate.images_per_s / rate.loader_images_per_s *
+                                       static_cast<double>(plan.options.train.data.loader_threads)))));
+}
+
+}  // namespace
+
+void add_advice(Plan& plan, const StepTrace& trace) {
+  if (!plan.machine.runs_kiln)
+    plan.advice.push_back(fmt::format(
+        "this build does not run on a {}: torch 2.11's CUDA 13 begins with Turing (compute capability 7.5)",
+        plan.machine.name));
+  advise_dtype(plan, plan.advice);
+  advise_batch(plan, plan.advice);
+  advise_memory(plan, trace, plan.advice);
+  advise_speed(plan, plan.advice);
+}
+
+}  // namespace kiln

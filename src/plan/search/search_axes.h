@@ -1,0 +1,49 @@
+// What `kiln plan --search` searches, and the values of each searched option that are tried: the given one,
+// or all that the machine has a use for.
+#pragma once
+#include <set>
+#include <string>
+#include <vector>
+
+#include "plan/run/plan.h"
+
+namespace kiln {
+
+struct SearchOptions {
+  PlanOptions plan;
+  bool any_gpus = false;                   // 1, 2, 4, ... of them, instead of plan.gpus
+  std::set<std::string> fixed{};           // of kSearchedOptions: what plan.train says stays
+  double deadline_days = 0, max_cost = 0;  // 0: none
+};
+
+inline constexpr const char* kSearchedOptions[] = {
+    "micro-batch",       "compute-dtype",  "recompute",          "zero-stage",
+    "offload-optimizer", "offload-params", "offload-activations"};
+
+class SearchAxes {
+ public:
+  // REQUIRES: both outlive this.
+  SearchAxes(const SearchOptions& search, const MachineProfile& machine)
+      : search_(search), machine_(machine) {}
+
+  bool is_fixed(const char* option) const { return search_.fixed.contains(option); }
+
+  std::vector<at::ScalarType> dtypes() const;
+  std::vector<int64_t> gpu_counts() const;                 // ascending
+  std::vector<int64_t> micro_batches(int64_t gpus) const;  // a GPU's whole batch first
+  std::vector<int64_t> stages(int64_t gpus) const;
+  // Where the optimizer may be; and at stage 3 the weights, for which a single GPU is enough then.
+  std::vector<Placement> optimizer_places() const;
+  std::vector<Placement> weight_places(int64_t gpus, int64_t zero_stage) const;
+  // Which activations are recomputed or offloaded is given.
+  bool is_one_set() const;
+  bool may_offload_activations() const;
+
+ private:
+  bool on_cuda() const { return machine_.device == DryRunDevice::kCuda; }
+
+  const SearchOptions& search_;
+  const MachineProfile& machine_;
+};
+
+}  // namespace kiln

@@ -1,0 +1,245 @@
+#include "plan/search/search_space.h"
+
+#include <algorithm>
+#include <memory>
+#include <optional>
+#include <tuple>
+#include <utility>
+
+#include "models/registry.h"
+#include "plan/memory/plan_memory.h"
+#include "plan/memory/segment_costs.h"
+#include "plan/ranks/rank_step.h"
+#include "plan/ranks/step_time.h"
+#include "plan/trace/phases.h"
+#include "plan/trace/planned_data.h"
+#include "plan/trace/trace_family.h"
+#include "train/memory_choices.h"
+
+namespace kiln {
+
+namespace {
+
+// Shares of the memory that mixtures of keeping and recomputing aim at: what fragmentation leaves, and what
+// the advice calls comfortable.
+constexpr double kMixtureShares[] = {0.95, 0.85};
+
+class SpaceBuilder {
+ public:
+  SpaceBuilder(const SearchOptions& search, const MachineProfile& machine, const DataShape& data)
+      : search_(search), machine_(machine), data_(data), axes_(search, machine) {}
+
+  std::vector<Configuration> run() {
+    for (const at::ScalarType dtype : axes_.dtypes()) {
+      TrainOptions options = search_.plan.train;
+      options.compute.dtype = dtype;
+      autoencoder_ = autoencoder_bytes(options, data_, machine_.device);
+      for (int64_t gpus : axes_.gpu_counts()) {
+        const int64_t rank_batch = search_.plan.train.global_batch / gpus;
+        for (int64_t micro_batch : axes_.micro_batches(gpus)) {
+          present_ = {.gpus = gpus, .micro_batch = micro_batch, .compute_dtype = dtype};
+          num_passes_ = (rank_batch + micro_batch - 1) / micro_batch;
+          add_pass();
+        }
+      }
+    }
+    return std::move(configurations_);
+  }
+
+ private:
+  const StepTrace& trace(const SegmentSet& recompute, const SegmentSet& offload_activations) {
+    auto& family = families_[{present_.compute_dtype, recompute, offload_activations}];
+    if (!family) {
+      TrainOptions options = search_.plan.train;
+      options.compute.dtype = present_.compute_dtype;
+      options.memory.recompute = recompute;
+      options.memory.offload_activations = offload_activations;
+      const int64_t largest = axes_.micro_batches(axes_.gpu_counts().front()).front();
+      family = std::make_unique<TraceFamily>(options, data_, machine_.device, largest);
+    }
+    return family->at(present_.micro_batch, search_.plan.train.global_batch / present_.gpus,
+                      present_.zero_stage);
+  }
+
+  void add_pass() {
+    roomy_.clear();
+    for (int64_t stage : axes_.stages(present_.gpus)) {
+      present_.zero_stage = stage;
+      if (present_.gpus > 1) roomy_.clear();
+      for (const Placement offload : axes_.weight_places(present_.gpus, stage)) {
+        present_.offload_params = offload;
+        add_stage();
+      }
+    }
+  }
+
+  // Adds the pass at one stage, with the weights where they are: all places of the optimizer, all sets of
+  // activations.
+  void add_stage() {
+    const auto& options = search_.plan.train;
+    present_.offload_optimizer = Placement::kDevice;
+    std::optional<RankTraces> of_stage;
+    std::optional<StepCosts> costs;
+    for (const Placement offload : axes_.optimizer_places()) {
+      if (present_.offload_params != Placement::kDevice && !axes_.is_fixed("offload-params") &&
+          roomy_.contains(offload))
+        continue;  // it fits without
+      if (!of_stage) of_stage = rank_traces();
+      present_.offload_optimizer = offload;
+      beside_ = bytes_beside(of_stage->keep);
+      add(axes_.is_one_set() ? options.memory.recompute : SegmentSet(), of_stage->keep,
+          of_stage->keep.memory.peak_bytes);
+      const bool keeps_all = has_room(configurations_.back());
+      note_room(offload);
+      if (axes_.is_one_set()) continue;
+      add(SegmentSet::all(), *of_stage->all, of_stage->all->memory.peak_bytes);
+      const bool recomputes_all = has_room(configurations_.back());
+      note_room(offload);
+      if (!keeps_all && recomputes_all) {
+        if (!costs) costs = step_costs({&of_stage->keep, &*of_stage->all});
+        add_mixtures(*costs, trace({}, {}), trace(SegmentSet::all(), {}));
+      } else if (!recomputes_all && axes_.may_offload_activations()) {
+        add_offloaded(*of_stage);
+      }
+    }
+  }
+
+  // Traces of the rank that offloads no optimizer.
+  struct RankTraces {
+    StepTrace keep;
+    std::optional<StepTrace> all, offloaded;
+  };
+  RankTraces rank_traces() {
+    const auto& options = search_.plan.train;
+    if (axes_.is_one_set())
+      return {.keep = of_rank(trace(options.memory.recompute, options.memory.offload_activations)),
+              .all = {},
+              .offloaded = {}};
+    return {.keep = of_rank(trace({}, {})), .all = of_rank(trace(SegmentSet::all(), {})), .offloaded = {}};
+  }
+
+  void add_offloaded(RankTraces& of_stage) {
+    const Placement optimizer = std::exchange(present_.offload_optimizer, Placement::kDevice);
+    if (!of_stage.offloaded) of_stage.offloaded = of_rank(trace({}, SegmentSet::all()));
+    present_.offload_optimizer = optimizer;
+    present_.offload_activations = SegmentSet::all();
+    add({}, *of_stage.offloaded, of_stage.offloaded->memory.peak_bytes);
+    present_.offload_activations = {};
+    note_room(optimizer);
+  }
+
+  Sharding sharding() const {
+    Sharding sharding = sharding_of(search_.plan.train, present_.gpus, machine_);
+    sharding.zero_stage = present_.zero_stage;
+    sharding.offload_optimizer = present_.offload_optimizer;
+    sharding.offload_params = present_.offload_params;
+    return sharding;
+  }
+
+  // The rank that offloads as the present configuration does. `like`: a trace of its passes.
+  RankStep& rank(const StepTrace& like) {
+    auto& rank = ranks_[{present_.compute_dtype, num_passes_ > 1, present_.gpus, present_.zero_stage,
+                         present_.offload_optimizer, present_.offload_params}];
+    if (!rank) rank = std::make_unique<RankStep>(like, sharding());
+    return *rank;
+  }
+
+  StepTrace of_rank(const StepTrace& trace) {
+    return is_of(trace, sharding()) ? trace : rank(trace).trace(trace);
+  }
+
+  // What the device holds beside the live bytes of `trace`, whose rank offloads nothing: negative where less.
+  int64_t bytes_beside(const StepTrace& trace) {
+    return machine_.context_bytes + workspaces_bytes(machine_) +
+           communication_bytes(machine_, present_.gpus) + autoencoder_ + rank(trace).persistent_bytes() -
+           trace.memory.persistent_bytes;
+  }
+
+  // With some to spare for what the allocator loses to fragments: nothing more has to be offloaded.
+  void note_room(Placement optimizer) {
+    const double share = *std::ranges::min_element(kMixtureShares);
+    if (static_cast<double>(configurations_.back().least_bytes) <=
+        share * static_cast<double>(machine_.memory_bytes))
+      roomy_.insert(optimizer);
+  }
+
+  bool has_room(const Configuration& configuration) const {
+    return configuration.least_bytes <= machine_.memory_bytes;
+  }
+
+  void add(const SegmentSet& recompute, const StepTrace& trace, int64_t peak_bytes) {
+    Configuration added = present_;
+    added.recompute = recompute;
+    added.least_bytes = peak_bytes + beside_;
+    if (has_room(added)) added.step_s = time_step(trace, machine_, sharding()).seconds;
+    configurations_.push_back(std::move(added));
+  }
+
+  void add_mixtures(const StepCosts& costs, const StepTrace& keep, const StepTrace& all) {
+    std::vector<SegmentSet> known;
+    for (double share : kMixtureShares) {
+      const auto budget = static_cast<int64_t>(share * static_cast<double>(machine_.memory_bytes)) - beside_;
+      const std::vector<MemoryChoice> choices = fit_memory(costs, budget);
+      if (choices.empty()) continue;
+      MemoryOptions sets;
+      set_memory_choices(sets, choices, denoiser());
+      if (sets.recompute.is_all() || std::ranges::find(known, sets.recompute) != known.end()) continue;
+      known.push_back(sets.recompute);
+      add(sets.recompute, of_rank(mixed_ops(keep, all, choices)), peak_bytes(costs, choices));
+    }
+  }
+
+  const Denoiser& denoiser() {
+    if (!denoiser_) {
+      const TrainOptions& options = search_.plan.train;
+      denoiser_ = build_denoiser(
+          options.model.name,
+          denoiser_config_of(options, data_, *make_objective(objective_config_of(options.objective))),
+          {.device = at::kMeta});
+    }
+    return *denoiser_;
+  }
+
+  const SearchOptions& search_;
+  const MachineProfile& machine_;
+  const DataShape& data_;
+  const SearchAxes axes_;
+  // By compute dtype, --recompute and --offload-activations.
+  std::map<std::tuple<at::ScalarType, SegmentSet, SegmentSet>, std::unique_ptr<TraceFamily>> families_;
+  // By compute dtype, whether gradients are accumulated, GPUs, stage and offloads.
+  std::map<std::tuple<at::ScalarType, bool, int64_t, int64_t, Placement, Placement>,
+           std::unique_ptr<RankStep>>
+      ranks_;
+  // Places of the optimizer with which some set of the pass and the stage has room, weights on the device.
+  std::set<Placement> roomy_;
+  std::unique_ptr<Denoiser> denoiser_;
+  Configuration present_;
+  int64_t num_passes_ = 1, autoencoder_ = 0, beside_ = 0;
+  std::vector<Configuration> configurations_;
+};
+
+}  // namespace
+
+PlanOptions options_of(const SearchOptions& search, const Configuration& configuration) {
+  PlanOptions options = search.plan;
+  options.gpus = configuration.gpus;
+  TrainOptions& train = options.train;
+  const bool whole = configuration.micro_batch * configuration.gpus >= train.global_batch;
+  train.micro_batch = whole ? 0 : configuration.micro_batch;
+  train.compute.dtype = configuration.compute_dtype;
+  train.memory.recompute = configuration.recompute;
+  train.zero.stage = configuration.zero_stage;
+  train.offload.optimizer = configuration.offload_optimizer;
+  train.offload.params = configuration.offload_params;
+  if (search.plan.train.memory.offload_activations.is_none())
+    train.memory.offload_activations = configuration.offload_activations;
+  if (train.offload.uses_disk() && train.offload.nvme.folder.empty()) train.offload.nvme.folder = "nvme";
+  return options;
+}
+
+std::vector<Configuration> configurations(const SearchOptions& search, const MachineProfile& machine,
+                                          const DataShape& data) {
+  return SpaceBuilder(search, machine, data).run();
+}
+
+}  // namespace kiln

@@ -1,0 +1,131 @@
+#include "plan/trace/passes.h"
+
+#include <algorithm>
+#include <unordered_map>
+#include <unordered_set>
+
+namespace kiln {
+
+namespace {
+
+constexpr int kCopyShift = 44;  // ids of a trace count from small numbers
+
+class StepComposer {
+ public:
+  explicit StepComposer(const std::vector<Pass>& passes) : passes_(passes) {}
+
+  RecordedStep run(const RecordedStep& end) {
+    step_.memory = end.memory;
+    for (size_t i = 0; i < passes_.size(); ++i)
+      for (const Span& span : passes_[i].from->spans)
+        if (span.micro_step == passes_[i].micro_step) add(span, i);
+    for (const Span& span : end.spans)
+      if (!span.in_micro_step()) {
+        add(span, 0);
+        step_.spans.back().micro_step = -1;
+        if (span.phase == StepPhase::kGradNorm) add_conversions();
+      }
+    for (const auto& [id, made] : alive_)  // what passes leave behind
+      step_.spans.back().events.push_back(
+          {.id = id, .bytes = -made.bytes, .kind = made.kind, .by_call = made.by_call});
+    find_bytes(step_);
+    return std::move(step_);
+  }
+
+ private:
+  void add(const Span& span, size_t pass) {
+    Span& added = step_.spans.emplace_back(span);
+    added.micro_step = static_cast<int64_t>(pass);
+    added.events.clear();
+    size_t call = 0;
+    for (size_t i = 0; i <= span.events.size(); ++i) {
+      for (; call < span.calls.size() && span.calls[call].before_event == i; ++call)
+        added.calls[call].before_event = added.events.size();
+      if (i < span.events.size()) add_event(added, span.events[i], static_cast<uint64_t>(pass) << kCopyShift);
+    }
+  }
+
+  void add_event(Span& span, MemoryEvent event, uint64_t copy) {
+    event.id |= copy;
+    if (event.bytes > 0)
+      alive_[event.id] = event;
+    else if (alive_.erase(event.id) == 0)
+      return;  // of a pass that is not in this step
+    span.events.push_back(event);
+  }
+
+  static bool is_conversion(const OpRecord& op) { return op.name == "aten::_to_copy" && !op.by_call; }
+  // The first conversions in a row: the losses come first.
+  template <class Ops>
+  static auto run_of_conversions(Ops& ops) {
+    const auto first = std::ranges::find_if(ops, is_conversion);
+    return std::pair{first, std::find_if_not(first, ops.end(), is_conversion)};
+  }
+
+  // The operations of a step's end that convert the losses for reading, kind by kind, pass by pass.
+  static std::vector<OpRecord> conversions_of(const RecordedStep& step) {
+    std::vector<OpRecord> conversions;
+    for (const Span& span : step.spans)
+      if (span.phase == StepPhase::kGradNorm) {
+        const auto [first, last] = run_of_conversions(span.ops);
+        conversions.insert(conversions.end(), first, last);
+      }
+    return conversions;
+  }
+  void add_conversions() {
+    Span& end = step_.spans.back();
+    const auto [first, last] = run_of_conversions(end.ops);
+    if (first == last) return;
+    const size_t place = static_cast<size_t>(first - end.ops.begin());
+    const size_t num_before = static_cast<size_t>(last - first);
+    end.ops.erase(first, last);
+    std::vector<OpRecord> conversions;
+    for (size_t kind = 0; kind < num_before / kTracedPasses; ++kind)
+      for (const Pass& pass : passes_)
+        conversions.push_back(
+            conversions_of(*pass.from)[kind * kTracedPasses + static_cast<size_t>(pass.micro_step)]);
+    end.ops.insert(end.ops.begin() + static_cast<int64_t>(place), conversions.begin(), conversions.end());
+    for (Span::Call& made : end.calls)
+      if (made.before_op > place) made.before_op += conversions.size() - num_before;
+  }
+
+  const std::vector<Pass>& passes_;
+  RecordedStep step_;
+  std::unordered_map<uint64_t, MemoryEvent> alive_;
+};
+
+}  // namespace
+
+int64_t own_peak_bytes(RecordedStep step) {
+  std::unordered_set<uint64_t> of_calls;
+  for (Span& span : step.spans)
+    std::erase_if(span.events, [&](const MemoryEvent& event) {
+      if (event.by_call && event.bytes > 0) of_calls.insert(event.id);
+      return event.by_call || of_calls.contains(event.id);
+    });
+  find_bytes(step);
+  return step.memory.peak_bytes;
+}
+
+void fold_equal_passes(RecordedStep& step, int64_t num_whole, int64_t peak_of_one_more) {
+  const int64_t left_out = num_whole - kDistinctPasses;
+  const int64_t left_behind = left_out * (peak_of_one_more - own_peak_bytes(step));
+  uint64_t last_id = 0;
+  for (Span& span : step.spans) {
+    for (const MemoryEvent& event : span.events) last_id = std::max(last_id, event.id);
+    if (span.micro_step == 2) span.times += left_out;
+  }
+  if (left_behind <= 0) return;
+  // As one block that lives as long as the step.
+  MemoryEvents& first = step.spans.front().events;
+  first.insert(first.begin(), {.id = last_id + 1, .bytes = left_behind});
+  for (Span::Call& call : step.spans.front().calls) ++call.before_event;
+  step.spans.back().events.push_back({.id = last_id + 1, .bytes = -left_behind});
+  find_bytes(step);
+}
+
+RecordedStep step_of_passes(const std::vector<Pass>& passes, const RecordedStep& end) {
+  return StepComposer(passes).run(end);
+}
+
+}  // namespace kiln

@@ -1,0 +1,141 @@
+#include "plan/trace/phases.h"
+
+#include <algorithm>
+#include <optional>
+
+#include "core/allocations.h"
+#include "core/aten.h"
+#include "core/tensors.h"
+#include "diffusion/sampler.h"
+#include "plan/trace/planned_data.h"
+#include "plan/trace/trace.h"
+#include "sample/sampler_loop.h"
+#include "step/average_in_place.h"
+#include "train/sample_grid.h"
+#include "train/validation.h"
+
+namespace kiln {
+
+namespace {
+
+constexpr int64_t kTracedSamplingSteps = 2;  // the second has the history that multistep samplers keep
+
+class EventLog : public AllocationObserver {
+ public:
+  void allocated(uint64_t id, size_t bytes) override {
+    events.push_back({.id = id, .bytes = static_cast<int64_t>(bytes)});
+  }
+  void freed(uint64_t id, size_t bytes) override {
+    events.push_back({.id = id, .bytes = -static_cast<int64_t>(bytes)});
+  }
+  MemoryEvents events;
+};
+
+// What `work` allocates and frees.
+template <class Work>
+MemoryEvents logged(const Work& work) {
+  EventLog log;
+  const MetaAllocationScope scope(log);
+  work();
+  return log.events;
+}
+
+int64_t samples_at_once(const TrainOptions& options, int64_t world_size) {
+  return std::min((options.samples.num_samples + world_size - 1) / world_size, SampleOptions().batch);
+}
+
+at::Tensor on_meta(at::IntArrayRef shape, at::ScalarType dtype = at::kFloat) {
+  return at::empty(shape, at::TensorOptions(at::kMeta).dtype(dtype));
+}
+
+Conditioning conditioning_on_meta(const DataShape& data, int64_t rows) {
+  return {.class_labels = data.num_classes > 0 ? on_meta({rows}, at::kLong) : at::Tensor()};
+}
+
+}  // namespace
+
+MemoryEvents trace_load(const TrainOptions& options, const DataShape& data, DryRunDevice device,
+                        const std::shared_ptr<ProcessGroup>& group) {
+  const DryRunScope dry_run(device);
+  Training training;  // outlives the log: its state stays
+  return logged([&] { training = build_training(options, data, at::kMeta, group); });
+}
+
+MemoryEvents trace_sample_grid(const TrainOptions& options, const DataShape& data, DryRunDevice device,
+                               const std::shared_ptr<ProcessGroup>& group) {
+  const DryRunScope dry_run(device);
+  const at::NoGradGuard no_grad;
+  TrainOptions two_steps = options;
+  two_steps.samples.num_sampling_steps = std::min(options.samples.num_sampling_steps, kTracedSamplingSteps);
+  const auto sampler = make_sampler(grid_sampler_config(two_steps, objective_config_of(options.objective)));
+  const Training training = build_training(options, data, at::kMeta, group);
+  return logged([&] {
+    const DenoiserShape& shape = training.denoiser->shape();
+    const int64_t batch = samples_at_once(options, group->world_size());
+    const Conditioning cond = conditioning_on_meta(data, batch);
+    const double cfg_scale = grid_cfg_scale(options, shape.conditioning);
+    const DenoiseFn denoise = guided_denoiser(
+        *training.denoiser, cond, cfg_scale != 1 ? unconditional(shape.conditioning, cond) : Conditioning(),
+        cfg_scale, CfgConvention::kAuto, forward_of(training));
+    const std::vector<int64_t> image_shape = {batch, data.channels, data.largest().height,
+                                              data.largest().width};
+    with_first_ema(*training.state, [&] {
+      run_sampler(*sampler, on_meta(image_shape), denoise, [&](int64_t) { return on_meta(image_shape); });
+    });
+  });
+}
+
+MemoryEvents trace_validation(const TrainOptions& options, const DataShape& data, DryRunDevice device,
+                              const std::shared_ptr<ProcessGroup>& group) {
+  const DryRunScope dry_run(device);
+  const at::NoGradGuard no_grad;
+  const Training training = build_training(options, data, at::kMeta, group);
+  const auto batch_of = [&](int64_t rows) {
+    BatchTensors made = batch_tensors(
+        batch_shape(data, data.largest(), rows),
+        [](BatchArray, at::IntArrayRef sizes, at::ScalarType dtype) { return on_meta(sizes, dtype); });
+    made.batch.timesteps = training.objective->timesteps(std::exchange(made.time_uniform, {}));
+    return made.batch;
+  };
+  forward_losses(training, batch_of(1));  // the objective's tables are made, which stay
+  // On a CPU the loader's arrays are read where they are.
+  std::optional<StepBatch> batch;
+  const int64_t rows = rows_of_validation(options, group->world_size());
+  if (device == DryRunDevice::kCpu) batch = batch_of(rows);
+  return logged([&] {
+    with_first_ema(*training.state, [&] { forward_losses(training, batch ? *batch : batch_of(rows)); });
+  });
+}
+
+AutoencoderEvents trace_autoencoder(const AutoencoderKlConfig& config, const TrainOptions& options,
+                                    const DataShape& data, DryRunDevice device, int64_t world_size) {
+  const DryRunScope dry_run(device);
+  const at::NoGradGuard no_grad;
+  AutoencoderEvents events;
+  std::unique_ptr<AutoencoderKl> autoencoder;
+  events.load = logged([&] {
+    autoencoder = std::make_unique<AutoencoderKl>(
+        config, BuildOptions{.device = at::kMeta, .compute_dtype = options.compute.held_dtype()});
+    autoencoder->freeze_weights();
+  });
+  events.decode = logged([&] {
+    const int64_t batch = samples_at_once(options, world_size);
+    autoencoder->decode(on_meta({batch, data.channels, data.largest().height, data.largest().width}));
+  });
+  const int64_t rows =
+      encodes_images(options) ? rows_of_walk(options, world_size) : rows_of_validation(options, world_size);
+  const std::vector<int64_t> image_shape = {rows, 3, options.data.image_size, options.data.image_size};
+  // On a CPU the loader's arrays are read where they are.
+  std::optional<at::Tensor> images;
+  if (device == DryRunDevice::kCpu) images = on_meta(image_shape);
+  events.encode = logged([&] { autoencoder->encode(images ? *images : on_meta(image_shape)); });
+  return events;
+}
+
+int64_t autoencoder_bytes(const TrainOptions& options, const DataShape& data, DryRunDevice device) {
+  const std::optional<PlannedAutoencoder> autoencoder = planned_autoencoder(options, data);
+  if (!autoencoder) return 0;
+  return left_bytes(trace_autoencoder(autoencoder->config, options, data, device, /*world_size=*/1).load);
+}
+
+}  // namespace kiln

@@ -1,0 +1,39 @@
+// What happens on the device outside the step: building model and state, validation, drawing sample grids,
+// encoding images. Traced on meta tensors like the step, on one of the ranks of `group` (dry_group).
+#pragma once
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "core/dry_run.h"
+#include "models/autoencoders/autoencoder_kl.h"
+#include "step/span.h"
+#include "train/setup.h"
+
+namespace kiln {
+
+// build_training: what it leaves alive is the persistent state.
+MemoryEvents trace_load(const TrainOptions& options, const DataShape& data, DryRunDevice device,
+                        const std::shared_ptr<ProcessGroup>& group);
+
+// A sample grid but for its decoding: one batch through two steps of the sampler. Everything is freed at the
+// end.
+MemoryEvents trace_sample_grid(const TrainOptions& options, const DataShape& data, DryRunDevice device,
+                               const std::shared_ptr<ProcessGroup>& group);
+// One batch of a validation. Everything is freed at the end.
+MemoryEvents trace_validation(const TrainOptions& options, const DataShape& data, DryRunDevice device,
+                              const std::shared_ptr<ProcessGroup>& group);
+
+struct AutoencoderEvents {
+  MemoryEvents load;    // leaves its weights alive
+  MemoryEvents decode;  // of one batch of a sample grid
+  MemoryEvents encode;  // of the images of a pass, where they are encoded on the way
+};
+// On one of `world_size` ranks. `data`: of what is decoded.
+AutoencoderEvents trace_autoencoder(const AutoencoderKlConfig& config, const TrainOptions& options,
+                                    const DataShape& data, DryRunDevice device, int64_t world_size);
+
+// Bytes of the weights of the autoencoder that a run loads; 0: it loads none.
+int64_t autoencoder_bytes(const TrainOptions& options, const DataShape& data, DryRunDevice device);
+
+}  // namespace kiln

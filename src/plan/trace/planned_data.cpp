@@ -1,0 +1,86 @@
+#include "plan/trace/planned_data.h"
+
+#include <algorithm>
+#include <filesystem>
+
+#include "core/error.h"
+#include "data/images/image_dataset.h"
+#include "data/loader/batches.h"
+#include "data/store/feature_store.h"
+#include "extract/image_batches.h"
+#include "train/training_data.h"
+
+namespace kiln {
+
+namespace fs = std::filesystem;
+
+namespace {
+
+bool is_synthetic(const TrainOptions& options) {
+  return options.data.path.empty() || options.data.is_synthetic();
+}
+
+// The shape of what images are encoded to.
+DataShape latent_shape(const TrainOptions& options) {
+  if (!encodes_images(options) || !fs::exists(options.data.autoencoder)) return synthetic_shape(options);
+  const AutoencoderKl autoencoder(read_autoencoder_kl_config(options.data.autoencoder),
+                                  {.device = at::kMeta});
+  check_image_size(autoencoder, options.data.image_size);
+  const int64_t side = options.data.image_size / autoencoder.downsample;
+  return {.channels = autoencoder.latent_channels, .lanes = {{.height = side, .width = side}}};
+}
+
+int64_t num_classes_of(size_t names, const TrainOptions& options) {
+  return names > 0 ? std::max(static_cast<int64_t>(names), options.model.num_classes) : 0;
+}
+
+DataShape shape_of_store(const TrainOptions& options) {
+  const StoreInfo info = read_store_info(options.data.path);
+  if (info.image_size != options.data.image_size)
+    fail("plan", "--image-size {} does not fit the store {} of {}-pixel images: give --image-size {}",
+         options.data.image_size, options.data.path, info.image_size, info.image_size);
+  DataShape shape = store_shape(info);
+  shape.num_classes = num_classes_of(info.class_names.size(), options);
+  return shape;
+}
+
+}  // namespace
+
+bool is_store(const TrainOptions& options) { return fs::exists(fs::path(options.data.path) / "store.json"); }
+
+bool encodes_images(const TrainOptions& options) {
+  return !is_synthetic(options) && !is_store(options) && !options.data.in_pixels();
+}
+
+bool encodes_validation_images(const TrainOptions& options) {
+  const fs::path path = options.validation.data;
+  return fs::exists(path) && !fs::exists(path / "store.json") && !options.data.in_pixels();
+}
+
+DataShape planned_shape(const TrainOptions& options) {
+  if (is_synthetic(options)) return synthetic_shape(options);
+  if (is_store(options)) return shape_of_store(options);
+  if (!fs::exists(options.data.path))
+    fail("plan",
+         "--data {} does not exist: give a store made by kiln extract, images with --autoencoder, or "
+         "'synthetic'",
+         options.data.path);
+  if (options.data.autoencoder.empty())
+    fail("plan",
+         "--data {} is not a feature store: run kiln extract, or give --autoencoder PATH (or pixels) to "
+         "encode while training",
+         options.data.path);
+  DataShape shape = latent_shape(options);
+  shape.num_classes = num_classes_of(ImageDataset::open(options.data.path)->class_names().size(), options);
+  return shape;
+}
+
+std::optional<PlannedAutoencoder> planned_autoencoder(const TrainOptions& options, const DataShape& data) {
+  const std::string path = is_store(options) ? decoder_path(options, read_store_info(options.data.path))
+                                             : options.data.autoencoder;
+  if (path.empty() || (path == "pixels" && !is_store(options))) return std::nullopt;
+  if (!fs::exists(path)) return PlannedAutoencoder{.config = {.latent_channels = data.channels}};
+  return PlannedAutoencoder{.config = read_autoencoder_kl_config(path), .is_here = true};
+}
+
+}  // namespace kiln

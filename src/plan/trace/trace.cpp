@@ -1,0 +1,166 @@
+#include "plan/trace/trace.h"
+
+#include <algorithm>
+#include <optional>
+
+#include "core/allocations.h"
+#include "core/aten.h"
+#include "data/loader/batches.h"
+#include "ops/engine_sums.h"
+#include "plan/trace/op_recorder.h"
+#include "plan/trace/passes.h"
+#include "train/checkpoint_files.h"
+
+namespace kiln {
+
+namespace {
+
+// The loader's arrays, without memory. A step on a CPU reads them where they are: views, which allocate
+// nothing. A step on a GPU copies them there: they are tensors on the CPU whose data nobody reads, and are
+// copied to meta.
+at::Tensor loader_array(at::IntArrayRef shape, at::ScalarType dtype, DryRunDevice device) {
+  if (device == DryRunDevice::kCpu) return at::empty(shape, at::TensorOptions(at::kMeta).dtype(dtype));
+  return at::from_blob(nullptr, shape, at::TensorOptions().dtype(dtype));
+}
+
+// The rows of the last rank, which has the most.
+BatchTensors loader_batch(const DataShape& data, int64_t global_batch, DryRunDevice device,
+                          int64_t world_size) {
+  const int64_t size = rank_rows(global_batch, world_size - 1, world_size).count;
+  BatchTensors made = batch_tensors(
+      batch_shape(data, data.largest(), size),
+      [&](BatchArray array, at::IntArrayRef sizes, at::ScalarType dtype) {
+        const bool stays = array == BatchArray::kTimeUniform;  // its timesteps are what the step is given
+        return loader_array(sizes, dtype, stays ? DryRunDevice::kCpu : device);
+      });
+  made.batch.global_batch = global_batch;
+  return made;
+}
+
+// Makes the objective's tables on meta, which on a CPU are there before the first step.
+void make_tables(const Objective& objective, const DataShape& data) {
+  const auto meta = at::TensorOptions(at::kMeta);
+  const at::Tensor x_0 = at::empty({1, data.channels, data.largest().height, data.largest().width}, meta);
+  const NoisedBatch noised =
+      objective.add_noise(x_0, x_0, objective.timesteps(at::empty({1}, meta.dtype(at::kDouble))));
+  const int64_t channels = objective.learns_sigma() ? 2 * data.channels : data.channels;
+  objective.loss(at::empty({1, channels, data.largest().height, data.largest().width}, meta), x_0, x_0,
+                 noised);
+}
+
+void describe_model(const Training& training, StepTrace& trace) {
+  for (const auto& segment : training.denoiser->segments()) trace.segments.push_back(segment->name());
+  for (const auto& segment : training.state->segments) {
+    trace.segment_weights.push_back(segment.unit.layout().size);
+    for (const FlatSlot& slot : segment.unit.layout().slots) trace.num_weights += slot.numel;
+  }
+  trace.flops_per_image = 3 * training.denoiser->shape().forward_flops;  // backward is twice the forward
+}
+
+// Micro-steps of a step: so many whole ones, and the rest.
+struct MicroSteps {
+  int64_t images = 0, num_whole = 0, rest = 0;
+};
+
+MicroSteps micro_steps_of(const TrainOptions& options, int64_t world_size) {
+  const int64_t rows = rank_rows(options.global_batch, world_size - 1, world_size).count;
+  const int64_t images = rows_of_walk(options, world_size);
+  return {.images = images, .num_whole = rows / images, .rest = rows % images};
+}
+
+}  // namespace
+
+void describe_state(const TrainingState& state, const Optimizer& optimizer, StepTrace& trace) {
+  trace.zero = state.zero->options();
+  const FlatUnit& unit = state.segments.front().unit;
+  trace.unit = {.device = at::kMeta,
+                .compute_dtype = unit.compute_weights.scalar_type(),
+                .grad_dtype = unit.grads.scalar_type(),
+                .num_moments = static_cast<int64_t>(optimizer.moment_names().size()),
+                .num_emas = static_cast<int64_t>(state.ema_decays.size()),
+                .placement = state.placement,
+                .weight_placement = state.weight_placement};
+  trace.offloaded = state.offloaded;
+  trace.checkpoint_part_bytes = 0;
+  CheckpointFiles(state, optimizer).visit(state, [&](const at::Tensor& tensor, const auto&) {
+    trace.checkpoint_part_bytes += static_cast<int64_t>(tensor.nbytes());
+  });
+}
+
+int64_t num_micro_steps(const StepTrace& trace) {
+  int64_t count = 0, last = -1;
+  for (const Span& span : trace.spans)
+    if (span.in_micro_step() && span.micro_step != std::exchange(last, span.micro_step)) count += span.times;
+  return count;
+}
+
+std::shared_ptr<ProcessGroup> dry_group(int64_t world_size, int64_t ranks_per_node) {
+  const int64_t local = ranks_per_node > 0 ? std::min(ranks_per_node, world_size) : world_size;
+  return std::make_shared<ProcessGroup>(Ranks{.world_size = world_size, .local_world_size = local});
+}
+
+StepTrace trace_every_micro_step(const TrainOptions& options, const DataShape& data, DryRunDevice device,
+                                 int64_t world_size, int64_t ranks_per_node) {
+  const DryRunScope dry_run(device);
+  const std::shared_ptr<ProcessGroup> group = dry_group(world_size, ranks_per_node);
+  SpanRecorder loading;
+  Training training;
+  BatchTensors made;
+  {
+    const MetaAllocationScope scope(loading);
+    group->observe(&loading);
+    training = build_training(options, data, at::kMeta, group);
+    made = loader_batch(data, options.global_batch, device, world_size);
+    make_tables(*training.objective, data);
+    // On a GPU's host the timesteps are there before the step and cost the device nothing.
+    const at::Tensor timesteps = training.objective->timesteps(made.time_uniform);
+    if (device == DryRunDevice::kCuda)
+      made.batch.timesteps = loader_array(timesteps.sizes(), timesteps.scalar_type(), device);
+  }
+
+  StepTrace trace;
+  {
+    OpRecorder ops(/*timed=*/false);
+    SpanRecorder recorder(&ops);
+    recorder.register_state(*training.state);
+    const MetaAllocationScope scope(recorder);
+    const EngineSumsInPlace sums;
+    if (device == DryRunDevice::kCpu) made.batch.timesteps = training.objective->timesteps(made.time_uniform);
+    ops.take();  // the loader's
+    group->observe(&recorder);
+    training.step->observe(&recorder);
+    training.step->run(made.batch, options.lr.peak);
+    training.step->observe(nullptr);
+    group->observe(nullptr);
+    static_cast<RecordedStep&>(trace) = recorder.finish();
+  }
+  trace.under_way = loading.finish().under_way;
+  trace.device = device;
+  trace.options = options;
+  trace.data = data;
+  trace.world_size = world_size;
+  trace.ranks_per_node = ranks_per_node;
+  trace.offloaded_activation_bytes = training.step->offloaded_activation_bytes();
+  describe_model(training, trace);
+  describe_state(*training.state, *training.optimizer, trace);
+  trace.checkpoint_bytes = CheckpointFiles(*training.state, *training.optimizer).file_bytes();
+  return trace;
+}
+
+StepTrace trace_step(const TrainOptions& options, const DataShape& data, DryRunDevice device,
+                     int64_t world_size, int64_t ranks_per_node) {
+  const MicroSteps micro = micro_steps_of(options, world_size);
+  const auto traced = [&](int64_t num_whole) {
+    TrainOptions shorter = options;
+    shorter.global_batch = (micro.images * num_whole + micro.rest) * world_size;
+    return trace_every_micro_step(shorter, data, device, world_size, ranks_per_node);
+  };
+  if (micro.num_whole <= kDistinctPasses + 1)
+    return trace_every_micro_step(options, data, device, world_size, ranks_per_node);
+  StepTrace trace = traced(kDistinctPasses);
+  fold_equal_passes(trace, micro.num_whole, own_peak_bytes(traced(kDistinctPasses + 1)));
+  trace.options = options;
+  return trace;
+}
+
+}  // namespace kiln

@@ -1,0 +1,50 @@
+// A dry run of one training step: the real model, state and step on meta tensors, with every allocation and
+// every operation recorded. Nothing is computed and no memory is used.
+#pragma once
+#include <string>
+#include <vector>
+
+#include "core/dry_run.h"
+#include "step/span.h"
+#include "train/setup.h"
+
+namespace kiln {
+
+// The steady step of one rank; the first one allocates the same. Of several ranks it is one with the most
+// rows of a batch.
+struct StepTrace : RecordedStep {
+  DryRunDevice device = DryRunDevice::kNone;
+  TrainOptions options;  // global_batch is of all ranks
+  DataShape data;
+  int64_t world_size = 1;
+  int64_t ranks_per_node = 0;            // 0: all on one
+  std::vector<std::string> segments;     // names, as Denoiser::segments()
+  std::vector<int64_t> segment_weights;  // trainable elements of each unit, padding included
+  int64_t num_weights = 0;               // trainable, padding not included
+  double flops_per_image = 0;            // forward and backward, nothing recomputed: what share of peak is of
+  int64_t offloaded_activation_bytes = 0;  // on the host
+  // These describe the training state.
+  ZeroOptions zero;
+  FlatUnitOptions unit;  // of every unit; its sharding is left out
+  OffloadedBytes offloaded;
+  int64_t checkpoint_bytes = 0;       // of its files
+  int64_t checkpoint_part_bytes = 0;  // that this rank writes
+};
+// Fills in what a trace says of the training state.
+void describe_state(const TrainingState& state, const Optimizer& optimizer, StepTrace& trace);
+
+int64_t num_micro_steps(const StepTrace& trace);
+
+// One whole step of one of `world_size` ranks, so many on each machine (0: all on one); options.global_batch
+// is of all of them. Of many equal micro-steps one stands for all between the others (Span::times); the peak
+// is that of all. Throws Error for options that cannot be trained.
+StepTrace trace_step(const TrainOptions& options, const DataShape& data, DryRunDevice device,
+                     int64_t world_size = 1, int64_t ranks_per_node = 0);
+// The same with every micro-step traced.
+StepTrace trace_every_micro_step(const TrainOptions& options, const DataShape& data, DryRunDevice device,
+                                 int64_t world_size = 1, int64_t ranks_per_node = 0);
+
+// The ranks that a dry run stands for, so many on each machine (0: all on one).
+std::shared_ptr<ProcessGroup> dry_group(int64_t world_size, int64_t ranks_per_node = 0);
+
+}  // namespace kiln

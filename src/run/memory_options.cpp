@@ -1,0 +1,29 @@
+#include "run/memory_options.h"
+
+#include <charconv>
+#include <map>
+
+#include "core/error.h"
+
+namespace kiln {
+
+MemoryBudget MemoryBudget::parse(const std::string& text) {
+  MemoryBudget budget;
+  budget.text_ = text;
+  if (text.empty() || text == "auto") return budget;
+  double number = 0;
+  const auto [rest, error] = std::from_chars(text.data(), text.data() + text.size(), number);
+  const std::string unit(rest, text.data() + text.size());
+  static const std::map<std::string, double> kUnits = {
+      {"", 1},         {"K", 0x1p10},   {"KiB", 0x1p10}, {"KB", 1e3},     {"M", 0x1p20},
+      {"MiB", 0x1p20}, {"MB", 1e6},     {"G", 0x1p30},   {"GiB", 0x1p30}, {"GB", 1e9},
+      {"T", 0x1p40},   {"TiB", 0x1p40}, {"TB", 1e12}};
+  const auto found = kUnits.find(unit);
+  const double bytes = found == kUnits.end() ? 0 : number * found->second;
+  if (error != std::errc() || !(bytes >= 1) || bytes > 0x1p60)
+    fail("train", "--memory-budget expects auto or a size such as 12G, 11.5GiB or 800M, got '{}'", text);
+  budget.bytes_ = static_cast<int64_t>(bytes);
+  return budget;
+}
+
+}  // namespace kiln

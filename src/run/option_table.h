@@ -1,0 +1,235 @@
+// The one table of the options of training: their names on the command line, in recipes and in config.toml,
+// what a change of each does to a run that resumes, and their help.
+#pragma once
+#include <fmt/ranges.h>
+#include <type_traits>
+
+#include "core/tensors.h"
+#include "diffusion/objective.h"
+#include "diffusion/sampler.h"
+#include "run/train_options.h"
+
+namespace kiln {
+
+// What a changed option does to a run that resumes.
+enum class OnResume {
+  kRefuse,    // another run: start it in another folder
+  kWarn,      // the same run with other rounding
+  kHarmless,  // stops, logs, saves or samples differently
+};
+
+// Options of these types are written as text.
+template <class T>
+struct OptionalChoice : std::false_type {};
+template <Choice E>
+struct OptionalChoice<std::optional<E>> : std::true_type {};
+template <class T>
+concept ParsedOption = requires(const T& option) {
+  { T::parse(option.text()) } -> std::same_as<T>;
+};
+template <class T>
+concept TextOption = Choice<T> || OptionalChoice<T>::value || ParsedOption<T>;
+
+template <TextOption T>
+std::string option_text(const T& option) {
+  if constexpr (Choice<T>)
+    return choice_name(option);
+  else if constexpr (ParsedOption<T>)
+    return option.text();
+  else
+    return option ? choice_name(*option) : "";
+}
+
+// Throws Error naming the option.
+template <TextOption T>
+void parse_option(const char* name, const std::string& text, T& option) {
+  if constexpr (Choice<T>)
+    option = parse_choice<T>("train", fmt::format("--{}", name), text);
+  else if constexpr (ParsedOption<T>)
+    option = T::parse(text);
+  else if (text.empty())
+    option.reset();
+  else
+    option = parse_choice<typename T::value_type>("train", fmt::format("--{}", name), text);
+}
+
+// Calls visitor(name, field, on_resume, help) for every option, and visitor.section(title), if it has one,
+// where a group begins.
+template <class Options, class Visitor>
+void visit_options(Options& o, Visitor&& visitor) {
+  using enum OnResume;
+  const auto section = [&](const char* title) {
+    if constexpr (requires { visitor.section(title); }) visitor.section(title);
+  };
+  const auto visit = [&](const char* name, auto& field, OnResume on_resume, const std::string& help) {
+    visitor(name, field, on_resume, help);
+  };
+  const auto one_of = [](const std::vector<std::string>& names) {
+    return fmt::format("{}", fmt::join(names, ", "));
+  };
+  section("Model");
+  visit("model", o.model.name, kRefuse,
+        "Model name: DiT-{S,B,L,XL}/{2,4,8}, or dit with a width of your own");
+  visit("model-config", o.model.config, kRefuse,
+        "Further model settings as JSON (text or file), over the model's preset");
+  visit("hidden-size", o.model.hidden_size, kRefuse, "Width of the transformer (0: the model's)");
+  visit("depth", o.model.depth, kRefuse, "Number of blocks (0: the model's)");
+  visit("num-heads", o.model.num_heads, kRefuse, "Attention heads (0: the model's)");
+  visit("patch-size", o.model.patch_size, kRefuse, "Patch side in latent pixels (0: the model's)");
+  visit("class-dropout-prob", o.model.class_dropout_prob, kRefuse,
+        "Probability of training without the class label");
+  visit("num-classes", o.model.num_classes, kRefuse,
+        "Classes of the model (0: those of the data; synthetic: 1000)");
+  visit("weights", o.model.weights, kRefuse, "Start from these weights instead of fresh ones");
+
+  section("Data");
+  visit("data", o.data.path, kHarmless,
+        "Feature store (kiln extract), 'synthetic', or images with --autoencoder");
+  visit("autoencoder", o.data.autoencoder, kHarmless,
+        "Encode images while training with this autoencoder, or 'pixels'");
+  visit("out", o.out, kHarmless, "Run folder; rerunning the same command resumes");
+  visit("image-size", o.data.image_size, kRefuse, "Image side in pixels");
+  visit("enlarge", o.data.enlarge, kHarmless,
+        "Enlarge images smaller than --image-size, as DiT does (otherwise they end the run)");
+  visit("flip", o.data.flip, kRefuse, "Mirror samples with probability 1/2 where the data allow it");
+  visit("draw-posterior", o.data.draw_posterior, kRefuse,
+        "Draw latents from the autoencoder's posterior (otherwise use its mean)");
+  visit("loader-threads", o.data.loader_threads, kHarmless, "Threads that prepare batches");
+  visit("prefetch", o.data.prefetch, kHarmless, "Batches prepared ahead");
+
+  section("Objective");
+  visit("objective", o.objective.name, kRefuse, "Training objective: " + one_of(objective_names()));
+  visit("timestep-sampling", o.objective.timestep_sampling, kRefuse,
+        "flow: how timesteps are drawn (empty: the objective's default)");
+  visit("weighting", o.objective.weighting, kRefuse,
+        "flow: how timesteps are weighted (empty: the objective's default)");
+  visit("logit-mean", o.objective.logit_mean, kRefuse, "flow: mean of the logit-normal");
+  visit("logit-std", o.objective.logit_std, kRefuse, "flow: standard deviation of the logit-normal");
+  visit("flow-shift", o.objective.flow_shift, kRefuse, "flow: timestep shift towards noise");
+  visit("snr-gamma", o.objective.snr_gamma, kRefuse,
+        "epsilon, v_prediction, x_0: min-SNR weighting (0: off)");
+
+  section("Length and batch");
+  visit("max-steps", o.max_steps, kHarmless, "Stop after this many steps");
+  visit("max-minutes", o.max_minutes, kHarmless,
+        "Stop after this much training time; cosine and linear learning rates follow it (0: off)");
+  visit("global-batch", o.global_batch, kRefuse, "Images per step");
+  visit("micro-batch", o.micro_batch, kWarn,
+        "Images per pass; gradients of the passes are added up (0: the whole batch in one pass, -1: the "
+        "fastest size that fits --memory-budget)");
+  visit("seed", o.seed, kRefuse, "Seed of weights, order, noise and timesteps");
+
+  section("Optimizer");
+  visit("optimizer", o.optimizer.name, kRefuse, "Optimizer: " + one_of(optimizer_names()));
+  visit("lr", o.lr.peak, kRefuse, "Highest learning rate");
+  visit("beta1", o.optimizer.beta1, kRefuse, "AdamW: decay of the gradient mean");
+  visit("beta2", o.optimizer.beta2, kRefuse, "AdamW: decay of the squared gradient mean");
+  visit("adam-eps", o.optimizer.eps, kRefuse, "AdamW: epsilon");
+  visit("weight-decay", o.optimizer.weight_decay, kRefuse, "AdamW: decoupled weight decay");
+  visit("max-grad-norm", o.optimizer.max_grad_norm, kRefuse, "Clip the gradient to this norm (0: off)");
+  visit("lr-schedule", o.lr.shape, kRefuse, "Shape of the learning rate over the run, after the warm-up");
+  visit("lr-warmup-steps", o.lr.warmup_steps, kRefuse, "Steps of warm-up");
+  visit("lr-warmup", o.lr.warmup, kRefuse, "Shape of the warm-up");
+  visit("min-lr-ratio", o.lr.min_lr_ratio, kRefuse,
+        "cosine, linear: the last learning rate as a share of --lr");
+  visit("loss-scale", o.loss_scale.fixed_scale, kWarn, "fp16: a fixed loss scale (0: dynamic)");
+  visit("loss-scale-initial", o.loss_scale.initial_scale, kWarn, "fp16: the dynamic loss scale at the start");
+  visit("loss-scale-min", o.loss_scale.min_scale, kWarn, "fp16: the smallest dynamic loss scale");
+  visit("loss-scale-window", o.loss_scale.growth_interval, kWarn,
+        "fp16: finite steps after which the loss scale doubles");
+  visit("loss-scale-hysteresis", o.loss_scale.hysteresis, kWarn,
+        "fp16: overflows after which the loss scale halves; each overflow skips its step");
+  visit("loss-scale-consecutive", o.loss_scale.consecutive_hysteresis, kWarn,
+        "fp16: count only overflows in a row for the hysteresis");
+  visit("ema-decay", o.ema.decays, kRefuse,
+        "Decay of the weight average; several numbers keep several averages; none keeps no average");
+  visit("ema-schedule", o.ema.schedule, kRefuse,
+        "How the decay begins: constant, or with the warm-up of diffusers");
+  visit("max-bad-steps", o.max_bad_steps, kHarmless, "Stop after more non-finite steps in a row than this");
+
+  section("Device and memory");
+  visit("device", o.compute.device, kWarn, "Device to train on");
+  visit("compute-dtype", o.compute.dtype, kWarn,
+        "Precision of the computation (fp16 uses dynamic loss scaling; fp8 is bf16 with large products in "
+        "fp8); master weights stay f32");
+  visit("recompute", o.memory.recompute, kHarmless,
+        "Activations to recompute in backward: none, all, or segments (0-5,8)");
+  visit("offload-activations", o.memory.offload_activations, kHarmless,
+        "Like --recompute, but keep the segments' inputs in host memory");
+  visit("memory-budget", o.memory.budget, kHarmless,
+        "Choose --recompute and --offload-activations to fit this many bytes (12G), or auto");
+  visit("preflight", o.memory.preflight, kHarmless, "Refuse to start a run that the plan says cannot fit");
+
+  section("Several ranks");
+  visit("nproc", o.ranks.nproc, kHarmless,
+        "Start this many ranks on this machine (0: one, or what the launcher says)");
+  visit("zero-stage", o.zero.stage, kWarn,
+        "Divide among the ranks: 1 optimizer state and EMA, 2 gradients too, 3 weights too (0: nothing)");
+  visit("persist-threshold", o.zero.persist_threshold, kHarmless,
+        "Stage 3: segments with fewer weights stay whole on every rank");
+  visit("prefetch-segments", o.zero.prefetch_segments, kHarmless,
+        "Stage 3: segments gathered ahead of the one that computes");
+  visit("reduce-bucket-size", o.zero.reduce_bucket_size, kHarmless,
+        "Most elements of gradients per reduction (0: a whole segment)");
+  visit("shard-within-node", o.zero.shard_within_node, kHarmless,
+        "Divide among the ranks of each node only; every node holds a copy");
+  visit("reduce-dtype", o.zero.reduce_dtype, kWarn,
+        "Precision in which gradients are summed over ranks (empty: the precision they have)");
+  visit("collective-timeout", o.ranks.collective_timeout, kHarmless,
+        "Seconds after which a stuck collective ends the run");
+
+  section("Offload");
+  visit("offload-optimizer", o.offload.optimizer, kWarn,
+        "Where master weights, moments and EMA live: none is the device, cpu host memory, nvme a disk");
+  visit("offload-params", o.offload.params, kHarmless,
+        "Stage 3: where compute weights wait to be gathered: none is the device, cpu host memory, nvme a "
+        "disk");
+  visit("nvme-path", o.offload.nvme.folder, kHarmless, "nvme: folder on the disk");
+  visit("nvme-queue-depth", o.offload.nvme.queue_depth, kHarmless, "nvme: requests in flight at once");
+  visit("nvme-block-size", o.offload.nvme.block_bytes, kHarmless,
+        "nvme: bytes of a request, a multiple of 4096");
+
+  section("Arithmetic");
+  visit("tf32", o.compute.tf32, kWarn, "CUDA: compute f32 products in TF32");
+  visit("deterministic", o.compute.deterministic, kWarn,
+        "CUDA: use only kernels that give the same bits each time");
+  visit("accumulate-f32", o.compute.accumulate_f32, kWarn,
+        "Keep gradients in f32 even where nothing is accumulated");
+  visit("emulate-fp8", o.compute.emulate_fp8, kWarn,
+        "fp8 where the hardware lacks it: its rounding, without its speed");
+  visit("threads", o.compute.threads, kWarn, "Compute threads (0: all cores)");
+
+  section("Checkpoints, logs, samples");
+  visit("checkpoint-every", o.checkpoints.every, kHarmless, "Steps between checkpoints (0: only the last)");
+  visit("keep-checkpoints", o.checkpoints.keep, kHarmless, "Newest checkpoints to keep (0: all)");
+  visit("checkpoint-copy", o.checkpoints.copy, kHarmless,
+        "Where a checkpoint's state is copied before training goes on");
+  visit("log-every", o.watch.log_every, kHarmless, "Steps between lines of log.jsonl and the terminal");
+  visit("validation-data", o.validation.data, kHarmless,
+        "Samples that are not trained on, given like --data, to report their loss");
+  visit("validate-every", o.validation.every, kHarmless, "Steps between validations (0: only at the end)");
+  visit("validation-images", o.validation.images, kHarmless, "Images of a validation (0: all)");
+  visit("tensorboard", o.watch.tensorboard, kHarmless, "Write TensorBoard events");
+  visit("peak-tflops", o.watch.peak_tflops, kHarmless,
+        "The machine's peak TFLOP/s, to report the share of it (0: measure it at the start)");
+  visit("cost-per-hour", o.watch.cost_per_hour, kHarmless, "Price of the whole run, all ranks (0: unknown)");
+  visit("price-per-gpu-hour", o.watch.price_per_gpu_hour, kHarmless,
+        "Price of each GPU, or rank (0: unknown)");
+  visit("profile", o.watch.profile, kHarmless, "Write a Chrome trace of steps FROM:TO into the run folder");
+  visit("sample-every", o.samples.every, kHarmless, "Steps between sample grids (0: none)");
+  visit("num-samples", o.samples.num_samples, kHarmless, "Images of a sample grid");
+  visit("sampler", o.samples.sampler, kHarmless,
+        fmt::format("Sampler of the grids: {} (empty: the objective's default)", one_of(sampler_names())));
+  visit("num-sampling-steps", o.samples.num_sampling_steps, kHarmless, "Sampler steps of the grids");
+  visit("cfg-scale", o.samples.cfg_scale, kHarmless, "Guidance scale of the grids (1: off)");
+  visit("sample-classes", o.samples.classes, kHarmless, "Classes of the grids (none: spread over all)");
+  visit("evaluate-every", o.evaluation.every, kHarmless,
+        "Steps between evaluations of drawn images (0: none)");
+  visit("evaluate-images", o.evaluation.images, kHarmless, "Images of an evaluation, drawn as the grids are");
+  visit("evaluate-reference", o.evaluation.reference, kHarmless,
+        "What they are compared with, as for kiln evaluate");
+  visit("evaluate-net", o.evaluation.net, kHarmless, "Feature net: random, inception or dinov2");
+  visit("evaluate-net-weights", o.evaluation.net_weights, kHarmless, "Weights of the feature net");
+}
+
+}  // namespace kiln

@@ -1,0 +1,140 @@
+// The options of a training run. A part that configures one component stands beside it; here are the parts of
+// the run itself and the whole. run/option_table.h gives each its name on the command line.
+#pragma once
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "core/choices.h"
+#include "diffusion/objective_options.h"
+#include "models/model_options.h"
+#include "optim/ema.h"
+#include "optim/loss_scaler.h"
+#include "optim/lr_schedule.h"
+#include "optim/optimizer.h"
+#include "parallel/machine.h"
+#include "parallel/zero/zero.h"
+#include "run/memory_options.h"
+
+namespace kiln {
+
+struct DataOptions {
+  std::string path;         // a feature store, "synthetic", or images, which need an autoencoder
+  std::string autoencoder;  // that encodes them while training: a path, or "pixels"
+  int64_t image_size = 256;
+  bool enlarge = false;        // images smaller than image_size, which else end the run
+  bool flip = true;            // with probability 1/2, where the data allow it
+  bool draw_posterior = true;  // of the autoencoder; else its mean
+  int64_t loader_threads = 1;
+  int64_t prefetch = 4;  // batches drawn ahead
+
+  bool is_synthetic() const { return path == "synthetic"; }
+  bool in_pixels() const { return autoencoder == "pixels"; }
+};
+
+struct RanksOptions {
+  int64_t nproc = 0;                 // ranks to start on this machine; 0: one, or what the launcher says
+  double collective_timeout = 1800;  // seconds after which a stuck collective ends the run
+};
+
+// Where a checkpoint's state is copied before training goes on.
+enum class CheckpointCopy {
+  kAuto,       // what a GPU holds goes to memory, what is on the host already to the files
+  kMemory,     // host memory of this process, as much as this rank's share of the state; a thread writes it
+  kPageCache,  // the files, unit by unit: memory of the system, written to the disk by a thread's fsync
+};
+template <>
+struct Choices<CheckpointCopy> {
+  static constexpr std::pair<CheckpointCopy, const char*> kAll[] = {
+      {CheckpointCopy::kAuto, "auto"},
+      {CheckpointCopy::kMemory, "memory"},
+      {CheckpointCopy::kPageCache, "page-cache"}};
+};
+
+struct CheckpointOptions {
+  int64_t every = 5000;  // steps; 0: only at the end
+  int64_t keep = 0;      // newest ones; 0: all
+  CheckpointCopy copy = CheckpointCopy::kAuto;
+};
+
+struct ValidationOptions {
+  std::string data;      // samples that are not trained on; empty: no validation
+  int64_t every = 5000;  // steps; 0: only at the end
+  int64_t images = 0;    // of a validation; 0: all
+};
+
+// Steps, 1-based, both included.
+struct StepRange {
+  int64_t first = 0, last = 0;
+
+  // "FROM:TO", or "" for no steps. Throws Error.
+  static StepRange parse(const std::string& text);
+  bool empty() const { return last == 0; }
+  std::string text() const;
+};
+
+struct WatchOptions {
+  int64_t log_every = 100;  // steps between lines of log.jsonl and the terminal
+  bool tensorboard = true;
+  double peak_tflops = 0;                            // of the machine; 0: measured
+  double cost_per_hour = 0, price_per_gpu_hour = 0;  // of the whole run; of each GPU or rank. 0: unknown
+  StepRange profile{};                               // steps of which a Chrome trace is written
+};
+// The cost of an hour of the run; 0: unknown.
+inline double cost_per_hour_of(const WatchOptions& options, int64_t world_size) {
+  return options.cost_per_hour + options.price_per_gpu_hour * static_cast<double>(world_size);
+}
+
+// Grids of samples that a run draws.
+struct SampleGridOptions {
+  int64_t every = 0;  // steps; 0: none
+  int64_t num_samples = 8, num_sampling_steps = 50;
+  std::string sampler;  // one of sampler_names(); empty: the objective's
+  double cfg_scale = 4;
+  std::vector<int64_t> classes{};  // empty: spread over all
+};
+
+// Evaluations of images that a run draws, as kiln evaluate makes them.
+struct EvaluationOptions {
+  int64_t every = 0;  // steps; 0: none
+  int64_t images = 256;
+  std::string reference;       // what they are compared with
+  std::string net = "random";  // random, inception or dinov2
+  std::string net_weights;
+};
+
+struct TrainOptions {
+  std::string out;  // the run folder
+  uint64_t seed = 0;
+  int64_t max_steps = 400000;
+  double max_minutes = 0;  // 0: no limit
+  int64_t global_batch = 256;
+  int64_t micro_batch = 0;     // images per pass; 0: the whole batch, -1: what fits memory.budget best
+  int64_t max_bad_steps = 10;  // in a row; more end the run
+
+  ModelOptions model{};
+  DataOptions data{};
+  ObjectiveOptions objective{};
+  OptimizerOptions optimizer{};
+  LrSchedule lr{};
+  LossScalerOptions loss_scale{};
+  EmaOptions ema{};
+  ComputeOptions compute{};
+  MemoryOptions memory{};
+  RanksOptions ranks{};
+  ZeroOptions zero{};
+  OffloadOptions offload{};
+  CheckpointOptions checkpoints{};
+  ValidationOptions validation{};
+  WatchOptions watch{};
+  SampleGridOptions samples{};
+  EvaluationOptions evaluation{};
+
+  // --micro-batch -1: the plan chooses what fits the memory budget.
+  bool chooses_micro_batch() const { return micro_batch == -1; }
+};
+
+// Refuses impossible values by option name and what to do. Throws Error.
+void validate(const TrainOptions& options);
+
+}  // namespace kiln

@@ -1,0 +1,60 @@
+#include "step/activation_offload.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "core/aten.h"
+#include "parallel/offload/host_memory.h"
+
+namespace kiln {
+
+ActivationOffload::ActivationOffload(at::Device device, size_t num_segments)
+    : device_(device), copies_(device), slots_(num_segments) {}
+
+at::Tensor ActivationOffload::host_view(Slot& slot) const {
+  if (device_.is_meta()) return {};
+  const int64_t elements = c10::multiply_integers(slot.shape);
+  if (!slot.host.defined() || slot.host.numel() < elements)
+    slot.host = host_zeros(elements, slot.options.dtype().toScalarType(), device_);
+  return slot.host.narrow(0, 0, elements).view(slot.shape);
+}
+
+void ActivationOffload::copy(Slot& slot, at::Tensor& to, const at::Tensor& from) {
+  if (device_.is_meta()) return;
+  slot.copied = copies_.run([&] { to.copy_(from, /*non_blocking=*/true); });
+}
+
+void ActivationOffload::store(size_t segment, const at::Tensor& tensor) {
+  Slot& slot = slots_[segment];
+  slot.shape = tensor.sizes().vec();
+  slot.options = tensor.options();
+  slot.host_bytes = std::max(slot.host_bytes, static_cast<int64_t>(tensor.nbytes()));
+  slot.on_device = tensor;
+  at::Tensor host = host_view(slot);
+  copy(slot, host, tensor);
+}
+
+void ActivationOffload::release(size_t segment) {
+  copies_.wait(slots_[segment].copied);
+  slots_[segment].on_device.reset();
+}
+
+void ActivationOffload::fetch(size_t segment) {
+  Slot& slot = slots_[segment];
+  slot.on_device =
+      at::empty(slot.shape, slot.options);  // a block of the compute stream: copies wait for its last user
+  copy(slot, slot.on_device, host_view(slot));
+}
+
+at::Tensor ActivationOffload::take(size_t segment) {
+  copies_.wait(slots_[segment].copied);
+  return std::exchange(slots_[segment].on_device, {});
+}
+
+int64_t ActivationOffload::host_bytes() const {
+  int64_t bytes = 0;
+  for (const Slot& slot : slots_) bytes += slot.host_bytes;
+  return bytes;
+}
+
+}  // namespace kiln

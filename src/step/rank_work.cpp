@@ -1,0 +1,121 @@
+#include "step/rank_work.h"
+
+#include "core/aten.h"
+#include "step/step_result.h"
+
+namespace kiln {
+
+namespace {
+
+using Kind = RankCall::Kind;
+
+// Announces a call to `observer` while this lives; null: nobody watches.
+class CallScope {
+ public:
+  CallScope(StepObserver* observer, const RankCall& made) : call(made), observer_(observer) {
+    if (observer_) observer_->begin_call(call);
+  }
+  ~CallScope() {
+    if (observer_) observer_->end_call(call);
+  }
+  CallScope(const CallScope&) = delete;
+
+  RankCall call;
+
+ private:
+  StepObserver* observer_;
+};
+
+}  // namespace
+
+RankWork::RankWork(const Optimizer& optimizer, TrainingState& state, at::Device device,
+                   EmaSchedule ema_schedule)
+    : state_(state), device_(device), update_(optimizer, state, device, ema_schedule) {}
+
+void RankWork::observe(StepObserver* observer) {
+  observer_ = observer;
+  update_.observe(observer);
+}
+
+void RankWork::gather(size_t segment, int direction) {
+  const CallScope call(observer_, {.kind = Kind::kGather, .segment = segment, .direction = direction});
+  if (zero().idle()) return;
+  const PhaseScope phase(observer_, StepPhase::kCommunication, static_cast<int64_t>(segment));
+  zero().gather(segment, direction);
+}
+
+void RankWork::release(size_t segment) {
+  const CallScope call(observer_, {.kind = Kind::kRelease, .segment = segment});
+  zero().release(segment);
+}
+
+bool RankWork::begin_gradients(size_t segment, bool first_micro_step) {
+  CallScope call(observer_,
+                 {.kind = Kind::kBeginGradients, .segment = segment, .first_micro_step = first_micro_step});
+  return call.call.adds = zero().begin_gradients(segment, first_micro_step);
+}
+
+void RankWork::reduce(size_t segment, bool first_micro_step, bool last_micro_step) {
+  const CallScope call(observer_, {.kind = Kind::kReduce,
+                                   .segment = segment,
+                                   .first_micro_step = first_micro_step,
+                                   .last_micro_step = last_micro_step});
+  if (zero().idle()) return;
+  const PhaseScope phase(observer_, StepPhase::kCommunication, static_cast<int64_t>(segment));
+  const at::NoGradGuard no_grad;
+  zero().reduce(segment, first_micro_step, last_micro_step);
+}
+
+void RankWork::finish_reductions() {
+  const CallScope call(observer_, {.kind = Kind::kFinishReductions});
+  if (zero().idle()) return;
+  const PhaseScope phase(observer_, StepPhase::kCommunication);
+  const at::NoGradGuard no_grad;
+  zero().finish_reductions();
+}
+
+at::Tensor RankWork::gradient_sum_of_squares() {
+  const CallScope call(observer_, {.kind = Kind::kSumOfSquares});
+  return kiln::gradient_sum_of_squares(state_, device_);
+}
+
+void RankWork::read_ahead() {
+  const CallScope call(observer_, {.kind = Kind::kReadAhead});
+  update_.read_ahead();
+}
+
+void RankWork::update(double lr, double grad_scale, const at::Tensor& device_scale) {
+  const CallScope call(observer_, {.kind = Kind::kUpdate});
+  update_.run(lr, grad_scale, device_scale);
+}
+
+bool RankWork::repeat(const RankCall& call) {
+  switch (call.kind) {
+    case Kind::kGather:
+      gather(call.segment, call.direction);
+      return false;
+    case Kind::kRelease:
+      release(call.segment);
+      return false;
+    case Kind::kBeginGradients:
+      return begin_gradients(call.segment, call.first_micro_step);
+    case Kind::kReduce:
+      reduce(call.segment, call.first_micro_step, call.last_micro_step);
+      return false;
+    case Kind::kFinishReductions:
+      finish_reductions();
+      return false;
+    case Kind::kSumOfSquares:
+      gradient_sum_of_squares();
+      return false;
+    case Kind::kReadAhead:
+      read_ahead();
+      return false;
+    case Kind::kUpdate:
+      update(/*lr=*/0, /*grad_scale=*/1);
+      return false;
+  }
+  return false;
+}
+
+}  // namespace kiln

@@ -1,0 +1,231 @@
+// One training step, from the top. Forward: each segment runs on detached inputs, so that its graph is its
+// own (step/segment_graph.h). Backward: in reverse, autograd runs inside one segment at a time, and what
+// leaves it goes into the unit's flat gradients. Every gradient is bitwise that of one autograd pass over the
+// whole model that sums each segment's share of a gradient first. Every memory choice is a line in one of the
+// two loops.
+#include "step/step.h"
+
+#include <cmath>
+#include <utility>
+
+#include "core/aten.h"
+#include "core/error.h"
+#include "ops/gradient_memory.h"
+#include "ops/mixed_sum.h"
+#include "ops/ops.h"
+#include "optim/grad_norm.h"
+#include "parallel/offload/host_memory.h"
+#include "step/segment_graph.h"
+
+namespace kiln {
+
+TrainStep::TrainStep(const Denoiser& denoiser, const Objective& objective, const Optimizer& optimizer,
+                     TrainingState& state, const StepOptions& options)
+    : denoiser_(denoiser),
+      objective_(objective),
+      state_(state),
+      options_(options),
+      rank_(optimizer, state, options.device, options.ema_schedule) {
+  const size_t num_segments = denoiser.segments().size();
+  if (options_.memory.empty()) options_.memory.resize(num_segments);
+  if (options_.memory.size() != num_segments)
+    fail("step", "expected a memory choice for each of {} segments, got {}", num_segments,
+         options_.memory.size());
+  if (has_host_behind(options_.device)) offload_.emplace(options_.device, num_segments);
+}
+
+StepResult TrainStep::run(const StepBatch& loaded, double lr, const RankSignals& signals) {
+  const StepBatch batch = options_.device.is_cuda() ? pinned(loaded) : loaded;
+  const int64_t count = num_micro_steps(batch, options_.micro_batch, state_.zero->group().world_size());
+  SampleLosses losses;
+  for (int64_t index = 0; index < count; ++index) {
+    const MicroStepScope scope(observer_, index);
+    accumulate_gradients(next_micro_step(batch, index, count), losses);
+  }
+  rank_.finish_reductions();
+
+  const at::Tensor numbers = measured_by_all(losses, batch, signals);
+  const at::Tensor scale = scale_on_device(numbers);
+  const auto queue_update = [&] { rank_.update(lr, /*grad_scale=*/1, scale); };
+  if (numbers.is_meta()) {  // a dry run (plan) has no numbers
+    queue_update();
+    ++state_.updates;
+    return {.loss_scale = state_.loss_scaler.scale()};
+  }
+  const HostRead read(numbers);
+  if (scale.defined()) queue_update();
+  StepResult result = [&] {
+    // The one host synchronisation of the step.
+    const PhaseScope phase(observer_, StepPhase::kGradNorm);
+    return result_of(wait_for_numbers(read, state_.zero->group()), losses, batch.global_size(),
+                     state_.loss_scaler.scale());
+  }();
+  result.applied = std::isfinite(result.loss) && std::isfinite(result.grad_norm);
+  state_.loss_scaler.update(result.applied);
+  // A skipped step moves nothing, EMA included.
+  if (result.applied && !scale.defined())
+    rank_.update(lr, clip_coefficient(result.grad_norm, options_.max_grad_norm) / result.loss_scale);
+  if (result.applied) ++state_.updates;
+  return result;
+}
+
+MicroStep TrainStep::next_micro_step(const StepBatch& batch, int64_t index, int64_t count) const {
+  const PhaseScope phase(observer_, StepPhase::kInput);
+  return micro_step(batch, options_.micro_batch, index, count, options_.device);
+}
+
+// One micro-batch on its way through the model.
+struct TrainStep::Walk {
+  const MicroStep& micro;
+  NoisedBatch noised;
+  ModelInput input;
+  std::vector<State> inputs;   // of each segment
+  std::vector<Edges> outputs;  // of those whose graph there is
+  SkipGradients skip_grads{};
+};
+
+// Forward and backward of one micro-batch. The loss is the mean over the global batch, so micro-batches of
+// any size add up to it.
+void TrainStep::accumulate_gradients(const MicroStep& micro, SampleLosses& losses) {
+  Walk walk = begin_walk(micro);
+  State last = forward(walk);
+  if (micro.last) rank_.read_ahead();
+  std::vector<at::Tensor> grads = prediction_grad(std::exchange(last, {}).hidden, walk, losses);
+  backward(walk, std::move(grads));
+}
+
+TrainStep::Walk TrainStep::begin_walk(const MicroStep& micro) const {
+  const PhaseScope phase(observer_, StepPhase::kInput);
+  const StepBatch& batch = micro.batch;
+  const size_t num_segments = denoiser_.segments().size();
+  Walk walk{.micro = micro,
+            .noised = objective_.add_noise(batch.x_0, batch.noise, batch.timesteps),
+            .input = {},
+            .inputs = std::vector<State>(num_segments),
+            .outputs = std::vector<Edges>(num_segments)};
+  walk.input = {.x_t = walk.noised.x_t, .timesteps = walk.noised.model_t, .conditioning = batch.conditioning};
+  return walk;
+}
+
+// Returns what the last segment gives.
+State TrainStep::forward(Walk& walk) {
+  const auto& segments = denoiser_.segments();
+  State state;
+  SkipStack skips;
+  for (size_t i = 0; i < segments.size(); ++i) {
+    rank_.gather(i, 1);
+    const PhaseScope phase = announce(StepPhase::kForward, i);
+    at::AutoGradMode with_graph(keeps(i));
+    State& input = walk.inputs[i];
+    skips.enter(state, segments[i]->skips());
+    input = detached(std::move(state), keeps(i));
+    if (waits_on_host(i)) offload_->store(i, input.hidden);
+    state = segments[i]->forward(input, walk.input);
+    if (keeps(i)) walk.outputs[i] = edges_of(state);
+    skips.leave(state, segments[i]->skips());
+    if (waits_on_host(i)) {
+      input.hidden.reset();
+      offload_->release(i);
+    }
+    if (i + 1 < segments.size()) rank_.release(i);  // backward begins with the last one
+  }
+  return state;
+}
+
+// The loss of a micro-batch, added to `losses`; returns its gradient, scaled for the global batch.
+std::vector<at::Tensor> TrainStep::prediction_grad(at::Tensor hidden, const Walk& walk,
+                                                   SampleLosses& losses) {
+  const PhaseScope phase(observer_, StepPhase::kLoss);
+  at::AutoGradMode with_graph(true);
+  const MicroStep& micro = walk.micro;
+  const size_t last = denoiser_.segments().size() - 1;
+  if (waits_on_host(last)) offload_->fetch(last);
+  at::Tensor prediction = hidden.detach().set_requires_grad(true);
+  hidden.reset();
+  const LossTerms loss = objective_.loss(prediction, micro.batch.x_0, micro.batch.noise, walk.noised);
+  if (!micro.is_filler) losses.add(loss);
+  const double scale =
+      micro.is_filler ? 0 : state_.loss_scaler.scale() / static_cast<double>(micro.global_batch);
+  return gradient_of(loss.loss.sum() * scale, prediction);
+}
+
+// `grads`: of the last segment's outputs.
+void TrainStep::backward(Walk& walk, std::vector<at::Tensor> grads) {
+  for (size_t i = denoiser_.segments().size(); i-- > 0;) {
+    rank_.gather(i, -1);
+    if (!keeps(i)) run_again(walk, i);
+    {
+      const PhaseScope phase = announce(StepPhase::kBackward, i);
+      if (i > 0 && waits_on_host(i - 1)) offload_->fetch(i - 1);
+      backward_segment(walk, i, grads);
+      rank_.release(i);
+    }
+    rank_.reduce(i, walk.micro.first, walk.micro.last);
+  }
+}
+
+// The forward of a segment whose activations were not kept, this time with its graph.
+void TrainStep::run_again(Walk& walk, size_t segment) {
+  const PhaseScope phase = announce(StepPhase::kRecompute, segment);
+  at::AutoGradMode with_graph(true);
+  State& input = walk.inputs[segment];
+  if (waits_on_host(segment)) input.hidden = offload_->take(segment);
+  input = detached(std::move(input), true);
+  State recomputed = denoiser_.segments()[segment]->forward(input, walk.input);
+  walk.outputs[segment] = edges_of(recomputed);
+}
+
+// Turns the gradients of a segment's outputs into those of its inputs, adds its weights' gradients to the
+// flat buffer and frees its activations.
+void TrainStep::backward_segment(Walk& walk, size_t segment, std::vector<at::Tensor>& grads) {
+  const TrainingState::SegmentWeights& weights = state_.segments[segment];
+  const SkipUse skips = denoiser_.segments()[segment]->skips();
+  walk.skip_grads.append_pushed(grads, skips.pushes);
+  const bool adds = rank_.begin_gradients(segment, walk.micro.first);
+  for (size_t i = 0; i < weights.parameters.size(); ++i)
+    ops::lend_gradient_memory(weights.parameters[i]->value, adds ? at::Tensor() : weights.grad_views[i]);
+  SegmentGradients found = backward_through(std::exchange(walk.outputs[segment], {}), std::move(grads),
+                                            weights.parameters, std::exchange(walk.inputs[segment], {}));
+  at::NoGradGuard no_grad;
+  for (size_t i = 0; i < found.weights.size(); ++i) {
+    at::Tensor flat = weights.grad_views[i];
+    ops::lend_gradient_memory(weights.parameters[i]->value, {});
+    if (found.weights[i].is_same(flat)) continue;
+    if (!found.weights[i].defined()) {
+      if (!adds) flat.zero_();
+    } else if (adds) {
+      ops::mixed_add_(flat, found.weights[i]);
+    } else {
+      flat.copy_(found.weights[i]);
+    }
+  }
+  grads = std::move(found.inputs);
+  walk.skip_grads.take_popped(grads, skips.pops);
+}
+
+// What the update multiplies the gradient by, where that stays on the device; undefined where the host
+// decides.
+at::Tensor TrainStep::scale_on_device(const at::Tensor& numbers) const {
+  if (!options_.updates_unread || !rank_.updates_ahead()) return {};
+  const PhaseScope phase(observer_, StepPhase::kGradNorm);
+  const int64_t norm = place_of_norm(numbers);
+  return ops::step_scale(numbers[norm], numbers.narrow(0, 0, norm), options_.max_grad_norm,
+                         state_.loss_scaler.scale());
+}
+
+// The losses and the norm of all ranks, on the device.
+at::Tensor TrainStep::measured_by_all(const SampleLosses& losses, const StepBatch& batch,
+                                      const RankSignals& signals) {
+  ProcessGroup& group = state_.zero->group();
+  at::NoGradGuard no_grad;
+  at::Tensor mine;
+  {
+    const PhaseScope phase(observer_, StepPhase::kGradNorm);
+    mine = measured(losses, rank_.gradient_sum_of_squares());
+    if (group.world_size() == 1 || mine.is_meta()) return sum_over_ranks(mine, batch, signals, group);
+  }
+  const PhaseScope phase(observer_, StepPhase::kCommunication);
+  return sum_over_ranks(mine, batch, signals, group);
+}
+
+}  // namespace kiln

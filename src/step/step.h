@@ -1,0 +1,89 @@
+// One training step: the walk over the model's segments, then the update. A pure function of (state, batch,
+// lr).
+#pragma once
+#include <ATen/core/Tensor.h>
+
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "diffusion/objective.h"
+#include "models/model.h"
+#include "optim/optimizer.h"
+#include "step/activation_offload.h"
+#include "step/rank_work.h"
+#include "step/step_batch.h"
+#include "step/step_observer.h"
+#include "step/step_result.h"
+#include "step/training_state.h"
+
+namespace kiln {
+
+// What happens to a segment's activations between its forward and its backward.
+enum class Activations {
+  kKeep,       // autograd saves them
+  kRecompute,  // only the segment's input is kept; backward runs the forward again, to the same bits
+  kOffload,    // as kRecompute, and the input's hidden tensor waits in host memory; on a CPU, kRecompute
+};
+struct MemoryChoice {
+  Activations activations = Activations::kKeep;
+};
+
+struct StepOptions {
+  at::Device device = at::kCPU;
+  int64_t micro_batch = 0;   // images per walk; 0 = the whole batch. The last one may be smaller
+  double max_grad_norm = 0;  // 0 = no clipping
+  EmaSchedule ema_schedule = EmaSchedule::kConstant;
+  std::vector<MemoryChoice> memory{};  // one per segment; empty = keep all
+  // The update is queued before the host has read what the step measured, wherever the optimizer can do with
+  // a factor of the gradient that only the device knows: it then never waits for the host. On a CPU that
+  // changes nothing but the order.
+  bool updates_unread = true;
+};
+
+class TrainStep {
+ public:
+  // REQUIRES: all arguments outlive this; `state` was built from `denoiser` and `optimizer`.
+  TrainStep(const Denoiser& denoiser, const Objective& objective, const Optimizer& optimizer,
+            TrainingState& state, const StepOptions& options);
+
+  // `signals`: this rank's, which reach all ranks with the losses.
+  StepResult run(const StepBatch& batch, double lr, const RankSignals& signals = {});
+  // Pinned host memory that offloaded activations take, once a step has run.
+  int64_t offloaded_activation_bytes() const { return offload_ ? offload_->host_bytes() : 0; }
+  // Announces to `observer` what each step is doing; null: to nobody.
+  void observe(StepObserver* observer) {
+    observer_ = observer;
+    rank_.observe(observer);
+  }
+
+ private:
+  struct Walk;
+  void accumulate_gradients(const MicroStep& micro, SampleLosses& losses);
+  Walk begin_walk(const MicroStep& micro) const;
+  State forward(Walk& walk);
+  std::vector<at::Tensor> prediction_grad(at::Tensor hidden, const Walk& walk, SampleLosses& losses);
+  void backward(Walk& walk, std::vector<at::Tensor> grads);
+  void run_again(Walk& walk, size_t segment);
+  void backward_segment(Walk& walk, size_t segment, std::vector<at::Tensor>& grads);
+  at::Tensor measured_by_all(const SampleLosses& losses, const StepBatch& batch, const RankSignals& signals);
+  at::Tensor scale_on_device(const at::Tensor& numbers) const;
+  MicroStep next_micro_step(const StepBatch& batch, int64_t index, int64_t count) const;
+  bool keeps(size_t segment) const { return options_.memory[segment].activations == Activations::kKeep; }
+  bool waits_on_host(size_t segment) const {  // the first segment's input is the batch
+    return offload_ && segment > 0 && options_.memory[segment].activations == Activations::kOffload;
+  }
+  PhaseScope announce(StepPhase phase, size_t segment) const {
+    return {observer_, phase, static_cast<int64_t>(segment)};
+  }
+
+  const Denoiser& denoiser_;
+  const Objective& objective_;
+  TrainingState& state_;
+  StepOptions options_;
+  RankWork rank_;
+  std::optional<ActivationOffload> offload_;
+  StepObserver* observer_ = nullptr;
+};
+
+}  // namespace kiln

@@ -1,0 +1,108 @@
+#include "step/step_batch.h"
+
+#include <algorithm>
+
+#include "core/aten.h"
+#include "core/tensors.h"
+#include "data/loader/batches.h"
+
+namespace kiln {
+
+BatchTensors batch_tensors(const BatchShape& shape, const ArrayMaker& make) {
+  BatchTensors tensors;
+  Conditioning& conditioning = tensors.batch.conditioning;
+  shape.visit([&](BatchArray array, Dtype dtype, const std::vector<int64_t>& sizes) {
+    at::Tensor made = make(array, sizes, to_scalar_type(dtype));
+    switch (array) {
+      case BatchArray::kX0:
+        tensors.batch.x_0 = made;
+        break;
+      case BatchArray::kNoise:
+        tensors.batch.noise = made;
+        break;
+      case BatchArray::kTimeUniform:
+        tensors.time_uniform = made;
+        break;
+      case BatchArray::kClassLabels:
+        conditioning.class_labels = made;
+        break;
+      case BatchArray::kTextRows:
+        conditioning.text.rows = made;
+        break;
+      case BatchArray::kTextOffsets:
+        conditioning.text.offsets = made;
+        break;
+      case BatchArray::kTextDropped:
+        conditioning.text.dropped = made;
+        break;
+      case BatchArray::kImageHw:
+        conditioning.image_hw = made;
+        break;
+      case BatchArray::kAspectRatio:
+        conditioning.aspect_ratio = made;
+        break;
+    }
+  });
+  return tensors;
+}
+
+StepBatch as_tensors(const Batch& batch, const Objective& objective) {
+  BatchTensors tensors =
+      batch_tensors(batch.shape, [&](BatchArray array, at::IntArrayRef sizes, at::ScalarType dtype) {
+        return at::from_blob(const_cast<void*>(batch.data(array)), sizes, at::TensorOptions().dtype(dtype));
+      });
+  tensors.batch.timesteps = objective.timesteps(tensors.time_uniform);
+  tensors.batch.first_row = batch.first_row;
+  tensors.batch.global_batch = batch.global_size;
+  tensors.batch.conditioning.text.host_offsets.assign(batch.text_offsets.begin(), batch.text_offsets.end());
+  return tensors.batch;
+}
+
+StepBatch pinned(StepBatch batch) {
+  const auto pin = [](at::Tensor& tensor) { tensor = tensor.pin_memory(); };
+  for (at::Tensor* tensor : {&batch.x_0, &batch.noise, &batch.timesteps}) pin(*tensor);
+  batch.conditioning.visit(pin);
+  return batch;
+}
+
+StepBatch slice_rows(const StepBatch& batch, int64_t first, int64_t size, at::Device device) {
+  const auto slice = [&](const at::Tensor& tensor) {
+    return tensor.narrow(0, first, size).to(device, /*non_blocking=*/true);
+  };
+  return {.x_0 = slice(batch.x_0),
+          .noise = slice(batch.noise),
+          .timesteps = slice(batch.timesteps),
+          .conditioning = to_device(slice_rows(batch.conditioning, first, size), device)};
+}
+
+at::Tensor timesteps_at(const Objective& objective, uint64_t seed, int64_t first, int64_t count) {
+  const at::Tensor time_uniform = at::empty({count}, at::kDouble);
+  for (int64_t i = 0; i < count; ++i) time_uniform.data_ptr<double>()[i] = time_uniform_at(seed, first + i);
+  return objective.timesteps(time_uniform);
+}
+
+std::vector<double> positions_at(const Objective& objective, uint64_t seed, int64_t first, int64_t count) {
+  const at::Tensor positions =
+      objective.position(timesteps_at(objective, seed, first, count)).to(at::kDouble).contiguous();
+  return {positions.const_data_ptr<double>(), positions.const_data_ptr<double>() + count};
+}
+
+int64_t num_micro_steps(const StepBatch& batch, int64_t micro_batch, int64_t world_size) {
+  const int64_t most_rows = (batch.global_size() + world_size - 1) / world_size;
+  return micro_batch > 0 ? (most_rows + micro_batch - 1) / micro_batch : 1;
+}
+
+MicroStep micro_step(const StepBatch& batch, int64_t micro_batch, int64_t index, int64_t count,
+                     at::Device device) {
+  if (micro_batch == 0) micro_batch = batch.size();
+  const int64_t first_row = index * micro_batch;
+  const bool is_filler = first_row >= batch.size();
+  const int64_t size = is_filler ? 1 : std::min(micro_batch, batch.size() - first_row);
+  return {.batch = slice_rows(batch, is_filler ? 0 : first_row, size, device),
+          .global_batch = batch.global_size(),
+          .first = index == 0,
+          .last = index == count - 1,
+          .is_filler = is_filler};
+}
+
+}  // namespace kiln

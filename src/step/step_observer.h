@@ -1,0 +1,91 @@
+// Who watches a step from inside: timers of the monitor, the recorder of spans. The step announces what it is
+// doing; nothing is passed when nobody watches.
+#pragma once
+#include <cstdint>
+#include <string_view>
+
+namespace kiln {
+
+enum class StepPhase {
+  kInput,          // slices of the batch go to the device, noise is added
+  kForward,        // of one segment
+  kLoss,           // and the gradient of the prediction
+  kRecompute,      // one segment's forward again, inside backward
+  kBackward,       // of one segment
+  kGradNorm,       // and the one read of the step's numbers
+  kOptimizer,      // of one segment's unit
+  kCommunication,  // waiting for other ranks
+  kOffload,        // waiting for optimizer state, gradients and weights on their way to and from the host
+};
+inline constexpr int kNumStepPhases = 9;
+std::string_view name_of(StepPhase phase);  // "forward"
+
+// A call of the step whose work depends on the share of the training state that this rank keeps
+// (step/rank_work.h).
+struct RankCall {
+  enum class Kind {
+    kGather,
+    kRelease,
+    kBeginGradients,
+    kReduce,
+    kFinishReductions,
+    kSumOfSquares,
+    kReadAhead,
+    kUpdate
+  };
+  Kind kind{};
+  size_t segment = 0;             // of the first four
+  int direction = 0;              // kGather: 1 or -1
+  bool first_micro_step = false;  // kBeginGradients, kReduce
+  bool last_micro_step = false;   // kReduce
+  bool adds = false;              // what kBeginGradients answered
+};
+
+class StepObserver {
+ public:
+  virtual ~StepObserver() = default;
+  // One micro-batch's way through the model. Phases of the step outside of these are the update's.
+  virtual void begin_micro_step(int64_t) {}
+  virtual void end_micro_step() {}
+  // Calls never nest. They come inside a phase, or hold phases of their own.
+  virtual void begin_call(const RankCall&) {}
+  virtual void end_call(const RankCall&) {}
+  // Phases follow one another and never nest. `segment`: index into Denoiser::segments(), -1 = none.
+  virtual void begin(StepPhase phase, int64_t segment) = 0;
+  virtual void end(StepPhase phase, int64_t segment) = 0;
+};
+
+// Announces a phase to `observer` while this lives; null: nobody watches.
+class PhaseScope {
+ public:
+  PhaseScope(StepObserver* observer, StepPhase phase, int64_t segment = -1)
+      : observer_(observer), phase_(phase), segment_(segment) {
+    if (observer_) observer_->begin(phase_, segment_);
+  }
+  ~PhaseScope() {
+    if (observer_) observer_->end(phase_, segment_);
+  }
+  PhaseScope(const PhaseScope&) = delete;
+
+ private:
+  StepObserver* observer_;
+  StepPhase phase_;
+  int64_t segment_;
+};
+
+// The same of a micro-step.
+class MicroStepScope {
+ public:
+  MicroStepScope(StepObserver* observer, int64_t index) : observer_(observer) {
+    if (observer_) observer_->begin_micro_step(index);
+  }
+  ~MicroStepScope() {
+    if (observer_) observer_->end_micro_step();
+  }
+  MicroStepScope(const MicroStepScope&) = delete;
+
+ private:
+  StepObserver* observer_;
+};
+
+}  // namespace kiln

@@ -1,0 +1,91 @@
+#include "step/step_update.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "core/aten.h"
+#include "parallel/offload/host_memory.h"
+
+namespace kiln {
+
+StepUpdate::StepUpdate(const Optimizer& optimizer, TrainingState& state, at::Device device,
+                       EmaSchedule ema_schedule)
+    : optimizer_(optimizer), state_(state), device_(device), ema_schedule_(ema_schedule) {
+  if (!has_host_behind(device_) || state_.placement == Placement::kDevice) return;
+  const FlatUnit* largest = &state_.segments.front().unit;
+  for (const auto& segment : state_.segments)
+    if (segment.unit.shard_size() > largest->shard_size()) largest = &segment.unit;
+  exchange_.emplace(device_, largest->shard_size(), largest->grad_shard.scalar_type(),
+                    largest->compute_weights.scalar_type());
+  state_.offloaded.host += exchange_->host_bytes();
+}
+
+void StepUpdate::read_ahead() {
+  if (state_.placement != Placement::kNvme) return;
+  const PhaseScope phase(observer_, StepPhase::kOffload);
+  const size_t count = std::min(state_.segments.size(), state_.nvme->optimizer_state->buffers().size());
+  for (size_t s = 0; s < count; ++s) state_.segments[s].unit.prefetch_state();
+}
+
+bool StepUpdate::runs_ahead() const {
+  const auto is_here = [](const auto& segment) {
+    return segment.unit.weight_placement() == Placement::kDevice;
+  };
+  return optimizer_.reads_device_scale() && state_.placement == Placement::kDevice &&
+         std::ranges::all_of(state_.segments, is_here);
+}
+
+void StepUpdate::run(double lr, double grad_scale, const at::Tensor& device_scale) {
+  at::NoGradGuard no_grad;
+  const OptimizerStep step{
+      .lr = lr, .update = state_.updates + 1, .grad_scale = grad_scale, .device_scale = device_scale};
+  bring_state(0);
+  for (size_t s = 0; s < state_.segments.size(); ++s) {
+    bring_state(s + 1);
+    if (state_.segments[s].unit.layout().size > 0) update_unit(s, step);
+  }
+  state_.zero->read_ahead();
+}
+
+// Begins to bring a segment's optimizer state from the disk, its gradients to the host.
+void StepUpdate::bring_state(size_t segment) {
+  if (state_.placement == Placement::kDevice || segment >= state_.segments.size()) return;
+  const FlatUnit& unit = state_.segments[segment].unit;
+  if (unit.layout().size == 0) return;
+  const PhaseScope phase(observer_, StepPhase::kOffload, static_cast<int64_t>(segment));
+  unit.prefetch_state();
+  if (exchange_) exchange_->fetch(unit.grad_shard);
+}
+
+void StepUpdate::update_unit(size_t s, const OptimizerStep& step) {
+  FlatUnit& unit = state_.segments[s].unit;
+  const bool weights_elsewhere = unit.weight_placement() != Placement::kDevice;
+  std::optional<PhaseScope> phase;
+  if (state_.placement != Placement::kDevice || weights_elsewhere)
+    phase.emplace(observer_, StepPhase::kOffload, static_cast<int64_t>(s));
+  StateLease state = unit.lease(Access::kWrite);
+  WeightLease home = unit.lease_weights(Access::kOverwrite);
+  OptimizerSlice slice{.master = state.master,
+                       .grads = exchange_ ? exchange_->take() : unit.grad_shard,
+                       .moments = state.moments};
+  // The weights go from where they are updated to where they are kept, if that is across the link.
+  const bool sends = exchange_ && !weights_elsewhere;
+  const bool brings = !exchange_ && weights_elsewhere && has_host_behind(device_);
+  at::Tensor weights = sends    ? exchange_->weights(unit.shard_size())
+                       : brings ? at::empty({unit.shard_size()}, unit.compute_weights.options())
+                                : home.shard;
+  phase.reset();
+
+  phase.emplace(observer_, StepPhase::kOptimizer, static_cast<int64_t>(s));
+  for (size_t i = 0; i < state.emas.size(); ++i)
+    slice.emas.push_back({state.emas[i], ema_decay_at(ema_schedule_, state_.ema_decays[i], step.update)});
+  const bool casts = weights.scalar_type() != at::kFloat;
+  if (casts) slice.compute_weights = &weights;
+  optimizer_.step(slice, step);
+  if (!casts && !weights.is_same(state.master)) weights.copy_(state.master);
+  if (sends) exchange_->send(home.shard);
+  if (brings) home.shard.copy_(weights, /*non_blocking=*/unit.weight_placement() == Placement::kHost);
+  state_.zero->publish(s);
+}
+
+}  // namespace kiln

@@ -1,0 +1,92 @@
+#include "step/training_state.h"
+
+#include "core/aten.h"
+#include "core/error.h"
+#include "parallel/offload/host_memory.h"
+#include "parallel/ranks/agreement.h"
+
+namespace kiln {
+
+namespace {
+
+FlatLayout layout_of(const Segment& segment) {
+  FlatLayout layout;
+  for (const auto& parameter : segment.parameters())
+    if (parameter->trainable) layout.add(parameter->key, parameter->value.sizes().vec());
+  return layout;
+}
+
+at::Tensor first_value_of(const Parameter& parameter, const TrainingStateOptions& options) {
+  return options.first_value ? options.first_value(parameter) : parameter.value;
+}
+
+TrainingState::SegmentWeights flatten(const Segment& segment, const FlatUnitOptions& options,
+                                      const TrainingStateOptions& state_options) {
+  TrainingState::SegmentWeights weights{
+      .unit = FlatUnit(segment.name(), layout_of(segment), options), .parameters = {}, .grad_views = {}};
+  for (const auto& parameter : segment.parameters())
+    if (parameter->trainable) weights.parameters.push_back(parameter);
+  {
+    StateLease state = weights.unit.lease(Access::kWrite);
+    for (size_t i = 0; i < weights.parameters.size(); ++i) {
+      Parameter& parameter = *weights.parameters[i];
+      weights.unit.write(state.master, i, first_value_of(parameter, state_options));
+      parameter.value = weights.unit.leaf(i);
+      weights.grad_views.push_back(weights.unit.view(weights.unit.grads, i));
+    }
+  }
+  weights.unit.refresh_weight_shard();
+  weights.unit.start_emas();
+  return weights;
+}
+
+}  // namespace
+
+TrainingState::TrainingState(const Denoiser& denoiser, const Optimizer& optimizer,
+                             const TrainingStateOptions& options)
+    : zero(std::make_unique<Zero>(options.group, options.zero)),
+      loss_scaler(options.loss_scaler, options.compute_dtype == at::kHalf),
+      ema_decays(options.ema_decays),
+      placement(options.placement),
+      weight_placement(options.weight_placement) {
+  if (options.zero.stage > 0 && optimizer.needs_whole_tensors())
+    fail("zero", "this optimizer looks at whole tensors, which --zero-stage {} divides: use --zero-stage 0",
+         options.zero.stage);
+  FlatUnitOptions unit_options{.device = options.device,
+                               .compute_dtype = options.compute_dtype,
+                               .grad_dtype = options.grad_dtype,
+                               .num_moments = static_cast<int64_t>(optimizer.moment_names().size()),
+                               .num_emas = static_cast<int64_t>(options.ema_decays.size()),
+                               .placement = placement,
+                               .weight_placement = weight_placement};
+  std::vector<int64_t> sizes;
+  for (const auto& segment : denoiser.segments()) sizes.push_back(layout_of(*segment).size);
+  if (placement == Placement::kNvme || weight_placement == Placement::kNvme)
+    agree(*options.group, "the space on --nvme-path",
+          [&] { unit_options.nvme = nvme = make_nvme_state(*zero, sizes, unit_options, options.nvme); });
+  for (const auto& segment : denoiser.segments()) {
+    unit_options.nvme_unit = segments.size();
+    unit_options.sharding = zero->sharding_of(layout_of(*segment).size);
+    segments.push_back(flatten(*segment, unit_options, options));
+    for (const auto& parameter : segment->parameters()) {
+      if (parameter->trainable) continue;
+      parameter->value = first_value_of(*parameter, options);
+      constants.push_back(parameter);
+    }
+  }
+  std::vector<FlatUnit*> units;
+  for (SegmentWeights& weights : segments) units.push_back(&weights.unit);
+  zero->manage(units);
+  offloaded = offloaded_bytes(options.device);
+}
+
+OffloadedBytes TrainingState::offloaded_bytes(at::Device device) const {
+  OffloadedBytes bytes{.disk = nvme ? nvme->disk_bytes() : 0};
+  if (!has_host_behind(device)) return bytes;
+  if (nvme)
+    for (const at::Tensor& buffer : nvme->buffers()) bytes.host += static_cast<int64_t>(buffer.nbytes());
+  for (const SegmentWeights& weights : segments) bytes.host += weights.unit.host_bytes();
+  return bytes;
+}
+
+}  // namespace kiln

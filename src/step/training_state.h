@@ -1,0 +1,67 @@
+// Everything that training moves: one flat unit per segment, the count of updates and the loss scale.
+#pragma once
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "models/model.h"
+#include "optim/loss_scaler.h"
+#include "optim/optimizer.h"
+#include "parallel/zero/zero.h"
+
+namespace kiln {
+
+struct TrainingStateOptions {
+  at::Device device = at::kCPU;
+  at::ScalarType compute_dtype = at::kFloat;
+  at::ScalarType grad_dtype = at::kFloat;
+  std::vector<double> ema_decays;
+  LossScalerOptions loss_scaler{};                                         // enabled here for fp16
+  std::shared_ptr<ProcessGroup> group = std::make_shared<ProcessGroup>();  // one rank
+  ZeroOptions zero{};
+  Placement placement = Placement::kDevice;         // of master, moments and EMAs
+  Placement weight_placement = Placement::kDevice;  // of the weights in the compute dtype; stage 3
+  BlockStoreOptions nvme{};                         // kNvme, of either: where
+  // The first value of a weight of the denoiser, in its shape, f32 on the device. Null: weights have theirs.
+  std::function<at::Tensor(const Parameter&)> first_value{};
+};
+
+// Bytes of training state that are not on the device.
+struct OffloadedBytes {
+  int64_t host = 0;  // staging buffers included; none on a CPU, whose memory the device is
+  int64_t disk = 0;
+};
+
+class TrainingState {
+ public:
+  // Takes the denoiser's weights (f32) as the start and as every EMA, one after another, and rebinds each
+  // trainable Parameter::value to a leaf on its unit's compute weights: with first_value and a denoiser of
+  // outlines the whole model in f32 is never there. Untrained parameters stay f32 tensors of their own.
+  // REQUIRES: `denoiser` and `optimizer` outlive this; every rank starts from the same weights. Throws Error
+  // for an optimizer whose state cannot be divided by element.
+  TrainingState(const Denoiser& denoiser, const Optimizer& optimizer, const TrainingStateOptions& options);
+  TrainingState(const TrainingState&) = delete;
+
+  // The trainable weights of one segment and their place in its unit.
+  struct SegmentWeights {
+    FlatUnit unit;
+    ParameterList parameters;            // slot i of the unit is parameters[i]
+    std::vector<at::Tensor> grad_views;  // slot i of the unit's gradients
+  };
+  std::vector<SegmentWeights> segments;               // as Denoiser::segments()
+  std::vector<std::shared_ptr<Parameter>> constants;  // untrained weights, part of every weights file, whole
+  std::unique_ptr<Zero> zero;  // which slices of the units are here; unit i is segments[i]
+
+  int64_t updates = 0;  // applied optimizer updates; a skipped step is none
+  LossScaler loss_scaler;
+  std::vector<double> ema_decays;
+  Placement placement = Placement::kDevice;  // of master, moments and EMAs: FlatUnit::lease() brings them
+  Placement weight_placement = Placement::kDevice;
+  std::shared_ptr<NvmeState> nvme;  // null: nothing is on NVMe
+  OffloadedBytes offloaded{};
+
+ private:
+  OffloadedBytes offloaded_bytes(at::Device device) const;
+};
+
+}  // namespace kiln

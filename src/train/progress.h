@@ -1,0 +1,48 @@
+// How far a run has come, in steps and in seconds: either may end it.
+#pragma once
+#include <algorithm>
+#include <chrono>
+#include <cstdint>
+
+#include "run/train_options.h"
+
+namespace kiln {
+
+class Progress {
+ public:
+  // `is_alone`: a single rank goes by its own clock. Several ranks go by the clock of rank 0, which arrives
+  // with every step, so that all stop at the same one.
+  Progress(const TrainOptions& options, bool is_alone)
+      : max_steps_(options.max_steps), max_seconds_(options.max_minutes * 60), is_alone_(is_alone) {}
+
+  int64_t step = 0;       // the last one taken
+  int64_t bad_steps = 0;  // the last ones in a row that were not finite
+
+  // Earlier processes trained this run for so long.
+  void resume(double earlier_seconds) { earlier_seconds_ = agreed_seconds_ = earlier_seconds; }
+  void start_clock() { begin_ = Clock::now(); }
+  void agree(double seconds) { agreed_seconds_ = seconds; }
+
+  double clock_seconds() const {
+    return earlier_seconds_ + std::chrono::duration<double>(Clock::now() - begin_).count();
+  }
+  // Time spent in training, the same on every rank.
+  double seconds() const { return is_alone_ ? clock_seconds() : agreed_seconds_; }
+  double max_seconds() const { return max_seconds_; }  // 0: no limit
+  // The part of the run that is done, in [0, 1].
+  double share() const {
+    const double by_steps = static_cast<double>(step) / static_cast<double>(max_steps_);
+    return max_seconds_ > 0 ? std::max(by_steps, seconds() / max_seconds_) : by_steps;
+  }
+  bool finished() const { return step >= max_steps_ || (max_seconds_ > 0 && seconds() >= max_seconds_); }
+
+ private:
+  using Clock = std::chrono::steady_clock;
+  int64_t max_steps_;
+  double max_seconds_;
+  bool is_alone_;
+  double earlier_seconds_ = 0, agreed_seconds_ = 0;
+  Clock::time_point begin_ = Clock::now();
+};
+
+}  // namespace kiln

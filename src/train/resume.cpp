@@ -1,0 +1,180 @@
+#include "train/resume.h"
+
+#include <ATen/Parallel.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <filesystem>
+#include <nlohmann/json.hpp>
+#include <system_error>
+
+#include "checkpoint/checked_files.h"
+#include "core/error.h"
+#include "parallel/ranks/agreement.h"
+#include "run/option_values.h"
+
+namespace kiln {
+
+namespace {
+
+// Where part `index` of `count` equal parts of [begin, end) begins.
+uint64_t part_begin(uint64_t begin, uint64_t end, int64_t index, int64_t count) {
+  const auto part = static_cast<uint64_t>(index), parts = static_cast<uint64_t>(count);
+  const uint64_t bytes = end - begin;
+  return begin + bytes / parts * part + std::min(part, bytes % parts);
+}
+
+// Hashes this rank's share of a file, with all its threads. Ranks may have different numbers of threads.
+FileChecksum checksum_of_share(const std::string& path, uint64_t bytes, const ProcessGroup& group) {
+  const uint64_t begin = part_begin(0, bytes, group.rank(), group.world_size()),
+                 end = part_begin(0, bytes, group.rank() + 1, group.world_size());
+  const int64_t threads = at::get_num_threads();
+  std::vector<FileChecksum> parts(static_cast<size_t>(threads));
+  at::parallel_for(0, threads, 1, [&](int64_t first, int64_t last) {
+    for (int64_t i = first; i < last; ++i)
+      parts[static_cast<size_t>(i)] =
+          checksum_of_bytes(path, part_begin(begin, end, i, threads), part_begin(begin, end, i + 1, threads));
+  });
+  FileChecksum share;
+  for (const FileChecksum& part : parts) share.merge(part);
+  return share;
+}
+
+// Says what is wrong with the bytes of a complete checkpoint; "" when nothing is. Each rank reads a part, and
+// all get the same answer. A collective.
+std::string damage_of_bytes(const std::string& folder, ProcessGroup& group) {
+  std::vector<CheckpointFile> files;
+  agree(group, "the newest checkpoint", [&] { files = read_file_list(folder); });
+  std::erase_if(files, [](const CheckpointFile& file) { return file.checksum.empty(); });
+  if (files.empty()) return "";
+  // What cannot be read is no damage: another rank, or a later start, may read it.
+  nlohmann::json mine = nlohmann::json::array();
+  agree(group, "the newest checkpoint", [&] {
+    for (const CheckpointFile& file : files)
+      mine.push_back(checksum_of_share(folder + "/" + file.name, file.bytes, group));
+  });
+  std::vector<FileChecksum> found(files.size());
+  for (const std::string& text : group.gather(mine.dump(), "the bytes of a checkpoint")) {
+    const auto of_rank = nlohmann::json::parse(text);
+    for (size_t file = 0; file < files.size(); ++file)
+      found[file].merge(of_rank.at(file).get<FileChecksum>());
+  }
+  for (size_t file = 0; file < files.size(); ++file)
+    if (std::string damage = damage_of(folder, files[file], found[file]); !damage.empty()) return damage;
+  return "";
+}
+
+// Lists the complete checkpoints that rank 0 sees, newest first. A collective.
+std::vector<Checkpoint> complete_checkpoints(const std::string& run, ProcessGroup& group) {
+  nlohmann::json seen = nlohmann::json::array();
+  agree(group, "the checkpoints", [&] {
+    if (group.rank() != 0) return;
+    for (const Checkpoint& checkpoint : list_checkpoints(run))
+      seen.push_back(nlohmann::json::array({checkpoint.step, checkpoint.folder}));
+  });
+  seen = nlohmann::json::parse(group.gather(seen.dump(), "the checkpoints").front());
+  std::vector<Checkpoint> checkpoints;
+  for (const nlohmann::json& entry : seen)
+    checkpoints.push_back({.step = entry.at(0), .folder = entry.at(1).get<std::string>()});
+  std::ranges::reverse(checkpoints);
+  return checkpoints;
+}
+
+}  // namespace
+
+NewestCheckpoint newest_checkpoint(const std::string& run, ProcessGroup& group) {
+  NewestCheckpoint newest;
+  std::vector<Checkpoint> damaged;
+  std::vector<std::string> damages;  // of those
+  for (const Checkpoint& checkpoint : complete_checkpoints(run, group)) {
+    std::string damage = damage_of_bytes(checkpoint.folder, group);
+    if (damage.empty()) {
+      newest.checkpoint = checkpoint;
+      break;
+    }
+    damaged.push_back(checkpoint);
+    damages.push_back(std::move(damage));
+  }
+  agree(group, "the newest checkpoint", [&] {
+    if (group.rank() != 0) return;
+    newest.damaged = damaged_checkpoints(run);
+    // Only where training goes on: it would count one that is newer as the one to keep.
+    for (size_t i = 0; i < damaged.size(); ++i)
+      newest.damaged.push_back(newest.checkpoint
+                                   ? fmt::format("{}: it is {} now", damages[i], set_aside(damaged[i]))
+                                   : damages[i]);
+    if (newest.checkpoint || newest.damaged.empty()) return;
+    fail("resume",
+         "none of the {} checkpoints of {} is whole: {}: restore one, or remove {}/checkpoints to "
+         "start again from step 0",
+         newest.damaged.size(), run, fmt::join(newest.damaged, "; "), run);
+  });
+  return newest;
+}
+
+namespace {
+
+// Refuses to go on from a checkpoint with other settings or on other data. Returns what makes further bits or
+// the schedule differ from those of an uninterrupted run, one line each.
+std::vector<std::string> resume_warnings(const TrainOptions& options, const TrainStateInfo& saved,
+                                         const TrainStateInfo& now) {
+  const nlohmann::json &saved_options = saved.config.at("options"), &options_now = now.config.at("options");
+  const OptionChanges changes = compare_options(saved_options, options_now);
+  if (!changes.refused.empty())
+    fail("resume", "{} holds a run with other settings: {}; give the same ones, or another --out",
+         options.out, fmt::join(changes.refused, ", "));
+  if (saved.config.at("data") != now.config.at("data"))
+    fail("resume",
+         "{} was trained on other data ({}) than --data {} ({}): give the same store, or another --out",
+         options.out, saved.config.at("data").get<std::string>(), options.data.path,
+         now.config.at("data").get<std::string>());
+
+  std::vector<std::string> lines;
+  if (!changes.warned.empty())
+    lines.push_back(fmt::format("resuming with {}: further bits differ from those of an uninterrupted run",
+                                fmt::join(changes.warned, ", ")));
+  for (const char* end : {"max-steps", "max-minutes"})
+    if (options.lr.shape != LrShape::kConstant && saved_options.at(end) != options_now.at(end))
+      lines.push_back(fmt::format(
+          "--{} {} instead of {} moves the end of the {} schedule: the learning rate jumps here", end,
+          options_now.at(end).dump(), saved_options.at(end).dump(), choice_name(options.lr.shape)));
+  if (saved.world_size != now.world_size)
+    lines.push_back(fmt::format("resuming on {} ranks what {} began: sums over ranks round differently",
+                                now.world_size, saved.world_size));
+  if (saved.machine != now.machine || saved.num_threads != now.num_threads)
+    lines.push_back(
+        fmt::format("resuming on {} with {} threads what {} with {} threads began: further bits differ from "
+                    "those of an uninterrupted run",
+                    now.machine, now.num_threads, saved.machine, saved.num_threads));
+  return lines;
+}
+
+}  // namespace
+
+RunFolder open_run_folder(const TrainingRun& run, const TrainStateInfo& now) {
+  const std::string& out = run.options.out;
+  RunFolder folder;
+  if (run.is_first()) {
+    std::error_code error;
+    std::filesystem::create_directories(std::filesystem::path(out) / "checkpoints", error);
+    if (error) fail("train", "cannot create --out {}: {}", out, error.message());
+    folder.lock = std::make_unique<FileLock>(
+        "train", out + "/.lock",
+        fmt::format("{} is being written by another kiln train: wait for its end, end it, or give another "
+                    "--out",
+                    out));
+  }
+  const auto [newest, damaged] = newest_checkpoint(out, *run.group);
+  if (run.is_first()) {
+    for (const std::string& damage : damaged) run.warn("passed over, it is damaged: " + damage);
+    if (newest)
+      for (const std::string& line : resume_warnings(run.options, read_train_state(newest->folder), now))
+        run.warn(line);
+    prune_checkpoints(out, /*keep=*/0);
+  }
+  run.group->barrier("the run folder");
+  if (newest) folder.checkpoint = newest->folder;
+  return folder;
+}
+
+}  // namespace kiln

@@ -1,0 +1,277 @@
+#include "watch/monitor.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "core/error.h"
+#include "core/units.h"
+#include "parallel/machine.h"
+
+namespace kiln {
+
+namespace {
+
+double gigabytes(double bytes) { return bytes / 1e9; }
+
+// "forward 33% backward 58% optimizer 8% data 1%": shares of the step, those below half a percent left out.
+std::string phase_text(const nlohmann::json& phases) {
+  double total = 0;
+  for (const auto& [name, seconds] : phases.items()) total += seconds.get<double>();
+  std::string text;
+  for (const PhaseGroup& group : phase_groups())
+    if (const double percent = 100 * group.seconds(phases) / total; percent >= 0.5)
+      text += fmt::format("{}{} {:.0f}%", text.empty() ? "" : " ", group.name, percent);
+  return text;
+}
+
+std::string loss_text(double loss) {
+  return std::isfinite(loss) ? fmt::format("{:.5f}", loss) : "not finite";
+}
+
+void add(std::optional<double>& sum, std::optional<double> value) {
+  if (value) sum = sum.value_or(0) + *value;
+}
+
+}  // namespace
+
+Monitor::Monitor(const MonitorOptions& options, int64_t from_step)
+    : options_(options),
+      log_(options.run, from_step),
+      timers_(options.device),
+      nvml_(Nvml::open(options.device.is_cuda() ? options.device.index() : 0)),
+      first_step_(from_step) {
+  if (options.tensorboard) events_ = std::make_unique<EventWriter>(options.run, from_step + 1);
+}
+
+void Monitor::step(const StepReport& report) {
+  const StepResult& result = *report.result;
+  if (first_train_seconds_ < 0) first_train_seconds_ = report.train_seconds;
+  ++window_.timed_steps;
+  window_.stall_seconds += report.stall_seconds;
+  window_.batches_ready += report.batches_ready;
+  read_gpu();
+  if (std::isfinite(result.loss)) {
+    ++window_.steps;
+    window_.loss += result.loss;
+  }
+  for (size_t i = 0; i < result.losses.size(); ++i) {
+    if (!std::isfinite(result.losses[i])) continue;
+    const int quartile = std::clamp(static_cast<int>(report.positions[i] * 4), 0, 3);
+    window_.quartile_loss[quartile] += result.losses[i];
+    window_.quartile_count[quartile] += 1;
+  }
+  if (report.step % options_.log_every != 0) return say_alive(report);
+  const nlohmann::json line = measure(report);
+  log_.append(line);
+  print(line, report.train_seconds);
+  write_events(line);
+  window_ = {};
+  window_begin_ = Clock::now();
+}
+
+nlohmann::json Monitor::measure(const StepReport& report) {
+  const double seconds = std::chrono::duration<double>(Clock::now() - window_begin_).count();
+  const double images_per_s = static_cast<double>(window_.timed_steps * options_.global_batch) / seconds;
+  const double flops = images_per_s * options_.flops_per_image;
+  // A machine that was busy when its peak was measured may do better later.
+  if (options_.peak_flops > 0) options_.peak_flops = std::max(options_.peak_flops, flops);
+  nlohmann::json quartiles = nlohmann::json::array();
+  for (int i = 0; i < 4; ++i)
+    quartiles.push_back(window_.quartile_count[i] > 0
+                            ? nlohmann::json(window_.quartile_loss[i] / window_.quartile_count[i])
+                            : nlohmann::json());
+  nlohmann::json line = {
+      {"step", report.step},
+      {"images_seen", report.images_seen},
+      {"loss", window_.steps > 0 ? nlohmann::json(window_.loss / static_cast<double>(window_.steps))
+                                 : nlohmann::json()},
+      {"loss_quartiles", quartiles},
+      {"lr", report.lr},
+      {"grad_norm", report.result->grad_norm},
+      {"images_per_s", images_per_s},
+      {"tflops", flops / 1e12},
+      {"peak_share", options_.peak_flops > 0 ? flops / options_.peak_flops : 0},
+      {"stall_share", window_.stall_seconds / seconds},
+      {"queue_depth", static_cast<double>(window_.batches_ready) / static_cast<double>(window_.timed_steps)},
+      {"phase_s", phase_seconds()},
+      {"host_bytes", resident_bytes()},
+      {"peak_host_bytes", peak_resident_bytes()},
+      {"device_bytes", device_bytes(options_.device)},
+      {"peak_device_bytes", peak_device_bytes(options_.device)},
+      {"train_seconds", report.train_seconds}};
+  if (options_.sheet_flops > 0) line["mfu"] = flops / options_.sheet_flops;
+  if (report.result->loss_scale != 1) line["loss_scale"] = report.result->loss_scale;
+  add_gpu(line);
+  return line;
+}
+
+// Means per step of the window.
+nlohmann::json Monitor::phase_seconds() {
+  const double steps = static_cast<double>(window_.timed_steps);
+  const PhaseSeconds seconds = timers_.take();
+  nlohmann::json phases = {{"data", window_.stall_seconds / steps}};
+  for (size_t i = 0; i < seconds.size(); ++i)
+    phases[std::string(name_of(static_cast<StepPhase>(i)))] = seconds[i] / steps;
+  return phases;
+}
+
+// Reads at least once per line of the log, and at most once a second beyond that: the driver's own averages
+// are no finer.
+void Monitor::read_gpu() {
+  const bool recent = Clock::now() - last_reading_ < std::chrono::seconds(1);
+  if (!nvml_ || (window_.num_readings > 0 && recent)) return;
+  last_reading_ = Clock::now();
+  const GpuReading now = nvml_->read();
+  ++window_.num_readings;
+  add(window_.gpu.utilisation, now.utilisation);
+  add(window_.gpu.watts, now.watts);
+  window_.gpu.memory_bytes = now.memory_bytes;
+  window_.gpu.memory_total_bytes = now.memory_total_bytes;
+}
+
+void Monitor::add_gpu(nlohmann::json& line) const {
+  const double readings = static_cast<double>(window_.num_readings);
+  if (window_.gpu.utilisation) line["gpu_utilisation"] = *window_.gpu.utilisation / readings;
+  if (window_.gpu.watts) line["gpu_watts"] = *window_.gpu.watts / readings;
+  if (window_.gpu.memory_bytes) line["gpu_memory_bytes"] = *window_.gpu.memory_bytes;
+  if (window_.gpu.memory_total_bytes) line["gpu_memory_total_bytes"] = *window_.gpu.memory_total_bytes;
+}
+
+// Says between two lines of the log, when they are far apart, that training goes on.
+void Monitor::say_alive(const StepReport& report) {
+  const Clock::time_point now = Clock::now();
+  if (std::chrono::duration<double>(now - printed_at_).count() < options_.quiet_seconds) return;
+  printed_at_ = now;
+  const double seconds = std::chrono::duration<double>(printed_at_ - window_begin_).count();
+  const double images = static_cast<double>(window_.timed_steps * options_.global_batch);
+  fmt::print("at step {}: loss {}, {:.1f} images/s{} (a line of the log every {} steps: --log-every)\n",
+             report.step, loss_text(report.result->loss), images / seconds,
+             time_left_text(report.step, report.train_seconds, ", "), options_.log_every);
+  std::fflush(stdout);
+}
+
+// "2h 05m left" behind `separator`. Empty for the first step of a process: nothing is timed yet.
+std::string Monitor::time_left_text(int64_t step, double train_seconds, const char* separator) const {
+  if (step <= first_step_ + 1) return "";
+  const double seconds_per_step =
+      (train_seconds - first_train_seconds_) / static_cast<double>(step - first_step_ - 1);
+  double left = static_cast<double>(options_.max_steps - step) * seconds_per_step;
+  if (options_.max_seconds > 0) left = std::min(left, std::max(0.0, options_.max_seconds - train_seconds));
+  return fmt::format("{}{} left", separator, duration_text(left));
+}
+
+void Monitor::print(const nlohmann::json& line, double train_seconds) {
+  const int64_t step = line["step"];
+  std::string device;
+  if (options_.device.is_cuda()) {
+    device = fmt::format(" + {:.1f} GB GPU", gigabytes(line["device_bytes"]));
+    if (line.contains("gpu_memory_bytes"))  // the driver's: with the context, and what other programs have
+      device += fmt::format(" ({:.1f} GB used)", gigabytes(line["gpu_memory_bytes"]));
+    if (line.contains("gpu_utilisation"))
+      device += fmt::format(" {:.0f}% busy", 100 * line["gpu_utilisation"].get<double>());
+    if (line.contains("gpu_watts")) device += fmt::format(" {:.0f} W", line["gpu_watts"].get<double>());
+  }
+  const std::string mfu =
+      line.contains("mfu") ? fmt::format(", MFU {:.0f}%", 100 * line["mfu"].get<double>()) : "";
+  const std::string loss = loss_text(line["loss"].is_null() ? NAN : line["loss"].get<double>());
+  fmt::print(
+      "step {:>7}  images {:>9}  loss {}  lr {:.3g}  grad {:.3f}  {:.1f} images/s  {:.3g} TFLOP/s "
+      "({:.0f}%{})  "
+      "{:.1f} GB{}  {}  ready {:.1f}{}\n",
+      step, line["images_seen"].get<int64_t>(), loss, line["lr"].get<double>(),
+      line["grad_norm"].get<double>(), line["images_per_s"].get<double>(), line["tflops"].get<double>(),
+      100 * line["peak_share"].get<double>(), mfu, gigabytes(line["host_bytes"]), device,
+      phase_text(line["phase_s"]), line["queue_depth"].get<double>(),
+      time_left_text(step, train_seconds, "  "));
+  std::fflush(stdout);
+  printed_at_ = Clock::now();
+}
+
+void Monitor::write_events(const nlohmann::json& line) {
+  if (!events_) return;
+  const int64_t step = line["step"];
+  for (const char* tag : {"loss", "lr", "grad_norm", "images_per_s", "tflops", "peak_share", "mfu",
+                          "stall_share", "queue_depth", "host_bytes", "device_bytes", "loss_scale",
+                          "gpu_utilisation", "gpu_watts", "gpu_memory_bytes"})
+    if (line.contains(tag) && line[tag].is_number()) events_->add_scalar(tag, line[tag], step);
+  for (const auto& [phase, seconds] : line["phase_s"].items())
+    events_->add_scalar("phase_s/" + phase, seconds, step);
+  for (int i = 0; i < 4; ++i)
+    if (line["loss_quartiles"][i].is_number())
+      events_->add_scalar(fmt::format("loss_by_timestep/quartile_{}", i + 1), line["loss_quartiles"][i],
+                          step);
+  events_->flush();
+}
+
+void Monitor::image(const std::string& tag, const std::vector<uint8_t>& png, int64_t height, int64_t width,
+                    int64_t step) {
+  if (!events_) return;
+  events_->add_image(tag, png, height, width, step);
+  events_->flush();
+}
+
+void Monitor::validation(int64_t step, const ValidationLoss& loss, const std::string& weights) {
+  const auto number = [](double value) {
+    return std::isfinite(value) ? nlohmann::json(value) : nlohmann::json();
+  };
+  const double seconds = std::chrono::duration<double>(Clock::now() - pause_begin_).count();
+  nlohmann::json line = {{"event", "validation"},
+                         {"step", step},
+                         {"images", loss.num_images},
+                         {"weights", weights},
+                         {"validation_loss", number(loss.loss)},
+                         {"validation_loss_quartiles", nlohmann::json::array()},
+                         {"seconds", seconds}};
+  for (const double quartile : loss.quartiles) line["validation_loss_quartiles"].push_back(number(quartile));
+  log_.append(line);
+  fmt::print("step {:>7}  validation loss {}  {} images with {} in {:.1f} s\n", step, loss_text(loss.loss),
+             loss.num_images, weights, seconds);
+  std::fflush(stdout);
+  if (!events_) return;
+  if (std::isfinite(loss.loss)) events_->add_scalar("validation_loss", loss.loss, step);
+  for (size_t q = 0; q < loss.quartiles.size(); ++q)
+    if (std::isfinite(loss.quartiles[q]))
+      events_->add_scalar(fmt::format("validation_loss_by_timestep/quartile_{}", q + 1), loss.quartiles[q],
+                          step);
+  events_->flush();
+}
+
+void Monitor::evaluation(int64_t step, const nlohmann::json& result) {
+  const double seconds = std::chrono::duration<double>(Clock::now() - pause_begin_).count();
+  nlohmann::json line = result;
+  line["event"] = "evaluation";
+  line["step"] = step;
+  line["seconds"] = seconds;
+  log_.append(line);
+  std::string text;
+  for (const auto& [name, value] : result.at("metrics").items()) {
+    if (!value.is_number()) continue;
+    text += fmt::format("  {} {:.5g}", name, value.get<double>());
+    if (events_) events_->add_scalar("evaluation/" + name, value.get<double>(), step);
+  }
+  fmt::print("step {:>7}{}  in {:.1f} s\n", step, text, seconds);
+  std::fflush(stdout);
+  if (events_) events_->flush();
+}
+
+void Monitor::pause() { pause_begin_ = Clock::now(); }
+void Monitor::resume() { window_begin_ += Clock::now() - pause_begin_; }
+
+nlohmann::json Monitor::window() const {
+  return {{"steps", window_.steps},
+          {"loss", window_.loss},
+          {"quartile_loss", window_.quartile_loss},
+          {"quartile_count", window_.quartile_count}};
+}
+
+void Monitor::restore_window(const nlohmann::json& window) {
+  if (!window.is_object()) return;
+  window_.steps = window.at("steps");
+  window_.loss = window.at("loss");
+  for (size_t i = 0; i < 4; ++i) {
+    window_.quartile_loss[i] = window.at("quartile_loss").at(i);
+    window_.quartile_count[i] = window.at("quartile_count").at(i);
+  }
+}
+
+}  // namespace kiln

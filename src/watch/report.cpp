@@ -1,0 +1,262 @@
+#include "watch/report.h"
+
+#include <algorithm>
+#include <cmath>
+#include <filesystem>
+#include <fstream>
+#include <iterator>
+
+#include "checkpoint/train_state.h"
+#include "core/error.h"
+#include "core/files/atomic_file.h"
+#include "core/median.h"
+#include "core/units.h"
+#include "run/train_options.h"
+#include "watch/report_parts.h"
+#include "watch/run_log.h"
+
+namespace kiln {
+
+namespace fs = std::filesystem;
+
+namespace {
+
+using Json = nlohmann::json;
+
+constexpr const char* kBlue = "#2563eb";
+constexpr const char* kQuartileColors[] = {"#0ea5e9", "#10b981", "#f59e0b", "#ef4444"};
+constexpr size_t kMaxGrids = 12;
+
+constexpr const char* kStyle = R"(
+:root { color-scheme: light dark; --ink: #1e293b; --soft: #64748b; --line: #e2e8f0; --page: #f8fafc; --card: #fff; }
+@media (prefers-color-scheme: dark) {
+  :root { --ink: #e2e8f0; --soft: #94a3b8; --line: #334155; --page: #0f172a; --card: #1e293b; } }
+* { box-sizing: border-box; }
+body { margin: 0 auto; max-width: 1360px; padding: 28px 24px; background: var(--page); color: var(--ink);
+  font: 15px/1.5 system-ui, -apple-system, "Segoe UI", Roboto, sans-serif; }
+h1 { font-size: 26px; margin: 0 0 2px; } h2 { font-size: 18px; margin: 34px 0 12px; } p { margin: 0; color: var(--soft); }
+.cards { display: grid; grid-template-columns: repeat(auto-fit, minmax(165px, 1fr)); gap: 12px; margin: 22px 0; }
+.card, .plot { background: var(--card); border: 1px solid var(--line); border-radius: 10px; padding: 12px 16px; }
+.card > b { display: block; font-size: 21px; font-variant-numeric: tabular-nums; } .card > span { color: var(--soft); font-size: 13px; }
+.plots { display: grid; grid-template-columns: repeat(auto-fill, minmax(480px, 1fr)); gap: 14px; }
+svg { display: block; width: 100%; height: auto; } .title { font: 600 14px system-ui, sans-serif; fill: var(--ink); }
+.tick { font: 11px system-ui, sans-serif; fill: var(--soft); } .legend { font: 12px system-ui, sans-serif; fill: var(--soft); }
+.grid { stroke: var(--line); }
+.samples { display: grid; grid-template-columns: repeat(auto-fill, minmax(240px, 1fr)); gap: 14px; }
+figure { margin: 0; } figure img { width: 100%; image-rendering: pixelated; border-radius: 8px; border: 1px solid var(--line); }
+figcaption { color: var(--soft); font-size: 13px; text-align: center; }
+.rows { columns: 3 300px; column-gap: 32px; font-size: 13px; } .rows.wide { columns: 1; }
+.key { display: flex; flex-wrap: wrap; gap: 4px 14px; margin-top: 6px; color: var(--soft); font-size: 12px; }
+.key i { display: inline-block; width: 10px; height: 10px; border-radius: 2px; margin-right: 5px; }
+table { border-collapse: collapse; font-size: 13px; font-variant-numeric: tabular-nums; width: 100%; }
+td, th { text-align: right; padding: 3px 10px; border-bottom: 1px solid var(--line); } td:first-child, th:first-child { text-align: left; }
+th { color: var(--soft); font-weight: 600; } .finding { color: #b45309; font-weight: 600; margin-bottom: 8px; }
+.rows div { display: flex; justify-content: space-between; gap: 16px; padding: 3px 0; border-bottom: 1px solid var(--line);
+  break-inside: avoid; overflow-wrap: anywhere; } .rows span { color: var(--soft); white-space: nowrap; }
+)";
+
+std::string base64(const std::string& bytes) {
+  static constexpr char kDigits[] = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
+  std::string text;
+  for (size_t i = 0; i < bytes.size(); i += 3) {
+    uint32_t group = 0;
+    for (size_t j = 0; j < 3; ++j)
+      group = group << 8 | (i + j < bytes.size() ? static_cast<uint8_t>(bytes[i + j]) : 0u);
+    for (size_t j = 0; j < 4; ++j) text += i + j <= bytes.size() ? kDigits[group >> (18 - 6 * j) & 63] : '=';
+  }
+  return text;
+}
+
+std::string read_text(const fs::path& path) {
+  std::ifstream file(path, std::ios::binary);
+  return {std::istreambuf_iterator<char>(file), {}};
+}
+
+// Exponential mean with a horizon of a twentieth of the run, without the bias of its start.
+std::vector<PlotPoint> smoothed(const std::vector<PlotPoint>& points) {
+  const double decay = 1 - 1 / std::max(1.0, static_cast<double>(points.size()) / 20);
+  std::vector<PlotPoint> means;
+  double sum = 0, weight = 0;
+  for (const PlotPoint& point : points) {
+    if (!std::isfinite(point.y)) continue;
+    sum = decay * sum + point.y;
+    weight = decay * weight + 1;
+    means.push_back({point.x, sum / weight});
+  }
+  return means;
+}
+
+double median_of(const std::vector<PlotPoint>& points) {
+  std::vector<double> values;
+  for (const PlotPoint& point : points)
+    if (std::isfinite(point.y)) values.push_back(point.y);
+  return values.empty() ? std::nan("") : median(values);
+}
+
+std::string card(const std::string& value, const std::string& name) {
+  return fmt::format("<div class=\"card\"><b>{}</b><span>{}</span></div>\n", value, name);
+}
+
+std::string quartile_plot(const std::vector<Json>& lines) {
+  static constexpr const char* kNames[] = {"t 0-25 %", "25-50 %", "50-75 %", "75-100 %"};
+  std::vector<PlotSeries> series;
+  for (size_t q = 0; q < 4; ++q) {
+    std::vector<PlotPoint> points;
+    for (const Json& line : lines) {
+      const auto quartiles = line.find("loss_quartiles");
+      if (quartiles != line.end() && quartiles->at(q).is_number())
+        points.push_back({number(line, "step"), quartiles->at(q).get<double>()});
+    }
+    series.push_back({.name = kNames[q], .color = kQuartileColors[q], .points = smoothed(points)});
+  }
+  return plot({.title = "Loss by timestep", .x_label = "step", .log_y = true}, series);
+}
+
+// Plots the losses of held-out samples in `log`. Empty when there are none.
+std::vector<PlotPoint> validation_points(const std::vector<Json>& log) {
+  std::vector<Json> lines;
+  std::ranges::copy_if(log, std::back_inserter(lines),
+                       [](const Json& line) { return line.contains("validation_loss"); });
+  return points_of(lines, "validation_loss");
+}
+
+std::string plots(const std::vector<Json>& lines, const std::vector<PlotPoint>& validation) {
+  const auto loss = points_of(lines, "loss"), speed = points_of(lines, "images_per_s"),
+             grad_norm = points_of(lines, "grad_norm");
+  std::string html = "<div class=\"plots\">\n";
+  std::vector<PlotSeries> losses = {{.name = "logged", .color = kBlue, .points = loss, .faint = true},
+                                    {.name = "smoothed", .color = kBlue, .points = smoothed(loss)}};
+  if (!validation.empty()) losses.push_back({.name = "validation", .color = "#f59e0b", .points = validation});
+  html += plot({.title = "Loss", .x_label = "step", .log_y = true}, losses);
+  html += quartile_plot(lines);
+  html += plot({.title = "Throughput, images/s", .x_label = "step", .from_zero = true},
+               {{.name = "", .color = "#10b981", .points = speed}});
+  std::vector<PlotSeries> memory = {
+      {.name = "host", .color = "#8b5cf6", .points = points_of(lines, "host_bytes", 1e-9)}};
+  if (std::ranges::any_of(lines, [](const Json& line) { return number(line, "device_bytes") > 0; }))
+    memory.push_back({.name = "GPU", .color = "#f59e0b", .points = points_of(lines, "device_bytes", 1e-9)});
+  if (std::ranges::any_of(lines, [](const Json& line) { return line.contains("gpu_memory_bytes"); }))
+    memory.push_back({.name = "GPU, all programs",
+                      .color = "#94a3b8",
+                      .points = points_of(lines, "gpu_memory_bytes", 1e-9)});
+  html += plot({.title = "Memory, GB", .x_label = "step", .from_zero = true}, memory);
+  html += phase_plot(lines) + loader_plots(lines) + gpu_plots(lines);
+  html += plot({.title = "Learning rate", .x_label = "step", .from_zero = true},
+               {{.name = "", .color = kBlue, .points = points_of(lines, "lr")}});
+  html += plot({.title = "Gradient norm", .x_label = "step", .log_y = true},
+               {{.name = "", .color = kBlue, .points = grad_norm, .faint = true},
+                {.name = "", .color = kBlue, .points = smoothed(grad_norm)}});
+  return html + "</div>\n";
+}
+
+std::string cards(const std::vector<Json>& lines, const std::vector<PlotPoint>& validation,
+                  double cost_per_hour) {
+  if (lines.empty()) return "";
+  const Json& last = lines.back();
+  const double seconds = number(last, "train_seconds");
+  const double speed = median_of(points_of(lines, "images_per_s"));
+  double peak_host = 0, peak_device = 0;
+  for (const Json& line : lines) {
+    peak_host = std::max(peak_host, number(line, "peak_host_bytes"));
+    peak_device = std::max(peak_device, number(line, "peak_device_bytes"));
+  }
+  std::string html = "<div class=\"cards\">\n";
+  const auto loss = smoothed(points_of(lines, "loss"));
+  if (!loss.empty()) html += card(fmt::format("{:.4f}", loss.back().y), "loss, smoothed");
+  if (!validation.empty() && std::isfinite(validation.back().y))
+    html += card(fmt::format("{:.4f}", validation.back().y), "validation loss, last");
+  html += card(fmt::format("{}", last["step"].get<int64_t>()), "steps");
+  html += card(fmt::format("{}", last["images_seen"].get<int64_t>()), "images seen");
+  html += card(duration_text(seconds), "training time");
+  html += card(fmt::format("{:.1f}", speed), "images/s, median");
+  html += card(fmt::format("{:.2f}", median_of(points_of(lines, "tflops"))),
+               fmt::format("TFLOP/s, {:.0f} % of peak", 100 * median_of(points_of(lines, "peak_share"))));
+  if (const double mfu = median_of(points_of(lines, "mfu")); std::isfinite(mfu))
+    html += card(fmt::format("{:.0f} %", 100 * mfu), "MFU, of the data sheet's peak");
+  html += card(fmt::format("{:.2f} GB", peak_host / 1e9), "host memory, highest");
+  if (peak_device > 0) html += card(fmt::format("{:.2f} GB", peak_device / 1e9), "GPU memory, highest");
+  if (cost_per_hour > 0)
+    html += card(fmt::format("{:.2f}", cost_per_hour * seconds / 3600), "cost so far") +
+            card(fmt::format("{:.2f}", cost_per_hour / 3600 / speed * 1e6), "cost of a million images");
+  return html + "</div>\n";
+}
+
+std::string sample_section(const std::string& run) {
+  std::vector<fs::path> grids;
+  std::error_code error;
+  for (const auto& entry : fs::directory_iterator(fs::path(run) / "samples", error))
+    if (entry.path().extension() == ".png") grids.push_back(entry.path());
+  if (grids.empty()) return "";
+  std::ranges::sort(grids);
+  std::string html = "<h2>Samples over time</h2>\n<div class=\"samples\">\n";
+  const size_t count = std::min(grids.size(), kMaxGrids);
+  for (size_t i = 0; i < count; ++i) {  // evenly spread, the newest always among them
+    const fs::path& grid = grids[count == 1 ? grids.size() - 1 : i * (grids.size() - 1) / (count - 1)];
+    html += figure(grid.string(), grid.stem().string());
+  }
+  return html + "</div>\n";
+}
+
+std::string settings(const Json& options) {
+  std::string html = "<h2>Settings</h2>\n<div class=\"card rows\">\n";
+  for (const auto& [name, value] : options.items()) {
+    if (value == "") continue;  // not set
+    const std::string text = value.is_string() ? value.get<std::string>() : value.dump();
+    html += fmt::format("<div><span>{}</span><b>{}</b></div>\n", name, escape(text));
+  }
+  return html + "</div>\n";
+}
+
+std::string events(const std::vector<Json>& lines) {
+  std::string html;
+  for (const Json& line : lines)
+    if (line.contains("event") && line["event"] != "validation" && line["event"] != "evaluation")  // plots
+      html += "<div>" + escape(line.dump()) + "</div>\n";
+  return html.empty() ? "" : "<h2>Events</h2>\n<div class=\"card rows wide\">\n" + html + "</div>\n";
+}
+
+}  // namespace
+
+std::string figure(const std::string& png, const std::string& caption) {
+  return fmt::format(
+      "<figure><img alt=\"samples\" "
+      "src=\"data:image/png;base64,{}\"><figcaption>{}</figcaption></figure>\n",
+      base64(read_text(png)), escape(caption));
+}
+
+std::string page(const std::string& title, const std::string& body) {
+  return fmt::format(
+      "<!DOCTYPE html>\n<html lang=\"en\"><head><meta charset=\"utf-8\"><meta name=\"viewport\" "
+      "content=\"width=device-width\"><title>{0}</title><style>{1}</style></head><body>\n<h1>{0}</h1>\n{2}"
+      "</body></html>\n",
+      escape(title), kStyle, body);
+}
+
+void write_report(const std::string& run) {
+  const std::vector<Json> log = read_run_log(run);
+  std::vector<Json> lines;
+  std::ranges::copy_if(log, std::back_inserter(lines),
+                       [](const Json& line) { return line.contains("loss"); });
+  Json options = Json::object();
+  std::string machine;
+  double cost_per_hour = 0;
+  if (const auto checkpoints = list_checkpoints(run); !checkpoints.empty()) {
+    const TrainStateInfo info = read_train_state(checkpoints.back().folder);
+    options = info.config.value("options", Json::object());
+    WatchOptions prices;
+    prices.cost_per_hour = options.value("cost-per-hour", 0.0);
+    prices.price_per_gpu_hour = options.value("price-per-gpu-hour", 0.0);
+    cost_per_hour = cost_per_hour_of(prices, info.world_size);
+    machine = fmt::format("{}, {} threads", info.machine, info.num_threads);
+  }
+  const std::string name = fs::absolute(run).lexically_normal().filename().string();
+  std::string html = fmt::format("<p>{}, {}, {} px, on {}</p>\n", escape(options.value("model", "")),
+                                 escape(options.value("objective", "")),
+                                 options.value("image-size", int64_t{0}), escape(machine));
+  const std::vector<PlotPoint> validation = validation_points(log);
+  html += cards(lines, validation, cost_per_hour) + plots(lines, validation) + plan_section(run) +
+          evaluation_section(log) + sample_section(run) + events(log) + settings(options);
+  write_file_atomically("report", (fs::path(run) / "report.html").string(), page(name, html));
+}
+
+}  // namespace kiln

@@ -1,0 +1,88 @@
+#include "watch/report_parts.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "core/error.h"
+#include "watch/phase_timers.h"
+
+namespace kiln {
+
+using Json = nlohmann::json;
+
+double number(const Json& line, const char* key) {
+  const auto found = line.find(key);
+  return found != line.end() && found->is_number() ? found->get<double>() : std::nan("");
+}
+
+std::vector<PlotPoint> points_of(const std::vector<Json>& lines, const char* key, double scale) {
+  std::vector<PlotPoint> points;
+  for (const Json& line : lines) points.push_back({number(line, "step"), number(line, key) * scale});
+  return points;
+}
+
+std::string plot(const PlotOptions& options, const std::vector<PlotSeries>& series) {
+  const std::string svg = line_plot(options, series);
+  return svg.empty() ? "" : "<div class=\"plot\">" + svg + "</div>\n";
+}
+
+std::string stacked_plot(const PlotOptions& options, const std::vector<PlotSeries>& parts,
+                         const std::vector<PlotSeries>& lines_above) {
+  std::vector<PlotSeries> stack;
+  std::vector<double> heights;
+  std::string key;
+  for (const PlotSeries& part : parts) {
+    PlotSeries sum = part;
+    heights.resize(part.points.size());
+    for (size_t i = 0; i < part.points.size(); ++i)
+      if (std::isfinite(part.points[i].y)) heights[i] += part.points[i].y;
+    for (size_t i = 0; i < part.points.size(); ++i) sum.points[i].y = heights[i];
+    sum.filled = true;
+    sum.name = "";
+    stack.insert(stack.begin(), std::move(sum));
+  }
+  const auto add_key = [&](const PlotSeries& series) {
+    key += fmt::format("<span><i style=\"background:{}\"></i>{}</span>", series.color, escape(series.name));
+  };
+  std::ranges::for_each(parts, add_key);
+  for (PlotSeries line : lines_above) {
+    add_key(line);
+    line.name = "";
+    stack.push_back(std::move(line));
+  }
+  const std::string svg = line_plot(options, stack);
+  return svg.empty() ? ""
+                     : fmt::format("<div class=\"plot\">{}<div class=\"key\">{}</div></div>\n", svg, key);
+}
+
+std::string phase_plot(const std::vector<Json>& lines) {
+  std::vector<PlotSeries> series;
+  for (const PhaseGroup& group : phase_groups()) {
+    PlotSeries one{.name = group.name, .color = group.color, .points = {}};
+    double sum = 0;
+    for (const Json& line : lines) {
+      if (!line.contains("phase_s")) continue;
+      const double seconds = group.seconds(line.at("phase_s"));
+      one.points.push_back({number(line, "step"), 1e3 * seconds});
+      sum += seconds;
+    }
+    if (sum > 0) series.push_back(std::move(one));
+  }
+  return stacked_plot({.title = "Time of a step, ms", .x_label = "step", .from_zero = true}, series);
+}
+
+std::string loader_plots(const std::vector<Json>& lines) {
+  return plot({.title = "Waiting for data, % of the time", .x_label = "step", .from_zero = true},
+              {{.name = "", .color = "#ef4444", .points = points_of(lines, "stall_share", 100)}}) +
+         plot({.title = "Batches ready", .x_label = "step", .from_zero = true},
+              {{.name = "", .color = "#10b981", .points = points_of(lines, "queue_depth")}});
+}
+
+std::string gpu_plots(const std::vector<Json>& lines) {
+  return plot({.title = "GPU busy, % of the time", .x_label = "step", .from_zero = true},
+              {{.name = "", .color = "#f59e0b", .points = points_of(lines, "gpu_utilisation", 100)}}) +
+         plot({.title = "GPU power, W", .x_label = "step", .from_zero = true},
+              {{.name = "", .color = "#ef4444", .points = points_of(lines, "gpu_watts")}});
+}
+
+}  // namespace kiln

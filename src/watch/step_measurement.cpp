@@ -1,0 +1,145 @@
+#include "watch/step_measurement.h"
+
+#include <ATen/DeviceAccelerator.h>
+
+#include <algorithm>
+#include <set>
+#include <utility>
+
+#include "core/allocations.h"
+#include "core/aten.h"
+#include "parallel/machine.h"
+
+namespace kiln {
+
+namespace {
+
+constexpr size_t kWarmupSteps = 2;  // not steady: buffers are made and kernels chosen, memory is recorded
+
+// Linear between the two nearest.
+double quantile(const std::vector<double>& sorted, double share) {
+  const double place = share * static_cast<double>(sorted.size() - 1);
+  const size_t below = static_cast<size_t>(place), above = std::min(below + 1, sorted.size() - 1);
+  return sorted[below] + (place - static_cast<double>(below)) * (sorted[above] - sorted[below]);
+}
+
+}  // namespace
+
+PhaseMemory::Phase::Phase(PhaseMemory& memory, std::string name) : memory_(memory), name_(std::move(name)) {
+  if (memory_.device_.is_cpu())
+    reset_peak_cpu_bytes();
+  else
+    at::accelerator::resetPeakStats(memory_.device_.index());
+}
+
+PhaseMemory::Phase::~Phase() {
+  const int64_t peak = memory_.device_.is_cpu() ? live_cpu_bytes().peak : peak_device_bytes(memory_.device_);
+  if (peak > 0) memory_.peak_bytes_[name_] = std::max(memory_.peak_bytes_[name_], peak);
+}
+
+StepMeasurement::StepMeasurement(at::Device device, int64_t global_batch, const TrainingState& state,
+                                 const Autoencoder* autoencoder, ObserverGroup& observers)
+    : device_(device),
+      global_batch_(global_batch),
+      state_(state),
+      autoencoder_(autoencoder),
+      observers_(observers),
+      timers_(device) {
+  observers_.add(&timers_);
+}
+
+StepMeasurement::~StepMeasurement() {
+  observers_.remove(&timers_);
+  if (!recorder_) return;  // an exception ended the step
+  observe_cpu_allocations(nullptr);
+  observers_.remove(recorder_.get());
+}
+
+void StepMeasurement::begin() {
+  if (step_seconds_.size() >= kWarmupSteps) return;
+  if (!device_.is_cpu()) {
+    at::accelerator::resetPeakStats(device_.index());
+    return;
+  }
+  recorder_ = std::make_unique<SpanRecorder>();
+  if (autoencoder_)
+    for (const auto& weight : autoencoder_->parameters())
+      recorder_->register_tensor(weight->value, MemoryKind::kAutoencoder);
+  recorder_->register_state(state_);
+  observers_.add(recorder_.get());
+  observe_cpu_allocations(recorder_.get());
+}
+
+void StepMeasurement::end() {
+  timers_.end_step();
+  if (step_seconds_.size() < kWarmupSteps) take_memory();
+}
+
+void StepMeasurement::take_memory() {
+  if (device_.is_cpu()) {
+    observe_cpu_allocations(nullptr);
+    observers_.remove(recorder_.get());
+    const RecordedStep recorded = std::exchange(recorder_, nullptr)->finish();
+    memory_.peak_bytes = recorded.memory.peak_bytes;
+    memory_.by_kind.clear();
+    for (const auto& [kind, bytes] : recorded.memory.peak_by_kind)
+      memory_.by_kind[std::string(name_of(kind))] = bytes;
+    memory_.curve = memory_curve(recorded);
+  } else {
+    memory_.peak_bytes = peak_device_bytes(device_);
+    memory_.by_kind = state_bytes();
+    int64_t rest = memory_.peak_bytes;
+    for (const auto& [kind, bytes] : memory_.by_kind) rest -= bytes;
+    memory_.by_kind["step"] = rest;  // the allocator does not tell activations from scratch
+  }
+  memory_.by_phase[step_seconds_.empty() ? "first step" : "steady step"] = memory_.peak_bytes;
+}
+
+std::map<std::string, int64_t> StepMeasurement::state_bytes() const {
+  std::map<std::string, int64_t> by_kind;
+  std::set<const void*> seen;
+  const auto add = [&](const at::Tensor& tensor, MemoryKind kind) {
+    if (tensor.device() != device_) return;
+    const void* memory = tensor.storage().data();  // none: whole weights or gradients between their uses
+    if (memory && seen.insert(memory).second)
+      by_kind[std::string(name_of(kind))] += static_cast<int64_t>(tensor.storage().nbytes());
+  };
+  visit_state(state_, add);
+  if (autoencoder_)
+    for (const auto& weight : autoencoder_->parameters()) add(weight->value, MemoryKind::kAutoencoder);
+  return by_kind;
+}
+
+void StepMeasurement::add(double step_seconds, double stall_seconds) {
+  step_seconds_.push_back(step_seconds);
+  stall_seconds_.push_back(stall_seconds);
+  const PhaseSeconds seconds = timers_.take();
+  if (step_seconds_.size() <= kWarmupSteps + 1) phase_seconds_ = {};
+  for (size_t i = 0; i < seconds.size(); ++i) phase_seconds_[i] += seconds[i];
+}
+
+StepFigures StepMeasurement::figures() {
+  StepFigures figures = memory_;
+  if (step_seconds_.empty()) return figures;
+  const size_t first =
+      std::min(kWarmupSteps, step_seconds_.size() - 1);  // a short run has the last step, at least
+  std::vector<double> steady(step_seconds_.begin() + static_cast<int64_t>(first), step_seconds_.end());
+  const double steps = static_cast<double>(steady.size());
+  double seconds = 0, stalled = 0;
+  for (size_t i = first; i < step_seconds_.size(); ++i) {
+    seconds += step_seconds_[i];
+    stalled += stall_seconds_[i];
+  }
+  std::ranges::sort(steady);
+  figures.step_s_quartiles = {quantile(steady, 0.25), quantile(steady, 0.5), quantile(steady, 0.75)};
+  figures.step_s = figures.step_s_quartiles[1];
+  figures.images_per_s = static_cast<double>(global_batch_) / figures.step_s;
+  figures.stall_share = stalled / seconds;
+  figures.num_steps = static_cast<int64_t>(steady.size());
+  for (size_t i = 0; i < phase_seconds_.size(); ++i)
+    figures.phase_s[std::string(name_of(static_cast<StepPhase>(i)))] = phase_seconds_[i] / steps;
+  figures.phase_s["data"] = stalled / steps;
+  return figures;
+}
+
+}  // namespace kiln

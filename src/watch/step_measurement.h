@@ -1,0 +1,89 @@
+// The measured side of plan.json: the memory that steps and the other parts of a run take, and the time of
+// steps.
+#pragma once
+#include <ATen/core/Tensor.h>
+
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "models/autoencoders/autoencoder.h"
+#include "step/span_recorder.h"
+#include "watch/observer_group.h"
+#include "watch/phase_timers.h"
+#include "watch/prediction.h"
+
+namespace kiln {
+
+// The most memory that tensors take in the parts of a run outside the step: load, checkpoint, ...
+class PhaseMemory {
+ public:
+  explicit PhaseMemory(at::Device device) : device_(device) {}
+
+  // A phase lasts while this lives. The highest peak of several of the same name counts. They do not nest. On
+  // a CPU this needs install_tracking_cpu_allocator().
+  class Phase {
+   public:
+    Phase(PhaseMemory& memory, std::string name);
+    ~Phase();
+    Phase(const Phase&) = delete;
+
+   private:
+    PhaseMemory& memory_;
+    std::string name_;
+  };
+
+  // Live bytes on the device at the peak of each phase so far.
+  const std::map<std::string, int64_t>& peak_bytes() const { return peak_bytes_; }
+
+ private:
+  at::Device device_;
+  std::map<std::string, int64_t> peak_bytes_;
+};
+
+// Measures memory in the first two steps: on a CPU every allocation (this needs
+// install_tracking_cpu_allocator), on a GPU the peak that its allocator counts. The second step is a steady
+// one.
+class StepMeasurement {
+ public:
+  // `autoencoder`: the one that the run has loaded, or null. REQUIRES: it, `state` and `observers` outlive
+  // this.
+  StepMeasurement(at::Device device, int64_t global_batch, const TrainingState& state,
+                  const Autoencoder* autoencoder, ObserverGroup& observers);
+  ~StepMeasurement();
+  StepMeasurement(const StepMeasurement&) = delete;
+
+  // Calls run(), which takes one step, and measures its memory and phases. Returns what it returns.
+  template <class Run>
+  auto measure(Run&& run) {
+    begin();
+    auto result = run();
+    end();
+    return result;
+  }
+  // How long that step took, with its batch and all that follows it, and how long it waited for the batch.
+  void add(double step_seconds, double stall_seconds);
+
+  int64_t num_steps() const { return static_cast<int64_t>(step_seconds_.size()); }
+  StepFigures figures();
+
+ private:
+  void begin();
+  void end();
+  void take_memory();
+  std::map<std::string, int64_t> state_bytes() const;
+
+  at::Device device_;
+  int64_t global_batch_;
+  const TrainingState& state_;
+  const Autoencoder* autoencoder_;
+  ObserverGroup& observers_;
+  PhaseTimers timers_;
+  std::unique_ptr<SpanRecorder> recorder_;  // in a step whose memory is measured
+  std::vector<double> step_seconds_, stall_seconds_;
+  PhaseSeconds phase_seconds_{};  // of the steady steps
+  StepFigures memory_;            // the fields about memory
+};
+
+}  // namespace kiln

@@ -1,0 +1,201 @@
+// The text store: captions shared and weighted, every damage noticed, an interrupted writing continued.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cstring>
+#include <filesystem>
+
+#include "data/text_store/text_store.h"
+#include "data/text_store/text_store_writer.h"
+#include "test_files.h"
+
+namespace kiln {
+namespace {
+
+using test::TempFolder;
+using testing::ElementsAre;
+using testing::HasSubstr;
+
+constexpr int64_t kWidth = 3;
+
+TextStoreInfo small_text_info() {
+  TextStoreInfo info;
+  info.encoder = "bert";
+  info.encoder_fingerprint = "xxh3:1";
+  info.tokenizer_fingerprint = "xxh3:2";
+  info.width = kWidth;
+  info.max_tokens = 4;
+  info.dtype = Dtype::kBF16;
+  info.compute_dtype = "f32";
+  info.entries_per_shard = 2;
+  return info;
+}
+
+// Four samples, four entries: "", "red", "an apple", "green".
+CaptionTable small_table() {
+  CaptionTable table;
+  table.add_sample("a.png",
+                   std::vector<Caption>{{.text = "red"}, {.text = "an apple", .kind = "long", .weight = 3}});
+  table.add_sample("b.png", std::vector<Caption>{{.text = "red"}});
+  table.add_sample("c.png", {});
+  table.add_sample("d.png", std::vector<Caption>{{.text = "green", .weight = 0}, {.text = "an apple"}});
+  return table;
+}
+
+int64_t rows_of_entry(int64_t entry) { return entry % 4 + 1; }
+
+void write_shard(TextStoreWriter& writer, int64_t shard) {
+  std::vector<int64_t> rows;
+  std::vector<uint16_t> features;
+  const EntryRange range = shard_entries(writer.info(), shard);
+  for (int64_t entry = range.first; entry < range.first + range.count; ++entry) {
+    rows.push_back(rows_of_entry(entry));
+    features.insert(features.end(), rows_of_entry(entry) * kWidth, float_to_bf16(static_cast<float>(entry)));
+  }
+  writer.write_shard(shard, rows, std::as_bytes(std::span(features)), /*num_truncated=*/shard);
+}
+
+void write_text_store(const std::string& folder) {
+  const CaptionTable table = small_table();
+  TextStoreWriter writer(folder, small_text_info(), table);
+  for (int64_t shard = 0; shard < writer.info().num_shards(); ++shard) write_shard(writer, shard);
+  writer.finish(table);
+}
+
+template <class Work>
+std::string text_error_of(const Work& work) {
+  try {
+    work();
+  } catch (const Error& error) {
+    return error.what();
+  }
+  return "no error";
+}
+
+TEST(TextStore, GivesWhatWasWritten) {
+  const TempFolder folder;
+  write_text_store(folder / "text-x");
+  EXPECT_THAT(find_text_stores(folder.path().string()), ElementsAre("x"));
+  const auto store = TextStore::open(folder / "text-x", /*verify=*/true);
+  EXPECT_EQ(store->info().num_samples, 4);
+  EXPECT_EQ(store->info().num_entries, 4);
+  EXPECT_EQ(store->info().num_without_caption, 1);
+  EXPECT_EQ(store->info().num_truncated, 1);
+  EXPECT_THAT(store->entries(0), ElementsAre(1, 2));
+  EXPECT_THAT(store->entries(1), ElementsAre(1)) << "equal captions are one entry";
+  EXPECT_THAT(store->entries(2), ElementsAre(TextStore::kNullEntry));
+  EXPECT_EQ(store->text(2), "an apple");
+  EXPECT_EQ(store->text(0), "");
+  EXPECT_EQ(store->info().kinds.at(store->kinds(0)[1]), "long");
+  for (int64_t entry = 0; entry < 4; ++entry) {
+    EXPECT_EQ(store->num_rows(entry), rows_of_entry(entry));
+    ASSERT_EQ(static_cast<int64_t>(store->rows(entry).size()), rows_of_entry(entry) * kWidth * 2);
+    uint16_t bits;
+    std::memcpy(&bits, store->rows(entry).data(), sizeof bits);
+    EXPECT_EQ(bf16_to_float(bits), static_cast<float>(entry));
+  }
+  const std::vector<int64_t> soon = {0, 3};
+  store->prefetch(soon);
+  EXPECT_THAT(text_error_of([&] { store->entries(4); }), HasSubstr("expected sample 0 to 3, got 4"));
+  EXPECT_THAT(text_error_of([&] { store->rows(-1); }), HasSubstr("expected caption 0 to 3, got -1"));
+}
+
+TEST(TextStore, ChoosesCaptionsByWeight) {
+  const TempFolder folder;
+  write_text_store(folder / "text-x");
+  const auto store = TextStore::open(folder / "text-x");
+  EXPECT_EQ(store->entry(0, 0.0), 1);
+  EXPECT_EQ(store->entry(0, 0.2499), 1);
+  EXPECT_EQ(store->entry(0, 0.25), 2) << "weights 1 and 3";
+  EXPECT_EQ(store->entry(0, std::nextafter(1.0, 0.0)), 2);
+  for (const double u : {0.0, 0.5, 0.999}) EXPECT_EQ(store->entry(3, u), 2) << "weight 0 is never chosen";
+}
+
+TEST(TextStore, GoesOnWithShardsThatAreThere) {
+  const TempFolder folder, whole;
+  const CaptionTable table = small_table();
+  {
+    TextStoreWriter writer(folder / "text-x", small_text_info(), table);
+    write_shard(writer, 1);
+  }
+  EXPECT_THAT(text_error_of([&] { TextStore::open(folder / "text-x"); }), HasSubstr("unfinished"));
+  {
+    TextStoreWriter writer(folder / "text-x", small_text_info(), table);
+    EXPECT_FALSE(writer.is_complete());
+    EXPECT_FALSE(writer.has_shard(0));
+    EXPECT_TRUE(writer.has_shard(1));
+    EXPECT_THAT(text_error_of([&] { writer.finish(table); }), HasSubstr("features-00000"));
+    write_shard(writer, 0);
+    writer.finish(table);
+  }
+  write_text_store(whole / "text-x");
+  for (const char* file :
+       {"text.json", "captions.safetensors", "features-00000.safetensors", "features-00001.safetensors"})
+    EXPECT_EQ(test::read_bytes(folder / ("text-x/" + std::string(file))),
+              test::read_bytes(whole / ("text-x/" + std::string(file))))
+        << file;
+  EXPECT_TRUE(TextStoreWriter(folder / "text-x", small_text_info(), table).is_complete());
+}
+
+TEST(TextStore, RefusesOtherSettingsByName) {
+  const TempFolder folder;
+  write_text_store(folder / "text-x");
+  TextStoreInfo other = small_text_info();
+  other.encoder_fingerprint = "xxh3:9";
+  other.max_tokens = 5;
+  EXPECT_THAT(text_error_of([&] { TextStoreWriter(folder / "text-x", other, small_table()); }),
+              testing::AllOf(HasSubstr("the text encoder (bert xxh3:1 there, bert xxh3:9 here)"),
+                             HasSubstr("--text-max-tokens")));
+  CaptionTable captions = small_table();
+  captions.add_sample("e.png", {});
+  EXPECT_THAT(text_error_of([&] { TextStoreWriter(folder / "text-x", small_text_info(), captions); }),
+              HasSubstr("their captions"));
+}
+
+TEST(TextStore, EveryFlippedByteIsFound) {
+  const TempFolder folder;
+  write_text_store(folder / "text-x");
+  for (const char* name : {"text-x/captions.safetensors", "text-x/features-00000.safetensors"}) {
+    const std::string path = folder / name, good = test::read_bytes(path);
+    for (size_t i = 0; i < good.size(); i += 7) {
+      std::string bad = good;
+      bad[i] = static_cast<char>(bad[i] ^ 0x10);
+      test::write_bytes(path, bad);
+      EXPECT_THROW(TextStore::open(folder / "text-x", /*verify=*/true), Error) << name << " byte " << i;
+    }
+    test::write_bytes(path, good.substr(0, good.size() / 2));
+    EXPECT_THROW(TextStore::open(folder / "text-x"), Error) << name;
+    test::write_bytes(path, good);
+  }
+  EXPECT_NO_THROW(TextStore::open(folder / "text-x", /*verify=*/true));
+}
+
+TEST(TextStore, BrokenTextJsonIsOneLine) {
+  const TempFolder folder;
+  write_text_store(folder / "text-x");
+  const std::string good = test::read_bytes(folder / "text-x/text.json");
+  const auto with = [&](const std::string& from, const std::string& to) {
+    std::string text = good;
+    const size_t at = text.find(from);
+    EXPECT_NE(at, std::string::npos) << from;
+    return text_error_of([&] { parse_text_store_info(text.replace(at, from.size(), to), "x"); });
+  };
+  EXPECT_THAT(with("\"format_version\": 1", "\"format_version\": 2"), HasSubstr("update Kiln"));
+  EXPECT_THAT(with("\"width\": 3", "\"width\": 0"), HasSubstr("\"width\" from 1"));
+  EXPECT_THAT(with("\"dtype\": \"BF16\"", "\"dtype\": \"I64\""), HasSubstr("F32, BF16 or F16"));
+  EXPECT_THAT(with("\"num_entries\": 4", "\"num_entries\": 9"), HasSubstr("expected 5 shards"));
+  EXPECT_THAT(text_error_of([&] { parse_text_store_info("[", "x"); }), HasSubstr("JSON object"));
+  EXPECT_THAT(text_error_of([&] { TextStore::open(folder / "text-y"); }), HasSubstr("holds no text.json"));
+}
+
+TEST(CaptionTable, RefusesImpossibleWeights) {
+  CaptionTable table;
+  EXPECT_THAT(
+      text_error_of([&] { table.add_sample("a", std::vector<Caption>{{.text = "x", .weight = -1}}); }),
+      HasSubstr("at least 0"));
+  EXPECT_THAT(text_error_of([&] { table.add_sample("a", std::vector<Caption>{{.text = "x", .weight = 0}}); }),
+              HasSubstr("all weights of a are 0"));
+}
+
+}  // namespace
+}  // namespace kiln

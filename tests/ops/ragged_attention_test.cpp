@@ -1,0 +1,123 @@
+#include <gmock/gmock.h>
+
+#include "core/aten.h"
+#include "ops/checks.h"
+#include "ops/ops.h"
+
+namespace kiln::ops {
+namespace {
+
+using ::testing::HasSubstr;
+using testing::kBf16;
+using testing::kF32;
+using testing::kFp16;
+using testing::Tensors;
+
+using Offsets = std::vector<int64_t>;
+constexpr double kScale = 0.3;
+
+struct RaggedCase {
+  int64_t num_tokens, num_heads, head_dim, num_rows;
+  Offsets offsets;
+  at::ScalarType dtype;
+};
+
+class Ragged : public ::testing::TestWithParam<RaggedCase> {};
+
+Tensors ragged_inputs(const RaggedCase& c) {
+  const int64_t batch = static_cast<int64_t>(c.offsets.size()) - 1;
+  return {testing::randn({batch, c.num_tokens, c.num_heads, c.head_dim}, c.dtype, 1),
+          testing::randn({c.num_rows, c.num_heads, c.head_dim}, c.dtype, 2),
+          testing::randn({c.num_rows, c.num_heads, c.head_dim}, c.dtype, 3)};
+}
+
+testing::Function attended(const Offsets& offsets) {
+  return [=](const Tensors& in) { return ragged_attention(in[0], in[1], in[2], offsets, kScale); };
+}
+
+// Independent of the reference: a mask over all rows.
+at::Tensor masked(const Tensors& in, const Offsets& offsets) {
+  const at::Tensor q = in[0].to(at::kDouble), k = in[1].to(at::kDouble), v = in[2].to(at::kDouble);
+  at::Tensor result = at::zeros(q.sizes(), q.options());
+  for (int64_t b = 0; b < q.size(0); ++b)
+    for (int64_t h = 0; h < q.size(2); ++h)
+      for (int64_t n = 0; n < q.size(1) && offsets[b] < offsets[b + 1]; ++n) {
+        at::Tensor weights = (k.select(1, h) * q[b][n][h]).sum(1).mul(kScale).exp();
+        weights.narrow(0, 0, offsets[b]).zero_();
+        weights.narrow(0, offsets[b + 1], weights.size(0) - offsets[b + 1]).zero_();
+        result[b][n][h].copy_((weights.unsqueeze(1) * v.select(1, h)).sum(0) / weights.sum());
+      }
+  return result.flatten(2);
+}
+
+TEST_P(Ragged, EqualsAMaskOverAllRows) {
+  const RaggedCase& c = GetParam();
+  const Tensors inputs = ragged_inputs(c);
+  const at::Tensor out = attended(c.offsets)(inputs);
+  EXPECT_EQ(out.scalar_type(), c.dtype);
+  testing::expect_close(out, masked(inputs, c.offsets), 4 * testing::tolerance_of(c.dtype));
+}
+
+TEST_P(Ragged, GradientsEqualTheReferenceInF64) {
+  const RaggedCase& c = GetParam();
+  const Tensors inputs = ragged_inputs(c);
+  Tensors wide;
+  for (const at::Tensor& input : inputs) wide.push_back(input.to(at::kDouble));
+  const at::Tensor direction = testing::randn(attended(c.offsets)(inputs).sizes(), c.dtype, 4);
+  const Tensors got = testing::gradients(attended(c.offsets), inputs, direction);
+  // Without rows the reference depends on nothing.
+  const Tensors expected =
+      c.num_rows > 0 ? testing::gradients(attended(c.offsets), wide, direction)
+                     : Tensors{at::zeros_like(wide[0]), at::zeros_like(wide[1]), at::zeros_like(wide[2])};
+  for (size_t i = 0; i < got.size(); ++i) {
+    EXPECT_EQ(got[i].scalar_type(), c.dtype);
+    testing::expect_close(got[i], expected[i], 10 * testing::tolerance_of(c.dtype));
+  }
+}
+
+TEST_P(Ragged, MetaAgrees) {
+  testing::expect_meta_agrees(attended(GetParam().offsets), ragged_inputs(GetParam()));
+}
+
+TEST_P(Ragged, ThreadCountDoesNotMatter) {
+  testing::expect_thread_count_does_not_matter(attended(GetParam().offsets), ragged_inputs(GetParam()));
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Shapes, Ragged,
+    ::testing::Values(RaggedCase{33, 3, 8, 12, {0, 5, 5, 12}, kF32},  // one without rows
+                      RaggedCase{7, 2, 72, 40, {0, 1, 40}, kF32},
+                      RaggedCase{70, 2, 64, 90, {0, 40, 77}, kBf16},  // rows of no sample
+                      RaggedCase{16, 4, 16, 9, {2, 4, 9}, kFp16}, RaggedCase{5, 1, 6, 0, {0, 0}, kF32}));
+
+TEST(RaggedAttention, GradcheckInF64) {
+  testing::gradcheck(attended({0, 2, 2, 5}),
+                     {testing::randn({3, 2, 2, 3}), testing::randn({6, 2, 3}, at::kDouble, 2),
+                      testing::randn({6, 2, 3}, at::kDouble, 3)});
+}
+
+TEST(RaggedAttention, TakesPartsOfAPackedProjection) {
+  const at::Tensor q = testing::randn({2, 9, 2, 8}, kF32), kv = testing::randn({7, 2, 2, 8}, kF32, 2);
+  const at::Tensor k = kv.select(1, 0), v = kv.select(1, 1);
+  EXPECT_TRUE(testing::bitwise_equal(ragged_attention(q, k, v, {0, 3, 7}, kScale),
+                                     ragged_attention(q, k.contiguous(), v.contiguous(), {0, 3, 7}, kScale)));
+}
+
+TEST(RaggedAttention, NamesWhatIsWrong) {
+  const at::Tensor q = at::zeros({2, 3, 2, 4}), rows = at::zeros({5, 2, 4});
+  EXPECT_THAT(testing::message_of([&] {
+                ragged_attention(q, rows, at::zeros({5, 2, 3}), {0, 2, 5}, 1);
+              }),
+              HasSubstr("[ragged_attention] expected q (B, N, H, d) and k, v (T, H, d)"));
+  EXPECT_THAT(testing::message_of([&] {
+                ragged_attention(q, rows, rows, {0, 3, 2}, 1);
+              }),
+              HasSubstr("expected 3 ascending offsets within 5 rows, got 0, 3, 2"));
+  EXPECT_THAT(testing::message_of([&] {
+                ragged_attention(q, rows, rows, {0, 6}, 1);
+              }),
+              HasSubstr("got 0, 6"));
+}
+
+}  // namespace
+}  // namespace kiln::ops

@@ -1,0 +1,164 @@
+// The trace of one of several ranks that is composed of one rank's, against the trace itself.
+#include "plan/ranks/rank_step.h"
+
+#include <gtest/gtest.h>
+
+#include "plan/plan_settings.h"
+#include "plan/ranks/step_time.h"
+#include "plan/trace/planned_data.h"
+
+namespace kiln {
+namespace {
+
+struct RankSetting {
+  const char* dtype;
+  int64_t micro_batch, zero_stage;
+};
+
+class ComposedRank : public ::testing::TestWithParam<RankSetting> {
+ protected:
+  static PlanOptions options() {
+    return test::plan_options("A100-80G", 8,
+                              {{"model", "DiT-S/4"},
+                               {"depth", 3},
+                               {"global-batch", 256},
+                               {"compute-dtype", GetParam().dtype},
+                               {"micro-batch", GetParam().micro_batch},
+                               {"zero-stage", GetParam().zero_stage}});
+  }
+  static StepTrace of_rank(const PlanOptions& options) {
+    return trace_step(options.train, planned_shape(options.train), DryRunDevice::kCuda, options.gpus);
+  }
+  static StepTrace composed_of(const StepTrace& source, const PlanOptions& options) {
+    return RankStep(source, sharding_of(options.train, options.gpus, planned_machine(options))).trace(source);
+  }
+  static StepTrace alone(PlanOptions options) {
+    TrainOptions train = test::rank_alone(options);
+    train.zero.stage = train.zero.stage >= 2 ? 2 : 0;
+    train.offload.optimizer = Placement::kDevice;
+    return trace_step(train, planned_shape(train), DryRunDevice::kCuda);
+  }
+};
+
+TEST_P(ComposedRank, HasTheSameBytes) {
+  const StepTrace expected = of_rank(options()), composed = composed_of(alone(options()), options());
+  EXPECT_EQ(composed.memory.persistent, expected.memory.persistent);
+  EXPECT_EQ(composed.memory.peak_bytes, expected.memory.peak_bytes);
+  EXPECT_EQ(composed.memory.peak_by_kind, expected.memory.peak_by_kind);
+  ASSERT_EQ(composed.spans.size(), expected.spans.size());
+  for (size_t i = 0; i < expected.spans.size(); ++i) {
+    const Span &span = composed.spans[i], &wanted = expected.spans[i];
+    ASSERT_EQ(std::tie(span.micro_step, span.phase, span.segment, span.times),
+              std::tie(wanted.micro_step, wanted.phase, wanted.segment, wanted.times))
+        << i;
+    EXPECT_EQ(span.peak_bytes, wanted.peak_bytes) << name_of(span.phase) << " of " << span.segment;
+    EXPECT_EQ(span.live_bytes, wanted.live_bytes) << name_of(span.phase) << " of " << span.segment;
+  }
+}
+
+TEST_P(ComposedRank, DoesTheSameInTheSameTime) {
+  const StepTrace expected = of_rank(options()), composed = composed_of(alone(options()), options());
+  ASSERT_EQ(composed.spans.size(), expected.spans.size());
+  for (size_t s = 0; s < expected.spans.size(); ++s) {
+    const Span &span = composed.spans[s], &wanted_span = expected.spans[s];
+    SCOPED_TRACE(
+        fmt::format("{} of {} in micro-step {}", name_of(span.phase), span.segment, span.micro_step));
+    ASSERT_EQ(span.ops.size(), wanted_span.ops.size());
+    for (size_t i = 0; i < wanted_span.ops.size(); ++i) {
+      const OpRecord &op = span.ops[i], &wanted = wanted_span.ops[i];
+      ASSERT_EQ(op.name, wanted.name) << i;
+      EXPECT_NEAR(op.bytes, wanted.bytes, 1e-9 * wanted.bytes) << i << " " << op.name;
+      EXPECT_EQ(op.flops, wanted.flops) << i << " " << op.name;
+    }
+    ASSERT_EQ(span.collectives.size(), wanted_span.collectives.size());
+    for (size_t i = 0; i < wanted_span.collectives.size(); ++i) {
+      const CollectiveEvent &event = span.collectives[i], &wanted = wanted_span.collectives[i];
+      EXPECT_EQ(std::tie(event.before_op, event.begins, event.start.number, event.start.operation,
+                         event.start.bytes),
+                std::tie(wanted.before_op, wanted.begins, wanted.start.number, wanted.start.operation,
+                         wanted.start.bytes))
+          << i;
+    }
+  }
+  EXPECT_EQ(composed.under_way.size(), expected.under_way.size());
+  EXPECT_EQ(composed.checkpoint_part_bytes, expected.checkpoint_part_bytes);
+  const Sharding sharding = sharding_of(options().train, options().gpus, planned_machine(options()));
+  const MachineProfile machine = find_profile(options().gpu);
+  const double wanted_s = time_step(expected, machine, sharding).seconds;
+  EXPECT_NEAR(time_step(composed, machine, sharding).seconds, wanted_s, 1e-9 * wanted_s);
+}
+
+// A rank is a state that steps follow one another on.
+TEST_P(ComposedRank, MakesOneStepAfterAnother) {
+  const StepTrace source = alone(options());
+  const MachineProfile machine = planned_machine(options());
+  const Sharding sharding = sharding_of(options().train, options().gpus, machine);
+  RankStep rank(source, sharding);
+  const StepTrace first = rank.trace(source), second = rank.trace(source);
+  EXPECT_EQ(second.memory.peak_by_kind, first.memory.peak_by_kind);
+  EXPECT_EQ(rank.persistent_bytes(), first.memory.persistent_bytes);
+  EXPECT_EQ(second.under_way.size(), first.under_way.size());
+  const double first_s = time_step(first, machine, sharding).seconds;
+  EXPECT_NEAR(time_step(second, machine, sharding).seconds, first_s, 1e-9 * first_s);
+}
+
+TEST(RankStep, TracesAnewWhereATraceDoesNotTell) {
+  const nlohmann::json settings = {
+      {"model", "DiT-S/8"}, {"depth", 2}, {"global-batch", 32}, {"micro-batch", 4}, {"zero-stage", 2}};
+  PlanOptions options = test::plan_options("A100-80G", 2, settings);
+  const DataShape data = planned_shape(options.train);
+  const StepTrace divided = trace_step(options.train, data, DryRunDevice::kCuda, 2);
+  const StepTrace alone = trace_of_rank(divided, {.gpus = 1});
+  options.train.global_batch = 16;
+  options.train.zero.stage = 0;
+  const StepTrace expected = trace_step(options.train, data, DryRunDevice::kCuda);
+  EXPECT_EQ(alone.memory.peak_bytes, expected.memory.peak_bytes);
+  EXPECT_EQ(ops_of(alone.spans).size(), ops_of(expected.spans).size());
+  EXPECT_THROW(RankStep(divided, {.gpus = 1}).trace(divided), std::logic_error);
+}
+
+// Of other ranks at the same stage, too: what scaling is made of.
+TEST_P(ComposedRank, TakesAsLongFromATraceOfOtherRanks) {
+  PlanOptions others = options();
+  others.gpus = 32;
+  others.train.global_batch *= 4;
+  const MachineProfile machine = planned_machine(others);
+  const Sharding sharding = sharding_of(others.train, others.gpus, machine);
+  const StepTime expected = time_step(of_rank(others), machine, sharding),
+                 composed = time_step(trace_of_rank(of_rank(options()), sharding), machine, sharding);
+  // Units that 32 ranks divide have an end to be zeroed that those of 8 may not have.
+  EXPECT_NEAR(composed.seconds, expected.seconds, 5e-3 * expected.seconds);
+  EXPECT_NEAR(composed.communication_s, expected.communication_s, 1e-6 * expected.communication_s);
+}
+
+TEST_P(ComposedRank, OffloadsTheSame) {
+  for (const Placement place : {Placement::kHost, Placement::kNvme}) {
+    PlanOptions offloading = options();
+    offloading.train.offload.optimizer = place;
+    const Sharding sharding = sharding_of(offloading.train, offloading.gpus, planned_machine(offloading));
+    const StepTrace expected = of_rank(offloading), composed = composed_of(alone(offloading), offloading);
+    EXPECT_EQ(composed.memory.persistent, expected.memory.persistent) << choice_name(place);
+    EXPECT_EQ(composed.offloaded.host, expected.offloaded.host) << choice_name(place);
+    EXPECT_EQ(composed.offloaded.disk, expected.offloaded.disk) << choice_name(place);
+    EXPECT_EQ(composed.memory.peak_bytes, expected.memory.peak_bytes) << choice_name(place);
+    const MachineProfile machine = find_profile(offloading.gpu);
+    const double wanted_s = time_step(expected, machine, sharding).seconds;
+    EXPECT_NEAR(time_step(composed, machine, sharding).seconds, wanted_s, 1e-9 * wanted_s)
+        << choice_name(place);
+  }
+}
+
+// One pass, few, many, and some with a rest.
+INSTANTIATE_TEST_SUITE_P(
+    Stages, ComposedRank,
+    ::testing::Values(RankSetting{"bf16", 0, 0}, RankSetting{"bf16", 0, 1}, RankSetting{"bf16", 0, 2},
+                      RankSetting{"bf16", 0, 3}, RankSetting{"bf16", 12, 1}, RankSetting{"bf16", 12, 2},
+                      RankSetting{"bf16", 12, 3}, RankSetting{"bf16", 3, 0}, RankSetting{"bf16", 3, 2},
+                      RankSetting{"bf16", 3, 3}, RankSetting{"f32", 0, 1}, RankSetting{"f32", 8, 2},
+                      RankSetting{"f32", 3, 3}),
+    [](const auto& info) {
+      return fmt::format("{}_{}_stage{}", info.param.dtype, info.param.micro_batch, info.param.zero_stage);
+    });
+
+}  // namespace
+}  // namespace kiln

@@ -1,0 +1,102 @@
+"""kiln convert of PixArt and Sana: repository checkpoints, safetensors and pipelines that diffusers itself loads."""
+
+import json
+import os
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+os.environ["HF_HUB_OFFLINE"] = "1"
+
+import diffusers  # noqa: E402
+
+from closeness import assert_close  # noqa: E402
+from dit_torch import randomise_  # noqa: E402
+from pixart_torch import PixArt  # noqa: E402
+from test_sana import TINY as SANA, inputs_of, native, random_sana, run_diffusers  # noqa: E402
+
+CONFIG = dict(input_size=8, patch_size=2, in_channels=4, hidden_size=64, depth=2, num_heads=1, caption_channels=20,
+              model_max_length=7, pe_interpolation=1.0)
+
+
+@pytest.fixture
+def convert(kiln, tmp_path):
+    """convert(in, out name, options...) -> the path written."""
+
+    def run(source, name, *options):
+        result = kiln("convert", "--in", source, "--out", tmp_path / name, *options)
+        assert result.returncode == 0, result.stderr
+        return tmp_path / name
+
+    return run
+
+
+@pytest.fixture
+def repository_checkpoint(tmp_path):
+    model = randomise_(PixArt(**CONFIG)).eval()
+    path = tmp_path / "epoch_1_step_10.pth"
+    torch.save({"state_dict": model.state_dict(), "epoch": 1}, path)
+    return path, model
+
+
+def pixart_inputs():
+    generator = torch.Generator().manual_seed(2)
+    return dict(x=torch.randn(2, 4, 8, 12, generator=generator), t=torch.tensor([3.0, 998.0]),
+                caption_embeds=torch.randn(2, 7, 20, generator=generator),
+                caption_mask=torch.tensor([[1, 1, 0, 0, 0, 0, 0], [1] * 7]))
+
+
+def test_pixart_to_a_pipeline_that_diffusers_loads(convert, repository_checkpoint):
+    path, model = repository_checkpoint
+    folder = convert(path, "pipeline")
+    index = json.loads((folder / "model_index.json").read_text())
+    assert index["_class_name"] == "PixArtSigmaPipeline" and index["text_encoder"] == [None, None]
+    transformer = diffusers.PixArtTransformer2DModel.from_pretrained(folder / "transformer").eval()
+    inputs = pixart_inputs()
+    with torch.no_grad():
+        got = transformer(inputs["x"], encoder_hidden_states=inputs["caption_embeds"], timestep=inputs["t"],
+                          added_cond_kwargs=dict(resolution=None, aspect_ratio=None),
+                          encoder_attention_mask=inputs["caption_mask"]).sample
+        assert_close(got, model(**inputs))
+
+
+def test_pixart_pipeline_back_to_the_repositorys_keys(convert, repository_checkpoint):
+    path, model = repository_checkpoint
+    again = load_file(convert(convert(path, "pipeline"), "again.safetensors"))
+    want = model.state_dict()
+    assert set(again) == set(want)
+    for key in set(want) - {"pos_embed", "y_embedder.y_embedding"}:
+        assert torch.equal(again[key], want[key]), key
+    assert (again["pos_embed"] - want["pos_embed"]).abs().max() < 1e-6
+    same = load_file(convert(path, "same.safetensors"))
+    assert all(torch.equal(same[key], want[key]) for key in set(want) - {"pos_embed"})
+
+
+def test_what_diffusers_has_no_class_for_is_refused(kiln, tmp_path):
+    config = CONFIG | dict(qk_norm=True)
+    save_file(randomise_(PixArt(**config)).state_dict(), tmp_path / "model.safetensors")
+    result = kiln("convert", "--in", tmp_path / "model.safetensors", "--out", tmp_path / "pipeline")
+    assert result.returncode == 1 and "qk_norm: diffusers has no class for it" in result.stderr
+    assert not (tmp_path / "pipeline").exists()
+
+
+@pytest.mark.parametrize("keys", ["diffusers", "repository"])
+def test_sana_to_a_pipeline_that_diffusers_loads(convert, tmp_path, keys):
+    config = SANA | dict(num_attention_heads=2, attention_head_dim=32, cross_attention_dim=64,
+                         num_cross_attention_heads=1, cross_attention_head_dim=64)
+    model = random_sana(config)
+    weights = model.state_dict() if keys == "diffusers" else native(model.state_dict()) | {
+        "y_embedder.y_embedding": torch.zeros(300, 20)}
+    path = tmp_path / "sana.safetensors"
+    save_file({key: value.contiguous() for key, value in weights.items()}, path,
+              {"kiln_model_config": json.dumps(config)})
+    folder = convert(path, "pipeline")
+    index = json.loads((folder / "model_index.json").read_text())
+    assert index["_class_name"] == "SanaPipeline"
+    assert index["scheduler"] == ["diffusers", "FlowMatchEulerDiscreteScheduler"]
+    loaded = diffusers.SanaTransformer2DModel.from_pretrained(folder / "transformer").eval()
+    inputs = inputs_of(config)
+    assert_close(run_diffusers(loaded, inputs)[0], run_diffusers(model, inputs)[0], 1e-6)
+    again = load_file(convert(folder, "again.safetensors"))
+    assert all(torch.equal(again[key], value) for key, value in model.state_dict().items())

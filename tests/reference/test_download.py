@@ -1,0 +1,303 @@
+"""kiln download against a server on this machine: whole files or none, one line for what goes wrong."""
+
+import hashlib
+import http.server
+import json
+import os
+import re
+import subprocess
+import threading
+from pathlib import Path
+
+import pytest
+import torch
+from conftest import program
+
+COMMIT = "a" * 40
+OWN = "DiT-XL-2-512x512.pt"  # a file without a published hash
+HASHED = "DiT-XL-2-256x256.pt"
+
+
+class Server:
+    """Serves `files` by path. `cuts` connections end in the middle; those of `moved` are redirected to `redirect`."""
+
+    def __init__(self):
+        self.files, self.log, self.cuts, self.status, self.ranges = {}, [], 0, {}, True
+        self.redirect, self.moved, self.etag = None, set(), True
+        outer = self
+
+        class Handler(http.server.BaseHTTPRequestHandler):
+            def log_message(self, *_):
+                pass
+
+            def do_GET(self):
+                outer.answer(self)
+
+        self.http = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.url = f"http://127.0.0.1:{self.http.server_port}"
+        threading.Thread(target=self.http.serve_forever, daemon=True).start()
+
+    def answer(self, request):
+        path = request.path.split("?")[0]
+        self.log.append((path, dict(request.headers)))
+        status = self.status.get(path)
+        if status or path not in self.files:
+            request.send_error(status or 404)
+            return
+        if path in self.moved:
+            request.send_response(302)
+            request.send_header("Location", self.redirect + path)
+            request.end_headers()
+            return
+        body = self.files[path]
+        tag = '"' + hashlib.md5(body).hexdigest() + '"'
+        first = 0
+        wanted = re.match(r"bytes=(\d+)-", request.headers.get("Range", ""))
+        if wanted and self.ranges and request.headers.get("If-Range", tag) == tag:
+            first = int(wanted.group(1))
+        request.send_response(206 if first else 200)
+        if self.etag:
+            request.send_header("ETag", tag)
+        rest = body[first:]
+        request.send_header("Content-Length", str(len(rest)))
+        if first:
+            request.send_header("Content-Range", f"bytes {first}-{len(body) - 1}/{len(body)}")
+        request.end_headers()
+        if self.cuts and len(rest) > 1:
+            self.cuts -= 1
+            request.wfile.write(rest[: max(1, len(rest) // 2)])
+            request.wfile.flush()
+            request.connection.shutdown(2)
+            return
+        request.wfile.write(rest)
+
+    def close(self):
+        self.http.shutdown()
+        self.http.server_close()
+
+    def requests_of(self, path):
+        return [headers for asked, headers in self.log if asked == path]
+
+
+@pytest.fixture
+def server():
+    server = Server()
+    yield server
+    server.close()
+
+
+@pytest.fixture
+def run(tmp_path, server):
+    """run(*arguments) of kiln with caches of its own and the server as hub and mirror."""
+    def call(*arguments, mirror=True, limit_bytes=None, **environment):
+        names = {"HF_HOME": str(tmp_path / "hf"), "KILN_CACHE": str(tmp_path / "own"), "HF_ENDPOINT": server.url,
+                 "HOME": str(tmp_path), "PATH": os.environ["PATH"]}
+        if mirror:
+            names["KILN_MIRROR"] = server.url
+        command = [str(program("kiln")), *map(str, arguments)]
+        if limit_bytes:
+            command = ["bash", "-c", f'trap "" XFSZ; ulimit -f {limit_bytes // 1024}; exec "$@"', "_", *command]
+        return subprocess.run(command, capture_output=True, text=True, timeout=300, env=names | environment, cwd=tmp_path)
+    return call
+
+
+def kept(tmp_path):
+    return sorted(str(path.relative_to(tmp_path)) for folder in ("own", "hf") for path in (tmp_path / folder).rglob("*")
+                  if not path.is_dir() and not path.name.endswith(".lock"))
+
+
+def error_line(result):
+    assert result.returncode == 1, result.stdout
+    lines = [line for line in result.stderr.splitlines() if not line.startswith(("kiln download:", "DiT-XL", "sd-vae"))]
+    assert len(lines) == 1, result.stderr
+    return lines[0]
+
+
+BODY = bytes(range(256)) * 5000
+
+
+def test_a_file_is_fetched_once_and_trusted(run, server, tmp_path):
+    server.files["/" + OWN] = BODY
+    result = run("download", "DiT-XL-2-512x512")
+    assert result.returncode == 0, result.stderr
+    path = Path(result.stdout.strip())
+    assert path.read_bytes() == BODY and "CC BY-NC 4.0" in result.stderr
+    digest = hashlib.sha256(BODY).hexdigest()
+    assert f"trusted from now on: {digest}" in result.stderr
+    assert run("download", "DiT-XL-2-512x512", "--offline").stdout.strip() == str(path)
+    assert len(server.requests_of("/" + OWN)) == 1
+    path.unlink()  # fetched anew, it must be the same
+    server.files["/" + OWN] = BODY[::-1]
+    assert "SHA-256" in error_line(run("download", "DiT-XL-2-512x512"))
+    assert kept(tmp_path) == [f"own/{OWN}.sha256"]
+
+
+def test_cut_connections_go_on(run, server):
+    server.files["/" + OWN] = BODY
+    server.cuts = 3
+    result = run("download", "DiT-XL-2-512x512")
+    assert result.returncode == 0, result.stderr
+    assert Path(result.stdout.strip()).read_bytes() == BODY
+    asked = server.requests_of("/" + OWN)
+    assert [headers.get("Range") for headers in asked] == [None, "bytes=640000-", "bytes=960000-", "bytes=1120000-"]
+    assert all("If-Range" in headers for headers in asked[1:])
+
+
+def test_a_process_that_ended_goes_on(run, server, tmp_path):
+    server.files["/" + OWN] = BODY
+    partial = tmp_path / "own" / (OWN + ".incomplete")
+    partial.parent.mkdir()
+    partial.write_bytes(BODY[:1000])
+    Path(str(partial) + ".etag").write_text('"' + hashlib.md5(BODY).hexdigest() + '"')
+    result = run("download", "DiT-XL-2-512x512")
+    assert Path(result.stdout.strip()).read_bytes() == BODY
+    assert server.requests_of("/" + OWN)[0]["Range"] == "bytes=1000-"
+
+
+@pytest.mark.parametrize("how", ["changed", "no ranges", "no etag"])
+def test_a_rest_that_does_not_fit_is_not_appended(run, server, tmp_path, how):
+    server.files["/" + OWN] = BODY
+    server.ranges, server.etag = how != "no ranges", how != "no etag"
+    partial = tmp_path / "own" / (OWN + ".incomplete")
+    partial.parent.mkdir()
+    partial.write_bytes(b"x" * 1000)
+    Path(str(partial) + ".etag").write_text('"another"' if how == "changed" else "")
+    result = run("download", "DiT-XL-2-512x512")
+    assert Path(result.stdout.strip()).read_bytes() == BODY
+
+
+def test_a_wrong_hash_or_size_leaves_nothing(run, server, tmp_path):
+    server.files["/" + HASHED] = BODY
+    line = error_line(run("download", "DiT-XL-2-256x256"))
+    assert "1280000 bytes, 2700611775 are published" in line
+    assert kept(tmp_path) == []
+
+
+def test_a_full_disk_leaves_nothing(run, server, tmp_path):
+    server.files["/" + OWN] = BODY
+    line = error_line(run("download", "DiT-XL-2-512x512", limit_bytes=500 * 1024))
+    assert "cannot write" in line and OWN in line
+    assert kept(tmp_path) == []
+
+
+def test_redirects_are_followed_without_the_token(run, server):
+    elsewhere = Server()
+    try:
+        serve_hub(server)
+        server.moved = {path for path in server.files if "/resolve/" in path}
+        server.redirect = elsewhere.url.replace("127.0.0.1", "localhost")
+        elsewhere.files = server.files
+        result = run("download", "sd-vae-ft-mse", HF_TOKEN="secret")
+        assert result.returncode == 0, result.stderr
+        assert all(headers.get("Authorization") == "Bearer secret" for _, headers in server.log)
+        assert len(elsewhere.log) == 2 and all("Authorization" not in headers for _, headers in elsewhere.log)
+    finally:
+        elsewhere.close()
+
+
+@pytest.mark.parametrize("status, expected", [(404, "no such file"), (401, "set HF_TOKEN"), (418, "status 418")])
+def test_refusals(run, server, tmp_path, status, expected):
+    server.status["/" + OWN] = status
+    assert expected in error_line(run("download", "DiT-XL-2-512x512"))
+    assert kept(tmp_path) == []
+
+
+def test_no_network(run, tmp_path):
+    line = error_line(run("download", "sd-vae-ft-ema", HF_ENDPOINT="http://127.0.0.1:9"))
+    assert "cannot reach http://127.0.0.1:9" in line
+    assert kept(tmp_path) == []
+
+
+def test_offline_and_unknown_names(run, tmp_path):
+    assert "--offline forbids" in error_line(run("download", "DiT-XL-2-512x512", "--offline"))
+    assert "--offline forbids" in error_line(run("download", "sd-vae-ft-mse", "--offline"))
+    assert "the nearest is sd-vae-ft-mse" in error_line(run("download", "sd-vae-ft-mze"))
+    listed = run("download", "--list").stdout
+    assert "DiT-XL-2-256x256" in listed and "licence: MIT" in listed and "2.7 GB" in listed
+    assert kept(tmp_path) == []
+
+
+def serve_hub(server, repository="stabilityai/sd-vae-ft-mse", weights=BODY, config=b'{"_class_name": "AutoencoderKL"}'):
+    server.files[f"/api/models/{repository}/revision/main"] = json.dumps({"sha": COMMIT}).encode()
+    name = "diffusion_pytorch_model.safetensors"
+    tree = [{"type": "directory", "path": "other", "oid": "c" * 40},
+            {"type": "file", "path": "config.json", "oid": "b" * 40, "size": len(config)},
+            {"type": "file", "path": "README.md", "oid": "d" * 40, "size": 3},
+            {"type": "file", "path": name, "oid": "e" * 40, "size": len(weights),
+             "lfs": {"oid": hashlib.sha256(weights).hexdigest(), "size": len(weights)}}]
+    server.files[f"/api/models/{repository}/tree/{COMMIT}"] = json.dumps(tree).encode()
+    server.files[f"/{repository}/resolve/{COMMIT}/config.json"] = config
+    server.files[f"/{repository}/resolve/{COMMIT}/{name}"] = weights
+
+
+def test_the_cache_is_that_of_the_hub(run, server, tmp_path):
+    """What Kiln fetched, huggingface_hub finds, and the other way round."""
+    serve_hub(server)
+    result = run("download", "sd-vae-ft-mse")
+    assert result.returncode == 0, result.stderr
+    folder = tmp_path / "hf" / "hub" / "models--stabilityai--sd-vae-ft-mse"
+    assert Path(result.stdout.strip()).samefile(folder / "snapshots" / COMMIT)
+    link = folder / "snapshots" / COMMIT / "diffusion_pytorch_model.safetensors"
+    assert link.is_symlink() and not os.path.isabs(os.readlink(link))
+    assert link.resolve().name == hashlib.sha256(BODY).hexdigest() and link.resolve().parent == folder / "blobs"
+    assert (folder / "refs" / "main").read_text() == COMMIT
+
+    from huggingface_hub import hf_hub_download, try_to_load_from_cache
+    found = try_to_load_from_cache("stabilityai/sd-vae-ft-mse", "config.json", cache_dir=tmp_path / "hf" / "hub")
+    assert Path(found).read_bytes() == b'{"_class_name": "AutoencoderKL"}'
+    assert hf_hub_download("stabilityai/sd-vae-ft-mse", "diffusion_pytorch_model.safetensors",
+                           cache_dir=tmp_path / "hf" / "hub", local_files_only=True) == str(link)
+    asked = len(server.log)
+    assert run("download", "sd-vae-ft-mse").stdout == result.stdout
+    assert len(server.log) == asked, "what is in the cache is not asked for"
+    by_cache = run("download", "sd-vae-ft-mse", "--offline", HF_HOME="/nowhere", HF_HUB_CACHE=str(tmp_path / "hf" / "hub"))
+    assert by_cache.stdout == result.stdout
+
+
+def test_a_hub_whose_file_is_another(run, server, tmp_path):
+    serve_hub(server)
+    path = f"/stabilityai/sd-vae-ft-mse/resolve/{COMMIT}/diffusion_pytorch_model.safetensors"
+    server.files[path] = BODY[::-1]
+    assert "published is " + hashlib.sha256(BODY).hexdigest() in error_line(run("download", "sd-vae-ft-mse"))
+    assert not any("incomplete" in name or "snapshots" in name and "safetensors" in name for name in kept(tmp_path))
+
+
+def test_a_listing_cannot_leave_the_cache(run, server, tmp_path):
+    serve_hub(server)
+    tree = f"/api/models/stabilityai/sd-vae-ft-mse/tree/{COMMIT}"
+    entries = json.loads(server.files[tree])
+    entries[1]["oid"] = "../../../escape"
+    server.files[tree] = json.dumps(entries).encode()
+    assert "a file that cannot be" in error_line(run("download", "sd-vae-ft-mse"))
+    assert kept(tmp_path) == []
+
+
+def tiny_vae():
+    from diffusers import AutoencoderKL
+    torch.manual_seed(0)
+    return AutoencoderKL(in_channels=3, out_channels=3, down_block_types=["DownEncoderBlock2D"] * 4,
+                         up_block_types=["UpDecoderBlock2D"] * 4, block_out_channels=[8, 8, 8, 8], layers_per_block=1,
+                         act_fn="silu", latent_channels=4, norm_num_groups=4, scaling_factor=0.18215)
+
+
+def test_published_model_in_one_command(run, server, tmp_path):
+    """DiT-XL/2's shapes and keys (one block of the 28, which --model-config says), through the whole path."""
+    from dit_torch import DiT, randomise_
+    from safetensors.torch import save
+    vae = tiny_vae()
+    serve_hub(server, weights=save(vae.state_dict()), config=json.dumps(dict(vae.config)).encode())
+    torch.manual_seed(0)
+    model = DiT(input_size=64, patch_size=2, in_channels=4, hidden_size=1152, depth=1, num_heads=16)
+    randomise_(model, scale=0.5)
+    torch.save(model.state_dict(), tmp_path / OWN)
+    server.files["/" + OWN] = (tmp_path / OWN).read_bytes()
+    result = run("sample", "--model", "DiT-XL/2-512", "--seed", 1, "--num-sampling-steps", 1, "--model-config",
+                 '{"depth": 1}')
+    assert result.returncode == 0, result.stderr
+    assert "kiln download: DiT-XL-2-512x512 (size not published, CC BY-NC 4.0)" in result.stderr
+    out = tmp_path / "DiT-XL-2-512-seed1"
+    assert sorted(path.name for path in out.glob("0*.png")) == [
+        f"{i:06}-class-{label}.png" for i, label in enumerate([207, 360, 387, 974, 88, 979, 417, 279])]
+    from PIL import Image
+    assert Image.open(out / "000000-class-207.png").size == (512, 512) and (out / "grid.png").exists()
+    assert json.loads((out / "sampling.json").read_text())["cfg_scale"] == 4

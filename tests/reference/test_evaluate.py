@@ -1,0 +1,241 @@
+"""kiln evaluate: pictures of a folder or an .npz against references of every kind, with the protocol of a result."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+SIDE = 24
+
+
+def pictures(count, seed, brightness=0.0):
+    """Smooth random pictures, as uint8 (N, H, W, 3)."""
+    generator = torch.Generator().manual_seed(seed)
+    coarse = torch.rand(count, 3, 5, 5, generator=generator)
+    fine = torch.nn.functional.interpolate(coarse, size=(SIDE, SIDE), mode="bilinear") + brightness
+    return (fine.clamp(0, 1) * 255).round().byte().permute(0, 2, 3, 1).numpy()
+
+
+def as_folder(path, images):
+    path.mkdir()
+    for i, image in enumerate(images):
+        Image.fromarray(image).save(path / f"{i:04}.png")
+    return path
+
+
+def as_npz(path, images, compressed=False, **more):
+    (np.savez_compressed if compressed else np.savez)(path, images, **more)
+    return path
+
+
+@pytest.fixture
+def evaluate(kiln, tmp_path):
+    def run(samples, reference, *options, net="random"):
+        result = kiln("evaluate", samples, "--reference", reference, "--net", net, *options)
+        assert result.returncode == 0, result.stderr
+        return json.loads(result.stdout) | {"stderr": result.stderr}
+    return run
+
+
+def test_folders_and_archives_give_the_same(evaluate, tmp_path):
+    made, real = pictures(40, 1, 0.1), pictures(50, 2)
+    results = [evaluate(samples, reference) for samples, reference in [
+        (as_folder(tmp_path / "made", made), as_folder(tmp_path / "real", real)),
+        (as_npz(tmp_path / "made.npz", made), as_npz(tmp_path / "real.npz", real)),
+        (as_npz(tmp_path / "packed.npz", made, compressed=True), tmp_path / "real.npz")]]
+    assert set(results[0]["metrics"]) == {"fd_random", "kd_random", "precision", "recall"}
+    for result in results[1:]:
+        assert result["metrics"] == results[0]["metrics"] and result["stamp"] == results[0]["stamp"]
+        assert result["subject"]["pictures"] == results[0]["subject"]["pictures"]
+    protocol = results[0]["protocol"]
+    assert protocol["num_samples"] == 40 and protocol["reference"]["num_pictures"] == 50
+    assert protocol["feature_net"] == {"name": "random", "weights": "random-conv-1", "resize": "none"}
+
+
+def test_closer_pictures_score_better(evaluate, tmp_path):
+    real = as_npz(tmp_path / "real.npz", pictures(200, 3))
+    near, far = (evaluate(as_npz(tmp_path / f"{name}.npz", pictures(100, 4, brightness)), real)["metrics"]
+                 for name, brightness in (("near", 0.0), ("far", 0.4)))
+    assert near["fd_random"] < 0.5 * far["fd_random"] and near["kd_random"] < 0.1 * far["kd_random"]
+    assert near["recall"] > far["recall"]
+
+
+def test_batches_and_ranks_change_nothing(evaluate, tmp_path):
+    made, real = as_npz(tmp_path / "made.npz", pictures(30, 5)), as_npz(tmp_path / "real.npz", pictures(20, 6))
+    whole = evaluate(made, real)
+    for options in (["--batch", "7"], ["--nproc", "2", "--batch", "4"]):
+        other = evaluate(made, real, *options)
+        assert other["stamp"] == whole["stamp"]
+        for name, value in whole["metrics"].items():
+            assert other["metrics"][name] == pytest.approx(value, rel=1e-4, abs=1e-7)
+
+
+def test_statistics_as_reference(evaluate, kiln, tmp_path):
+    """Those that are saved give the same distance, and say what they cannot give; a wrong width is refused."""
+    made, real = as_npz(tmp_path / "made.npz", pictures(30, 7)), as_npz(tmp_path / "real.npz", pictures(40, 8))
+    saved = tmp_path / "statistics.npz"
+    by_pictures = evaluate(made, real, "--save-reference", saved)
+    with np.load(saved) as file:
+        assert sorted(file) == ["mu", "sigma"] and file["sigma"].dtype == np.float64
+        mu, sigma = file["mu"], file["sigma"]
+    by_statistics = evaluate(made, saved)
+    assert by_statistics["metrics"]["fd_random"] == pytest.approx(by_pictures["metrics"]["fd_random"], rel=1e-9)
+    assert set(by_statistics["metrics"]) == {"fd_random"}
+    assert "holds statistics alone, which give no precision_recall, kid" in by_statistics["stderr"]
+    assert by_statistics["stamp"] != by_pictures["stamp"]
+    np.savez(tmp_path / "narrow.npz", mu=mu[:10], sigma=sigma[:10, :10])
+    refused = kiln("evaluate", made, "--reference", tmp_path / "narrow.npz", "--net", "random")
+    assert refused.returncode == 1 and "features of one width" in refused.stderr
+
+
+def test_inception_from_end_to_end(evaluate, tmp_path):
+    """All of ADM's numbers of a few pictures, from the features that the same network gives torch-fidelity."""
+    from test_features import random_inception_weights
+    from torch_fidelity.feature_extractor_inceptionv3 import FeatureExtractorInceptionV3
+    weights = tmp_path / "inception.pth"
+    torch.save(random_inception_weights(), weights)
+    made, real = pictures(12, 9, 0.1), pictures(10, 10)
+    net = FeatureExtractorInceptionV3("inception-v3-compat", ["2048"], feature_extractor_weights_path=str(weights))
+    with torch.no_grad():
+        a, b = (net(torch.from_numpy(images).permute(0, 3, 1, 2))[0].double().numpy() for images in (made, real))
+    np.savez(tmp_path / "adm.npz", real, mu=b.mean(0), sigma=np.cov(b, rowvar=False), mu_s=np.zeros(2023),
+             sigma_s=np.eye(2023))
+    result = evaluate(as_npz(tmp_path / "made.npz", made), tmp_path / "adm.npz", "--net-weights", weights, "--splits", "2",
+                      net="inception")
+    assert set(result["metrics"]) == {"fid", "sfid", "inception_score", "inception_score_deviation", "precision", "recall",
+                                      "kid"}
+    centred_a, centred_b = ((x - x.mean(0)) / (len(x) - 1) ** 0.5 for x in (a, b))
+    trace = np.linalg.svd(centred_a @ centred_b.T, compute_uv=False).sum()
+    want = ((a.mean(0) - b.mean(0)) ** 2).sum() + (centred_a**2).sum() + (centred_b**2).sum() - 2 * trace
+    assert result["metrics"]["fid"] == pytest.approx(want, rel=2e-4)
+    assert result["protocol"]["feature_net"]["resize"] == "tf1"
+    assert result["protocol"]["feature_net"]["weights"].startswith("xxh3:")
+
+
+def test_results_of_different_protocols_are_told_apart(kiln, evaluate, tmp_path):
+    made, real = as_npz(tmp_path / "made.npz", pictures(30, 11)), as_npz(tmp_path / "real.npz", pictures(40, 12))
+    evaluate(made, real, "--out", tmp_path / "a.json")
+    evaluate(made, real, "--out", tmp_path / "b.json")
+    evaluate(made, real, "--num-pictures", "20", "--out", tmp_path / "c.json")
+    same = kiln("evaluate", "--compare", tmp_path / "a.json", tmp_path / "b.json")
+    assert same.returncode == 0 and "do not compare" not in same.stdout and "fd_random" in same.stdout
+    other = kiln("evaluate", "--compare", tmp_path / "a.json", tmp_path / "c.json")
+    assert "do not compare" in other.stdout and "num_samples: 30 | 20" in other.stdout
+
+
+def test_samples_bring_their_protocol(kiln, evaluate, tmp_path):
+    folder = as_folder(tmp_path / "samples", pictures(8, 13))
+    Image.fromarray(np.zeros((200, 200, 3), np.uint8)).save(folder / "grid.png")  # is no sample
+    (folder / "sampling.json").write_text(json.dumps(
+        {"sampler": {"type": "iddpm", "steps": "250"}, "cfg_scale": 1.5, "seed": 3, "weights": "xxh3:1", "label_sampling":
+         "random", "compute_dtype": "bf16", "autoencoder": "xxh3:2"}))
+    result = evaluate(folder, as_npz(tmp_path / "real.npz", pictures(9, 14)))
+    samples = result["protocol"]["samples"]
+    assert result["protocol"]["num_samples"] == 8
+    assert samples["cfg_scale"] == 1.5 and samples["label_sampling"] == "random" and samples["ema"] is True
+    assert samples["compute_dtype"] == "bf16" and samples["autoencoder"] == "xxh3:2" and "127.5" in samples["uint8"]
+    assert result["subject"]["origin"] == {"weights": "xxh3:1", "model": None, "seed": 3}
+
+
+@pytest.mark.parametrize("options, expected", [
+    (["--net", "vgg"], "known are inception, dinov2, random"),
+    (["--net", "inception"], "needs its weights"),
+    (["--net", "random", "--metrics", "sfid"], "gives no sfid"),
+    (["--net", "random", "--metrics", "lpips"], 'unknown metric "lpips"'),
+    (["--net", "random", "--resize", "tf1"], 'resizes by none, got "tf1"'),
+    (["--net", "random", "--num-pictures", "100"], "at least 100 pictures, got 6"),
+    (["--net", "random", "--crop", "8"], "leave out --crop"),
+])
+def test_mistakes_are_one_line(kiln, tmp_path, options, expected):
+    made = as_npz(tmp_path / "made.npz", pictures(6, 15))
+    result = kiln("evaluate", made, "--reference", made, *options)
+    told = [line for line in result.stderr.strip().splitlines() if not line.startswith("kiln evaluate: ")]  # progress
+    assert result.returncode == 1 and len(told) == 1
+    assert expected in told[0]
+
+
+@pytest.mark.parametrize("content, expected", [
+    (b"no archive", "cannot open"),
+    (None, "expected arr_0"),
+])
+def test_damaged_archives(kiln, tmp_path, content, expected):
+    path = tmp_path / "bad.npz"
+    path.write_bytes(content) if content else np.savez(path, np.zeros((3, 4, 4, 3), np.float32))
+    result = kiln("evaluate", path, "--reference", path, "--net", "random")
+    assert result.returncode == 1 and expected in result.stderr and len(result.stderr.strip().splitlines()) == 1
+
+
+TRAIN = ["--model", "dit", "--hidden-size", "32", "--depth", "1", "--num-heads", "2", "--patch-size", "2", "--threads", "1",
+         "--objective", "flow", "--global-batch", "8", "--log-every", "2", "--peak-tflops", "1", "--image-size", "8",
+         "--autoencoder", "pixels", "--num-sampling-steps", "2"]
+
+
+def test_in_training_and_of_runs(kiln, tmp_path):
+    """--evaluate-every: a curve in the log, the same on two ranks as on one; kiln evaluate RUN; kiln report."""
+    data = tmp_path / "data"
+    for name in "ab":
+        folder = data / name
+        folder.mkdir(parents=True)
+        for i, image in enumerate(pictures(10, ord(name))):
+            Image.fromarray(image).save(folder / f"{i}.png")
+    events = {}
+    for ranks in (1, 2):
+        run = tmp_path / f"run{ranks}"
+        result = kiln("train", *TRAIN, "--data", data, "--out", run, "--max-steps", "4", "--evaluate-every", "2",
+                      "--evaluate-images", "12", "--evaluate-reference", data, "--nproc", str(ranks if ranks > 1 else 0))
+        assert result.returncode == 0, result.stderr
+        lines = [json.loads(line) for line in (run / "log.jsonl").read_text().splitlines()]
+        events[ranks] = [line for line in lines if line.get("event") == "evaluation"]
+        assert [line["step"] for line in events[ranks]] == [2, 4]
+        report = (run / "report.html").read_text()
+        assert "fd_random" in report and "feature_net.name" in report
+    for one, two in zip(events[1], events[2]):
+        assert one["stamp"] == two["stamp"]
+        assert one["metrics"]["fd_random"] == pytest.approx(two["metrics"]["fd_random"], rel=1e-2)
+    run = tmp_path / "run1"
+    result = kiln("evaluate", run, "--reference", data, "--crop", "8", "--net", "random", "--num-pictures", "10",
+                  "--sampler", "flow_euler", "--num-sampling-steps", "2", "--random-labels", "--guidance-interval", "0.2:0.8")
+    assert result.returncode == 0, result.stderr
+    protocol = json.loads(result.stdout)["protocol"]["samples"]
+    assert protocol["label_sampling"] == "random" and protocol["guidance_interval"] == "0.2:0.8"
+    page = tmp_path / "both.html"
+    result = kiln("report", tmp_path / "run1", tmp_path / "run2", "--out", page)
+    assert result.returncode == 0, result.stderr
+    text = page.read_text()
+    assert "run1" in text and "run2" in text and "Does not compare with the first table" in text
+    assert kiln("report", tmp_path / "data").returncode == 1
+
+
+def test_guidance_interval_changes_pictures_where_it_guides(kiln, tmp_path):
+    """All of the schedule is no interval; none of the steps in it is no guidance."""
+    data = tmp_path / "data"
+    for name in "ab":
+        folder = data / name
+        folder.mkdir(parents=True)
+        for i, image in enumerate(pictures(4, ord(name))):
+            Image.fromarray(image).save(folder / f"{i}.png")
+    run = tmp_path / "run"
+    assert kiln("train", *TRAIN, "--data", data, "--out", run, "--max-steps", "3", "--lr", "0.05", "--ema-decay", "0"
+                ).returncode == 0
+
+    def draw(name, *options, count=4):
+        out = tmp_path / name
+        result = kiln("sample", "--run", run, "--num-images", str(count), "--num-sampling-steps", "4", "--out", out,
+                      *options)
+        assert result.returncode == 0, result.stderr
+        return [path.read_bytes() for path in sorted(out.glob("0*.png"))]
+
+    guided, free = draw("guided", "--cfg-scale", "4"), draw("free", "--cfg-scale", "1")
+    assert guided != free
+    assert draw("all", "--cfg-scale", "4", "--guidance-interval", "0:1") == guided
+    assert draw("none", "--cfg-scale", "4", "--guidance-interval", "0.001:0.002") == free
+    assert draw("some", "--cfg-scale", "4", "--guidance-interval", "0.3:0.8") not in (guided, free)
+    refused = kiln("sample", "--run", run, "--out", tmp_path / "x", "--guidance-interval", "0.8:0.3")
+    assert refused.returncode == 1 and "0 <= LO < HI <= 1" in refused.stderr
+    names = {}
+    for seed in (1, 2):
+        draw(f"labels{seed}", "--random-labels", "--seed", str(seed), count=16)
+        names[seed] = [path.name for path in sorted((tmp_path / f"labels{seed}").glob("0*.png"))]
+    assert names[1] != names[2] and {name.split("-")[1] for name in names[1]} == {"a.png", "b.png"}

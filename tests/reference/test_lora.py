@@ -1,0 +1,127 @@
+"""LoRA adapters in PEFT's format against peft on diffusers' U-Net, live."""
+
+import json
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from closeness import FORWARD_BF16, GRADIENT_BF16, assert_close, assert_gradients_close, gradients_of, violation
+from diffusers.utils import convert_state_dict_to_diffusers, convert_state_dict_to_kohya
+from peft import LoraConfig, get_peft_model
+from peft.utils import get_peft_model_state_dict
+from test_unet import TINY, inputs_of, model_of
+
+LORAS = {
+    "attention": dict(r=4, lora_alpha=2, target_modules=["to_q", "to_k", "to_v", "to_out.0"]),
+    "linears and convolutions": dict(r=3, lora_alpha=6, target_modules=["conv1", "conv_in", "proj_in", "ff.net.0.proj",
+                                                                       "ff.net.2", "downsamplers.0.conv",
+                                                                       "time_emb_proj", "conv_shortcut"]),
+    "regular expression, rank-stabilised": dict(r=5, lora_alpha=3, use_rslora=True,
+                                                target_modules=r".*up_blocks.*(attn1|attn2)\.(to_q|to_v)"),
+    "patterns": dict(r=4, lora_alpha=4, target_modules=["to_q", "to_v", "conv2"],
+                     rank_pattern={"to_v": 2, r".*mid_block.*\.conv2": 3}, alpha_pattern={"attn2.to_q": 16}),
+}
+
+
+def adapted(config, folder, unet_config=TINY):
+    """peft's model with random adapters, and the files of it that Kiln is given."""
+    model = get_peft_model(model_of(unet_config), LoraConfig(**config))
+    generator = torch.Generator().manual_seed(7)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "lora_" in name:
+                parameter.copy_(torch.randn(parameter.shape, generator=generator) * parameter[0].numel() ** -0.5)
+    model.save_pretrained(folder)
+    return model, folder / "adapter_model.safetensors"
+
+
+def adapter_gradients(model, loss):
+    """By the keys of the file."""
+    names, parameters = zip(*[(name, p) for name, p in model.named_parameters() if p.requires_grad])
+    gradients = torch.autograd.grad(loss, parameters)
+    return {name.replace(".default", ""): gradient for name, gradient in zip(names, gradients)}
+
+
+@pytest.mark.parametrize("config", LORAS.values(), ids=LORAS.keys())
+def test_output_and_adapter_gradients_equal_peft(conformance, tmp_path, config):
+    model, adapter = adapted(config, tmp_path)
+    inputs = inputs_of(TINY)
+    got = conformance("forward", "--backward", model="unet2d_condition", config=TINY,
+                      weights=model_of(TINY).state_dict(), inputs=inputs, adapter=adapter)
+    output = model(inputs["x"], inputs["t"], inputs["encoder_hidden_states"]).sample
+    want = adapter_gradients(model, (output * inputs["grad_output"]).sum())
+    assert set(want) == set(get_peft_model_state_dict(model))
+    assert_close(got["output"], output)
+    assert_gradients_close(gradients_of(got), want)
+    with model.disable_adapter():
+        plain = model(inputs["x"], inputs["t"], inputs["encoder_hidden_states"]).sample
+    assert violation(plain, output, 1e-2) > 1, "the adapter changes nothing"
+
+
+def test_bf16(conformance, tmp_path):
+    model, adapter = adapted(LORAS["attention"], tmp_path)
+    inputs = inputs_of(TINY)
+    got = conformance("forward", "--backward", model="unet2d_condition", config=TINY,
+                      weights=model_of(TINY).state_dict(), inputs=inputs, adapter=adapter, dtype="bf16")
+    output = model(inputs["x"], inputs["t"], inputs["encoder_hidden_states"]).sample
+    assert_close(got["output"], output, FORWARD_BF16)
+    want = adapter_gradients(model, (output * inputs["grad_output"]).sum())
+    assert_gradients_close(gradients_of(got), want, GRADIENT_BF16, peak=False)
+
+
+@pytest.mark.parametrize("damage, expected", [
+    (dict(base=TINY | dict(block_out_channels=[24, 24, 32])), "the adapter is of another base"),
+    (dict(config=dict(use_dora=True)), "use_dora"),
+    (dict(config=dict(r=8)), "of rank 4 in the weights, of rank 8 in adapter_config.json"),
+    (dict(config=dict(peft_type="LOHA")), "of type LOHA"),
+    (dict(missing=True), "adapter_config.json is missing"),
+])
+def test_adapters_that_do_not_fit_are_refused(conformance, tmp_path, damage, expected):
+    _, adapter = adapted(LORAS["attention"], tmp_path)
+    config_path = tmp_path / "adapter_config.json"
+    if "config" in damage:
+        config_path.write_text(json.dumps(json.loads(config_path.read_text()) | damage["config"]))
+    if "missing" in damage:
+        config_path.unlink()
+    base = damage.get("base", TINY)
+    message = conformance("forward", model="unet2d_condition", config=base, weights=model_of(base).state_dict(),
+                          inputs=inputs_of(base), adapter=adapter, expect_error=True)
+    assert expected in message
+
+
+def kohya_file(model, folder):
+    """As kohya's own trainer and diffusers' converter write it, alphas included."""
+    state = convert_state_dict_to_kohya(get_peft_model_state_dict(model))
+    scaled = {}
+    for key, value in state.items():
+        key = key.replace("base_model_model_", "lora_unet_")
+        scaled[key] = value.clone()
+    for key in [key for key in scaled if key.endswith(".lora_down.weight")]:
+        alpha = model.peft_config["default"].lora_alpha
+        scaled[key.replace(".lora_down.weight", ".alpha")] = torch.tensor(float(alpha))
+    save_file(scaled, folder / "kohya.safetensors")
+    return folder / "kohya.safetensors"
+
+
+def diffusers_file(model, folder):
+    """diffusers' keys hold no alpha: its files are of alpha = r."""
+    state = convert_state_dict_to_diffusers(get_peft_model_state_dict(model))
+    state = {"unet." + key.removeprefix("base_model.model."): value.contiguous() for key, value in state.items()}
+    save_file(state, folder / "pytorch_lora_weights.safetensors")
+    return folder / "pytorch_lora_weights.safetensors"
+
+
+@pytest.mark.parametrize("format", ["peft", "kohya", "diffusers"])
+def test_merge(kiln, tmp_path, format):
+    folder, files = tmp_path / "peft", tmp_path / "files"
+    folder.mkdir(), files.mkdir()
+    alpha = 4 if format == "diffusers" else 2
+    model, _ = adapted(dict(r=4, lora_alpha=alpha, target_modules=["to_q", "to_out.0", "conv1", "proj_in"]), folder)
+    adapter = {"peft": lambda *_: folder, "kohya": kohya_file, "diffusers": diffusers_file}[format](model, files)
+    save_file(model_of(TINY).state_dict(), files / "base.safetensors")
+    result = kiln("convert", "--in", files / "base.safetensors", "--out", files / "merged.safetensors", "--merge", adapter)
+    assert result.returncode == 0, result.stderr
+    merged, want = load_file(files / "merged.safetensors"), model.merge_and_unload().state_dict()
+    assert set(merged) == set(want)
+    for key, value in want.items():
+        assert_close(merged[key], value, 1e-6, 1e-7)

@@ -1,0 +1,195 @@
+"""kiln extract --text-encoder: the stored features are those of transformers, from captions of every layout."""
+
+import json
+import tarfile
+
+import numpy as np
+import pytest
+import torch
+from closeness import assert_close
+from PIL import Image, PngImagePlugin
+from safetensors.torch import load_file
+from test_tokenizers import MAKERS
+from transformers import BertConfig, BertModel, BertTokenizer, CLIPTextConfig, CLIPTextModel, CLIPTokenizer, T5Config, T5EncoderModel, T5Tokenizer
+
+SIZE = 16
+FAMILIES = {
+    "bert": ("wordpiece", BertTokenizer, BertModel, BertConfig(hidden_size=32, num_hidden_layers=2, num_attention_heads=2, intermediate_size=48,
+                                                               vocab_size=30524, max_position_embeddings=64)),
+    "t5_encoder": ("t5", T5Tokenizer, T5EncoderModel, T5Config(d_model=32, d_kv=8, d_ff=48, num_layers=2, num_heads=4, vocab_size=4120,
+                                                               feed_forward_proj="gated-gelu")),
+    "clip_text": ("clip", CLIPTokenizer, CLIPTextModel, CLIPTextConfig(hidden_size=32, num_hidden_layers=2, num_attention_heads=2, intermediate_size=48,
+                                                                       vocab_size=5000, eos_token_id=2, max_position_embeddings=24)),
+}
+
+
+@pytest.fixture(scope="module")
+def encoders(tmp_path_factory):
+    """Folder with model and tokenizer of each family."""
+    folders = {}
+    for family, (kind, _, model_class, config) in FAMILIES.items():
+        torch.manual_seed(0)
+        folders[family] = tmp_path_factory.mktemp(family)
+        MAKERS[kind](folders[family])
+        model_class(config).eval().save_pretrained(folders[family])
+    return folders
+
+
+def picture(index):
+    return Image.fromarray(np.full((SIZE, SIZE, 3), index * 10 % 256, dtype=np.uint8))
+
+
+def write_metadata(folder, captions):
+    with open(folder / "metadata.jsonl", "w") as file:
+        for index, caption in enumerate(captions):
+            picture(index).save(folder / f"{index}.png")
+            file.write(json.dumps({"file_name": f"{index}.png"} | ({"text": caption} if isinstance(caption, str) else caption)) + "\n")
+
+
+def read_text_store(folder):
+    info = json.loads((folder / "text.json").read_text())
+    captions = load_file(folder / "captions.safetensors")
+    text = bytes(captions["text_bytes"].tolist())
+    bounds = captions["text_offsets"].tolist()
+    texts = [text[a:b].decode() for a, b in zip(bounds, bounds[1:])]
+    rows = []
+    for path in sorted(folder.glob("features-*.safetensors")):
+        shard = load_file(path)
+        bounds = shard["row_offsets"].tolist()
+        rows += [shard["features"][a:b] for a, b in zip(bounds, bounds[1:])]
+    bounds = captions["offsets"].tolist()
+    samples = [[texts[entry] for entry in captions["entry_of_caption"][a:b].tolist()] for a, b in zip(bounds, bounds[1:])]
+    return info, texts, rows, samples, captions
+
+
+def extract(kiln, data, out, encoder, *more):
+    return kiln("extract", "--data", data, "--autoencoder", "pixels", "--image-size", SIZE, "--out", out, "--text-encoder", encoder, *more)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_features_are_those_of_transformers(kiln, encoders, tmp_path, family):
+    _, tokenizer_class, model_class, _ = FAMILIES[family]
+    data = tmp_path / "data"
+    data.mkdir()
+    captions = ["a red apple", "a green circle", "a red apple", "Ein gelbes Haus am Meer", "woman running: dark skin tone " * 20, ""]
+    write_metadata(data, captions)
+    result = extract(kiln, data, tmp_path / "store", encoders[family], "--text-dtype", "f32", "--text-max-tokens", 20)
+    assert result.returncode == 0, result.stderr
+    assert "5 captions, 4 of them different" in result.stdout or "6 captions, 4 of them different" in result.stdout
+    assert "1 samples have no caption" in result.stdout and "1 captions were longer than 20 tokens" in result.stdout
+    info, texts, rows, samples, _ = read_text_store(tmp_path / "store" / f"text-{family}")
+    assert info["complete"] and info["encoder"] == family and texts[0] == "" and len(texts) == 5
+    assert samples == [[text.strip()] for text in captions]
+    tokenizer, model = tokenizer_class.from_pretrained(encoders[family]), model_class.from_pretrained(encoders[family]).eval()
+    for text, features in zip(texts, rows):
+        tokens = tokenizer(text, truncation=True, max_length=20, return_tensors="pt", padding="max_length" if family == "clip_text" else False)
+        with torch.no_grad():
+            want = model(input_ids=tokens["input_ids"]).last_hidden_state[0]
+        assert_close(features, want)
+
+
+def test_several_captions_weights_and_kinds(kiln, encoders, tmp_path):
+    data = tmp_path / "data"
+    data.mkdir()
+    write_metadata(data, [{"captions": [{"text": "long one", "weight": 3, "kind": "long"}, "short"]}, {"caption": ["x", "y"]}, "short"])
+    result = extract(kiln, data, tmp_path / "store", encoders["bert"], "--caption-prefix", "<", "--caption-suffix", ">", "--text-name", "two")
+    assert result.returncode == 0, result.stderr
+    info, _, rows, samples, captions = read_text_store(tmp_path / "store" / "text-two")
+    assert samples == [["<long one>", "<short>"], ["<x>", "<y>"], ["<short>"]]
+    assert captions["weight"].tolist() == [3, 1, 1, 1, 1]
+    assert [info["kinds"][kind] for kind in captions["kind"].tolist()] == ["long", "caption", "caption", "caption", "caption"]
+    assert rows[0].dtype == torch.float16
+
+
+def write_layout(layout, folder):
+    """Three pictures captioned "one", "two", "three" as `layout` has it."""
+    words = ["one", "two", "three"]
+    if layout == "txt":
+        for word in words:
+            picture(0).save(folder / f"{word}.png")
+            (folder / f"{word}.txt").write_text(word + "\n")
+    elif layout == "webdataset":
+        with tarfile.open(folder / "a.tar", "w") as tar:
+            for index, word in enumerate(words):
+                picture(0).save(folder / "x.png")
+                tar.add(folder / "x.png", f"{index}.png")
+                name = f"{index}.json" if index else f"{index}.txt"
+                (folder / "x").write_text(json.dumps({"caption": word}) if index else word)
+                tar.add(folder / "x", name)
+        (folder / "x").unlink(), (folder / "x.png").unlink()
+    elif layout == "data_info":
+        (folder / "InternImgs").mkdir(), (folder / "InternData").mkdir()
+        for word in words:
+            picture(0).save(folder / "InternImgs" / f"{word}.png")
+        items = [{"path": f"{word}.png", "prompt": word, "width": SIZE, "height": SIZE, "ratio": 1} for word in words]
+        (folder / "InternData" / "data_info.json").write_text(json.dumps(items))
+    elif layout == "png-text":
+        for index, word in enumerate(words):
+            text = PngImagePlugin.PngInfo()
+            (text.add_itxt if index else text.add_text)("Title", word, zip=index == 2)
+            picture(0).save(folder / f"{index}.png", pnginfo=text)
+    else:
+        for word in words:
+            picture(0).save(folder / f"{word}-12.png")
+
+
+@pytest.mark.parametrize("layout", ["txt", "webdataset", "data_info", "png-text", "file-names"])
+def test_layouts(kiln, encoders, tmp_path, layout):
+    data = tmp_path / "data"
+    data.mkdir()
+    write_layout(layout, data)
+    more = ["--captions", layout] if layout in ("png-text", "file-names") else []
+    result = extract(kiln, data, tmp_path / "store", encoders["bert"], *more)
+    assert result.returncode == 0, result.stderr
+    assert sorted(read_text_store(tmp_path / "store" / "text-bert")[3]) == [["one"], ["three"], ["two"]]
+
+
+def test_text_is_added_to_a_store_and_the_same_command_continues(kiln, encoders, tmp_path):
+    data, out = tmp_path / "data", tmp_path / "store"
+    data.mkdir()
+    write_metadata(data, [f"picture number {index}" for index in range(40)])
+    assert kiln("extract", "--data", data, "--autoencoder", "pixels", "--image-size", SIZE, "--out", out).returncode == 0
+    add = ["extract", "--data", data, "--out", out, "--text-encoder", encoders["bert"]]
+    assert kiln(*add).returncode == 0
+    folder = out / "text-bert"
+    before = {path.name: path.read_bytes() for path in folder.iterdir()}
+    (folder / "features-00000.safetensors").unlink()
+    info = json.loads((folder / "text.json").read_text()) | {"complete": False, "captions_xxh3": "", "shards_xxh3": [], "num_truncated": 0}
+    (folder / "text.json").write_text(json.dumps(info))
+    assert kiln(*add).returncode == 0
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
+    assert "nothing to do" in kiln(*add).stdout
+    for change, expected in ((["--text-max-tokens", 7], "--text-max-tokens"), (["--text-encoder", encoders["t5_encoder"], "--text-name", "bert"], "the text encoder"),
+                             (["--caption-prefix", "a "], "--caption-prefix")):
+        arguments = [argument for argument in add] + change
+        if change[0] == "--text-encoder":
+            arguments = ["extract", "--data", data, "--out", out, *change]
+        result = kiln(*arguments)
+        assert result.returncode == 1 and len(result.stderr.strip().splitlines()) == 1 and expected in result.stderr, result.stderr
+
+
+def test_ranks_write_the_same_store(kiln, encoders, tmp_path):
+    data = tmp_path / "data"
+    data.mkdir()
+    write_metadata(data, [f"picture number {index}" for index in range(12)])
+    for ranks in (0, 2):
+        result = extract(kiln, data, tmp_path / f"store-{ranks}", encoders["bert"], "--nproc", ranks)
+        assert result.returncode == 0, result.stderr
+    for path in (tmp_path / "store-0" / "text-bert").iterdir():
+        assert path.read_bytes() == (tmp_path / "store-2" / "text-bert" / path.name).read_bytes(), path.name
+
+
+def test_errors_are_one_line(kiln, encoders, tmp_path):
+    data, out = tmp_path / "data", tmp_path / "store"
+    data.mkdir()
+    write_metadata(data, [{}, {}])
+    checks = [(["--text-encoder", encoders["bert"]], "none of the 2 samples"), (["--text-encoder", tmp_path / "none"], "no folder"),
+              (["--text-encoder", encoders["bert"], "--captions", "x"], "expected data, png-text or file-names"),
+              (["--text-encoder", encoders["bert"], "--captions", "file-names", "--text-max-tokens", 65], "1 to 64 for bert")]
+    assert kiln("extract", "--data", data, "--autoencoder", "pixels", "--image-size", SIZE, "--out", out).returncode == 0
+    for arguments, expected in checks:
+        result = kiln("extract", "--data", data, "--out", out, *arguments)
+        assert result.returncode == 1 and len(result.stderr.strip().splitlines()) == 1 and expected in result.stderr, result.stderr
+    assert "give --autoencoder" in kiln("extract", "--data", data, "--out", out).stderr
+    (data / "metadata.jsonl").write_bytes(b'{"file_name": "0.png", "text": "\xc3("}\n')
+    assert kiln("extract", "--data", data, "--out", out, "--text-encoder", encoders["bert"]).returncode == 1

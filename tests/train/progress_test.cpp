@@ -1,0 +1,49 @@
+// What ends a run, and by whose clock.
+#include "train/progress.h"
+
+#include <gtest/gtest.h>
+
+#include "train/usable_options.h"
+
+namespace kiln {
+namespace {
+
+TEST(Progress, StepsAndSecondsBothEndARun) {
+  TrainOptions options = test::usable_options();
+  options.max_steps = 10;
+  Progress by_steps(options, /*is_alone=*/false);
+  by_steps.resume(1e6);  // no time limit
+  by_steps.step = 9;
+  EXPECT_FALSE(by_steps.finished());
+  EXPECT_DOUBLE_EQ(by_steps.share(), 0.9);
+  by_steps.step = 10;
+  EXPECT_TRUE(by_steps.finished());
+
+  options.max_minutes = 2;
+  Progress by_seconds(options, /*is_alone=*/false);
+  by_seconds.step = 3;
+  by_seconds.agree(60);
+  EXPECT_FALSE(by_seconds.finished());
+  EXPECT_DOUBLE_EQ(by_seconds.share(), 0.5);  // further than the steps
+  by_seconds.agree(120);
+  EXPECT_TRUE(by_seconds.finished());
+}
+
+// The clocks of several ranks differ: none goes by its own, or one would stop alone.
+TEST(Progress, SeveralRanksGoByTheSecondsTheyAgreedOn) {
+  TrainOptions options = test::usable_options();
+  options.max_minutes = 1;
+  for (const bool is_alone : {true, false}) {
+    Progress progress(options, is_alone);
+    progress.resume(59);
+    EXPECT_GE(progress.clock_seconds(), 59);
+    EXPECT_EQ(progress.seconds() == 59, !is_alone) << "a clock moves";
+    progress.resume(61);
+    EXPECT_TRUE(progress.finished());
+    progress.agree(30);
+    EXPECT_EQ(progress.finished(), is_alone);
+  }
+}
+
+}  // namespace
+}  // namespace kiln

@@ -1,0 +1,163 @@
+#include "run/option_values.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <filesystem>
+
+#include "core/error.h"
+#include "core/tensors.h"
+#include "core/toml.h"
+#include "models/registry.h"
+#include "test_files.h"
+#include "train/usable_options.h"
+
+namespace kiln {
+namespace {
+
+using test::usable_options;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::ThrowsMessage;
+
+TEST(TrainOptions, DefaultsAreDits) {
+  const TrainOptions options = usable_options();
+  EXPECT_NO_THROW(validate(options));
+  EXPECT_EQ(options.lr.peak, 1e-4);
+  EXPECT_EQ(options.optimizer.weight_decay, 0);
+  EXPECT_EQ(options.global_batch, 256);
+  EXPECT_THAT(options.ema.decays, ElementsAre(0.9999));
+  EXPECT_EQ(options.model.class_dropout_prob, 0.1);
+}
+
+TEST(TrainOptions, TomlGivesTheSameOptionsBack) {
+  TrainOptions options = usable_options();
+  options.lr.peak = 1.0 / 3;
+  options.seed = 9223372036854775783u;
+  options.ema.decays = {0.9999, 0.99};
+  options.samples.classes = {1, 2};
+  options.model.config = R"({"mlp_ratio": 3})";
+  options.compute.tf32 = true;
+  TrainOptions read;
+  for (const TomlEntry& entry : parse_toml(to_toml(options), "config.toml"))
+    set_option(read, entry.key, entry.value);
+  EXPECT_EQ(to_json(read), to_json(options));
+}
+
+TEST(TrainOptions, RecipeErrorsNameTheOption) {
+  TrainOptions options;
+  const auto setting = [&](const char* name, nlohmann::json value) {
+    return [&options, name, value] { set_option(options, name, value); };
+  };
+  EXPECT_THAT(setting("globalbatch", 1), ThrowsMessage<Error>(HasSubstr("'global-batch'")));
+  EXPECT_THAT(setting("lr", "high"), ThrowsMessage<Error>(HasSubstr("lr expects a number")));
+  EXPECT_THAT(setting("max-steps", 1.5), ThrowsMessage<Error>(HasSubstr("an integer")));
+  EXPECT_THAT(setting("seed", -1), ThrowsMessage<Error>(HasSubstr("seed")));
+  EXPECT_THAT(setting("tf32", 1), ThrowsMessage<Error>(HasSubstr("true or false")));
+  EXPECT_THAT(setting("ema-decay", {"a"}), ThrowsMessage<Error>(HasSubstr("list")));
+  set_option(options, "ema-decay", "none");
+  EXPECT_TRUE(options.ema.decays.empty());
+  set_option(options, "ema-decay", 0.5);  // one number is a list of one
+  EXPECT_THAT(options.ema.decays, ElementsAre(0.5));
+}
+
+TEST(TrainOptions, ChangesAreSortedByWhatTheyDoToARun) {
+  TrainOptions saved = usable_options(), now = usable_options();
+  EXPECT_TRUE(compare_options(to_json(saved), to_json(now)).refused.empty());
+  now.lr.peak = 2e-4;
+  now.micro_batch = 8;
+  now.max_steps = 7;
+  const OptionChanges changes = compare_options(to_json(saved), to_json(now));
+  EXPECT_THAT(changes.refused, ElementsAre("--lr (0.0001 -> 0.0002)"));
+  EXPECT_THAT(changes.warned, ElementsAre("--micro-batch (0 -> 8)"));
+}
+
+// A program that did not have the option trained with what is its default today.
+TEST(TrainOptions, AnOptionThatASavedRunLacksHadItsDefault) {
+  nlohmann::json saved = to_json(usable_options());
+  saved.erase("snr-gamma");
+  saved.erase("tf32");
+  TrainOptions now = usable_options();
+  EXPECT_TRUE(compare_options(saved, to_json(now)).refused.empty());
+  now.objective.snr_gamma = 5;
+  now.compute.tf32 = true;
+  const OptionChanges changes = compare_options(saved, to_json(now));
+  EXPECT_THAT(changes.refused, ElementsAre("--snr-gamma (0.0 -> 5.0)"));
+  EXPECT_THAT(changes.warned, ElementsAre("--tf32 (false -> true)"));
+}
+
+// Every option with named values takes each of them and refuses any other by name.
+TEST(TrainOptions, ChoicesAreTakenByName) {
+  TrainOptions options = usable_options();
+  EXPECT_THAT(
+      [&] { set_option(options, "compute-dtype", "float8"); },
+      ThrowsMessage<Error>(HasSubstr("--compute-dtype expects one of f32, bf16, fp16, fp8, got 'float8'")));
+  EXPECT_THAT([&] { set_option(options, "offload-params", "moon"); },
+              ThrowsMessage<Error>(HasSubstr("--offload-params expects one of none, cpu, nvme")));
+  EXPECT_THAT([&] { set_option(options, "lr-warmup", "cosine"); },
+              ThrowsMessage<Error>(HasSubstr("--lr-warmup expects one of linear, log")));
+  EXPECT_THAT([&] { set_option(options, "lr-schedule", 1); },
+              ThrowsMessage<Error>(HasSubstr("lr-schedule expects a string")));
+  for (const std::string& dtype : choice_names<at::ScalarType>()) {
+    set_option(options, "compute-dtype", dtype);
+    set_option(options, "reduce-dtype", dtype);
+    EXPECT_EQ(to_json(options).at("compute-dtype"), dtype);
+    EXPECT_EQ(to_json(options).at("reduce-dtype"), dtype);
+  }
+  set_option(options, "reduce-dtype", "");
+  EXPECT_FALSE(options.zero.reduce_dtype);
+}
+
+TEST(TrainOptions, JsonIsComparedAsWhatItSays) {
+  TrainOptions saved = usable_options(), now = usable_options();
+  saved.model.config = R"({"depth": 3, "num_heads": 2})";
+  now.model.config = R"({"num_heads":2,"depth":3})";
+  EXPECT_TRUE(compare_options(to_json(saved), to_json(now)).refused.empty());
+  now.model.config = R"({"num_heads":2,"depth":4})";
+  EXPECT_EQ(compare_options(to_json(saved), to_json(now)).refused.size(), 1u);
+  now.model.config = "";
+  EXPECT_EQ(compare_options(to_json(saved), to_json(now)).refused.size(), 1u);
+}
+
+TEST(TrainOptions, ImpossibleValuesAreRefusedByName) {
+  const auto refusal = [](const char* name, const nlohmann::json& value) {
+    TrainOptions options = usable_options();
+    set_option(options, name, value);
+    return test::message_of([&] { validate(options); });
+  };
+  for (const char* name : {"hidden-size", "depth", "num-heads", "patch-size", "num-classes", "max-grad-norm",
+                           "checkpoint-every", "peak-tflops", "nproc"})
+    EXPECT_THAT(refusal(name, -1), HasSubstr(fmt::format("--{} expects 0 or more, got -1", name)));
+  for (const char* name : {"image-size", "global-batch", "max-steps", "log-every", "num-samples"})
+    EXPECT_THAT(refusal(name, 0), HasSubstr(fmt::format("--{} expects a positive number, got 0", name)));
+  EXPECT_THAT(refusal("cfg-scale", NAN), HasSubstr("--cfg-scale expects a number, got nan"));
+  // config.toml could not hold it.
+  EXPECT_THAT(refusal("out", "run\xff"), HasSubstr(R"(--out expects UTF-8, got "run\xff")"));
+}
+
+TEST(TrainOptions, SettingsWithoutEffectAreRefused) {
+  TrainOptions options = usable_options();
+  options.objective.flow_shift = 3;
+  EXPECT_THAT([&] { validate(options); }, ThrowsMessage<Error>(HasSubstr("--flow-shift has no effect")));
+  options.objective.name = "flow";
+  EXPECT_EQ(objective_config_of(options.objective).at("shift"), 3);
+  options.objective.snr_gamma = 5;
+  EXPECT_THAT([&] { validate(options); }, ThrowsMessage<Error>(HasSubstr("--snr-gamma has no effect")));
+}
+
+TEST(TrainOptions, EveryRecipeIsValid) {
+  int64_t num_recipes = 0;
+  for (const auto& entry : std::filesystem::recursive_directory_iterator(KILN_SOURCE_DIR "/recipes")) {
+    if (entry.path().extension() != ".toml") continue;
+    ++num_recipes;
+    TrainOptions options = usable_options();
+    for (const TomlEntry& line : read_toml(entry.path())) set_option(options, line.key, line.value);
+    EXPECT_NO_THROW(validate(options)) << entry.path();
+    EXPECT_NO_THROW(resolve_denoiser_config(options.model.name, {{"input_size", 32}})) << entry.path();
+  }
+  EXPECT_GE(num_recipes, 8);
+}
+
+}  // namespace
+}  // namespace kiln
