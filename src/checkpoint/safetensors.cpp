@@ -9,7 +9,7 @@
 #include <nlohmann/json.hpp>
 #include <set>
 
-#include "checkpoint/pt_file.h"
+#include "checkpoint/strict_json.h"
 #include "core/error.h"
 #include "core/files/atomic_file.h"
 #include "core/files/mapped_file.h"
@@ -25,27 +25,6 @@ using nlohmann::ordered_json;
 
 constexpr uint64_t kMaxHeaderBytes = 100'000'000;  // the limit of the reference implementation
 constexpr uint64_t kDataAlignment = 64;
-
-// JSON that refuses a key given twice, which nlohmann silently overwrites.
-json parse_json(std::string_view text, std::string_view who, const std::string& name) {
-  std::vector<std::set<std::string>> keys_of_open_objects;
-  const auto refuse_duplicates = [&](int depth, json::parse_event_t event, json& parsed) {
-    if (event == json::parse_event_t::object_start) keys_of_open_objects.emplace_back();
-    if (event == json::parse_event_t::object_end) keys_of_open_objects.pop_back();
-    if (event == json::parse_event_t::array_start && depth > 8)
-      fail(who, "the header is nested too deeply ({})", name);
-    if (event == json::parse_event_t::key) {
-      const auto& key = parsed.get_ref<const std::string&>();
-      if (!keys_of_open_objects.back().insert(key).second) fail(who, "key {:?} occurs twice ({})", key, name);
-    }
-    return true;
-  };
-  try {
-    return json::parse(text, refuse_duplicates);
-  } catch (const json::exception& error) {
-    fail(who, "the header is not valid JSON ({}): {}", name, error.what());
-  }
-}
 
 // One entry of the header, checked by itself; `bytes` points into `data`.
 struct Entry {
@@ -131,7 +110,7 @@ class SafetensorsView : public TensorFile {
            header_bytes, bytes.size(), name);
     const std::string_view header(reinterpret_cast<const char*>(bytes.data()) + 8, header_bytes);
     const std::span<const std::byte> data = bytes.subspan(8 + header_bytes);
-    const json parsed = parse_json(header, "safetensors", name);
+    const json parsed = parse_strict_json(header, "safetensors", name);
     if (!parsed.is_object()) fail("safetensors", "the header is not an object ({})", name);
 
     std::vector<Entry> entries;
@@ -166,50 +145,10 @@ class SafetensorsFile : public TensorFile {
   MappedFile file_;
 };
 
-class ShardedSafetensors : public TensorFile {
- public:
-  explicit ShardedSafetensors(const std::string& path) {
-    const MappedFile file("safetensors index", path);
-    const std::string_view text(reinterpret_cast<const char*>(file.bytes().data()), file.bytes().size());
-    const json index = parse_json(text, "safetensors index", path);
-    if (!index.is_object() || !index.contains("weight_map") || !index["weight_map"].is_object())
-      fail("safetensors index", "expected an object with \"weight_map\" ({})", path);
-    for (const auto& [key, shard] : index["weight_map"].items()) {
-      if (!shard.is_string())
-        fail("safetensors index", "the shard of {:?} is not a file name ({})", key, path);
-      add(key, shard.get<std::string>(), path);
-    }
-  }
-
- private:
-  void add(const std::string& key, const std::string& shard, const std::string& path) {
-    // A name only: an index must not reach out of its folder.
-    if (shard.empty() || shard == "." || shard == ".." || shard.find('/') != std::string::npos)
-      fail("safetensors index", "shard {:?} of {:?} is not a plain file name ({})", shard, key, path);
-    auto& file = shards_[shard];
-    if (!file) {
-      const std::filesystem::path shard_path = std::filesystem::path(path).parent_path() / shard;
-      if (!std::filesystem::exists(shard_path))
-        fail("safetensors index", "shard {:?} is missing ({}): copy it beside the index", shard, path);
-      file = shard.ends_with(".bin") ? open_pt(shard_path.string()) : open_safetensors(shard_path.string());
-    }
-    const auto found = file->tensors().find(key);
-    if (found == file->tensors().end())
-      fail("safetensors index", "tensor {:?} is not in its shard {:?} ({})", key, shard, path);
-    tensors_.insert(*found);
-  }
-
-  std::map<std::string, std::unique_ptr<TensorFile>> shards_;
-};
-
 }  // namespace
 
 std::unique_ptr<TensorFile> open_safetensors(const std::string& path) {
   return std::make_unique<SafetensorsFile>(path);
-}
-
-std::unique_ptr<TensorFile> open_safetensors_index(const std::string& path) {
-  return std::make_unique<ShardedSafetensors>(path);
 }
 
 std::unique_ptr<TensorFile> parse_safetensors(std::span<const std::byte> bytes, const std::string& name) {

@@ -43,13 +43,28 @@ void add_extract_command(CLI::App& app) {
       "--autoencoder", options->autoencoder,
       "diffusers AutoencoderKL folder or weights file, or: pixels (none); without it text is added to "
       "the store at --out");
-  command->add_option("--image-size", options->image_size, "Side of the centre crop in pixels");
+  command->add_option("--image-size", options->image_size,
+                      "Side of the centre crop in pixels, or base of --buckets pixart");
+  command->add_option(
+      "--buckets", options->buckets,
+      "Bring pictures to the bucket nearest to their aspect ratio: pixart (the published table "
+      "of --image-size 256, 512, 1024, 2048 or 2880) or sizes, HxW,HxW,...");
+  command
+      ->add_option("--bucket-min", options->bucket_min,
+                   "Buckets of fewer pictures join the nearest other one")
+      ->capture_default_str();
+  command
+      ->add_option("--exif-orientation", options->exif_orientation,
+                   "apply: turn pictures as their EXIF tag says; ignore: take them as stored")
+      ->capture_default_str();
   command->add_option("--out", options->out, "Folder of the store; an interrupted extraction continues")
       ->required();
   command->add_option("--flip", options->flip, "both: store each image as it is and mirrored; none: as it is")
       ->capture_default_str();
-  command->add_flag("--enlarge", options->enlarge,
-                    "Enlarge images smaller than --image-size, as DiT does, instead of skipping them");
+  command->add_flag(
+      "--enlarge", options->enlarge,
+      "Enlarge images smaller than --image-size or their bucket, as DiT and PixArt do, instead of "
+      "skipping them");
   command->add_flag("--strict", options->strict,
                     "Stop at a broken or too small image instead of skipping it");
   command->add_option("--batch", options->batch, "Images encoded at once (default: 8; on a GPU 32)");
@@ -62,7 +77,7 @@ void add_extract_command(CLI::App& app) {
   command->add_option("--device", options->device, "Device: auto, cpu or cuda")->capture_default_str();
   command->add_option("--shard-size", options->shard_size, "Samples per file")->capture_default_str();
   command->add_option("--workers", options->workers,
-                      "Decoding threads (default: half the cores, on a GPU all)");
+                      "Decoding threads (default: half the cores; all on a GPU and for pixels)");
   command->add_option("--nproc", options->nproc,
                       "Start this many ranks on this machine (0: one, or what the launcher says)");
   add_text_options(*command, options->text);

@@ -4,8 +4,12 @@
 #include "cli/train_options.h"
 #include "core/error.h"
 #include "core/files/atomic_file.h"
+#include "parallel/machine.h"
+#include "plan/fit/budget.h"
 #include "plan/price/calibrate.h"
+#include "plan/price/this_machine.h"
 #include "plan/report/report.h"
+#include "plan/search/comparison.h"
 #include "plan/search/search.h"
 
 namespace kiln::cli {
@@ -15,6 +19,9 @@ namespace {
 constexpr const char* kExamples = R"(Examples
   Does DiT-XL/2 at 512 px train on four 24 GB cards, and how? This tries all ways and prints the best commands:
     kiln plan --search --model DiT-XL/2 --image-size 512 --gpu RTX-4090 --gpus 4
+  Which DiT trains on two such cards in five days? Which cards train it, and what does each cost?
+    kiln plan --search --model DiT --gpu RTX-4090 --gpus 2 --deadline-days 5
+    kiln plan --search --model DiT-XL/2 --gpu any --gpus 2 --gpu-prices A100-80G=2,RTX-4090=0.5
   One way in detail: memory by kind and phase, time, cost, advice.
     kiln plan --model DiT-XL/2 --image-size 512 --gpu RTX-4090 --gpus 4 --compute-dtype bf16
   The same with eight images per pass, activations recomputed and the training state divided among the cards:
@@ -24,7 +31,16 @@ constexpr const char* kExamples = R"(Examples
     kiln plan --search --model DiT-B/4 --gpu A100-80G --price-per-gpu-hour 2 --deadline-days 5
   The published run on 8 rented GPUs, with its cost:
     kiln plan --recipe recipes/dit-xl-2-256.toml --gpu A100-80G --gpus 8 --micro-batch 32 --price-per-gpu-hour 2
-GPUs: V100, T4, RTX-3090, RTX-4090, A40, L40S, A100-40G, A100-80G, A800-80G, H100, H200, B200, cpu (this machine))";
+GPUs: RTX-2080-Ti, RTX-3060, RTX-3090, RTX-4060, RTX-4070, RTX-4090, RTX-5090, RTX-6000-Ada, V100, T4, L4, A10, A40, L40S,
+A100-40G, A100-80G, A800-80G, H100, H200, B200, cpu (this machine); another card: --gpu-memory)";
+
+// The profile of what kiln train would choose here.
+std::string this_machine() {
+  const at::Device device = choose_device(DeviceChoice::kAuto);
+  const std::optional<MachineProfile> profile = profile_of(device);
+  if (!profile) fail("plan", "no profile of this GPU ({}): --calibrate measures one", machine_name(device));
+  return profile->name;
+}
 
 struct PlanArguments {
   std::set<std::string> given;  // options of training
@@ -32,13 +48,19 @@ struct PlanArguments {
   bool json = false, calibrate = false, search = false;
   SearchOptions limits;  // of the search; its plan is `options`
   double calibration_s = kCalibrationSeconds;
-  std::string html, table;
+  std::string html, table, gpu_memory, gpu_prices;
 };
 
 void add_plan_options(CLI::App& command, PlanArguments& arguments) {
   PlanOptions& options = arguments.options;
-  command.add_option("--gpu", options.gpu, "What it trains on; cpu: this machine (names below)")
-      ->capture_default_str();
+  command.add_option(
+      "--gpu", options.gpu,
+      "What it trains on (names below); this: the GPU that is here, else the CPU, and the default; "
+      "--search: also several with commas, or any");
+  command.add_option(
+      "--gpu-memory", arguments.gpu_memory,
+      "Memory of one GPU (12G), for a card that is not built in: without --gpu with the speeds of "
+      "the built-in one of the nearest memory");
   command.add_option("--gpus", options.gpus, "How many of them, in all (--search without it: 1, 2, 4, ...)")
       ->capture_default_str();
   command.add_option("--steps", options.steps, "Steps to plan for (0: --max-steps)")->capture_default_str();
@@ -54,10 +76,16 @@ void add_plan_options(CLI::App& command, PlanArguments& arguments) {
       .add_option("--max-cost", arguments.limits.max_cost,
                   "--search: at most this cost (--price-per-gpu-hour)")
       ->needs(search);
+  command
+      .add_option("--gpu-prices", arguments.gpu_prices,
+                  "--search: what an hour of each kind costs: A100-80G=1.9,RTX-4090=0.4")
+      ->needs(search);
   auto* table =
       command
           .add_option("--table", arguments.table,
-                      "Print a Markdown table of docs/planning.md or docs/scaling.md: sizes, quoted, scaling")
+                      "Print a Markdown table, as docs/planning.md has them, for the GPU, batch, dtype and "
+                      "steps given: "
+                      "sizes (every DiT), gpus (one run on 1 to 64), options (fast-DiT's), quoted, scaling")
           ->excludes(search);
   auto* calibrate = command.add_flag(
       "--calibrate", arguments.calibrate,
@@ -90,6 +118,15 @@ void write_report(const std::string& path, const Plan& plan) {
   if (!path.empty()) write_file_atomically("plan", path, to_html(plan));
 }
 
+// Several models or kinds of GPU: one table.
+void compare(const PlanArguments& arguments, ComparisonOptions options) {
+  const Comparison comparison = compare_runs(options);
+  fmt::print("{}", arguments.json ? to_json(comparison).dump(1) + "\n" : to_text(comparison));
+  if (comparison.ranked.empty() && !arguments.html.empty())
+    fail("plan", "--html: there is no plan to write into {}", arguments.html);
+  if (!comparison.ranked.empty()) write_report(arguments.html, comparison.ranked.front().plan);
+}
+
 // Options that are given stay as they are; the search chooses the others.
 void run_search(const CLI::App& command, const PlanArguments& arguments) {
   SearchOptions options = arguments.limits;
@@ -97,6 +134,19 @@ void run_search(const CLI::App& command, const PlanArguments& arguments) {
   options.any_gpus = !is_number_of_gpus_given(command, arguments.options.train);
   for (const char* name : kSearchedOptions)
     if (arguments.given.contains(name)) options.fixed.insert(name);
+  if (options.plan.train.chooses_micro_batch()) {  // which is what a search does
+    options.plan.train.micro_batch = 0;
+    options.fixed.erase("micro-batch");
+  }
+  const std::string &model = options.plan.train.model.name, &gpu = options.plan.gpu;
+  ComparisonOptions compared{.search = options,
+                             .models = models_named(model),
+                             .gpus = gpus_named(gpu),
+                             .prices = read_prices(arguments.gpu_prices)};
+  if (compared.models.size() > 1 || compared.gpus.size() > 1) return compare(arguments, std::move(compared));
+  options.plan.train.model.name = compared.models.front();
+  if (const auto price = compared.prices.find(compared.gpus.front()); price != compared.prices.end())
+    options.plan.price_per_gpu_hour = price->second;
   const SearchResult result = search(options);
   fmt::print("{}", arguments.json ? to_json(result).dump(1) + "\n" : to_text(result));
   const std::vector<SearchChoice>& found = result.best.empty() ? result.nearest : result.best;
@@ -106,20 +156,38 @@ void run_search(const CLI::App& command, const PlanArguments& arguments) {
     fail("plan", "--html: there is no plan to write into {}", arguments.html);
 }
 
+// With --memory-budget: of what kiln train would choose, which is told beside the plan.
+Plan plan_of(PlanOptions options) {
+  if (!options.train.memory.budget.is_given()) return make_plan(options);
+  const MachineProfile machine = planned_machine(options);
+  check_plan(options, machine);
+  const FittedRun fitted = fit_planned(options.train, machine, options.gpus);
+  fmt::print(stderr, "{}\n", fitted.summary);
+  options.train = fitted.options;
+  return make_plan(options);
+}
+
+// Before anything is planned: later plans of this machine use it.
+void calibrate_here(const PlanArguments& arguments) {
+  if (!arguments.calibrate) return;
+  if (!(arguments.calibration_s > 0))
+    fail("plan", "--calibrate-seconds expects a positive number, got {}", arguments.calibration_s);
+  const std::string path = store_profile(
+      calibrate(choose_device(arguments.options.train.compute.device), arguments.calibration_s));
+  fmt::print(stderr, "profile kept in {}\n", path);
+}
+
 void run(const CLI::App& command, const PlanArguments& arguments) {
-  if (arguments.calibrate) {
-    if (!(arguments.calibration_s > 0))
-      fail("plan", "--calibrate-seconds expects a positive number, got {}", arguments.calibration_s);
-    const std::string path = store_profile(
-        calibrate(choose_device(arguments.options.train.compute.device), arguments.calibration_s));
-    fmt::print(stderr, "profile kept in {}\n", path);
-  }
   if (!arguments.table.empty()) {
-    fmt::print("{}", markdown_table(arguments.table));
+    TableOptions table{.plan = arguments.options, .given = arguments.given};
+    if (command.count("--gpu") > 0 || command.count("--gpu-memory") > 0) table.given.insert("gpu");
+    fmt::print("{}", markdown_table(arguments.table, table));
     return;
   }
   if (arguments.search) return run_search(command, arguments);
-  const Plan plan = make_plan(arguments.options);
+  Plan plan = plan_of(arguments.options);
+  compare_with_half_precision(plan);
+  compare_with_published(plan);
   if (arguments.json)
     fmt::print("{}\n", to_json(plan).dump(1));
   else
@@ -135,14 +203,22 @@ void add_plan_command(CLI::App& app) {
       "Tell whether a training run fits, how fast it is and what it costs, without running it; takes every "
       "option of kiln train (--data and --out may be left out)");
   auto arguments = std::make_shared<PlanArguments>();
+  arguments->options.gpu = "this";
   add_plan_options(*command, *arguments);
   const auto train = add_train_options(*command, "kiln train");
   command->footer(kExamples);
   command->callback([=] {
     PlanOptions& options = arguments->options;
     const bool has_gpus = command->count("--gpus") > 0;
+    if (!arguments->gpu_memory.empty()) {
+      options.gpu_memory = MemoryBudget::parse_size("gpu-memory", arguments->gpu_memory);
+      if (command->count("--gpu") == 0) options.gpu = nearest_in_memory(options.gpu_memory).name;
+    }
     const ResolvedOptions resolved = resolve(*command, *train, has_gpus ? options.gpus : 0);
     options.train = resolved.options;
+    options.change = resolved.change;
+    calibrate_here(*arguments);
+    if (options.gpu == "this") options.gpu = this_machine();
     arguments->given = resolved.given;
     if (!has_gpus && options.train.ranks.nproc > 0) options.gpus = options.train.ranks.nproc;
     options.price_per_gpu_hour = price_per_gpu_hour(

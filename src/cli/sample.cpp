@@ -69,21 +69,31 @@ void add_sample_command(CLI::App& app) {
   command
       ->add_option("--classes", options->classes, "Classes by number or name, drawn in turn (default: all)")
       ->delimiter(',');
+  command->add_option("--prompt", options->prompts, "What to draw, in words; several are drawn in turn");
+  command->add_option("--prompts", options->prompts_file, "File of prompts, one a line");
+  command->add_option("--negative-prompt", options->negative_prompt,
+                      "What guidance moves away from (default: no words)");
+  command->add_option("--text-encoder", options->text_encoder,
+                      "Folder of the text encoder and its tokenizer (default: the run's)");
+  command->add_option("--height", options->height, "Of the pictures in pixels (default: the model's)");
+  command->add_option("--width", options->width, "Of the pictures in pixels (default: the model's)");
   command->add_flag("--random-labels", options->random_labels,
                     "Draw each picture's class from the classes instead, by the seed and its number");
   command->add_option("--guidance-interval", options->guidance_interval,
                       "LO:HI: guide only within these shares of the schedule, 0 clean, 1 noise");
-  command->add_option("--cfg-scale", options->cfg_scale, "Classifier-free guidance; 1 = off (default: 4)");
+  command->add_option("--cfg-scale", options->cfg_scale,
+                      "Classifier-free guidance; 1 = off (default: 4, with prompts 4.5)");
   command
       ->add_option("--cfg-convention", options->cfg_convention,
                    "Channels to guide: plain (all), dit (those that DiT guides), or auto: dit if the model "
                    "predicts a sigma")
       ->capture_default_str();
-  command->add_option("--sampler", options->sampler,
-                      fmt::format("Sampler: {} (default: ddpm, or flow_euler for flow models)",
-                                  fmt::join(sampler_names(), ", ")));
+  command->add_option(
+      "--sampler", options->sampler,
+      fmt::format("Sampler: {} (default: ddpm, with prompts dpmpp_2m, or flow_euler for flow models)",
+                  fmt::join(sampler_names(), ", ")));
   command->add_option("--num-sampling-steps", options->num_sampling_steps,
-                      "Steps of the sampler (default: 250 for ddpm, 50 for the others)");
+                      "Steps of the sampler (default: 250 for ddpm, 20 for dpmpp_2m, 50 for the others)");
   command->add_option("--seed", options->seed, "Seed of the noise; an image has the same noise in any batch")
       ->check(not_negative())
       ->capture_default_str();

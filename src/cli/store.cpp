@@ -15,8 +15,12 @@ void add_import(CLI::App& store) {
       ->capture_default_str();
   command->add_option("features", options->features, "Folder of .npy files")->required();
   command->add_option("labels", options->labels, "fast-dit: folder of labels");
+  command->add_option("--data-info", options->data_info,
+                      "pixart: data_info.json, for the pictures' sizes and prompts");
   command->add_option("--out", options->out, "Folder of the store; rerunning continues")->required();
-  command->add_option("--image-size", options->image_size, "Side of the encoded images in pixels")
+  command
+      ->add_option("--image-size", options->image_size,
+                   "Side of the encoded images in pixels; of several shapes the base of their table")
       ->required();
   command->add_option("--scaling-factor", options->scaling_factor,
                       "Scaling factor of the autoencoder (fast-dit: 0.18215; pixart needs it)");

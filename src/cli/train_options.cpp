@@ -2,12 +2,16 @@
 
 #include <fmt/ranges.h>
 
+#include <filesystem>
+
 #include "cli/not_negative.h"
 #include "core/error.h"
 #include "core/json_config.h"
 #include "core/toml.h"
+#include "data/store/feature_store.h"
 #include "interop/deepspeed_config.h"
 #include "parallel/ranks/ranks.h"
+#include "plan/run/plan.h"
 #include "run/option_table.h"
 #include "run/option_values.h"
 
@@ -37,6 +41,21 @@ CLI::Option* add_option(CLI::App& command, const std::string& name, std::vector<
       ->type_name(CLI::detail::type_name<T>())
       ->expected(CLI::detail::expected_max_vector_size)
       ->delimiter(',')
+      ->capture_default_str();
+}
+// A list of texts, one an argument, since they may hold commas; "none" is the empty list.
+CLI::Option* add_option(CLI::App& command, const std::string& name, std::vector<std::string>& field,
+                        const std::string& help) {
+  const auto read = [&field](const CLI::results_t& given) {
+    field = given == CLI::results_t{"none"} ? CLI::results_t() : given;
+    return true;
+  };
+  const auto text = [&field] {
+    return field.empty() ? std::string("none") : fmt::format("{}", fmt::join(field, " | "));
+  };
+  return command.add_option("--" + name, read, help, /*defaulted=*/false, text)
+      ->type_name("TEXT")
+      ->expected(CLI::detail::expected_max_vector_size)
       ->capture_default_str();
 }
 // "{f32,bf16,fp16}" for an option with named values.
@@ -85,7 +104,7 @@ bool is_given(const CLI::App& command, const std::string& name) {
 }
 
 ResolvedOptions with_recipe(const CLI::App& command, const TrainArguments& arguments) {
-  ResolvedOptions resolved{.options = arguments.options, .given = {}};
+  ResolvedOptions resolved{.options = arguments.options, .change = option_on_command_line, .given = {}};
   visit_options(resolved.options, [&](const char* name, const auto&, OnResume, const std::string&) {
     if (is_given(command, name)) resolved.given.insert(name);
   });
@@ -113,6 +132,14 @@ void report(const DeepSpeedConfig& config, const std::string& path) {
     fmt::print(stderr, "  --{} {}  ({})\n", setting.option, setting.value.dump(), setting.key);
 }
 
+// What is trained on features has the size of their images.
+void take_image_size_of_store(ResolvedOptions& resolved) {
+  const std::string& data = resolved.options.data.path;
+  if (!resolved.given.contains("image-size") &&
+      std::filesystem::exists(std::filesystem::path(data) / "store.json"))
+    resolved.options.data.image_size = read_store_info(data).image_size;
+}
+
 }  // namespace
 
 std::shared_ptr<TrainArguments> add_train_options(CLI::App& command, const std::string& prefix) {
@@ -134,6 +161,7 @@ ResolvedOptions resolve(const CLI::App& command, const TrainArguments& arguments
   ResolvedOptions resolved = with_recipe(command, arguments);
   // The run keeps the settings themselves, whatever becomes of their file.
   std::string& model_config = resolved.options.model.config;
+  take_image_size_of_store(resolved);
   if (!model_config.empty()) model_config = read_json_option("train", "--model-config", model_config).dump();
   if (arguments.deepspeed.empty()) return resolved;
   const TrainOptions& options = resolved.options;
@@ -147,6 +175,10 @@ ResolvedOptions resolve(const CLI::App& command, const TrainArguments& arguments
   if (ranks.rank == 0 && !launches_others) report(config, arguments.deepspeed);
   for (const DeepSpeedConfig::Setting& setting : config.settings) resolved.given.insert(setting.option);
   resolved.options = apply(config, options);
+  resolved.change = [config, path = arguments.deepspeed](const std::string& option,
+                                                         const std::string& value) {
+    return setting_text(config, path, option, value);
+  };
   return resolved;
 }
 

@@ -1,6 +1,7 @@
 // The options of training on the command line, shared by every command that takes them: train, plan, probe.
 #pragma once
 #include <CLI/CLI.hpp>
+#include <functional>
 #include <memory>
 #include <set>
 #include <string>
@@ -15,6 +16,8 @@ struct TrainArguments {
 };
 struct ResolvedOptions {
   TrainOptions options;
+  // How a user changes an option: on the command line, or in the DeepSpeed file that sets it.
+  std::function<std::string(const std::string& option, const std::string& value)> change;
   std::set<std::string> given;  // names that the command line, the recipe or the DeepSpeed file set
 };
 

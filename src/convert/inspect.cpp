@@ -11,7 +11,7 @@
 #include "core/aten.h"
 #include "core/error.h"
 #include "core/json_config.h"
-#include "core/nearest_name.h"
+#include "core/text/nearest_name.h"
 #include "models/autoencoders/autoencoder_kl.h"
 #include "models/registry.h"
 #include "models/text/text_registry.h"

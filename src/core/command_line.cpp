@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "core/error_message.h"
-#include "core/nearest_name.h"
+#include "core/text/nearest_name.h"
 
 namespace kiln {
 

@@ -10,7 +10,7 @@
 #include <limits>
 
 #include "core/error.h"
-#include "core/nearest_name.h"
+#include "core/text/nearest_name.h"
 
 namespace kiln {
 namespace {

@@ -19,6 +19,8 @@ enum class Draw : uint32_t {
   kSampleStart = 7,  // x_T of a generated image
   kSampleStep = 8,   // noise of a sampler's step
   kSampleLabel = 9,  // class of a generated image
+  kCaption = 10,     // which of a sample's captions
+  kTextDrop = 11,
 };
 
 // One block of Philox4x32-10.

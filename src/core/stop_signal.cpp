@@ -1,6 +1,7 @@
 #include "core/stop_signal.h"
 
 #include <csignal>
+#include <cstdint>
 #include <ctime>
 #include <initializer_list>
 
@@ -8,18 +9,19 @@ namespace kiln {
 
 namespace {
 
-constexpr time_t kOnePress = 2;  // seconds: a terminal and a launcher both pass on the same Ctrl-C
+constexpr int64_t kOnePressMs = 2000;  // a terminal and a launcher both pass on the same Ctrl-C
 
 volatile std::sig_atomic_t stop_requested = 0;
-volatile time_t requested_at = 0;
+volatile int64_t requested_at_ms = 0;
 
 void request_stop(int signal) {
   timespec now{};
   clock_gettime(CLOCK_MONOTONIC, &now);
+  const int64_t now_ms = int64_t{now.tv_sec} * 1000 + now.tv_nsec / 1'000'000;
   if (stop_requested == 0) {
-    requested_at = now.tv_sec;
+    requested_at_ms = now_ms;
     stop_requested = 1;
-  } else if (now.tv_sec >= requested_at + kOnePress) {
+  } else if (now_ms >= requested_at_ms + kOnePressMs) {
     std::signal(signal, SIG_DFL);
     raise(signal);
   }
@@ -39,7 +41,11 @@ StopSignal::StopSignal() {
 }
 
 StopSignal::~StopSignal() {
-  for (int signal : {SIGINT, SIGTERM, SIGXFSZ}) std::signal(signal, SIG_DFL);
+  std::signal(SIGXFSZ, SIG_DFL);
+  // The process is about to end with its work saved: a second press within the time of one must not make a
+  // failure of it.
+  if (stop_requested != 0) return;
+  for (int signal : {SIGINT, SIGTERM}) std::signal(signal, SIG_DFL);
 }
 
 bool StopSignal::requested() const { return stop_requested != 0; }

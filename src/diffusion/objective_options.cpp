@@ -24,6 +24,16 @@ nlohmann::json objective_config_of(const ObjectiveOptions& options) {
   set_number(flow, "logit-std", "logit_std", options.logit_std, defaults.logit_std);
   set_number(flow, "flow-shift", "shift", options.flow_shift, defaults.flow_shift);
   set_number(ddpm, "snr-gamma", "snr_gamma", options.snr_gamma, defaults.snr_gamma);
+  if (options.beta_schedule != defaults.beta_schedule)
+    set(ddpm, "beta-schedule", "beta_schedule", choice_name(options.beta_schedule));
+  set_number(ddpm, "beta-start", "beta_start", options.beta_start, defaults.beta_start);
+  set_number(ddpm, "beta-end", "beta_end", options.beta_end, defaults.beta_end);
+  if (options.zero_terminal_snr) set(ddpm, "zero-terminal-snr", "rescale_betas_zero_snr", true);
+  if (options.zero_terminal_snr && config.at("prediction_type") == "epsilon")
+    fail(
+        "train",
+        "--zero-terminal-snr leaves nothing to predict epsilon from at the last timestep: choose --objective "
+        "v_prediction");
   make_objective(config);
   return config;
 }

@@ -24,6 +24,17 @@ struct Choices<LossWeighting> {
                                                                    {LossWeighting::kCosmap, "cosmap"}};
 };
 
+// How fast epsilon, v_prediction and x_0 add noise: linear in beta as DiT, in its square root as Stable
+// Diffusion (scaled_linear), or by a squared cosine.
+enum class BetaSchedule { kLinear, kScaledLinear, kSquaredCosine };
+template <>
+struct Choices<BetaSchedule> {
+  static constexpr std::pair<BetaSchedule, const char*> kAll[] = {
+      {BetaSchedule::kLinear, "linear"},
+      {BetaSchedule::kScaledLinear, "scaled_linear"},
+      {BetaSchedule::kSquaredCosine, "squaredcos_cap_v2"}};
+};
+
 struct ObjectiveOptions {
   std::string name = "iddpm";  // one of objective_names()
   // flow; none: the objective's own.
@@ -31,7 +42,11 @@ struct ObjectiveOptions {
   std::optional<LossWeighting> weighting{};
   double logit_mean = 0, logit_std = 1;  // of the logit-normal
   double flow_shift = 1;                 // of timesteps, towards noise
-  double snr_gamma = 0;                  // epsilon, v_prediction, x_0: min-SNR weighting; 0: off
+  // epsilon, v_prediction, x_0.
+  BetaSchedule beta_schedule = BetaSchedule::kLinear;
+  double beta_start = 0.0001, beta_end = 0.02;
+  bool zero_terminal_snr = false;  // the last timestep is noise alone (Lin et al. 2024); not for epsilon
+  double snr_gamma = 0;            // min-SNR weighting; 0: off
 };
 
 // The config for make_objective(). Throws Error naming the option: an unknown name, a setting that would have

@@ -1,7 +1,7 @@
 #include "download/published.h"
 
 #include "core/error.h"
-#include "core/nearest_name.h"
+#include "core/text/nearest_name.h"
 
 namespace kiln {
 

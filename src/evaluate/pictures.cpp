@@ -55,7 +55,8 @@ class FolderPictures : public PictureSource {
  private:
   Image load(int64_t position) const {
     const int64_t index = indices_[static_cast<size_t>(position)];
-    if (crop_ > 0) return load_cropped(*dataset_, index, {.size = crop_, .enlarge = true});
+    // Published numbers come from pictures as stored: none of the reference programs turns them.
+    if (crop_ > 0) return load_cropped(*dataset_, index, {.size = crop_, .enlarge = true, .orient = false});
     return dataset_->load(index);
   }
 

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <filesystem>
+#include <optional>
 #include <unordered_set>
 #include <utility>
 
@@ -11,8 +12,10 @@
 #include "core/stop_signal.h"
 #include "data/images/image_dataset.h"
 #include "data/store/store_parts.h"
+#include "extract/extracted_store.h"
 #include "extract/image_batches.h"
 #include "extract/image_values.h"
+#include "extract/picture_lanes.h"
 #include "extract/settings.h"
 #include "models/autoencoders/autoencoder.h"
 #include "parallel/cpu_share.h"
@@ -26,7 +29,7 @@ namespace {
 
 // Where to go on: the samples before are in the store.
 struct Position {
-  int64_t next_image = 0;   // in the data set
+  int64_t next_place = 0;   // of PictureLanes
   int64_t num_samples = 0;  // good images before it
   // Those of them that the store holds. The rest is encoded again, so that batches are those of an
   // uninterrupted run.
@@ -43,9 +46,11 @@ class Extraction {
         dataset_(ImageDataset::open(options.data)),
         autoencoder_(load_autoencoder(options.autoencoder, settings_.device, settings_.compute_dtype)) {
     apply(ComputeSettings{.device = settings_.device, .cpu_share = cpu_share_});
-    check_image_size(*autoencoder_, options.image_size);
-    info_ = make_store_info(options, settings_, *dataset_, *autoencoder_);
-    range_ = images_of(group.rank());
+    if (options.buckets.empty() || options.image_size != 0)
+      check_image_size(*autoencoder_, options.image_size);
+    lanes_.emplace(options, settings_, *dataset_, autoencoder_->downsample, group);
+    info_ = make_store_info(options, settings_, *dataset_, *autoencoder_, *lanes_);
+    range_ = lanes_->of_rank(group.rank(), group.world_size(), settings_.batch);
   }
 
   void run() {
@@ -62,20 +67,6 @@ class Extraction {
   }
 
  private:
-  struct Range {
-    int64_t first = 0, last = 0;  // in the data set
-    bool empty() const { return first >= last; }
-  };
-  // Whole batches, so that they are those of a single rank.
-  Range images_of(int64_t rank) const {
-    const auto num_images = static_cast<int64_t>(dataset_->records().size());
-    const int64_t num_batches = (num_images + settings_.batch - 1) / settings_.batch;
-    const auto begin = [&](int64_t r) {
-      return std::min(num_images, num_batches * r / group_.world_size() * settings_.batch);
-    };
-    return {begin(rank), begin(rank + 1)};
-  }
-
   // Every rank fills a store of its own; the first one joins them.
   void run_with_others() {
     const int64_t num_ranks = group_.world_size();
@@ -127,12 +118,7 @@ class Extraction {
   // What there is of the store goes: with another --image-size the same folder is to do.
   [[noreturn]] void refuse_empty() const {
     remove_empty_store(options_.out);
-    fail("extract", "none of the {} pictures in {} can be used: they are {}", dataset_->records().size(),
-         options_.data,
-         options_.enlarge ? "broken"
-                          : fmt::format("broken or smaller than --image-size {} (--enlarge takes small ones, "
-                                        "as DiT does)",
-                                        options_.image_size));
+    lanes_->refuse_all();
   }
   void say_complete() const {
     fmt::print("{} is complete with {} samples: nothing to do\n", options_.out,
@@ -143,14 +129,15 @@ class Extraction {
   // Writes the images of range_ that the store in `folder` lacks. False when a signal ended it.
   bool extract_images(const std::string& folder) {
     position_ = find_position();
-    num_skipped_ = position_.next_image - range_.first - position_.num_samples;
+    num_skipped_ = position_.next_place - range_.first - position_.num_samples;
     if (position_.num_in_store > 0)
       fmt::print(stderr, "{} holds {} samples: going on behind them\n", folder, position_.num_in_store);
-    ProgressLine progress(position_.next_image - range_.first, range_.last - range_.first,
+    ProgressLine progress(position_.next_place - range_.first, range_.last - range_.first,
                           /*is_shown=*/group_.rank() == 0);
-    ImagePipeline pipeline(*dataset_, position_.next_image, range_.last, crop(), settings_.num_workers,
-                           2 * settings_.batch);
-    int64_t done = position_.next_image - range_.first;
+    ImagePipeline pipeline(
+        position_.next_place, range_.last, [this](int64_t place) { return lanes_->load(place); },
+        settings_.num_workers, 2 * settings_.batch);
+    int64_t done = position_.next_place - range_.first;
     std::vector<PreparedImage> batch;
     for (PreparedImage image; !stop_.requested() && pipeline.next(image);
          progress.update(static_cast<double>(done), num_skipped_)) {
@@ -159,6 +146,8 @@ class Extraction {
         skip(image, progress);
         continue;
       }
+      if (!batch.empty() && lanes_->lane_of(batch.front().index) != lanes_->lane_of(image.index))
+        submit(batch);
       batch.push_back(std::move(image));
       if (static_cast<int64_t>(batch.size()) == settings_.batch) submit(batch);
     }
@@ -172,27 +161,28 @@ class Extraction {
   // Walks back from the last sample in the store to the beginning of its batch.
   Position find_position() const {
     const int64_t num_in_store = writer_->num_complete();
-    if (num_in_store == 0) return {.next_image = range_.first};
-    const auto& records = dataset_->records();
-    const auto last = std::find_if(records.begin(), records.end(), [&](const ImageRecord& record) {
-      return record.name == writer_->last_name();
-    });
-    if (last == records.end())
+    if (num_in_store == 0) return {.next_place = range_.first};
+    int64_t last = range_.first;
+    while (last < range_.last && record_of(last).name != writer_->last_name()) ++last;
+    if (last == range_.last)
       fail("extract", "the store's last sample {} is not in {}: choose another --out", writer_->last_name(),
            options_.data);
-    Position position{last - records.begin() + 1, num_in_store, num_in_store};
-    while (position.num_samples % settings_.batch != 0) {
-      --position.next_image;
-      if (is_good(position.next_image)) --position.num_samples;
+    Position position{last + 1, num_in_store, num_in_store};
+    for (int64_t in_batch = writer_->num_complete_of(lanes_->lane_of(last)) % settings_.batch;
+         in_batch > 0;) {
+      --position.next_place;
+      if (!is_good(position.next_place)) continue;
+      --position.num_samples;
+      --in_batch;
     }
     return position;
   }
 
-  Crop crop() const { return {.size = options_.image_size, .enlarge = options_.enlarge}; }
+  const ImageRecord& record_of(int64_t place) const { return dataset_->records()[lanes_->picture(place)]; }
 
-  bool is_good(int64_t index) const {
+  bool is_good(int64_t place) const {
     try {
-      load_cropped(*dataset_, index, crop());
+      lanes_->load(place);
       return true;
     } catch (const Error&) {
       return false;
@@ -208,7 +198,7 @@ class Extraction {
 
   // A batch that the device works on, or has finished.
   struct Encoded {
-    std::vector<int64_t> images;  // in the data set
+    std::vector<int64_t> places;  // of the images
     HostRead moments;             // (flips * B, channels, h, w) f32
   };
 
@@ -218,7 +208,7 @@ class Extraction {
     if (batch.empty()) return;
     const at::Tensor images = to_tensor(batch);
     const Encoded previous = take_encoded();
-    for (const PreparedImage& image : batch) encoded_.images.push_back(image.index);
+    for (const PreparedImage& image : batch) encoded_.places.push_back(image.index);
     const at::NoGradGuard no_grad;
     encoded_.moments =
         HostRead(autoencoder_->encode(sent_to(images, settings_.device)).to(at::kFloat).contiguous());
@@ -229,23 +219,28 @@ class Extraction {
   Encoded take_encoded() { return std::exchange(encoded_, {}); }
 
   void write(const Encoded& encoded) {
-    if (encoded.images.empty()) return;
+    if (encoded.places.empty()) return;
     const at::Tensor& moments = encoded.moments.wait();
-    const auto size = static_cast<int64_t>(encoded.images.size());
+    const auto size = static_cast<int64_t>(encoded.places.size());
+    const int64_t lane = lanes_->lane_of(encoded.places[0]), latent_size = info_.latent_size(lane);
     const bool has_logvar = autoencoder_->has_posterior;
     const float* values = moments.const_data_ptr<float>();
     const int64_t values_per_image = moments.numel() / moments.size(0);
     for (int64_t i = 0; i < size; ++i) {
       if (position_.num_samples++ < position_.num_in_store) continue;
-      const ImageRecord& record = dataset_->records()[encoded.images[i]];
+      const ImageRecord& record = record_of(encoded.places[i]);
       FeatureStoreWriter::Sample sample{
-          record.name, record.captions.empty() ? "" : record.captions.front().text, record.label, {}, {}};
+          .name = record.name,
+          .caption = record.captions.empty() ? "" : record.captions.front().text,
+          .label = record.label,
+          .mean = {},
+          .logvar = {},
+          .lane = lane,
+          .image_hw = lanes_->image_hw(encoded.places[i])};
       for (int64_t flip = 0; flip < settings_.num_flips; ++flip) {
         const float* mean = values + (flip * size + i) * values_per_image;
-        sample.mean.insert(sample.mean.end(), mean, mean + info_.latent_size());
-        if (has_logvar)
-          sample.logvar.insert(sample.logvar.end(), mean + info_.latent_size(),
-                               mean + 2 * info_.latent_size());
+        sample.mean.insert(sample.mean.end(), mean, mean + latent_size);
+        if (has_logvar) sample.logvar.insert(sample.logvar.end(), mean + latent_size, mean + 2 * latent_size);
       }
       writer_->add(sample);
     }
@@ -253,9 +248,10 @@ class Extraction {
 
   at::Tensor to_tensor(const std::vector<PreparedImage>& batch) const {
     const auto size = static_cast<int64_t>(batch.size());
-    const int64_t side = options_.image_size, image_values = 3 * side * side;
+    const int64_t height = batch[0].image.height, width = batch[0].image.width,
+                  image_values = 3 * height * width;
     const at::Tensor images =
-        host_empty({settings_.num_flips * size, 3, side, side}, at::kFloat, settings_.device);
+        host_empty({settings_.num_flips * size, 3, height, width}, at::kFloat, settings_.device);
     const std::span<float> values(images.mutable_data_ptr<float>(), images.numel());
     for (int64_t flip = 0; flip < settings_.num_flips; ++flip)
       for (int64_t i = 0; i < size; ++i)
@@ -264,17 +260,12 @@ class Extraction {
     return images;
   }
 
+  // `num_skipped`: pictures that have a place.
   void report(int64_t num_samples, int64_t num_skipped) const {
     const size_t num_classes = dataset_->class_names().size();
     fmt::print("{} samples{} in {}\n", num_samples,
                num_classes > 0 ? fmt::format(", {} classes,", num_classes) : "", options_.out);
-    if (num_skipped > 0)
-      fmt::print("{} of {} pictures are {}\n", num_skipped, dataset_->records().size(),
-                 options_.enlarge
-                     ? "broken and were skipped"
-                     : fmt::format("broken or smaller than {} pixels and were skipped (--enlarge takes the "
-                                   "small ones, as DiT does)",
-                                   options_.image_size));
+    fmt::print("{}", lanes_->skipped_text(num_skipped + lanes_->num_left_out()));
   }
 
   const StopSignal stop_;  // also while waiting for other ranks
@@ -285,8 +276,9 @@ class Extraction {
   const std::unique_ptr<ImageDataset> dataset_;
   const std::unique_ptr<Autoencoder> autoencoder_;
   std::unique_ptr<FeatureStoreWriter> writer_;
+  std::optional<PictureLanes> lanes_;
   StoreInfo info_;
-  Range range_;
+  PictureLanes::Range range_;  // of this rank
   Position position_;
   Encoded encoded_;
   int64_t num_skipped_ = 0;

@@ -12,6 +12,12 @@ namespace kiln {
 ExtractSettings resolve(const ExtractOptions& options, int64_t local_rank, int64_t cpu_share) {
   if (options.flip != "none" && options.flip != "both")
     fail("extract", "--flip: expected none or both, got {}", options.flip);
+  if (options.exif_orientation != "apply" && options.exif_orientation != "ignore")
+    fail("extract", "--exif-orientation: expected apply or ignore, got {}", options.exif_orientation);
+  if (options.bucket_min < 1)
+    fail("extract", "--bucket-min: expected 1 or more pictures, got {}", options.bucket_min);
+  if (options.bucket_min > 1 && options.buckets.empty())
+    fail("extract", "--bucket-min {} is of --buckets, which is not given", options.bucket_min);
   if (options.batch < 0 || options.workers < 0 || options.shard_size < 1)
     fail("extract", "--batch, --workers and --shard-size: expected positive numbers, got {}, {} and {}",
          options.batch, options.workers, options.shard_size);
@@ -28,36 +34,10 @@ ExtractSettings resolve(const ExtractOptions& options, int64_t local_rank, int64
   const int cores = static_cast<int>(cpu_share);
   settings.num_workers = static_cast<int>(options.workers);
   if (settings.num_workers == 0)
-    settings.num_workers = settings.device.is_cuda() ? cores : std::max(cores / 2, 1);
+    // The other half encodes: on a GPU, and for pixels, there is nothing to encode on these cores.
+    settings.num_workers =
+        settings.device.is_cuda() || options.autoencoder == "pixels" ? cores : std::max(cores / 2, 1);
   return settings;
-}
-
-StoreInfo make_store_info(const ExtractOptions& options, const ExtractSettings& settings,
-                          const ImageDataset& dataset, const Autoencoder& autoencoder) {
-  StoreInfo info;
-  info.autoencoder = autoencoder.name;
-  info.autoencoder_fingerprint = autoencoder.fingerprint;
-  if (options.autoencoder != "pixels")
-    info.autoencoder_path = std::filesystem::absolute(options.autoencoder).lexically_normal().string();
-  info.scaling_factor = autoencoder.scaling_factor;
-  info.shift_factor = autoencoder.shift_factor;
-  info.channels = autoencoder.latent_channels;
-  const int64_t side = options.image_size / autoencoder.downsample;
-  info.lanes = {{.height = side, .width = side}};
-  info.image_size = options.image_size;
-  info.has_logvar = autoencoder.has_posterior;
-  info.num_flips = settings.num_flips;
-  info.dtype = from_scalar_type(parse_compute_dtype(options.dtype, "--dtype"));
-  info.class_names = dataset.class_names();
-  info.source = {{"data", std::filesystem::absolute(options.data).lexically_normal().filename().string()},
-                 {"layout", dataset.layout()},
-                 {"num_images", dataset.records().size()},
-                 {"images_xxh3", dataset_fingerprint(dataset)},
-                 {"device", settings.device.is_cuda() ? "cuda" : "cpu"},
-                 {"compute_dtype", options.compute_dtype},
-                 {"batch", settings.batch}};
-  if (options.enlarge) info.source["enlarge"] = true;
-  return info;
 }
 
 }  // namespace kiln

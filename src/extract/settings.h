@@ -1,11 +1,8 @@
-// What the options of `kiln extract` come to on this machine, and what the store says of them.
+// What the options of `kiln extract` come to on this machine.
 #pragma once
 #include <ATen/core/Tensor.h>
 
-#include "data/images/image_dataset.h"
-#include "data/store/feature_store.h"
-#include "extract/extract.h"
-#include "models/autoencoders/autoencoder.h"
+#include "extract/extract_options.h"
 
 namespace kiln {
 
@@ -18,10 +15,5 @@ struct ExtractSettings {
 };
 // `cpu_share`: processors of this rank (parallel/cpu_share.h). Throws Error: impossible values.
 ExtractSettings resolve(const ExtractOptions& options, int64_t local_rank, int64_t cpu_share);
-
-// All that changes the bytes of the samples, so that a run which would continue with other settings is
-// refused, and where the autoencoder lies.
-StoreInfo make_store_info(const ExtractOptions& options, const ExtractSettings& settings,
-                          const ImageDataset& dataset, const Autoencoder& autoencoder);
 
 }  // namespace kiln

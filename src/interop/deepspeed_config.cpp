@@ -7,8 +7,8 @@
 #include <sstream>
 
 #include "core/error.h"
-#include "core/nearest_name.h"
 #include "core/tensors.h"
+#include "core/text/nearest_name.h"
 #include "interop/deepspeed_keys.h"
 #include "run/option_values.h"
 
@@ -34,6 +34,43 @@ std::string lower(std::string text) {
   return text;
 }
 
+// What copying from a web page leaves in a file, outside of strings: no-break and other wide spaces become
+// spaces, typographic quotes plain ones, invisible marks go.
+std::string without_typography(const std::string& text) {
+  struct Replacement {
+    std::string_view from, to;
+  };
+  static constexpr Replacement kReplacements[] = {{"\xC2\xA0", " "},        // no-break space
+                                                  {"\xE2\x80\xAF", " "},    // narrow no-break space
+                                                  {"\xE2\x80\x83", " "},    // em space
+                                                  {"\xE2\x80\x82", " "},    // en space
+                                                  {"\xE2\x80\x89", " "},    // thin space
+                                                  {"\xE3\x80\x80", " "},    // ideographic space
+                                                  {"\xEF\xBB\xBF", ""},     // byte order mark
+                                                  {"\xE2\x80\x8B", ""},     // zero-width space
+                                                  {"\xE2\x80\x9C", "\""},   // left and
+                                                  {"\xE2\x80\x9D", "\""}};  // right double quote
+  std::string plain;
+  bool in_string = false;
+  for (size_t i = 0; i < text.size();) {
+    const std::string_view rest = std::string_view(text).substr(i);
+    const auto* found = std::ranges::find_if(
+        kReplacements, [&](const Replacement& one) { return rest.starts_with(one.from); });
+    std::string_view next = rest.substr(0, 1);
+    size_t length = 1;
+    if (in_string && next == "\\" && rest.size() > 1) {
+      next = rest.substr(0, length = 2);
+    } else if (found != std::end(kReplacements) && (!in_string || found->to == "\"")) {
+      next = found->to;
+      length = found->from.size();
+    }
+    if (next == "\"") in_string = !in_string;
+    plain += next;
+    i += length;
+  }
+  return plain;
+}
+
 class Reader {
  public:
   Reader(const std::string& name, const DeepSpeedContext& context) : name_(name), context_(context) {}
@@ -46,6 +83,7 @@ class Reader {
     forget_disabled("fp16");
     forget_disabled("bf16");
     for (const DeepSpeedKey& key : deepspeed_keys()) apply_key(key);
+    set_recomputation(file);
     set_types();
     set_batches();
     return std::move(config_);
@@ -139,6 +177,7 @@ class Reader {
           refuse("{} {} cannot be had: {}; leave it out", key.path, value.dump(), key.note);
         break;
       case Effect::kNoEffect:
+        if (value == false) break;
         warn(fmt::format("{} has no effect here: {}", key.path, key.note));
         break;
       case Effect::kSection:
@@ -146,6 +185,7 @@ class Reader {
         if (key.only == false) refuse("{} cannot be had: {}; leave it out", key.path, key.note);
         warn(fmt::format("{} has no effect here: {}", key.path, key.note));
         break;
+      case Effect::kFree:
       case Effect::kTogether:
         break;
     }
@@ -181,6 +221,15 @@ class Reader {
     config_.settings.push_back({key, option, taken});
   }
   bool is_given(const std::string& option) const { return context_.is_given && context_.is_given(option); }
+
+  // DeepSpeed's section says how activations are recomputed that the model's code marks: here all are.
+  void set_recomputation(const json& file) {
+    const std::string section = "activation_checkpointing";
+    const auto found = file.find(section);
+    if (found == file.end() || !found->is_object() || found->empty()) return;
+    if (found->value("cpu_checkpointing", json(false)) == true || is_given("recompute")) return;
+    set(section, "recompute", "all");
+  }
 
   void set_types() {
     if (types_.contains("optimizer")) set("optimizer.type", "optimizer", types_["optimizer"]);
@@ -261,7 +310,8 @@ DeepSpeedConfig parse_deepspeed_config(const std::string& text, const std::strin
                                        const DeepSpeedContext& context) {
   json file;
   try {
-    file = json::parse(text, nullptr, /*allow_exceptions=*/true, /*ignore_comments=*/true);
+    file =
+        json::parse(without_typography(text), nullptr, /*allow_exceptions=*/true, /*ignore_comments=*/true);
   } catch (const json::parse_error& error) {
     fail("deepspeed", "{} is not JSON at byte {}: DeepSpeed's configuration is a JSON object", name,
          error.byte);
@@ -275,6 +325,22 @@ DeepSpeedConfig read_deepspeed_config(const std::string& path, const DeepSpeedCo
   std::ostringstream text;
   if (!file || !(text << file.rdbuf())) fail("deepspeed", "cannot read --deepspeed {}", path);
   return parse_deepspeed_config(text.str(), path, context);
+}
+
+std::string setting_text(const DeepSpeedConfig& config, const std::string& path, const std::string& option,
+                         const std::string& value) {
+  const auto found = std::ranges::find(config.settings, option, &DeepSpeedConfig::Setting::option);
+  if (found == config.settings.end()) return fmt::format("--{} {}", option, value);
+  std::string key = found->key;
+  if (option == "micro-batch")  // with the number of passes, which the file may say instead
+    return fmt::format(
+        "\"train_micro_batch_size_per_gpu\": {} in {}, with train_batch_size and without "
+        "gradient_accumulation_steps",
+        value, path);
+  if (option == "global-batch") key = "train_batch_size";
+  if (option == "compute-dtype") return fmt::format("\"{}\": {{\"enabled\": true}} in {}", value, path);
+  const json parsed = json::parse(value, nullptr, /*allow_exceptions=*/false);
+  return fmt::format("\"{}\": {} in {}", key, parsed.is_discarded() ? json(value).dump() : value, path);
 }
 
 TrainOptions apply(const DeepSpeedConfig& config, TrainOptions options) {

@@ -34,6 +34,11 @@ DeepSpeedConfig parse_deepspeed_config(const std::string& text, const std::strin
                                        const DeepSpeedContext& context);
 DeepSpeedConfig read_deepspeed_config(const std::string& path, const DeepSpeedContext& context);
 
+// How a user of the file `path` gives an option a value: by the key that sets it there, which the command
+// line may not contradict, or else by the option. The passes of a step keep their number of images.
+std::string setting_text(const DeepSpeedConfig& config, const std::string& path, const std::string& option,
+                         const std::string& value);
+
 // The options with the settings applied.
 TrainOptions apply(const DeepSpeedConfig& config, TrainOptions options);
 

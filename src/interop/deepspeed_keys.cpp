@@ -308,7 +308,7 @@ const std::vector<DeepSpeedKey>& table() {
        kNoEffect,
        nullptr,
        {},
-       "no two ranks hold the same activations; `--recompute all` recomputes them"},
+       "no two ranks hold the same activations"},
       {"activation_checkpointing.cpu_checkpointing",
        kOption,
        "offload-activations",
@@ -329,7 +329,10 @@ const std::vector<DeepSpeedKey>& table() {
       {"activation_checkpointing.profile", kNoEffect, nullptr, {}, "the log has the time of every phase"},
 
       {"steps_per_print", kOption, "log-every", {}, "", as_integer},
-      {"wall_clock_breakdown", kAlways, nullptr, true,
+      {"wall_clock_breakdown",
+       kFree,
+       nullptr,
+       {},
        "the log has the time of every phase; measuring it costs nothing"},
       {"memory_breakdown", kNoEffect, nullptr, {}, "the log and the report have the memory by kind"},
       {"dump_state", kNoEffect, nullptr, {}, "the run folder's config.toml has every option"},
@@ -372,7 +375,9 @@ std::string effect_text(const DeepSpeedKey& key) {
     case kOnly:
       return fmt::format("only {}, else refused{}", key.only.dump(), because);
     case kNoEffect:
-      return "no effect, warned" + because;
+      return "no effect, warned unless false" + because;
+    case kFree:
+      return "either way" + because;
     case kSection:
       return (key.only == false ? "refused when enabled" : "no effect, warned when enabled") + because;
   }

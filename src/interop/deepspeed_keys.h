@@ -12,7 +12,8 @@ struct DeepSpeedKey {
     kOption,    // sets `option`
     kAlways,    // Kiln does `only` whatever the file says: another value is warned about
     kOnly,      // Kiln can `only`: another value is refused
-    kNoEffect,  // warned about
+    kNoEffect,  // warned about, unless it is false
+    kFree,      // Kiln does it at no cost, whatever the file says: no word
     kSection,   // a section of such keys, not looked into; warned about, or with "enabled" `only` false
                 // refused
     kTogether,  // read together with others, as `note` says

@@ -90,6 +90,23 @@ TextRows text_rows_of(const at::Tensor& embeds, const at::Tensor& mask) {
   return text;
 }
 
+TextRows select_texts(const TextRows& all, std::span<const int64_t> which) {
+  TextRows chosen{.host_offsets = {0}};
+  std::vector<at::Tensor> rows, dropped, positions;
+  for (const int64_t text : which) {
+    const TextRows one = slice_text(all, text, 1);
+    rows.push_back(one.rows);
+    if (one.dropped.defined()) dropped.push_back(one.dropped);
+    if (one.positions.defined()) positions.push_back(one.positions);
+    chosen.host_offsets.push_back(chosen.host_offsets.back() + one.rows.size(0));
+  }
+  chosen.rows = at::cat(rows);
+  chosen.offsets = offsets_tensor(chosen.host_offsets, all.offsets.device());
+  if (!dropped.empty()) chosen.dropped = at::cat(dropped);
+  if (!positions.empty()) chosen.positions = at::cat(positions);
+  return chosen;
+}
+
 Conditioning slice_rows(const Conditioning& all, int64_t first, int64_t size) {
   const auto slice = [&](const at::Tensor& tensor) {
     return tensor.defined() ? tensor.narrow(0, first, size) : tensor;

@@ -3,6 +3,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <span>
 #include <vector>
 
 namespace kiln {
@@ -46,6 +47,7 @@ struct ConditioningShape {
   int64_t text_width = 0;         // D of its captions; 0: the model takes none
   int64_t max_text_tokens = 0;    // rows of a caption at most
   bool has_null_text = false;     // it has learned null rows and understands TextRows::dropped
+  bool pads_text = false;         // every caption has max_text_tokens rows, padding included
   bool takes_image_size = false;  // image_hw and aspect_ratio
   bool takes_guidance = false;    // guidance
 
@@ -58,6 +60,9 @@ at::Tensor row_positions(const TextRows& text);
 
 // embeds (B, L, D) and mask (B, L), 1 = token (undefined: all are) as ragged rows.
 TextRows text_rows_of(const at::Tensor& embeds, const at::Tensor& mask);
+
+// The texts of these numbers, in this order; one may come several times.
+TextRows select_texts(const TextRows& all, std::span<const int64_t> which);
 
 // Samples [first, first + size).
 Conditioning slice_rows(const Conditioning& all, int64_t first, int64_t size);

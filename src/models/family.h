@@ -65,6 +65,11 @@ struct FileKeys {
   TensorMap (*to_file)(const nlohmann::json& config, const TensorMap& tensors);  // weights or gradients
 };
 
+// The latents that the published models of a family draw.
+struct PublishedLatents {
+  int64_t channels = 4, downsample = 8;  // of Stable Diffusion's autoencoder
+};
+
 // How a published model was trained.
 struct PublishedTraining {
   const char* model;       // a preset's name, or the beginning of several
@@ -72,6 +77,24 @@ struct PublishedTraining {
   int64_t global_batch = 0;
   double lr = 0;
   int64_t steps = 0;
+  const char* source;
+};
+
+// What a published model's pictures were after so many steps: FID of 50,000, without guidance.
+struct PublishedQuality {
+  const char* model;
+  int64_t image_size, global_batch, steps;
+  double fid;
+};
+
+// A speed that someone measured and published.
+struct MeasuredTraining {
+  const char* model;
+  int64_t image_size;
+  const char* gpu;  // the beginning of a GPU's name
+  int64_t gpus, global_batch;
+  double steps_per_s;
+  const char* options;  // of the run, as JSON
   const char* source;
 };
 
@@ -96,8 +119,11 @@ struct Family {
   std::optional<RecognisedModel> (*recognise)(const WeightShapes& shapes, const nlohmann::json& hints);
   std::vector<ForeignFormat> formats;
   std::vector<FileKeys> file_keys = {};
+  PublishedLatents latents = {};
   std::vector<PublishedTraining> published;  // the most particular first
   std::vector<CalibrationWorkload> calibration;
+  std::vector<MeasuredTraining> measured = {};
+  std::vector<PublishedQuality> quality = {};  // of a model in ascending steps
 };
 
 }  // namespace kiln

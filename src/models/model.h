@@ -145,9 +145,12 @@ class SegmentModel {
 class Denoiser : public SegmentModel {
  public:
   const DenoiserShape& shape() const { return shape_; }
+  // The learned rows that stand for a dropped caption, (max_text_tokens, D); null where there are none.
+  const std::shared_ptr<Parameter>& null_text() const { return null_text_; }
 
  protected:
   DenoiserShape shape_;
+  std::shared_ptr<Parameter> null_text_;
 };
 
 }  // namespace kiln

@@ -3,7 +3,7 @@
 #include <fmt/ranges.h>
 
 #include "core/error.h"
-#include "core/nearest_name.h"
+#include "core/text/nearest_name.h"
 #include "models/denoisers/dit_family.h"
 #include "models/denoisers/pixart_family.h"
 #include "models/denoisers/sana_family.h"
@@ -14,9 +14,9 @@ namespace {
 
 using nlohmann::json;
 
-const std::vector<Family>& families() {
-  static const std::vector<Family> table = {dit_family(), pixart_family(), pixart_diffusers_family(),
-                                            sana_family(), unet_family()};
+std::vector<Family>& families() {
+  static std::vector<Family> table = {dit_family(), pixart_family(), pixart_diffusers_family(), sana_family(),
+                                      unet_family()};
   return table;
 }
 
@@ -68,6 +68,8 @@ std::vector<std::string> denoiser_names() {
 }
 
 std::span<const Family> denoiser_families() { return families(); }
+
+void add_denoiser_family(Family family) { families().push_back(std::move(family)); }
 
 const Family& family_of(const std::string& name) { return *merge(name, nullptr).family; }
 

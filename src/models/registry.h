@@ -14,6 +14,9 @@
 namespace kiln {
 
 std::span<const Family> denoiser_families();
+// Adds a family of a program's own, before the registry is first asked for it. A program does so before it
+// starts threads.
+void add_denoiser_family(Family family);
 // The family of a preset. Throws Error listing the known names.
 const Family& family_of(const std::string& name);
 

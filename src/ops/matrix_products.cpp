@@ -179,10 +179,11 @@ AffineGrads affine_grads(const at::Tensor& grad, const at::Tensor& rows, const A
 
 GeluResult affine_gelu(const at::Tensor& rows, const at::Tensor& weight, const at::Tensor& bias) {
   if (has_epilogues(rows)) {
-    OpMark mark("kiln::affine", rows, weight, bias);
+    OpMark mark("kiln::affine_gelu", rows, weight, bias);
     const ScratchScope scope(Scratch::kMatmul);
     const at::Tensor hidden = at::empty({rows.size(0), weight.size(0)}, rows.options());
     const at::Tensor activation = at::empty_like(hidden);
+    mark.outputs(hidden, activation);
     if (with_epilogue(EpilogueProduct::kAffineGelu, rows, weight, activation, bias, hidden))
       return {hidden, activation};
   }
@@ -195,9 +196,10 @@ GeluResult affine_gelu(const at::Tensor& rows, const at::Tensor& weight, const a
 HiddenGrads affine_grad_rows_gelu(const at::Tensor& grad, const at::Tensor& weight, const at::Tensor& hidden,
                                   const at::Tensor& bias_memory) {
   if (has_epilogues(grad)) {
-    OpMark mark("kiln::affine_grad_rows", grad, weight);
+    OpMark mark("kiln::affine_grad_rows_gelu", grad, weight, hidden);
     const ScratchScope scope(Scratch::kMatmul);
     const HiddenGrads grads{at::empty_like(hidden), memory_like(bias_memory, {hidden.size(1)}, grad)};
+    mark.outputs(grads.hidden, grads.bias);
     if (with_epilogue(EpilogueProduct::kGradRowsGelu, grad, weight, grads.hidden, grads.bias, hidden))
       return grads;
   }

@@ -1,11 +1,20 @@
+#include <ATen/Parallel.h>
 #include <torch/csrc/autograd/custom_function.h>
 
 #include <fmt/ranges.h>
 
+#include <hwy/aligned_allocator.h>
+#include <algorithm>
+
 #include "core/aten.h"
+#include "core/dry_run.h"
 #include "core/error.h"
 #include "core/scratch.h"
+#include "core/tensors.h"
+#include "ops/cpu/kernels.h"
+#include "ops/cpu/ragged_attention.h"
 #include "ops/kernel_types.h"
+#include "ops/long_attention.h"
 #include "ops/op_mark.h"
 #include "ops/ops.h"
 
@@ -17,92 +26,143 @@ using torch::autograd::tensor_list;
 
 using Offsets = std::vector<int64_t>;
 
-// fp16 on a CPU is storage.
-at::Tensor stored_operand(const at::Tensor& tensor) {
-  return tensor.scalar_type() == at::kHalf && computes_on_cpu(tensor) ? tensor.to(at::kFloat) : tensor;
+// Everything but a head's elements may be strided (a part of a packed projection is).
+at::Tensor unit_last(const at::Tensor& tensor) {
+  return tensor.stride(-1) == 1 ? tensor : tensor.contiguous();
 }
 
-// Rows of one sample as (1, H, L, d), a view.
-at::Tensor rows_of(const at::Tensor& rows, const Offsets& offsets, int64_t b) {
-  return rows.narrow(0, offsets[b], offsets[b + 1] - offsets[b]).unsqueeze(0).transpose(1, 2);
+// Head h from token `first` on of tokens (N, H, d), or of one sample's (B, N, H, d).
+cpu::HeadTokens tokens_from(const at::Tensor& tensor, int64_t b, int64_t first, int64_t h) {
+  const bool batched = tensor.dim() == 4;
+  const int64_t token_stride = tensor.stride(batched ? 1 : 0);
+  const int64_t element =
+      (batched ? b * tensor.stride(0) : 0) + first * token_stride + h * tensor.stride(batched ? 2 : 1);
+  return {.data = static_cast<char*>(tensor.data_ptr()) + element * tensor.element_size(),
+          .stride = static_cast<size_t>(token_stride)};
 }
 
-// Tokens (B, N, H, d) of one sample as (1, H, N, d), a view.
-at::Tensor tokens_of(const at::Tensor& tokens, int64_t b) { return tokens.narrow(0, b, 1).transpose(1, 2); }
+// The queries of a head are cut into pieces where heads alone would leave cores idle. The cut depends on the
+// shapes only, so that sums over queries do not depend on the number of threads.
+struct Pieces {
+  int64_t count, num_queries;  // of a piece, but for the last
+  explicit Pieces(const at::Tensor& q) {
+    constexpr int64_t kEnough = 128, kLeast = 256;  // pieces in all; queries that pay for widening k and v
+    const int64_t wanted =
+        std::clamp<int64_t>(at::divup(kEnough, q.size(0) * q.size(2)), 1, at::divup(q.size(1), kLeast));
+    constexpr int64_t kBlock = cpu::kRaggedQueries;
+    num_queries = at::divup(at::divup(q.size(1), wanted), kBlock) * kBlock;
+    count = at::divup(q.size(1), num_queries);
+  }
+};
 
-// Rows that no sample has, before the first and after the last.
-void zero_unowned(const at::Tensor& rows, const Offsets& offsets) {
-  rows.narrow(0, 0, offsets.front()).zero_();
-  rows.narrow(0, offsets.back(), rows.size(0) - offsets.back()).zero_();
+// One piece of a head's queries.
+struct Piece {
+  int64_t b, h, index, first_query;
+  cpu::RaggedHead head;
+};
+
+// body(piece, scratch) for all pieces; scratch_floats(head_dim, rows) says what one needs.
+template <class Scratch, class Body>
+void for_each_piece(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const Offsets& offsets,
+                    double scale, const Scratch& scratch_floats, const Body& body) {
+  const Pieces pieces(q);
+  const int64_t num_heads = q.size(2);
+  int64_t most_rows = 0;
+  for (int64_t b = 0; b < q.size(0); ++b) most_rows = std::max(most_rows, offsets[b + 1] - offsets[b]);
+  at::parallel_for(0, q.size(0) * pieces.count * num_heads, 1, [&](int64_t begin, int64_t end) {
+    const auto scratch = hwy::AllocateAligned<float>(
+        scratch_floats(static_cast<size_t>(q.size(3)), static_cast<size_t>(most_rows)));
+    if (!scratch)
+      fail("ragged_attention", "expected scratch for {} rows, got none: out of memory", most_rows);
+    for (int64_t i = begin; i < end; ++i) {
+      const int64_t h = i % num_heads, index = i / num_heads % pieces.count, b = i / num_heads / pieces.count,
+                    first = index * pieces.num_queries;
+      body(Piece{.b = b,
+                 .h = h,
+                 .index = index,
+                 .first_query = first,
+                 .head = {.dtype = from_scalar_type(q.scalar_type()),
+                          .head_dim = static_cast<size_t>(q.size(3)),
+                          .num_queries = static_cast<size_t>(std::min(pieces.num_queries, q.size(1) - first)),
+                          .num_rows = static_cast<size_t>(offsets[b + 1] - offsets[b]),
+                          .scale = static_cast<float>(scale),
+                          .q = tokens_from(q, b, first, h),
+                          .k = tokens_from(k, b, offsets[b], h),
+                          .v = tokens_from(v, b, offsets[b], h)}},
+           scratch.get());
+    }
+  });
 }
 
-// ATen's flash attention, sample by sample: no product touches padding. On meta it allocates what that
-// leaves.
+// Adds up the pieces (pieces, T, H, d) of a gradient of rows.
+void sum_pieces(const at::Tensor& pieces, const at::Tensor& sum) {
+  const int64_t width = sum.size(1) * sum.size(2);
+  at::parallel_for(0, sum.size(0), at::divup(16384, width), [&](int64_t begin, int64_t end) {
+    cpu::sum_partials(pieces.const_data_ptr<float>() + begin * width, static_cast<size_t>(pieces.size(0)),
+                      static_cast<size_t>(sum.numel()),
+                      static_cast<char*>(sum.data_ptr()) + begin * width * sum.element_size(),
+                      from_scalar_type(sum.scalar_type()), static_cast<size_t>((end - begin) * width));
+  });
+}
+
+// Saves q, k and v: the probabilities are as cheap to make again as to keep.
 struct RaggedAttention : torch::autograd::Function<RaggedAttention> {
   static at::Tensor forward(AutogradContext* ctx, const at::Tensor& q_in, const at::Tensor& k_in,
                             const at::Tensor& v_in, const Offsets& offsets, double scale) {
     const ScratchScope scope(Scratch::kAttention);
     OpMark mark("kiln::ragged_attention", q_in, k_in, v_in);
-    const at::Tensor q = stored_operand(q_in), k = stored_operand(k_in), v = stored_operand(v_in);
+    const at::Tensor q = unit_last(q_in), k = unit_last(k_in), v = unit_last(v_in);
     const at::Tensor out = at::empty(q.sizes(), q.options());  // (B, N, H, d)
-    const at::Tensor log_sum = at::empty(q.sizes().slice(0, 3), q.options().dtype(at::kFloat));  // (B, N, H)
-    for (int64_t b = 0; b < q.size(0); ++b) {
-      const at::Tensor result = tokens_of(out, b), sums = log_sum.narrow(0, b, 1).transpose(1, 2);
-      if (offsets[b] == offsets[b + 1]) {
-        result.zero_();
-        sums.zero_();
-      } else if (q.is_meta()) {
-        at::empty_like(result);
-        at::empty_like(sums);
-      } else {
-        const auto [attended, sum] = at::_scaled_dot_product_flash_attention_for_cpu(
-            tokens_of(q, b), rows_of(k, offsets, b), rows_of(v, offsets, b), 0.0, false, {}, scale);
-        result.copy_(attended);
-        sums.copy_(sum);
-      }
-    }
-    ctx->save_for_backward({q_in, k_in, v_in, out, log_sum});
+    ctx->save_for_backward({q, k, v});
     ctx->saved_data["offsets"] = offsets;
     ctx->saved_data["scale"] = scale;
-    const at::Tensor heads = out.flatten(2).to(q_in.scalar_type());
-    mark.outputs(heads, log_sum);
-    return heads;
+    if (!q.is_meta())
+      for_each_piece(
+          q, k, v, offsets, scale, cpu::ragged_attention_scratch, [&](const Piece& piece, float* scratch) {
+            cpu::ragged_attention(piece.head, tokens_from(out, piece.b, piece.first_query, piece.h), scratch);
+          });
+    mark.outputs(out);
+    return out.flatten(2);
   }
 
   static tensor_list backward(AutogradContext* ctx, const tensor_list& grads) {
     const ScratchScope scope(Scratch::kAttention);
     const auto saved = ctx->get_saved_variables();
-    const at::Tensor q = stored_operand(saved[0]), k = stored_operand(saved[1]), v = stored_operand(saved[2]);
-    const at::Tensor &out = saved[3], &log_sum = saved[4];
+    const at::Tensor &q = saved[0], &k = saved[1], &v = saved[2];
     const Offsets offsets = ctx->saved_data["offsets"].toIntVector();
     const double scale = ctx->saved_data["scale"].toDouble();
-    OpMark mark("kiln::ragged_attention_backward", grads[0], saved[0], saved[1], saved[2], out, log_sum);
-    const at::Tensor grad_out = stored_operand(grads[0].contiguous().view(out.sizes()));
+    OpMark mark("kiln::ragged_attention_backward", grads[0], q, k, v);
+    const at::Tensor grad = grads[0].contiguous().view(q.sizes());
     const at::Tensor grad_q = at::empty(q.sizes(), q.options());
     const at::Tensor grad_k = at::empty(k.sizes(), k.options()), grad_v = at::empty(v.sizes(), v.options());
+    // With one piece per head its sums are the gradients.
+    const int64_t num_pieces = Pieces(q).count;
+    at::Tensor pieces_k = grad_k.unsqueeze(0), pieces_v = grad_v.unsqueeze(0);
+    if (num_pieces > 1) {
+      const std::vector<int64_t> sizes = {num_pieces, k.size(0), k.size(1), k.size(2)};
+      pieces_k = at::empty(sizes, k.options().dtype(at::kFloat));
+      pieces_v = at::empty(sizes, pieces_k.options());
+    }
+    if (!q.is_meta()) {
+      for_each_piece(q, k, v, offsets, scale, cpu::ragged_attention_grad_scratch,
+                     [&](const Piece& piece, float* scratch) {
+                       const int64_t row = offsets[piece.b];
+                       cpu::ragged_attention_grad(piece.head,
+                                                  tokens_from(grad, piece.b, piece.first_query, piece.h),
+                                                  tokens_from(grad_q, piece.b, piece.first_query, piece.h),
+                                                  tokens_from(pieces_k, piece.index, row, piece.h),
+                                                  tokens_from(pieces_v, piece.index, row, piece.h),
+                                                  from_scalar_type(pieces_k.scalar_type()), scratch);
+                     });
+      if (num_pieces > 1) {
+        sum_pieces(pieces_k, grad_k);
+        sum_pieces(pieces_v, grad_v);
+      }
+    }
     zero_unowned(grad_k, offsets);
     zero_unowned(grad_v, offsets);
-    for (int64_t b = 0; b < q.size(0); ++b) {
-      const at::Tensor to_q = tokens_of(grad_q, b);
-      if (offsets[b] == offsets[b + 1]) {
-        to_q.zero_();
-        continue;
-      }
-      const at::Tensor to_k = rows_of(grad_k, offsets, b), to_v = rows_of(grad_v, offsets, b);
-      if (q.is_meta()) {
-        const at::Tensor parts[] = {at::empty_like(to_q), at::empty_like(to_k), at::empty_like(to_v)};
-        continue;
-      }
-      const auto [from_q, from_k, from_v] = at::_scaled_dot_product_flash_attention_for_cpu_backward(
-          tokens_of(grad_out, b), tokens_of(q, b), rows_of(k, offsets, b), rows_of(v, offsets, b),
-          tokens_of(out, b), log_sum.narrow(0, b, 1).transpose(1, 2), 0.0, false, {}, scale);
-      to_q.copy_(from_q);
-      to_k.copy_(from_k);
-      to_v.copy_(from_v);
-    }
     mark.outputs(grad_q, grad_k, grad_v);
-    const at::ScalarType dtype = saved[0].scalar_type();
-    return {grad_q.to(dtype), grad_k.to(dtype), grad_v.to(dtype), at::Tensor(), at::Tensor()};
+    return {grad_q, grad_k, grad_v, at::Tensor(), at::Tensor()};
   }
 };
 
@@ -127,9 +187,11 @@ void check_ragged(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
 at::Tensor ragged_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                             const std::vector<int64_t>& offsets, double scale) {
   check_ragged(q, k, v, offsets);
-  const bool serves = (q.is_cpu() || q.is_meta()) && is_kernel_dtype(q.scalar_type()) && q.numel() > 0;
-  return serves ? RaggedAttention::apply(q, k, v, offsets, scale)
-                : reference::ragged_attention(q, k, v, offsets, scale);
+  const bool on_cpu = computes_on_cpu(q) || (q.is_meta() && dry_run_device() == DryRunDevice::kNone);
+  if (!on_cpu || !is_kernel_dtype(q.scalar_type()) || q.numel() == 0)
+    return reference::ragged_attention(q, k, v, offsets, scale);
+  return prefers_long_attention(q, offsets) ? long_attention(q, k, v, offsets, scale)
+                                            : RaggedAttention::apply(q, k, v, offsets, scale);
 }
 
 namespace reference {
@@ -145,8 +207,9 @@ at::Tensor ragged_attention(const at::Tensor& q, const at::Tensor& k, const at::
       continue;
     }
     const at::Tensor scores =
-        at::matmul(tokens_of(q, b).to(math), rows_of(k, offsets, b).to(math).transpose(-2, -1)) * scale;
-    const at::Tensor attended = at::matmul(at::softmax(scores, -1), rows_of(v, offsets, b).to(math));
+        at::matmul(sample_tokens(q, b).to(math), sample_rows(k, offsets, b).to(math).transpose(-2, -1)) *
+        scale;
+    const at::Tensor attended = at::matmul(at::softmax(scores, -1), sample_rows(v, offsets, b).to(math));
     samples.push_back(attended.transpose(1, 2).flatten(2).to(dtype));
   }
   return samples.empty() ? q.flatten(2) : at::cat(samples);

@@ -22,17 +22,21 @@ AdamWOptions parse_adamw(const nlohmann::json& config) {
   return options;
 }
 
+ops::AdamWStep AdamWOptions::at(double lr, int64_t update, double grad_scale) const {
+  return {.lr = lr,
+          .beta1 = beta1,
+          .beta2 = beta2,
+          .eps = eps,
+          .weight_decay = weight_decay,
+          .step = update,
+          .grad_scale = grad_scale};
+}
+
 void AdamW::step(OptimizerSlice& slice, const OptimizerStep& step) const {
+  ops::AdamWStep now = options_.at(step.lr, step.update, step.grad_scale);
+  now.device_scale = step.device_scale;
   ops::adamw_ema_step_(slice.master, slice.grads, slice.moments.at(0), slice.moments.at(1), slice.emas,
-                       slice.compute_weights,
-                       {.lr = step.lr,
-                        .beta1 = options_.beta1,
-                        .beta2 = options_.beta2,
-                        .eps = options_.eps,
-                        .weight_decay = options_.weight_decay,
-                        .step = step.update,
-                        .grad_scale = step.grad_scale,
-                        .device_scale = step.device_scale});
+                       slice.compute_weights, now);
 }
 
 }  // namespace kiln

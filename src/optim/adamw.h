@@ -7,13 +7,16 @@ namespace kiln {
 struct AdamWOptions {
   double beta1 = 0.9, beta2 = 0.999, eps = 1e-8;
   double weight_decay = 0;  // decoupled; DiT trains without
+
+  ops::AdamWStep at(double lr, int64_t update, double grad_scale) const;
 };
 
 class AdamW : public Optimizer {
  public:
   explicit AdamW(const AdamWOptions& options) : options_(options) {}
-  std::vector<std::string> moment_names() const override { return {"exp_avg", "exp_avg_sq"}; }
-  bool needs_whole_tensors() const override { return false; }
+  std::vector<StateBuffer> state(const FlatLayout&) const override {
+    return {{.name = "exp_avg"}, {.name = "exp_avg_sq"}};
+  }
   bool reads_device_scale() const override { return true; }
   void step(OptimizerSlice& slice, const OptimizerStep& step) const override;
 

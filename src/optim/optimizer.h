@@ -2,22 +2,33 @@
 #pragma once
 #include <ATen/core/Tensor.h>
 
+#include <functional>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
 
+#include "core/flat/state_buffer.h"
 #include "ops/ops.h"
 
 namespace kiln {
 
-// One unit's flat state, or any slice of it: all 1-D of the same length.
+// One unit's flat state, or this rank's slice of it: 1-D tensors. Master, gradients, EMAs and compute weights
+// have an element for each element of the slice.
 struct OptimizerSlice {
   at::Tensor master;                // f32
   at::Tensor grads;                 // f32, bf16 or fp16
-  std::vector<at::Tensor> moments;  // f32, in the order of moment_names()
+  std::vector<at::Tensor> moments;  // as state() describes them, in its order
   std::vector<ops::EmaSlice> emas{};
   at::Tensor* compute_weights = nullptr;  // bf16/fp16 copy to refresh; null when the master is computed with
+  const FlatLayout* layout = nullptr;     // of the whole unit; for optimizers that look at tensors
+  int64_t offset = 0;                     // of the slice in the unit
+  // Sums a tensor, in place, over the ranks that hold the other slices, each of as many elements as this one;
+  // every rank calls it as often, with as many values. Null where the slice is the whole unit.
+  std::function<void(at::Tensor&)> sum{};
+
+  // Moves the EMAs and the compute weights after the master, for optimizers without a pass that does all.
+  void follow_master();
 };
 
 struct OptimizerStep {
@@ -31,23 +42,31 @@ struct OptimizerStep {
 class Optimizer {
  public:
   virtual ~Optimizer() = default;
-  virtual std::vector<std::string> moment_names() const = 0;  // as saved in checkpoints
-  // True for optimizers that look at rows and columns (CAME): ZeRO then splits by tensor, not by element.
-  virtual bool needs_whole_tensors() const = 0;
+  // What it keeps of a unit, beside the master: zero at the start.
+  virtual std::vector<StateBuffer> state(const FlatLayout& layout) const = 0;
+  // Slots, and the slices of ranks, begin on a multiple of so many elements; a multiple of
+  // FlatLayout::kAlignment.
+  virtual int64_t alignment() const { return FlatLayout::kAlignment; }
   // Whether it takes OptimizerStep::device_scale.
   virtual bool reads_device_scale() const { return false; }
-  // Moves the master, the moments, the EMAs and the compute weights in one pass.
+  // Moves the master, the moments, the EMAs and the compute weights.
   virtual void step(OptimizerSlice& slice, const OptimizerStep& step) const = 0;
 };
 
-// config: {"type": "adamw", "betas": [0.9, 0.999], "eps": 1e-8, "weight_decay": 0}. Throws Error for an
-// unknown type or key, naming the known ones.
+// Bytes that an optimizer keeps of units of these layouts, all ranks' together, the master weights left out.
+int64_t state_bytes(const Optimizer& optimizer, const std::vector<FlatLayout>& layouts);
+
+// config: {"type": "adamw", "betas": [0.9, 0.999], "eps": 1e-8, "weight_decay": 0}, or {"type": "came",
+// "betas": [0.9, 0.999, 0.9999], "eps": [1e-30, 1e-16], "clip_threshold": 1, "weight_decay": 0}. Throws Error
+// for an unknown type or key, naming the known ones.
 std::unique_ptr<Optimizer> make_optimizer(const nlohmann::json& config);
 std::vector<std::string> optimizer_names();
 
 struct OptimizerOptions {
-  std::string name = "adamw";  // one of optimizer_names()
-  double beta1 = 0.9, beta2 = 0.999, eps = 1e-8, weight_decay = 0;
+  std::string name = "adamw";                                       // one of optimizer_names()
+  double beta1 = 0.9, beta2 = 0.999, eps = 1e-8, weight_decay = 0;  // eps: AdamW's
+  double beta3 = 0.9999, clip_threshold = 1;                        // CAME's
+  std::vector<double> came_eps = {1e-30, 1e-16};
   double max_grad_norm = 0;  // the gradient is clipped to it; 0: off
 };
 // The config for make_optimizer(). Throws Error.

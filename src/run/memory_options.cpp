@@ -7,10 +7,10 @@
 
 namespace kiln {
 
-MemoryBudget MemoryBudget::parse(const std::string& text) {
-  MemoryBudget budget;
-  budget.text_ = text;
-  if (text.empty() || text == "auto") return budget;
+namespace {
+
+// 0 for what is no size.
+int64_t bytes_of(const std::string& text) {
   double number = 0;
   const auto [rest, error] = std::from_chars(text.data(), text.data() + text.size(), number);
   const std::string unit(rest, text.data() + text.size());
@@ -20,9 +20,24 @@ MemoryBudget MemoryBudget::parse(const std::string& text) {
       {"T", 0x1p40},   {"TiB", 0x1p40}, {"TB", 1e12}};
   const auto found = kUnits.find(unit);
   const double bytes = found == kUnits.end() ? 0 : number * found->second;
-  if (error != std::errc() || !(bytes >= 1) || bytes > 0x1p60)
+  return error != std::errc() || !(bytes >= 1) || bytes > 0x1p60 ? 0 : static_cast<int64_t>(bytes);
+}
+
+}  // namespace
+
+int64_t MemoryBudget::parse_size(const char* option, const std::string& text) {
+  const int64_t bytes = bytes_of(text);
+  if (bytes == 0) fail("plan", "--{} expects a size such as 12G, 11.5GiB or 800M, got '{}'", option, text);
+  return bytes;
+}
+
+MemoryBudget MemoryBudget::parse(const std::string& text) {
+  MemoryBudget budget;
+  budget.text_ = text;
+  if (text.empty() || text == "auto") return budget;
+  budget.bytes_ = bytes_of(text);
+  if (budget.bytes_ == 0)
     fail("train", "--memory-budget expects auto or a size such as 12G, 11.5GiB or 800M, got '{}'", text);
-  budget.bytes_ = static_cast<int64_t>(bytes);
   return budget;
 }
 

@@ -29,6 +29,8 @@ class SegmentSet {
 // Bytes that a run may take of the device.
 class MemoryBudget {
  public:
+  // The size of another option, --`option`. Throws Error, for auto too.
+  static int64_t parse_size(const char* option, const std::string& text);
   // "" (no budget), "auto" (what is free), or a size: plain bytes, or with K, M, G, T. "12G" and "12GiB" are
   // binary, "12GB" is decimal. Throws Error.
   static MemoryBudget parse(const std::string& text);

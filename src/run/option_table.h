@@ -87,8 +87,14 @@ void visit_options(Options& o, Visitor&& visitor) {
         "Feature store (kiln extract), 'synthetic', or images with --autoencoder");
   visit("autoencoder", o.data.autoencoder, kHarmless,
         "Encode images while training with this autoencoder, or 'pixels'");
+  visit("text", o.data.text, kRefuse,
+        "Name of the text store beside the features (empty: the only one, for models that take captions)");
+  visit("text-dropout-prob", o.data.text_dropout_prob, kRefuse,
+        "Probability of training without the caption");
+  visit("text-encoder", o.data.text_encoder, kHarmless,
+        "Folder of the text encoder, for --sample-prompts (empty: where the text store says it lay)");
   visit("out", o.out, kHarmless, "Run folder; rerunning the same command resumes");
-  visit("image-size", o.data.image_size, kRefuse, "Image side in pixels");
+  visit("image-size", o.data.image_size, kRefuse, "Image side in pixels (not given: that of a store)");
   visit("enlarge", o.data.enlarge, kHarmless,
         "Enlarge images smaller than --image-size, as DiT does (otherwise they end the run)");
   visit("flip", o.data.flip, kRefuse, "Mirror samples with probability 1/2 where the data allow it");
@@ -106,6 +112,12 @@ void visit_options(Options& o, Visitor&& visitor) {
   visit("logit-mean", o.objective.logit_mean, kRefuse, "flow: mean of the logit-normal");
   visit("logit-std", o.objective.logit_std, kRefuse, "flow: standard deviation of the logit-normal");
   visit("flow-shift", o.objective.flow_shift, kRefuse, "flow: timestep shift towards noise");
+  visit("beta-schedule", o.objective.beta_schedule, kRefuse,
+        "epsilon, v_prediction, x_0: how noise grows; Stable Diffusion has scaled_linear");
+  visit("beta-start", o.objective.beta_start, kRefuse, "epsilon, v_prediction, x_0: the first beta");
+  visit("beta-end", o.objective.beta_end, kRefuse, "epsilon, v_prediction, x_0: the last beta");
+  visit("zero-terminal-snr", o.objective.zero_terminal_snr, kRefuse,
+        "v_prediction, x_0: scale the schedule so that the last timestep is noise alone");
   visit("snr-gamma", o.objective.snr_gamma, kRefuse,
         "epsilon, v_prediction, x_0: min-SNR weighting (0: off)");
 
@@ -122,10 +134,16 @@ void visit_options(Options& o, Visitor&& visitor) {
   section("Optimizer");
   visit("optimizer", o.optimizer.name, kRefuse, "Optimizer: " + one_of(optimizer_names()));
   visit("lr", o.lr.peak, kRefuse, "Highest learning rate");
-  visit("beta1", o.optimizer.beta1, kRefuse, "AdamW: decay of the gradient mean");
-  visit("beta2", o.optimizer.beta2, kRefuse, "AdamW: decay of the squared gradient mean");
+  visit("beta1", o.optimizer.beta1, kRefuse, "Decay of the gradient mean; CAME: of the update's mean");
+  visit("beta2", o.optimizer.beta2, kRefuse, "Decay of the squared gradient mean");
+  visit("beta3", o.optimizer.beta3, kRefuse,
+        "CAME: decay of the squared distance of updates from their mean");
   visit("adam-eps", o.optimizer.eps, kRefuse, "AdamW: epsilon");
-  visit("weight-decay", o.optimizer.weight_decay, kRefuse, "AdamW: decoupled weight decay");
+  visit("came-eps", o.optimizer.came_eps, kRefuse,
+        "CAME: what is added to squared gradients and to squared distances");
+  visit("clip-threshold", o.optimizer.clip_threshold, kRefuse,
+        "CAME: most root mean square of a tensor's update");
+  visit("weight-decay", o.optimizer.weight_decay, kRefuse, "Decoupled weight decay");
   visit("max-grad-norm", o.optimizer.max_grad_norm, kRefuse, "Clip the gradient to this norm (0: off)");
   visit("lr-schedule", o.lr.shape, kRefuse, "Shape of the learning rate over the run, after the warm-up");
   visit("lr-warmup-steps", o.lr.warmup_steps, kRefuse, "Steps of warm-up");
@@ -223,6 +241,8 @@ void visit_options(Options& o, Visitor&& visitor) {
   visit("num-sampling-steps", o.samples.num_sampling_steps, kHarmless, "Sampler steps of the grids");
   visit("cfg-scale", o.samples.cfg_scale, kHarmless, "Guidance scale of the grids (1: off)");
   visit("sample-classes", o.samples.classes, kHarmless, "Classes of the grids (none: spread over all)");
+  visit("sample-prompts", o.samples.prompts, kHarmless,
+        "Prompts of the grids, drawn in turn (none: captions of samples spread over all)");
   visit("evaluate-every", o.evaluation.every, kHarmless,
         "Steps between evaluations of drawn images (0: none)");
   visit("evaluate-images", o.evaluation.images, kHarmless, "Images of an evaluation, drawn as the grids are");

@@ -3,7 +3,7 @@
 #include <type_traits>
 
 #include "core/error.h"
-#include "core/nearest_name.h"
+#include "core/text/nearest_name.h"
 #include "run/option_table.h"
 
 namespace kiln {
@@ -60,6 +60,8 @@ constexpr const char* type_name() {
     return "an integer";
   else if constexpr (std::is_floating_point_v<T>)
     return "a number";
+  else if constexpr (std::is_same_v<T, std::vector<std::string>>)
+    return "a list of strings";
   else
     return "a list of numbers";
 }

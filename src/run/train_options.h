@@ -22,6 +22,10 @@ struct DataOptions {
   std::string path;         // a feature store, "synthetic", or images, which need an autoencoder
   std::string autoencoder;  // that encodes them while training: a path, or "pixels"
   int64_t image_size = 256;
+  std::string
+      text;  // name of the text store beside the features; empty: the only one, if the model takes captions
+  double text_dropout_prob = 0.1;  // of training without the caption, for guidance
+  std::string text_encoder;    // folder of the encoder of prompts; empty: where the text store says it lay
   bool enlarge = false;        // images smaller than image_size, which else end the run
   bool flip = true;            // with probability 1/2, where the data allow it
   bool draw_posterior = true;  // of the autoencoder; else its mean
@@ -91,7 +95,8 @@ struct SampleGridOptions {
   int64_t num_samples = 8, num_sampling_steps = 50;
   std::string sampler;  // one of sampler_names(); empty: the objective's
   double cfg_scale = 4;
-  std::vector<int64_t> classes{};  // empty: spread over all
+  std::vector<int64_t> classes{};      // empty: spread over all
+  std::vector<std::string> prompts{};  // drawn in turn; empty: captions of samples spread over all
 };
 
 // Evaluations of images that a run draws, as kiln evaluate makes them.

@@ -90,6 +90,8 @@ void validate_numbers(const TrainOptions& o) {
                                       {"price-per-gpu-hour", o.watch.price_per_gpu_hour}})
     require(value >= 0 && std::isfinite(value), option, "0 or more", value);
   require(o.optimizer.max_grad_norm >= 0, "max-grad-norm", "0 or more", o.optimizer.max_grad_norm);
+  require(o.data.text_dropout_prob >= 0 && o.data.text_dropout_prob < 1, "text-dropout-prob",
+          "a number in [0, 1)", o.data.text_dropout_prob);
   require(o.model.class_dropout_prob >= 0 && o.model.class_dropout_prob < 1, "class-dropout-prob",
           "a number in [0, 1)", o.model.class_dropout_prob);
   require(std::isfinite(o.samples.cfg_scale), "cfg-scale", "a number", o.samples.cfg_scale);

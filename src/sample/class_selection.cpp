@@ -8,7 +8,7 @@
 #include <optional>
 
 #include "core/error.h"
-#include "core/nearest_name.h"
+#include "core/text/nearest_name.h"
 
 namespace kiln {
 namespace {

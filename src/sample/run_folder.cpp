@@ -18,19 +18,45 @@ std::string info_path(const std::string& run) {
   return (std::filesystem::path(run) / "config.json").string();
 }
 
+json to_json(const RunInfo::TextInfo& text) {
+  return {{"encoder", text.encoder},
+          {"path", text.encoder_path},
+          {"fingerprint", text.encoder_fingerprint},
+          {"tokenizer_fingerprint", text.tokenizer_fingerprint},
+          {"max_tokens", text.max_tokens},
+          {"prefix", text.prefix},
+          {"suffix", text.suffix},
+          {"dtype", dtype_name(text.dtype)}};
+}
+
+RunInfo::TextInfo text_from_json(const json& document) {
+  RunInfo::TextInfo text;
+  document.at("encoder").get_to(text.encoder);
+  document.at("path").get_to(text.encoder_path);
+  document.at("fingerprint").get_to(text.encoder_fingerprint);
+  document.at("tokenizer_fingerprint").get_to(text.tokenizer_fingerprint);
+  document.at("max_tokens").get_to(text.max_tokens);
+  document.at("prefix").get_to(text.prefix);
+  document.at("suffix").get_to(text.suffix);
+  text.dtype = parse_dtype(document.at("dtype").get<std::string>());
+  return text;
+}
+
 json to_json(const RunInfo& info) {
-  return {{"model", info.model},
-          {"model_config", info.model_config},
-          {"objective", info.objective},
-          {"image_size", info.image_size},
-          {"autoencoder",
-           {{"name", info.autoencoder.name},
-            {"path", info.autoencoder.path},
-            {"fingerprint", info.autoencoder.fingerprint},
-            {"scaling_factor", info.autoencoder.scaling_factor},
-            {"shift_factor", info.autoencoder.shift_factor}}},
-          {"class_names", info.class_names},
-          {"ema_decays", info.ema_decays}};
+  json document = {{"model", info.model},
+                   {"model_config", info.model_config},
+                   {"objective", info.objective},
+                   {"image_size", info.image_size},
+                   {"autoencoder",
+                    {{"name", info.autoencoder.name},
+                     {"path", info.autoencoder.path},
+                     {"fingerprint", info.autoencoder.fingerprint},
+                     {"scaling_factor", info.autoencoder.scaling_factor},
+                     {"shift_factor", info.autoencoder.shift_factor}}},
+                   {"class_names", info.class_names},
+                   {"ema_decays", info.ema_decays}};
+  if (!info.text.encoder.empty()) document["text"] = to_json(info.text);
+  return document;
 }
 
 RunInfo from_json(const json& document) {
@@ -45,6 +71,7 @@ RunInfo from_json(const json& document) {
   autoencoder.at("fingerprint").get_to(info.autoencoder.fingerprint);
   autoencoder.at("scaling_factor").get_to(info.autoencoder.scaling_factor);
   autoencoder.at("shift_factor").get_to(info.autoencoder.shift_factor);
+  if (document.contains("text")) info.text = text_from_json(document.at("text"));
   document.at("class_names").get_to(info.class_names);
   document.at("ema_decays").get_to(info.ema_decays);
   return info;

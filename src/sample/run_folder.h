@@ -7,6 +7,8 @@
 #include <string>
 #include <vector>
 
+#include "core/dtype.h"
+
 namespace kiln {
 
 struct RunInfo {
@@ -20,6 +22,13 @@ struct RunInfo {
     std::string path{}, fingerprint{};
     double scaling_factor = 1, shift_factor = 0;
   } autoencoder;
+  // What encoded the captions; an empty `encoder`: there are none.
+  struct TextInfo {
+    std::string encoder{}, encoder_path{}, encoder_fingerprint{}, tokenizer_fingerprint{};
+    int64_t max_tokens = 0;
+    std::string prefix{}, suffix{};  // around every caption
+    Dtype dtype = Dtype::kF32;       // that the features were trained in
+  } text{};
   std::vector<std::string> class_names;  // empty: classes have numbers only
   std::vector<double> ema_decays;        // of ema.safetensors, then of ema-<decay>.safetensors
 };

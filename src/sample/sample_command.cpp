@@ -9,26 +9,28 @@
 #include <optional>
 
 #include "core/error.h"
-#include "core/philox.h"
 #include "core/progress_line.h"
 #include "core/tensors.h"
 #include "parallel/cpu_share.h"
 #include "parallel/machine.h"
 #include "parallel/ranks/agreement.h"
 #include "parallel/ranks/joining.h"
-#include "sample/class_selection.h"
 #include "sample/graphed_forward.h"
+#include "sample/prompts.h"
 #include "sample/sample_output.h"
 #include "sample/sample_source.h"
 #include "sample/sampler_loop.h"
+#include "sample/subjects.h"
 
 namespace kiln {
 namespace {
 
 using nlohmann::json;
 
-constexpr double kDefaultCfgScale = 4;      // DiT's
-constexpr int64_t kDefaultDdpmSteps = 250;  // DiT's
+constexpr double kDefaultCfgScale = 4;        // DiT's
+constexpr double kDefaultTextCfgScale = 4.5;  // PixArt's and Sana's
+constexpr int64_t kDefaultDdpmSteps = 250;    // DiT's
+constexpr int64_t kDefaultDpmppSteps = 20;    // PixArt's
 constexpr int64_t kDefaultSteps = 50;
 constexpr int64_t kMaxGridImages = 400;
 
@@ -39,29 +41,21 @@ CfgConvention parse_convention(const std::string& name) {
   fail("sample", "expected --cfg-convention to be auto, dit or plain, got \"{}\"", name);
 }
 
-json choose_sampler(const SampleCommand& command, const json& objective) {
+json choose_sampler(const SampleCommand& command, const json& objective, bool takes_text) {
   const bool flow = objective.at("type") == "flow";
-  const std::string name = !command.sampler.empty() ? command.sampler : flow ? "flow_euler" : "ddpm";
+  const std::string name = !command.sampler.empty() ? command.sampler
+                           : flow                   ? "flow_euler"
+                           : takes_text             ? "dpmpp_2m"
+                                                    : "ddpm";
   if (command.num_sampling_steps < 0)
     fail("sample", "expected --num-sampling-steps to be at least 1, got {}", command.num_sampling_steps);
   const int64_t steps = command.num_sampling_steps > 0 ? command.num_sampling_steps
                         : name == "ddpm"               ? kDefaultDdpmSteps
+                        : name == "dpmpp_2m"           ? kDefaultDpmppSteps
                                                        : kDefaultSteps;
   json config = sampler_config(name, steps, objective);
   make_sampler(config);  // refuses impossible steps before anything is written
   return config;
-}
-
-// "000012-birds.png"
-std::string file_name(int64_t index, int64_t label, const std::vector<std::string>& class_names,
-                      bool classes) {
-  std::string name = fmt::format("{:06}", index);
-  if (!classes) return name + ".png";
-  if (static_cast<size_t>(label) >= class_names.size()) return fmt::format("{}-class-{}.png", name, label);
-  name += '-';
-  for (unsigned char c : class_names[static_cast<size_t>(label)])
-    name += std::isalnum(c) || c == '-' || c >= 0x80 ? static_cast<char>(c) : '_';
-  return name + ".png";
 }
 
 void check(const SampleCommand& command) {
@@ -96,11 +90,30 @@ std::optional<SampleOptions::GuidanceInterval> parse_guidance_interval(const std
   return SampleOptions::GuidanceInterval{.low = interval.low * steps, .high = interval.high * steps};
 }
 
+// --height or --width in latents; without one the model's own.
+int64_t latent_side(const char* option, int64_t pixels, const SampleSource& source) {
+  const DenoiserShape& shape = source.denoiser->shape();
+  const int64_t downsample = source.autoencoder->downsample;
+  const int64_t own = shape.input_size * downsample;
+  if (pixels == 0 || pixels == own) return shape.input_size;
+  if (shape.size_multiple == 0)
+    fail("sample", "{} {}: {} draws pictures of {} x {} pixels alone", option, pixels, source.model, own,
+         own);
+  const int64_t multiple = shape.size_multiple * downsample;
+  if (pixels < multiple || pixels % multiple != 0)
+    fail("sample", "expected {} to be a multiple of {}, got {}", option, multiple, pixels);
+  return pixels / downsample;
+}
+
 SampleOptions sample_options(const SampleCommand& command, const SampleSource& source, at::Device device) {
   SampleOptions options;
-  options.sampler = choose_sampler(command, source.objective);
-  options.cfg_scale =
-      command.cfg_scale.value_or(source.denoiser->shape().conditioning.has_null_class ? kDefaultCfgScale : 1);
+  const DenoiserShape& shape = source.denoiser->shape();
+  options.sampler = choose_sampler(command, source.objective, shape.conditioning.takes_text());
+  options.cfg_scale = command.cfg_scale.value_or(shape.conditioning.takes_text()     ? kDefaultTextCfgScale
+                                                 : shape.conditioning.has_null_class ? kDefaultCfgScale
+                                                                                     : 1);
+  options.height = latent_side("--height", command.height, source);
+  options.width = latent_side("--width", command.width, source);
   options.cfg_convention = parse_convention(command.cfg_convention);
   options.guidance_interval = parse_guidance_interval(command.guidance_interval, source.objective);
   options.batch = command.batch;
@@ -114,58 +127,58 @@ SampleOptions sample_options(const SampleCommand& command, const SampleSource& s
   return options;
 }
 
-// The class of each image: the chosen ones in turn, or drawn from them.
-class Labels {
- public:
-  Labels(std::vector<int64_t> classes, bool are_random, uint64_t seed)
-      : classes_(std::move(classes)), are_random_(are_random), seed_(seed) {}
-  int64_t operator()(int64_t index) const {
-    const size_t count = classes_.size();
-    if (!are_random_) return classes_[static_cast<size_t>(index) % count];
-    const double share = philox_uniform(seed_, Draw::kSampleLabel, static_cast<uint64_t>(index));
-    return classes_[std::min(static_cast<size_t>(share * static_cast<double>(count)), count - 1)];
-  }
-  const std::vector<int64_t>& classes() const { return classes_; }
-  // Each class gets a column of the grid where there are few.
-  int64_t grid_columns(int64_t num_images) const {
-    const int64_t num_classes = static_cast<int64_t>(classes_.size());
-    if (!are_random_ && num_classes > 1 && num_classes <= 16 && num_classes < num_images) return num_classes;
-    return static_cast<int64_t>(std::ceil(std::sqrt(static_cast<double>(num_images))));
-  }
-
- private:
-  std::vector<int64_t> classes_;
-  bool are_random_;
-  uint64_t seed_;
-};
+// What the prompts are to the model; nothing for one that takes no captions.
+Prompts load_prompts(const SampleCommand& command, const SampleSource& source, at::Device device,
+                     at::ScalarType compute_dtype) {
+  const ConditioningShape& shape = source.denoiser->shape().conditioning;
+  std::vector<std::string> texts = command.prompts;
+  if (!command.prompts_file.empty())
+    for (std::string& prompt : read_prompts(command.prompts_file)) texts.push_back(std::move(prompt));
+  const bool has_words = !texts.empty() || !command.negative_prompt.empty();
+  if (!shape.takes_text() && has_words) fail("sample", "{} takes no prompts: choose --classes", source.model);
+  if (!shape.takes_text()) return {};
+  if (!command.classes.empty())
+    fail("sample", "{} knows no classes: say what to draw with --prompt", source.model);
+  if (texts.empty())
+    fail("sample", "{} draws what it is told: give --prompt \"...\" or --prompts FILE", source.model);
+  return encode_prompts(source.text, command.text_encoder, std::move(texts), command.negative_prompt, shape,
+                        device, compute_dtype);
+}
 
 SampleOutput open_output(const SampleCommand& command, const SampleSource& source,
-                         const SampleOptions& options, const Labels& labels, SampleOutputOptions::Role role) {
+                         const SampleOptions& options, const Subjects& subjects, const Prompts& prompts,
+                         SampleOutputOptions::Role role) {
   const DenoiserShape& shape = source.denoiser->shape();
-  const int64_t side = shape.input_size * source.autoencoder->downsample;
+  const int64_t downsample = source.autoencoder->downsample;
   SampleOutputOptions output = {.folder = command.out,
                                 .npz = command.npz,
                                 .write_png = !command.no_png,
                                 .role = role,
                                 .num_images = command.num_images,
-                                .height = side,
-                                .width = side};
+                                .height = options.height * downsample,
+                                .width = options.width * downsample};
   output.settings = {{"weights", source.weights_fingerprint},
                      {"model", source.model_config},
                      {"autoencoder", source.autoencoder->fingerprint},
                      {"sampler", options.sampler},
                      {"cfg_scale", options.cfg_scale},
                      {"cfg_convention", command.cfg_convention},
-                     {"classes", labels.classes()},
+                     {"classes", subjects.numbers()},
                      {"seed", options.seed},
                      {"compute_dtype", command.compute_dtype}};
   // What is usual is not written: folders of earlier versions go on.
   if (command.random_labels) output.settings["label_sampling"] = "random";
   if (!command.guidance_interval.empty()) output.settings["guidance_interval"] = command.guidance_interval;
   if (command.no_ema) output.settings["ema"] = false;
+  if (options.height != shape.input_size || options.width != shape.input_size)
+    output.settings["size"] = {output.height, output.width};
+  if (shape.conditioning.takes_text()) {
+    output.settings["prompts"] = prompts.texts;
+    output.settings["negative_prompt"] = command.negative_prompt;
+    output.settings["text_encoder"] = prompts.encoder_fingerprint;
+  }
   std::vector<std::string> names;
-  for (int64_t i = 0; i < command.num_images; ++i)
-    names.push_back(file_name(i, labels(i), source.class_names, shape.conditioning.num_classes > 0));
+  for (int64_t i = 0; i < command.num_images; ++i) names.push_back(subjects.file_name(i));
   return SampleOutput(output, std::move(names));
 }
 
@@ -187,6 +200,19 @@ void draw(const SampleSource& source, SampleOptions& options, int64_t total, boo
     output.add(index, image);
     if (++images_done == missing) progress.finish(total);
   });
+}
+
+// What options.images are drawn by.
+ConditioningFn conditioning_of(const SampleOptions& options, const SampleSource& source,
+                               const Subjects& subjects, const Prompts& prompts) {
+  const ConditioningShape& shape = source.denoiser->shape().conditioning;
+  const int64_t downsample = source.autoencoder->downsample;
+  std::vector<int64_t> numbers;
+  for (const int64_t index : options.images) numbers.push_back(subjects(index).number);
+  const ConditioningFn by_class =
+      class_labels_fn(shape, shape.takes_labels() ? numbers : std::vector<int64_t>());
+  return with_image_size(shape, with_prompts(by_class, prompts, std::move(numbers)),
+                         options.height * downsample, options.width * downsample);
 }
 
 // What the first rank finds missing, as all ranks divide it: batches in turn.
@@ -215,21 +241,20 @@ void sample(const SampleCommand& command, ProcessGroup& group) {
   apply(ComputeSettings{.device = device, .threads = command.threads, .cpu_share = cpu_share(group)});
   const SampleSource source = load_sample_source(command, device, compute_dtype);
   SampleOptions options = sample_options(command, source, device);
-  const Labels labels(
-      select_classes(command.classes, source.class_names, source.denoiser->shape().conditioning.num_classes),
-      command.random_labels, command.seed);
+  const Prompts prompts = load_prompts(command, source, device, compute_dtype);
+  const Subjects subjects =
+      choose_subjects(command.classes, source, prompts, command.random_labels, command.seed);
 
   using Role = SampleOutputOptions::Role;
   std::optional<SampleOutput> output;
   agree(group, "opening the folder of the images", [&] {
     const Role role = group.world_size() == 1 ? Role::kOnly : is_first ? Role::kFirst : Role::kOther;
-    output.emplace(open_output(command, source, options, labels, role));
+    output.emplace(open_output(command, source, options, subjects, prompts, role));
   });
   for (int64_t index : missing_of_this_rank(*output, command.num_images, options.batch, group))
     options.images.push_back(index);
-  std::vector<int64_t> classes_of_images;
-  for (const int64_t index : options.images) classes_of_images.push_back(labels(index));
-  options.conditioning = class_labels_fn(source.denoiser->shape().conditioning, std::move(classes_of_images));
+  options.conditioning = conditioning_of(options, source, subjects, prompts);
+  options.null_text = prompts.null;
   const int64_t total =
       group.world_size() == 1 ? command.num_images : static_cast<int64_t>(options.images.size());
   draw(source, options, total, is_first, *output);
@@ -238,7 +263,12 @@ void sample(const SampleCommand& command, ProcessGroup& group) {
   output->finish();
   if (command.grid) {
     const int64_t count = std::min(command.num_images, kMaxGridImages);
-    fmt::print(stderr, "kiln sample: wrote {}\n", output->write_grid(count, labels.grid_columns(count)));
+    const int64_t columns = subjects.grid_columns(count);
+    fmt::print(stderr, "kiln sample: wrote {}\n", output->write_grid(count, columns));
+    if (prompts.texts.empty()) return;
+    std::vector<std::string> captions;
+    for (int64_t i = 0; i < count; ++i) captions.push_back(subjects(i).words);
+    fmt::print(stderr, "kiln sample: wrote {}\n", output->write_captioned_grid(captions, columns));
   }
 }
 

@@ -39,6 +39,9 @@ class SampleOutput {
   void finish();
   // FOLDER/grid.png of the first `count` images; returns its path. REQUIRES: write_png and finish().
   std::string write_grid(int64_t count, int64_t columns) const;
+  // FOLDER/grid.html, the same images each with its caption underneath; returns its path. REQUIRES: a caption
+  // for each, write_png and finish().
+  std::string write_captioned_grid(const std::vector<std::string>& captions, int64_t columns) const;
 
  private:
   std::string path(int64_t index) const;

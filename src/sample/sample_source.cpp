@@ -118,6 +118,7 @@ SampleSource load_sample_source(const SampleCommand& command, at::Device device,
   source.model_config = resolve_denoiser_config(info.model, info.model_config);
   source.objective = info.objective;
   source.class_names = info.class_names;
+  source.text = info.text;
   source.weights_fingerprint = fingerprint_of(weights);
   source.denoiser =
       build_denoiser(info.model, source.model_config, {.device = device, .compute_dtype = compute_dtype});

@@ -7,7 +7,8 @@
 
 #include "models/autoencoders/autoencoder.h"
 #include "models/model.h"
-#include "sample/sample_command.h"
+#include "sample/run_folder.h"
+#include "sample/sample_options.h"
 
 namespace kiln {
 
@@ -17,6 +18,7 @@ struct SampleSource {
   std::string weights;              // the file that was loaded
   std::string weights_fingerprint;  // of its bytes
   std::vector<std::string> class_names;
+  RunInfo::TextInfo text;              // what encoded the captions; of a weights file unknown
   std::unique_ptr<Denoiser> denoiser;  // its weights in the compute dtype
   std::unique_ptr<Autoencoder> autoencoder;
 };

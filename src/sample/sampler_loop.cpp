@@ -49,6 +49,13 @@ at::Tensor decode(const Autoencoder* autoencoder, const at::Tensor& latents) {
   return autoencoder->decode(latents / autoencoder->scaling_factor + autoencoder->shift_factor);
 }
 
+Conditioning unconditional_of(const ConditioningShape& shape, const Conditioning& cond,
+                              const SampleOptions& options) {
+  if (!options.null_text.defined()) return unconditional(shape, cond);
+  const std::vector<int64_t> same(static_cast<size_t>(cond.text.num_samples()), 0);
+  return to_device(unconditional(shape, cond, select_texts(options.null_text, same)), options.device);
+}
+
 }  // namespace
 
 ConditioningFn class_labels_fn(const ConditioningShape& shape, std::vector<int64_t> labels) {
@@ -152,9 +159,9 @@ bool sample_images(const Denoiser& denoiser, const Autoencoder* autoencoder, con
         to_device(options.conditioning(static_cast<int64_t>(first), static_cast<int64_t>(images.size())),
                   options.device);
     const bool guides = options.cfg_scale != 1;
-    DenoiseFn denoise =
-        guided_denoiser(denoiser, cond, guides ? unconditional(shape.conditioning, cond) : Conditioning(),
-                        options.cfg_scale, options.cfg_convention, options.forward);
+    DenoiseFn denoise = guided_denoiser(
+        denoiser, cond, guides ? unconditional_of(shape.conditioning, cond, options) : Conditioning(),
+        options.cfg_scale, options.cfg_convention, options.forward);
     if (guides && options.guidance_interval)
       denoise =
           within(*options.guidance_interval, std::move(denoise),

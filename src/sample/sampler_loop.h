@@ -33,6 +33,7 @@ struct SampleOptions {
   std::vector<int64_t> images;  // what to draw, in this order: an image's number names its noise, and
                                 // gives the same picture in any batch
   ConditioningFn conditioning;  // of those images
+  TextRows null_text{};         // one text, that guidance moves away from; undefined: what the model knows
   double cfg_scale = 1;         // 1: no guidance, and no second half is computed
   // Timesteps, as the model is given them, at which guidance is on (Kynkaanniemi et al. 2024); absent: all.
   struct GuidanceInterval {

@@ -1,6 +1,11 @@
 #include "step/rank_work.h"
 
+#include <ATen/ops/_efficientzerotensor.h>
+
+#include <utility>
+
 #include "core/aten.h"
+#include "ops/ops.h"
 #include "step/step_result.h"
 
 namespace kiln {
@@ -84,9 +89,22 @@ void RankWork::read_ahead() {
   update_.read_ahead();
 }
 
-void RankWork::update(double lr, double grad_scale, const at::Tensor& device_scale) {
+void RankWork::update_ahead(double lr, const at::Tensor& losses, const at::Tensor& sum_of_squares,
+                            double max_grad_norm) {
+  const CallScope call(observer_, {.kind = Kind::kUpdateAhead, .num_losses = losses.numel()});
+  updated_ahead_ = update_.runs_ahead();
+  if (!updated_ahead_) return;
+  at::Tensor scale;
+  {
+    const PhaseScope phase(observer_, StepPhase::kGradNorm);
+    scale = ops::step_scale(sum_of_squares, losses, max_grad_norm, state_.loss_scaler.scale());
+  }
+  update_.run(lr, /*grad_scale=*/1, scale);
+}
+
+void RankWork::update(double lr, double grad_scale) {
   const CallScope call(observer_, {.kind = Kind::kUpdate});
-  update_.run(lr, grad_scale, device_scale);
+  if (!std::exchange(updated_ahead_, false)) update_.run(lr, grad_scale);
 }
 
 bool RankWork::repeat(const RankCall& call) {
@@ -111,6 +129,13 @@ bool RankWork::repeat(const RankCall& call) {
     case Kind::kReadAhead:
       read_ahead();
       return false;
+    case Kind::kUpdateAhead: {
+      // They stand for the numbers of the step, which are there already, and take no memory.
+      const auto number = at::TensorOptions(device_).dtype(at::kDouble);
+      update_ahead(/*lr=*/0, at::_efficientzerotensor({call.num_losses}, number),
+                   at::_efficientzerotensor({}, number), /*max_grad_norm=*/0);
+      return false;
+    }
     case Kind::kUpdate:
       update(/*lr=*/0, /*grad_scale=*/1);
       return false;

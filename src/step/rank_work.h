@@ -23,11 +23,12 @@ class RankWork {
   at::Tensor gradient_sum_of_squares();
   // Where the optimizer's state is on a disk: begins to read it, once the last backward begins.
   void read_ahead();
-  // Whether update() can do with a scale that only the device knows.
-  bool updates_ahead() const { return update_.runs_ahead(); }
-  // `device_scale`: in the place of `grad_scale` where it is defined (StepUpdate::run). The caller counts the
-  // update.
-  void update(double lr, double grad_scale, const at::Tensor& device_scale = {});
+  // Queues the update before the host knows what the step measured, where the optimizer can do with a scale
+  // that only the device knows (ops::step_scale).
+  void update_ahead(double lr, const at::Tensor& losses, const at::Tensor& sum_of_squares,
+                    double max_grad_norm);
+  // The update of a step that is applied, unless it went ahead. The caller counts it.
+  void update(double lr, double grad_scale);
 
   // Makes `call` again. Returns what begin_gradients() answers, else false.
   bool repeat(const RankCall& call);
@@ -38,6 +39,7 @@ class RankWork {
   TrainingState& state_;
   at::Device device_;
   StepUpdate update_;
+  bool updated_ahead_ = false;
   StepObserver* observer_ = nullptr;
 };
 

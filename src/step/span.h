@@ -27,7 +27,7 @@ struct OpRecord {
   c10::ScalarType dtype = c10::kFloat;  // of the operands of products and attention; elsewhere of the result
   double flops = 0;                     // multiply-adds times two, as executed; 0 for elementwise
   double bytes = 0;                     // read and written, each tensor once
-  // Of a matrix product, the batch in m. Of attention: batch * heads, tokens, head dim.
+  // Of a product, the batch in m. Of attention: batch * heads, tokens, head dim. Of sums: k, their length.
   int64_t m = 0, n = 0, k = 0;
   double seconds = 0;    // measured; 0 when not timed
   bool by_call = false;  // a RankCall makes it

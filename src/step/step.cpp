@@ -12,7 +12,6 @@
 #include "core/error.h"
 #include "ops/gradient_memory.h"
 #include "ops/mixed_sum.h"
-#include "ops/ops.h"
 #include "optim/grad_norm.h"
 #include "parallel/offload/host_memory.h"
 #include "step/segment_graph.h"
@@ -45,28 +44,34 @@ StepResult TrainStep::run(const StepBatch& loaded, double lr, const RankSignals&
   rank_.finish_reductions();
 
   const at::Tensor numbers = measured_by_all(losses, batch, signals);
-  const at::Tensor scale = scale_on_device(numbers);
-  const auto queue_update = [&] { rank_.update(lr, /*grad_scale=*/1, scale); };
-  if (numbers.is_meta()) {  // a dry run (plan) has no numbers
-    queue_update();
-    ++state_.updates;
-    return {.loss_scale = state_.loss_scaler.scale()};
-  }
-  const HostRead read(numbers);
-  if (scale.defined()) queue_update();
-  StepResult result = [&] {
+  const bool is_dry = numbers.is_meta();  // a plan's numbers have no values
+  const HostRead read = is_dry ? HostRead() : HostRead(numbers);
+  const int64_t norm = place_of_norm(numbers);
+  if (options_.updates_unread)
+    rank_.update_ahead(lr, numbers.narrow(0, 0, norm), numbers[norm], options_.max_grad_norm);
+  StepResult result{.loss_scale = state_.loss_scaler.scale()};
+  {
     // The one host synchronisation of the step.
     const PhaseScope phase(observer_, StepPhase::kGradNorm);
-    return result_of(wait_for_numbers(read, state_.zero->group()), losses, batch.global_size(),
-                     state_.loss_scaler.scale());
-  }();
+    if (!is_dry)
+      result = result_of(wait_for_numbers(read, state_.zero->group()), losses, batch.global_size(),
+                         state_.loss_scaler.scale());
+  }
   result.applied = std::isfinite(result.loss) && std::isfinite(result.grad_norm);
-  state_.loss_scaler.update(result.applied);
-  // A skipped step moves nothing, EMA included.
-  if (result.applied && !scale.defined())
+  if (!is_dry) state_.loss_scaler.update(result.applied);
+  if (result.applied) {  // a skipped step moves nothing, EMA included
     rank_.update(lr, clip_coefficient(result.grad_norm, options_.max_grad_norm) / result.loss_scale);
-  if (result.applied) ++state_.updates;
+    ++state_.updates;
+  }
   return result;
+}
+
+void TrainStep::rehearse(const StepBatch& loaded) {
+  const StepBatch batch = options_.device.is_cuda() ? pinned(loaded) : loaded;
+  SampleLosses losses;
+  MicroStep micro = next_micro_step(batch, 0, 1);
+  micro.last = false;  // no reductions, and no state is read ahead for an update
+  accumulate_gradients(micro, losses);
 }
 
 MicroStep TrainStep::next_micro_step(const StepBatch& batch, int64_t index, int64_t count) const {
@@ -201,16 +206,6 @@ void TrainStep::backward_segment(Walk& walk, size_t segment, std::vector<at::Ten
   }
   grads = std::move(found.inputs);
   walk.skip_grads.take_popped(grads, skips.pops);
-}
-
-// What the update multiplies the gradient by, where that stays on the device; undefined where the host
-// decides.
-at::Tensor TrainStep::scale_on_device(const at::Tensor& numbers) const {
-  if (!options_.updates_unread || !rank_.updates_ahead()) return {};
-  const PhaseScope phase(observer_, StepPhase::kGradNorm);
-  const int64_t norm = place_of_norm(numbers);
-  return ops::step_scale(numbers[norm], numbers.narrow(0, 0, norm), options_.max_grad_norm,
-                         state_.loss_scaler.scale());
 }
 
 // The losses and the norm of all ranks, on the device.

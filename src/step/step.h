@@ -49,6 +49,9 @@ class TrainStep {
 
   // `signals`: this rank's, which reach all ranks with the losses.
   StepResult run(const StepBatch& batch, double lr, const RankSignals& signals = {});
+  // Walks the rows of one micro-batch forward and backward and forgets the gradients: memory is taken as in a
+  // step, and nothing is changed. A collective where weights are divided.
+  void rehearse(const StepBatch& batch);
   // Pinned host memory that offloaded activations take, once a step has run.
   int64_t offloaded_activation_bytes() const { return offload_ ? offload_->host_bytes() : 0; }
   // Announces to `observer` what each step is doing; null: to nobody.
@@ -67,7 +70,6 @@ class TrainStep {
   void run_again(Walk& walk, size_t segment);
   void backward_segment(Walk& walk, size_t segment, std::vector<at::Tensor>& grads);
   at::Tensor measured_by_all(const SampleLosses& losses, const StepBatch& batch, const RankSignals& signals);
-  at::Tensor scale_on_device(const at::Tensor& numbers) const;
   MicroStep next_micro_step(const StepBatch& batch, int64_t index, int64_t count) const;
   bool keeps(size_t segment) const { return options_.memory[segment].activations == Activations::kKeep; }
   bool waits_on_host(size_t segment) const {  // the first segment's input is the batch

@@ -31,6 +31,7 @@ struct RankCall {
     kFinishReductions,
     kSumOfSquares,
     kReadAhead,
+    kUpdateAhead,
     kUpdate
   };
   Kind kind{};
@@ -39,6 +40,7 @@ struct RankCall {
   bool first_micro_step = false;  // kBeginGradients, kReduce
   bool last_micro_step = false;   // kReduce
   bool adds = false;              // what kBeginGradients answered
+  int64_t num_losses = 0;         // kUpdateAhead
 };
 
 class StepObserver {

@@ -30,9 +30,9 @@ at::Tensor gradient_sum_of_squares(const TrainingState& state, at::Device device
 at::Tensor measured(const SampleLosses& losses, const at::Tensor& gradient_sum_of_squares) {
   std::vector<at::Tensor> all;
   for (const auto* list : {&losses.loss, &losses.mse, &losses.vb})
-    for (const at::Tensor& values : *list) all.push_back(values.to(at::kDouble));
+    all.insert(all.end(), list->begin(), list->end());
   all.push_back(gradient_sum_of_squares.reshape({1}));
-  return at::cat(all);
+  return at::cat(all);  // all in f64, which the last one is
 }
 
 std::vector<double> wait_for_numbers(const HostRead& numbers, ProcessGroup& group) {

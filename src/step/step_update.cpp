@@ -67,7 +67,13 @@ void StepUpdate::update_unit(size_t s, const OptimizerStep& step) {
   WeightLease home = unit.lease_weights(Access::kOverwrite);
   OptimizerSlice slice{.master = state.master,
                        .grads = exchange_ ? exchange_->take() : unit.grad_shard,
-                       .moments = state.moments};
+                       .moments = state.moments,
+                       .layout = &unit.layout(),
+                       .offset = unit.shard_offset()};
+  if (unit.shard_size() < unit.size())
+    slice.sum = [&](at::Tensor& values) {
+      state_.zero->sum_over_shards(values, "the optimizer's sums of " + unit.name());
+    };
   // The weights go from where they are updated to where they are kept, if that is across the link.
   const bool sends = exchange_ && !weights_elsewhere;
   const bool brings = !exchange_ && weights_elsewhere && has_host_behind(device_);

@@ -9,8 +9,8 @@ namespace kiln {
 
 namespace {
 
-FlatLayout layout_of(const Segment& segment) {
-  FlatLayout layout;
+FlatLayout layout_of(const Segment& segment, int64_t alignment) {
+  FlatLayout layout{.slots = {}, .size = 0, .alignment = alignment};
   for (const auto& parameter : segment.parameters())
     if (parameter->trainable) layout.add(parameter->key, parameter->value.sizes().vec());
   return layout;
@@ -20,10 +20,11 @@ at::Tensor first_value_of(const Parameter& parameter, const TrainingStateOptions
   return options.first_value ? options.first_value(parameter) : parameter.value;
 }
 
-TrainingState::SegmentWeights flatten(const Segment& segment, const FlatUnitOptions& options,
+TrainingState::SegmentWeights flatten(const Segment& segment, const FlatLayout& layout,
+                                      const FlatUnitOptions& options,
                                       const TrainingStateOptions& state_options) {
   TrainingState::SegmentWeights weights{
-      .unit = FlatUnit(segment.name(), layout_of(segment), options), .parameters = {}, .grad_views = {}};
+      .unit = FlatUnit(segment.name(), layout, options), .parameters = {}, .grad_views = {}};
   for (const auto& parameter : segment.parameters())
     if (parameter->trainable) weights.parameters.push_back(parameter);
   {
@@ -49,25 +50,27 @@ TrainingState::TrainingState(const Denoiser& denoiser, const Optimizer& optimize
       ema_decays(options.ema_decays),
       placement(options.placement),
       weight_placement(options.weight_placement) {
-  if (options.zero.stage > 0 && optimizer.needs_whole_tensors())
-    fail("zero", "this optimizer looks at whole tensors, which --zero-stage {} divides: use --zero-stage 0",
-         options.zero.stage);
-  FlatUnitOptions unit_options{.device = options.device,
-                               .compute_dtype = options.compute_dtype,
-                               .grad_dtype = options.grad_dtype,
-                               .num_moments = static_cast<int64_t>(optimizer.moment_names().size()),
-                               .num_emas = static_cast<int64_t>(options.ema_decays.size()),
-                               .placement = placement,
-                               .weight_placement = weight_placement};
-  std::vector<int64_t> sizes;
-  for (const auto& segment : denoiser.segments()) sizes.push_back(layout_of(*segment).size);
+  std::vector<FlatLayout> layouts;
+  std::vector<FlatUnitOptions> units_options;
+  for (const auto& segment : denoiser.segments()) {
+    const FlatLayout& layout = layouts.emplace_back(layout_of(*segment, optimizer.alignment()));
+    units_options.push_back({.device = options.device,
+                             .compute_dtype = options.compute_dtype,
+                             .grad_dtype = options.grad_dtype,
+                             .moments = optimizer.state(layout),
+                             .num_emas = static_cast<int64_t>(options.ema_decays.size()),
+                             .sharding = zero->sharding_of(layout.size),
+                             .placement = placement,
+                             .weight_placement = weight_placement,
+                             .nvme_unit = units_options.size()});
+  }
   if (placement == Placement::kNvme || weight_placement == Placement::kNvme)
     agree(*options.group, "the space on --nvme-path",
-          [&] { unit_options.nvme = nvme = make_nvme_state(*zero, sizes, unit_options, options.nvme); });
+          [&] { nvme = make_nvme_state(*zero, layouts, units_options, options.nvme); });
   for (const auto& segment : denoiser.segments()) {
-    unit_options.nvme_unit = segments.size();
-    unit_options.sharding = zero->sharding_of(layout_of(*segment).size);
-    segments.push_back(flatten(*segment, unit_options, options));
+    FlatUnitOptions& unit_options = units_options[segments.size()];
+    unit_options.nvme = nvme;
+    segments.push_back(flatten(*segment, layouts[segments.size()], unit_options, options));
     for (const auto& parameter : segment->parameters()) {
       if (parameter->trainable) continue;
       parameter->value = first_value_of(*parameter, options);

@@ -37,8 +37,7 @@ class TrainingState {
   // Takes the denoiser's weights (f32) as the start and as every EMA, one after another, and rebinds each
   // trainable Parameter::value to a leaf on its unit's compute weights: with first_value and a denoiser of
   // outlines the whole model in f32 is never there. Untrained parameters stay f32 tensors of their own.
-  // REQUIRES: `denoiser` and `optimizer` outlive this; every rank starts from the same weights. Throws Error
-  // for an optimizer whose state cannot be divided by element.
+  // REQUIRES: `denoiser` and `optimizer` outlive this; every rank starts from the same weights. Throws Error.
   TrainingState(const Denoiser& denoiser, const Optimizer& optimizer, const TrainingStateOptions& options);
   TrainingState(const TrainingState&) = delete;
 

@@ -28,24 +28,30 @@ Share share_of(const FlatUnit& unit, const ProcessGroup& group) {
 
 std::string moment_key(const std::string& moment, const std::string& key) { return moment + "." + key; }
 
-CheckpointFiles::CheckpointFiles(const TrainingState& state, const Optimizer& optimizer)
-    : moment_names_(optimizer.moment_names()) {
-  std::map<std::string, std::vector<int64_t>> weights, moments;
-  for (const auto& segment : state.segments)
-    for (const FlatSlot& slot : segment.unit.layout().slots) {
-      weights[slot.key] = slot.shape;
-      for (const std::string& moment : moment_names_) moments[moment_key(moment, slot.key)] = slot.shape;
+CheckpointFiles::CheckpointFiles(const TrainingState& state) {
+  std::vector<TensorSpec> weights, moments;
+  for (const auto& segment : state.segments) {
+    const FlatLayout& layout = segment.unit.layout();
+    for (size_t i = 0; i < layout.slots.size(); ++i) {
+      const std::string& key = layout.slots[i].key;
+      weights.push_back({key, Dtype::kF32, layout.slots[i].shape});
+      for (const StateBuffer& buffer : segment.unit.moment_buffers())
+        if (const StateSlot kept = buffer.slot(layout, i); kept.values > 0)
+          moments.push_back({moment_key(buffer.name, key), buffer.dtype, kept.shape});
     }
-  for (const auto& constant : state.constants) weights[constant->key] = constant->value.sizes().vec();
+  }
+  for (const auto& constant : state.constants)
+    weights.push_back({constant->key, Dtype::kF32, constant->value.sizes().vec()});
   add(kModelFile, weights);
   for (size_t e = 0; e < state.ema_decays.size(); ++e) add(ema_file_name(state.ema_decays, e), weights);
   add(kOptimizerFile, moments);
 }
 
-void CheckpointFiles::add(const std::string& name,
-                          const std::map<std::string, std::vector<int64_t>>& shapes) {
-  std::vector<TensorSpec> specs;
-  for (const auto& [key, shape] : shapes) specs.push_back({key, Dtype::kF32, shape});
+// By name; larger elements first, so that each tensor is aligned to its elements.
+void CheckpointFiles::add(const std::string& name, std::vector<TensorSpec> specs) {
+  std::ranges::sort(specs, {}, [](const TensorSpec& spec) {
+    return std::pair(-static_cast<int64_t>(dtype_size(spec.dtype)), std::cref(spec.name).get());
+  });
   File file{.name = name, .layout = lay_out_safetensors(specs), .offsets = {}};
   for (size_t i = 0; i < specs.size(); ++i) file.offsets[specs[i].name] = file.layout.offsets[i];
   files_.push_back(std::move(file));
@@ -93,24 +99,35 @@ void CheckpointFiles::visit(const TrainingState& state, const Visitor& visitor) 
     if (s + 1 < state.segments.size()) state.segments[s + 1].unit.prefetch_state();
     const Share share = share_of(unit, group);
     const int64_t first = unit.shard_offset() + share.begin, last = unit.shard_offset() + share.end;
-    const auto visit_buffer = [&](const at::Tensor& buffer, size_t file, const std::string& moment) {
+    // All values that `kept` describes, from where the share's first ones are to where its last ones are.
+    const auto visit_buffer = [&](const at::Tensor& buffer, size_t file, const StateBuffer& kept,
+                                  bool is_moment) {
       std::vector<TensorPart> parts;
-      for (const FlatSlot& slot : unit.layout().slots) {
-        const int64_t begin = std::max(slot.offset, first), end = std::min(slot.offset + slot.numel, last);
-        if (begin >= end) continue;
-        const std::string key = moment.empty() ? slot.key : moment_key(moment, slot.key);
+      int64_t from = buffer.numel(), to = 0;
+      const std::vector<StateRun> runs =
+          state_runs(kept, unit.layout(), unit.shard_offset(), unit.shard_offset() + unit.shard_size());
+      for (size_t i = 0; i < runs.size(); ++i) {
+        const FlatSlot& slot = unit.layout().slots[i];
+        const StateRun run = part_of(runs[i], kept.slot(unit.layout(), i),
+                                     std::clamp(first - slot.offset, int64_t{0}, slot.numel),
+                                     std::clamp(last - slot.offset, int64_t{0}, slot.numel));
+        if (run.count == 0) continue;
+        const std::string key = is_moment ? moment_key(kept.name, slot.key) : slot.key;
         parts.push_back({.file = file,
                          .offset = files_[file].offsets.at(key) +
-                                   sizeof(float) * static_cast<uint64_t>(begin - slot.offset),
-                         .begin = begin - first,
-                         .count = end - begin});
+                                   dtype_size(kept.dtype) * static_cast<uint64_t>(run.first),
+                         .begin = run.place,
+                         .count = run.count});
+        from = std::min(from, run.place);
+        to = std::max(to, run.place + run.count);
       }
-      if (!parts.empty()) visitor(buffer.narrow(0, share.begin, share.end - share.begin), parts);
+      for (TensorPart& part : parts) part.begin -= from;
+      if (!parts.empty()) visitor(buffer.narrow(0, from, to - from), parts);
     };
-    visit_buffer(lease.master, 0, "");
-    for (size_t e = 0; e < num_emas; ++e) visit_buffer(lease.emas[e], 1 + e, "");
-    for (size_t m = 0; m < moment_names_.size(); ++m)
-      visit_buffer(lease.moments[m], moments_file, moment_names_[m]);
+    visit_buffer(lease.master, 0, {}, /*is_moment=*/false);
+    for (size_t e = 0; e < num_emas; ++e) visit_buffer(lease.emas[e], 1 + e, {}, /*is_moment=*/false);
+    for (size_t m = 0; m < lease.moments.size(); ++m)
+      visit_buffer(lease.moments[m], moments_file, unit.moment_buffers()[m], /*is_moment=*/true);
   }
   if (group.rank() != 0) return;
   for (const auto& constant : state.constants) {

@@ -1,5 +1,5 @@
-// Which bytes of a checkpoint's files come from which part of the training state. Every tensor is f32 and
-// whole in its file; the ranks divide the bytes among them.
+// Which bytes of a checkpoint's files come from which part of the training state. Every tensor is whole in
+// its file, weights f32; the ranks divide the bytes among them.
 #pragma once
 #include <ATen/core/Tensor.h>
 
@@ -10,7 +10,6 @@
 
 #include "checkpoint/file_checksum.h"
 #include "checkpoint/safetensors.h"
-#include "optim/optimizer.h"
 #include "step/training_state.h"
 
 namespace kiln {
@@ -27,7 +26,7 @@ struct TensorPart {
 
 class CheckpointFiles {
  public:
-  CheckpointFiles(const TrainingState& state, const Optimizer& optimizer);
+  explicit CheckpointFiles(const TrainingState& state);
 
   std::vector<std::string> paths(const std::string& folder) const;
   // All files, at their full size, empty. Throws Error: disk full, no permission.
@@ -39,8 +38,8 @@ class CheckpointFiles {
   // them by file name, the others nothing. A collective.
   std::map<std::string, FileChecksum> checksums(const std::vector<FileChecksum>& mine,
                                                 ProcessGroup& group) const;
-  // Calls visitor(tensor, parts) for everything that this rank writes: 1-D f32 tensors, wherever they are,
-  // which may not outlive the call. All ranks together visit each element once.
+  // Calls visitor(tensor, parts) for everything that this rank writes: 1-D tensors, wherever they are, which
+  // may not outlive the call. All ranks together visit each element once.
   using Visitor = std::function<void(const at::Tensor& tensor, const std::vector<TensorPart>& parts)>;
   void visit(const TrainingState& state, const Visitor& visitor) const;
 
@@ -50,10 +49,9 @@ class CheckpointFiles {
     SafetensorsLayout layout;
     std::map<std::string, uint64_t> offsets;  // by key
   };
-  void add(const std::string& name, const std::map<std::string, std::vector<int64_t>>& shapes);
+  void add(const std::string& name, std::vector<TensorSpec> specs);
 
   std::vector<File> files_;  // model, EMAs, moments
-  std::vector<std::string> moment_names_;
 };
 
 }  // namespace kiln

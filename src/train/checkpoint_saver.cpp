@@ -25,9 +25,8 @@ CheckpointCopy checkpoint_copy_of(CheckpointCopy asked, at::Device device, Place
                                                              : CheckpointCopy::kPageCache;
 }
 
-CheckpointSaver::CheckpointSaver(std::string run, const TrainingState& state, const Optimizer& optimizer,
-                                 CheckpointCopy copy)
-    : run_(std::move(run)), state_(state), copy_(copy), files_(state, optimizer) {}
+CheckpointSaver::CheckpointSaver(std::string run, const TrainingState& state, CheckpointCopy copy)
+    : run_(std::move(run)), state_(state), copy_(copy), files_(state) {}
 
 CheckpointSaver::~CheckpointSaver() = default;
 
@@ -66,8 +65,8 @@ void CheckpointSaver::copy_state(Save& save) const {
     const at::Tensor host = tensor.is_cpu() ? (keep ? tensor.clone() : tensor) : staged->read(tensor);
     const std::span bytes(static_cast<const std::byte*>(host.const_data_ptr()), host.nbytes());
     for (const TensorPart& part : parts) {
-      const auto of_part = bytes.subspan(sizeof(float) * static_cast<size_t>(part.begin),
-                                         sizeof(float) * static_cast<size_t>(part.count));
+      const auto of_part = bytes.subspan(tensor.element_size() * static_cast<size_t>(part.begin),
+                                         tensor.element_size() * static_cast<size_t>(part.count));
       if (keep)
         later.push_back({.file = part.file, .offset = part.offset, .bytes = of_part});
       else

@@ -8,7 +8,6 @@
 #include <vector>
 
 #include "checkpoint/train_state.h"
-#include "optim/optimizer.h"
 #include "run/train_options.h"
 #include "step/training_state.h"
 #include "train/checkpoint_files.h"
@@ -21,9 +20,8 @@ CheckpointCopy checkpoint_copy_of(CheckpointCopy asked, at::Device device, Place
 // All ranks make the same calls: every one is a collective. One save is under way at a time.
 class CheckpointSaver {
  public:
-  // REQUIRES: `state` and `optimizer` outlive this.
-  CheckpointSaver(std::string run, const TrainingState& state, const Optimizer& optimizer,
-                  CheckpointCopy copy);
+  // REQUIRES: `state` outlives this.
+  CheckpointSaver(std::string run, const TrainingState& state, CheckpointCopy copy);
   // Gives up a save that is under way and leaves nothing of it.
   ~CheckpointSaver();
 

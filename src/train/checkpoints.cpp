@@ -34,13 +34,12 @@ struct MappedTensors {
   std::map<std::string, at::Tensor> tensors;
 };
 
-void load_state(const std::string& folder, TrainingState& state, const Optimizer& optimizer) {
+void load_state(const std::string& folder, TrainingState& state) {
   at::NoGradGuard no_grad;
   const MappedTensors model(folder + "/" + kModelFile), moments(folder + "/" + kOptimizerFile);
   std::vector<MappedTensors> emas;
   for (size_t e = 0; e < state.ema_decays.size(); ++e)
     emas.emplace_back(folder + "/" + ema_file_name(state.ema_decays, e));
-  const std::vector<std::string> moment_names = optimizer.moment_names();
   for (auto& weights : state.segments) {
     FlatUnit& unit = weights.unit;
     {
@@ -50,8 +49,11 @@ void load_state(const std::string& folder, TrainingState& state, const Optimizer
         unit.write(lease.master, i, model.find(slot.key, slot.shape));
         for (size_t e = 0; e < emas.size(); ++e)
           unit.write(lease.emas[e], i, emas[e].find(slot.key, slot.shape));
-        for (size_t m = 0; m < moment_names.size(); ++m)
-          unit.write(lease.moments[m], i, moments.find(moment_key(moment_names[m], slot.key), slot.shape));
+        for (size_t m = 0; m < lease.moments.size(); ++m) {
+          const StateBuffer& buffer = unit.moment_buffers()[m];
+          if (const StateSlot kept = buffer.slot(unit.layout(), i); kept.values > 0)
+            unit.write_moment(lease, m, i, moments.find(moment_key(buffer.name, slot.key), kept.shape));
+        }
       }
     }
     unit.refresh_weight_shard();
@@ -79,20 +81,19 @@ void copy_weights(const TrainingState& state, WeightsKind kind, size_t ema_index
   }
 }
 
-std::string save_checkpoint(const std::string& run, const TrainingState& state, const Optimizer& optimizer,
-                            TrainStateInfo info) {
-  CheckpointSaver saver(run, state, optimizer, CheckpointCopy::kPageCache);
+std::string save_checkpoint(const std::string& run, const TrainingState& state, TrainStateInfo info) {
+  CheckpointSaver saver(run, state, CheckpointCopy::kPageCache);
   saver.begin(std::move(info));
   return saver.finish();
 }
 
-TrainStateInfo load_checkpoint(const std::string& folder, TrainingState& state, const Optimizer& optimizer) {
+TrainStateInfo load_checkpoint(const std::string& folder, TrainingState& state) {
   ProcessGroup& group = state.zero->group();
   state.zero->finish_gathers();
   TrainStateInfo info;
   agree(group, "a checkpoint", [&] {
     info = read_train_state(folder);
-    load_state(folder, state, optimizer);
+    load_state(folder, state);
   });
   for (size_t s = 0; s < state.segments.size(); ++s) state.zero->publish(s);
   state.updates = info.updates;

@@ -5,7 +5,6 @@
 
 #include "checkpoint/train_state.h"
 #include "models/model.h"
-#include "optim/optimizer.h"
 #include "step/training_state.h"
 
 namespace kiln {
@@ -18,12 +17,11 @@ void copy_weights(const TrainingState& state, WeightsKind kind, size_t ema_index
 
 // Writes a complete checkpoint of `info.step` and waits for it (train/checkpoint_saver.h). Returns its
 // folder. A collective.
-std::string save_checkpoint(const std::string& run, const TrainingState& state, const Optimizer& optimizer,
-                            TrainStateInfo info);
+std::string save_checkpoint(const std::string& run, const TrainingState& state, TrainStateInfo info);
 
 // Restores weights, EMAs, moments, updates and loss scale, whatever ranks, stage and placement wrote them;
 // each rank reads its own slices. Throws Error on every rank naming what is missing or misshapen. A
 // collective.
-TrainStateInfo load_checkpoint(const std::string& folder, TrainingState& state, const Optimizer& optimizer);
+TrainStateInfo load_checkpoint(const std::string& folder, TrainingState& state);
 
 }  // namespace kiln

@@ -4,12 +4,14 @@
 
 #include <ATen/Parallel.h>
 
+#include <chrono>
 #include <cmath>
 #include <optional>
 #include <utility>
 
 #include "core/error.h"
 #include "core/stop_signal.h"
+#include "data/loader/batches.h"
 #include "optim/lr_schedule.h"
 #include "parallel/machine.h"
 #include "train/bad_step.h"
@@ -47,9 +49,11 @@ class Loop {
   void train_step();
   std::shared_ptr<const Batch> next_batch();
   void handle_bad_step(const StepResult& result);
+  void rehearse();
   void begin_checkpoint();
   void finish_checkpoint();
   void announce_checkpoint(const std::optional<std::string>& folder);
+  void refresh_report();
   void compare_with_plan();
   void validate();
   void sample();
@@ -67,6 +71,7 @@ class Loop {
   std::unique_ptr<CheckpointSaver> saver_;
   std::optional<RunWatch> watch_;  // once the run is built
   int64_t last_saved_ = -1;
+  std::chrono::steady_clock::time_point reported_at_ = std::chrono::steady_clock::now();
   bool agreed_stop_ = false;  // several ranks stop after the same step
 };
 
@@ -78,7 +83,7 @@ void Loop::train() {
     announce_checkpoint(saver_->poll());
     if (watch_->num_steps() == kComparedSteps) compare_with_plan();
     if (!stopping() && (is_due(options.validation.every) || progress_.finished())) validate();
-    if (is_due(options.samples.every)) sample();
+    if (is_due(options.samples.every) || (options.samples.every > 0 && progress_.finished())) sample();
     if (run_.evaluation && !stopping() && (is_due(options.evaluation.every) || progress_.finished()))
       evaluate();
     if (is_due(options.checkpoints.every)) begin_checkpoint();
@@ -92,14 +97,35 @@ void Loop::train() {
                progress_.step, progress_.step * options.global_batch, options.out);
 }
 
+// Batches differ in shape: the largest comes once before the first step, so that no later one is the first to
+// ask for its memory.
+void Loop::rehearse() {
+  DataShape largest = run_.data.shape;
+  const bool differ = largest.lanes.size() > 1 || (largest.text.width > 0 && !largest.text.is_padded);
+  if (!differ || run_.device.is_meta()) return;
+  const PhaseMemory::Phase phase(run_.phase_memory, "rehearsal");
+  largest.lanes = {largest.largest()};
+  largest.text.is_padded = true;
+  const ProcessGroup& group = *run_.group;
+  const auto batches = synthetic_batches(largest, {.seed = run_.options.seed,
+                                                   .global_batch = run_.options.global_batch,
+                                                   .rank = group.rank(),
+                                                   .world_size = group.world_size(),
+                                                   .prefetch = 1});
+  const std::shared_ptr<const Batch> batch = batches->next();
+  run_.training.step->rehearse(as_tensors(*batch, *run_.training.objective));
+}
+
 void Loop::start() {
   run_.check_same_on_all_ranks();
   folder_ = open_run_folder(run_, state_info());
   run_.build();
   const std::optional<TrainStateInfo> resumed = resume();
-  run_.write_description();
+  // What is done already keeps the settings that it was done with.
+  if (!resumed || !progress_.finished()) run_.write_description();
   watch_.emplace(run_, progress_, predicted_, resumed);
   run_.print_description();
+  rehearse();
   progress_.start_clock();
 }
 
@@ -109,7 +135,7 @@ std::optional<TrainStateInfo> Loop::resume() {
   std::optional<TrainStateInfo> saved;
   if (!folder_.checkpoint.empty()) {
     const PhaseMemory::Phase phase(run_.phase_memory, "resume");
-    saved = load_checkpoint(folder_.checkpoint, *training.state, *training.optimizer);
+    saved = load_checkpoint(folder_.checkpoint, *training.state);
     progress_.step = last_saved_ = saved->step;
     progress_.bad_steps = saved->bad_steps;
     progress_.resume(saved->train_seconds);
@@ -117,7 +143,7 @@ std::optional<TrainStateInfo> Loop::resume() {
   }
   const CheckpointCopy copy =
       checkpoint_copy_of(run_.options.checkpoints.copy, run_.device, training.state->placement);
-  saver_ = std::make_unique<CheckpointSaver>(run_.options.out, *training.state, *training.optimizer, copy);
+  saver_ = std::make_unique<CheckpointSaver>(run_.options.out, *training.state, copy);
   return saved;
 }
 
@@ -136,6 +162,7 @@ void Loop::train_step() {
   progress_.agree(result.signals.clock_seconds);
   watched.stall_seconds = run_.batches->take_stall_seconds();
   watch_->log_step(watched, result);
+  refresh_report();
   if (result.applied)
     progress_.bad_steps = 0;
   else
@@ -191,6 +218,16 @@ void Loop::announce_checkpoint(const std::optional<std::string>& folder) {
   write_report(run_.options.out);
 }
 
+// The report keeps up with the log, but does not take the time of training where lines are frequent.
+void Loop::refresh_report() {
+  constexpr auto kOften = std::chrono::seconds(30);
+  const auto now = std::chrono::steady_clock::now();
+  if (!run_.is_first() || !is_due(run_.options.watch.log_every) || now < reported_at_ + kOften) return;
+  reported_at_ = now;
+  const RunWatch::Pause pause(*watch_);
+  write_report(run_.options.out);
+}
+
 void Loop::compare_with_plan() {
   watch_->compare_with_plan();
   if (run_.is_first()) write_report(run_.options.out);
@@ -207,15 +244,19 @@ void Loop::validate() {
 void Loop::sample() {
   const PhaseMemory::Phase phase(run_.phase_memory, "validation sampling");
   const RunWatch::Pause pause(*watch_);
-  watch_->samples(draw_sample_grid(run_.options, run_.info, run_.training, run_.data.decoder.get(),
-                                   run_.device, [this] { return stop_.requested(); }));
+  watch_->samples(
+      draw_sample_grid(run_.options, run_.grid_source(run_.prompts), [this] { return stop_.requested(); }));
 }
 
 void Loop::evaluate() {
   const PhaseMemory::Phase phase(run_.phase_memory, "evaluation");
   const RunWatch::Pause pause(*watch_);
-  const auto result = run_.evaluation->run(run_.options, run_.info, run_.training, run_.data.decoder.get(),
-                                           run_.device, [this] { return stop_.requested(); });
+  const Prompts prompts = run_.data.text
+                              ? captions_of_samples(*run_.data.text, run_.options.evaluation.images,
+                                                    run_.training.denoiser->shape().conditioning)
+                              : Prompts();
+  const auto result =
+      run_.evaluation->run(run_.options, run_.grid_source(prompts), [this] { return stop_.requested(); });
   if (result) watch_->evaluation(*result);
 }
 

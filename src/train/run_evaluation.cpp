@@ -45,9 +45,9 @@ RunEvaluation::RunEvaluation(const TrainOptions& options, ProcessGroup& group, a
   reference_ = open_reference(options, *net_, choice_, group);
 }
 
-std::optional<nlohmann::json> RunEvaluation::run(const TrainOptions& options, const RunInfo& info,
-                                                 const Training& training, const Autoencoder* decoder,
-                                                 at::Device device, const std::function<bool()>& stop) const {
+std::optional<nlohmann::json> RunEvaluation::run(const TrainOptions& options, const GridSource& source,
+                                                 const std::function<bool()>& stop) const {
+  const Training& training = source.training;
   TrainOptions drawing = options;
   drawing.samples.num_samples = options.evaluation.images;
   drawing.samples.classes.clear();
@@ -61,24 +61,23 @@ std::optional<nlohmann::json> RunEvaluation::run(const TrainOptions& options, co
     waiting.clear();
     indices.clear();
   };
-  const bool drawn =
-      draw_share(drawing, info, training, decoder, device, stop, [&](int64_t index, const Image& image) {
-        waiting.push_back(image);
-        indices.push_back(index);
-        if (waiting.size() == kPicturesAtOnce) measure();
-      });
+  const bool drawn = draw_share(drawing, source, stop, [&](int64_t index, const Image& image) {
+    waiting.push_back(image);
+    indices.push_back(index);
+    if (waiting.size() == kPicturesAtOnce) measure();
+  });
   if (!drawn) return std::nullopt;
   measure();
   const PictureSet samples = sums.finish(training.state->zero->group());
   const DenoiserShape& shape = training.denoiser->shape();
-  const nlohmann::json sampling = {{"sampler", grid_sampler_config(options, info.objective)},
+  const nlohmann::json sampling = {{"sampler", grid_sampler_config(options, source.info.objective)},
                                    {"cfg_scale", grid_cfg_scale(options, shape.conditioning)},
                                    {"label_sampling", "spread over the classes"},
                                    {"uint8", "truncate(clamp(127.5 x + 128, 0, 255))"},
                                    {"seed", options.seed},
                                    {"ema", options.ema.decays.empty() ? 0.0 : options.ema.decays.front()},
                                    {"compute_dtype", choice_name(options.compute.dtype)},
-                                   {"autoencoder", decoder ? decoder->fingerprint : "none"}};
+                                   {"autoencoder", source.decoder ? source.decoder->fingerprint : "none"}};
   return stamped(
       metric_values(choice_, net_->name, samples, reference_),
       {{"feature_net", {{"name", net_->name}, {"weights", net_->fingerprint}, {"resize", net_->resize}}},

@@ -6,10 +6,8 @@
 #include <optional>
 
 #include "evaluate/evaluation.h"
-#include "models/autoencoders/autoencoder.h"
 #include "run/train_options.h"
-#include "sample/run_folder.h"
-#include "train/setup.h"
+#include "train/sample_grid.h"
 
 namespace kiln {
 
@@ -22,8 +20,7 @@ class RunEvaluation {
   // Draws --evaluate-images pictures as the grids are drawn, with the first EMA and the same noise every
   // time, each rank its share, and measures them. The same result on every rank, as of kiln evaluate; nothing
   // when `stop` became true on one. A collective.
-  std::optional<nlohmann::json> run(const TrainOptions& options, const RunInfo& info,
-                                    const Training& training, const Autoencoder* decoder, at::Device device,
+  std::optional<nlohmann::json> run(const TrainOptions& options, const GridSource& source,
                                     const std::function<bool()>& stop) const;
 
  private:

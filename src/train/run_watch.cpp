@@ -116,6 +116,9 @@ void RunWatch::compare_with_plan() {
   if (num_steps() == 0 || !run_.is_first()) return;
   StepFigures measured = measurement_.figures();
   measured.by_phase.insert(run_.phase_memory.peak_bytes().begin(), run_.phase_memory.peak_bytes().end());
+  // What the plan foretells is the largest batch, which the steps so far need not have seen.
+  if (const auto rehearsal = measured.by_phase.find("rehearsal"); rehearsal != measured.by_phase.end())
+    measured.peak_bytes = std::max(measured.peak_bytes, rehearsal->second);
   nlohmann::json comparison = comparison_json(predicted_, measured);
   comparison.at("measured").update(arithmetic_of(run_, measured.images_per_s));
   write_file_atomically("plan", run_.options.out + "/plan.json", comparison.dump(1) + "\n");

@@ -8,8 +8,10 @@
 #include "core/aten.h"
 #include "core/error.h"
 #include "core/files/atomic_file.h"
+#include "core/tensors.h"
 #include "data/images/images.h"
 #include "diffusion/sampler.h"
+#include "models/text/caption_encoder.h"
 #include "parallel/offload/device_wait.h"
 #include "step/average_in_place.h"
 #include "step/forward_pass.h"
@@ -83,11 +85,13 @@ void validate_sampling(const TrainOptions& options, const RunInfo& info, bool ha
   for (int64_t label : options.samples.classes)
     if (label < 0 || label >= num_classes)
       fail("train", "--sample-classes expects classes in [0, {}), got {}", num_classes, label);
+  if (!options.samples.prompts.empty() && info.text.encoder.empty())
+    fail("train", "--sample-prompts: {} is trained without captions: leave it out", info.model);
   grid_sampler_config(options, info.objective);
 }
 
 double grid_cfg_scale(const TrainOptions& options, const ConditioningShape& shape) {
-  return shape.has_null_class || shape.has_null_text ? options.samples.cfg_scale : 1;
+  return shape.has_null_class || shape.takes_text() ? options.samples.cfg_scale : 1;
 }
 
 ForwardFn forward_of(const Training& training) {
@@ -96,47 +100,78 @@ ForwardFn forward_of(const Training& training) {
   };
 }
 
-bool draw_share(const TrainOptions& options, const RunInfo& info, const Training& training,
-                const Autoencoder* decoder, at::Device device, const std::function<bool()>& stop,
+bool draw_share(const TrainOptions& options, const GridSource& source, const std::function<bool()>& stop,
                 const ImageSink& sink) {
+  const Training& training = source.training;
   ProcessGroup& group = training.state->zero->group();
-  const DenoiserShape& shape = training.denoiser->shape();
+  const ConditioningShape& shape = training.denoiser->shape().conditioning;
   SampleOptions sampling;
-  sampling.sampler = grid_sampler_config(options, info.objective);
-  const GridImages mine = images_of_rank(options, shape.conditioning.num_classes, group.ranks());
+  sampling.sampler = grid_sampler_config(options, source.info.objective);
+  const GridImages mine = images_of_rank(options, shape.num_classes, group.ranks());
   sampling.images = mine.images;
-  sampling.conditioning = class_labels_fn(shape.conditioning, mine.labels);
-  sampling.cfg_scale = grid_cfg_scale(options, shape.conditioning);
+  const auto num_prompts = static_cast<int64_t>(source.prompts.texts.size());
+  std::vector<int64_t> prompts;
+  for (const int64_t image : mine.images) prompts.push_back(num_prompts > 0 ? image % num_prompts : 0);
+  sampling.conditioning = with_image_size(
+      shape, with_prompts(class_labels_fn(shape, mine.labels), source.prompts, std::move(prompts)),
+      source.info.image_size, source.info.image_size);
+  sampling.null_text = source.prompts.null;
+  sampling.cfg_scale = grid_cfg_scale(options, shape);
   sampling.seed = options.seed;
-  sampling.device = device;
+  sampling.device = source.device;
   sampling.stop = [&] { return group.sum({stop() ? 1.0 : 0.0}, "a stop signal").front() > 0; };
-  sampling.forward = [&group, device, forward = forward_of(training)](const ModelInput& input) {
+  sampling.forward = [&group, device = source.device,
+                      forward = forward_of(training)](const ModelInput& input) {
     at::Tensor prediction = forward(input);
     wait_for_device(device, group, "a sample grid");  // what follows is of this rank alone
     return prediction;
   };
   bool drawn = false;
   with_first_ema(*training.state, [&] {
-    drawn =
-        sample_images(*training.denoiser, decoder, sampling, [&](int64_t image_index, const Image& image) {
-          if (image_index < options.samples.num_samples) sink(image_index, image);
-        });
+    drawn = sample_images(*training.denoiser, source.decoder, sampling,
+                          [&](int64_t image_index, const Image& image) {
+                            if (image_index < options.samples.num_samples) sink(image_index, image);
+                          });
   });
   return drawn;
 }
 
-SampleGrid draw_sample_grid(const TrainOptions& options, const RunInfo& info, const Training& training,
-                            const Autoencoder* decoder, at::Device device,
+SampleGrid draw_sample_grid(const TrainOptions& options, const GridSource& source,
                             const std::function<bool()>& stop) {
-  ProcessGroup& group = training.state->zero->group();
+  ProcessGroup& group = source.training.state->zero->group();
   std::vector<Image> images;
-  const bool drawn = draw_share(options, info, training, decoder, device, stop,
-                                [&](int64_t, const Image& image) { images.push_back(image); });
+  const bool drawn =
+      draw_share(options, source, stop, [&](int64_t, const Image& image) { images.push_back(image); });
   if (drawn) images = of_all_ranks(group, images);
   if (!drawn || images.empty()) return {};
   const int64_t columns = static_cast<int64_t>(std::ceil(std::sqrt(static_cast<double>(images.size()))));
   const Image grid = make_grid(images, columns);
   return {.png = encode_png(grid), .height = grid.height, .width = grid.width};
+}
+
+Prompts captions_of_samples(const TextStore& store, int64_t count, const ConditioningShape& shape) {
+  const TextStoreInfo& info = store.info();
+  const at::ScalarType dtype = to_scalar_type(info.dtype);
+  Prompts prompts;
+  std::vector<at::Tensor> rows;
+  const int64_t num_prompts = std::min(count, info.num_samples);
+  for (int64_t i = 0; i < num_prompts; ++i) {
+    const int64_t entry = store.entry(i * info.num_samples / num_prompts, 0);
+    prompts.texts.emplace_back(store.text(entry));
+    rows.push_back(stored_rows(store, entry));
+  }
+  prompts.rows = joined_rows(rows, dtype);
+  if (!shape.has_null_text) prompts.null = joined_rows({stored_rows(store, TextStore::kNullEntry)}, dtype);
+  return prompts;
+}
+
+Prompts grid_prompts(const TrainOptions& options, const TrainingData& data, const ConditioningShape& shape,
+                     at::Device device, at::ScalarType compute_dtype) {
+  if (!data.text) return {};
+  if (!options.samples.prompts.empty())
+    return encode_prompts(text_info(*data.text), options.data.text_encoder, options.samples.prompts,
+                          /*negative=*/"", shape, device, compute_dtype);
+  return captions_of_samples(*data.text, options.samples.num_samples, shape);
 }
 
 std::string write_sample_grid(const std::string& run, int64_t step, const SampleGrid& grid) {

@@ -6,9 +6,11 @@
 
 #include "models/autoencoders/autoencoder.h"
 #include "run/train_options.h"
+#include "sample/prompts.h"
 #include "sample/run_folder.h"
 #include "sample/sampler_loop.h"
 #include "train/setup.h"
+#include "train/training_data.h"
 
 namespace kiln {
 
@@ -17,17 +19,32 @@ struct SampleGrid {
   int64_t height = 0, width = 0;
 };
 
+// What draws the pictures of a run in training.
+struct GridSource {
+  const RunInfo& info;
+  const Training& training;
+  const Autoencoder* decoder;  // null: the model makes pixels
+  const Prompts& prompts;      // in turn, for models that take captions
+  at::Device device;
+};
+
 // This rank's every world_size-th of options.num_samples images, as draw_sample_grid() draws them, handed to
 // `sink`. False when `stop` became true on a rank. A collective.
-bool draw_share(const TrainOptions& options, const RunInfo& info, const Training& training,
-                const Autoencoder* decoder, at::Device device, const std::function<bool()>& stop,
+bool draw_share(const TrainOptions& options, const GridSource& source, const std::function<bool()>& stop,
                 const ImageSink& sink);
 
 // Draws options.num_samples images with the first EMA (without one: the weights), the same noise every time.
 // The model in training draws them: no second one is made, and divided weights are gathered segment by
 // segment. Returns an empty grid when `stop` became true on a rank, and on ranks other than 0. A collective.
-SampleGrid draw_sample_grid(const TrainOptions& options, const RunInfo& info, const Training& training,
-                            const Autoencoder* decoder, at::Device device, const std::function<bool()>& stop);
+SampleGrid draw_sample_grid(const TrainOptions& options, const GridSource& source,
+                            const std::function<bool()>& stop);
+
+// The captions of `count` samples spread over all of a store.
+Prompts captions_of_samples(const TextStore& store, int64_t count, const ConditioningShape& shape);
+// What the grids of a run show: --sample-prompts, else captions of samples. `data`: of the run. Throws Error:
+// no text encoder for prompts, or another one than the captions'.
+Prompts grid_prompts(const TrainOptions& options, const TrainingData& data, const ConditioningShape& shape,
+                     at::Device device, at::ScalarType compute_dtype);
 
 // Writes RUN/samples/step-00001000.png; returns its path. REQUIRES: the grid is not empty. Throws Error.
 std::string write_sample_grid(const std::string& run, int64_t step, const SampleGrid& grid);
@@ -42,7 +59,8 @@ double grid_cfg_scale(const TrainOptions& options, const ConditioningShape& shap
 nlohmann::json grid_sampler_config(const TrainOptions& options, const nlohmann::json& objective);
 
 // Refuses what cannot be drawn before a run begins: latents without a decoder, classes out of range, a
-// sampler that does not fit the objective. Throws Error naming the option.
+// sampler that does not fit the objective, prompts for a model without captions. Throws Error naming the
+// option.
 void validate_sampling(const TrainOptions& options, const RunInfo& info, bool has_decoder,
                        int64_t num_classes);
 

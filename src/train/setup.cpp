@@ -68,13 +68,34 @@ at::ScalarType grad_dtype_of(const TrainOptions& options, at::ScalarType compute
 
 DataShape synthetic_shape(const TrainOptions& options) {
   const bool pixels = options.data.in_pixels();
-  const int64_t downsample = pixels ? 1 : 8;
-  if (options.data.image_size % downsample != 0)
-    fail("train", "--image-size must be a multiple of {}, got {}", downsample, options.data.image_size);
-  const int64_t side = options.data.image_size / downsample;
-  return {.channels = pixels ? 3 : 4,
-          .num_classes = options.model.num_classes > 0 ? options.model.num_classes : kSyntheticClasses,
-          .lanes = {{.height = side, .width = side}}};
+  const PublishedLatents latents =
+      pixels ? PublishedLatents{.channels = 3, .downsample = 1} : family_of(options.model.name).latents;
+  if (options.data.image_size % latents.downsample != 0)
+    fail("train", "--image-size must be a multiple of {}, got {}", latents.downsample,
+         options.data.image_size);
+  const int64_t side = options.data.image_size / latents.downsample;
+  DataShape shape = {
+      .channels = latents.channels,
+      .num_classes = options.model.num_classes > 0 ? options.model.num_classes : kSyntheticClasses,
+      .lanes = {{.height = side, .width = side}}};
+  const ConditioningShape conditioning = conditioning_of(options, shape);
+  if (!conditioning.takes_labels()) shape.num_classes = 0;
+  shape.has_image_size = conditioning.takes_image_size;
+  const auto max_rows = static_cast<double>(conditioning.max_text_tokens);
+  shape.text = {.width = conditioning.text_width,
+                .max_rows = conditioning.max_text_tokens,
+                .mean_rows = conditioning.pads_text ? max_rows : (max_rows + 1) / 2,
+                .is_padded = conditioning.pads_text};
+  return shape;
+}
+
+ConditioningShape conditioning_of(const TrainOptions& options, DataShape data) {
+  data.text = {};
+  data.has_image_size = true;  // a model that cannot do without says so when it is built
+  const auto objective = make_objective(objective_config_of(options.objective));
+  return build_denoiser(options.model.name, denoiser_config_of(options, data, *objective), {.outline = true})
+      ->shape()
+      .conditioning;
 }
 
 nlohmann::json denoiser_config_of(const TrainOptions& options, const DataShape& data,

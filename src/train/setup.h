@@ -13,9 +13,13 @@
 
 namespace kiln {
 
-// The shape of --data synthetic: latents of KL-f8 at --image-size, or pixels with --autoencoder pixels.
-// Throws Error when the image size does not fit.
+// The shape of --data synthetic: latents of the model's published autoencoder at --image-size, or pixels with
+// --autoencoder pixels, with all that the model is told. Throws Error when the image size does not fit.
 DataShape synthetic_shape(const TrainOptions& options);
+
+// What the model of the options is told beside the picture, on samples of this shape, whose captions are left
+// out of account. Throws Error.
+ConditioningShape conditioning_of(const TrainOptions& options, DataShape data);
 
 // The full model config that the options resolve to. Throws Error.
 nlohmann::json denoiser_config_of(const TrainOptions& options, const DataShape& data,

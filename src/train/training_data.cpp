@@ -1,9 +1,13 @@
 #include "train/training_data.h"
 
+#include <fmt/ranges.h>
+
 #include <algorithm>
 #include <filesystem>
 
+#include "core/aten.h"
 #include "core/error.h"
+#include "core/tensors.h"
 #include "extract/image_batches.h"
 
 namespace kiln {
@@ -60,23 +64,48 @@ void load_decoder(const TrainOptions& options, const StoreInfo& info, at::Device
   data.autoencoder.path = fs::absolute(path).string();
 }
 
+// The name of the text store that the options choose among those beside the features.
+std::string chosen_text(const TrainOptions& options) {
+  const std::string& path = options.data.path;
+  const std::vector<std::string> found = find_text_stores(path);
+  if (found.empty())
+    fail("train",
+         "{} takes captions, the store {} has none: run kiln extract --data IMAGES --out {} --text-encoder "
+         "DIR",
+         options.model.name, path, path);
+  const std::string names = fmt::format("{}", fmt::join(found, ", "));
+  if (options.data.text.empty() && found.size() > 1)
+    fail("train", "the store {} has several text stores: choose one of {} with --text", path, names);
+  if (options.data.text.empty()) return found[0];
+  if (std::find(found.begin(), found.end(), options.data.text) == found.end())
+    fail("train", "the store {} has no text store '{}': choose one of {}", path, options.data.text, names);
+  return options.data.text;
+}
+
+std::shared_ptr<const TextStore> open_text(const TrainOptions& options, int64_t num_samples,
+                                           const ConditioningShape& model) {
+  const std::string folder = text_store_folder(options.data.path, chosen_text(options));
+  std::shared_ptr<const TextStore> text = TextStore::open(folder);
+  const TextStoreInfo& info = text->info();
+  if (info.num_samples != num_samples)
+    fail("train",
+         "{} has captions of {} samples, its features are of {}: remove it and extract the text again",
+         folder, info.num_samples, num_samples);
+  if (model.pads_text && !info.padded)
+    fail("train", "{} attends to padding, and {} holds captions without it ({}): extract them with CLIP",
+         options.model.name, folder, info.encoder);
+  return text;
+}
+
 TrainingData open_store(const TrainOptions& options, at::Device device, at::ScalarType compute_dtype) {
   const std::shared_ptr<FeatureStore> store = FeatureStore::open(options.data.path);
   const StoreInfo& info = store->info();
-  if (info.image_size != options.data.image_size)
-    fail(
-        "train",
-        "--image-size {} does not fit the store {} of {}-pixel images: train with --image-size {} or extract "
-        "again with --image-size {}",
-        options.data.image_size, options.data.path, info.image_size, info.image_size,
-        options.data.image_size);
   if (store->size() == 0) fail("train", "the store {} is empty: run kiln extract", options.data.path);
+  StoredSamples samples = describe_store(options, info);
   TrainingData data;
-  data.shape = store_shape(info);
+  data.shape = std::move(samples.shape);
+  data.text = std::move(samples.text);
   data.class_names = info.class_names;
-  const int64_t store_classes = static_cast<int64_t>(info.class_names.size());
-  check_classes(options, "the store " + options.data.path, store_classes);
-  data.shape.num_classes = store_classes > 0 ? std::max(store_classes, options.model.num_classes) : 0;
   data.autoencoder = {.name = info.autoencoder,
                       .path = info.autoencoder_path,
                       .fingerprint = info.autoencoder_fingerprint,
@@ -84,7 +113,10 @@ TrainingData open_store(const TrainOptions& options, at::Device device, at::Scal
                       .shift_factor = info.shift_factor};
   load_decoder(options, info, device, compute_dtype, data);
   data.identity = store_identity(*store);
-  data.batches = [store](const BatchOptions& batch_options) { return store_batches(store, batch_options); };
+  if (data.text) data.identity += "; " + text_identity(*data.text);
+  data.batches = [store, text = data.text](const BatchOptions& batch_options) {
+    return store_batches(store, batch_options, text);
+  };
   data.sample_name = [store](int64_t id) { return store->sample_name(id); };
   return data;
 }
@@ -113,6 +145,61 @@ TrainingData open_images(const TrainOptions& options, at::Device device, at::Sca
 }
 
 }  // namespace
+
+StoredSamples describe_store(const TrainOptions& options, const StoreInfo& info) {
+  if (info.image_size != options.data.image_size)
+    fail(
+        "train",
+        "--image-size {} does not fit the store {} of {}-pixel images: train with --image-size {} or extract "
+        "again with --image-size {}",
+        options.data.image_size, options.data.path, info.image_size, info.image_size,
+        options.data.image_size);
+  const int64_t store_classes = static_cast<int64_t>(info.class_names.size());
+  check_classes(options, "the store " + options.data.path, store_classes);
+  StoredSamples samples{.shape = store_shape(info)};
+  samples.shape.num_classes = store_classes > 0 ? std::max(store_classes, options.model.num_classes) : 0;
+  const ConditioningShape conditioning = conditioning_of(options, samples.shape);
+  if (!conditioning.takes_labels()) samples.shape.num_classes = 0;
+  if (conditioning.takes_text()) {
+    samples.text = open_text(options, info.num_samples, conditioning);
+    samples.shape.text = text_shape(*samples.text);
+  } else if (!options.data.text.empty()) {
+    fail("train", "--text {}: {} takes no captions", options.data.text, options.model.name);
+  }
+  return samples;
+}
+
+std::string text_identity(const TextStore& store) {
+  const TextStoreInfo& info = store.info();
+  return fmt::format("captions {} by {} {} {}, up to {} tokens in {}", info.captions_fingerprint,
+                     info.encoder, info.encoder_fingerprint, info.tokenizer_fingerprint, info.max_tokens,
+                     dtype_name(info.dtype));
+}
+
+at::Tensor stored_rows(const TextStore& store, int64_t entry) {
+  return at::from_blob(const_cast<std::byte*>(store.rows(entry).data()),
+                       {store.num_rows(entry), store.info().width},
+                       at::TensorOptions().dtype(to_scalar_type(store.info().dtype)));
+}
+
+void fill_null_text(const TextStore& store, const Denoiser& denoiser) {
+  if (!denoiser.null_text()) return;
+  const at::Tensor rows = stored_rows(store, TextStore::kNullEntry);
+  const at::Tensor places = at::arange(denoiser.null_text()->value.size(0)).clamp_max(rows.size(0) - 1);
+  denoiser.null_text()->value.copy_(rows.index_select(0, places));
+}
+
+RunInfo::TextInfo text_info(const TextStore& store) {
+  const TextStoreInfo& info = store.info();
+  return {.encoder = info.encoder,
+          .encoder_path = info.encoder_path,
+          .encoder_fingerprint = info.encoder_fingerprint,
+          .tokenizer_fingerprint = info.tokenizer_fingerprint,
+          .max_tokens = info.max_tokens,
+          .prefix = info.prefix,
+          .suffix = info.suffix,
+          .dtype = info.dtype};
+}
 
 std::string decoder_path(const TrainOptions& options, const StoreInfo& store) {
   if (store.autoencoder == "pixels") return "";

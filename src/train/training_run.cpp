@@ -13,6 +13,7 @@
 #include "parallel/ranks/agreement.h"
 #include "parallel/ranks/joining.h"
 #include "run/option_values.h"
+#include "train/model_size.h"
 #include "train/sample_grid.h"
 
 namespace kiln {
@@ -64,6 +65,13 @@ std::vector<std::string> settings_without_effect(const TrainOptions& options, at
   return lines;
 }
 
+// "10 classes", "captions of 6.3 rows on average and 256 at most".
+std::string told_text(const DataShape& data) {
+  if (data.text.width == 0) return fmt::format("{} classes", data.num_classes);
+  return fmt::format("captions of {:.1f} rows on average and {} at most", data.text.mean_rows,
+                     data.text.max_rows);
+}
+
 }  // namespace
 
 TrainingRun::TrainingRun(const TrainOptions& given, std::shared_ptr<ProcessGroup> ranks)
@@ -85,6 +93,7 @@ TrainingRun::TrainingRun(const TrainOptions& given, std::shared_ptr<ProcessGroup
           .objective = objective,
           .image_size = options.data.image_size,
           .autoencoder = data.autoencoder,
+          .text = data.text ? text_info(*data.text) : RunInfo::TextInfo(),
           .class_names = data.class_names,
           .ema_decays = options.ema.decays};
   validate_sampling(options, info, data.decoder != nullptr, data.shape.num_classes);
@@ -123,9 +132,12 @@ void TrainingRun::build() {
     const PhaseMemory::Phase phase(phase_memory, "load");
     training = build_training(options, data.shape, device, group);
   }
+  if (data.text && options.model.weights.empty()) fill_null_text(*data.text, *training.denoiser);
   if (training.state->nvme)
     for (const std::string& note : training.state->nvme->store()->notes()) warn(note);
   const DenoiserShape& shape = training.denoiser->shape();
+  if (options.samples.every > 0)
+    prompts = grid_prompts(options, data, shape.conditioning, device, compute_dtype);
   batches = data.batches(
       {.seed = options.seed,
        .global_batch = options.global_batch,
@@ -133,6 +145,8 @@ void TrainingRun::build() {
        .world_size = group->world_size(),
        .class_dropout_prob = shape.conditioning.has_null_class ? options.model.class_dropout_prob : 0,
        .null_class = shape.conditioning.num_classes,
+       .text_dropout_prob = shape.conditioning.takes_text() ? options.data.text_dropout_prob : 0,
+       .has_null_text = shape.conditioning.has_null_text,
        .draw_posterior = options.data.draw_posterior,
        .flip = options.data.flip,
        .num_threads = static_cast<int>(options.data.loader_threads),
@@ -150,18 +164,23 @@ void TrainingRun::print_description() const {
   int64_t num_weights = 0;
   for (const auto& segment : training.state->segments)
     for (const FlatSlot& slot : segment.unit.layout().slots) num_weights += slot.numel;
-  fmt::print("{}: {:.1f} M weights, {} x {} latents, {} classes, {}, {} on {} with {} threads\n", info.model,
+  fmt::print("{}: {:.1f} M weights, {} x {} latents, {}, {}, {} on {} with {} threads\n", info.model,
              static_cast<double>(num_weights) / 1e6, data.shape.channels, lanes_text(data.shape.lanes),
-             data.shape.num_classes, options.objective.name, choice_name(options.compute.dtype),
+             told_text(data.shape), options.objective.name, choice_name(options.compute.dtype),
              machine_name(device), at::get_num_threads());
+  if (const std::string line = unnamed_size(options.model, info.model_config); !line.empty()) warn(line);
   if (!is_alone())
     fmt::print("{} ranks, {} on this machine, ZeRO stage {}\n", group->world_size(),
                group->ranks().local_world_size, options.zero.stage);
   const int64_t num_samples = batches->order().samples_per_epoch();
   if (num_samples == 0) return;  // endless
   const double epoch_steps = static_cast<double>(num_samples) / static_cast<double>(options.global_batch);
-  fmt::print("{} samples: {:.1f} steps an epoch, {:.1f} epochs in {} steps\n", num_samples, epoch_steps,
-             static_cast<double>(options.max_steps) / epoch_steps, options.max_steps);
+  if (options.max_minutes > 0)  // how many steps that will be is not known
+    fmt::print("{} samples: {:.1f} steps an epoch, at most {:g} minutes\n", num_samples, epoch_steps,
+               options.max_minutes);
+  else
+    fmt::print("{} samples: {:.1f} steps an epoch, {:.1f} epochs in {} steps\n", num_samples, epoch_steps,
+               static_cast<double>(options.max_steps) / epoch_steps, options.max_steps);
 }
 
 }  // namespace kiln

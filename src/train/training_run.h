@@ -9,8 +9,10 @@
 
 #include "data/loader/batches.h"
 #include "parallel/ranks/process_group.h"
+#include "sample/prompts.h"
 #include "sample/run_folder.h"
 #include "train/run_evaluation.h"
+#include "train/sample_grid.h"
 #include "train/setup.h"
 #include "train/training_data.h"
 #include "train/validation.h"
@@ -33,6 +35,14 @@ class TrainingRun {
   void write_description() const;
   void print_description() const;
 
+  // After build(). The result refers to `prompts` and this.
+  GridSource grid_source(const Prompts& prompts) const {
+    return {.info = info,
+            .training = training,
+            .decoder = data.decoder.get(),
+            .prompts = prompts,
+            .device = device};
+  }
   bool is_first() const { return group->rank() == 0; }  // the one that writes and prints
   bool is_alone() const { return group->world_size() == 1; }
   void warn(const std::string& text) const;  // once for all ranks
@@ -52,6 +62,7 @@ class TrainingRun {
   // Set by build():
   double peak_flops = 0;  // of this rank's device, beside the others
   Training training;
+  Prompts prompts;  // of the sample grids
   std::optional<RunEvaluation> evaluation;
   std::unique_ptr<BatchSource> batches;
 

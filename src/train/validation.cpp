@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <filesystem>
+#include <numeric>
 
 #include "core/aten.h"
 #include "core/error.h"
@@ -25,7 +26,7 @@ void check_latents(const TrainOptions& options, const StoreInfo& info, const Tra
          path, info.image_size, options.data.image_size, options.data.image_size);
   if (info.autoencoder == data.autoencoder.name &&
       info.autoencoder_fingerprint == data.autoencoder.fingerprint && info.channels == data.shape.channels &&
-      info.lanes == data.shape.lanes)
+      (info.lanes == data.shape.lanes || data.shape.lanes.size() > 1))
     return;
   fail("train",
        "--validation-data {} was made by another autoencoder ({} {}, {} x {} latents) than --data ({} "
@@ -62,13 +63,39 @@ std::shared_ptr<const Autoencoder> encoder_of(const TrainOptions& options, const
   return data.decoder;
 }
 
+// The captions of --validation-data, which the encoder of --data's must have made.
+std::shared_ptr<const TextStore> open_validation_text(const TrainOptions& options, const StoreInfo& info,
+                                                      const TrainingData& data) {
+  if (!data.text) return nullptr;
+  TrainOptions of_validation = options;
+  of_validation.data.path = options.validation.data;
+  std::shared_ptr<const TextStore> text = describe_store(of_validation, info).text;
+  const TextStoreInfo &ours = text->info(), &theirs = data.text->info();
+  if (ours.encoder_fingerprint != theirs.encoder_fingerprint ||
+      ours.tokenizer_fingerprint != theirs.tokenizer_fingerprint || ours.max_tokens != theirs.max_tokens)
+    fail("train",
+         "the captions of --validation-data {} were made by another text encoder ({} {}, up to {} tokens) "
+         "than "
+         "those of --data ({} {}, up to {}): extract them again with that of --data",
+         options.validation.data, ours.encoder, ours.encoder_fingerprint, ours.max_tokens, theirs.encoder,
+         theirs.encoder_fingerprint, theirs.max_tokens);
+  return text;
+}
+
+int64_t sum_of(const std::vector<int64_t>& counts) {
+  return std::accumulate(counts.begin(), counts.end(), int64_t{0});
+}
+
 ValidationData open_validation_store(const TrainOptions& options, const TrainingData& data) {
   const std::shared_ptr<FeatureStore> store = FeatureStore::open(options.validation.data);
   check_latents(options, store->info(), data);
   check_classes(options.validation.data, store->info().class_names, data);
-  return {.num_samples = store->size(),
-          .identity = store_identity(*store),
-          .batches = [store](const BatchOptions& batch) { return store_batches(store, batch); }};
+  const auto text = open_validation_text(options, store->info(), data);
+  std::vector<int64_t> samples_of_lane;
+  for (const SampleLane& lane : store->info().sample_lanes()) samples_of_lane.push_back(lane.size());
+  return {.samples_of_lane = std::move(samples_of_lane),
+          .identity = store_identity(*store) + (text ? "; " + text_identity(*text) : ""),
+          .batches = [store, text](const BatchOptions& batch) { return store_batches(store, batch, text); }};
 }
 
 ValidationData open_validation_images(const TrainOptions& options, const TrainingData& data,
@@ -76,7 +103,7 @@ ValidationData open_validation_images(const TrainOptions& options, const Trainin
   EncodedImages encoded =
       encode_images(options, options.validation.data, encoder_of(options, data, device), device);
   check_classes(options.validation.data, encoded.images->class_names(), data);
-  return {.num_samples = static_cast<int64_t>(encoded.images->records().size()),
+  return {.samples_of_lane = {static_cast<int64_t>(encoded.images->records().size())},
           .identity = std::move(encoded.identity),
           .batches = std::move(encoded.batches)};
 }
@@ -91,8 +118,23 @@ ValidationData open_validation_data(const TrainOptions& options, const TrainingD
          path.string());
   ValidationData opened = fs::exists(path / "store.json") ? open_validation_store(options, data)
                                                           : open_validation_images(options, data, device);
-  if (opened.num_samples == 0) fail("train", "--validation-data {} is empty", path.string());
+  if (sum_of(opened.samples_of_lane) == 0) fail("train", "--validation-data {} is empty", path.string());
   return opened;
+}
+
+// `images` of all lanes together as shares of each, by the largest remainders.
+std::vector<int64_t> shares_of_lanes(const std::vector<int64_t>& samples, int64_t images) {
+  const int64_t all = sum_of(samples);
+  std::vector<int64_t> shares;
+  std::vector<size_t> by_remainder;
+  for (size_t lane = 0; lane < samples.size(); ++lane) {
+    shares.push_back(images * samples[lane] / all);
+    by_remainder.push_back(lane);
+  }
+  std::stable_sort(by_remainder.begin(), by_remainder.end(),
+                   [&](size_t a, size_t b) { return images * samples[a] % all > images * samples[b] % all; });
+  for (size_t i = 0; sum_of(shares) < images; ++i) ++shares[by_remainder[i]];
+  return shares;
 }
 
 int64_t share(int64_t images, int64_t world_size) { return (images + world_size - 1) / world_size; }
@@ -102,36 +144,44 @@ int64_t share(int64_t images, int64_t world_size) { return (images + world_size 
 Validation::Validation(const TrainOptions& options, const TrainingData& data, at::Device device)
     : options_(options),
       data_(open_validation_data(options, data, device)),
-      num_images_(options.validation.images > 0 ? options.validation.images : data_.num_samples),
       seed_(validation_seed(options.seed)) {
-  if (num_images_ > data_.num_samples)
-    fail("train", "--validation-images {} is more than the {} of --validation-data {}", num_images_,
-         data_.num_samples, options.validation.data);
+  const int64_t num_samples = sum_of(data_.samples_of_lane);
+  if (options.validation.images > num_samples)
+    fail("train", "--validation-images {} is more than the {} of --validation-data {}",
+         options.validation.images, num_samples, options.validation.data);
+  images_of_lane_ = options.validation.images > 0
+                        ? shares_of_lanes(data_.samples_of_lane, options.validation.images)
+                        : data_.samples_of_lane;
 }
 
 std::string Validation::weights() const {
   return options_.ema.decays.empty() ? "model" : fmt::format("ema-{}", options_.ema.decays.front());
 }
 
-std::optional<std::vector<double>> Validation::losses(const Training& training, at::Device device,
-                                                      const std::function<bool()>& stop) const {
+std::optional<Validation::Losses> Validation::losses_of(int64_t lane, const Training& training,
+                                                        at::Device device,
+                                                        const std::function<bool()>& stop) const {
   ProcessGroup& group = training.state->zero->group();
-  const DenoiserShape& shape = training.denoiser->shape();
-  const int64_t world_size = group.world_size();
+  const ConditioningShape& shape = training.denoiser->shape().conditioning;
+  const int64_t world_size = group.world_size(), num_images = images_of_lane_[static_cast<size_t>(lane)];
   const int64_t at_once =
-      world_size * std::min(rows_of_validation(options_, world_size), share(num_images_, world_size));
-  const std::unique_ptr<BatchSource> batches =
-      data_.batches({.seed = seed_,
-                     .global_batch = at_once,
-                     .rank = group.rank(),
-                     .world_size = world_size,
-                     .null_class = shape.conditioning.has_null_class ? shape.conditioning.num_classes : -1,
-                     .draw_posterior = options_.data.draw_posterior,
-                     .flip = options_.data.flip,
-                     .num_threads = static_cast<int>(options_.data.loader_threads),
-                     .prefetch = options_.data.prefetch});
-  std::vector<double> losses(static_cast<size_t>(num_images_));
-  for (int64_t first = 0; first < num_images_; first += at_once) {
+      world_size * std::min(rows_of_validation(options_, world_size), share(num_images, world_size));
+  // Draws of another lane at the same position are others.
+  const uint64_t seed = seed_ + static_cast<uint64_t>(lane) * 0x9e3779b97f4a7c15;
+  BatchOptions batch_options = {.seed = seed,
+                                .global_batch = at_once,
+                                .rank = group.rank(),
+                                .world_size = world_size,
+                                .null_class = shape.has_null_class ? shape.num_classes : -1,
+                                .has_null_text = shape.has_null_text,
+                                .draw_posterior = options_.data.draw_posterior,
+                                .flip = options_.data.flip,
+                                .num_threads = static_cast<int>(options_.data.loader_threads),
+                                .prefetch = options_.data.prefetch};
+  if (images_of_lane_.size() > 1) batch_options.only_lane = lane;
+  const std::unique_ptr<BatchSource> batches = data_.batches(batch_options);
+  std::vector<double> losses(static_cast<size_t>(num_images));
+  for (int64_t first = 0; first < num_images; first += at_once) {
     if (group.sum({stop() ? 1.0 : 0.0}, "a stop signal").front() > 0) return std::nullopt;
     const std::shared_ptr<const Batch> batch = batches->next();
     const at::Tensor rows = forward_losses(
@@ -139,25 +189,36 @@ std::optional<std::vector<double>> Validation::losses(const Training& training, 
     wait_for_device(device, group, "a validation");
     const at::Tensor host = rows.to(at::kCPU, at::kDouble).contiguous();
     // The last batch goes on into the next epoch: those rows are walked, since others wait, and left out.
-    const int64_t kept = std::min(num_images_ - batch->first_position, batch->size());
+    const int64_t kept = std::min(num_images - batch->first_position, batch->size());
     if (kept > 0) std::copy_n(host.const_data_ptr<double>(), kept, losses.begin() + batch->first_position);
   }
-  return group.sum(std::move(losses), "the validation losses");
+  return Losses{.losses = group.sum(std::move(losses), "the validation losses"),
+                .positions = positions_at(*training.objective, seed, 0, num_images)};
 }
 
 std::optional<ValidationLoss> Validation::run(const Training& training, at::Device device,
                                               const std::function<bool()>& stop) const {
-  std::optional<std::vector<double>> all;
-  with_first_ema(*training.state, [&] { all = losses(training, device, stop); });
-  if (!all) return std::nullopt;
+  Losses all;
+  bool is_whole = true;
+  with_first_ema(*training.state, [&] {
+    for (size_t lane = 0; lane < images_of_lane_.size() && is_whole; ++lane) {
+      if (images_of_lane_[lane] == 0) continue;
+      const std::optional<Losses> found = losses_of(static_cast<int64_t>(lane), training, device, stop);
+      is_whole = found.has_value();
+      if (!found) continue;
+      all.losses.insert(all.losses.end(), found->losses.begin(), found->losses.end());
+      all.positions.insert(all.positions.end(), found->positions.begin(), found->positions.end());
+    }
+  });
+  if (!is_whole) return std::nullopt;
 
-  const std::vector<double> positions = positions_at(*training.objective, seed_, 0, num_images_);
-  ValidationLoss result{.num_images = num_images_};
+  const auto num_images = static_cast<int64_t>(all.losses.size());
+  ValidationLoss result{.num_images = num_images};
   std::array<double, 4> counts{};
-  for (size_t i = 0; i < all->size(); ++i) {
-    const double loss = (*all)[i];
-    const auto quartile = static_cast<size_t>(std::clamp(static_cast<int>(positions[i] * 4), 0, 3));
-    result.loss += loss / static_cast<double>(num_images_);
+  for (size_t i = 0; i < all.losses.size(); ++i) {
+    const double loss = all.losses[i];
+    const auto quartile = static_cast<size_t>(std::clamp(static_cast<int>(all.positions[i] * 4), 0, 3));
+    result.loss += loss / static_cast<double>(num_images);
     result.quartiles[quartile] += loss;
     counts[quartile] += 1;
   }

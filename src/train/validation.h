@@ -13,14 +13,15 @@ namespace kiln {
 
 // The samples behind --validation-data.
 struct ValidationData {
-  int64_t num_samples = 0;
-  std::string identity{};  // names the samples' content
+  std::vector<int64_t> samples_of_lane{};  // one lane each shape
+  std::string identity{};                  // names the samples' content
   BatchMaker batches{};
 };
 
-// Takes the first --validation-images of the samples, in an order that the seed decides. Each has its label,
-// and noise, timestep, flip and posterior sample that are the same every time. Neither the number of ranks
-// nor the batch size changes any of it.
+// Takes the first --validation-images of the samples, in an order that the seed decides; of pictures in
+// several shapes each shape's share of them. Each has its label and caption, and noise, timestep, flip and
+// posterior sample that are the same every time. Neither the number of ranks nor the batch size changes any
+// of it.
 class Validation {
  public:
   // Opens options.validation.data: a feature store, or images that are encoded on the way. `data`: what is
@@ -38,12 +39,16 @@ class Validation {
   std::string weights() const;  // what run() computes with: "ema-0.9999", "model"
 
  private:
-  std::optional<std::vector<double>> losses(const Training& training, at::Device device,
-                                            const std::function<bool()>& stop) const;
+  // Losses and places in the schedule, image by image.
+  struct Losses {
+    std::vector<double> losses{}, positions{};
+  };
+  std::optional<Losses> losses_of(int64_t lane, const Training& training, at::Device device,
+                                  const std::function<bool()>& stop) const;
 
   TrainOptions options_;
   ValidationData data_;
-  int64_t num_images_ = 0;
+  std::vector<int64_t> images_of_lane_;
   uint64_t seed_ = 0;
 };
 

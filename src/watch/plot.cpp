@@ -55,7 +55,8 @@ std::vector<double> log_ticks(double low, double high) {
       const double tick = factor * std::pow(10.0, exponent);
       if (tick >= low && tick <= high && (factor == 1 || !wide)) ticks.push_back(tick);
     }
-  return ticks;
+  constexpr size_t kFewest = 3;  // fewer do not tell how the axis is spaced
+  return ticks.size() < kFewest ? nice_ticks(low, high, 5) : ticks;
 }
 
 std::string tick_text(double value) {
@@ -112,13 +113,6 @@ std::string frame(const PlotOptions& options, const Axis& x, const Axis& y) {
 }
 
 }  // namespace
-
-std::string escape(const std::string& text) {
-  std::string escaped;
-  for (char c : text)
-    escaped += c == '<' ? "&lt;" : c == '&' ? "&amp;" : c == '"' ? "&quot;" : std::string(1, c);
-  return escaped;
-}
 
 std::vector<double> nice_ticks(double low, double high, int count) {
   if (!(high > low)) return {low};

@@ -3,6 +3,8 @@
 #include <string>
 #include <vector>
 
+#include "core/text/html.h"
+
 namespace kiln {
 
 struct PlotPoint {
@@ -28,9 +30,6 @@ struct PlotOptions {
 
 // Non-finite points are left out; long series are thinned to the width of the picture.
 std::string line_plot(const PlotOptions& options, const std::vector<PlotSeries>& series);
-
-// Text as HTML and SVG hold it.
-std::string escape(const std::string& text);
 
 // Axis positions at 1, 2 or 5 times a power of ten, about `count` of them within [low, high].
 std::vector<double> nice_ticks(double low, double high, int count);

@@ -52,7 +52,8 @@ struct ComparedFigure {
 std::string text_of(const ComparedFigure& figure, double value);
 std::vector<ComparedFigure> compare(const StepFigures& predicted, const StepFigures& measured);
 
-// A peak off by more than 5 %, a step time off by more than 20 %: one sentence each.
+// A peak off by more than 5 %, a step time off by more than 20 %: one sentence each. Of a run, its time is
+// compared once it has 8 steady steps, and only where the nearer quartile is off as well.
 std::vector<std::string> findings(const StepFigures& predicted, const StepFigures& measured);
 
 std::string size_text(double bytes);  // "1.23 GB"

@@ -5,6 +5,7 @@
 #include <filesystem>
 #include <fstream>
 #include <iterator>
+#include <optional>
 
 #include "checkpoint/train_state.h"
 #include "core/error.h"
@@ -38,14 +39,17 @@ h1 { font-size: 26px; margin: 0 0 2px; } h2 { font-size: 18px; margin: 34px 0 12
 .cards { display: grid; grid-template-columns: repeat(auto-fit, minmax(165px, 1fr)); gap: 12px; margin: 22px 0; }
 .card, .plot { background: var(--card); border: 1px solid var(--line); border-radius: 10px; padding: 12px 16px; }
 .card > b { display: block; font-size: 21px; font-variant-numeric: tabular-nums; } .card > span { color: var(--soft); font-size: 13px; }
-.plots { display: grid; grid-template-columns: repeat(auto-fill, minmax(480px, 1fr)); gap: 14px; }
+.plots { display: grid; grid-template-columns: repeat(auto-fill, minmax(min(480px, 100%), 1fr)); gap: 14px; }
+.plot { overflow-x: auto; }
 svg { display: block; width: 100%; height: auto; } .title { font: 600 14px system-ui, sans-serif; fill: var(--ink); }
 .tick { font: 11px system-ui, sans-serif; fill: var(--soft); } .legend { font: 12px system-ui, sans-serif; fill: var(--soft); }
 .grid { stroke: var(--line); }
-.samples { display: grid; grid-template-columns: repeat(auto-fill, minmax(240px, 1fr)); gap: 14px; }
+.samples { display: grid; grid-template-columns: repeat(auto-fill, minmax(min(240px, 100%), 1fr)); gap: 14px; }
 figure { margin: 0; } figure img { width: 100%; image-rendering: pixelated; border-radius: 8px; border: 1px solid var(--line); }
 figcaption { color: var(--soft); font-size: 13px; text-align: center; }
-.rows { columns: 3 300px; column-gap: 32px; font-size: 13px; } .rows.wide { columns: 1; }
+@media (max-width: 600px) { body { padding: 14px 10px; } .cards { grid-template-columns: 1fr 1fr; } h1 { overflow-wrap: anywhere; } }
+.rows b { min-width: 0; text-align: right; } .rows.wide b { text-align: left; }
+.rows { columns: 3 min(300px, 100%); column-gap: 32px; font-size: 13px; } .rows.wide { columns: 1; }
 .key { display: flex; flex-wrap: wrap; gap: 4px 14px; margin-top: 6px; color: var(--soft); font-size: 12px; }
 .key i { display: inline-block; width: 10px; height: 10px; border-radius: 2px; margin-right: 5px; }
 table { border-collapse: collapse; font-size: 13px; font-variant-numeric: tabular-nums; width: 100%; }
@@ -149,11 +153,26 @@ std::string plots(const std::vector<Json>& lines, const std::vector<PlotPoint>& 
   return html + "</div>\n";
 }
 
-std::string cards(const std::vector<Json>& lines, const std::vector<PlotPoint>& validation,
-                  double cost_per_hour) {
+// How far a run has come: by the last line of its log, or by a checkpoint that was written since.
+struct Totals {
+  int64_t steps = 0, images = 0;
+  double seconds = 0;
+};
+Totals totals_of(const std::vector<Json>& lines, const std::optional<TrainStateInfo>& saved) {
+  Totals totals;
+  if (!lines.empty())
+    totals = {.steps = lines.back()["step"],
+              .images = lines.back()["images_seen"],
+              .seconds = number(lines.back(), "train_seconds")};
+  if (saved && saved->step > totals.steps)
+    totals = {.steps = saved->step, .images = saved->images_seen, .seconds = saved->train_seconds};
+  return totals;
+}
+
+std::string cards(const std::vector<Json>& lines, const Totals& totals,
+                  const std::vector<PlotPoint>& validation, double cost_per_hour) {
   if (lines.empty()) return "";
-  const Json& last = lines.back();
-  const double seconds = number(last, "train_seconds");
+  const double seconds = totals.seconds;
   const double speed = median_of(points_of(lines, "images_per_s"));
   double peak_host = 0, peak_device = 0;
   for (const Json& line : lines) {
@@ -165,8 +184,8 @@ std::string cards(const std::vector<Json>& lines, const std::vector<PlotPoint>& 
   if (!loss.empty()) html += card(fmt::format("{:.4f}", loss.back().y), "loss, smoothed");
   if (!validation.empty() && std::isfinite(validation.back().y))
     html += card(fmt::format("{:.4f}", validation.back().y), "validation loss, last");
-  html += card(fmt::format("{}", last["step"].get<int64_t>()), "steps");
-  html += card(fmt::format("{}", last["images_seen"].get<int64_t>()), "images seen");
+  html += card(fmt::format("{}", totals.steps), "steps");
+  html += card(fmt::format("{}", totals.images), "images seen");
   html += card(duration_text(seconds), "training time");
   html += card(fmt::format("{:.1f}", speed), "images/s, median");
   html += card(fmt::format("{:.2f}", median_of(points_of(lines, "tflops"))),
@@ -207,11 +226,25 @@ std::string settings(const Json& options) {
   return html + "</div>\n";
 }
 
+// "step 120: loss scale, loss_scale 4096": an event and its fields.
+std::string event_row(const Json& line) {
+  std::string name = line["event"].is_string() ? line["event"].get<std::string>() : line["event"].dump();
+  std::ranges::replace(name, '_', ' ');
+  std::string fields;
+  for (const auto& [key, value] : line.items()) {
+    if (key == "event" || key == "step") continue;
+    fields += fmt::format("{}{} {}", fields.empty() ? "" : ", ", key,
+                          value.is_string() ? value.get<std::string>() : value.dump());
+  }
+  const std::string step = line.contains("step") ? fmt::format("step {}: ", line["step"].dump()) : "";
+  return fmt::format("<div><span>{}{}</span><b>{}</b></div>\n", escape(step), escape(name), escape(fields));
+}
+
 std::string events(const std::vector<Json>& lines) {
   std::string html;
   for (const Json& line : lines)
     if (line.contains("event") && line["event"] != "validation" && line["event"] != "evaluation")  // plots
-      html += "<div>" + escape(line.dump()) + "</div>\n";
+      html += event_row(line);
   return html.empty() ? "" : "<h2>Events</h2>\n<div class=\"card rows wide\">\n" + html + "</div>\n";
 }
 
@@ -240,8 +273,10 @@ void write_report(const std::string& run) {
   Json options = Json::object();
   std::string machine;
   double cost_per_hour = 0;
+  std::optional<TrainStateInfo> saved;
   if (const auto checkpoints = list_checkpoints(run); !checkpoints.empty()) {
-    const TrainStateInfo info = read_train_state(checkpoints.back().folder);
+    saved = read_train_state(checkpoints.back().folder);
+    const TrainStateInfo& info = *saved;
     options = info.config.value("options", Json::object());
     WatchOptions prices;
     prices.cost_per_hour = options.value("cost-per-hour", 0.0);
@@ -254,8 +289,8 @@ void write_report(const std::string& run) {
                                  escape(options.value("objective", "")),
                                  options.value("image-size", int64_t{0}), escape(machine));
   const std::vector<PlotPoint> validation = validation_points(log);
-  html += cards(lines, validation, cost_per_hour) + plots(lines, validation) + plan_section(run) +
-          evaluation_section(log) + sample_section(run) + events(log) + settings(options);
+  html += cards(lines, totals_of(lines, saved), validation, cost_per_hour) + plots(lines, validation) +
+          plan_section(run) + evaluation_section(log) + sample_section(run) + events(log) + settings(options);
   write_file_atomically("report", (fs::path(run) / "report.html").string(), page(name, html));
 }
 

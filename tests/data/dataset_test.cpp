@@ -80,7 +80,7 @@ TEST(ImageDataset, SaysWhatItLookedFor) {
   EXPECT_THAT(message_of([&] { ImageDataset::open(folder / ""); }),
               HasSubstr("expected class folders, images, metadata.jsonl, data_info.json or .tar files"));
   write_file(folder / "x.zip", "PK");
-  EXPECT_THAT(message_of([&] { ImageDataset::open(folder / "x.zip"); }), HasSubstr("got another file"));
+  EXPECT_THAT(message_of([&] { ImageDataset::open(folder / "x.zip"); }), HasSubstr("unpack it first"));
 }
 
 TEST(PlainFolder, HasCaptionsAndNoLabels) {
@@ -198,7 +198,8 @@ TEST(ImagePipeline, DeliversInOrderAndNamesTheBroken) {
   }
   const auto dataset = ImageDataset::open(folder / "");
   for (const int num_threads : {1, 4}) {
-    ImagePipeline pipeline(*dataset, 2, kCount, {.size = 8}, num_threads, 6);
+    const auto load = [&](int64_t i) { return load_cropped(*dataset, i, {.size = 8}); };
+    ImagePipeline pipeline(2, kCount, load, num_threads, 6);
     PreparedImage prepared;
     for (int64_t i = 2; i < kCount; ++i) {
       ASSERT_TRUE(pipeline.next(prepared));
@@ -220,7 +221,8 @@ TEST(ImagePipeline, StopsInTheMiddle) {
   const TempFolder folder;
   for (int i = 0; i < 20; ++i) write_picture(folder / fmt::format("{:03}.png", i), make_picture(16, 16));
   const auto dataset = ImageDataset::open(folder / "");
-  ImagePipeline pipeline(*dataset, 0, 20, {.size = 8}, 3, 4);
+  ImagePipeline pipeline(
+      0, 20, [&](int64_t i) { return load_cropped(*dataset, i, {.size = 8}); }, 3, 4);
   PreparedImage prepared;
   EXPECT_TRUE(pipeline.next(prepared));
 }

@@ -275,7 +275,7 @@ TEST(FeatureStoreWriter, RefusesOtherSettings) {
   other = info;
   other.source = {{"path", "others"}, {"dtype", "F32"}};
   EXPECT_THAT(message_of([&] { FeatureStoreWriter::open(folder / "store", other, 4); }),
-              HasSubstr("source dtype (null there, \"F32\" asked for), source path (\"pictures\" there"));
+              HasSubstr("source dtype (none there, \"F32\" asked for), source path (\"pictures\" there"));
   other.source = nullptr;
   EXPECT_THAT(message_of([&] { FeatureStoreWriter::open(folder / "store", other, 4); }),
               HasSubstr("source path"));

@@ -59,8 +59,7 @@ class LinearObjective : public Objective {
 
 class GradientDescent : public Optimizer {
  public:
-  std::vector<std::string> moment_names() const override { return {}; }
-  bool needs_whole_tensors() const override { return false; }
+  std::vector<StateBuffer> state(const FlatLayout&) const override { return {}; }
   void step(OptimizerSlice& slice, const OptimizerStep& step) const override {
     slice.master.sub_(slice.grads.to(at::kFloat) * step.grad_scale, step.lr);
     for (const ops::EmaSlice& ema : slice.emas) ema.weights.lerp_(slice.master, 1 - ema.decay);

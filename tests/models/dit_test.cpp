@@ -60,38 +60,8 @@ TEST(Dit, ShapeTellsTheTrainerWhatItNeeds) {
 
 class DitPrecision : public testing::TestWithParam<at::ScalarType> {};
 
-// Walks forward on detached states, then backward one segment at a time: bitwise plain autograd.
 TEST_P(DitPrecision, SegmentWalkEqualsPlainAutogradBitwise) {
-  const auto denoiser = random_dit(kTinyDit, GetParam());
-  const ModelInput input = tiny_input();
-  const std::vector<at::Tensor> leaves = require_gradients(denoiser->parameters());
-  const at::Tensor output = denoiser->forward(input);
-  const at::Tensor grad_output = at::randn_like(output);
-  const auto expected = torch::autograd::grad({output}, leaves, {grad_output});
-
-  std::vector<State> inputs, outputs;
-  State state;
-  for (const auto& segment : denoiser->segments()) {
-    state.visit([](at::Tensor& tensor) { tensor = tensor.detach().set_requires_grad(true); });
-    inputs.push_back(state);
-    state = segment->forward(state, input);
-    outputs.push_back(state);
-  }
-  EXPECT_TRUE(at::equal(state.hidden, output));
-
-  std::vector<at::Tensor> gradients(1, grad_output), walked;
-  for (size_t i = denoiser->segments().size(); i-- > 0;) {
-    std::vector<at::Tensor> produced, wanted = require_gradients(denoiser->segments()[i]->parameters());
-    const size_t num_parameters = wanted.size();
-    outputs[i].visit([&](at::Tensor& tensor) { produced.push_back(tensor); });
-    inputs[i].visit([&](at::Tensor& tensor) { wanted.push_back(tensor); });
-    // A tensor that passes through untouched gets the gradient of both its uses.
-    const auto found = torch::autograd::grad(produced, wanted, gradients);
-    gradients.assign(found.begin() + num_parameters, found.end());
-    walked.insert(walked.begin(), found.begin(), found.begin() + num_parameters);
-  }
-  ASSERT_EQ(walked.size(), expected.size());
-  for (size_t i = 0; i < walked.size(); ++i) EXPECT_TRUE(at::equal(walked[i], expected[i])) << i;
+  expect_walk_equals_plain_autograd(*random_dit(kTinyDit, GetParam()), tiny_input());
 }
 
 TEST_P(DitPrecision, ForwardIsPure) {
@@ -103,37 +73,15 @@ TEST_P(DitPrecision, ForwardIsPure) {
 INSTANTIATE_TEST_SUITE_P(Compute, DitPrecision, testing::Values(at::kFloat, at::kBFloat16, at::kHalf),
                          [](const auto& info) { return std::string(c10::toString(info.param)); });
 
-// Training holds weights in the compute dtype; autocast casts f32 ones: the same numbers wherever a weight
-// enters a product, and close to them where a table is added.
 TEST(Dit, WeightsMayBeRebound) {
-  const at::NoGradGuard no_grad;
-  const auto denoiser = random_dit(kTinyDit, at::kBFloat16);
-  const at::Tensor cast = denoiser->forward(tiny_input());
-  for (const auto& parameter : denoiser->parameters())
-    if (parameter->trainable) parameter->value = parameter->value.to(at::kBFloat16);
-  const at::Tensor rebound = denoiser->forward(tiny_input());
-  EXPECT_EQ(rebound.scalar_type(), at::kFloat);
-  EXPECT_LT((rebound - cast).norm().item<double>() / cast.norm().item<double>(), 2e-2);
-  for (const auto& parameter : denoiser->parameters()) parameter->value = at::zeros_like(parameter->value);
-  EXPECT_FALSE(denoiser->forward(tiny_input()).any().item<bool>()) << "a segment kept an old weight";
+  expect_weights_may_be_rebound(*random_dit(kTinyDit, at::kBFloat16), tiny_input(), 2e-2);
 }
 
 TEST(Dit, RunsOnMetaWithTheShapesAndDtypesOfTheCpu) {
-  for (const at::ScalarType dtype : {at::kFloat, at::kBFloat16}) {
-    const auto real = random_dit(kTinyDit, dtype);
-    const auto meta = build_denoiser("dit", kTinyDit, {.device = at::kMeta, .compute_dtype = dtype});
-    const ModelInput input = tiny_input();
-    const ModelInput meta_input = {.x_t = input.x_t.to(at::kMeta),
-                                   .timesteps = input.timesteps.to(at::kMeta),
-                                   .conditioning = to_device(input.conditioning, at::kMeta)};
-    const auto meta_leaves = require_gradients(meta->parameters());
-    const at::Tensor expected = real->forward(input), output = meta->forward(meta_input);
-    EXPECT_EQ(output.sizes(), expected.sizes());
-    EXPECT_EQ(output.strides(), expected.strides());
-    EXPECT_EQ(output.scalar_type(), expected.scalar_type());
-    const auto gradients = torch::autograd::grad({output}, meta_leaves, {at::empty_like(output)});
-    for (size_t i = 0; i < gradients.size(); ++i) EXPECT_EQ(gradients[i].sizes(), meta_leaves[i].sizes());
-  }
+  for (const at::ScalarType dtype : {at::kFloat, at::kBFloat16})
+    expect_the_same_on_meta(*random_dit(kTinyDit, dtype),
+                            *build_denoiser("dit", kTinyDit, {.device = at::kMeta, .compute_dtype = dtype}),
+                            tiny_input());
 }
 
 TEST(Dit, UnconditionalNeedsNoLabels) {

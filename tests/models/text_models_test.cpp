@@ -90,46 +90,11 @@ TEST_P(TextModels, SegmentsAreEmbedBlocksFinal) {
   EXPECT_GT(denoiser->shape().forward_flops, 0);
 }
 
-// Walks forward on detached states, then backward one segment at a time: bitwise plain autograd.
 TEST_P(TextModels, SegmentWalkEqualsPlainAutogradBitwise) {
   for (const at::ScalarType dtype : {at::kFloat, at::kBFloat16, at::kHalf}) {
     SCOPED_TRACE(c10::toString(dtype));
     const auto denoiser = random_model(GetParam(), dtype);
-    const ModelInput input = input_of(denoiser->shape());
-    const std::vector<at::Tensor> leaves = require_gradients(denoiser->parameters());
-    const at::Tensor output = denoiser->forward(input);
-    const at::Tensor grad_output = at::randn_like(output);
-    const auto expected = torch::autograd::grad({output}, leaves, {grad_output});
-
-    std::vector<State> inputs, outputs;
-    State state;
-    for (const auto& segment : denoiser->segments()) {
-      state.visit([](at::Tensor& tensor) { tensor = tensor.detach().set_requires_grad(true); });
-      inputs.push_back(state);
-      state = segment->forward(state, input);
-      outputs.push_back(state);
-    }
-    EXPECT_TRUE(at::equal(state.hidden, output));
-
-    std::vector<at::Tensor> gradients(1, grad_output), walked;
-    for (size_t i = denoiser->segments().size(); i-- > 0;) {
-      std::vector<at::Tensor> produced, wanted = require_gradients(denoiser->segments()[i]->parameters());
-      const size_t num_parameters = wanted.size();
-      outputs[i].visit([&](at::Tensor& tensor) { produced.push_back(tensor); });
-      inputs[i].visit([&](at::Tensor& tensor) { wanted.push_back(tensor); });
-      gradients.resize(produced.size());  // the last block's text goes nowhere
-      std::vector<at::Tensor> given, of;
-      for (size_t j = 0; j < produced.size(); ++j)
-        if (gradients[j].defined()) {
-          given.push_back(gradients[j]);
-          of.push_back(produced[j]);
-        }
-      const auto found = torch::autograd::grad(of, wanted, given, std::nullopt, false, /*allow_unused=*/true);
-      gradients.assign(found.begin() + num_parameters, found.end());
-      walked.insert(walked.begin(), found.begin(), found.begin() + num_parameters);
-    }
-    ASSERT_EQ(walked.size(), expected.size());
-    for (size_t i = 0; i < walked.size(); ++i) EXPECT_TRUE(at::equal(walked[i], expected[i])) << i;
+    expect_walk_equals_plain_autograd(*denoiser, input_of(denoiser->shape()));
   }
 }
 
@@ -141,17 +106,8 @@ TEST_P(TextModels, ForwardIsPure) {
 }
 
 TEST_P(TextModels, WeightsMayBeRebound) {
-  const at::NoGradGuard no_grad;
   const auto denoiser = random_model(GetParam(), at::kBFloat16);
-  const ModelInput input = input_of(denoiser->shape());
-  const at::Tensor cast = denoiser->forward(input);
-  for (const auto& parameter : denoiser->parameters())
-    if (parameter->trainable) parameter->value = parameter->value.to(at::kBFloat16);
-  const at::Tensor rebound = denoiser->forward(input);
-  EXPECT_EQ(rebound.scalar_type(), at::kFloat);
-  EXPECT_LT((rebound - cast).norm().item<double>() / cast.norm().item<double>(), 3e-2);
-  for (const auto& parameter : denoiser->parameters()) parameter->value = at::zeros_like(parameter->value);
-  EXPECT_FALSE(denoiser->forward(input).any().item<bool>()) << "a segment kept an old weight";
+  expect_weights_may_be_rebound(*denoiser, input_of(denoiser->shape()), 3e-2);
 }
 
 TEST_P(TextModels, RunsOnMetaWithTheShapesAndDtypesOfTheCpu) {
@@ -159,17 +115,7 @@ TEST_P(TextModels, RunsOnMetaWithTheShapesAndDtypesOfTheCpu) {
     const auto real = random_model(GetParam(), dtype);
     const auto meta = build_denoiser(GetParam().name, json::parse(GetParam().config),
                                      {.device = at::kMeta, .compute_dtype = dtype});
-    const ModelInput input = input_of(real->shape());
-    const ModelInput meta_input = {.x_t = input.x_t.to(at::kMeta),
-                                   .timesteps = input.timesteps.to(at::kMeta),
-                                   .conditioning = to_device(input.conditioning, at::kMeta)};
-    const auto meta_leaves = require_gradients(meta->parameters());
-    const at::Tensor expected = real->forward(input), output = meta->forward(meta_input);
-    EXPECT_EQ(output.sizes(), expected.sizes());
-    EXPECT_EQ(output.strides(), expected.strides());
-    EXPECT_EQ(output.scalar_type(), expected.scalar_type());
-    const auto gradients = torch::autograd::grad({output}, meta_leaves, {at::empty_like(output)});
-    for (size_t i = 0; i < gradients.size(); ++i) EXPECT_EQ(gradients[i].sizes(), meta_leaves[i].sizes());
+    expect_the_same_on_meta(*real, *meta, input_of(real->shape()));
   }
 }
 

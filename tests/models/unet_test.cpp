@@ -134,34 +134,15 @@ INSTANTIATE_TEST_SUITE_P(Compute, UnetWalk,
                          });
 
 TEST(Unet, WeightsMayBeRebound) {
-  const at::NoGradGuard no_grad;
-  const auto denoiser = random_unet(at::kBFloat16);
-  const at::Tensor cast = denoiser->forward(unet_input());
-  for (const auto& parameter : denoiser->parameters()) parameter->value = parameter->value.to(at::kBFloat16);
-  const at::Tensor rebound = denoiser->forward(unet_input());
-  EXPECT_EQ(rebound.scalar_type(), at::kFloat);
-  EXPECT_LT((rebound - cast).norm().item<double>() / cast.norm().item<double>(), 2e-2);
-  for (const auto& parameter : denoiser->parameters()) parameter->value = at::zeros_like(parameter->value);
-  EXPECT_FALSE(denoiser->forward(unet_input()).any().item<bool>()) << "a segment kept an old weight";
+  expect_weights_may_be_rebound(*random_unet(at::kBFloat16), unet_input(), 2e-2);
 }
 
 TEST(Unet, RunsOnMetaWithTheShapesAndDtypesOfTheCpu) {
-  for (const at::ScalarType dtype : {at::kFloat, at::kBFloat16}) {
-    const auto real = random_unet(dtype);
-    const auto meta =
-        build_denoiser("unet2d_condition", kTinyUnet, {.device = at::kMeta, .compute_dtype = dtype});
-    const ModelInput input = unet_input();
-    const ModelInput meta_input = {.x_t = input.x_t.to(at::kMeta),
-                                   .timesteps = input.timesteps.to(at::kMeta),
-                                   .conditioning = to_device(input.conditioning, at::kMeta)};
-    const auto meta_leaves = require_gradients(meta->parameters());
-    const at::Tensor expected = real->forward(input), output = meta->forward(meta_input);
-    EXPECT_EQ(output.sizes(), expected.sizes());
-    EXPECT_EQ(output.strides(), expected.strides());
-    EXPECT_EQ(output.scalar_type(), expected.scalar_type());
-    const auto gradients = torch::autograd::grad({output}, meta_leaves, {at::empty_like(output)});
-    for (size_t i = 0; i < gradients.size(); ++i) EXPECT_EQ(gradients[i].sizes(), meta_leaves[i].sizes());
-  }
+  for (const at::ScalarType dtype : {at::kFloat, at::kBFloat16})
+    expect_the_same_on_meta(
+        *random_unet(dtype),
+        *build_denoiser("unet2d_condition", kTinyUnet, {.device = at::kMeta, .compute_dtype = dtype}),
+        unet_input());
 }
 
 TEST(Unet, InputsThatDoNotFitAreRefused) {

@@ -81,6 +81,24 @@ TEST_F(InstructionSets, GeluAndGroupNorm) {
   }
 }
 
+TEST_F(InstructionSets, RaggedAttention) {
+  for (auto dtype : {at::kFloat, at::kBFloat16, at::kHalf}) {
+    const at::Tensor q = testing::randn({2, 70, 2, 22}, dtype, 1), k = testing::randn({14, 2, 22}, dtype, 2),
+                     v = testing::randn({14, 2, 22}, dtype, 3);
+    const auto attended = [](const Tensors& in) {
+      return ragged_attention(in[0], in[1], in[2], {0, 13, 14}, 0.2);
+    };
+    expect_agreement(
+        [&] {
+          Tensors results =
+              testing::gradients(attended, {q, k, v}, testing::randn({2, 70, 44}, at::kFloat, 4));
+          results.push_back(attended({q, k, v}));
+          return results;
+        },
+        dtype == at::kFloat ? 1e-5 : 1.0 / 128);
+  }
+}
+
 TEST_F(InstructionSets, SumOfSquaresIsBitwiseTheSame) {
   const at::Tensor g = testing::randn({70001}, at::kFloat, 1);
   const std::vector<Tensors> results = on_each([&] {

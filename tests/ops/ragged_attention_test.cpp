@@ -1,5 +1,7 @@
 #include <gmock/gmock.h>
 
+#include <limits>
+
 #include "core/aten.h"
 #include "ops/checks.h"
 #include "ops/ops.h"
@@ -88,7 +90,11 @@ INSTANTIATE_TEST_SUITE_P(
     ::testing::Values(RaggedCase{33, 3, 8, 12, {0, 5, 5, 12}, kF32},  // one without rows
                       RaggedCase{7, 2, 72, 40, {0, 1, 40}, kF32},
                       RaggedCase{70, 2, 64, 90, {0, 40, 77}, kBf16},  // rows of no sample
-                      RaggedCase{16, 4, 16, 9, {2, 4, 9}, kFp16}, RaggedCase{5, 1, 6, 0, {0, 0}, kF32}));
+                      RaggedCase{16, 4, 16, 9, {2, 4, 9}, kFp16}, RaggedCase{5, 1, 6, 0, {0, 0}, kF32},
+                      RaggedCase{130, 1, 33, 67, {0, 1, 67}, kF32},    // more than a block, odd sizes
+                      RaggedCase{600, 2, 8, 20, {1, 8, 8, 19}, kF32},  // queries in pieces
+                      RaggedCase{700, 1, 32, 7, {0, 7}, kBf16},        // likewise
+                      RaggedCase{20, 1, 16, 900, {3, 200, 200, 899}, kBf16}));  // ATen's flash attention
 
 TEST(RaggedAttention, GradcheckInF64) {
   testing::gradcheck(attended({0, 2, 2, 5}),
@@ -101,6 +107,30 @@ TEST(RaggedAttention, TakesPartsOfAPackedProjection) {
   const at::Tensor k = kv.select(1, 0), v = kv.select(1, 1);
   EXPECT_TRUE(testing::bitwise_equal(ragged_attention(q, k, v, {0, 3, 7}, kScale),
                                      ragged_attention(q, k.contiguous(), v.contiguous(), {0, 3, 7}, kScale)));
+}
+
+// A sum over queries belongs to their sample alone, and is made anew in each call.
+TEST(RaggedAttention, NanStaysInItsSample) {
+  Tensors inputs = {testing::randn({2, 9, 1, 8}, kF32), testing::randn({7, 1, 8}, kF32, 2),
+                    testing::randn({7, 1, 8}, kF32, 3)};
+  inputs[0][0][4][0][2] = std::numeric_limits<float>::quiet_NaN();
+  const auto apply = attended({0, 3, 7});
+  const at::Tensor out = apply(inputs);
+  EXPECT_TRUE(at::isnan(out[0][4]).all().item<bool>());
+  EXPECT_EQ(at::isnan(out).sum().item<int64_t>(), 8);
+  const Tensors gradients = testing::gradients(apply, inputs, at::ones_like(out));
+  for (size_t i = 1; i < 3; ++i) {
+    EXPECT_TRUE(at::isnan(gradients[i].narrow(0, 0, 3)).all().item<bool>());
+    EXPECT_FALSE(at::isnan(gradients[i].narrow(0, 3, 4)).any().item<bool>());
+  }
+}
+
+// Scores far apart leave one weight of 1; none overflows.
+TEST(RaggedAttention, LargeScoresPickOneRow) {
+  const at::Tensor q = at::full({1, 3, 1, 4}, 1000.0), v = testing::randn({5, 1, 4}, kF32, 3);
+  at::Tensor k = at::zeros({5, 1, 4});
+  k[3].fill_(2);
+  EXPECT_TRUE(at::equal(ragged_attention(q.to(kF32), k.to(kF32), v, {0, 5}, 1.0)[0][1], v[3][0]));
 }
 
 TEST(RaggedAttention, NamesWhatIsWrong) {

@@ -16,7 +16,9 @@ using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::ThrowsMessage;
 
-TEST(OptimizerRegistry, ListsWhatIsTestedHere) { EXPECT_THAT(optimizer_names(), ElementsAre("adamw")); }
+TEST(OptimizerRegistry, ListsWhatIsTestedHere) {
+  EXPECT_THAT(optimizer_names(), ElementsAre("adamw", "adamw-8bit", "came", "came-sana"));
+}
 
 TEST(OptimizerRegistry, RefusesUnknownNamesKeysAndValues) {
   const auto making = [](const nlohmann::json& config) { return [config] { make_optimizer(config); }; };

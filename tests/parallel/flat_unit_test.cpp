@@ -14,7 +14,8 @@ FlatUnit make_unit(at::ScalarType compute_dtype) {
   layout.add("weight", {3, 5});
   layout.add("scalar", {});
   layout.add("bias", {7});
-  return FlatUnit("unit", layout, {.compute_dtype = compute_dtype, .num_moments = 2, .num_emas = 2});
+  return FlatUnit("unit", layout,
+                  {.compute_dtype = compute_dtype, .moments = {{.name = "a"}, {.name = "b"}}, .num_emas = 2});
 }
 
 TEST(FlatUnit, SlotsAreAlignedViewsInEveryDtype) {

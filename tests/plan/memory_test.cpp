@@ -143,8 +143,8 @@ TEST_F(PlannedMemory, EqualsTheMeasuredPeakOfEveryFamily) {
 
 TEST_F(PlannedMemory, KindsAddUpToThePeak) {
   for (const char* recompute : {"none", "all"}) {
-    const TrainOptions options =
-        options_of("DiT-S/4", {{"depth", 2}, {"compute-dtype", "bf16"}, {"recompute", recompute}});
+    const TrainOptions options = options_of(
+        "DiT-S/4", {{"depth", 2}, {"compute-dtype", "bf16"}, {"recompute", recompute}, {"global-batch", 64}});
     for (DryRunDevice device : {DryRunDevice::kCpu, DryRunDevice::kCuda}) {
       const StepTrace trace = trace_step(options, synthetic_shape(options), device);
       const StepMemory& memory = trace.memory;
@@ -153,7 +153,7 @@ TEST_F(PlannedMemory, KindsAddUpToThePeak) {
       for (const auto& [kind, bytes] : memory.persistent) persistent += bytes;
       EXPECT_EQ(sum, memory.peak_bytes);
       EXPECT_EQ(persistent, memory.persistent_bytes);
-      EXPECT_TRUE(memory.peak_by_kind.contains(MemoryKind::kActivations) || recompute == std::string("all"));
+      EXPECT_GT(memory.peak_by_kind.at(MemoryKind::kActivations), 0);
       int64_t highest = 0;
       for (const Span& span : trace.spans) highest = std::max(highest, span.peak_bytes);
       EXPECT_EQ(highest, memory.peak_bytes);

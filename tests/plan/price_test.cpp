@@ -105,9 +105,9 @@ TEST_F(Profiles, Bf16IsRefusedWhereThereIsNone) {
 }
 
 TEST_F(Profiles, FiguresAreSane) {
-  EXPECT_EQ(builtin_profiles().size(), 12u);
+  EXPECT_EQ(builtin_profiles().size(), 20u);
   for (const MachineProfile& p : builtin_profiles()) {
-    EXPECT_GT(p.memory_bytes, 14e9) << p.name;
+    EXPECT_GT(p.memory_bytes, 8e9) << p.name;
     EXPECT_GE(p.peak_flops.at(at::kHalf), 2 * p.peak_flops.at(at::kFloat) * 0.99) << p.name;
     EXPECT_GT(p.host_link_bytes_per_s, 10e9) << p.name;
     EXPECT_LT(p.host_link_bytes_per_s, p.memory_bytes_per_s) << p.name;
@@ -179,6 +179,25 @@ TEST(Price, FewRowsCostTheReadingOfTheWeights) {
   EXPECT_LT(price(one, machine), price(many, machine) / 4);
 }
 
+// Arithmetic hides the traffic of a product's operands, not that of its epilogue.
+TEST(Price, AnEpilogueIsNotFree) {
+  const MachineProfile a100 = find_profile("A100-80G");
+  const OpRecord plain = product(32768, 4608, 1152);
+  OpRecord fused = plain;
+  const double hidden_bytes = 2.0 * 32768 * 4608;
+  fused.bytes += hidden_bytes;
+  const double epilogue_s = price(fused, a100) - price(plain, a100);
+  EXPECT_GT(epilogue_s, hidden_bytes / a100.memory_bytes_per_s);
+  EXPECT_LT(epilogue_s, price(elementwise(3 * hidden_bytes), a100)) << "no kernel of its own";
+}
+
+TEST(Price, SumsAreSlowerThanCopies) {
+  const MachineProfile a100 = find_profile("A100-80G");
+  OpRecord sums = elementwise(1e8);
+  sums.k = 1152;
+  EXPECT_GT(price(sums, a100), 1.2 * price(elementwise(1e8), a100));
+}
+
 TEST(Price, OperationsOfEqualMicroStepsCountAsOftenAsTheyRun) {
   const OpRecord op = product(64, 64, 64);
   const MachineProfile machine = find_profile("H100");
@@ -207,7 +226,7 @@ TEST(Price, AnA100TrainsXl2AtAPlausibleShareOfItsPeak) {
   const double share =
       trace.flops_per_image * 128 / price_step(trace.spans, find_profile("A100-80G")).seconds / 312e12;
   RecordProperty("share_of_peak", std::to_string(share));
-  EXPECT_TRUE(share > 0.3 && share < 0.65) << share;
+  EXPECT_TRUE(share > 0.3 && share < 0.6) << share;
 }
 
 }  // namespace

@@ -2,8 +2,7 @@
 
 import pytest
 import torch
-from closeness import (FORWARD_BF16, GRADIENT_BF16, assert_close, assert_gradients_close, gradient_violations,
-                       gradients_of, violation)
+from closeness import FORWARD_BF16, GRADIENT_BF16, assert_close, assert_gradients_close, gradients_of, violation
 from diffusers import AutoencoderDC
 from dit_torch import randomise_
 
@@ -72,23 +71,20 @@ def test_outputs_and_gradients_equal_diffusers(conformance, config, height, widt
     latent, image, gradients = run_diffusers(model, inputs)
     assert_close(outputs["latent"], latent, DC)
     assert_close(outputs["image"], image, DC)
-    assert_gradients_close(gradients_of(outputs), gradients, 1e-3)
+    assert_gradients_close(gradients_of(outputs), gradients)
 
 
 def test_bf16_is_close_to_f32(conformance):
-    model, inputs = model_of(SANA), inputs_of(SANA)
-    outputs = conformance("forward", "--backward", model="autoencoder_dc", config=SANA, weights=model.state_dict(),
+    """With heads of the published size: of few features, a sum that the attention divides by may be nearly zero."""
+    config = SANA | dict(attention_head_dim=32)
+    model, inputs = model_of(config), inputs_of(config)
+    outputs = conformance("forward", "--backward", model="autoencoder_dc", config=config, weights=model.state_dict(),
                           inputs=inputs, dtype="bf16")
     latent, image, gradients = run_diffusers(model, inputs)
     assert_close(outputs["latent"], latent, FORWARD_BF16)
     assert_close(outputs["image"], image, FORWARD_BF16)
     assert violation(outputs["image"], image, DC) > 1, "it ran in f32"
-    # The division of linear attention magnifies rounding: diffusers' own autocast is as far off.
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        autocast = {key: gradient.float() for key, gradient in run_diffusers(model, inputs)[2].items()}
-    own = max(gradient_violations(autocast, gradients, GRADIENT_BF16, peak=False).values())
-    got = max(gradient_violations(gradients_of(outputs), gradients, GRADIENT_BF16, peak=False).values())
-    assert got <= max(1, own)
+    assert_gradients_close(gradients_of(outputs), gradients, GRADIENT_BF16, peak=False)
 
 
 @pytest.mark.parametrize("change, expected", [

@@ -175,7 +175,7 @@ def test_small_pictures_are_enlarged_as_dit_does(kiln, tmp_path):
     for name, picture in pictures.items():
         np.testing.assert_array_equal(pixels[name], center_crop(picture, SIZE))
     refused = kiln(*arguments(tmp_path / "in", tmp_path / "out"))
-    assert refused.returncode != 0 and "source enlarge (true there, null asked for)" in refused.stderr
+    assert refused.returncode != 0 and "source enlarge (on there, off asked for)" in refused.stderr
 
 
 @pytest.mark.parametrize("ranks", [0, 2])

@@ -1,5 +1,6 @@
-"""AdamW, clipping and EMA against torch.optim, torch.nn.utils and diffusers."""
+"""AdamW, CAME, clipping and EMA against torch.optim, came-pytorch, torch.nn.utils and diffusers."""
 
+import came_pytorch
 import pytest
 import torch
 from diffusers.training_utils import EMAModel
@@ -8,11 +9,11 @@ STEPS = 5
 SHAPES = {"blocks.0.attn.qkv.weight": (48, 16), "bias": (7,), "x_embedder.proj.weight": (8, 4, 2, 2), "scalar": ()}
 
 
-def recording(scale=1.0, seed=0):
+def recording(scale=1.0, seed=0, shapes=SHAPES):
     generator = torch.Generator().manual_seed(seed)
-    inputs = {f"param.{key}": torch.randn(shape, generator=generator) for key, shape in SHAPES.items()}
+    inputs = {f"param.{key}": torch.randn(shape, generator=generator) for key, shape in shapes.items()}
     for step in range(STEPS):
-        for key, shape in SHAPES.items():
+        for key, shape in shapes.items():
             inputs[f"grad.{step}.{key}"] = scale * torch.randn(shape, generator=generator)
     return inputs
 
@@ -63,6 +64,91 @@ def test_adamw(conformance, options, grad_clip):
     assert_moved_alike(got, want, lambda name: inputs["param." + name.split(".", 2)[2]])
 
 
+# Every rank, and every kind that one of the variants factors in its own way.
+CAME_SHAPES = SHAPES | {"linear.weight": (33, 40), "row": (1, 24), "column": (24, 1), "table": (1, 6, 16), "cube": (3, 5, 7),
+                        "depthwise.weight": (12, 1, 3, 3), "conv.weight": (6, 5, 3, 3), "pointwise.weight": (20, 12, 1, 1),
+                        "strip.weight": (4, 3, 1, 5), "volume": (2, 3, 2, 3, 2)}
+
+
+def as_sana_sees(tensor):
+    """The Sana repository's CAME does to a tensor what came-pytorch does to this shape of it."""
+    is_matrix = tensor.dim() == 2 or tensor.dim() == 4 and tensor.shape[2:] == (1, 1)
+    return tensor.reshape(tensor.shape[:2] if is_matrix else -1)
+
+
+def came_pytorch_steps(inputs, variant, grad_clip=None, **options):
+    seen = as_sana_sees if variant == "sana" else lambda tensor: tensor
+    keys = [name.removeprefix("param.") for name in inputs if name.startswith("param.")]
+    parameters = {key: torch.nn.Parameter(seen(inputs[f"param.{key}"].clone())) for key in keys}
+    optimizer = came_pytorch.CAME(parameters.values(), **options)
+    want = {}
+    for step in range(STEPS):
+        for key, parameter in parameters.items():
+            parameter.grad = seen(inputs[f"grad.{step}.{key}"].clone())
+        if grad_clip is not None:
+            torch.nn.utils.clip_grad_norm_(parameters.values(), grad_clip)
+        optimizer.step()
+        want |= {f"param.{step}.{key}": parameter.detach().clone().reshape(inputs[f"param.{key}"].shape)
+                 for key, parameter in parameters.items()}
+    return want
+
+
+CAME = {  # of gradients of some size
+    "defaults": (1.0, dict(lr=1e-4)),
+    "small gradients": (1e-6, dict(lr=1e-4)),
+    "decay": (1.0, dict(lr=1e-2, betas=(0.9, 0.95, 0.99), weight_decay=0.1)),
+    "large eps": (1.0, dict(lr=1e-3, betas=(0.5, 0.9, 0.8), eps=(1e-3, 1e-2), clip_threshold=0.3)),
+}
+
+
+@pytest.mark.parametrize("variant", [None, "sana"])
+@pytest.mark.parametrize(("scale", "options"), CAME.values(), ids=CAME.keys())
+def test_came(conformance, scale, options, variant):
+    inputs = recording(scale, shapes=CAME_SHAPES)
+    config = dict(type="came", steps=STEPS, **options) | ({"variant": variant} if variant else {})
+    got = conformance("optim", config=config, inputs=inputs)
+    assert_moved_alike(got, came_pytorch_steps(inputs, variant, **options),
+                       lambda name: inputs["param." + name.split(".", 2)[2]], tolerance=2e-5)
+
+
+def test_came_follows_the_clipped_gradient(conformance):
+    inputs = recording(shapes=CAME_SHAPES)
+    got = conformance("optim", config=dict(type="came", steps=STEPS, lr=1e-3, eps=[1e-4, 1e-4], grad_clip=0.01),
+                      inputs=inputs)
+    assert_moved_alike(got, came_pytorch_steps(inputs, None, grad_clip=0.01, lr=1e-3, eps=(1e-4, 1e-4)),
+                       lambda name: inputs["param." + name.split(".", 2)[2]])
+
+
+@pytest.mark.parametrize("options", [dict(lr=1e-3), dict(lr=1e-2, betas=(0.8, 0.95), eps=1e-6, weight_decay=0.1)],
+                         ids=["defaults", "decay"])
+def test_adamw_8bit(conformance, options, monkeypatch):
+    import bitsandbytes  # takes seconds
+    import bitsandbytes.backends.cpu.ops as cpu
+
+    def to_nearest(values, code, absmax_out, places_out, blocksize):
+        """bitsandbytes finds the nearest value on GPUs; on CPUs by a table of 65536 places, beside it near midpoints."""
+        padded = torch.nn.functional.pad(values.flatten(), (0, -values.numel() % blocksize)).view(-1, blocksize)
+        absmax_out.copy_(padded.abs().amax(1))
+        places = torch.bucketize(padded / absmax_out[:, None], (code[1:] + code[:-1]) / 2).flatten()
+        places_out.copy_(places[:values.numel()].view_as(places_out))
+
+    monkeypatch.setattr(cpu, "_quant_blockwise_fp32_direct", to_nearest)
+    # Whole blocks of 256, a last one that is shorter, and tensors too small for 8 bits.
+    shapes = SHAPES | {"table": (64, 64), "linear.weight": (96, 101), "conv.weight": (20, 31, 3, 3), "small": (63, 65)}
+    inputs = recording(shapes=shapes)
+    options = dict(betas=(0.9, 0.999), eps=1e-8, weight_decay=0.0) | options
+    got = conformance("optim", config=dict(type="adamw-8bit", steps=STEPS, **options), inputs=inputs)
+    parameters = {key: torch.nn.Parameter(inputs[f"param.{key}"].clone()) for key in shapes}
+    optimizer = bitsandbytes.optim.AdamW8bit(parameters.values(), **options)
+    want = {}
+    for step in range(STEPS):
+        for key, parameter in parameters.items():
+            parameter.grad = inputs[f"grad.{step}.{key}"].clone()
+        optimizer.step()
+        want |= {f"param.{step}.{key}": parameter.detach().clone() for key, parameter in parameters.items()}
+    assert_moved_alike(got, want, lambda name: inputs["param." + name.split(".", 2)[2]], tolerance=2e-5)
+
+
 @pytest.mark.parametrize("schedule", [None, "diffusers"])
 @pytest.mark.parametrize("decay", [0.9, 0.9999])
 def test_ema(conformance, decay, schedule):
@@ -90,7 +176,8 @@ def test_ema(conformance, decay, schedule):
 def test_bad_input_is_one_line(conformance):
     inputs = recording()
     assert "adamw" in conformance("optim", config=dict(type="sgd", lr=1.0, steps=1), inputs=inputs, expect_error=True)
-    assert "came" in conformance("optim", config=dict(type="came", lr=1.0, steps=1), inputs=inputs, expect_error=True)
+    assert "sana" in conformance("optim", config=dict(type="came", variant="adafactor", lr=1.0, steps=1), inputs=inputs,
+                                 expect_error=True)
     assert "lr" in conformance("optim", config=dict(type="adamw", steps=1), inputs=inputs, expect_error=True)
     assert "nesterov" in conformance("optim", config=dict(type="adamw", lr=1.0, nesterov=True, steps=1), inputs=inputs,
                                      expect_error=True)

@@ -8,7 +8,7 @@ import subprocess
 import time
 
 import pytest
-from conftest import FULL, program
+from conftest import FULL, REPOSITORY, program
 
 XL = ["--model", "DiT-XL/2", "--compute-dtype", "bf16", "--gpu", "A100-80G", "--gpus", "8"]
 
@@ -50,6 +50,16 @@ def test_json_object(kiln):
     assert 0.1 < predicted["peak_share"] < 0.9
     assert plan["machine"] == plan["machine"] | {"name": "A100-80G", "measured": False, "source": "vendor figures"}
     assert plan["num_weights"] == pytest.approx(675e6, rel=0.01)
+    kept = {name: bytes_kept / plan["num_weights"] for name, bytes_kept in predicted["optimizer_bytes"].items()}
+    assert kept == pytest.approx({"adamw": 8, "adamw-8bit": 2.03, "came": 4.01, "came-sana": 4.01}, rel=0.01)
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "adamw-8bit", "came", "came-sana"])
+def test_plans_what_an_optimizer_keeps(kiln, optimizer):
+    result = kiln("plan", "--model", "DiT-S/4", "--gpu", "A100-80G", "--optimizer", optimizer, "--json")
+    assert result.returncode == 0, result.stderr
+    predicted = json.loads(result.stdout)["predicted"]
+    assert predicted["by_kind"]["moments"] == pytest.approx(predicted["optimizer_bytes"][optimizer], rel=0.01)
 
 
 def test_takes_under_a_second_and_a_gibibyte():
@@ -91,8 +101,8 @@ def test_store_gives_shape_and_size(kiln, tmp_path):
     }  # fmt: skip
     (tmp_path / "store.json").write_text(json.dumps(store))
     arguments = ["plan", "--model", "DiT-S/2", "--gpu", "T4", "--data", tmp_path, "--json"]
-    assert "--image-size 192" in kiln(*arguments).stderr
-    result = kiln(*arguments, "--image-size", 192, "--dataset-size", 1000)
+    assert "--image-size 192" in kiln(*arguments, "--image-size", 256).stderr
+    result = kiln(*arguments, "--dataset-size", 1000)
     assert result.returncode == 0, result.stderr
     predicted = json.loads(result.stdout)["predicted"]
     assert predicted["store_bytes"] == 1000 * 16 * 24 * 24 * 2
@@ -202,3 +212,12 @@ def test_help_answers_the_newcomer(kiln):
         assert result.returncode == 0, result.stderr
         answers.append(json.loads(result.stdout)["predicted"]["fits"])
     assert answers == [False, True], "the plain command shows the problem, the next one a way that works"
+
+
+@pytest.mark.parametrize("recipe", sorted((REPOSITORY / "recipes").rglob("*.toml")), ids=lambda path: path.stem)
+def test_every_recipe_fits_the_gpus_it_is_for(kiln, recipe):
+    """Its options are understood, go together, and the model that they describe is planned."""
+    divided = ["--gpus", 2] if "zero-stage" in recipe.read_text() else []
+    result = kiln("plan", "--recipe", recipe, "--gpu", "H100", *divided, "--json")
+    assert result.returncode == 0, result.stderr
+    assert json.loads(result.stdout)["predicted"]["fits"]

@@ -105,3 +105,134 @@ def test_a_table_is_printed_as_it_is(kiln, arguments, tmp_path):
 def test_pages_hold_what_the_program_says():
     result = subprocess.run([REPOSITORY / "tools" / "plan_tables", "--check"], capture_output=True, text=True)
     assert result.returncode == 0, result.stderr
+
+
+# Models and kinds of GPU
+
+
+def compared(kiln, *arguments):
+    result = kiln("plan", "--search", *arguments, "--json")
+    assert result.returncode == 0, result.stderr
+    return json.loads(result.stdout)
+
+
+def test_a_table_over_models_and_gpus_equals_searching_each_alone(kiln):
+    common = ["--gpus", 2, "--global-batch", 64, "--compute-dtype", "fp16"]
+    table = compared(kiln, "--model", "DiT-S/4,DiT-B/8", "--gpu", "T4,RTX-3060", *common)
+    assert len(table["ranked"]) == 4
+    configurations = 0
+    for row in table["ranked"]:
+        alone = compared(kiln, "--model", row["model"], "--gpu", row["gpu"], *common)
+        fastest = next(choice for choice in alone["best"] if "fastest" in choice["goal"])
+        configurations += alone["num_configurations"]
+        for figure in ("command", "step_s", "needed_bytes", "days", "gpus"):
+            assert row[figure] == fastest[figure], figure
+    assert table["num_configurations"] == configurations
+
+
+def test_which_model_for_my_cards(kiln):
+    """The model that computes most per image and meets the limits comes first; what misses them is marked."""
+    table = compared(kiln, "--model", "DiT-S/2,DiT-B/2,DiT-XL/2", "--gpu", "RTX-3090", "--gpus", 2, "--deadline-days", 5)
+    meets = [row["meets"] for row in table["ranked"]]
+    assert meets == sorted(meets, reverse=True) and set(meets) == {True, False}
+    for row in table["ranked"]:
+        assert (row["days"] <= 5) == row["meets"]
+    models = [row["model"] for row in table["ranked"] if row["meets"]]
+    assert models == [model for model in ("DiT-XL/2", "DiT-B/2", "DiT-S/2") if model in models]
+
+
+def test_which_cards_for_my_model(kiln):
+    prices = "A100-80G=2,RTX-4090=0.5,T4=0.2"
+    arguments = ["--model", "DiT-B/4", "--gpu", "A100-80G,RTX-4090,T4,V100", "--gpus", 2]
+    table = compared(kiln, *arguments, "--gpu-prices", prices)
+    costs = [row["cost"] for row in table["ranked"]]
+    assert costs == sorted(costs) and len(costs) == 3
+    assert any("V100" in line and "Turing" in line for line in table["left_out"])
+    text = kiln("plan", "--search", *arguments, "--gpu-prices", prices)
+    assert text.stdout.count("kiln train --model DiT-B/4") == 3
+
+
+def test_a_beginning_names_all_models(kiln):
+    table = compared(kiln, "--model", "DiT-S", "--gpu", "T4", "--gpus", 1, "--micro-batch", 16, "--compute-dtype", "fp16")
+    assert {row["model"] for row in table["ranked"]} == {"DiT-S/2", "DiT-S/4", "DiT-S/8"}
+
+
+@pytest.mark.parametrize(("arguments", "expected"), [
+    (["--model", "DiX", "--gpu", "any"], "did you mean"),
+    (["--model", "DiT-S/8", "--gpu", "any,A100-80H"], "A100-80G"),
+    (["--model", "DiT-S/8", "--gpu", "T4", "--gpu-prices", "T4"], "--gpu-prices expects GPU=PRICE"),
+    (["--model", "DiT-S/8", "--gpu", "T4", "--gpu-memory", "much"], "--gpu-memory expects a size"),
+])
+def test_a_comparison_refuses_in_one_line(kiln, arguments, expected):
+    result = kiln("plan", "--search", *arguments)
+    assert result.returncode == 1 and result.stderr.count("\n") == 1
+    assert expected in result.stderr
+
+
+def test_any_card_by_its_memory(kiln):
+    result = kiln("plan", "--model", "DiT-B/4", "--gpu-memory", "12G", "--compute-dtype", "bf16", "--json")
+    assert result.returncode == 0, result.stderr
+    machine = json.loads(result.stdout)["machine"]
+    assert machine["memory_bytes"] == 12 << 30 and machine["name"] in ("RTX-3060", "RTX-4070")
+
+
+def test_hints_lead_to_commands_that_work(kiln):
+    """What a search says where nothing fits, and what a plan's advice says, is planned as it is printed."""
+    refused = kiln("plan", "--search", "--model", "DiT-XL/2", "--image-size", 512, "--gpu", "T4", "--gpus", 1, "--compute-dtype",
+                   "f32", "--micro-batch", 256)
+    command = shlex.split(refused.stdout.split("it fits, ")[1].split(": ", 1)[1])
+    gpu = refused.stdout.split("; on 1 x ")[1].split(" ")[0]
+    words = [word if word != "store" else "synthetic" for word in command[2:]]
+    plan = kiln("plan", "--gpu", gpu, "--gpus", 1, "--json", *words)
+    assert plan.returncode == 0 and json.loads(plan.stdout)["predicted"]["fits"], plan.stderr
+    advised = kiln("plan", "--model", "DiT-XL/2", "--gpu", "RTX-4060", "--compute-dtype", "bf16", "--recompute", "all")
+    hint = next(line for line in advised.stdout.splitlines() if "kiln plan --search" in line)
+    searched = kiln(*shlex.split(hint.split("it is: kiln ")[1]), "--json")
+    assert searched.returncode == 0, searched.stderr
+
+
+# Tables
+
+
+def rows_of(kiln, name, *arguments):
+    result = kiln("plan", "--table", name, *arguments)
+    assert result.returncode == 0, result.stderr
+    return [[cell.strip() for cell in line.split("|")[1:-1]] for line in result.stdout.splitlines() if line.startswith("|")]
+
+
+def test_tables_are_of_what_is_given(kiln):
+    head, _, *rows = rows_of(kiln, "gpus", "--model", "DiT-B/4", "--gpu", "T4", "--compute-dtype", "fp16", "--global-batch", 64,
+                             "--steps", 1000, "--price-per-gpu-hour", 1)
+    assert [row[0] for row in rows] == ["1", "2", "3", "4", "5", "6", "7", "8", "16", "32", "64"]
+    for gpus in ("2", "4"):
+        row = next(row for row in rows if row[0] == gpus)
+        plan = json.loads(kiln("plan", "--model", "DiT-B/4", "--gpu", "T4", "--gpus", gpus, "--compute-dtype", "fp16",
+                               "--global-batch", 64, "--steps", 1000, "--json").stdout)["predicted"]
+        assert row[2] == f"{plan['step_s']:.3f}" and row[5].startswith(f"{plan['needed_bytes'] / 2**30:.1f} GiB")
+        assert ", cost " in row[4]
+    memory = [float(row[5].split()[0]) for row in rows if row[0] in ("2", "4", "8")]
+    assert memory == sorted(memory, reverse=True), "a fixed batch takes less of each of more GPUs"
+    weak = [row[9] for row in rows if row[0] in ("2", "4", "8")]
+    assert len(set(weak)) == 1, "the same images take the same of each"
+    sizes = rows_of(kiln, "sizes", "--gpu", "RTX-3090", "--steps", 1000)
+    assert sizes[0][6] == "RTX-3090 for 1000 steps"
+
+
+def test_fast_dits_options_beside_its_figures(kiln):
+    _, _, *rows = rows_of(kiln, "options")
+    assert [row[1] for row in rows] == ["out of memory", "0.43", "0.56", "0.84"]
+    planned = [float(row[2].split()[0]) for row in rows[1:]]
+    assert planned == sorted(planned) and all(speed > 0 for speed in planned)
+    text = kiln("plan", "--model", "DiT-XL/2", "--gpu", "A100-80G", "--compute-dtype", "bf16").stdout
+    assert "measured by others: fast-DiT's README, 1 x A100-80G, 128 images a step" in text and "0.84 steps/s; planned like that: " in text
+
+
+def test_pictures_can_be_encoded_in_a_plan(kiln):
+    """Without data, with an autoencoder that need not be there: its time and memory."""
+    common = ["plan", "--model", "DiT-B/4", "--gpu", "A100-80G", "--compute-dtype", "bf16", "--json"]
+    features, pictures = (json.loads(kiln(*common, *more).stdout) for more in ([], ["--autoencoder", "sd-vae-ft-mse"]))
+    assert "encoding" not in features["predicted"]["phase_s"]
+    seconds = pictures["predicted"]["phase_s"]["encoding"]
+    assert pictures["predicted"]["step_s"] == pytest.approx(features["predicted"]["step_s"] + seconds)
+    assert pictures["predicted"]["needed_bytes"] > features["predicted"]["needed_bytes"]
+    assert any("encoding pictures takes" in line for line in pictures["advice"])

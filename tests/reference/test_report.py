@@ -57,3 +57,24 @@ def test_the_page_is_painted(run):
     shown = {color for count, color in colors if count > 200}
     assert (0x0e, 0xa5, 0xe9) in shown, "the backward part of the step's time"
     assert len(shown) > 8
+
+
+def test_every_plot_has_a_scale(run):
+    """Of one line across a plot nobody can read a value."""
+    for plot in re.findall(r"<svg.*?</svg>", (run / "report.html").read_text(), re.DOTALL):
+        title = re.search(r'class="title">([^<]*)<', plot)[1]
+        assert len(set(re.findall(r'text-anchor="end">([^<]*)<', plot))) >= 2, title
+
+
+def test_the_page_fits_a_phone(run):
+    """Nothing is wider than 360 pixels, and so nothing has to be pushed aside to be read."""
+    wrapper = run.parent / "phone.html"
+    wrapper.write_text(f"""<html><body><iframe id="page" width="360" height="800" src="{(run / 'report.html').as_uri()}"></iframe>
+<script>onload = () => {{ document.title = "width " +
+document.getElementById("page").contentDocument.documentElement.scrollWidth; }}</script></body></html>""")
+    result = subprocess.run([shutil.which("chromium"), "--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars",
+                             "--allow-file-access-from-files", f"--user-data-dir={run.parent / 'phone'}", "--dump-dom",
+                             wrapper.as_uri()], capture_output=True, text=True, timeout=120)
+    width = re.search(r"<title>width (\d+)</title>", result.stdout)
+    assert width, result.stdout[:300]
+    assert int(width[1]) <= 360

@@ -73,11 +73,12 @@ def test_odd_pictures(conformance, height, width):
     assert_gradients_close(gradients_of(outputs), want_gradients, SANA_GRADIENT)
 
 
-@pytest.mark.parametrize("qk_norm", [None, "rms_norm_across_heads"])
-def test_bf16_errs_no_more_than_autocast(conformance, qk_norm):
-    """Heads of the published size: in small ones all features of a token may be negative but for one that is nearly
-    zero, and its gradient, divided by it, is noise."""
-    config = CONFIGS["head of 32, wide"] | dict(num_layers=4, qk_norm=qk_norm)
+@pytest.mark.parametrize("heads, qk_norm", [("tiny", None), ("head of 32, wide", None),
+                                            ("head of 32, wide", "rms_norm_across_heads")])
+def test_bf16_errs_no_more_than_autocast(conformance, heads, qk_norm):
+    """In small heads all features of a token may be negative but for one that is nearly zero: its gradient, divided by
+    it, is noise, here as under autocast."""
+    config = CONFIGS[heads] | dict(num_layers=4, qk_norm=qk_norm)
     model, inputs = random_sana(config), inputs_of(config)
     outputs = conformance("forward", "--backward", model="sana", config=config, weights=model.state_dict(),
                           inputs=inputs, dtype="bf16")
@@ -85,7 +86,8 @@ def test_bf16_errs_no_more_than_autocast(conformance, qk_norm):
     theirs, their_gradients = run_diffusers(model, inputs, autocast=True)
     assert_close(outputs["output"], want, FORWARD_BF16)
     gradients = gradients_of(outputs)
-    assert_gradients_close(gradients, want_gradients, GRADIENT_BF16, peak=False)
+    if heads != "tiny":
+        assert_gradients_close(gradients, want_gradients, GRADIENT_BF16, peak=False)
     error = lambda got, want: ((got.float() - want).norm() / want.norm()).item()
     large = [key for key in want_gradients if want_gradients[key].abs().max() > 1e-3]  # others are zero in theory
     mean = lambda given: sum(error(given[key], want_gradients[key]) ** 2 for key in large) ** 0.5

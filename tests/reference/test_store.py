@@ -78,6 +78,56 @@ def test_pixart_import_gives_the_same_posterior(kiln, tmp_path):
         np.testing.assert_allclose(np.exp(0.5 * shard["logvar"][index, 0]), std, rtol=2e-6)
 
 
+def test_pixart_multi_scale_import_makes_lanes(kiln, tmp_path):
+    """Caches of tools/extract_features.py --multi_scale, with the data_info.json that they were made of."""
+    rng = np.random.default_rng(4)
+    (tmp_path / "in").mkdir()
+    sizes = [(64, 64, 1.0), (52, 72, 0.72), (32, 128, 0.25)]  # of ASPECT_RATIO_512, with their keys
+    moments, listed = {}, []
+    for index in range(11):
+        height, width, key = sizes[index % 3]
+        moments[f"{index}.npy"] = rng.random((8, height, width), dtype=np.float32) + 0.1, key, [8 * height + 5, 8 * width + 1]
+        np.save(tmp_path / "in" / f"{index}.npy", moments[f"{index}.npy"][0])
+        listed.append({"path": f"dir/{index}.png", "height": 8 * height + 5, "width": 8 * width + 1, "ratio": 1,
+                       "prompt": f"picture {index}"})  # fmt: skip
+    (tmp_path / "data_info.json").write_text(json.dumps(listed))
+    arguments = ["store", "import", "--from", "pixart", tmp_path / "in", "--data-info", tmp_path / "data_info.json",
+                 "--image-size", 512, "--scaling-factor", 0.13025]  # fmt: skip
+    result = kiln(*arguments, "--out", tmp_path / "store")
+    assert result.returncode == 0, result.stderr
+    info, shards = shards_of(tmp_path / "store")
+    assert info["has_image_size"]
+    assert [(lane["height"], lane["width"], lane["aspect_ratio"]) for lane in info["lanes"]] == [sizes[2], sizes[1], sizes[0]]
+    found = set()
+    for described, shard in zip(info["shards"], shards):
+        offsets, text = shard["caption_offsets"], shard["caption_bytes"].tobytes().decode()
+        for index, name in enumerate(names_of(shard)):
+            latents, key, hw = moments[name]
+            assert info["lanes"][described["lane"]]["aspect_ratio"] == key
+            np.testing.assert_array_equal(shard["mean"][index, 0], latents[:4])
+            np.testing.assert_allclose(np.exp(0.5 * shard["logvar"][index, 0]), latents[4:], rtol=2e-6)
+            assert shard["image_hw"][index].tolist() == hw
+            assert text[offsets[index] : offsets[index + 1]] == f"picture {name[:-4]}"
+            found.add(name)
+    assert found == moments.keys()
+
+    def refused(change):
+        changed = [dict(entry) for entry in listed]
+        change(changed)
+        (tmp_path / "data_info.json").write_text(json.dumps(changed))
+        result = kiln(*arguments, "--out", tmp_path / "refused")
+        assert result.returncode != 0
+        return result.stderr.strip()
+
+    assert "10.npy is of no picture in" in refused(lambda changed: changed.pop())
+    assert "3.npy may be of dir/3.png or of 3.jpg" in refused(lambda changed: changed.append({**changed[3], "path": "3.jpg"}))
+    assert "expected a height in pixels" in refused(lambda changed: changed[2].pop("height"))
+    assert "picture 1)" in refused(lambda changed: changed.insert(1, "no object"))
+    latents_only = kiln(*arguments[:5], *arguments[7:], "--out", tmp_path / "latents")
+    assert latents_only.returncode == 0, latents_only.stderr
+    assert len(json.loads((tmp_path / "latents" / "store.json").read_text())["lanes"]) == 3
+
+
 def test_inspect_measures_the_latents(kiln, tmp_path):
     features, _ = write_fast_dit(tmp_path / "in", 40)
     assert import_fast_dit(kiln, tmp_path / "in", tmp_path / "store").returncode == 0

@@ -8,7 +8,7 @@
 #include <fstream>
 
 #include "core/error.h"
-#include "core/nearest_name.h"
+#include "core/text/nearest_name.h"
 #include "sample/class_selection.h"
 #include "test_files.h"
 

@@ -100,7 +100,7 @@ TEST_F(Checkpoints, EveryDivisionWritesTheSameBytesAndLoadsThem) {
   {
     TinyTraining tiny(options_of({}, std::make_shared<ProcessGroup>(), run_));
     for (int64_t i = 0; i < 3; ++i) step(tiny, i);
-    save_checkpoint(run_, *tiny.state, *tiny.optimizer, {.step = 3, .images_seen = 12});
+    save_checkpoint(run_, *tiny.state, {.step = 3, .images_seen = 12});
   }
   const fs::path first = checkpoint_folder(run_, 3);
   const auto expected = tensors_of(first);
@@ -116,11 +116,11 @@ TEST_F(Checkpoints, EveryDivisionWritesTheSameBytesAndLoadsThem) {
           TinyTraining tiny(options_of({world_size, stage, on_disk}, group, run_));
           const auto checkpoint = newest_checkpoint(run_, *group).checkpoint;
           ASSERT_TRUE(checkpoint);
-          const TrainStateInfo info = load_checkpoint(checkpoint->folder, *tiny.state, *tiny.optimizer);
+          const TrainStateInfo info = load_checkpoint(checkpoint->folder, *tiny.state);
           EXPECT_EQ(info.images_seen, 12);
           EXPECT_EQ(tiny.state->updates, 3);
-          const std::string saved = save_checkpoint(run_, *tiny.state, *tiny.optimizer,
-                                                    {.step = checkpoint->step + 1, .images_seen = 12});
+          const std::string saved =
+              save_checkpoint(run_, *tiny.state, {.step = checkpoint->step + 1, .images_seen = 12});
           if (group->rank() == 0) {
             EXPECT_EQ(tensors_of(saved), expected) << world_size << " ranks, stage " << stage;
             EXPECT_EQ(checksums_of(saved), checksums);
@@ -144,7 +144,7 @@ TEST_F(Checkpoints, TrainingGoesOnWhateverDivisionResumes) {
     {
       TinyTraining tiny(options_of({}, std::make_shared<ProcessGroup>(), run_, dtype));
       for (int64_t i = 0; i < 2; ++i) step(tiny, i);
-      save_checkpoint(run_, *tiny.state, *tiny.optimizer, {.step = 2});
+      save_checkpoint(run_, *tiny.state, {.step = 2});
       for (int64_t i = 2; i < 5; ++i) expected = step(tiny, i).loss;
     }
     for (const int64_t world_size : {1, 2, 4}) {
@@ -152,7 +152,7 @@ TEST_F(Checkpoints, TrainingGoesOnWhateverDivisionResumes) {
         for (int64_t stage = 0; stage <= 3; ++stage) {
           TinyTraining tiny(options_of({world_size, stage}, group, run_, dtype));
           step(tiny, 17);  // whatever it was before
-          load_checkpoint(checkpoint_folder(run_, 2), *tiny.state, *tiny.optimizer);
+          load_checkpoint(checkpoint_folder(run_, 2), *tiny.state);
           double loss = 0;
           for (int64_t i = 2; i < 5; ++i) loss = step(tiny, i).loss;
           EXPECT_NEAR(loss / expected, 1, dtype == at::kFloat ? 5e-6 : 5e-3)
@@ -172,7 +172,7 @@ TEST_F(Checkpoints, MachinesThatHoldCopiesSaveAndResume) {
   double expected = 0;
   TinyTraining alone(options_of({}, std::make_shared<ProcessGroup>(), run_, at::kBFloat16));
   for (int64_t i = 0; i < 2; ++i) step(alone, i);
-  const std::string saved = save_checkpoint(run_, *alone.state, *alone.optimizer, {.step = 2});
+  const std::string saved = save_checkpoint(run_, *alone.state, {.step = 2});
   for (int64_t i = 2; i < 5; ++i) expected = step(alone, i).loss;
   for (int64_t stage = 1; stage <= 3; ++stage) {
     test::on_nodes({2, 2}, [&](const std::shared_ptr<ProcessGroup>& group) {
@@ -180,8 +180,8 @@ TEST_F(Checkpoints, MachinesThatHoldCopiesSaveAndResume) {
       options.zero.shard_within_node = true;
       TinyTraining tiny(options);
       step(tiny, 17);  // whatever it was before
-      load_checkpoint(saved, *tiny.state, *tiny.optimizer);
-      const std::string again = save_checkpoint(run_, *tiny.state, *tiny.optimizer, {.step = 10 + stage});
+      load_checkpoint(saved, *tiny.state);
+      const std::string again = save_checkpoint(run_, *tiny.state, {.step = 10 + stage});
       if (group->rank() == 0) {
         EXPECT_EQ(tensors_of(again), tensors_of(saved)) << stage;
       }
@@ -219,8 +219,8 @@ TEST_F(Checkpoints, TrainingDuringTheWriteDoesNotChangeWhatIsWritten) {
       test::on_ranks(world_size, [&](const std::shared_ptr<ProcessGroup>& group) {
         TinyTraining tiny(options_of({world_size, 2}, group, run_));
         step(tiny, 0);
-        const std::string before = save_checkpoint(run_, *tiny.state, *tiny.optimizer, {.step = 1});
-        CheckpointSaver saver(run_, *tiny.state, *tiny.optimizer, copy);
+        const std::string before = save_checkpoint(run_, *tiny.state, {.step = 1});
+        CheckpointSaver saver(run_, *tiny.state, copy);
         EXPECT_FALSE(saver.poll());
         saver.begin({.step = 2});
         EXPECT_TRUE(saver.under_way());
@@ -233,8 +233,7 @@ TEST_F(Checkpoints, TrainingDuringTheWriteDoesNotChangeWhatIsWritten) {
         EXPECT_FALSE(saver.under_way());
         EXPECT_EQ(tensors_of(*folder), tensors_of(before));
         EXPECT_EQ(read_train_state(*folder).updates, 1);
-        EXPECT_NE(tensors_of(save_checkpoint(run_, *tiny.state, *tiny.optimizer, {.step = 3})),
-                  tensors_of(before));
+        EXPECT_NE(tensors_of(save_checkpoint(run_, *tiny.state, {.step = 3})), tensors_of(before));
         group->barrier("the comparison");
       });
     }
@@ -245,7 +244,7 @@ TEST_F(Checkpoints, AnUnfinishedSaveIsNoCheckpointAndLeavesNothing) {
   test::on_ranks(2, [&](const std::shared_ptr<ProcessGroup>& group) {
     TinyTraining tiny(options_of({2, 1}, group, run_));
     {
-      CheckpointSaver saver(run_, *tiny.state, *tiny.optimizer, CheckpointCopy::kMemory);
+      CheckpointSaver saver(run_, *tiny.state, CheckpointCopy::kMemory);
       saver.begin({.step = 1});
       EXPECT_FALSE(newest_checkpoint(run_, *group).checkpoint);
       group->barrier("the look");
@@ -264,7 +263,7 @@ TEST_F(Checkpoints, AFolderThatRanksDoNotShareIsAnErrorOfAll) {
   const auto errors = errors_of_ranks(3, [&](const std::shared_ptr<ProcessGroup>& group) {
     TinyTraining tiny(options_of({3, 2}, group, run_));
     const fs::path run = group->rank() == 2 ? run_ / "elsewhere" : run_;
-    save_checkpoint(run, *tiny.state, *tiny.optimizer, {.step = 1});
+    save_checkpoint(run, *tiny.state, {.step = 1});
   });
   for (const std::string& error : errors) {
     EXPECT_THAT(error, HasSubstr("rank 2 of 3: cannot write"));
@@ -285,7 +284,7 @@ TEST_F(Checkpoints, ADiskThatIsFullForOneRankIsAnErrorOfAll) {
     fs::create_symlink("/dev/full", links / kOptimizerFile);
     const auto errors = errors_of_ranks(2, [&](const std::shared_ptr<ProcessGroup>& group) {
       TinyTraining tiny(options_of({2, 3}, group, run_));
-      CheckpointSaver saver(group->rank() == 1 ? other : run_, *tiny.state, *tiny.optimizer, copy);
+      CheckpointSaver saver(group->rank() == 1 ? other : run_, *tiny.state, copy);
       saver.begin({.step = 1});
       EXPECT_EQ(copy, CheckpointCopy::kMemory);  // the other copy has met the error by now
       for (int64_t i = 0; saver.under_way(); ++i) {
@@ -305,7 +304,7 @@ TEST_F(Checkpoints, ADiskThatIsFullForOneRankIsAnErrorOfAll) {
 TEST_F(Checkpoints, OnlyDamagedOnesAreAnErrorOfEveryRank) {
   {
     TinyTraining tiny(options_of({}, std::make_shared<ProcessGroup>(), run_));
-    for (const int64_t number : {1, 2}) save_checkpoint(run_, *tiny.state, *tiny.optimizer, {.step = number});
+    for (const int64_t number : {1, 2}) save_checkpoint(run_, *tiny.state, {.step = number});
   }
   const auto look = [&] {
     return errors_of_ranks(2, [&](const std::shared_ptr<ProcessGroup>& group) {
@@ -337,7 +336,7 @@ TEST_F(Checkpoints, BytesThatAreNotThoseWrittenAreDamage) {
     TinyTraining tiny(options_of({}, std::make_shared<ProcessGroup>(), run_));
     for (const int64_t number : {1, 2}) {
       step(tiny, number);
-      save_checkpoint(run_, *tiny.state, *tiny.optimizer, {.step = number});
+      save_checkpoint(run_, *tiny.state, {.step = number});
     }
   }
   const fs::path whole = checkpoint_folder(run_, 1), newest = checkpoint_folder(run_, 2),
@@ -385,7 +384,7 @@ TEST_F(Checkpoints, BytesThatAreNotThoseWrittenAreDamage) {
 TEST_F(Checkpoints, RanksOfUnevenThreadsReadEachByteOnce) {
   {
     TinyTraining tiny(options_of({}, std::make_shared<ProcessGroup>(), run_));
-    save_checkpoint(run_, *tiny.state, *tiny.optimizer, {.step = 1});
+    save_checkpoint(run_, *tiny.state, {.step = 1});
   }
   const int threads_before = at::get_num_threads();
   test::on_ranks(3, [&](const std::shared_ptr<ProcessGroup>& group) {
@@ -404,7 +403,7 @@ TEST_F(Checkpoints, RanksOfUnevenThreadsReadEachByteOnce) {
 // Written before there were checksums.
 TEST_F(Checkpoints, OlderOnesLoadUnchecked) {
   TinyTraining tiny(options_of({}, std::make_shared<ProcessGroup>(), run_));
-  const fs::path folder = save_checkpoint(run_, *tiny.state, *tiny.optimizer, {.step = 1, .images_seen = 7});
+  const fs::path folder = save_checkpoint(run_, *tiny.state, {.step = 1, .images_seen = 7});
   change_bytes(folder / "train_state.json", [](std::string& text) {
     auto state = nlohmann::json::parse(text);
     for (const char* newer : {"checksums", "xxh3"}) EXPECT_EQ(state.erase(newer), 1u);
@@ -416,17 +415,17 @@ TEST_F(Checkpoints, OlderOnesLoadUnchecked) {
       const NewestCheckpoint found = newest_checkpoint(run_, *group);
       ASSERT_TRUE(found.checkpoint);
       EXPECT_TRUE(found.damaged.empty());
-      EXPECT_EQ(load_checkpoint(found.checkpoint->folder, *other.state, *other.optimizer).images_seen, 7);
+      EXPECT_EQ(load_checkpoint(found.checkpoint->folder, *other.state).images_seen, 7);
     });
 }
 
 TEST_F(Checkpoints, DamagedFilesAreNamed) {
   TinyTraining tiny(options_of({}, std::make_shared<ProcessGroup>(), run_));
-  const fs::path folder = save_checkpoint(run_, *tiny.state, *tiny.optimizer, {.step = 1});
+  const fs::path folder = save_checkpoint(run_, *tiny.state, {.step = 1});
   const auto load = [&](int64_t world_size) {
     return errors_of_ranks(world_size, [&](const std::shared_ptr<ProcessGroup>& group) {
       TinyTraining other(options_of({world_size, 2}, group, run_));
-      load_checkpoint(folder, *other.state, *other.optimizer);
+      load_checkpoint(folder, *other.state);
     });
   };
   const auto replace = [&](const std::string& file, const std::string& key, const at::Tensor& value) {

@@ -235,11 +235,34 @@ TEST(DeepSpeedConfig, OffloadsToADisk) {
   EXPECT_EQ(options.zero.persist_threshold, 100000);
 }
 
+TEST(DeepSpeedConfig, ReadsWhatIsCopiedFromAWebPage) {
+  const TrainOptions options = options_of(
+      "\xEF\xBB\xBF{\n\xC2\xA0\xC2\xA0\"zero_optimization\":\xC2\xA0{\"stage\": 2},\n"
+      "\xE2\x80\x8B  \xE2\x80\x9Csteps_per_print\xE2\x80\x9D: 50\n}\xE2\x80\xAF");
+  EXPECT_EQ(options.zero.stage, 2);
+  EXPECT_EQ(options.watch.log_every, 50);
+  // In a string a no-break space is the string's.
+  EXPECT_EQ(options_of("{\"zero_optimization\": {\"stage\": 3, \"offload_param\": {\"device\": \"nvme\", "
+                       "\"nvme_path\": \"/a\xC2\xA0\\\"b\"}}}")
+                .offload.nvme.folder,
+            "/a\xC2\xA0\"b");
+}
+
+TEST(DeepSpeedConfig, ActivationCheckpointingRecomputes) {
+  EXPECT_EQ(options_of(R"({"activation_checkpointing": {"number_checkpoints": null}})").memory.recompute,
+            SegmentSet::all());
+  EXPECT_TRUE(options_of(R"({"activation_checkpointing": {}})").memory.recompute.is_none());
+  const TrainOptions on_host = options_of(R"({"activation_checkpointing": {"cpu_checkpointing": true}})");
+  EXPECT_TRUE(on_host.memory.recompute.is_none());
+  EXPECT_EQ(on_host.memory.offload_activations, SegmentSet::all());
+}
+
 TEST(DeepSpeedConfig, WarnsOnlyWhereTheValueDiffersFromWhatKilnDoes) {
-  EXPECT_THAT(
-      parse(R"({"prescale_gradients": false, "wall_clock_breakdown": true, "wandb": {"enabled": false}})")
-          .warnings,
-      IsEmpty());
+  EXPECT_THAT(parse(R"({"prescale_gradients": false, "wall_clock_breakdown": false, "dump_state": false,
+                        "memory_breakdown": false, "wandb": {"enabled": false}})")
+                  .warnings,
+              IsEmpty());
+  EXPECT_THAT(parse(R"({"wall_clock_breakdown": true})").warnings, IsEmpty());
   EXPECT_THAT(
       parse(R"({"prescale_gradients": true, "wandb": {"enabled": true}})").warnings,
       ElementsAre(AllOf(HasSubstr("prescale_gradients true has no effect"), HasSubstr("global batch")),

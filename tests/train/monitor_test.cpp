@@ -115,7 +115,9 @@ TEST(Monitor, TellsBothSharesOfThePeak) {
     const nlohmann::json line = read_run_log(run.path().string()).back();
     EXPECT_EQ(line.contains("mfu"), sheet_flops > 0);
     EXPECT_EQ(text.find("MFU") != std::string::npos, sheet_flops > 0) << text;
-    if (sheet_flops > 0) EXPECT_NEAR(line["mfu"].get<double>() * 4, line["peak_share"].get<double>(), 1e-9);
+    if (sheet_flops > 0) {
+      EXPECT_NEAR(line["mfu"].get<double>() * 4, line["peak_share"].get<double>(), 1e-9);
+    }
   }
 }
 
@@ -202,7 +204,8 @@ TEST(Profile, TraceHoldsPhasesAndOperationsInsideTheSteps) {
   };
   for (const char* name : {"forward blocks.0", "backward blocks.1", "optimizer embed", "loss", "grad_norm"}) {
     ASSERT_TRUE(slices.contains(name)) << name;
-    EXPECT_EQ(slices.at(name).size() % 2, 0u) << name;  // as often in both steps
+    // A step measures the norm, makes the update's scale of it, and reads both.
+    EXPECT_EQ(slices.at(name).size(), name == std::string("grad_norm") ? 6u : 2u) << name;
     EXPECT_TRUE(std::ranges::all_of(slices.at(name), inside_a_step)) << name;
   }
   size_t fused = 0;
@@ -371,7 +374,7 @@ TEST(ReportParts, MemoryIsStackedByKindWithTheMeasuredLineOverIt) {
   EXPECT_EQ(areas, 3u);
   EXPECT_THAT(html, HasSubstr("<polyline"));
   EXPECT_THAT(html, HasSubstr(">measured</span>"));
-  EXPECT_THAT(html, HasSubstr("odd &lt;kind>"));
+  EXPECT_THAT(html, HasSubstr("odd &lt;kind&gt;"));
   EXPECT_THAT(html, HasSubstr(">backward</text>"));
   EXPECT_THAT(memory_plot(curve), Not(HasSubstr("measured")));
   EXPECT_EQ(memory_plot({}), "");

@@ -190,10 +190,10 @@ TEST(Offload, ACheckpointResumesOnAnyPlacement) {
     const test::TempFolder run;
     const TinyTraining before(placed({}, from));
     for (uint64_t step = 0; step < 3; ++step) before.step->run(before.batch(kOffloadedBatch, step), 1e-3);
-    const std::string folder = save_checkpoint(run.path(), *before.state, *before.optimizer, {.step = 3});
+    const std::string folder = save_checkpoint(run.path(), *before.state, {.step = 3});
     for (const Placement to : {Placement::kDevice, Placement::kHost, Placement::kNvme}) {
       const TinyTraining after(placed({}, to));
-      load_checkpoint(folder, *after.state, *after.optimizer);
+      load_checkpoint(folder, *after.state);
       for (uint64_t step = 3; step < 6; ++step)
         EXPECT_EQ(after.step->run(after.batch(kOffloadedBatch, step), 1e-3).loss, expected.losses[step]);
       expect_equal(state_of(after), expected.state);
@@ -205,17 +205,17 @@ TEST(Offload, AFailingDiskEndsTheStepAndLeavesTheCheckpoint) {
   const test::TempFolder run;
   const TinyTraining tiny(placed({}, Placement::kNvme));
   tiny.step->run(tiny.batch(kOffloadedBatch), 1e-3);
-  const std::string folder = save_checkpoint(run.path(), *tiny.state, *tiny.optimizer, {.step = 1});
+  const std::string folder = save_checkpoint(run.path(), *tiny.state, {.step = 1});
   const std::vector<at::Tensor> saved = state_of(tiny);
   ASSERT_TRUE(test::break_store());
   const auto is_clear =
       ThrowsMessage<Error>(::testing::AllOf(HasSubstr("[nvme]"), HasSubstr("checkpoint is untouched")));
   EXPECT_THAT([&] { tiny.step->run(tiny.batch(kOffloadedBatch), 1e-3); }, is_clear);
-  EXPECT_THAT([&] { save_checkpoint(run.path(), *tiny.state, *tiny.optimizer, {.step = 2}); }, is_clear);
+  EXPECT_THAT([&] { save_checkpoint(run.path(), *tiny.state, {.step = 2}); }, is_clear);
   const std::vector<Checkpoint> checkpoints = list_checkpoints(run.path());
   ASSERT_EQ(checkpoints.size(), 1u);
   const TinyTraining resumed{TinyOptions{}};
-  load_checkpoint(folder, *resumed.state, *resumed.optimizer);
+  load_checkpoint(folder, *resumed.state);
   expect_equal(state_of(resumed), saved);
 }
 

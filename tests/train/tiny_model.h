@@ -33,11 +33,13 @@ struct TinyOptions {
   bool updates_unread = true;
   int64_t depth = 2, hidden_size = 48;
   ops::Products products = ops::Products::kComputeDtype;
+  nlohmann::json optimizer_config = {{"type", "adamw"}};
 };
 
 struct TinyTraining {
   explicit TinyTraining(const TinyOptions& options)
-      : objective(make_objective(objective_config(options.objective))) {
+      : objective(make_objective(objective_config(options.objective))),
+        optimizer(make_optimizer(options.optimizer_config)) {
     at::set_num_threads(1);  // tiny tensors: threads would only wait for each other
     const nlohmann::json config = {{"input_size", 8},
                                    {"patch_size", 2},
@@ -90,7 +92,7 @@ struct TinyTraining {
 
   std::unique_ptr<Denoiser> denoiser;
   std::unique_ptr<Objective> objective;
-  std::unique_ptr<Optimizer> optimizer = make_optimizer({{"type", "adamw"}});
+  std::unique_ptr<Optimizer> optimizer;
   std::unique_ptr<TrainingState> state;
   std::unique_ptr<TrainStep> step;
 };

@@ -9,8 +9,8 @@
 #include "core/error.h"
 #include "core/tensors.h"
 #include "core/toml.h"
-#include "models/registry.h"
 #include "test_files.h"
+#include "train/setup.h"
 #include "train/usable_options.h"
 
 namespace kiln {
@@ -154,7 +154,7 @@ TEST(TrainOptions, EveryRecipeIsValid) {
     TrainOptions options = usable_options();
     for (const TomlEntry& line : read_toml(entry.path())) set_option(options, line.key, line.value);
     EXPECT_NO_THROW(validate(options)) << entry.path();
-    EXPECT_NO_THROW(resolve_denoiser_config(options.model.name, {{"input_size", 32}})) << entry.path();
+    EXPECT_NO_THROW(synthetic_shape(options)) << entry.path();  // fits the model to it
   }
   EXPECT_GE(num_recipes, 8);
 }

@@ -318,7 +318,9 @@ TEST(SampleGrids, AreOnePictureOfAllRanks) {
     TrainOptions staged = options;
     staged.zero.stage = stage;
     const Training training = build_training(staged, shape, at::kCPU, group);
-    return draw_sample_grid(staged, info, training, nullptr, at::kCPU, never);
+    return draw_sample_grid(
+        staged, {.info = info, .training = training, .decoder = nullptr, .prompts = {}, .device = at::kCPU},
+        never);
   };
   at::set_num_threads(1);
   const SampleGrid expected = draw(std::make_shared<ProcessGroup>(), 0);

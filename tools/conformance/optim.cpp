@@ -21,13 +21,14 @@ struct OptimOptions {
 };
 
 // All tensors `prefix`<key> of a file, in one flat unit: master for `param.`, EMA for `ema.`.
-FlatUnit flatten(const Inputs& inputs, const std::string& prefix) {
-  FlatLayout layout;
+FlatUnit flatten(const Inputs& inputs, const std::string& prefix, const Optimizer& optimizer) {
+  FlatLayout layout{.slots = {}, .size = 0, .alignment = optimizer.alignment()};
   for (const auto& [name, tensor] : inputs.all())
     if (name.starts_with(prefix)) layout.add(name.substr(prefix.size()), tensor.sizes().vec());
   if (layout.slots.empty())
     fail("optim", "expected tensors {}<key> in {}, found none", prefix, inputs.path());
-  return FlatUnit("optim", std::move(layout), {.num_moments = 2, .num_emas = 1});
+  const std::vector<StateBuffer> moments = optimizer.state(layout);
+  return FlatUnit("optim", std::move(layout), {.moments = moments, .num_emas = 1});
 }
 
 void write_all(const Inputs& inputs, const std::string& prefix, const FlatUnit& unit, at::Tensor& buffer) {
@@ -64,9 +65,10 @@ OptimConfig parse_optim(const nlohmann::json& json) {
 }
 
 Tensors run_optimizer(const OptimizerConfig& parsed, const Inputs& inputs, int64_t steps) {
-  FlatUnit unit = flatten(inputs, "param.");
+  FlatUnit unit = flatten(inputs, "param.", *parsed.optimizer);
   write_all(inputs, "param.", unit, unit.master);
-  OptimizerSlice slice{.master = unit.master, .grads = unit.grads, .moments = unit.moments};
+  OptimizerSlice slice{
+      .master = unit.master, .grads = unit.grads, .moments = unit.moments, .layout = &unit.layout()};
   Tensors outputs;
   for (int64_t step = 0; step < steps; ++step) {
     write_all(inputs, fmt::format("grad.{}.", step), unit, unit.grads);
@@ -84,7 +86,7 @@ Tensors run_optimizer(const OptimizerConfig& parsed, const Inputs& inputs, int64
 // The EMA as training does it: inside the optimizer's pass, here one that leaves the weights alone.
 Tensors run_ema(const OptimConfig& config, const Inputs& inputs) {
   const auto optimizer = make_optimizer({{"type", "adamw"}});
-  FlatUnit unit = flatten(inputs, "ema.");
+  FlatUnit unit = flatten(inputs, "ema.", *optimizer);
   write_all(inputs, "ema.", unit, unit.emas[0]);
   Tensors outputs;
   for (int64_t step = 0; step < config.steps; ++step) {
@@ -119,8 +121,6 @@ double max_grad_norm_of(const JsonConfig& config) {
 
 OptimizerConfig parse_optimizer(const nlohmann::json& json) {
   const JsonConfig config("optim", json);
-  if (config.get<std::string>("type", "") == "came")
-    fail("optim", "came is not built by this version yet: adamw and ema are");
   OptimizerConfig parsed{
       .optimizer = nullptr, .lr = config.require<double>("lr"), .max_grad_norm = max_grad_norm_of(config)};
   nlohmann::json rest = nlohmann::json::object();

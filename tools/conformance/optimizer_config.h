@@ -1,5 +1,6 @@
 // The optimizer configs of the interface: {"type": "adamw", "lr", "betas", "eps", "weight_decay",
-// "grad_clip"}.
+// "grad_clip"},
+// {"type": "came", .. "clip_threshold", "variant"}.
 #pragma once
 #include <memory>
 #include <nlohmann/json.hpp>

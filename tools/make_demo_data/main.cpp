@@ -7,6 +7,7 @@
 #include <nlohmann/json.hpp>
 #include <numeric>
 
+#include "annotations.h"
 #include "core/command_line.h"
 #include "core/error.h"
 #include "core/files/atomic_file.h"
@@ -24,9 +25,12 @@ struct Options {
   std::string emoji_list = "/usr/share/unicode/emoji/emoji-test.txt";
   std::vector<std::string> classes;
   std::vector<std::string> except;
+  std::vector<std::string> annotations;
   bool skin_tones = true;
   int64_t size = 128;
 };
+
+constexpr int kNameWeight = 3;  // how much more often the name is an emoji's caption than its keywords
 
 // A class is chosen by names of groups or subgroups; a name may end in '*'.
 struct ClassRule {
@@ -36,6 +40,7 @@ struct ClassRule {
 
 struct Picture {
   Emoji emoji;
+  std::string keywords;
   std::string label;
   uint32_t glyph = 0;
   std::string file_name() const { return label + "/" + emoji.file_stem() + ".png"; }
@@ -93,6 +98,8 @@ std::vector<Picture> choose_pictures(const Options& options, const std::vector<E
   const auto rules = parse_rules(options.classes);
   for (const ClassRule& rule : rules) check_patterns(rule.patterns, list, "--classes");
   check_patterns(options.except, list, "--except");
+  Annotations annotations;
+  for (const std::string& path : options.annotations) read_annotations(path, annotations);
   std::vector<Picture> pictures;
   std::map<uint32_t, std::string> drawn;  // two sequences of one glyph would be a picture twice
   int64_t num_without_glyph = 0, num_twice = 0;
@@ -108,7 +115,7 @@ std::vector<Picture> choose_pictures(const Options& options, const std::vector<E
     } else if (!drawn.emplace(*glyph, emoji.name).second) {
       ++num_twice;
     } else {
-      pictures.push_back({emoji, label, *glyph});
+      pictures.push_back({emoji, keywords_of(annotations, emoji.code_points), label, *glyph});
     }
   }
   if (num_without_glyph) fmt::print("{} emoji are not in the font\n", num_without_glyph);
@@ -120,8 +127,12 @@ std::vector<Picture> choose_pictures(const Options& options, const std::vector<E
 std::string metadata_of(const std::vector<Picture>& pictures) {
   std::string lines;
   for (const Picture& picture : pictures) {
+    nlohmann::ordered_json text = picture.emoji.name;
+    if (!picture.keywords.empty() && picture.keywords != picture.emoji.name)
+      text = {{{"text", picture.emoji.name}, {"kind", "name"}, {"weight", kNameWeight}},
+              {{"text", picture.keywords}, {"kind", "keywords"}, {"weight", 1}}};
     const nlohmann::ordered_json line = {{"file_name", picture.file_name()},
-                                         {"text", picture.emoji.name},
+                                         {"text", text},
                                          {"label", picture.label},
                                          {"group", picture.emoji.group},
                                          {"subgroup", picture.emoji.subgroup}};
@@ -187,6 +198,10 @@ int run(CLI::App& app, int argc, char** argv) {
       ->check(CLI::Range(16, 1024))
       ->capture_default_str();
   app.add_option("--font", options.font, "Emoji font with bitmaps")->capture_default_str();
+  app.add_option(
+         "--annotations", options.annotations,
+         "Files of CLDR (annotations/en.xml, annotationsDerived/en.xml): keywords as a second caption")
+      ->delimiter(',');
   app.add_option("--emoji-list", options.emoji_list, "Unicode's emoji-test.txt")->capture_default_str();
   app.callback([&] {
     options.skin_tones = !no_skin_tones;

@@ -20,7 +20,7 @@ class FileDataset : public ImageDataset {
   FileDataset(std::string root, const char* layout) : root_(std::move(root)), layout_(layout) {}
   const char* layout() const override { return layout_; }
   Image load(int64_t index) const override;
-  std::vector<std::byte> read(int64_t index) const override;
+  PictureBytes bytes(int64_t index) const override;
   void set(std::vector<ImageRecord> records, std::vector<std::string> class_names);
 
  private:

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "data/images/caption.h"
+#include "data/images/image_header.h"
 #include "data/images/images.h"
 
 namespace kiln {
@@ -27,8 +28,13 @@ class ImageDataset {
   const std::vector<std::string>& class_names() const { return class_names_; }  // empty: no labels
   virtual const char* layout()
       const = 0;  // "image_folder" | "metadata_jsonl" | "data_info" | "webdataset" | "images"
-  virtual Image load(int64_t index) const = 0;                   // thread-safe; throws Error naming the file
-  virtual std::vector<std::byte> read(int64_t index) const = 0;  // the picture's file; likewise
+  // All are thread-safe and throw Error naming the file.
+  virtual Image load(int64_t index) const = 0;          // as stored, not turned
+  virtual PictureBytes bytes(int64_t index) const = 0;  // the picture's file, to be read in pieces
+  std::vector<std::byte> read(int64_t index) const;     // the same whole
+  // Turned and mirrored as its EXIF orientation says.
+  Image load_upright(int64_t index) const;
+  ImageHeader header(int64_t index) const;
 
  protected:
   std::vector<ImageRecord> records_;
@@ -44,22 +50,23 @@ std::string dataset_fingerprint(const ImageDataset& dataset);
 struct Crop {
   int64_t size = 0;
   bool enlarge = false;
+  bool orient = true;  // turn pictures as their EXIF orientation says, which DiT does not
 };
 
 // The picture as a sample: decoded and cropped. Throws Error naming it when it is broken or too small.
 Image load_cropped(const ImageDataset& dataset, int64_t index, const Crop& crop);
 
-// Decodes, crops in worker threads, delivers in order. A broken or too small image is delivered with `error`
-// set.
+// Loads pictures in worker threads and delivers them in order. One that `load` throws an Error for is
+// delivered with `error` set.
 struct PreparedImage {
   int64_t index = 0;
-  Image image;  // (size, size)
+  Image image;
   std::string error;
 };
 class ImagePipeline {
  public:
-  // Images [first, last). At most `queue_depth` are decoded ahead.
-  ImagePipeline(const ImageDataset& dataset, int64_t first, int64_t last, const Crop& crop, int num_threads,
+  // load(i) for i in [first, last), in several threads at once. At most `queue_depth` are loaded ahead.
+  ImagePipeline(int64_t first, int64_t last, std::function<Image(int64_t)> load, int num_threads,
                 int64_t queue_depth = 64);
   ~ImagePipeline();
   bool next(PreparedImage& out);  // false at the end

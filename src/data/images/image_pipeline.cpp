@@ -8,12 +8,12 @@ struct ImagePipeline::Impl {
   OrderedWorkers<PreparedImage> workers;
 };
 
-ImagePipeline::ImagePipeline(const ImageDataset& dataset, int64_t first, int64_t last, const Crop& crop,
-                             int num_threads, int64_t queue_depth) {
-  const auto prepare = [&dataset, crop](int64_t index) {
+ImagePipeline::ImagePipeline(int64_t first, int64_t last, std::function<Image(int64_t)> load, int num_threads,
+                             int64_t queue_depth) {
+  const auto prepare = [load = std::move(load)](int64_t index) {
     PreparedImage prepared{index, {}, {}};
     try {
-      prepared.image = load_cropped(dataset, index, crop);
+      prepared.image = load(index);
     } catch (const Error& error) {
       prepared.error = error.what();
     }

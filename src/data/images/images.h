@@ -25,10 +25,12 @@ Image read_image(const std::string& path);
 // DiT's/ADM's center_crop_arr exactly, as PIL computes it: halve with a box filter while the short side is at
 // least 2 * size, bicubic to the short side, crop the centre. Pixel-identical to Pillow.
 Image center_crop(const Image& image, int64_t size);
-// The picture resized, bicubic, so that it just covers (height, width), and cropped to it from the centre:
-// how PixArt's trainer fills a bucket. Where that truncates the longer side below the bucket's, this does
-// not.
-Image cover_crop(const Image& image, int64_t height, int64_t width);
+// Pillow's filters, antialiased. PixArt's trainer takes Lanczos for buckets of 2048 pixels and more.
+enum class Resampling { kBicubic, kLanczos };
+// The picture resized so that it just covers (height, width), and cropped to it from the centre: how PixArt's
+// trainer fills a bucket. Where that truncates the longer side below the bucket's, this does not.
+Image cover_crop(const Image& image, int64_t height, int64_t width,
+                 Resampling resampling = Resampling::kBicubic);
 Image flip_horizontal(const Image& image);
 Image resize_bicubic(const Image& image, int64_t height, int64_t width);  // Pillow's BICUBIC, antialiased
 Image resize_box(const Image& image, int64_t height, int64_t width);      // Pillow's BOX, antialiased

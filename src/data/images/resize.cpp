@@ -2,6 +2,7 @@
 // point with 22 fractional bits; one axis after the other, each pass rounded and clipped to 8 bits.
 #include <algorithm>
 #include <cmath>
+#include <numbers>
 
 #include "core/error.h"
 #include "data/images/images.h"
@@ -27,8 +28,17 @@ double bicubic_weight(double x) {
   return 0.0;
 }
 
+double sinc(double x) {
+  if (x == 0.0) return 1.0;
+  x *= std::numbers::pi;
+  return std::sin(x) / x;
+}
+
+double lanczos_weight(double x) { return x >= -3.0 && x < 3.0 ? sinc(x) * sinc(x / 3) : 0.0; }
+
 constexpr Filter kBox{0.5, box_weight};
 constexpr Filter kBicubic{2.0, bicubic_weight};
+constexpr Filter kLanczos{3.0, lanczos_weight};
 
 // Which input samples make one output sample.
 struct Taps {
@@ -202,7 +212,7 @@ Image center_crop(const Image& image, int64_t size) {
   return resize_window(*current, kBicubic, height, width, window);
 }
 
-Image cover_crop(const Image& image, int64_t height, int64_t width) {
+Image cover_crop(const Image& image, int64_t height, int64_t width, Resampling resampling) {
   if (height < 1 || width < 1 || image.height < 1 || image.width < 1)
     fail("cover_crop", "expected positive sizes, got {} x {} to {} x {}", image.width, image.height, width,
          height);
@@ -216,7 +226,8 @@ Image cover_crop(const Image& image, int64_t height, int64_t width) {
   if (covered_height == image.height && covered_width == image.width && height == image.height &&
       width == image.width)
     return image;
-  return resize_window(image, kBicubic, covered_height, covered_width, window);
+  return resize_window(image, resampling == Resampling::kLanczos ? kLanczos : kBicubic, covered_height,
+                       covered_width, window);
 }
 
 Image flip_horizontal(const Image& image) {

@@ -98,11 +98,14 @@ class WebDataset : public ImageDataset {
 
   Image load(int64_t index) const override { return decode_image(read(index), records_[index].name); }
 
-  std::vector<std::byte> read(int64_t index) const override {
+  PictureBytes bytes(int64_t index) const override {
     const Picture& picture = pictures_.at(index);
     if (picture.size < 0)
       fail("webdataset", "{} has no picture (expected a field jpg, jpeg, png or webp)", records_[index].name);
-    return tars_[picture.tar]->read(picture.offset, picture.size);
+    return {.size = picture.size,
+            .read = [&tar = *tars_[picture.tar], begin = picture.offset](int64_t offset, int64_t count) {
+              return tar.read(begin + offset, count);
+            }};
   }
 
  private:

@@ -3,6 +3,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -42,8 +43,12 @@ struct BatchOptions {
   int64_t rank = 0, world_size = 1;  // this rank's rows, see rank_rows()
   double class_dropout_prob = 0;     // label -> null_class with this probability
   int64_t null_class = -1;
-  bool draw_posterior = true;  // false: the mean itself
-  bool flip = true;            // with a store of two flips, or on pixels: mirror with probability 1/2
+  double text_dropout_prob =
+      0;  // a caption is dropped with this probability: the empty one's rows stand for it,
+  bool has_null_text = false;  // or, true, the model's learned null rows, and the caption's own are marked
+  std::optional<int64_t> only_lane{};  // batches of this one of a store's lanes alone
+  bool draw_posterior = true;          // false: the mean itself
+  bool flip = true;                    // with a store of two flips, or on pixels: mirror with probability 1/2
   int num_threads = 1;
   int64_t prefetch = 4;  // batches ready ahead
 };

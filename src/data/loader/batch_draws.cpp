@@ -19,6 +19,8 @@ void check_batch_options(const BatchOptions& options) {
   if (!(options.class_dropout_prob >= 0 && options.class_dropout_prob <= 1)) {
     fail("loader", "expected class_dropout_prob from 0 to 1, got {}", options.class_dropout_prob);
   }
+  if (!(options.text_dropout_prob >= 0 && options.text_dropout_prob <= 1))
+    fail("loader", "expected text_dropout_prob from 0 to 1, got {}", options.text_dropout_prob);
   if (options.class_dropout_prob > 0 && options.null_class < 0) {
     fail("loader",
          "expected a null class for class_dropout_prob {}, got none: the model has no class for dropped "
@@ -51,6 +53,22 @@ void shape_batch(const BatchOptions& options, int64_t first_position, const Data
   batch.image_hw.resize(batch.shape.has_image_size ? 2 * rows.count : 0);
   batch.aspect_ratio.resize(batch.shape.has_image_size ? rows.count : 0);
   batch.sample_ids.resize(rows.count);
+}
+
+void shape_text(std::span<const int64_t> rows_of_caption, Batch& batch) {
+  batch.text_offsets.assign(1, 0);
+  for (const int64_t rows : rows_of_caption)
+    batch.text_offsets.push_back(static_cast<int32_t>(batch.text_offsets.back() + rows));
+  batch.shape.text_rows = batch.text_offsets.back();
+  batch.text_rows.resize(static_cast<size_t>(batch.shape.text_rows * batch.shape.text_width) *
+                         dtype_size(batch.shape.text_dtype));
+  batch.text_dropped.assign(static_cast<size_t>(batch.size()), 0);
+}
+
+bool draws_text_drop(const BatchOptions& options, int64_t position) {
+  return options.text_dropout_prob > 0 &&
+         philox_uniform(options.seed, Draw::kTextDrop, static_cast<uint64_t>(position)) <
+             options.text_dropout_prob;
 }
 
 void draw_common(const BatchOptions& options, int64_t row, std::span<float> noise, Batch& batch) {

@@ -24,6 +24,12 @@ void check_batch_options(const BatchOptions& options);
 void shape_batch(const BatchOptions& options, int64_t first_position, const DataShape& data, const Lane& lane,
                  Batch& batch);
 
+// Gives the batch room for captions of so many rows each. options.text_dropout_prob is the caller's business.
+void shape_text(std::span<const int64_t> rows_of_caption, Batch& batch);
+
+// Whether the caption at a position of the stream is dropped.
+bool draws_text_drop(const BatchOptions& options, int64_t position);
+
 // Noise, timestep and label dropout of a row.
 void draw_common(const BatchOptions& options, int64_t row, std::span<float> noise, Batch& batch);
 

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstring>
 
 #include "core/error.h"
 #include "core/philox.h"
@@ -14,25 +15,32 @@ namespace {
 
 class StoreFill {
  public:
-  StoreFill(std::shared_ptr<FeatureStore> store, const BatchOptions& options)
+  StoreFill(std::shared_ptr<FeatureStore> store, std::shared_ptr<const TextStore> text,
+            const BatchOptions& options)
       : store_(std::move(store)),
+        text_(std::move(text)),
         options_(options),
         shape_(store_shape(store_->info())),
-        order_(options.seed, store_->info().sample_lanes(), options.global_batch),
+        order_(options.seed, lanes_of(*store_, options), options.global_batch),
         mirrors_pixels_(options.flip && store_->info().autoencoder == "pixels" &&
-                        store_->info().num_flips == 1) {}
+                        store_->info().num_flips == 1) {
+    if (text_) shape_.text = text_shape(*text_);
+  }
 
   void operator()(int64_t first_position, Batch& batch) const {
-    const Lane& lane = shape_.lanes[static_cast<size_t>(order_.batch_at(first_position).lane)];
+    const int64_t number = options_.only_lane.value_or(order_.batch_at(first_position).lane);
+    const Lane& lane = shape_.lanes[static_cast<size_t>(number)];
     shape_batch(options_, first_position, shape_, lane, batch);
     for (int64_t row = 0; row < batch.size(); ++row)
       batch.sample_ids[row] = order_.sample_at(batch.first_position + row);
     store_->prefetch(batch.sample_ids);
+    if (text_) fill_text(batch);
     const int64_t latent_size = batch.shape.sample_elements();
     Scratch scratch;
     for (int64_t row = 0; row < batch.size(); ++row) {
       fill_latent(batch, row, std::span(batch.x_0).subspan(row * latent_size, latent_size), scratch);
       if (!batch.class_labels.empty()) batch.class_labels[row] = label(batch.sample_ids[row]);
+      if (shape_.has_image_size) fill_image_size(batch, row);
       draw_common(options_, row, std::span(batch.noise).subspan(row * latent_size, latent_size), batch);
     }
   }
@@ -66,6 +74,44 @@ class StoreFill {
     }
   }
 
+  static std::vector<SampleLane> lanes_of(const FeatureStore& store, const BatchOptions& options) {
+    std::vector<SampleLane> lanes = store.info().sample_lanes();
+    if (options.only_lane) return {lanes.at(static_cast<size_t>(*options.only_lane))};
+    return lanes;
+  }
+
+  void fill_image_size(Batch& batch, int64_t row) const {
+    const std::array<int64_t, 2> size = store_->image_hw(batch.sample_ids[row]);
+    const Lane& lane = batch.shape.lane;
+    batch.image_hw[2 * row] = static_cast<float>(size[0]);
+    batch.image_hw[2 * row + 1] = static_cast<float>(size[1]);
+    batch.aspect_ratio[row] = static_cast<float>(lane.aspect_ratio > 0 ? lane.aspect_ratio
+                                                                       : static_cast<double>(lane.height) /
+                                                                             static_cast<double>(lane.width));
+  }
+
+  // The caption that each row has at its position, dropped ones marked or empty.
+  void fill_text(Batch& batch) const {
+    std::vector<int64_t> entries, rows;
+    std::vector<bool> are_dropped;
+    for (int64_t row = 0; row < batch.size(); ++row) {
+      const int64_t position = batch.first_position + row;
+      const double choice = philox_uniform(options_.seed, Draw::kCaption, static_cast<uint64_t>(position));
+      int64_t entry = text_->entry(batch.sample_ids[row], choice);
+      // A sample without a caption counts as dropped.
+      const bool is_dropped = draws_text_drop(options_, position) || entry == TextStore::kNullEntry;
+      if (is_dropped && !options_.has_null_text) entry = TextStore::kNullEntry;
+      are_dropped.push_back(is_dropped && options_.has_null_text);
+      entries.push_back(entry);
+      rows.push_back(text_->num_rows(entry));
+    }
+    text_->prefetch(entries);
+    shape_text(rows, batch);
+    std::copy(are_dropped.begin(), are_dropped.end(), batch.text_dropped.begin());
+    std::byte* to = batch.text_rows.data();
+    for (const int64_t entry : entries) to = std::ranges::copy(text_->rows(entry), to).out;
+  }
+
   // A sample without a label counts as dropped.
   int64_t label(int64_t id) const {
     const int64_t label = store_->label(id);
@@ -75,11 +121,23 @@ class StoreFill {
   }
 
   std::shared_ptr<FeatureStore> store_;
+  std::shared_ptr<const TextStore> text_;
   BatchOptions options_;
   DataShape shape_;
   SampleOrder order_;
   bool mirrors_pixels_;
 };
+
+// Writes numbers in a floating-point type of captions; returns where they end.
+std::byte* append_as(Dtype dtype, std::span<const float> numbers, std::byte* to) {
+  if (dtype == Dtype::kF32) return std::ranges::copy(std::as_bytes(numbers), to).out;
+  for (const float number : numbers) {
+    const uint16_t bits = dtype == Dtype::kBF16 ? float_to_bf16(number) : float_to_fp16(number);
+    std::memcpy(to, &bits, sizeof bits);
+    to += sizeof bits;
+  }
+  return to;
+}
 
 struct SyntheticFill {
   DataShape shape;
@@ -90,8 +148,14 @@ struct SyntheticFill {
     const Lane& lane = shape.lanes[static_cast<size_t>(order.batch_at(first_position).lane)];
     shape_batch(options, first_position, shape, lane, batch);
     const int64_t latent_size = batch.shape.sample_elements();
+    if (shape.text.width > 0) fill_text(batch);
     for (int64_t row = 0; row < batch.size(); ++row) {
       const auto position = static_cast<uint64_t>(batch.first_position + row);
+      if (shape.has_image_size) {
+        batch.image_hw[2 * row] = static_cast<float>(lane.height);
+        batch.image_hw[2 * row + 1] = static_cast<float>(lane.width);
+        batch.aspect_ratio[row] = static_cast<float>(lane.height) / static_cast<float>(lane.width);
+      }
       batch.sample_ids[row] = order.sample_at(batch.first_position + row);
       philox_normal(options.seed, Draw::kPosterior, position,
                     std::span(batch.x_0).subspan(row * latent_size, latent_size));
@@ -102,6 +166,28 @@ struct SyntheticFill {
       draw_common(options, row, std::span(batch.noise).subspan(row * latent_size, latent_size), batch);
     }
   }
+
+  // Captions of 1 to max_rows rows, or padded to it.
+  void fill_text(Batch& batch) const {
+    const TextShape& text = shape.text;
+    std::vector<int64_t> rows;
+    for (int64_t row = 0; row < batch.size(); ++row) {
+      const auto position = static_cast<uint64_t>(batch.first_position + row);
+      const double u = philox_uniform(options.seed, Draw::kCaption, position);
+      rows.push_back(text.is_padded ? text.max_rows
+                                    : 1 + static_cast<int64_t>(u * static_cast<double>(text.max_rows)));
+    }
+    shape_text(rows, batch);
+    std::vector<float> features;
+    std::byte* to = batch.text_rows.data();
+    for (int64_t row = 0; row < batch.size(); ++row) {
+      const int64_t position = batch.first_position + row;
+      features.resize(static_cast<size_t>(rows[row] * text.width));
+      philox_normal(options.seed, Draw::kCaption, static_cast<uint64_t>(position), features);
+      to = append_as(text.dtype, features, to);
+      batch.text_dropped[row] = options.has_null_text && draws_text_drop(options, position);
+    }
+  }
 };
 
 }  // namespace
@@ -109,12 +195,30 @@ struct SyntheticFill {
 DataShape store_shape(const StoreInfo& info) {
   return {.channels = info.channels,
           .num_classes = static_cast<int64_t>(info.class_names.size()),
-          .lanes = info.lanes};
+          .lanes = info.lanes,
+          .has_image_size = info.has_image_size};
 }
 
-std::unique_ptr<BatchSource> store_batches(std::shared_ptr<FeatureStore> store, const BatchOptions& options) {
+TextShape text_shape(const TextStore& store) {
+  const TextStoreInfo& info = store.info();
+  int64_t num_captions = 0, num_rows = 0;
+  for (int64_t sample = 0; sample < info.num_samples; ++sample)
+    for (const int64_t entry : store.entries(sample)) {
+      num_rows += store.num_rows(entry);
+      ++num_captions;
+    }
+  return {
+      .width = info.width,
+      .max_rows = info.max_tokens,
+      .mean_rows = static_cast<double>(num_rows) / static_cast<double>(std::max<int64_t>(num_captions, 1)),
+      .is_padded = info.padded,
+      .dtype = info.dtype};
+}
+
+std::unique_ptr<BatchSource> store_batches(std::shared_ptr<FeatureStore> store, const BatchOptions& options,
+                                           std::shared_ptr<const TextStore> text) {
   check_batch_options(options);
-  StoreFill fill(std::move(store), options);
+  StoreFill fill(std::move(store), std::move(text), options);
   const SampleOrder order = fill.order();
   return std::make_unique<PrefetchedBatches>(std::move(fill), order, options);
 }

@@ -12,6 +12,9 @@ namespace kiln {
 // Samples of one shape, which batches are made of: height and width of x_0, in latents or pixels.
 struct Lane {
   int64_t height = 0, width = 0;
+  // height / width of the pictures' bucket as its table has it, which micro-conditioned models are told; 0:
+  // the pictures were not brought to buckets.
+  double aspect_ratio = 0;
   int64_t area() const { return height * width; }
   friend bool operator==(const Lane&, const Lane&) = default;
 };
@@ -24,6 +27,7 @@ struct TextShape {
   int64_t width = 0;          // D; 0: there are none
   int64_t max_rows = 0;       // of one caption
   double mean_rows = 0;       // over all captions
+  bool is_padded = false;     // every caption has max_rows
   Dtype dtype = Dtype::kF32;  // of the rows
 };
 

@@ -37,7 +37,8 @@ class FeatureStore {
   virtual std::string caption(int64_t id) const = 0;
   virtual std::string sample_name(int64_t id) const = 0;
   virtual int64_t lane(int64_t id) const = 0;  // index into info().lanes
-  // Height and width of the original picture; {0, 0} = unknown.
+  // Height and width of the original picture, as seen; {0, 0} = unknown, which info().has_image_size
+  // excludes.
   virtual std::array<int64_t, 2> image_hw(int64_t id) const = 0;
 
  protected:
@@ -58,9 +59,9 @@ class FeatureStoreWriter {
   struct Sample {
     std::string name, caption;
     int64_t label = -1;
-    std::vector<float> mean, logvar;  // (flips, C, h, w); logvar empty if !has_logvar
-    int64_t lane = 0;                 // a change of lane begins a new shard: add lane by lane
-    std::array<int64_t, 2> image_hw{};
+    std::vector<float> mean, logvar;    // (flips, C, h, w); logvar empty if !has_logvar
+    int64_t lane = 0;                   // a change of lane begins a new shard: add lane by lane
+    std::array<int64_t, 2> image_hw{};  // at least 1 x 1 if has_image_size
   };
   // Creates the folder, or reopens one that an interrupted run of the same settings left (num_samples, shards
   // and complete are ignored). Throws Error when the folder holds a store of other settings or another
@@ -70,11 +71,14 @@ class FeatureStoreWriter {
   virtual ~FeatureStoreWriter() = default;
   // Samples kept from an earlier run: the caller skips this many.
   virtual int64_t num_complete() const = 0;
+  // Those of them that are of this lane, an index into the lanes given to open().
+  virtual int64_t num_complete_of(int64_t lane) const = 0;
   // The name of the last of them, "" if none (a caller that leaves out broken images continues behind it).
   virtual std::string last_name() const = 0;
   // Refuses by name (Error): NaN or infinity, wrong size, unknown label, a name that is there already.
   virtual void add(const Sample& sample) = 0;
-  // Writes the rest and marks the store complete. On a store that is complete already: nothing.
+  // Writes the rest and marks the store complete, without the lanes that got no sample. On a store that is
+  // complete already: nothing.
   virtual void finish() = 0;
 };
 

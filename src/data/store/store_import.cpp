@@ -3,108 +3,23 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
-#include <charconv>
 #include <cmath>
-#include <cstring>
 #include <filesystem>
 #include <optional>
 #include <set>
+#include <tuple>
 
 #include "core/error.h"
 #include "core/files/xxh3.h"
-#include "data/images/npz.h"
 #include "data/store/feature_store.h"
+#include "data/store/npy_files.h"
+#include "data/store/pixart_cache.h"
 #include "data/store/shard_progress.h"
 
 namespace kiln {
 namespace {
 
 namespace fs = std::filesystem;
-
-// 12 of "12.npy": fast-DiT's names sort as numbers.
-std::optional<int64_t> number_of(const std::string& name) {
-  const std::string stem = name.substr(0, name.size() - std::strlen(".npy"));
-  int64_t number = 0;
-  const auto [end, error] = std::from_chars(stem.data(), stem.data() + stem.size(), number);
-  if (error != std::errc() || end != stem.data() + stem.size()) return std::nullopt;
-  return number;
-}
-
-// Paths of all .npy files below `folder`, relative to it; numbers in their order, then names.
-std::vector<std::string> list_npy(const std::string& folder, int64_t& num_other_files) {
-  if (!fs::is_directory(folder)) fail("store import", "expected a folder of .npy files, got {}", folder);
-  std::vector<std::string> names;
-  for (const auto& entry : fs::recursive_directory_iterator(folder)) {
-    if (!entry.is_regular_file()) continue;
-    if (entry.path().extension() == ".npy") {
-      names.push_back(fs::relative(entry.path(), folder).string());
-    } else {
-      ++num_other_files;
-    }
-  }
-  std::sort(names.begin(), names.end(), [](const std::string& a, const std::string& b) {
-    const auto x = number_of(a), y = number_of(b);
-    if (x.has_value() != y.has_value()) return x.has_value();
-    return x != y ? x < y : a < b;
-  });
-  return names;
-}
-
-// The one folder in `parent` whose name ends with `suffix`, "" if there is none.
-std::string find_folder(const std::string& parent, std::string_view suffix) {
-  std::string found;
-  if (!fs::is_directory(parent)) return found;
-  for (const auto& entry : fs::directory_iterator(parent)) {
-    if (!entry.is_directory() || !entry.path().filename().string().ends_with(suffix)) continue;
-    if (!found.empty()) {
-      fail("store import", "expected one folder *{} in {}, got {} and {}: give the folder itself", suffix,
-           parent, found, entry.path().string());
-    }
-    found = entry.path().string();
-  }
-  return found;
-}
-
-std::vector<float> float_values(const NpyArray& array, const std::string& path) {
-  const size_t element = dtype_size(array.dtype);
-  std::vector<float> values(array.bytes.size() / element);
-  for (size_t i = 0; i < values.size(); ++i) {
-    const std::byte* p = array.bytes.data() + i * element;
-    if (array.dtype == Dtype::kF32) {
-      std::memcpy(&values[i], p, 4);
-    } else if (array.dtype == Dtype::kF16) {
-      uint16_t bits;
-      std::memcpy(&bits, p, 2);
-      values[i] = fp16_to_float(bits);
-    } else if (array.dtype == Dtype::kF64) {
-      double value;
-      std::memcpy(&value, p, 8);
-      values[i] = static_cast<float>(value);
-    } else {
-      fail("store import", "expected floating point values, got {} ({})", dtype_name(array.dtype), path);
-    }
-  }
-  return values;
-}
-
-int64_t read_label(const std::string& path) {
-  const NpyArray array = read_npy(path);
-  const bool is_integer = array.dtype == Dtype::kI64 || array.dtype == Dtype::kI32;
-  if (!is_integer || array.bytes.size() != dtype_size(array.dtype)) {
-    fail("store import", "expected one integer label, got {} ({}) ({})", dtype_name(array.dtype),
-         fmt::join(array.shape, ", "), path);
-  }
-  int64_t label = 0;
-  int32_t narrow = 0;
-  if (array.dtype == Dtype::kI64) {
-    std::memcpy(&label, array.bytes.data(), sizeof(label));
-  } else {
-    std::memcpy(&narrow, array.bytes.data(), sizeof(narrow));
-    label = narrow;
-  }
-  if (label < 0) fail("store import", "expected a label from 0 on, got {} ({})", label, path);
-  return label;
-}
 
 Dtype parse_storage_dtype(const std::string& name) {
   if (name == "f32") return Dtype::kF32;
@@ -128,8 +43,12 @@ class Import {
     }
     if (has_std_ && !options.labels.empty())
       fail("store import", "PixArt's caches have no labels, got {}", options.labels);
+    if (!has_std_ && !options.data_info.empty())
+      fail("store import", "--data-info is of --from pixart, got {}", options.data_info);
     find_files();
     read_labels();
+    if (!options.data_info.empty()) list_.emplace(options.data_info);
+    find_lanes();
   }
 
   void run() {
@@ -188,14 +107,52 @@ class Import {
     num_classes_ = std::max(num_classes_, options_.num_classes);
   }
 
+  // The latents of multi-scale training are of several shapes: lane by lane, in the order of their ratios.
+  void find_lanes() {
+    std::vector<Shape> shapes;
+    if (!has_std_) {  // of one shape: each is compared with the first when it is read
+      const std::string path = path_of(names_.front());
+      shapes.assign(names_.size(), latent_shape(read_npy_header(path).shape, path));
+    }
+    for (size_t i = shapes.size(); i < names_.size(); ++i) {
+      const std::string& name = names_[i];
+      const std::string path = path_of(name);
+      shapes.push_back(latent_shape(read_npy_header(path).shape, path));
+      if (shapes.back().channels != shapes.front().channels)
+        fail("store import", "expected latents of {} channels as in {}, got {} ({})", shapes.front().channels,
+             names_.front(), shapes.back().channels, path);
+    }
+    channels_ = shapes.front().channels;
+    const bool has_buckets = list_ || std::any_of(shapes.begin(), shapes.end(),
+                                                  [&](const Shape& s) { return s != shapes.front(); });
+    std::vector<std::pair<Lane, std::string>> placed;
+    for (size_t i = 0; i < names_.size(); ++i) {
+      const auto& [channels, height, width] = shapes[i];
+      placed.emplace_back(has_buckets ? pixart_lane(height, width, options_.image_size)
+                                      : Lane{.height = height, .width = width},
+                          names_[i]);
+    }
+    const auto is_before = [](const auto& a, const auto& b) {
+      return std::tie(a.first.aspect_ratio, a.first.height, a.first.width) <
+             std::tie(b.first.aspect_ratio, b.first.height, b.first.width);
+    };
+    if (has_buckets) std::stable_sort(placed.begin(), placed.end(), is_before);
+    for (size_t i = 0; i < names_.size(); ++i) {
+      if (lanes_.empty() || lanes_.back() != placed[i].first) lanes_.push_back(placed[i].first);
+      names_[i] = placed[i].second;
+      lane_of_.push_back(std::ssize(lanes_) - 1);
+    }
+  }
+
+  std::string path_of(const std::string& name) const { return (fs::path(options_.features) / name).string(); }
+
   StoreInfo make_info() const {
     StoreInfo info;
-    const std::string path = (fs::path(options_.features) / names_.front()).string();
-    const auto [channels, height, width] = latent_shape(read_npy(path), path);
     info.autoencoder = "autoencoder_kl";
     info.scaling_factor = options_.scaling_factor != 0 ? options_.scaling_factor : 0.18215;
-    info.channels = channels;
-    info.lanes = {{.height = height, .width = width}};
+    info.channels = channels_;
+    info.lanes = lanes_;
+    info.has_image_size = list_.has_value();
     info.image_size = options_.image_size;
     info.has_logvar = has_std_;
     info.already_scaled = !has_std_;
@@ -205,6 +162,9 @@ class Import {
     std::string listing;
     for (size_t i = 0; i < names_.size(); ++i) {
       listing += fmt::format("{}\t{}\n", names_[i], labels_.empty() ? -1 : labels_[i]);
+      if (!list_) continue;
+      const PixartList::Picture& picture = list_->of_latents(names_[i]);
+      listing += fmt::format("{} {} {}\n", picture.image_hw[0], picture.image_hw[1], picture.prompt);
     }
     info.source = {{"imported_from", options_.from},
                    {"features", fs::path(options_.features).lexically_normal().filename().string()},
@@ -218,29 +178,36 @@ class Import {
     bool operator==(const Shape&) const = default;
   };
 
-  Shape latent_shape(const NpyArray& array, const std::string& path) const {
-    std::vector<int64_t> shape = array.shape;
+  Shape latent_shape(std::vector<int64_t> shape, const std::string& path) const {
+    const std::string text = fmt::format("{}", fmt::join(shape, ", "));
     if (shape.size() == 4 && shape[0] == 1) shape.erase(shape.begin());
     const bool odd = has_std_ && shape.size() == 3 && shape[0] % 2 != 0;
     if (shape.size() != 3 || odd || *std::min_element(shape.begin(), shape.end()) < 1) {
-      fail("store import", "expected one sample ({}, h, w), got ({}) ({})", has_std_ ? "2C" : "C",
-           fmt::join(array.shape, ", "), path);
+      fail("store import", "expected one sample ({}, h, w), got ({}) ({})", has_std_ ? "2C" : "C", text,
+           path);
     }
     return {has_std_ ? shape[0] / 2 : shape[0], shape[1], shape[2]};
   }
 
   FeatureStoreWriter::Sample read_sample(int64_t index, const StoreInfo& info) const {
     const std::string& name = names_[index];
-    const std::string path = (fs::path(options_.features) / name).string();
+    const std::string path = path_of(name);
     const NpyArray array = read_npy(path);
-    const Shape shape = latent_shape(array, path);
-    if (shape != Shape{info.channels, info.lanes[0].height, info.lanes[0].width}) {
+    const Shape shape = latent_shape(array.shape, path);
+    const int64_t lane = lane_of_[static_cast<size_t>(index)];
+    const Lane& expected = info.lanes[static_cast<size_t>(lane)];
+    if (shape != Shape{info.channels, expected.height, expected.width}) {
       fail("store import", "expected latents ({}, {}, {}) as in {}, got ({}, {}, {}) ({})", info.channels,
-           info.lanes[0].height, info.lanes[0].width, names_.front(), shape.channels, shape.height,
-           shape.width, path);
+           expected.height, expected.width, names_.front(), shape.channels, shape.height, shape.width, path);
     }
     FeatureStoreWriter::Sample sample;
     sample.name = name;
+    sample.lane = lane;
+    if (list_) {
+      const PixartList::Picture& picture = list_->of_latents(name);
+      sample.image_hw = picture.image_hw;
+      sample.caption = picture.prompt;
+    }
     if (!labels_.empty()) sample.label = labels_[index];
     sample.mean = float_values(array, path);
     if (!has_std_) return sample;
@@ -270,8 +237,12 @@ class Import {
 
   StoreImportOptions options_;
   bool has_std_;
+  std::optional<PixartList> list_;
   std::vector<std::string> names_;
-  std::vector<int64_t> labels_;  // of names_; empty without labels
+  int64_t channels_ = 0;
+  std::vector<Lane> lanes_;
+  std::vector<int64_t> lane_of_;  // of names_
+  std::vector<int64_t> labels_;   // of names_; empty without labels
   int64_t num_classes_ = 0, num_other_files_ = 0;
 };
 

@@ -118,7 +118,12 @@ std::vector<Lane> parse_lanes(const Fields& fields) {
   std::vector<Lane> lanes;
   for (const json& entry : fields.list("lanes")) {
     const Fields lane(entry, fields.where());
-    lanes.push_back({.height = lane.count("height", 1, kMaxSize), .width = lane.count("width", 1, kMaxSize)});
+    lanes.push_back({.height = lane.count("height", 1, kMaxSize),
+                     .width = lane.count("width", 1, kMaxSize),
+                     .aspect_ratio = entry.contains("aspect_ratio") ? lane.number("aspect_ratio") : 0});
+    if (lanes.back().aspect_ratio < 0)
+      fail("feature store", "expected an aspect_ratio above 0, got {} ({})", lanes.back().aspect_ratio,
+           fields.where());
   }
   if (lanes.empty() || static_cast<int64_t>(lanes.size()) > kMaxLanes)
     fail("feature store", "expected 1 to {} lanes, got {} ({})", kMaxLanes, lanes.size(), fields.where());
@@ -139,6 +144,18 @@ std::vector<SampleLane> StoreInfo::sample_lanes() const {
     first += shard.num_samples;
   }
   return of_lanes;
+}
+
+void StoreInfo::drop_empty_lanes() {
+  std::vector<int64_t> new_index(lanes.size());
+  std::vector<Lane> kept;
+  const std::vector<SampleLane> of_lanes = sample_lanes();
+  for (size_t lane = 0; lane < lanes.size(); ++lane) {
+    new_index[lane] = static_cast<int64_t>(kept.size());
+    if (of_lanes[lane].size() > 0) kept.push_back(lanes[lane]);
+  }
+  for (Shard& shard : shards) shard.lane = new_index[static_cast<size_t>(shard.lane)];
+  lanes = std::move(kept);
 }
 
 StoreInfo parse_store_info(std::string_view text, const std::string& where) {
@@ -162,6 +179,7 @@ StoreInfo parse_store_info(std::string_view text, const std::string& where) {
            where);
   info.has_logvar = fields.flag("has_logvar");
   info.already_scaled = fields.flag("already_scaled");
+  if (root.contains("has_image_size")) info.has_image_size = fields.flag("has_image_size");
   info.num_flips = fields.count("num_flips", 1, 2);
   info.dtype = parse_dtype(fields.text("dtype"));
   if (info.dtype != Dtype::kF32 && info.dtype != Dtype::kBF16 && info.dtype != Dtype::kF16) {
@@ -216,11 +234,14 @@ std::string store_info_text(const StoreInfo& info) {
   root["shift_factor"] = info.shift_factor;
   root["channels"] = info.channels;
   root["lanes"] = nlohmann::ordered_json::array();
-  for (const Lane& lane : info.lanes)
+  for (const Lane& lane : info.lanes) {
     root["lanes"].push_back({{"height", lane.height}, {"width", lane.width}});
+    if (lane.aspect_ratio > 0) root["lanes"].back()["aspect_ratio"] = lane.aspect_ratio;
+  }
   root["image_size"] = info.image_size;
   root["has_logvar"] = info.has_logvar;
   root["already_scaled"] = info.already_scaled;
+  if (info.has_image_size) root["has_image_size"] = true;
   root["num_flips"] = info.num_flips;
   root["dtype"] = dtype_name(info.dtype);
   root["class_names"] = info.class_names;

@@ -25,6 +25,7 @@ struct StoreInfo {
   int64_t image_size = 0;       // pixels; with several lanes of the square whose area they all have about
   bool has_logvar = true;       // false: features are plain latents (pixels, fast-DiT imports)
   bool already_scaled = false;  // latents that hold the scaling factor already (fast-DiT imports)
+  bool has_image_size = false;  // the size of every sample's original picture is known
   int64_t num_flips = 1;        // 2: each image is stored as is and mirrored (--flip both)
   Dtype dtype = Dtype::kF32;    // of mean and logvar: F32, BF16 or F16
   int64_t num_samples = 0;
@@ -43,6 +44,8 @@ struct StoreInfo {
   int64_t latent_size(int64_t lane = 0) const { return channels * lanes[static_cast<size_t>(lane)].area(); }
   // The samples of each lane, in the order of `lanes`.
   std::vector<SampleLane> sample_lanes() const;
+  // Every picture of a lane may have been left out. Batches cannot be made of such a lane.
+  void drop_empty_lanes();
 };
 
 // Checks every field and their sums; does not touch the shards. `where` names the text in messages. Throws

@@ -29,6 +29,14 @@ void place(const fs::path& from, const fs::path& to) {
   if (error) fail(kWho, "cannot write {}: {}", to.string(), error.message());
 }
 
+// A finished part has only the lanes that it has samples of.
+int64_t lane_in(const StoreInfo& info, const Lane& lane) {
+  const auto found = std::find(info.lanes.begin(), info.lanes.end(), lane);
+  if (found == info.lanes.end())
+    throw std::logic_error("store parts: a part has a lane that the store has not");
+  return found - info.lanes.begin();
+}
+
 }  // namespace
 
 std::string store_part_folder(const std::string& out, int64_t rank, int64_t num_ranks) {
@@ -76,15 +84,18 @@ int64_t join_store_parts(const std::string& out, int64_t num_ranks, StoreInfo in
   for (int64_t rank = 0; rank < num_ranks; ++rank) {
     const fs::path part = store_part_folder(out, rank, num_ranks);
     if (!fs::exists(part / "store.json")) continue;
-    for (StoreInfo::Shard shard : read_store_info(part.string()).shards) {
+    const StoreInfo of_part = read_store_info(part.string());
+    for (StoreInfo::Shard shard : of_part.shards) {
       const std::string name = fmt::format("shard-{:05d}.safetensors", info.shards.size());
       place(part / shard.file, fs::path(out) / name);
       shard.file = name;
+      shard.lane = lane_in(info, of_part.lanes[static_cast<size_t>(shard.lane)]);
       info.num_samples += shard.num_samples;
       info.shards.push_back(std::move(shard));
     }
   }
   if (info.num_samples == 0) fail(kWho, "expected at least one sample, got none ({})", out);
+  info.drop_empty_lanes();
   info.complete = true;
   write_file_atomically(kWho, (fs::path(out) / "store.json").string(), store_info_text(info));
   remove_parts(out);

@@ -39,12 +39,18 @@ void print_row(std::FILE* out, std::string_view name, const std::string& value) 
 }
 
 void print_lanes(const StoreInfo& info, std::FILE* out) {
-  if (info.lanes.size() == 1) return;
+  if (info.lanes.size() == 1 && info.lanes[0].aspect_ratio == 0) return;
   const std::vector<SampleLane> of_lanes = info.sample_lanes();
-  for (size_t i = 0; i < info.lanes.size(); ++i)
-    print_row(out, "bucket",
-              fmt::format("{} x {} latents, {} samples", info.lanes[i].height, info.lanes[i].width,
-                          of_lanes[i].size()));
+  for (size_t i = 0; i < info.lanes.size(); ++i) {
+    const Lane& lane = info.lanes[i];
+    const int64_t count = of_lanes[i].size();
+    print_row(
+        out, "bucket",
+        fmt::format(
+            "{:>4} x {:<4} latents{}  {:>8} samples  {:>5.1f} %", lane.height, lane.width,
+            lane.aspect_ratio > 0 ? fmt::format("  ratio {:.2f}", lane.aspect_ratio) : "", count,
+            100 * static_cast<double>(count) / static_cast<double>(std::max<int64_t>(info.num_samples, 1))));
+  }
 }
 
 void print_settings(const std::string& folder, const StoreInfo& info, std::FILE* out) {

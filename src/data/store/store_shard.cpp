@@ -40,7 +40,7 @@ StoreShard::StoreShard(std::unique_ptr<TensorFile> file, const StoreInfo& info, 
   labels_ = reinterpret_cast<const int64_t*>(tensor(kLabels, Dtype::kI64, {num_samples}).data());
   if (file_->tensors().contains(kChecksums))
     checksums_ = reinterpret_cast<const int64_t*>(tensor(kChecksums, Dtype::kI64, {num_samples, 2}).data());
-  if (file_->tensors().contains(kImageHw))
+  if (info.has_image_size || file_->tensors().contains(kImageHw))
     image_hw_ = reinterpret_cast<const int64_t*>(tensor(kImageHw, Dtype::kI64, {num_samples, 2}).data());
   names_ = ragged(kNames);
   captions_ = ragged(kCaptions);
@@ -50,6 +50,9 @@ StoreShard::StoreShard(std::unique_ptr<TensorFile> file, const StoreInfo& info, 
       fail("feature store", "expected a label from -1 to {} for sample {:?}, got {} ({})", num_classes - 1,
            name(i), labels_[i], where);
     }
+    if (info.has_image_size && (image_hw(i)[0] < 1 || image_hw(i)[1] < 1))
+      fail("feature store", "expected the size of the original picture of sample {:?}, got {} x {} ({})",
+           name(i), image_hw(i)[0], image_hw(i)[1], where);
   }
 }
 

@@ -50,8 +50,21 @@ nlohmann::json settings_of(StoreInfo info) {
   return fields;
 }
 
+// A setting for people. `other`: its value in the other store; a switch that is not there is off.
+std::string setting_text(const nlohmann::json& value, const nlohmann::json& other) {
+  if (value.is_boolean()) return value.get<bool>() ? "on" : "off";
+  if (value.is_null()) return other.is_boolean() ? "off" : "none";
+  return value.dump().substr(0, 60);
+}
+
 // Settings that differ between the store in the folder and what is asked for.
-std::string describe_differences(const StoreInfo& there, const StoreInfo& asked) {
+std::string describe_differences(const StoreInfo& there, StoreInfo asked) {
+  // A complete store has lost the lanes that got no sample.
+  const auto is_lost = [&](const Lane& lane) {
+    return std::find(there.lanes.begin(), there.lanes.end(), lane) == there.lanes.end();
+  };
+  if (there.complete && !std::all_of(asked.lanes.begin(), asked.lanes.end(), is_lost))
+    std::erase_if(asked.lanes, is_lost);
   nlohmann::json old_fields = settings_of(there), new_fields = settings_of(asked);
   for (const auto& [key, value] : old_fields.items()) new_fields.emplace(key, nullptr);
   std::string differences;
@@ -59,7 +72,7 @@ std::string describe_differences(const StoreInfo& there, const StoreInfo& asked)
     const auto old_value = old_fields.value(key, nlohmann::json());
     if (old_value == value) continue;
     differences += fmt::format("{}{} ({} there, {} asked for)", differences.empty() ? "" : ", ", key,
-                               old_value.dump().substr(0, 60), value.dump().substr(0, 60));
+                               setting_text(old_value, value), setting_text(value, old_value));
   }
   return differences;
 }
@@ -82,6 +95,7 @@ class StoreWriter : public FeatureStoreWriter {
     } else {
       write_info();
     }
+    count_complete(empty.lanes);
     const std::string log_path = (fs::path(folder) / "unfinished-shard.log").string();
     if (info_.complete) {
       fs::remove(log_path);  // left by a kill just before its removal
@@ -89,11 +103,13 @@ class StoreWriter : public FeatureStoreWriter {
     }
     log_ = std::make_unique<SampleLog>(log_path);
     log_->recover([this](const SampleLog::Record& record) { return recover(record); });
+    num_complete_of_[static_cast<size_t>(lane_)] += columns_.num_samples();
     if (is_full()) write_shard();
     num_complete_ = info_.num_samples + columns_.num_samples();
   }
 
   int64_t num_complete() const override { return num_complete_; }
+  int64_t num_complete_of(int64_t lane) const override { return num_complete_of_[static_cast<size_t>(lane)]; }
   std::string last_name() const override { return last_name_; }
 
   void add(const Sample& sample) override {
@@ -118,12 +134,22 @@ class StoreWriter : public FeatureStoreWriter {
     if (info_.complete) return;
     if (columns_.num_samples() > 0) write_shard();
     if (info_.num_samples == 0) fail("feature store", "expected at least one sample, got none ({})", folder_);
+    info_.drop_empty_lanes();
     info_.complete = true;
     write_info();
     log_->remove();
   }
 
  private:
+  // Of the lanes asked for, of which a complete store may have fewer.
+  void count_complete(const std::vector<Lane>& asked) {
+    const std::vector<SampleLane> there = info_.sample_lanes();
+    for (const Lane& lane : asked) {
+      const auto found = std::find(info_.lanes.begin(), info_.lanes.end(), lane) - info_.lanes.begin();
+      num_complete_of_.push_back(found < std::ssize(there) ? there[static_cast<size_t>(found)].size() : 0);
+    }
+  }
+
   void reopen() {
     const StoreInfo there = read_store_info(folder_);
     const std::string differences = describe_differences(there, info_);
@@ -170,6 +196,8 @@ class StoreWriter : public FeatureStoreWriter {
     }
     if (sample.lane < 0 || sample.lane >= static_cast<int64_t>(info_.lanes.size()))
       throw std::logic_error("feature store: a sample of an unknown lane");
+    if (info_.has_image_size && (sample.image_hw[0] < 1 || sample.image_hw[1] < 1))
+      throw std::logic_error("feature store: a sample without the size of its picture");
     const auto expected = static_cast<size_t>(info_.num_flips * info_.latent_size(sample.lane));
     if (sample.mean.size() != expected || sample.logvar.size() != (info_.has_logvar ? expected : 0)) {
       fail("feature store", "expected {} values for sample {:?}, got a mean of {} and a logvar of {}",
@@ -246,6 +274,7 @@ class StoreWriter : public FeatureStoreWriter {
   int64_t lane_ = 0;  // of the shard being filled
   int64_t samples_per_shard_ = 0;
   int64_t num_complete_ = 0;
+  std::vector<int64_t> num_complete_of_;  // each lane asked for
   std::string last_name_;
   ShardColumns columns_;                // the shard being filled
   std::unique_ptr<SampleLog> log_;      // the same on disk; none once complete

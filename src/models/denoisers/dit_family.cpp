@@ -5,6 +5,13 @@
 
 namespace kiln {
 
+namespace {
+
+// With features made before.
+constexpr const char* kFastOptions = R"({"compute-dtype": "fp16", "recompute": "all", "tf32": true})";
+
+}  // namespace
+
 Family dit_family() {
   return {.name = "dit",
           .presets = dit_presets,
@@ -39,7 +46,24 @@ Family dit_family() {
                           {1024, 16, 2, 2, 256, 2},
                           {1152, 16, 2, 4, 256, 8},
                           {768, 12, 2, 2, 256, 8},
-                          {192, 3, 6, 4, 256, 32}}};
+                          {192, 3, 6, 4, 256, 32}},
+          .measured = {{"DiT-XL/2", 256, "A100", 1, 128, 0.84, kFastOptions, "fast-DiT's README"},
+                       {"DiT-XL/2", 256, "A100", 2, 256, 0.77, kFastOptions, "fast-DiT's log"}},
+          // Table 4 of the paper and its section 5.1.
+          .quality = {{"DiT-S/8", 256, 256, 400'000, 153.60},
+                      {"DiT-S/4", 256, 256, 400'000, 100.41},
+                      {"DiT-S/2", 256, 256, 400'000, 68.40},
+                      {"DiT-B/8", 256, 256, 400'000, 122.74},
+                      {"DiT-B/4", 256, 256, 400'000, 68.38},
+                      {"DiT-B/2", 256, 256, 400'000, 43.47},
+                      {"DiT-L/8", 256, 256, 400'000, 118.87},
+                      {"DiT-L/4", 256, 256, 400'000, 45.64},
+                      {"DiT-L/2", 256, 256, 400'000, 23.33},
+                      {"DiT-XL/8", 256, 256, 400'000, 106.41},
+                      {"DiT-XL/4", 256, 256, 400'000, 43.01},
+                      {"DiT-XL/2", 256, 256, 400'000, 19.47},
+                      {"DiT-XL/2", 256, 256, 7'000'000, 9.62},
+                      {"DiT-XL/2", 512, 256, 3'000'000, 12.03}}};
 }
 
 }  // namespace kiln

@@ -142,6 +142,8 @@ class PixartEmbed : public Segment {
                    embedding_linear(scope, keys.caption_2, width, width)};
   }
 
+  const std::shared_ptr<Parameter>& null_caption() const { return null_caption_; }
+
   State forward(const State&, const ModelInput& input) const override {
     check(input);
     const PatchGrid grid = patch_grid(input, config_.patch_size);
@@ -313,26 +315,21 @@ class PixartFinal : public Segment {
     const ParameterScope scope(parameters_, options);
     const PixartKeys& keys = keys_of(config);
     const int64_t p = config.patch_size;
-    linear_ =
+    last_.linear =
         scope.linear(keys.final_linear, config.hidden_size, p * p * config.out_channels(), Init::zeros());
-    table_ = modulation_table(scope, keys.final_table, 2, config.hidden_size);
+    last_.table = modulation_table(scope, keys.final_table, 2, config.hidden_size);
   }
 
   // -> (B, out_channels, H, W) f32
   State forward(const State& state, const ModelInput& input) const override {
-    const auto vectors = final_modulation(table_->value, state.conditioning);
-    const at::Tensor x =
-        ops::adaln_modulate(state.hidden, vectors[0], vectors[1], kPixartFinalNormEps, compute_dtype_);
-    const PatchGrid grid = patch_grid(input, patch_size_);
-    return {.hidden = nn::unpatchify(linear_.forward(x, compute_dtype_).to(at::kFloat), patch_size_,
-                                     grid.height, grid.width)};
+    return {.hidden = last_.forward(state.hidden, state.conditioning, patch_grid(input, patch_size_),
+                                    patch_size_, kPixartFinalNormEps, compute_dtype_)};
   }
 
  private:
   at::ScalarType compute_dtype_;
   int64_t patch_size_;
-  Linear linear_;
-  std::shared_ptr<Parameter> table_;
+  ModulatedFinal last_;
 };
 
 // Matrix products of one picture of the size it was built for with a caption of full length.
@@ -364,7 +361,9 @@ class Pixart : public Denoiser {
                                             .max_text_tokens = config.model_max_length,
                                             .has_null_text = config.has_null_caption(),
                                             .takes_image_size = config.micro_condition};
-    segments_.push_back(std::make_unique<PixartEmbed>(config, conditioning, options));
+    auto embed = std::make_unique<PixartEmbed>(config, conditioning, options);
+    null_text_ = embed->null_caption();
+    segments_.push_back(std::move(embed));
     for (int64_t i = 0; i < config.depth; ++i)
       segments_.push_back(std::make_unique<PixartBlock>(config, i, options));
     segments_.push_back(std::make_unique<PixartFinal>(config, options));

@@ -233,8 +233,6 @@ json complete_pixart_config(const json& config, const WeightShapes& weights) {
 }
 
 json fit_pixart_config(const json& config, const ModelNeeds& needs) {
-  if (needs.text_width == 0)
-    fail("pixart", "PixArt takes captions, the data has none: extract with a text encoder");
   json fitted = config;
   for (const auto& [key, value] : {std::pair{"hidden_size", needs.hidden_size},
                                    {"depth", needs.depth},
@@ -249,7 +247,7 @@ json fit_pixart_config(const json& config, const ModelNeeds& needs) {
     fitted["input_size"] = needs.height;
   }
   fitted["in_channels"] = needs.channels;
-  fitted["caption_channels"] = needs.text_width;
+  if (needs.text_width > 0) fitted["caption_channels"] = needs.text_width;
   fitted["pred_sigma"] = needs.learns_sigma;
   if (config.value("micro_condition", false) && !needs.has_image_size)
     fail("pixart", "micro_condition needs the pictures' original sizes, which the data lacks");

@@ -151,8 +151,6 @@ json complete_pixart_diffusers_config(const json& config, const WeightShapes& sh
 }
 
 json fit_pixart_diffusers_config(const json& config, const ModelNeeds& needs) {
-  if (needs.text_width == 0)
-    fail(kPixartDiffusers, "PixArt takes captions, the data has none: extract with a text encoder");
   json fitted = config;
   const PixartConfig model = parse_pixart_diffusers_config(config);
   const int64_t width = needs.hidden_size > 0 ? needs.hidden_size : model.hidden_size;
@@ -165,7 +163,7 @@ json fit_pixart_diffusers_config(const json& config, const ModelNeeds& needs) {
   if (!config.contains("sample_size")) fitted["sample_size"] = std::max(needs.height, needs.width);
   fitted["in_channels"] = needs.channels;
   fitted["out_channels"] = needs.learns_sigma ? 2 * needs.channels : needs.channels;
-  fitted["caption_channels"] = needs.text_width;
+  if (needs.text_width > 0) fitted["caption_channels"] = needs.text_width;
   if (!config.contains("use_additional_conditions")) fitted["use_additional_conditions"] = false;
   return fitted;
 }

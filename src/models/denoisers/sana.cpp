@@ -203,26 +203,21 @@ class SanaFinal : public Segment {
       : compute_dtype_(options.compute_dtype), patch_size_(config.patch_size) {
     name_ = "final";
     const ParameterScope scope(parameters_, options);
-    table_ = modulation_table(scope, "scale_shift_table", 2, config.width());
-    linear_ = scope.xavier_linear("proj_out", config.width(),
-                                  config.patch_size * config.patch_size * config.out_channels);
+    last_.table = modulation_table(scope, "scale_shift_table", 2, config.width());
+    last_.linear = scope.xavier_linear("proj_out", config.width(),
+                                       config.patch_size * config.patch_size * config.out_channels);
   }
 
   // -> (B, out_channels, H, W) f32
   State forward(const State& state, const ModelInput& input) const override {
-    const auto vectors = final_modulation(table_->value, state.conditioning);
-    const at::Tensor x =
-        ops::adaln_modulate(state.hidden, vectors[0], vectors[1], kSanaFinalNormEps, compute_dtype_);
-    const PatchGrid grid = patch_grid(input, patch_size_);
-    return {.hidden = nn::unpatchify(linear_.forward(x, compute_dtype_).to(at::kFloat), patch_size_,
-                                     grid.height, grid.width)};
+    return {.hidden = last_.forward(state.hidden, state.conditioning, patch_grid(input, patch_size_),
+                                    patch_size_, kSanaFinalNormEps, compute_dtype_)};
   }
 
  private:
   at::ScalarType compute_dtype_;
   int64_t patch_size_;
-  std::shared_ptr<Parameter> table_;
-  Linear linear_;
+  ModulatedFinal last_;
 };
 
 // Matrix products and the depthwise convolution of one picture of the size it was built for, with a caption

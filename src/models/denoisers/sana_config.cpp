@@ -198,8 +198,6 @@ json complete_sana_config(const json& config, const WeightShapes& shapes) {
 }
 
 json fit_sana_config(const json& config, const ModelNeeds& needs) {
-  if (needs.text_width == 0)
-    fail("sana", "Sana takes captions, the data has none: extract with a text encoder");
   if (needs.learns_sigma)
     fail("sana", "Sana has no learned sigma: train it with flow, epsilon or v_prediction");
   json fitted = config;
@@ -220,7 +218,7 @@ json fit_sana_config(const json& config, const ModelNeeds& needs) {
   if (!config.contains("sample_size")) fitted["sample_size"] = std::max(needs.height, needs.width);
   fitted["in_channels"] = needs.channels;
   fitted["out_channels"] = needs.channels;
-  fitted["caption_channels"] = needs.text_width;
+  if (needs.text_width > 0) fitted["caption_channels"] = needs.text_width;
   return fitted;
 }
 

@@ -17,6 +17,7 @@ Family sana_family() {
           .recognise = recognise_sana,
           .formats = {sana_diffusers_format()},
           .file_keys = {sana_file_keys()},
+          .latents = {.channels = 32, .downsample = 32},
           .published = {},
           .calibration = {{384, 12, 6, 1, 512, 4}, {1152, 36, 2, 1, 512, 4}}};
 }

@@ -198,7 +198,9 @@ class Unet : public Denoiser {
               .out_channels = config.out_channels,
               .input_size = config.sample_size,
               .size_multiple = 1,
-              .conditioning = {.text_width = config.cross_attention_dim, .max_text_tokens = kTextRows},
+              .conditioning = {.text_width = config.cross_attention_dim,
+                               .max_text_tokens = kTextRows,
+                               .pads_text = true},
               .guided_channels = config.in_channels,
               .forward_flops = unet_forward_flops(config)};
   }

@@ -4,58 +4,14 @@
 // level on the way down, and to the one that begins the next on the way up, which pops a skip of the size to
 // reach.
 #pragma once
-#include <map>
 #include <memory>
-#include <nlohmann/json.hpp>
-#include <string>
-#include <vector>
 
+#include "models/denoisers/unet_config.h"
 #include "models/model.h"
 
 namespace kiln {
 
-// diffusers' config.json; the values here are diffusers' own for keys that a file leaves out. Lists have an
-// entry per level.
-struct UnetConfig {
-  int64_t sample_size = 64;  // side of the latents that the model was made for; it takes others too
-  int64_t in_channels = 4, out_channels = 4;
-  std::vector<int64_t> block_out_channels = {320, 640, 1280, 1280};
-  std::vector<bool> down_attention = {true, true, true, false};
-  std::vector<bool> up_attention = {false, true, true, true};
-  std::vector<int64_t> layers_per_block = {2, 2, 2, 2};
-  std::vector<int64_t> transformer_layers_per_block = {1, 1, 1, 1};
-  std::vector<int64_t> num_heads = {8, 8, 8, 8};  // "attention_head_dim", which says heads
-  int64_t cross_attention_dim = 1280;             // width of the captions
-  int64_t norm_num_groups = 32;
-  double norm_eps = 1e-5;
-  bool use_linear_projection = false;  // proj_in and proj_out are Linears, not 1x1 convolutions
-  bool upcast_attention = false;       // scores in f32, which they are here in any case
-  bool flip_sin_to_cos = true;
-  double freq_shift = 0;
-  int64_t time_embedding_dim = 0;  // 0: four times the first width
-
-  int64_t num_levels() const { return static_cast<int64_t>(block_out_channels.size()); }
-  int64_t time_width() const {
-    return time_embedding_dim > 0 ? time_embedding_dim : 4 * block_out_channels.front();
-  }
-};
-
-// By name: "unet2d_condition" (diffusers' defaults), "sd15" and "sd21-v".
-const std::map<std::string, nlohmann::json>& unet_presets();
-
-// Throws Error naming the key for values that do not fit together and for what this implementation does not
-// build, inpainting models (9 channels) included.
-UnetConfig parse_unet_config(const nlohmann::json& config);
-nlohmann::json to_json(const UnetConfig& config);
-// Adds in_channels, out_channels, cross_attention_dim and use_linear_projection where `config` lacks them and
-// weights of these shapes tell them.
-nlohmann::json complete_unet_config(const nlohmann::json& config,
-                                    const std::map<std::string, std::vector<int64_t>>& shapes);
-
 // Captions are rows of equal length for all samples: Stable Diffusion attends to all 77, padding included.
 std::unique_ptr<Denoiser> build_unet(const UnetConfig& config, const BuildOptions& options);
-
-// Multiply-adds times two of the matrix products and convolutions of one image with 77 rows of text.
-double unet_forward_flops(const UnetConfig& config);
 
 }  // namespace kiln

@@ -21,9 +21,6 @@ constexpr int64_t kSd1TextWidth = 768;
 constexpr int64_t kPublishedNormGroups = 32;
 
 json fit_unet_config(const json& config, const ModelNeeds& needs) {
-  if (needs.text_width == 0)
-    fail("unet",
-         "the U-Net takes captions, the data has none: extract them with kiln extract --text-encoder");
   if (needs.learns_sigma)
     fail("unet", "the U-Net predicts no sigma: choose --objective epsilon or v_prediction");
   for (const int64_t given : {needs.hidden_size, needs.depth, needs.num_heads, needs.patch_size})
@@ -34,7 +31,7 @@ json fit_unet_config(const json& config, const ModelNeeds& needs) {
   json fitted = config;
   fitted["sample_size"] = std::max(needs.height, needs.width);
   fitted["in_channels"] = fitted["out_channels"] = needs.channels;
-  fitted["cross_attention_dim"] = needs.text_width;
+  if (needs.text_width > 0) fitted["cross_attention_dim"] = needs.text_width;
   return fitted;
 }
 

@@ -45,8 +45,15 @@ at::Tensor pack_modulation(const at::Tensor& embedding, const Linear& projection
                            at::ScalarType compute_dtype);
 // A block's six vectors (B, D): table (6, D) + the projection.
 std::vector<at::Tensor> block_modulation(const at::Tensor& table, const at::Tensor& conditioning);
-// The last layer's shift and scale (B, D): table (2, D) + the embedding.
-std::vector<at::Tensor> final_modulation(const at::Tensor& table, const at::Tensor& conditioning);
+
+// The last layer: a norm modulated by table + the embedding, then from tokens to pixels.
+struct ModulatedFinal {
+  std::shared_ptr<Parameter> table;  // (2, D)
+  Linear linear;
+  // hidden (B, N, D), conditioning as pack_modulation() gives it -> (B, C, H, W) f32
+  at::Tensor forward(const at::Tensor& hidden, const at::Tensor& conditioning, const PatchGrid& grid,
+                     int64_t patch_size, double norm_eps, at::ScalarType compute_dtype) const;
+};
 
 // The caption's rows (T, D), with `null_rows` (L, D) in the place of dropped captions: row i of a caption
 // that had i-th place in its padded form becomes row i of them. Throws Error when a caption is longer than

@@ -1,6 +1,5 @@
 #include "models/text/bert.h"
 
-#include <cmath>
 #include <utility>
 #include <vector>
 
@@ -75,10 +74,10 @@ class BertBlock : public Segment {
       : compute_dtype_(options.compute_dtype), num_heads_(config.num_heads), activation_(config.activation) {
     name_ = "encoder.layer." + std::to_string(index);
     const ParameterScope scope(parameters_, options, name_ + ".");
-    query_ = text::linear(scope, "attention.self.query", config.width, config.width);
-    key_ = text::linear(scope, "attention.self.key", config.width, config.width);
-    value_ = text::linear(scope, "attention.self.value", config.width, config.width);
-    attention_out_ = text::linear(scope, "attention.output.dense", config.width, config.width);
+    attention_.query = text::linear(scope, "attention.self.query", config.width, config.width);
+    attention_.key = text::linear(scope, "attention.self.key", config.width, config.width);
+    attention_.value = text::linear(scope, "attention.self.value", config.width, config.width);
+    attention_.out = text::linear(scope, "attention.output.dense", config.width, config.width);
     attention_norm_ = text::layer_norm(scope, "attention.output.LayerNorm", config.width, config.eps);
     inner_ = text::linear(scope, "intermediate.dense", config.width, config.ff_width);
     out_ = text::linear(scope, "output.dense", config.ff_width, config.width);
@@ -87,13 +86,9 @@ class BertBlock : public Segment {
 
   State forward(const State& state, const ModelInput& input) const override {
     const at::Tensor& x = state.hidden;  // (T, D) f32
-    const int64_t head_dim = x.size(1) / num_heads_;
-    const auto heads = [&](const Linear& projection) {
-      return projection.forward(x, compute_dtype_).view({x.size(0), num_heads_, head_dim});
-    };
-    const at::Tensor attended = text::attention(heads(query_), heads(key_), heads(value_), input.tokens,
-                                                {.scale = 1 / std::sqrt(static_cast<double>(head_dim))});
-    const at::Tensor y = attention_norm_.forward(attention_out_.forward(attended, compute_dtype_) + x);
+    const at::Tensor attended =
+        attention_.forward(x, input.tokens, num_heads_, /*causal=*/false, compute_dtype_);
+    const at::Tensor y = attention_norm_.forward(attended + x);
     const at::Tensor inner = activation_(inner_.forward(y, compute_dtype_));
     return {.hidden = norm_.forward(out_.forward(inner, compute_dtype_) + y)};
   }
@@ -102,7 +97,8 @@ class BertBlock : public Segment {
   at::ScalarType compute_dtype_;
   int64_t num_heads_;
   text::Activation activation_;
-  Linear query_, key_, value_, attention_out_, inner_, out_;
+  text::SelfAttention attention_;
+  Linear inner_, out_;
   text::LayerNorm attention_norm_, norm_;
 };
 

@@ -1,7 +1,6 @@
 #include "models/text/clip_text.h"
 
 #include <array>
-#include <cmath>
 #include <string_view>
 #include <vector>
 
@@ -67,10 +66,10 @@ class ClipBlock : public Segment {
       : compute_dtype_(options.compute_dtype), num_heads_(config.num_heads), activation_(config.activation) {
     name_ = "text_model.encoder.layers." + std::to_string(index);
     const ParameterScope scope(parameters_, options, name_ + ".");
-    key_ = text::linear(scope, "self_attn.k_proj", config.width, config.width);
-    value_ = text::linear(scope, "self_attn.v_proj", config.width, config.width);
-    query_ = text::linear(scope, "self_attn.q_proj", config.width, config.width);
-    attention_out_ = text::linear(scope, "self_attn.out_proj", config.width, config.width);
+    attention_.key = text::linear(scope, "self_attn.k_proj", config.width, config.width);
+    attention_.value = text::linear(scope, "self_attn.v_proj", config.width, config.width);
+    attention_.query = text::linear(scope, "self_attn.q_proj", config.width, config.width);
+    attention_.out = text::linear(scope, "self_attn.out_proj", config.width, config.width);
     norm1_ = text::layer_norm(scope, "layer_norm1", config.width, config.eps);
     fc1_ = text::linear(scope, "mlp.fc1", config.width, config.ff_width);
     fc2_ = text::linear(scope, "mlp.fc2", config.ff_width, config.width);
@@ -79,27 +78,17 @@ class ClipBlock : public Segment {
 
   State forward(const State& state, const ModelInput& input) const override {
     at::Tensor x = state.hidden;  // (T, D) f32
-    x = x + attention(norm1_.forward(x), input.tokens);
+    x = x + attention_.forward(norm1_.forward(x), input.tokens, num_heads_, /*causal=*/true, compute_dtype_);
     x = x + fc2_.forward(activation_(fc1_.forward(norm2_.forward(x), compute_dtype_)), compute_dtype_);
     return {.hidden = x};
   }
 
  private:
-  at::Tensor attention(const at::Tensor& x, const TokenRows& tokens) const {
-    const int64_t head_dim = x.size(1) / num_heads_;
-    const auto heads = [&](const Linear& projection) {
-      return projection.forward(x, compute_dtype_).view({x.size(0), num_heads_, head_dim});
-    };
-    const text::AttentionOptions options{.scale = 1 / std::sqrt(static_cast<double>(head_dim)),
-                                         .causal = true};
-    return attention_out_.forward(text::attention(heads(query_), heads(key_), heads(value_), tokens, options),
-                                  compute_dtype_);
-  }
-
   at::ScalarType compute_dtype_;
   int64_t num_heads_;
   text::Activation activation_;
-  Linear query_, key_, value_, attention_out_, fc1_, fc2_;
+  text::SelfAttention attention_;
+  Linear fc1_, fc2_;
   text::LayerNorm norm1_, norm2_;
 };
 

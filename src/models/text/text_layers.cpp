@@ -1,6 +1,7 @@
 #include "models/text/text_layers.h"
 
 #include <algorithm>
+#include <cmath>
 #include <limits>
 #include <vector>
 
@@ -168,6 +169,16 @@ at::Tensor attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor&
   outputs.reserve(runs.size());
   for (const Run& run : runs) outputs.push_back(run_attention(run, q, k, v, tokens, options));
   return outputs.size() == 1 ? outputs.front() : at::cat(outputs);
+}
+
+at::Tensor SelfAttention::forward(const at::Tensor& x, const TokenRows& tokens, int64_t num_heads,
+                                  bool causal, at::ScalarType compute_dtype) const {
+  const int64_t head_dim = x.size(1) / num_heads;
+  const auto heads = [&](const Linear& projection) {
+    return projection.forward(x, compute_dtype).view({x.size(0), num_heads, head_dim});
+  };
+  const AttentionOptions options{.scale = 1 / std::sqrt(static_cast<double>(head_dim)), .causal = causal};
+  return out.forward(attention(heads(query), heads(key), heads(value), tokens, options), compute_dtype);
 }
 
 }  // namespace kiln::text

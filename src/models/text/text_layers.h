@@ -56,4 +56,11 @@ struct AttentionOptions {
 at::Tensor attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const TokenRows& tokens,
                      const AttentionOptions& options);
 
+// Attention of x (T, D) to itself with as many heads of keys as of queries -> (T, D).
+struct SelfAttention {
+  Linear query, key, value, out;
+  at::Tensor forward(const at::Tensor& x, const TokenRows& tokens, int64_t num_heads, bool causal,
+                     at::ScalarType compute_dtype) const;
+};
+
 }  // namespace kiln::text

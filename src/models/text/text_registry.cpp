@@ -13,7 +13,7 @@
 #include "core/aten.h"
 #include "core/error.h"
 #include "core/json_config.h"
-#include "core/nearest_name.h"
+#include "core/text/nearest_name.h"
 #include "models/text/bert.h"
 #include "models/text/clip_text.h"
 #include "models/text/gemma2.h"

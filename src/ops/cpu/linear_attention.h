@@ -3,14 +3,9 @@
 #include <cstddef>
 
 #include "core/dtype.h"
+#include "ops/cpu/head_tokens.h"
 
 namespace kiln::ops::cpu {
-
-// Tokens of a head: rows of head_dim elements, `stride` elements apart.
-struct HeadTokens {
-  void* data;
-  size_t stride;
-};
 
 struct LinearAttentionShape {
   Dtype dtype;  // of all tokens

@@ -1,19 +1,12 @@
 #include "parallel/ranks/collective.h"
 
 #include "core/aten.h"
-#include "core/error_message.h"
 #include "parallel/ranks/collective_work.h"
 
 namespace kiln {
 
-void Collective::Work::fail_with(const std::exception& error) const {
-  const auto lasted = std::chrono::steady_clock::now() - begin;
-  group->connection_->fail_missing(
-      name, lasted, message_of(error) + group->connection_->heartbeat->describe_missing(number));
-}
-
 Collective::Collective() = default;
-Collective::Collective(std::unique_ptr<Work> work) : work_(std::move(work)) {}
+Collective::Collective(std::unique_ptr<CollectiveWork> work) : work_(std::move(work)) {}
 Collective::Collective(Collective&&) noexcept = default;
 
 Collective& Collective::operator=(Collective&& other) noexcept {
@@ -34,9 +27,8 @@ Collective::~Collective() {
 
 void Collective::wait() {
   if (!work_) return;
-  const std::unique_ptr<Work> work = std::move(work_);
-  CollectiveObserver* observer = work->group->root().observer_;
-  if (work->is_observed && observer) observer->waited(work->number);
+  const std::unique_ptr<CollectiveWork> work = std::move(work_);
+  if (work->observer && *work->observer) (*work->observer)->waited(work->number);
   if (!work->work) return;
   try {
     work->work->wait();

@@ -4,15 +4,9 @@
 #include <memory>
 #include <string>
 
-#include "core/error.h"
-
 namespace kiln {
 
-// A collective did not come about: others are missing.
-class MissingRanks : public Error {
- public:
-  using Error::Error;
-};
+struct CollectiveWork;
 
 // A collective under way. wait() before its tensors are read, changed or dropped; destroyed while running, it
 // waits.
@@ -31,9 +25,8 @@ class Collective {
 
  private:
   friend class ProcessGroup;
-  struct Work;
-  explicit Collective(std::unique_ptr<Work> work);
-  std::unique_ptr<Work> work_;
+  explicit Collective(std::unique_ptr<CollectiveWork> work);
+  std::unique_ptr<CollectiveWork> work_;
 };
 
 // Hears of the collectives on tensors, of a dry run too: what begins and when it is waited for.

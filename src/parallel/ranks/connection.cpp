@@ -15,12 +15,13 @@
 #include "core/aten.h"
 #include "core/error.h"
 #include "core/error_message.h"
+#include "parallel/ranks/missing_ranks.h"
 #include "parallel/ranks/network.h"
 
 namespace kiln {
 
 // NCCL is to be told that all is done. After an error others may be gone: it would wait for them.
-ProcessGroup::Connection::~Connection() {
+GroupConnection::~GroupConnection() {
   if (device == host || !device || is_broken || std::uncaught_exceptions() > 0) return;
   try {
     device->shutdown();
@@ -28,19 +29,18 @@ ProcessGroup::Connection::~Connection() {
   }
 }
 
-std::chrono::milliseconds ProcessGroup::Connection::patience() const {
+std::chrono::milliseconds GroupConnection::patience() const {
   return std::min<std::chrono::milliseconds>(options.timeout, std::chrono::minutes(5));
 }
 
-void ProcessGroup::Connection::fail_missing(const std::string& what, Clock::duration lasted,
-                                            const std::string& why) {
+void GroupConnection::fail_missing(const std::string& what, Clock::duration lasted, const std::string& why) {
   is_broken = true;
   const Ranks& ranks = heartbeat->ranks();
   throw MissingRanks(fmt::format("[ranks] rank {} of {}: {} failed after {:.1f} s: {}", ranks.rank,
                                  ranks.world_size, what, std::chrono::duration<double>(lasted).count(), why));
 }
 
-void ProcessGroup::Connection::open_backends(const std::string& prefix, const Ranks& ranks) {
+void GroupConnection::open_backends(const std::string& prefix, const Ranks& ranks) {
   auto gloo = c10d::ProcessGroupGloo::Options::create(patience());
   gloo->devices.push_back(network_device(heartbeat->ranks()));
   const int rank = static_cast<int>(ranks.rank), world_size = static_cast<int>(ranks.world_size);
@@ -62,7 +62,7 @@ void ProcessGroup::Connection::open_backends(const std::string& prefix, const Ra
 #endif
 }
 
-void ProcessGroup::Connection::make_first_collective() {
+void GroupConnection::make_first_collective() {
   // Shared with a thread that outlives this call where NCCL does not return.
   struct Attempt {
     std::atomic<bool> is_over = false;

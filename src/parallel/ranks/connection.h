@@ -4,11 +4,11 @@
 #include <torch/csrc/distributed/c10d/Store.hpp>
 
 #include "parallel/ranks/heartbeat.h"
-#include "parallel/ranks/process_group.h"
+#include "parallel/ranks/process_group_options.h"
 
 namespace kiln {
 
-struct ProcessGroup::Connection {
+struct GroupConnection {
   using Clock = std::chrono::steady_clock;
 
   c10::intrusive_ptr<c10d::Store> store;
@@ -18,7 +18,7 @@ struct ProcessGroup::Connection {
   int64_t num_subgroups = 0;             // made so far: each has keys of its own
   bool is_broken = false;                // a collective failed
 
-  ~Connection();
+  ~GroupConnection();
   c10d::Backend& of(const at::Tensor& tensor) { return tensor.is_cpu() ? *host : *device; }
   // How long to wait for ranks that are still to come or to connect.
   std::chrono::milliseconds patience() const;

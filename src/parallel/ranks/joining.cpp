@@ -8,6 +8,7 @@
 
 #include "core/error.h"
 #include "core/error_message.h"
+#include "parallel/ranks/missing_ranks.h"
 
 namespace kiln {
 

@@ -37,7 +37,7 @@ ProcessGroup::~ProcessGroup() = default;
 std::shared_ptr<ProcessGroup> ProcessGroup::connect(const Ranks& ranks, const ProcessGroupOptions& options) {
   auto group = std::make_shared<ProcessGroup>(ranks);
   if (ranks.world_size == 1 && !options.connects_alone) return group;
-  auto connection = std::make_unique<Connection>();
+  auto connection = std::make_unique<GroupConnection>();
   connection->options = options;
   try {
     const auto patience = connection->patience();
@@ -69,7 +69,7 @@ std::shared_ptr<ProcessGroup> ProcessGroup::subgroup(const std::string& name,
   auto group = std::make_shared<ProcessGroup>(ranks);
   group->parent_ = this;
   if (!connection_ || (members.size() == 1 && !connection_->options.connects_alone)) return group;
-  auto connection = std::make_unique<Connection>();
+  auto connection = std::make_unique<GroupConnection>();
   connection->store = connection_->store;
   connection->options = connection_->options;
   connection->heartbeat = connection_->heartbeat;
@@ -98,20 +98,24 @@ Collective ProcessGroup::begin(Operation operation, const std::string& what, con
                             .on_one_machine = ranks_.local_world_size == world_size(),
                             .what = what});
   if (connection_) return start(operation, what, std::move(tensors), number, /*is_observed=*/true);
-  return Collective(std::make_unique<Collective::Work>(Collective::Work{
-      .group = this, .work = {}, .tensors = {}, .name = {}, .number = number, .is_observed = true}));
+  return Collective(std::make_unique<CollectiveWork>(CollectiveWork{.connection = nullptr,
+                                                                    .observer = &all.observer_,
+                                                                    .work = {},
+                                                                    .tensors = {},
+                                                                    .name = {},
+                                                                    .number = number}));
 }
 
 // tensors[0] is its result, the last its input where it is not in place.
 Collective ProcessGroup::start(Operation operation, const std::string& what, std::vector<at::Tensor> tensors,
                                int64_t number, bool is_observed) {
-  auto work = std::make_unique<Collective::Work>(
-      Collective::Work{.group = this,
-                       .work = {},
-                       .tensors = std::move(tensors),
-                       .name = fmt::format("{} of {}", name_of(operation), what),
-                       .number = number,
-                       .is_observed = is_observed});
+  auto work = std::make_unique<CollectiveWork>(
+      CollectiveWork{.connection = connection_.get(),
+                     .observer = is_observed ? &root().observer_ : nullptr,
+                     .work = {},
+                     .tensors = std::move(tensors),
+                     .name = fmt::format("{} of {}", name_of(operation), what),
+                     .number = number});
   at::Tensor& result = work->tensors.front();
   at::Tensor& input = work->tensors.back();
   c10d::Backend& backend = connection_->of(result);
@@ -197,11 +201,11 @@ std::vector<std::string> ProcessGroup::gather(const std::string& text, const std
 
 void ProcessGroup::wait_until(const std::function<bool()>& done, const std::string& what) {
   if (!connection_) throw std::logic_error("one rank waits for its device itself");
-  const auto begin = Connection::Clock::now();
+  const auto begin = GroupConnection::Clock::now();
   const std::optional<std::string> missing =
       connection_->heartbeat->wait_until(done, connection_->options.timeout);
   if (!missing) return;
-  const auto lasted = Connection::Clock::now() - begin;
+  const auto lasted = GroupConnection::Clock::now() - begin;
   connection_->fail_missing("the wait for " + what, lasted, "it does not end" + *missing);
 }
 

@@ -3,24 +3,18 @@
 #pragma once
 #include <ATen/core/Tensor.h>
 
-#include <chrono>
 #include <functional>
 #include <memory>
 #include <string>
 #include <vector>
 
 #include "parallel/ranks/collective.h"
+#include "parallel/ranks/process_group_options.h"
 #include "parallel/ranks/ranks.h"
 
 namespace kiln {
 
-struct ProcessGroupOptions {
-  at::Device device = at::kCPU;  // of the tensors that are reduced and gathered
-  std::chrono::milliseconds timeout = std::chrono::minutes(30);
-  // One rank connects to itself, too: its collectives then go through c10d, as those of several do. With one
-  // GPU that is the only way to run NCCL.
-  bool connects_alone = false;
-};
+struct GroupConnection;
 
 // Every rank calls the same collectives in the same order. `what` is for messages: "the gradients of
 // blocks.3". Sums are the same bits on every rank. On meta tensors (a dry run) nothing is sent.
@@ -72,8 +66,6 @@ class ProcessGroup {
   void observe(CollectiveObserver* observer) { observer_ = observer; }
 
  private:
-  friend class Collective;
-  struct Connection;
   ProcessGroup& root() { return parent_ ? parent_->root() : *this; }
   using Operation = CollectiveObserver::Operation;
   Collective begin(Operation operation, const std::string& what, const at::Tensor& whole,
@@ -88,7 +80,7 @@ class ProcessGroup {
   CommunicationVolume volume_;
   CollectiveObserver* observer_ = nullptr;
   int64_t num_pretended_ = 0;
-  std::unique_ptr<Connection> connection_;  // null: one rank, or a dry run
+  std::unique_ptr<GroupConnection> connection_;  // null: one rank, or a dry run
 };
 
 }  // namespace kiln

@@ -6,19 +6,47 @@
 
 #include "core/aten.h"
 #include "core/error.h"
+#include "core/tensors.h"
 #include "parallel/offload/host_memory.h"
 
 namespace kiln {
 
 namespace {
 
-constexpr int64_t kSlotAlignment = 32;  // elements: 64 bytes of bf16, 128 of f32
-
-int64_t round_up(int64_t n, int64_t multiple) { return (n + multiple - 1) / multiple * multiple; }
+constexpr int64_t kStateAlignment = 64;  // bytes
 
 // The layout's size, padded so that the ranks divide it where it is divided.
-int64_t padded_size(int64_t layout_size, const UnitSharding& sharding) {
-  return round_up(layout_size, kSlotAlignment * (sharding.zero_stage > 0 ? sharding.world_size : 1));
+int64_t padded_size(int64_t layout_size, const UnitSharding& sharding, int64_t alignment) {
+  return round_up(layout_size, alignment * (sharding.zero_stage > 0 ? sharding.world_size : 1));
+}
+
+// A tensor of the optimizer's state of a unit.
+struct StateTensor {
+  int64_t elements = 0;
+  at::ScalarType dtype = at::kFloat;
+
+  int64_t bytes() const {
+    return round_up(elements * static_cast<int64_t>(c10::elementSize(dtype)), kStateAlignment);
+  }
+};
+
+// Master, moments, EMAs.
+std::vector<StateTensor> state_tensors(const FlatLayout& layout, const UnitSharding& sharding,
+                                       const std::vector<StateBuffer>& moments, size_t num_emas) {
+  const int64_t shard = shard_elements(layout.size, sharding, layout.alignment),
+                size = padded_size(layout.size, sharding, layout.alignment);
+  std::vector<StateTensor> tensors = {{.elements = shard}};
+  for (const StateBuffer& moment : moments)
+    tensors.push_back({.elements = size == 0 ? 0 : state_values(moment, layout, size, shard),
+                       .dtype = to_scalar_type(moment.dtype)});
+  tensors.resize(tensors.size() + num_emas, {.elements = shard});
+  return tensors;
+}
+
+int64_t bytes_of(const std::vector<StateTensor>& tensors) {
+  int64_t bytes = 0;
+  for (const StateTensor& tensor : tensors) bytes += tensor.bytes();
+  return bytes;
 }
 
 // New or no memory under the same StorageImpl, which every view shares. Not resize_bytes: a trace on meta
@@ -33,30 +61,24 @@ void drop_memory(const at::Tensor& tensor) {
 
 }  // namespace
 
-void FlatLayout::add(const std::string& key, const std::vector<int64_t>& shape) {
-  int64_t numel = 1;
-  for (int64_t extent : shape) numel *= extent;
-  slots.push_back({.key = key, .shape = shape, .offset = size, .numel = numel});
-  size = round_up(size + numel, kSlotAlignment);
-}
-
-int64_t shard_elements(int64_t layout_size, const UnitSharding& sharding) {
-  const int64_t size = padded_size(layout_size, sharding);
+int64_t shard_elements(int64_t layout_size, const UnitSharding& sharding, int64_t alignment) {
+  const int64_t size = padded_size(layout_size, sharding, alignment);
   return sharding.zero_stage > 0 ? size / sharding.world_size : size;
 }
 
-int64_t state_elements(int64_t shard_size, const FlatUnitOptions& options) {
-  return shard_size * (1 + options.num_moments + options.num_emas);
+int64_t state_bytes(const FlatLayout& layout, const FlatUnitOptions& options) {
+  return bytes_of(
+      state_tensors(layout, options.sharding, options.moments, static_cast<size_t>(options.num_emas)));
 }
 
 FlatUnit::FlatUnit(std::string name, FlatLayout layout, const FlatUnitOptions& options)
     : name_(std::move(name)),
       layout_(std::move(layout)),
       sharding_(options.sharding),
-      size_(padded_size(layout_.size, sharding_)),
-      shard_size_(shard_elements(layout_.size, sharding_)),
+      size_(padded_size(layout_.size, sharding_, layout_.alignment)),
+      shard_size_(shard_elements(layout_.size, sharding_, layout_.alignment)),
       shard_offset_(sharding_.zero_stage > 0 ? shard_size_ * sharding_.rank : 0),
-      num_moments_(static_cast<size_t>(options.num_moments)),
+      moment_buffers_(options.moments),
       num_emas_(static_cast<size_t>(options.num_emas)),
       placement_(options.placement),
       weight_placement_(sharding_.zero_stage == 3 ? options.weight_placement : Placement::kDevice),
@@ -89,12 +111,14 @@ FlatUnit::FlatUnit(std::string name, FlatLayout layout, const FlatUnitOptions& o
     nvme_state_ = options.nvme->optimizer_state;
     return;
   }
-  const auto state_zeros = [&] {
-    return on_device ? zeros(shard_size_, at::kFloat) : host_zeros(shard_size_, at::kFloat, options.device);
+  const auto state_zeros = [&](const StateTensor& tensor) {
+    return on_device ? zeros(tensor.elements, tensor.dtype)
+                     : host_zeros(tensor.elements, tensor.dtype, options.device);
   };
-  if (!master.defined()) master = state_zeros();
-  for (size_t i = 0; i < num_moments_; ++i) moments.push_back(state_zeros());
-  for (size_t i = 0; i < num_emas_; ++i) emas.push_back(state_zeros());
+  const std::vector<StateTensor> state = state_tensors(layout_, sharding_, moment_buffers_, num_emas_);
+  if (!master.defined()) master = state_zeros(state[0]);
+  for (size_t i = 0; i < moment_buffers_.size(); ++i) moments.push_back(state_zeros(state[1 + i]));
+  for (size_t i = 0; i < num_emas_; ++i) emas.push_back(state_zeros(state[1 + moments.size() + i]));
 }
 
 StateLease FlatUnit::lease(Access access) const {
@@ -107,13 +131,34 @@ StateLease FlatUnit::lease(Access access) const {
   }
   lease.nvme_.emplace(nvme_state_, nvme_unit_, access);
   int64_t begin = 0;
-  const auto next = [&] {
-    return lease.nvme_->elements().narrow(0, std::exchange(begin, begin + shard_size_), shard_size_);
-  };
-  lease.master = next();
-  for (size_t i = 0; i < num_moments_; ++i) lease.moments.push_back(next());
-  for (size_t i = 0; i < num_emas_; ++i) lease.emas.push_back(next());
+  std::vector<at::Tensor> tensors;
+  for (const StateTensor& tensor : state_tensors(layout_, sharding_, moment_buffers_, num_emas_))
+    tensors.push_back(lease.nvme_->elements()
+                          .narrow(0, std::exchange(begin, begin + tensor.bytes()), tensor.bytes())
+                          .view(tensor.dtype)
+                          .narrow(0, 0, tensor.elements));
+  const auto first_ema = tensors.end() - static_cast<std::ptrdiff_t>(num_emas_);
+  lease.master = tensors[0];
+  lease.moments.assign(tensors.begin() + 1, first_ema);
+  lease.emas.assign(first_ema, tensors.end());
   return lease;
+}
+
+int64_t FlatUnit::state_bytes() const {
+  return bytes_of(state_tensors(layout_, sharding_, moment_buffers_, num_emas_));
+}
+
+std::vector<StateRun> FlatUnit::moment_runs(size_t moment) const {
+  return state_runs(moment_buffers_.at(moment), layout_, shard_offset_, shard_offset_ + shard_size_);
+}
+
+void FlatUnit::write_moment(const StateLease& lease, size_t moment, size_t index,
+                            const at::Tensor& values) const {
+  const StateRun run = moment_runs(moment)[index];
+  if (run.count == 0) return;
+  at::NoGradGuard no_grad;
+  at::Tensor buffer = lease.moments.at(moment);
+  buffer.narrow(0, run.place, run.count).copy_(values.reshape({-1}).narrow(0, run.first, run.count));
 }
 
 void FlatUnit::prefetch_state() const {

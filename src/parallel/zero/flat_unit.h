@@ -9,25 +9,10 @@
 #include <vector>
 
 #include "core/choices.h"
+#include "core/flat/state_buffer.h"
 #include "parallel/offload/nvme_state.h"
 
 namespace kiln {
-
-// A tensor's place in the flat buffers of its unit, in elements.
-struct FlatSlot {
-  std::string key;
-  std::vector<int64_t> shape;
-  int64_t offset = 0, numel = 0;
-};
-
-// Places tensors one after another, each on a multiple of 32 elements: 64 bytes or more in every dtype, so
-// that all buffers of a unit share one set of offsets. Elements between slots are zero for life.
-struct FlatLayout {
-  std::vector<FlatSlot> slots;
-  int64_t size = 0;  // elements, a multiple of 32
-
-  void add(const std::string& key, const std::vector<int64_t>& shape);
-};
 
 // How one unit is divided among ranks. Each stage divides what the one before it does, and more:
 // 0 nothing, 1 master, moments and EMAs, 2 gradients, 3 compute weights.
@@ -37,7 +22,8 @@ struct UnitSharding {
 };
 
 // Elements that a rank keeps of each buffer that is divided.
-int64_t shard_elements(int64_t layout_size, const UnitSharding& sharding);
+int64_t shard_elements(int64_t layout_size, const UnitSharding& sharding,
+                       int64_t alignment = FlatLayout::kAlignment);
 
 // Where something is between its uses.
 enum class Placement { kDevice, kHost, kNvme };
@@ -64,7 +50,7 @@ struct FlatUnitOptions {
   at::Device device = at::kCPU;
   at::ScalarType compute_dtype = at::kFloat;
   at::ScalarType grad_dtype = at::kFloat;  // f32 when gradients are accumulated, else the compute dtype
-  int64_t num_moments = 0;                 // f32 buffers of the optimizer, zero at the start
+  std::vector<StateBuffer> moments{};      // of the optimizer, zero at the start
   int64_t num_emas = 0;
   UnitSharding sharding{};
   Placement placement = Placement::kDevice;         // of the optimizer's state: master, moments, EMAs
@@ -72,8 +58,9 @@ struct FlatUnitOptions {
   std::shared_ptr<NvmeState> nvme{};                // kNvme, of either: holds this unit as its unit number
   size_t nvme_unit = 0;
 };
-// f32 elements of the optimizer's state of one unit.
-int64_t state_elements(int64_t shard_size, const FlatUnitOptions& options);
+// Bytes of the optimizer's state that a rank keeps of a unit: of master, moments and EMAs, each from a
+// multiple of 64 bytes on.
+int64_t state_bytes(const FlatLayout& layout, const FlatUnitOptions& options);
 
 // The optimizer's state of a unit, in memory while this lives. Changes last where they were announced.
 // Several leases may share a unit; at most three units are leased at once.
@@ -130,6 +117,14 @@ class FlatUnit {
   WeightLease lease_weights(Access access) const;
   void prefetch_weights() const;
 
+  // What this rank keeps of a moment, by slot.
+  std::vector<StateRun> moment_runs(size_t moment) const;
+  const std::vector<StateBuffer>& moment_buffers() const { return moment_buffers_; }
+  // Writes what this rank keeps of slot `index` into a moment that is leased, from all values of the slot.
+  void write_moment(const StateLease& lease, size_t moment, size_t index, const at::Tensor& values) const;
+  // Bytes of master, moments and EMAs, wherever they are.
+  int64_t state_bytes() const;
+
   // Writes slot `index` of a whole or divided buffer, as far as it is in it, from a tensor of any dtype and
   // device. After the master has been written, refresh_weight_shard() is due.
   void write(at::Tensor& buffer, size_t index, const at::Tensor& value) const;
@@ -149,14 +144,16 @@ class FlatUnit {
                             // is f32 and both are on the device
   at::Tensor grad_shard;    // (shard_size)
   at::Tensor master;        // (shard_size) f32; undefined on NVMe, like the next: lease() gives them
-  std::vector<at::Tensor> moments, emas;  // (shard_size) f32 each
+  std::vector<at::Tensor> moments;  // as moment_buffers() says
+  std::vector<at::Tensor> emas;     // (shard_size) f32 each
 
  private:
   std::string name_;
   FlatLayout layout_;
   UnitSharding sharding_;
   int64_t size_ = 0, shard_size_ = 0, shard_offset_ = 0;
-  size_t num_moments_ = 0, num_emas_ = 0;
+  std::vector<StateBuffer> moment_buffers_;
+  size_t num_emas_ = 0;
   Placement placement_{}, weight_placement_{};
   std::shared_ptr<NvmePool> nvme_state_, nvme_weights_;  // null: not on NVMe
   size_t nvme_unit_ = 0;

@@ -234,20 +234,30 @@ at::Tensor Zero::whole(size_t s, const at::Tensor& buffer) {
   return all;
 }
 
-std::shared_ptr<NvmeState> make_nvme_state(const Zero& zero, const std::vector<int64_t>& sizes,
-                                           const FlatUnitOptions& options, const BlockStoreOptions& disk) {
-  NvmeUnits state, weights{.dtype = options.compute_dtype,
-                           // Those that are gathered, and the one that is read meanwhile.
-                           .num_buffers = static_cast<size_t>(zero.options().prefetch_segments) + 2};
-  for (const int64_t size : sizes) {
-    const UnitSharding sharding = zero.sharding_of(size);
-    const int64_t shard = shard_elements(size, sharding);
-    if (options.placement == Placement::kNvme) state.elements.push_back(state_elements(shard, options));
-    if (options.weight_placement == Placement::kNvme)
-      weights.elements.push_back(sharding.zero_stage == 3 ? shard : 0);
+void Zero::sum_over_shards(at::Tensor& values, const std::string& what) {
+  const at::Device device = units_.front().flat->compute_weights.device();
+  at::Tensor there = values.to(device);
+  shards_->all_reduce(there, what).wait();
+  if (!there.is_same(values)) values.copy_(there);
+}
+
+std::shared_ptr<NvmeState> make_nvme_state(const Zero& zero, const std::vector<FlatLayout>& layouts,
+                                           const std::vector<FlatUnitOptions>& units,
+                                           const BlockStoreOptions& disk) {
+  const FlatUnitOptions& first = units.front();
+  NvmeUnits state{.dtype = at::kByte};
+  NvmeUnits weights{.dtype = first.compute_dtype,
+                    // Those that are gathered, and the one that is read meanwhile.
+                    .num_buffers = static_cast<size_t>(zero.options().prefetch_segments) + 2};
+  for (size_t i = 0; i < units.size(); ++i) {
+    const UnitSharding& sharding = units[i].sharding;
+    if (first.placement == Placement::kNvme) state.elements.push_back(state_bytes(layouts[i], units[i]));
+    if (first.weight_placement == Placement::kNvme)
+      weights.elements.push_back(
+          sharding.zero_stage == 3 ? shard_elements(layouts[i].size, sharding, layouts[i].alignment) : 0);
   }
-  weights.num_buffers = std::min(weights.num_buffers, std::max<size_t>(1, sizes.size()));
-  return std::make_shared<NvmeState>(state, weights, disk, options.device);
+  weights.num_buffers = std::min(weights.num_buffers, std::max<size_t>(1, units.size()));
+  return std::make_shared<NvmeState>(state, weights, disk, first.device);
 }
 
 }  // namespace kiln

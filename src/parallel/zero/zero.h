@@ -66,6 +66,9 @@ class Zero {
   // Waits for whole weights that are on their way: before shards are read or written outside a step.
   void finish_gathers();
 
+  // Sums values in place over the ranks that units are divided among, wherever this rank has them. A
+  // collective.
+  void sum_over_shards(at::Tensor& values, const std::string& what);
   // All of a buffer of unit s of which each rank keeps a shard; on every rank. A collective.
   at::Tensor whole(size_t s, const at::Tensor& buffer);
 
@@ -105,9 +108,9 @@ class Zero {
   std::vector<Reduction> exchanges_;  // between machines, of what has been summed within this one
 };
 
-// The file on a disk for units of so many elements, which `zero` divides, with what `options` place there.
-// Throws Error.
-std::shared_ptr<NvmeState> make_nvme_state(const Zero& zero, const std::vector<int64_t>& sizes,
-                                           const FlatUnitOptions& options, const BlockStoreOptions& disk);
+// The file on a disk for units of these layouts, with what their options place there. Throws Error.
+std::shared_ptr<NvmeState> make_nvme_state(const Zero& zero, const std::vector<FlatLayout>& layouts,
+                                           const std::vector<FlatUnitOptions>& units,
+                                           const BlockStoreOptions& disk);
 
 }  // namespace kiln

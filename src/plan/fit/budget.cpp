@@ -54,13 +54,27 @@ int64_t free_bytes(at::Device device, const MachineProfile& machine, const Ranks
   return host / ranks.local_world_size + resident_bytes();
 }
 
-// Ends in the nearest command that fits, when there is one.
-[[noreturn]] void refuse(const MachineFit& fit, const TrainOptions& options, const std::string& what) {
-  if (std::optional<TrainOptions> nearest = fit.nearest(options)) {
-    nearest->memory.budget = options.memory.budget;
-    fail("train", "{}: this fits: {}", what, command_line(*nearest));
-  }
-  fail("train", "{}; no smaller --micro-batch fits either: take a smaller model or more memory", what);
+// Ends in the nearest command that fits, when there is one, else in the least that is enough. `sharing`:
+// ranks that share a budget.
+[[noreturn]] void refuse(const MachineFit& fit, const TrainOptions& options, int64_t sharing,
+                         const std::string& what) {
+  const auto command = [&](TrainOptions fitting) {
+    fitting.memory.budget = options.memory.budget;
+    return command_line(fitting);
+  };
+  if (!options.chooses_micro_batch())
+    if (const std::optional<TrainOptions> nearest = fit.nearest(options))
+      fail("train", "{}: this fits: {}", what, command(*nearest));
+  if (const std::optional<TrainOptions> offloaded = fit.nearest_offloaded(options))
+    fail("train",
+         "{}; no smaller --micro-batch fits either, with the optimizer's state elsewhere this fits: {}", what,
+         command(*offloaded));
+  const int64_t mebibytes = (fit.least(options) * sharing + kMiB - 1) / kMiB;
+  fail("train",
+       "{}; no smaller --micro-batch fits either, nor the optimizer's state elsewhere: the least that works "
+       "is "
+       "--memory-budget {}M --micro-batch -1; else take a smaller model or more memory",
+       what, mebibytes);
 }
 
 // A copy of the state that does not fit on a GPU's host is not made.
@@ -94,15 +108,15 @@ void choose_within(FittedRun& run, const MachineProfile& machine, int64_t budget
   std::optional<FittedChoice> fitted = any_micro_batch ? std::nullopt : fit.choose(options);
   any_micro_batch |= !fitted && terms.may_choose_micro_batch;
   if (any_micro_batch) fitted = fit.choose_micro_batch(options);
+  const int64_t sharing = run.gives_memory_back ? ranks.local_world_size : 1;
   if (!fitted && any_micro_batch)
-    fail("train", "{} ({}) is too little for any --micro-batch: take a smaller model or more memory", given,
-         size);
+    refuse(fit, options, sharing, fmt::format("{} ({}) is too little for any --micro-batch", given, size));
   const std::string one_pass =
       ranks.world_size > 1
           ? fmt::format("one pass of the {} images of a rank", rows_of_walk(options, ranks.world_size))
           : fmt::format("one pass of all --global-batch {}", options.global_batch);
   if (!fitted)
-    refuse(fit, options,
+    refuse(fit, options, sharing,
            fmt::format(
                "{} ({}) is too little for {}", given, size,
                options.micro_batch > 0 ? fmt::format("--micro-batch {}", options.micro_batch) : one_pass));
@@ -136,7 +150,8 @@ void check_fit(FittedRun& run, const MachineProfile& machine, int64_t free, cons
   if (const int64_t needed = fit.needed(plan); needed > free) {
     const std::string what =
         fmt::format("it needs {:.2f} GiB of the {:.2f} GiB that are free", gib(needed), gib(free));
-    if (!terms.may_choose_micro_batch) refuse(fit, run.options, what + " (--no-preflight tries anyway)");
+    if (!terms.may_choose_micro_batch)
+      refuse(fit, run.options, on_cpu ? ranks.local_world_size : 1, what + " (--no-preflight tries anyway)");
     run.options.micro_batch = -1;
     choose_within(run, machine, free, ranks, terms);
     run.summary = fmt::format("in one pass {}; {}", what, run.summary);
@@ -176,6 +191,24 @@ FittedRun fit_run(const TrainOptions& options, const Ranks& ranks, const FitTerm
     choose_within(run, *machine, budget, ranks, terms);
   else
     check_fit(run, *machine, budget, ranks, terms);
+  return run;
+}
+
+FittedRun fit_planned(const TrainOptions& options, const MachineProfile& machine, int64_t gpus) {
+  FittedRun run{.options = options, .predicted = nullptr, .summary = {}};
+  const bool on_cpu = machine.device == DryRunDevice::kCpu;
+  // The ranks of a GPU are planned for another machine, whose host is not known.
+  Ranks ranks;
+  ranks.world_size = gpus;
+  ranks.local_world_size = on_cpu ? gpus : 1;
+  run.options.memory.preflight = on_cpu;
+  if (on_cpu) apply(ComputeSettings{.device = at::kCPU, .threads = options.compute.threads});
+  const int64_t asked = options.memory.budget.bytes();
+  const int64_t budget = asked > 0 ? asked / ranks.local_world_size
+                         : on_cpu  ? free_bytes(at::kCPU, machine, ranks, {})
+                                   : machine.memory_bytes;
+  choose_within(run, machine, budget, ranks, {});
+  run.options.memory.preflight = options.memory.preflight;
   return run;
 }
 

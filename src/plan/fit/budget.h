@@ -34,6 +34,9 @@ struct FitTerms {
 // the process itself, shared by the ranks of a machine. Throws Error that ends in the nearest command that
 // fits, when there is one. `ranks`: of the run, this one among them.
 FittedRun fit_run(const TrainOptions& options, const Ranks& ranks = {}, const FitTerms& terms = {});
+// What --memory-budget chooses, or refuses, on `gpus` devices of a machine that is only planned for. auto:
+// what a device of it has. REQUIRES: a budget is given. Throws Error as fit_run does.
+FittedRun fit_planned(const TrainOptions& options, const MachineProfile& machine, int64_t gpus);
 // The same for several ranks: rank 0 decides for all. A collective.
 FittedRun fit_run(const TrainOptions& options, ProcessGroup& group, FitTerms terms = {});
 

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <filesystem>
 #include <utility>
 
 #include "models/registry.h"
@@ -15,6 +16,13 @@ namespace kiln {
 namespace {
 
 constexpr int64_t kBudgetParts = 512;  // a budget is used to this precision
+
+// A folder for the state on a disk, which training wants to exist: the one that the run's folder is in.
+std::string existing_folder_beside(const std::string& out) {
+  const std::filesystem::path parent = std::filesystem::path(out).parent_path();
+  std::error_code none;
+  return std::filesystem::is_directory(parent, none) ? parent.string() : ".";
+}
 
 }  // namespace
 
@@ -104,6 +112,34 @@ std::optional<TrainOptions> MachineFit::nearest(const TrainOptions& options) con
       }
   }
   return std::nullopt;
+}
+
+std::optional<TrainOptions> MachineFit::nearest_offloaded(const TrainOptions& options) const {
+  const bool on_gpu = machine_->device == DryRunDevice::kCuda;
+  for (const Placement place : {Placement::kHost, Placement::kNvme}) {
+    const bool is_further = place == Placement::kNvme
+                                ? options.offload.optimizer != Placement::kNvme
+                                : on_gpu && options.offload.optimizer == Placement::kDevice;
+    if (!is_further) continue;
+    TrainOptions offloaded = options;
+    offloaded.offload.optimizer = place;
+    if (place == Placement::kNvme && offloaded.offload.nvme.folder.empty())
+      offloaded.offload.nvme.folder = existing_folder_beside(options.out);
+    if (std::optional<TrainOptions> found = nearest(offloaded)) return found;
+  }
+  return std::nullopt;
+}
+
+int64_t MachineFit::least(TrainOptions options) const {
+  options.micro_batch = 1;
+  const DataShape data = planned_shape(options);
+  const StepCosts costs = step_costs(options, data, machine_->device, world_size_);
+  const auto denoiser = build_denoiser(
+      options.model.name,
+      denoiser_config_of(options, data, *make_objective(objective_config_of(options.objective))),
+      {.device = at::kMeta});
+  set_memory_choices(options.memory, fit_memory(costs, smallest_peak_bytes(costs)), *denoiser);
+  return needed(plan(options));
 }
 
 }  // namespace kiln

@@ -37,6 +37,12 @@ class MachineFit {
   // does.
   std::optional<TrainOptions> nearest(const TrainOptions& options) const;
 
+  // The same with the optimizer's state further away than it is: on a GPU in host memory, else on a disk.
+  std::optional<TrainOptions> nearest_offloaded(const TrainOptions& options) const;
+
+  // What the smallest pass of these options needs: one image, with as much recomputed as helps.
+  int64_t least(TrainOptions options) const;
+
  private:
   int64_t rows_of_rank(const TrainOptions& options) const;
 

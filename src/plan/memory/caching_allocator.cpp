@@ -6,6 +6,7 @@
 #include <sstream>
 #include <string_view>
 
+#include "core/flat/flat_layout.h"
 #include "core/units.h"
 
 namespace kiln {
@@ -17,8 +18,6 @@ constexpr int64_t kSmallSegment = 2 * kMiB;
 constexpr int64_t kLargeSegment = 20 * kMiB;
 constexpr int64_t kOwnSegment = 10 * kMiB;  // from this on a segment of the block's own size
 constexpr int64_t kSegmentRounding = 2 * kMiB;
-
-int64_t round_up(int64_t value, int64_t multiple) { return (value + multiple - 1) / multiple * multiple; }
 
 int64_t segment_size(int64_t size) {
   if (size <= kSmallBlock) return kSmallSegment;

@@ -221,8 +221,6 @@ void MemoryComposer::add_notes() {
   if (const std::string settings = unusual_allocator_settings(); cuda_ && !settings.empty())
     plan_.notes.push_back(fmt::format(
         "what {} changes of the memory that the allocator reserves: this is of its defaults", settings));
-  if (encodes_images(options_))
-    plan_.notes.push_back("the time that encoding the images takes in every step");
 }
 
 MemoryPlan MemoryComposer::run() {

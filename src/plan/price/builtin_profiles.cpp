@@ -7,6 +7,8 @@
 // Everything else is an assumption, with its reason, in this file.
 #include "plan/price/machine_profile.h"
 
+#include <algorithm>
+#include <cstdlib>
 #include <set>
 #include <string_view>
 
@@ -45,7 +47,8 @@ constexpr int64_t kWorkspace = 2 * 4 * kMiB + 128 * 1024, kWorkspaceHopper = 32 
 constexpr std::string_view kTooOld = "V100";
 
 // Ada, Hopper and Blackwell; every data sheet of theirs says twice the half-precision rate.
-const std::set<std::string_view> kWithFp8 = {"RTX-4090", "L40S", "H100", "H200", "B200"};
+const std::set<std::string_view> kWithFp8 = {"RTX-4060", "RTX-4070", "RTX-4090", "RTX-5090", "RTX-6000-Ada",
+                                             "L4",       "L40S",     "H100",     "H200",     "B200"};
 
 struct Gpu {
   const char* name;
@@ -71,10 +74,25 @@ constexpr double kEthernet = gigabits(25);  // assumption: 100 Gbit/s for four P
 const Gpu kGpus[] = {
     {"V100", 31.73, kContext, 15.7, 0, 125, false, 900e9, kPcie3, kNvlink2, gigabits(50), 80, 300, 0.75, 0.2},
     {"T4", 14.56, kContext, 8.1, 0, 65, false, 320e9, kPcie3, kPcie3 / 2, kEthernet, 40, 70, 0.5, 0.15},
+    {"RTX-2080-Ti", 10.76, kContext, 13.4, 0, 53.8, false, 616e9, kPcie3, kPcie3 / 2, kEthernet, 68, 250,
+     0.75, 0.2},
+    {"RTX-3060", 11.76, kContext, 12.7, 12.7, 25.5, true, 360e9, kPcie4, kNoPeer, kEthernet, 28, 170, 0.85,
+     0.5},
+    // Eight lanes of PCIe.
+    {"RTX-4060", 7.63, kContext, 15.1, 15.1, 30.2, true, 272e9, kPcie4 / 2, kPcie4 / 4, kEthernet, 24, 115,
+     0.85, 0.5},
+    {"RTX-4070", 11.72, kContext, 29.1, 29.1, 58.3, true, 504e9, kPcie4, kNoPeer, kEthernet, 46, 200, 0.85,
+     0.5},
+    {"L4", 22.03, kContext, 30.3, 60, 121, true, 300e9, kPcie4, kPcie4, kEthernet, 58, 72, 0.5, 0.25},
+    {"A10", 22.06, kContext, 31.2, 62.5, 125, true, 600e9, kPcie4, kPcie4, kEthernet, 72, 150, 0.65, 0.35},
     {"RTX-3090", 23.56, kContext, 35.6, 35.6, 71, true, 936e9, kPcie4, kNoPeer, kEthernet, 82, 350, 0.85,
      0.5},
     {"RTX-4090", 23.52, kContext, 82.6, 82.6, 165.2, true, 1008e9, kPcie4, kNoPeer, kEthernet, 128, 450, 0.85,
      0.5},
+    {"RTX-5090", 31.36, kContextBlackwell, 104.8, 104.8, 209.5, true, 1792e9, kPcie5, kPcie5 / 2, kEthernet,
+     170, 575, 0.85, 0.5},
+    {"RTX-6000-Ada", 44.43, kContext, 91.1, 182, 364, true, 960e9, kPcie4, kPcie4, kEthernet, 142, 300, 0.65,
+     0.35},
     {"A40", 44.34, kContext, 37.4, 74.8, 149.7, true, 696e9, kPcie4, kPcie4, kEthernet, 84, 300, 0.65, 0.35},
     {"L40S", 44.39, kContext, 91.6, 183, 362, true, 864e9, kPcie4, kPcie4, kEthernet, 142, 350, 0.65, 0.35},
     {"A100-40G", 39.38, kContext, 19.5, 156, 312, true, 1555e9, kPcie4, kNvlink3, gigabits(200), 108, 400,
@@ -128,6 +146,12 @@ const std::vector<MachineProfile>& builtin_profiles() {
     return list;
   }();
   return profiles;
+}
+
+const MachineProfile& nearest_in_memory(int64_t bytes) {
+  return *std::ranges::min_element(builtin_profiles(), {}, [&](const MachineProfile& profile) {
+    return std::abs(profile.memory_bytes - bytes);
+  });
 }
 
 }  // namespace kiln

@@ -86,8 +86,9 @@ class RateTable {
       const double work = op.flops > 0 ? op.flops : op.bytes;
       if (work <= 0) continue;
       // Shapes are points of their own; bytes are gathered by quarters of an octave.
-      const int64_t bucket = op.flops > 0 ? -1 : std::llround(4 * std::log2(work));
-      Seen& seen = seen_[rate_key(op.name, op.dtype)][{bucket, op.m, op.n, op.k}];
+      const Shape shape =
+          op.flops > 0 ? Shape{-1, op.m, op.n, op.k} : Shape{std::llround(4 * std::log2(work))};
+      Seen& seen = seen_[rate_key(op.name, op.dtype)][shape];
       seen.work.push_back(work);
       seen.pace.push_back(op.seconds / work);
     }
@@ -137,6 +138,7 @@ class RateTable {
   }
 
  private:
+  using Shape = std::array<int64_t, 4>;  // bucket of bytes, m, n, k
   struct Seen {
     std::vector<double> work, pace;  // pace: seconds per work
   };
@@ -146,7 +148,7 @@ class RateTable {
   static constexpr double kMostOverhead = 40e-6;
   static constexpr int kOverheads = 80;
 
-  std::map<std::string, std::map<std::array<int64_t, 4>, Seen>> seen_;
+  std::map<std::string, std::map<Shape, Seen>> seen_;
   std::vector<StepTiming> steps_;
 };
 
@@ -211,19 +213,19 @@ MachineProfile cpu_profile() {
 }
 
 // What cannot be measured on one GPU (links to others, watts) is that of the built-in GPU of the nearest
-// name.
+// name, or else of the nearest memory.
 MachineProfile gpu_profile(at::Device device) {
   const std::string machine = machine_name(device);
+  const auto memory_bytes = static_cast<int64_t>(at::accelerator::getMemoryInfo(device.index()).second);
   const std::optional<std::string> kind = builtin_profile_named(machine);
+  MachineProfile profile = kind ? find_profile(*kind) : nearest_in_memory(memory_bytes);
   if (!kind)
-    fail(
-        "plan",
-        "there is no built-in profile of {}, whose links and context --calibrate does not measure: write one "
-        "(docs/machine_profile.md)",
-        machine);
-  MachineProfile profile = find_profile(*kind);
+    fmt::print(
+        stderr,
+        "calibrate: {} is not built in: its links to others and its watts are taken to be those of {}\n",
+        machine, profile.name);
   profile.name = profile.machine = machine;
-  profile.memory_bytes = static_cast<int64_t>(at::accelerator::getMemoryInfo(device.index()).second);
+  profile.memory_bytes = memory_bytes;
   profile.memory_bytes_per_s = device_copy_bytes_per_s(device);
   profile.host_link_bytes_per_s = link_bytes_per_s(device);
   return profile;

@@ -11,8 +11,8 @@
 #include "core/error.h"
 #include "core/files/atomic_file.h"
 #include "core/memory_limits.h"
-#include "core/nearest_name.h"
 #include "core/tensors.h"
+#include "core/text/nearest_name.h"
 #include "parallel/machine.h"
 #include "plan/price/machine_profile.h"
 

@@ -49,8 +49,10 @@ struct MachineProfile {
   std::map<std::string, std::vector<RatePoint>> rates{};
 };
 
-// V100, T4, RTX-3090, RTX-4090, A40, L40S, A100-40G, A100-80G, A800-80G, H100, H200, B200.
+// V100 to B200, consumer boards of 8 to 32 GB among them: builtin_profiles.cpp.
 const std::vector<MachineProfile>& builtin_profiles();
+// The built-in GPU whose memory is nearest to so many bytes.
+const MachineProfile& nearest_in_memory(int64_t bytes);
 // This machine's CPU where nobody has calibrated it: from a tenth of a second of measurement, once per
 // process.
 MachineProfile estimate_cpu();
@@ -60,6 +62,10 @@ MachineProfile estimate_cpu();
 MachineProfile find_profile(const std::string& name);
 // The same machine with f32 products in TF32, where it has that.
 MachineProfile with_tf32(MachineProfile profile);
+// What it multiplies in where half the bits are enough: bf16, before Ampere fp16.
+inline at::ScalarType half_dtype_of(const MachineProfile& machine) {
+  return machine.peak_flops.contains(at::kBFloat16) ? at::kBFloat16 : at::kHalf;
+}
 // Throws Error when the machine has no matrix products in this dtype (bf16 before Ampere).
 void check_dtype(const MachineProfile& machine, at::ScalarType compute_dtype);
 

@@ -11,7 +11,7 @@ namespace kiln {
 
 namespace {
 
-// Segments that have as many weights as those of a trace, and do nothing.
+// Segments that have the weights of those of a trace, and do nothing.
 class OutlineModel : public Denoiser {
  public:
   explicit OutlineModel(const StepTrace& trace) {
@@ -19,7 +19,7 @@ class OutlineModel : public Denoiser {
     for (size_t i = 0; i < trace.segments.size(); ++i) {
       const bool has_constants = i == 0 && constants != trace.memory.persistent.end();
       segments_.push_back(std::make_unique<Outline>(
-          trace.segments[i], trace.segment_weights[i],
+          trace.segments[i], trace.layouts[i],
           has_constants ? constants->second / static_cast<int64_t>(sizeof(float)) : 0));
     }
   }
@@ -27,17 +27,21 @@ class OutlineModel : public Denoiser {
  private:
   class Outline : public Segment {
    public:
-    Outline(const std::string& name, int64_t num_weights, int64_t num_constants) {
+    Outline(const std::string& name, const FlatLayout& weights, int64_t num_constants) {
       name_ = name;
-      for (const auto& [elements, trainable] : {std::pair{num_weights, true}, {num_constants, false}})
-        if (elements > 0)
-          parameters_.push_back(std::make_shared<Parameter>(
-              Parameter{.key = name + (trainable ? "" : ".constants"),
-                        .value = at::empty({elements}, at::TensorOptions(at::kMeta)),
-                        .init = {},
-                        .trainable = trainable}));
+      for (const FlatSlot& slot : weights.slots) add(slot.key, slot.shape, /*trainable=*/true);
+      if (num_constants > 0) add(name + ".constants", {num_constants}, /*trainable=*/false);
     }
     State forward(const State&, const ModelInput&) const override { return {}; }
+
+   private:
+    void add(const std::string& key, const std::vector<int64_t>& shape, bool trainable) {
+      parameters_.push_back(
+          std::make_shared<Parameter>(Parameter{.key = key,
+                                                .value = at::empty(shape, at::TensorOptions(at::kMeta)),
+                                                .init = {},
+                                                .trainable = trainable}));
+    }
   };
 };
 
@@ -84,12 +88,8 @@ class Repetition {
 
   // All but what the calls of the trace did themselves.
   void add_until(const Span& span, size_t op, size_t event) {
-    // The scale of the update is made on the device by ranks that need not wait for the host.
-    const auto is_made = [&](const OpRecord& record) {
-      return !record.by_call && (record.name != "kiln::step_scale" || rank_.updates_ahead());
-    };
     for (; next_op_ < op; ++next_op_)
-      if (is_made(span.ops[next_op_])) recorder_.span().ops.push_back(span.ops[next_op_]);
+      if (!span.ops[next_op_].by_call) recorder_.span().ops.push_back(span.ops[next_op_]);
     for (; next_event_ < event; ++next_event_) {
       const MemoryEvent& made = span.events[next_event_];
       if (made.by_call && made.bytes > 0) of_calls_.insert(made.id);
@@ -154,12 +154,13 @@ StepTrace RankStep::trace(const StepTrace& source) {
   trace.world_size = group_->world_size();
   trace.ranks_per_node = ranks_per_node_;
   trace.segments = source.segments;
+  trace.layouts = source.layouts;
   trace.segment_weights = source.segment_weights;
   trace.num_weights = source.num_weights;
   trace.flops_per_image = source.flops_per_image;
   trace.checkpoint_bytes = source.checkpoint_bytes;
   trace.offloaded_activation_bytes = source.offloaded_activation_bytes;
-  describe_state(*state_, *optimizer_, trace);
+  describe_state(*state_, trace);
   return trace;
 }
 

@@ -132,14 +132,14 @@ double host_update(const StepTrace& trace, const MachineProfile& machine, const 
         shard_elements(unit, {.zero_stage = sharding.zero_stage, .world_size = shards_of(sharding)}));
   const double grad_bytes = static_cast<double>(c10::elementSize(trace.unit.grad_dtype)),
                weight_bytes = static_cast<double>(c10::elementSize(trace.unit.compute_dtype)),
-               state_bytes = 4 * static_cast<double>(state_elements(1, trace.unit));
-  const double moved = elements * (2 * state_bytes + grad_bytes + weight_bytes);  // read and written
+               state_bytes = static_cast<double>(trace.state_bytes);
+  const double moved = 2 * state_bytes + elements * (grad_bytes + weight_bytes);  // read and written
   double seconds = moved / kHostUpdateBytesPerS;
   if (machine.host_link_bytes_per_s > 0 && machine.device == DryRunDevice::kCuda)
     seconds += elements * (grad_bytes + weight_bytes) / machine.host_link_bytes_per_s;
   if (sharding.offload_optimizer == Placement::kNvme && machine.disk_bytes_per_s > 0) {
     const double sharing = static_cast<double>(std::min(sharding.gpus, machine.gpus_per_node));
-    seconds += elements * 2 * state_bytes * sharing / machine.disk_bytes_per_s;
+    seconds += 2 * state_bytes * sharing / machine.disk_bytes_per_s;
   }
   return seconds;
 }

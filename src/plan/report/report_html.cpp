@@ -23,7 +23,7 @@ h1 { font-size: 26px; margin: 0; } h2 { font-size: 18px; margin: 30px 0 10px; } 
 svg { display: block; width: 100%; height: auto; } .title { font: 600 14px system-ui, sans-serif; fill: var(--ink); }
 .tick { font: 11px system-ui, sans-serif; fill: var(--soft); } .legend { font: 12px system-ui, sans-serif; fill: var(--soft); }
 .grid { stroke: var(--line); }
-table { border-collapse: collapse; background: var(--card); } td, th { padding: 4px 14px; border: 1px solid var(--line);
+table { border-collapse: collapse; background: var(--card); display: block; overflow-x: auto; max-width: 100%; } td, th { padding: 4px 14px; border: 1px solid var(--line);
   text-align: right; font-variant-numeric: tabular-nums; } td:first-child, th:first-child { text-align: left; }
 .verdict { font-size: 19px; color: var(--ink); font-weight: 600; }
 )";
@@ -107,6 +107,10 @@ std::string to_html(const Plan& plan) {
   html += fmt::format("<p class=\"verdict\">{}: {} of {} GiB needed, the most in: {}</p>\n",
                       plan.fits ? "Fits" : "Does not fit", amount(plan.needed_bytes),
                       amount(plan.machine.memory_bytes), plan.needed_phase);
+  if (plan.half_precision_speed > 1.5)
+    html +=
+        fmt::format("<p class=\"verdict\">In f32 it takes {:.1f} times as long as in half precision</p>\n",
+                    plan.half_precision_speed);
   html +=
       fmt::format("<p>{:.3g} s a step, {:.4g} images/s, {:.0f} % of peak; {} steps take {:.2f} days</p>\n",
                   plan.step_s, plan.images_per_s, 100 * plan.peak_share, plan.steps, plan.days);

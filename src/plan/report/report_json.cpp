@@ -38,6 +38,18 @@ Json milestones_json(const Plan& plan) {
   return milestones;
 }
 
+Json measured_json(const Plan& plan) {
+  Json runs = Json::array();
+  for (const MeasuredSpeed& run : plan.measured)
+    runs.push_back({{"source", run.source},
+                    {"options", run.options},
+                    {"gpus", run.gpus},
+                    {"global_batch", run.global_batch},
+                    {"steps_per_s", run.steps_per_s},
+                    {"planned_steps_per_s", run.planned_steps_per_s}});
+  return runs;
+}
+
 // Seconds that a step waits for a loader that is slower than it.
 double data_wait_s(const Plan& plan) {
   const double loader = plan.data_rate.loader_images_per_s;
@@ -52,6 +64,7 @@ Json predicted_json(const Plan& plan) {
   }
   for (size_t i = 0; i < plan.phase_s.size(); ++i)
     phase_s[std::string(name_of(static_cast<StepPhase>(i)))] = plan.phase_s[i];
+  if (plan.encoding_s > 0) phase_s["encoding"] = plan.encoding_s;
   phase_s["data"] = data_wait_s(plan);
   return {{"peak_bytes", plan.peak_bytes},
           {"reserved_bytes", plan.reserved_bytes},
@@ -68,6 +81,8 @@ Json predicted_json(const Plan& plan) {
           {"images_per_s", plan.images_per_s},
           {"peak_share", plan.peak_share},
           {"mfu", plan.mfu > 0 ? nlohmann::json(plan.mfu) : nlohmann::json()},
+          {"half_precision_speed",
+           plan.half_precision_speed > 0 ? nlohmann::json(plan.half_precision_speed) : nlohmann::json()},
           {"communication_s", plan.communication_s},
           {"phase_s", phase_s},
           {"curve", kiln::to_json(plan.curve)},
@@ -78,10 +93,12 @@ Json predicted_json(const Plan& plan) {
           {"kilowatt_hours", plan.kilowatt_hours},
           {"scaling", scaling_json(plan)},
           {"milestones", milestones_json(plan)},
+          {"measured_by_others", measured_json(plan)},
           {"dataset_size", plan.dataset_size},
           {"store_bytes", plan.store_bytes},
           {"checkpoint_bytes", plan.checkpoint_bytes},
           {"num_checkpoints", plan.num_checkpoints},
+          {"optimizer_bytes", plan.optimizer_bytes},
           {"data_rate",
            {{"images_per_s", plan.data_rate.images_per_s},
             {"bytes_per_s", plan.data_rate.bytes_per_s},

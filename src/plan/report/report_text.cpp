@@ -61,6 +61,15 @@ std::string verdict(const Plan& plan) {
                      spare >= 0 ? "to spare" : "too much", plan.needed_phase);
 }
 
+// What costs most by far belongs at the top.
+std::string precision(const Plan& plan) {
+  constexpr double kMuchFaster = 1.5;
+  if (plan.half_precision_speed < kMuchFaster) return "";
+  return fmt::format("IN f32{} IT TAKES {:.1f} TIMES AS LONG AS IN HALF PRECISION: {}\n",
+                     plan.options.train.compute.tf32 ? " (products in TF32)" : "", plan.half_precision_speed,
+                     plan.options.change("compute-dtype", choice_name(half_dtype_of(plan.machine))));
+}
+
 std::string memory(const Plan& plan) {
   std::string text = "\nMemory of one device in the steady step, GiB\n";
   for (const auto& [kind, bytes] : plan.by_kind)
@@ -69,6 +78,10 @@ std::string memory(const Plan& plan) {
                       plan.peak_phase, plan.peak_segment.empty() ? "" : " of " + plan.peak_segment);
   for (const auto& [kind, bytes] : plan.overhead)
     text += fmt::format("  {:<24}{:>9}\n", kind, gib_text(bytes));
+  text += "\nOptimizer state for all weights, GiB (docs/optimizers.md)\n";
+  for (const auto& [name, bytes] : plan.optimizer_bytes)
+    text += fmt::format("  {:<24}{:>9}{}\n", name, gib_text(bytes),
+                        name == plan.options.train.optimizer.name ? "  planned" : "");
   text += "\nMemory by phase, GiB        device     host   pinned     NVMe\n";
   for (const PhasePlan& phase : plan.phases)
     text += fmt::format("  {:<22}{:>10}{:>9}{:>9}{:>9}\n", phase.name, gib_text(phase.bytes.device),
@@ -85,11 +98,20 @@ std::string time(const Plan& plan) {
     if (plan.phase_s[i] >= 0.005 * plan.step_s)
       text += fmt::format(" {} {:.0f} %", name_of(static_cast<StepPhase>(i)),
                           100 * plan.phase_s[i] / plan.step_s);
+  if (plan.encoding_s > 0)
+    text += fmt::format(" encoding pictures {:.0f} %", 100 * plan.encoding_s / plan.step_s);
   text += fmt::format("\n  {} steps: {}, {:.0f} GPU hours, {:.0f} kWh{}\n", plan.steps, duration(plan.days),
                       plan.gpu_hours, plan.kilowatt_hours, money(plan, plan.cost));
   for (const Milestone& milestone : plan.milestones)
     text += fmt::format("  {} ({} steps): {}{}\n", milestone.name, milestone.steps, duration(milestone.days),
                         money(plan, milestone.cost));
+  for (const MeasuredSpeed& run : plan.measured)
+    text += fmt::format(
+        "  measured by others: {}, {} x {}, {} images a step, {}: {:.2f} steps/s; planned like that: {:.2f}, "
+        "{:.1f} "
+        "times as fast\n",
+        run.source, run.gpus, plan.machine.name, run.global_batch, run.options, run.steps_per_s,
+        run.planned_steps_per_s, run.planned_steps_per_s / run.steps_per_s);
   if (plan.scaling.size() < 2) return text;
   text += "\nThe same images per GPU   step s   images/s  efficiency       time\n";
   for (const ScalingPoint& point : plan.scaling)
@@ -121,7 +143,7 @@ std::string text_list(const char* title, const std::vector<std::string>& lines) 
 }  // namespace
 
 std::string to_text(const Plan& plan) {
-  return heading(plan) + verdict(plan) + memory(plan) + time(plan) + disk(plan) +
+  return heading(plan) + verdict(plan) + precision(plan) + memory(plan) + time(plan) + disk(plan) +
          text_list("Advice", plan.advice) + text_list("Not in this plan", plan.notes);
 }
 

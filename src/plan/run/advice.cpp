@@ -1,4 +1,4 @@
-#include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <cmath>
 #include <filesystem>
@@ -7,6 +7,7 @@
 #include "plan/ranks/rank_step.h"
 #include "plan/run/outlook.h"
 #include "run/train_command.h"
+#include "train/model_size.h"
 
 namespace kiln {
 
@@ -17,6 +18,19 @@ constexpr double kHiddenShare = 0.10;  // of a step that a bottleneck may cost u
 constexpr double kRateMargin = 1.2;    // a disk or loader should be this much faster than the step
 constexpr double kLrMargin = 4;
 
+// What to change, in the words of who reads the advice.
+template <class T>
+std::string change(const Plan& plan, const char* option, const T& value) {
+  return plan.options.change(option, fmt::format("{}", value));
+}
+
+void advise_size(const Plan& plan, std::vector<std::string>& advice) {
+  const TrainOptions& train = plan.options.train;
+  const nlohmann::json config =
+      denoiser_config_of(train, plan.data, *make_objective(objective_config_of(train.objective)));
+  if (const std::string line = unnamed_size(train.model, config); !line.empty()) advice.push_back(line);
+}
+
 void advise_batch(const Plan& plan, std::vector<std::string>& advice) {
   const TrainOptions& train = plan.options.train;
   if (train.micro_batch > plan.rank_batch)
@@ -24,19 +38,19 @@ void advise_batch(const Plan& plan, std::vector<std::string>& advice) {
         fmt::format("--micro-batch {0} is more than the {1} images that each GPU has of a step: "
                     "they go in one pass, as with --micro-batch {1}",
                     train.micro_batch, plan.rank_batch));
-  if (plan.micro_batch % 8 != 0)
+  if (plan.micro_batch % 8 != 0 && plan.rank_batch >= 8)
     advice.push_back(
-        fmt::format("micro-batch {} is not a multiple of 8, which matrix units work in: --micro-batch {}",
-                    plan.micro_batch, std::max<int64_t>(8, plan.micro_batch / 8 * 8)));
+        fmt::format("micro-batch {} is not a multiple of 8, which matrix units work in: {}", plan.micro_batch,
+                    change(plan, "micro-batch", std::max<int64_t>(8, plan.micro_batch / 8 * 8))));
   const PublishedRun published = published_run(train);
   if (published.global_batch == 0) return;
   if (train.global_batch < 64 || train.global_batch > published.global_batch)
     advice.push_back(fmt::format(
         "global batch {} is outside of what this model is known to train with (guides say 64-128 in all, its "
         "paper "
-        "{}; smaller gradients are noisier, larger ones cost more images for the same steps): --global-batch "
-        "{}",
-        train.global_batch, published.global_batch, train.global_batch < 64 ? 64 : published.global_batch));
+        "{}; smaller gradients are noisier, larger ones cost more images for the same steps): {}",
+        train.global_batch, published.global_batch,
+        change(plan, "global-batch", train.global_batch < 64 ? 64 : published.global_batch)));
   // AdamW's noise scale: the rate goes with the root of the batch.
   const double suits = published.lr * std::sqrt(static_cast<double>(train.global_batch) /
                                                 static_cast<double>(published.global_batch));
@@ -44,8 +58,9 @@ void advise_batch(const Plan& plan, std::vector<std::string>& advice) {
     advice.push_back(
         fmt::format("learning rate {:g} does not suit global batch {} (published: {:g} at {}; with AdamW it "
                     "goes with the root of "
-                    "the batch): --lr {:.1g}",
-                    train.lr.peak, train.global_batch, published.lr, published.global_batch, suits));
+                    "the batch): {}",
+                    train.lr.peak, train.global_batch, published.lr, published.global_batch,
+                    change(plan, "lr", fmt::format("{:.1g}", suits))));
 }
 
 // The search of what is left open: everything but what it chooses itself.
@@ -73,9 +88,23 @@ void advise_dtype(const Plan& plan, std::vector<std::string>& advice) {
   if (half <= single) return;
   advice.push_back(fmt::format(
       "f32 multiplies at {:.0f} TFLOP/s, half precision at {:.0f}, with half the bytes of activations: "
-      "--compute-dtype {}{}",
-      single / 1e12, half / 1e12, has_bf16 ? "bf16" : "fp16",
-      machine.tf32_flops > single ? ", or --tf32 for f32's range" : ""));
+      "{}{}",
+      single / 1e12, half / 1e12, change(plan, "compute-dtype", has_bf16 ? "bf16" : "fp16"),
+      machine.tf32_flops > single && !train.compute.tf32 ? ", or --tf32 for f32's range" : ""));
+}
+
+// What needs less memory than what is set, the least change first.
+std::string less_memory(const Plan& plan) {
+  const TrainOptions& train = plan.options.train;
+  std::vector<std::string> ways;
+  if (plan.micro_batch > 1) ways.push_back(change(plan, "micro-batch", plan.micro_batch / 2));
+  if (!train.memory.recompute.is_all()) ways.push_back("--recompute all");
+  if (plan.options.gpus > 1 && train.zero.stage < 3)
+    ways.push_back(change(plan, "zero-stage", train.zero.stage + 1));
+  else if (train.offload.optimizer == Placement::kDevice)
+    ways.push_back(change(plan, "offload-optimizer", "cpu"));
+  if (ways.empty()) return "a smaller model, or a GPU with more";
+  return fmt::format("{}", fmt::join(ways, " or "));
 }
 
 // Which stage would fit on these GPUs, or on two; 0: none.
@@ -85,9 +114,8 @@ void advise_memory(const Plan& plan, const StepTrace& trace, std::vector<std::st
   if (plan.fits && share > kMuchMemory)
     advice.push_back(
         fmt::format("{:.0f} % of the memory is used, which leaves little for other programs and "
-                    "fragmentation: --micro-batch {} "
-                    "or --recompute all",
-                    100 * share, std::max<int64_t>(1, plan.micro_batch / 2)));
+                    "fragmentation: {}",
+                    100 * share, less_memory(plan)));
   if (plan.fits) return;
   const int64_t gpus = std::max<int64_t>(2, plan.options.gpus);
   for (int64_t stage = plan.options.train.zero.stage + 1; stage <= 3; ++stage) {
@@ -97,11 +125,11 @@ void advise_memory(const Plan& plan, const StepTrace& trace, std::vector<std::st
         plan.needed_bytes - trace.memory.peak_bytes + trace_of_rank(trace, divided).memory.peak_bytes;
     if (needed > plan.machine.memory_bytes) continue;
     advice.push_back(fmt::format(
-        "{} keeps all training state on every GPU; divided among {} it fits in {:.1f} GiB each: "
-        "--gpus {} --zero-stage {}",
+        "{} keeps all training state on every GPU; divided among {} it fits in {:.1f} of {:.1f} GiB each: "
+        "--gpus {} {}",
         plan.options.train.zero.stage == 0 ? "plain data parallel"
                                            : fmt::format("stage {}", plan.options.train.zero.stage),
-        gpus, gib(needed), gpus, stage));
+        gpus, gib(needed), gib(plan.machine.memory_bytes), gpus, change(plan, "zero-stage", stage)));
     return;
   }
   advice.push_back("it does not fit like this; what does, and how fast it is: " + search_command(plan));
@@ -114,15 +142,21 @@ void advise_speed(const Plan& plan, std::vector<std::string>& advice) {
         fmt::format("the offloaded optimizer's update takes {:.0f} % of the step (host link {:.0f} GB/s): "
                     "fewer, larger steps "
                     "(--micro-batch with a larger --global-batch), --zero-stage 1 on more GPUs, or "
-                    "--offload-optimizer none",
-                    100 * update / plan.step_s, plan.machine.host_link_bytes_per_s / 1e9));
+                    "{}",
+                    100 * update / plan.step_s, plan.machine.host_link_bytes_per_s / 1e9,
+                    change(plan, "offload-optimizer", "none")));
+  if (plan.encoding_s > kHiddenShare * plan.step_s)
+    advice.push_back(fmt::format(
+        "encoding pictures takes {:.0f} % of every step: kiln extract does it once for all epochs, "
+        "and --data is then its store",
+        100 * plan.encoding_s / plan.step_s));
   const double waiting = plan.phase_s[static_cast<size_t>(StepPhase::kCommunication)];
   if (waiting > kHiddenShare * plan.step_s)
-    advice.push_back(
-        fmt::format("{:.0f} % of the step waits for the link between GPUs: more images per GPU and step "
-                    "(--global-batch with "
-                    "--micro-batch), or a lower --zero-stage",
-                    100 * waiting / plan.step_s));
+    advice.push_back(fmt::format(
+        "{:.0f} % of the step waits for the link between GPUs: more images per GPU and step "
+        "(--global-batch with "
+        "--micro-batch){}",
+        100 * waiting / plan.step_s, plan.options.train.zero.stage > 0 ? ", or a lower --zero-stage" : ""));
   const DataRate& rate = plan.data_rate;
   if (rate.disk_bytes_per_s > 0 && rate.bytes_per_s * kRateMargin > rate.disk_bytes_per_s)
     advice.push_back(
@@ -145,6 +179,7 @@ void add_advice(Plan& plan, const StepTrace& trace) {
     plan.advice.push_back(fmt::format(
         "this build does not run on a {}: torch 2.11's CUDA 13 begins with Turing (compute capability 7.5)",
         plan.machine.name));
+  advise_size(plan, plan.advice);
   advise_dtype(plan, plan.advice);
   advise_batch(plan, plan.advice);
   advise_memory(plan, trace, plan.advice);

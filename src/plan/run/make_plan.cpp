@@ -2,14 +2,19 @@
 #include "plan/run/make_plan.h"
 
 #include <algorithm>
+#include <cmath>
 
 #include "core/error.h"
 #include "core/tensors.h"
+#include "models/registry.h"
+#include "plan/price/price.h"
 #include "plan/price/this_machine.h"
 #include "plan/ranks/rank_step.h"
 #include "plan/ranks/step_time.h"
 #include "plan/run/outlook.h"
+#include "plan/trace/phases.h"
 #include "plan/trace/planned_data.h"
+#include "run/option_values.h"
 
 namespace kiln {
 
@@ -24,18 +29,54 @@ void check_training(const PlanOptions& options) {
   validate(train);
 }
 
+// Pictures are encoded pass by pass, on the device, before the step that takes them.
+double encoding_seconds(const Plan& plan) {
+  const TrainOptions& train = plan.options.train;
+  const std::optional<PlannedAutoencoder> autoencoder =
+      encodes_images(train) ? planned_autoencoder(train, plan.data) : std::nullopt;
+  if (!autoencoder) return 0;
+  double seconds = 0;
+  for (const OpRecord& op :
+       trace_encoding(autoencoder->config, train, plan.machine.device, plan.options.gpus))
+    seconds += price(op, plan.machine);
+  return seconds * static_cast<double>(plan.rank_batch) / static_cast<double>(plan.micro_batch);
+}
+
+// What most batches look like, where they differ: captions of the mean length, pictures of the mean area.
+std::optional<DataShape> usual_shape(const DataShape& data) {
+  const bool are_ragged = data.text.width > 0 && !data.text.is_padded;
+  if (data.lanes.size() == 1 && !are_ragged) return std::nullopt;
+  DataShape usual = data;
+  if (are_ragged) usual.text.max_rows = std::max<int64_t>(1, std::llround(data.text.mean_rows));
+  double mean_area = 0;
+  for (const Lane& lane : data.lanes)
+    mean_area += static_cast<double>(lane.area()) / static_cast<double>(data.lanes.size());
+  usual.lanes = {*std::ranges::min_element(data.lanes, {}, [&](const Lane& lane) {
+    return std::abs(static_cast<double>(lane.area()) - mean_area);
+  })};
+  return usual;
+}
+
 void add_time(Plan& plan, const StepTrace& trace, const Sharding& sharding) {
   const StepTime time = time_step(trace, plan.machine, sharding);
-  plan.step_s = time.seconds;
+  plan.encoding_s = encoding_seconds(plan);
+  plan.step_s = time.seconds + plan.encoding_s;
   plan.phase_s = time.by_phase;
   plan.communication_s = time.communication_s;
-  plan.images_per_s = static_cast<double>(plan.options.train.global_batch) / time.seconds;
+  plan.images_per_s = static_cast<double>(plan.options.train.global_batch) / plan.step_s;
   const auto peak = plan.machine.peak_flops.find(plan.options.train.compute.product_dtype());
   const double flops = trace.flops_per_image * plan.images_per_s / static_cast<double>(sharding.gpus);
   if (peak != plan.machine.peak_flops.end()) plan.peak_share = flops / peak->second;
   const double by_sheet = data_sheet_flops(plan.machine.name, plan.options.train.compute.product_dtype(),
                                            plan.options.train.compute.tf32);
   if (by_sheet > 0) plan.mfu = flops / by_sheet;
+}
+
+std::map<std::string, int64_t> optimizer_bytes(const std::vector<FlatLayout>& layouts) {
+  std::map<std::string, int64_t> bytes;
+  for (const std::string& name : optimizer_names())
+    bytes[name] = state_bytes(*make_optimizer({{"type", name}}), layouts);
+  return bytes;
 }
 
 }  // namespace
@@ -50,9 +91,11 @@ Plan compose_plan(const PlanOptions& options, const MachineProfile& machine, con
   plan.machine = machine;
   plan.data = data;
   plan.num_weights = trace.num_weights;
+  plan.flops_per_image = trace.flops_per_image;
   plan.rank_batch = options.train.global_batch / options.gpus;
   plan.micro_batch = rows_of_walk(options.train, options.gpus);
   plan.num_micro_steps = (plan.rank_batch + plan.micro_batch - 1) / plan.micro_batch;
+  plan.optimizer_bytes = optimizer_bytes(trace.layouts);
   add_time(plan, trace, sharding);
   add_outlook(plan, trace);
   add_advice(plan, trace);
@@ -61,6 +104,11 @@ Plan compose_plan(const PlanOptions& options, const MachineProfile& machine, con
 
 MachineProfile planned_machine(const PlanOptions& options) {
   MachineProfile machine = find_profile(options.gpu);
+  if (options.gpu_memory > 0) machine.memory_bytes = options.gpu_memory;
+  // On a CPU the budget is of the process, which kiln train counts in more detail (plan/fit).
+  if (const int64_t budget = options.train.memory.budget.bytes();
+      budget > 0 && machine.device == DryRunDevice::kCuda)
+    machine.memory_bytes = std::min(machine.memory_bytes, budget);
   return options.train.compute.tf32 ? with_tf32(std::move(machine)) : machine;
 }
 
@@ -85,9 +133,53 @@ Plan make_plan(const PlanOptions& options) {
   const MachineProfile machine = planned_machine(options);
   check_plan(options, machine);
   const DataShape data = planned_shape(options.train);
-  return compose_plan(options, machine, data,
-                      trace_step(options.train, data, machine.device, options.gpus,
-                                 sharding_of(options.train, options.gpus, machine).ranks_per_node));
+  const Sharding sharding = sharding_of(options.train, options.gpus, machine);
+  const auto traced = [&](const DataShape& shape) {
+    return trace_step(options.train, shape, machine.device, options.gpus, sharding.ranks_per_node);
+  };
+  Plan plan = compose_plan(options, machine, data, traced(data));
+  if (const std::optional<DataShape> usual = usual_shape(data)) {
+    const Plan timed = compose_plan(options, machine, *usual, traced(*usual));
+    static_cast<TimePlan&>(plan) = timed;
+  }
+  return plan;
+}
+
+void compare_with_half_precision(Plan& plan) {
+  PlanOptions half = plan.options;
+  if (plan.machine.device != DryRunDevice::kCuda || half.train.compute.dtype != at::kFloat) return;
+  half.train.compute.dtype = half_dtype_of(plan.machine);
+  plan.half_precision_speed = make_plan(half).images_per_s / plan.images_per_s;
+}
+
+void compare_with_published(Plan& plan) {
+  const TrainOptions& train = plan.options.train;
+  for (const MeasuredTraining& run : family_of(train.model.name).measured) {
+    if (train.model.name != run.model || train.data.image_size != run.image_size ||
+        plan.options.gpus != run.gpus || !plan.machine.name.starts_with(run.gpu))
+      continue;
+    PlanOptions like;
+    like.gpu = plan.options.gpu;
+    like.gpus = run.gpus;
+    like.train.model.name = run.model;
+    like.train.data.image_size = run.image_size;
+    like.train.global_batch = run.global_batch;
+    std::string options;
+    const nlohmann::json settings = nlohmann::json::parse(run.options);
+    for (const auto& [name, value] : settings.items()) {
+      set_option(like.train, name, value);
+      options += fmt::format("{}{} {}", options.empty() ? "" : ", ", name,
+                             value.is_string() ? value.get<std::string>()
+                             : value == true   ? "on"
+                                               : value.dump());
+    }
+    plan.measured.push_back({.source = run.source,
+                             .options = options,
+                             .gpus = run.gpus,
+                             .global_batch = run.global_batch,
+                             .steps_per_s = run.steps_per_s,
+                             .planned_steps_per_s = 1 / make_plan(like).step_s});
+  }
 }
 
 }  // namespace kiln

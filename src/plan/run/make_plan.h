@@ -8,8 +8,16 @@ namespace kiln {
 // be trained.
 Plan make_plan(const PlanOptions& options);
 
+// Notes in a plan in f32 how much faster half precision would be, where the GPU has it: by planning that too.
+void compare_with_half_precision(Plan& plan);
+
+// Adds what others measured of this model on as many of these GPUs, each beside its own plan.
+void compare_with_published(Plan& plan);
+
 // The parts of make_plan, for who has a trace or plans many configurations.
-MachineProfile planned_machine(const PlanOptions& options);  // of --gpu, in TF32 where that is asked for
+// Of --gpu, in TF32 where that is asked for, with the memory of --gpu-memory and no more than
+// --memory-budget.
+MachineProfile planned_machine(const PlanOptions& options);
 void check_plan(const PlanOptions& options, const MachineProfile& machine);  // throws what make_plan throws
 // `trace`: of options.train on options.gpus ranks, on `data` and the machine's kind of device.
 Plan compose_plan(const PlanOptions& options, const MachineProfile& machine, const DataShape& data,

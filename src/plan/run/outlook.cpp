@@ -1,5 +1,7 @@
 #include "plan/run/outlook.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <set>
 
@@ -7,6 +9,7 @@
 #include "core/units.h"
 #include "data/images/image_dataset.h"
 #include "data/store/feature_store.h"
+#include "models/registry.h"
 #include "plan/ranks/rank_step.h"
 #include "plan/ranks/step_time.h"
 #include "plan/trace/planned_data.h"
@@ -68,7 +71,7 @@ std::vector<ScalingPoint> scaling_of(const Plan& plan, const StepTrace& trace) {
     if (gpus == 1 && sharding.offload_params == Placement::kDevice) sharding.zero_stage = 0;
     const StepTime time =
         time_step(is_of(trace, sharding) ? trace : trace_of_rank(trace, sharding), machine, sharding);
-    ScalingPoint point{.gpus = gpus, .step_s = time.seconds};
+    ScalingPoint point{.gpus = gpus, .step_s = time.seconds + plan.encoding_s};
     point.images_per_s = static_cast<double>(plan.rank_batch * gpus) / time.seconds;
     const double alone = points.empty() ? point.images_per_s : points.front().images_per_s;
     point.efficiency = point.images_per_s / (alone * static_cast<double>(gpus));
@@ -80,14 +83,32 @@ std::vector<ScalingPoint> scaling_of(const Plan& plan, const StepTrace& trace) {
 }
 
 std::vector<Milestone> milestones_of(const Plan& plan) {
+  constexpr int64_t kMilestoneDays[] = {1, 3, 7, 14, 30};
   const int64_t batch = plan.options.train.global_batch;
   const auto steps_of = [&](int64_t images) { return (images + batch - 1) / batch; };
   std::vector<Milestone> milestones = {{.name = "smoke test", .steps = kSmokeTestSteps},
                                        {.name = "first useful samples", .steps = steps_of(kUsefulImages)}};
-  const PublishedRun published = published_run(plan.options.train);
-  if (published.steps > 0)
+  const TrainOptions& train = plan.options.train;
+  const PublishedRun published = published_run(train);
+  bool has_published = published.steps == 0;
+  for (const PublishedQuality& point : family_of(train.model.name).quality) {
+    if (train.model.name != point.model || train.data.image_size != point.image_size) continue;
+    has_published = has_published || point.steps == published.steps;
+    milestones.push_back(
+        {.name = fmt::format("published FID {:.4g} without guidance, at {}{} steps of {}", point.fid,
+                             point.steps % 1'000'000 == 0 ? point.steps / 1'000'000 : point.steps / 1000,
+                             point.steps % 1'000'000 == 0 ? "M" : "K", point.global_batch),
+         .steps = steps_of(point.steps * point.global_batch)});
+  }
+  if (!has_published)
     milestones.push_back(
         {.name = published.source, .steps = steps_of(published.steps * published.global_batch)});
+  for (const int64_t days : kMilestoneDays)
+    if (static_cast<double>(days) < plan.days)
+      milestones.push_back(
+          {.name = fmt::format("after {} day{}", days, days > 1 ? "s" : ""),
+           .steps = static_cast<int64_t>(static_cast<double>(days) * kSecondsPerDay / plan.step_s)});
+  std::ranges::stable_sort(milestones, {}, &Milestone::steps);
   for (Milestone& milestone : milestones) {
     milestone.days = days_of(static_cast<double>(milestone.steps * batch), plan.images_per_s);
     milestone.cost = cost_of(plan.options, plan.options.gpus, milestone.days);
@@ -98,16 +119,12 @@ std::vector<Milestone> milestones_of(const Plan& plan) {
 }  // namespace
 
 PublishedRun published_run(const TrainOptions& options) {
-  if (!options.model.name.starts_with("DiT-")) return {};
-  PublishedRun run{.global_batch = 256, .lr = 1e-4, .steps = 400'000, .source = "DiT's 400K steps"};
-  if (options.model.name == "DiT-XL/2" && options.data.image_size == 256) {
-    run.steps = 7'000'000;
-    run.source = "DiT-XL/2's published 7M steps";
-  } else if (options.model.name == "DiT-XL/2" && options.data.image_size == 512) {
-    run.steps = 3'000'000;
-    run.source = "DiT-XL/2's published 3M steps";
+  for (const PublishedTraining& run : family_of(options.model.name).published) {
+    if (!options.model.name.starts_with(run.model)) continue;
+    if (run.image_size > 0 && run.image_size != options.data.image_size) continue;
+    return {.global_batch = run.global_batch, .lr = run.lr, .steps = run.steps, .source = run.source};
   }
-  return run;
+  return {};
 }
 
 void add_outlook(Plan& plan, const StepTrace& trace) {

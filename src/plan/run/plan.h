@@ -1,6 +1,8 @@
 // What a training run will need and how fast it will be, before anything is rented.
 #pragma once
 #include <array>
+#include <functional>
+#include <map>
 #include <string>
 #include <vector>
 
@@ -8,13 +10,21 @@
 
 namespace kiln {
 
+using SettingText = std::function<std::string(const std::string& option, const std::string& value)>;
+inline std::string option_on_command_line(const std::string& option, const std::string& value) {
+  return "--" + option + " " + value;
+}
+
 struct PlanOptions {
   TrainOptions train;
-  std::string gpu = "cpu";  // a profile's name; "cpu": this machine
+  std::string gpu = "cpu";  // a profile's name; "cpu": this machine's processor
   int64_t gpus = 1;
+  int64_t gpu_memory = 0;         // bytes of one, instead of the profile's; 0: the profile's
   int64_t steps = 0;              // 0: train.max_steps
   int64_t dataset_size = 0;       // images; 0: those of the store, or ImageNet's 1,281,167
   double price_per_gpu_hour = 0;  // in any currency; 0: unknown
+  // How advice says that an option gets a value: "--zero-stage 2", or the key of the file that sets it.
+  SettingText change = option_on_command_line;
 };
 
 // The same micro-batches per GPU on another number of GPUs, for the same number of images in all.
@@ -29,6 +39,13 @@ struct Milestone {
   double days = 0, cost = 0;
 };
 
+// A speed that others measured, and the plan of that run.
+struct MeasuredSpeed {
+  std::string source, options;  // who, and how: "fp16, recompute all"
+  int64_t gpus = 0, global_batch = 0;
+  double steps_per_s = 0, planned_steps_per_s = 0;
+};
+
 // What the step eats, against what feeds it: of all ranks of one node.
 struct DataRate {
   double images_per_s = 0;
@@ -37,16 +54,11 @@ struct DataRate {
   double loader_images_per_s = 0;  // that --loader-threads draw
 };
 
-struct Plan : MemoryPlan {
-  PlanOptions options;
-  MachineProfile machine;
-  DataShape data;
-  int64_t num_weights = 0;  // trainable
-  int64_t rank_batch = 0;   // images of one rank's step
-  int64_t micro_batch = 0;  // images of one pass
-  int64_t num_micro_steps = 1;
+// What takes time, of batches as they usually are: captions of the mean length, pictures of the mean area.
+struct TimePlan {
   double step_s = 0, images_per_s = 0;
   double peak_share = 0, mfu = 0;  // of the profile's peak, of the data sheet's (0: there is none)
+  double encoding_s = 0;           // of step_s: pictures that are encoded on the way
   double communication_s = 0;      // that links are busy in a step; what is not hidden is in phase_s
   std::array<double, kNumStepPhases> phase_s{};
   std::vector<ScalingPoint> scaling;
@@ -54,8 +66,24 @@ struct Plan : MemoryPlan {
   double days = 0, cost = 0, gpu_hours = 0, kilowatt_hours = 0;
   std::vector<Milestone> milestones;
   DataRate data_rate;
+};
+
+// Its memory is that of the largest batch.
+struct Plan : MemoryPlan, TimePlan {
+  PlanOptions options;
+  MachineProfile machine;
+  DataShape data;
+  int64_t num_weights = 0;     // trainable
+  double flops_per_image = 0;  // forward and backward
+  int64_t rank_batch = 0;      // images of one rank's step
+  int64_t micro_batch = 0;     // images of one pass
+  int64_t num_micro_steps = 1;
+  double half_precision_speed = 0;      // of the same run in bf16, or fp16; 0: not compared
+  std::vector<MeasuredSpeed> measured;  // on this kind of GPU and on as many
   int64_t dataset_size = 0, store_bytes = 0, checkpoint_bytes = 0;
   int64_t num_checkpoints = 0;  // kept on disk at the end
+  // What each optimizer would keep of these weights, on all ranks together, by name; masters left out.
+  std::map<std::string, int64_t> optimizer_bytes;
   std::vector<std::string> advice;
 };
 

@@ -29,6 +29,10 @@ struct SearchResult {
 // Throws Error for options that cannot be planned and limits without effect.
 SearchResult search(const SearchOptions& options);
 
+// Throws Error for options that cannot be planned and limits without effect.
+void check_search(const SearchOptions& options, const MachineProfile& machine);
+
+nlohmann::json choice_json(const SearchChoice& choice);
 nlohmann::json to_json(const SearchResult& result);
 std::string to_text(const SearchResult& result);
 

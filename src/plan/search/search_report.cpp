@@ -7,17 +7,7 @@
 
 namespace kiln {
 
-namespace {
-
 using Json = nlohmann::json;
-
-std::string figures(const Plan& plan) {
-  std::string text = fmt::format(
-      "{:.3g} s a step, {:.4g} images/s, {:.1f} of {:.1f} GiB, {:.3g} days, {:.0f} GPU hours", plan.step_s,
-      plan.images_per_s, gib(plan.needed_bytes), gib(plan.machine.memory_bytes), plan.days, plan.gpu_hours);
-  if (plan.options.price_per_gpu_hour > 0) text += fmt::format(", cost {:.0f}", plan.cost);
-  return text;
-}
 
 Json choice_json(const SearchChoice& choice) {
   const Plan& plan = choice.plan;
@@ -42,6 +32,16 @@ Json choice_json(const SearchChoice& choice) {
           {"days", plan.days},
           {"gpu_hours", plan.gpu_hours},
           {"cost", plan.cost}};
+}
+
+namespace {
+
+std::string figures(const Plan& plan) {
+  std::string text = fmt::format(
+      "{:.3g} s a step, {:.4g} images/s, {:.1f} of {:.1f} GiB, {:.3g} days, {:.0f} GPU hours", plan.step_s,
+      plan.images_per_s, gib(plan.needed_bytes), gib(plan.machine.memory_bytes), plan.days, plan.gpu_hours);
+  if (plan.options.price_per_gpu_hour > 0) text += fmt::format(", cost {:.0f}", plan.cost);
+  return text;
 }
 
 Json choices_json(const std::vector<SearchChoice>& choices) {

@@ -26,8 +26,9 @@ constexpr double kMixtureShares[] = {0.95, 0.85};
 
 class SpaceBuilder {
  public:
-  SpaceBuilder(const SearchOptions& search, const MachineProfile& machine, const DataShape& data)
-      : search_(search), machine_(machine), data_(data), axes_(search, machine) {}
+  SpaceBuilder(const SearchOptions& search, const MachineProfile& machine, const DataShape& data,
+               SearchTraces& traces)
+      : search_(search), machine_(machine), data_(data), traces_(traces), axes_(search, machine) {}
 
   std::vector<Configuration> run() {
     for (const at::ScalarType dtype : axes_.dtypes()) {
@@ -55,7 +56,7 @@ class SpaceBuilder {
       options.memory.recompute = recompute;
       options.memory.offload_activations = offload_activations;
       const int64_t largest = axes_.micro_batches(axes_.gpu_counts().front()).front();
-      family = std::make_unique<TraceFamily>(options, data_, machine_.device, largest);
+      family = &traces_.family(options, data_, machine_.device, largest);
     }
     return family->at(present_.micro_batch, search_.plan.train.global_batch / present_.gpus,
                       present_.zero_stage);
@@ -203,9 +204,10 @@ class SpaceBuilder {
   const SearchOptions& search_;
   const MachineProfile& machine_;
   const DataShape& data_;
+  SearchTraces& traces_;
   const SearchAxes axes_;
   // By compute dtype, --recompute and --offload-activations.
-  std::map<std::tuple<at::ScalarType, SegmentSet, SegmentSet>, std::unique_ptr<TraceFamily>> families_;
+  std::map<std::tuple<at::ScalarType, SegmentSet, SegmentSet>, TraceFamily*> families_;
   // By compute dtype, whether gradients are accumulated, GPUs, stage and offloads.
   std::map<std::tuple<at::ScalarType, bool, int64_t, int64_t, Placement, Placement>,
            std::unique_ptr<RankStep>>
@@ -225,6 +227,7 @@ PlanOptions options_of(const SearchOptions& search, const Configuration& configu
   options.gpus = configuration.gpus;
   TrainOptions& train = options.train;
   const bool whole = configuration.micro_batch * configuration.gpus >= train.global_batch;
+  train.memory.budget = {};  // it is in the memory of the machine, and what keeps to it is chosen here
   train.micro_batch = whole ? 0 : configuration.micro_batch;
   train.compute.dtype = configuration.compute_dtype;
   train.memory.recompute = configuration.recompute;
@@ -238,8 +241,8 @@ PlanOptions options_of(const SearchOptions& search, const Configuration& configu
 }
 
 std::vector<Configuration> configurations(const SearchOptions& search, const MachineProfile& machine,
-                                          const DataShape& data) {
-  return SpaceBuilder(search, machine, data).run();
+                                          const DataShape& data, SearchTraces& traces) {
+  return SpaceBuilder(search, machine, data, traces).run();
 }
 
 }  // namespace kiln

@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "plan/search/search_axes.h"
+#include "plan/search/search_traces.h"
 
 namespace kiln {
 
@@ -25,6 +26,11 @@ PlanOptions options_of(const SearchOptions& search, const Configuration& configu
 // (plan/memory/segment_costs.h). bf16 stands for both halves where the machine has it. Activations, and at
 // stage 3 weights, are offloaded only where everything else leaves too little.
 std::vector<Configuration> configurations(const SearchOptions& search, const MachineProfile& machine,
-                                          const DataShape& data);
+                                          const DataShape& data, SearchTraces& traces);
+inline std::vector<Configuration> configurations(const SearchOptions& search, const MachineProfile& machine,
+                                                 const DataShape& data) {
+  SearchTraces traces;
+  return configurations(search, machine, data, traces);
+}
 
 }  // namespace kiln

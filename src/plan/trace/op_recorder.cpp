@@ -27,25 +27,17 @@ enum class OpKind {
 
 using Tensors = std::vector<at::Tensor>;
 
-const std::set<std::string_view> kFreeOps = {"aten::empty",
-                                             "aten::empty_like",
-                                             "aten::empty_strided",
-                                             "aten::new_empty",
-                                             "aten::new_empty_strided",
-                                             "aten::resize_",
-                                             "aten::set_",
-                                             "aten::_unsafe_view",
-                                             "aten::_local_scalar_dense",
-                                             "aten::record_stream",
-                                             "aten::result_type",
-                                             "aten::lift_fresh",
-                                             "aten::unbind",
-                                             "aten::split",
-                                             "aten::split_with_sizes",
+const std::set<std::string_view> kFreeOps = {"aten::empty",         "aten::empty_like",
+                                             "aten::empty_strided", "aten::_efficientzerotensor",
+                                             "aten::new_empty",     "aten::new_empty_strided",
+                                             "aten::resize_",       "aten::set_",
+                                             "aten::_unsafe_view",  "aten::_local_scalar_dense",
+                                             "aten::record_stream", "aten::result_type",
+                                             "aten::lift_fresh",    "aten::unbind",
+                                             "aten::split",         "aten::split_with_sizes",
                                              "aten::is_nonzero",
 
-                                             "aten::detach_",
-                                             "aten::requires_grad_"};
+                                             "aten::detach_",       "aten::requires_grad_"};
 // These overwrite their first argument without reading it.
 const std::set<std::string_view> kOverwriting = {"aten::copy_", "aten::zero_", "aten::fill_"};
 // These read as many elements of their first argument as they return.
@@ -105,6 +97,12 @@ void set_packed_attention(OpRecord& op, const at::Tensor& qkv, bool backward) {
   set_attention(op, qkv.select(2, 0).transpose(1, 2), qkv.size(1), backward);
 }
 
+// q (B, N, H, d) over keys (T, H, d) of which each belongs to one sample.
+void set_ragged_attention(OpRecord& op, const at::Tensor& q, const at::Tensor& k, bool backward) {
+  set_attention(op, q.transpose(1, 2), /*num_keys=*/1, backward);
+  op.flops *= static_cast<double>(k.size(0)) / static_cast<double>(std::max<int64_t>(q.size(0), 1));
+}
+
 // A convolution as the product (pixels, in * kernel) x (in * kernel, out), `times` over.
 void set_convolution(OpRecord& op, const at::Tensor& weight, int64_t pixels, int64_t times) {
   set_product(op, pixels * times, weight.size(0), weight.numel() / weight.size(0));
@@ -116,6 +114,10 @@ const std::unordered_map<std::string_view, Describe>& multiplying_ops() {
   static const std::unordered_map<std::string_view, Describe> table = {
       {"kiln::affine",
        [](OpRecord& op, const Tensors& in) { set_product(op, in[0].size(0), in[1].size(0), in[0].size(1)); }},
+      {"kiln::affine_gelu",
+       [](OpRecord& op, const Tensors& in) { set_product(op, in[0].size(0), in[1].size(0), in[0].size(1)); }},
+      {"kiln::affine_grad_rows_gelu",
+       [](OpRecord& op, const Tensors& in) { set_product(op, in[0].size(0), in[1].size(1), in[0].size(1)); }},
       {"kiln::affine_grad_rows",
        [](OpRecord& op, const Tensors& in) { set_product(op, in[0].size(0), in[1].size(1), in[0].size(1)); }},
       {"kiln::affine_grad_weight",
@@ -124,6 +126,10 @@ const std::unordered_map<std::string_view, Describe>& multiplying_ops() {
        [](OpRecord& op, const Tensors& in) { set_packed_attention(op, in[0], /*backward=*/false); }},
       {"kiln::packed_attention_backward",
        [](OpRecord& op, const Tensors& in) { set_packed_attention(op, in[1], /*backward=*/true); }},
+      {"kiln::ragged_attention",
+       [](OpRecord& op, const Tensors& in) { set_ragged_attention(op, in[0], in[1], /*backward=*/false); }},
+      {"kiln::ragged_attention_backward",
+       [](OpRecord& op, const Tensors& in) { set_ragged_attention(op, in[1], in[2], /*backward=*/true); }},
       {"aten::mm",
        [](OpRecord& op, const Tensors& in) { set_product(op, in[0].size(0), in[1].size(1), in[0].size(1)); }},
       {"aten::addmm",
@@ -191,11 +197,18 @@ void describe_inputs(OpRecord& op, std::string_view overload, c10::ArrayRef<cons
   if (overload.ends_with("out") && tensors.size() > 1) tensors.pop_back();
   if (kOverwriting.contains(op.name) || kGathering.contains(op.name)) tensors.erase(tensors.begin());
   op.bytes = bytes_of(tensors);
+  if (op.op_class == OpClass::kElementwise)
+    for (const at::Tensor& tensor : tensors) op.k = std::max(op.k, tensor.numel());
 }
 
 // And the outputs, afterwards.
 void describe_outputs(OpRecord& op, c10::ArrayRef<c10::IValue> outputs) {
   const Tensors tensors = tensors_of(c10::ArrayRef<const c10::IValue>(outputs.data(), outputs.size()));
+  if (op.op_class == OpClass::kElementwise) {  // sums, where a result is smaller than what is read
+    int64_t smallest = op.k;
+    for (const at::Tensor& tensor : tensors) smallest = std::min(smallest, tensor.numel());
+    op.k = smallest > 0 && smallest < op.k ? op.k / smallest : 0;
+  }
   if (tensors.empty()) {
     if (op.op_class == OpClass::kMatmul)
       op.bytes += static_cast<double>(op.m * op.n) * static_cast<double>(c10::elementSize(op.dtype));

@@ -23,7 +23,6 @@ class StepComposer {
       if (!span.in_micro_step()) {
         add(span, 0);
         step_.spans.back().micro_step = -1;
-        if (span.phase == StepPhase::kGradNorm) add_conversions();
       }
     for (const auto& [id, made] : alive_)  // what passes leave behind
       step_.spans.back().events.push_back(
@@ -52,41 +51,6 @@ class StepComposer {
     else if (alive_.erase(event.id) == 0)
       return;  // of a pass that is not in this step
     span.events.push_back(event);
-  }
-
-  static bool is_conversion(const OpRecord& op) { return op.name == "aten::_to_copy" && !op.by_call; }
-  // The first conversions in a row: the losses come first.
-  template <class Ops>
-  static auto run_of_conversions(Ops& ops) {
-    const auto first = std::ranges::find_if(ops, is_conversion);
-    return std::pair{first, std::find_if_not(first, ops.end(), is_conversion)};
-  }
-
-  // The operations of a step's end that convert the losses for reading, kind by kind, pass by pass.
-  static std::vector<OpRecord> conversions_of(const RecordedStep& step) {
-    std::vector<OpRecord> conversions;
-    for (const Span& span : step.spans)
-      if (span.phase == StepPhase::kGradNorm) {
-        const auto [first, last] = run_of_conversions(span.ops);
-        conversions.insert(conversions.end(), first, last);
-      }
-    return conversions;
-  }
-  void add_conversions() {
-    Span& end = step_.spans.back();
-    const auto [first, last] = run_of_conversions(end.ops);
-    if (first == last) return;
-    const size_t place = static_cast<size_t>(first - end.ops.begin());
-    const size_t num_before = static_cast<size_t>(last - first);
-    end.ops.erase(first, last);
-    std::vector<OpRecord> conversions;
-    for (size_t kind = 0; kind < num_before / kTracedPasses; ++kind)
-      for (const Pass& pass : passes_)
-        conversions.push_back(
-            conversions_of(*pass.from)[kind * kTracedPasses + static_cast<size_t>(pass.micro_step)]);
-    end.ops.insert(end.ops.begin() + static_cast<int64_t>(place), conversions.begin(), conversions.end());
-    for (Span::Call& made : end.calls)
-      if (made.before_op > place) made.before_op += conversions.size() - num_before;
   }
 
   const std::vector<Pass>& passes_;

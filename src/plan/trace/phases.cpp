@@ -7,6 +7,7 @@
 #include "core/aten.h"
 #include "core/tensors.h"
 #include "diffusion/sampler.h"
+#include "plan/trace/op_recorder.h"
 #include "plan/trace/planned_data.h"
 #include "plan/trace/trace.h"
 #include "sample/sampler_loop.h"
@@ -48,8 +49,10 @@ at::Tensor on_meta(at::IntArrayRef shape, at::ScalarType dtype = at::kFloat) {
   return at::empty(shape, at::TensorOptions(at::kMeta).dtype(dtype));
 }
 
-Conditioning conditioning_on_meta(const DataShape& data, int64_t rows) {
-  return {.class_labels = data.num_classes > 0 ? on_meta({rows}, at::kLong) : at::Tensor()};
+BatchTensors batch_on_meta(const DataShape& data, int64_t rows) {
+  return dry_batch(data, rows, [](BatchArray, at::IntArrayRef sizes, at::ScalarType dtype) {
+    return on_meta(sizes, dtype);
+  });
 }
 
 }  // namespace
@@ -72,11 +75,14 @@ MemoryEvents trace_sample_grid(const TrainOptions& options, const DataShape& dat
   return logged([&] {
     const DenoiserShape& shape = training.denoiser->shape();
     const int64_t batch = samples_at_once(options, group->world_size());
-    const Conditioning cond = conditioning_on_meta(data, batch);
+    Conditioning cond = batch_on_meta(data, batch).batch.conditioning;
+    cond.text.dropped = at::Tensor();
     const double cfg_scale = grid_cfg_scale(options, shape.conditioning);
-    const DenoiseFn denoise = guided_denoiser(
-        *training.denoiser, cond, cfg_scale != 1 ? unconditional(shape.conditioning, cond) : Conditioning(),
-        cfg_scale, CfgConvention::kAuto, forward_of(training));
+    const TextRows null_text = shape.conditioning.has_null_text ? TextRows() : cond.text;
+    const DenoiseFn denoise =
+        guided_denoiser(*training.denoiser, cond,
+                        cfg_scale != 1 ? unconditional(shape.conditioning, cond, null_text) : Conditioning(),
+                        cfg_scale, CfgConvention::kAuto, forward_of(training));
     const std::vector<int64_t> image_shape = {batch, data.channels, data.largest().height,
                                               data.largest().width};
     with_first_ema(*training.state, [&] {
@@ -91,9 +97,7 @@ MemoryEvents trace_validation(const TrainOptions& options, const DataShape& data
   const at::NoGradGuard no_grad;
   const Training training = build_training(options, data, at::kMeta, group);
   const auto batch_of = [&](int64_t rows) {
-    BatchTensors made = batch_tensors(
-        batch_shape(data, data.largest(), rows),
-        [](BatchArray, at::IntArrayRef sizes, at::ScalarType dtype) { return on_meta(sizes, dtype); });
+    BatchTensors made = batch_on_meta(data, rows);
     made.batch.timesteps = training.objective->timesteps(std::exchange(made.time_uniform, {}));
     return made.batch;
   };
@@ -130,6 +134,19 @@ AutoencoderEvents trace_autoencoder(const AutoencoderKlConfig& config, const Tra
   if (device == DryRunDevice::kCpu) images = on_meta(image_shape);
   events.encode = logged([&] { autoencoder->encode(images ? *images : on_meta(image_shape)); });
   return events;
+}
+
+std::vector<OpRecord> trace_encoding(const AutoencoderKlConfig& config, const TrainOptions& options,
+                                     DryRunDevice device, int64_t world_size) {
+  const DryRunScope dry_run(device);
+  const at::NoGradGuard no_grad;
+  const AutoencoderKl autoencoder(config,
+                                  {.device = at::kMeta, .compute_dtype = options.compute.held_dtype()});
+  const at::Tensor images =
+      on_meta({rows_of_walk(options, world_size), 3, options.data.image_size, options.data.image_size});
+  OpRecorder ops(/*timed=*/false);
+  autoencoder.encode(images);
+  return ops.take();
 }
 
 int64_t autoencoder_bytes(const TrainOptions& options, const DataShape& data, DryRunDevice device) {

@@ -33,6 +33,10 @@ struct AutoencoderEvents {
 AutoencoderEvents trace_autoencoder(const AutoencoderKlConfig& config, const TrainOptions& options,
                                     const DataShape& data, DryRunDevice device, int64_t world_size);
 
+// The operations of encoding the images of a pass.
+std::vector<OpRecord> trace_encoding(const AutoencoderKlConfig& config, const TrainOptions& options,
+                                     DryRunDevice device, int64_t world_size);
+
 // Bytes of the weights of the autoencoder that a run loads; 0: it loads none.
 int64_t autoencoder_bytes(const TrainOptions& options, const DataShape& data, DryRunDevice device);
 

@@ -20,6 +20,11 @@ bool is_synthetic(const TrainOptions& options) {
   return options.data.path.empty() || options.data.is_synthetic();
 }
 
+// A plan without data, but with an autoencoder, is of pictures that it encodes.
+bool plans_for_pictures(const TrainOptions& options) {
+  return options.data.path.empty() && !options.data.autoencoder.empty() && !options.data.in_pixels();
+}
+
 // The shape of what images are encoded to.
 DataShape latent_shape(const TrainOptions& options) {
   if (!encodes_images(options) || !fs::exists(options.data.autoencoder)) return synthetic_shape(options);
@@ -34,21 +39,12 @@ int64_t num_classes_of(size_t names, const TrainOptions& options) {
   return names > 0 ? std::max(static_cast<int64_t>(names), options.model.num_classes) : 0;
 }
 
-DataShape shape_of_store(const TrainOptions& options) {
-  const StoreInfo info = read_store_info(options.data.path);
-  if (info.image_size != options.data.image_size)
-    fail("plan", "--image-size {} does not fit the store {} of {}-pixel images: give --image-size {}",
-         options.data.image_size, options.data.path, info.image_size, info.image_size);
-  DataShape shape = store_shape(info);
-  shape.num_classes = num_classes_of(info.class_names.size(), options);
-  return shape;
-}
-
 }  // namespace
 
 bool is_store(const TrainOptions& options) { return fs::exists(fs::path(options.data.path) / "store.json"); }
 
 bool encodes_images(const TrainOptions& options) {
+  if (plans_for_pictures(options)) return true;
   return !is_synthetic(options) && !is_store(options) && !options.data.in_pixels();
 }
 
@@ -58,15 +54,23 @@ bool encodes_validation_images(const TrainOptions& options) {
 }
 
 DataShape planned_shape(const TrainOptions& options) {
+  if (plans_for_pictures(options)) {
+    DataShape shape = latent_shape(options);
+    const DataShape told = synthetic_shape(options);
+    shape.num_classes = told.num_classes;
+    shape.text = told.text;
+    shape.has_image_size = told.has_image_size;
+    return shape;
+  }
   if (is_synthetic(options)) return synthetic_shape(options);
-  if (is_store(options)) return shape_of_store(options);
+  if (is_store(options)) return describe_store(options, read_store_info(options.data.path)).shape;
   if (!fs::exists(options.data.path))
-    fail("plan",
+    fail("train",
          "--data {} does not exist: give a store made by kiln extract, images with --autoencoder, or "
          "'synthetic'",
          options.data.path);
   if (options.data.autoencoder.empty())
-    fail("plan",
+    fail("train",
          "--data {} is not a feature store: run kiln extract, or give --autoencoder PATH (or pixels) to "
          "encode while training",
          options.data.path);

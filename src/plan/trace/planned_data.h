@@ -7,8 +7,9 @@
 
 namespace kiln {
 
-bool is_store(const TrainOptions& options);        // --data is a feature store
-bool encodes_images(const TrainOptions& options);  // on the way, with an autoencoder
+bool is_store(const TrainOptions& options);  // --data is a feature store
+// Images are encoded on the way: --data are images, or a plan has an autoencoder and no data.
+bool encodes_images(const TrainOptions& options);
 // The same of --validation-data, at every validation.
 bool encodes_validation_images(const TrainOptions& options);
 

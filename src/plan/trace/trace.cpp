@@ -27,9 +27,8 @@ at::Tensor loader_array(at::IntArrayRef shape, at::ScalarType dtype, DryRunDevic
 BatchTensors loader_batch(const DataShape& data, int64_t global_batch, DryRunDevice device,
                           int64_t world_size) {
   const int64_t size = rank_rows(global_batch, world_size - 1, world_size).count;
-  BatchTensors made = batch_tensors(
-      batch_shape(data, data.largest(), size),
-      [&](BatchArray array, at::IntArrayRef sizes, at::ScalarType dtype) {
+  BatchTensors made =
+      dry_batch(data, size, [&](BatchArray array, at::IntArrayRef sizes, at::ScalarType dtype) {
         const bool stays = array == BatchArray::kTimeUniform;  // its timesteps are what the step is given
         return loader_array(sizes, dtype, stays ? DryRunDevice::kCpu : device);
       });
@@ -51,6 +50,7 @@ void make_tables(const Objective& objective, const DataShape& data) {
 void describe_model(const Training& training, StepTrace& trace) {
   for (const auto& segment : training.denoiser->segments()) trace.segments.push_back(segment->name());
   for (const auto& segment : training.state->segments) {
+    trace.layouts.push_back(segment.unit.layout());
     trace.segment_weights.push_back(segment.unit.layout().size);
     for (const FlatSlot& slot : segment.unit.layout().slots) trace.num_weights += slot.numel;
   }
@@ -70,19 +70,20 @@ MicroSteps micro_steps_of(const TrainOptions& options, int64_t world_size) {
 
 }  // namespace
 
-void describe_state(const TrainingState& state, const Optimizer& optimizer, StepTrace& trace) {
+void describe_state(const TrainingState& state, StepTrace& trace) {
   trace.zero = state.zero->options();
   const FlatUnit& unit = state.segments.front().unit;
   trace.unit = {.device = at::kMeta,
                 .compute_dtype = unit.compute_weights.scalar_type(),
                 .grad_dtype = unit.grads.scalar_type(),
-                .num_moments = static_cast<int64_t>(optimizer.moment_names().size()),
                 .num_emas = static_cast<int64_t>(state.ema_decays.size()),
                 .placement = state.placement,
                 .weight_placement = state.weight_placement};
+  trace.state_bytes = 0;
+  for (const auto& segment : state.segments) trace.state_bytes += segment.unit.state_bytes();
   trace.offloaded = state.offloaded;
   trace.checkpoint_part_bytes = 0;
-  CheckpointFiles(state, optimizer).visit(state, [&](const at::Tensor& tensor, const auto&) {
+  CheckpointFiles(state).visit(state, [&](const at::Tensor& tensor, const auto&) {
     trace.checkpoint_part_bytes += static_cast<int64_t>(tensor.nbytes());
   });
 }
@@ -92,6 +93,15 @@ int64_t num_micro_steps(const StepTrace& trace) {
   for (const Span& span : trace.spans)
     if (span.in_micro_step() && span.micro_step != std::exchange(last, span.micro_step)) count += span.times;
   return count;
+}
+
+BatchTensors dry_batch(const DataShape& data, int64_t rows, const ArrayMaker& make) {
+  const int64_t rows_each = data.text.width > 0 ? data.text.max_rows : 0;
+  BatchTensors made = batch_tensors(batch_shape(data, data.largest(), rows, rows * rows_each), make);
+  if (rows_each > 0)
+    for (int64_t sample = 0; sample <= rows; ++sample)
+      made.batch.conditioning.text.host_offsets.push_back(sample * rows_each);
+  return made;
 }
 
 std::shared_ptr<ProcessGroup> dry_group(int64_t world_size, int64_t ranks_per_node) {
@@ -142,8 +152,8 @@ StepTrace trace_every_micro_step(const TrainOptions& options, const DataShape& d
   trace.ranks_per_node = ranks_per_node;
   trace.offloaded_activation_bytes = training.step->offloaded_activation_bytes();
   describe_model(training, trace);
-  describe_state(*training.state, *training.optimizer, trace);
-  trace.checkpoint_bytes = CheckpointFiles(*training.state, *training.optimizer).file_bytes();
+  describe_state(*training.state, trace);
+  trace.checkpoint_bytes = CheckpointFiles(*training.state).file_bytes();
   return trace;
 }
 

@@ -6,6 +6,7 @@
 
 #include "core/dry_run.h"
 #include "step/span.h"
+#include "step/step_batch.h"
 #include "train/setup.h"
 
 namespace kiln {
@@ -19,19 +20,21 @@ struct StepTrace : RecordedStep {
   int64_t world_size = 1;
   int64_t ranks_per_node = 0;            // 0: all on one
   std::vector<std::string> segments;     // names, as Denoiser::segments()
+  std::vector<FlatLayout> layouts;       // of the trainable weights of each segment
   std::vector<int64_t> segment_weights;  // trainable elements of each unit, padding included
   int64_t num_weights = 0;               // trainable, padding not included
   double flops_per_image = 0;            // forward and backward, nothing recomputed: what share of peak is of
   int64_t offloaded_activation_bytes = 0;  // on the host
   // These describe the training state.
   ZeroOptions zero;
-  FlatUnitOptions unit;  // of every unit; its sharding is left out
+  FlatUnitOptions unit;     // of every unit; its sharding and moments are left out
+  int64_t state_bytes = 0;  // that this rank keeps of the optimizer's state: master, moments, EMAs
   OffloadedBytes offloaded;
   int64_t checkpoint_bytes = 0;       // of its files
   int64_t checkpoint_part_bytes = 0;  // that this rank writes
 };
 // Fills in what a trace says of the training state.
-void describe_state(const TrainingState& state, const Optimizer& optimizer, StepTrace& trace);
+void describe_state(const TrainingState& state, StepTrace& trace);
 
 int64_t num_micro_steps(const StepTrace& trace);
 
@@ -43,6 +46,9 @@ StepTrace trace_step(const TrainOptions& options, const DataShape& data, DryRunD
 // The same with every micro-step traced.
 StepTrace trace_every_micro_step(const TrainOptions& options, const DataShape& data, DryRunDevice device,
                                  int64_t world_size = 1, int64_t ranks_per_node = 0);
+
+// A batch of the largest lane whose captions are all as long as one may be: what takes the most memory.
+BatchTensors dry_batch(const DataShape& data, int64_t rows, const ArrayMaker& make);
 
 // The ranks that a dry run stands for, so many on each machine (0: all on one).
 std::shared_ptr<ProcessGroup> dry_group(int64_t world_size, int64_t ranks_per_node = 0);

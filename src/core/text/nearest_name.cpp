@@ -1,4 +1,4 @@
-#include "core/nearest_name.h"
+#include "core/text/nearest_name.h"
 
 #include <algorithm>
 #include <cctype>

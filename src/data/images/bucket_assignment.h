@@ -1,0 +1,52 @@
+// Which picture goes to which bucket. Torch-free.
+#pragma once
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "data/images/bucket_table.h"
+#include "data/images/image_dataset.h"
+
+namespace kiln {
+
+// Height and width of a picture as seen; 0 x 0: its file does not say.
+struct PictureSize {
+  int64_t height = 0, width = 0;
+  bool is_known() const { return height > 0 && width > 0; }
+};
+
+struct BucketAssignment {
+  struct Filled {
+    Bucket bucket;
+    std::vector<int64_t> pictures;  // in the order of the data set
+    int64_t num_joined = 0;         // of them from buckets that were too small to stay
+  };
+  std::vector<Filled> filled;      // none is empty; in the order of the table
+  std::vector<Bucket> empty;       // buckets of the table that are nearest to no picture
+  std::vector<Bucket> joined;      // those whose pictures went to another bucket
+  std::vector<int64_t> too_small;  // pictures that do not cover their bucket, and are left out
+
+  int64_t num_pictures() const;
+};
+
+// Every picture of known size goes to the bucket nearest to it. Buckets of fewer than `least` pictures join
+// the nearest other one. A picture that does not cover its bucket is left out, unless `enlarge`. Throws Error
+// when fewer than `least` pictures are left.
+BucketAssignment assign_buckets(const std::vector<Bucket>& table, const std::vector<PictureSize>& sizes,
+                                int64_t least, bool enlarge);
+
+// What each bucket holds, a line each, and a line each about those that are empty or joined others.
+std::string assignment_text(const BucketAssignment& assignment);
+
+// The picture brought to the bucket as PixArt's trainer does it: resized so that it just covers the bucket,
+// cropped to it from the centre. `lanczos`: with that filter instead of bicubic. `size`: as its header says.
+// Throws Error naming it when it is broken, or of another size.
+struct BucketCrop {
+  Bucket bucket;
+  bool lanczos = false;
+  bool orient = true;  // turn it as its EXIF orientation says
+};
+Image load_covering(const ImageDataset& dataset, int64_t index, const PictureSize& size,
+                    const BucketCrop& crop);
+
+}  // namespace kiln

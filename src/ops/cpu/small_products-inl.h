@@ -1,0 +1,164 @@
+// Products of small f32 matrices that lie in the caches, in register tiles, and the transposition of blocks,
+// for the instruction set being compiled.
+#if defined(KILN_OPS_CPU_SMALL_PRODUCTS_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef KILN_OPS_CPU_SMALL_PRODUCTS_INL_H_
+#undef KILN_OPS_CPU_SMALL_PRODUCTS_INL_H_
+#else
+#define KILN_OPS_CPU_SMALL_PRODUCTS_INL_H_
+#endif
+#include "ops/cpu/simd-inl.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace kiln::ops::cpu {
+namespace HWY_NAMESPACE {
+
+// A register tile: with AVX-512 6 x 4 sums, 4 vectors of the right matrix and one broadcast of the left are
+// 29 of 32 registers; with AVX2 6 x 2 are 15 of 16.
+constexpr size_t kTileRows = 6;
+constexpr size_t kTileVectors = kLanes >= 16 ? 4 : 2;
+
+// Element (i, k) is values[i * row + k * inner]: a row-major matrix or a transposed one.
+struct LeftMatrix {
+  const float* values;
+  size_t row, inner;
+};
+
+// Rows of whole vectors.
+struct RowMajor {
+  float* values;
+  size_t stride;
+};
+
+// result (kRows, kVectors * kLanes) = left (kRows, depth) @ right (depth, ..), or that added to it.
+template <size_t kRows, size_t kVectors>
+HWY_INLINE void multiply_tile(const float* HWY_RESTRICT left, size_t row, size_t inner,
+                              const float* HWY_RESTRICT right, size_t right_stride, size_t depth, bool add,
+                              float* HWY_RESTRICT result, size_t result_stride) {
+  Vec sums[kRows][kVectors];
+  HWY_UNROLL(6)
+  for (size_t i = 0; i < kRows; ++i) {
+    HWY_UNROLL(4)
+    for (size_t j = 0; j < kVectors; ++j)
+      sums[i][j] = add ? load(result + i * result_stride + j * kLanes) : set(0);
+  }
+  for (size_t k = 0; k < depth; ++k, left += inner, right += right_stride) {
+    Vec columns[kVectors];
+    HWY_UNROLL(4)
+    for (size_t j = 0; j < kVectors; ++j) columns[j] = load(right + j * kLanes);
+    HWY_UNROLL(6)
+    for (size_t i = 0; i < kRows; ++i) {
+      const Vec element = set(left[i * row]);
+      HWY_UNROLL(4)
+      for (size_t j = 0; j < kVectors; ++j) sums[i][j] = hn::MulAdd(element, columns[j], sums[i][j]);
+    }
+  }
+  HWY_UNROLL(6)
+  for (size_t i = 0; i < kRows; ++i) {
+    HWY_UNROLL(4)
+    for (size_t j = 0; j < kVectors; ++j) store(sums[i][j], result + i * result_stride + j * kLanes);
+  }
+}
+
+template <size_t kVectors>
+HWY_INLINE void multiply_rows(size_t rows, const float* left, size_t row, size_t inner, const float* right,
+                              size_t right_stride, size_t depth, bool add, float* result,
+                              size_t result_stride) {
+  const auto tile = [&](auto count) HWY_ATTR {
+    multiply_tile<decltype(count)::value, kVectors>(left, row, inner, right, right_stride, depth, add, result,
+                                                    result_stride);
+  };
+  switch (rows) {
+    case 1:
+      return tile(std::integral_constant<size_t, 1>());
+    case 2:
+      return tile(std::integral_constant<size_t, 2>());
+    case 3:
+      return tile(std::integral_constant<size_t, 3>());
+    case 4:
+      return tile(std::integral_constant<size_t, 4>());
+    case 5:
+      return tile(std::integral_constant<size_t, 5>());
+    default:
+      return tile(std::integral_constant<size_t, kTileRows>());
+  }
+}
+
+// body(first, count) for even pieces of [0, n), none larger than `most`.
+template <class Body>
+HWY_INLINE void for_even_pieces(size_t n, size_t most, const Body& body) {
+  const size_t pieces = (n + most - 1) / most;
+  for (size_t p = 0; p < pieces; ++p) {
+    const size_t first = n * p / pieces;
+    body(first, n * (p + 1) / pieces - first);
+  }
+}
+
+// result (rows, vectors * kLanes) = left (rows, depth) @ right (depth, vectors * kLanes), or that added to
+// it. Each element is one sum in the order of depth, however the tiles fall.
+inline void multiply(const LeftMatrix& left, RowMajor right, RowMajor result, size_t rows, size_t vectors,
+                     size_t depth, bool add = false) {
+  for_even_pieces(vectors, kTileVectors, [&](size_t first, size_t count) HWY_ATTR {
+    for_even_pieces(rows, kTileRows, [&](size_t top, size_t height) HWY_ATTR {
+      const float *a = left.values + top * left.row, *b = right.values + first * kLanes;
+      float* c = result.values + top * result.stride + first * kLanes;
+      const auto product = [&](auto width) HWY_ATTR {
+        multiply_rows<decltype(width)::value>(height, a, left.row, left.inner, b, right.stride, depth, add, c,
+                                              result.stride);
+      };
+      if (count == 1) return product(std::integral_constant<size_t, 1>());
+      if constexpr (kTileVectors > 2) {
+        if (count == 3) return product(std::integral_constant<size_t, 3>());
+        if (count == 4) return product(std::integral_constant<size_t, 4>());
+      }
+      return product(std::integral_constant<size_t, 2>());
+    });
+  });
+}
+
+#if HWY_TARGET == HWY_SCALAR
+HWY_INLINE void transpose_lanes(const float* from, size_t from_stride, float* to, size_t to_stride) {
+  for (size_t j = 0; j < 4; ++j) to[j * to_stride] = from[j];
+  static_cast<void>(from_stride);
+}
+#else
+// Four elements of each row, the rows four apart.
+template <class D>
+HWY_INLINE hn::Vec<D> every_fourth_row(D d, const float* from, size_t stride) {
+  if constexpr (hn::MaxLanes(d) == 4) {
+    return hn::LoadU(d, from);
+  } else {
+    const hn::Half<D> half;
+    return hn::Combine(d, every_fourth_row(half, from + hn::MaxLanes(half) * stride, stride),
+                       every_fourth_row(half, from, stride));
+  }
+}
+
+// Four columns of kLanes rows become four rows of kLanes columns.
+HWY_INLINE void transpose_lanes(const float* from, size_t from_stride, float* to, size_t to_stride) {
+  const F32 d;
+  const Vec row0 = every_fourth_row(d, from, from_stride),
+            row1 = every_fourth_row(d, from + from_stride, from_stride),
+            row2 = every_fourth_row(d, from + 2 * from_stride, from_stride),
+            row3 = every_fourth_row(d, from + 3 * from_stride, from_stride);
+  const Vec even_low = hn::InterleaveLower(d, row0, row2), odd_low = hn::InterleaveLower(d, row1, row3),
+            even_high = hn::InterleaveUpper(d, row0, row2), odd_high = hn::InterleaveUpper(d, row1, row3);
+  store(hn::InterleaveLower(d, even_low, odd_low), to);
+  store(hn::InterleaveUpper(d, even_low, odd_low), to + to_stride);
+  store(hn::InterleaveLower(d, even_high, odd_high), to + 2 * to_stride);
+  store(hn::InterleaveUpper(d, even_high, odd_high), to + 3 * to_stride);
+}
+#endif
+
+// to (width, rows) = from (rows, width)^T; rows a multiple of kLanes, width of four.
+inline void transpose(RowMajor from, size_t rows, size_t width, RowMajor to) {
+  for (size_t i = 0; i < rows; i += kLanes)
+    for (size_t j = 0; j < width; j += 4)
+      transpose_lanes(from.values + i * from.stride + j, from.stride, to.values + j * to.stride + i,
+                      to.stride);
+}
+
+}  // namespace HWY_NAMESPACE
+}  // namespace kiln::ops::cpu
+HWY_AFTER_NAMESPACE();
+
+#endif

@@ -1,0 +1,99 @@
+#include "ops/long_attention.h"
+
+#include <torch/csrc/autograd/custom_function.h>
+
+#include "core/aten.h"
+#include "core/scratch.h"
+#include "ops/op_mark.h"
+
+namespace kiln::ops {
+namespace {
+
+using torch::autograd::AutogradContext;
+using torch::autograd::tensor_list;
+
+// On meta it allocates what ATen's kernels leave.
+struct LongAttention : torch::autograd::Function<LongAttention> {
+  static at::Tensor forward(AutogradContext* ctx, const at::Tensor& q, const at::Tensor& k,
+                            const at::Tensor& v, const std::vector<int64_t>& offsets, double scale) {
+    const ScratchScope scope(Scratch::kAttention);
+    OpMark mark("kiln::ragged_attention", q, k, v);
+    const at::Tensor out = at::empty(q.sizes(), q.options());  // (B, N, H, d)
+    const at::Tensor log_sum = at::empty(q.sizes().slice(0, 3), q.options().dtype(at::kFloat));  // (B, N, H)
+    for (int64_t b = 0; b < q.size(0); ++b) {
+      const at::Tensor result = sample_tokens(out, b), sums = log_sum.narrow(0, b, 1).transpose(1, 2);
+      if (offsets[b] == offsets[b + 1]) {
+        result.zero_();
+        sums.zero_();
+      } else if (q.is_meta()) {
+        at::empty_like(result);
+        at::empty_like(sums);
+      } else {
+        const auto [attended, sum] = at::_scaled_dot_product_flash_attention_for_cpu(
+            sample_tokens(q, b), sample_rows(k, offsets, b), sample_rows(v, offsets, b), 0.0, false, {},
+            scale);
+        result.copy_(attended);
+        sums.copy_(sum);
+      }
+    }
+    ctx->save_for_backward({q, k, v, out, log_sum});
+    ctx->saved_data["offsets"] = offsets;
+    ctx->saved_data["scale"] = scale;
+    mark.outputs(out, log_sum);
+    return out.flatten(2);
+  }
+
+  static tensor_list backward(AutogradContext* ctx, const tensor_list& grads) {
+    const ScratchScope scope(Scratch::kAttention);
+    const auto saved = ctx->get_saved_variables();
+    const at::Tensor &q = saved[0], &k = saved[1], &v = saved[2], &out = saved[3], &log_sum = saved[4];
+    const std::vector<int64_t> offsets = ctx->saved_data["offsets"].toIntVector();
+    const double scale = ctx->saved_data["scale"].toDouble();
+    OpMark mark("kiln::ragged_attention_backward", grads[0], q, k, v, out, log_sum);
+    const at::Tensor grad_out = grads[0].contiguous().view(out.sizes());
+    const at::Tensor grad_q = at::empty(q.sizes(), q.options());
+    const at::Tensor grad_k = at::empty(k.sizes(), k.options()), grad_v = at::empty(v.sizes(), v.options());
+    zero_unowned(grad_k, offsets);
+    zero_unowned(grad_v, offsets);
+    for (int64_t b = 0; b < q.size(0); ++b) {
+      const at::Tensor to_q = sample_tokens(grad_q, b);
+      if (offsets[b] == offsets[b + 1]) {
+        to_q.zero_();
+        continue;
+      }
+      const at::Tensor to_k = sample_rows(grad_k, offsets, b), to_v = sample_rows(grad_v, offsets, b);
+      if (q.is_meta()) {
+        const at::Tensor parts[] = {at::empty_like(to_q), at::empty_like(to_k), at::empty_like(to_v)};
+        continue;
+      }
+      const auto [from_q, from_k, from_v] = at::_scaled_dot_product_flash_attention_for_cpu_backward(
+          sample_tokens(grad_out, b), sample_tokens(q, b), sample_rows(k, offsets, b),
+          sample_rows(v, offsets, b), sample_tokens(out, b), log_sum.narrow(0, b, 1).transpose(1, 2), 0.0,
+          false, {}, scale);
+      to_q.copy_(from_q);
+      to_k.copy_(from_k);
+      to_v.copy_(from_v);
+    }
+    mark.outputs(grad_q, grad_k, grad_v);
+    return {grad_q, grad_k, grad_v, at::Tensor(), at::Tensor()};
+  }
+};
+
+}  // namespace
+
+void zero_unowned(const at::Tensor& rows, const std::vector<int64_t>& offsets) {
+  rows.narrow(0, 0, offsets.front()).zero_();
+  rows.narrow(0, offsets.back(), rows.size(0) - offsets.back()).zero_();
+}
+
+bool prefers_long_attention(const at::Tensor& q, const std::vector<int64_t>& offsets) {
+  constexpr int64_t kManyRows = 256;  // the mean; a training step takes equally long at 300
+  return q.scalar_type() == at::kBFloat16 && offsets.back() - offsets.front() > kManyRows * q.size(0);
+}
+
+at::Tensor long_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                          const std::vector<int64_t>& offsets, double scale) {
+  return LongAttention::apply(q, k, v, offsets, scale);
+}
+
+}  // namespace kiln::ops

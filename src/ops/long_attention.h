@@ -1,0 +1,31 @@
+// Views of the rows of ragged_attention, and its way for many of them.
+#pragma once
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <vector>
+
+namespace kiln::ops {
+
+// Rows (T, H, d) of sample b as (1, H, L, d), a view.
+inline at::Tensor sample_rows(const at::Tensor& rows, const std::vector<int64_t>& offsets, int64_t b) {
+  return rows.narrow(0, offsets[b], offsets[b + 1] - offsets[b]).unsqueeze(0).transpose(1, 2);
+}
+
+// Tokens (B, N, H, d) of sample b as (1, H, N, d), a view.
+inline at::Tensor sample_tokens(const at::Tensor& tokens, int64_t b) {
+  return tokens.narrow(0, b, 1).transpose(1, 2);
+}
+
+// Zeroes the rows that no sample has, before the first and after the last.
+void zero_unowned(const at::Tensor& rows, const std::vector<int64_t>& offsets);
+
+// Whether ATen's flash attention, sample by sample, beats the kernels of ragged_attention: in bf16 it uses
+// the processor's matrix instructions, which pays from some hundred rows on.
+bool prefers_long_attention(const at::Tensor& q, const std::vector<int64_t>& offsets);
+
+// ragged_attention on a CPU or meta by ATen's flash attention.
+at::Tensor long_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                          const std::vector<int64_t>& offsets, double scale);
+
+}  // namespace kiln::ops

@@ -1,0 +1,17 @@
+// How the ranks of a group meet.
+#pragma once
+#include <c10/core/Device.h>
+
+#include <chrono>
+
+namespace kiln {
+
+struct ProcessGroupOptions {
+  c10::Device device = c10::kCPU;  // of the tensors that are reduced and gathered
+  std::chrono::milliseconds timeout = std::chrono::minutes(30);
+  // One rank connects to itself, too: its collectives then go through c10d, as those of several do. With one
+  // GPU that is the only way to run NCCL.
+  bool connects_alone = false;
+};
+
+}  // namespace kiln

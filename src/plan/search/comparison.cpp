@@ -1,0 +1,160 @@
+#include "plan/search/comparison.h"
+
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <cctype>
+#include <charconv>
+#include <limits>
+#include <optional>
+#include <tuple>
+
+#include "core/error.h"
+#include "core/units.h"
+#include "models/registry.h"
+#include "plan/run/make_plan.h"
+#include "plan/search/candidates.h"
+#include "plan/search/search.h"
+#include "plan/trace/planned_data.h"
+
+namespace kiln {
+
+namespace {
+
+std::vector<std::string> split(const std::string& text) {
+  std::vector<std::string> parts(1);
+  for (const char c : text)
+    if (c == ',')
+      parts.emplace_back();
+    else if (c != ' ')
+      parts.back() += c;
+  std::erase(parts, "");
+  return parts;
+}
+
+std::string lower(std::string text) {
+  std::ranges::transform(text, text.begin(), [](unsigned char c) { return std::tolower(c); });
+  return text;
+}
+
+void add_once(std::vector<std::string>& names, const std::string& name) {
+  if (std::ranges::find(names, name) == names.end()) names.push_back(name);
+}
+
+class Comparer {
+ public:
+  explicit Comparer(const ComparisonOptions& options) { result_.options = options; }
+
+  Comparison run() {
+    for (const std::string& model : result_.options.models) {
+      SearchTraces traces;
+      for (const std::string& gpu : result_.options.gpus) try_run(model, gpu, traces);
+    }
+    if (result_.ranked.empty() && first_error_) throw *first_error_;
+    rank();
+    return std::move(result_);
+  }
+
+ private:
+  void try_run(const std::string& model, const std::string& gpu, SearchTraces& traces) {
+    try {
+      add(model, gpu, traces);
+    } catch (const Error& error) {
+      result_.left_out.push_back(fmt::format("{} on {}: {}", model, gpu, error.what()));
+      if (!first_error_) first_error_ = error;
+    }
+  }
+
+  void add(const std::string& model, const std::string& gpu, SearchTraces& traces) {
+    SearchOptions search = result_.options.search;
+    search.plan.train.model.name = model;
+    search.plan.gpu = gpu;
+    if (const auto price = result_.options.prices.find(gpu); price != result_.options.prices.end())
+      search.plan.price_per_gpu_hour = price->second;
+    const MachineProfile machine = planned_machine(search.plan);
+    if (!machine.runs_kiln) {
+      result_.left_out.push_back(
+          fmt::format("{}: this build's CUDA 13 begins with Turing (compute capability 7.5)", machine.name));
+      return;
+    }
+    check_search(search, machine);
+    Candidates candidates(search, machine, planned_shape(search.plan.train), traces);
+    result_.num_configurations += candidates.all().size();
+    const Limits limits{.days = search.deadline_days, .cost = search.max_cost};
+    const Goal& goal = search.any_gpus ? kCheapest : kFastest;
+    if (const Plan* plan = candidates.best(goal, limits)) {
+      result_.ranked.push_back({.plan = *plan});
+      return;
+    }
+    // The fastest says how far the limits are.
+    if (const Plan* plan = candidates.best(search.deadline_days > 0 ? kFastest : kCheapest, {})) {
+      result_.ranked.push_back({.plan = *plan, .meets = false});
+      return;
+    }
+    const Plan& least = candidates.smallest();
+    result_.left_out.push_back(fmt::format("{} on {}: needs {:.1f} of {:.1f} GiB at least", model,
+                                           machine.name, gib(least.needed_bytes), gib(machine.memory_bytes)));
+  }
+
+  void rank() {
+    const bool has_prices = std::ranges::any_of(
+        result_.ranked, [](const ComparedRun& run) { return run.plan.options.price_per_gpu_hour > 0; });
+    std::ranges::stable_sort(result_.ranked, {}, [&](const ComparedRun& run) {
+      constexpr double kUnknown = std::numeric_limits<double>::infinity();
+      const double cost = run.plan.options.price_per_gpu_hour > 0 ? run.plan.cost : kUnknown;
+      return std::tuple(!run.meets, -run.plan.flops_per_image, has_prices ? cost : 0, run.plan.days);
+    });
+  }
+
+  Comparison result_;
+  std::optional<Error> first_error_;
+};
+
+}  // namespace
+
+std::vector<std::string> models_named(const std::string& text) {
+  const std::vector<std::string> known = denoiser_names();
+  std::vector<std::string> models;
+  for (const std::string& part : split(text)) {
+    if (std::ranges::find(known, part) != known.end()) {
+      add_once(models, part);
+      continue;
+    }
+    const size_t before = models.size();
+    for (const std::string& name : known)
+      if (lower(name).starts_with(lower(part)) && name != family_of(name).name) add_once(models, name);
+    if (models.size() == before) family_of(part);  // throws
+  }
+  if (models.empty()) family_of(text);
+  return models;
+}
+
+std::vector<std::string> gpus_named(const std::string& text) {
+  std::vector<std::string> gpus;
+  for (const std::string& part : split(text))
+    if (lower(part) == "any")
+      for (const MachineProfile& profile : builtin_profiles()) add_once(gpus, profile.name);
+    else
+      add_once(gpus, find_profile(part).name);
+  if (gpus.empty()) find_profile(text);
+  return gpus;
+}
+
+std::map<std::string, double> read_prices(const std::string& text) {
+  std::map<std::string, double> prices;
+  for (const std::string& part : split(text)) {
+    const size_t sign = part.find('=');
+    double price = 0;
+    const char* const end = part.data() + part.size();
+    if (sign != std::string::npos && std::from_chars(part.data() + sign + 1, end, price).ptr == end &&
+        price > 0)
+      prices[find_profile(part.substr(0, sign)).name] = price;
+    else
+      fail("plan", "--gpu-prices expects GPU=PRICE,GPU=PRICE, got '{}'", part);
+  }
+  return prices;
+}
+
+Comparison compare_runs(const ComparisonOptions& options) { return Comparer(options).run(); }
+
+}  // namespace kiln

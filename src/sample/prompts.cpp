@@ -1,0 +1,111 @@
+#include "sample/prompts.h"
+
+#include <filesystem>
+#include <fstream>
+#include <span>
+
+#include "core/aten.h"
+#include "core/error.h"
+#include "core/tensors.h"
+#include "models/text/caption_encoder.h"
+#include "text/tokenizers/unicode.h"
+
+namespace kiln {
+namespace {
+
+constexpr int64_t kPromptsAtOnce = 32;
+
+CaptionEncoder load_encoder(const RunInfo::TextInfo& trained, const std::string& given, at::Device device,
+                            at::ScalarType compute_dtype) {
+  const std::string& folder = given.empty() ? trained.encoder_path : given;
+  std::error_code unreachable;
+  if (folder.empty() || !std::filesystem::exists(folder, unreachable))
+    fail("sample", "prompts need the text encoder of the captions ({}){}: give --text-encoder DIR",
+         trained.encoder.empty() ? "not known" : trained.encoder,
+         folder.empty() ? "" : fmt::format(", and {} does not exist", folder));
+  CaptionEncoder encoder(folder, trained.max_tokens, device, compute_dtype);
+  if (trained.encoder.empty()) return encoder;
+  if (encoder.encoder_fingerprint() != trained.encoder_fingerprint)
+    fail("sample",
+         "{} is another text encoder ({} {}) than the captions' ({} {}): give --text-encoder with that one",
+         folder, encoder.shape().family, encoder.encoder_fingerprint(), trained.encoder,
+         trained.encoder_fingerprint);
+  if (encoder.tokenizer_fingerprint() != trained.tokenizer_fingerprint)
+    fail("sample",
+         "{} has another tokenizer than the captions were made with: give --text-encoder with that one",
+         folder);
+  return encoder;
+}
+
+}  // namespace
+
+std::vector<std::string> read_prompts(const std::string& path) {
+  std::ifstream file(path);
+  if (!file) fail("sample", "--prompts {} cannot be read: give a file with one prompt a line", path);
+  std::vector<std::string> prompts;
+  std::string line;
+  for (int64_t number = 1; std::getline(file, line); ++number) {
+    if (line.ends_with('\r')) line.pop_back();
+    try {
+      text::check_utf8(line);
+    } catch (const Error& error) {
+      fail("sample", "--prompts {}, line {}: {}", path, number, error.what());
+    }
+    if (line.find_first_not_of(" \t") != std::string::npos) prompts.push_back(line);
+  }
+  if (prompts.empty()) fail("sample", "--prompts {} has no prompts: give one a line", path);
+  return prompts;
+}
+
+Prompts encode_prompts(const RunInfo::TextInfo& trained, const std::string& folder,
+                       std::vector<std::string> texts, const std::string& negative,
+                       const ConditioningShape& shape, at::Device device, at::ScalarType compute_dtype) {
+  CaptionEncoder encoder = load_encoder(trained, folder, device, compute_dtype);
+  if (trained.max_tokens == 0) encoder.limit_tokens(shape.max_text_tokens);
+  if (encoder.shape().width != shape.text_width)
+    fail("sample",
+         "the model takes captions of width {}, the text encoder {} makes {}: give the one it was trained "
+         "with",
+         shape.text_width, encoder.shape().family, encoder.shape().width);
+  const auto decorated = [&](const std::string& text) {
+    return text.empty() ? text : trained.prefix + text + trained.suffix;
+  };
+  std::vector<std::string> asked;
+  for (const std::string& text : texts) asked.push_back(decorated(text));
+  asked.push_back(decorated(negative));
+  const CaptionEncoder::Encoded encoded = encoder.encode(asked, kPromptsAtOnce);
+  if (encoded.num_truncated > 0)
+    fmt::print(stderr, "warning: {} of {} prompts have more than {} tokens and are cut\n",
+               encoded.num_truncated, asked.size(), encoder.max_tokens());
+  const at::ScalarType dtype = to_scalar_type(trained.dtype);
+  Prompts prompts{.texts = std::move(texts), .encoder_fingerprint = encoder.encoder_fingerprint()};
+  prompts.rows = joined_rows({encoded.rows.begin(), encoded.rows.end() - 1}, dtype);
+  if (!negative.empty() || !shape.has_null_text) prompts.null = joined_rows({encoded.rows.back()}, dtype);
+  return prompts;
+}
+
+ConditioningFn with_prompts(ConditioningFn others, const Prompts& prompts,
+                            std::vector<int64_t> prompt_of_image) {
+  if (!prompts.rows.defined()) return others;
+  return [others = std::move(others), rows = prompts.rows, prompt_of_image = std::move(prompt_of_image)](
+             int64_t first, int64_t count) {
+    Conditioning conditioning = others(first, count);
+    conditioning.text = select_texts(
+        rows, std::span(prompt_of_image).subspan(static_cast<size_t>(first), static_cast<size_t>(count)));
+    return conditioning;
+  };
+}
+
+ConditioningFn with_image_size(const ConditioningShape& shape, ConditioningFn others, int64_t height,
+                               int64_t width) {
+  if (!shape.takes_image_size) return others;
+  return [others = std::move(others), h = static_cast<float>(height), w = static_cast<float>(width)](
+             int64_t first, int64_t count) {
+    Conditioning conditioning = others(first, count);
+    conditioning.image_hw = at::tensor({h, w}, at::kFloat).expand({count, 2}).contiguous();
+    conditioning.aspect_ratio = at::full({count, 1}, h / w, at::kFloat);
+    return conditioning;
+  };
+}
+
+}  // namespace kiln

@@ -1,0 +1,44 @@
+// The options of `kiln sample`.
+#pragma once
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace kiln {
+
+struct SampleCommand {
+  std::string run;  // run folder, or
+  std::string weights, model,
+      model_config;                 // a weights file, its model's name and JSON (text or file) over it
+  std::string objective = "iddpm";  // what --weights was trained with
+  int64_t image_size = 0;           // pixels, for --weights; 0 = the model's own
+  std::string autoencoder;          // path or "pixels"; "" = the run's
+  std::optional<double> ema_decay;  // which EMA of a run; absent = the first
+  bool no_ema = false;
+
+  int64_t num_images = 8;
+  std::vector<std::string> classes;  // empty = all in turn
+  std::vector<std::string> prompts;  // for models that take captions, drawn in turn
+  std::string prompts_file;          // one prompt a line
+  std::string negative_prompt;       // "" = what the model was trained with for dropped captions
+  std::string text_encoder;          // its folder; "" = the run's
+  int64_t height = 0, width = 0;     // of the pictures in pixels; 0 = the model's own
+  bool random_labels = false;        // drawn evenly from the classes, by (seed, image)
+  std::string guidance_interval;     // "LO:HI" as shares of the schedule, 0 clean, 1 noise; "" = everywhere
+  std::optional<double> cfg_scale;   // absent = 4 where the model has a null class, 4.5 with prompts
+  std::string cfg_convention = "auto";  // auto | dit | plain
+  std::string sampler;                  // "" = ddpm, with prompts dpmpp_2m, or flow_euler for flow models
+  int64_t num_sampling_steps = 0;       // 0 = 250 for ddpm, 20 for dpmpp_2m, 50 for the others
+  uint64_t seed = 0;
+
+  std::string out, npz;
+  bool grid = false, no_png = false;
+  int64_t batch = 8;
+  std::string device = "auto", compute_dtype = "f32";
+  std::string cuda_graph = "auto";  // auto | off: passes of one shape replayed as a graph, on CUDA
+  int64_t threads = 0;              // 0 = all cores, divided among the ranks of a machine
+  int64_t nproc = 0;                // ranks that this process starts on this machine; 0 = none
+};
+
+}  // namespace kiln

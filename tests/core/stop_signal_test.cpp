@@ -1,0 +1,56 @@
+// Ctrl-C: the first asks for an end, one that comes with it is the same press.
+#include "core/stop_signal.h"
+
+#include <gtest/gtest.h>
+
+#include <chrono>
+#include <csignal>
+#include <thread>
+
+namespace kiln {
+namespace {
+
+using std::chrono::milliseconds;
+
+// Waits until late in a second of the clock that the presses are timed with.
+void wait_for_the_end_of_a_second() {
+  const auto in_second = [] {
+    return std::chrono::steady_clock::now().time_since_epoch() % std::chrono::seconds(1);
+  };
+  while (in_second() < milliseconds(850)) std::this_thread::sleep_for(milliseconds(5));
+}
+
+TEST(StopSignal, ASecondPressWithinTwoSecondsDoesNotKill) {
+  const StopSignal stop;
+  EXPECT_FALSE(stop.requested());
+  wait_for_the_end_of_a_second();
+  std::raise(SIGINT);
+  EXPECT_TRUE(stop.requested());
+  std::this_thread::sleep_for(milliseconds(1300));  // two seconds of the clock's seconds have begun
+  std::raise(SIGINT);
+  EXPECT_TRUE(stop.requested());
+}
+
+TEST(StopSignal, ASecondPressWhileTheProcessEndsDoesNotKill) {
+  {
+    const StopSignal stop;
+    std::raise(SIGINT);
+  }
+  std::raise(SIGINT);
+  const StopSignal next;
+  EXPECT_FALSE(next.requested());
+}
+
+TEST(StopSignalDeathTest, ALaterPressEndsAtOnce) {
+  EXPECT_EXIT(
+      {
+        const StopSignal stop;
+        std::raise(SIGINT);
+        std::this_thread::sleep_for(milliseconds(2050));
+        std::raise(SIGINT);
+      },
+      ::testing::KilledBySignal(SIGINT), "");
+}
+
+}  // namespace
+}  // namespace kiln

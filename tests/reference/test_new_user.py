@@ -1,0 +1,214 @@
+"""What a new user stumbled over: each thing once, on the real program."""
+
+import json
+import re
+import shlex
+
+import pytest
+from PIL import Image
+
+TINY = ["--model", "dit", "--hidden-size", 48, "--depth", 2, "--num-heads", 3, "--patch-size", 4, "--num-classes", 4,
+        "--data", "synthetic", "--image-size", 64, "--global-batch", 8, "--peak-tflops", 1, "--device", "cpu", "--threads", 1]
+PIXELS = [*TINY, "--autoencoder", "pixels", "--image-size", 16, "--objective", "flow"]
+# Its state is much of what it needs, so that a disk helps.
+HEAVY = ["--model", "dit", "--hidden-size", 512, "--depth", 10, "--num-heads", 8, "--patch-size", 4, "--num-classes", 4,
+         "--data", "synthetic", "--image-size", 64, "--global-batch", 4, "--peak-tflops", 1, "--device", "cpu"]
+
+
+def lines_of(text):
+    return [line for line in text.splitlines() if not line.startswith("warning: ")]
+
+
+def refusal(kiln, *arguments):
+    result = kiln(*arguments, timeout=300)
+    assert result.returncode == 1, result.stdout
+    lines = lines_of(result.stderr)
+    assert len(lines) == 1, result.stderr
+    return lines[0]
+
+
+# Budgets
+
+
+def test_a_budget_means_the_same_in_plan_and_in_train(kiln, tmp_path):
+    choice = re.compile(r"--recompute (\S+) --offload-activations (\S+): ([\d.]+) GiB, ([\d.]+) GiB of it tensors")
+    budget = ["--memory-budget", "1T"]
+    planned = kiln("plan", *TINY, "--gpu", "cpu", *budget)
+    assert planned.returncode == 0, planned.stderr
+    trained = kiln("train", *TINY, *budget, "--max-steps", 1, "--out", tmp_path / "run")
+    assert trained.returncode == 0, trained.stderr
+    said, did = choice.search(planned.stderr).groups(), choice.search(trained.stdout).groups()
+    assert said[:2] == did[:2] and said[3] == did[3]
+    too_little = ["--memory-budget", "20M"]
+    assert "too little" in refusal(kiln, "plan", *TINY, "--gpu", "cpu", *too_little)
+    assert "too little" in refusal(kiln, "train", *TINY, *too_little, "--max-steps", 1, "--out", tmp_path / "none")
+
+
+def test_a_budget_chooses_on_a_gpu_that_is_planned(kiln):
+    model = ["--model", "DiT-B/2", "--gpu", "A100-80G", "--compute-dtype", "bf16", "--global-batch", 128]
+    result = kiln("plan", *model, "--memory-budget", "10G", "--json")
+    assert result.returncode == 0, result.stderr
+    plan = json.loads(result.stdout)
+    assert plan["options"]["recompute"] != "none"
+    assert plan["machine"]["memory_bytes"] == 10 << 30
+    assert plan["predicted"]["fits"] and plan["predicted"]["needed_bytes"] <= 10 << 30
+    searched = kiln("plan", "--search", *model, "--gpus", 1, "--memory-budget", "10G", "--json")
+    assert searched.returncode == 0, searched.stderr
+    assert all(choice["needed_bytes"] <= 10 << 30 for choice in json.loads(searched.stdout)["best"])
+
+
+def test_a_refused_budget_names_what_works(kiln, tmp_path):
+    """A disk where that is enough, else the least that is enough: both are followed."""
+    out = ["--max-steps", 1, "--out", tmp_path / "run"]
+    least = refusal(kiln, "train", *HEAVY, *out, "--memory-budget", "30M")
+    assert "nor the optimizer's state elsewhere" in least
+    enough = re.search(r"the least that works is (--memory-budget \d+M --micro-batch -1);", least)[1].split()
+    megabytes = int(enough[1][:-1])
+    result = kiln("train", *HEAVY, *out, *enough)
+    assert result.returncode == 0, result.stderr
+    message = refusal(kiln, "train", *HEAVY, "--max-steps", 1, "--out", tmp_path / "disk", "--memory-budget",
+                      f"{int(0.8 * megabytes)}M")
+    command = shlex.split(message.split("with the optimizer's state elsewhere this fits: kiln ")[1])
+    assert command[command.index("--offload-optimizer") + 1] == "nvme"
+    result = kiln(*command, timeout=300)
+    assert result.returncode == 0, result.stderr
+
+
+# DeepSpeed's file
+
+
+def test_advice_beside_a_deepspeed_file_names_its_keys(kiln, tmp_path):
+    path = tmp_path / "ds_config.json"
+    config = {"train_batch_size": 256, "bf16": {"enabled": True}, "zero_optimization": {"stage": 0},
+              "optimizer": {"type": "AdamW", "params": {"lr": 1e-2}}}
+    path.write_text(json.dumps(config))
+    arguments = ["plan", "--model", "DiT-XL/2", "--gpu", "RTX-3060", "--gpus", 8, "--recompute", "all", "--json"]
+    result = kiln(*arguments, "--deepspeed", path)
+    assert result.returncode == 0, result.stderr
+    plan = json.loads(result.stdout)
+    advice = "\n".join(plan["advice"])
+    assert not plan["predicted"]["fits"]
+    stage = int(re.search(rf'fits in [\d.]+ of [\d.]+ GiB each: --gpus 8 "zero_optimization.stage": (\d) in {path}', advice)[1])
+    rate = float(re.search(rf'"optimizer.params.lr": (\S+) in {path}', advice)[1])
+    for option in ("--zero-stage", "--lr "):
+        assert option not in advice
+    config["zero_optimization"]["stage"], config["optimizer"]["params"]["lr"] = stage, rate
+    path.write_text(json.dumps(config))
+    plan = json.loads(kiln(*arguments, "--deepspeed", path).stdout)
+    assert plan["predicted"]["fits"] and "lr" not in "\n".join(plan["advice"])
+
+
+# Runs
+
+
+def test_a_short_run_draws_its_grid_at_the_end(kiln, tmp_path):
+    result = kiln("train", *PIXELS, "--max-steps", 3, "--sample-every", 1000, "--num-samples", 4, "--num-sampling-steps", 2,
+                  "--out", tmp_path / "run")
+    assert result.returncode == 0, result.stderr
+    assert [path.name for path in (tmp_path / "run" / "samples").iterdir()] == ["step-00000003.png"]
+
+
+def test_the_report_is_as_far_as_the_run(kiln, tmp_path):
+    result = kiln("train", *TINY, "--max-steps", 13, "--log-every", 5, "--out", tmp_path / "run")
+    assert result.returncode == 0, result.stderr
+    html = (tmp_path / "run" / "report.html").read_text()
+    assert "<b>13</b><span>steps</span>" in html and "<b>104</b><span>images seen</span>" in html
+    # What happened is told in words.
+    assert kiln("train", *TINY, "--max-steps", 14, "--log-every", 5, "--out", tmp_path / "run").returncode == 0
+    html = (tmp_path / "run" / "report.html").read_text()
+    assert "<b>14</b><span>steps</span>" in html
+    assert "<span>step 13: resume</span>" in html and "{&quot;event" not in html
+
+
+def test_two_steps_say_nothing_against_the_plan(kiln, tmp_path):
+    result = kiln("train", *TINY, "--max-steps", 2, "--out", tmp_path / "run")
+    assert result.returncode == 0, result.stderr
+    assert "than the plan said" not in result.stdout
+    findings = json.loads((tmp_path / "run" / "plan.json").read_text())["findings"]
+    assert not [finding for finding in findings if finding.startswith("a step")]
+
+
+def test_a_finished_run_keeps_its_settings(kiln, tmp_path):
+    out = tmp_path / "run"
+    assert kiln("train", *TINY, "--max-steps", 4, "--out", out).returncode == 0
+    before = (out / "config.toml").read_bytes()
+    again = kiln("train", *TINY, "--max-steps", 3, "--out", out)
+    assert again.returncode == 0 and "finished after step 4" in again.stdout
+    assert (out / "config.toml").read_bytes() == before
+    assert kiln("train", *TINY, "--max-steps", 5, "--out", out).returncode == 0
+    assert (out / "config.toml").read_bytes() != before
+
+
+def pictures(folder, count, side):
+    folder.mkdir()
+    for i in range(count):
+        Image.new("RGB", (side, side), (i * 7 % 256, 50, 90)).save(folder / f"{i:03}.png")
+    return folder
+
+
+def test_the_size_of_a_store_is_taken(kiln, tmp_path):
+    store = ["extract", "--data", pictures(tmp_path / "pictures", 8, 40), "--autoencoder", "pixels", "--image-size", 24]
+    result = kiln(*store, "--out", tmp_path / "store")
+    assert result.returncode == 0, result.stderr
+    model = ["--model", "dit", "--hidden-size", 48, "--depth", 1, "--num-heads", 3, "--patch-size", 4, "--global-batch", 4,
+             "--data", tmp_path / "store"]
+    plan = kiln("plan", *model, "--gpu", "cpu", "--json")
+    assert json.loads(plan.stdout)["options"]["image-size"] == 24, plan.stderr
+    run = kiln("train", *model, "--max-steps", 1, "--peak-tflops", 1, "--device", "cpu", "--out", tmp_path / "run")
+    assert run.returncode == 0, run.stderr
+    assert "image-size = 24\n" in (tmp_path / "run" / "config.toml").read_text()
+    message = refusal(kiln, "train", *model, "--image-size", 32, "--max-steps", 1, "--out", tmp_path / "other")
+    assert "[plan]" not in message and "--image-size 24" in message
+    # With --max-minutes alone the number of steps is not known, and with it not that of epochs.
+    timed = kiln("train", *model, "--max-minutes", 0.01, "--peak-tflops", 1, "--device", "cpu", "--out", tmp_path / "timed")
+    assert timed.returncode == 0, timed.stderr
+    assert "8 samples: 2.0 steps an epoch, at most 0.01 minutes" in timed.stdout and "epochs in" not in timed.stdout
+    # Another store of other settings says what differs in words.
+    message = refusal(kiln, *store, "--enlarge", "--out", tmp_path / "store")
+    assert "enlarge (off there, on asked for)" in message
+
+
+@pytest.mark.parametrize("command", [["train", "--out", "run"], ["plan"]])
+def test_messages_of_data_name_no_other_command(kiln, tmp_path, command):
+    arguments = [*TINY, "--data", tmp_path / "nowhere"]
+    message = refusal(kiln, *command, *arguments)
+    assert "[plan]" not in message and "does not exist" in message
+
+
+def test_a_compressed_archive_is_named(kiln, tmp_path):
+    (tmp_path / "pictures.tar.gz").write_bytes(b"\x1f\x8b")
+    message = refusal(kiln, "extract", "--data", tmp_path / "pictures.tar.gz", "--autoencoder", "pixels", "--image-size", 16,
+                      "--out", tmp_path / "store")
+    assert "pictures.tar.gz: unpack it first" in message
+
+
+# Plans
+
+
+def test_a_family_alone_says_how_large_it_is(kiln):
+    text = kiln("plan", "--model", "dit", "--gpu", "A100-80G", "--compute-dtype", "bf16").stdout
+    assert "--model dit without a size is as large as DiT-XL/2" in text
+    assert "without a size" not in kiln("plan", "--model", "DiT-XL/2", "--gpu", "A100-80G").stdout
+    assert "without a size" not in kiln("plan", "--model", "dit", "--depth", 4, "--gpu", "A100-80G").stdout
+
+
+def test_a_slow_precision_is_in_the_headline(kiln):
+    model = ["plan", "--model", "DiT-XL/2", "--gpu", "A100-80G", "--micro-batch", 32]
+    head = kiln(*model).stdout.splitlines()[:6]
+    told = next(line for line in head if line.startswith("IN f32 IT TAKES"))
+    factor = float(re.search(r"TAKES ([\d.]+) TIMES", told)[1])
+    plans = [json.loads(kiln(*model, "--json", "--compute-dtype", dtype).stdout) for dtype in ("f32", "bf16")]
+    days = [plan["predicted"]["days"] for plan in plans]
+    assert factor == pytest.approx(days[0] / days[1], abs=0.06) and factor > 5
+    assert "IT TAKES" not in kiln(*model, "--compute-dtype", "bf16").stdout
+
+
+def test_advice_is_not_what_is_set(kiln):
+    """Not a micro-batch of 8 where a GPU has fewer images, nor less of what is least already."""
+    text = kiln("plan", "--model", "DiT-S/2", "--gpu", "A100-80G", "--gpus", 64, "--compute-dtype", "bf16").stdout
+    assert "is not a multiple of 8" not in text
+    full = kiln("plan", "--model", "DiT-XL/2", "--gpu", "A100-80G", "--compute-dtype", "bf16", "--micro-batch", 1,
+                "--recompute", "all", "--gpu-memory", "14G").stdout
+    for line in full.splitlines():
+        if "% of the memory is used" in line:
+            assert "--micro-batch 1" not in line and "--recompute all" not in line

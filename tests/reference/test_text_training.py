@@ -1,0 +1,238 @@
+"""Text to image from captioned pictures to prompts: every family that takes captions trains, resumes, divides, validates,
+is planned and draws by the same commands."""
+
+import json
+import shutil
+
+import numpy as np
+import pytest
+import torch
+from conftest import run_program
+from PIL import Image
+from test_text_store import FAMILIES as ENCODERS
+from test_tokenizers import MAKERS
+
+SIZE, COUNT = 16, 20
+UNET = {"block_out_channels": [32, 64], "down_block_types": ["CrossAttnDownBlock2D", "DownBlock2D"], "norm_num_groups": 8,
+        "up_block_types": ["UpBlock2D", "CrossAttnUpBlock2D"], "layers_per_block": 1, "attention_head_dim": 4}
+TRANSFORMER = ["--hidden-size", 48, "--num-heads", 3, "--depth", 2, "--patch-size", 2]
+FAMILIES = {
+    "pixart": ("bert", [*TRANSFORMER, "--objective", "iddpm"]),
+    "pixart_diffusers": ("bert", [*TRANSFORMER, "--objective", "epsilon"]),
+    "sana": ("bert", [*TRANSFORMER, "--objective", "flow"]),
+    "unet2d_condition": ("clip_text", ["--model-config", json.dumps(UNET), "--objective", "v_prediction"]),
+}
+OPTIONS = ["--image-size", SIZE, "--global-batch", 5, "--micro-batch", 2, "--lr", 1e-3, "--threads", 1, "--ema-decay", 0.9,
+           "--log-every", 1, "--peak-tflops", 1, "--seed", 3, "--text-dropout-prob", 0.3]
+
+
+def succeed(*arguments):
+    result = run_program("kiln", *arguments)
+    assert result.returncode == 0, result.stderr
+    return result
+
+
+def refusal(*arguments):
+    result = run_program("kiln", *arguments)
+    assert result.returncode != 0
+    return result.stderr.strip()
+
+
+@pytest.fixture(scope="module")
+def encoders(tmp_path_factory):
+    folders = {}
+    for family in ("bert", "clip_text"):
+        kind, _, model_class, config = ENCODERS[family]
+        torch.manual_seed(0)
+        folders[family] = tmp_path_factory.mktemp(family)
+        MAKERS[kind](folders[family])
+        model_class(config).eval().save_pretrained(folders[family])
+    return folders
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory, encoders):
+    """Pictures of one colour each with captions of unequal length, and their features by both encoders."""
+    folder = tmp_path_factory.mktemp("data")
+    (folder / "pictures").mkdir()
+    random = np.random.default_rng(0)
+    with open(folder / "pictures/metadata.jsonl", "w") as file:
+        for index in range(COUNT):
+            pixels = np.full((SIZE, SIZE, 3), random.integers(0, 256, 3), dtype=np.uint8)
+            Image.fromarray(pixels).save(folder / f"pictures/{index}.png")
+            text = " ".join(["red", "a green apple", "two birds on a long fence"][: index % 3 + 1]) + f" {index}"
+            file.write(json.dumps({"file_name": f"{index}.png", "text": text}) + "\n")
+    for encoder in encoders.values():
+        succeed("extract", "--data", folder / "pictures", "--autoencoder", "pixels", "--image-size", SIZE, "--out", folder / "store",
+                "--text-encoder", encoder)
+    return folder / "store"
+
+
+def train(store, family, out, steps, *extra):
+    encoder, model = FAMILIES[family]
+    return succeed("train", "--data", store, "--text", encoder, "--model", family, *model, *OPTIONS, *extra, "--out", out,
+                   "--max-steps", steps)
+
+
+def losses(out):
+    lines = [json.loads(line) for line in (out / "log.jsonl").read_text().splitlines()]
+    return [line["loss"] for line in lines if "loss" in line]
+
+
+def weights(out, step, name="model.safetensors"):
+    return (out / "checkpoints" / f"step-{step:08}" / name).read_bytes()
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory, store):
+    """A run of each family, made when it is first asked for."""
+    made = {}
+
+    def run(family):
+        if family not in made:
+            made[family] = tmp_path_factory.mktemp(family) / "run"
+            train(store, family, made[family], 5, "--sample-every", 5, "--num-samples", 3, "--num-sampling-steps", 2)
+        return made[family]
+
+    return run
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_stopped_run_goes_on_bitwise(tmp_path, store, runs, family):
+    train(store, family, tmp_path / "run", 2)
+    train(store, family, tmp_path / "run", 5)
+    assert losses(tmp_path / "run") == losses(runs(family))
+    for name in ("model.safetensors", "ema.safetensors"):
+        assert weights(tmp_path / "run", 5, name) == weights(runs(family), 5, name)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_memory_choices_do_not_change_a_bit(tmp_path, store, runs, family):
+    train(store, family, tmp_path / "run", 5, "--recompute", "all")
+    assert weights(tmp_path / "run", 5) == weights(runs(family), 5)
+
+
+@pytest.mark.parametrize("family, ranks, stage", [("pixart", 2, 3), ("pixart", 3, 1), ("sana", 2, 2), ("unet2d_condition", 2, 3)])
+def test_ranks_see_the_same_captions(tmp_path, store, runs, family, ranks, stage):
+    train(store, family, tmp_path / "run", 5, "--nproc", ranks, "--zero-stage", stage)
+    np.testing.assert_allclose(losses(tmp_path / "run"), losses(runs(family)), rtol=5e-6)
+
+
+def predicted_and_measured(out):
+    plan = json.loads((out / "plan.json").read_text())
+    return plan["predicted"]["peak_bytes"], plan["measured"]["peak_bytes"]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_plan_knows_captions(tmp_path, store, family):
+    """A batch of the longest captions is rehearsed before the first step, which is what the plan counts."""
+    train(store, family, tmp_path / "run", 3, "--memory-budget", "auto")
+    predicted, measured = predicted_and_measured(tmp_path / "run")
+    assert predicted == pytest.approx(measured, rel=0.03)
+
+
+@pytest.fixture(scope="module")
+def buckets(tmp_path_factory, encoders):
+    """Captioned pictures of three aspect ratios."""
+    folder = tmp_path_factory.mktemp("buckets")
+    (folder / "pictures").mkdir()
+    random = np.random.default_rng(1)
+    with open(folder / "pictures/metadata.jsonl", "w") as file:
+        for index in range(26):
+            height, width = [(16, 16), (40, 20), (12, 24)][index % 3]
+            pixels = np.full((height, width, 3), random.integers(0, 256, 3), dtype=np.uint8)
+            Image.fromarray(pixels).save(folder / f"pictures/{index}.png")
+            file.write(json.dumps({"file_name": f"{index}.png", "text": "bird " * (1 + index % 4)}) + "\n")
+    succeed("extract", "--data", folder / "pictures", "--autoencoder", "pixels", "--buckets", "16x16,24x12,12x24", "--image-size", SIZE,
+            "--enlarge", "--out", folder / "store", "--text-encoder", encoders["bert"])
+    return folder / "store"
+
+
+@pytest.mark.parametrize("family, extra", [("pixart", ["--model-config", '{"micro_condition": true}']), ("sana", [])])
+def test_buckets(tmp_path, buckets, family, extra):
+    train(buckets, family, tmp_path / "whole", 9, *extra, "--memory-budget", "auto", "--validation-data", buckets, "--validate-every", 9)
+    train(buckets, family, tmp_path / "parts", 4, *extra)
+    train(buckets, family, tmp_path / "parts", 9, *extra)
+    assert weights(tmp_path / "parts", 9) == weights(tmp_path / "whole", 9)
+    predicted, measured = predicted_and_measured(tmp_path / "whole")
+    assert predicted == pytest.approx(measured, rel=0.03)
+    validated = ["--validation-data", buckets, "--validate-every", 9]
+    train(buckets, family, tmp_path / "ranks", 9, *extra, "--nproc", 2, "--zero-stage", 3, *validated)
+    np.testing.assert_allclose(losses(tmp_path / "ranks"), losses(tmp_path / "whole"), rtol=5e-6)
+    found = [[line for line in map(json.loads, (tmp_path / run / "log.jsonl").read_text().splitlines()) if "validation_loss" in line]
+             for run in ("whole", "ranks")]
+    assert found[0][0]["validation_loss"] == pytest.approx(found[1][0]["validation_loss"], rel=5e-6)
+
+
+def test_validation_needs_captions_of_the_same_encoder(tmp_path, store):
+    train(store, "pixart", tmp_path / "run", 2, "--validation-data", store, "--validate-every", 1)
+    lines = [json.loads(line) for line in (tmp_path / "run/log.jsonl").read_text().splitlines()]
+    assert [line for line in lines if "validation_loss" in line or "validation" in line]
+
+
+def test_grids_show_captions_or_prompts(tmp_path, store, runs, encoders):
+    assert (runs("pixart") / "samples/step-00000005.png").exists()
+    prompts = ["--sample-every", 2, "--num-samples", 2, "--num-sampling-steps", 2, "--sample-prompts", "red, green", "two birds"]
+    train(store, "pixart", tmp_path / "run", 2, *prompts)
+    assert (tmp_path / "run/samples/step-00000002.png").exists()
+    other = shutil.copytree(encoders["bert"], tmp_path / "other")
+    kind, _, model_class, config = ENCODERS["bert"]
+    torch.manual_seed(1)
+    model_class(config).save_pretrained(other)
+    line = refusal("train", "--data", store, "--text", "bert", "--model", "pixart", *FAMILIES["pixart"][1], *OPTIONS, *prompts,
+                   "--text-encoder", other, "--out", tmp_path / "refused", "--max-steps", 2)
+    assert "is another text encoder" in line and "--text-encoder" in line
+
+
+def pictures(folder):
+    return {path.name: np.asarray(Image.open(path)) for path in sorted(folder.glob("*.png"))}
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_prompt_and_seed_give_one_picture(tmp_path, runs, family):
+    def draw(name, *options):
+        succeed("sample", "--run", runs(family), "--seed", 4, "--out", tmp_path / name, *options)
+        return list(pictures(tmp_path / name).values())
+
+    (tmp_path / "prompts.txt").write_text("red\n\na green apple\r\n")
+    few = ["--num-images", 4, "--num-sampling-steps", 3]
+    both = draw("both", "--prompt", "red", "--prompt", "a green apple", *few, "--grid")[:4]
+    assert (tmp_path / "both/grid.html").read_text().count("<figcaption>a green apple</figcaption>") == 2
+    alone = draw("alone", "--prompts", tmp_path / "prompts.txt", *few, "--batch", 1)
+    assert sorted(pictures(tmp_path / "both"))[:4] == [f"00000{i}-{'a_green_apple' if i % 2 else 'red'}.png" for i in range(4)]
+    for one, other in zip(both, alone):
+        assert np.abs(one.astype(int) - other).max() <= 1
+    # A model of five steps hardly heeds its prompts: the guidance is strong enough to show them.
+    strong = ["--prompt", "red", "--num-images", 1, "--cfg-scale", 300, "--num-sampling-steps", 8]
+    assert (draw("strong", *strong)[0] != draw("negative", *strong, "--negative-prompt", "two birds")[0]).any()
+
+
+def test_other_sizes(tmp_path, runs):
+    succeed("sample", "--run", runs("pixart"), "--num-sampling-steps", 2, "--prompt", "red", "--num-images", 1, "--height", 24,
+            "--width", 12, "--out", tmp_path / "wide")
+    assert pictures(tmp_path / "wide")["000000-red.png"].shape == (24, 12, 3)
+    assert "multiple of 2, got 15" in refusal("sample", "--run", runs("pixart"), "--prompt", "red", "--height", 15, "--out",
+                                               tmp_path / "odd")
+
+
+def test_bad_input_is_one_line(tmp_path, store, runs):
+    arguments = ["--model", "pixart", *FAMILIES["pixart"][1], *OPTIONS, "--out", tmp_path / "run", "--max-steps", 1]
+    assert "choose one of bert, clip_text with --text" in refusal("train", "--data", store, *arguments)
+    assert "no text store 'bart'" in refusal("train", "--data", store, "--text", "bart", *arguments)
+    assert "takes no captions" in refusal("train", "--data", store, "--text", "bert", "--model", "DiT-S/2", *OPTIONS, "--out", tmp_path / "run")
+    bare = tmp_path / "bare"
+    shutil.copytree(store, bare, ignore=shutil.ignore_patterns("text-*"))
+    line = refusal("train", "--data", bare, *arguments)
+    assert "takes captions" in line and "kiln extract" in line and "--text-encoder" in line
+    assert not (tmp_path / "run").exists()
+    padded = ["--model", "unet2d_condition", *FAMILIES["unet2d_condition"][1], *OPTIONS, "--out", tmp_path / "run"]
+    assert "attends to padding" in refusal("train", "--data", store, "--text", "bert", *padded)
+
+    sample = ["sample", "--run", runs("pixart"), "--out", tmp_path / "samples"]
+    assert "give --prompt" in refusal(*sample)
+    assert "knows no classes" in refusal(*sample, "--prompt", "red", "--classes", "1")
+    (tmp_path / "broken.txt").write_bytes(b"red\ngr\xffn\n")
+    assert "broken.txt, line 2" in refusal(*sample, "--prompts", tmp_path / "broken.txt")
+    (tmp_path / "empty.txt").write_text("\n")
+    assert "has no prompts" in refusal(*sample, "--prompts", tmp_path / "empty.txt")
+    assert not (tmp_path / "samples").exists()
