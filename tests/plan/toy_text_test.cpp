@@ -135,17 +135,7 @@ void write_data(const std::string& folder) {
 }
 
 TEST(ToyText, IsAFileAndARow) {
-  add_denoiser_family(test::toy_family(
-      "toy-text", presets,
-      [](const nlohmann::json& config, const ModelNeeds& needs) {
-        nlohmann::json fitted = config;
-        fitted["channels"] = needs.channels;
-        fitted["side"] = needs.height;
-        return fitted;
-      },
-      [](const nlohmann::json& config, const BuildOptions& options) -> std::unique_ptr<Denoiser> {
-        return std::make_unique<ToyText>(config, options);
-      }));
+  add_denoiser_family(test::toy_family<ToyText>("toy-text", presets));
   const test::TempFolder folder;
   write_data(folder / "store");
   TrainOptions options;

@@ -27,21 +27,30 @@ inline std::string file_bytes(const std::filesystem::path& path) {
   return {std::istreambuf_iterator<char>(file), {}};
 }
 
-// The row of a family without published models. `build` makes its denoiser of a config that `fit` completes.
-inline Family toy_family(const char* name, const std::map<std::string, nlohmann::json>& (*presets)(),
-                         nlohmann::json (*fit)(const nlohmann::json&, const ModelNeeds&),
-                         std::unique_ptr<Denoiser> (*build)(const nlohmann::json&, const BuildOptions&)) {
-  return {.name = name,
-          .presets = presets,
-          .resolve = [](const nlohmann::json& config) { return config; },
-          .complete = [](const nlohmann::json& config, const WeightShapes&) { return config; },
-          .fit = fit,
-          .build = build,
-          .recognise = [](const WeightShapes&,
-                          const nlohmann::json&) { return std::optional<RecognisedModel>(); },
-          .formats = {},
-          .published = {},
-          .calibration = {}};
+// The row of a family of T(config, options) without published models, whose config is the channels and the
+// side of what it draws.
+template <class T>
+Family toy_family(const char* name, const std::map<std::string, nlohmann::json>& (*presets)()) {
+  return {
+      .name = name,
+      .presets = presets,
+      .resolve = [](const nlohmann::json& config) { return config; },
+      .complete = [](const nlohmann::json& config, const WeightShapes&) { return config; },
+      .fit =
+          [](const nlohmann::json& config, const ModelNeeds& needs) {
+            nlohmann::json fitted = config;
+            fitted["channels"] = needs.channels;
+            fitted["side"] = needs.height;
+            return fitted;
+          },
+      .build = [](const nlohmann::json& config, const BuildOptions& options) -> std::unique_ptr<Denoiser> {
+        return std::make_unique<T>(config, options);
+      },
+      .recognise = [](const WeightShapes&,
+                      const nlohmann::json&) { return std::optional<RecognisedModel>(); },
+      .formats = {},
+      .published = {},
+      .calibration = {}};
 }
 
 // Trains, stops and goes on, recomputes, divides and plans the family of `options`, whose out is a folder to

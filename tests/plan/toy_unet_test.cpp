@@ -94,17 +94,7 @@ const std::map<std::string, nlohmann::json>& presets() {
 }
 
 TEST(ToyUnet, IsAFileAndARow) {
-  add_denoiser_family(test::toy_family(
-      "toy-unet", presets,
-      [](const nlohmann::json& config, const ModelNeeds& needs) {
-        nlohmann::json fitted = config;
-        fitted["channels"] = needs.channels;
-        fitted["side"] = needs.height;
-        return fitted;
-      },
-      [](const nlohmann::json& config, const BuildOptions& options) -> std::unique_ptr<Denoiser> {
-        return std::make_unique<ToyUnet>(config, options);
-      }));
+  add_denoiser_family(test::toy_family<ToyUnet>("toy-unet", presets));
   const test::TempFolder folder;
   TrainOptions options;
   options.model.name = "toy-unet";
