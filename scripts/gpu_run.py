@@ -238,6 +238,7 @@ def killed_and_resumed(session, folder, *options):
 # Memory choices that may not change a bit. {disk}: a folder.
 EQUAL_RUNS = {
     "again": [],
+    "as a graph": ["--cuda-graph"],
     "recompute": ["--recompute", "all"],
     "activations on the host": ["--offload-activations", "all"],
     "optimizer on the host": ["--offload-optimizer", "cpu"],
@@ -341,6 +342,8 @@ def speed(session):
     session.check("kernels of a step, batch 32", kernels, "DiT-XL/2", 32)
     session.check("attention engines, (32, 16, 256, 72)", attention)
     session.check("DiT-B/2 bf16, batch 256", speed_of, "DiT-B/2", 256, 20)
+    session.check("DiT-S/8 bf16, batch 32", speed_of, "DiT-S/8", 32, 100)
+    session.check("DiT-S/8 bf16, batch 32, as a graph", speed_of, "DiT-S/8", 32, 100, "--cuda-graph")
 
 
 # --- calibrate

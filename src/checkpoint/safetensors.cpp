@@ -157,21 +157,25 @@ std::unique_ptr<TensorFile> parse_safetensors(std::span<const std::byte> bytes, 
 
 SafetensorsLayout lay_out_safetensors(const std::vector<TensorSpec>& tensors,
                                       const std::map<std::string, std::string>& metadata) {
-  ordered_json header = ordered_json::object();
-  if (!metadata.empty()) header["__metadata__"] = metadata;
+  // Written entry by entry: an object that keeps its order looks through all names for each one.
+  std::string text = "{";
+  const auto add = [&](const std::string& name, const ordered_json& entry) {
+    text += (text.size() > 1 ? "," : "") + ordered_json(name).dump() + ":" + entry.dump();
+  };
+  std::set<std::string_view> names = {"__metadata__"};
+  if (!metadata.empty()) add("__metadata__", metadata);
   SafetensorsLayout layout;
   uint64_t offset = 0;
   for (const auto& [name, dtype, shape] : tensors) {
     uint64_t num_bytes = dtype_size(dtype);
     for (const int64_t size : shape) num_bytes *= static_cast<uint64_t>(size);
-    if (name == "__metadata__" || header.contains(name))
-      fail("safetensors", "cannot write two tensors named {:?}", name);
-    header[name] = {
-        {"dtype", dtype_name(dtype)}, {"shape", shape}, {"data_offsets", {offset, offset + num_bytes}}};
+    if (!names.insert(name).second) fail("safetensors", "cannot write two tensors named {:?}", name);
+    add(name,
+        {{"dtype", dtype_name(dtype)}, {"shape", shape}, {"data_offsets", {offset, offset + num_bytes}}});
     layout.offsets.push_back(offset);
     offset += num_bytes;
   }
-  std::string text = header.dump();
+  text += "}";
   text.append((kDataAlignment - (8 + text.size()) % kDataAlignment) % kDataAlignment, ' ');
   const uint64_t header_bytes = text.size();
   layout.head.assign(reinterpret_cast<const char*>(&header_bytes), sizeof(header_bytes));

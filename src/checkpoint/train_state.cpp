@@ -142,8 +142,10 @@ Found find_checkpoints(const std::string& run) {
     else
       found.complete.push_back({*step, path.string()});
   }
-  if (error && error != std::errc::no_such_file_or_directory)
-    fail("checkpoint", "cannot read {}: {}", folder.string(), error.message());
+  std::error_code unreachable;  // then there is no run: whoever begins one says what is wrong
+  const bool is_absent = error == std::errc::no_such_file_or_directory ||
+                         (error == std::errc::not_a_directory && !fs::is_directory(run, unreachable));
+  if (error && !is_absent) fail("checkpoint", "cannot read {}: {}", folder.string(), error.message());
   std::ranges::sort(found.complete, {}, &Checkpoint::step);
   std::ranges::sort(found.defects);
   return found;

@@ -17,8 +17,12 @@ void add_convert_command(CLI::App& app) {
       ->required();
   command->add_option("--model", options->model, "Refuse weights that are not of this model (DiT-XL/2, ...)");
   command->add_flag("--ema,!--no-ema", options->ema, "Take the EMA weights, if there are any (default)");
-  command->add_option("--merge", options->merge,
-                      "LoRA adapter (PEFT folder, diffusers or kohya file) to add to the weights");
+  command->add_option(
+      "--merge", options->merge,
+      "LoRA adapter (PEFT folder, diffusers or kohya file, run folder) to add to the weights");
+  command->add_option("--adapter-format", options->adapter_format,
+                      "Of an adapter that --in RUN trained: peft, diffusers or kohya (default: peft for a "
+                      "folder, diffusers for a file)");
   command->add_option("--dtype", options->dtype,
                       "Precision of the weights: f32, bf16 or fp16 (default: as stored)");
   command->add_option("--vae", options->vae, "diffusers AutoencoderKL folder to put into the pipeline");

@@ -26,6 +26,7 @@ void add_sampling_options(CLI::App* command, SampleCommand& sampling) {
   command->add_option("--autoencoder", sampling.autoencoder, "Decoder (default: the run's)")->group(group);
   command->add_option("--sample-batch", sampling.batch, "Images drawn at a time")->group(group);
   command->add_option("--compute-dtype", sampling.compute_dtype, "f32 | bf16 | fp16")->group(group);
+  command->add_flag("--tf32", sampling.tf32, "CUDA: f32 products in TF32")->group(group);
 }
 
 }  // namespace

@@ -20,6 +20,10 @@ void add_text_options(CLI::App& command, TextExtractOptions& text) {
   command.add_option("--text-max-tokens", text.max_tokens,
                      "Longer captions are cut (default: by encoder, 300 for T5 and Gemma)");
   command.add_option("--text-batch", text.batch, "Captions encoded at once (default 32, on a GPU 256)");
+  command.add_option(
+      "--text-encoder-memory", text.memory,
+      "Memory of the device that encoding captions may take, on a CPU of the whole process (3G; default: "
+      "what is free): an encoder that does not fit is read segment by segment while it computes");
   command
       .add_option("--captions", text.captions.sources,
                   "data (metadata.jsonl, .txt, .json, data_info.json) | png-text | file-names, or several "
@@ -65,6 +69,10 @@ void add_extract_command(CLI::App& app) {
       "--enlarge", options->enlarge,
       "Enlarge images smaller than --image-size or their bucket, as DiT and PixArt do, instead of "
       "skipping them");
+  command->add_flag(
+      "--append", options->append,
+      "Add the pictures of --data that the store at --out lacks, or, without --autoencoder, the captions of "
+      "those that were added last; runs that are under way keep the samples they have");
   command->add_flag("--strict", options->strict,
                     "Stop at a broken or too small image instead of skipping it");
   command->add_option("--batch", options->batch, "Images encoded at once (default: 8; on a GPU 32)");
@@ -74,6 +82,13 @@ void add_extract_command(CLI::App& app) {
       ->add_option("--compute-dtype", options->compute_dtype,
                    "Precision of the autoencoder: f32, bf16 or fp16")
       ->capture_default_str();
+  command
+      ->add_option("--tiles", options->tiles,
+                   "Cut pictures larger than this side in pixels into tiles of it, with blended seams: off, "
+                   "a side, or "
+                   "auto (512 where there is no memory for the whole)")
+      ->capture_default_str();
+  command->add_flag("--tf32", options->tf32, "CUDA: compute f32 products in TF32");
   command->add_option("--device", options->device, "Device: auto, cpu or cuda")->capture_default_str();
   command->add_option("--shard-size", options->shard_size, "Samples per file")->capture_default_str();
   command->add_option("--workers", options->workers,

@@ -11,6 +11,7 @@
 #include "plan/report/report.h"
 #include "plan/search/comparison.h"
 #include "plan/search/search.h"
+#include "train/stages/stages.h"
 
 namespace kiln::cli {
 
@@ -80,6 +81,11 @@ void add_plan_options(CLI::App& command, PlanArguments& arguments) {
       .add_option("--gpu-prices", arguments.gpu_prices,
                   "--search: what an hour of each kind costs: A100-80G=1.9,RTX-4090=0.4")
       ->needs(search);
+  command
+      .add_option("--memory-share", arguments.limits.memory_share,
+                  "--search: use at most this share of a GPU's memory where anything fits in it (default: "
+                  "0.85, which leaves room for fragmentation and other programs; of a --memory-budget 0.97)")
+      ->needs(search);
   auto* table =
       command
           .add_option("--table", arguments.table,
@@ -131,6 +137,8 @@ void compare(const PlanArguments& arguments, ComparisonOptions options) {
 void run_search(const CLI::App& command, const PlanArguments& arguments) {
   SearchOptions options = arguments.limits;
   options.plan = arguments.options;
+  if (command.count("--memory-share") == 0 && options.plan.train.memory.budget.is_given())
+    options.memory_share = kFullShare;  // the budget says how much may be used
   options.any_gpus = !is_number_of_gpus_given(command, arguments.options.train);
   for (const char* name : kSearchedOptions)
     if (arguments.given.contains(name)) options.fixed.insert(name);
@@ -177,6 +185,15 @@ void calibrate_here(const PlanArguments& arguments) {
   fmt::print(stderr, "profile kept in {}\n", path);
 }
 
+void plan_all_stages(const PlanArguments& arguments) {
+  if (arguments.search)
+    fail("plan", "--search chooses the settings of one stage, this recipe has {}",
+         arguments.options.train.stages.size());
+  const StagePlans stages = make_stage_plans(arguments.options, plan_of);
+  fmt::print("{}", arguments.json ? to_json(stages).dump(1) + "\n" : to_text(stages));
+  write_report(arguments.html, stages.plans[stages.worst]);
+}
+
 void run(const CLI::App& command, const PlanArguments& arguments) {
   if (!arguments.table.empty()) {
     TableOptions table{.plan = arguments.options, .given = arguments.given};
@@ -184,6 +201,7 @@ void run(const CLI::App& command, const PlanArguments& arguments) {
     fmt::print("{}", markdown_table(arguments.table, table));
     return;
   }
+  if (!arguments.options.train.stages.empty()) return plan_all_stages(arguments);
   if (arguments.search) return run_search(command, arguments);
   Plan plan = plan_of(arguments.options);
   compare_with_half_precision(plan);
@@ -215,7 +233,7 @@ void add_plan_command(CLI::App& app) {
       if (command->count("--gpu") == 0) options.gpu = nearest_in_memory(options.gpu_memory).name;
     }
     const ResolvedOptions resolved = resolve(*command, *train, has_gpus ? options.gpus : 0);
-    options.train = resolved.options;
+    options.train = with_length(resolved.options, options.dataset_size);
     options.change = resolved.change;
     calibrate_here(*arguments);
     if (options.gpu == "this") options.gpu = this_machine();

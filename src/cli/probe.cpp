@@ -4,6 +4,7 @@
 
 #include "cli/build_identity.h"
 #include "cli/commands.h"
+#include "cli/probe_variants.h"
 #include "cli/train_options.h"
 #include "core/error.h"
 #include "parallel/machine.h"
@@ -11,8 +12,11 @@
 #include "parallel/ranks/ranks.h"
 #include "plan/fit/budget.h"
 #include "plan/price/this_machine.h"
+#include "plan/report/variants.h"
+#include "plan/trace/op_recorder.h"
 #include "train/probe.h"
 #include "train/run_ranks.h"
+#include "train/stages/stages.h"
 
 namespace kiln::cli {
 
@@ -35,6 +39,21 @@ class StdoutToStderr {
  private:
   int stdout_;
 };
+
+std::unique_ptr<OpSource> audited_operations(at::Device device) {
+  return std::make_unique<OpRecorder>(
+      OpRecorder::Options{.timed = true, .checks_values = true, .device = device});
+}
+
+// Of several stages the first one.
+TrainOptions probed(const TrainOptions& options) {
+  if (options.stages.empty()) return with_length(options);
+  fmt::print(stderr, "a probe of {}, the first of {}\n", stage_name(options.stages[0], 0),
+             options.stages.size());
+  TrainOptions first = options_of_stage(options, 0);
+  if (options.stages[0].steps > 0) first.max_steps = options.stages[0].steps;
+  return with_length(first);
+}
 
 // A published batch takes a CPU minutes a step, and shows no more than a small one.
 constexpr int64_t kCpuBatch = 8;
@@ -80,11 +99,35 @@ void add_probe_command(CLI::App& app) {
   command->add_option("--steps", options->steps, "Steps to take")->capture_default_str();
   command->add_flag("!--no-checkpoint", options->checkpoint,
                     "Leave out the checkpoint at the end, which takes as much disk as the run's");
+  auto audits = std::make_shared<bool>(false);
+  command->add_flag(
+      "--audit-precision", *audits,
+      "Look at one step operation by operation: casts, what runs in f32 and why, overflows by segment, "
+      "time by dtype");
+  command->add_option("--report", options->report, "Write the report of these steps (HTML) to this file");
   command->add_flag("--json", *json, "Print one JSON object on standard output and nothing else there");
+  auto variants = std::make_shared<VariantsCommand>();
+  auto* file = command->add_option(
+      "--variants", variants->file,
+      "TOML file of variants: options that all share, then a [name] for each, with on = \"NAME\" where it "
+      "starts from another one; one table says what each gains");
+  command
+      ->add_option("--plan-for", variants->gpu,
+                   "--variants: plan them for this GPU (kiln plan --help names them; cpu: this processor) "
+                   "instead of running them")
+      ->needs(file);
   const auto train = add_train_options(*command, "kiln train");
   command->callback([=] {
     const ResolvedOptions resolved = resolve(*command, *train);
-    options->train = resolved.options;
+    if (!variants->file.empty()) {
+      variants->steps = options->steps;
+      variants->checkpoint = options->checkpoint;
+      const nlohmann::json table = compare_variants(*variants, resolved.options, resolved.given);
+      fmt::print("{}", *json ? table.dump(1) + "\n" : variants_text(table));
+      return;
+    }
+    options->train = probed(resolved.options);
+    if (*audits) options->audit_ops = audited_operations;
     if (options->train.out.empty()) options->train.out = "probe";  // never written: validation wants one
     const Ranks ranks = ranks_from_environment();
     const bool has_cpu_batch =

@@ -48,6 +48,8 @@ void add_sample_command(CLI::App& app) {
   command->add_option(
       "--model", options->model,
       "Model of --weights (DiT-XL/2, ...), or published weights that are fetched (DiT-XL/2-256, -512)");
+  command->add_option("--adapter", options->adapter,
+                      "LoRA adapter (PEFT folder, diffusers or kohya file) to add to the weights");
   auto download = std::make_shared<DownloadOptions>();
   command->add_flag("--offline", download->offline, "Published weights: only what was fetched before");
   command->add_option("--mirror", download->mirrors, "Published weights: see kiln download --help");
@@ -61,6 +63,12 @@ void add_sample_command(CLI::App& app) {
                       "Image side in pixels, for --weights (default: the model's)");
   command->add_option("--autoencoder", options->autoencoder,
                       "Autoencoder that decodes the latents, or pixels (default: the run's)");
+  command
+      ->add_option("--tiles", options->tiles,
+                   "Decode pictures larger than this side in pixels in tiles of it, with blended seams: off, "
+                   "a side, or "
+                   "auto (512 where there is no memory for the whole)")
+      ->capture_default_str();
   command->add_option("--ema-decay", options->ema_decay,
                       "Use the weight average of this decay (default: the run's first)");
   command->add_flag("--no-ema", options->no_ema, "Use the trained weights, not their average");
@@ -77,6 +85,9 @@ void add_sample_command(CLI::App& app) {
                       "Folder of the text encoder and its tokenizer (default: the run's)");
   command->add_option("--height", options->height, "Of the pictures in pixels (default: the model's)");
   command->add_option("--width", options->width, "Of the pictures in pixels (default: the model's)");
+  command->add_option("--aspect-ratio", options->aspect_ratio,
+                      "Width to height, such as 16:9: the published size nearest to it, of about the model's "
+                      "area; not with --height or --width");
   command->add_flag("--random-labels", options->random_labels,
                     "Draw each picture's class from the classes instead, by the seed and its number");
   command->add_option("--guidance-interval", options->guidance_interval,
@@ -108,6 +119,7 @@ void add_sample_command(CLI::App& app) {
   command->add_option("--device", options->device, "Device: auto, cpu or cuda")->capture_default_str();
   command->add_option("--compute-dtype", options->compute_dtype, "Precision: f32, bf16 or fp16")
       ->capture_default_str();
+  command->add_flag("--tf32", options->tf32, "CUDA: compute f32 products in TF32, as DiT's sample.py does");
   command
       ->add_option("--cuda-graph", options->cuda_graph,
                    "CUDA: replay the model's passes as one graph: auto or off")

@@ -1,6 +1,8 @@
 #include "cli/commands.h"
+#include "core/error.h"
 #include "data/store/store_import.h"
 #include "data/store/store_report.h"
+#include "extract/pixart_captions.h"
 
 namespace kiln::cli {
 
@@ -17,6 +19,13 @@ void add_import(CLI::App& store) {
   command->add_option("labels", options->labels, "fast-dit: folder of labels");
   command->add_option("--data-info", options->data_info,
                       "pixart: data_info.json, for the pictures' sizes and prompts");
+  auto captions = std::make_shared<PixartCaptionOptions>();
+  command->add_option("--caption-features", captions->features,
+                      "pixart: folder of caption features (*.npz), which become a text store");
+  command->add_option(
+      "--text-encoder", captions->text_encoder,
+      "pixart: folder of the encoder that made them, for the empty caption and to check prompts");
+  command->add_option("--text-name", captions->name, "pixart: name of the text store")->capture_default_str();
   command->add_option("--out", options->out, "Folder of the store; rerunning continues")->required();
   command
       ->add_option("--image-size", options->image_size,
@@ -28,7 +37,15 @@ void add_import(CLI::App& store) {
                       "Number of classes (default: the largest label + 1)");
   command->add_option("--dtype", options->dtype, "Precision of the stored latents: f32, bf16 or fp16")
       ->capture_default_str();
-  command->callback([options] { import_store(*options); });
+  command->callback([options, captions] {
+    const bool has_captions = !captions->features.empty();
+    if (has_captions && (options->from != "pixart" || options->data_info.empty()))
+      fail("store import",
+           "--caption-features needs --from pixart and the prompts: give --data-info data_info.json");
+    import_store(*options);
+    captions->data_info = options->data_info;
+    if (has_captions) import_pixart_captions(options->out, *captions);
+  });
 }
 
 }  // namespace

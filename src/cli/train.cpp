@@ -1,3 +1,5 @@
+#include <filesystem>
+
 #include "cli/build_identity.h"
 #include "cli/commands.h"
 #include "cli/train_options.h"
@@ -11,20 +13,47 @@
 
 namespace kiln::cli {
 
+namespace {
+
+// What the run in `out` was trained by.
+std::string continued_recipe(const std::string& out) {
+  const std::string recipe = out + "/config.toml";
+  if (out.empty() || !std::filesystem::exists(recipe))
+    fail("train", "--continue-with goes on with the run in --out, and {} is none",
+         out.empty() ? "no --out" : out);
+  return recipe;
+}
+
+}  // namespace
+
 void add_train_command(CLI::App& app) {
   auto* command = app.add_subcommand("train", "Train a denoiser; rerunning the same command resumes");
   const auto arguments = add_train_options(*command);
+  const auto ahead = std::make_shared<std::string>();
+  command->add_option(
+      "--continue-with", *ahead,
+      "Recipe of what follows the newest checkpoint of --out: its [[stage]]s, or its options as "
+      "one stage; all else stays as RUN/config.toml has it");
   command->callback([=] {
+    if (!ahead->empty() && arguments->recipe.empty())
+      arguments->recipe = continued_recipe(arguments->options.out);
     const TrainOptions options = resolve(*command, *arguments).options;
     if (const int64_t num_ranks = ranks_to_launch(options)) return launch_ranks(num_ranks);
     const std::shared_ptr<ProcessGroup> group = join_ranks(options, build_identity());
-    const FittedRun run = fit_run(options, *group);
-    if (!run.summary.empty()) fmt::print("{}\n", run.summary);
-    train(run.options, {.predicted = run.predicted,
-                        .data_sheet_flops = data_sheet_flops(
-                            choose_device(run.options.compute.device, group->ranks().local_rank),
-                            run.options.compute.product_dtype(), run.options.compute.tf32),
-                        .group = group});
+    train(options, {.data_sheet_flops =
+                        data_sheet_flops(choose_device(options.compute.device, group->ranks().local_rank),
+                                         options.compute.product_dtype(), options.compute.tf32),
+                    .fit = [group](const TrainOptions& stage) -> StageFit {
+                      FittedRun fitted = fit_run(stage, *group);
+                      const auto [share, warning] = memory_share(fitted);
+                      if (!share.empty()) fmt::print("{}\n", share);
+                      if (!warning.empty()) fmt::print(stderr, "warning: {}\n", warning);
+                      return {.options = std::move(fitted.options),
+                              .predicted = std::move(fitted.predicted),
+                              .summary = std::move(fitted.summary)};
+                    },
+                    .ahead = ahead->empty() ? std::vector<StageOptions>() : stages_ahead(*ahead),
+                    .group = group});
   });
 }
 

@@ -9,11 +9,13 @@
 #include "core/json_config.h"
 #include "core/toml.h"
 #include "data/store/feature_store.h"
+#include "interop/accelerate_config.h"
 #include "interop/deepspeed_config.h"
 #include "parallel/ranks/ranks.h"
 #include "plan/run/plan.h"
 #include "run/option_table.h"
 #include "run/option_values.h"
+#include "run/stage_options.h"
 
 namespace kiln::cli {
 
@@ -103,6 +105,16 @@ bool is_given(const CLI::App& command, const std::string& name) {
   return option != nullptr && option->count() > 0;
 }
 
+// Says where in a recipe the error is.
+template <class Body>
+void at_line(const std::string& recipe, int line, Body&& body) {
+  try {
+    body();
+  } catch (const Error& error) {
+    throw Error(fmt::format("{} ({} line {})", error.what(), recipe, line));
+  }
+}
+
 ResolvedOptions with_recipe(const CLI::App& command, const TrainArguments& arguments) {
   ResolvedOptions resolved{.options = arguments.options, .change = option_on_command_line, .given = {}};
   visit_options(resolved.options, [&](const char* name, const auto&, OnResume, const std::string&) {
@@ -110,14 +122,18 @@ ResolvedOptions with_recipe(const CLI::App& command, const TrainArguments& argum
   });
   if (arguments.recipe.empty()) return resolved;
   TrainOptions overridden;  // still checked
-  for (const TomlEntry& entry : read_toml(arguments.recipe)) {
-    try {
-      set_option(is_given(command, entry.key) ? overridden : resolved.options, entry.key, entry.value);
-      resolved.given.insert(entry.key);
-    } catch (const Error& error) {
-      throw Error(fmt::format("{} ({} line {})", error.what(), arguments.recipe, entry.line));
-    }
-  }
+  const TomlDocument recipe = read_toml_document(arguments.recipe);
+  for (const TomlEntry& entry : recipe.entries)
+    at_line(arguments.recipe, entry.line, [&] {
+      // Both say where training ends.
+      const bool is_replaced = entry.key == "max-steps" ? is_given(command, "epochs")
+                               : entry.key == "epochs"  ? is_given(command, "max-steps")
+                                                        : false;
+      set_option(is_replaced || is_given(command, entry.key) ? overridden : resolved.options, entry.key,
+                 entry.value);
+      if (!is_replaced) resolved.given.insert(entry.key);
+    });
+  resolved.options.stages = stages_of(recipe, arguments.recipe);
   // A recipe's passes fit its own batch.
   int64_t& micro_batch = resolved.options.micro_batch;
   if (!is_given(command, "micro-batch")) micro_batch = std::min(micro_batch, resolved.options.global_batch);
@@ -132,15 +148,51 @@ void report(const DeepSpeedConfig& config, const std::string& path) {
     fmt::print(stderr, "  --{} {}  ({})\n", setting.option, setting.value.dump(), setting.key);
 }
 
+// Of the images of a store; 0: it is none.
+int64_t image_size_of(const std::string& data) {
+  const bool is_store = std::filesystem::exists(std::filesystem::path(data) / "store.json");
+  return is_store ? read_store_info(data).image_size : 0;
+}
+
 // What is trained on features has the size of their images.
+void take_image_size(StageOptions& stage) {
+  if (!stage.settings.contains("data") || stage.settings.contains("image-size")) return;
+  if (const int64_t size = image_size_of(stage.settings.at("data")); size > 0)
+    stage.settings["image-size"] = size;
+}
 void take_image_size_of_store(ResolvedOptions& resolved) {
-  const std::string& data = resolved.options.data.path;
-  if (!resolved.given.contains("image-size") &&
-      std::filesystem::exists(std::filesystem::path(data) / "store.json"))
-    resolved.options.data.image_size = read_store_info(data).image_size;
+  if (resolved.given.contains("image-size")) return;
+  if (const int64_t size = image_size_of(resolved.options.data.path); size > 0)
+    resolved.options.data.image_size = size;
+  for (StageOptions& stage : resolved.options.stages) take_image_size(stage);
 }
 
 }  // namespace
+
+std::vector<StageOptions> stages_of(const TomlDocument& recipe, const std::string& path) {
+  std::vector<StageOptions> stages;
+  for (const TomlTable& table : recipe.tables)
+    at_line(path, table.line, [&] {
+      if (table.name != "stage")
+        fail("train", "unknown table [[{}]]: a recipe has options and [[stage]]s", table.name);
+      StageOptions& stage = stages.emplace_back();
+      for (const TomlEntry& entry : table.entries) set_stage_key(stage, entry.key, entry.value);
+      check_stage(stage, stage_name(stage, stages.size() - 1));
+    });
+  return stages;
+}
+
+std::vector<StageOptions> stages_ahead(const std::string& recipe) {
+  TomlDocument document = read_toml_document(recipe);
+  if (document.tables.empty())
+    document.tables.push_back({.name = "stage", .entries = std::move(document.entries), .line = 1});
+  else
+    for (TomlTable& table : document.tables)
+      table.entries.insert(table.entries.begin(), document.entries.begin(), document.entries.end());
+  std::vector<StageOptions> stages = stages_of(document, recipe);
+  for (StageOptions& stage : stages) take_image_size(stage);
+  return stages;
+}
 
 std::shared_ptr<TrainArguments> add_train_options(CLI::App& command, const std::string& prefix) {
   const std::string group = prefix.empty() ? "Options" : prefix;
@@ -153,6 +205,9 @@ std::shared_ptr<TrainArguments> add_train_options(CLI::App& command, const std::
       .add_option("--deepspeed", arguments->deepspeed,
                   "DeepSpeed's ds_config.json, read as these options; it may not contradict the command line")
       ->group(group);
+  command
+      .add_option("--accelerate", arguments->accelerate, "accelerate's default_config.yaml, read likewise")
+      ->group(group);
   visit_options(arguments->options, OptionAdder{.command = command, .prefix = prefix});
   return arguments;
 }
@@ -163,20 +218,25 @@ ResolvedOptions resolve(const CLI::App& command, const TrainArguments& arguments
   std::string& model_config = resolved.options.model.config;
   take_image_size_of_store(resolved);
   if (!model_config.empty()) model_config = read_json_option("train", "--model-config", model_config).dump();
-  if (arguments.deepspeed.empty()) return resolved;
+  if (arguments.deepspeed.empty() && arguments.accelerate.empty()) return resolved;
+  if (!arguments.deepspeed.empty() && !arguments.accelerate.empty())
+    fail("train", "--deepspeed and --accelerate are both given: the latter names DeepSpeed's file itself");
+  const bool is_accelerate = !arguments.accelerate.empty();
+  const std::string path = is_accelerate ? arguments.accelerate : arguments.deepspeed;
   const TrainOptions& options = resolved.options;
   const Ranks ranks = ranks_from_environment();
   if (world_size == 0) world_size = std::max(options.ranks.nproc, ranks.world_size);
-  const DeepSpeedConfig config = read_deepspeed_config(
-      arguments.deepspeed, {.ours = options,
-                            .is_given = [&](const std::string& option) { return is_given(command, option); },
-                            .world_size = world_size});
-  const bool launches_others = options.ranks.nproc > 1 && !ranks.launched;
-  if (ranks.rank == 0 && !launches_others) report(config, arguments.deepspeed);
+  const DeepSpeedContext context{
+      .ours = options,
+      .is_given = [&](const std::string& option) { return is_given(command, option); },
+      .world_size = world_size};
+  const DeepSpeedConfig config =
+      is_accelerate ? read_accelerate_config(path, context) : read_deepspeed_config(path, context);
+  const bool launches_others = apply(config, options).ranks.nproc > 1 && !ranks.launched;
+  if (ranks.rank == 0 && !launches_others) report(config, path);
   for (const DeepSpeedConfig::Setting& setting : config.settings) resolved.given.insert(setting.option);
   resolved.options = apply(config, options);
-  resolved.change = [config, path = arguments.deepspeed](const std::string& option,
-                                                         const std::string& value) {
+  resolved.change = [config, path](const std::string& option, const std::string& value) {
     return setting_text(config, path, option, value);
   };
   return resolved;

@@ -5,7 +5,7 @@
 #include "checkpoint/pt_file.h"
 #include "checkpoint/tensor_files.h"
 #include "convert/diffusers_folder.h"
-#include "convert/lora_keys.h"
+#include "convert/run_adapter.h"
 #include "convert/weights_source.h"
 #include "core/aten.h"
 #include "core/error.h"
@@ -76,17 +76,6 @@ std::string check_architecture(const ConvertOptions& options, const Loaded& load
   return name;
 }
 
-// The adapter's part of each weight, once and for all.
-void merge(const std::string& adapter, TensorMap& weights) {
-  std::vector<std::string> modules;
-  constexpr std::string_view kWeight = ".weight";
-  for (const auto& [key, weight] : weights)
-    if (key.ends_with(kWeight)) modules.push_back(key.substr(0, key.size() - kWeight.size()));
-  const std::vector<LoraLayer> layers = read_lora(adapter, modules);
-  merge_lora(weights, layers);
-  fmt::print("{}: an adapter of {} layers, merged\n", adapter, layers.size());
-}
-
 // What --objective NAME stands for, as far as a scheduler needs it.
 nlohmann::json objective_of(const std::string& name) {
   if (name == "iddpm" || name == "flow") return {{"type", name}};
@@ -150,9 +139,18 @@ void convert(const ConvertOptions& options) {
   if (target != Target::kDiffusers && !options.vae.empty())
     fail("convert", "--vae has no effect on {}: it needs a diffusers folder as --out", options.out);
   const WeightsSource source = find_weights(options.in, options.ema);
+  if (is_run_adapter(source)) {
+    if (!options.merge.empty() || !options.vae.empty() || !options.model.empty() ||
+        !options.objective.empty())
+      fail("convert", "{} holds an adapter: --merge, --vae, --model and --objective are for models",
+           source.path);
+    return write_run_adapter(source, options.out, options.adapter_format, options.dtype);
+  }
+  if (!options.adapter_format.empty())
+    fail("convert", "--adapter-format is for runs that trained an adapter: {} is a model", options.in);
   Loaded loaded = load(options, source);
   const std::string name = check_architecture(options, loaded, source.path);
-  if (!options.merge.empty()) merge(options.merge, loaded.weights);
+  if (!options.merge.empty()) merge_given_adapter(options.merge, options.ema, loaded.weights);
   if (!options.dtype.empty()) {
     const at::ScalarType dtype = parse_compute_dtype(options.dtype, "--dtype");
     for (auto& [key, tensor] : loaded.weights)

@@ -11,9 +11,11 @@ struct ConvertOptions {
   std::string out{};    // *.pt | *.pth, *.safetensors, else a diffusers folder, which must not exist
   std::string model{};  // name to hold the weights against; "" = told by the weights
   bool ema = true;      // of a file or checkpoint that holds both
-  std::string merge{};  // LoRA adapter to add to the weights: PEFT's, diffusers' or kohya's format; "" = none
-  std::string dtype{};  // f32 | bf16 | fp16; "" = as they are
-  std::string vae{};    // diffusers AutoencoderKL folder to put into the pipeline
+  std::string merge{};  // LoRA adapter to add to the weights: PEFT's, diffusers', kohya's, a run's; "" = none
+  std::string adapter_format{};  // of the adapter of a run: peft | diffusers | kohya; "" = PEFT's as a
+                                 // folder, else diffusers'
+  std::string dtype{};           // f32 | bf16 | fp16; "" = as they are
+  std::string vae{};             // diffusers AutoencoderKL folder to put into the pipeline
   // What the model was trained for, for the pipeline's scheduler; "" = the run's, else iddpm.
   std::string objective{};
   std::optional<int64_t> input_size{}, num_heads{};  // what the weights may not tell

@@ -21,6 +21,9 @@ enum class Draw : uint32_t {
   kSampleLabel = 9,  // class of a generated image
   kCaption = 10,     // which of a sample's captions
   kTextDrop = 11,
+  kAdapterDrop = 12,   // elements that an adapter does not see
+  kOffsetNoise = 13,   // what offset noise adds to a channel
+  kPerturbation = 14,  // what input perturbation adds to the noise of x_t
 };
 
 // One block of Philox4x32-10.

@@ -35,33 +35,85 @@ nlohmann::json value_of(const toml::node& node, const std::string& name) {
   return array;
 }
 
-}  // namespace
+constexpr const char* kNoTables = "tables are not supported here: recipes are flat lists of options";
 
-std::vector<TomlEntry> parse_toml(std::string_view text, const std::string& name) {
+TomlEntry entry_of(const toml::key& key, const toml::node& node, const std::string& name) {
+  return {.key = std::string(key.str()),
+          .value = value_of(node, name),
+          .line = static_cast<int>(key.source().begin.line)};
+}
+
+std::vector<TomlEntry> entries_of(const toml::table& table, const std::string& name,
+                                  std::vector<TomlTable>* tables) {
   std::vector<TomlEntry> entries;
-  try {
-    for (const auto& [key, node] : toml::parse(text, name)) {
-      if (node.is_table() || node.is_array_of_tables())
-        refuse(name, node.source(), "tables are not supported: recipes are flat lists of options");
-      entries.push_back({.key = std::string(key.str()),
-                         .value = value_of(node, name),
-                         .line = static_cast<int>(key.source().begin.line)});
+  for (const auto& [key, node] : table) {
+    const toml::array* array = node.as_array();
+    if (tables && array && node.is_array_of_tables()) {
+      for (const toml::node& element : *array)
+        tables->push_back({.name = std::string(key.str()),
+                           .entries = entries_of(*element.as_table(), name, nullptr),
+                           .line = static_cast<int>(element.source().begin.line)});
+      continue;
     }
-  } catch (const toml::parse_error& error) {
-    refuse(name, error.source(), error.description());
+    if (node.is_table() || node.is_array_of_tables()) refuse(name, node.source(), kNoTables);
+    entries.push_back(entry_of(key, node, name));
   }
   std::ranges::sort(entries, {}, &TomlEntry::line);
   return entries;
 }
 
-std::vector<TomlEntry> read_toml(const std::string& path) {
+std::string read_text(const std::string& path) {
   std::error_code unreachable;  // then opening it tells why
   if (std::filesystem::is_directory(path, unreachable))
     fail("toml", "cannot read {}: it is a folder, a file is needed", path);
   std::ifstream file(path, std::ios::binary);
   if (!file) fail("toml", "cannot read {}: {}", path, std::strerror(errno));
-  const std::string text{std::istreambuf_iterator<char>(file), {}};
-  return parse_toml(text, path);
+  return {std::istreambuf_iterator<char>(file), {}};
 }
+
+}  // namespace
+
+std::vector<TomlTable> read_toml_tables(const std::string& path) {
+  std::vector<TomlTable> tables(1);
+  try {
+    for (const auto& [key, node] : toml::parse(read_text(path), path)) {
+      if (node.is_array_of_tables()) refuse(path, node.source(), "expected [name], got a list of tables");
+      if (const toml::table* table = node.as_table())
+        tables.push_back({.name = std::string(key.str()),
+                          .entries = entries_of(*table, path, nullptr),
+                          .line = static_cast<int>(key.source().begin.line)});
+      else
+        tables.front().entries.push_back(entry_of(key, node, path));
+    }
+  } catch (const toml::parse_error& error) {
+    refuse(path, error.source(), error.description());
+  }
+  std::ranges::sort(tables.front().entries, {}, &TomlEntry::line);
+  std::ranges::sort(tables, {}, &TomlTable::line);
+  return tables;
+}
+
+TomlDocument parse_toml_document(std::string_view text, const std::string& name) {
+  TomlDocument document;
+  try {
+    document.entries = entries_of(toml::parse(text, name), name, &document.tables);
+  } catch (const toml::parse_error& error) {
+    refuse(name, error.source(), error.description());
+  }
+  std::ranges::sort(document.tables, {}, &TomlTable::line);
+  return document;
+}
+
+TomlDocument read_toml_document(const std::string& path) {
+  return parse_toml_document(read_text(path), path);
+}
+
+std::vector<TomlEntry> parse_toml(std::string_view text, const std::string& name) {
+  TomlDocument document = parse_toml_document(text, name);
+  if (!document.tables.empty()) fail("toml", "{} line {}: {}", name, document.tables[0].line, kNoTables);
+  return std::move(document.entries);
+}
+
+std::vector<TomlEntry> read_toml(const std::string& path) { return parse_toml(read_text(path), path); }
 
 }  // namespace kiln

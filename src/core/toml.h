@@ -13,9 +13,27 @@ struct TomlEntry {
   int line = 0;
 };
 
-// The `key = value` lines of a TOML 1.0 document in their order. Throws Error naming `name` and the line for
-// what is not TOML and for what no option takes: tables, dates, nested arrays.
+// [name], or one of several [[name]].
+struct TomlTable {
+  std::string name{};  // "": what stands before the first one
+  std::vector<TomlEntry> entries{};
+  int line = 0;
+};
+struct TomlDocument {
+  std::vector<TomlEntry> entries;  // outside of tables
+  std::vector<TomlTable> tables;   // both in the order of their lines
+};
+
+// A TOML 1.0 document: `key = value` lines and [[tables]] of such lines. Throws Error naming `name` and the
+// line for what is not TOML and for what no option takes: single or nested tables, dates, nested arrays.
+TomlDocument parse_toml_document(std::string_view text, const std::string& name);
+TomlDocument read_toml_document(const std::string& path);
+// The same of a document without tables, which are refused.
 std::vector<TomlEntry> parse_toml(std::string_view text, const std::string& name);
 std::vector<TomlEntry> read_toml(const std::string& path);
+
+// A document of [tables] in their order, the first one without a name. Throws Error as parse_toml does, and
+// for tables within tables.
+std::vector<TomlTable> read_toml_tables(const std::string& path);
 
 }  // namespace kiln

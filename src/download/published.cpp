@@ -7,12 +7,13 @@ namespace kiln {
 
 const std::vector<PublishedWeights>& published_weights() {
   constexpr const char* kDitLicence = "CC BY-NC 4.0";
-  constexpr const char* kSanaLicence = "NSCL v2 (weights: research, see the repository)";
+  constexpr const char* kSanaLicence = "NSCL v2-custom (NVIDIA; its text encoder: Gemma's terms)";
   static const std::vector<PublishedWeights> rows = {
       {.name = "DiT-XL-2-256x256",
        .licence = kDitLicence,
        .url = "https://dl.fbaipublicfiles.com/DiT/models/DiT-XL-2-256x256.pt",
        .bytes = 2'700'611'775,
+       // Not the authors': what independent public projects pin for their downloads of this address.
        .sha256 = "9ec1876e4c03471bca126663a30e2d1b20610b6d2f87850a39a36f25cc685521"},
       {.name = "DiT-XL-2-512x512",
        .licence = kDitLicence,

@@ -103,6 +103,13 @@ PrecisionRecall precision_recall(const at::Tensor& reference, const at::Tensor& 
           .recall = share_covered(real, made, made_radii)};
 }
 
+int64_t metric_scratch_bytes(int64_t width, int64_t num_reference, int64_t num_generated) {
+  constexpr int64_t kF64 = sizeof(double), kSquares = 4;  // alive at once in frechet_distance()
+  const int64_t most = std::min(kBlock, std::max(num_reference, num_generated));
+  const int64_t pairs = (num_reference + num_generated) * width + kSquares * most * most;
+  return kF64 * std::max(kSquares * width * width, pairs);
+}
+
 double kernel_distance(const at::Tensor& a, const at::Tensor& b) {
   check_sets(a, b);
   const double n = static_cast<double>(a.size(0)), m = static_cast<double>(b.size(0));

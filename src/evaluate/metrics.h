@@ -46,6 +46,10 @@ struct PrecisionRecall {
 // reference (N, D), generated (M, D). Throws Error unless 1 <= k < N, M.
 PrecisionRecall precision_recall(const at::Tensor& reference, const at::Tensor& generated, int64_t k = 3);
 
+// What the metrics hold at most beside their arguments, of N and M features of width D: copies in f64 and
+// eigenvectors with LAPACK's workspace.
+int64_t metric_scratch_bytes(int64_t width, int64_t num_reference, int64_t num_generated);
+
 // Unbiased squared maximum mean discrepancy with the kernel (x.y / D + 1)^3 (Binkowski et al. 2018) over all
 // samples, without subsets; may be negative. a (N, D), b (M, D). Throws Error for fewer than two of either.
 double kernel_distance(const at::Tensor& a, const at::Tensor& b);

@@ -45,6 +45,7 @@ SampleOrigin origin_of_samples(const std::string& path) {
   origin.protocol["label_sampling"] = settings.value("label_sampling", "in turn");
   origin.protocol["guidance_interval"] = settings.value("guidance_interval", "");
   origin.protocol["ema"] = settings.value("ema", true);
+  if (settings.value("tf32", false)) origin.protocol["tf32"] = true;
   origin.protocol["uint8"] = "truncate(clamp(127.5 x + 128, 0, 255))";
   for (const char* key : {"weights", "model", "seed"}) origin.subject[key] = settings.value(key, json());
   return origin;

@@ -15,7 +15,9 @@ void FeatureStatistics::add(const at::Tensor& features) {
   if (count_ > 0 && features.size(1) != mean_.size(0))
     fail("evaluate", "expected features of width {}, got {}", mean_.size(0), features.size(1));
   const at::NoGradGuard no_grad;
-  const at::Tensor batch = features.to(at::kCPU, at::kDouble), mean = batch.mean(0);
+  // Those of a dry run stay where they are.
+  const at::Tensor batch = features.to(features.is_meta() ? at::kMeta : at::kCPU, at::kDouble),
+                   mean = batch.mean(0);
   const at::Tensor centred = batch - mean;
   add_moments(batch.size(0), mean, centred.t().mm(centred));
 }

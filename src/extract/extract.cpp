@@ -12,13 +12,16 @@
 #include "core/stop_signal.h"
 #include "data/images/image_dataset.h"
 #include "data/store/store_parts.h"
+#include "data/store/store_source.h"
+#include "extract/append.h"
 #include "extract/extracted_store.h"
 #include "extract/image_batches.h"
 #include "extract/image_values.h"
 #include "extract/picture_lanes.h"
 #include "extract/settings.h"
-#include "models/autoencoders/autoencoder.h"
+#include "models/autoencoders/tiling.h"
 #include "parallel/cpu_share.h"
+#include "parallel/free_memory.h"
 #include "parallel/machine.h"
 #include "parallel/offload/host_copy.h"
 #include "parallel/ranks/agreement.h"
@@ -38,18 +41,26 @@ struct Position {
 
 class Extraction {
  public:
-  Extraction(const ExtractOptions& options, ProcessGroup& group)
+  // `dataset`: of options.data. `grown`: the store that options.out becomes a part of; "": it is one of its
+  // own.
+  Extraction(const ExtractOptions& options, std::unique_ptr<ImageDataset> dataset, const std::string& grown,
+             ProcessGroup& group)
       : options_(options),
         group_(group),
         cpu_share_(cpu_share(group)),
         settings_(resolve(options, group.ranks().local_rank, cpu_share_)),
-        dataset_(ImageDataset::open(options.data)),
-        autoencoder_(load_autoencoder(options.autoencoder, settings_.device, settings_.compute_dtype)) {
-    apply(ComputeSettings{.device = settings_.device, .cpu_share = cpu_share_});
+        dataset_(std::move(dataset)),
+        autoencoder_(
+            load_autoencoder(options.autoencoder, settings_.device, settings_.compute_dtype,
+                             Tiling::parse("tiles", options.tiles,
+                                           usable_bytes(settings_.device, group.ranks().local_world_size)))) {
+    apply(ComputeSettings{.device = settings_.device, .cpu_share = cpu_share_, .tf32 = options.tf32});
+    if (group.rank() == 0) note_tf32("kiln extract", options.tf32, settings_.device);
     if (options.buckets.empty() || options.image_size != 0)
       check_image_size(*autoencoder_, options.image_size);
     lanes_.emplace(options, settings_, *dataset_, autoencoder_->downsample, group);
     info_ = make_store_info(options, settings_, *dataset_, *autoencoder_, *lanes_);
+    if (!grown.empty()) require_same_features(read_store_info(grown), grown, info_, options.data);
     range_ = lanes_->of_rank(group.rank(), group.world_size(), settings_.batch);
   }
 
@@ -289,8 +300,15 @@ class Extraction {
 void extract(const ExtractOptions& options, ProcessGroup& group) {
   if (options.autoencoder.empty() && options.text.encoder.empty())
     fail("extract", "give --autoencoder, --text-encoder or both");
+  if (options.append)
+    return as_rank(group, [&] {
+      append_pictures(options, group,
+                      [&](const ExtractOptions& of_part, std::unique_ptr<ImageDataset> pictures) {
+                        Extraction(of_part, std::move(pictures), options.out, group).run();
+                      });
+    });
   as_rank(group, [&] {
-    if (!options.autoencoder.empty()) Extraction(options, group).run();
+    if (!options.autoencoder.empty()) Extraction(options, ImageDataset::open(options.data), "", group).run();
     const bool has_text = !options.text.encoder.empty();
     if (has_text && (options.autoencoder.empty() || read_store_info(options.out).complete))
       extract_text(options.text, options.data, options.out, options.compute_dtype, options.device, group);

@@ -19,10 +19,13 @@ struct ExtractOptions {
   std::string flip = "none";               // none | both: each picture as it is and mirrored
   bool enlarge = false;  // pictures smaller than image_size or their bucket, as DiT and PixArt do; else they
                          // are left out
+  bool append = false;   // the store at `out` gets the pictures that it lacks, as a further part
   bool strict = false;   // stop at a broken or too small picture instead of leaving it out
   int64_t batch = 0;     // pictures encoded at once; 0 = by device
   std::string dtype = "f32";          // of the stored latents
   std::string compute_dtype = "f32";  // of the autoencoder
+  std::string tiles = "auto";         // large pictures are cut: auto | off | side in pixels
+  bool tf32 = false;                  // CUDA: f32 products in TF32
   std::string device = "auto";
   int64_t shard_size = 4096;  // samples per file
   int64_t workers = 0;        // decoding threads; 0 = by device

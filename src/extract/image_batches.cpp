@@ -1,6 +1,8 @@
 #include "extract/image_batches.h"
 
 #include <algorithm>
+#include <chrono>
+#include <utility>
 
 #include "core/aten.h"
 #include "core/error.h"
@@ -61,13 +63,16 @@ class ImageBatches : public BatchSource {
   std::shared_ptr<const Batch> next() override {
     const std::shared_ptr<const Batch> images = images_.next();
     if (autoencoder_->name == "pixels") return images;
+    const auto begin = std::chrono::steady_clock::now();
     auto batch = std::make_shared<Batch>(*images);
-    encode(*images, *batch);
+    encode(*images, *batch);  // ends with what the device has made
+    encoding_seconds_ += std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
     return batch;
   }
   void seek(int64_t images_seen) override { images_.seek(images_seen); }
   const SampleOrder& order() const override { return images_.order(); }
   double take_stall_seconds() override { return images_.take_stall_seconds(); }
+  double take_encoding_seconds() override { return std::exchange(encoding_seconds_, 0.0); }
   int64_t ready() const override { return images_.ready(); }
 
  private:
@@ -123,6 +128,7 @@ class ImageBatches : public BatchSource {
   const std::shared_ptr<const Autoencoder> autoencoder_;
   const at::Device device_;
   PrefetchedBatches images_;
+  double encoding_seconds_ = 0;
 };
 
 }  // namespace
@@ -148,7 +154,7 @@ std::unique_ptr<BatchSource> image_batches(std::shared_ptr<const ImageDataset> d
                         .lanes = {{.height = side, .width = side}}};
   const auto num_images = static_cast<int64_t>(dataset->records().size());
   const SampleOrder order(options.seed, {{.samples = {{.first = 0, .count = num_images}}}},
-                          options.global_batch);
+                          options.global_batch, 1, options.begin);
   const ImageFill fill{std::move(dataset), crop, shape, options, order};
   return std::make_unique<ImageBatches>(fill, std::move(autoencoder), device, images_at_once);
 }

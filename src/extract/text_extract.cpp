@@ -12,10 +12,13 @@
 #include "core/progress_line.h"
 #include "core/stop_signal.h"
 #include "core/tensors.h"
+#include "core/units.h"
 #include "data/store/feature_store.h"
+#include "data/text_store/joined_text.h"
 #include "data/text_store/text_store_writer.h"
 #include "models/text/caption_encoder.h"
 #include "parallel/cpu_share.h"
+#include "parallel/free_memory.h"
 #include "parallel/machine.h"
 #include "parallel/ranks/agreement.h"
 
@@ -50,17 +53,26 @@ CaptionTable collect_captions(const ImageDataset& dataset, const std::string& da
   return table;
 }
 
+EncoderRoom encoder_room(const std::string& limit, at::Device device, int64_t local_world_size) {
+  constexpr const char* kOption = "text-encoder-memory";
+  if (!limit.empty())
+    return {.bytes = bytes_left_of(kOption, limit, device), .text = fmt::format("--{} {}", kOption, limit)};
+  return {.bytes = usable_bytes(device, local_world_size), .text = "what is free"};
+}
+
 // Before the captions are read: what is wrong with its folder is said at once.
 CaptionEncoder load_encoder(const TextExtractOptions& options, at::Device device,
                             const std::string& compute_dtype, ProcessGroup& group) {
   apply(ComputeSettings{.device = device, .cpu_share = cpu_share(group)});
-  return {options.encoder, options.max_tokens, device, parse_compute_dtype(compute_dtype, "--compute-dtype")};
+  return {options.encoder, options.max_tokens, device, parse_compute_dtype(compute_dtype, "--compute-dtype"),
+          encoder_room(options.memory, device, group.ranks().local_world_size)};
 }
 
 class TextExtraction {
  public:
   TextExtraction(const TextExtractOptions& options, const std::string& data, const std::string& store,
-                 const std::string& compute_dtype, const std::string& device, ProcessGroup& group)
+                 const std::string& compute_dtype, const std::string& device, ProcessGroup& group,
+                 const std::string& grown)
       : options_(options),
         group_(group),
         device_(parse_device(device, group.ranks().local_rank)),
@@ -68,8 +80,11 @@ class TextExtraction {
         store_(FeatureStore::open(store)),
         table_(collect_captions(*ImageDataset::open(data), data, *store_, options.captions)) {
     const TextEncoderShape& shape = encoder_.shape();
-    folder_ = text_store_folder(store, options.name.empty() ? shape.family : options.name);
+    batch_ = encoder_.batch_within_room(options.batch, device_.is_cuda() ? 256 : 32);
+    const std::string name = options.name.empty() ? shape.family : options.name;
+    folder_ = text_store_folder(store, name);
     info_ = make_info(shape, compute_dtype);
+    if (!grown.empty()) require_same_captions(grown, name);
   }
 
   void run() {
@@ -83,6 +98,7 @@ class TextExtraction {
         fmt::print("{} is complete with {} captions: nothing to do\n", folder_, table_.num_entries());
       return;
     }
+    if (encoder_.is_streamed() && group_.rank() == 0) say_streaming(*writer);
     const bool stopped = !write_shards(*writer);
     if (group_.sum({stopped ? 1.0 : 0.0}, "the end of the text extraction").front() > 0) {
       if (group_.rank() == 0) fmt::print(stderr, "stopped: the same command continues\n");
@@ -115,6 +131,23 @@ class TextExtraction {
     return info;
   }
 
+  void say_streaming(const TextStoreWriter& writer) const {
+    int64_t passes = 0;
+    for (int64_t shard = 0; shard < writer.info().num_shards(); ++shard) passes += !writer.has_shard(shard);
+    fmt::print(stderr, "{}; {} passes or more, {} of reading\n", encoder_.streaming_text(batch_), passes,
+               duration_text(static_cast<double>(passes) * encoder_.seconds_of_pass()));
+  }
+
+  // Throws Error: the store that has grown has no captions of this name, or of another encoder.
+  void require_same_captions(const std::string& grown, const std::string& name) const {
+    const std::string folder = text_store_folder(grown, name);
+    if (!fs::exists(fs::path(folder) / "text.json"))
+      fail("extract",
+           "--append: {} has no text-{}: extract the captions of its first samples too, without --append",
+           grown, name);
+    require_same_encoder(read_text_store_info(folder), folder, info_, folder_);
+  }
+
   // False when a signal ended it.
   bool write_shards(TextStoreWriter& writer) {
     const TextStoreInfo& info = writer.info();
@@ -138,12 +171,10 @@ class TextExtraction {
     const EntryRange range = shard_entries(writer.info(), shard);
     std::vector<std::string> captions;
     for (int64_t i = 0; i < range.count; ++i) captions.emplace_back(table_.text(range.first + i));
-    const int64_t batch = options_.batch > 0 ? options_.batch : device_.is_cuda() ? 256 : 32;
-    CaptionEncoder::Encoded encoded = encoder_.encode(captions, batch);
+    const CaptionEncoder::Encoded encoded = encoder_.encode(captions, batch_, to_scalar_type(info_.dtype));
     std::vector<int64_t> rows_of_entry;
     for (int64_t i = 0; i < range.count; ++i) {
-      at::Tensor& rows = encoded.rows[i];
-      rows = rows.to(to_scalar_type(info_.dtype));
+      const at::Tensor& rows = encoded.rows[i];
       if (!at::isfinite(rows).all().item<bool>()) refuse_infinite(range.first + i);
       rows_of_entry.push_back(rows.size(0));
     }
@@ -177,6 +208,7 @@ class TextExtraction {
   const CaptionEncoder encoder_;
   const std::shared_ptr<FeatureStore> store_;
   const CaptionTable table_;
+  int64_t batch_ = 0;
   std::string folder_;
   TextStoreInfo info_;
 };
@@ -184,9 +216,10 @@ class TextExtraction {
 }  // namespace
 
 void extract_text(const TextExtractOptions& options, const std::string& data, const std::string& store,
-                  const std::string& compute_dtype, const std::string& device, ProcessGroup& group) {
+                  const std::string& compute_dtype, const std::string& device, ProcessGroup& group,
+                  const std::string& grown) {
   check_caption_options(options.captions);
-  TextExtraction(options, data, store, compute_dtype, device, group).run();
+  TextExtraction(options, data, store, compute_dtype, device, group, grown).run();
 }
 
 }  // namespace kiln

@@ -150,6 +150,17 @@ Conditioning unconditional(const ConditioningShape& shape, const Conditioning& c
   return uncond;
 }
 
+std::vector<int64_t> host_numbers(const Conditioning& conditioning) {
+  const Conditioning& c = conditioning;
+  std::vector<int64_t> numbers;
+  for (const at::Tensor& part : {c.class_labels, c.text.rows, c.text.offsets, c.text.dropped,
+                                 c.text.positions, c.image_hw, c.aspect_ratio, c.guidance})
+    numbers.push_back(part.defined());
+  numbers.push_back(std::ssize(c.text.host_offsets));
+  numbers.insert(numbers.end(), c.text.host_offsets.begin(), c.text.host_offsets.end());
+  return numbers;
+}
+
 void check_conditioning(const ConditioningShape& shape, const Conditioning& conditioning, int64_t batch) {
   if (shape.takes_labels() && !conditioning.class_labels.defined())
     fail("models", "class_labels are missing: the model has {} classes", shape.num_classes);

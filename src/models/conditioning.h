@@ -76,6 +76,10 @@ Conditioning to_device(Conditioning conditioning, at::Device device);
 Conditioning unconditional(const ConditioningShape& shape, const Conditioning& conditioning,
                            const TextRows& null_text = {});
 
+// What the kernels of a pass depend on beside shapes and values: which parts there are, and how captions are
+// cut.
+std::vector<int64_t> host_numbers(const Conditioning& conditioning);
+
 // Throws Error, naming what the model takes and lacks or has not asked for.
 void check_conditioning(const ConditioningShape& shape, const Conditioning& conditioning, int64_t batch);
 

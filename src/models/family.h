@@ -28,6 +28,7 @@ struct ModelNeeds {
   bool learns_sigma = false;
   // 0: the model's own.
   int64_t hidden_size = 0, depth = 0, num_heads = 0, patch_size = 0;
+  double position_scale = 0;  // that positions are divided by
 };
 
 // A model that weights were recognised as.

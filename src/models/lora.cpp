@@ -32,19 +32,23 @@ json read_adapter_config(const fs::path& path) {
   return config;
 }
 
-// rank_pattern and alpha_pattern: the first pattern that a module's name, or its end after a dot, matches.
+// Matches names that `pattern` matches whole or from a dot on. Throws Error naming `where` it stands.
+std::regex name_pattern(const std::string& where, const std::string& pattern) {
+  try {
+    return std::regex("(.*\\.)?(" + pattern + ")$");
+  } catch (const std::regex_error&) {
+    fail("lora", "{} holds \"{}\", which is no regular expression", where, pattern);
+  }
+}
+
+// rank_pattern and alpha_pattern: the first pattern that fits a module's name.
 template <class T>
 std::vector<std::pair<std::regex, T>> patterns(const JsonConfig& config, const std::string& key) {
   std::vector<std::pair<std::regex, T>> compiled;
   const json object = config.object(key);
   const JsonConfig values(config.who(), object);
-  for (const auto& [pattern, value] : object.items()) {
-    try {
-      compiled.emplace_back(std::regex("(.*\\.)?(" + pattern + ")$"), values.require<T>(pattern));
-    } catch (const std::regex_error&) {
-      fail("lora", "{} holds \"{}\", which is no regular expression", key, pattern);
-    }
-  }
+  for (const auto& [pattern, value] : object.items())
+    compiled.emplace_back(name_pattern(key, pattern), values.require<T>(pattern));
   return compiled;
 }
 
@@ -130,12 +134,43 @@ void for_each_target(const std::vector<LoraLayer>& layers, const LoraTargetFn& t
   for (const LoraLayer& layer : layers) visit(layer, target_of(layer.module));
 }
 
+// `fresh`: how a factor that has no value begins. `like`: the weight that it changes; outlines stay outlines.
 std::shared_ptr<Parameter> adapter_parameter(const std::string& key, const at::Tensor& value,
-                                             const at::Tensor& like) {
-  return std::make_shared<Parameter>(
-      Parameter{.key = key,
-                .value = value.to(like.device(), at::kFloat).clone(at::MemoryFormat::Contiguous),
-                .init = Init::zeros()});
+                                             const at::Tensor& like, const Init& fresh) {
+  auto parameter = std::make_shared<Parameter>(
+      Parameter{.key = key, .value = value, .init = value.is_meta() ? fresh : Init::constant(value)});
+  if (!like.is_meta())
+    parameter->value = value.to(like.device(), at::kFloat).clone(at::MemoryFormat::Contiguous);
+  return parameter;
+}
+
+// Kaiming's uniform draw with a = sqrt(5), as PEFT and PyTorch begin a layer.
+Init fresh_down(const at::Tensor& down) {
+  return Init::uniform(1 / std::sqrt(static_cast<double>(down.numel() / down.size(0))));
+}
+
+constexpr std::string_view kAttention = R"(\w*attn\w*\..*)";
+constexpr std::string_view kWeight = ".weight";
+
+// The names of the layers that may carry an adapter, with their weights.
+std::vector<std::pair<std::string, at::Tensor>> adaptable_layers(const SegmentModel& model) {
+  std::vector<std::pair<std::string, at::Tensor>> layers;
+  for (const auto& parameter : model.parameters())
+    if (parameter->adaptable)
+      layers.emplace_back(parameter->key.substr(0, parameter->key.size() - kWeight.size()), parameter->value);
+  return layers;
+}
+
+// (r, in, ..) and (out, r, 1..) for a weight (out, in, ..).
+LoraLayer outline_of(const std::string& module, const at::Tensor& weight, const LoraOptions& options) {
+  std::vector<int64_t> down = weight.sizes().vec(), up(down.size(), 1);
+  up[0] = std::exchange(down[0], options.rank);
+  up[1] = options.rank;
+  const double rank = static_cast<double>(options.rank);
+  return {.module = module,
+          .down = at::empty(down, at::TensorOptions(at::kMeta)),
+          .up = at::empty(up, at::TensorOptions(at::kMeta)),
+          .scale = options.alpha > 0 ? options.alpha / rank : 1};
 }
 
 }  // namespace
@@ -143,15 +178,20 @@ std::shared_ptr<Parameter> adapter_parameter(const std::string& key, const at::T
 std::vector<LoraLayer> read_peft_lora(const std::string& path) {
   const fs::path file =
       fs::is_directory(path) ? fs::path(path) / "adapter_model.safetensors" : fs::path(path);
-  const LoraScales scales(read_adapter_config(file.parent_path() / "adapter_config.json"));
-  const std::map<std::string, at::Tensor> tensors = load_tensors(file.string());
+  const json config = read_adapter_config(file.parent_path() / "adapter_config.json");
+  return lora_layers(load_tensors(file.string()), config, file.string());
+}
+
+std::vector<LoraLayer> lora_layers(const std::map<std::string, at::Tensor>& tensors,
+                                   const json& adapter_config, const std::string& source) {
+  const LoraScales scales(adapter_config);
   std::vector<LoraLayer> layers;
   size_t num_used = 0;
   for (const auto& [key, down] : tensors) {
     if (!key.ends_with(kDown)) continue;
     const std::string stem = key.substr(0, key.size() - kDown.size());
     const auto up = tensors.find(stem + std::string(kUp));
-    if (up == tensors.end()) fail("lora", "{} has {} but no lora_B beside it", file.string(), key);
+    if (up == tensors.end()) fail("lora", "{} has {} but no lora_B beside it", source, key);
     const std::string module = stem.starts_with(kPrefix) ? stem.substr(kPrefix.size()) : stem;
     layers.push_back(
         {.module = module, .down = down, .up = up->second, .scale = scales.scale_of(module, down.size(0))});
@@ -159,16 +199,57 @@ std::vector<LoraLayer> read_peft_lora(const std::string& path) {
   }
   for (const auto& [key, tensor] : tensors)
     if (!key.ends_with(kDown) && !key.ends_with(kUp))
-      fail("lora", "{} holds {}: only lora_A.weight and lora_B.weight are built", file.string(), key);
+      fail("lora", "{} holds {}: only lora_A.weight and lora_B.weight are built", source, key);
   if (num_used == 0 || num_used != tensors.size())
-    fail("lora", "{} holds {} tensors, of which {} are pairs of lora_A and lora_B", file.string(),
-         tensors.size(), num_used);
+    fail("lora", "{} holds {} tensors, of which {} are pairs of lora_A and lora_B", source, tensors.size(),
+         num_used);
+  return layers;
+}
+
+json lora_config(const std::vector<LoraLayer>& layers) {
+  const int64_t rank = layers.front().down.size(0);
+  const double alpha = layers.front().scale * static_cast<double>(rank);
+  json config = {{"peft_type", "LORA"},
+                 {"r", rank},
+                 {"lora_alpha", alpha},
+                 {"bias", "none"},
+                 {"use_rslora", false},
+                 {"lora_dropout", 0.0},
+                 {"rank_pattern", json::object()},
+                 {"alpha_pattern", json::object()},
+                 {"target_modules", json::array()}};
+  for (const LoraLayer& layer : layers) {
+    const int64_t own_rank = layer.down.size(0);
+    const double own_alpha = layer.scale * static_cast<double>(own_rank);
+    config["target_modules"].push_back(layer.module);
+    if (own_rank != rank) config["rank_pattern"][layer.module] = own_rank;
+    if (own_alpha != alpha) config["alpha_pattern"][layer.module] = own_alpha;
+  }
+  return config;
+}
+
+std::vector<std::string> module_names(const SegmentModel& model) {
+  std::vector<std::string> names;
+  for (const auto& [module, weight] : adaptable_layers(model)) names.push_back(module);
+  return names;
+}
+
+std::vector<LoraLayer> fresh_lora(const SegmentModel& model, const LoraOptions& options) {
+  const std::string pattern = options.target.empty() ? std::string(kAttention) : options.target;
+  const std::regex name = name_pattern("--lora-target", pattern);
+  const auto all = adaptable_layers(model);
+  std::vector<LoraLayer> layers;
+  for (const auto& [module, weight] : all)
+    if (std::regex_match(module, name)) layers.push_back(outline_of(module, weight, options));
+  if (layers.empty())
+    fail("lora", "--lora-target {} matches none of the model's {} layers ({})", pattern, all.size(),
+         all.empty() ? "" : all.front().first + " .. " + all.back().first);
   return layers;
 }
 
 LoraTarget whole_weight(const std::string& module) { return {.weight_key = module + ".weight"}; }
 
-ParameterList attach_lora(const SegmentModel& model, const std::vector<LoraLayer>& layers,
+ParameterList attach_lora(const SegmentModel& model, const std::vector<LoraLayer>& layers, double dropout,
                           const LoraTargetFn& target) {
   struct Place {
     std::shared_ptr<Parameter> weight;
@@ -184,16 +265,21 @@ ParameterList attach_lora(const SegmentModel& model, const std::vector<LoraLayer
   ParameterList adapters;
   for_each_target(layers, target, weight_of, [&](const LoraLayer& layer, const LoraTarget& where) {
     const Place& place = places.at(where.weight_key);
-    const auto down = adapter_parameter(layer.down_key(), layer.down, place.weight->value);
-    const auto up = adapter_parameter(layer.up_key(), layer.up, place.weight->value);
+    if (!place.weight->adaptable)
+      fail("lora", "{} cannot carry an adapter: linear layers and convolutions without groups can",
+           layer.module);
+    const at::Tensor& weight = place.weight->value;
+    const auto down = adapter_parameter(layer.down_key(), layer.down, weight, fresh_down(layer.down));
+    const auto up = adapter_parameter(layer.up_key(), layer.up, weight, Init::zeros());
     place.weight->adapters.push_back(
-        {.down = down, .up = up, .scale = layer.scale, .first_row = where.first_row});
+        {.down = down, .up = up, .scale = layer.scale, .first_row = where.first_row, .dropout = dropout});
     for (const auto& parameter : {down, up}) {
       place.segment->adopt(parameter);
       adapters.push_back(parameter);
     }
   });
-  for (const auto& [key, place] : places) place.weight->trainable = false;
+  for (const auto& [key, place] : places)
+    place.weight->frozen = std::exchange(place.weight->trainable, false);
   return adapters;
 }
 

@@ -23,6 +23,7 @@ struct Adapter {
   std::shared_ptr<Parameter> up;    // (rows, r), or (rows, r, 1, 1)
   double scale = 1;
   int64_t first_row = 0;
+  double dropout = 0;  // of the layer's input, while training (models/parts/adapter_dropout.h)
 };
 
 // A named weight. `value` is a leaf; during training it is a detached view into its segment's flat buffer, in
@@ -32,6 +33,8 @@ struct Parameter {
   at::Tensor value;
   Init init;  // distribution of a fresh weight
   bool trainable = true;
+  bool adaptable = false;           // of a layer that adds what `adapters` give
+  bool frozen = false;              // was trainable, and is the base that adapters change now
   std::vector<Adapter> adapters{};  // of the layer whose weight this is
 };
 using ParameterList = std::vector<std::shared_ptr<Parameter>>;

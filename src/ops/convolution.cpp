@@ -1,5 +1,6 @@
 // Convolutions are oneDNN's and cuDNN's. What is Kiln's here: fp16 as storage on a CPU, and Meta.
 #include <fmt/ranges.h>
+#include <torch/csrc/autograd/custom_function.h>
 #include <torch/library.h>
 
 #include <tuple>
@@ -49,6 +50,32 @@ TORCH_LIBRARY_IMPL(aten, Meta, library) {
   library.impl("convolution_backward_overrideable", convolution_backward_on_meta);
 }
 
+// A convolution whose weight and bias are not trained: its input is not kept.
+struct FrozenConvolution : torch::autograd::Function<FrozenConvolution> {
+  static at::Tensor forward(torch::autograd::AutogradContext* ctx, const at::Tensor& x,
+                            const at::Tensor& weight, const std::optional<at::Tensor>& bias,
+                            const ConvolutionShape& shape) {
+    ctx->save_for_backward({weight});
+    ctx->saved_data["sizes"] = x.sizes().vec();
+    ctx->saved_data["shape"] = std::vector<int64_t>{shape.stride, shape.padding, shape.groups};
+    return at::conv2d(x, weight, bias, {shape.stride, shape.stride}, {shape.padding, shape.padding}, {1, 1},
+                      shape.groups);
+  }
+
+  static torch::autograd::tensor_list backward(torch::autograd::AutogradContext* ctx,
+                                               const torch::autograd::tensor_list& grads) {
+    const at::Tensor weight = ctx->get_saved_variables()[0], &grad = grads[0];
+    const std::vector<int64_t> shape = ctx->saved_data["shape"].toIntVector();
+    // The gradient of the input is asked of its shape: its values are not read.
+    const at::Tensor x =
+        at::empty(ctx->saved_data["sizes"].toIntVector(), grad.options(), format_of(grad, weight));
+    const at::Tensor grad_x = std::get<0>(at::convolution_backward(
+        grad, x, weight, at::OptionalIntArrayRef(), {shape[0], shape[0]}, {shape[1], shape[1]}, {1, 1},
+        /*transposed=*/false, {0, 0}, shape[2], {true, false, false}));
+    return {grad_x, at::Tensor(), at::Tensor(), at::Tensor()};
+  }
+};
+
 }  // namespace
 
 at::Tensor conv2d(const at::Tensor& x, const at::Tensor& weight, const std::optional<at::Tensor>& bias,
@@ -61,6 +88,9 @@ at::Tensor conv2d(const at::Tensor& x, const at::Tensor& weight, const std::opti
   const auto cast = [&](const at::Tensor& tensor) { return tensor.to(compute_dtype).to(dtype); };
   std::optional<at::Tensor> cast_bias;
   if (bias) cast_bias = cast(*bias);
+  const bool is_frozen = !weight.requires_grad() && !(bias && bias->requires_grad());
+  if (is_frozen && x.requires_grad() && at::GradMode::is_enabled())
+    return FrozenConvolution::apply(cast(x), cast(weight), cast_bias, shape).to(compute_dtype);
   return at::conv2d(cast(x), cast(weight), cast_bias, {shape.stride, shape.stride},
                     {shape.padding, shape.padding}, {1, 1}, shape.groups)
       .to(compute_dtype);

@@ -66,7 +66,9 @@ struct GeluTanhMlp : torch::autograd::Function<GeluTanhMlp> {
   static at::Tensor forward(AutogradContext* ctx, const at::Tensor& x, const at::Tensor& weight_1,
                             const at::Tensor& bias_1, const at::Tensor& weight_2, const at::Tensor& bias_2) {
     const GeluResult inner = affine_gelu(x.reshape({-1, weight_1.size(1)}).contiguous(), weight_1, bias_1);
-    ctx->save_for_backward({x, inner.hidden, weight_1, bias_1, weight_2, bias_2});
+    // x serves the first weight's gradient alone.
+    ctx->save_for_backward(
+        {weight_1.requires_grad() ? x : at::Tensor(), inner.hidden, weight_1, bias_1, weight_2, bias_2});
     std::vector<int64_t> shape = x.sizes().vec();
     shape.back() = weight_2.size(0);
     return affine(inner.activation, weight_2, bias_2).view(shape);
@@ -87,7 +89,11 @@ struct GeluTanhMlp : torch::autograd::Function<GeluTanhMlp> {
     if (ctx->needs_input_grad(1))
       inner.weight = affine_grad_weight(of_hidden.hidden, x.reshape({-1, weight_1.size(1)}),
                                         take_gradient_memory(weight_1, grad.scalar_type()));
-    if (ctx->needs_input_grad(0)) grad_x = affine_grad_rows(of_hidden.hidden, weight_1).view(x.sizes());
+    if (ctx->needs_input_grad(0)) {
+      std::vector<int64_t> shape = grads[0].sizes().vec();
+      shape.back() = weight_1.size(1);
+      grad_x = affine_grad_rows(of_hidden.hidden, weight_1).view(shape);
+    }
     return {grad_x, inner.weight, inner.bias, outer.weight, outer.bias};
   }
 };

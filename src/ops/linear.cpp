@@ -25,7 +25,8 @@ std::vector<int64_t> result_shape(const at::Tensor& x, const at::Tensor& weight)
 struct Linear : torch::autograd::Function<Linear> {
   static at::Tensor forward(AutogradContext* ctx, const at::Tensor& x, const at::Tensor& weight,
                             const std::optional<at::Tensor>& bias) {
-    ctx->save_for_backward({x, weight, bias.value_or(at::Tensor())});
+    // The input serves the weight's gradient alone.
+    ctx->save_for_backward({weight.requires_grad() ? x : at::Tensor(), weight, bias.value_or(at::Tensor())});
     return affine(x.reshape({-1, weight.size(1)}), weight, bias).view(result_shape(x, weight));
   }
 
@@ -34,7 +35,11 @@ struct Linear : torch::autograd::Function<Linear> {
     const at::Tensor &x = saved[0], &weight = saved[1], &bias = saved[2];
     const at::Tensor grad = grads[0].reshape({-1, weight.size(0)}).contiguous();
     at::Tensor grad_x;
-    if (ctx->needs_input_grad(0)) grad_x = affine_grad_rows(grad, weight).view(x.sizes());
+    if (ctx->needs_input_grad(0)) {
+      std::vector<int64_t> shape = grads[0].sizes().vec();
+      shape.back() = weight.size(1);
+      grad_x = affine_grad_rows(grad, weight).view(shape);
+    }
     const AffineGrads of_layer =
         layer_grads(grad,
                     [&] {

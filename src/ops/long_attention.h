@@ -1,4 +1,4 @@
-// Views of the rows of ragged_attention, and its way for many of them.
+// Beside ragged_attention: its way for many rows, and attention where every sample has equally many.
 #pragma once
 #include <ATen/core/Tensor.h>
 
@@ -23,6 +23,11 @@ void zero_unowned(const at::Tensor& rows, const std::vector<int64_t>& offsets);
 // Whether ATen's flash attention, sample by sample, beats the kernels of ragged_attention: in bf16 it uses
 // the processor's matrix instructions, which pays from some hundred rows on.
 bool prefers_long_attention(const at::Tensor& q, const std::vector<int64_t>& offsets);
+
+// softmax(q k^T * scale) v where every sample has as many rows: q (B, N, H, d); k, v (B, L, H, d),
+// contiguous.
+// -> (B, N, H * d).
+at::Tensor cross_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, double scale);
 
 // ragged_attention on a CPU or meta by ATen's flash attention.
 at::Tensor long_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,

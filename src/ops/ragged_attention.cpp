@@ -194,6 +194,21 @@ at::Tensor ragged_attention(const at::Tensor& q, const at::Tensor& k, const at::
                                             : RaggedAttention::apply(q, k, v, offsets, scale);
 }
 
+at::Tensor cross_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, double scale) {
+  if (q.is_cuda())
+    return at::scaled_dot_product_attention(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), {}, 0.0,
+                                            /*is_causal=*/false, scale)
+        .transpose(1, 2)
+        .flatten(2);
+  Offsets offsets;
+  for (int64_t b = 0; b <= q.size(0); ++b) offsets.push_back(b * k.size(1));
+  const at::Tensor key_rows = k.flatten(0, 1), value_rows = v.flatten(0, 1);
+  // A GPU's kernels leave what ATen's on a CPU leave.
+  return q.is_meta() && dry_run_device() == DryRunDevice::kCuda
+             ? long_attention(q, key_rows, value_rows, offsets, scale)
+             : ragged_attention(q, key_rows, value_rows, offsets, scale);
+}
+
 namespace reference {
 
 at::Tensor ragged_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,

@@ -3,6 +3,7 @@
 #ifdef KILN_CUDA_KERNELS
 
 #include <ATen/cuda/CUDAGraph.h>
+#include <c10/cuda/CUDACachingAllocator.h>
 #include <c10/cuda/CUDAGuard.h>
 #include <c10/cuda/CUDAStream.h>
 
@@ -15,14 +16,18 @@ class CudaDeviceGraph : public DeviceGraph {
  public:
   explicit CudaDeviceGraph(c10::Device device) : device_(device) {}
 
-  // CUDA records no default stream: a side one does the work, between two waits.
-  void capture(const std::function<void()>& work) override {
+  // CUDA records no default stream: a side one does the work, between two waits. What the work took when it
+  // was not recorded is given back first: the graph takes as much again.
+  void capture(const std::function<void()>& work, const DeviceGraph* shares) override {
     const c10::cuda::CUDAGuard on_device(device_);
     const c10::cuda::CUDAStream side =
         c10::cuda::getStreamFromPool(/*isHighPriority=*/false, device_.index());
     c10::cuda::getCurrentCUDAStream(device_.index()).synchronize();
+    c10::cuda::CUDACachingAllocator::emptyCache();
     const c10::cuda::CUDAStreamGuard on_side(side);
-    graph_.capture_begin({0, 0}, cudaStreamCaptureModeThreadLocal);
+    const auto pool =
+        shares ? static_cast<const CudaDeviceGraph*>(shares)->pool_ : at::cuda::graph_pool_handle();
+    graph_.capture_begin(pool, cudaStreamCaptureModeThreadLocal);
     try {
       work();
     } catch (...) {
@@ -30,6 +35,7 @@ class CudaDeviceGraph : public DeviceGraph {
       throw;
     }
     graph_.capture_end();
+    pool_ = pool;
   }
 
   void replay() override {
@@ -49,6 +55,7 @@ class CudaDeviceGraph : public DeviceGraph {
 
   c10::Device device_;
   at::cuda::CUDAGraph graph_;
+  at::cuda::MempoolId_t pool_{};
 };
 
 }  // namespace

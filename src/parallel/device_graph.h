@@ -12,8 +12,10 @@ class DeviceGraph {
  public:
   virtual ~DeviceGraph() = default;
   // Records what `work` enqueues. Tensors that it reads and writes must stay where they are; it must not look
-  // at a value. Throws what `work` throws, and for work that cannot be recorded; nothing is recorded then.
-  virtual void capture(const std::function<void()>& work) = 0;
+  // at a value. Its memory is that of `shares`, too (null: its own), which never runs at the same time; the
+  // results of both stay. Throws what `work` throws, and for work that cannot be recorded; nothing is
+  // recorded then.
+  virtual void capture(const std::function<void()>& work, const DeviceGraph* shares = nullptr) = 0;
   // Runs the recorded work on the current stream. REQUIRES: capture() returned.
   virtual void replay() = 0;
 };

@@ -150,6 +150,10 @@ void allow_tf32(bool allowed) {
   context.setAllowTF32CuDNN(allowed);
 }
 
+void note_tf32(const char* who, bool tf32, at::Device device) {
+  if (tf32 && !device.is_cuda()) fmt::print(stderr, "note: {}: --tf32 has no effect on a CPU\n", who);
+}
+
 std::string machine_name(at::Device device) {
   if (device.is_cuda()) return gpu_name(device);
   const std::string model = find_value("/proc/cpuinfo", "model name");

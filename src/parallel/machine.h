@@ -35,6 +35,7 @@ struct ComputeOptions {
   at::ScalarType dtype = at::kFloat;
   bool emulate_fp8 = false;     // fp8's rounding where the hardware lacks fp8
   bool tf32 = false;            // CUDA: f32 products in TF32
+  bool cuda_graph = false;      // CUDA: a micro-batch's forward and backward as one graph
   bool deterministic = false;   // CUDA: only kernels that give the same bits each time
   bool accumulate_f32 = false;  // f32 gradients even where nothing is accumulated
   int64_t threads = 0;          // 0: all cores
@@ -58,6 +59,8 @@ struct ComputeSettings {
 void apply(const ComputeSettings& settings);
 // On CUDA devices, f32 products and convolutions in TF32, or not.
 void allow_tf32(bool allowed);
+// Says on stderr that --tf32 does nothing where `device` has no such products. `who`: "kiln sample".
+void note_tf32(const char* who, bool tf32, at::Device device);
 
 // The processor's or GPU's name: bits are the same only on the same one.
 std::string machine_name(at::Device device);

@@ -76,15 +76,33 @@ void visit_options(Options& o, Visitor&& visitor) {
   visit("depth", o.model.depth, kRefuse, "Number of blocks (0: the model's)");
   visit("num-heads", o.model.num_heads, kRefuse, "Attention heads (0: the model's)");
   visit("patch-size", o.model.patch_size, kRefuse, "Patch side in latent pixels (0: the model's)");
+  visit("position-scale", o.model.position_scale, kRefuse,
+        "Positions are divided by this, as models are at sizes beyond their first (0: the model's)");
   visit("class-dropout-prob", o.model.class_dropout_prob, kRefuse,
         "Probability of training without the class label");
   visit("num-classes", o.model.num_classes, kRefuse,
         "Classes of the model (0: those of the data; synthetic: 1000)");
   visit("weights", o.model.weights, kRefuse, "Start from these weights instead of fresh ones");
 
+  section("Adapter (LoRA)");
+  visit("lora-rank", o.lora.rank, kRefuse,
+        "Train an adapter of this rank instead of the model of --weights, which is frozen (0: the model)");
+  visit("lora-alpha", o.lora.alpha, kRefuse, "The adapter's part is scaled by alpha / rank (0: the rank)");
+  visit("lora-dropout", o.lora.dropout, kRefuse,
+        "Probability of hiding an element of its input from an adapter");
+  visit("lora-target", o.lora.target, kRefuse,
+        "Regular expression of the names of layers that have an adapter, whole or from a dot on (empty: "
+        "attention)");
+  visit("lora-weights", o.lora.weights, kRefuse,
+        "Start from this adapter (PEFT, diffusers or kohya), which says its layers, ranks and scales");
+
   section("Data");
   visit("data", o.data.path, kHarmless,
         "Feature store (kiln extract), 'synthetic', or images with --autoencoder");
+  visit("more-data", o.data.more, kHarmless,
+        "Further feature stores of the same autoencoder, trained on together with --data");
+  visit("data-weights", o.data.weights, kRefuse,
+        "How often samples of --data and of each of --more-data come: 2 is twice in an epoch (none: 1 each)");
   visit("autoencoder", o.data.autoencoder, kHarmless,
         "Encode images while training with this autoencoder, or 'pixels'");
   visit("text", o.data.text, kRefuse,
@@ -120,9 +138,15 @@ void visit_options(Options& o, Visitor&& visitor) {
         "v_prediction, x_0: scale the schedule so that the last timestep is noise alone");
   visit("snr-gamma", o.objective.snr_gamma, kRefuse,
         "epsilon, v_prediction, x_0: min-SNR weighting (0: off)");
+  visit("offset-noise", o.objective.offset_noise, kRefuse,
+        "Add noise times this that a channel of a sample shares (0: none; diffusers' --noise_offset)");
+  visit("input-perturbation", o.objective.input_perturbation, kRefuse,
+        "Noise x_t by this much more than what is to be predicted (0: none)");
 
   section("Length and batch");
   visit("max-steps", o.max_steps, kHarmless, "Stop after this many steps");
+  visit("epochs", o.epochs, kHarmless,
+        "Stop after so many passes over the data, instead of --max-steps (0: that)");
   visit("max-minutes", o.max_minutes, kHarmless,
         "Stop after this much training time; cosine and linear learning rates follow it (0: off)");
   visit("global-batch", o.global_batch, kRefuse, "Images per step");
@@ -211,6 +235,9 @@ void visit_options(Options& o, Visitor&& visitor) {
   visit("tf32", o.compute.tf32, kWarn, "CUDA: compute f32 products in TF32");
   visit("deterministic", o.compute.deterministic, kWarn,
         "CUDA: use only kernels that give the same bits each time");
+  visit("cuda-graph", o.compute.cuda_graph, kHarmless,
+        "CUDA: launch forward and backward as one graph, for models whose kernels are shorter than their "
+        "launch");
   visit("accumulate-f32", o.compute.accumulate_f32, kWarn,
         "Keep gradients in f32 even where nothing is accumulated");
   visit("emulate-fp8", o.compute.emulate_fp8, kWarn,

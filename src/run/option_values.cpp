@@ -74,13 +74,6 @@ nlohmann::json json_of(const T& field) {
     return field;
 }
 
-std::string toml_value(const nlohmann::json& value) {
-  if (!value.is_array()) return value.dump();
-  std::string list = "[";
-  for (size_t i = 0; i < value.size(); ++i) list += (i ? ", " : "") + value[i].dump();
-  return list + "]";
-}
-
 // The same JSON may be written in several ways.
 bool are_same(const nlohmann::json& saved, const nlohmann::json& now) {
   if (saved == now || !saved.is_string() || !now.is_string()) return saved == now;
@@ -114,9 +107,18 @@ nlohmann::json to_json(const TrainOptions& options) {
   return json;
 }
 
+std::string toml_value(const nlohmann::json& value) {
+  if (!value.is_array()) return value.dump();
+  std::string list = "[";
+  for (size_t i = 0; i < value.size(); ++i) list += (i ? ", " : "") + value[i].dump();
+  return list + "]";
+}
+
 std::string to_toml(const TrainOptions& options) {
   std::string toml;
-  visit_options(options, [&](const char* name, const auto& field, OnResume, const std::string&) {
+  const bool has_own_length = options.epochs > 0 || !options.stages.empty();
+  visit_options(options, [&](const std::string& name, const auto& field, OnResume, const std::string&) {
+    if (has_own_length && name == "max-steps") return;
     toml += fmt::format("{} = {}\n", name, toml_value(json_of(field)));
   });
   return toml;

@@ -14,7 +14,9 @@ void set_option(TrainOptions& options, const std::string& name, const nlohmann::
 
 // {"max-steps": 400000, ...}: every option.
 nlohmann::json to_json(const TrainOptions& options);
-// The options as a recipe, which --recipe reads back.
+// A value as a recipe has it.
+std::string toml_value(const nlohmann::json& value);
+// The options as a recipe, which --recipe reads back, but for stages (run/stage_options.h).
 std::string to_toml(const TrainOptions& options);
 
 // Names of options that differ between a saved run and this command, by what they do to it. An option that

@@ -2,11 +2,13 @@
 // the run itself and the whole. run/option_table.h gives each its name on the command line.
 #pragma once
 #include <cstdint>
+#include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
 
 #include "core/choices.h"
 #include "diffusion/objective_options.h"
+#include "models/lora_options.h"
 #include "models/model_options.h"
 #include "optim/ema.h"
 #include "optim/loss_scaler.h"
@@ -19,7 +21,12 @@
 namespace kiln {
 
 struct DataOptions {
-  std::string path;         // a feature store, "synthetic", or images, which need an autoencoder
+  std::string path;               // a feature store, "synthetic", or images, which need an autoencoder
+  std::vector<std::string> more;  // further feature stores, trained on together with it
+  std::vector<double> weights;    // how often samples of each of them come, of `path` first; empty: 1
+  // Of each of them the parts that are taken, the first ones of a store that has grown; empty: all. Set where
+  // a stage begins, no option.
+  std::vector<int64_t> parts;
   std::string autoencoder;  // that encodes them while training: a path, or "pixels"
   int64_t image_size = 256;
   std::string
@@ -108,9 +115,19 @@ struct EvaluationOptions {
   std::string net_weights;
 };
 
+// A part of a run with settings of its own (run/stage_options.h).
+struct StageOptions {
+  std::string name;                                    // for people; may be empty
+  double epochs = 0;                                   // passes over its data; 0: `steps` are given
+  int64_t steps = 0;                                   // of this stage; 0: `epochs` are given
+  nlohmann::json settings = nlohmann::json::object();  // option -> value, over the run's
+};
+
 struct TrainOptions {
   std::string out;  // the run folder
   uint64_t seed = 0;
+  std::vector<StageOptions> stages{};  // empty: the run is one
+  double epochs = 0;                   // passes over the data; 0: max_steps
   int64_t max_steps = 400000;
   double max_minutes = 0;  // 0: no limit
   int64_t global_batch = 256;
@@ -118,6 +135,7 @@ struct TrainOptions {
   int64_t max_bad_steps = 10;  // in a row; more end the run
 
   ModelOptions model{};
+  LoraOptions lora{};
   DataOptions data{};
   ObjectiveOptions objective{};
   OptimizerOptions optimizer{};

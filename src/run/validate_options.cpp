@@ -9,6 +9,7 @@
 #include "core/error.h"
 #include "core/files/block_store.h"
 #include "run/option_table.h"
+#include "run/stage_options.h"
 
 namespace kiln {
 
@@ -54,6 +55,7 @@ void validate_counts(const TrainOptions& o) {
                           {"num-heads", o.model.num_heads, 0, kMillion},
                           {"patch-size", o.model.patch_size, 0, 65536},
                           {"num-classes", o.model.num_classes, 0, kBillion},
+                          {"lora-rank", o.lora.rank, 0, 65536},
                           {"global-batch", o.global_batch, 1, kBillion},
                           {"max-steps", o.max_steps, 1},
                           {"max-bad-steps", o.max_bad_steps, 0},
@@ -85,6 +87,11 @@ void validate_counts(const TrainOptions& o) {
 
 void validate_numbers(const TrainOptions& o) {
   for (const auto& [option, value] : {std::pair{"max-minutes", o.max_minutes},
+                                      {"epochs", o.epochs},
+                                      {"position-scale", o.model.position_scale},
+                                      {"offset-noise", o.objective.offset_noise},
+                                      {"input-perturbation", o.objective.input_perturbation},
+                                      {"lora-alpha", o.lora.alpha},
                                       {"peak-tflops", o.watch.peak_tflops},
                                       {"cost-per-hour", o.watch.cost_per_hour},
                                       {"price-per-gpu-hour", o.watch.price_per_gpu_hour}})
@@ -107,6 +114,43 @@ void validate_numbers(const TrainOptions& o) {
     fail("train", "--cost-per-hour and --price-per-gpu-hour both say what an hour costs: give one");
 }
 
+void validate_data(const TrainOptions& o) {
+  require(!o.data.path.empty(), "data", "a feature store, 'synthetic' or a folder of images", "nothing");
+  const size_t num_sources = 1 + o.data.more.size();
+  for (const std::string& path : o.data.more)
+    require(!path.empty(), "more-data", "feature stores", "nothing");
+  for (const double weight : o.data.weights)
+    require(weight > 0 && weight <= 1000, "data-weights", "numbers above 0, 1000 at most", weight);
+  if (!o.data.weights.empty() && o.data.weights.size() != num_sources)
+    fail("train", "--data-weights expects {} numbers, one for --data and one for each of --more-data, got {}",
+         num_sources, o.data.weights.size());
+}
+
+void validate_length(const TrainOptions& o) {
+  if (o.epochs > 0 && o.max_steps != TrainOptions().max_steps)
+    fail("train", "--epochs {:g} and --max-steps {} both say where training ends: give one", o.epochs,
+         o.max_steps);
+  if (o.stages.empty()) return;
+  if (o.epochs > 0 || o.max_steps != TrainOptions().max_steps)
+    fail("train", "--{} has no effect on a run of {} stages: give each [[stage]] its epochs or steps",
+         o.epochs > 0 ? "epochs" : "max-steps", o.stages.size());
+}
+
+void validate_lora(const TrainOptions& o) {
+  require(o.lora.dropout >= 0 && o.lora.dropout < 1, "lora-dropout", "a number in [0, 1)", o.lora.dropout);
+  const bool describes = o.lora.alpha > 0 || !o.lora.target.empty();
+  if (!o.lora.is_on() && (describes || o.lora.dropout > 0))
+    fail("train", "--lora-alpha, --lora-dropout and --lora-target have no effect without --lora-rank");
+  if (!o.lora.weights.empty() && (describes || o.lora.rank > 0))
+    fail("train",
+         "--lora-weights says rank, alpha and layers itself: leave --lora-rank, --lora-alpha and "
+         "--lora-target out");
+  if (o.lora.is_on() && o.offload.params != Placement::kDevice)
+    fail(
+        "train",
+        "--offload-params has nothing to move of an adapter, and its base stays on the device: leave it out");
+}
+
 void validate_names(const TrainOptions& o) {
   for (const auto& [option, names, value] : {std::tuple{"objective", objective_names(), o.objective.name},
                                              {"optimizer", optimizer_names(), o.optimizer.name}})
@@ -116,6 +160,8 @@ void validate_names(const TrainOptions& o) {
 
 void validate_offload(const TrainOptions& o) {
   const auto& [optimizer, params, nvme] = o.offload;
+  if (o.compute.cuda_graph && (optimizer != Placement::kDevice || !o.memory.offload_activations.is_none()))
+    fail("train", "--cuda-graph needs all state and activations on the GPU: leave out the offload options");
   if (o.offload.uses_disk() && nvme.folder.empty())
     fail("train", "--{} nvme needs a folder on the disk: give --nvme-path DIR",
          optimizer == Placement::kNvme ? "offload-optimizer" : "offload-params");
@@ -138,11 +184,19 @@ void validate_offload(const TrainOptions& o) {
 
 void validate(const TrainOptions& o) {
   validate_text(o);
-  require(!o.data.path.empty(), "data", "a feature store, 'synthetic' or a folder of images", "nothing");
+  validate_length(o);
+  for (size_t stage = 0; stage < o.stages.size(); ++stage) try {
+      validate(options_of_stage(o, stage));
+    } catch (const Error& error) {
+      throw Error(fmt::format("{} ({})", error.what(), stage_name(o.stages[stage], stage)));
+    }
+  if (!o.stages.empty()) return;
+  validate_data(o);
   require(!o.out.empty(), "out", "a run folder", "nothing");
   validate_counts(o);
   validate_numbers(o);
   validate_names(o);
+  validate_lora(o);
   validate(o.lr);
   validate(o.loss_scale);
   validate(o.ema);

@@ -8,6 +8,7 @@
 #include "core/error.h"
 #include "core/tensors.h"
 #include "models/text/caption_encoder.h"
+#include "parallel/free_memory.h"
 #include "text/tokenizers/unicode.h"
 
 namespace kiln {
@@ -23,8 +24,9 @@ CaptionEncoder load_encoder(const RunInfo::TextInfo& trained, const std::string&
     fail("sample", "prompts need the text encoder of the captions ({}){}: give --text-encoder DIR",
          trained.encoder.empty() ? "not known" : trained.encoder,
          folder.empty() ? "" : fmt::format(", and {} does not exist", folder));
-  CaptionEncoder encoder(folder, trained.max_tokens, device, compute_dtype);
-  if (trained.encoder.empty()) return encoder;
+  CaptionEncoder encoder(folder, trained.max_tokens, device, compute_dtype,
+                         {.bytes = usable_bytes(device), .text = "what is free"});
+  if (trained.encoder_fingerprint.empty()) return encoder;  // captions that another program encoded
   if (encoder.encoder_fingerprint() != trained.encoder_fingerprint)
     fail("sample",
          "{} is another text encoder ({} {}) than the captions' ({} {}): give --text-encoder with that one",
@@ -73,7 +75,9 @@ Prompts encode_prompts(const RunInfo::TextInfo& trained, const std::string& fold
   std::vector<std::string> asked;
   for (const std::string& text : texts) asked.push_back(decorated(text));
   asked.push_back(decorated(negative));
-  const CaptionEncoder::Encoded encoded = encoder.encode(asked, kPromptsAtOnce);
+  const int64_t batch = encoder.batch_within_room(0, kPromptsAtOnce);
+  if (encoder.is_streamed()) fmt::print(stderr, "{}\n", encoder.streaming_text(batch));
+  const CaptionEncoder::Encoded encoded = encoder.encode(asked, batch);
   if (encoded.num_truncated > 0)
     fmt::print(stderr, "warning: {} of {} prompts have more than {} tokens and are cut\n",
                encoded.num_truncated, asked.size(), encoder.max_tokens());

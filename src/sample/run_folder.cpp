@@ -6,8 +6,11 @@
 #include <fstream>
 
 #include "checkpoint/checked_files.h"
+#include "checkpoint/tensor_files.h"
+#include "checkpoint/weights_file.h"
 #include "core/error.h"
 #include "core/files/atomic_file.h"
+#include "models/lora.h"
 
 namespace kiln {
 namespace {
@@ -56,6 +59,10 @@ json to_json(const RunInfo& info) {
                    {"class_names", info.class_names},
                    {"ema_decays", info.ema_decays}};
   if (!info.text.encoder.empty()) document["text"] = to_json(info.text);
+  if (!info.adapter.config.is_null())
+    document["adapter"] = {{"config", info.adapter.config},
+                           {"base_path", info.adapter.base_path},
+                           {"base_fingerprint", info.adapter.base_fingerprint}};
   return document;
 }
 
@@ -72,6 +79,12 @@ RunInfo from_json(const json& document) {
   autoencoder.at("scaling_factor").get_to(info.autoencoder.scaling_factor);
   autoencoder.at("shift_factor").get_to(info.autoencoder.shift_factor);
   if (document.contains("text")) info.text = text_from_json(document.at("text"));
+  if (document.contains("adapter")) {
+    const json& adapter = document.at("adapter");
+    info.adapter.config = adapter.at("config");
+    adapter.at("base_path").get_to(info.adapter.base_path);
+    adapter.at("base_fingerprint").get_to(info.adapter.base_fingerprint);
+  }
   document.at("class_names").get_to(info.class_names);
   document.at("ema_decays").get_to(info.ema_decays);
   return info;
@@ -102,6 +115,19 @@ RunInfo read_run_info(const std::string& run) {
   } catch (const json::exception& error) {
     fail("run", "{} is not a run's config: {}", path, error.what());
   }
+}
+
+std::map<std::string, at::Tensor> load_run_weights(const RunInfo& info, const std::string& file) {
+  const RunInfo::AdapterInfo& adapter = info.adapter;
+  if (adapter.config.is_null()) return load_tensors(file);
+  if (!std::filesystem::exists(adapter.base_path))
+    fail("run", "{} changes the weights of {}, which is not there: put it back", file, adapter.base_path);
+  if (digest_of_weights(adapter.base_path) != adapter.base_fingerprint)
+    fail("run", "{} holds other weights now than those that {} was trained to change", adapter.base_path,
+         file);
+  std::map<std::string, at::Tensor> weights = load_tensors(adapter.base_path);
+  merge_lora(weights, lora_layers(load_tensors(file), adapter.config, file));
+  return weights;
 }
 
 std::string run_weights(const std::string& run, const RunInfo& info, bool use_ema,

@@ -11,6 +11,7 @@
 #include "core/error.h"
 #include "core/progress_line.h"
 #include "core/tensors.h"
+#include "data/images/bucket_table.h"
 #include "parallel/cpu_share.h"
 #include "parallel/machine.h"
 #include "parallel/ranks/agreement.h"
@@ -105,6 +106,25 @@ int64_t latent_side(const char* option, int64_t pixels, const SampleSource& sour
   return pixels / downsample;
 }
 
+struct Sides {
+  int64_t height = 0, width = 0;
+};
+
+// Of the pictures, in latents.
+Sides latent_sides(const SampleCommand& command, const SampleSource& source) {
+  if (command.aspect_ratio.empty())
+    return {.height = latent_side("--height", command.height, source),
+            .width = latent_side("--width", command.width, source)};
+  if (command.height > 0 || command.width > 0)
+    fail("sample", "--aspect-ratio chooses the sides: leave out --height and --width");
+  const DenoiserShape& shape = source.denoiser->shape();
+  const int64_t downsample = source.autoencoder->downsample;
+  const Bucket bucket = bucket_of_ratio(command.aspect_ratio, shape.input_size * downsample,
+                                        std::max<int64_t>(shape.size_multiple, 1) * downsample);
+  return {.height = latent_side("--aspect-ratio", bucket.height, source),
+          .width = latent_side("--aspect-ratio", bucket.width, source)};
+}
+
 SampleOptions sample_options(const SampleCommand& command, const SampleSource& source, at::Device device) {
   SampleOptions options;
   const DenoiserShape& shape = source.denoiser->shape();
@@ -112,8 +132,9 @@ SampleOptions sample_options(const SampleCommand& command, const SampleSource& s
   options.cfg_scale = command.cfg_scale.value_or(shape.conditioning.takes_text()     ? kDefaultTextCfgScale
                                                  : shape.conditioning.has_null_class ? kDefaultCfgScale
                                                                                      : 1);
-  options.height = latent_side("--height", command.height, source);
-  options.width = latent_side("--width", command.width, source);
+  const Sides sides = latent_sides(command, source);
+  options.height = sides.height;
+  options.width = sides.width;
   options.cfg_convention = parse_convention(command.cfg_convention);
   options.guidance_interval = parse_guidance_interval(command.guidance_interval, source.objective);
   options.batch = command.batch;
@@ -123,7 +144,10 @@ SampleOptions sample_options(const SampleCommand& command, const SampleSource& s
     options.forward = graphed_forward(
         [denoiser = source.denoiser.get()](const ModelInput& input) { return denoiser->forward(input); },
         {.make_graph = [device] { return make_device_graph(device); },
-         .warn = [](const std::string& line) { fmt::print(stderr, "warning: {}\n", line); }});
+         .warn =
+             [](const std::string& line) {
+               fmt::print(stderr, "warning: sampling runs without CUDA graphs: {}\n", line);
+             }});
   return options;
 }
 
@@ -170,6 +194,7 @@ SampleOutput open_output(const SampleCommand& command, const SampleSource& sourc
   if (command.random_labels) output.settings["label_sampling"] = "random";
   if (!command.guidance_interval.empty()) output.settings["guidance_interval"] = command.guidance_interval;
   if (command.no_ema) output.settings["ema"] = false;
+  if (command.tf32 && options.device.is_cuda()) output.settings["tf32"] = true;
   if (options.height != shape.input_size || options.width != shape.input_size)
     output.settings["size"] = {output.height, output.width};
   if (shape.conditioning.takes_text()) {
@@ -238,7 +263,9 @@ void sample(const SampleCommand& command, ProcessGroup& group) {
   const bool is_first = group.rank() == 0;
   const at::Device device = parse_device(command.device, group.ranks().local_rank);
   const at::ScalarType compute_dtype = parse_compute_dtype(command.compute_dtype, "--compute-dtype");
-  apply(ComputeSettings{.device = device, .threads = command.threads, .cpu_share = cpu_share(group)});
+  apply(ComputeSettings{
+      .device = device, .threads = command.threads, .cpu_share = cpu_share(group), .tf32 = command.tf32});
+  if (is_first) note_tf32("kiln sample", command.tf32, device);
   const SampleSource source = load_sample_source(command, device, compute_dtype);
   SampleOptions options = sample_options(command, source, device);
   const Prompts prompts = load_prompts(command, source, device, compute_dtype);

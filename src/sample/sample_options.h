@@ -11,9 +11,11 @@ struct SampleCommand {
   std::string run;  // run folder, or
   std::string weights, model,
       model_config;                 // a weights file, its model's name and JSON (text or file) over it
+  std::string adapter;              // LoRA to add to the weights: PEFT's, diffusers' or kohya's; "" = none
   std::string objective = "iddpm";  // what --weights was trained with
   int64_t image_size = 0;           // pixels, for --weights; 0 = the model's own
   std::string autoencoder;          // path or "pixels"; "" = the run's
+  std::string tiles = "auto";       // large pictures are decoded in tiles: auto | off | side in pixels
   std::optional<double> ema_decay;  // which EMA of a run; absent = the first
   bool no_ema = false;
 
@@ -24,6 +26,7 @@ struct SampleCommand {
   std::string negative_prompt;       // "" = what the model was trained with for dropped captions
   std::string text_encoder;          // its folder; "" = the run's
   int64_t height = 0, width = 0;     // of the pictures in pixels; 0 = the model's own
+  std::string aspect_ratio{};        // "16:9"; "": as above
   bool random_labels = false;        // drawn evenly from the classes, by (seed, image)
   std::string guidance_interval;     // "LO:HI" as shares of the schedule, 0 clean, 1 noise; "" = everywhere
   std::optional<double> cfg_scale;   // absent = 4 where the model has a null class, 4.5 with prompts
@@ -36,6 +39,7 @@ struct SampleCommand {
   bool grid = false, no_png = false;
   int64_t batch = 8;
   std::string device = "auto", compute_dtype = "f32";
+  bool tf32 = false;                // CUDA: f32 products in TF32
   std::string cuda_graph = "auto";  // auto | off: passes of one shape replayed as a graph, on CUDA
   int64_t threads = 0;              // 0 = all cores, divided among the ranks of a machine
   int64_t nproc = 0;                // ranks that this process starts on this machine; 0 = none

@@ -13,7 +13,10 @@
 #include "core/files/xxh3.h"
 #include "core/json_config.h"
 #include "diffusion/objective.h"
+#include "models/autoencoders/tiling.h"
+#include "models/lora_keys.h"
 #include "models/registry.h"
+#include "parallel/free_memory.h"
 #include "sample/run_folder.h"
 #include "sample/sampler_loop.h"
 
@@ -68,7 +71,8 @@ void load_autoencoder_of(const SampleCommand& command, const RunInfo& info, at::
          path.empty()  ? "no autoencoder is known"
          : unreachable ? fmt::format("{}: {}", path, unreachable.message())
                        : path + " does not exist");
-  source.autoencoder = load_autoencoder(path, device, compute_dtype);
+  source.autoencoder = load_autoencoder(path, device, compute_dtype,
+                                        Tiling::parse("tiles", command.tiles, usable_bytes(device)));
   const Autoencoder& autoencoder = *source.autoencoder;
   if (trained.name.empty()) return;
   const auto differs = [](double a, double b) { return std::abs(a - b) > 1e-6 * std::abs(b); };
@@ -105,7 +109,9 @@ SampleSource load_sample_source(const SampleCommand& command, at::Device device,
   SampleSource source;
   source.weights =
       is_run ? run_weights(command.run, info, !command.no_ema, command.ema_decay) : command.weights;
-  const auto weights = load_tensors(source.weights, !command.no_ema);
+  auto weights =
+      is_run ? load_run_weights(info, source.weights) : load_tensors(source.weights, !command.no_ema);
+  if (!command.adapter.empty()) merge_adapter(weights, command.adapter);
   if (!is_run) ask_weights(weights, info);
   load_autoencoder_of(command, info, device, compute_dtype, source);
   if (command.image_size > 0) {

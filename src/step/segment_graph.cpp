@@ -18,8 +18,27 @@ std::vector<at::Tensor> tensors_of(State& state) {
   return tensors;
 }
 
-// Where the gradient of a leaf arrives. Making the edge of a leaf that the graph does not use costs nothing.
-torch::autograd::Edge leaf_edge(const at::Tensor& leaf) { return torch::autograd::impl::gradient_edge(leaf); }
+// Where the gradients of leaves arrive. Making the edge of a leaf that the graph does not use costs nothing.
+class LeafEdges {
+ public:
+  void add(const at::Tensor& leaf) {
+    is_asked_.push_back(leaf.requires_grad());
+    if (leaf.requires_grad()) edges_.push_back(torch::autograd::impl::gradient_edge(leaf));
+  }
+  const Edges& edges() const { return edges_; }
+  // The gradients of all leaves, undefined for those that want none.
+  std::vector<at::Tensor> spread(std::vector<at::Tensor> found) const {
+    std::vector<at::Tensor> all;
+    auto next = found.begin();
+    for (const bool is_asked : is_asked_)
+      all.push_back(is_asked && next != found.end() ? std::move(*next++) : at::Tensor());
+    return all;
+  }
+
+ private:
+  Edges edges_;
+  std::vector<bool> is_asked_;
+};
 
 }  // namespace
 
@@ -41,6 +60,30 @@ State detached(State state, bool with_grad) {
   return state;
 }
 
+State detached(State state) {
+  state.visit([](at::Tensor& tensor) {
+    const bool with_grad = tensor.requires_grad();
+    tensor = tensor.detach().set_requires_grad(with_grad);
+  });
+  return state;
+}
+
+bool any_requires_grad(State& state) {
+  bool any = false;
+  state.visit([&](const at::Tensor& tensor) { any = any || tensor.requires_grad(); });
+  return any;
+}
+
+void mark_trained(const State& input, State& output, bool trains) {
+  State before = input;
+  const bool is_shaped = trains || any_requires_grad(before);
+  output.visit([&](at::Tensor& tensor) {
+    bool is_handed_on = false;
+    before.visit([&](const at::Tensor& given) { is_handed_on = is_handed_on || given.is_same(tensor); });
+    if (!is_handed_on && is_shaped) tensor = tensor.detach().set_requires_grad(true);
+  });
+}
+
 Edges edges_of(State& state) {
   Edges edges;
   for (const at::Tensor& tensor : tensors_of(state))
@@ -55,20 +98,23 @@ std::vector<at::Tensor> gradient_of(const at::Tensor& scalar, const at::Tensor& 
 
 SegmentGradients backward_through(Edges outputs, std::vector<at::Tensor> output_grads,
                                   const ParameterList& parameters, State input) {
-  Edges roots, leaves;
+  Edges roots;
+  LeafEdges leaves;
   std::vector<at::Tensor> root_grads;
   for (size_t i = 0; i < output_grads.size(); ++i) {
     if (!output_grads[i].defined() || !outputs[i].is_valid()) continue;
     roots.push_back(std::move(outputs[i]));
     root_grads.push_back(std::move(output_grads[i]));
   }
-  for (const auto& parameter : parameters) leaves.push_back(leaf_edge(parameter->value));
-  for (const at::Tensor& tensor : tensors_of(input)) leaves.push_back(leaf_edge(tensor));
+  for (const auto& parameter : parameters) leaves.add(parameter->value);
+  for (const at::Tensor& tensor : tensors_of(input)) leaves.add(tensor);
 
-  SegmentGradients grads{.weights = torch::autograd::Engine::get_default_engine().execute(
-                             roots, root_grads, /*keep_graph=*/false, /*create_graph=*/false,
-                             /*accumulate_grad=*/false, leaves),
-                         .inputs = {}};
+  std::vector<at::Tensor> found;
+  if (!roots.empty() && !leaves.edges().empty())
+    found = torch::autograd::Engine::get_default_engine().execute(roots, root_grads, /*keep_graph=*/false,
+                                                                  /*create_graph=*/false,
+                                                                  /*accumulate_grad=*/false, leaves.edges());
+  SegmentGradients grads{.weights = leaves.spread(std::move(found)), .inputs = {}};
   const auto first_input = grads.weights.begin() + static_cast<int64_t>(parameters.size());
   grads.inputs.assign(std::make_move_iterator(first_input), std::make_move_iterator(grads.weights.end()));
   grads.weights.erase(first_input, grads.weights.end());

@@ -12,6 +12,13 @@ namespace kiln {
 
 // The same tensors, cut from whatever graph they come from; leaves that collect a gradient when `with_grad`.
 State detached(State state, bool with_grad);
+// The same, where those collect one that require one: what trained weights have shaped.
+State detached(State state);
+bool any_requires_grad(State& state);
+// After a forward without a graph, whose outputs require no gradient: those that a backward will have to ask
+// for one do, as after a forward with a graph. `input` of the segment, `output` of it, and whether it
+// `trains` weights. What the segment only hands on stays what it was.
+void mark_trained(const State& input, State& output, bool trains);
 
 // Gradients of skip connections, from the segment that popped one back to the segment that pushed it.
 class SkipGradients {
@@ -37,7 +44,8 @@ struct SegmentGradients {
   std::vector<at::Tensor> inputs;   // one per tensor of the input, in State's order
 };
 // From the gradients of a segment's outputs, in State's order, those of its `parameters` and of its `input`;
-// undefined where there is none. Frees the graph with its activations, the input and `output_grads`.
+// undefined where there is none, or none is asked for. Frees the graph with its activations, the input and
+// `output_grads`.
 SegmentGradients backward_through(Edges outputs, std::vector<at::Tensor> output_grads,
                                   const ParameterList& parameters, State input);
 

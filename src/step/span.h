@@ -29,8 +29,12 @@ struct OpRecord {
   double bytes = 0;                     // read and written, each tensor once
   // Of a product, the batch in m. Of attention: batch * heads, tokens, head dim. Of sums: k, their length.
   int64_t m = 0, n = 0, k = 0;
-  double seconds = 0;    // measured; 0 when not timed
-  bool by_call = false;  // a RankCall makes it
+  double seconds = 0;                  // measured; 0 when not timed
+  c10::ScalarType from = c10::kFloat;  // what a copy reads; of others the dtype
+  // Of an audit, which looks at the values (OpRecorder::Options):
+  int64_t num_overflows = 0;  // results that are infinite or NaN where no input was
+  double largest = 0;         // magnitude of a finite result in 16 bits
+  bool by_call = false;       // a RankCall makes it
 };
 
 enum class MemoryKind {
@@ -41,6 +45,7 @@ enum class MemoryKind {
   kEma,
   kConstants,    // untrained weights
   kAutoencoder,  // its weights, which encode images or decode samples
+  kFeatureNet,   // the weights that judge samples
   kStaging,      // buffers of what is on a disk: optimizer state, weights
   kGathered,     // whole weights of other ranks' shards, alive while their segment needs them
   kBatch,        // the batch on the device, noised
@@ -50,7 +55,7 @@ enum class MemoryKind {
   kMatmul,       // scratch of matrix products
   kTemporaries,  // everything else
 };
-inline constexpr int kNumMemoryKinds = 15;
+inline constexpr int kNumMemoryKinds = 16;
 std::string_view name_of(MemoryKind kind);  // "weights"
 
 // One allocation (bytes > 0) or free (bytes < 0, the same id).

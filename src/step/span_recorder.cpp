@@ -21,7 +21,8 @@ void visit_state(const TrainingState& state, const StateVisitor& visitor) {
     for (const at::Tensor& moment : unit.moments) visit(moment, MemoryKind::kMoments);
     for (const at::Tensor& ema : unit.emas) visit(ema, MemoryKind::kEma);
   }
-  for (const auto& constant : state.constants) visit(constant->value, MemoryKind::kConstants);
+  for (const auto* untrained : {&state.constants, &state.frozen})
+    for (const auto& parameter : *untrained) visit(parameter->value, MemoryKind::kConstants);
   if (state.nvme)
     for (const at::Tensor& buffer : state.nvme->buffers()) visit(buffer, MemoryKind::kStaging);
 }

@@ -5,11 +5,13 @@
 // two loops.
 #include "step/step.h"
 
+#include <bit>
 #include <cmath>
 #include <utility>
 
 #include "core/aten.h"
 #include "core/error.h"
+#include "models/parts/adapter_dropout.h"
 #include "ops/gradient_memory.h"
 #include "ops/mixed_sum.h"
 #include "optim/grad_norm.h"
@@ -31,6 +33,16 @@ TrainStep::TrainStep(const Denoiser& denoiser, const Objective& objective, const
     fail("step", "expected a memory choice for each of {} segments, got {}", num_segments,
          options_.memory.size());
   if (has_host_behind(options_.device)) offload_.emplace(options_.device, num_segments);
+  if (!options_.graphs) return;
+  const auto work = [this](const WalkInput& input) {
+    SampleLosses losses;
+    accumulate_gradients(input.micro, losses);
+    const auto of = [](const std::vector<at::Tensor>& terms) {
+      return terms.empty() ? at::Tensor() : terms.front();
+    };
+    return std::vector{of(losses.loss), of(losses.mse), of(losses.vb)};
+  };
+  graphs_.emplace(work, *options_.graphs);
 }
 
 StepResult TrainStep::run(const StepBatch& loaded, double lr, const RankSignals& signals) {
@@ -39,7 +51,7 @@ StepResult TrainStep::run(const StepBatch& loaded, double lr, const RankSignals&
   SampleLosses losses;
   for (int64_t index = 0; index < count; ++index) {
     const MicroStepScope scope(observer_, index);
-    accumulate_gradients(next_micro_step(batch, index, count), losses);
+    walk(next_micro_step(batch, index, count), losses);
   }
   rank_.finish_reductions();
 
@@ -70,8 +82,9 @@ void TrainStep::rehearse(const StepBatch& loaded) {
   const StepBatch batch = options_.device.is_cuda() ? pinned(loaded) : loaded;
   SampleLosses losses;
   MicroStep micro = next_micro_step(batch, 0, 1);
-  micro.last = false;  // no reductions, and no state is read ahead for an update
+  micro.last = false;  // below stage 2 nothing is reduced, and no state is read ahead for an update
   accumulate_gradients(micro, losses);
+  rank_.finish_reductions();
 }
 
 MicroStep TrainStep::next_micro_step(const StepBatch& batch, int64_t index, int64_t count) const {
@@ -84,10 +97,44 @@ struct TrainStep::Walk {
   const MicroStep& micro;
   NoisedBatch noised;
   ModelInput input;
+  DropoutDraws dropout{};
   std::vector<State> inputs;   // of each segment
   std::vector<Edges> outputs;  // of those whose graph there is
+  std::vector<bool>
+      trains;  // whether a gradient of each segment's is asked for: of its weights or its inputs
   SkipGradients skip_grads{};
 };
+
+std::vector<at::Tensor*> graph_tensors(TrainStep::WalkInput& input) {
+  StepBatch& batch = input.micro.batch;
+  std::vector<at::Tensor*> tensors = {&batch.x_0, &batch.noise, &batch.timesteps};
+  batch.conditioning.visit([&](at::Tensor& tensor) { tensors.push_back(&tensor); });
+  return tensors;
+}
+
+std::vector<int64_t> graph_key(const TrainStep::WalkInput& input) {
+  const MicroStep& micro = input.micro;
+  std::vector<int64_t> key = host_numbers(micro.batch.conditioning);
+  key.insert(key.end(), {micro.global_batch, micro.first, micro.last, micro.is_filler,
+                         std::bit_cast<int64_t>(input.loss_scale)});
+  return key;
+}
+
+void TrainStep::walk(const MicroStep& micro, SampleLosses& losses) {
+  if (!graphs_ || !walk_as_graph(micro, losses)) accumulate_gradients(micro, losses);
+}
+
+// False where it is to be walked kernel by kernel.
+bool TrainStep::walk_as_graph(const MicroStep& micro, SampleLosses& losses) {
+  const PhaseScope phase(observer_, StepPhase::kGraph);
+  StepObserver* const observer = observer_;
+  observe(nullptr);  // a recording runs nothing, and a replay announces nothing of its inside
+  const auto terms = graphs_->run({.micro = micro, .loss_scale = state_.loss_scaler.scale()});
+  observe(observer);
+  if (!terms) return false;
+  losses.add({.loss = terms->at(0), .mse = terms->at(1), .vb = terms->at(2)});
+  return true;
+}
 
 // Forward and backward of one micro-batch. The loss is the mean over the global batch, so micro-batches of
 // any size add up to it.
@@ -107,8 +154,17 @@ TrainStep::Walk TrainStep::begin_walk(const MicroStep& micro) const {
             .noised = objective_.add_noise(batch.x_0, batch.noise, batch.timesteps),
             .input = {},
             .inputs = std::vector<State>(num_segments),
-            .outputs = std::vector<Edges>(num_segments)};
+            .outputs = std::vector<Edges>(num_segments),
+            .trains = std::vector<bool>(num_segments)};
+  if (batch.input_noise.defined())  // what is to be predicted stays
+    walk.noised.x_t = objective_.add_noise(batch.x_0, batch.input_noise, batch.timesteps).x_t;
   walk.input = {.x_t = walk.noised.x_t, .timesteps = walk.noised.model_t, .conditioning = batch.conditioning};
+  walk.dropout = {
+      .seed = options_.seed,
+      .first_position = batch.first_position,
+      .num_samples = batch.size(),
+      .text_offsets = batch.conditioning.text.offsets,
+      .num_text_rows = batch.conditioning.text.defined() ? batch.conditioning.text.rows.size(0) : 0};
   return walk;
 }
 
@@ -120,18 +176,29 @@ State TrainStep::forward(Walk& walk) {
   for (size_t i = 0; i < segments.size(); ++i) {
     rank_.gather(i, 1);
     const PhaseScope phase = announce(StepPhase::kForward, i);
-    at::AutoGradMode with_graph(keeps(i));
     State& input = walk.inputs[i];
     skips.enter(state, segments[i]->skips());
-    input = detached(std::move(state), keeps(i));
-    if (waits_on_host(i)) offload_->store(i, input.hidden);
-    state = segments[i]->forward(input, walk.input);
-    if (keeps(i)) walk.outputs[i] = edges_of(state);
+    input = detached(std::move(state));
+    const bool has_weights = !state_.segments[i].parameters.empty();
+    walk.trains[i] = has_weights || any_requires_grad(input);
+    const bool has_graph = keeps(i) && walk.trains[i];
+    const bool is_stored = waits_on_host(i) && walk.trains[i];
+    if (is_stored) offload_->store(i, input.hidden);
+    {
+      at::AutoGradMode with_graph(has_graph);
+      const DropoutScope dropout(walk.dropout);
+      state = segments[i]->forward(input, walk.input);
+    }
+    if (has_graph)
+      walk.outputs[i] = edges_of(state);
+    else
+      mark_trained(input, state, has_weights);
     skips.leave(state, segments[i]->skips());
-    if (waits_on_host(i)) {
+    if (is_stored) {
       input.hidden.reset();
       offload_->release(i);
     }
+    if (!walk.trains[i]) input = {};
     if (i + 1 < segments.size()) rank_.release(i);  // backward begins with the last one
   }
   return state;
@@ -154,14 +221,15 @@ std::vector<at::Tensor> TrainStep::prediction_grad(at::Tensor hidden, const Walk
   return gradient_of(loss.loss.sum() * scale, prediction);
 }
 
-// `grads`: of the last segment's outputs.
+// `grads`: of the last segment's outputs. Ends where nothing before is trained.
 void TrainStep::backward(Walk& walk, std::vector<at::Tensor> grads) {
   for (size_t i = denoiser_.segments().size(); i-- > 0;) {
+    if (!walk.trains[i]) break;
     rank_.gather(i, -1);
     if (!keeps(i)) run_again(walk, i);
     {
       const PhaseScope phase = announce(StepPhase::kBackward, i);
-      if (i > 0 && waits_on_host(i - 1)) offload_->fetch(i - 1);
+      if (i > 0 && waits_on_host(i - 1) && walk.trains[i - 1]) offload_->fetch(i - 1);
       backward_segment(walk, i, grads);
       rank_.release(i);
     }
@@ -174,8 +242,10 @@ void TrainStep::run_again(Walk& walk, size_t segment) {
   const PhaseScope phase = announce(StepPhase::kRecompute, segment);
   at::AutoGradMode with_graph(true);
   State& input = walk.inputs[segment];
-  if (waits_on_host(segment)) input.hidden = offload_->take(segment);
-  input = detached(std::move(input), true);
+  if (waits_on_host(segment))
+    input.hidden = offload_->take(segment).set_requires_grad(walk.trains[segment - 1]);
+  input = detached(std::move(input));
+  const DropoutScope dropout(walk.dropout);
   State recomputed = denoiser_.segments()[segment]->forward(input, walk.input);
   walk.outputs[segment] = edges_of(recomputed);
 }

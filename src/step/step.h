@@ -10,6 +10,7 @@
 #include "diffusion/objective.h"
 #include "models/model.h"
 #include "optim/optimizer.h"
+#include "parallel/graph_cache.h"
 #include "step/activation_offload.h"
 #include "step/rank_work.h"
 #include "step/step_batch.h"
@@ -39,6 +40,10 @@ struct StepOptions {
   // a factor of the gradient that only the device knows: it then never waits for the host. On a CPU that
   // changes nothing but the order.
   bool updates_unread = true;
+  // Walks of micro-batches of few shapes are recorded as graphs of the device. REQUIRES: one rank that keeps
+  // everything whole, on the device. Nothing: none are.
+  std::optional<GraphOptions> graphs{};
+  uint64_t seed = 0;  // of what is drawn in a pass: dropout
 };
 
 class TrainStep {
@@ -62,6 +67,14 @@ class TrainStep {
 
  private:
   struct Walk;
+  struct WalkInput {
+    MicroStep micro;
+    double loss_scale;
+  };
+  friend std::vector<at::Tensor*> graph_tensors(WalkInput& input);
+  friend std::vector<int64_t> graph_key(const WalkInput& input);
+  void walk(const MicroStep& micro, SampleLosses& losses);
+  bool walk_as_graph(const MicroStep& micro, SampleLosses& losses);
   void accumulate_gradients(const MicroStep& micro, SampleLosses& losses);
   Walk begin_walk(const MicroStep& micro) const;
   State forward(Walk& walk);
@@ -85,6 +98,7 @@ class TrainStep {
   StepOptions options_;
   RankWork rank_;
   std::optional<ActivationOffload> offload_;
+  std::optional<GraphCache<WalkInput>> graphs_;
   StepObserver* observer_ = nullptr;
 };
 

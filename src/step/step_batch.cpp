@@ -20,6 +20,9 @@ BatchTensors batch_tensors(const BatchShape& shape, const ArrayMaker& make) {
       case BatchArray::kNoise:
         tensors.batch.noise = made;
         break;
+      case BatchArray::kInputNoise:
+        tensors.batch.input_noise = made;
+        break;
       case BatchArray::kTimeUniform:
         tensors.time_uniform = made;
         break;
@@ -53,6 +56,7 @@ StepBatch as_tensors(const Batch& batch, const Objective& objective) {
       });
   tensors.batch.timesteps = objective.timesteps(tensors.time_uniform);
   tensors.batch.first_row = batch.first_row;
+  tensors.batch.first_position = batch.first_position;
   tensors.batch.global_batch = batch.global_size;
   tensors.batch.conditioning.text.host_offsets.assign(batch.text_offsets.begin(), batch.text_offsets.end());
   return tensors.batch;
@@ -61,6 +65,7 @@ StepBatch as_tensors(const Batch& batch, const Objective& objective) {
 StepBatch pinned(StepBatch batch) {
   const auto pin = [](at::Tensor& tensor) { tensor = tensor.pin_memory(); };
   for (at::Tensor* tensor : {&batch.x_0, &batch.noise, &batch.timesteps}) pin(*tensor);
+  if (batch.input_noise.defined()) pin(batch.input_noise);
   batch.conditioning.visit(pin);
   return batch;
 }
@@ -72,7 +77,9 @@ StepBatch slice_rows(const StepBatch& batch, int64_t first, int64_t size, at::De
   return {.x_0 = slice(batch.x_0),
           .noise = slice(batch.noise),
           .timesteps = slice(batch.timesteps),
-          .conditioning = to_device(slice_rows(batch.conditioning, first, size), device)};
+          .input_noise = batch.input_noise.defined() ? slice(batch.input_noise) : at::Tensor(),
+          .conditioning = to_device(slice_rows(batch.conditioning, first, size), device),
+          .first_position = batch.first_position + first};
 }
 
 at::Tensor timesteps_at(const Objective& objective, uint64_t seed, int64_t first, int64_t count) {

@@ -14,11 +14,13 @@ namespace kiln {
 
 // On the CPU, timesteps already mapped by the objective.
 struct StepBatch {
-  at::Tensor x_0, noise;  // (B, C, H, W) f32
-  at::Tensor timesteps;   // (B) what Objective::timesteps gives
+  at::Tensor x_0, noise;     // (B, C, H, W) f32
+  at::Tensor timesteps;      // (B) what Objective::timesteps gives
+  at::Tensor input_noise{};  // the noise that x_t has, in the place of `noise`; undefined: the same
   Conditioning conditioning{};
-  int64_t first_row = 0;     // of this rank's rows in the global batch
-  int64_t global_batch = 0;  // rows of all ranks; 0: the rows here are all
+  int64_t first_position = 0;  // of the first row in the stream of samples
+  int64_t first_row = 0;       // of this rank's rows in the global batch
+  int64_t global_batch = 0;    // rows of all ranks; 0: the rows here are all
 
   int64_t size() const { return x_0.size(0); }
   int64_t global_size() const { return global_batch > 0 ? global_batch : size(); }

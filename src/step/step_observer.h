@@ -16,8 +16,9 @@ enum class StepPhase {
   kOptimizer,      // of one segment's unit
   kCommunication,  // waiting for other ranks
   kOffload,        // waiting for optimizer state, gradients and weights on their way to and from the host
+  kGraph,          // a micro-batch's whole walk as one graph of the device
 };
-inline constexpr int kNumStepPhases = 9;
+inline constexpr int kNumStepPhases = 10;
 std::string_view name_of(StepPhase phase);  // "forward"
 
 // A call of the step whose work depends on the share of the training state that this rank keeps

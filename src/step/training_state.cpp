@@ -20,6 +20,13 @@ at::Tensor first_value_of(const Parameter& parameter, const TrainingStateOptions
   return options.first_value ? options.first_value(parameter) : parameter.value;
 }
 
+// Convolutions' weights are laid out as channels-last activations take them.
+at::Tensor frozen_value(const at::Tensor& value, at::ScalarType compute_dtype) {
+  const at::NoGradGuard no_grad;
+  const at::Tensor cast = value.to(compute_dtype);
+  return cast.dim() == 4 ? cast.contiguous(at::MemoryFormat::ChannelsLast) : cast;
+}
+
 TrainingState::SegmentWeights flatten(const Segment& segment, const FlatLayout& layout,
                                       const FlatUnitOptions& options,
                                       const TrainingStateOptions& state_options) {
@@ -74,7 +81,8 @@ TrainingState::TrainingState(const Denoiser& denoiser, const Optimizer& optimize
     for (const auto& parameter : segment->parameters()) {
       if (parameter->trainable) continue;
       parameter->value = first_value_of(*parameter, options);
-      constants.push_back(parameter);
+      if (parameter->frozen) parameter->value = frozen_value(parameter->value, options.compute_dtype);
+      (parameter->frozen ? frozen : constants).push_back(parameter);
     }
   }
   std::vector<FlatUnit*> units;

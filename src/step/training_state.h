@@ -36,8 +36,9 @@ class TrainingState {
  public:
   // Takes the denoiser's weights (f32) as the start and as every EMA, one after another, and rebinds each
   // trainable Parameter::value to a leaf on its unit's compute weights: with first_value and a denoiser of
-  // outlines the whole model in f32 is never there. Untrained parameters stay f32 tensors of their own.
-  // REQUIRES: `denoiser` and `optimizer` outlive this; every rank starts from the same weights. Throws Error.
+  // outlines the whole model in f32 is never there. Untrained parameters stay f32 tensors of their own,
+  // frozen ones become tensors in the compute dtype. REQUIRES: `denoiser` and `optimizer` outlive this; every
+  // rank starts from the same weights. Throws Error.
   TrainingState(const Denoiser& denoiser, const Optimizer& optimizer, const TrainingStateOptions& options);
   TrainingState(const TrainingState&) = delete;
 
@@ -49,6 +50,9 @@ class TrainingState {
   };
   std::vector<SegmentWeights> segments;               // as Denoiser::segments()
   std::vector<std::shared_ptr<Parameter>> constants;  // untrained weights, part of every weights file, whole
+  // The base that adapters change, whole on every rank: one copy in the compute dtype. Where there is one,
+  // weights files hold the adapters alone.
+  std::vector<std::shared_ptr<Parameter>> frozen;
   std::unique_ptr<Zero> zero;  // which slices of the units are here; unit i is segments[i]
 
   int64_t updates = 0;  // applied optimizer updates; a skipped step is none

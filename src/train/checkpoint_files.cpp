@@ -24,6 +24,12 @@ Share share_of(const FlatUnit& unit, const ProcessGroup& group) {
   return {.begin = unit.shard_size() * copy / copies, .end = unit.shard_size() * (copy + 1) / copies};
 }
 
+// An adapter's files hold nothing of its base.
+std::vector<std::shared_ptr<Parameter>> saved_constants(const TrainingState& state) {
+  if (!state.frozen.empty()) return {};
+  return state.constants;
+}
+
 }  // namespace
 
 std::string moment_key(const std::string& moment, const std::string& key) { return moment + "." + key; }
@@ -40,7 +46,7 @@ CheckpointFiles::CheckpointFiles(const TrainingState& state) {
           moments.push_back({moment_key(buffer.name, key), buffer.dtype, kept.shape});
     }
   }
-  for (const auto& constant : state.constants)
+  for (const auto& constant : saved_constants(state))
     weights.push_back({constant->key, Dtype::kF32, constant->value.sizes().vec()});
   add(kModelFile, weights);
   for (size_t e = 0; e < state.ema_decays.size(); ++e) add(ema_file_name(state.ema_decays, e), weights);
@@ -130,7 +136,7 @@ void CheckpointFiles::visit(const TrainingState& state, const Visitor& visitor) 
       visit_buffer(lease.moments[m], moments_file, unit.moment_buffers()[m], /*is_moment=*/true);
   }
   if (group.rank() != 0) return;
-  for (const auto& constant : state.constants) {
+  for (const auto& constant : saved_constants(state)) {
     std::vector<TensorPart> parts;
     for (size_t file = 0; file < moments_file; ++file)
       parts.push_back({.file = file,

@@ -74,9 +74,10 @@ void copy_weights(const TrainingState& state, WeightsKind kind, size_t ema_index
     std::map<std::string, at::Tensor> named;
     for (size_t i = 0; i < unit.layout().slots.size(); ++i)
       named[unit.layout().slots[i].key] = unit.view(whole, i);
-    for (const auto& constant : state.constants)
-      if (std::ranges::any_of(parameters, [&](const auto& p) { return p->key == constant->key; }))
-        named[constant->key] = constant->value.detach();
+    for (const auto* untrained : {&state.constants, &state.frozen})
+      for (const auto& constant : *untrained)
+        if (std::ranges::any_of(parameters, [&](const auto& p) { return p->key == constant->key; }))
+          named[constant->key] = constant->value.detach();
     load_weights(parameters, named, "the run's state");
   }
 }

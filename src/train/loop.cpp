@@ -1,300 +1,95 @@
-// The order of a run: data and model are checked against each other, the newest checkpoint is found, then
-// batches are stepped, logged, validated, sampled and saved until the run is done.
+// The order of a run: its stages are looked at and fitted to the memory, then trained one after another.
 #include "train/loop.h"
 
-#include <ATen/Parallel.h>
-
-#include <chrono>
-#include <cmath>
 #include <optional>
 #include <utility>
 
 #include "core/error.h"
 #include "core/stop_signal.h"
-#include "data/loader/batches.h"
-#include "optim/lr_schedule.h"
-#include "parallel/machine.h"
-#include "train/bad_step.h"
-#include "train/checkpoint_saver.h"
-#include "train/checkpoints.h"
-#include "train/progress.h"
-#include "train/resume.h"
+#include "parallel/ranks/agreement.h"
 #include "train/run_ranks.h"
-#include "train/run_watch.h"
-#include "train/sample_grid.h"
-#include "train/training_run.h"
-#include "watch/report.h"
+#include "train/stages/stage_loop.h"
+#include "train/stages/stages.h"
 
 namespace kiln {
 
 namespace {
 
-constexpr int64_t kComparedSteps = 100;  // after which the plan is compared for the first time
+void say(const RunContext& context, const std::vector<std::string>& lines) {
+  if (context.group->rank() == 0)
+    for (const std::string& line : lines) fmt::print("{}\n", line);
+}
 
-class Loop {
- public:
-  Loop(const TrainOptions& options, const RunContext& context)
-      : run_(options, context.group), progress_(options, run_.is_alone()), predicted_(context.predicted) {
-    run_.data_sheet_flops = context.data_sheet_flops;
-    saves_the_end_ = context.saves_the_end;
+// Chooses the memory of every stage ahead, before anything is trained.
+std::vector<StageFit> fit_stages(const StagePlan& plan, const RunContext& context) {
+  std::vector<StageFit> fits;
+  for (size_t i = 0; i < plan.stages.size(); ++i) {
+    const Stage& stage = plan.stages[i];
+    StageFit& fit =
+        fits.emplace_back(StageFit{.options = stage.options, .predicted = context.predicted, .summary = {}});
+    if (!context.fit || i < plan.current) continue;
+    try {
+      fit = context.fit(stage.options);
+    } catch (const Error& error) {
+      if (!plan.is_staged()) throw;
+      throw Error(fmt::format("{} ({})", error.what(), stage.name));
+    }
+    if (!fit.summary.empty()) say(context, {(plan.is_staged() ? stage.name + ": " : "") + fit.summary});
   }
+  return fits;
+}
 
-  void train();
-  // After an error: the checkpoint that is being written need not be lost.
-  void keep_checkpoint();
+// What the plan chose for a stage, whose data may have grown since.
+StageFit fitted(const Stage& stage, const StageFit& fit) {
+  StageFit now = fit;
+  now.options.max_steps = stage.options.max_steps;
+  now.options.data = stage.options.data;
+  return now;
+}
 
- private:
-  void start();
-  std::optional<TrainStateInfo> resume();
-  void train_step();
-  std::shared_ptr<const Batch> next_batch();
-  void handle_bad_step(const StepResult& result);
-  void rehearse();
-  void begin_checkpoint();
-  void finish_checkpoint();
-  void announce_checkpoint(const std::optional<std::string>& folder);
-  void refresh_report();
-  void compare_with_plan();
-  void validate();
-  void sample();
-  void evaluate();
-  TrainStateInfo state_info() const;
-  bool is_due(int64_t every) const { return every > 0 && progress_.step % every == 0; }
-  bool stopping() const { return run_.is_alone() ? stop_.requested() : agreed_stop_; }
-
-  StopSignal stop_;
-  TrainingRun run_;
-  Progress progress_;
-  nlohmann::json predicted_;
-  bool saves_the_end_ = true;
-  RunFolder folder_;
-  std::unique_ptr<CheckpointSaver> saver_;
-  std::optional<RunWatch> watch_;  // once the run is built
-  int64_t last_saved_ = -1;
-  std::chrono::steady_clock::time_point reported_at_ = std::chrono::steady_clock::now();
-  bool agreed_stop_ = false;  // several ranks stop after the same step
-};
-
-void Loop::train() {
-  start();
-  const TrainOptions& options = run_.options;
-  while (!progress_.finished() && !stopping()) {
-    train_step();
-    announce_checkpoint(saver_->poll());
-    if (watch_->num_steps() == kComparedSteps) compare_with_plan();
-    if (!stopping() && (is_due(options.validation.every) || progress_.finished())) validate();
-    if (is_due(options.samples.every) || (options.samples.every > 0 && progress_.finished())) sample();
-    if (run_.evaluation && !stopping() && (is_due(options.evaluation.every) || progress_.finished()))
-      evaluate();
-    if (is_due(options.checkpoints.every)) begin_checkpoint();
+// How long later stages will take, in steps of this one.
+double steps_ahead(const StagePlan& plan, const std::vector<StageFit>& fits) {
+  const auto step_s = [&](size_t i) {
+    const nlohmann::json& predicted = fits[i].predicted;
+    return predicted.is_object() ? predicted.value("step_s", 0.0) : 0.0;
+  };
+  double steps = 0;
+  for (size_t i = plan.current + 1; i < plan.stages.size(); ++i) {
+    const double now = step_s(plan.current), then = step_s(i);
+    steps += static_cast<double>(plan.stages[i].num_steps()) * (now > 0 && then > 0 ? then / now : 1);
   }
-  watch_->finish();
-  if (saves_the_end_ && last_saved_ != progress_.step) begin_checkpoint();
-  finish_checkpoint();
-  compare_with_plan();
-  if (run_.is_first())
-    fmt::print("{} after step {} ({} images): {}\n", stopping() ? "stopped by a signal" : "finished",
-               progress_.step, progress_.step * options.global_batch, options.out);
-}
-
-// Batches differ in shape: the largest comes once before the first step, so that no later one is the first to
-// ask for its memory.
-void Loop::rehearse() {
-  DataShape largest = run_.data.shape;
-  const bool differ = largest.lanes.size() > 1 || (largest.text.width > 0 && !largest.text.is_padded);
-  if (!differ || run_.device.is_meta()) return;
-  const PhaseMemory::Phase phase(run_.phase_memory, "rehearsal");
-  largest.lanes = {largest.largest()};
-  largest.text.is_padded = true;
-  const ProcessGroup& group = *run_.group;
-  const auto batches = synthetic_batches(largest, {.seed = run_.options.seed,
-                                                   .global_batch = run_.options.global_batch,
-                                                   .rank = group.rank(),
-                                                   .world_size = group.world_size(),
-                                                   .prefetch = 1});
-  const std::shared_ptr<const Batch> batch = batches->next();
-  run_.training.step->rehearse(as_tensors(*batch, *run_.training.objective));
-}
-
-void Loop::start() {
-  run_.check_same_on_all_ranks();
-  folder_ = open_run_folder(run_, state_info());
-  run_.build();
-  const std::optional<TrainStateInfo> resumed = resume();
-  // What is done already keeps the settings that it was done with.
-  if (!resumed || !progress_.finished()) run_.write_description();
-  watch_.emplace(run_, progress_, predicted_, resumed);
-  run_.print_description();
-  rehearse();
-  progress_.start_clock();
-}
-
-// Loads the checkpoint to go on from, if there is one, and readies what writes new ones.
-std::optional<TrainStateInfo> Loop::resume() {
-  const Training& training = run_.training;
-  std::optional<TrainStateInfo> saved;
-  if (!folder_.checkpoint.empty()) {
-    const PhaseMemory::Phase phase(run_.phase_memory, "resume");
-    saved = load_checkpoint(folder_.checkpoint, *training.state);
-    progress_.step = last_saved_ = saved->step;
-    progress_.bad_steps = saved->bad_steps;
-    progress_.resume(saved->train_seconds);
-    run_.batches->seek(saved->images_seen);
-  }
-  const CheckpointCopy copy =
-      checkpoint_copy_of(run_.options.checkpoints.copy, run_.device, training.state->placement);
-  saver_ = std::make_unique<CheckpointSaver>(run_.options.out, *training.state, copy);
-  return saved;
-}
-
-void Loop::train_step() {
-  const Training& training = run_.training;
-  RunWatch::Step watched{.begin = std::chrono::steady_clock::now()};
-  watched.batches_ready = run_.batches->ready();
-  const std::shared_ptr<const Batch> batch = next_batch();
-  const StepBatch tensors = as_tensors(*batch, *training.objective);
-  watched.lr = lr_at(run_.options.lr, progress_.step, progress_.share());
-  ++progress_.step;
-  const RankSignals signals{.stop = stop_.requested(), .clock_seconds = progress_.clock_seconds()};
-  const StepResult result =
-      watch_->watch_step([&] { return training.step->run(tensors, watched.lr, signals); });
-  agreed_stop_ = result.signals.stop;
-  progress_.agree(result.signals.clock_seconds);
-  watched.stall_seconds = run_.batches->take_stall_seconds();
-  watch_->log_step(watched, result);
-  refresh_report();
-  if (result.applied)
-    progress_.bad_steps = 0;
-  else
-    handle_bad_step(result);
-}
-
-std::shared_ptr<const Batch> Loop::next_batch() {
-  if (!run_.data.encodes_images || watch_->num_steps() > 0) return run_.batches->next();
-  const PhaseMemory::Phase phase(run_.phase_memory, "extract");
-  return run_.batches->next();
-}
-
-// Nothing has moved. A gradient that only overflowed fp16 costs a step, no more: the loss scale shrinks.
-void Loop::handle_bad_step(const StepResult& result) {
-  const TrainOptions& options = run_.options;
-  const LossScaler& scaler = run_.training.state->loss_scaler;
-  if (std::isfinite(result.loss) && scaler.explains_overflow(result.loss_scale))
-    return watch_->loss_scale(scaler.scale());
-  const int64_t step = progress_.step, batch = options.global_batch;
-  const std::vector<BatchSample> samples =
-      samples_at(*run_.training.objective, options.seed, run_.batches->order(), (step - 1) * batch, batch);
-  watch_->bad_step(bad_step_report(step, result, samples, run_.data.sample_name));
-  if (++progress_.bad_steps <= options.max_bad_steps) return;
-  finish_checkpoint();
-  const std::vector<Checkpoint> saved = list_checkpoints(options.out);
-  fail("train", "{} steps in a row were not finite, the last is {} (--max-bad-steps {}): {}",
-       progress_.bad_steps, step, options.max_bad_steps,
-       saved.empty() ? std::string("no checkpoint was written yet; try a lower --lr")
-                     : fmt::format("the last good checkpoint is {}; try a lower --lr", saved.back().folder));
-}
-
-// Waits for the checkpoint before: one is written at a time.
-void Loop::begin_checkpoint() {
-  const PhaseMemory::Phase phase(run_.phase_memory, "checkpoint");
-  finish_checkpoint();
-  const RunWatch::Pause pause(*watch_);
-  TrainStateInfo state = state_info();
-  state.log_window = watch_->window();
-  saver_->begin(std::move(state));
-  last_saved_ = progress_.step;
-}
-
-void Loop::finish_checkpoint() {
-  if (saver_->under_way()) announce_checkpoint(saver_->finish());
-}
-
-// A checkpoint is on the disk, in `folder`; none: nothing has happened.
-void Loop::announce_checkpoint(const std::optional<std::string>& folder) {
-  if (!folder || !run_.is_first()) return;
-  const RunWatch::Pause pause(*watch_);
-  prune_checkpoints(run_.options.out, run_.options.checkpoints.keep);
-  fmt::print("checkpoint {}\n", *folder);
-  write_report(run_.options.out);
-}
-
-// The report keeps up with the log, but does not take the time of training where lines are frequent.
-void Loop::refresh_report() {
-  constexpr auto kOften = std::chrono::seconds(30);
-  const auto now = std::chrono::steady_clock::now();
-  if (!run_.is_first() || !is_due(run_.options.watch.log_every) || now < reported_at_ + kOften) return;
-  reported_at_ = now;
-  const RunWatch::Pause pause(*watch_);
-  write_report(run_.options.out);
-}
-
-void Loop::compare_with_plan() {
-  watch_->compare_with_plan();
-  if (run_.is_first()) write_report(run_.options.out);
-}
-
-void Loop::validate() {
-  if (!run_.validation) return;
-  const PhaseMemory::Phase phase(run_.phase_memory, "validation");
-  const RunWatch::Pause pause(*watch_);
-  const auto loss = run_.validation->run(run_.training, run_.device, [this] { return stop_.requested(); });
-  if (loss) watch_->validation(*loss);
-}
-
-void Loop::sample() {
-  const PhaseMemory::Phase phase(run_.phase_memory, "validation sampling");
-  const RunWatch::Pause pause(*watch_);
-  watch_->samples(
-      draw_sample_grid(run_.options, run_.grid_source(run_.prompts), [this] { return stop_.requested(); }));
-}
-
-void Loop::evaluate() {
-  const PhaseMemory::Phase phase(run_.phase_memory, "evaluation");
-  const RunWatch::Pause pause(*watch_);
-  const Prompts prompts = run_.data.text
-                              ? captions_of_samples(*run_.data.text, run_.options.evaluation.images,
-                                                    run_.training.denoiser->shape().conditioning)
-                              : Prompts();
-  const auto result =
-      run_.evaluation->run(run_.options, run_.grid_source(prompts), [this] { return stop_.requested(); });
-  if (result) watch_->evaluation(*result);
-}
-
-TrainStateInfo Loop::state_info() const {
-  return {.seed = run_.options.seed,
-          .step = progress_.step,
-          .images_seen = progress_.step * run_.options.global_batch,
-          .bad_steps = progress_.bad_steps,
-          .train_seconds = progress_.seconds(),
-          .num_threads = at::get_num_threads(),
-          .world_size = run_.group->world_size(),
-          .machine = machine_name(run_.device),
-          .config = run_.config};
-}
-
-// Several ranks cannot agree on it any more.
-void Loop::keep_checkpoint() {
-  if (!run_.is_alone() || !watch_) return;
-  try {
-    finish_checkpoint();
-  } catch (const std::exception&) {  // the error before it is the one to report
-  }
+  return steps;
 }
 
 }  // namespace
 
 void train(const TrainOptions& options, const RunContext& context) {
   validate(options);
-  std::optional<Loop> loop;  // outlives an error: the other ranks hear of it before anything waits for them
-  as_rank(*context.group, [&] {
-    loop.emplace(options, context);
-    try {
-      loop->train();
-    } catch (const std::exception&) {
-      loop->keep_checkpoint();
-      throw;
+  const StopSignal stop;
+  std::vector<StageFit> fits;
+  bool is_next = false;
+  for (bool goes_on = true; goes_on;) {
+    // Looked at again before every stage: its stores may have grown meanwhile.
+    const StagePlan plan = plan_stages(options, context.ahead, *context.group);
+    if (fits.empty()) {
+      agree(*context.group, "the stages", [&] { check_stages(plan); });
+      fits = fit_stages(plan, context);
+      say(context, plan.changes);
     }
-  });
+    // Outlives an error: the other ranks hear of it before anything waits for them.
+    std::optional<StageLoop> loop;
+    as_rank(*context.group, [&] {
+      loop.emplace(plan, fitted(plan.stage(), fits.at(plan.current)), context, stop, is_next,
+                   steps_ahead(plan, fits));
+      try {
+        goes_on = loop->train();
+        is_next = loop->has_trained();
+      } catch (const std::exception&) {
+        loop->keep_checkpoint();
+        throw;
+      }
+    });
+  }
 }
 
 }  // namespace kiln

@@ -19,6 +19,12 @@ std::optional<int64_t> parse_index(std::string_view text) {
   return index;
 }
 
+// Of "blocks.7": 7, whatever a model calls its blocks. Nothing for "embed" and for "up.0.1".
+std::optional<int64_t> block_number(std::string_view name) {
+  const size_t dot = name.find('.');
+  return dot == std::string_view::npos ? std::nullopt : parse_index(name.substr(dot + 1));
+}
+
 std::vector<std::string> split(const std::string& text, char separator) {
   std::vector<std::string> parts(1);
   for (char c : text) {
@@ -52,7 +58,10 @@ std::vector<bool> parse_segments(const char* option, const SegmentSet& set, cons
       continue;
     }
     if (*first > *last) fail("train", "--{} range '{}' runs backwards", option, part);
-    for (int64_t i = *first; i <= *last; ++i) choose(fmt::format("blocks.{}", i));
+    for (int64_t i = *first; i <= *last; ++i) {
+      const auto block = std::ranges::find(names, std::optional<int64_t>(i), block_number);
+      choose(block == names.end() ? fmt::to_string(i) : *block);
+    }
   }
   return chosen;
 }
@@ -82,12 +91,7 @@ SegmentSet segment_set(const std::vector<bool>& wanted, const std::vector<bool>&
   bool all = true;
   for (size_t i = 0; i < wanted.size(); ++i) all = all && (wanted[i] || free[i]);
   if (all) return SegmentSet::all();
-  constexpr std::string_view kBlocks = "blocks.";
-  const auto number_of = [&](size_t i) -> std::optional<int64_t> {
-    const std::string& name = segments[i]->name();
-    return name.starts_with(kBlocks) ? parse_index(std::string_view(name).substr(kBlocks.size()))
-                                     : std::nullopt;
-  };
+  const auto number_of = [&](size_t i) { return block_number(segments[i]->name()); };
   std::vector<std::string> parts;
   for (size_t i = 0; i < wanted.size(); ++i) {
     if (!wanted[i]) continue;

@@ -1,21 +1,21 @@
 #include "train/probe.h"
 
 #include <fmt/ranges.h>
-#include <unistd.h>
 
 #include <algorithm>
-#include <cerrno>
 #include <cmath>
-#include <cstring>
 #include <filesystem>
 #include <fstream>
 #include <optional>
 
 #include "core/error.h"
+#include "core/files/temporary_folder.h"
 #include "parallel/ranks/agreement.h"
 #include "train/loop.h"
 #include "train/run_ranks.h"
+#include "watch/precision_audit.h"
 #include "watch/prediction.h"
+#include "watch/report.h"
 
 namespace kiln {
 
@@ -24,26 +24,9 @@ namespace fs = std::filesystem;
 namespace {
 
 constexpr double kMemoryWarning = 0.85;  // of the device's memory
-constexpr double kStallWarning = 0.05;   // of the time
-
-// A folder of its own, removed with all that is in it.
-class TemporaryFolder {
- public:
-  TemporaryFolder() {
-    std::string name = (fs::temp_directory_path() / "kiln-probe-XXXXXX").string();
-    if (!::mkdtemp(name.data())) fail("probe", "cannot create {}: {}", name, std::strerror(errno));
-    path_ = name;
-  }
-  ~TemporaryFolder() {
-    std::error_code ignored;
-    fs::remove_all(path_, ignored);
-  }
-  TemporaryFolder(const TemporaryFolder&) = delete;
-  const fs::path& path() const { return path_; }
-
- private:
-  fs::path path_;
-};
+constexpr int64_t kLeastAuditSteps = 3;
+constexpr double kStallWarning = 0.05;  // of the time
+constexpr double kEncodingWarning = 0.1;
 
 // The run ends with a checkpoint, so that this phase is measured too.
 void check_disk(const nlohmann::json& predicted, const fs::path& folder) {
@@ -58,6 +41,9 @@ void check_disk(const nlohmann::json& predicted, const fs::path& folder) {
 
 TrainOptions short_run(const ProbeOptions& options, const fs::path& folder) {
   if (options.steps < 1) fail("probe", "--steps expects a positive number, got {}", options.steps);
+  if (options.audit_ops && options.steps < kLeastAuditSteps)
+    fail("probe", "--audit-precision looks at a step past the warm-up: --steps expects {} or more, got {}",
+         kLeastAuditSteps, options.steps);
   if (!options.train.watch.profile.empty())
     fail("probe", "--profile has no effect in a probe, whose run folder is removed: use it with kiln train");
   TrainOptions run = options.train;
@@ -69,6 +55,12 @@ TrainOptions short_run(const ProbeOptions& options, const fs::path& folder) {
   run.watch.tensorboard = false;
   run.memory.preflight = false;  // the caller has planned
   return run;
+}
+
+// Of a steady step's time.
+double encoding_share(const StepFigures& measured) {
+  const auto encoding = measured.phase_s.find("encoding");
+  return encoding != measured.phase_s.end() && measured.step_s > 0 ? encoding->second / measured.step_s : 0;
 }
 
 std::vector<std::string> warnings_of(const StepFigures& measured, const nlohmann::json& predicted,
@@ -88,6 +80,12 @@ std::vector<std::string> warnings_of(const StepFigures& measured, const nlohmann
         "the step waits {:.0f} % of the time for data: raise --loader-threads, or extract features "
         "first (kiln extract)",
         100 * measured.stall_share));
+  if (const double share = encoding_share(measured); share > kEncodingWarning)
+    warnings.push_back(
+        fmt::format("encoding pictures takes {:.0f} % of the time: kiln extract does it once for all epochs, "
+                    "and --data is "
+                    "then its store",
+                    100 * share));
   return warnings;
 }
 
@@ -127,7 +125,7 @@ std::string share_text(const nlohmann::json& figures, const char* key, const cha
 nlohmann::json probe(const ProbeOptions& options) {
   ProcessGroup& group = *options.group;
   std::optional<TemporaryFolder> folder;
-  if (group.rank() == 0) folder.emplace();
+  if (group.rank() == 0) folder.emplace("probe");
   const std::string own_path = folder ? folder->path().string() : std::string();
   const fs::path path = group.gather(own_path, "the folder of the probe").front();
   agree(group, "the folder of the probe", [&] {
@@ -140,6 +138,7 @@ nlohmann::json probe(const ProbeOptions& options) {
   if (folder && options.checkpoint) as_rank(group, [&] { check_disk(options.predicted, path); });
   train(run, {.predicted = options.predicted,
               .data_sheet_flops = options.data_sheet_flops,
+              .audit_ops = options.audit_ops,
               .saves_the_end = options.checkpoint,
               .group = options.group});
   if (!folder) return nullptr;
@@ -150,6 +149,14 @@ nlohmann::json probe(const ProbeOptions& options) {
   result["not_run"] = phases_not_run(options.predicted, measured);
   result["warnings"] = warnings_of(measured, options.predicted, options.memory_bytes);
   result["extrapolated"] = extrapolated(options.train, measured, group.world_size());
+  if (std::ifstream audit(run.out + "/precision.json"); audit)
+    result["precision"] = nlohmann::json::parse(audit);
+  if (!options.report.empty()) {
+    write_report(run.out);
+    std::error_code error;
+    fs::copy_file(run.out + "/report.html", options.report, fs::copy_options::overwrite_existing, error);
+    if (error) fail("probe", "--report {} cannot be written: {}", options.report, error.message());
+  }
   return result;
 }
 
@@ -167,6 +174,8 @@ std::string probe_text(const nlohmann::json& result) {
       "waiting for data: {:.1f} % of the time\n",
       measured.num_steps, 1 / quartiles.at(1), 1 / quartiles.at(2), 1 / quartiles.at(0),
       measured.images_per_s, 100 * measured.stall_share);
+  if (const double share = encoding_share(measured); share > 0)
+    text += fmt::format("encoding pictures: {:.1f} % of the time\n", 100 * share);
   const nlohmann::json& figures = result.at("measured");
   if (figures.contains("tflops"))
     text += fmt::format("{:.4g} TFLOP/s{}{}\n", figures.at("tflops").get<double>(),
@@ -180,6 +189,7 @@ std::string probe_text(const nlohmann::json& result) {
     text += fmt::format("finding: {}\n", finding.get<std::string>());
   for (const auto& warning : result.at("warnings"))
     text += fmt::format("warning: {}\n", warning.get<std::string>());
+  if (result.contains("precision")) text += precision_text(result.at("precision"));
   return text;
 }
 

@@ -10,10 +10,14 @@ namespace kiln {
 
 class Progress {
  public:
-  // `is_alone`: a single rank goes by its own clock. Several ranks go by the clock of rank 0, which arrives
-  // with every step, so that all stop at the same one.
-  Progress(const TrainOptions& options, bool is_alone)
-      : max_steps_(options.max_steps), max_seconds_(options.max_minutes * 60), is_alone_(is_alone) {}
+  // `first_step`: the one after which the stage of these options begins. `is_alone`: a single rank goes by
+  // its own clock. Several ranks go by the clock of rank 0, which arrives with every step, so that all stop
+  // at the same one.
+  Progress(const TrainOptions& options, bool is_alone, int64_t first_step = 0)
+      : first_step_(first_step),
+        max_steps_(options.max_steps),
+        max_seconds_(options.max_minutes * 60),
+        is_alone_(is_alone) {}
 
   int64_t step = 0;       // the last one taken
   int64_t bad_steps = 0;  // the last ones in a row that were not finite
@@ -29,16 +33,19 @@ class Progress {
   // Time spent in training, the same on every rank.
   double seconds() const { return is_alone_ ? clock_seconds() : agreed_seconds_; }
   double max_seconds() const { return max_seconds_; }  // 0: no limit
-  // The part of the run that is done, in [0, 1].
+  int64_t stage_step() const { return step - first_step_; }
+  // The part of the stage that is done, in [0, 1]. A limit of time is of the whole run: it shapes the first
+  // stage alone.
   double share() const {
-    const double by_steps = static_cast<double>(step) / static_cast<double>(max_steps_);
-    return max_seconds_ > 0 ? std::max(by_steps, seconds() / max_seconds_) : by_steps;
+    const double by_steps = static_cast<double>(stage_step()) / static_cast<double>(max_steps_ - first_step_);
+    return max_seconds_ > 0 && first_step_ == 0 ? std::max(by_steps, seconds() / max_seconds_) : by_steps;
   }
-  bool finished() const { return step >= max_steps_ || (max_seconds_ > 0 && seconds() >= max_seconds_); }
+  bool out_of_time() const { return max_seconds_ > 0 && seconds() >= max_seconds_; }
+  bool finished() const { return step >= max_steps_ || out_of_time(); }
 
  private:
   using Clock = std::chrono::steady_clock;
-  int64_t max_steps_;
+  int64_t first_step_, max_steps_;
   double max_seconds_;
   bool is_alone_;
   double earlier_seconds_ = 0, agreed_seconds_ = 0;

@@ -12,6 +12,7 @@
 #include "core/error.h"
 #include "parallel/ranks/agreement.h"
 #include "run/option_values.h"
+#include "run/stage_options.h"
 
 namespace kiln {
 
@@ -117,17 +118,27 @@ namespace {
 // Refuses to go on from a checkpoint with other settings or on other data. Returns what makes further bits or
 // the schedule differ from those of an uninterrupted run, one line each.
 std::vector<std::string> resume_warnings(const TrainOptions& options, const TrainStateInfo& saved,
-                                         const TrainStateInfo& now) {
-  const nlohmann::json &saved_options = saved.config.at("options"), &options_now = now.config.at("options");
+                                         const TrainStateInfo& now, bool begins_stage) {
+  nlohmann::json saved_options = saved.config.at("options");
+  const nlohmann::json& options_now = now.config.at("options");
+  if (begins_stage) {  // train/stages.h has looked at these
+    saved_options.update(stage_settings(options));
+    for (const char* name : {"max-steps", "model-config"}) saved_options[name] = options_now.at(name);
+  }
   const OptionChanges changes = compare_options(saved_options, options_now);
   if (!changes.refused.empty())
     fail("resume", "{} holds a run with other settings: {}; give the same ones, or another --out",
          options.out, fmt::join(changes.refused, ", "));
-  if (saved.config.at("data") != now.config.at("data"))
+  if (!begins_stage && saved.config.at("data") != now.config.at("data"))
     fail("resume",
          "{} was trained on other data ({}) than --data {} ({}): give the same store, or another --out",
          options.out, saved.config.at("data").get<std::string>(), options.data.path,
          now.config.at("data").get<std::string>());
+  if (saved.config.value("base", "") != now.config.value("base", ""))
+    fail("resume",
+         "{} trains an adapter of other weights than --weights {} holds now: put them back, or give "
+         "another --out",
+         options.out, options.model.weights);
 
   std::vector<std::string> lines;
   if (!changes.warned.empty())
@@ -151,7 +162,7 @@ std::vector<std::string> resume_warnings(const TrainOptions& options, const Trai
 
 }  // namespace
 
-RunFolder open_run_folder(const TrainingRun& run, const TrainStateInfo& now) {
+RunFolder open_run_folder(const TrainingRun& run, const TrainStateInfo& now, const StagePlan& plan) {
   const std::string& out = run.options.out;
   RunFolder folder;
   if (run.is_first()) {
@@ -167,13 +178,17 @@ RunFolder open_run_folder(const TrainingRun& run, const TrainStateInfo& now) {
   const auto [newest, damaged] = newest_checkpoint(out, *run.group);
   if (run.is_first()) {
     for (const std::string& damage : damaged) run.warn("passed over, it is damaged: " + damage);
-    if (newest)
-      for (const std::string& line : resume_warnings(run.options, read_train_state(newest->folder), now))
+    // What ends a stage had other settings than the one that begins there.
+    const bool begins_stage = plan.step == plan.stage().first_step;
+    if (newest && newest->step == plan.step)
+      for (const std::string& line :
+           resume_warnings(run.options, read_train_state(newest->folder), now, begins_stage))
         run.warn(line);
     prune_checkpoints(out, /*keep=*/0);
   }
   run.group->barrier("the run folder");
   if (newest) folder.checkpoint = newest->folder;
+  if (newest) folder.step = newest->step;
   return folder;
 }
 

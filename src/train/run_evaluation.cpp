@@ -13,8 +13,6 @@
 namespace kiln {
 namespace {
 
-constexpr size_t kPicturesAtOnce = 32;
-
 at::Tensor as_batch(const std::vector<Image>& images) {
   const Image& first = images.front();
   at::Tensor pictures =
@@ -45,6 +43,14 @@ RunEvaluation::RunEvaluation(const TrainOptions& options, ProcessGroup& group, a
   reference_ = open_reference(options, *net_, choice_, group);
 }
 
+std::vector<at::Tensor> RunEvaluation::tensors() const {
+  std::vector<at::Tensor> tensors = net_->weights();
+  for (const auto& statistics : {reference_.gaussian, reference_.spatial})
+    if (statistics) tensors.insert(tensors.end(), {statistics->mu, statistics->sigma});
+  if (reference_.features.defined()) tensors.push_back(reference_.features);
+  return tensors;
+}
+
 std::optional<nlohmann::json> RunEvaluation::run(const TrainOptions& options, const GridSource& source,
                                                  const std::function<bool()>& stop) const {
   const Training& training = source.training;
@@ -64,7 +70,7 @@ std::optional<nlohmann::json> RunEvaluation::run(const TrainOptions& options, co
   const bool drawn = draw_share(drawing, source, stop, [&](int64_t index, const Image& image) {
     waiting.push_back(image);
     indices.push_back(index);
-    if (waiting.size() == kPicturesAtOnce) measure();
+    if (static_cast<int64_t>(waiting.size()) == kPicturesAtOnce) measure();
   });
   if (!drawn) return std::nullopt;
   measure();

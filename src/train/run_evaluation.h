@@ -11,6 +11,8 @@
 
 namespace kiln {
 
+inline constexpr int64_t kPicturesAtOnce = 32;  // through the feature net
+
 class RunEvaluation {
  public:
   // Loads the feature net and measures the reference, whose pictures are cropped to the run's size unless
@@ -20,6 +22,9 @@ class RunEvaluation {
   // Draws --evaluate-images pictures as the grids are drawn, with the first EMA and the same noise every
   // time, each rank its share, and measures them. The same result on every rank, as of kiln evaluate; nothing
   // when `stop` became true on one. A collective.
+  // The net's weights, and on the CPU the statistics and features of the reference.
+  std::vector<at::Tensor> tensors() const;
+
   std::optional<nlohmann::json> run(const TrainOptions& options, const GridSource& source,
                                     const std::function<bool()>& stop) const;
 

@@ -8,6 +8,7 @@
 #include "parallel/machine.h"
 #include "parallel/ranks/agreement.h"
 #include "run/option_values.h"
+#include "run/stage_options.h"
 #include "train/setup.h"
 
 namespace kiln {
@@ -17,6 +18,7 @@ namespace {
 // Machines may differ in these: paths of their own copies (what is in them is compared), and how they load.
 const std::set<std::string>& options_of_one_machine() {
   static const std::set<std::string> names = {"data",
+                                              "more-data",
                                               "validation-data",
                                               "autoencoder",
                                               "weights",
@@ -38,6 +40,11 @@ nlohmann::json settings_of(const TrainOptions& options, const std::string& build
   const nlohmann::json all = to_json(options);
   for (const auto& [name, value] : all.items())
     if (!options_of_one_machine().contains(name)) settings["--" + name] = value;
+  for (size_t stage = 0; stage < options.stages.size(); ++stage) {
+    nlohmann::json keys = to_json(options.stages[stage]);
+    for (const std::string& name : options_of_one_machine()) keys.erase(name);
+    settings[stage_name(options.stages[stage], stage)] = keys;
+  }
   return settings;
 }
 

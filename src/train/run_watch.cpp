@@ -1,16 +1,33 @@
 #include "train/run_watch.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "core/files/atomic_file.h"
 #include "step/step_batch.h"
+#include "watch/precision_audit.h"
 
 namespace kiln {
 
 namespace {
 
+// Of several; a single one needs no name.
+std::vector<std::string> source_names(const std::vector<SampleSource>& sources) {
+  std::vector<std::string> names;
+  if (sources.size() > 1)
+    for (const SampleSource& source : sources) names.push_back(source.name);
+  return names;
+}
+
+std::vector<std::string> bucket_names(const std::vector<Lane>& lanes) {
+  std::vector<std::string> names;
+  if (lanes.size() > 1)
+    for (const Lane& lane : lanes) names.push_back(fmt::format("{} x {}", lane.height, lane.width));
+  return names;
+}
+
 // Only rank 0 has one.
-std::unique_ptr<Monitor> make_monitor(const TrainingRun& run, const Progress& progress) {
+std::unique_ptr<Monitor> make_monitor(const TrainingRun& run, const Progress& progress, double steps_ahead) {
   if (!run.is_first()) return nullptr;
   const TrainOptions& options = run.options;
   return std::make_unique<Monitor>(
@@ -18,20 +35,23 @@ std::unique_ptr<Monitor> make_monitor(const TrainingRun& run, const Progress& pr
                      .global_batch = options.global_batch,
                      .max_steps = options.max_steps,
                      .log_every = options.watch.log_every,
+                     .steps_ahead = steps_ahead,
                      .max_seconds = progress.max_seconds(),
-                     .flops_per_image =
-                         3 * run.training.denoiser->shape().forward_flops,  // backward is twice the forward
+                     .flops_per_image = flops_of_image(run.training),
                      .peak_flops = run.peak_flops * static_cast<double>(run.group->world_size()),
                      .sheet_flops = run.data_sheet_flops * static_cast<double>(run.group->world_size()),
                      .device = run.device,
-                     .tensorboard = options.watch.tensorboard},
+                     .num_gpus = run.group->ranks().local_world_size,
+                     .tensorboard = options.watch.tensorboard,
+                     .sources = source_names(run.data.sources),
+                     .buckets = bucket_names(run.data.shape.lanes)},
       progress.step);
 }
 
 // How well a rank's device is used: as the log's lines have it.
 nlohmann::json arithmetic_of(const TrainingRun& run, double images_per_s) {
-  const double flops = images_per_s * 3 * run.training.denoiser->shape().forward_flops /
-                       static_cast<double>(run.group->world_size());
+  const double flops =
+      images_per_s * flops_of_image(run.training) / static_cast<double>(run.group->world_size());
   nlohmann::json shares = {{"tflops", flops / 1e12}};
   if (run.peak_flops > 0) shares["peak_share"] = flops / run.peak_flops;
   if (run.data_sheet_flops > 0) shares["mfu"] = flops / run.data_sheet_flops;
@@ -41,21 +61,23 @@ nlohmann::json arithmetic_of(const TrainingRun& run, double images_per_s) {
 }  // namespace
 
 RunWatch::RunWatch(TrainingRun& run, const Progress& progress, nlohmann::json predicted,
-                   const std::optional<TrainStateInfo>& resumed)
+                   const std::optional<TrainStateInfo>& resumed, bool is_next, double steps_ahead)
     : run_(run),
       progress_(progress),
       predicted_(std::move(predicted)),
-      monitor_(make_monitor(run, progress)),
+      monitor_(make_monitor(run, progress, steps_ahead)),
       measurement_(run.device, run.options.global_batch, *run.training.state, run.data.decoder.get(),
                    observers_) {
+  if (run.evaluation) measurement_.count(run.evaluation->tensors(), MemoryKind::kFeatureNet);
   if (monitor_) observers_.add(&monitor_->timers());
-  if (monitor_ && resumed) resume(*resumed);
+  if (monitor_ && resumed) resume(*resumed, is_next);
   if (!run.options.watch.profile.empty() && run.is_first()) profile();
   run.training.step->observe(&observers_);
 }
 
-void RunWatch::resume(const TrainStateInfo& saved) {
+void RunWatch::resume(const TrainStateInfo& saved, bool is_next) {
   monitor_->restore_window(saved.log_window);
+  if (is_next) return;
   monitor_->event({{"event", "resume"}, {"step", saved.step}});
   fmt::print("resuming {} from step {} ({} images seen)\n", run_.options.out, saved.step, saved.images_seen);
 }
@@ -74,18 +96,42 @@ void RunWatch::profile() {
 
 void RunWatch::log_step(const Step& step, const StepResult& result) {
   const int64_t batch = run_.options.global_batch, number = progress_.step;
-  if (monitor_)
-    monitor_->step({.step = number,
-                    .images_seen = number * batch,
-                    .lr = step.lr,
-                    .train_seconds = progress_.seconds(),
-                    .stall_seconds = step.stall_seconds,
-                    .batches_ready = step.batches_ready,
-                    .result = &result,
-                    .positions = positions_at(*run_.training.objective, run_.options.seed,
-                                              (number - 1) * batch, batch)});
+  if (monitor_) {
+    StepReport report{
+        .step = number,
+        .images_seen = number * batch,
+        .lr = step.lr,
+        .train_seconds = progress_.seconds(),
+        .stall_seconds = step.stall_seconds,
+        .encoding_seconds = step.encoding_seconds,
+        .batches_ready = step.batches_ready,
+        .result = &result,
+        .positions = positions_at(*run_.training.objective, run_.options.seed, (number - 1) * batch, batch)};
+    add_groups(report);
+    monitor_->step(report);
+  }
   const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - step.begin).count();
-  measurement_.add(seconds, step.stall_seconds);
+  measurement_.add(seconds, step.stall_seconds, step.encoding_seconds);
+}
+
+// Which source each row is of, and which bucket all are of.
+void RunWatch::add_groups(StepReport& report) const {
+  const SampleOrder& order = run_.batches->order();
+  const int64_t batch = run_.options.global_batch, first = (report.step - 1) * batch;
+  if (run_.data.shape.lanes.size() > 1) report.bucket = order.batch_at(first).lane;
+  const std::vector<SampleSource>& sources = run_.data.sources;
+  if (sources.size() < 2) return;
+  for (int64_t row = 0; row < batch; ++row) {
+    const int64_t sample = order.sample_at(first + row);
+    const auto after = std::ranges::upper_bound(sources, sample, {}, &SampleSource::first);
+    report.sources.push_back(after - sources.begin() - 1);
+  }
+}
+
+void RunWatch::stage_event(nlohmann::json event) {
+  if (!monitor_) return;
+  event["step"] = progress_.step + 1;
+  monitor_->event(event);
 }
 
 void RunWatch::loss_scale(double scale) {
@@ -123,6 +169,22 @@ void RunWatch::compare_with_plan() {
   comparison.at("measured").update(arithmetic_of(run_, measured.images_per_s));
   write_file_atomically("plan", run_.options.out + "/plan.json", comparison.dump(1) + "\n");
   for (const auto& finding : comparison.at("findings")) fmt::print("plan: {}\n", finding.get<std::string>());
+}
+
+void RunWatch::begin_audit() {
+  audited_ops_ = audit_ops_(run_.device);
+  audited_ = std::make_unique<SpanRecorder>(audited_ops_.get());
+  observers_.add(audited_.get());
+}
+
+void RunWatch::end_audit() {
+  observers_.remove(audited_.get());
+  const RecordedStep recorded = std::exchange(audited_, nullptr)->finish();
+  audited_ops_.reset();
+  PrecisionContext context{.compute_dtype = run_.compute_dtype};
+  for (const auto& segment : run_.training.denoiser->segments()) context.segments.push_back(segment->name());
+  write_file_atomically("audit", run_.options.out + "/precision.json",
+                        audit_precision(recorded.spans, context).dump(1) + "\n");
 }
 
 void RunWatch::finish() {

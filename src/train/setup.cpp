@@ -1,6 +1,7 @@
 #include "train/setup.h"
 
 #include <algorithm>
+#include <set>
 
 #include "checkpoint/tensor_files.h"
 #include "core/aten.h"
@@ -8,6 +9,7 @@
 #include "core/json_config.h"
 #include "core/tensors.h"
 #include "data/loader/batches.h"
+#include "models/lora_keys.h"
 #include "models/registry.h"
 #include "ops/fp8.h"
 #include "parallel/offload/host_memory.h"
@@ -26,6 +28,7 @@ class FirstWeights {
   // `denoiser`: outlines. Throws Error: the file does not fit.
   FirstWeights(const TrainOptions& options, const Denoiser& denoiser, at::Device device)
       : seed_(options.seed), source_(options.model.weights), device_(device) {
+    for (const auto& parameter : denoiser.parameters()) of_model_.insert(parameter->key);
     if (source_.empty() || device.is_meta()) return;
     loaded_ = load_tensors(source_);
     load_weights(denoiser, loaded_, source_);
@@ -34,7 +37,7 @@ class FirstWeights {
   at::Tensor operator()(const Parameter& parameter) const {
     const auto filled = std::make_shared<Parameter>(parameter);
     filled->value = at::empty(parameter.value.sizes(), at::TensorOptions(at::kFloat).device(device_));
-    if (source_.empty())
+    if (source_.empty() || !of_model_.contains(parameter.key))  // an adapter's begin as its Init says
       initialize_weights({filled}, seed_);
     else if (!device_.is_meta())
       load_weights({filled}, tensors_of(parameter.key), source_);
@@ -51,8 +54,15 @@ class FirstWeights {
   uint64_t seed_;
   std::string source_;
   at::Device device_;
+  std::set<std::string> of_model_;  // keys
   std::map<std::string, at::Tensor> loaded_;
 };
+
+// The layers of the adapter that the options ask for, with its first values where a file has them.
+std::vector<LoraLayer> first_lora(const LoraOptions& options, const Denoiser& denoiser) {
+  if (options.weights.empty()) return fresh_lora(denoiser, options);
+  return read_lora(options.weights, module_names(denoiser));
+}
 
 // The images of a step that the last rank has: no rank has more.
 int64_t most_rows(const TrainOptions& options, int64_t world_size) {
@@ -86,6 +96,7 @@ DataShape synthetic_shape(const TrainOptions& options) {
                 .max_rows = conditioning.max_text_tokens,
                 .mean_rows = conditioning.pads_text ? max_rows : (max_rows + 1) / 2,
                 .is_padded = conditioning.pads_text};
+  shape.has_input_noise = options.objective.input_perturbation > 0;
   return shape;
 }
 
@@ -116,7 +127,8 @@ nlohmann::json denoiser_config_of(const TrainOptions& options, const DataShape& 
                               .hidden_size = options.model.hidden_size,
                               .depth = options.model.depth,
                               .num_heads = options.model.num_heads,
-                              .patch_size = options.model.patch_size});
+                              .patch_size = options.model.patch_size,
+                              .position_scale = options.model.position_scale});
 }
 
 ZeroOptions zero_options_of(const TrainOptions& options, int64_t world_size) {
@@ -152,6 +164,25 @@ TrainingStateOptions state_options_of(const TrainOptions& options, at::Device de
           .nvme = options.offload.nvme};
 }
 
+// Nothing in a dry run, which records no graphs. The graphs of ranks would hold their collectives.
+std::optional<GraphOptions> graphs_of(const TrainOptions& options, at::Device device, int64_t world_size) {
+  if (!options.compute.cuda_graph || device.is_meta()) return std::nullopt;
+  if (world_size > 1 || options.zero.stage >= 2)
+    fail("train", "--cuda-graph needs one rank that keeps everything: got {} ranks and --zero-stage {}",
+         world_size, options.zero.stage);
+  if (options.lora.dropout > 0)
+    fail("train", "--cuda-graph would drop the same elements in every step: leave out --lora-dropout");
+  return GraphOptions{.make_graph = [device] { return make_device_graph(device); },
+                      .warn =
+                          [](const std::string& line) {
+                            fmt::print(stderr, "warning: training runs without CUDA graphs: {}\n", line);
+                          }};
+}
+
+double flops_of_image(const Training& training) {
+  return (training.lora.empty() ? 3 : 2) * training.denoiser->shape().forward_flops;
+}
+
 Training build_training(const TrainOptions& options, const DataShape& data, at::Device device,
                         std::shared_ptr<ProcessGroup> group) {
   const at::ScalarType compute_dtype = options.compute.held_dtype();
@@ -166,8 +197,13 @@ Training build_training(const TrainOptions& options, const DataShape& data, at::
                       .outline = true,
                       .products = in_fp8 ? ops::Products::kFp8 : ops::Products::kComputeDtype});
   const std::vector<MemoryChoice> memory = parse_memory_choices(options.memory, *training.denoiser);
+  const int64_t world_size = group->world_size();
   TrainingStateOptions state_options = state_options_of(options, device, std::move(group));
   state_options.first_value = FirstWeights(options, *training.denoiser, device);
+  if (options.lora.is_on()) {
+    training.lora = first_lora(options.lora, *training.denoiser);
+    attach_lora(*training.denoiser, training.lora, options.lora.dropout);
+  }
   training.state = std::make_unique<TrainingState>(*training.denoiser, *training.optimizer, state_options);
   training.step = std::make_unique<TrainStep>(*training.denoiser, *training.objective, *training.optimizer,
                                               *training.state,
@@ -175,7 +211,10 @@ Training build_training(const TrainOptions& options, const DataShape& data, at::
                                                           .micro_batch = options.micro_batch,
                                                           .max_grad_norm = options.optimizer.max_grad_norm,
                                                           .ema_schedule = options.ema.schedule,
-                                                          .memory = memory});
+                                                          .memory = memory,
+                                                          .graphs = graphs_of(options, device, world_size),
+
+                                                          .seed = options.seed});
   return training;
 }
 

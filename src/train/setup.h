@@ -5,6 +5,7 @@
 
 #include "data/store/data_shape.h"
 #include "diffusion/objective.h"
+#include "models/lora.h"
 #include "models/model.h"
 #include "optim/optimizer.h"
 #include "run/train_options.h"
@@ -42,9 +43,14 @@ struct Training {
   std::unique_ptr<Optimizer> optimizer;
   nlohmann::json model_config{};  // as resolved
   std::unique_ptr<Denoiser> denoiser{};
+  std::vector<LoraLayer> lora{};  // what is trained instead of the denoiser; empty: the denoiser itself
   std::unique_ptr<TrainingState> state{};
   std::unique_ptr<TrainStep> step{};
 };
+// Multiply-adds times two of one image's step. Backward is twice the forward, or once where the weights are
+// frozen: an adapter's own products are few beside them.
+double flops_of_image(const Training& training);
+
 // Weights are initialised or loaded as the options say, except on meta. The state is divided among `group`,
 // which a dry run makes of the ranks that it stands for. Throws Error.
 Training build_training(const TrainOptions& options, const DataShape& data, at::Device device,

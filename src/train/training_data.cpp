@@ -1,13 +1,12 @@
 #include "train/training_data.h"
 
-#include <fmt/ranges.h>
-
 #include <algorithm>
 #include <filesystem>
 
 #include "core/aten.h"
 #include "core/error.h"
 #include "core/tensors.h"
+#include "data/text_store/joined_text.h"
 #include "extract/image_batches.h"
 
 namespace kiln {
@@ -31,6 +30,8 @@ TrainingData open_synthetic(const TrainOptions& options) {
   if (!pixels && !options.data.autoencoder.empty())
     fail("train", "--autoencoder has no effect with --data synthetic (but 'pixels'): leave it out");
   data.autoencoder = {.name = pixels ? "pixels" : "autoencoder_kl"};
+  if (!options.data.more.empty())
+    fail("train", "--more-data has no effect with --data synthetic: leave it out");
   data.identity = "synthetic";
   data.batches = [data](const BatchOptions& batch_options) {
     return synthetic_batches(data.shape, batch_options);
@@ -64,47 +65,17 @@ void load_decoder(const TrainOptions& options, const StoreInfo& info, at::Device
   data.autoencoder.path = fs::absolute(path).string();
 }
 
-// The name of the text store that the options choose among those beside the features.
-std::string chosen_text(const TrainOptions& options) {
-  const std::string& path = options.data.path;
-  const std::vector<std::string> found = find_text_stores(path);
-  if (found.empty())
-    fail("train",
-         "{} takes captions, the store {} has none: run kiln extract --data IMAGES --out {} --text-encoder "
-         "DIR",
-         options.model.name, path, path);
-  const std::string names = fmt::format("{}", fmt::join(found, ", "));
-  if (options.data.text.empty() && found.size() > 1)
-    fail("train", "the store {} has several text stores: choose one of {} with --text", path, names);
-  if (options.data.text.empty()) return found[0];
-  if (std::find(found.begin(), found.end(), options.data.text) == found.end())
-    fail("train", "the store {} has no text store '{}': choose one of {}", path, options.data.text, names);
-  return options.data.text;
-}
-
-std::shared_ptr<const TextStore> open_text(const TrainOptions& options, int64_t num_samples,
-                                           const ConditioningShape& model) {
-  const std::string folder = text_store_folder(options.data.path, chosen_text(options));
-  std::shared_ptr<const TextStore> text = TextStore::open(folder);
-  const TextStoreInfo& info = text->info();
-  if (info.num_samples != num_samples)
-    fail("train",
-         "{} has captions of {} samples, its features are of {}: remove it and extract the text again",
-         folder, info.num_samples, num_samples);
-  if (model.pads_text && !info.padded)
-    fail("train", "{} attends to padding, and {} holds captions without it ({}): extract them with CLIP",
-         options.model.name, folder, info.encoder);
-  return text;
-}
-
 TrainingData open_store(const TrainOptions& options, at::Device device, at::ScalarType compute_dtype) {
-  const std::shared_ptr<FeatureStore> store = FeatureStore::open(options.data.path);
+  const std::shared_ptr<FeatureStore> store = open_sources(sources_of(options));
+  const StoredSamples samples = describe_stores(options);
   const StoreInfo& info = store->info();
   if (store->size() == 0) fail("train", "the store {} is empty: run kiln extract", options.data.path);
-  StoredSamples samples = describe_store(options, info);
   TrainingData data;
-  data.shape = std::move(samples.shape);
-  data.text = std::move(samples.text);
+  data.shape = samples.shape;
+  if (!samples.text_folders.empty()) {
+    data.text = open_texts(samples.text_folders);
+    data.shape.text = text_shape(*data.text);
+  }
   data.class_names = info.class_names;
   data.autoencoder = {.name = info.autoencoder,
                       .path = info.autoencoder_path,
@@ -112,11 +83,11 @@ TrainingData open_store(const TrainOptions& options, at::Device device, at::Scal
                       .scaling_factor = info.scaling_factor,
                       .shift_factor = info.shift_factor};
   load_decoder(options, info, device, compute_dtype, data);
-  data.identity = store_identity(*store);
-  if (data.text) data.identity += "; " + text_identity(*data.text);
+  data.identity = identity_of(options, samples.text_folders);
   data.batches = [store, text = data.text](const BatchOptions& batch_options) {
     return store_batches(store, batch_options, text);
   };
+  data.sources = store->sources();
   data.sample_name = [store](int64_t id) { return store->sample_name(id); };
   return data;
 }
@@ -146,44 +117,20 @@ TrainingData open_images(const TrainOptions& options, at::Device device, at::Sca
 
 }  // namespace
 
-StoredSamples describe_store(const TrainOptions& options, const StoreInfo& info) {
-  if (info.image_size != options.data.image_size)
-    fail(
-        "train",
-        "--image-size {} does not fit the store {} of {}-pixel images: train with --image-size {} or extract "
-        "again with --image-size {}",
-        options.data.image_size, options.data.path, info.image_size, info.image_size,
-        options.data.image_size);
-  const int64_t store_classes = static_cast<int64_t>(info.class_names.size());
-  check_classes(options, "the store " + options.data.path, store_classes);
-  StoredSamples samples{.shape = store_shape(info)};
-  samples.shape.num_classes = store_classes > 0 ? std::max(store_classes, options.model.num_classes) : 0;
-  const ConditioningShape conditioning = conditioning_of(options, samples.shape);
-  if (!conditioning.takes_labels()) samples.shape.num_classes = 0;
-  if (conditioning.takes_text()) {
-    samples.text = open_text(options, info.num_samples, conditioning);
-    samples.shape.text = text_shape(*samples.text);
-  } else if (!options.data.text.empty()) {
-    fail("train", "--text {}: {} takes no captions", options.data.text, options.model.name);
-  }
-  return samples;
-}
-
-std::string text_identity(const TextStore& store) {
-  const TextStoreInfo& info = store.info();
-  return fmt::format("captions {} by {} {} {}, up to {} tokens in {}", info.captions_fingerprint,
-                     info.encoder, info.encoder_fingerprint, info.tokenizer_fingerprint, info.max_tokens,
-                     dtype_name(info.dtype));
-}
-
 at::Tensor stored_rows(const TextStore& store, int64_t entry) {
   return at::from_blob(const_cast<std::byte*>(store.rows(entry).data()),
                        {store.num_rows(entry), store.info().width},
                        at::TensorOptions().dtype(to_scalar_type(store.info().dtype)));
 }
 
-void fill_null_text(const TextStore& store, const Denoiser& denoiser) {
-  if (!denoiser.null_text()) return;
+void fill_null_text(const TextStore& store, const Denoiser& denoiser, bool has_weights) {
+  const bool has_empty_caption = store.num_rows(TextStore::kNullEntry) > 0;
+  if (!denoiser.null_text() && !has_empty_caption)
+    fail(
+        "train",
+        "the text store has no features of the empty caption, which stands for a dropped one: import it with "
+        "--text-encoder DIR");
+  if (!denoiser.null_text() || has_weights || !has_empty_caption) return;
   const at::Tensor rows = stored_rows(store, TextStore::kNullEntry);
   const at::Tensor places = at::arange(denoiser.null_text()->value.size(0)).clamp_max(rows.size(0) - 1);
   denoiser.null_text()->value.copy_(rows.index_select(0, places));
@@ -205,8 +152,8 @@ std::string decoder_path(const TrainOptions& options, const StoreInfo& store) {
   if (store.autoencoder == "pixels") return "";
   if (!options.data.autoencoder.empty()) return options.data.autoencoder;
   std::error_code unreachable;  // of another user: as good as gone
-  return options.samples.every > 0 && fs::exists(store.autoencoder_path, unreachable) ? store.autoencoder_path
-                                                                                      : "";
+  const bool draws = options.samples.every > 0 || options.evaluation.every > 0;
+  return draws && fs::exists(store.autoencoder_path, unreachable) ? store.autoencoder_path : "";
 }
 
 EncodedImages encode_images(const TrainOptions& options, const std::string& path,
@@ -222,31 +169,25 @@ EncodedImages encode_images(const TrainOptions& options, const std::string& path
           }};
 }
 
-std::string store_identity(const FeatureStore& store) {
-  const StoreInfo& info = store.info();
-  std::string identity =
-      fmt::format("{} samples, {} {}", store.size(), info.autoencoder, info.autoencoder_fingerprint);
-  for (const StoreInfo::Shard& shard : info.shards) identity += " " + shard.xxh3;
-  return identity;
+namespace {
+
+TrainingData open_any(const TrainOptions& options, at::Device device, at::ScalarType compute_dtype) {
+  if (options.data.is_synthetic()) return open_synthetic(options);
+  require_data(options);
+  if (has_store(options)) return open_store(options, device, compute_dtype);
+  if (!options.data.more.empty())
+    fail("train", "--more-data is of feature stores, and --data {} is none: run kiln extract",
+         options.data.path);
+  return open_images(options, device, compute_dtype);
 }
+
+}  // namespace
 
 TrainingData open_training_data(const TrainOptions& options, at::Device device,
                                 at::ScalarType compute_dtype) {
-  if (options.data.is_synthetic()) return open_synthetic(options);
-  if (!fs::exists(options.data.path))
-    fail("train",
-         "--data {} does not exist: give a store made by kiln extract, a folder of images with "
-         "--autoencoder, or 'synthetic'",
-         options.data.path);
-  if (fs::exists(fs::path(options.data.path) / "store.json"))
-    return open_store(options, device, compute_dtype);
-  if (options.data.autoencoder.empty())
-    fail("train",
-         "--data {} is not a feature store: run kiln extract, or encode while training with --autoencoder "
-         "PATH "
-         "(or pixels)",
-         options.data.path);
-  return open_images(options, device, compute_dtype);
+  TrainingData data = open_any(options, device, compute_dtype);
+  data.shape.has_input_noise = options.objective.input_perturbation > 0;
+  return data;
 }
 
 }  // namespace kiln

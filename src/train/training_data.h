@@ -11,6 +11,7 @@
 #include "models/autoencoders/autoencoder.h"
 #include "sample/run_folder.h"
 #include "train/setup.h"
+#include "train/store_data.h"
 
 namespace kiln {
 
@@ -26,28 +27,21 @@ struct TrainingData {
   std::shared_ptr<const TextStore>
       text{};  // captions of the samples; null: the model takes none, or synthetic
   std::function<std::string(int64_t id)> sample_name{};
-  bool encodes_images = false;  // batches are encoded on the device when they are asked for
+  std::vector<SampleSource> sources{};  // several that samples come from; empty: one
+  bool encodes_images = false;          // batches are encoded on the device when they are asked for
   // Decodes sample grids; null: none was given, or latents are pixels.
   std::shared_ptr<const Autoencoder> decoder{};
 };
 
-// What a model is told of the samples of a store. Throws Error saying what to do: another image size, more
-// classes than --num-classes, or captions that the model takes and the store lacks.
-struct StoredSamples {
-  DataShape shape{};
-  std::shared_ptr<const TextStore> text{};  // null: the model takes no captions
-};
-StoredSamples describe_store(const TrainOptions& options, const StoreInfo& info);
-
 // The features of a caption, (rows, D) where they are mapped: they must not be written to.
 at::Tensor stored_rows(const TextStore& store, int64_t entry);
 
-// Names the content of a text store.
-std::string text_identity(const TextStore& store);
 // Sets a fresh model's learned null rows to the features of the empty caption, as PixArt's and Sana's
 // trainers do, so that a dropped caption means what an empty prompt means to others who load the weights.
-// Rows beyond those of the empty caption repeat its last. Does nothing where the model has no such rows.
-void fill_null_text(const TextStore& store, const Denoiser& denoiser);
+// Rows beyond those of the empty caption repeat its last. Does nothing where the model has no such rows, or
+// where it `has_weights`. Throws Error where neither the model nor the store has what stands for a dropped
+// caption.
+void fill_null_text(const TextStore& store, const Denoiser& denoiser, bool has_weights);
 // What the readers of a run's weights must know of its captions' encoder.
 RunInfo::TextInfo text_info(const TextStore& store);
 
@@ -64,9 +58,6 @@ struct EncodedImages {
 // Throws Error: no images at `path`, or --image-size does not fit the autoencoder.
 EncodedImages encode_images(const TrainOptions& options, const std::string& path,
                             std::shared_ptr<const Autoencoder> autoencoder, at::Device device);
-
-// Names the content of a store.
-std::string store_identity(const FeatureStore& store);
 
 // Throws Error saying what to do: image size, class count or autoencoder of a store that do not fit the
 // options.

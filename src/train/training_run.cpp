@@ -13,6 +13,7 @@
 #include "parallel/ranks/agreement.h"
 #include "parallel/ranks/joining.h"
 #include "run/option_values.h"
+#include "run/stage_options.h"
 #include "train/model_size.h"
 #include "train/sample_grid.h"
 
@@ -35,6 +36,8 @@ std::vector<std::string> settings_without_effect(const TrainOptions& options, at
   const auto are_features = [](const std::string& data) {
     return data.empty() || data == "synthetic" || fs::exists(fs::path(data) / "store.json");
   };
+  note_if(!options.data.weights.empty() && options.data.more.empty(), "data-weights",
+          "on a single store: --more-data gives others");
   note_if(options.data.enlarge && are_features(options.data.path) && are_features(options.validation.data),
           "enlarge", "on features: kiln extract --enlarge makes them so");
   note_if(options.validation.every != defaults.validation.every && !validates, "validate-every",
@@ -74,8 +77,9 @@ std::string told_text(const DataShape& data) {
 
 }  // namespace
 
-TrainingRun::TrainingRun(const TrainOptions& given, std::shared_ptr<ProcessGroup> ranks)
+TrainingRun::TrainingRun(const TrainOptions& given, std::shared_ptr<ProcessGroup> ranks, int64_t first)
     : options(given),
+      first_step(first),
       group(std::move(ranks)),
       device(choose_device(options.compute.device, group->ranks().local_rank)),
       compute_dtype(options.compute.held_dtype()),
@@ -99,6 +103,16 @@ TrainingRun::TrainingRun(const TrainOptions& given, std::shared_ptr<ProcessGroup
   validate_sampling(options, info, data.decoder != nullptr, data.shape.num_classes);
   if (!options.validation.data.empty()) validation.emplace(options, data, device);
   config = {{"options", to_json(options)}, {"data", data.identity}};
+  if (options.lora.is_on()) describe_base();
+}
+
+// The base of an adapter is part of what a checkpoint means.
+void TrainingRun::describe_base() {
+  if (options.model.weights.empty())
+    fail("train", "--lora-rank trains an adapter of weights: give them with --weights");
+  info.adapter.base_path = fs::absolute(options.model.weights).string();
+  info.adapter.base_fingerprint = digest_of_weights(options.model.weights);
+  config["base"] = info.adapter.base_fingerprint;
 }
 
 void TrainingRun::warn(const std::string& text) const {
@@ -117,6 +131,7 @@ void TrainingRun::check_same_on_all_ranks() const {
 // Returns "" when there are no weights, or no other rank to compare them with.
 std::string TrainingRun::weights_identity() const {
   std::string digest;
+  if (options.lora.is_on()) return info.adapter.base_fingerprint;
   if (!options.model.weights.empty() && !is_alone())
     agree(*group, "--weights", [&] { digest = digest_of_weights(options.model.weights); });
   return digest;
@@ -127,12 +142,17 @@ void TrainingRun::build() {
   // may leave no room.
   peak_flops = options.watch.peak_tflops > 0 ? options.watch.peak_tflops * 1e12
                                              : measure_peak_flops(device, compute_dtype);
-  if (options.evaluation.every > 0) evaluation.emplace(options, *group, device);
+  if (options.evaluation.every > 0) {
+    const PhaseMemory::Phase phase(phase_memory, "evaluation");
+    evaluation.emplace(options, *group, device);
+  }
   {
     const PhaseMemory::Phase phase(phase_memory, "load");
     training = build_training(options, data.shape, device, group);
   }
-  if (data.text && options.model.weights.empty()) fill_null_text(*data.text, *training.denoiser);
+  if (!training.lora.empty()) info.adapter.config = lora_config(training.lora);
+  if (data.text)
+    fill_null_text(*data.text, *training.denoiser, /*has_weights=*/!options.model.weights.empty());
   if (training.state->nvme)
     for (const std::string& note : training.state->nvme->store()->notes()) warn(note);
   const DenoiserShape& shape = training.denoiser->shape();
@@ -141,6 +161,7 @@ void TrainingRun::build() {
   batches = data.batches(
       {.seed = options.seed,
        .global_batch = options.global_batch,
+       .begin = first_step * options.global_batch,
        .rank = group->rank(),
        .world_size = group->world_size(),
        .class_dropout_prob = shape.conditioning.has_null_class ? options.model.class_dropout_prob : 0,
@@ -149,14 +170,16 @@ void TrainingRun::build() {
        .has_null_text = shape.conditioning.has_null_text,
        .draw_posterior = options.data.draw_posterior,
        .flip = options.data.flip,
+       .offset_noise = options.objective.offset_noise,
+       .input_perturbation = options.objective.input_perturbation,
        .num_threads = static_cast<int>(options.data.loader_threads),
        .prefetch = options.data.prefetch});
 }
 
-void TrainingRun::write_description() const {
+void TrainingRun::write_description(const TrainOptions& recipe) const {
   if (!is_first()) return;
   write_run_info(options.out, info);
-  write_file_atomically("train", options.out + "/config.toml", to_toml(options));
+  write_file_atomically("train", options.out + "/config.toml", recipe_of(recipe));
 }
 
 void TrainingRun::print_description() const {
@@ -164,10 +187,13 @@ void TrainingRun::print_description() const {
   int64_t num_weights = 0;
   for (const auto& segment : training.state->segments)
     for (const FlatSlot& slot : segment.unit.layout().slots) num_weights += slot.numel;
-  fmt::print("{}: {:.1f} M weights, {} x {} latents, {}, {}, {} on {} with {} threads\n", info.model,
-             static_cast<double>(num_weights) / 1e6, data.shape.channels, lanes_text(data.shape.lanes),
-             told_text(data.shape), options.objective.name, choice_name(options.compute.dtype),
-             machine_name(device), at::get_num_threads());
+  std::string weights = fmt::format("{:.1f} M weights", static_cast<double>(num_weights) / 1e6);
+  if (!training.lora.empty())
+    weights = fmt::format("an adapter of {} layers, {:.2f} M weights", training.lora.size(),
+                          static_cast<double>(num_weights) / 1e6);
+  fmt::print("{}: {}, {} x {} latents, {}, {}, {} on {} with {} threads\n", info.model, weights,
+             data.shape.channels, lanes_text(data.shape.lanes), told_text(data.shape), options.objective.name,
+             choice_name(options.compute.dtype), machine_name(device), at::get_num_threads());
   if (const std::string line = unnamed_size(options.model, info.model_config); !line.empty()) warn(line);
   if (!is_alone())
     fmt::print("{} ranks, {} on this machine, ZeRO stage {}\n", group->world_size(),
@@ -180,7 +206,8 @@ void TrainingRun::print_description() const {
                options.max_minutes);
   else
     fmt::print("{} samples: {:.1f} steps an epoch, {:.1f} epochs in {} steps\n", num_samples, epoch_steps,
-               static_cast<double>(options.max_steps) / epoch_steps, options.max_steps);
+               static_cast<double>(options.max_steps - first_step) / epoch_steps,
+               options.max_steps - first_step);
 }
 
 }  // namespace kiln

@@ -24,15 +24,16 @@ class TrainingRun {
  public:
   // Applies the options' compute settings, opens the data and checks what can be checked before memory is
   // taken; warns of settings without effect. Throws Error, on this rank: options or data that do not fit.
-  TrainingRun(const TrainOptions& options, std::shared_ptr<ProcessGroup> group);
+  // `first_step`: of the stage whose options these are.
+  TrainingRun(const TrainOptions& options, std::shared_ptr<ProcessGroup> group, int64_t first_step = 0);
   TrainingRun(const TrainingRun&) = delete;
 
   // Throws Error on every rank, naming what differs, unless all have the same data and weights. A collective.
   void check_same_on_all_ranks() const;
   // Makes the model, its state and the loader. A collective. Throws Error.
   void build();
-  // Writes config.json, for sampling, and config.toml into the run folder. Rank 0 does.
-  void write_description() const;
+  // Writes config.json, for sampling, and `recipe` as config.toml into the run folder. Rank 0 does.
+  void write_description(const TrainOptions& recipe) const;
   void print_description() const;
 
   // After build(). The result refers to `prompts` and this.
@@ -48,6 +49,7 @@ class TrainingRun {
   void warn(const std::string& text) const;  // once for all ranks
 
   const TrainOptions options;
+  const int64_t first_step;
   const std::shared_ptr<ProcessGroup> group;
   const at::Device device;
   const at::ScalarType compute_dtype;
@@ -68,6 +70,7 @@ class TrainingRun {
 
  private:
   std::string weights_identity() const;
+  void describe_base();
 };
 
 }  // namespace kiln

@@ -7,6 +7,7 @@
 
 #include "core/aten.h"
 #include "core/error.h"
+#include "data/text_store/joined_text.h"
 #include "parallel/offload/device_wait.h"
 #include "step/average_in_place.h"
 #include "step/forward_pass.h"
@@ -63,13 +64,21 @@ std::shared_ptr<const Autoencoder> encoder_of(const TrainOptions& options, const
   return data.decoder;
 }
 
+// --validation-data as a run's own.
+TrainOptions of_validation(TrainOptions options) {
+  options.data.path = options.validation.data;
+  options.data.more.clear();
+  options.data.weights.clear();
+  options.data.parts.clear();
+  return options;
+}
+
 // The captions of --validation-data, which the encoder of --data's must have made.
-std::shared_ptr<const TextStore> open_validation_text(const TrainOptions& options, const StoreInfo& info,
+std::shared_ptr<const TextStore> open_validation_text(const TrainOptions& options,
+                                                      const std::vector<std::string>& folders,
                                                       const TrainingData& data) {
   if (!data.text) return nullptr;
-  TrainOptions of_validation = options;
-  of_validation.data.path = options.validation.data;
-  std::shared_ptr<const TextStore> text = describe_store(of_validation, info).text;
+  std::shared_ptr<const TextStore> text = open_texts(folders);
   const TextStoreInfo &ours = text->info(), &theirs = data.text->info();
   if (ours.encoder_fingerprint != theirs.encoder_fingerprint ||
       ours.tokenizer_fingerprint != theirs.tokenizer_fingerprint || ours.max_tokens != theirs.max_tokens)
@@ -87,14 +96,17 @@ int64_t sum_of(const std::vector<int64_t>& counts) {
 }
 
 ValidationData open_validation_store(const TrainOptions& options, const TrainingData& data) {
-  const std::shared_ptr<FeatureStore> store = FeatureStore::open(options.validation.data);
+  const TrainOptions own = of_validation(options);
+  const std::shared_ptr<FeatureStore> store = open_sources(sources_of(own));
   check_latents(options, store->info(), data);
   check_classes(options.validation.data, store->info().class_names, data);
-  const auto text = open_validation_text(options, store->info(), data);
+  const std::vector<std::string> text_folders =
+      data.text ? describe_stores(own).text_folders : std::vector<std::string>();
+  const auto text = open_validation_text(options, text_folders, data);
   std::vector<int64_t> samples_of_lane;
-  for (const SampleLane& lane : store->info().sample_lanes()) samples_of_lane.push_back(lane.size());
+  for (const SampleLane& lane : store->sample_lanes()) samples_of_lane.push_back(lane.size());
   return {.samples_of_lane = std::move(samples_of_lane),
-          .identity = store_identity(*store) + (text ? "; " + text_identity(*text) : ""),
+          .identity = identity_of(own, text_folders),
           .batches = [store, text](const BatchOptions& batch) { return store_batches(store, batch, text); }};
 }
 

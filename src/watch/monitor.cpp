@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <utility>
 
 #include "core/error.h"
 #include "core/units.h"
@@ -28,6 +29,16 @@ std::string loss_text(double loss) {
   return std::isfinite(loss) ? fmt::format("{:.5f}", loss) : "not finite";
 }
 
+// " (another 40%)" of several GPUs, where one is much less busy than this one.
+std::string least_busy_text(const nlohmann::json& line) {
+  constexpr double kMuchLess = 0.1;
+  if (!line.contains("gpus") || !line.contains("gpu_utilisation")) return "";
+  const double own = line["gpu_utilisation"];
+  double least = own;
+  for (const nlohmann::json& gpu : line["gpus"]) least = std::min(least, gpu.value("utilisation", own));
+  return least < own - kMuchLess ? fmt::format(" (another {:.0f}%)", 100 * least) : "";
+}
+
 void add(std::optional<double>& sum, std::optional<double> value) {
   if (value) sum = sum.value_or(0) + *value;
 }
@@ -35,11 +46,13 @@ void add(std::optional<double>& sum, std::optional<double> value) {
 }  // namespace
 
 Monitor::Monitor(const MonitorOptions& options, int64_t from_step)
-    : options_(options),
-      log_(options.run, from_step),
-      timers_(options.device),
-      nvml_(Nvml::open(options.device.is_cuda() ? options.device.index() : 0)),
-      first_step_(from_step) {
+    : options_(options), log_(options.run, from_step), timers_(options.device), first_step_(from_step) {
+  const int first = options.device.is_cuda() ? options.device.index() : 0;
+  for (int64_t gpu = 0; gpu < std::max<int64_t>(1, options.num_gpus); ++gpu) {
+    auto nvml = Nvml::open(first + static_cast<int>(gpu));
+    if (!nvml) break;
+    gpus_.push_back(std::move(nvml));
+  }
   if (options.tensorboard) events_ = std::make_unique<EventWriter>(options.run, from_step + 1);
 }
 
@@ -48,6 +61,7 @@ void Monitor::step(const StepReport& report) {
   if (first_train_seconds_ < 0) first_train_seconds_ = report.train_seconds;
   ++window_.timed_steps;
   window_.stall_seconds += report.stall_seconds;
+  window_.encoding_seconds += report.encoding_seconds;
   window_.batches_ready += report.batches_ready;
   read_gpu();
   if (std::isfinite(result.loss)) {
@@ -59,6 +73,10 @@ void Monitor::step(const StepReport& report) {
     const int quartile = std::clamp(static_cast<int>(report.positions[i] * 4), 0, 3);
     window_.quartile_loss[quartile] += result.losses[i];
     window_.quartile_count[quartile] += 1;
+    if (!options_.sources.empty())
+      window_.by_source.add(options_.sources.at(static_cast<size_t>(report.sources.at(i))), result.losses[i]);
+    if (!options_.buckets.empty())
+      window_.by_bucket.add(options_.buckets.at(static_cast<size_t>(report.bucket)), result.losses[i]);
   }
   if (report.step % options_.log_every != 0) return say_alive(report);
   const nlohmann::json line = measure(report);
@@ -99,6 +117,8 @@ nlohmann::json Monitor::measure(const StepReport& report) {
       {"device_bytes", device_bytes(options_.device)},
       {"peak_device_bytes", peak_device_bytes(options_.device)},
       {"train_seconds", report.train_seconds}};
+  if (!window_.by_source.empty()) line["loss_by_source"] = window_.by_source.means();
+  if (!window_.by_bucket.empty()) line["loss_by_bucket"] = window_.by_bucket.means();
   if (options_.sheet_flops > 0) line["mfu"] = flops / options_.sheet_flops;
   if (report.result->loss_scale != 1) line["loss_scale"] = report.result->loss_scale;
   add_gpu(line);
@@ -110,6 +130,7 @@ nlohmann::json Monitor::phase_seconds() {
   const double steps = static_cast<double>(window_.timed_steps);
   const PhaseSeconds seconds = timers_.take();
   nlohmann::json phases = {{"data", window_.stall_seconds / steps}};
+  if (window_.encoding_seconds > 0) phases["encoding"] = window_.encoding_seconds / steps;
   for (size_t i = 0; i < seconds.size(); ++i)
     phases[std::string(name_of(static_cast<StepPhase>(i)))] = seconds[i] / steps;
   return phases;
@@ -119,22 +140,35 @@ nlohmann::json Monitor::phase_seconds() {
 // are no finer.
 void Monitor::read_gpu() {
   const bool recent = Clock::now() - last_reading_ < std::chrono::seconds(1);
-  if (!nvml_ || (window_.num_readings > 0 && recent)) return;
+  if (gpus_.empty() || (window_.num_readings > 0 && recent)) return;
   last_reading_ = Clock::now();
-  const GpuReading now = nvml_->read();
+  window_.gpus.resize(gpus_.size());
   ++window_.num_readings;
-  add(window_.gpu.utilisation, now.utilisation);
-  add(window_.gpu.watts, now.watts);
-  window_.gpu.memory_bytes = now.memory_bytes;
-  window_.gpu.memory_total_bytes = now.memory_total_bytes;
+  for (size_t i = 0; i < gpus_.size(); ++i) {
+    const GpuReading now = gpus_[i]->read();
+    GpuReading& sum = window_.gpus[i];
+    add(sum.utilisation, now.utilisation);
+    add(sum.watts, now.watts);
+    sum.memory_bytes = now.memory_bytes;
+    sum.memory_total_bytes = now.memory_total_bytes;
+  }
 }
 
+// This rank's GPU by names of their own; of several all in a list.
 void Monitor::add_gpu(nlohmann::json& line) const {
   const double readings = static_cast<double>(window_.num_readings);
-  if (window_.gpu.utilisation) line["gpu_utilisation"] = *window_.gpu.utilisation / readings;
-  if (window_.gpu.watts) line["gpu_watts"] = *window_.gpu.watts / readings;
-  if (window_.gpu.memory_bytes) line["gpu_memory_bytes"] = *window_.gpu.memory_bytes;
-  if (window_.gpu.memory_total_bytes) line["gpu_memory_total_bytes"] = *window_.gpu.memory_total_bytes;
+  const auto told = [&](const GpuReading& sum, const std::string& prefix) {
+    nlohmann::json values = nlohmann::json::object();
+    if (sum.utilisation) values[prefix + "utilisation"] = *sum.utilisation / readings;
+    if (sum.watts) values[prefix + "watts"] = *sum.watts / readings;
+    if (sum.memory_bytes) values[prefix + "memory_bytes"] = *sum.memory_bytes;
+    if (sum.memory_total_bytes) values[prefix + "memory_total_bytes"] = *sum.memory_total_bytes;
+    return values;
+  };
+  if (window_.gpus.empty()) return;
+  line.update(told(window_.gpus.front(), "gpu_"));
+  if (window_.gpus.size() > 1)
+    for (const GpuReading& sum : window_.gpus) line["gpus"].push_back(told(sum, ""));
 }
 
 // Says between two lines of the log, when they are far apart, that training goes on.
@@ -155,9 +189,24 @@ std::string Monitor::time_left_text(int64_t step, double train_seconds, const ch
   if (step <= first_step_ + 1) return "";
   const double seconds_per_step =
       (train_seconds - first_train_seconds_) / static_cast<double>(step - first_step_ - 1);
-  double left = static_cast<double>(options_.max_steps - step) * seconds_per_step;
+  double left = (static_cast<double>(options_.max_steps - step) + options_.steps_ahead) * seconds_per_step;
   if (options_.max_seconds > 0) left = std::min(left, std::max(0.0, options_.max_seconds - train_seconds));
   return fmt::format("{}{} left", separator, duration_text(left));
+}
+
+// " (20.1 of 24.0 GB used, 84%)". Says once that it is much.
+std::string Monitor::used_text(const nlohmann::json& line) {
+  constexpr double kMuchMemory = 0.85;
+  const double used = line["gpu_memory_bytes"], total = line.value("gpu_memory_total_bytes", 0.0);
+  if (total <= 0) return fmt::format(" ({:.1f} GB used)", gigabytes(used));
+  if (used > kMuchMemory * total && !std::exchange(warned_of_memory_, true))
+    fmt::print(
+        stderr,
+        "warning: {:.0f} % of the card's memory are in use ({:.1f} of {:.1f} GB), which leaves little for "
+        "other programs and fragmentation: lower --micro-batch, or --memory-budget with less\n",
+        100 * used / total, gigabytes(used), gigabytes(total));
+  return fmt::format(" ({:.1f} of {:.1f} GB used, {:.0f}%)", gigabytes(used), gigabytes(total),
+                     100 * used / total);
 }
 
 void Monitor::print(const nlohmann::json& line, double train_seconds) {
@@ -166,9 +215,10 @@ void Monitor::print(const nlohmann::json& line, double train_seconds) {
   if (options_.device.is_cuda()) {
     device = fmt::format(" + {:.1f} GB GPU", gigabytes(line["device_bytes"]));
     if (line.contains("gpu_memory_bytes"))  // the driver's: with the context, and what other programs have
-      device += fmt::format(" ({:.1f} GB used)", gigabytes(line["gpu_memory_bytes"]));
+      device += used_text(line);
     if (line.contains("gpu_utilisation"))
       device += fmt::format(" {:.0f}% busy", 100 * line["gpu_utilisation"].get<double>());
+    device += least_busy_text(line);
     if (line.contains("gpu_watts")) device += fmt::format(" {:.0f} W", line["gpu_watts"].get<double>());
   }
   const std::string mfu =
@@ -194,8 +244,16 @@ void Monitor::write_events(const nlohmann::json& line) {
                           "stall_share", "queue_depth", "host_bytes", "device_bytes", "loss_scale",
                           "gpu_utilisation", "gpu_watts", "gpu_memory_bytes"})
     if (line.contains(tag) && line[tag].is_number()) events_->add_scalar(tag, line[tag], step);
+  if (line.contains("gpus"))
+    for (size_t i = 0; i < line["gpus"].size(); ++i)
+      for (const auto& [name, value] : line["gpus"][i].items())
+        if (name != "memory_total_bytes") events_->add_scalar(fmt::format("gpu_{}/{}", i, name), value, step);
   for (const auto& [phase, seconds] : line["phase_s"].items())
     events_->add_scalar("phase_s/" + phase, seconds, step);
+  for (const char* groups : {"loss_by_source", "loss_by_bucket"})
+    if (line.contains(groups))
+      for (const auto& [name, loss] : line[groups].items())
+        events_->add_scalar(fmt::format("{}/{}", groups, name), loss, step);
   for (int i = 0; i < 4; ++i)
     if (line["loss_quartiles"][i].is_number())
       events_->add_scalar(fmt::format("loss_by_timestep/quartile_{}", i + 1), line["loss_quartiles"][i],
@@ -258,10 +316,13 @@ void Monitor::pause() { pause_begin_ = Clock::now(); }
 void Monitor::resume() { window_begin_ += Clock::now() - pause_begin_; }
 
 nlohmann::json Monitor::window() const {
-  return {{"steps", window_.steps},
-          {"loss", window_.loss},
-          {"quartile_loss", window_.quartile_loss},
-          {"quartile_count", window_.quartile_count}};
+  nlohmann::json window = {{"steps", window_.steps},
+                           {"loss", window_.loss},
+                           {"quartile_loss", window_.quartile_loss},
+                           {"quartile_count", window_.quartile_count}};
+  if (!window_.by_source.empty()) window["by_source"] = window_.by_source.sums();
+  if (!window_.by_bucket.empty()) window["by_bucket"] = window_.by_bucket.sums();
+  return window;
 }
 
 void Monitor::restore_window(const nlohmann::json& window) {
@@ -272,6 +333,8 @@ void Monitor::restore_window(const nlohmann::json& window) {
     window_.quartile_loss[i] = window.at("quartile_loss").at(i);
     window_.quartile_count[i] = window.at("quartile_count").at(i);
   }
+  window_.by_source = LossGroups(window.value("by_source", nlohmann::json::object()));
+  window_.by_bucket = LossGroups(window.value("by_bucket", nlohmann::json::object()));
 }
 
 }  // namespace kiln

@@ -11,6 +11,7 @@
 
 #include "parallel/nvml.h"
 #include "step/step.h"
+#include "watch/loss_groups.h"
 #include "watch/phase_timers.h"
 #include "watch/run_log.h"
 #include "watch/tensorboard.h"
@@ -20,13 +21,17 @@ namespace kiln {
 struct MonitorOptions {
   std::string run;
   int64_t global_batch = 0, max_steps = 0, log_every = 1;
+  double steps_ahead = 0;      // that follow max_steps, as long as those before it
   double max_seconds = 0;      // time limit of training; 0 = none
   double flops_per_image = 0;  // of forward and backward, recomputation not counted
   double peak_flops = 0;       // of the machine, as a product measured it
   double sheet_flops = 0;      // of its GPUs by the data sheet; 0: there is none
   at::Device device = at::kCPU;
+  int64_t num_gpus = 1;  // that the run's ranks on this machine have, from `device` on
   bool tensorboard = true;
   double quiet_seconds = 30;  // on the terminal, at most
+  // Where samples come from, and shapes of batches, whose losses are told apart; none where there is one.
+  std::vector<std::string> sources{}, buckets{};
 };
 
 // A finished step.
@@ -34,11 +39,15 @@ struct StepReport {
   int64_t step = 0;  // 1-based
   int64_t images_seen = 0;
   double lr = 0;
-  double train_seconds = 0;   // since the start of the run, earlier processes included
-  double stall_seconds = 0;   // spent waiting for the loader
-  int64_t batches_ready = 0;  // of the loader, when this step asked for one
+  double train_seconds = 0;     // since the start of the run, earlier processes included
+  double stall_seconds = 0;     // spent waiting for the loader
+  double encoding_seconds = 0;  // spent encoding pictures of the batch
+  int64_t batches_ready = 0;    // of the loader, when this step asked for one
   const StepResult* result = nullptr;
   std::vector<double> positions;  // (B) of the timesteps in the schedule, [0, 1]
+  // Indices into those of the options: (B), of the batch.
+  std::vector<int64_t> sources{};
+  int64_t bucket = 0;
 };
 
 // The loss on held-out samples.
@@ -84,17 +93,19 @@ class Monitor {
     int64_t steps = 0;  // with a finite loss
     double loss = 0;    // sum
     double quartile_loss[4] = {}, quartile_count[4] = {};
+    LossGroups by_source, by_bucket;
     // Not saved: they describe this process.
     int64_t timed_steps = 0, batches_ready = 0;
-    double stall_seconds = 0;
+    double stall_seconds = 0, encoding_seconds = 0;
     int64_t num_readings = 0;
-    GpuReading gpu{};  // sums
+    std::vector<GpuReading> gpus{};  // sums
   };
   nlohmann::json measure(const StepReport& report);
   nlohmann::json phase_seconds();
   void add_gpu(nlohmann::json& line) const;
   void read_gpu();
   void print(const nlohmann::json& line, double train_seconds);
+  std::string used_text(const nlohmann::json& line);
   void say_alive(const StepReport& report);
   std::string time_left_text(int64_t step, double train_seconds, const char* separator) const;
   void write_events(const nlohmann::json& line);
@@ -103,12 +114,13 @@ class Monitor {
   RunLog log_;
   std::unique_ptr<EventWriter> events_;
   PhaseTimers timers_;
-  std::unique_ptr<Nvml> nvml_;
+  std::vector<std::unique_ptr<Nvml>> gpus_;  // that the driver tells of; this rank's is the first
   Clock::time_point last_reading_{};
   Window window_;
   Clock::time_point window_begin_ = Clock::now(), pause_begin_{}, printed_at_ = Clock::now();
   int64_t first_step_;
   double first_train_seconds_ = -1;
+  bool warned_of_memory_ = false;
 };
 
 }  // namespace kiln

@@ -55,9 +55,11 @@ double PhaseGroup::seconds(const nlohmann::json& phase_s) const {
 
 std::span<const PhaseGroup> phase_groups() {
   static const std::vector<PhaseGroup> kGroups = {{"data", "#94a3b8", {"data"}},
+                                                  {"encoding", "#ef4444", {"encoding"}},
                                                   {"forward", "#2563eb", {"input", "forward", "loss"}},
                                                   {"recompute", "#8b5cf6", {"recompute"}},
                                                   {"backward", "#0ea5e9", {"backward"}},
+                                                  {"graph", "#0d9488", {"graph"}},
                                                   {"optimizer", "#10b981", {"grad_norm", "optimizer"}},
                                                   {"offload", "#d946ef", {"offload"}},
                                                   {"communication", "#f59e0b", {"communication"}}};

@@ -13,6 +13,7 @@
 #include "core/median.h"
 #include "core/units.h"
 #include "run/train_options.h"
+#include "watch/precision_audit.h"
 #include "watch/report_parts.h"
 #include "watch/run_log.h"
 
@@ -74,20 +75,6 @@ std::string base64(const std::string& bytes) {
 std::string read_text(const fs::path& path) {
   std::ifstream file(path, std::ios::binary);
   return {std::istreambuf_iterator<char>(file), {}};
-}
-
-// Exponential mean with a horizon of a twentieth of the run, without the bias of its start.
-std::vector<PlotPoint> smoothed(const std::vector<PlotPoint>& points) {
-  const double decay = 1 - 1 / std::max(1.0, static_cast<double>(points.size()) / 20);
-  std::vector<PlotPoint> means;
-  double sum = 0, weight = 0;
-  for (const PlotPoint& point : points) {
-    if (!std::isfinite(point.y)) continue;
-    sum = decay * sum + point.y;
-    weight = decay * weight + 1;
-    means.push_back({point.x, sum / weight});
-  }
-  return means;
 }
 
 double median_of(const std::vector<PlotPoint>& points) {
@@ -290,7 +277,8 @@ void write_report(const std::string& run) {
                                  options.value("image-size", int64_t{0}), escape(machine));
   const std::vector<PlotPoint> validation = validation_points(log);
   html += cards(lines, totals_of(lines, saved), validation, cost_per_hour) + plots(lines, validation) +
-          plan_section(run) + evaluation_section(log) + sample_section(run) + events(log) + settings(options);
+          stage_section(log, lines) + plan_section(run) + precision_section(run) + evaluation_section(log) +
+          sample_section(run) + events(log) + settings(options);
   write_file_atomically("report", (fs::path(run) / "report.html").string(), page(name, html));
 }
 

@@ -21,6 +21,19 @@ std::vector<PlotPoint> points_of(const std::vector<Json>& lines, const char* key
   return points;
 }
 
+std::vector<PlotPoint> smoothed(const std::vector<PlotPoint>& points) {
+  const double decay = 1 - 1 / std::max(1.0, static_cast<double>(points.size()) / 20);
+  std::vector<PlotPoint> means;
+  double sum = 0, weight = 0;
+  for (const PlotPoint& point : points) {
+    if (!std::isfinite(point.y)) continue;
+    sum = decay * sum + point.y;
+    weight = decay * weight + 1;
+    means.push_back({point.x, sum / weight});
+  }
+  return means;
+}
+
 std::string plot(const PlotOptions& options, const std::vector<PlotSeries>& series) {
   const std::string svg = line_plot(options, series);
   return svg.empty() ? "" : "<div class=\"plot\">" + svg + "</div>\n";
@@ -78,9 +91,32 @@ std::string loader_plots(const std::vector<Json>& lines) {
               {{.name = "", .color = "#10b981", .points = points_of(lines, "queue_depth")}});
 }
 
+namespace {
+
+// Of every GPU of the machine that the run has.
+std::vector<PlotSeries> busy_series(const std::vector<Json>& lines) {
+  constexpr const char* kColors[] = {"#f59e0b", "#2563eb", "#10b981", "#8b5cf6",
+                                     "#ef4444", "#0ea5e9", "#d946ef", "#64748b"};
+  std::vector<PlotSeries> series;
+  for (const Json& line : lines)
+    for (size_t i = 0; line.contains("gpus") && i < line.at("gpus").size(); ++i) {
+      if (series.size() <= i)
+        series.push_back(
+            {.name = "GPU " + std::to_string(i), .color = kColors[i % std::size(kColors)], .points = {}});
+      if (line.at("gpus")[i].contains("utilisation"))
+        series[i].points.push_back(
+            {number(line, "step"), 100 * line.at("gpus")[i].at("utilisation").get<double>()});
+    }
+  if (series.empty())
+    series.push_back({.name = "", .color = kColors[0], .points = points_of(lines, "gpu_utilisation", 100)});
+  return series;
+}
+
+}  // namespace
+
 std::string gpu_plots(const std::vector<Json>& lines) {
   return plot({.title = "GPU busy, % of the time", .x_label = "step", .from_zero = true},
-              {{.name = "", .color = "#f59e0b", .points = points_of(lines, "gpu_utilisation", 100)}}) +
+              busy_series(lines)) +
          plot({.title = "GPU power, W", .x_label = "step", .from_zero = true},
               {{.name = "", .color = "#ef4444", .points = points_of(lines, "gpu_watts")}});
 }

@@ -13,6 +13,8 @@ namespace kiln {
 double number(const nlohmann::json& line, const char* key);
 // (step, value) of every line.
 std::vector<PlotPoint> points_of(const std::vector<nlohmann::json>& lines, const char* key, double scale = 1);
+// Exponential mean with a horizon of a twentieth of the run, without the bias of its start.
+std::vector<PlotPoint> smoothed(const std::vector<PlotPoint>& points);
 // A framed plot; empty when there is nothing to draw.
 std::string plot(const PlotOptions& options, const std::vector<PlotSeries>& series);
 // Stacks the parts, the first one at the bottom, with a legend below.
@@ -33,6 +35,9 @@ std::string gpu_plots(const std::vector<nlohmann::json>& lines);
 std::string memory_plot(const MemoryCurve& by_kind, const MemoryCurve& measured = {});
 // Metrics of drawn pictures over the steps, and the protocol that they were measured by. Empty without any.
 std::string evaluation_section(const std::vector<nlohmann::json>& log);
+
+// The loss by stage, by source and by bucket. Empty for a run of one of each.
+std::string stage_section(const std::vector<nlohmann::json>& log, const std::vector<nlohmann::json>& lines);
 
 // RUN/plan.json: prediction against measurement. Empty without it.
 std::string plan_section(const std::string& run);

@@ -39,12 +39,10 @@ PhaseMemory::Phase::~Phase() {
 
 StepMeasurement::StepMeasurement(at::Device device, int64_t global_batch, const TrainingState& state,
                                  const Autoencoder* autoencoder, ObserverGroup& observers)
-    : device_(device),
-      global_batch_(global_batch),
-      state_(state),
-      autoencoder_(autoencoder),
-      observers_(observers),
-      timers_(device) {
+    : device_(device), global_batch_(global_batch), state_(state), observers_(observers), timers_(device) {
+  if (autoencoder)
+    for (const auto& weight : autoencoder->parameters())
+      beside_.emplace_back(weight->value, MemoryKind::kAutoencoder);
   observers_.add(&timers_);
 }
 
@@ -55,6 +53,10 @@ StepMeasurement::~StepMeasurement() {
   observers_.remove(recorder_.get());
 }
 
+void StepMeasurement::count(const std::vector<at::Tensor>& tensors, MemoryKind kind) {
+  for (const at::Tensor& tensor : tensors) beside_.emplace_back(tensor, kind);
+}
+
 void StepMeasurement::begin() {
   if (step_seconds_.size() >= kWarmupSteps) return;
   if (!device_.is_cpu()) {
@@ -62,9 +64,7 @@ void StepMeasurement::begin() {
     return;
   }
   recorder_ = std::make_unique<SpanRecorder>();
-  if (autoencoder_)
-    for (const auto& weight : autoencoder_->parameters())
-      recorder_->register_tensor(weight->value, MemoryKind::kAutoencoder);
+  for (const auto& [tensor, kind] : beside_) recorder_->register_tensor(tensor, kind);
   recorder_->register_state(state_);
   observers_.add(recorder_.get());
   observe_cpu_allocations(recorder_.get());
@@ -105,14 +105,14 @@ std::map<std::string, int64_t> StepMeasurement::state_bytes() const {
       by_kind[std::string(name_of(kind))] += static_cast<int64_t>(tensor.storage().nbytes());
   };
   visit_state(state_, add);
-  if (autoencoder_)
-    for (const auto& weight : autoencoder_->parameters()) add(weight->value, MemoryKind::kAutoencoder);
+  for (const auto& [tensor, kind] : beside_) add(tensor, kind);
   return by_kind;
 }
 
-void StepMeasurement::add(double step_seconds, double stall_seconds) {
+void StepMeasurement::add(double step_seconds, double stall_seconds, double encoding_seconds) {
   step_seconds_.push_back(step_seconds);
   stall_seconds_.push_back(stall_seconds);
+  encoding_seconds_.push_back(encoding_seconds);
   const PhaseSeconds seconds = timers_.take();
   if (step_seconds_.size() <= kWarmupSteps + 1) phase_seconds_ = {};
   for (size_t i = 0; i < seconds.size(); ++i) phase_seconds_[i] += seconds[i];
@@ -125,10 +125,11 @@ StepFigures StepMeasurement::figures() {
       std::min(kWarmupSteps, step_seconds_.size() - 1);  // a short run has the last step, at least
   std::vector<double> steady(step_seconds_.begin() + static_cast<int64_t>(first), step_seconds_.end());
   const double steps = static_cast<double>(steady.size());
-  double seconds = 0, stalled = 0;
+  double seconds = 0, stalled = 0, encoded = 0;
   for (size_t i = first; i < step_seconds_.size(); ++i) {
     seconds += step_seconds_[i];
     stalled += stall_seconds_[i];
+    encoded += encoding_seconds_[i];
   }
   std::ranges::sort(steady);
   figures.step_s_quartiles = {quantile(steady, 0.25), quantile(steady, 0.5), quantile(steady, 0.75)};
@@ -139,6 +140,7 @@ StepFigures StepMeasurement::figures() {
   for (size_t i = 0; i < phase_seconds_.size(); ++i)
     figures.phase_s[std::string(name_of(static_cast<StepPhase>(i)))] = phase_seconds_[i] / steps;
   figures.phase_s["data"] = stalled / steps;
+  if (encoded > 0) figures.phase_s["encoding"] = encoded / steps;
   return figures;
 }
 

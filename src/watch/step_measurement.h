@@ -6,6 +6,7 @@
 #include <map>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "models/autoencoders/autoencoder.h"
@@ -62,11 +63,15 @@ class StepMeasurement {
     end();
     return result;
   }
-  // How long that step took, with its batch and all that follows it, and how long it waited for the batch.
-  void add(double step_seconds, double stall_seconds);
+  // How long that step took, with its batch and all that follows it; how long it waited for the batch, and
+  // encoded its pictures.
+  void add(double step_seconds, double stall_seconds, double encoding_seconds = 0);
 
   int64_t num_steps() const { return static_cast<int64_t>(step_seconds_.size()); }
   StepFigures figures();
+
+  // Counts these as of `kind` when they are on the device. REQUIRES: no step yet.
+  void count(const std::vector<at::Tensor>& tensors, MemoryKind kind);
 
  private:
   void begin();
@@ -77,11 +82,11 @@ class StepMeasurement {
   at::Device device_;
   int64_t global_batch_;
   const TrainingState& state_;
-  const Autoencoder* autoencoder_;
+  std::vector<std::pair<at::Tensor, MemoryKind>> beside_;  // the state
   ObserverGroup& observers_;
   PhaseTimers timers_;
   std::unique_ptr<SpanRecorder> recorder_;  // in a step whose memory is measured
-  std::vector<double> step_seconds_, stall_seconds_;
+  std::vector<double> step_seconds_, stall_seconds_, encoding_seconds_;
   PhaseSeconds phase_seconds_{};  // of the steady steps
   StepFigures memory_;            // the fields about memory
 };

@@ -6,6 +6,7 @@
 #include <cmath>
 
 #include "core/error.h"
+#include "test_files.h"
 
 namespace kiln {
 namespace {
@@ -42,6 +43,30 @@ TEST(Toml, KeepsOrderAndLines) {
   EXPECT_TRUE(parse_toml("", "test").empty());
 }
 
+TEST(Toml, ReadsTablesInTheirOrder) {
+  const test::TempFolder folder;
+  test::write_bytes(folder / "variants.toml",
+                    "b = 1\na = 2\n[second]\nx = \"y\"\n[first]\n[third]\nd = 1\nc = [2]\n");
+  const std::vector<TomlTable> tables = read_toml_tables(folder / "variants.toml");
+  ASSERT_EQ(tables.size(), 4u);
+  EXPECT_EQ(tables[0].name, "");
+  ASSERT_EQ(tables[0].entries.size(), 2u);
+  EXPECT_EQ(tables[0].entries[0].key, "b");
+  EXPECT_EQ(tables[1].name, "second");
+  EXPECT_EQ(tables[1].line, 3);
+  EXPECT_EQ(tables[1].entries.at(0).value, "y");
+  EXPECT_EQ(tables[2].name, "first");
+  EXPECT_TRUE(tables[2].entries.empty());
+  EXPECT_EQ(tables[3].entries.at(0).key, "d");
+  EXPECT_EQ(tables[3].entries.at(1).line, 8);
+  test::write_bytes(folder / "nested.toml", "[a]\n[a.b]\nc = 1\n");
+  EXPECT_THAT([&] { read_toml_tables(folder / "nested.toml"); },
+              ThrowsMessage<Error>(HasSubstr("tables are not supported here")));
+  test::write_bytes(folder / "list.toml", "[[a]]\nc = 1\n");
+  EXPECT_THAT([&] { read_toml_tables(folder / "list.toml"); },
+              ThrowsMessage<Error>(HasSubstr("list of tables")));
+}
+
 TEST(Toml, RefusesTheRestByLine) {
   for (const auto& broken :
        std::vector<std::pair<std::string, std::string>>{{"a = 1\n[table]", "tables"},
@@ -59,9 +84,26 @@ TEST(Toml, RefusesTheRestByLine) {
     EXPECT_THAT([&] { parse_toml(broken.first, "recipe.toml"); },
                 ThrowsMessage<Error>(AllOf(HasSubstr("recipe.toml line 2"), HasSubstr(broken.second))))
         << broken.first;
+  for (const char* text : {"x = 0\n[[stage]]\nlr = 1", "x = 0\n[stage]\nlr = 1"})
+    EXPECT_THAT([&] { parse_toml(text, "recipe.toml"); },
+                ThrowsMessage<Error>(HasSubstr("recipe.toml line 2: tables are not supported")));
   EXPECT_THAT([] { read_toml("/absent.toml"); },
               ThrowsMessage<Error>(HasSubstr("cannot read /absent.toml: No such file")));
   EXPECT_THAT([] { read_toml("/"); }, ThrowsMessage<Error>(HasSubstr("cannot read /: it is a folder")));
+}
+
+TEST(Toml, TablesOfANameComeInTheirOrder) {
+  const TomlDocument document =
+      parse_toml_document("lr = 1\n[[stage]]\nepochs = 4\n\n[[other]]\n[[stage]]\nlr = 2\nsteps = 3", "test");
+  ASSERT_EQ(document.entries.size(), 1u);
+  ASSERT_EQ(document.tables.size(), 3u);
+  EXPECT_EQ(document.tables[0].name, "stage");
+  EXPECT_EQ(document.tables[0].entries.at(0).key, "epochs");
+  EXPECT_EQ(document.tables[1].name, "other");
+  EXPECT_EQ(document.tables[2].line, 6);
+  EXPECT_EQ(document.tables[2].entries.at(1).value, 3);
+  EXPECT_THAT([] { parse_toml_document("[[stage]]\n[stage.data]\na = 1", "test"); },
+              ThrowsMessage<Error>(HasSubstr("tables are not supported")));
 }
 
 }  // namespace

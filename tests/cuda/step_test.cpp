@@ -55,6 +55,17 @@ TEST_F(CudaStep, MeasuresTheGradientAsTheCpuDoes) {
   EXPECT_EQ(got.signals.clock_seconds, 2.5);
 }
 
+TEST_F(CudaStep, AsAGraphIsTheSame) {
+  for (const int64_t micro_batch : {0, 2}) {
+    TinyOptions options =
+        on_gpu({.compute_dtype = at::kBFloat16, .micro_batch = micro_batch, .max_grad_norm = 1});
+    const Outcome plain = test::train(options, kBatch, kSteps);
+    options.graphs = GraphOptions{.make_graph = [] { return make_device_graph(kGpu); },
+                                  .warn = [](const std::string& line) { ADD_FAILURE() << line; }};
+    expect_same(test::train(options, kBatch, kSteps), plain);
+  }
+}
+
 TEST_F(CudaStep, IsTheSameEveryTime) {
   for (const at::ScalarType dtype : {at::kFloat, at::kBFloat16}) {
     const TinyOptions options = on_gpu({.compute_dtype = dtype});

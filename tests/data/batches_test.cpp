@@ -383,6 +383,52 @@ TEST(SyntheticBatches, AreNormalAndDifferEverywhere) {
   EXPECT_EQ(*labels.rbegin(), 10);
 }
 
+BatchOptions noise_options(double offset, double perturbation) {
+  return {.seed = 5, .global_batch = 3, .offset_noise = offset, .input_perturbation = perturbation};
+}
+
+// As diffusers' scripts have it: noise += offset * randn(B, C, 1, 1).
+TEST(SyntheticBatches, OffsetNoiseMovesChannelsAsAWhole) {
+  const auto plain = synthetic_batches(latents(16, 0), noise_options(0, 0))->next();
+  const auto moved = synthetic_batches(latents(16, 0), noise_options(0.5, 0))->next();
+  EXPECT_EQ(plain->x_0, moved->x_0);
+  EXPECT_TRUE(moved->input_noise.empty());
+  const size_t area = 16 * 16;
+  std::set<float> offsets;
+  double squares = 0;
+  for (size_t channel = 0; channel < plain->noise.size() / area; ++channel) {
+    const float offset = moved->noise[channel * area] - plain->noise[channel * area];
+    for (size_t i = channel * area; i < (channel + 1) * area; ++i)
+      ASSERT_NEAR(moved->noise[i] - plain->noise[i], offset, 1e-5);
+    offsets.insert(offset);
+    squares += offset * offset / 0.25;
+  }
+  EXPECT_EQ(offsets.size(), 12u);
+  EXPECT_GT(squares / 12, 0.2);
+  EXPECT_LT(squares / 12, 3);
+}
+
+// new_noise = noise + perturbation * randn_like(noise), of x_t alone.
+TEST(SyntheticBatches, InputPerturbationIsNoiseOfItsOwn) {
+  const auto plain = synthetic_batches(latents(16, 0), noise_options(0, 0))->next();
+  const auto batch = synthetic_batches(latents(16, 0), noise_options(0, 0.1))->next();
+  EXPECT_EQ(plain->noise, batch->noise);
+  ASSERT_EQ(batch->input_noise.size(), batch->noise.size());
+  double squares = 0, product = 0;
+  for (size_t i = 0; i < batch->noise.size(); ++i) {
+    const double drawn = (batch->input_noise[i] - batch->noise[i]) / 0.1;
+    squares += drawn * drawn;
+    product += drawn * batch->noise[i];
+  }
+  const auto count = static_cast<double>(batch->noise.size());
+  EXPECT_NEAR(squares / count, 1, 0.1);
+  EXPECT_NEAR(product / count, 0, 0.1);
+  // The draw belongs to the position.
+  auto later = synthetic_batches(latents(16, 0), noise_options(0, 0.1));
+  later->seek(3);
+  EXPECT_NE(later->next()->input_noise, batch->input_noise);
+}
+
 TEST(SyntheticBatches, WithoutClassesThereAreNoLabels) {
   EXPECT_TRUE(synthetic_batches(latents(8, 0), synthetic_options())->next()->class_labels.empty());
 }

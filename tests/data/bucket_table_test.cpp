@@ -61,6 +61,21 @@ TEST(Buckets, CustomSizesAreRead) {
   EXPECT_THAT(message_of([] { parse_buckets("pixart", 300, 8); }), HasSubstr("not 300"));
 }
 
+TEST(Buckets, OfARatio) {
+  const auto sides = [](const char* ratio, int64_t base, int64_t multiple) {
+    const Bucket bucket = bucket_of_ratio(ratio, base, multiple);
+    return std::vector{bucket.height, bucket.width};
+  };
+  using testing::ElementsAre;
+  EXPECT_THAT(sides("16:9", 1024, 16), ElementsAre(768, 1344));  // PixArt's, whose key is 0.57
+  EXPECT_THAT(sides("9:16", 1024, 16), ElementsAre(1344, 768));
+  EXPECT_THAT(sides("1:1", 512, 16), ElementsAre(512, 512));
+  EXPECT_THAT(sides("2:1", 64, 8), ElementsAre(48, 88));      // no table of that base
+  EXPECT_THAT(sides("2:1", 256, 64), ElementsAre(192, 384));  // none of the table's sides are such multiples
+  for (const char* wrong : {"16", "16:", ":9", "16:0", "16x9", "a:b", "1:-1", "1:2:3", "5000:1"})
+    EXPECT_THAT(message_of([&] { bucket_of_ratio(wrong, 512, 8); }), HasSubstr("such as 16:9")) << wrong;
+}
+
 TEST(Buckets, SmallOnesJoinTheNearest) {
   const std::vector<Bucket> buckets = parse_buckets("64x64,48x96,96x48,56x80", 64, 8);
   using testing::ElementsAre;

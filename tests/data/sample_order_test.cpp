@@ -1,11 +1,12 @@
 #include "data/store/sample_order.h"
 
-#include <gtest/gtest.h>
+#include <gmock/gmock.h>
 
 #include <algorithm>
 #include <cmath>
 #include <map>
 #include <random>
+#include <set>
 #include <vector>
 
 #include "core/error.h"
@@ -84,8 +85,8 @@ TEST(ShuffledIndex, WorksForSetsBeyond32Bits) {
   }
 }
 
-SampleLane lane(int64_t first, int64_t count, int64_t repeats = 1) {
-  return {.samples = {{.first = first, .count = count}}, .repeats = repeats};
+SampleLane lane(int64_t first, int64_t count, double weight = 1) {
+  return {.samples = {{.first = first, .count = count, .weight = weight}}};
 }
 
 TEST(SampleOrder, OfOneLaneJoinsEpochs) {
@@ -112,6 +113,41 @@ TEST(SampleOrder, ALaneOfSeveralRangesCountsThroughThem) {
   EXPECT_EQ(seen, (std::vector<int64_t>{3, 4, 10, 11, 12}));
 }
 
+// 10 samples of weight 1, 6 of weight 1.5 and 8 of weight 0.25: a pass takes 10, 9 and 2, and over eight
+// passes each sample of a range has come equally often.
+TEST(SampleOrder, WeightsSayHowOftenSamplesCome) {
+  const SampleOrder order(4,
+                          {{.samples = {{.first = 0, .count = 10},
+                                        {.first = 10, .count = 6, .weight = 1.5},
+                                        {.first = 16, .count = 8, .weight = 0.25}}}},
+                          3);
+  ASSERT_EQ(order.samples_per_epoch(), 21);
+  std::map<int64_t, int64_t> counts;
+  for (int64_t pass = 0; pass < 8; ++pass) {
+    int64_t of_range[3] = {};
+    for (int64_t place = 0; place < 21; ++place) {
+      const int64_t sample = order.sample_at(pass * 21 + place);
+      ++counts[sample];
+      ++of_range[sample < 10 ? 0 : sample < 16 ? 1 : 2];
+    }
+    EXPECT_THAT(of_range, ::testing::ElementsAre(10, 9, 2));
+  }
+  for (const auto& [sample, count] : counts) EXPECT_EQ(count, sample < 10 ? 8 : sample < 16 ? 12 : 2);
+}
+
+// What begins later in the stream has passes of its own, from its first position on.
+TEST(SampleOrder, MayBeginLater) {
+  const SampleOrder order(4, {lane(0, 50)}, 5, 1, /*begin=*/35), first(4, {lane(0, 50)}, 5);
+  std::set<int64_t> seen;
+  int64_t same = 0;
+  for (int64_t position = 35; position < 85; ++position) {
+    seen.insert(order.sample_at(position));
+    same += order.sample_at(position) == first.sample_at(position - 35);
+  }
+  EXPECT_EQ(seen.size(), 50u);
+  EXPECT_LT(same, 10);
+}
+
 TEST(SampleOrder, RefusesAnEmptyLane) { EXPECT_THROW(SampleOrder(1, {lane(0, 4), lane(4, 0)}, 2), Error); }
 
 // A random table of lanes, whose samples follow each other.
@@ -124,7 +160,7 @@ struct RandomLanes {
     const int64_t num_lanes = 1 + below(6);
     global_batch = 1 + below(12);
     for (int64_t i = 0; i < num_lanes; ++i) {
-      lanes.push_back(lane(num_samples, 1 + below(30), 1 + below(5) / 4));
+      lanes.push_back(lane(num_samples, 1 + below(30), static_cast<double>(1 + below(5) / 4)));
       num_samples += lanes.back().samples[0].count;
     }
   }
@@ -174,7 +210,7 @@ TEST(SampleOrder, KeepsItsPromisesForAnyLanes) {
         if (!is_whole) continue;
         ASSERT_EQ(static_cast<int64_t>(counts.size()), given.lanes[i].samples[0].count) << "table " << table;
         for (const auto& [sample, count] : counts)
-          ASSERT_EQ(count, given.lanes[i].repeats) << "table " << table;
+          ASSERT_EQ(count, given.lanes[i].samples[0].weight) << "table " << table;
       }
     }
     for (int64_t epoch = 1; epoch < kEpochs; ++epoch) {

@@ -9,11 +9,15 @@
 
 #include <filesystem>
 #include <fstream>
+#include <functional>
 #include <nlohmann/json.hpp>
 
 #include "checkpoint/tensor_files.h"
 #include "core/error.h"
+#include "core/meta_meter.h"
 #include "models/autoencoders/autoencoder_kl.h"
+#include "models/autoencoders/tiling.h"
+#include "models/denoiser_checks.h"
 #include "models/weights.h"
 #include "test_files.h"
 
@@ -164,6 +168,71 @@ TEST_F(LoadAutoencoder, MissingKeysAreAllListed) {
   const std::string message = error_of(write_folder("vae", kTinyAutoencoder, weights));
   EXPECT_THAT(message, HasSubstr("encoder.conv_in.weight"));
   EXPECT_THAT(message, HasSubstr("post_quant_conv.bias"));
+}
+
+// Bytes that `work` takes on meta at most.
+int64_t peak_on_meta(const std::function<void()>& work) {
+  const c10::InferenceMode inference;
+  MetaMeter meter;
+  const MetaAllocationScope metering(meter);
+  work();
+  return meter.peak;
+}
+
+TEST_F(LoadAutoencoder, CutsPicturesForWhichThereIsNoRoom) {
+  const std::string folder = write_folder("vae", kTinyAutoencoder, tiny_weights());
+  const auto whole = load(folder);
+  const auto with_room = [&](int64_t bytes) {
+    return load_autoencoder(folder, at::kCPU, at::kFloat,
+                            {.when = Tiling::When::kNoRoom, .side = 16, .room_bytes = bytes});
+  };
+  const c10::InferenceMode inference;
+  at::manual_seed(0);
+  const at::Tensor latents = at::randn({2, 4, 20, 24}), small = at::randn({2, 4, 8, 8});
+  const AutoencoderKl on_meta(parse_autoencoder_kl_config(kTinyAutoencoder), {.device = at::kMeta});
+  const int64_t of_two = peak_on_meta([&] { on_meta.decode(latents.to(at::kMeta)); });
+  EXPECT_TRUE(at::equal(with_room(of_two)->decode(latents), whole->decode(latents)));
+  EXPECT_TRUE(
+      at::equal(with_room(of_two / 4 * 3)->decode(latents),
+                at::cat({whole->decode(latents.narrow(0, 0, 1)), whole->decode(latents.narrow(0, 1, 1))})));
+  const at::Tensor tiled = with_room(1)->decode(latents.narrow(0, 0, 1));
+  EXPECT_TRUE(at::equal(tiled, decode_tiled(*whole, latents.narrow(0, 0, 1), tiles_of(*whole, 16))));
+  EXPECT_FALSE(at::equal(tiled, whole->decode(latents.narrow(0, 0, 1))));
+  EXPECT_TRUE(at::equal(with_room(1)->decode(small), whole->decode(small))) << "no larger than a tile";
+}
+
+TEST_F(LoadAutoencoder, CutsPicturesLargerThanATileWhenAskedTo) {
+  const std::string folder = write_folder("vae", kTinyAutoencoder, tiny_weights());
+  const auto whole = load(folder);
+  const auto tiled = load_autoencoder(folder, at::kCPU, at::kFloat, Tiling::parse("tiles", "16", 0));
+  EXPECT_EQ(tiled->fingerprint, whole->fingerprint);
+  EXPECT_EQ(tiled->scaling_factor, whole->scaling_factor);
+  const c10::InferenceMode inference;
+  at::manual_seed(0);
+  const at::Tensor images = at::rand({1, 3, 40, 26}) * 2 - 1;
+  EXPECT_TRUE(at::equal(tiled->encode(images), encode_tiled(*whole, images, {.side = 16, .stride = 12})));
+  EXPECT_EQ(tiled->encode(images).sizes(), whole->encode(images).sizes());
+  EXPECT_THAT(kiln::error_of([] { Tiling::parse("tiles", "16px", 0); }),
+              HasSubstr("--tiles expects auto, off"));
+  EXPECT_THAT(kiln::error_of([&] { tiles_of(*whole, 6); }),
+              HasSubstr("overlap by 1: expected both to be multiples"));
+}
+
+TEST(Tiles, TakeTheMemoryOfOneRowOfThem) {
+  const AutoencoderKl autoencoder(parse_autoencoder_kl_config(kTinyAutoencoder), {.device = at::kMeta});
+  const auto peak = [&](int64_t side, bool tiled) {
+    const at::Tensor latents = at::empty({1, 4, side, side}, at::TensorOptions(at::kMeta));
+    return peak_on_meta([&] {
+      if (tiled)
+        decode_tiled(autoencoder, latents, {.side = 64, .stride = 48});
+      else
+        autoencoder.decode(latents);
+    });
+  };
+  const int64_t pictures =
+      2 * 3 * 4 * (512 * 512 - 256 * 256);  // the result, and its rows before they are joined
+  EXPECT_LT(peak(256, true) - peak(128, true), pictures + pictures / 4);
+  EXPECT_LT(4 * peak(256, true), peak(256, false));
 }
 
 }  // namespace

@@ -4,6 +4,7 @@
 
 #include "core/aten.h"
 #include "ops/checks.h"
+#include "ops/long_attention.h"
 #include "ops/ops.h"
 
 namespace kiln::ops {
@@ -100,6 +101,19 @@ TEST(RaggedAttention, GradcheckInF64) {
   testing::gradcheck(attended({0, 2, 2, 5}),
                      {testing::randn({3, 2, 2, 3}), testing::randn({6, 2, 3}, at::kDouble, 2),
                       testing::randn({6, 2, 3}, at::kDouble, 3)});
+}
+
+// As many rows in every sample, and what a dry run takes is what a real one takes.
+TEST(CrossAttention, EqualsAMaskOverAllRows) {
+  for (const at::ScalarType dtype : {at::kFloat, at::kBFloat16}) {
+    const Tensors inputs = ragged_inputs({7, 2, 8, 15, {0, 5, 10, 15}, dtype});
+    const auto attend = [](const Tensors& in) {
+      const auto samples = [&](const at::Tensor& rows) { return rows.view({3, 5, 2, 8}); };
+      return cross_attention(in[0], samples(in[1]), samples(in[2]), kScale);
+    };
+    testing::expect_close(attend(inputs), masked(inputs, {0, 5, 10, 15}), 4 * testing::tolerance_of(dtype));
+    testing::expect_meta_agrees(attend, inputs);
+  }
 }
 
 TEST(RaggedAttention, TakesPartsOfAPackedProjection) {

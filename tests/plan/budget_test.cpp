@@ -56,6 +56,20 @@ TEST(CommandLine, SaysNone) {
   EXPECT_THAT(command_line(options), HasSubstr(" --ema-decay none "));
 }
 
+TEST(MemoryShare, IsSaidAndWarnedOfAbove85Percent) {
+  const FittedRun run = fit_run(small_options());
+  ASSERT_GT(run.needed_bytes, 0);
+  ASSERT_GE(run.free_bytes, run.needed_bytes);
+  FittedRun much = run;
+  much.free_bytes = run.needed_bytes * 10 / 9;
+  EXPECT_THAT(memory_share(much).text, HasSubstr("that are free (90 %)"));
+  EXPECT_THAT(memory_share(much).warning, HasSubstr("90 % of the memory"));
+  much.free_bytes = run.needed_bytes * 2;
+  EXPECT_THAT(memory_share(much).text, HasSubstr("(50 %)"));
+  EXPECT_EQ(memory_share(much).warning, "");
+  EXPECT_EQ(memory_share({.options = small_options()}).text, "");
+}
+
 TEST(Budget, RecomputesMoreWhereLessIsAllowed) {
   TrainOptions options = small_options();
   options.memory.budget = MemoryBudget::parse("64G");

@@ -88,13 +88,13 @@ class ToyUnet : public Denoiser {
   }
 };
 
-const std::map<std::string, nlohmann::json>& presets() {
+const std::map<std::string, nlohmann::json>& unet_presets() {
   static const std::map<std::string, nlohmann::json> table = {{"toy-unet", {{"channels", 3}, {"side", 16}}}};
   return table;
 }
 
 TEST(ToyUnet, IsAFileAndARow) {
-  add_denoiser_family(test::toy_family<ToyUnet>("toy-unet", presets));
+  add_denoiser_family(test::toy_family<ToyUnet>("toy-unet", unet_presets));
   const test::TempFolder folder;
   TrainOptions options;
   options.model.name = "toy-unet";

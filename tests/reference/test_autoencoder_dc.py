@@ -109,3 +109,17 @@ def test_bad_inputs_are_one_line(conformance, inputs, expected):
     message = conformance("forward", model="autoencoder_dc", config=SANA, weights=model_of(SANA).state_dict(),
                           inputs=inputs, expect_error=True)
     assert expected in message
+
+
+@pytest.mark.parametrize("height, width", [(64, 64), (92, 72), (36, 124)])
+@pytest.mark.parametrize("config", ["sana", "in"])
+def test_tiles_equal_diffusers(conformance, config, height, width):
+    """Tiles of 32 pixels that overlap by an eighth, as those of 512 do by default; the last ones are narrower."""
+    config = CONFIGS[config]
+    model, inputs = model_of(config), inputs_of(config, height, width)
+    model.enable_tiling(32, 32, 28, 28)
+    outputs = conformance("forward", model="autoencoder_dc", config=config | {"_class_name": "AutoencoderDC"}, weights=model.state_dict(),
+                          inputs=inputs, tile=32, tile_stride=28)
+    with torch.no_grad():
+        assert_close(outputs["latent"], model.encode(inputs["image"]).latent, DC)
+        assert_close(outputs["image"], model.decode(inputs["latent"]).sample, DC)

@@ -225,3 +225,31 @@ def test_absent_keys_are_diffusers_defaults(conformance):
     again = conformance("forward", model="autoencoder_kl", config=nulls, weights=model.state_dict(),
                         inputs={"image": image})
     assert torch.equal(outputs["moments"], again["moments"])
+
+
+def worst(got, want):
+    return ((got - want).abs().max() / want.abs().max()).item()
+
+
+@pytest.mark.parametrize("height, width", [(64, 64), (100, 72), (44, 132)])
+@pytest.mark.parametrize("config", ["tiny", "16 channels, no quant_conv"])
+def test_tiles_equal_diffusers(conformance, config, height, width):
+    """Tiles of 32 pixels that overlap by a quarter; the last ones are narrower, some than the overlap."""
+    config = CONFIGS[config]
+    model, inputs = model_of(config), inputs_of(config, height, width)
+    model.enable_tiling()
+    assert (model.tile_sample_min_size, model.tile_latent_min_size) == (32, 8)
+    outputs = conformance("forward", model="autoencoder_kl", config=config, weights=model.state_dict(), inputs=inputs, tile=32, tile_stride=24)
+    with torch.no_grad():
+        moments, image = model.encode(inputs["image"]).latent_dist.parameters, model.decode(inputs["latent"]).sample
+        model.disable_tiling()
+        assert worst(model.decode(inputs["latent"]).sample, image) > 1e-2, "tiled and whole are to differ"
+    assert_close(outputs["moments"], moments, 1e-4)
+    assert_close(outputs["image"], image, 1e-4)
+
+
+def test_tiles_are_for_autoencoders_without_gradients(conformance):
+    model, inputs = model_of(TINY), inputs_of(TINY)
+    message = conformance("forward", "--backward", expect_error=True, model="autoencoder_kl", config=TINY, weights=model.state_dict(),
+                          inputs=inputs, tile=32, tile_stride=24)
+    assert "--tile is not for autoencoder_kl" in message

@@ -208,6 +208,31 @@ def test_in_training_and_of_runs(kiln, tmp_path):
     assert kiln("report", tmp_path / "data").returncode == 1
 
 
+@pytest.mark.parametrize("net", ["random", "inception"])
+def test_the_plan_counts_evaluations(kiln, tmp_path, net):
+    """The net's weights, the reference's statistics, a batch through the net and the metrics: as they are measured."""
+    data = as_npz(tmp_path / "reference.npz", pictures(40, 1)[:, :8, :8])
+    options = ["--evaluate-every", "2", "--evaluate-images", "40", "--evaluate-reference", data, "--evaluate-net", net]
+    if net == "inception":
+        from test_features import random_inception_weights
+        torch.save(random_inception_weights(), tmp_path / "inception.pth")
+        options += ["--evaluate-net-weights", tmp_path / "inception.pth", "--evaluate-images", "8"]
+        del options[2:4]
+    options = [*TRAIN, "--data", "synthetic", "--num-classes", "4", *options]
+    run = tmp_path / "run"
+    result = kiln("train", *options, "--out", run, "--max-steps", "2", timeout=900)
+    assert result.returncode == 0, result.stderr
+    comparison = json.loads((run / "plan.json").read_text())
+    predicted, measured = comparison["predicted"], comparison["measured"]
+    assert measured["by_kind"]["feature net"] == predicted["by_kind"]["feature net"] > 0
+    assert measured["peak_bytes"] == pytest.approx(predicted["peak_bytes"], rel=0.03)
+    assert measured["by_phase"]["evaluation"] == pytest.approx(predicted["by_phase"]["evaluation"], rel=0.2)
+    without = json.loads(kiln("plan", *TRAIN, "--data", "synthetic", "--num-classes", "4", "--gpu", "A100-80G", "--json").stdout)
+    with_it = json.loads(kiln("plan", *options, "--gpu", "A100-80G", "--json").stdout)
+    assert "evaluation" in with_it["predicted"]["by_phase"] and "evaluation" not in without["predicted"]["by_phase"]
+    assert with_it["predicted"]["needed_bytes"] >= without["predicted"]["needed_bytes"]
+
+
 def test_guidance_interval_changes_pictures_where_it_guides(kiln, tmp_path):
     """All of the schedule is no interval; none of the steps in it is no guidance."""
     data = tmp_path / "data"

@@ -49,7 +49,7 @@ def test_memory_choices_and_a_kill_log_equal_lines(runner, session):
     session.check("equal lines", runner.equal_lines, "f32")
     session.check("as on the CPU", runner.as_on_the_cpu, "f32", 1e-6)
     assert [check["state"] for check in session.checks] == ["ok", "ok"], session.checks
-    assert session.checks[0]["summary"] == "8 runs logged the same numbers"
+    assert session.checks[0]["summary"] == "9 runs logged the same numbers"
     assert len(session.checks[0]["details"]) == 20
 
 

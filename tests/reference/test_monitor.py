@@ -1,6 +1,7 @@
 """What a run says about itself while it trains: phases, the loader, the GPU's driver, a trace of some steps."""
 
 import json
+import os
 import re
 import subprocess
 
@@ -10,7 +11,7 @@ from conftest import program
 OPTIONS = ["--model", "dit", "--hidden-size", 48, "--depth", 2, "--num-heads", 3, "--patch-size", 4, "--num-classes", 4,
            "--data", "synthetic", "--autoencoder", "pixels", "--image-size", 16, "--global-batch", 8, "--objective", "flow",
            "--log-every", 2, "--peak-tflops", 1, "--device", "cpu"]
-PHASES = {"input", "forward", "loss", "recompute", "backward", "grad_norm", "optimizer", "offload", "communication", "data"}
+PHASES = {"input", "forward", "loss", "recompute", "backward", "grad_norm", "optimizer", "offload", "communication", "graph", "data"}
 
 # The functions of NVML that are loaded by name, with a GPU of fixed readings behind PCI address 0000:01:00.0 or index 0.
 FAKE_NVML = """
@@ -19,7 +20,7 @@ static int initialized, device;
 int nvmlInit_v2(void) { initialized = 1; return 0; }
 int nvmlShutdown(void) { initialized = 0; return 0; }
 int nvmlDeviceGetHandleByIndex_v2(unsigned index, void** handle) {
-  if (!initialized || index != 0) return 2;
+  if (!initialized || index > 1) return 2;
   *handle = &device; return 0; }
 int nvmlDeviceGetHandleByPciBusId_v2(const char* id, void** handle) { return 6; }
 int nvmlDeviceGetUtilizationRates(void* handle, unsigned* rates) {
@@ -127,6 +128,22 @@ def test_gpu_readings_come_from_nvml(tmp_path, knows_power):
     assert line["gpu_memory_bytes"] == 3 << 30
     assert line["gpu_memory_total_bytes"] == 80 << 30
     assert line.get("gpu_watts") == (pytest.approx(312.5) if knows_power else None)
+
+
+def test_every_gpu_of_the_machine_is_told_of(tmp_path):
+    """Those of the other ranks, too."""
+    source = tmp_path / "nvml.c"
+    source.write_text(FAKE_NVML % "*milliwatts = 312500; return 0;")
+    subprocess.run(["cc", "-shared", "-fPIC", "-o", tmp_path / "libnvidia-ml.so.1", source], check=True)
+    result = train(tmp_path / "run", "--max-steps", 2, "--nproc", 2, "--threads", 1,
+                   environment={"LD_LIBRARY_PATH": str(tmp_path), "PATH": os.environ["PATH"]})
+    assert result.returncode == 0, result.stderr
+    [line] = log_of(tmp_path / "run")
+    assert len(line["gpus"]) == 2 and line["gpu_utilisation"] == pytest.approx(0.87)
+    for gpu in line["gpus"]:
+        assert gpu["utilisation"] == pytest.approx(0.87) and gpu["memory_total_bytes"] == 80 << 30
+    report = (tmp_path / "run" / "report.html").read_text()
+    assert "GPU 0" in report and "GPU 1" in report
 
 
 def test_a_broken_nvml_is_as_none(tmp_path):

@@ -74,6 +74,13 @@ def test_a_refused_budget_names_what_works(kiln, tmp_path):
     assert result.returncode == 0, result.stderr
 
 
+def test_training_says_how_much_of_the_memory_it_takes(kiln, tmp_path):
+    result = kiln("train", *TINY, "--max-steps", 1, "--out", tmp_path / "run")
+    assert result.returncode == 0, result.stderr
+    assert re.search(r"memory: [\d.]+ of the [\d.]+ GiB that are free \(\d+ %\)", result.stdout)
+    assert "% of the memory" not in result.stderr
+
+
 # DeepSpeed's file
 
 

@@ -191,6 +191,18 @@ def test_hints_lead_to_commands_that_work(kiln):
     assert searched.returncode == 0, searched.stderr
 
 
+def test_winners_leave_room_unless_asked(kiln):
+    """At most 85 % of the memory; with --memory-share as much as that, which is faster or as fast."""
+    command = ["plan", "--search", "--model", "DiT-L/2", "--gpu", "RTX-3090", "--gpus", 1, "--compute-dtype", "bf16",
+               "--offload-optimizer", "none", "--json"]
+    usual, full = (json.loads(kiln(*command, *more).stdout)["best"] for more in ([], ["--memory-share", 0.97]))
+    share = [choice["needed_bytes"] / (23.56 * 2**30) for choices in (usual, full) for choice in choices]
+    assert all(part <= 0.85 for part in share[:len(usual)]) and all(part <= 0.97 for part in share)
+    assert full[0]["step_s"] <= usual[0]["step_s"]
+    refused = kiln(*command, "--memory-share", 1.5)
+    assert refused.returncode == 1 and "--memory-share expects" in refused.stderr
+
+
 # Tables
 
 

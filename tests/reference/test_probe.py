@@ -3,6 +3,7 @@
 import json
 import re
 import subprocess
+from pathlib import Path
 
 import pytest
 from conftest import FULL, program
@@ -130,3 +131,107 @@ def test_training_compares_itself_with_its_plan(tmp_path):
     assert "Plan against measurement" in report and "peak memory" in report
     for finding in comparison["findings"]:
         assert finding in report
+
+
+def test_precision_is_audited(tmp_path):
+    folder = tmp_path / "temporary"
+    folder.mkdir()
+    result = run("probe", "--steps", 4, "--audit-precision", "--compute-dtype", "bf16", "--report", tmp_path / "report.html", "--json",
+                 temporary=folder)
+    assert result.returncode == 0, result.stderr
+    audit = json.loads(result.stdout)["precision"]
+    assert audit["compute_dtype"] == "bf16" and not audit["overflows"]
+    assert sum(row["share"] for row in audit["by_dtype"]) == pytest.approx(1)
+    products = [row for row in audit["by_dtype"] if row["flops"] > 0]
+    assert max(products, key=lambda row: row["flops"])["dtype"] == "bf16", audit["by_dtype"]
+    assert {row["segment"] for row in audit["f32"]} >= {"blocks.0", "final", ""}
+    assert all(row["from"] != row["to"] and row["bytes"] > 0 for row in audit["casts"])
+    report = (tmp_path / "report.html").read_text()
+    assert "Precision of a step in bf16" in report and "time by dtype" in report
+    assert not list(folder.iterdir())
+
+
+def test_the_audit_is_printed_and_needs_a_steady_step(tmp_path):
+    result = run("probe", "--steps", 3, "--audit-precision", temporary=tmp_path)
+    assert result.returncode == 0, result.stderr
+    assert "precision of one step in f32" in result.stdout and "overflows: none" in result.stdout
+    assert "advice: the step computes in f32: --compute-dtype bf16" in result.stdout
+    result = run("probe", "--steps", 2, "--audit-precision", temporary=tmp_path)
+    assert result.returncode != 0 and "--steps expects 3 or more, got 2" in result.stderr
+
+
+VARIANTS = """
+compute-dtype = "f32"
+
+[plain]
+
+[recompute]
+on = "plain"
+recompute = "all"
+
+[half]
+on = "recompute"
+compute-dtype = "bf16"
+
+[broken]
+zero-stage = 7
+"""
+
+
+def variants(tmp_path, text, *arguments):
+    path = tmp_path / "variants.toml"
+    path.write_text(text)
+    return run("probe", "--variants", path, *arguments, temporary=tmp_path)
+
+
+@pytest.mark.parametrize("how", [["--steps", 3, "--no-checkpoint"], ["--plan-for", "A100-80G"]])
+def test_variants_side_by_side(tmp_path, how):
+    """Run, each in its own process, or planned: one table, the gain of each over the one it starts from."""
+    result = variants(tmp_path, VARIANTS, "--json", *how)
+    assert result.returncode == 0, result.stderr
+    table = json.loads(result.stdout)
+    assert ("planned on A100-80G" if "--plan-for" in how else "measured on ") in table["source"]
+    rows = {row["name"]: row for row in table["variants"]}
+    assert list(rows) == ["plain", "recompute", "half", "broken"]
+    assert rows["plain"]["changes"] == [] and rows["half"]["changes"] == ["compute-dtype bf16"]
+    assert rows["half"]["on"] == "recompute"
+    for name, on in (("recompute", "plain"), ("half", "recompute")):
+        assert rows[name]["gain"] == pytest.approx(rows[name]["images_per_s"] / rows[on]["images_per_s"])
+        assert rows[name]["gain_in_all"] == pytest.approx(rows[name]["images_per_s"] / rows["plain"]["images_per_s"])
+    assert rows["recompute"]["memory_bytes"] <= rows["plain"]["memory_bytes"]
+    assert "zero-stage" in rows["broken"]["problem"]
+    assert "gain" not in rows["broken"] and "step_s" not in rows["broken"]
+    if "--plan-for" in how:
+        alone = run("plan", "--gpu", "A100-80G", "--json", "--compute-dtype", "bf16", "--recompute", "all")
+        planned = json.loads(alone.stdout)["predicted"]
+        assert rows["half"]["step_s"] == planned["step_s"] and rows["half"]["memory_bytes"] == planned["needed_bytes"]
+    text = variants(tmp_path, VARIANTS, *how[-2:] if "--plan-for" in how else ["--steps", 1, "--no-checkpoint"])
+    assert text.returncode == 0 and "in all" in text.stdout and "half          recompute" in text.stdout
+    assert [path.name for path in tmp_path.iterdir()] == ["variants.toml"]
+
+
+def test_fast_dits_variants():
+    """The recipe, planned for an A100: more speed and less memory row by row, pictures encoded in all but the last."""
+    path = Path(__file__).resolve().parents[2] / "recipes" / "fast-dit" / "variants.toml"
+    result = subprocess.run([str(program("kiln")), "probe", "--variants", str(path), "--plan-for", "A100-80G", "--json"],
+                            capture_output=True, text=True, timeout=300)
+    assert result.returncode == 0, result.stderr
+    rows = json.loads(result.stdout)["variants"]
+    assert [row["name"] for row in rows] == ["original", "recompute", "amp", "features"]
+    speeds = [row["steps_per_s"] for row in rows[1:]]
+    assert speeds == sorted(speeds)
+    memory = [row["memory_bytes"] for row in rows]
+    assert memory == sorted(memory, reverse=True)
+    assert [row["encoding_share"] > 0 for row in rows] == [True, True, True, False]
+
+
+@pytest.mark.parametrize("text, expected", [
+    ("depth = 2", "has no variants"),
+    ('[a]\non = "b"', "on expects a variant before this one"),
+    ("[a]\nmicro-bach = 2", "unknown option"),
+    ("[a]\n[a.b]\ndepth = 2", "tables are not supported here"),
+])
+def test_variants_that_make_no_sense(tmp_path, text, expected):
+    result = variants(tmp_path, text)
+    assert result.returncode == 1 and len(result.stderr.strip().splitlines()) == 1
+    assert expected in result.stderr and "variants.toml" in result.stderr

@@ -1,7 +1,9 @@
 """kiln train on several ranks: real processes, started by --nproc, by torchrun or by hand, that fail in real ways."""
 
+import contextlib
 import json
 import os
+import random
 import shutil
 import signal
 import socket
@@ -225,9 +227,12 @@ def test_ranks_end_with_their_launcher(tmp_path):
 
 
 def free_port():
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return listener.getsockname()[1]
+    """Below those that the system gives to connections: one of these could take it before the ranks do."""
+    while True:
+        port = random.randrange(20000, 32000)
+        with socket.socket() as tried, contextlib.suppress(OSError):
+            tried.bind(("127.0.0.1", port))
+            return port
 
 
 def processes_by_hand(arguments_of_ranks, world_size):

@@ -78,6 +78,59 @@ def test_pixart_import_gives_the_same_posterior(kiln, tmp_path):
         np.testing.assert_allclose(np.exp(0.5 * shard["logvar"][index, 0]), std, rtol=2e-6)
 
 
+def test_pixart_caption_features_become_a_text_store(kiln, tmp_path):
+    """As tools/extract_features.py saves them: padded, with a mask, compressed; the third caption is the first again."""
+    rng = np.random.default_rng(2)
+    prompts, counts = ["a dog", "", "a dog", "two birds"], [3, 5, 3, 8]
+    features, listed = [], []
+    for folder in ("in", "captions"):
+        (tmp_path / folder).mkdir()
+    for index, (prompt, count) in enumerate(zip(prompts, counts)):
+        np.save(tmp_path / f"in/{index}.npy", rng.random((8, 8, 8), dtype=np.float32) + 0.1)
+        features.append(features[0] if index == 2 else rng.standard_normal((1, 8, 16)).astype(np.float16))
+        mask = (np.arange(8) < count).astype(np.int16)[None]
+        np.savez_compressed(tmp_path / f"captions/{index}.npz", caption_feature=features[-1], attention_mask=mask)
+        listed.append({"path": f"{index}.png", "height": 64, "width": 64, "ratio": 1, "prompt": prompt})
+    (tmp_path / "data_info.json").write_text(json.dumps(listed))
+    arguments = ["store", "import", "--from", "pixart", tmp_path / "in", "--data-info", tmp_path / "data_info.json",
+                 "--image-size", 64, "--scaling-factor", 0.13025, "--caption-features", tmp_path / "captions"]  # fmt: skip
+    result = kiln(*arguments, "--out", tmp_path / "store")
+    assert result.returncode == 0, result.stderr
+    folder = tmp_path / "store/text-t5"
+    info = json.loads((folder / "text.json").read_text())
+    assert (info["num_entries"], info["max_tokens"], info["width"], info["complete"]) == (4, 8, 16, True)
+    shard = load_file(folder / "features-00000.safetensors")
+    offsets = shard["row_offsets"].tolist()
+    assert offsets == [0, 0, 3, 8, 16]  # no features of the empty caption
+    for entry, index in ((1, 0), (2, 1), (3, 3)):
+        np.testing.assert_array_equal(shard["features"][offsets[entry] : offsets[entry + 1]], features[index][0, : counts[index]])
+    captions = load_file(folder / "captions.safetensors")
+    of_sample = dict(zip(names_of(shards_of(tmp_path / "store")[1][0]), captions["entry_of_caption"].tolist()))
+    assert of_sample == {"0.npy": 1, "1.npy": 2, "2.npy": 1, "3.npy": 3}
+
+    train = ["train", "--data", tmp_path / "store", "--device", "cpu", "--threads", 1, "--global-batch", 2, "--max-steps", 2,
+             "--hidden-size", 32, "--depth", 2, "--num-heads", 2, "--objective", "flow", "--no-tensorboard", "--out"]  # fmt: skip
+    result = kiln(*train, tmp_path / "run", "--model", "pixart", "--patch-size", 2)
+    assert result.returncode == 0, result.stderr
+    result = kiln(*train, tmp_path / "sana", "--model", "sana", "--patch-size", 1)
+    assert result.returncode == 1
+    assert "no features of the empty caption" in result.stderr
+
+    def refused(out):
+        result = kiln(*arguments, "--out", tmp_path / out)
+        assert result.returncode == 1
+        return result.stderr
+
+    np.savez(tmp_path / "captions/3.npz", caption_feature=features[3], attention_mask=np.ones((1, 5), np.int16))
+    assert "attention_mask of 8 rows, got 5" in refused("mask")
+    np.savez(tmp_path / "captions/3.npz", features=features[3])
+    assert "expected an array caption_feature" in refused("array")
+    (tmp_path / "captions/3.npz").write_bytes(b"no archive")
+    assert "expected an archive of numpy.savez" in refused("archive")
+    (tmp_path / "captions/3.npz").unlink()
+    assert "the caption of 3.npy is missing" in refused("missing")
+
+
 def test_pixart_multi_scale_import_makes_lanes(kiln, tmp_path):
     """Caches of tools/extract_features.py --multi_scale, with the data_info.json that they were made of."""
     rng = np.random.default_rng(4)

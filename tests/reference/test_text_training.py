@@ -211,6 +211,11 @@ def test_other_sizes(tmp_path, runs):
     succeed("sample", "--run", runs("pixart"), "--num-sampling-steps", 2, "--prompt", "red", "--num-images", 1, "--height", 24,
             "--width", 12, "--out", tmp_path / "wide")
     assert pictures(tmp_path / "wide")["000000-red.png"].shape == (24, 12, 3)
+    shape = ["sample", "--run", runs("pixart"), "--num-sampling-steps", 2, "--prompt", "red", "--num-images", 1, "--aspect-ratio"]
+    succeed(*shape, "4:1", "--out", tmp_path / "ratio")
+    assert pictures(tmp_path / "ratio")["000000-red.png"].shape == (8, 32, 3)
+    assert "such as 16:9" in refusal(*shape, "wide", "--out", tmp_path / "odd")
+    assert "leave out --height" in refusal(*shape, "4:1", "--height", 24, "--out", tmp_path / "odd")
     assert "multiple of 2, got 15" in refusal("sample", "--run", runs("pixart"), "--prompt", "red", "--height", 15, "--out",
                                                tmp_path / "odd")
 

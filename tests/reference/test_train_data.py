@@ -53,6 +53,38 @@ def test_resuming_within_an_epoch_sees_the_same_samples(train, stores, tmp_path)
     assert weights[0].read_bytes() == weights[1].read_bytes()
 
 
+def test_tf32_is_an_option_of_what_computes(kiln, train, pictures, tmp_path):
+    """On a CPU it changes nothing, and is said to: neither the store nor the samples tell of it."""
+    result = kiln(*arguments(pictures, tmp_path / "store", "pixels", "--tf32", "--device", "cpu"))
+    assert result.returncode == 0 and "--tf32 has no effect on a CPU" in result.stderr
+    assert "tf32" not in (tmp_path / "store" / "store.json").read_text()
+    assert train(tmp_path / "store", tmp_path / "run", 1, "--device", "cpu").returncode == 0
+    result = kiln("sample", "--run", tmp_path / "run", "--num-images", 1, "--num-sampling-steps", 1, "--tf32", "--device", "cpu",
+                  "--out", tmp_path / "samples")
+    assert result.returncode == 0 and "--tf32 has no effect on a CPU" in result.stderr
+    assert "tf32" not in (tmp_path / "samples" / "sampling.json").read_text()
+
+
+def test_encoding_is_a_phase(kiln, train, pictures, stores, tiny_vae, tmp_path):
+    """Of pictures that are encoded on the way, and of nothing else: in the log, the report, the probe and the plan."""
+    assert train(stores / "latents", tmp_path / "store", 2).returncode == 0
+    assert train(pictures, tmp_path / "online", 4, "--autoencoder", tiny_vae[0]).returncode == 0
+    steps = {name: [json.loads(line) for line in (tmp_path / name / "log.jsonl").read_text().splitlines()]
+             for name in ("store", "online")}
+    assert all("encoding" not in line["phase_s"] for line in steps["store"] if "loss" in line)
+    lines = [line for line in steps["online"] if "loss" in line]
+    assert all(line["phase_s"]["encoding"] > 0 for line in lines)
+    assert "encoding" in (tmp_path / "online" / "report.html").read_text()
+    comparison = json.loads((tmp_path / "online" / "plan.json").read_text())
+    assert comparison["measured"]["phase_s"]["encoding"] > 0 and comparison["predicted"]["phase_s"]["encoding"] > 0
+    options = [*MODEL, "--data", pictures, "--autoencoder", tiny_vae[0], "--steps", 4]
+    probed = kiln("probe", *options)
+    assert probed.returncode == 0, probed.stderr
+    assert "time of encoding" in probed.stdout and "encoding pictures: " in probed.stdout
+    share = float(probed.stdout.split("encoding pictures: ")[1].split(" %")[0])
+    assert share > 10 and "warning: encoding pictures takes" in probed.stdout and "kiln extract does it once" in probed.stdout
+
+
 @pytest.mark.parametrize("kind", ["pixels", "latents"])
 def test_encoding_while_training_is_training_on_the_store(train, pictures, stores, tiny_vae, tmp_path, kind):
     autoencoder = "pixels" if kind == "pixels" else tiny_vae[0]

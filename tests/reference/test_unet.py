@@ -149,9 +149,10 @@ def test_init_draws_as_diffusers(conformance):
     assert all(torch.equal(got[key], again[key]) for key in got)
 
 
-@pytest.mark.parametrize("prediction_type, snr_gamma", [("epsilon", None), ("v_prediction", 5.0)])
-def test_training_steps(conformance, prediction_type, snr_gamma):
-    """20 steps of AdamW against a PyTorch loop."""
+@pytest.mark.parametrize("prediction_type, snr_gamma, offset, perturbation",
+                         [("epsilon", None, 0, 0), ("v_prediction", 5.0, 0, 0), ("epsilon", None, 0.1, 0.2)])
+def test_training_steps(conformance, prediction_type, snr_gamma, offset, perturbation):
+    """20 steps of AdamW against a PyTorch loop, whose noise is that of diffusers' training script."""
     model = model_of(TINY)
     steps, micro, batch = 20, 2, 2
     generator = torch.Generator().manual_seed(5)
@@ -160,6 +161,9 @@ def test_training_steps(conformance, prediction_type, snr_gamma):
                    noise=torch.randn(count, batch, 4, 10, 6, generator=generator),
                    t=torch.randint(1, 1000, (count, batch), generator=generator),
                    encoder_hidden_states=torch.randn(count, batch, 5, 20, generator=generator))
+    batches["noise"] += offset * torch.randn(count, batch, 4, 1, 1, generator=generator)
+    if perturbation:
+        batches["input_noise"] = batches["noise"] + perturbation * torch.randn(count, batch, 4, 10, 6, generator=generator)
     schedule = dict(beta_schedule="scaled_linear", beta_start=0.00085, beta_end=0.012, prediction_type=prediction_type)
     loss = dict(type="ddpm", **schedule) | ({"snr_gamma": snr_gamma} if snr_gamma else {})
     config = dict(loss=loss, optimizer=dict(type="adamw", lr=1e-4, betas=[0.9, 0.999], eps=1e-8, weight_decay=0.01),
@@ -178,7 +182,7 @@ def test_training_steps(conformance, prediction_type, snr_gamma):
         total = 0
         for row in range(step * micro, (step + 1) * micro):
             x_0, noise, t = batches["x_start"][row], batches["noise"][row], batches["t"][row]
-            x_t = scheduler.add_noise(x_0, noise, t)
+            x_t = scheduler.add_noise(x_0, batches["input_noise"][row] if perturbation else noise, t)
             target = noise if prediction_type == "epsilon" else scheduler.get_velocity(x_0, noise, t)
             output = model(x_t, t.float(), batches["encoder_hidden_states"][row]).sample
             each = (output - target).pow(2).mean((1, 2, 3))

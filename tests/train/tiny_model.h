@@ -34,6 +34,8 @@ struct TinyOptions {
   int64_t depth = 2, hidden_size = 48;
   ops::Products products = ops::Products::kComputeDtype;
   nlohmann::json optimizer_config = {{"type", "adamw"}};
+  LossScalerOptions loss_scaler{};
+  std::optional<GraphOptions> graphs{};
 };
 
 struct TinyTraining {
@@ -68,6 +70,7 @@ struct TinyTraining {
                              .compute_dtype = options.compute_dtype,
                              .grad_dtype = options.accumulate_f32 ? at::kFloat : options.compute_dtype,
                              .ema_decays = options.ema_decays,
+                             .loss_scaler = options.loss_scaler,
                              .group = options.group,
                              .zero = options.zero,
                              .placement = options.placement,
@@ -78,7 +81,8 @@ struct TinyTraining {
                                                    .micro_batch = options.micro_batch,
                                                    .max_grad_norm = options.max_grad_norm,
                                                    .memory = options.memory,
-                                                   .updates_unread = options.updates_unread});
+                                                   .updates_unread = options.updates_unread,
+                                                   .graphs = options.graphs});
   }
 
   // Random rows; t = 0 is left out, whose likelihood term is ill-conditioned in f32.

@@ -149,7 +149,7 @@ TEST(TrainOptions, SettingsWithoutEffectAreRefused) {
 TEST(TrainOptions, EveryRecipeIsValid) {
   int64_t num_recipes = 0;
   for (const auto& entry : std::filesystem::recursive_directory_iterator(KILN_SOURCE_DIR "/recipes")) {
-    if (entry.path().extension() != ".toml") continue;
+    if (entry.path().extension() != ".toml" || entry.path().filename() == "variants.toml") continue;
     ++num_recipes;
     TrainOptions options = usable_options();
     for (const TomlEntry& line : read_toml(entry.path())) set_option(options, line.key, line.value);

@@ -15,6 +15,7 @@
 #include "model_io.h"
 #include "models/autoencoders/autoencoder_dc.h"
 #include "models/autoencoders/autoencoder_kl.h"
+#include "models/autoencoders/tiling.h"
 #include "models/lora.h"
 #include "models/text/text_registry.h"
 #include "models/weights.h"
@@ -28,6 +29,7 @@ struct ForwardOptions {
   std::string model, config, weights, inputs, outputs;
   std::string dtype = "f32", adapter;
   bool backward = false;
+  Tiles tiles{};  // of an autoencoder; side 0: the whole at once
 };
 
 // Asks autograd for the gradient of sum <output, grad_output> by every trainable parameter.
@@ -99,6 +101,7 @@ Tensors run_denoiser(const ForwardOptions& options) {
 struct AutoencoderHalf {
   const char *input, *output, *grad_output;
   at::Tensor (Autoencoder::*run)(const at::Tensor&) const;
+  at::Tensor (*run_tiled)(const Autoencoder&, const at::Tensor&, const Tiles&);
 };
 
 using ParsedAutoencoder = std::unique_ptr<Autoencoder> (*)(const nlohmann::json&, const BuildOptions&);
@@ -119,16 +122,16 @@ constexpr KnownAutoencoder kAutoencoders[] = {
      },
      current_autoencoder_kl_weights,
      current_autoencoder_kl_key,
-     {{"image", "moments", "grad_moments", &Autoencoder::encode},
-      {"latent", "image", "grad_image", &Autoencoder::decode}}},
+     {{"image", "moments", "grad_moments", &Autoencoder::encode, encode_tiled},
+      {"latent", "image", "grad_image", &Autoencoder::decode, decode_tiled}}},
     {"autoencoder_dc",
      [](const nlohmann::json& config, const BuildOptions& options) -> std::unique_ptr<Autoencoder> {
        return std::make_unique<AutoencoderDc>(parse_autoencoder_dc_config(config), options);
      },
      autoencoder_dc_weights,
      [](const std::string& key) { return key; },
-     {{"image", "latent", "grad_latent", &Autoencoder::encode},
-      {"latent", "image", "grad_image", &Autoencoder::decode}}},
+     {{"image", "latent", "grad_latent", &Autoencoder::encode, encode_tiled},
+      {"latent", "image", "grad_image", &Autoencoder::decode, decode_tiled}}},
 };
 
 // An output that no gradient is given for is no part of the loss.
@@ -148,7 +151,8 @@ Tensors run_autoencoder(const KnownAutoencoder& known, const ForwardOptions& opt
     if (!inputs.has(half.input)) continue;
     const at::Tensor input = inputs.get(half.input, {-1, -1, -1, -1});
     if (input.size(0) < 1) fail("forward", "expected at least one sample in {}", inputs.path());
-    const at::Tensor output = (*autoencoder.*half.run)(input);
+    const at::Tensor output = options.tiles.side > 0 ? half.run_tiled(*autoencoder, input, options.tiles)
+                                                     : (*autoencoder.*half.run)(input);
     if (gradients && inputs.has(half.grad_output))
       gradients->add_loss(output, inputs.get(half.grad_output, output.sizes()));
     outputs[half.output] = output;
@@ -192,8 +196,10 @@ void run_forward(const ForwardOptions& options) {
   for (const KnownAutoencoder& known : kAutoencoders) {
     if (options.model != known.name) continue;
     refuse(!options.adapter.empty(), "--adapter", "it is for denoisers");
+    refuse(options.tiles.side > 0 && options.backward, "--tile", "with --backward the whole is run at once");
     return write_outputs(options.outputs, run_autoencoder(known, options));
   }
+  refuse(options.tiles.side > 0, "--tile", "it is for autoencoders");
   write_outputs(options.outputs, run_denoiser(options));
 }
 
@@ -214,6 +220,13 @@ void add_forward_verb(CLI::App& app) {
       "--adapter", options->adapter,
       "LoRA in PEFT's format, with adapter_config.json beside it; --backward then gives its gradients");
   verb->add_flag("--backward", options->backward, "Also write grad.<key> of sum <output, grad_output>");
+  CLI::Option* tile =
+      verb->add_option("--tile", options->tiles.side, "Autoencoders: side of the tiles in pixels")
+          ->check(CLI::PositiveNumber);
+  verb->add_option("--tile-stride", options->tiles.stride, "From one tile to the next, in pixels")
+      ->check(CLI::PositiveNumber)
+      ->needs(tile);
+  tile->needs("--tile-stride");
   verb->callback([options] { run_forward(*options); });
 }
 

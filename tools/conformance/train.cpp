@@ -9,6 +9,7 @@
 #include "data/loader/batches.h"
 #include "io.h"
 #include "model_io.h"
+#include "models/lora.h"
 #include "objective_io.h"
 #include "optimizer_config.h"
 #include "parallel/ranks/joining.h"
@@ -20,7 +21,7 @@ namespace kiln::conformance {
 namespace {
 
 struct TrainVerbOptions {
-  std::string model, model_config, weights, config, batches, outputs;
+  std::string model, model_config, weights, adapter, config, batches, outputs;
 };
 
 struct TrainVerbConfig {
@@ -56,6 +57,7 @@ class RecordedBatches {
       : inputs_(path), grad_accum_(grad_accum) {
     x_0_ = inputs_.get("x_start", {-1, -1, shape.in_channels, -1, -1});
     noise_ = inputs_.get("noise", x_0_.sizes());
+    if (inputs_.has("input_noise")) input_noise_ = inputs_.get("input_noise", x_0_.sizes());
     const int64_t num_micro = x_0_.size(0), micro_batch = x_0_.size(1);
     if (num_micro < 1 || micro_batch < 1 || num_micro % grad_accum != 0)
       fail("train",
@@ -82,6 +84,7 @@ class RecordedBatches {
     return {.x_0 = rows(x_0_),
             .noise = rows(noise_),
             .timesteps = rows(timesteps_),
+            .input_noise = rows(input_noise_),
             .conditioning = slice_rows(conditioning_, step * global_batch() + range.first, range.count),
             .first_row = range.first,
             .global_batch = global_batch()};
@@ -90,7 +93,7 @@ class RecordedBatches {
  private:
   Inputs inputs_;
   int64_t grad_accum_;
-  at::Tensor x_0_, noise_, timesteps_;
+  at::Tensor x_0_, noise_, input_noise_, timesteps_;
   Conditioning conditioning_;
 };
 
@@ -100,9 +103,16 @@ double mean(const std::vector<double>& values) {
   return sum / static_cast<double>(values.size());
 }
 
+// The model, with the adapter that is trained in its place.
+LoadedDenoiser load_trained(const TrainVerbOptions& options) {
+  LoadedDenoiser loaded = load_denoiser(options.model, options.model_config, options.weights);
+  if (!options.adapter.empty()) attach_lora(*loaded.denoiser, read_peft_lora(options.adapter));
+  return loaded;
+}
+
 void run_train(const TrainVerbOptions& options) {
   const TrainVerbConfig config = parse_config(options.config, parse_train);
-  const auto denoiser = load_denoiser(options.model, options.model_config, options.weights).denoiser;
+  const auto denoiser = load_trained(options).denoiser;
   const Optimizer& optimizer = *config.optimizer.optimizer;
   const RecordedBatches batches(options.batches, denoiser->shape(), config.loss, config.grad_accum);
 
@@ -129,7 +139,7 @@ void run_train(const TrainVerbOptions& options) {
   for (const auto& [name, values] : series) outputs[name] = at::tensor(values, at::kDouble).to(at::kFloat);
   for (const auto& [prefix, kind] :
        {std::pair{"param.", WeightsKind::kMaster}, {"ema.", WeightsKind::kEma}}) {
-    const LoadedDenoiser trained = load_denoiser(options.model, options.model_config, options.weights);
+    const LoadedDenoiser trained = load_trained(options);
     copy_weights(state, kind, 0, *trained.denoiser);
     Tensors weights;
     for (const auto& parameter : trained.denoiser->parameters())
@@ -147,6 +157,7 @@ void add_train_verb(CLI::App& app) {
   verb->add_option("--model", options->model, "Model name")->required();
   verb->add_option("--model-config", options->model_config, "JSON config of the model")->required();
   verb->add_option("--weights", options->weights, "Start weights")->required();
+  verb->add_option("--adapter", options->adapter, "LoRA in PEFT's format, which is trained instead");
   verb->add_option("--config", options->config,
                    "JSON: loss, optimizer, ema_decay, grad_accum, grad_clip, ...")
       ->required();

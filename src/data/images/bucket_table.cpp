@@ -56,6 +56,11 @@ Bucket parse_bucket(std::string_view text) {
   return {.height = *height, .width = *width, .aspect_ratio = key_of(*height, *width)};
 }
 
+bool is_published(int64_t base) {
+  constexpr std::array<int64_t, 5> kBases = {256, 512, 1024, 2048, 2880};
+  return std::ranges::find(kBases, base) != kBases.end();
+}
+
 // How far apart the shapes of two buckets are, whatever their orientation.
 double distance(const Bucket& a, const Bucket& b) {
   return std::abs(std::log(a.aspect_ratio / b.aspect_ratio));
@@ -70,7 +75,7 @@ std::vector<Bucket> published_buckets(int64_t base) {
       buckets.push_back({.height = 64 * units.height, .width = 64 * units.width, .aspect_ratio = units.key});
     return buckets;
   }
-  if (base != 256 && base != 512 && base != 1024 && base != 2048)
+  if (!is_published(base))
     fail("buckets",
          "PixArt's tables are for --image-size 256, 512, 1024, 2048 and 2880, not {}: give sizes, such "
          "as --buckets 512x512,448x576",
@@ -112,6 +117,28 @@ size_t nearest_bucket(const std::vector<Bucket>& buckets, int64_t height, int64_
         return std::abs(a.aspect_ratio - ratio) < std::abs(b.aspect_ratio - ratio);
       });
   return static_cast<size_t>(nearest - buckets.begin());
+}
+
+Bucket bucket_of_ratio(const std::string& ratio, int64_t base, int64_t multiple) {
+  constexpr int64_t kMost = 1000;
+  const std::string_view text = ratio;
+  const size_t colon = text.find(':');
+  const auto width = parse_side(text.substr(0, colon));
+  const auto height = colon == text.npos ? std::nullopt : parse_side(text.substr(colon + 1));
+  if (!width || !height || *width > kMost || *height > kMost)
+    fail("buckets", "expected a ratio of width to height such as 16:9, got {:?}", ratio);
+  if (is_published(base)) {
+    const std::vector<Bucket> buckets = published_buckets(base);
+    const Bucket& nearest = buckets[nearest_bucket(buckets, *height, *width)];
+    if (nearest.height % multiple == 0 && nearest.width % multiple == 0) return nearest;
+  }
+  const auto side = [&](int64_t mine, int64_t other) {
+    const double pixels =
+        static_cast<double>(base) * std::sqrt(static_cast<double>(mine) / static_cast<double>(other));
+    return std::max<int64_t>(1, std::llround(pixels / static_cast<double>(multiple))) * multiple;
+  };
+  const int64_t high = side(*height, *width), wide = side(*width, *height);
+  return {.height = high, .width = wide, .aspect_ratio = key_of(high, wide)};
 }
 
 std::vector<size_t> merge_small_buckets(const std::vector<Bucket>& buckets, std::vector<int64_t> counts,

@@ -25,6 +25,10 @@ std::vector<Bucket> parse_buckets(const std::string& text, int64_t image_size, i
 // PixArt.
 size_t nearest_bucket(const std::vector<Bucket>& buckets, int64_t height, int64_t width);
 
+// ratio: "16:9", width to height. The published bucket of `base` nearest to it, where its sides are multiples
+// of `multiple`; else the sides of about base * base pixels that are. Throws Error for another text.
+Bucket bucket_of_ratio(const std::string& ratio, int64_t base, int64_t multiple);
+
 // Which bucket each bucket's pictures go to, so that none keeps fewer than `least` of them: the smallest
 // joins the one nearest to it, again and again. counts: pictures of each. A bucket without pictures stays
 // itself.

@@ -1,6 +1,7 @@
 // .npy and .npz. Torch-free.
 #pragma once
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <span>
 #include <string>
@@ -19,6 +20,10 @@ struct NpyArray {
 };
 NpyArray read_npy(const std::string& path);  // throws Error (fortran order, objects, big-endian, truncation)
 NpyArray parse_npy(std::span<const std::byte> bytes, const std::string& name);
+
+// All arrays of an archive of numpy.savez or savez_compressed, by name. Throws Error naming it and, where one
+// is damaged, the array.
+std::map<std::string, NpyArray> read_npz(const std::string& path);
 
 // What stands before the data, for arrays that are read piece by piece.
 struct NpyHeader {

@@ -10,6 +10,8 @@ const void* Batch::data(BatchArray array) const {
       return x_0.data();
     case BatchArray::kNoise:
       return noise.data();
+    case BatchArray::kInputNoise:
+      return input_noise.data();
     case BatchArray::kTimeUniform:
       return time_uniform.data();
     case BatchArray::kClassLabels:

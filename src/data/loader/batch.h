@@ -22,6 +22,7 @@ struct Batch {
   BatchShape shape{};          // of the arrays below, shape.rows = B; those that it lacks are empty
   std::vector<float> x_0;      // (B, C, H, W) scaled latents or pixels in [-1, 1], posterior drawn, flipped
   std::vector<float> noise;    // (B, C, H, W) N(0, 1)
+  std::vector<float> input_noise;  // (B, C, H, W) the noise that x_t has, where input perturbation changes it
   std::vector<double> time_uniform;   // (B) in [0, 1): the objective maps it to a timestep
   std::vector<int64_t> class_labels;  // (B) after label dropout (dropped = the null class)
   std::vector<std::byte> text_rows;   // (T, D) captions, one after another
@@ -40,6 +41,7 @@ struct Batch {
 struct BatchOptions {
   uint64_t seed = 0;
   int64_t global_batch = 0;
+  int64_t begin = 0;                 // position in the stream at which these samples begin (SampleOrder)
   int64_t rank = 0, world_size = 1;  // this rank's rows, see rank_rows()
   double class_dropout_prob = 0;     // label -> null_class with this probability
   int64_t null_class = -1;
@@ -49,6 +51,8 @@ struct BatchOptions {
   std::optional<int64_t> only_lane{};  // batches of this one of a store's lanes alone
   bool draw_posterior = true;          // false: the mean itself
   bool flip = true;                    // with a store of two flips, or on pixels: mirror with probability 1/2
+  double offset_noise = 0;  // so many standard deviations are added to each channel of the noise as a whole
+  double input_perturbation = 0;  // and of fresh noise to that of x_t alone
   int num_threads = 1;
   int64_t prefetch = 4;  // batches ready ahead
 };
@@ -65,6 +69,8 @@ class BatchSource {
   virtual const SampleOrder& order() const = 0;
   // Seconds next() spent waiting since the last call of this, and batches ready now (monitoring).
   virtual double take_stall_seconds() = 0;
+  // The same of encoding on the way what the model takes: pictures.
+  virtual double take_encoding_seconds() { return 0; }
   virtual int64_t ready() const = 0;
 };
 

@@ -5,6 +5,19 @@
 
 namespace kiln {
 
+namespace {
+
+// Moves each channel of the noise as a whole (Guttenberg 2023, "Diffusion with offset noise").
+void add_offset(const BatchOptions& options, uint64_t position, std::span<float> noise, int64_t channels) {
+  std::vector<float> offsets(static_cast<size_t>(channels));
+  philox_normal(options.seed, Draw::kOffsetNoise, position, offsets);
+  const size_t area = noise.size() / offsets.size();
+  for (size_t i = 0; i < noise.size(); ++i)
+    noise[i] += static_cast<float>(options.offset_noise) * offsets[i / area];
+}
+
+}  // namespace
+
 void check_batch_options(const BatchOptions& options) {
   if (options.global_batch < 1) {
     fail("loader", "expected global_batch of at least 1, got {}", options.global_batch);
@@ -48,6 +61,8 @@ void shape_batch(const BatchOptions& options, int64_t first_position, const Data
   const auto num_elements = static_cast<size_t>(rows.count * batch.shape.sample_elements());
   batch.x_0.resize(num_elements);
   batch.noise.resize(num_elements);
+  batch.shape.has_input_noise = options.input_perturbation > 0;
+  batch.input_noise.resize(batch.shape.has_input_noise ? num_elements : 0);
   batch.time_uniform.resize(rows.count);
   batch.class_labels.resize(batch.shape.has_labels ? rows.count : 0);
   batch.image_hw.resize(batch.shape.has_image_size ? 2 * rows.count : 0);
@@ -74,6 +89,14 @@ bool draws_text_drop(const BatchOptions& options, int64_t position) {
 void draw_common(const BatchOptions& options, int64_t row, std::span<float> noise, Batch& batch) {
   const auto position = static_cast<uint64_t>(batch.first_position + row);
   philox_normal(options.seed, Draw::kNoise, position, noise);
+  if (options.offset_noise > 0) add_offset(options, position, noise, batch.shape.channels);
+  if (options.input_perturbation > 0) {
+    const auto perturbed =
+        std::span(batch.input_noise).subspan(static_cast<size_t>(row) * noise.size(), noise.size());
+    philox_normal(options.seed, Draw::kPerturbation, position, perturbed);
+    const auto share = static_cast<float>(options.input_perturbation);
+    for (size_t i = 0; i < noise.size(); ++i) perturbed[i] = noise[i] + share * perturbed[i];
+  }
   batch.time_uniform[row] = time_uniform_at(options.seed, batch.first_position + row);
   if (batch.class_labels.empty() || options.class_dropout_prob == 0) return;
   if (philox_uniform(options.seed, Draw::kLabelDrop, position) < options.class_dropout_prob) {

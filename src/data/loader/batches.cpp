@@ -21,7 +21,7 @@ class StoreFill {
         text_(std::move(text)),
         options_(options),
         shape_(store_shape(store_->info())),
-        order_(options.seed, lanes_of(*store_, options), options.global_batch),
+        order_(options.seed, lanes_of(*store_, options), options.global_batch, 1, options.begin),
         mirrors_pixels_(options.flip && store_->info().autoencoder == "pixels" &&
                         store_->info().num_flips == 1) {
     if (text_) shape_.text = text_shape(*text_);
@@ -75,7 +75,7 @@ class StoreFill {
   }
 
   static std::vector<SampleLane> lanes_of(const FeatureStore& store, const BatchOptions& options) {
-    std::vector<SampleLane> lanes = store.info().sample_lanes();
+    std::vector<SampleLane> lanes = store.sample_lanes();
     if (options.only_lane) return {lanes.at(static_cast<size_t>(*options.only_lane))};
     return lanes;
   }

@@ -36,6 +36,7 @@ BatchShape batch_shape(const DataShape& data, const Lane& lane, int64_t rows, in
           .lane = lane,
           .has_labels = data.num_classes > 0,
           .has_image_size = data.has_image_size,
+          .has_input_noise = data.has_input_noise,
           .text_rows = text_rows,
           .text_width = data.text.width,
           .text_dtype = data.text.dtype};

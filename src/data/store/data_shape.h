@@ -37,7 +37,8 @@ struct DataShape {
   int64_t num_classes = 0;    // 0: no labels
   std::vector<Lane> lanes{};  // at least one
   TextShape text{};
-  bool has_image_size = false;  // the original pictures' sizes are known
+  bool has_image_size = false;   // the original pictures' sizes are known
+  bool has_input_noise = false;  // x_t has noise of its own (input perturbation)
 
   const Lane& largest() const;  // the lane with the most latents
 };
@@ -46,6 +47,7 @@ struct DataShape {
 enum class BatchArray {
   kX0,
   kNoise,
+  kInputNoise,
   kTimeUniform,
   kClassLabels,
   kTextRows,
@@ -59,7 +61,7 @@ enum class BatchArray {
 struct BatchShape {
   int64_t rows = 0, channels = 0;
   Lane lane{};
-  bool has_labels = false, has_image_size = false;
+  bool has_labels = false, has_image_size = false, has_input_noise = false;
   int64_t text_rows = 0;  // of all captions together
   int64_t text_width = 0;
   Dtype text_dtype = Dtype::kF32;
@@ -73,6 +75,7 @@ struct BatchShape {
     using Sizes = std::vector<int64_t>;
     visitor(kX0, Dtype::kF32, Sizes{rows, channels, lane.height, lane.width});
     visitor(kNoise, Dtype::kF32, Sizes{rows, channels, lane.height, lane.width});
+    if (has_input_noise) visitor(kInputNoise, Dtype::kF32, Sizes{rows, channels, lane.height, lane.width});
     visitor(kTimeUniform, Dtype::kF64, Sizes{rows});
     if (has_labels) visitor(kClassLabels, Dtype::kI64, Sizes{rows});
     if (text_width > 0) {

@@ -12,6 +12,12 @@
 
 namespace kiln {
 
+// Samples of a store that came from one place.
+struct SampleSource {
+  std::string name;  // for people
+  int64_t first = 0, count = 0;
+};
+
 // Read access. Sample i has mean (flips, C, h, w), logvar likewise, a label, a caption and a name.
 // Thread-safe.
 class FeatureStore {
@@ -22,6 +28,10 @@ class FeatureStore {
   virtual ~FeatureStore() = default;
   const StoreInfo& info() const { return info_; }
   int64_t size() const { return info_.num_samples; }
+  // The samples of each lane, in the order of info().lanes, as often as a pass takes them.
+  virtual std::vector<SampleLane> sample_lanes() const { return info_.sample_lanes(); }
+  // Several of a store that joins others; else none.
+  virtual std::vector<SampleSource> sources() const { return {}; }
   // f32 mean/logvar of samples of one lane, (ids.size(), C, h, w) each; flip 0 or 1 per sample (1 needs
   // num_flips 2), an empty `flips` is all 0. SIMD convert. The first read of a sample checks its bytes:
   // throws Error naming a sample whose checksum is another than when it was written.

@@ -1,6 +1,8 @@
 #include "data/store/sample_order.h"
 
+#include <algorithm>
 #include <bit>
+#include <cmath>
 #include <stdexcept>
 
 #include "core/error.h"
@@ -23,6 +25,11 @@ uint32_t round_bits(uint64_t seed, int64_t epoch, uint32_t round, uint32_t value
 // One lane alone keeps the run's seed. Of several, each has an order of its own.
 uint64_t lane_seed(uint64_t seed, size_t num_lanes, int64_t lane) {
   return num_lanes == 1 ? seed : seed + 0x9E3779B97F4A7C15u * (static_cast<uint64_t>(lane) + 1);
+}
+
+// What begins later in the stream has orders of its own.
+uint64_t begun_seed(uint64_t seed, int64_t begin) {
+  return begin == 0 ? seed : seed ^ 0xD1B54A32D192ED03u * static_cast<uint64_t>(begin);
 }
 
 }  // namespace
@@ -48,18 +55,24 @@ int64_t shuffled_index(uint64_t seed, int64_t epoch, int64_t size, int64_t index
   return static_cast<int64_t>(value);
 }
 
+int64_t SampleRange::per_pass() const {
+  if (count == 0 || weight == 1) return count;
+  return std::max<int64_t>(1, std::llround(weight * static_cast<double>(count)));
+}
+
 int64_t SampleLane::size() const {
   int64_t size = 0;
-  for (const SampleRange& range : samples) size += range.count;
-  return size * repeats;
+  for (const SampleRange& range : samples) size += range.per_pass();
+  return size;
 }
 
 SampleOrder::SampleOrder(uint64_t seed, std::vector<SampleLane> lanes, int64_t global_batch,
-                         int64_t num_endless_lanes)
-    : seed_(seed),
+                         int64_t num_endless_lanes, int64_t begin)
+    : seed_(begun_seed(seed, begin)),
       lanes_(std::move(lanes)),
       global_batch_(global_batch),
-      num_endless_lanes_(num_endless_lanes) {
+      num_endless_lanes_(num_endless_lanes),
+      begin_(begin) {
   for (const SampleLane& lane : lanes_) {
     sizes_.push_back(lane.size());
     if (sizes_.back() < 1)
@@ -92,8 +105,11 @@ int64_t SampleOrder::epoch_of(int64_t batch) const {
 }
 
 SampleOrder::LanePlace SampleOrder::batch_at(int64_t position) const {
-  const int64_t batch = position / global_batch_;
-  if (lanes_.empty()) return {.lane = batch % num_endless_lanes_, .first = batch * global_batch_};
+  if (lanes_.empty()) {
+    const int64_t batch = position / global_batch_;
+    return {.lane = batch % num_endless_lanes_, .first = batch * global_batch_};
+  }
+  const int64_t batch = (position - begin_) / global_batch_;
   if (lanes_.size() == 1) return {.lane = 0, .first = batch * global_batch_};
   const int64_t epoch = epoch_of(batch), before = batches_before(epoch);
   int64_t turn = shuffled_index(seed_, epoch, batches_before(epoch + 1) - before, batch - before);
@@ -106,12 +122,19 @@ SampleOrder::LanePlace SampleOrder::batch_at(int64_t position) const {
 
 int64_t SampleOrder::sample_of(int64_t lane, int64_t place) const {
   const SampleLane& samples = lanes_[lane];
-  const int64_t size = sizes_[lane];
-  int64_t index = shuffled_index(lane_seed(seed_, lanes_.size(), lane), place / size, size, place % size) %
-                  (size / samples.repeats);
+  const int64_t size = sizes_[lane], pass = place / size;
+  const uint64_t seed = lane_seed(seed_, lanes_.size(), lane);
+  int64_t index = shuffled_index(seed, pass, size, place % size);
   for (const SampleRange& range : samples.samples) {
-    if (index < range.count) return range.first + index;
-    index -= range.count;
+    const int64_t taken = range.per_pass();
+    if (index >= taken) {
+      index -= taken;
+      continue;
+    }
+    if (taken == range.count) return range.first + index;
+    const int64_t of_range = pass * taken + index;
+    return range.first + shuffled_index(lane_seed(~seed, samples.samples.size() + 1, range.first),
+                                        of_range / range.count, range.count, of_range % range.count);
   }
   throw std::logic_error("SampleOrder: a lane is shorter than its size");
 }

@@ -13,14 +13,18 @@ int64_t shuffled_index(uint64_t seed, int64_t epoch, int64_t size, int64_t index
 // Samples [first, first + count) of a store.
 struct SampleRange {
   int64_t first = 0, count = 0;
+  // How often each of them comes in a pass, on average: a pass takes round(weight * count) of them, one at
+  // least, and goes on where the pass before it stopped in a shuffle of its own.
+  double weight = 1;
+
+  int64_t per_pass() const;
 };
 
 // The samples of one shape, from which whole batches are taken.
 struct SampleLane {
   std::vector<SampleRange> samples;
-  int64_t repeats = 1;  // how often each comes in a pass
 
-  int64_t size() const;  // samples of a pass, repeats counted
+  int64_t size() const;  // samples of a pass, as often as they come in it
 };
 
 // Which sample stands where in the global stream. Row r of global batch g is at position g * global_batch +
@@ -31,24 +35,25 @@ struct SampleLane {
 // twice in a pass. After e epochs a lane of n samples has given floor(e n / B) batches: each sample is at
 // most one batch behind. Batches of an epoch are shuffled among the lanes.
 //
-// The order depends on (seed, lanes, global_batch) alone: it is the same on all ranks, and any position can
-// be asked for.
+// The order depends on (seed, lanes, global_batch, begin) alone: it is the same on all ranks, and any
+// position can be asked for.
 class SampleOrder {
  public:
   // No lanes: an endless stream, in which position and sample are the same and batches take the lanes that
-  // `num_endless_lanes` counts in turn. Throws Error for a lane without samples.
+  // `num_endless_lanes` counts in turn. `begin`: the position of the stream, a multiple of global_batch, at
+  // which these lanes begin; others came before. Throws Error for a lane without samples.
   SampleOrder(uint64_t seed, std::vector<SampleLane> lanes, int64_t global_batch,
-              int64_t num_endless_lanes = 1);
+              int64_t num_endless_lanes = 1, int64_t begin = 0);
 
   // Where a global batch lies: its lane, and the position of its row 0 in that lane's passes.
   struct LanePlace {
     int64_t lane = 0, first = 0;
   };
-  // `position`: of any of its rows.
+  // `position`: of any of its rows, from `begin` on.
   LanePlace batch_at(int64_t position) const;
   int64_t sample_at(int64_t position) const;
 
-  int64_t samples_per_epoch() const { return samples_per_epoch_; }  // repeats counted; 0: endless
+  int64_t samples_per_epoch() const { return samples_per_epoch_; }  // weights counted; 0: endless
   int64_t num_lanes() const {
     return lanes_.empty() ? num_endless_lanes_ : static_cast<int64_t>(lanes_.size());
   }
@@ -62,7 +67,7 @@ class SampleOrder {
   uint64_t seed_;
   std::vector<SampleLane> lanes_;
   std::vector<int64_t> sizes_;  // of a pass of each lane
-  int64_t global_batch_, num_endless_lanes_, samples_per_epoch_ = 0;
+  int64_t global_batch_, num_endless_lanes_, begin_, samples_per_epoch_ = 0;
 };
 
 }  // namespace kiln

@@ -8,6 +8,7 @@
 
 #include "core/error.h"
 #include "data/store/shard_progress.h"
+#include "data/store/store_source.h"
 
 namespace kiln {
 namespace {
@@ -137,6 +138,29 @@ void print_statistics(const FeatureStore& store, int64_t max_samples, std::FILE*
   }
 }
 
+// Prints every problem of a part. Throws Error if there is any.
+void verify_part(const std::string& folder, std::FILE* out) {
+  const StoreInfo info = read_store_info(folder);
+  std::vector<std::string> problems;
+  {
+    ShardProgress progress("verified shard", static_cast<int64_t>(info.shards.size()));
+    problems = find_store_problems(folder, [&](int64_t done, int64_t) { progress.update(done); });
+  }
+  for (const auto& problem : problems) fmt::print(out, "{}\n", problem);
+  std::fflush(out);
+  if (!problems.empty()) {
+    fail("store verify", "{} of {} shards are damaged ({}), first: {}", problems.size(), info.shards.size(),
+         folder, problems.front());
+  }
+  if (!info.complete) {
+    fail("store verify",
+         "the {} samples so far are sound, but the store is unfinished ({}): the same command continues",
+         info.num_samples, folder);
+  }
+  fmt::print(out, "{}: {} samples in {} shards: checksums, shapes and values are right\n", folder,
+             info.num_samples, info.shards.size());
+}
+
 }  // namespace
 
 double LatentStatistics::Channel::drawn_std() const { return std::sqrt(mean_std * mean_std + sigma * sigma); }
@@ -180,6 +204,12 @@ LatentStatistics measure_latents(const FeatureStore& store, int64_t max_samples)
 
 void inspect_store(const std::string& folder, int64_t max_samples, std::FILE* out) {
   const StoreInfo info = read_store_info(folder);
+  if (const std::vector<std::string> parts = store_parts(folder); parts.size() > 1) {
+    int64_t samples = 0;
+    for (const std::string& part : parts) samples += read_store_info(part).num_samples;
+    fmt::print(out, "{} samples in {} parts, of which this is the first; the last is {}\n", samples,
+               parts.size(), parts.back());
+  }
   print_settings(folder, info, out);
   if (!info.complete) return;
   const auto store = FeatureStore::open(folder);
@@ -190,25 +220,7 @@ void inspect_store(const std::string& folder, int64_t max_samples, std::FILE* ou
 }
 
 void verify_store(const std::string& folder, std::FILE* out) {
-  const StoreInfo info = read_store_info(folder);
-  std::vector<std::string> problems;
-  {
-    ShardProgress progress("verified shard", static_cast<int64_t>(info.shards.size()));
-    problems = find_store_problems(folder, [&](int64_t done, int64_t) { progress.update(done); });
-  }
-  for (const auto& problem : problems) fmt::print(out, "{}\n", problem);
-  std::fflush(out);
-  if (!problems.empty()) {
-    fail("store verify", "{} of {} shards are damaged ({}), first: {}", problems.size(), info.shards.size(),
-         folder, problems.front());
-  }
-  if (!info.complete) {
-    fail("store verify",
-         "the {} samples so far are sound, but the store is unfinished ({}): the same command continues",
-         info.num_samples, folder);
-  }
-  fmt::print(out, "{}: {} samples in {} shards: checksums, shapes and values are right\n", folder,
-             info.num_samples, info.shards.size());
+  for (const std::string& part : store_parts(folder)) verify_part(part, out);
 }
 
 }  // namespace kiln

@@ -27,6 +27,7 @@ class Autoencoder {
   int64_t latent_channels = 4;                  // z
   int64_t downsample = 8;                       // H / h
   double scaling_factor = 1, shift_factor = 0;  // latents = (raw - shift) * scaling
+  double tile_overlap = 0.25;                   // of the tiles that large pictures are cut into (tiling.h)
 };
 
 // "pixels", a diffusers folder (config.json + weights), or a weights file with a config.json beside it

@@ -306,6 +306,7 @@ AutoencoderDc::AutoencoderDc(const AutoencoderDcConfig& config, const BuildOptio
       compute_dtype_(options.device.is_cpu() && options.compute_dtype == at::kHalf ? at::kFloat
                                                                                    : options.compute_dtype) {
   name = "autoencoder_dc";
+  tile_overlap = 0.125;
   has_posterior = false;
   latent_channels = config.latent_channels;
   downsample = int64_t{1} << (config.encoder.widths.size() - 1);

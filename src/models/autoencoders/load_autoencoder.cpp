@@ -14,6 +14,7 @@
 #include "models/autoencoders/autoencoder_dc.h"
 #include "models/autoencoders/autoencoder_kl.h"
 #include "models/autoencoders/pixels.h"
+#include "models/autoencoders/tiling.h"
 #include "models/weights.h"
 
 namespace kiln {
@@ -113,6 +114,11 @@ AutoencoderKlConfig read_autoencoder_kl_config(const std::string& path) {
 
 std::unique_ptr<Autoencoder> load_autoencoder(const std::string& path, at::Device device,
                                               at::ScalarType compute_dtype) {
+  return load_autoencoder(path, device, compute_dtype, Tiling());
+}
+
+std::unique_ptr<Autoencoder> load_autoencoder(const std::string& path, at::Device device,
+                                              at::ScalarType compute_dtype, const Tiling& tiling) {
   if (path == "pixels") return std::make_unique<Pixels>();
   const fs::path weights_path = weights_path_of(path);
   const json config = config_of(weights_path);
@@ -126,7 +132,12 @@ std::unique_ptr<Autoencoder> load_autoencoder(const std::string& path, at::Devic
                weights_path.string());
   autoencoder->fingerprint = weights_fingerprint(autoencoder->parameters());
   autoencoder->freeze_weights();
-  return autoencoder;
+  std::unique_ptr<Autoencoder> on_meta;
+  if (tiling.when == Tiling::When::kNoRoom) {
+    on_meta = known.build(config, {.device = at::kMeta, .compute_dtype = compute_dtype});
+    on_meta->freeze_weights();
+  }
+  return with_tiling(std::move(autoencoder), std::move(on_meta), tiling, device);
 }
 
 }  // namespace kiln

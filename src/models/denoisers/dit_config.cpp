@@ -118,6 +118,7 @@ nlohmann::json fit_dit_config(const nlohmann::json& config, const ModelNeeds& ne
     fail("dit", "DiT takes pictures of one shape, the data has several: extract without buckets");
   if (needs.height != needs.width)
     fail("dit", "DiT takes square pictures, the data has latents of {} x {}", needs.height, needs.width);
+  if (needs.position_scale > 0) fail("dit", "--position-scale: DiT's positions have one scale; leave it out");
   nlohmann::json fitted = config;
   for (const auto& [key, value] : {std::pair{"hidden_size", needs.hidden_size},
                                    {"depth", needs.depth},

@@ -291,8 +291,7 @@ class PixartBlock : public Segment {
   }
 
   at::Tensor mlp(const at::Tensor& x) const {
-    return ops::gelu_tanh_linear(fc1_.forward(x, compute_dtype_), fc2_.weight->value, fc2_.bias->value,
-                                 compute_dtype_);
+    return fc2_.forward_gelu_tanh(fc1_.forward(x, compute_dtype_), compute_dtype_);
   }
 
   at::ScalarType compute_dtype_;

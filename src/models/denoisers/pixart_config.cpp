@@ -240,6 +240,7 @@ json fit_pixart_config(const json& config, const ModelNeeds& needs) {
                                    {"patch_size", needs.patch_size},
                                    {"model_max_length", needs.max_text_rows}})
     if (value > 0) fitted[key] = value;
+  if (needs.position_scale > 0) fitted["pe_interpolation"] = needs.position_scale;
   if (!config.contains("input_size")) fitted["input_size"] = std::max(needs.height, needs.width);
   if (config.value("variant", "PixArtMS") == "PixArt") {
     if (!needs.has_one_shape || needs.height != needs.width)

@@ -32,7 +32,7 @@ Linear part_linear(const ParameterScope& scope, const std::string& name, int64_t
                    int64_t fused_out, bool bias) {
   const Init init = Init::xavier_uniform(in, fused_out);
   if (bias) return scope.linear(name, in, out, init);
-  return {.weight = scope.add(name + ".weight", {out, in}, init), .bias = nullptr};
+  return {.weight = scope.add_adaptable(name + ".weight", {out, in}, init), .bias = nullptr};
 }
 
 RmsNorm rms_norm(const ParameterScope& scope, const std::string& name, int64_t width) {
@@ -134,8 +134,9 @@ class SanaBlock : public Segment {
     const Init depth_init = Init::uniform(1.0 / 3);  // of a fan-in of 9
     depth_weight_ = scope.add("ff.conv_depth.weight", {2 * config.mlp_size(), 1, 3, 3}, depth_init);
     depth_bias_ = scope.add("ff.conv_depth.bias", {2 * config.mlp_size()}, depth_init);
-    point_weight_ = scope.add("ff.conv_point.weight", {width, config.mlp_size(), 1, 1},
-                              Init::uniform(1 / std::sqrt(static_cast<double>(config.mlp_size()))));
+    point_ = scope.pointwise_conv2d("ff.conv_point", config.mlp_size(), width,
+                                    Init::uniform(1 / std::sqrt(static_cast<double>(config.mlp_size()))),
+                                    /*has_bias=*/false);
   }
 
   State forward(const State& state, const ModelInput& input) const override {
@@ -182,19 +183,18 @@ class SanaBlock : public Segment {
 
   // x (B, N, D): pixels in rows, channels last.
   at::Tensor glu_mbconv(const at::Tensor& x, const PatchGrid& grid) const {
-    const at::Tensor wide =
-        ops::linear(x, inverted_.weight->value.flatten(1), inverted_.bias->value, compute_dtype_);
+    const at::Tensor wide = inverted_.forward_rows(x, compute_dtype_);
     const at::Tensor gated =
         ops::glu_depthwise_conv(wide, depth_weight_->value, depth_bias_->value, grid.height, grid.width);
-    return ops::linear(gated, point_weight_->value.flatten(1), std::nullopt, compute_dtype_);
+    return point_.forward_rows(gated, compute_dtype_);
   }
 
   SanaConfig config_;
   at::ScalarType compute_dtype_;
-  std::shared_ptr<Parameter> table_, depth_weight_, depth_bias_, point_weight_;
+  std::shared_ptr<Parameter> table_, depth_weight_, depth_bias_;
   Linear q_, k_, v_, out_, cross_q_, cross_k_, cross_v_, cross_out_;
   RmsNorm q_norm_, k_norm_, cross_q_norm_, cross_k_norm_;
-  Conv2d inverted_;
+  Conv2d inverted_, point_;
 };
 
 class SanaFinal : public Segment {

@@ -4,6 +4,7 @@
 
 #include "core/aten.h"
 #include "core/error.h"
+#include "ops/long_attention.h"
 #include "ops/ops.h"
 
 namespace kiln {
@@ -83,13 +84,14 @@ at::Tensor UnetTransformerBlock::self_attention(const at::Tensor& x, at::ScalarT
 
 at::Tensor UnetTransformerBlock::cross_attention(const at::Tensor& x, const at::Tensor& text,
                                                  at::ScalarType dtype) const {
-  const auto heads = [&](const at::Tensor& rows) {  // (B, heads, rows, head_dim)
-    return rows.view({rows.size(0), rows.size(1), num_heads, rows.size(2) / num_heads}).transpose(1, 2);
+  const int64_t head_dim = x.size(2) / num_heads;
+  const auto heads = [&](const at::Tensor& rows) {  // (B, rows, heads, head_dim)
+    return rows.view({rows.size(0), rows.size(1), num_heads, head_dim});
   };
   const at::Tensor attended =
-      at::scaled_dot_product_attention(heads(cross_q.forward(x, dtype)), heads(cross_k.forward(text, dtype)),
-                                       heads(cross_v.forward(text, dtype)));
-  return cross_out.forward(attended.transpose(1, 2).flatten(2), dtype);
+      ops::cross_attention(heads(cross_q.forward(x, dtype)), heads(cross_k.forward(text, dtype)),
+                           heads(cross_v.forward(text, dtype)), 1 / std::sqrt(static_cast<double>(head_dim)));
+  return cross_out.forward(attended, dtype);
 }
 
 UnetTransformer::UnetTransformer(const UnetBuild& build, const ParameterScope& scope, int64_t channels,

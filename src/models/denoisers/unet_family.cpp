@@ -28,6 +28,7 @@ json fit_unet_config(const json& config, const ModelNeeds& needs) {
       fail("unet",
            "--hidden-size, --depth, --num-heads and --patch-size are for transformers: give "
            "--model-config '{{\"block_out_channels\": [..]}}'");
+  if (needs.position_scale > 0) fail("unet", "--position-scale: a U-Net has no positions to scale");
   json fitted = config;
   fitted["sample_size"] = std::max(needs.height, needs.width);
   fitted["in_channels"] = fitted["out_channels"] = needs.channels;

@@ -3,6 +3,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <string>
+#include <vector>
 
 namespace kiln {
 
@@ -17,6 +18,8 @@ class FeatureNet {
   virtual ~FeatureNet() = default;
   // pictures (B, 3, H, W) u8 on any device.
   virtual PictureFeatures forward(const at::Tensor& pictures) const = 0;
+  // Its weights, where forward() computes.
+  virtual std::vector<at::Tensor> weights() const = 0;
 
   std::string name, resize;
   std::string fingerprint;  // of the weights

@@ -26,6 +26,8 @@ class InceptionNet : public FeatureNet {
  public:
   InceptionNet(const std::string& weights, const std::string& how, at::Device device)
       : net_(load_tensors(weights), weights, device), resize_(parse_inception_resize(how)) {}
+  explicit InceptionNet(const std::string& how) : resize_(parse_inception_resize(how)) {}
+  std::vector<at::Tensor> weights() const override { return net_.weights(); }
   PictureFeatures forward(const at::Tensor& pictures) const override {
     const InceptionFeatures features = net_.forward(pictures, resize_);
     return {.features = features.pool3, .spatial = features.spatial, .logits = features.logits_unbiased};
@@ -54,6 +56,15 @@ class Dinov2Net : public FeatureNet {
     net_ = std::make_unique<Dinov2>(config_beside(path, weights), BuildOptions{.device = device});
     load_weights(net_->parameters(), weights, path);
   }
+  Dinov2Net(const Dinov2Config& config, const std::string& how)
+      : device_(at::kMeta),
+        how_(how),
+        net_(std::make_unique<Dinov2>(config, BuildOptions{.device = at::kMeta})) {}
+  std::vector<at::Tensor> weights() const override {
+    std::vector<at::Tensor> tensors;
+    for (const auto& parameter : net_->parameters()) tensors.push_back(parameter->value);
+    return tensors;
+  }
   PictureFeatures forward(const at::Tensor& pictures) const override {
     const at::NoGradGuard no_grad;
     return {.features = net_->forward(dinov2_input(pictures.to(device_), how_)).pooler_output};
@@ -64,6 +75,21 @@ class Dinov2Net : public FeatureNet {
   std::string how_;
   std::unique_ptr<Dinov2> net_;
 };
+
+// Sizes are all that is read of the weights.
+Dinov2Config dinov2_config_at(const std::string& path) {
+  return fs::exists(path) ? config_beside(path, dinov2_weights(load_tensors(path))) : Dinov2Config();
+}
+
+std::unique_ptr<FeatureNet> outline_inception(const std::string&, const std::string& resize) {
+  return std::make_unique<InceptionNet>(resize);
+}
+std::unique_ptr<FeatureNet> outline_dinov2(const std::string& weights, const std::string& resize) {
+  return std::make_unique<Dinov2Net>(dinov2_config_at(weights), resize);
+}
+std::unique_ptr<FeatureNet> outline_random(const std::string& weights, const std::string& resize) {
+  return make_random_net(weights, resize, at::kMeta);
+}
 
 template <class Net>
 std::unique_ptr<FeatureNet> load(const std::string& weights, const std::string& resize, at::Device device) {
@@ -76,9 +102,9 @@ std::unique_ptr<FeatureNet> load(const std::string& weights, const std::string& 
 
 const std::vector<FeatureNetKind>& feature_net_kinds() {
   static const std::vector<FeatureNetKind> kinds = {
-      {"inception", {"tf1", "torch"}, true, true, true, true, load<InceptionNet>},
-      {"dinov2", {"pillow", "tf1"}, true, false, false, false, load<Dinov2Net>},
-      {"random", {"none"}, false, false, false, false, make_random_net},
+      {"inception", {"tf1", "torch"}, true, true, true, true, load<InceptionNet>, outline_inception},
+      {"dinov2", {"pillow", "tf1"}, true, false, false, false, load<Dinov2Net>, outline_dinov2},
+      {"random", {"none"}, false, false, false, false, make_random_net, outline_random},
   };
   return kinds;
 }
@@ -106,6 +132,18 @@ std::unique_ptr<FeatureNet> load_feature_net(const std::string& name, const std:
   auto net = kind.load(weights, how, device);
   net->name = name;
   net->resize = how;
+  return net;
+}
+
+std::unique_ptr<FeatureNet> outline_feature_net(const std::string& name, const std::string& weights) {
+  const FeatureNetKind& kind = feature_net_kind(name);
+  if (kind.takes_weights && weights.empty())
+    fail("evaluate",
+         "the net {} needs its weights: give --evaluate-net-weights FILE (docs/evaluation.md says which)",
+         name);
+  auto net = kind.outline(weights, kind.resizes.front());
+  net->name = name;
+  net->resize = kind.resizes.front();
   return net;
 }
 

@@ -1,6 +1,8 @@
 #include "models/features/inception.h"
 
 #include <ATen/core/grad_mode.h>
+
+#include <algorithm>
 #include <optional>
 
 #include "core/aten.h"
@@ -167,25 +169,61 @@ InceptionResize parse_inception_resize(const std::string& name) {
   fail("inception", "expected resize torch or tf1, got \"{}\"", name);
 }
 
+// The network as files hold it.
+struct Inception::Unfolded {
+  ParameterList parameters{};
+  std::vector<UnitWeights> stem{};
+  std::vector<BlockWeights> blocks{};
+  Linear fc{};
+
+  explicit Unfolded(at::Device device) {
+    const ParameterScope scope(parameters, {.device = device});
+    for (const InceptionUnit& unit : inception_stem()) stem.emplace_back(unit, scope.under(unit.name));
+    for (const InceptionBlock& block : inception_blocks())
+      blocks.emplace_back(block, scope.under(block.name));
+    fc = scope.linear("fc", kInceptionWidth, kInceptionClasses, Init::zeros());
+  }
+};
+
 Inception::Inception(const std::map<std::string, at::Tensor>& weights, const std::string& source,
                      at::Device device)
     : device_(device) {
   const at::NoGradGuard no_grad;
-  ParameterList parameters;
-  const ParameterScope scope(parameters, {});
-  std::vector<UnitWeights> stem;
-  for (const InceptionUnit& unit : inception_stem()) stem.emplace_back(unit, scope.under(unit.name));
-  std::vector<BlockWeights> blocks;
-  for (const InceptionBlock& block : inception_blocks()) blocks.emplace_back(block, scope.under(block.name));
-  const Linear fc = scope.linear("fc", kInceptionWidth, kInceptionClasses, Init::zeros());
-  load_weights(parameters, torchvision_inception_weights(weights), source);
+  const Unfolded unfolded(at::kCPU);
+  load_weights(unfolded.parameters, torchvision_inception_weights(weights), source);
+  fold(unfolded);
+}
 
+Inception::Inception() : device_(at::kMeta) {
+  const at::NoGradGuard no_grad;
+  fold(Unfolded(at::kMeta));
+}
+
+void Inception::fold(const Unfolded& weights) {
   auto layers = std::make_unique<Layers>();
-  for (const UnitWeights& unit : stem) layers->stem.push_back(unit.folded(device));
-  for (const BlockWeights& block : blocks) layers->blocks.push_back(block.folded(device));
-  layers->fc_weight = fc.weight->value.to(device);
-  layers->fc_bias = fc.bias->value.to(device);
+  for (const UnitWeights& unit : weights.stem) layers->stem.push_back(unit.folded(device_));
+  for (const BlockWeights& block : weights.blocks) layers->blocks.push_back(block.folded(device_));
+  layers->fc_weight = weights.fc.weight->value.to(device_);
+  layers->fc_bias = weights.fc.bias->value.to(device_);
   layers_ = std::move(layers);
+}
+
+std::vector<at::Tensor> Inception::weights() const {
+  std::vector<at::Tensor> tensors = {layers_->fc_weight, layers_->fc_bias};
+  const auto add = [&](const FoldedUnit& unit) {
+    tensors.push_back(unit.weight);
+    tensors.push_back(unit.bias);
+  };
+  std::ranges::for_each(layers_->stem, add);
+  for (const FoldedBlock& block : layers_->blocks) {
+    for (const FoldedBranch& branch : block.branches) {
+      std::ranges::for_each(branch.chain, add);
+      std::ranges::for_each(branch.fork, add);
+    }
+    std::ranges::for_each(block.pool_unit, add);
+    if (block.heads) add(*block.heads);
+  }
+  return tensors;
 }
 
 Inception::~Inception() = default;

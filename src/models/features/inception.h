@@ -32,13 +32,19 @@ class Inception {
   // Weights under torchvision's keys, TensorFlow's node names are renamed (inception_weights.h). Throws Error
   // naming `source`: missing or unknown keys, wrong shapes.
   Inception(const std::map<std::string, at::Tensor>& weights, const std::string& source, at::Device device);
+  // Without weights, on meta: forward() computes shapes.
+  Inception();
   ~Inception();
 
+  std::vector<at::Tensor> weights() const;  // where forward() computes, batch norms folded into them
   // pictures (B, 3, H, W) u8 on any device. f32 throughout. Throws Error for anything else.
   InceptionFeatures forward(const at::Tensor& pictures, InceptionResize resize) const;
 
  private:
   struct Layers;
+  struct Unfolded;
+  void fold(const Unfolded& weights);
+
   std::unique_ptr<const Layers> layers_;
   at::Device device_;
 };

@@ -28,6 +28,7 @@ class RandomNet : public FeatureNet {
     fingerprint = kFingerprint;
   }
 
+  std::vector<at::Tensor> weights() const override { return weights_; }
   PictureFeatures forward(const at::Tensor& pictures) const override {
     check_pictures("random", pictures);
     const at::NoGradGuard no_grad;

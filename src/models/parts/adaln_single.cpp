@@ -1,5 +1,7 @@
 #include "models/parts/adaln_single.h"
 
+#include <ATen/Parallel.h>
+
 #include <cmath>
 
 #include "core/aten.h"
@@ -29,8 +31,10 @@ at::Tensor ScalarEmbedder::forward(const at::Tensor& scalars, at::ScalarType com
 }
 
 at::Tensor CaptionMlp::forward(const at::Tensor& rows, at::ScalarType compute_dtype) const {
-  return ops::gelu_tanh_linear(first.forward(rows, compute_dtype), second.weight->value, second.bias->value,
-                               compute_dtype);
+  constexpr int64_t kBlock = 32;
+  const int64_t missing = at::divup(rows.size(0), kBlock) * kBlock - rows.size(0);
+  const at::Tensor blocks = missing == 0 ? rows : at::constant_pad_nd(rows, {0, 0, 0, missing});
+  return second.forward_gelu_tanh(first.forward(blocks, compute_dtype), compute_dtype);
 }
 
 at::Tensor pack_modulation(const at::Tensor& embedding, const Linear& projection,

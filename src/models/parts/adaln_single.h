@@ -32,10 +32,12 @@ struct ScalarEmbedder {
   at::Tensor forward(const at::Tensor& scalars, at::ScalarType compute_dtype) const;  // (n) -> (n, D) f32
 };
 
-// Linear, tanh-GELU, Linear.
+// Linear, tanh-GELU, Linear: (T, C) -> (T', D), T' >= T. The last rows belong to no sample. Captions have
+// another number of rows at every step, and for each number oneDNN compiles and keeps kernels of its own:
+// whole blocks of rows make few.
 struct CaptionMlp {
   Linear first, second;
-  at::Tensor forward(const at::Tensor& rows, at::ScalarType compute_dtype) const;  // (T, C) -> (T, D)
+  at::Tensor forward(const at::Tensor& rows, at::ScalarType compute_dtype) const;
 };
 
 // embedding (B, D) f32 of the timestep -> State::conditioning (B, 7 D) f32: `projection` of its SiLU (6 D),

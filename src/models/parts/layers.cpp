@@ -3,6 +3,7 @@
 #include <cmath>
 
 #include "core/aten.h"
+#include "models/parts/adapter_dropout.h"
 #include "ops/ops.h"
 
 namespace kiln {
@@ -26,9 +27,11 @@ at::Tensor add_rows(const at::Tensor& out, const at::Tensor& change, int64_t fir
 at::Tensor add_adapters(at::Tensor out, const Parameter& weight, const at::Tensor& x, int64_t offset,
                         at::ScalarType compute_dtype) {
   for (const Adapter& adapter : weight.adapters) {
-    const at::Tensor low = ops::linear(x, adapter.down->value, std::nullopt, compute_dtype);
-    const at::Tensor change = ops::linear(low, adapter.up->value, std::nullopt, compute_dtype);
-    out = add_rows(out, change * adapter.scale, offset + adapter.first_row, out.dim() - 1);
+    const at::Tensor low =
+        ops::linear(with_dropout(x, adapter), adapter.down->value.flatten(1), std::nullopt, compute_dtype);
+    const at::Tensor change =
+        ops::linear(low * adapter.scale, adapter.up->value.flatten(1), std::nullopt, compute_dtype);
+    out = add_rows(out, change, offset + adapter.first_row, out.dim() - 1);
   }
   return out;
 }
@@ -56,11 +59,18 @@ at::Tensor gelu_tanh_mlp(const Linear& fc1, const Linear& fc2, const at::Tensor&
 at::Tensor Conv2d::forward(const at::Tensor& x, at::ScalarType compute_dtype) const {
   at::Tensor out = ops::conv2d(x, weight->value, value_of(bias), shape, compute_dtype);
   for (const Adapter& adapter : weight->adapters) {
-    const at::Tensor low = ops::conv2d(x, adapter.down->value, std::nullopt, shape, compute_dtype);
-    const at::Tensor change = ops::conv2d(low, adapter.up->value, std::nullopt, {}, compute_dtype);
-    out = add_rows(out, change * adapter.scale, adapter.first_row, 1);
+    const at::Tensor low =
+        ops::conv2d(with_dropout(x, adapter), adapter.down->value, std::nullopt, shape, compute_dtype);
+    const at::Tensor change =
+        ops::conv2d(low * adapter.scale, adapter.up->value, std::nullopt, {}, compute_dtype);
+    out = add_rows(out, change, adapter.first_row, 1);
   }
   return out;
+}
+
+at::Tensor Conv2d::forward_rows(const at::Tensor& x, at::ScalarType compute_dtype) const {
+  return add_adapters(ops::linear(x, weight->value.flatten(1), value_of(bias), compute_dtype), *weight, x, 0,
+                      compute_dtype);
 }
 
 at::Tensor GroupNorm::forward(const at::Tensor& x, bool silu) const {
@@ -125,15 +135,22 @@ std::shared_ptr<Parameter> ParameterScope::add(const std::string& name, at::IntA
   return parameter;
 }
 
+std::shared_ptr<Parameter> ParameterScope::add_adaptable(const std::string& name, at::IntArrayRef shape,
+                                                         Init init) const {
+  auto parameter = add(name, shape, std::move(init));
+  parameter->adaptable = true;
+  return parameter;
+}
+
 Linear ParameterScope::linear(const std::string& name, int64_t in, int64_t out, Init weight_init) const {
-  return {.weight = add(name + ".weight", {out, in}, std::move(weight_init)),
+  return {.weight = add_adaptable(name + ".weight", {out, in}, std::move(weight_init)),
           .bias = add(name + ".bias", {out}, Init::zeros()),
           .products = options_.products};
 }
 
 Linear ParameterScope::uniform_linear(const std::string& name, int64_t in, int64_t out, bool has_bias) const {
   const Init init = Init::uniform(1 / std::sqrt(static_cast<double>(in)));
-  return {.weight = add(name + ".weight", {out, in}, init),
+  return {.weight = add_adaptable(name + ".weight", {out, in}, init),
           .bias = has_bias ? add(name + ".bias", {out}, init) : nullptr,
           .products = options_.products};
 }
@@ -141,9 +158,15 @@ Linear ParameterScope::uniform_linear(const std::string& name, int64_t in, int64
 Conv2d ParameterScope::conv2d(const std::string& name, int64_t in, int64_t out, int64_t kernel,
                               int64_t stride, int64_t padding) const {
   const Init init = Init::uniform(1 / std::sqrt(static_cast<double>(in * kernel * kernel)));
-  return {.weight = add(name + ".weight", {out, in, kernel, kernel}, init),
+  return {.weight = add_adaptable(name + ".weight", {out, in, kernel, kernel}, init),
           .bias = add(name + ".bias", {out}, init),
           .shape = {.stride = stride, .padding = padding}};
+}
+
+Conv2d ParameterScope::pointwise_conv2d(const std::string& name, int64_t in, int64_t out, Init weight_init,
+                                        bool has_bias) const {
+  return {.weight = add_adaptable(name + ".weight", {out, in, 1, 1}, std::move(weight_init)),
+          .bias = has_bias ? add(name + ".bias", {out}, Init::zeros()) : nullptr};
 }
 
 Conv2d ParameterScope::grouped_conv2d(const std::string& name, int64_t channels, int64_t kernel,

@@ -33,6 +33,8 @@ struct Conv2d {
   ops::ConvolutionShape shape{};
 
   at::Tensor forward(const at::Tensor& x, at::ScalarType compute_dtype) const;
+  // A convolution of 1 x 1 on pixels in rows: x (..., in) -> (..., out).
+  at::Tensor forward_rows(const at::Tensor& x, at::ScalarType compute_dtype) const;
 };
 
 struct GroupNorm {
@@ -74,12 +76,17 @@ class ParameterScope {
   // An uninitialised f32 weight.
   std::shared_ptr<Parameter> add(const std::string& name, at::IntArrayRef shape, Init init,
                                  bool trainable = true) const;
+  // The weight of a layer that honours adapters.
+  std::shared_ptr<Parameter> add_adaptable(const std::string& name, at::IntArrayRef shape, Init init) const;
   // name.weight (out, in) drawn from `weight_init`, name.bias (out) zero.
   Linear linear(const std::string& name, int64_t in, int64_t out, Init weight_init) const;
   // Weight and bias drawn from U(+-1 / sqrt(fan_in)), PyTorch's own default.
   Linear uniform_linear(const std::string& name, int64_t in, int64_t out, bool has_bias = true) const;
   Conv2d conv2d(const std::string& name, int64_t in, int64_t out, int64_t kernel, int64_t stride = 1,
                 int64_t padding = 0) const;
+  // 1 x 1, drawn from `weight_init`.
+  Conv2d pointwise_conv2d(const std::string& name, int64_t in, int64_t out, Init weight_init,
+                          bool has_bias) const;
   // `channels` filters of `channels` / groups inputs each; the size is kept.
   Conv2d grouped_conv2d(const std::string& name, int64_t channels, int64_t kernel, int64_t groups,
                         bool has_bias) const;

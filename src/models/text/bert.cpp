@@ -61,6 +61,8 @@ class BertEmbed : public Segment {
     return {.hidden = norm_.forward(sum)};
   }
 
+  const std::shared_ptr<Parameter>& table() const { return words_; }
+
  private:
   int64_t num_types_;
   std::shared_ptr<Parameter> words_, positions_, types_;
@@ -105,7 +107,9 @@ class BertBlock : public Segment {
 class Bert : public TextEncoder {
  public:
   Bert(const BertConfig& config, const BuildOptions& options) {
-    segments_.push_back(std::make_unique<BertEmbed>(config, options));
+    auto embed = std::make_unique<BertEmbed>(config, options);
+    token_table_ = embed->table();
+    segments_.push_back(std::move(embed));
     for (int64_t i = 0; i < config.depth; ++i)
       segments_.push_back(std::make_unique<BertBlock>(config, i, options));
     shape_ = {.family = "bert",

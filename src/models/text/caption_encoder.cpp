@@ -7,10 +7,14 @@
 #include <fstream>
 #include <numeric>
 #include <optional>
+#include <utility>
 
 #include "core/aten.h"
 #include "core/error.h"
+#include "core/heap.h"
 #include "core/json_config.h"
+#include "core/units.h"
+#include "models/text/encoder_memory.h"
 
 namespace kiln {
 namespace {
@@ -19,6 +23,8 @@ namespace fs = std::filesystem;
 
 constexpr int64_t kManyTokens = 300;  // of encoders that take any number: PixArt-Sigma's and Sana's length
 constexpr int64_t kMostTokens = 1 << 16;
+constexpr double kMargin = 1.05;                      // over a dry run: scratch of products
+constexpr int64_t kProcessBytes = int64_t{96} << 20;  // that the first products take on a CPU: threads, code
 
 // What sentence-transformers cuts at, where its file says so.
 std::optional<int64_t> sentence_length(const fs::path& folder) {
@@ -45,12 +51,66 @@ int64_t max_tokens_of(const std::string& folder, int64_t asked, const TextEncode
 }  // namespace
 
 CaptionEncoder::CaptionEncoder(const std::string& folder, int64_t max_tokens, at::Device device,
-                               at::ScalarType compute_dtype)
-    : tokenizer_(text::load_tokenizer(folder)), loaded_(load_text_encoder(folder, device, compute_dtype)) {
+                               at::ScalarType compute_dtype, EncoderRoom room)
+    : tokenizer_(text::load_tokenizer(folder)),
+      opened_(open_text_encoder(folder, compute_dtype)),
+      device_(device),
+      room_(std::move(room)) {
   if (tokenizer_->vocabulary_size() > shape().vocabulary_size)
     fail("text", "the tokenizer of {} has {} tokens, its encoder {}: they do not belong together", folder,
          tokenizer_->vocabulary_size(), shape().vocabulary_size);
   max_tokens_ = max_tokens_of(folder, max_tokens, shape(), *tokenizer_);
+  if (room_.bytes == 0 || opened_.weight_bytes() + needed_bytes(1) <= room_.bytes) {
+    opened_.load(device);
+    return;
+  }
+  streamed_ = std::make_unique<StreamedWeights>(*opened_.encoder, opened_.stored, device);
+  if (device.is_cpu()) return_freed_memory();
+}
+
+// The rows of the token table that a batch asks for, at most: in f32.
+int64_t CaptionEncoder::renumbered_bytes(int64_t num_tokens) const {
+  return std::min(num_tokens, shape().vocabulary_size) * shape().width * static_cast<int64_t>(sizeof(float));
+}
+
+// Beside the weights, for `batch` of the longest texts.
+int64_t CaptionEncoder::needed_bytes(int64_t batch) const {
+  const BatchMemory memory = planned_batch(*opened_.encoder, batch, max_tokens_, device_);
+  const auto own = static_cast<int64_t>(kMargin * static_cast<double>(memory.peak_bytes));
+  return own + renumbered_bytes(batch * max_tokens_) + (device_.is_cpu() ? kProcessBytes : 0);
+}
+
+int64_t CaptionEncoder::batch_within_room(int64_t asked, int64_t usual) const {
+  if (!streamed_) return asked > 0 ? asked : usual;
+  const int64_t weights = streamed_->resident_bytes();
+  int64_t batch = asked > 0 ? asked : usual;
+  while (asked == 0 && batch > 1 && weights + needed_bytes(batch) > room_.bytes) batch /= 2;
+  const int64_t needed = weights + needed_bytes(batch);
+  if (needed > room_.bytes)
+    fail("text",
+         "{} leaves {:.2f} GiB for the text encoder: {} texts of {} tokens take {:.2f} GiB beside {:.2f} GiB "
+         "of "
+         "streamed weights: give more memory, a smaller --text-batch or fewer --text-max-tokens",
+         room_.text, gib(room_.bytes), batch, max_tokens_, gib(needed - weights), gib(weights));
+  return batch;
+}
+
+std::string CaptionEncoder::streaming_text(int64_t batch) const {
+  const BatchMemory memory = planned_batch(*opened_.encoder, batch, max_tokens_, device_);
+  const int64_t weights = streamed_->resident_bytes(), needed = needed_bytes(batch);
+  const double bytes_per_token =
+      static_cast<double>(memory.state_bytes) / static_cast<double>(batch * max_tokens_);
+  const auto tokens =
+      batch * max_tokens_ +
+      static_cast<int64_t>(static_cast<double>(room_.bytes - weights - needed) / bytes_per_token);
+  return fmt::format(
+      "text encoder: its {:.2f} GiB of weights do not fit {} ({:.2f} GiB of it are free): they are read "
+      "segment by "
+      "segment, {:.2f} GiB of them and {:.2f} GiB of {} texts' values at once; a pass over them reads {:.2f} "
+      "GiB, at "
+      "least {:.1f} s, and serves some {} tokens",
+      gib(opened_.weight_bytes()), room_.text, gib(room_.bytes), gib(weights), gib(needed), batch,
+      gib(streamed_->bytes_of_pass()), seconds_of_pass(), tokens);
 }
 
 text::TokenIds CaptionEncoder::tokens_of(const std::string& text, int64_t& num_truncated) const {
@@ -62,7 +122,8 @@ text::TokenIds CaptionEncoder::tokens_of(const std::string& text, int64_t& num_t
   return ids;
 }
 
-CaptionEncoder::Encoded CaptionEncoder::encode(std::span<const std::string> texts, int64_t batch) const {
+CaptionEncoder::Encoded CaptionEncoder::encode(std::span<const std::string> texts, int64_t batch,
+                                               at::ScalarType dtype) const {
   const at::NoGradGuard no_grad;
   Encoded encoded{.rows = std::vector<at::Tensor>(texts.size())};
   std::vector<text::TokenIds> ids;
@@ -71,23 +132,50 @@ CaptionEncoder::Encoded CaptionEncoder::encode(std::span<const std::string> text
   std::iota(by_length.begin(), by_length.end(), 0);
   std::stable_sort(by_length.begin(), by_length.end(),
                    [&](size_t a, size_t b) { return ids[a].size() < ids[b].size(); });
-  for (size_t first = 0; first < texts.size(); first += static_cast<size_t>(batch)) {
-    const size_t last = std::min(first + static_cast<size_t>(batch), texts.size());
-    TokenRows tokens{.host_offsets = {0}};
+  const auto batch_size = static_cast<size_t>(batch);
+  std::vector<TokenRows> batches;
+  for (size_t first = 0; first < texts.size(); first += batch_size) {
+    TokenRows& tokens = batches.emplace_back(TokenRows{.host_offsets = {0}});
     text::TokenIds all;
-    for (size_t i = first; i < last; ++i) {
+    for (size_t i = first; i < std::min(first + batch_size, texts.size()); ++i) {
       all.insert(all.end(), ids[by_length[i]].begin(), ids[by_length[i]].end());
       tokens.host_offsets.push_back(static_cast<int64_t>(all.size()));
     }
-    const auto& parameters = loaded_.encoder->parameters();
-    tokens.ids = at::tensor(all, at::kLong).to(parameters.front()->value.device());
-    const at::Tensor features = loaded_.encoder->encode(tokens).last_hidden.to(at::kCPU, at::kFloat);
-    for (size_t i = first; i < last; ++i) {
-      const int64_t begin = tokens.host_offsets[i - first], end = tokens.host_offsets[i - first + 1];
-      encoded.rows[by_length[i]] = features.narrow(0, begin, end - begin);
-    }
+    tokens.ids = at::tensor(all, at::kLong).to(device_);
   }
+  encode_batches(batches, [&](size_t b, const at::Tensor& last_hidden) {
+    const at::Tensor features = last_hidden.to(dtype).to(at::kCPU);
+    const std::vector<int64_t>& offsets = batches[b].host_offsets;
+    for (size_t i = 0; i + 1 < offsets.size(); ++i)
+      encoded.rows[by_length[b * batch_size + i]] =
+          features.narrow(0, offsets[i], offsets[i + 1] - offsets[i]);
+  });
   return encoded;
+}
+
+void CaptionEncoder::encode_batches(std::span<const TokenRows> batches,
+                                    const std::function<void(size_t, at::Tensor)>& take) const {
+  if (streamed_) return encode_streamed(batches, take);
+  for (size_t b = 0; b < batches.size(); ++b) take(b, opened_.encoder->encode(batches[b]).last_hidden);
+}
+
+// As many batches in each pass over the weights as there is room for what they are between two segments.
+void CaptionEncoder::encode_streamed(std::span<const TokenRows> batches,
+                                     const std::function<void(size_t, at::Tensor)>& take) const {
+  int64_t rows_bytes = 0;  // of the result, which stays on the host
+  for (const TokenRows& tokens : batches) rows_bytes += renumbered_bytes(tokens.host_offsets.back());
+  const int64_t fixed = streamed_->resident_bytes() + (device_.is_cpu() ? rows_bytes + kProcessBytes : 0);
+  for (size_t first = 0, last = 0; first < batches.size(); first = last) {
+    for (int64_t states = 0, most = 0; last < batches.size(); ++last) {
+      const BatchMemory memory = planned_batch(*opened_.encoder, batches[last].host_offsets, device_);
+      states += memory.state_bytes;
+      most = std::max(most, static_cast<int64_t>(kMargin * static_cast<double>(memory.peak_bytes)) +
+                                renumbered_bytes(batches[last].host_offsets.back()));
+      if (last > first && fixed + states + most > room_.bytes) break;
+    }
+    streamed_->encode(batches.subspan(first, last - first),
+                      [&](size_t b, at::Tensor hidden) { take(first + b, std::move(hidden)); });
+  }
 }
 
 TextRows joined_rows(const std::vector<at::Tensor>& rows, at::ScalarType dtype) {

@@ -1,46 +1,72 @@
 // Texts to features: a tokenizer and a text encoder, as they lie in one folder.
 #pragma once
 #include <algorithm>
+#include <functional>
 #include <memory>
 #include <span>
 #include <string>
 #include <vector>
 
 #include "models/conditioning.h"
+#include "models/text/streamed_weights.h"
 #include "models/text/text_registry.h"
 #include "text/tokenizers/tokenizer.h"
 
 namespace kiln {
 
+// How much memory an encoder may take.
+struct EncoderRoom {
+  int64_t bytes = 0;   // of the device, for weights and work; 0: all they want
+  std::string text{};  // what it is, for messages: "--text-encoder-memory 3G"
+};
+
 class CaptionEncoder {
  public:
   // `folder`: of an encoder with its tokenizer, or of a pipeline with both. `max_tokens`: longer texts are
-  // cut; 0: what the encoder is used with. Throws Error: a file is missing, or the two do not belong
-  // together.
+  // cut; 0: what the encoder is used with. Weights for which there is no room are streamed
+  // (streamed_weights.h). Throws Error: a file is missing, or the two do not belong together.
   CaptionEncoder(const std::string& folder, int64_t max_tokens, at::Device device,
-                 at::ScalarType compute_dtype);
+                 at::ScalarType compute_dtype, EncoderRoom room = {});
 
-  const TextEncoderShape& shape() const { return loaded_.encoder->shape(); }
+  const TextEncoderShape& shape() const { return opened_.encoder->shape(); }
   int64_t max_tokens() const { return max_tokens_; }
   void limit_tokens(int64_t most) { max_tokens_ = std::min(max_tokens_, most); }
-  const std::string& encoder_fingerprint() const { return loaded_.fingerprint; }
+  const std::string& encoder_fingerprint() const { return opened_.fingerprint; }
   std::string tokenizer_fingerprint() const { return tokenizer_->fingerprint(); }
+  bool is_streamed() const { return streamed_ != nullptr; }
+  double seconds_of_pass() const { return opened_.read_seconds; }  // over streamed weights, at least
+
+  // Texts to encode at once: `asked`, or for 0 `usual` or what of it there is room for. Throws Error when
+  // there is none for `asked` or for a single one.
+  int64_t batch_within_room(int64_t asked, int64_t usual) const;
+  // What streaming costs with this batch, one line.
+  std::string streaming_text(int64_t batch) const;
 
   struct Encoded {
-    std::vector<at::Tensor> rows;  // of each text (rows, D) f32 on the CPU, one row a token; with
+    std::vector<at::Tensor> rows;  // of each text (rows, D) on the CPU, one row a token; with
                                    // shape().users_see_padding always max_tokens
     int64_t num_truncated = 0;     // texts that were longer than max_tokens
   };
   // `batch` texts at once, those of similar length together: a text's features may differ in their last bits
-  // with what it is encoded beside. In inference mode.
-  Encoded encode(std::span<const std::string> texts, int64_t batch) const;
+  // with what it is encoded beside. Whether weights are streamed does not change them. `dtype`: of the rows.
+  // In inference mode.
+  Encoded encode(std::span<const std::string> texts, int64_t batch, at::ScalarType dtype = at::kFloat) const;
 
  private:
   text::TokenIds tokens_of(const std::string& text, int64_t& num_truncated) const;
+  void encode_batches(std::span<const TokenRows> batches,
+                      const std::function<void(size_t, at::Tensor)>& take) const;
+  void encode_streamed(std::span<const TokenRows> batches,
+                       const std::function<void(size_t, at::Tensor)>& take) const;
+  int64_t needed_bytes(int64_t batch) const;
+  int64_t renumbered_bytes(int64_t num_tokens) const;
 
   std::unique_ptr<text::Tokenizer> tokenizer_;
-  LoadedTextEncoder loaded_;
+  OpenedTextEncoder opened_;
   int64_t max_tokens_ = 0;
+  at::Device device_;
+  EncoderRoom room_;
+  std::unique_ptr<StreamedWeights> streamed_;  // null: all weights are in memory
 };
 
 // The rows of several texts as one, in `dtype`.

@@ -56,6 +56,8 @@ class ClipEmbed : public Segment {
                       ops::embedding_rows(positions_->value, text::token_positions(input.tokens))};
   }
 
+  const std::shared_ptr<Parameter>& table() const { return tokens_; }
+
  private:
   std::shared_ptr<Parameter> tokens_, positions_;
 };
@@ -111,7 +113,9 @@ class ClipFinal : public Segment {
 class ClipText : public TextEncoder {
  public:
   ClipText(const ClipTextConfig& config, const BuildOptions& options) : eos_id_(config.eos_id) {
-    segments_.push_back(std::make_unique<ClipEmbed>(config, options));
+    auto embed = std::make_unique<ClipEmbed>(config, options);
+    token_table_ = embed->table();
+    segments_.push_back(std::move(embed));
     for (int64_t i = 0; i < config.depth; ++i)
       segments_.push_back(std::make_unique<ClipBlock>(config, i, options));
     segments_.push_back(std::make_unique<ClipFinal>(config, options));

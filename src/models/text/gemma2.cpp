@@ -92,6 +92,8 @@ class Gemma2Embed : public Segment {
     return {.hidden = ops::embedding_rows(table_->value, input.tokens.ids) * scale_};
   }
 
+  const std::shared_ptr<Parameter>& table() const { return table_; }
+
  private:
   double scale_;
   std::shared_ptr<Parameter> table_;
@@ -182,7 +184,9 @@ class Gemma2Final : public Segment {
 class Gemma2 : public TextEncoder {
  public:
   Gemma2(const Gemma2Config& config, const BuildOptions& options) {
-    segments_.push_back(std::make_unique<Gemma2Embed>(config, options));
+    auto embed = std::make_unique<Gemma2Embed>(config, options);
+    token_table_ = embed->table();
+    segments_.push_back(std::move(embed));
     for (int64_t i = 0; i < config.depth; ++i)
       segments_.push_back(std::make_unique<Gemma2Block>(config, i, options));
     segments_.push_back(std::make_unique<Gemma2Final>(config, options));

@@ -87,6 +87,8 @@ class T5Embed : public Segment {
     return {.hidden = ops::embedding_rows(table_->value, input.tokens.ids)};
   }
 
+  const std::shared_ptr<Parameter>& table() const { return table_; }
+
  private:
   std::shared_ptr<Parameter> table_;
 };
@@ -168,7 +170,9 @@ class T5Final : public Segment {
 class T5Encoder : public TextEncoder {
  public:
   T5Encoder(const T5Config& config, const BuildOptions& options) {
-    segments_.push_back(std::make_unique<T5Embed>(config, options));
+    auto embed = std::make_unique<T5Embed>(config, options);
+    token_table_ = embed->table();
+    segments_.push_back(std::move(embed));
     for (int64_t i = 0; i < config.depth; ++i)
       segments_.push_back(std::make_unique<T5Block>(config, i, options));
     segments_.push_back(std::make_unique<T5Final>(config, options));

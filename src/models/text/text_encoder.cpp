@@ -7,29 +7,26 @@
 #include "core/error.h"
 
 namespace kiln {
-namespace {
 
-void check_tokens(const TokenRows& tokens, const TextEncoderShape& shape) {
+void TextEncoder::check(const TokenRows& tokens) const {
   const auto& offsets = tokens.host_offsets;
   if (offsets.size() < 2) fail("text", "expected at least one text");
   for (size_t b = 1; b < offsets.size(); ++b) {
     const int64_t length = offsets[b] - offsets[b - 1];
     if (length < 1) fail("text", "text {} has no tokens", b - 1);
-    if (shape.max_tokens > 0 && length > shape.max_tokens)
-      fail("text", "text {} has {} tokens, {} takes {} at most", b - 1, length, shape.family,
-           shape.max_tokens);
+    if (shape_.max_tokens > 0 && length > shape_.max_tokens)
+      fail("text", "text {} has {} tokens, {} takes {} at most", b - 1, length, shape_.family,
+           shape_.max_tokens);
   }
   if (tokens.ids.is_meta()) return;
   const auto least = tokens.ids.min().item<int64_t>(), most = tokens.ids.max().item<int64_t>();
-  if (least < 0 || most >= shape.vocabulary_size)
-    fail("text", "expected token ids in 0..{}, got {}..{}: another tokenizer?", shape.vocabulary_size - 1,
+  if (least < 0 || most >= shape_.vocabulary_size)
+    fail("text", "expected token ids in 0..{}, got {}..{}: another tokenizer?", shape_.vocabulary_size - 1,
          least, most);
 }
 
-}  // namespace
-
 TextFeatures TextEncoder::encode(const TokenRows& tokens) const {
-  check_tokens(tokens, shape_);
+  check(tokens);
   const ModelInput input{.tokens = tokens};
   TextFeatures features;
   State state;

@@ -35,13 +35,18 @@ struct TextFeatures {
 class TextEncoder : public SegmentModel {
  public:
   const TextEncoderShape& shape() const { return shape_; }
-  // Throws Error for ids outside of the vocabulary, for a text without tokens or with too many.
+  // Row i is what the first segment makes of id i. Held by that segment.
+  const std::shared_ptr<Parameter>& token_table() const { return token_table_; }
+  // Throws Error as check() does.
   TextFeatures encode(const TokenRows& tokens) const;
+  // Throws Error for ids outside of the vocabulary, for a text without tokens or with too many.
+  void check(const TokenRows& tokens) const;
   // One vector of each text, from what forward() gives; undefined where the encoder has none.
   virtual at::Tensor pool(const at::Tensor& last_hidden, const TokenRows& tokens) const { return {}; }
 
  protected:
   TextEncoderShape shape_;
+  std::shared_ptr<Parameter> token_table_;
 };
 
 // ids (B, L) and mask (B, L), 1 = token: as rows. `keeps_padding`: padded positions stay, as rows that nobody

@@ -56,9 +56,9 @@ at::Tensor hidden_keys(const Run& run, const TokenRows& tokens, const AttentionO
   const at::Tensor distance = index.unsqueeze(1) - index;  // (L, L), query - key
   at::Tensor out_of_sight = distance < 0;
   if (options.window > 0 && options.window < run.length)
-    out_of_sight = out_of_sight.logical_or(distance >= options.window);
+    out_of_sight = out_of_sight | (distance >= options.window);
   out_of_sight = out_of_sight.view({1, 1, run.length, run.length});
-  return hidden.defined() ? hidden.logical_or(out_of_sight) : out_of_sight;
+  return hidden.defined() ? hidden | out_of_sight : out_of_sight;
 }
 
 // f32, added to the scores; the least number instead of -inf, so that a token that sees none sees all alike.
@@ -96,6 +96,8 @@ at::Tensor run_attention(const Run& run, const at::Tensor& q, const at::Tensor& 
   at::Tensor out;
   if (options.soft_cap > 0) {
     out = capped_attention(queries, keys, values, mask, options);
+  } else if (queries.is_meta()) {
+    out = at::empty_like(queries);  // ATen would plan for all scores, which its fused attention never holds
   } else {
     out = at::scaled_dot_product_attention(
         queries, keys, values,
@@ -109,6 +111,7 @@ at::Tensor run_attention(const Run& run, const at::Tensor& q, const at::Tensor& 
 }  // namespace
 
 at::Tensor LayerNorm::forward(const at::Tensor& x) const {
+  if (x.is_meta()) return at::empty_like(x, x.options().dtype(at::kFloat));  // ATen has no Meta kernel for it
   return at::layer_norm(x.to(at::kFloat), {x.size(-1)}, weight->value.to(at::kFloat),
                         bias->value.to(at::kFloat), eps);
 }

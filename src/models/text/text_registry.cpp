@@ -5,6 +5,8 @@
 
 #include <ATen/core/grad_mode.h>
 
+#include <algorithm>
+#include <chrono>
 #include <filesystem>
 #include <fstream>
 #include <memory>
@@ -12,6 +14,7 @@
 #include "checkpoint/tensor_files.h"
 #include "core/aten.h"
 #include "core/error.h"
+#include "core/files/mapped_file.h"
 #include "core/json_config.h"
 #include "core/text/nearest_name.h"
 #include "models/text/bert.h"
@@ -80,16 +83,23 @@ fs::path weights_path_in(const fs::path& folder) {
        folder.string());
 }
 
-// XXH3 over key, shape and f32 values in key order.
+constexpr int64_t kValuesAtOnce = 1 << 20;
+
+// XXH3 over key, shape and f32 values in key order. Little of a mapped file stays in memory.
 std::string weights_fingerprint(const Weights& weights) {
   const std::unique_ptr<XXH3_state_t, XXH_errorcode (*)(XXH3_state_t*)> state(XXH3_createState(),
                                                                               XXH3_freeState);
   XXH3_64bits_reset(state.get());
   for (const auto& [key, value] : weights) {
-    const at::Tensor values = value.to(at::kCPU, at::kFloat).contiguous();
     XXH3_64bits_update(state.get(), key.data(), key.size());
-    XXH3_64bits_update(state.get(), values.sizes().data(), values.sizes().size() * sizeof(int64_t));
-    XXH3_64bits_update(state.get(), values.const_data_ptr(), values.nbytes());
+    XXH3_64bits_update(state.get(), value.sizes().data(), value.sizes().size() * sizeof(int64_t));
+    const at::Tensor values = value.flatten();
+    for (int64_t first = 0; first < values.numel(); first += kValuesAtOnce) {
+      const at::Tensor part = values.narrow(0, first, std::min(kValuesAtOnce, values.numel() - first));
+      const at::Tensor as_f32 = part.to(at::kFloat);
+      XXH3_64bits_update(state.get(), as_f32.const_data_ptr(), as_f32.nbytes());
+      MappedFile::release({static_cast<const std::byte*>(part.const_data_ptr()), part.nbytes()});
+    }
   }
   return fmt::format("xxh3:{:016x}", XXH3_64bits_digest(state.get()));
 }
@@ -142,8 +152,25 @@ const std::vector<PublishedTextEncoder>& published_text_encoders() {
   return all;
 }
 
-LoadedTextEncoder load_text_encoder(const std::string& path, at::Device device,
-                                    at::ScalarType compute_dtype) {
+int64_t OpenedTextEncoder::weight_bytes() const {
+  int64_t bytes = 0;
+  for (const auto& parameter : encoder->parameters())
+    bytes += parameter->value.numel() * static_cast<int64_t>(parameter->value.element_size());
+  return bytes;
+}
+
+void OpenedTextEncoder::load(at::Device device) {
+  const at::NoGradGuard no_grad;
+  for (const auto& parameter : encoder->parameters()) {
+    const at::Tensor& as_stored = stored.at(parameter->key);
+    parameter->value = as_stored.to(device, parameter->value.scalar_type());
+    if (!parameter->value.is_alias_of(as_stored))
+      MappedFile::release({static_cast<const std::byte*>(as_stored.const_data_ptr()), as_stored.nbytes()});
+  }
+  stored.clear();
+}
+
+OpenedTextEncoder open_text_encoder(const std::string& path, at::ScalarType compute_dtype) {
   const at::NoGradGuard no_grad;
   if (!fs::is_directory(path)) fail("text", "{} is no folder: give the folder of a text encoder", path);
   const bool is_pipeline =
@@ -151,19 +178,20 @@ LoadedTextEncoder load_text_encoder(const std::string& path, at::Device device,
   const fs::path folder = is_pipeline ? fs::path(path) / "text_encoder" : fs::path(path);
   const json config = read_config(folder);
   const Family& family = family_of_config(config, folder);
-  LoadedTextEncoder loaded{
+  OpenedTextEncoder opened{
       .encoder =
           family.build(config, {.device = at::kMeta, .compute_dtype = compute_dtype, .outline = true})};
-  const fs::path weights_path = weights_path_in(folder);
-  const Weights weights = family.weights(load_tensors(weights_path.string()));
-  const ParameterList parameters = loaded.encoder->parameters();
-  load_weights(parameters, weights,
-               weights_path.string());  // compares names and shapes: an outline takes no values
-  loaded.fingerprint = weights_fingerprint(weights);
+  opened.weights_path = weights_path_in(folder).string();
+  opened.stored = family.weights(load_tensors(opened.weights_path));
+  const ParameterList parameters = opened.encoder->parameters();
+  // Compares names and shapes: an outline takes no values.
+  load_weights(parameters, opened.stored, opened.weights_path);
+  const auto start = std::chrono::steady_clock::now();
+  opened.fingerprint = weights_fingerprint(opened.stored);
+  opened.read_seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
   for (const auto& parameter : parameters)
-    parameter->value =
-        weights.at(parameter->key).to(device, is_of_a_product(*parameter) ? compute_dtype : at::kFloat);
-  return loaded;
+    parameter->value = parameter->value.to(is_of_a_product(*parameter) ? compute_dtype : at::kFloat);
+  return opened;
 }
 
 }  // namespace kiln

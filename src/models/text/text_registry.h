@@ -29,15 +29,21 @@ struct PublishedTextEncoder {
 };
 const std::vector<PublishedTextEncoder>& published_text_encoders();
 
-struct LoadedTextEncoder {
-  std::unique_ptr<TextEncoder> encoder;
+// An encoder for inference whose weights are still in their files.
+struct OpenedTextEncoder {
+  std::unique_ptr<TextEncoder> encoder;        // its weights are on meta, of the dtypes they are to have
+  std::map<std::string, at::Tensor> stored{};  // their values by key, mapped
   std::string fingerprint{};  // "xxh3:..." of its weights, the same for all storage dtypes of equal values
+  double read_seconds = 0;    // that reading all of them took
+  std::string weights_path{};
+
+  int64_t weight_bytes() const;  // in memory
+  // Reads all weights. What a file holds in the right dtype is used where it is mapped, not copied.
+  void load(at::Device device);
 };
-// For inference. `folder`: config.json and weights (model.safetensors, an index of shards,
-// pytorch_model.bin), or a pipeline's folder with text_encoder/ in it. Weights of products are kept in
-// `compute_dtype`, the others in f32; what a file holds in the right dtype is used where it is mapped, not
-// copied. Throws Error.
-LoadedTextEncoder load_text_encoder(const std::string& folder, at::Device device,
-                                    at::ScalarType compute_dtype);
+// `folder`: config.json and weights (model.safetensors, an index of shards, pytorch_model.bin), or a
+// pipeline's folder with text_encoder/ in it. Weights of products are to be in `compute_dtype`, the others in
+// f32. Throws Error.
+OpenedTextEncoder open_text_encoder(const std::string& folder, at::ScalarType compute_dtype);
 
 }  // namespace kiln

@@ -2,6 +2,7 @@
 
 #include "core/aten.h"
 #include "parallel/ranks/collective_work.h"
+#include "parallel/ranks/missing_ranks.h"
 
 namespace kiln {
 
@@ -20,18 +21,24 @@ Collective& Collective::operator=(Collective&& other) noexcept {
 Collective::~Collective() {
   if (!work_ || !work_->work) return;
   try {
-    work_->work->wait();
-  } catch (const std::exception&) {  // whoever waits for its result is told
+    work_->wait();
+  } catch (const MissingRanks&) {  // whoever waits for its result is told
+    // Its thread still waits, and holds the tensors.
+    static_cast<void>(work_.release());
+  } catch (const std::exception&) {
   }
 }
 
 void Collective::wait() {
   if (!work_) return;
-  const std::unique_ptr<CollectiveWork> work = std::move(work_);
+  std::unique_ptr<CollectiveWork> work = std::move(work_);
   if (work->observer && *work->observer) (*work->observer)->waited(work->number);
   if (!work->work) return;
   try {
-    work->work->wait();
+    work->wait();
+  } catch (const MissingRanks&) {
+    static_cast<void>(work.release());  // its thread still waits, and holds the tensors
+    throw;
   } catch (const std::exception& error) {
     work->fail_with(error);
   }

@@ -1,9 +1,46 @@
 #include "parallel/ranks/collective_work.h"
 
+#include "core/aten.h"
 #include "core/error_message.h"
 #include "parallel/ranks/connection.h"
 
 namespace kiln {
+
+namespace {
+
+// Nearly every collective is over by then: the ranks are looked after in those that are not.
+constexpr std::chrono::seconds kBeforeALook(1);
+
+// Whether it is over. c10d throws for a wait that timed out as for work that failed.
+bool is_over_after(c10d::Work& work, std::chrono::milliseconds patience) try {
+  work.wait(patience);
+  return true;
+} catch (const std::exception&) {
+  if (work.isCompleted()) throw;
+  return false;
+}
+
+}  // namespace
+
+void CollectiveWork::wait() {
+  if (!tensors.front().is_cpu()) {  // the stream waits
+    work->wait();
+    return;
+  }
+  if (!is_over_after(*work, kBeforeALook)) look_after_ranks();
+  if (sums.defined()) tensors.front().copy_(sums);
+}
+
+void CollectiveWork::look_after_ranks() {
+  const auto lasted = std::chrono::steady_clock::now() - begin;
+  const auto rest =
+      connection->options.timeout - std::chrono::duration_cast<std::chrono::milliseconds>(lasted);
+  const auto missing =
+      connection->heartbeat->wait_until([this] { return work->isCompleted(); }, rest, Silence::kIsWaitedFor);
+  if (missing)
+    connection->fail_missing(name, std::chrono::steady_clock::now() - begin, "it does not end" + *missing);
+  work->wait();
+}
 
 void CollectiveWork::fail_with(const std::exception& error) const {
   const auto lasted = std::chrono::steady_clock::now() - begin;

@@ -20,8 +20,10 @@
 
 namespace kiln {
 
-// NCCL is to be told that all is done. After an error others may be gone: it would wait for them.
+// NCCL is to be told that all is done. After an error others may be gone: it would wait for them. Gloo would
+// wait for its threads, one of which may wait for a rank that is gone: they end with the process.
 GroupConnection::~GroupConnection() {
+  if (is_broken) static_cast<void>(host.release());
   if (device == host || !device || is_broken || std::uncaught_exceptions() > 0) return;
   try {
     device->shutdown();

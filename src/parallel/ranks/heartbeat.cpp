@@ -1,9 +1,13 @@
 #include "parallel/ranks/heartbeat.h"
 
+#include <sys/stat.h>
+#include <unistd.h>
+
 #include <algorithm>
 #include <atomic>
 #include <condition_variable>
 #include <cstring>
+#include <fstream>
 #include <future>
 #include <mutex>
 #include <thread>
@@ -35,9 +39,27 @@ using Clock = std::chrono::steady_clock;
 
 struct Beat {
   int64_t beats = 0, collectives = 0;
+  int64_t process = 0;     // its number among those that share `processes`; 0: not known
+  uint64_t processes = 0;  // the namespace: containers on one machine may have their own
 };
 
 std::string key_of(int64_t rank) { return fmt::format("alive/{}", rank); }
+
+uint64_t process_namespace() {
+  struct stat status {};
+  return stat("/proc/self/ns/pid", &status) == 0 ? status.st_ino : 0;
+}
+
+// Whether the process that wrote `beat` has ended, as far as this one can see. A dead one may still wait for
+// its parent.
+bool process_has_ended(const Beat& beat) {
+  if (beat.process == 0 || beat.processes == 0 || beat.processes != process_namespace()) return false;
+  std::ifstream file(fmt::format("/proc/{}/stat", beat.process));
+  std::string text;
+  if (!std::getline(file, text)) return access("/proc/self/stat", R_OK) == 0;
+  const size_t name_end = text.rfind(')');  // of the program's name, which may hold anything
+  return name_end + 2 < text.size() && (text[name_end + 2] == 'Z' || text[name_end + 2] == 'X');
+}
 
 }  // namespace
 
@@ -77,7 +99,8 @@ struct Heartbeat::Shared {
   Beat read(int64_t rank);  // REQUIRES: board_mutex is held
   std::string reported_failures(int64_t first, int64_t end);
   std::string describe_missing(int64_t number);
-  std::string look(Watch& watch);
+  std::string look(Watch& watch, Silence silence);
+  bool is_neighbour(int64_t rank) const;  // started by the same launcher, on this machine
 };
 
 void Heartbeat::Shared::beat() try {
@@ -85,6 +108,8 @@ void Heartbeat::Shared::beat() try {
   for (Beat mine; !stopping; changed.wait_for(lock, interval, [this] { return stopping; })) {
     ++mine.beats;
     mine.collectives = collectives;
+    mine.process = getpid();
+    mine.processes = process_namespace();
     std::string bytes(sizeof mine, '\0');
     std::memcpy(bytes.data(), &mine, sizeof mine);
     lock.unlock();
@@ -123,8 +148,13 @@ std::string Heartbeat::Shared::reported_failures(int64_t first, int64_t end) {
   return failures;
 }
 
+bool Heartbeat::Shared::is_neighbour(int64_t rank) const {
+  const int64_t first = ranks.rank - ranks.local_rank;
+  return rank >= first && rank < first + ranks.local_world_size;
+}
+
 // Who is gone, of those that this rank looks after or as rank 0 says.
-std::string Heartbeat::Shared::look(Watch& watch) {
+std::string Heartbeat::Shared::look(Watch& watch, Silence silence) {
   std::string gone = reported_failures(watch.first, watch.end);
   const std::lock_guard lock(board_mutex);
   if (const auto told = board->find(kGoneKey)) return *told;
@@ -134,10 +164,11 @@ std::string Heartbeat::Shared::look(Watch& watch) {
     std::ranges::fill(watch.changed, now);
   for (int64_t rank = watch.first; rank < watch.end; ++rank) {
     const auto r = static_cast<size_t>(rank);
-    const int64_t before = std::exchange(watch.beats[r], read(rank).beats);
-    if (watch.beats[r] != before)
-      watch.changed[r] = now;
-    else if (now - watch.changed[r] > kSilence * interval)
+    const Beat beat = read(rank);
+    const int64_t before = std::exchange(watch.beats[r], beat.beats);
+    if (watch.beats[r] != before) watch.changed[r] = now;
+    const bool is_silent = silence == Silence::kMeansGone && now - watch.changed[r] > kSilence * interval;
+    if (is_silent || (is_neighbour(rank) && process_has_ended(beat)))
       gone += fmt::format("; rank {} no longer answers", rank);
   }
   if (!gone.empty() && ranks.rank == 0) board->set(kGoneKey, gone);
@@ -221,7 +252,7 @@ std::string Heartbeat::describe_missing(int64_t number) {
 }
 
 std::optional<std::string> Heartbeat::wait_until(const std::function<bool()>& done,
-                                                 std::chrono::milliseconds timeout) {
+                                                 std::chrono::milliseconds timeout, Silence silence) {
   const auto watch = std::make_shared<Watch>(ranks());
   const Clock::time_point deadline = Clock::now() + timeout;
   while (Clock::now() < deadline) {
@@ -230,7 +261,8 @@ std::optional<std::string> Heartbeat::wait_until(const std::function<bool()>& do
     for (; !done(); std::this_thread::sleep_for(kPause))
       if (Clock::now() >= next_look) break;
     if (done()) return std::nullopt;
-    const std::string gone = answer_of(start([watch](Shared& shared) { return shared.look(*watch); }), done);
+    const std::string gone =
+        answer_of(start([=](Shared& shared) { return shared.look(*watch, silence); }), done);
     if (!gone.empty() && !done()) return gone;
   }
   const std::string missing = describe_missing(shared_->collectives);

@@ -24,8 +24,14 @@ class NoticeBoard {
 // The key under which a rank leaves word of its failure.
 std::string failure_key_of(int64_t rank);
 
-// A thread writes (beats, collectives begun) of this rank to the board. A process that is stopped, dead or
-// cut off no longer does; one that is only late does.
+// What a rank that does not beat for a while is to those that wait for it.
+enum class Silence {
+  kMeansGone,    // it is stopped, dead or cut off: nothing else ends the wait
+  kIsWaitedFor,  // it may come back; one whose process has ended on this machine is gone all the same
+};
+
+// A thread writes (beats, collectives begun, its process) of this rank to the board. A process that is
+// stopped, dead or cut off no longer does; one that is only late does.
 class Heartbeat {
  public:
   Heartbeat(std::shared_ptr<NoticeBoard> board, const Ranks& ranks,
@@ -44,7 +50,8 @@ class Heartbeat {
   // Waits until done() says so, and returns nothing; or until ranks are gone, and returns who or what they
   // said: some eight intervals where all others wait, too. Ranks that are only late are waited for until the
   // timeout: then it returns what describe_missing() says of the last collective that was begun here.
-  std::optional<std::string> wait_until(const std::function<bool()>& done, std::chrono::milliseconds timeout);
+  std::optional<std::string> wait_until(const std::function<bool()>& done, std::chrono::milliseconds timeout,
+                                        Silence silence = Silence::kMeansGone);
 
  private:
   struct Shared;

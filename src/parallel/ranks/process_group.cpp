@@ -125,7 +125,14 @@ Collective ProcessGroup::start(Operation operation, const std::string& what, std
         work->work = backend.allreduce(work->tensors);
         break;
       case Operation::kReduceScatter:
-        work->work = backend._reduce_scatter_base(result, input);
+        if (input.is_cpu()) {
+          // As c10d does it with Gloo; its own work cannot be waited for with a timeout.
+          std::vector<at::Tensor> whole{input.clone()};
+          work->work = backend.allreduce(whole);
+          work->sums = whole.front().chunk(world_size())[static_cast<size_t>(rank())];
+        } else {
+          work->work = backend._reduce_scatter_base(result, input);
+        }
         break;
       case Operation::kAllGather:
         work->work = backend._allgather_base(result, input);
@@ -171,8 +178,9 @@ Collective ProcessGroup::all_gather(const at::Tensor& output, const at::Tensor& 
 
 std::vector<double> ProcessGroup::sum(std::vector<double> values, const std::string& what) {
   if (!connection_) return values;
-  const at::Tensor tensor = at::from_blob(values.data(), {static_cast<int64_t>(values.size())}, at::kDouble);
+  const at::Tensor tensor = at::tensor(values, at::kDouble);  // its own memory: a failed exchange may keep it
   exchange(Operation::kAllReduce, what, {tensor});
+  std::copy_n(tensor.const_data_ptr<double>(), values.size(), values.begin());
   return values;
 }
 

@@ -158,10 +158,27 @@ void check_fit(FittedRun& run, const MachineProfile& machine, int64_t free, cons
     return;
   }
   run.predicted = to_json(plan).at("predicted");
+  run.needed_bytes = fit.needed(plan);
+  run.free_bytes = free;
   fit_host(run, plan, fit, ranks);
 }
 
 }  // namespace
+
+MemoryShare memory_share(const FittedRun& run) {
+  constexpr double kMuchMemory = 0.85;  // as the plan's advice
+  if (run.free_bytes == 0) return {};
+  const double share = static_cast<double>(run.needed_bytes) / static_cast<double>(run.free_bytes);
+  MemoryShare shown{.text = fmt::format("memory: {:.2f} of the {:.2f} GiB that are free ({:.0f} %)",
+                                        gib(run.needed_bytes), gib(run.free_bytes), 100 * share),
+                    .warning = {}};
+  if (share > kMuchMemory)
+    shown.warning = fmt::format(
+        "{:.0f} % of the memory that is free will be used, which leaves little for other programs and "
+        "fragmentation: lower --micro-batch, --recompute all, or --memory-budget with less",
+        100 * share);
+  return shown;
+}
 
 FittedRun fit_run(const TrainOptions& options, const Ranks& ranks, const FitTerms& terms) {
   validate(options);

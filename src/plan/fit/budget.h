@@ -17,7 +17,15 @@ struct FittedRun {
   // This process gives freed memory back to the system at once (core/heap.h): on a CPU, to keep to a budget
   // or where memory is short.
   bool gives_memory_back = false;
+  // Without a budget: what the run needs of what is free for it. 0: not planned, or kept to a budget.
+  int64_t needed_bytes = 0, free_bytes = 0;
 };
+// How much of the memory a run takes, as lines for people: the second one only where it is more than 85 %,
+// with what takes less. Empty for a run that was not planned or keeps to a budget.
+struct MemoryShare {
+  std::string text, warning;
+};
+MemoryShare memory_share(const FittedRun& run);
 
 // What is not an option of the run.
 struct FitTerms {

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "models/registry.h"
 #include "parallel/machine.h"
 #include "plan/price/step_timing.h"
 
@@ -23,7 +24,7 @@ constexpr double kKeptShare = 1;
 
 ProcessMemory frugal_process(const TrainOptions& options) {
   TrainOptions tiny;
-  tiny.model.name = "dit";
+  tiny.model.name = denoiser_families().front().name;
   tiny.model.hidden_size = 128;
   tiny.model.num_heads = 2;
   tiny.model.depth = 1;

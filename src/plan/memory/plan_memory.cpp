@@ -4,6 +4,7 @@
 #include <optional>
 
 #include "plan/memory/device_memory.h"
+#include "plan/trace/evaluation.h"
 #include "plan/trace/phases.h"
 #include "plan/trace/planned_data.h"
 #include "train/checkpoint_saver.h"
@@ -23,12 +24,13 @@ Peak larger(const Peak& a, const Peak& b) {
 }
 
 struct PhasePeaks {
-  Peak load, first, steady, validation, sampling, encoding;
+  Peak load, first, steady, validation, sampling, evaluation, encoding;
   bool out_of_memory = false;
 
   Peak most() const {
     Peak most = load;
-    for (const Peak& peak : {first, steady, validation, sampling, encoding}) most = larger(most, peak);
+    for (const Peak& peak : {first, steady, validation, sampling, evaluation, encoding})
+      most = larger(most, peak);
     return most;
   }
 };
@@ -41,7 +43,11 @@ class MemoryComposer {
  private:
   bool validates() const { return !options_.validation.data.empty(); }
   bool draws_samples() const { return options_.samples.every > 0; }
+  bool evaluates() const { return options_.evaluation.every > 0; }
   int64_t autoencoder_bytes() const { return left_bytes(autoencoder_events_.load); }  // of its weights
+
+  // On the device from before the state is built: what samples are judged with and by.
+  int64_t judge_bytes() const { return evaluation_.net_bytes + (cuda_ ? 0 : evaluation_.reference_bytes); }
 
   PhasePeaks play(int64_t capacity_bytes) const;
   PhasePeaks play_within(int64_t memory_bytes) const;
@@ -62,6 +68,9 @@ class MemoryComposer {
   const std::optional<PlannedAutoencoder> autoencoder_;
   MemoryEvents load_, validation_, sampling_;
   AutoencoderEvents autoencoder_events_;
+  EvaluationTrace evaluation_;
+  MemoryEvents drawing_;  // of pictures to evaluate
+  AutoencoderEvents drawn_;
   MemoryPlan plan_;
 };
 
@@ -83,6 +92,13 @@ MemoryComposer::MemoryComposer(const MachineProfile& machine, const DataShape& d
   if (autoencoder_)
     autoencoder_events_ =
         trace_autoencoder(autoencoder_->config, options_, data, machine.device, trace.world_size);
+  if (!evaluates()) return;
+  evaluation_ = trace_evaluation(options_, machine.device, trace.world_size);
+  TrainOptions drawing = options_;
+  drawing.samples.num_samples = options_.evaluation.images;
+  drawing_ = trace_sample_grid(drawing, data, machine.device, group);
+  if (autoencoder_)
+    drawn_ = trace_autoencoder(autoencoder_->config, drawing, data, machine.device, trace.world_size);
 }
 
 PhasePeaks MemoryComposer::play(int64_t capacity_bytes) const {
@@ -92,6 +108,7 @@ PhasePeaks MemoryComposer::play(int64_t capacity_bytes) const {
     return larger(before, timeline.play(second));
   };
   PhasePeaks peaks;
+  if (judge_bytes() > 0) timeline.play(MemoryEvents{{.id = (uint64_t{1} << 46), .bytes = judge_bytes()}});
   const Peak autoencoder = timeline.play(autoencoder_events_.load);
   peaks.load = timeline.play(load_);
   peaks.load.live_bytes = std::max(peaks.load.live_bytes, autoencoder.live_bytes);
@@ -106,6 +123,8 @@ PhasePeaks MemoryComposer::play(int64_t capacity_bytes) const {
     peaks.validation = play_both(
         encodes_validation_images(options_) ? autoencoder_events_.encode : MemoryEvents(), validation_);
   if (draws_samples()) peaks.sampling = play_both(sampling_, autoencoder_events_.decode);
+  if (evaluates())
+    peaks.evaluation = larger(play_both(drawing_, drawn_.decode), timeline.play(evaluation_.judge));
   peaks.out_of_memory = timeline.out_of_memory();
   return peaks;
 }
@@ -160,6 +179,7 @@ void MemoryComposer::add_kinds(const Peak& steady) {
   for (const auto& [kind, bytes] : trace_.memory.peak_by_kind) by_kind[std::string(name_of(kind))] += bytes;
   by_kind["matmul"] += workspaces_bytes(machine_);
   by_kind[std::string(name_of(MemoryKind::kAutoencoder))] = autoencoder_bytes();
+  by_kind[std::string(name_of(MemoryKind::kFeatureNet))] = judge_bytes();
   plan_.peak_bytes = 0;
   for (const auto& [name, bytes] : by_kind) plan_.peak_bytes += bytes;
   plan_.overhead = {{"context", machine_.context_bytes},
@@ -180,9 +200,10 @@ int64_t MemoryComposer::checkpoint_copy_bytes() const {
 
 // The step's curve, with the autoencoder beside the training state.
 MemoryCurve MemoryComposer::curve() const {
-  if (!autoencoder_) return memory_curve(trace_);
+  if (!autoencoder_ && !evaluates()) return memory_curve(trace_);
   RecordedStep step = trace_;
   step.memory.persistent[MemoryKind::kAutoencoder] = autoencoder_bytes();
+  step.memory.persistent[MemoryKind::kFeatureNet] = judge_bytes();
   return memory_curve(step);
 }
 
@@ -198,13 +219,17 @@ void MemoryComposer::add_phases(const PhasePeaks& peaks) {
   add_phase("steady step", peaks.steady, stepping);
   if (validates()) add_phase("validation", peaks.validation, validating);
   if (draws_samples()) add_phase("validation sampling", peaks.sampling, stepping);
-  const Peak idle{
-      .live_bytes = trace_.memory.persistent_bytes + workspaces_bytes(machine_),
-      .reserved_bytes = cuda_ ? peaks.steady.reserved_bytes : autoencoder_bytes() + left_bytes(load_)};
+  if (evaluates())
+    add_phase("evaluation", peaks.evaluation,
+              stepping + (cuda_ ? evaluation_.reference_bytes + evaluation_.host_bytes : 0));
+  const Peak idle{.live_bytes = trace_.memory.persistent_bytes + autoencoder_bytes() + judge_bytes() +
+                                workspaces_bytes(machine_),
+                  .reserved_bytes = cuda_ ? peaks.steady.reserved_bytes
+                                          : autoencoder_bytes() + judge_bytes() + left_bytes(load_)};
   const int64_t copy = checkpoint_copy_bytes();
   Peak saving = idle;
   if (!cuda_ && copy > 0) {  // written while the run goes on
-    for (const Peak& peak : {peaks.steady, peaks.validation, peaks.sampling}) {
+    for (const Peak& peak : {peaks.steady, peaks.validation, peaks.sampling, peaks.evaluation}) {
       saving = larger(saving, peak);
     }
     saving.live_bytes += copy;
@@ -218,6 +243,7 @@ void MemoryComposer::add_notes() {
     plan_.notes.push_back(
         fmt::format("workspaces of the autoencoder's convolutions{}",
                     autoencoder_->is_here ? "" : "; its architecture is taken to be KL-f8's"));
+  if (!evaluation_.note.empty()) plan_.notes.push_back(evaluation_.note);
   if (const std::string settings = unusual_allocator_settings(); cuda_ && !settings.empty())
     plan_.notes.push_back(fmt::format(
         "what {} changes of the memory that the allocator reserves: this is of its defaults", settings));

@@ -16,6 +16,7 @@
 #include "core/aten.h"
 #include "core/error.h"
 #include "core/median.h"
+#include "models/registry.h"
 #include "parallel/machine.h"
 #include "plan/price/machine_profile.h"
 #include "plan/price/price.h"
@@ -32,30 +33,17 @@ double seconds_since(Clock::time_point begin) {
   return std::chrono::duration<double>(Clock::now() - begin).count();
 }
 
-// A small DiT whose operations have the shapes of a large one's.
-struct Workload {
-  int64_t width, num_heads, depth, patch_size, image_size, batch, micro_batch = 0;
-};
-// Every published width with many and with few rows, 16 to 1,024 tokens; short batches, so that a step takes
-// a fraction of a second, and as many blocks as it takes for a step to fall out of the caches, as a whole
-// model's does: what a backward reads was written long before. What matters most comes first, for where time
-// runs out.
-constexpr Workload kWorkloads[] = {
-    {384, 6, 6, 2, 256, 4},   {768, 12, 3, 4, 256, 16},   {1152, 16, 2, 8, 256, 12}, {384, 6, 6, 8, 256, 48},
-    {384, 6, 4, 2, 512, 2},   {1024, 16, 2, 4, 256, 6},   {384, 6, 4, 4, 256, 48},   {768, 12, 3, 8, 256, 10},
-    {768, 12, 3, 2, 256, 2},  {384, 6, 4, 4, 256, 16, 8}, {768, 12, 2, 8, 256, 48},  {384, 6, 6, 2, 256, 12},
-    {1152, 16, 2, 2, 256, 2}, {768, 12, 2, 4, 256, 6},    {1024, 16, 2, 2, 256, 2},  {1152, 16, 2, 4, 256, 8},
-    {768, 12, 2, 2, 256, 8},  {192, 3, 6, 4, 256, 32}};
 // A GPU needs more rows to be busy.
 constexpr int64_t kGpuBatches = 16;
 // fp16 is timed for every second one: it is storage on a CPU, and bf16's equal on a GPU.
 constexpr size_t kHalfStride = 2;
 
-TrainOptions options_of(const Workload& workload, at::ScalarType dtype, at::Device device) {
+TrainOptions options_of(const Family& family, const CalibrationWorkload& workload, at::ScalarType dtype,
+                        at::Device device) {
   const int64_t times = device.is_cuda() ? kGpuBatches : 1;
   TrainOptions options;
-  options.model.name = "dit";
-  options.model.hidden_size = workload.width;
+  options.model.name = family.name;
+  options.model.hidden_size = workload.hidden_size;
   options.model.num_heads = workload.num_heads;
   options.model.depth = workload.depth;
   options.model.patch_size = workload.patch_size;
@@ -231,13 +219,20 @@ MachineProfile gpu_profile(at::Device device) {
   return profile;
 }
 
+// The first workload of every family, then the second of each: what matters most comes first, for where time
+// runs out.
 std::vector<TrainOptions> kinds_of_steps(const MachineProfile& profile, at::Device device) {
+  size_t most = 0;
+  for (const Family& family : denoiser_families()) most = std::max(most, family.calibration.size());
   std::vector<TrainOptions> kinds;
-  for (size_t i = 0; i < std::size(kWorkloads); ++i)
-    for (const at::ScalarType dtype : {at::kBFloat16, at::kFloat, at::kHalf}) {
-      if (dtype == at::kHalf && i % kHalfStride != 0) continue;
-      if (profile.peak_flops.contains(dtype == at::kBFloat16 ? at::kBFloat16 : at::kFloat))
-        kinds.push_back(options_of(kWorkloads[i], dtype, device));
+  for (size_t i = 0; i < most; ++i)
+    for (const Family& family : denoiser_families()) {
+      if (i >= family.calibration.size()) continue;
+      for (const at::ScalarType dtype : {at::kBFloat16, at::kFloat, at::kHalf}) {
+        if (dtype == at::kHalf && i % kHalfStride != 0) continue;
+        if (profile.peak_flops.contains(dtype == at::kBFloat16 ? at::kBFloat16 : at::kFloat))
+          kinds.push_back(options_of(family, family.calibration[i], dtype, device));
+      }
     }
   return kinds;
 }

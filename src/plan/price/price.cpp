@@ -130,6 +130,7 @@ const char* stand_in(OpClass op_class) {
 }
 
 const std::vector<RatePoint>* measured_points(const OpRecord& op, const MachineProfile& machine) {
+  if (machine.rates.empty()) return nullptr;
   for (const std::string& name : {op.name, std::string(stand_in(op.op_class))})
     if (const auto entry = machine.rates.find(rate_key(name, op.dtype));
         entry != machine.rates.end() && !entry->second.empty())

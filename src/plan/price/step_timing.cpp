@@ -4,24 +4,39 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cmath>
 
 #include "core/aten.h"
 #include "core/error.h"
 #include "core/median.h"
 #include "plan/trace/op_recorder.h"
+#include "plan/trace/trace.h"
 
 namespace kiln {
 
 namespace {
 
-StepBatch random_batch(const DataShape& data, int64_t size, const Objective& objective) {
-  BatchTensors made = batch_tensors(batch_shape(data, data.largest(), size),
-                                    [&](BatchArray array, at::IntArrayRef sizes, at::ScalarType dtype) {
-                                      if (array == BatchArray::kClassLabels)
-                                        return at::randint(data.num_classes, sizes, dtype);
-                                      if (array == BatchArray::kTimeUniform) return at::rand(sizes, dtype);
-                                      return at::randn(sizes, dtype);
-                                    });
+// Captions are of the mean length.
+StepBatch random_batch(DataShape data, int64_t size, const Objective& objective) {
+  if (!data.text.is_padded) data.text.max_rows = std::llround(data.text.mean_rows);
+  BatchTensors made =
+      dry_batch(data, size, [&](BatchArray array, at::IntArrayRef sizes, at::ScalarType dtype) {
+        switch (array) {
+          case BatchArray::kClassLabels:
+            return at::randint(data.num_classes, sizes, dtype);
+          case BatchArray::kTimeUniform:
+            return at::rand(sizes, dtype);
+          case BatchArray::kTextOffsets:
+            return at::arange(sizes.front(), dtype).mul_(data.text.max_rows);
+          case BatchArray::kTextDropped:
+            return at::zeros(sizes, dtype);
+          case BatchArray::kImageHw:
+          case BatchArray::kAspectRatio:
+            return at::ones(sizes, dtype);
+          default:
+            return at::randn(sizes, dtype);
+        }
+      });
   made.batch.timesteps = objective.timesteps(made.time_uniform);
   return made.batch;
 }

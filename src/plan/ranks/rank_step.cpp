@@ -16,21 +16,27 @@ class OutlineModel : public Denoiser {
  public:
   explicit OutlineModel(const StepTrace& trace) {
     const auto constants = trace.memory.persistent.find(MemoryKind::kConstants);
+    // The base of an adapter becomes tensors in the compute dtype, and no part of a checkpoint.
+    const bool is_base = trace.options.lora.is_on();
+    const auto element_bytes =
+        static_cast<int64_t>(is_base ? c10::elementSize(trace.unit.compute_dtype) : sizeof(float));
     for (size_t i = 0; i < trace.segments.size(); ++i) {
       const bool has_constants = i == 0 && constants != trace.memory.persistent.end();
-      segments_.push_back(std::make_unique<Outline>(
-          trace.segments[i], trace.layouts[i],
-          has_constants ? constants->second / static_cast<int64_t>(sizeof(float)) : 0));
+      segments_.push_back(std::make_unique<Outline>(trace.segments[i], trace.layouts[i],
+                                                    has_constants ? constants->second / element_bytes : 0,
+                                                    is_base));
     }
   }
 
  private:
   class Outline : public Segment {
    public:
-    Outline(const std::string& name, const FlatLayout& weights, int64_t num_constants) {
+    Outline(const std::string& name, const FlatLayout& weights, int64_t num_constants, bool is_base) {
       name_ = name;
       for (const FlatSlot& slot : weights.slots) add(slot.key, slot.shape, /*trainable=*/true);
-      if (num_constants > 0) add(name + ".constants", {num_constants}, /*trainable=*/false);
+      if (num_constants == 0) return;
+      add(name + ".constants", {num_constants}, /*trainable=*/false);
+      parameters_.back()->frozen = is_base;
     }
     State forward(const State&, const ModelInput&) const override { return {}; }
 
@@ -122,12 +128,13 @@ RankStep::RankStep(const StepTrace& like, const Sharding& sharding)
   work_ = std::make_unique<RankWork>(*optimizer_, *state_, at::kMeta, options_.ema.schedule);
   group_->observe(nullptr);
   under_way_ = making.finish().under_way;
+  describe_state(*state_, described_);
 }
 
 StepTrace RankStep::trace(const StepTrace& source) {
   const DryRunScope dry_run(device_);
   const at::NoGradGuard no_grad;
-  StepTrace trace;
+  StepTrace trace = described_;
   {
     OpRecorder ops(/*timed=*/false);
     SpanRecorder recorder(&ops);
@@ -160,7 +167,6 @@ StepTrace RankStep::trace(const StepTrace& source) {
   trace.flops_per_image = source.flops_per_image;
   trace.checkpoint_bytes = source.checkpoint_bytes;
   trace.offloaded_activation_bytes = source.offloaded_activation_bytes;
-  describe_state(*state_, trace);
   return trace;
 }
 

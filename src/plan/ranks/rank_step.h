@@ -30,6 +30,7 @@ class RankStep {
   std::unique_ptr<TrainingState> state_;
   std::unique_ptr<RankWork> work_;
   std::vector<CollectiveEvent> under_way_;
+  StepTrace described_;  // what a trace says of the state, which no step changes
 };
 
 // The trace of rank 0 of `sharding`: composed where `trace` tells of it, traced where not.

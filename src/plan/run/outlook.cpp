@@ -13,6 +13,7 @@
 #include "plan/ranks/rank_step.h"
 #include "plan/ranks/step_time.h"
 #include "plan/trace/planned_data.h"
+#include "train/store_data.h"
 
 namespace kiln {
 
@@ -38,7 +39,7 @@ StoreSize size_of_store(const PlanOptions& options, const DataShape& data) {
   info.num_samples = kImageNetImages;
   info.has_logvar = !options.train.data.in_pixels();
   if (is_store(options.train))
-    info = read_store_info(path);
+    info = read_sources_info(sources_of(options.train));
   else if (!path.empty() && path != "synthetic" && options.dataset_size == 0)
     info.num_samples = static_cast<int64_t>(ImageDataset::open(path)->records().size());
   if (options.dataset_size > 0) info.num_samples = options.dataset_size;

@@ -15,8 +15,6 @@ constexpr double kHoursPerDay = 24;
 // Screening equals a plan but for this: what is screened further away from the best plan so far cannot win.
 // Everything nearer is planned.
 constexpr double kTolerance = 1e-3;
-// What would leave less of the memory is chosen only where nothing else fits.
-constexpr double kMostShare = 0.97;
 
 double needed_bytes(const Plan& plan) { return static_cast<double>(plan.needed_bytes); }
 
@@ -56,10 +54,12 @@ Candidates::Candidates(const SearchOptions& options, const MachineProfile& machi
       data_(data),
       traces_(traces),
       configurations_(configurations(options, machine, data_, traces)),
-      most_share_(kMostShare) {
+      most_share_(options.memory_share) {
   for (size_t i = 0; i < configurations_.size(); ++i)
     if (configurations_[i].step_s > 0) possible_.push_back(i);
-  if (!best(kFastest, {})) most_share_ = 1;
+  // Where nothing leaves so much room: what leaves a little, before what leaves none.
+  for (const double share : {kFullShare, 1.0})
+    if (share > most_share_ && !best(kFastest, {})) most_share_ = share;
 }
 
 const Plan* Candidates::best(const Goal& goal, const Limits& limits, std::optional<int64_t> gpus) {

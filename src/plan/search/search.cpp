@@ -83,6 +83,9 @@ void check_search(const SearchOptions& options, const MachineProfile& machine) {
   for (const auto& [name, value] :
        {std::pair{"deadline-days", options.deadline_days}, {"max-cost", options.max_cost}})
     if (!(value >= 0)) fail("plan", "--{} expects 0 or more, got {}", name, value);
+  if (!(options.memory_share > 0 && options.memory_share <= 1))
+    fail("plan", "--memory-share expects a share of the memory, above 0 and at most 1, got {}",
+         options.memory_share);
   if (options.max_cost > 0 && options.plan.price_per_gpu_hour == 0)
     fail("plan", "--max-cost needs the price of a GPU: add --price-per-gpu-hour");
   PlanOptions checked = options.plan;

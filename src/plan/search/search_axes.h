@@ -9,11 +9,17 @@
 
 namespace kiln {
 
+// What leaves room for fragmentation and other programs; and all that can be had of a GPU that serves nothing
+// else.
+inline constexpr double kRoomyShare = 0.85, kFullShare = 0.97;
+
 struct SearchOptions {
   PlanOptions plan;
   bool any_gpus = false;                   // 1, 2, 4, ... of them, instead of plan.gpus
   std::set<std::string> fixed{};           // of kSearchedOptions: what plan.train says stays
   double deadline_days = 0, max_cost = 0;  // 0: none
+  // Of a GPU's memory. What would leave less of it is chosen only where nothing else fits.
+  double memory_share = kRoomyShare;
 };
 
 inline constexpr const char* kSearchedOptions[] = {

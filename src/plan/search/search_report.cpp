@@ -31,15 +31,18 @@ Json choice_json(const SearchChoice& choice) {
           {"images_per_s", plan.images_per_s},
           {"days", plan.days},
           {"gpu_hours", plan.gpu_hours},
-          {"cost", plan.cost}};
+          {"cost", plan.cost},
+          {"advice", plan.advice}};
 }
 
 namespace {
 
 std::string figures(const Plan& plan) {
   std::string text = fmt::format(
-      "{:.3g} s a step, {:.4g} images/s, {:.1f} of {:.1f} GiB, {:.3g} days, {:.0f} GPU hours", plan.step_s,
-      plan.images_per_s, gib(plan.needed_bytes), gib(plan.machine.memory_bytes), plan.days, plan.gpu_hours);
+      "{:.3g} s a step, {:.4g} images/s, {:.1f} of {:.1f} GiB ({:.0f} %), {:.3g} days, {:.0f} GPU hours",
+      plan.step_s, plan.images_per_s, gib(plan.needed_bytes), gib(plan.machine.memory_bytes),
+      100 * static_cast<double>(plan.needed_bytes) / static_cast<double>(plan.machine.memory_bytes),
+      plan.days, plan.gpu_hours);
   if (plan.options.price_per_gpu_hour > 0) text += fmt::format(", cost {:.0f}", plan.cost);
   return text;
 }
@@ -76,6 +79,8 @@ std::string to_text(const SearchResult& result) {
   for (const SearchChoice& choice : result.by_gpus)
     text += fmt::format("  {:>4}: {}\n        {}\n", choice.plan.options.gpus, figures(choice.plan),
                         launch_command(choice.plan));
+  if (!first.advice.empty()) text += fmt::format("\nAdvice on the {}\n", result.best.front().goal);
+  for (const std::string& line : first.advice) text += "  - " + line + "\n";
   if (train.data.path.empty() || train.out.empty())
     text += "\nstore is a folder made by kiln extract, run the folder that the run is kept in";
   const bool uses_disk = text.find("--nvme-path nvme") != std::string::npos;

@@ -11,6 +11,7 @@
 #include "plan/memory/segment_costs.h"
 #include "plan/ranks/rank_step.h"
 #include "plan/ranks/step_time.h"
+#include "plan/trace/evaluation.h"
 #include "plan/trace/phases.h"
 #include "plan/trace/planned_data.h"
 #include "plan/trace/trace_family.h"
@@ -20,9 +21,9 @@ namespace kiln {
 
 namespace {
 
-// Shares of the memory that mixtures of keeping and recomputing aim at: what fragmentation leaves, and what
-// the advice calls comfortable.
-constexpr double kMixtureShares[] = {0.95, 0.85};
+// Shares of what may be used that mixtures of keeping and recomputing aim at: what fragmentation leaves of
+// it.
+constexpr double kMixtureShares[] = {0.98, 0.9};
 
 class SpaceBuilder {
  public:
@@ -34,12 +35,10 @@ class SpaceBuilder {
     for (const at::ScalarType dtype : axes_.dtypes()) {
       TrainOptions options = search_.plan.train;
       options.compute.dtype = dtype;
-      autoencoder_ = autoencoder_bytes(options, data_, machine_.device);
+      frozen_ = autoencoder_bytes(options, data_, machine_.device) + feature_net_bytes(options);
       for (int64_t gpus : axes_.gpu_counts()) {
-        const int64_t rank_batch = search_.plan.train.global_batch / gpus;
         for (int64_t micro_batch : axes_.micro_batches(gpus)) {
           present_ = {.gpus = gpus, .micro_batch = micro_batch, .compute_dtype = dtype};
-          num_passes_ = (rank_batch + micro_batch - 1) / micro_batch;
           add_pass();
         }
       }
@@ -87,9 +86,9 @@ class SpaceBuilder {
         continue;  // it fits without
       if (!of_stage) of_stage = rank_traces();
       present_.offload_optimizer = offload;
-      beside_ = bytes_beside(of_stage->keep);
-      add(axes_.is_one_set() ? options.memory.recompute : SegmentSet(), of_stage->keep,
-          of_stage->keep.memory.peak_bytes);
+      beside_ = bytes_beside(*of_stage->keep);
+      add(axes_.is_one_set() ? options.memory.recompute : SegmentSet(), *of_stage->keep,
+          of_stage->keep->memory.peak_bytes);
       const bool keeps_all = has_room(configurations_.back());
       note_room(offload);
       if (axes_.is_one_set()) continue;
@@ -97,7 +96,7 @@ class SpaceBuilder {
       const bool recomputes_all = has_room(configurations_.back());
       note_room(offload);
       if (!keeps_all && recomputes_all) {
-        if (!costs) costs = step_costs({&of_stage->keep, &*of_stage->all});
+        if (!costs) costs = step_costs({of_stage->keep.get(), of_stage->all.get()});
         add_mixtures(*costs, trace({}, {}), trace(SegmentSet::all(), {}));
       } else if (!recomputes_all && axes_.may_offload_activations()) {
         add_offloaded(*of_stage);
@@ -107,21 +106,20 @@ class SpaceBuilder {
 
   // Traces of the rank that offloads no optimizer.
   struct RankTraces {
-    StepTrace keep;
-    std::optional<StepTrace> all, offloaded;
+    std::shared_ptr<const StepTrace> keep, all{}, offloaded{};
   };
   RankTraces rank_traces() {
     const auto& options = search_.plan.train;
     if (axes_.is_one_set())
-      return {.keep = of_rank(trace(options.memory.recompute, options.memory.offload_activations)),
-              .all = {},
-              .offloaded = {}};
-    return {.keep = of_rank(trace({}, {})), .all = of_rank(trace(SegmentSet::all(), {})), .offloaded = {}};
+      return {.keep = traces_.of_rank(trace(options.memory.recompute, options.memory.offload_activations),
+                                      sharding())};
+    return {.keep = traces_.of_rank(trace({}, {}), sharding()),
+            .all = traces_.of_rank(trace(SegmentSet::all(), {}), sharding())};
   }
 
   void add_offloaded(RankTraces& of_stage) {
     const Placement optimizer = std::exchange(present_.offload_optimizer, Placement::kDevice);
-    if (!of_stage.offloaded) of_stage.offloaded = of_rank(trace({}, SegmentSet::all()));
+    if (!of_stage.offloaded) of_stage.offloaded = traces_.of_rank(trace({}, SegmentSet::all()), sharding());
     present_.offload_optimizer = optimizer;
     present_.offload_activations = SegmentSet::all();
     add({}, *of_stage.offloaded, of_stage.offloaded->memory.peak_bytes);
@@ -137,56 +135,50 @@ class SpaceBuilder {
     return sharding;
   }
 
-  // The rank that offloads as the present configuration does. `like`: a trace of its passes.
-  RankStep& rank(const StepTrace& like) {
-    auto& rank = ranks_[{present_.compute_dtype, num_passes_ > 1, present_.gpus, present_.zero_stage,
-                         present_.offload_optimizer, present_.offload_params}];
-    if (!rank) rank = std::make_unique<RankStep>(like, sharding());
-    return *rank;
-  }
-
-  StepTrace of_rank(const StepTrace& trace) {
-    return is_of(trace, sharding()) ? trace : rank(trace).trace(trace);
-  }
-
   // What the device holds beside the live bytes of `trace`, whose rank offloads nothing: negative where less.
   int64_t bytes_beside(const StepTrace& trace) {
     return machine_.context_bytes + workspaces_bytes(machine_) +
-           communication_bytes(machine_, present_.gpus) + autoencoder_ + rank(trace).persistent_bytes() -
-           trace.memory.persistent_bytes;
+           communication_bytes(machine_, present_.gpus) + frozen_ +
+           traces_.rank(trace, sharding()).persistent_bytes() - trace.memory.persistent_bytes;
   }
 
   // With some to spare for what the allocator loses to fragments: nothing more has to be offloaded.
   void note_room(Placement optimizer) {
     const double share = *std::ranges::min_element(kMixtureShares);
-    if (static_cast<double>(configurations_.back().least_bytes) <=
-        share * static_cast<double>(machine_.memory_bytes))
+    if (static_cast<double>(configurations_.back().least_bytes) <= share * usable_bytes())
       roomy_.insert(optimizer);
   }
 
+  double usable_bytes() const { return search_.memory_share * static_cast<double>(machine_.memory_bytes); }
+
   bool has_room(const Configuration& configuration) const {
-    return configuration.least_bytes <= machine_.memory_bytes;
+    return static_cast<double>(configuration.least_bytes) <= usable_bytes();
   }
 
   void add(const SegmentSet& recompute, const StepTrace& trace, int64_t peak_bytes) {
     Configuration added = present_;
     added.recompute = recompute;
     added.least_bytes = peak_bytes + beside_;
-    if (has_room(added)) added.step_s = time_step(trace, machine_, sharding()).seconds;
+    if (added.least_bytes <= machine_.memory_bytes)
+      added.step_s = time_step(trace, machine_, sharding()).seconds;
     configurations_.push_back(std::move(added));
   }
 
   void add_mixtures(const StepCosts& costs, const StepTrace& keep, const StepTrace& all) {
     std::vector<SegmentSet> known;
     for (double share : kMixtureShares) {
-      const auto budget = static_cast<int64_t>(share * static_cast<double>(machine_.memory_bytes)) - beside_;
+      const auto budget = static_cast<int64_t>(share * usable_bytes()) - beside_;
       const std::vector<MemoryChoice> choices = fit_memory(costs, budget);
       if (choices.empty()) continue;
       MemoryOptions sets;
       set_memory_choices(sets, choices, denoiser());
       if (sets.recompute.is_all() || std::ranges::find(known, sets.recompute) != known.end()) continue;
       known.push_back(sets.recompute);
-      add(sets.recompute, of_rank(mixed_ops(keep, all, choices)), peak_bytes(costs, choices));
+      const StepTrace mixed = mixed_ops(keep, all, choices);
+      if (is_of(mixed, sharding()))
+        add(sets.recompute, mixed, peak_bytes(costs, choices));
+      else
+        add(sets.recompute, traces_.rank(mixed, sharding()).trace(mixed), peak_bytes(costs, choices));
     }
   }
 
@@ -208,15 +200,12 @@ class SpaceBuilder {
   const SearchAxes axes_;
   // By compute dtype, --recompute and --offload-activations.
   std::map<std::tuple<at::ScalarType, SegmentSet, SegmentSet>, TraceFamily*> families_;
-  // By compute dtype, whether gradients are accumulated, GPUs, stage and offloads.
-  std::map<std::tuple<at::ScalarType, bool, int64_t, int64_t, Placement, Placement>,
-           std::unique_ptr<RankStep>>
-      ranks_;
   // Places of the optimizer with which some set of the pass and the stage has room, weights on the device.
   std::set<Placement> roomy_;
   std::unique_ptr<Denoiser> denoiser_;
   Configuration present_;
-  int64_t num_passes_ = 1, autoencoder_ = 0, beside_ = 0;
+  int64_t frozen_ = 0;  // bytes of nets that are not trained
+  int64_t beside_ = 0;
   std::vector<Configuration> configurations_;
 };
 

@@ -154,9 +154,9 @@ const std::unordered_map<std::string_view, Describe>& multiplying_ops() {
        [](OpRecord& op, const Tensors& in) { set_attention(op, in[0], in[1].size(2), /*backward=*/false); }},
       {"aten::convolution",  // the pixels are known with the output
        [](OpRecord& op, const Tensors& in) { set_convolution(op, in[1], /*pixels=*/0, /*times=*/1); }},
-      {"aten::convolution_backward",  // of the pixels and of the weight
+      {"aten::convolution_backward",  // of the pixels, and of a weight that is trained
        [](OpRecord& op, const Tensors& in) {
-         set_convolution(op, in[2], in[0].numel() / in[0].size(1), /*times=*/2);
+         set_convolution(op, in[2], in[0].numel() / in[0].size(1), /*times=*/in[2].requires_grad() ? 2 : 1);
        }}};
   return table;
 }
@@ -190,6 +190,7 @@ void describe_inputs(OpRecord& op, std::string_view overload, c10::ArrayRef<cons
   Tensors tensors = tensors_of(inputs);
   if (tensors.empty()) return;
   op.dtype = tensors[0].scalar_type();
+  op.from = kOverwriting.contains(op.name) && tensors.size() > 1 ? tensors[1].scalar_type() : op.dtype;
   if (op.dtype == at::kFloat8_e5m2) op.dtype = at::kFloat8_e4m3fn;  // one rate for both
   if (const auto entry = multiplying_ops().find(op.name); entry != multiplying_ops().end())
     entry->second(op, tensors);
@@ -222,11 +223,43 @@ void describe_outputs(OpRecord& op, c10::ArrayRef<c10::IValue> outputs) {
   if (op.op_class == OpClass::kElementwise) op.dtype = tensors[0].scalar_type();
 }
 
+bool is_checked(const at::Tensor& tensor) {
+  return at::isFloatingType(tensor.scalar_type()) && tensor.element_size() > 1 && tensor.numel() > 0 &&
+         !tensor.is_meta();
+}
+
+int64_t num_infinite(const at::Tensor& tensor) {
+  return tensor.numel() - at::isfinite(tensor).sum().item<int64_t>();
+}
+
+// Of an operation in place the inputs are seen after it: its overflow counts.
+void check_values(OpRecord& op, const Tensors& inputs, c10::ArrayRef<c10::IValue> outputs) {
+  const at::NoGradGuard no_grad;
+  const Tensors results = tensors_of(c10::ArrayRef<const c10::IValue>(outputs.data(), outputs.size()));
+  int64_t found = 0;
+  for (const at::Tensor& result : results) {
+    if (!is_checked(result)) continue;
+    const int64_t here = num_infinite(result);
+    found += here;
+    if (here == 0 && result.element_size() == 2)
+      op.largest = std::max(op.largest, result.detach().abs().max().item<double>());
+  }
+  if (found == 0) return;
+  for (const at::Tensor& input : inputs) {
+    const bool is_result =
+        std::ranges::any_of(results, [&](const at::Tensor& result) { return result.is_same(input); });
+    if (!is_result && is_checked(input) && num_infinite(input) > 0) return;
+  }
+  op.num_overflows = found;
+}
+
 }  // namespace
 
 // What torch calls around every operation of the thread.
 struct OpCallbacks {
-  struct Leaf : at::ObserverContext {};
+  struct Leaf : at::ObserverContext {
+    Tensors inputs;  // where values are checked: torch gives them at the start alone
+  };
   // Who records this thread's operations. Autograd takes it, with the callbacks, to the thread that runs a
   // GPU's backward, while this one waits.
   struct Owner : c10::DebugInfoBase {
@@ -252,7 +285,9 @@ struct OpCallbacks {
     describe_inputs(r.current_, function.overload_name(), function.inputs());
     r.first_input_ = first_tensor(function.inputs());
     if (r.timed_) r.started_ = r.now();
-    return std::make_unique<Leaf>();
+    auto leaf = std::make_unique<Leaf>();
+    if (r.checks_values_) leaf->inputs = tensors_of(function.inputs());
+    return leaf;
   }
 
   static void end(const at::RecordFunction& function, at::ObserverContext* context) {
@@ -262,6 +297,7 @@ struct OpCallbacks {
     if (r.empty_seconds_ > 0)
       r.current_.seconds = std::max(kLeastSeconds, r.current_.seconds - r.empty_seconds_);
     describe_outputs(r.current_, function.outputs());
+    if (r.checks_values_) check_values(r.current_, static_cast<Leaf*>(context)->inputs, function.outputs());
     // Meta's sums in place (engine_sums.h) go by the name of those that are not.
     if (r.current_.name == "aten::add" && r.first_input_ == first_tensor(function.outputs()))
       r.current_.name = "aten::add_";
@@ -270,7 +306,8 @@ struct OpCallbacks {
   }
 };
 
-OpRecorder::OpRecorder(bool timed, at::Device device) : timed_(timed), device_(device) {
+OpRecorder::OpRecorder(const Options& options)
+    : timed_(options.timed), checks_values_(options.checks_values), device_(options.device) {
   if (OpCallbacks::recorder()) throw std::logic_error("two recorders of operations in one thread");
   if (timed_ && !device_.is_cpu()) measure_empty();
   owner_ =

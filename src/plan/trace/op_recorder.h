@@ -18,9 +18,16 @@ namespace kiln {
 // at a time.
 class OpRecorder : public OpSource {
  public:
-  // timed: measures the seconds of each. On a CUDA device that synchronises around every operation, for whose
-  // time as much is taken off as an operation on a single element takes so: launches and synchronisation.
-  explicit OpRecorder(bool timed, at::Device device = at::kCPU);
+  struct Options {
+    // Measures the seconds of each. On a CUDA device that synchronises around every operation, for whose time
+    // as much is taken off as an operation on a single element takes so: launches and synchronisation.
+    bool timed = false;
+    bool checks_values = false;  // looks for overflows in every result, outside of the times
+    at::Device device = at::kCPU;
+  };
+  explicit OpRecorder(const Options& options);
+  explicit OpRecorder(bool timed, at::Device device = at::kCPU)
+      : OpRecorder(Options{.timed = timed, .device = device}) {}
   ~OpRecorder() override;
   OpRecorder(const OpRecorder&) = delete;
   size_t num_recorded() const override { return records_.size(); }
@@ -32,7 +39,7 @@ class OpRecorder : public OpSource {
   Clock::time_point now() const;
   void measure_empty();
 
-  bool timed_;
+  bool timed_, checks_values_;
   at::Device device_;
   std::unique_ptr<c10::DebugInfoGuard> owner_;  // makes this the recorder of the thread
   uint64_t handle_ = 0;

@@ -32,15 +32,6 @@ class EventLog : public AllocationObserver {
   MemoryEvents events;
 };
 
-// What `work` allocates and frees.
-template <class Work>
-MemoryEvents logged(const Work& work) {
-  EventLog log;
-  const MetaAllocationScope scope(log);
-  work();
-  return log.events;
-}
-
 int64_t samples_at_once(const TrainOptions& options, int64_t world_size) {
   return std::min((options.samples.num_samples + world_size - 1) / world_size, SampleOptions().batch);
 }
@@ -57,11 +48,18 @@ BatchTensors batch_on_meta(const DataShape& data, int64_t rows) {
 
 }  // namespace
 
+MemoryEvents logged_on_meta(const std::function<void()>& work) {
+  EventLog log;
+  const MetaAllocationScope scope(log);
+  work();
+  return log.events;
+}
+
 MemoryEvents trace_load(const TrainOptions& options, const DataShape& data, DryRunDevice device,
                         const std::shared_ptr<ProcessGroup>& group) {
   const DryRunScope dry_run(device);
   Training training;  // outlives the log: its state stays
-  return logged([&] { training = build_training(options, data, at::kMeta, group); });
+  return logged_on_meta([&] { training = build_training(options, data, at::kMeta, group); });
 }
 
 MemoryEvents trace_sample_grid(const TrainOptions& options, const DataShape& data, DryRunDevice device,
@@ -72,7 +70,7 @@ MemoryEvents trace_sample_grid(const TrainOptions& options, const DataShape& dat
   two_steps.samples.num_sampling_steps = std::min(options.samples.num_sampling_steps, kTracedSamplingSteps);
   const auto sampler = make_sampler(grid_sampler_config(two_steps, objective_config_of(options.objective)));
   const Training training = build_training(options, data, at::kMeta, group);
-  return logged([&] {
+  return logged_on_meta([&] {
     const DenoiserShape& shape = training.denoiser->shape();
     const int64_t batch = samples_at_once(options, group->world_size());
     Conditioning cond = batch_on_meta(data, batch).batch.conditioning;
@@ -106,7 +104,7 @@ MemoryEvents trace_validation(const TrainOptions& options, const DataShape& data
   std::optional<StepBatch> batch;
   const int64_t rows = rows_of_validation(options, group->world_size());
   if (device == DryRunDevice::kCpu) batch = batch_of(rows);
-  return logged([&] {
+  return logged_on_meta([&] {
     with_first_ema(*training.state, [&] { forward_losses(training, batch ? *batch : batch_of(rows)); });
   });
 }
@@ -117,12 +115,12 @@ AutoencoderEvents trace_autoencoder(const AutoencoderKlConfig& config, const Tra
   const at::NoGradGuard no_grad;
   AutoencoderEvents events;
   std::unique_ptr<AutoencoderKl> autoencoder;
-  events.load = logged([&] {
+  events.load = logged_on_meta([&] {
     autoencoder = std::make_unique<AutoencoderKl>(
         config, BuildOptions{.device = at::kMeta, .compute_dtype = options.compute.held_dtype()});
     autoencoder->freeze_weights();
   });
-  events.decode = logged([&] {
+  events.decode = logged_on_meta([&] {
     const int64_t batch = samples_at_once(options, world_size);
     autoencoder->decode(on_meta({batch, data.channels, data.largest().height, data.largest().width}));
   });
@@ -132,7 +130,7 @@ AutoencoderEvents trace_autoencoder(const AutoencoderKlConfig& config, const Tra
   // On a CPU the loader's arrays are read where they are.
   std::optional<at::Tensor> images;
   if (device == DryRunDevice::kCpu) images = on_meta(image_shape);
-  events.encode = logged([&] { autoencoder->encode(images ? *images : on_meta(image_shape)); });
+  events.encode = logged_on_meta([&] { autoencoder->encode(images ? *images : on_meta(image_shape)); });
   return events;
 }
 

@@ -2,6 +2,7 @@
 // encoding images. Traced on meta tensors like the step, on one of the ranks of `group` (dry_group).
 #pragma once
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <vector>
 
@@ -11,6 +12,9 @@
 #include "train/setup.h"
 
 namespace kiln {
+
+// What `work` allocates and frees on meta.
+MemoryEvents logged_on_meta(const std::function<void()>& work);
 
 // build_training: what it leaves alive is the persistent state.
 MemoryEvents trace_load(const TrainOptions& options, const DataShape& data, DryRunDevice device,

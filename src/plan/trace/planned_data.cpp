@@ -7,6 +7,7 @@
 #include "data/images/image_dataset.h"
 #include "data/loader/batches.h"
 #include "data/store/feature_store.h"
+#include "data/text_store/joined_text.h"
 #include "extract/image_batches.h"
 #include "train/training_data.h"
 
@@ -35,13 +36,19 @@ DataShape latent_shape(const TrainOptions& options) {
   return {.channels = autoencoder.latent_channels, .lanes = {{.height = side, .width = side}}};
 }
 
+DataShape stored_shape(const TrainOptions& options) {
+  StoredSamples samples = describe_stores(options);
+  if (!samples.text_folders.empty()) samples.shape.text = text_shape(*open_texts(samples.text_folders));
+  return samples.shape;
+}
+
 int64_t num_classes_of(size_t names, const TrainOptions& options) {
   return names > 0 ? std::max(static_cast<int64_t>(names), options.model.num_classes) : 0;
 }
 
 }  // namespace
 
-bool is_store(const TrainOptions& options) { return fs::exists(fs::path(options.data.path) / "store.json"); }
+bool is_store(const TrainOptions& options) { return has_store(options); }
 
 bool encodes_images(const TrainOptions& options) {
   if (plans_for_pictures(options)) return true;
@@ -53,7 +60,9 @@ bool encodes_validation_images(const TrainOptions& options) {
   return fs::exists(path) && !fs::exists(path / "store.json") && !options.data.in_pixels();
 }
 
-DataShape planned_shape(const TrainOptions& options) {
+namespace {
+
+DataShape shape_of_data(const TrainOptions& options) {
   if (plans_for_pictures(options)) {
     DataShape shape = latent_shape(options);
     const DataShape told = synthetic_shape(options);
@@ -63,7 +72,7 @@ DataShape planned_shape(const TrainOptions& options) {
     return shape;
   }
   if (is_synthetic(options)) return synthetic_shape(options);
-  if (is_store(options)) return describe_store(options, read_store_info(options.data.path)).shape;
+  if (is_store(options)) return stored_shape(options);
   if (!fs::exists(options.data.path))
     fail("train",
          "--data {} does not exist: give a store made by kiln extract, images with --autoencoder, or "
@@ -76,6 +85,14 @@ DataShape planned_shape(const TrainOptions& options) {
          options.data.path);
   DataShape shape = latent_shape(options);
   shape.num_classes = num_classes_of(ImageDataset::open(options.data.path)->class_names().size(), options);
+  return shape;
+}
+
+}  // namespace
+
+DataShape planned_shape(const TrainOptions& options) {
+  DataShape shape = shape_of_data(options);
+  shape.has_input_noise = options.objective.input_perturbation > 0;
   return shape;
 }
 

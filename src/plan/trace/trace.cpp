@@ -54,7 +54,7 @@ void describe_model(const Training& training, StepTrace& trace) {
     trace.segment_weights.push_back(segment.unit.layout().size);
     for (const FlatSlot& slot : segment.unit.layout().slots) trace.num_weights += slot.numel;
   }
-  trace.flops_per_image = 3 * training.denoiser->shape().forward_flops;  // backward is twice the forward
+  trace.flops_per_image = flops_of_image(training);
 }
 
 // Micro-steps of a step: so many whole ones, and the rest.

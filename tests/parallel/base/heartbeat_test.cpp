@@ -2,8 +2,12 @@
 #include "parallel/ranks/heartbeat.h"
 
 #include <gtest/gtest.h>
+#include <spawn.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include <condition_variable>
+#include <cstring>
 #include <map>
 #include <mutex>
 #include <stdexcept>
@@ -95,6 +99,44 @@ TEST(Heartbeat, EndsAWaitForRankZero) {
   const auto board = std::make_shared<MemoryBoard>();
   Heartbeat other(board, rank_of(1, 2), kInterval);
   EXPECT_EQ(other.wait_until([] { return false; }, kForever), "; rank 0 no longer answers");
+}
+
+// Number of a process that is dead; its parent has not asked after it.
+int64_t ended_process() {
+  std::string name = "true";
+  char* const arguments[] = {name.data(), nullptr};
+  pid_t process = 0;
+  EXPECT_EQ(posix_spawnp(&process, "true", nullptr, nullptr, arguments, environ), 0);
+  siginfo_t told;
+  EXPECT_EQ(waitid(P_PID, static_cast<id_t>(process), &told, WEXITED | WNOWAIT), 0);
+  return process;
+}
+
+// Gloo may wait for ever for a rank that died; for one that is stopped it does so rightly.
+TEST(Heartbeat, EndsAWaitForAProcessThatHasEnded) {
+  const auto board = std::make_shared<MemoryBoard>();
+  Ranks ranks = rank_of(0, 2);
+  ranks.local_world_size = 2;
+  Heartbeat first(board, ranks, kInterval);
+  ranks.rank = ranks.local_rank = 1;
+  auto other = std::make_unique<Heartbeat>(board, ranks, kInterval);
+  while (!board->find("alive/1")) std::this_thread::sleep_for(milliseconds(1));
+  other.reset();
+  const auto end = std::chrono::steady_clock::now() + 9 * kInterval;
+  const auto over = [&] { return std::chrono::steady_clock::now() >= end; };
+  EXPECT_EQ(first.wait_until(over, kForever, Silence::kIsWaitedFor), std::nullopt) << "it may be stopped";
+
+  std::string beat = board->find("alive/1").value();
+  const int64_t mine = getpid(), dead = ended_process();
+  const size_t at = beat.find(std::string(reinterpret_cast<const char*>(&mine), sizeof mine));
+  ASSERT_NE(at, std::string::npos);
+  beat.replace(at, sizeof dead, reinterpret_cast<const char*>(&dead), sizeof dead);
+  board->set("alive/1", beat);
+  for (const bool is_reaped : {false, true}) {
+    if (is_reaped) waitpid(static_cast<pid_t>(dead), nullptr, 0);
+    EXPECT_EQ(first.wait_until([] { return false; }, kForever, Silence::kIsWaitedFor),
+              "; rank 1 no longer answers");
+  }
 }
 
 TEST(Heartbeat, WaitsForRanksThatAreLate) {

@@ -1,4 +1,4 @@
-#include "convert/lora_keys.h"
+#include "models/lora_keys.h"
 
 #include <ATen/core/grad_mode.h>
 
@@ -70,29 +70,6 @@ double scale_of(const TensorMap& tensors, const std::string& stem, int64_t rank)
   return alpha->second.to(at::kDouble).item<double>() / static_cast<double>(rank);
 }
 
-// The scale as a rank and an alpha, the way PEFT writes it.
-nlohmann::json peft_config(const std::vector<LoraLayer>& layers) {
-  const int64_t rank = layers.front().down.size(0);
-  const double alpha = layers.front().scale * static_cast<double>(rank);
-  nlohmann::json config = {{"peft_type", "LORA"},
-                           {"r", rank},
-                           {"lora_alpha", alpha},
-                           {"bias", "none"},
-                           {"use_rslora", false},
-                           {"lora_dropout", 0.0},
-                           {"rank_pattern", nlohmann::json::object()},
-                           {"alpha_pattern", nlohmann::json::object()},
-                           {"target_modules", nlohmann::json::array()}};
-  for (const LoraLayer& layer : layers) {
-    const int64_t own_rank = layer.down.size(0);
-    const double own_alpha = layer.scale * static_cast<double>(own_rank);
-    config["target_modules"].push_back(layer.module);
-    if (own_rank != rank) config["rank_pattern"][layer.module] = own_rank;
-    if (own_alpha != alpha) config["alpha_pattern"][layer.module] = own_alpha;
-  }
-  return config;
-}
-
 bool is_peft(const std::string& path) {
   const std::filesystem::path given = path;
   const std::filesystem::path folder = std::filesystem::is_directory(given) ? given : given.parent_path();
@@ -129,6 +106,16 @@ std::vector<LoraLayer> read_lora(const std::string& path, const std::vector<std:
   return layers;
 }
 
+size_t merge_adapter(TensorMap& weights, const std::string& path) {
+  std::vector<std::string> modules;
+  constexpr std::string_view kWeight = ".weight";
+  for (const auto& [key, weight] : weights)
+    if (key.ends_with(kWeight)) modules.push_back(key.substr(0, key.size() - kWeight.size()));
+  const std::vector<LoraLayer> layers = read_lora(path, modules);
+  merge_lora(weights, layers);
+  return layers.size();
+}
+
 LoraFile write_lora(const std::vector<LoraLayer>& layers, LoraFormat format, const std::string& prefix) {
   const at::NoGradGuard no_grad;
   if (layers.empty()) fail("lora", "there are no layers to write");
@@ -156,7 +143,7 @@ LoraFile write_lora(const std::vector<LoraLayer>& layers, LoraFormat format, con
       }
     }
   }
-  if (format == LoraFormat::kPeft) file.adapter_config = peft_config(layers);
+  if (format == LoraFormat::kPeft) file.adapter_config = lora_config(layers);
   return file;
 }
 

@@ -1,6 +1,6 @@
 // Adapters in each format, written and read back. tests/reference/test_lora.py reads files of peft and
 // diffusers.
-#include "convert/lora_keys.h"
+#include "models/lora_keys.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

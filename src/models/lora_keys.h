@@ -18,6 +18,9 @@ enum class LoraFormat { kPeft, kDiffusers, kKohya };
 // Parts for text encoders are left out. Throws Error naming what cannot be read.
 std::vector<LoraLayer> read_lora(const std::string& path, const std::vector<std::string>& modules);
 
+// Adds an adapter's file to a model's weights (merge_lora). Returns how many layers it changes. Throws Error.
+size_t merge_adapter(std::map<std::string, at::Tensor>& weights, const std::string& path);
+
 struct LoraFile {
   std::map<std::string, at::Tensor> tensors;
   nlohmann::json adapter_config;  // of PEFT's format, else null

@@ -1,0 +1,86 @@
+#include "cli/probe_variants.h"
+
+#include <sys/wait.h>
+
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <iterator>
+
+#include "core/error.h"
+#include "core/files/temporary_folder.h"
+#include "parallel/machine.h"
+#include "plan/price/machine_profile.h"
+#include "plan/price/this_machine.h"
+#include "plan/report/variants.h"
+#include "run/train_command.h"
+#include "watch/prediction.h"
+
+namespace kiln::cli {
+
+namespace {
+
+std::string content_of(const std::filesystem::path& path) {
+  std::ifstream file(path);
+  return {std::istreambuf_iterator<char>(file), {}};
+}
+
+std::string last_line(const std::string& text) {
+  const size_t end = text.find_last_not_of('\n');
+  if (end == std::string::npos) return "";
+  const size_t begin = text.find_last_of('\n', end);
+  return text.substr(begin == std::string::npos ? 0 : begin + 1,
+                     end - (begin == std::string::npos ? 0 : begin + 1) + 1);
+}
+
+// A process for each: one that runs out of memory does not end the others, and none finds what another
+// cached.
+VariantResult run_variant(const VariantsCommand& command, const Variant& variant, const std::string& folder) {
+  const std::string train = command_line(variant.options), name = "kiln train",
+                    program = std::filesystem::read_symlink("/proc/self/exe").string(),
+                    out = folder + "/result.json", errors = folder + "/errors";
+  // Said even where it is the usual one: a probe on a CPU takes a smaller batch when none is given.
+  const std::string batch = train.find("--global-batch ") == std::string::npos
+                                ? fmt::format(" --global-batch {}", variant.options.global_batch)
+                                : "";
+  const std::string line = fmt::format("'{}' probe --json --steps {}{}{}{} > '{}' 2> '{}'", program,
+                                       command.steps, command.checkpoint ? "" : " --no-checkpoint",
+                                       train.substr(name.size()), batch, out, errors);
+  const int status = std::system(line.c_str());
+  if (status != 0) {
+    const std::string problem = last_line(content_of(errors));
+    return {.problem = !problem.empty() ? problem : "it ended without a word: out of memory?"};
+  }
+  const nlohmann::json result = nlohmann::json::parse(content_of(out));
+  const StepFigures measured = figures_from_json(result.at("measured"));
+  const auto encoding = measured.phase_s.find("encoding");
+  return {.step_s = measured.step_s,
+          .images_per_s = measured.images_per_s,
+          .encoding_share = encoding == measured.phase_s.end() ? 0 : encoding->second / measured.step_s,
+          .memory_bytes = measured.peak_bytes,
+          .details = result};
+}
+
+}  // namespace
+
+nlohmann::json compare_variants(const VariantsCommand& command, const TrainOptions& base,
+                                const std::set<std::string>& given) {
+  const std::vector<Variant> variants = read_variants(command.file, base, given);
+  std::vector<VariantResult> results;
+  const TemporaryFolder folder("probe");
+  for (const Variant& variant : variants) {
+    fmt::print(stderr, "kiln probe: {}\n", variant.name);
+    PlanOptions plan;
+    plan.gpu = command.gpu;
+    results.push_back(command.gpu.empty() ? run_variant(command, variant, folder.path().string())
+                                          : plan_variant(variant, plan));
+  }
+  const std::string source =
+      command.gpu.empty()
+          ? fmt::format("measured on {}, {} steps each; memory of tensors",
+                        machine_name(choose_device(base.compute.device)), command.steps)
+          : fmt::format("planned on {}; memory of the device", find_profile(command.gpu).name);
+  return variants_json(source, variants, results);
+}
+
+}  // namespace kiln::cli

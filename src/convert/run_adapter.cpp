@@ -1,0 +1,89 @@
+#include "convert/run_adapter.h"
+
+#include <fmt/format.h>
+
+#include <filesystem>
+
+#include "checkpoint/tensor_files.h"
+#include "core/aten.h"
+#include "core/error.h"
+#include "core/files/atomic_file.h"
+#include "core/tensors.h"
+#include "models/lora_keys.h"
+#include "models/registry.h"
+
+namespace kiln {
+namespace {
+
+namespace fs = std::filesystem;
+
+LoraFormat format_of(const std::string& name, bool is_file) {
+  if (name == "peft" || (name.empty() && !is_file)) return LoraFormat::kPeft;
+  if (name == "diffusers" || name.empty()) return LoraFormat::kDiffusers;
+  if (name == "kohya") return LoraFormat::kKohya;
+  fail("convert", "expected --adapter-format to be one of peft, diffusers, kohya, got \"{}\"", name);
+}
+
+// The folder of a pipeline that holds the run's model: what diffusers' keys begin with.
+std::string component_of(const WeightsSource& source) {
+  const Family& family = family_of(source.run.at("model").get<std::string>());
+  return family.formats.empty() ? "transformer" : family.formats.front().component;
+}
+
+// Where an adapter's tensors go. PEFT and diffusers find them in a folder by these names.
+fs::path file_in(const fs::path& out, bool is_file, LoraFormat format) {
+  if (is_file) return out;
+  return out /
+         (format == LoraFormat::kPeft ? "adapter_model.safetensors" : "pytorch_lora_weights.safetensors");
+}
+
+}  // namespace
+
+bool is_run_adapter(const WeightsSource& source) {
+  return source.run.is_object() && source.run.contains("adapter");
+}
+
+std::vector<LoraLayer> read_run_adapter(const WeightsSource& source) {
+  return lora_layers(load_tensors(source.path), source.run.at("adapter").at("config"), source.path);
+}
+
+void write_run_adapter(const WeightsSource& source, const std::string& to, const std::string& format_name,
+                       const std::string& dtype_name) {
+  std::vector<LoraLayer> layers = read_run_adapter(source);
+  if (!dtype_name.empty()) {
+    const at::ScalarType dtype = parse_compute_dtype(dtype_name, "--dtype");
+    for (LoraLayer& layer : layers) {
+      layer.down = layer.down.to(dtype);
+      layer.up = layer.up.to(dtype);
+    }
+  }
+  const fs::path out = to;
+  const bool is_file = out.extension() == ".safetensors";
+  if (!is_file && out.has_extension())
+    fail("convert", "--out {}: an adapter goes to *.safetensors or a folder", to);
+  const LoraFormat format = format_of(format_name, is_file);
+  const LoraFile file = write_lora(layers, format, component_of(source));
+  if (!is_file) fs::create_directories(out);
+  const fs::path path = file_in(out, is_file, format);
+  save_tensors(path.string(), file.tensors, {{"format", "pt"}});
+  if (format == LoraFormat::kPeft)
+    write_file_atomically("convert", (path.parent_path() / "adapter_config.json").string(),
+                          file.adapter_config.dump(2) + "\n");
+  fmt::print("{}: an adapter of {} layers, from {}\n", path.string(), layers.size(), source.path);
+}
+
+void merge_given_adapter(const std::string& path, bool ema, TensorMap& weights) {
+  size_t num_layers = 0;
+  if (fs::is_directory(fs::path(path) / "checkpoints")) {
+    const WeightsSource source = find_weights(path, ema);
+    if (!is_run_adapter(source)) fail("convert", "{} trained no adapter, but a model", path);
+    const std::vector<LoraLayer> layers = read_run_adapter(source);
+    merge_lora(weights, layers);
+    num_layers = layers.size();
+  } else {
+    num_layers = merge_adapter(weights, path);
+  }
+  fmt::print("{}: an adapter of {} layers, merged\n", path, num_layers);
+}
+
+}  // namespace kiln

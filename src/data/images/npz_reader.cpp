@@ -1,0 +1,40 @@
+#include <archive.h>
+#include <archive_entry.h>
+
+#include "core/error.h"
+#include "data/images/npz.h"
+
+namespace kiln {
+
+std::map<std::string, NpyArray> read_npz(const std::string& path) {
+  const std::unique_ptr<archive, decltype(&archive_read_free)> zip(archive_read_new(), archive_read_free);
+  archive_read_support_format_zip(zip.get());
+  const auto refuse = [&] {
+    const char* why = archive_error_string(zip.get());
+    fail("npz", "expected an archive of numpy.savez, got none: {} ({})", why ? why : "unreadable", path);
+  };
+  if (archive_read_open_filename(zip.get(), path.c_str(), 1 << 16) != ARCHIVE_OK) refuse();
+  std::map<std::string, NpyArray> arrays;
+  for (archive_entry* entry = nullptr;;) {
+    const int status = archive_read_next_header(zip.get(), &entry);
+    if (status == ARCHIVE_EOF) return arrays;
+    if (status != ARCHIVE_OK && status != ARCHIVE_WARN) refuse();
+    const char* file = archive_entry_pathname(entry);
+    std::string name = file ? file : "";
+    // A stream tells no sizes in advance, and what an archive says of them may be wrong.
+    std::vector<std::byte> bytes;
+    for (size_t filled = 0;;) {
+      bytes.resize(filled + (1 << 20));
+      const la_ssize_t got = archive_read_data(zip.get(), bytes.data() + filled, bytes.size() - filled);
+      if (got < 0) refuse();
+      filled += static_cast<size_t>(got);
+      if (got > 0) continue;
+      bytes.resize(filled);
+      break;
+    }
+    if (name.ends_with(".npy")) name.resize(name.size() - 4);
+    arrays.emplace(name, parse_npy(bytes, fmt::format("{}, {}", path, name)));
+  }
+}
+
+}  // namespace kiln

@@ -1,0 +1,118 @@
+#include "extract/append.h"
+
+#include <filesystem>
+#include <unordered_map>
+
+#include "core/error.h"
+#include "data/store/store_source.h"
+#include "data/text_store/text_store_info.h"
+
+namespace kiln {
+
+namespace fs = std::filesystem;
+
+namespace {
+
+class SomePictures : public ImageDataset {
+ public:
+  SomePictures(std::unique_ptr<ImageDataset> all, const std::vector<int64_t>& indices)
+      : all_(std::move(all)), indices_(indices) {
+    class_names_ = all_->class_names();
+    for (const int64_t index : indices_) records_.push_back(all_->records()[static_cast<size_t>(index)]);
+  }
+  const char* layout() const override { return all_->layout(); }
+  Image load(int64_t index) const override { return all_->load(indices_.at(static_cast<size_t>(index))); }
+  PictureBytes bytes(int64_t index) const override {
+    return all_->bytes(indices_.at(static_cast<size_t>(index)));
+  }
+
+ private:
+  const std::unique_ptr<ImageDataset> all_;
+  const std::vector<int64_t> indices_;
+};
+
+// The name of the folder that a store's samples came from, as it keeps it.
+std::string folder_name(const std::string& data) {
+  return fs::absolute(data).lexically_normal().filename().string();
+}
+
+// Names of all samples, each with the folder that it came from.
+std::unordered_map<std::string, std::string> origins(const std::string& store) {
+  std::unordered_map<std::string, std::string> found;
+  for (const std::string& part : store_parts(store)) {
+    const auto opened = FeatureStore::open(part);
+    const nlohmann::json& source = opened->info().source;
+    const std::string data = source.is_object() ? source.value("data", "") : "";
+    for (int64_t sample = 0; sample < opened->size(); ++sample)
+      found.emplace(opened->sample_name(sample), data);
+  }
+  return found;
+}
+
+// Where the next part of a store goes.
+std::string next_part(const std::string& store) {
+  if (!fs::exists(fs::path(store) / "store.json"))
+    fail("extract", "--append adds to a store, and {} is none: leave --append out", store);
+  if (!read_store_info(store).complete)
+    fail("extract", "--append: {} is unfinished: run the command that began it again first", store);
+  return appended_part_folder(store, static_cast<int64_t>(store_parts(store).size()));
+}
+
+std::string last_part(const std::string& store) { return store_parts(store).back(); }
+
+// The pictures of --data that are not in the store; null when all are.
+std::unique_ptr<ImageDataset> open_new_pictures(const std::string& data, const std::string& store) {
+  std::unique_ptr<ImageDataset> dataset = ImageDataset::open(data);
+  const auto known = origins(store);
+  std::vector<int64_t> indices;
+  for (size_t i = 0; i < dataset->records().size(); ++i) {
+    const std::string& name = dataset->records()[i].name;
+    const auto found = known.find(name);
+    if (found == known.end())
+      indices.push_back(static_cast<int64_t>(i));
+    else if (found->second != folder_name(data))
+      fail("extract",
+           "--append: picture {} of {} has the name of a sample of {} that came from the folder {:?}: rename "
+           "the pictures, or their folder if they are the same",
+           name, data, store, found->second);
+  }
+  if (indices.empty()) return nullptr;
+  return std::make_unique<SomePictures>(std::move(dataset), indices);
+}
+
+// Names the captions that the store has and its new samples lack.
+std::string missing_captions_text(const std::string& store, const std::string& data) {
+  std::string text;
+  for (const std::string& name : find_text_stores(store))
+    if (!fs::exists(fs::path(text_store_folder(last_part(store), name)) / "text.json"))
+      text += fmt::format(
+          "the new samples have no captions in text-{} yet: kiln extract --append --data {} --out {} "
+          "--text-encoder DIR --text-name {}\n",
+          name, data, store, name);
+  return text;
+}
+
+}  // namespace
+
+void append_pictures(const ExtractOptions& options, ProcessGroup& group,
+                     const FeatureExtractor& extract_features) {
+  const std::string &store = options.out, part = next_part(store);
+  if (!options.autoencoder.empty()) {
+    std::unique_ptr<ImageDataset> pictures = open_new_pictures(options.data, store);
+    if (!pictures && group.rank() == 0)
+      fmt::print("{} has all pictures of {} already\n", store, options.data);
+    if (pictures) {
+      ExtractOptions of_part = options;
+      of_part.out = part;
+      extract_features(of_part, std::move(pictures));
+      if (last_part(store) != part) return;  // stopped
+    }
+  }
+  if (!options.text.encoder.empty())
+    extract_text(options.text, options.data, last_part(store), options.compute_dtype, options.device, group,
+                 store);
+  else if (group.rank() == 0)
+    fmt::print("{}", missing_captions_text(store, options.data));
+}
+
+}  // namespace kiln

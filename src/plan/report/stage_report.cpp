@@ -1,0 +1,40 @@
+// The plans of a run's stages, for the terminal and as JSON.
+#include <fmt/format.h>
+
+#include "core/units.h"
+#include "plan/report/report.h"
+
+namespace kiln {
+
+std::string to_text(const StagePlans& stages) {
+  std::string text = fmt::format("{:<24}{:>8}{:>8}{:>12}{:>12}{:>12}{:>12}\n", "", "px", "steps", "GiB",
+                                 "s/step", "images/s", "hours");
+  for (size_t i = 0; i < stages.plans.size(); ++i) {
+    const Plan& plan = stages.plans[i];
+    text += fmt::format("{:<24}{:>8}{:>8}{:>12.2f}{:>12.4g}{:>12.4g}{:>12.4g}{}\n", stages.names[i],
+                        plan.options.train.data.image_size, plan.steps, gib(plan.needed_bytes), plan.step_s,
+                        plan.images_per_s, plan.days * 24, plan.fits ? "" : "  DOES NOT FIT");
+  }
+  const bool has_cost = stages.plans.front().options.price_per_gpu_hour > 0;
+  text += fmt::format("all {} stages: {} steps in {:.4g} hours ({:.3g} days){}; the most memory in {}:\n\n",
+                      stages.plans.size(), stages.steps, stages.days * 24, stages.days,
+                      has_cost ? fmt::format(", cost {:.2f}", stages.cost) : "", stages.names[stages.worst]);
+  return text + to_text(stages.plans[stages.worst]);
+}
+
+nlohmann::json to_json(const StagePlans& stages) {
+  nlohmann::json plans = nlohmann::json::array();
+  for (size_t i = 0; i < stages.plans.size(); ++i) {
+    plans.push_back(to_json(stages.plans[i]));
+    plans.back()["name"] = stages.names[i];
+  }
+  return {{"stages", plans},
+          {"fits", stages.fits},
+          {"needed_bytes", stages.plans[stages.worst].needed_bytes},
+          {"worst_stage", stages.worst + 1},
+          {"steps", stages.steps},
+          {"days", stages.days},
+          {"cost", stages.cost}};
+}
+
+}  // namespace kiln

@@ -1,0 +1,103 @@
+// What can be checked of all stages before the first one is trained.
+#include <fmt/ranges.h>
+
+#include <map>
+
+#include "core/error.h"
+#include "core/error_message.h"
+#include "data/text_store/joined_text.h"
+#include "models/registry.h"
+#include "train/setup.h"
+#include "train/stages/stages.h"
+#include "train/training_data.h"
+
+namespace kiln {
+
+namespace {
+
+using WeightSizes = std::map<std::string, std::vector<int64_t>>;
+
+// What weights trained in one stage must find in the next.
+struct StageFacts {
+  std::string latents;      // what made them
+  std::string text_folder;  // empty: no captions
+  nlohmann::json model_config;
+};
+
+std::string latents_of(const std::string& name, const std::string& fingerprint, double scale, double shift) {
+  return fmt::format("{} {} times {} from {}", name, fingerprint, scale, shift);
+}
+
+WeightSizes weights_of(const TrainOptions& options, const nlohmann::json& config) {
+  const auto denoiser = build_denoiser(options.model.name, config, {.outline = true});
+  WeightSizes sizes;
+  for (const auto& segment : denoiser->segments())
+    for (const auto& parameter : segment->parameters())
+      sizes[parameter->key] = parameter->value.sizes().vec();
+  return sizes;
+}
+
+StageFacts facts_of(const TrainOptions& options) {
+  StageFacts facts;
+  DataShape shape;
+  if (options.data.is_synthetic()) {
+    shape = synthetic_shape(options);
+  } else if (has_store(options)) {
+    const StoredSamples samples = describe_stores(options);
+    const StoreInfo& info = samples.info;
+    shape = samples.shape;
+    if (!samples.text_folders.empty()) {
+      shape.text = text_shape(*open_texts(samples.text_folders));
+      facts.text_folder = samples.text_folders.front();
+    }
+    facts.latents =
+        latents_of(info.autoencoder, info.autoencoder_fingerprint, info.scaling_factor, info.shift_factor);
+  } else {
+    const TrainingData data = open_training_data(options, at::kCPU, at::kFloat);
+    shape = data.shape;
+    facts.latents = latents_of(data.autoencoder.name, data.autoencoder.fingerprint,
+                               data.autoencoder.scaling_factor, data.autoencoder.shift_factor);
+  }
+  facts.model_config =
+      denoiser_config_of(options, shape, *make_objective(objective_config_of(options.objective)));
+  return facts;
+}
+
+void require_same(const Stage& stage, const StageFacts& facts, const Stage& first, const StageFacts& before) {
+  if (facts.latents != before.latents)
+    fail("train",
+         "its data are latents of another autoencoder ({}) than those of {} ({}): extract them again",
+         facts.latents, first.name, before.latents);
+  if (!facts.text_folder.empty())
+    require_same_encoder(read_text_store_info(before.text_folder), before.text_folder,
+                         read_text_store_info(facts.text_folder), facts.text_folder);
+  // Fixed tables are among them.
+  const WeightSizes weights = weights_of(stage.options, facts.model_config);
+  for (const auto& [key, sizes] : weights_of(first.options, before.model_config))
+    if (const auto found = weights.find(key); found == weights.end() || found->second != sizes)
+      fail("train",
+           "{} at --image-size {} has other weights than at the {} of {} ({} is {} there): this model cannot "
+           "change its size or classes between stages",
+           stage.options.model.name, stage.options.data.image_size, first.options.data.image_size, first.name,
+           key, sizes);
+}
+
+}  // namespace
+
+nlohmann::json model_config_of(const TrainOptions& options) { return facts_of(options).model_config; }
+
+void check_stages(const StagePlan& plan) {
+  if (!plan.is_staged()) return;
+  StageFacts first;
+  for (size_t i = plan.current; i < plan.stages.size(); ++i) try {
+      StageFacts facts = facts_of(plan.stages[i].options);
+      if (i == plan.current)
+        first = std::move(facts);
+      else
+        require_same(plan.stages[i], facts, plan.stage(), first);
+    } catch (const Error& error) {
+      throw Error(fmt::format("{} ({})", error.what(), plan.stages[i].name));
+    }
+}
+
+}  // namespace kiln

@@ -1,0 +1,282 @@
+// The order of a stage: data and model are checked against each other, the newest checkpoint is found, then
+// batches are stepped, logged, validated, sampled and saved until the stage is done.
+#include "train/stages/stage_loop.h"
+
+#include <ATen/Parallel.h>
+
+#include <cmath>
+#include <utility>
+
+#include "core/error.h"
+#include "data/loader/batches.h"
+#include "optim/lr_schedule.h"
+#include "parallel/machine.h"
+#include "train/bad_step.h"
+#include "train/checkpoints.h"
+#include "train/sample_grid.h"
+#include "watch/report.h"
+
+namespace kiln {
+
+namespace {
+
+constexpr int64_t kComparedSteps = 100;  // after which the plan is compared for the first time
+
+}  // namespace
+
+StageLoop::StageLoop(const StagePlan& plan, const StageFit& fit, const RunContext& context,
+                     const StopSignal& stop, bool is_next, double steps_ahead)
+    : stop_(stop),
+      plan_(plan),
+      run_(fit.options, context.group, plan.stage().first_step),
+      progress_(fit.options, run_.is_alone(), plan.stage().first_step),
+      predicted_(fit.predicted),
+      is_next_(is_next),
+      steps_ahead_(steps_ahead) {
+  run_.data_sheet_flops = context.data_sheet_flops;
+  saves_the_end_ = context.saves_the_end;
+  audit_ops_ = context.audit_ops;
+  plan.record(run_.config, run_.data.identity);
+}
+
+bool StageLoop::train() {
+  if (!start()) return true;
+  const TrainOptions& options = run_.options;
+  while (!progress_.finished() && !stopping()) {
+    train_step();
+    announce_checkpoint(saver_->poll());
+    if (watch_->num_steps() == kComparedSteps) compare_with_plan();
+    if (!stopping() && (is_due(options.validation.every) || progress_.finished())) validate();
+    if (is_due(options.samples.every) || (options.samples.every > 0 && progress_.finished())) sample();
+    if (run_.evaluation && !stopping() && (is_due(options.evaluation.every) || progress_.finished()))
+      evaluate();
+    if (is_due(options.checkpoints.every)) begin_checkpoint();
+  }
+  watch_->finish();
+  if (saves_the_end_ && last_saved_ != progress_.step) begin_checkpoint();
+  finish_checkpoint();
+  compare_with_plan();
+  const bool goes_on = !plan_.is_last() && !stopping() && !progress_.out_of_time();
+  if (run_.is_first() && goes_on)
+    fmt::print("{} is done after step {}\n", plan_.stage().name, progress_.step);
+  if (run_.is_first() && !goes_on)
+    fmt::print("{} after step {} ({} images): {}\n", stopping() ? "stopped by a signal" : "finished",
+               progress_.step, progress_.step * options.global_batch, options.out);
+  return goes_on;
+}
+
+// Batches differ in shape: the largest comes once before the first step, so that no later one is the first to
+// ask for its memory.
+void StageLoop::rehearse() {
+  DataShape largest = run_.data.shape;
+  const bool differ = largest.lanes.size() > 1 || (largest.text.width > 0 && !largest.text.is_padded);
+  if (!differ || run_.device.is_meta()) return;
+  const PhaseMemory::Phase phase(run_.phase_memory, "rehearsal");
+  largest.lanes = {largest.largest()};
+  largest.text.is_padded = true;
+  const ProcessGroup& group = *run_.group;
+  const auto batches =
+      synthetic_batches(largest, {.seed = run_.options.seed,
+                                  .global_batch = run_.options.global_batch,
+                                  .rank = group.rank(),
+                                  .world_size = group.world_size(),
+                                  .input_perturbation = run_.options.objective.input_perturbation,
+                                  .prefetch = 1});
+  const std::shared_ptr<const Batch> batch = batches->next();
+  run_.training.step->rehearse(as_tensors(*batch, *run_.training.objective));
+}
+
+// False: the newest checkpoint that is whole is of another stage.
+bool StageLoop::start() {
+  run_.check_same_on_all_ranks();
+  folder_ = open_run_folder(run_, state_info(), plan_);
+  if (folder_.step != plan_.step) return false;
+  run_.build();
+  const std::optional<TrainStateInfo> resumed = resume();
+  // What is done already keeps the settings that it was done with.
+  if (!resumed || !progress_.finished()) run_.write_description(plan_.is_staged() ? plan_.run : run_.options);
+  watch_.emplace(run_, progress_, predicted_, resumed, is_next_, steps_ahead_);
+  watch_->audit_with(audit_ops_);
+  announce_stage();
+  run_.print_description();
+  rehearse();
+  progress_.start_clock();
+  return true;
+}
+
+// Of several stages says which one begins, and what lies ahead other than before.
+void StageLoop::announce_stage() {
+  const Stage& stage = plan_.stage();
+  for (const std::string& note : plan_.notes)
+    if (run_.is_first()) fmt::print("{}\n", note);
+  if (!plan_.is_staged()) return;
+  if (!plan_.changes.empty()) watch_->stage_event({{"event", "changes"}, {"changes", plan_.changes}});
+  if (progress_.step > stage.first_step) return;
+  const TrainOptions& options = run_.options;
+  watch_->stage_event({{"event", "stage"},
+                       {"stage", plan_.current + 1},
+                       {"of", plan_.stages.size()},
+                       {"name", stage.name},
+                       {"steps", stage.num_steps()},
+                       {"samples", stage.num_samples},
+                       {"image_size", options.data.image_size},
+                       {"lr", options.lr.peak}});
+  if (run_.is_first())
+    fmt::print("{} of {}: {} steps, to step {}, at lr {:g}\n", stage.name, plan_.stages.size(),
+               stage.num_steps(), stage.last_step(), options.lr.peak);
+}
+
+// Loads the checkpoint to go on from, if there is one, and readies what writes new ones.
+std::optional<TrainStateInfo> StageLoop::resume() {
+  const Training& training = run_.training;
+  std::optional<TrainStateInfo> saved;
+  if (!folder_.checkpoint.empty()) {
+    const PhaseMemory::Phase phase(run_.phase_memory, "resume");
+    saved = load_checkpoint(folder_.checkpoint, *training.state);
+    progress_.step = last_saved_ = saved->step;
+    progress_.bad_steps = saved->bad_steps;
+    progress_.resume(saved->train_seconds);
+    run_.batches->seek(saved->images_seen);
+  }
+  const CheckpointCopy copy =
+      checkpoint_copy_of(run_.options.checkpoints.copy, run_.device, training.state->placement);
+  saver_ = std::make_unique<CheckpointSaver>(run_.options.out, *training.state, copy);
+  return saved;
+}
+
+void StageLoop::train_step() {
+  const Training& training = run_.training;
+  RunWatch::Step watched{.begin = std::chrono::steady_clock::now()};
+  watched.batches_ready = run_.batches->ready();
+  const std::shared_ptr<const Batch> batch = next_batch();
+  const StepBatch tensors = as_tensors(*batch, *training.objective);
+  watched.lr = lr_at(run_.options.lr, progress_.stage_step(), progress_.share());
+  ++progress_.step;
+  const RankSignals signals{.stop = stop_.requested(), .clock_seconds = progress_.clock_seconds()};
+  const StepResult result =
+      watch_->watch_step([&] { return training.step->run(tensors, watched.lr, signals); });
+  agreed_stop_ = result.signals.stop;
+  progress_.agree(result.signals.clock_seconds);
+  watched.stall_seconds = run_.batches->take_stall_seconds();
+  watched.encoding_seconds = run_.batches->take_encoding_seconds();
+  watch_->log_step(watched, result);
+  refresh_report();
+  if (result.applied)
+    progress_.bad_steps = 0;
+  else
+    handle_bad_step(result);
+}
+
+std::shared_ptr<const Batch> StageLoop::next_batch() {
+  if (!run_.data.encodes_images || watch_->num_steps() > 0) return run_.batches->next();
+  const PhaseMemory::Phase phase(run_.phase_memory, "extract");
+  return run_.batches->next();
+}
+
+// Nothing has moved. A gradient that only overflowed fp16 costs a step, no more: the loss scale shrinks.
+void StageLoop::handle_bad_step(const StepResult& result) {
+  const TrainOptions& options = run_.options;
+  const LossScaler& scaler = run_.training.state->loss_scaler;
+  if (std::isfinite(result.loss) && scaler.explains_overflow(result.loss_scale))
+    return watch_->loss_scale(scaler.scale());
+  const int64_t step = progress_.step, batch = options.global_batch;
+  const std::vector<BatchSample> samples =
+      samples_at(*run_.training.objective, options.seed, run_.batches->order(), (step - 1) * batch, batch);
+  watch_->bad_step(bad_step_report(step, result, samples, run_.data.sample_name));
+  if (++progress_.bad_steps <= options.max_bad_steps) return;
+  finish_checkpoint();
+  const std::vector<Checkpoint> saved = list_checkpoints(options.out);
+  fail("train", "{} steps in a row were not finite, the last is {} (--max-bad-steps {}): {}",
+       progress_.bad_steps, step, options.max_bad_steps,
+       saved.empty() ? std::string("no checkpoint was written yet; try a lower --lr")
+                     : fmt::format("the last good checkpoint is {}; try a lower --lr", saved.back().folder));
+}
+
+// Waits for the checkpoint before: one is written at a time.
+void StageLoop::begin_checkpoint() {
+  const PhaseMemory::Phase phase(run_.phase_memory, "checkpoint");
+  finish_checkpoint();
+  const RunWatch::Pause pause(*watch_);
+  TrainStateInfo state = state_info();
+  state.log_window = watch_->window();
+  saver_->begin(std::move(state));
+  last_saved_ = progress_.step;
+}
+
+void StageLoop::finish_checkpoint() {
+  if (saver_->under_way()) announce_checkpoint(saver_->finish());
+}
+
+// A checkpoint is on the disk, in `folder`; none: nothing has happened.
+void StageLoop::announce_checkpoint(const std::optional<std::string>& folder) {
+  if (!folder || !run_.is_first()) return;
+  const RunWatch::Pause pause(*watch_);
+  prune_checkpoints(run_.options.out, run_.options.checkpoints.keep);
+  fmt::print("checkpoint {}\n", *folder);
+  write_report(run_.options.out);
+}
+
+// The report keeps up with the log, but does not take the time of training where lines are frequent.
+void StageLoop::refresh_report() {
+  constexpr auto kOften = std::chrono::seconds(30);
+  const auto now = std::chrono::steady_clock::now();
+  if (!run_.is_first() || !is_due(run_.options.watch.log_every) || now < reported_at_ + kOften) return;
+  reported_at_ = now;
+  const RunWatch::Pause pause(*watch_);
+  write_report(run_.options.out);
+}
+
+void StageLoop::compare_with_plan() {
+  watch_->compare_with_plan();
+  if (run_.is_first()) write_report(run_.options.out);
+}
+
+void StageLoop::validate() {
+  if (!run_.validation) return;
+  const PhaseMemory::Phase phase(run_.phase_memory, "validation");
+  const RunWatch::Pause pause(*watch_);
+  const auto loss = run_.validation->run(run_.training, run_.device, [this] { return stop_.requested(); });
+  if (loss) watch_->validation(*loss);
+}
+
+void StageLoop::sample() {
+  const PhaseMemory::Phase phase(run_.phase_memory, "validation sampling");
+  const RunWatch::Pause pause(*watch_);
+  watch_->samples(
+      draw_sample_grid(run_.options, run_.grid_source(run_.prompts), [this] { return stop_.requested(); }));
+}
+
+void StageLoop::evaluate() {
+  const PhaseMemory::Phase phase(run_.phase_memory, "evaluation");
+  const RunWatch::Pause pause(*watch_);
+  const Prompts prompts = run_.data.text
+                              ? captions_of_samples(*run_.data.text, run_.options.evaluation.images,
+                                                    run_.training.denoiser->shape().conditioning)
+                              : Prompts();
+  const auto result =
+      run_.evaluation->run(run_.options, run_.grid_source(prompts), [this] { return stop_.requested(); });
+  if (result) watch_->evaluation(*result);
+}
+
+TrainStateInfo StageLoop::state_info() const {
+  return {.seed = run_.options.seed,
+          .step = progress_.step,
+          .images_seen = progress_.step * run_.options.global_batch,
+          .bad_steps = progress_.bad_steps,
+          .train_seconds = progress_.seconds(),
+          .num_threads = at::get_num_threads(),
+          .world_size = run_.group->world_size(),
+          .machine = machine_name(run_.device),
+          .config = run_.config};
+}
+
+// Several ranks cannot agree on it any more.
+void StageLoop::keep_checkpoint() {
+  if (!run_.is_alone() || !watch_) return;
+  try {
+    finish_checkpoint();
+  } catch (const std::exception&) {  // the error before it is the one to report
+  }
+}
+
+}  // namespace kiln

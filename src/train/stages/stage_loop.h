@@ -1,0 +1,70 @@
+// A stage of a run, from its newest checkpoint to its end: batches are stepped, logged, validated, sampled
+// and saved.
+#pragma once
+#include <chrono>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <string>
+
+#include "core/stop_signal.h"
+#include "train/checkpoint_saver.h"
+#include "train/progress.h"
+#include "train/resume.h"
+#include "train/run_watch.h"
+#include "train/stages/run_context.h"
+#include "train/stages/stages.h"
+
+namespace kiln {
+
+class StageLoop {
+ public:
+  // `fit`: of the plan's stage. REQUIRES: `plan` and `stop` outlive this.
+  // `is_next`: this process has trained the stage before. `steps_ahead`: of the stages behind this one, in
+  // the time of its own.
+  StageLoop(const StagePlan& plan, const StageFit& fit, const RunContext& context, const StopSignal& stop,
+            bool is_next, double steps_ahead);
+
+  // Trains the stage to its end. Returns whether to look for another one that follows.
+  bool train();
+  bool has_trained() const { return watch_.has_value(); }
+  // After an error: the checkpoint that is being written need not be lost.
+  void keep_checkpoint();
+
+ private:
+  bool start();
+  std::optional<TrainStateInfo> resume();
+  void train_step();
+  std::shared_ptr<const Batch> next_batch();
+  void handle_bad_step(const StepResult& result);
+  void rehearse();
+  void announce_stage();
+  void begin_checkpoint();
+  void finish_checkpoint();
+  void announce_checkpoint(const std::optional<std::string>& folder);
+  void refresh_report();
+  void compare_with_plan();
+  void validate();
+  void sample();
+  void evaluate();
+  TrainStateInfo state_info() const;
+  bool is_due(int64_t every) const { return every > 0 && progress_.step % every == 0; }
+  bool stopping() const { return run_.is_alone() ? stop_.requested() : agreed_stop_; }
+
+  const StopSignal& stop_;
+  const StagePlan& plan_;
+  TrainingRun run_;
+  Progress progress_;
+  nlohmann::json predicted_;
+  bool saves_the_end_ = true, is_next_ = false;
+  MakeOpSource audit_ops_;
+  double steps_ahead_ = 0;
+  RunFolder folder_;
+  std::unique_ptr<CheckpointSaver> saver_;
+  std::optional<RunWatch> watch_;  // once the run is built
+  int64_t last_saved_ = -1;
+  std::chrono::steady_clock::time_point reported_at_ = std::chrono::steady_clock::now();
+  bool agreed_stop_ = false;  // several ranks stop after the same step
+};
+
+}  // namespace kiln

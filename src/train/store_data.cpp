@@ -1,0 +1,222 @@
+#include "train/store_data.h"
+
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <cmath>
+#include <filesystem>
+#include <tuple>
+
+#include "core/error.h"
+#include "data/images/image_dataset.h"
+#include "data/loader/batches.h"
+#include "data/text_store/joined_text.h"
+#include "train/setup.h"
+
+namespace kiln {
+
+namespace fs = std::filesystem;
+
+namespace {
+
+void check_classes(const TrainOptions& options, int64_t num_classes) {
+  if (options.model.num_classes > 0 && options.model.num_classes < num_classes)
+    fail("train",
+         "--num-classes {} is less than the {} classes of the store {}: leave it out or give at least {}",
+         options.model.num_classes, num_classes, options.data.path, num_classes);
+}
+
+void check_stores(const TrainOptions& options) {
+  for (const std::string& store : options.data.more)
+    if (!fs::exists(fs::path(store) / "store.json"))
+      fail("train", "--more-data {} is not a feature store: run kiln extract", store);
+}
+
+void check_image_size(const TrainOptions& options, const StoreInfo& info) {
+  if (info.image_size == options.data.image_size) return;
+  fail("train",
+       "--image-size {} does not fit the store {} of {}-pixel images: train with --image-size {} or extract "
+       "again with --image-size {}",
+       options.data.image_size, options.data.path, info.image_size, info.image_size, options.data.image_size);
+}
+
+std::vector<std::string> parts_of(const TrainOptions& options) {
+  std::vector<std::string> folders;
+  for (const StoreSource& source : sources_of(options))
+    for (std::string& folder : source.parts()) folders.push_back(std::move(folder));
+  return folders;
+}
+
+// The name of the text store that the options choose among those beside the features.
+std::string chosen_text(const TrainOptions& options) {
+  const std::string& path = options.data.path;
+  const std::vector<std::string> found = find_text_stores(path);
+  if (found.empty())
+    fail("train",
+         "{} takes captions, the store {} has none: run kiln extract --data IMAGES --out {} --text-encoder "
+         "DIR",
+         options.model.name, path, path);
+  const std::string names = fmt::format("{}", fmt::join(found, ", "));
+  if (options.data.text.empty() && found.size() > 1)
+    fail("train", "the store {} has several text stores: choose one of {} with --text", path, names);
+  if (options.data.text.empty()) return found[0];
+  if (std::find(found.begin(), found.end(), options.data.text) == found.end())
+    fail("train", "the store {} has no text store '{}': choose one of {}", path, options.data.text, names);
+  return options.data.text;
+}
+
+// The text store of each part. Throws Error: one has none, or captions of other samples.
+std::vector<std::string> text_folders_of(const TrainOptions& options, const ConditioningShape& model) {
+  const std::string name = chosen_text(options);
+  std::vector<std::string> folders;
+  for (const std::string& part : parts_of(options)) {
+    const std::string folder = text_store_folder(part, name);
+    if (!fs::exists(fs::path(folder) / "text.json"))
+      fail("train",
+           "{} has captions in text-{}, {} has none: run kiln extract --data IMAGES --out {} --text-encoder "
+           "DIR",
+           options.data.path, name, part, part);
+    const TextStoreInfo info = read_text_store_info(folder);
+    if (const int64_t num_samples = read_store_info(part).num_samples; info.num_samples != num_samples)
+      fail("train",
+           "{} has captions of {} samples, its features are of {}: remove it and extract the text again",
+           folder, info.num_samples, num_samples);
+    if (model.pads_text && !info.padded)
+      fail("train", "{} attends to padding, and {} holds captions without it ({}): extract them with CLIP",
+           options.model.name, folder, info.encoder);
+    folders.push_back(folder);
+    require_same_encoder(read_text_store_info(folders.front()), folders.front(), info, folder);
+  }
+  return folders;
+}
+
+std::string part_identity(const std::string& folder, const std::string& text_folder) {
+  const StoreInfo info = read_store_info(folder);
+  std::string identity =
+      fmt::format("{} samples, {} {}", info.num_samples, info.autoencoder, info.autoencoder_fingerprint);
+  for (const StoreInfo::Shard& shard : info.shards) identity += " " + shard.xxh3;
+  if (text_folder.empty()) return identity;
+  const TextStoreInfo text = read_text_store_info(text_folder);
+  return identity + fmt::format("; captions {} by {} {} {}, up to {} tokens in {}", text.captions_fingerprint,
+                                text.encoder, text.encoder_fingerprint, text.tokenizer_fingerprint,
+                                text.max_tokens, dtype_name(text.dtype));
+}
+
+// Between the identities of parts.
+constexpr const char* kJoint = " + ";
+
+// Takes parts of the sources from number `source` on as long as `rest` begins with their identities.
+bool match(const std::vector<StoreSource>& sources, const std::vector<std::vector<std::string>>& texts,
+           size_t source, std::string_view rest, std::vector<int64_t>& counts) {
+  if (source == sources.size()) return rest.empty();
+  const std::vector<std::string> parts = sources[source].parts();
+  for (size_t part = 0; part < parts.size(); ++part) {
+    std::string identity = part_identity(parts[part], texts.empty() ? "" : texts[source][part]);
+    if (source > 0 || part > 0) identity = kJoint + identity;
+    if (!rest.starts_with(identity)) return false;
+    rest.remove_prefix(identity.size());
+    counts.push_back(static_cast<int64_t>(part) + 1);
+    if (match(sources, texts, source + 1, rest, counts)) return true;
+    counts.pop_back();
+  }
+  return false;
+}
+
+}  // namespace
+
+std::vector<StoreSource> sources_of(const TrainOptions& options) {
+  const auto& [path, more, weights, parts] =
+      std::tie(options.data.path, options.data.more, options.data.weights, options.data.parts);
+  std::vector<StoreSource> sources;
+  for (size_t i = 0; i <= more.size(); ++i)
+    sources.push_back({.store = i == 0 ? path : more[i - 1],
+                       .weight = weights.empty() ? 1 : weights.at(i),
+                       .num_parts = parts.empty() ? 0 : parts.at(i)});
+  return sources;
+}
+
+bool has_store(const TrainOptions& options) { return fs::exists(fs::path(options.data.path) / "store.json"); }
+
+void require_data(const TrainOptions& options) {
+  if (!fs::exists(options.data.path))
+    fail("train",
+         "--data {} does not exist: give a store made by kiln extract, a folder of images with "
+         "--autoencoder, or 'synthetic'",
+         options.data.path);
+  if (has_store(options)) return check_stores(options);
+  if (options.data.autoencoder.empty())
+    fail("train",
+         "--data {} is not a feature store: run kiln extract, or encode while training with --autoencoder "
+         "PATH "
+         "(or pixels)",
+         options.data.path);
+}
+
+StoredSamples describe_stores(const TrainOptions& options) {
+  check_stores(options);
+  StoredSamples samples{.info = read_sources_info(sources_of(options))};
+  const StoreInfo& info = samples.info;
+  check_image_size(options, info);
+  const int64_t store_classes = static_cast<int64_t>(info.class_names.size());
+  check_classes(options, store_classes);
+  samples.shape = store_shape(info);
+  samples.shape.num_classes = store_classes > 0 ? std::max(store_classes, options.model.num_classes) : 0;
+  const ConditioningShape conditioning = conditioning_of(options, samples.shape);
+  if (!conditioning.takes_labels()) samples.shape.num_classes = 0;
+  if (conditioning.takes_text())
+    samples.text_folders = text_folders_of(options, conditioning);
+  else if (!options.data.text.empty())
+    fail("train", "--text {}: {} takes no captions", options.data.text, options.model.name);
+  return samples;
+}
+
+std::string identity_of(const TrainOptions& options, const std::vector<std::string>& text_folders) {
+  const std::vector<std::string> parts = parts_of(options);
+  std::string identity;
+  for (size_t i = 0; i < parts.size(); ++i)
+    identity += (i > 0 ? kJoint : "") + part_identity(parts[i], text_folders.empty() ? "" : text_folders[i]);
+  return identity;
+}
+
+std::optional<std::vector<int64_t>> parts_of_identity(const TrainOptions& options,
+                                                      const std::string& identity) {
+  if (!has_store(options)) return std::nullopt;
+  check_stores(options);
+  const std::vector<StoreSource> sources = sources_of(options);
+  // The captions that the identity names are of the text store that the options choose.
+  std::vector<std::vector<std::string>> texts;
+  if (identity.find("; captions ") != std::string::npos) {
+    const std::string name = chosen_text(options);
+    for (const StoreSource& source : sources)
+      for (auto& folders = texts.emplace_back(); const std::string& part : source.parts())
+        folders.push_back(text_store_folder(part, name));
+  }
+  std::vector<int64_t> counts;
+  if (!match(sources, texts, 0, identity, counts)) return std::nullopt;
+  return counts;
+}
+
+int64_t steps_of_epochs(double epochs, int64_t samples, int64_t global_batch) {
+  const double steps = epochs * static_cast<double>(samples) / static_cast<double>(global_batch);
+  return std::max<int64_t>(1, static_cast<int64_t>(std::ceil(steps * (1 - 1e-12))));
+}
+
+int64_t samples_of(const TrainOptions& options) {
+  if (options.data.is_synthetic()) return 0;
+  require_data(options);
+  if (has_store(options)) return samples_per_epoch(sources_of(options));
+  return static_cast<int64_t>(ImageDataset::open(options.data.path)->records().size());
+}
+
+TrainOptions with_length(TrainOptions options, int64_t num_samples) {
+  if (options.epochs == 0) return options;
+  if (num_samples == 0 && !options.data.path.empty()) num_samples = samples_of(options);
+  if (num_samples == 0)
+    fail("train", "--epochs {:g}: {} data are endless: give steps", options.epochs,
+         options.data.path.empty() ? "synthetic" : options.data.path);
+  options.max_steps = steps_of_epochs(options.epochs, num_samples, options.global_batch);
+  options.epochs = 0;
+  return options;
+}
+
+}  // namespace kiln

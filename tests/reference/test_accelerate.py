@@ -1,0 +1,97 @@
+"""kiln train --accelerate: the default_config.yaml that accelerate itself writes, given to the real program."""
+
+import json
+
+import pytest
+from accelerate.commands.config.config_args import ClusterConfig
+from accelerate.utils import write_basic_config
+from test_deepspeed import GUIDES, TRAIN
+
+SECTION = dict(zero_stage=2, offload_optimizer_device="cpu", offload_param_device="none", gradient_accumulation_steps=2,
+               gradient_clipping=1.0, zero3_init_flag=False, zero3_save_16bit_model=True)
+
+
+def cluster(folder, section=None, **changes):
+    settings = dict(compute_environment="LOCAL_MACHINE", distributed_type="DEEPSPEED" if section else "NO", mixed_precision="bf16",
+                    use_cpu=False, debug=False, num_processes=2, machine_rank=0, num_machines=1, main_training_function="main",
+                    downcast_bf16="no", same_network=True, rdzv_backend="static", enable_cpu_affinity=False, tpu_use_cluster=False,
+                    tpu_use_sudo=False) | changes
+    if section:
+        settings["deepspeed_config"] = section
+    path = folder / "default_config.yaml"
+    ClusterConfig(**settings).to_yaml_file(path)
+    return path
+
+
+def train(kiln, folder, path, *more):
+    return kiln("train", *TRAIN, "--out", folder / "run", "--accelerate", path, *more, timeout=60)
+
+
+def options_of(folder):
+    return (folder / "run/config.toml").read_text().splitlines()
+
+
+def test_deepspeed_through_accelerate(kiln, tmp_path):
+    result = train(kiln, tmp_path, cluster(tmp_path, SECTION))
+    assert result.returncode == 0, result.stderr
+    for line in ("zero-stage = 2", 'compute-dtype = "bf16"', 'offload-optimizer = "cpu"', "nproc = 2", "micro-batch = 2",
+                 "max-grad-norm = 1.0"):
+        assert line in options_of(tmp_path), line
+    assert "--zero-stage 2  (deepspeed_config.zero_stage)" in result.stderr
+    assert result.stderr.count("--zero-stage 2") == 1  # said once for both ranks
+
+
+def test_copied_from_a_web_page(kiln, tmp_path):
+    path = cluster(tmp_path, SECTION)
+    text = path.read_text()
+    assert "\n  zero_stage" in text
+    path.write_text("\n".join(line.replace("  ", "\u00a0\u00a0") if line.startswith("  ") else line for line in text.splitlines()))
+    result = train(kiln, tmp_path, path)
+    assert result.returncode == 0, result.stderr
+    assert "zero-stage = 2" in options_of(tmp_path)
+
+
+def test_it_names_a_deepspeed_file(kiln, tmp_path):
+    (tmp_path / "ds_config.json").write_text(json.dumps(GUIDES))
+    path = cluster(tmp_path, dict(deepspeed_config_file=str(tmp_path / "ds_config.json"), zero3_init_flag=False))
+    result = train(kiln, tmp_path, path)
+    assert result.returncode == 0, result.stderr
+    assert "zero-stage = 2" in options_of(tmp_path) and 'compute-dtype = "fp16"' in options_of(tmp_path)
+
+
+def test_the_basic_config(kiln, tmp_path):
+    """What accelerate writes by itself, of this machine."""
+    write_basic_config(mixed_precision="no", save_location=str(tmp_path / "basic.yaml"))
+    text = (tmp_path / "basic.yaml").read_text()
+    result = train(kiln, tmp_path, tmp_path / "basic.yaml")
+    assert result.returncode == 0, result.stderr + text
+
+
+@pytest.mark.parametrize("section, changes, expected", [
+    (None, dict(distributed_type="FSDP"), "distributed_type FSDP cannot be had"),
+    (None, dict(num_machines=2, num_processes=4), "num_machines 2: start the ranks of several machines"),
+    (SECTION | dict(zero_stag=1), {}, "did you mean 'zero_stage'"),
+    (SECTION | dict(zero_stage=5), {}, "zero-stage"),
+])
+def test_what_cannot_be_had_is_one_line(kiln, tmp_path, section, changes, expected):
+    result = train(kiln, tmp_path, cluster(tmp_path, section, **changes))
+    assert result.returncode != 0
+    assert len(result.stderr.strip().splitlines()) == 1 and expected in result.stderr, result.stderr
+
+
+@pytest.mark.parametrize("text, expected", [
+    ("num_processes 2\n", "line 1 is no \"key: value\""), ("num_procesess: 2\n", "did you mean 'num_processes'"),
+    ("num_processes: two\n", "num_processes expects a positive number"),
+    ("mixed_precision: bf16\nmixed_precision: fp16\n", "line 2 gives mixed_precision a second time"),
+    ("mixed_precision: int8\n", "mixed_precision expects no, fp16, bf16 or fp8, got int8"),
+])
+def test_damaged_files_are_one_line(kiln, tmp_path, text, expected):
+    (tmp_path / "config.yaml").write_text(text)
+    result = train(kiln, tmp_path, tmp_path / "config.yaml")
+    assert result.returncode != 0
+    assert len(result.stderr.strip().splitlines()) == 1 and expected in result.stderr, result.stderr
+
+
+def test_the_command_line_may_not_contradict(kiln, tmp_path):
+    result = train(kiln, tmp_path, cluster(tmp_path, SECTION), "--zero-stage", 3)
+    assert result.returncode != 0 and "the command line says" in result.stderr

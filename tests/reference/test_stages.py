@@ -1,0 +1,486 @@
+"""Progressive data: runs of several stages, stores that grow, runs that go on with other data and another rate."""
+
+import json
+import random
+import shutil
+import signal
+import subprocess
+
+import numpy as np
+import pytest
+from conftest import FULL, program, run_program
+from interruptions import until_interrupted, wait_while_running
+from PIL import Image
+
+SIZE = 16
+MODEL = ["--model", "dit", "--hidden-size", 32, "--depth", 2, "--num-heads", 2, "--patch-size", 4, "--objective", "flow"]
+OPTIONS = ["--global-batch", 5, "--threads", 1, "--ema-decay", 0.9, "--log-every", 1, "--peak-tflops", 1, "--seed", 3,
+           "--checkpoint-every", 7, "--no-tensorboard", "--no-preflight"]
+FILES = ("model.safetensors", "ema.safetensors", "train_state-00000-of-00001.safetensors")
+
+
+def succeed(*arguments):
+    result = run_program("kiln", *arguments)
+    assert result.returncode == 0, result.stderr
+    return result
+
+
+def refusal(*arguments):
+    result = run_program("kiln", *arguments)
+    assert result.returncode != 0, result.stdout
+    lines = [line for line in result.stderr.splitlines() if not line.startswith("warning:")]
+    assert len(lines) == 1, result.stderr
+    return lines[0]
+
+
+def write_pictures(folder, first, count, size=SIZE):
+    folder.mkdir(parents=True, exist_ok=True)
+    rng = np.random.default_rng(first)
+    for index in range(first, first + count):
+        Image.fromarray(rng.integers(0, 256, (size, size, 3), dtype=np.uint8)).save(folder / f"{index:04}.png")
+
+
+def extract(data, out, *more, size=SIZE):
+    return succeed("extract", "--data", data, "--autoencoder", "pixels", "--image-size", size, "--out", out, *more)
+
+
+def recipe(path, *stages, **options):
+    """Writes a recipe; each stage is a dict."""
+    lines = [f"{key} = {json.dumps(value)}" for key, value in options.items()]
+    for stage in stages:
+        lines += ["", "[[stage]]", *(f"{key} = {json.dumps(value)}" for key, value in stage.items())]
+    path.write_text("\n".join(lines) + "\n")
+    return path
+
+
+def command(out, *extra):
+    return ["train", *MODEL, *OPTIONS, *extra, "--out", out]
+
+
+def events(out, name):
+    lines = [json.loads(line) for line in (out / "log.jsonl").read_text().splitlines()]
+    return [line for line in lines if line.get("event") == name]
+
+
+def losses(out):
+    if not (out / "log.jsonl").exists():
+        return []
+    lines = [json.loads(line) for line in (out / "log.jsonl").read_text().splitlines() if line.endswith("}")]
+    return [(line["step"], line["loss"], line["lr"]) for line in lines if "loss" in line]
+
+
+def state(out, step):
+    folder = out / "checkpoints" / f"step-{step:08}"
+    return {name: (folder / name).read_bytes() for name in FILES}
+
+
+@pytest.fixture(scope="module")
+def stores(tmp_path_factory):
+    """20 pictures, 12 others, and a third of another size."""
+    folder = tmp_path_factory.mktemp("stores")
+    write_pictures(folder / "pictures-a", 0, 20)
+    write_pictures(folder / "pictures-b", 100, 12)
+    write_pictures(folder / "pictures-large", 200, 10, size=2 * SIZE)
+    extract(folder / "pictures-a", folder / "a")
+    extract(folder / "pictures-b", folder / "b")
+    extract(folder / "pictures-large", folder / "large", size=2 * SIZE)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def two_stages(stores, tmp_path_factory):
+    """20 pictures for 4 epochs, then both stores, the second one twice as often, for one pass at another rate."""
+    folder = tmp_path_factory.mktemp("two")
+    path = recipe(folder / "recipe.toml",
+                  {"name": "small", "data": str(stores / "a"), "epochs": 4},
+                  {"name": "more", "data": [str(stores / "a"), str(stores / "b")], "data-weights": [1, 2], "epochs": 1,
+                   "lr": 5e-4, "lr-schedule": "cosine"}, lr=1e-3)
+    result = succeed(*command(folder / "run", "--recipe", path))
+    return path, folder / "run", result.stdout
+
+
+FIRST, SECOND = 16, 9  # steps: 4 * 20 / 5; (20 + 2 * 12) / 5
+
+
+def test_the_first_stage_is_the_run_of_one_stage(two_stages, stores, tmp_path):
+    _, out, stdout = two_stages
+    succeed(*command(tmp_path / "one", "--data", stores / "a", "--lr", 1e-3, "--epochs", 4))
+    assert state(out, FIRST) == state(tmp_path / "one", FIRST)
+    assert losses(out)[:FIRST] == losses(tmp_path / "one")
+    assert "stage 1 (small) is done after step 16" in stdout and "finished after step 25" in stdout
+    assert not events(out, "resume")
+    assert [(e["step"], e["stage"], e["steps"], e["samples"]) for e in events(out, "stage")] == [
+        (1, 1, FIRST, 20), (FIRST + 1, 2, SECOND, 44)]
+
+
+def test_a_run_without_stages_knows_nothing_of_them(stores, tmp_path):
+    succeed(*command(tmp_path / "one", "--data", stores / "a", "--lr", 1e-3, "--max-steps", 4))
+    config = json.loads((tmp_path / "one/checkpoints/step-00000004/train_state.json").read_text())["config"]
+    assert set(config) == {"options", "data"}
+    assert "[[stage]]" not in (tmp_path / "one/config.toml").read_text()
+    assert not events(tmp_path / "one", "stage")
+
+
+def test_each_stage_has_its_rate(two_stages):
+    _, out, _ = two_stages
+    rates = [lr for _, _, lr in losses(out)]
+    assert rates[:FIRST] == [1e-3] * FIRST
+    expected = 5e-4 * (1 + np.cos(np.pi * np.arange(SECOND) / SECOND)) / 2
+    np.testing.assert_allclose(rates[FIRST:], expected, rtol=1e-12)
+
+
+def test_losses_are_told_apart_by_source(two_stages, stores):
+    _, out, _ = two_stages
+    lines = [json.loads(line) for line in (out / "log.jsonl").read_text().splitlines()]
+    lines = [line for line in lines if "loss" in line]
+    assert all("loss_by_source" not in line for line in lines[:FIRST])
+    named = {name for line in lines[FIRST:] for name in line["loss_by_source"]}
+    assert named == {str(stores / "a"), str(stores / "b")}
+    report = (out / "report.html").read_text()
+    for text in ("Loss by stage", "Loss by source", "stage 1 (small)", "stage 2 (more)"):
+        assert text in report
+
+
+def kill_after(arguments, out, num_lines):
+    """True if it was still running."""
+    target = len(losses(out)) + num_lines
+    process = subprocess.Popen([str(a) for a in [program("kiln"), *arguments]], stdout=subprocess.DEVNULL,
+                               stderr=subprocess.DEVNULL)
+    wait_while_running(process, lambda: len(losses(out)) >= target)
+    process.kill()
+    return process.wait() == -signal.SIGKILL
+
+
+@pytest.mark.parametrize("kills, every", [(30, 3), (10, 1)] if FULL else [(4, 3)])
+def test_kills_across_boundaries_change_nothing(two_stages, tmp_path, kills, every):
+    path, whole, _ = two_stages
+    out = tmp_path / "run"
+    arguments = command(out, "--recipe", path, "--checkpoint-every", every)
+    chance = random.Random(kills)
+
+    def killed(_):
+        shutil.rmtree(out, ignore_errors=True)
+        done = 0
+        for _ in range(kills):
+            if not kill_after(arguments, out, chance.randrange(1, 8)):
+                shutil.rmtree(out, ignore_errors=True)  # it ended: from the beginning, with the kills that are left
+                continue
+            done += 1
+        return done >= kills - 3
+
+    until_interrupted(killed)
+    succeed(*arguments)
+    assert state(out, FIRST + SECOND) == state(whole, FIRST + SECOND)
+    assert losses(out) == losses(whole)
+    assert [e["step"] for e in events(out, "stage")] == [1, FIRST + 1]
+
+
+def test_recomputing_changes_nothing(two_stages, tmp_path):
+    path, whole, _ = two_stages
+    succeed(*command(tmp_path / "run", "--recipe", path, "--recompute", "all"))
+    assert state(tmp_path / "run", FIRST + SECOND) == state(whole, FIRST + SECOND)
+
+
+def test_ranks_go_through_the_same_stages(two_stages, tmp_path):
+    path, whole, _ = two_stages
+    succeed(*command(tmp_path / "run", "--recipe", path, "--nproc", 2, "--zero-stage", 2))
+    np.testing.assert_allclose([l for _, l, _ in losses(tmp_path / "run")], [l for _, l, _ in losses(whole)], rtol=5e-6)
+
+
+def test_a_stop_between_the_stages_resumes(two_stages, tmp_path):
+    """A checkpoint of the first stage's end is where the second begins."""
+    path, whole, _ = two_stages
+    out = tmp_path / "run"
+    shutil.copytree(whole, out)
+    for folder in (out / "checkpoints").iterdir():
+        if folder.name > f"step-{FIRST:08}":
+            shutil.rmtree(folder)
+    succeed(*command(out, "--recipe", path))
+    assert state(out, FIRST + SECOND) == state(whole, FIRST + SECOND)
+    assert losses(out) == losses(whole)
+
+
+def test_the_run_folder_holds_its_recipe(two_stages):
+    _, out, _ = two_stages
+    result = succeed("train", "--recipe", out / "config.toml")
+    assert "finished after step 25" in result.stdout
+
+
+# --- what lies ahead may change
+
+
+def test_an_edited_recipe_may_add_stages_and_says_so(two_stages, stores, tmp_path):
+    path, whole, _ = two_stages
+    first = {"name": "small", "data": str(stores / "a"), "epochs": 4}
+    one = recipe(tmp_path / "one.toml", first, lr=1e-3)
+    out = tmp_path / "run"
+    succeed(*command(out, "--recipe", one))
+    result = succeed(*command(out, "--recipe", path))
+    assert "stage 2 (more) follows: " in result.stdout
+    assert state(out, FIRST + SECOND) == state(whole, FIRST + SECOND)
+    (change,) = events(out, "changes")
+    assert change["step"] == FIRST + 1 and "stage 2 (more) follows" in change["changes"][0]
+
+
+def test_what_is_done_cannot_change(two_stages, stores, tmp_path):
+    path, whole, _ = two_stages
+    second = {"name": "more", "data": str(stores / "b"), "steps": 9}
+    for change, said in [({"lr": 2e-3}, "stage 1 (small) of"), ({"epochs": 5}, "what is done cannot change"),
+                         ({"data": str(stores / "b")}, "what is done cannot change")]:
+        first = {"name": "small", "data": str(stores / "a"), "epochs": 4} | change
+        edited = recipe(tmp_path / "edited.toml", first, second, lr=1e-3)
+        assert said in refusal(*command(whole, "--recipe", edited))
+    assert "give --recipe" in refusal(*command(whole, "--data", stores / "a", "--lr", 1e-3, "--epochs", 4))
+
+
+def test_going_on_with_other_data_and_another_rate(stores, tmp_path):
+    """The run stands at step 7 of 16; what follows is a stage of the other store. Killed at once, the same command goes on."""
+    out, data = tmp_path / "run", ["--data", stores / "a", "--lr", 1e-3]
+    succeed(*command(out, *data, "--max-steps", 7))
+    more = recipe(tmp_path / "more.toml", data=str(stores / "b"), lr=1e-4, steps=5)
+    result = succeed("train", "--out", out, "--continue-with", more)
+    assert "stage 2 follows" in result.stdout and "finished after step 12" in result.stdout
+    assert [lr for _, _, lr in losses(out)] == [1e-3] * 7 + [1e-4] * 5
+    again = succeed("train", "--out", out, "--continue-with", more)
+    assert "finished after step 12" in again.stdout and len(losses(out)) == 12
+    third = recipe(tmp_path / "third.toml", {"steps": 2, "lr": 1e-5}, {"steps": 1})
+    succeed("train", "--out", out, "--continue-with", third)
+    assert [lr for _, _, lr in losses(out)][12:] == [1e-5] * 2 + [1e-4]
+    assert [e["step"] for e in events(out, "stage")] == [8, 13, 15]
+
+
+def test_going_on_ends_the_stage_under_way(two_stages, stores, tmp_path):
+    path, whole, _ = two_stages
+    out = tmp_path / "run"
+    shutil.copytree(whole, out)
+    for folder in (out / "checkpoints").iterdir():
+        if folder.name > "step-00000007":
+            shutil.rmtree(folder)
+    more = recipe(tmp_path / "more.toml", {"steps": 3, "data": str(stores / "b")})
+    result = succeed("train", "--out", out, "--continue-with", more)
+    assert "stage 1 (small) ends here, at step 7 of 16" in result.stdout
+    assert "finished after step 10" in result.stdout
+    assert state(out, 7) == state(whole, 7)
+    assert "no --out" in refusal("train", "--continue-with", more)
+    assert "is none" in refusal("train", "--out", tmp_path / "absent", "--continue-with", more)
+
+
+# --- stores that grow
+
+
+def test_a_store_grows_and_a_run_keeps_what_it_had(stores, tmp_path):
+    write_pictures(tmp_path / "pictures", 0, 20)
+    store = tmp_path / "store"
+    extract(tmp_path / "pictures", store)
+    before = {path.name: path.read_bytes() for path in store.iterdir()}
+    out = tmp_path / "run"
+    whole = ["--data", store, "--lr", 1e-3]
+    succeed(*command(tmp_path / "whole", *whole, "--epochs", 4))
+    succeed(*command(out, *whole, "--max-steps", 6))
+
+    write_pictures(tmp_path / "pictures", 50, 7)
+    result = extract(tmp_path / "pictures", store, "--append")
+    assert "7 samples" in result.stdout
+    assert all((store / name).read_bytes() == content for name, content in before.items())
+    assert "has all pictures" in extract(tmp_path / "pictures", store, "--append").stdout
+    assert "27 samples in 2 parts" in succeed("store", "inspect", store).stdout
+    succeed("store", "verify", store)
+
+    result = succeed(*command(out, *whole, "--epochs", 4))
+    assert "goes on with the 20 samples that it began with; its data have grown to 27" in result.stdout
+    assert state(out, FIRST) == state(tmp_path / "whole", FIRST)
+    assert losses(out) == losses(tmp_path / "whole")
+
+    grown = succeed(*command(tmp_path / "grown", *whole, "--epochs", 1))
+    assert "finished after step 6 " in grown.stdout  # 27 / 5
+    plan = json.loads(succeed("plan", *MODEL, "--data", store, "--global-batch", 9, "--epochs", 2, "--gpu", "cpu", "--json").stdout)
+    assert plan["predicted"]["steps"] == 6
+
+
+def test_an_interrupted_append_leaves_the_store_and_goes_on(stores, tmp_path):
+    write_pictures(tmp_path / "pictures", 0, 4)
+    store = tmp_path / "store"
+    extract(tmp_path / "pictures", store)
+    write_pictures(tmp_path / "pictures", 10, 300)
+    arguments = [program("kiln"), "extract", "--data", tmp_path / "pictures", "--autoencoder", "pixels", "--image-size", SIZE,
+                 "--out", store, "--append", "--shard-size", 50]
+    part = store / "appended-00001"
+
+    def killed(_):
+        shutil.rmtree(part, ignore_errors=True)
+        process = subprocess.Popen([str(a) for a in arguments], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        wait_while_running(process, lambda: (part / "shard-00001.safetensors").exists())
+        process.kill()
+        return process.wait() == -signal.SIGKILL and (part / "shard-00001.safetensors").exists()
+
+    until_interrupted(killed)
+    if not json.loads((part / "store.json").read_text())["complete"]:
+        succeed(*command(tmp_path / "run", "--data", store, "--max-steps", 1))  # as if nothing had begun
+    extract(tmp_path / "pictures", store, "--append", "--shard-size", 50)
+    assert json.loads((part / "store.json").read_text())["num_samples"] == 300
+
+
+def test_the_way_of_the_guide(tmp_path):
+    """So many pictures for 4 epochs, a look, half as many more, 5 epochs at another rate. In full with Openclipart."""
+    pictures, count = tmp_path / "pictures", 40
+    write_pictures(pictures, 0, count)
+    store, out = tmp_path / "store", tmp_path / "run"
+    extract(pictures, store)
+    result = succeed(*command(out, "--data", store, "--lr", 1e-3, "--epochs", 4, "--sample-every", 16, "--num-samples", 2,
+                              "--num-sampling-steps", 2))
+    assert "finished after step 32" in result.stdout
+    assert list((out / "samples").glob("*.png"))  # the look
+    write_pictures(pictures, 1000, count // 2)
+    extract(pictures, store, "--append")
+    more = recipe(tmp_path / "more.toml", epochs=5, lr=2e-4)
+    result = succeed("train", "--out", out, "--continue-with", more)
+    assert "finished after step 92" in result.stdout  # 32 + 5 * 60 / 5
+    assert events(out, "stage")[-1]["samples"] == 60
+
+
+CLIPART = "/usr/share/openclipart/png"
+
+
+@pytest.mark.skipif(not FULL, reason="only with --full")
+def test_the_way_of_the_guide_with_openclipart(tmp_path):
+    from pathlib import Path
+
+    found = sorted(Path(CLIPART).rglob("*.png"))
+    if len(found) < 6000:
+        pytest.skip("Debian's openclipart-png is not installed")
+    pictures, store, out = tmp_path / "pictures", tmp_path / "store", tmp_path / "run"
+    pictures.mkdir()
+    for index, path in enumerate(found[:4000]):
+        shutil.copy(path, pictures / f"{index:05}.png")
+    extract(pictures, store, "--enlarge")
+    batch = ["--global-batch", 50, "--checkpoint-every", 100]
+    succeed(*command(out, "--data", store, "--lr", 1e-3, "--epochs", 4, *batch))
+    for index, path in enumerate(found[4000:6000]):
+        shutil.copy(path, pictures / f"{4000 + index:05}.png")
+    extract(pictures, store, "--append", "--enlarge")
+    succeed("train", "--out", out, "--continue-with", recipe(tmp_path / "more.toml", epochs=8, lr=2e-4))
+    assert losses(out)[-1][0] >= 1000
+    assert np.mean([l for _, l, _ in losses(out)[-50:]]) < np.mean([l for _, l, _ in losses(out)[:50]])
+
+
+# --- plans
+
+
+def test_a_plan_of_stages_has_the_worst_memory_and_the_sum_of_times(two_stages):
+    path, _, _ = two_stages
+    plan = json.loads(succeed("plan", *MODEL, "--global-batch", 5, "--recipe", path, "--gpu", "RTX-4090", "--json").stdout)
+    assert plan["steps"] == FIRST + SECOND
+    alone = plan["stages"]
+    alone = [stage["predicted"] for stage in alone]
+    assert [stage["steps"] for stage in alone] == [FIRST, SECOND]
+    assert plan["needed_bytes"] == max(stage["needed_bytes"] for stage in alone)
+    assert plan["days"] == pytest.approx(sum(stage["days"] for stage in alone))
+    text = succeed("plan", *MODEL, "--global-batch", 5, "--recipe", path, "--gpu", "RTX-4090").stdout
+    assert "stage 1 (small)" in text and "all 2 stages: 25 steps" in text
+
+
+# --- bad input, one line each
+
+
+def test_bad_stages_are_refused_before_anything_is_trained(stores, tmp_path):
+    first = {"data": str(stores / "a"), "steps": 2}
+
+    def refused(*stages, **options):
+        path = recipe(tmp_path / "bad.toml", *stages, **options)
+        return refusal(*command(tmp_path / "run", "--recipe", path))
+
+    assert "stage 2" in (line := refused(first, {"data": str(stores / "absent"), "steps": 2})) and "does not exist" in line
+    assert "has epochs 1 and steps 2: give one" in refused({"epochs": 1, "steps": 2})
+    assert "stage 2 has no end" in refused(first, {"data": str(stores / "a")})
+    assert "cannot change its size" in (line := refused(first, {"data": str(stores / "large"), "steps": 2})) and "stage 2" in line
+    assert "a stage cannot set 'hidden-size'" in refused(first | {"hidden-size": 64})
+    assert "did you mean 'epochs'" in refused(first | {"epoch": 2})
+    assert "--max-steps has no effect on a run of 1 stages" in refused(first, **{"max-steps": 5})
+    assert "unknown table [[stages]]" in refusal(
+        *command(tmp_path / "run", "--recipe", write(tmp_path / "x.toml", "[[stages]]\nsteps = 1\n")))
+    assert "give one" in refusal(*command(tmp_path / "run", "--data", stores / "a", "--epochs", 2, "--max-steps", 3))
+    assert "synthetic data are endless" in refused({"data": "synthetic", "epochs": 2}, **{"image-size": 16})
+    assert "--data-weights expects 2 numbers" in refused(
+        {"data": [str(stores / "a"), str(stores / "b")], "data-weights": [1], "steps": 2})
+    assert not (tmp_path / "run").exists()
+
+
+def write(path, text):
+    path.write_text(text)
+    return path
+
+
+def test_stores_that_do_not_fit_are_refused(stores, tmp_path):
+    from diffusers import AutoencoderKL
+
+    AutoencoderKL(block_out_channels=(32,), down_block_types=("DownEncoderBlock2D",), up_block_types=("UpDecoderBlock2D",),
+                  latent_channels=3, norm_num_groups=32).save_pretrained(tmp_path / "vae")
+    store = tmp_path / "store"
+    write_pictures(tmp_path / "pictures", 0, 6)
+    append = ["extract", "--data", tmp_path / "pictures", "--image-size", SIZE, "--out", store, "--append", "--autoencoder"]
+    assert "is none: leave --append out" in refusal(*append, "pixels")
+    extract(tmp_path / "pictures", store)
+    write_pictures(tmp_path / "pictures", 10, 4)
+    assert "of the autoencoder" in refusal(*append, tmp_path / "vae")
+    assert not list(store.glob("appended*"))
+    write_pictures(tmp_path / "elsewhere", 0, 3)
+    append[2] = tmp_path / "elsewhere"
+    assert "has the name of a sample" in refusal(*append, "pixels")
+    run = command(tmp_path / "run", "--data", store, "--max-steps", 2)
+    assert "pictures of size 32" in refusal(*run, "--more-data", stores / "large")
+    assert "is not a feature store" in refusal(*run, "--more-data", tmp_path / "pictures")
+
+
+# --- captions and sizes
+
+
+@pytest.fixture(scope="module")
+def captioned(tmp_path_factory):
+    """A folder of captioned pictures that gets more of them, at two sizes, and two text encoders."""
+    import torch
+    from test_text_store import FAMILIES as ENCODERS
+    from test_tokenizers import MAKERS
+
+    folder = tmp_path_factory.mktemp("captioned")
+    kind, _, model_class, config = ENCODERS["bert"]
+    for name, seed in (("bert", 0), ("other", 1)):
+        torch.manual_seed(seed)
+        (folder / name).mkdir()
+        MAKERS[kind](folder / name)
+        model_class(config).eval().save_pretrained(folder / name)
+    return folder
+
+
+def caption_pictures(folder, first, count):
+    write_pictures(folder, first, count, size=2 * SIZE)
+    with open(folder / "metadata.jsonl", "a") as file:
+        for index in range(first, first + count):
+            text = " ".join(["red", "a green apple", "two birds on a long fence"][: index % 3 + 1]) + f" {index}"
+            file.write(json.dumps({"file_name": f"{index:04}.png", "text": text}) + "\n")
+
+
+def test_captions_grow_with_their_store_and_stages_change_size(captioned, tmp_path):
+    pictures, small, large = tmp_path / "pictures", tmp_path / "small", tmp_path / "large"
+    caption_pictures(pictures, 0, 10)
+    encoder = ["--text-encoder", captioned / "bert"]
+    extract(pictures, small, *encoder)
+    extract(pictures, large, *encoder, size=2 * SIZE)
+    caption_pictures(pictures, 10, 6)
+    assert "text-bert yet: kiln extract --append" in extract(pictures, small, "--append").stdout
+    append = ["extract", "--data", pictures, "--out", small, "--append", "--text-encoder"]
+    model = ["--model", "pixart", "--hidden-size", 48, "--num-heads", 3, "--depth", 2, "--patch-size", 2, "--objective", "iddpm"]
+    train = ["train", *model, *OPTIONS, "--out", tmp_path / "run"]
+    assert "appended-00001 has none" in refusal(*train, "--data", small, "--max-steps", 1)
+    assert "by another encoder" in refusal(*append, captioned / "other")
+    succeed(*append, captioned / "bert")
+
+    path = recipe(tmp_path / "recipe.toml", {"data": str(small), "epochs": 1},
+                  {"data": str(large), "epochs": 1, "position-scale": 2, "micro-batch": 2})
+    result = succeed(*train, "--recipe", path)
+    assert "finished after step 6 " in result.stdout  # 16 / 5 and 10 / 5
+    config = json.loads((tmp_path / "run/config.json").read_text())
+    assert config["image_size"] == 2 * SIZE and config["model_config"]["pe_interpolation"] == 2
+    shutil.rmtree(large / "text-bert")
+    succeed("extract", "--data", pictures, "--out", large, "--text-encoder", captioned / "other", "--text-name", "bert")
+    shutil.rmtree(tmp_path / "run")
+    assert "by another encoder" in (line := refusal(*train, "--recipe", path)) and "stage 2" in line
