@@ -45,7 +45,7 @@ std::unique_ptr<OpSource> audited_operations(at::Device device) {
       OpRecorder::Options{.timed = true, .checks_values = true, .device = device});
 }
 
-// Of several stages the first one.
+// Chooses the first of several stages.
 TrainOptions probed(const TrainOptions& options) {
   if (options.stages.empty()) return with_length(options);
   fmt::print(stderr, "a probe of {}, the first of {}\n", stage_name(options.stages[0], 0),

@@ -148,7 +148,7 @@ void report(const DeepSpeedConfig& config, const std::string& path) {
     fmt::print(stderr, "  --{} {}  ({})\n", setting.option, setting.value.dump(), setting.key);
 }
 
-// Of the images of a store; 0: it is none.
+// Returns the side of a store's pictures, or 0 where `data` is no store.
 int64_t image_size_of(const std::string& data) {
   const bool is_store = std::filesystem::exists(std::filesystem::path(data) / "store.json");
   return is_store ? read_store_info(data).image_size : 0;

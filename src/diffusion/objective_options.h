@@ -47,8 +47,8 @@ struct ObjectiveOptions {
   double beta_start = 0.0001, beta_end = 0.02;
   bool zero_terminal_snr = false;  // the last timestep is noise alone (Lin et al. 2024); not for epsilon
   double snr_gamma = 0;            // min-SNR weighting; 0: off
-  // Of any objective, as diffusers' training scripts define them: a part of the noise that a channel shares,
-  // and noise that x_t has beyond what is to be predicted.
+  // Every objective has these, as diffusers' training scripts define them: a part of the noise that a channel
+  // shares, and noise that x_t has beyond what is to be predicted.
   double offset_noise = 0, input_perturbation = 0;
 };
 

@@ -83,7 +83,7 @@ json ddim_config(int64_t steps, const json& objective) {
   return {{"type", "ddim"}, {"steps", steps}, {"eta", 0.0}, {"consecutive", true}, {"scheduler", scheduler}};
 }
 
-// Of a solver that samples flow models too.
+// Configures a solver that samples flow models too.
 json solver_config(const char* type, int64_t steps, const json& objective) {
   json scheduler;
   if (is_type(objective, "flow")) {

@@ -16,7 +16,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// Of files that no hub keeps: KILN_CACHE, XDG_CACHE_HOME/kiln or ~/.cache/kiln.
+// Files that no hub keeps lie in KILN_CACHE, XDG_CACHE_HOME/kiln or ~/.cache/kiln.
 fs::path weights_cache() {
   const auto environment = [](const char* name) {
     const char* value = std::getenv(name);

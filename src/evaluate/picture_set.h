@@ -35,7 +35,8 @@ class PictureSetSums {
   PictureSetSums(const PictureSetNeeds& needs, int64_t num_pictures);
   // pictures (B, 3, H, W) u8 and what the net made of them; `indices`: their places in the set.
   void add(const std::vector<int64_t>& indices, const at::Tensor& pictures, const PictureFeatures& made);
-  // Of all ranks' together; the same on all. A collective. Throws Error for fewer than two pictures.
+  // Joins the sets of all ranks; the result is the same on each. A collective. Throws Error for fewer than
+  // two pictures.
   PictureSet finish(ProcessGroup& group);
 
  private:

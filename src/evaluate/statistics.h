@@ -7,7 +7,7 @@
 
 namespace kiln {
 
-// Of a set of feature vectors, f64 on the CPU.
+// Describes a set of feature vectors, in f64 on the CPU.
 struct GaussianStatistics {
   at::Tensor mu{};     // (D)
   at::Tensor sigma{};  // (D, D), with N - 1 in the denominator

@@ -19,7 +19,7 @@ struct Choices<DeviceChoice> {
   static constexpr std::pair<DeviceChoice, const char*> kAll[] = {
       {DeviceChoice::kAuto, "auto"}, {DeviceChoice::kCpu, "cpu"}, {DeviceChoice::kCuda, "cuda"}};
 };
-// Of the GPUs, the one of this local rank. Throws Error when there is no such device.
+// Chooses the GPU of this local rank. Throws Error when there is no such device.
 at::Device choose_device(DeviceChoice choice, int64_t local_rank = 0);
 // The same by name.
 at::Device parse_device(const std::string& name, int64_t local_rank = 0);

@@ -24,7 +24,7 @@ struct DataOptions {
   std::string path;               // a feature store, "synthetic", or images, which need an autoencoder
   std::vector<std::string> more;  // further feature stores, trained on together with it
   std::vector<double> weights;    // how often samples of each of them come, of `path` first; empty: 1
-  // Of each of them the parts that are taken, the first ones of a store that has grown; empty: all. Set where
+  // Names the parts that are taken of each, the first ones of a store that has grown; empty: all. Set where
   // a stage begins, no option.
   std::vector<int64_t> parts;
   std::string autoencoder;  // that encodes them while training: a path, or "pixels"

@@ -32,8 +32,8 @@ struct RunInfo {
     std::string prefix{}, suffix{};  // around every caption
     Dtype dtype = Dtype::kF32;       // that the features were trained in
   } text{};
-  // Of a run that trained an adapter: its checkpoints hold nothing else. An empty `config`: it trained the
-  // model.
+  // Describes the adapter that a run trained: its checkpoints hold nothing else. An empty `config`: it
+  // trained the model.
   struct AdapterInfo {
     nlohmann::json config{};  // PEFT's adapter_config.json
     std::string base_path{}, base_fingerprint{};

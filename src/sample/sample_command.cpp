@@ -110,7 +110,7 @@ struct Sides {
   int64_t height = 0, width = 0;
 };
 
-// Of the pictures, in latents.
+// Finds the pictures' sides in latents.
 Sides latent_sides(const SampleCommand& command, const SampleSource& source) {
   if (command.aspect_ratio.empty())
     return {.height = latent_side("--height", command.height, source),

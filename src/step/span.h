@@ -27,11 +27,11 @@ struct OpRecord {
   c10::ScalarType dtype = c10::kFloat;  // of the operands of products and attention; elsewhere of the result
   double flops = 0;                     // multiply-adds times two, as executed; 0 for elementwise
   double bytes = 0;                     // read and written, each tensor once
-  // Of a product, the batch in m. Of attention: batch * heads, tokens, head dim. Of sums: k, their length.
+  // A product has its batch in m. Attention has batch * heads, tokens, head dim. Sums have their length in k.
   int64_t m = 0, n = 0, k = 0;
   double seconds = 0;                  // measured; 0 when not timed
   c10::ScalarType from = c10::kFloat;  // what a copy reads; of others the dtype
-  // Of an audit, which looks at the values (OpRecorder::Options):
+  // An audit, which looks at the values, fills these in (OpRecorder::Options):
   int64_t num_overflows = 0;  // results that are infinite or NaN where no input was
   double largest = 0;         // magnitude of a finite result in 16 bits
   bool by_call = false;       // a RankCall makes it

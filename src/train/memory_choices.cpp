@@ -19,7 +19,7 @@ std::optional<int64_t> parse_index(std::string_view text) {
   return index;
 }
 
-// Of "blocks.7": 7, whatever a model calls its blocks. Nothing for "embed" and for "up.0.1".
+// Gives 7 for "blocks.7", whatever a model calls its blocks; nothing for "embed" and for "up.0.1".
 std::optional<int64_t> block_number(std::string_view name) {
   const size_t dot = name.find('.');
   return dot == std::string_view::npos ? std::nullopt : parse_index(name.substr(dot + 1));

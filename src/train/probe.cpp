@@ -57,7 +57,7 @@ TrainOptions short_run(const ProbeOptions& options, const fs::path& folder) {
   return run;
 }
 
-// Of a steady step's time.
+// Says which part of a steady step's time goes into encoding.
 double encoding_share(const StepFigures& measured) {
   const auto encoding = measured.phase_s.find("encoding");
   return encoding != measured.phase_s.end() && measured.step_s > 0 ? encoding->second / measured.step_s : 0;

@@ -11,7 +11,7 @@ namespace kiln {
 
 namespace {
 
-// Of several; a single one needs no name.
+// Names several sources; a single one needs no name.
 std::vector<std::string> source_names(const std::vector<SampleSource>& sources) {
   std::vector<std::string> names;
   if (sources.size() > 1)

@@ -93,7 +93,7 @@ std::string loader_plots(const std::vector<Json>& lines) {
 
 namespace {
 
-// Of every GPU of the machine that the run has.
+// Draws a line for every GPU of the machine that the run has.
 std::vector<PlotSeries> busy_series(const std::vector<Json>& lines) {
   constexpr const char* kColors[] = {"#f59e0b", "#2563eb", "#10b981", "#8b5cf6",
                                      "#ef4444", "#0ea5e9", "#d946ef", "#64748b"};

@@ -47,9 +47,9 @@ class LabelCollector {
   std::vector<Label> labels_;
 };
 
-// Of a JSON object: text or caption, a string or a list of them, and captions, a list of strings or of
-// objects with text and, if they like, weight and kind. Empty texts are left out. Throws Error naming
-// `where`.
+// Reads the captions of a JSON object: text or caption, a string or a list of them, and captions, a list of
+// strings or of objects with text and, if they like, weight and kind. Empty texts are left out. Throws Error
+// naming `where`.
 std::vector<Caption> captions_of(const nlohmann::json& fields, const std::string& where);
 std::string without_trailing_space(std::string text);
 

@@ -31,7 +31,7 @@ struct TextShape {
   Dtype dtype = Dtype::kF32;  // of the rows
 };
 
-// Of all samples, as the model sees them.
+// Describes all samples as the model sees them.
 struct DataShape {
   int64_t channels = 0;
   int64_t num_classes = 0;    // 0: no labels

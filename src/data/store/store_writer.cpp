@@ -141,7 +141,7 @@ class StoreWriter : public FeatureStoreWriter {
   }
 
  private:
-  // Of the lanes asked for, of which a complete store may have fewer.
+  // Counts what each of the lanes asked for holds; a complete store may have fewer lanes.
   void count_complete(const std::vector<Lane>& asked) {
     const std::vector<SampleLane> there = info_.sample_lanes();
     for (const Lane& lane : asked) {
@@ -252,7 +252,7 @@ class StoreWriter : public FeatureStoreWriter {
     log_->clear();
   }
 
-  // Of all flips of a sample's mean.
+  // Counts the bytes of all flips of a sample's mean.
   int64_t latent_bytes(int64_t lane) const {
     return info_.num_flips * info_.latent_size(lane) * static_cast<int64_t>(dtype_size(info_.dtype));
   }

@@ -29,7 +29,7 @@ class CaptionTable {
   const std::vector<float>& weights() const { return weights_; }
   const std::vector<uint8_t>& kinds() const { return kinds_; }  // indices into kind_names()
   const std::vector<std::string>& kind_names() const { return kind_names_; }
-  // Of all of the above and the samples' names.
+  // Hashes all of the above and the samples' names.
   std::string fingerprint() const;
 
  private:

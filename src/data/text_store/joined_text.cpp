@@ -88,7 +88,7 @@ class JoinedText : public TextStore {
   }
 
   std::vector<std::shared_ptr<const TextStore>> stores_;
-  // Of each store, and the number of all.
+  // Each store begins at its number here; the last number counts all.
   std::vector<int64_t> first_samples_{0}, first_entries_{0};
   std::vector<int64_t> entries_;
   std::vector<size_t> offsets_{0};  // of each sample into entries_

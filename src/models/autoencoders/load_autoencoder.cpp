@@ -33,7 +33,7 @@ json read_json(const fs::path& path) {
   }
 }
 
-// Of a whole pipeline the folder of its VAE.
+// Finds the folder of the VAE in that of a whole pipeline.
 fs::path weights_path_of(const std::string& path) {
   if (!fs::exists(path))
     fail("autoencoder", "{} does not exist: give \"pixels\", a diffusers folder or a weights file", path);

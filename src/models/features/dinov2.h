@@ -23,8 +23,8 @@ struct Dinov2Config {
 };
 // transformers' config.json of a Dinov2Model or Dinov2WithRegistersModel. Throws Error.
 Dinov2Config parse_dinov2_config(const nlohmann::json& config);
-// Of weights alone, under dinov2_weights()'s keys: heads are 64 wide in all published models. Throws Error
-// when the keys are others.
+// Finds the config from weights alone, under dinov2_weights()'s keys: heads are 64 wide in all published
+// models. Throws Error when the keys are others.
 Dinov2Config dinov2_config_of(const std::map<std::string, at::Tensor>& weights, const std::string& source);
 
 // Published keys: transformers 4's. Renames those of transformers 5 and of the original repository's .pth.

@@ -12,7 +12,7 @@ using Weights = std::map<std::string, at::Tensor>;
 struct Renaming {
   const char *part, *name;
 };
-// Of the modules within a layer, by transformers 5.
+// transformers 5 calls the modules within a layer so.
 constexpr Renaming kTransformers5[] = {{".attention.q_proj.", ".attention.attention.query."},
                                        {".attention.k_proj.", ".attention.attention.key."},
                                        {".attention.v_proj.", ".attention.attention.value."},

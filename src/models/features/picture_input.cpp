@@ -11,7 +11,7 @@
 namespace kiln {
 namespace {
 
-// Of one axis of the output: the two inputs around each position, and the share of the second.
+// Holds, for one axis of the output, the two inputs around each position and the share of the second.
 struct Neighbours {
   at::Tensor low, high, share;
 

@@ -14,13 +14,13 @@ namespace kiln {
 inline constexpr int64_t kScalarFrequencies = 256;  // width of a sinusoidal embedding
 inline constexpr int64_t kModulationVectors = 6;    // of a block: shift, scale, gate of attention; of the MLP
 
-// Of x_t in patches.
+// Counts the patches of x_t.
 struct PatchGrid {
   int64_t height, width;
 };
 PatchGrid patch_grid(const ModelInput& input, int64_t patch_size);
 
-// Of an embedding MLP: weights N(0, 0.02).
+// Makes a layer of an embedding MLP: its weights begin as N(0, 0.02).
 Linear embedding_linear(const ParameterScope& scope, const std::string& name, int64_t in, int64_t out);
 // What is added to the timestep's projection: (vectors, width), N(0, 1 / width).
 std::shared_ptr<Parameter> modulation_table(const ParameterScope& scope, const std::string& name,

@@ -136,7 +136,7 @@ class Bert : public TextEncoder {
   }
 
  private:
-  // Of sentence-transformers' pooling and of PyTorch's normalize().
+  // sentence-transformers' pooling and PyTorch's normalize() divide by no less than these.
   static constexpr double kLeastSum = 1e-9, kLeastNorm = 1e-12;
 };
 

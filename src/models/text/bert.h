@@ -13,7 +13,7 @@ namespace kiln {
 // `config`: transformers' config.json of a BertModel. The pooled vector is the mean over the tokens that
 // count, normalised to length 1. Throws Error naming the key.
 std::unique_ptr<TextEncoder> build_bert(const nlohmann::json& config, const BuildOptions& options);
-// Of a file's tensors those of the encoder, under its keys: they may begin with "bert.", and heads, the
+// Takes the encoder's tensors out of a file's, under its keys: they may begin with "bert.", and heads, the
 // pooler and position_ids may be there.
 std::map<std::string, at::Tensor> bert_weights(const std::map<std::string, at::Tensor>& weights);
 

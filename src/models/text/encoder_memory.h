@@ -7,7 +7,7 @@
 
 namespace kiln {
 
-// Of one batch, beside the weights.
+// Counts what one batch takes beside the weights.
 struct BatchMemory {
   int64_t state_bytes = 0;  // what stays between two segments, at most
   int64_t peak_bytes = 0;   // while one computes, that included

@@ -99,7 +99,7 @@ void StreamedWeights::encode(std::span<const TokenRows> batches,
   }
 }
 
-// Of the token table only the rows that the texts ask for are read: their ids are numbered anew.
+// Only those rows of the token table are read that the texts ask for: their ids are numbered anew.
 State StreamedWeights::embed(const TokenRows& tokens) const {
   Parameter& table = *encoder_.token_table();
   const at::Tensor &stored = stored_.at(table.key), ids = tokens.ids.to(at::kCPU).contiguous();

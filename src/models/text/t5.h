@@ -11,7 +11,7 @@ namespace kiln {
 
 // `config`: transformers' config.json of T5EncoderModel or of the whole model. Throws Error naming the key.
 std::unique_ptr<TextEncoder> build_t5_encoder(const nlohmann::json& config, const BuildOptions& options);
-// Of a file's tensors those of the encoder, under its keys: the table may be called shared.weight or
+// Takes the encoder's tensors out of a file's, under its keys: the table may be called shared.weight or
 // encoder.embed_tokens.weight, and a decoder may be there.
 std::map<std::string, at::Tensor> t5_encoder_weights(const std::map<std::string, at::Tensor>& weights);
 

@@ -171,7 +171,7 @@ HWY_AFTER_NAMESPACE();
 namespace kiln::ops::cpu {
 namespace {
 
-// Of a row in whole vectors of any instruction set.
+// Rounds a row up to whole vectors of any instruction set.
 size_t padded(size_t head_dim) { return (head_dim + 15) / 16 * 16; }
 
 }  // namespace

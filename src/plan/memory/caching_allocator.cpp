@@ -36,7 +36,7 @@ bool is_usual(std::string setting) {
                                          "garbage_collection_threshold:0",
                                          "roundup_power2_divisions:0",
                                          "roundup_power2_divisions:1"};
-  // Of pinned memory, or of how it is taken.
+  // These settings concern pinned memory, or how memory is taken.
   constexpr std::string_view kElsewhere[] = {"pinned_", "release_lock_on_cudamalloc"};
   return std::ranges::find(kUsual, setting) != std::end(kUsual) ||
          std::ranges::any_of(kElsewhere, [&](std::string_view name) { return setting.starts_with(name); });

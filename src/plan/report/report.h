@@ -11,7 +11,7 @@ namespace kiln {
 nlohmann::json to_json(const Plan& plan);  // {"predicted": {peak_bytes, by_kind, by_phase, step_s, ...}, ...}
 std::string to_text(const Plan& plan);
 std::string to_html(const Plan& plan);
-// Of a run of several stages: a line of each, their sum, and the one that needs the most memory in full.
+// Reports a run of several stages: a line of each, their sum, and the one that needs the most memory in full.
 nlohmann::json to_json(const StagePlans& stages);
 std::string to_text(const StagePlans& stages);
 

@@ -27,8 +27,8 @@ struct VariantResult {
   std::string problem{};             // "" where it runs
   nlohmann::json details = nullptr;  // of a plan, or of a probe
 };
-// Of the plan on `plan`'s GPUs. Data that are not here are planned as if they were: pictures where there is
-// an autoencoder, else features.
+// Plans a variant on `plan`'s GPUs. Data that are not here are planned as if they were: pictures where there
+// is an autoencoder, else features.
 VariantResult plan_variant(const Variant& variant, PlanOptions plan);
 
 // {"source", "variants": [{"name", "on", "changes", "step_s", ..., "gain", "gain_in_all", ...}]}. A gain is

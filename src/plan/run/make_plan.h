@@ -15,7 +15,8 @@ void compare_with_half_precision(Plan& plan);
 void compare_with_published(Plan& plan);
 
 // The parts of make_plan, for who has a trace or plans many configurations.
-// Of --gpu, in TF32 where that is asked for, with the memory of --gpu-memory and no more than
+// Finds the profile of --gpu, in TF32 where that is asked for, with the memory of --gpu-memory and no more
+// than
 // --memory-budget.
 MachineProfile planned_machine(const PlanOptions& options);
 void check_plan(const PlanOptions& options, const MachineProfile& machine);  // throws what make_plan throws

@@ -18,7 +18,7 @@ struct SearchOptions {
   bool any_gpus = false;                   // 1, 2, 4, ... of them, instead of plan.gpus
   std::set<std::string> fixed{};           // of kSearchedOptions: what plan.train says stays
   double deadline_days = 0, max_cost = 0;  // 0: none
-  // Of a GPU's memory. What would leave less of it is chosen only where nothing else fits.
+  // Winners use no more than this share of a GPU's memory, unless nothing else fits.
   double memory_share = kRoomyShare;
 };
 

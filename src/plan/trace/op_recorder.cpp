@@ -232,7 +232,7 @@ int64_t num_infinite(const at::Tensor& tensor) {
   return tensor.numel() - at::isfinite(tensor).sum().item<int64_t>();
 }
 
-// Of an operation in place the inputs are seen after it: its overflow counts.
+// The inputs of an operation in place are seen after it: its overflow counts.
 void check_values(OpRecord& op, const Tensors& inputs, c10::ArrayRef<c10::IValue> outputs) {
   const at::NoGradGuard no_grad;
   const Tensors results = tensors_of(c10::ArrayRef<const c10::IValue>(outputs.data(), outputs.size()));

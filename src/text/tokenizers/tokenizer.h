@@ -52,7 +52,7 @@ class Tokenizer {
   std::string fingerprint_;
 };
 
-// Of the files as published: vocab.txt (WordPiece), vocab.json and merges.txt (CLIP), spiece.model (T5) or
+// Reads the files as published: vocab.txt (WordPiece), vocab.json and merges.txt (CLIP), spiece.model (T5) or
 // tokenizer.model (Gemma), with tokenizer_config.json, special_tokens_map.json and added_tokens.json where
 // there are such. Of a whole pipeline its folder tokenizer/. Throws Error naming what is missing or broken.
 std::unique_ptr<Tokenizer> load_tokenizer(const std::filesystem::path& folder);

@@ -27,12 +27,12 @@ struct RunContext {
   nlohmann::json predicted = nullptr;
   // FLOP/s of matrix products by the data sheet of this rank's device, for the MFU; 0: there is none.
   double data_sheet_flops = 0;
-  // Of a step past the warm-up rank 0 writes RUN/precision.json from what this records: times and values
+  // Rank 0 writes RUN/precision.json of a step past the warm-up from what this records: times and values
   // checked (watch/precision_audit.h). Null: there is no audit.
   MakeOpSource audit_ops = nullptr;
   // The last state is saved where the run keeps it; a probe's may be left out.
   bool saves_the_end = true;
-  // Of a run whose memory is chosen, and refused where it does not fit, stage by stage: for every stage ahead
+  // Chooses the memory of a stage, or refuses what does not fit. It is asked of every stage ahead
   // before the first one is trained. A collective; throws Error. Null: options are as they should be.
   std::function<StageFit(const TrainOptions&)> fit{};
   // Stages that follow the newest checkpoint (--continue-with); empty: as the options say.

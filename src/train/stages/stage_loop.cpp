@@ -104,7 +104,7 @@ bool StageLoop::start() {
   return true;
 }
 
-// Of several stages says which one begins, and what lies ahead other than before.
+// Says which of several stages begins, and what lies ahead other than before.
 void StageLoop::announce_stage() {
   const Stage& stage = plan_.stage();
   for (const std::string& note : plan_.notes)

@@ -55,8 +55,8 @@ Saved saved_from(const Json& state) {
   return saved;
 }
 
-// Of the newest checkpoint that rank 0 sees; nothing: there is none. What is in its files is looked at later.
-// A collective.
+// Reads the newest checkpoint that rank 0 sees; nothing: there is none. What is in its files is looked at
+// later. A collective.
 std::optional<Saved> read_saved(const std::string& out, ProcessGroup& group) {
   Json found;
   agree(group, "the stages of the run", [&] {
@@ -225,8 +225,8 @@ class StagePlanner {
     return options.data.is_synthetic() || std::filesystem::exists(options.data.path);
   }
 
-  // Of a store that has grown since the stage began takes what it had then. Returns the samples that there
-  // are now; 0: no more than then.
+  // Takes what a store had when the stage began, though it may have grown since. Returns the samples that
+  // there are now; 0: no more than then.
   static int64_t keep_data(Stage& stage) {
     const auto parts = parts_of_identity(stage.options, stage.identity);
     if (!parts) return 0;  // resuming says what is other
