@@ -10,7 +10,7 @@ inception=$1 reference=$2 gpus=${3:-1}
 weights=$(build/kiln download DiT-XL-2-256x256)
 decoder=$(build/kiln download sd-vae-ft-ema)
 build/kiln sample --weights "$weights" --model DiT-XL/2 --autoencoder "$decoder" --num-images 50000 --random-labels \
-  --cfg-scale 1.5 --num-sampling-steps 250 --seed 0 --batch 64 --device cuda --nproc "$gpus" \
+  --cfg-scale 1.5 --num-sampling-steps 250 --seed 0 --batch 64 --tf32 --device cuda --nproc "$gpus" \
   --npz fid/samples.npz --no-png --out fid
 build/kiln evaluate fid/samples.npz --reference "$reference" --net inception --net-weights "$inception" \
   --device cuda --nproc "$gpus" --batch 128 --out fid/result.json

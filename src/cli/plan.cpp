@@ -35,7 +35,7 @@ constexpr const char* kExamples = R"(Examples
 GPUs: RTX-2080-Ti, RTX-3060, RTX-3090, RTX-4060, RTX-4070, RTX-4090, RTX-5090, RTX-6000-Ada, V100, T4, L4, A10, A40, L40S,
 A100-40G, A100-80G, A800-80G, H100, H200, B200, cpu (this machine); another card: --gpu-memory)";
 
-// The profile of what kiln train would choose here.
+// Returns the name of the profile of the device that kiln train would choose here. Throws Error.
 std::string this_machine() {
   const at::Device device = choose_device(DeviceChoice::kAuto);
   const std::optional<MachineProfile> profile = profile_of(device);
@@ -113,7 +113,7 @@ bool is_number_of_gpus_given(const CLI::App& command, const TrainOptions& train)
   return command.count("--gpus") > 0 || train.ranks.nproc > 0;
 }
 
-// The price of one GPU, or rank.
+// Returns what an hour of one GPU, or rank, costs. Throws Error.
 double price_per_gpu_hour(const TrainOptions& train, int64_t gpus, bool is_number_known) {
   if (train.watch.cost_per_hour > 0 && !is_number_known)
     fail("plan", "--cost-per-hour needs a known number of GPUs: give --gpus, or --price-per-gpu-hour");
@@ -124,7 +124,7 @@ void write_report(const std::string& path, const Plan& plan) {
   if (!path.empty()) write_file_atomically("plan", path, to_html(plan));
 }
 
-// Several models or kinds of GPU: one table.
+// Prints one table that compares several models or kinds of GPU.
 void compare(const PlanArguments& arguments, ComparisonOptions options) {
   const Comparison comparison = compare_runs(options);
   fmt::print("{}", arguments.json ? to_json(comparison).dump(1) + "\n" : to_text(comparison));
@@ -142,7 +142,7 @@ void run_search(const CLI::App& command, const PlanArguments& arguments) {
   options.any_gpus = !is_number_of_gpus_given(command, arguments.options.train);
   for (const char* name : kSearchedOptions)
     if (arguments.given.contains(name)) options.fixed.insert(name);
-  if (options.plan.train.chooses_micro_batch()) {  // which is what a search does
+  if (options.plan.train.chooses_micro_batch()) {  // A search chooses it anyhow.
     options.plan.train.micro_batch = 0;
     options.fixed.erase("micro-batch");
   }
@@ -164,7 +164,8 @@ void run_search(const CLI::App& command, const PlanArguments& arguments) {
     fail("plan", "--html: there is no plan to write into {}", arguments.html);
 }
 
-// With --memory-budget: of what kiln train would choose, which is told beside the plan.
+// Plans the options as they are. With --memory-budget it plans what kiln train would choose, and prints that
+// choice beside the plan.
 Plan plan_of(PlanOptions options) {
   if (!options.train.memory.budget.is_given()) return make_plan(options);
   const MachineProfile machine = planned_machine(options);
@@ -175,7 +176,7 @@ Plan plan_of(PlanOptions options) {
   return make_plan(options);
 }
 
-// Before anything is planned: later plans of this machine use it.
+// With --calibrate, measures this machine before anything is planned: the plan uses the new profile.
 void calibrate_here(const PlanArguments& arguments) {
   if (!arguments.calibrate) return;
   if (!(arguments.calibration_s > 0))

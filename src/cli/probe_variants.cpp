@@ -1,19 +1,25 @@
 #include "cli/probe_variants.h"
 
+#include <spawn.h>
 #include <sys/wait.h>
+#include <unistd.h>
 
-#include <cstdlib>
+#include <cerrno>
 #include <filesystem>
 #include <fstream>
 #include <iterator>
+#include <system_error>
+#include <utility>
 
 #include "core/error.h"
 #include "core/files/temporary_folder.h"
+#include "core/stop_signal.h"
 #include "parallel/machine.h"
 #include "plan/price/machine_profile.h"
 #include "plan/price/this_machine.h"
 #include "plan/report/variants.h"
 #include "run/train_command.h"
+#include "watch/phase_timers.h"
 #include "watch/prediction.h"
 
 namespace kiln::cli {
@@ -33,6 +39,19 @@ std::string last_line(const std::string& text) {
                      end - (begin == std::string::npos ? 0 : begin + 1) + 1);
 }
 
+// Returns the status of a shell's command line. std::system() would keep a Ctrl-C from this process, which
+// must not begin the next variant then.
+int run_in_shell(std::string line) {
+  std::string shell = "sh", from_text = "-c";
+  char* const arguments[] = {shell.data(), from_text.data(), line.data(), nullptr};
+  pid_t child = 0;
+  if (const int error = posix_spawn(&child, "/bin/sh", nullptr, nullptr, arguments, environ); error != 0)
+    fail("probe", "cannot start /bin/sh: {}", std::generic_category().message(error));
+  int status = 0;
+  while (waitpid(child, &status, 0) < 0 && errno == EINTR) continue;
+  return status;
+}
+
 // A process for each: one that runs out of memory does not end the others, and none finds what another
 // cached.
 VariantResult run_variant(const VariantsCommand& command, const Variant& variant, const std::string& folder) {
@@ -46,17 +65,15 @@ VariantResult run_variant(const VariantsCommand& command, const Variant& variant
   const std::string line = fmt::format("'{}' probe --json --steps {}{}{}{} > '{}' 2> '{}'", program,
                                        command.steps, command.checkpoint ? "" : " --no-checkpoint",
                                        train.substr(name.size()), batch, out, errors);
-  const int status = std::system(line.c_str());
-  if (status != 0) {
+  if (run_in_shell(line) != 0) {
     const std::string problem = last_line(content_of(errors));
     return {.problem = !problem.empty() ? problem : "it ended without a word: out of memory?"};
   }
   const nlohmann::json result = nlohmann::json::parse(content_of(out));
   const StepFigures measured = figures_from_json(result.at("measured"));
-  const auto encoding = measured.phase_s.find("encoding");
   return {.step_s = measured.step_s,
           .images_per_s = measured.images_per_s,
-          .encoding_share = encoding == measured.phase_s.end() ? 0 : encoding->second / measured.step_s,
+          .encoding_share = encoding_seconds(measured.phase_s) / measured.step_s,
           .memory_bytes = measured.peak_bytes,
           .details = result};
 }
@@ -68,12 +85,19 @@ nlohmann::json compare_variants(const VariantsCommand& command, const TrainOptio
   const std::vector<Variant> variants = read_variants(command.file, base, given);
   std::vector<VariantResult> results;
   const TemporaryFolder folder("probe");
+  const StopSignal stop;
   for (const Variant& variant : variants) {
-    fmt::print(stderr, "kiln probe: {}\n", variant.name);
-    PlanOptions plan;
-    plan.gpu = command.gpu;
-    results.push_back(command.gpu.empty() ? run_variant(command, variant, folder.path().string())
-                                          : plan_variant(variant, plan));
+    VariantResult result;
+    if (!stop.requested()) {
+      fmt::print(stderr, "kiln probe: {}\n", variant.name);
+      PlanOptions plan;
+      plan.gpu = command.gpu;
+      result = command.gpu.empty() ? run_variant(command, variant, folder.path().string())
+                                   : plan_variant(variant, plan);
+    }
+    // The variant under way was stopped too, before its last step.
+    if (stop.requested()) result = {.problem = "stopped by a signal"};
+    results.push_back(std::move(result));
   }
   const std::string source =
       command.gpu.empty()

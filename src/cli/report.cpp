@@ -10,22 +10,24 @@ namespace kiln::cli {
 void add_report_command(CLI::App& app) {
   struct Options {
     std::vector<std::string> runs;
-    std::string out = "report.html";
+    std::string out;
   };
   auto* command = app.add_subcommand("report", "A run's report.html again, or several runs on one page");
   auto options = std::make_shared<Options>();
   command->add_option("runs", options->runs, "Run folders")->required();
-  command->add_option("--out", options->out, "The page of several runs")->capture_default_str();
+  command->add_option("--out", options->out,
+                      "The page (default: RUN/report.html of one run, report.html of several)");
   command->callback([options] {
     for (const std::string& run : options->runs)
       if (const std::filesystem::path folder = run;
           !std::filesystem::exists(folder / "log.jsonl") && !std::filesystem::exists(folder / "checkpoints"))
         fail("report", "{} is not a run folder: it has neither log.jsonl nor checkpoints", run);
     if (options->runs.size() == 1) {
-      write_report(options->runs[0]);
-      fmt::print("{}/report.html\n", options->runs[0]);
+      write_report(options->runs[0], options->out);
+      fmt::print("{}\n", options->out.empty() ? options->runs[0] + "/report.html" : options->out);
       return;
     }
+    if (options->out.empty()) options->out = "report.html";
     write_runs_report(options->runs, options->out);
     fmt::print("{}\n", options->out);
   });

@@ -19,9 +19,9 @@ namespace {
 
 // --model NAME of published weights alone: they are fetched, and what is not said is as their authors draw.
 void use_published_model(SampleCommand& sample, const DownloadOptions& download) {
-  const PublishedModel* model =
-      sample.run.empty() && sample.weights.empty() ? find_published_model(sample.model) : nullptr;
-  if (!model) return;
+  if (!sample.run.empty() || !sample.weights.empty() || sample.model.empty()) return;
+  const PublishedModel* model = find_published_model(sample.model);
+  if (!model) refuse_without_weights(sample.model);
   sample.weights = download_weights(model->weights, download);
   if (sample.autoencoder.empty()) sample.autoencoder = download_weights(model->autoencoder, download);
   if (sample.out.empty()) {
@@ -88,6 +88,13 @@ void add_sample_command(CLI::App& app) {
   command->add_option("--aspect-ratio", options->aspect_ratio,
                       "Width to height, such as 16:9: the published size nearest to it, of about the model's "
                       "area; not with --height or --width");
+  command->add_option(
+      "--image", options->image,
+      "Picture to start from in place of noise alone; all images start from it, each with its "
+      "own noise. Without --height and --width they have its size");
+  command->add_option("--strength", options->strength,
+                      "How far to go from --image: the share of the sampler's steps that are made, above 0 "
+                      "(the picture) to 1 (default: 0.8)");
   command->add_flag("--random-labels", options->random_labels,
                     "Draw each picture's class from the classes instead, by the seed and its number");
   command->add_option("--guidance-interval", options->guidance_interval,

@@ -145,7 +145,8 @@ void report(const DeepSpeedConfig& config, const std::string& path) {
   for (const std::string& warning : config.warnings) fmt::print(stderr, "warning: {}\n", warning);
   fmt::print(stderr, "{} is read as:\n", path);
   for (const DeepSpeedConfig::Setting& setting : config.settings)
-    fmt::print(stderr, "  --{} {}  ({})\n", setting.option, setting.value.dump(), setting.key);
+    fmt::print(stderr, "  --{} {}  ({}{})\n", setting.option, setting.value.dump(), setting.key,
+               setting.file == path ? "" : " of " + setting.file);
 }
 
 // Returns the side of a store's pictures, or 0 where `data` is no store.
@@ -236,8 +237,8 @@ ResolvedOptions resolve(const CLI::App& command, const TrainArguments& arguments
   if (ranks.rank == 0 && !launches_others) report(config, path);
   for (const DeepSpeedConfig::Setting& setting : config.settings) resolved.given.insert(setting.option);
   resolved.options = apply(config, options);
-  resolved.change = [config, path](const std::string& option, const std::string& value) {
-    return setting_text(config, path, option, value);
+  resolved.change = [config](const std::string& option, const std::string& value) {
+    return setting_text(config, option, value);
   };
   return resolved;
 }

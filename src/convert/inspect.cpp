@@ -13,6 +13,7 @@
 #include "core/json_config.h"
 #include "core/text/nearest_name.h"
 #include "models/autoencoders/autoencoder_kl.h"
+#include "models/features/inception.h"
 #include "models/registry.h"
 #include "models/text/text_registry.h"
 
@@ -100,6 +101,14 @@ void inspect_model(const InspectOptions& options, std::FILE* out, std::FILE* sum
   for (const ListedAutoencoder& listed : kAutoencoders) {
     if (options.model == listed.name) return inspect_autoencoder(listed, config, out, summary);
     known.push_back(listed.name);
+  }
+  for (const char* name : {"inception", "fid-inception"}) {
+    if (options.model == name) {
+      fmt::print(summary, "{}: {}\n", name,
+                 list_parameters(published_inception_parameters(), std::identity(), out));
+      return;
+    }
+    known.emplace_back(name);
   }
   for (const ListedTextEncoder& listed : listed_text_encoders()) {
     if (options.model == listed.name) return inspect_text_encoder(listed, config, out, summary);

@@ -3,6 +3,8 @@
 
 #include <fmt/ranges.h>
 
+#include <cmath>
+
 #include "core/error.h"
 #include "core/json_config.h"
 #include "diffusion/objective.h"
@@ -169,8 +171,14 @@ std::unique_ptr<Sampler> make_sampler(const json& config) {
   const std::string type = JsonConfig("sampler", config).get<std::string>("type", "");
   std::vector<std::string> known;
   for (const SamplerType& entry : kSamplerTypes) {
-    if (type == entry.type) return entry.make(config);
     known.push_back(entry.type);
+    if (type != entry.type) continue;
+    std::unique_ptr<Sampler> sampler = entry.make(config);
+    const int64_t first = JsonConfig("sampler", config).get<int64_t>("first_step", 0);
+    if (first < 0 || first >= sampler->step_count())
+      fail("sampler", "expected first_step to be 0 to {}, got {}", sampler->step_count() - 1, first);
+    if (first > 0) sampler->skip(first);
+    return sampler;
   }
   fail("sampler", "expected type to be one of {}, got \"{}\"", fmt::join(known, ", "), type);
 }
@@ -200,10 +208,29 @@ std::vector<std::string> sampler_names() {
   return names;
 }
 
+int64_t first_step_of(double strength, int64_t num_sampling_steps, const json& objective) {
+  if (!(strength > 0 && strength <= 1))
+    fail("sampler", "expected --strength to be above 0 and at most 1, got {}", strength);
+  // Where steps x strength is no whole number, the pipelines of flow models make one step more.
+  const double steps = static_cast<double>(num_sampling_steps), made = steps * strength;
+  const auto first =
+      static_cast<int64_t>(is_type(objective, "flow") ? steps - made : steps - std::floor(made));
+  if (first >= num_sampling_steps)
+    fail("sampler", "--strength {} leaves none of {} steps: raise it or --num-sampling-steps", strength,
+         num_sampling_steps);
+  return first;
+}
+
 at::Tensor run_sampler(Sampler& sampler, const at::Tensor& noise, const DenoiseFn& denoise,
                        const StepNoiseFn& step_noise,
                        const std::function<void(int64_t, const at::Tensor&)>& on_step) {
-  at::Tensor x = sampler.start_scale() == 1 ? noise : noise * sampler.start_scale();
+  return run_sampler_from(sampler, sampler.start_scale() == 1 ? noise : noise * sampler.start_scale(),
+                          denoise, step_noise, on_step);
+}
+
+at::Tensor run_sampler_from(Sampler& sampler, at::Tensor x, const DenoiseFn& denoise,
+                            const StepNoiseFn& step_noise,
+                            const std::function<void(int64_t, const at::Tensor&)>& on_step) {
   const std::vector<double>& timesteps = sampler.timesteps();
   for (int64_t i = 0; i < static_cast<int64_t>(timesteps.size()); ++i) {
     x = sampler.step(i, x, denoise(sampler.model_input(i, x), timesteps[i]), step_noise);

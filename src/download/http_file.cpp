@@ -130,17 +130,18 @@ std::vector<std::string> authorization(const std::string& token) {
   return {"Authorization: Bearer " + token};
 }
 
-[[noreturn]] void fail_with_status(const std::string& url, long status) {
-  if (status == 401 || status == 403)
-    fail("download", "{} refuses with status {}: accept its terms there and set HF_TOKEN", url, status);
-  fail("download", "{} answered with status {}{}", url, status,
-       status == 404 ? ": there is no such file" : "");
-}
-
 // The next try of the same address would end the same way.
 class Refused : public Error {
   using Error::Error;
 };
+
+[[noreturn]] void fail_with_status(const std::string& url, long status) {
+  if (status == 401 || status == 403)
+    throw Refused(fmt::format("[download] {} refuses with status {}: accept its terms there and set HF_TOKEN",
+                              url, status));
+  throw Refused(fmt::format("[download] {} answered with status {}{}", url, status,
+                            status == 404 ? ": there is no such file" : ""));
+}
 
 // One file on its way: `path`.incomplete, and beside it what the server called that version of it.
 class PartialFile {
@@ -160,6 +161,10 @@ class PartialFile {
   bool go_on(const std::string& url);
   // Checks size and hash and moves it to its name; returns the hash. Throws Error, leaving nothing.
   std::string finish();
+  // Nothing came, and nothing more is asked for.
+  void remove_if_empty() {
+    if (size() == 0) remove();
+  }
   int64_t size() const {
     struct stat status {};
     return ::fstat(fd_, &status) == 0 ? status.st_size : 0;
@@ -261,7 +266,6 @@ bool PartialFile::go_on(const std::string& url) {
   }
   if (code == CURLE_OK && answer_.status == 416 && answer_.offset > 0) return true;  // nothing was missing
   if (code == CURLE_OK && answer_.status != 200 && answer_.status != 206) {
-    if (size() == 0) remove();
     if (answer_.status >= 500) {
       why_cut_ = fmt::format("status {}", answer_.status);
       return false;
@@ -278,10 +282,7 @@ bool PartialFile::go_on(const std::string& url) {
   const bool never_came = code == CURLE_COULDNT_RESOLVE_HOST || code == CURLE_COULDNT_CONNECT ||
                           code == CURLE_UNSUPPORTED_PROTOCOL || code == CURLE_URL_MALFORMAT ||
                           code == CURLE_TOO_MANY_REDIRECTS || code == CURLE_PEER_FAILED_VERIFICATION;
-  if (never_came) {
-    if (size() == 0) remove();
-    throw Refused(fmt::format("[download] cannot reach {}: {}", url, why_cut_));
-  }
+  if (never_came) throw Refused(fmt::format("[download] cannot reach {}: {}", url, why_cut_));
   return false;
 }
 
@@ -312,7 +313,11 @@ std::string fetch_file(const HttpFile& file) {
   const FileLock lock("download", file.path + ".lock",
                       fmt::format("{} is being downloaded already", file.path));
   PartialFile partial(file);
-  std::string refused;
+  std::string refused;  // by each address
+  const auto note = [&](std::string reason) {
+    constexpr std::string_view kWho = "[download] ";
+    refused += refused.empty() ? reason : "; " + reason.substr(kWho.size());
+  };
   for (const std::string& url : file.urls) {
     try {
       for (int tries = 0; tries < kTries; ++tries) {
@@ -326,12 +331,13 @@ std::string fetch_file(const HttpFile& file) {
         if (partial.size() > before) tries = 0;  // it goes on, however slowly
         std::this_thread::sleep_for(std::chrono::milliseconds(200 << tries));
       }
-      refused = fmt::format("[download] {} was cut after {} bytes ({}): the same command goes on from there",
-                            url, partial.size(), partial.why_cut());
+      note(fmt::format("[download] {} was cut after {} bytes ({}): the same command goes on from there", url,
+                       partial.size(), partial.why_cut()));
     } catch (const Refused& error) {
-      refused = error.what();
+      note(error.what());
     }
   }
+  partial.remove_if_empty();
   throw Error(refused);
 }
 

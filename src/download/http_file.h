@@ -7,12 +7,13 @@
 namespace kiln {
 
 struct HttpFile {
-  std::vector<std::string> urls{};  // the same content; the next one is asked when one cannot be reached
-  std::string path{};               // where it goes
-  std::string token{};              // Authorization: Bearer, for the host of the url alone; "" for none
-  int64_t bytes = 0;                // 0: not known
-  std::string sha256{};             // "": not known
-  std::string name{};               // of progress lines
+  std::vector<std::string>
+      urls{};            // the same content; the next one is asked when one cannot be reached or refuses
+  std::string path{};    // where it goes
+  std::string token{};   // Authorization: Bearer, for the host of the url alone; "" for none
+  int64_t bytes = 0;     // 0: not known
+  std::string sha256{};  // "": not known
+  std::string name{};    // of progress lines
 };
 
 // Fetches into `path`.incomplete, checks, renames. An interrupted one goes on where it stopped while the

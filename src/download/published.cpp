@@ -14,10 +14,12 @@ const std::vector<PublishedWeights>& published_weights() {
        .url = "https://dl.fbaipublicfiles.com/DiT/models/DiT-XL-2-256x256.pt",
        .bytes = 2'700'611'775,
        // Not the authors': what independent public projects pin for their downloads of this address.
-       .sha256 = "9ec1876e4c03471bca126663a30e2d1b20610b6d2f87850a39a36f25cc685521"},
+       .sha256 = "9ec1876e4c03471bca126663a30e2d1b20610b6d2f87850a39a36f25cc685521",
+       .model = "DiT-XL/2"},
       {.name = "DiT-XL-2-512x512",
        .licence = kDitLicence,
-       .url = "https://dl.fbaipublicfiles.com/DiT/models/DiT-XL-2-512x512.pt"},
+       .url = "https://dl.fbaipublicfiles.com/DiT/models/DiT-XL-2-512x512.pt",
+       .model = "DiT-XL/2"},
       {.name = "sd-vae-ft-ema",
        .licence = "MIT",
        .repository = "stabilityai/sd-vae-ft-ema",
@@ -30,27 +32,34 @@ const std::vector<PublishedWeights>& published_weights() {
        .licence = "CreativeML Open RAIL++-M",
        .repository = "PixArt-alpha/PixArt-Sigma",
        .files = {"PixArt-Sigma-XL-2-512-MS.pth"},
-       .result = "PixArt-Sigma-XL-2-512-MS.pth"},
+       .result = "PixArt-Sigma-XL-2-512-MS.pth",
+       .model = "PixArt-Sigma-XL/2-512"},
       {.name = "PixArt-Sigma-XL-2-1024",
        .licence = "CreativeML Open RAIL++-M",
        .repository = "PixArt-alpha/PixArt-Sigma",
        .files = {"PixArt-Sigma-XL-2-1024-MS.pth"},
-       .result = "PixArt-Sigma-XL-2-1024-MS.pth"},
+       .result = "PixArt-Sigma-XL-2-1024-MS.pth",
+       .model = "PixArt-Sigma-XL/2-1024"},
       {.name = "PixArt-Alpha-XL-2-512",
        .licence = "CreativeML Open RAIL++-M",
        .repository = "PixArt-alpha/PixArt-alpha",
        .files = {"PixArt-XL-2-512x512.pth"},
-       .result = "PixArt-XL-2-512x512.pth"},
+       .result = "PixArt-XL-2-512x512.pth",
+       .model = "PixArt-Alpha-XL/2-512"},
       {.name = "Sana-600M-512",
        .licence = kSanaLicence,
        .repository = "Efficient-Large-Model/Sana_600M_512px_diffusers",
        .files = {"transformer/", "vae/"},
-       .result = "transformer"},
+       .result = "transformer",
+       .model = "Sana-600M-512",
+       .objective = "flow"},
       {.name = "Sana-1600M-1024",
        .licence = kSanaLicence,
        .repository = "Efficient-Large-Model/Sana_1600M_1024px_diffusers",
        .files = {"transformer/", "vae/"},
-       .result = "transformer"},
+       .result = "transformer",
+       .model = "Sana-1600M",
+       .objective = "flow"},
   };
   return rows;
 }
@@ -65,15 +74,40 @@ const PublishedWeights& find_published_weights(const std::string& name) {
        nearest_name(name, names));
 }
 
-const PublishedModel* find_published_model(const std::string& name) {
+namespace {
+
+const std::vector<PublishedModel>& published_models() {
   // The eight classes of DiT's own sample.py.
   static const std::vector<std::string> kClassic = {"207", "360", "387", "974", "88", "979", "417", "279"};
   static const std::vector<PublishedModel> models = {
       {"DiT-XL/2-256", "DiT-XL-2-256x256", "sd-vae-ft-mse", "DiT-XL/2", 256, kClassic},
       {"DiT-XL/2-512", "DiT-XL-2-512x512", "sd-vae-ft-mse", "DiT-XL/2", 512, kClassic}};
-  for (const PublishedModel& model : models)
-    if (model.name == name) return &model;
+  return models;
+}
+
+}  // namespace
+
+const PublishedModel* find_published_model(const std::string& name) {
+  for (const PublishedModel& model : published_models())
+    if (name == model.name || name == model.weights) return &model;
   return nullptr;
+}
+
+void refuse_without_weights(const std::string& name) {
+  for (const PublishedWeights& row : published_weights()) {
+    if (row.name != name) continue;
+    if (!row.model)
+      fail("sample", "{} is an autoencoder: give --run or --weights, and --autoencoder $(kiln download {})",
+           name, name);
+    fail("sample",
+         "{} are weights alone: kiln sample --weights $(kiln download {}) --model {} --objective {} "
+         "--autoencoder FOLDER --text-encoder FOLDER --prompt TEXT",
+         name, name, row.model, row.objective);
+  }
+  std::string names;
+  for (const PublishedModel& model : published_models())
+    names += (names.empty() ? "" : ", ") + std::string(model.name);
+  fail("sample", "--model {} needs --weights FILE; those of {} are fetched", name, names);
 }
 
 }  // namespace kiln

@@ -19,6 +19,10 @@ struct PublishedWeights {
   std::vector<std::string> files{};  // exact paths, or folders that end in "/"
   // What the caller is given of a repository: a path within it, "" for the whole.
   const char* result = "";
+  // What kiln sample is told of a denoiser's weights: its name in the registry and its objective. Null: they
+  // are an autoencoder's.
+  const char* model = nullptr;
+  const char* objective = "iddpm";
 };
 const std::vector<PublishedWeights>& published_weights();
 // Throws Error naming the nearest one.
@@ -33,7 +37,9 @@ struct PublishedModel {
   int64_t image_size;
   std::vector<std::string> classes;  // drawn when none are asked for
 };
-// Null for other names.
+// By its name or by that of its weights. Null for other names.
 const PublishedModel* find_published_model(const std::string& name);
+// Throws Error that says how kiln sample draws from `name`, which is no PublishedModel, and has no weights.
+[[noreturn]] void refuse_without_weights(const std::string& name);
 
 }  // namespace kiln

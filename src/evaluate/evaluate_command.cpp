@@ -10,9 +10,8 @@
 #include "core/error.h"
 #include "core/files/atomic_file.h"
 #include "core/files/xxh3.h"
-#include "evaluate/evaluation.h"
-#include "evaluate/npz_archive.h"
 #include "evaluate/protocol.h"
+#include "evaluate/reference.h"
 #include "parallel/cpu_share.h"
 #include "parallel/machine.h"
 #include "parallel/ranks/joining.h"
@@ -74,44 +73,6 @@ ExtractionOptions extraction_options(const EvaluateCommand& command, const std::
   return options;
 }
 
-// Statistics of a file are taken where they are of the net and suffice: ADM's hold those of the whole
-// training set beside pictures of a part of it.
-PictureSet measure_reference(const EvaluateCommand& command, const FeatureNet& net,
-                             const MetricChoice& choice, ProcessGroup& group) {
-  PictureSetNeeds missing = needs_of_reference(choice);
-  if (command.reference.empty()) return {};
-  PictureSet given;
-  if (command.reference.ends_with(".npz")) {
-    const NpzArchive archive(command.reference);
-    const bool has_pictures = archive.has("arr_0");
-    if (!has_pictures || (archive.has("mu") && feature_net_kind(net.name).statistics_are_published))
-      given = read_statistics(command.reference);
-    if (!has_pictures) return given;
-  }
-  if (given.gaussian) missing.gaussian = false;
-  if (given.spatial) missing.spatial = false;
-  if (!missing.gaussian && !missing.spatial && !missing.features) return given;
-  PictureSet set = measure_pictures(net, *PictureSource::open(command.reference, command.crop), missing,
-                                    extraction_options(command, "reference", group.rank() == 0), group);
-  if (given.gaussian) set.gaussian = given.gaussian;
-  if (given.spatial) set.spatial = given.spatial;
-  if (!given.fingerprint.empty()) set.fingerprint += " " + given.fingerprint;
-  return set;
-}
-
-json protocol_of(const EvaluateCommand& command, const FeatureNet& net, const MetricChoice& choice,
-                 const PictureSet& samples, const PictureSet& reference, const json& sampling) {
-  json protocol = {
-      {"feature_net", {{"name", net.name}, {"weights", net.fingerprint}, {"resize", net.resize}}},
-      {"reference", {{"fingerprint", reference.fingerprint}, {"crop", command.crop}}},
-      {"num_samples", samples.count},
-      {"samples", sampling}};
-  if (reference.count > 0) protocol["reference"]["num_pictures"] = reference.count;
-  if (choice.has("inception_score")) protocol["splits"] = choice.splits;
-  if (choice.has("precision_recall")) protocol["k"] = choice.k;
-  return protocol;
-}
-
 void say_what_is_left_out(const MetricChoice& choice, const PictureSet& reference, const std::string& path) {
   std::string names;
   const auto leave_out = [&](const char* name) { names += (names.empty() ? "" : ", ") + std::string(name); };
@@ -134,7 +95,10 @@ void evaluate(const EvaluateCommand& command, ProcessGroup& group) {
   apply(ComputeSettings{.device = device, .threads = command.threads, .cpu_share = cpu_share(group)});
   const auto net = load_feature_net(command.net, command.net_weights, command.resize, device);
 
-  const PictureSet reference = measure_reference(command, *net, choice, group);
+  PictureSet reference;
+  if (!command.reference.empty())
+    reference = measure_reference(command.reference, command.crop, *net, choice,
+                                  extraction_options(command, "reference", group.rank() == 0), group);
   ExtractionOptions options = extraction_options(command, "samples", group.rank() == 0);
   options.num_pictures = judges_run ? 0 : command.num_pictures;
   const PictureSet samples =
@@ -144,8 +108,14 @@ void evaluate(const EvaluateCommand& command, ProcessGroup& group) {
   say_what_is_left_out(choice, reference, command.reference);
 
   const SampleOrigin origin = origin_of_samples(path);
+  if (origin.protocol.is_null())
+    fmt::print(
+        stderr,
+        "kiln evaluate: nothing says how {} was drawn (kiln sample writes sampling.json, and FILE.npz.json "
+        "beside an .npz): its stamp is that of all such samples\n",
+        path);
   json result = stamped(metric_values(choice, net->name, samples, reference),
-                        protocol_of(command, *net, choice, samples, reference, origin.protocol));
+                        protocol_of(*net, choice, samples, reference, command.crop, origin.protocol));
   result["subject"] = {{"samples", path}, {"pictures", samples.fingerprint}, {"origin", origin.subject}};
   result["reference_path"] = command.reference;
   result["seconds"] = seconds_since(begin);

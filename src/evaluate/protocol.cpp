@@ -28,6 +28,12 @@ std::string value_text(const json& value) {
 
 }  // namespace
 
+json prompts_protocol(const std::vector<std::string>& prompts) {
+  std::string all;
+  for (const std::string& prompt : prompts) all += prompt + '\n';
+  return {{"count", prompts.size()}, {"texts", "xxh3:" + xxh3_hex(std::as_bytes(std::span(all)))}};
+}
+
 json stamped(json metrics, json protocol) {
   const std::string stamp = stamp_of(protocol);
   return {{"metrics", std::move(metrics)}, {"protocol", std::move(protocol)}, {"stamp", stamp}};
@@ -35,7 +41,8 @@ json stamped(json metrics, json protocol) {
 
 SampleOrigin origin_of_samples(const std::string& path) {
   const fs::path folder = fs::is_directory(path) ? fs::path(path) : fs::path(path).parent_path();
-  std::ifstream file(folder / "sampling.json");
+  const fs::path own = path + ".json";
+  std::ifstream file(!fs::is_directory(path) && fs::exists(own) ? own : folder / "sampling.json");
   const json settings = file ? json::parse(file, nullptr, /*allow_exceptions=*/false) : json();
   if (!settings.is_object()) return {};
   SampleOrigin origin;
@@ -44,7 +51,12 @@ SampleOrigin origin_of_samples(const std::string& path) {
     origin.protocol[key] = settings.value(key, json());
   origin.protocol["label_sampling"] = settings.value("label_sampling", "in turn");
   origin.protocol["guidance_interval"] = settings.value("guidance_interval", "");
-  origin.protocol["ema"] = settings.value("ema", true);
+  // Earlier versions wrote whether, not which.
+  origin.protocol["ema"] = settings.value("average", settings.value("ema", json(true)));
+  for (const char* key : {"negative_prompt", "text_encoder", "size", "tiles"})
+    if (settings.contains(key)) origin.protocol[key] = settings[key];
+  if (settings.contains("prompts"))
+    origin.protocol["prompts"] = prompts_protocol(settings["prompts"].get<std::vector<std::string>>());
   if (settings.value("tf32", false)) origin.protocol["tf32"] = true;
   origin.protocol["uint8"] = "truncate(clamp(127.5 x + 128, 0, 255))";
   for (const char* key : {"weights", "model", "seed"}) origin.subject[key] = settings.value(key, json());

@@ -10,12 +10,16 @@ namespace kiln {
 // {"metrics": {...}, "protocol": {...}, "stamp": hash of the protocol, ...}
 nlohmann::json stamped(nlohmann::json metrics, nlohmann::json protocol);
 
-// How samples of `kiln sample` were made, of their sampling.json (`path`: the samples' folder or .npz;
-// another folder where a run's are kept): the protocol's part of it, and what was judged. All null for
-// others.
+// What pictures were drawn in turn for: how many texts, and a hash of them.
+nlohmann::json prompts_protocol(const std::vector<std::string>& prompts);
+
+// How samples of `kiln sample` were made, of their sampling.json (`path`: the samples' folder or .npz; of the
+// latter its own PATH.json goes before the folder's): the protocol's part of it, and what was judged. All
+// null for others.
 struct SampleOrigin {
-  nlohmann::json protocol{};  // sampler, steps, guidance, labels, uint8 rule, EMA, precision, autoencoder
-  nlohmann::json subject{};   // weights, model, seed
+  nlohmann::json
+      protocol{};  // sampler, steps, guidance, labels, uint8 rule, the average, precision, autoencoder
+  nlohmann::json subject{};  // weights, model, seed
 };
 SampleOrigin origin_of_samples(const std::string& path);
 

@@ -40,6 +40,7 @@ StoreInfo make_store_info(const ExtractOptions& options, const ExtractSettings& 
                         {"bucket_min", options.bucket_min},
                         {"buckets_xxh3", lanes.fingerprint()}});
   if (options.enlarge) info.source["enlarge"] = true;
+  if (options.tiles != "auto") info.source["tiles"] = options.tiles;
   if (options.tf32 && settings.device.is_cuda()) info.source["tf32"] = true;
   return info;
 }

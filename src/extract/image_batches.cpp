@@ -2,12 +2,14 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cstring>
 #include <utility>
 
 #include "core/aten.h"
 #include "core/error.h"
 #include "core/philox.h"
 #include "data/loader/batch_draws.h"
+#include "data/loader/caption_choice.h"
 #include "data/loader/prefetched_batches.h"
 #include "data/store/latent_kernels.h"
 #include "extract/image_values.h"
@@ -16,9 +18,11 @@
 namespace kiln {
 namespace {
 
-// Batches whose x_0 holds the images themselves, (B, 3, S, S); all else is as the step sees it.
+// Batches whose x_0 holds the images themselves, (B, 3, S, S), and whose text_rows the captions' ids, i64;
+// all else is as the step sees it.
 struct ImageFill {
   std::shared_ptr<const ImageDataset> dataset;
+  std::shared_ptr<const EncodedText> text;  // null: none
   Crop crop;
   DataShape shape;  // of the latents
   BatchOptions options;
@@ -37,6 +41,21 @@ struct ImageFill {
                          std::span(batch.x_0).subspan(row * image_values, image_values));
       draw_common(options, row, std::span(batch.noise).subspan(row * latent_values, latent_values), batch);
     }
+    if (text) fill_tokens(batch);
+  }
+
+  void fill_tokens(Batch& batch) const {
+    const CaptionChoice choice = choose_captions(*text, options, batch);
+    std::vector<int64_t> ids, rows;
+    for (const int64_t entry : choice.entries) {
+      const text::TokenIds own = text->tokens(entry);
+      ids.insert(ids.end(), own.begin(), own.end());
+      rows.push_back(static_cast<int64_t>(own.size()));
+    }
+    shape_text(rows, batch);
+    batch.text_dropped = choice.dropped;
+    const std::span<const std::byte> bytes = std::as_bytes(std::span(ids));
+    batch.text_rows.assign(bytes.begin(), bytes.end());
   }
 
   Image load(int64_t sample) const {
@@ -57,25 +76,43 @@ class ImageBatches : public BatchSource {
         image_size_(fill.crop.size),
         images_at_once_(images_at_once),
         autoencoder_(std::move(autoencoder)),
+        text_(fill.text),
         device_(device),
         images_(fill, fill.order, fill.options) {}
 
   std::shared_ptr<const Batch> next() override {
     const std::shared_ptr<const Batch> images = images_.next();
-    if (autoencoder_->name == "pixels") return images;
-    const auto begin = std::chrono::steady_clock::now();
+    const bool are_pixels = autoencoder_->name == "pixels";
+    if (are_pixels && !text_) return images;
     auto batch = std::make_shared<Batch>(*images);
-    encode(*images, *batch);  // ends with what the device has made
-    encoding_seconds_ += std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+    if (!are_pixels) seconds_.pictures += seconds_of([&] { encode(*images, *batch); });
+    if (text_) seconds_.captions += seconds_of([&] { encode_text(*images, *batch); });
     return batch;
   }
   void seek(int64_t images_seen) override { images_.seek(images_seen); }
   const SampleOrder& order() const override { return images_.order(); }
   double take_stall_seconds() override { return images_.take_stall_seconds(); }
-  double take_encoding_seconds() override { return std::exchange(encoding_seconds_, 0.0); }
+  EncodingSeconds take_encoding_seconds() override { return std::exchange(seconds_, {}); }
   int64_t ready() const override { return images_.ready(); }
 
  private:
+  // `work` ends with what the device has made.
+  template <class Work>
+  static double seconds_of(Work&& work) {
+    const auto begin = std::chrono::steady_clock::now();
+    work();
+    return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+  }
+
+  void encode_text(const Batch& images, Batch& batch) const {
+    const auto num_ids = static_cast<size_t>(batch.shape.text_rows);
+    text::TokenIds ids(num_ids);
+    std::memcpy(ids.data(), images.text_rows.data(), num_ids * sizeof(int64_t));
+    batch.text_rows.resize(num_ids * static_cast<size_t>(batch.shape.text_width) *
+                           dtype_size(batch.shape.text_dtype));
+    text_->encode(ids, batch.text_offsets, batch.text_dropped, batch.text_rows);
+  }
+
   void encode(const Batch& images, Batch& batch) const {
     const at::NoGradGuard no_grad;
     batch.x_0.resize(batch.size() * batch.shape.sample_elements());
@@ -126,9 +163,10 @@ class ImageBatches : public BatchSource {
   const BatchOptions options_;
   const int64_t image_size_, images_at_once_;
   const std::shared_ptr<const Autoencoder> autoencoder_;
+  const std::shared_ptr<const EncodedText> text_;
   const at::Device device_;
   PrefetchedBatches images_;
-  double encoding_seconds_ = 0;
+  EncodingSeconds seconds_;
 };
 
 }  // namespace
@@ -145,17 +183,19 @@ void check_image_size(const Autoencoder& autoencoder, int64_t image_size) {
 std::unique_ptr<BatchSource> image_batches(std::shared_ptr<const ImageDataset> dataset,
                                            std::shared_ptr<const Autoencoder> autoencoder, at::Device device,
                                            const Crop& crop, const BatchOptions& options,
-                                           int64_t images_at_once) {
+                                           int64_t images_at_once, std::shared_ptr<const EncodedText> text) {
   check_batch_options(options);
   check_image_size(*autoencoder, crop.size);
   const int64_t side = crop.size / autoencoder->downsample;
-  const DataShape shape{.channels = autoencoder->latent_channels,
-                        .num_classes = static_cast<int64_t>(dataset->class_names().size()),
-                        .lanes = {{.height = side, .width = side}}};
+  DataShape shape{.channels = autoencoder->latent_channels,
+                  .num_classes = static_cast<int64_t>(dataset->class_names().size()),
+                  .lanes = {{.height = side, .width = side}}};
+  if (text) shape.text = {.width = text->info().width, .dtype = text->info().dtype};
   const auto num_images = static_cast<int64_t>(dataset->records().size());
-  const SampleOrder order(options.seed, {{.samples = {{.first = 0, .count = num_images}}}},
-                          options.global_batch, 1, options.begin);
-  const ImageFill fill{std::move(dataset), crop, shape, options, order};
+  std::vector<SampleLane> lanes = options.lanes;
+  if (lanes.empty()) lanes = {{.samples = {{.first = 0, .count = num_images}}}};
+  const SampleOrder order(options.seed, std::move(lanes), options.global_batch, 1, options.begin);
+  const ImageFill fill{std::move(dataset), std::move(text), crop, shape, options, order};
   return std::make_unique<ImageBatches>(fill, std::move(autoencoder), device, images_at_once);
 }
 

@@ -64,11 +64,11 @@ class CaptionImport {
       : options_(options), store_(FeatureStore::open(store)), list_(options.data_info) {
     find_captions();
     const PaddedCaption first = read_caption(files_[1]);
-    info_ = {.encoder = "t5_encoder",
-             .width = first.rows.size(1),
-             .max_tokens = first.padded_to,
-             .dtype = Dtype::kF16,
-             .entries_per_shard = kEntriesPerShard};
+    info_.encoder = "t5_encoder";
+    info_.width = first.rows.size(1);
+    info_.max_tokens = first.padded_to;
+    info_.dtype = Dtype::kF16;
+    info_.entries_per_shard = kEntriesPerShard;
     load_encoder();
     TextStoreWriter writer(text_store_folder(store, options.name), info_, table_);
     if (!writer.is_complete()) write(writer);
@@ -95,8 +95,9 @@ class CaptionImport {
   void load_encoder() {
     empty_ = at::empty({0, info_.width}, at::kHalf);
     if (options_.text_encoder.empty()) return;
-    const CaptionEncoder encoder(options_.text_encoder, info_.max_tokens, at::kCPU, at::kBFloat16,
-                                 {.bytes = usable_bytes(at::kCPU), .text = "what is free"});
+    const CaptionEncoder encoder(
+        options_.text_encoder, info_.max_tokens, at::kCPU, at::kBFloat16,
+        {.bytes = usable_bytes(at::kCPU, /*num_processes=*/1), .text = "what is free"});
     if (encoder.shape().width != info_.width)
       fail("store import", "{} gives features of {} channels, the captions have {}", options_.text_encoder,
            encoder.shape().width, info_.width);

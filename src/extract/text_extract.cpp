@@ -16,6 +16,7 @@
 #include "data/store/feature_store.h"
 #include "data/text_store/joined_text.h"
 #include "data/text_store/text_store_writer.h"
+#include "extract/text_settings.h"
 #include "models/text/caption_encoder.h"
 #include "parallel/cpu_share.h"
 #include "parallel/free_memory.h"
@@ -44,28 +45,18 @@ CaptionTable collect_captions(const ImageDataset& dataset, const std::string& da
       fail("extract", "sample {} of the store is not in {}: its captions cannot be read", name, data);
     table.add_sample(name, captions_of(dataset, found->second, options));
   }
-  if (table.num_entries() == 1)
-    fail("extract",
-         "none of the {} samples in {} has a caption: expected metadata.jsonl with text, .txt beside the "
-         "pictures or in "
-         "the tars, or choose --captions png-text or file-names",
-         store.size(), data);
+  require_captions(table, data);
   return table;
-}
-
-EncoderRoom encoder_room(const std::string& limit, at::Device device, int64_t local_world_size) {
-  constexpr const char* kOption = "text-encoder-memory";
-  if (!limit.empty())
-    return {.bytes = bytes_left_of(kOption, limit, device), .text = fmt::format("--{} {}", kOption, limit)};
-  return {.bytes = usable_bytes(device, local_world_size), .text = "what is free"};
 }
 
 // Before the captions are read: what is wrong with its folder is said at once.
 CaptionEncoder load_encoder(const TextExtractOptions& options, at::Device device,
                             const std::string& compute_dtype, ProcessGroup& group) {
   apply(ComputeSettings{.device = device, .cpu_share = cpu_share(group)});
-  return {options.encoder, options.max_tokens, device, parse_compute_dtype(compute_dtype, "--compute-dtype"),
-          encoder_room(options.memory, device, group.ranks().local_world_size)};
+  return {
+      options.encoder, options.max_tokens, device, parse_compute_dtype(compute_dtype, "--compute-dtype"),
+      encoder_room(options, device,
+                   {.bytes = usable_bytes(device, group.ranks().local_world_size), .text = "what is free"})};
 }
 
 class TextExtraction {
@@ -79,11 +70,10 @@ class TextExtraction {
         encoder_(load_encoder(options, device_, compute_dtype, group)),
         store_(FeatureStore::open(store)),
         table_(collect_captions(*ImageDataset::open(data), data, *store_, options.captions)) {
-    const TextEncoderShape& shape = encoder_.shape();
     batch_ = encoder_.batch_within_room(options.batch, device_.is_cuda() ? 256 : 32);
-    const std::string name = options.name.empty() ? shape.family : options.name;
+    const std::string name = options.name.empty() ? encoder_.shape().family : options.name;
     folder_ = text_store_folder(store, name);
-    info_ = make_info(shape, compute_dtype);
+    info_ = make_info(compute_dtype);
     if (!grown.empty()) require_same_captions(grown, name);
   }
 
@@ -111,20 +101,8 @@ class TextExtraction {
   }
 
  private:
-  TextStoreInfo make_info(const TextEncoderShape& shape, const std::string& compute_dtype) const {
-    TextStoreInfo info;
-    info.encoder = shape.family;
-    info.encoder_fingerprint = encoder_.encoder_fingerprint();
-    info.tokenizer_fingerprint = encoder_.tokenizer_fingerprint();
-    info.encoder_path = fs::absolute(options_.encoder).lexically_normal().string();
-    info.width = shape.width;
-    info.max_tokens = encoder_.max_tokens();
-    info.padded = shape.users_see_padding;
-    info.dtype = from_scalar_type(
-        options_.dtype.empty() ? shape.storage_dtype : parse_compute_dtype(options_.dtype, "--text-dtype"));
-    info.prefix = options_.captions.prefix;
-    info.suffix = options_.captions.suffix;
-    info.compute_dtype = compute_dtype;
+  TextStoreInfo make_info(const std::string& compute_dtype) const {
+    TextStoreInfo info = describe_text(encoder_, options_, compute_dtype);
     const int64_t entry_bytes = info.max_tokens * info.width * static_cast<int64_t>(dtype_size(info.dtype));
     info.entries_per_shard =
         std::clamp(kMostShardBytes / entry_bytes, kLeastEntriesPerShard, kMostEntriesPerShard);

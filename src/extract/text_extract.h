@@ -3,22 +3,10 @@
 #include <cstdint>
 #include <string>
 
-#include "extract/caption_sources.h"
+#include "extract/text_settings.h"
 #include "parallel/ranks/process_group.h"
 
 namespace kiln {
-
-struct TextExtractOptions {
-  std::string encoder;  // folder of a text encoder and its tokenizer, or of a pipeline with both; "": no text
-  std::string name;     // of the store, STORE/text-NAME; "" = the encoder's family
-  std::string dtype;    // of the features: f32 | bf16 | fp16; "" = by encoder
-  int64_t max_tokens = 0;  // longer captions are cut; 0 = by encoder
-  int64_t batch = 0;       // captions encoded at once; 0 = by device
-  // That each rank may take of its device, on a CPU of resident memory: an encoder that does not fit is read
-  // segment by segment. "" = what is free.
-  std::string memory;
-  CaptionOptions captions;
-};
 
 // Encodes the captions that the pictures of `data` have for the samples of the complete feature store in
 // `store`, equal ones once. Continues what an interrupted run left; several ranks take shards in turn, and

@@ -28,6 +28,9 @@ constexpr SectionKey kSectionKeys[] = {
     {"gradient_accumulation_steps", "/gradient_accumulation_steps"},
     {"gradient_clipping", "/gradient_clipping"}};
 
+// Names DeepSpeed's own file.
+constexpr const char* kOwnFile = "deepspeed_config_file";
+
 // What has no meaning here, or is Kiln's way anyhow.
 constexpr const char* kWithoutEffect[] = {
     "compute_environment", "debug",        "downcast_bf16",          "enable_cpu_affinity",
@@ -60,11 +63,9 @@ class AccelerateReader {
     const json section =
         type == "DEEPSPEED" ? file_.value("deepspeed_config", json::object()) : json::object();
     if (!section.is_object()) refuse("deepspeed_config expects keys below it, got {}", section.dump());
-    const std::string own_file = section.value("deepspeed_config_file", "");
-    DeepSpeedConfig config = own_file.empty()
-                                 ? parse_deepspeed_config(as_deepspeed(section).dump(), name_, context_)
-                                 : read_deepspeed_config(own_file, context_);
-    for (DeepSpeedConfig::Setting& setting : config.settings) setting.key = own_key(setting.key);
+    check_section(section);
+    const std::string own_file = own_file_of(section);
+    DeepSpeedConfig config = own_file.empty() ? read_section(section) : read_own_file(section, own_file);
     config.settings.insert(config.settings.begin(), settings_.begin(), settings_.end());
     config.warnings.insert(config.warnings.begin(), warnings_.begin(), warnings_.end());
     return config;
@@ -98,7 +99,7 @@ class AccelerateReader {
     if (context_.is_given && context_.is_given(option) && taken != ours)
       refuse("{} makes --{} {}, the command line says {}: leave one out", key, option, taken.dump(),
              ours.dump());
-    settings_.push_back({key, option, taken});
+    settings_.push_back({.key = key, .option = option, .value = taken, .file = name_, .is_accelerate = true});
   }
 
   void read_ranks() {
@@ -115,33 +116,61 @@ class AccelerateReader {
       if (context_.world_size <= 1) context_.world_size = count.get<int64_t>();
     }
     if (file_.value("use_cpu", json(false)) == true) set("use_cpu", "device", "cpu");
-    const std::string precision = text("mixed_precision", "no");
-    if (precision == "fp8") set("mixed_precision", "compute-dtype", "fp8");
+    if (precision() == "fp8") set("mixed_precision", "compute-dtype", "fp8");
     if (const json gpus = file_.value("gpu_ids", json("all")); gpus != "all" && !gpus.is_null())
       warnings_.push_back(fmt::format("{}: gpu_ids has no effect here: CUDA_VISIBLE_DEVICES chooses", name_));
   }
 
-  // The section, and the precision, as DeepSpeed's own file has them.
-  json as_deepspeed(const json& section) const {
-    json file = json::object();
-    for (const auto& [key, value] : section.items()) {
-      const auto* known =
-          std::ranges::find_if(kSectionKeys, [&](const SectionKey& one) { return key == one.key; });
-      if (known != std::end(kSectionKeys)) {
-        const bool is_unset = value.is_null() || value == "none" || value == "None";
-        if (!is_unset) file[json::json_pointer(known->path)] = value;
-      } else if (!is_among(key, kSectionWithoutEffect)) {
-        std::vector<std::string> names;
-        for (const SectionKey& one : kSectionKeys) names.push_back(one.key);
+  void check_section(const json& section) const {
+    std::vector<std::string> names = {kOwnFile};
+    for (const SectionKey& one : kSectionKeys) names.push_back(one.key);
+    for (const auto& [key, value] : section.items())
+      if (std::ranges::find(names, key) == names.end() && !is_among(key, kSectionWithoutEffect))
         refuse("unknown key 'deepspeed_config.{}': did you mean '{}'?", key, nearest_name(key, names));
-      }
-    }
+  }
+
+  static bool is_unset(const json& value) { return value.is_null() || value == "none" || value == "None"; }
+
+  std::string own_file_of(const json& section) const {
+    const json path = section.value(kOwnFile, json());
+    if (is_unset(path)) return "";
+    if (!path.is_string()) refuse("deepspeed_config.{} expects a path, got {}", kOwnFile, path.dump());
+    return path.get<std::string>();
+  }
+
+  // Returns "no", "fp16", "bf16" or "fp8".
+  std::string precision() const {
     const std::string precision = text("mixed_precision", "no");
-    if (precision == "fp16" || precision == "bf16")
-      file[precision] = {{"enabled", true}};
-    else if (precision != "no" && precision != "fp8")
+    if (precision != "no" && precision != "fp16" && precision != "bf16" && precision != "fp8")
       refuse("mixed_precision expects no, fp16, bf16 or fp8, got {}", precision);
-    return file;
+    return precision;
+  }
+
+  // Accelerate refuses the same keys beside a file of DeepSpeed's: they would say it a second time.
+  DeepSpeedConfig read_own_file(const json& section, const std::string& path) const {
+    const auto refuse_beside = [&](const std::string& key) {
+      refuse("{} has no effect beside {} {}: say it there and leave it out here", key, kOwnFile, path);
+    };
+    for (const SectionKey& one : kSectionKeys)
+      if (!is_unset(section.value(one.key, json())))
+        refuse_beside(std::string("deepspeed_config.") + one.key);
+    if (precision() != "no") refuse_beside("mixed_precision " + precision());
+    return read_deepspeed_config(path, context_);
+  }
+
+  // Reads the section and the precision as DeepSpeed's own file would be read.
+  DeepSpeedConfig read_section(const json& section) const {
+    json file = json::object();
+    for (const SectionKey& one : kSectionKeys)
+      if (const json value = section.value(one.key, json()); !is_unset(value))
+        file[json::json_pointer(one.path)] = value;
+    if (precision() == "fp16" || precision() == "bf16") file[precision()] = {{"enabled", true}};
+    DeepSpeedConfig config = parse_deepspeed_config(file.dump(), name_, context_);
+    for (DeepSpeedConfig::Setting& setting : config.settings) {
+      setting.key = own_key(setting.key);
+      setting.is_accelerate = true;
+    }
+    return config;
   }
 
   // "zero_optimization.stage" -> "deepspeed_config.zero_stage"

@@ -218,7 +218,7 @@ class Reader {
                key, taken.dump());
       return;
     }
-    config_.settings.push_back({key, option, taken});
+    config_.settings.push_back({.key = key, .option = option, .value = taken, .file = name_});
   }
   bool is_given(const std::string& option) const { return context_.is_given && context_.is_given(option); }
 
@@ -327,20 +327,24 @@ DeepSpeedConfig read_deepspeed_config(const std::string& path, const DeepSpeedCo
   return parse_deepspeed_config(text.str(), path, context);
 }
 
-std::string setting_text(const DeepSpeedConfig& config, const std::string& path, const std::string& option,
-                         const std::string& value) {
+std::string setting_text(const DeepSpeedConfig& config, const std::string& option, const std::string& value) {
   const auto found = std::ranges::find(config.settings, option, &DeepSpeedConfig::Setting::option);
   if (found == config.settings.end()) return fmt::format("--{} {}", option, value);
-  std::string key = found->key;
+  const bool is_batch = option == "micro-batch" || option == "global-batch";
+  if (found->is_accelerate && is_batch)  // Accelerate's file has only the number of passes.
+    return fmt::format("--{} {}, without gradient_accumulation_steps in {}", option, value, found->file);
+  if (found->is_accelerate) return fmt::format("{}: {} in {}", found->key, value, found->file);
   if (option == "micro-batch")  // with the number of passes, which the file may say instead
     return fmt::format(
         "\"train_micro_batch_size_per_gpu\": {} in {}, with train_batch_size and without "
         "gradient_accumulation_steps",
-        value, path);
-  if (option == "global-batch") key = "train_batch_size";
-  if (option == "compute-dtype") return fmt::format("\"{}\": {{\"enabled\": true}} in {}", value, path);
+        value, found->file);
+  if (option == "compute-dtype")
+    return fmt::format("\"{}\": {{\"enabled\": true}} in {}", value, found->file);
+  const std::string key = option == "global-batch" ? "train_batch_size" : found->key;
   const json parsed = json::parse(value, nullptr, /*allow_exceptions=*/false);
-  return fmt::format("\"{}\": {} in {}", key, parsed.is_discarded() ? json(value).dump() : value, path);
+  return fmt::format("\"{}\": {} in {}", key, parsed.is_discarded() ? json(value).dump() : value,
+                     found->file);
 }
 
 TrainOptions apply(const DeepSpeedConfig& config, TrainOptions options) {

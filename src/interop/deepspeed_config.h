@@ -15,6 +15,8 @@ struct DeepSpeedConfig {
     std::string key;     // of the file: "zero_optimization.stage"
     std::string option;  // "zero-stage"
     nlohmann::json value;
+    std::string file;            // that has the key
+    bool is_accelerate = false;  // The file is accelerate's, in YAML.
   };
   std::vector<Setting> settings;
   std::vector<std::string> warnings;  // one for each key without effect here, with the reason
@@ -34,10 +36,9 @@ DeepSpeedConfig parse_deepspeed_config(const std::string& text, const std::strin
                                        const DeepSpeedContext& context);
 DeepSpeedConfig read_deepspeed_config(const std::string& path, const DeepSpeedContext& context);
 
-// How a user of the file `path` gives an option a value: by the key that sets it there, which the command
+// How a user of the files gives an option a value: by the key that sets it, in its file, which the command
 // line may not contradict, or else by the option. The passes of a step keep their number of images.
-std::string setting_text(const DeepSpeedConfig& config, const std::string& path, const std::string& option,
-                         const std::string& value);
+std::string setting_text(const DeepSpeedConfig& config, const std::string& option, const std::string& value);
 
 // The options with the settings applied.
 TrainOptions apply(const DeepSpeedConfig& config, TrainOptions options);

@@ -20,6 +20,7 @@ using TensorMap = std::map<std::string, at::Tensor>;
 // What a run asks of its model, whatever the family: each maps it to its own config.
 struct ModelNeeds {
   int64_t channels = 0, height = 0, width = 0;  // of x_0; of several shapes the largest
+  int64_t side = 0;  // of x_0 where the model is square; of several shapes the nominal one
   bool has_one_shape = true;
   int64_t num_classes = 0;
   double class_dropout_prob = 0;

@@ -110,7 +110,24 @@ void visit_options(Options& o, Visitor&& visitor) {
   visit("text-dropout-prob", o.data.text_dropout_prob, kRefuse,
         "Probability of training without the caption");
   visit("text-encoder", o.data.text_encoder, kHarmless,
-        "Folder of the text encoder, for --sample-prompts (empty: where the text store says it lay)");
+        "Folder of the text encoder that encodes captions of pictures while training, or --sample-prompts "
+        "(empty: where the text store says it lay)");
+  visit("text-max-tokens", o.data.captions.max_tokens, kRefuse,
+        "Pictures: longer captions are cut (0: by encoder, 300 for T5 and Gemma)");
+  visit("text-dtype", o.data.captions.dtype, kRefuse,
+        "Pictures: f32 | bf16 | fp16, of the captions' features (empty: fp16, for Gemma bf16)");
+  visit("text-batch", o.data.captions.batch, kWarn,
+        "Pictures: captions encoded at once (0: as many as images)");
+  visit(
+      "text-encoder-memory", o.data.captions.memory, kHarmless,
+      "Pictures: memory of the device that encoding captions may take (3G): an encoder that does not fit is "
+      "read segment by segment in every step (empty: all it wants)");
+  visit(
+      "captions", o.data.captions.sources, kRefuse,
+      "Pictures: data (metadata.jsonl, .txt, .json, data_info.json) | png-text | file-names, or several with "
+      "commas");
+  visit("caption-prefix", o.data.captions.prefix, kRefuse, "Pictures: before every caption");
+  visit("caption-suffix", o.data.captions.suffix, kRefuse, "Pictures: behind every caption");
   visit("out", o.out, kHarmless, "Run folder; rerunning the same command resumes");
   visit("image-size", o.data.image_size, kRefuse, "Image side in pixels (not given: that of a store)");
   visit("enlarge", o.data.enlarge, kHarmless,
@@ -252,6 +269,8 @@ void visit_options(Options& o, Visitor&& visitor) {
   visit("log-every", o.watch.log_every, kHarmless, "Steps between lines of log.jsonl and the terminal");
   visit("validation-data", o.validation.data, kHarmless,
         "Samples that are not trained on, given like --data, to report their loss");
+  visit("validation-share", o.validation.share, kRefuse,
+        "Share of --data to hold out for that, by a hash of each sample's name (0.05: 5 %)");
   visit("validate-every", o.validation.every, kHarmless, "Steps between validations (0: only at the end)");
   visit("validation-images", o.validation.images, kHarmless, "Images of a validation (0: all)");
   visit("tensorboard", o.watch.tensorboard, kHarmless, "Write TensorBoard events");

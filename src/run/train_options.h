@@ -20,6 +20,18 @@
 
 namespace kiln {
 
+// How captions of pictures are read and encoded while training: as kiln extract does.
+struct CaptionEncodingOptions {
+  std::string sources = "data";  // comma-separated: data | png-text | file-names
+  std::string prefix, suffix;    // around every caption
+  int64_t max_tokens = 0;        // longer ones are cut; 0: by encoder
+  std::string dtype;             // of the features: f32 | bf16 | fp16; empty: by encoder
+  int64_t batch = 0;             // captions encoded at once; 0: as many as images
+  // That the encoder may take of the device: one that does not fit is read segment by segment. Empty: all it
+  // wants.
+  std::string memory;
+};
+
 struct DataOptions {
   std::string path;               // a feature store, "synthetic", or images, which need an autoencoder
   std::vector<std::string> more;  // further feature stores, trained on together with it
@@ -32,10 +44,13 @@ struct DataOptions {
   std::string
       text;  // name of the text store beside the features; empty: the only one, if the model takes captions
   double text_dropout_prob = 0.1;  // of training without the caption, for guidance
-  std::string text_encoder;    // folder of the encoder of prompts; empty: where the text store says it lay
-  bool enlarge = false;        // images smaller than image_size, which else end the run
-  bool flip = true;            // with probability 1/2, where the data allow it
-  bool draw_posterior = true;  // of the autoencoder; else its mean
+  // Folder of the encoder of captions where --data are pictures, else of prompts; empty: where the text store
+  // says it lay.
+  std::string text_encoder;
+  CaptionEncodingOptions captions{};  // that are encoded while training
+  bool enlarge = false;               // images smaller than image_size, which else end the run
+  bool flip = true;                   // with probability 1/2, where the data allow it
+  bool draw_posterior = true;         // of the autoencoder; else its mean
   int64_t loader_threads = 1;
   int64_t prefetch = 4;  // batches drawn ahead
 
@@ -69,9 +84,12 @@ struct CheckpointOptions {
 };
 
 struct ValidationOptions {
-  std::string data;      // samples that are not trained on; empty: no validation
+  std::string data;      // samples that are not trained on; empty: none but `share`
+  double share = 0;      // of the training data's samples, which are held out; 0: none
   int64_t every = 5000;  // steps; 0: only at the end
   int64_t images = 0;    // of a validation; 0: all
+
+  bool is_on() const { return !data.empty() || share > 0; }
 };
 
 // Steps, 1-based, both included.

@@ -59,6 +59,8 @@ void validate_counts(const TrainOptions& o) {
                           {"global-batch", o.global_batch, 1, kBillion},
                           {"max-steps", o.max_steps, 1},
                           {"max-bad-steps", o.max_bad_steps, 0},
+                          {"text-max-tokens", o.data.captions.max_tokens, 0},
+                          {"text-batch", o.data.captions.batch, 0, kMillion},
                           {"loader-threads", o.data.loader_threads, 1, 1024},
                           {"prefetch", o.data.prefetch, 1, kMillion},
                           {"threads", o.compute.threads, 0, 1024},
@@ -96,6 +98,13 @@ void validate_numbers(const TrainOptions& o) {
                                       {"cost-per-hour", o.watch.cost_per_hour},
                                       {"price-per-gpu-hour", o.watch.price_per_gpu_hour}})
     require(value >= 0 && std::isfinite(value), option, "0 or more", value);
+  require(o.validation.share >= 0 && o.validation.share < 1, "validation-share", "0 or more, below 1",
+          o.validation.share);
+  if (o.validation.share > 0 && !o.validation.data.empty())
+    fail("train",
+         "--validation-share holds samples of --data out, --validation-data gives others: leave one out");
+  if (o.validation.share > 0 && o.data.is_synthetic())
+    fail("train", "--validation-share has nothing to hold out of --data synthetic: leave it out");
   require(o.optimizer.max_grad_norm >= 0, "max-grad-norm", "0 or more", o.optimizer.max_grad_norm);
   require(o.data.text_dropout_prob >= 0 && o.data.text_dropout_prob < 1, "text-dropout-prob",
           "a number in [0, 1)", o.data.text_dropout_prob);

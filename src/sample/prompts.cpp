@@ -17,7 +17,7 @@ namespace {
 constexpr int64_t kPromptsAtOnce = 32;
 
 CaptionEncoder load_encoder(const RunInfo::TextInfo& trained, const std::string& given, at::Device device,
-                            at::ScalarType compute_dtype) {
+                            at::ScalarType compute_dtype, int64_t num_processes) {
   const std::string& folder = given.empty() ? trained.encoder_path : given;
   std::error_code unreachable;
   if (folder.empty() || !std::filesystem::exists(folder, unreachable))
@@ -25,7 +25,7 @@ CaptionEncoder load_encoder(const RunInfo::TextInfo& trained, const std::string&
          trained.encoder.empty() ? "not known" : trained.encoder,
          folder.empty() ? "" : fmt::format(", and {} does not exist", folder));
   CaptionEncoder encoder(folder, trained.max_tokens, device, compute_dtype,
-                         {.bytes = usable_bytes(device), .text = "what is free"});
+                         {.bytes = usable_bytes(device, num_processes), .text = "what is free"});
   if (trained.encoder_fingerprint.empty()) return encoder;  // captions that another program encoded
   if (encoder.encoder_fingerprint() != trained.encoder_fingerprint)
     fail("sample",
@@ -61,9 +61,16 @@ std::vector<std::string> read_prompts(const std::string& path) {
 
 Prompts encode_prompts(const RunInfo::TextInfo& trained, const std::string& folder,
                        std::vector<std::string> texts, const std::string& negative,
-                       const ConditioningShape& shape, at::Device device, at::ScalarType compute_dtype) {
-  CaptionEncoder encoder = load_encoder(trained, folder, device, compute_dtype);
+                       const ConditioningShape& shape, at::Device device, at::ScalarType compute_dtype,
+                       int64_t num_processes) {
+  CaptionEncoder encoder = load_encoder(trained, folder, device, compute_dtype, num_processes);
   if (trained.max_tokens == 0) encoder.limit_tokens(shape.max_text_tokens);
+  return encode_prompts(encoder, trained, std::move(texts), negative, shape);
+}
+
+Prompts encode_prompts(const CaptionEncoder& encoder, const RunInfo::TextInfo& trained,
+                       std::vector<std::string> texts, const std::string& negative,
+                       const ConditioningShape& shape) {
   if (encoder.shape().width != shape.text_width)
     fail("sample",
          "the model takes captions of width {}, the text encoder {} makes {}: give the one it was trained "

@@ -4,6 +4,7 @@
 #include <string>
 #include <vector>
 
+#include "models/text/caption_encoder.h"
 #include "sample/run_folder.h"
 #include "sample/sampler_loop.h"
 
@@ -22,11 +23,17 @@ struct Prompts {
 std::vector<std::string> read_prompts(const std::string& path);
 
 // Encodes prompts as the captions of a run's training were. `folder`: of the encoder; empty: where it lay
-// then. `negative`: empty means what the model was trained with for dropped captions. Throws Error: no
-// encoder there, or another one than the run's.
+// then. `negative`: empty means what the model was trained with for dropped captions. `num_processes`: of
+// this machine, which share its memory. Throws Error: no encoder there, or another one than the run's.
 Prompts encode_prompts(const RunInfo::TextInfo& trained, const std::string& folder,
                        std::vector<std::string> texts, const std::string& negative,
-                       const ConditioningShape& shape, at::Device device, at::ScalarType compute_dtype);
+                       const ConditioningShape& shape, at::Device device, at::ScalarType compute_dtype,
+                       int64_t num_processes);
+
+// The same by an encoder that is in memory, which encoded the captions.
+Prompts encode_prompts(const CaptionEncoder& encoder, const RunInfo::TextInfo& trained,
+                       std::vector<std::string> texts, const std::string& negative,
+                       const ConditioningShape& shape);
 
 // Adds a prompt to each picture: picture i of the list is drawn by text prompt_of_image[i].
 ConditioningFn with_prompts(ConditioningFn others, const Prompts& prompts,

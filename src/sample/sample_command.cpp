@@ -11,12 +11,13 @@
 #include "core/error.h"
 #include "core/progress_line.h"
 #include "core/tensors.h"
-#include "data/images/bucket_table.h"
 #include "parallel/cpu_share.h"
 #include "parallel/machine.h"
 #include "parallel/ranks/agreement.h"
 #include "parallel/ranks/joining.h"
 #include "sample/graphed_forward.h"
+#include "sample/init_picture.h"
+#include "sample/picture_sides.h"
 #include "sample/prompts.h"
 #include "sample/sample_output.h"
 #include "sample/sample_source.h"
@@ -33,6 +34,7 @@ constexpr double kDefaultTextCfgScale = 4.5;  // PixArt's and Sana's
 constexpr int64_t kDefaultDdpmSteps = 250;    // DiT's
 constexpr int64_t kDefaultDpmppSteps = 20;    // PixArt's
 constexpr int64_t kDefaultSteps = 50;
+constexpr double kDefaultStrength = 0.8;  // diffusers'
 constexpr int64_t kMaxGridImages = 400;
 
 CfgConvention parse_convention(const std::string& name) {
@@ -55,6 +57,8 @@ json choose_sampler(const SampleCommand& command, const json& objective, bool ta
                         : name == "dpmpp_2m"           ? kDefaultDpmppSteps
                                                        : kDefaultSteps;
   json config = sampler_config(name, steps, objective);
+  if (!command.image.empty())
+    config["first_step"] = first_step_of(command.strength.value_or(kDefaultStrength), steps, objective);
   make_sampler(config);  // refuses impossible steps before anything is written
   return config;
 }
@@ -66,6 +70,8 @@ void check(const SampleCommand& command) {
     fail("sample", "expected --num-images to be 1 to {}, got {}", kMostImages, command.num_images);
   if (command.random_labels && command.classes.size() == 1)
     fail("sample", "--random-labels has no choice among one of --classes");
+  if (command.strength && command.image.empty())
+    fail("sample", "--strength says how far to go from a picture: give it with --image");
   if (command.cuda_graph != "auto" && command.cuda_graph != "off")
     fail("sample", "expected --cuda-graph to be auto or off, got {}", command.cuda_graph);
   if (command.batch < 1) fail("sample", "expected --batch to be at least 1, got {}", command.batch);
@@ -91,48 +97,15 @@ std::optional<SampleOptions::GuidanceInterval> parse_guidance_interval(const std
   return SampleOptions::GuidanceInterval{.low = interval.low * steps, .high = interval.high * steps};
 }
 
-// --height or --width in latents; without one the model's own.
-int64_t latent_side(const char* option, int64_t pixels, const SampleSource& source) {
-  const DenoiserShape& shape = source.denoiser->shape();
-  const int64_t downsample = source.autoencoder->downsample;
-  const int64_t own = shape.input_size * downsample;
-  if (pixels == 0 || pixels == own) return shape.input_size;
-  if (shape.size_multiple == 0)
-    fail("sample", "{} {}: {} draws pictures of {} x {} pixels alone", option, pixels, source.model, own,
-         own);
-  const int64_t multiple = shape.size_multiple * downsample;
-  if (pixels < multiple || pixels % multiple != 0)
-    fail("sample", "expected {} to be a multiple of {}, got {}", option, multiple, pixels);
-  return pixels / downsample;
-}
-
-struct Sides {
-  int64_t height = 0, width = 0;
-};
-
-// Finds the pictures' sides in latents.
-Sides latent_sides(const SampleCommand& command, const SampleSource& source) {
-  if (command.aspect_ratio.empty())
-    return {.height = latent_side("--height", command.height, source),
-            .width = latent_side("--width", command.width, source)};
-  if (command.height > 0 || command.width > 0)
-    fail("sample", "--aspect-ratio chooses the sides: leave out --height and --width");
-  const DenoiserShape& shape = source.denoiser->shape();
-  const int64_t downsample = source.autoencoder->downsample;
-  const Bucket bucket = bucket_of_ratio(command.aspect_ratio, shape.input_size * downsample,
-                                        std::max<int64_t>(shape.size_multiple, 1) * downsample);
-  return {.height = latent_side("--aspect-ratio", bucket.height, source),
-          .width = latent_side("--aspect-ratio", bucket.width, source)};
-}
-
-SampleOptions sample_options(const SampleCommand& command, const SampleSource& source, at::Device device) {
+SampleOptions sample_options(const SampleCommand& command, const SampleSource& source,
+                             const std::optional<InitPicture>& init, at::Device device) {
   SampleOptions options;
   const DenoiserShape& shape = source.denoiser->shape();
   options.sampler = choose_sampler(command, source.objective, shape.conditioning.takes_text());
   options.cfg_scale = command.cfg_scale.value_or(shape.conditioning.takes_text()     ? kDefaultTextCfgScale
                                                  : shape.conditioning.has_null_class ? kDefaultCfgScale
                                                                                      : 1);
-  const Sides sides = latent_sides(command, source);
+  const LatentSides sides = latent_sides(command, source, init ? &init->image : nullptr);
   options.height = sides.height;
   options.width = sides.width;
   options.cfg_convention = parse_convention(command.cfg_convention);
@@ -140,6 +113,7 @@ SampleOptions sample_options(const SampleCommand& command, const SampleSource& s
   options.batch = command.batch;
   options.seed = command.seed;
   options.device = device;
+  if (init) options.start_from = start_from(*init, *source.autoencoder, sides, options.seed, device);
   if (device.is_cuda() && command.cuda_graph == "auto")
     options.forward = graphed_forward(
         [denoiser = source.denoiser.get()](const ModelInput& input) { return denoiser->forward(input); },
@@ -153,7 +127,7 @@ SampleOptions sample_options(const SampleCommand& command, const SampleSource& s
 
 // What the prompts are to the model; nothing for one that takes no captions.
 Prompts load_prompts(const SampleCommand& command, const SampleSource& source, at::Device device,
-                     at::ScalarType compute_dtype) {
+                     at::ScalarType compute_dtype, int64_t num_processes) {
   const ConditioningShape& shape = source.denoiser->shape().conditioning;
   std::vector<std::string> texts = command.prompts;
   if (!command.prompts_file.empty())
@@ -166,12 +140,12 @@ Prompts load_prompts(const SampleCommand& command, const SampleSource& source, a
   if (texts.empty())
     fail("sample", "{} draws what it is told: give --prompt \"...\" or --prompts FILE", source.model);
   return encode_prompts(source.text, command.text_encoder, std::move(texts), command.negative_prompt, shape,
-                        device, compute_dtype);
+                        device, compute_dtype, num_processes);
 }
 
 SampleOutput open_output(const SampleCommand& command, const SampleSource& source,
-                         const SampleOptions& options, const Subjects& subjects, const Prompts& prompts,
-                         SampleOutputOptions::Role role) {
+                         const SampleOptions& options, const std::optional<InitPicture>& init,
+                         const Subjects& subjects, const Prompts& prompts, SampleOutputOptions::Role role) {
   const DenoiserShape& shape = source.denoiser->shape();
   const int64_t downsample = source.autoencoder->downsample;
   SampleOutputOptions output = {.folder = command.out,
@@ -190,10 +164,13 @@ SampleOutput open_output(const SampleCommand& command, const SampleSource& sourc
                      {"classes", subjects.numbers()},
                      {"seed", options.seed},
                      {"compute_dtype", command.compute_dtype}};
+  output.notes["average"] = source.average;
   // What is usual is not written: folders of earlier versions go on.
   if (command.random_labels) output.settings["label_sampling"] = "random";
   if (!command.guidance_interval.empty()) output.settings["guidance_interval"] = command.guidance_interval;
   if (command.no_ema) output.settings["ema"] = false;
+  if (command.tiles != "auto") output.settings["tiles"] = command.tiles;
+  if (init) output.settings["image"] = init->fingerprint;
   if (command.tf32 && options.device.is_cuda()) output.settings["tf32"] = true;
   if (options.height != shape.input_size || options.width != shape.input_size)
     output.settings["size"] = {output.height, output.width};
@@ -266,9 +243,12 @@ void sample(const SampleCommand& command, ProcessGroup& group) {
   apply(ComputeSettings{
       .device = device, .threads = command.threads, .cpu_share = cpu_share(group), .tf32 = command.tf32});
   if (is_first) note_tf32("kiln sample", command.tf32, device);
-  const SampleSource source = load_sample_source(command, device, compute_dtype);
-  SampleOptions options = sample_options(command, source, device);
-  const Prompts prompts = load_prompts(command, source, device, compute_dtype);
+  std::optional<InitPicture> init;
+  if (!command.image.empty()) init = read_init_picture(command.image);
+  const int64_t num_processes = group.ranks().local_world_size;
+  const SampleSource source = load_sample_source(command, device, compute_dtype, num_processes);
+  SampleOptions options = sample_options(command, source, init, device);
+  const Prompts prompts = load_prompts(command, source, device, compute_dtype, num_processes);
   const Subjects subjects =
       choose_subjects(command.classes, source, prompts, command.random_labels, command.seed);
 
@@ -276,7 +256,7 @@ void sample(const SampleCommand& command, ProcessGroup& group) {
   std::optional<SampleOutput> output;
   agree(group, "opening the folder of the images", [&] {
     const Role role = group.world_size() == 1 ? Role::kOnly : is_first ? Role::kFirst : Role::kOther;
-    output.emplace(open_output(command, source, options, subjects, prompts, role));
+    output.emplace(open_output(command, source, options, init, subjects, prompts, role));
   });
   for (int64_t index : missing_of_this_rank(*output, command.num_images, options.batch, group))
     options.images.push_back(index);

@@ -27,6 +27,8 @@ struct SampleCommand {
   std::string text_encoder;          // its folder; "" = the run's
   int64_t height = 0, width = 0;     // of the pictures in pixels; 0 = the model's own
   std::string aspect_ratio{};        // "16:9"; "": as above
+  std::string image{};               // file of the picture that all start from; "": they start from noise
+  std::optional<double> strength{};  // how far from it, 0 to 1; absent = 0.8
   bool random_labels = false;        // drawn evenly from the classes, by (seed, image)
   std::string guidance_interval;     // "LO:HI" as shares of the schedule, 0 clean, 1 noise; "" = everywhere
   std::optional<double> cfg_scale;   // absent = 4 where the model has a null class, 4.5 with prompts

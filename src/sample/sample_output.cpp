@@ -37,11 +37,11 @@ SampleOutput::SampleOutput(const SampleOutputOptions& options, std::vector<std::
   fs::create_directories(folder, error);
   if (error) fail("sample", "cannot make the folder {}: {}", folder, error.message());
   if (options_.role == SampleOutputOptions::Role::kOther) return;
-  const bool is_begun = check_settings();
+  check_settings();
   if (!options_.npz.empty())
     npz_ = NpzImageWriter::open(options_.npz, options_.num_images, options_.height, options_.width,
                                 options_.settings.dump());
-  if (!is_begun) write_file_atomically("sample", settings_path(), options_.settings.dump(2) + "\n");
+  write_settings();
 }
 
 std::string SampleOutput::path(int64_t index) const {
@@ -52,15 +52,25 @@ std::string SampleOutput::settings_path() const {
   return (fs::path(options_.folder) / kSettingsFile).string();
 }
 
-bool SampleOutput::check_settings() const {
+void SampleOutput::check_settings() const {
   std::ifstream file(settings_path());
-  if (!file) return false;
+  if (!file) return;
   const json before = json::parse(file, nullptr, /*allow_exceptions=*/false);
   const std::vector<std::string> keys = differing_keys(before, options_.settings);
   if (!keys.empty())
     fail("sample", "{} holds images drawn with other settings: {}; choose another --out, or remove it",
          options_.folder, fmt::join(keys, ", "));
-  return true;
+}
+
+// A folder of an earlier version gets the notes that it lacks.
+void SampleOutput::write_settings() const {
+  json all = options_.settings;
+  all.update(options_.notes);
+  const std::string text = all.dump(2) + "\n";
+  std::ifstream file(settings_path());
+  const bool is_there = file && json::parse(file, nullptr, /*allow_exceptions=*/false) == all;
+  if (!is_there) write_file_atomically("sample", settings_path(), text);
+  if (!options_.npz.empty()) write_file_atomically("sample", options_.npz + ".json", text);
 }
 
 std::vector<int64_t> SampleOutput::missing() const {

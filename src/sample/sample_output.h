@@ -20,8 +20,10 @@ struct SampleOutputOptions {
   // files, in FOLDER/passing without write_png.
   enum class Role { kOnly, kFirst, kOther } role = Role::kOnly;
   int64_t num_images = 0, height = 0, width = 0;
-  // All that decides the pixels; kept in FOLDER/sampling.json, as a hash in the npz.
+  // All that decides the pixels; kept in FOLDER/sampling.json and NPZ.json, as a hash in the npz.
   nlohmann::json settings{};
+  // What else readers of those files are told: it follows from the settings, and is never compared.
+  nlohmann::json notes = nlohmann::json::object();
 };
 
 class SampleOutput {
@@ -47,7 +49,8 @@ class SampleOutput {
   std::string path(int64_t index) const;
   bool writes_files() const { return options_.write_png || is_shared_; }
   std::string settings_path() const;
-  bool check_settings() const;  // false: none are kept yet
+  void check_settings() const;
+  void write_settings() const;
   void append_to_npz_below(int64_t index);
 
   SampleOutputOptions options_;

@@ -44,6 +44,13 @@ RunInfo info_of_weights(const SampleCommand& command) {
   return info;
 }
 
+// Names the average that `weights` are; a file's own decay is not known.
+std::string average_of(const SampleCommand& command, const RunInfo& info) {
+  const bool is_run = !command.run.empty();
+  if (command.no_ema || (is_run && info.ema_decays.empty())) return "model";
+  return is_run ? fmt::format("ema-{}", command.ema_decay.value_or(info.ema_decays.front())) : "of the file";
+}
+
 // What a weights file tells by its shapes.
 void ask_weights(const std::map<std::string, at::Tensor>& weights, RunInfo& info) {
   WeightShapes shapes;
@@ -62,7 +69,7 @@ std::string autoencoder_path(const SampleCommand& command, const RunInfo& info) 
 }
 
 void load_autoencoder_of(const SampleCommand& command, const RunInfo& info, at::Device device,
-                         at::ScalarType compute_dtype, SampleSource& source) {
+                         at::ScalarType compute_dtype, int64_t num_processes, SampleSource& source) {
   const RunInfo::AutoencoderInfo& trained = info.autoencoder;
   const std::string path = autoencoder_path(command, info);
   std::error_code unreachable;
@@ -71,8 +78,9 @@ void load_autoencoder_of(const SampleCommand& command, const RunInfo& info, at::
          path.empty()  ? "no autoencoder is known"
          : unreachable ? fmt::format("{}: {}", path, unreachable.message())
                        : path + " does not exist");
-  source.autoencoder = load_autoencoder(path, device, compute_dtype,
-                                        Tiling::parse("tiles", command.tiles, usable_bytes(device)));
+  source.autoencoder =
+      load_autoencoder(path, device, compute_dtype,
+                       Tiling::parse("tiles", command.tiles, usable_bytes(device, num_processes)));
   const Autoencoder& autoencoder = *source.autoencoder;
   if (trained.name.empty()) return;
   const auto differs = [](double a, double b) { return std::abs(a - b) > 1e-6 * std::abs(b); };
@@ -94,8 +102,8 @@ void load_autoencoder_of(const SampleCommand& command, const RunInfo& info, at::
 
 }  // namespace
 
-SampleSource load_sample_source(const SampleCommand& command, at::Device device,
-                                at::ScalarType compute_dtype) {
+SampleSource load_sample_source(const SampleCommand& command, at::Device device, at::ScalarType compute_dtype,
+                                int64_t num_processes) {
   if (command.run.empty() == command.weights.empty())
     fail("sample", "expected --run or --weights, one of them");
   const bool is_run = !command.run.empty();
@@ -113,7 +121,7 @@ SampleSource load_sample_source(const SampleCommand& command, at::Device device,
       is_run ? load_run_weights(info, source.weights) : load_tensors(source.weights, !command.no_ema);
   if (!command.adapter.empty()) merge_adapter(weights, command.adapter);
   if (!is_run) ask_weights(weights, info);
-  load_autoencoder_of(command, info, device, compute_dtype, source);
+  load_autoencoder_of(command, info, device, compute_dtype, num_processes, source);
   if (command.image_size > 0) {
     if (command.image_size % source.autoencoder->downsample != 0)
       fail("sample", "expected --image-size to be a multiple of {}, got {}", source.autoencoder->downsample,
@@ -126,6 +134,7 @@ SampleSource load_sample_source(const SampleCommand& command, at::Device device,
   source.class_names = info.class_names;
   source.text = info.text;
   source.weights_fingerprint = fingerprint_of(weights);
+  source.average = average_of(command, info);
   source.denoiser =
       build_denoiser(info.model, source.model_config, {.device = device, .compute_dtype = compute_dtype});
   load_weights(*source.denoiser, weights, source.weights);

@@ -17,14 +17,16 @@ struct SampleSource {
   nlohmann::json model_config, objective;
   std::string weights;              // the file that was loaded
   std::string weights_fingerprint;  // of its bytes
+  std::string average;              // "ema-0.9999" | "model" | "of the file": which the weights are
   std::vector<std::string> class_names;
   RunInfo::TextInfo text;              // what encoded the captions; of a weights file unknown
   std::unique_ptr<Denoiser> denoiser;  // its weights in the compute dtype
   std::unique_ptr<Autoencoder> autoencoder;
 };
 
-// Throws Error: neither or both of --run and --weights, an autoencoder that does not fit the model.
-SampleSource load_sample_source(const SampleCommand& command, at::Device device,
-                                at::ScalarType compute_dtype);
+// `num_processes`: of this machine, which share its memory. Throws Error: neither or both of --run and
+// --weights, an autoencoder that does not fit the model.
+SampleSource load_sample_source(const SampleCommand& command, at::Device device, at::ScalarType compute_dtype,
+                                int64_t num_processes);
 
 }  // namespace kiln

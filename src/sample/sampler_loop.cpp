@@ -168,8 +168,11 @@ bool sample_images(const Denoiser& denoiser, const Autoencoder* autoencoder, con
                  guided_denoiser(denoiser, cond, Conditioning(), 1, options.cfg_convention, options.forward));
     at::Tensor x_0;
     try {
-      x_0 = run_sampler(
-          *sampler, start_noise(options.seed, images, image_shape, options.device),
+      const at::Tensor noise = start_noise(options.seed, images, image_shape, options.device);
+      x_0 = run_sampler_from(
+          *sampler,
+          options.start_from ? sampler->noised(options.start_from(images), noise)
+                             : noise * sampler->start_scale(),
           [&](const at::Tensor& x, double model_t) {
             if (options.stop && options.stop()) throw Stopped();
             return denoise(x, model_t);

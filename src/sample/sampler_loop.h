@@ -41,6 +41,9 @@ struct SampleOptions {
   };
   std::optional<GuidanceInterval> guidance_interval{};
   CfgConvention cfg_convention = CfgConvention::kAuto;
+  // Latents (B, C, height, width) f32 on `device`, as the model knows them, of a picture that each of these
+  // images starts from, noised as the sampler's first step expects it; absent: from noise alone.
+  std::function<at::Tensor(const std::vector<int64_t>& images)> start_from{};
   int64_t height = 0, width = 0;  // of the latents; 0: the size that the model was built for
   int64_t batch = 8;              // images at a time (guidance doubles the rows)
   uint64_t seed = 0;

@@ -11,9 +11,9 @@ std::string_view name_of(OpClass op_class) {
 
 std::string_view name_of(MemoryKind kind) {
   constexpr std::string_view kNames[kNumMemoryKinds] = {
-      "weights",     "gradients",   "master",  "moments",    "ema",   "constants",
-      "autoencoder", "feature net", "staging", "gathered",   "batch", "activations",
-      "recompute",   "attention",   "matmul",  "temporaries"};
+      "weights",     "gradients",    "master",      "moments", "ema",        "constants",
+      "autoencoder", "text encoder", "feature net", "staging", "gathered",   "batch",
+      "activations", "recompute",    "attention",   "matmul",  "temporaries"};
   return kNames[static_cast<size_t>(kind)];
 }
 

@@ -45,6 +45,7 @@ enum class MemoryKind {
   kEma,
   kConstants,    // untrained weights
   kAutoencoder,  // its weights, which encode images or decode samples
+  kTextEncoder,  // its weights, which encode captions
   kFeatureNet,   // the weights that judge samples
   kStaging,      // buffers of what is on a disk: optimizer state, weights
   kGathered,     // whole weights of other ranks' shards, alive while their segment needs them
@@ -55,7 +56,7 @@ enum class MemoryKind {
   kMatmul,       // scratch of matrix products
   kTemporaries,  // everything else
 };
-inline constexpr int kNumMemoryKinds = 16;
+inline constexpr int kNumMemoryKinds = 17;
 std::string_view name_of(MemoryKind kind);  // "weights"
 
 // One allocation (bytes > 0) or free (bytes < 0, the same id).

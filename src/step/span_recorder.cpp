@@ -31,6 +31,14 @@ void SpanRecorder::register_tensor(const at::Tensor& tensor, MemoryKind kind) {
   const uint64_t id = block_id(tensor);
   const auto bytes = static_cast<int64_t>(id ? tensor.storage().nbytes() : 0);
   if (bytes == 0 || !registered_.emplace(id, bytes).second) return;
+  add_persistent(bytes, kind);
+}
+
+void SpanRecorder::register_mapped(const at::Tensor& tensor, MemoryKind kind) {
+  if (block_id(tensor) == 0) add_persistent(static_cast<int64_t>(tensor.nbytes()), kind);
+}
+
+void SpanRecorder::add_persistent(int64_t bytes, MemoryKind kind) {
   step_.memory.persistent[kind] += bytes;
   step_.memory.persistent_bytes += bytes;
 }

@@ -39,6 +39,8 @@ class SpanRecorder : public AllocationObserver, public StepObserver, public Coll
   void register_state(const TrainingState& state);
   // One more persistent tensor.
   void register_tensor(const at::Tensor& tensor, MemoryKind kind);
+  // One whose memory is not the allocator's: a mapped file's. Nothing for others.
+  void register_mapped(const at::Tensor& tensor, MemoryKind kind);
 
   void allocated(uint64_t id, size_t bytes) override;
   void freed(uint64_t id, size_t bytes) override;
@@ -60,6 +62,7 @@ class SpanRecorder : public AllocationObserver, public StepObserver, public Coll
   RecordedStep finish();
 
  private:
+  void add_persistent(int64_t bytes, MemoryKind kind);
   struct LiveBlock {
     size_t span = 0, event = 0;  // of its allocation
     uint64_t scratch_scope = 0;

@@ -108,6 +108,7 @@ struct TrainStep::Walk {
 std::vector<at::Tensor*> graph_tensors(TrainStep::WalkInput& input) {
   StepBatch& batch = input.micro.batch;
   std::vector<at::Tensor*> tensors = {&batch.x_0, &batch.noise, &batch.timesteps};
+  if (batch.input_noise.defined()) tensors.push_back(&batch.input_noise);
   batch.conditioning.visit([&](at::Tensor& tensor) { tensors.push_back(&tensor); });
   return tensors;
 }
@@ -116,7 +117,7 @@ std::vector<int64_t> graph_key(const TrainStep::WalkInput& input) {
   const MicroStep& micro = input.micro;
   std::vector<int64_t> key = host_numbers(micro.batch.conditioning);
   key.insert(key.end(), {micro.global_batch, micro.first, micro.last, micro.is_filler,
-                         std::bit_cast<int64_t>(input.loss_scale)});
+                         micro.batch.input_noise.defined(), std::bit_cast<int64_t>(input.loss_scale)});
   return key;
 }
 
@@ -159,12 +160,10 @@ TrainStep::Walk TrainStep::begin_walk(const MicroStep& micro) const {
   if (batch.input_noise.defined())  // what is to be predicted stays
     walk.noised.x_t = objective_.add_noise(batch.x_0, batch.input_noise, batch.timesteps).x_t;
   walk.input = {.x_t = walk.noised.x_t, .timesteps = walk.noised.model_t, .conditioning = batch.conditioning};
-  walk.dropout = {
-      .seed = options_.seed,
-      .first_position = batch.first_position,
-      .num_samples = batch.size(),
-      .text_offsets = batch.conditioning.text.offsets,
-      .num_text_rows = batch.conditioning.text.defined() ? batch.conditioning.text.rows.size(0) : 0};
+  walk.dropout = {.seed = options_.seed,
+                  .first_position = batch.first_position,
+                  .num_samples = batch.size(),
+                  .text_offsets = batch.conditioning.text.offsets};
   return walk;
 }
 

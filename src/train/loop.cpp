@@ -67,13 +67,17 @@ void train(const TrainOptions& options, const RunContext& context) {
   validate(options);
   const StopSignal stop;
   std::vector<StageFit> fits;
+  size_t first_fitted = 0;
   bool is_next = false;
   for (bool goes_on = true; goes_on;) {
     // Looked at again before every stage: its stores may have grown meanwhile.
     const StagePlan plan = plan_stages(options, context.ahead, *context.group);
+    // Damaged checkpoints lead back to an earlier stage, or to fewer stages: those were not fitted.
+    if (plan.current < first_fitted || plan.stages.size() != fits.size()) fits.clear();
     if (fits.empty()) {
       agree(*context.group, "the stages", [&] { check_stages(plan); });
       fits = fit_stages(plan, context);
+      first_fitted = plan.current;
       say(context, plan.changes);
     }
     // Outlives an error: the other ranks hear of it before anything waits for them.

@@ -13,6 +13,7 @@
 #include "parallel/ranks/agreement.h"
 #include "train/loop.h"
 #include "train/run_ranks.h"
+#include "watch/phase_timers.h"
 #include "watch/precision_audit.h"
 #include "watch/prediction.h"
 #include "watch/report.h"
@@ -51,7 +52,7 @@ TrainOptions short_run(const ProbeOptions& options, const fs::path& folder) {
   run.max_steps = options.steps;
   run.max_minutes = 0;
   run.checkpoints.every = run.samples.every = run.evaluation.every = 0;
-  run.validation.data.clear();
+  run.validation = {};
   run.watch.tensorboard = false;
   run.memory.preflight = false;  // the caller has planned
   return run;
@@ -59,8 +60,14 @@ TrainOptions short_run(const ProbeOptions& options, const fs::path& folder) {
 
 // Says which part of a steady step's time goes into encoding.
 double encoding_share(const StepFigures& measured) {
-  const auto encoding = measured.phase_s.find("encoding");
-  return encoding != measured.phase_s.end() && measured.step_s > 0 ? encoding->second / measured.step_s : 0;
+  return measured.step_s > 0 ? encoding_seconds(measured.phase_s) / measured.step_s : 0;
+}
+
+// What is encoded: "pictures", "captions" or both.
+std::string encoded_text(const StepFigures& measured) {
+  const bool pictures = measured.phase_s.contains(kEncodingPhases[0]);
+  if (!measured.phase_s.contains(kEncodingPhases[1])) return "pictures";
+  return pictures ? "pictures and captions" : "captions";
 }
 
 std::vector<std::string> warnings_of(const StepFigures& measured, const nlohmann::json& predicted,
@@ -82,10 +89,10 @@ std::vector<std::string> warnings_of(const StepFigures& measured, const nlohmann
         100 * measured.stall_share));
   if (const double share = encoding_share(measured); share > kEncodingWarning)
     warnings.push_back(
-        fmt::format("encoding pictures takes {:.0f} % of the time: kiln extract does it once for all epochs, "
+        fmt::format("encoding {} takes {:.0f} % of the time: kiln extract does it once for all epochs, "
                     "and --data is "
                     "then its store",
-                    100 * share));
+                    encoded_text(measured), 100 * share));
   return warnings;
 }
 
@@ -175,7 +182,7 @@ std::string probe_text(const nlohmann::json& result) {
       measured.num_steps, 1 / quartiles.at(1), 1 / quartiles.at(2), 1 / quartiles.at(0),
       measured.images_per_s, 100 * measured.stall_share);
   if (const double share = encoding_share(measured); share > 0)
-    text += fmt::format("encoding pictures: {:.1f} % of the time\n", 100 * share);
+    text += fmt::format("encoding {}: {:.1f} % of the time\n", encoded_text(measured), 100 * share);
   const nlohmann::json& figures = result.at("measured");
   if (figures.contains("tflops"))
     text += fmt::format("{:.4g} TFLOP/s{}{}\n", figures.at("tflops").get<double>(),

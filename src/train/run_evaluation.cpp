@@ -6,8 +6,8 @@
 #include "core/choices.h"
 #include "core/error.h"
 #include "core/tensors.h"
-#include "evaluate/npz_archive.h"
 #include "evaluate/protocol.h"
+#include "evaluate/reference.h"
 #include "train/sample_grid.h"
 
 namespace kiln {
@@ -23,14 +23,9 @@ at::Tensor as_batch(const std::vector<Image>& images) {
   return pictures.permute({0, 3, 1, 2}).contiguous();
 }
 
-PictureSet open_reference(const TrainOptions& options, const FeatureNet& net, const MetricChoice& choice,
-                          ProcessGroup& group) {
-  const std::string& path = options.evaluation.reference;
-  if (path.empty()) fail("train", "--evaluate-every needs --evaluate-reference, the pictures to judge by");
-  const bool is_npz = path.ends_with(".npz");
-  if (is_npz && !NpzArchive(path).has("arr_0")) return read_statistics(path);
-  return measure_pictures(net, *PictureSource::open(path, is_npz ? 0 : options.data.image_size),
-                          needs_of_reference(choice), {}, group);
+// Pictures of a folder are cropped to the run's size; those of an .npz are taken as they are.
+int64_t reference_crop(const TrainOptions& options) {
+  return options.evaluation.reference.ends_with(".npz") ? 0 : options.data.image_size;
 }
 
 }  // namespace
@@ -40,7 +35,9 @@ RunEvaluation::RunEvaluation(const TrainOptions& options, ProcessGroup& group, a
       choice_(choose_metrics(feature_net_kind(options.evaluation.net), {})) {
   // A score over few pictures in splits of ten says nothing: one split.
   choice_.splits = 1;
-  reference_ = open_reference(options, *net_, choice_, group);
+  const std::string& path = options.evaluation.reference;
+  if (path.empty()) fail("train", "--evaluate-every needs --evaluate-reference, the pictures to judge by");
+  reference_ = measure_reference(path, reference_crop(options), *net_, choice_, {}, group);
 }
 
 std::vector<at::Tensor> RunEvaluation::tensors() const {
@@ -76,20 +73,21 @@ std::optional<nlohmann::json> RunEvaluation::run(const TrainOptions& options, co
   measure();
   const PictureSet samples = sums.finish(training.state->zero->group());
   const DenoiserShape& shape = training.denoiser->shape();
-  const nlohmann::json sampling = {{"sampler", grid_sampler_config(options, source.info.objective)},
-                                   {"cfg_scale", grid_cfg_scale(options, shape.conditioning)},
-                                   {"label_sampling", "spread over the classes"},
-                                   {"uint8", "truncate(clamp(127.5 x + 128, 0, 255))"},
-                                   {"seed", options.seed},
-                                   {"ema", options.ema.decays.empty() ? 0.0 : options.ema.decays.front()},
-                                   {"compute_dtype", choice_name(options.compute.dtype)},
-                                   {"autoencoder", source.decoder ? source.decoder->fingerprint : "none"}};
-  return stamped(
-      metric_values(choice_, net_->name, samples, reference_),
-      {{"feature_net", {{"name", net_->name}, {"weights", net_->fingerprint}, {"resize", net_->resize}}},
-       {"reference", {{"fingerprint", reference_.fingerprint}, {"num_pictures", reference_.count}}},
-       {"num_samples", samples.count},
-       {"samples", sampling}});
+  nlohmann::json sampling = {
+      {"sampler", grid_sampler_config(options, source.info.objective)},
+      {"cfg_scale", grid_cfg_scale(options, shape.conditioning)},
+      {"label_sampling", "spread over the classes"},
+      {"uint8", "truncate(clamp(127.5 x + 128, 0, 255))"},
+      {"seed", options.seed},
+      {"ema", options.ema.decays.empty() ? "model" : fmt::format("ema-{}", options.ema.decays.front())},
+      {"compute_dtype", choice_name(options.compute.dtype)},
+      {"autoencoder", source.decoder ? source.decoder->fingerprint : "none"}};
+  if (!source.prompts.texts.empty()) {
+    sampling["label_sampling"] = "prompts in turn";
+    sampling["prompts"] = prompts_protocol(source.prompts.texts);
+  }
+  return stamped(metric_values(choice_, net_->name, samples, reference_),
+                 protocol_of(*net_, choice_, samples, reference_, reference_crop(options), sampling));
 }
 
 }  // namespace kiln

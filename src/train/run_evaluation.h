@@ -19,12 +19,12 @@ class RunEvaluation {
   // they are an .npz's. A collective. Throws Error: what load_feature_net() and PictureSource refuse.
   RunEvaluation(const TrainOptions& options, ProcessGroup& group, at::Device device);
 
-  // Draws --evaluate-images pictures as the grids are drawn, with the first EMA and the same noise every
-  // time, each rank its share, and measures them. The same result on every rank, as of kiln evaluate; nothing
-  // when `stop` became true on one. A collective.
   // The net's weights, and on the CPU the statistics and features of the reference.
   std::vector<at::Tensor> tensors() const;
 
+  // Draws --evaluate-images pictures as the grids are drawn, with the first EMA and the same noise every
+  // time, each rank its share, and measures them. The same result on every rank, as of kiln evaluate; nothing
+  // when `stop` became true on one. A collective.
   std::optional<nlohmann::json> run(const TrainOptions& options, const GridSource& source,
                                     const std::function<bool()>& stop) const;
 

@@ -69,6 +69,8 @@ RunWatch::RunWatch(TrainingRun& run, const Progress& progress, nlohmann::json pr
       measurement_(run.device, run.options.global_batch, *run.training.state, run.data.decoder.get(),
                    observers_) {
   if (run.evaluation) measurement_.count(run.evaluation->tensors(), MemoryKind::kFeatureNet);
+  if (run.data.captions)
+    measurement_.count(run.data.captions->encoder()->weights(), MemoryKind::kTextEncoder);
   if (monitor_) observers_.add(&monitor_->timers());
   if (monitor_ && resumed) resume(*resumed, is_next);
   if (!run.options.watch.profile.empty() && run.is_first()) profile();
@@ -103,7 +105,7 @@ void RunWatch::log_step(const Step& step, const StepResult& result) {
         .lr = step.lr,
         .train_seconds = progress_.seconds(),
         .stall_seconds = step.stall_seconds,
-        .encoding_seconds = step.encoding_seconds,
+        .encoding_s = {step.encoding.pictures, step.encoding.captions},
         .batches_ready = step.batches_ready,
         .result = &result,
         .positions = positions_at(*run_.training.objective, run_.options.seed, (number - 1) * batch, batch)};
@@ -111,7 +113,7 @@ void RunWatch::log_step(const Step& step, const StepResult& result) {
     monitor_->step(report);
   }
   const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - step.begin).count();
-  measurement_.add(seconds, step.stall_seconds, step.encoding_seconds);
+  measurement_.add(seconds, step.stall_seconds, {step.encoding.pictures, step.encoding.captions});
 }
 
 // Which source each row is of, and which bucket all are of.

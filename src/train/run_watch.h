@@ -9,6 +9,7 @@
 #include <string>
 
 #include "checkpoint/train_state.h"
+#include "data/loader/batch.h"
 #include "train/bad_step.h"
 #include "train/progress.h"
 #include "train/sample_grid.h"
@@ -40,13 +41,18 @@ class RunWatch {
     if (profiler_) profiler_->end_step(progress_.step);
     return result;
   }
+  // Calls run(), which rehearses the largest batch before the first step, and measures its memory.
+  template <class Run>
+  void watch_rehearsal(Run&& run) {
+    measurement_.measure_rehearsal(run);
+  }
   // A step, as the loop saw it.
   struct Step {
     std::chrono::steady_clock::time_point begin;  // when its batch was asked for
     double lr = 0;
-    double stall_seconds = 0;     // spent waiting for the loader
-    double encoding_seconds = 0;  // spent encoding pictures of the batch
-    int64_t batches_ready = 0;    // of the loader, when the batch was asked for
+    double stall_seconds = 0;    // spent waiting for the loader
+    EncodingSeconds encoding{};  // of the batch
+    int64_t batches_ready = 0;   // of the loader, when the batch was asked for
   };
   void log_step(const Step& step, const StepResult& result);
   int64_t num_steps() const { return measurement_.num_steps(); }  // of this process

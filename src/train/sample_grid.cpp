@@ -166,11 +166,14 @@ Prompts captions_of_samples(const TextStore& store, int64_t count, const Conditi
 }
 
 Prompts grid_prompts(const TrainOptions& options, const TrainingData& data, const ConditioningShape& shape,
-                     at::Device device, at::ScalarType compute_dtype) {
+                     at::Device device, at::ScalarType compute_dtype, int64_t num_processes) {
   if (!data.text) return {};
+  if (!options.samples.prompts.empty() && data.captions)
+    return encode_prompts(*data.captions->encoder(), text_info(*data.text), options.samples.prompts,
+                          /*negative=*/"", shape);
   if (!options.samples.prompts.empty())
     return encode_prompts(text_info(*data.text), options.data.text_encoder, options.samples.prompts,
-                          /*negative=*/"", shape, device, compute_dtype);
+                          /*negative=*/"", shape, device, compute_dtype, num_processes);
   return captions_of_samples(*data.text, options.samples.num_samples, shape);
 }
 

@@ -41,10 +41,11 @@ SampleGrid draw_sample_grid(const TrainOptions& options, const GridSource& sourc
 
 // The captions of `count` samples spread over all of a store.
 Prompts captions_of_samples(const TextStore& store, int64_t count, const ConditioningShape& shape);
-// What the grids of a run show: --sample-prompts, else captions of samples. `data`: of the run. Throws Error:
-// no text encoder for prompts, or another one than the captions'.
+// What the grids of a run show: --sample-prompts, else captions of samples. `data`: of the run.
+// `num_processes`: of this machine, which share its memory. Throws Error: no text encoder for prompts, or
+// another one than the captions'.
 Prompts grid_prompts(const TrainOptions& options, const TrainingData& data, const ConditioningShape& shape,
-                     at::Device device, at::ScalarType compute_dtype);
+                     at::Device device, at::ScalarType compute_dtype, int64_t num_processes);
 
 // Writes RUN/samples/step-00001000.png; returns its path. REQUIRES: the grid is not empty. Throws Error.
 std::string write_sample_grid(const std::string& run, int64_t step, const SampleGrid& grid);

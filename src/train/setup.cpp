@@ -117,6 +117,7 @@ nlohmann::json denoiser_config_of(const TrainOptions& options, const DataShape& 
                              {.channels = data.channels,
                               .height = largest.height,
                               .width = largest.width,
+                              .side = data.side(),
                               .has_one_shape = data.lanes.size() == 1,
                               .num_classes = data.num_classes,
                               .class_dropout_prob = options.model.class_dropout_prob,
@@ -205,6 +206,8 @@ Training build_training(const TrainOptions& options, const DataShape& data, at::
     attach_lora(*training.denoiser, training.lora, options.lora.dropout);
   }
   training.state = std::make_unique<TrainingState>(*training.denoiser, *training.optimizer, state_options);
+  // The state has the weights now: what they began with, such as tables of positions, is not kept beside it.
+  for (const auto& parameter : training.denoiser->parameters()) parameter->init.value = at::Tensor();
   training.step = std::make_unique<TrainStep>(*training.denoiser, *training.objective, *training.optimizer,
                                               *training.state,
                                               StepOptions{.device = device,

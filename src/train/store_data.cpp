@@ -8,7 +8,6 @@
 #include <tuple>
 
 #include "core/error.h"
-#include "data/images/image_dataset.h"
 #include "data/loader/batches.h"
 #include "data/text_store/joined_text.h"
 #include "train/setup.h"
@@ -96,10 +95,26 @@ std::string part_identity(const std::string& folder, const std::string& text_fol
       fmt::format("{} samples, {} {}", info.num_samples, info.autoencoder, info.autoencoder_fingerprint);
   for (const StoreInfo::Shard& shard : info.shards) identity += " " + shard.xxh3;
   if (text_folder.empty()) return identity;
-  const TextStoreInfo text = read_text_store_info(text_folder);
-  return identity + fmt::format("; captions {} by {} {} {}, up to {} tokens in {}", text.captions_fingerprint,
-                                text.encoder, text.encoder_fingerprint, text.tokenizer_fingerprint,
-                                text.max_tokens, dtype_name(text.dtype));
+  return identity + identity_of(read_text_store_info(text_folder));
+}
+
+std::vector<SampleLane> split_of(const TrainOptions& options, const std::vector<SampleLane>& all, Split split,
+                                 const std::function<std::string(int64_t)>& name_of) {
+  const double share = options.validation.share;
+  if (share == 0) return {};
+  std::vector<SampleLane> lanes = split_lanes(all, share, split, name_of);
+  if (split == Split::kHeldOut && samples_per_pass(lanes) == 0)
+    fail("train", "--validation-share {:g} holds none of the {} samples out: give a larger share", share,
+         samples_per_pass(all));
+  if (split == Split::kTraining)
+    for (size_t lane = 0; lane < lanes.size(); ++lane)
+      if (lanes[lane].size() == 0)
+        fail("train",
+             "--validation-share {:g} holds out all {} samples of shape {}: give a smaller share, or extract "
+             "with "
+             "a larger --bucket-min",
+             share, all[lane].size(), lane);
+  return lanes;
 }
 
 // Between the identities of parts.
@@ -170,6 +185,12 @@ StoredSamples describe_stores(const TrainOptions& options) {
   return samples;
 }
 
+std::string identity_of(const TextStoreInfo& text) {
+  return fmt::format("; captions {} by {} {} {}, up to {} tokens in {}", text.captions_fingerprint,
+                     text.encoder, text.encoder_fingerprint, text.tokenizer_fingerprint, text.max_tokens,
+                     dtype_name(text.dtype));
+}
+
 std::string identity_of(const TrainOptions& options, const std::vector<std::string>& text_folders) {
   const std::vector<std::string> parts = parts_of(options);
   std::string identity;
@@ -196,6 +217,16 @@ std::optional<std::vector<int64_t>> parts_of_identity(const TrainOptions& option
   return counts;
 }
 
+std::vector<SampleLane> split_of(const TrainOptions& options, const FeatureStore& store, Split split) {
+  return split_of(options, store.sample_lanes(), split, [&](int64_t id) { return store.sample_name(id); });
+}
+
+std::vector<SampleLane> split_of(const TrainOptions& options, const ImageDataset& images, Split split) {
+  const auto count = static_cast<int64_t>(images.records().size());
+  return split_of(options, {{.samples = {{.first = 0, .count = count}}}}, split,
+                  [&](int64_t id) { return images.records()[static_cast<size_t>(id)].name; });
+}
+
 int64_t steps_of_epochs(double epochs, int64_t samples, int64_t global_batch) {
   const double steps = epochs * static_cast<double>(samples) / static_cast<double>(global_batch);
   return std::max<int64_t>(1, static_cast<int64_t>(std::ceil(steps * (1 - 1e-12))));
@@ -204,8 +235,14 @@ int64_t steps_of_epochs(double epochs, int64_t samples, int64_t global_batch) {
 int64_t samples_of(const TrainOptions& options) {
   if (options.data.is_synthetic()) return 0;
   require_data(options);
-  if (has_store(options)) return samples_per_epoch(sources_of(options));
-  return static_cast<int64_t>(ImageDataset::open(options.data.path)->records().size());
+  const bool is_split = options.validation.share > 0;
+  if (has_store(options))
+    return is_split
+               ? samples_per_pass(split_of(options, *open_sources(sources_of(options)), Split::kTraining))
+               : samples_per_epoch(sources_of(options));
+  const auto images = ImageDataset::open(options.data.path);
+  return is_split ? samples_per_pass(split_of(options, *images, Split::kTraining))
+                  : static_cast<int64_t>(images->records().size());
 }
 
 TrainOptions with_length(TrainOptions options, int64_t num_samples) {

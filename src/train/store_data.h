@@ -5,6 +5,8 @@
 #include <string>
 #include <vector>
 
+#include "data/images/image_dataset.h"
+#include "data/store/sample_split.h"
 #include "data/store/store_source.h"
 #include "data/text_store/text_store.h"
 #include "run/train_options.h"
@@ -30,10 +32,17 @@ StoredSamples describe_stores(const TrainOptions& options);
 
 // Names the content of a run's stores: it resumes on the same one only. `text_folders`: as above.
 std::string identity_of(const TrainOptions& options, const std::vector<std::string>& text_folders);
+// The part of an identity that names captions and what encodes them; it begins with "; captions ".
+std::string identity_of(const TextStoreInfo& text);
 // How many parts of each store have the identity, where they have grown since; nothing when they never had
 // it.
 std::optional<std::vector<int64_t>> parts_of_identity(const TrainOptions& options,
                                                       const std::string& identity);
+
+// The samples of a split of the data where --validation-share divides them; empty: all belong to training.
+// Throws Error: the split has none, or none of a lane that is trained on.
+std::vector<SampleLane> split_of(const TrainOptions& options, const FeatureStore& store, Split split);
+std::vector<SampleLane> split_of(const TrainOptions& options, const ImageDataset& images, Split split);
 
 // Steps that so many passes over `samples` take, so that each sample has come as often.
 int64_t steps_of_epochs(double epochs, int64_t samples, int64_t global_batch);

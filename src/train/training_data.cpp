@@ -8,6 +8,7 @@
 #include "core/tensors.h"
 #include "data/text_store/joined_text.h"
 #include "extract/image_batches.h"
+#include "train/encoded_captions.h"
 
 namespace kiln {
 
@@ -84,7 +85,9 @@ TrainingData open_store(const TrainOptions& options, at::Device device, at::Scal
                       .shift_factor = info.shift_factor};
   load_decoder(options, info, device, compute_dtype, data);
   data.identity = identity_of(options, samples.text_folders);
-  data.batches = [store, text = data.text](const BatchOptions& batch_options) {
+  data.batches = [store, text = data.text,
+                  lanes = split_of(options, *store, Split::kTraining)](BatchOptions batch_options) {
+    batch_options.lanes = lanes;
     return store_batches(store, batch_options, text);
   };
   data.sources = store->sources();
@@ -92,12 +95,22 @@ TrainingData open_store(const TrainOptions& options, at::Device device, at::Scal
   return data;
 }
 
+void add_captions(const TrainOptions& options, const ImageDataset& images, const ConditioningShape& model,
+                  at::Device device, at::ScalarType compute_dtype, bool encodes, TrainingData& data) {
+  data.captions = open_captions(options, images, model, device, compute_dtype, encodes);
+  data.text = data.captions;
+  const SampledText sampled = sampled_shape(*data.captions);
+  data.shape.text = sampled.shape;
+  data.notes = caption_notes(*data.captions, sampled.cut_share);
+}
+
 // Pictures encoded on the way: what kiln extract saves, measured.
-TrainingData open_images(const TrainOptions& options, at::Device device, at::ScalarType compute_dtype) {
+TrainingData open_images(const TrainOptions& options, at::Device device, at::ScalarType compute_dtype,
+                         bool encodes) {
   const std::shared_ptr<const Autoencoder> autoencoder =
       load_autoencoder(options.data.autoencoder, device, compute_dtype);
-  const EncodedImages encoded = encode_images(options, options.data.path, autoencoder, device);
-  const std::shared_ptr<const ImageDataset> images = encoded.images;
+  check_image_size(*autoencoder, options.data.image_size);
+  const std::shared_ptr<const ImageDataset> images = ImageDataset::open(options.data.path);
   TrainingData data;
   data.shape.channels = autoencoder->latent_channels;
   const int64_t side = options.data.image_size / autoencoder->downsample;
@@ -106,9 +119,19 @@ TrainingData open_images(const TrainOptions& options, at::Device device, at::Sca
   const int64_t num_classes = static_cast<int64_t>(data.class_names.size());
   check_classes(options, "the images " + options.data.path, num_classes);
   data.shape.num_classes = num_classes > 0 ? std::max(num_classes, options.model.num_classes) : 0;
+  const ConditioningShape conditioning = conditioning_of(options, data.shape);
+  if (!conditioning.takes_labels()) data.shape.num_classes = 0;
+  if (conditioning.takes_text())
+    add_captions(options, *images, conditioning, device, compute_dtype, encodes, data);
+  else if (!options.data.text_encoder.empty())
+    data.notes.push_back(
+        fmt::format("--text-encoder has no effect: {} takes no captions", options.model.name));
+  const EncodedImages encoded =
+      encode_images(options, images, autoencoder, data.captions, device, Split::kTraining);
   data.autoencoder = describe(*autoencoder, options.data.autoencoder);
-  data.encodes_images = autoencoder->name != "pixels";
-  if (data.encodes_images) data.decoder = autoencoder;
+  const bool are_pixels = autoencoder->name == "pixels";
+  data.encodes = !are_pixels || data.captions;
+  if (!are_pixels) data.decoder = autoencoder;
   data.identity = encoded.identity;
   data.batches = encoded.batches;
   data.sample_name = [images](int64_t id) { return images->records().at(static_cast<size_t>(id)).name; };
@@ -156,36 +179,41 @@ std::string decoder_path(const TrainOptions& options, const StoreInfo& store) {
   return draws && fs::exists(store.autoencoder_path, unreachable) ? store.autoencoder_path : "";
 }
 
-EncodedImages encode_images(const TrainOptions& options, const std::string& path,
-                            std::shared_ptr<const Autoencoder> autoencoder, at::Device device) {
+EncodedImages encode_images(const TrainOptions& options, std::shared_ptr<const ImageDataset> images,
+                            std::shared_ptr<const Autoencoder> autoencoder,
+                            std::shared_ptr<const EncodedText> text, at::Device device, Split split) {
   check_image_size(*autoencoder, options.data.image_size);
-  const std::shared_ptr<const ImageDataset> images = ImageDataset::open(path);
   const Crop crop{.size = options.data.image_size, .enlarge = options.data.enlarge};
-  return {.images = images,
-          .identity = fmt::format("{} images {}, {} {}", images->records().size(),
-                                  dataset_fingerprint(*images), autoencoder->name, autoencoder->fingerprint),
-          .batches = [=, at_once = options.micro_batch](const BatchOptions& batch_options) {
-            return image_batches(images, autoencoder, device, crop, batch_options, at_once);
+  std::string identity =
+      fmt::format("{} images {}, {} {}", images->records().size(), dataset_fingerprint(*images),
+                  autoencoder->name, autoencoder->fingerprint);
+  if (text) identity += identity_of(text->info());
+  return {.identity = std::move(identity),
+          .batches = [=, at_once = options.micro_batch,
+                      lanes = split_of(options, *images, split)](BatchOptions batch_options) {
+            batch_options.lanes = lanes;
+            return image_batches(images, autoencoder, device, crop, batch_options, at_once, text);
           }};
 }
 
 namespace {
 
-TrainingData open_any(const TrainOptions& options, at::Device device, at::ScalarType compute_dtype) {
+TrainingData open_any(const TrainOptions& options, at::Device device, at::ScalarType compute_dtype,
+                      bool encodes) {
   if (options.data.is_synthetic()) return open_synthetic(options);
   require_data(options);
   if (has_store(options)) return open_store(options, device, compute_dtype);
   if (!options.data.more.empty())
     fail("train", "--more-data is of feature stores, and --data {} is none: run kiln extract",
          options.data.path);
-  return open_images(options, device, compute_dtype);
+  return open_images(options, device, compute_dtype, encodes);
 }
 
 }  // namespace
 
-TrainingData open_training_data(const TrainOptions& options, at::Device device,
-                                at::ScalarType compute_dtype) {
-  TrainingData data = open_any(options, device, compute_dtype);
+TrainingData open_training_data(const TrainOptions& options, at::Device device, at::ScalarType compute_dtype,
+                                bool encodes) {
+  TrainingData data = open_any(options, device, compute_dtype, encodes);
   data.shape.has_input_noise = options.objective.input_perturbation > 0;
   return data;
 }

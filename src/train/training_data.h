@@ -8,6 +8,7 @@
 
 #include "data/images/image_dataset.h"
 #include "data/loader/batches.h"
+#include "extract/encoded_text.h"
 #include "models/autoencoders/autoencoder.h"
 #include "sample/run_folder.h"
 #include "train/setup.h"
@@ -28,7 +29,9 @@ struct TrainingData {
       text{};  // captions of the samples; null: the model takes none, or synthetic
   std::function<std::string(int64_t id)> sample_name{};
   std::vector<SampleSource> sources{};  // several that samples come from; empty: one
-  bool encodes_images = false;          // batches are encoded on the device when they are asked for
+  bool encodes = false;  // pictures or captions are encoded on the device when a batch is asked for
+  std::shared_ptr<const EncodedText> captions{};  // `text`, where it is encoded so; null: it is not
+  std::vector<std::string> notes{};               // that the user of the run should read
   // Decodes sample grids; null: none was given, or latents are pixels.
   std::shared_ptr<const Autoencoder> decoder{};
 };
@@ -51,16 +54,19 @@ std::string decoder_path(const TrainOptions& options, const StoreInfo& store);
 
 // Images that are encoded, on the device, when a batch of them is asked for.
 struct EncodedImages {
-  std::shared_ptr<const ImageDataset> images;
   std::string identity;  // names their content and what encodes them
   BatchMaker batches;
 };
-// Throws Error: no images at `path`, or --image-size does not fit the autoencoder.
-EncodedImages encode_images(const TrainOptions& options, const std::string& path,
-                            std::shared_ptr<const Autoencoder> autoencoder, at::Device device);
+// `text`: their captions, or null. `split`: where --validation-share divides them. Throws Error: --image-size
+// does not fit the autoencoder.
+EncodedImages encode_images(const TrainOptions& options, std::shared_ptr<const ImageDataset> images,
+                            std::shared_ptr<const Autoencoder> autoencoder,
+                            std::shared_ptr<const EncodedText> text, at::Device device, Split split);
 
 // Throws Error saying what to do: image size, class count or autoencoder of a store that do not fit the
 // options.
-TrainingData open_training_data(const TrainOptions& options, at::Device device, at::ScalarType compute_dtype);
+// Without `encodes` it describes the samples alone: no text encoder is loaded, batches must not be asked for.
+TrainingData open_training_data(const TrainOptions& options, at::Device device, at::ScalarType compute_dtype,
+                                bool encodes = true);
 
 }  // namespace kiln

@@ -23,6 +23,17 @@ namespace {
 
 namespace fs = std::filesystem;
 
+std::vector<std::pair<const char*, bool>> caption_options_given(const CaptionEncodingOptions& options) {
+  const CaptionEncodingOptions defaults;
+  return {{"text-max-tokens", options.max_tokens != defaults.max_tokens},
+          {"text-dtype", options.dtype != defaults.dtype},
+          {"text-batch", options.batch != defaults.batch},
+          {"text-encoder-memory", options.memory != defaults.memory},
+          {"captions", options.sources != defaults.sources},
+          {"caption-prefix", options.prefix != defaults.prefix},
+          {"caption-suffix", options.suffix != defaults.suffix}};
+}
+
 // "--tf32 has no effect on a CPU", one line each.
 std::vector<std::string> settings_without_effect(const TrainOptions& options, at::Device device,
                                                  int64_t world_size) {
@@ -32,17 +43,24 @@ std::vector<std::string> settings_without_effect(const TrainOptions& options, at
   const auto note_if = [&](bool ineffective, const char* option, const std::string& where) {
     if (ineffective) lines.push_back(fmt::format("--{} has no effect {}", option, where));
   };
-  const bool validates = !options.validation.data.empty();
+  const bool validates = options.validation.is_on();
   const auto are_features = [](const std::string& data) {
     return data.empty() || data == "synthetic" || fs::exists(fs::path(data) / "store.json");
   };
   note_if(!options.data.weights.empty() && options.data.more.empty(), "data-weights",
           "on a single store: --more-data gives others");
+  const bool encodes_captions = !are_features(options.data.path) && !options.data.text_encoder.empty();
+  note_if(!options.data.text.empty() && encodes_captions, "text",
+          "on pictures, whose captions --text-encoder encodes");
+  for (const auto& [option, is_given] : caption_options_given(options.data.captions))
+    note_if(is_given && !encodes_captions, option,
+            "but with --text-encoder on pictures, whose captions it encodes");
   note_if(options.data.enlarge && are_features(options.data.path) && are_features(options.validation.data),
           "enlarge", "on features: kiln extract --enlarge makes them so");
   note_if(options.validation.every != defaults.validation.every && !validates, "validate-every",
-          "without --validation-data");
-  note_if(options.validation.images > 0 && !validates, "validation-images", "without --validation-data");
+          "without --validation-data or --validation-share");
+  note_if(options.validation.images > 0 && !validates, "validation-images",
+          "without --validation-data or --validation-share");
   const int64_t rows = rows_of_walk(options, world_size);
   note_if(options.micro_batch > rows, "micro-batch",
           fmt::format("beyond the {} images that a rank has of a step", rows));
@@ -91,6 +109,7 @@ TrainingRun::TrainingRun(const TrainOptions& given, std::shared_ptr<ProcessGroup
                         .deterministic = options.compute.deterministic});
   for (const std::string& line : settings_without_effect(options, device, group->world_size())) warn(line);
   data = open_training_data(options, device, compute_dtype);
+  for (const std::string& note : data.notes) warn(note);
   const nlohmann::json objective = objective_config_of(options.objective);
   info = {.model = options.model.name,
           .model_config = denoiser_config_of(options, data.shape, *make_objective(objective)),
@@ -101,7 +120,7 @@ TrainingRun::TrainingRun(const TrainOptions& given, std::shared_ptr<ProcessGroup
           .class_names = data.class_names,
           .ema_decays = options.ema.decays};
   validate_sampling(options, info, data.decoder != nullptr, data.shape.num_classes);
-  if (!options.validation.data.empty()) validation.emplace(options, data, device);
+  if (options.validation.is_on()) validation.emplace(options, data, device);
   config = {{"options", to_json(options)}, {"data", data.identity}};
   if (options.lora.is_on()) describe_base();
 }
@@ -157,7 +176,8 @@ void TrainingRun::build() {
     for (const std::string& note : training.state->nvme->store()->notes()) warn(note);
   const DenoiserShape& shape = training.denoiser->shape();
   if (options.samples.every > 0)
-    prompts = grid_prompts(options, data, shape.conditioning, device, compute_dtype);
+    prompts = grid_prompts(options, data, shape.conditioning, device, compute_dtype,
+                           group->ranks().local_world_size);
   batches = data.batches(
       {.seed = options.seed,
        .global_batch = options.global_batch,

@@ -11,6 +11,7 @@
 #include "parallel/offload/device_wait.h"
 #include "step/average_in_place.h"
 #include "step/forward_pass.h"
+#include "train/encoded_captions.h"
 
 namespace kiln {
 
@@ -64,13 +65,26 @@ std::shared_ptr<const Autoencoder> encoder_of(const TrainOptions& options, const
   return data.decoder;
 }
 
-// --validation-data as a run's own.
+// The samples to validate on as a run's own: --validation-data, or what --validation-share holds out of
+// --data, each once.
 TrainOptions of_validation(TrainOptions options) {
+  options.data.weights.clear();
+  if (options.validation.share > 0) return options;
   options.data.path = options.validation.data;
   options.data.more.clear();
-  options.data.weights.clear();
   options.data.parts.clear();
   return options;
+}
+
+// What messages call them.
+std::string source_of(const TrainOptions& options) {
+  return options.validation.share > 0
+             ? fmt::format("what --validation-share holds out of {}", options.data.path)
+             : "--validation-data " + options.validation.data;
+}
+
+std::string identity_of(const TrainOptions& options, const std::string& data) {
+  return options.validation.share > 0 ? fmt::format("{:g} of {}", options.validation.share, data) : data;
 }
 
 // The captions of --validation-data, which the encoder of --data's must have made.
@@ -95,6 +109,12 @@ int64_t sum_of(const std::vector<int64_t>& counts) {
   return std::accumulate(counts.begin(), counts.end(), int64_t{0});
 }
 
+std::vector<int64_t> sizes_of(const std::vector<SampleLane>& lanes) {
+  std::vector<int64_t> sizes;
+  for (const SampleLane& lane : lanes) sizes.push_back(lane.size());
+  return sizes;
+}
+
 ValidationData open_validation_store(const TrainOptions& options, const TrainingData& data) {
   const TrainOptions own = of_validation(options);
   const std::shared_ptr<FeatureStore> store = open_sources(sources_of(own));
@@ -103,26 +123,39 @@ ValidationData open_validation_store(const TrainOptions& options, const Training
   const std::vector<std::string> text_folders =
       data.text ? describe_stores(own).text_folders : std::vector<std::string>();
   const auto text = open_validation_text(options, text_folders, data);
-  std::vector<int64_t> samples_of_lane;
-  for (const SampleLane& lane : store->sample_lanes()) samples_of_lane.push_back(lane.size());
-  return {.samples_of_lane = std::move(samples_of_lane),
-          .identity = identity_of(own, text_folders),
-          .batches = [store, text](const BatchOptions& batch) { return store_batches(store, batch, text); }};
+  std::vector<SampleLane> lanes = split_of(options, *store, Split::kHeldOut);
+  if (lanes.empty()) lanes = store->sample_lanes();
+  return {.samples_of_lane = sizes_of(lanes),
+          .identity = identity_of(options, kiln::identity_of(own, text_folders)),
+          .batches = [store, text, lanes](BatchOptions batch) {
+            batch.lanes = lanes;
+            return store_batches(store, batch, text);
+          }};
 }
 
 ValidationData open_validation_images(const TrainOptions& options, const TrainingData& data,
                                       at::Device device) {
+  const std::string path = of_validation(options).data.path;
+  const std::shared_ptr<const ImageDataset> images = ImageDataset::open(path);
+  if (data.text && !data.captions)
+    fail("train",
+         "--validation-data {} are pictures, and the captions of --data {} lie in a store: run kiln extract "
+         "on them too",
+         path, options.data.path);
+  const auto text = data.captions ? captions_like(*data.captions, *images, path) : nullptr;
   EncodedImages encoded =
-      encode_images(options, options.validation.data, encoder_of(options, data, device), device);
-  check_classes(options.validation.data, encoded.images->class_names(), data);
-  return {.samples_of_lane = {static_cast<int64_t>(encoded.images->records().size())},
-          .identity = std::move(encoded.identity),
-          .batches = std::move(encoded.batches)};
+      encode_images(options, images, encoder_of(options, data, device), text, device, Split::kHeldOut);
+  check_classes(path, images->class_names(), data);
+  const std::vector<SampleLane> held_out = split_of(options, *images, Split::kHeldOut);
+  return {
+      .samples_of_lane = held_out.empty() ? std::vector{std::ssize(images->records())} : sizes_of(held_out),
+      .identity = identity_of(options, encoded.identity),
+      .batches = std::move(encoded.batches)};
 }
 
 ValidationData open_validation_data(const TrainOptions& options, const TrainingData& data,
                                     at::Device device) {
-  const fs::path path = options.validation.data;
+  const fs::path path = of_validation(options).data.path;
   if (options.data.is_synthetic())
     fail("train", "--validation-data has nothing in common with --data synthetic: leave it out");
   if (!fs::exists(path))
@@ -159,8 +192,8 @@ Validation::Validation(const TrainOptions& options, const TrainingData& data, at
       seed_(validation_seed(options.seed)) {
   const int64_t num_samples = sum_of(data_.samples_of_lane);
   if (options.validation.images > num_samples)
-    fail("train", "--validation-images {} is more than the {} of --validation-data {}",
-         options.validation.images, num_samples, options.validation.data);
+    fail("train", "--validation-images {} is more than the {} of {}", options.validation.images, num_samples,
+         source_of(options));
   images_of_lane_ = options.validation.images > 0
                         ? shares_of_lanes(data_.samples_of_lane, options.validation.images)
                         : data_.samples_of_lane;

@@ -61,7 +61,7 @@ void Monitor::step(const StepReport& report) {
   if (first_train_seconds_ < 0) first_train_seconds_ = report.train_seconds;
   ++window_.timed_steps;
   window_.stall_seconds += report.stall_seconds;
-  window_.encoding_seconds += report.encoding_seconds;
+  for (size_t i = 0; i < report.encoding_s.size(); ++i) window_.encoding_s[i] += report.encoding_s[i];
   window_.batches_ready += report.batches_ready;
   read_gpu();
   if (std::isfinite(result.loss)) {
@@ -130,7 +130,8 @@ nlohmann::json Monitor::phase_seconds() {
   const double steps = static_cast<double>(window_.timed_steps);
   const PhaseSeconds seconds = timers_.take();
   nlohmann::json phases = {{"data", window_.stall_seconds / steps}};
-  if (window_.encoding_seconds > 0) phases["encoding"] = window_.encoding_seconds / steps;
+  for (size_t i = 0; i < window_.encoding_s.size(); ++i)
+    if (window_.encoding_s[i] > 0) phases[kEncodingPhases[i]] = window_.encoding_s[i] / steps;
   for (size_t i = 0; i < seconds.size(); ++i)
     phases[std::string(name_of(static_cast<StepPhase>(i)))] = seconds[i] / steps;
   return phases;

@@ -39,10 +39,10 @@ struct StepReport {
   int64_t step = 0;  // 1-based
   int64_t images_seen = 0;
   double lr = 0;
-  double train_seconds = 0;     // since the start of the run, earlier processes included
-  double stall_seconds = 0;     // spent waiting for the loader
-  double encoding_seconds = 0;  // spent encoding pictures of the batch
-  int64_t batches_ready = 0;    // of the loader, when this step asked for one
+  double train_seconds = 0;    // since the start of the run, earlier processes included
+  double stall_seconds = 0;    // spent waiting for the loader
+  EncodingTimes encoding_s{};  // of the batch
+  int64_t batches_ready = 0;   // of the loader, when this step asked for one
   const StepResult* result = nullptr;
   std::vector<double> positions;  // (B) of the timesteps in the schedule, [0, 1]
   // Indices into those of the options: (B), of the batch.
@@ -96,7 +96,8 @@ class Monitor {
     LossGroups by_source, by_bucket;
     // Not saved: they describe this process.
     int64_t timed_steps = 0, batches_ready = 0;
-    double stall_seconds = 0, encoding_seconds = 0;
+    double stall_seconds = 0;
+    EncodingTimes encoding_s{};
     int64_t num_readings = 0;
     std::vector<GpuReading> gpus{};  // sums
   };

@@ -47,6 +47,13 @@ PhaseSeconds PhaseTimers::take() {
   return std::exchange(seconds_, {});
 }
 
+double encoding_seconds(const std::map<std::string, double>& phase_s) {
+  double sum = 0;
+  for (const char* phase : kEncodingPhases)
+    if (const auto found = phase_s.find(phase); found != phase_s.end()) sum += found->second;
+  return sum;
+}
+
 double PhaseGroup::seconds(const nlohmann::json& phase_s) const {
   double sum = 0;
   for (const char* phase : phases) sum += phase_s.value(phase, 0.0);
@@ -54,15 +61,16 @@ double PhaseGroup::seconds(const nlohmann::json& phase_s) const {
 }
 
 std::span<const PhaseGroup> phase_groups() {
-  static const std::vector<PhaseGroup> kGroups = {{"data", "#94a3b8", {"data"}},
-                                                  {"encoding", "#ef4444", {"encoding"}},
-                                                  {"forward", "#2563eb", {"input", "forward", "loss"}},
-                                                  {"recompute", "#8b5cf6", {"recompute"}},
-                                                  {"backward", "#0ea5e9", {"backward"}},
-                                                  {"graph", "#0d9488", {"graph"}},
-                                                  {"optimizer", "#10b981", {"grad_norm", "optimizer"}},
-                                                  {"offload", "#d946ef", {"offload"}},
-                                                  {"communication", "#f59e0b", {"communication"}}};
+  static const std::vector<PhaseGroup> kGroups = {
+      {"data", "#94a3b8", {"data"}},
+      {"encoding", "#ef4444", {kEncodingPhases[0], kEncodingPhases[1]}},
+      {"forward", "#2563eb", {"input", "forward", "loss"}},
+      {"recompute", "#8b5cf6", {"recompute"}},
+      {"backward", "#0ea5e9", {"backward"}},
+      {"graph", "#0d9488", {"graph"}},
+      {"optimizer", "#10b981", {"grad_norm", "optimizer"}},
+      {"offload", "#d946ef", {"offload"}},
+      {"communication", "#f59e0b", {"communication"}}};
   return kGroups;
 }
 

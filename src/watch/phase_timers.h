@@ -6,9 +6,11 @@
 #include <array>
 #include <chrono>
 #include <deque>
+#include <map>
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <span>
+#include <string>
 #include <vector>
 
 #include "step/step_observer.h"
@@ -16,6 +18,12 @@
 namespace kiln {
 
 using PhaseSeconds = std::array<double, kNumStepPhases>;  // indexed by StepPhase
+
+// What a batch is made of is encoded before the step, outside of its phases: pictures, captions.
+inline constexpr std::array<const char*, 2> kEncodingPhases = {"encoding", "caption encoding"};
+using EncodingTimes = std::array<double, kEncodingPhases.size()>;  // seconds
+// Of both, in the seconds of phases by name.
+double encoding_seconds(const std::map<std::string, double>& phase_s);
 
 // A phase lasts until the next one begins, so that the phases of a step add up to its time.
 class PhaseTimers : public StepObserver {

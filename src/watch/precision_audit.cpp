@@ -19,6 +19,7 @@ constexpr double kCastShare = 0.05, kProductShare = 0.02;  // of the time, from 
 constexpr double kNearTheEnd = 0.5;                        // of a dtype's range
 
 bool is_floating(at::ScalarType dtype) { return at::isFloatingType(dtype); }
+bool is_16_bit(at::ScalarType dtype) { return dtype == at::kHalf || dtype == at::kBFloat16; }
 
 std::string short_name(at::ScalarType dtype) {
   for (const auto& [known, name] : Choices<at::ScalarType>::kAll)
@@ -33,6 +34,7 @@ bool is_cast(const OpRecord& op) {
 
 bool is_product(const OpRecord& op) { return op.op_class != OpClass::kElementwise; }
 
+// The end of the range of a dtype of 16 bits; bfloat16 has f32's exponents.
 double largest_of(at::ScalarType dtype) {
   return dtype == at::kHalf ? 65504.0 : static_cast<double>(std::numeric_limits<float>::max());
 }
@@ -92,7 +94,8 @@ class Audit {
                               {"dtype", short_name(op.dtype)},
                               {"values", op.num_overflows}});
       if (op.largest > 0) {
-        double& largest = largest_[{segment, op.dtype}];
+        // A product's dtype is that of its operands. What it makes in 16 bits of f32 is in the compute dtype.
+        double& largest = largest_[{segment, is_16_bit(op.dtype) ? op.dtype : context_.compute_dtype}];
         largest = std::max(largest, op.largest);
       }
     }
@@ -137,10 +140,11 @@ class Audit {
                               {"why", row.why}});
     }
     for (const auto& [key, value] : largest_)
-      audit["largest"].push_back({{"segment", key.first},
-                                  {"dtype", short_name(key.second)},
-                                  {"value", value},
-                                  {"share_of_range", value / largest_of(key.second)}});
+      if (is_16_bit(key.second))
+        audit["largest"].push_back({{"segment", key.first},
+                                    {"dtype", short_name(key.second)},
+                                    {"value", value},
+                                    {"share_of_range", value / largest_of(key.second)}});
     const auto longest_first = [](const Json& a, const Json& b) { return a["seconds"] > b["seconds"]; };
     for (const char* list : {"by_dtype", "casts", "f32"})
       std::ranges::stable_sort(audit[list].get_ref<Json::array_t&>(), longest_first);
@@ -189,7 +193,7 @@ class Audit {
               : ": look at its inputs and at the learning rate"));
     }
     for (const Json& row : audit["largest"])
-      if (row.at("share_of_range").get<double>() > kNearTheEnd)
+      if (row.at("dtype") == short_name(at::kHalf) && row.at("share_of_range").get<double>() > kNearTheEnd)
         sentences.push_back(fmt::format("values of {} in {} reach {:.0f} % of {}'s range: bf16 has more",
                                         row.at("value").get<double>(), row.at("segment").get<std::string>(),
                                         100 * row.at("share_of_range").get<double>(),

@@ -252,7 +252,7 @@ std::string page(const std::string& title, const std::string& body) {
       escape(title), kStyle, body);
 }
 
-void write_report(const std::string& run) {
+void write_report(const std::string& run, const std::string& out) {
   const std::vector<Json> log = read_run_log(run);
   std::vector<Json> lines;
   std::ranges::copy_if(log, std::back_inserter(lines),
@@ -277,9 +277,11 @@ void write_report(const std::string& run) {
                                  options.value("image-size", int64_t{0}), escape(machine));
   const std::vector<PlotPoint> validation = validation_points(log);
   html += cards(lines, totals_of(lines, saved), validation, cost_per_hour) + plots(lines, validation) +
-          stage_section(log, lines) + plan_section(run) + precision_section(run) + evaluation_section(log) +
-          sample_section(run) + events(log) + settings(options);
-  write_file_atomically("report", (fs::path(run) / "report.html").string(), page(name, html));
+          stage_section(log, lines) + plan_section(run) + precision_section(run) +
+          evaluation_section(log, read_evaluations(run)) + sample_section(run) + events(log) +
+          settings(options);
+  write_file_atomically("report", out.empty() ? (fs::path(run) / "report.html").string() : out,
+                        page(name, html));
 }
 
 }  // namespace kiln

@@ -4,7 +4,8 @@
 
 namespace kiln {
 
-// Reads log.jsonl, samples/, config.json and config.toml of the run; writes report.html. Throws Error.
-void write_report(const std::string& run);
+// Reads log.jsonl, evaluations.jsonl, samples/, config.json and config.toml of the run; writes `out`
+// ("": RUN/report.html). Throws Error.
+void write_report(const std::string& run, const std::string& out = "");
 
 }  // namespace kiln

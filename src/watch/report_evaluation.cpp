@@ -1,6 +1,9 @@
 #include <algorithm>
 #include <cmath>
+#include <filesystem>
+#include <fstream>
 #include <map>
+#include <set>
 
 #include "watch/report_parts.h"
 
@@ -8,6 +11,7 @@ namespace kiln {
 namespace {
 
 using Json = nlohmann::json;
+using nlohmann::literals::operator""_json_pointer;
 
 constexpr const char* kMetricColor = "#db2777";
 
@@ -22,9 +26,8 @@ std::string protocol_rows(const Json& protocol) {
   return rows;
 }
 
-}  // namespace
-
-std::string evaluation_section(const std::vector<Json>& log) {
+// The curves of --evaluate-every, and their protocol.
+std::string in_training(const std::vector<Json>& log) {
   std::map<std::string, std::vector<PlotPoint>> curves;
   Json newest;
   for (const Json& line : log)
@@ -40,7 +43,7 @@ std::string evaluation_section(const std::vector<Json>& log) {
     for (const auto& [name, value] : line["metrics"].items())
       if (value.is_number()) curves[name].push_back({number(line, "step"), value.get<double>()});
   }
-  std::string html = "<h2>Evaluation</h2>\n<div class=\"plots\">\n";
+  std::string html = "<div class=\"plots\">\n";
   for (const auto& [name, points] : curves)
     html += plot({.title = name, .x_label = "step"}, {{.name = "", .color = kMetricColor, .points = points}});
   html += "</div>\n<p>";
@@ -50,6 +53,58 @@ std::string evaluation_section(const std::vector<Json>& log) {
   html += has_others ? "; earlier ones of this run, measured differently, are left out" : "";
   return html + ".</p>\n<div class=\"card rows\">\n" +
          protocol_rows(newest.value("protocol", Json::object())) + "</div>\n";
+}
+
+// A table for each protocol of kiln evaluate, with a row for each of its results.
+std::string by_command(const std::vector<Json>& results) {
+  std::vector<std::string> stamps;
+  for (const Json& result : results)
+    if (const std::string stamp = result.value("stamp", ""); std::ranges::find(stamps, stamp) == stamps.end())
+      stamps.push_back(stamp);
+  std::string html;
+  for (const std::string& stamp : stamps) {
+    std::vector<const Json*> rows;
+    std::set<std::string> names;
+    for (const Json& result : results) {
+      if (result.value("stamp", "") != stamp) continue;
+      rows.push_back(&result);
+      for (const auto& [name, value] : result["metrics"].items()) names.insert(name);
+    }
+    html +=
+        "<p>By kiln evaluate, under the protocol below:</p>\n<div class=\"card\"><table><tr><th>samples</th>";
+    for (const std::string& name : names) html += "<th>" + escape(name) + "</th>";
+    html += "</tr>\n";
+    for (const Json* row : rows) {
+      const std::string samples = row->value("/subject/samples"_json_pointer, "");
+      html += "<tr><td>" + escape(std::filesystem::path(samples).filename().string()) + "</td>";
+      for (const std::string& name : names) {
+        const double value = number(row->at("metrics"), name.c_str());
+        html += "<td>" + (std::isfinite(value) ? fmt::format("{:.5g}", value) : std::string("-")) + "</td>";
+      }
+      html += "</tr>\n";
+    }
+    html += "</table></div>\n<div class=\"card rows\">\n" + protocol_rows(rows.front()->at("protocol")) +
+            "</div>\n";
+  }
+  return html;
+}
+
+}  // namespace
+
+std::vector<Json> read_evaluations(const std::string& run) {
+  std::vector<Json> results;
+  std::ifstream file(std::filesystem::path(run) / "evaluations.jsonl");
+  for (std::string line; std::getline(file, line);) {
+    Json result = Json::parse(line, nullptr, /*allow_exceptions=*/false);
+    if (result.is_object() && result.contains("metrics") && result.contains("protocol"))
+      results.push_back(std::move(result));
+  }
+  return results;
+}
+
+std::string evaluation_section(const std::vector<Json>& log, const std::vector<Json>& results) {
+  const std::string html = in_training(log) + by_command(results);
+  return html.empty() ? "" : "<h2>Evaluation</h2>\n" + html;
 }
 
 }  // namespace kiln

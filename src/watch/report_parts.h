@@ -33,8 +33,12 @@ std::string gpu_plots(const std::vector<nlohmann::json>& lines);
 
 // Memory by kind over a step, with the line of the measured sum over it when there is one.
 std::string memory_plot(const MemoryCurve& by_kind, const MemoryCurve& measured = {});
-// Metrics of drawn pictures over the steps, and the protocol that they were measured by. Empty without any.
-std::string evaluation_section(const std::vector<nlohmann::json>& log);
+// Metrics of drawn pictures over the steps, and the results of kiln evaluate (`results`, read_evaluations()),
+// each with the protocol that it was measured by. Empty without any.
+std::string evaluation_section(const std::vector<nlohmann::json>& log,
+                               const std::vector<nlohmann::json>& results);
+// RUN/evaluations.jsonl, oldest first; empty if there is none.
+std::vector<nlohmann::json> read_evaluations(const std::string& run);
 
 // The loss by stage, by source and by bucket. Empty for a run of one of each.
 std::string stage_section(const std::vector<nlohmann::json>& log, const std::vector<nlohmann::json>& lines);

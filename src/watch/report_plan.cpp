@@ -15,11 +15,11 @@ namespace {
 
 // Kinds of memory with their colours, from the bottom of the stack. Kinds of other names come above them.
 constexpr std::pair<const char*, const char*> kKinds[] = {
-    {"master", "#1e3a8a"},      {"weights", "#2563eb"},     {"moments", "#0ea5e9"},
-    {"ema", "#67e8f9"},         {"gradients", "#10b981"},   {"constants", "#a7f3d0"},
-    {"autoencoder", "#6ee7b7"}, {"feature net", "#5eead4"}, {"batch", "#fde68a"},
-    {"activations", "#f59e0b"}, {"recompute", "#f97316"},   {"attention", "#ef4444"},
-    {"matmul", "#ec4899"},      {"temporaries", "#a78bfa"}};
+    {"master", "#1e3a8a"},      {"weights", "#2563eb"},      {"moments", "#0ea5e9"},
+    {"ema", "#67e8f9"},         {"gradients", "#10b981"},    {"constants", "#a7f3d0"},
+    {"autoencoder", "#6ee7b7"}, {"text encoder", "#34d399"}, {"feature net", "#5eead4"},
+    {"batch", "#fde68a"},       {"activations", "#f59e0b"},  {"recompute", "#f97316"},
+    {"attention", "#ef4444"},   {"matmul", "#ec4899"},       {"temporaries", "#a78bfa"}};
 constexpr const char* kOtherColor = "#94a3b8";
 
 PlotSeries kind_series(const MemoryCurve& curve, const std::string& kind, const char* color, double scale) {

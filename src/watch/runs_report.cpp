@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <cmath>
 #include <filesystem>
-#include <fstream>
 #include <map>
 #include <set>
 
@@ -31,16 +30,6 @@ struct Run {
   std::vector<Json> steps{}, evaluations{};  // lines with a loss; results, oldest first
 };
 
-std::vector<Json> json_lines(const fs::path& path) {
-  std::vector<Json> lines;
-  std::ifstream file(path);
-  for (std::string line; std::getline(file, line);) {
-    Json json = Json::parse(line, nullptr, /*allow_exceptions=*/false);
-    if (json.is_object()) lines.push_back(std::move(json));
-  }
-  return lines;
-}
-
 Run open_run(const std::string& folder, size_t index) {
   Run run{.name = fs::absolute(folder).lexically_normal().string(), .folder = folder};
   if (run.name.ends_with('/')) run.name.pop_back();
@@ -52,9 +41,16 @@ Run open_run(const std::string& folder, size_t index) {
     if (line.contains("loss")) run.steps.push_back(line);
     if (line.value("event", "") == "evaluation" && line.contains("metrics")) run.evaluations.push_back(line);
   }
-  for (Json& line : json_lines(fs::path(folder) / "evaluations.jsonl"))
-    if (line.contains("metrics") && line.contains("protocol")) run.evaluations.push_back(std::move(line));
+  for (Json& line : read_evaluations(folder)) run.evaluations.push_back(std::move(line));
   return run;
+}
+
+// Runs whose folders have one name are called by their paths, as they were given.
+void name_apart(std::vector<Run>& runs) {
+  std::map<std::string, int> counts;
+  for (const Run& run : runs) ++counts[run.name];
+  for (Run& run : runs)
+    if (counts[run.name] > 1) run.name = run.folder;
 }
 
 std::string curves(const std::vector<Run>& runs, const PlotOptions& options, const char* key,
@@ -103,13 +99,13 @@ std::string summary(const std::vector<Run>& runs) {
 
 // The newest result of each run under each protocol; a table per protocol, since others do not compare.
 std::string metrics(const std::vector<Run>& runs) {
-  std::map<std::string, std::map<std::string, Json>> by_stamp;  // stamp, run
+  std::map<std::string, std::map<size_t, Json>> by_stamp;  // stamp, which run
   std::vector<std::string> stamps;
-  for (const Run& run : runs)
-    for (const Json& result : run.evaluations) {
+  for (size_t i = 0; i < runs.size(); ++i)
+    for (const Json& result : runs[i].evaluations) {
       const std::string stamp = result.value("stamp", "");
       if (!by_stamp.contains(stamp)) stamps.push_back(stamp);
-      by_stamp[stamp][run.name] = result;
+      by_stamp[stamp][i] = result;
     }
   if (stamps.empty()) return "";
   std::string html = "<h2>Metrics</h2>\n";
@@ -123,7 +119,7 @@ std::string metrics(const std::vector<Run>& runs) {
     for (const std::string& name : names) html += "<th>" + escape(name) + "</th>";
     html += "<th>step</th></tr>\n";
     for (const auto& [run, result] : results) {
-      html += "<tr><td>" + escape(run) + "</td>";
+      html += "<tr><td>" + escape(runs[run].name) + "</td>";
       for (const std::string& name : names) html += cell(number(result["metrics"], name.c_str()));
       html += cell(number(result, "step"), "{:.0f}") + "</tr>\n";
     }
@@ -156,6 +152,7 @@ std::string grids(const std::vector<Run>& runs) {
 void write_runs_report(const std::vector<std::string>& folders, const std::string& out) {
   std::vector<Run> runs;
   for (const std::string& folder : folders) runs.push_back(open_run(folder, runs.size()));
+  name_apart(runs);
   const std::string plots =
       "<div class=\"plots\">\n" + curves(runs, {.title = "Loss", .x_label = "step", .log_y = true}, "loss") +
       curves(runs, {.title = "Throughput, images/s", .x_label = "step", .from_zero = true}, "images_per_s") +

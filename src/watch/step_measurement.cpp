@@ -64,7 +64,10 @@ void StepMeasurement::begin() {
     return;
   }
   recorder_ = std::make_unique<SpanRecorder>();
-  for (const auto& [tensor, kind] : beside_) recorder_->register_tensor(tensor, kind);
+  for (const auto& [tensor, kind] : beside_) {
+    recorder_->register_tensor(tensor, kind);
+    recorder_->register_mapped(tensor, kind);  // weights that are used where their file is mapped
+  }
   recorder_->register_state(state_);
   observers_.add(recorder_.get());
   observe_cpu_allocations(recorder_.get());
@@ -72,10 +75,10 @@ void StepMeasurement::begin() {
 
 void StepMeasurement::end() {
   timers_.end_step();
-  if (step_seconds_.size() < kWarmupSteps) take_memory();
+  if (step_seconds_.size() < kWarmupSteps) take_memory(step_seconds_.empty() ? "first step" : "steady step");
 }
 
-void StepMeasurement::take_memory() {
+void StepMeasurement::take_memory(const std::string& phase) {
   if (device_.is_cpu()) {
     observe_cpu_allocations(nullptr);
     observers_.remove(recorder_.get());
@@ -92,7 +95,7 @@ void StepMeasurement::take_memory() {
     for (const auto& [kind, bytes] : memory_.by_kind) rest -= bytes;
     memory_.by_kind["step"] = rest;  // the allocator does not tell activations from scratch
   }
-  memory_.by_phase[step_seconds_.empty() ? "first step" : "steady step"] = memory_.peak_bytes;
+  memory_.by_phase[phase] = memory_.peak_bytes;
 }
 
 std::map<std::string, int64_t> StepMeasurement::state_bytes() const {
@@ -109,10 +112,10 @@ std::map<std::string, int64_t> StepMeasurement::state_bytes() const {
   return by_kind;
 }
 
-void StepMeasurement::add(double step_seconds, double stall_seconds, double encoding_seconds) {
+void StepMeasurement::add(double step_seconds, double stall_seconds, EncodingTimes encoding_s) {
   step_seconds_.push_back(step_seconds);
   stall_seconds_.push_back(stall_seconds);
-  encoding_seconds_.push_back(encoding_seconds);
+  encoding_s_.push_back(encoding_s);
   const PhaseSeconds seconds = timers_.take();
   if (step_seconds_.size() <= kWarmupSteps + 1) phase_seconds_ = {};
   for (size_t i = 0; i < seconds.size(); ++i) phase_seconds_[i] += seconds[i];
@@ -125,11 +128,12 @@ StepFigures StepMeasurement::figures() {
       std::min(kWarmupSteps, step_seconds_.size() - 1);  // a short run has the last step, at least
   std::vector<double> steady(step_seconds_.begin() + static_cast<int64_t>(first), step_seconds_.end());
   const double steps = static_cast<double>(steady.size());
-  double seconds = 0, stalled = 0, encoded = 0;
+  double seconds = 0, stalled = 0;
+  EncodingTimes encoded{};
   for (size_t i = first; i < step_seconds_.size(); ++i) {
     seconds += step_seconds_[i];
     stalled += stall_seconds_[i];
-    encoded += encoding_seconds_[i];
+    for (size_t kind = 0; kind < encoded.size(); ++kind) encoded[kind] += encoding_s_[i][kind];
   }
   std::ranges::sort(steady);
   figures.step_s_quartiles = {quantile(steady, 0.25), quantile(steady, 0.5), quantile(steady, 0.75)};
@@ -140,7 +144,8 @@ StepFigures StepMeasurement::figures() {
   for (size_t i = 0; i < phase_seconds_.size(); ++i)
     figures.phase_s[std::string(name_of(static_cast<StepPhase>(i)))] = phase_seconds_[i] / steps;
   figures.phase_s["data"] = stalled / steps;
-  if (encoded > 0) figures.phase_s["encoding"] = encoded / steps;
+  for (size_t kind = 0; kind < encoded.size(); ++kind)
+    if (encoded[kind] > 0) figures.phase_s[kEncodingPhases[kind]] = encoded[kind] / steps;
   return figures;
 }
 

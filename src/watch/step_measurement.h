@@ -63,9 +63,17 @@ class StepMeasurement {
     end();
     return result;
   }
+  // Measures the memory of run(), which rehearses the largest batch before the first step, as that of
+  // "rehearsal".
+  template <class Run>
+  void measure_rehearsal(Run&& run) {
+    begin();
+    run();
+    take_memory("rehearsal");
+  }
   // How long that step took, with its batch and all that follows it; how long it waited for the batch, and
-  // encoded its pictures.
-  void add(double step_seconds, double stall_seconds, double encoding_seconds = 0);
+  // encoded what it is made of.
+  void add(double step_seconds, double stall_seconds, EncodingTimes encoding_s = {});
 
   int64_t num_steps() const { return static_cast<int64_t>(step_seconds_.size()); }
   StepFigures figures();
@@ -76,7 +84,7 @@ class StepMeasurement {
  private:
   void begin();
   void end();
-  void take_memory();
+  void take_memory(const std::string& phase);
   std::map<std::string, int64_t> state_bytes() const;
 
   at::Device device_;
@@ -86,7 +94,8 @@ class StepMeasurement {
   ObserverGroup& observers_;
   PhaseTimers timers_;
   std::unique_ptr<SpanRecorder> recorder_;  // in a step whose memory is measured
-  std::vector<double> step_seconds_, stall_seconds_, encoding_seconds_;
+  std::vector<double> step_seconds_, stall_seconds_;
+  std::vector<EncodingTimes> encoding_s_;
   PhaseSeconds phase_seconds_{};  // of the steady steps
   StepFigures memory_;            // the fields about memory
 };

@@ -90,9 +90,10 @@ TEST(Buckets, SmallOnesJoinTheNearest) {
 
 // No black edge and no stretched picture, whatever the sides.
 TEST(CoverCrop, FillsTheBucketFromAnySize) {
-  for (const auto [height, width] : {std::pair{37, 91}, {91, 37}, {64, 64}, {3, 5}, {200, 201}, {33, 1000}}) {
+  for (const auto& [height, width] :
+       {std::pair{37, 91}, {91, 37}, {64, 64}, {3, 5}, {200, 201}, {33, 1000}}) {
     Image image{height, width, std::vector<uint8_t>(static_cast<size_t>(height * width * 3), 200)};
-    for (const auto [h, w] : {std::pair{48, 96}, {96, 48}, {64, 64}}) {
+    for (const auto& [h, w] : {std::pair{48, 96}, {96, 48}, {64, 64}}) {
       const Image cropped = cover_crop(image, h, w);
       ASSERT_EQ(cropped.height, h);
       ASSERT_EQ(cropped.width, w);

@@ -48,6 +48,14 @@ TEST(StoreSource, PartsFollowEachOther) {
   EXPECT_THAT(message_of([&] { store->label(11); }), HasSubstr("from 0 to 10"));
 }
 
+TEST(StoreSource, AWeightHasNoEffectOnASingleOne) {
+  const TempFolder folder;
+  write_grown(folder / "store");
+  const StoreSource weighted{.store = folder / "store", .weight = 3};
+  EXPECT_EQ(samples_per_epoch({&weighted, 1}), 11);
+  for (const SampleLane& lane : open_sources({&weighted, 1})->sample_lanes()) EXPECT_EQ(lane.size(), 11);
+}
+
 TEST(StoreSource, WhatIsUnfinishedDoesNotCount) {
   const TempFolder folder;
   write_grown(folder / "store");

@@ -193,6 +193,58 @@ TEST(Sampler, EveryTypeIsStochasticOrNot) {
   }
 }
 
+// From a picture noised to where any of its steps begins, a sampler goes on as from noise: if all pictures
+// are one picture, it ends at that, whatever it started from.
+TEST_P(FittingPair, StartsFromAPictureAtAnyStep) {
+  at::manual_seed(4);
+  const at::Tensor picture = at::rand({2, 3, 4, 4}) - 0.5;
+  json config = sampler_config(GetParam().sampler, 50, objective_config(GetParam().objective));
+  for (int64_t first : {0, 1, 20, 47}) {
+    config["first_step"] = first;
+    const auto sampler = make_sampler(config);
+    EXPECT_EQ(sampler->step_count(), 50 - first);
+    const at::Tensor x = run_sampler_from(*sampler, sampler->noised(picture, at::randn_like(picture)),
+                                          gaussian_model(GetParam().objective, 0.3, 0), [&](int64_t step) {
+                                            EXPECT_LT(step, 50 - first);
+                                            return at::randn_like(picture);
+                                          });
+    EXPECT_LT((x - 0.3).abs().max().item<double>(), 6e-2) << "from step " << first;
+  }
+  // A model that knows this one picture leaves it where it is: the levels of noised() and the steps agree.
+  config["first_step"] = 20;
+  const auto sampler = make_sampler(config);
+  const at::Tensor flat = at::full({2, 3, 4, 4}, 0.3), noise = at::randn_like(flat);
+  const at::Tensor x = sampler->noised(flat, noise);
+  const at::Tensor output =
+      gaussian_model(GetParam().objective, 0.3, 0)(sampler->model_input(0, x), sampler->timesteps()[0]);
+  const std::string& objective = GetParam().objective;
+  if (objective == "epsilon" || objective == "iddpm") {
+    EXPECT_LT((output.narrow(1, 0, 3) - noise).abs().max().item<double>(), 5e-3);
+  }
+  if (objective == "flow") {
+    EXPECT_LT((output - (noise - flat)).abs().max().item<double>(), 5e-3);
+  }
+}
+
+TEST(Sampler, StrengthIsRoundedAsDiffusersRoundsIt) {
+  const json epsilon = objective_config("epsilon"), flow = objective_config("flow");
+  EXPECT_EQ(first_step_of(0.75, 50, epsilon), 13);  // 37.5 steps: 37
+  EXPECT_EQ(first_step_of(0.75, 50, flow), 12);     // 38
+  EXPECT_EQ(first_step_of(1, 50, flow), 0);
+  EXPECT_EQ(first_step_of(0.8, 20, epsilon), 4);
+  for (const double strength : {0.0, -1.0, 1.01, std::nan("")})
+    EXPECT_THAT(message_of([&] { first_step_of(strength, 50, epsilon); }), HasSubstr("--strength"));
+  EXPECT_THAT(message_of([&] { first_step_of(0.01, 50, epsilon); }), HasSubstr("leaves none of 50 steps"));
+  EXPECT_THAT(message_of([] {
+                make_sampler({{"type", "ddim"}, {"steps", 5}, {"first_step", 5}});
+              }),
+              HasSubstr("expected first_step to be 0 to 4, got 5"));
+  EXPECT_THAT(message_of([] {
+                make_sampler({{"type", "pndm"}, {"steps", 9}, {"first_step", 6}});
+              }),
+              HasSubstr("without skip_prk_steps, got 3"));
+}
+
 TEST(Sampler, MultistepHistoryStartsAnew) {
   const auto sampler = make_sampler({{"type", "dpmpp"}, {"steps", 20}});
   const at::Tensor noise = at::ones({1, 1, 2, 2});

@@ -11,6 +11,7 @@
 #include "core/error.h"
 #include "models/autoencoders/autoencoder_dc.h"
 #include "models/autoencoders/autoencoder_kl.h"
+#include "models/features/inception.h"
 #include "models/registry.h"
 #include "models/text/text_registry.h"
 
@@ -85,8 +86,10 @@ Inventory read_inventory(const std::string& file) {
   std::ifstream stream(KILN_SOURCE_DIR "/tests/models/keys/" + file + ".tsv");
   EXPECT_TRUE(stream) << file;
   Inventory inventory;
-  std::string key, shape, kind;
-  while (stream >> key >> shape >> kind) {
+  std::string line, key, shape, kind;
+  while (std::getline(stream, line)) {  // a scalar's shape is empty
+    std::istringstream fields(line);
+    std::getline(std::getline(std::getline(fields, key, '\t'), shape, '\t'), kind);
     Entry entry{.shape = {}, .trainable = kind == "param"};
     std::istringstream sizes(shape);
     for (std::string size; std::getline(sizes, size, ',');) entry.shape.push_back(std::stoll(size));
@@ -177,15 +180,8 @@ TEST(Registry, ResolvedConfigIsCompleteAndBuildsTheSame) {
 }
 
 TEST(AutoencoderDcInventory, HasThePublishedKeysAndShapes) {
-  const std::vector<std::string> blocks = {"ResBlock",          "ResBlock",          "ResBlock",
-                                           "EfficientViTBlock", "EfficientViTBlock", "EfficientViTBlock"};
-  const nlohmann::json sana = {{"encoder_block_types", blocks},
-                               {"decoder_block_types", blocks},
-                               {"encoder_layers_per_block", {2, 2, 2, 3, 3, 3}},
-                               {"upsample_block_type", "interpolate"},
-                               {"downsample_block_type", "conv"},
-                               {"scaling_factor", 0.41407}};
-  const AutoencoderDc autoencoder(parse_autoencoder_dc_config(sana), {.device = at::kMeta});
+  const AutoencoderDc autoencoder(parse_autoencoder_dc_config(sana_autoencoder_config()),
+                                  {.device = at::kMeta});
   EXPECT_EQ(inventory_of(autoencoder.parameters()), read_inventory("dc-ae-f32c32-sana"));
   EXPECT_EQ(autoencoder.downsample, 32);
 }
@@ -198,6 +194,10 @@ TEST(AutoencoderKlInventory, BothKeyGenerationsFitTheModel) {
   for (const auto& [key, entry] : read_inventory("sd-vae-oldkeys"))
     renamed[current_autoencoder_kl_key(key)] = entry;
   EXPECT_EQ(inventory, renamed);
+}
+
+TEST(InceptionInventory, HasThePublishedKeysAndShapes) {
+  EXPECT_EQ(inventory_of(published_inception_parameters()), read_inventory("fid-inception"));
 }
 
 TEST(TextEncoders, HaveThePublishedKeysAndShapes) {

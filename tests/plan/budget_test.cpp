@@ -67,7 +67,7 @@ TEST(MemoryShare, IsSaidAndWarnedOfAbove85Percent) {
   much.free_bytes = run.needed_bytes * 2;
   EXPECT_THAT(memory_share(much).text, HasSubstr("(50 %)"));
   EXPECT_EQ(memory_share(much).warning, "");
-  EXPECT_EQ(memory_share({.options = small_options()}).text, "");
+  EXPECT_EQ(memory_share({.options = small_options(), .summary = {}}).text, "");
 }
 
 TEST(Budget, RecomputesMoreWhereLessIsAllowed) {

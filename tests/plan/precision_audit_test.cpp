@@ -164,6 +164,21 @@ TEST(PrecisionAudit, SaysHowNearFp16IsToItsEnd) {
   EXPECT_THAT(audit["advice"].dump(), HasSubstr("reach 92 % of fp16's range"));
 }
 
+TEST(PrecisionAudit, SendsOnlyFp16ToBf16AndLabelsNoRowOf16BitsF32) {
+  Span span;
+  span.segment = 0;
+  for (const auto& [dtype, largest] : {std::pair{at::kBFloat16, 3e38}, {at::kFloat, 3.2e38}})
+    span.ops.push_back({.name = "aten::mm", .dtype = dtype, .from = dtype, .largest = largest});
+  const json in_bf16 = audit_precision({span}, {.compute_dtype = at::kBFloat16, .segments = {"middle"}});
+  ASSERT_EQ(in_bf16["largest"].size(), 1);
+  EXPECT_EQ(in_bf16["largest"][0]["dtype"], "bf16");
+  EXPECT_NEAR(in_bf16["largest"][0]["value"].get<double>(), 3.2e38, 1e30);
+  EXPECT_THAT(in_bf16["advice"].dump(), ::testing::Not(HasSubstr("bf16 has more")));
+  span.ops.erase(span.ops.begin());
+  EXPECT_TRUE(
+      audit_precision({span}, {.compute_dtype = at::kFloat, .segments = {"middle"}})["largest"].empty());
+}
+
 TEST(PrecisionAudit, InF32NothingIsSaidToRunInF32) {
   const json audit = audited(kClean, at::kFloat);
   EXPECT_TRUE(audit["f32"].empty());

@@ -107,7 +107,9 @@ void write_data(const std::string& folder) {
   for (int64_t i = 0; i < kSamples; ++i) {
     const std::string name = fmt::format("{}.png", i);
     writer->add({.name = name,
+                 .caption = {},
                  .mean = std::vector<float>(48, static_cast<float>(i) / kSamples - 0.5f),
+                 .logvar = {},
                  .lane = i < 9 ? 0 : 1});
     table.add_sample(
         name, i == 3 ? std::vector<Caption>() : std::vector<Caption>{{.text = fmt::format("number {}", i)}});

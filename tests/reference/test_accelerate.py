@@ -4,7 +4,7 @@ import json
 
 import pytest
 from accelerate.commands.config.config_args import ClusterConfig
-from accelerate.utils import write_basic_config
+from accelerate.utils import DeepSpeedPlugin, write_basic_config
 from test_deepspeed import GUIDES, TRAIN
 
 SECTION = dict(zero_stage=2, offload_optimizer_device="cpu", offload_param_device="none", gradient_accumulation_steps=2,
@@ -53,10 +53,39 @@ def test_copied_from_a_web_page(kiln, tmp_path):
 
 def test_it_names_a_deepspeed_file(kiln, tmp_path):
     (tmp_path / "ds_config.json").write_text(json.dumps(GUIDES))
-    path = cluster(tmp_path, dict(deepspeed_config_file=str(tmp_path / "ds_config.json"), zero3_init_flag=False))
+    own = str(tmp_path / "ds_config.json")
+    path = cluster(tmp_path, dict(deepspeed_config_file=own, zero3_init_flag=False), mixed_precision=None)
     result = train(kiln, tmp_path, path)
     assert result.returncode == 0, result.stderr
     assert "zero-stage = 2" in options_of(tmp_path) and 'compute-dtype = "fp16"' in options_of(tmp_path)
+    assert f"--zero-stage 2  (zero_optimization.stage of {own})" in result.stderr  # not of accelerate's own file
+    assert "--nproc 2  (num_processes)" in result.stderr
+
+
+@pytest.mark.parametrize("section, changes, key", [
+    (dict(zero_stage=3), {}, "deepspeed_config.zero_stage"), ({}, dict(mixed_precision="bf16"), "mixed_precision bf16"),
+    (dict(gradient_clipping=1.0), {}, "deepspeed_config.gradient_clipping"),
+])
+def test_keys_beside_a_deepspeed_file_are_refused(kiln, tmp_path, monkeypatch, section, changes, key):
+    """As accelerate refuses them."""
+    monkeypatch.setenv("ACCELERATE_CONFIG_DS_FIELDS", ",".join([*section, *changes]))
+    with pytest.raises(ValueError, match="will be ignored"):
+        DeepSpeedPlugin._deepspeed_config_checks(None)
+    own = tmp_path / "ds_config.json"
+    own.write_text(json.dumps({"bf16": {"enabled": "auto"}, "zero_optimization": {"stage": 1}}))
+    result = train(kiln, tmp_path, cluster(tmp_path, dict(deepspeed_config_file=str(own)) | section, **dict(mixed_precision="no") | changes))
+    assert result.returncode != 0
+    assert f"{key} has no effect beside deepspeed_config_file {own}: say it there" in result.stderr
+    assert len(result.stderr.strip().splitlines()) == 1, result.stderr
+
+
+def test_an_empty_name_of_a_deepspeed_file_is_none(kiln, tmp_path):
+    path = cluster(tmp_path, dict(zero_stage=1))
+    path.write_text(path.read_text().replace("  zero_stage", "  deepspeed_config_file:\n  zero_stage"))
+    assert "deepspeed_config_file:\n" in path.read_text()
+    result = train(kiln, tmp_path, path)
+    assert result.returncode == 0, result.stderr
+    assert "zero-stage = 1" in options_of(tmp_path)
 
 
 def test_the_basic_config(kiln, tmp_path):
@@ -72,6 +101,8 @@ def test_the_basic_config(kiln, tmp_path):
     (None, dict(num_machines=2, num_processes=4), "num_machines 2: start the ranks of several machines"),
     (SECTION | dict(zero_stag=1), {}, "did you mean 'zero_stage'"),
     (SECTION | dict(zero_stage=5), {}, "zero-stage"),
+    (dict(deepspeed_config_file="ds.json", zero_stag=1), dict(mixed_precision="no"), "did you mean 'zero_stage'"),
+    (dict(deepspeed_config_file=3), dict(mixed_precision="no"), "deepspeed_config_file expects a path, got 3"),
 ])
 def test_what_cannot_be_had_is_one_line(kiln, tmp_path, section, changes, expected):
     result = train(kiln, tmp_path, cluster(tmp_path, section, **changes))

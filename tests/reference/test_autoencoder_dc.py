@@ -5,6 +5,7 @@ import torch
 from closeness import FORWARD_BF16, GRADIENT_BF16, assert_close, assert_gradients_close, gradients_of, violation
 from diffusers import AutoencoderDC
 from dit_torch import randomise_
+from tile_seams import picture, seam_errors
 
 DC = 1e-4
 WIDTHS = [16, 16, 32]
@@ -123,3 +124,15 @@ def test_tiles_equal_diffusers(conformance, config, height, width):
     with torch.no_grad():
         assert_close(outputs["latent"], model.encode(inputs["image"]).latent, DC)
         assert_close(outputs["image"], model.decode(inputs["latent"]).sample, DC)
+
+
+@torch.no_grad()
+def test_no_line_is_seen_where_tiles_meet(conformance):
+    model, image = model_of(SANA), picture(160)
+    latent = model.encode(image).latent
+    run = lambda **tiles: conformance("forward", model="autoencoder_dc", config=SANA | {"_class_name": "AutoencoderDC"},
+                                      weights=model.state_dict(), inputs={"image": image, "latent": latent / latent.std()}, **tiles)
+    whole, tiled = run(), run(tile=64, tile_stride=56)
+    for name, scale in (("latent", 4), ("image", 1)):
+        error = seam_errors(whole[name], tiled[name], 56 // scale, 8 // scale)
+        assert 0.05 < error["seam_rms"] < 0.9 and error["line"] < 2.0, error

@@ -7,6 +7,7 @@ from closeness import (FORWARD, FORWARD_BF16, GRADIENT_BF16, assert_close, asser
                        violation)
 from diffusers import AutoencoderKL
 from dit_torch import randomise_
+from tile_seams import picture, seam_errors
 
 TINY = dict(in_channels=3, out_channels=3, down_block_types=["DownEncoderBlock2D"] * 3,
             up_block_types=["UpDecoderBlock2D"] * 3, block_out_channels=[16, 32, 32], layers_per_block=2, act_fn="silu",
@@ -246,6 +247,19 @@ def test_tiles_equal_diffusers(conformance, config, height, width):
         assert worst(model.decode(inputs["latent"]).sample, image) > 1e-2, "tiled and whole are to differ"
     assert_close(outputs["moments"], moments, 1e-4)
     assert_close(outputs["image"], image, 1e-4)
+
+
+@torch.no_grad()
+def test_no_line_is_seen_where_tiles_meet(conformance):
+    """What a tile does not see changes its values, by as much at a seam as within; from pixel to pixel no more than anywhere."""
+    model, image = model_of(TINY), picture(160)
+    latent = model.encode(image).latent_dist.mode()
+    run = lambda **tiles: conformance("forward", model="autoencoder_kl", config=TINY, weights=model.state_dict(),
+                                      inputs={"image": image, "latent": latent / latent.std()}, **tiles)
+    whole, tiled = run(), run(tile=64, tile_stride=48)
+    for name, scale, channels in (("moments", 4, 4), ("image", 1, 3)):
+        error = seam_errors(whole[name][:, :channels], tiled[name][:, :channels], 48 // scale, 16 // scale)
+        assert 0.05 < error["seam_rms"] < 0.6 and error["seam_rms"] < 1.6 * error["inside_rms"] and error["line"] < 1.3, error
 
 
 def test_tiles_are_for_autoencoders_without_gradients(conformance):

@@ -330,6 +330,15 @@ def test_inspect_prints_the_keys_of_the_sd_vae(kiln, name):
     assert "248 tensors, 83653863 elements, 83653863 trainable parameters" in result.stderr
 
 
+@pytest.mark.parametrize("name", ["inception", "fid-inception"])
+def test_inspect_prints_the_keys_of_inception(kiln, name):
+    result = kiln("inspect", "--model", name)
+    assert result.returncode == 0, result.stderr
+    published = (REPOSITORY / "tests/models/keys/fid-inception.tsv").read_text()
+    assert sorted(result.stdout.splitlines()) == sorted(line.rsplit("\t", 1)[0] for line in published.splitlines())
+    assert "566 tensors" in result.stderr and "23850960 trainable parameters" in result.stderr
+
+
 def test_inspect_takes_an_autoencoders_config(kiln, tmp_path):
     with torch.device("meta"):
         vae = diffusers.AutoencoderKL(

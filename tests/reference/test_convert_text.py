@@ -13,8 +13,11 @@ import diffusers  # noqa: E402
 
 from closeness import assert_close  # noqa: E402
 from dit_torch import randomise_  # noqa: E402
+from pipelines import START, assert_pictures_of, kiln_normals, read_npz, text_encoder, tiny_dc, tiny_kl  # noqa: E402
 from pixart_torch import PixArt  # noqa: E402
 from test_sana import TINY as SANA, inputs_of, native, random_sana, run_diffusers  # noqa: E402
+from test_unet import TINY as UNET  # noqa: E402
+from test_unet import model_of as unet_of  # noqa: E402
 
 CONFIG = dict(input_size=8, patch_size=2, in_channels=4, hidden_size=64, depth=2, num_heads=1, caption_channels=20,
               model_max_length=7, pe_interpolation=1.0)
@@ -100,3 +103,70 @@ def test_sana_to_a_pipeline_that_diffusers_loads(convert, tmp_path, keys):
     assert_close(run_diffusers(loaded, inputs)[0], run_diffusers(model, inputs)[0], 1e-6)
     again = load_file(convert(folder, "again.safetensors"))
     assert all(torch.equal(again[key], value) for key, value in model.state_dict().items())
+
+
+# --- exported folders in diffusers' own pipelines ---
+
+PROMPTS, SEED, STEPS = ["a red apple", "two birds on a fence"], 6, 10
+
+
+def pixart(max_tokens):
+    config = CONFIG | dict(caption_channels=32, model_max_length=max_tokens)
+    if max_tokens == 120:  # PixArt-Alpha at 1024 pixels is told the picture's size
+        config |= dict(micro_condition=True, input_size=128, pe_interpolation=2.0, hidden_size=96, num_heads=2)
+    model = randomise_(PixArt(**config)).eval()
+    call = dict(clean_caption=False, use_resolution_binning=False, max_sequence_length=max_tokens)
+    return model.state_dict(), config, "pixart", call
+
+
+def sana():
+    config = SANA | dict(num_attention_heads=2, attention_head_dim=32, cross_attention_dim=64, caption_channels=32,
+                         num_cross_attention_heads=1, cross_attention_head_dim=64, in_channels=8, out_channels=8)
+    call = dict(use_resolution_binning=False, complex_human_instruction=None)
+    return random_sana(config).state_dict(), config, "sana", call
+
+
+def unet():
+    config = UNET | dict(cross_attention_dim=32)
+    return unet_of(config).state_dict(), config, "unet2d_condition", {}
+
+
+@pytest.mark.parametrize("make, encoder, vae, pipeline_class, sampler", [
+    (unet, "clip", tiny_kl, "StableDiffusionPipeline", "dpmpp_2m"),
+    (unet, "clip", tiny_kl, "StableDiffusionPipeline", "euler"),
+    (lambda: pixart(24), "t5", tiny_kl, "PixArtSigmaPipeline", "dpmpp_2m"),
+    (lambda: pixart(120), "t5", tiny_kl, "PixArtAlphaPipeline", "dpmpp_2m"),
+    (sana, "gemma", tiny_dc, "SanaPipeline", "flow_euler"),
+    (sana, "gemma", tiny_dc, "SanaPipeline", "dpmpp_2m"),
+])
+def test_exported_folders_draw_what_kiln_draws(kiln, convert, tmp_path, make, encoder, vae, pipeline_class, sampler):
+    """The folder of kiln convert in the real pipeline, from Kiln's noise: its pictures are those of kiln sample."""
+    weights, config, model, call = make()
+    save_file({key: value.contiguous() for key, value in weights.items()}, tmp_path / "w.safetensors",
+              {"kiln_model_config": json.dumps(config)})
+    model_of_text, tokenizer = text_encoder(encoder, tmp_path / "encoder")
+    autoencoder = vae(tmp_path / "vae")
+    objective = {"sana": "flow", "pixart": "iddpm"}.get(model, "epsilon")
+    height, width, downsample = 64, 96, 4 if model == "sana" else 8
+    result = kiln("sample", "--weights", tmp_path / "w.safetensors", "--model", model, "--model-config", json.dumps(config),
+                  "--autoencoder", tmp_path / "vae", "--text-encoder", tmp_path / "encoder", "--objective", objective, "--prompt",
+                  PROMPTS[0], "--prompt", PROMPTS[1], "--negative-prompt", "ugly", "--cfg-scale", 3, "--cfg-convention", "plain",
+                  "--sampler", sampler, "--num-sampling-steps", STEPS, "--num-images", 2, "--height", height, "--width", width,
+                  "--seed", SEED, "--threads", 1, "--out", tmp_path / "out", "--npz", tmp_path / "all.npz")
+    assert result.returncode == 0, result.stderr
+    folder = convert(tmp_path / "w.safetensors", "pipeline", "--objective", objective, "--vae", tmp_path / "vae")
+    parts = dict(safety_checker=None, feature_extractor=None) if model == "unet2d_condition" else {}
+    pipeline = getattr(diffusers, pipeline_class).from_pretrained(folder, text_encoder=model_of_text, tokenizer=tokenizer, **parts)
+    pipeline.set_progress_bar_config(disable=True)
+    given = pipeline.scheduler.config
+    if sampler == "dpmpp_2m":
+        flow = dict(prediction_type="flow_prediction", use_flow_sigmas=True) if objective == "flow" else {}
+        pipeline.scheduler = diffusers.DPMSolverMultistepScheduler.from_config(given, **flow)
+    elif sampler == "euler":
+        pipeline.scheduler = diffusers.EulerDiscreteScheduler.from_config(given, timestep_spacing="trailing")
+    else:
+        call = call | dict(sigmas=[1 - step / STEPS for step in range(STEPS)])
+    shape = (autoencoder.config.latent_channels, height // downsample, width // downsample)
+    want = pipeline(prompt=PROMPTS, negative_prompt=["ugly"] * 2, guidance_scale=3.0, num_inference_steps=STEPS, height=height,
+                    width=width, latents=kiln_normals(SEED, START, range(2), shape), output_type="pt", **call).images
+    assert_pictures_of(read_npz(tmp_path / "all.npz"), want * 2 - 1)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import program
+from conftest import FULL, program
 
 COMMIT = "a" * 40
 OWN = "DiT-XL-2-512x512.pt"  # a file without a published hash
@@ -33,6 +33,10 @@ class Server:
             def do_GET(self):
                 outer.answer(self)
 
+            def do_CONNECT(self):  # as a proxy, which lets nothing through
+                outer.log.append((self.path, dict(self.headers)))
+                self.send_error(502)
+
         self.http = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         self.url = f"http://127.0.0.1:{self.http.server_port}"
         threading.Thread(target=self.http.serve_forever, daemon=True).start()
@@ -41,6 +45,8 @@ class Server:
         path = request.path.split("?")[0]
         self.log.append((path, dict(request.headers)))
         status = self.status.get(path)
+        if isinstance(status, list):  # of the next requests
+            status = status.pop(0) if status else None
         if status or path not in self.files:
             request.send_error(status or 404)
             return
@@ -89,15 +95,16 @@ def server():
 @pytest.fixture
 def run(tmp_path, server):
     """run(*arguments) of kiln with caches of its own and the server as hub and mirror."""
-    def call(*arguments, mirror=True, limit_bytes=None, **environment):
+    def call(*arguments, mirror=True, limit_bytes=None, timeout=300, **environment):
         names = {"HF_HOME": str(tmp_path / "hf"), "KILN_CACHE": str(tmp_path / "own"), "HF_ENDPOINT": server.url,
-                 "HOME": str(tmp_path), "PATH": os.environ["PATH"]}
+                 "HOME": str(tmp_path), "PATH": os.environ["PATH"],
+                 "https_proxy": "http://127.0.0.1:9"}  # the authors' own address is never reached
         if mirror:
             names["KILN_MIRROR"] = server.url
         command = [str(program("kiln")), *map(str, arguments)]
         if limit_bytes:
             command = ["bash", "-c", f'trap "" XFSZ; ulimit -f {limit_bytes // 1024}; exec "$@"', "_", *command]
-        return subprocess.run(command, capture_output=True, text=True, timeout=300, env=names | environment, cwd=tmp_path)
+        return subprocess.run(command, capture_output=True, text=True, timeout=timeout, env=names | environment, cwd=tmp_path)
     return call
 
 
@@ -171,6 +178,55 @@ def test_a_wrong_hash_or_size_leaves_nothing(run, server, tmp_path):
     line = error_line(run("download", "DiT-XL-2-256x256"))
     assert "1280000 bytes, 2700611775 are published" in line
     assert kept(tmp_path) == []
+
+
+@pytest.mark.skipif(not FULL, reason="2.7 GB: scripts/test --full")
+def test_a_wrong_hash_at_the_published_size(run, server, tmp_path):
+    server.files["/" + HASHED] = bytes(2_700_611_775)
+    assert "9ec1876e4c03" in error_line(run("download", "DiT-XL-2-256x256"))
+    assert kept(tmp_path) == []
+
+
+def test_another_hash_at_the_same_size(run, server, tmp_path):
+    """What was trusted at the first download is what every later one must be."""
+    (tmp_path / "own").mkdir()
+    (tmp_path / "own" / (OWN + ".sha256")).write_text(hashlib.sha256(BODY).hexdigest() + "\n")
+    server.files["/" + OWN] = BODY[:-1] + b"x"
+    assert hashlib.sha256(BODY).hexdigest() in error_line(run("download", "DiT-XL-2-512x512"))
+    assert kept(tmp_path) == [f"own/{OWN}.sha256"]
+    server.files["/" + OWN] = BODY
+    assert run("download", "DiT-XL-2-512x512").returncode == 0
+
+
+@pytest.mark.parametrize("broken", ["http://127.0.0.1:9", None])
+def test_a_failed_mirror_falls_back(run, server, broken):
+    """To the next mirror: one that cannot be reached, or has not got the file."""
+    other = Server()
+    try:
+        server.files["/" + OWN] = BODY
+        result = run("download", "DiT-XL-2-512x512", "--mirror", broken or other.url, "--mirror", server.url, mirror=False)
+        assert result.returncode == 0, result.stderr
+        assert Path(result.stdout.strip()).read_bytes() == BODY
+        assert len(other.log) == (0 if broken else 1)
+    finally:
+        other.close()
+
+
+def test_a_failed_mirror_falls_back_to_the_origin(run, server):
+    """The authors' own address is asked last, here through a proxy that lets nothing through."""
+    line = error_line(run("download", "DiT-XL-2-512x512", https_proxy=server.url))
+    asked = [path for path, _ in server.log]
+    assert asked[0] == "/" + OWN and asked[1].endswith(":443"), asked
+    assert "there is no such file; https://" in line
+
+
+def test_an_error_of_the_server_passes(run, server, tmp_path):
+    """Status 503, then the file."""
+    server.files["/" + OWN], server.status["/" + OWN] = BODY, [503, 503]
+    result = run("download", "DiT-XL-2-512x512")
+    assert result.returncode == 0, result.stderr
+    assert Path(result.stdout.strip()).read_bytes() == BODY
+    assert len(server.requests_of("/" + OWN)) == 3
 
 
 def test_a_full_disk_leaves_nothing(run, server, tmp_path):
@@ -280,19 +336,21 @@ def tiny_vae():
                          act_fn="silu", latent_channels=4, norm_num_groups=4, scaling_factor=0.18215)
 
 
-def test_published_model_in_one_command(run, server, tmp_path):
-    """DiT-XL/2's shapes and keys (one block of the 28, which --model-config says), through the whole path."""
+@pytest.mark.parametrize("depth", [1, pytest.param(28, marks=pytest.mark.skipif(not FULL, reason="2.7 GB"))])
+def test_published_model_in_one_command(run, server, tmp_path, depth):
+    """DiT-XL/2's shapes and keys (one block of the 28, which --model-config says, or all), through the whole path."""
     from dit_torch import DiT, randomise_
     from safetensors.torch import save
     vae = tiny_vae()
     serve_hub(server, weights=save(vae.state_dict()), config=json.dumps(dict(vae.config)).encode())
     torch.manual_seed(0)
-    model = DiT(input_size=64, patch_size=2, in_channels=4, hidden_size=1152, depth=1, num_heads=16)
+    model = DiT(input_size=64, patch_size=2, in_channels=4, hidden_size=1152, depth=depth, num_heads=16)
     randomise_(model, scale=0.5)
     torch.save(model.state_dict(), tmp_path / OWN)
+    del model
     server.files["/" + OWN] = (tmp_path / OWN).read_bytes()
-    result = run("sample", "--model", "DiT-XL/2-512", "--seed", 1, "--num-sampling-steps", 1, "--model-config",
-                 '{"depth": 1}')
+    result = run("sample", "--model", "DiT-XL/2-512", "--seed", 1, "--num-sampling-steps", 1,
+                 *(["--model-config", '{"depth": 1}'] if depth == 1 else []), timeout=3600)
     assert result.returncode == 0, result.stderr
     assert "kiln download: DiT-XL-2-512x512 (size not published, CC BY-NC 4.0)" in result.stderr
     out = tmp_path / "DiT-XL-2-512-seed1"
@@ -301,3 +359,18 @@ def test_published_model_in_one_command(run, server, tmp_path):
     from PIL import Image
     assert Image.open(out / "000000-class-207.png").size == (512, 512) and (out / "grid.png").exists()
     assert json.loads((out / "sampling.json").read_text())["cfg_scale"] == 4
+
+
+@pytest.mark.parametrize("name, expected", [
+    ("PixArt-Sigma-XL-2-512", "--weights $(kiln download PixArt-Sigma-XL-2-512) --model PixArt-Sigma-XL/2-512 --objective iddpm"),
+    ("Sana-600M-512", "--model Sana-600M-512 --objective flow"),
+    ("sd-vae-ft-ema", "--autoencoder $(kiln download sd-vae-ft-ema)"),
+    ("DiT-XL/2", "--weights FILE; those of DiT-XL/2-256, DiT-XL/2-512 are fetched"),
+])
+def test_sample_says_how_to_draw_from_other_names(run, tmp_path, name, expected):
+    assert expected in error_line(run("sample", "--model", name, "--out", tmp_path / "out"))
+    assert not (tmp_path / "out").exists()
+
+
+def test_the_name_of_the_weights_is_that_of_the_model(run):
+    assert "DiT-XL-2-512x512 is not in" in error_line(run("sample", "--model", "DiT-XL-2-512x512", "--offline"))

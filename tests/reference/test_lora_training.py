@@ -192,6 +192,19 @@ def test_memory_choices_do_not_change_a_bit(tmp_path, base, run, extra):
     assert checkpoint(tmp_path / "run", 6).read_bytes() == checkpoint(run, 6).read_bytes()
 
 
+def test_dropout_of_captions_knows_their_rows(kiln, tmp_path):
+    """Of ragged captions, whatever the size of a pass: their rows are filled up behind the last."""
+    model = ["--model", "pixart", "--hidden-size", 32, "--depth", 1, "--num-heads", 2, "--image-size", 64, "--data", "synthetic",
+             "--global-batch", 4, "--threads", 1]
+    assert kiln("train", *model, "--out", tmp_path / "base", "--max-steps", 1).returncode == 0
+    lora = ["--weights", checkpoint(tmp_path / "base", 1), "--lora-rank", 2, "--lora-dropout", 0.5,
+            "--lora-target", ".*cross_attn.*", "--lr", 0.05, "--max-steps", 5]
+    for rows in (0, 1, 3):
+        result = kiln("train", *model, *lora, "--micro-batch", rows, "--out", tmp_path / f"rows-{rows}")
+        assert result.returncode == 0, result.stderr
+        np.testing.assert_allclose(losses_of(tmp_path / f"rows-{rows}"), losses_of(tmp_path / "rows-0"), rtol=1e-6)
+
+
 @pytest.mark.parametrize("ranks, stage", [(2, 0), (2, 2), (3, 3), (2, 3)])
 def test_ranks_train_the_same_adapter(tmp_path, base, run, ranks, stage):
     train(base, tmp_path / "run", 6, "--nproc", ranks, "--zero-stage", stage)

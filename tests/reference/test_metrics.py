@@ -1,5 +1,7 @@
 """The metrics from the same features as torch-fidelity's, scipy's and a plain f64 port of ADM's evaluator."""
 
+import json
+
 import numpy as np
 import pytest
 import scipy.linalg
@@ -142,6 +144,46 @@ def test_kid(conformance, count_a, count_b):
         theirs = kernel_mmd(x, y, kid_kernel="poly", kid_kernel_poly_degree=3, kid_kernel_poly_gamma=None,
                             kid_kernel_poly_coef0=1)
         assert abs(outputs["kid"].item() - theirs) <= 1e-6 * max(abs(theirs), 1e-3)
+
+
+def adm_numbers(reference, generated, k, splits):
+    """ADM's evaluator as it is described: FID on pool3, sFID on the spatial features, the Inception Score of logits
+    without bias, precision and recall on pool3. The root's trace is that of centred features, in f64."""
+    def distance(a, b):
+        a, b = a.double().numpy(), b.double().numpy()
+        centred_a, centred_b = ((x - x.mean(0)) / (len(x) - 1) ** 0.5 for x in (a, b))
+        root = np.linalg.svd(centred_a @ centred_b.T, compute_uv=False).sum()
+        return ((a.mean(0) - b.mean(0)) ** 2).sum() + (centred_a**2).sum() + (centred_b**2).sum() - 2 * root
+
+    logits = generated["logits_unbiased"].double().numpy()
+    p = np.exp(logits - logits.max(1, keepdims=True))
+    p /= p.sum(1, keepdims=True)
+    scores = [np.exp((part * (np.log(part) - np.log(part.mean(0)))).sum(1).mean()) for part in np.split(p, splits)]
+    precision, recall = precision_recall(reference["pool3"], generated["pool3"], k)
+    return {"fid": distance(generated["pool3"], reference["pool3"]),
+            "sfid": distance(generated["spatial"], reference["spatial"]), "inception_score": np.mean(scores),
+            "precision": precision, "recall": recall}
+
+
+def test_adms_five_numbers(conformance, kiln, tmp_path):
+    """kiln evaluate from pictures to numbers, against a plain port from the features of the same network."""
+    from test_evaluate import as_npz, pictures
+    from test_features import random_inception_weights
+    weights = tmp_path / "inception.pth"
+    torch.save(random_inception_weights(), weights)
+    images = {"reference": pictures(16, 31), "generated": np.concatenate([pictures(7, 32), pictures(7, 31, 0.02)])}
+    made = {name: conformance("forward", model="inception", config={"resize": "tf1"}, weights=weights,
+                              inputs={"image": torch.from_numpy(some).permute(0, 3, 1, 2).contiguous()})
+            for name, some in images.items()}
+    result = kiln("evaluate", as_npz(tmp_path / "made.npz", images["generated"]), "--reference",
+                  as_npz(tmp_path / "real.npz", images["reference"]), "--net", "inception", "--net-weights", weights, "--splits",
+                  "2")
+    assert result.returncode == 0, result.stderr
+    got = json.loads(result.stdout)["metrics"]
+    want = adm_numbers(made["reference"], made["generated"], k=3, splits=2)
+    for name, value in want.items():
+        assert close(got[name], value), (name, got[name], value)
+    assert 0 < want["precision"] and 0 < want["recall"] and want["sfid"] > 1e-3
 
 
 @pytest.mark.parametrize("config, inputs, expected", [

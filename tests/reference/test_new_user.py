@@ -214,6 +214,11 @@ def test_advice_is_not_what_is_set(kiln):
     """Not a micro-batch of 8 where a GPU has fewer images, nor less of what is least already."""
     text = kiln("plan", "--model", "DiT-S/2", "--gpu", "A100-80G", "--gpus", 64, "--compute-dtype", "bf16").stdout
     assert "is not a multiple of 8" not in text
+    # Raising it to 8 and halving it for the memory would go round in circles.
+    small = ["plan", "--model", "DiT-XL/2", "--gpu", "RTX-4090", "--compute-dtype", "bf16", "--global-batch", 64]
+    assert "is not a multiple of 8" in kiln(*small, "--micro-batch", 4, "--gpu-memory", "30G").stdout
+    for memory in ("18G", "14G"):
+        assert "is not a multiple of 8" not in kiln(*small, "--micro-batch", 4, "--gpu-memory", memory).stdout
     full = kiln("plan", "--model", "DiT-XL/2", "--gpu", "A100-80G", "--compute-dtype", "bf16", "--micro-batch", 1,
                 "--recompute", "all", "--gpu-memory", "14G").stdout
     for line in full.splitlines():

@@ -74,6 +74,8 @@ def test_commands_can_be_pasted(kiln, tmp_path):
         (["--search", *SMALL, "--deadline-days", "0.0001"], 0, "nothing that fits takes at most 0.0001 days"),
         (["--search", *SMALL, "--max-cost", "5"], 1, "--price-per-gpu-hour"),
         (["--search", "--gpu", "T5"], 1, "T4"),
+        (["--search", "--gpu", "RTX-3080"], 1, "with --gpu-memory 10G in place of --gpu"),
+        (["--search", "--model", "DiT-S/2", "--gpu", "V100"], 1, "this build does not run on a V100"),
         (["--table", "prices"], 1, "sizes"),
         (["--search", *SMALL[:-2], "--cost-per-hour", "5"], 1, "--price-per-gpu-hour"),
     ],
@@ -191,6 +193,22 @@ def test_hints_lead_to_commands_that_work(kiln):
     assert searched.returncode == 0, searched.stderr
 
 
+@pytest.mark.parametrize("model", [
+    ["sd15", "--objective", "epsilon", "--image-size", 256],
+    ["pixart", "--hidden-size", 1152, "--depth", 3],
+    ["sana", "--hidden-size", 1152, "--depth", 3, "--objective", "flow"],
+], ids=["sd15", "pixart", "sana"])
+def test_every_family_is_searched(kiln, model):
+    """Also where passes of other sizes are other programs; what is found is planned with the same figures."""
+    found = json.loads(kiln("plan", "--search", "--model", *model, "--gpu", "A40", "--gpus", 1, "--global-batch", 16,
+                            "--compute-dtype", "bf16", "--json").stdout)
+    assert found["num_configurations"] > 5
+    fastest = found["best"][0]
+    words = [word if word != "store" else "synthetic" for word in shlex.split(fastest["command"])[2:]]
+    plan = json.loads(kiln("plan", "--gpu", "A40", "--gpus", 1, "--json", *words).stdout)["predicted"]
+    assert plan["fits"] and plan["needed_bytes"] == fastest["needed_bytes"]
+
+
 def test_winners_leave_room_unless_asked(kiln):
     """At most 85 % of the memory; with --memory-share as much as that, which is faster or as fast."""
     command = ["plan", "--search", "--model", "DiT-L/2", "--gpu", "RTX-3090", "--gpus", 1, "--compute-dtype", "bf16",
@@ -248,3 +266,6 @@ def test_pictures_can_be_encoded_in_a_plan(kiln):
     assert pictures["predicted"]["step_s"] == pytest.approx(features["predicted"]["step_s"] + seconds)
     assert pictures["predicted"]["needed_bytes"] > features["predicted"]["needed_bytes"]
     assert any("encoding pictures takes" in line for line in pictures["advice"])
+    alone = next(point for point in pictures["predicted"]["scaling"] if point["gpus"] == 1)
+    assert alone["step_s"] == pytest.approx(pictures["predicted"]["step_s"])
+    assert alone["images_per_s"] == pytest.approx(pictures["predicted"]["images_per_s"])

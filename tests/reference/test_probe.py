@@ -1,12 +1,15 @@
 """kiln probe: a few real steps beside the plan, on one machine and without leaving anything."""
 
 import json
+import os
 import re
+import signal
 import subprocess
 from pathlib import Path
 
 import pytest
 from conftest import FULL, program
+from interruptions import until_interrupted, wait_while_running
 
 OPTIONS = ["--model", "dit", "--hidden-size", 48, "--depth", 2, "--num-heads", 3, "--patch-size", 2, "--num-classes", 4,
            "--data", "synthetic", "--image-size", 64, "--global-batch", 8, "--device", "cpu", "--peak-tflops", 1]
@@ -208,6 +211,30 @@ def test_variants_side_by_side(tmp_path, how):
     text = variants(tmp_path, VARIANTS, *how[-2:] if "--plan-for" in how else ["--steps", 1, "--no-checkpoint"])
     assert text.returncode == 0 and "in all" in text.stdout and "half          recompute" in text.stdout
     assert [path.name for path in tmp_path.iterdir()] == ["variants.toml"]
+
+
+def test_an_interrupt_ends_the_comparison(tmp_path):
+    """What was measured before is printed; no further variant begins."""
+    path = tmp_path / "variants.toml"
+    path.write_text('[one]\n\n[two]\n\n[three]\n')
+
+    def interrupted(work):
+        command = [program("kiln"), "probe", *OPTIONS, "--variants", path, "--steps", 3 * work, "--no-checkpoint", "--json"]
+        with open(tmp_path / "said", "wb") as said:
+            process = subprocess.Popen([str(part) for part in command], stdout=subprocess.PIPE, stderr=said, start_new_session=True)
+        begun = lambda: (tmp_path / "said").read_text().count("kiln probe: ")
+        if not wait_while_running(process, lambda: begun() == 2):
+            return False
+        os.killpg(process.pid, signal.SIGINT)
+        table = json.loads(process.communicate(timeout=120)[0])
+        assert process.returncode == 0
+        one, two, three = table["variants"]
+        if begun() > 2 or "problem" not in two:
+            return False  # The second one had ended before.
+        assert one["step_s"] > 0 and two["problem"] == three["problem"] == "stopped by a signal"
+        return True
+
+    until_interrupted(interrupted, tries=4)
 
 
 def test_fast_dits_variants():

@@ -5,18 +5,24 @@ import os
 import shutil
 import signal
 import subprocess
+from unittest import mock
 
 import numpy as np
 import pytest
 import torch
 from closeness import assert_close
 from conftest import program
-from diffusers import DDIMScheduler, DDPMScheduler, DPMSolverMultistepScheduler, FlowMatchEulerDiscreteScheduler
+from diffusers import (DDIMScheduler, DDPMScheduler, DPMSolverMultistepScheduler, EulerDiscreteScheduler,
+                       FlowMatchEulerDiscreteScheduler, StableDiffusion3Img2ImgPipeline, StableDiffusionImg2ImgPipeline,
+                       UniPCMultistepScheduler)
 from dit_torch import DiT, randomise_
 from interruptions import until_interrupted, wait_while_running
 from PIL import Image
+from pipelines import POSTERIOR, START, assert_pictures_of, kiln_normals, read_npz, text_encoder, tiny_kl
 from safetensors.torch import save_file
 from test_sampler import given_noise, space
+from test_unet import TINY as UNET
+from test_unet import model_of as unet_of
 
 STEP = 1e-3
 TINY = dict(input_size=8, patch_size=2, in_channels=4, hidden_size=32, depth=2, num_heads=4, mlp_ratio=4.0,
@@ -305,3 +311,135 @@ def test_latents_need_their_autoencoder(kiln, run_folder, tmp_path):
     common = ["--run", run_folder, "--out", tmp_path / "out"]
     assert "--autoencoder" in sample(kiln, *common, ok=False)
     assert "0.18215" in sample(kiln, *common, "--autoencoder", "pixels", ok=False)
+
+
+# --- starting from a picture ---
+
+def diffusers_scheduler(name, **changes):
+    """The scheduler whose steps --sampler `name` makes on a linear schedule."""
+    linear = dict(beta_schedule="linear", beta_start=0.0001, beta_end=0.02) | changes
+    return {"ddim": lambda: DDIMScheduler(**linear, clip_sample=False, timestep_spacing="linspace"),
+            "dpmpp_2m": lambda: DPMSolverMultistepScheduler(**linear),
+            "unipc": lambda: UniPCMultistepScheduler(**linear),
+            "euler": lambda: EulerDiscreteScheduler(**linear, timestep_spacing="trailing")}[name]()
+
+
+@pytest.fixture(scope="module")
+def stable_diffusion(tmp_path_factory):
+    """A U-Net with an autoencoder and a text encoder, all random: the pipeline's arguments and Kiln's."""
+    folder = tmp_path_factory.mktemp("sd")
+    config = UNET | dict(cross_attention_dim=32, block_out_channels=[16, 16, 16])
+    unet = unet_of(config)
+    vae, (encoder, tokenizer) = tiny_kl(folder / "vae"), text_encoder("clip", folder / "clip")
+    save_file(unet.state_dict(), folder / "unet.safetensors")
+    noise = np.random.default_rng(3).integers(0, 256, (5, 7, 3), dtype=np.uint8)
+    Image.fromarray(noise).resize((112, 80), Image.BICUBIC).save(folder / "picture.png")
+    parts = dict(vae=vae, text_encoder=encoder, tokenizer=tokenizer, unet=unet, safety_checker=None, feature_extractor=None,
+                 requires_safety_checker=False)
+    common = ["--weights", folder / "unet.safetensors", "--model", "unet2d_condition", "--autoencoder", folder / "vae",
+              "--model-config", json.dumps(config),
+              "--text-encoder", folder / "clip", "--prompt", "a red apple", "--prompt", "two birds", "--negative-prompt",
+              "ugly", "--num-images", 2, "--threads", 1]
+    return folder, parts, common
+
+
+@pytest.mark.parametrize("sampler, steps, strength, objective", [
+    ("ddim", 10, 0.6, "epsilon"), ("dpmpp_2m", 12, 0.72, "epsilon"), ("dpmpp_2m", 20, 1.0, "v_prediction"),
+    ("euler", 9, 0.35, "epsilon"), ("unipc", 10, 0.5, "epsilon")])
+def test_starting_from_a_picture_equals_the_pipeline(kiln, stable_diffusion, tmp_path, sampler, steps, strength, objective):
+    folder, parts, common = stable_diffusion
+    sample(kiln, *common, "--image", folder / "picture.png", "--strength", strength, "--sampler", sampler, "--objective",
+           objective, "--num-sampling-steps", steps, "--cfg-scale", 3, "--seed", 5, "--out", tmp_path / "out", "--npz",
+           tmp_path / "all.npz")
+    scheduler = diffusers_scheduler(sampler, prediction_type=objective)
+    pipeline = StableDiffusionImg2ImgPipeline(**parts, scheduler=scheduler)
+    pipeline.set_progress_bar_config(disable=True)
+    if sampler == "ddim":  # Kiln steps to the next timestep, diffusers T / steps further down
+        scheduler.step = consecutive_ddim(scheduler)
+    given = lambda draw: lambda shape, **_: kiln_normals(5, draw, range(2), shape[1:])
+    with mock.patch("diffusers.models.autoencoders.vae.randn_tensor", given(POSTERIOR)), \
+            mock.patch("diffusers.pipelines.stable_diffusion.pipeline_stable_diffusion_img2img.randn_tensor", given(START)):
+        picture = Image.open(folder / "picture.png")
+        want = pipeline(["a red apple", "two birds"], image=[picture, picture], strength=strength, num_inference_steps=steps,
+                        guidance_scale=3, negative_prompt=["ugly", "ugly"], output_type="pt").images
+    assert_pictures_of(read_npz(tmp_path / "all.npz"), want * 2 - 1)
+
+
+def consecutive_ddim(scheduler):
+    """DDIM's step to the next timestep of the list (Song et al. 2021, eq. 12)."""
+    def step(output, t, x, **_):
+        row = scheduler.timesteps.tolist().index(int(t))
+        bar = scheduler.alphas_cumprod[int(t)]
+        last = row + 1 == len(scheduler.timesteps)
+        previous = scheduler.final_alpha_cumprod if last else scheduler.alphas_cumprod[int(scheduler.timesteps[row + 1])]
+        x_0 = (x - (1 - bar).sqrt() * output) / bar.sqrt()
+        return (previous.sqrt() * x_0 + (1 - previous).sqrt() * output,)
+    return step
+
+
+def test_starting_from_a_picture_with_a_flow_model(kiln, run_folder, tmp_path):
+    """Where steps x strength is no whole number, as the pipelines of flow models round: SD3's own timesteps."""
+    info = json.loads((run_folder / "config.json").read_text())
+    config, model = tiny_model(**PIXELS, learn_sigma=False)
+    info |= dict(model_config=config, objective=dict(type="flow", shift=3.0))
+    (run_folder / "config.json").write_text(json.dumps(info))
+    ema = run_folder / "checkpoints/step-00000010/ema.safetensors"
+    save_file(model.state_dict(), ema)
+    state = json.loads((ema.parent / "train_state.json").read_text())
+    state["files"]["ema.safetensors"] = ema.stat().st_size
+    (ema.parent / "train_state.json").write_text(json.dumps(state))
+    picture = np.random.default_rng(0).integers(0, 256, (8, 8, 3), dtype=np.uint8)
+    Image.fromarray(picture).save(tmp_path / "p.png")
+    sample(kiln, "--run", run_folder, "--num-images", 2, "--classes", "1,3", "--num-sampling-steps", 10, "--cfg-scale", 2,
+           "--cfg-convention", "plain", "--image", tmp_path / "p.png", "--strength", 0.55, "--seed", 8, "--out",
+           tmp_path / "out", "--npz", tmp_path / "all.npz")
+    scheduler = FlowMatchEulerDiscreteScheduler(shift=3.0)
+    scheduler.set_timesteps(sigmas=np.linspace(1, 0.1, 10))
+    timesteps, left = StableDiffusion3Img2ImgPipeline.get_timesteps(mock.Mock(scheduler=scheduler), 10, 0.55, "cpu")
+    assert left == 6  # 5.5 rounded up; the other pipelines round down
+    x_0 = torch.tensor(picture).permute(2, 0, 1)[None].float().repeat(2, 1, 1, 1) / 127.5 - 1
+    x = scheduler.scale_noise(x_0, timesteps[:1].repeat(2), kiln_normals(8, START, range(2), (3, 8, 8)))
+    y = torch.tensor([1, 3, 4, 4])
+    with torch.no_grad():
+        for t in timesteps:
+            cond, uncond = model(torch.cat([x, x]), torch.full((4,), float(t)), y).chunk(2)
+            x = scheduler.step(uncond + 2 * (cond - uncond), t, x).prev_sample
+    assert_pictures_of(read_npz(tmp_path / "all.npz"), x)
+
+
+def test_a_picture_is_cropped_and_images_do_not_depend_on_the_batch(kiln, stable_diffusion, tmp_path):
+    folder, _, common = stable_diffusion
+    common = [*common, "--sampler", "dpmpp_2m", "--num-sampling-steps", 4, "--seed", 1, "--image"]
+    wide = Image.open(folder / "picture.png")
+    wide.crop((16, 0, 96, 80)).save(tmp_path / "square.png")
+    sides = ["--height", 80, "--width", 80]
+    sample(kiln, *common, folder / "picture.png", *sides, "--out", tmp_path / "a")
+    sample(kiln, *common, tmp_path / "square.png", "--strength", 0.8, "--batch", 1, "--out", tmp_path / "b")
+    for a, b in zip(pictures(tmp_path / "a").values(), pictures(tmp_path / "b").values(), strict=True):
+        assert a.shape == (80, 80, 3) and np.abs(a.astype(int) - b.astype(int)).max() <= 1
+    stderr = sample(kiln, *common, tmp_path / "square.png", *sides, "--strength", 0.5, "--out", tmp_path / "a", ok=False)
+    assert "drawn with other settings: image, sampler" in stderr and len(stderr.strip().splitlines()) == 1
+
+
+@pytest.mark.parametrize("arguments, message", [
+    (["--strength", "0"], "--strength to be above 0 and at most 1, got 0"),
+    (["--strength", "1.5"], "at most 1, got 1.5"),
+    (["--strength", "nan"], "at most 1, got nan"),
+    (["--strength", "0.2", "--num-sampling-steps", "4"], "leaves none of 4 steps"),
+    (["--image", "nowhere.png"], "--image nowhere.png"),
+    (["--image", "{text}"], "no picture.png"),
+    (["--image", "{odd}"], "odd.png to be a multiple of 8, got 75; with --height and --width"),
+    (["--autoencoder", "{decoder}"], "has no encoder"),
+])
+def test_bad_pictures_and_strengths_are_named(kiln, stable_diffusion, tmp_path, arguments, message):
+    folder, parts, common = stable_diffusion
+    (tmp_path / "no picture.png").write_text("not a picture")
+    Image.new("RGB", (96, 75)).save(tmp_path / "odd.png")
+    shutil.copytree(folder / "vae", tmp_path / "decoder")
+    weights = {key: value for key, value in parts["vae"].state_dict().items() if not key.startswith(("encoder.", "quant_"))}
+    save_file(weights, tmp_path / "decoder/diffusion_pytorch_model.safetensors")
+    files = dict(text=tmp_path / "no picture.png", odd=tmp_path / "odd.png", decoder=tmp_path / "decoder")
+    given = [argument.format(**files) for argument in arguments]
+    given = dict(zip(common[::2], common[1::2])) | {"--image": folder / "picture.png"} | dict(zip(given[::2], given[1::2]))
+    stderr = sample(kiln, *sum(given.items(), ()), "--out", tmp_path / "out", ok=False)
+    assert message in stderr and len(stderr.strip().splitlines()) == 1, stderr

@@ -162,3 +162,11 @@ def test_the_demo_draws_again_after_more_training(demo):
         status, lines = demo.run("demo", "--minutes", minutes)
         assert status == 0, lines
         assert (demo.root / "demo" / "samples").is_dir()
+
+
+@pytest.mark.parametrize("options", [[], ["--text"]])
+def test_the_demo_measures_what_it_draws(demo, options):
+    status, lines = demo.run("demo", *options)
+    assert status == 0, lines
+    (training,) = (line for line in demo.calls() if line.startswith("kiln train "))
+    assert "--evaluate-every" in training and "--evaluate-reference demo/" in training

@@ -206,6 +206,42 @@ def test_the_run_folder_holds_its_recipe(two_stages):
     assert "finished after step 25" in result.stdout
 
 
+def damage(checkpoint):
+    path = checkpoint / "ema.safetensors"
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 255
+    path.write_bytes(content)
+
+
+def test_damaged_checkpoints_lead_back_to_a_stage_that_is_fitted_then(stores, tmp_path):
+    """The stage before that of the newest checkpoint was done: its micro-batch is chosen only now."""
+    path = recipe(tmp_path / "recipe.toml", {"data": str(stores / "a"), "steps": 4}, {"data": str(stores / "b"), "steps": 4})
+    out = tmp_path / "run"
+    arguments = command(out, "--recipe", path, "--checkpoint-every", 2, "--memory-budget", "2G", "--micro-batch", -1)
+    succeed(*arguments)
+    whole = state(out, 8)
+    for step in (4, 6, 8):
+        damage(out / f"checkpoints/step-{step:08}")
+    result = succeed(*arguments)
+    assert result.stderr.count("passed over, it is damaged") == 3
+    assert state(out, 8) == whole
+
+
+def test_a_stage_that_is_done_needs_none_of_its_stores(stores, tmp_path):
+    for name in ("a", "b"):
+        shutil.copytree(stores / name, tmp_path / name)
+    path = recipe(tmp_path / "recipe.toml", {"data": [str(tmp_path / "a"), str(tmp_path / "b")], "steps": 4},
+                  {"data": str(tmp_path / "a"), "steps": 4})
+    out = tmp_path / "run"
+    arguments = command(out, "--recipe", path, "--checkpoint-every", 6)
+    succeed(*arguments)
+    whole = state(out, 8)
+    shutil.rmtree(out / "checkpoints/step-00000008")
+    shutil.rmtree(tmp_path / "b")
+    succeed(*arguments)
+    assert state(out, 8) == whole
+
+
 # --- what lies ahead may change
 
 
@@ -263,6 +299,15 @@ def test_going_on_ends_the_stage_under_way(two_stages, stores, tmp_path):
     assert state(out, 7) == state(whole, 7)
     assert "no --out" in refusal("train", "--continue-with", more)
     assert "is none" in refusal("train", "--out", tmp_path / "absent", "--continue-with", more)
+
+
+def test_going_on_needs_minutes(stores, tmp_path):
+    out, more = tmp_path / "run", recipe(tmp_path / "more.toml", steps=5)
+    succeed(*command(out, "--data", stores / "a", "--lr", 1e-3, "--max-minutes", 0.005))
+    done = losses(out)[-1][0]
+    assert "--max-minutes 0.005 is used up" in refusal("train", "--out", out, "--continue-with", more)
+    result = succeed("train", "--out", out, "--continue-with", more, "--max-minutes", 0)
+    assert f"finished after step {done + 5} " in result.stdout
 
 
 # --- stores that grow
@@ -375,7 +420,9 @@ def test_a_plan_of_stages_has_the_worst_memory_and_the_sum_of_times(two_stages):
     assert [stage["steps"] for stage in alone] == [FIRST, SECOND]
     assert plan["needed_bytes"] == max(stage["needed_bytes"] for stage in alone)
     assert plan["days"] == pytest.approx(sum(stage["days"] for stage in alone))
-    text = succeed("plan", *MODEL, "--global-batch", 5, "--recipe", path, "--gpu", "RTX-4090").stdout
+    alone = ["plan", *MODEL, "--global-batch", 5, "--recipe", path, "--gpu", "RTX-4090"]
+    assert "--steps has no effect on a recipe of 2 stages" in refusal(*alone, "--steps", 5)
+    text = succeed(*alone).stdout
     assert "stage 1 (small)" in text and "all 2 stages: 25 steps" in text
 
 

@@ -116,6 +116,30 @@ def test_bf16_is_close_to_f32(conformance, name):
         assert violation(got[output], value, FORWARD) > 1, "it ran in f32"
 
 
+@pytest.mark.parametrize("shared", [2, 9])
+@pytest.mark.parametrize("name", ["gemma2", "gemma2, biases, all full"])
+def test_an_instruction_is_computed_once(conformance, name, shared):
+    """Keys and values of the tokens that all texts begin with, fewer and more than the sliding window."""
+    model, inputs = model_of(name), inputs_of(name, 4, 20, (20, 20, 13, 10))
+    inputs["input_ids"][:, :shared] = inputs["input_ids"][0, :shared]
+    run = lambda **more: conformance("forward", model=MODELS[name][0], config=config_of(name), weights=saved_weights(name, model),
+                                     inputs=inputs | more)["last_hidden_state"]
+    again = dict(shared_tokens=torch.tensor([shared]))
+    got = run(**again)
+    assert_close(got, wanted(name, model, inputs)["last_hidden_state"], GEMMA_FORWARD)
+    assert_close(got, run(), 1e-5)
+    half = conformance("forward", model=MODELS[name][0], config=config_of(name), weights=saved_weights(name, model), dtype="bf16",
+                       inputs=inputs | again)["last_hidden_state"]
+    assert_close(half, got, FORWARD_BF16)
+
+
+def test_texts_whose_tokens_see_all_others_share_nothing(conformance):
+    model, inputs = model_of("t5"), inputs_of("t5")
+    message = conformance("forward", model="t5_encoder", config=config_of("t5"), weights=saved_weights("t5", model),
+                          inputs=inputs | dict(shared_tokens=torch.tensor([2])), expect_error=True)
+    assert "t5_encoder keeps no prefix" in message
+
+
 @pytest.mark.parametrize("name", ["t5", "bert", "gemma2"])
 def test_norm_eps(conformance, name):
     """A wrong epsilon must show: the activations are as small as its root."""

@@ -10,7 +10,8 @@ from closeness import assert_close
 from PIL import Image, PngImagePlugin
 from safetensors.torch import load_file
 from test_tokenizers import MAKERS
-from transformers import BertConfig, BertModel, BertTokenizer, CLIPTextConfig, CLIPTextModel, CLIPTokenizer, T5Config, T5EncoderModel, T5Tokenizer
+from transformers import (BertConfig, BertModel, BertTokenizer, CLIPTextConfig, CLIPTextModel, CLIPTokenizer, Gemma2Config, Gemma2Model,
+                          GemmaTokenizer, T5Config, T5EncoderModel, T5Tokenizer)
 
 SIZE = 16
 FAMILIES = {
@@ -86,6 +87,31 @@ def test_features_are_those_of_transformers(kiln, encoders, tmp_path, family):
         with torch.no_grad():
             want = model(input_ids=tokens["input_ids"]).last_hidden_state[0]
         assert_close(features, want)
+
+
+def test_captions_after_an_instruction(kiln, tmp_path):
+    """Gemma 2 computes what the captions begin with once; a sample without one has the empty text, and no instruction."""
+    folder, data = tmp_path / "gemma", tmp_path / "data"
+    folder.mkdir(), data.mkdir()
+    MAKERS["gemma"](folder)
+    torch.manual_seed(0)
+    config = Gemma2Config(hidden_size=32, num_hidden_layers=3, num_attention_heads=4, num_key_value_heads=2, head_dim=8, intermediate_size=48,
+                          vocab_size=5100, query_pre_attn_scalar=8, sliding_window=7, attn_implementation="eager")
+    Gemma2Model(config).eval().save_pretrained(folder)
+    captions = ["a red apple", "a green circle by the sea", "", "two birds", "woman running"]
+    write_metadata(data, captions)
+    instruction = "Given a prompt, describe every detail of the picture that it asks for, its colours and its light. User Prompt: "
+    stores = []
+    for batch in (2, 32):
+        result = extract(kiln, data, tmp_path / f"store-{batch}", folder, "--text-dtype", "f32", "--caption-prefix", instruction, "--text-batch", batch)
+        assert result.returncode == 0, result.stderr
+        stores.append(read_text_store(tmp_path / f"store-{batch}" / "text-gemma2")[1:3])
+    tokenizer, model = GemmaTokenizer.from_pretrained(folder), Gemma2Model.from_pretrained(folder, attn_implementation="eager").eval()
+    for texts, rows in stores:
+        assert texts[0] == "" and sorted(texts[1:]) == sorted(instruction + text for text in captions if text)
+        for text, features in zip(texts, rows):
+            with torch.no_grad():
+                assert_close(features, model(**tokenizer(text, return_tensors="pt")).last_hidden_state[0], 2e-4)
 
 
 def test_several_captions_weights_and_kinds(kiln, encoders, tmp_path):

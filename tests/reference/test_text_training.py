@@ -184,6 +184,26 @@ def test_grids_show_captions_or_prompts(tmp_path, store, runs, encoders):
     assert "is another text encoder" in line and "--text-encoder" in line
 
 
+def test_evaluation_draws_captions(tmp_path, store):
+    """--evaluate-every of a model that takes captions: those of the data, which the protocol counts and hashes."""
+    out, real = tmp_path / "run", store.parent / "pictures"
+    train(store, "pixart", out, 1, "--evaluate-every", 1, "--evaluate-images", 8, "--evaluate-reference", real,
+          "--num-sampling-steps", 2)
+    (event,) = (line for line in map(json.loads, (out / "log.jsonl").read_text().splitlines())
+                if line.get("event") == "evaluation")
+    assert "fd_random" in event["metrics"] and event["protocol"]["samples"]["label_sampling"] == "prompts in turn"
+    assert event["protocol"]["samples"]["prompts"]["count"] == 8
+    report = (out / "report.html").read_text()
+    assert "<h2>Evaluation</h2>" in report and "samples.prompts.texts" in report
+    hashes = []
+    for prompt in ("a bird", "a fence"):
+        succeed("sample", "--run", out, "--prompt", prompt, "--num-images", 8, "--num-sampling-steps", 2, "--sampler", "ddim",
+                "--out", tmp_path / prompt)
+        result = succeed("evaluate", tmp_path / prompt, "--reference", real, "--net", "random")
+        hashes.append(json.loads(result.stdout)["protocol"]["samples"]["prompts"])
+    assert hashes[0] != hashes[1] and hashes[0]["count"] == 1
+
+
 def pictures(folder):
     return {path.name: np.asarray(Image.open(path)) for path in sorted(folder.glob("*.png"))}
 

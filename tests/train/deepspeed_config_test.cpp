@@ -8,6 +8,7 @@
 #include <sstream>
 
 #include "core/error.h"
+#include "interop/accelerate_config.h"
 #include "interop/deepspeed_keys.h"
 #include "run/option_values.h"
 
@@ -291,6 +292,19 @@ TEST(DeepSpeedConfig, TheDocumentationHasTheTable) {
   text << file.rdbuf();
   EXPECT_THAT(text.str(), HasSubstr(deepspeed_keys_text())) << "docs/deepspeed.md should end with:\n"
                                                             << deepspeed_keys_text();
+}
+
+TEST(AccelerateConfig, ChangesAreNamedAsItsFileHasThem) {
+  const TrainOptions options;
+  const DeepSpeedConfig config = parse_accelerate_config(
+      "distributed_type: DEEPSPEED\nmixed_precision: fp16\ndeepspeed_config:\n  zero_stage: 2\n"
+      "  gradient_accumulation_steps: 2\n",
+      "acc.yaml", {.ours = options});
+  EXPECT_EQ(setting_text(config, "compute-dtype", "bf16"), "mixed_precision: bf16 in acc.yaml");
+  EXPECT_EQ(setting_text(config, "zero-stage", "3"), "deepspeed_config.zero_stage: 3 in acc.yaml");
+  EXPECT_EQ(setting_text(config, "micro-batch", "4"),
+            "--micro-batch 4, without gradient_accumulation_steps in acc.yaml");
+  EXPECT_EQ(setting_text(config, "recompute", "all"), "--recompute all");
 }
 
 }  // namespace

@@ -22,12 +22,16 @@ struct Ran {
   std::vector<at::Tensor> weights;
 };
 
-Ran run(test::TinyOptions options, std::optional<GraphOptions> graphs, const std::vector<int64_t>& batches) {
+Ran run(test::TinyOptions options, std::optional<GraphOptions> graphs, const std::vector<int64_t>& batches,
+        bool has_input_noise = false) {
   options.graphs = std::move(graphs);
   test::TinyTraining training(options);
   Ran ran;
-  for (size_t i = 0; i < batches.size(); ++i)
-    ran.results.push_back(training.step->run(training.batch(batches[i], i), 1e-2));
+  for (size_t i = 0; i < batches.size(); ++i) {
+    StepBatch batch = training.batch(batches[i], i);
+    if (has_input_noise) batch.input_noise = batch.noise.flip(0).contiguous();
+    ran.results.push_back(training.step->run(batch, 1e-2));
+  }
   for (const auto& segment : training.state->segments)
     ran.weights.push_back(segment.unit.compute_weights.clone());
   return ran;
@@ -56,6 +60,13 @@ TEST(StepGraphs, ReplaysGiveTheSameBits) {
     EXPECT_EQ(recording.captures, micro_batch == 0 ? 2 : 5);
     EXPECT_TRUE(recording.warnings.empty());
   }
+}
+
+TEST(StepGraphs, NoiseOfTheInputIsThatOfEachBatch) {
+  const std::vector<int64_t> batches(4, 4);
+  Recording recording;
+  expect_equal(run({}, recording.options(), batches, true), run({}, std::nullopt, batches, true));
+  EXPECT_EQ(recording.captures, 1);
 }
 
 // A loss scale is part of what is recorded.

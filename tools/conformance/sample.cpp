@@ -59,7 +59,7 @@ void add_sample_verb(CLI::App& app) {
   verb->add_option("--model-config", options->model_config, "JSON config of the model")->required();
   verb->add_option("--weights", options->weights, ".safetensors, *.index.json, .pt or .pth")->required();
   verb->add_option("--config", options->config, "JSON config: sampler, cfg_scale")->required();
-  verb->add_option("--inputs", options->inputs, "noise, step_noise, y")->required();
+  verb->add_option("--inputs", options->inputs, "noise, start_from, step_noise, y")->required();
   verb->add_option("--outputs", options->outputs, "File to write")->required();
   verb->callback([options] { run_end_to_end(*options); });
 }

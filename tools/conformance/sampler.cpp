@@ -48,8 +48,11 @@ Tensors record_samples(Sampler& sampler, const Inputs& inputs, const DenoiseFn& 
   const at::Tensor noise = inputs.get("noise", {-1, -1, -1, -1});
   if (noise.size(0) < 1) fail("sampler", "expected at least one sample in {}", inputs.path());
   std::vector<at::Tensor> samples;
-  run_sampler(
-      sampler, noise, denoise, [&](int64_t step) { return given_step_noise(inputs, noise, step); },
+  run_sampler_from(
+      sampler,
+      inputs.has("start_from") ? sampler.noised(inputs.get("start_from", noise.sizes().vec()), noise)
+                               : noise * sampler.start_scale(),
+      denoise, [&](int64_t step) { return given_step_noise(inputs, noise, step); },
       [&](int64_t, const at::Tensor& x) { samples.push_back(x); });
   return {{"timesteps", at::tensor(sampler.timesteps(), at::kDouble).to(at::kFloat)},
           {"samples", at::stack(samples)}};
@@ -59,7 +62,7 @@ void add_sampler_verb(CLI::App& app) {
   auto options = std::make_shared<SamplerOptions>();
   CLI::App* verb = app.add_subcommand("sampler", "A sampler's steps on given model outputs");
   verb->add_option("--config", options->config, "JSON config of the sampler")->required();
-  verb->add_option("--inputs", options->inputs, "noise, model_outputs, step_noise")->required();
+  verb->add_option("--inputs", options->inputs, "noise, start_from, model_outputs, step_noise")->required();
   verb->add_option("--outputs", options->outputs, "File to write")->required();
   verb->callback([options] { run_given_outputs(*options); });
 }

@@ -5,8 +5,8 @@
 
 namespace kiln::conformance {
 
-// Runs all steps from `noise`, drawing row i of `step_noise` at step i; gives "timesteps" (S) and "samples"
-// (S, B, C, H, W).
+// Runs all steps from `noise`, or from `start_from` (B, C, H, W) noised by it where that is given, drawing
+// row i of `step_noise` at step i; gives "timesteps" (S) and "samples" (S, B, C, H, W).
 Tensors record_samples(Sampler& sampler, const Inputs& inputs, const DenoiseFn& denoise);
 
 }  // namespace kiln::conformance

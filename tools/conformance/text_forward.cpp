@@ -23,6 +23,28 @@ TokenRows read_tokens(const Inputs& inputs) {
   return tokens;
 }
 
+// The first `shared_tokens` of all texts are the same: they are computed once.
+Tensors after_shared_prefix(const TextEncoder& encoder, const Inputs& inputs) {
+  const at::Tensor ids = inputs.get_integers("input_ids", {-1, -1});
+  const auto shared = inputs.get_integers("shared_tokens", {1}).item<int64_t>();
+  if (encoder.prefix_bytes(1) == 0)
+    fail("forward", "{} keeps no prefix: its tokens see all others", encoder.shape().family);
+  if (shared < 1 || shared >= ids.size(1))
+    fail("forward", "expected shared_tokens of 1 to {}, got {}", ids.size(1) - 1, shared);
+  TokenPrefix prefix;
+  const at::Tensor before = ids.narrow(0, 0, 1).narrow(1, 0, shared);
+  const at::Tensor first =
+      encoder.encode_batch({.tokens = token_rows_of(before, {}, true), .fills = &prefix});
+  at::Tensor mask;
+  if (inputs.has("attention_mask"))
+    mask = inputs.get_integers("attention_mask", ids.sizes()).narrow(1, shared, ids.size(1) - shared) != 0;
+  const at::Tensor rest = ids.narrow(1, shared, ids.size(1) - shared);
+  const at::Tensor rows = encoder.encode_batch({.tokens = token_rows_of(rest, mask, true), .after = &prefix});
+  return {{"last_hidden_state", at::cat({first.unsqueeze(0).expand({ids.size(0), -1, -1}),
+                                         rows.view({ids.size(0), -1, rows.size(1)})},
+                                        1)}};
+}
+
 }  // namespace
 
 Tensors run_text_encoder(const TextForwardOptions& options) {
@@ -32,7 +54,9 @@ Tensors run_text_encoder(const TextForwardOptions& options) {
   });
   load_weights(encoder->parameters(), text_encoder_weights(options.model, load_tensors(options.weights)),
                options.weights);
-  const TokenRows tokens = read_tokens(Inputs(options.inputs));
+  const Inputs inputs(options.inputs);
+  if (inputs.has("shared_tokens")) return after_shared_prefix(*encoder, inputs);
+  const TokenRows tokens = read_tokens(inputs);
   const auto batch = static_cast<int64_t>(tokens.host_offsets.size()) - 1;
   const TextFeatures features = encoder->encode(tokens);
   const auto as_batch = [&](const at::Tensor& rows) { return rows.view({batch, -1, rows.size(1)}); };

@@ -39,7 +39,7 @@ int64_t BucketAssignment::num_pictures() const {
 BucketAssignment assign_buckets(const std::vector<Bucket>& table, const std::vector<PictureSize>& sizes,
                                 int64_t least, bool enlarge) {
   BucketAssignment assignment;
-  Targets targets{.nearest = std::vector<std::optional<size_t>>(sizes.size())};
+  Targets targets{.nearest = std::vector<std::optional<size_t>>(sizes.size()), .counts = {}, .target = {}};
   for (size_t i = 0; i < sizes.size(); ++i)
     if (sizes[i].is_known()) targets.nearest[i] = nearest_bucket(table, sizes[i].height, sizes[i].width);
   for (bool has_changed = true; has_changed;) {

@@ -46,8 +46,10 @@ struct BatchOptions {
   double class_dropout_prob = 0;     // label -> null_class with this probability
   int64_t null_class = -1;
   double text_dropout_prob =
-      0;  // a caption is dropped with this probability: the empty one's rows stand for it,
-  bool has_null_text = false;  // or, true, the model's learned null rows, and the caption's own are marked
+      0;  // A caption is dropped with this probability; the rows of the empty caption then stand for it.
+  bool has_null_text = false;  // True: the model's learned null rows stand for it, and the row is marked.
+  std::vector<SampleLane>
+      lanes{};  // the samples that come, where not all of the data do; a lane for each of theirs
   std::optional<int64_t> only_lane{};  // batches of this one of a store's lanes alone
   bool draw_posterior = true;          // false: the mean itself
   bool flip = true;                    // with a store of two flips, or on pixels: mirror with probability 1/2
@@ -55,6 +57,11 @@ struct BatchOptions {
   double input_perturbation = 0;  // and of fresh noise to that of x_t alone
   int num_threads = 1;
   int64_t prefetch = 4;  // batches ready ahead
+};
+
+// Seconds spent encoding what a batch is made of, on the device.
+struct EncodingSeconds {
+  double pictures = 0, captions = 0;
 };
 
 // Where batches come from. Batch g of the stream depends on (seed, g, global_batch) alone.
@@ -69,8 +76,8 @@ class BatchSource {
   virtual const SampleOrder& order() const = 0;
   // Seconds next() spent waiting since the last call of this, and batches ready now (monitoring).
   virtual double take_stall_seconds() = 0;
-  // The same of encoding on the way what the model takes: pictures.
-  virtual double take_encoding_seconds() { return 0; }
+  // The same of encoding on the way what the model takes.
+  virtual EncodingSeconds take_encoding_seconds() { return {}; }
   virtual int64_t ready() const = 0;
 };
 

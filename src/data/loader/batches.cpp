@@ -7,6 +7,7 @@
 #include "core/error.h"
 #include "core/philox.h"
 #include "data/loader/batch_draws.h"
+#include "data/loader/caption_choice.h"
 #include "data/loader/prefetched_batches.h"
 #include "data/store/latent_kernels.h"
 
@@ -75,7 +76,7 @@ class StoreFill {
   }
 
   static std::vector<SampleLane> lanes_of(const FeatureStore& store, const BatchOptions& options) {
-    std::vector<SampleLane> lanes = store.sample_lanes();
+    std::vector<SampleLane> lanes = options.lanes.empty() ? store.sample_lanes() : options.lanes;
     if (options.only_lane) return {lanes.at(static_cast<size_t>(*options.only_lane))};
     return lanes;
   }
@@ -92,24 +93,14 @@ class StoreFill {
 
   // The caption that each row has at its position, dropped ones marked or empty.
   void fill_text(Batch& batch) const {
-    std::vector<int64_t> entries, rows;
-    std::vector<bool> are_dropped;
-    for (int64_t row = 0; row < batch.size(); ++row) {
-      const int64_t position = batch.first_position + row;
-      const double choice = philox_uniform(options_.seed, Draw::kCaption, static_cast<uint64_t>(position));
-      int64_t entry = text_->entry(batch.sample_ids[row], choice);
-      // A sample without a caption counts as dropped.
-      const bool is_dropped = draws_text_drop(options_, position) || entry == TextStore::kNullEntry;
-      if (is_dropped && !options_.has_null_text) entry = TextStore::kNullEntry;
-      are_dropped.push_back(is_dropped && options_.has_null_text);
-      entries.push_back(entry);
-      rows.push_back(text_->num_rows(entry));
-    }
-    text_->prefetch(entries);
+    const CaptionChoice choice = choose_captions(*text_, options_, batch);
+    std::vector<int64_t> rows;
+    for (const int64_t entry : choice.entries) rows.push_back(text_->num_rows(entry));
+    text_->prefetch(choice.entries);
     shape_text(rows, batch);
-    std::copy(are_dropped.begin(), are_dropped.end(), batch.text_dropped.begin());
+    batch.text_dropped = choice.dropped;
     std::byte* to = batch.text_rows.data();
-    for (const int64_t entry : entries) to = std::ranges::copy(text_->rows(entry), to).out;
+    for (const int64_t entry : choice.entries) to = std::ranges::copy(text_->rows(entry), to).out;
   }
 
   // A sample without a label counts as dropped.

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cmath>
 
 namespace kiln {
 namespace {
@@ -19,6 +20,16 @@ std::string lanes_text(const std::vector<Lane>& lanes) {
 }
 
 const Lane& DataShape::largest() const { return *std::max_element(lanes.begin(), lanes.end(), is_smaller); }
+
+int64_t DataShape::side() const {
+  if (lanes.size() == 1) return std::max(lanes[0].height, lanes[0].width);
+  const auto oblongness = [](const Lane& lane) {
+    return std::abs(std::log(static_cast<double>(lane.height) / static_cast<double>(lane.width)));
+  };
+  const Lane& squarest = *std::ranges::min_element(lanes, {}, oblongness);
+  // Sides are even: patches of two by two cover them.
+  return 2 * std::llround(std::sqrt(static_cast<double>(squarest.area())) / 2);
+}
 
 int64_t BatchShape::bytes() const {
   int64_t bytes = 0;

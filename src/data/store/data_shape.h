@@ -41,6 +41,9 @@ struct DataShape {
   bool has_input_noise = false;  // x_t has noise of its own (input perturbation)
 
   const Lane& largest() const;  // the lane with the most latents
+  // Of the only lane the longer side. Of several the side of the square that is about as large as the
+  // squarest of them: what a table of buckets is named after.
+  int64_t side() const;
 };
 
 // The arrays of a batch.

@@ -34,7 +34,8 @@ PixartList::PixartList(const std::string& path) : path_(path) {
     if (!entry.is_object() || name == entry.end() || !name->is_string())
       fail("store import", "expected an object with a path ({})", where);
     Picture picture{.path = name->get<std::string>(),
-                    .image_hw = {side_of(entry, "height", where), side_of(entry, "width", where)}};
+                    .image_hw = {side_of(entry, "height", where), side_of(entry, "width", where)},
+                    .prompt = {}};
     if (const auto prompt = entry.find("prompt"); prompt != entry.end() && prompt->is_string())
       picture.prompt = prompt->get<std::string>();
     // tools/extract_features.py cuts the name at its first dot, the trainers at the last.

@@ -131,10 +131,10 @@ int64_t SampleOrder::sample_of(int64_t lane, int64_t place) const {
       index -= taken;
       continue;
     }
-    if (taken == range.count) return range.first + index;
+    if (taken == range.count) return range.sample(index);
     const int64_t of_range = pass * taken + index;
-    return range.first + shuffled_index(lane_seed(~seed, samples.samples.size() + 1, range.first),
-                                        of_range / range.count, range.count, of_range % range.count);
+    return range.sample(shuffled_index(lane_seed(~seed, samples.samples.size() + 1, range.first),
+                                       of_range / range.count, range.count, of_range % range.count));
   }
   throw std::logic_error("SampleOrder: a lane is shorter than its size");
 }

@@ -1,6 +1,7 @@
 // The order of samples: position in the global stream -> sample, as a pure function. Torch-free.
 #pragma once
 #include <cstdint>
+#include <memory>
 #include <vector>
 
 namespace kiln {
@@ -10,13 +11,15 @@ namespace kiln {
 // 2002).
 int64_t shuffled_index(uint64_t seed, int64_t epoch, int64_t size, int64_t index);
 
-// Samples [first, first + count) of a store.
+// Samples [first, first + count) of a store, or `count` chosen ones.
 struct SampleRange {
   int64_t first = 0, count = 0;
   // How often each of them comes in a pass, on average: a pass takes round(weight * count) of them, one at
   // least, and goes on where the pass before it stopped in a shuffle of its own.
   double weight = 1;
+  std::shared_ptr<const std::vector<int64_t>> chosen{};  // null: those that follow `first`
 
+  int64_t sample(int64_t i) const { return chosen ? (*chosen)[static_cast<size_t>(i)] : first + i; }
   int64_t per_pass() const;
 };
 

@@ -23,10 +23,12 @@ struct Part {
 
 std::vector<Part> read_parts(std::span<const StoreSource> sources) {
   std::vector<Part> parts;
-  for (const StoreSource& source : sources)
+  for (const StoreSource& source : sources) {
+    // A weight is a share among several sources: on a single one it has no effect.
+    const double weight = sources.size() > 1 ? source.weight : 1;
     for (const std::string& folder : source.parts())
-      parts.push_back(
-          {.info = read_store_info(folder), .folder = folder, .weight = source.weight, .lanes = {}});
+      parts.push_back({.info = read_store_info(folder), .folder = folder, .weight = weight, .lanes = {}});
+  }
   return parts;
 }
 
@@ -209,7 +211,6 @@ void require_same_features(const StoreInfo& first, const std::string& first_name
 
 std::shared_ptr<FeatureStore> open_sources(std::span<const StoreSource> sources) {
   std::vector<Part> parts = read_parts(sources);
-  // A weight is a share among several.
   if (parts.size() == 1) return FeatureStore::open(parts.front().folder);
   return std::make_shared<JoinedStore>(sources, std::move(parts));
 }

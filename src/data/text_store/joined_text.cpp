@@ -20,10 +20,6 @@ class JoinedText : public TextStore {
     }
   }
 
-  int64_t entry(int64_t sample, double u) const override {
-    const Place at = place(first_samples_, sample);
-    return joined_entry(at.store, stores_[at.store]->entry(at.index, u));
-  }
   std::span<const int64_t> entries(int64_t sample) const override {
     place(first_samples_, sample);
     const auto i = static_cast<size_t>(sample);

@@ -47,20 +47,6 @@ class MappedTextStore : public TextStore {
     }
   }
 
-  int64_t entry(int64_t sample, double u) const override {
-    const std::span<const int64_t> choices = entries(sample);
-    const std::span<const float> shares = weights(sample);
-    double left = u * std::accumulate(shares.begin(), shares.end(), 0.0);
-    size_t last = 0;  // the last one that may be chosen, for a u that rounding carries past the end
-    for (size_t i = 0; i < choices.size(); ++i) {
-      if (shares[i] <= 0) continue;
-      if (left < shares[i]) return choices[i];
-      left -= shares[i];
-      last = i;
-    }
-    return choices[last];
-  }
-
   std::span<const int64_t> entries(int64_t sample) const override { return part(captions_.entries, sample); }
   std::span<const float> weights(int64_t sample) const override { return part(captions_.weights, sample); }
   std::span<const uint8_t> kinds(int64_t sample) const override { return part(captions_.kinds, sample); }
@@ -114,6 +100,20 @@ class MappedTextStore : public TextStore {
 };
 
 }  // namespace
+
+int64_t TextStore::entry(int64_t sample, double u) const {
+  const std::span<const int64_t> choices = entries(sample);
+  const std::span<const float> shares = weights(sample);
+  double left = u * std::accumulate(shares.begin(), shares.end(), 0.0);
+  size_t last = 0;  // the last one that may be chosen, for a u that rounding carries past the end
+  for (size_t i = 0; i < choices.size(); ++i) {
+    if (shares[i] <= 0) continue;
+    if (left < shares[i]) return choices[i];
+    left -= shares[i];
+    last = i;
+  }
+  return choices[last];
+}
 
 std::shared_ptr<const TextStore> TextStore::open(const std::string& folder, bool verify) {
   TextStoreInfo info = read_text_store_info(folder);

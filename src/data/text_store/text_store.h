@@ -22,7 +22,7 @@ class TextStore {
 
   // Entry of the caption that a sample has for a draw u in [0, 1): each of its captions as often as its
   // weight says.
-  virtual int64_t entry(int64_t sample, double u) const = 0;
+  int64_t entry(int64_t sample, double u) const;
   // The empty caption's, for dropped ones and the unconditional half of guidance.
   static constexpr int64_t kNullEntry = 0;
   // All captions of a sample.

@@ -1,5 +1,7 @@
 #include "diffusion/samplers/conversion.h"
 
+#include <cmath>
+
 #include "core/aten.h"
 #include "core/error.h"
 
@@ -43,6 +45,10 @@ at::Tensor to_epsilon(PredictionType type, const at::Tensor& output, const at::T
       return x_t + (1 - sigma_t) * output;
   }
   return output;
+}
+
+at::Tensor noised_at(double alpha_bar, const at::Tensor& x_0, const at::Tensor& noise) {
+  return std::sqrt(alpha_bar) * x_0 + std::sqrt(1 - alpha_bar) * noise;
 }
 
 }  // namespace kiln

@@ -17,4 +17,7 @@ at::Tensor to_x_0(PredictionType type, const at::Tensor& output, const at::Tenso
 at::Tensor to_epsilon(PredictionType type, const at::Tensor& output, const at::Tensor& x_t, double alpha_t,
                       double sigma_t);
 
+// x_t of x_0 and N(0, 1) noise at a cumulative alpha.
+at::Tensor noised_at(double alpha_bar, const at::Tensor& x_0, const at::Tensor& noise);
+
 }  // namespace kiln

@@ -41,6 +41,10 @@ class DdpmSampler : public Sampler {
 
   const std::vector<double>& timesteps() const override { return timesteps_; }
   bool stochastic() const override { return true; }
+  void skip(int64_t count) override { drop_first(timesteps_, count); }
+  at::Tensor noised(const at::Tensor& x_0, const at::Tensor& noise) const override {
+    return noised_at(alpha_bars_[static_cast<size_t>(timesteps_[0])], x_0, noise);
+  }
 
   at::Tensor step(int64_t i, const at::Tensor& x, const at::Tensor& model_output,
                   const StepNoiseFn& noise) override {

@@ -109,6 +109,14 @@ class DpmppSampler : public Sampler {
 
   const std::vector<double>& timesteps() const override { return steps_.timesteps; }
   bool stochastic() const override { return stochastic_; }
+  void skip(int64_t count) override {
+    drop_first(steps_.timesteps, count);
+    drop_first(steps_.sigmas, count);
+  }
+  at::Tensor noised(const at::Tensor& x_0, const at::Tensor& noise) const override {
+    const Level first = level(0);
+    return first.alpha * x_0 + first.sigma * noise;
+  }
 
   at::Tensor step(int64_t i, const at::Tensor& x, const at::Tensor& model_output,
                   const StepNoiseFn& noise) override {

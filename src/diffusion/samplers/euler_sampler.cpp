@@ -91,6 +91,13 @@ class EulerSampler : public Sampler {
   const std::vector<double>& timesteps() const override { return steps_.timesteps; }
   bool stochastic() const override { return ancestral_; }
   double start_scale() const override { return steps_.start_scale; }
+  void skip(int64_t count) override {
+    drop_first(steps_.timesteps, count);
+    drop_first(steps_.sigmas, count);
+  }
+  at::Tensor noised(const at::Tensor& x_0, const at::Tensor& noise) const override {
+    return x_0 + steps_.sigmas[0] * noise;
+  }
   at::Tensor model_input(int64_t i, const at::Tensor& x) const override { return x * alpha(i); }
 
   at::Tensor step(int64_t i, const at::Tensor& x, const at::Tensor& model_output,

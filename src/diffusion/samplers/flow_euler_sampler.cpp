@@ -56,6 +56,14 @@ class FlowEulerSampler : public Sampler {
 
   const std::vector<double>& timesteps() const override { return timesteps_; }
   bool stochastic() const override { return stochastic_; }
+  void skip(int64_t count) override {
+    drop_first(timesteps_, count);
+    drop_first(sigmas_, count);
+  }
+  at::Tensor noised(const at::Tensor& x_0, const at::Tensor& noise) const override {
+    const double sigma = sigmas_[0];
+    return (1 - sigma) * x_0 + sigma * noise;
+  }
 
   at::Tensor step(int64_t i, const at::Tensor& x, const at::Tensor& model_output,
                   const StepNoiseFn& noise) override {

@@ -9,6 +9,8 @@
 #include "core/error.h"
 #include "diffusion/iddpm_tables.h"
 #include "diffusion/losses.h"
+#include "diffusion/samplers/conversion.h"
+#include "diffusion/samplers/spacing.h"
 #include "diffusion/schedule.h"
 
 namespace kiln {
@@ -64,6 +66,10 @@ class IddpmSamplerBase : public Sampler {
       timesteps_.push_back(static_cast<double>(*t));
   }
   const std::vector<double>& timesteps() const override { return timesteps_; }
+  void skip(int64_t count) override { drop_first(timesteps_, count); }
+  at::Tensor noised(const at::Tensor& x_0, const at::Tensor& noise) const override {
+    return noised_at(tables().alpha_bar[row(0)], x_0, noise);
+  }
 
  protected:
   // Step i walks down: row of the tables.

@@ -85,6 +85,14 @@ class PixartDpmsSampler : public Sampler {
 
   const std::vector<double>& timesteps() const override { return timesteps_; }
   bool stochastic() const override { return false; }
+  void skip(int64_t count) override {
+    drop_first(times_, count);
+    drop_first(timesteps_, count);
+  }
+  at::Tensor noised(const at::Tensor& x_0, const at::Tensor& noise) const override {
+    const auto first = schedule_.at(times_[0]);
+    return static_cast<double>(first.alpha) * x_0 + static_cast<double>(first.sigma) * noise;
+  }
 
   at::Tensor step(int64_t i, const at::Tensor& x, const at::Tensor& model_output,
                   const StepNoiseFn&) override {

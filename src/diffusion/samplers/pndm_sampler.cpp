@@ -68,18 +68,23 @@ class PndmSampler : public Sampler {
     if (type_ == PredictionType::kVelocity) fail("pndm", "flow_prediction needs flow_euler, unipc or dpmpp");
     const int64_t num_train_timesteps = static_cast<int64_t>(alpha_bars_.size());
     const int64_t steps = num_steps(config, num_train_timesteps);
-    if (!skips_runge_kutta_ && steps < kOrder)
-      fail("pndm", "expected at least {} sampling steps without skip_prk_steps, got {}", kOrder, steps);
-    const int64_t stride = num_train_timesteps / steps;
-    const std::vector<int64_t> spaced = spaced_timesteps(scheduler, steps, "leading");
-    const bool consecutive = config.get("consecutive", false);
-    calls_ = skips_runge_kutta_ ? plms_calls(spaced, stride, consecutive)
-                                : runge_kutta_calls(spaced, stride, consecutive);
-    for (const Call& call : calls_) timesteps_.push_back(static_cast<double>(call.timestep));
+    stride_ = num_train_timesteps / steps;
+    spaced_ = spaced_timesteps(scheduler, steps, "leading");
+    consecutive_ = config.get("consecutive", false);
+    make_calls();
   }
 
   const std::vector<double>& timesteps() const override { return timesteps_; }
   bool stochastic() const override { return false; }
+  int64_t step_count() const override { return static_cast<int64_t>(spaced_.size()); }
+  // The first step of those that are left is made as a first step: there is no history of those before.
+  void skip(int64_t count) override {
+    drop_first(spaced_, count);
+    make_calls();
+  }
+  at::Tensor noised(const at::Tensor& x_0, const at::Tensor& noise) const override {
+    return noised_at(alpha_bars_[static_cast<size_t>(spaced_[0])], x_0, noise);
+  }
 
   at::Tensor step(int64_t i, const at::Tensor& x, const at::Tensor& model_output,
                   const StepNoiseFn&) override {
@@ -89,6 +94,16 @@ class PndmSampler : public Sampler {
   }
 
  private:
+  void make_calls() {
+    if (!skips_runge_kutta_ && step_count() < kOrder)
+      fail("pndm", "expected at least {} sampling steps without skip_prk_steps, got {}", kOrder,
+           step_count());
+    calls_ = skips_runge_kutta_ ? plms_calls(spaced_, stride_, consecutive_)
+                                : runge_kutta_calls(spaced_, stride_, consecutive_);
+    timesteps_.clear();
+    for (const Call& call : calls_) timesteps_.push_back(static_cast<double>(call.timestep));
+  }
+
   at::Tensor runge_kutta(int64_t i, const at::Tensor& x, const at::Tensor& output) {
     at::Tensor slope = output;
     if (i % 4 == 0) {
@@ -143,7 +158,9 @@ class PndmSampler : public Sampler {
   std::vector<double> alpha_bars_;
   PredictionType type_;
   double final_alpha_bar_;
-  bool skips_runge_kutta_;
+  bool skips_runge_kutta_, consecutive_ = false;
+  int64_t stride_ = 0;           // of the diffusers scheduler's steps
+  std::vector<int64_t> spaced_;  // where steps begin
   std::vector<Call> calls_;
   std::vector<double> timesteps_;
   std::deque<at::Tensor> history_;  // model outputs, newest first

@@ -28,6 +28,12 @@ std::vector<double> exponential_sigmas(double sigma_max, double sigma_min, int64
 // training timesteps, ascending.
 double timestep_of_sigma(double sigma, const std::vector<float>& log_sigmas);
 
+// Leaves out the first of what a sampler keeps for each step.
+template <class T>
+void drop_first(std::vector<T>& values, int64_t count) {
+  values.erase(values.begin(), values.begin() + count);
+}
+
 // "steps" of a sampler config, at least 1 and at most `most`.
 int64_t num_steps(const JsonConfig& config, int64_t most);
 

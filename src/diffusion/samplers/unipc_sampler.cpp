@@ -117,6 +117,17 @@ class UniPcSampler : public Sampler {
 
   const std::vector<double>& timesteps() const override { return steps_.timesteps; }
   bool stochastic() const override { return false; }
+  void skip(int64_t count) override {
+    drop_first(steps_.timesteps, count);
+    drop_first(steps_.sigmas, count);
+    std::set<int64_t> uncorrected;
+    for (const int64_t step : uncorrected_) uncorrected.insert(step - count);
+    uncorrected_ = std::move(uncorrected);
+  }
+  at::Tensor noised(const at::Tensor& x_0, const at::Tensor& noise) const override {
+    const Level first = level(0);
+    return first.alpha * x_0 + first.sigma * noise;
+  }
 
   at::Tensor step(int64_t i, const at::Tensor& predicted, const at::Tensor& model_output,
                   const StepNoiseFn&) override {

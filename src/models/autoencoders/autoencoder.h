@@ -3,6 +3,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <memory>
+#include <nlohmann/json_fwd.hpp>
 #include <string>
 
 #include "models/model.h"
@@ -29,6 +30,12 @@ class Autoencoder {
   double scaling_factor = 1, shift_factor = 0;  // latents = (raw - shift) * scaling
   double tile_overlap = 0.25;                   // of the tiles that large pictures are cut into (tiling.h)
 };
+
+// Reads the config.json of what load_autoencoder(path) would load; takes the same paths but "pixels". Throws
+// Error.
+nlohmann::json read_autoencoder_config(const std::string& path);
+// Builds the class that a config names, AutoencoderKL where it names none, without weights. Throws Error.
+std::unique_ptr<Autoencoder> build_autoencoder(const nlohmann::json& config, const BuildOptions& options);
 
 // "pixels", a diffusers folder (config.json + weights), or a weights file with a config.json beside it
 // (without one: the SD VAE's config is assumed and said so). Throws Error.

@@ -35,6 +35,9 @@ struct AutoencoderDcConfig {
   double scaling_factor = 1;
 };
 
+// The config of Sana's, dc-ae-f32c32-sana-1.0.
+const nlohmann::json& sana_autoencoder_config();
+
 // Throws Error naming the key for what this implementation does not build.
 AutoencoderDcConfig parse_autoencoder_dc_config(const nlohmann::json& config);
 

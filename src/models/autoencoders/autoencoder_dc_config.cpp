@@ -93,6 +93,19 @@ void validate(const AutoencoderDcConfig& c) {
 
 }  // namespace
 
+const nlohmann::json& sana_autoencoder_config() {
+  static const std::vector<std::string> blocks = {
+      "ResBlock", "ResBlock", "ResBlock", "EfficientViTBlock", "EfficientViTBlock", "EfficientViTBlock"};
+  static const nlohmann::json kConfig = {{"_class_name", "AutoencoderDC"},
+                                         {"encoder_block_types", blocks},
+                                         {"decoder_block_types", blocks},
+                                         {"encoder_layers_per_block", {2, 2, 2, 3, 3, 3}},
+                                         {"upsample_block_type", "interpolate"},
+                                         {"downsample_block_type", "conv"},
+                                         {"scaling_factor", 0.41407}};
+  return kConfig;
+}
+
 AutoencoderDcConfig parse_autoencoder_dc_config(const nlohmann::json& config) {
   const JsonConfig reader(kAutoencoderDc, config);
   AutoencoderDcConfig c;

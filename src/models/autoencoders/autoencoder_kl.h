@@ -28,10 +28,6 @@ struct AutoencoderKlConfig {
 // does not build.
 AutoencoderKlConfig parse_autoencoder_kl_config(const nlohmann::json& config);
 
-// Reads the config of what load_autoencoder(path) would load; takes the same paths but "pixels". Throws
-// Error.
-AutoencoderKlConfig read_autoencoder_kl_config(const std::string& path);
-
 // The config of Stable Diffusion's VAE, where it is not the default.
 const nlohmann::json& sd_vae_config();
 

@@ -2,6 +2,7 @@
 
 #include <xxhash.h>
 
+#include <algorithm>
 #include <cstdio>
 #include <filesystem>
 #include <fstream>
@@ -103,13 +104,10 @@ std::string weights_fingerprint(const ParameterList& parameters) {
 
 }  // namespace
 
-AutoencoderKlConfig read_autoencoder_kl_config(const std::string& path) {
-  const fs::path weights = weights_path_of(path);
-  const json config = config_of(weights);
-  const char* class_name = class_of(config, weights).class_name;
-  if (class_name != std::string("AutoencoderKL"))
-    fail("autoencoder", "{} is of class {}, expected AutoencoderKL", path, class_name);
-  return parse_autoencoder_kl_config(config);
+json read_autoencoder_config(const std::string& path) { return config_of(weights_path_of(path)); }
+
+std::unique_ptr<Autoencoder> build_autoencoder(const json& config, const BuildOptions& options) {
+  return class_of(config, "the autoencoder").build(config, options);
 }
 
 std::unique_ptr<Autoencoder> load_autoencoder(const std::string& path, at::Device device,
@@ -128,8 +126,11 @@ std::unique_ptr<Autoencoder> load_autoencoder(const std::string& path, at::Devic
     fmt::print(stderr,
                "note: no config.json beside {}: taken for a Stable Diffusion VAE, scaling factor 0.18215\n",
                weights_path.string());
-  load_weights(autoencoder->parameters(), known.weights(load_tensors(weights_path.string())),
-               weights_path.string());
+  const WeightMap weights = known.weights(load_tensors(weights_path.string()));
+  if (std::ranges::none_of(weights, [](const auto& entry) { return entry.first.starts_with("encoder."); }))
+    fail("autoencoder", "{} has no encoder: give the whole autoencoder, not its decoder alone",
+         weights_path.string());
+  load_weights(autoencoder->parameters(), weights, weights_path.string());
   autoencoder->fingerprint = weights_fingerprint(autoencoder->parameters());
   autoencoder->freeze_weights();
   std::unique_ptr<Autoencoder> on_meta;

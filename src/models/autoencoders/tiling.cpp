@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <charconv>
+#include <cmath>
 #include <functional>
 #include <map>
 #include <tuple>
@@ -158,14 +159,14 @@ Tiling Tiling::parse(const char* option, const std::string& text, int64_t room_b
 }
 
 Tiles tiles_of(const Autoencoder& autoencoder, int64_t side) {
-  const auto overlap = static_cast<int64_t>(static_cast<double>(side) * autoencoder.tile_overlap);
-  const Tiles tiles{.side = side, .stride = side - overlap};
-  if (side < 2 * autoencoder.downsample || side % autoencoder.downsample != 0 ||
-      tiles.stride % autoencoder.downsample != 0)
+  const int64_t latent = autoencoder.downsample;
+  if (side < 2 * latent || side % latent != 0)
     fail("autoencoder",
-         "tiles of {} pixels overlap by {}: expected both to be multiples of the {} pixels of a latent", side,
-         overlap, autoencoder.downsample);
-  return tiles;
+         "expected the side of a tile to be a multiple of the {} pixels of a latent, {} at least, got {}",
+         latent, 2 * latent, side);
+  const double overlap = static_cast<double>(side) * autoencoder.tile_overlap;
+  return {.side = side,
+          .stride = side - latent * static_cast<int64_t>(std::ceil(overlap / static_cast<double>(latent)))};
 }
 
 at::Tensor encode_tiled(const Autoencoder& autoencoder, const at::Tensor& images, const Tiles& tiles) {

@@ -92,7 +92,7 @@ std::optional<RecognisedModel> recognise_dit(const WeightShapes& shapes, const n
   const DitHints hints = parse_hints(known);
   const std::optional<DitConfig> config = config_of(shapes, hints);
   if (!config) return std::nullopt;
-  RecognisedModel model{.config = to_json(*config)};
+  RecognisedModel model{.config = to_json(*config), .assumed = {}};
   if (!hints.num_heads) model.assumed.push_back("num_heads");
   return model;
 }

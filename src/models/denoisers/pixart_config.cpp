@@ -241,7 +241,7 @@ json fit_pixart_config(const json& config, const ModelNeeds& needs) {
                                    {"model_max_length", needs.max_text_rows}})
     if (value > 0) fitted[key] = value;
   if (needs.position_scale > 0) fitted["pe_interpolation"] = needs.position_scale;
-  if (!config.contains("input_size")) fitted["input_size"] = std::max(needs.height, needs.width);
+  if (!config.contains("input_size")) fitted["input_size"] = needs.side;
   if (config.value("variant", "PixArtMS") == "PixArt") {
     if (!needs.has_one_shape || needs.height != needs.width)
       fail("pixart", "the variant PixArt takes square pictures of one size: choose PixArtMS");

@@ -216,7 +216,7 @@ json fit_sana_config(const json& config, const ModelNeeds& needs) {
   if (needs.depth > 0) fitted["num_layers"] = needs.depth;
   if (needs.patch_size > 0) fitted["patch_size"] = needs.patch_size;
   if (needs.position_scale > 0) fitted["interpolation_scale"] = needs.position_scale;
-  if (!config.contains("sample_size")) fitted["sample_size"] = std::max(needs.height, needs.width);
+  if (!config.contains("sample_size")) fitted["sample_size"] = needs.side;
   fitted["in_channels"] = needs.channels;
   fitted["out_channels"] = needs.channels;
   if (needs.text_width > 0) fitted["caption_channels"] = needs.text_width;

@@ -30,7 +30,7 @@ json fit_unet_config(const json& config, const ModelNeeds& needs) {
            "--model-config '{{\"block_out_channels\": [..]}}'");
   if (needs.position_scale > 0) fail("unet", "--position-scale: a U-Net has no positions to scale");
   json fitted = config;
-  fitted["sample_size"] = std::max(needs.height, needs.width);
+  fitted["sample_size"] = needs.side;
   fitted["in_channels"] = fitted["out_channels"] = needs.channels;
   if (needs.text_width > 0) fitted["cross_attention_dim"] = needs.text_width;
   return fitted;
@@ -154,7 +154,8 @@ ForeignFormat unet_diffusers_format() {
                 written["_class_name"] = kUnetClass;
                 return written;
               },
-          .weights_to = [](const json&, const TensorMap& weights) { return weights; }};
+          .weights_to = [](const json&, const TensorMap& weights) { return weights; },
+          .note = nullptr};
 }
 
 }  // namespace

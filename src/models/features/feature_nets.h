@@ -1,4 +1,4 @@
-// The feature networks by name: an explicit table.
+// The table of feature networks by name.
 #pragma once
 #include <memory>
 #include <string>
@@ -13,21 +13,22 @@ struct FeatureNetKind {
   std::vector<std::string> resizes;  // the first one is the default
   bool takes_weights;
   bool has_logits, has_spatial;
-  bool statistics_are_published;  // those of an .npz that holds pictures too are of this net
+  bool statistics_are_published;  // An .npz with pictures that has statistics too has them of this net.
   std::unique_ptr<FeatureNet> (*load)(const std::string& weights, const std::string& resize,
                                       at::Device device);
-  // The same without weights, on meta, for plans: of the architecture at `weights` where that lies here.
+  // Makes the net on meta, without weights, for plans. Its architecture is that of the file `weights` where
+  // that file exists.
   std::unique_ptr<FeatureNet> (*outline)(const std::string& weights, const std::string& resize);
 };
 const std::vector<FeatureNetKind>& feature_net_kinds();
-// Throws Error listing the known names.
+// Returns the kind of that name. Throws Error listing the known names.
 const FeatureNetKind& feature_net_kind(const std::string& name);
 
-// `weights`: "" for a net that needs none. `resize`: "" for its default. Throws Error.
+// Loads a net. `weights`: "" for a net that needs none. `resize`: "" for its default. Throws Error.
 std::unique_ptr<FeatureNet> load_feature_net(const std::string& name, const std::string& weights,
                                              const std::string& resize, at::Device device);
-// The same on meta: it computes shapes. Weights that do not lie here are taken to be Inception's, or those of
-// DINOv2's ViT-B/14. Throws Error.
+// Makes a net on meta, which computes shapes only. Where the file `weights` does not exist, the net is taken
+// to be the published Inception, or DINOv2's ViT-B/14. Throws Error.
 std::unique_ptr<FeatureNet> outline_feature_net(const std::string& name, const std::string& weights);
 
 }  // namespace kiln

@@ -194,6 +194,21 @@ Inception::Inception(const std::map<std::string, at::Tensor>& weights, const std
   fold(unfolded);
 }
 
+ParameterList published_inception_parameters() {
+  constexpr std::string_view kVariance = "running_var", kCounter = "num_batches_tracked";
+  ParameterList published;
+  for (const auto& parameter : Inception::Unfolded(at::kMeta).parameters) {
+    published.push_back(parameter);
+    if (!parameter->key.ends_with(kVariance)) continue;
+    published.push_back(std::make_shared<Parameter>(Parameter{
+        .key = parameter->key.substr(0, parameter->key.size() - kVariance.size()) + std::string(kCounter),
+        .value = at::empty({}, at::TensorOptions(at::kLong).device(at::kMeta)),
+        .init = Init::zeros(),
+        .trainable = false}));
+  }
+  return published;
+}
+
 Inception::Inception() : device_(at::kMeta) {
   const at::NoGradGuard no_grad;
   fold(Unfolded(at::kMeta));

@@ -27,6 +27,9 @@ struct InceptionFeatures {
   at::Tensor spatial;          // (B, 2023): 7 channels of Mixed_6d.branch1x1, channels last
 };
 
+// Lists what the published file holds, on meta, with the counters of its batch norms, which nothing reads.
+ParameterList published_inception_parameters();
+
 class Inception {
  public:
   // Weights under torchvision's keys, TensorFlow's node names are renamed (inception_weights.h). Throws Error
@@ -41,6 +44,7 @@ class Inception {
   InceptionFeatures forward(const at::Tensor& pictures, InceptionResize resize) const;
 
  private:
+  friend ParameterList published_inception_parameters();
   struct Layers;
   struct Unfolded;
   void fold(const Unfolded& weights);

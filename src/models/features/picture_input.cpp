@@ -27,6 +27,33 @@ struct Neighbours {
   }
 };
 
+constexpr double kPillowOne = 1 << 22;  // its fixed point
+
+// (out, in) f64: the shares of the inputs in each output by Pillow's cubic (a = -0.5), widened where the
+// picture shrinks, as the whole numbers of 1 / kPillowOne that Pillow computes with.
+at::Tensor pillow_weights(int64_t in, int64_t out) {
+  constexpr double kA = -0.5, kReach = 2;
+  const auto cubic = [](double x) {
+    x = std::abs(x);
+    if (x < 1) return ((kA + 2) * x - (kA + 3)) * x * x + 1;
+    return x < kReach ? (((x - 5) * x + 8) * x - 4) * kA : 0.0;
+  };
+  const double scale = static_cast<double>(in) / static_cast<double>(out), stretch = std::max(scale, 1.0);
+  const double reach = kReach * stretch;
+  at::Tensor weights = at::zeros({out, in}, at::TensorOptions(at::kDouble));
+  for (int64_t i = 0; i < out; ++i) {
+    const double centre = (static_cast<double>(i) + 0.5) * scale;
+    const auto first = std::max<int64_t>(static_cast<int64_t>(centre - reach + 0.5), 0);
+    const auto last = std::min(static_cast<int64_t>(centre + reach + 0.5), in);
+    double* row = weights.mutable_data_ptr<double>() + i * in;
+    double sum = 0;
+    for (int64_t j = first; j < last; ++j)
+      sum += row[j] = cubic((static_cast<double>(j) - centre + 0.5) / stretch);
+    for (int64_t j = first; j < last; ++j) row[j] = std::round(row[j] / sum * kPillowOne);
+  }
+  return weights;
+}
+
 }  // namespace
 
 void check_pictures(std::string_view who, const at::Tensor& pictures) {
@@ -47,8 +74,15 @@ at::Tensor resize_like_tensorflow1(const at::Tensor& values, int64_t side) {
 }
 
 at::Tensor resize_like_pillow(const at::Tensor& values, int64_t side) {
-  if (values.size(2) == side && values.size(3) == side) return values;
-  return at::_upsample_bicubic2d_aa(values, {side, side}, /*align_corners=*/false).clamp(0, 255);
+  // Rows first, then columns, each rounded to 8 bits, as there; a side that stays as it is changes nothing.
+  const auto resized = [&](const at::Tensor& from) {  // the last dimension
+    if (from.size(3) == side) return from;
+    const at::Tensor weights = pillow_weights(from.size(3), side).to(from.device());
+    // Whole numbers below 2^53: f64 sums them exactly.
+    const at::Tensor sums = from.to(at::kDouble).matmul(weights.t());
+    return ((sums + kPillowOne / 2) / kPillowOne).floor().clamp(0, 255).to(from.scalar_type());
+  };
+  return resized(resized(values).transpose(2, 3)).transpose(2, 3).contiguous();
 }
 
 }  // namespace kiln

@@ -14,8 +14,8 @@ void check_pictures(std::string_view who, const at::Tensor& pictures);
 // output i lies at i * H / side, without a half-pixel shift.
 at::Tensor resize_like_tensorflow1(const at::Tensor& values, int64_t side);
 
-// values (B, C, H, W) f32 -> (B, C, side, side), bicubic with antialias as Pillow does it (a = -0.5), in f32,
-// clamped to 0..255.
+// values (B, C, H, W) f32 of 8-bit pictures -> (B, C, side, side), bicubic with antialias as Pillow does it
+// (a = -0.5): whole numbers of 0..255, rounded after each of its two passes.
 at::Tensor resize_like_pillow(const at::Tensor& values, int64_t side);
 
 }  // namespace kiln

@@ -41,10 +41,11 @@ struct RowNames {
   at::Tensor sample, row;  // (count) i64
 };
 
-RowNames row_names(int64_t count, const DropoutDraws& draws, at::Device device) {
+// `has_own_rows`: each sample has as many. Rows of captions are otherwise all in one list, which may be
+// filled up behind the last.
+RowNames row_names(int64_t count, bool has_own_rows, const DropoutDraws& draws, at::Device device) {
   const at::Tensor all = at::arange(count, at::TensorOptions(device).dtype(at::kLong));
-  const bool are_captions = count == draws.num_text_rows && count != draws.num_samples;
-  if (!are_captions) {
+  if (has_own_rows || count == draws.num_samples) {
     const int64_t each = count / draws.num_samples;
     const at::Tensor sample = all.div(each, "floor");
     return {.sample = sample, .row = all - sample * each};
@@ -54,10 +55,11 @@ RowNames row_names(int64_t count, const DropoutDraws& draws, at::Device device) 
   return {.sample = is_behind.sum(1), .row = all - (is_behind.to(at::kLong) * ends).amax(1)};
 }
 
-// (rows, channels) bool: what stays.
-at::Tensor kept_elements(int64_t rows, int64_t channels, const Adapter& adapter, at::Device device) {
+// (rows, channels) bool: what stays of x (.., channels).
+at::Tensor kept_elements(const at::Tensor& x, const Adapter& adapter) {
   const DropoutDraws& draws = *current_draws;
-  const RowNames names = row_names(rows, draws, device);
+  const int64_t channels = x.size(-1);
+  const RowNames names = row_names(x.numel() / channels, x.dim() > 2, draws, x.device());
   const at::Tensor of_sample =
       mixed((names.sample + draws.first_position) * kGolden + stream_of(draws.seed, adapter.down->key));
   const at::Tensor of_row = mixed(of_sample + names.row * kGolden);
@@ -81,8 +83,7 @@ at::Tensor with_dropout(const at::Tensor& x, const Adapter& adapter) {
     const at::NoGradGuard no_grad;
     const bool is_picture = x.dim() == 4 && adapter.down->value.dim() == 4;
     const at::Tensor rows = is_picture ? x.permute({0, 2, 3, 1}) : x;
-    const int64_t channels = rows.size(-1);
-    kept = kept_elements(rows.numel() / channels, channels, adapter, x.device()).view(rows.sizes());
+    kept = kept_elements(rows, adapter).view(rows.sizes());
     if (is_picture) kept = kept.permute({0, 3, 1, 2});
     kept = kept.to(x.scalar_type()) / (1 - adapter.dropout);
   }

@@ -15,7 +15,6 @@ struct DropoutDraws {
   int64_t first_position = 0;  // of the pass's samples, which follow each other
   int64_t num_samples = 0;
   at::Tensor text_offsets{};  // (B + 1), where rows are those of captions; undefined: there are none
-  int64_t num_text_rows = 0;
 };
 
 // Passes on this thread drop elements while this lives. Without one, nothing is dropped.
@@ -30,7 +29,7 @@ class DropoutScope {
 };
 
 // `x` with elements zeroed by the adapter's probability and the others divided by what is left of 1. x (B,
-// .., C), captions' rows (T, C) or features (B, C, H, W). The same bits on every device.
+// .., C), captions' rows (T or more, C) or features (B, C, H, W). The same bits on every device.
 at::Tensor with_dropout(const at::Tensor& x, const Adapter& adapter);
 
 }  // namespace kiln

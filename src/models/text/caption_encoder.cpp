@@ -15,6 +15,7 @@
 #include "core/json_config.h"
 #include "core/units.h"
 #include "models/text/encoder_memory.h"
+#include "models/text/shared_prefix.h"
 
 namespace kiln {
 namespace {
@@ -51,16 +52,18 @@ int64_t max_tokens_of(const std::string& folder, int64_t asked, const TextEncode
 }  // namespace
 
 CaptionEncoder::CaptionEncoder(const std::string& folder, int64_t max_tokens, at::Device device,
-                               at::ScalarType compute_dtype, EncoderRoom room)
+                               at::ScalarType compute_dtype, EncoderRoom room, bool loads_weights)
     : tokenizer_(text::load_tokenizer(folder)),
-      opened_(open_text_encoder(folder, compute_dtype)),
+      opened_(device.is_meta() ? OpenedTextEncoder{.encoder = outline_text_encoder(folder, compute_dtype)}
+                               : open_text_encoder(folder, compute_dtype)),
       device_(device),
       room_(std::move(room)) {
   if (tokenizer_->vocabulary_size() > shape().vocabulary_size)
     fail("text", "the tokenizer of {} has {} tokens, its encoder {}: they do not belong together", folder,
          tokenizer_->vocabulary_size(), shape().vocabulary_size);
   max_tokens_ = max_tokens_of(folder, max_tokens, shape(), *tokenizer_);
-  if (room_.bytes == 0 || opened_.weight_bytes() + needed_bytes(1) <= room_.bytes) {
+  if (device.is_meta() || !loads_weights) return;
+  if (room_.bytes == 0 || weight_bytes(*opened_.encoder) + needed_bytes(1) <= room_.bytes) {
     opened_.load(device);
     return;
   }
@@ -77,7 +80,8 @@ int64_t CaptionEncoder::renumbered_bytes(int64_t num_tokens) const {
 int64_t CaptionEncoder::needed_bytes(int64_t batch) const {
   const BatchMemory memory = planned_batch(*opened_.encoder, batch, max_tokens_, device_);
   const auto own = static_cast<int64_t>(kMargin * static_cast<double>(memory.peak_bytes));
-  return own + renumbered_bytes(batch * max_tokens_) + (device_.is_cpu() ? kProcessBytes : 0);
+  return own + opened_.encoder->prefix_bytes(max_tokens_) + renumbered_bytes(batch * max_tokens_) +
+         (device_.is_cpu() ? kProcessBytes : 0);
 }
 
 int64_t CaptionEncoder::batch_within_room(int64_t asked, int64_t usual) const {
@@ -109,7 +113,7 @@ std::string CaptionEncoder::streaming_text(int64_t batch) const {
       "segment, {:.2f} GiB of them and {:.2f} GiB of {} texts' values at once; a pass over them reads {:.2f} "
       "GiB, at "
       "least {:.1f} s, and serves some {} tokens",
-      gib(opened_.weight_bytes()), room_.text, gib(room_.bytes), gib(weights), gib(needed), batch,
+      gib(weight_bytes(*opened_.encoder)), room_.text, gib(room_.bytes), gib(weights), gib(needed), batch,
       gib(streamed_->bytes_of_pass()), seconds_of_pass(), tokens);
 }
 
@@ -124,53 +128,112 @@ text::TokenIds CaptionEncoder::tokens_of(const std::string& text, int64_t& num_t
 
 CaptionEncoder::Encoded CaptionEncoder::encode(std::span<const std::string> texts, int64_t batch,
                                                at::ScalarType dtype) const {
-  const at::NoGradGuard no_grad;
-  Encoded encoded{.rows = std::vector<at::Tensor>(texts.size())};
+  Encoded encoded;
   std::vector<text::TokenIds> ids;
   for (const std::string& text : texts) ids.push_back(tokens_of(text, encoded.num_truncated));
-  std::vector<size_t> by_length(texts.size());
-  std::iota(by_length.begin(), by_length.end(), 0);
-  std::stable_sort(by_length.begin(), by_length.end(),
-                   [&](size_t a, size_t b) { return ids[a].size() < ids[b].size(); });
-  const auto batch_size = static_cast<size_t>(batch);
-  std::vector<TokenRows> batches;
-  for (size_t first = 0; first < texts.size(); first += batch_size) {
-    TokenRows& tokens = batches.emplace_back(TokenRows{.host_offsets = {0}});
-    text::TokenIds all;
-    for (size_t i = first; i < std::min(first + batch_size, texts.size()); ++i) {
-      all.insert(all.end(), ids[by_length[i]].begin(), ids[by_length[i]].end());
-      tokens.host_offsets.push_back(static_cast<int64_t>(all.size()));
-    }
-    tokens.ids = at::tensor(all, at::kLong).to(device_);
-  }
-  encode_batches(batches, [&](size_t b, const at::Tensor& last_hidden) {
-    const at::Tensor features = last_hidden.to(dtype).to(at::kCPU);
-    const std::vector<int64_t>& offsets = batches[b].host_offsets;
-    for (size_t i = 0; i + 1 < offsets.size(); ++i)
-      encoded.rows[by_length[b * batch_size + i]] =
-          features.narrow(0, offsets[i], offsets[i + 1] - offsets[i]);
-  });
+  encoded.rows = encode_tokens(ids, batch, dtype);
   return encoded;
 }
 
-void CaptionEncoder::encode_batches(std::span<const TokenRows> batches,
+std::vector<at::Tensor> CaptionEncoder::encode_tokens(std::span<const text::TokenIds> ids, int64_t batch,
+                                                      at::ScalarType dtype) const {
+  const at::NoGradGuard no_grad;
+  std::vector<at::Tensor> rows(ids.size());
+  choose_prefix(ids);
+  std::vector<bool> follows;  // the prefix
+  for (const text::TokenIds& text : ids) follows.push_back(goes_on_after(text, prefix_.ids));
+  std::vector<size_t> order(ids.size());
+  std::iota(order.begin(), order.end(), 0);
+  std::ranges::stable_sort(order, {},
+                           [&](size_t i) { return std::pair(static_cast<bool>(follows[i]), ids[i].size()); });
+
+  const auto rows_of = [&](std::span<const text::TokenIds> parts) {
+    TokenRows tokens{.host_offsets = {0}};
+    text::TokenIds all;
+    for (const text::TokenIds& part : parts) {
+      all.insert(all.end(), part.begin(), part.end());
+      tokens.host_offsets.push_back(static_cast<int64_t>(all.size()));
+    }
+    tokens.ids = at::tensor(all, at::kLong).to(device_);
+    return tokens;
+  };
+  std::vector<TextBatch> batches;
+  std::vector<std::span<const size_t>> members;  // of each batch, of the texts
+  const bool has_new_prefix = !prefix_.ids.empty() && !prefix_.last_hidden.defined();
+  if (has_new_prefix) {
+    batches.push_back({.tokens = rows_of(std::span(&prefix_.ids, 1)), .fills = &prefix_});
+    members.emplace_back();
+  }
+  for (size_t first = 0, count = 0; first < order.size(); first += count) {
+    const bool after_prefix = follows[order[first]];
+    std::vector<text::TokenIds> parts;
+    for (count = 0; first + count < order.size() && static_cast<int64_t>(count) < batch; ++count) {
+      const text::TokenIds& text = ids[order[first + count]];
+      if (follows[order[first + count]] != after_prefix) break;
+      const size_t known = after_prefix ? prefix_.ids.size() : 0;
+      parts.emplace_back(text.begin() + static_cast<std::ptrdiff_t>(known), text.end());
+    }
+    batches.push_back({.tokens = rows_of(parts), .after = after_prefix ? &prefix_ : nullptr});
+    members.push_back(std::span(order).subspan(first, count));
+  }
+  encode_batches(batches, [&](size_t b, const at::Tensor& last_hidden) {
+    if (batches[b].fills) {
+      prefix_.last_hidden = last_hidden.to(at::kCPU);
+      return;
+    }
+    const at::Tensor features = last_hidden.to(dtype).to(at::kCPU);
+    const std::vector<int64_t>& offsets = batches[b].tokens.host_offsets;
+    for (size_t i = 0; i < members[b].size(); ++i) {
+      const at::Tensor own = features.narrow(0, offsets[i], offsets[i + 1] - offsets[i]);
+      rows[members[b][i]] = batches[b].after ? at::cat({prefix_.last_hidden.to(dtype), own}) : own;
+    }
+  });
+  return rows;
+}
+
+std::vector<at::Tensor> CaptionEncoder::weights() const {
+  std::vector<at::Tensor> weights;
+  if (streamed_) return weights;
+  for (const auto& parameter : opened_.encoder->parameters()) weights.push_back(parameter->value);
+  return weights;
+}
+
+// By the texts of this call alone: what was encoded before does not change a bit.
+void CaptionEncoder::choose_prefix(std::span<const text::TokenIds> ids) const {
+  if (opened_.encoder->prefix_bytes(1) == 0) return;
+  std::vector<int64_t> best = best_shared_prefix(ids);
+  if (best.empty() ? !prefix_.ids.empty() : best != prefix_.ids) prefix_ = {.ids = std::move(best)};
+}
+
+void CaptionEncoder::encode_batches(std::span<const TextBatch> batches,
                                     const std::function<void(size_t, at::Tensor)>& take) const {
   if (streamed_) return encode_streamed(batches, take);
-  for (size_t b = 0; b < batches.size(); ++b) take(b, opened_.encoder->encode(batches[b]).last_hidden);
+  for (size_t b = 0; b < batches.size(); ++b) take(b, opened_.encoder->encode_batch(batches[b]));
 }
 
 // As many batches in each pass over the weights as there is room for what they are between two segments.
-void CaptionEncoder::encode_streamed(std::span<const TokenRows> batches,
+void CaptionEncoder::encode_streamed(std::span<const TextBatch> batches,
                                      const std::function<void(size_t, at::Tensor)>& take) const {
-  int64_t rows_bytes = 0;  // of the result, which stays on the host
-  for (const TokenRows& tokens : batches) rows_bytes += renumbered_bytes(tokens.host_offsets.back());
-  const int64_t fixed = streamed_->resident_bytes() + (device_.is_cpu() ? rows_bytes + kProcessBytes : 0);
+  // A prefix counts as if each text had its own: in the result, which stays on the host, it has; else it is
+  // more than it takes.
+  const auto offsets_of_whole_texts = [&](const TextBatch& batch) {
+    std::vector<int64_t> offsets = batch.tokens.host_offsets;
+    const auto before = batch.after ? static_cast<int64_t>(batch.after->ids.size()) : int64_t{0};
+    for (size_t i = 0; i < offsets.size(); ++i) offsets[i] += static_cast<int64_t>(i) * before;
+    return offsets;
+  };
+  int64_t rows_bytes = 0;
+  for (const TextBatch& batch : batches) rows_bytes += renumbered_bytes(offsets_of_whole_texts(batch).back());
+  const int64_t fixed = streamed_->resident_bytes() +
+                        opened_.encoder->prefix_bytes(static_cast<int64_t>(prefix_.ids.size())) +
+                        (device_.is_cpu() ? rows_bytes + kProcessBytes : 0);
   for (size_t first = 0, last = 0; first < batches.size(); first = last) {
     for (int64_t states = 0, most = 0; last < batches.size(); ++last) {
-      const BatchMemory memory = planned_batch(*opened_.encoder, batches[last].host_offsets, device_);
+      const std::vector<int64_t> offsets = offsets_of_whole_texts(batches[last]);
+      const BatchMemory memory = planned_batch(*opened_.encoder, offsets, device_);
       states += memory.state_bytes;
       most = std::max(most, static_cast<int64_t>(kMargin * static_cast<double>(memory.peak_bytes)) +
-                                renumbered_bytes(batches[last].host_offsets.back()));
+                                renumbered_bytes(offsets.back()));
       if (last > first && fixed + states + most > room_.bytes) break;
     }
     streamed_->encode(batches.subspan(first, last - first),

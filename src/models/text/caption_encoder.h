@@ -1,4 +1,4 @@
-// Texts to features: a tokenizer and a text encoder, as they lie in one folder.
+// Texts to features: a tokenizer and a text encoder, as they lie in one folder. For one thread.
 #pragma once
 #include <algorithm>
 #include <functional>
@@ -24,9 +24,10 @@ class CaptionEncoder {
  public:
   // `folder`: of an encoder with its tokenizer, or of a pipeline with both. `max_tokens`: longer texts are
   // cut; 0: what the encoder is used with. Weights for which there is no room are streamed
-  // (streamed_weights.h). Throws Error: a file is missing, or the two do not belong together.
+  // (streamed_weights.h). Without `loads_weights` it makes ids alone; on meta so too, and it has no
+  // fingerprint. Throws Error: a file is missing, or the two do not belong together.
   CaptionEncoder(const std::string& folder, int64_t max_tokens, at::Device device,
-                 at::ScalarType compute_dtype, EncoderRoom room = {});
+                 at::ScalarType compute_dtype, EncoderRoom room = {}, bool loads_weights = true);
 
   const TextEncoderShape& shape() const { return opened_.encoder->shape(); }
   int64_t max_tokens() const { return max_tokens_; }
@@ -49,14 +50,23 @@ class CaptionEncoder {
   };
   // `batch` texts at once, those of similar length together: a text's features may differ in their last bits
   // with what it is encoded beside. Whether weights are streamed does not change them. `dtype`: of the rows.
-  // In inference mode.
+  // Where the encoder's tokens see none that come later (Gemma 2), the prefix that most texts share, such as
+  // an instruction, is computed once and kept for the next call with the same. In inference mode.
   Encoded encode(std::span<const std::string> texts, int64_t batch, at::ScalarType dtype = at::kFloat) const;
 
- private:
+  // The ids that encode() makes of a text; counts it where it is cut. Thread-safe.
   text::TokenIds tokens_of(const std::string& text, int64_t& num_truncated) const;
-  void encode_batches(std::span<const TokenRows> batches,
+  // The rows of texts whose ids these are, as encode() gives them.
+  std::vector<at::Tensor> encode_tokens(std::span<const text::TokenIds> ids, int64_t batch,
+                                        at::ScalarType dtype = at::kFloat) const;
+
+  std::vector<at::Tensor> weights() const;  // that are in memory; none where they are streamed
+
+ private:
+  void choose_prefix(std::span<const text::TokenIds> ids) const;
+  void encode_batches(std::span<const TextBatch> batches,
                       const std::function<void(size_t, at::Tensor)>& take) const;
-  void encode_streamed(std::span<const TokenRows> batches,
+  void encode_streamed(std::span<const TextBatch> batches,
                        const std::function<void(size_t, at::Tensor)>& take) const;
   int64_t needed_bytes(int64_t batch) const;
   int64_t renumbered_bytes(int64_t num_tokens) const;
@@ -67,6 +77,7 @@ class CaptionEncoder {
   at::Device device_;
   EncoderRoom room_;
   std::unique_ptr<StreamedWeights> streamed_;  // null: all weights are in memory
+  mutable TokenPrefix prefix_;                 // of the latest call with one; without ids: none yet
 };
 
 // The rows of several texts as one, in `dtype`.

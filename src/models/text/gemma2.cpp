@@ -129,26 +129,41 @@ class Gemma2Block : public Segment {
   }
 
   State forward(const State& state, const ModelInput& input) const override {
+    return run(state, input.tokens, nullptr, nullptr);
+  }
+
+  // `after`: the prefix that the texts go on after. `fills`: takes the keys and values of this text's tokens.
+  // Either may be null.
+  State run(const State& state, const TokenRows& tokens, const TokenPrefix::Keys* after,
+            TokenPrefix::Keys* fills) const {
     at::Tensor x = state.hidden;  // (T, D) f32
-    x = x + post_attention_norm_.forward(attention(input_norm_.forward(x), input.tokens));
+    x = x + post_attention_norm_.forward(attention(input_norm_.forward(x), tokens, after, fills));
     x = x + post_ff_norm_.forward(mlp(pre_ff_norm_.forward(x)));
     return {.hidden = x};
   }
 
  private:
-  at::Tensor attention(const at::Tensor& x, const TokenRows& tokens) const {
+  at::Tensor attention(const at::Tensor& x, const TokenRows& tokens, const TokenPrefix::Keys* after,
+                       TokenPrefix::Keys* fills) const {
     const auto heads = [&](const Linear& projection) {  // (T, heads, d)
       const at::Tensor rows = projection.forward(x, compute_dtype_);
       return rows.view({rows.size(0), rows.size(1) / config_.head_dim, config_.head_dim});
     };
-    const at::Tensor angles =
-        text::token_positions(tokens).to(at::kFloat).unsqueeze(1) * at::tensor(frequencies_, x.options());
+    const int64_t past = after ? after->keys.size(0) : 0;
+    const at::Tensor positions = (text::token_positions(tokens) + past).to(at::kFloat);
+    const at::Tensor angles = positions.unsqueeze(1) * at::tensor(frequencies_, x.options());
     const at::Tensor cosines = angles.cos().unsqueeze(1), sines = angles.sin().unsqueeze(1);  // (T, 1, d / 2)
     const at::Tensor q = rotated(heads(q_), cosines, sines).to(compute_dtype_);
     const at::Tensor k = rotated(heads(k_), cosines, sines).to(compute_dtype_);
-    const text::AttentionOptions options{
+    const at::Tensor v = heads(v_);
+    text::AttentionOptions options{
         .scale = config_.query_scale, .causal = true, .window = window_, .soft_cap = config_.soft_cap};
-    return out_.forward(text::attention(q, k, heads(v_), tokens, options), compute_dtype_);
+    if (after) {
+      options.past_keys = after->keys;
+      options.past_values = after->values;
+    }
+    if (fills) *fills = {.keys = k, .values = v};
+    return out_.forward(text::attention(q, k, v, tokens, options), compute_dtype_);
   }
 
   at::Tensor mlp(const at::Tensor& x) const {
@@ -194,7 +209,23 @@ class Gemma2 : public TextEncoder {
               .width = config.width,
               .vocabulary_size = config.vocabulary_size,
               .storage_dtype = at::kBFloat16};  // its features overflow in fp16
+    const auto element = static_cast<int64_t>(at::elementSize(options.compute_dtype));
+    constexpr int64_t kKeysAndValues = 2;
+    prefix_bytes_ = config.depth * kKeysAndValues * config.num_kv_heads * config.head_dim * element +
+                    config.width * static_cast<int64_t>(sizeof(float));
   }
+
+  State forward_segment(size_t i, const State& state, const TextBatch& batch) const override {
+    const auto* block = dynamic_cast<const Gemma2Block*>(segments_[i].get());
+    if (!block) return TextEncoder::forward_segment(i, state, batch);
+    if (batch.fills) batch.fills->segments.resize(segments_.size());
+    return block->run(state, batch.tokens, batch.after ? &batch.after->segments[i] : nullptr,
+                      batch.fills ? &batch.fills->segments[i] : nullptr);
+  }
+  int64_t prefix_bytes(int64_t num_tokens) const override { return num_tokens * prefix_bytes_; }
+
+ private:
+  int64_t prefix_bytes_ = 0;  // of a token
 };
 
 }  // namespace

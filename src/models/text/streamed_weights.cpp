@@ -84,16 +84,16 @@ StreamedWeights::StreamedWeights(const TextEncoder& encoder, std::map<std::strin
   }
 }
 
-void StreamedWeights::encode(std::span<const TokenRows> batches,
+void StreamedWeights::encode(std::span<const TextBatch> batches,
                              const std::function<void(size_t, at::Tensor)>& take) {
   const at::NoGradGuard no_grad;
-  for (const TokenRows& tokens : batches) encoder_.check(tokens);
+  for (const TextBatch& batch : batches) encoder_.check(batch.tokens);
   const auto& segments = encoder_.segments();
   std::vector<State> states(batches.size());
   for (size_t i = 0; i < segments.size(); ++i) {
     const Entered entered(*this, i);
     for (size_t b = 0; b < batches.size(); ++b) {
-      states[b] = i == 0 ? embed(batches[b]) : segments[i]->forward(states[b], {.tokens = batches[b]});
+      states[b] = i == 0 ? embed(batches[b].tokens) : encoder_.forward_segment(i, states[b], batches[b]);
       if (i + 1 == segments.size()) take(b, std::exchange(states[b], {}).hidden);
     }
   }

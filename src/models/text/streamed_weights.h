@@ -21,9 +21,9 @@ class StreamedWeights {
   StreamedWeights(const TextEncoder& encoder, std::map<std::string, at::Tensor> stored, at::Device device);
 
   // One pass over the weights, all batches through one segment before the next. Gives `take` the number and
-  // the last features (T, D) f32 of each batch: the same bits as TextEncoder::encode() with weights in
-  // memory. Throws Error as that does.
-  void encode(std::span<const TokenRows> batches, const std::function<void(size_t, at::Tensor)>& take);
+  // the last features (T, D) f32 of each batch: the same bits as TextEncoder::encode_batch() with weights in
+  // memory. A batch that fills a prefix comes before those that go on after it. Throws Error as that does.
+  void encode(std::span<const TextBatch> batches, const std::function<void(size_t, at::Tensor)>& take);
 
   int64_t resident_bytes() const { return resident_bytes_; }  // of weights, at most
   int64_t bytes_of_pass() const { return bytes_of_pass_; }    // that a pass reads

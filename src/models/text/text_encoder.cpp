@@ -25,6 +25,13 @@ void TextEncoder::check(const TokenRows& tokens) const {
          least, most);
 }
 
+at::Tensor TextEncoder::encode_batch(const TextBatch& batch) const {
+  check(batch.tokens);
+  State state;
+  for (size_t i = 0; i < segments_.size(); ++i) state = forward_segment(i, state, batch);
+  return state.hidden;
+}
+
 TextFeatures TextEncoder::encode(const TokenRows& tokens) const {
   check(tokens);
   const ModelInput input{.tokens = tokens};

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "models/model.h"
 
@@ -31,12 +32,38 @@ struct TextFeatures {
   at::Tensor pooled{};       // (B, D), one vector of each text
 };
 
+// Tokens that texts begin with, as an encoder keeps them whose tokens see none that come later: they are the
+// same in every such text and are computed once.
+struct TokenPrefix {
+  struct Keys {
+    at::Tensor keys{}, values{};  // (p, H, d) in the compute dtype, rotated to their positions
+  };
+  std::vector<int64_t> ids{};
+  std::vector<Keys> segments{};  // of each; undefined where a segment has no attention
+  at::Tensor last_hidden{};      // (p, D) f32; undefined: the prefix was not computed yet
+};
+
+// Texts of one forward pass and what they have to do with a prefix.
+struct TextBatch {
+  TokenRows tokens{};                  // without those of `after`
+  const TokenPrefix* after = nullptr;  // that all the texts go on after
+  TokenPrefix* fills = nullptr;        // whose ids the one text is: its keys and values are kept there
+};
+
 // forward(): last_hidden (T, D) f32.
 class TextEncoder : public SegmentModel {
  public:
   const TextEncoderShape& shape() const { return shape_; }
   // Row i is what the first segment makes of id i. Held by that segment.
   const std::shared_ptr<Parameter>& token_table() const { return token_table_; }
+  // What segment i makes of a batch. REQUIRES: no prefix in it where prefix_bytes() is 0.
+  virtual State forward_segment(size_t i, const State& state, const TextBatch& batch) const {
+    return segments_[i]->forward(state, {.tokens = batch.tokens});
+  }
+  // Last features (T, D) f32 of a batch's tokens. Throws Error as check() does.
+  at::Tensor encode_batch(const TextBatch& batch) const;
+  // Bytes of keys and values that a prefix of so many tokens keeps. 0: tokens see those that come later too.
+  virtual int64_t prefix_bytes(int64_t num_tokens) const { return 0; }
   // Throws Error as check() does.
   TextFeatures encode(const TokenRows& tokens) const;
   // Throws Error for ids outside of the vocabulary, for a text without tokens or with too many.

@@ -44,20 +44,24 @@ std::vector<Run> runs_of(const TokenRows& tokens) {
   return runs;
 }
 
-// What a run's tokens may not see (n or 1, 1, L, L) or (n, 1, 1, L), true; undefined: nothing.
+// What a run's tokens may not see (n or 1, 1, L, p + L) or (n, 1, 1, p + L), true; undefined: nothing.
 at::Tensor hidden_keys(const Run& run, const TokenRows& tokens, const AttentionOptions& options) {
+  const int64_t past = options.past_keys.defined() ? options.past_keys.size(0) : 0;
   at::Tensor hidden;
   if (tokens.counts.defined())
     hidden = tokens.counts.narrow(0, run.first_row, run.num_texts * run.length)
                  .logical_not()
                  .view({run.num_texts, 1, 1, run.length});
+  if (hidden.defined() && past > 0)
+    hidden = at::cat({at::zeros({run.num_texts, 1, 1, past}, hidden.options()), hidden}, -1);
   if (!options.causal) return hidden;
-  const at::Tensor index = at::arange(run.length, tokens.ids.options());
-  const at::Tensor distance = index.unsqueeze(1) - index;  // (L, L), query - key
+  const int64_t all = past + run.length;
+  const at::Tensor index = at::arange(all, tokens.ids.options());
+  const at::Tensor distance =
+      index.narrow(0, past, run.length).unsqueeze(1) - index;  // (L, p + L), query - key
   at::Tensor out_of_sight = distance < 0;
-  if (options.window > 0 && options.window < run.length)
-    out_of_sight = out_of_sight | (distance >= options.window);
-  out_of_sight = out_of_sight.view({1, 1, run.length, run.length});
+  if (options.window > 0 && options.window < all) out_of_sight = out_of_sight | (distance >= options.window);
+  out_of_sight = out_of_sight.view({1, 1, run.length, all});
   return hidden.defined() ? hidden | out_of_sight : out_of_sight;
 }
 
@@ -71,9 +75,9 @@ at::Tensor added_mask(const at::Tensor& hidden, const at::Tensor& bias) {
 
 at::Tensor capped_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                             const at::Tensor& mask, const AttentionOptions& options) {
-  at::Tensor scores = at::matmul(q, k.transpose(2, 3)).to(at::kFloat) * options.scale;
-  scores = (scores / options.soft_cap).tanh() * options.soft_cap;
-  if (mask.defined()) scores = scores + mask;
+  const at::Tensor scores = at::matmul(q, k.transpose(2, 3)).to(at::kFloat);
+  scores.mul_(options.scale / options.soft_cap).tanh_().mul_(options.soft_cap);
+  if (mask.defined()) scores.add_(mask);
   return at::matmul(at::softmax(scores, -1).to(q.scalar_type()), v);
 }
 
@@ -84,11 +88,17 @@ at::Tensor run_attention(const Run& run, const at::Tensor& q, const at::Tensor& 
         .view({run.num_texts, run.length, rows.size(1), rows.size(2)})
         .transpose(1, 2);
   };
-  const auto shared_heads_of = [&](const at::Tensor& rows) {
+  const auto shared_heads_of = [&](const at::Tensor& rows, const at::Tensor& past) {
     const int64_t share = q.size(1) / rows.size(1);
-    return share == 1 ? heads_of(rows) : heads_of(rows).repeat_interleave(share, 1);
+    at::Tensor heads = heads_of(rows);
+    if (past.defined()) {
+      const at::Tensor before = past.transpose(0, 1).unsqueeze(0);  // (1, H, p, d)
+      heads = at::cat({before.expand({run.num_texts, -1, -1, -1}), heads}, 2);
+    }
+    return share == 1 ? heads : heads.repeat_interleave(share, 1);
   };
-  const at::Tensor queries = heads_of(q), keys = shared_heads_of(k), values = shared_heads_of(v);
+  const at::Tensor queries = heads_of(q), keys = shared_heads_of(k, options.past_keys),
+                   values = shared_heads_of(v, options.past_values);
   const at::Tensor bias = options.bias.defined()
                               ? options.bias.narrow(1, 0, run.length).narrow(2, 0, run.length).unsqueeze(0)
                               : at::Tensor();
@@ -101,7 +111,7 @@ at::Tensor run_attention(const Run& run, const at::Tensor& q, const at::Tensor& 
   } else {
     out = at::scaled_dot_product_attention(
         queries, keys, values,
-        mask.defined() ? std::optional(mask.expand({run.num_texts, q.size(1), run.length, run.length}))
+        mask.defined() ? std::optional(mask.expand({run.num_texts, q.size(1), run.length, keys.size(2)}))
                        : std::nullopt,
         /*dropout_p=*/0.0, /*is_causal=*/false, options.scale);
   }

@@ -47,12 +47,14 @@ struct AttentionOptions {
   bool causal = false;
   int64_t window = 0;   // a token sees those less than this before it; 0: all
   double soft_cap = 0;  // scores become cap * tanh(score / cap); 0: they stay
-  at::Tensor bias{};    // (H, L, L) f32 added to the scores, L at least the longest text; or undefined
+  // Of tokens before those of every text (p, H / n, d), which its tokens see as their own; or undefined.
+  at::Tensor past_keys{}, past_values{};
+  at::Tensor bias{};  // (H, L, L) f32 added to the scores, L at least the longest text; or undefined
 };
 
 // softmax(q k^T * scale + bias) v within each text. q (T, H, d); k, v (T, H / n, d), each shared by n heads
 // of q -> (T, H * d) in the dtype of q. Tokens that do not count are seen by no other; a token that sees none
-// sees all alike.
+// sees all alike. REQUIRES: no bias beside past keys.
 at::Tensor attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const TokenRows& tokens,
                      const AttentionOptions& options);
 

@@ -152,9 +152,9 @@ const std::vector<PublishedTextEncoder>& published_text_encoders() {
   return all;
 }
 
-int64_t OpenedTextEncoder::weight_bytes() const {
+int64_t weight_bytes(const TextEncoder& encoder) {
   int64_t bytes = 0;
-  for (const auto& parameter : encoder->parameters())
+  for (const auto& parameter : encoder.parameters())
     bytes += parameter->value.numel() * static_cast<int64_t>(parameter->value.element_size());
   return bytes;
 }
@@ -170,17 +170,32 @@ void OpenedTextEncoder::load(at::Device device) {
   stored.clear();
 }
 
-OpenedTextEncoder open_text_encoder(const std::string& path, at::ScalarType compute_dtype) {
-  const at::NoGradGuard no_grad;
+namespace {
+
+fs::path encoder_folder(const std::string& path) {
   if (!fs::is_directory(path)) fail("text", "{} is no folder: give the folder of a text encoder", path);
   const bool is_pipeline =
       fs::exists(fs::path(path) / "model_index.json") && fs::is_directory(fs::path(path) / "text_encoder");
-  const fs::path folder = is_pipeline ? fs::path(path) / "text_encoder" : fs::path(path);
+  return is_pipeline ? fs::path(path) / "text_encoder" : fs::path(path);
+}
+
+std::unique_ptr<TextEncoder> outline(const Family& family, const json& config, at::ScalarType compute_dtype) {
+  return family.build(config, {.device = at::kMeta, .compute_dtype = compute_dtype, .outline = true});
+}
+
+void set_dtypes(const TextEncoder& encoder, at::ScalarType compute_dtype) {
+  for (const auto& parameter : encoder.parameters())
+    parameter->value = parameter->value.to(is_of_a_product(*parameter) ? compute_dtype : at::kFloat);
+}
+
+}  // namespace
+
+OpenedTextEncoder open_text_encoder(const std::string& path, at::ScalarType compute_dtype) {
+  const at::NoGradGuard no_grad;
+  const fs::path folder = encoder_folder(path);
   const json config = read_config(folder);
   const Family& family = family_of_config(config, folder);
-  OpenedTextEncoder opened{
-      .encoder =
-          family.build(config, {.device = at::kMeta, .compute_dtype = compute_dtype, .outline = true})};
+  OpenedTextEncoder opened{.encoder = outline(family, config, compute_dtype)};
   opened.weights_path = weights_path_in(folder).string();
   opened.stored = family.weights(load_tensors(opened.weights_path));
   const ParameterList parameters = opened.encoder->parameters();
@@ -189,9 +204,26 @@ OpenedTextEncoder open_text_encoder(const std::string& path, at::ScalarType comp
   const auto start = std::chrono::steady_clock::now();
   opened.fingerprint = weights_fingerprint(opened.stored);
   opened.read_seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-  for (const auto& parameter : parameters)
-    parameter->value = parameter->value.to(is_of_a_product(*parameter) ? compute_dtype : at::kFloat);
+  set_dtypes(*opened.encoder, compute_dtype);
   return opened;
+}
+
+std::unique_ptr<TextEncoder> outline_text_encoder(const std::string& path, at::ScalarType compute_dtype) {
+  const at::NoGradGuard no_grad;
+  const fs::path folder = encoder_folder(path);
+  const json config = read_config(folder);
+  std::unique_ptr<TextEncoder> encoder = outline(family_of_config(config, folder), config, compute_dtype);
+  set_dtypes(*encoder, compute_dtype);
+  return encoder;
+}
+
+std::unique_ptr<TextEncoder> outline_text_encoder(const PublishedTextEncoder& published,
+                                                  at::ScalarType compute_dtype) {
+  const at::NoGradGuard no_grad;
+  std::unique_ptr<TextEncoder> encoder =
+      outline(family_of(published.family), published.config, compute_dtype);
+  set_dtypes(*encoder, compute_dtype);
+  return encoder;
 }
 
 }  // namespace kiln

@@ -37,7 +37,6 @@ struct OpenedTextEncoder {
   double read_seconds = 0;    // that reading all of them took
   std::string weights_path{};
 
-  int64_t weight_bytes() const;  // in memory
   // Reads all weights. What a file holds in the right dtype is used where it is mapped, not copied.
   void load(at::Device device);
 };
@@ -45,5 +44,11 @@ struct OpenedTextEncoder {
 // pipeline's folder with text_encoder/ in it. Weights of products are to be in `compute_dtype`, the others in
 // f32. Throws Error.
 OpenedTextEncoder open_text_encoder(const std::string& folder, at::ScalarType compute_dtype);
+
+// The same from config.json alone: weights are on meta, of the dtypes that they are to have.
+std::unique_ptr<TextEncoder> outline_text_encoder(const std::string& folder, at::ScalarType compute_dtype);
+std::unique_ptr<TextEncoder> outline_text_encoder(const PublishedTextEncoder& published,
+                                                  at::ScalarType compute_dtype);
+int64_t weight_bytes(const TextEncoder& encoder);  // in memory
 
 }  // namespace kiln

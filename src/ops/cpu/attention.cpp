@@ -61,7 +61,7 @@ void* head_of(const at::Tensor& tensor, const Shape& shape, int64_t parts, int64
 }
 
 void simd_forward(const at::Tensor& qkv, double scale, const at::Tensor& out, const at::Tensor& log2_sum) {
-  constexpr int64_t kRows = 24;  // a whole block of the kernel
+  constexpr int64_t kRows = 96;  // whole blocks of every kernel
   const Shape shape(qkv);
   const AttentionType type = type_of(qkv);
   const int64_t num_heads = shape.batch * shape.num_heads, blocks = at::divup(shape.num_tokens, kRows);

@@ -1,5 +1,6 @@
 // Backward attention of one head in AVX-512.
 #include "ops/cpu/attention_kernel.h"
+#include "ops/cpu/attention_tiles.h"
 
 #if KILN_AVX512_ATTENTION
 #include "ops/cpu/attention_avx512-inl.h"
@@ -191,13 +192,16 @@ void backward_head(const AttentionBackward& args, void* memory) {
 }  // namespace
 
 std::size_t attention_backward_scratch(AttentionType type, int64_t num_tokens, int64_t head_dim) {
-  return type == AttentionType::kF32 ? scratch_bytes<F32, BackwardScratch>(num_tokens, head_dim)
-                                     : scratch_bytes<BF16, BackwardScratch>(num_tokens, head_dim);
+  if (type == AttentionType::kF32) return scratch_bytes<F32, BackwardScratch>(num_tokens, head_dim);
+  return has_matrix_tiles() ? tiles_backward_scratch(num_tokens, head_dim)
+                            : scratch_bytes<BF16, BackwardScratch>(num_tokens, head_dim);
 }
 
 void attention_backward_head(AttentionType type, const AttentionBackward& args, void* scratch) {
   if (type == AttentionType::kF32)
     backward_head<F32>(args, scratch);
+  else if (has_matrix_tiles())
+    tiles_backward_head(args, scratch);
   else
     backward_head<BF16>(args, scratch);
 }

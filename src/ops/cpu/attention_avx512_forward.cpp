@@ -1,5 +1,6 @@
 // Forward attention of one head in AVX-512.
 #include "ops/cpu/attention_kernel.h"
+#include "ops/cpu/attention_tiles.h"
 
 #if KILN_AVX512_ATTENTION
 #include "ops/cpu/attention_avx512-inl.h"
@@ -106,14 +107,17 @@ void forward_head(const AttentionForward& args, int64_t row_begin, int64_t row_e
 }  // namespace
 
 std::size_t attention_forward_scratch(AttentionType type, int64_t num_tokens, int64_t head_dim) {
-  return type == AttentionType::kF32 ? scratch_bytes<F32, ForwardScratch>(num_tokens, head_dim)
-                                     : scratch_bytes<BF16, ForwardScratch>(num_tokens, head_dim);
+  if (type == AttentionType::kF32) return scratch_bytes<F32, ForwardScratch>(num_tokens, head_dim);
+  return has_matrix_tiles() ? tiles_forward_scratch(num_tokens, head_dim)
+                            : scratch_bytes<BF16, ForwardScratch>(num_tokens, head_dim);
 }
 
 void attention_forward_head(AttentionType type, const AttentionForward& args, int64_t row_begin,
                             int64_t row_end, void* scratch) {
   if (type == AttentionType::kF32)
     forward_head<F32>(args, row_begin, row_end, scratch);
+  else if (has_matrix_tiles())
+    tiles_forward_head(args, row_begin, row_end, scratch);
   else
     forward_head<BF16>(args, row_begin, row_end, scratch);
 }

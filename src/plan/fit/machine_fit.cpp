@@ -32,10 +32,8 @@ int64_t MachineFit::rows_of_rank(const TrainOptions& options) const {
 
 Plan MachineFit::plan(TrainOptions options) const {
   options.global_batch = rows_of_rank(options) * world_size_;
-  const DataShape data = planned_shape(options);
-  return compose_plan({.train = options, .gpu = machine_->name, .gpus = world_size_},
-                      options.compute.tf32 ? with_tf32(*machine_) : *machine_, data,
-                      trace_step(options, data, machine_->device, world_size_));
+  return plan_data({.train = options, .gpu = machine_->name, .gpus = world_size_},
+                   options.compute.tf32 ? with_tf32(*machine_) : *machine_, planned_shape(options));
 }
 
 int64_t MachineFit::needed(const Plan& plan) const {

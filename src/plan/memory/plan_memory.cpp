@@ -41,9 +41,11 @@ class MemoryComposer {
   MemoryPlan run();
 
  private:
-  bool validates() const { return !options_.validation.data.empty(); }
+  bool validates() const { return options_.validation.is_on(); }
   bool draws_samples() const { return options_.samples.every > 0; }
   bool evaluates() const { return options_.evaluation.every > 0; }
+  bool encodes() const { return encodes_images(options_) || text_encoder_; }
+  int64_t text_encoder_bytes() const { return left_bytes(text_events_.load); }
   int64_t autoencoder_bytes() const { return left_bytes(autoencoder_events_.load); }  // of its weights
 
   // On the device from before the state is built: what samples are judged with and by.
@@ -66,8 +68,10 @@ class MemoryComposer {
   const bool cuda_;
   const int64_t communication_;
   const std::optional<PlannedAutoencoder> autoencoder_;
+  const std::optional<PlannedTextEncoder> text_encoder_;
   MemoryEvents load_, validation_, sampling_;
   AutoencoderEvents autoencoder_events_;
+  TextEncoderEvents text_events_;
   EvaluationTrace evaluation_;
   MemoryEvents drawing_;  // of pictures to evaluate
   AutoencoderEvents drawn_;
@@ -81,7 +85,8 @@ MemoryComposer::MemoryComposer(const MachineProfile& machine, const DataShape& d
       options_(trace.options),
       cuda_(machine.device == DryRunDevice::kCuda),
       communication_(communication_bytes(machine, trace.world_size)),
-      autoencoder_(planned_autoencoder(trace.options, data)) {
+      autoencoder_(planned_autoencoder(trace.options, data)),
+      text_encoder_(planned_text_encoder(trace.options, data)) {
   const auto group = dry_group(trace.world_size, trace.ranks_per_node);
   load_ = trace_load(options_, data, machine.device, group);
   // Tables of the objective, made at the first step, stay.
@@ -92,6 +97,8 @@ MemoryComposer::MemoryComposer(const MachineProfile& machine, const DataShape& d
   if (autoencoder_)
     autoencoder_events_ =
         trace_autoencoder(autoencoder_->config, options_, data, machine.device, trace.world_size);
+  if (text_encoder_)
+    text_events_ = trace_text_encoder(*text_encoder_, options_, data, machine.device, trace.world_size);
   if (!evaluates()) return;
   evaluation_ = trace_evaluation(options_, machine.device, trace.world_size);
   TrainOptions drawing = options_;
@@ -109,10 +116,11 @@ PhasePeaks MemoryComposer::play(int64_t capacity_bytes) const {
   };
   PhasePeaks peaks;
   if (judge_bytes() > 0) timeline.play(MemoryEvents{{.id = (uint64_t{1} << 46), .bytes = judge_bytes()}});
-  const Peak autoencoder = timeline.play(autoencoder_events_.load);
+  const Peak encoders = play_both(autoencoder_events_.load, text_events_.load);
   peaks.load = timeline.play(load_);
-  peaks.load.live_bytes = std::max(peaks.load.live_bytes, autoencoder.live_bytes);
+  peaks.load.live_bytes = std::max(peaks.load.live_bytes, encoders.live_bytes);
   if (encodes_images(options_)) peaks.encoding = timeline.play(autoencoder_events_.encode);
+  if (text_encoder_) peaks.encoding = larger(peaks.encoding, timeline.play(text_events_.encode));
   MemoryEvents workspaces;
   for (int64_t thread = 0; thread < kProductThreads; ++thread)
     workspaces.push_back({.id = static_cast<uint64_t>(thread), .bytes = machine_.workspace_bytes});
@@ -120,8 +128,10 @@ PhasePeaks MemoryComposer::play(int64_t capacity_bytes) const {
   peaks.first = timeline.play(trace_.spans);
   peaks.steady = timeline.play(trace_.spans);
   if (validates())
-    peaks.validation = play_both(
-        encodes_validation_images(options_) ? autoencoder_events_.encode : MemoryEvents(), validation_);
+    peaks.validation =
+        larger(play_both(encodes_validation_images(options_) ? autoencoder_events_.encode : MemoryEvents(),
+                         validation_),
+               timeline.play(text_events_.encode));
   if (draws_samples()) peaks.sampling = play_both(sampling_, autoencoder_events_.decode);
   if (evaluates())
     peaks.evaluation = larger(play_both(drawing_, drawn_.decode), timeline.play(evaluation_.judge));
@@ -179,6 +189,7 @@ void MemoryComposer::add_kinds(const Peak& steady) {
   for (const auto& [kind, bytes] : trace_.memory.peak_by_kind) by_kind[std::string(name_of(kind))] += bytes;
   by_kind["matmul"] += workspaces_bytes(machine_);
   by_kind[std::string(name_of(MemoryKind::kAutoencoder))] = autoencoder_bytes();
+  by_kind[std::string(name_of(MemoryKind::kTextEncoder))] = text_encoder_bytes();
   by_kind[std::string(name_of(MemoryKind::kFeatureNet))] = judge_bytes();
   plan_.peak_bytes = 0;
   for (const auto& [name, bytes] : by_kind) plan_.peak_bytes += bytes;
@@ -200,9 +211,10 @@ int64_t MemoryComposer::checkpoint_copy_bytes() const {
 
 // The step's curve, with the autoencoder beside the training state.
 MemoryCurve MemoryComposer::curve() const {
-  if (!autoencoder_ && !evaluates()) return memory_curve(trace_);
+  if (!autoencoder_ && !text_encoder_ && !evaluates()) return memory_curve(trace_);
   RecordedStep step = trace_;
   step.memory.persistent[MemoryKind::kAutoencoder] = autoencoder_bytes();
+  step.memory.persistent[MemoryKind::kTextEncoder] = text_encoder_bytes();
   step.memory.persistent[MemoryKind::kFeatureNet] = judge_bytes();
   return memory_curve(step);
 }
@@ -214,7 +226,7 @@ void MemoryComposer::add_phases(const PhasePeaks& peaks) {
                 validating = stepping + loader_bytes(rows_of_validation(options_, trace_.world_size),
                                                      encodes_validation_images(options_));
   add_phase("load", peaks.load, process);
-  if (encodes_images(options_)) add_phase("extract", peaks.encoding, stepping);
+  if (encodes()) add_phase("extract", peaks.encoding, stepping);
   add_phase("first step", peaks.first, stepping);
   add_phase("steady step", peaks.steady, stepping);
   if (validates()) add_phase("validation", peaks.validation, validating);
@@ -222,10 +234,11 @@ void MemoryComposer::add_phases(const PhasePeaks& peaks) {
   if (evaluates())
     add_phase("evaluation", peaks.evaluation,
               stepping + (cuda_ ? evaluation_.reference_bytes + evaluation_.host_bytes : 0));
-  const Peak idle{.live_bytes = trace_.memory.persistent_bytes + autoencoder_bytes() + judge_bytes() +
-                                workspaces_bytes(machine_),
-                  .reserved_bytes = cuda_ ? peaks.steady.reserved_bytes
-                                          : autoencoder_bytes() + judge_bytes() + left_bytes(load_)};
+  const Peak idle{.live_bytes = trace_.memory.persistent_bytes + autoencoder_bytes() + text_encoder_bytes() +
+                                judge_bytes() + workspaces_bytes(machine_),
+                  .reserved_bytes =
+                      cuda_ ? peaks.steady.reserved_bytes
+                            : autoencoder_bytes() + text_encoder_bytes() + judge_bytes() + left_bytes(load_)};
   const int64_t copy = checkpoint_copy_bytes();
   Peak saving = idle;
   if (!cuda_ && copy > 0) {  // written while the run goes on
@@ -242,7 +255,12 @@ void MemoryComposer::add_notes() {
   if (autoencoder_)
     plan_.notes.push_back(
         fmt::format("workspaces of the autoencoder's convolutions{}",
-                    autoencoder_->is_here ? "" : "; its architecture is taken to be KL-f8's"));
+                    autoencoder_->assumed.empty()
+                        ? std::string()
+                        : fmt::format("; its architecture is taken to be {}", autoencoder_->assumed)));
+  if (text_encoder_ && !text_encoder_->assumed.empty())
+    plan_.notes.push_back(fmt::format("whether {} is {}, as is taken of a model of its width",
+                                      options_.data.text_encoder, text_encoder_->assumed));
   if (!evaluation_.note.empty()) plan_.notes.push_back(evaluation_.note);
   if (const std::string settings = unusual_allocator_settings(); cuda_ && !settings.empty())
     plan_.notes.push_back(fmt::format(

@@ -126,8 +126,10 @@ MachineProfile find_profile(const std::string& name) {
     if (plain(profile.name) == wanted) return profile;
     names.push_back(profile.name);
   }
-  fail(kWho, "no GPU is called '{}': the closest are {} (all: {})", name,
-       fmt::join(nearest_names(name, names, 3), ", "), fmt::join(names, ", "));
+  fail(kWho,
+       "no GPU is called '{}': the closest are {} (all: {}); another card is planned by its memory, "
+       "with --gpu-memory 10G in place of --gpu",
+       name, fmt::join(nearest_names(name, names, 3), ", "), fmt::join(names, ", "));
 }
 
 MachineProfile with_tf32(MachineProfile profile) {

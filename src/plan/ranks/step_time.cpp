@@ -48,7 +48,10 @@ class Links {
 class StepClock {
  public:
   StepClock(const StepTrace& trace, const std::vector<std::vector<double>>& op_seconds, const Links& links)
-      : trace_(trace), op_seconds_(op_seconds), links_(links) {}
+      : trace_(trace), links_(links) {
+    for (size_t i = 0; i < trace.spans.size(); ++i)
+      compute_.push_back(seconds_between(trace.spans[i].collectives, op_seconds[i]));
+  }
 
   // A steady step's: the second one.
   void run() {
@@ -68,6 +71,18 @@ class StepClock {
   double busy_seconds() const { return busy_; }
 
  private:
+  // The seconds of the operations before each event of a span, and after its last one.
+  static std::vector<double> seconds_between(const std::vector<CollectiveEvent>& events,
+                                             const std::vector<double>& op_seconds) {
+    std::vector<double> between(events.size() + 1);
+    size_t event = 0;
+    for (size_t op = 0; op < op_seconds.size(); ++op) {
+      while (event < events.size() && events[event].before_op <= op) ++event;
+      between[event] += op_seconds[op];
+    }
+    return between;
+  }
+
   void step() {
     repeated_ = 0;
     begun_.clear();
@@ -87,12 +102,11 @@ class StepClock {
 
   void run(size_t index) {
     const std::vector<CollectiveEvent>& events = trace_.spans[index].collectives;
-    size_t event = 0;
-    for (size_t op = 0; op < op_seconds_[index].size(); ++op) {
-      while (event < events.size() && events[event].before_op <= op) meet(events[event++]);
-      now_ += op_seconds_[index][op];
+    for (size_t event = 0; event < events.size(); ++event) {
+      now_ += compute_[index][event];
+      meet(events[event]);
     }
-    while (event < events.size()) meet(events[event++]);
+    now_ += compute_[index].back();
   }
 
   void meet(const CollectiveEvent& event) {
@@ -110,8 +124,8 @@ class StepClock {
   }
 
   const StepTrace& trace_;
-  const std::vector<std::vector<double>>& op_seconds_;  // of each span
   const Links& links_;
+  std::vector<std::vector<double>> compute_;  // seconds_between() of each span
   // By number. Of what stands for several micro-steps each has numbers of its own: `repeated_` more.
   std::unordered_map<int64_t, double> arrival_;
   std::vector<int64_t> begun_;  // numbers, in order

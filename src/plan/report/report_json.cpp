@@ -2,6 +2,7 @@
 
 #include "plan/report/report.h"
 #include "run/option_values.h"
+#include "watch/phase_timers.h"
 
 namespace kiln {
 
@@ -64,7 +65,9 @@ Json predicted_json(const Plan& plan) {
   }
   for (size_t i = 0; i < plan.phase_s.size(); ++i)
     phase_s[std::string(name_of(static_cast<StepPhase>(i)))] = plan.phase_s[i];
-  if (plan.encoding_s > 0) phase_s["encoding"] = plan.encoding_s;
+  if (plan.encoding_s > plan.caption_encoding_s)
+    phase_s[kEncodingPhases[0]] = plan.encoding_s - plan.caption_encoding_s;
+  if (plan.caption_encoding_s > 0) phase_s[kEncodingPhases[1]] = plan.caption_encoding_s;
   phase_s["data"] = data_wait_s(plan);
   return {{"peak_bytes", plan.peak_bytes},
           {"reserved_bytes", plan.reserved_bytes},

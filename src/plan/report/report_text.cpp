@@ -98,8 +98,10 @@ std::string time(const Plan& plan) {
     if (plan.phase_s[i] >= 0.005 * plan.step_s)
       text += fmt::format(" {} {:.0f} %", name_of(static_cast<StepPhase>(i)),
                           100 * plan.phase_s[i] / plan.step_s);
-  if (plan.encoding_s > 0)
-    text += fmt::format(" encoding pictures {:.0f} %", 100 * plan.encoding_s / plan.step_s);
+  if (const double pictures = plan.encoding_s - plan.caption_encoding_s; pictures > 0)
+    text += fmt::format(" encoding pictures {:.0f} %", 100 * pictures / plan.step_s);
+  if (plan.caption_encoding_s > 0)
+    text += fmt::format(" encoding captions {:.0f} %", 100 * plan.caption_encoding_s / plan.step_s);
   text += fmt::format("\n  {} steps: {}, {:.0f} GPU hours, {:.0f} kWh{}\n", plan.steps, duration(plan.days),
                       plan.gpu_hours, plan.kilowatt_hours, money(plan, plan.cost));
   for (const Milestone& milestone : plan.milestones)

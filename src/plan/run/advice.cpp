@@ -24,6 +24,17 @@ std::string change(const Plan& plan, const char* option, const T& value) {
   return plan.options.change(option, fmt::format("{}", value));
 }
 
+// What is needed of the machine's memory; with another micro-batch about.
+double share_of_memory(const Plan& plan, int64_t micro_batch) {
+  double of_passes = 0;  // what grows with the images of a pass
+  for (const char* kind : {"batch", "activations", "recompute", "attention", "matmul", "temporaries"})
+    if (const auto found = plan.by_kind.find(kind); found != plan.by_kind.end())
+      of_passes += static_cast<double>(found->second);
+  const double more = static_cast<double>(micro_batch) / static_cast<double>(plan.micro_batch) - 1;
+  return (static_cast<double>(plan.needed_bytes) + more * of_passes) /
+         static_cast<double>(plan.machine.memory_bytes);
+}
+
 void advise_size(const Plan& plan, std::vector<std::string>& advice) {
   const TrainOptions& train = plan.options.train;
   const nlohmann::json config =
@@ -38,10 +49,11 @@ void advise_batch(const Plan& plan, std::vector<std::string>& advice) {
         fmt::format("--micro-batch {0} is more than the {1} images that each GPU has of a step: "
                     "they go in one pass, as with --micro-batch {1}",
                     train.micro_batch, plan.rank_batch));
-  if (plan.micro_batch % 8 != 0 && plan.rank_batch >= 8)
-    advice.push_back(
-        fmt::format("micro-batch {} is not a multiple of 8, which matrix units work in: {}", plan.micro_batch,
-                    change(plan, "micro-batch", std::max<int64_t>(8, plan.micro_batch / 8 * 8))));
+  const int64_t multiple = std::max<int64_t>(8, plan.micro_batch / 8 * 8);
+  const bool has_room = multiple < plan.micro_batch || share_of_memory(plan, multiple) <= kMuchMemory;
+  if (plan.micro_batch % 8 != 0 && plan.rank_batch >= 8 && has_room)
+    advice.push_back(fmt::format("micro-batch {} is not a multiple of 8, which matrix units work in: {}",
+                                 plan.micro_batch, change(plan, "micro-batch", multiple)));
   const PublishedRun published = published_run(train);
   if (published.global_batch == 0) return;
   if (train.global_batch < 64 || train.global_batch > published.global_batch)
@@ -109,14 +121,13 @@ std::string less_memory(const Plan& plan) {
 
 // Which stage would fit on these GPUs, or on two; 0: none.
 void advise_memory(const Plan& plan, const StepTrace& trace, std::vector<std::string>& advice) {
-  const double share =
-      static_cast<double>(plan.needed_bytes) / static_cast<double>(plan.machine.memory_bytes);
+  const double share = share_of_memory(plan, plan.micro_batch);
   if (plan.fits && share > kMuchMemory)
     advice.push_back(
         fmt::format("{:.0f} % of the memory is used, which leaves little for other programs and "
                     "fragmentation: {}",
                     100 * share, less_memory(plan)));
-  if (plan.fits) return;
+  if (plan.fits || !plan.machine.runs_kiln) return;
   const int64_t gpus = std::max<int64_t>(2, plan.options.gpus);
   for (int64_t stage = plan.options.train.zero.stage + 1; stage <= 3; ++stage) {
     Sharding divided = sharding_of(plan.options.train, gpus, plan.machine);
@@ -146,10 +157,13 @@ void advise_speed(const Plan& plan, std::vector<std::string>& advice) {
                     100 * update / plan.step_s, plan.machine.host_link_bytes_per_s / 1e9,
                     change(plan, "offload-optimizer", "none")));
   if (plan.encoding_s > kHiddenShare * plan.step_s)
-    advice.push_back(fmt::format(
-        "encoding pictures takes {:.0f} % of every step: kiln extract does it once for all epochs, "
-        "and --data is then its store",
-        100 * plan.encoding_s / plan.step_s));
+    advice.push_back(
+        fmt::format("encoding {} takes {:.0f} % of every step: kiln extract does it once for all epochs, "
+                    "and --data is then its store",
+                    plan.caption_encoding_s == 0                ? "pictures"
+                    : plan.encoding_s > plan.caption_encoding_s ? "pictures and captions"
+                                                                : "captions",
+                    100 * plan.encoding_s / plan.step_s));
   const double waiting = plan.phase_s[static_cast<size_t>(StepPhase::kCommunication)];
   if (waiting > kHiddenShare * plan.step_s)
     advice.push_back(fmt::format(

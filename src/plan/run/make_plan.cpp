@@ -30,7 +30,7 @@ void check_training(const PlanOptions& options) {
 }
 
 // Pictures are encoded pass by pass, on the device, before the step that takes them.
-double encoding_seconds(const Plan& plan) {
+double picture_seconds(const Plan& plan) {
   const TrainOptions& train = plan.options.train;
   const std::optional<PlannedAutoencoder> autoencoder =
       encodes_images(train) ? planned_autoencoder(train, plan.data) : std::nullopt;
@@ -40,6 +40,25 @@ double encoding_seconds(const Plan& plan) {
        trace_encoding(autoencoder->config, train, plan.machine.device, plan.options.gpus))
     seconds += price(op, plan.machine);
   return seconds * static_cast<double>(plan.rank_batch) / static_cast<double>(plan.micro_batch);
+}
+
+// Captions likewise, but for those that are dropped. Weights that do not stay are read once a step.
+double caption_seconds(const Plan& plan) {
+  const TrainOptions& train = plan.options.train;
+  const std::optional<PlannedTextEncoder> planned = planned_text_encoder(train, plan.data);
+  if (!planned) return 0;
+  const DryRunDevice device = plan.machine.device;
+  const CaptionEncodingTrace trace =
+      trace_caption_encoding(*planned->encoder, train, plan.data, device, plan.options.gpus);
+  double seconds = 0;
+  for (const OpRecord& op : trace.ops) seconds += price(op, plan.machine);
+  const double captions = (1 - train.data.text_dropout_prob) * static_cast<double>(plan.rank_batch);
+  seconds *= captions / static_cast<double>(trace.captions);
+  const bool is_streamed =
+      trace_text_encoder(*planned, train, plan.data, device, plan.options.gpus).is_streamed;
+  if (is_streamed && plan.machine.disk_bytes_per_s > 0)
+    seconds += static_cast<double>(weight_bytes(*planned->encoder)) / plan.machine.disk_bytes_per_s;
+  return seconds;
 }
 
 // What most batches look like, where they differ: captions of the mean length, pictures of the mean area.
@@ -59,7 +78,8 @@ std::optional<DataShape> usual_shape(const DataShape& data) {
 
 void add_time(Plan& plan, const StepTrace& trace, const Sharding& sharding) {
   const StepTime time = time_step(trace, plan.machine, sharding);
-  plan.encoding_s = encoding_seconds(plan);
+  plan.caption_encoding_s = caption_seconds(plan);
+  plan.encoding_s = picture_seconds(plan) + plan.caption_encoding_s;
   plan.step_s = time.seconds + plan.encoding_s;
   plan.phase_s = time.by_phase;
   plan.communication_s = time.communication_s;
@@ -132,7 +152,10 @@ void check_plan(const PlanOptions& options, const MachineProfile& machine) {
 Plan make_plan(const PlanOptions& options) {
   const MachineProfile machine = planned_machine(options);
   check_plan(options, machine);
-  const DataShape data = planned_shape(options.train);
+  return plan_data(options, machine, planned_shape(options.train));
+}
+
+Plan plan_data(const PlanOptions& options, const MachineProfile& machine, const DataShape& data) {
   const Sharding sharding = sharding_of(options.train, options.gpus, machine);
   const auto traced = [&](const DataShape& shape) {
     return trace_step(options.train, shape, machine.device, options.gpus, sharding.ranks_per_node);

@@ -20,6 +20,8 @@ void compare_with_published(Plan& plan);
 // --memory-budget.
 MachineProfile planned_machine(const PlanOptions& options);
 void check_plan(const PlanOptions& options, const MachineProfile& machine);  // throws what make_plan throws
+// The memory of the largest batch of the data, and the time of what most batches look like.
+Plan plan_data(const PlanOptions& options, const MachineProfile& machine, const DataShape& data);
 // `trace`: of options.train on options.gpus ranks, on `data` and the machine's kind of device.
 Plan compose_plan(const PlanOptions& options, const MachineProfile& machine, const DataShape& data,
                   const StepTrace& trace);

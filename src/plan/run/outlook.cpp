@@ -73,7 +73,7 @@ std::vector<ScalingPoint> scaling_of(const Plan& plan, const StepTrace& trace) {
     const StepTime time =
         time_step(is_of(trace, sharding) ? trace : trace_of_rank(trace, sharding), machine, sharding);
     ScalingPoint point{.gpus = gpus, .step_s = time.seconds + plan.encoding_s};
-    point.images_per_s = static_cast<double>(plan.rank_batch * gpus) / time.seconds;
+    point.images_per_s = static_cast<double>(plan.rank_batch * gpus) / point.step_s;
     const double alone = points.empty() ? point.images_per_s : points.front().images_per_s;
     point.efficiency = point.images_per_s / (alone * static_cast<double>(gpus));
     point.days = days_of(images, point.images_per_s);

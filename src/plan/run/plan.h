@@ -58,7 +58,8 @@ struct DataRate {
 struct TimePlan {
   double step_s = 0, images_per_s = 0;
   double peak_share = 0, mfu = 0;  // of the profile's peak, of the data sheet's (0: there is none)
-  double encoding_s = 0;           // of step_s: pictures that are encoded on the way
+  double encoding_s = 0;           // of step_s: pictures and captions that are encoded on the way
+  double caption_encoding_s = 0;   // of encoding_s: captions
   double communication_s = 0;      // that links are busy in a step; what is not hidden is in phase_s
   std::array<double, kNumStepPhases> phase_s{};
   std::vector<ScalingPoint> scaling;

@@ -16,13 +16,15 @@ PlanOptions options_of(const PlanOptions& options, size_t index, const std::stri
   if (!model.empty()) of_stage.train.model.config = model;
   if (stage.steps > 0) of_stage.train.max_steps = stage.steps;
   of_stage.train = with_length(of_stage.train, options.dataset_size);
-  of_stage.steps = 0;
   return of_stage;
 }
 
 }  // namespace
 
 StagePlans make_stage_plans(const PlanOptions& options, const std::function<Plan(const PlanOptions&)>& plan) {
+  if (options.steps > 0)
+    fail("plan", "--steps has no effect on a recipe of {} stages, each of which says its epochs or steps",
+         options.train.stages.size());
   StagePlans stages;
   std::string model;
   for (size_t i = 0; i < options.train.stages.size(); ++i) {

@@ -88,6 +88,9 @@ void check_search(const SearchOptions& options, const MachineProfile& machine) {
          options.memory_share);
   if (options.max_cost > 0 && options.plan.price_per_gpu_hour == 0)
     fail("plan", "--max-cost needs the price of a GPU: add --price-per-gpu-hour");
+  if (!machine.runs_kiln)
+    fail("plan", "this build does not run on a {}: its CUDA 13 begins with Turing (compute capability 7.5)",
+         machine.name);
   PlanOptions checked = options.plan;
   if (options.any_gpus) checked.gpus = checked.train.zero.stage > 0 ? 2 : 1;
   check_plan(checked, machine);

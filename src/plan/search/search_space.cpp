@@ -35,7 +35,8 @@ class SpaceBuilder {
     for (const at::ScalarType dtype : axes_.dtypes()) {
       TrainOptions options = search_.plan.train;
       options.compute.dtype = dtype;
-      frozen_ = autoencoder_bytes(options, data_, machine_.device) + feature_net_bytes(options);
+      frozen_ = autoencoder_bytes(options, data_, machine_.device) + feature_net_bytes(options) +
+                text_encoder_bytes(options, data_, machine_.device);
       for (int64_t gpus : axes_.gpu_counts()) {
         for (int64_t micro_batch : axes_.micro_batches(gpus)) {
           present_ = {.gpus = gpus, .micro_batch = micro_batch, .compute_dtype = dtype};

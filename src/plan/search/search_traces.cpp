@@ -7,7 +7,7 @@ namespace kiln {
 namespace {
 
 constexpr size_t kMostSteps = 32;  // some megabytes each
-constexpr size_t kMostOfRanks = 128;
+constexpr size_t kMostOfRanks = 24;
 
 }  // namespace
 

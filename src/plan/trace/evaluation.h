@@ -13,7 +13,7 @@ namespace kiln {
 struct EvaluationTrace {
   int64_t net_bytes = 0;        // on the device, from before the state is built
   int64_t reference_bytes = 0;  // on the host likewise: its statistics and features
-  MemoryEvents judge;      // on the device: pictures through the net; on a CPU statistics and metrics, too
+  MemoryEvents judge{};    // on the device: pictures through the net; on a CPU statistics and metrics, too
   int64_t host_bytes = 0;  // at most, of statistics and metrics; on a CPU they are in `judge`
   std::string note{};      // what is not known of it; "" for nothing
 };

@@ -12,6 +12,7 @@
 #include "plan/trace/trace.h"
 #include "sample/sampler_loop.h"
 #include "step/average_in_place.h"
+#include "train/encoded_captions.h"
 #include "train/sample_grid.h"
 #include "train/validation.h"
 
@@ -81,8 +82,7 @@ MemoryEvents trace_sample_grid(const TrainOptions& options, const DataShape& dat
         guided_denoiser(*training.denoiser, cond,
                         cfg_scale != 1 ? unconditional(shape.conditioning, cond, null_text) : Conditioning(),
                         cfg_scale, CfgConvention::kAuto, forward_of(training));
-    const std::vector<int64_t> image_shape = {batch, data.channels, data.largest().height,
-                                              data.largest().width};
+    const std::vector<int64_t> image_shape = {batch, data.channels, shape.input_size, shape.input_size};
     with_first_ema(*training.state, [&] {
       run_sampler(*sampler, on_meta(image_shape), denoise, [&](int64_t) { return on_meta(image_shape); });
     });
@@ -109,20 +109,20 @@ MemoryEvents trace_validation(const TrainOptions& options, const DataShape& data
   });
 }
 
-AutoencoderEvents trace_autoencoder(const AutoencoderKlConfig& config, const TrainOptions& options,
+AutoencoderEvents trace_autoencoder(const nlohmann::json& config, const TrainOptions& options,
                                     const DataShape& data, DryRunDevice device, int64_t world_size) {
   const DryRunScope dry_run(device);
   const at::NoGradGuard no_grad;
   AutoencoderEvents events;
-  std::unique_ptr<AutoencoderKl> autoencoder;
+  std::unique_ptr<Autoencoder> autoencoder;
   events.load = logged_on_meta([&] {
-    autoencoder = std::make_unique<AutoencoderKl>(
+    autoencoder = build_autoencoder(
         config, BuildOptions{.device = at::kMeta, .compute_dtype = options.compute.held_dtype()});
     autoencoder->freeze_weights();
   });
   events.decode = logged_on_meta([&] {
     const int64_t batch = samples_at_once(options, world_size);
-    autoencoder->decode(on_meta({batch, data.channels, data.largest().height, data.largest().width}));
+    autoencoder->decode(on_meta({batch, data.channels, data.side(), data.side()}));
   });
   const int64_t rows =
       encodes_images(options) ? rows_of_walk(options, world_size) : rows_of_validation(options, world_size);
@@ -134,17 +134,69 @@ AutoencoderEvents trace_autoencoder(const AutoencoderKlConfig& config, const Tra
   return events;
 }
 
-std::vector<OpRecord> trace_encoding(const AutoencoderKlConfig& config, const TrainOptions& options,
+std::vector<OpRecord> trace_encoding(const nlohmann::json& config, const TrainOptions& options,
                                      DryRunDevice device, int64_t world_size) {
   const DryRunScope dry_run(device);
   const at::NoGradGuard no_grad;
-  const AutoencoderKl autoencoder(config,
-                                  {.device = at::kMeta, .compute_dtype = options.compute.held_dtype()});
+  const auto autoencoder =
+      build_autoencoder(config, {.device = at::kMeta, .compute_dtype = options.compute.held_dtype()});
   const at::Tensor images =
       on_meta({rows_of_walk(options, world_size), 3, options.data.image_size, options.data.image_size});
   OpRecorder ops(/*timed=*/false);
-  autoencoder.encode(images);
+  autoencoder->encode(images);
   return ops.take();
+}
+
+namespace {
+
+int64_t captions_of_pass(const TrainOptions& options, int64_t world_size) {
+  return std::min(captions_at_once(options), (options.global_batch + world_size - 1) / world_size);
+}
+
+void encode_on_meta(const TextEncoder& encoder, int64_t captions, int64_t length) {
+  TokenRows tokens{.ids = on_meta({captions * length}, at::kLong)};
+  for (int64_t i = 0; i <= captions; ++i) tokens.host_offsets.push_back(i * length);
+  State state;
+  for (const auto& segment : encoder.segments()) state = segment->forward(state, {.tokens = tokens});
+}
+
+}  // namespace
+
+TextEncoderEvents trace_text_encoder(const PlannedTextEncoder& planned, const TrainOptions& options,
+                                     const DataShape& data, DryRunDevice device, int64_t world_size) {
+  const DryRunScope dry_run(device);
+  const at::NoGradGuard no_grad;
+  TextEncoderEvents events;
+  std::vector<at::Tensor> weights;
+  events.load = logged_on_meta([&] {
+    for (const auto& weight : planned.encoder->parameters())
+      weights.push_back(on_meta(weight->value.sizes(), weight->value.scalar_type()));
+  });
+  events.encode = logged_on_meta(
+      [&] { encode_on_meta(*planned.encoder, captions_of_pass(options, world_size), data.text.max_rows); });
+  events.is_streamed =
+      planned.room_bytes > 0 && left_bytes(events.load) + peak_bytes(events.encode) > planned.room_bytes;
+  if (!events.is_streamed) return events;
+  events.load.clear();
+  constexpr uint64_t kRoom = uint64_t{1} << 45;
+  events.encode = {{.id = kRoom, .bytes = planned.room_bytes}, {.id = kRoom, .bytes = -planned.room_bytes}};
+  return events;
+}
+
+CaptionEncodingTrace trace_caption_encoding(const TextEncoder& encoder, const TrainOptions& options,
+                                            const DataShape& data, DryRunDevice device, int64_t world_size) {
+  const DryRunScope dry_run(device);
+  const at::NoGradGuard no_grad;
+  CaptionEncodingTrace trace{.captions = captions_of_pass(options, world_size)};
+  OpRecorder ops(/*timed=*/false);
+  encode_on_meta(encoder, trace.captions, data.text.max_rows);
+  trace.ops = ops.take();
+  return trace;
+}
+
+int64_t text_encoder_bytes(const TrainOptions& options, const DataShape& data, DryRunDevice device) {
+  const std::optional<PlannedTextEncoder> planned = planned_text_encoder(options, data);
+  return planned ? left_bytes(trace_text_encoder(*planned, options, data, device, /*world_size=*/1).load) : 0;
 }
 
 int64_t autoencoder_bytes(const TrainOptions& options, const DataShape& data, DryRunDevice device) {

@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "core/dry_run.h"
-#include "models/autoencoders/autoencoder_kl.h"
+#include "plan/trace/planned_data.h"
 #include "step/span.h"
 #include "train/setup.h"
 
@@ -34,12 +34,30 @@ struct AutoencoderEvents {
   MemoryEvents encode;  // of the images of a pass, where they are encoded on the way
 };
 // On one of `world_size` ranks. `data`: of what is decoded.
-AutoencoderEvents trace_autoencoder(const AutoencoderKlConfig& config, const TrainOptions& options,
+AutoencoderEvents trace_autoencoder(const nlohmann::json& config, const TrainOptions& options,
                                     const DataShape& data, DryRunDevice device, int64_t world_size);
 
 // The operations of encoding the images of a pass.
-std::vector<OpRecord> trace_encoding(const AutoencoderKlConfig& config, const TrainOptions& options,
+std::vector<OpRecord> trace_encoding(const nlohmann::json& config, const TrainOptions& options,
                                      DryRunDevice device, int64_t world_size);
+
+struct TextEncoderEvents {
+  MemoryEvents load;    // leaves its weights alive; none where they are streamed
+  MemoryEvents encode;  // of the longest captions, as many as are encoded at once
+  bool is_streamed = false;
+};
+// Of the captions of `data`, on one of `world_size` ranks.
+TextEncoderEvents trace_text_encoder(const PlannedTextEncoder& planned, const TrainOptions& options,
+                                     const DataShape& data, DryRunDevice device, int64_t world_size);
+// The operations of encoding as many captions as are encoded at once, each of data.text.max_rows.
+struct CaptionEncodingTrace {
+  std::vector<OpRecord> ops{};
+  int64_t captions = 0;
+};
+CaptionEncodingTrace trace_caption_encoding(const TextEncoder& encoder, const TrainOptions& options,
+                                            const DataShape& data, DryRunDevice device, int64_t world_size);
+// Bytes of the weights of the text encoder that a run keeps on the device; 0: none.
+int64_t text_encoder_bytes(const TrainOptions& options, const DataShape& data, DryRunDevice device);
 
 // Bytes of the weights of the autoencoder that a run loads; 0: it loads none.
 int64_t autoencoder_bytes(const TrainOptions& options, const DataShape& data, DryRunDevice device);

@@ -4,11 +4,15 @@
 #include <filesystem>
 
 #include "core/error.h"
+#include "core/text/byte_size.h"
 #include "data/images/image_dataset.h"
 #include "data/loader/batches.h"
 #include "data/store/feature_store.h"
 #include "data/text_store/joined_text.h"
 #include "extract/image_batches.h"
+#include "models/autoencoders/autoencoder_dc.h"
+#include "models/autoencoders/autoencoder_kl.h"
+#include "train/encoded_captions.h"
 #include "train/training_data.h"
 
 namespace kiln {
@@ -16,6 +20,8 @@ namespace kiln {
 namespace fs = std::filesystem;
 
 namespace {
+
+constexpr int64_t kSanaDownsample = 32;
 
 bool is_synthetic(const TrainOptions& options) {
   return options.data.path.empty() || options.data.is_synthetic();
@@ -29,11 +35,11 @@ bool plans_for_pictures(const TrainOptions& options) {
 // The shape of what images are encoded to.
 DataShape latent_shape(const TrainOptions& options) {
   if (!encodes_images(options) || !fs::exists(options.data.autoencoder)) return synthetic_shape(options);
-  const AutoencoderKl autoencoder(read_autoencoder_kl_config(options.data.autoencoder),
-                                  {.device = at::kMeta});
-  check_image_size(autoencoder, options.data.image_size);
-  const int64_t side = options.data.image_size / autoencoder.downsample;
-  return {.channels = autoencoder.latent_channels, .lanes = {{.height = side, .width = side}}};
+  const auto autoencoder =
+      build_autoencoder(read_autoencoder_config(options.data.autoencoder), {.device = at::kMeta});
+  check_image_size(*autoencoder, options.data.image_size);
+  const int64_t side = options.data.image_size / autoencoder->downsample;
+  return {.channels = autoencoder->latent_channels, .lanes = {{.height = side, .width = side}}};
 }
 
 DataShape stored_shape(const TrainOptions& options) {
@@ -56,6 +62,7 @@ bool encodes_images(const TrainOptions& options) {
 }
 
 bool encodes_validation_images(const TrainOptions& options) {
+  if (options.validation.share > 0) return encodes_images(options);
   const fs::path path = options.validation.data;
   return fs::exists(path) && !fs::exists(path / "store.json") && !options.data.in_pixels();
 }
@@ -84,7 +91,14 @@ DataShape shape_of_data(const TrainOptions& options) {
          "encode while training",
          options.data.path);
   DataShape shape = latent_shape(options);
-  shape.num_classes = num_classes_of(ImageDataset::open(options.data.path)->class_names().size(), options);
+  const std::shared_ptr<const ImageDataset> images = ImageDataset::open(options.data.path);
+  shape.num_classes = num_classes_of(images->class_names().size(), options);
+  const ConditioningShape conditioning = conditioning_of(options, shape);
+  if (!conditioning.takes_labels()) shape.num_classes = 0;
+  if (conditioning.takes_text())
+    shape.text =
+        sampled_shape(*open_captions(options, *images, conditioning, at::kMeta, options.compute.held_dtype()))
+            .shape;
   return shape;
 }
 
@@ -96,12 +110,39 @@ DataShape planned_shape(const TrainOptions& options) {
   return shape;
 }
 
+std::optional<PlannedTextEncoder> planned_text_encoder(const TrainOptions& options, const DataShape& data) {
+  const bool are_pictures = plans_for_pictures(options) || (!is_synthetic(options) && !is_store(options));
+  const std::string& folder = options.data.text_encoder;
+  if (folder.empty() || data.text.width == 0 || !are_pictures) return std::nullopt;
+  const at::ScalarType dtype = options.compute.held_dtype();
+  PlannedTextEncoder planned;
+  if (!options.data.captions.memory.empty()) planned.room_bytes = byte_size(options.data.captions.memory);
+  if (fs::exists(folder)) {
+    planned.encoder = outline_text_encoder(folder, dtype);
+    return planned;
+  }
+  for (const PublishedTextEncoder& published : published_text_encoders()) {
+    std::unique_ptr<TextEncoder> encoder = outline_text_encoder(published, dtype);
+    if (encoder->shape().width != data.text.width) continue;
+    planned.assumed = published.name;
+    planned.encoder = std::move(encoder);
+    return planned;
+  }
+  fail("plan",
+       "--text-encoder {} is no folder, and no published one is known of {} channels: give its folder",
+       folder, data.text.width);
+}
+
 std::optional<PlannedAutoencoder> planned_autoencoder(const TrainOptions& options, const DataShape& data) {
   const std::string path = is_store(options) ? decoder_path(options, read_store_info(options.data.path))
                                              : options.data.autoencoder;
   if (path.empty() || (path == "pixels" && !is_store(options))) return std::nullopt;
-  if (!fs::exists(path)) return PlannedAutoencoder{.config = {.latent_channels = data.channels}};
-  return PlannedAutoencoder{.config = read_autoencoder_kl_config(path), .is_here = true};
+  if (fs::exists(path)) return PlannedAutoencoder{.config = read_autoencoder_config(path)};
+  if (options.data.image_size / data.side() >= kSanaDownsample)
+    return PlannedAutoencoder{.config = sana_autoencoder_config(), .assumed = "Sana's DC-AE f32c32"};
+  nlohmann::json config = sd_vae_config();
+  config["latent_channels"] = data.channels;
+  return PlannedAutoencoder{.config = std::move(config), .assumed = "KL-f8's"};
 }
 
 }  // namespace kiln

@@ -1,8 +1,11 @@
 // What --data and --autoencoder say of a run before it starts.
 #pragma once
+#include <memory>
+#include <nlohmann/json.hpp>
 #include <optional>
+#include <string>
 
-#include "models/autoencoders/autoencoder_kl.h"
+#include "models/text/text_registry.h"
 #include "train/setup.h"
 
 namespace kiln {
@@ -18,10 +21,20 @@ bool encodes_validation_images(const TrainOptions& options);
 // --image-size.
 DataShape planned_shape(const TrainOptions& options);
 
+// The text encoder that encodes captions while a run trains.
+struct PlannedTextEncoder {
+  std::unique_ptr<TextEncoder> encoder;  // its weights are on meta, of the dtypes they are to have
+  std::string assumed;     // the published one of the model's width that stands for it; "": it is here
+  int64_t room_bytes = 0;  // --text-encoder-memory; 0: all it wants
+};
+// Empty: the run encodes no captions. `data`: of the run. Throws Error: it is not here, and none that is
+// known fits the model.
+std::optional<PlannedTextEncoder> planned_text_encoder(const TrainOptions& options, const DataShape& data);
+
 // The autoencoder that a run loads.
 struct PlannedAutoencoder {
-  AutoencoderKlConfig config;
-  bool is_here = false;  // else the config is KL-f8's
+  nlohmann::json config;
+  std::string assumed{};  // whose config it is, where the run's own is not here
 };
 // To encode images, or to decode the samples of a store that one has made. Empty: the run loads none.
 std::optional<PlannedAutoencoder> planned_autoencoder(const TrainOptions& options, const DataShape& data);

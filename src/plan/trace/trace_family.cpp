@@ -47,9 +47,13 @@ void move_along(Span& span, const Span& high, const Line& line) {
 
 }  // namespace
 
+bool are_one_program(const StepTrace& a, const StepTrace& b) {
+  return std::ranges::equal(a.spans, b.spans, are_alike);
+}
+
 StepTrace compose_trace(const StepTrace& low, int64_t low_images, const StepTrace& high, int64_t high_images,
                         int64_t images) {
-  if (!std::ranges::equal(low.spans, high.spans, are_alike))
+  if (!are_one_program(low, high))
     fail("plan", "traces of passes of {} and {} images differ in more than their sizes", low_images,
          high_images);
   StepTrace trace = low;
@@ -86,6 +90,8 @@ const StepTrace& TraceFamily::equal_passes(const Kind& kind) {
   const StepTrace& low = traced({low_, kind.num_passes, kind.writes_gradients});
   const StepTrace& high = traced({high_, kind.num_passes, kind.writes_gradients});
   if (kind.images == low_ || kind.images == high_) return equal_.at(kind);
+  // Other kernels may serve other sizes: convolutions', and captions whose rows need not be filled up.
+  if (!are_one_program(low, high)) return traced(kind);
   StepTrace trace = compose_trace(low, low_, high, high_, kind.images);
   trace.options.micro_batch = kind.images;
   trace.options.global_batch = kind.images * kind.num_passes;

@@ -1,5 +1,6 @@
 // Traces of one rank's step for any number of images and passes. On a GPU they are composed of the traces of
-// two: in the same program, every allocation and every operation is affine in the images of a pass.
+// two where these are of one program: in it, every allocation and every operation is affine in the images of
+// a pass.
 #pragma once
 #include <map>
 #include <tuple>
@@ -35,6 +36,8 @@ class TraceFamily {
   std::map<std::tuple<int64_t, int64_t, bool>, StepTrace> traces_;  // by micro-batch, images, writing
 };
 
+// Whether both have the same spans, and these the same operations and allocations.
+bool are_one_program(const StepTrace& a, const StepTrace& b);
 // The trace at `images`, of those at two other numbers of images. Throws Error when these are not traces of
 // the same program.
 StepTrace compose_trace(const StepTrace& low, int64_t low_images, const StepTrace& high, int64_t high_images,

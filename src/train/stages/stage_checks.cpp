@@ -2,6 +2,7 @@
 #include <fmt/ranges.h>
 
 #include <map>
+#include <optional>
 
 #include "core/error.h"
 #include "core/error_message.h"
@@ -19,8 +20,9 @@ using WeightSizes = std::map<std::string, std::vector<int64_t>>;
 
 // What weights trained in one stage must find in the next.
 struct StageFacts {
-  std::string latents;      // what made them
-  std::string text_folder;  // empty: no captions
+  std::string latents;                // what made them
+  std::optional<TextStoreInfo> text;  // none: no captions
+  std::string text_source;            // the folder of their store, or the pictures that have them
   nlohmann::json model_config;
 };
 
@@ -48,13 +50,16 @@ StageFacts facts_of(const TrainOptions& options) {
     shape = samples.shape;
     if (!samples.text_folders.empty()) {
       shape.text = text_shape(*open_texts(samples.text_folders));
-      facts.text_folder = samples.text_folders.front();
+      facts.text_source = samples.text_folders.front();
+      facts.text = read_text_store_info(facts.text_source);
     }
     facts.latents =
         latents_of(info.autoencoder, info.autoencoder_fingerprint, info.scaling_factor, info.shift_factor);
   } else {
-    const TrainingData data = open_training_data(options, at::kCPU, at::kFloat);
+    const TrainingData data = open_training_data(options, at::kCPU, at::kFloat, /*encodes=*/false);
     shape = data.shape;
+    if (data.text) facts.text = data.text->info();
+    facts.text_source = options.data.path;
     facts.latents = latents_of(data.autoencoder.name, data.autoencoder.fingerprint,
                                data.autoencoder.scaling_factor, data.autoencoder.shift_factor);
   }
@@ -68,9 +73,8 @@ void require_same(const Stage& stage, const StageFacts& facts, const Stage& firs
     fail("train",
          "its data are latents of another autoencoder ({}) than those of {} ({}): extract them again",
          facts.latents, first.name, before.latents);
-  if (!facts.text_folder.empty())
-    require_same_encoder(read_text_store_info(before.text_folder), before.text_folder,
-                         read_text_store_info(facts.text_folder), facts.text_folder);
+  if (facts.text && before.text)
+    require_same_encoder(*before.text, before.text_source, *facts.text, facts.text_source);
   // Fixed tables are among them.
   const WeightSizes weights = weights_of(stage.options, facts.model_config);
   for (const auto& [key, sizes] : weights_of(first.options, before.model_config))

@@ -36,6 +36,7 @@ StageLoop::StageLoop(const StagePlan& plan, const StageFit& fit, const RunContex
   run_.data_sheet_flops = context.data_sheet_flops;
   saves_the_end_ = context.saves_the_end;
   audit_ops_ = context.audit_ops;
+  is_continued_ = !context.ahead.empty();
   plan.record(run_.config, run_.data.identity);
 }
 
@@ -68,10 +69,10 @@ bool StageLoop::train() {
 // Batches differ in shape: the largest comes once before the first step, so that no later one is the first to
 // ask for its memory.
 void StageLoop::rehearse() {
+  rehearse_captions();
   DataShape largest = run_.data.shape;
   const bool differ = largest.lanes.size() > 1 || (largest.text.width > 0 && !largest.text.is_padded);
   if (!differ || run_.device.is_meta()) return;
-  const PhaseMemory::Phase phase(run_.phase_memory, "rehearsal");
   largest.lanes = {largest.largest()};
   largest.text.is_padded = true;
   const ProcessGroup& group = *run_.group;
@@ -83,7 +84,15 @@ void StageLoop::rehearse() {
                                   .input_perturbation = run_.options.objective.input_perturbation,
                                   .prefetch = 1});
   const std::shared_ptr<const Batch> batch = batches->next();
-  run_.training.step->rehearse(as_tensors(*batch, *run_.training.objective));
+  watch_->watch_rehearsal(
+      [&] { run_.training.step->rehearse(as_tensors(*batch, *run_.training.objective)); });
+}
+
+void StageLoop::rehearse_captions() {
+  if (!run_.data.captions || run_.data.shape.text.is_padded) return;
+  const PhaseMemory::Phase phase(run_.phase_memory, "extract");
+  const int64_t ranks = run_.group->world_size();
+  run_.data.captions->rehearse((run_.options.global_batch + ranks - 1) / ranks);
 }
 
 // False: the newest checkpoint that is whole is of another stage.
@@ -93,6 +102,11 @@ bool StageLoop::start() {
   if (folder_.step != plan_.step) return false;
   run_.build();
   const std::optional<TrainStateInfo> resumed = resume();
+  if (is_continued_ && progress_.stage_step() == 0 && progress_.out_of_time())
+    fail("train",
+         "--max-minutes {:g} is used up, {} has trained for {:.3g} minutes: --continue-with needs a larger "
+         "--max-minutes, or 0 for no limit",
+         run_.options.max_minutes, run_.options.out, progress_.seconds() / 60);
   // What is done already keeps the settings that it was done with.
   if (!resumed || !progress_.finished()) run_.write_description(plan_.is_staged() ? plan_.run : run_.options);
   watch_.emplace(run_, progress_, predicted_, resumed, is_next_, steps_ahead_);
@@ -158,7 +172,7 @@ void StageLoop::train_step() {
   agreed_stop_ = result.signals.stop;
   progress_.agree(result.signals.clock_seconds);
   watched.stall_seconds = run_.batches->take_stall_seconds();
-  watched.encoding_seconds = run_.batches->take_encoding_seconds();
+  watched.encoding = run_.batches->take_encoding_seconds();
   watch_->log_step(watched, result);
   refresh_report();
   if (result.applied)
@@ -168,7 +182,7 @@ void StageLoop::train_step() {
 }
 
 std::shared_ptr<const Batch> StageLoop::next_batch() {
-  if (!run_.data.encodes_images || watch_->num_steps() > 0) return run_.batches->next();
+  if (!run_.data.encodes || watch_->num_steps() > 0) return run_.batches->next();
   const PhaseMemory::Phase phase(run_.phase_memory, "extract");
   return run_.batches->next();
 }

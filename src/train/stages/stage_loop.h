@@ -38,6 +38,7 @@ class StageLoop {
   std::shared_ptr<const Batch> next_batch();
   void handle_bad_step(const StepResult& result);
   void rehearse();
+  void rehearse_captions();
   void announce_stage();
   void begin_checkpoint();
   void finish_checkpoint();
@@ -56,7 +57,7 @@ class StageLoop {
   TrainingRun run_;
   Progress progress_;
   nlohmann::json predicted_;
-  bool saves_the_end_ = true, is_next_ = false;
+  bool saves_the_end_ = true, is_next_ = false, is_continued_ = false;
   MakeOpSource audit_ops_;
   double steps_ahead_ = 0;
   RunFolder folder_;

@@ -222,7 +222,9 @@ class StagePlanner {
   }
 
   static bool has_data(const TrainOptions& options) {
-    return options.data.is_synthetic() || std::filesystem::exists(options.data.path);
+    const auto exists = [](const std::string& path) { return std::filesystem::exists(path); };
+    return options.data.is_synthetic() ||
+           (exists(options.data.path) && std::ranges::all_of(options.data.more, exists));
   }
 
   // Takes what a store had when the stage began, though it may have grown since. Returns the samples that

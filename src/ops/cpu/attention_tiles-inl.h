@@ -1,0 +1,126 @@
+// Products of bf16 matrices by matrix tiles. A tile is 16 rows of 64 bytes. A product C = A B takes A as rows
+// of bf16 with the contraction along them, and B in units of 32 bits, each a pair of elements that follow
+// each other along the contraction: 16 units of 16 columns are a tile. Sums are f32.
+#pragma once
+#include "ops/cpu/attention_avx512-inl.h"
+
+#pragma GCC target("amx-tile,amx-bf16")
+
+namespace kiln::ops::cpu {
+namespace {
+
+constexpr int64_t kTileSide = 16;   // rows of a tile, and its columns in units
+constexpr int64_t kTileDepth = 32;  // elements of a contraction that one instruction takes
+constexpr int64_t kBlock = 32;      // tokens of a panel, and of a block of rows
+
+// Makes all eight tiles of this thread whole ones while in scope.
+class TilesInUse {
+ public:
+  KILN_INLINE TilesInUse() {
+    alignas(64) uint8_t config[64] = {1};  // palette 1
+    for (int tile = 0; tile < 8; ++tile) {
+      config[16 + 2 * tile] = 64;     // bytes of a row
+      config[48 + tile] = kTileSide;  // rows
+    }
+    _tile_loadconfig(config);
+  }
+  KILN_INLINE ~TilesInUse() { _tile_release(); }
+};
+
+// An odd number of cache lines, so that rows of a tile do not collide in the cache.
+KILN_INLINE int64_t odd_lines(int64_t elements, int64_t per_line) {
+  return ((elements + per_line - 1) / per_line | 1) * per_line;
+}
+
+// C (16 R x 16 C at `out`) = A (16 R x 32 depth) B (16 depth units x 16 C), or C += A B. Strides are in
+// bytes.
+template <int R, int C, bool kAdds = false>
+KILN_INLINE void multiply_tiles(const void* a, int64_t a_stride, const void* b, int64_t b_stride,
+                                int64_t depth, float* out, int64_t out_stride) {
+  char* const to = reinterpret_cast<char*>(out);
+  const auto* rows = static_cast<const char*>(a);
+  const auto* units = static_cast<const char*>(b);
+  if constexpr (kAdds) {
+    _tile_loadd(0, to, out_stride);
+    if constexpr (C > 1) _tile_loadd(1, to + 64, out_stride);
+    if constexpr (R > 1) _tile_loadd(2, to + 16 * out_stride, out_stride);
+    if constexpr (R > 1 && C > 1) _tile_loadd(3, to + 16 * out_stride + 64, out_stride);
+  } else {
+    _tile_zero(0);
+    if constexpr (C > 1) _tile_zero(1);
+    if constexpr (R > 1) _tile_zero(2);
+    if constexpr (R > 1 && C > 1) _tile_zero(3);
+  }
+  for (int64_t k = 0; k < depth; ++k) {
+    _tile_loadd(4, rows, a_stride);
+    _tile_loadd(6, units, b_stride);
+    _tile_dpbf16ps(0, 4, 6);
+    if constexpr (C > 1) {
+      _tile_loadd(7, units + 64, b_stride);
+      _tile_dpbf16ps(1, 4, 7);
+    }
+    if constexpr (R > 1) {
+      _tile_loadd(5, rows + 16 * a_stride, a_stride);
+      _tile_dpbf16ps(2, 5, 6);
+      if constexpr (C > 1) _tile_dpbf16ps(3, 5, 7);
+    }
+    rows += 64;
+    units += 16 * b_stride;
+  }
+  _tile_stored(0, to, out_stride);
+  if constexpr (C > 1) _tile_stored(1, to + 64, out_stride);
+  if constexpr (R > 1) _tile_stored(2, to + 16 * out_stride, out_stride);
+  if constexpr (R > 1 && C > 1) _tile_stored(3, to + 16 * out_stride + 64, out_stride);
+}
+
+// 32 rows of A times units of `dim` columns, stored as bf16 where rows and columns exist. `finish(row, sum)`
+// changes a vector of a row first.
+template <class Finish>
+KILN_INLINE void store_product(const uint16_t* a, int64_t a_stride, const uint32_t* units, int64_t dim,
+                               int64_t depth, uint16_t* out, int64_t out_stride, int64_t num_rows,
+                               int64_t head_dim, Finish&& finish) {
+  alignas(64) float sums[kBlock * kBlock];
+  for (int64_t column = 0; column < dim; column += kBlock) {
+    const bool is_single = dim - column <= kTileSide;
+    if (is_single)
+      multiply_tiles<2, 1>(a, 2 * a_stride, units + column, 4 * dim, depth, sums, 4 * kBlock);
+    else
+      multiply_tiles<2, 2>(a, 2 * a_stride, units + column, 4 * dim, depth, sums, 4 * kBlock);
+    for (int64_t row = 0; row < num_rows; ++row)
+      for (int64_t half = 0; half < (is_single ? 1 : 2); ++half)
+        store_floats(out + row * out_stride + column + 16 * half, first_lanes(head_dim - column - 16 * half),
+                     finish(row, _mm512_load_ps(sums + row * kBlock + 16 * half)));
+  }
+}
+
+// Tokens -> panels of 32 of them, each (units along a token's elements, 32), zero beyond tokens and elements.
+inline void pack_panels(const uint16_t* rows, int64_t stride, int64_t num_tokens, int64_t head_dim,
+                        int64_t units, uint32_t* out) {
+  for (int64_t panel = 0; panel < num_tokens; panel += kBlock, out += units * kBlock)
+    for (int64_t column = 0; column < kBlock; column += 16)
+      for (int64_t unit = 0; unit < units; unit += 16) {
+        __m512i block[16];
+        for (int64_t i = 0; i < 16; ++i) {
+          const int64_t token = panel + column + i;
+          block[i] = token < num_tokens ? _mm512_maskz_loadu_epi32(first_lanes(head_dim / 2 - unit),
+                                                                   rows + token * stride + 2 * unit)
+                                        : _mm512_setzero_si512();
+        }
+        transpose_16x16(block);
+        for (int64_t i = 0; i < 16; ++i) _mm512_store_si512(out + (unit + i) * kBlock + column, block[i]);
+      }
+}
+
+// 32 tokens as rows of `depth` elements, zero beyond tokens and elements.
+inline void copy_block(const uint16_t* rows, int64_t stride, int64_t num_tokens, int64_t head_dim,
+                       int64_t depth, uint16_t* out) {
+  for (int64_t i = 0; i < kBlock; ++i)
+    for (int64_t d = 0; d < depth; d += 32)
+      _mm512_store_si512(
+          out + i * depth + d,
+          i < num_tokens ? _mm512_maskz_loadu_epi32(first_lanes((head_dim - d) / 2), rows + i * stride + d)
+                         : _mm512_setzero_si512());
+}
+
+}  // namespace
+}  // namespace kiln::ops::cpu

@@ -1,0 +1,64 @@
+#include "train/encoded_captions.h"
+
+#include "core/error.h"
+#include "core/tensors.h"
+#include "extract/text_settings.h"
+
+namespace kiln {
+
+TextExtractOptions text_options_of(const DataOptions& options) {
+  const CaptionEncodingOptions& captions = options.captions;
+  return {.encoder = options.text_encoder,
+          .dtype = captions.dtype,
+          .max_tokens = captions.max_tokens,
+          .batch = captions.batch,
+          .memory = captions.memory,
+          .captions = {.sources = captions.sources, .prefix = captions.prefix, .suffix = captions.suffix}};
+}
+
+int64_t captions_at_once(const TrainOptions& options) {
+  if (options.data.captions.batch > 0) return options.data.captions.batch;
+  return options.micro_batch > 0 ? options.micro_batch : options.global_batch;
+}
+
+std::shared_ptr<const EncodedText> open_captions(const TrainOptions& options, const ImageDataset& images,
+                                                 const ConditioningShape& model, at::Device device,
+                                                 at::ScalarType compute_dtype, bool encodes) {
+  const TextExtractOptions text = text_options_of(options.data);
+  if (text.encoder.empty())
+    fail("train",
+         "{} takes captions, and --data {} are pictures: give --text-encoder DIR, which encodes their "
+         "captions "
+         "while training, or run kiln extract",
+         options.model.name, options.data.path);
+  const EncoderRoom room = device.is_meta() || !encodes ? EncoderRoom() : encoder_room(text, device, {});
+  const auto encoder = std::make_shared<const CaptionEncoder>(text.encoder, text.max_tokens, device,
+                                                              compute_dtype, room, encodes);
+  if (model.pads_text && !encoder->shape().users_see_padding)
+    fail("train", "{} attends to padding, and the captions of {} ({}) come without: give --text-encoder CLIP",
+         options.model.name, text.encoder, encoder->shape().family);
+  const int64_t batch = encoder->batch_within_room(text.batch, captions_at_once(options));
+  return std::make_shared<const EncodedText>(encoder, images, options.data.path, text, batch,
+                                             choice_name(compute_dtype));
+}
+
+std::shared_ptr<const EncodedText> captions_like(const EncodedText& text, const ImageDataset& images,
+                                                 const std::string& path) {
+  return std::make_shared<const EncodedText>(text.encoder(), images, path, text.options(), text.batch(),
+                                             text.info().compute_dtype);
+}
+
+std::vector<std::string> caption_notes(const EncodedText& text, double cut_share) {
+  std::vector<std::string> notes;
+  if (cut_share > 0)
+    notes.push_back(fmt::format("{:.1f} % of the captions are longer than {} tokens and are cut",
+                                100 * cut_share, text.info().max_tokens));
+  if (text.info().num_without_caption > 0)
+    notes.push_back(fmt::format("{} pictures have no caption: they train as with a dropped one",
+                                text.info().num_without_caption));
+  if (text.encoder()->is_streamed())
+    notes.push_back(fmt::format("{}: in every step", text.encoder()->streaming_text(text.batch())));
+  return notes;
+}
+
+}  // namespace kiln

@@ -1,0 +1,197 @@
+"""Captions that are encoded while training: the run is that on a text store made ahead, and what it costs is a phase."""
+
+import json
+import re
+import shutil
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from test_text_store import FAMILIES as ENCODERS
+from test_text_streaming import TINY, WIDE, encoder_folder
+from test_text_training import FAMILIES, OPTIONS, SIZE, encoders, losses, predicted_and_measured, refusal, succeed, weights  # noqa: F401
+
+COUNT = 12
+
+
+def write_pictures(folder, count=COUNT, seed=0):
+    """Pictures of one colour: with several captions of unequal weight, with equal ones, and one without."""
+    folder.mkdir()
+    random = np.random.default_rng(seed)
+    with open(folder / "metadata.jsonl", "w") as file:
+        for index in range(count):
+            pixels = np.full((SIZE, SIZE, 3), random.integers(0, 256, 3), dtype=np.uint8)
+            Image.fromarray(pixels).save(folder / f"{index}.png")
+            captions = [{"text": "a green apple", "weight": 3}, f"two birds on a long fence {index}"][: 1 + index % 2]
+            file.write(json.dumps({"file_name": f"{index}.png", "captions": captions if index != 5 else []}) + "\n")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def pictures(tmp_path_factory):
+    return write_pictures(tmp_path_factory.mktemp("data") / "pictures")
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory, pictures, encoders):  # noqa: F811
+    """What kiln extract makes of them ahead, one caption at a time: so its features do not depend on their neighbours."""
+    folder = tmp_path_factory.mktemp("store") / "store"
+    for encoder in encoders.values():
+        succeed("extract", "--data", pictures, "--autoencoder", "pixels", "--image-size", SIZE, "--out", folder,
+                "--text-encoder", encoder, "--caption-prefix", "picture of ", "--text-batch", 1)
+    return folder
+
+
+def train(data, family, out, steps, *extra):
+    return succeed("train", "--data", data, "--model", family, *FAMILIES[family][1], *OPTIONS, *extra, "--out", out, "--max-steps", steps)
+
+
+def on_the_way(pictures, encoder):
+    return [pictures, "--autoencoder", "pixels", "--text-encoder", encoder, "--caption-prefix", "picture of "]
+
+
+def train_on_the_way(pictures, encoders, family, out, steps, *extra):  # noqa: F811
+    data, *options = on_the_way(pictures, encoders[FAMILIES[family][0]])
+    return train(data, family, out, steps, *options, *extra)
+
+
+def random_t5(folder, config):
+    folder.mkdir()
+    return encoder_folder(folder, config)
+
+
+def lines_of(out):
+    return [json.loads(line) for line in (out / "log.jsonl").read_text().splitlines()]
+
+
+@pytest.mark.parametrize("family", ["pixart", "unet2d_condition"])  # learned null rows and ragged captions; neither
+def test_it_is_training_on_the_store(tmp_path, pictures, store, encoders, family):  # noqa: F811
+    train(store, family, tmp_path / "store", 4, "--text", FAMILIES[family][0], "--max-steps", 4)
+    train_on_the_way(pictures, encoders, family, tmp_path / "alone", 4, "--text-batch", 1)
+    assert losses(tmp_path / "alone") == losses(tmp_path / "store")
+    for name in ("model.safetensors", "ema.safetensors"):
+        assert weights(tmp_path / "alone", 4, name) == weights(tmp_path / "store", 4, name)
+    train_on_the_way(pictures, encoders, family, tmp_path / "batched", 4)
+    np.testing.assert_allclose(losses(tmp_path / "batched"), losses(tmp_path / "store"), rtol=1e-5)
+    run, stored = (json.loads((tmp_path / kind / "config.json").read_text()) for kind in ("alone", "store"))
+    assert run["text"] == stored["text"]
+
+
+def test_it_resumes_bitwise_and_with_its_own_encoder_alone(tmp_path, pictures, encoders):  # noqa: F811
+    train_on_the_way(pictures, encoders, "pixart", tmp_path / "whole", 5)
+    train_on_the_way(pictures, encoders, "pixart", tmp_path / "parts", 2)
+    train_on_the_way(pictures, encoders, "pixart", tmp_path / "parts", 5, "--loader-threads", 3)
+    assert losses(tmp_path / "parts") == losses(tmp_path / "whole")
+    assert weights(tmp_path / "parts", 5) == weights(tmp_path / "whole", 5)
+
+    other = shutil.copytree(encoders["bert"], tmp_path / "other")
+    _, _, model_class, config = ENCODERS["bert"]
+    torch.manual_seed(1)
+    model_class(config).save_pretrained(other)
+    again = ["--model", "pixart", *FAMILIES["pixart"][1], *OPTIONS, "--out", tmp_path / "parts", "--max-steps", 6]
+    data, *options = on_the_way(pictures, other)
+    assert "was trained on other data" in refusal("train", "--data", data, *options, *again)
+    data, *options = on_the_way(pictures, encoders["bert"])
+    assert "--text-max-tokens" in refusal("train", "--data", data, *options, *again, "--text-max-tokens", 9)
+
+
+@pytest.mark.parametrize("ranks, stage", [(2, 3)])
+def test_each_rank_encodes_its_own(tmp_path, pictures, encoders, ranks, stage):  # noqa: F811
+    validated = ["--validation-data", pictures, "--validate-every", 3]
+    train_on_the_way(pictures, encoders, "sana", tmp_path / "alone", 3, *validated)
+    train_on_the_way(pictures, encoders, "sana", tmp_path / "ranks", 3, "--nproc", ranks, "--zero-stage", stage, *validated)
+    np.testing.assert_allclose(losses(tmp_path / "ranks"), losses(tmp_path / "alone"), rtol=1e-5)
+    found = [[line["validation_loss"] for line in lines_of(tmp_path / run) if "validation_loss" in line] for run in ("alone", "ranks")]
+    np.testing.assert_allclose(found[0], found[1], rtol=1e-5)
+    assert len(found[0]) == 1
+
+
+def test_grids_show_captions_or_prompts(tmp_path, pictures, encoders):  # noqa: F811
+    grids = ["--sample-every", 2, "--num-samples", 2, "--num-sampling-steps", 2]
+    train_on_the_way(pictures, encoders, "pixart", tmp_path / "captions", 2, *grids)
+    train_on_the_way(pictures, encoders, "pixart", tmp_path / "prompts", 2, *grids, "--sample-prompts", "red, green", "two birds")
+    for run in ("captions", "prompts"):
+        assert (tmp_path / run / "samples/step-00000002.png").exists()
+    succeed("sample", "--run", tmp_path / "captions", "--prompt", "red", "--num-images", 1, "--num-sampling-steps", 2, "--out",
+            tmp_path / "drawn")
+
+
+def test_it_is_a_phase_and_the_plan_counts_it(tmp_path, pictures, encoders):  # noqa: F811
+    train_on_the_way(pictures, encoders, "pixart", tmp_path / "run", 3, "--memory-budget", "auto")
+    steps = [line for line in lines_of(tmp_path / "run") if "loss" in line]
+    assert all(line["phase_s"]["caption encoding"] > 0 and "encoding" not in line["phase_s"] for line in steps)
+    plan = json.loads((tmp_path / "run/plan.json").read_text())
+    predicted, measured = plan["predicted"], plan["measured"]
+    weights_bytes = measured["by_kind"]["text encoder"]
+    assert weights_bytes > 0 and predicted["by_kind"]["text encoder"] == weights_bytes
+    assert predicted["phase_s"]["caption encoding"] > 0 and measured["phase_s"]["caption encoding"] > 0
+    assert predicted["peak_bytes"] == pytest.approx(measured["peak_bytes"], rel=0.03)
+    data, *options = on_the_way(pictures, encoders["bert"])
+    probed = succeed("probe", "--data", data, *options, "--model", "pixart", *FAMILIES["pixart"][1], *OPTIONS, "--steps", 3)
+    assert "encoding captions: " in probed.stdout and "time of caption encoding" in probed.stdout
+
+
+def test_an_encoder_larger_than_its_memory_is_streamed(tmp_path, pictures):
+    encoder = random_t5(tmp_path / "wide", WIDE | {"num_layers": 5})  # 350 MB in f32
+    options = ["--autoencoder", "pixels", "--text-encoder", encoder, "--text-max-tokens", 16]
+    train(pictures, "sana", tmp_path / "resident", 2, *options)
+    common = ["--model", "sana", *FAMILIES["sana"][1], *OPTIONS, "--out", tmp_path / "streamed", "--max-steps", 2]
+    line = refusal("train", "--data", pictures, *options, *common, "--text-encoder-memory", "1M")
+    taken = float(re.search(r"--text-encoder-memory 1M is less than the (\S+) GiB", line).group(1))
+    streamed = train(pictures, "sana", tmp_path / "streamed", 2, *options, "--text-encoder-memory", f"{taken + 0.3:.2f}GiB")
+    assert "segment by segment" in streamed.stderr and "in every step" in streamed.stderr
+    assert weights(tmp_path / "streamed", 2) == weights(tmp_path / "resident", 2)
+
+
+def test_plans_of_published_encoders_need_no_weights(tmp_path):
+    def plan(*options):
+        return json.loads(succeed("plan", "--gpu", "A100-80G", "--model", "PixArt-Sigma-XL/2-512", "--image-size", 512, "--compute-dtype", "bf16",
+                                  "--global-batch", 16, "--autoencoder", "sd-vae-ft-mse", *options, "--json").stdout)["predicted"]
+
+    without, t5 = plan(), plan("--text-encoder", "t5-v1_1-xxl-encoder")
+    assert "text encoder" not in without["by_kind"]
+    assert t5["by_kind"]["text encoder"] == pytest.approx(2 * 4.762e9 + 2 * 32128 * 4096, rel=1e-3)  # the token table is f32
+    assert t5["needed_bytes"] > without["needed_bytes"] + 9e9 and t5["phase_s"]["caption encoding"] > 0
+    assert plan("--text-encoder", "elsewhere")["by_kind"] == t5["by_kind"]  # of the width that the model takes
+    assert "no folder" in refusal("plan", "--model", "PixArt-Sigma-XL/2-512", "--model-config", '{"caption_channels": 40}', "--autoencoder",
+                                  "sd-vae-ft-mse", "--text-encoder", "elsewhere")
+
+
+def test_bad_input_is_one_line(tmp_path, pictures, store, encoders):  # noqa: F811
+    common = ["--model", "pixart", *FAMILIES["pixart"][1], *OPTIONS, "--out", tmp_path / "run", "--max-steps", 1]
+
+    def line(data, *options):
+        text = refusal("train", "--data", data, *options, *common)
+        assert text.count("\n") == 0
+        return text
+
+    pixels = ["--autoencoder", "pixels"]
+    assert "give --text-encoder DIR" in line(pictures, *pixels)
+    assert "is no folder" in line(pictures, *pixels, "--text-encoder", tmp_path / "none")
+    bare = tmp_path / "bare"
+    shutil.copytree(pictures, bare)
+    (bare / "metadata.jsonl").unlink()
+    assert "none of the" in line(bare, *pixels, "--text-encoder", encoders["bert"])
+    assert "--captions" in line(pictures, *pixels, "--text-encoder", encoders["bert"], "--captions", "nowhere")
+    assert "--text-max-tokens" in line(pictures, *pixels, "--text-encoder", encoders["bert"], "--text-max-tokens", -1)
+    assert "--text-encoder-memory" in line(pictures, *pixels, "--text-encoder", encoders["bert"], "--text-encoder-memory", "1M")
+    assert "run kiln extract" in line(store, "--text", "bert", "--validation-data", pictures)
+    padded = ["--model", "unet2d_condition", *FAMILIES["unet2d_condition"][1], *OPTIONS, "--out", tmp_path / "run", "--max-steps", 1]
+    assert "attends to padding" in refusal("train", "--data", pictures, *pixels, "--text-encoder", encoders["bert"], *padded)
+    assert not (tmp_path / "run").exists()
+    # A fresh model has the width of its captions; weights have their own.
+    train_on_the_way(pictures, encoders, "pixart", tmp_path / "first", 1)
+    wider = random_t5(tmp_path / "wider", TINY | {"d_model": 40})
+    found = refusal("train", "--data", pictures, *pixels, "--text-encoder", wider, "--text-max-tokens", 64, "--weights",
+                    tmp_path / "first/checkpoints/step-00000001/model.safetensors", *common)
+    assert "does not fit the model: wrong shapes" in found.splitlines()[-1] and "32)" in found and "40)" in found
+
+
+def test_file_names_are_captions_too(tmp_path, pictures, encoders):  # noqa: F811
+    named = tmp_path / "named"
+    named.mkdir()
+    for index, name in enumerate(["red_apple", "two-birds", "a.fence"]):
+        shutil.copy(pictures / f"{index}.png", named / f"{name}.png")
+    train(named, "pixart", tmp_path / "run", 2, "--autoencoder", "pixels", "--text-encoder", encoders["bert"], "--captions", "file-names")
+    assert np.isfinite(losses(tmp_path / "run")).all()
