@@ -151,7 +151,7 @@ int64_t rows_of_validation(const TrainOptions& options, int64_t world_size) {
 
 TrainingStateOptions state_options_of(const TrainOptions& options, at::Device device,
                                       std::shared_ptr<ProcessGroup> group) {
-  const at::ScalarType compute_dtype = options.compute.dtype;
+  const at::ScalarType compute_dtype = options.compute.held_dtype();
   const int64_t world_size = group->world_size();
   return {.device = device,
           .compute_dtype = compute_dtype,
@@ -216,7 +216,6 @@ Training build_training(const TrainOptions& options, const DataShape& data, at::
                                                           .ema_schedule = options.ema.schedule,
                                                           .memory = memory,
                                                           .graphs = graphs_of(options, device, world_size),
-
                                                           .seed = options.seed});
   return training;
 }

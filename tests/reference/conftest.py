@@ -30,6 +30,13 @@ def run_program(name, *arguments, timeout=600):
     return subprocess.run(command, capture_output=True, text=True, timeout=timeout)
 
 
+def succeed(*arguments):
+    """Runs kiln, which must end well."""
+    result = run_program("kiln", *arguments)
+    assert result.returncode == 0, f"kiln {' '.join(map(str, arguments))}\n{result.stderr}"
+    return result
+
+
 @pytest.fixture
 def kiln():
     """kiln(*arguments) -> completed process; the caller looks at returncode, stdout, stderr."""

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from conftest import run_program
+from conftest import succeed
 from PIL import Image
 from test_text_store import FAMILIES as ENCODERS
 from test_tokenizers import MAKERS
@@ -16,12 +16,6 @@ WORDS = ["a", "red", "green", "apple", "two", "birds", "on", "the", "long", "fen
 SIZES = {"buckets": [(32, 32), (48, 24), (24, 48)], "square": [(32, 32)]}
 STATE = ("weights", "gradients", "master", "moments", "ema", "constants")
 OPTIMIZERS = ("adamw", "adamw-8bit", "came", "came-sana")
-
-
-def succeed(*arguments):
-    result = run_program("kiln", *arguments)
-    assert result.returncode == 0, f"kiln {' '.join(map(str, arguments))}\n{result.stderr}"
-    return result
 
 
 def make_stores(folder):

@@ -7,13 +7,13 @@ import numpy as np
 import pytest
 import torch
 from closeness import assert_close
-from conftest import run_program
+from conftest import run_program, succeed
 from diffusers import DDPMScheduler, StableDiffusionPipeline, UNet2DConditionModel
 from peft import LoraConfig, PeftModel, get_peft_model
 from safetensors.torch import load_file, save_file
 from test_lora import adapted
 from test_sana import TINY as SANA
-from test_sana import random_sana, sana_levels
+from test_sana import random_sana, sana_loss
 from test_train import assert_moved_alike
 from test_unet import TINY, model_of
 
@@ -97,12 +97,8 @@ def test_twenty_steps_of_sana_equal_peft(conformance, tmp_path):
     optimizer, losses = torch.optim.AdamW(trained, **ADAMW), []
     for step in range(steps):
         row = {key: value[step] for key, value in batches.items()}
-        sigma, timestep = sana_levels(row["t"])
-        level = sigma.view(-1, 1, 1, 1)
-        output = model((1 - level) * row["x_start"] + level * row["noise"], encoder_hidden_states=row["caption_embeds"],
-                       timestep=timestep, encoder_attention_mask=row["caption_mask"]).sample
         optimizer.zero_grad()
-        loss = (output - (row["noise"] - row["x_start"])).square().mean()
+        loss = sana_loss(model, row)
         loss.backward()
         losses.append(loss.item())
         torch.nn.utils.clip_grad_norm_(trained, 0.1)
@@ -119,12 +115,6 @@ MODEL = ["--model", "unet2d_condition", "--model-config", json.dumps(UNET)]
 RUN = ["train", *MODEL, "--data", "synthetic", "--image-size", 64, "--objective", "epsilon", "--global-batch", 4, "--micro-batch", 2,
        "--lr", 1e-2, "--threads", 1, "--ema-decay", 0.5, "--log-every", 1, "--peak-tflops", 1, "--seed", 3]
 LORA = ["--lora-rank", 3, "--lora-alpha", 6]
-
-
-def succeed(*arguments):
-    result = run_program("kiln", *arguments)
-    assert result.returncode == 0, result.stderr
-    return result
 
 
 def refusal(*arguments):

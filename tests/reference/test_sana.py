@@ -199,6 +199,15 @@ def sana_levels(t, shift=3.0):
     return sigmas[t].float(), (sigmas * 1000).long()[t].float()
 
 
+def sana_loss(model, row):
+    """Of one batch: the squared error of the predicted velocity."""
+    sigma, timestep = sana_levels(row["t"])
+    level = sigma.view(-1, 1, 1, 1)
+    output = model((1 - level) * row["x_start"] + level * row["noise"], encoder_hidden_states=row["caption_embeds"],
+                   timestep=timestep, encoder_attention_mask=row["caption_mask"]).sample
+    return (output - (row["noise"] - row["x_start"])).square().mean()
+
+
 
 
 def test_twenty_steps_on_ragged_captions_equal_torch(conformance):
@@ -219,12 +228,8 @@ def test_twenty_steps_on_ragged_captions_equal_torch(conformance):
     optimizer, losses = torch.optim.AdamW(parameters, **adamw), []
     for step in range(steps):
         row = {key: value[step] for key, value in batches.items()}
-        sigma, timestep = sana_levels(row["t"])
-        level = sigma.view(-1, 1, 1, 1)
-        output = model((1 - level) * row["x_start"] + level * row["noise"], encoder_hidden_states=row["caption_embeds"],
-                       timestep=timestep, encoder_attention_mask=row["caption_mask"]).sample
         optimizer.zero_grad()
-        loss = (output - (row["noise"] - row["x_start"])).square().mean()
+        loss = sana_loss(model, row)
         loss.backward()
         losses.append(loss.item())
         torch.nn.utils.clip_grad_norm_(parameters, 0.1)

@@ -8,7 +8,7 @@ import subprocess
 
 import numpy as np
 import pytest
-from conftest import FULL, program, run_program
+from conftest import FULL, program, run_program, succeed
 from interruptions import until_interrupted, wait_while_running
 from PIL import Image
 
@@ -17,12 +17,6 @@ MODEL = ["--model", "dit", "--hidden-size", 32, "--depth", 2, "--num-heads", 2, 
 OPTIONS = ["--global-batch", 5, "--threads", 1, "--ema-decay", 0.9, "--log-every", 1, "--peak-tflops", 1, "--seed", 3,
            "--checkpoint-every", 7, "--no-tensorboard", "--no-preflight"]
 FILES = ("model.safetensors", "ema.safetensors", "train_state-00000-of-00001.safetensors")
-
-
-def succeed(*arguments):
-    result = run_program("kiln", *arguments)
-    assert result.returncode == 0, result.stderr
-    return result
 
 
 def refusal(*arguments):

@@ -7,7 +7,7 @@ import shutil
 import numpy as np
 import pytest
 import torch
-from conftest import run_program
+from conftest import run_program, succeed
 from PIL import Image
 from test_text_store import FAMILIES as ENCODERS
 from test_tokenizers import MAKERS
@@ -24,12 +24,6 @@ FAMILIES = {
 }
 OPTIONS = ["--image-size", SIZE, "--global-batch", 5, "--micro-batch", 2, "--lr", 1e-3, "--threads", 1, "--ema-decay", 0.9,
            "--log-every", 1, "--peak-tflops", 1, "--seed", 3, "--text-dropout-prob", 0.3]
-
-
-def succeed(*arguments):
-    result = run_program("kiln", *arguments)
-    assert result.returncode == 0, result.stderr
-    return result
 
 
 def refusal(*arguments):

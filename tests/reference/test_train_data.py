@@ -203,3 +203,14 @@ def test_a_model_with_more_classes_may_train_on_a_store(train, stores, tmp_path)
     result = train(stores / "pixels", tmp_path, 1, "--num-classes", 10)
     assert result.returncode == 0, result.stderr
     assert json.loads((tmp_path / "config.json").read_text())["model_config"]["num_classes"] == 10
+
+
+def test_fp8_trains_as_bf16_does(kiln, tmp_path):
+    """Where the hardware lacks it, by its rounding alone: the state is bf16's."""
+    model = ["--model", "dit", "--hidden-size", 256, "--depth", 1, "--num-heads", 4, "--patch-size", 4, "--data", "synthetic",
+             "--global-batch", 8, "--max-steps", 3, "--log-every", 1, "--peak-tflops", 1]
+    for name, dtype in (("bf16", ["bf16"]), ("fp8", ["fp8", "--emulate-fp8"])):
+        result = kiln("train", *model, "--compute-dtype", *dtype, "--out", tmp_path / name)
+        assert result.returncode == 0, result.stderr
+    fp8, bf16 = losses(tmp_path / "fp8"), losses(tmp_path / "bf16")
+    assert fp8 != bf16 and fp8 == pytest.approx(bf16, rel=0.02)
