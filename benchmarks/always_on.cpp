@@ -46,7 +46,7 @@ void compare(const std::string& dtype, c10::Allocator* plain, c10::Allocator* tr
   options.model.name = "DiT-S/2";
   options.global_batch = 8;
   set_option(options, "compute-dtype", dtype);
-  TimedTraining training(options, at::kCPU);
+  TimedTraining training(options, synthetic_shape(options), at::kCPU);
   PhaseTimers timers(at::kCPU);
   training.step();
   std::vector<double> without, with;

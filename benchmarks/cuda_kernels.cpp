@@ -19,6 +19,7 @@
 #include "ops/cuda/cudnn_attention.h"
 #include "ops/cuda/launch.h"
 #include "ops/gelu.h"
+#include "ops/long_attention.h"
 #include "ops/matrix_products.h"
 #include "ops/ops.h"
 
@@ -172,6 +173,29 @@ void attention(const Table& table, int64_t batch, int64_t tokens, int64_t width)
               [&] { ops::cuda::packed(grads); });
 }
 
+// Captions of 60 to 120 rows: in one call, and as its reference does, one sample after another.
+void attention_to_captions(const Table& table, int64_t batch, int64_t tokens, int64_t width) {
+  constexpr int64_t kHeads = 16, kFewest = 60;
+  const int64_t head_dim = width / kHeads;
+  if (head_dim % 8 != 0) return;
+  std::vector<int64_t> offsets{0};
+  for (int64_t b = 0; b < batch; ++b) offsets.push_back(offsets.back() + kFewest + b * 37 % (kFewest + 1));
+  const at::Tensor on_device = at::tensor(offsets, at::kInt).to(at::kCUDA);
+  const std::vector<int64_t> rows{offsets.back(), kHeads, head_dim};
+  const std::vector<at::Tensor> in =
+      as_leaves({random({batch, tokens, kHeads, head_dim}, kLow), random(rows, kLow), random(rows, kLow)});
+  const double scale = 0.1,
+               flops = 4.0 * static_cast<double>(tokens * offsets.back()) * static_cast<double>(width);
+  const auto attend = [&] { return ops::caption_attention(in[0], in[1], in[2], offsets, on_device, scale); };
+  {
+    const at::NoGradGuard no_grad;
+    table.multiplied("attention to captions", flops, [&] { attend(); });
+    table.multiplied("attention to captions, sample by sample", flops,
+                     [&] { ops::reference::ragged_attention(in[0], in[1], in[2], offsets, scale); });
+  }
+  table.multiplied("attention to captions, backward", 2.5 * flops, backward_of({attend()}, in));
+}
+
 void flat_memory(const Table& table) {
   const int64_t n = int64_t{1} << 27;
   const auto f32 = [&] { return random({n}, at::kFloat); };
@@ -201,6 +225,7 @@ int run(int argc, char** argv) {
   rows_of_tokens(table, batch, tokens, width);
   products(table, batch * tokens, width);
   attention(table, batch, tokens, width);
+  attention_to_captions(table, batch, tokens, width);
   flat_memory(table);
   return 0;
 }

@@ -1,12 +1,14 @@
-// The planner's prediction of time against the clock: real steps of models that calibration did not see, on
-// this machine's CPU. Calibrates first (a minute) unless told to use the stored profile.
+// The planner's prediction of time against the clock: real steps of configurations that calibration did not
+// see, drawn at random from every family, on this machine's CPU.
 //
-//   bench_plan_time [--stored] [--cases FROM:TO] [--ops] [--records FILE] >
-//   benchmarks/results/plan-time_MACHINE_DATE.md
+//   bench_plan_time calibrate                      keeps a profile (KILN_PROFILES says where)
+//   bench_plan_time run ROWS [--seed N] [--cases FROM:TO] [--measure-seconds S] [--ops]
+//   bench_plan_time table ROWS > benchmarks/results/plan-time_MACHINE_DATE.md
 //
-// --stored --cases 1:5 is one piece of the table, for a machine that is free only for moments at a time; it
-// goes to standard output like the whole. --ops adds where the errors come from, on standard error; --records
-// FILE every operation of every case, as lines of JSON.
+// Every case is predicted twice before it is measured: from the calibration's profile alone, and after
+// `kiln plan --measure-seconds S` (10) has timed what that profile lacks. Cases do not learn from each other.
+// `run` appends a line of JSON for each case to ROWS, so that the table may come from several moments in
+// which the machine was free. --ops prints where the errors come from, on standard error.
 #include <ATen/Parallel.h>
 #include <fmt/chrono.h>
 #include <fmt/format.h>
@@ -22,174 +24,188 @@
 #include "core/error.h"
 #include "parallel/machine.h"
 #include "plan/price/calibrate.h"
+#include "plan/price/measure_step.h"
 #include "plan/price/price.h"
 #include "plan/price/step_timing.h"
-#include "plan/trace/trace.h"
-#include "run/option_values.h"
+#include "plan_time_cases.h"
 
 namespace kiln {
 namespace {
 
-constexpr StepRepeats kRepeats{.plain = 3, .least_seconds = 2.5};  // short steps oftener
+constexpr StepRepeats kRepeats{.plain = 4, .least_seconds = 3};  // short steps oftener
+constexpr size_t kCases = 20;
 
-struct Case {
-  const char* model;
-  const char* compute_dtype;
-  int64_t image_size, batch, micro_batch;
-  const char* recompute;
-};
-constexpr Case kCases[] = {{"DiT-S/2", "bf16", 256, 8, 0, "none"},  {"DiT-S/4", "bf16", 256, 32, 0, "none"},
-                           {"DiT-S/8", "bf16", 256, 64, 0, "none"}, {"DiT-B/4", "bf16", 256, 8, 0, "none"},
-                           {"DiT-B/8", "f32", 256, 16, 0, "none"},  {"DiT-S/2", "f32", 256, 4, 0, "none"},
-                           {"DiT-S/4", "fp16", 256, 16, 0, "none"}, {"DiT-S/2", "bf16", 256, 16, 4, "none"},
-                           {"DiT-S/2", "bf16", 256, 8, 0, "all"},   {"DiT-B/2", "bf16", 256, 2, 0, "none"},
-                           {"DiT-S/4", "f32", 256, 12, 0, "all"},   {"DiT-L/4", "bf16", 256, 4, 0, "none"},
-                           {"DiT-S/2", "bf16", 512, 2, 0, "none"},  {"DiT-S/8", "f32", 512, 16, 0, "0-5"},
-                           {"DiT-B/8", "bf16", 256, 48, 0, "none"}, {"DiT-S/8", "fp16", 256, 40, 0, "none"},
-                           {"DiT-XL/8", "bf16", 256, 6, 0, "none"}, {"DiT-B/4", "f32", 256, 6, 3, "all"},
-                           {"DiT-S/2", "bf16", 256, 24, 0, "none"}, {"DiT-B/4", "bf16", 256, 20, 10, "0-3"}};
-
-TrainOptions options_of(const Case& c) {
-  TrainOptions options;
-  options.model.name = c.model;
-  set_option(options, "compute-dtype", c.compute_dtype);
-  options.data.image_size = c.image_size;
-  options.global_batch = c.batch;
-  options.micro_batch = c.micro_batch;
-  options.memory.recompute = SegmentSet::parse(c.recompute);
-  return options;
-}
-
-// Where the error comes from: seconds of each operation, as the trace prices it and as the step took it.
+// Where the error comes from: seconds of each kind of operation, as the plan prices it and as the step took
+// it.
 void print_ops(const std::vector<Span>& traced, const StepTiming& timing, const MachineProfile& machine) {
-  struct Row {
-    double predicted = 0, measured = 0;
-    int num_traced = 0, num_measured = 0;
-  };
-  std::map<std::string, Row> by_name;
-  double in_ops = 0;
-  int64_t num_traced = 0;
+  std::map<std::string, std::pair<double, double>> by_name;
+  double in_ops = 0, between = 0;
   for (const Span& span : traced)
     for (const OpRecord& op : span.ops) {
-      num_traced += span.times;
-      Row& row = by_name[rate_key(op.name, op.dtype)];
-      row.predicted += static_cast<double>(span.times) * (price(op, machine) - machine.op_overhead_s);
-      row.num_traced += static_cast<int>(span.times);
+      const double times = static_cast<double>(span.times),
+                   overhead = machine.op_overhead_s * machine.speed.product;
+      by_name[rate_key(op.name, op.dtype)].first += times * (price(op, machine) - overhead);
+      between += times * overhead;
     }
-  const std::vector<OpRecord> timed = ops_of(timing.spans);
-  for (const OpRecord& op : timed) {
-    Row& row = by_name[rate_key(op.name, op.dtype)];
-    row.measured += op.seconds;
-    ++row.num_measured;
+  for (const OpRecord& op : ops_of(timing.spans)) {
+    by_name[rate_key(op.name, op.dtype)].second += op.seconds;
     in_ops += op.seconds;
   }
-  std::vector<std::pair<std::string, Row>> rows(by_name.begin(), by_name.end());
+  std::vector<std::pair<std::string, std::pair<double, double>>> rows(by_name.begin(), by_name.end());
   std::ranges::sort(rows, std::greater{},
-                    [](const auto& row) { return std::abs(row.second.predicted - row.second.measured); });
-  fmt::print(stderr, "  {} operations {:.1f} ms; between them {:.1f} ms measured, {:.1f} ms predicted\n",
-             timed.size(), in_ops * 1e3, (timing.least_seconds - in_ops) * 1e3,
-             static_cast<double>(num_traced) * machine.op_overhead_s * 1e3);
-  for (size_t i = 0; i < std::min<size_t>(8, rows.size()); ++i) {
-    const auto& [name, row] = rows[i];
-    fmt::print(stderr, "  {:44} predicted {:9.2f} ms in {:4}, measured {:9.2f} ms in {:4}\n", name,
-               row.predicted * 1e3, row.num_traced, row.measured * 1e3, row.num_measured);
-  }
+                    [](const auto& row) { return std::abs(row.second.first - row.second.second); });
+  fmt::print(stderr, "  operations {:.1f} ms; between them {:.1f} ms measured, {:.1f} ms predicted\n",
+             in_ops * 1e3, (timing.least_seconds - in_ops) * 1e3, between * 1e3);
+  for (size_t i = 0; i < std::min<size_t>(6, rows.size()); ++i)
+    fmt::print(stderr, "  {:44} predicted {:9.2f} ms, measured {:9.2f} ms\n", rows[i].first,
+               rows[i].second.first * 1e3, rows[i].second.second * 1e3);
 }
 
-void append_records(const std::string& path, const Case& c, const StepTiming& timing) {
-  std::ofstream file(path, std::ios::app);
-  for (const Span& span : timing.spans)
-    for (const OpRecord& op : span.ops)
-      file << nlohmann::json{{"model", c.model},
-                             {"batch", c.batch},
-                             {"op", rate_key(op.name, op.dtype)},
-                             {"class", name_of(op.op_class)},
-                             {"phase", name_of(span.phase)},
-                             {"flops", op.flops},
-                             {"bytes", op.bytes},
-                             {"m", op.m},
-                             {"n", op.n},
-                             {"k", op.k},
-                             {"s", op.seconds}}
-           << "\n";
+Json predict(const std::vector<Span>& spans, const MachineProfile& machine) {
+  const double share = measured_share(spans, machine);
+  return {{"seconds", price_step(spans, machine).seconds},
+          {"error", time_error(spans, machine)},
+          {"measured share", share}};
 }
 
 struct Arguments {
-  bool stored = false, ops = false;
-  std::string records;
-  size_t first = 1, last = std::size(kCases);  // counted from 1
+  std::string what, rows;
+  uint32_t seed = 0;
+  size_t first = 1, last = kCases;  // counted from 1
+  double measure_s = 10;
+  bool ops = false;
 };
+
+Json run_case(const Arguments& arguments, size_t number) {
+  const Json drawn = draw_case(arguments.seed, number);
+  const TrainOptions options = options_of(drawn);
+  const DataShape data = timed_shape(options);
+  const std::vector<Span> spans = trace_step(options, data, DryRunDevice::kCpu).spans;
+  MachineProfile machine = find_profile("cpu");
+  if (!machine.measured) fail("plan_time", "no profile of this machine: bench_plan_time calibrate makes one");
+  machine.speed = speed_of(machine.clock, read_clock(at::kCPU, kClockSeconds));  // of now, not of the start
+  const Json calibrated = predict(spans, machine);
+  const StepMeasurement measurement = measure_step(machine, options, data, at::kCPU, arguments.measure_s);
+  const Json measured = predict(spans, machine);
+  const StepTiming timing = time_steps(
+      options, data, at::kCPU,
+      {.plain = kRepeats.plain, .watched = arguments.ops ? 3 : 0, .least_seconds = kRepeats.least_seconds});
+  fmt::print(stderr, "{:2} {}\n   calibrated {:.3f} s, with {}: {:.3f} s, really {:.3f} s\n", number,
+             drawn.dump(), calibrated["seconds"].get<double>(), measurement.text,
+             measured["seconds"].get<double>(), timing.seconds);
+  if (arguments.ops) print_ops(spans, timing, machine);
+  return {{"number", number},
+          {"seed", arguments.seed},
+          {"options", drawn},
+          {"machine", fmt::format("{}, {} threads", machine.machine, at::get_num_threads())},
+          {"measure seconds", arguments.measure_s},
+          {"speed", {machine.speed.product, machine.speed.copy, machine.speed.spread}},
+          {"predictions", {calibrated, measured}},
+          {"seconds", timing.seconds},
+          {"least seconds", timing.least_seconds}};
+}
+
+bool is_inside(double predicted, double error, double seconds) {
+  return seconds <= predicted * (1 + error) && seconds >= predicted / (1 + error);
+}
+
+void print_summary(const std::vector<Json>& rows, size_t which, const std::string& name) {
+  std::vector<double> errors, half_widths;
+  size_t inside = 0;
+  for (const Json& row : rows) {
+    const Json& prediction = row.at("predictions").at(which);
+    const double predicted = prediction.at("seconds"), error = prediction.at("error"),
+                 seconds = row.at("seconds");
+    errors.push_back(std::abs(predicted / seconds - 1));
+    half_widths.push_back(error);
+    inside += is_inside(predicted, error, seconds) ? 1 : 0;
+  }
+  std::ranges::sort(errors);
+  std::ranges::sort(half_widths);
+  fmt::print("| {} | {:.1f} % | {:.1f} % | {} of {} | {:.0f} % |\n", name, 100 * errors[errors.size() / 2],
+             100 * errors.back(), inside, errors.size(), 100 * half_widths[half_widths.size() / 2]);
+}
+
+std::string options_text(const Json& drawn) {
+  std::string text;
+  for (const auto& [name, value] : drawn.items()) {
+    std::string shown = value.is_string() ? value.get<std::string>() : value.dump();
+    std::erase(shown, '"');
+    text += fmt::format("{}--{} {}", text.empty() ? "" : " ", name, shown);
+  }
+  return text;
+}
+
+void print_table(const std::string& path) {
+  std::vector<Json> rows;
+  std::ifstream file(path);
+  for (std::string line; std::getline(file, line);) rows.push_back(Json::parse(line));
+  if (rows.empty()) fail("plan_time", "expected rows of bench_plan_time run in {}", path);
+  fmt::print(
+      "{}, {:%Y-%m-%d}. Seed {}; synthetic latents; median of {} steps or more ({:g} s) after one of "
+      "warm-up. "
+      "In front of every case the clock is read for {:g} s; measuring on demand takes at most {:g} s.\n\n"
+      "| predicted | median error | worst | inside the interval | interval, median ± "
+      "|\n|---|---|---|---|---|\n",
+      rows[0].at("machine").get<std::string>(), fmt::gmtime(std::chrono::system_clock::now()),
+      rows[0].at("seed").get<int>(), kRepeats.plain, kRepeats.least_seconds, kClockSeconds,
+      rows[0].at("measure seconds").get<double>());
+  print_summary(rows, 0, "by the calibration");
+  print_summary(rows, 1, "with operations measured on demand");
+  fmt::print(
+      "\n| | options | calibrated s | ± | error | on demand s | ± | error | measured s | least s | "
+      "arithmetic, memory "
+      "x | spread |\n|---|---|---|---|---|---|---|---|---|---|---|---|\n");
+  for (const Json& row : rows) {
+    const double seconds = row.at("seconds");
+    fmt::print("| {} | `{}` |", row.at("number").get<int>(), options_text(row.at("options")));
+    for (const Json& prediction : row.at("predictions")) {
+      const double predicted = prediction.at("seconds"), error = prediction.at("error");
+      fmt::print(" {:.3f} | {:.0f} % | {:+.1f} %{} |", predicted, 100 * error,
+                 100 * (predicted / seconds - 1), is_inside(predicted, error, seconds) ? "" : " **outside**");
+    }
+    const auto speed = row.at("speed").get<std::array<double, 3>>();
+    fmt::print(" {:.3f} | {:.3f} | {:.2f}, {:.2f} | {:.0f} % |\n", seconds,
+               row.at("least seconds").get<double>(), speed[0], speed[1], 100 * speed[2]);
+  }
+}
 
 Arguments parse(int argc, char** argv) {
   Arguments arguments;
-  for (int i = 1; i < argc; ++i) {
+  if (argc > 1) arguments.what = argv[1];
+  int i = 2;
+  if ((arguments.what == "run" || arguments.what == "table") && argc > 2) arguments.rows = argv[i++];
+  for (; i < argc; ++i) {
     const std::string argument = argv[i];
-    if (argument == "--stored") {
-      arguments.stored = true;
-    } else if (argument == "--ops") {
+    const bool has_value = i + 1 < argc;
+    if (argument == "--ops") {
       arguments.ops = true;
-    } else if (argument == "--records" && i + 1 < argc) {
-      arguments.records = argv[++i];
-    } else if (argument == "--cases" && i + 1 < argc &&
+    } else if (argument == "--seed" && has_value) {
+      arguments.seed = static_cast<uint32_t>(std::stoul(argv[++i]));
+    } else if (argument == "--measure-seconds" && has_value) {
+      arguments.measure_s = std::stod(argv[++i]);
+    } else if (argument == "--cases" && has_value &&
                std::sscanf(argv[i + 1], "%zu:%zu", &arguments.first, &arguments.last) == 2) {
       ++i;
     } else {
-      fail("plan_time", "expected [--stored] [--cases FROM:TO] [--ops] [--records FILE], got '{}'", argument);
+      fail("plan_time", "unexpected '{}': the beginning of benchmarks/plan_time.cpp has the usage", argument);
     }
   }
-  if (arguments.first < 1 || arguments.last > std::size(kCases) || arguments.first > arguments.last)
-    fail("plan_time", "--cases expects numbers of 1 to {}", std::size(kCases));
   return arguments;
-}
-
-void print_heading(const MachineProfile& machine) {
-  const std::chrono::year_month_day today{
-      std::chrono::floor<std::chrono::days>(std::chrono::system_clock::now())};
-  fmt::print(
-      "# Predicted against measured time of a step\n\n{}-{:02}-{:02}, {}, {} threads, profile {}. Median "
-      "of {} steps or more ({:g} s) after one of warm-up.\n`bench_plan_time` (calibrates, then trains; "
-      "synthetic latents, "
-      "AdamW, one EMA).\n\n",
-      static_cast<int>(today.year()), static_cast<unsigned>(today.month()),
-      static_cast<unsigned>(today.day()), machine_name(at::kCPU), at::get_num_threads(), machine.source,
-      kRepeats.plain, kRepeats.least_seconds);
-  fmt::print(
-      "| model | image | dtype | batch | micro | recompute | predicted s | measured s | least s | error |\n"
-      "|---|---|---|---|---|---|---|---|---|---|\n");
-}
-
-// The relative error of one case.
-double compare(const Case& c, const MachineProfile& machine, const Arguments& arguments) {
-  const bool with_ops = arguments.ops || !arguments.records.empty();
-  const TrainOptions options = options_of(c);
-  const std::vector<Span> traced = trace_step(options, synthetic_shape(options), DryRunDevice::kCpu).spans;
-  const double predicted = price_step(traced, machine).seconds;
-  const StepTiming timing = time_steps(
-      options, at::kCPU,
-      {.plain = kRepeats.plain, .watched = with_ops ? 3 : 0, .least_seconds = kRepeats.least_seconds});
-  const double error = predicted / timing.seconds - 1;
-  fmt::print("| {} | {} | {} | {} | {} | {} | {:.3f} | {:.3f} | {:.3f} | {:+.1f} % |\n", c.model,
-             c.image_size, c.compute_dtype, c.batch, c.micro_batch ? c.micro_batch : c.batch, c.recompute,
-             predicted, timing.seconds, timing.least_seconds, 100 * error);
-  std::fflush(stdout);
-  if (arguments.ops) print_ops(traced, timing, machine);
-  if (!arguments.records.empty()) append_records(arguments.records, c, timing);
-  return error;
 }
 
 void run(const Arguments& arguments) {
   apply({.device = at::kCPU});
-  if (!arguments.stored) store_profile(calibrate(at::kCPU));
-  const MachineProfile machine = find_profile("cpu");
-  if (!machine.measured) fail("plan_time", "no stored profile of this machine: leave out --stored");
-  if (arguments.first == 1) print_heading(machine);
-  std::vector<double> errors;
-  for (size_t i = arguments.first; i <= arguments.last; ++i)
-    errors.push_back(std::abs(compare(kCases[i - 1], machine, arguments)));
-  if (errors.size() < std::size(kCases)) return;  // a piece
-  std::ranges::sort(errors);
-  fmt::print("\n{} configurations: median error {:.1f} % (goal < 10), worst {:.1f} % (goal < 25).\n",
-             errors.size(), 100 * errors[errors.size() / 2], 100 * errors.back());
+  if (arguments.what == "calibrate") {
+    fmt::print("{}\n", store_profile(calibrate(at::kCPU)));
+  } else if (arguments.what == "table") {
+    print_table(arguments.rows);
+  } else if (arguments.what == "run" && !arguments.rows.empty()) {
+    for (size_t number = arguments.first; number <= arguments.last; ++number)
+      std::ofstream(arguments.rows, std::ios::app) << run_case(arguments, number).dump() << "\n";
+  } else {
+    fail("plan_time", "expected calibrate, run ROWS or table ROWS");
+  }
 }
 
 }  // namespace

@@ -88,10 +88,6 @@ class OperationTable {
  private:
   static constexpr double kShown = 0.985;  // of the operations' time
 
-  static std::string dtype_text(at::ScalarType dtype) {
-    const std::string key = rate_key("", dtype);  // " bf16"
-    return key.substr(1);
-  }
   double peak_of(at::ScalarType dtype) const {
     const auto found = peaks_.find(dtype);
     return (found == peaks_.end() ? peaks_.begin() : found)->second;

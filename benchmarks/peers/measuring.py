@@ -6,6 +6,7 @@ import platform
 import statistics
 import subprocess
 import sys
+import tempfile
 
 
 def processor():
@@ -37,6 +38,34 @@ def kiln_images_per_s(run, warmup):
     """The median over the logged steps of a run folder after the first `warmup`; the run logs every step."""
     lines = [json.loads(line) for line in open(f"{run}/log.jsonl")]
     return statistics.median([line["images_per_s"] for line in lines if "images_per_s" in line][warmup:])
+
+
+def run_kiln_training(command, warmup):
+    """Rate, share of the machine's measured peak and peak resident memory of `kiln train` and its options but for --out."""
+    with tempfile.TemporaryDirectory() as folder:
+        command = [str(part) for part in command] + ["--out", folder + "/run"]
+        done = subprocess.run(["/usr/bin/time", "-f", "%M", "-o", folder + "/usage", *command], capture_output=True, text=True)
+        if done.returncode:
+            sys.exit(f"kiln failed: {done.stderr.strip()[-400:]}")
+        lines = [json.loads(line) for line in open(f"{folder}/run/log.jsonl")]
+        shares = [line["peak_share"] for line in lines if "peak_share" in line][warmup:]
+        return {"images_per_s": kiln_images_per_s(folder + "/run", warmup), "peak_share": statistics.median(shares) if shares else None,
+                "peak_bytes": int(pathlib.Path(folder + "/usage").read_text().split()[-1]) * 1024}
+
+
+def speed_and_memory_table(results, reference):
+    """Lines of a table of {variant: [{images_per_s, peak_bytes and maybe peak_share}]}, with ratios to the variant `reference`."""
+    lines = [f"| program | images/s (min..max) | share of the measured peak | peak memory | speed / {reference} | memory / {reference} |",
+             "|---|---|---|---|---|---|"]
+    base_rate, base_peak = (statistics.median(run[key] for run in results[reference]) for key in ("images_per_s", "peak_bytes"))
+    for variant, runs in results.items():
+        rates = [run["images_per_s"] for run in runs]
+        shares = [run["peak_share"] for run in runs if run.get("peak_share")]
+        peak, rate = statistics.median(run["peak_bytes"] for run in runs), statistics.median(rates)
+        lines.append(f"| {variant} | {rate:.2f} ({min(rates):.2f}..{max(rates):.2f}) | "
+                     f"{f'{100 * statistics.median(shares):.0f} %' if shares else '-'} | {peak / 1e9:.2f} GB | {rate / base_rate:.2f}x | "
+                     f"{peak / base_peak:.2f}x |")
+    return lines
 
 
 def kiln_device_bytes(run):

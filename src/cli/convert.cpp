@@ -20,9 +20,10 @@ void add_convert_command(CLI::App& app) {
   command->add_option(
       "--merge", options->merge,
       "LoRA adapter (PEFT folder, diffusers or kohya file, run folder) to add to the weights");
-  command->add_option("--adapter-format", options->adapter_format,
-                      "Of an adapter that --in RUN trained: peft, diffusers or kohya (default: peft for a "
-                      "folder, diffusers for a file)");
+  command->add_option(
+      "--adapter-format", options->adapter_format,
+      "Keys of the adapter that --in RUN trained: peft, diffusers or kohya (default: peft for a "
+      "folder, diffusers for a file)");
   command->add_option("--dtype", options->dtype,
                       "Precision of the weights: f32, bf16 or fp16 (default: as stored)");
   command->add_option("--vae", options->vae, "diffusers AutoencoderKL folder to put into the pipeline");

@@ -14,7 +14,7 @@ void add_text_options(CLI::App& command, TextExtractOptions& text) {
                      "Folder of a T5, BERT, CLIP or Gemma 2 encoder with its tokenizer, or of a pipeline: "
                      "encode the captions too");
   command.add_option("--text-name", text.name,
-                     "Of the text store OUT/text-NAME (default: the encoder's kind)");
+                     "Name of the text store OUT/text-NAME (default: the encoder's kind)");
   command.add_option("--text-dtype", text.dtype,
                      "f32 | bf16 | fp16, of the stored features (default: fp16, for Gemma bf16)");
   command.add_option("--text-max-tokens", text.max_tokens,

@@ -7,10 +7,12 @@
 #include "parallel/machine.h"
 #include "plan/fit/budget.h"
 #include "plan/price/calibrate.h"
+#include "plan/price/measure_step.h"
 #include "plan/price/this_machine.h"
 #include "plan/report/report.h"
 #include "plan/search/comparison.h"
 #include "plan/search/search.h"
+#include "plan/trace/planned_data.h"
 #include "train/stages/stages.h"
 
 namespace kiln::cli {
@@ -38,6 +40,7 @@ A100-40G, A100-80G, A800-80G, H100, H200, B200, cpu (this machine); another card
 // Returns the name of the profile of the device that kiln train would choose here. Throws Error.
 std::string this_machine() {
   const at::Device device = choose_device(DeviceChoice::kAuto);
+  if (device.is_cpu()) return "cpu";
   const std::optional<MachineProfile> profile = profile_of(device);
   if (!profile) fail("plan", "no profile of this GPU ({}): --calibrate measures one", machine_name(device));
   return profile->name;
@@ -49,6 +52,7 @@ struct PlanArguments {
   bool json = false, calibrate = false, search = false;
   SearchOptions limits;  // of the search; its plan is `options`
   double calibration_s = kCalibrationSeconds;
+  double measure_s = 0;
   std::string html, table, gpu_memory, gpu_prices;
 };
 
@@ -91,7 +95,8 @@ void add_plan_options(CLI::App& command, PlanArguments& arguments) {
           .add_option("--table", arguments.table,
                       "Print a Markdown table, as docs/planning.md has them, for the GPU, batch, dtype and "
                       "steps given: "
-                      "sizes (every DiT), gpus (one run on 1 to 64), options (fast-DiT's), quoted, scaling")
+                      "sizes (every DiT), gpus (one run on 1 to 64), options (fast-DiT's), results (DiT's "
+                      "FIDs), quoted, scaling")
           ->excludes(search);
   auto* calibrate = command.add_flag(
       "--calibrate", arguments.calibrate,
@@ -101,6 +106,15 @@ void add_plan_options(CLI::App& command, PlanArguments& arguments) {
           "--calibrate-seconds", arguments.calibration_s,
           "--calibrate: time its steps for so long; a slow machine needs more to try all kinds of them")
       ->needs(calibrate)
+      ->capture_default_str();
+  command
+      .add_option(
+          "--measure-seconds", arguments.measure_s,
+          "Where the profile of this machine lacks operations of the planned step: time them first, in "
+          "a few real steps of about so many seconds, and keep them for later plans (after "
+          "--calibrate; 0: never)")
+      ->excludes(search)
+      ->excludes(table)
       ->capture_default_str();
   command.add_flag("--json", arguments.json, "Print one JSON object instead of text")->excludes(table);
   command
@@ -150,9 +164,11 @@ void run_search(const CLI::App& command, const PlanArguments& arguments) {
   ComparisonOptions compared{.search = options,
                              .models = models_named(model),
                              .gpus = gpus_named(gpu),
-                             .prices = read_prices(arguments.gpu_prices)};
+                             .prices = read_prices(arguments.gpu_prices),
+                             .given = arguments.given};
   if (compared.models.size() > 1 || compared.gpus.size() > 1) return compare(arguments, std::move(compared));
   options.plan.train.model.name = compared.models.front();
+  options.plan.train = with_published_objective(std::move(options.plan.train), arguments.given);
   if (const auto price = compared.prices.find(compared.gpus.front()); price != compared.prices.end())
     options.plan.price_per_gpu_hour = price->second;
   const SearchResult result = search(options);
@@ -164,15 +180,44 @@ void run_search(const CLI::App& command, const PlanArguments& arguments) {
     fail("plan", "--html: there is no plan to write into {}", arguments.html);
 }
 
+// Times what the profile of this machine lacks of the planned step, and keeps it.
+void measure_lacking(const PlanOptions& options, double seconds) {
+  if (seconds == 0) return;
+  if (!(seconds > 0)) fail("plan", "--measure-seconds expects 0 or more, got {}", seconds);
+  MachineProfile machine = find_profile(options.gpu);
+  const at::Device device = choose_device(options.train.compute.device);
+  const bool is_device = device.is_cpu() == (machine.device == DryRunDevice::kCpu);
+  if (!is_device || machine.machine != machine_name(device))
+    fail("plan",
+         "--measure-seconds measures what it runs on, {}, which is not {}: --device says on what, --gpu what "
+         "is "
+         "planned",
+         machine_name(device), machine.name);
+  if (!machine.measured)
+    fail("plan", "--measure-seconds adds to the profile of a calibrated machine: --calibrate makes one");
+  if (options.gpus > 1)
+    fail("plan", "--measure-seconds measures the step of one rank, got {}: leave out one of the two",
+         options.gpus);
+  if (options.train.compute.tf32 && device.is_cuda())
+    fail("plan", "--measure-seconds keeps no products in TF32: leave out one of the two");
+  const DataShape data = planned_shape(options.train);
+  const StepMeasurement measured =
+      measure_step(machine, options.train, usual_shape(data).value_or(data), device, seconds);
+  if (measured.is_done) store_profile(machine);
+  fmt::print(stderr, "{}\n", measured.text);
+}
+
 // Plans the options as they are. With --memory-budget it plans what kiln train would choose, and prints that
 // choice beside the plan.
-Plan plan_of(PlanOptions options) {
-  if (!options.train.memory.budget.is_given()) return make_plan(options);
-  const MachineProfile machine = planned_machine(options);
-  check_plan(options, machine);
-  const FittedRun fitted = fit_planned(options.train, machine, options.gpus);
-  fmt::print(stderr, "{}\n", fitted.summary);
-  options.train = fitted.options;
+Plan plan_of(PlanOptions options, double measure_s) {
+  if (options.train.memory.budget.is_given()) {
+    const MachineProfile machine = planned_machine(options);
+    check_plan(options, machine);
+    const FittedRun fitted = fit_planned(options.train, machine, options.gpus, options.change);
+    fmt::print(stderr, "{}\n", fitted.summary);
+    options.train = fitted.options;
+  }
+  measure_lacking(options, measure_s);
   return make_plan(options);
 }
 
@@ -190,7 +235,8 @@ void plan_all_stages(const PlanArguments& arguments) {
   if (arguments.search)
     fail("plan", "--search chooses the settings of one stage, this recipe has {}",
          arguments.options.train.stages.size());
-  const StagePlans stages = make_stage_plans(arguments.options, plan_of);
+  const StagePlans stages = make_stage_plans(
+      arguments.options, [&](const PlanOptions& stage) { return plan_of(stage, arguments.measure_s); });
   fmt::print("{}", arguments.json ? to_json(stages).dump(1) + "\n" : to_text(stages));
   write_report(arguments.html, stages.plans[stages.worst]);
 }
@@ -204,7 +250,7 @@ void run(const CLI::App& command, const PlanArguments& arguments) {
   }
   if (!arguments.options.train.stages.empty()) return plan_all_stages(arguments);
   if (arguments.search) return run_search(command, arguments);
-  Plan plan = plan_of(arguments.options);
+  Plan plan = plan_of(arguments.options, arguments.measure_s);
   compare_with_half_precision(plan);
   compare_with_published(plan);
   if (arguments.json)
@@ -238,6 +284,8 @@ void add_plan_command(CLI::App& app) {
     options.change = resolved.change;
     calibrate_here(*arguments);
     if (options.gpu == "this") options.gpu = this_machine();
+    // The speed of this processor is read with the threads that the run will have.
+    if (options.gpu == "cpu") apply({.device = at::kCPU, .threads = options.train.compute.threads});
     arguments->given = resolved.given;
     if (!has_gpus && options.train.ranks.nproc > 0) options.gpus = options.train.ranks.nproc;
     options.price_per_gpu_hour = price_per_gpu_hour(

@@ -133,7 +133,8 @@ void add_probe_command(CLI::App& app) {
     const bool has_cpu_batch =
         make_cpu_batch(resolved, options->train, std::max(ranks.world_size, options->train.ranks.nproc));
     if (const int64_t num_ranks = ranks_to_launch(options->train)) return launch_ranks(num_ranks);
-    const FitTerms terms{.may_choose_micro_batch = command->count("--micro-batch") == 0};
+    const FitTerms terms{.may_choose_micro_batch = !resolved.given.contains("micro-batch"),
+                         .change = resolved.change};
     const nlohmann::json result = measure(*options, terms, has_cpu_batch);
     if (!result.is_null()) fmt::print("{}", *json ? result.dump(1) + "\n" : probe_text(result));
   });

@@ -83,8 +83,8 @@ void add_sample_command(CLI::App& app) {
                       "What guidance moves away from (default: no words)");
   command->add_option("--text-encoder", options->text_encoder,
                       "Folder of the text encoder and its tokenizer (default: the run's)");
-  command->add_option("--height", options->height, "Of the pictures in pixels (default: the model's)");
-  command->add_option("--width", options->width, "Of the pictures in pixels (default: the model's)");
+  command->add_option("--height", options->height, "Height of the pictures in pixels (default: the model's)");
+  command->add_option("--width", options->width, "Width of the pictures in pixels (default: the model's)");
   command->add_option("--aspect-ratio", options->aspect_ratio,
                       "Width to height, such as 16:9: the published size nearest to it, of about the model's "
                       "area; not with --height or --width");

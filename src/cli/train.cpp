@@ -37,15 +37,16 @@ void add_train_command(CLI::App& app) {
   command->callback([=] {
     if (!ahead->empty() && arguments->recipe.empty())
       arguments->recipe = continued_recipe(arguments->options.out);
-    const TrainOptions options = resolve(*command, *arguments).options;
+    const ResolvedOptions resolved = resolve(*command, *arguments);
+    const TrainOptions& options = resolved.options;
     if (const int64_t num_ranks = ranks_to_launch(options)) return launch_ranks(num_ranks);
     const std::shared_ptr<ProcessGroup> group = join_ranks(options, build_identity());
     train(options, {.data_sheet_flops =
                         data_sheet_flops(choose_device(options.compute.device, group->ranks().local_rank),
                                          options.compute.product_dtype(), options.compute.tf32),
-                    .fit = [group](const TrainOptions& stage) -> StageFit {
-                      FittedRun fitted = fit_run(stage, *group);
-                      const auto [share, warning] = memory_share(fitted);
+                    .fit = [group, change = resolved.change](const TrainOptions& stage) -> StageFit {
+                      FittedRun fitted = fit_run(stage, *group, {.change = change});
+                      const auto [share, warning] = memory_share(fitted, change);
                       if (!share.empty()) fmt::print("{}\n", share);
                       if (!warning.empty()) fmt::print(stderr, "warning: {}\n", warning);
                       return {.options = std::move(fitted.options),

@@ -164,6 +164,24 @@ void normals(uint64_t seed, uint32_t draw, uint64_t index, float* HWY_RESTRICT o
   }
 }
 
+void words(uint64_t seed, uint32_t draw, uint64_t index, uint32_t group, uint32_t* HWY_RESTRICT out,
+           size_t size) {
+  const U32 d;
+  const size_t lanes = hn::Lanes(d);
+  uint32_t made[kGroup];
+  for (size_t done = 0; done < size; done += kGroup, ++group) {
+    for (size_t b = 0; b < kBlocksPerGroup; b += lanes) {
+      const Words w = philox_words(seed, draw, index,
+                                   group * static_cast<uint32_t>(kBlocksPerGroup) + static_cast<uint32_t>(b));
+      hn::StoreU(w.w0, d, made + b);
+      hn::StoreU(w.w1, d, made + kBlocksPerGroup + b);
+      hn::StoreU(w.w2, d, made + 2 * kBlocksPerGroup + b);
+      hn::StoreU(w.w3, d, made + 3 * kBlocksPerGroup + b);
+    }
+    std::memcpy(out + done, made, std::min(kGroup, size - done) * sizeof(uint32_t));
+  }
+}
+
 }  // namespace HWY_NAMESPACE
 }  // namespace kiln
 HWY_AFTER_NAMESPACE();
@@ -172,6 +190,7 @@ HWY_AFTER_NAMESPACE();
 namespace kiln {
 
 HWY_EXPORT(normals);
+HWY_EXPORT(words);
 
 std::array<uint32_t, 4> philox4x32_10(std::array<uint32_t, 4> c, std::array<uint32_t, 2> key) {
   for (int r = 0; r < 10; ++r) {
@@ -197,6 +216,10 @@ double philox_uniform(uint64_t seed, Draw draw, uint64_t index, uint32_t element
 
 void philox_normal(uint64_t seed, Draw draw, uint64_t index, std::span<float> out) {
   HWY_DYNAMIC_DISPATCH(normals)(seed, static_cast<uint32_t>(draw), index, out.data(), out.size());
+}
+
+void philox_words(uint64_t seed, Draw draw, uint64_t index, uint32_t first_group, std::span<uint32_t> out) {
+  HWY_DYNAMIC_DISPATCH(words)(seed, static_cast<uint32_t>(draw), index, first_group, out.data(), out.size());
 }
 
 }  // namespace kiln

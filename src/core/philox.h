@@ -24,6 +24,7 @@ enum class Draw : uint32_t {
   kAdapterDrop = 12,   // elements that an adapter does not see
   kOffsetNoise = 13,   // what offset noise adds to a channel
   kPerturbation = 14,  // what input perturbation adds to the noise of x_t
+  kRounding = 15,      // of updated master weights to bf16
 };
 
 // One block of Philox4x32-10.
@@ -31,6 +32,10 @@ std::array<uint32_t, 4> philox4x32_10(std::array<uint32_t, 4> counter, std::arra
 
 // Uniform double in [0, 1) with 53 random bits. `index` names the sample, `element` the draw within it.
 double philox_uniform(uint64_t seed, Draw draw, uint64_t index, uint32_t element = 0);
+
+// Fills `out` with the words of Philox blocks from block 16 * `first_group` on, in groups of 16 blocks: the
+// first words of a group's blocks, then their second ones, and so on. The last group may be cut off.
+void philox_words(uint64_t seed, Draw draw, uint64_t index, uint32_t first_group, std::span<uint32_t> out);
 
 // Fills `out` with N(0, 1) draws (Box-Muller on Philox, SIMD). out[j] depends on (seed, draw, index, j) only,
 // not on out.size(), and is bitwise the same on every x86-64 SIMD target.

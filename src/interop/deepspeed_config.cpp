@@ -86,6 +86,7 @@ class Reader {
     set_recomputation(file);
     set_types();
     set_batches();
+    check_offload();
     return std::move(config_);
   }
 
@@ -211,11 +212,12 @@ class Reader {
     if (is_given(option) && taken != ours)
       refuse("{} makes --{} {}, the command line says {}: leave one out", key, option, taken.dump(),
              ours.dump());
-    for (const DeepSpeedConfig::Setting& setting : config_.settings) {
+    for (DeepSpeedConfig::Setting& setting : config_.settings) {
       if (setting.option != option) continue;
       if (setting.value != taken)
         refuse("{} makes --{} {}, {} makes it {}: leave one out", setting.key, option, setting.value.dump(),
                key, taken.dump());
+      setting.also.push_back(key);
       return;
     }
     config_.settings.push_back({.key = key, .option = option, .value = taken, .file = name_});
@@ -297,6 +299,19 @@ class Reader {
     }
   }
 
+  // In the file's words: what checks the options later knows only theirs.
+  void check_offload() {
+    const auto is_of_weights = [](const auto& setting) {
+      return setting.option == "offload-params" && setting.value != "none";
+    };
+    const auto found = std::ranges::find_if(config_.settings, is_of_weights);
+    if (found == config_.settings.end()) return;
+    const int64_t stage = apply(config_, context_.ours).zero.stage;
+    if (stage != 3)
+      refuse("{} {} needs \"zero_optimization.stage\": 3, got {}: weights are whole on every rank below it",
+             found->key, found->value.dump(), stage);
+  }
+
   const std::string name_;
   const DeepSpeedContext& context_;
   std::map<std::string, json> values_;
@@ -325,26 +340,6 @@ DeepSpeedConfig read_deepspeed_config(const std::string& path, const DeepSpeedCo
   std::ostringstream text;
   if (!file || !(text << file.rdbuf())) fail("deepspeed", "cannot read --deepspeed {}", path);
   return parse_deepspeed_config(text.str(), path, context);
-}
-
-std::string setting_text(const DeepSpeedConfig& config, const std::string& option, const std::string& value) {
-  const auto found = std::ranges::find(config.settings, option, &DeepSpeedConfig::Setting::option);
-  if (found == config.settings.end()) return fmt::format("--{} {}", option, value);
-  const bool is_batch = option == "micro-batch" || option == "global-batch";
-  if (found->is_accelerate && is_batch)  // Accelerate's file has only the number of passes.
-    return fmt::format("--{} {}, without gradient_accumulation_steps in {}", option, value, found->file);
-  if (found->is_accelerate) return fmt::format("{}: {} in {}", found->key, value, found->file);
-  if (option == "micro-batch")  // with the number of passes, which the file may say instead
-    return fmt::format(
-        "\"train_micro_batch_size_per_gpu\": {} in {}, with train_batch_size and without "
-        "gradient_accumulation_steps",
-        value, found->file);
-  if (option == "compute-dtype")
-    return fmt::format("\"{}\": {{\"enabled\": true}} in {}", value, found->file);
-  const std::string key = option == "global-batch" ? "train_batch_size" : found->key;
-  const json parsed = json::parse(value, nullptr, /*allow_exceptions=*/false);
-  return fmt::format("\"{}\": {} in {}", key, parsed.is_discarded() ? json(value).dump() : value,
-                     found->file);
 }
 
 TrainOptions apply(const DeepSpeedConfig& config, TrainOptions options) {

@@ -15,8 +15,9 @@ struct DeepSpeedConfig {
     std::string key;     // of the file: "zero_optimization.stage"
     std::string option;  // "zero-stage"
     nlohmann::json value;
-    std::string file;            // that has the key
-    bool is_accelerate = false;  // The file is accelerate's, in YAML.
+    std::string file;                 // that has the key
+    bool is_accelerate = false;       // The file is accelerate's, in YAML.
+    std::vector<std::string> also{};  // other keys of the file that say the same
   };
   std::vector<Setting> settings;
   std::vector<std::string> warnings;  // one for each key without effect here, with the reason
@@ -37,7 +38,8 @@ DeepSpeedConfig parse_deepspeed_config(const std::string& text, const std::strin
 DeepSpeedConfig read_deepspeed_config(const std::string& path, const DeepSpeedContext& context);
 
 // How a user of the files gives an option a value: by the key that sets it, in its file, which the command
-// line may not contradict, or else by the option. The passes of a step keep their number of images.
+// line may not contradict, or else by the option. The passes of a step keep their number of images. "gpus" is
+// the option of kiln plan: a file that says how many passes a step has cannot be of another number of ranks.
 std::string setting_text(const DeepSpeedConfig& config, const std::string& option, const std::string& value);
 
 // The options with the settings applied.

@@ -1,5 +1,7 @@
 #include "models/conditioning.h"
 
+#include <ATen/ops/bucketize.h>
+
 #include <algorithm>
 
 #include "core/aten.h"
@@ -55,13 +57,13 @@ int64_t TextRows::longest() const {
   return longest;
 }
 
+// On the rows' device throughout: no host waits for it, and a graph can capture it.
 at::Tensor row_positions(const TextRows& text) {
   if (text.positions.defined()) return text.positions;
-  std::vector<int64_t> positions(static_cast<size_t>(text.rows.size(0)), 0);
-  for (size_t b = 1; b < text.host_offsets.size(); ++b)
-    for (int64_t row = text.host_offsets[b - 1]; row < text.host_offsets[b]; ++row)
-      positions[static_cast<size_t>(row)] = row - text.host_offsets[b - 1];
-  return at::tensor(positions, at::kLong).to(text.rows.device());
+  const at::Tensor rows = at::arange(text.rows.size(0), text.offsets.options()),
+                   starts = text.offsets.narrow(0, 0, text.num_samples());
+  const at::Tensor samples = at::bucketize(rows, starts, /*out_int32=*/false, /*right=*/true) - 1;
+  return (rows - starts.index_select(0, samples)).to(at::kLong);
 }
 
 TextRows text_rows_of(const at::Tensor& embeds, const at::Tensor& mask) {

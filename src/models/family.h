@@ -78,8 +78,15 @@ struct PublishedTraining {
   int64_t image_size = 0;  // 0: any
   int64_t global_batch = 0;
   double lr = 0;
-  int64_t steps = 0;
+  int64_t steps = 0;  // 0: not published, and neither is the batch: `lr` is known for this one
   const char* source;
+  int64_t least_batch = 0;  // that guides advise; 0: nothing known
+};
+
+// The objective of published models.
+struct PublishedObjective {
+  const char* model;    // a preset's name, or the beginning of several
+  const char* options;  // of a run, as JSON
 };
 
 // What a published model's pictures were after so many steps: FID of 50,000, without guidance.
@@ -125,7 +132,8 @@ struct Family {
   std::vector<PublishedTraining> published;  // the most particular first
   std::vector<CalibrationWorkload> calibration;
   std::vector<MeasuredTraining> measured = {};
-  std::vector<PublishedQuality> quality = {};  // of a model in ascending steps
+  std::vector<PublishedQuality> quality = {};       // of a model in ascending steps
+  std::vector<PublishedObjective> objectives = {};  // the most particular first; none: the program's default
 };
 
 }  // namespace kiln

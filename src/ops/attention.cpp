@@ -10,6 +10,7 @@
 #include "core/error.h"
 #include "core/scratch.h"
 #include "ops/cpu/attention_kernel.h"
+#include "ops/cuda/attention_scratch.h"
 #include "ops/kernel_types.h"
 #include "ops/op_mark.h"
 #include "ops/ops.h"
@@ -38,22 +39,14 @@ AttentionResult meta_attention(const at::Tensor& stored) {
   return {out.to(stored.scalar_type()), log_sum, {}, {}};
 }
 
-// What ATen's kernels on CUDA take (from its source, not measured). Flash attention sums the gradient of
-// q in f32, its head dimension padded, beside a sum per row of 128-row blocks (mha_bwd, csrc/flash_attn);
-// fp16 in the memory-efficient kernels has like sums. In f32 those first multiply out and its gradient
-// (_efficient_attention_backward).
 void touch_cuda_scratch(const at::Tensor& qkv) {
   const int64_t batch = qkv.size(0), num_tokens = qkv.size(1), num_heads = qkv.size(3),
                 head_dim = qkv.size(4);
-  const auto f32 = qkv.options().dtype(at::kFloat);
-  if (qkv.scalar_type() == at::kFloat) {
-    const at::Tensor product = at::empty({batch, num_tokens, num_heads, head_dim}, f32);
-    at::empty({batch, num_heads, num_tokens}, f32);
-    return;
-  }
-  const int64_t rows = at::divup(num_tokens, 128) * 128, padding = head_dim <= 128 ? 32 : 64;
-  const at::Tensor row_sums = at::empty({batch, num_heads, rows}, f32);
-  at::empty({batch, rows, num_heads, at::divup(head_dim, padding) * padding}, f32);
+  if (qkv.scalar_type() == at::kFloat)
+    touch_efficient_scratch(qkv.options(), batch, num_tokens, num_heads, head_dim);
+  else
+    touch_flash_scratch(qkv.options(), batch * at::divup(num_tokens, kFlashRows) * kFlashRows, num_heads,
+                        head_dim);
 }
 
 at::Tensor meta_attention_backward(const at::Tensor& grad_stored, const at::Tensor& stored,

@@ -1,4 +1,5 @@
-// Beside ragged_attention: its way for many rows, and attention where every sample has equally many.
+// Beside ragged_attention: its way for many rows, for captions whose offsets a GPU has, and attention where
+// every sample has equally many rows.
 #pragma once
 #include <ATen/core/Tensor.h>
 
@@ -24,12 +25,18 @@ void zero_unowned(const at::Tensor& rows, const std::vector<int64_t>& offsets);
 // the processor's matrix instructions, which pays from some hundred rows on.
 bool prefers_long_attention(const at::Tensor& q, const std::vector<int64_t>& offsets);
 
+// ragged_attention with its offsets on the device of q as well, (B + 1) i32: a GPU's kernels read them there,
+// and nothing waits for a copy. Where they are undefined they are copied.
+at::Tensor caption_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                             const std::vector<int64_t>& offsets, const at::Tensor& device_offsets,
+                             double scale);
+
 // softmax(q k^T * scale) v where every sample has as many rows: q (B, N, H, d); k, v (B, L, H, d),
 // contiguous.
 // -> (B, N, H * d).
 at::Tensor cross_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, double scale);
 
-// ragged_attention on a CPU or meta by ATen's flash attention.
+// ragged_attention on a CPU by ATen's flash attention.
 at::Tensor long_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                           const std::vector<int64_t>& offsets, double scale);
 

@@ -13,6 +13,8 @@
 #include "core/tensors.h"
 #include "ops/cpu/kernels.h"
 #include "ops/cpu/ragged_attention.h"
+#include "ops/cuda/launch.h"
+#include "ops/cuda/varlen_attention.h"
 #include "ops/kernel_types.h"
 #include "ops/long_attention.h"
 #include "ops/op_mark.h"
@@ -182,11 +184,28 @@ void check_ragged(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
          fmt::join(offsets, ", "));
 }
 
+// What attends on the GPU that q is on, or that a dry run stands for, which is taken for one of today.
+AttentionEngine gpu_engine(const at::Tensor& q) {
+  constexpr int64_t kToday = 80;
+  const bool is_dry = q.is_meta() && dry_run_device() == DryRunDevice::kCuda;
+  if (q.numel() == 0 || !(q.is_cuda() || is_dry)) return AttentionEngine::kNone;
+  return varlen_engine(q.scalar_type(), q.size(3), is_dry ? kToday : cuda::capability());
+}
+
 }  // namespace
 
 at::Tensor ragged_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                             const std::vector<int64_t>& offsets, double scale) {
+  return caption_attention(q, k, v, offsets, /*device_offsets=*/{}, scale);
+}
+
+at::Tensor caption_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                             const std::vector<int64_t>& offsets, const at::Tensor& device_offsets,
+                             double scale) {
   check_ragged(q, k, v, offsets);
+  const bool has_rows = offsets.front() < offsets.back();
+  if (const AttentionEngine engine = gpu_engine(q); engine != AttentionEngine::kNone && has_rows)
+    return varlen_attention(q, k, v, offsets, device_offsets, scale, engine);
   const bool on_cpu = computes_on_cpu(q) || (q.is_meta() && dry_run_device() == DryRunDevice::kNone);
   if (!on_cpu || !is_kernel_dtype(q.scalar_type()) || q.numel() == 0)
     return reference::ragged_attention(q, k, v, offsets, scale);
@@ -195,18 +214,11 @@ at::Tensor ragged_attention(const at::Tensor& q, const at::Tensor& k, const at::
 }
 
 at::Tensor cross_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, double scale) {
-  if (q.is_cuda())
-    return at::scaled_dot_product_attention(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), {}, 0.0,
-                                            /*is_causal=*/false, scale)
-        .transpose(1, 2)
-        .flatten(2);
   Offsets offsets;
   for (int64_t b = 0; b <= q.size(0); ++b) offsets.push_back(b * k.size(1));
-  const at::Tensor key_rows = k.flatten(0, 1), value_rows = v.flatten(0, 1);
-  // A GPU's kernels leave what ATen's on a CPU leave.
-  return q.is_meta() && dry_run_device() == DryRunDevice::kCuda
-             ? long_attention(q, key_rows, value_rows, offsets, scale)
-             : ragged_attention(q, key_rows, value_rows, offsets, scale);
+  const bool on_gpu = k.size(1) > 0 && gpu_engine(q) != AttentionEngine::kNone;
+  return caption_attention(q, k.flatten(0, 1), v.flatten(0, 1), offsets,
+                           on_gpu ? even_offsets(q.size(0), k.size(1), q.device()) : at::Tensor(), scale);
 }
 
 namespace reference {

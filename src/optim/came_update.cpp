@@ -1,7 +1,7 @@
 #include "optim/came_update.h"
 
 #include <algorithm>
-#include <tuple>
+#include <utility>
 
 #include "core/aten.h"
 
@@ -30,28 +30,29 @@ void CameUpdate::run() {
   if (slice_.sum)
     run_divided(slots);
   else
-    for (const Slot& slot : slots) {
+    for (Slot& slot : slots) {
       average_squares(slot);
-      const std::vector<at::Tensor> updates = updates_of(slot);
-      average_updates(slot, updates, sum_of_squares(updates));
+      sum_updates(slot);
+      average_updates(slot, slot.sum_of_squares);
       move(slot);
     }
   slice_.follow_master();
 }
 
-// All slots go through a pass before its sums go over the slices. Updates are computed twice: a whole slice
-// of them is not kept.
-void CameUpdate::run_divided(const std::vector<Slot>& slots) {
+// All slots go through a pass before its sums go over the slices.
+void CameUpdate::run_divided(std::vector<Slot>& slots) {
   cut_sums_ = at::zeros({num_cut_sums_}, slice_.master.options());
-  for (const Slot& slot : slots) average_squares(slot);
+  for (Slot& slot : slots) average_squares(slot);
   average_cut(slots, &Slot::square, options_.beta2);
   std::vector<at::Tensor> squares;
-  for (const Slot& slot : slots) squares.push_back(sum_of_squares(updates_of(slot)));
+  for (Slot& slot : slots) {
+    sum_updates(slot);
+    squares.push_back(slot.sum_of_squares);
+  }
   at::Tensor sums = at::stack(squares);
   slice_.sum(sums);
   cut_sums_.zero_();
-  for (size_t i = 0; i < slots.size(); ++i)
-    average_updates(slots[i], updates_of(slots[i]), sums[static_cast<int64_t>(i)]);
+  for (size_t i = 0; i < slots.size(); ++i) average_updates(slots[i], sums[static_cast<int64_t>(i)]);
   average_cut(slots, &Slot::distance, options_.beta3);
   for (const Slot& slot : slots) move(slot);
 }
@@ -97,7 +98,7 @@ CameUpdate::Slot CameUpdate::slot_of(size_t index) {
   return slot;
 }
 
-CameUpdate::Factors CameUpdate::factors_of(const Slot& slot, size_t index, size_t rows,
+ops::RowsAndColumns CameUpdate::factors_of(const Slot& slot, size_t index, size_t rows,
                                            size_t columns) const {
   const auto view = [&](size_t buffer, int64_t width) {
     const StateRun& run = runs_[buffer][index];
@@ -112,45 +113,32 @@ at::Tensor CameUpdate::of_piece(const at::Tensor& flat, const Piece& piece) cons
       .view({piece.matrices, piece.rows, piece.columns});
 }
 
-at::Tensor CameUpdate::gradient(const Piece& piece) const {
-  const at::Tensor gradient = of_piece(slice_.grads, piece).to(at::kFloat);
-  return step_.grad_scale == 1 ? gradient : gradient * step_.grad_scale;
+ops::ScaledGradients CameUpdate::gradients(const Piece& piece) const {
+  return {.values = of_piece(slice_.grads, piece), .scale = step_.grad_scale};
 }
 
-// `values` times the reciprocal roots of what the factors approximate. `roots`: of a whole slot.
-at::Tensor CameUpdate::scaled(const Factors& roots, const Piece& piece, const at::Tensor& values) {
-  const at::Tensor columns = roots.columns.narrow(0, piece.matrix, piece.matrices)
-                                 .narrow(1, piece.column, piece.columns)
-                                 .unsqueeze(-2);
-  if (!roots.rows.defined()) return columns * values;
-  const at::Tensor rows =
-      roots.rows.narrow(0, piece.matrix, piece.matrices).narrow(1, piece.row, piece.rows).unsqueeze(-1);
-  return (rows * columns).mul_(values);
+// The part that belongs to `piece`; `all` has a whole slot's.
+ops::RowsAndColumns CameUpdate::of_piece(const ops::RowsAndColumns& all, const Piece& piece) {
+  const auto part = [&](const at::Tensor& values, int64_t first, int64_t count) {
+    return values.narrow(0, piece.matrix, piece.matrices).narrow(1, first, count);
+  };
+  return {.rows = part(all.rows, piece.row, piece.rows),
+          .columns = part(all.columns, piece.column, piece.columns)};
 }
 
-// The rows' as shares of their mean.
-CameUpdate::Factors CameUpdate::reciprocal_roots(const Factors& factors) {
-  Factors roots{.columns = factors.columns.rsqrt()};
-  if (factors.rows.defined()) roots.rows = (factors.rows / factors.rows.mean(-1, /*keepdim=*/true)).rsqrt_();
-  return roots;
+// What elements are multiplied by: the reciprocal roots of columns, and of rows as shares of their mean.
+ops::RowsAndColumns CameUpdate::reciprocal_roots(const ops::RowsAndColumns& factors) {
+  return {.rows = (factors.rows / factors.rows.mean(-1, /*keepdim=*/true)).rsqrt_(),
+          .columns = factors.columns.rsqrt()};
 }
 
-// Moves `factors` to the means of what `values` gives for each piece; of cut matrices only the sums are
-// noted.
-void CameUpdate::average(const Slot& slot, const Factors& factors, double beta, const PieceValues& values) {
-  if (slot.pieces.empty()) return;
-  const auto [rows, columns, has_rows] =
-      std::tuple(slot.shape.rows, slot.shape.columns, slot.shape.has_rows());
-  Factors sums{.columns = at::zeros({slot.matrices, columns}, slice_.master.options())};
-  if (has_rows) sums.rows = at::zeros({slot.matrices, rows}, slice_.master.options());
-  for (const Piece& piece : slot.pieces) {
-    const at::Tensor x = values(piece);
-    const auto part = [&](const at::Tensor& all, int64_t first, int64_t count) {
-      return all.narrow(0, piece.matrix, piece.matrices).narrow(1, first, count);
-    };
-    part(sums.columns, piece.column, piece.columns).add_(x.sum(-2));
-    if (has_rows) part(sums.rows, piece.row, piece.rows).add_(x.sum(-1));
-  }
+// Moves `factors` to the means of what `add` adds up for each piece; of cut matrices only the sums are noted.
+void CameUpdate::average(const Slot& slot, const ops::RowsAndColumns& factors, double beta,
+                         const std::function<void(const Piece&, const ops::RowsAndColumns&)>& add) {
+  const auto [rows, columns] = std::pair(slot.shape.rows, slot.shape.columns);
+  const ops::RowsAndColumns sums{.rows = at::zeros({slot.matrices, rows}, slice_.master.options()),
+                                 .columns = at::zeros({slot.matrices, columns}, slice_.master.options())};
+  for (const Piece& piece : slot.pieces) add(piece, of_piece(sums, piece));
   int64_t first = 0, last = slot.matrices;
   for (const CutMatrix& cut : slot.cut) {
     if (cut.matrix < 0 || cut.matrix >= slot.matrices) continue;
@@ -162,11 +150,12 @@ void CameUpdate::average(const Slot& slot, const Factors& factors, double beta, 
   if (first >= last) return;
   const auto uncut = [&](const at::Tensor& all) { return all.narrow(0, first, last - first); };
   move_average(uncut(factors.columns), uncut(sums.columns).div_(rows), beta);
-  if (has_rows) move_average(uncut(factors.rows), uncut(sums.rows).div_(columns), beta);
+  move_average(uncut(factors.rows), uncut(sums.rows).div_(columns), beta);
 }
 
 // The same of cut matrices, whose sums all slices have noted.
-void CameUpdate::average_cut(const std::vector<Slot>& slots, Factors Slot::*factors, double beta) {
+void CameUpdate::average_cut(const std::vector<Slot>& slots, ops::RowsAndColumns Slot::*factors,
+                             double beta) {
   if (num_cut_sums_ == 0) return;
   slice_.sum(cut_sums_);
   for (const Slot& slot : slots)
@@ -179,54 +168,69 @@ void CameUpdate::average_cut(const std::vector<Slot>& slots, Factors Slot::*fact
     }
 }
 
-void CameUpdate::average_squares(const Slot& slot) {
-  average(slot, slot.square, options_.beta2,
-          [&](const Piece& piece) { return gradient(piece).square().add_(options_.eps_square); });
+// The slot of tensors that are kept by the element is one piece, and its squares are done in one pass.
+void CameUpdate::average_squares(Slot& slot) {
+  slot.sum_of_squares = at::zeros({}, slice_.master.options().dtype(at::kDouble));
+  if (slot.pieces.empty()) return;
+  if (slot.shape.has_rows())
+    return average(slot, slot.square, options_.beta2,
+                   [&](const Piece& piece, const ops::RowsAndColumns& sums) {
+                     ops::came_add_squares(gradients(piece), options_.eps_square, sums);
+                   });
+  slot.sum_of_squares = ops::came_square_elements(elements(slot), slot.square.columns.view(-1),
+                                                  options_.beta2, options_.eps_square);
 }
 
-std::vector<at::Tensor> CameUpdate::updates_of(const Slot& slot) const {
-  std::vector<at::Tensor> updates;
-  if (slot.pieces.empty()) return updates;
-  const Factors roots = reciprocal_roots(slot.square);
-  for (const Piece& piece : slot.pieces) updates.push_back(scaled(roots, piece, gradient(piece)));
-  return updates;
-}
-
-at::Tensor CameUpdate::sum_of_squares(const std::vector<at::Tensor>& updates) const {
-  at::Tensor sum = at::zeros({}, slice_.master.options().dtype(at::kDouble));
-  for (const at::Tensor& update : updates) sum.add_(ops::sum_of_squares(update.view(-1)));
-  return sum;
+// Sums the squares of updates before they are clipped.
+void CameUpdate::sum_updates(Slot& slot) {
+  if (slot.pieces.empty() || !slot.shape.has_rows()) return;
+  const ops::RowsAndColumns roots = reciprocal_roots(slot.square);
+  for (const Piece& piece : slot.pieces)
+    slot.sum_of_squares.add_(ops::came_sum_of_squares(gradients(piece), of_piece(roots, piece)));
 }
 
 // Brings the root mean square of the updates down to the threshold, then the averages of updates, and of
-// their distances from these, on.
-void CameUpdate::average_updates(const Slot& slot, const std::vector<at::Tensor>& updates,
-                                 const at::Tensor& sum_of_squares) {
+// their distances from these, on. Tensors that are kept by the element are moved at once.
+void CameUpdate::average_updates(const Slot& slot, const at::Tensor& sum_of_squares) {
   if (slot.pieces.empty()) return;
   const at::Tensor divisor =
       ((sum_of_squares / slot.numel).sqrt() / options_.clip_threshold).clamp_min(1).to(at::kFloat);
-  const auto distance = [&](const Piece& piece) {
-    at::Tensor update = updates[static_cast<size_t>(&piece - slot.pieces.data())];
-    const at::Tensor mean = of_piece(slice_.moments[kCameMean], piece);
-    move_average(mean, update.div_(divisor), options_.beta1);
-    return slot.shape.is_factored ? update.sub_(mean).square_().add_(options_.eps_distance) : update;
-  };
-  if (slot.shape.is_factored) {
-    average(slot, slot.distance, options_.beta3, distance);
-  } else {
-    for (const Piece& piece : slot.pieces) distance(piece);
-  }
+  if (!slot.shape.has_rows()) return move_elements(slot, divisor);
+  const ops::RowsAndColumns roots = reciprocal_roots(slot.square);
+  average(slot, slot.distance, options_.beta3, [&](const Piece& piece, const ops::RowsAndColumns& sums) {
+    ops::came_move_mean(gradients(piece), of_piece(roots, piece), divisor,
+                        of_piece(slice_.moments[kCameMean], piece), options_.beta1, options_.eps_distance,
+                        sums);
+  });
+}
+
+ops::ScaledGradients CameUpdate::elements(const Slot& slot) const {
+  ops::ScaledGradients grads = gradients(slot.pieces.front());
+  grads.values = grads.values.view(-1);
+  return grads;
+}
+
+void CameUpdate::move_elements(const Slot& slot, const at::Tensor& divisor) {
+  const auto flat = [&](const at::Tensor& all) { return of_piece(all, slot.pieces.front()).view(-1); };
+  ops::came_move_elements(
+      elements(slot), divisor,
+      {.weights = flat(slice_.master),
+       .mean = flat(slice_.moments[kCameMean]),
+       .squares = slot.square.columns.view(-1),
+       .distances = slot.shape.is_factored ? slot.distance.columns.view(-1) : at::Tensor(),
+       .beta_mean = options_.beta1,
+       .beta_distance = options_.beta3,
+       .eps_distance = options_.eps_distance,
+       .lr = step_.lr,
+       .decay = options_.weight_decay * step_.lr});
 }
 
 void CameUpdate::move(const Slot& slot) {
-  if (slot.pieces.empty()) return;
-  const Factors roots = slot.shape.is_factored ? reciprocal_roots(slot.distance) : Factors();
-  for (const Piece& piece : slot.pieces) {
-    const at::Tensor mean = of_piece(slice_.moments[kCameMean], piece);
-    at::Tensor weights = of_piece(slice_.master, piece);
-    if (options_.weight_decay != 0) weights.add_(weights, -options_.weight_decay * step_.lr);
-    weights.sub_((slot.shape.is_factored ? scaled(roots, piece, mean) : mean.clone()).mul_(step_.lr));
-  }
+  if (slot.pieces.empty() || !slot.shape.has_rows()) return;
+  const ops::RowsAndColumns roots = reciprocal_roots(slot.distance);
+  for (const Piece& piece : slot.pieces)
+    ops::came_move_weights(of_piece(slice_.master, piece), of_piece(slice_.moments[kCameMean], piece),
+                           of_piece(roots, piece), step_.lr, options_.weight_decay * step_.lr);
 }
 
 }  // namespace kiln

@@ -4,6 +4,7 @@
 #include <functional>
 #include <vector>
 
+#include "ops/update/came.h"
 #include "optim/came_shape.h"
 #include "optim/optimizer.h"
 
@@ -22,10 +23,6 @@ class CameUpdate {
     int64_t begin = 0;  // in the slice
     int64_t matrix = 0, matrices = 1, row = 0, rows = 1, column = 0, columns = 1;
   };
-  // Means over the rows and over the columns of the matrices that the slice touches.
-  struct Factors {
-    at::Tensor rows{}, columns{};  // (matrices, rows) f32, undefined without; (matrices, columns)
-  };
   // A matrix that more than one slice touches.
   struct CutMatrix {
     int64_t matrix = 0;  // as Piece::matrix; not in [0, matrices) where this slice does not touch it
@@ -36,29 +33,31 @@ class CameUpdate {
     int64_t numel = 0;     // of the whole tensor
     int64_t matrices = 0;  // that the slice touches
     std::vector<Piece> pieces{};
-    Factors square{}, distance{};
+    // Means of the matrices that the slice touches; without rows, of elements.
+    ops::RowsAndColumns square{}, distance{};
     std::vector<CutMatrix> cut{};
+    at::Tensor sum_of_squares{};  // of this slice's updates, 0-d f64
   };
-  using PieceValues = std::function<at::Tensor(const Piece&)>;
 
   Slot slot_of(size_t index);
-  Factors factors_of(const Slot& slot, size_t index, size_t rows, size_t columns) const;
+  ops::RowsAndColumns factors_of(const Slot& slot, size_t index, size_t rows, size_t columns) const;
   at::Tensor of_piece(const at::Tensor& flat, const Piece& piece) const;
-  at::Tensor gradient(const Piece& piece) const;
-  static Factors reciprocal_roots(const Factors& factors);
-  static at::Tensor scaled(const Factors& roots, const Piece& piece, const at::Tensor& values);
+  static ops::RowsAndColumns of_piece(const ops::RowsAndColumns& all, const Piece& piece);
+  ops::ScaledGradients gradients(const Piece& piece) const;
+  ops::ScaledGradients elements(const Slot& slot) const;
+  static ops::RowsAndColumns reciprocal_roots(const ops::RowsAndColumns& factors);
 
-  void run_divided(const std::vector<Slot>& slots);
+  void run_divided(std::vector<Slot>& slots);
   // The passes: between them sums go over the slices.
-  void average_squares(const Slot& slot);
-  std::vector<at::Tensor> updates_of(const Slot& slot) const;               // by piece, not clipped yet
-  at::Tensor sum_of_squares(const std::vector<at::Tensor>& updates) const;  // 0-d f64
-  void average_updates(const Slot& slot, const std::vector<at::Tensor>& updates,
-                       const at::Tensor& sum_of_squares);
+  void average_squares(Slot& slot);
+  void sum_updates(Slot& slot);
+  void average_updates(const Slot& slot, const at::Tensor& sum_of_squares);
+  void move_elements(const Slot& slot, const at::Tensor& divisor);
   void move(const Slot& slot);
 
-  void average(const Slot& slot, const Factors& factors, double beta, const PieceValues& values);
-  void average_cut(const std::vector<Slot>& slots, Factors Slot::*factors, double beta);
+  void average(const Slot& slot, const ops::RowsAndColumns& factors, double beta,
+               const std::function<void(const Piece&, const ops::RowsAndColumns&)>& add);
+  void average_cut(const std::vector<Slot>& slots, ops::RowsAndColumns Slot::*factors, double beta);
 
   const CameOptions& options_;
   OptimizerSlice& slice_;

@@ -2,6 +2,7 @@
 
 #ifdef KILN_CUDA_KERNELS
 
+#include <ATen/core/CachingHostAllocator.h>
 #include <ATen/cuda/CUDAGraph.h>
 #include <c10/cuda/CUDACachingAllocator.h>
 #include <c10/cuda/CUDAGuard.h>
@@ -30,11 +31,11 @@ class CudaDeviceGraph : public DeviceGraph {
     graph_.capture_begin(pool, cudaStreamCaptureModeThreadLocal);
     try {
       work();
+      graph_.capture_end();
     } catch (...) {
-      end_after_error();
+      end_after_error(pool);
       throw;
     }
-    graph_.capture_end();
     pool_ = pool;
   }
 
@@ -44,13 +45,24 @@ class CudaDeviceGraph : public DeviceGraph {
   }
 
  private:
-  // The stream and the allocator leave the recording whatever became of it.
-  void end_after_error() {
+  // The stream and the allocators leave the recording whatever became of it. Where the stream's is broken,
+  // capture_end() throws before it tells the allocators.
+  void end_after_error(at::cuda::MempoolId_t pool) {
     try {
       graph_.capture_end();
     } catch (const c10::Error&) {  // what `work` threw says why
+      leave(pool);
     }
     graph_.reset();
+  }
+  void leave(at::cuda::MempoolId_t pool) const {
+    try {
+      c10::cuda::CUDACachingAllocator::endAllocateToPool(device_.index(), pool);
+      at::getHostAllocator(at::kCUDA)->end_allocate_to_pool(pool);
+      c10::cuda::CUDACachingAllocator::releasePool(device_.index(), pool);
+      at::getHostAllocator(at::kCUDA)->release_pool(pool);
+    } catch (const c10::Error&) {  // they had left it
+    }
   }
 
   c10::Device device_;

@@ -31,14 +31,15 @@ int64_t gpu_of_rank(int64_t local_rank, int64_t num_gpus);
 // How a run computes.
 struct ComputeOptions {
   DeviceChoice device = DeviceChoice::kAuto;
-  // As chosen; master weights are f32. kFloat8_e4m3fn (fp8) is of large products alone.
+  // As chosen. kFloat8_e4m3fn (fp8) is of large products alone.
   at::ScalarType dtype = at::kFloat;
-  bool emulate_fp8 = false;     // fp8's rounding where the hardware lacks fp8
-  bool tf32 = false;            // CUDA: f32 products in TF32
-  bool cuda_graph = false;      // CUDA: a micro-batch's forward and backward as one graph
-  bool deterministic = false;   // CUDA: only kernels that give the same bits each time
-  bool accumulate_f32 = false;  // f32 gradients even where nothing is accumulated
-  int64_t threads = 0;          // 0: all cores
+  at::ScalarType master_dtype = at::kFloat;  // of master weights: f32, or bf16 rounded stochastically
+  bool emulate_fp8 = false;                  // fp8's rounding where the hardware lacks fp8
+  bool tf32 = false;                         // CUDA: f32 products in TF32
+  bool cuda_graph = false;                   // CUDA: a micro-batch's forward and backward as one graph
+  bool deterministic = false;                // CUDA: only kernels that give the same bits each time
+  bool accumulate_f32 = false;               // f32 gradients even where nothing is accumulated
+  int64_t threads = 0;                       // 0: all cores
 
   bool is_fp8() const { return dtype == at::kFloat8_e4m3fn; }
   // What weights and activations are held in, and products run in where fp8 does not serve.

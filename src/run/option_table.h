@@ -210,7 +210,10 @@ void visit_options(Options& o, Visitor&& visitor) {
   visit("device", o.compute.device, kWarn, "Device to train on");
   visit("compute-dtype", o.compute.dtype, kWarn,
         "Precision of the computation (fp16 uses dynamic loss scaling; fp8 is bf16 with large products in "
-        "fp8); master weights stay f32");
+        "fp8)");
+  visit("master-dtype", o.compute.master_dtype, kWarn,
+        "Precision of master weights: f32, or bf16 with updates rounded stochastically, which saves 4 bytes "
+        "a weight (2 where the optimizer's state is offloaded)");
   visit("recompute", o.memory.recompute, kHarmless,
         "Activations to recompute in backward: none, all, or segments (0-5,8)");
   visit("offload-activations", o.memory.offload_activations, kHarmless,

@@ -117,6 +117,13 @@ void validate_numbers(const TrainOptions& o) {
   if (o.zero.reduce_dtype == at::kFloat8_e4m3fn)
     fail("train", "--reduce-dtype expects f32, bf16 or fp16, got fp8, which serves large products alone");
   require(o.evaluation.images >= 8, "evaluate-images", "8 or more", o.evaluation.images);
+  if (o.compute.master_dtype != at::kFloat && o.compute.master_dtype != at::kBFloat16)
+    fail("train", "--master-dtype expects f32 or bf16, got {}", choice_name(o.compute.master_dtype));
+  if (o.compute.master_dtype == at::kBFloat16 && o.compute.held_dtype() != at::kBFloat16)
+    fail("train",
+         "--master-dtype bf16 needs --compute-dtype bf16, got {}: weights would be computed with that have "
+         "more bits than are kept",
+         choice_name(o.compute.dtype));
   if (o.compute.emulate_fp8 && !o.compute.is_fp8())
     fail("train", "--emulate-fp8 expects --compute-dtype fp8, got {}", choice_name(o.compute.dtype));
   if (o.watch.cost_per_hour > 0 && o.watch.price_per_gpu_hour > 0)

@@ -1,6 +1,8 @@
 #include "step/average_in_place.h"
 
 #include <algorithm>
+#include <utility>
+#include <vector>
 
 #include "core/aten.h"
 
@@ -25,28 +27,40 @@ bool computes_with_master(const FlatUnit& unit) {
   return unit.master.defined() && unit.master.is_same(unit.weight_shard);
 }
 
-void use_ema(FlatUnit& unit) {
+// Returns what use_master() needs to undo it: a copy of a master of which the average has no room for, else
+// nothing.
+at::Tensor use_ema(FlatUnit& unit) {
   const StateLease state = unit.lease(Access::kRead);
-  if (computes_with_master(unit))
-    swap_contents(state.master, state.emas.front());
-  else
-    unit.lease_weights(Access::kOverwrite).shard.copy_(state.emas.front());
+  const at::Tensor& ema = state.emas.front();
+  if (!computes_with_master(unit)) {
+    unit.lease_weights(Access::kOverwrite).shard.copy_(ema);
+    return {};
+  }
+  if (state.master.scalar_type() == ema.scalar_type()) {
+    swap_contents(state.master, ema);
+    return {};
+  }
+  at::Tensor kept = state.master.clone();
+  state.master.copy_(ema);
+  return kept;
 }
 
-void use_master(FlatUnit& unit) {
-  if (computes_with_master(unit))
+void use_master(FlatUnit& unit, const at::Tensor& kept) {
+  if (kept.defined())
+    unit.master.copy_(kept);
+  else if (computes_with_master(unit))
     use_ema(unit);  // back
   else
     unit.refresh_weight_shard();
 }
 
-void for_each_unit(TrainingState& state, void (*change)(FlatUnit&)) {
+void for_each_unit(TrainingState& state, const std::function<void(FlatUnit&, size_t)>& change) {
   at::NoGradGuard no_grad;
   state.zero->finish_gathers();
   for (size_t s = 0; s < state.segments.size(); ++s) {
     FlatUnit& unit = state.segments[s].unit;
     if (unit.layout().size == 0) continue;
-    change(unit);
+    change(unit, s);
     state.zero->publish(s);
   }
 }
@@ -55,9 +69,10 @@ void for_each_unit(TrainingState& state, void (*change)(FlatUnit&)) {
 
 void with_first_ema(TrainingState& state, const std::function<void()>& work) {
   if (state.ema_decays.empty()) return work();
-  for_each_unit(state, use_ema);
+  std::vector<at::Tensor> kept(state.segments.size());
+  for_each_unit(state, [&](FlatUnit& unit, size_t s) { kept[s] = use_ema(unit); });
   work();
-  for_each_unit(state, use_master);
+  for_each_unit(state, [&](FlatUnit& unit, size_t s) { use_master(unit, std::exchange(kept[s], {})); });
 }
 
 }  // namespace kiln

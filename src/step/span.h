@@ -38,7 +38,7 @@ struct OpRecord {
 };
 
 enum class MemoryKind {
-  kWeights,    // in the compute dtype; none where that is f32: the master is what computes
+  kWeights,    // in the compute dtype; none where the master has that dtype: it is what computes
   kGradients,  // flat
   kMaster,     // f32
   kMoments,    // of the optimizer

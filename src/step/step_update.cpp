@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "core/aten.h"
+#include "ops/update/stochastic_round.h"
 #include "parallel/offload/host_memory.h"
 
 namespace kiln {
@@ -31,7 +32,8 @@ bool StepUpdate::runs_ahead() const {
   const auto is_here = [](const auto& segment) {
     return segment.unit.weight_placement() == Placement::kDevice;
   };
-  return optimizer_.reads_device_scale() && state_.placement == Placement::kDevice &&
+  const bool rounds = state_.segments.front().unit.master_dtype() != at::kFloat;  // averages would move
+  return optimizer_.reads_device_scale() && !rounds && state_.placement == Placement::kDevice &&
          std::ranges::all_of(state_.segments, is_here);
 }
 
@@ -83,11 +85,28 @@ void StepUpdate::update_unit(size_t s, const OptimizerStep& step) {
   phase.reset();
 
   phase.emplace(observer_, StepPhase::kOptimizer, static_cast<int64_t>(s));
+  std::vector<ops::EmaSlice> emas;
   for (size_t i = 0; i < state.emas.size(); ++i)
-    slice.emas.push_back({state.emas[i], ema_decay_at(ema_schedule_, state_.ema_decays[i], step.update)});
-  const bool casts = weights.scalar_type() != at::kFloat;
+    emas.push_back({state.emas[i], ema_decay_at(ema_schedule_, state_.ema_decays[i], step.update)});
+  const bool casts = weights.scalar_type() != state.master.scalar_type();
   if (casts) slice.compute_weights = &weights;
-  optimizer_.step(slice, step);
+  if (state.master.scalar_type() == at::kFloat) {
+    slice.emas = std::move(emas);
+    optimizer_.step(slice, step);
+  } else {
+    // The unit's master is f32 during its update alone. The averages follow what it is rounded to.
+    slice.master = state.master.to(at::kFloat);
+    optimizer_.step(slice, step);
+    ops::stochastic_round(slice.master, state.master,
+                          {.seed = state_.seed,
+                           .unit = static_cast<int64_t>(s),
+                           .update = step.update,
+                           .first = unit.shard_offset()});
+    slice.emas = std::move(emas);
+    slice.compute_weights = nullptr;
+    if (!slice.emas.empty()) slice.master.copy_(state.master);
+    slice.follow_master();
+  }
   if (!casts && !weights.is_same(state.master)) weights.copy_(state.master);
   if (sends) exchange_->send(home.shard);
   if (brings) home.shard.copy_(weights, /*non_blocking=*/unit.weight_placement() == Placement::kHost);

@@ -55,6 +55,7 @@ TrainingState::TrainingState(const Denoiser& denoiser, const Optimizer& optimize
     : zero(std::make_unique<Zero>(options.group, options.zero)),
       loss_scaler(options.loss_scaler, options.compute_dtype == at::kHalf),
       ema_decays(options.ema_decays),
+      seed(options.seed),
       placement(options.placement),
       weight_placement(options.weight_placement) {
   std::vector<FlatLayout> layouts;
@@ -64,6 +65,7 @@ TrainingState::TrainingState(const Denoiser& denoiser, const Optimizer& optimize
     units_options.push_back({.device = options.device,
                              .compute_dtype = options.compute_dtype,
                              .grad_dtype = options.grad_dtype,
+                             .master_dtype = options.master_dtype,
                              .moments = optimizer.state(layout),
                              .num_emas = static_cast<int64_t>(options.ema_decays.size()),
                              .sharding = zero->sharding_of(layout.size),

@@ -15,6 +15,8 @@ struct TrainingStateOptions {
   at::Device device = at::kCPU;
   at::ScalarType compute_dtype = at::kFloat;
   at::ScalarType grad_dtype = at::kFloat;
+  at::ScalarType master_dtype = at::kFloat;  // f32 or bf16
+  uint64_t seed = 0;                         // of how masters in bf16 are rounded
   std::vector<double> ema_decays;
   LossScalerOptions loss_scaler{};                                         // enabled here for fp16
   std::shared_ptr<ProcessGroup> group = std::make_shared<ProcessGroup>();  // one rank
@@ -58,6 +60,7 @@ class TrainingState {
   int64_t updates = 0;  // applied optimizer updates; a skipped step is none
   LossScaler loss_scaler;
   std::vector<double> ema_decays;
+  uint64_t seed = 0;                         // of how masters in bf16 are rounded
   Placement placement = Placement::kDevice;  // of master, moments and EMAs: FlatUnit::lease() brings them
   Placement weight_placement = Placement::kDevice;
   std::shared_ptr<NvmeState> nvme;  // null: nothing is on NVMe

@@ -6,6 +6,7 @@
 #include "checkpoint/file_parts.h"
 #include "checkpoint/train_state.h"
 #include "core/aten.h"
+#include "core/tensors.h"
 
 namespace kiln {
 
@@ -35,21 +36,23 @@ std::vector<std::shared_ptr<Parameter>> saved_constants(const TrainingState& sta
 std::string moment_key(const std::string& moment, const std::string& key) { return moment + "." + key; }
 
 CheckpointFiles::CheckpointFiles(const TrainingState& state) {
-  std::vector<TensorSpec> weights, moments;
+  std::vector<TensorSpec> masters, averages, moments;
   for (const auto& segment : state.segments) {
     const FlatLayout& layout = segment.unit.layout();
     for (size_t i = 0; i < layout.slots.size(); ++i) {
       const std::string& key = layout.slots[i].key;
-      weights.push_back({key, Dtype::kF32, layout.slots[i].shape});
+      masters.push_back({key, from_scalar_type(segment.unit.master_dtype()), layout.slots[i].shape});
+      averages.push_back({key, Dtype::kF32, layout.slots[i].shape});
       for (const StateBuffer& buffer : segment.unit.moment_buffers())
         if (const StateSlot kept = buffer.slot(layout, i); kept.values > 0)
           moments.push_back({moment_key(buffer.name, key), buffer.dtype, kept.shape});
     }
   }
   for (const auto& constant : saved_constants(state))
-    weights.push_back({constant->key, Dtype::kF32, constant->value.sizes().vec()});
-  add(kModelFile, weights);
-  for (size_t e = 0; e < state.ema_decays.size(); ++e) add(ema_file_name(state.ema_decays, e), weights);
+    for (auto* weights : {&masters, &averages})
+      weights->push_back({constant->key, Dtype::kF32, constant->value.sizes().vec()});
+  add(kModelFile, masters);
+  for (size_t e = 0; e < state.ema_decays.size(); ++e) add(ema_file_name(state.ema_decays, e), averages);
   add(kOptimizerFile, moments);
 }
 
@@ -130,7 +133,8 @@ void CheckpointFiles::visit(const TrainingState& state, const Visitor& visitor) 
       for (TensorPart& part : parts) part.begin -= from;
       if (!parts.empty()) visitor(buffer.narrow(0, from, to - from), parts);
     };
-    visit_buffer(lease.master, 0, {}, /*is_moment=*/false);
+    visit_buffer(lease.master, 0, {.name = {}, .dtype = from_scalar_type(unit.master_dtype())},
+                 /*is_moment=*/false);
     for (size_t e = 0; e < num_emas; ++e) visit_buffer(lease.emas[e], 1 + e, {}, /*is_moment=*/false);
     for (size_t m = 0; m < lease.moments.size(); ++m)
       visit_buffer(lease.moments[m], moments_file, unit.moment_buffers()[m], /*is_moment=*/true);

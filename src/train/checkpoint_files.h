@@ -1,5 +1,5 @@
 // Which bytes of a checkpoint's files come from which part of the training state. Every tensor is whole in
-// its file, weights f32; the ranks divide the bytes among them.
+// its file, weights f32 or as the master is kept; the ranks divide the bytes among them.
 #pragma once
 #include <ATen/core/Tensor.h>
 

@@ -79,8 +79,9 @@ std::vector<std::string> warnings_of(const StepFigures& measured, const nlohmann
   const double share = memory_bytes > 0 ? static_cast<double>(used) / static_cast<double>(memory_bytes) : 0;
   if (share > kMemoryWarning)
     warnings.push_back(fmt::format(
-        "{:.0f} % of the device's memory are in use ({} of {}): lower --micro-batch, or give --memory-budget "
-        "auto",
+        "{:.0f} % of the device's memory are in use ({} of {}): take smaller passes (--micro-batch, or its "
+        "key in "
+        "a DeepSpeed file), or give --memory-budget auto",
         100 * share, size_text(static_cast<double>(used)), size_text(static_cast<double>(memory_bytes))));
   if (measured.stall_share > kStallWarning)
     warnings.push_back(fmt::format(

@@ -6,6 +6,7 @@
 #include "checkpoint/tensor_files.h"
 #include "core/aten.h"
 #include "core/error.h"
+#include "core/files/mapped_file.h"
 #include "core/json_config.h"
 #include "core/tensors.h"
 #include "data/loader/batches.h"
@@ -37,14 +38,22 @@ class FirstWeights {
   at::Tensor operator()(const Parameter& parameter) const {
     const auto filled = std::make_shared<Parameter>(parameter);
     filled->value = at::empty(parameter.value.sizes(), at::TensorOptions(at::kFloat).device(device_));
-    if (source_.empty() || !of_model_.contains(parameter.key))  // an adapter's begin as its Init says
+    if (source_.empty() || !of_model_.contains(parameter.key)) {  // an adapter's begin as its Init says
       initialize_weights({filled}, seed_);
-    else if (!device_.is_meta())
-      load_weights({filled}, tensors_of(parameter.key), source_);
+    } else if (!device_.is_meta()) {
+      const std::map<std::string, at::Tensor> stored = tensors_of(parameter.key);
+      load_weights({filled}, stored, source_);
+      for (const auto& [key, tensor] : stored) let_go(tensor);
+    }
     return filled->value;
   }
 
  private:
+  // What was read of a mapped file would count as the process's memory until the end of loading, beside the
+  // weights that were made of it.
+  static void let_go(const at::Tensor& stored) {
+    MappedFile::release({static_cast<const std::byte*>(stored.const_data_ptr()), stored.nbytes()});
+  }
   std::map<std::string, at::Tensor> tensors_of(const std::string& key) const {
     const auto found = loaded_.find(key);
     if (found == loaded_.end()) return {};
@@ -156,6 +165,8 @@ TrainingStateOptions state_options_of(const TrainOptions& options, at::Device de
   return {.device = device,
           .compute_dtype = compute_dtype,
           .grad_dtype = grad_dtype_of(options, compute_dtype, world_size),
+          .master_dtype = options.compute.master_dtype,
+          .seed = options.seed,
           .ema_decays = options.ema.decays,
           .loss_scaler = options.loss_scale,
           .group = std::move(group),

@@ -204,7 +204,9 @@ std::string Monitor::used_text(const nlohmann::json& line) {
     fmt::print(
         stderr,
         "warning: {:.0f} % of the card's memory are in use ({:.1f} of {:.1f} GB), which leaves little for "
-        "other programs and fragmentation: lower --micro-batch, or --memory-budget with less\n",
+        "other programs and fragmentation: take smaller passes (--micro-batch, or its key in a DeepSpeed "
+        "file), "
+        "or --memory-budget with less\n",
         100 * used / total, gigabytes(used), gigabytes(total));
   return fmt::format(" ({:.1f} of {:.1f} GB used, {:.0f}%)", gigabytes(used), gigabytes(total),
                      100 * used / total);

@@ -22,7 +22,7 @@ using PhaseSeconds = std::array<double, kNumStepPhases>;  // indexed by StepPhas
 // What a batch is made of is encoded before the step, outside of its phases: pictures, captions.
 inline constexpr std::array<const char*, 2> kEncodingPhases = {"encoding", "caption encoding"};
 using EncodingTimes = std::array<double, kEncodingPhases.size()>;  // seconds
-// Of both, in the seconds of phases by name.
+// The seconds of all encoding phases together; `phase_s` has the seconds of each phase by name.
 double encoding_seconds(const std::map<std::string, double>& phase_s);
 
 // A phase lasts until the next one begins, so that the phases of a step add up to its time.

@@ -45,7 +45,7 @@ std::string reason_of(const OpRecord& op, StepPhase phase) {
   switch (phase) {
     case StepPhase::kOptimizer:
     case StepPhase::kOffload:
-      return "master weights and moments are f32";
+      return "an update is computed in f32";
     case StepPhase::kGradNorm:
       return "sums of squares are f32";
     case StepPhase::kLoss:

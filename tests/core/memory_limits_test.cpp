@@ -20,7 +20,7 @@ struct Machine {
     std::filesystem::create_directories(std::filesystem::path(root / path).parent_path());
     test::write_bytes(root / path, text);
   }
-  // Of a group: limit, use, cached files among it.
+  // Writes what a group says of itself: its limit, its use, cached files among that.
   void group(const std::string& path, const std::string& limit, int64_t used, int64_t cached) const {
     write(path + "/memory.max", limit + "\n");
     write(path + "/memory.current", std::to_string(used) + "\n");

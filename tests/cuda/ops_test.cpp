@@ -6,6 +6,7 @@
 #include "cuda/gpu_test.h"
 #include "ops/attention.h"
 #include "ops/checks.h"
+#include "ops/long_attention.h"
 #include "ops/ops.h"
 
 namespace kiln::ops {
@@ -17,7 +18,7 @@ using testing::Tensors;
 
 class CudaOps : public test::GpuTest, public ::testing::WithParamInterface<at::ScalarType> {
  protected:
-  // Of the peak: some roundings of the dtype.
+  // A share of the peak: some roundings of the dtype.
   double rtol() const {
     return GetParam() == at::kFloat ? 2e-5 : GetParam() == at::kBFloat16 ? 1.6e-2 : 2e-3;
   }
@@ -81,6 +82,36 @@ TEST_P(CudaOps, GroupNormSilu) {
           [&](const Tensors& x) { return reference::group_norm_silu(x[0], 32, x[1], x[2], 1e-6, silu); },
           inputs);
     }
+}
+
+// Captions of several lengths in one call, one of them empty, and rows that nobody has: against the loop over
+// samples. Widths that no kernel takes go through the loop itself.
+TEST_P(CudaOps, AttentionToCaptions) {
+  for (const int64_t head_dim : {64, 72, 112, 7}) {
+    const std::vector<int64_t> offsets{0, 5, 5, 125, 128};
+    const at::Tensor on_gpu = at::tensor(offsets, at::kInt).to(kGpu);
+    const double scale = 1 / std::sqrt(static_cast<double>(head_dim));
+    const auto captions = [&](const Tensors& x, bool composed) {
+      const at::Tensor k = x[1].select(1, 0), v = x[1].select(1, 1);
+      return composed ? reference::ragged_attention(x[0], k, v, offsets, scale)
+                      : caption_attention(x[0], k, v, offsets, on_gpu, scale);
+    };
+    expect_reference([&](const Tensors& x) { return captions(x, false); },
+                     [&](const Tensors& x) { return captions(x, true); },
+                     {testing::randn({4, 100, 3, head_dim}, GetParam(), 1),
+                      testing::randn({130, 2, 3, head_dim}, GetParam(), 2)});
+  }
+}
+
+TEST_P(CudaOps, AttentionToAsManyRows) {
+  const auto samples = [](const at::Tensor& x) { return x.view({3, 77, 2, 40}); };
+  expect_reference(
+      [&](const Tensors& x) { return cross_attention(x[0], samples(x[1]), samples(x[2]), 0.2); },
+      [&](const Tensors& x) {
+        return reference::ragged_attention(x[0], x[1], x[2], {0, 77, 154, 231}, 0.2);
+      },
+      {testing::randn({3, 64, 2, 40}, GetParam(), 1), testing::randn({231, 2, 40}, GetParam(), 2),
+       testing::randn({231, 2, 40}, GetParam(), 3)});
 }
 
 INSTANTIATE_TEST_SUITE_P(Dtypes, CudaOps, ::testing::Values(at::kFloat, at::kBFloat16, at::kHalf));

@@ -66,6 +66,22 @@ TEST_F(CudaStep, AsAGraphIsTheSame) {
   }
 }
 
+// A host's read ends a recording. The stream and the allocator are then as before, and the next one succeeds.
+TEST_F(CudaStep, ARecordingThatFailsLeavesNothing) {
+  const at::Tensor values = at::ones({100}, at::TensorOptions(kGpu));
+  {
+    const auto failing = make_device_graph(kGpu);
+    EXPECT_ANY_THROW(failing->capture([&] { (values + 1).sum().item<double>(); }, nullptr));
+  }
+  at::Tensor sum;
+  const auto graph = make_device_graph(kGpu);
+  graph->capture([&] { sum = (values + 1).sum(); }, nullptr);
+  values.fill_(4);
+  graph->replay();
+  EXPECT_EQ(sum.item<double>(), 500);
+  EXPECT_EQ(at::full({1 << 22}, 2, at::TensorOptions(kGpu)).sum().item<double>(), 1 << 23);
+}
+
 TEST_F(CudaStep, IsTheSameEveryTime) {
   for (const at::ScalarType dtype : {at::kFloat, at::kBFloat16}) {
     const TinyOptions options = on_gpu({.compute_dtype = dtype});

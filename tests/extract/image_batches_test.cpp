@@ -4,6 +4,7 @@
 #include "data/test_images.h"
 #include "extract/extract.h"
 #include "extract/image_values.h"
+#include "extract/settings.h"
 #include "models/autoencoders/autoencoder_kl.h"
 
 namespace kiln {
@@ -131,6 +132,18 @@ TEST(ImageBatches, BrokenPicturesAndImpossibleSizesAreNamed) {
               testing::AllOf(HasSubstr("1/bad.png"), HasSubstr("kiln extract")));
   const auto pixels = load_autoencoder("pixels", at::kCPU, at::kFloat);
   EXPECT_THAT(message_of([&] { check_image_size(*pixels, 0); }), HasSubstr("1 to 65536, got 0"));
+}
+
+// An autoencoder on these cores needs half of them; pixels need none.
+TEST(ExtractSettings, DecodeOnEveryCoreWhereNothingIsEncoded) {
+  ExtractOptions options;
+  options.device = "cpu";
+  options.autoencoder = "pixels";
+  EXPECT_EQ(resolve(options, 0, 8).num_workers, 8);
+  options.autoencoder = "vae";
+  EXPECT_EQ(resolve(options, 0, 8).num_workers, 4);
+  options.workers = 3;
+  EXPECT_EQ(resolve(options, 0, 8).num_workers, 3);
 }
 
 }  // namespace

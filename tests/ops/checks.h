@@ -18,7 +18,7 @@ using Function = std::function<at::Tensor(const Tensors&)>;
 
 constexpr auto kF32 = at::kFloat, kBf16 = at::kBFloat16, kFp16 = at::kHalf;
 
-// Of the peak, for an elementwise op that computes in f32: one rounding to `dtype`.
+// The share of the peak by which an elementwise op that computes in f32 may be off: one rounding to `dtype`.
 inline double tolerance_of(at::ScalarType dtype) {
   return dtype == kF32 ? 1e-5 : dtype == kBf16 ? 1.0 / 256 : 1.0 / 2048;
 }

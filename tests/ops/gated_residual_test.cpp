@@ -70,7 +70,7 @@ TEST(GatedResidualOp, GradcheckInF64) {
 }
 
 TEST(GatedResidualOp, GradientOfXIsTheIncomingTensor) {
-  const Tensors inputs = inputs_of({2, 5, 16, kF32, kBf16});
+  const Tensors inputs = inputs_of(GatedCase{2, 5, 16, kF32, kBf16});
   const at::Tensor x = testing::leaf(inputs[0]);
   const at::Tensor grad = testing::randn(x.sizes(), kF32, 5);
   const at::Tensor dx = torch::autograd::grad({gated({x, inputs[1], inputs[2]})}, {x}, {grad})[0];
@@ -78,7 +78,7 @@ TEST(GatedResidualOp, GradientOfXIsTheIncomingTensor) {
 }
 
 TEST(GatedResidualOp, NonFiniteValuesPropagate) {
-  Tensors inputs = inputs_of({1, 3, 20, kF32, kBf16});
+  Tensors inputs = inputs_of(GatedCase{1, 3, 20, kF32, kBf16});
   inputs[2][0][1][19] = std::numeric_limits<float>::infinity();
   inputs[0][0][2][3] = std::numeric_limits<float>::quiet_NaN();
   const at::Tensor bad = gated(inputs).isfinite().logical_not();

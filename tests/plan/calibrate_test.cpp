@@ -6,9 +6,11 @@
 
 #include <cstdlib>
 
+#include "models/registry.h"
 #include "plan/price/step_timing.h"
 #include "plan/report/report.h"
 #include "plan/run/make_plan.h"
+#include "plan/trace/trace.h"
 #include "test_files.h"
 
 namespace kiln {
@@ -56,6 +58,15 @@ TEST(Calibrate, PlansAreMadeFromWhatWasMeasured) {
   const double seconds = time_steps(options.train, at::kCPU, {.plain = 3}).least_seconds;
   EXPECT_GT(plan.step_s, seconds / 30);
   EXPECT_LT(plan.step_s, seconds * 30);
+}
+
+TEST(Calibrate, EveryFamilysWorkloadsCanBeTrained) {
+  for (const Family& family : denoiser_families())
+    for (const CalibrationWorkload& workload : family.calibration) {
+      const TrainOptions options = calibration_step(family, workload, at::kBFloat16, at::kCPU);
+      EXPECT_FALSE(trace_step(options, synthetic_shape(options), DryRunDevice::kCpu).spans.empty())
+          << family.name;
+    }
 }
 
 }  // namespace

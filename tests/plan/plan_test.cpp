@@ -133,7 +133,7 @@ TEST(Plan, OffloadedStateIsNotOnTheGpu) {
   EXPECT_EQ(host.offloaded.host, rank.offloaded.host);
 }
 
-// Of one GPU, too: its weights pass through segment by segment.
+// One GPU offloads its weights too: they pass through it segment by segment.
 TEST(Plan, OffloadedWeightsAreNotOnTheGpu) {
   PlanOptions options = small_plan();
   const MachineProfile machine = find_profile("A100-80G");
@@ -368,9 +368,9 @@ TEST(Plan, RefusesNonsenseInOneLine) {
                 ThrowsMessage<Error>(AllOf(HasSubstr(message), Not(HasSubstr("\n")))));
   };
   refuses([](PlanOptions& o) { o.gpu = "A100-80H"; }, "A100-80G");
-  refuses([](PlanOptions& o) { o.gpus = 7; }, "252 and 259");
+  refuses([](PlanOptions& o) { o.gpus = 7; }, "give --global-batch 252, or --global-batch 259");
   refuses([](PlanOptions& o) { o.gpus = 0; }, "--gpus");
-  refuses([](PlanOptions& o) { o.train.zero.stage = 2; }, "--gpus is 1");
+  refuses([](PlanOptions& o) { o.train.zero.stage = 2; }, "give --gpus 2, or --zero-stage 0");
   refuses([](PlanOptions& o) { o.train.offload.params = Placement::kNvme; }, "needs --zero-stage 3");
   refuses([](PlanOptions& o) { o.gpu = "V100"; }, "fp16");
   refuses([](PlanOptions& o) { o.train.data.path = "/no such store"; }, "--data");

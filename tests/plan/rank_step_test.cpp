@@ -117,7 +117,7 @@ TEST(RankStep, TracesAnewWhereATraceDoesNotTell) {
   EXPECT_THROW(RankStep(divided, {.gpus = 1}).trace(divided), std::logic_error);
 }
 
-// Of other ranks at the same stage, too: what scaling is made of.
+// A trace of other ranks at the same stage gives the same time: scaling tables are made from one.
 TEST_P(ComposedRank, TakesAsLongFromATraceOfOtherRanks) {
   PlanOptions others = options();
   others.gpus = 32;

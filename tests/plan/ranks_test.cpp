@@ -36,7 +36,7 @@ StepBatch rows_of_rank(const TrainOptions& options, const DataShape& data, const
           .global_batch = options.global_batch};
 }
 
-// Of every rank of these machines, after one step.
+// Trains one step and returns what each rank of these machines measured.
 std::vector<Measured> train_on_nodes(const TrainOptions& options,
                                      const std::vector<int64_t>& ranks_of_nodes) {
   const DataShape data = synthetic_shape(options);

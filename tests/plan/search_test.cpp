@@ -280,7 +280,8 @@ TEST(Search, RefusesLimitsWithoutEffect) {
   EXPECT_THAT([&] { search(options); }, ThrowsMessage<Error>(HasSubstr("--deadline-days")));
   options = small_search();
   options.plan.gpus = 3;
-  EXPECT_THAT([&] { search(options); }, ThrowsMessage<Error>(HasSubstr("255 and 258")));
+  EXPECT_THAT([&] { search(options); },
+              ThrowsMessage<Error>(HasSubstr("--global-batch 255, or --global-batch 258")));
 }
 
 }  // namespace

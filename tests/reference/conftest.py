@@ -13,6 +13,9 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+os.environ["HF_HUB_OFFLINE"] = "1"  # for transformers and diffusers, which tests import after this file
+torch.set_num_threads(1)  # its operations are small here, and other tests and the program itself need the processors
+
 FULL = os.environ.get("KILN_FULL_TESTS") == "yes"  # scripts/test --full
 REPOSITORY = Path(__file__).resolve().parents[2]
 

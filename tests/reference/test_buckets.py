@@ -10,7 +10,7 @@ import tarfile
 
 import numpy as np
 import pytest
-from conftest import program
+from conftest import FULL, program
 from interruptions import until_interrupted, wait_while_running
 from PIL import Image, ImageOps
 from safetensors.numpy import load_file
@@ -183,14 +183,15 @@ def bytes_of(folder):
     return {path.name: path.read_bytes() for path in sorted(folder.iterdir())}
 
 
+@pytest.mark.parametrize("number", range(5 if FULL else 1))
 @pytest.mark.parametrize("ranks", [0, 2])
-def test_killed_and_continued_gives_the_same_bytes(kiln, tmp_path, ranks):
+def test_killed_and_continued_gives_the_same_bytes(kiln, tmp_path, ranks, number):
     write_many(tmp_path / "in")
     more = [*BUCKETS, "--batch", 7, "--shard-size", 9, *(["--nproc", ranks] if ranks else [])]
     whole = extract(kiln, tmp_path / "in", tmp_path / "whole", *more)
     assert "5 of 90 pictures are broken or smaller than their bucket" in whole.stdout
     command = [program("kiln"), *arguments(tmp_path / "in", tmp_path / "cut", *more)]
-    rng = np.random.default_rng(ranks)
+    rng = np.random.default_rng([ranks, number])
 
     def num_bytes():
         return sum(path.stat().st_size for path in (tmp_path / "cut").rglob("*") if path.is_file())

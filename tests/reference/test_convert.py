@@ -5,17 +5,14 @@ import collections
 import json
 import os
 
+import diffusers
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-os.environ["HF_HUB_OFFLINE"] = "1"
-
-import diffusers  # noqa: E402
-
-from closeness import assert_close  # noqa: E402
-from conftest import REPOSITORY  # noqa: E402
-from dit_torch import DiT, randomise_  # noqa: E402
+from closeness import assert_close
+from conftest import REPOSITORY
+from dit_torch import DiT, randomise_
 
 CONFIG = dict(input_size=8, patch_size=2, in_channels=4, hidden_size=64, depth=2, num_heads=1, num_classes=1000)
 

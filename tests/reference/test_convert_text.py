@@ -1,23 +1,19 @@
 """kiln convert of PixArt and Sana: repository checkpoints, safetensors and pipelines that diffusers itself loads."""
 
 import json
-import os
 
+import diffusers
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-os.environ["HF_HUB_OFFLINE"] = "1"
-
-import diffusers  # noqa: E402
-
-from closeness import assert_close  # noqa: E402
-from dit_torch import randomise_  # noqa: E402
-from pipelines import START, assert_pictures_of, kiln_normals, read_npz, text_encoder, tiny_dc, tiny_kl  # noqa: E402
-from pixart_torch import PixArt  # noqa: E402
-from test_sana import TINY as SANA, inputs_of, native, random_sana, run_diffusers  # noqa: E402
-from test_unet import TINY as UNET  # noqa: E402
-from test_unet import model_of as unet_of  # noqa: E402
+from closeness import assert_close
+from dit_torch import randomise_
+from pipelines import START, assert_pictures_of, kiln_normals, read_npz, text_encoder, tiny_dc, tiny_kl
+from pixart_torch import PixArt
+from test_sana import TINY as SANA, inputs_of, native, random_sana, run_diffusers
+from test_unet import TINY as UNET
+from test_unet import model_of as unet_of
 
 CONFIG = dict(input_size=8, patch_size=2, in_channels=4, hidden_size=64, depth=2, num_heads=1, caption_channels=20,
               model_max_length=7, pe_interpolation=1.0)

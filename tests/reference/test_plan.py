@@ -17,13 +17,14 @@ XL = ["--model", "DiT-XL/2", "--compute-dtype", "bf16", "--gpu", "A100-80G", "--
     ("arguments", "expected"),
     [
         (["--gpu", "A100-80H"], "A100-80G"),
-        (["--gpu", "H100", "--gpus", "8", "--global-batch", "100"], "96 and 104"),
-        (["--gpu", "H100", "--zero-stage", "2"], "--gpus N"),
+        (["--gpu", "H100", "--gpus", "8", "--global-batch", "100"], "--global-batch 96, or --global-batch 104"),
+        (["--gpu", "H100", "--zero-stage", "2"], "give --gpus 2, or --zero-stage 0"),
         (["--gpu", "V100", "--compute-dtype", "bf16"], "fp16"),
         (["--gpu", "H100", "--data", "/nonexistent"], "--data"),
         (["--gpu", "H100", "--micro-batch", "512"], "--micro-batch"),
         (["--gpu", "H100", "--html", "/nonexistent/report.html"], "/nonexistent"),
         (["--gpu", "H100", "--calibrate", "--calibrate-seconds", "0"], "--calibrate-seconds"),
+        (["--gpu", "H100", "--measure-seconds", "5"], "which is not H100"),
         (["--gpu", "H100", "--price-per-gpu-hour", "-1"], "--price-per-gpu-hour"),
         (["--gpu", "H100", "--price-per-gpu-hour", "1", "--cost-per-hour", "8"], "give one"),
     ],
@@ -127,11 +128,15 @@ def test_calibration_is_kept_and_named(seconds, tmp_path):
         command = [program("kiln"), "plan", "--model", "DiT-S/8", "--global-batch", "8", "--json", *more]
         result = subprocess.run(command, capture_output=True, text=True, env=environment)
         assert result.returncode == 0, result.stderr
-        return json.loads(result.stdout)["machine"]
+        return json.loads(result.stdout)
 
-    assert plan()["measured"] is False
-    for machine in (plan("--calibrate", *seconds, "--device", "cpu"), plan()):
-        assert machine["measured"] is True and machine["source"].startswith("measured on ")
+    assert plan("--gpu", "cpu")["machine"]["measured"] is False
+    for planned in (plan("--calibrate", *seconds, "--device", "cpu", "--gpu", "cpu"), plan("--gpu", "cpu")):
+        assert planned["machine"]["measured"] is True and planned["machine"]["source"].startswith("measured on ")
+        assert planned["predicted"]["time_error"] > 0
+    # What the plan of a calibrated machine advises: it stays in the profile.
+    for more in (["--device", "cpu", "--measure-seconds", "60"], []):
+        assert plan("--gpu", "cpu", *more)["predicted"]["measured_share"] > 0.98
     assert len(list(tmp_path.glob("*.json"))) == 1
 
 

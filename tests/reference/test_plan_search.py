@@ -25,9 +25,9 @@ def test_a_thousand_configurations_take_seconds(tmp_path):
         elapsed = time.monotonic() - start
         after = resource.getrusage(resource.RUSAGE_CHILDREN)
         best = min(best, elapsed, after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
-        if best < 15:
+        if best < 10:
             break
-    assert best < 15
+    assert best < 10
     assert resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss < 1 << 20
     result = json.loads(output.read_text())
     assert result["num_configurations"] >= 1000
@@ -269,3 +269,56 @@ def test_pictures_can_be_encoded_in_a_plan(kiln):
     alone = next(point for point in pictures["predicted"]["scaling"] if point["gpus"] == 1)
     assert alone["step_s"] == pytest.approx(pictures["predicted"]["step_s"])
     assert alone["images_per_s"] == pytest.approx(pictures["predicted"]["images_per_s"])
+
+
+# What is published of each family
+
+
+def test_every_family_is_compared_under_its_own_objective(kiln):
+    """Where none is given; what is given stays, and what cannot train with it says why."""
+    arguments = ["--gpu", "A100-80G", "--gpus", 1, "--global-batch", 4, "--micro-batch", 4, "--compute-dtype", "bf16",
+                 "--recompute", "all", "--offload-optimizer", "none"]
+    table = compared(kiln, "--model", "DiT-S/8,Sana-600M-512,sd21-v", *arguments)
+    objective = {row["model"]: row["command"] for row in table["ranked"]}
+    assert set(objective) == {"DiT-S/8", "Sana-600M-512", "sd21-v"} and not table["left_out"]
+    assert "--objective" not in objective["DiT-S/8"]
+    assert "--objective flow" in objective["Sana-600M-512"] and "--flow-shift 3" in objective["Sana-600M-512"]
+    assert "--objective v_prediction" in objective["sd21-v"] and "--beta-schedule scaled_linear" in objective["sd21-v"]
+    table = compared(kiln, "--model", "DiT-S/8,Sana-600M-512", "--objective", "iddpm", *arguments)
+    assert [row["model"] for row in table["ranked"]] == ["DiT-S/8"]
+    assert len(table["left_out"]) == 1 and "train it with flow" in table["left_out"][0]
+
+
+@pytest.mark.parametrize(("model", "more", "milestone", "rate"), [
+    ("DiT-XL/2", [], "published FID 19.47 without guidance, at 400K steps of 256", 1e-4),
+    ("PixArt-Alpha-XL/2-256", [], "PixArt-alpha's 150K and 90K steps at 256 px", 2e-5),
+    ("PixArt-Sigma-XL/2-256", [], None, 2e-5),
+    ("Sana-600M-512", ["--image-size", 512, "--objective", "flow"], None, 1e-4),
+    ("sd15", ["--image-size", 512, "--objective", "epsilon"], "Stable Diffusion 1.5's 194K, 515K and 595K steps", 1e-4 / 8**0.5),
+])
+def test_what_is_published_of_a_model(kiln, model, more, milestone, rate):
+    """Its own milestones, or plainly none; a learning rate far from its authors' is told, and theirs is not."""
+    depth = [] if model == "sd15" else ["--depth", 1]
+    common = ["plan", "--model", model, *more, *depth, "--gpu", "A100-80G", "--compute-dtype", "bf16", "--json"]
+    plan = json.loads(kiln(*common, "--lr", 1e-2).stdout)
+    names = [entry["name"] for entry in plan["predicted"]["milestones"]]
+    assert any(name.startswith(milestone) for name in names) if milestone else not any("steps" in name for name in names)
+    unknown = [note for note in plan["notes"] if "no figure is known" in note]
+    if model.startswith("DiT"):
+        assert not unknown and "first useful samples" in names
+    else:
+        assert len(unknown) == 1 and not any("FID" in name or "useful" in name for name in names)
+    advised = next(line for line in plan["advice"] if "learning rate 0.01 does not suit" in line)
+    assert float(advised.split("--lr ")[1]) == pytest.approx(rate, rel=0.2)
+    assert not any("learning rate" in line for line in json.loads(kiln(*common, "--lr", rate).stdout)["advice"])
+    adapter = json.loads(kiln(*common, "--lr", 1e-2, "--lora-rank", 4).stdout)
+    assert not any("learning rate" in line for line in adapter["advice"])
+
+
+def test_published_results_beside_the_plan(kiln):
+    _, _, *rows = rows_of(kiln, "results", "--price-per-gpu-hour", 1)
+    assert [row[:4] for row in rows] == [["DiT-XL/2", "42", "19.47", "18.1"], ["DiT-B/4", "42", "68.38", "68.9"],
+                                         ["DiT-B/4", "100", "68.38", "68.3"]]
+    plan = json.loads(kiln("plan", "--model", "DiT-B/4", "--gpu", "A100-80G", "--gpus", 8, "--micro-batch", 32, "--compute-dtype",
+                           "bf16", "--json").stdout)["predicted"]
+    assert rows[1][5] == f"{plan['days']:.3g}, cost {plan['days'] * 24 * 8:.0f}"

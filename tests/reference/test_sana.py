@@ -75,7 +75,20 @@ def test_odd_pictures(conformance, height, width):
     assert_gradients_close(gradients_of(outputs), want_gradients, SANA_GRADIENT)
 
 
-@pytest.mark.parametrize("heads, qk_norm", [("tiny", None), ("head of 32, wide", None),
+@pytest.mark.parametrize("head_dim", [1, 8, 20, 72])
+def test_qk_norm_with_heads_of_any_size(conformance, head_dim):
+    """Of self attention and of cross attention. Against f64, as small heads ask for: see the next test."""
+    config = TINY | dict(qk_norm="rms_norm_across_heads", attention_head_dim=head_dim, cross_attention_dim=3 * head_dim,
+                         cross_attention_head_dim=head_dim)
+    model, inputs = random_sana(config), inputs_of(config)
+    outputs = conformance("forward", "--backward", model="sana", config=config, weights=model.state_dict(), inputs=inputs)
+    want, want_gradients = run_diffusers(model.double(), {
+        name: value.double() if value.is_floating_point() else value for name, value in inputs.items()})
+    assert_close(outputs["output"], want)
+    assert_gradients_close(gradients_of(outputs), want_gradients, SANA_GRADIENT)
+
+
+@pytest.mark.parametrize("heads, qk_norm", [("tiny", None), ("tiny", "rms_norm_across_heads"), ("head of 32, wide", None),
                                             ("head of 32, wide", "rms_norm_across_heads")])
 def test_bf16_errs_no_more_than_autocast(conformance, heads, qk_norm):
     """In small heads all features of a token may be negative but for one that is nearly zero: its gradient, divided by

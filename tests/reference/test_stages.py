@@ -147,26 +147,39 @@ def kill_after(arguments, out, num_lines):
 
 @pytest.mark.parametrize("kills, every", [(30, 3), (10, 1)] if FULL else [(4, 3)])
 def test_kills_across_boundaries_change_nothing(two_stages, tmp_path, kills, every):
+    """Every other kill that is near enough hits the step between the stages. A run that ends before its next kill is compared and
+    begun afresh."""
     path, whole, _ = two_stages
     out = tmp_path / "run"
     arguments = command(out, "--recipe", path, "--checkpoint-every", every)
     chance = random.Random(kills)
+    last_steps = []  # that were logged before the kills
+
+    def assert_whole():
+        assert state(out, FIRST + SECOND) == state(whole, FIRST + SECOND)
+        assert losses(out) == losses(whole)
+        assert [e["step"] for e in events(out, "stage")] == [1, FIRST + 1]
 
     def killed(_):
         shutil.rmtree(out, ignore_errors=True)
-        done = 0
-        for _ in range(kills):
-            if not kill_after(arguments, out, chance.randrange(1, 8)):
-                shutil.rmtree(out, ignore_errors=True)  # it ended: from the beginning, with the kills that are left
-                continue
-            done += 1
-        return done >= kills - 3
+        last_steps.clear()
+        ended = 0
+        while len(last_steps) < kills and ended < kills:
+            to_boundary = FIRST - len(losses(out))
+            lines = to_boundary if len(last_steps) % 2 == 0 and 0 < to_boundary < 8 else chance.randrange(1, 8)
+            if kill_after(arguments, out, lines):
+                last_steps.append(losses(out)[-1][0])
+            else:
+                ended += 1
+                assert_whole()
+                shutil.rmtree(out)
+        return len(last_steps) == kills
 
     until_interrupted(killed)
     succeed(*arguments)
-    assert state(out, FIRST + SECOND) == state(whole, FIRST + SECOND)
-    assert losses(out) == losses(whole)
-    assert [e["step"] for e in events(out, "stage")] == [1, FIRST + 1]
+    assert_whole()
+    print(f"{kills} kills, a checkpoint every {every} steps, stages of {FIRST} and {SECOND} steps; "
+          f"killed after step {last_steps}")
 
 
 def test_recomputing_changes_nothing(two_stages, tmp_path):

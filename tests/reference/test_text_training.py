@@ -2,12 +2,16 @@
 is planned and draws by the same commands."""
 
 import json
+import random
 import shutil
+import signal
+import subprocess
 
 import numpy as np
 import pytest
 import torch
-from conftest import run_program, succeed
+from conftest import FULL, program, run_program, succeed
+from interruptions import until_interrupted, wait_while_running
 from PIL import Image
 from test_text_store import FAMILIES as ENCODERS
 from test_tokenizers import MAKERS
@@ -62,10 +66,13 @@ def store(tmp_path_factory, encoders):
     return folder / "store"
 
 
-def train(store, family, out, steps, *extra):
+def arguments(store, family, out, steps, *extra):
     encoder, model = FAMILIES[family]
-    return succeed("train", "--data", store, "--text", encoder, "--model", family, *model, *OPTIONS, *extra, "--out", out,
-                   "--max-steps", steps)
+    return ["train", "--data", store, "--text", encoder, "--model", family, *model, *OPTIONS, *extra, "--out", out, "--max-steps", steps]
+
+
+def train(store, family, out, steps, *extra):
+    return succeed(*arguments(store, family, out, steps, *extra))
 
 
 def losses(out):
@@ -156,6 +163,45 @@ def test_buckets(tmp_path, buckets, family, extra):
     found = [[line for line in map(json.loads, (tmp_path / run / "log.jsonl").read_text().splitlines()) if "validation_loss" in line]
              for run in ("whole", "ranks")]
     assert found[0][0]["validation_loss"] == pytest.approx(found[1][0]["validation_loss"], rel=5e-6)
+
+
+def kill_after(command, out, num_lines):
+    """Starts the command and kills it with -9 once its log has `num_lines` more lines; True if it was still running."""
+
+    def lines_so_far():  # the last one may be half written
+        log = out / "log.jsonl"
+        return log.read_bytes().count(b'"loss"') if log.exists() else 0
+
+    target = lines_so_far() + num_lines
+    process = subprocess.Popen([str(a) for a in [program("kiln"), *command]], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    wait_while_running(process, lambda: lines_so_far() >= target)
+    process.kill()
+    return process.wait() == -signal.SIGKILL
+
+
+@pytest.mark.parametrize("kills, every", [(20, 3), (20, 1)] if FULL else [(3, 2)])
+def test_kills_on_buckets_change_nothing(tmp_path, buckets, kills, every):
+    """With a checkpoint after every step most kills fall into the writing of one."""
+    chance = random.Random(kills + every)
+    extra = ["--checkpoint-every", every, "--keep-checkpoints", 2]
+    out, steps = tmp_path / "run", 0
+
+    def killed(more):
+        nonlocal steps
+        shutil.rmtree(out, ignore_errors=True)
+        steps = 20 * kills * more
+        return all(kill_after(arguments(buckets, "pixart", out, steps, *extra), out, chance.randrange(1, 6)) for _ in range(kills))
+
+    until_interrupted(killed)
+    train(buckets, "pixart", out, steps, *extra)
+    train(buckets, "pixart", tmp_path / "whole", steps)
+    assert losses(out) == losses(tmp_path / "whole")
+    for name in ("model.safetensors", "ema.safetensors", "train_state-00000-of-00001.safetensors"):
+        assert weights(out, steps, name) == weights(tmp_path / "whole", steps, name)
+    lines = [json.loads(line) for line in (out / "log.jsonl").read_text().splitlines()]
+    resumed = [line["step"] for line in lines if line.get("event") == "resume"]
+    print(f"{kills} kills, a checkpoint every {every} steps, {steps} steps: resumed at {resumed}")
+    assert not [path for path in (out / "checkpoints").iterdir() if not path.name.startswith("step-")]
 
 
 def test_validation_needs_captions_of_the_same_encoder(tmp_path, store):

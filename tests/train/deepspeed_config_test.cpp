@@ -183,6 +183,18 @@ TEST(DeepSpeedConfig, ReadsTheCopiedNameAndDeprecatedOnesWithAWarning) {
   EXPECT_EQ(options.offload.optimizer, Placement::kHost);
 }
 
+TEST(DeepSpeedConfig, ReadsMastersInBf16) {
+  const auto master_of = [](const char* value) {
+    return options_of(std::string(R"({"bf16": {"enabled": true, "bf16_master_weights_and_grads": )") + value +
+                      "}}")
+        .compute.master_dtype;
+  };
+  EXPECT_EQ(master_of("true"), at::kBFloat16);
+  EXPECT_EQ(master_of("false"), at::kFloat);
+  expect_refused(R"({"fp16": {"enabled": true, "fp16_master_weights_and_grads": true}})",
+                 {"fp16_master_weights_and_grads"});
+}
+
 TEST(DeepSpeedConfig, NamesTheNearestKnownKey) {
   expect_refused(R"({"gradient_cliping": 1})", {"'gradient_cliping': did you mean 'gradient_clipping'"});
   expect_refused(R"({"zero_optimization": {"stage3_prefetch_bucket_sice": 1}})",
@@ -304,6 +316,26 @@ TEST(AccelerateConfig, ChangesAreNamedAsItsFileHasThem) {
   EXPECT_EQ(setting_text(config, "zero-stage", "3"), "deepspeed_config.zero_stage: 3 in acc.yaml");
   EXPECT_EQ(setting_text(config, "micro-batch", "4"),
             "--micro-batch 4, without gradient_accumulation_steps in acc.yaml");
+  EXPECT_EQ(setting_text(config, "recompute", "all"), "--recompute all");
+}
+
+// Every key that says the same is named, and what the batch needs when the number of passes goes.
+TEST(DeepSpeedConfig, ChangesNameEveryKey) {
+  const DeepSpeedConfig config = parse_deepspeed_config(
+      R"({"train_micro_batch_size_per_gpu": 4, "gradient_accumulation_steps": 8,
+          "optimizer": {"type": "AdamW", "params": {"lr": 0.01}},
+          "scheduler": {"type": "WarmupLR", "params": {"warmup_max_lr": 0.01}}})",
+      "ds.json", {.ours = {}});
+  EXPECT_EQ(setting_text(config, "lr", "0.001"),
+            R"("optimizer.params.lr": 0.001 and "scheduler.params.warmup_max_lr": 0.001 in ds.json)");
+  EXPECT_EQ(setting_text(config, "micro-batch", "2"),
+            R"("train_micro_batch_size_per_gpu": 2 in ds.json, with "train_batch_size": 32 and without )"
+            "gradient_accumulation_steps");
+  EXPECT_EQ(setting_text(config, "micro-batch", "-1"),
+            R"(--micro-batch -1, without train_micro_batch_size_per_gpu and with "train_batch_size": 32 and )"
+            "without gradient_accumulation_steps in ds.json");
+  EXPECT_EQ(setting_text(config, "gpus", "2"),
+            R"(--gpus 2, with "train_batch_size": 32 and without gradient_accumulation_steps in ds.json)");
   EXPECT_EQ(setting_text(config, "recompute", "all"), "--recompute all");
 }
 

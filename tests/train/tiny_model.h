@@ -113,7 +113,7 @@ inline StepBatch rows_of(const StepBatch& global, const ProcessGroup& group) {
           .global_batch = global.size()};
 }
 
-// Of b[i]; as many numbers in both.
+// The worst difference as a share of b[i]; both have as many numbers.
 inline double worst_relative(const std::vector<double>& a, const std::vector<double>& b) {
   EXPECT_EQ(a.size(), b.size());
   double worst = 0;

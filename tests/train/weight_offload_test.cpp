@@ -32,7 +32,7 @@ TinyOptions on_nvme(const TinyOptions& options, Placement state = Placement::kDe
   return placed(options, state, Placement::kNvme);
 }
 
-// Of a tensor of so many bytes.
+// What a tensor of so many bytes takes on the disk.
 int64_t disk_bytes(int64_t bytes) {
   return (bytes + BlockStore::kAlignment - 1) / BlockStore::kAlignment * BlockStore::kAlignment;
 }
@@ -90,7 +90,7 @@ TEST(WeightOffload, SegmentsBelowTheThresholdStay) {
   EXPECT_EQ(take_steps(some, kStreamedBatch, 0, 3).losses, train(options, kStreamedBatch, 3).losses);
 }
 
-// Of bytes that the disk was asked for when each segment's forward began.
+// Notes how many bytes were asked of the disk when each segment's forward began.
 class ReadsByForward : public StepObserver {
  public:
   explicit ReadsByForward(const BlockStore& store) : store_(store), before_(store.bytes_read()) {}

@@ -8,7 +8,7 @@
 
 namespace kiln {
 
-// Of each row of a batch.
+// Which caption each row of a batch has.
 struct CaptionChoice {
   std::vector<int64_t> entries;  // the empty caption's for a dropped one that the model has no null rows for
   std::vector<uint8_t> dropped;  // 1: the model's learned null rows stand for it

@@ -41,8 +41,8 @@ struct DataShape {
   bool has_input_noise = false;  // x_t has noise of its own (input perturbation)
 
   const Lane& largest() const;  // the lane with the most latents
-  // Of the only lane the longer side. Of several the side of the square that is about as large as the
-  // squarest of them: what a table of buckets is named after.
+  // The longer side of the only lane. With several lanes, the side of the square that is about as large as
+  // the squarest of them, after which a table of buckets is named.
   int64_t side() const;
 };
 

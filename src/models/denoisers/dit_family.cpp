@@ -22,9 +22,9 @@ Family dit_family() {
                       const BuildOptions& options) { return build_dit(parse_dit_config(config), options); },
           .recognise = recognise_dit,
           .formats = {dit_diffusers_format()},
-          .published = {{"DiT-XL/2", 256, 256, 1e-4, 7'000'000, "DiT-XL/2's published 7M steps"},
-                        {"DiT-XL/2", 512, 256, 1e-4, 3'000'000, "DiT-XL/2's published 3M steps"},
-                        {"DiT-", 0, 256, 1e-4, 400'000, "DiT's 400K steps"}},
+          .published = {{"DiT-XL/2", 256, 256, 1e-4, 7'000'000, "DiT-XL/2's published 7M steps", 64},
+                        {"DiT-XL/2", 512, 256, 1e-4, 3'000'000, "DiT-XL/2's published 3M steps", 64},
+                        {"DiT-", 0, 256, 1e-4, 400'000, "DiT's 400K steps", 64}},
           // Every published width with many and with few rows, 16 to 1,024 tokens; short batches, so that a
           // step takes a fraction of a second, and as many blocks as it takes for a step to fall out of the
           // caches, as a whole model's does: what a backward reads was written long before. What matters most

@@ -11,6 +11,7 @@
 #include "models/parts/adaln_single.h"
 #include "models/parts/embeddings.h"
 #include "models/parts/layers.h"
+#include "ops/long_attention.h"
 #include "ops/mixed_sum.h"
 #include "ops/ops.h"
 
@@ -275,19 +276,17 @@ class PixartBlock : public Segment {
     const int64_t num_heads = q.size(2), head_dim = q.size(3);
     const auto thinned = [&](const at::Tensor& part) { return compression_.forward(part.flatten(2), grid); };
     const at::Tensor keys = thinned(k), values = thinned(v);  // (B, M, D)
-    std::vector<int64_t> offsets;
-    for (int64_t b = 0; b <= q.size(0); ++b) offsets.push_back(b * keys.size(1));
-    return ops::ragged_attention(q, keys.view({-1, num_heads, head_dim}),
-                                 values.view({-1, num_heads, head_dim}), offsets, scale_);
+    const std::vector<int64_t> heads{q.size(0), keys.size(1), num_heads, head_dim};
+    return ops::cross_attention(q, keys.view(heads), values.view(heads), scale_);
   }
 
   at::Tensor cross_attention(const at::Tensor& x, const at::Tensor& text, const TextRows& captions) const {
     const at::Tensor kv = cross_kv_.forward(text, compute_dtype_);  // (T, 2, H, d)
     const at::Tensor q =
         cross_q_.forward(x, compute_dtype_).view({x.size(0), x.size(1), kv.size(2), kv.size(3)});
-    return cross_out_.forward(
-        ops::ragged_attention(q, kv.select(1, 0), kv.select(1, 1), captions.host_offsets, scale_),
-        compute_dtype_);
+    return cross_out_.forward(ops::caption_attention(q, kv.select(1, 0), kv.select(1, 1),
+                                                     captions.host_offsets, captions.offsets, scale_),
+                              compute_dtype_);
   }
 
   at::Tensor mlp(const at::Tensor& x) const {

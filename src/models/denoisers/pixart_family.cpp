@@ -28,7 +28,16 @@ Family pixart_family() {
       .recognise = recognise_pixart,
       .formats = {pixart_diffusers_format()},
       .file_keys = {pixart_file_keys()},
-      .published = {},
+      // Table 4 of PixArt-alpha's paper (arXiv 2310.00426). Its repository and PixArt-sigma's take 2e-5 times
+      // the root of batch / 256 (configs/*, auto_lr), which is the rate here. PixArt-sigma's configs name no
+      // batch of all GPUs.
+      .published = {{"PixArt-Alpha-XL/2-256", 256, 178 * 64, 1.334e-4, 240'000,
+                     "PixArt-alpha's 150K and 90K steps at 256 px, after 300K of ImageNet"},
+                    {"PixArt-Alpha-XL/2-512", 512, 40 * 64, 6.32e-5, 100'000,
+                     "PixArt-alpha's 100K steps at 512 px, after those at 256"},
+                    {"PixArt-Alpha-XL/2-1024", 1024, 12 * 32, 2.45e-5, 16'000,
+                     "PixArt-alpha's 16K steps at 1024 px, after those at 512"},
+                    {"PixArt-", 0, 256, 2e-5, 0, "the repository's rule for it"}},
       .calibration = {{384, 6, 6, 2, 256, 4}, {768, 12, 3, 4, 256, 16}, {1152, 16, 2, 2, 256, 2}}};
 }
 

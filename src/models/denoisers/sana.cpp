@@ -9,6 +9,7 @@
 #include "models/parts/adaln_single.h"
 #include "models/parts/embeddings.h"
 #include "models/parts/layers.h"
+#include "ops/long_attention.h"
 #include "ops/mixed_sum.h"
 #include "ops/ops.h"
 
@@ -174,10 +175,10 @@ class SanaBlock : public Segment {
     const at::Tensor q = normed(cross_q_norm_, cross_q_.forward(x, compute_dtype_)),
                      k = normed(cross_k_norm_, cross_k_.forward(text, compute_dtype_)),
                      v = cross_v_.forward(text, compute_dtype_);
-    const at::Tensor attended =
-        ops::ragged_attention(q.view({x.size(0), x.size(1), num_heads, head_dim}),
-                              k.view({-1, num_heads, head_dim}), v.view({-1, num_heads, head_dim}),
-                              captions.host_offsets, 1 / std::sqrt(static_cast<double>(head_dim)));
+    const at::Tensor attended = ops::caption_attention(
+        q.view({x.size(0), x.size(1), num_heads, head_dim}), k.view({-1, num_heads, head_dim}),
+        v.view({-1, num_heads, head_dim}), captions.host_offsets, captions.offsets,
+        1 / std::sqrt(static_cast<double>(head_dim)));
     return cross_out_.forward(attended, compute_dtype_);
   }
 

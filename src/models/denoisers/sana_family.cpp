@@ -7,19 +7,27 @@ namespace kiln {
 
 Family sana_family() {
   using nlohmann::json;
-  return {.name = "sana",
-          .presets = sana_presets,
-          .resolve = [](const json& config) { return to_json(parse_sana_config(config)); },
-          .complete = complete_sana_config,
-          .fit = fit_sana_config,
-          .build = [](const json& config,
-                      const BuildOptions& options) { return build_sana(parse_sana_config(config), options); },
-          .recognise = recognise_sana,
-          .formats = {sana_diffusers_format()},
-          .file_keys = {sana_file_keys()},
-          .latents = {.channels = 32, .downsample = 32},
-          .published = {},
-          .calibration = {{384, 12, 6, 1, 512, 4}, {1152, 36, 2, 1, 512, 4}}};
+  return {
+      .name = "sana",
+      .presets = sana_presets,
+      .resolve = [](const json& config) { return to_json(parse_sana_config(config)); },
+      .complete = complete_sana_config,
+      .fit = fit_sana_config,
+      .build = [](const json& config,
+                  const BuildOptions& options) { return build_sana(parse_sana_config(config), options); },
+      .recognise = recognise_sana,
+      .formats = {sana_diffusers_format()},
+      .file_keys = {sana_file_keys()},
+      .latents = {.channels = 32, .downsample = 32},
+      // The repository's configs: 1e-4 times the root of batch / 256; they name no batch of all GPUs and no
+      // number of steps. Sana-1.5's have 2e-5. Sana-Sprint's 2e-6 is of a distillation, which Kiln does not
+      // do.
+      .published = {{"Sana-Sprint-", 0, 0, 0, 0, ""},
+                    {"Sana-1.5-", 0, 256, 2e-5, 0, "the repository's rule for it"},
+                    {"Sana-", 0, 256, 1e-4, 0, "the repository's rule for it"}},
+      .calibration = {{384, 12, 6, 1, 512, 4}, {1152, 36, 2, 1, 512, 4}},
+      .objectives = {{"",
+                      R"({"objective": "flow", "flow-shift": 3.0, "timestep-sampling": "logit_normal"})"}}};
 }
 
 }  // namespace kiln

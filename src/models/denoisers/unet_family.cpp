@@ -19,6 +19,11 @@ constexpr const char* kSingleFilePrefix =
 constexpr int64_t kHeadWidth = 64;  // of SD 2.x; SD 1.x has 8 heads at every width
 constexpr int64_t kSd1TextWidth = 768;
 constexpr int64_t kPublishedNormGroups = 32;
+// As its repository trains it, as options of a run.
+constexpr const char* kEpsilon = R"({"objective": "epsilon", "beta-schedule": "scaled_linear",
+                                     "beta-start": 0.00085, "beta-end": 0.012})";
+constexpr const char* kVPrediction = R"({"objective": "v_prediction", "beta-schedule": "scaled_linear",
+                                         "beta-start": 0.00085, "beta-end": 0.012})";
 
 json fit_unet_config(const json& config, const ModelNeeds& needs) {
   if (needs.learns_sigma)
@@ -171,8 +176,15 @@ Family unet_family() {
           .recognise = recognise_unet,
           .formats = {unet_diffusers_format()},
           .file_keys = {unet_original_keys()},
-          .published = {},
-          .calibration = {}};
+          // The model cards of stable-diffusion-v1-1, v1-5, 2 and 2-1.
+          .published = {{"sd15", 256, 2048, 1e-4, 237'000, "Stable Diffusion 1.1's 237K steps at 256 px"},
+                        {"sd15", 512, 2048, 1e-4, 1'304'000,
+                         "Stable Diffusion 1.5's 194K, 515K and 595K steps at 512 px, after 237K at 256"},
+                        {"sd21-v", 768, 2048, 1e-4, 350'000,
+                         "Stable Diffusion 2.1's 140K, 55K and 155K steps at 768 px, after 1.55M at less"},
+                        {"sd", 0, 2048, 1e-4, 0, "Stable Diffusion's model cards"}},
+          .calibration = {},
+          .objectives = {{"sd21-v", kVPrediction}, {"", kEpsilon}}};
 }
 
 }  // namespace kiln

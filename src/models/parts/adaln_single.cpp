@@ -1,6 +1,7 @@
 #include "models/parts/adaln_single.h"
 
 #include <ATen/Parallel.h>
+#include <ATen/ops/bucketize.h>
 
 #include <cmath>
 
@@ -63,11 +64,10 @@ at::Tensor rows_with_nulls(const TextRows& text, const at::Tensor& null_rows) {
     fail("models", "a caption has {} rows: the model's null caption has {}", text.longest(),
          null_rows.size(0));
   if (text.rows.is_meta()) return at::empty_like(text.rows);
-  std::vector<int64_t> samples(static_cast<size_t>(text.rows.size(0)), 0);
-  for (int64_t b = 0; b < text.num_samples(); ++b)
-    for (int64_t row = text.host_offsets[b]; row < text.host_offsets[b + 1]; ++row)
-      samples[static_cast<size_t>(row)] = b;
-  const at::Tensor sample_of_row = at::tensor(samples, at::kLong).to(text.rows.device());
+  // On the rows' device, as row_positions(): the sample whose rows begin last before this one or with it.
+  const at::Tensor rows = at::arange(text.rows.size(0), text.offsets.options()),
+                   starts = text.offsets.narrow(0, 0, text.num_samples());
+  const at::Tensor sample_of_row = at::bucketize(rows, starts, /*out_int32=*/false, /*right=*/true) - 1;
   return at::where(text.dropped.index_select(0, sample_of_row).unsqueeze(1),
                    null_rows.to(text.rows.scalar_type()).index_select(0, row_positions(text)), text.rows);
 }

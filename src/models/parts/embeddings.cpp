@@ -1,28 +1,25 @@
 #include "models/parts/embeddings.h"
 
 #include <cmath>
-#include <vector>
 
 #include "core/aten.h"
 
 namespace kiln::nn {
 namespace {
 
-// [sin | cos] of `count` scaled coordinates, (count, width) f32.
-at::Tensor axis_table(int64_t width, int64_t count, int64_t base_size, double interpolation) {
+// [sin | cos] of `count` scaled coordinates, (count, width) f32. Made on the device: a copy from the host
+// would wait there for what is under way, and cannot be recorded into a graph.
+at::Tensor axis_table(int64_t width, int64_t count, int64_t base_size, double interpolation,
+                      at::Device device) {
   const int64_t half = width / 2;
-  const float stretch = static_cast<float>(static_cast<double>(count) / static_cast<double>(base_size));
-  std::vector<float> values(static_cast<size_t>(count * width));
-  for (int64_t n = 0; n < count; ++n) {
-    const double coordinate = static_cast<float>(n) / stretch / static_cast<float>(interpolation);
-    for (int64_t i = 0; i < half; ++i) {
-      const double frequency = std::pow(10000.0, -static_cast<double>(i) / static_cast<double>(half));
-      values[static_cast<size_t>(n * width + i)] = static_cast<float>(std::sin(coordinate * frequency));
-      values[static_cast<size_t>(n * width + half + i)] =
-          static_cast<float>(std::cos(coordinate * frequency));
-    }
-  }
-  return at::tensor(values, at::kFloat).view({count, width});
+  const double stretch = static_cast<double>(count) / static_cast<double>(base_size);
+  const auto f64 = at::TensorOptions(device).dtype(at::kDouble);
+  const at::Tensor coordinates =
+      at::arange(count, f64.dtype(at::kFloat)).div_(stretch).div_(interpolation).to(at::kDouble);
+  const at::Tensor frequencies =
+      at::exp(at::arange(half, f64).mul_(-std::log(10000.0) / static_cast<double>(half)));
+  const at::Tensor angles = coordinates.unsqueeze(1) * frequencies;  // (count, half)
+  return at::cat({at::sin(angles), at::cos(angles)}, 1).to(at::kFloat);
 }
 
 }  // namespace
@@ -58,8 +55,8 @@ at::Tensor sincos_position_table(int64_t width, int64_t grid_h, int64_t grid_w) 
 at::Tensor scaled_position_table(int64_t width, int64_t grid_h, int64_t grid_w, int64_t base_size,
                                  double interpolation, at::Device device) {
   const int64_t half = width / 2;
-  const at::Tensor columns = axis_table(half, grid_w, base_size, interpolation).to(device);
-  const at::Tensor rows = axis_table(half, grid_h, base_size, interpolation).to(device);
+  const at::Tensor columns = axis_table(half, grid_w, base_size, interpolation, device);
+  const at::Tensor rows = axis_table(half, grid_h, base_size, interpolation, device);
   return at::cat({columns.unsqueeze(0).expand({grid_h, grid_w, half}),
                   rows.unsqueeze(1).expand({grid_h, grid_w, half})},
                  -1)

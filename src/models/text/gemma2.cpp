@@ -145,8 +145,9 @@ class Gemma2Block : public Segment {
  private:
   at::Tensor attention(const at::Tensor& x, const TokenRows& tokens, const TokenPrefix::Keys* after,
                        TokenPrefix::Keys* fills) const {
+    const at::Tensor in = text::as_input(x, compute_dtype_);
     const auto heads = [&](const Linear& projection) {  // (T, heads, d)
-      const at::Tensor rows = projection.forward(x, compute_dtype_);
+      const at::Tensor rows = projection.forward(in, compute_dtype_);
       return rows.view({rows.size(0), rows.size(1) / config_.head_dim, config_.head_dim});
     };
     const int64_t past = after ? after->keys.size(0) : 0;
@@ -167,9 +168,9 @@ class Gemma2Block : public Segment {
   }
 
   at::Tensor mlp(const at::Tensor& x) const {
-    return down_.forward(
-        config_.activation(gate_.forward(x, compute_dtype_)) * up_.forward(x, compute_dtype_),
-        compute_dtype_);
+    const at::Tensor in = text::as_input(x, compute_dtype_);
+    const at::Tensor inner = config_.activation(gate_.forward(in, compute_dtype_));
+    return down_.forward(inner * up_.forward(in, compute_dtype_), compute_dtype_);
   }
 
   Gemma2Config config_;

@@ -6,8 +6,8 @@
 
 namespace kiln {
 
-// Of all prefixes the one that saves the most tokens where its own are computed once: its length times the
-// number of texts that have a token after it, but one. Empty: no two texts share kLeastShared tokens.
+// The prefix that saves the most tokens when it is computed once. It saves its length times the number of
+// texts that go on after it, less one. Empty when no two texts share kLeastShared tokens.
 inline constexpr int64_t kLeastShared = 16;  // what is shorter is not worth a pass of its own
 std::vector<int64_t> best_shared_prefix(std::span<const std::vector<int64_t>> texts);
 

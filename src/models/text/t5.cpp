@@ -130,16 +130,18 @@ class T5Block : public Segment {
   }
 
   at::Tensor attention(const at::Tensor& x, const at::Tensor& bias, const TokenRows& tokens) const {
+    const at::Tensor in = text::as_input(x, compute_dtype_);
     const auto heads = [&](const Linear& projection) {
-      return projection.forward(x, compute_dtype_).view({x.size(0), config_.num_heads, config_.head_dim});
+      return projection.forward(in, compute_dtype_).view({x.size(0), config_.num_heads, config_.head_dim});
     };
     return out_.forward(text::attention(heads(q_), heads(k_), heads(v_), tokens, {.bias = bias}),
                         compute_dtype_);
   }
 
   at::Tensor feed_forward(const at::Tensor& x) const {
-    at::Tensor inner = config_.activation(wi_.forward(x, compute_dtype_));
-    if (gate_.weight) inner = inner * gate_.forward(x, compute_dtype_);
+    const at::Tensor in = text::as_input(x, compute_dtype_);
+    at::Tensor inner = config_.activation(wi_.forward(in, compute_dtype_));
+    if (gate_.weight) inner = inner * gate_.forward(in, compute_dtype_);
     // The last product overflows in fp16.
     return wo_.forward(inner, compute_dtype_ == at::kHalf ? at::kFloat : compute_dtype_);
   }

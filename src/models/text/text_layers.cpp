@@ -7,6 +7,7 @@
 
 #include "core/aten.h"
 #include "core/error.h"
+#include "ops/ops.h"
 
 namespace kiln::text {
 namespace {
@@ -118,6 +119,20 @@ at::Tensor run_attention(const Run& run, const at::Tensor& q, const at::Tensor& 
   return out.transpose(1, 2).reshape({run.num_texts * run.length, q.size(1) * q.size(2)});
 }
 
+// attention() where a token sees all of its text: by the fused operation, which has no mask.
+at::Tensor whole_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                           const TokenRows& tokens, double scale) {
+  const at::Tensor packed = at::stack({q, k, v}, 1);  // (T, 3, H, d)
+  std::vector<at::Tensor> outputs;
+  for (const Run& run : runs_of(tokens)) {
+    const at::Tensor rows = packed.narrow(0, run.first_row, run.num_texts * run.length);
+    outputs.push_back(
+        ops::packed_attention(rows.view({run.num_texts, run.length, 3, q.size(1), q.size(2)}), scale)
+            .flatten(0, 1));
+  }
+  return outputs.size() == 1 ? outputs.front() : at::cat(outputs);
+}
+
 }  // namespace
 
 at::Tensor LayerNorm::forward(const at::Tensor& x) const {
@@ -134,8 +149,9 @@ LayerNorm layer_norm(const ParameterScope& scope, const std::string& name, int64
 
 at::Tensor RmsNorm::forward(const at::Tensor& x) const {
   const at::Tensor scale = weight->value.to(at::kFloat), values = x.to(at::kFloat);
-  const at::Tensor normalised = values * (values.square().mean(-1, /*keepdim=*/true) + eps).rsqrt();
-  return normalised * (offset == 0 ? scale : scale + offset);
+  const at::Tensor length = at::linalg_vector_norm(values, 2, at::IntArrayRef{-1}, /*keepdim=*/true);
+  const at::Tensor inverse = (length.square() / values.size(-1) + eps).rsqrt();
+  return (values * inverse).mul_(offset == 0 ? scale : scale + offset);
 }
 
 RmsNorm rms_norm(const ParameterScope& scope, const std::string& name, int64_t width, double eps,
@@ -184,14 +200,23 @@ at::Tensor attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor&
   return outputs.size() == 1 ? outputs.front() : at::cat(outputs);
 }
 
+at::Tensor as_input(const at::Tensor& x, at::ScalarType compute_dtype) {
+  return x.requires_grad() ? x : x.to(compute_dtype);
+}
+
 at::Tensor SelfAttention::forward(const at::Tensor& x, const TokenRows& tokens, int64_t num_heads,
                                   bool causal, at::ScalarType compute_dtype) const {
   const int64_t head_dim = x.size(1) / num_heads;
+  const at::Tensor in = as_input(x, compute_dtype);
   const auto heads = [&](const Linear& projection) {
-    return projection.forward(x, compute_dtype).view({x.size(0), num_heads, head_dim});
+    return projection.forward(in, compute_dtype).view({x.size(0), num_heads, head_dim});
   };
+  const at::Tensor q = heads(query), k = heads(key), v = heads(value);
   const AttentionOptions options{.scale = 1 / std::sqrt(static_cast<double>(head_dim)), .causal = causal};
-  return out.forward(attention(heads(query), heads(key), heads(value), tokens, options), compute_dtype);
+  const bool sees_all = !causal && !tokens.counts.defined();
+  return out.forward(
+      sees_all ? whole_attention(q, k, v, tokens, options.scale) : attention(q, k, v, tokens, options),
+      compute_dtype);
 }
 
 }  // namespace kiln::text

@@ -47,7 +47,7 @@ struct AttentionOptions {
   bool causal = false;
   int64_t window = 0;   // a token sees those less than this before it; 0: all
   double soft_cap = 0;  // scores become cap * tanh(score / cap); 0: they stay
-  // Of tokens before those of every text (p, H / n, d), which its tokens see as their own; or undefined.
+  // Keys and values (p, H / n, d) of p tokens that precede every text and that its tokens see; or undefined.
   at::Tensor past_keys{}, past_values{};
   at::Tensor bias{};  // (H, L, L) f32 added to the scores, L at least the longest text; or undefined
 };
@@ -57,6 +57,10 @@ struct AttentionOptions {
 // sees all alike. REQUIRES: no bias beside past keys.
 at::Tensor attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const TokenRows& tokens,
                      const AttentionOptions& options);
+
+// x as several linear layers take it: in the compute dtype, cast once; as it is where a gradient flows back,
+// because the gradients of the layers add up in the dtype of x.
+at::Tensor as_input(const at::Tensor& x, at::ScalarType compute_dtype);
 
 // Attention of x (T, D) to itself with as many heads of keys as of queries -> (T, D).
 struct SelfAttention {

@@ -83,7 +83,7 @@ fs::path weights_path_in(const fs::path& folder) {
        folder.string());
 }
 
-constexpr int64_t kValuesAtOnce = 1 << 20;
+constexpr int64_t kHashedAtOnce = 1 << 20;
 
 // XXH3 over key, shape and f32 values in key order. Little of a mapped file stays in memory.
 std::string weights_fingerprint(const Weights& weights) {
@@ -94,8 +94,8 @@ std::string weights_fingerprint(const Weights& weights) {
     XXH3_64bits_update(state.get(), key.data(), key.size());
     XXH3_64bits_update(state.get(), value.sizes().data(), value.sizes().size() * sizeof(int64_t));
     const at::Tensor values = value.flatten();
-    for (int64_t first = 0; first < values.numel(); first += kValuesAtOnce) {
-      const at::Tensor part = values.narrow(0, first, std::min(kValuesAtOnce, values.numel() - first));
+    for (int64_t first = 0; first < values.numel(); first += kHashedAtOnce) {
+      const at::Tensor part = values.narrow(0, first, std::min(kHashedAtOnce, values.numel() - first));
       const at::Tensor as_f32 = part.to(at::kFloat);
       XXH3_64bits_update(state.get(), as_f32.const_data_ptr(), as_f32.nbytes());
       MappedFile::release({static_cast<const std::byte*>(part.const_data_ptr()), part.nbytes()});

@@ -160,8 +160,8 @@ void transpose_keys(const AttentionBackward& args, int64_t first, const TileSize
     }
 }
 
-// Of a block of keys: p = exp2(scores - log2_sum), ds = p * (grad_p - delta) * scale, as rows of keys and
-// (ds) in pairs of keys. `pair` is the block's first among the keys that are held.
+// Computes p = exp2(scores - log2_sum) and ds = p * (grad_p - delta) * scale for a block of keys, both as
+// rows of keys, ds in pairs of keys as well. `pair` is the block's first among the keys that are held.
 KILN_APART void weigh_block(const AttentionBackward& args, int64_t num_keys, int64_t pair,
                             const TileSizes& size, const TilesBackwardScratch& s) {
   const __m512 scale = _mm512_set1_ps(args.scale), scale_log2 = _mm512_set1_ps(args.scale * kLog2E);

@@ -46,7 +46,7 @@ int64_t patches_bytes(const ConvolutionSize& size) {
 
 int64_t thread_bytes() { return kBatchBytes + kThreadBytes * at::get_num_threads(); }
 
-// Of the gradient of the weight in bf16.
+// The f32 sums in which the gradient of a bf16 weight is accumulated.
 int64_t wide_sum_bytes(const ConvolutionSize& size) {
   if (size.dtype != at::kBFloat16) return 0;
   const int64_t in_channels = round_up(size.in_channels, kBlock),

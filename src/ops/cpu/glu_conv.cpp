@@ -38,7 +38,9 @@ struct Block {
   size_t first, count, padded;  // padded: whole vectors
   Block(size_t first_channel, size_t num_channels)
       : first(first_channel), count(num_channels), padded((num_channels + kLanes - 1) / kLanes * kLanes) {}
-  size_t stride() const { return 2 * padded; }
+  // A vector more than the channels: pixels a power of two apart would share few sets of the first-level
+  // cache.
+  size_t stride() const { return 2 * padded + kLanes; }
 };
 
 // body(offset in a pixel of the block, channel, number of lanes) for both halves.
@@ -68,17 +70,54 @@ void fill_row(const GluConv& conv, const Block& block, ptrdiff_t y, RowRing& rin
   }
 }
 
-// The convolution at one vector of channels of pixel (y, x).
-HWY_INLINE Vec convolved(const GluConv& conv, RowRing& ring, ptrdiff_t y, ptrdiff_t x, size_t offset,
-                         size_t channel, size_t lanes) {
-  Vec sum = load(conv.bias + channel, lanes);
-  for (ptrdiff_t dy = -1; dy <= 1; ++dy)
-    for (ptrdiff_t dx = -1; dx <= 1; ++dx) {
-      const size_t tap = static_cast<size_t>(3 * (dy + 1) + dx + 1);
-      sum = hn::MulAdd(load(conv.weight + tap * 2 * conv.channels + channel, lanes),
-                       load(ring.pixel(y + dy, x + dx) + offset), sum);
-    }
-  return sum;
+// The three rows around one in a ring, whose places do not change while that row is worked on.
+class Around {
+ public:
+  Around(RowRing& ring, ptrdiff_t y, size_t stride)
+      : rows_{ring.row(y - 1), ring.row(y), ring.row(y + 1)}, stride_(stride) {}
+  // What `tap` of the kernel meets at pixel x of the row.
+  HWY_INLINE const float* at(size_t tap, size_t x) const { return rows_[tap / 3] + (x + tap % 3) * stride_; }
+
+ private:
+  const float* rows_[3];
+  size_t stride_;
+};
+
+// Weights of one vector of channels, in registers while a row passes.
+struct Taps {
+  Vec weight[kGluTaps];
+  HWY_INLINE Taps(const GluConv& conv, size_t channel, size_t lanes) {
+    for (size_t tap = 0; tap < kGluTaps; ++tap)
+      weight[tap] = load(conv.weight + tap * 2 * conv.channels + channel, lanes);
+  }
+  // `sum` and the convolution at pixel x.
+  HWY_INLINE Vec convolve(Vec sum, const Around& around, size_t x, size_t offset) const {
+    for (size_t tap = 0; tap < kGluTaps; ++tap)
+      sum = hn::MulAdd(weight[tap], load(around.at(tap, x) + offset), sum);
+    return sum;
+  }
+  // `sum` and the convolution with the kernel turned round, which takes gradients back.
+  HWY_INLINE Vec convolve_back(Vec sum, const Around& around, size_t x, size_t offset) const {
+    for (size_t tap = 0; tap < kGluTaps; ++tap)
+      sum = hn::MulAdd(weight[tap], load(around.at(kGluTaps - 1 - tap, x) + offset), sum);
+    return sum;
+  }
+};
+
+// body(x, offset of the vector in the block, its lanes, value, gate) for all of row y.
+template <class Body>
+HWY_INLINE void for_each_convolved(const GluConv& conv, const Block& block, ptrdiff_t y, RowRing& ring,
+                                   const Body& body) {
+  const Around around(ring, y, block.stride());
+  for_each_vector(block.count, [&](size_t j, size_t lanes) HWY_ATTR {
+    const size_t value_channel = block.first + j, gate_channel = conv.channels + value_channel;
+    const Taps value_taps(conv, value_channel, lanes), gate_taps(conv, gate_channel, lanes);
+    const Vec value_bias = load(conv.bias + value_channel, lanes),
+              gate_bias = load(conv.bias + gate_channel, lanes);
+    for (size_t x = 0; x < conv.width; ++x)
+      body(x, j, lanes, value_taps.convolve(value_bias, around, x, j),
+           gate_taps.convolve(gate_bias, around, x, block.padded + j));
+  });
 }
 
 template <class T>
@@ -88,24 +127,19 @@ void forward_block(const GluConv& conv, T* out, const Block& block) {
   fill_row<T>(conv, block, 0, ring);
   for (ptrdiff_t y = 0; y < static_cast<ptrdiff_t>(conv.height); ++y) {
     fill_row<T>(conv, block, y + 1, ring);
-    for (ptrdiff_t x = 0; x < static_cast<ptrdiff_t>(conv.width); ++x) {
-      T* to =
-          out + static_cast<size_t>(y * static_cast<ptrdiff_t>(conv.width) + x) * conv.channels + block.first;
-      for_each_vector(block.count, [&](size_t j, size_t lanes) HWY_ATTR {
-        const Vec value = convolved(conv, ring, y, x, j, block.first + j, lanes);
-        const Vec gate =
-            convolved(conv, ring, y, x, block.padded + j, conv.channels + block.first + j, lanes);
-        store(hn::Mul(value, silu(gate)), to + j, lanes);
-      });
-    }
+    T* row = out + static_cast<size_t>(y) * conv.width * conv.channels + block.first;
+    for_each_convolved(conv, block, y, ring,
+                       [=](size_t x, size_t j, size_t lanes, Vec value, Vec gate) HWY_ATTR {
+                         store(hn::Mul(value, silu(gate)), row + x * conv.channels + j, lanes);
+                       });
   }
 }
 
-// silu'(x) = s (1 + x (1 - s)), s = sigmoid(x)
-HWY_INLINE Vec silu_grad(Vec x) {
-  const Vec s = hn::Div(set(1.0f), hn::Add(set(1.0f), exp2(hn::Mul(x, set(-kLog2E)))));
-  return hn::Mul(s, hn::MulAdd(x, hn::Sub(set(1.0f), s), set(1.0f)));
+HWY_INLINE Vec sigmoid(Vec x) {
+  return hn::Div(set(1.0f), hn::Add(set(1.0f), exp2(hn::Mul(x, set(-kLog2E)))));
 }
+// silu'(x) = s (1 + x (1 - s)), s = sigmoid(x)
+HWY_INLINE Vec silu_grad(Vec x, Vec s) { return hn::Mul(s, hn::MulAdd(x, hn::Sub(set(1.0f), s), set(1.0f))); }
 
 // Gradients of the convolution's result in row y; zeros outside of the picture.
 template <class T>
@@ -113,32 +147,33 @@ void fill_grad_row(const GluConv& conv, const Block& block, const T* grad, ptrdi
                    RowRing& grads) {
   grads.clear(y);
   if (y < 0 || y >= static_cast<ptrdiff_t>(conv.height)) return;
-  for (ptrdiff_t x = 0; x < static_cast<ptrdiff_t>(conv.width); ++x) {
-    const T* from = pixel_of<T>(conv, grad, static_cast<size_t>(y), static_cast<size_t>(x), conv.channels);
-    float* to = grads.pixel(y, x);
-    for_each_vector(block.count, [&](size_t j, size_t lanes) HWY_ATTR {
-      const Vec g = load(from + block.first + j, lanes);
-      const Vec value = convolved(conv, ring, y, x, j, block.first + j, lanes);
-      const Vec gate = convolved(conv, ring, y, x, block.padded + j, conv.channels + block.first + j, lanes);
-      store(hn::Mul(g, silu(gate)), to + j);
-      store(hn::Mul(hn::Mul(g, value), silu_grad(gate)), to + block.padded + j);
-    });
-  }
+  const T* from = pixel_of<T>(conv, grad, static_cast<size_t>(y), 0, conv.channels) + block.first;
+  float* to = grads.pixel(y, 0);
+  const size_t stride = block.stride(), gates = block.padded, channels = conv.channels;
+  for_each_convolved(conv, block, y, ring,
+                     [=](size_t x, size_t j, size_t lanes, Vec value, Vec gate) HWY_ATTR {
+                       const Vec g = load(from + x * channels + j, lanes), s = sigmoid(gate);
+                       float* pixel = to + x * stride + j;
+                       store(hn::Mul(g, hn::Mul(gate, s)), pixel);
+                       store(hn::Mul(hn::Mul(g, value), silu_grad(gate, s)), pixel + gates);
+                     });
 }
 
 // Adds row y to the sums of the gradients of weight and bias.
 void add_weight_grads(const GluConv& conv, const Block& block, ptrdiff_t y, RowRing& ring, RowRing& grads,
                       float* grad_weight, float* grad_bias) {
+  const Around around(ring, y, block.stride());
+  const float* row = grads.pixel(y, 0);
   for_each_channel(conv, block, [&](size_t offset, size_t channel, size_t lanes) HWY_ATTR {
     Vec bias = load(grad_bias + channel, lanes);
     Vec weight[kGluTaps];
     for (size_t tap = 0; tap < kGluTaps; ++tap)
       weight[tap] = load(grad_weight + tap * 2 * conv.channels + channel, lanes);
-    for (ptrdiff_t x = 0; x < static_cast<ptrdiff_t>(conv.width); ++x) {
-      const Vec g = load(grads.pixel(y, x) + offset);
+    for (size_t x = 0; x < conv.width; ++x) {
+      const Vec g = load(row + x * block.stride() + offset);
       bias = hn::Add(bias, g);
-      for (ptrdiff_t tap = 0; tap < static_cast<ptrdiff_t>(kGluTaps); ++tap)
-        weight[tap] = hn::MulAdd(g, load(ring.pixel(y + tap / 3 - 1, x + tap % 3 - 1) + offset), weight[tap]);
+      for (size_t tap = 0; tap < kGluTaps; ++tap)
+        weight[tap] = hn::MulAdd(g, load(around.at(tap, x) + offset), weight[tap]);
     }
     store(bias, grad_bias + channel, lanes);
     for (size_t tap = 0; tap < kGluTaps; ++tap)
@@ -148,18 +183,18 @@ void add_weight_grads(const GluConv& conv, const Block& block, ptrdiff_t y, RowR
 
 template <class T>
 void write_grad_row(const GluConv& conv, const Block& block, ptrdiff_t y, RowRing& grads, T* grad_h) {
-  for (ptrdiff_t x = 0; x < static_cast<ptrdiff_t>(conv.width); ++x) {
-    const size_t pixel = static_cast<size_t>(y * static_cast<ptrdiff_t>(conv.width) + x) * 2 * conv.channels;
-    const T* from = static_cast<const T*>(conv.h) + pixel;
-    T* to = grad_h + pixel;
-    for_each_channel(conv, block, [&](size_t offset, size_t channel, size_t lanes) HWY_ATTR {
-      Vec sum = set(0);
-      for (ptrdiff_t tap = 0; tap < static_cast<ptrdiff_t>(kGluTaps); ++tap)
-        sum = hn::MulAdd(load(conv.weight + static_cast<size_t>(tap) * 2 * conv.channels + channel, lanes),
-                         load(grads.pixel(y + 1 - tap / 3, x + 1 - tap % 3) + offset), sum);
-      store(hn::Mul(sum, silu_grad(load(from + channel, lanes))), to + channel, lanes);
-    });
-  }
+  const Around around(grads, y, block.stride());
+  const size_t pixel = 2 * conv.channels, row = static_cast<size_t>(y) * conv.width * pixel;
+  const T* from = static_cast<const T*>(conv.h) + row;
+  T* to = grad_h + row;
+  for_each_channel(conv, block, [&](size_t offset, size_t channel, size_t lanes) HWY_ATTR {
+    const Taps taps(conv, channel, lanes);
+    for (size_t x = 0; x < conv.width; ++x) {
+      const Vec h = load(from + x * pixel + channel, lanes);
+      store(hn::Mul(taps.convolve_back(set(0), around, x, offset), silu_grad(h, sigmoid(h))),
+            to + x * pixel + channel, lanes);
+    }
+  });
 }
 
 template <class T>

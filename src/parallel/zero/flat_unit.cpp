@@ -32,10 +32,11 @@ struct StateTensor {
 
 // Master, moments, EMAs.
 std::vector<StateTensor> state_tensors(const FlatLayout& layout, const UnitSharding& sharding,
-                                       const std::vector<StateBuffer>& moments, size_t num_emas) {
+                                       at::ScalarType master_dtype, const std::vector<StateBuffer>& moments,
+                                       size_t num_emas) {
   const int64_t shard = shard_elements(layout.size, sharding, layout.alignment),
                 size = padded_size(layout.size, sharding, layout.alignment);
-  std::vector<StateTensor> tensors = {{.elements = shard}};
+  std::vector<StateTensor> tensors = {{.elements = shard, .dtype = master_dtype}};
   for (const StateBuffer& moment : moments)
     tensors.push_back({.elements = size == 0 ? 0 : state_values(moment, layout, size, shard),
                        .dtype = to_scalar_type(moment.dtype)});
@@ -67,8 +68,8 @@ int64_t shard_elements(int64_t layout_size, const UnitSharding& sharding, int64_
 }
 
 int64_t state_bytes(const FlatLayout& layout, const FlatUnitOptions& options) {
-  return bytes_of(
-      state_tensors(layout, options.sharding, options.moments, static_cast<size_t>(options.num_emas)));
+  return bytes_of(state_tensors(layout, options.sharding, options.master_dtype, options.moments,
+                                static_cast<size_t>(options.num_emas)));
 }
 
 FlatUnit::FlatUnit(std::string name, FlatLayout layout, const FlatUnitOptions& options)
@@ -78,6 +79,7 @@ FlatUnit::FlatUnit(std::string name, FlatLayout layout, const FlatUnitOptions& o
       size_(padded_size(layout_.size, sharding_, layout_.alignment)),
       shard_size_(shard_elements(layout_.size, sharding_, layout_.alignment)),
       shard_offset_(sharding_.zero_stage > 0 ? shard_size_ * sharding_.rank : 0),
+      master_dtype_(options.master_dtype),
       moment_buffers_(options.moments),
       num_emas_(static_cast<size_t>(options.num_emas)),
       placement_(options.placement),
@@ -99,7 +101,7 @@ FlatUnit::FlatUnit(std::string name, FlatLayout layout, const FlatUnitOptions& o
   }
   if (weight_placement_ == Placement::kNvme) nvme_weights_ = options.nvme->weights;
   const bool on_device = options.placement == Placement::kDevice;
-  if (on_device && weight_placement_ == Placement::kDevice && options.compute_dtype == at::kFloat)
+  if (on_device && weight_placement_ == Placement::kDevice && options.compute_dtype == master_dtype_)
     master = weight_shard;
   grads = zeros(size_, options.grad_dtype);
   grad_shard = shard_of(grads);
@@ -115,7 +117,8 @@ FlatUnit::FlatUnit(std::string name, FlatLayout layout, const FlatUnitOptions& o
     return on_device ? zeros(tensor.elements, tensor.dtype)
                      : host_zeros(tensor.elements, tensor.dtype, options.device);
   };
-  const std::vector<StateTensor> state = state_tensors(layout_, sharding_, moment_buffers_, num_emas_);
+  const std::vector<StateTensor> state =
+      state_tensors(layout_, sharding_, master_dtype_, moment_buffers_, num_emas_);
   if (!master.defined()) master = state_zeros(state[0]);
   for (size_t i = 0; i < moment_buffers_.size(); ++i) moments.push_back(state_zeros(state[1 + i]));
   for (size_t i = 0; i < num_emas_; ++i) emas.push_back(state_zeros(state[1 + moments.size() + i]));
@@ -132,7 +135,8 @@ StateLease FlatUnit::lease(Access access) const {
   lease.nvme_.emplace(nvme_state_, nvme_unit_, access);
   int64_t begin = 0;
   std::vector<at::Tensor> tensors;
-  for (const StateTensor& tensor : state_tensors(layout_, sharding_, moment_buffers_, num_emas_))
+  for (const StateTensor& tensor :
+       state_tensors(layout_, sharding_, master_dtype_, moment_buffers_, num_emas_))
     tensors.push_back(lease.nvme_->elements()
                           .narrow(0, std::exchange(begin, begin + tensor.bytes()), tensor.bytes())
                           .view(tensor.dtype)
@@ -145,7 +149,7 @@ StateLease FlatUnit::lease(Access access) const {
 }
 
 int64_t FlatUnit::state_bytes() const {
-  return bytes_of(state_tensors(layout_, sharding_, moment_buffers_, num_emas_));
+  return bytes_of(state_tensors(layout_, sharding_, master_dtype_, moment_buffers_, num_emas_));
 }
 
 std::vector<StateRun> FlatUnit::moment_runs(size_t moment) const {

@@ -49,8 +49,9 @@ struct OffloadOptions {
 struct FlatUnitOptions {
   at::Device device = at::kCPU;
   at::ScalarType compute_dtype = at::kFloat;
-  at::ScalarType grad_dtype = at::kFloat;  // f32 when gradients are accumulated, else the compute dtype
-  std::vector<StateBuffer> moments{};      // of the optimizer, zero at the start
+  at::ScalarType grad_dtype = at::kFloat;    // f32 when gradients are accumulated, else the compute dtype
+  at::ScalarType master_dtype = at::kFloat;  // f32, or bf16: updates are rounded stochastically
+  std::vector<StateBuffer> moments{};        // of the optimizer, zero at the start
   int64_t num_emas = 0;
   UnitSharding sharding{};
   Placement placement = Placement::kDevice;         // of the optimizer's state: master, moments, EMAs
@@ -86,7 +87,7 @@ class WeightLease {
   std::optional<NvmeLease> nvme_{};
 };
 
-// One segment's compute weights, gradients, f32 master, optimizer moments and EMAs. Each buffer is 1-D. Whole
+// One segment's compute weights, gradients, master, optimizer moments and EMAs. Each buffer is 1-D. Whole
 // buffers have size() elements; a rank's shard is shard_size() of them from shard_offset() on (all of them at
 // stage 0). compute_weights and grads own one storage each for life, which no other unit shares: giving its
 // memory up and taking new memory leaves views that autograd saved right.
@@ -96,6 +97,7 @@ class FlatUnit {
 
   const std::string& name() const { return name_; }
   const FlatLayout& layout() const { return layout_; }
+  at::ScalarType master_dtype() const { return master_dtype_; }
   const UnitSharding& sharding() const { return sharding_; }
   int64_t size() const { return size_; }  // the layout's, padded so that the ranks divide it
   int64_t shard_size() const { return shard_size_; }
@@ -140,10 +142,10 @@ class FlatUnit {
 
   at::Tensor compute_weights;  // (size) compute dtype
   at::Tensor grads;            // (size) grad dtype
-  at::Tensor weight_shard;  // (shard_size) of compute_weights; undefined on NVMe; the master itself when that
-                            // is f32 and both are on the device
+  at::Tensor weight_shard;  // (shard_size) of compute_weights; undefined on NVMe; the master itself when they
+                            // have one dtype and both are on the device
   at::Tensor grad_shard;    // (shard_size)
-  at::Tensor master;        // (shard_size) f32; undefined on NVMe, like the next: lease() gives them
+  at::Tensor master;        // (shard_size) master dtype; undefined on NVMe, like the next: lease() gives them
   std::vector<at::Tensor> moments;  // as moment_buffers() says
   std::vector<at::Tensor> emas;     // (shard_size) f32 each
 
@@ -152,6 +154,7 @@ class FlatUnit {
   FlatLayout layout_;
   UnitSharding sharding_;
   int64_t size_ = 0, shard_size_ = 0, shard_offset_ = 0;
+  at::ScalarType master_dtype_;
   std::vector<StateBuffer> moment_buffers_;
   size_t num_emas_ = 0;
   Placement placement_{}, weight_placement_{};

@@ -2,6 +2,7 @@
 
 #include <ATen/DeviceAccelerator.h>
 
+#include <fmt/ranges.h>
 #include <algorithm>
 #include <optional>
 
@@ -54,27 +55,45 @@ int64_t free_bytes(at::Device device, const MachineProfile& machine, const Ranks
   return host / ranks.local_world_size + resident_bytes();
 }
 
+// What `fitting` changes of `options`, where a file that the command line may not contradict sets some of it:
+// by its keys. Empty where the command line alone sets all.
+std::string changes_in_file(const TrainOptions& options, const TrainOptions& fitting,
+                            const SettingText& change) {
+  const nlohmann::json before = to_json(options), after = to_json(fitting);
+  std::vector<std::string> texts;
+  bool is_in_file = false;
+  for (const auto& [name, value] : after.items()) {
+    if (before.at(name) == value) continue;
+    const std::string text = value.is_string() ? value.get<std::string>() : value.dump();
+    texts.push_back(change(name, text));
+    is_in_file |= texts.back() != option_on_command_line(name, text);
+  }
+  return is_in_file ? fmt::format("{}", fmt::join(texts, ", ")) : "";
+}
+
 // Ends in the nearest command that fits, when there is one, else in the least that is enough. `sharing`:
 // ranks that share a budget.
 [[noreturn]] void refuse(const MachineFit& fit, const TrainOptions& options, int64_t sharing,
-                         const std::string& what) {
-  const auto command = [&](TrainOptions fitting) {
+                         const FitTerms& terms, const std::string& what) {
+  const auto what_fits = [&](TrainOptions fitting) {
+    const std::string changes = changes_in_file(options, fitting, terms.change);
+    const std::string needed = fmt::format("this fits, {:.2f} GiB: ", gib(fit.needed(fit.plan(fitting))));
     fitting.memory.budget = options.memory.budget;
-    return command_line(fitting);
+    const std::string command = command_line(fitting);
+    return changes.empty() ? "this fits: " + command
+                           : fmt::format("{}{}; or without the file: {}", needed, changes, command);
   };
   if (!options.chooses_micro_batch())
     if (const std::optional<TrainOptions> nearest = fit.nearest(options))
-      fail("train", "{}: this fits: {}", what, command(*nearest));
+      fail("train", "{}: {}", what, what_fits(*nearest));
   if (const std::optional<TrainOptions> offloaded = fit.nearest_offloaded(options))
-    fail("train",
-         "{}; no smaller --micro-batch fits either, with the optimizer's state elsewhere this fits: {}", what,
-         command(*offloaded));
+    fail("train", "{}; no smaller --micro-batch fits either, with the optimizer's state elsewhere {}", what,
+         what_fits(*offloaded));
   const int64_t mebibytes = (fit.least(options) * sharing + kMiB - 1) / kMiB;
   fail("train",
        "{}; no smaller --micro-batch fits either, nor the optimizer's state elsewhere: the least that works "
-       "is "
-       "--memory-budget {}M --micro-batch -1; else take a smaller model or more memory",
-       what, mebibytes);
+       "is --memory-budget {}M {}; else take a smaller model or more memory",
+       what, mebibytes, terms.change("micro-batch", "-1"));
 }
 
 // A copy of the state that does not fit on a GPU's host is not made.
@@ -110,13 +129,14 @@ void choose_within(FittedRun& run, const MachineProfile& machine, int64_t budget
   if (any_micro_batch) fitted = fit.choose_micro_batch(options);
   const int64_t sharing = run.gives_memory_back ? ranks.local_world_size : 1;
   if (!fitted && any_micro_batch)
-    refuse(fit, options, sharing, fmt::format("{} ({}) is too little for any --micro-batch", given, size));
+    refuse(fit, options, sharing, terms,
+           fmt::format("{} ({}) is too little for any --micro-batch", given, size));
   const std::string one_pass =
       ranks.world_size > 1
           ? fmt::format("one pass of the {} images of a rank", rows_of_walk(options, ranks.world_size))
           : fmt::format("one pass of all --global-batch {}", options.global_batch);
   if (!fitted)
-    refuse(fit, options, sharing,
+    refuse(fit, options, sharing, terms,
            fmt::format(
                "{} ({}) is too little for {}", given, size,
                options.micro_batch > 0 ? fmt::format("--micro-batch {}", options.micro_batch) : one_pass));
@@ -151,7 +171,8 @@ void check_fit(FittedRun& run, const MachineProfile& machine, int64_t free, cons
     const std::string what =
         fmt::format("it needs {:.2f} GiB of the {:.2f} GiB that are free", gib(needed), gib(free));
     if (!terms.may_choose_micro_batch)
-      refuse(fit, run.options, on_cpu ? ranks.local_world_size : 1, what + " (--no-preflight tries anyway)");
+      refuse(fit, run.options, on_cpu ? ranks.local_world_size : 1, terms,
+             what + " (--no-preflight tries anyway)");
     run.options.micro_batch = -1;
     choose_within(run, machine, free, ranks, terms);
     run.summary = fmt::format("in one pass {}; {}", what, run.summary);
@@ -160,23 +181,29 @@ void check_fit(FittedRun& run, const MachineProfile& machine, int64_t free, cons
   run.predicted = to_json(plan).at("predicted");
   run.needed_bytes = fit.needed(plan);
   run.free_bytes = free;
+  run.rows = plan.micro_batch;
   fit_host(run, plan, fit, ranks);
 }
 
 }  // namespace
 
-MemoryShare memory_share(const FittedRun& run) {
+MemoryShare memory_share(const FittedRun& run, const SettingText& change) {
   constexpr double kMuchMemory = 0.85;  // as the plan's advice
   if (run.free_bytes == 0) return {};
   const double share = static_cast<double>(run.needed_bytes) / static_cast<double>(run.free_bytes);
   MemoryShare shown{.text = fmt::format("memory: {:.2f} of the {:.2f} GiB that are free ({:.0f} %)",
                                         gib(run.needed_bytes), gib(run.free_bytes), 100 * share),
                     .warning = {}};
-  if (share > kMuchMemory)
-    shown.warning = fmt::format(
-        "{:.0f} % of the memory that is free will be used, which leaves little for other programs and "
-        "fragmentation: lower --micro-batch, --recompute all, or --memory-budget with less",
-        100 * share);
+  if (share <= kMuchMemory) return shown;
+  std::vector<std::string> ways;
+  if (run.rows > 1) ways.push_back(change("micro-batch", std::to_string(run.rows / 2)));
+  if (!run.options.memory.recompute.is_all()) ways.push_back(change("recompute", "all"));
+  shown.warning = fmt::format(
+      "{:.0f} % of the memory that is free will be used, which leaves little for other programs and "
+      "fragmentation: {}",
+      100 * share,
+      ways.empty() ? "end other programs, or take a smaller model"
+                   : fmt::format("{}", fmt::join(ways, " or ")));
   return shown;
 }
 
@@ -202,6 +229,8 @@ FittedRun fit_run(const TrainOptions& options, const Ranks& ranks, const FitTerm
                machine_name(device));
     return run;
   }
+  if (const std::string speed = describe(machine->speed); !speed.empty())
+    fmt::print(stderr, "this machine: {}\n", speed);
   const int64_t sharing = device.is_cpu() ? ranks.local_world_size : 1;  // the ranks of a machine: its memory
   const int64_t budget = asked > 0 ? asked / sharing : free_bytes(device, *machine, ranks, terms);
   if (has_budget)
@@ -211,7 +240,8 @@ FittedRun fit_run(const TrainOptions& options, const Ranks& ranks, const FitTerm
   return run;
 }
 
-FittedRun fit_planned(const TrainOptions& options, const MachineProfile& machine, int64_t gpus) {
+FittedRun fit_planned(const TrainOptions& options, const MachineProfile& machine, int64_t gpus,
+                      const SettingText& change) {
   FittedRun run{.options = options, .predicted = nullptr, .summary = {}};
   const bool on_cpu = machine.device == DryRunDevice::kCpu;
   // The ranks of a GPU are planned for another machine, whose host is not known.
@@ -224,7 +254,7 @@ FittedRun fit_planned(const TrainOptions& options, const MachineProfile& machine
   const int64_t budget = asked > 0 ? asked / ranks.local_world_size
                          : on_cpu  ? free_bytes(at::kCPU, machine, ranks, {})
                                    : machine.memory_bytes;
-  choose_within(run, machine, budget, ranks, {});
+  choose_within(run, machine, budget, ranks, {.change = change});
   run.options.memory.preflight = options.memory.preflight;
   return run;
 }

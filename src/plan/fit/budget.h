@@ -19,19 +19,21 @@ struct FittedRun {
   bool gives_memory_back = false;
   // Without a budget: what the run needs of what is free for it. 0: not planned, or kept to a budget.
   int64_t needed_bytes = 0, free_bytes = 0;
+  int64_t rows = 0;  // images of one of its passes, on one rank
 };
 // How much of the memory a run takes, as lines for people: the second one only where it is more than 85 %,
 // with what takes less. Empty for a run that was not planned or keeps to a budget.
 struct MemoryShare {
   std::string text, warning;
 };
-MemoryShare memory_share(const FittedRun& run);
+MemoryShare memory_share(const FittedRun& run, const SettingText& change = option_on_command_line);
 
 // What is not an option of the run.
 struct FitTerms {
   bool may_choose_micro_batch = false;  // where the whole batch in one pass does not fit
   int64_t host_bytes = 0;  // that this process and the ranks beside it may take; 0: what the machine has
   int64_t cpu_share = 0;   // processors of this rank (parallel/cpu_share.h); 0: all that the process may use
+  SettingText change = option_on_command_line;  // how a refusal says that an option gets a value
 };
 
 // Applies --memory-budget (auto: what is free on the device, on a CPU what the machine has available) by the
@@ -44,7 +46,8 @@ struct FitTerms {
 FittedRun fit_run(const TrainOptions& options, const Ranks& ranks = {}, const FitTerms& terms = {});
 // What --memory-budget chooses, or refuses, on `gpus` devices of a machine that is only planned for. auto:
 // what a device of it has. REQUIRES: a budget is given. Throws Error as fit_run does.
-FittedRun fit_planned(const TrainOptions& options, const MachineProfile& machine, int64_t gpus);
+FittedRun fit_planned(const TrainOptions& options, const MachineProfile& machine, int64_t gpus,
+                      const SettingText& change = option_on_command_line);
 // The same for several ranks: rank 0 decides for all. A collective.
 FittedRun fit_run(const TrainOptions& options, ProcessGroup& group, FitTerms terms = {});
 

@@ -19,6 +19,7 @@
 #include "models/registry.h"
 #include "parallel/machine.h"
 #include "plan/price/machine_profile.h"
+#include "plan/price/measure_step.h"
 #include "plan/price/price.h"
 #include "plan/price/step_timing.h"
 #include "plan/price/this_machine.h"
@@ -38,20 +39,10 @@ constexpr int64_t kGpuBatches = 16;
 // fp16 is timed for every second one: it is storage on a CPU, and bf16's equal on a GPU.
 constexpr size_t kHalfStride = 2;
 
-TrainOptions options_of(const Family& family, const CalibrationWorkload& workload, at::ScalarType dtype,
-                        at::Device device) {
-  const int64_t times = device.is_cuda() ? kGpuBatches : 1;
-  TrainOptions options;
-  options.model.name = family.name;
-  options.model.hidden_size = workload.hidden_size;
-  options.model.num_heads = workload.num_heads;
-  options.model.depth = workload.depth;
-  options.model.patch_size = workload.patch_size;
-  options.data.image_size = workload.image_size;
-  options.global_batch = workload.batch * times;
-  options.micro_batch = workload.micro_batch * times;
-  options.compute.dtype = dtype;
-  return options;
+// That of its published models: "flow", "epsilon".
+std::string objective_of(const Family& family) {
+  const auto objective = nlohmann::json::parse(family.formats.front().objective);
+  return objective.value("prediction_type", objective.at("type").get<std::string>());
 }
 
 bool is_within(const RatePoint& small, const RatePoint& large) {
@@ -123,6 +114,7 @@ class RateTable {
     }
     for (auto& [key, points] : profile.rates)
       for (RatePoint& point : points) point.seconds *= share;
+    for (const StepTiming& step : steps_) add_step(profile, step);
   }
 
  private:
@@ -225,15 +217,24 @@ std::vector<TrainOptions> kinds_of_steps(const MachineProfile& profile, at::Devi
   size_t most = 0;
   for (const Family& family : denoiser_families()) most = std::max(most, family.calibration.size());
   std::vector<TrainOptions> kinds;
-  for (size_t i = 0; i < most; ++i)
+  for (size_t i = 0; i < most; ++i) {
     for (const Family& family : denoiser_families()) {
       if (i >= family.calibration.size()) continue;
       for (const at::ScalarType dtype : {at::kBFloat16, at::kFloat, at::kHalf}) {
         if (dtype == at::kHalf && i % kHalfStride != 0) continue;
         if (profile.peak_flops.contains(dtype == at::kBFloat16 ? at::kBFloat16 : at::kFloat))
-          kinds.push_back(options_of(family, family.calibration[i], dtype, device));
+          kinds.push_back(calibration_step(family, family.calibration[i], dtype, device));
       }
     }
+    if (i > 0) continue;
+    // Every other optimizer's update, whose kernels are its own.
+    TrainOptions other = kinds.front();
+    for (const std::string& name : optimizer_names())
+      if (const std::string usual = kinds.front().optimizer.name; name != usual) {
+        other.optimizer.name = name;
+        kinds.push_back(other);
+      }
+  }
   return kinds;
 }
 
@@ -244,17 +245,38 @@ void measure_steps(MachineProfile& profile, at::Device device, double seconds) {
   const auto begin = Clock::now();
   const std::vector<TrainOptions> kinds = kinds_of_steps(profile, device);
   RateTable table;
+  std::vector<MachineClock> readings;
   for (size_t done = 0; done < kRounds * kinds.size() && seconds_since(begin) < seconds; ++done) {
+    std::ranges::copy(read_clock(device, kClockSeconds / 10), std::back_inserter(readings));
     table.add(time_steps(kinds[done % kinds.size()], device, {.plain = 1, .watched = 1}));
     fmt::print(stderr, "\rcalibrate: {} of {} steps measured, {:.0f} s ", done + 1, kRounds * kinds.size(),
                seconds_since(begin));
   }
   fmt::print(stderr, "\n");
+  if (!readings.empty()) profile.clock = middle_of(readings);
+  profile.operations = {};
   profile.rates = table.points();
   table.fit_steps(profile);
 }
 
 }  // namespace
+
+TrainOptions calibration_step(const Family& family, const CalibrationWorkload& workload, at::ScalarType dtype,
+                              at::Device device) {
+  const int64_t times = device.is_cuda() ? kGpuBatches : 1;
+  TrainOptions options;
+  options.model.name = family.name;
+  options.objective.name = objective_of(family);
+  options.model.hidden_size = workload.hidden_size;
+  options.model.num_heads = workload.num_heads;
+  options.model.depth = workload.depth;
+  options.model.patch_size = workload.patch_size;
+  options.data.image_size = workload.image_size;
+  options.global_batch = workload.batch * times;
+  options.micro_batch = workload.micro_batch * times;
+  options.compute.dtype = dtype;
+  return options;
+}
 
 MachineProfile calibrate(at::Device device, double seconds) {
   apply({.device = device});

@@ -1,8 +1,14 @@
 // Measuring this machine: real training steps of small models, timed operation by operation.
 #pragma once
+#include "models/family.h"
 #include "plan/price/machine_profile.h"
+#include "run/train_options.h"
 
 namespace kiln {
+
+// The training that a workload of a family stands for.
+TrainOptions calibration_step(const Family& family, const CalibrationWorkload& workload, at::ScalarType dtype,
+                              at::Device device);
 
 inline constexpr double kCalibrationSeconds = 55;
 

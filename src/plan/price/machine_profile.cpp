@@ -1,5 +1,6 @@
 #include "plan/price/machine_profile.h"
 
+#include <ATen/Parallel.h>
 #include <fmt/ranges.h>
 
 #include <algorithm>
@@ -13,6 +14,7 @@
 #include "core/memory_limits.h"
 #include "core/tensors.h"
 #include "core/text/nearest_name.h"
+#include "parallel/cpu_share.h"
 #include "parallel/machine.h"
 #include "plan/price/machine_profile.h"
 
@@ -31,21 +33,6 @@ std::string plain(const std::string& name) {
   for (const unsigned char c : name)
     if (std::isalnum(c)) plain += static_cast<char>(std::tolower(c));
   return plain;
-}
-
-std::string dtype_text(at::ScalarType dtype) {
-  switch (dtype) {
-    case at::kFloat:
-      return "f32";
-    case at::kBFloat16:
-      return "bf16";
-    case at::kHalf:
-      return "fp16";
-    case at::kFloat8_e4m3fn:
-      return "fp8";
-    default:
-      return c10::toString(dtype);
-  }
 }
 
 MachineProfile read_profile(const fs::path& path) {
@@ -117,6 +104,9 @@ MachineProfile find_profile(const std::string& name) {
     const bool is_cpu = profile.device == DryRunDevice::kCpu;
     if (wants_cpu ? is_cpu && profile.machine == this_machine : !is_cpu && plain(profile.name) == wanted) {
       if (is_cpu) profile.memory_bytes = host_memory().total_bytes;  // limits are those of today
+      // The clock was read on all processors; with fewer threads it would say nothing of the machine.
+      if (is_cpu && profile.clock.product_s > 0 && at::get_num_threads() >= num_own_cpus())
+        profile.speed = speed_of(profile.clock, present_readings(at::kCPU));
       return profile;
     }
     if (!is_cpu) names.push_back(profile.name);
@@ -133,7 +123,9 @@ MachineProfile find_profile(const std::string& name) {
 }
 
 MachineProfile with_tf32(MachineProfile profile) {
-  if (profile.tf32_flops > 0) profile.peak_flops[at::kFloat] = profile.tf32_flops;
+  if (profile.tf32_flops <= 0) return profile;
+  profile.peak_flops[at::kFloat] = profile.tf32_flops;
+  profile.operations = {};  // measured without it
   return profile;
 }
 
@@ -144,10 +136,6 @@ void check_dtype(const MachineProfile& machine, at::ScalarType compute_dtype) {
   fail("plan", "{} multiplies in {}, not in {}: choose --compute-dtype {}", machine.name,
        fmt::join(known, " and "), dtype_text(compute_dtype),
        machine.peak_flops.contains(at::kHalf) ? "fp16" : known.front());
-}
-
-std::string rate_key(const std::string& op_name, at::ScalarType dtype) {
-  return op_name + " " + dtype_text(dtype);
 }
 
 nlohmann::json to_json(const MachineProfile& profile) {
@@ -161,6 +149,8 @@ nlohmann::json to_json(const MachineProfile& profile) {
   json["rates"] = nlohmann::json::object();
   for (const auto& [key, points] : profile.rates)
     for (const RatePoint& p : points) json["rates"][key].push_back({p.work, p.seconds, p.m, p.n, p.k});
+  if (!profile.operations.empty()) json["operations"] = profile.operations.to_json();
+  if (profile.clock.product_s > 0) json["clock"] = {profile.clock.product_s, profile.clock.copy_s};
   return json;
 }
 
@@ -180,6 +170,10 @@ MachineProfile profile_from_json(const nlohmann::json& json) {
   for (const auto& [key, points] : field<std::map<std::string, std::vector<Point>>>(json, "rates"))
     for (const auto& [work, seconds, m, n, k] : points)
       profile.rates[key].push_back({work, seconds, m, n, k});
+  // Profiles of before had neither.
+  if (json.contains("operations")) profile.operations = OperationTable::from_json(json.at("operations"));
+  if (json.contains("clock"))
+    std::tie(profile.clock.product_s, profile.clock.copy_s) = field<std::pair<double, double>>(json, "clock");
   return profile;
 }
 

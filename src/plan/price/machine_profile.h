@@ -9,6 +9,8 @@
 #include <vector>
 
 #include "core/dry_run.h"
+#include "plan/price/machine_clock.h"
+#include "plan/price/operation_table.h"
 
 namespace kiln {
 
@@ -47,6 +49,9 @@ struct MachineProfile {
   double matmul_efficiency = 0, attention_efficiency = 0, bandwidth_efficiency = 0;
   // Measured: "name dtype" -> points in ascending work.
   std::map<std::string, std::vector<RatePoint>> rates{};
+  OperationTable operations{};  // the same in their very shapes, which go before the rates
+  MachineClock clock{};         // when all that was measured
+  MachineSpeed speed{};         // at present, against that; of this process, not of the file
 };
 
 // V100 to B200, consumer boards of 8 to 32 GB among them: builtin_profiles.cpp.
@@ -57,8 +62,8 @@ const MachineProfile& nearest_in_memory(int64_t bytes);
 // process.
 MachineProfile estimate_cpu();
 // By name, case, spaces and dashes ignored; "cpu" is this machine's (calibrated when there is such a profile,
-// else a quick estimate). Profiles of profiles_folder() go before built-in ones. Throws Error offering the
-// closest names.
+// else a quick estimate), at its present speed. Profiles of profiles_folder() go before built-in ones. Throws
+// Error offering the closest names.
 MachineProfile find_profile(const std::string& name);
 // The same machine with f32 products in TF32, where it has that.
 MachineProfile with_tf32(MachineProfile profile);
@@ -75,9 +80,6 @@ inline constexpr int64_t kProductThreads = 2;
 inline int64_t workspaces_bytes(const MachineProfile& machine) {
   return kProductThreads * machine.workspace_bytes;
 }
-
-// "kiln::affine bf16": the key of MachineProfile::rates.
-std::string rate_key(const std::string& op_name, at::ScalarType dtype);
 
 nlohmann::json to_json(const MachineProfile& profile);
 // Throws Error naming the field that is missing or wrong.

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <optional>
 
 namespace kiln {
 
@@ -138,16 +139,28 @@ const std::vector<RatePoint>* measured_points(const OpRecord& op, const MachineP
   return nullptr;
 }
 
+// How far the price of an operation may be off in a step whose others are off likewise: one that was measured
+// in its shape, one of which other shapes were, and one that another operation stands in for.
+double price_error(const OpRecord& op, const MachineProfile& machine) {
+  constexpr double kOfShape = 0.1, kOfOperation = 0.4, kOfStandIn = 1;
+  if (machine.operations.seconds(op)) return kOfShape;
+  return machine.rates.contains(rate_key(op.name, op.dtype)) ? kOfOperation : kOfStandIn;
+}
+
 }  // namespace
 
 double price(const OpRecord& op, const MachineProfile& machine) {
+  const double overhead = machine.op_overhead_s * machine.speed.product;
   const double work = op.flops > 0 ? op.flops : op.bytes;
-  if (work <= 0) return machine.op_overhead_s;
+  if (work <= 0) return overhead;
+  const double factor = op.flops > 0 ? machine.speed.product : machine.speed.copy;
+  if (const std::optional<double> seconds = machine.operations.seconds(op))
+    return factor * *seconds + overhead;
   const auto* points = measured_points(op, machine);
   const double seconds = !points        ? by_figures(op, machine)
                          : op.flops > 0 ? among_shapes(*points, op, machine)
                                         : along_work(*points, work);
-  return seconds + machine.op_overhead_s;
+  return factor * seconds + overhead;
 }
 
 StepPrice price_step(const std::vector<Span>& spans, const MachineProfile& machine) {
@@ -159,6 +172,31 @@ StepPrice price_step(const std::vector<Span>& spans, const MachineProfile& machi
       total.by_phase[static_cast<size_t>(span.phase)] += seconds;
     }
   return total;
+}
+
+double measured_share(const std::vector<Span>& spans, const MachineProfile& machine) {
+  if (machine.operations.empty()) return 0;
+  double measured = 0, all = 0;
+  for (const Span& span : spans)
+    for (const OpRecord& op : span.ops) {
+      const double seconds = static_cast<double>(span.times) * price(op, machine);
+      all += seconds;
+      if (machine.operations.seconds(op)) measured += seconds;
+    }
+  return all > 0 ? measured / all : 0;
+}
+
+double time_error(const std::vector<Span>& spans, const MachineProfile& machine) {
+  if (!machine.measured) return 0;
+  double seconds = 0, error = 0;
+  for (const Span& span : spans)
+    for (const OpRecord& op : span.ops) {
+      const double of_op = static_cast<double>(span.times) * price(op, machine);
+      seconds += of_op;
+      error += of_op * price_error(op, machine);
+    }
+  const double beyond_steady = std::max(0.0, machine.speed.spread - MachineSpeed::kSteadySpread);
+  return (seconds > 0 ? error / seconds : 0) + beyond_steady;
 }
 
 }  // namespace kiln

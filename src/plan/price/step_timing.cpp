@@ -55,9 +55,8 @@ void keep_least(std::vector<Span>& spans, std::vector<Span> again) {
 
 }  // namespace
 
-TimedTraining::TimedTraining(const TrainOptions& options, at::Device device)
+TimedTraining::TimedTraining(const TrainOptions& options, const DataShape& data, at::Device device)
     : device_(device), lr_(options.lr.peak) {
-  const DataShape data = synthetic_shape(options);
   training_ = build_training(options, data, device);
   batch_ = random_batch(data, options.global_batch, *training_.objective);
 }
@@ -75,8 +74,13 @@ double TimedTraining::step() {
 }
 
 StepTiming time_steps(const TrainOptions& options, at::Device device, const StepRepeats& repeats) {
-  TimedTraining training(options, device);
-  training.step();
+  return time_steps(options, synthetic_shape(options), device, repeats);
+}
+
+StepTiming time_steps(const TrainOptions& options, const DataShape& data, at::Device device,
+                      const StepRepeats& repeats) {
+  TimedTraining training(options, data, device);
+  for (int i = 0; i < repeats.warm_up; ++i) training.step();
 
   StepTiming timing;
   std::vector<double> seconds;

@@ -10,7 +10,7 @@ namespace kiln {
 // A training run on random data, one step at a time.
 class TimedTraining {
  public:
-  TimedTraining(const TrainOptions& options, at::Device device);
+  TimedTraining(const TrainOptions& options, const DataShape& data, at::Device device);
 
   // Seconds of one step that was applied: a loss scale that is still too high skips a few first. Throws Error
   // when it stays too high.
@@ -34,10 +34,14 @@ struct StepRepeats {
   int plain = 3;             // steps by the clock, at least one
   int watched = 0;           // steps operation by operation; 0: no spans
   double least_seconds = 0;  // more plain ones until they have taken so long
+  int warm_up = 1;           // steps before all that
 };
 
-// Trains `options` on random data: one step of warm-up, then those of `repeats`. Throws Error, also when no
-// step can be applied (fp16 that overflows for ever).
+// Trains `options` on random data of this shape. Throws Error, also when no step can be applied (fp16 that
+// overflows for ever).
+StepTiming time_steps(const TrainOptions& options, const DataShape& data, at::Device device,
+                      const StepRepeats& repeats);
+// On data of synthetic_shape().
 StepTiming time_steps(const TrainOptions& options, at::Device device, const StepRepeats& repeats);
 
 }  // namespace kiln

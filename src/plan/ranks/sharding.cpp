@@ -17,11 +17,6 @@ void validate(const Sharding& sharding) {
   if (sharding.gpus < 1) fail("plan", "--gpus expects a positive number, got {}", sharding.gpus);
   if (sharding.zero_stage < 0 || sharding.zero_stage > 3)
     fail("plan", "--zero-stage expects 0, 1, 2 or 3, got {}", sharding.zero_stage);
-  const bool offloads_weights = sharding.zero_stage == 3 && sharding.offload_params != Placement::kDevice;
-  if (sharding.zero_stage > 0 && sharding.gpus == 1 && !offloads_weights)
-    fail("plan",
-         "--zero-stage {} divides state among ranks, but --gpus is 1: give --gpus N, or --zero-stage 0",
-         sharding.zero_stage);
 }
 
 bool is_of(const StepTrace& trace, const Sharding& sharding) {

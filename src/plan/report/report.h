@@ -26,8 +26,8 @@ struct TableOptions {
 // The tables of docs/planning.md and docs/scaling.md, in Markdown: made by the planner, so that they say what
 // it says, for the GPU, batch, dtype and steps that are given. "sizes": every published DiT at 256 and 512
 // pixels. "gpus": one run on 1 to 8 GPUs and more. "options": what a run's options save, beside a published
-// table. "quoted": the figures that circulate, beside the plan's. "scaling": ranks and ZeRO stages. Throws
-// Error naming the tables there are.
+// table. "results": published FIDs, beside the plan of their runs. "quoted": the figures that circulate,
+// beside the plan's. "scaling": ranks and ZeRO stages. Throws Error naming the tables there are.
 std::string markdown_table(const std::string& name, const TableOptions& options = {});
 
 }  // namespace kiln

@@ -47,8 +47,10 @@ std::string heading(const Plan& plan) {
   if (plan.options.train.offload.params != Placement::kDevice)
     text += fmt::format(", weights on {}",
                         plan.options.train.offload.params == Placement::kHost ? "the host" : "NVMe");
-  return text + fmt::format("\nspeeds of the machine: {} ({})\n",
-                            plan.machine.measured ? "measured" : "not measured", plan.machine.source);
+  text += fmt::format("\nspeeds of the machine: {} ({})\n",
+                      plan.machine.measured ? "measured" : "not measured", plan.machine.source);
+  const std::string speed = describe(plan.machine.speed);
+  return speed.empty() ? text : text + speed + "\n";
 }
 
 std::string verdict(const Plan& plan) {
@@ -90,10 +92,23 @@ std::string memory(const Plan& plan) {
   return text;
 }
 
+// How sure the time is, and what would make it surer.
+std::string interval(const Plan& plan) {
+  constexpr double kMostMissing = 0.1;
+  std::string text = fmt::format(
+      " expected between {:.3g} and {:.3g} s; measured in its very shapes: {:.0f} % of the time",
+      plan.step_s / (1 + plan.time_error), plan.step_s * (1 + plan.time_error), 100 * plan.measured_share);
+  // Another machine's profile is no longer at hand.
+  if (plan.machine.device == DryRunDevice::kCpu && plan.measured_share < 1 - kMostMissing)
+    text += " (--device cpu --measure-seconds 20 measures the rest)";
+  return text + "\n ";
+}
+
 std::string time(const Plan& plan) {
   std::string text = fmt::format("\nTime: {:.3g} s a step, {:.4g} images/s, {:.0f} % of peak{}\n ",
                                  plan.step_s, plan.images_per_s, 100 * plan.peak_share,
                                  plan.mfu > 0 ? fmt::format(", MFU {:.0f} %", 100 * plan.mfu) : "");
+  if (plan.time_error > 0) text += interval(plan);
   for (size_t i = 0; i < plan.phase_s.size(); ++i)
     if (plan.phase_s[i] >= 0.005 * plan.step_s)
       text += fmt::format(" {} {:.0f} %", name_of(static_cast<StepPhase>(i)),

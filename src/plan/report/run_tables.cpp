@@ -5,6 +5,7 @@
 #include "core/error.h"
 #include "core/tensors.h"
 #include "core/units.h"
+#include "models/registry.h"
 #include "plan/run/make_plan.h"
 
 namespace kiln {
@@ -100,6 +101,40 @@ std::string options_table(const TableOptions& table) {
                         1 / plan.step_s, plan.fits ? "" : " (does not fit)",
                         row.quoted_fits ? fmt::format("{} MB", row.megabytes) : "",
                         static_cast<double>(plan.needed_bytes) / static_cast<double>(kMiB));
+  }
+  return text;
+}
+
+std::string results_table(const TableOptions& table) {
+  // The repository's README: 400,000 steps of 256 images, FID of 50,000 by 250 DDPM steps with the mse
+  // decoder and no guidance; the paper's by its own training in JAX.
+  struct Row {
+    const char* model;
+    int64_t seed;
+    double quoted_fid;
+  };
+  constexpr Row kRows[] = {{"DiT-XL/2", 42, 18.1}, {"DiT-B/4", 42, 68.9}, {"DiT-B/4", 100, 68.3}};
+  constexpr int64_t kSteps = 400'000, kBatch = 256, kMostGpus = 8;
+  std::string text = fmt::format(
+      "256 px, {} steps of {} images, {}, {}:\n\n| model | seed | FID of the paper | FID in PyTorch | "
+      "planned "
+      "days on 1 | on {} | memory of one of {} |\n|---|---|---|---|---|---|---|\n",
+      kSteps, kBatch, choice_name(table.plan.train.compute.dtype), planned_machine(table.plan).name,
+      kMostGpus, kMostGpus);
+  for (const Row& row : kRows) {
+    PlanOptions options = table.plan;
+    options.steps = kSteps;
+    options.train.model.name = row.model;
+    options.train.data.image_size = 256;
+    options.train.global_batch = kBatch;
+    options.train.micro_batch = kBatch / kMostGpus;
+    const Plan alone = on_gpus(options, 1), most = on_gpus(options, kMostGpus);
+    const auto& known = family_of(row.model).quality;
+    const auto paper = std::ranges::find_if(known, [&](const PublishedQuality& point) {
+      return row.model == std::string_view(point.model) && point.steps == kSteps && point.image_size == 256;
+    });
+    text += fmt::format("| {} | {} | {:.2f} | {} | {} | {} | {:.1f} GiB |\n", row.model, row.seed, paper->fid,
+                        row.quoted_fid, days_and_cost(alone), days_and_cost(most), gib(most.needed_bytes));
   }
   return text;
 }

@@ -13,4 +13,7 @@ std::string gpus_table(const TableOptions& options);
 // DiT-XL/2 with fast-DiT's options one after another, beside what its authors measured on one A100.
 std::string options_table(const TableOptions& options);
 
+// DiT's published results in PyTorch, beside its paper's, with the plan of each run.
+std::string results_table(const TableOptions& options);
+
 }  // namespace kiln

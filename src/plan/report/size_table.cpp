@@ -210,7 +210,8 @@ std::string markdown_table(const std::string& name, const TableOptions& given) {
   if (name == "scaling") return scaling_on(options, "A100-80G") + "\n" + scaling_on(options, "H100");
   if (name == "gpus") return gpus_table(options);
   if (name == "options") return options_table(options);
-  fail("plan", "--table expects sizes, gpus, options, quoted or scaling, got '{}'", name);
+  if (name == "results") return results_table(options);
+  fail("plan", "--table expects sizes, gpus, options, results, quoted or scaling, got '{}'", name);
 }
 
 }  // namespace kiln

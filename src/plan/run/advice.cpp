@@ -47,32 +47,33 @@ void advise_batch(const Plan& plan, std::vector<std::string>& advice) {
   if (train.micro_batch > plan.rank_batch)
     advice.push_back(
         fmt::format("--micro-batch {0} is more than the {1} images that each GPU has of a step: "
-                    "they go in one pass, as with --micro-batch {1}",
-                    train.micro_batch, plan.rank_batch));
+                    "they go in one pass, as with {2}",
+                    train.micro_batch, plan.rank_batch, change(plan, "micro-batch", plan.rank_batch)));
   const int64_t multiple = std::max<int64_t>(8, plan.micro_batch / 8 * 8);
   const bool has_room = multiple < plan.micro_batch || share_of_memory(plan, multiple) <= kMuchMemory;
   if (plan.micro_batch % 8 != 0 && plan.rank_batch >= 8 && has_room)
     advice.push_back(fmt::format("micro-batch {} is not a multiple of 8, which matrix units work in: {}",
                                  plan.micro_batch, change(plan, "micro-batch", multiple)));
-  const PublishedRun published = published_run(train);
-  if (published.global_batch == 0) return;
-  if (train.global_batch < 64 || train.global_batch > published.global_batch)
+  const PublishedTraining published = published_run(train);
+  if (published.global_batch == 0 || train.lora.is_on()) return;  // an adapter learns at rates of its own
+  const bool is_published = published.steps > 0, is_small = train.global_batch < published.least_batch;
+  if (is_small || (is_published && train.global_batch > published.global_batch))
     advice.push_back(fmt::format(
-        "global batch {} is outside of what this model is known to train with (guides say 64-128 in all, its "
-        "paper "
-        "{}; smaller gradients are noisier, larger ones cost more images for the same steps): {}",
-        train.global_batch, published.global_batch,
-        change(plan, "global-batch", train.global_batch < 64 ? 64 : published.global_batch)));
-  // AdamW's noise scale: the rate goes with the root of the batch.
+        "global batch {} is outside of what this model is known to train with ({}{} of {}; smaller gradients "
+        "are noisier, larger ones cost more images for the same steps): {}",
+        train.global_batch,
+        published.least_batch > 0 ? fmt::format("guides say {} or more in all, ", published.least_batch) : "",
+        published.global_batch, published.source,
+        change(plan, "global-batch", is_small ? published.least_batch : published.global_batch)));
+  // The noise of optimizers that divide by the gradient's size: the rate goes with the root of the batch.
   const double suits = published.lr * std::sqrt(static_cast<double>(train.global_batch) /
                                                 static_cast<double>(published.global_batch));
   if (train.lr.peak > kLrMargin * suits || train.lr.peak < suits / kLrMargin)
-    advice.push_back(
-        fmt::format("learning rate {:g} does not suit global batch {} (published: {:g} at {}; with AdamW it "
-                    "goes with the root of "
-                    "the batch): {}",
-                    train.lr.peak, train.global_batch, published.lr, published.global_batch,
-                    change(plan, "lr", fmt::format("{:.1g}", suits))));
+    advice.push_back(fmt::format(
+        "learning rate {:g} does not suit global batch {} (published: {:.3g} at {}, {}; it goes with "
+        "the root of the batch): {}",
+        train.lr.peak, train.global_batch, published.lr, published.global_batch, published.source,
+        change(plan, "lr", fmt::format("{:.1g}", suits))));
 }
 
 // The search of what is left open: everything but what it chooses itself.
@@ -80,7 +81,8 @@ std::string search_command(const Plan& plan) {
   TrainOptions open = plan.options.train;
   const TrainOptions defaults;
   open.micro_batch = defaults.micro_batch;
-  open.compute.dtype = defaults.compute.dtype;
+  if (open.compute.master_dtype == defaults.compute.master_dtype && !open.compute.emulate_fp8)
+    open.compute.dtype = defaults.compute.dtype;  // else these two ask for the one that is given
   open.memory.recompute = defaults.memory.recompute;
   open.zero.stage = defaults.zero.stage;
   open.offload.optimizer = defaults.offload.optimizer;
@@ -110,7 +112,7 @@ std::string less_memory(const Plan& plan) {
   const TrainOptions& train = plan.options.train;
   std::vector<std::string> ways;
   if (plan.micro_batch > 1) ways.push_back(change(plan, "micro-batch", plan.micro_batch / 2));
-  if (!train.memory.recompute.is_all()) ways.push_back("--recompute all");
+  if (!train.memory.recompute.is_all()) ways.push_back(change(plan, "recompute", "all"));
   if (plan.options.gpus > 1 && train.zero.stage < 3)
     ways.push_back(change(plan, "zero-stage", train.zero.stage + 1));
   else if (train.offload.optimizer == Placement::kDevice)
@@ -132,18 +134,43 @@ void advise_memory(const Plan& plan, const StepTrace& trace, std::vector<std::st
   for (int64_t stage = plan.options.train.zero.stage + 1; stage <= 3; ++stage) {
     Sharding divided = sharding_of(plan.options.train, gpus, plan.machine);
     divided.zero_stage = stage;
+    if (plan.options.train.global_batch % gpus != 0) break;
     const int64_t needed =
         plan.needed_bytes - trace.memory.peak_bytes + trace_of_rank(trace, divided).memory.peak_bytes;
     if (needed > plan.machine.memory_bytes) continue;
     advice.push_back(fmt::format(
         "{} keeps all training state on every GPU; divided among {} it fits in {:.1f} of {:.1f} GiB each: "
-        "--gpus {} {}",
+        "{} {}",
         plan.options.train.zero.stage == 0 ? "plain data parallel"
                                            : fmt::format("stage {}", plan.options.train.zero.stage),
-        gpus, gib(needed), gib(plan.machine.memory_bytes), gpus, change(plan, "zero-stage", stage)));
+        gpus, gib(needed), gib(plan.machine.memory_bytes), change(plan, "gpus", gpus),
+        change(plan, "zero-stage", stage)));
     return;
   }
   advice.push_back("it does not fit like this; what does, and how fast it is: " + search_command(plan));
+}
+
+// Twice the images of a step, in passes of as many as now.
+std::string larger_steps(const Plan& plan) {
+  const TrainOptions& train = plan.options.train;
+  const std::string larger = change(plan, "global-batch", 2 * train.global_batch);
+  return train.micro_batch > 0 ? larger : larger + " " + change(plan, "micro-batch", plan.micro_batch);
+}
+
+// ", --gpus 16 --zero-stage 1": the same step, the update divided among more; empty where it cannot be.
+std::string divided_further(const Plan& plan) {
+  const TrainOptions& train = plan.options.train;
+  const int64_t gpus = 2 * plan.options.gpus;
+  if (train.global_batch % gpus != 0) return "";
+  const std::string more = ", " + change(plan, "gpus", gpus);
+  return train.zero.stage > 0 ? more : more + " " + change(plan, "zero-stage", 1);
+}
+
+// For each GPU, in one pass.
+std::string more_images(const Plan& plan) {
+  const TrainOptions& train = plan.options.train;
+  if (train.micro_batch > 0) return "(a larger batch, in larger passes)";
+  return change(plan, "global-batch", 2 * train.global_batch);
 }
 
 void advise_speed(const Plan& plan, std::vector<std::string>& advice) {
@@ -151,11 +178,9 @@ void advise_speed(const Plan& plan, std::vector<std::string>& advice) {
   if (plan.options.train.offload.optimizer != Placement::kDevice && update > kHiddenShare * plan.step_s)
     advice.push_back(
         fmt::format("the offloaded optimizer's update takes {:.0f} % of the step (host link {:.0f} GB/s): "
-                    "fewer, larger steps "
-                    "(--micro-batch with a larger --global-batch), --zero-stage 1 on more GPUs, or "
-                    "{}",
-                    100 * update / plan.step_s, plan.machine.host_link_bytes_per_s / 1e9,
-                    change(plan, "offload-optimizer", "none")));
+                    "fewer, larger steps {}{}, or {}, where that fits",
+                    100 * update / plan.step_s, plan.machine.host_link_bytes_per_s / 1e9, larger_steps(plan),
+                    divided_further(plan), change(plan, "offload-optimizer", "none")));
   if (plan.encoding_s > kHiddenShare * plan.step_s)
     advice.push_back(
         fmt::format("encoding {} takes {:.0f} % of every step: kiln extract does it once for all epochs, "
@@ -167,10 +192,11 @@ void advise_speed(const Plan& plan, std::vector<std::string>& advice) {
   const double waiting = plan.phase_s[static_cast<size_t>(StepPhase::kCommunication)];
   if (waiting > kHiddenShare * plan.step_s)
     advice.push_back(fmt::format(
-        "{:.0f} % of the step waits for the link between GPUs: more images per GPU and step "
-        "(--global-batch with "
-        "--micro-batch){}",
-        100 * waiting / plan.step_s, plan.options.train.zero.stage > 0 ? ", or a lower --zero-stage" : ""));
+        "{:.0f} % of the step waits for the link between GPUs: more images per GPU and step {}{}",
+        100 * waiting / plan.step_s, more_images(plan),
+        plan.options.train.zero.stage > 0 && plan.options.train.offload.params == Placement::kDevice
+            ? ", or " + change(plan, "zero-stage", plan.options.train.zero.stage - 1)
+            : ""));
   const DataRate& rate = plan.data_rate;
   if (rate.disk_bytes_per_s > 0 && rate.bytes_per_s * kRateMargin > rate.disk_bytes_per_s)
     advice.push_back(

@@ -29,6 +29,16 @@ void check_training(const PlanOptions& options) {
   validate(train);
 }
 
+void check_sharding(const PlanOptions& options, const Sharding& sharding) {
+  validate(sharding);
+  const bool offloads_weights = sharding.zero_stage == 3 && sharding.offload_params != Placement::kDevice;
+  if (sharding.zero_stage > 0 && sharding.gpus == 1 && !offloads_weights)
+    fail("plan",
+         "--zero-stage {} divides state among ranks, but --gpus is 1: give {}, or {}, which takes the same "
+         "on one",
+         sharding.zero_stage, options.change("gpus", "2"), options.change("zero-stage", "0"));
+}
+
 // Pictures are encoded pass by pass, on the device, before the step that takes them.
 double picture_seconds(const Plan& plan) {
   const TrainOptions& train = plan.options.train;
@@ -61,21 +71,6 @@ double caption_seconds(const Plan& plan) {
   return seconds;
 }
 
-// What most batches look like, where they differ: captions of the mean length, pictures of the mean area.
-std::optional<DataShape> usual_shape(const DataShape& data) {
-  const bool are_ragged = data.text.width > 0 && !data.text.is_padded;
-  if (data.lanes.size() == 1 && !are_ragged) return std::nullopt;
-  DataShape usual = data;
-  if (are_ragged) usual.text.max_rows = std::max<int64_t>(1, std::llround(data.text.mean_rows));
-  double mean_area = 0;
-  for (const Lane& lane : data.lanes)
-    mean_area += static_cast<double>(lane.area()) / static_cast<double>(data.lanes.size());
-  usual.lanes = {*std::ranges::min_element(data.lanes, {}, [&](const Lane& lane) {
-    return std::abs(static_cast<double>(lane.area()) - mean_area);
-  })};
-  return usual;
-}
-
 void add_time(Plan& plan, const StepTrace& trace, const Sharding& sharding) {
   const StepTime time = time_step(trace, plan.machine, sharding);
   plan.caption_encoding_s = caption_seconds(plan);
@@ -84,6 +79,8 @@ void add_time(Plan& plan, const StepTrace& trace, const Sharding& sharding) {
   plan.phase_s = time.by_phase;
   plan.communication_s = time.communication_s;
   plan.images_per_s = static_cast<double>(plan.options.train.global_batch) / plan.step_s;
+  plan.measured_share = measured_share(trace.spans, plan.machine);
+  plan.time_error = time_error(trace.spans, plan.machine);
   const auto peak = plan.machine.peak_flops.find(plan.options.train.compute.product_dtype());
   const double flops = trace.flops_per_image * plan.images_per_s / static_cast<double>(sharding.gpus);
   if (peak != plan.machine.peak_flops.end()) plan.peak_share = flops / peak->second;
@@ -100,6 +97,20 @@ std::map<std::string, int64_t> optimizer_bytes(const std::vector<FlatLayout>& la
 }
 
 }  // namespace
+
+std::optional<DataShape> usual_shape(const DataShape& data) {
+  const bool are_ragged = data.text.width > 0 && !data.text.is_padded;
+  if (data.lanes.size() == 1 && !are_ragged) return std::nullopt;
+  DataShape usual = data;
+  if (are_ragged) usual.text.max_rows = std::max<int64_t>(1, std::llround(data.text.mean_rows));
+  double mean_area = 0;
+  for (const Lane& lane : data.lanes)
+    mean_area += static_cast<double>(lane.area()) / static_cast<double>(data.lanes.size());
+  usual.lanes = {*std::ranges::min_element(data.lanes, {}, [&](const Lane& lane) {
+    return std::abs(static_cast<double>(lane.area()) - mean_area);
+  })};
+  return usual;
+}
 
 Plan compose_plan(const PlanOptions& options, const MachineProfile& machine, const DataShape& data,
                   const StepTrace& trace) {
@@ -133,7 +144,7 @@ MachineProfile planned_machine(const PlanOptions& options) {
 }
 
 void check_plan(const PlanOptions& options, const MachineProfile& machine) {
-  validate(sharding_of(options.train, options.gpus, machine));
+  check_sharding(options, sharding_of(options.train, options.gpus, machine));
   check_training(options);
   const auto not_negative = [](const char* option, double value) {
     if (!(value >= 0)) fail("plan", "--{} expects 0 or more, got {}", option, value);
@@ -143,9 +154,10 @@ void check_plan(const PlanOptions& options, const MachineProfile& machine) {
   not_negative("price-per-gpu-hour", options.price_per_gpu_hour);
   const int64_t batch = options.train.global_batch;
   if (batch % options.gpus != 0)
-    fail("plan", "--global-batch {} is not a multiple of --gpus {}: the nearest that is are {} and {}", batch,
-         options.gpus, std::max(options.gpus, batch / options.gpus * options.gpus),
-         (batch / options.gpus + 1) * options.gpus);
+    fail("plan", "--global-batch {} is not a multiple of --gpus {}: give {}, or {}", batch, options.gpus,
+         options.change("global-batch",
+                        std::to_string(std::max(options.gpus, batch / options.gpus * options.gpus))),
+         options.change("global-batch", std::to_string((batch / options.gpus + 1) * options.gpus)));
   check_dtype(machine, options.train.compute.product_dtype());
 }
 

@@ -1,5 +1,7 @@
 // `kiln plan`: the plan of a run from its options.
 #pragma once
+#include <optional>
+
 #include "plan/run/plan.h"
 
 namespace kiln {
@@ -20,6 +22,8 @@ void compare_with_published(Plan& plan);
 // --memory-budget.
 MachineProfile planned_machine(const PlanOptions& options);
 void check_plan(const PlanOptions& options, const MachineProfile& machine);  // throws what make_plan throws
+// What most batches look like, where they differ: captions of the mean length, pictures of the mean area.
+std::optional<DataShape> usual_shape(const DataShape& data);
 // The memory of the largest batch of the data, and the time of what most batches look like.
 Plan plan_data(const PlanOptions& options, const MachineProfile& machine, const DataShape& data);
 // `trace`: of options.train on options.gpus ranks, on `data` and the machine's kind of device.

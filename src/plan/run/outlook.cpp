@@ -87,13 +87,15 @@ std::vector<Milestone> milestones_of(const Plan& plan) {
   constexpr int64_t kMilestoneDays[] = {1, 3, 7, 14, 30};
   const int64_t batch = plan.options.train.global_batch;
   const auto steps_of = [&](int64_t images) { return (images + batch - 1) / batch; };
-  std::vector<Milestone> milestones = {{.name = "smoke test", .steps = kSmokeTestSteps},
-                                       {.name = "first useful samples", .steps = steps_of(kUsefulImages)}};
+  std::vector<Milestone> milestones = {{.name = "smoke test", .steps = kSmokeTestSteps}};
+  if (plan.data.text.width == 0)
+    milestones.push_back({.name = "first useful samples", .steps = steps_of(kUsefulImages)});
   const TrainOptions& train = plan.options.train;
-  const PublishedRun published = published_run(train);
+  const PublishedTraining published = published_run(train);
   bool has_published = published.steps == 0;
   for (const PublishedQuality& point : family_of(train.model.name).quality) {
-    if (train.model.name != point.model || train.data.image_size != point.image_size) continue;
+    if (train.lora.is_on() || train.model.name != point.model || train.data.image_size != point.image_size)
+      continue;
     has_published = has_published || point.steps == published.steps;
     milestones.push_back(
         {.name = fmt::format("published FID {:.4g} without guidance, at {}{} steps of {}", point.fid,
@@ -117,15 +119,26 @@ std::vector<Milestone> milestones_of(const Plan& plan) {
   return milestones;
 }
 
+// One line where nobody has published what the model's pictures are after how many steps.
+std::string unknown_quality(const TrainOptions& train) {
+  const auto& known = family_of(train.model.name).quality;
+  const auto is_of_model = [&](const PublishedQuality& point) {
+    return train.model.name == point.model && train.data.image_size == point.image_size;
+  };
+  if (std::ranges::any_of(known, is_of_model)) return "";
+  return fmt::format("how good its pictures are after how many steps: no figure is known for {} at {} px",
+                     train.model.name, train.data.image_size);
+}
+
 }  // namespace
 
-PublishedRun published_run(const TrainOptions& options) {
+PublishedTraining published_run(const TrainOptions& options) {
+  if (options.lora.is_on()) return {.model = "", .source = ""};  // an adapter's training is another
   for (const PublishedTraining& run : family_of(options.model.name).published) {
     if (!options.model.name.starts_with(run.model)) continue;
-    if (run.image_size > 0 && run.image_size != options.data.image_size) continue;
-    return {.global_batch = run.global_batch, .lr = run.lr, .steps = run.steps, .source = run.source};
+    if (run.image_size == 0 || run.image_size == options.data.image_size) return run;
   }
-  return {};
+  return {.model = "", .source = ""};
 }
 
 void add_outlook(Plan& plan, const StepTrace& trace) {
@@ -137,6 +150,7 @@ void add_outlook(Plan& plan, const StepTrace& trace) {
   plan.kilowatt_hours = plan.gpu_hours * plan.machine.watts / 1000;
   plan.scaling = scaling_of(plan, trace);
   plan.milestones = milestones_of(plan);
+  if (const std::string unknown = unknown_quality(train); !unknown.empty()) plan.notes.push_back(unknown);
 
   const StoreSize store = size_of_store(plan.options, plan.data);
   plan.dataset_size = store.num_samples;

@@ -1,5 +1,6 @@
 // From one step's memory and time to a whole run.
 #pragma once
+#include "models/family.h"
 #include "plan/run/plan.h"
 
 namespace kiln {
@@ -10,13 +11,7 @@ void add_outlook(Plan& plan, const StepTrace& trace);
 // Fills in what a plan should be changed in: one line each, with the reason and the option to change.
 void add_advice(Plan& plan, const StepTrace& trace);
 
-// Global batch, learning rate and steps that the authors of a model published.
-struct PublishedRun {
-  int64_t global_batch = 0;
-  double lr = 0;
-  int64_t steps = 0;
-  const char* source = "";
-};
-PublishedRun published_run(const TrainOptions& options);
+// What the authors of the model published of its training; global_batch 0: nothing.
+PublishedTraining published_run(const TrainOptions& options);
 
 }  // namespace kiln

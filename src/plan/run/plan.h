@@ -57,6 +57,8 @@ struct DataRate {
 // What takes time, of batches as they usually are: captions of the mean length, pictures of the mean area.
 struct TimePlan {
   double step_s = 0, images_per_s = 0;
+  double time_error = 0;           // such steps are expected within this share of step_s; 0: not known
+  double measured_share = 0;       // of the step: operations that were measured in their very shapes
   double peak_share = 0, mfu = 0;  // of the profile's peak, of the data sheet's (0: there is none)
   double encoding_s = 0;           // of step_s: pictures and captions that are encoded on the way
   double caption_encoding_s = 0;   // of encoding_s: captions

@@ -16,6 +16,7 @@
 #include "plan/search/candidates.h"
 #include "plan/search/search.h"
 #include "plan/trace/planned_data.h"
+#include "run/option_values.h"
 
 namespace kiln {
 
@@ -68,6 +69,7 @@ class Comparer {
   void add(const std::string& model, const std::string& gpu, SearchTraces& traces) {
     SearchOptions search = result_.options.search;
     search.plan.train.model.name = model;
+    search.plan.train = with_published_objective(std::move(search.plan.train), result_.options.given);
     search.plan.gpu = gpu;
     if (const auto price = result_.options.prices.find(gpu); price != result_.options.prices.end())
       search.plan.price_per_gpu_hour = price->second;
@@ -111,6 +113,18 @@ class Comparer {
 };
 
 }  // namespace
+
+TrainOptions with_published_objective(TrainOptions options, const std::set<std::string>& given) {
+  if (given.contains("objective")) return options;
+  for (const PublishedObjective& objective : family_of(options.model.name).objectives) {
+    if (!options.model.name.starts_with(objective.model)) continue;
+    const nlohmann::json settings = nlohmann::json::parse(objective.options);
+    for (const auto& [name, value] : settings.items())
+      if (!given.contains(name)) set_option(options, name, value);
+    break;
+  }
+  return options;
+}
 
 std::vector<std::string> models_named(const std::string& text) {
   const std::vector<std::string> known = denoiser_names();

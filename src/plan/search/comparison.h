@@ -2,6 +2,7 @@
 #pragma once
 #include <map>
 #include <nlohmann/json.hpp>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -15,7 +16,12 @@ struct ComparisonOptions {
   std::vector<std::string> models;  // names
   std::vector<std::string> gpus;
   std::map<std::string, double> prices{};  // of a GPU hour, by the GPU's name; others: search.plan's
+  std::set<std::string> given{};           // options of training that with_published_objective() leaves
 };
+
+// The options with the objective that the authors of their model trained it with. Options that are `given`
+// stay, and with an objective all others.
+TrainOptions with_published_objective(TrainOptions options, const std::set<std::string>& given);
 
 // The names that --model or --gpu gives: separated by commas. The beginning of several models' names
 // ("DiT", "DiT-XL") stands for all of them, "any" for every built-in GPU. Throws Error for unknown

@@ -21,7 +21,7 @@ std::string money(const Plan& plan) {
 std::string row(size_t rank, const ComparedRun& run) {
   const Plan& plan = run.plan;
   return fmt::format(
-      "{:>3}  {:<12}{:>4} x {:<14}{:>9.3g}{:>10.4g}  {:>5.1f} of {:>5.1f}{:>9.3g}{:>9.0f}{:>8}{}\n", rank,
+      "{:>3}  {:<26}{:>4} x {:<14}{:>9.3g}{:>10.4g}  {:>5.1f} of {:>5.1f}{:>9.3g}{:>9.0f}{:>8}{}\n", rank,
       plan.options.train.model.name, plan.options.gpus, plan.machine.name, plan.step_s, plan.images_per_s,
       gib(plan.needed_bytes), gib(plan.machine.memory_bytes), plan.days, plan.gpu_hours, money(plan),
       run.meets ? "" : "  *");
@@ -38,7 +38,8 @@ std::string to_text(const Comparison& comparison) {
   bool misses = false;
   if (!comparison.ranked.empty())
     text +=
-        "\n  #  model               GPUs           step s  images/s        GiB          days    GPU h    "
+        "\n  #  model                             GPUs           step s  images/s        GiB          days   "
+        " GPU h    "
         "cost\n";
   for (size_t i = 0; i < comparison.ranked.size(); ++i) {
     text += row(i + 1, comparison.ranked[i]);

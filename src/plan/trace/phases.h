@@ -46,7 +46,7 @@ struct TextEncoderEvents {
   MemoryEvents encode;  // of the longest captions, as many as are encoded at once
   bool is_streamed = false;
 };
-// Of the captions of `data`, on one of `world_size` ranks.
+// Traces the encoding of the captions of `data` on one of `world_size` ranks.
 TextEncoderEvents trace_text_encoder(const PlannedTextEncoder& planned, const TrainOptions& options,
                                      const DataShape& data, DryRunDevice device, int64_t world_size);
 // The operations of encoding as many captions as are encoded at once, each of data.text.max_rows.

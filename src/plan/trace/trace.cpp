@@ -76,6 +76,7 @@ void describe_state(const TrainingState& state, StepTrace& trace) {
   trace.unit = {.device = at::kMeta,
                 .compute_dtype = unit.compute_weights.scalar_type(),
                 .grad_dtype = unit.grads.scalar_type(),
+                .master_dtype = unit.master_dtype(),
                 .num_emas = static_cast<int64_t>(state.ema_decays.size()),
                 .placement = state.placement,
                 .weight_placement = state.weight_placement};

@@ -202,8 +202,11 @@ void StageLoop::handle_bad_step(const StepResult& result) {
   const std::vector<Checkpoint> saved = list_checkpoints(options.out);
   fail("train", "{} steps in a row were not finite, the last is {} (--max-bad-steps {}): {}",
        progress_.bad_steps, step, options.max_bad_steps,
-       saved.empty() ? std::string("no checkpoint was written yet; try a lower --lr")
-                     : fmt::format("the last good checkpoint is {}; try a lower --lr", saved.back().folder));
+       saved.empty() ? std::string("no checkpoint was written yet; try a lower learning rate (--lr, or its "
+                                   "key in a DeepSpeed file)")
+                     : fmt::format("the last good checkpoint is {}; try a lower learning rate (--lr, or its "
+                                   "key in a DeepSpeed file)",
+                                   saved.back().folder));
 }
 
 // Waits for the checkpoint before: one is written at a time.

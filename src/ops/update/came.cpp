@@ -1,0 +1,206 @@
+#include "ops/update/came.h"
+
+#include <ATen/Parallel.h>
+
+#include <algorithm>
+#include <functional>
+#include <numeric>
+#include <vector>
+
+#include "core/aten.h"
+#include "core/tensors.h"
+#include "ops/cpu/came.h"
+#include "ops/kernel_types.h"
+#include "ops/op_mark.h"
+
+namespace kiln::ops {
+
+static c10::IValue mark_value(const RowsAndColumns& values) {
+  return std::vector<at::Tensor>{values.rows, values.columns};
+}
+
+namespace {
+
+constexpr int64_t kTaskElements = int64_t{1} << 17;  // that a thread takes at once
+constexpr int64_t kElementsWorthAThread = 8192;
+
+// How matrices are divided into tasks, the same for any number of threads: whole matrices, or rows of one.
+struct MatrixTasks {
+  int64_t matrices, rows, columns;  // of a task at most
+  int64_t in_matrix, count;         // tasks
+
+  explicit MatrixTasks(at::IntArrayRef shape) : columns(shape[2]) {
+    rows = std::clamp(kTaskElements / std::max<int64_t>(1, shape[2]), int64_t{1},
+                      std::max<int64_t>(1, shape[1]));
+    in_matrix = at::divup(shape[1], rows);
+    matrices = in_matrix > 1 ? 1 : std::max<int64_t>(1, kTaskElements / std::max<int64_t>(1, rows * columns));
+    count = in_matrix > 1 ? shape[0] * in_matrix : at::divup(shape[0], matrices);
+  }
+};
+
+// The operands of a pass over the matrices of `shape`; undefined: it does not need them.
+struct MatrixOperands {
+  at::IntArrayRef shape;
+  at::Tensor grads{}, mean{}, weights{};
+  double scale = 1;
+  RowsAndColumns roots{}, sums{};
+};
+
+float* values_at(const at::Tensor& values, int64_t matrix, int64_t place) {
+  return values.defined() ? static_cast<float*>(values.data_ptr()) + matrix * values.stride(0) + place
+                          : nullptr;
+}
+
+// Calls body(part, task) for every part of every matrix. Sums over the columns of matrices that several tasks
+// divide are put together in the end, in order.
+void for_each_part(const MatrixOperands& of,
+                   const std::function<void(const cpu::CameRows& part, int64_t task)>& body) {
+  const MatrixTasks tasks(of.shape);
+  const bool partial = tasks.in_matrix > 1 && of.sums.columns.defined();
+  const int64_t rows = of.shape[1], columns = of.shape[2];
+  at::Tensor partial_sums;
+  if (partial) partial_sums = at::zeros({of.shape[0], tasks.in_matrix, columns}, of.sums.columns.options());
+  if ((of.grads.defined() ? of.grads : of.mean).is_meta()) return;  // a dry run
+  const auto rows_of = [&](int64_t matrix, int64_t first_row, int64_t task) {
+    const int64_t element = (matrix * rows + first_row) * columns;
+    const auto elements = [&](const at::Tensor& all) {
+      return all.defined() ? static_cast<char*>(all.data_ptr()) + element * all.element_size() : nullptr;
+    };
+    return cpu::CameRows{
+        .rows = static_cast<size_t>(std::min(tasks.rows, rows - first_row)),
+        .columns = static_cast<size_t>(columns),
+        .grads = {.values = elements(of.grads),
+                  .dtype = of.grads.defined() ? from_scalar_type(of.grads.scalar_type()) : Dtype::kF32,
+                  .scale = static_cast<float>(of.scale)},
+        .row_roots = values_at(of.roots.rows, matrix, first_row),
+        .column_roots = values_at(of.roots.columns, matrix, 0),
+        .mean = reinterpret_cast<float*>(elements(of.mean)),
+        .weights = reinterpret_cast<float*>(elements(of.weights)),
+        .row_sums = values_at(of.sums.rows, matrix, first_row),
+        .column_sums = partial ? static_cast<float*>(partial_sums.data_ptr()) + task * columns
+                               : values_at(of.sums.columns, matrix, 0)};
+  };
+  at::parallel_for(0, tasks.count, 1, [&](int64_t begin, int64_t end) {
+    for (int64_t task = begin; task < end; ++task)
+      if (tasks.in_matrix > 1) {
+        body(rows_of(task / tasks.in_matrix, task % tasks.in_matrix * tasks.rows, task), task);
+      } else {
+        const int64_t last = std::min((task + 1) * tasks.matrices, of.shape[0]);
+        for (int64_t matrix = task * tasks.matrices; matrix < last; ++matrix)
+          body(rows_of(matrix, 0, task), task);
+      }
+  });
+  if (partial) of.sums.columns.add_(partial_sums.sum(1));
+}
+
+at::Tensor sum_of(const std::vector<double>& sums, const at::Tensor& like) {
+  return at::full({}, std::accumulate(sums.begin(), sums.end(), 0.0), like.options().dtype(at::kDouble));
+}
+
+}  // namespace
+
+void came_add_squares(const ScaledGradients& grads, double eps, const RowsAndColumns& sums) {
+  if (!computes_on_cpu(grads.values)) return reference::came_add_squares(grads, eps, sums);
+  OpMark mark("kiln::came_add_squares", grads.values);
+  mark.outputs(sums);
+  for_each_part(
+      {.shape = grads.values.sizes(), .grads = grads.values, .scale = grads.scale, .sums = sums},
+      [&](const cpu::CameRows& part, int64_t) { cpu::came_add_squares(part, static_cast<float>(eps)); });
+}
+
+at::Tensor came_sum_of_squares(const ScaledGradients& grads, const RowsAndColumns& roots) {
+  if (!computes_on_cpu(grads.values)) return reference::came_sum_of_squares(grads, roots);
+  OpMark mark("kiln::came_sum_of_squares", grads.values, roots);
+  std::vector<double> sums(static_cast<size_t>(MatrixTasks(grads.values.sizes()).count));
+  for_each_part({.shape = grads.values.sizes(), .grads = grads.values, .scale = grads.scale, .roots = roots},
+                [&](const cpu::CameRows& part, int64_t task) {
+                  sums[static_cast<size_t>(task)] += cpu::came_sum_of_squares(part);
+                });
+  return sum_of(sums, grads.values);
+}
+
+void came_move_mean(const ScaledGradients& grads, const RowsAndColumns& roots, const at::Tensor& divisor,
+                    const at::Tensor& mean, double beta, double eps, const RowsAndColumns& distances) {
+  if (!computes_on_cpu(mean))
+    return reference::came_move_mean(grads, roots, divisor, mean, beta, eps, distances);
+  OpMark mark("kiln::came_move_mean", grads.values, roots, divisor, mean);
+  mark.outputs(mean, distances);
+  const float scale = mean.is_meta() ? 1 : 1 / divisor.item<float>();
+  for_each_part({.shape = mean.sizes(),
+                 .grads = grads.values,
+                 .mean = mean,
+                 .scale = grads.scale,
+                 .roots = roots,
+                 .sums = distances},
+                [&](const cpu::CameRows& part, int64_t) {
+                  cpu::came_move_mean(part, scale, cpu::CameAverage(beta), static_cast<float>(eps));
+                });
+}
+
+void came_move_weights(const at::Tensor& weights, const at::Tensor& mean, const RowsAndColumns& roots,
+                       double lr, double decay) {
+  if (!computes_on_cpu(mean)) return reference::came_move_weights(weights, mean, roots, lr, decay);
+  OpMark mark("kiln::came_move_weights", weights, mean, roots);
+  mark.outputs(weights);
+  for_each_part({.shape = mean.sizes(), .mean = mean, .weights = weights, .roots = roots},
+                [&](const cpu::CameRows& part, int64_t) {
+                  cpu::came_move_weights(part, static_cast<float>(lr), static_cast<float>(decay));
+                });
+}
+
+namespace {
+
+// Elements [begin, begin + count) of the operands, which may be undefined.
+cpu::CameElementRange range_of(const ScaledGradients& grads, const CameElements& e, int64_t begin,
+                               int64_t count) {
+  const auto from = [&](const at::Tensor& all) {
+    return all.defined() ? static_cast<float*>(all.data_ptr()) + begin : nullptr;
+  };
+  return {.size = static_cast<size_t>(count),
+          .grads = {.values = static_cast<const char*>(grads.values.const_data_ptr()) +
+                              begin * grads.values.element_size(),
+                    .dtype = from_scalar_type(grads.values.scalar_type()),
+                    .scale = static_cast<float>(grads.scale)},
+          .weights = from(e.weights),
+          .mean = from(e.mean),
+          .squares = from(e.squares),
+          .distances = from(e.distances)};
+}
+
+}  // namespace
+
+at::Tensor came_square_elements(const ScaledGradients& grads, const at::Tensor& squares, double beta,
+                                double eps) {
+  if (!computes_on_cpu(squares)) return reference::came_square_elements(grads, squares, beta, eps);
+  OpMark mark("kiln::came_square_elements", grads.values, squares);
+  mark.outputs(squares);
+  std::vector<double> sums(static_cast<size_t>(at::divup(squares.numel(), kTaskElements)));
+  if (squares.is_meta()) return sum_of(sums, squares);
+  at::parallel_for(0, static_cast<int64_t>(sums.size()), 1, [&](int64_t first, int64_t end) {
+    for (int64_t task = first; task < end; ++task) {
+      const int64_t begin = task * kTaskElements, count = std::min(kTaskElements, squares.numel() - begin);
+      sums[static_cast<size_t>(task)] =
+          cpu::came_square_elements(range_of(grads, {.squares = squares}, begin, count),
+                                    cpu::CameAverage(beta), static_cast<float>(eps));
+    }
+  });
+  return sum_of(sums, squares);
+}
+
+void came_move_elements(const ScaledGradients& grads, const at::Tensor& divisor, const CameElements& e) {
+  if (!computes_on_cpu(e.mean)) return reference::came_move_elements(grads, divisor, e);
+  OpMark mark("kiln::came_move_elements", grads.values, e.weights, e.mean, e.squares, e.distances);
+  mark.outputs(e.weights, e.mean, e.distances);
+  if (e.mean.is_meta()) return;
+  const cpu::CameElementStep step = {.update_scale = 1 / divisor.item<float>(),
+                                     .mean = cpu::CameAverage(e.beta_mean),
+                                     .distance = cpu::CameAverage(e.beta_distance),
+                                     .eps_distance = static_cast<float>(e.eps_distance),
+                                     .lr = static_cast<float>(e.lr),
+                                     .decay = static_cast<float>(e.decay)};
+  at::parallel_for(0, e.mean.numel(), kElementsWorthAThread, [&](int64_t begin, int64_t end) {
+    cpu::came_move_elements(range_of(grads, e, begin, end - begin), step);
+  });
+}
+
+}  // namespace kiln::ops

@@ -1,0 +1,113 @@
+#include "plan/price/measure_step.h"
+
+#include <ATen/DeviceAccelerator.h>
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <chrono>
+#include <optional>
+
+#include "core/error.h"
+#include "core/memory_limits.h"
+#include "core/units.h"
+#include "plan/price/price.h"
+#include "plan/trace/trace.h"
+
+namespace kiln {
+
+namespace {
+
+// The first steps touch their memory and compile oneDNN's kernels, which later ones do not; three pass
+// unmeasured.
+constexpr StepRepeats kRepeats{.plain = 3, .watched = 2, .warm_up = 3};
+// Those, and what building a model takes.
+constexpr double kStepsInAll = kRepeats.plain + kRepeats.watched + kRepeats.warm_up + 1;
+// A table with so much of a step's time has all that matters.
+constexpr double kWhole = 0.995;
+// Tried from the whole model down; 0 is the model's own.
+constexpr int64_t kDepths[] = {0, 8, 4, 2, 1};
+
+// Two passes show gradients that are written and gradients that are added up.
+TrainOptions with_depth(TrainOptions options, int64_t depth) {
+  const int64_t pass = rows_of_walk(options, /*world_size=*/1);
+  options.global_batch = std::min(options.global_batch, 2 * pass);
+  options.micro_batch = pass < options.global_batch ? pass : 0;
+  options.memory.budget = {};
+  if (depth == 0) return options;
+  options.model.depth = depth;
+  // The first block stands for all where segments are chosen.
+  for (SegmentSet* set : {&options.memory.recompute, &options.memory.offload_activations})
+    if (!set->is_none() && !set->is_all()) *set = SegmentSet::parse("0");
+  return options;
+}
+
+int64_t free_memory(at::Device device) {
+  return device.is_cpu() ? host_memory().available_bytes
+                         : static_cast<int64_t>(at::accelerator::getMemoryInfo(device.index()).first);
+}
+
+// Nothing for options that cannot be trained so, such as a depth that the model's config contradicts.
+std::optional<StepTrace> try_trace(const TrainOptions& options, const DataShape& data, at::Device device) {
+  try {
+    return trace_step(options, data, device.is_cpu() ? DryRunDevice::kCpu : DryRunDevice::kCuda);
+  } catch (const Error&) {
+    return std::nullopt;
+  }
+}
+
+}  // namespace
+
+void add_step(MachineProfile& profile, const StepTiming& timing) {
+  constexpr double kLeastShare = 0.5, kMostShare = 1.5;  // beyond: something else went on
+  struct Seen {
+    double seconds = 0, count = 0;
+    OpRecord op{};
+  };
+  std::map<std::string, Seen> seen;
+  double in_ops = 0, count = 0;
+  for (const OpRecord& op : ops_of(timing.spans)) {
+    ++count;
+    in_ops += op.seconds;
+    if (op.flops <= 0 && op.bytes <= 0) continue;
+    Seen& of_shape = seen[fmt::format("{} {} {} {} {} {}", rate_key(op.name, op.dtype), op.flops, op.bytes,
+                                      op.m, op.n, op.k)];
+    of_shape.op = op;
+    of_shape.seconds += op.seconds;
+    ++of_shape.count;
+  }
+  if (in_ops <= 0) return;
+  const double overheads = count * profile.op_overhead_s * profile.speed.product;
+  const double share = std::clamp((timing.seconds - overheads) / in_ops, kLeastShare, kMostShare);
+  for (const auto& [shape, of_shape] : seen) {
+    const double factor = of_shape.op.flops > 0 ? profile.speed.product : profile.speed.copy;
+    if (of_shape.seconds > 0)
+      profile.operations.set(of_shape.op, share * of_shape.seconds / of_shape.count / factor);
+  }
+}
+
+StepMeasurement measure_step(MachineProfile& profile, const TrainOptions& options, const DataShape& data,
+                             at::Device device, double seconds) {
+  double least_seconds = 0;
+  for (const int64_t depth : kDepths) {
+    const TrainOptions shallow = with_depth(options, depth);
+    const std::optional<StepTrace> trace = try_trace(shallow, data, device);
+    if (!trace) continue;
+    if (depth == 0 && measured_share(trace->spans, profile) >= kWhole)
+      return {.is_done = true, .text = "the profile has all operations of this step"};
+    const double takes = kStepsInAll * price_step(trace->spans, profile).seconds;
+    if (least_seconds == 0 || takes < least_seconds) least_seconds = takes;
+    if (takes > seconds || trace->memory.peak_bytes > free_memory(device) / 2) continue;
+    const auto begin = std::chrono::steady_clock::now();
+    add_step(profile, time_steps(shallow, data, device, kRepeats));
+    const std::chrono::duration<double> took = std::chrono::steady_clock::now() - begin;
+    return {.is_done = true,
+            .text = fmt::format("measured steps of {} in {:.1f} s; the profile has {} operations now",
+                                depth == 0 ? "the whole model" : fmt::format("{} of its blocks", depth),
+                                took.count(), profile.operations.size())};
+  }
+  return {.text = fmt::format("nothing was measured: even a model of one block takes about {:.0f} s, or more "
+                              "than half of the free memory",
+                              least_seconds)};
+}
+
+}  // namespace kiln

@@ -1,0 +1,107 @@
+// CAME's passes against their composition, on whole matrices and rows of them, and on any number of threads.
+#include "ops/update/came.h"
+
+#include "core/aten.h"
+#include "ops/checks.h"
+
+namespace kiln::ops {
+namespace {
+
+using testing::bitwise_equal;
+using testing::expect_close;
+using testing::randn;
+using testing::Tensors;
+
+// Wide enough for several tasks; many small ones; one row, one column; nothing.
+const std::vector<std::vector<int64_t>> kShapes = {{1, 300, 1000}, {2, 150, 1025}, {15'000, 3, 3},
+                                                   {3, 1, 37},     {1, 40, 1},     {0, 5, 4}};
+
+// What all passes leave behind, one after another; `composed`: by the reference.
+Tensors passes(const std::vector<int64_t>& shape, at::ScalarType dtype, bool composed) {
+  const int64_t matrices = shape[0], rows = shape[1], columns = shape[2];
+  const ScaledGradients grads{.values = randn(shape, dtype, 1), .scale = 0.3};
+  const auto factors = [&](uint64_t seed) {
+    return RowsAndColumns{.rows = randn({matrices, rows}, at::kFloat, seed).abs() + 0.1,
+                          .columns = randn({matrices, columns}, at::kFloat, seed + 1).abs() + 0.1};
+  };
+  const RowsAndColumns sums = factors(2), roots = factors(4), distances = factors(6);
+  const at::Tensor mean = randn(shape, at::kFloat, 8), weights = randn(shape, at::kFloat, 9),
+                   divisor = at::full({}, 1.7f);
+  at::Tensor squares;
+  if (composed) {
+    reference::came_add_squares(grads, 1e-3, sums);
+    squares = reference::came_sum_of_squares(grads, roots);
+    reference::came_move_mean(grads, roots, divisor, mean, 0.9, 1e-3, distances);
+    reference::came_move_weights(weights, mean, roots, 0.01, 0.002);
+  } else {
+    came_add_squares(grads, 1e-3, sums);
+    squares = came_sum_of_squares(grads, roots);
+    came_move_mean(grads, roots, divisor, mean, 0.9, 1e-3, distances);
+    came_move_weights(weights, mean, roots, 0.01, 0.002);
+  }
+  return {sums.rows, sums.columns, squares, mean, distances.rows, distances.columns, weights};
+}
+
+Tensors passes_by_element(int64_t size, at::ScalarType dtype, bool has_distances, bool composed) {
+  const ScaledGradients grads{.values = randn({size}, dtype, 1), .scale = 0.3};
+  const CameElements e{.weights = randn({size}, at::kFloat, 2),
+                       .mean = randn({size}, at::kFloat, 3),
+                       .squares = randn({size}, at::kFloat, 4).square(),
+                       .distances = has_distances ? randn({size}, at::kFloat, 5).square() : at::Tensor(),
+                       .beta_mean = 0.9,
+                       .beta_distance = 0.99,
+                       .eps_distance = 1e-3,
+                       .lr = 0.01,
+                       .decay = 0.002};
+  const at::Tensor divisor = at::full({}, 1.7f);
+  at::Tensor sum;
+  if (composed) {
+    sum = reference::came_square_elements(grads, e.squares, 0.99, 1e-3);
+    reference::came_move_elements(grads, divisor, e);
+  } else {
+    sum = came_square_elements(grads, e.squares, 0.99, 1e-3);
+    came_move_elements(grads, divisor, e);
+  }
+  return {e.squares, sum, e.mean, e.weights, has_distances ? e.distances : e.mean};
+}
+
+void expect_all_close(const Tensors& actual, const Tensors& expected) {
+  for (size_t i = 0; i < expected.size(); ++i) {
+    SCOPED_TRACE(i);
+    expect_close(actual[i], expected[i], 1e-5);
+  }
+}
+
+TEST(Came, PassesAreTheirComposition) {
+  for (const auto dtype : {at::kFloat, at::kBFloat16, at::kHalf}) {
+    for (const auto& shape : kShapes) {
+      SCOPED_TRACE(c10::str(shape));
+      expect_all_close(passes(shape, dtype, false), passes(shape, dtype, true));
+    }
+    for (const int64_t size : {0, 5, 300'001})
+      for (const bool has_distances : {false, true})
+        expect_all_close(passes_by_element(size, dtype, has_distances, false),
+                         passes_by_element(size, dtype, has_distances, true));
+  }
+}
+
+TEST(Came, ThreadsChangeNoBit) {
+  const auto all = [] {
+    Tensors results = passes_by_element(300'001, at::kBFloat16, true, false);
+    for (const auto& shape : kShapes)
+      for (const at::Tensor& result : passes(shape, at::kFloat, false)) results.push_back(result);
+    return results;
+  };
+  const int before = at::get_num_threads();
+  at::set_num_threads(1);
+  const Tensors alone = all();
+  for (const int threads : {2, 3}) {
+    at::set_num_threads(threads);
+    const Tensors together = all();
+    for (size_t i = 0; i < alone.size(); ++i) EXPECT_TRUE(bitwise_equal(together[i], alone[i])) << i;
+  }
+  at::set_num_threads(before);
+}
+
+}  // namespace
+}  // namespace kiln::ops
