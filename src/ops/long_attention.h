@@ -31,6 +31,10 @@ at::Tensor caption_attention(const at::Tensor& q, const at::Tensor& k, const at:
                              const std::vector<int64_t>& offsets, const at::Tensor& device_offsets,
                              double scale);
 
+// The tensor, copied only if a head's elements are strided. All else may be (a part of a packed projection
+// is).
+at::Tensor unit_last(const at::Tensor& tensor);
+
 // softmax(q k^T * scale) v where every sample has as many rows: q (B, N, H, d); k, v (B, L, H, d),
 // contiguous.
 // -> (B, N, H * d).

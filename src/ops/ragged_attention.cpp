@@ -28,11 +28,6 @@ using torch::autograd::tensor_list;
 
 using Offsets = std::vector<int64_t>;
 
-// Everything but a head's elements may be strided (a part of a packed projection is).
-at::Tensor unit_last(const at::Tensor& tensor) {
-  return tensor.stride(-1) == 1 ? tensor : tensor.contiguous();
-}
-
 // Head h from token `first` on of tokens (N, H, d), or of one sample's (B, N, H, d).
 cpu::HeadTokens tokens_from(const at::Tensor& tensor, int64_t b, int64_t first, int64_t h) {
   const bool batched = tensor.dim() == 4;
@@ -193,6 +188,10 @@ AttentionEngine gpu_engine(const at::Tensor& q) {
 }
 
 }  // namespace
+
+at::Tensor unit_last(const at::Tensor& tensor) {
+  return tensor.stride(-1) == 1 ? tensor : tensor.contiguous();
+}
 
 at::Tensor ragged_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                             const std::vector<int64_t>& offsets, double scale) {

@@ -19,10 +19,6 @@ using torch::autograd::tensor_list;
 
 using Offsets = std::vector<int64_t>;
 
-at::Tensor unit_last(const at::Tensor& tensor) {
-  return tensor.stride(-1) == 1 ? tensor : tensor.contiguous();
-}
-
 VarlenTokens tokens_of(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const Offsets& offsets,
                        const at::Tensor& k_offsets, double scale) {
   int64_t most_rows = 1;
