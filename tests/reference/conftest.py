@@ -20,6 +20,10 @@ FULL = os.environ.get("KILN_FULL_TESTS") == "yes"  # scripts/test --full
 REPOSITORY = Path(__file__).resolve().parents[2]
 
 
+def pytest_configure(config):
+    config.addinivalue_line("markers", "nothing_beside: it times something, or waits for no longer than a busy machine may need")
+
+
 def program(name):
     path = Path(os.environ.get("KILN_BUILD", REPOSITORY / "build")) / name
     if not path.exists():

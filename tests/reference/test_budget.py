@@ -15,6 +15,8 @@ from pathlib import Path
 import pytest
 from conftest import program
 
+pytestmark = pytest.mark.nothing_beside
+
 SMALL = ["--data", "synthetic", "--device", "cpu"]
 MODEL = [*SMALL, "--model", "dit", "--hidden-size", 128, "--depth", 8, "--num-heads", 2, "--patch-size", 2, "--num-classes", 10,
          "--image-size", 256, "--global-batch", 16]

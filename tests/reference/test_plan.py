@@ -63,6 +63,7 @@ def test_plans_what_an_optimizer_keeps(kiln, optimizer):
     assert predicted["by_kind"]["moments"] == pytest.approx(predicted["optimizer_bytes"][optimizer], rel=0.01)
 
 
+@pytest.mark.nothing_beside
 def test_takes_under_a_second_and_a_gibibyte():
     """DiT-XL/2 with eight micro-batches of 32; measured on the process itself."""
     best = float("inf")

@@ -12,6 +12,7 @@ from conftest import REPOSITORY, program
 SMALL = ["--model", "DiT-S/4", "--gpu", "T4", "--gpus", "2"]
 
 
+@pytest.mark.nothing_beside
 def test_a_thousand_configurations_take_seconds(tmp_path):
     """DiT-XL/2 on any number of GPUs: time and memory of the process itself."""
     command = [program("kiln"), "plan", "--search", "--model", "DiT-XL/2", "--gpu", "A100-80G", "--json"]

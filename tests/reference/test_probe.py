@@ -11,6 +11,8 @@ import pytest
 from conftest import FULL, program
 from interruptions import until_interrupted, wait_while_running
 
+pytestmark = pytest.mark.nothing_beside
+
 OPTIONS = ["--model", "dit", "--hidden-size", 48, "--depth", 2, "--num-heads", 3, "--patch-size", 2, "--num-classes", 4,
            "--data", "synthetic", "--image-size", 64, "--global-batch", 8, "--device", "cpu", "--peak-tflops", 1]
 

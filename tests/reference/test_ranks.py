@@ -131,6 +131,7 @@ def test_mpirun(alone, tmp_path):
     assert_same_losses(tmp_path, losses(alone))
 
 
+@pytest.mark.nothing_beside
 def test_a_rank_that_dies_under_torchrun_ends_the_others(tmp_path):
     process = start(torchrun(*command(tmp_path, ENDLESS, "--zero-stage", 3)))
     wait_for_steps(process, tmp_path, 3)
@@ -162,6 +163,7 @@ def test_a_stop_signal_checkpoints_all_ranks(alone, tmp_path, target):
     assert losses(tmp_path) == losses(whole)
 
 
+@pytest.mark.nothing_beside
 @pytest.mark.parametrize("victim", [0, 1])
 def test_a_killed_rank_is_named_and_ends_the_others(tmp_path, victim):
     process = start(command(tmp_path, ENDLESS, "--nproc", 3, "--zero-stage", 2 + victim, "--checkpoint-every", 3))
@@ -185,6 +187,7 @@ def test_a_killed_rank_is_named_and_ends_the_others(tmp_path, victim):
     assert resumed.returncode == 0 and "resuming" in resumed.stdout, resumed.stderr
 
 
+@pytest.mark.nothing_beside
 def test_the_launcher_blames_the_killed_rank_not_those_that_missed_it(tmp_path):
     """Though it hears of both at once."""
     process = start(command(tmp_path, ENDLESS, "--nproc", 2))
@@ -202,6 +205,7 @@ def test_the_launcher_blames_the_killed_rank_not_those_that_missed_it(tmp_path):
     assert "rank 1 of 2 was killed by signal 9" in stderr.splitlines()[-1], stderr
 
 
+@pytest.mark.nothing_beside
 def test_a_stopped_rank_is_named_by_the_watchdog(tmp_path):
     process = start(command(tmp_path, ENDLESS, "--nproc", 2, "--zero-stage", 3, "--collective-timeout", 3))
     wait_for_steps(process, tmp_path, 3)
@@ -257,6 +261,7 @@ def test_rank_0_that_dies_with_the_rendezvous_is_named(tmp_path):
     assert "rank 0 no longer answers, with the rendezvous at 127.0.0.1:" in stderr, stderr
 
 
+@pytest.mark.nothing_beside
 def test_a_rank_that_does_not_come_is_named(tmp_path):
     processes = processes_by_hand([command(tmp_path, 5, "--collective-timeout", 4)] * 2, 4)
     errors = [process.communicate(timeout=60)[1] for process in processes]
