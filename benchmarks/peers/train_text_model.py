@@ -28,7 +28,8 @@ from copy import deepcopy
 
 from measuring import conclude, in_turn, processor, run_kiln_training, speed_and_memory_table
 
-KILN_VARIANTS = {"kiln": "none", "kiln-recompute": "all"}
+KILN_VARIANTS = {"kiln": ["--recompute", "none"], "kiln-recompute": ["--recompute", "all"],
+                 "kiln-bf16-masters": ["--recompute", "all", "--master-dtype", "bf16"]}  # the peer keeps f32 masters
 SD_SCHEDULE = dict(beta_schedule="scaled_linear", beta_start=0.00085, beta_end=0.012)
 HALF_SD15 = dict(block_out_channels=[160, 320, 640, 640], cross_attention_dim=768, attention_head_dim=8)
 LORA_RANK = 16
@@ -233,7 +234,7 @@ def run_variant(args, files, variant):
     if variant in KILN_VARIANTS:
         return run_kiln_training([args.kiln, "train", *case.options(args), *files, "--max-steps", args.warmup + args.steps, "--global-batch",
                                   args.batch, "--compute-dtype", "bf16", "--ema-decay", "0.9999" if case.averages else "none",
-                                  "--lr", "1e-4", "--seed", 0, "--recompute", KILN_VARIANTS[variant], "--checkpoint-every", 0,
+                                  "--lr", "1e-4", "--seed", 0, *KILN_VARIANTS[variant], "--checkpoint-every", 0,
                                   "--log-every", 1, "--threads", args.threads], args.warmup)
     sizes = [word for key in case.sizes for word in (f"--{key}", str(getattr(args, key)))]
     command = [sys.executable, __file__, "--worker", variant, "--model", args.model, *sizes, "--steps", str(args.steps), "--warmup",
