@@ -12,6 +12,7 @@
 #include "ops/kernel_types.h"
 #include "ops/op_mark.h"
 #include "ops/ops.h"
+#include "ops/update/adamw_factors.h"
 
 namespace kiln::ops {
 static c10::IValue mark_value(const std::vector<EmaSlice>& emas) {
@@ -70,6 +71,8 @@ void check_arguments(const at::Tensor& master, const at::Tensor& grad, const at:
   }
 }
 
+}  // namespace
+
 AdamwFactors step_factors(const AdamWStep& o) {
   return {.grad_scale = static_cast<float>(o.grad_scale),
           .keep = static_cast<float>(1 - o.lr * o.weight_decay),
@@ -80,8 +83,6 @@ AdamwFactors step_factors(const AdamWStep& o) {
           .inv_sqrt_correction2 = static_cast<float>(1 / std::sqrt(1 - std::pow(o.beta2, o.step))),
           .eps = static_cast<float>(o.eps)};
 }
-
-}  // namespace
 
 void adamw_ema_step_(at::Tensor& master, const at::Tensor& grad, at::Tensor& exp_avg, at::Tensor& exp_avg_sq,
                      std::vector<EmaSlice>& emas, at::Tensor* compute_weights, const AdamWStep& options) {

@@ -4,6 +4,8 @@
 #include <utility>
 
 #include "core/aten.h"
+#include "ops/kernel_types.h"
+#include "optim/follow_master.h"
 
 namespace kiln {
 
@@ -18,7 +20,11 @@ void move_average(at::Tensor factor, const at::Tensor& mean, double beta) {
 
 CameUpdate::CameUpdate(const CameOptions& options, OptimizerSlice& slice,
                        const std::vector<StateBuffer>& buffers, const OptimizerStep& step)
-    : options_(options), slice_(slice), buffers_(buffers), step_(step) {
+    : options_(options),
+      slice_(slice),
+      buffers_(buffers),
+      step_(step),
+      copies_(slice.compute_weights && ops::computes_on_cpu(slice.master)) {
   for (const StateBuffer& buffer : buffers_)
     runs_.push_back(state_runs(buffer, *slice_.layout, slice_.offset, slice_.offset + slice_.master.numel()));
 }
@@ -36,7 +42,10 @@ void CameUpdate::run() {
       average_updates(slot, slot.sum_of_squares);
       move(slot);
     }
-  slice_.follow_master();
+  if (copies_)
+    follow_master_between_slots(slice_);
+  else
+    slice_.follow_master();
 }
 
 // All slots go through a pass before its sums go over the slices.
@@ -218,6 +227,7 @@ void CameUpdate::move_elements(const Slot& slot, const at::Tensor& divisor) {
        .mean = flat(slice_.moments[kCameMean]),
        .squares = slot.square.columns.view(-1),
        .distances = slot.shape.is_factored ? slot.distance.columns.view(-1) : at::Tensor(),
+       .compute = copies_ ? flat(*slice_.compute_weights) : at::Tensor(),
        .beta_mean = options_.beta1,
        .beta_distance = options_.beta3,
        .eps_distance = options_.eps_distance,
@@ -230,7 +240,8 @@ void CameUpdate::move(const Slot& slot) {
   const ops::RowsAndColumns roots = reciprocal_roots(slot.distance);
   for (const Piece& piece : slot.pieces)
     ops::came_move_weights(of_piece(slice_.master, piece), of_piece(slice_.moments[kCameMean], piece),
-                           of_piece(roots, piece), step_.lr, options_.weight_decay * step_.lr);
+                           of_piece(roots, piece), step_.lr, options_.weight_decay * step_.lr,
+                           copies_ ? of_piece(*slice_.compute_weights, piece) : at::Tensor());
 }
 
 }  // namespace kiln

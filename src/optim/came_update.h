@@ -63,6 +63,7 @@ class CameUpdate {
   OptimizerSlice& slice_;
   const std::vector<StateBuffer>& buffers_;
   const OptimizerStep& step_;
+  const bool copies_;  // to the compute weights, in the pass that moves the master: on a CPU
   std::vector<std::vector<StateRun>> runs_;  // by buffer, by slot
   int64_t num_cut_sums_ = 0;
   at::Tensor cut_sums_;  // (num_cut_sums) f32

@@ -100,11 +100,6 @@ nlohmann::json optimizer_config_of(const OptimizerOptions& options) {
   return config;
 }
 
-void OptimizerSlice::follow_master() {
-  for (ops::EmaSlice& ema : emas) ema.weights.lerp_(master, 1 - ema.decay);
-  if (compute_weights) compute_weights->copy_(master);
-}
-
 int64_t state_bytes(const Optimizer& optimizer, const std::vector<FlatLayout>& layouts) {
   int64_t bytes = 0;
   for (const FlatLayout& layout : layouts) {

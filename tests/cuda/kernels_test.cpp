@@ -11,11 +11,14 @@
 #include "ops/cuda/launch.h"
 #include "ops/gelu.h"
 #include "ops/ops.h"
+#include "ops/update/stochastic_round.h"
 
 namespace kiln::ops {
 namespace {
 
 using testing::Tensors;
+
+using GpuRounding = test::GpuTest;
 
 class CudaKernels : public test::GpuTest, public ::testing::WithParamInterface<at::ScalarType> {
  protected:
@@ -216,6 +219,15 @@ TEST_P(CudaKernels, AdamwTakesAFactorFromTheDevice) {
                        before(10), before(15), before(4).to(at::kBFloat16)};
   for (size_t i = 0; i < wanted.size(); ++i)
     EXPECT_TRUE(testing::bitwise_equal(untouched[i].cpu(), wanted[i])) << i;
+}
+
+TEST_F(GpuRounding, HasTheBitsOfTheCpu) {
+  const at::Tensor values = testing::randn({100'003}, at::kFloat, 1);
+  const RoundingDraw draw{.seed = 0x123456789ABCDEF0, .unit = 7, .update = 5, .first = 131};
+  const at::Tensor expected = at::empty({100'003}, at::kBFloat16), got = expected.to(at::kCUDA);
+  stochastic_round(values, expected, draw);
+  stochastic_round(values.to(at::kCUDA), got, draw);
+  EXPECT_TRUE(testing::bitwise_equal(got.cpu(), expected));
 }
 
 INSTANTIATE_TEST_SUITE_P(Dtypes, CudaKernels, ::testing::Values(at::kFloat, at::kBFloat16, at::kHalf));

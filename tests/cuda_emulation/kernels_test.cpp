@@ -5,12 +5,14 @@
 #include <cmath>
 #include <limits>
 
+#include "core/philox.h"
 #include "core/tensors.h"
 #include "cuda_emulation/order.h"
 #include "ops/checks.h"
 #include "ops/fp8.h"
 #include "ops/modulation.h"
 #include "ops/ops.h"
+#include "ops/update/stochastic_round.h"
 
 namespace kiln::ops {
 namespace {
@@ -290,6 +292,28 @@ TEST(EmulatedKernels, AdamwScaleOnTheDevice) {
   EXPECT_TRUE(at::equal(skipped[0], randn({1003}, at::kFloat, 1)));
   EXPECT_TRUE(at::equal(skipped[3], at::zeros({1003}, at::kBFloat16)));
   for (size_t i : {4, 5}) EXPECT_TRUE(at::equal(skipped[i], randn({1003}, at::kFloat, 9)));
+}
+
+// The bits of the CPU, which are the reference's, wherever the values begin and end; NaN stays NaN.
+TEST(EmulatedKernels, StochasticRoundingHasTheBitsOfTheCpu) {
+  at::Tensor values = randn({2000}, at::kFloat, 1) * 3;
+  values[70].fill_(std::nan(""));
+  for (const auto& [first, count] : {std::pair<int64_t, int64_t>{0, 2000}, {129, 1}, {1003, 640}, {7, 121}}) {
+    const RoundingDraw draw{
+        .seed = 0x123456789ABCDEF0, .unit = 7, .update = (int64_t{1} << 33) + 5, .first = first};
+    const at::Tensor part = values.narrow(0, first == 0 ? 0 : 3, count);
+    const Tensors got = in_both_orders([&, count = count] {
+      const at::Tensor rounded = at::full({count + 1}, 5, at::kBFloat16);
+      const uint64_t index = (static_cast<uint64_t>(draw.unit) << 40) + static_cast<uint64_t>(draw.update);
+      EXPECT_EQ(
+          0, kiln_cuda_stochastic_round(part.const_data_ptr<float>(), data(rounded), count, draw.first,
+                                        draw.seed, static_cast<uint32_t>(Draw::kRounding), index, nullptr));
+      return Tensors{rounded};
+    });
+    const at::Tensor expected = at::full({count + 1}, 5, at::kBFloat16);
+    stochastic_round(part, expected.narrow(0, 0, count), draw);
+    EXPECT_TRUE(testing::bitwise_equal(got[0], expected)) << first << " " << count;
+  }
 }
 
 // Both layouts are ATen's own conversion of the values, divided by the scale that ops/fp8.cpp takes on a CPU.

@@ -12,9 +12,12 @@ using testing::expect_close;
 using testing::randn;
 using testing::Tensors;
 
-// Wide enough for several tasks; many small ones; one row, one column; nothing.
-const std::vector<std::vector<int64_t>> kShapes = {{1, 300, 1000}, {2, 150, 1025}, {15'000, 3, 3},
-                                                   {3, 1, 37},     {1, 40, 1},     {0, 5, 4}};
+// Wide enough for several tasks, the first one for streams; many small ones; one row, one column; nothing.
+const std::vector<std::vector<int64_t>> kShapes = {{1, 1100, 1000}, {2, 150, 1025}, {15'000, 3, 3},
+                                                   {3, 1, 37},      {1, 40, 1},     {0, 5, 4}};
+
+// What weights compute in beside such gradients.
+at::ScalarType low_of(at::ScalarType grads) { return grads == at::kHalf ? at::kHalf : at::kBFloat16; }
 
 // What all passes leave behind, one after another; `composed`: by the reference.
 Tensors passes(const std::vector<int64_t>& shape, at::ScalarType dtype, bool composed) {
@@ -26,20 +29,20 @@ Tensors passes(const std::vector<int64_t>& shape, at::ScalarType dtype, bool com
   };
   const RowsAndColumns sums = factors(2), roots = factors(4), distances = factors(6);
   const at::Tensor mean = randn(shape, at::kFloat, 8), weights = randn(shape, at::kFloat, 9),
-                   divisor = at::full({}, 1.7f);
+                   divisor = at::full({}, 1.7f), compute = at::zeros(shape, low_of(dtype));
   at::Tensor squares;
   if (composed) {
     reference::came_add_squares(grads, 1e-3, sums);
     squares = reference::came_sum_of_squares(grads, roots);
     reference::came_move_mean(grads, roots, divisor, mean, 0.9, 1e-3, distances);
-    reference::came_move_weights(weights, mean, roots, 0.01, 0.002);
+    reference::came_move_weights(weights, mean, roots, 0.01, 0.002, compute);
   } else {
     came_add_squares(grads, 1e-3, sums);
     squares = came_sum_of_squares(grads, roots);
     came_move_mean(grads, roots, divisor, mean, 0.9, 1e-3, distances);
-    came_move_weights(weights, mean, roots, 0.01, 0.002);
+    came_move_weights(weights, mean, roots, 0.01, 0.002, compute);
   }
-  return {sums.rows, sums.columns, squares, mean, distances.rows, distances.columns, weights};
+  return {sums.rows, sums.columns, squares, mean, distances.rows, distances.columns, weights, compute};
 }
 
 Tensors passes_by_element(int64_t size, at::ScalarType dtype, bool has_distances, bool composed) {
@@ -48,6 +51,7 @@ Tensors passes_by_element(int64_t size, at::ScalarType dtype, bool has_distances
                        .mean = randn({size}, at::kFloat, 3),
                        .squares = randn({size}, at::kFloat, 4).square(),
                        .distances = has_distances ? randn({size}, at::kFloat, 5).square() : at::Tensor(),
+                       .compute = has_distances ? at::zeros({size}, low_of(dtype)) : at::Tensor(),
                        .beta_mean = 0.9,
                        .beta_distance = 0.99,
                        .eps_distance = 1e-3,
@@ -62,13 +66,19 @@ Tensors passes_by_element(int64_t size, at::ScalarType dtype, bool has_distances
     sum = came_square_elements(grads, e.squares, 0.99, 1e-3);
     came_move_elements(grads, divisor, e);
   }
-  return {e.squares, sum, e.mean, e.weights, has_distances ? e.distances : e.mean};
+  return {e.squares,
+          sum,
+          e.mean,
+          e.weights,
+          has_distances ? e.distances : e.mean,
+          has_distances ? e.compute : e.mean};
 }
 
 void expect_all_close(const Tensors& actual, const Tensors& expected) {
   for (size_t i = 0; i < expected.size(); ++i) {
     SCOPED_TRACE(i);
-    expect_close(actual[i], expected[i], 1e-5);
+    const at::ScalarType dtype = expected[i].scalar_type();
+    expect_close(actual[i], expected[i], dtype == at::kDouble ? 1e-5 : testing::tolerance_of(dtype));
   }
 }
 

@@ -5,31 +5,16 @@
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "ops/cpu/adamw.cpp"
-#include <hwy/cache_control.h>
 #include <hwy/foreach_target.h>
 #include <hwy/highway.h>
 
 #include "ops/cpu/kernels.h"
 #include "ops/cpu/simd-inl.h"
+#include "ops/cpu/streams-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace kiln::ops::cpu {
 namespace HWY_NAMESPACE {
-
-struct NoCompute {};
-HWY_INLINE void store(Vec, NoCompute*, size_t) {}
-HWY_INLINE void stream(Vec, NoCompute*) {}
-
-// Around the caches, to an aligned address: nobody reads the weights before the next step, and memory that is
-// only written need not be read first.
-HWY_INLINE void stream(Vec v, Bf16* p) { hn::Stream(to_bf16_bits(v), U16(), reinterpret_cast<uint16_t*>(p)); }
-#if HWY_TARGET == HWY_SCALAR
-HWY_INLINE void stream(Vec v, Fp16* p) { store(v, p); }
-#else
-HWY_INLINE void stream(Vec v, Fp16* p) {
-  hn::Stream(hn::BitCast(U16(), hn::DemoteTo(F16(), v)), U16(), reinterpret_cast<uint16_t*>(p));
-}
-#endif
 
 constexpr size_t kStreamedElements = size_t{1} << 20;  // fewer stay in the caches for the next forward
 
@@ -52,10 +37,13 @@ void adamw_elements(const AdamwElements& e, const AdamwFactors& factors, TComput
                     size_t end) {
   const TGrad* grads = static_cast<const TGrad*>(e.grad);
   const VectorFactors f(factors);
-  const bool streams = end - begin >= kStreamedElements &&
-                       reinterpret_cast<uintptr_t>(compute + begin) % (kLanes * sizeof(TCompute)) == 0;
+  const bool streams = end - begin >= kStreamedElements && can_stream(compute + begin);
   for_each_vector(end - begin, [=, &e](size_t offset, size_t count) HWY_ATTR {
     const size_t i = begin + offset;
+    fetch_ahead(grads + i);
+    fetch_ahead(e.exp_avg + i);
+    fetch_ahead(e.exp_avg_sq + i);
+    fetch_ahead(e.master + i);
     const Vec g = hn::Mul(load(grads + i, count), f.grad_scale);
     const Vec m_old = load(e.exp_avg + i, count);
     const Vec m = hn::MulAdd(hn::Sub(g, m_old), f.step_beta1, m_old);
@@ -83,13 +71,8 @@ void adamw_elements(const AdamwElements& e, const AdamwFactors& factors, TComput
 void adamw_range(const AdamwElements& e, const AdamwFactors& f, size_t begin, size_t end) {
   with_element(e.grad_dtype, [&](auto element) HWY_ATTR {
     using TGrad = decltype(element);
-    if (e.compute_weights == nullptr) {
-      adamw_elements<TGrad>(e, f, static_cast<NoCompute*>(nullptr), begin, end);
-    } else if (e.compute_dtype == Dtype::kBF16) {
-      adamw_elements<TGrad>(e, f, static_cast<Bf16*>(e.compute_weights), begin, end);
-    } else {
-      adamw_elements<TGrad>(e, f, static_cast<Fp16*>(e.compute_weights), begin, end);
-    }
+    with_compute(e.compute_weights, e.compute_dtype,
+                 [&](auto* compute) HWY_ATTR { adamw_elements<TGrad>(e, f, compute, begin, end); });
   });
 }
 

@@ -11,12 +11,25 @@
 
 #include "ops/cpu/came.h"
 #include "ops/cpu/simd-inl.h"
+#include "ops/cpu/streams-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace kiln::ops::cpu {
 namespace HWY_NAMESPACE {
 
 constexpr size_t kSummedInF32 = 4096;  // elements
+
+// Rows of a convolution's 3 x 3 matrices are partial vectors all: these need no copy. Found before the
+// templates for elements of any type.
+HWY_INLINE Vec load(const float* p, size_t count) {
+  return HWY_LIKELY(count == kLanes) ? load(p) : hn::MaskedLoad(hn::FirstN(F32(), count), F32(), p);
+}
+HWY_INLINE void store(Vec v, float* p, size_t count) {
+  if (HWY_LIKELY(count == kLanes))
+    store(v, p);
+  else
+    hn::BlendedStore(v, hn::FirstN(F32(), count), F32(), p);
+}
 
 // Zero in the lanes from `count` on.
 HWY_INLINE Vec first(Vec v, size_t count) {
@@ -55,6 +68,7 @@ void add_squares(const CameRows& part, float eps_value) {
       auto* row = grads + r * part.columns;
       Vec sum = set(0);
       for_each_vector(part.columns, [&](size_t c, size_t count) HWY_ATTR {
+        fetch_ahead(row + c);
         const Vec g = hn::Mul(load(row + c, count), scale);
         add_to_sums(hn::MulAdd(g, g, eps), part.column_sums + c, sum, count);
       });
@@ -73,6 +87,7 @@ double sum_of_squared_updates(const CameRows& part) {
         Vec sum = set(0);
         for_each_vector(std::min(kSummedInF32, part.columns - begin), [&](size_t i, size_t count) HWY_ATTR {
           const size_t c = begin + i;
+          fetch_ahead(row + c);
           const Vec u = hn::Mul(hn::Mul(load(row + c, count), factor), load(part.column_roots + c, count));
           sum = hn::MulAdd(u, u, sum);
         });
@@ -93,6 +108,8 @@ void move_mean(const CameRows& part, float update_scale, CameAverage average_of,
       const Vec factor = set(part.grads.scale * part.row_roots[r] * update_scale);
       Vec sum = set(0);
       for_each_vector(part.columns, [&](size_t c, size_t count) HWY_ATTR {
+        fetch_ahead(row + c);
+        fetch_ahead(mean + c);
         const Vec u = hn::Mul(hn::Mul(load(row + c, count), factor), load(part.column_roots + c, count));
         const Vec m = average.moved(load(mean + c, count), u);
         store(m, mean + c, count);
@@ -104,17 +121,33 @@ void move_mean(const CameRows& part, float update_scale, CameAverage average_of,
   });
 }
 
-void move_weights(const CameRows& part, float lr, float decay_value) {
+template <class TCompute>
+void move_weights_and(const CameRows& part, float lr, float decay_value, TCompute* all_compute) {
   const Vec decay = set(decay_value);
   for (size_t r = 0; r < part.rows; ++r) {
     const float* mean = part.mean + r * part.columns;
     float* weights = part.weights + r * part.columns;
+    TCompute* compute = all_compute + r * part.columns;
+    const bool streams = part.compute.streams && can_stream(compute);
     const Vec factor = set(lr * part.row_roots[r]);
     for_each_vector(part.columns, [&](size_t c, size_t count) HWY_ATTR {
+      fetch_ahead(mean + c);
+      fetch_ahead(weights + c);
       const Vec u = hn::Mul(hn::Mul(load(mean + c, count), factor), load(part.column_roots + c, count));
-      store(hn::Sub(decayed(load(weights + c, count), decay), u), weights + c, count);
+      const Vec moved = hn::Sub(decayed(load(weights + c, count), decay), u);
+      store(moved, weights + c, count);
+      if (streams && count == kLanes)
+        stream(moved, compute + c);
+      else
+        store(moved, compute + c, count);
     });
   }
+  if (part.compute.streams) hwy::FlushStream();
+}
+
+void move_weights(const CameRows& part, float lr, float decay) {
+  with_compute(part.compute.values, part.compute.dtype,
+               [&](auto* compute) HWY_ATTR { move_weights_and(part, lr, decay, compute); });
 }
 
 double square_elements(const CameElementRange& range, CameAverage average_of, float eps_value) {
@@ -126,6 +159,8 @@ double square_elements(const CameElementRange& range, CameAverage average_of, fl
       Vec sum = set(0);
       for_each_vector(std::min(kSummedInF32, range.size - begin), [&](size_t j, size_t count) HWY_ATTR {
         const size_t i = begin + j;
+        fetch_ahead(grads + i);
+        fetch_ahead(range.squares + i);
         const Vec g = hn::Mul(load(grads + i, count), scale), g2 = hn::Mul(g, g);
         const Vec square = average.moved(load(range.squares + i, count), hn::Add(g2, eps));
         store(square, range.squares + i, count);
@@ -137,26 +172,44 @@ double square_elements(const CameElementRange& range, CameAverage average_of, fl
   return all;
 }
 
-void move_elements(const CameElementRange& range, const CameElementStep& step) {
+template <class T, class TCompute>
+void move_elements_and(const CameElementRange& range, const T* grads, const CameElementStep& step,
+                       TCompute* compute) {
   const Vec scale = set(range.grads.scale * step.update_scale), lr = set(step.lr), decay = set(step.decay);
   const Average of_updates(step.mean), of_distances(step.distance);
   const Vec eps = set(step.eps_distance);
+  const bool streams = range.compute.streams && can_stream(compute);
+  for_each_vector(range.size, [&](size_t i, size_t count) HWY_ATTR {
+    fetch_ahead(grads + i);
+    fetch_ahead(range.squares + i);
+    fetch_ahead(range.mean + i);
+    fetch_ahead(range.weights + i);
+    const Vec u = hn::Div(hn::Mul(load(grads + i, count), scale), hn::Sqrt(load(range.squares + i, count)));
+    const Vec m = of_updates.moved(load(range.mean + i, count), u);
+    store(m, range.mean + i, count);
+    Vec update = m;
+    if (range.distances) {
+      fetch_ahead(range.distances + i);
+      const Vec distance = hn::Sub(u, m);
+      const Vec average =
+          of_distances.moved(load(range.distances + i, count), hn::MulAdd(distance, distance, eps));
+      store(average, range.distances + i, count);
+      update = hn::Div(m, hn::Sqrt(average));
+    }
+    const Vec moved = hn::NegMulAdd(update, lr, decayed(load(range.weights + i, count), decay));
+    store(moved, range.weights + i, count);
+    if (streams && count == kLanes)
+      stream(moved, compute + i);
+    else
+      store(moved, compute + i, count);
+  });
+  if (streams) hwy::FlushStream();
+}
+
+void move_elements(const CameElementRange& range, const CameElementStep& step) {
   with_gradients(range.grads, [&](auto* grads) HWY_ATTR {
-    for_each_vector(range.size, [&](size_t i, size_t count) HWY_ATTR {
-      const Vec u = hn::Div(hn::Mul(load(grads + i, count), scale), hn::Sqrt(load(range.squares + i, count)));
-      const Vec m = of_updates.moved(load(range.mean + i, count), u);
-      store(m, range.mean + i, count);
-      Vec update = m;
-      if (range.distances) {
-        const Vec distance = hn::Sub(u, m);
-        const Vec average =
-            of_distances.moved(load(range.distances + i, count), hn::MulAdd(distance, distance, eps));
-        store(average, range.distances + i, count);
-        update = hn::Div(m, hn::Sqrt(average));
-      }
-      store(hn::NegMulAdd(update, lr, decayed(load(range.weights + i, count), decay)), range.weights + i,
-            count);
-    });
+    with_compute(range.compute.values, range.compute.dtype,
+                 [&](auto* compute) HWY_ATTR { move_elements_and(range, grads, step, compute); });
   });
 }
 

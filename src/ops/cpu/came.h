@@ -8,9 +8,9 @@ namespace kiln::ops::cpu {
 
 // Gradients, and what they are multiplied by first.
 struct CameGradients {
-  const void* values;
-  Dtype dtype;
-  float scale;
+  const void* values = nullptr;
+  Dtype dtype = Dtype::kF32;
+  float scale = 1;
 };
 
 // average = beta average + share value, where share is 1 - beta before it was rounded to f32: of a beta near
@@ -21,13 +21,21 @@ struct CameAverage {
   float beta, share;
 };
 
+// What moved weights are rounded to beside: bf16 or fp16, null for none.
+struct CameComputeWeights {
+  void* values = nullptr;
+  Dtype dtype = Dtype::kF32;
+  bool streams = false;  // around the caches: there are too many to stay in them
+};
+
 // Whole rows of one matrix, one behind another. A pass reads and writes what it needs.
 struct CameRows {
-  size_t rows, columns;
-  CameGradients grads;
-  const float *row_roots, *column_roots;
-  float *mean, *weights;
-  float *row_sums, *column_sums;
+  size_t rows = 0, columns = 0;
+  CameGradients grads{};
+  const float *row_roots = nullptr, *column_roots = nullptr;
+  float *mean = nullptr, *weights = nullptr;
+  float *row_sums = nullptr, *column_sums = nullptr;
+  CameComputeWeights compute{};
 };
 void came_add_squares(const CameRows& part, float eps);
 double came_sum_of_squares(const CameRows& part);
@@ -40,6 +48,7 @@ struct CameElementRange {
   size_t size;
   CameGradients grads;
   float *weights, *mean, *squares, *distances;
+  CameComputeWeights compute;
 };
 struct CameElementStep {
   float update_scale;

@@ -3,6 +3,7 @@
 // in fixed order.
 #pragma once
 #include <cstddef>
+#include <cstdint>
 
 #include "ops/kernel_args.h"
 
@@ -71,6 +72,11 @@ int kiln_cuda_step_scale(const double* sum_of_squares, const double* losses, siz
 // The pointers of `elements` are on the device, its arrays `emas` and `ema_steps` on the host.
 int kiln_cuda_adamw(const kiln::ops::AdamwElements* elements, const kiln::ops::AdamwFactors* factors,
                     size_t n, void* stream);
+
+// f32 to bf16, with the draws of core/philox.h that `seed`, `draw`, `index` and the position in the unit
+// give: values[0] has position `first`, the last one a position below 2^35.
+int kiln_cuda_stochastic_round(const float* values, void* rounded, size_t n, uint64_t first, uint64_t seed,
+                               uint32_t draw, uint64_t index, void* stream);
 
 // `partials`: kSumOfSquaresPartials doubles of scratch; `sum`: one double. Both on the device.
 enum { kSumOfSquaresPartials = 1024 };

@@ -151,6 +151,14 @@ void adamw(const AdamwElements& elements, const AdamwFactors& factors, const at:
           [&](void* stream) { return kiln_cuda_adamw(&elements, &factors, master.numel(), stream); });
 }
 
+void stochastic_round(const at::Tensor& values, const at::Tensor& rounded, uint64_t first, uint64_t seed,
+                      uint32_t draw, uint64_t index) {
+  enqueue("stochastic_round", values, [&](void* stream) {
+    return kiln_cuda_stochastic_round(values.const_data_ptr<float>(), rounded.mutable_data_ptr(),
+                                      values.numel(), first, seed, draw, index, stream);
+  });
+}
+
 at::Tensor sum_of_squares(const at::Tensor& flat) {
   const auto options = flat.options().dtype(at::kDouble);
   const at::Tensor sum = at::empty({}, options), partials = at::empty({kSumOfSquaresPartials}, options);
@@ -195,6 +203,9 @@ void gated_residual_grad(const GatedResidualArgs&, const at::Tensor&, const at::
   missing();
 }
 void adamw(const AdamwElements&, const AdamwFactors&, const at::Tensor&) { missing(); }
+void stochastic_round(const at::Tensor&, const at::Tensor&, uint64_t, uint64_t, uint32_t, uint64_t) {
+  missing();
+}
 at::Tensor sum_of_squares(const at::Tensor&) { missing(); }
 
 #endif

@@ -3,6 +3,8 @@
 #pragma once
 #include <ATen/core/Tensor.h>
 
+#include <cstdint>
+
 #include "ops/kernel_args.h"
 
 namespace kiln::ops::cuda {
@@ -32,6 +34,9 @@ void to_fp8(const at::Tensor& values, float format_largest, const at::Tensor& sc
 // The gradients of q, k and v (B, H, N, d), packed (B, N, 3, H, d).
 at::Tensor pack_heads(const at::Tensor& grad_q, const at::Tensor& grad_k, const at::Tensor& grad_v);
 void adamw(const AdamwElements& elements, const AdamwFactors& factors, const at::Tensor& master);
+// As kernels.h has it.
+void stochastic_round(const at::Tensor& values, const at::Tensor& rounded, uint64_t first, uint64_t seed,
+                      uint32_t draw, uint64_t index);
 at::Tensor sum_of_squares(const at::Tensor& flat);
 // A 0-d f32 tensor.
 at::Tensor step_scale(const at::Tensor& sum_of_squares, const at::Tensor& losses, double max_norm,

@@ -3,7 +3,6 @@
 #include <ATen/Parallel.h>
 
 #include <algorithm>
-#include <functional>
 #include <numeric>
 #include <vector>
 
@@ -12,6 +11,7 @@
 #include "ops/cpu/came.h"
 #include "ops/kernel_types.h"
 #include "ops/op_mark.h"
+#include "ops/update/streamed.h"
 
 namespace kiln::ops {
 
@@ -38,50 +38,78 @@ struct MatrixTasks {
   }
 };
 
+// Every other pass goes through a matrix from its end: that is what the caches still hold of the pass before.
+enum class Order { kForwards, kBackwards };
+
 // The operands of a pass over the matrices of `shape`; undefined: it does not need them.
 struct MatrixOperands {
   at::IntArrayRef shape;
-  at::Tensor grads{}, mean{}, weights{};
+  Order order = Order::kForwards;
+  at::Tensor grads{}, mean{}, weights{}, compute{};
   double scale = 1;
   RowsAndColumns roots{}, sums{};
 };
 
-float* values_at(const at::Tensor& values, int64_t matrix, int64_t place) {
-  return values.defined() ? static_cast<float*>(values.data_ptr()) + matrix * values.stride(0) + place
-                          : nullptr;
+// Where an operand's elements begin, or its value for each row or column of the matrices. There may be many
+// small matrices, so that this is found once for a pass.
+struct Elements {
+  explicit Elements(const at::Tensor& all)
+      : begin(all.defined() ? static_cast<char*>(all.data_ptr()) : nullptr),
+        size(all.defined() ? all.element_size() : 0) {}
+  char* at(int64_t element) const { return begin + element * size; }
+  char* begin;
+  int64_t size;
+};
+struct Values {
+  explicit Values(const at::Tensor& all)
+      : begin(all.defined() ? static_cast<float*>(all.data_ptr()) : nullptr),
+        stride(all.defined() ? all.stride(0) : 0) {}
+  float* at(int64_t matrix, int64_t place) const { return begin ? begin + matrix * stride + place : nullptr; }
+  float* begin;
+  int64_t stride;
+};
+
+cpu::CameComputeWeights compute_weights(const at::Tensor& all, char* begin) {
+  return {.values = begin,
+          .dtype = all.defined() ? from_scalar_type(all.scalar_type()) : Dtype::kF32,
+          .streams = all.defined() && all.numel() >= kStreamedElements};
 }
 
 // Calls body(part, task) for every part of every matrix. Sums over the columns of matrices that several tasks
 // divide are put together in the end, in order.
-void for_each_part(const MatrixOperands& of,
-                   const std::function<void(const cpu::CameRows& part, int64_t task)>& body) {
+template <class Body>
+void for_each_part(const MatrixOperands& of, const Body& body) {
   const MatrixTasks tasks(of.shape);
   const bool partial = tasks.in_matrix > 1 && of.sums.columns.defined();
   const int64_t rows = of.shape[1], columns = of.shape[2];
   at::Tensor partial_sums;
   if (partial) partial_sums = at::zeros({of.shape[0], tasks.in_matrix, columns}, of.sums.columns.options());
   if ((of.grads.defined() ? of.grads : of.mean).is_meta()) return;  // a dry run
+  const Elements grads(of.grads), mean(of.mean), weights(of.weights), compute(of.compute);
+  const Values row_roots(of.roots.rows), column_roots(of.roots.columns), row_sums(of.sums.rows),
+      column_sums(of.sums.columns), task_sums(partial ? partial_sums.view({-1, columns}) : partial_sums);
+  const cpu::CameRows all = {
+      .columns = static_cast<size_t>(columns),
+      .grads = {.dtype = of.grads.defined() ? from_scalar_type(of.grads.scalar_type()) : Dtype::kF32,
+                .scale = static_cast<float>(of.scale)},
+      .compute = compute_weights(of.compute, nullptr)};
   const auto rows_of = [&](int64_t matrix, int64_t first_row, int64_t task) {
     const int64_t element = (matrix * rows + first_row) * columns;
-    const auto elements = [&](const at::Tensor& all) {
-      return all.defined() ? static_cast<char*>(all.data_ptr()) + element * all.element_size() : nullptr;
-    };
-    return cpu::CameRows{
-        .rows = static_cast<size_t>(std::min(tasks.rows, rows - first_row)),
-        .columns = static_cast<size_t>(columns),
-        .grads = {.values = elements(of.grads),
-                  .dtype = of.grads.defined() ? from_scalar_type(of.grads.scalar_type()) : Dtype::kF32,
-                  .scale = static_cast<float>(of.scale)},
-        .row_roots = values_at(of.roots.rows, matrix, first_row),
-        .column_roots = values_at(of.roots.columns, matrix, 0),
-        .mean = reinterpret_cast<float*>(elements(of.mean)),
-        .weights = reinterpret_cast<float*>(elements(of.weights)),
-        .row_sums = values_at(of.sums.rows, matrix, first_row),
-        .column_sums = partial ? static_cast<float*>(partial_sums.data_ptr()) + task * columns
-                               : values_at(of.sums.columns, matrix, 0)};
+    cpu::CameRows part = all;
+    part.rows = static_cast<size_t>(std::min(tasks.rows, rows - first_row));
+    part.grads.values = grads.at(element);
+    part.row_roots = row_roots.at(matrix, first_row);
+    part.column_roots = column_roots.at(matrix, 0);
+    part.mean = reinterpret_cast<float*>(mean.at(element));
+    part.weights = reinterpret_cast<float*>(weights.at(element));
+    part.row_sums = row_sums.at(matrix, first_row);
+    part.column_sums = partial ? task_sums.at(task, 0) : column_sums.at(matrix, 0);
+    part.compute.values = compute.begin ? compute.at(element) : nullptr;
+    return part;
   };
   at::parallel_for(0, tasks.count, 1, [&](int64_t begin, int64_t end) {
-    for (int64_t task = begin; task < end; ++task)
+    for (int64_t i = begin; i < end; ++i) {
+      const int64_t task = of.order == Order::kForwards ? i : begin + end - 1 - i;
       if (tasks.in_matrix > 1) {
         body(rows_of(task / tasks.in_matrix, task % tasks.in_matrix * tasks.rows, task), task);
       } else {
@@ -89,6 +117,7 @@ void for_each_part(const MatrixOperands& of,
         for (int64_t matrix = task * tasks.matrices; matrix < last; ++matrix)
           body(rows_of(matrix, 0, task), task);
       }
+    }
   });
   if (partial) of.sums.columns.add_(partial_sums.sum(1));
 }
@@ -112,7 +141,11 @@ at::Tensor came_sum_of_squares(const ScaledGradients& grads, const RowsAndColumn
   if (!computes_on_cpu(grads.values)) return reference::came_sum_of_squares(grads, roots);
   OpMark mark("kiln::came_sum_of_squares", grads.values, roots);
   std::vector<double> sums(static_cast<size_t>(MatrixTasks(grads.values.sizes()).count));
-  for_each_part({.shape = grads.values.sizes(), .grads = grads.values, .scale = grads.scale, .roots = roots},
+  for_each_part({.shape = grads.values.sizes(),
+                 .order = Order::kBackwards,
+                 .grads = grads.values,
+                 .scale = grads.scale,
+                 .roots = roots},
                 [&](const cpu::CameRows& part, int64_t task) {
                   sums[static_cast<size_t>(task)] += cpu::came_sum_of_squares(part);
                 });
@@ -138,11 +171,16 @@ void came_move_mean(const ScaledGradients& grads, const RowsAndColumns& roots, c
 }
 
 void came_move_weights(const at::Tensor& weights, const at::Tensor& mean, const RowsAndColumns& roots,
-                       double lr, double decay) {
-  if (!computes_on_cpu(mean)) return reference::came_move_weights(weights, mean, roots, lr, decay);
+                       double lr, double decay, const at::Tensor& compute) {
+  if (!computes_on_cpu(mean)) return reference::came_move_weights(weights, mean, roots, lr, decay, compute);
   OpMark mark("kiln::came_move_weights", weights, mean, roots);
-  mark.outputs(weights);
-  for_each_part({.shape = mean.sizes(), .mean = mean, .weights = weights, .roots = roots},
+  mark.outputs(weights, compute);
+  for_each_part({.shape = mean.sizes(),
+                 .order = Order::kBackwards,
+                 .mean = mean,
+                 .weights = weights,
+                 .compute = compute,
+                 .roots = roots},
                 [&](const cpu::CameRows& part, int64_t) {
                   cpu::came_move_weights(part, static_cast<float>(lr), static_cast<float>(decay));
                 });
@@ -164,7 +202,11 @@ cpu::CameElementRange range_of(const ScaledGradients& grads, const CameElements&
           .weights = from(e.weights),
           .mean = from(e.mean),
           .squares = from(e.squares),
-          .distances = from(e.distances)};
+          .distances = from(e.distances),
+          .compute = compute_weights(
+              e.compute, e.compute.defined()
+                             ? static_cast<char*>(e.compute.data_ptr()) + begin * e.compute.element_size()
+                             : nullptr)};
 }
 
 }  // namespace
@@ -190,7 +232,7 @@ at::Tensor came_square_elements(const ScaledGradients& grads, const at::Tensor& 
 void came_move_elements(const ScaledGradients& grads, const at::Tensor& divisor, const CameElements& e) {
   if (!computes_on_cpu(e.mean)) return reference::came_move_elements(grads, divisor, e);
   OpMark mark("kiln::came_move_elements", grads.values, e.weights, e.mean, e.squares, e.distances);
-  mark.outputs(e.weights, e.mean, e.distances);
+  mark.outputs(e.weights, e.mean, e.distances, e.compute);
   if (e.mean.is_meta()) return;
   const cpu::CameElementStep step = {.update_scale = 1 / divisor.item<float>(),
                                      .mean = cpu::CameAverage(e.beta_mean),

@@ -28,9 +28,10 @@ at::Tensor came_sum_of_squares(const ScaledGradients& grads, const RowsAndColumn
 // to `distances`. `divisor`: 0-d f32.
 void came_move_mean(const ScaledGradients& grads, const RowsAndColumns& roots, const at::Tensor& divisor,
                     const at::Tensor& mean, double beta, double eps, const RowsAndColumns& distances);
-// weights = weights (1 - decay) - lr mean root(row) root(column), all f32.
+// weights = weights (1 - decay) - lr mean root(row) root(column), all f32, and `compute` like them in bf16 or
+// fp16, if it is defined.
 void came_move_weights(const at::Tensor& weights, const at::Tensor& mean, const RowsAndColumns& roots,
-                       double lr, double decay);
+                       double lr, double decay, const at::Tensor& compute = {});
 
 // Tensors of which every element is kept: all operands are (n).
 
@@ -43,6 +44,7 @@ at::Tensor came_square_elements(const ScaledGradients& grads, const at::Tensor& 
 struct CameElements {
   at::Tensor weights{}, mean{}, squares{};  // f32
   at::Tensor distances{};                   // f32; undefined: the mean is not divided by its distance's root
+  at::Tensor compute{};                     // bf16 or fp16, or undefined: what the weights are rounded to
   double beta_mean = 0, beta_distance = 0, eps_distance = 0, lr = 0, decay = 0;
 };
 // came_move_mean() and came_move_weights() of u = scale g / sqrt(squares), where the mean's distances have
@@ -55,7 +57,7 @@ at::Tensor came_sum_of_squares(const ScaledGradients& grads, const RowsAndColumn
 void came_move_mean(const ScaledGradients& grads, const RowsAndColumns& roots, const at::Tensor& divisor,
                     const at::Tensor& mean, double beta, double eps, const RowsAndColumns& distances);
 void came_move_weights(const at::Tensor& weights, const at::Tensor& mean, const RowsAndColumns& roots,
-                       double lr, double decay);
+                       double lr, double decay, const at::Tensor& compute = {});
 at::Tensor came_square_elements(const ScaledGradients& grads, const at::Tensor& squares, double beta,
                                 double eps);
 void came_move_elements(const ScaledGradients& grads, const at::Tensor& divisor, const CameElements& e);

@@ -44,9 +44,10 @@ void came_move_mean(const ScaledGradients& grads, const RowsAndColumns& roots, c
 }
 
 void came_move_weights(const at::Tensor& weights, const at::Tensor& mean, const RowsAndColumns& roots,
-                       double lr, double decay) {
+                       double lr, double decay, const at::Tensor& compute) {
   if (decay != 0) weights.add_(weights, -decay);
   weights.sub_(scaled(roots, mean).mul_(lr));
+  if (compute.defined()) compute.copy_(weights);
 }
 
 at::Tensor came_square_elements(const ScaledGradients& grads, const at::Tensor& squares, double beta,
@@ -60,12 +61,13 @@ void came_move_elements(const ScaledGradients& grads, const at::Tensor& divisor,
   at::Tensor update = e.squares.rsqrt().mul_(gradient(grads)).div_(divisor);
   move_average(e.mean, update, e.beta_mean);
   if (e.decay != 0) e.weights.add_(e.weights, -e.decay);
-  if (!e.distances.defined()) {
+  if (e.distances.defined()) {
+    move_average(e.distances, update.sub_(e.mean).square_().add_(e.eps_distance), e.beta_distance);
+    e.weights.sub_(e.distances.rsqrt().mul_(e.mean).mul_(e.lr));
+  } else {
     e.weights.sub_(e.mean * e.lr);
-    return;
   }
-  move_average(e.distances, update.sub_(e.mean).square_().add_(e.eps_distance), e.beta_distance);
-  e.weights.sub_(e.distances.rsqrt().mul_(e.mean).mul_(e.lr));
+  if (e.compute.defined()) e.compute.copy_(e.weights);
 }
 
 }  // namespace kiln::ops::reference

@@ -11,6 +11,7 @@
 #include "core/aten.h"
 #include "core/error.h"
 #include "core/philox.h"
+#include "ops/cuda/launch.h"
 #include "ops/kernel_types.h"
 #include "ops/op_mark.h"
 
@@ -110,9 +111,12 @@ void stochastic_round(const at::Tensor& values, const at::Tensor& rounded, const
   check_rounding(values, rounded, draw);
   OpMark mark("kiln::stochastic_round", values);
   mark.outputs(rounded);
-  if (values.numel() == 0 || (values.is_meta() && computes_on_cpu(values))) return;
+  if (values.numel() == 0 || values.is_meta()) return;
   if (values.is_cpu())
     round_on_cpu(values, rounded, draw);
+  else if (has_kernel(values))
+    cuda::stochastic_round(values, rounded, static_cast<uint64_t>(draw.first), draw.seed,
+                           static_cast<uint32_t>(Draw::kRounding), index_of(draw));
   else
     reference::stochastic_round(values, rounded, draw);
 }

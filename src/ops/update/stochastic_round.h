@@ -18,7 +18,7 @@ struct RoundingDraw {
 
 // Rounds flat f32 `values` to bf16 `rounded`, of as many elements on the same device: to the next bf16 away
 // from zero with a probability of the share of the way to it, else towards zero. What is bf16 already stays
-// as it is, infinities and NaN too. On a GPU it is composed of ATen's operations.
+// as it is, infinities and NaN too.
 void stochastic_round(const at::Tensor& values, const at::Tensor& rounded, const RoundingDraw& draw);
 
 namespace reference {
