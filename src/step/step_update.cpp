@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "core/aten.h"
+#include "core/dry_run.h"
 #include "ops/update/stochastic_round.h"
 #include "parallel/offload/host_memory.h"
 
@@ -19,6 +20,8 @@ StepUpdate::StepUpdate(const Optimizer& optimizer, TrainingState& state, at::Dev
   exchange_.emplace(device_, largest->shard_size(), largest->grad_shard.scalar_type(),
                     largest->compute_weights.scalar_type());
   state_.offloaded.host += exchange_->host_bytes();
+  if (largest->master_dtype() != at::kFloat)  // its f32 during its update
+    state_.offloaded.host += largest->shard_size() * static_cast<int64_t>(sizeof(float));
 }
 
 void StepUpdate::read_ahead() {
@@ -72,8 +75,11 @@ void StepUpdate::update_unit(size_t s, const OptimizerStep& step) {
                        .moments = state.moments,
                        .layout = &unit.layout(),
                        .offset = unit.shard_offset()};
+  std::optional<DryRunScope> on_host;
   if (unit.shard_size() < unit.size())
     slice.sum = [&](at::Tensor& values) {
+      std::optional<DryRunScope> on_device;
+      if (on_host) on_device.emplace(DryRunDevice::kCuda);
       state_.zero->sum_over_shards(values, "the optimizer's sums of " + unit.name());
     };
   // The weights go from where they are updated to where they are kept, if that is across the link.
@@ -90,12 +96,17 @@ void StepUpdate::update_unit(size_t s, const OptimizerStep& step) {
     emas.push_back({state.emas[i], ema_decay_at(ema_schedule_, state_.ema_decays[i], step.update)});
   const bool casts = weights.scalar_type() != state.master.scalar_type();
   if (casts) slice.compute_weights = &weights;
-  if (state.master.scalar_type() == at::kFloat) {
+  const bool plans_host = exchange_ && device_.is_meta();
+  const bool widens = state.master.scalar_type() != at::kFloat;
+  // The unit's master is f32 during its update alone. The averages follow what it is rounded to.
+  if (widens)
+    slice.master =
+        plans_host ? host_zeros(unit.shard_size(), at::kFloat, device_) : state.master.to(at::kFloat);
+  if (plans_host) on_host.emplace(DryRunDevice::kCpu);  // the host of a GPU computes as any CPU does
+  if (!widens) {
     slice.emas = std::move(emas);
     optimizer_.step(slice, step);
   } else {
-    // The unit's master is f32 during its update alone. The averages follow what it is rounded to.
-    slice.master = state.master.to(at::kFloat);
     optimizer_.step(slice, step);
     ops::stochastic_round(slice.master, state.master,
                           {.seed = state_.seed,
@@ -107,6 +118,7 @@ void StepUpdate::update_unit(size_t s, const OptimizerStep& step) {
     if (!slice.emas.empty()) slice.master.copy_(state.master);
     slice.follow_master();
   }
+  on_host.reset();
   if (!casts && !weights.is_same(state.master)) weights.copy_(state.master);
   if (sends) exchange_->send(home.shard);
   if (brings) home.shard.copy_(weights, /*non_blocking=*/unit.weight_placement() == Placement::kHost);

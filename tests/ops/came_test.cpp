@@ -12,9 +12,9 @@ using testing::expect_close;
 using testing::randn;
 using testing::Tensors;
 
-// Wide enough for several tasks, the first one for streams; many small ones; one row, one column; nothing.
-const std::vector<std::vector<int64_t>> kShapes = {{1, 1100, 1000}, {2, 150, 1025}, {15'000, 3, 3},
-                                                   {3, 1, 37},      {1, 40, 1},     {0, 5, 4}};
+// Wide enough for several tasks; many small ones; one row, one column; nothing.
+const std::vector<std::vector<int64_t>> kShapes = {{1, 300, 1000}, {2, 150, 1025}, {15'000, 3, 3},
+                                                   {3, 1, 37},     {1, 40, 1},     {0, 5, 4}};
 
 // What weights compute in beside such gradients.
 at::ScalarType low_of(at::ScalarType grads) { return grads == at::kHalf ? at::kHalf : at::kBFloat16; }
@@ -93,6 +93,16 @@ TEST(Came, PassesAreTheirComposition) {
         expect_all_close(passes_by_element(size, dtype, has_distances, false),
                          passes_by_element(size, dtype, has_distances, true));
   }
+}
+
+// Rows of 1002 begin on aligned addresses and on others.
+TEST(Came, LargeTensorsAreRoundedAsSmallOnes) {
+  const at::Tensor weights = at::full({1, 1050, 1002}, 1.01f), mean = at::full({1, 1050, 1002}, 1.0f),
+                   compute = at::zeros({1, 1050, 1002}, at::kBFloat16);
+  const RowsAndColumns roots{.rows = at::linspace(1, 2, 1050).unsqueeze(0),
+                             .columns = at::linspace(1, 2, 1002).unsqueeze(0)};
+  came_move_weights(weights, mean, roots, 0.1, 0, compute);
+  EXPECT_TRUE(bitwise_equal(compute, weights.to(at::kBFloat16)));
 }
 
 TEST(Came, ThreadsChangeNoBit) {

@@ -3,9 +3,11 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <numeric>
 
 #include "core/error.h"
+#include "optim/optimizer.h"
 #include "plan/memory/device_memory.h"
 #include "plan/plan_settings.h"
 #include "plan/price/price.h"
@@ -131,6 +133,28 @@ TEST(Plan, OffloadedStateIsNotOnTheGpu) {
   const StepTrace rank = trace_step(options.train, planned_shape(options.train), DryRunDevice::kCuda, 8);
   EXPECT_EQ(host.memory.persistent, rank.memory.persistent);
   EXPECT_EQ(host.offloaded.host, rank.offloaded.host);
+}
+
+// A bf16 master on the host becomes f32 there for its unit's update: the GPU holds none of it, with any
+// optimizer, and the host room for the largest unit.
+TEST(Plan, OffloadedBf16MastersAreWideOnTheHostAlone) {
+  PlanOptions options = small_plan();
+  options.train.offload.optimizer = Placement::kHost;
+  for (const std::string& name : optimizer_names()) {
+    SCOPED_TRACE(name);
+    options.train.optimizer.name = name;
+    const auto trace_with = [&](at::ScalarType master) {
+      options.train.compute.master_dtype = master;
+      return trace_step(options.train, planned_shape(options.train), DryRunDevice::kCuda, 1);
+    };
+    const StepTrace wide = trace_with(at::kFloat), narrow = trace_with(at::kBFloat16);
+    EXPECT_EQ(narrow.memory.peak_bytes, wide.memory.peak_bytes);
+    const int64_t weights =
+        std::accumulate(wide.segment_weights.begin(), wide.segment_weights.end(), int64_t{0});
+    const int64_t largest = std::ranges::max(wide.segment_weights);
+    EXPECT_NEAR(static_cast<double>(wide.offloaded.host - narrow.offloaded.host),
+                static_cast<double>(2 * weights - 4 * largest), 0.001 * static_cast<double>(weights));
+  }
 }
 
 // One GPU offloads its weights too: they pass through it segment by segment.
