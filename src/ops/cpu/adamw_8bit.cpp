@@ -104,10 +104,11 @@ void step_blocks(const Adamw8bitElements& e, const Adamw8bitFactors& factors, co
       fetch_ahead(grads + i);
       fetch_ahead(e.weights + i);
       const Vec g = hn::Mul(load(grads + i, n), f.grad_scale);
+      // In the order of the composition's roundings: another one moves values across a midpoint now and then.
       Vec m = hn::Mul(read(signed_table, load_places(mean_places + j), mean_scale), f.beta1);
       Vec v = hn::Mul(read(unsigned_table, load_places(square_places + j), square_scale), f.beta2);
       m = hn::MulAdd(g, f.step_beta1, m);
-      v = hn::MulAdd(hn::Mul(g, g), f.step_beta2, v);
+      v = hn::MulAdd(hn::Mul(g, f.step_beta2), g, v);
       if (n < kLanes) {
         m = hn::IfThenElseZero(hn::FirstN(F32(), n), m);
         v = hn::IfThenElseZero(hn::FirstN(F32(), n), v);
