@@ -1,5 +1,7 @@
 #include "checkpoint/safetensors.h"
 
+#include <fmt/ranges.h>
+
 #include <algorithm>
 #include <bit>
 #include <cstring>
@@ -155,23 +157,34 @@ std::unique_ptr<TensorFile> parse_safetensors(std::span<const std::byte> bytes, 
   return std::make_unique<SafetensorsView>(bytes, name);
 }
 
+namespace {
+
+// As JSON has it.
+std::string quoted(const std::string& text) {
+  const auto is_plain = [](char c) { return c >= ' ' && c <= '~' && c != '"' && c != '\\'; };
+  return std::ranges::all_of(text, is_plain) ? '"' + text + '"' : ordered_json(text).dump();
+}
+
+}  // namespace
+
 SafetensorsLayout lay_out_safetensors(const std::vector<TensorSpec>& tensors,
                                       const std::map<std::string, std::string>& metadata) {
-  // Written entry by entry: an object that keeps its order looks through all names for each one.
+  // Written entry by entry, as text: plans lay out the files of thousands of checkpoints.
   std::string text = "{";
-  const auto add = [&](const std::string& name, const ordered_json& entry) {
-    text += (text.size() > 1 ? "," : "") + ordered_json(name).dump() + ":" + entry.dump();
+  const auto add = [&](const std::string& name, const std::string& entry) {
+    if (text.size() > 1) text += ',';
+    text += quoted(name) + ':' + entry;
   };
   std::set<std::string_view> names = {"__metadata__"};
-  if (!metadata.empty()) add("__metadata__", metadata);
+  if (!metadata.empty()) add("__metadata__", ordered_json(metadata).dump());
   SafetensorsLayout layout;
   uint64_t offset = 0;
   for (const auto& [name, dtype, shape] : tensors) {
     uint64_t num_bytes = dtype_size(dtype);
     for (const int64_t size : shape) num_bytes *= static_cast<uint64_t>(size);
     if (!names.insert(name).second) fail("safetensors", "cannot write two tensors named {:?}", name);
-    add(name,
-        {{"dtype", dtype_name(dtype)}, {"shape", shape}, {"data_offsets", {offset, offset + num_bytes}}});
+    add(name, fmt::format(R"({{"dtype":"{}","shape":[{}],"data_offsets":[{},{}]}})", dtype_name(dtype),
+                          fmt::join(shape, ","), offset, offset + num_bytes));
     layout.offsets.push_back(offset);
     offset += num_bytes;
   }

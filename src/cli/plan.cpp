@@ -111,7 +111,7 @@ void add_plan_options(CLI::App& command, PlanArguments& arguments) {
       .add_option(
           "--measure-seconds", arguments.measure_s,
           "Where the profile of this machine lacks operations of the planned step: time them first, in "
-          "a few real steps of about so many seconds, and keep them for later plans (after "
+          "a few real steps of at most so many seconds in all, and keep them for later plans (after "
           "--calibrate; 0: never)")
       ->excludes(search)
       ->excludes(table)
@@ -204,6 +204,7 @@ void measure_lacking(const PlanOptions& options, double seconds) {
   const StepMeasurement measured =
       measure_step(machine, options.train, usual_shape(data).value_or(data), device, seconds);
   if (measured.is_done) store_profile(machine);
+  if (has_clock(machine)) read_again(device);  // the plan's interval is of both moments
   fmt::print(stderr, "{}\n", measured.text);
 }
 
@@ -275,11 +276,11 @@ void add_plan_command(CLI::App& app) {
   command->callback([=] {
     PlanOptions& options = arguments->options;
     const bool has_gpus = command->count("--gpus") > 0;
-    if (!arguments->gpu_memory.empty()) {
+    if (!arguments->gpu_memory.empty())
       options.gpu_memory = MemoryBudget::parse_size("gpu-memory", arguments->gpu_memory);
-      if (command->count("--gpu") == 0) options.gpu = nearest_in_memory(options.gpu_memory).name;
-    }
     const ResolvedOptions resolved = resolve(*command, *train, has_gpus ? options.gpus : 0);
+    if (options.gpu_memory > 0 && command->count("--gpu") == 0)
+      options.gpu = nearest_in_memory(options.gpu_memory, resolved.options.compute.product_dtype()).name;
     options.train = with_length(resolved.options, options.dataset_size);
     options.change = resolved.change;
     calibrate_here(*arguments);

@@ -107,9 +107,10 @@ struct MeasuredTraining {
   const char* source;
 };
 
-// The architecture of a small model whose operations a machine is measured with.
+// The architecture of a small model whose operations a machine is measured with; 0: the model's own.
 struct CalibrationWorkload {
   int64_t hidden_size, num_heads, depth, patch_size, image_size, batch, micro_batch = 0;
+  const char* config = "";  // further settings of the model, as JSON
 };
 
 struct Family {

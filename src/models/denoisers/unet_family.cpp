@@ -163,6 +163,21 @@ ForeignFormat unet_diffusers_format() {
           .note = nullptr};
 }
 
+// Of the models that a machine is measured with.
+constexpr const char
+    *kNarrow = R"({"block_out_channels": [64, 128], "layers_per_block": 1, "attention_head_dim": 4,
+    "down_block_types": ["CrossAttnDownBlock2D", "DownBlock2D"],
+    "up_block_types": ["UpBlock2D", "CrossAttnUpBlock2D"]})",
+    *kThreeStages = R"({"block_out_channels": [96, 192, 192], "layers_per_block": 1, "attention_head_dim": 8,
+    "down_block_types": ["CrossAttnDownBlock2D", "CrossAttnDownBlock2D", "DownBlock2D"],
+    "up_block_types": ["UpBlock2D", "CrossAttnUpBlock2D", "CrossAttnUpBlock2D"]})",
+    *kWide = R"({"block_out_channels": [128, 256], "layers_per_block": 1, "attention_head_dim": 8,
+    "down_block_types": ["CrossAttnDownBlock2D", "DownBlock2D"],
+    "up_block_types": ["UpBlock2D", "CrossAttnUpBlock2D"]})",
+    *kPublishedWidths = R"({"block_out_channels": [320, 640], "layers_per_block": 1, "attention_head_dim": 8,
+    "down_block_types": ["CrossAttnDownBlock2D", "DownBlock2D"],
+    "up_block_types": ["UpBlock2D", "CrossAttnUpBlock2D"]})";
+
 }  // namespace
 
 Family unet_family() {
@@ -183,7 +198,13 @@ Family unet_family() {
                         {"sd21-v", 768, 2048, 1e-4, 350'000,
                          "Stable Diffusion 2.1's 140K, 55K and 155K steps at 768 px, after 1.55M at less"},
                         {"sd", 0, 2048, 1e-4, 0, "Stable Diffusion's model cards"}},
-          .calibration = {},
+          // Stages with and without attention, narrow ones and the published widths, on large and on small
+          // maps.
+          .calibration = {{0, 0, 0, 0, 256, 4, 0, kNarrow},
+                          {0, 0, 0, 0, 128, 12, 0, kThreeStages},
+                          {0, 0, 0, 0, 256, 2, 0, kWide},
+                          {0, 0, 0, 0, 128, 2, 0, kPublishedWidths},
+                          {0, 0, 0, 0, 256, 12, 6, kNarrow}},
           .objectives = {{"sd21-v", kVPrediction}, {"", kEpsilon}}};
 }
 

@@ -1,6 +1,8 @@
 #include "models/parts/embeddings.h"
 
+#include <algorithm>
 #include <cmath>
+#include <vector>
 
 #include "core/aten.h"
 
@@ -38,17 +40,20 @@ at::Tensor sincos_position_table(int64_t width, int64_t grid_h, int64_t grid_w) 
   const int64_t quarter = width / 4;
   at::Tensor table = at::empty({1, grid_h * grid_w, width}, at::kFloat);
   float* out = table.mutable_data_ptr<float>();
-  for (int64_t row = 0; row < grid_h; ++row) {
-    for (int64_t column = 0; column < grid_w; ++column, out += width) {
-      for (int64_t i = 0; i < quarter; ++i) {
-        const double frequency = std::pow(10000.0, -static_cast<double>(i) / static_cast<double>(quarter));
-        out[i] = static_cast<float>(std::sin(column * frequency));
-        out[quarter + i] = static_cast<float>(std::cos(column * frequency));
-        out[2 * quarter + i] = static_cast<float>(std::sin(row * frequency));
-        out[3 * quarter + i] = static_cast<float>(std::cos(row * frequency));
-      }
+  // Trigonometry once for each place along a side: sines, then cosines.
+  std::vector<float> of_place(static_cast<size_t>(std::max(grid_h, grid_w) * 2 * quarter));
+  for (int64_t i = 0; i < quarter; ++i) {
+    const double frequency = std::pow(10000.0, -static_cast<double>(i) / static_cast<double>(quarter));
+    for (int64_t place = 0; place < std::max(grid_h, grid_w); ++place) {
+      float* pair = of_place.data() + place * 2 * quarter;
+      pair[i] = static_cast<float>(std::sin(static_cast<double>(place) * frequency));
+      pair[quarter + i] = static_cast<float>(std::cos(static_cast<double>(place) * frequency));
     }
   }
+  for (int64_t row = 0; row < grid_h; ++row)
+    for (int64_t column = 0; column < grid_w; ++column)
+      for (const int64_t place : {column, row})
+        out = std::copy_n(of_place.data() + place * 2 * quarter, 2 * quarter, out);
   return table;
 }
 

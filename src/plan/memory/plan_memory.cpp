@@ -259,8 +259,9 @@ void MemoryComposer::add_notes() {
                         ? std::string()
                         : fmt::format("; its architecture is taken to be {}", autoencoder_->assumed)));
   if (text_encoder_ && !text_encoder_->assumed.empty())
-    plan_.notes.push_back(fmt::format("whether {} is {}, as is taken of a model of its width",
-                                      options_.data.text_encoder, text_encoder_->assumed));
+    plan_.notes.push_back(
+        fmt::format("the text encoder of {}, which is not here: the published {} stands for it",
+                    options_.data.text_encoder, text_encoder_->assumed));
   if (!evaluation_.note.empty()) plan_.notes.push_back(evaluation_.note);
   if (const std::string settings = unusual_allocator_settings(); cuda_ && !settings.empty())
     plan_.notes.push_back(fmt::format(

@@ -148,9 +148,10 @@ const std::vector<MachineProfile>& builtin_profiles() {
   return profiles;
 }
 
-const MachineProfile& nearest_in_memory(int64_t bytes) {
+const MachineProfile& nearest_in_memory(int64_t bytes, at::ScalarType dtype) {
   return *std::ranges::min_element(builtin_profiles(), {}, [&](const MachineProfile& profile) {
-    return std::abs(profile.memory_bytes - bytes);
+    const bool serves = profile.runs_kiln && profile.peak_flops.contains(dtype);
+    return std::pair(!serves, std::abs(profile.memory_bytes - bytes));
   });
 }
 

@@ -266,6 +266,7 @@ TrainOptions calibration_step(const Family& family, const CalibrationWorkload& w
   const int64_t times = device.is_cuda() ? kGpuBatches : 1;
   TrainOptions options;
   options.model.name = family.name;
+  options.model.config = workload.config;
   options.objective.name = objective_of(family);
   options.model.hidden_size = workload.hidden_size;
   options.model.num_heads = workload.num_heads;

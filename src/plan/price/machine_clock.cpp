@@ -7,10 +7,10 @@
 #include <algorithm>
 #include <chrono>
 #include <cmath>
+#include <iterator>
 #include <map>
 
 #include "core/aten.h"
-#include "core/median.h"
 
 namespace kiln {
 
@@ -20,25 +20,42 @@ using Clock = std::chrono::steady_clock;
 
 // Readings closer together than this are one speed: rescaling by less would add more noise than it removes.
 constexpr double kSameSpeed = 0.05;
-// The share of the readings that is left out at each end: single interruptions are no change of speed.
+// The share of the time that is left out at each end: single interruptions are no change of speed.
 constexpr double kLeftOut = 0.1;
 
 double elapsed_since(Clock::time_point begin) {
   return std::chrono::duration<double>(Clock::now() - begin).count();
 }
 
-// Half of the distance between the slow and the fast readings, as a share of the middle.
-double spread_of(std::vector<double> values) {
-  const double middle = median(values);
-  std::ranges::sort(values);
-  const auto left_out = static_cast<size_t>(kLeftOut * static_cast<double>(values.size()));
-  return (values[values.size() - 1 - left_out] - values[left_out]) / (2 * middle);
-}
+// What pieces of work took, by the share of the time that was read.
+class Distribution {
+ public:
+  explicit Distribution(std::vector<double> seconds) : seconds_(std::move(seconds)) {
+    std::ranges::sort(seconds_);
+    for (const double s : seconds_) total_ += s;
+  }
+  double at(double share) const {
+    double before = 0;
+    for (const double s : seconds_)
+      if ((before += s) >= share * total_) return s;
+    return seconds_.back();
+  }
+  double middle() const { return at(0.5); }
+  double fast() const { return at(kLeftOut); }
+  double slow() const { return at(1 - kLeftOut); }
+  // Half of the distance between the slow and the fast readings, as a share of the middle.
+  double spread() const { return (slow() - fast()) / (2 * middle()); }
+  double reach() const { return std::max(slow() / middle(), middle() / fast()) - 1; }
 
-std::vector<double> column(const std::vector<MachineClock>& readings, double MachineClock::*member) {
+ private:
+  std::vector<double> seconds_;
+  double total_ = 0;
+};
+
+Distribution distribution(const std::vector<MachineClock>& readings, double MachineClock::*member) {
   std::vector<double> values;
   for (const MachineClock& reading : readings) values.push_back(reading.*member);
-  return values;
+  return Distribution(std::move(values));
 }
 
 double factor(double reference, double now, double spread) {
@@ -77,23 +94,36 @@ std::vector<MachineClock> read_clock(at::Device device, double seconds) {
 }
 
 MachineClock middle_of(const std::vector<MachineClock>& readings) {
-  return {.product_s = median(column(readings, &MachineClock::product_s)),
-          .copy_s = median(column(readings, &MachineClock::copy_s))};
+  return {.product_s = distribution(readings, &MachineClock::product_s).middle(),
+          .copy_s = distribution(readings, &MachineClock::copy_s).middle()};
 }
 
 MachineSpeed speed_of(const MachineClock& reference, const std::vector<MachineClock>& readings) {
-  const double product_spread = spread_of(column(readings, &MachineClock::product_s)),
-               copy_spread = spread_of(column(readings, &MachineClock::copy_s));
-  const MachineClock now = middle_of(readings);
-  return {.product = factor(reference.product_s, now.product_s, product_spread),
-          .copy = factor(reference.copy_s, now.copy_s, copy_spread),
-          .spread = std::max(product_spread, copy_spread)};
+  const Distribution products = distribution(readings, &MachineClock::product_s),
+                     copies = distribution(readings, &MachineClock::copy_s);
+  return {.product = factor(reference.product_s, products.middle(), products.spread()),
+          .copy = factor(reference.copy_s, copies.middle(), copies.spread()),
+          .spread = std::max(products.spread(), copies.spread()),
+          .reach = std::max(products.reach(), copies.reach())};
 }
 
-const std::vector<MachineClock>& present_readings(at::Device device) {
+namespace {
+
+std::vector<MachineClock>& known_readings(at::Device device) {
   static std::map<std::pair<std::string, int>, std::vector<MachineClock>> known;
-  std::vector<MachineClock>& readings = known[{device.str(), at::get_num_threads()}];
-  if (readings.empty()) readings = read_clock(device, kClockSeconds);
+  return known[{device.str(), at::get_num_threads()}];
+}
+
+}  // namespace
+
+const std::vector<MachineClock>& present_readings(at::Device device) {
+  const std::vector<MachineClock>& readings = known_readings(device);
+  return readings.empty() ? read_again(device) : readings;
+}
+
+const std::vector<MachineClock>& read_again(at::Device device) {
+  std::vector<MachineClock>& readings = known_readings(device);
+  std::ranges::copy(read_clock(device, kClockSeconds), std::back_inserter(readings));
   return readings;
 }
 
@@ -103,8 +133,10 @@ std::string describe(const MachineSpeed& speed) {
     text = fmt::format("at present arithmetic takes {:.2f} and memory {:.2f} times as long as when measured",
                        speed.product, speed.copy);
   if (speed.is_steady()) return text;
-  return text + fmt::format("{}the machine is not steady: the same work differs by {:.0f} % within a moment",
-                            text.empty() ? "" : "; ", 100 * speed.spread);
+  return text + fmt::format(
+                    "{}the machine is not steady: the same work takes up to {:.1f} times as long at one "
+                    "moment as at another",
+                    text.empty() ? "" : "; ", 1 + speed.reach);
 }
 
 }  // namespace kiln

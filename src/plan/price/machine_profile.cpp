@@ -104,9 +104,7 @@ MachineProfile find_profile(const std::string& name) {
     const bool is_cpu = profile.device == DryRunDevice::kCpu;
     if (wants_cpu ? is_cpu && profile.machine == this_machine : !is_cpu && plain(profile.name) == wanted) {
       if (is_cpu) profile.memory_bytes = host_memory().total_bytes;  // limits are those of today
-      // The clock was read on all processors; with fewer threads it would say nothing of the machine.
-      if (is_cpu && profile.clock.product_s > 0 && at::get_num_threads() >= num_own_cpus())
-        profile.speed = speed_of(profile.clock, present_readings(at::kCPU));
+      if (has_clock(profile)) profile.speed = speed_of(profile.clock, present_readings(at::kCPU));
       return profile;
     }
     if (!is_cpu) names.push_back(profile.name);
@@ -120,6 +118,11 @@ MachineProfile find_profile(const std::string& name) {
        "no GPU is called '{}': the closest are {} (all: {}); another card is planned by its memory, "
        "with --gpu-memory 10G in place of --gpu",
        name, fmt::join(nearest_names(name, names, 3), ", "), fmt::join(names, ", "));
+}
+
+bool has_clock(const MachineProfile& profile) {
+  return profile.device == DryRunDevice::kCpu && profile.clock.product_s > 0 &&
+         at::get_num_threads() >= num_own_cpus();
 }
 
 MachineProfile with_tf32(MachineProfile profile) {

@@ -56,8 +56,8 @@ struct MachineProfile {
 
 // V100 to B200, consumer boards of 8 to 32 GB among them: builtin_profiles.cpp.
 const std::vector<MachineProfile>& builtin_profiles();
-// The built-in GPU whose memory is nearest to so many bytes.
-const MachineProfile& nearest_in_memory(int64_t bytes);
+// The built-in GPU that runs Kiln, multiplies in this dtype and whose memory is nearest to so many bytes.
+const MachineProfile& nearest_in_memory(int64_t bytes, at::ScalarType dtype = at::kFloat);
 // This machine's CPU where nobody has calibrated it: from a tenth of a second of measurement, once per
 // process.
 MachineProfile estimate_cpu();
@@ -65,6 +65,9 @@ MachineProfile estimate_cpu();
 // else a quick estimate), at its present speed. Profiles of profiles_folder() go before built-in ones. Throws
 // Error offering the closest names.
 MachineProfile find_profile(const std::string& name);
+// Whether the present speed of this machine can be told against the profile. The clock was read on all
+// processors; with fewer threads it would say nothing of the machine.
+bool has_clock(const MachineProfile& profile);
 // The same machine with f32 products in TF32, where it has that.
 MachineProfile with_tf32(MachineProfile profile);
 // What it multiplies in where half the bits are enough: bf16, before Ampere fp16.

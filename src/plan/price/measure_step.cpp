@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <iterator>
 #include <optional>
 
 #include "core/error.h"
@@ -17,11 +18,13 @@ namespace kiln {
 
 namespace {
 
-// The first steps touch their memory and compile oneDNN's kernels, which later ones do not; three pass
-// unmeasured.
-constexpr StepRepeats kRepeats{.plain = 3, .watched = 2, .warm_up = 3};
-// Those, and what building a model takes.
-constexpr double kStepsInAll = kRepeats.plain + kRepeats.watched + kRepeats.warm_up + 1;
+// The first steps touch their memory and compile oneDNN's kernels, which later ones do not: where there is
+// time, three pass unmeasured.
+constexpr StepRepeats kRepeats{.plain = 3, .watched = 2, .warm_up = 2};
+// The least that is of use: one that warms up, one by the clock, one operation by operation.
+constexpr double kLeastSteps = 3;
+// Of each of the two readings of the clock.
+constexpr double kReadingSeconds = kClockSeconds / 2;
 // A table with so much of a step's time has all that matters.
 constexpr double kWhole = 0.995;
 // Tried from the whole model down; 0 is the model's own.
@@ -87,6 +90,16 @@ void add_step(MachineProfile& profile, const StepTiming& timing) {
 
 StepMeasurement measure_step(MachineProfile& profile, const TrainOptions& options, const DataShape& data,
                              at::Device device, double seconds) {
+  const auto begin = std::chrono::steady_clock::now();
+  const auto elapsed = [&] {
+    return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+  };
+  std::vector<MachineClock> readings;
+  const auto read = [&] {  // before and after, so that a machine that changes meanwhile is known
+    if (has_clock(profile))
+      std::ranges::copy(read_clock(device, kReadingSeconds), std::back_inserter(readings));
+  };
+  read();
   double least_seconds = 0;
   for (const int64_t depth : kDepths) {
     const TrainOptions shallow = with_depth(options, depth);
@@ -94,16 +107,20 @@ StepMeasurement measure_step(MachineProfile& profile, const TrainOptions& option
     if (!trace) continue;
     if (depth == 0 && measured_share(trace->spans, profile) >= kWhole)
       return {.is_done = true, .text = "the profile has all operations of this step"};
-    const double takes = kStepsInAll * price_step(trace->spans, profile).seconds;
+    const double takes = kLeastSteps * price_step(trace->spans, profile).seconds;
     if (least_seconds == 0 || takes < least_seconds) least_seconds = takes;
-    if (takes > seconds || trace->memory.peak_bytes > free_memory(device) / 2) continue;
-    const auto begin = std::chrono::steady_clock::now();
-    add_step(profile, time_steps(shallow, data, device, kRepeats));
-    const std::chrono::duration<double> took = std::chrono::steady_clock::now() - begin;
+    StepRepeats repeats = kRepeats;
+    repeats.most_seconds = seconds - elapsed() - (has_clock(profile) ? kReadingSeconds : 0);
+    if (takes > repeats.most_seconds || trace->memory.peak_bytes > free_memory(device) / 2) continue;
+    const StepTiming timing = time_steps(shallow, data, device, repeats);
+    if (!timing.is_done) continue;
+    read();
+    if (!readings.empty()) profile.speed = speed_of(profile.clock, readings);
+    add_step(profile, timing);
     return {.is_done = true,
             .text = fmt::format("measured steps of {} in {:.1f} s; the profile has {} operations now",
                                 depth == 0 ? "the whole model" : fmt::format("{} of its blocks", depth),
-                                took.count(), profile.operations.size())};
+                                elapsed(), profile.operations.size())};
   }
   return {.text = fmt::format("nothing was measured: even a model of one block takes about {:.0f} s, or more "
                               "than half of the free memory",

@@ -195,8 +195,7 @@ double time_error(const std::vector<Span>& spans, const MachineProfile& machine)
       seconds += of_op;
       error += of_op * price_error(op, machine);
     }
-  const double beyond_steady = std::max(0.0, machine.speed.spread - MachineSpeed::kSteadySpread);
-  return (seconds > 0 ? error / seconds : 0) + beyond_steady;
+  return (seconds > 0 ? error / seconds : 0) + (machine.speed.is_steady() ? 0 : machine.speed.reach);
 }
 
 }  // namespace kiln

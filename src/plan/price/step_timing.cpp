@@ -53,6 +53,25 @@ void keep_least(std::vector<Span>& spans, std::vector<Span> again) {
       spans[i].ops[op].seconds = std::min(spans[i].ops[op].seconds, again[i].ops[op].seconds);
 }
 
+double elapsed_since(std::chrono::steady_clock::time_point begin) {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+}
+
+// What of `wanted` goes into so many steps: one of each kind that is timed, then one more of each in turn.
+StepRepeats repeats_within(const StepRepeats& wanted, int steps) {
+  StepRepeats fitting{.plain = 1, .watched = std::min(1, wanted.watched), .warm_up = 0};
+  int left = steps - fitting.plain - fitting.watched;
+  const auto add = [&](int& count, int most) {
+    if (left <= 0 || count >= most) return false;
+    ++count, --left;
+    return true;
+  };
+  while (add(fitting.warm_up, wanted.warm_up) | add(fitting.plain, wanted.plain) |
+         add(fitting.watched, wanted.watched)) {
+  }
+  return fitting;
+}
+
 }  // namespace
 
 TimedTraining::TimedTraining(const TrainOptions& options, const DataShape& data, at::Device device)
@@ -78,11 +97,20 @@ StepTiming time_steps(const TrainOptions& options, at::Device device, const Step
 }
 
 StepTiming time_steps(const TrainOptions& options, const DataShape& data, at::Device device,
-                      const StepRepeats& repeats) {
+                      const StepRepeats& wanted) {
+  const auto begin = std::chrono::steady_clock::now();
   TimedTraining training(options, data, device);
+  StepTiming timing;
+  StepRepeats repeats = wanted;
+  if (wanted.most_seconds > 0) {
+    const double first = training.step();
+    const int steps = static_cast<int>(std::min(1e3, (wanted.most_seconds - elapsed_since(begin)) / first));
+    timing.is_done = steps >= 1 + std::min(1, wanted.watched);
+    if (!timing.is_done) return timing;
+    repeats = repeats_within(wanted, steps);
+  }
   for (int i = 0; i < repeats.warm_up; ++i) training.step();
 
-  StepTiming timing;
   std::vector<double> seconds;
   double total = 0;
   for (int i = 0; i < repeats.plain || total < repeats.least_seconds; ++i) {

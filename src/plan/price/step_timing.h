@@ -28,6 +28,7 @@ struct StepTiming {
   double seconds = 0;        // of one step, nobody watching: the median
   double least_seconds = 0;  // and the least: what other programs on the machine disturbed least
   std::vector<Span> spans;   // of one step; OpRecord::seconds: the least of each operation
+  bool is_done = true;       // false: there was no time for one step of each kind
 };
 
 struct StepRepeats {
@@ -35,6 +36,9 @@ struct StepRepeats {
   int watched = 0;           // steps operation by operation; 0: no spans
   double least_seconds = 0;  // more plain ones until they have taken so long
   int warm_up = 1;           // steps before all that
+  // Of all that, with building the model; 0: no limit. By what the first step takes, repetitions are left out
+  // that do not fit.
+  double most_seconds = 0;
 };
 
 // Trains `options` on random data of this shape. Throws Error, also when no step can be applied (fp16 that

@@ -94,6 +94,9 @@ class Repetition {
 
   // All but what the calls of the trace did themselves.
   void add_until(const Span& span, size_t op, size_t event) {
+    if (next_op_ == 0 && op > 0) recorder_.span().ops.reserve(recorder_.span().ops.size() + span.ops.size());
+    if (next_event_ == 0 && event > 0)
+      recorder_.span().events.reserve(recorder_.span().events.size() + span.events.size());
     for (; next_op_ < op; ++next_op_)
       if (!span.ops[next_op_].by_call) recorder_.span().ops.push_back(span.ops[next_op_]);
     for (; next_event_ < event; ++next_event_) {

@@ -63,7 +63,9 @@ class VariantReader {
     for (const TomlEntry& entry : table.entries) {
       if (entry.key == kOn) continue;
       set(variant.options, entry);
-      if (!given_.contains(entry.key)) variant.changes.push_back(entry.key + " " + value_text(entry.value));
+      const std::string value = value_text(entry.value);
+      if (!given_.contains(entry.key))
+        variant.changes.push_back(value.empty() ? "no " + entry.key : entry.key + " " + value);
     }
     int64_t& micro_batch = variant.options.micro_batch;  // fits the batch, as a recipe's does
     if (!given_.contains("micro-batch")) micro_batch = std::min(micro_batch, variant.options.global_batch);

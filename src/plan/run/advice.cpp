@@ -88,8 +88,10 @@ std::string search_command(const Plan& plan) {
   open.offload.optimizer = defaults.offload.optimizer;
   const std::string train = command_line(open);
   const bool has_spaces = plan.machine.name.find(' ') != std::string::npos;  // a calibrated one
-  return fmt::format("kiln plan --search --gpu {0}{1}{0} --gpus {2}{3}", has_spaces ? "'" : "",
-                     plan.machine.name, plan.options.gpus, train.substr(std::string("kiln train").size()));
+  const int64_t memory = plan.options.gpu_memory;
+  return fmt::format("kiln plan --search --gpu {0}{1}{0}{2} --gpus {3}{4}", has_spaces ? "'" : "",
+                     plan.machine.name, memory > 0 ? fmt::format(" --gpu-memory {}", memory) : "",
+                     plan.options.gpus, train.substr(std::string("kiln train").size()));
 }
 
 void advise_dtype(const Plan& plan, std::vector<std::string>& advice) {
@@ -145,7 +147,8 @@ void advise_memory(const Plan& plan, const StepTrace& trace, std::vector<std::st
                                            : fmt::format("stage {}", plan.options.train.zero.stage),
         gpus, gib(needed), gib(plan.machine.memory_bytes), change(plan, "gpus", gpus),
         change(plan, "zero-stage", stage)));
-    return;
+    if (plan.options.gpus > 1) return;
+    break;  // and what one can do
   }
   advice.push_back("it does not fit like this; what does, and how fast it is: " + search_command(plan));
 }

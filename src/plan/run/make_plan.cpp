@@ -172,10 +172,13 @@ Plan plan_data(const PlanOptions& options, const MachineProfile& machine, const 
   const auto traced = [&](const DataShape& shape) {
     return trace_step(options.train, shape, machine.device, options.gpus, sharding.ranks_per_node);
   };
-  Plan plan = compose_plan(options, machine, data, traced(data));
+  const StepTrace trace = traced(data);
+  Plan plan = compose_plan(options, machine, data, trace);
   if (const std::optional<DataShape> usual = usual_shape(data)) {
     const Plan timed = compose_plan(options, machine, *usual, traced(*usual));
     static_cast<TimePlan&>(plan) = timed;
+    plan.advice.clear();  // its shares are of the usual step
+    add_advice(plan, trace);
   }
   return plan;
 }

@@ -33,9 +33,15 @@ class StepComposer {
 
  private:
   void add(const Span& span, size_t pass) {
-    Span& added = step_.spans.emplace_back(span);
-    added.micro_step = static_cast<int64_t>(pass);
-    added.events.clear();
+    Span& added = step_.spans.emplace_back(Span{.micro_step = static_cast<int64_t>(pass),
+                                                .phase = span.phase,
+                                                .segment = span.segment,
+                                                .times = span.times,
+                                                .by_call = span.by_call,
+                                                .ops = span.ops,
+                                                .collectives = span.collectives,
+                                                .calls = span.calls});
+    added.events.reserve(span.events.size());
     size_t call = 0;
     for (size_t i = 0; i <= span.events.size(); ++i) {
       for (; call < span.calls.size() && span.calls[call].before_event == i; ++call)

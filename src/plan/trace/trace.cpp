@@ -83,8 +83,10 @@ void describe_state(const TrainingState& state, StepTrace& trace) {
   trace.state_bytes = 0;
   for (const auto& segment : state.segments) trace.state_bytes += segment.unit.state_bytes();
   trace.offloaded = state.offloaded;
+  const CheckpointFiles files(state);
+  trace.checkpoint_bytes = files.file_bytes();
   trace.checkpoint_part_bytes = 0;
-  CheckpointFiles(state).visit(state, [&](const at::Tensor& tensor, const auto&) {
+  files.visit(state, [&](const at::Tensor& tensor, const auto&) {
     trace.checkpoint_part_bytes += static_cast<int64_t>(tensor.nbytes());
   });
 }
@@ -154,7 +156,6 @@ StepTrace trace_every_micro_step(const TrainOptions& options, const DataShape& d
   trace.offloaded_activation_bytes = training.step->offloaded_activation_bytes();
   describe_model(training, trace);
   describe_state(*training.state, trace);
-  trace.checkpoint_bytes = CheckpointFiles(*training.state).file_bytes();
   return trace;
 }
 
