@@ -1,6 +1,7 @@
 #include "extract/extract.h"
 
 #include <algorithm>
+#include <cstdio>
 #include <filesystem>
 #include <optional>
 #include <unordered_set>
@@ -15,7 +16,6 @@
 #include "data/store/store_source.h"
 #include "extract/append.h"
 #include "extract/extracted_store.h"
-#include "extract/image_batches.h"
 #include "extract/image_values.h"
 #include "extract/picture_lanes.h"
 #include "extract/settings.h"
@@ -56,9 +56,8 @@ class Extraction {
                                            usable_bytes(settings_.device, group.ranks().local_world_size)))) {
     apply(ComputeSettings{.device = settings_.device, .cpu_share = cpu_share_, .tf32 = options.tf32});
     if (group.rank() == 0) note_tf32("kiln extract", options.tf32, settings_.device);
-    if (options.buckets.empty() || options.image_size != 0)
-      check_image_size(*autoencoder_, options.image_size);
-    lanes_.emplace(options, settings_, *dataset_, autoencoder_->downsample, group);
+    lanes_.emplace(lane_options_of(options, settings_), *dataset_, autoencoder_->downsample, group);
+    print_lanes();
     info_ = make_store_info(options, settings_, *dataset_, *autoencoder_, *lanes_);
     if (!grown.empty()) require_same_features(read_store_info(grown), grown, info_, options.data);
     range_ = lanes_->of_rank(group.rank(), group.world_size(), settings_.batch);
@@ -146,7 +145,7 @@ class Extraction {
     ProgressLine progress(position_.next_place - range_.first, range_.last - range_.first,
                           /*is_shown=*/group_.rank() == 0);
     ImagePipeline pipeline(
-        position_.next_place, range_.last, [this](int64_t place) { return lanes_->load(place); },
+        position_.next_place, range_.last, [this](int64_t place) { return load(place); },
         settings_.num_workers, 2 * settings_.batch);
     int64_t done = position_.next_place - range_.first;
     std::vector<PreparedImage> batch;
@@ -189,11 +188,21 @@ class Extraction {
     return position;
   }
 
+  // What the buckets hold, and which pictures are left out.
+  void print_lanes() const {
+    for (const std::string& complaint : lanes_->complaints()) fmt::print(stderr, "skipped: {}\n", complaint);
+    if (group_.rank() != 0) return;
+    fmt::print("{}", lanes_->table_text());
+    std::fflush(stdout);
+  }
+
+  Image load(int64_t place) const { return lanes_->load(lanes_->picture(place), lanes_->lane_of(place)); }
+
   const ImageRecord& record_of(int64_t place) const { return dataset_->records()[lanes_->picture(place)]; }
 
   bool is_good(int64_t place) const {
     try {
-      lanes_->load(place);
+      load(place);
       return true;
     } catch (const Error&) {
       return false;
@@ -247,7 +256,7 @@ class Extraction {
           .mean = {},
           .logvar = {},
           .lane = lane,
-          .image_hw = lanes_->image_hw(encoded.places[i])};
+          .image_hw = lanes_->image_hw(lanes_->picture(encoded.places[i]))};
       for (int64_t flip = 0; flip < settings_.num_flips; ++flip) {
         const float* mean = values + (flip * size + i) * values_per_image;
         sample.mean.insert(sample.mean.end(), mean, mean + latent_size);

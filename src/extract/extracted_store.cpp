@@ -17,10 +17,7 @@ StoreInfo make_store_info(const ExtractOptions& options, const ExtractSettings& 
   info.scaling_factor = autoencoder.scaling_factor;
   info.shift_factor = autoencoder.shift_factor;
   info.channels = autoencoder.latent_channels;
-  for (const PictureLanes::Shape& shape : lanes.shapes())
-    info.lanes.push_back({.height = shape.height / autoencoder.downsample,
-                          .width = shape.width / autoencoder.downsample,
-                          .aspect_ratio = shape.aspect_ratio});
+  info.lanes = lanes.latent_lanes();
   info.image_size = lanes.image_size();
   info.has_image_size = lanes.has_buckets();
   info.has_logvar = autoencoder.has_posterior;

@@ -1,6 +1,7 @@
 #include "extract/image_batches.h"
 
 #include <algorithm>
+#include <array>
 #include <chrono>
 #include <cstring>
 #include <utility>
@@ -18,26 +19,28 @@
 namespace kiln {
 namespace {
 
-// Batches whose x_0 holds the images themselves, (B, 3, S, S), and whose text_rows the captions' ids, i64;
+// Batches whose x_0 holds the images themselves, (B, 3, H, W), and whose text_rows the captions' ids, i64;
 // all else is as the step sees it.
 struct ImageFill {
-  std::shared_ptr<const ImageDataset> dataset;
+  Pictures pictures;
   std::shared_ptr<const EncodedText> text;  // null: none
-  Crop crop;
-  DataShape shape;  // of the latents
+  DataShape shape;                          // of the latents
   BatchOptions options;
   SampleOrder order;
 
   void operator()(int64_t first_position, Batch& batch) const {
-    shape_batch(options, first_position, shape, shape.lanes[0], batch);
-    const int64_t image_values = 3 * crop.size * crop.size, latent_values = batch.shape.sample_elements();
+    const int64_t lane = options.only_lane.value_or(order.batch_at(first_position).lane);
+    shape_batch(options, first_position, shape, shape.lanes[static_cast<size_t>(lane)], batch);
+    const PictureLanes::Shape& size = pictures.lanes->shapes()[static_cast<size_t>(lane)];
+    const int64_t image_values = 3 * size.height * size.width, latent_values = batch.shape.sample_elements();
     batch.x_0.resize(batch.size() * image_values);
     for (int64_t row = 0; row < batch.size(); ++row) {
       const int64_t position = batch.first_position + row;
       const int64_t sample = order.sample_at(position);
       batch.sample_ids[row] = sample;
-      if (batch.shape.has_labels) batch.class_labels[row] = dataset->records()[sample].label;
-      write_image_values(load(sample), draw_flip(options, position),
+      if (batch.shape.has_labels) batch.class_labels[row] = pictures.images->records()[sample].label;
+      if (shape.has_image_size) fill_image_size(pictures.lanes->image_hw(sample), row, batch);
+      write_image_values(load(sample, lane), draw_flip(options, position),
                          std::span(batch.x_0).subspan(row * image_values, image_values));
       draw_common(options, row, std::span(batch.noise).subspan(row * latent_values, latent_values), batch);
     }
@@ -58,12 +61,12 @@ struct ImageFill {
     batch.text_rows.assign(bytes.begin(), bytes.end());
   }
 
-  Image load(int64_t sample) const {
+  Image load(int64_t sample, int64_t lane) const {
     try {
-      return load_cropped(*dataset, sample, crop);
+      return pictures.lanes->load(sample, lane);
     } catch (const Error& error) {
       fail("loader", "{}: remove it, or use kiln extract, which names and skips such pictures{}",
-           error.what(), crop.enlarge ? "" : " (--enlarge takes small ones, as DiT does)");
+           error.what(), pictures.lanes->takes_small() ? "" : " (--enlarge takes small ones, as DiT does)");
     }
   }
 };
@@ -73,7 +76,6 @@ class ImageBatches : public BatchSource {
   ImageBatches(ImageFill fill, std::shared_ptr<const Autoencoder> autoencoder, at::Device device,
                int64_t images_at_once)
       : options_(fill.options),
-        image_size_(fill.crop.size),
         images_at_once_(images_at_once),
         autoencoder_(std::move(autoencoder)),
         text_(fill.text),
@@ -116,8 +118,11 @@ class ImageBatches : public BatchSource {
   void encode(const Batch& images, Batch& batch) const {
     const at::NoGradGuard no_grad;
     batch.x_0.resize(batch.size() * batch.shape.sample_elements());
-    const at::Tensor pixels = at::from_blob(const_cast<float*>(images.x_0.data()),
-                                            {images.size(), 3, image_size_, image_size_}, at::kFloat);
+    const Lane& lane = batch.shape.lane;
+    const at::Tensor pixels = at::from_blob(
+        const_cast<float*>(images.x_0.data()),
+        {images.size(), 3, lane.height * autoencoder_->downsample, lane.width * autoencoder_->downsample},
+        at::kFloat);
     const int64_t most = images_at_once_ > 0 ? images_at_once_ : images.size();
     HostRead previous;  // while a GPU encodes some images, the host draws from the moments of those before
     for (int64_t first = 0; first < images.size(); first += most) {
@@ -161,7 +166,7 @@ class ImageBatches : public BatchSource {
   }
 
   const BatchOptions options_;
-  const int64_t image_size_, images_at_once_;
+  const int64_t images_at_once_;
   const std::shared_ptr<const Autoencoder> autoencoder_;
   const std::shared_ptr<const EncodedText> text_;
   const at::Device device_;
@@ -171,32 +176,29 @@ class ImageBatches : public BatchSource {
 
 }  // namespace
 
-void check_image_size(const Autoencoder& autoencoder, int64_t image_size) {
-  constexpr int64_t kMostPixels = 65536;
-  if (image_size < 1 || image_size > kMostPixels)
-    fail("autoencoder", "expected --image-size to be 1 to {}, got {}", kMostPixels, image_size);
-  if (image_size % autoencoder.downsample != 0)
-    fail("autoencoder", "expected --image-size to be a multiple of {}, got {}", autoencoder.downsample,
-         image_size);
+std::unique_ptr<BatchSource> image_batches(const Pictures& pictures,
+                                           std::shared_ptr<const Autoencoder> autoencoder, at::Device device,
+                                           const BatchOptions& options, int64_t images_at_once,
+                                           std::shared_ptr<const EncodedText> text) {
+  check_batch_options(options);
+  DataShape shape{.channels = autoencoder->latent_channels,
+                  .num_classes = static_cast<int64_t>(pictures.images->class_names().size()),
+                  .lanes = pictures.lanes->latent_lanes(),
+                  .has_image_size = pictures.lanes->has_buckets()};
+  if (text) shape.text = {.width = text->info().width, .dtype = text->info().dtype};
+  const SampleOrder order(options.seed, chosen_lanes(pictures.lanes->sample_lanes(), options),
+                          options.global_batch, 1, options.begin);
+  const ImageFill fill{pictures, std::move(text), shape, options, order};
+  return std::make_unique<ImageBatches>(fill, std::move(autoencoder), device, images_at_once);
 }
 
-std::unique_ptr<BatchSource> image_batches(std::shared_ptr<const ImageDataset> dataset,
-                                           std::shared_ptr<const Autoencoder> autoencoder, at::Device device,
-                                           const Crop& crop, const BatchOptions& options,
-                                           int64_t images_at_once, std::shared_ptr<const EncodedText> text) {
-  check_batch_options(options);
-  check_image_size(*autoencoder, crop.size);
-  const int64_t side = crop.size / autoencoder->downsample;
-  DataShape shape{.channels = autoencoder->latent_channels,
-                  .num_classes = static_cast<int64_t>(dataset->class_names().size()),
-                  .lanes = {{.height = side, .width = side}}};
-  if (text) shape.text = {.width = text->info().width, .dtype = text->info().dtype};
-  const auto num_images = static_cast<int64_t>(dataset->records().size());
-  std::vector<SampleLane> lanes = options.lanes;
-  if (lanes.empty()) lanes = {{.samples = {{.first = 0, .count = num_images}}}};
-  const SampleOrder order(options.seed, std::move(lanes), options.global_batch, 1, options.begin);
-  const ImageFill fill{std::move(dataset), std::move(text), crop, shape, options, order};
-  return std::make_unique<ImageBatches>(fill, std::move(autoencoder), device, images_at_once);
+void rehearse_encoding(const Autoencoder& autoencoder, const Lane& lane, int64_t pictures,
+                       at::Device device) {
+  const at::NoGradGuard no_grad;
+  const std::array<int64_t, 4> sizes = {pictures, 3, lane.height * autoencoder.downsample,
+                                        lane.width * autoencoder.downsample};
+  std::vector<float> pixels(static_cast<size_t>(sizes[0] * sizes[1] * sizes[2] * sizes[3]));
+  autoencoder.encode(at::from_blob(pixels.data(), sizes, at::kFloat).to(device)).to(at::kFloat);
 }
 
 }  // namespace kiln

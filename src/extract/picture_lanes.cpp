@@ -1,8 +1,6 @@
 #include "extract/picture_lanes.h"
 
 #include <algorithm>
-#include <cmath>
-#include <cstdio>
 #include <numeric>
 
 #include "core/error.h"
@@ -17,14 +15,6 @@ namespace {
 constexpr const char* kPublished = "pixart";
 constexpr int64_t kLanczosFrom = 2048;  // pixels; the base of the table from which PixArt's trainer takes it
 
-// The side of the square that has the mean area of the buckets, in steps of `multiple`.
-int64_t side_of(const std::vector<Bucket>& buckets, int64_t multiple) {
-  double area = 0;
-  for (const Bucket& bucket : buckets) area += static_cast<double>(bucket.height * bucket.width);
-  const double side = std::sqrt(area / static_cast<double>(buckets.size()));
-  return std::max<int64_t>(std::llround(side / static_cast<double>(multiple)), 1) * multiple;
-}
-
 struct HeaderResult {
   PictureSize size{};
   std::string error{};
@@ -32,13 +22,14 @@ struct HeaderResult {
 
 }  // namespace
 
-PictureLanes::PictureLanes(const ExtractOptions& options, const ExtractSettings& settings,
-                           const ImageDataset& dataset, int64_t downsample, ProcessGroup& group)
-    : options_(options), dataset_(dataset), image_size_(options.image_size) {
+PictureLanes::PictureLanes(const PictureLaneOptions& options, const ImageDataset& dataset, int64_t downsample,
+                           ProcessGroup& group)
+    : options_(options), dataset_(dataset), downsample_(downsample), image_size_(options.image_size) {
+  if (options.buckets.empty() || image_size_ != 0) check_image_size(downsample, image_size_);
   if (options.buckets.empty())
     make_square();
   else
-    make_buckets(downsample, settings.num_workers, group);
+    make_buckets(group);
 }
 
 void PictureLanes::make_square() {
@@ -47,16 +38,18 @@ void PictureLanes::make_square() {
   shapes_ = {{.height = image_size_, .width = image_size_, .last = num_places()}};
 }
 
-void PictureLanes::make_buckets(int64_t downsample, int num_threads, ProcessGroup& group) {
-  const std::vector<Bucket> table = parse_buckets(options_.buckets, options_.image_size, downsample);
+void PictureLanes::make_buckets(ProcessGroup& group) {
+  const std::vector<Bucket> table = options_.among.empty()
+                                        ? parse_buckets(options_.buckets, options_.image_size, downsample_)
+                                        : options_.among;
   for (const Bucket& bucket : table)
     if (bucket.height > kMaxImagePixels / bucket.width)
-      fail("extract", "--buckets: expected at most {} pixels, got {}x{}", kMaxImagePixels, bucket.height,
+      fail("buckets", "--buckets: expected at most {} pixels, got {}x{}", kMaxImagePixels, bucket.height,
            bucket.width);
-  if (image_size_ == 0) image_size_ = side_of(table, downsample);
-  read_sizes(num_threads, group);
+  if (image_size_ == 0) image_size_ = side_of(table, downsample_);
+  read_sizes(group);
   BucketAssignment assignment = assign_buckets(table, sizes_, options_.bucket_min, options_.enlarge);
-  report(assignment, group);
+  describe(assignment, group.rank() == 0);
   for (BucketAssignment::Filled& filled : assignment.filled) {
     const int64_t first = num_places();
     pictures_.insert(pictures_.end(), filled.pictures.begin(), filled.pictures.end());
@@ -70,69 +63,66 @@ void PictureLanes::make_buckets(int64_t downsample, int num_threads, ProcessGrou
 }
 
 // Each rank reads the headers of its share. A picture whose header cannot be read keeps size 0 x 0.
-void PictureLanes::read_sizes(int num_threads, ProcessGroup& group) {
+void PictureLanes::read_sizes(ProcessGroup& group) {
   const auto num_pictures = static_cast<int64_t>(dataset_.records().size());
   const int64_t first = num_pictures * group.rank() / group.world_size(),
                 last = num_pictures * (group.rank() + 1) / group.world_size();
   std::vector<double> sides(static_cast<size_t>(2 * num_pictures));
   agree(group, "the sizes of the pictures", [&] {
-    if (group.rank() == 0) fmt::print(stderr, "reading the sizes of {} pictures\n", num_pictures);
+    const bool is_shown = options_.shows_progress && group.rank() == 0;
+    if (is_shown) fmt::print(stderr, "reading the sizes of {} pictures\n", num_pictures);
     const auto read_size = [&](int64_t index) -> HeaderResult {
       try {
         ImageHeader header = dataset_.header(index);
-        if (options_.exif_orientation == "ignore") header.orientation = 1;
+        if (!options_.orient) header.orientation = 1;
         return {.size = {.height = header.upright_height(), .width = header.upright_width()}};
       } catch (const Error& error) {
         return {.error = error.what()};
       }
     };
     constexpr int64_t kAhead = 4096;
-    OrderedWorkers<HeaderResult> workers(first, last, num_threads, kAhead, read_size);
-    ProgressLine progress(0, last - first, /*is_shown=*/group.rank() == 0);
-    int64_t num_broken = 0;
+    OrderedWorkers<HeaderResult> workers(first, last, options_.num_threads, kAhead, read_size);
+    ProgressLine progress(0, last - first, is_shown);
     for (int64_t index = first; index < last; ++index) {
       const HeaderResult result = *workers.next();
       if (!result.error.empty()) {
         if (options_.strict) fail("extract", "{} (--strict)", result.error);
-        ++num_broken;
-        progress.clear();
-        fmt::print(stderr, "skipped: {}\n", result.error);
+        complaints_.push_back(result.error);
       }
       sides[static_cast<size_t>(2 * index)] = static_cast<double>(result.size.height);
       sides[static_cast<size_t>(2 * index + 1)] = static_cast<double>(result.size.width);
-      progress.update(static_cast<double>(index + 1 - first), num_broken);
+      progress.update(static_cast<double>(index + 1 - first), std::ssize(complaints_));
     }
-    progress.finish(last - first, num_broken);
+    progress.finish(last - first, std::ssize(complaints_));
   });
   sides = group.sum(std::move(sides), "the sizes of the pictures");
   for (size_t i = 0; i < sides.size(); i += 2)
     sizes_.push_back({.height = static_cast<int64_t>(sides[i]), .width = static_cast<int64_t>(sides[i + 1])});
 }
 
-void PictureLanes::report(const BucketAssignment& assignment, ProcessGroup& group) const {
-  const bool is_first = group.rank() == 0;
+void PictureLanes::describe(const BucketAssignment& assignment, bool is_first) {
   for (const int64_t index : assignment.too_small) {
     const PictureSize& size = sizes_[static_cast<size_t>(index)];
     const std::string complaint =
         fmt::format("{} is too small: {} x {}, its bucket would enlarge it",
                     dataset_.records()[static_cast<size_t>(index)].name, size.width, size.height);
     if (options_.strict) fail("extract", "{} (--strict)", complaint);
-    if (is_first) fmt::print(stderr, "skipped: {}\n", complaint);
+    if (is_first) complaints_.push_back(complaint);
   }
   if (assignment.filled.empty()) refuse_all();
-  if (!is_first) return;
-  fmt::print("{}", assignment_text(assignment));
-  std::fflush(stdout);
+  table_text_ = assignment_text(assignment);
 }
 
 void PictureLanes::refuse_all() const {
-  fail("extract", "none of the {} pictures in {} can be used: they are broken{}", dataset_.records().size(),
+  fail(has_buckets() ? "buckets" : "extract",
+       "none of the {} pictures in {} can be used: they are broken{}{}", dataset_.records().size(),
        options_.data,
        options_.enlarge ? ""
        : has_buckets()
            ? " or smaller than their bucket (--enlarge takes small ones, as PixArt does)"
            : fmt::format(" or smaller than --image-size {} (--enlarge takes small ones, as DiT does)",
-                         image_size_));
+                         image_size_),
+       complaints_.empty() ? "" : fmt::format("; the first: {}", complaints_.front()));
 }
 
 std::string PictureLanes::skipped_text(int64_t num_skipped) const {
@@ -155,23 +145,50 @@ int64_t PictureLanes::lane_of(int64_t place) const {
   return after - shapes_.begin() - 1;
 }
 
-std::array<int64_t, 2> PictureLanes::image_hw(int64_t place) const {
+std::array<int64_t, 2> PictureLanes::image_hw(int64_t picture) const {
   if (!has_buckets()) return {};
-  const PictureSize& size = sizes_[static_cast<size_t>(picture(place))];
+  const PictureSize& size = sizes_[static_cast<size_t>(picture)];
   return {size.height, size.width};
 }
 
-Image PictureLanes::load(int64_t place) const {
-  const bool orient = options_.exif_orientation == "apply";
-  const int64_t index = picture(place);
+Image PictureLanes::load(int64_t picture, int64_t lane) const {
   if (!has_buckets())
-    return load_cropped(dataset_, index,
-                        {.size = options_.image_size, .enlarge = options_.enlarge, .orient = orient});
-  const Shape& shape = shapes_[static_cast<size_t>(lane_of(place))];
-  return load_covering(dataset_, index, sizes_[static_cast<size_t>(index)],
+    return load_cropped(
+        dataset_, picture,
+        {.size = options_.image_size, .enlarge = options_.enlarge, .orient = options_.orient});
+  const Shape& shape = shapes_[static_cast<size_t>(lane)];
+  return load_covering(dataset_, picture, sizes_[static_cast<size_t>(picture)],
                        {.bucket = {.height = shape.height, .width = shape.width},
                         .lanczos = options_.buckets == kPublished && options_.image_size >= kLanczosFrom,
-                        .orient = orient});
+                        .orient = options_.orient});
+}
+
+std::vector<Bucket> PictureLanes::buckets() const {
+  std::vector<Bucket> buckets;
+  for (const Shape& shape : shapes_)
+    if (has_buckets())
+      buckets.push_back({.height = shape.height, .width = shape.width, .aspect_ratio = shape.aspect_ratio});
+  return buckets;
+}
+
+std::vector<Lane> PictureLanes::latent_lanes() const {
+  std::vector<Lane> lanes;
+  for (const Shape& shape : shapes_)
+    lanes.push_back({.height = shape.height / downsample_,
+                     .width = shape.width / downsample_,
+                     .aspect_ratio = shape.aspect_ratio});
+  return lanes;
+}
+
+std::vector<SampleLane> PictureLanes::sample_lanes() const {
+  if (!has_buckets()) return {{.samples = {{.first = 0, .count = num_places()}}}};
+  std::vector<SampleLane> lanes;
+  for (const Shape& shape : shapes_)
+    lanes.push_back({.samples = {{.first = picture(shape.first),
+                                  .count = shape.last - shape.first,
+                                  .chosen = std::make_shared<const std::vector<int64_t>>(
+                                      pictures_.begin() + shape.first, pictures_.begin() + shape.last)}}});
+  return lanes;
 }
 
 PictureLanes::Range PictureLanes::of_rank(int64_t rank, int64_t world_size, int64_t batch) const {
@@ -192,10 +209,18 @@ PictureLanes::Range PictureLanes::of_rank(int64_t rank, int64_t world_size, int6
 std::string PictureLanes::fingerprint() const {
   std::string text;
   for (int64_t place = 0; place < num_places(); ++place) {
-    const auto [height, width] = image_hw(place);
+    const auto [height, width] = image_hw(picture(place));
     text += fmt::format("{} {} {} {}\n", lane_of(place), picture(place), height, width);
   }
   return xxh3_hex(std::as_bytes(std::span(text)));
+}
+
+void check_image_size(int64_t downsample, int64_t image_size) {
+  constexpr int64_t kMostPixels = 65536;
+  if (image_size < 1 || image_size > kMostPixels)
+    fail("autoencoder", "expected --image-size to be 1 to {}, got {}", kMostPixels, image_size);
+  if (image_size % downsample != 0)
+    fail("autoencoder", "expected --image-size to be a multiple of {}, got {}", downsample, image_size);
 }
 
 }  // namespace kiln

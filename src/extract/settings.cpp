@@ -40,4 +40,16 @@ ExtractSettings resolve(const ExtractOptions& options, int64_t local_rank, int64
   return settings;
 }
 
+PictureLaneOptions lane_options_of(const ExtractOptions& options, const ExtractSettings& settings) {
+  return {.data = options.data,
+          .image_size = options.image_size,
+          .buckets = options.buckets,
+          .bucket_min = options.bucket_min,
+          .orient = options.exif_orientation == "apply",
+          .enlarge = options.enlarge,
+          .strict = options.strict,
+          .shows_progress = true,
+          .num_threads = settings.num_workers};
+}
+
 }  // namespace kiln

@@ -3,6 +3,7 @@
 #include <ATen/core/Tensor.h>
 
 #include "extract/extract_options.h"
+#include "extract/picture_lanes.h"
 
 namespace kiln {
 
@@ -15,5 +16,7 @@ struct ExtractSettings {
 };
 // `cpu_share`: processors of this rank (parallel/cpu_share.h). Throws Error: impossible values.
 ExtractSettings resolve(const ExtractOptions& options, int64_t local_rank, int64_t cpu_share);
+
+PictureLaneOptions lane_options_of(const ExtractOptions& options, const ExtractSettings& settings);
 
 }  // namespace kiln

@@ -130,8 +130,14 @@ void visit_options(Options& o, Visitor&& visitor) {
   visit("caption-suffix", o.data.captions.suffix, kRefuse, "Pictures: behind every caption");
   visit("out", o.out, kHarmless, "Run folder; rerunning the same command resumes");
   visit("image-size", o.data.image_size, kRefuse, "Image side in pixels (not given: that of a store)");
+  visit("buckets", o.data.buckets, kRefuse,
+        "Pictures: bring each to the bucket nearest to its aspect ratio: pixart (the published table of "
+        "--image-size 256, 512, 1024, 2048 or 2880) or sizes, HxW,HxW,... (empty: all to --image-size)");
+  visit("bucket-min", o.data.bucket_min, kRefuse,
+        "Pictures: buckets of fewer of them join the nearest other one");
   visit("enlarge", o.data.enlarge, kHarmless,
-        "Enlarge images smaller than --image-size, as DiT does (otherwise they end the run)");
+        "Enlarge images smaller than --image-size, as DiT does (otherwise they end the run), or than their "
+        "bucket (otherwise they are left out)");
   visit("flip", o.data.flip, kRefuse, "Mirror samples with probability 1/2 where the data allow it");
   visit("draw-posterior", o.data.draw_posterior, kRefuse,
         "Draw latents from the autoencoder's posterior (otherwise use its mean)");

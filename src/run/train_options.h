@@ -41,6 +41,10 @@ struct DataOptions {
   std::vector<int64_t> parts;
   std::string autoencoder;  // that encodes them while training: a path, or "pixels"
   int64_t image_size = 256;
+  // Of pictures: "" brings all to image_size x image_size. Else a table of sizes, and each goes to the
+  // nearest: pixart, the published one of image_size, or HxW,HxW,...
+  std::string buckets;
+  int64_t bucket_min = 1;  // buckets of fewer pictures join others; 1: none does
   std::string
       text;  // name of the text store beside the features; empty: the only one, if the model takes captions
   double text_dropout_prob = 0.1;  // of training without the caption, for guidance

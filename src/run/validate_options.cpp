@@ -50,6 +50,7 @@ struct Range {
 void validate_counts(const TrainOptions& o) {
   constexpr int64_t kMillion = 1'000'000, kBillion = 1000 * kMillion;
   const Range ranges[] = {{"image-size", o.data.image_size, 1, 65536},
+                          {"bucket-min", o.data.bucket_min, 1},
                           {"hidden-size", o.model.hidden_size, 0, kMillion},
                           {"depth", o.model.depth, 0, 10'000},
                           {"num-heads", o.model.num_heads, 0, kMillion},
@@ -137,6 +138,8 @@ void validate_data(const TrainOptions& o) {
     require(!path.empty(), "more-data", "feature stores", "nothing");
   for (const double weight : o.data.weights)
     require(weight > 0 && weight <= 1000, "data-weights", "numbers above 0, 1000 at most", weight);
+  if (o.data.bucket_min > 1 && o.data.buckets.empty())
+    fail("train", "--bucket-min {} is of --buckets, which is not given", o.data.bucket_min);
   if (!o.data.weights.empty() && o.data.weights.size() != num_sources)
     fail("train", "--data-weights expects {} numbers, one for --data and one for each of --more-data, got {}",
          num_sources, o.data.weights.size());

@@ -10,6 +10,7 @@
 #include "core/error.h"
 #include "data/loader/batches.h"
 #include "data/text_store/joined_text.h"
+#include "train/encoding/pictures.h"
 #include "train/setup.h"
 
 namespace kiln {
@@ -109,11 +110,11 @@ std::vector<SampleLane> split_of(const TrainOptions& options, const std::vector<
   if (split == Split::kTraining)
     for (size_t lane = 0; lane < lanes.size(); ++lane)
       if (lanes[lane].size() == 0)
-        fail("train",
-             "--validation-share {:g} holds out all {} samples of shape {}: give a smaller share, or extract "
-             "with "
-             "a larger --bucket-min",
-             share, all[lane].size(), lane);
+        fail(
+            "train",
+            "--validation-share {:g} holds out all {} samples of shape {}: give a smaller share, or a larger "
+            "--bucket-min where the buckets are made",
+            share, all[lane].size(), lane);
   return lanes;
 }
 
@@ -221,10 +222,9 @@ std::vector<SampleLane> split_of(const TrainOptions& options, const FeatureStore
   return split_of(options, store.sample_lanes(), split, [&](int64_t id) { return store.sample_name(id); });
 }
 
-std::vector<SampleLane> split_of(const TrainOptions& options, const ImageDataset& images, Split split) {
-  const auto count = static_cast<int64_t>(images.records().size());
-  return split_of(options, {{.samples = {{.first = 0, .count = count}}}}, split,
-                  [&](int64_t id) { return images.records()[static_cast<size_t>(id)].name; });
+std::vector<SampleLane> split_of(const TrainOptions& options, const Pictures& pictures, Split split) {
+  return split_of(options, pictures.lanes->sample_lanes(), split,
+                  [&](int64_t id) { return pictures.images->records()[static_cast<size_t>(id)].name; });
 }
 
 int64_t steps_of_epochs(double epochs, int64_t samples, int64_t global_batch) {
@@ -240,9 +240,9 @@ int64_t samples_of(const TrainOptions& options) {
     return is_split
                ? samples_per_pass(split_of(options, *open_sources(sources_of(options)), Split::kTraining))
                : samples_per_epoch(sources_of(options));
-  const auto images = ImageDataset::open(options.data.path);
-  return is_split ? samples_per_pass(split_of(options, *images, Split::kTraining))
-                  : static_cast<int64_t>(images->records().size());
+  const Pictures pictures = open_pictures(options, options.data.path, /*downsample=*/1);
+  return is_split ? samples_per_pass(split_of(options, pictures, Split::kTraining))
+                  : pictures.lanes->num_places();
 }
 
 TrainOptions with_length(TrainOptions options, int64_t num_samples) {

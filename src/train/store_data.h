@@ -5,10 +5,10 @@
 #include <string>
 #include <vector>
 
-#include "data/images/image_dataset.h"
 #include "data/store/sample_split.h"
 #include "data/store/store_source.h"
 #include "data/text_store/text_store.h"
+#include "extract/image_batches.h"
 #include "run/train_options.h"
 
 namespace kiln {
@@ -42,7 +42,7 @@ std::optional<std::vector<int64_t>> parts_of_identity(const TrainOptions& option
 // The samples of a split of the data where --validation-share divides them; empty: all belong to training.
 // Throws Error: the split has none, or none of a lane that is trained on.
 std::vector<SampleLane> split_of(const TrainOptions& options, const FeatureStore& store, Split split);
-std::vector<SampleLane> split_of(const TrainOptions& options, const ImageDataset& images, Split split);
+std::vector<SampleLane> split_of(const TrainOptions& options, const Pictures& pictures, Split split);
 
 // Steps that so many passes over `samples` take, so that each sample has come as often.
 int64_t steps_of_epochs(double epochs, int64_t samples, int64_t global_batch);

@@ -7,8 +7,8 @@
 #include "core/error.h"
 #include "core/tensors.h"
 #include "data/text_store/joined_text.h"
-#include "extract/image_batches.h"
-#include "train/encoded_captions.h"
+#include "train/encoding/encoded_captions.h"
+#include "train/encoding/pictures.h"
 
 namespace kiln {
 
@@ -109,12 +109,12 @@ TrainingData open_images(const TrainOptions& options, at::Device device, at::Sca
                          bool encodes) {
   const std::shared_ptr<const Autoencoder> autoencoder =
       load_autoencoder(options.data.autoencoder, device, compute_dtype);
-  check_image_size(*autoencoder, options.data.image_size);
-  const std::shared_ptr<const ImageDataset> images = ImageDataset::open(options.data.path);
   TrainingData data;
+  data.pictures = open_pictures(options, options.data.path, autoencoder->downsample);
+  const std::shared_ptr<const ImageDataset> images = data.pictures.images;
   data.shape.channels = autoencoder->latent_channels;
-  const int64_t side = options.data.image_size / autoencoder->downsample;
-  data.shape.lanes = {{.height = side, .width = side}};
+  data.shape.lanes = data.pictures.lanes->latent_lanes();
+  data.shape.has_image_size = data.pictures.lanes->has_buckets();
   data.class_names = images->class_names();
   const int64_t num_classes = static_cast<int64_t>(data.class_names.size());
   check_classes(options, "the images " + options.data.path, num_classes);
@@ -126,8 +126,10 @@ TrainingData open_images(const TrainOptions& options, at::Device device, at::Sca
   else if (!options.data.text_encoder.empty())
     data.notes.push_back(
         fmt::format("--text-encoder has no effect: {} takes no captions", options.model.name));
+  for (std::string& note : picture_notes(data.pictures, options.data.path))
+    data.notes.push_back(std::move(note));
   const EncodedImages encoded =
-      encode_images(options, images, autoencoder, data.captions, device, Split::kTraining);
+      encode_images(options, data.pictures, autoencoder, data.captions, device, Split::kTraining);
   data.autoencoder = describe(*autoencoder, options.data.autoencoder);
   const bool are_pixels = autoencoder->name == "pixels";
   data.encodes = !are_pixels || data.captions;
@@ -179,20 +181,20 @@ std::string decoder_path(const TrainOptions& options, const StoreInfo& store) {
   return draws && fs::exists(store.autoencoder_path, unreachable) ? store.autoencoder_path : "";
 }
 
-EncodedImages encode_images(const TrainOptions& options, std::shared_ptr<const ImageDataset> images,
+EncodedImages encode_images(const TrainOptions& options, const Pictures& pictures,
                             std::shared_ptr<const Autoencoder> autoencoder,
                             std::shared_ptr<const EncodedText> text, at::Device device, Split split) {
-  check_image_size(*autoencoder, options.data.image_size);
-  const Crop crop{.size = options.data.image_size, .enlarge = options.data.enlarge};
   std::string identity =
-      fmt::format("{} images {}, {} {}", images->records().size(), dataset_fingerprint(*images),
-                  autoencoder->name, autoencoder->fingerprint);
+      fmt::format("{} images {}, {} {}", pictures.images->records().size(),
+                  dataset_fingerprint(*pictures.images), autoencoder->name, autoencoder->fingerprint);
+  if (pictures.lanes->has_buckets())
+    identity += fmt::format(", in buckets {} {}", options.data.buckets, pictures.lanes->fingerprint());
   if (text) identity += identity_of(text->info());
   return {.identity = std::move(identity),
           .batches = [=, at_once = options.micro_batch,
-                      lanes = split_of(options, *images, split)](BatchOptions batch_options) {
+                      lanes = split_of(options, pictures, split)](BatchOptions batch_options) {
             batch_options.lanes = lanes;
-            return image_batches(images, autoencoder, device, crop, batch_options, at_once, text);
+            return image_batches(pictures, autoencoder, device, batch_options, at_once, text);
           }};
 }
 

@@ -6,9 +6,9 @@
 #include <string>
 #include <vector>
 
-#include "data/images/image_dataset.h"
 #include "data/loader/batches.h"
 #include "extract/encoded_text.h"
+#include "extract/image_batches.h"
 #include "models/autoencoders/autoencoder.h"
 #include "sample/run_folder.h"
 #include "train/setup.h"
@@ -29,6 +29,7 @@ struct TrainingData {
       text{};  // captions of the samples; null: the model takes none, or synthetic
   std::function<std::string(int64_t id)> sample_name{};
   std::vector<SampleSource> sources{};  // several that samples come from; empty: one
+  Pictures pictures{};                  // that are encoded on the way; null: --data are none
   bool encodes = false;  // pictures or captions are encoded on the device when a batch is asked for
   std::shared_ptr<const EncodedText> captions{};  // `text`, where it is encoded so; null: it is not
   std::vector<std::string> notes{};               // that the user of the run should read
@@ -57,9 +58,8 @@ struct EncodedImages {
   std::string identity;  // names their content and what encodes them
   BatchMaker batches;
 };
-// `text`: their captions, or null. `split`: where --validation-share divides them. Throws Error: --image-size
-// does not fit the autoencoder.
-EncodedImages encode_images(const TrainOptions& options, std::shared_ptr<const ImageDataset> images,
+// `text`: their captions, or null. `split`: where --validation-share divides them.
+EncodedImages encode_images(const TrainOptions& options, const Pictures& pictures,
                             std::shared_ptr<const Autoencoder> autoencoder,
                             std::shared_ptr<const EncodedText> text, at::Device device, Split split);
 

@@ -55,6 +55,8 @@ std::vector<std::string> settings_without_effect(const TrainOptions& options, at
   for (const auto& [option, is_given] : caption_options_given(options.data.captions))
     note_if(is_given && !encodes_captions, option,
             "but with --text-encoder on pictures, whose captions it encodes");
+  note_if(!options.data.buckets.empty() && are_features(options.data.path), "buckets",
+          "on features: kiln extract --buckets makes them so");
   note_if(options.data.enlarge && are_features(options.data.path) && are_features(options.validation.data),
           "enlarge", "on features: kiln extract --enlarge makes them so");
   note_if(options.validation.every != defaults.validation.every && !validates, "validate-every",
@@ -121,6 +123,7 @@ TrainingRun::TrainingRun(const TrainOptions& given, std::shared_ptr<ProcessGroup
           .ema_decays = options.ema.decays};
   validate_sampling(options, info, data.decoder != nullptr, data.shape.num_classes);
   if (options.validation.is_on()) validation.emplace(options, data, device);
+  for (const std::string& note : validation ? validation->notes() : std::vector<std::string>()) warn(note);
   config = {{"options", to_json(options)}, {"data", data.identity}};
   if (options.lora.is_on()) describe_base();
 }
@@ -214,6 +217,7 @@ void TrainingRun::print_description() const {
   fmt::print("{}: {}, {} x {} latents, {}, {}, {} on {} with {} threads\n", info.model, weights,
              data.shape.channels, lanes_text(data.shape.lanes), told_text(data.shape), options.objective.name,
              choice_name(options.compute.dtype), machine_name(device), at::get_num_threads());
+  if (data.pictures.lanes) fmt::print("{}", data.pictures.lanes->table_text());
   if (const std::string line = unnamed_size(options.model, info.model_config); !line.empty()) warn(line);
   if (!is_alone())
     fmt::print("{} ranks, {} on this machine, ZeRO stage {}\n", group->world_size(),

@@ -11,7 +11,8 @@
 #include "parallel/offload/device_wait.h"
 #include "step/average_in_place.h"
 #include "step/forward_pass.h"
-#include "train/encoded_captions.h"
+#include "train/encoding/encoded_captions.h"
+#include "train/encoding/pictures.h"
 
 namespace kiln {
 
@@ -133,24 +134,33 @@ ValidationData open_validation_store(const TrainOptions& options, const Training
           }};
 }
 
+// The pictures to validate on, brought to what those of --data are brought to; of a store's to the square.
+Pictures pictures_of(const TrainOptions& options, const TrainingData& data, const Autoencoder& autoencoder) {
+  if (options.validation.share > 0) return data.pictures;
+  TrainOptions own = of_validation(options);
+  if (!data.pictures.lanes) own.data.buckets.clear();
+  return open_pictures(own, own.data.path, autoencoder.downsample,
+                       data.pictures.lanes ? data.pictures.lanes->buckets() : std::vector<Bucket>());
+}
+
 ValidationData open_validation_images(const TrainOptions& options, const TrainingData& data,
                                       at::Device device) {
   const std::string path = of_validation(options).data.path;
-  const std::shared_ptr<const ImageDataset> images = ImageDataset::open(path);
+  const auto autoencoder = encoder_of(options, data, device);
+  const Pictures pictures = pictures_of(options, data, *autoencoder);
   if (data.text && !data.captions)
     fail("train",
          "--validation-data {} are pictures, and the captions of --data {} lie in a store: run kiln extract "
          "on them too",
          path, options.data.path);
-  const auto text = data.captions ? captions_like(*data.captions, *images, path) : nullptr;
-  EncodedImages encoded =
-      encode_images(options, images, encoder_of(options, data, device), text, device, Split::kHeldOut);
-  check_classes(path, images->class_names(), data);
-  const std::vector<SampleLane> held_out = split_of(options, *images, Split::kHeldOut);
-  return {
-      .samples_of_lane = held_out.empty() ? std::vector{std::ssize(images->records())} : sizes_of(held_out),
-      .identity = identity_of(options, encoded.identity),
-      .batches = std::move(encoded.batches)};
+  const auto text = data.captions ? captions_like(*data.captions, *pictures.images, path) : nullptr;
+  EncodedImages encoded = encode_images(options, pictures, autoencoder, text, device, Split::kHeldOut);
+  check_classes(path, pictures.images->class_names(), data);
+  const std::vector<SampleLane> held_out = split_of(options, pictures, Split::kHeldOut);
+  return {.samples_of_lane = sizes_of(held_out.empty() ? pictures.lanes->sample_lanes() : held_out),
+          .identity = identity_of(options, encoded.identity),
+          .batches = std::move(encoded.batches),
+          .notes = options.validation.share > 0 ? std::vector<std::string>() : picture_notes(pictures, path)};
 }
 
 ValidationData open_validation_data(const TrainOptions& options, const TrainingData& data,

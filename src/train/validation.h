@@ -16,6 +16,7 @@ struct ValidationData {
   std::vector<int64_t> samples_of_lane{};  // one lane each shape
   std::string identity{};                  // names the samples' content
   BatchMaker batches{};
+  std::vector<std::string> notes{};  // that the user of the run should read
 };
 
 // Takes the first --validation-images of the samples, in an order that the seed decides; of pictures in
@@ -36,6 +37,7 @@ class Validation {
                                     const std::function<bool()>& stop) const;
 
   const std::string& identity() const { return data_.identity; }  // names the samples' content
+  const std::vector<std::string>& notes() const { return data_.notes; }
   std::string weights() const;  // what run() computes with: "ema-0.9999", "model"
 
  private:

@@ -35,9 +35,37 @@ BatchOptions options_of(int num_threads) {
   return options;
 }
 
+Pictures pictures_of(const PictureLaneOptions& options, int64_t downsample = 1) {
+  Pictures pictures{.images = ImageDataset::open(options.data), .lanes = nullptr};
+  ProcessGroup alone;
+  pictures.lanes = std::make_shared<const PictureLanes>(options, *pictures.images, downsample, alone);
+  return pictures;
+}
+
+Pictures squares_of(const TempFolder& folder, int64_t downsample = 1) {
+  return pictures_of({.data = folder / "images", .image_size = kSize, .buckets = ""}, downsample);
+}
+
 std::unique_ptr<BatchSource> open_images(const TempFolder& folder, const BatchOptions& options) {
-  return image_batches(ImageDataset::open(folder / "images"),
-                       load_autoencoder("pixels", at::kCPU, at::kFloat), at::kCPU, {.size = kSize}, options);
+  return image_batches(squares_of(folder), load_autoencoder("pixels", at::kCPU, at::kFloat), at::kCPU,
+                       options);
+}
+
+// The samples' names stand for their ids: those of a store are others where its lanes put them in another
+// order.
+void expect_equal_batches(BatchSource& found_source, BatchSource& expected_source,
+                          const ImageDataset& pictures, const FeatureStore& store) {
+  const auto expected = expected_source.next(), found = found_source.next();
+  EXPECT_EQ(found->first_position, expected->first_position);
+  EXPECT_EQ(found->shape.lane, expected->shape.lane);
+  for (int64_t row = 0; row < expected->size(); ++row)
+    EXPECT_EQ(pictures.records()[found->sample_ids[row]].name, store.sample_name(expected->sample_ids[row]));
+  EXPECT_EQ(found->class_labels, expected->class_labels);
+  EXPECT_EQ(found->time_uniform, expected->time_uniform);
+  EXPECT_EQ(found->image_hw, expected->image_hw);
+  EXPECT_EQ(found->aspect_ratio, expected->aspect_ratio);
+  EXPECT_EQ(found->noise, expected->noise);
+  EXPECT_EQ(found->x_0, expected->x_0);
 }
 
 // Notes how many images it is given at once.
@@ -79,20 +107,61 @@ TEST(ImageBatches, AreTheBatchesOfTheirStoreBitForBit) {
     extraction.device = "cpu";
     ProcessGroup alone;
     extract(extraction, alone);
-    const auto stored = store_batches(FeatureStore::open(extraction.out), options_of(1));
+    const auto store = FeatureStore::open(extraction.out);
+    const auto stored = store_batches(store, options_of(1));
     const auto direct = open_images(folder, options_of(3));
     for (auto* source : {stored.get(), direct.get()}) source->seek(12);
     EXPECT_EQ(direct->order().samples_per_epoch(), 11);
-    for (int step = 0; step < 5; ++step) {  // over the end of an epoch
-      const auto expected = stored->next(), found = direct->next();
-      EXPECT_EQ(found->first_position, expected->first_position);
-      EXPECT_EQ(found->sample_ids, expected->sample_ids);
-      EXPECT_EQ(found->class_labels, expected->class_labels);
-      EXPECT_EQ(found->time_uniform, expected->time_uniform);
-      EXPECT_EQ(found->noise, expected->noise);
-      EXPECT_EQ(found->x_0, expected->x_0);
-    }
+    for (int step = 0; step < 5; ++step)  // over the end of an epoch
+      expect_equal_batches(*direct, *stored, *squares_of(folder).images, *store);
   }
+}
+
+// Pictures of many shapes, some too small for their bucket or unreadable: each rank's batches, all draws and
+// sizes included, wherever the stream is entered, and those of a single lane.
+TEST(ImageBatches, OfBucketsAreTheBatchesOfTheirStoreBitForBit) {
+  const TempFolder folder;
+  const std::pair<int64_t, int64_t> sizes[] = {{20, 22}, {16, 40}, {50, 24}, {20, 21}, {9, 30}};
+  for (int64_t i = 0; i < 37; ++i) {
+    const auto [height, width] = sizes[i * i % 5];
+    test::write_picture(folder / fmt::format("images/{}/{:02}.png", i % 3, i),
+                        make_picture(height + i % 2, width + i % 3, static_cast<uint32_t>(i)));
+  }
+  test::write_picture(folder / "images/1/small.png", make_picture(10, 10));
+  test::write_file(folder / "images/1/unreadable.png", "nothing");
+  ExtractOptions extraction;
+  extraction.data = folder / "images";
+  extraction.autoencoder = "pixels";
+  extraction.out = folder / "store";
+  extraction.buckets = "16x16,8x24,32x16,8x80";
+  extraction.bucket_min = 8;
+  extraction.flip = "both";
+  extraction.device = "cpu";
+  ProcessGroup alone;
+  extract(extraction, alone);
+  const auto store = FeatureStore::open(extraction.out);
+  ASSERT_GE(store->info().lanes.size(), 2U);
+  const Pictures pictures =
+      pictures_of({.data = extraction.data, .buckets = extraction.buckets, .bucket_min = 8});
+  EXPECT_EQ(pictures.lanes->latent_lanes(), store->info().lanes);
+  EXPECT_EQ(pictures.lanes->complaints().size(), 2U);
+  const std::shared_ptr<const Autoencoder> pixels = load_autoencoder("pixels", at::kCPU, at::kFloat);
+  for (const int64_t rank : {0, 1})
+    for (const std::optional<int64_t> lane : {std::optional<int64_t>(), std::optional<int64_t>(1)}) {
+      BatchOptions options = options_of(2);
+      options.rank = rank;
+      options.only_lane = lane;
+      const auto stored = store_batches(store, options);
+      const auto direct = image_batches(pictures, pixels, at::kCPU, options);
+      EXPECT_EQ(direct->order().samples_per_epoch(), stored->order().samples_per_epoch());
+      for (const int64_t position : {int64_t{0}, int64_t{30}}) {
+        for (auto* source : {stored.get(), direct.get()}) source->seek(position);
+        for (int step = 0; step < 8; ++step) expect_equal_batches(*direct, *stored, *pictures.images, *store);
+      }
+    }
+  EXPECT_THAT(message_of([&] { pictures_of({.data = extraction.data, .buckets = "512x512"}); }),
+              testing::AllOf(HasSubstr("none of the 39 pictures"), HasSubstr("--enlarge"),
+                             HasSubstr("unreadable.png")));
 }
 
 // However many images are encoded at once: the same latents, all draws included.
@@ -108,9 +177,9 @@ TEST(ImageBatches, EncodeInSlices) {
   options.global_batch = 10;  // of two ranks
   const auto batch_of = [&](int64_t images_at_once) {
     autoencoder.sizes->clear();
-    return image_batches(ImageDataset::open(folder / "images"),
-                         std::make_shared<CountingAutoencoder>(autoencoder), at::kCPU, {.size = kSize},
-                         options, images_at_once)
+    return image_batches(squares_of(folder, kl->downsample),
+                         std::make_shared<CountingAutoencoder>(autoencoder), at::kCPU, options,
+                         images_at_once)
         ->next();
   };
   const auto whole = batch_of(0);
@@ -130,8 +199,7 @@ TEST(ImageBatches, BrokenPicturesAndImpossibleSizesAreNamed) {
                 for (int step = 0; step < 3; ++step) direct->next();
               }),
               testing::AllOf(HasSubstr("1/bad.png"), HasSubstr("kiln extract")));
-  const auto pixels = load_autoencoder("pixels", at::kCPU, at::kFloat);
-  EXPECT_THAT(message_of([&] { check_image_size(*pixels, 0); }), HasSubstr("1 to 65536, got 0"));
+  EXPECT_THAT(message_of([&] { check_image_size(1, 0); }), HasSubstr("1 to 65536, got 0"));
 }
 
 // An autoencoder on these cores needs half of them; pixels need none.

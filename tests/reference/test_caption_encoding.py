@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from test_extract import tiny_vae  # noqa: F401
 from test_text_store import FAMILIES as ENCODERS
 from test_text_streaming import TINY, WIDE, encoder_folder
 from test_text_training import FAMILIES, OPTIONS, SIZE, encoders, losses, predicted_and_measured, refusal, succeed, weights  # noqa: F401
@@ -195,3 +196,80 @@ def test_file_names_are_captions_too(tmp_path, pictures, encoders):  # noqa: F81
         shutil.copy(pictures / f"{index}.png", named / f"{name}.png")
     train(named, "pixart", tmp_path / "run", 2, "--autoencoder", "pixels", "--text-encoder", encoders["bert"], "--captions", "file-names")
     assert np.isfinite(losses(tmp_path / "run")).all()
+
+
+@pytest.fixture(scope="module")
+def shapes(tmp_path_factory):
+    """Captioned pictures of three aspect ratios, some turned by their EXIF tag, one too small for its bucket."""
+    folder = tmp_path_factory.mktemp("shapes") / "pictures"
+    folder.mkdir()
+    random = np.random.default_rng(1)
+    with open(folder / "metadata.jsonl", "w") as file:
+        for index in range(27):
+            height, width = [(16, 17), (40, 20), (13, 26)][index % 3] if index < 26 else (8, 8)
+            exif = Image.Exif()
+            if index % 4 == 1:
+                exif[0x0112] = 6
+            pixels = random.integers(0, 256, (height, width, 3), dtype=np.uint8)
+            Image.fromarray(pixels).save(folder / f"{index:02}.png", exif=exif)
+            file.write(json.dumps({"file_name": f"{index:02}.png", "text": "bird " * (1 + index % 4)}) + "\n")
+    return folder
+
+
+BUCKETS = ["--buckets", "16x16,24x12,12x24,48x8", "--bucket-min", 3]
+
+
+def test_buckets_on_the_way_are_those_of_a_store(tmp_path, shapes, encoders):  # noqa: F811
+    micro = ["--model-config", '{"micro_condition": true}']
+    succeed("extract", "--data", shapes, "--autoencoder", "pixels", "--image-size", SIZE, *BUCKETS, "--out", tmp_path / "features",
+            "--text-encoder", encoders["bert"], "--text-batch", 1)
+    train(tmp_path / "features", "pixart", tmp_path / "store", 9, *micro)
+    options = ["--autoencoder", "pixels", "--text-encoder", encoders["bert"], "--text-batch", 1, *BUCKETS, *micro]
+    told = train(shapes, "pixart", tmp_path / "whole", 9, *options)
+    assert "26 samples" in told.stdout and "16x16" in told.stdout and "without pictures, and left out: 48x8" in told.stdout
+    assert "1 of the 27 pictures" in told.stderr and "26.png is too small" in told.stderr
+    assert losses(tmp_path / "whole") == losses(tmp_path / "store")
+    for name in ("model.safetensors", "ema.safetensors"):
+        assert weights(tmp_path / "whole", 9, name) == weights(tmp_path / "store", 9, name)
+    train(shapes, "pixart", tmp_path / "parts", 4, *options)
+    train(shapes, "pixart", tmp_path / "parts", 9, *options, "--loader-threads", 3)
+    assert weights(tmp_path / "parts", 9) == weights(tmp_path / "whole", 9)
+    again = ["--model", "pixart", *FAMILIES["pixart"][1], *OPTIONS, *options, "--out", tmp_path / "parts", "--max-steps", 10]
+    assert "--bucket-min" in refusal("train", "--data", shapes, *again, "--bucket-min", 4)
+
+
+def test_an_encoder_in_buckets_is_planned_and_divided(tmp_path, shapes, encoders, tiny_vae):  # noqa: F811
+    folder, _ = tiny_vae
+    options = ["--autoencoder", folder, "--text-encoder", encoders["bert"], *BUCKETS, "--enlarge"]
+    checked = ["--validation-share", 0.2, "--validate-every", 4]
+    succeed("extract", "--data", shapes, *options, "--image-size", SIZE, "--flip", "both", "--out", tmp_path / "features")
+    train(tmp_path / "features", "pixart", tmp_path / "store", 4, *checked)
+    train(shapes, "pixart", tmp_path / "way", 4, *options, *checked, "--memory-budget", "auto")
+    train(shapes, "pixart", tmp_path / "ranks", 4, *options, *checked, "--nproc", 2)
+    for run in ("way", "ranks"):
+        np.testing.assert_allclose(losses(tmp_path / run), losses(tmp_path / "store"), rtol=1e-4)
+        found, expected = ([line["validation_loss"] for line in lines_of(tmp_path / name) if "validation_loss" in line]
+                           for name in (run, "store"))  # fmt: skip
+        np.testing.assert_allclose(found, expected, rtol=1e-4)
+    plan = json.loads((tmp_path / "way/plan.json").read_text())
+    assert plan["predicted"]["peak_bytes"] == pytest.approx(plan["measured"]["peak_bytes"], rel=0.03)
+    predicted, measured = plan["predicted"], plan["measured"]
+    mapped = measured["by_kind"]["text encoder"]  # its file's pages, which are no tensor's allocation
+    assert predicted["by_phase"]["extract"] - mapped == pytest.approx(measured["by_phase"]["extract"], rel=0.05)
+    probed = succeed("probe", "--data", shapes, *options, "--model", "pixart", *FAMILIES["pixart"][1], *OPTIONS, "--steps", 3)
+    assert "encoding pictures and captions: " in probed.stdout
+
+
+def test_impossible_buckets_are_one_line(tmp_path, shapes, pictures, encoders):  # noqa: F811
+    common = ["--autoencoder", "pixels", "--text-encoder", encoders["bert"], "--model", "pixart", *FAMILIES["pixart"][1], *OPTIONS]
+    common += ["--out", tmp_path / "run", "--max-steps", 1]
+
+    def line(*options, data=shapes):
+        return refusal("train", "--data", data, *common, *options).splitlines()[-1]
+
+    assert "none of the 27 pictures" in line("--buckets", "64x16,16x64") and "--enlarge" in line("--buckets", "64x16,16x64")
+    assert "--bucket-min 1000 is more than the" in line("--buckets", "16x16,24x12,12x24", "--bucket-min", 1000)
+    assert "give --image-size 63" in line("--buckets", "64x64,48x80")
+    assert '"pixart" or sizes' in line("--buckets", "sdxl")
+    assert "is of --buckets, which is not given" in line("--bucket-min", 3)
+    assert not (tmp_path / "run").exists()

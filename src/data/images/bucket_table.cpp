@@ -110,6 +110,13 @@ std::vector<Bucket> parse_buckets(const std::string& text, int64_t image_size, i
   return buckets;
 }
 
+int64_t side_of(const std::vector<Bucket>& buckets, int64_t multiple) {
+  double area = 0;
+  for (const Bucket& bucket : buckets) area += static_cast<double>(bucket.height * bucket.width);
+  const double side = std::sqrt(area / static_cast<double>(buckets.size()));
+  return std::max<int64_t>(std::llround(side / static_cast<double>(multiple)), 1) * multiple;
+}
+
 size_t nearest_bucket(const std::vector<Bucket>& buckets, int64_t height, int64_t width) {
   const double ratio = static_cast<double>(height) / static_cast<double>(width);
   const auto nearest =

@@ -21,6 +21,10 @@ std::vector<Bucket> published_buckets(int64_t base);
 // must be multiples of `multiple`. Throws Error naming what does not fit.
 std::vector<Bucket> parse_buckets(const std::string& text, int64_t image_size, int64_t multiple);
 
+// The side of the square that has the mean area of the buckets, in steps of `multiple`: what a table of them
+// is called.
+int64_t side_of(const std::vector<Bucket>& buckets, int64_t multiple);
+
 // The bucket whose key is nearest to a picture's height / width; the first of equally near ones, as in
 // PixArt.
 size_t nearest_bucket(const std::vector<Bucket>& buckets, int64_t height, int64_t width);

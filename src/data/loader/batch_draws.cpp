@@ -80,6 +80,21 @@ void shape_text(std::span<const int64_t> rows_of_caption, Batch& batch) {
   batch.text_dropped.assign(static_cast<size_t>(batch.size()), 0);
 }
 
+std::vector<SampleLane> chosen_lanes(std::vector<SampleLane> all, const BatchOptions& options) {
+  if (!options.lanes.empty()) all = options.lanes;
+  if (options.only_lane) return {all.at(static_cast<size_t>(*options.only_lane))};
+  return all;
+}
+
+void fill_image_size(std::array<int64_t, 2> image_hw, int64_t row, Batch& batch) {
+  const Lane& lane = batch.shape.lane;
+  batch.image_hw[2 * row] = static_cast<float>(image_hw[0]);
+  batch.image_hw[2 * row + 1] = static_cast<float>(image_hw[1]);
+  batch.aspect_ratio[row] = static_cast<float>(lane.aspect_ratio > 0 ? lane.aspect_ratio
+                                                                     : static_cast<double>(lane.height) /
+                                                                           static_cast<double>(lane.width));
+}
+
 bool draws_text_drop(const BatchOptions& options, int64_t position) {
   return options.text_dropout_prob > 0 &&
          philox_uniform(options.seed, Draw::kTextDrop, static_cast<uint64_t>(position)) <

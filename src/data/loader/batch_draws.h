@@ -1,7 +1,9 @@
 // What every source of batches does alike: sizes, and the draws that depend on the stream's position alone.
 // Torch-free.
 #pragma once
+#include <array>
 #include <span>
+#include <vector>
 
 #include "data/loader/batch.h"
 
@@ -26,6 +28,13 @@ void shape_batch(const BatchOptions& options, int64_t first_position, const Data
 
 // Gives the batch room for captions of so many rows each. options.text_dropout_prob is the caller's business.
 void shape_text(std::span<const int64_t> rows_of_caption, Batch& batch);
+
+// The lanes that the options choose among all those of the data.
+std::vector<SampleLane> chosen_lanes(std::vector<SampleLane> all, const BatchOptions& options);
+
+// Tells the model of a row's original picture, of so many pixels (height, width), and of its bucket.
+// REQUIRES: the batch has image sizes.
+void fill_image_size(std::array<int64_t, 2> image_hw, int64_t row, Batch& batch);
 
 // Whether the caption at a position of the stream is dropped.
 bool draws_text_drop(const BatchOptions& options, int64_t position);

@@ -22,7 +22,8 @@ class StoreFill {
         text_(std::move(text)),
         options_(options),
         shape_(store_shape(store_->info())),
-        order_(options.seed, lanes_of(*store_, options), options.global_batch, 1, options.begin),
+        order_(options.seed, chosen_lanes(store_->sample_lanes(), options), options.global_batch, 1,
+               options.begin),
         mirrors_pixels_(options.flip && store_->info().autoencoder == "pixels" &&
                         store_->info().num_flips == 1) {
     if (text_) shape_.text = text_shape(*text_);
@@ -41,7 +42,7 @@ class StoreFill {
     for (int64_t row = 0; row < batch.size(); ++row) {
       fill_latent(batch, row, std::span(batch.x_0).subspan(row * latent_size, latent_size), scratch);
       if (!batch.class_labels.empty()) batch.class_labels[row] = label(batch.sample_ids[row]);
-      if (shape_.has_image_size) fill_image_size(batch, row);
+      if (shape_.has_image_size) fill_image_size(store_->image_hw(batch.sample_ids[row]), row, batch);
       draw_common(options_, row, std::span(batch.noise).subspan(row * latent_size, latent_size), batch);
     }
   }
@@ -73,22 +74,6 @@ class StoreFill {
     } else if (shift != 0 || scale != 1) {
       scale_latents(x, shift, scale);
     }
-  }
-
-  static std::vector<SampleLane> lanes_of(const FeatureStore& store, const BatchOptions& options) {
-    std::vector<SampleLane> lanes = options.lanes.empty() ? store.sample_lanes() : options.lanes;
-    if (options.only_lane) return {lanes.at(static_cast<size_t>(*options.only_lane))};
-    return lanes;
-  }
-
-  void fill_image_size(Batch& batch, int64_t row) const {
-    const std::array<int64_t, 2> size = store_->image_hw(batch.sample_ids[row]);
-    const Lane& lane = batch.shape.lane;
-    batch.image_hw[2 * row] = static_cast<float>(size[0]);
-    batch.image_hw[2 * row + 1] = static_cast<float>(size[1]);
-    batch.aspect_ratio[row] = static_cast<float>(lane.aspect_ratio > 0 ? lane.aspect_ratio
-                                                                       : static_cast<double>(lane.height) /
-                                                                             static_cast<double>(lane.width));
   }
 
   // The caption that each row has at its position, dropped ones marked or empty.

@@ -165,10 +165,11 @@ PhasePeaks MemoryComposer::play_within(int64_t memory_bytes) const {
 
 // Batches of so many images: those that wait, the one in use and the one being drawn.
 int64_t MemoryComposer::loader_bytes(int64_t batch, bool of_pictures) const {
-  const BatchShape shape = batch_shape(data_, data_.largest(), batch);
+  const Lane& largest = data_.largest();
+  const BatchShape shape = batch_shape(data_, largest, batch);
   int64_t bytes = shape.bytes() + batch * static_cast<int64_t>(sizeof(int64_t));  // and the samples' numbers
-  if (of_pictures)
-    bytes += batch * 4 * (3 * options_.data.image_size * options_.data.image_size - shape.sample_elements());
+  const int64_t pixels = largest.area() * autoencoder_events_.downsample * autoencoder_events_.downsample;
+  if (of_pictures) bytes += batch * 4 * (3 * pixels - shape.sample_elements());
   return (options_.data.prefetch + 2) * bytes;
 }
 

@@ -47,7 +47,7 @@ double picture_seconds(const Plan& plan) {
   if (!autoencoder) return 0;
   double seconds = 0;
   for (const OpRecord& op :
-       trace_encoding(autoencoder->config, train, plan.machine.device, plan.options.gpus))
+       trace_encoding(autoencoder->config, train, plan.data, plan.machine.device, plan.options.gpus))
     seconds += price(op, plan.machine);
   return seconds * static_cast<double>(plan.rank_batch) / static_cast<double>(plan.micro_batch);
 }

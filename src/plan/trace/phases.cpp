@@ -12,7 +12,7 @@
 #include "plan/trace/trace.h"
 #include "sample/sampler_loop.h"
 #include "step/average_in_place.h"
-#include "train/encoded_captions.h"
+#include "train/encoding/encoded_captions.h"
 #include "train/sample_grid.h"
 #include "train/validation.h"
 
@@ -39,6 +39,12 @@ int64_t samples_at_once(const TrainOptions& options, int64_t world_size) {
 
 at::Tensor on_meta(at::IntArrayRef shape, at::ScalarType dtype = at::kFloat) {
   return at::empty(shape, at::TensorOptions(at::kMeta).dtype(dtype));
+}
+
+// The pictures that the largest lane's latents are made of.
+at::Tensor pictures_on_meta(const Autoencoder& autoencoder, const DataShape& data, int64_t rows) {
+  const Lane& lane = data.largest();
+  return on_meta({rows, 3, lane.height * autoencoder.downsample, lane.width * autoencoder.downsample});
 }
 
 BatchTensors batch_on_meta(const DataShape& data, int64_t rows) {
@@ -126,22 +132,22 @@ AutoencoderEvents trace_autoencoder(const nlohmann::json& config, const TrainOpt
   });
   const int64_t rows =
       encodes_images(options) ? rows_of_walk(options, world_size) : rows_of_validation(options, world_size);
-  const std::vector<int64_t> image_shape = {rows, 3, options.data.image_size, options.data.image_size};
   // On a CPU the loader's arrays are read where they are.
   std::optional<at::Tensor> images;
-  if (device == DryRunDevice::kCpu) images = on_meta(image_shape);
-  events.encode = logged_on_meta([&] { autoencoder->encode(images ? *images : on_meta(image_shape)); });
+  if (device == DryRunDevice::kCpu) images = pictures_on_meta(*autoencoder, data, rows);
+  events.encode = logged_on_meta(
+      [&] { autoencoder->encode(images ? *images : pictures_on_meta(*autoencoder, data, rows)); });
+  events.downsample = autoencoder->downsample;
   return events;
 }
 
 std::vector<OpRecord> trace_encoding(const nlohmann::json& config, const TrainOptions& options,
-                                     DryRunDevice device, int64_t world_size) {
+                                     const DataShape& data, DryRunDevice device, int64_t world_size) {
   const DryRunScope dry_run(device);
   const at::NoGradGuard no_grad;
   const auto autoencoder =
       build_autoencoder(config, {.device = at::kMeta, .compute_dtype = options.compute.held_dtype()});
-  const at::Tensor images =
-      on_meta({rows_of_walk(options, world_size), 3, options.data.image_size, options.data.image_size});
+  const at::Tensor images = pictures_on_meta(*autoencoder, data, rows_of_walk(options, world_size));
   OpRecorder ops(/*timed=*/false);
   autoencoder->encode(images);
   return ops.take();

@@ -29,17 +29,18 @@ MemoryEvents trace_validation(const TrainOptions& options, const DataShape& data
                               const std::shared_ptr<ProcessGroup>& group);
 
 struct AutoencoderEvents {
-  MemoryEvents load;    // leaves its weights alive
-  MemoryEvents decode;  // of one batch of a sample grid
-  MemoryEvents encode;  // of the images of a pass, where they are encoded on the way
+  MemoryEvents load;       // leaves its weights alive
+  MemoryEvents decode;     // of one batch of a sample grid
+  MemoryEvents encode;     // of the images of a pass in the largest lane, where they are encoded on the way
+  int64_t downsample = 1;  // pixels that a latent is made of, on a side
 };
-// On one of `world_size` ranks. `data`: of what is decoded.
+// On one of `world_size` ranks. `data`: of what is decoded, and encoded.
 AutoencoderEvents trace_autoencoder(const nlohmann::json& config, const TrainOptions& options,
                                     const DataShape& data, DryRunDevice device, int64_t world_size);
 
-// The operations of encoding the images of a pass.
+// The operations of encoding the images of a pass in the largest lane of `data`.
 std::vector<OpRecord> trace_encoding(const nlohmann::json& config, const TrainOptions& options,
-                                     DryRunDevice device, int64_t world_size);
+                                     const DataShape& data, DryRunDevice device, int64_t world_size);
 
 struct TextEncoderEvents {
   MemoryEvents load;    // leaves its weights alive; none where they are streamed

@@ -5,14 +5,14 @@
 
 #include "core/error.h"
 #include "core/text/byte_size.h"
-#include "data/images/image_dataset.h"
 #include "data/loader/batches.h"
 #include "data/store/feature_store.h"
 #include "data/text_store/joined_text.h"
-#include "extract/image_batches.h"
 #include "models/autoencoders/autoencoder_dc.h"
 #include "models/autoencoders/autoencoder_kl.h"
-#include "train/encoded_captions.h"
+#include "models/family.h"
+#include "train/encoding/encoded_captions.h"
+#include "train/encoding/pictures.h"
 #include "train/training_data.h"
 
 namespace kiln {
@@ -32,14 +32,16 @@ bool plans_for_pictures(const TrainOptions& options) {
   return options.data.path.empty() && !options.data.autoencoder.empty() && !options.data.in_pixels();
 }
 
-// The shape of what images are encoded to.
-DataShape latent_shape(const TrainOptions& options) {
-  if (!encodes_images(options) || !fs::exists(options.data.autoencoder)) return synthetic_shape(options);
-  const auto autoencoder =
-      build_autoencoder(read_autoencoder_config(options.data.autoencoder), {.device = at::kMeta});
-  check_image_size(*autoencoder, options.data.image_size);
-  const int64_t side = options.data.image_size / autoencoder->downsample;
-  return {.channels = autoencoder->latent_channels, .lanes = {{.height = side, .width = side}}};
+// What pictures are encoded to.
+PublishedLatents latents_of(const TrainOptions& options) {
+  if (encodes_images(options) && fs::exists(options.data.autoencoder)) {
+    const auto autoencoder =
+        build_autoencoder(read_autoencoder_config(options.data.autoencoder), {.device = at::kMeta});
+    check_image_size(autoencoder->downsample, options.data.image_size);
+    return {.channels = autoencoder->latent_channels, .downsample = autoencoder->downsample};
+  }
+  const DataShape told = synthetic_shape(options);
+  return {.channels = told.channels, .downsample = options.data.image_size / told.side()};
 }
 
 DataShape stored_shape(const TrainOptions& options) {
@@ -71,11 +73,10 @@ namespace {
 
 DataShape shape_of_data(const TrainOptions& options) {
   if (plans_for_pictures(options)) {
-    DataShape shape = latent_shape(options);
-    const DataShape told = synthetic_shape(options);
-    shape.num_classes = told.num_classes;
-    shape.text = told.text;
-    shape.has_image_size = told.has_image_size;
+    const PublishedLatents latents = latents_of(options);
+    DataShape shape = synthetic_shape(options);
+    shape.channels = latents.channels;
+    shape.lanes = planned_lanes(options, latents.downsample);
     return shape;
   }
   if (is_synthetic(options)) return synthetic_shape(options);
@@ -90,15 +91,18 @@ DataShape shape_of_data(const TrainOptions& options) {
          "--data {} is not a feature store: run kiln extract, or give --autoencoder PATH (or pixels) to "
          "encode while training",
          options.data.path);
-  DataShape shape = latent_shape(options);
-  const std::shared_ptr<const ImageDataset> images = ImageDataset::open(options.data.path);
-  shape.num_classes = num_classes_of(images->class_names().size(), options);
+  const PublishedLatents latents = latents_of(options);
+  const Pictures pictures = open_pictures(options, options.data.path, latents.downsample);
+  DataShape shape = {.channels = latents.channels,
+                     .num_classes = num_classes_of(pictures.images->class_names().size(), options),
+                     .lanes = pictures.lanes->latent_lanes(),
+                     .has_image_size = pictures.lanes->has_buckets()};
   const ConditioningShape conditioning = conditioning_of(options, shape);
   if (!conditioning.takes_labels()) shape.num_classes = 0;
   if (conditioning.takes_text())
-    shape.text =
-        sampled_shape(*open_captions(options, *images, conditioning, at::kMeta, options.compute.held_dtype()))
-            .shape;
+    shape.text = sampled_shape(*open_captions(options, *pictures.images, conditioning, at::kMeta,
+                                              options.compute.held_dtype()))
+                     .shape;
   return shape;
 }
 

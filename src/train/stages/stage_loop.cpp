@@ -69,7 +69,7 @@ bool StageLoop::train() {
 // Batches differ in shape: the largest comes once before the first step, so that no later one is the first to
 // ask for its memory.
 void StageLoop::rehearse() {
-  rehearse_captions();
+  rehearse_encoders();
   DataShape largest = run_.data.shape;
   const bool differ = largest.lanes.size() > 1 || (largest.text.width > 0 && !largest.text.is_padded);
   if (!differ || run_.device.is_meta()) return;
@@ -88,11 +88,17 @@ void StageLoop::rehearse() {
       [&] { run_.training.step->rehearse(as_tensors(*batch, *run_.training.objective)); });
 }
 
-void StageLoop::rehearse_captions() {
-  if (!run_.data.captions || run_.data.shape.text.is_padded) return;
-  const PhaseMemory::Phase phase(run_.phase_memory, "extract");
+void StageLoop::rehearse_encoders() {
+  const TrainingData& data = run_.data;
   const int64_t ranks = run_.group->world_size();
-  run_.data.captions->rehearse((run_.options.global_batch + ranks - 1) / ranks);
+  const bool encodes_lanes = data.pictures.lanes && data.decoder && data.shape.lanes.size() > 1;
+  if (encodes_lanes) {
+    const PhaseMemory::Phase phase(run_.phase_memory, "extract");
+    rehearse_encoding(*data.decoder, data.shape.largest(), rows_of_walk(run_.options, ranks), run_.device);
+  }
+  if (!data.captions || data.shape.text.is_padded) return;
+  const PhaseMemory::Phase phase(run_.phase_memory, "extract");
+  data.captions->rehearse((run_.options.global_batch + ranks - 1) / ranks);
 }
 
 // False: the newest checkpoint that is whole is of another stage.

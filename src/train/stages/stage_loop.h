@@ -38,7 +38,7 @@ class StageLoop {
   std::shared_ptr<const Batch> next_batch();
   void handle_bad_step(const StepResult& result);
   void rehearse();
-  void rehearse_captions();
+  void rehearse_encoders();
   void announce_stage();
   void begin_checkpoint();
   void finish_checkpoint();

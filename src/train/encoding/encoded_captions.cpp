@@ -1,4 +1,4 @@
-#include "train/encoded_captions.h"
+#include "train/encoding/encoded_captions.h"
 
 #include "core/error.h"
 #include "core/tensors.h"
