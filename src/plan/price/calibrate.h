@@ -10,7 +10,7 @@ namespace kiln {
 TrainOptions calibration_step(const Family& family, const CalibrationWorkload& workload, at::ScalarType dtype,
                               at::Device device);
 
-inline constexpr double kCalibrationSeconds = 75;
+inline constexpr double kCalibrationSeconds = 110;
 
 // Steps are measured for so long, and a few seconds go for the rest. Prints progress. The result is not
 // stored (store_profile does that).

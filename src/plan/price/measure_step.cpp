@@ -20,7 +20,7 @@ namespace {
 
 // The first steps touch their memory and compile oneDNN's kernels, which later ones do not: where there is
 // time, three pass unmeasured.
-constexpr StepRepeats kRepeats{.plain = 3, .watched = 2, .warm_up = 2};
+constexpr StepRepeats kRepeats{.plain = 3, .watched = 2, .warm_up = 3};
 // The least that is of use: one that warms up, one by the clock, one operation by operation.
 constexpr double kLeastSteps = 3;
 // Of each of the two readings of the clock.

@@ -57,21 +57,6 @@ double elapsed_since(std::chrono::steady_clock::time_point begin) {
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
 }
 
-// What of `wanted` goes into so many steps: one of each kind that is timed, then one more of each in turn.
-StepRepeats repeats_within(const StepRepeats& wanted, int steps) {
-  StepRepeats fitting{.plain = 1, .watched = std::min(1, wanted.watched), .warm_up = 0};
-  int left = steps - fitting.plain - fitting.watched;
-  const auto add = [&](int& count, int most) {
-    if (left <= 0 || count >= most) return false;
-    ++count, --left;
-    return true;
-  };
-  while (add(fitting.warm_up, wanted.warm_up) | add(fitting.plain, wanted.plain) |
-         add(fitting.watched, wanted.watched)) {
-  }
-  return fitting;
-}
-
 }  // namespace
 
 TimedTraining::TimedTraining(const TrainOptions& options, const DataShape& data, at::Device device)
@@ -97,25 +82,26 @@ StepTiming time_steps(const TrainOptions& options, at::Device device, const Step
 }
 
 StepTiming time_steps(const TrainOptions& options, const DataShape& data, at::Device device,
-                      const StepRepeats& wanted) {
+                      const StepRepeats& repeats) {
   const auto begin = std::chrono::steady_clock::now();
   TimedTraining training(options, data, device);
   StepTiming timing;
-  StepRepeats repeats = wanted;
-  if (wanted.most_seconds > 0) {
-    const double first = training.step();
-    const int steps = static_cast<int>(std::min(1e3, (wanted.most_seconds - elapsed_since(begin)) / first));
-    timing.is_done = steps >= 1 + std::min(1, wanted.watched);
-    if (!timing.is_done) return timing;
-    repeats = repeats_within(wanted, steps);
-  }
-  for (int i = 0; i < repeats.warm_up; ++i) training.step();
+  double last = 0;  // seconds of the step before
+  // Whether so many steps like the last one still fit.
+  const auto fit = [&](int steps) {
+    return repeats.most_seconds <= 0 || elapsed_since(begin) + steps * last <= repeats.most_seconds;
+  };
+  const int num_kinds = 1 + std::min(1, repeats.watched);  // one step of each is the least
+  for (int i = 0; i < repeats.warm_up && (i == 0 || fit(1 + num_kinds)); ++i) last = training.step();
+  timing.is_done = fit(num_kinds);
+  if (!timing.is_done) return timing;
 
   std::vector<double> seconds;
   double total = 0;
   for (int i = 0; i < repeats.plain || total < repeats.least_seconds; ++i) {
-    seconds.push_back(training.step());
-    total += seconds.back();
+    if (i > 0 && !fit(num_kinds)) break;
+    seconds.push_back(last = training.step());
+    total += last;
   }
   timing.seconds = median(seconds);
   timing.least_seconds = std::ranges::min(seconds);
@@ -124,10 +110,10 @@ StepTiming time_steps(const TrainOptions& options, const DataShape& data, at::De
   OpRecorder ops(/*timed=*/true, device);
   SpanRecorder recorder(&ops);
   training.observe(&recorder);
-  for (int i = 0; i < repeats.watched; ++i) {
+  for (int i = 0; i < repeats.watched && (i == 0 || fit(1)); ++i) {
     ops.take();
     recorder.finish();
-    training.step();
+    last = training.step();
     keep_least(timing.spans, recorder.finish().spans);
   }
   training.observe(nullptr);

@@ -36,8 +36,8 @@ struct StepRepeats {
   int watched = 0;           // steps operation by operation; 0: no spans
   double least_seconds = 0;  // more plain ones until they have taken so long
   int warm_up = 1;           // steps before all that
-  // Of all that, with building the model; 0: no limit. By what the first step takes, repetitions are left out
-  // that do not fit.
+  // Of all that, with building the model; 0: no limit. Repetitions that do not fit, by what the step before
+  // them took, are left out.
   double most_seconds = 0;
 };
 
