@@ -107,27 +107,44 @@ void fit_host(FittedRun& run, Plan plan, const MachineFit& fit, const Ranks& ran
   run.predicted = to_json(fit.plan(run.options)).at("predicted");
 }
 
+// Whether a choice costs next to nothing of the speed that unlimited memory would give.
+bool is_about_the_fastest(const FittedChoice& fitted, const MachineFit& fit, bool any_micro_batch) {
+  constexpr double kMostSlower = 1.03;
+  TrainOptions unlimited = fitted.options;
+  unlimited.memory.recompute = unlimited.memory.offload_activations = {};
+  if (any_micro_batch) unlimited.micro_batch = 0;
+  return fitted.plan.step_s <= kMostSlower * fit.plan(unlimited).step_s;
+}
+
 // The fewest recomputed FLOPs within the budget, and when asked, or where nothing else fits and that is
-// allowed, the micro-batch.
+// allowed, the micro-batch. On a CPU freed memory goes back to the system at once, which costs up to as much
+// time again, only where a process that keeps it would not fit at full speed.
 void choose_within(FittedRun& run, const MachineProfile& machine, int64_t budget, const Ranks& ranks,
                    const FitTerms& terms) {
   const TrainOptions& options = run.options;
-  run.gives_memory_back = machine.device == DryRunDevice::kCpu;
-  if (run.gives_memory_back) return_freed_memory();
-  const ProcessMemory process = run.gives_memory_back ? frugal_process(options) : ProcessMemory{};
-  const MachineFit fit(machine, process, budget, ranks.world_size);
+  const bool on_cpu = machine.device == DryRunDevice::kCpu;
+  bool any_micro_batch = options.chooses_micro_batch();
+  MachineFit fit(machine, on_cpu ? keeping_process(machine) : ProcessMemory{}, budget, ranks.world_size);
+  const auto choose = [&] { return any_micro_batch ? fit.choose_micro_batch(options) : fit.choose(options); };
+  std::optional<FittedChoice> fitted = choose();
+  if (on_cpu && !(fitted && is_about_the_fastest(*fitted, fit, any_micro_batch))) {
+    run.gives_memory_back = true;
+    return_freed_memory();
+    fit = MachineFit(machine, frugal_process(options), budget, ranks.world_size);
+    fitted = choose();
+  }
+  if (!fitted && !any_micro_batch && terms.may_choose_micro_batch) {
+    any_micro_batch = true;
+    fitted = choose();
+  }
   const std::string given = options.memory.budget.is_given()
                                 ? fmt::format("--memory-budget {}", options.memory.budget.text())
                                 : std::string("what is free");
   const std::string size = fmt::format("{:.2f} GiB{}", gib(budget),
-                                       run.gives_memory_back && ranks.local_world_size > 1
+                                       on_cpu && ranks.local_world_size > 1
                                            ? fmt::format(" for each of {} ranks", ranks.local_world_size)
                                            : "");
-  bool any_micro_batch = options.chooses_micro_batch();
-  std::optional<FittedChoice> fitted = any_micro_batch ? std::nullopt : fit.choose(options);
-  any_micro_batch |= !fitted && terms.may_choose_micro_batch;
-  if (any_micro_batch) fitted = fit.choose_micro_batch(options);
-  const int64_t sharing = run.gives_memory_back ? ranks.local_world_size : 1;
+  const int64_t sharing = on_cpu ? ranks.local_world_size : 1;
   if (!fitted && any_micro_batch)
     refuse(fit, options, sharing, terms,
            fmt::format("{} ({}) is too little for any --micro-batch", given, size));

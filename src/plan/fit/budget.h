@@ -14,8 +14,8 @@ struct FittedRun {
   TrainOptions options;                // memory choices made
   nlohmann::json predicted = nullptr;  // figures of their plan; null when this device has no profile
   std::string summary;                 // one line on the choice and what it costs; empty without a budget
-  // This process gives freed memory back to the system at once (core/heap.h): on a CPU, to keep to a budget
-  // or where memory is short.
+  // This process gives freed memory back to the system at once (core/heap.h): on a CPU where there is not
+  // room for about twice its tensors, in the budget or in what is free.
   bool gives_memory_back = false;
   // Without a budget: what the run needs of what is free for it. 0: not planned, or kept to a budget.
   int64_t needed_bytes = 0, free_bytes = 0;
