@@ -252,6 +252,7 @@ void run(const CLI::App& command, const PlanArguments& arguments) {
   if (!arguments.options.train.stages.empty()) return plan_all_stages(arguments);
   if (arguments.search) return run_search(command, arguments);
   Plan plan = plan_of(arguments.options, arguments.measure_s);
+  add_lane_speeds(plan);
   compare_with_half_precision(plan);
   compare_with_published(plan);
   if (arguments.json)

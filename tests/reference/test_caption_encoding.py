@@ -273,3 +273,18 @@ def test_impossible_buckets_are_one_line(tmp_path, shapes, pictures, encoders): 
     assert '"pixart" or sizes' in line("--buckets", "sdxl")
     assert "is of --buckets, which is not given" in line("--bucket-min", 3)
     assert not (tmp_path / "run").exists()
+
+
+def test_a_plan_prints_the_encoders_residence_and_each_lanes_speed(shapes, encoders):  # noqa: F811
+    data, *options = on_the_way(shapes, encoders["bert"])
+    command = ["plan", "--data", data, *options, *BUCKETS, "--model", "pixart", *FAMILIES["pixart"][1], *OPTIONS, "--device", "cpu"]
+    planned = json.loads(succeed(*command, "--json").stdout)["predicted"]
+    lanes = [(lane["height"], lane["width"]) for lane in planned["lanes"]]
+    assert lanes == [(16, 16), (24, 12), (12, 24)]
+    square, tall, wide = (lane["step_s"] for lane in planned["lanes"])
+    assert tall == wide != square and all(lane["images_per_s"] == pytest.approx(5 / lane["step_s"]) for lane in planned["lanes"])
+    assert planned["by_kind"]["text encoder"] > 0 and planned["by_phase"]["extract"] > 0
+    text = succeed(*command).stdout
+    assert re.search(r"text encoder +\d", text) and re.search(r"extract +\d", text)
+    for height, width in lanes:
+        assert re.search(rf"\n +{height} x {width} +[\d.e-]+ +[\d.e+]+\n", text)

@@ -29,6 +29,16 @@ Json scaling_json(const Plan& plan) {
   return points;
 }
 
+Json lanes_json(const Plan& plan) {
+  Json lanes = Json::array();
+  for (const LaneSpeed& speed : plan.lane_speeds)
+    lanes.push_back({{"height", speed.lane.height},
+                     {"width", speed.lane.width},
+                     {"step_s", speed.step_s},
+                     {"images_per_s", speed.images_per_s}});
+  return lanes;
+}
+
 Json milestones_json(const Plan& plan) {
   Json milestones = Json::array();
   for (const Milestone& milestone : plan.milestones)
@@ -96,6 +106,7 @@ Json predicted_json(const Plan& plan) {
           {"cost", plan.cost},
           {"gpu_hours", plan.gpu_hours},
           {"kilowatt_hours", plan.kilowatt_hours},
+          {"lanes", lanes_json(plan)},
           {"scaling", scaling_json(plan)},
           {"milestones", milestones_json(plan)},
           {"measured_by_others", measured_json(plan)},

@@ -104,6 +104,16 @@ std::string interval(const Plan& plan) {
   return text + "\n ";
 }
 
+std::string lane_speeds(const Plan& plan) {
+  if (plan.lane_speeds.empty()) return "";
+  std::string text = "  the time above is of a lane of mean area; of each lane   step s   images/s\n";
+  for (const LaneSpeed& speed : plan.lane_speeds)
+    text += fmt::format("  {:>52}{:>9.3g}{:>11.4g}\n",
+                        fmt::format("{} x {}", speed.lane.height, speed.lane.width), speed.step_s,
+                        speed.images_per_s);
+  return text;
+}
+
 std::string time(const Plan& plan) {
   std::string text = fmt::format("\nTime: {:.3g} s a step, {:.4g} images/s, {:.0f} % of peak{}\n ",
                                  plan.step_s, plan.images_per_s, 100 * plan.peak_share,
@@ -117,7 +127,8 @@ std::string time(const Plan& plan) {
     text += fmt::format(" encoding pictures {:.0f} %", 100 * pictures / plan.step_s);
   if (plan.caption_encoding_s > 0)
     text += fmt::format(" encoding captions {:.0f} %", 100 * plan.caption_encoding_s / plan.step_s);
-  text += fmt::format("\n  {} steps: {}, {:.0f} GPU hours, {:.0f} kWh{}\n", plan.steps, duration(plan.days),
+  text += "\n" + lane_speeds(plan);
+  text += fmt::format("  {} steps: {}, {:.0f} GPU hours, {:.0f} kWh{}\n", plan.steps, duration(plan.days),
                       plan.gpu_hours, plan.kilowatt_hours, money(plan, plan.cost));
   for (const Milestone& milestone : plan.milestones)
     text += fmt::format("  {} ({} steps): {}{}\n", milestone.name, milestone.steps, duration(milestone.days),

@@ -183,6 +183,29 @@ Plan plan_data(const PlanOptions& options, const MachineProfile& machine, const 
   return plan;
 }
 
+void add_lane_speeds(Plan& plan) {
+  if (plan.data.lanes.size() == 1) return;
+  const Sharding sharding = sharding_of(plan.options.train, plan.options.gpus, plan.machine);
+  Plan of_lane{plan};
+  of_lane.data = *usual_shape(plan.data);
+  std::map<int64_t, double> seconds;  // by area
+  for (const Lane& lane : plan.data.lanes) {
+    double& step_s = seconds[lane.area()];
+    if (step_s == 0) {
+      of_lane.data.lanes = {lane};
+      StepTrace trace = trace_step(plan.options.train, of_lane.data, plan.machine.device, plan.options.gpus,
+                                   sharding.ranks_per_node);
+      if (!is_of(trace, sharding)) trace = trace_of_rank(trace, sharding);
+      add_time(of_lane, trace, sharding);
+      step_s = of_lane.step_s;
+    }
+    plan.lane_speeds.push_back(
+        {.lane = lane,
+         .step_s = step_s,
+         .images_per_s = static_cast<double>(plan.options.train.global_batch) / step_s});
+  }
+}
+
 void compare_with_half_precision(Plan& plan) {
   PlanOptions half = plan.options;
   if (plan.machine.device != DryRunDevice::kCuda || half.train.compute.dtype != at::kFloat) return;

@@ -13,6 +13,9 @@ Plan make_plan(const PlanOptions& options);
 // Notes in a plan in f32 how much faster half precision would be, where the GPU has it: by planning that too.
 void compare_with_half_precision(Plan& plan);
 
+// Adds the speed of each lane, where there are several. Lanes of as many latents take the same time.
+void add_lane_speeds(Plan& plan);
+
 // Adds what others measured of this model on as many of these GPUs, each beside its own plan.
 void compare_with_published(Plan& plan);
 

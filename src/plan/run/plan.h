@@ -71,6 +71,12 @@ struct TimePlan {
   DataRate data_rate;
 };
 
+// Steps of one lane, with captions of the mean length.
+struct LaneSpeed {
+  Lane lane;
+  double step_s = 0, images_per_s = 0;
+};
+
 // Its memory is that of the largest batch.
 struct Plan : MemoryPlan, TimePlan {
   PlanOptions options;
@@ -81,6 +87,7 @@ struct Plan : MemoryPlan, TimePlan {
   int64_t rank_batch = 0;      // images of one rank's step
   int64_t micro_batch = 0;     // images of one pass
   int64_t num_micro_steps = 1;
+  std::vector<LaneSpeed> lane_speeds;   // empty: not asked for, or a single lane
   double half_precision_speed = 0;      // of the same run in bf16, or fp16; 0: not compared
   std::vector<MeasuredSpeed> measured;  // on this kind of GPU and on as many
   int64_t dataset_size = 0, store_bytes = 0, checkpoint_bytes = 0;
