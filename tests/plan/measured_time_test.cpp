@@ -159,8 +159,8 @@ TEST_F(MeasuredTime, ASlowMomentCountsAsMuchAsAFastOne) {
   EXPECT_FALSE(speed.is_steady());
   EXPECT_NEAR(speed.reach, 9, 1e-9) << "in either direction";
   readings.assign(100, machine.clock);
-  readings.push_back({.product_s = 5e-3, .copy_s = 5e-3});
-  EXPECT_TRUE(speed_of(machine.clock, readings).is_steady()) << "one interruption";
+  readings.push_back({.product_s = 5e-1, .copy_s = 5e-1});
+  EXPECT_TRUE(speed_of(machine.clock, readings).is_steady()) << "one interruption, however long";
 }
 
 TEST_F(MeasuredTime, StepsThatDoNotFitAreLeftOut) {

@@ -20,8 +20,10 @@ using Clock = std::chrono::steady_clock;
 
 // Readings closer together than this are one speed: rescaling by less would add more noise than it removes.
 constexpr double kSameSpeed = 0.05;
-// The share of the time that is left out at each end: single interruptions are no change of speed.
+// The share of the time that is left out at each end, after the longest of enough readings: single
+// interruptions, however long, are no change of speed.
 constexpr double kLeftOut = 0.1;
+constexpr size_t kEnoughReadings = 8;
 
 double elapsed_since(Clock::time_point begin) {
   return std::chrono::duration<double>(Clock::now() - begin).count();
@@ -32,6 +34,7 @@ class Distribution {
  public:
   explicit Distribution(std::vector<double> seconds) : seconds_(std::move(seconds)) {
     std::ranges::sort(seconds_);
+    if (seconds_.size() >= kEnoughReadings) seconds_.pop_back();
     for (const double s : seconds_) total_ += s;
   }
   double at(double share) const {

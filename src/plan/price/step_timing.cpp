@@ -88,12 +88,16 @@ StepTiming time_steps(const TrainOptions& options, const DataShape& data, at::De
   StepTiming timing;
   double last = 0;  // seconds of the step before
   // Whether so many steps like the last one still fit.
-  const auto fit = [&](int steps) {
-    return repeats.most_seconds <= 0 || elapsed_since(begin) + steps * last <= repeats.most_seconds;
+  const auto fit = [&](int steps, double grace = 1) {
+    return repeats.most_seconds <= 0 || elapsed_since(begin) + steps * last <= grace * repeats.most_seconds;
   };
   const int num_kinds = 1 + std::min(1, repeats.watched);  // one step of each is the least
-  for (int i = 0; i < repeats.warm_up && (i == 0 || fit(1 + num_kinds)); ++i) last = training.step();
-  timing.is_done = fit(num_kinds);
+  // The first step says little of how long later ones take: another passes where it alone fits.
+  for (int i = 0; i < repeats.warm_up && (i == 0 || fit(i == 1 ? 1 : 1 + num_kinds)); ++i)
+    last = training.step();
+  // To begin again with a smaller model would take longer than to end a little late.
+  constexpr double kGrace = 1.2;
+  timing.is_done = fit(num_kinds, kGrace);
   if (!timing.is_done) return timing;
 
   std::vector<double> seconds;
