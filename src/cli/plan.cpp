@@ -134,7 +134,7 @@ double price_per_gpu_hour(const TrainOptions& train, int64_t gpus, bool is_numbe
   return cost_per_hour_of(train.watch, gpus) / static_cast<double>(gpus);
 }
 
-void write_report(const std::string& path, const Plan& plan) {
+void write_plan_report(const std::string& path, const Plan& plan) {
   if (!path.empty()) write_file_atomically("plan", path, to_html(plan));
 }
 
@@ -144,7 +144,7 @@ void compare(const PlanArguments& arguments, ComparisonOptions options) {
   fmt::print("{}", arguments.json ? to_json(comparison).dump(1) + "\n" : to_text(comparison));
   if (comparison.ranked.empty() && !arguments.html.empty())
     fail("plan", "--html: there is no plan to write into {}", arguments.html);
-  if (!comparison.ranked.empty()) write_report(arguments.html, comparison.ranked.front().plan);
+  if (!comparison.ranked.empty()) write_plan_report(arguments.html, comparison.ranked.front().plan);
 }
 
 // Options that are given stay as they are; the search chooses the others.
@@ -175,7 +175,7 @@ void run_search(const CLI::App& command, const PlanArguments& arguments) {
   fmt::print("{}", arguments.json ? to_json(result).dump(1) + "\n" : to_text(result));
   const std::vector<SearchChoice>& found = result.best.empty() ? result.nearest : result.best;
   if (!found.empty())
-    write_report(arguments.html, found.front().plan);
+    write_plan_report(arguments.html, found.front().plan);
   else if (!arguments.html.empty())
     fail("plan", "--html: there is no plan to write into {}", arguments.html);
 }
@@ -239,7 +239,7 @@ void plan_all_stages(const PlanArguments& arguments) {
   const StagePlans stages = make_stage_plans(
       arguments.options, [&](const PlanOptions& stage) { return plan_of(stage, arguments.measure_s); });
   fmt::print("{}", arguments.json ? to_json(stages).dump(1) + "\n" : to_text(stages));
-  write_report(arguments.html, stages.plans[stages.worst]);
+  write_plan_report(arguments.html, stages.plans[stages.worst]);
 }
 
 void run(const CLI::App& command, const PlanArguments& arguments) {
@@ -259,7 +259,7 @@ void run(const CLI::App& command, const PlanArguments& arguments) {
     fmt::print("{}\n", to_json(plan).dump(1));
   else
     fmt::print("{}", to_text(plan));
-  write_report(arguments.html, plan);
+  write_plan_report(arguments.html, plan);
 }
 
 }  // namespace

@@ -17,7 +17,7 @@ namespace {
 namespace fs = std::filesystem;
 using nlohmann::json;
 
-constexpr const char* kFormatName = "kiln text store";
+constexpr const char* kTextFormatName = "kiln text store";
 constexpr int64_t kFormatVersion = 1;
 constexpr const char* kFolderPrefix = "text-";
 constexpr int64_t kMostTokens = 1 << 20, kMostWidth = 1 << 20;
@@ -36,8 +36,8 @@ TextStoreInfo parse_text_store_info(std::string_view text, const std::string& wh
   const json object = json::parse(text, nullptr, /*allow_exceptions=*/false);
   if (!object.is_object()) fail("text store", "expected a JSON object ({})", where);
   const JsonConfig fields("text store, " + where, object);
-  if (fields.get<std::string>("format", "") != kFormatName)
-    fail("text store", "expected \"format\": \"{}\" ({})", kFormatName, where);
+  if (fields.get<std::string>("format", "") != kTextFormatName)
+    fail("text store", "expected \"format\": \"{}\" ({})", kTextFormatName, where);
   if (const auto version = fields.get<int64_t>("format_version", 0); version != kFormatVersion)
     fail("text store", "expected format_version {}, got {}{} ({})", kFormatVersion, version,
          version > kFormatVersion ? ": update Kiln" : "", where);
@@ -72,7 +72,7 @@ TextStoreInfo parse_text_store_info(std::string_view text, const std::string& wh
 }
 
 std::string text_store_info_text(const TextStoreInfo& info) {
-  const json object = {{"format", kFormatName},
+  const json object = {{"format", kTextFormatName},
                        {"format_version", kFormatVersion},
                        {"encoder", info.encoder},
                        {"encoder_fingerprint", info.encoder_fingerprint},

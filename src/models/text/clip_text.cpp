@@ -13,7 +13,7 @@
 namespace kiln {
 namespace {
 
-constexpr std::string_view kPrefix = "text_model.";
+constexpr std::string_view kClipPrefix = "text_model.";
 constexpr int64_t kWrongEosId = 2;  // of configs written before transformers' change 24773
 
 struct ClipTextConfig {
@@ -156,7 +156,7 @@ std::map<std::string, at::Tensor> clip_text_weights(const std::map<std::string, 
     bool is_other = published.ends_with("embeddings.position_ids");
     for (const std::string_view other : kOthers) is_other = is_other || published.starts_with(other);
     if (is_other) continue;
-    kept[published.starts_with(kPrefix) ? published : std::string(kPrefix) + published] = value;
+    kept[published.starts_with(kClipPrefix) ? published : std::string(kClipPrefix) + published] = value;
   }
   return kept;
 }

@@ -5,7 +5,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <chrono>
 #include <cmath>
 #include <iterator>
 #include <map>
@@ -24,10 +23,6 @@ constexpr double kSameSpeed = 0.05;
 // interruptions, however long, are no change of speed.
 constexpr double kLeftOut = 0.1;
 constexpr size_t kEnoughReadings = 8;
-
-double elapsed_since(Clock::time_point begin) {
-  return std::chrono::duration<double>(Clock::now() - begin).count();
-}
 
 // What pieces of work took, by the share of the time that was read.
 class Distribution {
@@ -68,6 +63,10 @@ double factor(double reference, double now, double spread) {
 }
 
 }  // namespace
+
+double elapsed_since(Clock::time_point begin) {
+  return std::chrono::duration<double>(Clock::now() - begin).count();
+}
 
 std::vector<MachineClock> read_clock(at::Device device, double seconds) {
   // A GPU needs larger ones to be busy.

@@ -3,6 +3,7 @@
 #pragma once
 #include <ATen/core/Tensor.h>
 
+#include <chrono>
 #include <string>
 #include <vector>
 
@@ -22,6 +23,9 @@ struct MachineSpeed {
   static constexpr double kSteadySpread = 0.1;
   bool is_steady() const { return spread <= kSteadySpread; }
 };
+
+// Seconds of wall-clock time.
+double elapsed_since(std::chrono::steady_clock::time_point begin);
 
 // Times both pieces of work in turn for so long. Each reading takes some milliseconds.
 std::vector<MachineClock> read_clock(at::Device device, double seconds);

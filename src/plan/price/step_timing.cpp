@@ -3,12 +3,12 @@
 #include <ATen/DeviceAccelerator.h>
 
 #include <algorithm>
-#include <chrono>
 #include <cmath>
 
 #include "core/aten.h"
 #include "core/error.h"
 #include "core/median.h"
+#include "plan/price/machine_clock.h"
 #include "plan/trace/op_recorder.h"
 #include "plan/trace/trace.h"
 
@@ -51,10 +51,6 @@ void keep_least(std::vector<Span>& spans, std::vector<Span> again) {
   for (size_t i = 0; i < spans.size(); ++i)
     for (size_t op = 0; op < spans[i].ops.size(); ++op)
       spans[i].ops[op].seconds = std::min(spans[i].ops[op].seconds, again[i].ops[op].seconds);
-}
-
-double elapsed_since(std::chrono::steady_clock::time_point begin) {
-  return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
 }
 
 }  // namespace
