@@ -16,7 +16,6 @@
 #include "core/aten.h"
 #include "core/error.h"
 #include "ops/attention.h"
-#include "ops/cuda/cudnn_attention.h"
 #include "ops/cuda/launch.h"
 #include "ops/gelu.h"
 #include "ops/long_attention.h"

@@ -1,4 +1,4 @@
-// One process' parts of files, brought to the disk while its other threads go on. Torch-free.
+// Writes one process's parts of files to the disk while its other threads go on. Torch-free.
 #pragma once
 #include <atomic>
 #include <cstddef>
@@ -26,7 +26,7 @@ class BackgroundWrite {
   BackgroundWrite(const BackgroundWrite&) = delete;
 
   bool done() const { return done_; }
-  // Waits; what went wrong, or empty.
+  // Waits, and returns what went wrong, or "".
   const std::string& wait();
   // The checksums of what this process wrote, one for each file. REQUIRES: wait() has returned.
   const std::vector<FileChecksum>& checksums() const { return files_.checksums(); }
@@ -36,7 +36,7 @@ class BackgroundWrite {
 
   FileParts files_;
   std::vector<FilePart> parts_;
-  std::string error_;  // the thread's until done_
+  std::string error_;  // only the thread uses it until done_
   std::atomic<bool> done_ = false, given_up_ = false;
   std::thread thread_;
 };

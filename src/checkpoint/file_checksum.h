@@ -1,5 +1,5 @@
-// The checksum of a file that several processes write or read together, each its own bytes of it, in any
-// order. Torch-free.
+// The checksum of a file that several processes write or read together, each its own part, in any order.
+// Torch-free.
 #pragma once
 #include <array>
 #include <cstddef>
@@ -12,14 +12,17 @@
 
 namespace kiln {
 
-// XXH3-64 of every block of 64 bytes (the last one may be shorter) with the block's number as the seed, added
-// up modulo 2^64: nobody has to see the whole file, and however it was divided its checksum is the same.
+// The sum, modulo 2^64, of the XXH3-64 of every block of 64 bytes with the block's number as the seed. The
+// last block may be shorter. Nobody has to see the whole file, and the checksum does not depend on how it was
+// divided.
 class FileChecksum {
  public:
-  // Bytes of the file from `offset` on. REQUIRES: each byte is added once, here or to one that is merged.
+  // Adds the file's bytes from `offset` on. REQUIRES: each byte is added once, here or to a checksum that is
+  // merged.
   void add(uint64_t offset, std::span<const std::byte> bytes);
   void merge(const FileChecksum& other);
-  // The checksum of a whole file as 16 lower-case hexadecimal digits; nothing until all its bytes were added.
+  // Returns the checksum of a whole file as 16 lower-case hexadecimal digits, or nothing until all its bytes
+  // were added.
   std::optional<std::string> of_file(uint64_t file_bytes) const;
 
   // The form in which it travels between processes.
@@ -28,7 +31,7 @@ class FileChecksum {
 
  private:
   static constexpr uint64_t kBlockBytes = 64;
-  // A block of which others have the rest.
+  // A block of which only some bytes were added here.
   struct Fragment {
     std::array<std::byte, kBlockBytes> bytes{};
     uint64_t present = 0;  // bit i: byte i was added

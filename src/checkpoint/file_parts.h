@@ -1,4 +1,4 @@
-// Files that several processes write together, each its own bytes of them. Torch-free.
+// Files that several processes write together, each its own part. Torch-free.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -10,11 +10,11 @@
 
 namespace kiln {
 
-// Makes a file of `bytes` bytes, for FileParts to write. Its space is taken at once where the file system
-// can, so that a full disk is known before anything is written. Throws Error.
+// Makes a file of `bytes` bytes for FileParts to write. Reserves its space if the file system can, so that a
+// full disk is noticed before anything is written. Throws Error.
 void create_file_of_parts(const std::string& path, uint64_t bytes);
 
-// One process' hold on such files, which exist.
+// Such files, opened by one process. They must exist.
 class FileParts {
  public:
   // Throws Error naming a file that cannot be opened.
@@ -23,10 +23,10 @@ class FileParts {
   FileParts(FileParts&& other) noexcept;
   FileParts& operator=(FileParts&&) = delete;
 
-  // Bytes of paths[file] from `offset` on. Throws Error (disk full, input/output error). REQUIRES: they are
-  // written once.
+  // Writes bytes of paths[file] from `offset` on. Throws Error (disk full, input/output error). REQUIRES:
+  // each byte is written once.
   void write(size_t file, uint64_t offset, std::span<const std::byte> bytes);
-  // Until what was written is on the disk. Throws Error.
+  // Waits until what was written is on the disk. Throws Error.
   void sync();
   // The checksums of what was written here, one for each file.
   const std::vector<FileChecksum>& checksums() const { return checksums_; }

@@ -28,7 +28,7 @@ const PickleValue* PickleValue::find(std::string_view key) const {
   return nullptr;
 }
 
-// The stack machine that a pickle is a program for.
+// The stack machine that runs a pickle.
 class PickleMachine {
  public:
   PickleMachine(std::span<const std::byte> bytes, const std::string& name, Pickle& pickle)
@@ -216,7 +216,7 @@ class PickleMachine {
         add(top(), opcode == 'e' ? Kind::kList : opcode == 'u' ? Kind::kDict : Kind::kOpaque, items);
         return true;
       }
-      case 'b':  // state of an object: attributes, of which a state dict needs none
+      case 'b':  // state of an object: its attributes, which a state dict does not need
         pop();
         top();
         return true;

@@ -36,17 +36,17 @@ struct PickleValue {
   bool is_call_of(std::string_view function) const {
     return kind == Kind::kCall && items[0]->text == function;
   }
-  // A dict's value under a string key; the last one given counts. nullptr when there is none or this is no
-  // dict.
+  // Returns a dict's value under a string key, the last one if there are several; nullptr if there is none or
+  // this is no dict.
   const PickleValue* find(std::string_view key) const;
 };
 
 // A parsed pickle; owns its values.
 class Pickle {
  public:
-  // The opcodes of protocols 2 to 5 that plain data and torch tensors use. Unknown classes are kept as calls
-  // that are never made; names that only an attack needs (os.system, builtins.eval, ...) are refused. Throws
-  // Error.
+  // Reads the opcodes of protocols 2 to 5 that plain data and torch tensors use. Unknown classes are kept as
+  // calls that are never made; names that only an attack needs (os.system, builtins.eval, ...) are refused.
+  // Throws Error.
   Pickle(std::span<const std::byte> bytes, std::string name);
   const PickleValue& root() const { return *root_; }
 

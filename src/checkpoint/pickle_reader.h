@@ -11,7 +11,7 @@
 
 namespace kiln {
 
-// Every read throws Error where the bytes end first. REQUIRES: bytes and name outlive this.
+// Every read throws Error if the bytes end too early. REQUIRES: bytes and name outlive this.
 class PickleReader {
  public:
   PickleReader(std::span<const std::byte> bytes, const std::string& name) : bytes_(bytes), name_(name) {}
@@ -21,7 +21,8 @@ class PickleReader {
     opcode_position_ = position_;
     return number<uint8_t>();
   }
-  // The next bytes as they are; little-endian; up to the end of the line.
+  // text() returns the next bytes, number() a little-endian number, line() the bytes up to the end of the
+  // line.
   std::string_view text(uint64_t size) {
     if (size > bytes_.size() - position_) complain("the pickle ends too early");
     const std::string_view view(reinterpret_cast<const char*>(bytes_.data()) + position_, size);

@@ -140,7 +140,7 @@ class PtView : public TensorFile {
     else if (tensor->kind == Kind::kCall && tensor->items[0]->text.starts_with("torch."))
       fail("pt", "tensor {:?} is made by {} ({}): only plain dense tensors are read", key,
            tensor->items[0]->text, name_);
-    // Numbers, strings and unknown objects beside the tensors are no weights.
+    // Ignores numbers, strings and unknown objects beside the tensors: they are no weights.
   }
 
   [[noreturn]] void complain(const std::string& key, std::string_view what) const {
@@ -236,7 +236,7 @@ class PtView : public TensorFile {
     const std::size_t num_bytes = tensor.num_elements * element_bytes;
     if (is_contiguous(tensor)) return storage.subspan(tensor.offset * element_bytes, num_bytes);
 
-    // Transposed or sliced: copied. Files that would grow beyond measure this way are refused.
+    // Transposed and sliced tensors are copied. Files that would grow too much this way are refused.
     copied_bytes_ += num_bytes;
     if (copied_bytes_ > max_copied_bytes_)
       fail("pt",

@@ -9,11 +9,11 @@
 
 namespace kiln {
 
-// A plain state dict; {"model", "ema", ...} (DiT: `ema` is taken when prefer_ema and present, else `model`);
-// {"state_dict", "state_dict_ema"} (PixArt, Sana). Unknown classes (argparse.Namespace) are skipped as opaque
-// values; anything that would have to be executed is refused by name. A "module." or "_orig_mod." before
-// every key is dropped. metadata(): "pt_group" = where the weights were found ("" = the top level). Throws
-// Error.
+// Reads a plain state dict; {"model", "ema", ...} (DiT: `ema` is taken when prefer_ema and present, else
+// `model`); {"state_dict", "state_dict_ema"} (PixArt, Sana). Unknown classes (argparse.Namespace) are skipped
+// as opaque values; anything that would have to be executed is refused by name. A "module." or "_orig_mod."
+// before every key is dropped. metadata(): "pt_group" = where the weights were found ("" = the top level).
+// Throws Error.
 std::unique_ptr<TensorFile> open_pt(const std::string& path, bool prefer_ema = true);
 // For fuzzing: the same on bytes in memory, which must outlive the result.
 std::unique_ptr<TensorFile> parse_pt(std::span<const std::byte> bytes, const std::string& name,

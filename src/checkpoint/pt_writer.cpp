@@ -26,7 +26,8 @@ class Bytes {
   std::string text_;
 };
 
-// Stored members only, each with its size and checksum in front. zip64 where a size or an offset needs it.
+// Writes a zip archive of stored members, each with its size and checksum in front. Uses zip64 where a size
+// or an offset needs it.
 class ZipWriter {
  public:
   explicit ZipWriter(const std::string& path) : file_("pt", path) {}
@@ -76,7 +77,7 @@ class ZipWriter {
     uint64_t size, offset;
   };
 
-  // What the local header and the directory entry share, from the version on.
+  // Writes the fields that the local header and the directory entry share, from the version on.
   static void common_fields(Bytes& out, const Member& member, bool needs_zip64, bool size_in_extra) {
     out.number<uint16_t>(needs_zip64 ? 45 : 20);
     out.number<uint16_t>(0x0800);  // names are UTF-8

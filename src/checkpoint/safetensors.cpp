@@ -28,7 +28,7 @@ using nlohmann::ordered_json;
 constexpr uint64_t kMaxHeaderBytes = 100'000'000;  // the limit of the reference implementation
 constexpr uint64_t kDataAlignment = 64;
 
-// One entry of the header, checked by itself; `bytes` points into `data`.
+// One entry of the header, checked by itself.
 struct Entry {
   std::string key;
   uint64_t begin = 0, end = 0;  // offsets into the data
@@ -159,7 +159,7 @@ std::unique_ptr<TensorFile> parse_safetensors(std::span<const std::byte> bytes, 
 
 namespace {
 
-// As JSON has it.
+// Returns the text as a JSON string.
 std::string quoted(const std::string& text) {
   const auto is_plain = [](char c) { return c >= ' ' && c <= '~' && c != '"' && c != '\\'; };
   return std::ranges::all_of(text, is_plain) ? '"' + text + '"' : ordered_json(text).dump();
@@ -169,7 +169,7 @@ std::string quoted(const std::string& text) {
 
 SafetensorsLayout lay_out_safetensors(const std::vector<TensorSpec>& tensors,
                                       const std::map<std::string, std::string>& metadata) {
-  // Written entry by entry, as text: plans lay out the files of thousands of checkpoints.
+  // Written as text, entry by entry, to be fast: plans lay out the files of thousands of checkpoints.
   std::string text = "{";
   const auto add = [&](const std::string& name, const std::string& entry) {
     if (text.size() > 1) text += ',';

@@ -31,19 +31,19 @@ class TensorFile {
 
 // Every bound is checked before use: header length, offsets, overlaps, holes, shape products. Throws Error.
 std::unique_ptr<TensorFile> open_safetensors(const std::string& path);
-// The shards named by a `*.index.json`, safetensors or PyTorch's .bin. Throws Error naming the missing shard
-// or key.
+// Opens the shards named by a `*.index.json`, safetensors or PyTorch's .bin. Throws Error naming the missing
+// shard or key.
 std::unique_ptr<TensorFile> open_safetensors_index(const std::string& path);
 // For fuzzing: the same checks on bytes in memory, which must outlive the result.
 std::unique_ptr<TensorFile> parse_safetensors(std::span<const std::byte> bytes, const std::string& name);
 
-// A tensor of a file that is to be written.
+// A tensor of a file to be written.
 struct TensorSpec {
   std::string name;
   Dtype dtype = Dtype::kF32;
   std::vector<int64_t> shape;
 };
-// Where everything of a safetensors file will be, in bytes from its start.
+// Where each part of a safetensors file will be, in bytes from its start.
 struct SafetensorsLayout {
   std::string head;               // the first bytes: length and header. The data follow
   std::vector<uint64_t> offsets;  // of each tensor, in the order given

@@ -1,4 +1,4 @@
-// JSON of weight files.
+// Parses the JSON of weight files.
 #pragma once
 #include <nlohmann/json.hpp>
 #include <string>
@@ -6,8 +6,8 @@
 
 namespace kiln {
 
-// Refuses a key that is given twice, which nlohmann silently overwrites, and deep nesting. Throws Error of
-// `who` naming the file.
+// Refuses deep nesting and keys that are given twice, which nlohmann would silently overwrite. Throws Error
+// that begins with `who` and names the file.
 nlohmann::json parse_strict_json(std::string_view text, std::string_view who, const std::string& name);
 
 }  // namespace kiln

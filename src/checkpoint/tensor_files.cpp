@@ -12,7 +12,7 @@ namespace {
 
 at::Tensor as_tensor(const TensorView& view, const std::shared_ptr<TensorFile>& owner) {
   const auto options = at::TensorOptions().dtype(to_scalar_type(view.dtype));
-  // The mapping is private and writable, so the const is ours alone.
+  // The mapping is private and writable, so the const may be cast away.
   auto* data = const_cast<std::byte*>(view.bytes.data());
   if (reinterpret_cast<std::uintptr_t>(data) % dtype_size(view.dtype) != 0) {
     at::Tensor copy = at::empty(view.shape, options);

@@ -9,9 +9,10 @@
 
 namespace kiln {
 
-// .safetensors, *.index.json or .pt/.pth, chosen by content. CPU tensors; they keep the mapped file alive.
+// Reads .safetensors, *.index.json or .pt/.pth, chosen by content. The CPU tensors keep the mapped file
+// alive.
 std::map<std::string, at::Tensor> load_tensors(const std::string& path, bool prefer_ema = true);
-// Contiguous copies are made where needed. Atomic (see write_safetensors).
+// Writes a safetensors file, with contiguous copies of tensors where needed. Atomic (see write_safetensors).
 void save_tensors(const std::string& path, const std::map<std::string, at::Tensor>& tensors,
                   const std::map<std::string, std::string>& metadata = {});
 

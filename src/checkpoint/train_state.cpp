@@ -14,7 +14,6 @@
 #include <utility>
 
 #include "core/error.h"
-#include "core/error_message.h"
 #include "core/files/atomic_file.h"
 #include "core/files/xxh3.h"
 
@@ -28,7 +27,7 @@ constexpr const char* kStateFile = "train_state.json";
 constexpr const char* kPartialPrefix = ".partial-";
 constexpr const char* kDamagedPrefix = "damaged-";
 constexpr int kFormatVersion = 1;
-// The last entry of train_state.json, by its place in the alphabet: XXH3 of all that is before it.
+// The XXH3 of all text before it. It comes last in the alphabet, so it is the last entry of train_state.json.
 constexpr std::string_view kOwnChecksum = "\"xxh3\": \"";
 
 fs::path checkpoints_folder(const std::string& run) { return fs::path(run) / "checkpoints"; }
@@ -55,7 +54,7 @@ std::string checksum_of_text(std::string_view text) {
   return xxh3_hex(std::as_bytes(std::span(text.data(), text.size())));
 }
 
-// Older ones have no checksum of their own.
+// Reads train_state.json and checks its own checksum, which older files lack.
 nlohmann::json read_state_json(const fs::path& folder) {
   const fs::path path = folder / kStateFile;
   std::ifstream file(path);
@@ -69,7 +68,7 @@ nlohmann::json read_state_json(const fs::path& folder) {
   return state;
 }
 
-// The text of train_state.json.
+// Returns the text of train_state.json, with its own checksum.
 std::string sealed(nlohmann::json state) {
   state["xxh3"] = std::string(16, '0');
   std::string text = state.dump(2) + "\n";
@@ -77,8 +76,8 @@ std::string sealed(nlohmann::json state) {
   return text.replace(end + kOwnChecksum.size(), 16, checksum_of_text(std::string_view(text).substr(0, end)));
 }
 
-// None: there is no such file. Throws Error when the system cannot tell, which is no damage: a later start
-// may see it.
+// Returns the size of a file, or nothing if there is no such file. Throws Error when the system cannot tell.
+// That is no damage: a later start may see the file.
 std::optional<uint64_t> size_of(const fs::path& path) {
   std::error_code error;
   const uint64_t bytes = fs::file_size(path, error);
@@ -91,7 +90,7 @@ std::optional<uint64_t> size_of(const fs::path& path) {
 
 using FileSizes = std::vector<std::pair<std::string, uint64_t>>;
 
-// Reads the sizes that train_state.json lists. What it throws says why it cannot.
+// Reads the sizes that train_state.json lists. Throws an exception that says why it cannot.
 FileSizes listed_sizes(const fs::path& folder) {
   const nlohmann::json state = read_state_json(folder);
   if (const nlohmann::json& version = state.at("format_version"); version != kFormatVersion)
@@ -102,7 +101,7 @@ FileSizes listed_sizes(const fs::path& folder) {
   return sizes;
 }
 
-// What is wrong with a checkpoint, its folder first; empty when it is complete. Throws Error: what is there
+// Returns what is wrong with a checkpoint; empty if it is complete. Throws Error if a file is there but
 // cannot be read.
 std::string defect_of(const fs::path& folder) {
   const fs::path state = folder / kStateFile;
@@ -142,7 +141,7 @@ Found find_checkpoints(const std::string& run) {
     else
       found.complete.push_back({*step, path.string()});
   }
-  std::error_code unreachable;  // then there is no run: whoever begins one says what is wrong
+  std::error_code unreachable;  // then there is no run, and whoever begins one says what is wrong
   const bool is_absent = error == std::errc::no_such_file_or_directory ||
                          (error == std::errc::not_a_directory && !fs::is_directory(run, unreachable));
   if (error && !is_absent) fail("checkpoint", "cannot read {}: {}", folder.string(), error.message());
@@ -252,7 +251,8 @@ std::string CheckpointWriter::commit(const TrainStateInfo& info,
   write_file_atomically("checkpoint", (fs::path(partial_) / kStateFile).string(), sealed(state));
   sync_folder(partial_);
   std::error_code error, ignored;
-  // Renamed before it is removed, as what is pruned: a removal that is interrupted would leave a torn one.
+  // The old checkpoint is renamed before it is removed, as in prune_checkpoints(): an interrupted removal
+  // would leave a torn one.
   const std::string replaced = partial_ + "-replaced";
   fs::remove_all(replaced, ignored);  // left by a removal that failed
   fs::rename(final_, replaced, ignored);

@@ -38,7 +38,7 @@ inline constexpr const char* kModelFile = "model.safetensors";
 inline constexpr const char* kOptimizerFile = "train_state-00000-of-00001.safetensors";
 // "ema.safetensors" for the first decay, "ema-<decay>.safetensors" for further ones.
 std::string ema_file_name(const std::vector<double>& decays, size_t index);
-// RUN/checkpoints/step-00001000, and where its files are until it is complete.
+// Return RUN/checkpoints/step-00001000, and where its files are until it is complete.
 std::string checkpoint_folder(const std::string& run, int64_t step);
 std::string partial_checkpoint_folder(const std::string& run, int64_t step);
 
@@ -46,12 +46,12 @@ struct Checkpoint {
   int64_t step = 0;
   std::string folder;
 };
-// Complete checkpoints of RUN, oldest first: train_state.json is as it was written and every file it lists
-// has the size it lists. Torn and foreign folders are passed over. An absent folder gives an empty list. What
-// is in the files is for checkpoint/checked_files.h to look at.
+// Returns the complete checkpoints of RUN, oldest first. Complete means that train_state.json is as it was
+// written and that every file has the size listed there. Torn and foreign folders are passed over. An absent
+// folder gives an empty list. checkpoint/checked_files.h checks the content of the files.
 std::vector<Checkpoint> list_checkpoints(const std::string& run);
-// What is wrong with each that has a checkpoint's name and is not complete: "model.safetensors of
-// RUN/checkpoints/step-00001000 has 12 bytes, expected 2048". Kiln leaves none, however it is ended.
+// Returns what is wrong with each folder that has a checkpoint's name and is not complete: "model.safetensors
+// of RUN/checkpoints/step-00001000 has 12 bytes, expected 2048". Kiln itself leaves none, however it ends.
 std::vector<std::string> damaged_checkpoints(const std::string& run);
 // Throws Error naming the file and what is wrong with it.
 TrainStateInfo read_train_state(const std::string& checkpoint_folder);
@@ -60,16 +60,16 @@ TrainStateInfo read_train_state(const std::string& checkpoint_folder);
 struct CheckpointFile {
   std::string name;
   uint64_t bytes = 0;
-  std::string checksum;  // FileChecksum::of_file(); empty: older checkpoints do not tell
+  std::string checksum;  // FileChecksum::of_file(); empty in older checkpoints
 };
-// All but train_state.json. Throws Error likewise.
+// Lists all files but train_state.json. Throws Error as read_train_state() does.
 std::vector<CheckpointFile> read_file_list(const std::string& checkpoint_folder);
 
 // A checkpoint in the making: a hidden folder beside the others that takes its final name in one rename when
 // all of it is on disk. Destroyed without commit(), it leaves nothing behind.
 class CheckpointWriter {
  public:
-  // Throws Error: no permission, disk full.
+  // Throws Error if there is no permission or the disk is full.
   CheckpointWriter(const std::string& run, int64_t step);
   ~CheckpointWriter();
   CheckpointWriter(const CheckpointWriter&) = delete;
@@ -85,11 +85,11 @@ class CheckpointWriter {
   bool committed_ = false;
 };
 
-// Gives a complete checkpoint whose bytes are damaged another name, so that it is none any more, and returns
-// its new folder. Throws Error.
+// Renames a complete checkpoint whose bytes are damaged, so that it does not count as a checkpoint any more.
+// Returns its new folder. Throws Error.
 std::string set_aside(const Checkpoint& checkpoint);
 
-// Removes all but the newest `keep` complete checkpoints (0 = keeps all) and what interrupted writers left.
+// Removes all but the newest `keep` complete checkpoints (0 = keeps all), and what interrupted writers left.
 void prune_checkpoints(const std::string& run, int64_t keep);
 
 }  // namespace kiln

@@ -39,7 +39,7 @@ TensorFileFormat tensor_file_format(const std::string& path) {
   stream.read(start, sizeof(start));
   const std::string_view head(start, static_cast<std::size_t>(stream.gcount()));
   if (head.starts_with("PK\x03\x04") || head.starts_with("PK\x05\x06")) return TensorFileFormat::kPt;
-  // A safetensors header begins behind its 8-byte length; the length's top bytes are zero.
+  // A safetensors header begins after its 8-byte length; the length's top bytes are zero.
   if (head.size() > 8 && head[8] == '{' && head[7] == 0 && head[6] == 0)
     return TensorFileFormat::kSafetensors;
   if (const auto first = head.find_first_not_of(" \t\r\n"); first != head.npos && head[first] == '{')

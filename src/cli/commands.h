@@ -1,6 +1,9 @@
-// Every subcommand. Each function adds one to the app, with a callback that runs it.
+// All subcommands. Each function adds one to the app, with a callback that runs it.
 #pragma once
+#include <fmt/format.h>
+
 #include <CLI/CLI.hpp>
+#include <string>
 
 namespace kiln::cli {
 
@@ -22,5 +25,13 @@ inline constexpr AddCommand kCommands[] = {
     add_extract_command,  add_inspect_command,  add_sample_command, add_store_command,
     add_evaluate_command, add_download_command, add_report_command,
 };
+
+// Refuses a sign in front of an unsigned number: CLI11 reads -1 as 2^64 - 1.
+inline CLI::Validator not_negative() {
+  return {[](std::string& text) {
+            return text.starts_with('-') ? fmt::format("expects a whole number from 0 on, got {}", text) : "";
+          },
+          ""};
+}
 
 }  // namespace kiln::cli

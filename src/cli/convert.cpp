@@ -15,7 +15,8 @@ void add_convert_command(CLI::App& app) {
       ->required();
   command->add_option("--out", options->out, "*.pt, *.safetensors, or a new folder for diffusers")
       ->required();
-  command->add_option("--model", options->model, "Refuse weights that are not of this model (DiT-XL/2, ...)");
+  command->add_option("--model", options->model,
+                      "Refuse weights of any other model than this (DiT-XL/2, ...)");
   command->add_flag("--ema,!--no-ema", options->ema, "Take the EMA weights, if there are any (default)");
   command->add_option(
       "--merge", options->merge,
@@ -34,7 +35,7 @@ void add_convert_command(CLI::App& app) {
   command->add_option("--input-size", options->input_size,
                       "Latent size, for weights without pos_embed (default 32)");
   command->add_option("--num-heads", options->num_heads,
-                      "Attention heads, for widths that are no multiple of 64");
+                      "Attention heads, for widths that are not a multiple of 64");
   command->callback([options] { convert(*options); });
 }
 

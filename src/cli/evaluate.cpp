@@ -2,7 +2,6 @@
 
 #include "cli/build_identity.h"
 #include "cli/commands.h"
-#include "cli/not_negative.h"
 #include "core/error.h"
 #include "parallel/ranks/joining.h"
 #include "parallel/ranks/launcher.h"
@@ -10,57 +9,70 @@
 namespace kiln::cli {
 namespace {
 
-// How a run's samples are drawn, as `kiln sample` is told it.
+// Adds the options for how a run's samples are drawn, as in `kiln sample`.
 void add_sampling_options(CLI::App* command, SampleCommand& sampling) {
   const std::string group = "Samples of a run";
   command->add_option("--cfg-scale", sampling.cfg_scale, "Classifier-free guidance; 1 = off")->group(group);
-  command->add_option("--guidance-interval", sampling.guidance_interval, "LO:HI, shares of the schedule")
+  command
+      ->add_option("--guidance-interval", sampling.guidance_interval,
+                   "LO:HI: guide only within these shares of the schedule")
       ->group(group);
   command->add_option("--sampler", sampling.sampler, "ddpm | ddim | dpmpp_2m | flow_euler")->group(group);
   command->add_option("--num-sampling-steps", sampling.num_sampling_steps, "Steps of the sampler")
       ->group(group);
   command->add_option("--seed", sampling.seed, "Seed of the samples")->check(not_negative())->group(group);
-  command->add_flag("--random-labels", sampling.random_labels, "Classes drawn, not in turn")->group(group);
-  command->add_option("--ema-decay", sampling.ema_decay, "Which average (default: the first)")->group(group);
-  command->add_flag("--no-ema", sampling.no_ema, "The trained weights, not their average")->group(group);
-  command->add_option("--autoencoder", sampling.autoencoder, "Decoder (default: the run's)")->group(group);
+  command->add_flag("--random-labels", sampling.random_labels, "Draw classes at random instead of in turn")
+      ->group(group);
+  command
+      ->add_option("--ema-decay", sampling.ema_decay,
+                   "Use the weight average of this decay (default: the first)")
+      ->group(group);
+  command->add_flag("--no-ema", sampling.no_ema, "Use the trained weights, not their average")->group(group);
+  command
+      ->add_option("--autoencoder", sampling.autoencoder,
+                   "Autoencoder that decodes the latents (default: the run's)")
+      ->group(group);
   command->add_option("--sample-batch", sampling.batch, "Images drawn at a time")->group(group);
   command->add_option("--compute-dtype", sampling.compute_dtype, "f32 | bf16 | fp16")->group(group);
-  command->add_flag("--tf32", sampling.tf32, "CUDA: f32 products in TF32")->group(group);
+  command->add_flag("--tf32", sampling.tf32, "CUDA: compute f32 products in TF32")->group(group);
 }
 
 }  // namespace
 
 void add_evaluate_command(CLI::App& app) {
-  auto* command = app.add_subcommand("evaluate", "FID and other metrics of pictures, with their protocol");
+  auto* command =
+      app.add_subcommand("evaluate", "Measure FID and other metrics of pictures, with their protocol");
   auto options = std::make_shared<EvaluateCommand>();
   auto compared = std::make_shared<std::vector<std::string>>();
-  command->add_option("samples", options->samples,
-                      "Folder of pictures, .npz (arr_0), or a run, whose model draws --num-pictures first");
+  command->add_option(
+      "samples", options->samples,
+      "Folder of pictures, .npz (arr_0), or a run folder, whose model first draws --num-pictures");
   command->add_option("--reference", options->reference,
                       "Folder or .npz of pictures, or .npz of statistics (ADM's, pytorch-fid's)");
   command->add_option("--net", options->net, "Feature net: inception | dinov2 | random (needs no weights)")
       ->capture_default_str();
-  command->add_option("--net-weights", options->net_weights, "Its weights: .pth, .safetensors or a folder");
+  command->add_option("--net-weights", options->net_weights,
+                      "Weights of the feature net: .pth, .safetensors or a folder");
   command->add_option("--resize", options->resize,
                       "inception: tf1 (ADM, torch-fidelity) | torch (pytorch-fid); dinov2: pillow | tf1");
   command
       ->add_option("--metrics", options->metrics,
-                   "fid, sfid, inception_score, precision_recall, kid (default: all that the net gives)")
+                   "fid, sfid, inception_score, precision_recall, kid (default: all that the net can give)")
       ->delimiter(',');
   command->add_option("--splits", options->splits, "Splits of the Inception Score")->capture_default_str();
   command->add_option("--k", options->k, "Neighbours of precision and recall")->capture_default_str();
   command->add_option("--num-pictures", options->num_pictures,
-                      "Samples to judge (default: all; of a run: 8)");
-  command->add_option("--crop", options->crop, "Centre crop of the reference's pictures, as DiT's");
-  command->add_option("--out", options->out, "Write the result to this JSON file, too");
+                      "Samples to judge (default: all; for a run: 8)");
+  command->add_option("--crop", options->crop,
+                      "Side of the centre crop of the reference's pictures, as DiT crops");
+  command->add_option("--out", options->out, "Also write the result to this JSON file");
   command->add_option("--save-reference", options->save_reference,
                       "Write the reference's statistics to this .npz");
   command->add_option("--batch", options->batch, "Pictures at a time")->capture_default_str();
   command->add_option("--device", options->device, "auto | cpu | cuda")->capture_default_str();
   command->add_option("--threads", options->threads, "Compute threads (0: all cores)")->capture_default_str();
   command->add_option("--nproc", options->nproc, "Start this many ranks on this machine");
-  command->add_option("--compare", *compared, "Results side by side: two or more JSON files of --out");
+  command->add_option("--compare", *compared, "Show results side by side: two or more JSON files of --out");
   add_sampling_options(command, options->sampling);
   command->callback([options, compared] {
     if (!compared->empty()) return compare_results(*compared);

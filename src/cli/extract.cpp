@@ -11,26 +11,27 @@ namespace {
 
 void add_text_options(CLI::App& command, TextExtractOptions& text) {
   command.add_option("--text-encoder", text.encoder,
-                     "Folder of a T5, BERT, CLIP or Gemma 2 encoder with its tokenizer, or of a pipeline: "
-                     "encode the captions too");
+                     "Also encode the captions: folder of a T5, BERT, CLIP or Gemma 2 encoder with its "
+                     "tokenizer, or of a pipeline");
   command.add_option("--text-name", text.name,
                      "Name of the text store OUT/text-NAME (default: the encoder's kind)");
   command.add_option("--text-dtype", text.dtype,
-                     "f32 | bf16 | fp16, of the stored features (default: fp16, for Gemma bf16)");
-  command.add_option("--text-max-tokens", text.max_tokens,
-                     "Longer captions are cut (default: by encoder, 300 for T5 and Gemma)");
+                     "Precision of the stored features, f32 | bf16 | fp16 (default: fp16, for Gemma bf16)");
+  command.add_option(
+      "--text-max-tokens", text.max_tokens,
+      "Cut captions to this many tokens (default: depends on the encoder, 300 for T5 and Gemma)");
   command.add_option("--text-batch", text.batch, "Captions encoded at once (default 32, on a GPU 256)");
   command.add_option(
       "--text-encoder-memory", text.memory,
-      "Memory of the device that encoding captions may take, on a CPU of the whole process (3G; default: "
-      "what is free): an encoder that does not fit is read segment by segment while it computes");
+      "Device memory that encoding captions may take, on a CPU the memory of the whole process (3G; default: "
+      "what is free); an encoder that does not fit is read segment by segment while it computes");
   command
       .add_option("--captions", text.captions.sources,
-                  "data (metadata.jsonl, .txt, .json, data_info.json) | png-text | file-names, or several "
-                  "with commas")
+                  "Where captions come from: data (metadata.jsonl, .txt, .json, data_info.json) | png-text | "
+                  "file-names, or several with commas")
       ->capture_default_str();
-  command.add_option("--caption-prefix", text.captions.prefix, "Before every caption");
-  command.add_option("--caption-suffix", text.captions.suffix, "Behind every caption");
+  command.add_option("--caption-prefix", text.captions.prefix, "Text before every caption");
+  command.add_option("--caption-suffix", text.captions.suffix, "Text after every caption");
 }
 
 }  // namespace
@@ -43,19 +44,17 @@ void add_extract_command(CLI::App& app) {
                    "Class folders, a folder of images, one with metadata.jsonl or data_info.json, a "
                    "WebDataset .tar or a folder of them")
       ->required();
-  command->add_option(
-      "--autoencoder", options->autoencoder,
-      "diffusers AutoencoderKL folder or weights file, or: pixels (none); without it text is added to "
-      "the store at --out");
+  command->add_option("--autoencoder", options->autoencoder,
+                      "diffusers AutoencoderKL folder or weights file, or: pixels (none); without this "
+                      "option, text is added to the store at --out");
   command->add_option("--image-size", options->image_size,
                       "Side of the centre crop in pixels, or base of --buckets pixart");
-  command->add_option(
-      "--buckets", options->buckets,
-      "Bring pictures to the bucket nearest to their aspect ratio: pixart (the published table "
-      "of --image-size 256, 512, 1024, 2048 or 2880) or sizes, HxW,HxW,...");
+  command->add_option("--buckets", options->buckets,
+                      "Bring pictures to the bucket with the nearest aspect ratio: pixart (the published "
+                      "table of --image-size 256, 512, 1024, 2048 or 2880) or sizes HxW,HxW,...");
   command
       ->add_option("--bucket-min", options->bucket_min,
-                   "Buckets of fewer pictures join the nearest other one")
+                   "Merge buckets of fewer pictures into the nearest other one")
       ->capture_default_str();
   command
       ->add_option("--exif-orientation", options->exif_orientation,
@@ -72,7 +71,7 @@ void add_extract_command(CLI::App& app) {
   command->add_flag(
       "--append", options->append,
       "Add the pictures of --data that the store at --out lacks, or, without --autoencoder, the captions of "
-      "those that were added last; runs that are under way keep the samples they have");
+      "the pictures that were added last; runs under way keep the samples they have");
   command->add_flag("--strict", options->strict,
                     "Stop at a broken or too small image instead of skipping it");
   command->add_option("--batch", options->batch, "Images encoded at once (default: 8; on a GPU 32)");
@@ -84,9 +83,8 @@ void add_extract_command(CLI::App& app) {
       ->capture_default_str();
   command
       ->add_option("--tiles", options->tiles,
-                   "Cut pictures larger than this side in pixels into tiles of it, with blended seams: off, "
-                   "a side, or "
-                   "auto (512 where there is no memory for the whole)")
+                   "Encode pictures larger than this many pixels a side in tiles of that side, with blended "
+                   "seams: off, a side, or auto (512 if there is no memory for the whole picture)")
       ->capture_default_str();
   command->add_flag("--tf32", options->tf32, "CUDA: compute f32 products in TF32");
   command->add_option("--device", options->device, "Device: auto, cpu or cuda")->capture_default_str();

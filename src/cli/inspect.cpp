@@ -9,7 +9,7 @@ void add_inspect_command(CLI::App& app) {
   auto options = std::make_shared<InspectOptions>();
   command->add_option("path", options->path, "Weights file, diffusers folder, run folder or checkpoint");
   command->add_option("--model", options->model,
-                      "Name of a model (DiT-XL/2, autoencoder_kl, ...) to print key<TAB>shape lines of");
+                      "Print key<TAB>shape lines of this model (DiT-XL/2, autoencoder_kl, ...)");
   command->add_option("--config", options->config, "JSON (text or file) that overrides the model's preset");
   command->add_flag("--ema,!--no-ema", options->ema,
                     "List the EMA weights of a file that holds both (default)");

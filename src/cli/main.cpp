@@ -1,4 +1,4 @@
-// The kiln program: one subcommand per file in this folder, each parse-only.
+// The kiln program. Each file in this folder parses one subcommand.
 #include <CLI/CLI.hpp>
 #include <string>
 

@@ -1,6 +1,6 @@
-// jemalloc reads this at start-up. A training step frees and allocates the same large tensors every time;
-// given back to the system in between, each would fault in its pages anew (6,161 faults for 25 MB), so freed
-// pages are kept.
+// jemalloc reads this at start-up. A training step frees and allocates the same large tensors every time. If
+// they were given back to the system in between, each would fault in its pages anew (6,161 faults for 25 MB),
+// so freed pages are kept.
 extern "C" {
 extern const char* malloc_conf;
 const char* malloc_conf =

@@ -47,10 +47,10 @@ std::string this_machine() {
 }
 
 struct PlanArguments {
-  std::set<std::string> given;  // options of training
+  std::set<std::string> given;  // given options of training
   PlanOptions options;
   bool json = false, calibrate = false, search = false;
-  SearchOptions limits;  // of the search; its plan is `options`
+  SearchOptions limits;  // limits of the search; its plan is `options`
   double calibration_s = kCalibrationSeconds;
   double measure_s = 0;
   std::string html, table, gpu_memory, gpu_prices;
@@ -58,68 +58,66 @@ struct PlanArguments {
 
 void add_plan_options(CLI::App& command, PlanArguments& arguments) {
   PlanOptions& options = arguments.options;
-  command.add_option(
-      "--gpu", options.gpu,
-      "What it trains on (names below); this: the GPU that is here, else the CPU, and the default; "
-      "--search: also several with commas, or any");
-  command.add_option(
-      "--gpu-memory", arguments.gpu_memory,
-      "Memory of one GPU (12G), for a card that is not built in: without --gpu with the speeds of "
-      "the built-in one of the nearest memory");
-  command.add_option("--gpus", options.gpus, "How many of them, in all (--search without it: 1, 2, 4, ...)")
+  command.add_option("--gpu", options.gpu,
+                     "GPU to train on (names below), or this (default): the GPU of this machine, else its "
+                     "CPU; --search: also several with commas, or any");
+  command.add_option("--gpu-memory", arguments.gpu_memory,
+                     "Memory of one GPU (12G), for a card that is not built in; without --gpu it has the "
+                     "speeds of the built-in card of the nearest memory");
+  command.add_option("--gpus", options.gpus, "Number of GPUs in all (--search without it: 1, 2, 4, ...)")
       ->capture_default_str();
   command.add_option("--steps", options.steps, "Steps to plan for (0: --max-steps)")->capture_default_str();
-  command.add_option("--dataset-size", options.dataset_size, "Images (0: those of --data, or ImageNet's)")
+  command
+      .add_option("--dataset-size", options.dataset_size,
+                  "Number of images (0: those of --data, or ImageNet's)")
       ->capture_default_str();
   auto* search = command.add_flag(
       "--search", arguments.search,
       "Try every micro-batch, compute dtype, recompute set, ZeRO stage and offload that is not given, "
       "and print the commands of the fastest, the cheapest and the smallest run that fits");
-  command.add_option("--deadline-days", arguments.limits.deadline_days, "--search: at most so many days")
+  command
+      .add_option("--deadline-days", arguments.limits.deadline_days, "--search: take at most this many days")
       ->needs(search);
   command
       .add_option("--max-cost", arguments.limits.max_cost,
-                  "--search: at most this cost (--price-per-gpu-hour)")
+                  "--search: cost at most this much (--price-per-gpu-hour)")
       ->needs(search);
   command
       .add_option("--gpu-prices", arguments.gpu_prices,
-                  "--search: what an hour of each kind costs: A100-80G=1.9,RTX-4090=0.4")
+                  "--search: price of an hour of each kind of GPU: A100-80G=1.9,RTX-4090=0.4")
       ->needs(search);
   command
       .add_option("--memory-share", arguments.limits.memory_share,
-                  "--search: use at most this share of a GPU's memory where anything fits in it (default: "
-                  "0.85, which leaves room for fragmentation and other programs; of a --memory-budget 0.97)")
+                  "--search: use at most this share of a GPU's memory if anything fits in it (default: 0.85, "
+                  "which leaves room for fragmentation and other programs; 0.97 of a --memory-budget)")
       ->needs(search);
-  auto* table =
-      command
-          .add_option("--table", arguments.table,
-                      "Print a Markdown table, as docs/planning.md has them, for the GPU, batch, dtype and "
-                      "steps given: "
-                      "sizes (every DiT), gpus (one run on 1 to 64), options (fast-DiT's), results (DiT's "
-                      "FIDs), quoted, scaling")
-          ->excludes(search);
+  auto* table = command
+                    .add_option("--table", arguments.table,
+                                "Print a Markdown table as in docs/planning.md, for the GPU, batch, dtype "
+                                "and steps given: sizes (every DiT), gpus (one run on 1 to 64), options "
+                                "(fast-DiT's), results (DiT's FIDs), quoted, scaling")
+                    ->excludes(search);
   auto* calibrate = command.add_flag(
       "--calibrate", arguments.calibrate,
       "First measure this machine (--device says which) and keep its profile for later plans");
   command
       .add_option(
           "--calibrate-seconds", arguments.calibration_s,
-          "--calibrate: time its steps for so long; a slow machine needs more to try all kinds of them")
+          "--calibrate: time its steps for this long; a slow machine needs more to try all kinds of steps")
       ->needs(calibrate)
       ->capture_default_str();
   command
-      .add_option(
-          "--measure-seconds", arguments.measure_s,
-          "Where the profile of this machine lacks operations of the planned step: time them first, in "
-          "a few real steps of at most so many seconds in all, and keep them for later plans (after "
-          "--calibrate; 0: never)")
+      .add_option("--measure-seconds", arguments.measure_s,
+                  "If the profile of this machine lacks operations of the planned step, time them first, in "
+                  "a few real steps of at most this many seconds in all, and keep them for later plans "
+                  "(after --calibrate; 0: never)")
       ->excludes(search)
       ->excludes(table)
       ->capture_default_str();
   command.add_flag("--json", arguments.json, "Print one JSON object instead of text")->excludes(table);
   command
       .add_option("--html", arguments.html,
-                  "Also write a report with plots into this file (--search: of the first one found)")
+                  "Also write a report with plots into this file (--search: for the first run found)")
       ->excludes(table);
 }
 
@@ -127,7 +125,7 @@ bool is_number_of_gpus_given(const CLI::App& command, const TrainOptions& train)
   return command.count("--gpus") > 0 || train.ranks.nproc > 0;
 }
 
-// Returns what an hour of one GPU, or rank, costs. Throws Error.
+// Returns the price of an hour of one GPU, or rank. Throws Error.
 double price_per_gpu_hour(const TrainOptions& train, int64_t gpus, bool is_number_known) {
   if (train.watch.cost_per_hour > 0 && !is_number_known)
     fail("plan", "--cost-per-hour needs a known number of GPUs: give --gpus, or --price-per-gpu-hour");
@@ -147,7 +145,7 @@ void compare(const PlanArguments& arguments, ComparisonOptions options) {
   if (!comparison.ranked.empty()) write_plan_report(arguments.html, comparison.ranked.front().plan);
 }
 
-// Options that are given stay as they are; the search chooses the others.
+// Searches with the given options fixed; the search chooses the others.
 void run_search(const CLI::App& command, const PlanArguments& arguments) {
   SearchOptions options = arguments.limits;
   options.plan = arguments.options;
@@ -156,7 +154,7 @@ void run_search(const CLI::App& command, const PlanArguments& arguments) {
   options.any_gpus = !is_number_of_gpus_given(command, arguments.options.train);
   for (const char* name : kSearchedOptions)
     if (arguments.given.contains(name)) options.fixed.insert(name);
-  if (options.plan.train.chooses_micro_batch()) {  // A search chooses it anyhow.
+  if (options.plan.train.chooses_micro_batch()) {  // The search chooses it anyway.
     options.plan.train.micro_batch = 0;
     options.fixed.erase("micro-batch");
   }
@@ -180,7 +178,7 @@ void run_search(const CLI::App& command, const PlanArguments& arguments) {
     fail("plan", "--html: there is no plan to write into {}", arguments.html);
 }
 
-// Times what the profile of this machine lacks of the planned step, and keeps it.
+// Times what the profile of this machine lacks of the planned step, and stores it.
 void measure_lacking(const PlanOptions& options, double seconds) {
   if (seconds == 0) return;
   if (!(seconds > 0)) fail("plan", "--measure-seconds expects 0 or more, got {}", seconds);
@@ -189,9 +187,8 @@ void measure_lacking(const PlanOptions& options, double seconds) {
   const bool is_device = device.is_cpu() == (machine.device == DryRunDevice::kCpu);
   if (!is_device || machine.machine != machine_name(device))
     fail("plan",
-         "--measure-seconds measures what it runs on, {}, which is not {}: --device says on what, --gpu what "
-         "is "
-         "planned",
+         "--measure-seconds measures the device it runs on, {}, which is not {}: --device chooses what it "
+         "runs on, --gpu what is planned",
          machine_name(device), machine.name);
   if (!machine.measured)
     fail("plan", "--measure-seconds adds to the profile of a calibrated machine: --calibrate makes one");
@@ -199,12 +196,12 @@ void measure_lacking(const PlanOptions& options, double seconds) {
     fail("plan", "--measure-seconds measures the step of one rank, got {}: leave out one of the two",
          options.gpus);
   if (options.train.compute.tf32 && device.is_cuda())
-    fail("plan", "--measure-seconds keeps no products in TF32: leave out one of the two");
+    fail("plan", "--measure-seconds cannot store products in TF32: leave out --measure-seconds or --tf32");
   const DataShape data = planned_shape(options.train);
   const StepMeasurement measured =
       measure_step(machine, options.train, usual_shape(data).value_or(data), device, seconds);
   if (measured.is_done) store_profile(machine);
-  if (has_clock(machine)) read_again(device);  // the plan's interval is of both moments
+  if (has_clock(machine)) read_again(device);  // the plan's interval covers both moments
   fmt::print(stderr, "{}\n", measured.text);
 }
 
@@ -222,7 +219,7 @@ Plan plan_of(PlanOptions options, double measure_s) {
   return make_plan(options);
 }
 
-// With --calibrate, measures this machine before anything is planned: the plan uses the new profile.
+// With --calibrate, measures this machine before anything is planned, so that the plan uses the new profile.
 void calibrate_here(const PlanArguments& arguments) {
   if (!arguments.calibrate) return;
   if (!(arguments.calibration_s > 0))
@@ -265,10 +262,10 @@ void run(const CLI::App& command, const PlanArguments& arguments) {
 }  // namespace
 
 void add_plan_command(CLI::App& app) {
-  auto* command = app.add_subcommand(
-      "plan",
-      "Tell whether a training run fits, how fast it is and what it costs, without running it; takes every "
-      "option of kiln train (--data and --out may be left out)");
+  auto* command =
+      app.add_subcommand("plan",
+                         "Say whether a training run fits, how fast it is and what it costs, without running "
+                         "it; takes every option of kiln train (--data and --out may be left out)");
   auto arguments = std::make_shared<PlanArguments>();
   arguments->options.gpu = "this";
   add_plan_options(*command, *arguments);
@@ -286,7 +283,7 @@ void add_plan_command(CLI::App& app) {
     options.change = resolved.change;
     calibrate_here(*arguments);
     if (options.gpu == "this") options.gpu = this_machine();
-    // The speed of this processor is read with the threads that the run will have.
+    // The speed of this processor is measured with the threads that the run will have.
     if (options.gpu == "cpu") apply({.device = at::kCPU, .threads = options.train.compute.threads});
     arguments->given = resolved.given;
     if (!has_gpus && options.train.ranks.nproc > 0) options.gpus = options.train.ranks.nproc;

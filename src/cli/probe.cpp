@@ -22,7 +22,7 @@ namespace kiln::cli {
 
 namespace {
 
-// While this lives, what training prints goes to standard error: standard output is for the result.
+// While this lives, the output of training goes to standard error: standard output is for the result.
 class StdoutToStderr {
  public:
   StdoutToStderr() : stdout_(::dup(STDOUT_FILENO)) {
@@ -45,7 +45,7 @@ std::unique_ptr<OpSource> audited_operations(at::Device device) {
       OpRecorder::Options{.timed = true, .checks_values = true, .device = device});
 }
 
-// Chooses the first of several stages.
+// Returns the options to probe, which are those of the first stage if there are several.
 TrainOptions probed(const TrainOptions& options) {
   if (options.stages.empty()) return with_length(options);
   fmt::print(stderr, "a probe of {}, the first of {}\n", stage_name(options.stages[0], 0),
@@ -55,10 +55,10 @@ TrainOptions probed(const TrainOptions& options) {
   return with_length(first);
 }
 
-// A published batch takes a CPU minutes a step, and shows no more than a small one.
+// A published batch takes minutes per step on a CPU, and shows no more than a small one.
 constexpr int64_t kCpuBatch = 8;
 
-// Takes a batch for a CPU when none was given. Returns whether it did.
+// Sets a small batch for a CPU if none was given. Returns whether it did.
 bool make_cpu_batch(const ResolvedOptions& resolved, TrainOptions& options, int64_t world_size) {
   const bool on_cpu =
       options.compute.device == DeviceChoice::kCpu ||
@@ -85,7 +85,7 @@ nlohmann::json measure(ProbeOptions options, const FitTerms& terms, bool has_cpu
       data_sheet_flops(choose_device(options.train.compute.device, options.group->ranks().local_rank),
                        options.train.compute.product_dtype(), options.train.compute.tf32);
   nlohmann::json result = probe(options);
-  // The plan that stands beside it was of the moment before.
+  // The plan was made before the run: the machine's speed is measured once more after it.
   const at::Device device = choose_device(options.train.compute.device, options.group->ranks().local_rank);
   if (options.group->rank() != 0 || !device.is_cpu() || !has_clock(find_profile("cpu"))) return result;
   read_again(device);
@@ -98,9 +98,8 @@ nlohmann::json measure(ProbeOptions options, const FitTerms& terms, bool has_cpu
 
 void add_probe_command(CLI::App& app) {
   auto* command = app.add_subcommand("probe",
-                                     "Train some real steps and compare them with the plan; nothing is kept "
-                                     "of the run (a CPU takes 8 images "
-                                     "a step where no batch is given)");
+                                     "Train some real steps and compare them with the plan; nothing of the "
+                                     "run is kept (on a CPU with 8 images a step if no batch is given)");
   auto options = std::make_shared<ProbeOptions>();
   auto json = std::make_shared<bool>(false);
   command->add_option("--steps", options->steps, "Steps to take")->capture_default_str();
@@ -114,13 +113,13 @@ void add_probe_command(CLI::App& app) {
   command->add_option("--report", options->report, "Write the report of these steps (HTML) to this file");
   command->add_flag("--json", *json, "Print one JSON object on standard output and nothing else there");
   auto variants = std::make_shared<VariantsCommand>();
-  auto* file = command->add_option(
-      "--variants", variants->file,
-      "TOML file of variants: options that all share, then a [name] for each, with on = \"NAME\" where it "
-      "starts from another one; one table says what each gains");
+  auto* file =
+      command->add_option("--variants", variants->file,
+                          "TOML file of variants: options that all share, then a [name] for each, with on = "
+                          "\"NAME\" if it starts from another one; prints one table of what each gains");
   command
       ->add_option("--plan-for", variants->gpu,
-                   "--variants: plan them for this GPU (kiln plan --help names them; cpu: this processor) "
+                   "--variants: plan them for this GPU (names: kiln plan --help; cpu: this processor) "
                    "instead of running them")
       ->needs(file);
   const auto train = add_train_options(*command, "kiln train");
@@ -135,7 +134,8 @@ void add_probe_command(CLI::App& app) {
     }
     options->train = probed(resolved.options);
     if (*audits) options->audit_ops = audited_operations;
-    if (options->train.out.empty()) options->train.out = "probe";  // never written: validation wants one
+    if (options->train.out.empty())
+      options->train.out = "probe";  // never written, but validation requires one
     const Ranks ranks = ranks_from_environment();
     const bool has_cpu_batch =
         make_cpu_batch(resolved, options->train, std::max(ranks.world_size, options->train.ranks.nproc));

@@ -18,7 +18,7 @@
 #include "plan/price/machine_profile.h"
 #include "plan/price/this_machine.h"
 #include "plan/report/variants.h"
-#include "run/train_command.h"
+#include "run/option_values.h"
 #include "watch/phase_timers.h"
 #include "watch/prediction.h"
 
@@ -39,8 +39,8 @@ std::string last_line(const std::string& text) {
                      end - (begin == std::string::npos ? 0 : begin + 1) + 1);
 }
 
-// Returns the status of a shell's command line. std::system() would keep a Ctrl-C from this process, which
-// must not begin the next variant then.
+// Runs a command line in a shell and returns its status. std::system() would hide a Ctrl-C from this process,
+// which must not begin the next variant then.
 int run_in_shell(std::string line) {
   std::string shell = "sh", from_text = "-c";
   char* const arguments[] = {shell.data(), from_text.data(), line.data(), nullptr};
@@ -52,13 +52,13 @@ int run_in_shell(std::string line) {
   return status;
 }
 
-// A process for each: one that runs out of memory does not end the others, and none finds what another
-// cached.
+// Runs a variant in a process of its own. So one that runs out of memory does not end the others, and none
+// finds what another has cached.
 VariantResult run_variant(const VariantsCommand& command, const Variant& variant, const std::string& folder) {
   const std::string train = command_line(variant.options), name = "kiln train",
                     program = std::filesystem::read_symlink("/proc/self/exe").string(),
                     out = folder + "/result.json", errors = folder + "/errors";
-  // Said even where it is the usual one: a probe on a CPU takes a smaller batch when none is given.
+  // Given even if it is the default: a probe on a CPU takes a smaller batch if none is given.
   const std::string batch = train.find("--global-batch ") == std::string::npos
                                 ? fmt::format(" --global-batch {}", variant.options.global_batch)
                                 : "";
@@ -67,7 +67,7 @@ VariantResult run_variant(const VariantsCommand& command, const Variant& variant
                                        train.substr(name.size()), batch, out, errors);
   if (run_in_shell(line) != 0) {
     const std::string problem = last_line(content_of(errors));
-    return {.problem = !problem.empty() ? problem : "it ended without a word: out of memory?"};
+    return {.problem = !problem.empty() ? problem : "it ended without a message: out of memory?"};
   }
   const nlohmann::json result = nlohmann::json::parse(content_of(out));
   const StepFigures measured = figures_from_json(result.at("measured"));

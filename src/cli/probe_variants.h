@@ -1,4 +1,4 @@
-// kiln probe --variants FILE: each variant planned, or probed by a process of its own.
+// kiln probe --variants FILE: plans each variant, or probes it in a process of its own.
 #pragma once
 #include <nlohmann/json.hpp>
 #include <set>
@@ -10,11 +10,12 @@ namespace kiln::cli {
 
 struct VariantsCommand {
   std::string file;
-  std::string gpu;  // plan for it; "": run here
+  std::string gpu;  // GPU to plan for; "": run here
   int64_t steps = 0;
   bool checkpoint = true;
 };
-// The table (plan/report/variants.h). `given`: the names of the options of the command line. Throws Error.
+// Returns the table (plan/report/variants.h). `given` are the names of the options on the command line.
+// Throws Error.
 nlohmann::json compare_variants(const VariantsCommand& command, const TrainOptions& base,
                                 const std::set<std::string>& given);
 

@@ -3,7 +3,6 @@
 
 #include "cli/commands.h"
 #include "core/error.h"
-#include "watch/runs_report.h"
 
 namespace kiln::cli {
 
@@ -12,11 +11,12 @@ void add_report_command(CLI::App& app) {
     std::vector<std::string> runs;
     std::string out;
   };
-  auto* command = app.add_subcommand("report", "A run's report.html again, or several runs on one page");
+  auto* command =
+      app.add_subcommand("report", "Write a run's report.html again, or several runs on one page");
   auto options = std::make_shared<Options>();
   command->add_option("runs", options->runs, "Run folders")->required();
   command->add_option("--out", options->out,
-                      "The page (default: RUN/report.html of one run, report.html of several)");
+                      "File to write (default: RUN/report.html for one run, report.html for several)");
   command->callback([options] {
     for (const std::string& run : options->runs)
       if (const std::filesystem::path folder = run;

@@ -5,7 +5,6 @@
 
 #include "cli/build_identity.h"
 #include "cli/commands.h"
-#include "cli/not_negative.h"
 #include "diffusion/objective.h"
 #include "diffusion/sampler.h"
 #include "download/download_command.h"
@@ -17,7 +16,8 @@
 namespace kiln::cli {
 namespace {
 
-// --model NAME of published weights alone: they are fetched, and what is not said is as their authors draw.
+// For --model NAME of published weights alone: fetches the weights, and sets options that are not given as
+// the authors draw.
 void use_published_model(SampleCommand& sample, const DownloadOptions& download) {
   if (!sample.run.empty() || !sample.weights.empty() || sample.model.empty()) return;
   const PublishedModel* model = find_published_model(sample.model);
@@ -51,9 +51,10 @@ void add_sample_command(CLI::App& app) {
   command->add_option("--adapter", options->adapter,
                       "LoRA adapter (PEFT folder, diffusers or kohya file) to add to the weights");
   auto download = std::make_shared<DownloadOptions>();
-  command->add_flag("--offline", download->offline, "Published weights: only what was fetched before");
+  command->add_flag("--offline", download->offline, "Published weights: use only what was fetched before");
   command->add_option("--mirror", download->mirrors, "Published weights: see kiln download --help");
-  command->add_option("--model-config", options->model_config, "JSON (text or file) over the model's preset");
+  command->add_option("--model-config", options->model_config,
+                      "JSON (text or file) that overrides the model's preset");
   command
       ->add_option(
           "--objective", options->objective,
@@ -65,9 +66,8 @@ void add_sample_command(CLI::App& app) {
                       "Autoencoder that decodes the latents, or pixels (default: the run's)");
   command
       ->add_option("--tiles", options->tiles,
-                   "Decode pictures larger than this side in pixels in tiles of it, with blended seams: off, "
-                   "a side, or "
-                   "auto (512 where there is no memory for the whole)")
+                   "Decode pictures larger than this many pixels a side in tiles of that side, with blended "
+                   "seams: off, a side, or auto (512 if there is no memory for the whole picture)")
       ->capture_default_str();
   command->add_option("--ema-decay", options->ema_decay,
                       "Use the weight average of this decay (default: the run's first)");
@@ -78,7 +78,7 @@ void add_sample_command(CLI::App& app) {
       ->add_option("--classes", options->classes, "Classes by number or name, drawn in turn (default: all)")
       ->delimiter(',');
   command->add_option("--prompt", options->prompts, "What to draw, in words; several are drawn in turn");
-  command->add_option("--prompts", options->prompts_file, "File of prompts, one a line");
+  command->add_option("--prompts", options->prompts_file, "File with one prompt per line");
   command->add_option("--negative-prompt", options->negative_prompt,
                       "What guidance moves away from (default: no words)");
   command->add_option("--text-encoder", options->text_encoder,
@@ -86,25 +86,25 @@ void add_sample_command(CLI::App& app) {
   command->add_option("--height", options->height, "Height of the pictures in pixels (default: the model's)");
   command->add_option("--width", options->width, "Width of the pictures in pixels (default: the model's)");
   command->add_option("--aspect-ratio", options->aspect_ratio,
-                      "Width to height, such as 16:9: the published size nearest to it, of about the model's "
+                      "Width to height, such as 16:9; takes the nearest published size of about the model's "
                       "area; not with --height or --width");
-  command->add_option(
-      "--image", options->image,
-      "Picture to start from in place of noise alone; all images start from it, each with its "
-      "own noise. Without --height and --width they have its size");
+  command->add_option("--image", options->image,
+                      "Picture to start from instead of noise alone; all images start from it, each with its "
+                      "own noise. Without --height and --width they have its size");
   command->add_option("--strength", options->strength,
-                      "How far to go from --image: the share of the sampler's steps that are made, above 0 "
+                      "How far to go from --image: the share of the sampler's steps to take, from above 0 "
                       "(the picture) to 1 (default: 0.8)");
-  command->add_flag("--random-labels", options->random_labels,
-                    "Draw each picture's class from the classes instead, by the seed and its number");
+  command->add_flag(
+      "--random-labels", options->random_labels,
+      "Draw each picture's class at random from --classes, by the seed and the picture's number");
   command->add_option("--guidance-interval", options->guidance_interval,
-                      "LO:HI: guide only within these shares of the schedule, 0 clean, 1 noise");
+                      "LO:HI: guide only within these shares of the schedule (0: clean, 1: noise)");
   command->add_option("--cfg-scale", options->cfg_scale,
                       "Classifier-free guidance; 1 = off (default: 4, with prompts 4.5)");
   command
       ->add_option("--cfg-convention", options->cfg_convention,
-                   "Channels to guide: plain (all), dit (those that DiT guides), or auto: dit if the model "
-                   "predicts a sigma")
+                   "Channels to guide: plain (all), dit (those that DiT guides), or auto (dit if the model "
+                   "predicts a sigma)")
       ->capture_default_str();
   command->add_option(
       "--sampler", options->sampler,

@@ -13,7 +13,8 @@ void add_import(CLI::App& store) {
   auto options = std::make_shared<StoreImportOptions>();
   command
       ->add_option("--from", options->from,
-                   "fast-dit (N.npy and labels, scaled) | pixart (*.npy of mean and standard deviation)")
+                   "Format of the cache: fast-dit (N.npy and labels, scaled) | pixart (*.npy of mean and "
+                   "standard deviation)")
       ->capture_default_str();
   command->add_option("features", options->features, "Folder of .npy files")->required();
   command->add_option("labels", options->labels, "fast-dit: folder of labels");
@@ -22,14 +23,14 @@ void add_import(CLI::App& store) {
   auto captions = std::make_shared<PixartCaptionOptions>();
   command->add_option("--caption-features", captions->features,
                       "pixart: folder of caption features (*.npz), which become a text store");
-  command->add_option(
-      "--text-encoder", captions->text_encoder,
-      "pixart: folder of the encoder that made them, for the empty caption and to check prompts");
+  command->add_option("--text-encoder", captions->text_encoder,
+                      "pixart: folder of the encoder that made the caption features, for the empty caption "
+                      "and to check prompts");
   command->add_option("--text-name", captions->name, "pixart: name of the text store")->capture_default_str();
   command->add_option("--out", options->out, "Folder of the store; rerunning continues")->required();
   command
       ->add_option("--image-size", options->image_size,
-                   "Side of the encoded images in pixels; of several shapes the base of their table")
+                   "Side of the encoded images in pixels; for several shapes, the base of their table")
       ->required();
   command->add_option("--scaling-factor", options->scaling_factor,
                       "Scaling factor of the autoencoder (fast-dit: 0.18215; pixart needs it)");
@@ -60,7 +61,7 @@ void add_store_command(CLI::App& app) {
   auto* inspect =
       command->add_subcommand("inspect", "Show what a store holds, with statistics of its latents");
   inspect->add_option("store", *folder, "Folder of the store")->required();
-  inspect->add_option("--max-samples", *max_samples, "Most samples to take statistics of")
+  inspect->add_option("--max-samples", *max_samples, "Largest number of samples to take statistics of")
       ->capture_default_str();
   inspect->callback([=] { inspect_store(*folder, *max_samples, stdout); });
 

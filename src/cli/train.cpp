@@ -15,7 +15,7 @@ namespace kiln::cli {
 
 namespace {
 
-// What the run in `out` was trained by.
+// Returns the recipe that the run in `out` was trained with.
 std::string continued_recipe(const std::string& out) {
   const std::string recipe = out + "/config.toml";
   if (out.empty() || !std::filesystem::exists(recipe))
@@ -30,10 +30,9 @@ void add_train_command(CLI::App& app) {
   auto* command = app.add_subcommand("train", "Train a denoiser; rerunning the same command resumes");
   const auto arguments = add_train_options(*command);
   const auto ahead = std::make_shared<std::string>();
-  command->add_option(
-      "--continue-with", *ahead,
-      "Recipe of what follows the newest checkpoint of --out: its [[stage]]s, or its options as "
-      "one stage; all else stays as RUN/config.toml has it");
+  command->add_option("--continue-with", *ahead,
+                      "Recipe of what follows the newest checkpoint of --out: its [[stage]]s, or its options "
+                      "as one stage; everything else stays as in RUN/config.toml");
   command->callback([=] {
     if (!ahead->empty() && arguments->recipe.empty())
       arguments->recipe = continued_recipe(arguments->options.out);

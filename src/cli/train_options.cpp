@@ -4,7 +4,7 @@
 
 #include <filesystem>
 
-#include "cli/not_negative.h"
+#include "cli/commands.h"
 #include "core/error.h"
 #include "core/json_config.h"
 #include "core/toml.h"
@@ -25,7 +25,7 @@ CLI::Option* add_option(CLI::App& command, const std::string& name, bool& field,
   return command.add_flag("--" + name + ",!--no-" + name, field,
                           fmt::format("{} (default: {})", help, field ? "on" : "off"));
 }
-// A list of values; "none" is the empty list.
+// A list of values. "none" is the empty list.
 template <class T>
 CLI::Option* add_option(CLI::App& command, const std::string& name, std::vector<T>& field,
                         const std::string& help) {
@@ -45,7 +45,7 @@ CLI::Option* add_option(CLI::App& command, const std::string& name, std::vector<
       ->delimiter(',')
       ->capture_default_str();
 }
-// A list of texts, one an argument, since they may hold commas; "none" is the empty list.
+// A list of texts, one per argument, since they may contain commas. "none" is the empty list.
 CLI::Option* add_option(CLI::App& command, const std::string& name, std::vector<std::string>& field,
                         const std::string& help) {
   const auto read = [&field](const CLI::results_t& given) {
@@ -60,7 +60,7 @@ CLI::Option* add_option(CLI::App& command, const std::string& name, std::vector<
       ->expected(CLI::detail::expected_max_vector_size)
       ->capture_default_str();
 }
-// "{f32,bf16,fp16}" for an option with named values.
+// Returns "{f32,bf16,fp16}" for an option with named values.
 template <class T>
 std::string type_name_of() {
   if constexpr (Choice<T>)
@@ -105,7 +105,7 @@ bool is_given(const CLI::App& command, const std::string& name) {
   return option != nullptr && option->count() > 0;
 }
 
-// Says where in a recipe the error is.
+// Runs body() and adds the place in the recipe to its errors.
 template <class Body>
 void at_line(const std::string& recipe, int line, Body&& body) {
   try {
@@ -121,11 +121,11 @@ ResolvedOptions with_recipe(const CLI::App& command, const TrainArguments& argum
     if (is_given(command, name)) resolved.given.insert(name);
   });
   if (arguments.recipe.empty()) return resolved;
-  TrainOptions overridden;  // still checked
+  TrainOptions overridden;  // for values that are replaced but still checked
   const TomlDocument recipe = read_toml_document(arguments.recipe);
   for (const TomlEntry& entry : recipe.entries)
     at_line(arguments.recipe, entry.line, [&] {
-      // Both say where training ends.
+      // Both options say where training ends, so either replaces the other.
       const bool is_replaced = entry.key == "max-steps" ? is_given(command, "epochs")
                                : entry.key == "epochs"  ? is_given(command, "max-steps")
                                                         : false;
@@ -134,7 +134,7 @@ ResolvedOptions with_recipe(const CLI::App& command, const TrainArguments& argum
       if (!is_replaced) resolved.given.insert(entry.key);
     });
   resolved.options.stages = stages_of(recipe, arguments.recipe);
-  // A recipe's passes fit its own batch.
+  // A recipe's micro-batch is for its own batch; a smaller batch limits it.
   int64_t& micro_batch = resolved.options.micro_batch;
   if (!is_given(command, "micro-batch")) micro_batch = std::min(micro_batch, resolved.options.global_batch);
   return resolved;
@@ -149,13 +149,13 @@ void report(const DeepSpeedConfig& config, const std::string& path) {
                setting.file == path ? "" : " of " + setting.file);
 }
 
-// Returns the side of a store's pictures, or 0 where `data` is no store.
+// Returns the side of a store's pictures, or 0 if `data` is not a store.
 int64_t image_size_of(const std::string& data) {
   const bool is_store = std::filesystem::exists(std::filesystem::path(data) / "store.json");
   return is_store ? read_store_info(data).image_size : 0;
 }
 
-// What is trained on features has the size of their images.
+// Training on features uses the size of their images.
 void take_image_size(StageOptions& stage) {
   if (!stage.settings.contains("data") || stage.settings.contains("image-size")) return;
   if (const int64_t size = image_size_of(stage.settings.at("data")); size > 0)
@@ -199,15 +199,16 @@ std::shared_ptr<TrainArguments> add_train_options(CLI::App& command, const std::
   const std::string group = prefix.empty() ? "Options" : prefix;
   auto arguments = std::make_shared<TrainArguments>();
   command
-      .add_option("--recipe", arguments->recipe,
-                  "TOML file of these options; the command line goes before it")
+      .add_option("--recipe", arguments->recipe, "TOML file of these options; the command line overrides it")
       ->group(group);
   command
-      .add_option("--deepspeed", arguments->deepspeed,
-                  "DeepSpeed's ds_config.json, read as these options; it may not contradict the command line")
+      .add_option(
+          "--deepspeed", arguments->deepspeed,
+          "DeepSpeed's ds_config.json, read as these options; it must not contradict the command line")
       ->group(group);
   command
-      .add_option("--accelerate", arguments->accelerate, "accelerate's default_config.yaml, read likewise")
+      .add_option("--accelerate", arguments->accelerate,
+                  "accelerate's default_config.yaml, read in the same way")
       ->group(group);
   visit_options(arguments->options, OptionAdder{.command = command, .prefix = prefix});
   return arguments;
@@ -215,7 +216,7 @@ std::shared_ptr<TrainArguments> add_train_options(CLI::App& command, const std::
 
 ResolvedOptions resolve(const CLI::App& command, const TrainArguments& arguments, int64_t world_size) {
   ResolvedOptions resolved = with_recipe(command, arguments);
-  // The run keeps the settings themselves, whatever becomes of their file.
+  // The run keeps the settings themselves, since their file may change.
   std::string& model_config = resolved.options.model.config;
   take_image_size_of_store(resolved);
   if (!model_config.empty()) model_config = read_json_option("train", "--model-config", model_config).dump();

@@ -1,4 +1,4 @@
-// The options of training on the command line, shared by every command that takes them: train, plan, probe.
+// The options of training on the command line, shared by the commands that take them: train, plan, probe.
 #pragma once
 #include <CLI/CLI.hpp>
 #include <functional>
@@ -17,7 +17,7 @@ struct TrainArguments {
 };
 struct ResolvedOptions {
   TrainOptions options;
-  // How a user changes an option: on the command line, or in the DeepSpeed file that sets it.
+  // Returns how a user changes an option: on the command line, or in the DeepSpeed file that sets it.
   std::function<std::string(const std::string& option, const std::string& value)> change;
   std::set<std::string> given;  // names that the command line, the recipe or the DeepSpeed file set
 };
@@ -26,15 +26,15 @@ struct ResolvedOptions {
 // in --help.
 std::shared_ptr<TrainArguments> add_train_options(CLI::App& command, const std::string& prefix = "");
 
-// After parsing: what the command line does not say comes from the DeepSpeed file, then from the recipe. Says
-// on stderr what was taken from the former. `world_size`: ranks of the run; 0: as the options or the launcher
-// say. Throws Error naming the recipe's line or the file's key.
+// Called after parsing. Options that the command line does not set come from the DeepSpeed file, then from
+// the recipe. Prints on stderr what the DeepSpeed file sets. `world_size` is the number of ranks; 0: as the
+// options or the launcher say. Throws Error naming the recipe's line or the file's key.
 ResolvedOptions resolve(const CLI::App& command, const TrainArguments& arguments, int64_t world_size = 0);
 
-// The [[stage]]s of a recipe. Throws Error naming its line.
+// Returns the [[stage]]s of a recipe. Throws Error naming its line.
 std::vector<StageOptions> stages_of(const TomlDocument& recipe, const std::string& path);
-// The stages of the recipe of --continue-with: its options hold for each of them; without [[stage]]s they are
-// one. Throws Error likewise.
+// Returns the stages of --continue-with's recipe. Its other options hold for each of them; a recipe without
+// [[stage]]s is one stage. Throws Error likewise.
 std::vector<StageOptions> stages_ahead(const std::string& recipe);
 
 }  // namespace kiln::cli

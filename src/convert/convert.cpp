@@ -53,13 +53,13 @@ Loaded load(const ConvertOptions& options, const WeightsSource& source) {
     loaded.family = found->family;
     loaded.model = std::move(found->model);
     loaded.weights = model_weights(*loaded.family, loaded.model.config, loaded.weights, source.path);
-    // A published model's name tells what shapes leave open.
+    // The name of a published model settles what shapes leave open.
     if (name_of(loaded) != loaded.family->name) loaded.model.assumed.clear();
   }
   return loaded;
 }
 
-// Every key and shape is held against the model before anything is written.
+// Checks every key and shape against the model before anything is written. Returns the model's name.
 std::string check_architecture(const ConvertOptions& options, const Loaded& loaded,
                                const std::string& source) {
   if (!loaded.family) {
@@ -76,7 +76,7 @@ std::string check_architecture(const ConvertOptions& options, const Loaded& load
   return name;
 }
 
-// What --objective NAME stands for, as far as a scheduler needs it.
+// Returns the config that --objective NAME stands for, as far as a scheduler needs it.
 nlohmann::json objective_of(const std::string& name) {
   if (name == "iddpm" || name == "flow") return {{"type", name}};
   if (name == "x_0") return {{"type", "ddpm"}, {"prediction_type", "sample"}};

@@ -9,16 +9,17 @@ namespace kiln {
 struct ConvertOptions {
   std::string in{};     // .pt/.pth, .safetensors, index, diffusers folder, run folder, checkpoint folder
   std::string out{};    // *.pt | *.pth, *.safetensors, else a diffusers folder, which must not exist
-  std::string model{};  // name to hold the weights against; "" = told by the weights
-  bool ema = true;      // of a file or checkpoint that holds both
+  std::string model{};  // name that the weights must fit; "" = recognised from them
+  bool ema = true;      // take the average of a file or checkpoint that holds both
   std::string merge{};  // LoRA adapter to add to the weights: PEFT's, diffusers', kohya's, a run's; "" = none
-  std::string adapter_format{};  // of the adapter of a run: peft | diffusers | kohya; "" = PEFT's as a
-                                 // folder, else diffusers'
+  std::string adapter_format{};  // for a run's adapter: peft | diffusers | kohya; "" = PEFT's as a folder,
+                                 // else diffusers'
   std::string dtype{};           // f32 | bf16 | fp16; "" = as they are
   std::string vae{};             // diffusers AutoencoderKL folder to put into the pipeline
-  // What the model was trained for, for the pipeline's scheduler; "" = the run's, else iddpm.
+  // The objective that the model was trained for, which the pipeline's scheduler needs; "" = the run's, else
+  // iddpm.
   std::string objective{};
-  std::optional<int64_t> input_size{}, num_heads{};  // what the weights may not tell
+  std::optional<int64_t> input_size{}, num_heads{};  // for what the weights may not tell
 };
 
 // Writes options.out and prints what was done. Atomic. Throws Error.

@@ -1,4 +1,4 @@
-// The folder of a diffusers pipeline.
+// Writes the folder of a diffusers pipeline.
 #pragma once
 #include <nlohmann/json.hpp>
 #include <string>
@@ -14,8 +14,8 @@ struct DiffusersFolderOptions {
   std::vector<std::string> class_names{};          // the pipeline's labels; may be empty
 };
 
-// model_index.json, the model's own folder, scheduler/ and vae/. Written beside, then renamed; `folder` must
-// not exist. `weights` are in the published keys. Throws Error.
+// Writes model_index.json, the model's own folder, scheduler/ and vae/ to a partial folder, then renames it.
+// `folder` must not exist. `weights` have the published keys. Throws Error.
 void write_diffusers_pipeline(const std::string& folder, const ForeignFormat& format,
                               const nlohmann::json& config, const TensorMap& weights,
                               const DiffusersFolderOptions& options);

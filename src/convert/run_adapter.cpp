@@ -24,13 +24,13 @@ LoraFormat format_of(const std::string& name, bool is_file) {
   fail("convert", "expected --adapter-format to be one of peft, diffusers, kohya, got \"{}\"", name);
 }
 
-// The folder of a pipeline that holds the run's model: what diffusers' keys begin with.
+// Returns the folder of a pipeline that holds the run's model. diffusers' keys begin with its name.
 std::string component_of(const WeightsSource& source) {
   const Family& family = family_of(source.run.at("model").get<std::string>());
   return family.formats.empty() ? "transformer" : family.formats.front().component;
 }
 
-// Where an adapter's tensors go. PEFT and diffusers find them in a folder by these names.
+// Returns where an adapter's tensors go. PEFT and diffusers find them in a folder by these names.
 fs::path file_in(const fs::path& out, bool is_file, LoraFormat format) {
   if (is_file) return out;
   return out /

@@ -23,7 +23,7 @@ bool is_checkpoint_name(const std::string& name) {
   return name.starts_with("step-") && name.size() > 5 && name.find_first_not_of("0123456789", 5) == name.npos;
 }
 
-// The folder's own name, also when it was given with a trailing slash.
+// Returns the folder's own name, also when it was given with a trailing slash.
 std::string folder_name(const fs::path& folder) {
   return (folder.has_filename() ? folder : folder.parent_path()).filename().string();
 }
@@ -56,7 +56,7 @@ WeightsSource run_weights(const std::string& run, bool prefer_ema) {
   return checkpoint_weights(fs::path(path).parent_path(), path);
 }
 
-// What `kiln convert` left in a safetensors file; null when there is nothing.
+// Returns what `kiln convert` left in a safetensors file, or null if there is nothing.
 nlohmann::json run_of_metadata(const std::string& path) {
   if (tensor_file_format(path) != TensorFileFormat::kSafetensors) return {};
   const auto metadata = open_safetensors(path)->metadata();

@@ -68,7 +68,8 @@ void free_meta_block(void* context) {
   delete block;
 }
 
-// Hands out null data with a context that remembers the size: tensors without memory whose lives are seen.
+// Hands out null data with a context that remembers the size: the tensors take no memory, but their lifetimes
+// are seen.
 class TrackingMetaAllocator final : public c10::Allocator {
  public:
   c10::DataPtr allocate(size_t bytes) override {

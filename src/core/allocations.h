@@ -1,6 +1,7 @@
-// Every tensor allocation seen: a tracking allocator for CPU tensors (monitoring, the memory budget, measured
-// peaks) and one for meta tensors, which allocates nothing and is what makes a dry run exact.
+// Allocators that report every tensor allocation: one for CPU tensors (monitoring, the memory budget,
+// measured peaks) and one for meta tensors, which allocates nothing and makes dry runs exact.
 #pragma once
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 
@@ -10,7 +11,7 @@ class Tensor;
 
 namespace kiln {
 
-// Hears of every allocation and free while it is attached. Calls come from the thread that allocates.
+// Is called for every allocation and free while it is attached, on the thread that makes it.
 class AllocationObserver {
  public:
   virtual ~AllocationObserver() = default;
@@ -18,20 +19,20 @@ class AllocationObserver {
   virtual void freed(uint64_t id, size_t bytes) = 0;
 };
 
-// Replaces the CPU allocator of the process by one that counts. Call once, at the start of main. Blocks are
+// Replaces the process's CPU allocator with one that counts. Call once, at the start of main. Blocks are
 // 64-byte aligned; a request of n bytes counts n.
 void install_tracking_cpu_allocator();
 
 struct LiveBytes {
-  int64_t live = 0;  // tensors now
+  int64_t live = 0;  // bytes of tensors now
   int64_t peak = 0;  // the most since reset_peak_cpu_bytes()
 };
 LiveBytes live_cpu_bytes();
 void reset_peak_cpu_bytes();
 void observe_cpu_allocations(AllocationObserver* observer);  // null ends it
 
-// The id under which the block behind a tensor's storage was announced; 0 when it came from elsewhere (memory
-// of the caller, another device, an allocator of before).
+// Returns the id that was reported for the block behind a tensor's storage. Returns 0 if the block came from
+// elsewhere: the caller's own memory, another device, or an earlier allocator.
 uint64_t block_id(const at::Tensor& tensor);
 
 // Installs the meta allocator (once per process, on first use) and sends its allocations to `observer` while
@@ -41,6 +42,17 @@ class MetaAllocationScope {
   explicit MetaAllocationScope(AllocationObserver& observer);
   ~MetaAllocationScope();
   MetaAllocationScope(const MetaAllocationScope&) = delete;
+};
+
+// Counts the bytes that a dry run on meta tensors holds.
+struct MetaMeter : AllocationObserver {
+  int64_t live = 0, peak = 0;
+
+  void allocated(uint64_t, size_t bytes) override {
+    live += static_cast<int64_t>(bytes);
+    peak = std::max(peak, live);
+  }
+  void freed(uint64_t, size_t bytes) override { live -= static_cast<int64_t>(bytes); }
 };
 
 }  // namespace kiln

@@ -1,5 +1,5 @@
-// The part of ATen that Kiln calls. ATen/ATen.h declares every operator there is: reading it, precompiled,
-// takes twice the time of this, in every file. A function that is missing here is one line more.
+// The part of ATen that Kiln calls. ATen/ATen.h declares every operator: even precompiled it takes twice as
+// long to read in every file. To call another operator, add its header here.
 #pragma once
 #include <ATen/Context.h>
 #include <ATen/TensorIndexing.h>

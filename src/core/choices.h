@@ -11,7 +11,7 @@
 namespace kiln {
 
 // Specialise it beside the enum with `static constexpr std::pair<E, const char*> kAll[]`, in the order that
-// messages list.
+// messages list them.
 template <class E>
 struct Choices;
 
@@ -42,7 +42,7 @@ std::optional<E> find_choice(std::string_view name) {
   return std::nullopt;
 }
 
-// Throws Error saying that `what` expects one of the names.
+// Returns the value of this name. Throws Error saying that `what` expects one of the names.
 template <Choice E>
 E parse_choice(std::string_view who, std::string_view what, std::string_view name) {
   if (const std::optional<E> found = find_choice<E>(name)) return *found;

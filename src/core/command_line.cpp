@@ -9,7 +9,7 @@
 #include <string_view>
 #include <vector>
 
-#include "core/error_message.h"
+#include "core/error.h"
 #include "core/text/nearest_name.h"
 
 namespace kiln {
@@ -39,8 +39,8 @@ std::vector<std::string> commands_of(const CLI::App& command) {
   return names;
 }
 
-// "Could not convert: --max-steps = many" is all that CLI11 says of a value of another kind than the
-// option's.
+// Explains a value of the wrong kind, of which CLI11 only says "Could not convert: --max-steps = many".
+// Returns nothing for other errors.
 std::optional<std::string> explain_conversion(const CLI::App& command, const std::string& text) {
   constexpr std::string_view kBegin = "Could not convert: ", kBetween = " = ";
   const size_t between = text.find(kBetween);
@@ -54,7 +54,8 @@ std::optional<std::string> explain_conversion(const CLI::App& command, const std
   return fmt::format("{} expects {}, got '{}'", name, expected, text.substr(between + kBetween.size()));
 }
 
-// CLI11's own words know neither the nearest name nor which of the arguments is meant.
+// Explains an error in one line. CLI11's own messages neither suggest the nearest name nor say which argument
+// is wrong.
 std::string explain(const CLI::App& app, const CLI::ParseError& error) {
   const CLI::App& command = command_in(app);
   const std::vector<std::string> rest = command.remaining(), commands = commands_of(command);
@@ -67,7 +68,7 @@ std::string explain(const CLI::App& app, const CLI::ParseError& error) {
       return fmt::format("unknown option {}: did you mean {}?", name,
                          nearest_name(name, options_of(command)));
     }
-  if (!rest.empty()) return fmt::format("'{}' belongs to no option", rest.front());
+  if (!rest.empty()) return fmt::format("unexpected argument '{}'", rest.front());
   if (!commands.empty()) return fmt::format("expected a command: {}", fmt::join(commands, ", "));
   return explain_conversion(command, error.what()).value_or(message_of(error));
 }

@@ -1,5 +1,4 @@
-// How a program of subcommands ends: help, one line about what is wrong, or what its command returns.
-// Torch-free.
+// Runs a program of subcommands: help, errors in one line, exit status. Torch-free.
 #pragma once
 
 namespace CLI {
@@ -8,8 +7,9 @@ class App;
 
 namespace kiln {
 
-// Parses the arguments, which runs the command's callback. Returns the exit status: an error is printed on
-// stderr as one line that begins with the program's name; an unknown command or option names the nearest one.
+// Parses the arguments and runs the command's callback. Returns the exit status. An error is printed to
+// stderr as one line that begins with the program's name. For an unknown command or option the line suggests
+// the nearest name.
 int run_command_line(CLI::App& app, int argc, char** argv);
 
 }  // namespace kiln

@@ -1,5 +1,5 @@
-// Which device the meta tensors of a dry run stand for. A dry run walks the real program on meta tensors;
-// where CPU and CUDA differ in what they allocate (fp16 is storage on a CPU, scratch of kernels), code asks
+// The device that the meta tensors of a dry run stand for. A dry run walks the real program on meta tensors.
+// Code that allocates differently on CPU and CUDA (fp16 is only stored on a CPU, kernels need scratch) asks
 // here.
 #pragma once
 #include <cstdint>

@@ -52,7 +52,7 @@ uint16_t float_to_fp16(float value) {
   const uint16_t sign = static_cast<uint16_t>((bits >> 16) & 0x8000);
   const uint32_t magnitude = bits & 0x7fffffff;
   if (magnitude > 0x7f800000) return sign | 0x7e00;   // NaN
-  if (magnitude >= 0x477ff000) return sign | 0x7c00;  // from 65520 on rounds to infinity
+  if (magnitude >= 0x477ff000) return sign | 0x7c00;  // 65520 and above round to infinity
   if (magnitude < 0x38800000) {
     // Below 2^-14 the result is subnormal: adding 0.5 lets the FPU round at bit 2^-24.
     const float shifted = std::bit_cast<float>(magnitude) + 0.5f;

@@ -12,7 +12,7 @@ std::size_t dtype_size(Dtype dtype);       // bytes per element
 std::string_view dtype_name(Dtype dtype);  // "F32", "BF16", ...
 Dtype parse_dtype(std::string_view name);  // throws Error for an unknown name
 
-// Round to nearest even, NaN kept.
+// These conversions round to nearest even and keep NaN.
 uint16_t float_to_bf16(float value);
 float bf16_to_float(uint16_t bits);
 uint16_t float_to_fp16(float value);

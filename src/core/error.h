@@ -3,6 +3,7 @@
 #pragma once
 #include <fmt/format.h>
 
+#include <exception>
 #include <stdexcept>
 #include <string>
 #include <string_view>
@@ -20,5 +21,12 @@ template <class... Args>
 [[noreturn]] void fail(std::string_view who, fmt::format_string<Args...> format, Args&&... args) {
   throw Error(fmt::format("[{}] {}", who, fmt::format(format, std::forward<Args>(args)...)));
 }
+
+// Returns what() without the backtrace that LibTorch appends and without the source location that c10d
+// prepends: "[/path/pair.cc:538] Connection closed" becomes "Connection closed".
+std::string message_of(const std::exception& error);
+
+// Returns the same without "[who] ", for use in a message that names somebody else.
+std::string bare_message_of(const std::exception& error);
 
 }  // namespace kiln

@@ -13,8 +13,8 @@ extern "C" __attribute__((weak)) int mallctl(const char* name, void* old_value, 
 namespace kiln {
 
 void return_freed_memory() {
-  // A huge page is in memory as a whole when a byte of it is: a quarter of a tensor's size class may be
-  // unused.
+  // Turns huge pages off. A huge page is resident as a whole once one of its bytes is, and a quarter of a
+  // tensor's size class may be unused.
   ::prctl(PR_SET_THP_DISABLE, 1, 0, 0, 0);
   if (!mallctl) return;
   ssize_t at_once = 0;
@@ -23,7 +23,7 @@ void return_freed_memory() {
   unsigned num_arenas = 0;
   size_t size = sizeof(num_arenas);
   if (mallctl("arenas.narenas", &num_arenas, &size, nullptr, 0) != 0) return;
-  // Those that no thread has used yet refuse, and take the settings above when they are made.
+  // Arenas that no thread has used yet refuse. They take the settings above when they are created.
   for (unsigned arena = 0; arena < num_arenas; ++arena)
     for (const char* kind : {"dirty", "muzzy"}) {
       const std::string name = "arena." + std::to_string(arena) + "." + kind + "_decay_ms";

@@ -60,7 +60,7 @@ struct Kind<std::vector<T>> {
   }
 };
 
-// Likely a known name, mistyped.
+// True if `name` is likely a mistyped known name.
 bool is_near_one_of(const std::string& name, const std::set<std::string>& known) {
   return std::any_of(known.begin(), known.end(),
                      [&](const std::string& other) { return num_edits(name, other) <= name.size() / 3; });
@@ -71,7 +71,7 @@ bool is_near_one_of(const std::string& name, const std::set<std::string>& known)
 json read_json_option(std::string_view who, std::string_view option, const std::string& value) {
   if (value.empty()) return json::object();
   std::string text = value;
-  std::error_code not_a_path;  // long text is none
+  std::error_code not_a_path;  // set for text that is too long for a path
   if (std::filesystem::exists(value, not_a_path) && !std::filesystem::is_directory(value, not_a_path)) {
     std::ifstream file(value, std::ios::binary);
     text.assign(std::istreambuf_iterator<char>(file), {});

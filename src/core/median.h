@@ -1,4 +1,4 @@
-// The middle of some values. Torch-free.
+// The median. Torch-free.
 #pragma once
 #include <algorithm>
 #include <cstddef>
@@ -6,7 +6,7 @@
 
 namespace kiln {
 
-// The upper one of an even number. REQUIRES: there are some.
+// Returns the middle value; of an even number of values, the upper of the two. REQUIRES: values is not empty.
 inline double median(std::vector<double> values) {
   const auto middle = values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2);
   std::nth_element(values.begin(), middle, values.end());

@@ -11,7 +11,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// What a version of control groups calls its files, and where they are.
+// Where one version of control groups has its files, and what it calls them.
 struct GroupFiles {
   const char *mount, *limit, *usage, *inactive_files, *active_files;
 };
@@ -20,14 +20,14 @@ constexpr GroupFiles kVersion1 = {"sys/fs/cgroup/memory", "memory.limit_in_bytes
 constexpr GroupFiles kVersion2 = {"sys/fs/cgroup", "memory.max", "memory.current", "inactive_file",
                                   "active_file"};
 
-// Reads a number; returns nothing where there is no such file, or a word in it ("max": no limit).
+// Reads a number. Returns nothing if there is no such file or it holds a word ("max": no limit).
 std::optional<int64_t> number_in(const fs::path& path) {
   std::ifstream file(path);
   int64_t number = 0;
   return file >> number ? std::optional(number) : std::nullopt;
 }
 
-// The number after `key` in lines of keys and numbers; 0 when it is not there.
+// Returns the number after `key` in a file of keys and numbers, or 0 if the key is not there.
 int64_t number_of(const fs::path& path, const std::string& key) {
   std::ifstream file(path);
   std::string line;
@@ -38,7 +38,8 @@ int64_t number_of(const fs::path& path, const std::string& key) {
   return 0;
 }
 
-// A group and those above it. In a container the path may be the host's: what is not there says nothing.
+// Applies the limits of a group and of all groups above it. In a container the path may be the host's; files
+// that are missing there set no limit.
 void apply_limits(HostMemory& memory, const fs::path& root, const GroupFiles& files, fs::path group) {
   for (bool is_top = false; !is_top; group = group.parent_path()) {
     is_top = !group.has_relative_path();
@@ -48,7 +49,7 @@ void apply_limits(HostMemory& memory, const fs::path& root, const GroupFiles& fi
     memory.total_bytes = std::min(memory.total_bytes, *limit);
     const int64_t cached = number_of(folder / "memory.stat", files.inactive_files) +
                            number_of(folder / "memory.stat", files.active_files) +
-                           number_of(folder / "memory.stat", "slab_reclaimable");  // version 2's alone
+                           number_of(folder / "memory.stat", "slab_reclaimable");  // only version 2 has it
     const int64_t used = std::max<int64_t>(0, number_in(folder / files.usage).value_or(0) - cached);
     memory.available_bytes = std::min(memory.available_bytes, std::max<int64_t>(0, *limit - used));
   }

@@ -7,11 +7,11 @@ namespace kiln {
 
 struct HostMemory {
   int64_t total_bytes = 0;      // the machine's, or the lowest limit
-  int64_t available_bytes = 0;  // without swapping; cached files count, which give way
+  int64_t available_bytes = 0;  // without swapping; cached files count as available
 };
 
-// 0 where the system does not say. Every group above the process counts, of both versions of control groups.
-// `root`: where /proc and /sys are looked for.
+// Returns 0 for what the system does not report. The limits of every control group above the process count,
+// of both versions. `root`: the folder of proc and sys, if not /.
 HostMemory host_memory(const std::string& root = "");
 
 }  // namespace kiln

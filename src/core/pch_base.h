@@ -1,4 +1,4 @@
-// The precompiled header of what is free of torch: fmt and JSON.
+// The precompiled header of torch-free code: fmt and JSON.
 #pragma once
 #include <fmt/format.h>
 #include <functional>

@@ -1,5 +1,5 @@
-// Counter-based random numbers (Salmon et al. 2011, Philox4x32-10). Every draw is a pure function of
-// (seed, purpose, index, element): ranks, micro-batches and resumed runs see the same numbers.
+// Counter-based random numbers (Salmon et al. 2011, Philox4x32-10). Every draw is a pure function of (seed,
+// purpose, index, element): ranks, micro-batches and resumed runs see the same numbers.
 #pragma once
 #include <array>
 #include <cstdint>
@@ -24,7 +24,7 @@ enum class Draw : uint32_t {
   kAdapterDrop = 12,   // elements that an adapter does not see
   kOffsetNoise = 13,   // what offset noise adds to a channel
   kPerturbation = 14,  // what input perturbation adds to the noise of x_t
-  kRounding = 15,      // of updated master weights to bf16
+  kRounding = 15,      // rounding updated master weights to bf16
 };
 
 // One block of Philox4x32-10.

@@ -7,10 +7,11 @@ namespace kiln {
 
 class ProgressLine {
  public:
-  // `done` of `total` were there before this process. On a terminal the line is rewritten in place.
+  // `done` of `total` images were finished before this process started. On a terminal the line is rewritten
+  // in place.
   ProgressLine(int64_t done, int64_t total, bool is_shown = true);
-  // Prints now and then: "1234 / 3656 images  152 images/s  16s left  2 skipped". Part of an image counts
-  // too.
+  // Prints now and then: "1234 / 3656 images  152 images/s  0m 16s left  2 skipped". `done` may include part
+  // of an image.
   void update(double done, int64_t num_skipped = 0);
   // Prints once more and ends the line.
   void finish(int64_t done, int64_t num_skipped = 0);

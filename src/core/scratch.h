@@ -1,5 +1,5 @@
-// What the memory that is being allocated serves, so that a recorder of memory can tell the scratch of large
-// kernels from other temporaries.
+// Says what memory is being allocated for, so that a memory recorder can tell the scratch of large kernels
+// from other temporaries.
 #pragma once
 #include <cstdint>
 
@@ -7,7 +7,7 @@ namespace kiln {
 
 enum class Scratch { kNone, kAttention, kMatmul };
 
-// The innermost scope of this thread.
+// This thread's innermost scope.
 struct ScratchUse {
   Scratch scratch = Scratch::kNone;
   uint64_t scope = 0;  // unique per scope and thread: a block freed in the scope that made it was scratch

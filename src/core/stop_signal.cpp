@@ -9,7 +9,7 @@ namespace kiln {
 
 namespace {
 
-constexpr int64_t kOnePressMs = 2000;  // a terminal and a launcher both pass on the same Ctrl-C
+constexpr int64_t kOnePressMs = 2000;  // a terminal and a launcher may both pass on the same Ctrl-C
 
 volatile std::sig_atomic_t stop_requested = 0;
 volatile int64_t requested_at_ms = 0;
@@ -42,8 +42,8 @@ StopSignal::StopSignal() {
 
 StopSignal::~StopSignal() {
   std::signal(SIGXFSZ, SIG_DFL);
-  // The process is about to end with its work saved: a second press within the time of one must not make a
-  // failure of it.
+  // After a stop request the handlers stay. The process is about to end with its work saved, and a second
+  // delivery of the same Ctrl-C must not turn that into a failure.
   if (stop_requested != 0) return;
   for (int signal : {SIGINT, SIGTERM}) std::signal(signal, SIG_DFL);
 }

@@ -3,9 +3,9 @@
 
 namespace kiln {
 
-// While it lives, the first SIGINT or SIGTERM sets requested(); another one, two seconds later
-// or more, ends the process at once. A file that grows beyond the process' limit then gives an error to
-// report instead of a killing signal.
+// While it lives, the first SIGINT or SIGTERM sets requested(). Another one at least two seconds later ends
+// the process at once. Writing a file beyond the process's size limit then gives an error to report instead
+// of a fatal signal.
 class StopSignal {
  public:
   StopSignal();

@@ -12,13 +12,13 @@ namespace kiln {
 
 at::ScalarType to_scalar_type(Dtype dtype);
 Dtype from_scalar_type(at::ScalarType type);
-// The dtypes that models compute in; fp8 serves large products in training alone.
+// The dtypes that models compute in. fp8 is only for large products in training.
 template <>
 struct Choices<at::ScalarType> {
   static constexpr std::pair<at::ScalarType, const char*> kAll[] = {
       {at::kFloat, "f32"}, {at::kBFloat16, "bf16"}, {at::kHalf, "fp16"}, {at::kFloat8_e4m3fn, "fp8"}};
 };
-// "f32" | "bf16" | "fp16"; throws Error, which says that `what` expects one of them.
+// Parses "f32", "bf16" or "fp16". Throws Error naming `what` for anything else.
 at::ScalarType parse_compute_dtype(const std::string& name, std::string_view what = "a dtype");
 
 }  // namespace kiln

@@ -63,7 +63,7 @@ std::vector<TomlEntry> entries_of(const toml::table& table, const std::string& n
 }
 
 std::string read_text(const std::string& path) {
-  std::error_code unreachable;  // then opening it tells why
+  std::error_code unreachable;  // then opening it says why
   if (std::filesystem::is_directory(path, unreachable))
     fail("toml", "cannot read {}: it is a folder, a file is needed", path);
   std::ifstream file(path, std::ios::binary);

@@ -15,25 +15,25 @@ struct TomlEntry {
 
 // [name], or one of several [[name]].
 struct TomlTable {
-  std::string name{};  // "": what stands before the first one
+  std::string name{};  // "": what stands before the first table
   std::vector<TomlEntry> entries{};
   int line = 0;
 };
 struct TomlDocument {
   std::vector<TomlEntry> entries;  // outside of tables
-  std::vector<TomlTable> tables;   // both in the order of their lines
+  std::vector<TomlTable> tables;   // both in line order
 };
 
-// A TOML 1.0 document: `key = value` lines and [[tables]] of such lines. Throws Error naming `name` and the
-// line for what is not TOML and for what no option takes: single or nested tables, dates, nested arrays.
+// Parses a TOML 1.0 document of `key = value` lines and [[tables]] of such lines. Throws Error naming `name`
+// and the line for invalid TOML and for what no option takes: single or nested tables, dates, nested arrays.
 TomlDocument parse_toml_document(std::string_view text, const std::string& name);
 TomlDocument read_toml_document(const std::string& path);
-// The same of a document without tables, which are refused.
+// The same for a document without tables; tables are refused.
 std::vector<TomlEntry> parse_toml(std::string_view text, const std::string& name);
 std::vector<TomlEntry> read_toml(const std::string& path);
 
-// A document of [tables] in their order, the first one without a name. Throws Error as parse_toml does, and
-// for tables within tables.
+// Reads a document of [tables], in line order. The first table has no name. Throws Error like parse_toml(),
+// and for tables within tables.
 std::vector<TomlTable> read_toml_tables(const std::string& path);
 
 }  // namespace kiln

@@ -1,4 +1,4 @@
-// Bytes and spans of time in units for people. Torch-free.
+// Bytes and durations in units for people. Torch-free.
 #pragma once
 #include <cstdint>
 #include <string>
@@ -13,5 +13,9 @@ inline constexpr double kSecondsPerDay = 86400;
 
 // "5m 03s", "2h 05m", "3d 04h": for progress lines.
 std::string duration_text(double seconds);
+
+// Parses a size in bytes, plain or with K, M, G or T: "12G" and "12GiB" are binary, "12GB" is decimal.
+// Returns 0 for what is no size.
+int64_t byte_size(const std::string& text);
 
 }  // namespace kiln

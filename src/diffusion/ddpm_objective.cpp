@@ -13,7 +13,7 @@ namespace {
 
 enum class Prediction { kEpsilon, kV, kX0 };
 
-// Min-SNR-gamma loss weight of one timestep (Hang et al. 2023, sec. 3.4) for each parameterisation.
+// Returns the min-SNR-gamma loss weight of a timestep (Hang et al. 2023, sec. 3.4).
 double min_snr_weight(double alpha_bar, double gamma, Prediction prediction) {
   const double snr = alpha_bar / (1 - alpha_bar), clipped = std::min(snr, gamma);
   switch (prediction) {

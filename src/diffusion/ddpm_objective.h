@@ -1,4 +1,4 @@
-// Noise, v or x_0 prediction on a diffusers noise schedule, optionally with min-SNR weights.
+// Trains on a diffusers noise schedule to predict noise, v or x_0, optionally with min-SNR weights.
 #pragma once
 #include <memory>
 #include <nlohmann/json.hpp>

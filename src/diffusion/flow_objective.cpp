@@ -34,7 +34,7 @@ class FlowObjective : public Objective {
   }
 
   at::Tensor timesteps(const at::Tensor& u) const override {
-    // The inverse CDF of a logit-normal keeps one uniform per image, whatever the density.
+    // With the inverse CDF, a logit-normal needs one uniform per image like every other density.
     const at::Tensor t = logit_normal_ ? (at::special_ndtri(u) * logit_std_ + logit_mean_).sigmoid() : u;
     if (sigmas_) return uniform_index(t, num_train_timesteps_);
     return (shift_ * t / (1 + (shift_ - 1) * t)).to(at::kFloat);
@@ -77,14 +77,14 @@ class FlowObjective : public Objective {
   int64_t num_train_timesteps_;
   bool cosmap_, logit_normal_;
   double logit_mean_, logit_std_;
-  std::optional<Table> sigmas_, model_t_;  // by index; absent: timesteps are sigmas
+  std::optional<Table> sigmas_, model_t_;  // by index; absent if timesteps are sigmas
 };
 
 }  // namespace
 
 FlowTable sana_flow_table(int64_t num_train_timesteps, double shift) {
-  // Sana takes one minus a linear ramp from 1 to 1/1000, so the sums are rounded the same way here: the
-  // truncation below would otherwise fall to the other side at sigmas that are whole timesteps.
+  // Sana takes one minus a linear ramp from 1 to 1/1000. The sums here round the same way. Otherwise the
+  // truncation below would fall to the other side at sigmas that are whole timesteps.
   const double scale = 1000.0 / static_cast<double>(num_train_timesteps);
   const double start = scale * 1.0, end = scale * 0.001;
   const double stride = (end - start) / static_cast<double>(std::max<int64_t>(num_train_timesteps - 1, 1));

@@ -11,13 +11,13 @@ namespace kiln {
 
 std::unique_ptr<Objective> make_flow_objective(const nlohmann::json& config);
 
-// A noise level per timestep index and what the model is told there.
+// A noise level per timestep index, and the timestep that the model is given there.
 struct FlowTable {
   std::vector<double> sigmas, model_t;
 };
-// Sana's native table: ascending from 0, model timesteps truncated to integers.
+// Returns Sana's native table: ascending from 0, model timesteps truncated to integers.
 FlowTable sana_flow_table(int64_t num_train_timesteps, double shift);
-// The table of diffusers' FlowMatchEulerDiscreteScheduler at construction: descending from 1, f32.
+// Returns the table of diffusers' FlowMatchEulerDiscreteScheduler at construction: descending from 1, f32.
 FlowTable diffusers_flow_table(int64_t num_train_timesteps, double shift);
 
 }  // namespace kiln

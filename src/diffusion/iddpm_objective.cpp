@@ -6,7 +6,6 @@
 #include <numbers>
 
 #include "core/aten.h"
-#include "diffusion/iddpm_tables.h"
 #include "diffusion/losses.h"
 #include "diffusion/schedule.h"
 
@@ -18,7 +17,7 @@ struct Differentiated {
   at::Tensor value, slope;
 };
 
-// KL(q(x_{t-1} | x_t, x_0) || p(x_{t-1} | x_t)) of two Gaussians whose means differ by `difference`.
+// Returns KL(q(x_{t-1} | x_t, x_0) || p(x_{t-1} | x_t)) of two Gaussians whose means differ by `difference`.
 Differentiated kl_divergence(const at::Tensor& difference, const at::Tensor& true_log_variance,
                              const at::Tensor& log_variance) {
   const at::Tensor gap = log_variance - true_log_variance;
@@ -26,9 +25,9 @@ Differentiated kl_divergence(const at::Tensor& difference, const at::Tensor& tru
   return {0.5 * (gap - 1 + excess), 0.5 * (1 - excess)};
 }
 
-// Negative log-likelihood of x (-1..1 in 256 levels) under a discretised Gaussian whose mean is x -
-// difference: the mass of the half-bins of width 1/255 around x, the outermost bins reaching to infinity. The
-// normal CDF is the tanh approximation that the published models were trained with.
+// Returns the negative log-likelihood of x (-1..1 in 256 levels) under a discretised Gaussian whose mean is
+// x - difference: the mass of the half-bins of width 1/255 around x. The outermost bins reach to infinity.
+// The normal CDF is the tanh approximation that the published models were trained with.
 Differentiated discretized_likelihood(const at::Tensor& x, const at::Tensor& difference,
                                       const at::Tensor& log_variance) {
   constexpr double kHalfBin = 1.0 / 255, kTiny = 1e-12, kEdge = 0.999, kCubic = 0.044715;
@@ -50,8 +49,8 @@ Differentiated discretized_likelihood(const at::Tensor& x, const at::Tensor& dif
   return {-clamped.log(), -mass_slope / clamped * (mass >= kTiny).to(at::kFloat)};
 }
 
-// Nats, (B): the likelihood at t = 0, the divergence elsewhere. Only the log-variance (B, C, H, W) has a
-// gradient, so its slope is all that is saved.
+// Returns nats, (B): the likelihood at t = 0, the divergence elsewhere. Only the log-variance (B, C, H, W)
+// has a gradient, so only its slope is saved.
 struct VariationalBound : torch::autograd::Function<VariationalBound> {
   static at::Tensor forward(torch::autograd::AutogradContext* ctx, const at::Tensor& log_variance,
                             const at::Tensor& true_log_variance, const at::Tensor& difference,
@@ -85,8 +84,8 @@ class IddpmObjective : public Objective {
     noise_level_ = Table(tables.sqrt_one_minus_alpha_bar);
     min_log_variance_ = Table(tables.posterior_log_variance);
     max_log_variance_ = Table(tables.log_beta);
-    // x_0 - predicted x_0 = sqrt(1/alpha_bar - 1) * (epsilon - noise), and posterior means differ by
-    // coefficient x_0.
+    // x_0 - predicted x_0 = sqrt(1/alpha_bar - 1) * (epsilon - noise). The posterior means differ by mean_x_0
+    // times that.
     std::vector<double> error_scale(tables.betas.size());
     for (size_t t = 0; t < error_scale.size(); ++t)
       error_scale[t] = tables.mean_x_0[t] * tables.sqrt_recip_minus_one[t];
@@ -130,15 +129,15 @@ class IddpmObjective : public Objective {
   bool learns_sigma() const override { return learn_sigma_; }
 
  private:
-  // Bits per dimension, (B). The means are constants here: the bound trains the variance alone.
+  // Returns bits per dimension, (B). The means are constants here: the bound trains only the variance.
   at::Tensor variational_bound(const at::Tensor& epsilon, const at::Tensor& v, const at::Tensor& x_0,
                                const at::Tensor& noise, const at::Tensor& timesteps) const {
     const at::Tensor min_log = min_log_variance_.gather_image(timesteps);
     const at::Tensor max_log = max_log_variance_.gather_image(timesteps);
     const at::Tensor fraction = (v + 1) / 2;  // 0: posterior variance, 1: beta
     const at::Tensor log_variance = fraction * max_log + (1 - fraction) * min_log;
-    // True mean minus predicted mean; at t = 0, where the posterior mean is x_0 itself, also x_0 minus the
-    // mean.
+    // The true mean minus the predicted mean. At t = 0 the posterior mean is x_0, so this is also x_0 minus
+    // the predicted mean.
     const at::Tensor difference = error_scale_.gather_image(timesteps) * (epsilon - noise);
     return VariationalBound::apply(log_variance, min_log, difference, x_0, timesteps == 0) *
            (vb_scale_ / std::numbers::ln2);

@@ -1,4 +1,4 @@
-// Pieces that objectives share.
+// Pieces that objectives and samplers share.
 #pragma once
 #include <ATen/core/Tensor.h>
 
@@ -7,17 +7,18 @@
 
 namespace kiln {
 
-// (B, C, H, W) -> (B).
+// Averages per image: (B, C, H, W) -> (B).
 at::Tensor mean_per_image(const at::Tensor& values);
 
-// u (B) f64 in [0, 1] -> floor(u * count), at most count - 1; (B) i64.
+// Turns u (B) f64 in [0, 1] into indices floor(u * count), at most count - 1; (B) i64.
 at::Tensor uniform_index(const at::Tensor& u, int64_t count);
 
-// Throws Error unless prediction has `expected` channels; `why` says where that number comes from.
+// Throws Error unless prediction has `expected` channels. `why`: the reason for that number.
 void check_channels(std::string_view who, const at::Tensor& prediction, int64_t expected,
                     std::string_view why);
 
-// The first `channels` channels in f32. A model that also predicts a sigma (2 * channels) has it dropped.
+// Returns the first `channels` channels in f32. Drops the sigma of a model that also predicts one (2 *
+// channels).
 at::Tensor predicted_channels(std::string_view who, const at::Tensor& prediction, int64_t channels);
 
 }  // namespace kiln

@@ -1,4 +1,4 @@
-// What a run minimises.
+// Options of the objective.
 #pragma once
 #include <nlohmann/json.hpp>
 #include <optional>
@@ -24,8 +24,8 @@ struct Choices<LossWeighting> {
                                                                    {LossWeighting::kCosmap, "cosmap"}};
 };
 
-// How fast epsilon, v_prediction and x_0 add noise: linear in beta as DiT, in its square root as Stable
-// Diffusion (scaled_linear), or by a squared cosine.
+// How fast epsilon, v_prediction and x_0 add noise: linearly in beta (DiT), linearly in its square root
+// (scaled_linear, Stable Diffusion), or by a squared cosine.
 enum class BetaSchedule { kLinear, kScaledLinear, kSquaredCosine };
 template <>
 struct Choices<BetaSchedule> {
@@ -37,23 +37,23 @@ struct Choices<BetaSchedule> {
 
 struct ObjectiveOptions {
   std::string name = "iddpm";  // one of objective_names()
-  // flow; none: the objective's own.
+  // For flow. Unset: the objective's own.
   std::optional<TimestepSampling> timestep_sampling{};
   std::optional<LossWeighting> weighting{};
-  double logit_mean = 0, logit_std = 1;  // of the logit-normal
-  double flow_shift = 1;                 // of timesteps, towards noise
-  // epsilon, v_prediction, x_0.
+  double logit_mean = 0, logit_std = 1;  // parameters of logit_normal
+  double flow_shift = 1;                 // shifts timesteps towards noise
+  // For epsilon, v_prediction and x_0.
   BetaSchedule beta_schedule = BetaSchedule::kLinear;
   double beta_start = 0.0001, beta_end = 0.02;
-  bool zero_terminal_snr = false;  // the last timestep is noise alone (Lin et al. 2024); not for epsilon
+  bool zero_terminal_snr = false;  // the last timestep is pure noise (Lin et al. 2024); not for epsilon
   double snr_gamma = 0;            // min-SNR weighting; 0: off
-  // Every objective has these, as diffusers' training scripts define them: a part of the noise that a channel
-  // shares, and noise that x_t has beyond what is to be predicted.
+  // For every objective, as diffusers' training scripts define them: noise that all pixels of a channel
+  // share, and extra noise in x_t that is not predicted.
   double offset_noise = 0, input_perturbation = 0;
 };
 
-// The config for make_objective(). Throws Error naming the option: an unknown name, a setting that would have
-// no effect.
+// Returns the config for make_objective(). Throws Error naming the option: an unknown name, a setting without
+// effect.
 nlohmann::json objective_config_of(const ObjectiveOptions& options);
 
 }  // namespace kiln

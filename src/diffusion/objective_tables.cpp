@@ -1,4 +1,4 @@
-// The objectives by type and by --objective name: explicit tables.
+// Tables of the objectives, by type and by --objective name.
 #include "diffusion/objective.h"
 
 #include <fmt/ranges.h>
@@ -26,7 +26,8 @@ struct NamedObjective {
   const char* name;
   const char* config;
 };
-// What --objective means. Image and latent models train on DiT's linear schedule of 1000 timesteps.
+// The config of each --objective name. Image and latent models train on DiT's linear schedule of 1000
+// timesteps.
 constexpr NamedObjective kNamedObjectives[] = {
     {"iddpm", R"({"type": "iddpm", "beta_schedule": "linear", "learn_sigma": true,
                   "rescale_learned_sigmas": false, "num_train_timesteps": 1000})"},

@@ -1,4 +1,4 @@
-// The samplers by type and by --sampler name: explicit tables.
+// Tables of the samplers, by type and by --sampler name.
 #include "diffusion/sampler.h"
 
 #include <fmt/ranges.h>
@@ -42,7 +42,7 @@ constexpr SamplerType kSamplerTypes[] = {
     {"pixart_dpms", make_pixart_dpms_sampler},
 };
 
-// The noise schedule that a model was trained on, in the keys of a diffusers scheduler.
+// Returns the noise schedule of a model's training, in the keys of a diffusers scheduler.
 json scheduler_of(const json& objective) {
   const JsonConfig config("sampler", objective);
   const int64_t num_train_timesteps = config.positive("num_train_timesteps", 1000);
@@ -74,7 +74,7 @@ bool is_type(const json& objective, const char* type) {
 json ddpm_config(int64_t steps, const json& objective) {
   if (is_type(objective, "iddpm")) return iddpm_config("iddpm", steps, objective);
   json scheduler = scheduler_of(objective);
-  scheduler["timestep_spacing"] = "linspace";  // from pure noise to t = 0, as IDDPM's respacing
+  scheduler["timestep_spacing"] = "linspace";  // from pure noise to t = 0, like IDDPM's respacing
   return {{"type", "ddpm"}, {"steps", steps}, {"scheduler", scheduler}};
 }
 
@@ -85,7 +85,7 @@ json ddim_config(int64_t steps, const json& objective) {
   return {{"type", "ddim"}, {"steps", steps}, {"eta", 0.0}, {"consecutive", true}, {"scheduler", scheduler}};
 }
 
-// Configures a solver that samples flow models too.
+// Configures a solver that can also sample flow models.
 json solver_config(const char* type, int64_t steps, const json& objective) {
   json scheduler;
   if (is_type(objective, "flow")) {
@@ -103,7 +103,7 @@ json solver_config(const char* type, int64_t steps, const json& objective) {
 json dpmpp_config(int64_t steps, const json& objective) { return solver_config("dpmpp", steps, objective); }
 json unipc_config(int64_t steps, const json& objective) { return solver_config("unipc", steps, objective); }
 
-// From pure noise: the last timestep of training is the first here.
+// Spaces steps from pure noise: the last training timestep comes first.
 json trailing_scheduler(const json& objective) {
   json scheduler = scheduler_of(objective);
   scheduler["timestep_spacing"] = "trailing";
@@ -142,15 +142,15 @@ json flow_euler_config(int64_t steps, const json& objective) {
   const JsonConfig config("sampler", objective);
   json scheduler = {{"shift", config.get("shift", 1.0)},
                     {"num_train_timesteps", config.positive("num_train_timesteps", 1000)}};
-  // Even steps from 1 to 0; the scheduler's own levels end at the training table's lowest and waste the last
-  // step.
+  // Even steps from 1 to 0. The scheduler's own levels end at the training table's lowest, which wastes the
+  // last step.
   const std::vector<double> sigmas = linspace(1, 1 / static_cast<double>(steps), steps);
   return {{"type", "flow_euler"}, {"steps", steps}, {"sigmas", sigmas}, {"scheduler", scheduler}};
 }
 
 struct NamedSampler {
   const char* name;
-  bool on_schedule, on_flow;  // which models it samples
+  bool on_schedule, on_flow;  // the kinds of models that it samples
   json (*config)(int64_t steps, const json& objective);
 };
 constexpr NamedSampler kNamedSamplers[] = {
@@ -184,8 +184,8 @@ std::unique_ptr<Sampler> make_sampler(const json& config) {
 }
 
 json sampler_config(const std::string& name, int64_t num_sampling_steps, const json& objective) {
-  make_objective(objective);                 // validates what is read below
-  constexpr int64_t kMostSteps = 1'000'000;  // what a model was trained on is far below: make_sampler tells
+  make_objective(objective);                 // validates the config read below
+  constexpr int64_t kMostSteps = 1'000'000;  // make_sampler() checks against the training timesteps
   if (num_sampling_steps < 1 || num_sampling_steps > kMostSteps)
     fail("sampler", "expected --num-sampling-steps to be 1 to {}, got {}", kMostSteps, num_sampling_steps);
   const bool flow = is_type(objective, "flow");
@@ -211,7 +211,7 @@ std::vector<std::string> sampler_names() {
 int64_t first_step_of(double strength, int64_t num_sampling_steps, const json& objective) {
   if (!(strength > 0 && strength <= 1))
     fail("sampler", "expected --strength to be above 0 and at most 1, got {}", strength);
-  // Where steps x strength is no whole number, the pipelines of flow models make one step more.
+  // If steps x strength is not a whole number, the pipelines of flow models take one step more.
   const double steps = static_cast<double>(num_sampling_steps), made = steps * strength;
   const auto first =
       static_cast<int64_t>(is_type(objective, "flow") ? steps - made : steps - std::floor(made));

@@ -1,10 +1,12 @@
 #include "diffusion/schedule.h"
-#include "core/aten.h"
-#include "core/error.h"
 
 #include <algorithm>
 #include <cmath>
 #include <numbers>
+#include <utility>
+
+#include "core/aten.h"
+#include "core/error.h"
 
 namespace kiln {
 
@@ -32,7 +34,7 @@ at::Tensor Table::gather_image(const at::Tensor& timesteps) const {
 
 namespace {
 
-// Betas whose running product follows alpha_bar(t), t in [0, 1] (Nichol & Dhariwal 2021).
+// Returns betas whose running product follows alpha_bar(t), t in [0, 1] (Nichol & Dhariwal 2021).
 std::vector<double> cosine_betas(int64_t num_train_timesteps) {
   const auto alpha_bar = [](double t) {
     const double cosine = std::cos((t + 0.008) / 1.008 * std::numbers::pi / 2);
@@ -90,6 +92,25 @@ std::vector<double> iddpm_betas(const std::string& schedule, int64_t num_train_t
   for (int64_t i = 0; i < num_train_timesteps; ++i) betas[i] = static_cast<double>(i) * stride + start;
   betas.back() = end;
   return betas;
+}
+
+IddpmTables::IddpmTables(std::vector<double> given)
+    : betas(std::move(given)), alpha_bar(cumulative_alphas(betas)) {
+  const size_t size = betas.size();
+  for (size_t t = 0; t < size; ++t) {
+    const double bar = alpha_bar[t], previous = t == 0 ? 1.0 : alpha_bar[t - 1], beta = betas[t];
+    alpha_bar_prev.push_back(previous);
+    sqrt_alpha_bar.push_back(std::sqrt(bar));
+    sqrt_one_minus_alpha_bar.push_back(std::sqrt(1 - bar));
+    sqrt_recip.push_back(std::sqrt(1 / bar));
+    sqrt_recip_minus_one.push_back(std::sqrt(1 / bar - 1));
+    posterior_variance.push_back(beta * (1 - previous) / (1 - bar));
+    log_beta.push_back(std::log(beta));
+    mean_x_0.push_back(beta * std::sqrt(previous) / (1 - bar));
+    mean_x_t.push_back((1 - previous) * std::sqrt(1 - beta) / (1 - bar));
+  }
+  for (size_t t = 0; t < size; ++t)
+    posterior_log_variance.push_back(std::log(posterior_variance[t == 0 && size > 1 ? 1 : t]));
 }
 
 std::vector<double> cumulative_alphas(const std::vector<double>& betas) {

@@ -16,7 +16,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// Files that no hub keeps lie in KILN_CACHE, XDG_CACHE_HOME/kiln or ~/.cache/kiln.
+// Returns the folder of files that no hub keeps: KILN_CACHE, XDG_CACHE_HOME/kiln or ~/.cache/kiln.
 fs::path weights_cache() {
   const auto environment = [](const char* name) {
     const char* value = std::getenv(name);
@@ -32,7 +32,7 @@ std::string size_text(int64_t bytes) {
   return bytes > 0 ? fmt::format("{:.1f} GB", static_cast<double>(bytes) / 1e9) : "size not published";
 }
 
-// The hash that was trusted at the first download; "" before it.
+// Returns the hash that was trusted at the first download; "" before it.
 std::string trusted_hash(const fs::path& file) {
   std::ifstream stream(file.string() + ".sha256");
   std::string hash;
@@ -69,7 +69,7 @@ std::string fetch_repository(const PublishedWeights& row, const DownloadOptions&
   HubRequest request{.repository = row.repository, .files = row.files, .offline = true, .name = row.name};
   std::string snapshot;
   try {
-    snapshot = fetch_from_hub(request);  // is it there?
+    snapshot = fetch_from_hub(request);  // throws if it is not in the cache
   } catch (const Error&) {
     if (options.offline) throw;
     fmt::print(stderr, "kiln download: {} ({}) from the repository {}\n", row.name, row.licence,

@@ -6,15 +6,15 @@
 namespace kiln {
 
 struct DownloadOptions {
-  bool offline = false;              // nothing but what is there
-  std::vector<std::string> mirrors;  // addresses that hold the table's files under their names, asked first
+  bool offline = false;              // fetch nothing
+  std::vector<std::string> mirrors;  // addresses that have the table's files by name; asked first
 };
 
-// The weights of a row of the table, fetched unless they are there: a file, or a snapshot's folder. Says what
-// is fetched, how large it is and under which licence on stderr first. Throws Error.
+// Fetches the weights of a row of the table unless they are there, and returns their path: a file, or a path
+// within a snapshot. First prints what is fetched, its size and its licence on stderr. Throws Error.
 std::string download_weights(const std::string& name, const DownloadOptions& options);
 
-// The table on stdout.
+// Prints the table on stdout.
 void list_published_weights();
 
 }  // namespace kiln

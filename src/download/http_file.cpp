@@ -40,7 +40,7 @@ struct FreeHeaders {
   void operator()(curl_slist* list) const { curl_slist_free_all(list); }
 };
 
-// The answer while it comes.
+// The answer, while it comes.
 struct Answer {
   long status = 0;
   std::map<std::string, std::string> headers{};  // of the last hop, lower-case names
@@ -109,8 +109,9 @@ std::unique_ptr<CURL, CloseCurl> request(const std::string& url, Answer& answer,
   curl_easy_setopt(curl.get(), CURLOPT_REDIR_PROTOCOLS_STR,
                    url.starts_with("https:") ? "https" : "http,https");
   curl_easy_setopt(curl.get(), CURLOPT_CONNECTTIMEOUT, 30L);
-  curl_easy_setopt(curl.get(), CURLOPT_LOW_SPEED_LIMIT, 1L);  // bytes a second, for
-  curl_easy_setopt(curl.get(), CURLOPT_LOW_SPEED_TIME, 60L);  // seconds: then it counts as cut
+  // A connection with less than 1 byte a second for 60 seconds counts as cut.
+  curl_easy_setopt(curl.get(), CURLOPT_LOW_SPEED_LIMIT, 1L);
+  curl_easy_setopt(curl.get(), CURLOPT_LOW_SPEED_TIME, 60L);
   curl_easy_setopt(curl.get(), CURLOPT_NOSIGNAL, 1L);
   curl_easy_setopt(curl.get(), CURLOPT_HEADERFUNCTION, take_header);
   curl_easy_setopt(curl.get(), CURLOPT_HEADERDATA, &answer);
@@ -118,7 +119,7 @@ std::unique_ptr<CURL, CloseCurl> request(const std::string& url, Answer& answer,
   return curl;
 }
 
-// libcurl gives an Authorization header to the first host alone.
+// libcurl sends an Authorization header only to the first host.
 std::unique_ptr<curl_slist, FreeHeaders> header_lines(const std::vector<std::string>& lines) {
   curl_slist* list = nullptr;
   for (const std::string& line : lines) list = curl_slist_append(list, line.c_str());
@@ -130,7 +131,7 @@ std::vector<std::string> authorization(const std::string& token) {
   return {"Authorization: Bearer " + token};
 }
 
-// The next try of the same address would end the same way.
+// Thrown where the next try of the same address would end the same way.
 class Refused : public Error {
   using Error::Error;
 };
@@ -143,7 +144,8 @@ class Refused : public Error {
                             status == 404 ? ": there is no such file" : ""));
 }
 
-// One file on its way: `path`.incomplete, and beside it what the server called that version of it.
+// A file that is being fetched: `path`.incomplete, and beside it what the server called that version of the
+// file.
 class PartialFile {
  public:
   explicit PartialFile(const HttpFile& file) : file_(file), path_(file.path + ".incomplete") {
@@ -156,12 +158,13 @@ class PartialFile {
   }
   PartialFile(const PartialFile&) = delete;
 
-  // Asks `url` for what is missing. True when all of it is there; false when the connection was cut. Throws
-  // Error when asking again is of no use.
+  // Fetches what is missing from `url`. Returns true when all of it is there, false when the connection was
+  // cut. Throws Error when asking again is of no use.
   bool go_on(const std::string& url);
-  // Checks size and hash and moves it to its name; returns the hash. Throws Error, leaving nothing.
+  // Checks size and hash, moves the file to its name and returns the hash. If it throws Error, it leaves
+  // nothing behind.
   std::string finish();
-  // Nothing came, and nothing more is asked for.
+  // Removes the file if nothing came. Call it when nothing more is asked for.
   void remove_if_empty() {
     if (size() == 0) remove();
   }
@@ -188,11 +191,11 @@ class PartialFile {
   const HttpFile& file_;
   std::string path_, why_cut_;
   int fd_ = -1;
-  CURL* curl_ = nullptr;  // of the request that runs
+  CURL* curl_ = nullptr;  // of the current request
   Answer answer_;
 };
 
-// The first bytes of a body decide whether it is the rest of the file (206) or all of it (200).
+// Called at the first bytes of a body, which is the rest of the file (206) or all of it (200).
 void PartialFile::begin_body(Answer& answer) {
   if (answer.status == 200) {
     if (::ftruncate(fd_, 0) != 0) answer.write_errno = errno;
@@ -203,7 +206,7 @@ void PartialFile::begin_body(Answer& answer) {
     return found == answer.headers.end() ? std::string() : found->second;
   };
   std::string tag = header("etag");
-  if (tag.starts_with("W/")) tag.clear();  // a weak one does not promise the same bytes
+  if (tag.starts_with("W/")) tag.clear();  // a weak tag does not promise the same bytes
   if (tag.empty()) tag = header("last-modified");
   std::ofstream(validator_path()) << tag;
   curl_off_t length = -1;
@@ -313,7 +316,7 @@ std::string fetch_file(const HttpFile& file) {
   const FileLock lock("download", file.path + ".lock",
                       fmt::format("{} is being downloaded already", file.path));
   PartialFile partial(file);
-  std::string refused;  // by each address
+  std::string refused;  // why, by each address
   const auto note = [&](std::string reason) {
     constexpr std::string_view kWho = "[download] ";
     refused += refused.empty() ? reason : "; " + reason.substr(kWho.size());

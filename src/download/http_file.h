@@ -1,4 +1,4 @@
-// Files over HTTP by libcurl: resumed, checked, and there whole or not at all. Torch-free.
+// Fetches files over HTTP with libcurl: resumed, checked, and there whole or not at all. Torch-free.
 #pragma once
 #include <cstdint>
 #include <string>
@@ -7,22 +7,22 @@
 namespace kiln {
 
 struct HttpFile {
-  std::vector<std::string>
-      urls{};            // the same content; the next one is asked when one cannot be reached or refuses
-  std::string path{};    // where it goes
-  std::string token{};   // Authorization: Bearer, for the host of the url alone; "" for none
+  // Addresses of the same content. The next one is asked when one cannot be reached or refuses.
+  std::vector<std::string> urls{};
+  std::string path{};    // the file to write
+  std::string token{};   // sent as Authorization: Bearer, only to the host of the url; "" for none
   int64_t bytes = 0;     // 0: not known
   std::string sha256{};  // "": not known
-  std::string name{};    // of progress lines
+  std::string name{};    // shown in progress lines
 };
 
-// Fetches into `path`.incomplete, checks, renames. An interrupted one goes on where it stopped while the
-// server still has the same file (Range with If-Range). Redirects are followed. Returns the SHA-256 of the
-// content. Throws Error in one line: no network, refused, cut too often (what came is kept for the next try),
-// another hash or size, a full disk (nothing is left behind). `path`'s folder is made.
+// Fetches into `path`.incomplete, checks the file and renames it. Makes the folder of `path`. An interrupted
+// download continues where it stopped if the server still has the same file (Range with If-Range). Follows
+// redirects. Returns the SHA-256 of the content. Throws Error in one line: no network, refused, cut too often
+// (what came is kept for the next try), another hash or size, a full disk (nothing is left behind).
 std::string fetch_file(const HttpFile& file);
 
-// The body of a small answer. Throws Error as above; `status` 404 and 401 with what they mean.
+// Returns the body of a small answer. Throws Error as above; the message says what status 404 and 401 mean.
 std::string fetch_text(const std::string& url, const std::string& token);
 
 }  // namespace kiln

@@ -63,8 +63,8 @@ bool is_wanted(const std::string& path, const std::vector<std::string>& files) {
   });
 }
 
-// Whether a snapshot holds every file that was asked for. What a folder should hold is known from the list
-// that its download left there, or else it is taken when there is any weights file in it.
+// True if a snapshot holds every file that was asked for. A folder counts when it has a .safetensors file and
+// no link without its blob.
 bool holds_all(const fs::path& snapshot, const std::vector<std::string>& files) {
   return std::all_of(files.begin(), files.end(), [&](const std::string& file) {
     if (!file.ends_with('/')) return fs::exists(snapshot / file);
@@ -90,7 +90,7 @@ json answer_of(const std::string& url, const std::string& token) {
   return answer;
 }
 
-// A path of a listing is a path below the snapshot, whatever a server says.
+// True if a path of a server's listing lies below the snapshot.
 bool is_safe(const std::string& path) {
   const fs::path parsed(path);
   return !path.empty() && parsed.is_relative() &&
@@ -123,7 +123,7 @@ std::vector<RemoteFile> files_of(const json& tree, const HubRequest& request, co
   return files;
 }
 
-// snapshots/<commit>/<path> is a link to blobs/<hash>, relative, as the hub's tools make it.
+// Makes snapshots/<commit>/<path> a relative link to blobs/<hash>, as the hub's tools do.
 void link_snapshot(const fs::path& folder, const std::string& commit, const RemoteFile& file) {
   const fs::path link = folder / "snapshots" / commit / file.path, blob = folder / "blobs" / file.blob;
   fs::create_directories(link.parent_path());

@@ -1,12 +1,12 @@
-// Repositories of the Hugging Face hub in the cache that diffusers and transformers use: what either fetched,
-// the other finds. Torch-free.
+// Repositories of the Hugging Face hub, in the cache that diffusers and transformers use too: each finds what
+// the other has fetched. Torch-free.
 #pragma once
 #include <string>
 #include <vector>
 
 namespace kiln {
 
-// HF_HUB_CACHE, HF_HOME/hub, XDG_CACHE_HOME/huggingface/hub or ~/.cache/huggingface/hub.
+// Returns HF_HUB_CACHE, HF_HOME/hub, XDG_CACHE_HOME/huggingface/hub or ~/.cache/huggingface/hub.
 std::string hub_cache();
 
 struct HubRequest {
@@ -14,13 +14,13 @@ struct HubRequest {
   std::vector<std::string> files{};  // exact paths, or folders that end in "/"
   std::string revision = "main";
   bool offline = false;
-  std::string name{};  // of progress lines
+  std::string name{};  // shown in progress lines
 };
 
-// The snapshot's folder, with those files in it. What is in the cache is taken as it is, without asking; the
-// rest is fetched from HF_ENDPOINT (the hub) with HF_TOKEN, or the token that the hub's own tools left. Files
-// of the hub's large storage are checked against the SHA-256 that it publishes. Throws Error: offline and not
-// there, what fetch_file() throws, a repository without such files.
+// Returns the snapshot's folder, with those files in it. Files in the cache are taken as they are, without
+// asking the hub. The rest is fetched from HF_ENDPOINT (default: the hub) with HF_TOKEN or the token that the
+// hub's own tools left. Files of the hub's large storage are checked against the SHA-256 that it publishes.
+// Throws Error: offline and not there, what fetch_file() throws, a repository without such files.
 std::string fetch_from_hub(const HubRequest& request);
 
 }  // namespace kiln

@@ -13,7 +13,7 @@ const std::vector<PublishedWeights>& published_weights() {
        .licence = kDitLicence,
        .url = "https://dl.fbaipublicfiles.com/DiT/models/DiT-XL-2-256x256.pt",
        .bytes = 2'700'611'775,
-       // Not the authors': what independent public projects pin for their downloads of this address.
+       // Not published by the authors: independent public projects pin it for this address.
        .sha256 = "9ec1876e4c03471bca126663a30e2d1b20610b6d2f87850a39a36f25cc685521",
        .model = "DiT-XL/2"},
       {.name = "DiT-XL-2-512x512",

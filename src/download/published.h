@@ -9,23 +9,23 @@ namespace kiln {
 struct PublishedWeights {
   const char* name;
   const char* licence;
-  // A file at an address of its own, or
+  // Either a file at an address of its own. Without a published hash the first download is trusted, and its
+  // hash noted beside the file.
   const char* url = nullptr;
-  int64_t bytes = 0;  // 0: not published
-  const char* sha256 =
-      nullptr;  // null: not published. The first download is trusted, and noted beside the file
-  // files of a repository of the Hugging Face hub, which tells their sizes and hashes itself.
+  int64_t bytes = 0;             // 0: not published
+  const char* sha256 = nullptr;  // null: not published
+  // Or files of a repository of the Hugging Face hub, which publishes their sizes and hashes itself.
   const char* repository = nullptr;
   std::vector<std::string> files{};  // exact paths, or folders that end in "/"
-  // What the caller is given of a repository: a path within it, "" for the whole.
+  // The path within a repository that the caller gets; "" for the whole.
   const char* result = "";
-  // What kiln sample is told of a denoiser's weights: its name in the registry and its objective. Null: they
-  // are an autoencoder's.
+  // For kiln sample: the denoiser's name in the registry, and its objective. Null: the weights are an
+  // autoencoder's.
   const char* model = nullptr;
   const char* objective = "iddpm";
 };
 const std::vector<PublishedWeights>& published_weights();
-// Throws Error naming the nearest one.
+// Throws Error naming the nearest name.
 const PublishedWeights& find_published_weights(const std::string& name);
 
 // A model that `kiln sample --model NAME` draws from without further options.
@@ -37,9 +37,10 @@ struct PublishedModel {
   int64_t image_size;
   std::vector<std::string> classes;  // drawn when none are asked for
 };
-// By its name or by that of its weights. Null for other names.
+// Finds a model by its name or by that of its weights. Returns null for other names.
 const PublishedModel* find_published_model(const std::string& name);
-// Throws Error that says how kiln sample draws from `name`, which is no PublishedModel, and has no weights.
+// Throws Error that says how kiln sample draws from `name`, which is no PublishedModel and was given without
+// weights.
 [[noreturn]] void refuse_without_weights(const std::string& name);
 
 }  // namespace kiln

@@ -9,7 +9,7 @@
 namespace kiln {
 namespace {
 
-constexpr int64_t kBlock = 1024;  // points of a set at a time
+constexpr int64_t kBlock = 1024;  // points of a set per pass
 
 int64_t block_size(const at::Tensor& points, int64_t first) {
   return std::min(kBlock, points.size(0) - first);
@@ -17,14 +17,14 @@ int64_t block_size(const at::Tensor& points, int64_t first) {
 
 at::Tensor as_f64(const at::Tensor& points) { return points.to(at::kCPU, at::kDouble).contiguous(); }
 
-// (n, m) f32 distances. The product form cancels where points nearly coincide, so those pairs are subtracted:
-// equal points are at distance 0.
+// Returns the distances, (n, m) f32. The product form cancels for points that nearly coincide, so those pairs
+// are subtracted instead: equal points have distance 0.
 at::Tensor distances(const at::Tensor& a, const at::Tensor& b) {
   const at::Tensor squares_a = (a * a).sum(1, /*keepdim=*/true), squares_b = (b * b).sum(1);
   at::Tensor squared = (squares_a + squares_b - 2 * a.mm(b.t())).clamp_min(0);
   const at::Tensor close = (squared < 1e-6 * (squares_a + squares_b)).nonzero();
   if (close.size(0) > 0) {
-    constexpr int64_t kPairs = 65536;  // at a time
+    constexpr int64_t kPairs = 65536;  // per pass
     for (int64_t first = 0; first < close.size(0); first += kPairs) {
       const at::Tensor pairs = close.narrow(0, first, std::min(kPairs, close.size(0) - first));
       const at::Tensor rows = pairs.select(1, 0), columns = pairs.select(1, 1);
@@ -35,12 +35,12 @@ at::Tensor distances(const at::Tensor& a, const at::Tensor& b) {
   return squared.sqrt().to(at::kFloat);
 }
 
-// (N) f32: of each point to its k-th nearest other one.
+// Returns each point's distance to its k-th nearest other point, (N) f32.
 at::Tensor radii_of(const at::Tensor& points, int64_t k) {
   std::vector<at::Tensor> radii;
   for (int64_t first = 0; first < points.size(0); first += kBlock) {
     const at::Tensor rows = points.narrow(0, first, block_size(points, first));
-    at::Tensor nearest;  // (rows, k), of the points seen so far
+    at::Tensor nearest;  // (rows, k) among the points seen so far
     for (int64_t other = 0; other < points.size(0); other += kBlock) {
       at::Tensor block = distances(rows, points.narrow(0, other, block_size(points, other)));
       if (other == first) block.diagonal().fill_(std::numeric_limits<float>::infinity());
@@ -52,7 +52,7 @@ at::Tensor radii_of(const at::Tensor& points, int64_t k) {
   return at::cat(radii);
 }
 
-// How many of `points` lie within the radius of some of `centres`.
+// Returns the share of `points` that lie within the radius of at least one of `centres`.
 double share_covered(const at::Tensor& points, const at::Tensor& centres, const at::Tensor& radii) {
   int64_t covered = 0;
   for (int64_t first = 0; first < points.size(0); first += kBlock) {
@@ -68,7 +68,7 @@ double share_covered(const at::Tensor& points, const at::Tensor& centres, const 
   return static_cast<double>(covered) / static_cast<double>(points.size(0));
 }
 
-// The sum of the kernel over all pairs, or all pairs of different points of one set.
+// Sums the kernel over all pairs. For one set (`same_set`), only pairs of different points count.
 double kernel_sum(const at::Tensor& a, const at::Tensor& b, bool same_set) {
   double sum = 0;
   const double width = static_cast<double>(a.size(1));

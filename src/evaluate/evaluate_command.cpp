@@ -10,8 +10,8 @@
 #include "core/error.h"
 #include "core/files/atomic_file.h"
 #include "core/files/xxh3.h"
+#include "evaluate/evaluation.h"
 #include "evaluate/protocol.h"
-#include "evaluate/reference.h"
 #include "parallel/cpu_share.h"
 #include "parallel/machine.h"
 #include "parallel/ranks/joining.h"
@@ -41,8 +41,8 @@ void check(const EvaluateCommand& command) {
   if (command.k < 1) fail("evaluate", "expected --k of at least 1, got {}", command.k);
 }
 
-// Draws the run's samples, or goes on with what an earlier call drew by the same settings; returns their
-// folder.
+// Draws the run's samples and returns their folder. Continues what an earlier call with the same settings
+// drew.
 std::string draw_samples(const EvaluateCommand& command, ProcessGroup& group) {
   SampleCommand sampling = command.sampling;
   sampling.run = command.samples;
@@ -61,7 +61,7 @@ std::string draw_samples(const EvaluateCommand& command, ProcessGroup& group) {
   return sampling.out;
 }
 
-// "samples: 640/50000 pictures" on stderr, now and then, of the first rank.
+// The first rank prints "samples: 640/50000 pictures" to stderr every 10 s and at the end.
 ExtractionOptions extraction_options(const EvaluateCommand& command, const std::string& what, bool is_shown) {
   ExtractionOptions options{.batch = command.batch};
   if (is_shown)
@@ -112,7 +112,7 @@ void evaluate(const EvaluateCommand& command, ProcessGroup& group) {
     fmt::print(
         stderr,
         "kiln evaluate: nothing says how {} was drawn (kiln sample writes sampling.json, and FILE.npz.json "
-        "beside an .npz): its stamp is that of all such samples\n",
+        "beside an .npz): all such samples share one stamp\n",
         path);
   json result = stamped(metric_values(choice, net->name, samples, reference),
                         protocol_of(*net, choice, samples, reference, command.crop, origin.protocol));

@@ -1,4 +1,4 @@
-// Which metrics a feature net gives, what they need of each side, and their values.
+// The metrics that a feature net gives, the reference that samples are judged by, and the values of metrics.
 #pragma once
 #include <nlohmann/json.hpp>
 #include <string>
@@ -15,16 +15,30 @@ struct MetricChoice {
 
   bool has(const std::string& name) const;
 };
-// `names`: empty = all that the net has. Throws Error naming an unknown one, or one that the net cannot give.
+// Chooses metrics by name; empty = all metrics of the net. Throws Error naming a metric that is unknown or
+// that the net cannot give.
 MetricChoice choose_metrics(const FeatureNetKind& net, const std::vector<std::string>& names);
 
 PictureSetNeeds needs_of_samples(const MetricChoice& choice);
 PictureSetNeeds needs_of_reference(const MetricChoice& choice);
 
-// {"fid": 2.27, ...}; on nets other than Inception a Frechet distance is "fd_<net>", a kernel distance
-// "kd_<net>". Leaves out what a reference of statistics alone cannot give. Throws Error when the reference's
-// features are of another width.
+// Measures what `choice` needs of the reference: pictures (a folder, cropped to `crop`, or an .npz) and the
+// statistics of an .npz. Prefers statistics of the file if they fit the net: ADM's files hold those of the
+// whole training set beside pictures of a part of it. What statistics alone cannot give stays absent. A
+// collective. Throws Error: what read_statistics() and PictureSource refuse.
+PictureSet measure_reference(const std::string& path, int64_t crop, const FeatureNet& net,
+                             const MetricChoice& choice, const ExtractionOptions& options,
+                             ProcessGroup& group);
+
+// Returns {"fid": 2.27, ...}. With nets other than Inception, a Frechet distance is "fd_<net>" and a kernel
+// distance "kd_<net>". Leaves out what a reference of statistics alone cannot give. Throws Error if the
+// reference's features have another width.
 nlohmann::json metric_values(const MetricChoice& choice, const std::string& net, const PictureSet& samples,
                              const PictureSet& reference);
+
+// Describes how a result was measured. `sampling`: how the samples were drawn (SampleOrigin::protocol), null
+// if that is not known.
+nlohmann::json protocol_of(const FeatureNet& net, const MetricChoice& choice, const PictureSet& samples,
+                           const PictureSet& reference, int64_t crop, const nlohmann::json& sampling);
 
 }  // namespace kiln

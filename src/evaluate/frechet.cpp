@@ -10,13 +10,13 @@
 namespace kiln {
 namespace {
 
-// Below it an eigenvalue is rounding: its root would be no rounding any more.
+// Returns the bound below which an eigenvalue is only rounding. Its root would be much larger than rounding.
 double rounding_of(const at::Tensor& eigenvalues) {
   return std::numeric_limits<double>::epsilon() * static_cast<double>(eigenvalues.numel()) *
          std::max(eigenvalues.abs().max().item<double>(), std::numeric_limits<double>::min());
 }
 
-// S (D, rank) with sigma = S S^T.
+// Returns S (D, rank) with sigma = S S^T.
 at::Tensor factor_of(const at::Tensor& sigma) {
   const auto [values, vectors] = at::linalg_eigh((sigma + sigma.t()) / 2);  // ascending
   const int64_t rank = (values > rounding_of(values)).sum().item<int64_t>();

@@ -38,7 +38,7 @@ InceptionScore InceptionScoreSums::finish() const {
     const at::Tensor sums = sums_.select(0, split);
     const double count = sums.select(0, num_classes + 1).item<double>();
     const at::Tensor marginal = sums.narrow(0, 0, num_classes) / count;
-    // A class that no picture has any share of adds nothing.
+    // A class with probability 0 in every picture adds nothing.
     const at::Tensor entropy =
         at::where(marginal > 0, marginal * marginal.log(), at::zeros_like(marginal)).sum();
     const double score =

@@ -28,7 +28,7 @@ std::string text_of(int code) {
   return text;
 }
 
-// A member while it is read from front to back.
+// A member that is being read from front to back.
 struct Stream {
   std::unique_ptr<zip_file_t, CloseMember> file;
   NpyHeader header;
@@ -78,7 +78,7 @@ NpzArchive::NpzArchive(const std::string& path) : impl_(std::make_unique<Impl>()
 }
 
 NpzArchive::~NpzArchive() {
-  impl_->streams.clear();  // before the archive that they belong to
+  impl_->streams.clear();  // they must close before their archive
 }
 
 bool NpzArchive::has(const std::string& name) const {
@@ -128,7 +128,7 @@ void write_npz(const std::string& path, const std::map<std::string, at::Tensor>&
   int code = 0;
   std::unique_ptr<zip_t, CloseArchive> archive(zip_open(partial.c_str(), ZIP_CREATE | ZIP_TRUNCATE, &code));
   if (!archive) fail("npz", "cannot write {}: {}", path, text_of(code));
-  std::vector<std::string> contents;  // live until the archive is written
+  std::vector<std::string> contents;  // must live until the archive is written
   contents.reserve(arrays.size());
   for (const auto& [name, array] : arrays) {
     const at::Tensor values = array.to(at::kCPU, at::kDouble).contiguous();

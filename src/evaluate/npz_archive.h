@@ -1,4 +1,4 @@
-// .npz archives: arrays by name, and pictures one after another without the whole archive in memory.
+// Reads .npz archives: arrays by name, and pictures one after another without the whole archive in memory.
 #pragma once
 #include <ATen/core/Tensor.h>
 
@@ -12,7 +12,7 @@
 
 namespace kiln {
 
-// An archive of numpy.savez or savez_compressed. Throws Error naming it when it is none.
+// An archive of numpy.savez or savez_compressed. Throws Error naming a file that is none.
 class NpzArchive {
  public:
   explicit NpzArchive(const std::string& path);
@@ -21,10 +21,10 @@ class NpzArchive {
 
   bool has(const std::string& name) const;  // "mu" of mu.npy
   NpyHeader header(const std::string& name) const;
-  // A whole array in f64 of a floating type. Throws Error: missing, of another type.
+  // Reads a whole floating-point array as f64. Throws Error: missing, another type.
   at::Tensor read(const std::string& name) const;
-  // Rows [first, first + count) of the first dimension, as bytes. Cheap when they follow those of the last
-  // call. Throws Error: missing, damaged.
+  // Reads rows [first, first + count) of the first dimension, as bytes. Cheap if they follow those of the
+  // last call. Throws Error: missing, damaged.
   std::vector<std::byte> rows(const std::string& name, int64_t first, int64_t count);
 
  private:
@@ -32,7 +32,7 @@ class NpzArchive {
   std::unique_ptr<Impl> impl_;
 };
 
-// Writes arrays of f64 as numpy.savez does, atomically. Throws Error.
+// Writes f64 arrays as numpy.savez does, atomically. Throws Error.
 void write_npz(const std::string& path, const std::map<std::string, at::Tensor>& arrays);
 
 }  // namespace kiln

@@ -17,7 +17,7 @@ std::span<const std::byte> bytes_of(const at::Tensor& tensor) {
   return {static_cast<const std::byte*>(tensor.const_data_ptr()), tensor.nbytes()};
 }
 
-// The sum of the pictures' own checksums: neither batches nor ranks change it.
+// Returns the sum of the pictures' checksums. It does not depend on batches or ranks.
 uint64_t checksum_of(const at::Tensor& pictures) {
   uint64_t sum = 0;
   for (int64_t i = 0; i < pictures.size(0); ++i) sum += xxh3(bytes_of(pictures.select(0, i)));
@@ -32,7 +32,7 @@ FeatureStatistics merged(ProcessGroup& group, const FeatureStatistics& mine, con
   return all;
 }
 
-// Rows of all ranks, in the order of the ranks.
+// Joins the rows of all ranks, in rank order.
 at::Tensor joined(ProcessGroup& group, const std::vector<at::Tensor>& mine) {
   if (group.world_size() == 1) return at::cat(mine);
   std::string bytes;

@@ -14,7 +14,7 @@
 namespace kiln {
 namespace {
 
-// (n, H, W, 3) bytes of one size -> (n, 3, H, W).
+// Stacks images of one size: bytes (n, H, W, 3) -> (n, 3, H, W).
 at::Tensor stacked(const std::vector<Image>& images, size_t first, size_t count) {
   const int64_t height = images[first].height, width = images[first].width;
   at::Tensor pictures = at::empty({static_cast<int64_t>(count), height, width, 3}, at::kByte);
@@ -41,7 +41,7 @@ class FolderPictures : public PictureSource {
       at::parallel_for(0, count, 1, [&](int64_t begin, int64_t end) {
         for (int64_t i = begin; i < end; ++i) images[static_cast<size_t>(i)] = load(first + i);
       });
-      for (size_t begin = 0; begin < images.size();) {  // of one size each
+      for (size_t begin = 0; begin < images.size();) {  // runs of one size
         size_t end = begin + 1;
         while (end < images.size() && images[end].height == images[begin].height &&
                images[end].width == images[begin].width)
@@ -55,13 +55,13 @@ class FolderPictures : public PictureSource {
  private:
   Image load(int64_t position) const {
     const int64_t index = indices_[static_cast<size_t>(position)];
-    // Published numbers come from pictures as stored: none of the reference programs turns them.
+    // The reference programs behind published numbers ignore the orientation tag.
     if (crop_ > 0) return load_cropped(*dataset_, index, {.size = crop_, .enlarge = true, .orient = false});
     return dataset_->load(index);
   }
 
   std::unique_ptr<ImageDataset> dataset_;
-  std::vector<int64_t> indices_;  // of the records that are judged
+  std::vector<int64_t> indices_;  // the records that are judged
   int64_t crop_;
 };
 

@@ -1,4 +1,4 @@
-// The pictures that are judged or judged by: a folder or an .npz, in a fixed order.
+// Reads the samples or the reference pictures from a folder or an .npz, in a fixed order.
 #pragma once
 #include <ATen/core/Tensor.h>
 
@@ -11,15 +11,15 @@ namespace kiln {
 
 class PictureSource {
  public:
-  // A data set of any layout (docs/datasets.md), a folder of pictures (of kiln sample: without its grid.png),
-  // or an .npz whose arr_0 is u8 (N, H, W, 3). `crop`: DiT's centre crop to so many pixels, 0 for none.
-  // Throws Error.
+  // Opens a data set of any layout (docs/datasets.md), a folder of pictures (without the grid.png of kiln
+  // sample) or an .npz whose arr_0 is u8 (N, H, W, 3). `crop`: side of DiT's centre crop in pixels, 0 for
+  // none. Throws Error.
   static std::unique_ptr<PictureSource> open(const std::string& path, int64_t crop);
   virtual ~PictureSource() = default;
 
   virtual int64_t size() const = 0;
-  // Pictures [first, last) in batches (B, 3, H, W) u8 of at most `batch`, each of one size. Throws Error
-  // naming a picture that cannot be read.
+  // Passes pictures [first, last) to `sink` in batches (B, 3, H, W) u8 of at most `batch`, each of one size.
+  // Throws Error naming a picture that cannot be read.
   using Sink = std::function<void(int64_t first, const at::Tensor& pictures)>;
   virtual void for_each_batch(int64_t first, int64_t last, int64_t batch, const Sink& sink) = 0;
 };

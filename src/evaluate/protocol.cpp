@@ -51,7 +51,7 @@ SampleOrigin origin_of_samples(const std::string& path) {
     origin.protocol[key] = settings.value(key, json());
   origin.protocol["label_sampling"] = settings.value("label_sampling", "in turn");
   origin.protocol["guidance_interval"] = settings.value("guidance_interval", "");
-  // Earlier versions wrote whether, not which.
+  // Earlier versions wrote only whether it was an average, not which.
   origin.protocol["ema"] = settings.value("average", settings.value("ema", json(true)));
   for (const char* key : {"negative_prompt", "text_encoder", "size", "tiles"})
     if (settings.contains(key)) origin.protocol[key] = settings[key];

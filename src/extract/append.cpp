@@ -6,6 +6,7 @@
 #include "core/error.h"
 #include "data/store/store_source.h"
 #include "data/text_store/text_store_info.h"
+#include "extract/text_extract.h"
 
 namespace kiln {
 
@@ -31,12 +32,12 @@ class SomePictures : public ImageDataset {
   const std::vector<int64_t> indices_;
 };
 
-// The name of the folder that a store's samples came from, as it keeps it.
+// Returns the name of a folder of pictures in the form that a store keeps.
 std::string folder_name(const std::string& data) {
   return fs::absolute(data).lexically_normal().filename().string();
 }
 
-// Names of all samples, each with the folder that it came from.
+// Returns the names of all samples, each with the folder that it came from.
 std::unordered_map<std::string, std::string> origins(const std::string& store) {
   std::unordered_map<std::string, std::string> found;
   for (const std::string& part : store_parts(store)) {
@@ -49,7 +50,7 @@ std::unordered_map<std::string, std::string> origins(const std::string& store) {
   return found;
 }
 
-// Where the next part of a store goes.
+// Returns the folder for the next part of a store.
 std::string next_part(const std::string& store) {
   if (!fs::exists(fs::path(store) / "store.json"))
     fail("extract", "--append adds to a store, and {} is none: leave --append out", store);
@@ -60,7 +61,7 @@ std::string next_part(const std::string& store) {
 
 std::string last_part(const std::string& store) { return store_parts(store).back(); }
 
-// The pictures of --data that are not in the store; null when all are.
+// Returns the pictures of --data that are not in the store; null when all are.
 std::unique_ptr<ImageDataset> open_new_pictures(const std::string& data, const std::string& store) {
   std::unique_ptr<ImageDataset> dataset = ImageDataset::open(data);
   const auto known = origins(store);
@@ -80,7 +81,7 @@ std::unique_ptr<ImageDataset> open_new_pictures(const std::string& data, const s
   return std::make_unique<SomePictures>(std::move(dataset), indices);
 }
 
-// Names the captions that the store has and its new samples lack.
+// Returns a line for each text store that the new samples lack.
 std::string missing_captions_text(const std::string& store, const std::string& data) {
   std::string text;
   for (const std::string& name : find_text_stores(store))

@@ -9,19 +9,19 @@
 namespace kiln {
 
 struct CaptionOptions {
-  std::string sources =
-      "data";  // comma-separated: data | png-text | file-names; a picture has the captions of all
+  // Comma-separated: data | png-text | file-names. A picture has the captions of all of them.
+  std::string sources = "data";
   std::string prefix, suffix;  // around every caption
 };
 
-// Captions of picture `index` with prefix and suffix, without empty ones and repetitions. Throws Error naming
-// the picture where one is no UTF-8.
+// Returns the captions of picture `index` with prefix and suffix, without empty ones and repetitions. Throws
+// Error naming the picture if one is no UTF-8.
 std::vector<Caption> captions_of(const ImageDataset& dataset, int64_t index, const CaptionOptions& options);
 // Throws Error for an unknown source.
 void check_caption_options(const CaptionOptions& options);
 
-// "animals/red_apple-2.png" is "red apple": the base name without its end, separators as spaces, without a
-// number at its end.
+// Returns "red apple" for "animals/red_apple-2.png": the base name without its extension and a number at its
+// end, with spaces for separators.
 std::string caption_of_file_name(const std::string& name);
 
 }  // namespace kiln

@@ -13,7 +13,7 @@
 namespace kiln {
 namespace {
 
-constexpr int64_t kMostSampled = 1024;  // captions whose lengths stand for all
+constexpr int64_t kMostSampled = 1024;  // samples whose captions stand for all
 
 CaptionTable read_captions(const ImageDataset& dataset, const std::string& data,
                            const CaptionOptions& options) {

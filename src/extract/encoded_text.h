@@ -1,4 +1,4 @@
-// Captions of pictures whose features are made while training, when a batch asks for them.
+// Captions of pictures whose features are made while training, when a batch needs them.
 #pragma once
 #include <ATen/core/Tensor.h>
 
@@ -17,13 +17,13 @@
 
 namespace kiln {
 
-// What the text store of the same pictures, encoder and options would say. Choosing captions and counting
-// their rows is thread-safe, as a store's is. rows() is for single captions: it encodes one when it is first
-// asked for and keeps it. Batches are encoded by encode(). One thread encodes.
+// Stands for the text store of the same pictures, encoder and options. Choosing captions and counting their
+// rows is thread-safe, as in a store. rows() is for single captions: it encodes a caption at its first call
+// and keeps the result. encode() is for batches. Only one thread may encode.
 class EncodedText : public TextStore {
  public:
-  // `encoder`: on its device. `batch`: captions encoded at once. `compute_dtype`: the encoder's, by name.
-  // Throws Error: no caption at all, or one that is no UTF-8.
+  // `encoder` is on its device. `batch` is the number of captions encoded at once, `compute_dtype` the name
+  // of the encoder's type. Throws Error: no caption at all, or one that is no UTF-8.
   EncodedText(std::shared_ptr<const CaptionEncoder> encoder, const ImageDataset& dataset,
               const std::string& data, const TextExtractOptions& options, int64_t batch,
               const std::string& compute_dtype);
@@ -36,16 +36,16 @@ class EncodedText : public TextStore {
   std::string_view text(int64_t entry) const override { return table_.text(entry); }
   void prefetch(std::span<const int64_t>) const override {}
 
-  // What the encoder is given of a caption: one id a row.
+  // Returns the ids that the encoder gets for a caption, one per row.
   text::TokenIds tokens(int64_t entry) const;
-  // The rows (T, D) of captions whose ids follow each other: those of caption i are
-  // [offsets[i], offsets[i + 1]). Equal ones are encoded once, the empty one not again, and those that are
-  // `dropped` not at all: their rows are 0. `to` has room for them, in info().dtype. Throws Error for
-  // features that are not finite.
+  // Writes the rows (T, D) of captions to `to`, in info().dtype. The ids of caption i are [offsets[i],
+  // offsets[i + 1]) of `ids`. Equal captions are encoded once, the empty one is kept from its first time, and
+  // those that are `dropped` are not encoded: their rows are 0. Throws Error for features that are not
+  // finite.
   void encode(std::span<const int64_t> ids, std::span<const int32_t> offsets,
               std::span<const uint8_t> dropped, std::span<std::byte> to) const;
   // Encodes as many captions of the greatest length as a batch has at once, so that no later batch is the
-  // first to ask for that memory. `captions`: of a batch.
+  // first to take that memory. `captions` is the number in a batch.
   void rehearse(int64_t captions) const;
 
   const std::shared_ptr<const CaptionEncoder>& encoder() const { return encoder_; }
@@ -66,10 +66,10 @@ class EncodedText : public TextStore {
   mutable std::map<int64_t, at::Tensor> kept_;  // rows of single captions
 };
 
-// What captions look like, as far as a sample of them tells.
+// The shape of captions, estimated from some of them.
 struct SampledText {
   TextShape shape;
-  double cut_share = 0;  // of those that are longer than the encoder takes
+  double cut_share = 0;  // share of captions that are longer than the encoder takes
 };
 SampledText sampled_shape(const EncodedText& text);
 

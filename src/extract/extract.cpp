@@ -15,13 +15,11 @@
 #include "data/store/store_parts.h"
 #include "data/store/store_source.h"
 #include "extract/append.h"
-#include "extract/extracted_store.h"
-#include "extract/image_values.h"
 #include "extract/picture_lanes.h"
 #include "extract/settings.h"
+#include "extract/text_extract.h"
 #include "models/autoencoders/tiling.h"
 #include "parallel/cpu_share.h"
-#include "parallel/free_memory.h"
 #include "parallel/machine.h"
 #include "parallel/offload/host_copy.h"
 #include "parallel/ranks/agreement.h"
@@ -30,19 +28,19 @@
 namespace kiln {
 namespace {
 
-// Where to go on: the samples before are in the store.
+// Where the extraction continues: the beginning of a batch, so that batches are those of an uninterrupted
+// run.
 struct Position {
   int64_t next_place = 0;   // of PictureLanes
   int64_t num_samples = 0;  // good images before it
-  // Those of them that the store holds. The rest is encoded again, so that batches are those of an
-  // uninterrupted run.
+  // Samples that the store holds. Those of them from next_place on are encoded again, but not written.
   int64_t num_in_store = 0;
 };
 
 class Extraction {
  public:
-  // `dataset`: of options.data. `grown`: the store that options.out becomes a part of; "": it is one of its
-  // own.
+  // `dataset` has the pictures of options.data. `grown` is the store that options.out becomes a part of; "":
+  // options.out is a store of its own.
   Extraction(const ExtractOptions& options, std::unique_ptr<ImageDataset> dataset, const std::string& grown,
              ProcessGroup& group)
       : options_(options),
@@ -77,7 +75,7 @@ class Extraction {
   }
 
  private:
-  // Every rank fills a store of its own; the first one joins them.
+  // Every rank fills a store of its own. The first rank joins them.
   void run_with_others() {
     const int64_t num_ranks = group_.world_size();
     const bool is_first = group_.rank() == 0;
@@ -117,7 +115,7 @@ class Extraction {
     if (is_first) report(num_samples, static_cast<int64_t>(of_all[1]));
   }
 
-  // Each writer sees the names of its part only.
+  // Throws Error if two pictures have one name. The writer of each rank sees only the names of its part.
   void check_names() const {
     std::unordered_set<std::string> names;
     for (const ImageRecord& record : dataset_->records())
@@ -125,7 +123,7 @@ class Extraction {
         fail("extract", "{} has two pictures named {:?}: names must be unique", options_.data, record.name);
   }
 
-  // What there is of the store goes: with another --image-size the same folder is to do.
+  // Removes what there is of the store, so that the same folder works with another --image-size.
   [[noreturn]] void refuse_empty() const {
     remove_empty_store(options_.out);
     lanes_->refuse_all();
@@ -136,7 +134,7 @@ class Extraction {
   }
   void say_stopped() const { fmt::print(stderr, "stopped: the same command continues\n"); }
 
-  // Writes the images of range_ that the store in `folder` lacks. False when a signal ended it.
+  // Writes the images of range_ that the store in `folder` lacks. Returns false when a signal ended it.
   bool extract_images(const std::string& folder) {
     position_ = find_position();
     num_skipped_ = position_.next_place - range_.first - position_.num_samples;
@@ -188,7 +186,7 @@ class Extraction {
     return position;
   }
 
-  // What the buckets hold, and which pictures are left out.
+  // Prints what the buckets hold, and which pictures are left out.
   void print_lanes() const {
     for (const std::string& complaint : lanes_->complaints()) fmt::print(stderr, "skipped: {}\n", complaint);
     if (group_.rank() != 0) return;
@@ -280,7 +278,7 @@ class Extraction {
     return images;
   }
 
-  // `num_skipped`: pictures that have a place.
+  // `num_skipped` counts only pictures that have a place.
   void report(int64_t num_samples, int64_t num_skipped) const {
     const size_t num_classes = dataset_->class_names().size();
     fmt::print("{} samples{} in {}\n", num_samples,

@@ -10,17 +10,15 @@
 #include "core/error.h"
 #include "core/philox.h"
 #include "data/loader/batch_draws.h"
-#include "data/loader/caption_choice.h"
 #include "data/loader/prefetched_batches.h"
 #include "data/store/latent_kernels.h"
-#include "extract/image_values.h"
 #include "parallel/offload/host_copy.h"
 
 namespace kiln {
 namespace {
 
-// Batches whose x_0 holds the images themselves, (B, 3, H, W), and whose text_rows the captions' ids, i64;
-// all else is as the step sees it.
+// Fills batches that are not encoded yet: x_0 holds the images (B, 3, H, W), text_rows the captions' ids
+// (i64). All else is as the step sees it.
 struct ImageFill {
   Pictures pictures;
   std::shared_ptr<const EncodedText> text;  // null: none
@@ -98,7 +96,7 @@ class ImageBatches : public BatchSource {
   int64_t ready() const override { return images_.ready(); }
 
  private:
-  // `work` ends with what the device has made.
+  // Returns the seconds that `work` takes. REQUIRES: it waits for the device.
   template <class Work>
   static double seconds_of(Work&& work) {
     const auto begin = std::chrono::steady_clock::now();
@@ -139,8 +137,8 @@ class ImageBatches : public BatchSource {
     return HostRead(autoencoder_->encode(sent_to(staged, device_)).to(at::kFloat).contiguous());
   }
 
-  // `moments`: (n, 2z, h, w), or raw latents (n, z, h, w) where there is no posterior, of the batch's rows
-  // from `first_row` on.
+  // Writes x_0 of the batch's rows from `first_row` on. `moments` are (n, 2z, h, w), or raw latents (n, z, h,
+  // w) if there is no posterior.
   void draw_latents(const at::Tensor& moments, int64_t first_row, Batch& batch) const {
     const int64_t latent_values = batch.shape.sample_elements();
     const std::span<const float> all(moments.const_data_ptr<float>(), moments.numel());

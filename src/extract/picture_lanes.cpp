@@ -13,12 +13,19 @@ namespace kiln {
 namespace {
 
 constexpr const char* kPublished = "pixart";
-constexpr int64_t kLanczosFrom = 2048;  // pixels; the base of the table from which PixArt's trainer takes it
+constexpr int64_t kLanczosFrom = 2048;  // PixArt's trainer uses Lanczos for tables from this base on
 
 struct HeaderResult {
   PictureSize size{};
   std::string error{};
 };
+
+std::array<float, 256> make_values() {
+  std::array<float, 256> values;
+  for (int level = 0; level < 256; ++level)
+    values[level] = (static_cast<float>(level) / 255.0f - 0.5f) / 0.5f;
+  return values;
+}
 
 }  // namespace
 
@@ -221,6 +228,18 @@ void check_image_size(int64_t downsample, int64_t image_size) {
     fail("autoencoder", "expected --image-size to be 1 to {}, got {}", kMostPixels, image_size);
   if (image_size % downsample != 0)
     fail("autoencoder", "expected --image-size to be a multiple of {}, got {}", downsample, image_size);
+}
+
+void write_image_values(const Image& image, bool mirrored, std::span<float> out) {
+  static const std::array<float, 256> kValues = make_values();
+  const int64_t plane = image.height * image.width;
+  const uint8_t* pixel = image.rgb.data();
+  for (int64_t y = 0; y < image.height; ++y) {
+    for (int64_t x = 0; x < image.width; ++x, pixel += 3) {
+      const int64_t at = y * image.width + (mirrored ? image.width - 1 - x : x);
+      for (int64_t c = 0; c < 3; ++c) out[c * plane + at] = kValues[pixel[c]];
+    }
+  }
 }
 
 }  // namespace kiln

@@ -14,7 +14,7 @@
 #include "data/store/shard_progress.h"
 #include "data/text_store/text_store_writer.h"
 #include "models/text/caption_encoder.h"
-#include "parallel/free_memory.h"
+#include "parallel/machine.h"
 
 namespace kiln {
 namespace {
@@ -25,7 +25,7 @@ constexpr int64_t kEntriesPerShard = 256;
 constexpr const char* kMask = "attention_mask";
 constexpr const char* kFeatures = "caption_feature";
 
-// Numbers of the rows that `mask` keeps.
+// Returns the indices of the rows that `mask` keeps.
 at::Tensor kept_rows(const NpyArray& mask, int64_t num_rows, const std::string& path) {
   const auto num_values = static_cast<int64_t>(mask.bytes.size() / dtype_size(mask.dtype));
   if (num_values != num_rows)
@@ -77,7 +77,7 @@ class CaptionImport {
   }
 
  private:
-  // Beside the latents a/b.npy lies a/b.npz.
+  // The caption of the latents a/b.npy is in a/b.npz.
   void find_captions() {
     files_.emplace_back();  // of the empty caption
     for (int64_t sample = 0; sample < store_->size(); ++sample) {

@@ -1,5 +1,5 @@
-// The caption features that PixArt's tools/extract_features.py has cached, as the text store of an imported
-// feature store.
+// Imports the caption features that PixArt's tools/extract_features.py has cached, as the text store of an
+// imported feature store.
 #pragma once
 #include <string>
 
@@ -12,10 +12,9 @@ struct PixartCaptionOptions {
   std::string name = "t5";   // of the text store
 };
 
-// REQUIRES: `store` is what import_store() made with the same data_info.
-// Rows under the mask are kept. Without the encoder the store has no features of the empty caption, and
-// prompts are not checked against its fingerprint. Throws Error naming a sample without features, or what is
-// wrong with a file.
+// REQUIRES: `store` is what import_store() made with the same data_info. Keeps the rows that the mask marks.
+// Without the encoder the store has no features of the empty caption, and prompts are not checked against its
+// fingerprint. Throws Error naming a sample without features, or what is wrong with a file.
 void import_pixart_captions(const std::string& store, const PixartCaptionOptions& options);
 
 }  // namespace kiln

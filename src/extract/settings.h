@@ -1,22 +1,61 @@
-// What the options of `kiln extract` come to on this machine.
+// The options of `kiln extract`, and what they come to on this machine and in the store.
 #pragma once
 #include <ATen/core/Tensor.h>
 
-#include "extract/extract_options.h"
+#include <cstdint>
+#include <string>
+
+#include "data/images/image_dataset.h"
+#include "data/store/feature_store.h"
 #include "extract/picture_lanes.h"
+#include "extract/text_settings.h"
+#include "models/autoencoders/autoencoder.h"
 
 namespace kiln {
+
+struct ExtractOptions {
+  std::string data, autoencoder, out;
+  int64_t image_size = 0;
+  // "": all pictures are brought to image_size x image_size. Else a table of sizes, and each picture goes to
+  // the nearest: pixart (the published table of image_size) or HxW,HxW,... With a table image_size only names
+  // the store; 0 = the side of the square with the buckets' area.
+  std::string buckets;
+  int64_t bucket_min = 1;                  // buckets of fewer pictures join others; 1 = none does
+  std::string exif_orientation = "apply";  // apply | ignore, as DiT and PixArt do
+  std::string flip = "none";               // none | both: each picture as it is and mirrored
+  // Enlarge pictures smaller than image_size or their bucket, as DiT and PixArt do. Else they are left out.
+  bool enlarge = false;
+  bool append = false;                // add the pictures that the store at `out` lacks, as a further part
+  bool strict = false;                // stop at a broken or too small picture instead of leaving it out
+  int64_t batch = 0;                  // pictures encoded at once; 0 = by device
+  std::string dtype = "f32";          // of the stored latents
+  std::string compute_dtype = "f32";  // of the autoencoder
+  std::string tiles = "auto";         // cut large pictures: auto | off | side in pixels
+  bool tf32 = false;                  // CUDA: f32 products in TF32
+  std::string device = "auto";
+  int64_t shard_size = 4096;  // samples per file
+  int64_t workers = 0;        // decoding threads; 0 = by device
+  int64_t nproc = 0;          // ranks that this process starts on this machine; 0 = none
+  TextExtractOptions text{};  // how to encode captions, after the pictures
+};
 
 struct ExtractSettings {
   at::Device device = at::kCPU;
   at::ScalarType compute_dtype = at::kFloat;
   int64_t num_flips = 1;
   int64_t batch = 1;
-  int num_workers = 1;  // threads that decode, of this rank
+  int num_workers = 1;  // decoding threads of this rank
 };
-// `cpu_share`: processors of this rank (parallel/cpu_share.h). Throws Error: impossible values.
+// Returns what the options mean on this machine. `cpu_share` is the number of processors of this rank
+// (parallel/cpu_share.h). Throws Error: impossible values.
 ExtractSettings resolve(const ExtractOptions& options, int64_t local_rank, int64_t cpu_share);
 
 PictureLaneOptions lane_options_of(const ExtractOptions& options, const ExtractSettings& settings);
+
+// Returns everything that decides the bytes of the samples, and the autoencoder's path. A run that would
+// continue with other settings is refused.
+StoreInfo make_store_info(const ExtractOptions& options, const ExtractSettings& settings,
+                          const ImageDataset& dataset, const Autoencoder& autoencoder,
+                          const PictureLanes& lanes);
 
 }  // namespace kiln

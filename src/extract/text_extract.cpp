@@ -19,7 +19,6 @@
 #include "extract/text_settings.h"
 #include "models/text/caption_encoder.h"
 #include "parallel/cpu_share.h"
-#include "parallel/free_memory.h"
 #include "parallel/machine.h"
 #include "parallel/ranks/agreement.h"
 
@@ -29,9 +28,9 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr int64_t kMostEntriesPerShard = 4096, kLeastEntriesPerShard = 32;
-constexpr int64_t kMostShardBytes = int64_t{512} << 20;  // if every caption were of the greatest length
+constexpr int64_t kMostShardBytes = int64_t{512} << 20;  // if every caption had the greatest length
 
-// Captions of the samples of a store, in their order.
+// Returns the captions of the samples of a store, in their order.
 CaptionTable collect_captions(const ImageDataset& dataset, const std::string& data, const FeatureStore& store,
                               const CaptionOptions& options) {
   std::unordered_map<std::string, int64_t> index_by_name;
@@ -49,7 +48,7 @@ CaptionTable collect_captions(const ImageDataset& dataset, const std::string& da
   return table;
 }
 
-// Before the captions are read: what is wrong with its folder is said at once.
+// Called before the captions are read, so that an error in the encoder's folder comes at once.
 CaptionEncoder load_encoder(const TextExtractOptions& options, at::Device device,
                             const std::string& compute_dtype, ProcessGroup& group) {
   apply(ComputeSettings{.device = device, .cpu_share = cpu_share(group)});
@@ -116,7 +115,7 @@ class TextExtraction {
                duration_text(static_cast<double>(passes) * encoder_.seconds_of_pass()));
   }
 
-  // Throws Error: the store that has grown has no captions of this name, or of another encoder.
+  // Throws Error if `grown` has no captions of this name, or captions of another encoder.
   void require_same_captions(const std::string& grown, const std::string& name) const {
     const std::string folder = text_store_folder(grown, name);
     if (!fs::exists(fs::path(folder) / "text.json"))
@@ -126,7 +125,7 @@ class TextExtraction {
     require_same_encoder(read_text_store_info(folder), folder, info_, folder_);
   }
 
-  // False when a signal ended it.
+  // Returns false when a signal ended it.
   bool write_shards(TextStoreWriter& writer) {
     const TextStoreInfo& info = writer.info();
     int64_t done = 0;
@@ -144,7 +143,7 @@ class TextExtraction {
     return true;
   }
 
-  // The batches are those of the shard alone.
+  // Encodes and writes one shard. No batch has captions of two shards.
   void write_shard(TextStoreWriter& writer, int64_t shard) {
     const EntryRange range = shard_entries(writer.info(), shard);
     std::vector<std::string> captions;

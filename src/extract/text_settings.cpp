@@ -4,7 +4,6 @@
 
 #include "core/error.h"
 #include "core/tensors.h"
-#include "parallel/free_memory.h"
 #include "parallel/machine.h"
 
 namespace kiln {

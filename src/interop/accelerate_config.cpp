@@ -7,7 +7,6 @@
 
 #include "core/error.h"
 #include "core/text/nearest_name.h"
-#include "interop/accelerate_yaml.h"
 #include "run/option_values.h"
 
 namespace kiln {
@@ -15,7 +14,7 @@ namespace {
 
 using nlohmann::json;
 
-// A key of the section deepspeed_config and where DeepSpeed's own file has it.
+// A key of the section deepspeed_config, and its path in DeepSpeed's own file.
 struct SectionKey {
   const char *key, *path;
 };
@@ -28,10 +27,10 @@ constexpr SectionKey kSectionKeys[] = {
     {"gradient_accumulation_steps", "/gradient_accumulation_steps"},
     {"gradient_clipping", "/gradient_clipping"}};
 
-// Names DeepSpeed's own file.
+// The key that names DeepSpeed's own file.
 constexpr const char* kOwnFile = "deepspeed_config_file";
 
-// What has no meaning here, or is Kiln's way anyhow.
+// Keys that have no meaning here, or ask for what Kiln does anyway.
 constexpr const char* kWithoutEffect[] = {
     "compute_environment", "debug",        "downcast_bf16",          "enable_cpu_affinity",
     "machine_rank",        "fsdp_config",  "main_training_function", "main_process_ip",
@@ -58,7 +57,7 @@ class AccelerateReader {
     check_keys();
     const std::string type = text("distributed_type", "NO");
     if (type != "NO" && type != "MULTI_CPU" && type != "MULTI_GPU" && type != "DEEPSPEED")
-      refuse("distributed_type {} cannot be had: Kiln divides a model by ZeRO (--zero-stage)", type);
+      refuse("distributed_type {} is not supported: Kiln divides a model by ZeRO (--zero-stage)", type);
     read_ranks();
     const json section =
         type == "DEEPSPEED" ? file_.value("deepspeed_config", json::object()) : json::object();
@@ -79,7 +78,7 @@ class AccelerateReader {
 
   std::string text(const char* key, const std::string& otherwise) const {
     const json value = file_.value(key, json(otherwise));
-    if (value == false) return "no";  // YAML's reading of a bare no
+    if (value == false) return "no";  // YAML takes a bare no for false
     if (!value.is_string()) refuse("{} expects a word, got {}", key, value.dump());
     return value.get<std::string>();
   }
@@ -146,7 +145,8 @@ class AccelerateReader {
     return precision;
   }
 
-  // Accelerate refuses the same keys beside a file of DeepSpeed's: they would say it a second time.
+  // Reads the DeepSpeed file that the section names. Refuses keys beside it that set the same things, as
+  // accelerate does.
   DeepSpeedConfig read_own_file(const json& section, const std::string& path) const {
     const auto refuse_beside = [&](const std::string& key) {
       refuse("{} has no effect beside {} {}: say it there and leave it out here", key, kOwnFile, path);

@@ -1,16 +1,22 @@
 // --accelerate default_config.yaml: what `accelerate config` writes, as options of training
 // (docs/deepspeed.md).
 #pragma once
+#include <nlohmann/json.hpp>
 #include <string>
 
 #include "interop/deepspeed_config.h"
 
 namespace kiln {
 
-// What the file says of DeepSpeed is read as DeepSpeed's own file would be, and so is the file that it names.
-// Throws Error: no such YAML, an unknown key, what Kiln cannot have, a contradiction with the command line.
+// Translates the file into options of training. Its DeepSpeed section, or the DeepSpeed file that it names,
+// is read by the rules of parse_deepspeed_config(). Throws Error if the text is not such YAML, has an unknown
+// key, asks for what Kiln cannot do, or contradicts the command line.
 DeepSpeedConfig parse_accelerate_config(const std::string& text, const std::string& name,
                                         const DeepSpeedContext& context);
 DeepSpeedConfig read_accelerate_config(const std::string& path, const DeepSpeedContext& context);
+
+// Reads the YAML that accelerate writes: mappings by indentation, lists, plain and quoted scalars. Throws
+// Error naming the line where the text is anything else.
+nlohmann::json parse_accelerate_yaml(const std::string& text, const std::string& name);
 
 }  // namespace kiln

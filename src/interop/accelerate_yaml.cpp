@@ -1,4 +1,4 @@
-#include "interop/accelerate_yaml.h"
+#include "interop/accelerate_config.h"
 
 #include <sstream>
 #include <vector>
@@ -20,7 +20,7 @@ std::string trimmed(const std::string& text) {
   return first == std::string::npos ? "" : text.substr(first, last - first + 1);
 }
 
-// A comment begins with # at the start or after a space, outside of quotes.
+// Cuts off a comment, which begins with # at the start or after a space, outside of quotes.
 std::string without_comment(const std::string& text) {
   char quote = 0;
   for (size_t i = 0; i < text.size(); ++i) {
@@ -34,7 +34,7 @@ std::string without_comment(const std::string& text) {
   return text;
 }
 
-// No-break spaces are what a web page leaves of an indentation.
+// Replaces no-break spaces, which text copied from a web page has as indentation.
 std::string with_plain_spaces(std::string text) {
   for (const std::string_view space : {"\xC2\xA0", "\xE2\x80\xAF"})
     for (size_t at = 0; (at = text.find(space, at)) != std::string::npos;)
@@ -55,7 +55,8 @@ std::vector<Line> lines_of(const std::string& text) {
   return lines;
 }
 
-// JSON is YAML too; a word is a string, but for those that YAML reads otherwise.
+// Reads JSON values, which are YAML too, and YAML's other words for null, true and false. Anything else is a
+// string.
 json scalar_of(const std::string& text) {
   if (text.empty() || text == "~" || text == "null") return nullptr;
   if (text == "true" || text == "True") return true;
@@ -81,7 +82,7 @@ class Parser {
          line.text);
   }
 
-  // The lines of one indentation: a list or a mapping.
+  // Parses the lines of one indentation: a list or a mapping.
   json block(size_t indent) {
     if (lines_[next_].text.starts_with("-")) return list(indent);
     json object = json::object();
@@ -100,8 +101,8 @@ class Parser {
     return object;
   }
 
-  // What belongs to a key without a value on its line: more deeply indented lines, or a list at its own
-  // depth.
+  // Parses the value of a key that has none on its own line: deeper lines, or a list at the key's
+  // indentation.
   json below(size_t indent) {
     if (next_ >= lines_.size()) return nullptr;
     const Line& first = lines_[next_];
@@ -128,7 +129,7 @@ json parse_accelerate_yaml(const std::string& text, const std::string& name) {
   if (!trimmed(plain).starts_with('{')) return Parser(lines_of(text), name).parse();
   // accelerate's write_basic_config() writes JSON, which is YAML too, whatever the file is called.
   const json file = json::parse(plain, nullptr, /*allow_exceptions=*/false);
-  if (!file.is_object()) fail("accelerate", "{} begins as JSON, but is none", name);
+  if (!file.is_object()) fail("accelerate", "{} begins like JSON, but is no JSON object", name);
   return file;
 }
 

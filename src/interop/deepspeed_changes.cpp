@@ -1,4 +1,4 @@
-// What a reader of advice changes in a DeepSpeed file.
+// Which keys of a DeepSpeed or accelerate file to change so that an option gets a value.
 #include <algorithm>
 
 #include "core/error.h"
@@ -17,14 +17,15 @@ const DeepSpeedConfig::Setting* setting_of(const DeepSpeedConfig& config, const 
   return found == config.settings.end() ? nullptr : &*found;
 }
 
-// "\"train_batch_size\": 256 and without gradient_accumulation_steps": the batch stays, whatever its passes.
+// Returns "\"train_batch_size\": 256 and without gradient_accumulation_steps". That keeps the batch for any
+// number of passes.
 std::string kept_batch(const DeepSpeedConfig& config) {
   const auto* batch = setting_of(config, "global-batch");
   return (batch ? fmt::format("\"train_batch_size\": {} and ", batch->value.dump()) : "") + "without " +
          kPasses;
 }
 
-// What a file of DeepSpeed takes beside other options than its own.
+// Returns the option, with the change that a DeepSpeed file needs beside it if it fixes the number of passes.
 std::string passes_text(const DeepSpeedConfig& config, const std::string& option, const std::string& value) {
   const auto says_passes = [](const auto& setting) { return setting.key.find(kPasses) != std::string::npos; };
   const auto found = std::ranges::find_if(config.settings, says_passes);
@@ -39,16 +40,16 @@ std::string setting_text(const DeepSpeedConfig& config, const std::string& optio
   if (option == "gpus") return passes_text(config, option, value);
   const auto* const found = setting_of(config, option);
   if (!found) return fmt::format("--{} {}", option, value);
-  if (option == "recompute")  // the file can only say all, and gives way to the option
+  if (option == "recompute")  // The file can only say all, and the option goes before it.
     return fmt::format("--{} {}", option, value);
   const bool is_batch = option == "micro-batch" || option == "global-batch";
   if (found->is_accelerate && is_batch)  // Accelerate's file has only the number of passes.
     return fmt::format("--{} {}, without gradient_accumulation_steps in {}", option, value, found->file);
   if (found->is_accelerate) return fmt::format("{}: {} in {}", found->key, value, found->file);
-  if (option == "micro-batch" && value.starts_with('-'))  // chosen: nothing that DeepSpeed's file can say
+  if (option == "micro-batch" && value.starts_with('-'))  // Kiln chooses, which DeepSpeed's file cannot say.
     return fmt::format("--micro-batch {}, without train_micro_batch_size_per_gpu and with {} in {}", value,
                        kept_batch(config), found->file);
-  if (option == "micro-batch")  // with the number of passes, which the file may say instead
+  if (option == "micro-batch")  // The file may give the number of passes instead.
     return fmt::format("\"train_micro_batch_size_per_gpu\": {} in {}, with {}", value, found->file,
                        kept_batch(config));
   if (option == "compute-dtype")

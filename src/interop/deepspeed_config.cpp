@@ -34,8 +34,8 @@ std::string lower(std::string text) {
   return text;
 }
 
-// What copying from a web page leaves in a file, outside of strings: no-break and other wide spaces become
-// spaces, typographic quotes plain ones, invisible marks go.
+// Undoes what copying from a web page does to a file. Typographic quotes become plain ones. Outside of
+// strings, no-break and other wide spaces become spaces, and invisible marks are removed.
 std::string without_typography(const std::string& text) {
   struct Replacement {
     std::string_view from, to;
@@ -48,7 +48,7 @@ std::string without_typography(const std::string& text) {
                                                   {"\xE3\x80\x80", " "},    // ideographic space
                                                   {"\xEF\xBB\xBF", ""},     // byte order mark
                                                   {"\xE2\x80\x8B", ""},     // zero-width space
-                                                  {"\xE2\x80\x9C", "\""},   // left and
+                                                  {"\xE2\x80\x9C", "\""},   // left double quote
                                                   {"\xE2\x80\x9D", "\""}};  // right double quote
   std::string plain;
   bool in_string = false;
@@ -97,7 +97,8 @@ class Reader {
   }
   void warn(const std::string& text) { config_.warnings.push_back(fmt::format("{}: {}", name_, text)); }
 
-  // Before the keys are looked at: those of another optimizer or scheduler are not in the table.
+  // Refuses an optimizer or scheduler that Kiln lacks. Comes before the keys are read, because the table does
+  // not have those of others.
   void check_type(const json& file, const std::string& section,
                   const std::map<std::string, std::string>& known) {
     const json type = file.value(json::json_pointer("/" + section + "/type"), json("auto"));
@@ -109,7 +110,7 @@ class Reader {
     types_[section] = found->second;
   }
 
-  // Every leaf of the file that is not "auto" into values_, under the name that the table has for it.
+  // Collects every leaf of the file that is not "auto" in values_, under its name in the table.
   void collect(const json& object, const std::string& prefix) {
     for (const auto& [key, value] : object.items()) {
       std::string path = prefix + key;
@@ -138,7 +139,7 @@ class Reader {
       return std::string_view(key.path).starts_with(path + ".");
     });
   }
-  // A key of that name in another section, else the likest one of this section.
+  // Returns a key of that name in another section, else the most similar one of this section.
   static std::string nearest(const std::string& key, const std::string& prefix) {
     std::vector<std::string> siblings;
     for (const DeepSpeedKey& known : deepspeed_keys()) {
@@ -151,7 +152,7 @@ class Reader {
     return prefix + nearest_name(key, siblings);
   }
 
-  // DeepSpeed ignores the rest of such a section too.
+  // Drops the values of a section that is not enabled. DeepSpeed ignores them too.
   void forget_disabled(const std::string& section) {
     const auto enabled = values_.find(section + ".enabled");
     if (enabled != values_.end() && !enabled->second.is_boolean())
@@ -175,7 +176,7 @@ class Reader {
         break;
       case Effect::kOnly:
         if (value != key.only)
-          refuse("{} {} cannot be had: {}; leave it out", key.path, value.dump(), key.note);
+          refuse("{} {} is not supported: {}; leave it out", key.path, value.dump(), key.note);
         break;
       case Effect::kNoEffect:
         if (value == false) break;
@@ -183,7 +184,7 @@ class Reader {
         break;
       case Effect::kSection:
         if (value.is_object() && value.value("enabled", true) == false) break;
-        if (key.only == false) refuse("{} cannot be had: {}; leave it out", key.path, key.note);
+        if (key.only == false) refuse("{} is not supported: {}; leave it out", key.path, key.note);
         warn(fmt::format("{} has no effect here: {}", key.path, key.note));
         break;
       case Effect::kFree:
@@ -200,7 +201,7 @@ class Reader {
       warn(fmt::format("{} {} leaves --{} as it is ({})", key.path, value.dump(), key.option, key.note));
   }
 
-  // Refuses a second key, or the command line, that says something else.
+  // Sets an option. Refuses if another key or the command line gives it another value.
   void set(const std::string& key, const std::string& option, const json& value) {
     TrainOptions with = context_.ours;
     try {
@@ -224,7 +225,8 @@ class Reader {
   }
   bool is_given(const std::string& option) const { return context_.is_given && context_.is_given(option); }
 
-  // DeepSpeed's section says how activations are recomputed that the model's code marks: here all are.
+  // In DeepSpeed the model's code marks what is recomputed, and this section says how. Kiln recomputes every
+  // segment if the section is there.
   void set_recomputation(const json& file) {
     const std::string section = "activation_checkpointing";
     const auto found = file.find(section);
@@ -252,7 +254,7 @@ class Reader {
         set(section + ".nvme_path", "nvme-path", values_[section + ".nvme_path"]);
   }
 
-  // A size of the batch that the file says, or the command line where the file does not.
+  // A size of the batch from the file, or from the command line where the file has none.
   struct Size {
     std::string where;
     int64_t value = 0;
@@ -299,7 +301,7 @@ class Reader {
     }
   }
 
-  // In the file's words: what checks the options later knows only theirs.
+  // Names the file's keys. The later check of the options only knows the names of options.
   void check_offload() {
     const auto is_of_weights = [](const auto& setting) {
       return setting.option == "offload-params" && setting.value != "none";
@@ -315,7 +317,7 @@ class Reader {
   const std::string name_;
   const DeepSpeedContext& context_;
   std::map<std::string, json> values_;
-  std::map<std::string, std::string> types_;  // by section: what their "type" is here
+  std::map<std::string, std::string> types_;  // by section: Kiln's name of its "type"
   DeepSpeedConfig config_;
 };
 

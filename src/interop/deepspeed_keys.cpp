@@ -14,7 +14,7 @@ namespace {
 using nlohmann::json;
 using enum DeepSpeedKey::Effect;
 
-json as_integer(const json& value) {  // 5e7 is how people write 50000000
+json as_integer(const json& value) {  // people write 5e7 for 50000000
   if (!value.is_number_float()) return value;
   const double number = value.get<double>();
   return number == std::floor(number) && std::abs(number) < 9e15 ? json(static_cast<int64_t>(number)) : value;

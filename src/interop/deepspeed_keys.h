@@ -10,26 +10,27 @@ namespace kiln {
 struct DeepSpeedKey {
   enum class Effect {
     kOption,    // sets `option`
-    kAlways,    // Kiln does `only` whatever the file says: another value is warned about
-    kOnly,      // Kiln can `only`: another value is refused
-    kNoEffect,  // warned about, unless it is false
-    kFree,      // Kiln does it at no cost, whatever the file says: no word
-    kSection,   // a section of such keys, not looked into; warned about, or with "enabled" `only` false
-                // refused
-    kTogether,  // read together with others, as `note` says
+    kAlways,    // Kiln does `only` whatever the file says, and warns about another value
+    kOnly,      // Kiln can only do `only`, and refuses another value
+    kNoEffect,  // Kiln warns about the key unless its value is false
+    kFree,      // Kiln does it at no cost, whatever the file says, and is silent
+    // A section whose keys are not looked into. Kiln warns about it, or refuses it if `only` is false, unless
+    // its "enabled" is false.
+    kSection,
+    kTogether,  // read together with other keys, as `note` says
   };
   const char* path;  // "fp16.loss_scale"
   Effect effect;
-  const char* option = nullptr;  // kOption: of TrainOptions
+  const char* option = nullptr;  // an option of training
   nlohmann::json only{};         // kAlways, kOnly
   const char* note = "";         // the reason, or how the value is read
-  // kOption: the option's value; null where the file's value leaves the option as it is.
+  // kOption: returns the option's value, or null if the file's value leaves the option as it is.
   nlohmann::json (*convert)(const nlohmann::json&) = nullptr;
 };
 
 std::span<const DeepSpeedKey> deepspeed_keys();
 
-// The table as Markdown: the part of docs/deepspeed.md that a test compares.
+// Returns the table as Markdown. A test compares it with docs/deepspeed.md.
 std::string deepspeed_keys_text();
 
 }  // namespace kiln

@@ -57,7 +57,7 @@ int64_t TextRows::longest() const {
   return longest;
 }
 
-// On the rows' device throughout: no host waits for it, and a graph can capture it.
+// Stays on the rows' device: the host does not wait, and a graph can capture it.
 at::Tensor row_positions(const TextRows& text) {
   if (text.positions.defined()) return text.positions;
   const at::Tensor rows = at::arange(text.rows.size(0), text.offsets.options()),
@@ -146,8 +146,7 @@ Conditioning unconditional(const ConditioningShape& shape, const Conditioning& c
   } else {
     fail("models",
          "guidance needs a model with a null class or learned null rows (trained with class or caption "
-         "dropout), "
-         "or a negative prompt: use --cfg-scale 1");
+         "dropout), or a negative prompt: use --cfg-scale 1");
   }
   return uncond;
 }
@@ -171,7 +170,7 @@ void check_conditioning(const ConditioningShape& shape, const Conditioning& cond
   if (shape.takes_image_size && !(conditioning.image_hw.defined() && conditioning.aspect_ratio.defined()))
     fail("models", "the picture's size is missing: the model takes image_hw and aspect_ratio");
   if (shape.takes_guidance && !conditioning.guidance.defined())
-    fail("models", "guidance is missing: the model is told the guidance scale that it imitates");
+    fail("models", "guidance is missing: the model takes the guidance scale that it imitates");
   if (!shape.takes_text()) return;
   const TextRows& text = conditioning.text;
   if (text.rows.size(1) != shape.text_width)

@@ -32,7 +32,8 @@ json read_adapter_config(const fs::path& path) {
   return config;
 }
 
-// Matches names that `pattern` matches whole or from a dot on. Throws Error naming `where` it stands.
+// Returns a regex for names that `pattern` matches whole or from a dot on. Throws Error; `where` names the
+// pattern's place.
 std::regex name_pattern(const std::string& where, const std::string& pattern) {
   try {
     return std::regex("(.*\\.)?(" + pattern + ")$");
@@ -41,7 +42,7 @@ std::regex name_pattern(const std::string& where, const std::string& pattern) {
   }
 }
 
-// rank_pattern and alpha_pattern: the first pattern that fits a module's name.
+// Reads rank_pattern or alpha_pattern. The first pattern that fits a module's name counts.
 template <class T>
 std::vector<std::pair<std::regex, T>> patterns(const JsonConfig& config, const std::string& key) {
   std::vector<std::pair<std::regex, T>> compiled;
@@ -52,7 +53,7 @@ std::vector<std::pair<std::regex, T>> patterns(const JsonConfig& config, const s
   return compiled;
 }
 
-// What adapter_config.json says of each module's scale.
+// The scale of each module by adapter_config.json.
 class LoraScales {
  public:
   explicit LoraScales(const json& json_config) {
@@ -68,7 +69,7 @@ class LoraScales {
     alphas_ = patterns<double>(config, "alpha_pattern");
   }
 
-  // `rank`: of the file's tensors, which must agree.
+  // Throws Error unless `rank`, that of the file's tensors, agrees with the config.
   double scale_of(const std::string& module, int64_t rank) const {
     const int64_t said = found(ranks_, module, rank_);
     if (said != rank)
@@ -96,7 +97,7 @@ std::string shape_text(const at::Tensor& tensor) {
   return fmt::format("({})", fmt::join(tensor.sizes(), ", "));
 }
 
-// "" when the layer changes these rows of a weight of this shape, else what is wrong.
+// Returns "" if the layer's factors fit these rows of the weight, else the problem.
 std::string misfit(const LoraLayer& layer, const LoraTarget& target, const at::Tensor& weight) {
   const int64_t rows = target.num_rows > 0 ? target.num_rows : weight.size(0);
   bool fits = layer.down.dim() == weight.dim() && layer.up.dim() == weight.dim() && weight.dim() >= 2 &&
@@ -108,8 +109,8 @@ std::string misfit(const LoraLayer& layer, const LoraTarget& target, const at::T
                      shape_text(layer.down), shape_text(layer.up), shape_text(weight));
 }
 
-// Calls visit(layer, target, weight) for all layers once all fit; weight_of(key) gives an undefined tensor
-// for an unknown key.
+// Checks that all layers fit, then calls visit(layer, target) for each. weight_of(key) returns an undefined
+// tensor for an unknown key.
 template <class WeightOf, class Visit>
 void for_each_target(const std::vector<LoraLayer>& layers, const LoraTargetFn& target_of,
                      const WeightOf& weight_of, const Visit& visit) {
@@ -134,7 +135,8 @@ void for_each_target(const std::vector<LoraLayer>& layers, const LoraTargetFn& t
   for (const LoraLayer& layer : layers) visit(layer, target_of(layer.module));
 }
 
-// `fresh`: how a factor that has no value begins. `like`: the weight that it changes; outlines stay outlines.
+// Makes the weight of a factor. `fresh`: the first values of a factor on meta. `like`: the weight that the
+// adapter changes; if that is on meta, the factor keeps the device of `value`.
 std::shared_ptr<Parameter> adapter_parameter(const std::string& key, const at::Tensor& value,
                                              const at::Tensor& like, const Init& fresh) {
   auto parameter = std::make_shared<Parameter>(
@@ -144,7 +146,7 @@ std::shared_ptr<Parameter> adapter_parameter(const std::string& key, const at::T
   return parameter;
 }
 
-// Kaiming's uniform draw with a = sqrt(5), as PEFT and PyTorch begin a layer.
+// Kaiming's uniform draw with a = sqrt(5), with which PEFT and PyTorch start a layer.
 Init fresh_down(const at::Tensor& down) {
   return Init::uniform(1 / std::sqrt(static_cast<double>(down.numel() / down.size(0))));
 }
@@ -152,7 +154,7 @@ Init fresh_down(const at::Tensor& down) {
 constexpr std::string_view kAttention = R"(\w*attn\w*\..*)";
 constexpr std::string_view kWeight = ".weight";
 
-// The names of the layers that may carry an adapter, with their weights.
+// Returns the layers that can carry an adapter: names and weights.
 std::vector<std::pair<std::string, at::Tensor>> adaptable_layers(const SegmentModel& model) {
   std::vector<std::pair<std::string, at::Tensor>> layers;
   for (const auto& parameter : model.parameters())
@@ -161,7 +163,7 @@ std::vector<std::pair<std::string, at::Tensor>> adaptable_layers(const SegmentMo
   return layers;
 }
 
-// (r, in, ..) and (out, r, 1..) for a weight (out, in, ..).
+// Makes factors (r, in, ..) and (out, r, 1..) on meta for a weight (out, in, ..).
 LoraLayer outline_of(const std::string& module, const at::Tensor& weight, const LoraOptions& options) {
   std::vector<int64_t> down = weight.sizes().vec(), up(down.size(), 1);
   up[0] = std::exchange(down[0], options.rank);

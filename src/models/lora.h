@@ -1,5 +1,6 @@
-// LoRA (Hu et al. 2021, "Low-Rank Adaptation of Large Language Models"): files in PEFT's format, and what
-// they change. The layers themselves add an adapter's part (models/parts/layers.h).
+// LoRA (Hu et al. 2021, "Low-Rank Adaptation of Large Language Models"): reading and writing PEFT's format,
+// and attaching adapters to a model or merging them into weights. The layers compute an adapter's output
+// themselves (models/parts/layers.h).
 #pragma once
 #include <ATen/core/Tensor.h>
 
@@ -9,58 +10,59 @@
 #include <string>
 #include <vector>
 
-#include "models/lora_options.h"
 #include "models/model.h"
+#include "models/model_options.h"
 
 namespace kiln {
 
 // The change of one layer: scale * up(down(x)).
 struct LoraLayer {
-  std::string module;  // as PEFT names it: the key of its weight without ".weight"
-  at::Tensor down;     // (r, in), of a convolution (r, in, k, k)
-  at::Tensor up;       // (out, r), of a convolution (out, r, 1, 1)
+  std::string module;  // PEFT's name: the key of the layer's weight without ".weight"
+  at::Tensor down;     // (r, in), or (r, in, k, k) of a convolution
+  at::Tensor up;       // (out, r), or (out, r, 1, 1) of a convolution
   double scale = 1;    // alpha / r, or alpha / sqrt(r) (rank-stabilised)
 
   std::string down_key() const { return "base_model.model." + module + ".lora_A.weight"; }
   std::string up_key() const { return "base_model.model." + module + ".lora_B.weight"; }
 };
 
-// The scales that an adapter_config.json gives layers of these modules, whose factors are `tensors` by the
-// keys of PEFT's files. `source` names them in messages. Throws Error as the next does.
+// Returns the layers of `tensors`, which have the keys of PEFT's files, with the scales of the
+// adapter_config.json. `source` names the file in messages. Throws Error as read_peft_lora() does.
 std::vector<LoraLayer> lora_layers(const std::map<std::string, at::Tensor>& tensors,
                                    const nlohmann::json& adapter_config, const std::string& source);
-// The adapter_config.json of layers.
+// Returns the adapter_config.json of these layers.
 nlohmann::json lora_config(const std::vector<LoraLayer>& layers);
 
-// An adapter in PEFT's format: a .safetensors file with adapter_config.json in its folder, or that folder.
-// Throws Error for what is no LoRA of linear layers and convolutions, naming it.
+// Reads an adapter in PEFT's format: a .safetensors file with adapter_config.json in its folder, or that
+// folder. Throws Error naming anything that is no LoRA of linear layers and convolutions.
 std::vector<LoraLayer> read_peft_lora(const std::string& path);
 
-// Which weight, and which of its rows, a module's name means: models may hold several modules in one weight.
+// The weight of a module, and its rows there. Models may hold several modules in one weight.
 struct LoraTarget {
   std::string weight_key;
-  int64_t first_row = 0, num_rows = 0;  // num_rows 0: all
+  int64_t first_row = 0, num_rows = 0;  // 0 rows: all
 };
 using LoraTargetFn = std::function<LoraTarget(const std::string& module)>;
-// module + ".weight", all rows.
+// Returns the weight module + ".weight" with all rows.
 LoraTarget whole_weight(const std::string& module);
 
-// The names of the layers that may carry an adapter.
+// Returns the names of the layers that can carry an adapter.
 std::vector<std::string> module_names(const SegmentModel& model);
-// The layers that a fresh adapter of these options has: linear layers and convolutions of the model whose
-// name matches. Their factors are shapes on meta, of which attach_lora() draws the first values. Throws Error
-// when the pattern matches none.
+// Returns the layers of a fresh adapter: the model's linear layers and convolutions whose names match the
+// options. Their factors are shapes on meta; attach_lora() says how their first values are drawn. Throws
+// Error when the pattern matches none.
 std::vector<LoraLayer> fresh_lora(const SegmentModel& model, const LoraOptions& options);
 
-// Adds the adapter to the model's layers, as f32 weights of their own in the segments of those layers; from
-// now on these alone are trainable, and the others frozen. Returns them, under their keys in the file; their
-// Init gives the layer's factors, and fresh ones where those are on meta (down as PEFT draws it, up zero).
-// Throws Error listing modules that the model lacks, layers that cannot carry an adapter and shapes that do
-// not fit: an adapter of another base.
+// Adds the adapter to the model's layers, as f32 weights in the segments of those layers, and freezes all
+// other weights. Returns the new weights under their keys in the file. Their Init gives the layer's factors,
+// or fresh ones where those are on meta (down as PEFT draws it, up zero). Throws Error for an adapter of
+// another base: it names modules that the model lacks, layers that cannot carry an adapter or shapes that do
+// not fit.
 ParameterList attach_lora(const SegmentModel& model, const std::vector<LoraLayer>& layers, double dropout = 0,
                           const LoraTargetFn& target = whole_weight);
 
-// Adds scale * up * down to the weights, in f32; each keeps its dtype. Throws Error as attach_lora does.
+// Adds scale * up * down to the weights. The sum is f32; each weight keeps its dtype. Throws Error as
+// attach_lora() does.
 void merge_lora(std::map<std::string, at::Tensor>& weights, const std::vector<LoraLayer>& layers,
                 const LoraTargetFn& target = whole_weight);
 

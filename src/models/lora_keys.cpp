@@ -22,7 +22,7 @@ constexpr std::string_view kKohyaPrefix = "lora_unet_";
 constexpr std::string_view kTextPrefixes[] = {"lora_te", "text_encoder"};
 constexpr std::string_view kDiffusersPrefixes[] = {"unet.", "transformer."};
 
-// The names that a pair of factors goes by, and what a scale beside them is called.
+// The names of a pair of factors. The scale beside them is called kAlpha.
 struct PairName {
   std::string_view down, up;
 };
@@ -47,7 +47,7 @@ std::string without_processor(std::string stem) {
   return stem.ends_with(".to_out") ? stem + ".0" : stem;
 }
 
-// The module of a pair's stem, or nothing for one of a text encoder.
+// Returns the module of a pair's stem, or nothing if the pair belongs to a text encoder.
 std::optional<std::string> module_of(std::string stem,
                                      const std::map<std::string, std::string>& by_kohya_name) {
   for (const std::string_view prefix : kTextPrefixes)
@@ -63,7 +63,7 @@ std::optional<std::string> module_of(std::string stem,
   return without_processor(stem);
 }
 
-// alpha of a pair, where the file says it; the rank otherwise.
+// Returns alpha / rank of a pair, or 1 where the file has no alpha.
 double scale_of(const TensorMap& tensors, const std::string& stem, int64_t rank) {
   const auto alpha = tensors.find(stem + std::string(kAlpha));
   if (alpha == tensors.end()) return 1;

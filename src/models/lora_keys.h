@@ -13,21 +13,22 @@ namespace kiln {
 
 enum class LoraFormat { kPeft, kDiffusers, kKohya };
 
-// An adapter of a denoiser's file, whichever of the formats it has. `modules`: the model's layers by the
-// names that PEFT gives them; kohya's keys cannot be read without, since they write dots as underscores.
-// Parts for text encoders are left out. Throws Error naming what cannot be read.
+// Reads a denoiser's adapter in any of the formats. `modules`: PEFT's names of the model's layers; kohya's
+// keys cannot be read without them, since they write dots as underscores. Parts for text encoders are left
+// out. Throws Error naming what cannot be read.
 std::vector<LoraLayer> read_lora(const std::string& path, const std::vector<std::string>& modules);
 
-// Adds an adapter's file to a model's weights (merge_lora). Returns how many layers it changes. Throws Error.
+// Merges an adapter's file into a model's weights with merge_lora(). Returns the number of changed layers.
+// Throws Error.
 size_t merge_adapter(std::map<std::string, at::Tensor>& weights, const std::string& path);
 
 struct LoraFile {
   std::map<std::string, at::Tensor> tensors;
-  nlohmann::json adapter_config;  // of PEFT's format, else null
+  nlohmann::json adapter_config;  // null unless the format is PEFT's
 };
-// `prefix`: of diffusers' keys, "unet" or "transformer". Scales: in PEFT's config as rank and alpha (by
-// module where they differ), in kohya's as alpha beside each layer; diffusers' keys hold none, so that lora_B
-// carries it.
+// Converts layers to a file's tensors. `prefix`: "unet" or "transformer", for diffusers' keys. PEFT's config
+// holds the scale as rank and alpha, by module where they differ; kohya's format has an alpha beside each
+// layer. diffusers' keys have no place for the scale, so lora_B is multiplied by it.
 LoraFile write_lora(const std::vector<LoraLayer>& layers, LoraFormat format, const std::string& prefix);
 
 }  // namespace kiln

@@ -10,7 +10,7 @@ namespace kiln {
 
 void SkipStack::enter(State& state, const SkipUse& use) {
   if (static_cast<int64_t>(stack_.size()) < use.pops)
-    fail("models", "a segment pops {} skips, {} are there", use.pops, stack_.size());
+    fail("models", "a segment pops {} skips, but the stack holds {}", use.pops, stack_.size());
   const auto first = stack_.end() - use.pops;
   state.skips.assign(std::make_move_iterator(first), std::make_move_iterator(stack_.end()));
   stack_.erase(first, stack_.end());
@@ -18,7 +18,7 @@ void SkipStack::enter(State& state, const SkipUse& use) {
 
 void SkipStack::leave(State& state, const SkipUse& use) {
   if (static_cast<int64_t>(state.skips.size()) != use.pushes)
-    fail("models", "a segment pushes {} skips, {} were announced", state.skips.size(), use.pushes);
+    fail("models", "a segment pushes {} skips, but announced {}", state.skips.size(), use.pushes);
   for (at::Tensor& skip : std::exchange(state.skips, {})) stack_.push_back(std::move(skip));
 }
 

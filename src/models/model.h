@@ -1,6 +1,6 @@
-// What a model is to the rest of Kiln: a list of segments. The step (step/step.cpp) walks them forward, then
-// backward; the sampler and text extraction walk them forward. A new denoiser is one file pair in denoisers/
-// and one row of the registry.
+// A model, which the rest of Kiln sees as a list of segments. The step (step/step.cpp) walks them forward,
+// then backward; the sampler and text extraction walk them forward. A new denoiser is one file pair in
+// denoisers/ and one row of the registry.
 #pragma once
 #include <ATen/core/Tensor.h>
 
@@ -23,7 +23,7 @@ struct Adapter {
   std::shared_ptr<Parameter> up;    // (rows, r), or (rows, r, 1, 1)
   double scale = 1;
   int64_t first_row = 0;
-  double dropout = 0;  // of the layer's input, while training (models/parts/adapter_dropout.h)
+  double dropout = 0;  // of the layer's input in training (models/parts/adapter_dropout.h)
 };
 
 // A named weight. `value` is a leaf; during training it is a detached view into its segment's flat buffer, in
@@ -33,36 +33,35 @@ struct Parameter {
   at::Tensor value;
   Init init;  // distribution of a fresh weight
   bool trainable = true;
-  bool adaptable = false;           // of a layer that adds what `adapters` give
-  bool frozen = false;              // was trainable, and is the base that adapters change now
-  std::vector<Adapter> adapters{};  // of the layer whose weight this is
+  bool adaptable = false;           // its layer adds the outputs of `adapters`
+  bool frozen = false;              // was trainable; now it is the base of adapters
+  std::vector<Adapter> adapters{};  // on the layer of this weight
 };
 using ParameterList = std::vector<std::shared_ptr<Parameter>>;
 
-// Token ids of texts, one after another without padding.
+// Token ids of several texts, one after another without padding.
 struct TokenRows {
   at::Tensor ids{};                     // (T) i64
   std::vector<int64_t> host_offsets{};  // (B + 1): text b has ids [offsets[b], offsets[b + 1])
-  at::Tensor counts{};                  // (T) bool: whether others may attend to it; undefined: to all
-  at::Tensor types{};                   // (T) i64: first or second text of a pair (BERT); undefined: 0
+  at::Tensor counts{};  // (T) bool: true if others may attend to the token; undefined: all true
+  at::Tensor types{};   // (T) i64: 0 in the first, 1 in the second text of a pair (BERT); undefined: 0
 };
 
-// What the outside gives to one forward pass: a denoiser's x_t, timesteps and conditioning, or a text
-// encoder's tokens.
+// The input of one forward pass: x_t, timesteps and conditioning of a denoiser, or tokens of a text encoder.
 struct ModelInput {
   at::Tensor x_t{};        // (B, C, H, W)
-  at::Tensor timesteps{};  // (B) f32, as the model is given them (may be fractional)
+  at::Tensor timesteps{};  // (B) f32 in the model's own units; may be fractional
   Conditioning conditioning{};
   TokenRows tokens{};
 };
 
-// What flows from segment to segment. Each tensor may be undefined; all are differentiable.
+// The tensors that flow from segment to segment. Each may be undefined; all are differentiable.
 struct State {
   at::Tensor hidden{};  // tokens (B, N, D) or features (B, C, H, W); after the last segment the prediction
-  at::Tensor conditioning{};        // of timestep (+ class), as the blocks take it (B, D)
-  at::Tensor text{};                // projected captions (T, D), rows as in Conditioning::text
-  at::Tensor bias{};                // of attention, shared by the blocks (T5)
-  std::vector<at::Tensor> skips{};  // into a segment: what it pops; out of it: what it pushes (SkipUse)
+  at::Tensor conditioning{};        // (B, D) from timestep and class, as the blocks take it
+  at::Tensor text{};                // (T, D) projected captions, with the rows of Conditioning::text
+  at::Tensor bias{};                // attention bias that the blocks share (T5)
+  std::vector<at::Tensor> skips{};  // before a segment those it pops, after it those it pushes
 
   // Visits every defined differentiable tensor in a fixed order.
   template <class Visitor>
@@ -74,22 +73,22 @@ struct State {
   }
 };
 
-// How a segment uses the stack of skip connections, which the walk owns: it is given the newest `pops` of
-// them, oldest first, and leaves `pushes` new ones.
+// How a segment uses the stack of skip connections, which the walk owns. The segment gets the newest `pops`
+// skips, oldest first, and leaves `pushes` new ones.
 struct SkipUse {
   int64_t pushes = 0, pops = 0;
 };
 
-// One unit of the walk, of recomputation, of gathering and of offload.
+// A part of a model. The walk, recomputation, gathering and offload work segment by segment.
 class Segment {
  public:
   virtual ~Segment() = default;
-  // Pure in (state, input, parameters): recomputing gives the same bits.
+  // The result depends on (state, input, parameters) alone, so that recomputing gives the same bits.
   virtual State forward(const State& state, const ModelInput& input) const = 0;
   virtual SkipUse skips() const { return {}; }
   const std::string& name() const { return name_; }
   const ParameterList& parameters() const { return parameters_; }
-  // Takes over the weights of an adapter of one of its layers.
+  // Adds a weight of an adapter to the segment's parameters.
   void adopt(std::shared_ptr<Parameter> parameter) { parameters_.push_back(std::move(parameter)); }
 
  protected:
@@ -100,31 +99,31 @@ class Segment {
 // The skips between the segments of a walk.
 class SkipStack {
  public:
-  // Takes what `state` brings, and gives it what a segment of this use pops. Throws Error when there are not
-  // as many.
+  // Moves the skips that the next segment pops from the stack into `state`. Throws Error when the stack holds
+  // fewer.
   void enter(State& state, const SkipUse& use);
-  // Takes what a segment left in `state`, of which there must be use.pushes.
+  // Moves the skips that the segment left in `state` onto the stack. Throws Error unless they are use.pushes.
   void leave(State& state, const SkipUse& use);
 
  private:
   std::vector<at::Tensor> stack_;
 };
 
-// What the trainer and sampler must know of a denoiser without knowing which it is.
+// The facts of a denoiser that the trainer and the sampler need, whichever model it is.
 struct DenoiserShape {
   int64_t in_channels = 0;    // C of x_t
   int64_t out_channels = 0;   // C, or 2C when sigma is learned (the first C are the prediction)
-  int64_t input_size = 0;     // H = W the model was built for
-  int64_t size_multiple = 0;  // sides may be any multiple of this; 0: input_size alone
+  int64_t input_size = 0;     // the height and width that the model was built for
+  int64_t size_multiple = 0;  // sides may be any multiple of this; 0: only input_size fits
   ConditioningShape conditioning{};
-  int64_t guided_channels = 0;  // channels that guidance touches by the model's own convention
-  double forward_flops = 0;     // multiply-adds times two of one image's forward pass
+  int64_t guided_channels = 0;  // guidance changes so many first channels by the published model's convention
+  double forward_flops = 0;     // of one image's forward pass, two for each multiply-add
 };
 
-// Tensors are created on `device` in f32 and not initialised: initialize_weights() or load_weights() follows.
-// `compute_dtype`: what matrix products and convolutions run in; norms, softmax and a transformer's residual
-// stream stay f32. `outline`: weights have shapes only, without memory on any device, for who gives them
-// their values one by one (step/training_state.h).
+// How a model is built. Weights are created on `device` in f32 and not initialised: initialize_weights() or
+// load_weights() follows. Matrix products and convolutions run in `compute_dtype`; norms, softmax and a
+// transformer's residual stream stay f32. With `outline` weights have shapes but no memory on any device, for
+// callers that give them their values one by one (step/training_state.h).
 struct BuildOptions {
   at::Device device = at::kCPU;
   at::ScalarType compute_dtype = at::kFloat;
@@ -137,18 +136,18 @@ class SegmentModel {
   virtual ~SegmentModel() = default;
   const std::vector<std::unique_ptr<Segment>>& segments() const { return segments_; }
   ParameterList parameters() const;  // of all segments, in order
-  // What the last segment leaves in State::hidden, all segments in order.
+  // Runs all segments in order and returns State::hidden of the last.
   at::Tensor forward(const ModelInput& input) const;
 
  protected:
   std::vector<std::unique_ptr<Segment>> segments_;
 };
 
-// forward: (B, out_channels, H, W).
+// A model whose forward() returns (B, out_channels, H, W).
 class Denoiser : public SegmentModel {
  public:
   const DenoiserShape& shape() const { return shape_; }
-  // The learned rows that stand for a dropped caption, (max_text_tokens, D); null where there are none.
+  // Learned rows that replace a dropped caption, (max_text_tokens, D). Null if the model has none.
   const std::shared_ptr<Parameter>& null_text() const { return null_text_; }
 
  protected:

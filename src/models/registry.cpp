@@ -4,10 +4,7 @@
 
 #include "core/error.h"
 #include "core/text/nearest_name.h"
-#include "models/denoisers/dit_family.h"
-#include "models/denoisers/pixart_family.h"
-#include "models/denoisers/sana_family.h"
-#include "models/denoisers/unet_family.h"
+#include "models/denoisers/families.h"
 
 namespace kiln {
 namespace {
@@ -22,7 +19,7 @@ std::vector<Family>& families() {
 
 struct Merged {
   const Family* family;
-  json config;  // the preset under the given keys
+  json config;  // the preset, overridden by the given keys
   json resolve() const { return family->resolve(config); }
 };
 

@@ -1,5 +1,5 @@
-// Every denoiser by name: an explicit table of families. The config is JSON: a name's preset, overridden by
-// the given keys.
+// The registry of denoisers by name: an explicit table of families. A config is JSON: the preset of a name,
+// overridden by the given keys.
 #pragma once
 #include <memory>
 #include <nlohmann/json.hpp>
@@ -14,48 +14,49 @@
 namespace kiln {
 
 std::span<const Family> denoiser_families();
-// Adds a family of a program's own, before the registry is first asked for it. A program does so before it
-// starts threads.
+// Adds a program's own family. Call it before the registry is first asked for the family and before the
+// program starts threads.
 void add_denoiser_family(Family family);
-// The family of a preset. Throws Error listing the known names.
+// Returns the family of a preset. Throws Error listing the known names.
 const Family& family_of(const std::string& name);
 
-// name: "DiT-XL/2" and the like, or a family's own with a full config. Throws Error listing the known names.
+// Builds a denoiser. `name`: a preset such as "DiT-XL/2", or a family's own name with a full config. Throws
+// Error listing the known names.
 std::unique_ptr<Denoiser> build_denoiser(const std::string& name, const nlohmann::json& config,
                                          const BuildOptions& options = {});
-// The full config that `name` and `config` resolve to (what is saved with a run).
+// Returns the full config of `name` and `config`, as it is saved with a run.
 nlohmann::json resolve_denoiser_config(const std::string& name, const nlohmann::json& config);
-// The same for weights of these shapes, which tell some of what `config` leaves open. Throws Error naming the
-// key and its value where they contradict it.
+// Also fills what `config` leaves open from the shapes of weights. Throws Error naming the key and its value
+// where the shapes contradict `config`.
 nlohmann::json resolve_denoiser_config(const std::string& name, const nlohmann::json& config,
                                        const WeightShapes& shapes);
-// The same for what a run needs.
+// Returns the full config for what a run needs.
 nlohmann::json fit_denoiser_config(const std::string& name, const nlohmann::json& config,
                                    const ModelNeeds& needs);
 std::vector<std::string> denoiser_names();
 
-// The preset that `config` is a model of, or the family's own name.
+// Returns the preset whose settings `config` has, or the family's own name.
 std::string preset_name(const Family& family, const nlohmann::json& config);
 
 struct RecognisedDenoiser {
   const Family* family;
   RecognisedModel model;
 };
-// The family whose keys and shapes these are; nothing for an unknown architecture. `hints`: a config as far
-// as it is known.
+// Finds the family that has these keys and shapes. Returns nothing for an unknown architecture. `hints`: the
+// known part of the config.
 std::optional<RecognisedDenoiser> recognise_denoiser(const WeightShapes& shapes, const nlohmann::json& hints);
 
-// The family's keys of a file's weights; {} where the file has the model's own.
+// Returns the family's entry for the keys of a file's weights, or null if they are the model's own.
 const FileKeys* file_keys_of(const Family& family, const TensorMap& weights);
-// A file's weights in the model's keys. Throws Error.
+// Returns a file's weights under the model's keys. Throws Error.
 TensorMap model_weights(const Family& family, const nlohmann::json& config, const TensorMap& weights,
                         const std::string& source);
 
-// The family that reads weights of this class of diffusers; {} for an unknown one.
 struct ForeignFamily {
   const Family* family = nullptr;
   const ForeignFormat* format = nullptr;
 };
+// Finds the family that reads weights of this diffusers class. Both pointers are null for an unknown class.
 ForeignFamily foreign_family(const std::string& class_name);
 
 }  // namespace kiln

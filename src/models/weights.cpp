@@ -13,7 +13,7 @@
 namespace kiln {
 namespace {
 
-// Position tables and the like: a file may leave them out, because they can be computed.
+// True for position tables and the like. A file may leave them out, because they can be computed.
 bool is_computed(const Parameter& parameter) {
   return !parameter.trainable && parameter.init.kind == Init::Kind::kValue;
 }

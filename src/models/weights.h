@@ -1,4 +1,4 @@
-// Filling a model's weights: fresh, or from a file's tensors.
+// Fills a model's weights with fresh values or with a file's tensors.
 #pragma once
 #include <ATen/core/Tensor.h>
 
@@ -9,18 +9,18 @@
 
 namespace kiln {
 
-// Fresh weights; each depends on (seed, its key) alone.
+// Draws fresh weights. Each depends on (seed, its key) alone.
 void initialize_weights(const ParameterList& parameters, uint64_t seed);
 void initialize_weights(const Denoiser& denoiser, uint64_t seed);
-// Copies by key, converting the dtype. Missing keys, unknown keys and wrong shapes are all listed in one
-// Error that names `source`. Computed constants (DiT's pos_embed) may be absent and are then computed.
+// Copies weights by key, converting the dtype. Missing keys, unknown keys and wrong shapes are all listed in
+// one Error that names `source`. Computed constants (DiT's pos_embed) may be absent and are then computed.
 void load_weights(const ParameterList& parameters, const std::map<std::string, at::Tensor>& weights,
                   const std::string& source);
 void load_weights(const Denoiser& denoiser, const std::map<std::string, at::Tensor>& weights,
                   const std::string& source);
 
-// Casts the weights, and lays those of convolutions out as channels-last activations take them: for models
-// that are not trained any more.
+// Casts the weights and makes those of convolutions channels-last, as channels-last activations take them.
+// For models that are no longer trained.
 void freeze_convolution_weights(const ParameterList& parameters, at::ScalarType compute_dtype);
 
 }  // namespace kiln

@@ -6,7 +6,6 @@
 #include "core/tensors.h"
 #include "ops/cpu/kernels.h"
 #include "ops/cuda/launch.h"
-#include "ops/gated_residual.h"
 #include "ops/kernel_types.h"
 #include "ops/modulation.h"
 #include "ops/op_mark.h"
@@ -20,7 +19,7 @@ using torch::autograd::variable_list;
 
 constexpr int64_t kAdalnGrainRows = 16;
 
-// Backward does not read shift.
+// Backward does not read shift, which may then be undefined.
 AdalnArgs kernel_args(const at::Tensor& x, const at::Tensor& shift, const at::Tensor& scale, double eps,
                       const at::Tensor& mean, const at::Tensor& rstd) {
   return {.x = x.const_data_ptr(),
@@ -37,12 +36,12 @@ AdalnArgs kernel_args(const at::Tensor& x, const at::Tensor& shift, const at::Te
           .rstd = rstd.mutable_data_ptr<float>()};
 }
 
-// y undefined: no branch.
+// An undefined y means that there is no branch.
 GatedResidualArgs branch_args(const at::Tensor& gate, const at::Tensor& y) {
   return y.defined() ? gated_residual_args(gate, y) : GatedResidualArgs{};
 }
 
-// The norm of each few rows follows their sum while that is in the cache.
+// Normalises a few rows right after their residual sum, while that is in the cache.
 void forward_cpu(const AdalnArgs& args, const GatedResidualArgs& branch, const at::Tensor& x_in,
                  const at::Tensor& x, const at::Tensor& out) {
   const void* from = x_in.const_data_ptr();
@@ -78,7 +77,8 @@ void backward_cpu(const AdalnArgs& args, const GatedResidualArgs& branch, const 
   });
 }
 
-// The norm of x, or of x + gate * y; both results. Without a branch the first is x itself.
+// Normalises x, or x + gate * y. Returns the norm's input and its result; without a branch the input is x
+// itself.
 struct NormedResidualFunction : torch::autograd::Function<NormedResidualFunction> {
   static variable_list forward(AutogradContext* ctx, const at::Tensor& x_in,
                                const std::optional<at::Tensor>& gate_in,
@@ -111,7 +111,7 @@ struct NormedResidualFunction : torch::autograd::Function<NormedResidualFunction
                      &y = saved[5];
     OpMark mark(y.defined() ? "kiln::gated_residual_adaln_backward" : "kiln::adaln_modulate_backward",
                 grads[1], x, scale, mean, rstd, grads[0], gate, y);
-    // A stream that nothing reads but the norm has no gradient, and the other way round.
+    // A stream that only the norm reads has no gradient, and the other way round.
     const at::Tensor around = grads[0].defined() ? grads[0].contiguous() : grads[0];
     const at::Tensor grad = grads[1].defined() ? grads[1].contiguous() : at::zeros_like(y.defined() ? y : x);
     const int64_t batch = x.size(0), width = x.size(2);

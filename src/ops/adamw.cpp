@@ -9,10 +9,10 @@
 #include "core/tensors.h"
 #include "ops/cpu/kernels.h"
 #include "ops/cuda/launch.h"
+#include "ops/kernel_args.h"
 #include "ops/kernel_types.h"
 #include "ops/op_mark.h"
 #include "ops/ops.h"
-#include "ops/update/adamw_factors.h"
 
 namespace kiln::ops {
 static c10::IValue mark_value(const std::vector<EmaSlice>& emas) {
@@ -23,7 +23,7 @@ static c10::IValue mark_value(const std::vector<EmaSlice>& emas) {
 
 namespace {
 
-constexpr int64_t kAdamwGrain = 8192;  // elements worth a thread
+constexpr int64_t kAdamwGrain = 8192;  // least elements of a thread
 
 void check_flat(const char* name, const at::Tensor& tensor, const at::Tensor& master) {
   if (tensor.dim() != 1 || tensor.numel() != master.numel() || !tensor.is_contiguous() ||

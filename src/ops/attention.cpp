@@ -5,12 +5,13 @@
 #include <torch/csrc/autograd/custom_function.h>
 #include <torch/library.h>
 
+#include <vector>
+
 #include "core/aten.h"
 #include "core/dry_run.h"
 #include "core/error.h"
 #include "core/scratch.h"
 #include "ops/cpu/attention_kernel.h"
-#include "ops/cuda/attention_scratch.h"
 #include "ops/kernel_types.h"
 #include "ops/op_mark.h"
 #include "ops/ops.h"
@@ -21,7 +22,8 @@ namespace {
 using torch::autograd::AutogradContext;
 using torch::autograd::tensor_list;
 
-// The dtype that the engines compute in: on a CPU fp16 is storage, and bf16 without bf16 instructions.
+// Returns the dtype that the engines compute in. On a CPU fp16 is storage only, and so is bf16 without bf16
+// instructions.
 at::ScalarType engine_dtype(const at::Tensor& qkv) {
   const bool storage_only =
       qkv.scalar_type() == at::kHalf || (qkv.scalar_type() == at::kBFloat16 &&
@@ -52,7 +54,7 @@ void touch_cuda_scratch(const at::Tensor& qkv) {
 at::Tensor meta_attention_backward(const at::Tensor& grad_stored, const at::Tensor& stored,
                                    const AttentionResult& result) {
   if (dry_run_device() == DryRunDevice::kCuda) {
-    const at::Tensor grads = at::empty_like(stored);  // of q, k and v apart
+    const at::Tensor grads = at::empty_like(stored);  // the gradients of q, k and v, before they are packed
     touch_cuda_scratch(stored);
     return at::empty_like(stored);
   }
@@ -69,7 +71,7 @@ AttentionEngine engine_for(const at::Tensor& qkv, double scale) {
   return is_served ? AttentionEngine::kCpu : AttentionEngine::kNone;
 }
 
-// ATen's scaled_dot_product_attention takes its composed path on meta, which ends here.
+// On meta, ATen's scaled_dot_product_attention takes its composed path, which ends here.
 at::Tensor safe_softmax_on_meta(const at::Tensor& input, int64_t, std::optional<at::ScalarType> dtype) {
   return at::empty_like(input, input.options().dtype(dtype.value_or(input.scalar_type())));
 }
@@ -111,6 +113,30 @@ struct PackedAttention : torch::autograd::Function<PackedAttention> {
 };
 
 }  // namespace
+
+void touch_flash_scratch(const at::TensorOptions& options, int64_t rows, int64_t num_heads,
+                         int64_t head_dim) {
+  const auto f32 = options.dtype(at::kFloat);
+  const int64_t padding = head_dim <= 128 ? 32 : 64;
+  const at::Tensor row_sums = at::empty({num_heads, rows}, f32);
+  at::empty({rows, num_heads, at::divup(head_dim, padding) * padding}, f32);
+}
+
+void touch_efficient_scratch(const at::TensorOptions& options, int64_t batch, int64_t num_tokens,
+                             int64_t num_heads, int64_t head_dim) {
+  const auto f32 = options.dtype(at::kFloat);
+  const std::vector<int64_t> sums{batch, num_heads, num_tokens};
+  at::Tensor delta;
+  {
+    const at::Tensor product = at::empty({batch, num_tokens, num_heads, head_dim}, f32);
+    const at::Tensor sum = at::empty(sums, f32);
+    delta = at::empty(sums, f32);
+  }
+  constexpr int64_t kColumns = 64, kLock = 4;  // columns of a tile; f32 elements of its lock
+  const int64_t tile_rows = head_dim <= 64 ? 64 : 128;
+  const int64_t tiles = at::divup(num_tokens, tile_rows) * at::divup(head_dim, kColumns);
+  at::empty({batch * num_heads * tiles * (tile_rows * kColumns + kLock)}, f32);
+}
 
 namespace reference {
 

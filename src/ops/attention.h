@@ -1,5 +1,5 @@
-// Engines of packed_attention: one for each kind of device. Not differentiable; packed_attention ties them
-// together.
+// The engines of packed_attention, one for each kind of device. They are not differentiable; packed_attention
+// adds autograd.
 #pragma once
 #include <ATen/core/Tensor.h>
 
@@ -7,38 +7,73 @@
 
 namespace kiln::ops {
 
-// On CUDA ATen's kernels: flash attention (Dao 2023), cuDNN's, or the memory-efficient ones.
+// kFlash, kCudnn and kMemoryEfficient are ATen's kernels on CUDA: flash attention (Dao 2023), cuDNN's and the
+// memory-efficient ones.
 enum class AttentionEngine : int64_t { kNone, kCpu, kFlash, kCudnn, kMemoryEfficient };
 
-// What forward leaves for backward.
+// The results of forward that backward needs.
 struct AttentionResult {
   at::Tensor out;           // (B, N, H * d) contiguous, dtype of qkv
-  at::Tensor log_sum;       // (B, H, N) or as the engine likes: log of the softmax sums
-  at::Tensor seed, offset;  // random state that ATen's CUDA kernels want back (no dropout here), or undefined
+  at::Tensor log_sum;       // log (log2 with SIMD) of the softmax sums; (B, H, N) or the engine's layout
+  at::Tensor seed, offset;  // random state that ATen's CUDA kernels want back, or undefined; no dropout here
 };
 
-// qkv (B, N, 3, H, d) as q, k or v (B, H, N, d), a view.
+// Returns q, k or v (`which` 0, 1 or 2) of qkv (B, N, 3, H, d) as a view (B, H, N, d).
 inline at::Tensor attention_heads(const at::Tensor& qkv, int64_t which) {
   return qkv.select(2, which).transpose(1, 2);
 }
 
 namespace cpu {
-bool attention_serves(const at::Tensor& qkv);  // qkv contiguous
+// True if the dtype of qkv is f32, bf16 or fp16.
+bool attention_serves(const at::Tensor& qkv);
+// Requires a contiguous qkv.
 AttentionResult attention(const at::Tensor& qkv, double scale);
-// grad_out like result.out, contiguous; the result like qkv.
+// grad_out has the shape of result.out and is contiguous. Returns a gradient like qkv.
 at::Tensor attention_backward(const at::Tensor& grad_out, const at::Tensor& qkv,
                               const AttentionResult& result, double scale);
 }  // namespace cpu
 
 namespace cuda {
-// What ATen would take on this GPU for a training step: kNone where it has no fused kernel. It does not
-// depend on whether a gradient is wanted now, so that a recomputed forward gives the same bits. The choice of
-// forward is to be kept for backward: it follows settings that may change in between.
+// Returns the engine that ATen would use on this GPU for a training step, or kNone where it has no fused
+// kernel. The answer does not depend on whether a gradient is wanted now, so a recomputed forward gives the
+// same bits. Keep it for backward: it follows settings that may change in between.
 AttentionEngine attention_engine(const at::Tensor& qkv, double scale);
 AttentionEngine engine_of_backend(int64_t backend);  // an at::SDPBackend
 AttentionResult attention(const at::Tensor& qkv, double scale, AttentionEngine engine);
 at::Tensor attention_backward(const at::Tensor& grad_out, const at::Tensor& qkv,
                               const AttentionResult& result, double scale, AttentionEngine engine);
+
+// Attention by cuDNN, through ATen. On Hopper its kernels are faster than flash attention's, and they take
+// head widths that are not a multiple of 32 without padding.
+//
+// qkv (B, N, 3, H, d) is bf16 or fp16, and d a multiple of 8. Throws c10::Error where cuDNN has no engine for
+// it; ask at::_fused_sdp_choice first.
+AttentionResult cudnn_attention(const at::Tensor& qkv, double scale);
+
+// Gradients of q, k and v (B, H, N, d), in the strides that cuDNN leaves. packed() follows.
+struct AttentionGrads {
+  at::Tensor q, k, v;
+};
+AttentionGrads cudnn_attention_backward(const at::Tensor& grad_out, const at::Tensor& qkv,
+                                        const AttentionResult& result, double scale);
+
+// Packs the three gradients into (B, N, 3, H, d), by one kernel where the build has it.
+at::Tensor packed(const AttentionGrads& grads);
+
 }  // namespace cuda
+
+// The scratch of ATen's attention kernels in backward, for dry runs of CUDA. The sizes come from ATen's
+// source; they are not measured. Each function allocates and frees it.
+
+inline constexpr int64_t kFlashRows = 128;  // flash attention pads a sample's tokens to a multiple of this
+
+// Flash attention sums the gradient of q in f32 with its head dimension padded, and keeps one sum for each
+// row (mha_bwd and mha_varlen_bwd, csrc/flash_attn). `rows` counts the padded rows of all samples.
+void touch_flash_scratch(const at::TensorOptions& options, int64_t rows, int64_t num_heads, int64_t head_dim);
+
+// The memory-efficient kernels in f32 first multiply out by its gradient, then sum the gradient of q in tiles
+// (_efficient_attention_backward; workspace_elements_gq, mem_eff_attention/kernel_backward.h).
+void touch_efficient_scratch(const at::TensorOptions& options, int64_t batch, int64_t num_tokens,
+                             int64_t num_heads, int64_t head_dim);
 
 }  // namespace kiln::ops

@@ -1,4 +1,5 @@
-// Convolutions are oneDNN's and cuDNN's. What is Kiln's here: fp16 as storage on a CPU, and Meta.
+// Convolutions are those of oneDNN and cuDNN. Kiln adds fp16 as storage on a CPU, a Meta path, and frozen
+// convolutions that do not keep their input.
 #include <fmt/ranges.h>
 #include <torch/csrc/autograd/custom_function.h>
 #include <torch/library.h>
@@ -7,7 +8,7 @@
 
 #include "core/aten.h"
 #include "core/error.h"
-#include "ops/cpu/convolution_scratch.h"
+#include "ops/cpu/onednn_scratch.h"
 #include "ops/kernel_types.h"
 #include "ops/ops.h"
 
@@ -21,7 +22,7 @@ at::MemoryFormat format_of(const at::Tensor& x, const at::Tensor& weight) {
   return is_channels_last ? channels_last : at::MemoryFormat::Contiguous;
 }
 
-// Memory like that of the copies that a CPU makes of what is not in the format that it convolves in.
+// Returns memory like the copies that a CPU makes of tensors that are not in the format it convolves in.
 std::vector<at::Tensor> copies_to(at::MemoryFormat format, std::initializer_list<at::Tensor> tensors) {
   std::vector<at::Tensor> copies;
   for (const at::Tensor& tensor : tensors)
@@ -30,7 +31,7 @@ std::vector<at::Tensor> copies_to(at::MemoryFormat format, std::initializer_list
   return copies;
 }
 
-// Stands for oneDNN in a dry run: allocates and frees what it would take inside a convolution.
+// Stands for oneDNN in a dry run: allocates and frees the scratch of a convolution.
 void touch_scratch(int64_t (*scratch_bytes)(const cpu::ConvolutionSize&), const at::Tensor& input,
                    const at::Tensor& weight, const at::Tensor& output, at::IntArrayRef stride,
                    at::IntArrayRef padding, int64_t groups) {
@@ -49,8 +50,8 @@ void touch_scratch(int64_t (*scratch_bytes)(const cpu::ConvolutionSize&), const 
   at::empty({scratch_bytes(size)}, input.options().dtype(at::kByte));
 }
 
-// LibTorch without Python has no convolution on meta. Backends without their own end here: two spatial
-// dimensions, no transposition.
+// LibTorch without Python has no convolution on meta. Backends without their own convolution end here.
+// Handles two spatial dimensions and no transposition.
 at::Tensor convolution_on_meta(const at::Tensor& input, const at::Tensor& weight,
                                const std::optional<at::Tensor>&, at::IntArrayRef stride,
                                at::IntArrayRef padding, at::IntArrayRef dilation, bool, at::IntArrayRef,
@@ -92,7 +93,7 @@ TORCH_LIBRARY_IMPL(aten, Meta, library) {
   library.impl("convolution_backward_overrideable", convolution_backward_on_meta);
 }
 
-// A convolution whose weight and bias are not trained: its input is not kept.
+// A convolution whose weight and bias are not trained. It does not keep its input.
 struct FrozenConvolution : torch::autograd::Function<FrozenConvolution> {
   static at::Tensor forward(torch::autograd::AutogradContext* ctx, const at::Tensor& x,
                             const at::Tensor& weight, const std::optional<at::Tensor>& bias,
@@ -108,7 +109,7 @@ struct FrozenConvolution : torch::autograd::Function<FrozenConvolution> {
                                                const torch::autograd::tensor_list& grads) {
     const at::Tensor weight = ctx->get_saved_variables()[0], &grad = grads[0];
     const std::vector<int64_t> shape = ctx->saved_data["shape"].toIntVector();
-    // The gradient of the input is asked of its shape: its values are not read.
+    // The gradient of the input depends on the input's shape; its values are not read.
     const at::Tensor x =
         at::empty(ctx->saved_data["sizes"].toIntVector(), grad.options(), format_of(grad, weight));
     const at::Tensor grad_x = std::get<0>(at::convolution_backward(

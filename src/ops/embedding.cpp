@@ -23,7 +23,7 @@ struct Embedding : torch::autograd::Function<Embedding> {
     ctx->save_for_backward({ids});
     ctx->saved_data["num_rows"] = table.size(0);
     ctx->saved_data["dtype"] = static_cast<int64_t>(table.scalar_type());
-    if (table.is_meta()) {  // ATen has no Meta kernel for it outside of Python
+    if (table.is_meta()) {  // outside of Python ATen has no Meta kernel for it
       std::vector<int64_t> shape = ids.sizes().vec();
       shape.push_back(table.size(1));
       const at::Tensor rows = at::empty(shape, table.options()).to(result_dtype(table));

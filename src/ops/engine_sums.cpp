@@ -12,7 +12,7 @@ namespace kiln {
 namespace {
 
 thread_local int scopes = 0;
-thread_local int functions = 0;  // of the graph that run: their own sums are none of the engine's
+thread_local int functions = 0;  // graph functions now running; sums inside them are not the engine's
 
 std::unique_ptr<at::ObserverContext> enter_function(const at::RecordFunction&) {
   ++functions;
@@ -20,7 +20,7 @@ std::unique_ptr<at::ObserverContext> enter_function(const at::RecordFunction&) {
 }
 void leave_function(const at::RecordFunction&, at::ObserverContext*) { --functions; }
 
-// can_accumulate_inplace() of torch's input_buffer.cpp, but for what it excludes meta by.
+// The same test as can_accumulate_inplace() of torch's input_buffer.cpp, without its exclusion of meta.
 bool engine_holds_alone(const at::Tensor& sum) {
   return scopes > 0 && functions == 0 && torch::autograd::get_current_graph_task_id() >= 0 &&
          sum.use_count() == 1 && sum.has_storage() && sum.storage().use_count() == 1 &&
@@ -31,7 +31,7 @@ at::Tensor add_on_meta(const at::Tensor& self, const at::Tensor& other, const at
   return engine_holds_alone(self) ? self : at::meta::add(self, other, alpha);
 }
 
-// Torch allows kernels for meta to be replaced.
+// Torch allows the kernels of meta to be replaced.
 TORCH_LIBRARY_IMPL(aten, Meta, library) { library.impl("add.Tensor", add_on_meta); }
 
 }  // namespace

@@ -11,12 +11,12 @@
 namespace kiln::ops {
 namespace {
 
-constexpr int64_t kShortest = 256;  // extent of a product that is worth converting for
+constexpr int64_t kShortest = 256;  // the least extent for which the conversion pays
 constexpr int64_t kMultiple = 16;
 
 float largest_value(at::ScalarType dtype) { return dtype == at::kFloat8_e4m3fn ? 448 : 57344; }
 
-// The power of two that is `ratio` or next above it, from its bits.
+// Returns the smallest power of two that is at least `ratio`, by its bits.
 at::Tensor power_of_two_above(const at::Tensor& ratio) {
   constexpr int64_t kMantissa = 0x7fffff, kExponent = 0x7f800000;
   return at::bitwise_and(ratio.view(at::kInt) + kMantissa, kExponent).view(at::kFloat);
@@ -61,7 +61,7 @@ Fp8Tensor to_fp8(const at::Tensor& tensor, at::ScalarType dtype, Fp8Layout layou
     const at::Tensor largest =
         at::linalg_vector_norm(tensor, std::numeric_limits<double>::infinity(), {}, false, at::kFloat);
     result.scale = power_of_two_above(at::clamp_min(largest / largest_value(dtype), kSmallest));
-    // Exact in the tensor's own dtype; not above the largest value, so that nothing saturates.
+    // The product is exact in the tensor's own dtype, and at most the largest value: nothing saturates.
     const at::Tensor values = (tensor * result.scale.reciprocal()).to(dtype);
     if (wants_rows) result.values = values;
     if (wants_transposed) result.transposed = values.t().contiguous();

@@ -1,10 +1,7 @@
-#include "ops/gated_residual.h"
-
 #include <ATen/Parallel.h>
 #include <torch/csrc/autograd/custom_function.h>
 
 #include "core/aten.h"
-#include "core/error.h"
 #include "core/tensors.h"
 #include "ops/cpu/kernels.h"
 #include "ops/cuda/launch.h"
@@ -14,23 +11,6 @@
 #include "ops/ops.h"
 
 namespace kiln::ops {
-
-GatedResidualArgs gated_residual_args(const at::Tensor& gate, const at::Tensor& y) {
-  return {.gate = gate.const_data_ptr(),
-          .gate_dtype = from_scalar_type(gate.scalar_type()),
-          .gate_stride = static_cast<size_t>(gate.stride(0)),
-          .y = y.const_data_ptr(),
-          .y_dtype = from_scalar_type(y.scalar_type()),
-          .rows_per_batch = static_cast<size_t>(y.size(1)),
-          .width = static_cast<size_t>(y.size(2))};
-}
-
-void check_gated_residual(const char* who, const at::Tensor& x, const at::Tensor& gate, const at::Tensor& y) {
-  check_modulation(who, "gate", x, gate);
-  if (y.sizes() != x.sizes())
-    fail(who, "y must have the shape of x {}, got {}", c10::str(x.sizes()), c10::str(y.sizes()));
-}
-
 namespace {
 
 using torch::autograd::AutogradContext;
@@ -82,7 +62,7 @@ class GatedResidual : public torch::autograd::Function<GatedResidual> {
     return out;
   }
 
-  // x enters by addition: its gradient is the incoming one, the very tensor.
+  // x enters by addition, so its gradient is the incoming tensor itself.
   static variable_list backward(AutogradContext* ctx, const variable_list& grads) {
     const variable_list saved = ctx->get_saved_variables();
     const at::Tensor &gate = saved[0], &y = saved[1];

@@ -12,7 +12,7 @@ namespace {
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
-// The gate's activation is computed again in backward.
+// Recomputes the gate's activation in backward.
 struct Geglu : torch::autograd::Function<Geglu> {
   static at::Tensor forward(AutogradContext* ctx, const at::Tensor& h) {
     ctx->save_for_backward({h});

@@ -12,7 +12,7 @@
 namespace kiln::ops {
 namespace {
 
-constexpr int64_t kGeluGrain = 16384;  // elements worth a thread
+constexpr int64_t kGeluGrain = 16384;  // least elements of a thread
 
 void check_contiguous(const at::Tensor& in, const at::Tensor& out) {
   TORCH_INTERNAL_ASSERT(in.is_contiguous() && out.is_contiguous() && in.sizes() == out.sizes() &&

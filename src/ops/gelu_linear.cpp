@@ -5,7 +5,7 @@
 #include "core/aten.h"
 #include "core/error.h"
 #include "ops/gelu.h"
-#include "ops/layer_grads.h"
+#include "ops/matrix_products.h"
 #include "ops/ops.h"
 
 namespace kiln::ops {
@@ -20,7 +20,7 @@ at::Tensor gelu_of(const at::Tensor& rows) {
   return activation;
 }
 
-// gelu alone, which keeps what it reads.
+// gelu alone. Saves its input.
 struct GeluTanh : torch::autograd::Function<GeluTanh> {
   static at::Tensor forward(AutogradContext* ctx, const at::Tensor& h) {
     ctx->save_for_backward({h});
@@ -61,12 +61,12 @@ struct GeluTanhLinear : torch::autograd::Function<GeluTanhLinear> {
   }
 };
 
-// Both layers of an MLP. Keeps x and what gelu reads: gelu is recomputed in backward.
+// Both layers of an MLP. Saves x and the input of gelu; gelu is recomputed in backward.
 struct GeluTanhMlp : torch::autograd::Function<GeluTanhMlp> {
   static at::Tensor forward(AutogradContext* ctx, const at::Tensor& x, const at::Tensor& weight_1,
                             const at::Tensor& bias_1, const at::Tensor& weight_2, const at::Tensor& bias_2) {
     const GeluResult inner = affine_gelu(x.reshape({-1, weight_1.size(1)}).contiguous(), weight_1, bias_1);
-    // x serves the first weight's gradient alone.
+    // x is needed only for the gradient of the first weight.
     ctx->save_for_backward(
         {weight_1.requires_grad() ? x : at::Tensor(), inner.hidden, weight_1, bias_1, weight_2, bias_2});
     std::vector<int64_t> shape = x.sizes().vec();
@@ -98,7 +98,7 @@ struct GeluTanhMlp : torch::autograd::Function<GeluTanhMlp> {
   }
 };
 
-// (out, in) weights that fit behind x (..., in), with their biases.
+// Throws unless the weights (out, in) and their biases fit behind x (..., in).
 void check_mlp(const at::Tensor& x, const MlpWeights& w) {
   const bool fits = w.weight_1.dim() == 2 && w.weight_2.dim() == 2 && x.dim() >= 1 &&
                     x.size(-1) == w.weight_1.size(1) && w.weight_2.size(1) == w.weight_1.size(0) &&
@@ -139,7 +139,7 @@ at::Tensor gelu_tanh_mlp(const at::Tensor& x, const MlpWeights& weights, at::Sca
   const MlpWeights w{cast(weights.weight_1), cast(weights.bias_1), cast(weights.weight_2),
                      cast(weights.bias_2)};
   if (products == Products::kFp8) {
-    // Its products have no epilogues. The second layer keeps gelu's result in 8 bits.
+    // fp8 products have no epilogues. The second layer saves gelu's result in 8 bits.
     at::Tensor hidden = linear(x, w.weight_1, w.bias_1, compute_dtype, products);
     return linear(GeluTanh::apply(hidden), w.weight_2, w.bias_2, compute_dtype, products);
   }

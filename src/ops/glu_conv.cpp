@@ -6,7 +6,7 @@
 #include "core/aten.h"
 #include "core/error.h"
 #include "core/tensors.h"
-#include "ops/cpu/glu_conv.h"
+#include "ops/cpu/kernels.h"
 #include "ops/kernel_types.h"
 #include "ops/op_mark.h"
 #include "ops/ops.h"
@@ -17,7 +17,7 @@ namespace {
 using torch::autograd::AutogradContext;
 using torch::autograd::tensor_list;
 
-// (2C, 1, 3, 3) -> (9, 2C) f32
+// Returns weight (2C, 1, 3, 3) as (9, 2C) f32.
 at::Tensor by_tap(const at::Tensor& weight) { return weight.to(at::kFloat).flatten(1).t().contiguous(); }
 
 struct Picture {
@@ -36,7 +36,7 @@ cpu::GluConv kernel_args(const at::Tensor& h, const at::Tensor& taps, const at::
           .channels = static_cast<size_t>(h.size(2) / 2)};
 }
 
-// body(picture, first channel, number of channels) in parallel.
+// Calls body(picture, first channel, number of channels) in parallel.
 template <class Body>
 void for_each_block(int64_t batch, int64_t channels, const Body& body) {
   const int64_t block = cpu::kGluBlockChannels, blocks = at::divup(channels, block);
@@ -77,7 +77,7 @@ struct GluDepthwiseConv : torch::autograd::Function<GluDepthwiseConv> {
     OpMark mark("kiln::glu_depthwise_conv_backward", grads[0], h, weight, bias);
     const at::Tensor taps = by_tap(weight), wide_bias = bias.to(at::kFloat).contiguous();
     const at::Tensor grad = grads[0].contiguous(), grad_h = at::empty_like(h);
-    // Sums of each picture, then over them in order: the bits do not depend on the threads.
+    // Sums each picture, then all of them in order, so the bits do not depend on the threads.
     const at::Tensor grad_taps = at::empty({h.size(0), taps.size(0), taps.size(1)}, taps.options());
     const at::Tensor grad_biases = at::empty({h.size(0), taps.size(1)}, taps.options());
     if (!h.is_meta())

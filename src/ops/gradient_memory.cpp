@@ -2,7 +2,8 @@
 
 namespace kiln::ops {
 
-// A leaf's own .grad holds it: autograd::grad() leaves that alone, and it reaches the engine's threads.
+// The memory is kept in the leaf's own .grad: autograd::grad() does not touch that, and the engine's threads
+// can read it.
 void lend_gradient_memory(const at::Tensor& leaf, const at::Tensor& memory) { leaf.mutable_grad() = memory; }
 
 at::Tensor take_gradient_memory(const at::Tensor& weight, at::ScalarType dtype) {

@@ -19,7 +19,7 @@ namespace {
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
-constexpr int64_t kPixelsPerPartial = 1024;  // channels-last: fixed, so that the thread count does not matter
+constexpr int64_t kPixelsPerPartial = 1024;  // channels-last; fixed, so that the thread count does not matter
 
 struct Affine {
   int64_t num_groups;
@@ -80,7 +80,7 @@ void forward_channels_last(const at::Tensor& x, const Affine& affine, const at::
   char* to = static_cast<char*>(out.mutable_data_ptr());
   std::vector<double> mean(batch * num_partials * channels), m2(mean.size());
   std::vector<float> factor(batch * channels), offset(factor.size());
-  // body(picture, first pixel, number of pixels, index of the partial)
+  // Calls body(picture, first pixel, number of pixels, index of the partial).
   const auto for_each_partial = [&](auto&& body) {
     at::parallel_for(0, batch * num_partials, 1, [&](int64_t begin, int64_t end) {
       for (int64_t i = begin; i < end; ++i) {
@@ -105,8 +105,8 @@ void forward_channels_last(const at::Tensor& x, const Affine& affine, const at::
   });
 }
 
-// What ATen's own group norm gives for the same input: the output before SiLU, in x's dtype, mean and
-// reciprocal deviation (B, groups) in f32. On meta only their memory.
+// The results of ATen's own group norm for the same input: the output before SiLU in x's dtype, and mean and
+// reciprocal deviation (B, groups) in f32. On meta they are only allocated.
 struct Normalised {
   at::Tensor y, mean, rstd;
 };
@@ -122,7 +122,7 @@ Normalised normalised(const at::Tensor& x, const Affine& affine) {
   return {y, mean, rstd};
 }
 
-// Forward by kernel, which leaves nothing but the input: backward normalises it again.
+// Forward runs a kernel and saves nothing but the input; backward normalises it again.
 class GroupNormSilu : public torch::autograd::Function<GroupNormSilu> {
  public:
   static at::Tensor forward(AutogradContext* ctx, const at::Tensor& x_in, int64_t num_groups,
@@ -145,7 +145,7 @@ class GroupNormSilu : public torch::autograd::Function<GroupNormSilu> {
     const variable_list saved = ctx->get_saved_variables();
     const at::Tensor &x = saved[0], &weight = saved[1], &bias = saved[2];
     OpMark mark("kiln::group_norm_silu_backward", grads[0], x);
-    mark.outputs(grads[0]);  // the gradient of x is like it
+    mark.outputs(grads[0]);  // the gradient of x is like the incoming one
     const Affine affine = {ctx->saved_data["num_groups"].toInt(), weight.to(at::kFloat).contiguous(),
                            bias.to(at::kFloat).contiguous(), ctx->saved_data["eps"].toDouble(),
                            ctx->saved_data["silu"].toBool()};
@@ -154,7 +154,7 @@ class GroupNormSilu : public torch::autograd::Function<GroupNormSilu> {
     if (affine.silu) grad = at::silu_backward(grad, forward.y);
     at::Tensor grad_x, grad_weight, grad_bias;
     const std::array<bool, 3> wanted = {ctx->needs_input_grad(0), ctx->needs_input_grad(1),
-                                        ctx->needs_input_grad(2)};  // counting tensors alone
+                                        ctx->needs_input_grad(2)};  // indices count tensor arguments only
     if (x.is_meta()) {
       if (wanted[0]) grad_x = at::empty_like(x);
       if (wanted[1]) grad_weight = at::empty_like(affine.weight);
@@ -170,8 +170,8 @@ class GroupNormSilu : public torch::autograd::Function<GroupNormSilu> {
   }
 };
 
-// In a dry run of CUDA: allocates what ATen's kernel, which takes and gives contiguous tensors, and the steps
-// after it allocate. Nobody trains through it there.
+// Stands for CUDA in a dry run. Allocates what ATen's kernel and the steps after it allocate; the kernel
+// takes and returns contiguous tensors. Nobody trains through it there.
 at::Tensor meta_cuda_group_norm(const at::Tensor& x, bool silu) {
   at::Tensor y;
   {
@@ -198,7 +198,7 @@ at::Tensor group_norm_silu(const at::Tensor& x, int64_t num_groups, const at::Te
          bias.numel());
   }
   OpMark mark("kiln::group_norm_silu", x, weight, bias);
-  mark.outputs(x);    // the result is like it
+  mark.outputs(x);    // the result is like x
   if (x.is_cuda()) {  // ATen's kernel accumulates in f32 and is fast there
     const at::Tensor y =
         at::group_norm(x, num_groups, weight.to(x.scalar_type()), bias.to(x.scalar_type()), eps);

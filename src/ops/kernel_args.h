@@ -1,14 +1,15 @@
-// What the CPU and the CUDA kernels are given: plain pointers, without torch. Element types are f32, bf16 or
-// fp16.
+// The arguments of the CPU and CUDA kernels, as plain pointers and without torch. Element types are f32, bf16
+// or fp16.
 #pragma once
 #include <cstddef>
+#include <cstdint>
 
 #include "core/dtype.h"
 
 namespace kiln::ops {
 
-// Rows of `width` elements, `rows_per_batch` of them for each row of shift and scale, which lie
-// `shift_stride` and `scale_stride` elements apart.
+// Rows of `width` elements. Each row of shift and scale serves `rows_per_batch` of them; rows of shift are
+// `shift_stride` elements apart, rows of scale `scale_stride`.
 struct AdalnArgs {
   const void* x;
   Dtype x_dtype;
@@ -22,7 +23,8 @@ struct AdalnArgs {
   float* rstd;
 };
 
-// out = x + gate * y; gate as shift and scale above. y null: no such branch is added.
+// out = x + gate * y. The gate has one row per batch, like shift and scale above. A null y means that no
+// branch is added.
 struct GatedResidualArgs {
   const void* gate;
   Dtype gate_dtype;
@@ -32,16 +34,18 @@ struct GatedResidualArgs {
   size_t rows_per_batch, width;
 };
 
-// Gradients of adaLN and of the gated residual before it, all dense. Those of results are read.
+// Gradients of adaLN and of the gated residual before it, all dense. The kernel reads `out` and `around` and
+// writes the others.
 struct AdalnGrads {
   const void* out;     // of the norm's result
-  const void* around;  // of the norm's input, by whoever else reads it; null: nobody
+  const void* around;  // of the norm's input, from its other readers; null if there are none
   void* x;             // of x_in, in its dtype
   void *shift, *scale;
   void *y, *gate;  // null without a branch
 };
 
-// Products of a linear layer with an epilogue. Row-major and dense, one dtype throughout; M rows.
+// Products of a linear layer with an epilogue. All matrices are row-major, dense and of one dtype; there are
+// M rows.
 enum class EpilogueProduct {
   kAffineGelu,  // hidden = left (M, in) @ right (out, in)^T + bias (out); result (M, out) = gelu_tanh(hidden)
   kGradRowsGelu,  // result (M, in) = left (M, out) @ right (out, in) * gelu_tanh'(hidden); bias (in): its sum
@@ -57,13 +61,17 @@ struct EpilogueProductArgs {
   void* hidden;  // like result: written by kAffineGelu, read by kGradRowsGelu, null for kGradWeight
 };
 
-// Gradients of q, k and v (B, H, N, d), each of strides of its own (elements) but the last, which is 1.
+// Gradients of q, k and v (B, H, N, d). Each has its own strides in elements; the last one is 1.
 struct HeadGrads {
   const void* data[3];
   size_t batch_stride[3], head_stride[3], token_stride[3];
 };
 
-// Flat memory; elements at one index belong together.
+// Updates of at least this many elements write the compute weights around the caches. Fewer stay in the
+// caches for the next forward.
+inline constexpr int64_t kStreamedElements = int64_t{1} << 20;
+
+// Flat memory. Elements at one index belong together.
 struct AdamwElements {
   float* master;
   const void* grad;
@@ -75,8 +83,7 @@ struct AdamwElements {
   float* const* emas;
   const float* ema_steps;  // 1 - decay
   size_t num_emas;
-  const float*
-      device_scale;  // CUDA: on the device, multiplies in place of grad_scale; NaN moves nothing. Or null
+  const float* device_scale;  // null, or on a CUDA device: replaces grad_scale, and NaN moves nothing
 };
 
 struct AdamwFactors {
@@ -88,5 +95,8 @@ struct AdamwFactors {
   float inv_sqrt_correction2;  // 1 / sqrt(1 - beta2^t)
   float eps;
 };
+
+struct AdamWStep;  // ops/ops.h
+AdamwFactors step_factors(const AdamWStep& options);
 
 }  // namespace kiln::ops

@@ -1,17 +1,18 @@
-// Which tensors the hand-written kernels take.
+// The tensors that the hand-written kernels take.
 #pragma once
 #include <ATen/core/Tensor.h>
 
 namespace kiln::ops {
 
-// f32, bf16 or fp16, on the CPU, on meta (where a kernel's wrapper allocates as it would elsewhere and
-// computes nothing), or on CUDA where the kernels are compiled in. Anything else goes the composed way.
+// True for f32, bf16 or fp16 on the CPU, on meta, or on CUDA where the kernels are compiled in. On meta a
+// kernel's wrapper allocates as it would elsewhere and computes nothing. Any other tensor takes the composed
+// way.
 bool has_kernel(const at::Tensor& tensor);
 
-// On a CPU, or on meta in a dry run that stands for one.
+// True on a CPU, or on meta in a dry run that stands for one.
 bool computes_on_cpu(const at::Tensor& tensor);
 
-// f32, bf16 or fp16.
+// True for f32, bf16 or fp16.
 bool is_kernel_dtype(at::ScalarType dtype);
 
 }  // namespace kiln::ops

@@ -14,12 +14,12 @@ namespace {
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
-// x and the affine in the dtypes that ATen takes together: statistics then stay in f32.
+// x, weight and bias in dtypes that ATen takes together, so that statistics stay in f32.
 struct LayerNormInputs {
   at::Tensor x, weight, bias;
 };
 
-// Output in the dtype of x, mean and reciprocal deviation in f32.
+// Returns the output in the dtype of x, and mean and reciprocal deviation in f32.
 std::tuple<at::Tensor, at::Tensor, at::Tensor> normalised(const LayerNormInputs& in, double eps) {
   if (!in.x.is_meta()) return at::native_layer_norm(in.x, {in.x.size(-1)}, in.weight, in.bias, eps);
   std::vector<int64_t> rows = in.x.sizes().vec();

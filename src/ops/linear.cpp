@@ -6,7 +6,7 @@
 #include "core/aten.h"
 #include "core/error.h"
 #include "ops/fp8.h"
-#include "ops/layer_grads.h"
+#include "ops/matrix_products.h"
 #include "ops/ops.h"
 
 namespace kiln::ops {
@@ -21,11 +21,11 @@ std::vector<int64_t> result_shape(const at::Tensor& x, const at::Tensor& weight)
   return shape;
 }
 
-// Autograd of at::linear, with the fast bias sum and fp16 kept as storage.
+// at::linear with its autograd, a faster bias sum, and fp16 as storage on a CPU.
 struct Linear : torch::autograd::Function<Linear> {
   static at::Tensor forward(AutogradContext* ctx, const at::Tensor& x, const at::Tensor& weight,
                             const std::optional<at::Tensor>& bias) {
-    // The input serves the weight's gradient alone.
+    // The input is needed only for the gradient of the weight.
     ctx->save_for_backward({weight.requires_grad() ? x : at::Tensor(), weight, bias.value_or(at::Tensor())});
     return affine(x.reshape({-1, weight.size(1)}), weight, bias).view(result_shape(x, weight));
   }
@@ -50,7 +50,7 @@ struct Linear : torch::autograd::Function<Linear> {
   }
 };
 
-// The same with products in fp8, for bf16 operands. Keeps x as it is multiplied: half its bytes.
+// The same with products in fp8, for bf16 operands. Saves x in 8 bits, which is half its bytes.
 struct Fp8Linear : torch::autograd::Function<Fp8Linear> {
   static at::Tensor forward(AutogradContext* ctx, const at::Tensor& x, const at::Tensor& weight,
                             const std::optional<at::Tensor>& bias) {

@@ -6,7 +6,7 @@
 #include "core/aten.h"
 #include "core/error.h"
 #include "core/tensors.h"
-#include "ops/cpu/linear_attention.h"
+#include "ops/cpu/kernels.h"
 #include "ops/kernel_types.h"
 #include "ops/op_mark.h"
 #include "ops/ops.h"
@@ -17,9 +17,10 @@ namespace {
 using torch::autograd::AutogradContext;
 using torch::autograd::tensor_list;
 
-constexpr double kEps = 1e-15;  // of the reference: it only keeps 0 / 0 from being NaN
+constexpr double kEps = 1e-15;  // of the reference; it only keeps 0 / 0 from being NaN
 
-// Tokens and heads may be strided (a part of a packed projection is), but one after another in a sample.
+// Returns the tensor, or a copy if the kernels cannot read its strides: the elements of a token's heads must
+// be dense, as in a part of a packed projection.
 at::Tensor unit_stride(const at::Tensor& tensor) {
   return tensor.stride(3) == 1 && tensor.stride(2) == tensor.size(3) ? tensor : tensor.contiguous();
 }
@@ -30,7 +31,7 @@ cpu::HeadTokens head_of(const at::Tensor& tensor, int64_t b, int64_t h) {
           .stride = static_cast<size_t>(tensor.stride(1))};
 }
 
-// body(head, b, h) for every head of every sample.
+// Calls body(b, h) for every head of every sample.
 template <class Body>
 void for_each_head(const at::Tensor& q, const Body& body) {
   const int64_t num_heads = q.size(2);
@@ -45,7 +46,7 @@ cpu::LinearAttentionShape shape_of(const at::Tensor& q) {
           .head_dim = static_cast<size_t>(q.size(3))};
 }
 
-// Saves q, k and v: the sums over tokens are as cheap to make again as to keep.
+// Saves q, k and v. The sums over tokens are as cheap to compute again as to keep.
 struct ReluLinearAttention : torch::autograd::Function<ReluLinearAttention> {
   static at::Tensor forward(AutogradContext* ctx, const at::Tensor& q_in, const at::Tensor& k_in,
                             const at::Tensor& v_in) {

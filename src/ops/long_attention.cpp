@@ -12,7 +12,7 @@ namespace {
 using torch::autograd::AutogradContext;
 using torch::autograd::tensor_list;
 
-// On meta it allocates what ATen's kernels leave.
+// Calls ATen's flash attention for each sample. On meta it allocates what ATen's kernels leave.
 struct LongAttention : torch::autograd::Function<LongAttention> {
   static at::Tensor forward(AutogradContext* ctx, const at::Tensor& q, const at::Tensor& k,
                             const at::Tensor& v, const std::vector<int64_t>& offsets, double scale) {
@@ -87,7 +87,7 @@ void zero_unowned(const at::Tensor& rows, const std::vector<int64_t>& offsets) {
 }
 
 bool prefers_long_attention(const at::Tensor& q, const std::vector<int64_t>& offsets) {
-  constexpr int64_t kManyRows = 256;  // the mean; a training step takes equally long at 300
+  constexpr int64_t kManyRows = 256;  // mean rows of a sample; a training step takes equally long at 300
   return q.scalar_type() == at::kBFloat16 && offsets.back() - offsets.front() > kManyRows * q.size(0);
 }
 

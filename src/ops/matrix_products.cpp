@@ -8,10 +8,9 @@
 #include "core/dry_run.h"
 #include "core/scratch.h"
 #include "core/tensors.h"
-#include "ops/cpu/column_sum.h"
 #include "ops/cpu/instruction_set.h"
 #include "ops/cpu/kernels.h"
-#include "ops/cpu/product_scratch.h"
+#include "ops/cpu/onednn_scratch.h"
 #include "ops/cuda/launch.h"
 #include "ops/gelu.h"
 #include "ops/kernel_types.h"
@@ -20,14 +19,14 @@
 namespace kiln::ops {
 namespace {
 
-// The operand as it is multiplied: ATen's fp16 products on a CPU are a hundred times slower than its f32
-// ones.
+// Returns the operand in the dtype that is multiplied. ATen's fp16 products on a CPU are a hundred times
+// slower than its f32 ones.
 at::Tensor operand(const at::Tensor& tensor) {
   return tensor.scalar_type() == at::kHalf && computes_on_cpu(tensor) ? tensor.to(at::kFloat) : tensor;
 }
 
-// oneDNN's linear with the bias added in the product's own pass, where at::addmm writes and reads the result
-// once more: f32 and bf16 run 8 to 20 % faster.
+// oneDNN's linear adds the bias in the product's own pass, where at::addmm writes and reads the result once
+// more. f32 and bf16 run 8 to 20 % faster.
 at::Tensor onednn_linear(const at::Tensor& rows, const at::Tensor& weight, const at::Tensor& bias) {
   using Signature =
       at::Tensor(const at::Tensor&, const at::Tensor&, const std::optional<at::Tensor>&, std::string_view,
@@ -43,8 +42,8 @@ bool onednn_takes(const at::Tensor& rows, const at::Tensor& weight) {
          (dtype == at::kFloat || (dtype == at::kBFloat16 && cpu::chosen_avx512()));
 }
 
-// Stands for oneDNN in a dry run: allocates and frees what it would inside the product of `a` that has just
-// been made.
+// Stands for oneDNN in a dry run: allocates and frees the scratch of the product of `a` that has just been
+// made.
 void touch_scratch(cpu::Product product, const at::Tensor& result, const at::Tensor& a) {
   if (!a.is_meta() || !computes_on_cpu(a)) return;
   const int64_t k = a.numel() / std::max<int64_t>(result.size(0), 1);
@@ -124,8 +123,8 @@ at::Tensor affine_grad_bias(const at::Tensor& grad, at::Tensor memory) {
 
 namespace {
 
-// On a GPU, or in a dry run of one, with memory that cuBLASLt's epilogues take. What a dry run stands for has
-// them.
+// True on a GPU, or in a dry run of one, for dtypes that cuBLASLt's epilogues take. A dry run assumes that
+// the GPU has them.
 bool has_epilogues(const at::Tensor& tensor) {
   const bool on_gpu = (tensor.is_cuda() && cuda::kernels_compiled()) ||
                       (tensor.is_meta() && dry_run_device() == DryRunDevice::kCuda);
@@ -140,7 +139,7 @@ void* data_of(const at::Tensor& tensor) {
   return tensor.defined() && !tensor.is_meta() ? tensor.mutable_data_ptr() : nullptr;
 }
 
-// False: nothing was done. `hidden` may be undefined.
+// Returns false if it did nothing. `hidden` may be undefined.
 bool with_epilogue(EpilogueProduct product, const at::Tensor& left, const at::Tensor& right,
                    const at::Tensor& result, const at::Tensor& bias, const at::Tensor& hidden) {
   if (left.numel() == 0 || !left.is_contiguous() || !right.is_contiguous()) return false;

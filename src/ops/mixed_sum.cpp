@@ -6,7 +6,7 @@
 namespace kiln::ops {
 namespace {
 
-// Stands for the kernel's wider copy of `term` in a dry run of a CPU.
+// Stands for the kernel's wider copy of `term` in a dry run of a CPU; undefined elsewhere.
 at::Tensor copy_scratch(const at::Tensor& term, at::ScalarType dtype) {
   const bool copies = term.is_meta() && computes_on_cpu(term) && term.scalar_type() != dtype;
   return copies ? at::empty(term.sizes(), term.options().dtype(dtype)) : at::Tensor();

@@ -36,4 +36,20 @@ void sum_partials(const at::Tensor& partials, const at::Tensor& sums) {
   });
 }
 
+GatedResidualArgs gated_residual_args(const at::Tensor& gate, const at::Tensor& y) {
+  return {.gate = gate.const_data_ptr(),
+          .gate_dtype = from_scalar_type(gate.scalar_type()),
+          .gate_stride = static_cast<size_t>(gate.stride(0)),
+          .y = y.const_data_ptr(),
+          .y_dtype = from_scalar_type(y.scalar_type()),
+          .rows_per_batch = static_cast<size_t>(y.size(1)),
+          .width = static_cast<size_t>(y.size(2))};
+}
+
+void check_gated_residual(const char* who, const at::Tensor& x, const at::Tensor& gate, const at::Tensor& y) {
+  check_modulation(who, "gate", x, gate);
+  if (y.sizes() != x.sizes())
+    fail(who, "y must have the shape of x {}, got {}", c10::str(x.sizes()), c10::str(y.sizes()));
+}
+
 }  // namespace kiln::ops

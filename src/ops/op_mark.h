@@ -1,5 +1,5 @@
-// A fused operation, marked for whoever listens to torch's RecordFunction: profilers and their Chrome traces,
-// the plan's recorder of operations. Free when nobody does.
+// Marks a fused operation for the listeners of torch's RecordFunction: profilers with their Chrome traces,
+// and the plan's recorder of operations. It costs nothing when nobody listens.
 #pragma once
 #include <ATen/core/Tensor.h>
 #include <ATen/record_function.h>
@@ -12,17 +12,18 @@ namespace kiln::ops {
 
 inline c10::IValue mark_value(const at::Tensor& tensor) { return tensor; }
 
-// Lives while the operation runs. No mark contains another one.
+// Lives while the operation runs. Marks never nest.
 class OpMark {
  public:
-  // `name`: "kiln::adaln_modulate_backward". `inputs`: what it reads; undefined tensors are welcome.
+  // `name` is for example "kiln::adaln_modulate_backward". `inputs` are the tensors that the operation reads;
+  // some may be undefined.
   template <class... Inputs>
   explicit OpMark(std::string_view name, const Inputs&... inputs) : record_(at::RecordScope::FUNCTION) {
     if (!record_.isActive()) return;
     const std::array<c10::IValue, sizeof...(inputs)> values{mark_value(inputs)...};
     record_.before(name, c10::ArrayRef<const c10::IValue>(values.data(), values.size()));
   }
-  // What it writes.
+  // Records the tensors that the operation writes.
   template <class... Outputs>
   void outputs(const Outputs&... outputs) {
     if (record_.isActive() && record_.needsOutputs())

@@ -1,10 +1,10 @@
 // The fused operations. Each has a composed ATen reference (namespace ops::reference: the oracle of tests and
-// the fallback everywhere), autograd, a Meta path and, where it pays, CPU and CUDA kernels. Nothing here
+// the fallback everywhere), autograd, a Meta path and, where they pay, CPU and CUDA kernels. Nothing here
 // knows a model.
 //
-// Mixed precision follows torch.autocast: matrix products and attention in the compute dtype (bf16/fp16),
-// norms, softmax and accumulation in f32, the residual stream in the dtype it comes in (f32). fp16 on a CPU
-// is storage only: the products run in f32.
+// Mixed precision follows torch.autocast. Matrix products and attention run in the compute dtype (bf16 or
+// fp16), norms, softmax and accumulation in f32, and the residual stream keeps its own dtype (f32). On a CPU,
+// fp16 is storage only: products run in f32.
 #pragma once
 #include <ATen/core/Tensor.h>
 
@@ -13,20 +13,21 @@
 
 namespace kiln::ops {
 
-// What products run in: the compute dtype, or for layers that are large enough fp8 (ops/fp8.h) under bf16.
+// The number format of products: the compute dtype, or under bf16 fp8 for layers that are large enough
+// (ops/fp8.h).
 enum class Products { kComputeDtype, kFp8 };
 
-// x (..., in) @ weight (out, in)^T + bias (out). x and the weight are cast to `compute_dtype`, the result
-// stays in it. The gradient of weight and bias has their own dtype.
+// x (..., in) @ weight (out, in)^T + bias (out). x and the weight are cast to `compute_dtype`, and the result
+// stays in it. Weight and bias get gradients of their own dtypes.
 at::Tensor linear(const at::Tensor& x, const at::Tensor& weight, const std::optional<at::Tensor>& bias,
                   at::ScalarType compute_dtype, Products products = Products::kComputeDtype);
 
-// linear(gelu_tanh(h), weight, bias) that saves h alone: gelu is recomputed in backward. h (..., in) in
-// compute dtype.
+// linear(gelu_tanh(h), weight, bias) that saves h alone and recomputes gelu in backward. h (..., in) is in
+// the compute dtype.
 at::Tensor gelu_tanh_linear(const at::Tensor& h, const at::Tensor& weight,
                             const std::optional<at::Tensor>& bias, at::ScalarType compute_dtype);
 
-// linear(gelu_tanh(linear(x, weight_1, bias_1)), weight_2, bias_2) that saves x and what gelu reads.
+// linear(gelu_tanh(linear(x, weight_1, bias_1)), weight_2, bias_2). Saves x and the input of gelu.
 struct MlpWeights {
   at::Tensor weight_1, bias_1;  // (hidden, in), (hidden)
   at::Tensor weight_2, bias_2;  // (out, hidden), (out)
@@ -34,82 +35,85 @@ struct MlpWeights {
 at::Tensor gelu_tanh_mlp(const at::Tensor& x, const MlpWeights& weights, at::ScalarType compute_dtype,
                          Products products = Products::kComputeDtype);
 
-// Rows of `table` (rows, D) by `ids` (...) i64 -> (..., D), f32 (f64 for an f64 table). The gradient is
-// dense: summed in f32, then in the table's dtype.
+// Looks up rows of `table` (rows, D) by `ids` (...) i64 -> (..., D), f32 (f64 for an f64 table). The gradient
+// is dense: it is summed in f32, then cast to the table's dtype.
 at::Tensor embedding_rows(const at::Tensor& table, const at::Tensor& ids);
 
-// LayerNorm without affine, then * (1 + scale) + shift (adaLN, Peebles & Xie 2023, eq. in sec. 3.2).
-// x (B, N, D) f32 or low precision; shift, scale (B, D), any strides with unit last; result in `out_dtype`.
+// LayerNorm without affine, then * (1 + scale) + shift (adaLN, Peebles & Xie 2023, eq. in sec. 3.2). x
+// (B, N, D) is f32 or low precision; shift and scale (B, D) may have any strides, the last one unit. The
+// result is in `out_dtype`.
 at::Tensor adaln_modulate(const at::Tensor& x, const at::Tensor& shift, const at::Tensor& scale, double eps,
                           at::ScalarType out_dtype);
 
-// x + gate[:, None, :] * y. x (B, N, D) residual dtype (the result's too), gate (B, D), y (B, N, D) compute
-// dtype.
+// x + gate[:, None, :] * y. x (B, N, D) and the result have the residual dtype, y (B, N, D) the compute
+// dtype; gate (B, D).
 at::Tensor gated_residual(const at::Tensor& x, const at::Tensor& gate, const at::Tensor& y);
 
-// A residual stream, and its rows normalised and modulated for the branch that comes next.
+// A residual stream, and its rows normalised and modulated for the next branch.
 struct NormedResidual {
   at::Tensor x, normed;
 };
 
-// adaln_modulate(x, ...) of a stream that goes on beside it: `x` is x again, and one pass of backward adds
-// its gradient to the norm's.
+// adaln_modulate(x, ...) of a stream that goes on beside the branch. The result's `x` is x again, and one
+// pass of backward adds its gradient to the norm's.
 NormedResidual adaln_branch(const at::Tensor& x, const at::Tensor& shift, const at::Tensor& scale, double eps,
                             at::ScalarType out_dtype);
 
-// adaln_branch(gated_residual(x, gate, y), ...), in one pass each way.
+// adaln_branch(gated_residual(x, gate, y), ...), in one pass forward and one backward.
 NormedResidual gated_residual_adaln(const at::Tensor& x, const at::Tensor& gate, const at::Tensor& y,
                                     const at::Tensor& shift, const at::Tensor& scale, double eps,
                                     at::ScalarType out_dtype);
 
-// softmax(q k^T * scale) v from the packed projection. qkv (B, N, 3, H, d) contiguous -> (B, N, H * d).
-// Gradient arrives packed, without a concatenation.
+// softmax(q k^T * scale) v from the packed projection. qkv (B, N, 3, H, d) contiguous -> (B, N, H * d). The
+// gradient is computed packed, without a concatenation.
 at::Tensor packed_attention(const at::Tensor& qkv, double scale);
 
 // softmax(q k^T * scale) v against rows without padding, softmax in f32. q (B, N, H, d); k, v (T, H, d), unit
-// stride last; all of one dtype. Sample b attends to rows [offsets[b], offsets[b + 1]); without any its
-// output is zero, as are the gradients of rows that belong to no sample. -> (B, N, H * d).
+// stride last; all have one dtype. Sample b attends to rows [offsets[b], offsets[b + 1]). A sample without
+// rows gets zeros, and so do the gradients of rows that belong to no sample. -> (B, N, H * d).
 at::Tensor ragged_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                             const std::vector<int64_t>& offsets, double scale);
 
 // Linear attention with ReLU features (Katharopoulos et al. 2020; Sana, Xie et al. 2024, sec. 2.2):
-// out = v^T relu(k) relu(q) / (sum relu(k) . relu(q) + 1e-15). q, k, v (B, N, H, d), unit stride last, of one
-// dtype; sums in f32. -> (B, N, H * d).
+// out = v^T relu(k) relu(q) / (sum relu(k) . relu(q) + 1e-15). q, k, v (B, N, H, d) have unit stride last and
+// one dtype; sums are f32. -> (B, N, H * d).
 at::Tensor relu_linear_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v);
 
-// The middle of a GLUMBConv (Sana, sec. 2.2): u = conv3x3(silu(h)) + bias, depthwise, zero padding, then
-// u[.., :C] * silu(u[.., C:]). h (B, height * width, 2C), pixels row-major; weight (2C, 1, 3, 3), bias (2C).
-// Saves h alone; sums in f32. -> (B, height * width, C), dtype of h.
+// The middle of a GLUMBConv (Sana, sec. 2.2): u = conv3x3(silu(h)) + bias, depthwise with zero padding, then
+// u[.., :C] * silu(u[.., C:]). h (B, height * width, 2C) with row-major pixels; weight (2C, 1, 3, 3), bias
+// (2C). Saves h alone; sums are f32. -> (B, height * width, C), dtype of h.
 at::Tensor glu_depthwise_conv(const at::Tensor& h, const at::Tensor& weight, const at::Tensor& bias,
                               int64_t height, int64_t width);
 
-// GroupNorm with affine, then SiLU when `silu`. x (B, C, H, W) contiguous or channels-last (kept). Statistics
-// in f32.
+// GroupNorm with affine, then SiLU if `silu`. x (B, C, H, W) is contiguous or channels-last, and the result
+// like it. Statistics are f32.
 at::Tensor group_norm_silu(const at::Tensor& x, int64_t num_groups, const at::Tensor& weight,
                            const at::Tensor& bias, double eps, bool silu);
 
-// LayerNorm with affine over the last dimension of x (..., D), statistics in f32; result in `out_dtype`.
+// LayerNorm with affine over the last dimension of x (..., D). Statistics are f32, the result is in
+// `out_dtype`.
 at::Tensor layer_norm(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias, double eps,
                       at::ScalarType out_dtype);
 
 // h (..., 2F) -> h[..., :F] * gelu(h[..., F:]) with the exact (erf) GELU. Saves h alone. (Shazeer 2020)
 at::Tensor geglu(const at::Tensor& h);
 
-// Convolution of x (B, C, H, W) by weight (out, C / groups, k, k), zeros around the picture. x, weight and
-// bias are cast to `compute_dtype`, the result stays in it and in the memory format of x.
+// Convolution of x (B, C, H, W) by weight (out, C / groups, k, k), with zeros around the picture. x, weight
+// and bias are cast to `compute_dtype`. The result stays in it and in the memory format of x.
 struct ConvolutionShape {
   int64_t stride = 1, padding = 0, groups = 1;
 };
 at::Tensor conv2d(const at::Tensor& x, const at::Tensor& weight, const std::optional<at::Tensor>& bias,
                   const ConvolutionShape& shape, at::ScalarType compute_dtype);
 
-// One fused pass over flat memory: unscale, clip, decoupled-decay AdamW (Loshchilov & Hutter 2019), EMAs,
-// cast. All 1-D of the same length n. Elementwise, so any slice (a ZeRO shard) gives the same bits.
+// One fused pass over flat memory: unscale, clip, AdamW with decoupled decay (Loshchilov & Hutter 2019),
+// EMAs, cast. All tensors are 1-D of one length n. The pass is elementwise, so any slice (a ZeRO shard) gives
+// the same bits.
 struct AdamWStep {
   double lr, beta1, beta2, eps, weight_decay;
   int64_t step;               // 1-based, for bias correction
-  double grad_scale;          // gradient is multiplied by this first: 1 / loss_scale * clip coefficient
-  at::Tensor device_scale{};  // 0-d f32 on the device, in the place of grad_scale; NaN: nothing moves
+  double grad_scale;          // multiplies the gradient first: 1 / loss_scale * clip coefficient
+  at::Tensor device_scale{};  // 0-d f32 on the device, replaces grad_scale; NaN moves nothing
 };
 struct EmaSlice {
   at::Tensor weights;  // (n) f32, updated as d * e + (1 - d) * master
@@ -119,16 +123,16 @@ void adamw_ema_step_(at::Tensor& master,                           // (n) f32
                      const at::Tensor& grad,                       // (n) f32, bf16 or fp16
                      at::Tensor& exp_avg, at::Tensor& exp_avg_sq,  // (n) f32
                      std::vector<EmaSlice>& emas,
-                     at::Tensor* compute_weights,  // (n) bf16/fp16 copy to refresh, or null
+                     at::Tensor* compute_weights,  // (n) bf16 or fp16 copy to refresh, or null
                      const AdamWStep& options);
 
-// Sum of squares in f64 of a flat gradient (f32, bf16, fp16), as a 0-d f64 tensor on its device; inf/nan
-// propagate.
+// Returns the sum of squares of a flat gradient (f32, bf16, fp16) in f64, as a 0-d f64 tensor on its device.
+// inf and NaN propagate.
 at::Tensor sum_of_squares(const at::Tensor& flat);
 
-// What gradients are multiplied by, without a look at it from the host: clip coefficient / loss_scale, 0-d
-// f32, with the norm from `sum_of_squares` (0-d f64) as optim/grad_norm.h clips by it. NaN where the norm or
-// one of `losses` (n) f64 is not finite.
+// Returns the factor of the gradients, clip coefficient / loss_scale, as a 0-d f32 tensor; the host need not
+// wait for it. The norm comes from `sum_of_squares` (0-d f64), and optim/grad_norm.h clips by the same rule.
+// NaN if the norm or one of `losses` (n) f64 is not finite.
 at::Tensor step_scale(const at::Tensor& sum_of_squares, const at::Tensor& losses, double max_grad_norm,
                       double loss_scale);
 

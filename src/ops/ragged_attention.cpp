@@ -12,7 +12,6 @@
 #include "core/scratch.h"
 #include "core/tensors.h"
 #include "ops/cpu/kernels.h"
-#include "ops/cpu/ragged_attention.h"
 #include "ops/cuda/launch.h"
 #include "ops/cuda/varlen_attention.h"
 #include "ops/kernel_types.h"
@@ -28,7 +27,7 @@ using torch::autograd::tensor_list;
 
 using Offsets = std::vector<int64_t>;
 
-// Head h from token `first` on of tokens (N, H, d), or of one sample's (B, N, H, d).
+// Returns head h from token `first` on, of tokens (N, H, d), or of sample b of (B, N, H, d).
 cpu::HeadTokens tokens_from(const at::Tensor& tensor, int64_t b, int64_t first, int64_t h) {
   const bool batched = tensor.dim() == 4;
   const int64_t token_stride = tensor.stride(batched ? 1 : 0);
@@ -38,10 +37,10 @@ cpu::HeadTokens tokens_from(const at::Tensor& tensor, int64_t b, int64_t first, 
           .stride = static_cast<size_t>(token_stride)};
 }
 
-// The queries of a head are cut into pieces where heads alone would leave cores idle. The cut depends on the
-// shapes only, so that sums over queries do not depend on the number of threads.
+// Cuts the queries of a head into pieces, where heads alone would leave cores idle. The cut depends on the
+// shapes only, so sums over queries do not depend on the number of threads.
 struct Pieces {
-  int64_t count, num_queries;  // of a piece, but for the last
+  int64_t count, num_queries;  // pieces; queries of each but the last
   explicit Pieces(const at::Tensor& q) {
     constexpr int64_t kEnough = 128, kLeast = 256;  // pieces in all; queries that pay for widening k and v
     const int64_t wanted =
@@ -58,7 +57,8 @@ struct Piece {
   cpu::RaggedHead head;
 };
 
-// body(piece, scratch) for all pieces; scratch_floats(head_dim, rows) says what one needs.
+// Calls body(piece, scratch) for all pieces. scratch_floats(head_dim, rows) returns the floats that one
+// needs.
 template <class Scratch, class Body>
 void for_each_piece(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const Offsets& offsets,
                     double scale, const Scratch& scratch_floats, const Body& body) {
@@ -91,7 +91,7 @@ void for_each_piece(const at::Tensor& q, const at::Tensor& k, const at::Tensor& 
   });
 }
 
-// Adds up the pieces (pieces, T, H, d) of a gradient of rows.
+// Sums the pieces (pieces, T, H, d) of a gradient of rows.
 void sum_pieces(const at::Tensor& pieces, const at::Tensor& sum) {
   const int64_t width = sum.size(1) * sum.size(2);
   at::parallel_for(0, sum.size(0), at::divup(16384, width), [&](int64_t begin, int64_t end) {
@@ -102,7 +102,7 @@ void sum_pieces(const at::Tensor& pieces, const at::Tensor& sum) {
   });
 }
 
-// Saves q, k and v: the probabilities are as cheap to make again as to keep.
+// Saves q, k and v. The probabilities are as cheap to compute again as to keep.
 struct RaggedAttention : torch::autograd::Function<RaggedAttention> {
   static at::Tensor forward(AutogradContext* ctx, const at::Tensor& q_in, const at::Tensor& k_in,
                             const at::Tensor& v_in, const Offsets& offsets, double scale) {
@@ -132,7 +132,7 @@ struct RaggedAttention : torch::autograd::Function<RaggedAttention> {
     const at::Tensor grad = grads[0].contiguous().view(q.sizes());
     const at::Tensor grad_q = at::empty(q.sizes(), q.options());
     const at::Tensor grad_k = at::empty(k.sizes(), k.options()), grad_v = at::empty(v.sizes(), v.options());
-    // With one piece per head its sums are the gradients.
+    // With one piece per head, the sums of that piece are the gradients.
     const int64_t num_pieces = Pieces(q).count;
     at::Tensor pieces_k = grad_k.unsqueeze(0), pieces_v = grad_v.unsqueeze(0);
     if (num_pieces > 1) {
@@ -179,7 +179,8 @@ void check_ragged(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
          fmt::join(offsets, ", "));
 }
 
-// What attends on the GPU that q is on, or that a dry run stands for, which is taken for one of today.
+// Returns the engine of the GPU that q is on, or that a dry run stands for. A dry run assumes a GPU of
+// compute capability 8.0.
 AttentionEngine gpu_engine(const at::Tensor& q) {
   constexpr int64_t kToday = 80;
   const bool is_dry = q.is_meta() && dry_run_device() == DryRunDevice::kCuda;

@@ -14,10 +14,10 @@
 namespace kiln::ops {
 namespace {
 
-constexpr int64_t kBlock =
-    1 << 15;  // elements per partial sum: fixed, so that the thread count does not matter
+// Elements per partial sum. It is fixed, so that the thread count does not matter.
+constexpr int64_t kBlock = 1 << 15;
 
-// Pairwise, by position.
+// Sums pairwise, by position.
 double tree_sum(std::vector<double>& values) {
   for (size_t stride = 1; stride < values.size(); stride *= 2) {
     for (size_t i = 0; i + stride < values.size(); i += 2 * stride) {

@@ -4,7 +4,6 @@
 
 #include "core/aten.h"
 #include "ops/kernel_types.h"
-#include "optim/follow_master.h"
 
 namespace kiln {
 
@@ -45,7 +44,7 @@ void AdamW8bit::step(OptimizerSlice& slice, const OptimizerStep& step) const {
   const auto moment = [&](Buffer buffer, const StateRun& run) {
     return slice.moments.at(buffer).narrow(0, run.place, run.count);
   };
-  // On a CPU the passes write the weights that compute, too.
+  // On a CPU the passes also write the compute weights.
   const bool copies = slice.compute_weights && ops::computes_on_cpu(slice.master);
   const std::vector<StateRun> places = runs(kMean), scales = runs(kMeanScale), small = runs(kSmallMean);
   for (size_t i = 0; i < places.size(); ++i) {

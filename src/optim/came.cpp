@@ -43,7 +43,7 @@ CameOptions parse_came(const nlohmann::json& config, CameVariant variant) {
     if (!(beta >= 0 && beta < 1)) fail("came", "betas must be in [0, 1), got {}", beta);
   const auto eps = reader.get("eps", std::vector<double>{options.eps_square, options.eps_distance});
   if (eps.size() != 2) fail("came", "eps expects 2 numbers, got {}", eps.size());
-  for (const double value : eps)  // a gradient of zeros would be divided by zero, in f32
+  for (const double value : eps)  // with 0, a gradient of zeros would be divided by zero in f32
     if (!(static_cast<float>(value) > 0) || !std::isfinite(value))
       fail("came", "eps must be positive in f32, got {}", value);
   options.beta1 = betas[0];

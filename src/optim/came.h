@@ -1,5 +1,5 @@
-// CAME (Luo et al. 2023): the mean of squared gradients is kept by its row and column means, and so is the
-// mean of how far an update is from its own average, by which the average is scaled.
+// CAME (Luo et al. 2023). The mean of squared gradients is kept as row and column means. So is the mean
+// squared distance of updates from their average, which scales that average.
 #pragma once
 #include "optim/came_shape.h"
 #include "optim/optimizer.h"

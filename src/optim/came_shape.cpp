@@ -4,12 +4,12 @@ namespace kiln {
 
 namespace {
 
-// One matrix with a row for every output channel.
+// True if Sana's variant sees the tensor as one matrix with a row for every output channel.
 bool is_matrix_to_sana(const std::vector<int64_t>& shape) {
   return shape.size() == 2 || (shape.size() == 4 && shape[2] == 1 && shape[3] == 1);
 }
 
-// An element is what its own column mean is.
+// Keeps a mean for every element: each one is a matrix by itself.
 CameShape by_element(const std::vector<int64_t>& shape, bool is_factored) {
   int64_t numel = 1;
   for (const int64_t extent : shape) numel *= extent;

@@ -5,7 +5,6 @@
 
 #include "core/aten.h"
 #include "ops/kernel_types.h"
-#include "optim/follow_master.h"
 
 namespace kiln {
 
@@ -48,7 +47,7 @@ void CameUpdate::run() {
     slice_.follow_master();
 }
 
-// All slots go through a pass before its sums go over the slices.
+// Takes all slots through each pass, then sums over the slices.
 void CameUpdate::run_divided(std::vector<Slot>& slots) {
   cut_sums_ = at::zeros({num_cut_sums_}, slice_.master.options());
   for (Slot& slot : slots) average_squares(slot);
@@ -126,7 +125,7 @@ ops::ScaledGradients CameUpdate::gradients(const Piece& piece) const {
   return {.values = of_piece(slice_.grads, piece), .scale = step_.grad_scale};
 }
 
-// The part that belongs to `piece`; `all` has a whole slot's.
+// Returns the part of `all`, which is a whole slot's, that belongs to `piece`.
 ops::RowsAndColumns CameUpdate::of_piece(const ops::RowsAndColumns& all, const Piece& piece) {
   const auto part = [&](const at::Tensor& values, int64_t first, int64_t count) {
     return values.narrow(0, piece.matrix, piece.matrices).narrow(1, first, count);
@@ -135,13 +134,15 @@ ops::RowsAndColumns CameUpdate::of_piece(const ops::RowsAndColumns& all, const P
           .columns = part(all.columns, piece.column, piece.columns)};
 }
 
-// What elements are multiplied by: the reciprocal roots of columns, and of rows as shares of their mean.
+// Returns what elements are multiplied by: the reciprocal roots of columns, and of rows divided by their
+// mean.
 ops::RowsAndColumns CameUpdate::reciprocal_roots(const ops::RowsAndColumns& factors) {
   return {.rows = (factors.rows / factors.rows.mean(-1, /*keepdim=*/true)).rsqrt_(),
           .columns = factors.columns.rsqrt()};
 }
 
-// Moves `factors` to the means of what `add` adds up for each piece; of cut matrices only the sums are noted.
+// Moves `factors` towards the means of what `add` adds up for each piece. For cut matrices it only notes the
+// sums.
 void CameUpdate::average(const Slot& slot, const ops::RowsAndColumns& factors, double beta,
                          const std::function<void(const Piece&, const ops::RowsAndColumns&)>& add) {
   const auto [rows, columns] = std::pair(slot.shape.rows, slot.shape.columns);
@@ -162,7 +163,7 @@ void CameUpdate::average(const Slot& slot, const ops::RowsAndColumns& factors, d
   move_average(uncut(factors.rows), uncut(sums.rows).div_(columns), beta);
 }
 
-// The same of cut matrices, whose sums all slices have noted.
+// The same for cut matrices, once all slices have noted their sums.
 void CameUpdate::average_cut(const std::vector<Slot>& slots, ops::RowsAndColumns Slot::*factors,
                              double beta) {
   if (num_cut_sums_ == 0) return;
@@ -177,7 +178,8 @@ void CameUpdate::average_cut(const std::vector<Slot>& slots, ops::RowsAndColumns
     }
 }
 
-// The slot of tensors that are kept by the element is one piece, and its squares are done in one pass.
+// Averages the squared gradients. A slot that keeps a mean for every element is one piece, and a single pass
+// also sums the squares of its updates.
 void CameUpdate::average_squares(Slot& slot) {
   slot.sum_of_squares = at::zeros({}, slice_.master.options().dtype(at::kDouble));
   if (slot.pieces.empty()) return;
@@ -198,8 +200,8 @@ void CameUpdate::sum_updates(Slot& slot) {
     slot.sum_of_squares.add_(ops::came_sum_of_squares(gradients(piece), of_piece(roots, piece)));
 }
 
-// Brings the root mean square of the updates down to the threshold, then the averages of updates, and of
-// their distances from these, on. Tensors that are kept by the element are moved at once.
+// Clips the root mean square of the updates to the threshold. Then it moves the averages of the updates, and
+// of their distances from these. In tensors with a mean for every element it moves the weights too.
 void CameUpdate::average_updates(const Slot& slot, const at::Tensor& sum_of_squares) {
   if (slot.pieces.empty()) return;
   const at::Tensor divisor =

@@ -1,5 +1,5 @@
-// One update by CAME of a unit, or of a rank's slice of it. Means over rows, columns and tensors that a slice
-// holds parts of are summed over the slices.
+// One update by CAME of a unit or of a rank's slice of it. If a slice holds only part of a row, column or
+// tensor, its means are summed over the slices.
 #pragma once
 #include <functional>
 #include <vector>
@@ -12,21 +12,21 @@ namespace kiln {
 
 class CameUpdate {
  public:
-  // `buffers`: of slice.moments. REQUIRES: all outlive this.
+  // `buffers` describes slice.moments. REQUIRES: all outlive this.
   CameUpdate(const CameOptions& options, OptimizerSlice& slice, const std::vector<StateBuffer>& buffers,
              const OptimizerStep& step);
   void run();
 
  private:
-  // Elements of a slot that are a block of rows and columns in each of some matrices.
+  // A block of rows and columns, the same in each of some matrices of a slot.
   struct Piece {
     int64_t begin = 0;  // in the slice
     int64_t matrix = 0, matrices = 1, row = 0, rows = 1, column = 0, columns = 1;
   };
   // A matrix that more than one slice touches.
   struct CutMatrix {
-    int64_t matrix = 0;  // as Piece::matrix; not in [0, matrices) where this slice does not touch it
-    int64_t sums = 0;    // where its sums are among those of all cut matrices: of its rows, then its columns
+    int64_t matrix = 0;  // as Piece::matrix; outside [0, matrices) if this slice does not touch it
+    int64_t sums = 0;    // where its sums begin in cut_sums_: of its rows, then of its columns
   };
   struct Slot {
     CameShape shape;
@@ -48,7 +48,7 @@ class CameUpdate {
   static ops::RowsAndColumns reciprocal_roots(const ops::RowsAndColumns& factors);
 
   void run_divided(std::vector<Slot>& slots);
-  // The passes: between them sums go over the slices.
+  // The passes. Between them, sums are exchanged over the slices.
   void average_squares(Slot& slot);
   void sum_updates(Slot& slot);
   void average_updates(const Slot& slot, const at::Tensor& sum_of_squares);
@@ -63,7 +63,7 @@ class CameUpdate {
   OptimizerSlice& slice_;
   const std::vector<StateBuffer>& buffers_;
   const OptimizerStep& step_;
-  const bool copies_;  // to the compute weights, in the pass that moves the master: on a CPU
+  const bool copies_;  // true on a CPU: the pass that moves the master writes the compute weights
   std::vector<std::vector<StateRun>> runs_;  // by buffer, by slot
   int64_t num_cut_sums_ = 0;
   at::Tensor cut_sums_;  // (num_cut_sums) f32

@@ -35,7 +35,7 @@ void LossScaler::update(bool finite) {
 
 void LossScaler::restore(double scale, int64_t good_steps, int64_t overflows) {
   if (!is_dynamic_) return;
-  // Where nothing was counted, f32 or bf16 has trained so far and fp16 begins now.
+  // If nothing was counted, the run trained in f32 or bf16 so far, and fp16 begins now.
   const bool was_enabled = scale != 1 || good_steps > 0 || overflows > 0;
   scale_ = was_enabled ? scale : options_.initial_scale;
   good_steps_ = good_steps;

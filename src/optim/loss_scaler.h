@@ -5,13 +5,14 @@
 namespace kiln {
 
 struct LossScalerOptions {
-  double fixed_scale = 0;  // 0: dynamic, what follows decides
+  double fixed_scale = 0;  // 0: dynamic, by the options below
   double initial_scale = 65536;
   double min_scale = 1;
-  int64_t growth_interval = 1000;  // the scale doubles after so many finite steps behind the one that follows
-                                   // an overflow
-  int64_t hysteresis = 1;          // overflows that it takes to halve the scale for the first time
-  bool consecutive_hysteresis = false;  // a finite step forgets the overflows before it; else a doubling does
+  // The scale doubles after this many finite steps, not counting the first one after an overflow.
+  int64_t growth_interval = 1000;
+  int64_t hysteresis = 1;  // how many overflows halve the scale for the first time
+  // A finite step resets the count of overflows; otherwise only a doubling does.
+  bool consecutive_hysteresis = false;
 };
 
 // DeepSpeed's DynamicLossScaler, step for step. REQUIRES: update() once per step. The state (scale,
@@ -25,7 +26,7 @@ class LossScaler {
   int64_t good_steps() const { return good_steps_; }
   int64_t overflows() const { return overflows_; }
   void update(bool finite);
-  // True when a gradient of loss scale `scale` may be infinite for no other reason: the scale can shrink.
+  // True if the loss scale `scale` alone may have made a gradient infinite: it can still shrink.
   bool explains_overflow(double scale) const { return is_dynamic_ && scale > options_.min_scale; }
   void restore(double scale, int64_t good_steps, int64_t overflows);
 

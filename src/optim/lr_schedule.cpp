@@ -10,7 +10,7 @@ namespace kiln {
 
 namespace {
 
-// In [0, 1]: 1 is the peak, 0 is peak * min_lr_ratio.
+// Returns a factor in [0, 1]: 1 is the peak, 0 is peak * min_lr_ratio.
 double shape_factor(LrShape shape, double progress) {
   switch (shape) {
     case LrShape::kConstant:
@@ -23,7 +23,7 @@ double shape_factor(LrShape shape, double progress) {
   fail("lr_schedule", "unknown shape {}", static_cast<int>(shape));
 }
 
-// The factor lies in (0, 1]: no step has a rate of 0.
+// Returns a factor in (0, 1]: no step has a rate of 0.
 double warmup_factor(const LrSchedule& schedule, int64_t step) {
   if (step >= schedule.warmup_steps) return 1;
   const auto steps = static_cast<double>(schedule.warmup_steps), s = static_cast<double>(step);

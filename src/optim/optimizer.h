@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "core/flat/state_buffer.h"
+#include "core/flat_layout.h"
 #include "ops/ops.h"
 
 namespace kiln {
@@ -20,40 +20,46 @@ struct OptimizerSlice {
   at::Tensor grads;                 // f32, bf16 or fp16
   std::vector<at::Tensor> moments;  // as state() describes them, in its order
   std::vector<ops::EmaSlice> emas{};
-  at::Tensor* compute_weights = nullptr;  // bf16/fp16 copy to refresh; null when the master is computed with
+  at::Tensor* compute_weights = nullptr;  // bf16/fp16 copy to refresh; null if the master itself computes
   const FlatLayout* layout = nullptr;     // of the whole unit; for optimizers that look at tensors
   int64_t offset = 0;                     // of the slice in the unit
-  // Sums a tensor, in place, over the ranks that hold the other slices, each of as many elements as this one;
-  // every rank calls it as often, with as many values. Null where the slice is the whole unit.
+  // Sums a tensor in place over the ranks that hold the other slices, which all have the same size. Every
+  // rank must call it equally often, with equally many values. Null if the slice is the whole unit.
   std::function<void(at::Tensor&)> sum{};
 
-  // Moves the EMAs and the compute weights after the master, for optimizers without a pass that does all.
+  // Updates the EMAs and the compute weights from the master, for optimizers without a pass that does
+  // everything.
   void follow_master();
 };
+
+// Does what OptimizerSlice::follow_master() does, for optimizers whose passes write the compute weights of
+// slots. Of the compute weights it only copies the zeros between slots, because their memory may be new.
+void follow_master_between_slots(OptimizerSlice& slice);
 
 struct OptimizerStep {
   double lr = 0;
   int64_t update = 1;         // 1-based count of applied updates, for bias correction
   double grad_scale = 1;      // gradients are multiplied by this first: 1 / loss scale * clip coefficient
-  at::Tensor device_scale{};  // 0-d f32 on the device, in the place of grad_scale; NaN: nothing moves. Only
+  at::Tensor device_scale{};  // 0-d f32 on the device, used instead of grad_scale; NaN: nothing moves. Only
                               // for optimizers that read it
 };
 
 class Optimizer {
  public:
   virtual ~Optimizer() = default;
-  // What it keeps of a unit, beside the master: zero at the start.
+  // Returns what it keeps of a unit beside the master. All of it starts as zeros.
   virtual std::vector<StateBuffer> state(const FlatLayout& layout) const = 0;
-  // Slots, and the slices of ranks, begin on a multiple of so many elements; a multiple of
+  // Slots and the slices of ranks begin at a multiple of this many elements, itself a multiple of
   // FlatLayout::kAlignment.
   virtual int64_t alignment() const { return FlatLayout::kAlignment; }
-  // Whether it takes OptimizerStep::device_scale.
+  // True if it reads OptimizerStep::device_scale.
   virtual bool reads_device_scale() const { return false; }
   // Moves the master, the moments, the EMAs and the compute weights.
   virtual void step(OptimizerSlice& slice, const OptimizerStep& step) const = 0;
 };
 
-// Bytes that an optimizer keeps of units of these layouts, all ranks' together, the master weights left out.
+// Returns the bytes that an optimizer keeps of units of these layouts, on all ranks together and without the
+// master weights.
 int64_t state_bytes(const Optimizer& optimizer, const std::vector<FlatLayout>& layouts);
 
 // config: {"type": "adamw", "betas": [0.9, 0.999], "eps": 1e-8, "weight_decay": 0}, or {"type": "came",

@@ -17,7 +17,7 @@ struct OptimizerType {
   const char* name;
   std::vector<std::string> keys;  // that the config may hold beside "type"
   std::unique_ptr<Optimizer> (*make)(const nlohmann::json&);
-  nlohmann::json (*config_of)(const OptimizerOptions&);  // but for "type"
+  nlohmann::json (*config_of)(const OptimizerOptions&);  // all but "type"
 };
 
 // Refuses an option that the optimizer would ignore.

@@ -17,7 +17,7 @@ struct FreeCpuSet {
   void operator()(cpu_set_t* set) const { CPU_FREE(set); }
 };
 
-// The numbers of this thread's processors.
+// Returns the numbers of the processors that this thread may run on.
 std::vector<int> own_cpus() {
   constexpr size_t kMostCpus = 1 << 14;
   const std::unique_ptr<cpu_set_t, FreeCpuSet> set(CPU_ALLOC(kMostCpus));
@@ -26,7 +26,7 @@ std::vector<int> own_cpus() {
   if (set && sched_getaffinity(0, size, set.get()) == 0) {
     for (size_t cpu = 0; cpu < kMostCpus; ++cpu)
       if (CPU_ISSET_S(cpu, size, set.get())) cpus.push_back(static_cast<int>(cpu));
-  } else {  // the system does not tell
+  } else {  // the system does not say
     const int all = static_cast<int>(std::max(1u, std::thread::hardware_concurrency()));
     for (int cpu = 0; cpu < all; ++cpu) cpus.push_back(cpu);
   }

@@ -1,4 +1,4 @@
-// Which processors the ranks of a machine have.
+// How the ranks of a machine share its processors.
 #pragma once
 #include <cstdint>
 #include <string>
@@ -8,20 +8,20 @@
 
 namespace kiln {
 
-// Processors that the calling thread may run on: fewer than the machine's where a launcher, a container or
-// taskset says so.
+// Returns how many processors the calling thread may run on. A launcher, a container or taskset may allow
+// fewer than the machine has.
 int64_t num_own_cpus();
 
-// num_own_cpus() divided among the ranks that may run on the same ones: all of a machine, or this one alone
-// where the launcher has given each rank its own. At least 1. A collective.
+// Returns num_own_cpus() divided by the number of ranks that may run on the same processors: all ranks of a
+// machine, or this one alone if the launcher gave each rank its own. At least 1. A collective.
 int64_t cpu_share(ProcessGroup& group);
 
-// Where a rank may run: by number, ascending.
+// The host of a rank and the numbers of the processors that it may run on, ascending.
 struct RankCpus {
   std::string host;
   std::vector<int> cpus;
 };
-// The same from what all ranks say of themselves.
+// The same, from what all ranks report.
 int64_t cpu_share(const std::vector<RankCpus>& of_ranks, size_t rank);
 
 }  // namespace kiln

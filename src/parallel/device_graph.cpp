@@ -17,8 +17,8 @@ class CudaDeviceGraph : public DeviceGraph {
  public:
   explicit CudaDeviceGraph(c10::Device device) : device_(device) {}
 
-  // CUDA records no default stream: a side one does the work, between two waits. What the work took when it
-  // was not recorded is given back first: the graph takes as much again.
+  // CUDA cannot record the default stream, so a side stream does. Memory that the work took when it was not
+  // recorded is freed first, because the graph takes as much again.
   void capture(const std::function<void()>& work, const DeviceGraph* shares) override {
     const c10::cuda::CUDAGuard on_device(device_);
     const c10::cuda::CUDAStream side =
@@ -45,8 +45,8 @@ class CudaDeviceGraph : public DeviceGraph {
   }
 
  private:
-  // The stream and the allocators leave the recording whatever became of it. Where the stream's is broken,
-  // capture_end() throws before it tells the allocators.
+  // Ends the recording of the stream and of the allocators after an error. If the stream's recording is
+  // broken, capture_end() throws before it tells the allocators.
   void end_after_error(at::cuda::MempoolId_t pool) {
     try {
       graph_.capture_end();
@@ -61,7 +61,7 @@ class CudaDeviceGraph : public DeviceGraph {
       at::getHostAllocator(at::kCUDA)->end_allocate_to_pool(pool);
       c10::cuda::CUDACachingAllocator::releasePool(device_.index(), pool);
       at::getHostAllocator(at::kCUDA)->release_pool(pool);
-    } catch (const c10::Error&) {  // they had left it
+    } catch (const c10::Error&) {  // they had left it already
     }
   }
 

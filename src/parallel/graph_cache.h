@@ -1,4 +1,4 @@
-// Work that comes again and again with inputs of few shapes, as device graphs: one per shape.
+// Runs work that repeats with inputs of few shapes as device graphs, one per shape.
 #pragma once
 #include <ATen/core/Tensor.h>
 
@@ -18,18 +18,17 @@ namespace kiln {
 
 struct GraphOptions {
   std::function<std::unique_ptr<DeviceGraph>()> make_graph;
-  // Told once, in one line, why the work is done without a graph after all.
+  // Called once, with one line that says why the work is done without graphs after all.
   std::function<void(const std::string&)> warn;
-  size_t most_shapes = 8;  // further ones are done without
+  size_t most_shapes = 8;  // further shapes are done without a graph
 };
 
-// Beside an Input there are
-//   std::vector<at::Tensor*> graph_tensors(Input&)            what the recorded work reads, each defined
-//   std::vector<int64_t> graph_key(const Input&)              all else that it depends on: what the host
-//   reads
-// The first work of a shape is the caller's to do (libraries prepare themselves in it), the second is
-// recorded, later ones are replayed: inputs are copied to where the recorded work reads them. Graphs share
-// their memory, one after another.
+// An Input needs these two functions beside it:
+//   std::vector<at::Tensor*> graph_tensors(Input&)  returns what the recorded work reads; all are defined
+//   std::vector<int64_t> graph_key(const Input&)    returns all else that it depends on: what the host reads
+// The caller does the first work of a shape itself, in which libraries initialise. The second is recorded,
+// and later ones are replayed: their inputs are copied to where the recorded work reads them. Graphs run one
+// after another and share their memory.
 template <class Input>
 class GraphCache {
  public:
@@ -37,8 +36,8 @@ class GraphCache {
 
   GraphCache(Work work, GraphOptions options) : work_(std::move(work)), options_(std::move(options)) {}
 
-  // What `work` gives for this input, each tensor in memory of its own; undefined ones stay so. Nothing where
-  // the caller is to do it.
+  // Returns the results of `work` for this input, each in memory of its own; undefined tensors stay
+  // undefined. Returns nothing if the caller must do the work itself.
   std::optional<std::vector<at::Tensor>> run(Input input) {
     if (is_off_) return std::nullopt;
     const std::vector<int64_t> key = shape_key(input);

@@ -13,13 +13,15 @@
 
 #include "core/aten.h"
 #include "core/error.h"
+#include "core/memory_limits.h"
+#include "core/units.h"
 #include "parallel/cpu_share.h"
 
 namespace kiln {
 
 namespace {
 
-// The value of the first line `key ... : value` of a text file such as those in /proc.
+// Returns the value of the first line `key ... : value` of a text file such as those in /proc.
 std::string find_value(const std::string& path, const std::string& key) {
   std::ifstream file(path);
   for (std::string line; std::getline(file, line);) {
@@ -31,8 +33,8 @@ std::string find_value(const std::string& path, const std::string& key) {
   return "";
 }
 
-// Asks the driver through its C interface (cuda.h), which is there wherever CUDA runs and numbers the GPUs as
-// CUDA does.
+// Asks the driver through its C interface (cuda.h). It exists wherever CUDA runs and numbers the GPUs as CUDA
+// does.
 std::string gpu_name(at::Device device) {
   void* driver = ::dlopen("libcuda.so.1", RTLD_LAZY | RTLD_LOCAL);
   if (!driver) return "GPU";
@@ -53,18 +55,18 @@ int64_t status_bytes(const std::string& key) {
   return value.empty() ? 0 : std::stoll(value) * 1024;
 }
 
-// The bytes that tensors asked for, which a plan counts. The allocator rounds them up to more.
+// Returns the bytes that tensors requested, which is what plans count. The allocator rounds them up.
 at::CachingAllocator::Stat requested(at::Device device) {
   return at::accelerator::getDeviceStats(device.index())
       .requested_bytes[static_cast<size_t>(at::CachingAllocator::StatType::AGGREGATE)];
 }
 
-// The best of a few products of two square matrices.
+// Returns the shortest time of a few products of two square matrices.
 double seconds_of_product(int64_t size, const at::TensorOptions& options) {
   using Clock = std::chrono::steady_clock;
   const at::NoGradGuard no_grad;
   const at::Device device = options.device();
-  // Random bits, as in training: equal ones take less power, and run at a higher clock.
+  // Random bits, as in training. Equal bits take less power and run at a higher clock.
   const at::Tensor a = at::randn({size, size}, options), b = at::randn_like(a);
   at::Tensor product = at::empty_like(a);
   double best_seconds = std::numeric_limits<double>::infinity();
@@ -79,13 +81,14 @@ double seconds_of_product(int64_t size, const at::TensorOptions& options) {
 }
 
 void init_cuda(const ComputeSettings& settings) {
-  // The caching allocator with its statistics is there from here on, otherwise only from the first tensor on.
+  // Creates the caching allocator and its statistics now instead of with the first tensor.
   at::globalContext().lazyInitDevice(at::kCUDA);
   at::accelerator::setDeviceIndex(settings.device.index());
   allow_tf32(settings.tf32);
 }
 
-// torch lets cuBLAS add up the parts of a bf16 or fp16 product in that dtype, where it divides the long side.
+// By default torch lets cuBLAS add up the parts of a bf16 or fp16 product in that dtype when it divides the
+// long side.
 void accumulate_in_f32() {
   at::globalContext().setAllowBF16ReductionCuBLAS(false);
   at::globalContext().setAllowFP16ReductionCuBLAS(false);
@@ -97,7 +100,7 @@ void be_deterministic() {
   context.setDeterministicAlgorithms(true, /*warn_only=*/false);
   // Every element is written before it is read: filling new memory would only cost time.
   context.setDeterministicFillUninitializedMemory(false);
-  ::setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8", /*overwrite=*/0);  // cuBLAS asks for it
+  ::setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8", /*overwrite=*/0);  // cuBLAS requires it
   ::setenv("NCCL_ALGO", "^NVLS,NVLSTree", /*overwrite=*/0);         // the switch adds in any order
 }
 
@@ -105,7 +108,7 @@ void be_deterministic() {
 
 int64_t gpu_of_rank(int64_t local_rank, int64_t num_gpus) {
   if (local_rank < num_gpus) return local_rank;
-  const char* visible = std::getenv("CUDA_VISIBLE_DEVICES");  // set by who hands out one GPU each
+  const char* visible = std::getenv("CUDA_VISIBLE_DEVICES");  // set by launchers that give each rank one GPU
   if (num_gpus == 1 && visible && *visible) return 0;
   fail("device", "expected a GPU for local rank {}, found {}: start as many ranks as GPUs", local_rank,
        num_gpus);
@@ -130,7 +133,7 @@ at::Device choose_device(DeviceChoice choice, int64_t local_rank) {
 }
 
 void apply(const ComputeSettings& settings) {
-  constexpr int64_t kMostThreads = 1024;  // of more the thread pool may end the process
+  constexpr int64_t kMostThreads = 1024;  // with more, the thread pool may end the process
   if (settings.threads < 0 || settings.threads > kMostThreads)
     fail("device", "--threads expects 0 (all processors) to {}, got {}", kMostThreads, settings.threads);
   at::set_num_threads(static_cast<int>(settings.threads > 0     ? settings.threads
@@ -166,12 +169,29 @@ int64_t device_bytes(at::Device device) { return device.is_cuda() ? requested(de
 int64_t peak_device_bytes(at::Device device) { return device.is_cuda() ? requested(device).peak : 0; }
 
 double measure_peak_flops(at::Device device, at::ScalarType dtype) {
-  if (device.is_cpu() && dtype == at::kHalf) dtype = at::kFloat;  // fp16 is storage there
+  if (device.is_cpu() && dtype == at::kHalf) dtype = at::kFloat;  // fp16 is only stored there
   const int64_t size = device.is_cuda() ? 8192 : 2048;
   const double seconds = seconds_of_product(size, at::TensorOptions().device(device).dtype(dtype));
   if (device.is_cuda()) at::accelerator::emptyCache();
   const double n = static_cast<double>(size);
   return 2 * n * n * n / seconds;
+}
+
+int64_t usable_bytes(at::Device device, int64_t num_processes) {
+  const int64_t free = device.is_cpu()
+                           ? host_memory().available_bytes / num_processes
+                           : static_cast<int64_t>(at::accelerator::getMemoryInfo(device.index()).first);
+  return free / 5 * 4;  // a fifth stays free for others
+}
+
+int64_t bytes_left_of(const char* option, const std::string& limit, at::Device device) {
+  const int64_t bytes = byte_size(limit);
+  if (bytes == 0) fail("memory", "--{} expects a size such as 3G, 2.5GiB or 800M, got '{}'", option, limit);
+  const int64_t taken = device.is_cpu() ? resident_bytes() : device_bytes(device);
+  if (taken >= bytes)
+    fail("memory", "--{} {} is less than the {:.2f} GiB that this process takes already: give more", option,
+         limit, gib(taken));
+  return bytes - taken;
 }
 
 }  // namespace kiln

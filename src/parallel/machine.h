@@ -1,4 +1,4 @@
-// What the machine is, what it holds and how fast it multiplies.
+// What the machine is, how fast it multiplies, and how much memory it holds and still has.
 #pragma once
 #include <ATen/core/Tensor.h>
 
@@ -24,17 +24,18 @@ at::Device choose_device(DeviceChoice choice, int64_t local_rank = 0);
 // The same by name.
 at::Device parse_device(const std::string& name, int64_t local_rank = 0);
 
-// The CUDA device of a local rank among the GPUs that this process sees: the only one where the launcher gave
-// each rank one of its own (CUDA_VISIBLE_DEVICES). Throws Error when there are fewer GPUs than ranks.
+// Returns the CUDA device of a local rank among the GPUs that this process sees. If the launcher gave each
+// rank a GPU of its own (CUDA_VISIBLE_DEVICES), that is the only one. Throws Error when there are fewer GPUs
+// than ranks.
 int64_t gpu_of_rank(int64_t local_rank, int64_t num_gpus);
 
 // How a run computes.
 struct ComputeOptions {
   DeviceChoice device = DeviceChoice::kAuto;
-  // As chosen. kFloat8_e4m3fn (fp8) is of large products alone.
+  // As chosen. kFloat8_e4m3fn (fp8) only applies to large products.
   at::ScalarType dtype = at::kFloat;
-  at::ScalarType master_dtype = at::kFloat;  // of master weights: f32, or bf16 rounded stochastically
-  bool emulate_fp8 = false;                  // fp8's rounding where the hardware lacks fp8
+  at::ScalarType master_dtype = at::kFloat;  // of master weights: f32, or bf16 with stochastic rounding
+  bool emulate_fp8 = false;                  // rounds as fp8 where the hardware lacks it
   bool tf32 = false;                         // CUDA: f32 products in TF32
   bool cuda_graph = false;                   // CUDA: a micro-batch's forward and backward as one graph
   bool deterministic = false;                // CUDA: only kernels that give the same bits each time
@@ -42,37 +43,46 @@ struct ComputeOptions {
   int64_t threads = 0;                       // 0: all cores
 
   bool is_fp8() const { return dtype == at::kFloat8_e4m3fn; }
-  // What weights and activations are held in, and products run in where fp8 does not serve.
+  // The dtype of weights, activations and products without fp8.
   at::ScalarType held_dtype() const { return is_fp8() ? at::kBFloat16 : dtype; }
-  // What large products run in.
+  // The dtype of large products.
   at::ScalarType product_dtype() const { return emulate_fp8 ? held_dtype() : dtype; }
 };
 
 struct ComputeSettings {
   at::Device device = at::kCPU;
   int64_t threads = 0;         // 0 = cpu_share
-  int64_t cpu_share = 0;       // of several ranks (cpu_share.h); 0 = all processors that this process may use
+  int64_t cpu_share = 0;       // this rank's processors (cpu_share.h); 0 = all that this process may use
   bool tf32 = false;           // CUDA
   bool deterministic = false;  // CUDA
 };
-// Sets them for the process. On CPUs f32 products take oneDNN, which is faster than MKL and no less exact,
-// unless AMX would round them to bf16.
+// Applies the settings to the process. On CPUs f32 products then use oneDNN, which is faster than MKL and no
+// less exact, unless AMX would round them to bf16.
 void apply(const ComputeSettings& settings);
-// On CUDA devices, f32 products and convolutions in TF32, or not.
+// Allows or forbids TF32 for f32 products and convolutions on CUDA devices.
 void allow_tf32(bool allowed);
-// Says on stderr that --tf32 does nothing where `device` has no such products. `who`: "kiln sample".
+// Says on stderr that --tf32 has no effect if `device` is no GPU. `who`: "kiln sample".
 void note_tf32(const char* who, bool tf32, at::Device device);
 
-// The processor's or GPU's name: bits are the same only on the same one.
+// Returns the name of the processor or GPU. Results are only bitwise equal on the same one.
 std::string machine_name(at::Device device);
 
 int64_t resident_bytes();                 // host memory in use
-int64_t peak_resident_bytes();            // its highest
+int64_t peak_resident_bytes();            // its peak
 int64_t device_bytes(at::Device device);  // of tensors on the GPU; 0 on a CPU
 int64_t peak_device_bytes(at::Device device);
 
-// FLOP/s of the best of a few square matrix products; a tenth of a second. Their memory, some 600 MB on a
-// GPU, is given back.
+// Measures FLOP/s: the best of a few square matrix products. Takes a tenth of a second. Their memory, some
+// 600 MB on a GPU, is freed.
 double measure_peak_flops(at::Device device, at::ScalarType dtype);
+
+// Returns how much of the free memory a component may use. A CPU's memory is divided among `num_processes`
+// processes of this machine. Returns 0 if the system does not say how much is free.
+int64_t usable_bytes(at::Device device, int64_t num_processes);
+
+// Returns what is left of a limit such as "3G" on the process's tensors. On a CPU the limit is on resident
+// memory, which holds more than tensors. Throws Error "--`option` ..." if nothing is left or `limit` is no
+// size.
+int64_t bytes_left_of(const char* option, const std::string& limit, at::Device device);
 
 }  // namespace kiln

@@ -8,7 +8,7 @@ namespace kiln {
 
 namespace {
 
-// NVML's C interface (nvml.h, API version 2), as far as it is used: every function returns 0 for success.
+// The part of NVML's C interface (nvml.h, API version 2) that is used. Every function returns 0 for success.
 using Device = void*;
 struct Utilization {
   unsigned gpu, memory;  // percent
@@ -17,8 +17,8 @@ struct Memory {
   unsigned long long total, free, used;  // bytes
 };
 
-// The bus address ("0000:3B:00.0") of a device by CUDA's number, since NVML may number devices differently.
-// Empty without a CUDA runtime in this process, or without a GPU.
+// Returns the bus address ("0000:3B:00.0") of CUDA's device `index`, since NVML may number devices
+// differently. Empty without a CUDA runtime in this process, or without a GPU.
 std::string pci_bus_id(int index) {
   using GetPciBusId = int (*)(char*, int, int);
   const auto get = reinterpret_cast<GetPciBusId>(::dlsym(RTLD_DEFAULT, "cudaDeviceGetPCIBusId"));

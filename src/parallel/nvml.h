@@ -1,4 +1,4 @@
-// What the driver says about a GPU: NVML, loaded when it is there. Nothing links to it.
+// Asks the driver about a GPU through NVML, which is loaded at run time if it exists. Nothing links to it.
 #pragma once
 #include <cstdint>
 #include <memory>
@@ -6,9 +6,9 @@
 
 namespace kiln {
 
-// A field is empty where the GPU or its driver does not tell.
+// A field is empty if the GPU or its driver does not report it.
 struct GpuReading {
-  std::optional<double> utilisation;    // share of the last moments in which a kernel ran, [0, 1]
+  std::optional<double> utilisation;    // share of the last moments with a kernel running, [0, 1]
   std::optional<double> watts;          // now
   std::optional<int64_t> memory_bytes;  // in use on the GPU, by all processes
   std::optional<int64_t> memory_total_bytes;

@@ -1,7 +1,7 @@
 #include "run/memory_options.h"
 
 #include "core/error.h"
-#include "core/text/byte_size.h"
+#include "core/units.h"
 
 namespace kiln {
 

@@ -1,4 +1,4 @@
-// What a step keeps of its activations, and how much memory it may take.
+// Options for what a step keeps of its activations, and for how much memory it may take.
 #pragma once
 #include <compare>
 #include <cstdint>
@@ -6,8 +6,8 @@
 
 namespace kiln {
 
-// A choice of a model's segments, made without knowing the model: none, all, or block numbers, ranges and
-// segment names ("0-5,8,final"). train/memory_choices.h finds the segments.
+// A choice of segments, made without knowing the model: none, all, or block numbers, ranges and segment names
+// ("0-5,8,final"). train/memory_choices.h finds the segments.
 class SegmentSet {
  public:
   SegmentSet() = default;
@@ -26,13 +26,13 @@ class SegmentSet {
   std::string text_ = "none";
 };
 
-// Bytes that a run may take of the device.
+// How much of the device's memory a run may take.
 class MemoryBudget {
  public:
-  // The size of another option, --`option`. Throws Error, for auto too.
+  // Parses the size of another option, --`option`. Throws Error, also for "auto".
   static int64_t parse_size(const char* option, const std::string& text);
-  // "" (no budget), "auto" (what is free), or a size: plain bytes, or with K, M, G, T. "12G" and "12GiB" are
-  // binary, "12GB" is decimal. Throws Error.
+  // Parses "" (no budget), "auto" (what is free), or a size: plain bytes, or with K, M, G, T. "12G" and
+  // "12GiB" are binary, "12GB" is decimal. Throws Error.
   static MemoryBudget parse(const std::string& text);
   bool is_given() const { return !text_.empty(); }
   int64_t bytes() const { return bytes_; }  // 0: what is free
@@ -44,10 +44,10 @@ class MemoryBudget {
 };
 
 struct MemoryOptions {
-  SegmentSet recompute{};            // backward runs their forward again
-  SegmentSet offload_activations{};  // the same, with their inputs in host memory meanwhile
-  MemoryBudget budget{};             // both are chosen so that it suffices
-  bool preflight = true;             // what the plan says cannot fit does not start
+  SegmentSet recompute{};            // segments whose forward is run again in backward
+  SegmentSet offload_activations{};  // the same, and their inputs wait in host memory
+  MemoryBudget budget{};             // both of these are chosen to fit it
+  bool preflight = true;             // refuse to start what the plan says cannot fit
 };
 
 }  // namespace kiln

@@ -1,5 +1,5 @@
 // The one table of the options of training: their names on the command line, in recipes and in config.toml,
-// what a change of each does to a run that resumes, and their help.
+// their help, and what a change of each does to a run that resumes.
 #pragma once
 #include <fmt/ranges.h>
 #include <type_traits>
@@ -13,9 +13,9 @@ namespace kiln {
 
 // What a changed option does to a run that resumes.
 enum class OnResume {
-  kRefuse,    // another run: start it in another folder
-  kWarn,      // the same run with other rounding
-  kHarmless,  // stops, logs, saves or samples differently
+  kRefuse,    // it is another run, which needs another folder
+  kWarn,      // it is the same run with other rounding
+  kHarmless,  // it only stops, logs, saves or samples differently
 };
 
 // Options of these types are written as text.
@@ -53,8 +53,8 @@ void parse_option(const char* name, const std::string& text, T& option) {
     option = parse_choice<typename T::value_type>("train", fmt::format("--{}", name), text);
 }
 
-// Calls visitor(name, field, on_resume, help) for every option, and visitor.section(title), if it has one,
-// where a group begins.
+// Calls visitor(name, field, on_resume, help) for every option. Calls visitor.section(title) where a group
+// begins, if the visitor has that function.
 template <class Options, class Visitor>
 void visit_options(Options& o, Visitor&& visitor) {
   using enum OnResume;
@@ -71,13 +71,13 @@ void visit_options(Options& o, Visitor&& visitor) {
   visit("model", o.model.name, kRefuse,
         "Model name: DiT-{S,B,L,XL}/{2,4,8}, or dit with a width of your own");
   visit("model-config", o.model.config, kRefuse,
-        "Further model settings as JSON (text or file), over the model's preset");
+        "Further model settings as JSON (text or file); they override the model's preset");
   visit("hidden-size", o.model.hidden_size, kRefuse, "Width of the transformer (0: the model's)");
   visit("depth", o.model.depth, kRefuse, "Number of blocks (0: the model's)");
   visit("num-heads", o.model.num_heads, kRefuse, "Attention heads (0: the model's)");
   visit("patch-size", o.model.patch_size, kRefuse, "Patch side in latent pixels (0: the model's)");
   visit("position-scale", o.model.position_scale, kRefuse,
-        "Positions are divided by this, as models are at sizes beyond their first (0: the model's)");
+        "Divide positions by this, for training at larger sizes (0: the model's)");
   visit("class-dropout-prob", o.model.class_dropout_prob, kRefuse,
         "Probability of training without the class label");
   visit("num-classes", o.model.num_classes, kRefuse,
@@ -86,23 +86,23 @@ void visit_options(Options& o, Visitor&& visitor) {
 
   section("Adapter (LoRA)");
   visit("lora-rank", o.lora.rank, kRefuse,
-        "Train an adapter of this rank instead of the model of --weights, which is frozen (0: the model)");
-  visit("lora-alpha", o.lora.alpha, kRefuse, "The adapter's part is scaled by alpha / rank (0: the rank)");
-  visit("lora-dropout", o.lora.dropout, kRefuse,
-        "Probability of hiding an element of its input from an adapter");
+        "Train an adapter of this rank and freeze the model of --weights (0: train the model)");
+  visit("lora-alpha", o.lora.alpha, kRefuse,
+        "Scale the adapter's part by alpha / rank (0: alpha is the rank)");
+  visit("lora-dropout", o.lora.dropout, kRefuse, "Probability of dropping an element of an adapter's input");
   visit("lora-target", o.lora.target, kRefuse,
-        "Regular expression of the names of layers that have an adapter, whole or from a dot on (empty: "
-        "attention)");
+        "Regular expression for the layers that get an adapter; it matches a layer's whole name or all of it "
+        "after a dot (empty: attention)");
   visit("lora-weights", o.lora.weights, kRefuse,
-        "Start from this adapter (PEFT, diffusers or kohya), which says its layers, ranks and scales");
+        "Start from this adapter (PEFT, diffusers or kohya); it sets layers, ranks and scales");
 
   section("Data");
   visit("data", o.data.path, kHarmless,
         "Feature store (kiln extract), 'synthetic', or images with --autoencoder");
   visit("more-data", o.data.more, kHarmless,
-        "Further feature stores of the same autoencoder, trained on together with --data");
+        "Further feature stores of the same autoencoder to train on together with --data");
   visit("data-weights", o.data.weights, kRefuse,
-        "How often samples of --data and of each of --more-data come: 2 is twice in an epoch (none: 1 each)");
+        "How often samples of --data and of each of --more-data come in an epoch: 2 is twice (none: 1 each)");
   visit("autoencoder", o.data.autoencoder, kHarmless,
         "Encode images while training with this autoencoder, or 'pixels'");
   visit("text", o.data.text, kRefuse,
@@ -110,34 +110,32 @@ void visit_options(Options& o, Visitor&& visitor) {
   visit("text-dropout-prob", o.data.text_dropout_prob, kRefuse,
         "Probability of training without the caption");
   visit("text-encoder", o.data.text_encoder, kHarmless,
-        "Folder of the text encoder that encodes captions of pictures while training, or --sample-prompts "
-        "(empty: where the text store says it lay)");
+        "Folder of the text encoder for captions of pictures and for --sample-prompts (empty: the one that "
+        "the text store names)");
   visit("text-max-tokens", o.data.captions.max_tokens, kRefuse,
-        "Pictures: longer captions are cut (0: by encoder, 300 for T5 and Gemma)");
+        "Pictures: cut captions to this many tokens (0: depends on the encoder, 300 for T5 and Gemma)");
   visit("text-dtype", o.data.captions.dtype, kRefuse,
-        "Pictures: f32 | bf16 | fp16, of the captions' features (empty: fp16, for Gemma bf16)");
+        "Pictures: precision of the captions' features, f32 | bf16 | fp16 (empty: fp16, for Gemma bf16)");
   visit("text-batch", o.data.captions.batch, kWarn,
         "Pictures: captions encoded at once (0: as many as images)");
-  visit(
-      "text-encoder-memory", o.data.captions.memory, kHarmless,
-      "Pictures: memory of the device that encoding captions may take (3G): an encoder that does not fit is "
-      "read segment by segment in every step (empty: all it wants)");
-  visit(
-      "captions", o.data.captions.sources, kRefuse,
-      "Pictures: data (metadata.jsonl, .txt, .json, data_info.json) | png-text | file-names, or several with "
-      "commas");
-  visit("caption-prefix", o.data.captions.prefix, kRefuse, "Pictures: before every caption");
-  visit("caption-suffix", o.data.captions.suffix, kRefuse, "Pictures: behind every caption");
+  visit("text-encoder-memory", o.data.captions.memory, kHarmless,
+        "Pictures: device memory that encoding captions may take (3G); an encoder that does not fit is read "
+        "segment by segment in every step (empty: as much as it needs)");
+  visit("captions", o.data.captions.sources, kRefuse,
+        "Pictures: where captions come from, data (metadata.jsonl, .txt, .json, data_info.json) | png-text | "
+        "file-names, or several with commas");
+  visit("caption-prefix", o.data.captions.prefix, kRefuse, "Pictures: text before every caption");
+  visit("caption-suffix", o.data.captions.suffix, kRefuse, "Pictures: text after every caption");
   visit("out", o.out, kHarmless, "Run folder; rerunning the same command resumes");
-  visit("image-size", o.data.image_size, kRefuse, "Image side in pixels (not given: that of a store)");
+  visit("image-size", o.data.image_size, kRefuse, "Image side in pixels (if not given, a store's own)");
   visit("buckets", o.data.buckets, kRefuse,
-        "Pictures: bring each to the bucket nearest to its aspect ratio: pixart (the published table of "
-        "--image-size 256, 512, 1024, 2048 or 2880) or sizes, HxW,HxW,... (empty: all to --image-size)");
+        "Pictures: bring each to the bucket with the nearest aspect ratio: pixart (the published table of "
+        "--image-size 256, 512, 1024, 2048 or 2880) or sizes HxW,HxW,... (empty: all to --image-size)");
   visit("bucket-min", o.data.bucket_min, kRefuse,
-        "Pictures: buckets of fewer of them join the nearest other one");
+        "Pictures: merge buckets of fewer pictures into the nearest other one");
   visit("enlarge", o.data.enlarge, kHarmless,
-        "Enlarge images smaller than --image-size, as DiT does (otherwise they end the run), or than their "
-        "bucket (otherwise they are left out)");
+        "Enlarge images that are smaller than --image-size, as DiT does (otherwise they end the run), or "
+        "smaller than their bucket (otherwise they are left out)");
   visit("flip", o.data.flip, kRefuse, "Mirror samples with probability 1/2 where the data allow it");
   visit("draw-posterior", o.data.draw_posterior, kRefuse,
         "Draw latents from the autoencoder's posterior (otherwise use its mean)");
@@ -154,22 +152,23 @@ void visit_options(Options& o, Visitor&& visitor) {
   visit("logit-std", o.objective.logit_std, kRefuse, "flow: standard deviation of the logit-normal");
   visit("flow-shift", o.objective.flow_shift, kRefuse, "flow: timestep shift towards noise");
   visit("beta-schedule", o.objective.beta_schedule, kRefuse,
-        "epsilon, v_prediction, x_0: how noise grows; Stable Diffusion has scaled_linear");
+        "epsilon, v_prediction, x_0: how noise grows; Stable Diffusion uses scaled_linear");
   visit("beta-start", o.objective.beta_start, kRefuse, "epsilon, v_prediction, x_0: the first beta");
   visit("beta-end", o.objective.beta_end, kRefuse, "epsilon, v_prediction, x_0: the last beta");
   visit("zero-terminal-snr", o.objective.zero_terminal_snr, kRefuse,
-        "v_prediction, x_0: scale the schedule so that the last timestep is noise alone");
+        "v_prediction, x_0: scale the schedule so that the last timestep is pure noise");
   visit("snr-gamma", o.objective.snr_gamma, kRefuse,
         "epsilon, v_prediction, x_0: min-SNR weighting (0: off)");
   visit("offset-noise", o.objective.offset_noise, kRefuse,
-        "Add noise times this that a channel of a sample shares (0: none; diffusers' --noise_offset)");
+        "Add this much noise that is the same all over a channel of a sample (0: none; diffusers' "
+        "--noise_offset)");
   visit("input-perturbation", o.objective.input_perturbation, kRefuse,
-        "Noise x_t by this much more than what is to be predicted (0: none)");
+        "Add this much more noise to x_t than the model is to predict (0: none)");
 
   section("Length and batch");
   visit("max-steps", o.max_steps, kHarmless, "Stop after this many steps");
   visit("epochs", o.epochs, kHarmless,
-        "Stop after so many passes over the data, instead of --max-steps (0: that)");
+        "Stop after this many passes over the data, instead of after --max-steps (0: off)");
   visit("max-minutes", o.max_minutes, kHarmless,
         "Stop after this much training time; cosine and linear learning rates follow it (0: off)");
   visit("global-batch", o.global_batch, kRefuse, "Images per step");
@@ -187,9 +186,9 @@ void visit_options(Options& o, Visitor&& visitor) {
         "CAME: decay of the squared distance of updates from their mean");
   visit("adam-eps", o.optimizer.eps, kRefuse, "AdamW: epsilon");
   visit("came-eps", o.optimizer.came_eps, kRefuse,
-        "CAME: what is added to squared gradients and to squared distances");
+        "CAME: added to squared gradients and to squared distances");
   visit("clip-threshold", o.optimizer.clip_threshold, kRefuse,
-        "CAME: most root mean square of a tensor's update");
+        "CAME: largest root mean square of a tensor's update");
   visit("weight-decay", o.optimizer.weight_decay, kRefuse, "Decoupled weight decay");
   visit("max-grad-norm", o.optimizer.max_grad_norm, kRefuse, "Clip the gradient to this norm (0: off)");
   visit("lr-schedule", o.lr.shape, kRefuse, "Shape of the learning rate over the run, after the warm-up");
@@ -210,7 +209,8 @@ void visit_options(Options& o, Visitor&& visitor) {
         "Decay of the weight average; several numbers keep several averages; none keeps no average");
   visit("ema-schedule", o.ema.schedule, kRefuse,
         "How the decay begins: constant, or with the warm-up of diffusers");
-  visit("max-bad-steps", o.max_bad_steps, kHarmless, "Stop after more non-finite steps in a row than this");
+  visit("max-bad-steps", o.max_bad_steps, kHarmless,
+        "Stop when more steps in a row than this are not finite");
 
   section("Device and memory");
   visit("device", o.compute.device, kWarn, "Device to train on");
@@ -219,28 +219,29 @@ void visit_options(Options& o, Visitor&& visitor) {
         "fp8)");
   visit("master-dtype", o.compute.master_dtype, kWarn,
         "Precision of master weights: f32, or bf16 with updates rounded stochastically, which saves 4 bytes "
-        "a weight (2 where the optimizer's state is offloaded)");
+        "a weight (2 if the optimizer's state is offloaded)");
   visit("recompute", o.memory.recompute, kHarmless,
         "Activations to recompute in backward: none, all, or segments (0-5,8)");
   visit("offload-activations", o.memory.offload_activations, kHarmless,
         "Like --recompute, but keep the segments' inputs in host memory");
   visit("memory-budget", o.memory.budget, kHarmless,
-        "Choose --recompute and --offload-activations to fit this many bytes (12G), or auto");
+        "Choose --recompute and --offload-activations to fit this much memory (12G), or auto (what is free)");
   visit("preflight", o.memory.preflight, kHarmless, "Refuse to start a run that the plan says cannot fit");
 
   section("Several ranks");
   visit("nproc", o.ranks.nproc, kHarmless,
         "Start this many ranks on this machine (0: one, or what the launcher says)");
   visit("zero-stage", o.zero.stage, kWarn,
-        "Divide among the ranks: 1 optimizer state and EMA, 2 gradients too, 3 weights too (0: nothing)");
+        "What to divide among the ranks. 1: optimizer state and EMA, 2: gradients too, 3: weights too (0: "
+        "nothing)");
   visit("persist-threshold", o.zero.persist_threshold, kHarmless,
         "Stage 3: segments with fewer weights stay whole on every rank");
   visit("prefetch-segments", o.zero.prefetch_segments, kHarmless,
         "Stage 3: segments gathered ahead of the one that computes");
   visit("reduce-bucket-size", o.zero.reduce_bucket_size, kHarmless,
-        "Most elements of gradients per reduction (0: a whole segment)");
+        "Largest number of gradient elements per reduction (0: a whole segment)");
   visit("shard-within-node", o.zero.shard_within_node, kHarmless,
-        "Divide among the ranks of each node only; every node holds a copy");
+        "Divide only among the ranks of each node; every node holds a copy");
   visit("reduce-dtype", o.zero.reduce_dtype, kWarn,
         "Precision in which gradients are summed over ranks (empty: the precision they have)");
   visit("collective-timeout", o.ranks.collective_timeout, kHarmless,
@@ -248,10 +249,11 @@ void visit_options(Options& o, Visitor&& visitor) {
 
   section("Offload");
   visit("offload-optimizer", o.offload.optimizer, kWarn,
-        "Where master weights, moments and EMA live: none is the device, cpu host memory, nvme a disk");
+        "Where master weights, moments and EMA are kept: none (on the device), cpu (host memory) or nvme (a "
+        "disk)");
   visit("offload-params", o.offload.params, kHarmless,
-        "Stage 3: where compute weights wait to be gathered: none is the device, cpu host memory, nvme a "
-        "disk");
+        "Stage 3: where compute weights wait to be gathered: none (on the device), cpu (host memory) or nvme "
+        "(a disk)");
   visit("nvme-path", o.offload.nvme.folder, kHarmless, "nvme: folder on the disk");
   visit("nvme-queue-depth", o.offload.nvme.queue_depth, kHarmless, "nvme: requests in flight at once");
   visit("nvme-block-size", o.offload.nvme.block_bytes, kHarmless,
@@ -262,12 +264,12 @@ void visit_options(Options& o, Visitor&& visitor) {
   visit("deterministic", o.compute.deterministic, kWarn,
         "CUDA: use only kernels that give the same bits each time");
   visit("cuda-graph", o.compute.cuda_graph, kHarmless,
-        "CUDA: launch forward and backward as one graph, for models whose kernels are shorter than their "
-        "launch");
+        "CUDA: launch forward and backward as one graph; faster for models whose kernels are shorter than "
+        "their launch");
   visit("accumulate-f32", o.compute.accumulate_f32, kWarn,
-        "Keep gradients in f32 even where nothing is accumulated");
+        "Keep gradients in f32 even if nothing is accumulated");
   visit("emulate-fp8", o.compute.emulate_fp8, kWarn,
-        "fp8 where the hardware lacks it: its rounding, without its speed");
+        "Emulate fp8 on hardware that lacks it: with its rounding, without its speed");
   visit("threads", o.compute.threads, kWarn, "Compute threads (0: all cores)");
 
   section("Checkpoints, logs, samples");
@@ -279,12 +281,12 @@ void visit_options(Options& o, Visitor&& visitor) {
   visit("validation-data", o.validation.data, kHarmless,
         "Samples that are not trained on, given like --data, to report their loss");
   visit("validation-share", o.validation.share, kRefuse,
-        "Share of --data to hold out for that, by a hash of each sample's name (0.05: 5 %)");
+        "Share of --data to hold out for validation, chosen by a hash of each sample's name (0.05: 5 %)");
   visit("validate-every", o.validation.every, kHarmless, "Steps between validations (0: only at the end)");
   visit("validation-images", o.validation.images, kHarmless, "Images of a validation (0: all)");
   visit("tensorboard", o.watch.tensorboard, kHarmless, "Write TensorBoard events");
   visit("peak-tflops", o.watch.peak_tflops, kHarmless,
-        "The machine's peak TFLOP/s, to report the share of it (0: measure it at the start)");
+        "Peak TFLOP/s of each rank's device, to report the share in use (0: measure it at the start)");
   visit("cost-per-hour", o.watch.cost_per_hour, kHarmless, "Price of the whole run, all ranks (0: unknown)");
   visit("price-per-gpu-hour", o.watch.price_per_gpu_hour, kHarmless,
         "Price of each GPU, or rank (0: unknown)");
@@ -302,7 +304,7 @@ void visit_options(Options& o, Visitor&& visitor) {
         "Steps between evaluations of drawn images (0: none)");
   visit("evaluate-images", o.evaluation.images, kHarmless, "Images of an evaluation, drawn as the grids are");
   visit("evaluate-reference", o.evaluation.reference, kHarmless,
-        "What they are compared with, as for kiln evaluate");
+        "What an evaluation compares the images with, as for kiln evaluate");
   visit("evaluate-net", o.evaluation.net, kHarmless, "Feature net: random, inception or dinov2");
   visit("evaluate-net-weights", o.evaluation.net_weights, kHarmless, "Weights of the feature net");
 }

@@ -10,7 +10,7 @@ namespace kiln {
 
 namespace {
 
-// Sets the field, if the JSON is of its type. Returns whether it is.
+// Sets the field if the JSON has its type. Returns whether it has.
 bool assign(const char*, bool& field, const nlohmann::json& value) {
   if (value.is_boolean()) value.get_to(field);
   return value.is_boolean();
@@ -35,7 +35,7 @@ bool assign(const char* name, T& field, const nlohmann::json& value) {
   if (value.is_string()) parse_option(name, value.get<std::string>(), field);
   return value.is_string();
 }
-// One value is a list of one; "none" is the empty list, as on the command line.
+// A single value is a list of one; "none" is the empty list, as on the command line.
 template <class T>
 bool assign(const char* name, std::vector<T>& field, const nlohmann::json& value) {
   nlohmann::json items = value;
@@ -74,13 +74,31 @@ nlohmann::json json_of(const T& field) {
     return field;
 }
 
-// The same JSON may be written in several ways.
+// Returns true for equal values. JSON in a string may be written in several ways.
 bool are_same(const nlohmann::json& saved, const nlohmann::json& now) {
   if (saved == now || !saved.is_string() || !now.is_string()) return saved == now;
   const auto parsed = [](const nlohmann::json& value) {
     return nlohmann::json::parse(value.get<std::string>(), nullptr, /*allow_exceptions=*/false);
   };
   return parsed(saved).is_object() && parsed(saved) == parsed(now);
+}
+
+std::string quoted(const std::string& text) {
+  constexpr std::string_view kPlain =
+      "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_./,:=+@%";
+  if (!text.empty() && text.find_first_not_of(kPlain) == std::string::npos) return text;
+  std::string result = "'";
+  for (char c : text) result += c == '\'' ? std::string("'\\''") : std::string(1, c);
+  return result + "'";
+}
+
+std::string value_text(const nlohmann::json& value) {
+  if (value.is_string()) return quoted(value.get<std::string>());
+  if (!value.is_array()) return value.dump();
+  if (value.empty()) return "none";
+  std::string list;
+  for (size_t i = 0; i < value.size(); ++i) list += (i ? "," : "") + value[i].dump();
+  return list;
 }
 
 }  // namespace
@@ -122,6 +140,21 @@ std::string to_toml(const TrainOptions& options) {
     toml += fmt::format("{} = {}\n", name, toml_value(json_of(field)));
   });
   return toml;
+}
+
+std::string command_line(const TrainOptions& options) {
+  const nlohmann::json defaults = to_json(TrainOptions{}), values = to_json(options);
+  std::string line = "kiln train";
+  TrainOptions table;
+  visit_options(table, [&](const std::string& name, const auto&, OnResume, const std::string&) {
+    const nlohmann::json& value = values.at(name);
+    if (value == defaults.at(name)) return;
+    if (value.is_boolean())
+      line += (value.get<bool>() ? " --" : " --no-") + name;
+    else
+      line += " --" + name + " " + value_text(value);
+  });
+  return line;
 }
 
 OptionChanges compare_options(const nlohmann::json& saved, const nlohmann::json& now) {

@@ -1,4 +1,4 @@
-// The options of training by their names: as JSON, in recipes and in config.toml.
+// The options of training by their names: as JSON, in recipes and in config.toml, and as a command to paste.
 #pragma once
 #include <nlohmann/json.hpp>
 #include <string>
@@ -12,15 +12,18 @@ namespace kiln {
 // type.
 void set_option(TrainOptions& options, const std::string& name, const nlohmann::json& value);
 
-// {"max-steps": 400000, ...}: every option.
+// Returns every option: {"max-steps": 400000, ...}.
 nlohmann::json to_json(const TrainOptions& options);
-// A value as a recipe has it.
+// Returns a value as it is written in a recipe.
 std::string toml_value(const nlohmann::json& value);
-// The options as a recipe, which --recipe reads back, but for stages (run/stage_options.h).
+// Returns the options as a recipe that --recipe reads back, without stages (run/stage_options.h).
 std::string to_toml(const TrainOptions& options);
 
-// Names of options that differ between a saved run and this command, by what they do to it. An option that
-// the saved run lacks, since an older program wrote it, had its default.
+// Returns "kiln train --model ..." with every option that is not the default, quoted for a shell.
+std::string command_line(const TrainOptions& options);
+
+// Lists options that differ between a saved run and this command, by what they do to it. An option that the
+// saved run lacks, because an older program wrote it, had its default.
 struct OptionChanges {
   std::vector<std::string> refused, warned;  // "lr (0.0001 -> 0.0002)"
 };

@@ -12,7 +12,7 @@ namespace kiln {
 
 namespace {
 
-// A number of a recipe, of either kind. Throws Error.
+// Returns a positive number of a recipe, integer or not. Throws Error.
 double positive(const std::string& key, const nlohmann::json& value) {
   if (!value.is_number() || !(value.get<double>() > 0))
     fail("train", "{} expects a positive number, got {}", key, value.dump());
@@ -25,7 +25,7 @@ void set_setting(StageOptions& stage, const std::string& key, const nlohmann::js
   stage.settings[key] = value;
 }
 
-// The first is --data, the others are --more-data.
+// Sets the first store as --data and the others as --more-data.
 void set_data(StageOptions& stage, const nlohmann::json& stores) {
   if (stores.empty()) fail("train", "data expects a store or a list of stores, got []");
   set_setting(stage, "data", stores.front());

@@ -1,5 +1,6 @@
-// The options of a training run. A part that configures one component stands beside it; here are the parts of
-// the run itself and the whole. run/option_table.h gives each its name on the command line.
+// The options of a training run. Options of one component stand in a struct beside that component; this file
+// has the options of the run itself, and the whole. run/option_table.h gives each its name on the command
+// line.
 #pragma once
 #include <cstdint>
 #include <nlohmann/json.hpp>
@@ -8,7 +9,6 @@
 
 #include "core/choices.h"
 #include "diffusion/objective_options.h"
-#include "models/lora_options.h"
 #include "models/model_options.h"
 #include "optim/ema.h"
 #include "optim/loss_scaler.h"
@@ -20,41 +20,40 @@
 
 namespace kiln {
 
-// How captions of pictures are read and encoded while training: as kiln extract does.
+// How captions of pictures are read and encoded while training, as kiln extract does.
 struct CaptionEncodingOptions {
   std::string sources = "data";  // comma-separated: data | png-text | file-names
   std::string prefix, suffix;    // around every caption
-  int64_t max_tokens = 0;        // longer ones are cut; 0: by encoder
-  std::string dtype;             // of the features: f32 | bf16 | fp16; empty: by encoder
+  int64_t max_tokens = 0;        // longer captions are cut; 0: depends on the encoder
+  std::string dtype;             // of the features: f32 | bf16 | fp16; empty: depends on the encoder
   int64_t batch = 0;             // captions encoded at once; 0: as many as images
-  // That the encoder may take of the device: one that does not fit is read segment by segment. Empty: all it
-  // wants.
+  // Device memory that the encoder may take; an encoder that does not fit is read segment by segment. Empty:
+  // as much as it needs.
   std::string memory;
 };
 
 struct DataOptions {
   std::string path;               // a feature store, "synthetic", or images, which need an autoencoder
-  std::vector<std::string> more;  // further feature stores, trained on together with it
-  std::vector<double> weights;    // how often samples of each of them come, of `path` first; empty: 1
-  // Names the parts that are taken of each, the first ones of a store that has grown; empty: all. Set where
-  // a stage begins, no option.
+  std::vector<std::string> more;  // further feature stores to train on together with it
+  std::vector<double> weights;    // how often samples of each store come, of `path` first; empty: 1
+  // Number of parts to take of each store, from the first one on, since a store may have grown. Empty: all.
+  // Set where a stage begins; not an option.
   std::vector<int64_t> parts;
-  std::string autoencoder;  // that encodes them while training: a path, or "pixels"
+  std::string autoencoder;  // encodes images while training: a path, or "pixels"
   int64_t image_size = 256;
-  // Of pictures: "" brings all to image_size x image_size. Else a table of sizes, and each goes to the
-  // nearest: pixart, the published one of image_size, or HxW,HxW,...
+  // For pictures: "" brings all to image_size x image_size. Otherwise a table of sizes, and each picture goes
+  // to the nearest: pixart (the published table of image_size) or HxW,HxW,...
   std::string buckets;
-  int64_t bucket_min = 1;  // buckets of fewer pictures join others; 1: none does
-  std::string
-      text;  // name of the text store beside the features; empty: the only one, if the model takes captions
-  double text_dropout_prob = 0.1;  // of training without the caption, for guidance
-  // Folder of the encoder of captions where --data are pictures, else of prompts; empty: where the text store
-  // says it lay.
+  int64_t bucket_min = 1;  // buckets of fewer pictures join others; 1: none do
+  std::string text;        // text store beside the features; empty: the only one, if the model takes captions
+  double text_dropout_prob = 0.1;  // probability of training without the caption, for guidance
+  // Folder of the encoder of captions if --data are pictures, else of prompts. Empty: the one that the text
+  // store names.
   std::string text_encoder;
-  CaptionEncodingOptions captions{};  // that are encoded while training
-  bool enlarge = false;               // images smaller than image_size, which else end the run
-  bool flip = true;                   // with probability 1/2, where the data allow it
-  bool draw_posterior = true;         // of the autoencoder; else its mean
+  CaptionEncodingOptions captions{};  // captions that are encoded while training
+  bool enlarge = false;               // enlarge images smaller than image_size, which otherwise end the run
+  bool flip = true;                   // mirror with probability 1/2, if the data allow it
+  bool draw_posterior = true;         // draw from the autoencoder's posterior; false: use its mean
   int64_t loader_threads = 1;
   int64_t prefetch = 4;  // batches drawn ahead
 
@@ -69,9 +68,9 @@ struct RanksOptions {
 
 // Where a checkpoint's state is copied before training goes on.
 enum class CheckpointCopy {
-  kAuto,       // what a GPU holds goes to memory, what is on the host already to the files
-  kMemory,     // host memory of this process, as much as this rank's share of the state; a thread writes it
-  kPageCache,  // the files, unit by unit: memory of the system, written to the disk by a thread's fsync
+  kAuto,       // state on a GPU goes to memory, state on the host to the files
+  kMemory,     // host memory of this process, as large as this rank's share of the state; a thread writes it
+  kPageCache,  // the files, unit by unit: memory of the system, which a thread's fsync writes to the disk
 };
 template <>
 struct Choices<CheckpointCopy> {
@@ -88,19 +87,19 @@ struct CheckpointOptions {
 };
 
 struct ValidationOptions {
-  std::string data;      // samples that are not trained on; empty: none but `share`
-  double share = 0;      // of the training data's samples, which are held out; 0: none
+  std::string data;      // samples that are not trained on; empty: only those of `share`
+  double share = 0;      // share of the training samples that is held out; 0: none
   int64_t every = 5000;  // steps; 0: only at the end
-  int64_t images = 0;    // of a validation; 0: all
+  int64_t images = 0;    // images of a validation; 0: all
 
   bool is_on() const { return !data.empty() || share > 0; }
 };
 
-// Steps, 1-based, both included.
+// A range of steps, 1-based, both ends included.
 struct StepRange {
   int64_t first = 0, last = 0;
 
-  // "FROM:TO", or "" for no steps. Throws Error.
+  // Parses "FROM:TO", or "" for no steps. Throws Error.
   static StepRange parse(const std::string& text);
   bool empty() const { return last == 0; }
   std::string text() const;
@@ -109,16 +108,16 @@ struct StepRange {
 struct WatchOptions {
   int64_t log_every = 100;  // steps between lines of log.jsonl and the terminal
   bool tensorboard = true;
-  double peak_tflops = 0;                            // of the machine; 0: measured
-  double cost_per_hour = 0, price_per_gpu_hour = 0;  // of the whole run; of each GPU or rank. 0: unknown
-  StepRange profile{};                               // steps of which a Chrome trace is written
+  double peak_tflops = 0;                            // of each rank's device; 0: measured
+  double cost_per_hour = 0, price_per_gpu_hour = 0;  // of the whole run; of each GPU or rank; 0: unknown
+  StepRange profile{};                               // steps to write a Chrome trace of
 };
-// The cost of an hour of the run; 0: unknown.
+// Returns the cost of an hour of the run; 0: unknown.
 inline double cost_per_hour_of(const WatchOptions& options, int64_t world_size) {
   return options.cost_per_hour + options.price_per_gpu_hour * static_cast<double>(world_size);
 }
 
-// Grids of samples that a run draws.
+// Grids of samples that are drawn during training.
 struct SampleGridOptions {
   int64_t every = 0;  // steps; 0: none
   int64_t num_samples = 8, num_sampling_steps = 50;
@@ -128,11 +127,11 @@ struct SampleGridOptions {
   std::vector<std::string> prompts{};  // drawn in turn; empty: captions of samples spread over all
 };
 
-// Evaluations of images that a run draws, as kiln evaluate makes them.
+// Evaluations of images that are drawn during training, as kiln evaluate makes them.
 struct EvaluationOptions {
   int64_t every = 0;  // steps; 0: none
   int64_t images = 256;
-  std::string reference;       // what they are compared with
+  std::string reference;       // what the images are compared with
   std::string net = "random";  // random, inception or dinov2
   std::string net_weights;
 };
@@ -140,21 +139,21 @@ struct EvaluationOptions {
 // A part of a run with settings of its own (run/stage_options.h).
 struct StageOptions {
   std::string name;                                    // for people; may be empty
-  double epochs = 0;                                   // passes over its data; 0: `steps` are given
-  int64_t steps = 0;                                   // of this stage; 0: `epochs` are given
+  double epochs = 0;                                   // passes over its data; 0: `steps` is given
+  int64_t steps = 0;                                   // length of this stage; 0: `epochs` is given
   nlohmann::json settings = nlohmann::json::object();  // option -> value, over the run's
 };
 
 struct TrainOptions {
   std::string out;  // the run folder
   uint64_t seed = 0;
-  std::vector<StageOptions> stages{};  // empty: the run is one
-  double epochs = 0;                   // passes over the data; 0: max_steps
+  std::vector<StageOptions> stages{};  // empty: the run is a single stage
+  double epochs = 0;                   // passes over the data; 0: use max_steps
   int64_t max_steps = 400000;
   double max_minutes = 0;  // 0: no limit
   int64_t global_batch = 256;
-  int64_t micro_batch = 0;     // images per pass; 0: the whole batch, -1: what fits memory.budget best
-  int64_t max_bad_steps = 10;  // in a row; more end the run
+  int64_t micro_batch = 0;     // images per pass; 0: the whole batch, -1: the best fit for memory.budget
+  int64_t max_bad_steps = 10;  // more non-finite steps in a row end the run
 
   ModelOptions model{};
   LoraOptions lora{};
@@ -179,7 +178,7 @@ struct TrainOptions {
   bool chooses_micro_batch() const { return micro_batch == -1; }
 };
 
-// Refuses impossible values by option name and what to do. Throws Error.
+// Throws Error for impossible values, naming the option and what to do.
 void validate(const TrainOptions& options);
 
 }  // namespace kiln

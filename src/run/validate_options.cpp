@@ -1,4 +1,4 @@
-// Checks what TrainOptions holds.
+// Checks the values of TrainOptions.
 #include <fmt/ranges.h>
 #include <algorithm>
 #include <cmath>
@@ -26,7 +26,7 @@ bool is_utf8(const std::string& text) try {
   return false;
 }
 
-// config.toml and the checkpoints could not hold other text.
+// Throws Error for text that is not UTF-8, which config.toml and checkpoints could not hold.
 void validate_text(const TrainOptions& o) {
   visit_options(o, [](const char* name, const auto& field, OnResume, const std::string&) {
     using T = std::remove_cvref_t<decltype(field)>;
@@ -40,8 +40,8 @@ void validate_text(const TrainOptions& o) {
   });
 }
 
-// Larger values than `most` are slips of the finger, which fail in odd ways. Whole numbers beyond 64 bits
-// arrive as the largest.
+// Values above `most` are typing errors that would fail in odd ways. Whole numbers beyond 64 bits arrive as
+// the largest one.
 struct Range {
   const char* option;
   int64_t value, least, most = std::numeric_limits<int64_t>::max();
@@ -116,13 +116,13 @@ void validate_numbers(const TrainOptions& o) {
           o.ranks.collective_timeout);
   require(o.zero.stage >= 0 && o.zero.stage <= 3, "zero-stage", "0, 1, 2 or 3", o.zero.stage);
   if (o.zero.reduce_dtype == at::kFloat8_e4m3fn)
-    fail("train", "--reduce-dtype expects f32, bf16 or fp16, got fp8, which serves large products alone");
+    fail("train", "--reduce-dtype expects f32, bf16 or fp16, got fp8, which is only for large products");
   require(o.evaluation.images >= 8, "evaluate-images", "8 or more", o.evaluation.images);
   if (o.compute.master_dtype != at::kFloat && o.compute.master_dtype != at::kBFloat16)
     fail("train", "--master-dtype expects f32 or bf16, got {}", choice_name(o.compute.master_dtype));
   if (o.compute.master_dtype == at::kBFloat16 && o.compute.held_dtype() != at::kBFloat16)
     fail("train",
-         "--master-dtype bf16 needs --compute-dtype bf16, got {}: weights would be computed with that have "
+         "--master-dtype bf16 needs --compute-dtype bf16, got {}: the computation would use weights with "
          "more bits than are kept",
          choice_name(o.compute.dtype));
   if (o.compute.emulate_fp8 && !o.compute.is_fp8())
@@ -165,9 +165,8 @@ void validate_lora(const TrainOptions& o) {
          "--lora-weights says rank, alpha and layers itself: leave --lora-rank, --lora-alpha and "
          "--lora-target out");
   if (o.lora.is_on() && o.offload.params != Placement::kDevice)
-    fail(
-        "train",
-        "--offload-params has nothing to move of an adapter, and its base stays on the device: leave it out");
+    fail("train",
+         "--offload-params has nothing to move for an adapter, whose base stays on the device: leave it out");
 }
 
 void validate_names(const TrainOptions& o) {

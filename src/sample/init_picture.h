@@ -15,14 +15,14 @@ namespace kiln {
 
 struct InitPicture {
   Image image;
-  std::string fingerprint;  // of its pixels
+  std::string fingerprint;  // size and hash of its pixels
 };
 
-// Throws Error naming --image: the file is not there or no picture.
+// Reads the picture at `path`. Throws Error naming --image: the file is missing or not a picture.
 InitPicture read_init_picture(const std::string& path);
 
-// SampleOptions::start_from: the picture, where its sides are others resized to cover them and cropped from
-// the centre, through the autoencoder, once. Where that gives a distribution, each image draws its own
+// Returns SampleOptions::start_from. The picture is encoded once, resized to cover the sides and cropped from
+// the centre if it has another size. If the autoencoder gives a distribution, each image draws its own
 // latents by (seed, image). Throws Error: the autoencoder has no encoder.
 std::function<at::Tensor(const std::vector<int64_t>& images)> start_from(const InitPicture& picture,
                                                                          const Autoencoder& autoencoder,

@@ -8,8 +8,8 @@
 namespace kiln {
 namespace {
 
-// A side in latents; 0 pixels: the model's own. `what` names the side, `advice` ends the message of one that
-// does not fit.
+// Returns a side in latents; 0 pixels means the model's own. `what` names the side; `advice` ends the message
+// for a side that does not fit.
 int64_t latent_side(const std::string& what, int64_t pixels, const SampleSource& source,
                     const char* advice = "") {
   const DenoiserShape& shape = source.denoiser->shape();
@@ -17,7 +17,7 @@ int64_t latent_side(const std::string& what, int64_t pixels, const SampleSource&
   const int64_t own = shape.input_size * downsample;
   if (pixels == 0 || pixels == own) return shape.input_size;
   if (shape.size_multiple == 0)
-    fail("sample", "{} {}: {} draws pictures of {} x {} pixels alone{}", what, pixels, source.model, own, own,
+    fail("sample", "{} {}: {} draws only pictures of {} x {} pixels{}", what, pixels, source.model, own, own,
          advice);
   const int64_t multiple = shape.size_multiple * downsample;
   if (pixels < multiple || pixels % multiple != 0)

@@ -1,4 +1,4 @@
-// How large the pictures of `kiln sample` are.
+// The size of the pictures of `kiln sample`.
 #pragma once
 #include <cstdint>
 
@@ -12,9 +12,9 @@ struct LatentSides {
   int64_t height = 0, width = 0;
 };
 
-// The pictures' sides in latents: of --height and --width, of --aspect-ratio, of the picture `init` that they
-// start from where none of these is given, or the model's own. Throws Error for sides that the model does not
-// draw. `init`: may be null.
+// Returns the pictures' sides in latents: from --height and --width, from --aspect-ratio, else from the
+// picture `init` that they start from (may be null), else the model's own. Throws Error for sides that the
+// model does not draw.
 LatentSides latent_sides(const SampleCommand& command, const SampleSource& source, const Image* init);
 
 }  // namespace kiln

@@ -8,7 +8,7 @@
 #include "core/error.h"
 #include "core/tensors.h"
 #include "models/text/caption_encoder.h"
-#include "parallel/free_memory.h"
+#include "parallel/machine.h"
 #include "text/tokenizers/unicode.h"
 
 namespace kiln {
@@ -26,7 +26,7 @@ CaptionEncoder load_encoder(const RunInfo::TextInfo& trained, const std::string&
          folder.empty() ? "" : fmt::format(", and {} does not exist", folder));
   CaptionEncoder encoder(folder, trained.max_tokens, device, compute_dtype,
                          {.bytes = usable_bytes(device, num_processes), .text = "what is free"});
-  if (trained.encoder_fingerprint.empty()) return encoder;  // captions that another program encoded
+  if (trained.encoder_fingerprint.empty()) return encoder;  // another program encoded the captions
   if (encoder.encoder_fingerprint() != trained.encoder_fingerprint)
     fail("sample",
          "{} is another text encoder ({} {}) than the captions' ({} {}): give --text-encoder with that one",

@@ -69,7 +69,7 @@ void check(const SampleCommand& command) {
   if (command.num_images < 1 || command.num_images > kMostImages)
     fail("sample", "expected --num-images to be 1 to {}, got {}", kMostImages, command.num_images);
   if (command.random_labels && command.classes.size() == 1)
-    fail("sample", "--random-labels has no choice among one of --classes");
+    fail("sample", "--random-labels cannot choose from a single class: give several --classes");
   if (command.strength && command.image.empty())
     fail("sample", "--strength says how far to go from a picture: give it with --image");
   if (command.cuda_graph != "auto" && command.cuda_graph != "off")
@@ -81,7 +81,7 @@ void check(const SampleCommand& command) {
     fail("sample", "expected --cfg-scale to be a number, got {}", *command.cfg_scale);
 }
 
-// "0.2:0.8" as timesteps of the model.
+// Parses "0.2:0.8" into timesteps of the model.
 std::optional<SampleOptions::GuidanceInterval> parse_guidance_interval(const std::string& text,
                                                                        const json& objective) {
   if (text.empty()) return std::nullopt;
@@ -125,7 +125,7 @@ SampleOptions sample_options(const SampleCommand& command, const SampleSource& s
   return options;
 }
 
-// What the prompts are to the model; nothing for one that takes no captions.
+// Encodes the prompts for the model. Returns nothing for a model without captions.
 Prompts load_prompts(const SampleCommand& command, const SampleSource& source, at::Device device,
                      at::ScalarType compute_dtype, int64_t num_processes) {
   const ConditioningShape& shape = source.denoiser->shape().conditioning;
@@ -138,7 +138,7 @@ Prompts load_prompts(const SampleCommand& command, const SampleSource& source, a
   if (!command.classes.empty())
     fail("sample", "{} knows no classes: say what to draw with --prompt", source.model);
   if (texts.empty())
-    fail("sample", "{} draws what it is told: give --prompt \"...\" or --prompts FILE", source.model);
+    fail("sample", "{} needs a prompt: give --prompt \"...\" or --prompts FILE", source.model);
   return encode_prompts(source.text, command.text_encoder, std::move(texts), command.negative_prompt, shape,
                         device, compute_dtype, num_processes);
 }
@@ -165,7 +165,7 @@ SampleOutput open_output(const SampleCommand& command, const SampleSource& sourc
                      {"seed", options.seed},
                      {"compute_dtype", command.compute_dtype}};
   output.notes["average"] = source.average;
-  // What is usual is not written: folders of earlier versions go on.
+  // Defaults are not written, so that folders of earlier versions can be continued.
   if (command.random_labels) output.settings["label_sampling"] = "random";
   if (!command.guidance_interval.empty()) output.settings["guidance_interval"] = command.guidance_interval;
   if (command.no_ema) output.settings["ema"] = false;
@@ -204,7 +204,7 @@ void draw(const SampleSource& source, SampleOptions& options, int64_t total, boo
   });
 }
 
-// What options.images are drawn by.
+// Returns the conditioning of options.images.
 ConditioningFn conditioning_of(const SampleOptions& options, const SampleSource& source,
                                const Subjects& subjects, const Prompts& prompts) {
   const ConditioningShape& shape = source.denoiser->shape().conditioning;
@@ -217,7 +217,7 @@ ConditioningFn conditioning_of(const SampleOptions& options, const SampleSource&
                          options.height * downsample, options.width * downsample);
 }
 
-// What the first rank finds missing, as all ranks divide it: batches in turn.
+// Returns this rank's part of the images that the first rank finds missing. The ranks take batches in turn.
 std::vector<int64_t> missing_of_this_rank(const SampleOutput& output, int64_t num_images, int64_t batch,
                                           ProcessGroup& group) {
   json missing;

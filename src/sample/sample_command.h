@@ -5,8 +5,8 @@
 
 namespace kiln {
 
-// Draws what is not there yet and says how it goes on stderr. Several ranks take batches in turn; each writes
-// its images as PNG files, of which the first makes the .npz. Throws Error.
+// Draws the images that are missing and shows progress on stderr. Several ranks take batches in turn. Each
+// writes its images as PNG files, from which the first makes the .npz. Throws Error.
 void run_sample_command(const SampleCommand& command, ProcessGroup& group);
 
 }  // namespace kiln

@@ -8,11 +8,11 @@
 namespace kiln {
 
 struct SampleCommand {
-  std::string run;  // run folder, or
-  std::string weights, model,
-      model_config;                 // a weights file, its model's name and JSON (text or file) over it
+  std::string run;  // run folder; "" = `weights` are given
+  // A weights file, its model's name, and JSON (text or file) that overrides the model's preset.
+  std::string weights, model, model_config;
   std::string adapter;              // LoRA to add to the weights: PEFT's, diffusers' or kohya's; "" = none
-  std::string objective = "iddpm";  // what --weights was trained with
+  std::string objective = "iddpm";  // objective that --weights was trained with
   int64_t image_size = 0;           // pixels, for --weights; 0 = the model's own
   std::string autoencoder;          // path or "pixels"; "" = the run's
   std::string tiles = "auto";       // large pictures are decoded in tiles: auto | off | side in pixels
@@ -26,10 +26,10 @@ struct SampleCommand {
   std::string negative_prompt;       // "" = what the model was trained with for dropped captions
   std::string text_encoder;          // its folder; "" = the run's
   int64_t height = 0, width = 0;     // of the pictures in pixels; 0 = the model's own
-  std::string aspect_ratio{};        // "16:9"; "": as above
+  std::string aspect_ratio{};        // such as "16:9"; "" = by height and width
   std::string image{};               // file of the picture that all start from; "": they start from noise
-  std::optional<double> strength{};  // how far from it, 0 to 1; absent = 0.8
-  bool random_labels = false;        // drawn evenly from the classes, by (seed, image)
+  std::optional<double> strength{};  // how far from that picture, 0 to 1; absent = 0.8
+  bool random_labels = false;        // classes drawn at random, by (seed, image)
   std::string guidance_interval;     // "LO:HI" as shares of the schedule, 0 clean, 1 noise; "" = everywhere
   std::optional<double> cfg_scale;   // absent = 4 where the model has a null class, 4.5 with prompts
   std::string cfg_convention = "auto";  // auto | dit | plain

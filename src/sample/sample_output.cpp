@@ -29,7 +29,7 @@ std::vector<std::string> differing_keys(const json& before, const json& now) {
 SampleOutput::SampleOutput(const SampleOutputOptions& options, std::vector<std::string> names)
     : options_(options), images_folder_(options.folder), names_(std::move(names)) {
   if (!options_.write_png) images_folder_ = (fs::path(options_.folder) / "passing").string();
-  // Others may have drawn for an earlier command, too.
+  // Other processes may have drawn for an earlier command, too.
   is_shared_ = options_.role != SampleOutputOptions::Role::kOnly ||
                (!options_.write_png && fs::exists(images_folder_));
   const std::string folder = writes_files() ? images_folder_ : options_.folder;
@@ -62,7 +62,7 @@ void SampleOutput::check_settings() const {
          options_.folder, fmt::join(keys, ", "));
 }
 
-// A folder of an earlier version gets the notes that it lacks.
+// Also adds notes that a folder of an earlier version lacks.
 void SampleOutput::write_settings() const {
   json all = options_.settings;
   all.update(options_.notes);
@@ -86,11 +86,12 @@ std::vector<int64_t> SampleOutput::missing() const {
 void SampleOutput::add(int64_t index, const Image& image) {
   if (!is_shared_) append_to_npz_below(index);
   if (writes_files()) write_png(path(index), image);
-  if (is_shared_) return;  // which of the images below are there, is known at the end
+  if (is_shared_) return;  // which images below exist is known only at the end
   if (npz_ && npz_->num_written() == index) npz_->add(image);
 }
 
-// Images that an earlier run drew but that the .npz lacks come from their PNG files, which lose nothing.
+// Adds images below `index` that the .npz lacks, from their PNG files, which are lossless. An earlier run
+// drew them.
 void SampleOutput::append_to_npz_below(int64_t index) {
   while (npz_ && npz_->num_written() < index) npz_->add(read_image(path(npz_->num_written())));
 }

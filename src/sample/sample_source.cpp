@@ -16,7 +16,7 @@
 #include "models/autoencoders/tiling.h"
 #include "models/lora_keys.h"
 #include "models/registry.h"
-#include "parallel/free_memory.h"
+#include "parallel/machine.h"
 #include "sample/run_folder.h"
 #include "sample/sampler_loop.h"
 
@@ -44,14 +44,14 @@ RunInfo info_of_weights(const SampleCommand& command) {
   return info;
 }
 
-// Names the average that `weights` are; a file's own decay is not known.
+// Names the average that the weights are. The decay of a weights file is not known.
 std::string average_of(const SampleCommand& command, const RunInfo& info) {
   const bool is_run = !command.run.empty();
   if (command.no_ema || (is_run && info.ema_decays.empty())) return "model";
   return is_run ? fmt::format("ema-{}", command.ema_decay.value_or(info.ema_decays.front())) : "of the file";
 }
 
-// What a weights file tells by its shapes.
+// Completes the model's config from the shapes in a weights file.
 void ask_weights(const std::map<std::string, at::Tensor>& weights, RunInfo& info) {
   WeightShapes shapes;
   for (const auto& [key, tensor] : weights) shapes[key] = tensor.sizes().vec();
@@ -64,7 +64,8 @@ std::string autoencoder_path(const SampleCommand& command, const RunInfo& info) 
   constexpr int64_t kRgb = 3;
   if (!info.autoencoder.name.empty() || info.model_config.value("in_channels", int64_t{0}) != kRgb)
     return info.autoencoder.path;
-  fmt::print(stderr, "note: the model makes 3 channels, taken for pixels: --autoencoder says otherwise\n");
+  fmt::print(stderr,
+             "note: the model makes 3 channels, taken for pixels: give --autoencoder if they are latents\n");
   return "pixels";
 }
 
@@ -87,7 +88,7 @@ void load_autoencoder_of(const SampleCommand& command, const RunInfo& info, at::
   if (autoencoder.name != trained.name || differs(autoencoder.scaling_factor, trained.scaling_factor) ||
       differs(autoencoder.shift_factor, trained.shift_factor))
     fail("sample",
-         "the run's latents come from {} with scaling factor {} and shift {}, {} is {} with {} and {}",
+         "the run's latents come from {} with scaling factor {} and shift {}, but {} is {} with {} and {}",
          trained.name, trained.scaling_factor, trained.shift_factor, path, autoencoder.name,
          autoencoder.scaling_factor, autoencoder.shift_factor);
   if (trained.fingerprint.empty() || autoencoder.fingerprint == trained.fingerprint) return;
@@ -96,7 +97,7 @@ void load_autoencoder_of(const SampleCommand& command, const RunInfo& info, at::
          "{} holds another autoencoder now than the one that made the run's latents: pass --autoencoder with "
          "that one, or with this one if it decodes them",
          path);
-  // Decoders of one latent space exist in variants (sd-vae-ft-ema, -mse), so other weights are no error.
+  // Decoders of one latent space exist in variants (sd-vae-ft-ema, -mse), so other weights are not an error.
   fmt::print(stderr, "kiln sample: {} is not the autoencoder that the run's latents were made with\n", path);
 }
 
@@ -104,8 +105,7 @@ void load_autoencoder_of(const SampleCommand& command, const RunInfo& info, at::
 
 SampleSource load_sample_source(const SampleCommand& command, at::Device device, at::ScalarType compute_dtype,
                                 int64_t num_processes) {
-  if (command.run.empty() == command.weights.empty())
-    fail("sample", "expected --run or --weights, one of them");
+  if (command.run.empty() == command.weights.empty()) fail("sample", "expected either --run or --weights");
   const bool is_run = !command.run.empty();
   if (is_run && (!command.model.empty() || !command.model_config.empty() || command.image_size > 0))
     fail("sample", "--model, --model-config and --image-size have no effect with --run: the run knows them");
@@ -138,7 +138,7 @@ SampleSource load_sample_source(const SampleCommand& command, at::Device device,
   source.denoiser =
       build_denoiser(info.model, source.model_config, {.device = device, .compute_dtype = compute_dtype});
   load_weights(*source.denoiser, weights, source.weights);
-  // A file does not say which of the two its objective was; its channels do.
+  // A file does not say whether its objective learns sigma; its channels do.
   const DenoiserShape& shape = source.denoiser->shape();
   if (!is_run && source.objective.at("type") == "iddpm")
     source.objective["learn_sigma"] = shape.out_channels > shape.in_channels;

@@ -1,4 +1,4 @@
-// What `kiln sample` draws from: a run folder or a weights file, loaded.
+// The model that `kiln sample` draws with, loaded from a run folder or a weights file.
 #pragma once
 #include <memory>
 #include <nlohmann/json.hpp>
@@ -17,15 +17,15 @@ struct SampleSource {
   nlohmann::json model_config, objective;
   std::string weights;              // the file that was loaded
   std::string weights_fingerprint;  // of its bytes
-  std::string average;              // "ema-0.9999" | "model" | "of the file": which the weights are
+  std::string average;              // what the weights are: "ema-0.9999" | "model" | "of the file"
   std::vector<std::string> class_names;
-  RunInfo::TextInfo text;              // what encoded the captions; of a weights file unknown
+  RunInfo::TextInfo text;              // encoder of the captions; unknown for a weights file
   std::unique_ptr<Denoiser> denoiser;  // its weights in the compute dtype
   std::unique_ptr<Autoencoder> autoencoder;
 };
 
-// `num_processes`: of this machine, which share its memory. Throws Error: neither or both of --run and
-// --weights, an autoencoder that does not fit the model.
+// `num_processes` is the number of processes on this machine, which share its memory. Throws Error: neither
+// or both of --run and --weights, an autoencoder that does not fit the model.
 SampleSource load_sample_source(const SampleCommand& command, at::Device device, at::ScalarType compute_dtype,
                                 int64_t num_processes);
 

@@ -15,11 +15,11 @@
 namespace kiln {
 namespace {
 
-// Leaves the sampler's loop when SampleOptions::stop says so.
+// Thrown to leave the sampler's loop when SampleOptions::stop says so.
 struct Stopped {};
 
-// (B, C, H, W) f32 on `device`, image b drawn from `index_of(b)`. While a GPU computes a step, the host draws
-// for the next one.
+// Returns (B, C, H, W) f32 on `device`, with image b drawn from `index_of(b)`. While a GPU computes a step,
+// the host draws for the next one.
 template <class IndexOf>
 at::Tensor draw_normal(uint64_t seed, Draw draw, const std::vector<int64_t>& images,
                        at::IntArrayRef image_shape, at::Device device, const IndexOf& index_of) {
@@ -35,7 +35,7 @@ at::Tensor draw_normal(uint64_t seed, Draw draw, const std::vector<int64_t>& ima
   return sent_to(noise, device);
 }
 
-// `inside` at the timesteps of the interval, `outside` at the others.
+// Returns a function that calls `inside` at timesteps of the interval and `outside` at the others.
 DenoiseFn within(const SampleOptions::GuidanceInterval& interval, DenoiseFn inside, DenoiseFn outside) {
   return [interval, inside = std::move(inside), outside = std::move(outside)](const at::Tensor& x,
                                                                               double model_t) {
@@ -144,7 +144,8 @@ bool sample_images(const Denoiser& denoiser, const Autoencoder* autoencoder, con
   const int64_t channels = pixels ? 3 : autoencoder->latent_channels;
   if (shape.in_channels != channels)
     fail("sample",
-         "the model makes {} channels, {} gives pictures from {}: pass the autoencoder it was trained with",
+         "the model makes {} channels, but {} gives pictures from {}: pass the autoencoder it was trained "
+         "with",
          shape.in_channels, pixels ? "no autoencoder" : "this autoencoder", channels);
   const at::NoGradGuard no_grad;
   const auto sampler = make_sampler(options.sampler);

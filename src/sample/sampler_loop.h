@@ -1,4 +1,4 @@
-// From noise to pictures: batches of images through a denoiser and a sampler. The sample command and the
+// From noise to pictures: runs batches of images through a denoiser and a sampler. The sample command and the
 // trainer's sample grids share it.
 #pragma once
 #include <cstdint>
@@ -15,70 +15,71 @@
 
 namespace kiln {
 
-// Which channels classifier-free guidance touches. kModel: the model's own convention (DiT: the first 3 of
-// 4). kAll: every channel. kAuto: the model's own where it predicts a sigma too, as the published DiTs do,
-// else all.
+// Which channels classifier-free guidance changes. kModel: the model's own convention (DiT: the first 3 of
+// 4). kAll: every channel. kAuto: kModel if the model also predicts a sigma, as the published DiTs do, else
+// kAll.
 enum class CfgConvention { kAuto, kModel, kAll };
 
-// What to draw images [first, first + count) of a list by; tensors on the CPU.
+// Returns the conditioning of images [first, first + count) of a list, as tensors on the CPU.
 using ConditioningFn = std::function<Conditioning(int64_t first, int64_t count)>;
-// A class for each image. Throws Error for a label that the model does not have.
+// Conditions each image on its class. Throws Error for a label that the model does not have.
 ConditioningFn class_labels_fn(const ConditioningShape& shape, std::vector<int64_t> labels);
 
-// Runs a denoiser's segments where its weights are not all there at once; (B, out_channels, H, W).
+// Runs a denoiser whose weights are not all there at once. Returns (B, out_channels, H, W).
 using ForwardFn = std::function<at::Tensor(const ModelInput&)>;
 
 struct SampleOptions {
   nlohmann::json sampler;       // make_sampler's config
-  std::vector<int64_t> images;  // what to draw, in this order: an image's number names its noise, and
-                                // gives the same picture in any batch
+  std::vector<int64_t> images;  // what to draw, in this order; an image's number decides its noise, and gives
+                                // the same picture in any batch
   ConditioningFn conditioning;  // of those images
-  TextRows null_text{};         // one text, that guidance moves away from; undefined: what the model knows
-  double cfg_scale = 1;         // 1: no guidance, and no second half is computed
-  // Timesteps, as the model is given them, at which guidance is on (Kynkaanniemi et al. 2024); absent: all.
+  TextRows null_text{};  // one text that guidance moves away from; undefined: the model's own null input
+  double cfg_scale = 1;  // 1: no guidance, and no second half is computed
+  // Timesteps at which guidance is on, as the model gets them (Kynkaanniemi et al. 2024). Absent: all.
   struct GuidanceInterval {
     double low = 0, high = 0;  // both included
   };
   std::optional<GuidanceInterval> guidance_interval{};
   CfgConvention cfg_convention = CfgConvention::kAuto;
-  // Latents (B, C, height, width) f32 on `device`, as the model knows them, of a picture that each of these
-  // images starts from, noised as the sampler's first step expects it; absent: from noise alone.
+  // Returns latents (B, C, height, width) f32 on `device`, as the model knows them, of the picture that each
+  // of these images starts from. The loop noises them as the sampler's first step expects. Absent: images
+  // start from noise alone.
   std::function<at::Tensor(const std::vector<int64_t>& images)> start_from{};
   int64_t height = 0, width = 0;  // of the latents; 0: the size that the model was built for
   int64_t batch = 8;              // images at a time (guidance doubles the rows)
   uint64_t seed = 0;
   at::Device device = at::kCPU;  // where the denoiser's weights are
-  std::function<bool()> stop;    // optional; asked before each step, true ends the run early
-  ForwardFn forward;             // optional; in the place of Denoiser::forward
+  std::function<bool()> stop;    // optional; asked before each step; true ends the run early
+  ForwardFn forward;             // optional; replaces Denoiser::forward
 };
 
 using ImageSink = std::function<void(int64_t image, const Image&)>;
 
-// Draws options.images in inference mode and hands each finished picture to `sink` in order. Returns false
-// when `stop` ended it early. `autoencoder` decodes x_0; null: x_0 holds RGB pixels in [-1, 1]. Throws Error:
-// no null class for guidance, labels out of range, neither autoencoder nor 3 channels.
+// Draws options.images in inference mode and hands each finished picture to `sink`, in order. Returns false
+// if `stop` ended it early. `autoencoder` decodes x_0; null: x_0 holds RGB pixels in [-1, 1]. Throws Error:
+// no null class for guidance, labels out of range, neither an autoencoder nor 3 channels.
 bool sample_images(const Denoiser& denoiser, const Autoencoder* autoencoder, const SampleOptions& options,
                    const ImageSink& sink);
 
-// Casts the trained weights to the compute dtype, once: a sampler reads them at every step. For models that
-// are not trained any more.
+// Casts the trained weights to the compute dtype once, since a sampler reads them at every step. For models
+// that are no longer trained.
 void freeze_weights(const Denoiser& denoiser, at::ScalarType compute_dtype);
 
-// The guided prediction as a DenoiseFn: uncond + cfg_scale (cond - uncond) on the guided channels. The batch
-// of both halves shares x_t; the uncond half's extra channels (sigma, unguided ones) are dropped. cfg_scale
-// 1: no guidance, and `uncond` is not used.
+// Returns the guided prediction as a DenoiseFn: uncond + cfg_scale (cond - uncond) on the guided channels.
+// Both halves of the batch share x_t. The uncond half's other channels (sigma, unguided ones) are dropped.
+// With cfg_scale 1 there is no guidance and `uncond` is not used.
 DenoiseFn guided_denoiser(const Denoiser& denoiser, const Conditioning& cond, const Conditioning& uncond,
                           double cfg_scale, CfgConvention convention, ForwardFn forward = {});
 
-// N(0, 1) by (seed, image index), (B, C, H, W) f32: the start, and the draw of a sampler's step. The same
-// bits on every device.
+// Draw N(0, 1) by (seed, image index), (B, C, H, W) f32: the start, and the noise of a sampler's step. The
+// same bits on every device.
 at::Tensor start_noise(uint64_t seed, const std::vector<int64_t>& images, at::IntArrayRef image_shape,
                        at::Device device = at::kCPU);
 at::Tensor step_noise(uint64_t seed, const std::vector<int64_t>& images, at::IntArrayRef image_shape,
                       int64_t step, at::Device device = at::kCPU);
 
-// (B, 3, H, W) f32 in [-1, 1] -> 8-bit pictures: clamp(127.5 x + 128, 0, 255) truncated, as ADM and DiT write
-// samples.
+// Converts (B, 3, H, W) f32 in [-1, 1] to 8-bit pictures: clamp(127.5 x + 128, 0, 255) truncated, as ADM and
+// DiT write samples.
 std::vector<Image> to_images(const at::Tensor& pixels);
 
 }  // namespace kiln

@@ -14,7 +14,7 @@ namespace {
 
 using Kind = RankCall::Kind;
 
-// Announces a call to `observer` while this lives; null: nobody watches.
+// Announces a call to `observer` for as long as this lives. A null observer hears nothing.
 class CallScope {
  public:
   CallScope(StepObserver* observer, const RankCall& made) : call(made), observer_(observer) {
@@ -130,7 +130,7 @@ bool RankWork::repeat(const RankCall& call) {
       read_ahead();
       return false;
     case Kind::kUpdateAhead: {
-      // They stand for the numbers of the step, which are there already, and take no memory.
+      // Stand-ins for the step's numbers, which exist by then. They take no memory.
       const auto number = at::TensorOptions(device_).dtype(at::kDouble);
       update_ahead(/*lr=*/0, at::_efficientzerotensor({call.num_losses}, number),
                    at::_efficientzerotensor({}, number), /*max_grad_norm=*/0);

@@ -18,7 +18,8 @@ std::vector<at::Tensor> tensors_of(State& state) {
   return tensors;
 }
 
-// Where the gradients of leaves arrive. Making the edge of a leaf that the graph does not use costs nothing.
+// The graph edges at which the gradients of leaves arrive. Making the edge of a leaf that the graph does not
+// use costs nothing.
 class LeafEdges {
  public:
   void add(const at::Tensor& leaf) {
@@ -26,7 +27,7 @@ class LeafEdges {
     if (leaf.requires_grad()) edges_.push_back(torch::autograd::impl::gradient_edge(leaf));
   }
   const Edges& edges() const { return edges_; }
-  // The gradients of all leaves, undefined for those that want none.
+  // Returns the gradients of all leaves, undefined for those that want none.
   std::vector<at::Tensor> spread(std::vector<at::Tensor> found) const {
     std::vector<at::Tensor> all;
     auto next = found.begin();

@@ -35,7 +35,7 @@ std::vector<OpRecord> ops_of(const std::vector<Span>& spans) {
   return ops;
 }
 
-// The peak is the first moment of the highest sum.
+// The peak of the step is the first moment of the highest sum.
 void find_bytes(RecordedStep& step) {
   StepMemory& memory = step.memory;
   int64_t live = memory.persistent_bytes;

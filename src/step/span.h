@@ -1,5 +1,6 @@
-// What a step does, piece by piece: one span for each phase that it announces, with everything that happens
-// until the next one begins. Plans, memory choices and reports are maps over spans.
+// What a step does, piece by piece. There is one span for each phase that the step announces; it holds
+// everything that happens until the next phase begins. Plans, memory choices and reports are computed from
+// spans.
 #pragma once
 #include <c10/core/ScalarType.h>
 
@@ -14,41 +15,43 @@
 
 namespace kiln {
 
-enum class OpClass { kMatmul, kAttention, kConvolution, kElementwise };  // the last: bound by memory traffic
+enum class OpClass { kMatmul, kAttention, kConvolution, kElementwise };  // elementwise: memory-bound
 inline constexpr int kNumOpClasses = 4;
 std::string_view name_of(OpClass op_class);  // "matmul"
 
-// One leaf operation: "kiln::affine", "aten::mul", ... An operation that torch composes of others counts as
-// these; one with a kernel of its own, and a marked one of Kiln's (ops/op_mark.h), counts whole. So the same
-// step gives the same operations on every device. Those that move no data (views, empty) are not recorded.
+// One leaf operation: "kiln::affine", "aten::mul", ... An operation that torch composes of others is recorded
+// as those others. One with a kernel of its own, or one that Kiln marks (ops/op_mark.h), is recorded as a
+// whole. So the same step gives the same operations on every device. Operations that move no data (views,
+// empty) are not recorded.
 struct OpRecord {
   std::string name;
   OpClass op_class = OpClass::kElementwise;
-  c10::ScalarType dtype = c10::kFloat;  // of the operands of products and attention; elsewhere of the result
+  c10::ScalarType dtype = c10::kFloat;  // of the operands for products and attention, else of the result
   double flops = 0;                     // multiply-adds times two, as executed; 0 for elementwise
   double bytes = 0;                     // read and written, each tensor once
-  // A product has its batch in m. Attention has batch * heads, tokens, head dim. Sums have their length in k.
+  // A product's batch is counted in m. Attention has batch * heads, tokens, head dim. Sums have their length
+  // in k.
   int64_t m = 0, n = 0, k = 0;
   double seconds = 0;                  // measured; 0 when not timed
-  c10::ScalarType from = c10::kFloat;  // what a copy reads; of others the dtype
-  // An audit, which looks at the values, fills these in (OpRecorder::Options):
-  int64_t num_overflows = 0;  // results that are infinite or NaN where no input was
-  double largest = 0;         // magnitude of a finite result in 16 bits
+  c10::ScalarType from = c10::kFloat;  // what a copy reads; for other operations the same as dtype
+  // Filled in by an audit, which looks at the values (OpRecorder::Options):
+  int64_t num_overflows = 0;  // infinite or NaN results of finite inputs
+  double largest = 0;         // magnitude among finite results in 16 bits
   bool by_call = false;       // a RankCall makes it
 };
 
 enum class MemoryKind {
-  kWeights,    // in the compute dtype; none where the master has that dtype: it is what computes
+  kWeights,    // in the compute dtype; none if the master has that dtype and computes itself
   kGradients,  // flat
   kMaster,     // f32
   kMoments,    // of the optimizer
   kEma,
   kConstants,    // untrained weights
-  kAutoencoder,  // its weights, which encode images or decode samples
-  kTextEncoder,  // its weights, which encode captions
-  kFeatureNet,   // the weights that judge samples
-  kStaging,      // buffers of what is on a disk: optimizer state, weights
-  kGathered,     // whole weights of other ranks' shards, alive while their segment needs them
+  kAutoencoder,  // weights of the autoencoder, which encodes images or decodes samples
+  kTextEncoder,  // weights of the text encoder, which encodes captions
+  kFeatureNet,   // weights of the net that judges samples
+  kStaging,      // buffers for what is on a disk: optimizer state, weights
+  kGathered,     // whole weights gathered from the ranks' shards, alive while their segment needs them
   kBatch,        // the batch on the device, noised
   kActivations,  // made in a forward, alive after its segment's forward
   kRecompute,    // activations that a backward made again
@@ -63,35 +66,35 @@ std::string_view name_of(MemoryKind kind);  // "weights"
 struct MemoryEvent {
   uint64_t id = 0;
   int64_t bytes = 0;
-  MemoryKind kind = MemoryKind::kTemporaries;  // of the block; the same on its allocation and its free
+  MemoryKind kind = MemoryKind::kTemporaries;  // of the block; the same in its allocation and its free
   bool by_call = false;                        // a RankCall makes it
 };
 using MemoryEvents = std::vector<MemoryEvent>;
 int64_t peak_bytes(const MemoryEvents& events);  // the most alive at once
 int64_t left_bytes(const MemoryEvents& events);  // alive at the end
 
-// A collective begins, or what a rank does next waits for one that has begun.
+// A collective begins, or the rank waits for one that has begun.
 struct CollectiveEvent {
   size_t before_op = 0;  // of its span
   bool begins = false;
-  CollectiveObserver::Start start{};  // of a wait only the number
+  CollectiveObserver::Start start{};  // for a wait, only the number is set
 };
 
 struct Span {
-  int64_t micro_step = -1;  // -1: of the step's end
+  int64_t micro_step = -1;  // -1: at the end of the step
   StepPhase phase{};
   int32_t segment = -1;
-  int64_t times = 1;     // that it happens in the step: one of many equal micro-steps stands for all
+  int64_t times = 1;     // how often it happens in the step; one span stands for many equal micro-steps
   bool by_call = false;  // a RankCall announces it
   std::vector<OpRecord> ops{};
   MemoryEvents events{};
   std::vector<CollectiveEvent> collectives{};
-  int64_t live_bytes = 0;  // at its end, what lives before and after the step included
+  int64_t live_bytes = 0;  // live bytes at its end, with those that live before and after the step
   int64_t peak_bytes = 0;  // the most inside it
 
   struct Call {
     RankCall call;
-    bool inside = false;  // the phase; else after it
+    bool inside = false;  // true: inside the phase; false: after it
     size_t before_op = 0, before_event = 0;
   };
   std::vector<Call> calls{};
@@ -102,11 +105,11 @@ struct Span {
 std::vector<OpRecord> ops_of(const std::vector<Span>& spans);  // in order
 
 struct StepMemory {
-  std::map<MemoryKind, int64_t> persistent{};  // training state: what lives before and after the step
+  std::map<MemoryKind, int64_t> persistent{};  // training state, which lives before and after the step
   int64_t persistent_bytes = 0;
   int64_t peak_bytes = 0;                        // the most live bytes, persistent ones included
-  StepPhase peak_phase{};                        // when
-  int32_t peak_segment = -1;                     // and whose
+  StepPhase peak_phase{};                        // when the peak is reached
+  int32_t peak_segment = -1;                     // the segment of that moment
   std::map<MemoryKind, int64_t> peak_by_kind{};  // what was alive at the peak; sums to peak_bytes
 };
 
@@ -115,7 +118,7 @@ struct RecordedStep {
   StepMemory memory{};
   std::vector<CollectiveEvent> under_way{};  // collectives that began before the first span
 };
-// Finds the live and most bytes of every span, and the peak of the step, in the events.
+// Computes the live and peak bytes of every span, and the peak of the step, from the events.
 void find_bytes(RecordedStep& step);
 
 }  // namespace kiln

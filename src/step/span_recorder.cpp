@@ -59,7 +59,7 @@ void SpanRecorder::allocated(uint64_t id, size_t bytes) {
 void SpanRecorder::freed(uint64_t id, size_t bytes) {
   if (bytes == 0 || std::this_thread::get_id() != thread_) return;
   const auto block = blocks_.find(id);
-  if (block == blocks_.end()) return;  // older than the recording
+  if (block == blocks_.end()) return;  // it is older than the recording
   Span& span = step_.spans.empty() ? before_ : step_.spans[block->second.span];
   MemoryEvent& made = span.events[block->second.event];
   const ScratchUse scratch = current_scratch();
@@ -71,7 +71,7 @@ void SpanRecorder::freed(uint64_t id, size_t bytes) {
       {.id = id, .bytes = -static_cast<int64_t>(bytes), .kind = kind, .by_call = in_call_});
 }
 
-// Operations since the last call belong to the span that is there.
+// Gives the operations since the last call to the current span.
 void SpanRecorder::take_ops() {
   if (!ops_) return;
   for (OpRecord& op : ops_->take()) {
@@ -100,7 +100,7 @@ void SpanRecorder::begin_call(const RankCall& call) {
 void SpanRecorder::end_call(const RankCall& call) {
   take_ops();
   in_call_ = false;
-  if (in_phase_) span().calls.back().call = call;  // with what it answered
+  if (in_phase_) span().calls.back().call = call;  // now with its answer
 }
 
 void SpanRecorder::begin(StepPhase phase, int64_t segment) {
@@ -124,7 +124,7 @@ void SpanRecorder::end(StepPhase phase, int64_t) {
   if (phase == StepPhase::kRecompute) keep_alive_as(MemoryKind::kRecompute);
 }
 
-// The phase's blocks that are still alive are of `kind`.
+// Sets the kind of the phase's blocks that are still alive.
 void SpanRecorder::keep_alive_as(MemoryKind kind) {
   for (MemoryEvent& event : span().events)
     if (event.bytes > 0 && blocks_.contains(event.id)) event.kind = kind;

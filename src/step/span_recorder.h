@@ -1,5 +1,5 @@
-// Writes the spans of a step: the same recorder sits on the meta allocator when a step is planned and on the
-// CPU allocator when one is measured, so that both give the same shape of numbers.
+// Records the spans of a step. The same recorder sits on the meta allocator when a step is planned and on the
+// CPU allocator when one is measured, so both give numbers of the same form.
 #pragma once
 #include <functional>
 #include <thread>
@@ -11,13 +11,13 @@
 
 namespace kiln {
 
-// Calls visitor(tensor, kind) for every tensor that lives before and after a step and is not undefined: the
-// one list of them. Some share a storage (a master that is also the compute weights), some have no memory
-// at the time (whole weights between their uses).
+// Calls visitor(tensor, kind) for every defined tensor that lives before and after a step. This is the only
+// list of them. Some share a storage (a master that is also the compute weights); some have no memory at the
+// time (whole weights between their uses).
 using StateVisitor = std::function<void(const at::Tensor& tensor, MemoryKind kind)>;
 void visit_state(const TrainingState& state, const StateVisitor& visitor);
 
-// Where a recorder has operations from.
+// Gives a recorder its operations.
 class OpSource {
  public:
   virtual ~OpSource() = default;
@@ -25,21 +25,21 @@ class OpSource {
   virtual std::vector<OpRecord> take() = 0;
 };
 
-// Attach for one step: construct, register_state, attach to the allocator (MetaAllocationScope or
+// Use for one step: construct, register_state, attach to the allocator (MetaAllocationScope or
 // observe_cpu_allocations), to the step (TrainStep::observe) and, for its collectives, to the group; run,
-// detach, finish. What happens before the first phase counts to that phase. Only blocks that the constructing
-// thread allocates and frees are recorded.
+// detach, finish. What happens before the first phase is counted in that phase. Records only blocks that the
+// constructing thread allocates and frees.
 class SpanRecorder : public AllocationObserver, public StepObserver, public CollectiveObserver {
  public:
-  // `ops`: null: operations are not recorded. REQUIRES: it outlives this.
+  // With null `ops`, operations are not recorded. REQUIRES: `ops` outlives this.
   explicit SpanRecorder(OpSource* ops = nullptr) : ops_(ops) {}
 
-  // The persistent blocks, by kind. Shared storages count once; buffers without memory of their own are left
-  // out.
+  // Counts the persistent blocks by kind. A shared storage counts once; buffers without memory of their own
+  // are left out.
   void register_state(const TrainingState& state);
-  // One more persistent tensor.
+  // Counts one more persistent tensor.
   void register_tensor(const at::Tensor& tensor, MemoryKind kind);
-  // One whose memory is not the allocator's: a mapped file's. Nothing for others.
+  // Counts a tensor whose memory is a mapped file's, not the allocator's. Ignores other tensors.
   void register_mapped(const at::Tensor& tensor, MemoryKind kind);
 
   void allocated(uint64_t id, size_t bytes) override;
@@ -53,12 +53,12 @@ class SpanRecorder : public AllocationObserver, public StepObserver, public Coll
   void started(const Start& start) override { add({.begins = true, .start = start}); }
   void waited(int64_t number) override { add({.start = {.number = number}}); }
 
-  // Spans that begin from here on stand for so many.
+  // Makes each span that begins from here on stand for `times` equal ones.
   void stand_for(int64_t times) { times_ = times; }
-  // The span that the phase under way writes, or the last one. REQUIRES: a phase has begun.
+  // Returns the span of the current phase, or the last one. REQUIRES: a phase has begun.
   Span& span() { return step_.spans.back(); }
 
-  // What was recorded; the recorder is empty afterwards.
+  // Returns what was recorded and empties the recorder.
   RecordedStep finish();
 
  private:
@@ -77,8 +77,8 @@ class SpanRecorder : public AllocationObserver, public StepObserver, public Coll
   Span before_;  // what happens before the first phase
   int64_t micro_step_ = -1, times_ = 1;
   bool in_phase_ = false, in_call_ = false;
-  std::unordered_map<uint64_t, int64_t> registered_;  // id -> bytes
-  std::unordered_map<uint64_t, LiveBlock> blocks_;    // of the step, alive
+  std::unordered_map<uint64_t, int64_t> registered_;  // block id -> bytes
+  std::unordered_map<uint64_t, LiveBlock> blocks_;    // the step's blocks that are alive
   std::thread::id thread_ = std::this_thread::get_id();
 };
 

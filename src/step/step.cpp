@@ -56,7 +56,7 @@ StepResult TrainStep::run(const StepBatch& loaded, double lr, const RankSignals&
   rank_.finish_reductions();
 
   const at::Tensor numbers = measured_by_all(losses, batch, signals);
-  const bool is_dry = numbers.is_meta();  // a plan's numbers have no values
+  const bool is_dry = numbers.is_meta();  // in a plan the numbers have no values
   const HostRead read = is_dry ? HostRead() : HostRead(numbers);
   const int64_t norm = place_of_norm(numbers);
   if (options_.updates_unread)
@@ -99,9 +99,8 @@ struct TrainStep::Walk {
   ModelInput input;
   DropoutDraws dropout{};
   std::vector<State> inputs;   // of each segment
-  std::vector<Edges> outputs;  // of those whose graph there is
-  std::vector<bool>
-      trains;  // whether a gradient of each segment's is asked for: of its weights or its inputs
+  std::vector<Edges> outputs;  // of each segment that has a graph
+  std::vector<bool> trains;    // per segment: whether its weights or inputs need a gradient
   SkipGradients skip_grads{};
 };
 
@@ -125,11 +124,11 @@ void TrainStep::walk(const MicroStep& micro, SampleLosses& losses) {
   if (!graphs_ || !walk_as_graph(micro, losses)) accumulate_gradients(micro, losses);
 }
 
-// False where it is to be walked kernel by kernel.
+// Returns false if the micro-batch has to be walked kernel by kernel instead.
 bool TrainStep::walk_as_graph(const MicroStep& micro, SampleLosses& losses) {
   const PhaseScope phase(observer_, StepPhase::kGraph);
   StepObserver* const observer = observer_;
-  observe(nullptr);  // a recording runs nothing, and a replay announces nothing of its inside
+  observe(nullptr);  // a recording runs nothing, and a replay announces none of its phases
   const auto terms = graphs_->run({.micro = micro, .loss_scale = state_.loss_scaler.scale()});
   observe(observer);
   if (!terms) return false;
@@ -157,7 +156,7 @@ TrainStep::Walk TrainStep::begin_walk(const MicroStep& micro) const {
             .inputs = std::vector<State>(num_segments),
             .outputs = std::vector<Edges>(num_segments),
             .trains = std::vector<bool>(num_segments)};
-  if (batch.input_noise.defined())  // what is to be predicted stays
+  if (batch.input_noise.defined())  // the target stays as it is
     walk.noised.x_t = objective_.add_noise(batch.x_0, batch.input_noise, batch.timesteps).x_t;
   walk.input = {.x_t = walk.noised.x_t, .timesteps = walk.noised.model_t, .conditioning = batch.conditioning};
   walk.dropout = {.seed = options_.seed,
@@ -203,7 +202,7 @@ State TrainStep::forward(Walk& walk) {
   return state;
 }
 
-// The loss of a micro-batch, added to `losses`; returns its gradient, scaled for the global batch.
+// Adds the loss of a micro-batch to `losses`. Returns its gradient, scaled for the global batch.
 std::vector<at::Tensor> TrainStep::prediction_grad(at::Tensor hidden, const Walk& walk,
                                                    SampleLosses& losses) {
   const PhaseScope phase(observer_, StepPhase::kLoss);
@@ -220,7 +219,7 @@ std::vector<at::Tensor> TrainStep::prediction_grad(at::Tensor hidden, const Walk
   return gradient_of(loss.loss.sum() * scale, prediction);
 }
 
-// `grads`: of the last segment's outputs. Ends where nothing before is trained.
+// `grads` belong to the last segment's outputs. Stops where no earlier segment is trained.
 void TrainStep::backward(Walk& walk, std::vector<at::Tensor> grads) {
   for (size_t i = denoiser_.segments().size(); i-- > 0;) {
     if (!walk.trains[i]) break;
@@ -236,7 +235,7 @@ void TrainStep::backward(Walk& walk, std::vector<at::Tensor> grads) {
   }
 }
 
-// The forward of a segment whose activations were not kept, this time with its graph.
+// Repeats the forward of a segment whose activations were not kept, this time with its graph.
 void TrainStep::run_again(Walk& walk, size_t segment) {
   const PhaseScope phase = announce(StepPhase::kRecompute, segment);
   at::AutoGradMode with_graph(true);
@@ -277,7 +276,7 @@ void TrainStep::backward_segment(Walk& walk, size_t segment, std::vector<at::Ten
   walk.skip_grads.take_popped(grads, skips.pops);
 }
 
-// The losses and the norm of all ranks, on the device.
+// Returns the losses and the gradient norm over all ranks, on the device.
 at::Tensor TrainStep::measured_by_all(const SampleLosses& losses, const StepBatch& batch,
                                       const RankSignals& signals) {
   ProcessGroup& group = state_.zero->group();

@@ -24,7 +24,8 @@ namespace kiln {
 enum class Activations {
   kKeep,       // autograd saves them
   kRecompute,  // only the segment's input is kept; backward runs the forward again, to the same bits
-  kOffload,    // as kRecompute, and the input's hidden tensor waits in host memory; on a CPU, kRecompute
+  kOffload,    // as kRecompute, and the input's hidden tensor waits in host memory; on a CPU the same as
+               // kRecompute
 };
 struct MemoryChoice {
   Activations activations = Activations::kKeep;
@@ -36,14 +37,14 @@ struct StepOptions {
   double max_grad_norm = 0;  // 0 = no clipping
   EmaSchedule ema_schedule = EmaSchedule::kConstant;
   std::vector<MemoryChoice> memory{};  // one per segment; empty = keep all
-  // The update is queued before the host has read what the step measured, wherever the optimizer can do with
-  // a factor of the gradient that only the device knows: it then never waits for the host. On a CPU that
-  // changes nothing but the order.
+  // Queue the update before the host has read what the step measured, if the optimizer can use a gradient
+  // factor that only the device knows. The device then never waits for the host. On a CPU this changes only
+  // the order.
   bool updates_unread = true;
-  // Walks of micro-batches of few shapes are recorded as graphs of the device. REQUIRES: one rank that keeps
-  // everything whole, on the device. Nothing: none are.
+  // Record walks of micro-batches as device graphs, one per shape up to most_shapes. REQUIRES: one rank that
+  // keeps everything whole, on the device. Absent: no graphs.
   std::optional<GraphOptions> graphs{};
-  uint64_t seed = 0;  // of what is drawn in a pass: dropout
+  uint64_t seed = 0;  // of draws inside a pass: dropout
 };
 
 class TrainStep {
@@ -52,14 +53,14 @@ class TrainStep {
   TrainStep(const Denoiser& denoiser, const Objective& objective, const Optimizer& optimizer,
             TrainingState& state, const StepOptions& options);
 
-  // `signals`: this rank's, which reach all ranks with the losses.
+  // `signals` of this rank reach all ranks together with the losses.
   StepResult run(const StepBatch& batch, double lr, const RankSignals& signals = {});
-  // Walks the rows of one micro-batch forward and backward and forgets the gradients: memory is taken as in a
-  // step, and nothing is changed. A collective where weights are divided.
+  // Walks one micro-batch forward and backward and forgets the gradients. It takes as much memory as a step
+  // and changes nothing. A collective where weights are divided.
   void rehearse(const StepBatch& batch);
-  // Pinned host memory that offloaded activations take, once a step has run.
+  // Returns the bytes of pinned host memory that offloaded activations take, once a step has run.
   int64_t offloaded_activation_bytes() const { return offload_ ? offload_->host_bytes() : 0; }
-  // Announces to `observer` what each step is doing; null: to nobody.
+  // Announces to `observer` what each step does. Null: to nobody.
   void observe(StepObserver* observer) {
     observer_ = observer;
     rank_.observe(observer);
@@ -85,7 +86,7 @@ class TrainStep {
   at::Tensor measured_by_all(const SampleLosses& losses, const StepBatch& batch, const RankSignals& signals);
   MicroStep next_micro_step(const StepBatch& batch, int64_t index, int64_t count) const;
   bool keeps(size_t segment) const { return options_.memory[segment].activations == Activations::kKeep; }
-  bool waits_on_host(size_t segment) const {  // the first segment's input is the batch
+  bool waits_on_host(size_t segment) const {  // the first segment's input is the batch, which stays
     return offload_ && segment > 0 && options_.memory[segment].activations == Activations::kOffload;
   }
   PhaseScope announce(StepPhase phase, size_t segment) const {

@@ -1,5 +1,5 @@
-// Who watches a step from inside: timers of the monitor, the recorder of spans. The step announces what it is
-// doing; nothing is passed when nobody watches.
+// Interface for what watches a step from inside, such as the monitor's timers and the span recorder. The step
+// announces each thing that it does; it announces nothing when nobody watches.
 #pragma once
 #include <cstdint>
 #include <string_view>
@@ -19,10 +19,15 @@ enum class StepPhase {
   kGraph,          // a micro-batch's whole walk as one graph of the device
 };
 inline constexpr int kNumStepPhases = 10;
-std::string_view name_of(StepPhase phase);  // "forward"
+// "forward"
+inline std::string_view name_of(StepPhase phase) {
+  constexpr std::string_view kNames[kNumStepPhases] = {"input",    "forward",   "loss",      "recompute",
+                                                       "backward", "grad_norm", "optimizer", "communication",
+                                                       "offload",  "graph"};
+  return kNames[static_cast<size_t>(phase)];
+}
 
-// A call of the step whose work depends on the share of the training state that this rank keeps
-// (step/rank_work.h).
+// A call of the step whose work depends on this rank's share of the training state (step/rank_work.h).
 struct RankCall {
   enum class Kind {
     kGather,
@@ -36,21 +41,21 @@ struct RankCall {
     kUpdate
   };
   Kind kind{};
-  size_t segment = 0;             // of the first four
+  size_t segment = 0;             // for the first four kinds
   int direction = 0;              // kGather: 1 or -1
   bool first_micro_step = false;  // kBeginGradients, kReduce
   bool last_micro_step = false;   // kReduce
-  bool adds = false;              // what kBeginGradients answered
+  bool adds = false;              // what kBeginGradients returned
   int64_t num_losses = 0;         // kUpdateAhead
 };
 
 class StepObserver {
  public:
   virtual ~StepObserver() = default;
-  // One micro-batch's way through the model. Phases of the step outside of these are the update's.
+  // Enclose one micro-batch's way through the model. Phases outside of these belong to the step's end.
   virtual void begin_micro_step(int64_t) {}
   virtual void end_micro_step() {}
-  // Calls never nest. They come inside a phase, or hold phases of their own.
+  // Calls never nest. They happen inside a phase, or contain phases of their own.
   virtual void begin_call(const RankCall&) {}
   virtual void end_call(const RankCall&) {}
   // Phases follow one another and never nest. `segment`: index into Denoiser::segments(), -1 = none.
@@ -58,7 +63,7 @@ class StepObserver {
   virtual void end(StepPhase phase, int64_t segment) = 0;
 };
 
-// Announces a phase to `observer` while this lives; null: nobody watches.
+// Announces a phase to `observer` for as long as this lives. A null observer hears nothing.
 class PhaseScope {
  public:
   PhaseScope(StepObserver* observer, StepPhase phase, int64_t segment = -1)
@@ -76,7 +81,7 @@ class PhaseScope {
   int64_t segment_;
 };
 
-// The same of a micro-step.
+// The same for a micro-step.
 class MicroStepScope {
  public:
   MicroStepScope(StepObserver* observer, int64_t index) : observer_(observer) {

@@ -32,7 +32,7 @@ at::Tensor measured(const SampleLosses& losses, const at::Tensor& gradient_sum_o
   for (const auto* list : {&losses.loss, &losses.mse, &losses.vb})
     all.insert(all.end(), list->begin(), list->end());
   all.push_back(gradient_sum_of_squares.reshape({1}));
-  return at::cat(all);  // all in f64, which the last one is
+  return at::cat(all);  // all become f64, as the last one is
 }
 
 std::vector<double> wait_for_numbers(const HostRead& numbers, ProcessGroup& group) {
@@ -49,7 +49,8 @@ constexpr int64_t kNumSignals = 2;  // the members of RankSignals
 
 at::Tensor sum_over_ranks(const at::Tensor& mine, const StepBatch& batch, const RankSignals& signals,
                           ProcessGroup& group) {
-  // A dry run (plan) has no signals, and leaves out what ranks tell each other of losses: a few bytes a row.
+  // A dry run (plan) has no signals. It leaves out the exchange of losses between ranks, which is a few bytes
+  // a row.
   if (mine.is_meta()) return at::cat({mine, at::empty({kNumSignals}, mine.options())});
   at::Tensor of_ranks = host_empty({kNumSignals}, at::kDouble, mine.device());
   double* values = of_ranks.mutable_data_ptr<double>();

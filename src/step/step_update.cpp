@@ -20,7 +20,7 @@ StepUpdate::StepUpdate(const Optimizer& optimizer, TrainingState& state, at::Dev
   exchange_.emplace(device_, largest->shard_size(), largest->grad_shard.scalar_type(),
                     largest->compute_weights.scalar_type());
   state_.offloaded.host += exchange_->host_bytes();
-  if (largest->master_dtype() != at::kFloat)  // its f32 during its update
+  if (largest->master_dtype() != at::kFloat)  // its f32 copy during the update
     state_.offloaded.host += largest->shard_size() * static_cast<int64_t>(sizeof(float));
 }
 
@@ -35,7 +35,7 @@ bool StepUpdate::runs_ahead() const {
   const auto is_here = [](const auto& segment) {
     return segment.unit.weight_placement() == Placement::kDevice;
   };
-  const bool rounds = state_.segments.front().unit.master_dtype() != at::kFloat;  // averages would move
+  const bool rounds = state_.segments.front().unit.master_dtype() != at::kFloat;  // the averages would move
   return optimizer_.reads_device_scale() && !rounds && state_.placement == Placement::kDevice &&
          std::ranges::all_of(state_.segments, is_here);
 }
@@ -52,7 +52,7 @@ void StepUpdate::run(double lr, double grad_scale, const at::Tensor& device_scal
   state_.zero->read_ahead();
 }
 
-// Begins to bring a segment's optimizer state from the disk, its gradients to the host.
+// Begins to bring a segment's optimizer state from the disk and its gradients to the host.
 void StepUpdate::bring_state(size_t segment) {
   if (state_.placement == Placement::kDevice || segment >= state_.segments.size()) return;
   const FlatUnit& unit = state_.segments[segment].unit;
@@ -82,7 +82,7 @@ void StepUpdate::update_unit(size_t s, const OptimizerStep& step) {
       if (on_host) on_device.emplace(DryRunDevice::kCuda);
       state_.zero->sum_over_shards(values, "the optimizer's sums of " + unit.name());
     };
-  // The weights go from where they are updated to where they are kept, if that is across the link.
+  // Weights that are updated on one side of the link and kept on the other have to cross it.
   const bool sends = exchange_ && !weights_elsewhere;
   const bool brings = !exchange_ && weights_elsewhere && has_host_behind(device_);
   at::Tensor weights = sends    ? exchange_->weights(unit.shard_size())
@@ -98,7 +98,7 @@ void StepUpdate::update_unit(size_t s, const OptimizerStep& step) {
   if (casts) slice.compute_weights = &weights;
   const bool plans_host = exchange_ && device_.is_meta();
   const bool widens = state.master.scalar_type() != at::kFloat;
-  // The unit's master is f32 during its update alone. The averages follow what it is rounded to.
+  // The master is f32 only during its unit's update. The averages follow its rounded value.
   if (widens)
     slice.master =
         plans_host ? host_zeros(unit.shard_size(), at::kFloat, device_) : state.master.to(at::kFloat);

@@ -1,4 +1,4 @@
-// The update of a step: weights, moments and EMAs move, unit by unit, wherever they are kept.
+// The update of a step, which moves weights, moments and EMAs unit by unit, wherever they are kept.
 #pragma once
 #include <ATen/core/Tensor.h>
 
@@ -18,13 +18,14 @@ class StepUpdate {
   StepUpdate(const Optimizer& optimizer, TrainingState& state, at::Device device, EmaSchedule ema_schedule);
   void observe(StepObserver* observer) { observer_ = observer; }
 
-  // Once the last backward begins: while it computes, the disk brings what the update begins with. A step
-  // that is skipped leaves it in the buffers for the next one.
+  // Called once the last backward begins. While it computes, the disk brings the state that the update begins
+  // with. A skipped step leaves that in the buffers for the next step.
   void read_ahead();
-  // Whether run() can do with a scale that only the device knows: where all that moves is on it.
+  // True if run() can use a scale that only the device knows, that is, if everything that moves is on the
+  // device.
   bool runs_ahead() const;
-  // Moves all units by the gradients times `grad_scale`, or, where it is defined, times `device_scale`: 0-d
-  // f32 on the device, NaN where nothing is to move. What is on the host or a disk comes one segment ahead.
+  // Moves all units by the gradients times `grad_scale`, or times `device_scale` if that is defined: 0-d f32
+  // on the device, NaN where nothing is to move. State on the host or a disk is brought one segment ahead.
   // The caller counts the update.
   void run(double lr, double grad_scale, const at::Tensor& device_scale = {});
 
@@ -36,7 +37,7 @@ class StepUpdate {
   TrainingState& state_;
   at::Device device_;
   EmaSchedule ema_schedule_;
-  std::optional<HostExchange> exchange_;  // of an optimizer whose state is on the host of a device
+  std::optional<HostExchange> exchange_;  // for an optimizer whose state is on the host of a device
   StepObserver* observer_ = nullptr;
 };
 

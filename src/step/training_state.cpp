@@ -20,7 +20,7 @@ at::Tensor first_value_of(const Parameter& parameter, const TrainingStateOptions
   return options.first_value ? options.first_value(parameter) : parameter.value;
 }
 
-// Convolutions' weights are laid out as channels-last activations take them.
+// Casts a frozen weight. Weights of convolutions are laid out channels-last, as their activations are.
 at::Tensor frozen_value(const at::Tensor& value, at::ScalarType compute_dtype) {
   const at::NoGradGuard no_grad;
   const at::Tensor cast = value.to(compute_dtype);

@@ -16,31 +16,32 @@ struct TrainingStateOptions {
   at::ScalarType compute_dtype = at::kFloat;
   at::ScalarType grad_dtype = at::kFloat;
   at::ScalarType master_dtype = at::kFloat;  // f32 or bf16
-  uint64_t seed = 0;                         // of how masters in bf16 are rounded
+  uint64_t seed = 0;                         // of the rounding of bf16 masters
   std::vector<double> ema_decays;
-  LossScalerOptions loss_scaler{};                                         // enabled here for fp16
+  LossScalerOptions loss_scaler{};                                         // in use only for fp16
   std::shared_ptr<ProcessGroup> group = std::make_shared<ProcessGroup>();  // one rank
   ZeroOptions zero{};
   Placement placement = Placement::kDevice;         // of master, moments and EMAs
   Placement weight_placement = Placement::kDevice;  // of the weights in the compute dtype; stage 3
-  BlockStoreOptions nvme{};                         // kNvme, of either: where
-  // The first value of a weight of the denoiser, in its shape, f32 on the device. Null: weights have theirs.
+  BlockStoreOptions nvme{};                         // where, if either is kNvme
+  // Returns the first value of a weight of the denoiser, in its shape, f32 on the device. Null: weights keep
+  // the values they have.
   std::function<at::Tensor(const Parameter&)> first_value{};
 };
 
 // Bytes of training state that are not on the device.
 struct OffloadedBytes {
-  int64_t host = 0;  // staging buffers included; none on a CPU, whose memory the device is
+  int64_t host = 0;  // with staging buffers; 0 on a CPU, whose memory is the device
   int64_t disk = 0;
 };
 
 class TrainingState {
  public:
-  // Takes the denoiser's weights (f32) as the start and as every EMA, one after another, and rebinds each
-  // trainable Parameter::value to a leaf on its unit's compute weights: with first_value and a denoiser of
-  // outlines the whole model in f32 is never there. Untrained parameters stay f32 tensors of their own,
-  // frozen ones become tensors in the compute dtype. REQUIRES: `denoiser` and `optimizer` outlive this; every
-  // rank starts from the same weights. Throws Error.
+  // Takes the denoiser's weights (f32) as the start and as every EMA, one weight after another. Rebinds each
+  // trainable Parameter::value to a leaf on its unit's compute weights. With first_value and a denoiser of
+  // outlines, the whole model never exists in f32. Untrained parameters stay f32 tensors of their own; frozen
+  // ones become tensors in the compute dtype. REQUIRES: `denoiser` and `optimizer` outlive this; every rank
+  // starts from the same weights. Throws Error.
   TrainingState(const Denoiser& denoiser, const Optimizer& optimizer, const TrainingStateOptions& options);
   TrainingState(const TrainingState&) = delete;
 
@@ -52,16 +53,16 @@ class TrainingState {
   };
   std::vector<SegmentWeights> segments;               // as Denoiser::segments()
   std::vector<std::shared_ptr<Parameter>> constants;  // untrained weights, part of every weights file, whole
-  // The base that adapters change, whole on every rank: one copy in the compute dtype. Where there is one,
-  // weights files hold the adapters alone.
+  // The base that adapters change: whole on every rank, one copy in the compute dtype. If there is a base,
+  // weights files hold only the adapters.
   std::vector<std::shared_ptr<Parameter>> frozen;
-  std::unique_ptr<Zero> zero;  // which slices of the units are here; unit i is segments[i]
+  std::unique_ptr<Zero> zero;  // knows which slices of the units are here; unit i is segments[i]
 
-  int64_t updates = 0;  // applied optimizer updates; a skipped step is none
+  int64_t updates = 0;  // applied optimizer updates, without skipped steps
   LossScaler loss_scaler;
   std::vector<double> ema_decays;
-  uint64_t seed = 0;                         // of how masters in bf16 are rounded
-  Placement placement = Placement::kDevice;  // of master, moments and EMAs: FlatUnit::lease() brings them
+  uint64_t seed = 0;                         // of the rounding of bf16 masters
+  Placement placement = Placement::kDevice;  // of master, moments and EMAs, which FlatUnit::lease() brings
   Placement weight_placement = Placement::kDevice;
   std::shared_ptr<NvmeState> nvme;  // null: nothing is on NVMe
   OffloadedBytes offloaded{};

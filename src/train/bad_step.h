@@ -1,4 +1,4 @@
-// Who made a step's loss or gradient not finite.
+// Which samples made a step's loss or gradient not finite.
 #pragma once
 #include <functional>
 #include <nlohmann/json.hpp>
@@ -16,7 +16,7 @@ struct BatchSample {
   double timestep = 0;  // as the objective draws it
 };
 
-// The samples at `count` positions, from `first` on, of the run's stream of samples.
+// Returns the samples at `count` positions of the run's stream of samples, from `first` on.
 std::vector<BatchSample> samples_at(const Objective& objective, uint64_t seed, const SampleOrder& order,
                                     int64_t first, int64_t count);
 
@@ -25,8 +25,8 @@ struct BadStepReport {
   std::string text;      // one line for people
 };
 
-// The samples whose own loss is not finite, or, where only the gradient is not, the whole batch. `samples`
-// has one entry per entry of result.losses; sample_name gives the name of an id.
+// Reports the samples whose own loss is not finite, or the whole batch if only the gradient is not finite.
+// `samples` has one entry per entry of result.losses. sample_name returns the name of an id.
 BadStepReport bad_step_report(int64_t step, const StepResult& result, const std::vector<BatchSample>& samples,
                               const std::function<std::string(int64_t)>& sample_name);
 

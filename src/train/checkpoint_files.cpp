@@ -12,8 +12,8 @@ namespace kiln {
 
 namespace {
 
-// The elements of a unit's shard that this rank writes. Ranks that hold the same shard (all of them where
-// nothing is divided) write a share of it each.
+// The elements of a unit's shard that this rank writes. Ranks that hold the same shard (all ranks, if nothing
+// is divided) write a share of it each.
 struct Share {
   int64_t begin = 0, end = 0;
 };
@@ -25,7 +25,7 @@ Share share_of(const FlatUnit& unit, const ProcessGroup& group) {
   return {.begin = unit.shard_size() * copy / copies, .end = unit.shard_size() * (copy + 1) / copies};
 }
 
-// An adapter's files hold nothing of its base.
+// Returns the untrained weights that weights files contain. An adapter's files contain nothing of its base.
 std::vector<std::shared_ptr<Parameter>> saved_constants(const TrainingState& state) {
   if (!state.frozen.empty()) return {};
   return state.constants;
@@ -56,7 +56,7 @@ CheckpointFiles::CheckpointFiles(const TrainingState& state) {
   add(kOptimizerFile, moments);
 }
 
-// By name; larger elements first, so that each tensor is aligned to its elements.
+// Tensors are sorted by element size, largest first, then by name. So each tensor is aligned to its elements.
 void CheckpointFiles::add(const std::string& name, std::vector<TensorSpec> specs) {
   std::ranges::sort(specs, {}, [](const TensorSpec& spec) {
     return std::pair(-static_cast<int64_t>(dtype_size(spec.dtype)), std::cref(spec.name).get());
@@ -108,7 +108,7 @@ void CheckpointFiles::visit(const TrainingState& state, const Visitor& visitor) 
     if (s + 1 < state.segments.size()) state.segments[s + 1].unit.prefetch_state();
     const Share share = share_of(unit, group);
     const int64_t first = unit.shard_offset() + share.begin, last = unit.shard_offset() + share.end;
-    // All values that `kept` describes, from where the share's first ones are to where its last ones are.
+    // Visits all values that `kept` describes, from the first ones of the share to the last ones.
     const auto visit_buffer = [&](const at::Tensor& buffer, size_t file, const StateBuffer& kept,
                                   bool is_moment) {
       std::vector<TensorPart> parts;

@@ -1,5 +1,5 @@
 // Which bytes of a checkpoint's files come from which part of the training state. Every tensor is whole in
-// its file, weights f32 or as the master is kept; the ranks divide the bytes among them.
+// its file; weights are f32 or as the master is kept. The ranks divide the bytes among them.
 #pragma once
 #include <ATen/core/Tensor.h>
 
@@ -14,10 +14,10 @@
 
 namespace kiln {
 
-// "exp_avg.blocks.0.attn.qkv.weight"
+// Returns the key of a moment: "exp_avg.blocks.0.attn.qkv.weight".
 std::string moment_key(const std::string& moment, const std::string& key);
 
-// Elements of a tensor that are a run of bytes of a file.
+// A run of elements of a tensor that is a run of bytes in a file.
 struct TensorPart {
   size_t file = 0;
   uint64_t offset = 0;           // in the file
@@ -29,17 +29,17 @@ class CheckpointFiles {
   explicit CheckpointFiles(const TrainingState& state);
 
   std::vector<std::string> paths(const std::string& folder) const;
-  // All files, at their full size, empty. Throws Error: disk full, no permission.
+  // Creates all files at their full size, empty. Throws Error: disk full, no permission.
   void create(const std::string& folder) const;
   int64_t file_bytes() const;  // of all of them
-  // The first bytes of each file, before its tensors: rank 0 writes them.
+  // Returns the first bytes of each file, before its tensors. Rank 0 writes them.
   std::vector<std::string> heads() const;
-  // Merges the checksums that the ranks have of what they wrote, `mine` in the order of paths(). Rank 0 gets
-  // them by file name, the others nothing. A collective.
+  // Merges the checksums of what each rank wrote. `mine` is in the order of paths(). Rank 0 gets the result
+  // by file name; the other ranks get nothing. A collective.
   std::map<std::string, FileChecksum> checksums(const std::vector<FileChecksum>& mine,
                                                 ProcessGroup& group) const;
-  // Calls visitor(tensor, parts) for everything that this rank writes: 1-D tensors, wherever they are, which
-  // may not outlive the call. All ranks together visit each element once.
+  // Calls visitor(tensor, parts) for everything that this rank writes. The tensors are 1-D, on any device,
+  // and may not outlive the call. All ranks together visit each element once.
   using Visitor = std::function<void(const at::Tensor& tensor, const std::vector<TensorPart>& parts)>;
   void visit(const TrainingState& state, const Visitor& visitor) const;
 

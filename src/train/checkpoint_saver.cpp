@@ -15,8 +15,8 @@ struct CheckpointSaver::Save {
   TrainStateInfo info;
   std::string folder;                        // of the unfinished files
   std::unique_ptr<CheckpointWriter> writer;  // rank 0's
-  std::vector<at::Tensor> memory;            // what is written from
-  std::unique_ptr<BackgroundWrite> write;    // declared last: ends first
+  std::vector<at::Tensor> memory;            // host copies that are written from
+  std::unique_ptr<BackgroundWrite> write;    // declared last, so that it ends first
 };
 
 CheckpointCopy checkpoint_copy_of(CheckpointCopy asked, at::Device device, Placement placement) {

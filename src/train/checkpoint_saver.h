@@ -17,24 +17,24 @@ namespace kiln {
 // Returns where the copy goes. kAuto depends on where the state is.
 CheckpointCopy checkpoint_copy_of(CheckpointCopy asked, at::Device device, Placement placement);
 
-// All ranks make the same calls: every one is a collective. One save is under way at a time.
+// Every call is a collective. One save is under way at a time.
 class CheckpointSaver {
  public:
   // REQUIRES: `state` outlives this.
   CheckpointSaver(std::string run, const TrainingState& state, CheckpointCopy copy);
-  // Gives up a save that is under way and leaves nothing of it.
+  // Abandons a save that is under way and leaves nothing of it.
   ~CheckpointSaver();
 
-  // Copies the state as it is now and begins to write it as the checkpoint of info.step; updates and loss
-  // scale of `info` are filled in. Throws Error on every rank: disk full, no permission, a run folder that
-  // the ranks do not share. Nothing is left behind then, nor after any error below. REQUIRES: none is under
-  // way.
+  // Copies the state as it is now and begins to write it as the checkpoint of info.step. Fills in updates and
+  // loss scale of `info`. Throws Error on every rank: disk full, no permission, a run folder that the ranks
+  // do not share. Nothing is left behind after such an error, nor after any error below. REQUIRES: none is
+  // under way.
   void begin(TrainStateInfo info);
   bool under_way() const { return save_ != nullptr; }
-  // The folder of the checkpoint once every rank's part is on the disk, else nothing: after a step. Throws
-  // Error of the first rank that could not write.
+  // Called after a step. Returns the folder of the checkpoint once every rank's part is on the disk, else
+  // nothing. Throws the Error of the first rank that could not write.
   std::optional<std::string> poll();
-  // Waits for it. REQUIRES: one is under way.
+  // Waits for the save and returns the checkpoint's folder. REQUIRES: one is under way.
   std::string finish();
 
  private:

@@ -16,7 +16,7 @@ namespace kiln {
 
 namespace {
 
-// Tensors of a file that is mapped: only what is copied from it is read.
+// The tensors of a mapped file. Only what is copied from it is read.
 struct MappedTensors {
   explicit MappedTensors(const std::string& file) : path(file), tensors(load_tensors(file)) {}
 
@@ -25,7 +25,7 @@ struct MappedTensors {
     if (found == tensors.end())
       fail("resume", "{} lacks {}: delete this checkpoint to resume from the one before", path, key);
     if (found->second.sizes() != at::IntArrayRef(shape))
-      fail("resume", "{} has {} of shape [{}], expected [{}]: it is another model's", path, key,
+      fail("resume", "{} has {} of shape [{}], expected [{}]: it belongs to another model", path, key,
            fmt::join(found->second.sizes(), ", "), fmt::join(shape, ", "));
     return found->second;
   }

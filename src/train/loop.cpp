@@ -1,4 +1,4 @@
-// The order of a run: its stages are looked at and fitted to the memory, then trained one after another.
+// The order of a run: all stages are checked and fitted to the memory, then trained one after another.
 #include "train/loop.h"
 
 #include <optional>
@@ -20,7 +20,7 @@ void say(const RunContext& context, const std::vector<std::string>& lines) {
     for (const std::string& line : lines) fmt::print("{}\n", line);
 }
 
-// Chooses the memory of every stage ahead, before anything is trained.
+// Chooses the memory of every stage ahead before anything is trained.
 std::vector<StageFit> fit_stages(const StagePlan& plan, const RunContext& context) {
   std::vector<StageFit> fits;
   for (size_t i = 0; i < plan.stages.size(); ++i) {
@@ -39,7 +39,8 @@ std::vector<StageFit> fit_stages(const StagePlan& plan, const RunContext& contex
   return fits;
 }
 
-// What the plan chose for a stage, whose data may have grown since.
+// Returns what the plan chose for a stage, with the stage's current length and data. The data may have grown
+// since.
 StageFit fitted(const Stage& stage, const StageFit& fit) {
   StageFit now = fit;
   now.options.max_steps = stage.options.max_steps;
@@ -47,7 +48,7 @@ StageFit fitted(const Stage& stage, const StageFit& fit) {
   return now;
 }
 
-// How long later stages will take, in steps of this one.
+// Returns how long the later stages will take, in steps of the current one.
 double steps_ahead(const StagePlan& plan, const std::vector<StageFit>& fits) {
   const auto step_s = [&](size_t i) {
     const nlohmann::json& predicted = fits[i].predicted;
@@ -70,9 +71,9 @@ void train(const TrainOptions& options, const RunContext& context) {
   size_t first_fitted = 0;
   bool is_next = false;
   for (bool goes_on = true; goes_on;) {
-    // Looked at again before every stage: its stores may have grown meanwhile.
+    // Planned again before every stage, since its stores may have grown meanwhile.
     const StagePlan plan = plan_stages(options, context.ahead, *context.group);
-    // Damaged checkpoints lead back to an earlier stage, or to fewer stages: those were not fitted.
+    // Damaged checkpoints lead back to an earlier stage, or to fewer stages, which were not fitted.
     if (plan.current < first_fitted || plan.stages.size() != fits.size()) fits.clear();
     if (fits.empty()) {
       agree(*context.group, "the stages", [&] { check_stages(plan); });
@@ -80,7 +81,7 @@ void train(const TrainOptions& options, const RunContext& context) {
       first_fitted = plan.current;
       say(context, plan.changes);
     }
-    // Outlives an error: the other ranks hear of it before anything waits for them.
+    // The loop outlives an error, so that the other ranks hear of it before anything waits for them.
     std::optional<StageLoop> loop;
     as_rank(*context.group, [&] {
       loop.emplace(plan, fitted(plan.stage(), fits.at(plan.current)), context, stop, is_next,

@@ -19,7 +19,7 @@ std::optional<int64_t> parse_index(std::string_view text) {
   return index;
 }
 
-// Gives 7 for "blocks.7", whatever a model calls its blocks; nothing for "embed" and for "up.0.1".
+// Returns 7 for "blocks.7", whatever a model calls its blocks, and nothing for "embed" and "up.0.1".
 std::optional<int64_t> block_number(std::string_view name) {
   const size_t dot = name.find('.');
   return dot == std::string_view::npos ? std::nullopt : parse_index(name.substr(dot + 1));
@@ -36,7 +36,7 @@ std::vector<std::string> split(const std::string& text, char separator) {
   return parts;
 }
 
-// The segments that --`option` names.
+// Returns the segments that --`option` names.
 std::vector<bool> parse_segments(const char* option, const SegmentSet& set, const Denoiser& denoiser) {
   const auto& segments = denoiser.segments();
   if (set.is_none() || set.is_all()) return std::vector<bool>(segments.size(), set.is_all());
@@ -82,8 +82,8 @@ std::vector<MemoryChoice> parse_memory_choices(const MemoryOptions& options, con
 
 namespace {
 
-// The shortest text that parse_segments() reads as every `wanted` segment and any of the `free` ones: numbers
-// and ranges of blocks, names of the rest.
+// Returns the shortest text that parse_segments() reads as every `wanted` segment and any of the `free` ones:
+// numbers and ranges of blocks, names of the other segments.
 SegmentSet segment_set(const std::vector<bool>& wanted, const std::vector<bool>& free,
                        const Denoiser& denoiser) {
   const auto& segments = denoiser.segments();
@@ -100,7 +100,7 @@ SegmentSet segment_set(const std::vector<bool>& wanted, const std::vector<bool>&
       parts.push_back(segments[i]->name());
       continue;
     }
-    size_t last = i;  // the last wanted one that only wanted and free blocks lead to
+    size_t last = i;  // the last wanted block with only wanted and free blocks before it
     for (size_t j = i + 1;
          j < wanted.size() && (wanted[j] || free[j]) && number_of(j) == *first + static_cast<int64_t>(j - i);
          ++j)
@@ -120,7 +120,7 @@ void set_memory_choices(MemoryOptions& options, const std::vector<MemoryChoice>&
     recompute.push_back(choice.activations == Activations::kRecompute);
     offload.push_back(choice.activations == Activations::kOffload);
   }
-  options.recompute = segment_set(recompute, /*free=*/offload, denoiser);  // offload goes before recompute
+  options.recompute = segment_set(recompute, /*free=*/offload, denoiser);  // offload wins over recompute
   options.offload_activations = segment_set(offload, /*free=*/std::vector<bool>(choices.size()), denoiser);
 }
 

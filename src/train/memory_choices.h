@@ -1,4 +1,4 @@
-// --recompute and --offload-activations as texts, and as a choice for each segment.
+// Converts --recompute and --offload-activations between texts and a choice for each segment.
 #pragma once
 #include <vector>
 
@@ -8,8 +8,8 @@
 
 namespace kiln {
 
-// Each option is "none", "all", or block numbers, ranges and segment names ("0-5,8,final"); where both name a
-// segment it is offloaded. Throws Error naming the segments there are.
+// Each option is "none", "all", or block numbers, ranges and segment names ("0-5,8,final"). A segment named
+// by both is offloaded. Throws Error naming the model's segments.
 std::vector<MemoryChoice> parse_memory_choices(const MemoryOptions& options, const Denoiser& denoiser);
 // Writes the choices as the shortest such texts.
 void set_memory_choices(MemoryOptions& options, const std::vector<MemoryChoice>& choices,

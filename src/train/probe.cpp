@@ -29,7 +29,8 @@ constexpr int64_t kLeastAuditSteps = 3;
 constexpr double kStallWarning = 0.05;  // of the time
 constexpr double kEncodingWarning = 0.1;
 
-// The run ends with a checkpoint, so that this phase is measured too.
+// Throws Error if the folder has no room for the checkpoint, which ends the run so that this phase is
+// measured too.
 void check_disk(const nlohmann::json& predicted, const fs::path& folder) {
   const auto bytes = predicted.is_object() ? predicted.value("checkpoint_bytes", int64_t{0}) : 0;
   std::error_code unknown;
@@ -58,12 +59,12 @@ TrainOptions short_run(const ProbeOptions& options, const fs::path& folder) {
   return run;
 }
 
-// Says which part of a steady step's time goes into encoding.
+// Returns the share of a steady step's time that goes into encoding.
 double encoding_share(const StepFigures& measured) {
   return measured.step_s > 0 ? encoding_seconds(measured.phase_s) / measured.step_s : 0;
 }
 
-// What is encoded: "pictures", "captions" or both.
+// Returns what is encoded: "pictures", "captions" or both.
 std::string encoded_text(const StepFigures& measured) {
   const bool pictures = measured.phase_s.contains(kEncodingPhases[0]);
   if (!measured.phase_s.contains(kEncodingPhases[1])) return "pictures";
@@ -74,7 +75,7 @@ std::vector<std::string> warnings_of(const StepFigures& measured, const nlohmann
                                      int64_t memory_bytes) {
   std::vector<std::string> warnings;
   int64_t used = measured.peak_bytes;
-  if (predicted.contains("overhead"))  // what is on the device beside tensors
+  if (predicted.contains("overhead"))  // other things than tensors on the device
     for (const auto& [name, bytes] : predicted.at("overhead").items()) used += bytes.get<int64_t>();
   const double share = memory_bytes > 0 ? static_cast<double>(used) / static_cast<double>(memory_bytes) : 0;
   if (share > kMemoryWarning)
@@ -97,7 +98,7 @@ std::vector<std::string> warnings_of(const StepFigures& measured, const nlohmann
   return warnings;
 }
 
-// Planned phases that a probe leaves out: nothing was measured of them.
+// Returns the planned phases that a probe leaves out and that are therefore not measured.
 std::vector<std::string> phases_not_run(const nlohmann::json& predicted, const StepFigures& measured) {
   std::vector<std::string> names;
   if (!predicted.is_null())
@@ -122,7 +123,7 @@ std::string row(const ComparedFigure& figure, bool with_prediction) {
                      with_prediction && std::isfinite(error) ? fmt::format("{:+.1f} %", 100 * error) : "");
 }
 
-// ", 47 % of the data sheet"; empty where there is no such figure.
+// Returns ", 47 % of the data sheet", or "" if there is no such figure.
 std::string share_text(const nlohmann::json& figures, const char* key, const char* of_what) {
   return figures.contains(key) ? fmt::format(", {:.0f} % {}", 100 * figures.at(key).get<double>(), of_what)
                                : "";

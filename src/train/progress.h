@@ -1,4 +1,4 @@
-// How far a run has come, in steps and in seconds: either may end it.
+// How far a run has come, in steps and in seconds. Either may end it.
 #pragma once
 #include <algorithm>
 #include <chrono>
@@ -10,9 +10,8 @@ namespace kiln {
 
 class Progress {
  public:
-  // `first_step`: the one after which the stage of these options begins. `is_alone`: a single rank goes by
-  // its own clock. Several ranks go by the clock of rank 0, which arrives with every step, so that all stop
-  // at the same one.
+  // The stage of these options begins after `first_step`. A single rank (`is_alone`) uses its own clock.
+  // Several ranks use the clock of rank 0, which arrives with every step, so that all stop at the same step.
   Progress(const TrainOptions& options, bool is_alone, int64_t first_step = 0)
       : first_step_(first_step),
         max_steps_(options.max_steps),
@@ -20,9 +19,9 @@ class Progress {
         is_alone_(is_alone) {}
 
   int64_t step = 0;       // the last one taken
-  int64_t bad_steps = 0;  // the last ones in a row that were not finite
+  int64_t bad_steps = 0;  // non-finite steps in a row, up to the last one
 
-  // Earlier processes trained this run for so long.
+  // Sets how long earlier processes trained this run.
   void resume(double earlier_seconds) { earlier_seconds_ = agreed_seconds_ = earlier_seconds; }
   void start_clock() { begin_ = Clock::now(); }
   void agree(double seconds) { agreed_seconds_ = seconds; }
@@ -30,12 +29,12 @@ class Progress {
   double clock_seconds() const {
     return earlier_seconds_ + std::chrono::duration<double>(Clock::now() - begin_).count();
   }
-  // Time spent in training, the same on every rank.
+  // Returns the time spent in training, the same on every rank.
   double seconds() const { return is_alone_ ? clock_seconds() : agreed_seconds_; }
   double max_seconds() const { return max_seconds_; }  // 0: no limit
   int64_t stage_step() const { return step - first_step_; }
-  // The part of the stage that is done, in [0, 1]. A limit of time is of the whole run: it shapes the first
-  // stage alone.
+  // Returns the part of the stage that is done, in [0, 1]. A time limit is for the whole run, so it shapes
+  // only the first stage.
   double share() const {
     const double by_steps = static_cast<double>(stage_step()) / static_cast<double>(max_steps_ - first_step_);
     return max_seconds_ > 0 && first_step_ == 0 ? std::max(by_steps, seconds() / max_seconds_) : by_steps;

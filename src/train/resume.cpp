@@ -18,14 +18,14 @@ namespace kiln {
 
 namespace {
 
-// Where part `index` of `count` equal parts of [begin, end) begins.
+// Returns where part `index` of `count` equal parts of [begin, end) begins.
 uint64_t part_begin(uint64_t begin, uint64_t end, int64_t index, int64_t count) {
   const auto part = static_cast<uint64_t>(index), parts = static_cast<uint64_t>(count);
   const uint64_t bytes = end - begin;
   return begin + bytes / parts * part + std::min(part, bytes % parts);
 }
 
-// Hashes this rank's share of a file, with all its threads. Ranks may have different numbers of threads.
+// Hashes this rank's share of a file with all its threads. Ranks may have different numbers of threads.
 FileChecksum checksum_of_share(const std::string& path, uint64_t bytes, const ProcessGroup& group) {
   const uint64_t begin = part_begin(0, bytes, group.rank(), group.world_size()),
                  end = part_begin(0, bytes, group.rank() + 1, group.world_size());
@@ -41,14 +41,14 @@ FileChecksum checksum_of_share(const std::string& path, uint64_t bytes, const Pr
   return share;
 }
 
-// Says what is wrong with the bytes of a complete checkpoint; "" when nothing is. Each rank reads a part, and
-// all get the same answer. A collective.
+// Returns what is wrong with the bytes of a complete checkpoint, or "". Each rank reads a part, and all get
+// the same answer. A collective.
 std::string damage_of_bytes(const std::string& folder, ProcessGroup& group) {
   std::vector<CheckpointFile> files;
   agree(group, "the newest checkpoint", [&] { files = read_file_list(folder); });
   std::erase_if(files, [](const CheckpointFile& file) { return file.checksum.empty(); });
   if (files.empty()) return "";
-  // What cannot be read is no damage: another rank, or a later start, may read it.
+  // A file that cannot be read is not damaged: another rank, or a later start, may be able to read it.
   nlohmann::json mine = nlohmann::json::array();
   agree(group, "the newest checkpoint", [&] {
     for (const CheckpointFile& file : files)
@@ -86,7 +86,7 @@ std::vector<Checkpoint> complete_checkpoints(const std::string& run, ProcessGrou
 NewestCheckpoint newest_checkpoint(const std::string& run, ProcessGroup& group) {
   NewestCheckpoint newest;
   std::vector<Checkpoint> damaged;
-  std::vector<std::string> damages;  // of those
+  std::vector<std::string> damages;  // of `damaged`
   for (const Checkpoint& checkpoint : complete_checkpoints(run, group)) {
     std::string damage = damage_of_bytes(checkpoint.folder, group);
     if (damage.empty()) {
@@ -99,7 +99,8 @@ NewestCheckpoint newest_checkpoint(const std::string& run, ProcessGroup& group) 
   agree(group, "the newest checkpoint", [&] {
     if (group.rank() != 0) return;
     newest.damaged = damaged_checkpoints(run);
-    // Only where training goes on: it would count one that is newer as the one to keep.
+    // Damaged checkpoints are set aside only if training goes on. A newer one would be counted as one to
+    // keep.
     for (size_t i = 0; i < damaged.size(); ++i)
       newest.damaged.push_back(newest.checkpoint
                                    ? fmt::format("{}: it is {} now", damages[i], set_aside(damaged[i]))
@@ -121,7 +122,7 @@ std::vector<std::string> resume_warnings(const TrainOptions& options, const Trai
                                          const TrainStateInfo& now, bool begins_stage) {
   nlohmann::json saved_options = saved.config.at("options");
   const nlohmann::json& options_now = now.config.at("options");
-  if (begins_stage) {  // train/stages.h has looked at these
+  if (begins_stage) {  // train/stages/stages.h has checked these
     saved_options.update(stage_settings(options));
     for (const char* name : {"max-steps", "model-config"}) saved_options[name] = options_now.at(name);
   }
@@ -150,12 +151,12 @@ std::vector<std::string> resume_warnings(const TrainOptions& options, const Trai
           "--{} {} instead of {} moves the end of the {} schedule: the learning rate jumps here", end,
           options_now.at(end).dump(), saved_options.at(end).dump(), choice_name(options.lr.shape)));
   if (saved.world_size != now.world_size)
-    lines.push_back(fmt::format("resuming on {} ranks what {} began: sums over ranks round differently",
+    lines.push_back(fmt::format("resuming on {} ranks a run that {} began: sums over ranks round differently",
                                 now.world_size, saved.world_size));
   if (saved.machine != now.machine || saved.num_threads != now.num_threads)
     lines.push_back(
-        fmt::format("resuming on {} with {} threads what {} with {} threads began: further bits differ from "
-                    "those of an uninterrupted run",
+        fmt::format("resuming on {} with {} threads a run that {} with {} threads began: further bits differ "
+                    "from those of an uninterrupted run",
                     now.machine, now.num_threads, saved.machine, saved.num_threads));
   return lines;
 }
@@ -178,7 +179,7 @@ RunFolder open_run_folder(const TrainingRun& run, const TrainStateInfo& now, con
   const auto [newest, damaged] = newest_checkpoint(out, *run.group);
   if (run.is_first()) {
     for (const std::string& damage : damaged) run.warn("passed over, it is damaged: " + damage);
-    // What ends a stage had other settings than the one that begins there.
+    // The checkpoint that ends a stage has other settings than the stage that begins there.
     const bool begins_stage = plan.step == plan.stage().first_step;
     if (newest && newest->step == plan.step)
       for (const std::string& line :

@@ -6,8 +6,8 @@
 #include "core/choices.h"
 #include "core/error.h"
 #include "core/tensors.h"
+#include "evaluate/evaluation.h"
 #include "evaluate/protocol.h"
-#include "evaluate/reference.h"
 #include "train/sample_grid.h"
 
 namespace kiln {
@@ -23,7 +23,8 @@ at::Tensor as_batch(const std::vector<Image>& images) {
   return pictures.permute({0, 3, 1, 2}).contiguous();
 }
 
-// Pictures of a folder are cropped to the run's size; those of an .npz are taken as they are.
+// Returns the crop of the reference's pictures. Those of a folder are cropped to the run's size, those of an
+// .npz are taken as they are.
 int64_t reference_crop(const TrainOptions& options) {
   return options.evaluation.reference.ends_with(".npz") ? 0 : options.data.image_size;
 }
@@ -33,7 +34,7 @@ int64_t reference_crop(const TrainOptions& options) {
 RunEvaluation::RunEvaluation(const TrainOptions& options, ProcessGroup& group, at::Device device)
     : net_(load_feature_net(options.evaluation.net, options.evaluation.net_weights, "", device)),
       choice_(choose_metrics(feature_net_kind(options.evaluation.net), {})) {
-  // A score over few pictures in splits of ten says nothing: one split.
+  // One split: a score over few pictures in ten splits says nothing.
   choice_.splits = 1;
   const std::string& path = options.evaluation.reference;
   if (path.empty()) fail("train", "--evaluate-every needs --evaluate-reference, the pictures to judge by");

@@ -15,7 +15,8 @@ namespace kiln {
 
 namespace {
 
-// Machines may differ in these: paths of their own copies (what is in them is compared), and how they load.
+// Options that may differ between machines: paths of their own copies (the content is compared), and how they
+// load.
 const std::set<std::string>& options_of_one_machine() {
   static const std::set<std::string> names = {"data",
                                               "more-data",
@@ -35,7 +36,7 @@ const std::set<std::string>& options_of_one_machine() {
 }
 
 nlohmann::json settings_of(const TrainOptions& options, const std::string& build, at::Device device) {
-  // --device is of one machine, but "auto" may find a GPU on one and none on the other.
+  // --device may differ between machines, but "auto" may find a GPU on one and none on the other.
   nlohmann::json settings = {{"kiln", build}, {"the device (--device)", device.is_cuda() ? "cuda" : "cpu"}};
   const nlohmann::json all = to_json(options);
   for (const auto& [name, value] : all.items())
@@ -56,7 +57,7 @@ std::chrono::milliseconds timeout_of(const TrainOptions& options) {
 
 int64_t ranks_to_launch(const TrainOptions& options) {
   const int64_t num_ranks = ranks_to_launch("train", options.ranks.nproc);
-  if (num_ranks > 0) {  // one message, not one of every rank
+  if (num_ranks > 0) {  // here, so that there is one message and not one from every rank
     validate(options);
     zero_options_of(options, num_ranks);
   }
@@ -66,7 +67,7 @@ int64_t ranks_to_launch(const TrainOptions& options) {
 std::shared_ptr<ProcessGroup> join_ranks(const TrainOptions& options, const std::string& build) {
   const Ranks ranks = ranks_from_environment();
   ProcessGroupOptions group_options;
-  std::exception_ptr refusal;  // of what this rank was given: the others wait to hear of it
+  std::exception_ptr refusal;  // of this rank's options; the others wait to hear of it
   try {
     validate(options);
     group_options = {.device = choose_device(options.compute.device, ranks.local_rank),

@@ -11,7 +11,7 @@ namespace kiln {
 
 namespace {
 
-// Names several sources; a single one needs no name.
+// Returns the names of several sources; a single source needs no name.
 std::vector<std::string> source_names(const std::vector<SampleSource>& sources) {
   std::vector<std::string> names;
   if (sources.size() > 1)
@@ -26,7 +26,7 @@ std::vector<std::string> bucket_names(const std::vector<Lane>& lanes) {
   return names;
 }
 
-// Only rank 0 has one.
+// Returns a monitor on rank 0 and null on the others.
 std::unique_ptr<Monitor> make_monitor(const TrainingRun& run, const Progress& progress, double steps_ahead) {
   if (!run.is_first()) return nullptr;
   const TrainOptions& options = run.options;
@@ -48,7 +48,7 @@ std::unique_ptr<Monitor> make_monitor(const TrainingRun& run, const Progress& pr
       progress.step);
 }
 
-// How well a rank's device is used: as the log's lines have it.
+// Returns how well a rank's device is used, with the keys of the log's lines.
 nlohmann::json arithmetic_of(const TrainingRun& run, double images_per_s) {
   const double flops =
       images_per_s * flops_of_image(run.training) / static_cast<double>(run.group->world_size());
@@ -116,7 +116,7 @@ void RunWatch::log_step(const Step& step, const StepResult& result) {
   measurement_.add(seconds, step.stall_seconds, {step.encoding.pictures, step.encoding.captions});
 }
 
-// Which source each row is of, and which bucket all are of.
+// Adds the source of each row, and the bucket of the batch.
 void RunWatch::add_groups(StepReport& report) const {
   const SampleOrder& order = run_.batches->order();
   const int64_t batch = run_.options.global_batch, first = (report.step - 1) * batch;
@@ -164,7 +164,7 @@ void RunWatch::compare_with_plan() {
   if (num_steps() == 0 || !run_.is_first()) return;
   StepFigures measured = measurement_.figures();
   measured.by_phase.insert(run_.phase_memory.peak_bytes().begin(), run_.phase_memory.peak_bytes().end());
-  // What the plan foretells is the largest batch, which the steps so far need not have seen.
+  // The plan predicts the largest batch, which need not have come yet.
   if (const auto rehearsal = measured.by_phase.find("rehearsal"); rehearsal != measured.by_phase.end())
     measured.peak_bytes = std::max(measured.peak_bytes, rehearsal->second);
   nlohmann::json comparison = comparison_json(predicted_, measured);

@@ -1,5 +1,5 @@
-// Who watches a run: the monitor, the measurement beside the plan, the profiler. The loop of training tells
-// them what happens; they decide nothing.
+// Watches a run with the monitor, the measurement beside the plan and the profiler. The training loop tells
+// it what happens; it decides nothing.
 #pragma once
 #include <chrono>
 #include <functional>
@@ -23,13 +23,14 @@ namespace kiln {
 
 class RunWatch {
  public:
-  // `predicted`: a plan's figures, or null. `resumed`: what the checkpoint says that this process goes on
-  // from; `is_next`: it made that itself, at the end of the stage before. `steps_ahead`: of the stages behind
-  // this one, in the time of its steps. REQUIRES: `run` is built; it and `progress` outlive this.
+  // `predicted` are a plan's figures, or null. `resumed` is the state of the checkpoint that this process
+  // resumes from; `is_next` is true if this process wrote it itself, at the end of the stage before.
+  // `steps_ahead` is the length of the later stages, in steps of this one. REQUIRES: `run` is built; it and
+  // `progress` outlive this.
   RunWatch(TrainingRun& run, const Progress& progress, nlohmann::json predicted,
            const std::optional<TrainStateInfo>& resumed, bool is_next = false, double steps_ahead = 0);
 
-  // Calls run(), which takes the step of progress.step, and watches it from inside. Returns its result.
+  // Calls run(), which takes step progress.step, and watches it from inside. Returns its result.
   template <class Run>
   StepResult watch_step(Run&& run) {
     if (profiler_) profiler_->begin_step(progress_.step);
@@ -46,28 +47,28 @@ class RunWatch {
   void watch_rehearsal(Run&& run) {
     measurement_.measure_rehearsal(run);
   }
-  // A step, as the loop saw it.
+  // What the loop knows of a step.
   struct Step {
     std::chrono::steady_clock::time_point begin;  // when its batch was asked for
     double lr = 0;
-    double stall_seconds = 0;    // spent waiting for the loader
+    double stall_seconds = 0;    // waiting for the loader
     EncodingSeconds encoding{};  // of the batch
-    int64_t batches_ready = 0;   // of the loader, when the batch was asked for
+    int64_t batches_ready = 0;   // in the loader, when the batch was asked for
   };
   void log_step(const Step& step, const StepResult& result);
   int64_t num_steps() const { return measurement_.num_steps(); }  // of this process
-  // Audits the precision of the first step that is steady. `ops`: null: of none.
+  // Audits the precision of the first steady step. Null `ops`: no audit.
   void audit_with(std::function<std::unique_ptr<OpSource>(at::Device)> ops) { audit_ops_ = std::move(ops); }
 
   void loss_scale(double scale);
-  // What is so from the next step on: a line of log.jsonl that gets its "step".
+  // Logs what holds from the next step on, as a line of log.jsonl. Adds its "step".
   void stage_event(nlohmann::json event);
   void bad_step(const BadStepReport& report);
   void samples(const SampleGrid& grid);
   void validation(const ValidationLoss& loss);
-  void evaluation(const nlohmann::json& result);  // as of kiln evaluate
+  void evaluation(const nlohmann::json& result);  // as kiln evaluate gives it
 
-  // While this lives, time is not training: it does not count in images/s.
+  // While this lives, time does not count as training, nor in images/s.
   class Pause {
    public:
     explicit Pause(RunWatch& watch) : monitor_(watch.monitor_.get()) {
@@ -81,12 +82,12 @@ class RunWatch {
    private:
     Monitor* monitor_;
   };
-  // The steps since the last line of the log, for a checkpoint between two lines.
+  // Returns the steps since the last line of the log, for a checkpoint between two lines.
   nlohmann::json window() const { return monitor_ ? monitor_->window() : nlohmann::json(); }
 
-  // Writes RUN/plan.json: what the plan said beside what was measured so far.
+  // Writes RUN/plan.json with the plan's figures beside what was measured so far.
   void compare_with_plan();
-  // After the last step: writes a trace that is being recorded.
+  // Writes a trace that is still being recorded. Called after the last step.
   void finish();
 
  private:
@@ -96,7 +97,7 @@ class RunWatch {
   void begin_audit();
   void end_audit();
 
-  static constexpr int64_t kAuditedStep = 2;  // from 0 on: those before warm up
+  static constexpr int64_t kAuditedStep = 2;  // counted from 0; earlier steps are warm-up
   void add_groups(StepReport& report) const;
 
   TrainingRun& run_;
@@ -108,7 +109,7 @@ class RunWatch {
   std::unique_ptr<StepProfiler> profiler_;  // rank 0's
   std::function<std::unique_ptr<OpSource>(at::Device)> audit_ops_;
   std::unique_ptr<OpSource> audited_ops_;  // during the audited step
-  std::unique_ptr<SpanRecorder> audited_;  // likewise
+  std::unique_ptr<SpanRecorder> audited_;  // during the audited step
 };
 
 }  // namespace kiln

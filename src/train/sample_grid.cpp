@@ -13,16 +13,15 @@
 #include "diffusion/sampler.h"
 #include "models/text/caption_encoder.h"
 #include "parallel/offload/device_wait.h"
-#include "step/average_in_place.h"
 #include "step/forward_pass.h"
 
 namespace kiln {
 
 namespace {
 
-// The images that this rank draws, every world_size-th, and their labels: the chosen classes in turn, or
-// classes spread over all. All ranks take part in every forward pass, so each draws as many; those behind the
-// last image are dropped.
+// The images that this rank draws (every world_size-th) and their labels: the chosen classes in turn, or
+// classes spread over all. All ranks take part in every forward pass, so each draws the same number; images
+// beyond the last one are dropped.
 struct GridImages {
   std::vector<int64_t> images, labels;
 };
@@ -41,7 +40,7 @@ GridImages images_of_rank(const TrainOptions& options, int64_t num_classes, cons
   return mine;
 }
 
-// Brings the images of all ranks, which drew every world_size-th each, to rank 0, in order. Other ranks get
+// Brings the images of all ranks to rank 0, in order; each rank drew every world_size-th. Other ranks get
 // none.
 std::vector<Image> of_all_ranks(ProcessGroup& group, const std::vector<Image>& mine) {
   std::string pixels;
@@ -123,7 +122,7 @@ bool draw_share(const TrainOptions& options, const GridSource& source, const std
   sampling.forward = [&group, device = source.device,
                       forward = forward_of(training)](const ModelInput& input) {
     at::Tensor prediction = forward(input);
-    wait_for_device(device, group, "a sample grid");  // what follows is of this rank alone
+    wait_for_device(device, group, "a sample grid");  // what follows is this rank's own work
     return prediction;
   };
   bool drawn = false;

@@ -1,4 +1,4 @@
-// Sample grids of a run in training: RUN/samples/step-00001000.png.
+// Sample grids that are drawn during training: RUN/samples/step-00001000.png.
 #pragma once
 #include <functional>
 #include <string>
@@ -19,7 +19,7 @@ struct SampleGrid {
   int64_t height = 0, width = 0;
 };
 
-// What draws the pictures of a run in training.
+// What is needed to draw pictures during training.
 struct GridSource {
   const RunInfo& info;
   const Training& training;
@@ -28,21 +28,21 @@ struct GridSource {
   at::Device device;
 };
 
-// This rank's every world_size-th of options.num_samples images, as draw_sample_grid() draws them, handed to
-// `sink`. False when `stop` became true on a rank. A collective.
+// Draws this rank's share of options.num_samples images, which is every world_size-th, as draw_sample_grid()
+// does, and hands them to `sink`. Returns false if `stop` became true on a rank. A collective.
 bool draw_share(const TrainOptions& options, const GridSource& source, const std::function<bool()>& stop,
                 const ImageSink& sink);
 
-// Draws options.num_samples images with the first EMA (without one: the weights), the same noise every time.
-// The model in training draws them: no second one is made, and divided weights are gathered segment by
-// segment. Returns an empty grid when `stop` became true on a rank, and on ranks other than 0. A collective.
+// Draws options.num_samples images with the first EMA (without one: the weights), with the same noise every
+// time. The model in training draws them: there is no second one, and divided weights are gathered segment by
+// segment. Returns an empty grid if `stop` became true on a rank, and on ranks other than 0. A collective.
 SampleGrid draw_sample_grid(const TrainOptions& options, const GridSource& source,
                             const std::function<bool()>& stop);
 
-// The captions of `count` samples spread over all of a store.
+// Returns the captions of `count` samples spread over a store.
 Prompts captions_of_samples(const TextStore& store, int64_t count, const ConditioningShape& shape);
-// What the grids of a run show: --sample-prompts, else captions of samples. `data`: of the run.
-// `num_processes`: of this machine, which share its memory. Throws Error: no text encoder for prompts, or
+// Returns what the grids of a run show: --sample-prompts, else captions of samples. `num_processes` is the
+// number of processes on this machine, which share its memory. Throws Error: no text encoder for prompts, or
 // another one than the captions'.
 Prompts grid_prompts(const TrainOptions& options, const TrainingData& data, const ConditioningShape& shape,
                      at::Device device, at::ScalarType compute_dtype, int64_t num_processes);
@@ -50,16 +50,16 @@ Prompts grid_prompts(const TrainOptions& options, const TrainingData& data, cons
 // Writes RUN/samples/step-00001000.png; returns its path. REQUIRES: the grid is not empty. Throws Error.
 std::string write_sample_grid(const std::string& run, int64_t step, const SampleGrid& grid);
 
-// How `training` predicts, for a sampler.
+// Returns the forward pass of `training`, for a sampler.
 ForwardFn forward_of(const Training& training);
 
-// --cfg-scale where the model knows an unconditional input, else 1.
+// Returns --cfg-scale if the model has an unconditional input, else 1.
 double grid_cfg_scale(const TrainOptions& options, const ConditioningShape& shape);
 
-// The config of the grids' sampler (make_sampler). `objective`: its config.
+// Returns the config of the grids' sampler (make_sampler). `objective` is the objective's config.
 nlohmann::json grid_sampler_config(const TrainOptions& options, const nlohmann::json& objective);
 
-// Refuses what cannot be drawn before a run begins: latents without a decoder, classes out of range, a
+// Refuses, before a run begins, what cannot be drawn: latents without a decoder, classes out of range, a
 // sampler that does not fit the objective, prompts for a model without captions. Throws Error naming the
 // option.
 void validate_sampling(const TrainOptions& options, const RunInfo& info, bool has_decoder,

@@ -1,5 +1,7 @@
 #include "train/setup.h"
 
+#include <fmt/ranges.h>
+
 #include <algorithm>
 #include <set>
 
@@ -22,11 +24,11 @@ namespace {
 
 constexpr int64_t kSyntheticClasses = 1000;  // ImageNet's, as the published models have
 
-// Makes the weights that a run begins with, one at a time: fresh ones, or those of a file. On meta they are
-// not filled.
+// Makes the weights that a run begins with, one at a time: fresh ones, or those of a file. On meta their
+// values are not set.
 class FirstWeights {
  public:
-  // `denoiser`: outlines. Throws Error: the file does not fit.
+  // `denoiser` consists of outlines. Throws Error: the file does not fit.
   FirstWeights(const TrainOptions& options, const Denoiser& denoiser, at::Device device)
       : seed_(options.seed), source_(options.model.weights), device_(device) {
     for (const auto& parameter : denoiser.parameters()) of_model_.insert(parameter->key);
@@ -38,7 +40,7 @@ class FirstWeights {
   at::Tensor operator()(const Parameter& parameter) const {
     const auto filled = std::make_shared<Parameter>(parameter);
     filled->value = at::empty(parameter.value.sizes(), at::TensorOptions(at::kFloat).device(device_));
-    if (source_.empty() || !of_model_.contains(parameter.key)) {  // an adapter's begin as its Init says
+    if (source_.empty() || !of_model_.contains(parameter.key)) {  // adapters begin as their Init says
       initialize_weights({filled}, seed_);
     } else if (!device_.is_meta()) {
       const std::map<std::string, at::Tensor> stored = tensors_of(parameter.key);
@@ -49,8 +51,8 @@ class FirstWeights {
   }
 
  private:
-  // What was read of a mapped file would count as the process's memory until the end of loading, beside the
-  // weights that were made of it.
+  // Releases what was read of a mapped file. Otherwise it would count as the process's memory until loading
+  // ends, in addition to the weights made from it.
   static void let_go(const at::Tensor& stored) {
     MappedFile::release({static_cast<const std::byte*>(stored.const_data_ptr()), stored.nbytes()});
   }
@@ -67,13 +69,13 @@ class FirstWeights {
   std::map<std::string, at::Tensor> loaded_;
 };
 
-// The layers of the adapter that the options ask for, with its first values where a file has them.
+// Returns the layers of the adapter that the options ask for, with first values from a file if there is one.
 std::vector<LoraLayer> first_lora(const LoraOptions& options, const Denoiser& denoiser) {
   if (options.weights.empty()) return fresh_lora(denoiser, options);
   return read_lora(options.weights, module_names(denoiser));
 }
 
-// The images of a step that the last rank has: no rank has more.
+// Returns the images of a step that the last rank has. No rank has more.
 int64_t most_rows(const TrainOptions& options, int64_t world_size) {
   return rank_rows(options.global_batch, world_size - 1, world_size).count;
 }
@@ -111,7 +113,7 @@ DataShape synthetic_shape(const TrainOptions& options) {
 
 ConditioningShape conditioning_of(const TrainOptions& options, DataShape data) {
   data.text = {};
-  data.has_image_size = true;  // a model that cannot do without says so when it is built
+  data.has_image_size = true;  // a model that needs it says so when it is built
   const auto objective = make_objective(objective_config_of(options.objective));
   return build_denoiser(options.model.name, denoiser_config_of(options, data, *objective), {.outline = true})
       ->shape()
@@ -176,7 +178,8 @@ TrainingStateOptions state_options_of(const TrainOptions& options, at::Device de
           .nvme = options.offload.nvme};
 }
 
-// Nothing in a dry run, which records no graphs. The graphs of ranks would hold their collectives.
+// Returns nothing for a dry run, which records no graphs. Throws Error for several ranks, since their graphs
+// would contain collectives.
 std::optional<GraphOptions> graphs_of(const TrainOptions& options, at::Device device, int64_t world_size) {
   if (!options.compute.cuda_graph || device.is_meta()) return std::nullopt;
   if (world_size > 1 || options.zero.stage >= 2)
@@ -189,6 +192,21 @@ std::optional<GraphOptions> graphs_of(const TrainOptions& options, at::Device de
                           [](const std::string& line) {
                             fmt::print(stderr, "warning: training runs without CUDA graphs: {}\n", line);
                           }};
+}
+
+std::string unnamed_size(const ModelOptions& options, const nlohmann::json& config) {
+  const Family& family = family_of(options.name);
+  const bool has_size = options.hidden_size > 0 || options.depth > 0 || options.num_heads > 0 ||
+                        options.patch_size > 0 || !options.config.empty();
+  if (options.name != family.name || has_size) return "";
+  std::vector<std::string> sizes;
+  for (const auto& [name, preset] : family.presets())
+    if (name != family.name) sizes.push_back(name);
+  if (sizes.empty()) return "";
+  const std::string own = preset_name(family, config);
+  return fmt::format(
+      "--model {} without a size is as large as {}: name a size ({}), or give --hidden-size and --depth",
+      options.name, own == family.name ? "the largest published one" : own, fmt::join(sizes, ", "));
 }
 
 double flops_of_image(const Training& training) {
@@ -217,7 +235,7 @@ Training build_training(const TrainOptions& options, const DataShape& data, at::
     attach_lora(*training.denoiser, training.lora, options.lora.dropout);
   }
   training.state = std::make_unique<TrainingState>(*training.denoiser, *training.optimizer, state_options);
-  // The state has the weights now: what they began with, such as tables of positions, is not kept beside it.
+  // The state has the weights now, so their initial values, such as tables of positions, are dropped.
   for (const auto& parameter : training.denoiser->parameters()) parameter->init.value = at::Tensor();
   training.step = std::make_unique<TrainStep>(*training.denoiser, *training.objective, *training.optimizer,
                                               *training.state,

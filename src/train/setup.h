@@ -1,7 +1,8 @@
-// Builds model, training state and step from options, for a run that trains and for a dry run that plans.
+// Builds model, training state and step from options, for training and for a dry run that plans.
 #pragma once
 #include <memory>
 #include <nlohmann/json.hpp>
+#include <string>
 
 #include "data/store/data_shape.h"
 #include "diffusion/objective.h"
@@ -14,27 +15,30 @@
 
 namespace kiln {
 
-// The shape of --data synthetic: latents of the model's published autoencoder at --image-size, or pixels with
-// --autoencoder pixels, with all that the model is told. Throws Error when the image size does not fit.
+// Returns the shape of --data synthetic: latents of the model's published autoencoder at --image-size, or
+// pixels with --autoencoder pixels, with all that the model is told. Throws Error if the image size does not
+// fit.
 DataShape synthetic_shape(const TrainOptions& options);
 
-// What the model of the options is told beside the picture, on samples of this shape, whose captions are left
-// out of account. Throws Error.
+// Returns what the model is told beside the picture on samples of this shape. Captions of `data` are ignored.
+// Throws Error.
 ConditioningShape conditioning_of(const TrainOptions& options, DataShape data);
 
-// The full model config that the options resolve to. Throws Error.
+// Returns the full model config that the options resolve to. Throws Error.
 nlohmann::json denoiser_config_of(const TrainOptions& options, const DataShape& data,
                                   const Objective& objective);
 
-// How the options divide the training state. Throws Error: fewer images than ranks.
+// Returns how the options divide the training state. Throws Error: fewer images than ranks.
 ZeroOptions zero_options_of(const TrainOptions& options, int64_t world_size);
 
-// The images that a rank walks at once in a step: --micro-batch, or all that the fullest rank has of a step.
+// Returns how many images a rank walks at once in a step: --micro-batch, or all images of the rank with the
+// most.
 int64_t rows_of_walk(const TrainOptions& options, int64_t world_size);
-// The images that a rank walks at once in a validation. --validation-images may leave fewer.
+// Returns the same for a validation. --validation-images may leave fewer.
 int64_t rows_of_validation(const TrainOptions& options, int64_t world_size);
 
-// The training state of a rank of `group`, but for the first values of its weights. Throws Error.
+// Returns the options of the training state for a rank of `group`, without the first values of its weights.
+// Throws Error.
 TrainingStateOptions state_options_of(const TrainOptions& options, at::Device device,
                                       std::shared_ptr<ProcessGroup> group);
 
@@ -43,16 +47,20 @@ struct Training {
   std::unique_ptr<Optimizer> optimizer;
   nlohmann::json model_config{};  // as resolved
   std::unique_ptr<Denoiser> denoiser{};
-  std::vector<LoraLayer> lora{};  // what is trained instead of the denoiser; empty: the denoiser itself
+  std::vector<LoraLayer> lora{};  // trained instead of the denoiser; empty: the denoiser itself is trained
   std::unique_ptr<TrainingState> state{};
   std::unique_ptr<TrainStep> step{};
 };
-// Multiply-adds times two of one image's step. Backward is twice the forward, or once where the weights are
-// frozen: an adapter's own products are few beside them.
+// Returns one line if --model names only a family, with no width, depth or config: which size that is, and
+// the sizes that have names. Empty otherwise. `config`: the full one.
+std::string unnamed_size(const ModelOptions& options, const nlohmann::json& config);
+
+// Returns multiply-adds times two of one image's step. Backward is twice the forward, or once if the weights
+// are frozen (an adapter's own products are few beside them).
 double flops_of_image(const Training& training);
 
-// Weights are initialised or loaded as the options say, except on meta. The state is divided among `group`,
-// which a dry run makes of the ranks that it stands for. Throws Error.
+// Builds everything. Weights are initialised or loaded as the options say, except on meta. The state is
+// divided among `group`; a dry run makes a group of the ranks that it stands for. Throws Error.
 Training build_training(const TrainOptions& options, const DataShape& data, at::Device device,
                         std::shared_ptr<ProcessGroup> group = std::make_shared<ProcessGroup>());
 

@@ -47,14 +47,14 @@ std::vector<std::string> parts_of(const TrainOptions& options) {
   return folders;
 }
 
-// The name of the text store that the options choose among those beside the features.
+// Returns the name of the text store that the options choose among those beside the features.
 std::string chosen_text(const TrainOptions& options) {
   const std::string& path = options.data.path;
   const std::vector<std::string> found = find_text_stores(path);
   if (found.empty())
     fail("train",
-         "{} takes captions, the store {} has none: run kiln extract --data IMAGES --out {} --text-encoder "
-         "DIR",
+         "{} takes captions, but the store {} has none: run kiln extract --data IMAGES --out {} "
+         "--text-encoder DIR",
          options.model.name, path, path);
   const std::string names = fmt::format("{}", fmt::join(found, ", "));
   if (options.data.text.empty() && found.size() > 1)
@@ -65,7 +65,7 @@ std::string chosen_text(const TrainOptions& options) {
   return options.data.text;
 }
 
-// The text store of each part. Throws Error: one has none, or captions of other samples.
+// Returns the text store of each part. Throws Error: one has none, or has captions of other samples.
 std::vector<std::string> text_folders_of(const TrainOptions& options, const ConditioningShape& model) {
   const std::string name = chosen_text(options);
   std::vector<std::string> folders;
@@ -82,7 +82,7 @@ std::vector<std::string> text_folders_of(const TrainOptions& options, const Cond
            "{} has captions of {} samples, its features are of {}: remove it and extract the text again",
            folder, info.num_samples, num_samples);
     if (model.pads_text && !info.padded)
-      fail("train", "{} attends to padding, and {} holds captions without it ({}): extract them with CLIP",
+      fail("train", "{} attends to padding, but {} holds captions without it ({}): extract them with CLIP",
            options.model.name, folder, info.encoder);
     folders.push_back(folder);
     require_same_encoder(read_text_store_info(folders.front()), folders.front(), info, folder);
@@ -118,10 +118,11 @@ std::vector<SampleLane> split_of(const TrainOptions& options, const std::vector<
   return lanes;
 }
 
-// Between the identities of parts.
+// Separates the identities of parts.
 constexpr const char* kJoint = " + ";
 
-// Takes parts of the sources from number `source` on as long as `rest` begins with their identities.
+// Takes parts of the sources, from number `source` on, as long as `rest` begins with their identities.
+// Appends the number of parts of each source to `counts`. Returns false if they do not match.
 bool match(const std::vector<StoreSource>& sources, const std::vector<std::vector<std::string>>& texts,
            size_t source, std::string_view rest, std::vector<int64_t>& counts) {
   if (source == sources.size()) return rest.empty();
@@ -205,7 +206,7 @@ std::optional<std::vector<int64_t>> parts_of_identity(const TrainOptions& option
   if (!has_store(options)) return std::nullopt;
   check_stores(options);
   const std::vector<StoreSource> sources = sources_of(options);
-  // The captions that the identity names are of the text store that the options choose.
+  // Captions of the identity are those of the text store that the options choose.
   std::vector<std::vector<std::string>> texts;
   if (identity.find("; captions ") != std::string::npos) {
     const std::string name = chosen_text(options);

@@ -29,7 +29,7 @@ TrainingData open_synthetic(const TrainOptions& options) {
   const bool pixels = options.data.in_pixels();
   data.shape = synthetic_shape(options);
   if (!pixels && !options.data.autoencoder.empty())
-    fail("train", "--autoencoder has no effect with --data synthetic (but 'pixels'): leave it out");
+    fail("train", "--autoencoder has no effect with --data synthetic (except 'pixels'): leave it out");
   data.autoencoder = {.name = pixels ? "pixels" : "autoencoder_kl"};
   if (!options.data.more.empty())
     fail("train", "--more-data has no effect with --data synthetic: leave it out");
@@ -55,7 +55,7 @@ void load_decoder(const TrainOptions& options, const StoreInfo& info, at::Device
   const std::string path = decoder_path(options, info);
   if (path.empty()) return;
   data.decoder = load_autoencoder(path, device, compute_dtype);
-  const bool is_known = !info.autoencoder_fingerprint.empty();  // not of an import
+  const bool is_known = !info.autoencoder_fingerprint.empty();  // unknown for an import
   if (is_known && data.decoder->fingerprint != info.autoencoder_fingerprint)
     fail(
         "train",
@@ -104,7 +104,7 @@ void add_captions(const TrainOptions& options, const ImageDataset& images, const
   data.notes = caption_notes(*data.captions, sampled.cut_share);
 }
 
-// Pictures encoded on the way: what kiln extract saves, measured.
+// Opens pictures that are encoded during training.
 TrainingData open_images(const TrainOptions& options, at::Device device, at::ScalarType compute_dtype,
                          bool encodes) {
   const std::shared_ptr<const Autoencoder> autoencoder =
@@ -176,7 +176,7 @@ RunInfo::TextInfo text_info(const TextStore& store) {
 std::string decoder_path(const TrainOptions& options, const StoreInfo& store) {
   if (store.autoencoder == "pixels") return "";
   if (!options.data.autoencoder.empty()) return options.data.autoencoder;
-  std::error_code unreachable;  // of another user: as good as gone
+  std::error_code unreachable;  // another user's folder counts as missing
   const bool draws = options.samples.every > 0 || options.evaluation.every > 0;
   return draws && fs::exists(store.autoencoder_path, unreachable) ? store.autoencoder_path : "";
 }
@@ -206,7 +206,7 @@ TrainingData open_any(const TrainOptions& options, at::Device device, at::Scalar
   require_data(options);
   if (has_store(options)) return open_store(options, device, compute_dtype);
   if (!options.data.more.empty())
-    fail("train", "--more-data is of feature stores, and --data {} is none: run kiln extract",
+    fail("train", "--more-data needs feature stores, but --data {} is not one: run kiln extract",
          options.data.path);
   return open_images(options, device, compute_dtype, encodes);
 }

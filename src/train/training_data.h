@@ -1,5 +1,5 @@
-// --data: a feature store, images encoded on the way, or synthetic latents, checked against the model's
-// needs.
+// Opens --data (a feature store, images encoded during training, or synthetic latents) and checks it against
+// the model's needs.
 #pragma once
 #include <functional>
 #include <memory>
@@ -22,50 +22,48 @@ struct TrainingData {
   DataShape shape{};
   std::vector<std::string> class_names{};
   RunInfo::AutoencoderInfo autoencoder{};
-  // Names the samples' content: a run resumes on the same one only.
+  // Names the samples' content. A run resumes only on the same content.
   std::string identity{};
   BatchMaker batches{};
-  std::shared_ptr<const TextStore>
-      text{};  // captions of the samples; null: the model takes none, or synthetic
+  std::shared_ptr<const TextStore> text{};  // captions of the samples; null: none are taken, or synthetic
   std::function<std::string(int64_t id)> sample_name{};
-  std::vector<SampleSource> sources{};  // several that samples come from; empty: one
-  Pictures pictures{};                  // that are encoded on the way; null: --data are none
+  std::vector<SampleSource> sources{};  // where samples come from, if there are several; empty: a single one
+  Pictures pictures{};                  // pictures that are encoded during training; null if --data are none
   bool encodes = false;  // pictures or captions are encoded on the device when a batch is asked for
-  std::shared_ptr<const EncodedText> captions{};  // `text`, where it is encoded so; null: it is not
-  std::vector<std::string> notes{};               // that the user of the run should read
-  // Decodes sample grids; null: none was given, or latents are pixels.
+  std::shared_ptr<const EncodedText> captions{};  // `text`, if it is encoded during training; else null
+  std::vector<std::string> notes{};               // for the user of the run
+  // Decodes sample grids. Null: no decoder was given, or latents are pixels.
   std::shared_ptr<const Autoencoder> decoder{};
 };
 
-// The features of a caption, (rows, D) where they are mapped: they must not be written to.
+// Returns the features of a caption, (rows, D), in the mapped file. They must not be written to.
 at::Tensor stored_rows(const TextStore& store, int64_t entry);
 
 // Sets a fresh model's learned null rows to the features of the empty caption, as PixArt's and Sana's
-// trainers do, so that a dropped caption means what an empty prompt means to others who load the weights.
-// Rows beyond those of the empty caption repeat its last. Does nothing where the model has no such rows, or
-// where it `has_weights`. Throws Error where neither the model nor the store has what stands for a dropped
-// caption.
+// trainers do. So a dropped caption means what an empty prompt means to others who load the weights. Rows
+// beyond those of the empty caption repeat its last row. Does nothing if the model has no such rows or
+// `has_weights`. Throws Error if neither the model nor the store has a stand-in for a dropped caption.
 void fill_null_text(const TextStore& store, const Denoiser& denoiser, bool has_weights);
-// What the readers of a run's weights must know of its captions' encoder.
+// Returns what readers of a run's weights must know of its captions' encoder.
 RunInfo::TextInfo text_info(const TextStore& store);
 
-// The autoencoder that a run on a store loads to decode its sample grids: the one that is given, else for
-// grids the store's own where it still lies; "" = none.
+// Returns the autoencoder that a run on a store loads to decode its sample grids: the one that is given,
+// else, if grids are drawn, the store's own if it still exists. "": none.
 std::string decoder_path(const TrainOptions& options, const StoreInfo& store);
 
-// Images that are encoded, on the device, when a batch of them is asked for.
+// Images that are encoded on the device when a batch of them is asked for.
 struct EncodedImages {
-  std::string identity;  // names their content and what encodes them
+  std::string identity;  // names the images and their encoders
   BatchMaker batches;
 };
-// `text`: their captions, or null. `split`: where --validation-share divides them.
+// `text` holds their captions, or is null. `split` matters if --validation-share divides the images.
 EncodedImages encode_images(const TrainOptions& options, const Pictures& pictures,
                             std::shared_ptr<const Autoencoder> autoencoder,
                             std::shared_ptr<const EncodedText> text, at::Device device, Split split);
 
-// Throws Error saying what to do: image size, class count or autoencoder of a store that do not fit the
-// options.
-// Without `encodes` it describes the samples alone: no text encoder is loaded, batches must not be asked for.
+// Opens the data of the options. Without `encodes` it only describes the samples: no text encoder is loaded,
+// and batches must not be asked for. Throws Error saying what to do: image size, class count or autoencoder
+// of a store that do not fit the options.
 TrainingData open_training_data(const TrainOptions& options, at::Device device, at::ScalarType compute_dtype,
                                 bool encodes = true);
 

@@ -14,8 +14,8 @@
 #include "parallel/ranks/joining.h"
 #include "run/option_values.h"
 #include "run/stage_options.h"
-#include "train/model_size.h"
 #include "train/sample_grid.h"
+#include "train/setup.h"
 
 namespace kiln {
 
@@ -34,7 +34,7 @@ std::vector<std::pair<const char*, bool>> caption_options_given(const CaptionEnc
           {"caption-suffix", options.suffix != defaults.suffix}};
 }
 
-// "--tf32 has no effect on a CPU", one line each.
+// Returns lines such as "--tf32 has no effect on a CPU".
 std::vector<std::string> settings_without_effect(const TrainOptions& options, at::Device device,
                                                  int64_t world_size) {
   const TrainOptions defaults;
@@ -54,21 +54,21 @@ std::vector<std::string> settings_without_effect(const TrainOptions& options, at
           "on pictures, whose captions --text-encoder encodes");
   for (const auto& [option, is_given] : caption_options_given(options.data.captions))
     note_if(is_given && !encodes_captions, option,
-            "but with --text-encoder on pictures, whose captions it encodes");
+            "except with --text-encoder on pictures, whose captions it encodes");
   note_if(!options.data.buckets.empty() && are_features(options.data.path), "buckets",
-          "on features: kiln extract --buckets makes them so");
+          "on features: use kiln extract --buckets");
   note_if(options.data.enlarge && are_features(options.data.path) && are_features(options.validation.data),
-          "enlarge", "on features: kiln extract --enlarge makes them so");
+          "enlarge", "on features: use kiln extract --enlarge");
   note_if(options.validation.every != defaults.validation.every && !validates, "validate-every",
           "without --validation-data or --validation-share");
   note_if(options.validation.images > 0 && !validates, "validation-images",
           "without --validation-data or --validation-share");
   const int64_t rows = rows_of_walk(options, world_size);
   note_if(options.micro_batch > rows, "micro-batch",
-          fmt::format("beyond the {} images that a rank has of a step", rows));
+          fmt::format("beyond the {} images that a rank has in a step", rows));
   note_if(options.compute.tf32 && device.is_cpu(), "tf32", "on a CPU");
   note_if(!options.memory.offload_activations.is_none() && device.is_cpu(), "offload-activations",
-          "on a CPU but to recompute");
+          "on a CPU except to recompute");
   note_if(options.offload.optimizer == Placement::kHost && device.is_cpu(), "offload-optimizer cpu",
           "on a CPU, whose memory it is");
   note_if(!options.offload.nvme.folder.empty() && !options.offload.uses_disk(), "nvme-path",
@@ -88,7 +88,7 @@ std::vector<std::string> settings_without_effect(const TrainOptions& options, at
   return lines;
 }
 
-// "10 classes", "captions of 6.3 rows on average and 256 at most".
+// Returns "10 classes" or "captions of 6.3 rows on average and 256 at most".
 std::string told_text(const DataShape& data) {
   if (data.text.width == 0) return fmt::format("{} classes", data.num_classes);
   return fmt::format("captions of {:.1f} rows on average and {} at most", data.text.mean_rows,
@@ -128,7 +128,7 @@ TrainingRun::TrainingRun(const TrainOptions& given, std::shared_ptr<ProcessGroup
   if (options.lora.is_on()) describe_base();
 }
 
-// The base of an adapter is part of what a checkpoint means.
+// Describes the base of an adapter, on which a checkpoint depends.
 void TrainingRun::describe_base() {
   if (options.model.weights.empty())
     fail("train", "--lora-rank trains an adapter of weights: give them with --weights");
@@ -160,8 +160,8 @@ std::string TrainingRun::weights_identity() const {
 }
 
 void TrainingRun::build() {
-  // All ranks measure at once, since they will compute beside each other, and before there is state, which
-  // may leave no room.
+  // All ranks measure at once, since they will also compute at once. They measure before there is state,
+  // which may leave no room.
   peak_flops = options.watch.peak_tflops > 0 ? options.watch.peak_tflops * 1e12
                                              : measure_peak_flops(device, compute_dtype);
   if (options.evaluation.every > 0) {
@@ -225,7 +225,7 @@ void TrainingRun::print_description() const {
   const int64_t num_samples = batches->order().samples_per_epoch();
   if (num_samples == 0) return;  // endless
   const double epoch_steps = static_cast<double>(num_samples) / static_cast<double>(options.global_batch);
-  if (options.max_minutes > 0)  // how many steps that will be is not known
+  if (options.max_minutes > 0)  // the number of steps is not known
     fmt::print("{} samples: {:.1f} steps an epoch, at most {:g} minutes\n", num_samples, epoch_steps,
                options.max_minutes);
   else

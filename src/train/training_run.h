@@ -1,4 +1,4 @@
-// A training run on one rank: what its options open, checked against each other, and what is built of it.
+// A training run on one rank: opens what its options name, checks it, and builds model, state and loader.
 #pragma once
 #include <ATen/core/Tensor.h>
 
@@ -22,9 +22,9 @@ namespace kiln {
 
 class TrainingRun {
  public:
-  // Applies the options' compute settings, opens the data and checks what can be checked before memory is
-  // taken; warns of settings without effect. Throws Error, on this rank: options or data that do not fit.
-  // `first_step`: of the stage whose options these are.
+  // Applies the options' compute settings, opens the data, checks what can be checked before memory is taken,
+  // and warns of settings without effect. `first_step` is where the stage of these options begins. Throws
+  // Error on this rank: options or data that do not fit.
   TrainingRun(const TrainOptions& options, std::shared_ptr<ProcessGroup> group, int64_t first_step = 0);
   TrainingRun(const TrainingRun&) = delete;
 
@@ -32,11 +32,11 @@ class TrainingRun {
   void check_same_on_all_ranks() const;
   // Makes the model, its state and the loader. A collective. Throws Error.
   void build();
-  // Writes config.json, for sampling, and `recipe` as config.toml into the run folder. Rank 0 does.
+  // Writes config.json, for sampling, and `recipe` as config.toml into the run folder. Only rank 0 writes.
   void write_description(const TrainOptions& recipe) const;
   void print_description() const;
 
-  // After build(). The result refers to `prompts` and this.
+  // Called after build(). The result refers to `prompts` and to this.
   GridSource grid_source(const Prompts& prompts) const {
     return {.info = info,
             .training = training,
@@ -44,9 +44,9 @@ class TrainingRun {
             .prompts = prompts,
             .device = device};
   }
-  bool is_first() const { return group->rank() == 0; }  // the one that writes and prints
+  bool is_first() const { return group->rank() == 0; }  // this rank writes and prints
   bool is_alone() const { return group->world_size() == 1; }
-  void warn(const std::string& text) const;  // once for all ranks
+  void warn(const std::string& text) const;  // prints once, on rank 0
 
   const TrainOptions options;
   const int64_t first_step;
@@ -59,12 +59,12 @@ class TrainingRun {
   std::optional<Validation> validation;
   PhaseMemory phase_memory;
 
-  double data_sheet_flops = 0;  // of this rank's device; 0: there is none (RunContext)
+  double data_sheet_flops = 0;  // of this rank's device; 0: unknown (RunContext)
 
   // Set by build():
-  double peak_flops = 0;  // of this rank's device, beside the others
+  double peak_flops = 0;  // of this rank's device while the others compute too
   Training training;
-  Prompts prompts;  // of the sample grids
+  Prompts prompts;  // for the sample grids
   std::optional<RunEvaluation> evaluation;
   std::unique_ptr<BatchSource> batches;
 

@@ -9,7 +9,6 @@
 #include "core/error.h"
 #include "data/text_store/joined_text.h"
 #include "parallel/offload/device_wait.h"
-#include "step/average_in_place.h"
 #include "step/forward_pass.h"
 #include "train/encoding/encoded_captions.h"
 #include "train/encoding/pictures.h"
@@ -24,8 +23,8 @@ void check_latents(const TrainOptions& options, const StoreInfo& info, const Tra
   const std::string& path = options.validation.data;
   if (info.image_size != options.data.image_size)
     fail("train",
-         "--validation-data {} is of {}-pixel images, --image-size is {}: extract it again with --image-size "
-         "{}",
+         "--validation-data {} has {}-pixel images, but --image-size is {}: extract it again with "
+         "--image-size {}",
          path, info.image_size, options.data.image_size, options.data.image_size);
   if (info.autoencoder == data.autoencoder.name &&
       info.autoencoder_fingerprint == data.autoencoder.fingerprint && info.channels == data.shape.channels &&
@@ -66,8 +65,8 @@ std::shared_ptr<const Autoencoder> encoder_of(const TrainOptions& options, const
   return data.decoder;
 }
 
-// The samples to validate on as a run's own: --validation-data, or what --validation-share holds out of
-// --data, each once.
+// Returns the options of a run that trains on the samples to validate on, each once: --validation-data, or
+// what --validation-share holds out of --data.
 TrainOptions of_validation(TrainOptions options) {
   options.data.weights.clear();
   if (options.validation.share > 0) return options;
@@ -77,7 +76,7 @@ TrainOptions of_validation(TrainOptions options) {
   return options;
 }
 
-// What messages call them.
+// Returns the name of those samples in messages.
 std::string source_of(const TrainOptions& options) {
   return options.validation.share > 0
              ? fmt::format("what --validation-share holds out of {}", options.data.path)
@@ -88,7 +87,7 @@ std::string identity_of(const TrainOptions& options, const std::string& data) {
   return options.validation.share > 0 ? fmt::format("{:g} of {}", options.validation.share, data) : data;
 }
 
-// The captions of --validation-data, which the encoder of --data's must have made.
+// Opens the captions of --validation-data. The encoder of --data's captions must have made them.
 std::shared_ptr<const TextStore> open_validation_text(const TrainOptions& options,
                                                       const std::vector<std::string>& folders,
                                                       const TrainingData& data) {
@@ -134,7 +133,8 @@ ValidationData open_validation_store(const TrainOptions& options, const Training
           }};
 }
 
-// The pictures to validate on, brought to what those of --data are brought to; of a store's to the square.
+// Opens the pictures to validate on and fits them to the sizes of --data's pictures. If --data is a store,
+// they are fitted to the square.
 Pictures pictures_of(const TrainOptions& options, const TrainingData& data, const Autoencoder& autoencoder) {
   if (options.validation.share > 0) return data.pictures;
   TrainOptions own = of_validation(options);
@@ -177,7 +177,7 @@ ValidationData open_validation_data(const TrainOptions& options, const TrainingD
   return opened;
 }
 
-// `images` of all lanes together as shares of each, by the largest remainders.
+// Divides `images` among the lanes in proportion to their samples, by the largest remainders.
 std::vector<int64_t> shares_of_lanes(const std::vector<int64_t>& samples, int64_t images) {
   const int64_t all = sum_of(samples);
   std::vector<int64_t> shares;
@@ -221,7 +221,7 @@ std::optional<Validation::Losses> Validation::losses_of(int64_t lane, const Trai
   const int64_t world_size = group.world_size(), num_images = images_of_lane_[static_cast<size_t>(lane)];
   const int64_t at_once =
       world_size * std::min(rows_of_validation(options_, world_size), share(num_images, world_size));
-  // Draws of another lane at the same position are others.
+  // Lanes have different draws at the same position.
   const uint64_t seed = seed_ + static_cast<uint64_t>(lane) * 0x9e3779b97f4a7c15;
   BatchOptions batch_options = {.seed = seed,
                                 .global_batch = at_once,
@@ -243,7 +243,8 @@ std::optional<Validation::Losses> Validation::losses_of(int64_t lane, const Trai
         training, slice_rows(as_tensors(*batch, *training.objective), 0, batch->size(), device));
     wait_for_device(device, group, "a validation");
     const at::Tensor host = rows.to(at::kCPU, at::kDouble).contiguous();
-    // The last batch goes on into the next epoch: those rows are walked, since others wait, and left out.
+    // The last batch reaches into the next epoch. Those rows are walked, since other ranks wait, but not
+    // counted.
     const int64_t kept = std::min(num_images - batch->first_position, batch->size());
     if (kept > 0) std::copy_n(host.const_data_ptr<double>(), kept, losses.begin() + batch->first_position);
   }

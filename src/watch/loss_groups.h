@@ -1,4 +1,4 @@
-// Losses of samples that are told apart by a name.
+// Sums the losses of samples by name, such as their source or bucket.
 #pragma once
 #include <map>
 #include <nlohmann/json.hpp>
@@ -9,7 +9,7 @@ namespace kiln {
 class LossGroups {
  public:
   LossGroups() = default;
-  // As sums() gives them.
+  // Continues from what sums() returned.
   explicit LossGroups(const nlohmann::json& sums) {
     for (const auto& [name, group] : sums.items())
       groups_[name] = {.loss = group.at(0), .count = group.at(1)};

@@ -14,7 +14,8 @@ namespace {
 
 double gigabytes(double bytes) { return bytes / 1e9; }
 
-// "forward 33% backward 58% optimizer 8% data 1%": shares of the step, those below half a percent left out.
+// "forward 33% backward 58% optimizer 8% data 1%": shares of the step. Leaves out shares below half a
+// percent.
 std::string phase_text(const nlohmann::json& phases) {
   double total = 0;
   for (const auto& [name, seconds] : phases.items()) total += seconds.get<double>();
@@ -29,7 +30,7 @@ std::string loss_text(double loss) {
   return std::isfinite(loss) ? fmt::format("{:.5f}", loss) : "not finite";
 }
 
-// " (another 40%)" of several GPUs, where one is much less busy than this one.
+// Returns " (another 40%)" if one of the other GPUs is much less busy than this one, else "".
 std::string least_busy_text(const nlohmann::json& line) {
   constexpr double kMuchLess = 0.1;
   if (!line.contains("gpus") || !line.contains("gpu_utilisation")) return "";
@@ -125,7 +126,7 @@ nlohmann::json Monitor::measure(const StepReport& report) {
   return line;
 }
 
-// Means per step of the window.
+// Returns means per step of the window.
 nlohmann::json Monitor::phase_seconds() {
   const double steps = static_cast<double>(window_.timed_steps);
   const PhaseSeconds seconds = timers_.take();
@@ -137,8 +138,8 @@ nlohmann::json Monitor::phase_seconds() {
   return phases;
 }
 
-// Reads at least once per line of the log, and at most once a second beyond that: the driver's own averages
-// are no finer.
+// Reads the GPUs at least once per line of the log, otherwise at most once a second: the driver's own
+// averages are no finer.
 void Monitor::read_gpu() {
   const bool recent = Clock::now() - last_reading_ < std::chrono::seconds(1);
   if (gpus_.empty() || (window_.num_readings > 0 && recent)) return;
@@ -155,7 +156,7 @@ void Monitor::read_gpu() {
   }
 }
 
-// This rank's GPU by names of their own; of several all in a list.
+// Adds the values of this rank's GPU as "gpu_...". With several GPUs, also lists the values of all.
 void Monitor::add_gpu(nlohmann::json& line) const {
   const double readings = static_cast<double>(window_.num_readings);
   const auto told = [&](const GpuReading& sum, const std::string& prefix) {
@@ -172,7 +173,7 @@ void Monitor::add_gpu(nlohmann::json& line) const {
     for (const GpuReading& sum : window_.gpus) line["gpus"].push_back(told(sum, ""));
 }
 
-// Says between two lines of the log, when they are far apart, that training goes on.
+// Prints a sign of life if two lines of the log are far apart.
 void Monitor::say_alive(const StepReport& report) {
   const Clock::time_point now = Clock::now();
   if (std::chrono::duration<double>(now - printed_at_).count() < options_.quiet_seconds) return;
@@ -185,7 +186,7 @@ void Monitor::say_alive(const StepReport& report) {
   std::fflush(stdout);
 }
 
-// "2h 05m left" behind `separator`. Empty for the first step of a process: nothing is timed yet.
+// Returns `separator` and "2h 05m left". Empty for the first step of a process: nothing is timed yet.
 std::string Monitor::time_left_text(int64_t step, double train_seconds, const char* separator) const {
   if (step <= first_step_ + 1) return "";
   const double seconds_per_step =
@@ -195,7 +196,7 @@ std::string Monitor::time_left_text(int64_t step, double train_seconds, const ch
   return fmt::format("{}{} left", separator, duration_text(left));
 }
 
-// " (20.1 of 24.0 GB used, 84%)". Says once that it is much.
+// Returns " (20.1 of 24.0 GB used, 84%)". Warns once if that is much.
 std::string Monitor::used_text(const nlohmann::json& line) {
   constexpr double kMuchMemory = 0.85;
   const double used = line["gpu_memory_bytes"], total = line.value("gpu_memory_total_bytes", 0.0);
@@ -204,9 +205,8 @@ std::string Monitor::used_text(const nlohmann::json& line) {
     fmt::print(
         stderr,
         "warning: {:.0f} % of the card's memory are in use ({:.1f} of {:.1f} GB), which leaves little for "
-        "other programs and fragmentation: take smaller passes (--micro-batch, or its key in a DeepSpeed "
-        "file), "
-        "or --memory-budget with less\n",
+        "other programs and fragmentation: use smaller passes (--micro-batch, or its key in a DeepSpeed "
+        "file) or a lower --memory-budget\n",
         100 * used / total, gigabytes(used), gigabytes(total));
   return fmt::format(" ({:.1f} of {:.1f} GB used, {:.0f}%)", gigabytes(used), gigabytes(total),
                      100 * used / total);
@@ -217,7 +217,7 @@ void Monitor::print(const nlohmann::json& line, double train_seconds) {
   std::string device;
   if (options_.device.is_cuda()) {
     device = fmt::format(" + {:.1f} GB GPU", gigabytes(line["device_bytes"]));
-    if (line.contains("gpu_memory_bytes"))  // the driver's: with the context, and what other programs have
+    if (line.contains("gpu_memory_bytes"))  // the driver's count includes the context and other programs
       device += used_text(line);
     if (line.contains("gpu_utilisation"))
       device += fmt::format(" {:.0f}% busy", 100 * line["gpu_utilisation"].get<double>());

@@ -21,16 +21,16 @@ namespace kiln {
 struct MonitorOptions {
   std::string run;
   int64_t global_batch = 0, max_steps = 0, log_every = 1;
-  double steps_ahead = 0;      // that follow max_steps, as long as those before it
+  double steps_ahead = 0;      // length of later stages, in steps of this one
   double max_seconds = 0;      // time limit of training; 0 = none
-  double flops_per_image = 0;  // of forward and backward, recomputation not counted
-  double peak_flops = 0;       // of the machine, as a product measured it
-  double sheet_flops = 0;      // of its GPUs by the data sheet; 0: there is none
+  double flops_per_image = 0;  // forward and backward, without recomputation
+  double peak_flops = 0;       // of the machine, measured with a matrix product
+  double sheet_flops = 0;      // of its GPUs by the data sheet; 0 if there is none
   at::Device device = at::kCPU;
-  int64_t num_gpus = 1;  // that the run's ranks on this machine have, from `device` on
+  int64_t num_gpus = 1;  // GPUs of the run's ranks on this machine, counted from `device`
   bool tensorboard = true;
-  double quiet_seconds = 30;  // on the terminal, at most
-  // Where samples come from, and shapes of batches, whose losses are told apart; none where there is one.
+  double quiet_seconds = 30;  // longest silence on the terminal
+  // Names of the samples' sources and of the batches' shapes, to log losses by. Empty if there is only one.
   std::vector<std::string> sources{}, buckets{};
 };
 
@@ -41,11 +41,11 @@ struct StepReport {
   double lr = 0;
   double train_seconds = 0;    // since the start of the run, earlier processes included
   double stall_seconds = 0;    // spent waiting for the loader
-  EncodingTimes encoding_s{};  // of the batch
-  int64_t batches_ready = 0;   // of the loader, when this step asked for one
+  EncodingTimes encoding_s{};  // spent encoding the batch
+  int64_t batches_ready = 0;   // in the loader when this step asked for one
   const StepResult* result = nullptr;
-  std::vector<double> positions;  // (B) of the timesteps in the schedule, [0, 1]
-  // Indices into those of the options: (B), of the batch.
+  std::vector<double> positions;  // (B) positions of the timesteps in the schedule, [0, 1]
+  // Indices into MonitorOptions' sources (B) and buckets (of the whole batch).
   std::vector<int64_t> sources{};
   int64_t bucket = 0;
 };
@@ -53,8 +53,8 @@ struct StepReport {
 // The loss on held-out samples.
 struct ValidationLoss {
   int64_t num_images = 0;
-  double loss = 0;                    // of the objective, mean over the images
-  std::array<double, 4> quartiles{};  // the same by quarter of the schedule, cleanest first; NaN: no image
+  double loss = 0;                    // the objective's mean over the images
+  std::array<double, 4> quartiles{};  // by quarter of the schedule, cleanest first; NaN without images
 };
 
 class Monitor {
@@ -62,19 +62,19 @@ class Monitor {
   // `from_step`: the checkpoint this process continues from; 0 for a fresh run.
   Monitor(const MonitorOptions& options, int64_t from_step);
 
-  // To watch the step with; end_step() after each.
+  // An observer of the step. Call its end_step() after each step.
   PhaseTimers& timers() { return timers_; }
 
-  // Collects; every log_every steps writes a line to the terminal, log.jsonl and TensorBoard. Losses of a
-  // line are means over the steps since the line before. Where lines are far apart the terminal is told more
-  // often that training goes on.
+  // Collects a step. Every log_every steps writes a line to the terminal, log.jsonl and TensorBoard. Its
+  // losses are means over the steps since the previous line. If lines are far apart, the terminal shows signs
+  // of life in between.
   void step(const StepReport& report);
-  // A line of its own in log.jsonl: resume, skipped, checkpoint, ...
+  // Writes an event to log.jsonl: resume, skipped, checkpoint, ...
   void event(const nlohmann::json& line) { log_.append(line); }
-  // Held-out samples' loss: a line on the terminal and in log.jsonl, and TensorBoard. Within pause() and
-  // resume(). `weights`: whose.
+  // Reports the loss on held-out samples to the terminal, log.jsonl and TensorBoard. Call it between pause()
+  // and resume(). `weights`: the weights that were validated.
   void validation(int64_t step, const ValidationLoss& loss, const std::string& weights);
-  // Metrics of drawn pictures, {"metrics": ..., "protocol": ..., "stamp": ...}: likewise.
+  // Reports metrics of drawn pictures likewise: {"metrics": ..., "protocol": ..., "stamp": ...}.
   void evaluation(int64_t step, const nlohmann::json& result);
   void image(const std::string& tag, const std::vector<uint8_t>& png, int64_t height, int64_t width,
              int64_t step);
@@ -82,8 +82,8 @@ class Monitor {
   void pause();
   void resume();
 
-  // The steps collected since the last line, for a checkpoint between two lines: a resumed run logs the same
-  // losses.
+  // Returns the steps collected since the last line, for a checkpoint between two lines. With it a resumed
+  // run logs the same losses.
   nlohmann::json window() const;
   void restore_window(const nlohmann::json& window);
 
@@ -115,7 +115,7 @@ class Monitor {
   RunLog log_;
   std::unique_ptr<EventWriter> events_;
   PhaseTimers timers_;
-  std::vector<std::unique_ptr<Nvml>> gpus_;  // that the driver tells of; this rank's is the first
+  std::vector<std::unique_ptr<Nvml>> gpus_;  // those the driver reports on; this rank's comes first
   Clock::time_point last_reading_{};
   Window window_;
   Clock::time_point window_begin_ = Clock::now(), pause_begin_{}, printed_at_ = Clock::now();

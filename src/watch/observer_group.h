@@ -1,4 +1,4 @@
-// Several observers of one step.
+// Lets several observers watch one step.
 #pragma once
 #include <algorithm>
 #include <vector>
@@ -7,7 +7,8 @@
 
 namespace kiln {
 
-// Passes on in the order of adding, ends in the reverse: what is added last sees the least of the others.
+// Calls begin in the order of adding and end in reverse, so the observer added last sees the least of the
+// others.
 class ObserverGroup : public StepObserver {
  public:
   // REQUIRES: `observer` outlives this or is removed; not called inside a phase.

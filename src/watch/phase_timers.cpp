@@ -30,7 +30,7 @@ void PhaseTimers::record_event(std::optional<StepPhase> phase) {
   marks_.push_back({phase, std::move(event)});
 }
 
-// Reads the intervals that the GPU has gone past.
+// Reads the intervals that the GPU has finished.
 void PhaseTimers::settle() {
   constexpr double kSecondsPerMillisecond = 1e-3;
   while (marks_.size() >= 2 && marks_[1].event.query()) {

@@ -1,4 +1,5 @@
-// Seconds of a step by phase, cheap enough to run always: a clock on a CPU, events on a GPU, never a wait.
+// Measures a step's seconds by phase: by the clock on a CPU, by events on a GPU. It never waits, so it always
+// runs.
 #pragma once
 #include <ATen/core/Tensor.h>
 #include <c10/core/Event.h>
@@ -19,13 +20,13 @@ namespace kiln {
 
 using PhaseSeconds = std::array<double, kNumStepPhases>;  // indexed by StepPhase
 
-// What a batch is made of is encoded before the step, outside of its phases: pictures, captions.
+// Phases before the step, in which pictures and captions of a batch are encoded.
 inline constexpr std::array<const char*, 2> kEncodingPhases = {"encoding", "caption encoding"};
 using EncodingTimes = std::array<double, kEncodingPhases.size()>;  // seconds
-// The seconds of all encoding phases together; `phase_s` has the seconds of each phase by name.
+// Returns the seconds of all encoding phases. `phase_s`: seconds by phase name.
 double encoding_seconds(const std::map<std::string, double>& phase_s);
 
-// A phase lasts until the next one begins, so that the phases of a step add up to its time.
+// A phase lasts until the next one begins, so the phases of a step add up to its time.
 class PhaseTimers : public StepObserver {
  public:
   explicit PhaseTimers(at::Device device) : device_(device) {}
@@ -35,13 +36,13 @@ class PhaseTimers : public StepObserver {
   // REQUIRES: called after each TrainStep::run().
   void end_step() { switch_to(std::nullopt); }
 
-  // Sums since the last call. On a GPU what it has not finished yet is left for the next one.
+  // Returns the sums since the last call. Leaves what a GPU has not finished yet to the next call.
   PhaseSeconds take();
 
  private:
   using Clock = std::chrono::steady_clock;
   struct Mark {
-    std::optional<StepPhase> phase;  // that begins here
+    std::optional<StepPhase> phase;  // begins here; none: the step ends
     c10::Event event;
   };
   void switch_to(std::optional<StepPhase> phase);
@@ -52,20 +53,20 @@ class PhaseTimers : public StepObserver {
   std::optional<StepPhase> phase_;
   Clock::time_point since_{};
   PhaseSeconds seconds_{};
-  std::deque<Mark> marks_;          // GPU: oldest first, those whose time is not known yet
-  std::vector<c10::Event> unused_;  // events are made once
+  std::deque<Mark> marks_;          // GPU: marks whose time is not known yet, oldest first
+  std::vector<c10::Event> unused_;  // events to reuse
 };
 
-// Phases of a step as people read them, in the progress line and in the report.
+// A group of phases as the progress line and the report show it.
 struct PhaseGroup {
   const char* name;
   const char* color;                // in plots
   std::vector<const char*> phases;  // their names in log.jsonl's phase_s
 
-  // The group's part of a step's or a line's phase_s.
+  // Returns the group's seconds of a phase_s, by phase name.
   double seconds(const nlohmann::json& phase_s) const;
 };
-// Every phase of a step is in one of them.
+// Returns all groups. Every phase of a step is in one of them.
 std::span<const PhaseGroup> phase_groups();
 
 }  // namespace kiln

@@ -12,12 +12,12 @@ namespace {
 
 constexpr double kWidth = 640, kHeight = 280;
 constexpr double kLeft = 62, kRight = 16, kTop = 34, kBottom = 40;
-constexpr size_t kMaxPlotPoints = 600;  // of a series
+constexpr size_t kMaxPlotPoints = 600;  // per series
 
 struct Axis {
   double low = 0, high = 1;
   bool log = false;
-  double begin = 0, end = 0;  // in the picture
+  double begin = 0, end = 0;  // pixels in the picture
 
   double operator()(double value) const {
     const auto warp = [this](double v) { return log ? std::log10(v) : v; };
@@ -32,7 +32,7 @@ std::vector<PlotPoint> finite_points(const std::vector<PlotPoint>& points) {
   return finite;
 }
 
-// Means of equal runs of points.
+// Replaces equal runs of points by their means if there are too many.
 std::vector<PlotPoint> thinned(const std::vector<PlotPoint>& points) {
   if (points.size() <= kMaxPlotPoints) return points;
   std::vector<PlotPoint> means(kMaxPlotPoints);
@@ -55,13 +55,13 @@ std::vector<double> log_ticks(double low, double high) {
       const double tick = factor * std::pow(10.0, exponent);
       if (tick >= low && tick <= high && (factor == 1 || !wide)) ticks.push_back(tick);
     }
-  constexpr size_t kFewest = 3;  // fewer do not tell how the axis is spaced
+  constexpr size_t kFewest = 3;  // fewer do not show how the axis is spaced
   return ticks.size() < kFewest ? nice_ticks(low, high, 5) : ticks;
 }
 
 std::string tick_text(double value) {
   const double size = std::abs(value);
-  if (size < 1e-12) return "0";  // multiples of a stride miss it by a rounding, or by a sign
+  if (size < 1e-12) return "0";  // multiples of a stride may miss 0 by a rounding
   if (size >= 1e6) return fmt::format("{:g}M", value / 1e6);
   if (size >= 1e4) return fmt::format("{:g}k", value / 1e3);
   return fmt::format("{:.4g}", value);

@@ -15,8 +15,8 @@ using Json = nlohmann::json;
 
 namespace {
 
-constexpr double kCastShare = 0.05, kProductShare = 0.02;  // of the time, from which on there is advice
-constexpr double kNearTheEnd = 0.5;                        // of a dtype's range
+constexpr double kCastShare = 0.05, kProductShare = 0.02;  // shares of the time that bring advice
+constexpr double kNearTheEnd = 0.5;                        // share of a dtype's range
 
 bool is_floating(at::ScalarType dtype) { return at::isFloatingType(dtype); }
 bool is_16_bit(at::ScalarType dtype) { return dtype == at::kHalf || dtype == at::kBFloat16; }
@@ -34,12 +34,12 @@ bool is_cast(const OpRecord& op) {
 
 bool is_product(const OpRecord& op) { return op.op_class != OpClass::kElementwise; }
 
-// The end of the range of a dtype of 16 bits; bfloat16 has f32's exponents.
+// Returns the largest value of a 16-bit dtype. bfloat16 has f32's exponents.
 double largest_of(at::ScalarType dtype) {
   return dtype == at::kHalf ? 65504.0 : static_cast<double>(std::numeric_limits<float>::max());
 }
 
-// Why an operation runs in f32 although the step computes in 16 bits.
+// Explains why an operation runs in f32 although the step computes in 16 bits.
 std::string reason_of(const OpRecord& op, StepPhase phase) {
   if (is_product(op)) return "its operands are f32: nothing casts them to the compute dtype";
   switch (phase) {
@@ -56,7 +56,7 @@ std::string reason_of(const OpRecord& op, StepPhase phase) {
   }
 }
 
-// Sums over equal operations of a phase of a segment.
+// Sums over equal operations in one phase of a segment.
 struct Sum {
   int64_t num = 0, overflows = 0;
   double bytes = 0, seconds = 0, flops = 0;
@@ -94,7 +94,8 @@ class Audit {
                               {"dtype", short_name(op.dtype)},
                               {"values", op.num_overflows}});
       if (op.largest > 0) {
-        // A product's dtype is that of its operands. What it makes in 16 bits of f32 is in the compute dtype.
+        // A product's dtype is that of its operands. With f32 operands, its 16-bit result has the compute
+        // dtype.
         double& largest = largest_[{segment, is_16_bit(op.dtype) ? op.dtype : context_.compute_dtype}];
         largest = std::max(largest, op.largest);
       }

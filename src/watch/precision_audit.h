@@ -1,5 +1,5 @@
-// `kiln probe --audit-precision`: where a step casts, which of its products run in f32, where values
-// overflow, and how its time is divided among dtypes.
+// `kiln probe --audit-precision`: shows where a step casts, which products run in f32, where values overflow,
+// and how the time divides among dtypes.
 #pragma once
 #include <ATen/core/Tensor.h>
 
@@ -16,20 +16,20 @@ struct PrecisionContext {
   std::vector<std::string> segments{};  // names
 };
 
-// From the spans of one step whose operations were timed and their values checked:
-// {"compute_dtype", "seconds": of all operations, "num_operations",
+// Audits the spans of one step whose operations were timed and whose values were checked. Returns
+// {"compute_dtype", "seconds" (of all operations), "num_operations",
 //  "by_dtype": [{"dtype", "seconds", "share", "num", "bytes", "flops"}],
 //  "casts": [{"segment", "phase", "operation", "from", "to", "num", "bytes", "seconds"}],
 //  "f32": [{"segment", "phase", "operation", "is_product", "num", "seconds", "share", "why"}],
 //  "overflows": [{"segment", "phase", "operation", "dtype", "values"}],
 //  "largest": [{"segment", "dtype", "value", "share_of_range"}],
 //  "advice": [sentences]}
-// Each list by time, the overflows in the order of the step. "f32" is empty where that is the compute dtype.
+// Lists are sorted by time, overflows by their order in the step. "f32" is empty if it is the compute dtype.
 nlohmann::json audit_precision(const std::vector<Span>& spans, const PrecisionContext& context);
 
-// The result as tables for the terminal, the longest rows of each.
+// Returns the audit as tables for the terminal, with the longest rows of each.
 std::string precision_text(const nlohmann::json& audit);
-// The same for a report; RUN/precision.json. Empty without it.
+// Returns RUN/precision.json as tables for the report. Empty without that file.
 std::string precision_section(const std::string& run);
 
 }  // namespace kiln

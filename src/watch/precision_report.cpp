@@ -1,4 +1,4 @@
-// The tables of a precision audit, for the terminal and for a report.
+// Shows a precision audit as tables, on the terminal and in the report.
 #include <algorithm>
 #include <fstream>
 
@@ -13,9 +13,9 @@ using Json = nlohmann::json;
 
 namespace {
 
-constexpr size_t kRowsShown = 12;  // of a table
+constexpr size_t kRowsShown = 12;  // per table
 
-// A table of either medium: its heading, and rows of cells.
+// A table for the terminal or the report.
 struct Table {
   std::string title;
   std::vector<std::string> columns;

@@ -12,7 +12,7 @@ namespace {
 
 constexpr size_t kMaxCurvePoints = 300;
 constexpr double kMemoryTolerance = 0.05, kTimeTolerance = 0.20;
-constexpr int64_t kFewestSteps = 8;  // steady ones whose median says something about a plan
+constexpr int64_t kFewestSteps = 8;  // fewer steady steps are too few to judge a plan by their median
 
 int64_t total(const std::map<std::string, int64_t>& by_kind) {
   int64_t sum = 0;
@@ -20,7 +20,7 @@ int64_t total(const std::map<std::string, int64_t>& by_kind) {
   return sum;
 }
 
-// Equal runs of points become their highest one.
+// Replaces equal runs of points by their highest point if there are too many.
 std::vector<MemoryCurve::Point> thinned(const std::vector<MemoryCurve::Point>& points) {
   if (points.size() <= kMaxCurvePoints) return points;
   std::vector<MemoryCurve::Point> kept;
@@ -162,10 +162,10 @@ std::vector<ComparedFigure> compare(const StepFigures& predicted, const StepFigu
 
 namespace {
 
-// Whether most measured steps lie beyond the tolerance, on the side of their median. Single slow steps of a
-// short run or of a busy machine say nothing.
+// True if most measured steps lie beyond the tolerance, on the side of their median. Single slow steps of a
+// short run or a busy machine do not count.
 bool is_steadily_off(const StepFigures& predicted, const StepFigures& measured) {
-  if (measured.step_s_quartiles.empty()) return true;  // not of a run
+  if (measured.step_s_quartiles.empty()) return true;  // not measured in a run
   if (measured.num_steps < kFewestSteps) return false;
   const double nearest = measured.step_s > predicted.step_s ? measured.step_s_quartiles.front()
                                                             : measured.step_s_quartiles.back();

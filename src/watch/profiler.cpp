@@ -16,7 +16,7 @@ namespace fs = std::filesystem;
 namespace torch_profiler = torch::autograd::profiler;
 using torch::profiler::impl::ActivityType;
 
-// An open slice is a RecordFunction: the profiler notes its begin and its end.
+// An open slice is a RecordFunction: the profiler records its begin and its end.
 struct StepProfiler::Slices {
   std::optional<at::RecordFunction> step, phase;
   static void open(std::optional<at::RecordFunction>& slice, const std::string& name) {
@@ -39,7 +39,7 @@ void StepProfiler::start() {
   if (options_.device.is_cuda())
     activities.insert(ActivityType::CUDA);
   else
-    ::setenv("KINETO_LOG_LEVEL", "4", /*overwrite=*/0);  // it complains where there is no GPU
+    ::setenv("KINETO_LOG_LEVEL", "4", /*overwrite=*/0);  // Kineto complains if there is no GPU
   const torch_profiler::ProfilerConfig config(torch_profiler::ProfilerState::KINETO,
                                               /*report_input_shapes=*/true);
   torch_profiler::prepareProfiler(config, activities);

@@ -1,5 +1,5 @@
-// --profile FROM:TO: a Chrome trace of those steps, made by torch's own profiler, with the step's phases as
-// outer slices.
+// --profile FROM:TO: writes a Chrome trace of those steps with torch's own profiler. The step's phases are
+// its outer slices.
 #pragma once
 #include <ATen/core/Tensor.h>
 
@@ -17,18 +17,18 @@ class StepProfiler : public StepObserver {
  public:
   struct Options {
     StepRange steps;
-    std::string path;  // of the trace
+    std::string path;  // the trace file
     at::Device device = at::kCPU;
-    std::vector<std::string> segments;  // names, for the slices
+    std::vector<std::string> segments;  // names in the slices
   };
   explicit StepProfiler(Options options);
   ~StepProfiler() override;
 
-  // REQUIRES: called around each step, with its 1-based number. The trace is written after the last step of
-  // the range; throws Error when that fails.
+  // REQUIRES: called around each step, with its 1-based number. Writes the trace after the last step of the
+  // range. Throws Error if that fails.
   void begin_step(int64_t step);
   void end_step(int64_t step);
-  // Writes what there is when training ends inside the range.
+  // Writes the trace so far. Call it when training ends inside the range.
   void finish();
   bool finished() const { return finished_; }
 

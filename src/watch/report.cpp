@@ -140,7 +140,7 @@ std::string plots(const std::vector<Json>& lines, const std::vector<PlotPoint>& 
   return html + "</div>\n";
 }
 
-// How far a run has come: by the last line of its log, or by a checkpoint that was written since.
+// How far a run has come, from the last line of its log or from a newer checkpoint.
 struct Totals {
   int64_t steps = 0, images = 0;
   double seconds = 0;
@@ -196,7 +196,7 @@ std::string sample_section(const std::string& run) {
   std::ranges::sort(grids);
   std::string html = "<h2>Samples over time</h2>\n<div class=\"samples\">\n";
   const size_t count = std::min(grids.size(), kMaxGrids);
-  for (size_t i = 0; i < count; ++i) {  // evenly spread, the newest always among them
+  for (size_t i = 0; i < count; ++i) {  // evenly spread, always with the newest
     const fs::path& grid = grids[count == 1 ? grids.size() - 1 : i * (grids.size() - 1) / (count - 1)];
     html += figure(grid.string(), grid.stem().string());
   }
@@ -213,7 +213,7 @@ std::string settings(const Json& options) {
   return html + "</div>\n";
 }
 
-// "step 120: loss scale, loss_scale 4096": an event and its fields.
+// Returns an event and its fields: "step 120: loss scale, loss_scale 4096".
 std::string event_row(const Json& line) {
   std::string name = line["event"].is_string() ? line["event"].get<std::string>() : line["event"].dump();
   std::ranges::replace(name, '_', ' ');
@@ -230,7 +230,8 @@ std::string event_row(const Json& line) {
 std::string events(const std::vector<Json>& lines) {
   std::string html;
   for (const Json& line : lines)
-    if (line.contains("event") && line["event"] != "validation" && line["event"] != "evaluation")  // plots
+    // Plots show validations and evaluations.
+    if (line.contains("event") && line["event"] != "validation" && line["event"] != "evaluation")
       html += event_row(line);
   return html.empty() ? "" : "<h2>Events</h2>\n<div class=\"card rows wide\">\n" + html + "</div>\n";
 }

@@ -26,14 +26,14 @@ std::string protocol_rows(const Json& protocol) {
   return rows;
 }
 
-// The curves of --evaluate-every, and their protocol.
+// Plots the metrics of --evaluate-every and lists their protocol.
 std::string in_training(const std::vector<Json>& log) {
   std::map<std::string, std::vector<PlotPoint>> curves;
   Json newest;
   for (const Json& line : log)
     if (line.value("event", "") == "evaluation" && line.contains("metrics")) newest = line;
   if (newest.is_null()) return "";
-  bool has_others = false;  // measured by another protocol, which a curve cannot mix
+  bool has_others = false;  // results under another protocol, which do not belong in the curve
   for (const Json& line : log) {
     if (line.value("event", "") != "evaluation" || !line.contains("metrics")) continue;
     if (line.value("stamp", "") != newest.value("stamp", "")) {
@@ -55,7 +55,7 @@ std::string in_training(const std::vector<Json>& log) {
          protocol_rows(newest.value("protocol", Json::object())) + "</div>\n";
 }
 
-// A table for each protocol of kiln evaluate, with a row for each of its results.
+// Makes a table for each protocol of kiln evaluate, with one row per result.
 std::string by_command(const std::vector<Json>& results) {
   std::vector<std::string> stamps;
   for (const Json& result : results)

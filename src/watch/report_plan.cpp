@@ -1,4 +1,4 @@
-// The report's comparison of a run with its plan.
+// Compares a run with its plan in the report.
 #include <algorithm>
 #include <cmath>
 #include <fstream>
@@ -13,7 +13,7 @@ using Json = nlohmann::json;
 
 namespace {
 
-// Kinds of memory with their colours, from the bottom of the stack. Kinds of other names come above them.
+// Kinds of memory and their colours, from the bottom of the stack. Other kinds come above them.
 constexpr std::pair<const char*, const char*> kKinds[] = {
     {"master", "#1e3a8a"},      {"weights", "#2563eb"},      {"moments", "#0ea5e9"},
     {"ema", "#67e8f9"},         {"gradients", "#10b981"},    {"constants", "#a7f3d0"},

@@ -1,4 +1,4 @@
-// The curves of a run's stages, and of the sources and buckets that its samples are of.
+// Plots the losses of a run by stage, by source and by bucket.
 #include <algorithm>
 #include <cmath>
 #include <map>
@@ -18,7 +18,7 @@ PlotSeries series_of(const std::string& name, size_t index, std::vector<PlotPoin
   return {.name = name, .color = kGroupColors[index % std::size(kGroupColors)], .points = smoothed(points)};
 }
 
-// The last event of each stage: one that was trained again after a kill is there once.
+// Returns the last event of each stage, so a stage that was trained again after a kill counts once.
 std::map<int64_t, Json> stages_of(const std::vector<Json>& log) {
   std::map<int64_t, Json> stages;  // by their first step
   for (const Json& line : log)
@@ -52,7 +52,7 @@ std::string stage_table(const std::map<int64_t, Json>& stages) {
   return html + "</table></div>\n";
 }
 
-// A curve for each name that lines have in `key`.
+// Plots a curve for each name under `key`.
 std::string group_plot(const char* title, const char* key, const std::vector<Json>& lines) {
   std::map<std::string, std::vector<PlotPoint>> groups;
   for (const Json& line : lines)

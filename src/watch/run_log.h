@@ -1,4 +1,4 @@
-// RUN/log.jsonl: one JSON object a line, {"step": ...} measurements and {"event": ...} happenings.
+// RUN/log.jsonl: one JSON object per line, {"step": ...} for measurements and {"event": ...} for events.
 // Torch-free.
 #pragma once
 #include <cstdio>
@@ -11,11 +11,11 @@ namespace kiln {
 
 class RunLog {
  public:
-  // Opens for appending. Lines of steps beyond `from_step` (of a run that went on after its last checkpoint)
-  // and a torn last line are cut first. Throws Error.
+  // Opens the log for appending. First cuts a torn last line and the lines of steps beyond `from_step`, which
+  // a run wrote after its last checkpoint. Throws Error.
   RunLog(const std::string& run, int64_t from_step);
 
-  // Appends a line and hands it to the system, so that a killed run loses none.
+  // Appends a line and hands it to the system at once, so a killed run loses none.
   void append(const nlohmann::json& line);
 
  private:
@@ -26,7 +26,7 @@ class RunLog {
   std::unique_ptr<FILE, Close> file_;
 };
 
-// Every complete line of a run's log; empty if there is none.
+// Returns every complete line of a run's log. Empty without a log.
 std::vector<nlohmann::json> read_run_log(const std::string& run);
 
 }  // namespace kiln

@@ -1,5 +1,3 @@
-#include "watch/runs_report.h"
-
 #include <fmt/ranges.h>
 
 #include <algorithm>
@@ -13,6 +11,7 @@
 #include "core/median.h"
 #include "core/units.h"
 #include "evaluate/protocol.h"
+#include "watch/report.h"
 #include "watch/report_parts.h"
 #include "watch/run_log.h"
 
@@ -27,7 +26,7 @@ constexpr const char* kColors[] = {"#2563eb", "#db2777", "#10b981", "#f59e0b",
 
 struct Run {
   std::string name{}, folder{}, color{};
-  std::vector<Json> steps{}, evaluations{};  // lines with a loss; results, oldest first
+  std::vector<Json> steps{}, evaluations{};  // lines with a loss; results of evaluations, oldest first
 };
 
 Run open_run(const std::string& folder, size_t index) {
@@ -45,7 +44,7 @@ Run open_run(const std::string& folder, size_t index) {
   return run;
 }
 
-// Runs whose folders have one name are called by their paths, as they were given.
+// Names runs whose folders share a name by their paths, as given.
 void name_apart(std::vector<Run>& runs) {
   std::map<std::string, int> counts;
   for (const Run& run : runs) ++counts[run.name];
@@ -97,9 +96,10 @@ std::string summary(const std::vector<Run>& runs) {
   return html + "</table></div>\n";
 }
 
-// The newest result of each run under each protocol; a table per protocol, since others do not compare.
+// Shows the newest result of each run, in one table per protocol: results under different ones do not
+// compare.
 std::string metrics(const std::vector<Run>& runs) {
-  std::map<std::string, std::map<size_t, Json>> by_stamp;  // stamp, which run
+  std::map<std::string, std::map<size_t, Json>> by_stamp;  // by stamp and index of the run
   std::vector<std::string> stamps;
   for (size_t i = 0; i < runs.size(); ++i)
     for (const Json& result : runs[i].evaluations) {

@@ -14,9 +14,9 @@ namespace kiln {
 
 namespace {
 
-constexpr size_t kWarmupSteps = 2;  // not steady: buffers are made and kernels chosen, memory is recorded
+constexpr size_t kWarmupSteps = 2;  // not steady: they make buffers, choose kernels and record memory
 
-// Linear between the two nearest.
+// Interpolates linearly between the two nearest values.
 double quantile(const std::vector<double>& sorted, double share) {
   const double place = share * static_cast<double>(sorted.size() - 1);
   const size_t below = static_cast<size_t>(place), above = std::min(below + 1, sorted.size() - 1);
@@ -66,7 +66,7 @@ void StepMeasurement::begin() {
   recorder_ = std::make_unique<SpanRecorder>();
   for (const auto& [tensor, kind] : beside_) {
     recorder_->register_tensor(tensor, kind);
-    recorder_->register_mapped(tensor, kind);  // weights that are used where their file is mapped
+    recorder_->register_mapped(tensor, kind);  // weights used straight from their mapped file
   }
   recorder_->register_state(state_);
   observers_.add(recorder_.get());
@@ -93,7 +93,7 @@ void StepMeasurement::take_memory(const std::string& phase) {
     memory_.by_kind = state_bytes();
     int64_t rest = memory_.peak_bytes;
     for (const auto& [kind, bytes] : memory_.by_kind) rest -= bytes;
-    memory_.by_kind["step"] = rest;  // the allocator does not tell activations from scratch
+    memory_.by_kind["step"] = rest;  // the allocator does not tell activations and scratch apart
   }
   memory_.by_phase[phase] = memory_.peak_bytes;
 }
@@ -103,7 +103,7 @@ std::map<std::string, int64_t> StepMeasurement::state_bytes() const {
   std::set<const void*> seen;
   const auto add = [&](const at::Tensor& tensor, MemoryKind kind) {
     if (tensor.device() != device_) return;
-    const void* memory = tensor.storage().data();  // none: whole weights or gradients between their uses
+    const void* memory = tensor.storage().data();  // null: whole weights or gradients between their uses
     if (memory && seen.insert(memory).second)
       by_kind[std::string(name_of(kind))] += static_cast<int64_t>(tensor.storage().nbytes());
   };
@@ -125,7 +125,7 @@ StepFigures StepMeasurement::figures() {
   StepFigures figures = memory_;
   if (step_seconds_.empty()) return figures;
   const size_t first =
-      std::min(kWarmupSteps, step_seconds_.size() - 1);  // a short run has the last step, at least
+      std::min(kWarmupSteps, step_seconds_.size() - 1);  // a short run still counts its last step
   std::vector<double> steady(step_seconds_.begin() + static_cast<int64_t>(first), step_seconds_.end());
   const double steps = static_cast<double>(steady.size());
   double seconds = 0, stalled = 0;

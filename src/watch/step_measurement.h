@@ -1,5 +1,4 @@
-// The measured side of plan.json: the memory that steps and the other parts of a run take, and the time of
-// steps.
+// The measured side of plan.json: the memory of steps and of other parts of a run, and the time of steps.
 #pragma once
 #include <ATen/core/Tensor.h>
 
@@ -17,13 +16,13 @@
 
 namespace kiln {
 
-// The most memory that tensors take in the parts of a run outside the step: load, checkpoint, ...
+// Measures the peak memory of tensors in parts of a run outside the step: load, checkpoint, ...
 class PhaseMemory {
  public:
   explicit PhaseMemory(at::Device device) : device_(device) {}
 
-  // A phase lasts while this lives. The highest peak of several of the same name counts. They do not nest. On
-  // a CPU this needs install_tracking_cpu_allocator().
+  // A phase lasts while this lives. Phases do not nest. Of several with the same name, the highest peak
+  // counts. On a CPU this needs install_tracking_cpu_allocator().
   class Phase {
    public:
     Phase(PhaseMemory& memory, std::string name);
@@ -35,7 +34,7 @@ class PhaseMemory {
     std::string name_;
   };
 
-  // Live bytes on the device at the peak of each phase so far.
+  // Live bytes on the device at the peak of each phase so far, by name.
   const std::map<std::string, int64_t>& peak_bytes() const { return peak_bytes_; }
 
  private:
@@ -43,19 +42,18 @@ class PhaseMemory {
   std::map<std::string, int64_t> peak_bytes_;
 };
 
-// Measures memory in the first two steps: on a CPU every allocation (this needs
-// install_tracking_cpu_allocator), on a GPU the peak that its allocator counts. The second step is a steady
-// one.
+// Measures the time of every step, and memory in the first two. On a CPU it records every allocation (this
+// needs install_tracking_cpu_allocator), on a GPU it reads the allocator's peak. The second step counts as
+// steady.
 class StepMeasurement {
  public:
-  // `autoencoder`: the one that the run has loaded, or null. REQUIRES: it, `state` and `observers` outlive
-  // this.
+  // `autoencoder`: the run's loaded one, or null. REQUIRES: it, `state` and `observers` outlive this.
   StepMeasurement(at::Device device, int64_t global_batch, const TrainingState& state,
                   const Autoencoder* autoencoder, ObserverGroup& observers);
   ~StepMeasurement();
   StepMeasurement(const StepMeasurement&) = delete;
 
-  // Calls run(), which takes one step, and measures its memory and phases. Returns what it returns.
+  // Calls run(), which takes one step, and measures its memory and phases. Returns the result of run().
   template <class Run>
   auto measure(Run&& run) {
     begin();
@@ -63,22 +61,21 @@ class StepMeasurement {
     end();
     return result;
   }
-  // Measures the memory of run(), which rehearses the largest batch before the first step, as that of
-  // "rehearsal".
+  // Measures the memory of run() as "rehearsal". run() rehearses the largest batch before the first step.
   template <class Run>
   void measure_rehearsal(Run&& run) {
     begin();
     run();
     take_memory("rehearsal");
   }
-  // How long that step took, with its batch and all that follows it; how long it waited for the batch, and
-  // encoded what it is made of.
+  // Adds the times of the measured step: the whole step from its batch to all that follows it, the wait for
+  // the batch, and the encoding of the batch.
   void add(double step_seconds, double stall_seconds, EncodingTimes encoding_s = {});
 
   int64_t num_steps() const { return static_cast<int64_t>(step_seconds_.size()); }
   StepFigures figures();
 
-  // Counts these as of `kind` when they are on the device. REQUIRES: no step yet.
+  // Counts these tensors as `kind` if they are on the device. REQUIRES: no step has run.
   void count(const std::vector<at::Tensor>& tensors, MemoryKind kind);
 
  private:
@@ -90,14 +87,14 @@ class StepMeasurement {
   at::Device device_;
   int64_t global_batch_;
   const TrainingState& state_;
-  std::vector<std::pair<at::Tensor, MemoryKind>> beside_;  // the state
+  std::vector<std::pair<at::Tensor, MemoryKind>> beside_;  // tensors beside the state
   ObserverGroup& observers_;
   PhaseTimers timers_;
-  std::unique_ptr<SpanRecorder> recorder_;  // in a step whose memory is measured
+  std::unique_ptr<SpanRecorder> recorder_;  // set in a step whose memory is measured
   std::vector<double> step_seconds_, stall_seconds_;
   std::vector<EncodingTimes> encoding_s_;
   PhaseSeconds phase_seconds_{};  // of the steady steps
-  StepFigures memory_;            // the fields about memory
+  StepFigures memory_;            // only the fields about memory
 };
 
 }  // namespace kiln

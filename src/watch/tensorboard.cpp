@@ -87,8 +87,8 @@ uint32_t crc32c(std::span<const uint8_t> bytes) {
 }
 
 EventWriter::EventWriter(const std::string& folder, int64_t first_step) {
-  // TensorBoard reads a folder's files in the order of their names: seconds, then a counter for quick
-  // restarts.
+  // TensorBoard reads a folder's files in the order of their names. The name has seconds, then a counter for
+  // quick restarts.
   for (int i = 0; !file_; ++i) {
     path_ =
         fmt::format("{}/events.out.tfevents.{:010}.{}.kiln", folder, static_cast<int64_t>(wall_time()), i);

@@ -11,7 +11,6 @@
 #include "checkpoint/train_state.h"
 #include "convert/weights_source.h"
 #include "models/denoisers/dit.h"
-#include "models/denoisers/dit_diffusers.h"
 #include "models/registry.h"
 #include "test_files.h"
 

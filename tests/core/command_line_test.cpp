@@ -7,7 +7,6 @@
 #include <stdexcept>
 
 #include "core/error.h"
-#include "core/error_message.h"
 
 namespace kiln {
 namespace {
@@ -47,7 +46,7 @@ TEST(CommandLine, ErrorsAreOneLineThatSaysWhatToDo) {
        "tool draw: unknown option --max-stepz: did you mean --max-steps? (tool draw --help)\n"},
       {{"draw", "--max-stepz=3"},
        "tool draw: unknown option --max-stepz: did you mean --max-steps? (tool draw --help)\n"},
-      {{"draw", "--max-steps", "3", "4"}, "tool draw: '4' belongs to no option (tool draw --help)\n"},
+      {{"draw", "--max-steps", "3", "4"}, "tool draw: unexpected argument '4' (tool draw --help)\n"},
       {{"draw", "--max-steps", "many"},
        "tool draw: --max-steps expects a whole number, got 'many' (tool draw --help)\n"},
       {{"draw", "--max-steps", "1e3"},

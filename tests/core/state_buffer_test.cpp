@@ -1,4 +1,4 @@
-#include "core/flat/state_buffer.h"
+#include "core/flat_layout.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

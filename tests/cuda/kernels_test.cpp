@@ -7,7 +7,6 @@
 #include "cuda/gpu_test.h"
 #include "ops/attention.h"
 #include "ops/checks.h"
-#include "ops/cuda/cudnn_attention.h"
 #include "ops/cuda/launch.h"
 #include "ops/gelu.h"
 #include "ops/ops.h"

@@ -12,7 +12,6 @@
 
 #include "core/error.h"
 #include "diffusion/flow_objective.h"
-#include "diffusion/iddpm_tables.h"
 #include "diffusion/schedule.h"
 #include "test_files.h"
 

@@ -3,7 +3,7 @@
 #include "core/aten.h"
 #include "data/test_images.h"
 #include "extract/extract.h"
-#include "extract/image_values.h"
+#include "extract/picture_lanes.h"
 #include "extract/settings.h"
 #include "models/autoencoders/autoencoder_kl.h"
 

@@ -13,9 +13,9 @@
 #include <nlohmann/json.hpp>
 
 #include "checkpoint/tensor_files.h"
+#include "core/allocations.h"
 #include "core/dry_run.h"
 #include "core/error.h"
-#include "core/meta_meter.h"
 #include "models/autoencoders/autoencoder_kl.h"
 #include "models/autoencoders/tiling.h"
 #include "models/denoiser_checks.h"

@@ -11,7 +11,6 @@
 #include "core/error.h"
 #include "core/files/mapped_file.h"
 #include "models/denoiser_checks.h"
-#include "models/text/encoder_memory.h"
 #include "models/text/streamed_weights.h"
 #include "models/text/text_registry.h"
 #include "models/weights.h"

@@ -9,7 +9,7 @@
 #include "core/error.h"
 #include "plan/report/report.h"
 #include "plan/run/make_plan.h"
-#include "run/train_command.h"
+#include "run/option_values.h"
 #include "train/usable_options.h"
 
 namespace kiln {

@@ -97,7 +97,7 @@ def test_the_basic_config(kiln, tmp_path):
 
 
 @pytest.mark.parametrize("section, changes, expected", [
-    (None, dict(distributed_type="FSDP"), "distributed_type FSDP cannot be had"),
+    (None, dict(distributed_type="FSDP"), "distributed_type FSDP is not supported"),
     (None, dict(num_machines=2, num_processes=4), "num_machines 2: start the ranks of several machines"),
     (SECTION | dict(zero_stag=1), {}, "did you mean 'zero_stage'"),
     (SECTION | dict(zero_stage=5), {}, "zero-stage"),

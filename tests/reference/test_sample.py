@@ -251,7 +251,7 @@ def test_other_settings_are_refused_in_the_same_folder(kiln, run_folder, tmp_pat
     (["--no-png"], "--npz"),
     (["--compute-dtype", "f8"], "f8"),
     (["--autoencoder", "nowhere"], "nowhere"),
-    (["--weights", "x.pt"], "one of them"),
+    (["--weights", "x.pt"], "either --run or --weights"),
     (["--model", "DiT-S/2"], "no effect"),
 ])
 def test_bad_options_are_named(kiln, run_folder, tmp_path, arguments, message):

@@ -172,8 +172,8 @@ def test_pixart_multi_scale_import_makes_lanes(kiln, tmp_path):
         assert result.returncode != 0
         return result.stderr.strip()
 
-    assert "10.npy is of no picture in" in refused(lambda changed: changed.pop())
-    assert "3.npy may be of dir/3.png or of 3.jpg" in refused(lambda changed: changed.append({**changed[3], "path": "3.jpg"}))
+    assert "10.npy belongs to no picture in" in refused(lambda changed: changed.pop())
+    assert "3.npy may belong to dir/3.png or to 3.jpg" in refused(lambda changed: changed.append({**changed[3], "path": "3.jpg"}))
     assert "expected a height in pixels" in refused(lambda changed: changed[2].pop("height"))
     assert "picture 1)" in refused(lambda changed: changed.insert(1, "no object"))
     latents_only = kiln(*arguments[:5], *arguments[7:], "--out", tmp_path / "latents")

@@ -9,7 +9,7 @@
 
 #include "core/error.h"
 #include "core/text/nearest_name.h"
-#include "sample/class_selection.h"
+#include "sample/subjects.h"
 #include "test_files.h"
 
 namespace kiln {

@@ -10,7 +10,6 @@
 #include "core/aten.h"
 #include "core/error.h"
 #include "models/denoiser_checks.h"
-#include "models/denoisers/unet_keys.h"
 #include "models/lora.h"
 #include "models/registry.h"
 #include "step/segment_graph.h"

@@ -11,7 +11,7 @@
 
 #include "data/test_store.h"
 #include "parallel/rank_threads.h"
-#include "step/average_in_place.h"
+#include "step/forward_pass.h"
 #include "train/placements.h"
 #include "train/sample_grid.h"
 #include "train/tiny_model.h"

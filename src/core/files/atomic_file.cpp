@@ -14,7 +14,7 @@ namespace kiln {
 
 AtomicFile::AtomicFile(std::string who, std::string path)
     : who_(std::move(who)), path_(std::move(path)), partial_path_(path_ + ".partial") {
-  std::error_code unreadable;  // then open() tells why
+  std::error_code unreadable;  // then open() says why
   if (std::filesystem::is_directory(path_, unreadable)) fail_with_errno(who_, "write", path_, EISDIR);
   fd_ = ::open(partial_path_.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
   if (fd_ < 0) fail_with_errno(who_, "write", path_, errno);
@@ -53,8 +53,7 @@ void AtomicFile::commit() {
     ::unlink(partial_path_.c_str());
     fail_with_errno(who_, "rename to", path_, error);
   }
-  // The rename itself must survive a power cut: the folder is synced too. Some file systems cannot sync a
-  // folder.
+  // Syncs the folder too, so that the rename survives a power cut. Some file systems cannot sync a folder.
   const std::string folder = std::filesystem::path(path_).parent_path().string();
   const int folder_fd = ::open(folder.empty() ? "." : folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
   if (folder_fd < 0) return;

@@ -35,7 +35,7 @@ class AtomicFile {
 [[noreturn]] void fail_with_errno(std::string_view who, std::string_view action, const std::string& path,
                                   int error);
 
-// The whole content at once.
+// Writes the whole content at once.
 void write_file_atomically(const std::string& who, const std::string& path, std::string_view content);
 
 }  // namespace kiln

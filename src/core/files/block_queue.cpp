@@ -14,9 +14,9 @@ namespace kiln {
 
 namespace {
 
-constexpr int64_t kSector = 512;  // the rest of a request must begin on one
+constexpr int64_t kSector = 512;  // the rest of a request must begin at a multiple of it
 
-// Nobody may wait for ever for what no longer moves.
+// Fails all requests until the queue is closed, so that nobody waits for ever.
 void refuse_all(BlockQueue& queue, const std::string& error) {
   while (true) {
     const std::vector<BlockRequest> taken = queue.take(1, /*blocks=*/true);
@@ -89,7 +89,7 @@ void serve_by_ring(io_uring& ring, size_t depth, int fd, BlockQueue& queue) {
   std::iota(idle.begin(), idle.end(), size_t{0});
   const auto send = [&](size_t index) {
     const BlockRequest& request = requests[index];
-    io_uring_sqe* entry = io_uring_get_sqe(&ring);  // as many as requests: there is one
+    io_uring_sqe* entry = io_uring_get_sqe(&ring);  // never null: the ring has an entry for each request
     const auto bytes = static_cast<unsigned>(request.bytes);
     if (request.writes)
       io_uring_prep_write(entry, fd, request.data, bytes, static_cast<uint64_t>(request.offset));
@@ -104,7 +104,7 @@ void serve_by_ring(io_uring& ring, size_t depth, int fd, BlockQueue& queue) {
       idle.pop_back();
     }
     if (idle.size() == depth) return;
-    // An interrupted wait finds nothing below, and is repeated.
+    // If the wait is interrupted, nothing is found below, and the loop waits again.
     const int submitted = io_uring_submit_and_wait(&ring, 1);
     if (submitted < 0 && submitted != -EINTR && submitted != -EAGAIN && submitted != -EBUSY) {
       const std::string error = fmt::format("io_uring: {}", std::strerror(-submitted));

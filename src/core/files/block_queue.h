@@ -1,4 +1,4 @@
-// Requests of a block store on their way to the disk, and the two ways there. Torch-free.
+// The queue of a block store's requests to the disk, and two ways to serve it. Torch-free.
 #pragma once
 #include <condition_variable>
 #include <cstddef>
@@ -13,7 +13,7 @@ struct io_uring;
 
 namespace kiln {
 
-// How far a transfer is. Guarded by its queue.
+// How far a transfer is. Guarded by its queue's mutex.
 struct BlockProgress {
   int64_t open_requests = 0;
 };
@@ -29,11 +29,12 @@ struct BlockRequest {
 class BlockQueue {
  public:
   void push(std::vector<BlockRequest> requests);
-  // The oldest waiting requests, `most` at most. Where `blocks`, waits for one; empty then means closed.
+  // Takes the oldest waiting requests, at most `most`. With `blocks` it waits for one; an empty result then
+  // means that the queue is closed.
   std::vector<BlockRequest> take(size_t most, bool blocks);
-  // `error`: empty for success.
+  // Marks a request as done. `error`: empty for success.
   void finish(const BlockRequest& request, const std::string& error);
-  // Waits until the transfer is done; the first thing that went wrong with it or any other before, or empty.
+  // Waits until the transfer is done. Returns the first error of any transfer so far, or "".
   std::string wait(const BlockProgress& progress);
   void close();
 
@@ -45,12 +46,12 @@ class BlockQueue {
   bool closed_ = false;
 };
 
-// Notes that `result` bytes (or -errno) of a request are done. True when it is finished, false when the rest
-// is to be sent again.
+// Notes that `result` bytes (or -errno) of a request are done. Returns true if the request is finished, false
+// if the rest must be sent again.
 bool advance(BlockRequest& request, int64_t result, BlockQueue& queue);
 
-// Serve the queue until it is closed and empty: one thread with a ring of `depth` entries, or several with
-// blocking calls.
+// Both serve the queue until it is closed and empty: serve_by_ring() in one thread with a ring of `depth`
+// entries, serve_by_calls() in one of several threads with blocking calls.
 void serve_by_ring(io_uring& ring, size_t depth, int fd, BlockQueue& queue);
 void serve_by_calls(int fd, BlockQueue& queue);
 

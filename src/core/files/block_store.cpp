@@ -29,7 +29,7 @@ struct RingCloser {
   }
 };
 
-// A ring that can read and write, or what the kernel says instead.
+// Opens a ring that can read and write. Returns "", or why there is none.
 std::string open_ring(unsigned depth, std::unique_ptr<io_uring, RingCloser>& opened) {
   auto ring = std::make_unique<io_uring>();
   const int result = io_uring_queue_init(depth, ring.get(), 0);
@@ -95,7 +95,7 @@ void BlockStore::open_file() {
   if (options_.bypass_page_cache) {
     fd_ = open(path.c_str(), kFlags | O_DIRECT, 0600);
     if (fd_ < 0 && errno == EINVAL) {
-      unlink(path.c_str());  // some file systems make it, then refuse
+      unlink(path.c_str());  // some file systems create it before they refuse
       options_.bypass_page_cache = false;
       notes_.push_back(fmt::format("{} does not take O_DIRECT: offloaded state goes through the page cache",
                                    options_.folder));
@@ -119,7 +119,7 @@ void BlockStore::take_space(int64_t bytes) {
          "another --nvme-path",
          options_.folder, free_bytes / kGiB, static_cast<double>(bytes) / kGiB, reason);
   };
-  // Asked first: a file system may fill the disk before it finds out.
+  // Checked first: a file system may fill the disk before it notices.
   if (free_bytes < static_cast<double>(bytes)) refuse(std::strerror(ENOSPC));
   if (const int error = reserve_file_space(fd_, bytes)) refuse(std::strerror(error));
 }

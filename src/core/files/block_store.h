@@ -1,5 +1,5 @@
-// Memory on a disk: one file, read and written in blocks beside the compute, by io_uring and O_DIRECT where
-// the system has them. Torch-free.
+// Memory on a disk: one file that is read and written in blocks in the background, with io_uring and O_DIRECT
+// if the system has them. Torch-free.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -16,12 +16,12 @@ namespace kiln {
 struct BlockStoreOptions {
   std::string folder;             // must exist
   int64_t queue_depth = 32;       // requests under way at once
-  int64_t block_bytes = 1 << 20;  // of a request, a multiple of BlockStore::kAlignment
-  bool use_io_uring = true;       // false: pread and pwrite by threads, as where the kernel refuses
-  bool bypass_page_cache = true;  // false: buffered, as where the file system refuses O_DIRECT
+  int64_t block_bytes = 1 << 20;  // per request; a multiple of BlockStore::kAlignment
+  bool use_io_uring = true;       // false: threads with pread and pwrite, as when the kernel refuses
+  bool bypass_page_cache = true;  // false: buffered, as when the file system refuses O_DIRECT
 };
 
-// A read or write under way. Its memory must stay until wait() has returned; destroyed earlier, it waits.
+// A read or write under way. Its memory must stay until wait() has returned. The destructor waits too.
 class BlockTransfer {
  public:
   BlockTransfer() = default;  // nothing to wait for
@@ -29,8 +29,8 @@ class BlockTransfer {
   BlockTransfer(BlockTransfer&&) noexcept = default;
   BlockTransfer& operator=(BlockTransfer&&) noexcept;
 
-  // Throws Error: the disk failed, or the file ended early, in this transfer or one before. Nothing that the
-  // store gives is to be trusted afterwards.
+  // Throws Error if the disk failed or the file ended early, in this transfer or an earlier one. Nothing that
+  // is read from the store can be trusted afterwards.
   void wait();
 
  private:
@@ -40,26 +40,26 @@ class BlockTransfer {
   std::shared_ptr<BlockProgress> progress_;
 };
 
-// The file has no name from the moment it is made, so that nothing is left behind however the process ends.
+// The file is unlinked right after it is created, so nothing is left behind however the process ends.
 class BlockStore {
  public:
   static constexpr int64_t kAlignment = 4096;  // of addresses, offsets and sizes
   static constexpr int64_t kMostQueueDepth = 4096, kMostBlockBytes = 1 << 30;
 
-  // Takes all the space at once. REQUIRES: a possible queue depth and block size. Throws Error: no such
-  // folder, no permission, disk full.
+  // Takes all the space at once. REQUIRES: a possible queue depth and block size. Throws Error if the folder
+  // does not exist or is not writable, or if the disk is full.
   BlockStore(int64_t bytes, const BlockStoreOptions& options);
-  ~BlockStore();  // after all that is under way. REQUIRES: no BlockTransfer outlives it
+  ~BlockStore();  // waits for all requests. REQUIRES: no BlockTransfer outlives it
   BlockStore(const BlockStore&) = delete;
 
-  // Blocks of zeros are read where nothing was written. Transfers run in any order: wait for one before
-  // another touches its part of the file.
+  // Reading where nothing was written gives zeros. Transfers run in any order: wait for one before another
+  // touches its part of the file.
   BlockTransfer read(std::span<std::byte> to, int64_t offset);
   BlockTransfer write(std::span<const std::byte> from, int64_t offset);
 
-  // What the system refused and is done otherwise, a line each.
+  // What the system refused and is done another way instead, one line each.
   const std::vector<std::string>& notes() const { return notes_; }
-  int64_t bytes_read() const { return bytes_read_; }  // asked for so far
+  int64_t bytes_read() const { return bytes_read_; }  // requested so far
   int64_t bytes_written() const { return bytes_written_; }
 
  private:

@@ -14,14 +14,14 @@ namespace kiln {
 
 namespace {
 
-// " (process 4711 on node03)", as its holder wrote it; empty when it did not.
+// Returns " (process 4711 on node03)" as the holder wrote it, or "" if it wrote nothing.
 std::string holder_of(int fd) {
   char text[256];
   const ssize_t size = ::pread(fd, text, sizeof text, 0);
   return size > 0 ? fmt::format(" ({})", std::string_view(text, static_cast<size_t>(size))) : "";
 }
 
-// For those who are refused. That it cannot be written does not matter.
+// Writes who holds the lock, for those who are refused. Failing to write it does not matter.
 void sign(int fd) {
   char host[256] = "";
   ::gethostname(host, sizeof host - 1);

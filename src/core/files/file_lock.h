@@ -5,13 +5,13 @@
 
 namespace kiln {
 
-// Held for life; the system ends it with its process, however that ends. Some network file systems cannot
-// lock: then nobody is kept out.
+// The lock is held while the object lives. The system releases it when the process ends, however that
+// happens. Some network file systems cannot lock: then nobody is kept out.
 class FileLock {
  public:
-  // `path`: a folder that exists, or a file, which is made where there is none, stays, and says who holds it.
-  // `refusal` is the message when another process does, with that process at its end where that is known.
-  // Throws Error.
+  // `path`: an existing folder, or a file. The file is created if missing, stays afterwards, and says who
+  // holds the lock. `refusal` is the message if another process holds it; that process is added at the end if
+  // it is known. Throws Error.
   FileLock(std::string_view who, const std::string& path, std::string_view refusal);
   ~FileLock();
   FileLock(const FileLock&) = delete;

@@ -16,9 +16,9 @@ class MappedFile {
   MappedFile(const MappedFile&) = delete;
   MappedFile& operator=(const MappedFile&) = delete;
 
-  // Reads the pages of `bytes` into memory ahead of their use; lets go of those that lie wholly in `bytes`,
-  // which are read again when touched. REQUIRES: nobody has written to them. Bytes that belong to no
-  // MappedFile are left as they are. Thread-safe.
+  // fetch() reads the pages of `bytes` into memory ahead of their use. release() drops the pages that lie
+  // wholly in `bytes`; they are read again when touched. REQUIRES: nobody has written to them. Both ignore
+  // bytes that belong to no MappedFile. Thread-safe.
   static void fetch(std::span<const std::byte> bytes);
   static void release(std::span<const std::byte> bytes);
 

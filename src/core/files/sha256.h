@@ -1,4 +1,4 @@
-// SHA-256 (FIPS 180-4), of files that others publish with it. Torch-free.
+// SHA-256 (FIPS 180-4), for files that are published with their hash. Torch-free.
 #pragma once
 #include <array>
 #include <cstddef>
@@ -11,7 +11,7 @@ namespace kiln {
 class Sha256 {
  public:
   void add(std::span<const std::byte> bytes);
-  // As 64 lower-case hexadecimal digits. REQUIRES: called once, after the last add().
+  // Returns the hash as 64 lower-case hexadecimal digits. REQUIRES: called once, after the last add().
   std::string finish();
 
  private:

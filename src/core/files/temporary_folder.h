@@ -1,4 +1,4 @@
-// A folder of its own, removed with all that is in it.
+// A new folder that is removed with its content.
 #pragma once
 #include <unistd.h>
 
@@ -14,7 +14,7 @@ namespace kiln {
 
 class TemporaryFolder {
  public:
-  // Below TMPDIR. `who`: of the error, and in the folder's name. Throws Error.
+  // Creates the folder in TMPDIR. `who` begins errors and is part of the folder's name. Throws Error.
   explicit TemporaryFolder(std::string_view who) {
     const std::string pattern = fmt::format("kiln-{}-XXXXXX", who);
     std::string name = (std::filesystem::temp_directory_path() / pattern).string();

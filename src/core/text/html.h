@@ -4,7 +4,7 @@
 
 namespace kiln {
 
-// With &, <, > and " as HTML and SVG hold them, in texts and attributes.
+// Escapes &, <, > and " for texts and attributes of HTML and SVG.
 std::string escape(const std::string& text);
 
 }  // namespace kiln

@@ -14,7 +14,7 @@ std::string lower(std::string_view text) {
   return result;
 }
 
-// Levenshtein distance; a name that contains the other is near whatever their lengths.
+// Returns the Levenshtein distance, but 1 if b contains a, whatever their lengths.
 size_t edit_distance(const std::string& a, const std::string& b) {
   if (a == b) return 0;
   if (!a.empty() && b.find(a) != std::string::npos) return 1;

@@ -21,9 +21,9 @@ std::string list_text(const std::vector<Bucket>& buckets) {
   return text;
 }
 
-// The bucket of each picture that is still in, and which buckets join which.
+// The bucket that each remaining picture goes to, and which buckets join which.
 struct Targets {
-  std::vector<std::optional<size_t>> nearest;  // of each picture; none: it is left out
+  std::vector<std::optional<size_t>> nearest;  // of each picture; none: the picture is left out
   std::vector<int64_t> counts;                 // of each bucket, before any joins another
   std::vector<size_t> target;                  // of each bucket
 };

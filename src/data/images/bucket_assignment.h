@@ -1,4 +1,4 @@
-// Which picture goes to which bucket. Torch-free.
+// Assigns pictures to buckets. Torch-free.
 #pragma once
 #include <cstdint>
 #include <string>
@@ -9,7 +9,8 @@
 
 namespace kiln {
 
-// Height and width of a picture as seen; 0 x 0: its file does not say.
+// Height and width of a picture after it is turned, if its orientation counts. 0 x 0 if its file does not
+// say.
 struct PictureSize {
   int64_t height = 0, width = 0;
   bool is_known() const { return height > 0 && width > 0; }
@@ -19,11 +20,11 @@ struct BucketAssignment {
   struct Filled {
     Bucket bucket;
     std::vector<int64_t> pictures;  // in the order of the data set
-    int64_t num_joined = 0;         // of them from buckets that were too small to stay
+    int64_t num_joined = 0;         // those that came from buckets too small to stay
   };
   std::vector<Filled> filled;      // none is empty; in the order of the table
   std::vector<Bucket> empty;       // buckets of the table that are nearest to no picture
-  std::vector<Bucket> joined;      // those whose pictures went to another bucket
+  std::vector<Bucket> joined;      // buckets whose pictures went to another bucket
   std::vector<int64_t> too_small;  // pictures that do not cover their bucket, and are left out
 
   int64_t num_pictures() const;
@@ -35,17 +36,18 @@ struct BucketAssignment {
 BucketAssignment assign_buckets(const std::vector<Bucket>& table, const std::vector<PictureSize>& sizes,
                                 int64_t least, bool enlarge);
 
-// What each bucket holds, a line each, and a line each about those that are empty or joined others.
+// Returns a table with a line for each bucket that holds pictures, then a line about the buckets that joined
+// others and one about the empty ones.
 std::string assignment_text(const BucketAssignment& assignment);
 
-// The picture brought to the bucket as PixArt's trainer does it: resized so that it just covers the bucket,
-// cropped to it from the centre. `lanczos`: with that filter instead of bicubic. `size`: as its header says.
-// Throws Error naming it when it is broken, or of another size.
 struct BucketCrop {
   Bucket bucket;
-  bool lanczos = false;
-  bool orient = true;  // turn it as its EXIF orientation says
+  bool lanczos = false;  // resize with Lanczos instead of bicubic
+  bool orient = true;    // turn the picture as its EXIF orientation says
 };
+// Loads a picture and brings it to the bucket as PixArt's trainer does: resizes it so that it just covers the
+// bucket, and crops it from the centre. `size` is what its header says. Throws Error naming the picture when
+// it is broken or has another size.
 Image load_covering(const ImageDataset& dataset, int64_t index, const PictureSize& size,
                     const BucketCrop& crop);
 

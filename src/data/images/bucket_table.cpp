@@ -21,7 +21,7 @@ constexpr std::array<Units, 40> kSixteenths = {
      {11, 22}, {11, 21}, {12, 21}, {12, 20}, {13, 19}, {13, 18}, {14, 18}, {14, 17}, {15, 17}, {15, 16},
      {16, 16}, {16, 15}, {17, 15}, {17, 14}, {18, 14}, {18, 13}, {19, 13}, {20, 12}, {21, 12}, {22, 11},
      {23, 11}, {24, 10}, {25, 10}, {26, 9},  {27, 9},  {28, 9},  {29, 8},  {30, 8},  {31, 8},  {32, 8}}};
-// ASPECT_RATIO_2880, in units of 64 pixels, with its keys: five are not the quotients of their sizes.
+// ASPECT_RATIO_2880, in units of 64 pixels, with its keys. Five keys are not the quotients of their sizes.
 struct KeyedUnits {
   int64_t height, width;
   double key;
@@ -35,7 +35,7 @@ constexpr std::array<KeyedUnits, 40> k2880 = {
      {64, 30, 2.13}, {67, 28, 2.39}, {70, 28, 2.5},  {73, 25, 2.92}, {75, 25, 3.0},  {78, 25, 3.12},
      {81, 22, 3.68}, {84, 22, 3.82}, {87, 22, 3.95}, {90, 22, 4.0}}};
 
-// Two decimals, halves to even, as Python's round() gives them.
+// Returns height / width rounded to two decimals, halves to even, as Python's round() does.
 double key_of(int64_t height, int64_t width) {
   return std::nearbyint(static_cast<double>(height) / static_cast<double>(width) * 100) / 100;
 }
@@ -61,7 +61,7 @@ bool is_published(int64_t base) {
   return std::ranges::find(kBases, base) != kBases.end();
 }
 
-// How far apart the shapes of two buckets are, whatever their orientation.
+// Returns how far apart the shapes of two buckets are, treating tall and wide ones alike.
 double distance(const Bucket& a, const Bucket& b) {
   return std::abs(std::log(a.aspect_ratio / b.aspect_ratio));
 }

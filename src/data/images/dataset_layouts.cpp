@@ -2,10 +2,34 @@
 
 #include <algorithm>
 
+#include "core/error.h"
 #include "data/images/file_io.h"
 
-namespace kiln {
-namespace layouts {
+namespace kiln::layouts {
+namespace {
+
+constexpr int64_t kMaxClasses = 1 << 20;
+
+Caption caption_of(const nlohmann::json& value, const std::string& where) {
+  if (value.is_string()) return {.text = value.get<std::string>()};
+  const auto text = value.is_object() ? value.find("text") : value.end();
+  if (!value.is_object() || text == value.end() || !text->is_string())
+    fail("dataset", "expected a caption or an object with its text, got {} ({})",
+         value.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace).substr(0, 80), where);
+  Caption caption{.text = text->get<std::string>()};
+  if (const auto weight = value.find("weight"); weight != value.end()) {
+    if (!weight->is_number() || weight->get<double>() < 0)
+      fail("dataset", "expected a weight of at least 0, got {} ({})", weight->dump(), where);
+    caption.weight = weight->get<float>();
+  }
+  if (const auto kind = value.find("kind"); kind != value.end()) {
+    if (!kind->is_string()) fail("dataset", "expected a kind, got {} ({})", kind->dump(), where);
+    caption.kind = kind->get<std::string>();
+  }
+  return caption;
+}
+
+}  // namespace
 
 bool has_image_extension(const std::string& file_name) {
   std::string lower = file_name;
@@ -36,5 +60,64 @@ std::string without_trailing_space(std::string text) {
   return text;
 }
 
-}  // namespace layouts
-}  // namespace kiln
+void LabelCollector::add(const nlohmann::json& label, const std::string& where) {
+  if (label.is_string()) {
+    labels_.push_back({-1, label.get<std::string>(), true});
+    return;
+  }
+  if (!label.is_number_integer())
+    fail("dataset", "expected a class as an integer or a name, got {} ({})", label.dump(), where);
+  const auto index = label.get<int64_t>();
+  if (index < 0 || index >= kMaxClasses)
+    fail("dataset", "expected a class from 0 to {}, got {} ({})", kMaxClasses - 1, label.dump(), where);
+  labels_.push_back({index, {}, true});
+}
+
+std::vector<std::string> LabelCollector::finish(std::vector<ImageRecord>& records,
+                                                const std::string& where) const {
+  std::vector<std::string> names;
+  int64_t num_set = 0, num_integers = 0, num_classes = 0;
+  for (const Label& label : labels_) {
+    num_set += label.is_set;
+    if (label.is_set && label.index >= 0) ++num_integers;
+    num_classes = std::max(num_classes, label.index + 1);
+    if (label.is_set && label.index < 0) names.push_back(label.name);
+  }
+  if (num_set == 0) return {};
+  if (num_set != static_cast<int64_t>(labels_.size())) {
+    const auto missing =
+        std::find_if(labels_.begin(), labels_.end(), [](const Label& label) { return !label.is_set; });
+    fail("dataset", "expected a class for every picture or for none, got {} of {}: {} has none ({})", num_set,
+         labels_.size(), records[missing - labels_.begin()].name, where);
+  }
+  if (num_integers != 0 && !names.empty())
+    fail("dataset", "expected classes as integers or as names, got both ({})", where);
+  std::sort(names.begin(), names.end());
+  names.erase(std::unique(names.begin(), names.end()), names.end());
+  for (size_t i = 0; i < labels_.size(); ++i) {
+    const auto& label = labels_[i];
+    records[i].label = label.index >= 0
+                           ? label.index
+                           : std::lower_bound(names.begin(), names.end(), label.name) - names.begin();
+  }
+  for (int64_t i = 0; i < num_classes; ++i) names.push_back(std::to_string(i));
+  return names;
+}
+
+std::vector<Caption> captions_of(const nlohmann::json& fields, const std::string& where) {
+  std::vector<Caption> captions;
+  for (const char* key : {"text", "caption", "captions"}) {
+    const auto field = fields.find(key);
+    if (field == fields.end() || field->is_null()) continue;
+    if (field->is_array()) {
+      for (const auto& value : *field) captions.push_back(caption_of(value, where));
+    } else if (field->is_string()) {
+      captions.push_back(caption_of(*field, where));
+    }
+    if (!captions.empty()) break;
+  }
+  std::erase_if(captions, [](const Caption& caption) { return caption.text.empty(); });
+  return captions;
+}
+
+}  // namespace kiln::layouts

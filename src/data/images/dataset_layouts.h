@@ -10,11 +10,11 @@
 
 namespace kiln::layouts {
 
-// By extension, as torchvision's ImageFolder: other formats than ours are listed too, and named when they are
-// loaded.
+// True for the extensions that torchvision's ImageFolder takes. Kiln cannot decode all of these formats: such
+// files are listed too, and loading one throws an Error that names it.
 bool has_image_extension(const std::string& file_name);
 
-// Records whose pictures are files below `root`.
+// A data set whose pictures are files below `root`.
 class FileDataset : public ImageDataset {
  public:
   FileDataset(std::string root, const char* layout) : root_(std::move(root)), layout_(layout) {}
@@ -28,10 +28,10 @@ class FileDataset : public ImageDataset {
   const char* layout_;
 };
 
-// Labels met as integers or names, turned into class indices at the end.
+// Collects labels, which are integers or names, and turns them into class indices at the end.
 class LabelCollector {
  public:
-  // A JSON integer or string. Throws Error naming `where`.
+  // `label` is a JSON integer or string. Throws Error naming `where` for anything else.
   void add(const nlohmann::json& label, const std::string& where);
   void add_none() { labels_.emplace_back(); }
   // Sets every record's label; returns the class names: the names sorted, or "0" ... for integers; empty when
@@ -48,7 +48,7 @@ class LabelCollector {
 };
 
 // Reads the captions of a JSON object: text or caption, a string or a list of them, and captions, a list of
-// strings or of objects with text and, if they like, weight and kind. Empty texts are left out. Throws Error
+// strings or of objects with text and optionally weight and kind. Empty texts are left out. Throws Error
 // naming `where`.
 std::vector<Caption> captions_of(const nlohmann::json& fields, const std::string& where);
 std::string without_trailing_space(std::string text);
@@ -56,9 +56,9 @@ std::string without_trailing_space(std::string text);
 std::unique_ptr<ImageDataset> open_class_folders(const std::string& root);
 std::unique_ptr<ImageDataset> open_plain_folder(const std::string& root);
 std::unique_ptr<ImageDataset> open_metadata(const std::string& root, const std::string& metadata_path);
-// PixArt's list of objects with path, below `root`, prompt and sharegpt4v.
+// Opens PixArt's list of objects with prompt, sharegpt4v and path, which is relative to `root`.
 std::unique_ptr<ImageDataset> open_data_info(const std::string& root, const std::string& list_path);
-// The tars in this order.
+// Opens the tars, in this order, as one data set.
 std::unique_ptr<ImageDataset> open_webdataset(const std::string& name,
                                               const std::vector<std::string>& tar_paths);
 

@@ -1,4 +1,4 @@
-// Reading files whole or in pieces, from many threads.
+// Reads files whole or in pieces, from many threads.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -17,7 +17,7 @@ class RandomAccessFile {
 
   const std::string& path() const { return path_; }
   int64_t size() const { return size_; }  // bytes
-  // Thread-safe. Throws Error: read error, or fewer than `count` bytes there.
+  // Thread-safe. Throws Error: read error, or the file has fewer bytes.
   std::vector<std::byte> read(int64_t offset, int64_t count) const;
 
  private:

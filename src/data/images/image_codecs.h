@@ -1,5 +1,4 @@
-// One decoder per file format. decode_image picks one by content and reports their complaints with the
-// image's name.
+// One decoder per file format. decode_image picks one by content and adds the image's name to its errors.
 #pragma once
 #include <cstdint>
 #include <span>
@@ -9,7 +8,7 @@
 
 namespace kiln::codecs {
 
-// What is wrong with the bytes, without the image's name.
+// Says what is wrong with the bytes, without the image's name.
 class DecodeError : public std::runtime_error {
  public:
   using std::runtime_error::runtime_error;
@@ -22,7 +21,7 @@ Image decode_jpeg(std::span<const uint8_t> bytes, int64_t max_pixels);
 Image decode_png(std::span<const uint8_t> bytes, int64_t max_pixels);
 Image decode_webp(std::span<const uint8_t> bytes, int64_t max_pixels);
 
-// (height, width, 4) RGBA composed onto white.
+// Composes (height, width, 4) RGBA pixels onto white.
 Image compose_on_white(std::span<const uint8_t> rgba, int64_t height, int64_t width);
 
 }  // namespace kiln::codecs

@@ -4,6 +4,7 @@
 
 #include "core/error.h"
 #include "core/files/xxh3.h"
+#include "data/images/ordered_workers.h"
 
 namespace kiln {
 
@@ -33,6 +34,32 @@ Image load_cropped(const ImageDataset& dataset, int64_t index, const Crop& crop)
     fail("dataset", "{} is too small: {} x {}, expected at least {} on the short side",
          dataset.records()[index].name, image.width, image.height, crop.size);
   return center_crop(image, crop.size);
+}
+
+struct ImagePipeline::Impl {
+  OrderedWorkers<PreparedImage> workers;
+};
+
+ImagePipeline::ImagePipeline(int64_t first, int64_t last, std::function<Image(int64_t)> load, int num_threads,
+                             int64_t queue_depth) {
+  const auto prepare = [load = std::move(load)](int64_t index) {
+    PreparedImage prepared{index, {}, {}};
+    try {
+      prepared.image = load(index);
+    } catch (const Error& error) {
+      prepared.error = error.what();
+    }
+    return prepared;
+  };
+  impl_.reset(new Impl{{first, last, num_threads, queue_depth, prepare}});
+}
+
+ImagePipeline::~ImagePipeline() = default;
+
+bool ImagePipeline::next(PreparedImage& out) {
+  auto prepared = impl_->workers.next();
+  if (prepared) out = std::move(*prepared);
+  return prepared.has_value();
 }
 
 }  // namespace kiln

@@ -4,11 +4,16 @@
 #include <string>
 #include <vector>
 
-#include "data/images/caption.h"
 #include "data/images/image_header.h"
 #include "data/images/images.h"
 
 namespace kiln {
+
+struct Caption {
+  std::string text{};
+  std::string kind{"caption"};  // its source, or what the data set calls it
+  float weight = 1;             // how often it is chosen, relative to the picture's others; not negative
+};
 
 struct ImageRecord {
   std::string name;    // relative path, unique, the sample's id
@@ -16,8 +21,8 @@ struct ImageRecord {
   std::vector<Caption> captions{};
 };
 
-// ImageFolder (class = folder, sorted as torchvision does), Hugging Face metadata.jsonl (file_name, plus
-// captions, plus label), PixArt's data_info.json, WebDataset tars (jpg|png|webp + cls/txt/json), .txt
+// Layouts: ImageFolder (class = folder, sorted as torchvision does), Hugging Face metadata.jsonl (file_name,
+// plus captions, plus label), PixArt's data_info.json, WebDataset tars (jpg|png|webp + cls/txt/json), .txt
 // captions beside images.
 class ImageDataset {
  public:
@@ -30,9 +35,9 @@ class ImageDataset {
       const = 0;  // "image_folder" | "metadata_jsonl" | "data_info" | "webdataset" | "images"
   // All are thread-safe and throw Error naming the file.
   virtual Image load(int64_t index) const = 0;          // as stored, not turned
-  virtual PictureBytes bytes(int64_t index) const = 0;  // the picture's file, to be read in pieces
-  std::vector<std::byte> read(int64_t index) const;     // the same whole
-  // Turned and mirrored as its EXIF orientation says.
+  virtual PictureBytes bytes(int64_t index) const = 0;  // the picture's file, for reading in pieces
+  std::vector<std::byte> read(int64_t index) const;     // the whole file
+  // Loads the picture turned and mirrored as its EXIF orientation says.
   Image load_upright(int64_t index) const;
   ImageHeader header(int64_t index) const;
 
@@ -41,31 +46,32 @@ class ImageDataset {
   std::vector<std::string> class_names_;
 };
 
-// XXH3 of the names and labels in order: an interrupted extraction or training continues on the same list
-// only.
+// Returns the XXH3 of the names and labels in order. An interrupted extraction or training continues only on
+// the same list.
 std::string dataset_fingerprint(const ImageDataset& dataset);
 
 // DiT's centre crop to (size, size). DiT enlarges pictures whose short side is below `size`; here they are
-// errors unless that is asked for.
+// errors unless `enlarge` is set.
 struct Crop {
   int64_t size = 0;
   bool enlarge = false;
   bool orient = true;  // turn pictures as their EXIF orientation says, which DiT does not
 };
 
-// The picture as a sample: decoded and cropped. Throws Error naming it when it is broken or too small.
+// Decodes and crops a picture. Throws Error naming it when it is broken or too small.
 Image load_cropped(const ImageDataset& dataset, int64_t index, const Crop& crop);
 
-// Loads pictures in worker threads and delivers them in order. One that `load` throws an Error for is
-// delivered with `error` set.
 struct PreparedImage {
   int64_t index = 0;
   Image image;
   std::string error;
 };
+// Loads pictures in worker threads and delivers them in order. A picture for which `load` throws an Error is
+// delivered with `error` set.
 class ImagePipeline {
  public:
-  // load(i) for i in [first, last), in several threads at once. At most `queue_depth` are loaded ahead.
+  // Calls load(i) for i in [first, last) from several threads at once. At most `queue_depth` pictures are
+  // loaded ahead.
   ImagePipeline(int64_t first, int64_t last, std::function<Image(int64_t)> load, int num_threads,
                 int64_t queue_depth = 64);
   ~ImagePipeline();

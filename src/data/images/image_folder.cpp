@@ -44,7 +44,7 @@ void append_records(const std::string& root, const Listing& listing, int64_t lab
   for (const File& image : listing.images) {
     const std::string path = image.path();
     ImageRecord record{path.substr(root.size() + 1), label, {}};
-    // Only the extension goes: "a.b.jpg" has its caption in "a.b.txt".
+    // Only the extension is replaced: "a.b.jpg" has its caption in "a.b.txt".
     const std::string caption = path.substr(0, path.rfind('.')) + ".txt";
     if (listing.captions.contains(caption)) {
       const auto bytes = read_file("dataset", caption);

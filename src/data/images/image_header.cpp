@@ -16,7 +16,7 @@ using codecs::DecodeError;
 constexpr int kOrientationTag = 0x0112;
 constexpr int64_t kMostExifBytes = 1 << 20;
 
-// Numbers at places of a file. What lies behind its end is an error.
+// Reads numbers at offsets of a file. Throws DecodeError behind its end.
 class Reader {
  public:
   explicit Reader(const PictureBytes& file) : file_(file) {}
@@ -25,7 +25,7 @@ class Reader {
   std::span<const uint8_t> bytes(int64_t offset, int64_t count) {
     if (offset < 0 || count > file_.size - offset) throw DecodeError("the file is truncated");
     if (offset < first_ || offset + count > first_ + static_cast<int64_t>(block_.size())) {
-      // Most headers lie in the first block; after it, chunks are jumped over.
+      // Most headers lie in the first block. Behind it the reader jumps from chunk to chunk.
       constexpr int64_t kFirstBlock = 4096, kBlock = 64;
       first_ = offset;
       block_ = file_.read(offset,
@@ -55,7 +55,8 @@ class Reader {
   std::vector<std::byte> block_;
 };
 
-// The orientation of a TIFF header with its directory: what EXIF is in every format. 1 where there is none.
+// Returns the orientation from a TIFF header with its directory, which is what EXIF consists of in every file
+// format. Returns 1 if there is none.
 int orientation_of(std::span<const uint8_t> exif) {
   const bool is_little = exif.size() > 8 && exif[0] == 'I';
   const auto number = [&](size_t offset, size_t num_bytes) -> size_t {

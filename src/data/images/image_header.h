@@ -1,4 +1,4 @@
-// What a picture's file says before its pixels: its size, and which way up it is. Torch-free.
+// The header of a picture's file: its size and its orientation. Torch-free.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -13,27 +13,28 @@ namespace kiln {
 
 struct ImageHeader {
   int64_t height = 0, width = 0;  // of the pixels as stored
-  // EXIF's: 1 is upright, 2 to 8 are the other ways of turning and mirroring. 1 where none is given.
+  // EXIF's orientation: 1 is upright, 2 to 8 are the other ways of turning and mirroring. 1 if none is given.
   int orientation = 1;
 
-  // As seen: orientations from 5 on lay the picture on its side.
+  // The size as a viewer shows it. Orientations from 5 on lay the picture on its side.
   int64_t upright_height() const { return orientation < 5 ? height : width; }
   int64_t upright_width() const { return orientation < 5 ? width : height; }
 };
 
-// A file that is read in pieces: `read` gives the bytes [offset, offset + count), which lie inside.
+// A file that is read in pieces. `read` returns the bytes [offset, offset + count), which lie inside the
+// file.
 struct PictureBytes {
   int64_t size = 0;
   std::function<std::vector<std::byte>(int64_t offset, int64_t count)> read;
 };
-PictureBytes bytes_in_memory(std::span<const std::byte> bytes);  // which must outlive it
+PictureBytes bytes_in_memory(std::span<const std::byte> bytes);  // `bytes` must outlive the result
 
-// Reads the header of a JPEG, PNG or WebP, and no pixels. The orientation is that of JPEG's Exif segment,
-// PNG's eXIf and WebP's EXIF chunk; a damaged one is none. Throws Error naming `name`: not an image, or cut
-// off in its header.
+// Reads the header of a JPEG, PNG or WebP without its pixels. The orientation comes from JPEG's Exif segment,
+// PNG's eXIf chunk or WebP's EXIF chunk; a damaged one counts as none. Throws Error naming `name`: not an
+// image, or cut off in its header.
 ImageHeader read_image_header(const PictureBytes& file, const std::string& name);
 
-// The picture turned and mirrored as `orientation` asks for, as Pillow's exif_transpose does it.
+// Turns and mirrors the picture as `orientation` asks, like Pillow's exif_transpose.
 Image upright(Image image, int orientation);
 
 }  // namespace kiln

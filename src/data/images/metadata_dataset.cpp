@@ -16,7 +16,7 @@ nlohmann::json parse_line(const std::string& line, const std::string& where) {
   return fields;
 }
 
-// A path below the folder, never out of it.
+// Returns the path in field `key`. Throws Error if it leads out of the folder.
 std::string file_name_of(const nlohmann::json& fields, const char* key, const std::string& where) {
   const auto field = fields.find(key);
   if (field == fields.end() || !field->is_string()) fail("dataset", "expected a {} ({})", key, where);

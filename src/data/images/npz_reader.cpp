@@ -21,7 +21,7 @@ std::map<std::string, NpyArray> read_npz(const std::string& path) {
     if (status != ARCHIVE_OK && status != ARCHIVE_WARN) refuse();
     const char* file = archive_entry_pathname(entry);
     std::string name = file ? file : "";
-    // A stream tells no sizes in advance, and what an archive says of them may be wrong.
+    // A streamed archive gives no sizes in advance, and the sizes that an archive gives may be wrong.
     std::vector<std::byte> bytes;
     for (size_t filled = 0;;) {
       bytes.resize(filled + (1 << 20));

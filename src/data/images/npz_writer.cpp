@@ -1,6 +1,6 @@
 // A zip file of one stored member, arr_0.npy, with 64-bit sizes. All sizes are known before the first image,
 // so the images are appended behind a finished header; only the checksum is filled in at the end. The header
-// also tells what the images were made with.
+// also holds a hash of the settings that the images were made with.
 #include <fcntl.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -52,7 +52,7 @@ std::string npy_header(int64_t num_images, int64_t height, int64_t width) {
   return ByteWriter().text("\x93NUMPY").text({"\x01\x00", 2}).u16(dict.size()).text(dict).bytes();
 }
 
-// What local and central headers share, from "version needed" to the length of the name.
+// Appends the fields that local and central headers share, from "version needed" to the length of the name.
 ByteWriter& common_fields(ByteWriter& out, uint32_t checksum) {
   return out.u16(kZip64Version)
       .u16(0)
@@ -65,7 +65,7 @@ ByteWriter& common_fields(ByteWriter& out, uint32_t checksum) {
       .u16(kMember.size());
 }
 
-// It ends with the hash of the settings.
+// The header ends with the hash of the settings.
 std::string local_header(uint64_t member_size, std::string_view settings_hash) {
   ByteWriter out;
   out.u32(0x04034b50);
@@ -74,7 +74,7 @@ std::string local_header(uint64_t member_size, std::string_view settings_hash) {
   return out.u16(kSettingsField).u16(settings_hash.size()).text(settings_hash).bytes();
 }
 
-// Central directory and the end records. The one member begins at offset 0.
+// Returns the central directory and the end records. The one member begins at offset 0.
 std::string archive_end(uint64_t member_size, uint64_t directory_offset, uint32_t checksum) {
   ByteWriter out;
   out.u32(0x02014b50).u16(kZip64Version);
@@ -164,14 +164,15 @@ class Writer : public NpzImageWriter {
     }
   }
 
-  // The first bytes of a file, up to the images, without the checksum, which only a finished one has.
+  // Returns the bytes of a file before the images, with 0 in place of the checksum, which only a finished
+  // file has. "" if the file is shorter.
   std::string header_of(int fd) const {
     std::string found(header_.size(), '\0');
     if (::pread(fd, found.data(), found.size(), 0) != static_cast<ssize_t>(found.size())) return "";
     return found.replace(kChecksumOffset, 4, 4, '\0');
   }
 
-  // Refuses images that `file` holds and this run would not make.
+  // Throws Error if the header `found` in `file` differs from this run's only in the settings.
   void check_settings(std::string found, const std::string& file) const {
     if (found == header_ || found.empty()) return;
     found.replace(settings_offset_, settings_size_, header_, settings_offset_, settings_size_);

@@ -25,12 +25,12 @@ class OrderedWorkers {
     slots_.resize(std::max<int64_t>(depth, num_threads));
     for (int i = 0; i < num_threads; ++i) try {
         threads_.emplace_back([this] { run(); });
-      } catch (const std::system_error&) {  // the system's limit: fewer do
+      } catch (const std::system_error&) {  // the system's limit on threads: go on with fewer
         if (threads_.empty()) throw;
         break;
       }
   }
-  // Waits for the work in hand, no more.
+  // Waits only for the calls of `work` that are running.
   ~OrderedWorkers() {
     {
       const std::lock_guard lock(mutex_);
@@ -42,7 +42,7 @@ class OrderedWorkers {
   OrderedWorkers(const OrderedWorkers&) = delete;
   OrderedWorkers& operator=(const OrderedWorkers&) = delete;
 
-  // The next result in order; none at the end. Rethrows what `work` threw for it.
+  // Returns the next result in order, none at the end. Rethrows what `work` threw for it.
   std::optional<Result> next() {
     std::unique_lock lock(mutex_);
     if (next_output_ >= last_) return std::nullopt;
@@ -92,7 +92,7 @@ class OrderedWorkers {
   const int64_t last_;
   std::mutex mutex_;
   std::condition_variable has_room_, is_ready_;
-  int64_t next_input_, next_output_;  // guarded, as all below
+  int64_t next_input_, next_output_;  // guarded by mutex_, like all members below
   bool stopping_ = false;
   std::vector<Slot> slots_;
   std::vector<std::thread> threads_;

@@ -45,7 +45,7 @@ std::vector<std::pair<std::string, std::string>> png_texts(std::span<const std::
   const std::unique_ptr<spng_ctx, decltype(&spng_ctx_free)> context(spng_ctx_new(0), spng_ctx_free);
   if (!context) throw std::bad_alloc();
   uint32_t count = 0;
-  // Chunks behind the pixels are read, the pixels are not decoded.
+  // This also reads the chunks behind the pixels, without decoding the pixels.
   if (spng_set_crc_action(context.get(), SPNG_CRC_ERROR, SPNG_CRC_DISCARD) != SPNG_OK ||
       spng_set_chunk_limits(context.get(), kMaxTextBytes, kMaxTextBytes) != SPNG_OK ||
       spng_set_png_buffer(context.get(), bytes.data(), bytes.size()) != SPNG_OK ||

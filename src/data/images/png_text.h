@@ -8,9 +8,9 @@
 
 namespace kiln {
 
-// Keyword and text of every tEXt, zTXt and iTXt chunk, in UTF-8, in the order of the file; empty for a file
-// that is no PNG or a broken one. Latin-1, which tEXt has by the standard, is told from UTF-8, which some
-// programs write.
+// Returns the keyword and text of every tEXt, zTXt and iTXt chunk, in UTF-8 and in the order of the file;
+// nothing if the file is no PNG or broken. By the standard tEXt is Latin-1, but some programs write UTF-8:
+// text that is not UTF-8 is taken as Latin-1.
 std::vector<std::pair<std::string, std::string>> png_texts(std::span<const std::byte> bytes);
 
 }  // namespace kiln

@@ -40,13 +40,13 @@ constexpr Filter kBox{0.5, box_weight};
 constexpr Filter kBicubic{2.0, bicubic_weight};
 constexpr Filter kLanczos{3.0, lanczos_weight};
 
-// Which input samples make one output sample.
+// The input samples that make one output sample.
 struct Taps {
   int64_t first = 0;
   std::vector<int32_t> weights;  // fixed point
 };
 
-// Taps of outputs [begin, end) of an axis that goes from `in_size` to `out_size` samples.
+// Returns the taps of outputs [begin, end) of an axis that is resized from `in_size` to `out_size` samples.
 std::vector<Taps> make_taps(const Filter& filter, int64_t in_size, int64_t out_size, int64_t begin,
                             int64_t end) {
   const double scale = static_cast<double>(in_size) / static_cast<double>(out_size);
@@ -80,7 +80,7 @@ std::vector<Taps> make_taps(const Filter& filter, int64_t in_size, int64_t out_s
 
 uint8_t to_pixel(int32_t sum) { return static_cast<uint8_t>(std::clamp(sum >> kFractionBits, 0, 255)); }
 
-// Rows [first_row, last_row) of `in`, each reduced by `taps`.
+// Resizes each of the rows [first_row, last_row) of `in` with `taps`.
 Image horizontal_pass(const Image& in, const std::vector<Taps>& taps, int64_t first_row, int64_t last_row) {
   const int64_t width = static_cast<int64_t>(taps.size());
   Image out{last_row - first_row, width, std::vector<uint8_t>((last_row - first_row) * width * 3)};
@@ -124,8 +124,8 @@ Image vertical_pass(const Image& in, const std::vector<Taps>& taps, int64_t row_
   return out;
 }
 
-// Pillow's choice since version 13 (before, the horizontal pass always came first), which shows in the
-// rounding.
+// True if the vertical pass comes first, which changes the rounding. Pillow chooses so since version 13;
+// before, the horizontal pass always came first.
 bool is_vertical_first(const Image& image, int64_t height, int64_t width) {
   const int64_t rows_saved = image.height - height, columns_saved = image.width - width;
   return rows_saved > 0 && rows_saved > 2 * columns_saved;
@@ -135,7 +135,7 @@ struct Window {
   int64_t y, x, height, width;
 };
 
-// The window of the image resized to (height, width); nothing outside of it is computed.
+// Resizes the image to (height, width) and returns a window of the result. Computes nothing outside of it.
 Image resize_window(const Image& image, const Filter& filter, int64_t height, int64_t width,
                     const Window& window) {
   if (image.height < 1 || image.width < 1 || height < 1 || width < 1)
@@ -155,7 +155,7 @@ Image resize(const Image& image, const Filter& filter, int64_t height, int64_t w
   return resize_window(image, filter, height, width, {0, 0, height, width});
 }
 
-// The box filter from even sizes to their halves, where each pass is (a + b + 1) / 2.
+// Halves an image of even sizes with the box filter, whose passes are then (a + b + 1) / 2.
 Image halve_even(const Image& image) {
   Image out{image.height / 2, image.width / 2,
             std::vector<uint8_t>(image.height / 2 * (image.width / 2) * 3)};

@@ -22,7 +22,8 @@ struct TarEntry {
   int64_t offset = 0, size = 0;
 };
 
-// "dir/n01.left.jpg" -> key "dir/n01", extension "left.jpg". False for a name without a dot.
+// Splits "dir/n01.left.jpg" into key "dir/n01" and extension "left.jpg". Returns false for a name without a
+// dot.
 bool split_name(TarEntry& entry) {
   const auto slash = entry.path.rfind('/');
   const auto base = slash == std::string::npos ? 0 : slash + 1;
@@ -40,7 +41,7 @@ class TarReader {
     if (archive_read_open_filename(archive_.get(), path.c_str(), 1 << 16) != ARCHIVE_OK) fail_reading();
   }
 
-  // The next regular file; false at the end.
+  // Moves to the next regular file. Returns false at the end.
   bool next(TarEntry& out) {
     for (;;) {
       archive_entry* entry = nullptr;
@@ -51,7 +52,7 @@ class TarReader {
       const char* name = archive_entry_pathname_utf8(entry);
       if (!name) name = archive_entry_pathname(entry);
       if (!name) fail("webdataset", "expected file names in UTF-8 ({})", path_);
-      // Headers are consumed: the position in the file is where the data begin.
+      // The header has been read, so the data begin at the current position.
       out = {name, {}, {}, archive_filter_bytes(archive_.get(), 0), archive_entry_size(entry)};
       return true;
     }
@@ -68,7 +69,7 @@ class TarReader {
   std::unique_ptr<archive, decltype(&archive_read_free)> archive_;
 };
 
-// The fields of one sample, as met in the tar.
+// The fields of one sample, in the order of the tar.
 struct Sample {
   std::string key;
   std::vector<TarEntry> fields;
@@ -122,8 +123,8 @@ class WebDataset : public ImageDataset {
     return without_trailing_space({reinterpret_cast<const char*>(bytes.data()), bytes.size()});
   }
 
-  // A field called jpg, jpeg, png or webp before one that only ends so ("left.jpg"). Two equally good ones
-  // would mean that a picture is lost: that is refused.
+  // Prefers a field called jpg, jpeg, png or webp to one that only ends so ("left.jpg"). Throws Error if two
+  // are equally good, because one picture would be lost.
   const TarEntry* find_picture(const Sample& sample, const std::string& where) const {
     const TarEntry* found = nullptr;
     for (const bool exact : {true, false}) {
@@ -158,7 +159,7 @@ class WebDataset : public ImageDataset {
     records_.push_back(std::move(record));
   }
 
-  // .cls and .txt win over the JSON's fields.
+  // Fields .cls and .txt override those of the JSON.
   void read_fields(const Sample& sample, ImageRecord& record) {
     nlohmann::json label, json;
     for (const TarEntry& field : sample.fields) {

@@ -17,23 +17,23 @@ namespace kiln {
 // the step is a pure function of (weights, batch).
 struct Batch {
   int64_t first_position = 0;  // position of row 0 in the global stream of samples (= images seen before it)
-  int64_t global_size = 0;     // of the global batch that these are rows of
-  int64_t first_row = 0;       // of row 0 in it
-  BatchShape shape{};          // of the arrays below, shape.rows = B; those that it lacks are empty
+  int64_t global_size = 0;     // rows of the global batch that this is a slice of
+  int64_t first_row = 0;       // index of row 0 in the global batch
+  BatchShape shape{};          // of the arrays below, shape.rows = B; arrays it lacks are empty
   std::vector<float> x_0;      // (B, C, H, W) scaled latents or pixels in [-1, 1], posterior drawn, flipped
   std::vector<float> noise;    // (B, C, H, W) N(0, 1)
-  std::vector<float> input_noise;  // (B, C, H, W) the noise that x_t has, where input perturbation changes it
-  std::vector<double> time_uniform;   // (B) in [0, 1): the objective maps it to a timestep
+  std::vector<float> input_noise;     // (B, C, H, W) the noise in x_t, if input perturbation changes it
+  std::vector<double> time_uniform;   // (B) in [0, 1); the objective maps it to a timestep
   std::vector<int64_t> class_labels;  // (B) after label dropout (dropped = the null class)
   std::vector<std::byte> text_rows;   // (T, D) captions, one after another
-  std::vector<int32_t> text_offsets;  // (B + 1) where each begins and ends
-  std::vector<uint8_t> text_dropped;  // (B) 1: after caption dropout, the model's null rows stand for it
+  std::vector<int32_t> text_offsets;  // (B + 1) caption i has rows [offset i, offset i + 1)
+  std::vector<uint8_t> text_dropped;  // (B) 1: dropped, the model's null rows replace it
   std::vector<float> image_hw;        // (B, 2) height and width of the original picture
   std::vector<float> aspect_ratio;    // (B, 1) of the bucket, height / width
   std::vector<int64_t> sample_ids;    // (B) index into the store, for messages
 
   int64_t size() const { return shape.rows; }
-  // The memory of one of its arrays.
+  // Returns the memory of one of the arrays.
   const void* data(BatchArray array) const;
 };
 
@@ -45,39 +45,41 @@ struct BatchOptions {
   int64_t rank = 0, world_size = 1;  // this rank's rows, see rank_rows()
   double class_dropout_prob = 0;     // label -> null_class with this probability
   int64_t null_class = -1;
-  double text_dropout_prob =
-      0;  // A caption is dropped with this probability; the rows of the empty caption then stand for it.
-  bool has_null_text = false;  // True: the model's learned null rows stand for it, and the row is marked.
-  std::vector<SampleLane>
-      lanes{};  // the samples that come, where not all of the data do; a lane for each of theirs
-  std::optional<int64_t> only_lane{};  // batches of this one of a store's lanes alone
-  bool draw_posterior = true;          // false: the mean itself
+  // A caption is dropped with this probability. The rows of the empty caption replace it or, with
+  // has_null_text, the model's learned null rows; then the row is marked in text_dropped.
+  double text_dropout_prob = 0;
+  bool has_null_text = false;
+  // The samples to take, in as many lanes as the data have. Empty: all samples of the data.
+  std::vector<SampleLane> lanes{};
+  std::optional<int64_t> only_lane{};  // all batches come from this lane
+  bool draw_posterior = true;          // false: take the mean itself
   bool flip = true;                    // with a store of two flips, or on pixels: mirror with probability 1/2
-  double offset_noise = 0;  // so many standard deviations are added to each channel of the noise as a whole
-  double input_perturbation = 0;  // and of fresh noise to that of x_t alone
+  double offset_noise = 0;        // standard deviation of the offset added to each whole channel of the noise
+  double input_perturbation = 0;  // standard deviation of the fresh noise added to the noise of x_t alone
   int num_threads = 1;
   int64_t prefetch = 4;  // batches ready ahead
 };
 
-// Seconds spent encoding what a batch is made of, on the device.
+// Seconds that the device spent encoding the pictures and captions of batches.
 struct EncodingSeconds {
   double pictures = 0, captions = 0;
 };
 
-// Where batches come from. Batch g of the stream depends on (seed, g, global_batch) alone.
+// A source of batches. Batch g of the stream depends on (seed, g, global_batch) alone.
 class BatchSource {
  public:
   virtual ~BatchSource() = default;
-  // The next global batch's rows for this rank; draws run ahead in worker threads.
+  // Returns this rank's rows of the next global batch. Worker threads draw ahead.
   virtual std::shared_ptr<const Batch> next() = 0;
-  // Continue from this position in the global stream of samples (a multiple of global_batch).
+  // Continues from this position in the global stream of samples (a multiple of global_batch).
   virtual void seek(int64_t images_seen) = 0;
-  // Which samples the batches hold.
+  // The order of the samples in the batches.
   virtual const SampleOrder& order() const = 0;
-  // Seconds next() spent waiting since the last call of this, and batches ready now (monitoring).
+  // Returns the seconds that next() waited since the last call of this function (monitoring).
   virtual double take_stall_seconds() = 0;
-  // The same of encoding on the way what the model takes.
+  // Returns the seconds spent encoding since the last call of this function; 0 for stored features.
   virtual EncodingSeconds take_encoding_seconds() { return {}; }
+  // Batches that are ready now (monitoring).
   virtual int64_t ready() const = 0;
 };
 

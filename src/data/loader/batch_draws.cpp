@@ -7,7 +7,7 @@ namespace kiln {
 
 namespace {
 
-// Moves each channel of the noise as a whole (Guttenberg 2023, "Diffusion with offset noise").
+// Adds a random offset to each whole channel of the noise (Guttenberg 2023, "Diffusion with offset noise").
 void add_offset(const BatchOptions& options, uint64_t position, std::span<float> noise, int64_t channels) {
   std::vector<float> offsets(static_cast<size_t>(channels));
   philox_normal(options.seed, Draw::kOffsetNoise, position, offsets);
@@ -99,6 +99,20 @@ bool draws_text_drop(const BatchOptions& options, int64_t position) {
   return options.text_dropout_prob > 0 &&
          philox_uniform(options.seed, Draw::kTextDrop, static_cast<uint64_t>(position)) <
              options.text_dropout_prob;
+}
+
+CaptionChoice choose_captions(const TextStore& text, const BatchOptions& options, const Batch& batch) {
+  CaptionChoice choice;
+  for (int64_t row = 0; row < batch.size(); ++row) {
+    const int64_t position = batch.first_position + row;
+    const double u = philox_uniform(options.seed, Draw::kCaption, static_cast<uint64_t>(position));
+    int64_t entry = text.entry(batch.sample_ids[row], u);
+    const bool is_dropped = draws_text_drop(options, position) || entry == TextStore::kNullEntry;
+    if (is_dropped && !options.has_null_text) entry = TextStore::kNullEntry;
+    choice.entries.push_back(entry);
+    choice.dropped.push_back(is_dropped && options.has_null_text);
+  }
+  return choice;
 }
 
 void draw_common(const BatchOptions& options, int64_t row, std::span<float> noise, Batch& batch) {

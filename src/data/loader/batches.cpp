@@ -7,7 +7,6 @@
 #include "core/error.h"
 #include "core/philox.h"
 #include "data/loader/batch_draws.h"
-#include "data/loader/caption_choice.h"
 #include "data/loader/prefetched_batches.h"
 #include "data/store/latent_kernels.h"
 
@@ -76,7 +75,7 @@ class StoreFill {
     }
   }
 
-  // The caption that each row has at its position, dropped ones marked or empty.
+  // Writes the caption of each row. Dropped captions are marked or empty.
   void fill_text(Batch& batch) const {
     const CaptionChoice choice = choose_captions(*text_, options_, batch);
     std::vector<int64_t> rows;
@@ -93,7 +92,8 @@ class StoreFill {
     const int64_t label = store_->label(id);
     if (label >= 0) return label;
     if (options_.null_class >= 0) return options_.null_class;
-    fail("loader", "sample {:?} has no label, and the model no class for that", store_->sample_name(id));
+    fail("loader", "sample {:?} has no label, and the model has no class for such samples",
+         store_->sample_name(id));
   }
 
   std::shared_ptr<FeatureStore> store_;
@@ -104,7 +104,7 @@ class StoreFill {
   bool mirrors_pixels_;
 };
 
-// Writes numbers in a floating-point type of captions; returns where they end.
+// Writes numbers as `dtype` and returns where they end.
 std::byte* append_as(Dtype dtype, std::span<const float> numbers, std::byte* to) {
   if (dtype == Dtype::kF32) return std::ranges::copy(std::as_bytes(numbers), to).out;
   for (const float number : numbers) {
@@ -143,7 +143,7 @@ struct SyntheticFill {
     }
   }
 
-  // Captions of 1 to max_rows rows, or padded to it.
+  // Draws captions of 1 to max_rows rows, or of max_rows if captions are padded.
   void fill_text(Batch& batch) const {
     const TextShape& text = shape.text;
     std::vector<int64_t> rows;

@@ -8,18 +8,19 @@
 
 namespace kiln {
 
-// Samples come in the order of SampleOrder. Every draw is keyed by the sample's position in the stream:
-// another rank count or number of threads changes none. `text`: the samples' captions; null: batches have
-// none. Throws Error for impossible options.
+// Returns batches of the store's samples in the order of SampleOrder. Every draw is keyed by the sample's
+// position in the stream, so the number of ranks or threads changes none. `text` holds the samples' captions;
+// null: batches have none. Throws Error for impossible options.
 std::unique_ptr<BatchSource> store_batches(std::shared_ptr<FeatureStore> store, const BatchOptions& options,
                                            std::shared_ptr<const TextStore> text = nullptr);
 
-// What the samples of a store look like, without captions.
+// Returns the shape of a store's samples, without captions.
 DataShape store_shape(const StoreInfo& info);
-// What the captions of a store look like, as often as its samples have each.
+// Returns the shape of a store's captions. A caption of several samples counts several times in the mean.
 TextShape text_shape(const TextStore& store);
 
-// Random latents, labels and captions of the right shapes (--data synthetic), batches of the lanes in turn.
+// Returns batches of random latents, labels and captions of the right shapes (--data synthetic). The lanes
+// take turns.
 std::unique_ptr<BatchSource> synthetic_batches(const DataShape& shape, const BatchOptions& options);
 
 }  // namespace kiln

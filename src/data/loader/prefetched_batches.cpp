@@ -46,11 +46,11 @@ PrefetchedBatches::~PrefetchedBatches() {
   for (std::thread& worker : workers_) worker.join();
 }
 
-// Not before the first use: what is made before a seek() would be thrown away.
+// Called at the first next(), because batches made before a seek() would be thrown away.
 void PrefetchedBatches::start_workers() {
   for (int i = 0; i < num_threads_; ++i) try {
       workers_.emplace_back([this] { work(); });
-    } catch (const std::system_error&) {  // the system's limit: fewer do
+    } catch (const std::system_error&) {  // the system's limit on threads: go on with fewer
       if (workers_.empty()) throw;
       break;
     }

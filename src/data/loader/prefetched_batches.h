@@ -12,12 +12,12 @@
 
 namespace kiln {
 
-// Batches whose last owner has let go wait here for their next use: fresh memory costs a page fault per 4
+// Keeps batches that nobody owns any more for their next use, because fresh memory costs a page fault per 4
 // KiB.
 class BatchPool : public std::enable_shared_from_this<BatchPool> {
  public:
-  // A batch with unspecified content. It returns to the pool when the last pointer to it goes; the pool may
-  // be gone by then.
+  // Returns a batch with unspecified content. It goes back to the pool when the last pointer to it is
+  // destroyed. The pool may be destroyed before.
   std::shared_ptr<Batch> take();
 
  private:
@@ -27,12 +27,12 @@ class BatchPool : public std::enable_shared_from_this<BatchPool> {
   std::vector<std::unique_ptr<Batch>> free_;
 };
 
-// Batch k of the stream begins at position start + k * global_batch. Thread-safe against its own workers; one
-// thread calls next() and seek().
+// Batch k of the stream begins at position start + k * global_batch. Thread-safe against its own workers;
+// only one thread may call next() and seek().
 class PrefetchedBatches : public BatchSource {
  public:
-  // Makes the batch of global rows [first, first + global_batch); a pure function, called from several
-  // threads.
+  // Fills the batch of the samples at positions [first_position, first_position + global_batch). A pure
+  // function that several threads call.
   using Fill = std::function<void(int64_t first_position, Batch& batch)>;
 
   PrefetchedBatches(Fill fill, SampleOrder order, const BatchOptions& options);
@@ -64,7 +64,7 @@ class PrefetchedBatches : public BatchSource {
   std::vector<Slot> slots_;  // batch k is in slot k % size
   int64_t start_ = 0;        // position of batch 0
   int64_t claimed_ = 0, delivered_ = 0;
-  int64_t generation_ = 0;  // of the current start: workers drop what they made for an older one
+  int64_t generation_ = 0;  // counts calls of seek(); workers drop batches of older ones
   bool stopping_ = false;
   double stall_seconds_ = 0;
   std::vector<std::thread> workers_;

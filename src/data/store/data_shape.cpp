@@ -27,7 +27,7 @@ int64_t DataShape::side() const {
     return std::abs(std::log(static_cast<double>(lane.height) / static_cast<double>(lane.width)));
   };
   const Lane& squarest = *std::ranges::min_element(lanes, {}, oblongness);
-  // Sides are even: patches of two by two cover them.
+  // Rounds to an even side, which patches of two by two cover.
   return 2 * std::llround(std::sqrt(static_cast<double>(squarest.area())) / 2);
 }
 

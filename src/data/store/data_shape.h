@@ -1,5 +1,5 @@
-// What samples look like, and what a batch of them consists of: the one description that the loader, the
-// step, the plan and conformance share. Torch-free.
+// The shapes of samples and of batches. The loader, the step, the plan and conformance share this one
+// description. Torch-free.
 #pragma once
 #include <cstdint>
 #include <string>
@@ -9,23 +9,23 @@
 
 namespace kiln {
 
-// Samples of one shape, which batches are made of: height and width of x_0, in latents or pixels.
+// A shape of samples: height and width of x_0, in latents or pixels. All samples of a batch are of one lane.
 struct Lane {
   int64_t height = 0, width = 0;
-  // height / width of the pictures' bucket as its table has it, which micro-conditioned models are told; 0:
-  // the pictures were not brought to buckets.
+  // height / width of the pictures' bucket as its table has it. Micro-conditioned models get it as an input.
+  // 0: the pictures were not brought to buckets.
   double aspect_ratio = 0;
   int64_t area() const { return height * width; }
   friend bool operator==(const Lane&, const Lane&) = default;
 };
 
-// "32 x 32"; of several the number and the smallest and largest area.
+// Returns "32 x 32" for one lane; for several their number, and the smallest and the largest by area.
 std::string lanes_text(const std::vector<Lane>& lanes);
 
-// Captions as rows of a text encoder.
+// The shape of captions, which are rows of a text encoder.
 struct TextShape {
-  int64_t width = 0;          // D; 0: there are none
-  int64_t max_rows = 0;       // of one caption
+  int64_t width = 0;          // D; 0: there are no captions
+  int64_t max_rows = 0;       // the most of one caption
   double mean_rows = 0;       // over all captions
   bool is_padded = false;     // every caption has max_rows
   Dtype dtype = Dtype::kF32;  // of the rows
@@ -41,8 +41,8 @@ struct DataShape {
   bool has_input_noise = false;  // x_t has noise of its own (input perturbation)
 
   const Lane& largest() const;  // the lane with the most latents
-  // The longer side of the only lane. With several lanes, the side of the square that is about as large as
-  // the squarest of them, after which a table of buckets is named.
+  // Returns the longer side of the only lane. With several lanes, returns the side of the square that is
+  // about as large as the squarest of them. A table of buckets is named after it.
   int64_t side() const;
 };
 
@@ -60,7 +60,7 @@ enum class BatchArray {
   kAspectRatio,
 };
 
-// The arrays that a batch of some samples of one lane has, with their shapes and element types.
+// The arrays of a batch of one lane, with their shapes and element types.
 struct BatchShape {
   int64_t rows = 0, channels = 0;
   Lane lane{};
@@ -71,7 +71,7 @@ struct BatchShape {
 
   int64_t sample_elements() const { return channels * lane.area(); }
 
-  // Calls visitor(array, dtype, sizes) for each in a fixed order.
+  // Calls visitor(array, dtype, sizes) for each array in a fixed order.
   template <class Visitor>
   void visit(Visitor&& visitor) const {
     using enum BatchArray;
@@ -95,7 +95,7 @@ struct BatchShape {
   int64_t bytes() const;
 };
 
-// `rows` samples of a lane, with captions of `text_rows` rows together.
+// Returns the shape of a batch of `rows` samples of a lane, whose captions have `text_rows` rows together.
 BatchShape batch_shape(const DataShape& data, const Lane& lane, int64_t rows, int64_t text_rows = 0);
 
 }  // namespace kiln

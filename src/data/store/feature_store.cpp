@@ -117,7 +117,8 @@ class MappedFeatureStore : public FeatureStore {
   size_t shard_of(int64_t id) const {
     return std::upper_bound(first_ids_.begin(), first_ids_.end(), id) - first_ids_.begin() - 1;
   }
-  // A sample whose `part`, of `elements` elements, is about to be read.
+  // Returns the place of a sample whose `part`, of `elements` elements, is about to be read, and checks that
+  // part.
   Place place(int64_t id, int64_t elements, StoreShard::Part part) const {
     const Place at = place(id);
     if (at.shard->latent_elements() != elements)
@@ -147,7 +148,7 @@ class MappedFeatureStore : public FeatureStore {
   std::vector<int64_t> first_ids_;
 };
 
-// The first sample of a shard that holds a NaN or infinity, as a message; "" if none.
+// Returns a message about the first sample of a shard that holds a NaN or infinity; "" if there is none.
 std::string describe_nonfinite(const StoreShard& shard, const StoreInfo& info, const std::string& file) {
   std::vector<float> values(shard.latent_elements());
   for (int64_t i = 0; i < shard.num_samples(); ++i) {

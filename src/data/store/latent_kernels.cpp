@@ -39,7 +39,7 @@ struct LoadBf16 {
 };
 struct LoadF16 {
   using Element = uint16_t;
-  // Not Highway's PromoteTo: where there is no F16C it turns infinity and NaN into finite numbers.
+  // Does not use Highway's PromoteTo, which without F16C turns infinity and NaN into finite numbers.
   HWY_INLINE VF32 operator()(const uint16_t* p) const {
     const F32 df;
     const U32 d;
@@ -74,7 +74,7 @@ struct StoreBf16 {
     const auto rounded = hn::ShiftRight<16>(hn::Add(hn::Add(bits, hn::Set(d, 0x7FFF)), odd));
     const auto is_nan = hn::MaskFromVec(hn::BitCast(d, hn::VecFromMask(F32(), hn::IsNaN(x))));
     const auto result = hn::IfThenElse(is_nan, hn::Or(top, hn::Set(d, 0x40)), rounded);
-    // Values fit 16 bits: the saturating conversion from signed does not saturate.
+    // Values fit 16 bits, so the saturating conversion from signed does not saturate.
     hn::StoreU(hn::DemoteTo(U16(), hn::BitCast(I32(), result)), U16(), p);
   }
   static uint16_t one(float x) { return float_to_bf16(x); }

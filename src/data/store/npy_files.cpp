@@ -15,7 +15,7 @@ namespace kiln {
 namespace fs = std::filesystem;
 namespace {
 
-// 12 of "12.npy": fast-DiT's names sort as numbers.
+// Returns 12 for "12.npy": fast-DiT's names sort as numbers.
 std::optional<int64_t> number_of(const std::string& name) {
   const std::string stem = name.substr(0, name.size() - std::strlen(".npy"));
   int64_t number = 0;

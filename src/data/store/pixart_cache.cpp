@@ -54,10 +54,10 @@ PixartList::PixartList(const std::string& path) : path_(path) {
 const PixartList::Picture& PixartList::of_latents(const std::string& file) const {
   const auto found = by_file_.find(file);
   if (found == by_file_.end())
-    fail("store import", "{} is of no picture in {}: give the list that it was made of", file, path_);
+    fail("store import", "{} belongs to no picture in {}: give the list that it was made from", file, path_);
   if (found->second.size() > 1)
     fail("store import",
-         "{} may be of {} or of {} in {}: their names are the same without folder and extension", file,
+         "{} may belong to {} or to {} in {}: their names are the same without folder and extension", file,
          pictures_[found->second[0]].path, pictures_[found->second[1]].path, path_);
   return pictures_[found->second[0]];
 }

@@ -1,5 +1,4 @@
-// What lies around the latents that PixArt's tools have cached: the list of pictures, the sizes of the
-// latents. Torch-free.
+// The list of pictures and the lanes of latents that PixArt's tools have cached. Torch-free.
 #pragma once
 #include <array>
 #include <cstdint>
@@ -17,13 +16,15 @@ class PixartList {
   struct Picture {
     std::string path;
     std::array<int64_t, 2> image_hw{};  // height and width
-    std::string prompt;                 // "" where there is none
+    std::string prompt;                 // "" if there is none
   };
-  // A list of objects with path, height, width and, if they like, prompt. Throws Error naming the entry.
+  // Reads a JSON list of objects with path, height, width and optionally prompt. Throws Error naming a wrong
+  // entry.
   explicit PixartList(const std::string& path);
 
-  // `file`: of the latents, relative to their folder: for a/b/c.png it is c.npy (tools/extract_features.py),
-  // a/b_c.npy (what the trainers read) or a/b/c.npy. Throws Error: of no picture, or of several.
+  // Returns the picture of a file of latents. `file` is relative to their folder: for a/b/c.png it is c.npy
+  // (tools/extract_features.py), a/b_c.npy (what the trainers read) or a/b/c.npy. Throws Error if it belongs
+  // to no picture or may belong to several.
   const Picture& of_latents(const std::string& file) const;
 
  private:
@@ -32,8 +33,8 @@ class PixartList {
   std::unordered_map<std::string, std::vector<size_t>> by_file_;
 };
 
-// The lane of latents (height, width) of one of PixArt's autoencoders, which divide sides by eight. Its
-// aspect ratio is the key of PixArt's table of `image_size` that has this size, else the quotient to two
+// Returns the lane of latents (height, width) of one of PixArt's autoencoders, which divide sides by eight.
+// Its aspect ratio is the key of this size in PixArt's table of `image_size`, else the quotient to two
 // decimals.
 Lane pixart_lane(int64_t height, int64_t width, int64_t image_size);
 

@@ -18,7 +18,7 @@
 namespace kiln {
 namespace {
 
-// What precedes the bytes of name, caption, mean and logvar, in this order.
+// Stands before the bytes of name, caption, mean and logvar, which follow in this order.
 struct Header {
   uint64_t checksum = 0;  // of the rest of the header and the bytes behind it
   int64_t sample = 0;
@@ -34,7 +34,7 @@ std::string_view text_of(std::span<const std::byte> bytes) {
   return {reinterpret_cast<const char*>(bytes.data()), bytes.size()};
 }
 
-// The record at the front of `bytes` and its length; nothing if it is torn.
+// Returns the record at the front of `bytes` and its length; nothing if it is torn.
 std::optional<std::pair<SampleLog::Record, size_t>> parse_record(std::span<const std::byte> bytes) {
   Header header;
   if (bytes.size() < sizeof(header)) return std::nullopt;

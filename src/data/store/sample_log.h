@@ -1,5 +1,4 @@
-// The samples of a shard that is not full yet, as an append-only file: what a killed extraction leaves
-// behind.
+// An append-only file of the samples of a shard that is not full yet. A killed extraction leaves it behind.
 #pragma once
 #include <array>
 #include <cstdint>
@@ -10,7 +9,7 @@
 
 namespace kiln {
 
-// Records are checksummed; a torn last one (the process was killed while writing) is dropped when reading.
+// Records are checksummed. Reading drops a torn last one (the process was killed while writing).
 class SampleLog {
  public:
   struct Record {
@@ -27,12 +26,12 @@ class SampleLog {
   SampleLog(const SampleLog&) = delete;
   SampleLog& operator=(const SampleLog&) = delete;
 
-  // Calls `visit` for each whole record and cuts what follows the last one; appending continues there.
-  // Stops, and cuts, where `visit` says no.
+  // Calls `visit` for each whole record, until it returns false. Cuts the file behind the last record that
+  // `visit` accepted; appending continues there.
   void recover(const std::function<bool(const Record&)>& visit);
-  // Throws Error (disk full); the file then ends behind the record before.
+  // Throws Error (disk full). The file then still ends behind the record before.
   void append(const Record& record);
-  // Forgets all records.
+  // Removes all records.
   void clear();
   void remove();
 

@@ -22,12 +22,12 @@ uint32_t round_bits(uint64_t seed, int64_t epoch, uint32_t round, uint32_t value
                        {static_cast<uint32_t>(seed), static_cast<uint32_t>(seed >> 32)})[0];
 }
 
-// One lane alone keeps the run's seed. Of several, each has an order of its own.
+// A single lane keeps the run's seed. Of several lanes, each has its own order.
 uint64_t lane_seed(uint64_t seed, size_t num_lanes, int64_t lane) {
   return num_lanes == 1 ? seed : seed + 0x9E3779B97F4A7C15u * (static_cast<uint64_t>(lane) + 1);
 }
 
-// What begins later in the stream has orders of its own.
+// Lanes that begin later in the stream have their own orders.
 uint64_t begun_seed(uint64_t seed, int64_t begin) {
   return begin == 0 ? seed : seed ^ 0xD1B54A32D192ED03u * static_cast<uint64_t>(begin);
 }
@@ -37,7 +37,7 @@ uint64_t begun_seed(uint64_t seed, int64_t begin) {
 int64_t shuffled_index(uint64_t seed, int64_t epoch, int64_t size, int64_t index) {
   if (index < 0 || index >= size || epoch < 0) throw std::logic_error("shuffled_index: out of range");
   if (size == 1) return 0;
-  // Two halves of together the bits of size - 1, the left one at most one bit shorter.
+  // The bits of size - 1 are cut into two halves. The left one is at most one bit shorter.
   const int num_bits = std::bit_width(static_cast<uint64_t>(size - 1));
   const int left_bits = num_bits / 2, right_bits = num_bits - left_bits;
   const uint32_t left_mask = (uint64_t{1} << left_bits) - 1, right_mask = (uint64_t{1} << right_bits) - 1;
@@ -91,8 +91,8 @@ int64_t SampleOrder::batches_before(int64_t epoch) const {
   return batches;
 }
 
-// The epoch that global batch `batch` belongs to. Rounding down costs each lane less than a batch, which
-// bounds the search from above.
+// Returns the epoch that global batch `batch` belongs to. Rounding down costs each lane less than a batch,
+// which bounds the search from above.
 int64_t SampleOrder::epoch_of(int64_t batch) const {
   const auto lanes = static_cast<int64_t>(lanes_.size());
   int64_t low = batch * global_batch_ / samples_per_epoch_;  // batches_before(low) <= batch

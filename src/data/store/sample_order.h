@@ -6,18 +6,18 @@
 
 namespace kiln {
 
-// The image of `index` under a permutation of [0, size) chosen by (seed, epoch). O(1) time and memory: a
-// Feistel network on Philox over the next power of two, walked until it lands inside (Black and Rogaway
-// 2002).
+// Returns the image of `index` under a permutation of [0, size) chosen by (seed, epoch). O(1) time and
+// memory: a Feistel network on Philox over the next power of two, walked until it lands inside (Black and
+// Rogaway 2002).
 int64_t shuffled_index(uint64_t seed, int64_t epoch, int64_t size, int64_t index);
 
 // Samples [first, first + count) of a store, or `count` chosen ones.
 struct SampleRange {
   int64_t first = 0, count = 0;
-  // How often each of them comes in a pass, on average: a pass takes round(weight * count) of them, one at
-  // least, and goes on where the pass before it stopped in a shuffle of its own.
+  // How often each sample comes in a pass, on average. A pass takes round(weight * count) samples, at least
+  // one, from a shuffle of the range, and goes on where the pass before it stopped in that shuffle.
   double weight = 1;
-  std::shared_ptr<const std::vector<int64_t>> chosen{};  // null: those that follow `first`
+  std::shared_ptr<const std::vector<int64_t>> chosen{};  // null: `count` samples from `first` on
 
   int64_t sample(int64_t i) const { return chosen ? (*chosen)[static_cast<size_t>(i)] : first + i; }
   int64_t per_pass() const;
@@ -27,24 +27,24 @@ struct SampleRange {
 struct SampleLane {
   std::vector<SampleRange> samples;
 
-  int64_t size() const;  // samples of a pass, as often as they come in it
+  int64_t size() const;  // samples of a pass, repetitions counted
 };
 
-// Which sample stands where in the global stream. Row r of global batch g is at position g * global_batch +
-// r.
+// Decides which sample stands where in the global stream. Row r of global batch g is at position g *
+// global_batch + r.
 //
-// Every global batch is full and of one lane. A lane's samples come in passes, each a shuffle of all of them;
-// a pass's tail is the head of the batch that the next pass continues, so no sample is dropped and none comes
-// twice in a pass. After e epochs a lane of n samples has given floor(e n / B) batches: each sample is at
-// most one batch behind. Batches of an epoch are shuffled among the lanes.
+// Every global batch is full and of one lane. A lane's samples come in passes, each a shuffle of all of them.
+// The next pass fills the batch that the tail of a pass begins, so no sample is dropped and none comes twice
+// in a pass. After e epochs a lane of n samples has given floor(e n / B) batches, so each sample is at most
+// one batch behind. The batches of an epoch are shuffled among the lanes.
 //
-// The order depends on (seed, lanes, global_batch, begin) alone: it is the same on all ranks, and any
-// position can be asked for.
+// The order depends on (seed, lanes, global_batch, begin) alone: it is the same on all ranks, and every
+// position can be computed directly.
 class SampleOrder {
  public:
-  // No lanes: an endless stream, in which position and sample are the same and batches take the lanes that
-  // `num_endless_lanes` counts in turn. `begin`: the position of the stream, a multiple of global_batch, at
-  // which these lanes begin; others came before. Throws Error for a lane without samples.
+  // Without lanes the stream is endless: the sample is the position, and batches take the `num_endless_lanes`
+  // lanes in turn. `begin` is the position of the stream, a multiple of global_batch, at which these lanes
+  // begin; others came before. Throws Error for a lane without samples.
   SampleOrder(uint64_t seed, std::vector<SampleLane> lanes, int64_t global_batch,
               int64_t num_endless_lanes = 1, int64_t begin = 0);
 
@@ -52,11 +52,11 @@ class SampleOrder {
   struct LanePlace {
     int64_t lane = 0, first = 0;
   };
-  // `position`: of any of its rows, from `begin` on.
+  // Returns the place of the global batch that has a row at `position`, which is at least `begin`.
   LanePlace batch_at(int64_t position) const;
   int64_t sample_at(int64_t position) const;
 
-  int64_t samples_per_epoch() const { return samples_per_epoch_; }  // weights counted; 0: endless
+  int64_t samples_per_epoch() const { return samples_per_epoch_; }  // with weights; 0: endless
   int64_t num_lanes() const {
     return lanes_.empty() ? num_endless_lanes_ : static_cast<int64_t>(lanes_.size());
   }
@@ -69,7 +69,7 @@ class SampleOrder {
 
   uint64_t seed_;
   std::vector<SampleLane> lanes_;
-  std::vector<int64_t> sizes_;  // of a pass of each lane
+  std::vector<int64_t> sizes_;  // samples of a pass of each lane
   int64_t global_batch_, num_endless_lanes_, begin_, samples_per_epoch_ = 0;
 };
 

@@ -6,7 +6,7 @@
 
 namespace kiln {
 
-// "verified 12 / 313  4 %  0:41 left", every half second on a terminal, every ten seconds elsewhere.
+// Prints "verified 12 / 313  4 %  0:41 left" every half second on a terminal, every ten seconds elsewhere.
 class ShardProgress {
  public:
   ShardProgress(std::string verb, int64_t total);

@@ -44,7 +44,7 @@ class Import {
     if (has_std_ && !options.labels.empty())
       fail("store import", "PixArt's caches have no labels, got {}", options.labels);
     if (!has_std_ && !options.data_info.empty())
-      fail("store import", "--data-info is of --from pixart, got {}", options.data_info);
+      fail("store import", "--data-info is only for --from pixart, got {}", options.data_info);
     find_files();
     read_labels();
     if (!options.data_info.empty()) list_.emplace(options.data_info);
@@ -82,7 +82,7 @@ class Import {
     if (names_.empty()) fail("store import", "expected .npy files, got none ({})", options_.features);
   }
 
-  // All labels first: the number of classes is part of the store's settings.
+  // Reads all labels first, because the number of classes is part of the store's settings.
   void read_labels() {
     if (options_.labels.empty()) return;
     int64_t num_other_files = 0;
@@ -107,10 +107,11 @@ class Import {
     num_classes_ = std::max(num_classes_, options_.num_classes);
   }
 
-  // The latents of multi-scale training are of several shapes: lane by lane, in the order of their ratios.
+  // Sorts the files lane by lane, in the order of their aspect ratios: the latents of multi-scale training
+  // have several shapes.
   void find_lanes() {
     std::vector<Shape> shapes;
-    if (!has_std_) {  // of one shape: each is compared with the first when it is read
+    if (!has_std_) {  // all have one shape: read_sample() compares each with the first
       const std::string path = path_of(names_.front());
       shapes.assign(names_.size(), latent_shape(read_npy_header(path).shape, path));
     }
@@ -158,7 +159,7 @@ class Import {
     info.already_scaled = !has_std_;
     info.dtype = parse_storage_dtype(options_.dtype);
     for (int64_t c = 0; c < num_classes_; ++c) info.class_names.push_back(std::to_string(c));
-    // Other files or labels are another store: an interrupted import does not continue with them.
+    // Other files or labels make another store, so an interrupted import does not continue with them.
     std::string listing;
     for (size_t i = 0; i < names_.size(); ++i) {
       listing += fmt::format("{}\t{}\n", names_[i], labels_.empty() ? -1 : labels_[i]);
@@ -215,7 +216,7 @@ class Import {
     for (int64_t i = half; i < 2 * half; ++i) {
       const float sigma = sample.mean[i];
       if (sigma < 0) fail("store import", "expected standard deviations, got {} ({})", sigma, path);
-      // What reads logvar clamps it to -30, the standard deviation e^-15.
+      // Readers of logvar clamp it to -30, which is the standard deviation e^-15.
       sample.logvar.push_back(std::max(2 * std::log(sigma), -30.0f));
     }
     sample.mean.resize(half);
@@ -241,8 +242,8 @@ class Import {
   std::vector<std::string> names_;
   int64_t channels_ = 0;
   std::vector<Lane> lanes_;
-  std::vector<int64_t> lane_of_;  // of names_
-  std::vector<int64_t> labels_;   // of names_; empty without labels
+  std::vector<int64_t> lane_of_;  // of each name
+  std::vector<int64_t> labels_;   // of each name; empty without labels
   int64_t num_classes_ = 0, num_other_files_ = 0;
 };
 

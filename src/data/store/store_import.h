@@ -6,11 +6,11 @@
 namespace kiln {
 
 struct StoreImportOptions {
-  // fast-dit: N.npy (1, C, h, w), latents that hold the scaling factor already, labels in a folder beside.
-  // pixart: *.npy (2C, h, w), mean and standard deviation of the posterior, unscaled; several shapes become
-  // lanes.
+  // fast-dit: files N.npy (1, C, h, w) of latents that are already scaled, with labels in a folder beside.
+  // pixart: files *.npy (2C, h, w) of the posterior's mean and standard deviation, unscaled; each shape
+  // becomes a lane.
   std::string from = "fast-dit";
-  // Folder of *.npy. For fast-dit also the folder above, with *_features and *_labels.
+  // Folder of *.npy. For fast-dit it may also be the folder above, with *_features and *_labels.
   std::string features;
   std::string labels;     // fast-dit: folder of N.npy (1); "": no labels
   std::string data_info;  // pixart: data_info.json with path, height, width and prompt; "": none
@@ -21,8 +21,8 @@ struct StoreImportOptions {
   std::string dtype = "f32";  // to store latents in: f32 | bf16 | fp16
 };
 
-// Continues where an interrupted import stopped. Throws Error: unreadable or odd arrays, labels without
-// features, features without labels, all by name.
+// Imports a cache, or continues where an interrupted import stopped. Throws Error naming an unreadable or
+// unfit array, a label without features, or features without a label.
 void import_store(const StoreImportOptions& options);
 
 }  // namespace kiln

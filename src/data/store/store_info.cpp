@@ -1,4 +1,4 @@
-// store.json: text <-> StoreInfo, with every field checked.
+// Converts store.json to StoreInfo, with every field checked, and back.
 #include <cmath>
 #include <filesystem>
 #include <fstream>
@@ -99,7 +99,7 @@ std::vector<StoreInfo::Shard> parse_shards(const json& list, const std::string& 
     StoreInfo::Shard shard{fields.text("file"), fields.count("num_samples", 1, int64_t{1} << 40),
                            fields.text("xxh3"),
                            entry.contains("lane") ? fields.count("lane", 0, kMaxLanes) : 0};
-    // A plain name: store.json must not reach out of its folder.
+    // Only a plain name is allowed: store.json must not reach out of its folder.
     if (shard.file.empty() || shard.file[0] == '.' || shard.file.find('/') != std::string::npos ||
         shard.file.find('\0') != std::string::npos) {
       fail("feature store", "expected a plain file name for a shard, got {:?} ({})", shard.file.substr(0, 80),
@@ -195,7 +195,7 @@ StoreInfo parse_store_info(std::string_view text, const std::string& where) {
   int64_t sum = 0;
   for (const auto& shard : info.shards) {
     if (shard.lane >= static_cast<int64_t>(info.lanes.size()))
-      fail("feature store", "shard {} is of lane {}, there are {} ({})", shard.file, shard.lane,
+      fail("feature store", "shard {} names lane {}, but the store has {} lanes ({})", shard.file, shard.lane,
            info.lanes.size(), where);
     if (sum > info.num_samples) break;  // cannot overflow: each summand is at most 2^40
     sum += shard.num_samples;

@@ -1,4 +1,4 @@
-// store.json: what a feature store holds. Torch-free.
+// store.json, which describes a feature store. Torch-free.
 #pragma once
 #include <cstdint>
 #include <nlohmann/json.hpp>
@@ -12,19 +12,19 @@
 
 namespace kiln {
 
-// store.json. What a reader must check before it trains on the shards.
+// The content of store.json, which a reader must check before it trains on the shards.
 struct StoreInfo {
   std::string autoencoder;              // "autoencoder_kl" | "pixels"
   std::string autoencoder_fingerprint;  // xxh3 of its weights; "" = unknown (imports)
-  // Where its file or folder lay; "" = nowhere (pixels, imports). A hint for whoever decodes, to be checked
-  // by the fingerprint: no part of what makes two stores the same.
+  // The path of its file or folder; "" = none (pixels, imports). A hint for decoding, to be checked by the
+  // fingerprint. Equal stores may differ in it.
   std::string autoencoder_path;
   double scaling_factor = 1, shift_factor = 0;
   int64_t channels = 0;         // of a latent
-  std::vector<Lane> lanes{};    // shapes of the latents; each shard holds those of one
-  int64_t image_size = 0;       // pixels; with several lanes of the square whose area they all have about
+  std::vector<Lane> lanes{};    // shapes of the latents; a shard holds latents of one lane
+  int64_t image_size = 0;       // pixels; with several lanes, the side of a square of about their area
   bool has_logvar = true;       // false: features are plain latents (pixels, fast-DiT imports)
-  bool already_scaled = false;  // latents that hold the scaling factor already (fast-DiT imports)
+  bool already_scaled = false;  // the latents are scaled already (fast-DiT imports)
   bool has_image_size = false;  // the size of every sample's original picture is known
   int64_t num_flips = 1;        // 2: each image is stored as is and mirrored (--flip both)
   Dtype dtype = Dtype::kF32;    // of mean and logvar: F32, BF16 or F16
@@ -38,20 +38,21 @@ struct StoreInfo {
   };
   std::vector<Shard> shards;
   nlohmann::json source;  // where the images came from, for people
-  bool complete = false;  // false: the extraction was interrupted, or runs now
+  bool complete = false;  // false: the extraction was interrupted or still runs
 
   // Elements of a latent.
   int64_t latent_size(int64_t lane = 0) const { return channels * lanes[static_cast<size_t>(lane)].area(); }
   // The samples of each lane, in the order of `lanes`.
   std::vector<SampleLane> sample_lanes() const;
-  // Every picture of a lane may have been left out. Batches cannot be made of such a lane.
+  // Removes the lanes without samples, from which no batch can be made. Every picture of a lane may have been
+  // left out.
   void drop_empty_lanes();
 };
 
-// Checks every field and their sums; does not touch the shards. `where` names the text in messages. Throws
-// Error.
+// Parses store.json and checks every field and their sums. Does not touch the shards. `where` names the text
+// in messages. Throws Error.
 StoreInfo parse_store_info(std::string_view text, const std::string& where);
-// Reads folder/store.json, of an unfinished store too.
+// Reads folder/store.json, also of an unfinished store.
 StoreInfo read_store_info(const std::string& folder);
 std::string store_info_text(const StoreInfo& info);
 

@@ -20,7 +20,7 @@ void remove_parts(const std::string& out) {
     if (is_part(entry.path())) fs::remove_all(entry.path());
 }
 
-// A second name for the file where the disk allows it, else a copy.
+// Gives the file a second name where the disk allows it, else copies it.
 void place(const fs::path& from, const fs::path& to) {
   std::error_code error;
   fs::remove(to, error);
@@ -29,7 +29,8 @@ void place(const fs::path& from, const fs::path& to) {
   if (error) fail(kWho, "cannot write {}: {}", to.string(), error.message());
 }
 
-// A finished part has only the lanes that it has samples of.
+// Returns the index of `lane` in the store, which has more lanes than a part: a finished part keeps only
+// lanes with samples.
 int64_t lane_in(const StoreInfo& info, const Lane& lane) {
   const auto found = std::find(info.lanes.begin(), info.lanes.end(), lane);
   if (found == info.lanes.end())
@@ -59,7 +60,7 @@ bool prepare_store_parts(const std::string& out, int64_t num_ranks) {
     if (is_part(entry.path()) && !name.ends_with(of_ranks))
       fail(kWho, "{} was begun by another number of ranks ({}): go on with as many, or choose another folder",
            out, name);
-    // Joining was interrupted, perhaps: a shard has its second name here already.
+    // If joining was interrupted, shards have their second names here already.
     if (!is_part(entry.path()) && !name.starts_with("shard-") && name != "store.json.partial")
       fail(kWho, "expected an empty folder or a store, got a folder with {:?} ({}): choose another", name,
            out);

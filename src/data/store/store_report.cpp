@@ -76,7 +76,7 @@ void print_settings(const std::string& folder, const StoreInfo& info, std::FILE*
                         info.autoencoder_fingerprint.empty() ? "unknown" : info.autoencoder_fingerprint));
   print_row(out, "scaling",
             fmt::format("factor {}, shift {}{}", info.scaling_factor, info.shift_factor,
-                        info.already_scaled ? ", held by the latents already" : ""));
+                        info.already_scaled ? ", already applied to the latents" : ""));
   if (!info.source.is_null()) {
     print_row(out, "source", info.source.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace));
   }

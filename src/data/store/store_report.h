@@ -1,4 +1,4 @@
-// What kiln store inspect and kiln store verify say. Torch-free.
+// The reports of kiln store inspect and kiln store verify. Torch-free.
 #pragma once
 #include <cstdint>
 #include <cstdio>
@@ -11,7 +11,7 @@ namespace kiln {
 
 // Moments of a store's latents, from samples spread evenly over it.
 struct LatentStatistics {
-  int64_t num_samples = 0;  // looked at
+  int64_t num_samples = 0;  // that were measured
   struct Channel {
     double mean = 0, mean_std = 0;  // of the posterior means
     double sigma = 0;               // root mean square of the posterior's standard deviation
@@ -22,7 +22,7 @@ struct LatentStatistics {
 };
 LatentStatistics measure_latents(const FeatureStore& store, int64_t max_samples);
 
-// Prints everything store.json and the shards say, and the statistics of at most `max_samples` samples.
+// Prints what store.json and the shards hold, and the statistics of at most `max_samples` samples.
 void inspect_store(const std::string& folder, int64_t max_samples, std::FILE* out);
 
 // Checks every checksum, shape and value. Throws Error, after printing each problem, if there is any.

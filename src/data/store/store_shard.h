@@ -35,8 +35,8 @@ class StoreShard {
   }
   int64_t latent_elements() const { return latent_elements_; }
   int64_t sample_bytes() const { return num_flips_ * latent_bytes_; }  // of its mean, or of its logvar
-  // Compares the bytes of a part of a sample with their checksum, at the first call for it. Throws Error
-  // naming the sample. Thread-safe.
+  // Compares the bytes of a part of a sample with their checksum, at the first call for that part. Throws
+  // Error naming the sample. Thread-safe.
   void check(Part part, int64_t index) const;
   std::string_view name(int64_t index) const { return names_.at(index); }
   std::string_view caption(int64_t index) const { return captions_.at(index); }

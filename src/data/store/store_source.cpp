@@ -12,19 +12,19 @@ namespace fs = std::filesystem;
 
 namespace {
 
-// A part of a source, with its place among the samples of all.
+// A part of a source, with its place in the joined store.
 struct Part {
   StoreInfo info;
   std::string folder;
   double weight = 1;
-  int64_t first = 0;           // its first sample
-  std::vector<int64_t> lanes;  // of the joined store, by its own
+  int64_t first = 0;           // its first sample there
+  std::vector<int64_t> lanes;  // lane of the joined store for each of its own
 };
 
 std::vector<Part> read_parts(std::span<const StoreSource> sources) {
   std::vector<Part> parts;
   for (const StoreSource& source : sources) {
-    // A weight is a share among several sources: on a single one it has no effect.
+    // A weight is a share among several sources, so it has no effect on a single one.
     const double weight = sources.size() > 1 ? source.weight : 1;
     for (const std::string& folder : source.parts())
       parts.push_back({.info = read_store_info(folder), .folder = folder, .weight = weight, .lanes = {}});
@@ -32,7 +32,8 @@ std::vector<Part> read_parts(std::span<const StoreSource> sources) {
   return parts;
 }
 
-// Gives each part its place. Throws Error: parts that do not fit each other.
+// Returns the info of the joined store and gives each part its place. Throws Error: parts that do not fit
+// each other.
 StoreInfo join_infos(std::vector<Part>& parts) {
   StoreInfo joined = parts.front().info;
   joined.shards.clear();
@@ -118,7 +119,7 @@ class JoinedStore : public FeatureStore {
   struct Place {
     const Part* part;
     const FeatureStore* store;
-    int64_t id;  // there
+    int64_t id;  // in that store
   };
   Place place(int64_t id) const {
     if (id < 0 || id >= info_.num_samples)
@@ -132,7 +133,7 @@ class JoinedStore : public FeatureStore {
     const Place at = place(id);
     return (at.store->*what)(at.id);
   }
-  // Reads sample by sample: the next one may be of another part.
+  // Reads sample by sample, because the next one may belong to another part.
   template <class T, class Read>
   void each(std::span<const int64_t> ids, std::span<const uint8_t> flips, std::span<T> out,
             const Read& read) const {
@@ -153,7 +154,7 @@ class JoinedStore : public FeatureStore {
   std::vector<SampleSource> sources_;
 };
 
-// "extract it again with that of A", or why both cannot be one data set.
+// Throws the Error that says why two stores cannot be one data set.
 [[noreturn]] void refuse(const std::string& other, const std::string& first, const std::string& what,
                          const std::string& theirs, const std::string& ours) {
   fail("feature store", "{} has {} {}, {} has {}: extract it again with the settings of {}", other, what,

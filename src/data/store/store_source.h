@@ -1,4 +1,4 @@
-// What a run trains on: feature stores together, each with all that it has grown by. Torch-free.
+// The feature stores that a run trains on, each with the parts that were appended to it. Torch-free.
 #pragma once
 #include <memory>
 #include <span>
@@ -9,35 +9,35 @@
 
 namespace kiln {
 
-// A store that kiln extract --append has made longer is the store of the first extraction and, in folders
-// within it, one for each that was appended: complete stores in their own right, which nothing changes any
-// more. The first parts of a store are therefore what the store was.
+// kiln extract --append adds a part to a store: a folder within it that is a complete store of its own. The
+// first part is the store of the first extraction. Parts never change once they are complete, so the first
+// parts of a longer store are what the store was before.
 
-// The folders of a store's parts in their order, its own first. A part that is not complete yet is left out,
-// with all after it.
+// Returns the folders of a store's parts in order; the first is the store's own. Leaves out a part that is
+// not complete yet, and all after it.
 std::vector<std::string> store_parts(const std::string& store);
-// The folder of part `number`, from 1 on, that is appended to a store.
+// Returns the folder of part `number`, from 1 on, that is appended to a store.
 std::string appended_part_folder(const std::string& store, int64_t number);
 
-// Samples to train on.
+// A store to train on.
 struct StoreSource {
   std::string store;
-  double weight = 1;      // how often they come
-  int64_t num_parts = 0;  // the first ones of its parts; 0: all
+  double weight = 1;      // how often its samples come
+  int64_t num_parts = 0;  // only the first ones of its parts; 0: all
 
-  std::vector<std::string> parts() const;  // folders. Throws Error: there are fewer
+  std::vector<std::string> parts() const;  // their folders; throws Error: there are fewer
 };
 
-// The parts of all sources joined to one store, in which a source's samples follow each other. A single part
+// Opens the parts of all sources as one store, in which a source's samples follow each other. A single part
 // is opened as it is. Throws Error naming the part that does not fit the first one: another autoencoder, size
 // of pictures, flips or class names.
 std::shared_ptr<FeatureStore> open_sources(std::span<const StoreSource> sources);
-// What it will say of itself, from store.json alone; its shards' names are of no use.
+// Returns the info() of that store. Reads only store.json files. The names of the shards are of no use.
 StoreInfo read_sources_info(std::span<const StoreSource> sources);
-// The samples of a pass, weights counted.
+// Returns the number of samples of a pass, with weights.
 int64_t samples_per_epoch(std::span<const StoreSource> sources);
 
-// Throws Error unless samples of both can be trained on together. The names are of folders, for messages.
+// Throws Error unless samples of both stores can be trained on together. Messages name their folders.
 void require_same_features(const StoreInfo& first, const std::string& first_name, const StoreInfo& other,
                            const std::string& other_name);
 

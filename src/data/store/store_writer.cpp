@@ -19,7 +19,7 @@ namespace fs = std::filesystem;
 
 constexpr int64_t kMaxShardBytes = int64_t{256} << 20;
 
-// Creates the folder; refuses one that holds other things.
+// Creates the folder. Throws Error if it holds other things.
 void prepare_folder(const std::string& folder) {
   std::error_code error;
   fs::create_directories(folder, error);
@@ -36,12 +36,12 @@ void prepare_folder(const std::string& folder) {
   }
 }
 
-// The settings of a store, those of its source one by one.
+// Returns the settings of a store, with those of its source one by one.
 nlohmann::json settings_of(StoreInfo info) {
   info.num_samples = 0;
   info.shards.clear();
   info.complete = false;
-  info.autoencoder_path.clear();  // the same one may lie elsewhere now
+  info.autoencoder_path.clear();  // the same autoencoder may lie elsewhere now
   auto fields = nlohmann::json::parse(store_info_text(info));
   const nlohmann::json source = fields["source"];
   if (!source.is_object()) return fields;
@@ -50,16 +50,16 @@ nlohmann::json settings_of(StoreInfo info) {
   return fields;
 }
 
-// A setting for people. `other`: its value in the other store; a switch that is not there is off.
+// Formats a setting for people. `other` is its value in the other store. A missing switch is off.
 std::string setting_text(const nlohmann::json& value, const nlohmann::json& other) {
   if (value.is_boolean()) return value.get<bool>() ? "on" : "off";
   if (value.is_null()) return other.is_boolean() ? "off" : "none";
   return value.dump().substr(0, 60);
 }
 
-// Settings that differ between the store in the folder and what is asked for.
+// Lists the settings in which the store in the folder differs from what is asked for.
 std::string describe_differences(const StoreInfo& there, StoreInfo asked) {
-  // A complete store has lost the lanes that got no sample.
+  // A complete store no longer has the lanes that got no sample.
   const auto is_lost = [&](const Lane& lane) {
     return std::find(there.lanes.begin(), there.lanes.end(), lane) == there.lanes.end();
   };
@@ -98,7 +98,7 @@ class StoreWriter : public FeatureStoreWriter {
     count_complete(empty.lanes);
     const std::string log_path = (fs::path(folder) / "unfinished-shard.log").string();
     if (info_.complete) {
-      fs::remove(log_path);  // left by a kill just before its removal
+      fs::remove(log_path);  // a run killed just before removing the log leaves it
       return;
     }
     log_ = std::make_unique<SampleLog>(log_path);
@@ -141,7 +141,7 @@ class StoreWriter : public FeatureStoreWriter {
   }
 
  private:
-  // Counts what each of the lanes asked for holds; a complete store may have fewer lanes.
+  // Counts the samples of each lane asked for. A complete store may have fewer lanes.
   void count_complete(const std::vector<Lane>& asked) {
     const std::vector<SampleLane> there = info_.sample_lanes();
     for (const Lane& lane : asked) {
@@ -274,10 +274,10 @@ class StoreWriter : public FeatureStoreWriter {
   int64_t lane_ = 0;  // of the shard being filled
   int64_t samples_per_shard_ = 0;
   int64_t num_complete_ = 0;
-  std::vector<int64_t> num_complete_of_;  // each lane asked for
+  std::vector<int64_t> num_complete_of_;  // of each lane asked for
   std::string last_name_;
   ShardColumns columns_;                // the shard being filled
-  std::unique_ptr<SampleLog> log_;      // the same on disk; none once complete
+  std::unique_ptr<SampleLog> log_;      // the same on disk; null once complete
   std::unordered_set<uint64_t> names_;  // hashes of all names
   std::vector<std::byte> mean_, logvar_;
 };

@@ -1,4 +1,4 @@
-// The captions of a data set as a text store keeps them: equal texts once. Torch-free.
+// The captions of a data set as a text store keeps them: equal texts only once. Torch-free.
 #pragma once
 #include <cstdint>
 #include <span>
@@ -7,7 +7,7 @@
 #include <unordered_map>
 #include <vector>
 
-#include "data/images/caption.h"
+#include "data/images/image_dataset.h"
 
 namespace kiln {
 
@@ -15,15 +15,16 @@ namespace kiln {
 class CaptionTable {
  public:
   CaptionTable();
-  // The captions of the next sample; without any it has the empty one. Throws Error: a negative weight, all
-  // weights 0.
+  // Adds the captions of the next sample. Without any it gets the empty one. Throws Error: a negative weight,
+  // or all weights are 0.
   void add_sample(const std::string& name, std::span<const Caption> captions);
 
   int64_t num_entries() const { return static_cast<int64_t>(texts_.size()); }
   int64_t num_samples() const { return static_cast<int64_t>(offsets_.size()) - 1; }
   const std::string& text(int64_t entry) const { return texts_[entry]; }
   int64_t num_without_caption() const { return num_without_caption_; }
-  // Captions of sample i: [offsets()[i], offsets()[i + 1]) of the next three.
+  // The captions of sample i are elements [offsets()[i], offsets()[i + 1]) of entries(), weights() and
+  // kinds().
   const std::vector<int64_t>& offsets() const { return offsets_; }
   const std::vector<int64_t>& entries() const { return entries_; }
   const std::vector<float>& weights() const { return weights_; }

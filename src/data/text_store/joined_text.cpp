@@ -64,7 +64,7 @@ class JoinedText : public TextStore {
     const auto store = static_cast<size_t>(after - firsts.begin() - 1);
     return {store, index - firsts[store]};
   }
-  // The empty caption is the same in all of them, and has one entry.
+  // The empty caption is the same in all stores and has one entry.
   int64_t joined_entry(size_t store, int64_t entry) const {
     return entry == kNullEntry ? kNullEntry : first_entries_[store] + entry;
   }
@@ -84,10 +84,10 @@ class JoinedText : public TextStore {
   }
 
   std::vector<std::shared_ptr<const TextStore>> stores_;
-  // Each store begins at its number here; the last number counts all.
+  // The first sample and entry of each store; the last number counts all.
   std::vector<int64_t> first_samples_{0}, first_entries_{0};
   std::vector<int64_t> entries_;
-  std::vector<size_t> offsets_{0};  // of each sample into entries_
+  std::vector<size_t> offsets_{0};  // where each sample begins in entries_
 };
 
 }  // namespace

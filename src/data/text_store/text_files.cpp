@@ -8,10 +8,10 @@
 namespace kiln {
 namespace {
 
-constexpr const char* kIdentity = "kiln_text_store";  // metadata: what the features are of
+constexpr const char* kIdentity = "kiln_text_store";  // metadata: identity_of() the store
 constexpr const char* kTruncated = "num_truncated";
 
-// All that decides about the features.
+// Returns everything that decides the features, as text.
 std::string identity_of(const TextStoreInfo& info) {
   return fmt::format("{} {} {} {} {} {} {} {}", info.encoder_fingerprint, info.tokenizer_fingerprint,
                      info.captions_fingerprint, dtype_name(info.dtype), info.max_tokens, info.padded,
@@ -32,7 +32,7 @@ std::span<const T> column(const TensorFile& file, const std::string& name, Dtype
   return {reinterpret_cast<const T*>(view.bytes.data()), static_cast<size_t>(view.shape[0])};
 }
 
-// From 0 to `last`, never falling.
+// Throws Error unless the offsets go from 0 to `last` and never fall.
 void check_offsets(std::span<const int64_t> offsets, int64_t last, const char* name,
                    const std::string& path) {
   if (offsets.front() != 0 || offsets.back() != last || !std::is_sorted(offsets.begin(), offsets.end()))
@@ -78,7 +78,7 @@ CaptionsFile::CaptionsFile(const std::string& folder, const TextStoreInfo& info)
     if (captions(sample).count == 0) fail("text store", "sample {} of {} has no caption", sample, path);
   for (const int64_t entry : entries)
     if (entry < 0 || entry >= info.num_entries)
-      fail("text store", "entry {} of {} is not there", entry, path);
+      fail("text store", "entry {} of {} does not exist", entry, path);
   for (const uint8_t kind : kinds)
     if (kind >= info.kinds.size()) fail("text store", "kind {} of {} has no name", kind, path);
   for (const float weight : weights)
@@ -108,7 +108,7 @@ FeaturesFile::FeaturesFile(const std::string& folder, const TextStoreInfo& info,
   const auto& metadata = file_->metadata();
   if (const auto identity = metadata.find(kIdentity);
       identity == metadata.end() || identity->second != identity_of(info))
-    fail("text store", "{} is of other captions or another encoder", path);
+    fail("text store", "{} belongs to other captions or another encoder", path);
   if (const auto count = metadata.find(kTruncated); count != metadata.end())
     std::from_chars(count->second.data(), count->second.data() + count->second.size(), num_truncated_);
   const auto found = file_->tensors().find("features");

@@ -15,7 +15,7 @@ namespace kiln {
 
 std::string captions_path(const std::string& folder);
 std::string features_path(const std::string& folder, int64_t shard);
-// Entries of a shard: [first, first + count).
+// The entries [first, first + count) of a shard.
 struct EntryRange {
   int64_t first = 0, count = 0;
 };
@@ -68,7 +68,7 @@ class FeaturesFile {
   std::span<const std::byte> features_;
   int64_t row_bytes_ = 0, num_truncated_ = 0;
 };
-// `rows_of_entry`: of each entry of the shard; `features`: their rows in that order.
+// `rows_of_entry` has the number of rows of each entry of the shard, `features` the rows in that order.
 void write_features_file(const std::string& folder, const TextStoreInfo& info, int64_t shard,
                          std::span<const int64_t> rows_of_entry, std::span<const std::byte> features,
                          int64_t num_truncated);

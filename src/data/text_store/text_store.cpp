@@ -15,7 +15,7 @@
 namespace kiln {
 namespace {
 
-// The first bits that no finite number has.
+// True if no value is NaN or infinite. Those are the numbers with all bits of the exponent set.
 bool has_only_finite(std::span<const std::byte> features, Dtype dtype) {
   if (dtype == Dtype::kF32) {
     for (size_t i = 0; i < features.size(); i += sizeof(float)) {
@@ -76,7 +76,7 @@ class MappedTextStore : public TextStore {
   static void check_file(const std::string& path, const std::string& expected) {
     const MappedFile file("text store", path);
     if (xxh3_hex(file.bytes()) != expected)
-      fail("text store", "{} is damaged: its checksum is another", path);
+      fail("text store", "{} is damaged: its checksum does not match", path);
   }
 
   static void check_index(const char* what, int64_t index, int64_t size) {
@@ -105,7 +105,7 @@ int64_t TextStore::entry(int64_t sample, double u) const {
   const std::span<const int64_t> choices = entries(sample);
   const std::span<const float> shares = weights(sample);
   double left = u * std::accumulate(shares.begin(), shares.end(), 0.0);
-  size_t last = 0;  // the last one that may be chosen, for a u that rounding carries past the end
+  size_t last = 0;  // the last with a weight above 0: the choice if rounding carries u past the end
   for (size_t i = 0; i < choices.size(); ++i) {
     if (shares[i] <= 0) continue;
     if (left < shares[i]) return choices[i];

@@ -1,4 +1,4 @@
-// text.json: text <-> TextStoreInfo, with every field checked.
+// Converts text.json to TextStoreInfo, with every field checked, and back.
 #include "data/text_store/text_store_info.h"
 
 #include <algorithm>

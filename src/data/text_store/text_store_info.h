@@ -1,4 +1,4 @@
-// What a text store says of itself (text.json), and where it lies. Torch-free.
+// The description of a text store (text.json), and its folder. Torch-free.
 #pragma once
 #include <cstdint>
 #include <string>
@@ -9,37 +9,37 @@
 
 namespace kiln {
 
-// text.json. What a reader must check before it trains on the features.
+// The content of text.json, which a reader must check before it trains on the features.
 struct TextStoreInfo {
   std::string encoder;  // "t5_encoder", "bert", ... (models/text/text_registry.h)
   std::string encoder_fingerprint, tokenizer_fingerprint;
-  std::string encoder_path;  // a hint, no part of what makes two stores the same
+  std::string encoder_path;  // a hint; equal stores may differ in it
   int64_t width = 0;         // D of the features
-  int64_t max_tokens = 0;    // rows of a caption at most
+  int64_t max_tokens = 0;    // the most rows of a caption
   bool padded = false;       // every caption has max_tokens rows, padding included (CLIP)
   Dtype dtype = Dtype::kF16;
-  std::string prefix, suffix;        // around every caption, not around the empty one
+  std::string prefix, suffix;        // around every caption but the empty one
   std::string compute_dtype;         // of the encoder
   std::string captions_fingerprint;  // of the samples' names and captions
   int64_t num_samples = 0;           // of the feature store
-  int64_t num_entries = 0;           // distinct captions, of which the first is the empty one
-  int64_t entries_per_shard = 0;     // but in the last shard
+  int64_t num_entries = 0;           // distinct captions; the first is the empty one
+  int64_t entries_per_shard = 0;     // the last shard may have fewer
   int64_t num_truncated = 0;         // entries that were longer than max_tokens
-  int64_t num_without_caption = 0;   // samples
+  int64_t num_without_caption = 0;   // samples without one
   std::vector<std::string> kinds;    // of captions
-  std::vector<std::string>
-      shards_xxh3;            // of each features file, 16 hexadecimal digits; empty while incomplete
+  // Of each features file, 16 hexadecimal digits; empty while the store is incomplete.
+  std::vector<std::string> shards_xxh3;
   std::string captions_xxh3;  // of captions.safetensors
   bool complete = false;
 
   int64_t num_shards() const { return (num_entries + entries_per_shard - 1) / entries_per_shard; }
 };
 
-// Checks every field; `where` names the text in messages. Throws Error.
+// Parses text.json and checks every field. `where` names the text in messages. Throws Error.
 TextStoreInfo parse_text_store_info(std::string_view text, const std::string& where);
 TextStoreInfo read_text_store_info(const std::string& folder);
 std::string text_store_info_text(const TextStoreInfo& info);
-// Names of the text stores in a feature store's folder: of "text-t5" it is "t5". Sorted.
+// Returns the names of the text stores in a feature store's folder, sorted. The name of "text-t5" is "t5".
 std::vector<std::string> find_text_stores(const std::string& feature_store);
 std::string text_store_folder(const std::string& feature_store, const std::string& name);
 

@@ -13,7 +13,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// What makes two stores the same, each as a user would name it.
+// The settings that equal stores share, each by the name that a user knows.
 std::vector<std::pair<std::string, std::string>> settings_of(const TextStoreInfo& info) {
   return {{"the text encoder", info.encoder + " " + info.encoder_fingerprint},
           {"the tokenizer", info.tokenizer_fingerprint},
@@ -74,7 +74,7 @@ bool TextStoreWriter::has_shard(int64_t shard) const {
     const FeaturesFile file(folder_, info_, shard);
     return true;
   } catch (const Error&) {
-    return false;  // it is written anew
+    return false;  // the shard is written again
   }
 }
 

@@ -1,4 +1,4 @@
-// Writing a text store, shard by shard, in any order and by several processes. Torch-free.
+// Writes a text store shard by shard, in any order and by several processes. Torch-free.
 #pragma once
 #include <cstdint>
 #include <span>
@@ -12,19 +12,20 @@ namespace kiln {
 
 class TextStoreWriter {
  public:
-  // `info`: what is known of the encoder; the counts are set from `table`. Creates the folder, or goes on
-  // with what an interrupted run of the same settings left there. Throws Error naming what differs where the
-  // folder holds a store of another encoder, other settings or other captions.
+  // `info` describes the encoder; its counts are set from `table`. Creates the folder, or continues what an
+  // interrupted run of the same settings left there. Throws Error naming the differences if the folder holds
+  // a store of another encoder, other settings or other captions.
   TextStoreWriter(std::string folder, TextStoreInfo info, const CaptionTable& table);
 
   const TextStoreInfo& info() const { return info_; }
-  bool is_complete() const { return is_complete_; }  // before this run
-  // Whether a shard is there, whole and of this store.
+  bool is_complete() const { return is_complete_; }  // already before this run
+  // True if a shard exists, is whole and belongs to this store.
   bool has_shard(int64_t shard) const;
-  // Rows of each of its entries, and these rows of info().dtype in their order. Atomic.
+  // Writes a shard atomically. `rows_of_entry` has the number of rows of each of its entries, `features`
+  // these rows in order, in info().dtype.
   void write_shard(int64_t shard, std::span<const int64_t> rows_of_entry, std::span<const std::byte> features,
                    int64_t num_truncated);
-  // Once all shards are there: writes the captions and marks the store complete. Throws Error naming a
+  // Writes the captions and marks the store complete. Call it when all shards exist. Throws Error naming a
   // missing shard.
   void finish(const CaptionTable& table);
 

@@ -53,7 +53,7 @@ class DdimSampler : public Sampler {
     const double alpha_t = std::sqrt(bar), sigma_t = std::sqrt(1 - bar);
     at::Tensor x_0 = to_x_0(type_, output, x, alpha_t, sigma_t);
     if (clip_ > 0) x_0 = x_0.clamp(-clip_, clip_);
-    // Eq. 12 and 16; epsilon stays that of the unclipped prediction, as diffusers has it.
+    // Eq. 12 and 16. As in diffusers, epsilon is that of the unclipped prediction.
     const double deviation =
         eta_ * std::sqrt(std::max((1 - previous) / (1 - bar) * (1 - bar / previous), 0.0));
     const double direction = std::sqrt(std::max(1 - previous - deviation * deviation, 0.0));
@@ -66,7 +66,7 @@ class DdimSampler : public Sampler {
   PredictionType type_;
   double clip_, final_alpha_bar_, eta_;
   std::vector<double> timesteps_;
-  std::vector<int64_t> previous_;  // timestep after each step; negative: clean
+  std::vector<int64_t> previous_;  // timestep after each step; negative if clean
 };
 
 }  // namespace

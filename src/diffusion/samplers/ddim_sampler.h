@@ -7,9 +7,8 @@
 
 namespace kiln {
 
-// {"steps", "eta", "scheduler": {...}, "consecutive"}. diffusers steps from t to t - T / steps, whatever the
-// next timestep is; "consecutive": true steps to the next timestep itself, which differs when steps does not
-// divide T.
+// {"steps", "eta", "scheduler": {...}, "consecutive"}. diffusers always steps from t to t - T / steps. With
+// "consecutive": true it steps to the next timestep itself. The two differ if steps does not divide T.
 std::unique_ptr<Sampler> make_ddim_sampler(const nlohmann::json& config);
 
 }  // namespace kiln

@@ -22,7 +22,7 @@ VarianceType parse_variance_type(const JsonConfig& scheduler) {
   if (name == "fixed_large") return VarianceType::kFixedLarge;
   if (name == "learned") return VarianceType::kLearned;
   if (name == "learned_range") return VarianceType::kLearnedRange;
-  return VarianceType::kFixedSmall;  // the log form is the same number
+  return VarianceType::kFixedSmall;  // fixed_small_log is the same number
 }
 
 class DdpmSampler : public Sampler {
@@ -52,7 +52,7 @@ class DdpmSampler : public Sampler {
     const bool last = i + 1 == static_cast<int64_t>(timesteps_.size());
     const double bar = alpha_bars_[static_cast<size_t>(timesteps_[i])];
     const double previous = last ? 1.0 : alpha_bars_[static_cast<size_t>(timesteps_[i + 1])];
-    const double alpha = bar / previous, beta = 1 - alpha;  // of this, possibly longer, step
+    const double alpha = bar / previous, beta = 1 - alpha;  // of this step, which may span several timesteps
     at::Tensor x_0 = to_x_0(type_, output, x, std::sqrt(bar), std::sqrt(1 - bar));
     if (clip_ > 0) x_0 = x_0.clamp(-clip_, clip_);
     // Eq. 7.

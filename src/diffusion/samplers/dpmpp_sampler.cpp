@@ -15,13 +15,13 @@
 namespace kiln {
 namespace {
 
-// The steps of a run: timesteps (integers) and noise levels, one more of these.
+// Integer timesteps and their noise levels, with one more level at the end.
 struct SolverSteps {
   std::vector<double> timesteps;
   std::vector<float> sigmas;
 };
 
-// Evenly spaced log-SNR (Lu et al.'s own spacing).
+// Spaces the log-SNR evenly (Lu et al.'s own spacing).
 std::vector<double> uniform_log_snr_sigmas(const std::vector<float>& log_sigmas, int64_t count) {
   std::vector<double> sigmas;
   for (double ramp : linspace(0, 1, count))
@@ -93,8 +93,7 @@ class DpmppSampler : public Sampler {
     if (order_ < 1 || order_ > 3) fail("dpmpp", "expected solver_order 1, 2 or 3, got {}", order_);
     if (type_ == PredictionType::kVelocity && !flow_) fail("dpmpp", "flow_prediction needs use_flow_sigmas");
     std::vector<double> alpha_bars = diffusers_alpha_bars(scheduler);
-    if (scheduler.get("rescale_betas_zero_snr", false))
-      alpha_bars.back() = std::exp2(-24);  // log(0) is no level
+    if (scheduler.get("rescale_betas_zero_snr", false)) alpha_bars.back() = std::exp2(-24);  // avoids log(0)
     const int64_t count = num_steps(config, static_cast<int64_t>(alpha_bars.size()));
     steps_ = flow_ ? flow_steps(scheduler, count) : schedule_steps(scheduler, alpha_bars, count);
     for (size_t i = 1; i < steps_.sigmas.size(); ++i)
@@ -149,14 +148,14 @@ class DpmppSampler : public Sampler {
   }
 
   int64_t order_at(int64_t i) const {
-    const int64_t left = static_cast<int64_t>(steps_.timesteps.size()) - i;  // steps, this one included
+    const int64_t left = static_cast<int64_t>(steps_.timesteps.size()) - i;  // steps left, this one included
     int64_t order = std::min({order_, i + 1, static_cast<int64_t>(history_.size())});
     if (left == 1 && first_order_last_) order = 1;
     if (left == 2 && second_order_second_last_) order = std::min<int64_t>(order, 2);
     return order;
   }
 
-  // The terms of the first and second differences of x_0 over lambda.
+  // Returns the terms of the first and second differences of x_0 over lambda.
   at::Tensor correction(int64_t i, int64_t order, double h, double rate, double alpha, double base) const {
     const double z = rate * h, decay = std::expm1(-z);
     const double slope = alpha * (decay / z + 1);
@@ -172,7 +171,7 @@ class DpmppSampler : public Sampler {
 
   double curvature(double alpha, double z, double decay) const {
     const double term = (decay + z) / (z * z) - 0.5;
-    // The stochastic form of the reference carries the opposite sign inside: (1 - e^-2h - 2h) / (2h)^2 - 1/2.
+    // The reference's stochastic form has the opposite sign inside: (1 - e^-2h - 2h) / (2h)^2 - 1/2.
     return stochastic_ ? alpha * (-(decay + z) / (z * z) - 0.5) : -alpha * term;
   }
 

@@ -15,11 +15,11 @@ namespace {
 
 struct EulerSteps {
   std::vector<double> timesteps;  // may be fractional
-  std::vector<double> sigmas;     // one more
+  std::vector<double> sigmas;     // one more than timesteps
   double start_scale = 1;
 };
 
-// Both schedulers take fractional timesteps where "linspace" gives them.
+// With "linspace" both schedulers use fractional timesteps.
 std::vector<double> euler_timesteps(const JsonConfig& scheduler, int64_t count, int64_t num_train_timesteps) {
   const std::string spacing =
       scheduler.choice("timestep_spacing", "linspace", {"linspace", "leading", "trailing"});
@@ -33,7 +33,7 @@ std::vector<double> euler_timesteps(const JsonConfig& scheduler, int64_t count, 
   return timesteps;
 }
 
-// With levels of their own, the timesteps follow from these.
+// Replaces the levels by Karras or exponential ones, if configured. The timesteps follow from the levels.
 void respace(const JsonConfig& scheduler, const std::vector<float>& table, EulerSteps& steps) {
   const bool karras = scheduler.get("use_karras_sigmas", false);
   if (!karras && !scheduler.get("use_exponential_sigmas", false)) return;
@@ -48,7 +48,7 @@ void respace(const JsonConfig& scheduler, const std::vector<float>& table, Euler
 
 EulerSteps euler_steps(const JsonConfig& config, const JsonConfig& scheduler) {
   std::vector<double> alpha_bars = diffusers_alpha_bars(scheduler);
-  if (scheduler.get("rescale_betas_zero_snr", false)) alpha_bars.back() = std::exp2(-24);  // 1/0 is no level
+  if (scheduler.get("rescale_betas_zero_snr", false)) alpha_bars.back() = std::exp2(-24);  // avoids 1/0
   std::vector<float> table;
   for (const double alpha_bar : alpha_bars) {
     const float bar = static_cast<float>(alpha_bar);

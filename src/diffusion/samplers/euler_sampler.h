@@ -1,6 +1,6 @@
-// Euler's method on dx / dsigma, and its ancestral variant (Karras et al. 2022, algorithm 1 without churn),
-// as diffusers' EulerDiscreteScheduler and EulerAncestralDiscreteScheduler have them. The samples are not
-// scaled down: x = x_0 + sigma noise.
+// Euler's method on dx / dsigma and its ancestral variant (Karras et al. 2022, algorithm 1 without churn),
+// like diffusers' EulerDiscreteScheduler and EulerAncestralDiscreteScheduler. Samples are not scaled down: x
+// = x_0 + sigma noise.
 #pragma once
 #include <memory>
 #include <nlohmann/json.hpp>

@@ -10,7 +10,8 @@
 namespace kiln {
 namespace {
 
-// Before the shift: given ones, or evenly from the first to the last level of the (shifted) training table.
+// Returns the levels before the shift: the given ones, or evenly spaced ones from the first to the last level
+// of the (shifted) training table.
 std::vector<double> unshifted_sigmas(const JsonConfig& config, int64_t num_train_timesteps, double shift) {
   const int64_t steps = num_steps(config, num_train_timesteps);
   if (config.has("sigmas")) {
@@ -76,7 +77,7 @@ class FlowEulerSampler : public Sampler {
 
  private:
   bool stochastic_;
-  std::vector<float> sigmas_;  // one more than steps; f32, as the reference has them
+  std::vector<float> sigmas_;  // one more than steps; f32 like the reference
   std::vector<double> timesteps_;
 };
 

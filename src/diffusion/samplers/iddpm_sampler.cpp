@@ -7,7 +7,6 @@
 
 #include "core/aten.h"
 #include "core/error.h"
-#include "diffusion/iddpm_tables.h"
 #include "diffusion/losses.h"
 #include "diffusion/samplers/conversion.h"
 #include "diffusion/samplers/spacing.h"
@@ -36,7 +35,7 @@ std::string steps_of(const JsonConfig& config) {
   return config.get<std::string>("steps", "");
 }
 
-// The kept timesteps and the tables of the schedule whose alpha_bar are theirs.
+// The kept timesteps, and the tables of a schedule that has their alpha_bar.
 struct Respaced {
   std::vector<int64_t> kept;
   IddpmTables tables;
@@ -55,7 +54,7 @@ Respaced respace(const JsonConfig& config) {
   return {std::move(kept), IddpmTables(std::move(betas))};
 }
 
-// What both samplers share: respacing, the prediction of x_0, the split of a learned sigma.
+// Both samplers share respacing, the prediction of x_0 and the split of a learned sigma.
 class IddpmSamplerBase : public Sampler {
  public:
   explicit IddpmSamplerBase(const JsonConfig& config)
@@ -72,7 +71,7 @@ class IddpmSamplerBase : public Sampler {
   }
 
  protected:
-  // Step i walks down: row of the tables.
+  // Returns the row of the tables for step i. Steps walk down.
   size_t row(int64_t i) const { return timesteps_.size() - 1 - static_cast<size_t>(i); }
   const IddpmTables& tables() const { return respaced_.tables; }
 
@@ -129,7 +128,7 @@ class IddpmDdimSampler : public IddpmSamplerBase {
                   const StepNoiseFn& noise) override {
     const size_t t = row(i);
     const at::Tensor x_0 = predict_x_0(t, x, epsilon(x, output));
-    // From x_0 again, so that a clipped x_0 counts (Song et al. 2021, eq. 12).
+    // Computed from x_0 again, so clipping counts (Song et al. 2021, eq. 12).
     const at::Tensor direction = (tables().sqrt_recip[t] * x - x_0) / tables().sqrt_recip_minus_one[t];
     const double bar = tables().alpha_bar[t], previous = tables().alpha_bar_prev[t];
     const double sigma = eta_ * std::sqrt((1 - previous) / (1 - bar)) * std::sqrt(1 - bar / previous);
@@ -177,7 +176,7 @@ std::vector<int64_t> respaced_timesteps(int64_t num_train_timesteps, const std::
       fail("iddpm", "cannot take {} sampling steps from {} timesteps (steps \"{}\" of {})", count, size,
            respacing, num_train_timesteps);
     const double stride = count > 1 ? static_cast<double>(size - 1) / static_cast<double>(count - 1) : 1.0;
-    double position = 0;  // summed, not multiplied, and rounded half to even: published runs depend on it
+    double position = 0;  // published runs depend on sums (not products) rounded half to even
     for (int64_t i = 0; i < count; ++i, position += stride)
       kept.insert(start + static_cast<int64_t>(std::nearbyint(position)));
     start += size;

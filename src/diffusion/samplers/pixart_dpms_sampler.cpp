@@ -15,10 +15,10 @@ namespace kiln {
 namespace {
 
 constexpr const char* kWhoDpms = "pixart_dpms";
-constexpr double kLowestLambda = -5.1;  // the schedule ends before its log-SNR falls below
+constexpr double kLowestLambda = -5.1;  // the schedule ends before its half log-SNR falls below this
 constexpr int64_t kOrder = 2;
 
-// 0.5 log(alpha_bar) of the training timesteps.
+// Returns 0.5 log(alpha_bar) of the training timesteps.
 std::vector<double> log_alphas(const JsonConfig& config) {
   std::vector<double> logs;
   if (config.has("scheduler")) {
@@ -38,7 +38,7 @@ std::vector<double> log_alphas(const JsonConfig& config) {
   return logs;
 }
 
-// alpha, sigma and half log-SNR at a continuous time. In f32, as the reference computes them: near t = 0 the
+// Computes alpha, sigma and half log-SNR at a continuous time, in f32 like the reference: near t = 0 the
 // rounding of 1 - alpha^2 is no smaller than the sampler's tolerance.
 class ContinuousSchedule {
  public:

@@ -16,12 +16,12 @@ namespace {
 constexpr int64_t kOrder = 4;
 constexpr int64_t kRungeKuttaCalls = 12;  // three steps
 
-// A model call and the step that it ends in: x goes from one timestep to another (negative: clean).
+// A model call and the step after it, which takes x from one timestep to another (negative: clean).
 struct Call {
   int64_t timestep, from, to;
 };
 
-// Multistep steps, from spaced[first] on.
+// Returns the calls of multistep steps, from spaced[first] on.
 std::vector<Call> multistep_calls(const std::vector<int64_t>& spaced, size_t first, int64_t stride,
                                   bool consecutive) {
   std::vector<Call> calls;
@@ -32,7 +32,8 @@ std::vector<Call> multistep_calls(const std::vector<int64_t>& spaced, size_t fir
   return calls;
 }
 
-// The first step's end is called twice: the step is made again by the mean of the slopes at its ends.
+// Calls the model twice at the end of the first step, to repeat that step with the mean of the slopes at its
+// ends.
 std::vector<Call> plms_calls(const std::vector<int64_t>& spaced, int64_t stride, bool consecutive) {
   std::vector<Call> calls = multistep_calls(spaced, 0, stride, consecutive);
   if (spaced.size() > 1) {
@@ -77,7 +78,7 @@ class PndmSampler : public Sampler {
   const std::vector<double>& timesteps() const override { return timesteps_; }
   bool stochastic() const override { return false; }
   int64_t step_count() const override { return static_cast<int64_t>(spaced_.size()); }
-  // The first step of those that are left is made as a first step: there is no history of those before.
+  // The first step left becomes a first step, since there is no history of skipped steps.
   void skip(int64_t count) override {
     drop_first(spaced_, count);
     make_calls();
@@ -131,7 +132,7 @@ class PndmSampler : public Sampler {
     if (history_.size() > kOrder) history_.pop_back();
   }
 
-  // Adams-Bashforth, of the order that the history allows.
+  // Extrapolates by Adams-Bashforth, of the order that the history allows.
   at::Tensor extrapolated() const {
     const auto& h = history_;
     switch (h.size()) {
@@ -146,7 +147,7 @@ class PndmSampler : public Sampler {
     }
   }
 
-  // Eq. 9 of the paper, along `slope`.
+  // Moves x along `slope` by eq. 9 of the paper.
   at::Tensor transferred(const at::Tensor& x, const Call& call, const at::Tensor& slope) const {
     const double bar = alpha_bars_.at(static_cast<size_t>(call.from));
     const double next = call.to >= 0 ? alpha_bars_[static_cast<size_t>(call.to)] : final_alpha_bar_;
@@ -159,12 +160,12 @@ class PndmSampler : public Sampler {
   PredictionType type_;
   double final_alpha_bar_;
   bool skips_runge_kutta_, consecutive_ = false;
-  int64_t stride_ = 0;           // of the diffusers scheduler's steps
+  int64_t stride_ = 0;           // of a diffusers step, in timesteps
   std::vector<int64_t> spaced_;  // where steps begin
   std::vector<Call> calls_;
   std::vector<double> timesteps_;
   std::deque<at::Tensor> history_;  // model outputs, newest first
-  at::Tensor sum_, start_;          // of the interval at hand
+  at::Tensor sum_, start_;          // of the current interval
 };
 
 }  // namespace

@@ -1,6 +1,6 @@
-// PNDM (Liu et al. 2022, "Pseudo Numerical Methods for Diffusion Models on Manifolds"), as diffusers'
-// PNDMScheduler has it: Runge-Kutta steps of four model calls each, then linear multistep ones; or, with
-// skip_prk_steps, multistep ones alone, of which the first takes two calls (PLMS, Stable Diffusion's).
+// PNDM (Liu et al. 2022, "Pseudo Numerical Methods for Diffusion Models on Manifolds"), like diffusers'
+// PNDMScheduler: Runge-Kutta steps of four model calls each, then linear multistep ones. With skip_prk_steps
+// there are only multistep ones, and the first takes two calls (PLMS, used by Stable Diffusion).
 #pragma once
 #include <memory>
 #include <nlohmann/json.hpp>
@@ -9,9 +9,9 @@
 
 namespace kiln {
 
-// config: steps, scheduler (scheduler_config.json), consecutive (false: multistep steps go T / steps further
-// down, as diffusers has them; true: to the next timestep of the list, and at last to x_0). timesteps() has
-// an entry per model call. Throws Error.
+// config: steps, scheduler (scheduler_config.json), consecutive (false: multistep steps go T / steps down, as
+// in diffusers; true: to the next timestep of the list, at last to x_0). timesteps() has an entry per model
+// call. Throws Error.
 std::unique_ptr<Sampler> make_pndm_sampler(const nlohmann::json& config);
 
 }  // namespace kiln

@@ -7,8 +7,8 @@
 namespace kiln {
 namespace {
 
-// numpy.arange(start, 0, -stride): later elements are multiples of the rounded first difference, which
-// decides how timesteps on a half are rounded.
+// Returns numpy.arange(start, 0, -stride). Later elements are multiples of the rounded first difference,
+// which decides how timesteps on a half round.
 std::vector<double> descending_range(double start, double stride, int64_t at_most) {
   const int64_t count = std::min(static_cast<int64_t>(std::ceil(start / stride)), at_most);
   const double difference = (start - stride) - start;
@@ -24,7 +24,7 @@ std::vector<int64_t> trailing_timesteps(int64_t end, double stride, int64_t coun
   return timesteps;
 }
 
-// linspace or leading timesteps, descending.
+// Returns linspace or leading timesteps, descending.
 std::vector<int64_t> even_timesteps(const JsonConfig& scheduler, const std::string& spacing, int64_t end,
                                     int64_t count) {
   std::vector<int64_t> timesteps;

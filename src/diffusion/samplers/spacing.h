@@ -1,5 +1,4 @@
-// Where samplers put their steps: timesteps and noise levels as diffusers' schedulers space them, rounding
-// included.
+// Spaces the timesteps and noise levels of samplers as diffusers' schedulers do, rounding included.
 #pragma once
 #include <cstdint>
 #include <string>
@@ -9,32 +8,33 @@
 
 namespace kiln {
 
-// `count` values from start to stop, both included, rounded as numpy.linspace rounds.
+// Returns `count` values from start to stop, both included, rounded like numpy.linspace.
 std::vector<double> linspace(double start, double stop, int64_t count);
 
-// Descending timesteps below `end` by "timestep_spacing" (linspace | leading | trailing), as DDIM's and
-// DDPM's schedulers choose them, "steps_offset" included. `default_spacing` is the scheduler's.
+// Returns descending timesteps by "timestep_spacing" (linspace | leading | trailing) and "steps_offset", as
+// the schedulers of DDIM and DDPM choose them. `default_spacing`: the scheduler's default.
 std::vector<int64_t> spaced_timesteps(const JsonConfig& scheduler, int64_t num_sampling_steps,
                                       const std::string& default_spacing);
-// The same for DPM-Solver, whose linspace and leading spacings leave out one more timestep.
+// Returns the timesteps of DPM-Solver, spaced over [0, end). Its linspace and leading spacings leave out one
+// more.
 std::vector<int64_t> spaced_solver_timesteps(const JsonConfig& scheduler, int64_t num_sampling_steps,
                                              int64_t end);
 
-// Descending noise levels: Karras et al. 2022, eq. 5 with rho 7; evenly spaced logarithms.
+// Return descending noise levels: by Karras et al. 2022, eq. 5 with rho 7, or with evenly spaced logarithms.
 std::vector<double> karras_sigmas(double sigma_max, double sigma_min, int64_t count);
 std::vector<double> exponential_sigmas(double sigma_max, double sigma_min, int64_t count);
 
-// The fractional training timestep of a noise level, by interpolation of log(sigma). `log_sigmas`: of the
-// training timesteps, ascending.
+// Returns the fractional training timestep of a noise level by interpolating log(sigma). `log_sigmas`: those
+// of the training timesteps, ascending.
 double timestep_of_sigma(double sigma, const std::vector<float>& log_sigmas);
 
-// Leaves out the first of what a sampler keeps for each step.
+// Drops the first `count` of the values that a sampler keeps per step.
 template <class T>
 void drop_first(std::vector<T>& values, int64_t count) {
   values.erase(values.begin(), values.begin() + count);
 }
 
-// "steps" of a sampler config, at least 1 and at most `most`.
+// Returns "steps" of a sampler config, at least 1 and at most `most`. Throws Error.
 int64_t num_steps(const JsonConfig& config, int64_t most);
 
 }  // namespace kiln

@@ -15,7 +15,7 @@
 namespace kiln {
 namespace {
 
-// Timesteps (integers) and noise levels, one more of these.
+// Integer timesteps and their noise levels, with one more level at the end.
 struct UniPcSteps {
   std::vector<double> timesteps, sigmas;
 };
@@ -27,7 +27,7 @@ UniPcSteps unipc_flow_steps(const JsonConfig& scheduler, int64_t count) {
   std::vector<double> levels = linspace(1, 1 / num_train_timesteps, count + 1);
   levels.pop_back();
   for (const double level : levels) steps.sigmas.push_back(shift_sigma(level, shift));
-  constexpr double kFromPureNoise = 1e-6;  // log(alpha) is no number there
+  constexpr double kFromPureNoise = 1e-6;  // log(alpha) is not a number at 1
   if (std::abs(steps.sigmas[0] - 1) < kFromPureNoise) steps.sigmas[0] -= kFromPureNoise;
   for (const double sigma : steps.sigmas) steps.timesteps.push_back(std::trunc(sigma * num_train_timesteps));
   steps.sigmas.push_back(steps.sigmas.back());
@@ -57,7 +57,7 @@ UniPcSteps unipc_schedule_steps(const JsonConfig& scheduler, const std::vector<f
   return steps;
 }
 
-// The solution of a (n, n) x = b (n), n of 3 at most, by elimination with pivots.
+// Solves a (n, n) x = b (n) for n <= 3 by elimination with pivots.
 std::vector<double> solved(std::vector<std::vector<double>> a, std::vector<double> b) {
   const size_t n = b.size();
   for (size_t column = 0; column < n; ++column) {
@@ -140,7 +140,7 @@ class UniPcSampler : public Sampler {
     history_.push_front(x_0);
     if (static_cast<int64_t>(history_.size()) > order_) history_.pop_back();
     step_order_ = std::min(order_, i + 1);
-    const int64_t left = static_cast<int64_t>(steps_.timesteps.size()) - i;  // steps, this one included
+    const int64_t left = static_cast<int64_t>(steps_.timesteps.size()) - i;  // steps left, this one included
     if (lower_order_final_) step_order_ = std::min(step_order_, left);
     last_ = x;
     return moved(i, step_order_, x, nullptr);
@@ -157,8 +157,8 @@ class UniPcSampler : public Sampler {
     return {alpha, scaled, std::log(alpha) - std::log(scaled)};
   }
 
-  // x at level `from` moved to the next. `arrived`: the prediction there, of which the corrector makes use;
-  // null: the predictor. history_ begins with the prediction at `from`. (algorithms 1 and 2 with B_1 or B_2)
+  // Moves x from level `from` to the next (algorithms 1 and 2 with B_1 or B_2). `arrived`: the prediction at
+  // the next level for the corrector, null for the predictor. history_ begins with the prediction at `from`.
   at::Tensor moved(int64_t from, int64_t order, const at::Tensor& x, const at::Tensor* arrived) const {
     const Level now = level(from), next = level(from + 1);
     const double h = next.lambda - now.lambda, z = -h;
@@ -181,7 +181,7 @@ class UniPcSampler : public Sampler {
     return result - next.alpha * scale * change;
   }
 
-  // How much each difference counts. The lowest orders are those of the reference, not of the equations.
+  // Returns the weight of each difference. The lowest orders follow the reference, not the equations.
   static std::vector<double> weights_of(const std::vector<double>& ratios, double z, double scale) {
     const size_t n = ratios.size();
     if (n == 1) return {0.5};

@@ -1,5 +1,5 @@
 // UniPC (Zhao et al. 2023, "A Unified Predictor-Corrector Framework for Fast Sampling of Diffusion Models")
-// in its data prediction form, as diffusers' UniPCMultistepScheduler has it.
+// in its data prediction form, like diffusers' UniPCMultistepScheduler.
 #pragma once
 #include <memory>
 #include <nlohmann/json.hpp>

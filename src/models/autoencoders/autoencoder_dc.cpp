@@ -36,7 +36,7 @@ Conv2d conv_without_bias(const ParameterScope& scope, const std::string& name, i
           .shape = {.padding = kernel / 2}};
 }
 
-// RMS norm over the channels, with a bias; or batch norm by its running statistics. Both in f32.
+// RMS norm over the channels with a bias, or batch norm with its running statistics. Computes in f32.
 struct DcNorm {
   std::shared_ptr<Parameter> weight, bias, mean, variance;
 
@@ -75,9 +75,9 @@ struct DcResBlock {
   }
 };
 
-// Linear attention with ReLU features (EfficientViT, Cai et al. 2023) over the projection and its further
-// scales. The projection's channels are triples (q, k, v) of a head each: to_q, to_k and to_v are only its
-// thirds.
+// Linear attention with ReLU features (EfficientViT, Cai et al. 2023) over the projection and its extra
+// scales. The projection's channels form a triple (q, k, v) for each head. to_q, to_k and to_v are just its
+// thirds: their outputs are not q, k and v.
 struct DcAttention {
   int64_t head_dim;
   Linear to_q, to_k, to_v, to_out;
@@ -126,7 +126,7 @@ struct DcAttention {
   }
 };
 
-// Inverted bottleneck with a gate: 1x1, depthwise 3x3, x * SiLU(gate), 1x1.
+// An inverted bottleneck with a gate: 1x1, depthwise 3x3, x * SiLU(gate), 1x1.
 struct DcGluConv {
   Conv2d inverted, depth, point;
   DcNorm norm;
@@ -154,12 +154,12 @@ struct DcTransformerBlock {
   }
 };
 
-// (B, C, H, W) -> (B, groups, H, W): the mean over each group of neighbouring channels.
+// Returns the mean over each group of neighbouring channels: (B, C, H, W) -> (B, groups, H, W).
 at::Tensor mean_of_channels(const at::Tensor& x, int64_t groups) {
   return x.unflatten(1, {groups, -1}).mean(2);
 }
 
-// Half the size: a strided convolution, or one whose result is unshuffled.
+// Halves the size by a strided convolution, or by a convolution and pixel unshuffling.
 struct DcDown {
   Conv2d conv;
   int64_t out;
@@ -179,7 +179,7 @@ struct DcDown {
   }
 };
 
-// Twice the size: nearest neighbours and a convolution, or one whose result is shuffled.
+// Doubles the size by nearest neighbours and a convolution, or by a convolution and pixel shuffling.
 struct DcUp {
   Conv2d conv;
   int64_t out;
@@ -267,7 +267,7 @@ struct AutoencoderDc::Decoder {
   std::vector<DcBlock> blocks;
   std::optional<DcNorm> norm_out;
   std::optional<Conv2d> conv_out;
-  std::vector<DcBlock> up_out;  // in the place of conv_out
+  std::vector<DcBlock> up_out;  // replaces conv_out where that is absent
 
   Decoder(const AutoencoderDcConfig& config, const ParameterScope& scope, at::ScalarType compute_dtype)
       : dtype(compute_dtype), shortcut(config.decoder.shortcut), final_relu(config.final_relu) {
@@ -301,7 +301,7 @@ struct AutoencoderDc::Decoder {
 };
 
 AutoencoderDc::AutoencoderDc(const AutoencoderDcConfig& config, const BuildOptions& options)
-    // fp16 on a CPU is storage only: its convolutions are far slower than those of f32.
+    // On a CPU fp16 means storage only, because fp16 convolutions are far slower there than f32 ones.
     : in_channels_(config.in_channels),
       compute_dtype_(options.device.is_cpu() && options.compute_dtype == at::kHalf ? at::kFloat
                                                                                    : options.compute_dtype) {

@@ -15,7 +15,8 @@ void check_size(const std::string& key, size_t got, size_t expected) {
          got);
 }
 
-// A name for all levels, or one for each: whether it is `chosen`, the other choice being `other`.
+// Reads one name for all levels or one for each. Returns per level whether the name is `chosen` rather than
+// `other`.
 std::vector<bool> choices(const JsonConfig& reader, const std::string& key, const std::string& chosen,
                           const std::string& other, bool otherwise, size_t num_levels) {
   if (!reader.has(key)) return std::vector<bool>(num_levels, otherwise);
@@ -70,7 +71,7 @@ DcHalfConfig parse_half(const JsonConfig& reader, const std::string& prefix, std
   return half;
 }
 
-// The parameter-free shortcuts group channels: `a` must be a multiple of `b`.
+// Throws Error unless `a` is a multiple of `b`. The parameter-free shortcuts group channels.
 void check_multiple(const std::string& what, int64_t a, int64_t b) {
   if (b < 1 || a % b != 0)
     fail(kAutoencoderDc, "{}: expected {} channels to be a multiple of {}", what, a, b);

@@ -19,7 +19,7 @@ namespace {
 
 constexpr double kGroupNormEps = 1e-6;
 
-// What every part is built with.
+// Arguments that every part is built with.
 struct Build {
   const AutoencoderKlConfig& config;
   at::ScalarType dtype;  // of activations
@@ -49,8 +49,9 @@ struct Resnet {
   }
 };
 
-// What ATen's flash attention takes on a CPU beside its result: a sum per query, and for every thread a block
-// of scores (cpu_flash_attention in its FlashAttentionKernel.cpp). q (B, 1, N, C).
+// Allocates, for a dry run, what ATen's flash attention on a CPU takes besides its result: a sum per query,
+// and a block of scores for every thread (cpu_flash_attention in its FlashAttentionKernel.cpp).
+// q (B, 1, N, C).
 void touch_attention_scratch(const at::Tensor& q) {
   const int64_t num_queries = q.size(2);
   const int64_t rows = std::min<int64_t>(num_queries >= 768   ? 256
@@ -65,7 +66,8 @@ void touch_attention_scratch(const at::Tensor& q) {
                               at::empty({threads, rows, is_half ? keys : 0}, q.options())};
 }
 
-// On meta ATen would take its composed path, which holds the scores of all pairs: no device does.
+// On meta ATen would take its composed path, which holds the scores of all pairs. No real device does, so
+// meta gets its own path here.
 at::Tensor fused_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v) {
   if (!q.is_meta()) return at::scaled_dot_product_attention(q, k, v);
   ops::OpMark mark("aten::_scaled_dot_product_flash_attention_for_cpu", q, k, v);
@@ -119,7 +121,7 @@ struct MidBlock {
   }
 };
 
-// Resnets, then a convolution that halves or doubles the size (not in the last level).
+// Resnets, then a convolution that halves or doubles the size. The last level has no such convolution.
 struct Level {
   std::vector<Resnet> resnets;
   std::optional<Conv2d> resample;
@@ -135,7 +137,7 @@ struct Level {
   }
 };
 
-// Attention weights of the two generations of files, as parts of their keys.
+// The names of attention weights in the keys of the two generations of files.
 struct AttentionName {
   const char *old_name, *name;
 };
@@ -189,7 +191,7 @@ struct AutoencoderKl::Encoder {
     at::Tensor x = conv_in.forward(channels_last(images, dtype), dtype);
     for (const Level& level : levels) {
       x = level.forward_resnets(x, dtype);
-      // One row and column of zeros, at the right and the bottom only.
+      // Pads one column and one row of zeros, at the right and the bottom only.
       if (level.resample) x = level.resample->forward(at::constant_pad_nd(x, {0, 1, 0, 1}), dtype);
     }
     x = conv_out.forward(norm_out.forward(mid->forward(x, dtype), /*silu=*/true), dtype);
@@ -255,7 +257,7 @@ std::map<std::string, at::Tensor> current_autoencoder_kl_weights(
 }
 
 AutoencoderKl::AutoencoderKl(const AutoencoderKlConfig& config, const BuildOptions& options)
-    // fp16 on a CPU is storage only: its convolutions are far slower than those of f32.
+    // On a CPU fp16 means storage only, because fp16 convolutions are far slower there than f32 ones.
     : in_channels_(config.in_channels),
       compute_dtype_(options.device.is_cpu() && options.compute_dtype == at::kHalf ? at::kFloat
                                                                                    : options.compute_dtype) {

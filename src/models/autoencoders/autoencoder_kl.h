@@ -1,5 +1,5 @@
-// AutoencoderKL, the VAE of Stable Diffusion (Rombach et al. 2022), as diffusers names its config and its
-// weights.
+// AutoencoderKL, the VAE of Stable Diffusion (Rombach et al. 2022), with diffusers' names for its config and
+// its weights.
 #pragma once
 #include <map>
 #include <memory>
@@ -12,7 +12,7 @@
 
 namespace kiln {
 
-// diffusers' config.json; the values here are the SD VAE's.
+// diffusers' config.json. The defaults here are the SD VAE's.
 struct AutoencoderKlConfig {
   int64_t in_channels = 3, out_channels = 3;
   std::vector<int64_t> block_out_channels = {128, 256, 512, 512};
@@ -24,19 +24,19 @@ struct AutoencoderKlConfig {
   bool mid_block_add_attention = true;
 };
 
-// Keys that are absent have diffusers' defaults. Throws Error naming the key for what this implementation
-// does not build.
+// Reads a config. Absent keys have diffusers' defaults. Throws Error naming the key for what is not
+// implemented.
 AutoencoderKlConfig parse_autoencoder_kl_config(const nlohmann::json& config);
 
-// The config of Stable Diffusion's VAE, where it is not the default.
+// The keys of the config of Stable Diffusion's VAE that differ from diffusers' defaults.
 const nlohmann::json& sd_vae_config();
 
-// Key of a weight as diffusers names it today: files of the first generation say query, key, value,
-// proj_attn.
+// Returns diffusers' present key of a weight. Files of the first generation say query, key, value, proj_attn.
 std::string current_autoencoder_kl_key(const std::string& key);
-// The other way round.
+// The inverse: returns the key of the first generation.
 std::string first_autoencoder_kl_key(const std::string& key);
-// The same for a whole file; attention weights stored as 1x1 convolutions (C, C, 1, 1) become (C, C).
+// Renames a whole file to the present keys. Attention weights stored as 1x1 convolutions (C, C, 1, 1) become
+// (C, C).
 std::map<std::string, at::Tensor> current_autoencoder_kl_weights(
     const std::map<std::string, at::Tensor>& weights);
 
@@ -46,7 +46,7 @@ class AutoencoderKl : public Autoencoder {
   AutoencoderKl(const AutoencoderKlConfig& config, const BuildOptions& options);
   ~AutoencoderKl() override;
 
-  // Sides that `downsample` does not divide are rounded down, as the convolutions do it.
+  // Rounds sides that `downsample` does not divide down, as the convolutions do.
   at::Tensor encode(const at::Tensor& images) const override;
   at::Tensor decode(const at::Tensor& raw_latents) const override;
   const ParameterList& parameters() const override { return parameters_; }

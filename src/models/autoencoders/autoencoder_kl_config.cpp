@@ -9,7 +9,7 @@ namespace {
 
 constexpr const char* kWho = "autoencoder_kl";
 
-// One block type per level, all of the one kind that is built.
+// Checks that there is one block type per level, each of the only kind that is built.
 void check_block_types(const JsonConfig& reader, const char* key, const std::string& expected,
                        size_t num_levels) {
   const auto types = reader.get(key, std::vector<std::string>(num_levels, expected));
@@ -29,7 +29,7 @@ const nlohmann::json& sd_vae_config() {
 
 AutoencoderKlConfig parse_autoencoder_kl_config(const nlohmann::json& config) {
   const JsonConfig reader(kWho, config);
-  // What diffusers takes for keys that a file leaves out.
+  // diffusers' defaults for keys that a file leaves out.
   AutoencoderKlConfig c{.block_out_channels = {64}, .layers_per_block = 1};
   c.in_channels = reader.get("in_channels", c.in_channels);
   c.out_channels = reader.get("out_channels", c.out_channels);

@@ -14,7 +14,6 @@
 #include "core/json_config.h"
 #include "models/autoencoders/autoencoder_dc.h"
 #include "models/autoencoders/autoencoder_kl.h"
-#include "models/autoencoders/pixels.h"
 #include "models/autoencoders/tiling.h"
 #include "models/weights.h"
 
@@ -23,6 +22,24 @@ namespace {
 
 namespace fs = std::filesystem;
 using nlohmann::json;
+
+// Stands for no autoencoder: small pictures are their own latents.
+class Pixels : public Autoencoder {
+ public:
+  Pixels() {
+    name = "pixels";
+    fingerprint = "none";
+    latent_channels = 3;
+    downsample = 1;
+    has_posterior = false;
+  }
+  at::Tensor encode(const at::Tensor& images) const override { return images; }
+  at::Tensor decode(const at::Tensor& raw_latents) const override { return raw_latents; }
+  const ParameterList& parameters() const override { return parameters_; }
+
+ private:
+  ParameterList parameters_;  // none
+};
 
 json read_json(const fs::path& path) {
   std::ifstream file(path);
@@ -34,7 +51,7 @@ json read_json(const fs::path& path) {
   }
 }
 
-// Finds the folder of the VAE in that of a whole pipeline.
+// Returns the path of the weights. In a pipeline's folder that is the folder of the VAE.
 fs::path weights_path_of(const std::string& path) {
   if (!fs::exists(path))
     fail("autoencoder", "{} does not exist: give \"pixels\", a diffusers folder or a weights file", path);
@@ -47,7 +64,7 @@ fs::path config_path_of(const fs::path& weights) {
   return (fs::is_directory(weights) ? weights : weights.parent_path()) / "config.json";
 }
 
-// The SD VAE's when a file has none beside it.
+// Reads the config. A weights file without a config beside it has the SD VAE's.
 json config_of(const fs::path& weights) {
   const fs::path path = config_path_of(weights);
   if (!fs::exists(path) && fs::is_directory(weights))
@@ -58,7 +75,8 @@ json config_of(const fs::path& weights) {
 
 using WeightMap = std::map<std::string, at::Tensor>;
 
-// A class of diffusers' that is built: by its config, and the weights of its files under its own keys.
+// A supported class of diffusers: builds it from a config, and brings a file's weights under the class's
+// keys.
 struct AutoencoderClass {
   const char* class_name;
   std::unique_ptr<Autoencoder> (*build)(const json& config, const BuildOptions& options);
@@ -85,8 +103,8 @@ const AutoencoderClass& class_of(const json& config, const fs::path& weights) {
        weights.string(), name);
 }
 
-// XXH3 over key, shape and f32 values in key order: the same for both key generations, folders and single
-// files.
+// Returns XXH3 of keys, shapes and f32 values in the order of keys. It is the same for both key generations,
+// for folders and for single files.
 std::string weights_fingerprint(const ParameterList& parameters) {
   std::map<std::string, at::Tensor> sorted;
   for (const auto& parameter : parameters) sorted.emplace(parameter->key, parameter->value);
@@ -123,9 +141,10 @@ std::unique_ptr<Autoencoder> load_autoencoder(const std::string& path, at::Devic
   const AutoencoderClass& known = class_of(config, weights_path);
   auto autoencoder = known.build(config, {.device = device, .compute_dtype = compute_dtype});
   if (!fs::exists(config_path_of(weights_path)))
-    fmt::print(stderr,
-               "note: no config.json beside {}: taken for a Stable Diffusion VAE, scaling factor 0.18215\n",
-               weights_path.string());
+    fmt::print(
+        stderr,
+        "note: no config.json beside {}: assuming a Stable Diffusion VAE with scaling factor 0.18215\n",
+        weights_path.string());
   const WeightMap weights = known.weights(load_tensors(weights_path.string()));
   if (std::ranges::none_of(weights, [](const auto& entry) { return entry.first.starts_with("encoder."); }))
     fail("autoencoder", "{} has no encoder: give the whole autoencoder, not its decoder alone",

@@ -11,10 +11,10 @@
 #include <utility>
 #include <vector>
 
+#include "core/allocations.h"
 #include "core/aten.h"
 #include "core/dry_run.h"
 #include "core/error.h"
-#include "core/meta_meter.h"
 #include "core/units.h"
 
 namespace kiln {
@@ -24,13 +24,13 @@ constexpr int64_t kHeight = 2, kWidth = 3;  // dimensions of (B, C, H, W)
 
 using Half = std::function<at::Tensor(const at::Tensor&)>;
 
-// Tiles of what a half is given and of what it makes of them, in their own pixels.
+// Tiles of the input and of the output of encode or decode, each in its own pixels.
 struct Grid {
-  int64_t side = 0, stride = 0;          // given
-  int64_t out_side = 0, out_stride = 0;  // made
+  int64_t side = 0, stride = 0;          // of the input
+  int64_t out_side = 0, out_stride = 0;  // of the output
 };
 
-// Goes over from the end of `before` to the beginning of `tile`, which changes.
+// Blends the end of `before` linearly into the beginning of `tile`, in place.
 void blend(const at::Tensor& before, const at::Tensor& tile, int64_t dimension, int64_t overlap) {
   const int64_t extent = std::min({before.size(dimension), tile.size(dimension), overlap});
   if (extent == 0) return;
@@ -44,7 +44,7 @@ void blend(const at::Tensor& before, const at::Tensor& tile, int64_t dimension, 
 
 at::Tensor in_tiles(const at::Tensor& x, const Grid& grid, const Half& half) {
   const int64_t height = x.size(kHeight), width = x.size(kWidth), overlap = grid.out_side - grid.out_stride;
-  std::vector<at::Tensor> rows, above;  // above: the last lines of the tiles over the row
+  std::vector<at::Tensor> rows, above;  // above: the last lines of the row of tiles above
   for (int64_t top = 0; top < height; top += grid.stride) {
     std::vector<at::Tensor> row, ends;
     at::Tensor left;
@@ -91,7 +91,7 @@ class TiledAutoencoder : public Autoencoder {
   using Whole = at::Tensor (Autoencoder::*)(const at::Tensor&) const;
   using Tiled = at::Tensor (*)(const Autoencoder&, const at::Tensor&, const Tiles&);
 
-  // `scale`: pixels of the picture in one of x.
+  // `scale`: picture pixels along a side of one pixel of x.
   at::Tensor run(const at::Tensor& x, int64_t scale, Whole whole, Tiled tiled) const {
     const bool is_larger = x.dim() == 4 && std::max(x.size(kHeight), x.size(kWidth)) * scale > tiles_.side;
     if (!is_larger || x.is_meta()) return (*whole_.*whole)(x);
@@ -107,7 +107,7 @@ class TiledAutoencoder : public Autoencoder {
     return at::cat(parts);
   }
 
-  // Samples of x at once; 0: not even one.
+  // Returns how many samples of x fit at once. 0: not even one.
   int64_t batch_with_room(const at::Tensor& x, Whole whole) const {
     int64_t batch = x.size(0);
     while (batch > 0 && peak_bytes(x, batch, whole) > tiling_.room_bytes) batch /= 2;
@@ -132,8 +132,8 @@ class TiledAutoencoder : public Autoencoder {
     said_ = true;
     fmt::print(
         stderr,
-        "autoencoder: a picture of {} x {} takes {:.2f} GiB at once, {:.2f} GiB are there: it is cut into "
-        "tiles of {} pixels\n",
+        "autoencoder: a whole picture of {} x {} takes {:.2f} GiB, {:.2f} GiB are free: it is cut into tiles "
+        "of {} pixels\n",
         x.size(kHeight) * scale, x.size(kWidth) * scale, gib(needed), gib(tiling_.room_bytes), tiles_.side);
   }
 

@@ -18,7 +18,8 @@ constexpr double kLayerNormEps = 1e-6;
 constexpr int64_t kFrequencySize = 256;  // width of the sinusoidal timestep embedding
 constexpr double kEmbeddingStd = 0.02;
 
-// The adaLN vectors of one image: num_parts tensors (B, D), views of one projection. (sec. 3.2, "adaLN-Zero")
+// Returns the adaLN vectors of each image: num_parts tensors (B, D), views of one projection. (sec. 3.2,
+// "adaLN-Zero")
 std::vector<at::Tensor> adaln_vectors(const Linear& projection, const at::Tensor& conditioning,
                                       int64_t num_parts, at::ScalarType compute_dtype) {
   const at::Tensor packed = projection.forward(conditioning, compute_dtype);  // (B, num_parts * D)
@@ -29,8 +30,8 @@ Linear zero_linear(const ParameterScope& scope, const std::string& name, int64_t
   return scope.linear(name, in, out, Init::zeros());
 }
 
-// x_t, t, y -> tokens (B, N, D) f32 and SiLU(t_emb + y_emb) (B, D) f32. Every consumer of the conditioning
-// takes its SiLU, so it is applied once, here.
+// x_t, t, y -> tokens (B, N, D) f32 and SiLU(t_emb + y_emb) (B, D) f32. SiLU is applied here once, because
+// all readers of the conditioning need it.
 class DitEmbed : public Segment {
  public:
   DitEmbed(const DitConfig& config, const BuildOptions& options)
@@ -99,7 +100,7 @@ class DitBlock : public Segment {
     const auto adaln = adaln_vectors(adaln_, state.conditioning, 6, compute_dtype_);
     const at::Tensor &shift_msa = adaln[0], &scale_msa = adaln[1], &gate_msa = adaln[2];
     const at::Tensor &shift_mlp = adaln[3], &scale_mlp = adaln[4], &gate_mlp = adaln[5];
-    // (B, N, D), the residual stream, and what a branch reads of it.
+    // (B, N, D): the residual stream and its modulated norm, which the branch reads.
     const auto [x, attended] =
         ops::adaln_branch(state.hidden, shift_msa, scale_msa, kLayerNormEps, compute_dtype_);
     const auto [middle, mixed] = ops::gated_residual_adaln(x, gate_msa, attention(attended), shift_mlp,
@@ -148,7 +149,7 @@ class DitFinal : public Segment {
   Linear linear_, adaln_;
 };
 
-// Matrix products of one image; norms and activations are not counted.
+// Counts the matrix products of one image, without norms and activations.
 double forward_flops(const DitConfig& c) {
   const double tokens = static_cast<double>(c.num_tokens()), width = static_cast<double>(c.hidden_size);
   const double patch = static_cast<double>(c.patch_size * c.patch_size),

@@ -1,5 +1,4 @@
-#include "models/denoisers/dit_diffusers.h"
-
+// DiT's weights between the published keys and those of diffusers' DiTTransformer2DModel.
 #include <fmt/ranges.h>
 
 #include <array>
@@ -7,6 +6,7 @@
 
 #include "core/aten.h"
 #include "core/error.h"
+#include "models/denoisers/dit.h"
 
 namespace kiln {
 namespace {
@@ -31,7 +31,7 @@ std::vector<KeyPair> plain_layers(int64_t depth) {
   return layers;
 }
 
-// Published key, and diffusers' key within a block.
+// Pairs of the published key and diffusers' key within a block.
 std::vector<KeyPair> embedder_tensors() {
   std::vector<KeyPair> keys = {
       {"y_embedder.embedding_table.weight", "norm1.emb.class_embedder.embedding_table.weight"}};
@@ -43,7 +43,7 @@ std::vector<KeyPair> embedder_tensors() {
   return keys;
 }
 
-// The table that DiT and diffusers compute, as the model itself makes it.
+// Returns the table that DiT and diffusers compute, taken from the model itself.
 at::Tensor position_table(const DitConfig& config) {
   const auto model = build_dit(config, {.device = at::kMeta});
   for (const auto& parameter : model->parameters())
@@ -128,7 +128,7 @@ DitConfig parse_dit_diffusers_config(const json& config, const std::string& sour
   require("attention_bias", true, true);
   require("norm_elementwise_affine", false, false);
   try {
-    // Defaults are those of the class.
+    // The defaults here are those of diffusers' class.
     DitConfig result;
     result.num_heads = config.value("num_attention_heads", int64_t{16});
     result.hidden_size = result.num_heads * config.value("attention_head_dim", int64_t{72});
@@ -142,7 +142,7 @@ DitConfig parse_dit_diffusers_config(const json& config, const std::string& sour
     if (!out_channels.is_null() && out_channels.get<int64_t>() != result.out_channels())
       fail("convert", "out_channels is {}: expected {} or {} ({})", out_channels.get<int64_t>(),
            result.in_channels, 2 * result.in_channels, source);
-    return parse_dit_config(to_json(result));  // validated
+    return parse_dit_config(to_json(result));  // validates
   } catch (const json::exception& error) {
     fail("convert", "the config has a value of a wrong type ({}): {}", source, error.what());
   }

@@ -1,13 +1,11 @@
-#include "models/denoisers/dit_family.h"
-
 #include "models/denoisers/dit.h"
-#include "models/denoisers/dit_diffusers.h"
+#include "models/denoisers/families.h"
 
 namespace kiln {
 
 namespace {
 
-// With features made before.
+// Options of a run whose features were extracted before.
 constexpr const char* kFastOptions = R"({"compute-dtype": "fp16", "recompute": "all", "tf32": true})";
 
 }  // namespace
@@ -25,10 +23,10 @@ Family dit_family() {
           .published = {{"DiT-XL/2", 256, 256, 1e-4, 7'000'000, "DiT-XL/2's published 7M steps", 64},
                         {"DiT-XL/2", 512, 256, 1e-4, 3'000'000, "DiT-XL/2's published 3M steps", 64},
                         {"DiT-", 0, 256, 1e-4, 400'000, "DiT's 400K steps", 64}},
-          // Every published width with many and with few rows, 16 to 1,024 tokens; short batches, so that a
-          // step takes a fraction of a second, and as many blocks as it takes for a step to fall out of the
-          // caches, as a whole model's does: what a backward reads was written long before. What matters most
-          // comes first, for where time runs out.
+          // Every published width, with many and with few rows, and 16 to 1,024 tokens. Batches are small, so
+          // that a step takes a fraction of a second. There are enough blocks that a step does not fit the
+          // caches, as with a whole model: backward reads what was written long before. The most important
+          // come first, in case time runs out.
           .calibration = {{384, 6, 6, 2, 256, 4},
                           {768, 12, 3, 4, 256, 16},
                           {1152, 16, 2, 8, 256, 12},

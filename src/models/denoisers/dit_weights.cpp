@@ -7,10 +7,10 @@
 namespace kiln {
 namespace {
 
-// What shapes alone cannot tell.
+// Facts that shapes alone do not tell.
 struct DitHints {
-  std::optional<int64_t> input_size{};  // for weights without pos_embed; else 32
-  std::optional<int64_t> num_heads{};   // else hidden_size / 64 (XL: 16)
+  std::optional<int64_t> input_size{};  // of weights without pos_embed; 32 if not given
+  std::optional<int64_t> num_heads{};   // hidden_size / 64 if not given (XL: 16)
   bool has_null_class = true;  // the label table ends with the null class, as in every published checkpoint
 };
 
@@ -24,7 +24,7 @@ DitHints parse_hints(const nlohmann::json& known) {
   return hints;
 }
 
-constexpr int64_t kHeadDim = 64;         // S, B and L
+constexpr int64_t kHeadDim = 64;         // of S, B and L
 constexpr int64_t kXlHiddenSize = 1152;  // XL has 16 heads of 72
 constexpr int64_t kXlNumHeads = 16;
 constexpr int64_t kDefaultInputSize = 32;  // 256 x 256 pixels
@@ -51,7 +51,7 @@ int64_t input_size_of(const std::vector<int64_t>* pos_embed, int64_t patch_size,
   return grid * patch_size;
 }
 
-// The label table is taken to end with the null class where the hints do not say otherwise.
+// Assumes that the label table ends with the null class unless the hints say otherwise.
 std::optional<DitConfig> config_of(const WeightShapes& shapes, const DitHints& hints) {
   const auto* patch = find_shape(shapes, "x_embedder.proj.weight", 4);  // (D, C, p, p)
   const auto* fc1 = find_shape(shapes, "blocks.0.mlp.fc1.weight", 2);   // (mlp, D)
@@ -67,7 +67,7 @@ std::optional<DitConfig> config_of(const WeightShapes& shapes, const DitHints& h
     fail("dit", "x_embedder.proj.weight is empty");
   config.num_heads = num_heads_of(config.hidden_size, hints);
   config.mlp_ratio = static_cast<double>((*fc1)[0]) / static_cast<double>(config.hidden_size);
-  // The quotient may round to the wrong side of a whole number of rows.
+  // The quotient may be rounded down, and mlp_size() would then be a row short.
   if (config.mlp_size() < (*fc1)[0]) config.mlp_ratio = std::nextafter(config.mlp_ratio, 1e9);
   config.depth = 0;
   while (shapes.contains(fmt::format("blocks.{}.mlp.fc1.weight", config.depth))) ++config.depth;

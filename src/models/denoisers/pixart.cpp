@@ -18,14 +18,14 @@
 namespace kiln {
 namespace {
 
-constexpr double kQkNormEps = 1e-5;  // PyTorch's default, of the norms with weights
+constexpr double kQkNormEps = 1e-5;  // PyTorch's default, for norms with weights
 constexpr double kPixartFinalNormEps = 1e-6;
 
 const PixartKeys& keys_of(const PixartConfig& config) {
   return config.keys == PixartConfig::Keys::kRepository ? kPixartRepositoryKeys : kPixartDiffusersKeys;
 }
 
-// One projection to several parts, as one weight or as one each.
+// A projection to several parts, as one weight or as a weight for each part.
 class PartProjection {
  public:
   PartProjection() = default;
@@ -59,7 +59,7 @@ class PartProjection {
   std::vector<Linear> linears_;
 };
 
-// Thins keys and values on their grid.
+// Thins out keys and values on the grid of patches.
 class KvCompression {
  public:
   KvCompression() = default;
@@ -87,7 +87,7 @@ class KvCompression {
       fail("pixart", "a grid of {} x {} patches is too small to compress keys and values by {}", grid.height,
            grid.width, factor_);
     const at::Tensor pixels = x.view({x.size(0), grid.height, grid.width, x.size(2)});
-    if (sampling_ != Sampling::kConvolution)  // nearest interpolation by a whole factor takes the same pixels
+    if (sampling_ != Sampling::kConvolution)  // same as nearest interpolation by a whole factor
       return pixels.slice(1, 0, rows * factor_, factor_)
           .slice(2, 0, columns * factor_, factor_)
           .reshape({x.size(0), rows * columns, x.size(2)});
@@ -193,7 +193,7 @@ class PixartEmbed : public Segment {
                               1);
   }
 
-  // (T, D) f32, to whose gradient every block adds.
+  // (T, D); f32 because every block adds to its gradient.
   at::Tensor text(const TextRows& captions) const {
     const at::Tensor rows = null_caption_ ? rows_with_nulls(captions, null_caption_->value) : captions.rows;
     return (config_.projects_captions ? captions_.forward(rows, compute_dtype_) : rows).to(at::kFloat);
@@ -265,7 +265,7 @@ class PixartBlock : public Segment {
     return self_out_.forward(attended, compute_dtype_);
   }
 
-  // Norms over the whole width, then fewer keys and values.
+  // Applies norms over the whole width, then thins out keys and values.
   at::Tensor normed_attention(const at::Tensor& qkv, const PatchGrid& grid) const {
     at::Tensor q = qkv.select(2, 0), k = qkv.select(2, 1), v = qkv.select(2, 2);  // (B, N, H, d)
     if (qk_norm_) {
@@ -330,7 +330,7 @@ class PixartFinal : public Segment {
   ModulatedFinal last_;
 };
 
-// Matrix products of one picture of the size it was built for with a caption of full length.
+// Counts the matrix products of one picture of the model's size with a caption of full length.
 double forward_flops(const PixartConfig& c) {
   const double tokens = static_cast<double>(c.num_tokens()), width = static_cast<double>(c.hidden_size);
   const double rows = static_cast<double>(c.model_max_length), mlp = static_cast<double>(c.mlp_size());

@@ -20,7 +20,7 @@ struct PublishedPixart {
   int64_t model_max_length;
   bool multi_scale, micro_condition, compresses;
 };
-// configs/pixart_{alpha,sigma}_config of the repository. The 256 px models are of one size.
+// From configs/pixart_{alpha,sigma}_config of the repository. The 256 px models take one size.
 constexpr std::array kPublishedPixart = {
     PublishedPixart{"PixArt-Alpha-XL/2-256", 32, 1, 120, false, false, false},
     PublishedPixart{"PixArt-Alpha-XL/2-512", 64, 1, 120, true, false, false},
@@ -32,7 +32,7 @@ constexpr std::array kPublishedPixart = {
     PublishedPixart{"PixArt-Sigma-XL/2-2K", 256, 4, 300, true, false, false},
 };
 constexpr int64_t kFirstCompressed = 14, kPixartXlDepth = 28, kPixartXlWidth = 1152, kPixartXlHeads = 16;
-constexpr int64_t kPixartHeadDim = 64;  // of a width that is none of the published
+constexpr int64_t kPixartHeadDim = 64;  // for widths other than the published ones
 
 struct NamedSampling {
   const char* name;
@@ -96,7 +96,7 @@ class PixartShapes {
  public:
   explicit PixartShapes(const WeightShapes& shapes) : shapes_(shapes) {}
   bool has(const std::string& key) const { return shapes_.contains(key); }
-  int64_t dimension(const std::string& key, size_t dim) const {  // 0: there is none
+  int64_t dimension(const std::string& key, size_t dim) const {  // 0 if there is none
     const auto found = shapes_.find(key);
     return found != shapes_.end() && dim < found->second.size() ? found->second[dim] : 0;
   }
@@ -105,7 +105,7 @@ class PixartShapes {
   const WeightShapes& shapes_;
 };
 
-// Which blocks have a strided convolution, and its stride.
+// Returns the config of compression: the blocks that have a strided convolution, and its stride.
 json compression_of(const PixartShapes& shapes, int64_t depth) {
   json layers = json::array();
   int64_t factor = 1;
@@ -213,7 +213,7 @@ json complete_pixart_config(const json& config, const WeightShapes& weights) {
   tell("num_heads", num_heads_of(width));
   double mlp_ratio =
       static_cast<double>(shapes.dimension("blocks.0.mlp.fc1.weight", 0)) / static_cast<double>(width);
-  // The quotient may round to the wrong side of a whole number of rows.
+  // The quotient may be rounded down, and mlp_size() would then be a row short.
   if (static_cast<double>(width) * mlp_ratio <
       static_cast<double>(shapes.dimension("blocks.0.mlp.fc1.weight", 0)))
     mlp_ratio = std::nextafter(mlp_ratio, 1e9);

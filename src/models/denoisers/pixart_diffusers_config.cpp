@@ -11,12 +11,11 @@ namespace {
 using nlohmann::json;
 
 constexpr const char* kPixartDiffusers = "pixart_diffusers";
-constexpr int64_t kMicroConditionSize =
-    128;  // sample_size whose models are told the picture's size by default
+constexpr int64_t kMicroConditionSize = 128;  // models of this sample_size take the picture's size by default
 constexpr int64_t kAlphaMaxTokens = 120, kSigmaMaxTokens = 300;
 constexpr int64_t kPublishedHeadDim = 72, kHeadDimElsewhere = 64;
 
-// Keys without influence on the model's output in inference and training without dropout.
+// Skips keys that do not change the output in inference and in training without dropout.
 void skip_inert(const JsonConfig& reader) {
   reader.get("dropout", 0.0);
   reader.get<int64_t>("norm_num_groups", 32);

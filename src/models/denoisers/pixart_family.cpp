@@ -1,7 +1,5 @@
-#include "models/denoisers/pixart_family.h"
-
+#include "models/denoisers/families.h"
 #include "models/denoisers/pixart.h"
-#include "models/denoisers/pixart_weights.h"
 
 namespace kiln {
 namespace {
@@ -28,9 +26,9 @@ Family pixart_family() {
       .recognise = recognise_pixart,
       .formats = {pixart_diffusers_format()},
       .file_keys = {pixart_file_keys()},
-      // Table 4 of PixArt-alpha's paper (arXiv 2310.00426). Its repository and PixArt-sigma's take 2e-5 times
-      // the root of batch / 256 (configs/*, auto_lr), which is the rate here. PixArt-sigma's configs name no
-      // batch of all GPUs.
+      // Batches and steps are from table 4 of PixArt-alpha's paper (arXiv 2310.00426). Rates follow its
+      // repository and PixArt-sigma's: 2e-5 times the root of batch / 256 (configs/*, auto_lr).
+      // PixArt-sigma's configs do not say the batch of all GPUs.
       .published = {{"PixArt-Alpha-XL/2-256", 256, 178 * 64, 1.334e-4, 240'000,
                      "PixArt-alpha's 150K and 90K steps at 256 px, after 300K of ImageNet"},
                     {"PixArt-Alpha-XL/2-512", 512, 40 * 64, 6.32e-5, 100'000,

@@ -3,7 +3,7 @@
 
 namespace kiln {
 
-// In `block` and below, names within a block.
+// The names of layers. From self_out on they are names within a block.
 struct PixartKeys {
   const char *patch, *timestep_1, *timestep_2, *modulation, *caption_1, *caption_2;
   const char *size_1, *size_2, *aspect_1, *aspect_2, *final_linear, *final_table, *blocks;
@@ -48,7 +48,7 @@ inline constexpr PixartKeys kPixartDiffusersKeys = {
     .mlp_1 = "ff.net.0.proj",
     .mlp_2 = "ff.net.2"};
 
-// Repository: one projection. diffusers: one for each part.
+// The repository has one projection, diffusers one for each part.
 inline constexpr const char* kPixartQkv = "attn.qkv";
 inline constexpr const char* kPixartKv = "cross_attn.kv_linear";
 inline constexpr const char* kPixartQkvParts[] = {"attn1.to_q", "attn1.to_k", "attn1.to_v"};

@@ -1,15 +1,16 @@
-#include "models/denoisers/pixart_weights.h"
-
+// PixArt's weights in the repository's keys and in those of diffusers' PixArtTransformer2DModel.
 #include "core/aten.h"
 #include "core/error.h"
+#include "models/denoisers/pixart.h"
 #include "models/denoisers/pixart_keys.h"
+#include "models/parts/key_map.h"
 
 namespace kiln {
 namespace {
 
 using nlohmann::json;
 
-constexpr double kTableTolerance = 1e-5;  // f64 against f32, values within [-1, 1]
+constexpr double kTableTolerance = 1e-5;  // between tables in f64 and f32, values within [-1, 1]
 constexpr const char* kPosEmbed = "pos_embed";
 constexpr int64_t kAlphaTokens = 120;
 constexpr const char* kNullCaption = "y_embedder.y_embedding";
@@ -21,7 +22,7 @@ at::Tensor position_table_of(const PixartConfig& config) {
   throw std::logic_error("PixArt has no pos_embed");
 }
 
-// A model of one size uses the table of its file.
+// Throws Error when a model of one size has another table in its file than diffusers would compute.
 void check_table(const PixartConfig& config, const TensorMap& weights) {
   const auto found = weights.find(kPosEmbed);
   if (config.multi_scale || found == weights.end()) return;
@@ -39,32 +40,14 @@ void check_table(const PixartConfig& config, const TensorMap& weights) {
          config.pe_interpolation, difference);
 }
 
-}  // namespace
-
-std::optional<RecognisedModel> recognise_pixart(const WeightShapes& shapes, const json& hints) {
-  for (const char* key : {"x_embedder.proj.weight", "t_block.1.weight", "blocks.0.scale_shift_table",
-                          "blocks.0.cross_attn.kv_linear.weight", "blocks.0.mlp.fc1.weight"})
-    if (!shapes.contains(key)) return std::nullopt;
-  if (shapes.contains("attention_y_norm.weight")) return std::nullopt;  // a descendant's
-  RecognisedModel model{.config = to_json(parse_pixart_config(complete_pixart_config(hints, shapes))),
-                        .assumed = {}};
-  for (const char* key : {"num_heads", "pe_interpolation"})
-    if (!hints.contains(key)) model.assumed.push_back(key);
-  return model;
+// Returns the same config for the repository's keys.
+PixartConfig in_repository_keys(PixartConfig config) {
+  config.keys = PixartConfig::Keys::kRepository;
+  return config;
 }
 
-std::optional<RecognisedModel> recognise_pixart_diffusers(const WeightShapes& shapes, const json& hints) {
-  for (const char* key : {"pos_embed.proj.weight", "adaln_single.linear.weight",
-                          "transformer_blocks.0.attn2.to_k.weight", "transformer_blocks.0.ff.net.2.weight"})
-    if (!shapes.contains(key)) return std::nullopt;
-  const json completed = complete_pixart_diffusers_config(hints, shapes);
-  RecognisedModel model{.config = pixart_diffusers_config(parse_pixart_diffusers_config(completed)),
-                        .assumed = {}};
-  for (const char* key : {"num_attention_heads", "sample_size", "interpolation_scale"})
-    if (!hints.contains(key)) model.assumed.push_back(key);
-  return model;
-}
-
+// Maps the repository's keys, which are the fused set, to diffusers'. Neither qk norm nor compression has
+// keys in diffusers.
 KeyMap pixart_key_map(const PixartConfig& config) {
   const PixartKeys &repository = kPixartRepositoryKeys, &diffusers = kPixartDiffusersKeys;
   KeyMap map;
@@ -96,6 +79,8 @@ KeyMap pixart_key_map(const PixartConfig& config) {
   return map;
 }
 
+// Throws Error for what diffusers' class cannot express. The null caption has no place there: pipelines
+// encode "".
 TensorMap pixart_to_diffusers(const PixartConfig& config, const TensorMap& weights,
                               const std::string& source) {
   pixart_diffusers_config(config);  // throws for what the class cannot express
@@ -103,21 +88,43 @@ TensorMap pixart_to_diffusers(const PixartConfig& config, const TensorMap& weigh
   return parted_weights(pixart_key_map(config), weights, source);
 }
 
+// The inverse. Adds the position table, and zeros for the null caption.
 TensorMap pixart_from_diffusers(const PixartConfig& config, const TensorMap& weights,
                                 const std::string& source) {
   TensorMap rest = weights;
   rest.erase("pos_embed.pos_embed");  // old versions of diffusers saved the table
   TensorMap result = fused_weights(pixart_key_map(config), rest, source);
   result[kPosEmbed] = position_table_of(in_repository_keys(config));
-  // Pipelines encode "" in its place; zeros stand in until the trainer's data bring the encoder's.
+  // Pipelines encode "" instead. Zeros stand here until the trainer's data bring the encoder's rows.
   result[kNullCaption] =
       at::zeros({config.model_max_length, config.caption_channels}, weights.begin()->second.options());
   return result;
 }
 
-PixartConfig in_repository_keys(PixartConfig config) {
-  config.keys = PixartConfig::Keys::kRepository;
-  return config;
+}  // namespace
+
+std::optional<RecognisedModel> recognise_pixart(const WeightShapes& shapes, const json& hints) {
+  for (const char* key : {"x_embedder.proj.weight", "t_block.1.weight", "blocks.0.scale_shift_table",
+                          "blocks.0.cross_attn.kv_linear.weight", "blocks.0.mlp.fc1.weight"})
+    if (!shapes.contains(key)) return std::nullopt;
+  if (shapes.contains("attention_y_norm.weight")) return std::nullopt;  // Sana's, a descendant
+  RecognisedModel model{.config = to_json(parse_pixart_config(complete_pixart_config(hints, shapes))),
+                        .assumed = {}};
+  for (const char* key : {"num_heads", "pe_interpolation"})
+    if (!hints.contains(key)) model.assumed.push_back(key);
+  return model;
+}
+
+std::optional<RecognisedModel> recognise_pixart_diffusers(const WeightShapes& shapes, const json& hints) {
+  for (const char* key : {"pos_embed.proj.weight", "adaln_single.linear.weight",
+                          "transformer_blocks.0.attn2.to_k.weight", "transformer_blocks.0.ff.net.2.weight"})
+    if (!shapes.contains(key)) return std::nullopt;
+  const json completed = complete_pixart_diffusers_config(hints, shapes);
+  RecognisedModel model{.config = pixart_diffusers_config(parse_pixart_diffusers_config(completed)),
+                        .assumed = {}};
+  for (const char* key : {"num_attention_heads", "sample_size", "interpolation_scale"})
+    if (!hints.contains(key)) model.assumed.push_back(key);
+  return model;
 }
 
 ForeignFormat pixart_diffusers_format() {

@@ -18,7 +18,7 @@ namespace {
 
 constexpr double kRmsNormEps = 1e-5;
 constexpr double kSanaFinalNormEps = 1e-6;
-constexpr int64_t kMaxTextTokens = 300;  // of Gemma's captions
+constexpr int64_t kMaxTextTokens = 300;  // rows of Gemma's captions
 constexpr double kFreshCaptionNorm =
     0.01;  // small at first: large captions made training unstable (sec. 2.3)
 
@@ -27,8 +27,8 @@ ScalarEmbedder scalar_embedder(const ParameterScope& scope, const std::string& n
           embedding_linear(scope, name + ".linear_2", width, width)};
 }
 
-// A part of a projection that the native code holds in one matrix of `fused_out` rows, which its
-// initialisation sees.
+// Makes a part of a projection that the native code keeps in one matrix of `fused_out` rows. The
+// initialisation uses the fan-out of that matrix.
 Linear part_linear(const ParameterScope& scope, const std::string& name, int64_t in, int64_t out,
                    int64_t fused_out, bool bias) {
   const Init init = Init::xavier_uniform(in, fused_out);
@@ -221,7 +221,7 @@ class SanaFinal : public Segment {
   ModulatedFinal last_;
 };
 
-// Matrix products and the depthwise convolution of one picture of the size it was built for, with a caption
+// Counts the matrix products and the depthwise convolution of one picture of the model's size with a caption
 // of full length.
 double forward_flops(const SanaConfig& c) {
   const double tokens = static_cast<double>(c.grid() * c.grid()), width = static_cast<double>(c.width());

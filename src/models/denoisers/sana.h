@@ -30,8 +30,8 @@ struct SanaConfig {
   bool qk_norm = false;         // "rms_norm_across_heads" (1.5, Sprint)
   double norm_eps = 1e-6;
   std::optional<double> interpolation_scale{};             // absent: no positions
-  bool guidance_embeds = false;                            // told the guidance scale (Sprint)
-  double guidance_embeds_scale = 0.1, timestep_scale = 1;  // of what a pipeline gives; not of the model
+  bool guidance_embeds = false;                            // takes the guidance scale (Sprint)
+  double guidance_embeds_scale = 0.1, timestep_scale = 1;  // used by pipelines, not by the model
 
   int64_t width() const { return num_attention_heads * attention_head_dim; }
   int64_t cross_width() const { return num_cross_attention_heads * cross_attention_head_dim; }
@@ -39,18 +39,24 @@ struct SanaConfig {
   int64_t grid() const { return sample_size / patch_size; }
 };
 
-// By name: "sana" (nothing preset) and the published "Sana-600M", "Sana-1600M" (1024 px), with "-512", "-2K",
-// "-4K"; "Sana-1.5-..." and "Sana-Sprint-...".
+// Settings by name: none for "sana", and the published "Sana-600M", "Sana-1600M" (1024 px), with "-512",
+// "-2K", "-4K"; "Sana-1.5-..." and "Sana-Sprint-...".
 const std::map<std::string, nlohmann::json>& sana_presets();
 
-// config.json of a SanaTransformer2DModel. Throws Error naming an unknown key, a wrong type or values that do
-// not fit together.
+// Reads the config.json of a SanaTransformer2DModel. Throws Error naming an unknown key, a wrong type or
+// values that do not fit together.
 SanaConfig parse_sana_config(const nlohmann::json& config);
 nlohmann::json to_json(const SanaConfig& config);
-// Adds what weights of these shapes (diffusers' keys) tell and `config` lacks.
+// Adds what `config` lacks and the shapes of weights determine.
 nlohmann::json complete_sana_config(const nlohmann::json& config, const WeightShapes& shapes);
 // Family::fit.
 nlohmann::json fit_sana_config(const nlohmann::json& config, const ModelNeeds& needs);
+// Family::recognise, of the repository's keys and of diffusers'.
+std::optional<RecognisedModel> recognise_sana(const WeightShapes& shapes, const nlohmann::json& hints);
+// Reads the repository's keys, as an entry of Family::file_keys.
+FileKeys sana_file_keys();
+// Reads and writes diffusers' folder, as an entry of Family::formats.
+ForeignFormat sana_diffusers_format();
 
 std::unique_ptr<Denoiser> build_sana(const SanaConfig& config, const BuildOptions& options);
 

@@ -33,7 +33,7 @@ constexpr std::array kPublishedSana = {
     PublishedSana{"Sana-Sprint-1600M", true, 20, 32, 0, true, true},
 };
 
-// Where the shapes stand that tell a config.
+// The keys of weights whose shapes determine the config.
 struct SanaShapeKeys {
   const char *patch, *final_linear, *caption, *guidance, *blocks, *cross_q, *point, *self_bias, *q_norm;
 };

@@ -1,7 +1,5 @@
-#include "models/denoisers/sana_family.h"
-
+#include "models/denoisers/families.h"
 #include "models/denoisers/sana.h"
-#include "models/denoisers/sana_weights.h"
 
 namespace kiln {
 
@@ -19,9 +17,9 @@ Family sana_family() {
       .formats = {sana_diffusers_format()},
       .file_keys = {sana_file_keys()},
       .latents = {.channels = 32, .downsample = 32},
-      // The repository's configs: 1e-4 times the root of batch / 256; they name no batch of all GPUs and no
-      // number of steps. Sana-1.5's have 2e-5. Sana-Sprint's 2e-6 is of a distillation, which Kiln does not
-      // do.
+      // From the repository's configs: 1e-4 times the root of batch / 256, and 2e-5 for Sana-1.5. They do not
+      // say the batch of all GPUs or the number of steps. Sana-Sprint's 2e-6 belongs to a distillation, which
+      // Kiln does not do.
       .published = {{"Sana-Sprint-", 0, 0, 0, 0, ""},
                     {"Sana-1.5-", 0, 256, 2e-5, 0, "the repository's rule for it"},
                     {"Sana-", 0, 256, 1e-4, 0, "the repository's rule for it"}},

@@ -1,6 +1,8 @@
-#include "models/denoisers/sana_weights.h"
-
+// Sana's weights in the keys of its repository and in those of diffusers' SanaTransformer2DModel, which are
+// Kiln's.
 #include "core/error.h"
+#include "models/denoisers/sana.h"
+#include "models/parts/key_map.h"
 
 namespace kiln {
 namespace {
@@ -31,21 +33,9 @@ void add_block(const SanaConfig& config, int64_t index, KeyMap& map) {
                                fmt::format("{}{}.{}.weight", to, theirs, long_name));
 }
 
-}  // namespace
-
-std::optional<RecognisedModel> recognise_sana(const WeightShapes& shapes, const json& hints) {
-  const bool is_native = has_native_keys(shapes);
-  for (const char* key : {"patch_embed.proj.weight", "caption_norm.weight", "time_embed.linear.weight",
-                          "transformer_blocks.0.ff.conv_depth.weight"})
-    if (!is_native && !shapes.contains(key)) return std::nullopt;
-  RecognisedModel model{.config = to_json(parse_sana_config(complete_sana_config(hints, shapes))),
-                        .assumed = {}};
-  for (const char* key :
-       {"attention_head_dim", "num_cross_attention_heads", "sample_size", "interpolation_scale"})
-    if (!hints.contains(key)) model.assumed.push_back(key);
-  return model;
-}
-
+// Maps the repository's keys, which are the fused set, to diffusers'. Leaves out what the repository saves
+// in addition to the model: the null caption, a position table that is not used, the head of the loss's
+// variance.
 KeyMap sana_key_map(const SanaConfig& config) {
   KeyMap map;
   const std::string embedder =
@@ -66,6 +56,21 @@ KeyMap sana_key_map(const SanaConfig& config) {
   map.renamed.emplace_back("final_layer.scale_shift_table", "scale_shift_table");
   map.fused_only = {"y_embedder.y_embedding", "pos_embed", "logvar_linear.weight", "logvar_linear.bias"};
   return map;
+}
+
+}  // namespace
+
+std::optional<RecognisedModel> recognise_sana(const WeightShapes& shapes, const json& hints) {
+  const bool is_native = has_native_keys(shapes);
+  for (const char* key : {"patch_embed.proj.weight", "caption_norm.weight", "time_embed.linear.weight",
+                          "transformer_blocks.0.ff.conv_depth.weight"})
+    if (!is_native && !shapes.contains(key)) return std::nullopt;
+  RecognisedModel model{.config = to_json(parse_sana_config(complete_sana_config(hints, shapes))),
+                        .assumed = {}};
+  for (const char* key :
+       {"attention_head_dim", "num_cross_attention_heads", "sample_size", "interpolation_scale"})
+    if (!hints.contains(key)) model.assumed.push_back(key);
+  return model;
 }
 
 FileKeys sana_file_keys() {

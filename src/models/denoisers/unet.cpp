@@ -14,8 +14,8 @@ namespace {
 
 constexpr int64_t kTextRows = 77;  // of CLIP
 
-// x_t, t -> features (B, C, H, W) in compute dtype and SiLU(t_emb) (B, T) f32, of which every residual block
-// takes its part. The features are the first skip.
+// x_t, t -> features (B, C, H, W) in compute dtype and SiLU(t_emb) (B, T) f32, which every residual block
+// projects. The features are the first skip.
 class UnetEmbed : public Segment {
  public:
   UnetEmbed(const UnetConfig& config, const BuildOptions& options)
@@ -50,7 +50,7 @@ class UnetEmbed : public Segment {
   Linear linear_1_, linear_2_;
 };
 
-// What a segment of a level does beside its residual block.
+// The shape of a segment of a level.
 struct LevelPart {
   int64_t in, out;  // channels
   int64_t num_heads, num_transformer_blocks;
@@ -63,7 +63,8 @@ std::optional<UnetTransformer> transformer_of(const UnetBuild& build, const Para
   return UnetTransformer(build, scope, part.out, part.num_heads, part.num_transformer_blocks);
 }
 
-// A residual block and its transformer; the last of a level may halve the size. Each result is a skip.
+// A residual block and its transformer. The last segment of a level may also halve the size. Each result is a
+// skip.
 class UnetDown : public Segment {
  public:
   UnetDown(const UnetConfig& config, const BuildOptions& options, int64_t level, int64_t index,
@@ -124,12 +125,12 @@ class UnetMid : public Segment {
   std::optional<UnetTransformer> transformer_;
 };
 
-// Takes a skip beside the features. The first of a level but the lowest begins by enlarging them to the
-// skip's size, by the convolution of the level below.
+// A residual block on the features and a skip, and its transformer. The first segment of a level, except the
+// lowest, first enlarges the features to the skip's size, with the convolution of the level below.
 class UnetUp : public Segment {
  public:
-  // part.in: the channels of the features and the skip together. enlarged: channels of the features when they
-  // are enlarged, else 0.
+  // part.in: channels of the features and the skip together. enlarged: channels of the features if they are
+  // enlarged, else 0.
   UnetUp(const UnetConfig& config, const BuildOptions& options, int64_t level, int64_t index,
          const LevelPart& part, int64_t enlarged)
       : dtype_(options.compute_dtype), text_width_(config.cross_attention_dim) {

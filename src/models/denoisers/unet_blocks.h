@@ -10,13 +10,13 @@
 
 namespace kiln {
 
-// What every part is built with.
+// Arguments that every part is built with.
 struct UnetBuild {
   const UnetConfig& config;
   at::ScalarType dtype;  // of activations
 };
 
-// The captions of a batch as (B, L, D). Throws Error unless all have L rows.
+// Returns the captions of a batch as (B, L, D). Throws Error unless all have L rows.
 at::Tensor equal_captions(const TextRows& text, int64_t batch, int64_t width);
 
 struct UnetResnet {
@@ -50,7 +50,7 @@ struct UnetTransformerBlock {
 
 struct UnetTransformer {
   GroupNorm norm;
-  std::optional<Linear> linear_in, linear_out;  // use_linear_projection, else
+  std::optional<Linear> linear_in, linear_out;  // if use_linear_projection, else the convolutions
   std::optional<Conv2d> conv_in, conv_out;
   std::vector<UnetTransformerBlock> blocks;
 

@@ -13,7 +13,7 @@ using nlohmann::json;
 constexpr const char* kUnet = "unet";
 constexpr int64_t kInpaintingChannels = 9;
 
-// One entry per level: a list as it is, a single number repeated.
+// Reads one entry per level. A list is taken as it is, a single number is repeated.
 std::vector<int64_t> per_level(const JsonConfig& reader, const char* key, size_t num_levels,
                                int64_t otherwise) {
   if (!reader.has(key)) return std::vector<int64_t>(num_levels, otherwise);
@@ -27,7 +27,7 @@ std::vector<int64_t> per_level(const JsonConfig& reader, const char* key, size_t
   return values;
 }
 
-// Whether each block has attention, by its type.
+// Returns for each block whether its type has attention.
 std::vector<bool> attention_of(const JsonConfig& reader, const char* key, const std::string& with,
                                const std::string& without, const std::vector<bool>& otherwise,
                                size_t num_levels) {
@@ -168,7 +168,7 @@ json to_json(const UnetConfig& c) {
                  {"flip_sin_to_cos", c.flip_sin_to_cos},
                  {"freq_shift", c.freq_shift}};
   if (c.time_embedding_dim > 0) config["time_embedding_dim"] = c.time_embedding_dim;
-  // diffusers' own files hold one number where all levels agree.
+  // diffusers' own files have one number where all levels agree.
   for (const char* key : {"layers_per_block", "transformer_layers_per_block", "attention_head_dim"}) {
     const auto values = config[key].get<std::vector<int64_t>>();
     if (std::ranges::all_of(values, [&](int64_t value) { return value == values.front(); }))

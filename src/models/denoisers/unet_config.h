@@ -7,22 +7,22 @@
 
 namespace kiln {
 
-// diffusers' config.json; the values here are diffusers' own for keys that a file leaves out. Lists have an
+// diffusers' config.json. The defaults are diffusers' own for keys that a file leaves out. Lists have an
 // entry per level.
 struct UnetConfig {
-  int64_t sample_size = 64;  // side of the latents that the model was made for; it takes others too
+  int64_t sample_size = 64;  // side of the latents that the model was made for; it also takes others
   int64_t in_channels = 4, out_channels = 4;
   std::vector<int64_t> block_out_channels = {320, 640, 1280, 1280};
   std::vector<bool> down_attention = {true, true, true, false};
   std::vector<bool> up_attention = {false, true, true, true};
   std::vector<int64_t> layers_per_block = {2, 2, 2, 2};
   std::vector<int64_t> transformer_layers_per_block = {1, 1, 1, 1};
-  std::vector<int64_t> num_heads = {8, 8, 8, 8};  // "attention_head_dim", which says heads
+  std::vector<int64_t> num_heads = {8, 8, 8, 8};  // diffusers calls it "attention_head_dim"
   int64_t cross_attention_dim = 1280;             // width of the captions
   int64_t norm_num_groups = 32;
   double norm_eps = 1e-5;
   bool use_linear_projection = false;  // proj_in and proj_out are Linears, not 1x1 convolutions
-  bool upcast_attention = false;       // scores in f32, which they are here in any case
+  bool upcast_attention = false;       // scores in f32; here they always are
   bool flip_sin_to_cos = true;
   double freq_shift = 0;
   int64_t time_embedding_dim = 0;  // 0: four times the first width
@@ -33,19 +33,19 @@ struct UnetConfig {
   }
 };
 
-// By name: "unet2d_condition" (diffusers' defaults), "sd15" and "sd21-v".
+// Settings by name: "unet2d_condition" (diffusers' defaults), "sd15" and "sd21-v".
 const std::map<std::string, nlohmann::json>& unet_presets();
 
-// Throws Error naming the key for values that do not fit together and for what this implementation does not
-// build, inpainting models (9 channels) included.
+// Throws Error naming the key for values that do not fit together and for what is not implemented, such as
+// inpainting models (9 channels).
 UnetConfig parse_unet_config(const nlohmann::json& config);
 nlohmann::json to_json(const UnetConfig& config);
-// Adds in_channels, out_channels, cross_attention_dim and use_linear_projection where `config` lacks them and
-// weights of these shapes tell them.
+// Adds in_channels, out_channels, cross_attention_dim and use_linear_projection, where `config` lacks them
+// and the shapes of weights determine them.
 nlohmann::json complete_unet_config(const nlohmann::json& config,
                                     const std::map<std::string, std::vector<int64_t>>& shapes);
 
-// Multiply-adds times two of the matrix products and convolutions of one image with 77 rows of text.
+// Counts two for each multiply-add of the matrix products and convolutions of one image with 77 rows of text.
 double unet_forward_flops(const UnetConfig& config);
 
 }  // namespace kiln

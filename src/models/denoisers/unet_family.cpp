@@ -1,12 +1,10 @@
-#include "models/denoisers/unet_family.h"
-
 #include <algorithm>
 #include <numeric>
 
 #include "core/error.h"
 #include "core/json_config.h"
+#include "models/denoisers/families.h"
 #include "models/denoisers/unet.h"
-#include "models/denoisers/unet_keys.h"
 
 namespace kiln {
 namespace {
@@ -14,12 +12,11 @@ namespace {
 using nlohmann::json;
 
 constexpr const char* kUnetClass = "UNet2DConditionModel";
-constexpr const char* kSingleFilePrefix =
-    "model.diffusion_model.";       // what keys of single-file checkpoints begin with
-constexpr int64_t kHeadWidth = 64;  // of SD 2.x; SD 1.x has 8 heads at every width
+constexpr const char* kSingleFilePrefix = "model.diffusion_model.";  // of keys of single-file checkpoints
+constexpr int64_t kHeadWidth = 64;  // of heads of SD 2.x; SD 1.x has 8 heads at every width
 constexpr int64_t kSd1TextWidth = 768;
 constexpr int64_t kPublishedNormGroups = 32;
-// As its repository trains it, as options of a run.
+// Options of a run that trains as the models' repository does.
 constexpr const char* kEpsilon = R"({"objective": "epsilon", "beta-schedule": "scaled_linear",
                                      "beta-start": 0.00085, "beta-end": 0.012})";
 constexpr const char* kVPrediction = R"({"objective": "v_prediction", "beta-schedule": "scaled_linear",
@@ -53,7 +50,7 @@ int64_t count_numbered(const WeightShapes& shapes, const std::string& before, co
   return number;
 }
 
-// What shapes in diffusers' keys tell of every level.
+// Returns the config of every level that shapes under diffusers' keys tell.
 json unet_levels(const WeightShapes& shapes, int64_t num_levels) {
   std::vector<int64_t> widths, layers, depths;
   std::vector<std::string> down, up;
@@ -78,7 +75,7 @@ json unet_levels(const WeightShapes& shapes, int64_t num_levels) {
           {"up_block_types", up}};
 }
 
-// A single-file checkpoint of a published width, by the width of its captions.
+// Recognises a single-file checkpoint. The width of the captions tells which published model it is.
 std::optional<RecognisedModel> recognise_original_unet(const WeightShapes& shapes) {
   const std::string prefix = kSingleFilePrefix;
   const auto* first = shape_of_dims(shapes, prefix + "input_blocks.0.0.weight", 4);
@@ -122,7 +119,7 @@ std::optional<RecognisedModel> recognise_unet(const WeightShapes& shapes, const 
   return model;
 }
 
-// The keys of single-file checkpoints.
+// Converts between Kiln's keys and those of single-file checkpoints.
 FileKeys unet_original_keys() {
   return {
       .are =
@@ -163,7 +160,7 @@ ForeignFormat unet_diffusers_format() {
           .note = nullptr};
 }
 
-// Of the models that a machine is measured with.
+// Configs of the models that measure a machine.
 constexpr const char
     *kNarrow = R"({"block_out_channels": [64, 128], "layers_per_block": 1, "attention_head_dim": 4,
     "down_block_types": ["CrossAttnDownBlock2D", "DownBlock2D"],
@@ -191,14 +188,14 @@ Family unet_family() {
           .recognise = recognise_unet,
           .formats = {unet_diffusers_format()},
           .file_keys = {unet_original_keys()},
-          // The model cards of stable-diffusion-v1-1, v1-5, 2 and 2-1.
+          // From the model cards of stable-diffusion-v1-1, v1-5, 2 and 2-1.
           .published = {{"sd15", 256, 2048, 1e-4, 237'000, "Stable Diffusion 1.1's 237K steps at 256 px"},
                         {"sd15", 512, 2048, 1e-4, 1'304'000,
                          "Stable Diffusion 1.5's 194K, 515K and 595K steps at 512 px, after 237K at 256"},
                         {"sd21-v", 768, 2048, 1e-4, 350'000,
                          "Stable Diffusion 2.1's 140K, 55K and 155K steps at 768 px, after 1.55M at less"},
                         {"sd", 0, 2048, 1e-4, 0, "Stable Diffusion's model cards"}},
-          // Stages with and without attention, narrow ones and the published widths, on large and on small
+          // Levels with and without attention, narrow and of the published widths, on large and small feature
           // maps.
           .calibration = {{0, 0, 0, 0, 256, 4, 0, kNarrow},
                           {0, 0, 0, 0, 128, 12, 0, kThreeStages},

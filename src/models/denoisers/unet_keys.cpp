@@ -1,10 +1,11 @@
-#include "models/denoisers/unet_keys.h"
-
+// The U-Net's keys in the original Stable Diffusion files (model.diffusion_model.input_blocks..), as they lie
+// in single-file checkpoints.
 #include <algorithm>
 #include <charconv>
 #include <string_view>
 
 #include "core/error.h"
+#include "models/denoisers/unet.h"
 
 namespace kiln {
 namespace {
@@ -26,7 +27,7 @@ constexpr PartName kResnetParts[] = {{"norm1", "in_layers.0"},          {"conv1"
                                      {"time_emb_proj", "emb_layers.1"}, {"norm2", "out_layers.0"},
                                      {"conv2", "out_layers.3"},         {"conv_shortcut", "skip_connection"}};
 
-// Takes `prefix` and the dot after it from `text` when it begins with them.
+// Removes `prefix` and the dot after it from `text`. Returns false if `text` does not begin with them.
 bool take(std::string_view& text, std::string_view prefix) {
   if (!text.starts_with(prefix) || text.size() <= prefix.size() || text[prefix.size()] != '.') return false;
   text.remove_prefix(prefix.size() + 1);
@@ -49,8 +50,8 @@ std::string resnet_part(std::string_view rest) {
   return std::string(rest);
 }
 
-// Blocks are counted through: those of a level on the way down are its resnets and its downsampler, those on
-// the way up its resnets.
+// The original numbers blocks through all levels. On the way down a level has a block for each resnet and one
+// for the downsampler, on the way up a block for each resnet.
 std::string level_part(const UnetConfig& config, std::string_view rest, bool is_up) {
   const int64_t block = take_number(rest);
   if (block < 0 || block >= config.num_levels()) return "";
@@ -99,7 +100,7 @@ std::map<std::string, at::Tensor> current_unet_weights(const UnetConfig& config,
   const auto is_original = [](const auto& entry) { return entry.first.starts_with(kOriginalPrefix); };
   if (std::ranges::none_of(weights, is_original)) return weights;
   const auto model = build_unet(config, {.device = at::kMeta, .outline = true});
-  std::map<std::string, std::string> names;  // diffusers' key by the original
+  std::map<std::string, std::string> names;  // diffusers' key by the original one
   for (const auto& parameter : model->parameters())
     names[original_unet_key(config, parameter->key)] = parameter->key;
   std::map<std::string, at::Tensor> current;

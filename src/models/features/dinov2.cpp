@@ -16,7 +16,7 @@ namespace kiln {
 namespace {
 
 constexpr int64_t kEvaluatedSide = 224;
-// ImageNet's, by which all published models were trained.
+// ImageNet's, with which all published models were trained.
 constexpr double kMean[] = {0.485, 0.456, 0.406}, kDeviation[] = {0.229, 0.224, 0.225};
 
 Linear linear_of(const ParameterScope& scope, const std::string& name, int64_t in, int64_t out,
@@ -92,7 +92,7 @@ struct Layer {
 }  // namespace
 
 struct Dinov2::Layers {
-  std::shared_ptr<Parameter> class_token, position_table, registers;  // registers: or null
+  std::shared_ptr<Parameter> class_token, position_table, registers;  // registers may be null
   Conv2d patches;
   std::vector<Layer> blocks;
   std::optional<LayerNorm> norm;

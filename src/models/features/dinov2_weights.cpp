@@ -12,13 +12,13 @@ using Weights = std::map<std::string, at::Tensor>;
 struct Renaming {
   const char *part, *name;
 };
-// transformers 5 calls the modules within a layer so.
+// The names of transformers 5 for modules within a layer.
 constexpr Renaming kTransformers5[] = {{".attention.q_proj.", ".attention.attention.query."},
                                        {".attention.k_proj.", ".attention.attention.key."},
                                        {".attention.v_proj.", ".attention.attention.value."},
                                        {".attention.o_proj.", ".attention.output.dense."},
                                        {".mlp.down_proj.", ".mlp.weights_out."}};
-// The original repository's.
+// The names of the original repository.
 constexpr Renaming kOriginal[] = {{"patch_embed.proj.", "embeddings.patch_embeddings.projection."},
                                   {"pos_embed", "embeddings.position_embeddings"},
                                   {"cls_token", "embeddings.cls_token"},
@@ -56,7 +56,8 @@ Weights from_original(const Weights& weights) {
   return result;
 }
 
-// The gate's rows stand before those of what it gates.
+// Renames keys of transformers 4 and 5. Joins the gate of an MLP and the projection that it gates, the gate's
+// rows first.
 Weights from_transformers(const Weights& weights) {
   Weights result;
   for (const auto& [key, value] : weights) {
@@ -81,7 +82,7 @@ Weights from_transformers(const Weights& weights) {
 
 Weights dinov2_weights(const Weights& weights) {
   Weights result = weights.contains("pos_embed") ? from_original(weights) : from_transformers(weights);
-  result.erase("embeddings.mask_token");  // of pre-training
+  result.erase("embeddings.mask_token");  // used in pre-training only
   return result;
 }
 

@@ -18,7 +18,7 @@ class FeatureNet {
   virtual ~FeatureNet() = default;
   // pictures (B, 3, H, W) u8 on any device.
   virtual PictureFeatures forward(const at::Tensor& pictures) const = 0;
-  // Its weights, where forward() computes.
+  // Returns the weights, on the device where forward() computes.
   virtual std::vector<at::Tensor> weights() const = 0;
 
   std::string name, resize;

@@ -38,7 +38,7 @@ class InceptionNet : public FeatureNet {
   InceptionResize resize_;
 };
 
-// The config beside the weights, or what their shapes say.
+// Reads the config beside the weights, or derives it from their shapes.
 Dinov2Config config_beside(const std::string& path, const std::map<std::string, at::Tensor>& weights) {
   const fs::path config =
       (fs::is_directory(path) ? fs::path(path) : fs::path(path).parent_path()) / "config.json";
@@ -76,7 +76,7 @@ class Dinov2Net : public FeatureNet {
   std::unique_ptr<Dinov2> net_;
 };
 
-// Sizes are all that is read of the weights.
+// Returns the default config if there is no file. Reads only shapes of the weights.
 Dinov2Config dinov2_config_at(const std::string& path) {
   return fs::exists(path) ? config_beside(path, dinov2_weights(load_tensors(path))) : Dinov2Config();
 }

@@ -8,7 +8,6 @@
 #include "core/aten.h"
 #include "core/error.h"
 #include "models/features/inception_blocks.h"
-#include "models/features/inception_weights.h"
 #include "models/features/picture_input.h"
 #include "models/parts/layers.h"
 #include "models/weights.h"
@@ -20,7 +19,7 @@ constexpr double kBatchNormEps = 1e-3;
 constexpr int64_t kSide = 299, kSpatialChannels = 7;
 constexpr const char* kSpatialBlock = "Mixed_6d";
 
-// A convolution with its batch norm folded into weight and bias; then ReLU.
+// A convolution with its batch norm folded into weight and bias, then ReLU.
 struct FoldedUnit {
   at::Tensor weight{}, bias{};
   int64_t stride = 1, padding_h = 0, padding_w = 0;
@@ -30,7 +29,7 @@ struct FoldedUnit {
   }
 };
 
-// The weights as a file names them.
+// The weights of a unit under a file's names.
 struct UnitWeights {
   InceptionUnit unit;
   std::shared_ptr<Parameter> conv, gamma, beta, mean, variance;
@@ -43,7 +42,7 @@ struct UnitWeights {
         mean(scope.add("bn.running_mean", {of.out}, Init::zeros(), /*trainable=*/false)),
         variance(scope.add("bn.running_var", {of.out}, Init::ones(), /*trainable=*/false)) {}
 
-  // In f64, so that folding rounds once.
+  // Folds in f64, so that the result is rounded once.
   FoldedUnit folded(at::Device device) const {
     const auto f64 = [](const std::shared_ptr<Parameter>& parameter) {
       return parameter->value.to(at::kDouble);
@@ -69,14 +68,13 @@ struct FoldedBranch {
   }
 };
 
-// The 1x1 units that begin a block's branches read the same input: they run as one convolution of all their
-// channels.
+// A block. The 1x1 units that begin its branches read the same input, so they run as one convolution.
 struct FoldedBlock {
   InceptionPool pool = InceptionPool::kAverage;
   std::vector<FoldedBranch> branches{};
   std::vector<FoldedUnit> pool_unit{};
-  std::optional<FoldedUnit> heads{};   // of the branches that begin with a 1x1 unit
-  std::vector<int64_t> head_widths{};  // of those branches; 0 for the others
+  std::optional<FoldedUnit> heads{};   // the first units of the branches that begin with a 1x1 unit
+  std::vector<int64_t> head_widths{};  // output channels of those units; 0 for other branches
 
   void join_heads() {
     std::vector<at::Tensor> weights, biases;
@@ -122,7 +120,7 @@ struct FoldedBlock {
   }
 };
 
-// Block by block: weights of a file first, folded when they are loaded.
+// The weights of a block under a file's names. They are folded after loading.
 struct BlockWeights {
   const InceptionBlock* block;
   std::vector<std::vector<UnitWeights>> chains, forks;
@@ -169,7 +167,7 @@ InceptionResize parse_inception_resize(const std::string& name) {
   fail("inception", "expected resize torch or tf1, got \"{}\"", name);
 }
 
-// The network as files hold it.
+// The weights as files hold them.
 struct Inception::Unfolded {
   ParameterList parameters{};
   std::vector<UnitWeights> stem{};

@@ -9,10 +9,10 @@ using Unit = InceptionUnit;
 using Branch = InceptionBranch;
 using Block = InceptionBlock;
 
-// `kernels`: height, width and output channels of a chain of units named NAME_1, NAME_2, ...
 struct Kernel {
   int64_t height, width, out, stride = 1;
 };
+// Makes a chain of units named NAME_1, NAME_2, ...
 std::vector<Unit> chain(const std::string& name, const std::string& tower, int64_t in,
                         const std::vector<Kernel>& kernels) {
   std::vector<Unit> units;

@@ -1,5 +1,5 @@
-// The convolutions of the Inception network as data: torchvision's names, those of TensorFlow's graph, and
-// the shapes. The network is built from it, and weights of the graph are renamed by it.
+// The convolutions of the Inception network as data: torchvision's names, the names in TensorFlow's graph,
+// and shapes. This table builds the network and renames weights of the graph.
 #pragma once
 #include <cstdint>
 #include <string>
@@ -7,7 +7,7 @@
 
 namespace kiln {
 
-// Convolution without bias, batch norm, ReLU. Padded to the same size unless `padded` is false.
+// A convolution without bias, batch norm and ReLU. It keeps the size unless `padded` is false.
 struct InceptionUnit {
   std::string name{};     // "branch5x5_1"
   std::string tf_name{};  // "tower/conv"
@@ -15,20 +15,20 @@ struct InceptionUnit {
   bool padded = true;
 };
 
-// A chain of units; with `fork` its end goes through two more, whose outputs stand side by side.
+// A chain of units. With `fork` its output goes through two more units, whose outputs are concatenated.
 struct InceptionBranch {
   std::vector<InceptionUnit> chain;
   std::vector<InceptionUnit> fork{};
 };
 
-// kMaxHalving: a pool of stride 2 alone. The others keep the size and feed a 1x1 unit.
+// kMaxHalving is a pool of stride 2 without a unit. The others keep the size and feed a 1x1 unit.
 enum class InceptionPool { kAverage, kMax, kMaxHalving };
 
 struct InceptionBlock {
   std::string name{}, tf_name{};            // "Mixed_5b", "mixed"
-  std::vector<InceptionBranch> branches{};  // concatenated in this order, then the pool's
+  std::vector<InceptionBranch> branches{};  // concatenated in this order; the pool comes last
   InceptionPool pool = InceptionPool::kAverage;
-  std::vector<InceptionUnit> pool_unit{};  // one, or none
+  std::vector<InceptionUnit> pool_unit{};  // one unit or none
 };
 
 inline constexpr int64_t kInceptionWidth = 2048, kInceptionClasses = 1008;

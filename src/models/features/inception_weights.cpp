@@ -1,6 +1,6 @@
-#include "models/features/inception_weights.h"
-
+// Brings files of the Inception network's weights under one set of keys.
 #include "core/aten.h"
+#include "models/features/inception.h"
 #include "models/features/inception_blocks.h"
 
 namespace kiln {

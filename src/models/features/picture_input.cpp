@@ -11,12 +11,12 @@
 namespace kiln {
 namespace {
 
-// Holds, for one axis of the output, the two inputs around each position and the share of the second.
+// For one axis of the output: the two inputs around each position, and the share of the second.
 struct Neighbours {
   at::Tensor low, high, share;
 
   Neighbours(int64_t in, int64_t out, at::Device device) {
-    // The scale is rounded to f32 before it is used, as there.
+    // The scale is rounded to f32 before it is used, as in TensorFlow.
     const at::Tensor positions =
         at::arange(out, at::TensorOptions(at::kFloat)) *
         at::full({}, static_cast<double>(in) / static_cast<double>(out), at::TensorOptions(at::kFloat));
@@ -27,10 +27,10 @@ struct Neighbours {
   }
 };
 
-constexpr double kPillowOne = 1 << 22;  // its fixed point
+constexpr double kPillowOne = 1 << 22;  // 1 in Pillow's fixed point
 
-// (out, in) f64: the shares of the inputs in each output by Pillow's cubic (a = -0.5), widened where the
-// picture shrinks, as the whole numbers of 1 / kPillowOne that Pillow computes with.
+// Returns (out, in) f64: the share of each input in each output by Pillow's cubic (a = -0.5), which widens
+// where the picture shrinks. Shares are whole multiples of 1 / kPillowOne, times kPillowOne, as in Pillow.
 at::Tensor pillow_weights(int64_t in, int64_t out) {
   constexpr double kA = -0.5, kReach = 2;
   const auto cubic = [](double x) {
@@ -66,7 +66,7 @@ void check_pictures(std::string_view who, const at::Tensor& pictures) {
 at::Tensor resize_like_tensorflow1(const at::Tensor& values, int64_t side) {
   const Neighbours columns(values.size(3), side, values.device()),
       rows(values.size(2), side, values.device());
-  // Columns are blended once for every row of the input, then rows.
+  // Blends columns in every row of the input first, then rows.
   const at::Tensor left = values.index_select(3, columns.low), right = values.index_select(3, columns.high);
   const at::Tensor blended = left + (right - left) * columns.share;
   const at::Tensor top = blended.index_select(2, rows.low), bottom = blended.index_select(2, rows.high);
@@ -74,11 +74,12 @@ at::Tensor resize_like_tensorflow1(const at::Tensor& values, int64_t side) {
 }
 
 at::Tensor resize_like_pillow(const at::Tensor& values, int64_t side) {
-  // Rows first, then columns, each rounded to 8 bits, as there; a side that stays as it is changes nothing.
-  const auto resized = [&](const at::Tensor& from) {  // the last dimension
+  // Resizes the width, then the height, and rounds to 8 bits after each, as Pillow does. Skips a side that
+  // keeps its length.
+  const auto resized = [&](const at::Tensor& from) {  // resizes the last dimension
     if (from.size(3) == side) return from;
     const at::Tensor weights = pillow_weights(from.size(3), side).to(from.device());
-    // Whole numbers below 2^53: f64 sums them exactly.
+    // f64 sums whole numbers below 2^53 exactly.
     const at::Tensor sums = from.to(at::kDouble).matmul(weights.t());
     return ((sums + kPillowOne / 2) / kPillowOne).floor().clamp(0, 255).to(from.scalar_type());
   };

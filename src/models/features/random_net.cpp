@@ -12,7 +12,7 @@ namespace kiln {
 namespace {
 
 constexpr int64_t kWidths[] = {3, 32, 64, 128};
-constexpr uint64_t kSeed = 20150612;  // changing it, or the widths, is another net: the fingerprint follows
+constexpr uint64_t kSeed = 20150612;  // if this or the widths change, change the fingerprint too
 constexpr const char* kFingerprint = "random-conv-1";
 
 class RandomNet : public FeatureNet {

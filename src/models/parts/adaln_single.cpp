@@ -64,7 +64,8 @@ at::Tensor rows_with_nulls(const TextRows& text, const at::Tensor& null_rows) {
     fail("models", "a caption has {} rows: the model's null caption has {}", text.longest(),
          null_rows.size(0));
   if (text.rows.is_meta()) return at::empty_like(text.rows);
-  // On the rows' device, as row_positions(): the sample whose rows begin last before this one or with it.
+  // The sample of a row is the last one that begins at or before it. Computed on the rows' device, as in
+  // row_positions().
   const at::Tensor rows = at::arange(text.rows.size(0), text.offsets.options()),
                    starts = text.offsets.narrow(0, 0, text.num_samples());
   const at::Tensor sample_of_row = at::bucketize(rows, starts, /*out_int32=*/false, /*right=*/true) - 1;

@@ -1,5 +1,5 @@
-// What text-to-image transformers after PixArt-alpha (Chen et al. 2023, sec. 2.3) share: one projection of
-// the timestep for all blocks ("adaLN-single"), to which each block adds a table of its own, and captions
+// Parts that text-to-image transformers after PixArt-alpha (Chen et al. 2023, sec. 2.3) share. One projection
+// of the timestep serves all blocks ("adaLN-single"); each block adds its own table to it. Captions are
 // projected once for all cross attentions.
 #pragma once
 #include <ATen/core/Tensor.h>
@@ -12,17 +12,18 @@
 namespace kiln {
 
 inline constexpr int64_t kScalarFrequencies = 256;  // width of a sinusoidal embedding
-inline constexpr int64_t kModulationVectors = 6;    // of a block: shift, scale, gate of attention; of the MLP
+inline constexpr int64_t kModulationVectors =
+    6;  // per block: shift, scale and gate of attention and of the MLP
 
-// Counts the patches of x_t.
+// Numbers of patches along the sides of x_t.
 struct PatchGrid {
   int64_t height, width;
 };
 PatchGrid patch_grid(const ModelInput& input, int64_t patch_size);
 
-// Makes a layer of an embedding MLP: its weights begin as N(0, 0.02).
+// Makes a layer of an embedding MLP. Its weights start as N(0, 0.02).
 Linear embedding_linear(const ParameterScope& scope, const std::string& name, int64_t in, int64_t out);
-// What is added to the timestep's projection: (vectors, width), N(0, 1 / width).
+// Makes a table (vectors, width) that is added to the timestep's projection. Starts as N(0, 1 / width).
 std::shared_ptr<Parameter> modulation_table(const ParameterScope& scope, const std::string& name,
                                             int64_t vectors, int64_t width);
 
@@ -32,23 +33,23 @@ struct ScalarEmbedder {
   at::Tensor forward(const at::Tensor& scalars, at::ScalarType compute_dtype) const;  // (n) -> (n, D) f32
 };
 
-// Linear, tanh-GELU, Linear: (T, C) -> (T', D), T' >= T. The last rows belong to no sample. Captions have
-// another number of rows at every step, and for each number oneDNN compiles and keeps kernels of its own:
-// whole blocks of rows make few.
+// Linear, tanh-GELU, Linear: (T, C) -> (T', D) with T' >= T. Rows from T on are padding to whole blocks.
+// Captions have another number of rows at every step, and oneDNN compiles and keeps kernels for each number;
+// whole blocks keep the different numbers few.
 struct CaptionMlp {
   Linear first, second;
   at::Tensor forward(const at::Tensor& rows, at::ScalarType compute_dtype) const;
 };
 
-// embedding (B, D) f32 of the timestep -> State::conditioning (B, 7 D) f32: `projection` of its SiLU (6 D),
-// which the blocks take, and the embedding itself, which the last layer takes. f32, because every block adds
-// to its gradient.
+// Maps the timestep's embedding (B, D) f32 to State::conditioning (B, 7 D) f32. The blocks take the first 6
+// D, `projection` of the embedding's SiLU; the last layer takes the other D, the embedding itself. It is f32
+// because every block adds to its gradient.
 at::Tensor pack_modulation(const at::Tensor& embedding, const Linear& projection,
                            at::ScalarType compute_dtype);
-// A block's six vectors (B, D): table (6, D) + the projection.
+// Returns the six vectors (B, D) of a block: table (6, D) + the projection.
 std::vector<at::Tensor> block_modulation(const at::Tensor& table, const at::Tensor& conditioning);
 
-// The last layer: a norm modulated by table + the embedding, then from tokens to pixels.
+// The last layer: a norm modulated by table + the embedding, then a linear layer from tokens to pixels.
 struct ModulatedFinal {
   std::shared_ptr<Parameter> table;  // (2, D)
   Linear linear;
@@ -57,9 +58,8 @@ struct ModulatedFinal {
                      int64_t patch_size, double norm_eps, at::ScalarType compute_dtype) const;
 };
 
-// The caption's rows (T, D), with `null_rows` (L, D) in the place of dropped captions: row i of a caption
-// that had i-th place in its padded form becomes row i of them. Throws Error when a caption is longer than
-// they are.
+// Returns the captions' rows (T, D). Rows of dropped captions are replaced by `null_rows` (L, D): a row that
+// was at index i of the padded caption becomes null row i. Throws Error when a caption has more than L rows.
 at::Tensor rows_with_nulls(const TextRows& text, const at::Tensor& null_rows);
 
 }  // namespace kiln

@@ -12,8 +12,8 @@ namespace {
 
 thread_local const DropoutDraws* current_draws = nullptr;
 
-// SplitMix64 (Steele et al. 2014), in whole numbers of every device: they wrap around alike. A shift brings
-// the sign along, which the mask takes off.
+// SplitMix64 (Steele et al. 2014) in signed integers, which wrap around alike on every device. A right shift
+// copies the sign bit; the mask removes the copies.
 constexpr auto kGolden = static_cast<int64_t>(0x9e3779b97f4a7c15);
 
 at::Tensor xor_shifted(const at::Tensor& z, int64_t bits) {
@@ -36,13 +36,13 @@ int64_t stream_of(uint64_t seed, const std::string& layer) {
   return static_cast<int64_t>(static_cast<uint64_t>(words[0]) << 32 | words[1]);
 }
 
-// Which sample each of `count` rows is of, and which of its rows it is.
+// The sample of each row, and the row's index in its sample.
 struct RowNames {
   at::Tensor sample, row;  // (count) i64
 };
 
-// `has_own_rows`: each sample has as many. Rows of captions are otherwise all in one list, which may be
-// filled up behind the last.
+// With `has_own_rows` all samples have equally many rows. Otherwise the rows are those of captions in one
+// list, which may have padding after the last.
 RowNames row_names(int64_t count, bool has_own_rows, const DropoutDraws& draws, at::Device device) {
   const at::Tensor all = at::arange(count, at::TensorOptions(device).dtype(at::kLong));
   if (has_own_rows || count == draws.num_samples) {
@@ -51,11 +51,12 @@ RowNames row_names(int64_t count, bool has_own_rows, const DropoutDraws& draws, 
     return {.sample = sample, .row = all - sample * each};
   }
   const at::Tensor ends = draws.text_offsets.to(at::kLong).narrow(0, 1, draws.num_samples).unsqueeze(0);
-  const at::Tensor is_behind = all.unsqueeze(1) >= ends;  // of the captions that end before the row
+  const at::Tensor is_behind =
+      all.unsqueeze(1) >= ends;  // (count, samples): true if the caption ends before the row
   return {.sample = is_behind.sum(1), .row = all - (is_behind.to(at::kLong) * ends).amax(1)};
 }
 
-// (rows, channels) bool: what stays of x (.., channels).
+// Returns (rows, channels) bool: true for the elements of x (.., channels) that stay.
 at::Tensor kept_elements(const at::Tensor& x, const Adapter& adapter) {
   const DropoutDraws& draws = *current_draws;
   const int64_t channels = x.size(-1);

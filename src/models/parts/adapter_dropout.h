@@ -1,4 +1,4 @@
-// Dropout of what adapters read, while they are trained.
+// Dropout of the inputs of adapters in training.
 #pragma once
 #include <ATen/core/Tensor.h>
 
@@ -8,16 +8,16 @@
 
 namespace kiln {
 
-// Which samples a pass is of: the draws are keyed by the seed, the layer, the sample's position in the stream
-// and the element, so that neither micro-batches nor ranks nor recomputation change them.
+// Identifies the samples of a pass. The draws are keyed by the seed, the layer, the sample's position in the
+// stream and the element, so that micro-batches, ranks and recomputation do not change them.
 struct DropoutDraws {
   uint64_t seed = 0;
-  int64_t first_position = 0;  // of the pass's samples, which follow each other
+  int64_t first_position = 0;  // of the first sample; the others follow it in the stream
   int64_t num_samples = 0;
-  at::Tensor text_offsets{};  // (B + 1), where rows are those of captions; undefined: there are none
+  at::Tensor text_offsets{};  // (B + 1) of the captions' rows; undefined: no captions
 };
 
-// Passes on this thread drop elements while this lives. Without one, nothing is dropped.
+// While this lives, passes on this thread drop elements. Without it nothing is dropped.
 class DropoutScope {
  public:
   explicit DropoutScope(const DropoutDraws& draws);
@@ -28,8 +28,8 @@ class DropoutScope {
   const DropoutDraws* before_;
 };
 
-// `x` with elements zeroed by the adapter's probability and the others divided by what is left of 1. x (B,
-// .., C), captions' rows (T or more, C) or features (B, C, H, W). The same bits on every device.
+// Zeroes elements of `x` with the adapter's probability p and divides the others by 1 - p. x is (B, .., C),
+// rows of captions (T or more, C), or features (B, C, H, W). Gives the same bits on every device.
 at::Tensor with_dropout(const at::Tensor& x, const Adapter& adapter);
 
 }  // namespace kiln

@@ -9,8 +9,8 @@
 namespace kiln::nn {
 namespace {
 
-// [sin | cos] of `count` scaled coordinates, (count, width) f32. Made on the device: a copy from the host
-// would wait there for what is under way, and cannot be recorded into a graph.
+// Returns [sin | cos] of `count` scaled coordinates, (count, width) f32. Computes on the device, because a
+// copy from the host would wait for the device's queue and cannot be recorded into a graph.
 at::Tensor axis_table(int64_t width, int64_t count, int64_t base_size, double interpolation,
                       at::Device device) {
   const int64_t half = width / 2;
@@ -40,7 +40,7 @@ at::Tensor sincos_position_table(int64_t width, int64_t grid_h, int64_t grid_w) 
   const int64_t quarter = width / 4;
   at::Tensor table = at::empty({1, grid_h * grid_w, width}, at::kFloat);
   float* out = table.mutable_data_ptr<float>();
-  // Trigonometry once for each place along a side: sines, then cosines.
+  // Sines, then cosines, of each place along a side.
   std::vector<float> of_place(static_cast<size_t>(std::max(grid_h, grid_w) * 2 * quarter));
   for (int64_t i = 0; i < quarter; ++i) {
     const double frequency = std::pow(10000.0, -static_cast<double>(i) / static_cast<double>(quarter));

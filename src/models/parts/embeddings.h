@@ -6,9 +6,9 @@
 
 namespace kiln::nn {
 
-// Sinusoidal embedding of timesteps (B) -> (B, width) f32 as [cos | sin], frequencies 10000^(-i / (width /
-// 2)), computed in f32 as the published models do. `width` is even; timesteps may be fractional.
-// diffusers' models may ask for [sin | cos], and for a shift s: 10000^(-i / (width / 2 - s)).
+// Sinusoidal embedding of timesteps (B) -> (B, width) f32 as [cos | sin]. Frequencies are
+// 10000^(-i / (width / 2)), computed in f32 as in the published models. `width` is even; timesteps may be
+// fractional. diffusers' models may use [sin | cos], and a shift s: 10000^(-i / (width / 2 - s)).
 at::Tensor timestep_embedding(const at::Tensor& timesteps, int64_t width, bool cos_first = true,
                               double frequency_shift = 0);
 
@@ -17,9 +17,9 @@ at::Tensor timestep_embedding(const at::Tensor& timesteps, int64_t width, bool c
 // of 4. (MAE, DiT)
 at::Tensor sincos_position_table(int64_t width, int64_t grid_h, int64_t grid_w);
 
-// The same for a grid of any size whose sides span base_size / interpolation of the coordinates, each on its
-// own (PixArt-alpha, sec. 2.4; coordinates in f32 as the published models have them). Trigonometry for each
-// row and column once, so that it is cheap enough for every forward pass.
+// The same for a grid of any size: each side spans coordinates up to base_size / interpolation (PixArt-alpha,
+// sec. 2.4; coordinates in f32 as in the published models). Computes sines once for each row and column, so
+// that it is cheap enough for every forward pass.
 at::Tensor scaled_position_table(int64_t width, int64_t grid_h, int64_t grid_w, int64_t base_size,
                                  double interpolation, at::Device device);
 

@@ -13,14 +13,14 @@
 namespace kiln {
 namespace {
 
-// FNV-1a: the stream of a weight is named by its key.
+// Returns the FNV-1a hash of a weight's key, which names its random stream.
 uint64_t stream_of(const std::string& key) {
   uint64_t hash = 0xcbf29ce484222325u;
   for (const unsigned char c : key) hash = (hash ^ c) * 0x100000001b3u;
   return hash;
 }
 
-// Four draws a Philox block, 24 bits each, in [-bound, bound).
+// Fills with draws in [-bound, bound) of 24 bits each. A Philox block gives four.
 void fill_uniform(float* out, int64_t n, double bound, uint64_t seed, uint64_t stream) {
   const std::array<uint32_t, 2> key = {static_cast<uint32_t>(seed), static_cast<uint32_t>(seed >> 32)};
   at::parallel_for(0, (n + 3) / 4, 1 << 14, [&](int64_t begin, int64_t end) {

@@ -1,4 +1,4 @@
-// How a fresh weight is drawn. Data, not code, so that it can be listed and tested.
+// The distribution of a fresh weight, as data, so that it can be listed and tested.
 #pragma once
 #include <ATen/core/Tensor.h>
 
@@ -12,7 +12,7 @@ struct Init {
   Kind kind = Kind::kZeros;
   double scale = 0;                 // standard deviation (kNormal), bound (kUniform)
   int64_t fan_in = 0, fan_out = 0;  // kXavierUniform: bound = sqrt(6 / (fan_in + fan_out))
-  at::Tensor value{};               // kValue: computed constants such as position tables
+  at::Tensor value{};               // kValue: a computed constant such as a position table
 
   static Init zeros() { return {}; }
   static Init ones() { return {.kind = Kind::kOnes}; }

@@ -8,7 +8,7 @@
 namespace kiln {
 namespace {
 
-// Hands out tensors by key and remembers what was missing and what was left.
+// Hands out tensors by key and remembers which keys were missing and which are left.
 class Taker {
  public:
   Taker(const TensorMap& weights, const std::string& source) : rest_(weights), source_(source) {}

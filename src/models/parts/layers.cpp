@@ -13,7 +13,7 @@ std::optional<at::Tensor> value_of(const std::shared_ptr<Parameter>& parameter) 
   return parameter ? std::optional(parameter->value) : std::nullopt;
 }
 
-// `change`, of channels [first, first + its own) of `num_channels` in dimension `dim`, added to the others.
+// Adds `change` to a slice of `out` in dimension `dim`: from `first` on, as wide as `change`.
 at::Tensor add_rows(const at::Tensor& out, const at::Tensor& change, int64_t first, int64_t dim) {
   const int64_t size = change.size(dim), total = out.size(dim);
   if (size == total) return out + change;
@@ -23,7 +23,7 @@ at::Tensor add_rows(const at::Tensor& out, const at::Tensor& change, int64_t fir
   return out + at::constant_pad_nd(change, padding);
 }
 
-// `out` (..., rows): of the layer whose weight is `weight` and whose rows begin at `offset`.
+// Adds the outputs of a weight's adapters to `out` (..., rows), where the layer's rows begin at `offset`.
 at::Tensor add_adapters(at::Tensor out, const Parameter& weight, const at::Tensor& x, int64_t offset,
                         at::ScalarType compute_dtype) {
   for (const Adapter& adapter : weight.adapters) {
@@ -107,7 +107,7 @@ at::Tensor joined_linears(std::initializer_list<const Linear*> layers, const at:
 
 namespace {
 
-// On meta, and not from its allocator: a dry run counts what that gives.
+// Makes a tensor on meta without its allocator, whose allocations a dry run counts.
 at::Tensor outline_of(at::IntArrayRef shape) {
   return at::for_blob(nullptr, shape)
       .options(at::TensorOptions(at::kMeta).dtype(at::kFloat))

@@ -1,6 +1,6 @@
-// Layers as models hold them: handles to named weights. The weight is looked up at every call, because
-// training rebinds Parameter::value to a view of its segment's flat buffer. Linear and Conv2d add what the
-// adapters of their weight give.
+// Layers of models: handles to named weights. A layer looks up its weight at every call, because training
+// rebinds Parameter::value to a view of its segment's flat buffer. Linear and Conv2d add the outputs of their
+// weight's adapters.
 #pragma once
 #include <ATen/core/Tensor.h>
 
@@ -19,11 +19,11 @@ struct Linear {
   ops::Products products = ops::Products::kComputeDtype;
 
   at::Tensor forward(const at::Tensor& x, at::ScalarType compute_dtype) const;
-  // forward(gelu_tanh(h)) that saves h alone.
+  // Computes forward(gelu_tanh(h)) and saves only h for backward.
   at::Tensor forward_gelu_tanh(const at::Tensor& h, at::ScalarType compute_dtype) const;
 };
 
-// fc2.forward_gelu_tanh(fc1.forward(x)), in one operation where no adapter is between.
+// Computes fc2.forward_gelu_tanh(fc1.forward(x)), in one operation if neither layer has an adapter.
 at::Tensor gelu_tanh_mlp(const Linear& fc1, const Linear& fc2, const at::Tensor& x,
                          at::ScalarType compute_dtype);
 
@@ -33,7 +33,7 @@ struct Conv2d {
   ops::ConvolutionShape shape{};
 
   at::Tensor forward(const at::Tensor& x, at::ScalarType compute_dtype) const;
-  // A convolution of 1 x 1 on pixels in rows: x (..., in) -> (..., out).
+  // Computes a 1 x 1 convolution of pixels in rows: x (..., in) -> (..., out).
   at::Tensor forward_rows(const at::Tensor& x, at::ScalarType compute_dtype) const;
 };
 
@@ -42,7 +42,7 @@ struct GroupNorm {
   int64_t num_groups = 32;
   double eps = 1e-6;
 
-  // silu: the norm is followed by SiLU. Keeps the dtype and the memory format of x (B, C, H, W).
+  // Applies the norm, then SiLU if `silu`. Keeps the dtype and the memory format of x (B, C, H, W).
   at::Tensor forward(const at::Tensor& x, bool silu) const;
 };
 
@@ -62,7 +62,7 @@ struct RmsNorm {
   at::Tensor forward(const at::Tensor& x, at::ScalarType out_dtype) const;
 };
 
-// Several linear layers of one input as one product: (..., sum of their widths), in their order.
+// Computes several linear layers of one input as one product: (..., sum of their widths), in the given order.
 at::Tensor joined_linears(std::initializer_list<const Linear*> layers, const at::Tensor& x,
                           at::ScalarType compute_dtype);
 
@@ -71,23 +71,23 @@ class ParameterScope {
  public:
   ParameterScope(ParameterList& list, const BuildOptions& options, std::string prefix = "");
 
-  // `name` below this one: keys become prefix + name + "." + ...
+  // Returns a scope below this one. Its keys begin with prefix + name + ".".
   ParameterScope under(const std::string& name) const;
-  // An uninitialised f32 weight.
+  // Adds an uninitialised f32 weight.
   std::shared_ptr<Parameter> add(const std::string& name, at::IntArrayRef shape, Init init,
                                  bool trainable = true) const;
-  // The weight of a layer that honours adapters.
+  // Adds the weight of a layer that computes adapters.
   std::shared_ptr<Parameter> add_adaptable(const std::string& name, at::IntArrayRef shape, Init init) const;
-  // name.weight (out, in) drawn from `weight_init`, name.bias (out) zero.
+  // Adds name.weight (out, in) drawn from `weight_init`, name.bias (out) zero.
   Linear linear(const std::string& name, int64_t in, int64_t out, Init weight_init) const;
-  // Weight and bias drawn from U(+-1 / sqrt(fan_in)), PyTorch's own default.
+  // Draws weight and bias from U(+-1 / sqrt(fan_in)), as PyTorch does by default.
   Linear uniform_linear(const std::string& name, int64_t in, int64_t out, bool has_bias = true) const;
   Conv2d conv2d(const std::string& name, int64_t in, int64_t out, int64_t kernel, int64_t stride = 1,
                 int64_t padding = 0) const;
-  // 1 x 1, drawn from `weight_init`.
+  // Adds a 1 x 1 convolution drawn from `weight_init`.
   Conv2d pointwise_conv2d(const std::string& name, int64_t in, int64_t out, Init weight_init,
                           bool has_bias) const;
-  // `channels` filters of `channels` / groups inputs each; the size is kept.
+  // Adds `channels` filters that read channels / groups inputs each. Keeps the size of the picture.
   Conv2d grouped_conv2d(const std::string& name, int64_t channels, int64_t kernel, int64_t groups,
                         bool has_bias) const;
   GroupNorm group_norm(const std::string& name, int64_t channels, int64_t num_groups, double eps) const;

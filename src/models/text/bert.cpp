@@ -69,7 +69,7 @@ class BertEmbed : public Segment {
   text::LayerNorm norm_;
 };
 
-// Norms follow the residual sums.
+// A block whose norms follow the residual sums.
 class BertBlock : public Segment {
  public:
   BertBlock(const BertConfig& config, int64_t index, const BuildOptions& options)
@@ -136,7 +136,7 @@ class Bert : public TextEncoder {
   }
 
  private:
-  // sentence-transformers' pooling and PyTorch's normalize() divide by no less than these.
+  // The least divisors of sentence-transformers' pooling and of PyTorch's normalize().
   static constexpr double kLeastSum = 1e-9, kLeastNorm = 1e-12;
 };
 

@@ -1,5 +1,5 @@
-// BERT and the sentence encoders built on it, such as MiniLM (Devlin et al. 2019; Reimers & Gurevych 2019),
-// in transformers' config and keys.
+// BERT and sentence encoders built on it, such as MiniLM (Devlin et al. 2019; Reimers & Gurevych 2019), with
+// transformers' config and keys.
 #pragma once
 #include <map>
 #include <memory>
@@ -10,11 +10,11 @@
 
 namespace kiln {
 
-// `config`: transformers' config.json of a BertModel. The pooled vector is the mean over the tokens that
-// count, normalised to length 1. Throws Error naming the key.
+// Builds the encoder from transformers' config.json of a BertModel. The pooled vector is the mean over the
+// tokens that count, normalised to length 1. Throws Error naming the key.
 std::unique_ptr<TextEncoder> build_bert(const nlohmann::json& config, const BuildOptions& options);
-// Takes the encoder's tensors out of a file's, under its keys: they may begin with "bert.", and heads, the
-// pooler and position_ids may be there.
+// Returns the encoder's tensors of a file under the encoder's keys. In the file these may begin with "bert.";
+// heads, the pooler and position_ids are left out.
 std::map<std::string, at::Tensor> bert_weights(const std::map<std::string, at::Tensor>& weights);
 
 }  // namespace kiln

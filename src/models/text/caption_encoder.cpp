@@ -14,7 +14,6 @@
 #include "core/heap.h"
 #include "core/json_config.h"
 #include "core/units.h"
-#include "models/text/encoder_memory.h"
 #include "models/text/shared_prefix.h"
 
 namespace kiln {
@@ -22,12 +21,12 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr int64_t kManyTokens = 300;  // of encoders that take any number: PixArt-Sigma's and Sana's length
+constexpr int64_t kManyTokens = 300;  // for encoders without a limit: PixArt-Sigma's and Sana's length
 constexpr int64_t kMostTokens = 1 << 16;
-constexpr double kMargin = 1.05;                      // over a dry run: scratch of products
-constexpr int64_t kProcessBytes = int64_t{96} << 20;  // that the first products take on a CPU: threads, code
+constexpr double kMargin = 1.05;                      // over a dry run, for scratch of products
+constexpr int64_t kProcessBytes = int64_t{96} << 20;  // threads and code of the first products on a CPU
 
-// What sentence-transformers cuts at, where its file says so.
+// Returns the length at which sentence-transformers cuts, if its file says one.
 std::optional<int64_t> sentence_length(const fs::path& folder) {
   const fs::path path = folder / "sentence_bert_config.json";
   if (!fs::exists(path)) return std::nullopt;
@@ -71,12 +70,12 @@ CaptionEncoder::CaptionEncoder(const std::string& folder, int64_t max_tokens, at
   if (device.is_cpu()) return_freed_memory();
 }
 
-// The rows of the token table that a batch asks for, at most: in f32.
+// Returns the most bytes of the token table's rows that a batch needs, in f32.
 int64_t CaptionEncoder::renumbered_bytes(int64_t num_tokens) const {
   return std::min(num_tokens, shape().vocabulary_size) * shape().width * static_cast<int64_t>(sizeof(float));
 }
 
-// Beside the weights, for `batch` of the longest texts.
+// Returns the bytes, without the weights, for `batch` texts of the greatest length.
 int64_t CaptionEncoder::needed_bytes(int64_t batch) const {
   const BatchMemory memory = planned_batch(*opened_.encoder, batch, max_tokens_, device_);
   const auto own = static_cast<int64_t>(kMargin * static_cast<double>(memory.peak_bytes));
@@ -91,11 +90,11 @@ int64_t CaptionEncoder::batch_within_room(int64_t asked, int64_t usual) const {
   while (asked == 0 && batch > 1 && weights + needed_bytes(batch) > room_.bytes) batch /= 2;
   const int64_t needed = weights + needed_bytes(batch);
   if (needed > room_.bytes)
-    fail("text",
-         "{} leaves {:.2f} GiB for the text encoder: {} texts of {} tokens take {:.2f} GiB beside {:.2f} GiB "
-         "of "
-         "streamed weights: give more memory, a smaller --text-batch or fewer --text-max-tokens",
-         room_.text, gib(room_.bytes), batch, max_tokens_, gib(needed - weights), gib(weights));
+    fail(
+        "text",
+        "{} leaves {:.2f} GiB for the text encoder: {} texts of {} tokens take {:.2f} GiB in addition to "
+        "{:.2f} GiB of streamed weights: give more memory, a smaller --text-batch or fewer --text-max-tokens",
+        room_.text, gib(room_.bytes), batch, max_tokens_, gib(needed - weights), gib(weights));
   return batch;
 }
 
@@ -108,11 +107,9 @@ std::string CaptionEncoder::streaming_text(int64_t batch) const {
       batch * max_tokens_ +
       static_cast<int64_t>(static_cast<double>(room_.bytes - weights - needed) / bytes_per_token);
   return fmt::format(
-      "text encoder: its {:.2f} GiB of weights do not fit {} ({:.2f} GiB of it are free): they are read "
-      "segment by "
-      "segment, {:.2f} GiB of them and {:.2f} GiB of {} texts' values at once; a pass over them reads {:.2f} "
-      "GiB, at "
-      "least {:.1f} s, and serves some {} tokens",
+      "text encoder: its {:.2f} GiB of weights do not fit {} ({:.2f} GiB free): they are read segment by "
+      "segment, at most {:.2f} GiB of weights and {:.2f} GiB for {} texts at once; a pass over them reads "
+      "{:.2f} GiB, takes at least {:.1f} s and serves about {} tokens",
       gib(weight_bytes(*opened_.encoder)), room_.text, gib(room_.bytes), gib(weights), gib(needed), batch,
       gib(streamed_->bytes_of_pass()), seconds_of_pass(), tokens);
 }
@@ -140,7 +137,7 @@ std::vector<at::Tensor> CaptionEncoder::encode_tokens(std::span<const text::Toke
   const at::NoGradGuard no_grad;
   std::vector<at::Tensor> rows(ids.size());
   choose_prefix(ids);
-  std::vector<bool> follows;  // the prefix
+  std::vector<bool> follows;  // true if the text continues the prefix
   for (const text::TokenIds& text : ids) follows.push_back(goes_on_after(text, prefix_.ids));
   std::vector<size_t> order(ids.size());
   std::iota(order.begin(), order.end(), 0);
@@ -158,7 +155,7 @@ std::vector<at::Tensor> CaptionEncoder::encode_tokens(std::span<const text::Toke
     return tokens;
   };
   std::vector<TextBatch> batches;
-  std::vector<std::span<const size_t>> members;  // of each batch, of the texts
+  std::vector<std::span<const size_t>> members;  // indices of the texts of each batch
   const bool has_new_prefix = !prefix_.ids.empty() && !prefix_.last_hidden.defined();
   if (has_new_prefix) {
     batches.push_back({.tokens = rows_of(std::span(&prefix_.ids, 1)), .fills = &prefix_});
@@ -198,7 +195,7 @@ std::vector<at::Tensor> CaptionEncoder::weights() const {
   return weights;
 }
 
-// By the texts of this call alone: what was encoded before does not change a bit.
+// Chooses by the texts of this call alone, so that earlier calls do not change the bits of the result.
 void CaptionEncoder::choose_prefix(std::span<const text::TokenIds> ids) const {
   if (opened_.encoder->prefix_bytes(1) == 0) return;
   std::vector<int64_t> best = best_shared_prefix(ids);
@@ -211,11 +208,11 @@ void CaptionEncoder::encode_batches(std::span<const TextBatch> batches,
   for (size_t b = 0; b < batches.size(); ++b) take(b, opened_.encoder->encode_batch(batches[b]));
 }
 
-// As many batches in each pass over the weights as there is room for what they are between two segments.
+// Takes as many batches in each pass over the weights as there is room for their states between two segments.
 void CaptionEncoder::encode_streamed(std::span<const TextBatch> batches,
                                      const std::function<void(size_t, at::Tensor)>& take) const {
-  // A prefix counts as if each text had its own: in the result, which stays on the host, it has; else it is
-  // more than it takes.
+  // Counts the prefix as if each text had its own. That is true of the result, which stays on the host;
+  // elsewhere it overestimates.
   const auto offsets_of_whole_texts = [&](const TextBatch& batch) {
     std::vector<int64_t> offsets = batch.tokens.host_offsets;
     const auto before = batch.after ? static_cast<int64_t>(batch.after->ids.size()) : int64_t{0};

@@ -1,4 +1,4 @@
-// Texts to features: a tokenizer and a text encoder, as they lie in one folder. For one thread.
+// Turns texts into features with the tokenizer and the text encoder of one folder. For use by one thread.
 #pragma once
 #include <algorithm>
 #include <functional>
@@ -14,18 +14,18 @@
 
 namespace kiln {
 
-// How much memory an encoder may take.
+// The memory that an encoder may take.
 struct EncoderRoom {
-  int64_t bytes = 0;   // of the device, for weights and work; 0: all they want
-  std::string text{};  // what it is, for messages: "--text-encoder-memory 3G"
+  int64_t bytes = 0;   // of the device, for weights and work; 0: no limit
+  std::string text{};  // the limit's name in messages: "--text-encoder-memory 3G"
 };
 
 class CaptionEncoder {
  public:
-  // `folder`: of an encoder with its tokenizer, or of a pipeline with both. `max_tokens`: longer texts are
-  // cut; 0: what the encoder is used with. Weights for which there is no room are streamed
-  // (streamed_weights.h). Without `loads_weights` it makes ids alone; on meta so too, and it has no
-  // fingerprint. Throws Error: a file is missing, or the two do not belong together.
+  // `folder` holds an encoder with its tokenizer, or a pipeline with both. Longer texts are cut to
+  // `max_tokens`; 0: the encoder's usual number. If the weights do not fit `room`, they are streamed
+  // (streamed_weights.h). Without `loads_weights` or on meta it makes ids only; on meta it also has no
+  // fingerprint. Throws Error if a file is missing or tokenizer and encoder do not belong together.
   CaptionEncoder(const std::string& folder, int64_t max_tokens, at::Device device,
                  at::ScalarType compute_dtype, EncoderRoom room = {}, bool loads_weights = true);
 
@@ -35,32 +35,34 @@ class CaptionEncoder {
   const std::string& encoder_fingerprint() const { return opened_.fingerprint; }
   std::string tokenizer_fingerprint() const { return tokenizer_->fingerprint(); }
   bool is_streamed() const { return streamed_ != nullptr; }
-  double seconds_of_pass() const { return opened_.read_seconds; }  // over streamed weights, at least
+  // The least seconds of a pass over streamed weights.
+  double seconds_of_pass() const { return opened_.read_seconds; }
 
-  // Texts to encode at once: `asked`, or for 0 `usual` or what of it there is room for. Throws Error when
-  // there is none for `asked` or for a single one.
+  // Returns how many texts to encode at once: `asked`, or for 0 `usual`, halved until it fits. Throws Error
+  // when `asked` or a single text does not fit.
   int64_t batch_within_room(int64_t asked, int64_t usual) const;
-  // What streaming costs with this batch, one line.
+  // Describes in one line what streaming costs with this batch.
   std::string streaming_text(int64_t batch) const;
 
   struct Encoded {
-    std::vector<at::Tensor> rows;  // of each text (rows, D) on the CPU, one row a token; with
-                                   // shape().users_see_padding always max_tokens
-    int64_t num_truncated = 0;     // texts that were longer than max_tokens
+    // One tensor (rows, D) for each text, on the CPU. Rows are tokens; with shape().users_see_padding there
+    // are always max_tokens.
+    std::vector<at::Tensor> rows;
+    int64_t num_truncated = 0;  // texts that were longer than max_tokens
   };
-  // `batch` texts at once, those of similar length together: a text's features may differ in their last bits
-  // with what it is encoded beside. Whether weights are streamed does not change them. `dtype`: of the rows.
-  // Where the encoder's tokens see none that come later (Gemma 2), the prefix that most texts share, such as
-  // an instruction, is computed once and kept for the next call with the same. In inference mode.
+  // Encodes `batch` texts at once, those of similar length together, into rows of `dtype`. The last bits of a
+  // text's features may depend on the other texts of its batch, but not on streaming. If the encoder's tokens
+  // see no later ones (Gemma 2), the prefix that saves the most work, such as an instruction, is computed
+  // once and kept for the next call with the same. Records no gradients.
   Encoded encode(std::span<const std::string> texts, int64_t batch, at::ScalarType dtype = at::kFloat) const;
 
-  // The ids that encode() makes of a text; counts it where it is cut. Thread-safe.
+  // Returns the ids that encode() makes of a text. Adds 1 to `num_truncated` if the text is cut. Thread-safe.
   text::TokenIds tokens_of(const std::string& text, int64_t& num_truncated) const;
-  // The rows of texts whose ids these are, as encode() gives them.
+  // Returns the rows of texts with these ids, as encode() does.
   std::vector<at::Tensor> encode_tokens(std::span<const text::TokenIds> ids, int64_t batch,
                                         at::ScalarType dtype = at::kFloat) const;
 
-  std::vector<at::Tensor> weights() const;  // that are in memory; none where they are streamed
+  std::vector<at::Tensor> weights() const;  // those in memory; none if they are streamed
 
  private:
   void choose_prefix(std::span<const text::TokenIds> ids) const;
@@ -77,10 +79,10 @@ class CaptionEncoder {
   at::Device device_;
   EncoderRoom room_;
   std::unique_ptr<StreamedWeights> streamed_;  // null: all weights are in memory
-  mutable TokenPrefix prefix_;                 // of the latest call with one; without ids: none yet
+  mutable TokenPrefix prefix_;                 // of the last call that had one; no ids: none yet
 };
 
-// The rows of several texts as one, in `dtype`.
+// Joins the rows of several texts, in `dtype`.
 TextRows joined_rows(const std::vector<at::Tensor>& rows, at::ScalarType dtype);
 
 }  // namespace kiln

@@ -14,7 +14,7 @@ namespace kiln {
 namespace {
 
 constexpr std::string_view kClipPrefix = "text_model.";
-constexpr int64_t kWrongEosId = 2;  // of configs written before transformers' change 24773
+constexpr int64_t kWrongEosId = 2;  // in configs written before transformers' change 24773
 
 struct ClipTextConfig {
   int64_t vocabulary_size, width, ff_width, depth, num_heads, max_positions, eos_id;
@@ -124,7 +124,7 @@ class ClipText : public TextEncoder {
               .vocabulary_size = config.vocabulary_size,
               .max_tokens = config.max_positions,
               .users_see_padding = true,
-              .penultimate_segment = config.depth - 1};  // of one layer that is what it is given
+              .penultimate_segment = config.depth - 1};  // with one layer, the layer's input
   }
 
   at::Tensor pool(const at::Tensor& last_hidden, const TokenRows& tokens) const override {

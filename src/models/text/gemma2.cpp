@@ -16,11 +16,11 @@ struct Gemma2Config {
   int64_t vocabulary_size, width, ff_width, depth, num_heads, num_kv_heads, head_dim, window;
   double eps, rope_theta, query_scale, soft_cap;
   bool attention_bias;
-  std::vector<bool> is_windowed;  // by layer
+  std::vector<bool> is_windowed;  // for each layer
   text::Activation activation;
 };
 
-// transformers 5 nests the angle's base; older files have it at the top.
+// Reads the base of the rotation angles. transformers 5 nests it; older files have it at the top.
 double parse_rope_theta(const JsonConfig& config) {
   if (!config.has("rope_parameters")) return config.get("rope_theta", 10000.0);
   const nlohmann::json nested = config.object("rope_parameters");
@@ -29,7 +29,8 @@ double parse_rope_theta(const JsonConfig& config) {
   return rope.get("rope_theta", 10000.0);
 }
 
-// By default every second layer, beginning with the first, sees a window.
+// Returns for each layer whether it sees only a window. By default every second layer does, beginning with
+// the first.
 std::vector<bool> parse_windows(const JsonConfig& config, int64_t depth) {
   std::vector<bool> is_windowed;
   if (!config.has("layer_types")) {
@@ -132,8 +133,8 @@ class Gemma2Block : public Segment {
     return run(state, input.tokens, nullptr, nullptr);
   }
 
-  // `after`: the prefix that the texts go on after. `fills`: takes the keys and values of this text's tokens.
-  // Either may be null.
+  // `after`: the prefix that the texts continue, or null. `fills`: receives the keys and values of the
+  // tokens, or is null.
   State run(const State& state, const TokenRows& tokens, const TokenPrefix::Keys* after,
             TokenPrefix::Keys* fills) const {
     at::Tensor x = state.hidden;  // (T, D) f32
@@ -176,7 +177,7 @@ class Gemma2Block : public Segment {
   Gemma2Config config_;
   at::ScalarType compute_dtype_;
   int64_t window_;
-  std::vector<float> frequencies_;  // of the rotations, by pair
+  std::vector<float> frequencies_;  // of the rotation of each pair
   Linear q_, k_, v_, out_, gate_, up_, down_;
   text::RmsNorm input_norm_, post_attention_norm_, pre_ff_norm_, post_ff_norm_;
 };
@@ -226,7 +227,7 @@ class Gemma2 : public TextEncoder {
   int64_t prefix_bytes(int64_t num_tokens) const override { return num_tokens * prefix_bytes_; }
 
  private:
-  int64_t prefix_bytes_ = 0;  // of a token
+  int64_t prefix_bytes_ = 0;  // of one token
 };
 
 }  // namespace

@@ -8,7 +8,7 @@ namespace {
 
 using Tokens = std::span<const int64_t>;
 
-// A text's tokens but the last, so that one is left after any prefix.
+// Returns the tokens of a text except the last, so that one is left after any prefix.
 Tokens without_last(const std::vector<int64_t>& text) {
   return Tokens(text).first(text.empty() ? 0 : text.size() - 1);
 }
@@ -21,7 +21,8 @@ std::vector<int64_t> best_shared_prefix(std::span<const std::vector<int64_t>> te
   std::vector<Tokens> sorted;
   for (const std::vector<int64_t>& text : texts) sorted.push_back(without_last(text));
   std::ranges::sort(sorted, [](Tokens a, Tokens b) { return std::ranges::lexicographical_compare(a, b); });
-  // Texts that share a prefix are neighbours now: it is the largest rectangle under what neighbours share.
+  // Texts that share a prefix are neighbours now. The best prefix is the largest rectangle in the histogram
+  // of the lengths that neighbours share.
   struct Open {
     size_t first;
     int64_t length;

@@ -12,7 +12,8 @@
 namespace kiln {
 namespace {
 
-// Few enough that a conversion runs on the reading thread alone and leaves the others to the compute.
+// Values converted at once. So few that a conversion runs on the reading thread alone and leaves the other
+// threads to the compute.
 constexpr int64_t kValuesAtOnce = 1 << 14;
 constexpr int64_t kValuesBetweenReleases = 1 << 21, kRowsBetweenReleases = 256;
 
@@ -20,7 +21,7 @@ std::span<const std::byte> bytes_of(const at::Tensor& stored) {
   return {static_cast<const std::byte*>(stored.const_data_ptr()), stored.nbytes()};
 }
 
-// Leaves no more than a few MiB of the file in this process's memory.
+// Converts a mapped tensor. Keeps no more than a few MiB of the file in this process's memory.
 at::Tensor converted(const at::Tensor& stored, at::ScalarType dtype) {
   at::Tensor values = at::empty(stored.sizes(), stored.options().dtype(dtype));
   const at::Tensor from = stored.flatten(), to = values.flatten();
@@ -35,7 +36,7 @@ at::Tensor converted(const at::Tensor& stored, at::ScalarType dtype) {
   return values;
 }
 
-// On `device`, in `dtype`. To a GPU on the current stream.
+// Returns the values on `device` in `dtype`. Copies to a GPU on the current stream.
 at::Tensor brought(const at::Tensor& stored, at::ScalarType dtype, at::Device device) {
   const bool as_stored = stored.scalar_type() == dtype;
   if (as_stored) MappedFile::fetch(bytes_of(stored));
@@ -52,7 +53,7 @@ int64_t bytes_in_use(const Parameter& parameter) {
 
 }  // namespace
 
-// A segment has its weights while this lives.
+// While this lives, a segment has its weights.
 class StreamedWeights::Entered {
  public:
   Entered(StreamedWeights& weights, size_t segment) : weights_(weights), segment_(segment) {
@@ -99,7 +100,7 @@ void StreamedWeights::encode(std::span<const TextBatch> batches,
   }
 }
 
-// Only those rows of the token table are read that the texts ask for: their ids are numbered anew.
+// Reads only the rows of the token table that the texts need, and renumbers their ids accordingly.
 State StreamedWeights::embed(const TokenRows& tokens) const {
   Parameter& table = *encoder_.token_table();
   const at::Tensor &stored = stored_.at(table.key), ids = tokens.ids.to(at::kCPU).contiguous();
@@ -126,7 +127,7 @@ State StreamedWeights::embed(const TokenRows& tokens) const {
   return state;
 }
 
-// On a thread of its own, for a GPU on a stream of its own.
+// Reads a segment's weights. Runs on its own thread, and for a GPU on its own stream.
 StreamedWeights::Values StreamedWeights::read(size_t segment) const {
   const at::NoGradGuard no_grad;
   if (!device_.is_cpu()) {
@@ -154,7 +155,7 @@ void StreamedWeights::enter(size_t segment) {
   for (size_t i = 0; i < parameters.size(); ++i) {
     if (!values[i].defined()) continue;
     parameters[i]->value = values[i];
-    if (!device_.is_cpu())  // made on another stream than the one that uses it
+    if (!device_.is_cpu())  // it was made on another stream than the one that uses it
       values[i].record_stream(c10::impl::VirtualGuardImpl(device_.type()).getStream(device_));
   }
 }

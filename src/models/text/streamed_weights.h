@@ -1,5 +1,5 @@
-// A frozen text encoder whose weights are not all in memory: they stay in their files, and are read segment
-// by segment, the next one while one computes.
+// Runs a frozen text encoder whose weights are not all in memory. They stay in their files and are read
+// segment by segment, the next one while one computes.
 #pragma once
 #include <ATen/core/Tensor.h>
 
@@ -16,17 +16,18 @@ namespace kiln {
 
 class StreamedWeights {
  public:
-  // `encoder`: its weights are on meta, of the dtypes they are to have, and are so again after each pass.
-  // `stored`: their values by key, mapped. What has the right dtype is used where it is mapped, on a CPU.
+  // `encoder` has its weights on meta in their final dtypes, before and after each pass. `stored` holds the
+  // mapped values by key. On a CPU values of the right dtype are used where they are mapped.
   StreamedWeights(const TextEncoder& encoder, std::map<std::string, at::Tensor> stored, at::Device device);
 
-  // One pass over the weights, all batches through one segment before the next. Gives `take` the number and
-  // the last features (T, D) f32 of each batch: the same bits as TextEncoder::encode_batch() with weights in
-  // memory. A batch that fills a prefix comes before those that go on after it. Throws Error as that does.
+  // Makes one pass over the weights, with all batches through one segment before the next. Calls `take` with
+  // the index and the last features (T, D) f32 of each batch. The bits are those of
+  // TextEncoder::encode_batch() with weights in memory. REQUIRES: a batch that fills a prefix comes before
+  // those that continue it. Throws Error as encode_batch() does.
   void encode(std::span<const TextBatch> batches, const std::function<void(size_t, at::Tensor)>& take);
 
-  int64_t resident_bytes() const { return resident_bytes_; }  // of weights, at most
-  int64_t bytes_of_pass() const { return bytes_of_pass_; }    // that a pass reads
+  int64_t resident_bytes() const { return resident_bytes_; }  // the most bytes of weights at once
+  int64_t bytes_of_pass() const { return bytes_of_pass_; }    // bytes that a pass reads
 
  private:
   class Entered;
@@ -43,7 +44,7 @@ class StreamedWeights {
   const at::Device device_;
   std::vector<Values> outlines_;  // by segment
   int64_t resident_bytes_ = 0, bytes_of_pass_ = 0;
-  size_t next_ = 0;  // the segment that is being read, if any is
+  size_t next_ = 0;  // the segment that is being read, if `reading_` is valid
   std::future<Values> reading_;
 };
 

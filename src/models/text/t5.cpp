@@ -26,7 +26,7 @@ T5Config parse_t5_config(const nlohmann::json& json) {
   const auto projection = config.get<std::string>("feed_forward_proj", "relu");
   const bool gated = projection.starts_with("gated-");
   std::string activation = gated ? projection.substr(6) : projection;
-  if (projection == "gated-gelu") activation = "gelu_new";  // as T5 v1.1 means it
+  if (projection == "gated-gelu") activation = "gelu_new";  // T5 v1.1 means this one
   const int64_t num_heads = config.positive("num_heads", 8),
                 num_buckets = config.positive("relative_attention_num_buckets", 32);
   if (num_buckets < 4 || num_buckets % 2 != 0)
@@ -47,8 +47,8 @@ T5Config parse_t5_config(const nlohmann::json& json) {
           .activation = text::parse_activation("t5", activation)};
 }
 
-// Bucket of key - query: half of them for keys ahead, exact for short distances, logarithmic up to the
-// greatest one. (Raffel et al. 2020, sec. 2.1)
+// Returns the bucket of key - query. Half of the buckets are for keys after the query. Buckets are exact for
+// short distances and logarithmic up to max_distance. (Raffel et al. 2020, sec. 2.1)
 int64_t bucket_of(int64_t offset, const T5Config& config) {
   const int64_t half = config.num_buckets / 2, num_exact = half / 2;
   const int64_t side = offset > 0 ? half : 0, distance = std::abs(offset);
@@ -60,7 +60,7 @@ int64_t bucket_of(int64_t offset, const T5Config& config) {
   return side + std::min(logarithmic, half - 1);
 }
 
-// Buckets (L, L) of every query and key.
+// Returns the buckets (L, L) of every query and key.
 at::Tensor relative_buckets(int64_t length, const T5Config& config, at::Device device) {
   std::vector<int64_t> buckets(static_cast<size_t>(length * length));
   for (int64_t query = 0; query < length; ++query)
@@ -142,14 +142,14 @@ class T5Block : public Segment {
     const at::Tensor in = text::as_input(x, compute_dtype_);
     at::Tensor inner = config_.activation(wi_.forward(in, compute_dtype_));
     if (gate_.weight) inner = inner * gate_.forward(in, compute_dtype_);
-    // The last product overflows in fp16.
+    // Runs the last product in f32 because it overflows in fp16.
     return wo_.forward(inner, compute_dtype_ == at::kHalf ? at::kFloat : compute_dtype_);
   }
 
   T5Config config_;
   at::ScalarType compute_dtype_;
   Linear q_, k_, v_, out_, wi_, gate_, wo_;
-  std::shared_ptr<Parameter> bias_table_;  // (buckets, H), of the first block, for all
+  std::shared_ptr<Parameter> bias_table_;  // (buckets, H); the first block has it for all blocks
   text::RmsNorm attention_norm_, ff_norm_;
 };
 

@@ -1,5 +1,5 @@
-// Text encoders: token ids to features, without work on padding. A new one is one file pair here and one row
-// of the registry (text_registry.cpp).
+// Text encoders turn token ids into features, without work on padding. A new one is one file pair here and
+// one row of the registry (text_registry.cpp).
 #pragma once
 #include <ATen/core/Tensor.h>
 
@@ -12,63 +12,66 @@
 
 namespace kiln {
 
-// What the users of a text encoder must know without knowing which it is.
+// The facts of a text encoder that its users need, whichever encoder it is.
 struct TextEncoderShape {
   std::string family;           // its name in the registry
   int64_t width = 0;            // D of the features
   int64_t vocabulary_size = 0;  // ids lie in [0, vocabulary_size)
-  int64_t max_tokens = 0;       // that it has positions for; 0: any number
-  // Whoever uses the features attends to padded positions as well: texts are padded to max_tokens (CLIP).
+  int64_t max_tokens = 0;       // the most that it has positions for; 0: any number
+  // True if texts are padded to max_tokens because the users of the features also attend to padding (CLIP).
   bool users_see_padding = false;
-  at::ScalarType storage_dtype = at::kHalf;  // that keeps the features best in two bytes
-  // Index of the segment that leaves the last layer but one's features; -1: not a use of this encoder.
+  at::ScalarType storage_dtype = at::kHalf;  // keeps the features best in two bytes
+  // Index of the segment whose output is the features of the last layer but one; -1: not used of this
+  // encoder.
   int64_t penultimate_segment = -1;
 };
 
-// Features of texts, rows one after another as in TokenRows. Undefined: the encoder has no such output.
+// Features of texts, with rows one after another as in TokenRows. An output that the encoder lacks is
+// undefined.
 struct TextFeatures {
   at::Tensor last_hidden{};  // (T, D), after the final norm where there is one
-  at::Tensor penultimate{};  // (T, D), of the last layer but one, without that norm
-  at::Tensor pooled{};       // (B, D), one vector of each text
+  at::Tensor penultimate{};  // (T, D), of the last layer but one, without the final norm
+  at::Tensor pooled{};       // (B, D), one vector for each text
 };
 
-// Tokens that texts begin with, as an encoder keeps them whose tokens see none that come later: they are the
-// same in every such text and are computed once.
+// Tokens that several texts begin with. An encoder whose tokens see no later ones computes them once, because
+// they are the same in every such text.
 struct TokenPrefix {
   struct Keys {
     at::Tensor keys{}, values{};  // (p, H, d) in the compute dtype, rotated to their positions
   };
   std::vector<int64_t> ids{};
-  std::vector<Keys> segments{};  // of each; undefined where a segment has no attention
-  at::Tensor last_hidden{};      // (p, D) f32; undefined: the prefix was not computed yet
+  std::vector<Keys> segments{};  // one per segment; undefined where that has no attention
+  at::Tensor last_hidden{};      // (p, D) f32; undefined until the prefix is computed
 };
 
-// Texts of one forward pass and what they have to do with a prefix.
+// The texts of one forward pass, and how they use a prefix.
 struct TextBatch {
-  TokenRows tokens{};                  // without those of `after`
-  const TokenPrefix* after = nullptr;  // that all the texts go on after
-  TokenPrefix* fills = nullptr;        // whose ids the one text is: its keys and values are kept there
+  TokenRows tokens{};                  // without the tokens of `after`
+  const TokenPrefix* after = nullptr;  // if set, all the texts continue this prefix
+  TokenPrefix* fills = nullptr;  // if set, the only text is this prefix; its keys and values are kept there
 };
 
-// forward(): last_hidden (T, D) f32.
+// A model whose forward() returns last_hidden (T, D) f32.
 class TextEncoder : public SegmentModel {
  public:
   const TextEncoderShape& shape() const { return shape_; }
-  // Row i is what the first segment makes of id i. Held by that segment.
+  // The table whose row i the first segment takes for id i. It belongs to that segment.
   const std::shared_ptr<Parameter>& token_table() const { return token_table_; }
-  // What segment i makes of a batch. REQUIRES: no prefix in it where prefix_bytes() is 0.
+  // Runs segment i on a batch. REQUIRES: the batch has no prefix if prefix_bytes() is 0.
   virtual State forward_segment(size_t i, const State& state, const TextBatch& batch) const {
     return segments_[i]->forward(state, {.tokens = batch.tokens});
   }
-  // Last features (T, D) f32 of a batch's tokens. Throws Error as check() does.
+  // Returns the last features (T, D) f32 of a batch's tokens. Throws Error as check() does.
   at::Tensor encode_batch(const TextBatch& batch) const;
-  // Bytes of keys and values that a prefix of so many tokens keeps. 0: tokens see those that come later too.
+  // Returns the bytes that a prefix of so many tokens keeps. 0: prefixes cannot be kept, because tokens also
+  // see later ones.
   virtual int64_t prefix_bytes(int64_t num_tokens) const { return 0; }
-  // Throws Error as check() does.
+  // Returns all features of the texts. Throws Error as check() does.
   TextFeatures encode(const TokenRows& tokens) const;
-  // Throws Error for ids outside of the vocabulary, for a text without tokens or with too many.
+  // Throws Error for ids outside of the vocabulary and for a text without tokens or with too many.
   void check(const TokenRows& tokens) const;
-  // One vector of each text, from what forward() gives; undefined where the encoder has none.
+  // Returns one vector for each text from the result of forward(), or undefined if the encoder has none.
   virtual at::Tensor pool(const at::Tensor& last_hidden, const TokenRows& tokens) const { return {}; }
 
  protected:
@@ -76,8 +79,21 @@ class TextEncoder : public SegmentModel {
   std::shared_ptr<Parameter> token_table_;
 };
 
-// ids (B, L) and mask (B, L), 1 = token: as rows. `keeps_padding`: padded positions stay, as rows that nobody
-// attends to; otherwise they are left out. An undefined mask: every position is a token.
+// Converts ids (B, L) to rows. In mask (B, L) 1 is a token; undefined: all are. With `keeps_padding` padded
+// positions stay as rows that nobody attends to; otherwise they are left out.
 TokenRows token_rows_of(const at::Tensor& ids, const at::Tensor& mask, bool keeps_padding);
+
+// Memory that one batch takes in addition to the weights.
+struct BatchMemory {
+  int64_t state_bytes = 0;  // the most that stays between two segments
+  int64_t peak_bytes = 0;   // the most while a segment computes, state included
+};
+
+// Counts the memory of a batch on `device` by a dry run. The encoder's weights are on meta in their final
+// dtypes. `host_offsets`: as in TokenRows.
+BatchMemory planned_batch(const TextEncoder& encoder, const std::vector<int64_t>& host_offsets,
+                          at::Device device);
+// The same for `batch` texts of `length` tokens each.
+BatchMemory planned_batch(const TextEncoder& encoder, int64_t batch, int64_t length, at::Device device);
 
 }  // namespace kiln

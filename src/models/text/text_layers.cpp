@@ -45,7 +45,8 @@ std::vector<Run> runs_of(const TokenRows& tokens) {
   return runs;
 }
 
-// What a run's tokens may not see (n or 1, 1, L, p + L) or (n, 1, 1, p + L), true; undefined: nothing.
+// Returns a mask, true for the keys that a run's tokens may not see: (n or 1, 1, L, p + L) or (n, 1, 1, p +
+// L). It is undefined if they see all.
 at::Tensor hidden_keys(const Run& run, const TokenRows& tokens, const AttentionOptions& options) {
   const int64_t past = options.past_keys.defined() ? options.past_keys.size(0) : 0;
   at::Tensor hidden;
@@ -66,7 +67,8 @@ at::Tensor hidden_keys(const Run& run, const TokenRows& tokens, const AttentionO
   return hidden.defined() ? hidden | out_of_sight : out_of_sight;
 }
 
-// f32, added to the scores; the least number instead of -inf, so that a token that sees none sees all alike.
+// Returns the f32 mask that is added to scores. It has the least number instead of -inf, so that a token that
+// may see none sees all with equal weight.
 at::Tensor added_mask(const at::Tensor& hidden, const at::Tensor& bias) {
   if (!hidden.defined()) return bias;
   const at::Tensor mask = at::zeros(hidden.sizes(), hidden.options().dtype(at::kFloat))
@@ -108,7 +110,7 @@ at::Tensor run_attention(const Run& run, const at::Tensor& q, const at::Tensor& 
   if (options.soft_cap > 0) {
     out = capped_attention(queries, keys, values, mask, options);
   } else if (queries.is_meta()) {
-    out = at::empty_like(queries);  // ATen would plan for all scores, which its fused attention never holds
+    out = at::empty_like(queries);  // ATen's Meta path would hold all scores; its fused attention does not
   } else {
     out = at::scaled_dot_product_attention(
         queries, keys, values,
@@ -119,7 +121,7 @@ at::Tensor run_attention(const Run& run, const at::Tensor& q, const at::Tensor& 
   return out.transpose(1, 2).reshape({run.num_texts * run.length, q.size(1) * q.size(2)});
 }
 
-// attention() where a token sees all of its text: by the fused operation, which has no mask.
+// attention() for tokens that see all of their text. Uses the fused operation, which has no mask.
 at::Tensor whole_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                            const TokenRows& tokens, double scale) {
   const at::Tensor packed = at::stack({q, k, v}, 1);  // (T, 3, H, d)

@@ -10,7 +10,7 @@
 
 namespace kiln::text {
 
-// With affine, over the last dimension; statistics and result f32.
+// Layer norm with weight and bias over the last dimension. Statistics and result are f32.
 struct LayerNorm {
   std::shared_ptr<Parameter> weight, bias;  // (D)
   double eps = 0;
@@ -34,35 +34,36 @@ Linear linear(const ParameterScope& scope, const std::string& name, int64_t in, 
 std::shared_ptr<Parameter> embedding(const ParameterScope& scope, const std::string& name, int64_t rows,
                                      int64_t width);
 
-// By transformers' names: gelu, gelu_new, gelu_pytorch_tanh, quick_gelu, relu, silu.
 using Activation = at::Tensor (*)(const at::Tensor&);
+// Finds an activation by transformers' name: gelu, gelu_new, gelu_pytorch_tanh, quick_gelu, relu, silu.
 // Throws Error naming `who` and the known ones.
 Activation parse_activation(const std::string& who, const std::string& name);
 
-// Position of each token in its text (T) i64.
+// Returns the position of each token in its text, (T) i64.
 at::Tensor token_positions(const TokenRows& tokens);
 
 struct AttentionOptions {
   double scale = 1;
   bool causal = false;
-  int64_t window = 0;   // a token sees those less than this before it; 0: all
-  double soft_cap = 0;  // scores become cap * tanh(score / cap); 0: they stay
-  // Keys and values (p, H / n, d) of p tokens that precede every text and that its tokens see; or undefined.
+  int64_t window = 0;   // a token sees only tokens less than this before it; 0: all
+  double soft_cap = 0;  // if > 0, scores become cap * tanh(score / cap)
+  // Keys and values (p, H / n, d) of p tokens that precede every text and are seen by its tokens; or
+  // undefined.
   at::Tensor past_keys{}, past_values{};
-  at::Tensor bias{};  // (H, L, L) f32 added to the scores, L at least the longest text; or undefined
+  at::Tensor bias{};  // (H, L, L) f32, added to scores; L is at least the longest text; or undefined
 };
 
-// softmax(q k^T * scale + bias) v within each text. q (T, H, d); k, v (T, H / n, d), each shared by n heads
-// of q -> (T, H * d) in the dtype of q. Tokens that do not count are seen by no other; a token that sees none
-// sees all alike. REQUIRES: no bias beside past keys.
+// Computes softmax(q k^T * scale + bias) v within each text. q (T, H, d); k, v (T, H / n, d), shared by n
+// heads of q each -> (T, H * d) in the dtype of q. No token sees those that TokenRows::counts leaves out; a
+// token that may see none sees all with equal weight. REQUIRES: no bias together with past keys.
 at::Tensor attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const TokenRows& tokens,
                      const AttentionOptions& options);
 
-// x as several linear layers take it: in the compute dtype, cast once; as it is where a gradient flows back,
-// because the gradients of the layers add up in the dtype of x.
+// Casts x to the compute dtype once for several linear layers. Leaves x as it is if it needs a gradient,
+// because the layers' gradients add up in the dtype of x.
 at::Tensor as_input(const at::Tensor& x, at::ScalarType compute_dtype);
 
-// Attention of x (T, D) to itself with as many heads of keys as of queries -> (T, D).
+// Self-attention of x (T, D) -> (T, D), with as many heads of keys as of queries.
 struct SelfAttention {
   Linear query, key, value, out;
   at::Tensor forward(const at::Tensor& x, const TokenRows& tokens, int64_t num_heads, bool causal,

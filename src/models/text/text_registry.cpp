@@ -32,7 +32,7 @@ using Weights = std::map<std::string, at::Tensor>;
 
 struct Family {
   const char* name;
-  std::vector<std::string> model_types;  // of transformers' config.json
+  std::vector<std::string> model_types;  // "model_type" of transformers' config.json
   std::unique_ptr<TextEncoder> (*build)(const json& config, const BuildOptions& options);
   Weights (*weights)(const Weights& published);
 };
@@ -85,7 +85,7 @@ fs::path weights_path_in(const fs::path& folder) {
 
 constexpr int64_t kHashedAtOnce = 1 << 20;
 
-// XXH3 over key, shape and f32 values in key order. Little of a mapped file stays in memory.
+// Returns XXH3 of keys, shapes and f32 values in the order of keys. Keeps little of a mapped file in memory.
 std::string weights_fingerprint(const Weights& weights) {
   const std::unique_ptr<XXH3_state_t, XXH_errorcode (*)(XXH3_state_t*)> state(XXH3_createState(),
                                                                               XXH3_freeState);
@@ -104,7 +104,8 @@ std::string weights_fingerprint(const Weights& weights) {
   return fmt::format("xxh3:{:016x}", XXH3_64bits_digest(state.get()));
 }
 
-// Tables and norms stay f32: autocast does not touch them. Tables end in embedding(s) or are called shared.
+// True for weights of matrix products. Tables and norms stay f32, as autocast leaves them. A table's key
+// contains "embed" or "relative_attention_bias", or is "shared.weight".
 bool is_of_a_product(const Parameter& parameter) {
   const std::string& key = parameter.key;
   return parameter.value.dim() == 2 && key.find("embed") == std::string::npos && key != "shared.weight" &&
@@ -199,7 +200,7 @@ OpenedTextEncoder open_text_encoder(const std::string& path, at::ScalarType comp
   opened.weights_path = weights_path_in(folder).string();
   opened.stored = family.weights(load_tensors(opened.weights_path));
   const ParameterList parameters = opened.encoder->parameters();
-  // Compares names and shapes: an outline takes no values.
+  // Only compares names and shapes, because an outline takes no values.
   load_weights(parameters, opened.stored, opened.weights_path);
   const auto start = std::chrono::steady_clock::now();
   opened.fingerprint = weights_fingerprint(opened.stored);

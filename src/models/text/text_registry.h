@@ -1,4 +1,4 @@
-// Every text encoder by name: an explicit table. Configs and keys are transformers'.
+// The registry of text encoders by name: an explicit table. Configs and keys are transformers'.
 #pragma once
 #include <map>
 #include <memory>
@@ -10,20 +10,20 @@
 
 namespace kiln {
 
-// Whether `name` is one of text_encoder_names(): t5_encoder, bert, clip_text, gemma2.
+// True if `name` is one of text_encoder_names(): t5_encoder, bert, clip_text, gemma2.
 bool is_text_encoder(const std::string& name);
 std::vector<std::string> text_encoder_names();
-// Weights are not loaded. Throws Error for an unknown name or a config that is not built.
+// Builds an encoder without loading weights. Throws Error for an unknown name or an unsupported config.
 std::unique_ptr<TextEncoder> build_text_encoder(const std::string& name, const nlohmann::json& config,
                                                 const BuildOptions& options = {});
-// A file's tensors as the encoder names them: prefixes that some files have or lack, without what is no part
-// of it.
+// Returns a file's tensors under the encoder's keys. Adds or removes prefixes that files lack or have, and
+// leaves out tensors of other parts.
 std::map<std::string, at::Tensor> text_encoder_weights(const std::string& name,
                                                        const std::map<std::string, at::Tensor>& weights);
 
-// Published models by the names of their key inventories ("t5-v1_1-xxl-encoder"), and what they are.
+// A published model.
 struct PublishedTextEncoder {
-  const char* name;
+  const char* name;  // of its key inventory: "t5-v1_1-xxl-encoder"
   const char* family;
   nlohmann::json config;
 };
@@ -31,24 +31,25 @@ const std::vector<PublishedTextEncoder>& published_text_encoders();
 
 // An encoder for inference whose weights are still in their files.
 struct OpenedTextEncoder {
-  std::unique_ptr<TextEncoder> encoder;        // its weights are on meta, of the dtypes they are to have
-  std::map<std::string, at::Tensor> stored{};  // their values by key, mapped
-  std::string fingerprint{};  // "xxh3:..." of its weights, the same for all storage dtypes of equal values
-  double read_seconds = 0;    // that reading all of them took
+  std::unique_ptr<TextEncoder> encoder;        // has its weights on meta in their final dtypes
+  std::map<std::string, at::Tensor> stored{};  // the mapped values of weights by key
+  std::string fingerprint{};                   // "xxh3:..." of the f32 values, whatever dtype stores them
+  double read_seconds = 0;                     // seconds that reading all weights took
   std::string weights_path{};
 
-  // Reads all weights. What a file holds in the right dtype is used where it is mapped, not copied.
+  // Reads all weights. On a CPU values of the right dtype are used where they are mapped, not copied.
   void load(at::Device device);
 };
-// `folder`: config.json and weights (model.safetensors, an index of shards, pytorch_model.bin), or a
-// pipeline's folder with text_encoder/ in it. Weights of products are to be in `compute_dtype`, the others in
-// f32. Throws Error.
+// Opens an encoder. `folder` holds config.json and weights (model.safetensors, an index of shards,
+// pytorch_model.bin), or is a pipeline's folder with text_encoder/ in it. Weights of products will be in
+// `compute_dtype`, the others in f32. Throws Error.
 OpenedTextEncoder open_text_encoder(const std::string& folder, at::ScalarType compute_dtype);
 
-// The same from config.json alone: weights are on meta, of the dtypes that they are to have.
+// Makes an encoder from the config alone. Weights are on meta in their final dtypes.
 std::unique_ptr<TextEncoder> outline_text_encoder(const std::string& folder, at::ScalarType compute_dtype);
 std::unique_ptr<TextEncoder> outline_text_encoder(const PublishedTextEncoder& published,
                                                   at::ScalarType compute_dtype);
-int64_t weight_bytes(const TextEncoder& encoder);  // in memory
+// Returns the bytes that the weights take in memory.
+int64_t weight_bytes(const TextEncoder& encoder);
 
 }  // namespace kiln

@@ -75,7 +75,7 @@ void forward_rows(const AdalnArgs& args, TOut* out, size_t row_begin, size_t row
 }
 
 // With xhat = (x - mean) rstd and h = grad (1 + scale):  dx = rstd (h - mean(h) - xhat mean(h xhat)), plus
-// what goes around.
+// `around`.
 template <class TIn, class TGrad>
 void backward_rows(const AdalnArgs& args, const TGrad* grads, const TIn* around, TIn* dx, float* dshift,
                    float* dscale, size_t row_begin, size_t row_end) {

@@ -1,6 +1,5 @@
-// AdamW, EMAs and the cast to compute weights in one pass: every element of memory is touched once.
-// Elementwise with the same operations for whole and partial vectors, so any split of the range gives the
-// same bits.
+// AdamW, EMAs and the cast to compute weights in one pass: every element of memory is touched once. Whole and
+// partial vectors take the same elementwise operations, so any split of the range gives the same bits.
 #include "ops/cpu/targets.h"
 
 #undef HWY_TARGET_INCLUDE
@@ -16,9 +15,7 @@ HWY_BEFORE_NAMESPACE();
 namespace kiln::ops::cpu {
 namespace HWY_NAMESPACE {
 
-constexpr size_t kStreamedElements = size_t{1} << 20;  // fewer stay in the caches for the next forward
-
-// The factors in registers: as floats in memory they might be what the stores change.
+// Keeps the factors in registers. As floats in memory, the stores might alias them.
 struct VectorFactors {
   explicit HWY_INLINE VectorFactors(const AdamwFactors& f)
       : grad_scale(set(f.grad_scale)),
@@ -37,7 +34,7 @@ void adamw_elements(const AdamwElements& e, const AdamwFactors& factors, TComput
                     size_t end) {
   const TGrad* grads = static_cast<const TGrad*>(e.grad);
   const VectorFactors f(factors);
-  const bool streams = end - begin >= kStreamedElements && can_stream(compute + begin);
+  const bool streams = end - begin >= size_t{kStreamedElements} && can_stream(compute + begin);
   for_each_vector(end - begin, [=, &e](size_t offset, size_t count) HWY_ATTR {
     const size_t i = begin + offset;
     fetch_ahead(grads + i);
@@ -55,8 +52,8 @@ void adamw_elements(const AdamwElements& e, const AdamwFactors& factors, TComput
     store(v, e.exp_avg_sq + i, count);
     store(p, e.master + i, count);
     for (size_t k = 0; k < e.num_emas; ++k) {
-      // d e + (1 - d) p as e + (1 - d) (p - e): rounding of d = 0.9999 to f32 would otherwise shrink e by
-      // 2e-8 a step.
+      // Computes d e + (1 - d) p as e + (1 - d) (p - e): rounding d = 0.9999 to f32 would otherwise shrink e
+      // by 2e-8 a step.
       const Vec ema = load(e.emas[k] + i, count);
       store(hn::MulAdd(hn::Sub(p, ema), set(e.ema_steps[k]), ema), e.emas[k] + i, count);
     }

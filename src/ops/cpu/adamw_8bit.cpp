@@ -1,6 +1,6 @@
-// AdamW with moments of 8 bits, block by block: moments become f32, move, and move the weights; when the
-// largest of a block is known they become 8 bits again. No block is divided, so that any split of the memory
-// gives the same bits.
+// AdamW with moments of 8 bits, block by block. Moments become f32, move, and move the weights; once the
+// largest of a block is known they become 8 bits again. No block is divided, so any split of the memory gives
+// the same bits.
 #include "ops/cpu/targets.h"
 
 #undef HWY_TARGET_INCLUDE
@@ -21,14 +21,14 @@ namespace HWY_NAMESPACE {
 using I32 = hn::RebindToSigned<F32>;
 using U8 = hn::Rebind<uint8_t, F32>;
 
-// Places as indices. `p` has kLanes of them, if not all are wanted.
+// Loads kLanes places as indices. `p` must have that many, even if fewer are wanted.
 HWY_INLINE hn::Vec<I32> load_places(const uint8_t* p) { return hn::PromoteTo(I32(), hn::LoadU(U8(), p)); }
 
 HWY_INLINE Vec read(const PlaceTable& table, hn::Vec<I32> places, Vec scale) {
   return hn::Mul(hn::GatherIndex(F32(), table.values, places), scale);
 }
 
-// The places nearest to `values` of [-1, 1].
+// Returns the places nearest to `values` of [-1, 1].
 template <bool kSigned>
 HWY_INLINE hn::Vec<hn::Rebind<uint8_t, F32>> places_of(const PlaceTable& table, Vec values) {
   constexpr int kBits = part_bits(kSigned);
@@ -38,7 +38,7 @@ HWY_INLINE hn::Vec<hn::Rebind<uint8_t, F32>> places_of(const PlaceTable& table, 
   auto part = hn::Sub(hn::ShiftRight<kBits>(bits), hn::Set(d, static_cast<int32_t>(first_part(kSigned))));
   part = hn::Min(hn::Max(part, hn::Zero(d)), hn::Set(d, static_cast<int32_t>(num_parts(kSigned)) - 1));
   auto rest = hn::And(bits, last_bits);
-  if constexpr (kSigned) {  // of negative values those of smaller magnitude are the larger ones
+  if constexpr (kSigned) {  // among negative values, a smaller magnitude is a larger value
     const auto negative = hn::BroadcastSignBit(hn::BitCast(d, values));
     part = hn::Add(part, hn::And(negative, hn::Set(d, static_cast<int32_t>(num_parts(kSigned)))));
     rest = hn::Xor(rest, hn::And(negative, last_bits));
@@ -48,7 +48,7 @@ HWY_INLINE hn::Vec<hn::Rebind<uint8_t, F32>> places_of(const PlaceTable& table, 
   return hn::DemoteTo(U8(), hn::Sub(hn::ShiftRight<kBits>(entry), above));
 }
 
-// The moments of a block as f32, and a narrower block's places.
+// The moments of a block as f32, and the places of a narrower block.
 struct Block {
   HWY_ALIGN float mean[kBlock8bit];
   HWY_ALIGN float square[kBlock8bit];
@@ -56,7 +56,7 @@ struct Block {
   HWY_ALIGN uint8_t square_places[kBlock8bit];
 };
 
-// In registers: as floats in memory they might be what the stores change.
+// Keeps the factors in registers. As floats in memory, the stores might alias them.
 struct VectorFactors8bit {
   explicit HWY_INLINE VectorFactors8bit(const Adamw8bitFactors& f)
       : grad_scale(set(f.adamw.grad_scale)),
@@ -104,7 +104,8 @@ void step_blocks(const Adamw8bitElements& e, const Adamw8bitFactors& factors, co
       fetch_ahead(grads + i);
       fetch_ahead(e.weights + i);
       const Vec g = hn::Mul(load(grads + i, n), f.grad_scale);
-      // In the order of the composition's roundings: another one moves values across a midpoint now and then.
+      // Rounds in the order of the composed reference: another order moves values across a midpoint now and
+      // then.
       Vec m = hn::Mul(read(signed_table, load_places(mean_places + j), mean_scale), f.beta1);
       Vec v = hn::Mul(read(unsigned_table, load_places(square_places + j), square_scale), f.beta2);
       m = hn::MulAdd(g, f.step_beta1, m);

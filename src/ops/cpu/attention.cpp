@@ -1,4 +1,4 @@
-// Attention on the CPU: the SIMD kernels where the processor has them, ATen's flash attention elsewhere.
+// Attention on the CPU: the SIMD kernels where the processor has them, else ATen's flash attention.
 #include <ATen/Parallel.h>
 
 #include <algorithm>
@@ -8,6 +8,7 @@
 #include "core/error.h"
 #include "ops/attention.h"
 #include "ops/cpu/attention_kernel.h"
+#include "ops/cpu/instruction_set.h"
 
 namespace kiln::ops::cpu {
 namespace {
@@ -19,7 +20,8 @@ struct Shape {
   int64_t width() const { return num_heads * head_dim; }
 };
 
-// fp16 on a CPU is storage; bf16 without bf16 instructions too.
+// Returns the tensor in the dtype that is computed in. On a CPU fp16 is storage only, and so is bf16 without
+// bf16 instructions.
 at::Tensor operand(const at::Tensor& tensor, const at::Tensor& qkv) {
   const bool direct =
       qkv.scalar_type() == at::kFloat ||
@@ -33,7 +35,8 @@ AttentionType type_of(const at::Tensor& operand) {
 
 bool has_simd(const at::Tensor& qkv) { return attention_supported(AttentionType::kF32, qkv.size(4)); }
 
-// Scratch of this thread, kept for its next call: fresh pages cost more than the work on small heads.
+// Returns scratch of this thread, which is kept for its next call: fresh pages cost more than the work on
+// small heads.
 void* thread_scratch(std::size_t bytes) {
   struct Buffer {
     void* data = nullptr;
@@ -51,8 +54,8 @@ void* thread_scratch(std::size_t bytes) {
   return buffer.data;
 }
 
-// Address of element 0 of (batch, token 0, part, head) in a packed projection, or with parts = 1 in the
-// output.
+// Returns the address of element 0 of (batch, token 0, part, head) in a packed projection, or in the output
+// if parts = 1.
 void* head_of(const at::Tensor& tensor, const Shape& shape, int64_t parts, int64_t part, int64_t head) {
   const int64_t batch = head / shape.num_heads;
   const int64_t element =
@@ -65,7 +68,7 @@ void simd_forward(const at::Tensor& qkv, double scale, const at::Tensor& out, co
   const Shape shape(qkv);
   const AttentionType type = type_of(qkv);
   const int64_t num_heads = shape.batch * shape.num_heads, blocks = at::divup(shape.num_tokens, kRows);
-  // With fewer heads than threads the rows of a head are shared out too.
+  // With fewer heads than threads, the rows of a head are shared out too.
   const int64_t splits = std::min<int64_t>(at::divup(at::get_num_threads(), num_heads), blocks);
   const int64_t rows = at::divup(blocks, splits) * kRows;
   at::parallel_for(0, num_heads * splits, 1, [&](int64_t begin, int64_t end) {
@@ -115,6 +118,15 @@ void simd_backward(const at::Tensor& qkv, double scale, const at::Tensor& out, c
 }
 
 }  // namespace
+
+#if KILN_AVX512_ATTENTION
+bool attention_supported(AttentionType type, int64_t head_dim) {
+  static const bool has_bf16 = __builtin_cpu_supports("avx512bf16");
+  return chosen_avx512() && (type == AttentionType::kF32 || (has_bf16 && head_dim % 2 == 0));
+}
+#else
+bool attention_supported(AttentionType, int64_t) { return false; }
+#endif
 
 bool attention_serves(const at::Tensor& qkv) {
   const at::ScalarType dtype = qkv.scalar_type();

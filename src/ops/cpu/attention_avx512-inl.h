@@ -3,7 +3,7 @@
 // units of B, so A is any row-major matrix as it lies in memory, while B is packed once per head: by
 // `pack_transposed` where the contraction runs along a token's elements, by `pack_rows` where it runs over
 // tokens. Sums are f32, rounded once.
-#include <immintrin.h>
+//
 // Everything from here to the end of the including file, lambdas and instantiations included, is compiled for
 // AVX-512; attention_supported() guards it. Nothing from a shared header may be instantiated after this
 // include.
@@ -14,7 +14,7 @@
 
 #include "ops/cpu/attention_kernel.h"
 
-// False alarms of the intrinsics themselves.
+// The intrinsics themselves raise these false alarms.
 #pragma GCC diagnostic ignored "-Wuninitialized"
 #pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
 #pragma GCC target("avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma,bmi2")
@@ -23,7 +23,7 @@ namespace kiln::ops::cpu {
 namespace {
 
 #define KILN_INLINE inline __attribute__((always_inline))
-#define KILN_APART __attribute__((noinline))  // so that its constants take no registers from the products
+#define KILN_APART __attribute__((noinline))  // so its constants take no registers from the products
 #define KILN_LAMBDA __attribute__((always_inline))
 
 constexpr int kTileRows = 6;     // rows of a register tile: 6 x 4 sums + 4 of B + 1 of A = 29 of 32 registers
@@ -51,11 +51,11 @@ KILN_INLINE int64_t round_up(int64_t n, int64_t multiple) { return (n + multiple
 KILN_INLINE int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
 KILN_INLINE __mmask16 first_lanes(int64_t n) { return n >= 16 ? 0xffff : n <= 0 ? 0 : (1u << n) - 1; }
 
-// 2^x to f32 accuracy; lanes outside the mask are 0. NaN stays NaN.
+// Returns 2^x to f32 accuracy. Lanes outside the mask are 0. NaN stays NaN.
 KILN_INLINE __m512 exp2_masked(__mmask16 mask, __m512 x) {
   const __m512 whole = _mm512_roundscale_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
   const __m512 f = _mm512_sub_ps(x, whole);  // [-0.5, 0.5]
-  __m512 p = _mm512_set1_ps(1.3264727e-3f);  // minimax, 9e-8
+  __m512 p = _mm512_set1_ps(1.3264727e-3f);  // minimax polynomial, error 9e-8
   p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(9.6715130e-3f));
   p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(5.5507336e-2f));
   p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(2.4022242e-1f));
@@ -64,11 +64,11 @@ KILN_INLINE __m512 exp2_masked(__mmask16 mask, __m512 x) {
   return _mm512_maskz_scalef_ps(mask, p, whole);
 }
 
-// Tokens lie too far apart for the processor to foresee; may point beyond the tensor.
+// Tokens lie too far apart for the processor to foresee the next one. The address may lie beyond the tensor.
 constexpr int kPrefetchTokens = 16;
 KILN_INLINE void prefetch(const void* p) { _mm_prefetch(static_cast<const char*>(p), _MM_HINT_T0); }
 
-// Up to 16 elements as f32.
+// Loads up to 16 elements as f32.
 KILN_INLINE __m512 load_floats(const float* p, __mmask16 mask) { return _mm512_maskz_loadu_ps(mask, p); }
 KILN_INLINE __m512 load_floats(const uint16_t* p, __mmask16 mask) {
   return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(mask, p)), 16));
@@ -110,8 +110,8 @@ KILN_INLINE void transpose_16x16(__m512i (&r)[16]) {
   }
 }
 
-// (num_tokens, head_dim) -> panels of up to 64 tokens, each (head_dim units, tokens of the panel rounded up
-// to 32).
+// Packs (num_tokens, head_dim) into panels of up to 64 tokens, each (head_dim units, tokens of the panel
+// rounded up to 32).
 template <class E>
 void pack_transposed(const void* rows, int64_t stride, int64_t num_tokens, int64_t head_dim, uint32_t* out) {
   const auto* source = static_cast<const typename E::Scalar*>(rows);
@@ -138,7 +138,7 @@ void pack_transposed(const void* rows, int64_t stride, int64_t num_tokens, int64
   }
 }
 
-// Interleaves the bf16 of two rows given as f32: lane i = (row0[i], row1[i]).
+// Interleaves two rows, given as f32, in bf16: lane i = (row0[i], row1[i]).
 KILN_INLINE __m512i pair_rows(__m512 row0, __m512 row1) {
   const __m512i both = (__m512i)_mm512_cvtne2ps_pbh(row1, row0);  // 16 of row0, then 16 of row1
   const __m512i lanes = _mm512_set_epi16(31, 15, 30, 14, 29, 13, 28, 12, 27, 11, 26, 10, 25, 9, 24, 8, 23, 7,
@@ -146,8 +146,8 @@ KILN_INLINE __m512i pair_rows(__m512 row0, __m512 row1) {
   return _mm512_permutexvar_epi16(lanes, both);
 }
 
-// (num_tokens, head_dim) -> (units of the padded tokens, head_dim rounded up to 16), zero beyond tokens and
-// elements.
+// Packs (num_tokens, head_dim) into (units of the padded tokens, head_dim rounded up to 16), with zeros
+// beyond tokens and elements.
 template <class E>
 void pack_rows(const void* rows, int64_t stride, int64_t num_tokens, int64_t padded_tokens, int64_t head_dim,
                uint32_t* out) {
@@ -176,7 +176,8 @@ void pack_rows(const void* rows, int64_t stride, int64_t num_tokens, int64_t pad
 
 // ---- products ----
 
-// Rows of A that lie apart, k contiguous. Rows beyond the last repeat it: computed, never stored.
+// Rows of A that lie apart, with k contiguous. Rows beyond the last repeat it; they are computed but never
+// stored.
 struct SpreadRows {
   const uint32_t* row[kTileRows];
   KILN_INLINE __m512i unit(int i, int64_t k) const { return _mm512_set1_epi32(static_cast<int>(row[i][k])); }
@@ -190,7 +191,7 @@ KILN_INLINE SpreadRows spread_rows(const void* base, int64_t stride_bytes, int64
   return rows;
 }
 
-// Rows of A that are adjacent units, k apart: a transposed matrix.
+// Rows of A that are adjacent units, `k_stride` units from one k to the next: a transposed matrix.
 struct AdjacentRows {
   const uint32_t* base;
   int64_t k_stride;
@@ -226,7 +227,7 @@ KILN_INLINE void multiply_tile(const Rows& a, const uint32_t* b, int64_t b_strid
     for (int j = 0; j < V; ++j) finish(i, j, sum[i][j]);
 }
 
-// multiply_tile for a number of vectors known only now.
+// multiply_tile for a number of vectors that is known only at run time.
 template <class E, class Rows, class Finish>
 KILN_INLINE void multiply(int64_t vectors, const Rows& a, const uint32_t* b, int64_t b_stride,
                           int64_t k_units, Finish&& finish) {
@@ -242,7 +243,7 @@ KILN_INLINE void multiply(int64_t vectors, const Rows& a, const uint32_t* b, int
   }
 }
 
-// Splits `vectors` columns into even chunks of at most 4: body(first, count).
+// Calls body(first, count) for even chunks of `vectors` columns, each of at most 4.
 template <class Body>
 KILN_INLINE void for_column_chunks(int64_t vectors, Body&& body) {
   const int64_t chunks = (vectors + kTileVectors - 1) / kTileVectors;
@@ -254,7 +255,7 @@ KILN_INLINE void for_column_chunks(int64_t vectors, Body&& body) {
 
 // ---- sizes ----
 
-// Hands out 64-byte aligned pieces of the scratch; with a null base it only counts.
+// Hands out 64-byte aligned pieces of the scratch. With a null base it only counts.
 struct Scratch {
   char* base;
   std::size_t used = 0;
@@ -267,12 +268,12 @@ struct Scratch {
 };
 
 struct Sizes {
-  int64_t keys;         // rounded up to 32, a vector of bf16
+  int64_t keys;         // number of keys, rounded up to 32: a vector of bf16
   int64_t key_units;    // units along the keys
   int64_t dim_units;    // units along a token's elements
   int64_t dim;          // elements of a padded token
-  int64_t pair_stride;  // units between rows of the probabilities; odd in cache lines, so that columns do not
-                        // collide
+  int64_t pair_stride;  // units between rows of the probabilities; an odd number of cache lines, so that
+                        // columns do not collide
 };
 template <class E>
 KILN_INLINE Sizes sizes_of(int64_t num_tokens, int64_t head_dim) {

@@ -1,6 +1,5 @@
 // Backward attention of one head in AVX-512.
 #include "ops/cpu/attention_kernel.h"
-#include "ops/cpu/attention_tiles.h"
 
 #if KILN_AVX512_ATTENTION
 #include "ops/cpu/attention_avx512-inl.h"
@@ -15,7 +14,7 @@ template <class E>
 struct BackwardScratch {
   uint32_t *keys_t, *values_t;       // packed for products along a token's elements
   uint32_t *keys, *queries, *grads;  // packed for products over tokens
-  uint32_t *p_t, *ds_t, *ds;         // of a block of query rows: in units of rows (_t) and of keys
+  uint32_t *p_t, *ds_t, *ds;         // of a block of query rows, in units of rows (_t) or of keys
   int64_t ds_stride;
   float *grad_k, *grad_v;   // (keys, dim): sums over the blocks
   float *log2_sum, *delta;  // of the block
@@ -39,8 +38,8 @@ struct BackwardScratch {
   }
 };
 
-// delta = sum(grad_out * out) of each row (Dao et al. 2022, eq. 4), and the softmax sums; neutral beyond
-// `rows`.
+// Computes delta = sum(grad_out * out) of each row (Dao et al. 2022, eq. 4), and copies the softmax sums.
+// Both are neutral beyond `rows`.
 template <class E>
 void row_terms(const AttentionBackward& args, int64_t row, int64_t rows, const BackwardScratch<E>& s) {
   using Scalar = typename E::Scalar;
@@ -57,8 +56,9 @@ void row_terms(const AttentionBackward& args, int64_t row, int64_t rows, const B
   }
 }
 
-// From a tile of scores and of grad_p: p = exp2(scores - log2_sum), ds = p * (grad_p - delta), stored in
-// units of rows and (ds) of keys. `i` is the tile's first row in the block, `key` its first key.
+// Computes p = exp2(scores - log2_sum) and ds = p * (grad_p - delta) of a tile of scores and grad_p. Both are
+// stored in units of rows, and ds also in units of keys. `i` is the tile's first row in the block, `key` its
+// first key.
 template <class E>
 KILN_APART void softmax_backward_tile(const BackwardScratch<E>& s, const Sizes& size, int64_t i, int64_t key,
                                       int64_t width, int64_t num_tokens, __m512 scale) {
@@ -95,7 +95,7 @@ KILN_APART void softmax_backward_tile(const BackwardScratch<E>& s, const Sizes& 
   }
 }
 
-// p and ds of a block of query rows against all keys.
+// Computes p and ds of a block of query rows against all keys.
 template <class E>
 void softmax_backward_block(const AttentionBackward& args, const BackwardScratch<E>& s, const Sizes& size,
                             int64_t row, int64_t rows) {
@@ -123,7 +123,7 @@ void softmax_backward_block(const AttentionBackward& args, const BackwardScratch
   }
 }
 
-// sums (keys, dim) (+)= transpose(rows of `a_t`) * b over the block's `units` of rows.
+// sums (keys, dim) = or += transpose(rows of `a_t`) * b over the block's `units` of rows.
 template <class E>
 void add_transposed_product(const uint32_t* a_t, const uint32_t* b, int64_t units, bool first_block,
                             int64_t num_tokens, const Sizes& size, float* sums) {
@@ -207,7 +207,7 @@ void attention_backward_head(AttentionType type, const AttentionBackward& args, 
 }
 
 }  // namespace kiln::ops::cpu
-#else  // no AVX-512 compiler: ATen serves everything
+#else  // the compiler lacks AVX-512: ATen serves everything
 
 namespace kiln::ops::cpu {
 std::size_t attention_backward_scratch(AttentionType, int64_t, int64_t) { return 0; }

@@ -1,6 +1,5 @@
 // Forward attention of one head in AVX-512.
 #include "ops/cpu/attention_kernel.h"
-#include "ops/cpu/attention_tiles.h"
 
 #if KILN_AVX512_ATTENTION
 #include "ops/cpu/attention_avx512-inl.h"
@@ -23,8 +22,8 @@ struct ForwardScratch {
   }
 };
 
-// exp2 of one row of scores less its maximum, as units along the keys. Returns log2 of the sum; its inverse
-// in `inverse`.
+// Writes exp2 of one row of scores less its maximum, as units along the keys. Returns log2 of the sum, and
+// its inverse in `inverse`.
 template <class E>
 KILN_APART float softmax_row(const float* scores, int64_t num_tokens, int64_t padded, uint32_t* out,
                              float* inverse) {
@@ -78,7 +77,8 @@ void forward_head(const AttentionForward& args, int64_t row_begin, int64_t row_e
       for (int64_t i = 0; i < rows; i += kTileRows) {
         const SpreadRows q = spread_rows(static_cast<const Scalar*>(args.q) + (row + i) * args.qkv_stride,
                                          row_bytes, rows - i);
-        float* tile = s.scores + i * size.keys + key;  // kForwardRows is whole tiles: repeated rows have room
+        // kForwardRows is a multiple of the tile rows, so repeated rows have room.
+        float* tile = s.scores + i * size.keys + key;
         multiply<E>(width / 16, q, panel, width, size.dim_units, [&](int r, int c, __m512 sum) KILN_LAMBDA {
           _mm512_store_ps(tile + r * size.keys + 16 * c, _mm512_mul_ps(sum, scale));
         });
@@ -123,7 +123,7 @@ void attention_forward_head(AttentionType type, const AttentionForward& args, in
 }
 
 }  // namespace kiln::ops::cpu
-#else  // no AVX-512 compiler: ATen serves everything
+#else  // the compiler lacks AVX-512: ATen serves everything
 
 namespace kiln::ops::cpu {
 std::size_t attention_forward_scratch(AttentionType, int64_t, int64_t) { return 0; }

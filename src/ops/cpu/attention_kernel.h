@@ -4,7 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 
-// Whether the compiler can build the kernels.
+// 1 if the compiler can build the kernels.
 #if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__)
 #define KILN_AVX512_ATTENTION 1
 #else
@@ -36,16 +36,26 @@ struct AttentionBackward {
   float scale;
 };
 
-// Whether this processor and head size are served here; if not, ATen is.
+// True if the kernels serve this processor and head size; otherwise ATen does.
 bool attention_supported(AttentionType type, int64_t head_dim);
 
 // Bytes of 64-byte aligned scratch that one call needs.
 std::size_t attention_forward_scratch(AttentionType type, int64_t num_tokens, int64_t head_dim);
 std::size_t attention_backward_scratch(AttentionType type, int64_t num_tokens, int64_t head_dim);
 
-// Rows [row_begin, row_end) of the output. Rows do not depend on how they are split.
+// Computes rows [row_begin, row_end) of the output. Rows do not depend on how they are split.
 void attention_forward_head(AttentionType type, const AttentionForward& args, int64_t row_begin,
                             int64_t row_end, void* scratch);
 void attention_backward_head(AttentionType type, const AttentionBackward& args, void* scratch);
+
+// One head in bf16 by matrix tiles (AMX): the work that the AVX-512 kernels do on other processors.
+
+// True if this processor has tiles and the system lets the process use them.
+bool has_matrix_tiles();
+
+std::size_t tiles_forward_scratch(int64_t num_tokens, int64_t head_dim);
+std::size_t tiles_backward_scratch(int64_t num_tokens, int64_t head_dim);
+void tiles_forward_head(const AttentionForward& args, int64_t row_begin, int64_t row_end, void* scratch);
+void tiles_backward_head(const AttentionBackward& args, void* scratch);
 
 }  // namespace kiln::ops::cpu

@@ -1,6 +1,6 @@
 // Products of bf16 matrices by matrix tiles. A tile is 16 rows of 64 bytes. A product C = A B takes A as rows
-// of bf16 with the contraction along them, and B in units of 32 bits, each a pair of elements that follow
-// each other along the contraction: 16 units of 16 columns are a tile. Sums are f32.
+// of bf16 with the contraction along them. It takes B in units of 32 bits, each a pair of elements that
+// follow each other along the contraction; 16 units of 16 columns are a tile. Sums are f32.
 #pragma once
 #include "ops/cpu/attention_avx512-inl.h"
 
@@ -13,7 +13,7 @@ constexpr int64_t kTileSide = 16;   // rows of a tile, and its columns in units
 constexpr int64_t kTileDepth = 32;  // elements of a contraction that one instruction takes
 constexpr int64_t kBlock = 32;      // tokens of a panel, and of a block of rows
 
-// Makes all eight tiles of this thread whole ones while in scope.
+// While in scope, all eight tiles of this thread have their full size.
 class TilesInUse {
  public:
   KILN_INLINE TilesInUse() {
@@ -27,7 +27,7 @@ class TilesInUse {
   KILN_INLINE ~TilesInUse() { _tile_release(); }
 };
 
-// An odd number of cache lines, so that rows of a tile do not collide in the cache.
+// Rounds up to an odd number of cache lines, so that rows of a tile do not collide in the cache.
 KILN_INLINE int64_t odd_lines(int64_t elements, int64_t per_line) {
   return ((elements + per_line - 1) / per_line | 1) * per_line;
 }
@@ -73,8 +73,8 @@ KILN_INLINE void multiply_tiles(const void* a, int64_t a_stride, const void* b, 
   if constexpr (R > 1 && C > 1) _tile_stored(3, to + 16 * out_stride + 64, out_stride);
 }
 
-// 32 rows of A times units of `dim` columns, stored as bf16 where rows and columns exist. `finish(row, sum)`
-// changes a vector of a row first.
+// Multiplies 32 rows of A by units of `dim` columns, and stores as bf16 the rows and columns that exist.
+// `finish(row, sum)` may first change a vector of a row.
 template <class Finish>
 KILN_INLINE void store_product(const uint16_t* a, int64_t a_stride, const uint32_t* units, int64_t dim,
                                int64_t depth, uint16_t* out, int64_t out_stride, int64_t num_rows,
@@ -93,7 +93,8 @@ KILN_INLINE void store_product(const uint16_t* a, int64_t a_stride, const uint32
   }
 }
 
-// Tokens -> panels of 32 of them, each (units along a token's elements, 32), zero beyond tokens and elements.
+// Packs tokens into panels of 32, each (units along a token's elements, 32), with zeros beyond tokens and
+// elements.
 inline void pack_panels(const uint16_t* rows, int64_t stride, int64_t num_tokens, int64_t head_dim,
                         int64_t units, uint32_t* out) {
   for (int64_t panel = 0; panel < num_tokens; panel += kBlock, out += units * kBlock)
@@ -111,7 +112,7 @@ inline void pack_panels(const uint16_t* rows, int64_t stride, int64_t num_tokens
       }
 }
 
-// 32 tokens as rows of `depth` elements, zero beyond tokens and elements.
+// Copies 32 tokens as rows of `depth` elements, with zeros beyond tokens and elements.
 inline void copy_block(const uint16_t* rows, int64_t stride, int64_t num_tokens, int64_t head_dim,
                        int64_t depth, uint16_t* out) {
   for (int64_t i = 0; i < kBlock; ++i)

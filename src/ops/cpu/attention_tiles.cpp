@@ -1,4 +1,4 @@
-#include "ops/cpu/attention_tiles.h"
+#include "ops/cpu/attention_kernel.h"
 
 #include <cpuid.h>
 #include <sys/syscall.h>
@@ -8,7 +8,8 @@
 
 namespace kiln::ops::cpu {
 
-// Leaf 7 of CPUID, EDX: tiles and their bf16 products. Linux gives a process the tiles' registers on request.
+// Reads leaf 7 of CPUID, EDX: tiles and their bf16 products. Linux gives a process the tiles' registers on
+// request.
 bool has_matrix_tiles() {
   static const bool has = [] {
     unsigned eax = 0, ebx = 0, ecx = 0, edx = 0;
@@ -32,10 +33,10 @@ constexpr float kNoRow = 1e30f;  // log2_sum of a row that does not exist: its p
 
 struct TileSizes {
   int64_t tokens;         // rounded up to 32
-  int64_t depth;          // elements of a token, to 32: contractions along them
-  int64_t dim;            // to 16: columns of results
-  int64_t score_stride;   // floats
-  int64_t weight_stride;  // bf16
+  int64_t depth;          // elements of a token, rounded up to 32: for contractions along them
+  int64_t dim;            // elements of a token, rounded up to 16: columns of results
+  int64_t score_stride;   // in floats
+  int64_t weight_stride;  // in bf16
   TileSizes(int64_t num_tokens, int64_t head_dim)
       : tokens(round_up(num_tokens, kBlock)),
         depth(round_up(head_dim, kTileDepth)),
@@ -58,7 +59,8 @@ struct TilesForwardScratch {
   }
 };
 
-// exp2(scale * score) over its maximum, of one row. Returns log2 of the sum; its inverse in `inverse`.
+// Writes exp2 of scale * score, less the maximum, for one row. Returns log2 of the sum, and its inverse in
+// `inverse`.
 KILN_APART float softmax_row(const float* scores, int64_t num_tokens, int64_t padded, float scale,
                              uint16_t* out, float* inverse) {
   __m512 top = _mm512_set1_ps(-INFINITY);
@@ -83,7 +85,7 @@ KILN_APART float softmax_row(const float* scores, int64_t num_tokens, int64_t pa
   return maximum + __builtin_log2f(sum);
 }
 
-// 32 rows of scores: `rows` (32, depth) times panels of all tokens.
+// Computes 32 rows of scores: `rows` (32, depth) times panels of all tokens.
 KILN_APART void multiply_panels(const uint16_t* rows, const uint32_t* panels, const TileSizes& size,
                                 float* scores) {
   for (int64_t token = 0; token < size.tokens; token += kBlock)
@@ -95,10 +97,10 @@ struct TilesBackwardScratch {
   uint32_t *queries_t, *grads_t;  // panels along elements
   uint32_t *queries, *grads;      // pairs of tokens
   uint16_t *keys, *values;        // a block of rows
-  uint32_t* keys_t;               // (dim, pairs of the keys that are held)
+  uint32_t* keys_t;               // (dim, pairs of the held keys)
   float *scores, *grad_p;         // (keys of a block, queries)
-  uint16_t *p, *ds;               // the same in bf16
-  uint32_t* ds_units;             // panels of queries, in pairs of the keys that are held
+  uint16_t *p, *ds;               // like scores and grad_p, in bf16
+  uint32_t* ds_units;             // panels of queries, in pairs of the held keys
   float *grad_q_t, *log2_sum, *delta;
   TilesBackwardScratch(Scratch& scratch, const TileSizes& size) {
     queries_t = scratch.take<uint32_t>(size.tokens * size.depth / 2);
@@ -126,7 +128,7 @@ std::size_t scratch_bytes_of(int64_t num_tokens, int64_t head_dim) {
   return scratch.used;
 }
 
-// delta = sum(grad_out * out) of each query (Dao et al. 2022, eq. 4), and the softmax sums.
+// Computes delta = sum(grad_out * out) of each query (Dao et al. 2022, eq. 4), and copies the softmax sums.
 void query_terms(const AttentionBackward& args, const TileSizes& size, const TilesBackwardScratch& s) {
   for (int64_t i = 0; i < size.tokens; ++i) {
     __m512 sum = _mm512_setzero_ps();
@@ -141,7 +143,7 @@ void query_terms(const AttentionBackward& args, const TileSizes& size, const Til
   }
 }
 
-// (dim, pairs of keys) of the keys from `first` on, zero beyond the last.
+// Packs the keys from `first` on into (dim, pairs of keys), with zeros beyond the last.
 void transpose_keys(const AttentionBackward& args, int64_t first, const TileSizes& size, uint32_t* out) {
   const auto* rows = static_cast<const uint16_t*>(args.k);
   const auto load = [&](int64_t token, int64_t d) KILN_LAMBDA {
@@ -160,8 +162,8 @@ void transpose_keys(const AttentionBackward& args, int64_t first, const TileSize
     }
 }
 
-// Computes p = exp2(scores - log2_sum) and ds = p * (grad_p - delta) * scale for a block of keys, both as
-// rows of keys, ds in pairs of keys as well. `pair` is the block's first among the keys that are held.
+// Computes p = exp2(scores - log2_sum) and ds = p * (grad_p - delta) * scale for a block of keys. Both are
+// stored as rows of keys, and ds also in pairs of keys. `pair` is the block's first pair among the held keys.
 KILN_APART void weigh_block(const AttentionBackward& args, int64_t num_keys, int64_t pair,
                             const TileSizes& size, const TilesBackwardScratch& s) {
   const __m512 scale = _mm512_set1_ps(args.scale), scale_log2 = _mm512_set1_ps(args.scale * kLog2E);
@@ -192,7 +194,7 @@ KILN_APART void weigh_block(const AttentionBackward& args, int64_t num_keys, int
     }
 }
 
-// grad_q^T += keys^T ds^T of the keys that are held.
+// Adds keys^T ds^T of the held keys to grad_q^T.
 KILN_APART void add_grad_q(int64_t num_keys, const TileSizes& size, const TilesBackwardScratch& s) {
   const int64_t depth = num_keys / kTileDepth;
   for (int64_t query = 0; query < size.tokens; query += kBlock) {
@@ -296,7 +298,7 @@ void tiles_backward_head(const AttentionBackward& args, void* memory) {
 }
 
 }  // namespace kiln::ops::cpu
-#else  // no AVX-512 compiler: ATen serves everything
+#else  // the compiler lacks AVX-512: ATen serves everything
 
 namespace kiln::ops::cpu {
 bool has_matrix_tiles() { return false; }

@@ -1,5 +1,5 @@
-// CAME's passes. Sums over a row stay in a register until the row ends; sums over columns lie in memory that
-// the first-level cache holds. Sums of squares go on in f64 after some thousand elements.
+// CAME's passes. The sum over a row stays in a register until the row ends. Sums over columns lie in memory
+// that the first-level cache holds. Sums of squares continue in f64 after some thousand elements.
 #include "ops/cpu/targets.h"
 
 #undef HWY_TARGET_INCLUDE
@@ -19,8 +19,8 @@ namespace HWY_NAMESPACE {
 
 constexpr size_t kSummedInF32 = 4096;  // elements
 
-// Rows of a convolution's 3 x 3 matrices are partial vectors all: these need no copy. Found before the
-// templates for elements of any type.
+// These need no copy for partial vectors: the rows of a convolution's 3 x 3 matrices are all partial.
+// Overload resolution prefers them to the templates for elements of any type.
 HWY_INLINE Vec load(const float* p, size_t count) {
   return HWY_LIKELY(count == kLanes) ? load(p) : hn::MaskedLoad(hn::FirstN(F32(), count), F32(), p);
 }
@@ -31,12 +31,12 @@ HWY_INLINE void store(Vec v, float* p, size_t count) {
     hn::BlendedStore(v, hn::FirstN(F32(), count), F32(), p);
 }
 
-// Zero in the lanes from `count` on.
+// Returns v with zeros in the lanes from `count` on.
 HWY_INLINE Vec first(Vec v, size_t count) {
   return count == kLanes ? v : hn::IfThenElseZero(hn::FirstN(F32(), count), v);
 }
 
-// In registers: as floats in memory they might be what the stores change.
+// Keeps the factors in registers. As floats in memory, the stores might alias them.
 struct Average {
   explicit HWY_INLINE Average(CameAverage average) : beta(set(average.beta)), share(set(average.share)) {}
   HWY_INLINE Vec moved(Vec average, Vec value) const {
@@ -45,17 +45,17 @@ struct Average {
   Vec beta, share;
 };
 
-// Not by a factor of 1 - decay, which f32 rounds.
+// Does not multiply by 1 - decay, which f32 rounds.
 HWY_INLINE Vec decayed(Vec weights, Vec decay) { return hn::NegMulAdd(weights, decay, weights); }
 
-// body(gradients) with the gradients' own type.
+// Calls body(gradients) with the gradients' own type.
 template <class Body>
 HWY_INLINE void with_gradients(const CameGradients& grads, const Body& body) {
   with_element(grads.dtype,
                [&](auto element) HWY_ATTR { body(static_cast<const decltype(element)*>(grads.values)); });
 }
 
-// Adds `x` of some columns to their sums and to their row's.
+// Adds `x`, a vector of columns, to their sums and to their row's sum.
 HWY_INLINE void add_to_sums(Vec x, float* columns, Vec& row, size_t count) {
   row = hn::Add(row, first(x, count));
   store(hn::Add(load(columns, count), x), columns, count);

@@ -1,4 +1,4 @@
-// The passes of CAME over a part of a tensor, in plain pointers.
+// The passes of CAME over a part of a tensor, in plain pointers. ops/update/came.h says what each computes.
 #pragma once
 #include <cstddef>
 
@@ -6,29 +6,29 @@
 
 namespace kiln::ops::cpu {
 
-// Gradients, and what they are multiplied by first.
+// Gradients, multiplied by `scale` before anything else.
 struct CameGradients {
   const void* values = nullptr;
   Dtype dtype = Dtype::kF32;
   float scale = 1;
 };
 
-// average = beta average + share value, where share is 1 - beta before it was rounded to f32: of a beta near
-// 1 it would be off by a ten-thousandth.
+// average = beta average + share value. The share is 1 - beta, computed before beta is rounded to f32: for a
+// beta near 1 it would otherwise be off by a ten-thousandth.
 struct CameAverage {
   explicit CameAverage(double beta_in)
       : beta(static_cast<float>(beta_in)), share(static_cast<float>(1 - beta_in)) {}
   float beta, share;
 };
 
-// What moved weights are rounded to beside: bf16 or fp16, null for none.
+// A bf16 or fp16 copy of the moved weights, or null for none.
 struct CameComputeWeights {
   void* values = nullptr;
   Dtype dtype = Dtype::kF32;
-  bool streams = false;  // around the caches: there are too many to stay in them
+  bool streams = false;  // write around the caches: there are too many to stay in them
 };
 
-// Whole rows of one matrix, one behind another. A pass reads and writes what it needs.
+// Whole consecutive rows of one matrix. A pass reads and writes the fields that it needs.
 struct CameRows {
   size_t rows = 0, columns = 0;
   CameGradients grads{};
@@ -40,10 +40,10 @@ struct CameRows {
 void came_add_squares(const CameRows& part, float eps);
 double came_sum_of_squares(const CameRows& part);
 void came_move_mean(const CameRows& part, float scale, CameAverage average,
-                    float eps);  // scale: of updates
+                    float eps);  // scale: multiplies the updates
 void came_move_weights(const CameRows& part, float lr, float decay);
 
-// Elements that are kept one by one. `distances` may be null.
+// Elements whose squares are kept one by one. `distances` may be null.
 struct CameElementRange {
   size_t size;
   CameGradients grads;

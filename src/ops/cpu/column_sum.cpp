@@ -1,5 +1,5 @@
-// Sums over the rows of a matrix: a bias gradient. Rows are read in memory order, eight at a time, so that
-// the sums (which stay in the first cache level) are loaded and stored once per eight rows.
+// Sums over the rows of a matrix: a bias gradient. Rows are read in memory order, eight at a time. The sums
+// stay in the first-level cache and are loaded and stored once per eight rows.
 #include "ops/cpu/targets.h"
 
 #undef HWY_TARGET_INCLUDE
@@ -7,7 +7,7 @@
 #include <hwy/foreach_target.h>
 #include <hwy/highway.h>
 
-#include "ops/cpu/column_sum.h"
+#include "ops/cpu/kernels.h"
 #include "ops/cpu/simd-inl.h"
 
 HWY_BEFORE_NAMESPACE();

@@ -27,7 +27,7 @@ HWY_INLINE Vec gelu(Vec x) { return hn::Div(x, hn::Add(set(1.0f), exp_minus_2u(x
 
 // With s = 1/(1 + exp(-2u)): d(x s)/dx = s + x s (1 - s) d(2u)/dx.
 HWY_INLINE Vec gelu_slope(Vec x) {
-  x = hn::Max(set(-10.0f), hn::Min(set(10.0f), x));  // the slope is 0 or 1 from there; this order keeps NaN
+  x = hn::Max(set(-10.0f), hn::Min(set(10.0f), x));  // beyond, the slope is 0 or 1; this order keeps NaN
   const Vec x_squared = hn::Mul(x, x);
   const Vec e = exp_minus_2u(x, x_squared);
   const Vec s = hn::Div(set(1.0f), hn::Add(set(1.0f), e));

@@ -1,6 +1,6 @@
 // Depthwise 3x3 convolution of SiLU and a SiLU gate, channels last. A block of channels walks down the
-// picture with the activations of three rows, in f32 and bordered with zeros, so that silu is computed once
-// per element and nothing but h, the result and the gradients is in memory.
+// picture with the activations of three rows, in f32 and bordered with zeros. So silu is computed once per
+// element, and memory holds nothing but h, the result and the gradients.
 #include "ops/cpu/targets.h"
 
 #undef HWY_TARGET_INCLUDE
@@ -11,7 +11,7 @@
 #include <algorithm>
 #include <vector>
 
-#include "ops/cpu/glu_conv.h"
+#include "ops/cpu/kernels.h"
 #include "ops/cpu/sigmoid-inl.h"
 #include "ops/cpu/simd-inl.h"
 
@@ -23,7 +23,7 @@ namespace HWY_NAMESPACE {
 class RowRing {
  public:
   RowRing(size_t width, size_t stride) : row_(stride * (width + 2)), stride_(stride), values_(3 * row_) {}
-  // Row y of the picture; -1 is before the first.
+  // Returns row y of the picture; -1 is before the first.
   float* row(ptrdiff_t y) { return values_.data() + static_cast<size_t>(y + 3) % 3 * row_; }
   float* pixel(ptrdiff_t y, ptrdiff_t x) { return row(y) + static_cast<size_t>(x + 1) * stride_; }
   void clear(ptrdiff_t y) { std::fill_n(row(y), row_, 0.0f); }
@@ -33,17 +33,17 @@ class RowRing {
   std::vector<float> values_;
 };
 
-// What a block of channels is: `count` value channels from `first`, their gates `channels` further on.
+// A block of channels: `count` value channels from `first`, and their gates `channels` further on.
 struct Block {
-  size_t first, count, padded;  // padded: whole vectors
+  size_t first, count, padded;  // padded: `count` rounded up to whole vectors
   Block(size_t first_channel, size_t num_channels)
       : first(first_channel), count(num_channels), padded((num_channels + kLanes - 1) / kLanes * kLanes) {}
-  // A vector more than the channels: pixels a power of two apart would share few sets of the first-level
+  // One vector more than the channels: pixels a power of two apart would share few sets of the first-level
   // cache.
   size_t stride() const { return 2 * padded + kLanes; }
 };
 
-// body(offset in a pixel of the block, channel, number of lanes) for both halves.
+// Calls body(offset in a pixel of the block, channel, number of lanes) for both halves.
 template <class Body>
 HWY_INLINE void for_each_channel(const GluConv& conv, const Block& block, const Body& body) {
   for (size_t half = 0; half < 2; ++half)
@@ -57,7 +57,7 @@ HWY_INLINE const T* pixel_of(const GluConv& conv, const void* base, size_t y, si
   return static_cast<const T*>(base) + (y * conv.width + x) * channels;
 }
 
-// Activations of row y; zeros outside of the picture.
+// Fills the ring with the activations of row y, or with zeros outside of the picture.
 template <class T>
 void fill_row(const GluConv& conv, const Block& block, ptrdiff_t y, RowRing& ring) {
   if (y < 0 || y >= static_cast<ptrdiff_t>(conv.height)) return ring.clear(y);
@@ -70,12 +70,12 @@ void fill_row(const GluConv& conv, const Block& block, ptrdiff_t y, RowRing& rin
   }
 }
 
-// The three rows around one in a ring, whose places do not change while that row is worked on.
+// The three rows around one row of a ring. Their places do not change while that row is worked on.
 class Around {
  public:
   Around(RowRing& ring, ptrdiff_t y, size_t stride)
       : rows_{ring.row(y - 1), ring.row(y), ring.row(y + 1)}, stride_(stride) {}
-  // What `tap` of the kernel meets at pixel x of the row.
+  // Returns the input of the kernel's `tap` at pixel x of the row.
   HWY_INLINE const float* at(size_t tap, size_t x) const { return rows_[tap / 3] + (x + tap % 3) * stride_; }
 
  private:
@@ -83,20 +83,20 @@ class Around {
   size_t stride_;
 };
 
-// Weights of one vector of channels, in registers while a row passes.
+// Weights of one vector of channels, kept in registers while a row passes.
 struct Taps {
   Vec weight[kGluTaps];
   HWY_INLINE Taps(const GluConv& conv, size_t channel, size_t lanes) {
     for (size_t tap = 0; tap < kGluTaps; ++tap)
       weight[tap] = load(conv.weight + tap * 2 * conv.channels + channel, lanes);
   }
-  // `sum` and the convolution at pixel x.
+  // Returns `sum` plus the convolution at pixel x.
   HWY_INLINE Vec convolve(Vec sum, const Around& around, size_t x, size_t offset) const {
     for (size_t tap = 0; tap < kGluTaps; ++tap)
       sum = hn::MulAdd(weight[tap], load(around.at(tap, x) + offset), sum);
     return sum;
   }
-  // `sum` and the convolution with the kernel turned round, which takes gradients back.
+  // Returns `sum` plus the convolution with the flipped kernel, which takes gradients back.
   HWY_INLINE Vec convolve_back(Vec sum, const Around& around, size_t x, size_t offset) const {
     for (size_t tap = 0; tap < kGluTaps; ++tap)
       sum = hn::MulAdd(weight[tap], load(around.at(kGluTaps - 1 - tap, x) + offset), sum);
@@ -104,7 +104,7 @@ struct Taps {
   }
 };
 
-// body(x, offset of the vector in the block, its lanes, value, gate) for all of row y.
+// Calls body(x, offset of the vector in the block, its lanes, value, gate) for all of row y.
 template <class Body>
 HWY_INLINE void for_each_convolved(const GluConv& conv, const Block& block, ptrdiff_t y, RowRing& ring,
                                    const Body& body) {
@@ -141,7 +141,8 @@ HWY_INLINE Vec sigmoid(Vec x) {
 // silu'(x) = s (1 + x (1 - s)), s = sigmoid(x)
 HWY_INLINE Vec silu_grad(Vec x, Vec s) { return hn::Mul(s, hn::MulAdd(x, hn::Sub(set(1.0f), s), set(1.0f))); }
 
-// Gradients of the convolution's result in row y; zeros outside of the picture.
+// Fills the ring with the gradients of the convolution's result in row y, or with zeros outside of the
+// picture.
 template <class T>
 void fill_grad_row(const GluConv& conv, const Block& block, const T* grad, ptrdiff_t y, RowRing& ring,
                    RowRing& grads) {

@@ -1,5 +1,5 @@
-// GroupNorm and SiLU. Moments are taken over short pieces in f32 around a centre near their mean, and
-// combined in f64 (Chan et al. 1979), so that a mean far from zero costs no digits.
+// GroupNorm and SiLU. Moments are taken in f32 over short pieces, around a centre near their mean, and
+// combined in f64 (Chan et al. 1979). A mean far from zero therefore costs no digits.
 #include "ops/cpu/targets.h"
 
 #undef HWY_TARGET_INCLUDE
@@ -19,7 +19,7 @@ HWY_BEFORE_NAMESPACE();
 namespace kiln::ops::cpu {
 namespace HWY_NAMESPACE {
 
-constexpr size_t kPiece = 4096;  // elements: stays in the first-level cache
+constexpr size_t kPiece = 4096;  // elements of a piece, which stays in the first-level cache
 constexpr size_t kPiecePixels = 64;
 
 struct Moments {

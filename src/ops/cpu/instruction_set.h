@@ -3,7 +3,7 @@
 
 namespace kiln::ops::cpu {
 
-// AVX-512 F, BW, CD, DQ and VL.
+// True if it is AVX-512 with F, BW, CD, DQ and VL.
 bool chosen_avx512();
 
 }  // namespace kiln::ops::cpu

@@ -1,5 +1,6 @@
-// CPU kernels in plain pointers, without torch. Each handles a range of its work, so that the caller chooses
-// the threads; no result depends on how the work is split. Element types: f32, bf16, fp16; arithmetic is f32.
+// CPU kernels in plain pointers, without torch. Each handles a range of its work, so the caller chooses the
+// threads. No result depends on the number of threads. Element types are f32, bf16 and fp16; arithmetic is
+// f32.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -15,19 +16,19 @@ void gelu_tanh(Dtype dtype, const void* in, void* out, size_t n);
 // Elements [0, n): grad_in = grad * gelu_tanh'(in), of one dtype; grad_in may be grad.
 void gelu_tanh_grad(Dtype dtype, const void* grad, const void* in, void* grad_in, size_t n);
 
-// out of rows [row_begin, row_end).
+// adaLN forward: computes rows [row_begin, row_end) of `out`, and their mean and rstd.
 void adaln(const AdalnArgs& args, void* out, Dtype out_dtype, size_t row_begin, size_t row_end);
 
-// dx of rows [row_begin, row_end), all of one batch, and the sums of d shift and d scale over these rows
-// (width each). `around`: a gradient of x's dtype that is added to dx, or null.
+// adaLN backward: computes dx of rows [row_begin, row_end), all of one batch, and the sums of d shift and d
+// scale over these rows (width each). `around` is a gradient of x's dtype that is added to dx, or null.
 void adaln_grad(const AdalnArgs& args, const void* grad, Dtype grad_dtype, const void* around, void* dx,
                 float* dshift, float* dscale, size_t row_begin, size_t row_end);
 
-// out of rows [row_begin, row_end); x and out are of one dtype.
+// Computes rows [row_begin, row_end) of `out`; x and out have one dtype.
 void gated_residual(const GatedResidualArgs& args, const void* x, void* out, Dtype x_dtype, size_t row_begin,
                     size_t row_end);
 
-// dy of rows [row_begin, row_end), all of one batch, and the sum of d gate over these rows (width).
+// Computes dy of rows [row_begin, row_end), all of one batch, and the sum of d gate over these rows (width).
 void gated_residual_grad(const GatedResidualArgs& args, const void* grad, Dtype grad_dtype, void* dy,
                          float* dgate, size_t row_begin, size_t row_end);
 
@@ -35,22 +36,91 @@ void gated_residual_grad(const GatedResidualArgs& args, const void* grad, Dtype 
 void sum_partials(const float* partials, size_t count, size_t stride, void* out, Dtype out_dtype,
                   size_t width);
 
-// Elements [begin, end).
+// Updates the elements [begin, end).
 void adamw(const AdamwElements& elements, const AdamwFactors& factors, size_t begin, size_t end);
 
-// Sum of squares of n elements in f64, by 16 interleaved sums whatever the instruction set.
+// Returns the sum of squares of n elements in f64, by 16 interleaved sums on every instruction set.
 double sum_of_squares(Dtype dtype, const void* values, size_t n);
 
 // GroupNorm over one (batch, group) of a contiguous tensor: `channels` rows of `pixels` elements each.
 void group_norm_contiguous(const void* x, void* out, Dtype dtype, const float* weight, const float* bias,
                            float eps, bool silu, size_t channels, size_t pixels);
 
-// Channels-last: mean and sum of squared deviations of every channel over `pixels` pixels of `channels`
-// elements.
+// Channels-last: computes the mean and the sum of squared deviations of every channel over `pixels` pixels of
+// `channels` elements.
 void channel_moments(const void* x, Dtype dtype, double* mean, double* m2, size_t channels, size_t pixels);
 
 // Channels-last: out = act(x * factor[c] + offset[c]).
 void channel_affine(const void* x, void* out, Dtype dtype, const float* factor, const float* offset,
                     bool silu, size_t channels, size_t pixels);
+
+// sums[j] = sum over i < rows of values[i * width + j], in f32 and in order of i.
+void column_sum(Dtype dtype, const void* values, size_t rows, size_t width, float* sums);
+
+// The depthwise 3x3 convolution and gate of a GLUMBConv on one block of channels of one picture.
+
+inline constexpr size_t kGluTaps = 9;  // weights of a 3x3 kernel, row-major
+// Most channels of a block. Three rows of them stay in the second-level cache.
+inline constexpr size_t kGluBlockChannels = 64;
+
+struct GluConv {
+  const void* h;        // (height * width, 2 * channels)
+  Dtype dtype;          // of h, the result and gradients
+  const float* weight;  // (kGluTaps, 2 * channels)
+  const float* bias;    // (2 * channels)
+  size_t height, width, channels;
+};
+
+// Computes channels [first, first + count) of out (height * width, channels). count <= kGluBlockChannels.
+void glu_conv(const GluConv& conv, void* out, size_t first, size_t count);
+
+// Computes the gradient of h, and the sums over the picture of the gradients of weight and bias, laid out
+// like these, for channels [first, first + count) and their gates.
+void glu_conv_grad(const GluConv& conv, const void* grad, void* grad_h, float* grad_weight, float* grad_bias,
+                   size_t first, size_t count);
+
+// The tokens of one attention head in a tensor of tokens: rows of head_dim elements, `stride` elements apart.
+struct HeadTokens {
+  void* data;
+  size_t stride;
+};
+
+// Linear attention of one head with ReLU features.
+
+struct LinearAttentionShape {
+  Dtype dtype;  // of all tokens
+  size_t num_tokens, head_dim;
+};
+
+void linear_attention(const LinearAttentionShape& shape, HeadTokens q, HeadTokens k, HeadTokens v,
+                      HeadTokens out);
+
+void linear_attention_grad(const LinearAttentionShape& shape, HeadTokens q, HeadTokens k, HeadTokens v,
+                           HeadTokens grad, HeadTokens grad_q, HeadTokens grad_k, HeadTokens grad_v);
+
+// Attention of one head of one sample against the sample's own rows, whose number differs between samples.
+
+// Queries of a block. A call that does not begin at a multiple of it splits a block.
+inline constexpr size_t kRaggedQueries = 64;
+
+struct RaggedHead {
+  Dtype dtype;  // of all tokens and rows
+  size_t head_dim, num_queries, num_rows;
+  float scale;
+  HeadTokens q;     // (num_queries, head_dim)
+  HeadTokens k, v;  // (num_rows, head_dim)
+};
+
+// Returns the floats of 64-byte aligned scratch that heads of at most `num_rows` rows need.
+size_t ragged_attention_scratch(size_t head_dim, size_t num_rows);
+size_t ragged_attention_grad_scratch(size_t head_dim, size_t num_rows);
+
+// Computes out (num_queries, head_dim), which is zero if there are no rows.
+void ragged_attention(const RaggedHead& head, HeadTokens out, float* scratch);
+
+// Computes grad_q, like q, and grad_k and grad_v (num_rows, head_dim) of `sum_dtype`, which are sums over
+// these queries.
+void ragged_attention_grad(const RaggedHead& head, HeadTokens grad, HeadTokens grad_q, HeadTokens grad_k,
+                           HeadTokens grad_v, Dtype sum_dtype, float* scratch);
 
 }  // namespace kiln::ops::cpu

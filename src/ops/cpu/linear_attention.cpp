@@ -1,6 +1,6 @@
 // Linear attention with ReLU features. With M = sum_n k_n v_n^T and z = sum_n k_n (k, q after ReLU):
-// out_n = M^T q_n / (z . q_n + eps). All passes are two patterns on small blocks of tokens, which are widened
-// to f32 first: adding outer products to a (d, d) matrix, and multiplying by it.
+// out_n = M^T q_n / (z . q_n + eps). All passes are two patterns on small blocks of tokens, which are first
+// widened to f32: adding outer products to a (d, d) matrix, and multiplying by it.
 #include "ops/cpu/targets.h"
 
 #undef HWY_TARGET_INCLUDE
@@ -11,14 +11,14 @@
 #include <algorithm>
 #include <vector>
 
-#include "ops/cpu/linear_attention.h"
+#include "ops/cpu/kernels.h"
 #include "ops/cpu/simd-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace kiln::ops::cpu {
 namespace HWY_NAMESPACE {
 
-constexpr size_t kTokens = kLanes >= 16 ? 8 : 4;  // of a block: their vectors stay in registers
+constexpr size_t kTokens = kLanes >= 16 ? 8 : 4;  // tokens of a block; their vectors stay in registers
 constexpr float kEps = 1e-15f;
 
 // Rows of f32, padded with zeros to whole vectors.
@@ -31,7 +31,7 @@ struct Matrix {
   const float* row(size_t i) const { return values.data() + i * stride; }
 };
 
-// Tokens [first, first + kTokens) as f32; zeros after the last.
+// Writes tokens [first, first + kTokens) as f32, with zeros after the last token.
 template <class T>
 HWY_INLINE void widen(const HeadTokens& tokens, const LinearAttentionShape& shape, size_t first, bool relu,
                       Matrix& to) {
@@ -49,7 +49,7 @@ HWY_INLINE void widen(const HeadTokens& tokens, const LinearAttentionShape& shap
   }
 }
 
-// sums[c] += sum_t rows[t][c] * factors[t] (factors null: 1)
+// sums[c] += sum_t rows[t][c] * factors[t]; null factors stand for 1.
 HWY_INLINE void add_rows(const Matrix& rows, const float* factors, float* sums) {
   for (size_t j = 0; j < rows.stride; j += kLanes) {
     Vec sum = load(sums + j);
@@ -121,7 +121,7 @@ Matrix transposed(const Matrix& matrix, size_t width) {
   return result;
 }
 
-// M and z of the header.
+// M and z of this file's first comment.
 struct KeySums {
   Matrix products;
   std::vector<float> keys;

@@ -1,6 +1,6 @@
 // Attention of one head against a few rows. A block of queries meets all rows at once, with everything in the
-// caches as f32. Scores lie transposed, (rows, queries): a vector holds neighbouring queries, so that six
-// rows keep all lanes as busy as six hundred, and softmax needs no sum across lanes.
+// caches as f32. Scores lie transposed, (rows, queries), so a vector holds neighbouring queries. Six rows
+// thus keep all lanes as busy as six hundred, and softmax needs no sum across lanes.
 #include "ops/cpu/targets.h"
 
 #undef HWY_TARGET_INCLUDE
@@ -10,7 +10,7 @@
 
 #include <algorithm>
 
-#include "ops/cpu/ragged_attention.h"
+#include "ops/cpu/kernels.h"
 #include "ops/cpu/sigmoid-inl.h"
 #include "ops/cpu/small_products-inl.h"
 
@@ -36,7 +36,8 @@ struct Pieces {
   }
 };
 
-// Tokens [first, first + count) times `factor` as f32, zeros after them up to `rows` and in partial vectors.
+// Writes tokens [first, first + count) times `factor` as f32, with zeros after them up to `rows` and in
+// partial vectors.
 template <class T>
 HWY_INLINE void widen_rows(const HeadTokens& tokens, size_t first, size_t count, size_t rows, size_t head_dim,
                            float factor, RowMajor to) {
@@ -62,7 +63,7 @@ HWY_INLINE void narrow_rows(RowMajor from, size_t count, size_t head_dim, float 
   }
 }
 
-// Each of `vectors` columns becomes its softmax over the rows.
+// Replaces each of the `vectors` vectors of columns by its softmax over the rows.
 HWY_INLINE void softmax_columns(RowMajor scores, size_t rows, size_t vectors) {
   for (size_t j = 0; rows > 0 && j < vectors; ++j) {
     float* column = scores.values + j * kLanes;
@@ -81,7 +82,7 @@ HWY_INLINE void softmax_columns(RowMajor scores, size_t rows, size_t vectors) {
   }
 }
 
-// The gradient of the scores: dP becomes P * (dP - sum of P * dP over the rows).
+// Computes the gradient of the scores: dP becomes P * (dP - sum of P * dP over the rows).
 HWY_INLINE void softmax_columns_grad(RowMajor probabilities, RowMajor grads, size_t rows, size_t vectors) {
   for (size_t j = 0; j < vectors; ++j) {
     const float* p = probabilities.values + j * kLanes;

@@ -11,13 +11,13 @@ HWY_BEFORE_NAMESPACE();
 namespace kiln::ops::cpu {
 namespace HWY_NAMESPACE {
 
-// 2^z for z in [-126, 128] (2^128 is inf); outside, the nearest end. Relative error below 1.5e-7.
+// Returns 2^z for z in [-126, 128] (2^128 is inf). Outside, z is clamped. Relative error below 1.5e-7.
 HWY_INLINE Vec exp2(Vec z) {
   z = hn::Min(set(128.0f), hn::Max(set(-126.0f), z));
   // Adding 1.5 * 2^23 rounds to an integer and leaves it in the low bits of the significand.
   const Vec shifted = hn::Add(z, set(12582912.0f));
   const Vec fraction = hn::Sub(z, hn::Sub(shifted, set(12582912.0f)));  // [-0.5, 0.5]
-  Vec p = set(1.535336188319500e-4f);                                   // minimax of 2^f, degree 6
+  Vec p = set(1.535336188319500e-4f);                                   // minimax polynomial of 2^f, degree 6
   p = hn::MulAdd(p, fraction, set(1.339887440266574e-3f));
   p = hn::MulAdd(p, fraction, set(9.618437357674640e-3f));
   p = hn::MulAdd(p, fraction, set(5.550332471162809e-2f));
@@ -30,7 +30,7 @@ HWY_INLINE Vec exp2(Vec z) {
 
 inline constexpr float kLog2E = 1.44269504088896341f;
 
-// x * sigmoid(x); -inf gives NaN as x * 0 would.
+// Returns x * sigmoid(x). -inf gives NaN, as x * 0 would.
 HWY_INLINE Vec silu(Vec x) { return hn::Div(x, hn::Add(set(1.0f), exp2(hn::Mul(x, set(-kLog2E))))); }
 
 }  // namespace HWY_NAMESPACE

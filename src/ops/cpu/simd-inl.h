@@ -1,5 +1,5 @@
-// Memory of f32, bf16 or fp16 elements as vectors of f32, whole or partial, for the instruction set being
-// compiled (Highway includes this once for each).
+// Loads and stores f32, bf16 or fp16 memory as vectors of f32, whole or partial, for the instruction set
+// being compiled (Highway includes this once for each).
 #if defined(KILN_OPS_CPU_SIMD_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef KILN_OPS_CPU_SIMD_INL_H_
 #undef KILN_OPS_CPU_SIMD_INL_H_
@@ -35,13 +35,13 @@ HWY_INLINE Vec load(const Bf16* p) {
   const auto bits = hn::LoadU(U16(), reinterpret_cast<const uint16_t*>(p));
   return hn::BitCast(F32(), hn::ShiftLeft<16>(hn::PromoteTo(U32(), bits)));
 }
-#if HWY_TARGET == HWY_SCALAR  // Highway's own conversion there knows neither infinity nor rounding to even
+#if HWY_TARGET == HWY_SCALAR  // there Highway's own conversion lacks infinity and rounding to even
 HWY_INLINE Vec load(const Fp16* p) { return set(fp16_to_float(p->bits)); }
 #else
 HWY_INLINE Vec load(const Fp16* p) { return hn::PromoteTo(F32(), hn::LoadU(F16(), p)); }
 #endif
 
-// Round to nearest even; NaN stays NaN.
+// Rounds to nearest even; NaN stays NaN.
 HWY_INLINE hn::Vec<U16> to_bf16_bits(Vec v) {
   const U32 d;
   const auto bits = hn::BitCast(d, v);
@@ -60,7 +60,8 @@ HWY_INLINE void store(Vec v, Fp16* p) { p->bits = float_to_fp16(hn::GetLane(v));
 HWY_INLINE void store(Vec v, Fp16* p) { hn::StoreU(hn::DemoteTo(F16(), v), F16(), p); }
 #endif
 
-// The first `count` <= kLanes elements; lanes beyond them are zero, and nothing beyond them is touched.
+// Loads or stores the first `count` <= kLanes elements. Lanes beyond them load as zero, and memory beyond
+// them is not touched.
 template <class T>
 HWY_INLINE Vec load(const T* p, size_t count) {
   if (kLanes == 1 || HWY_LIKELY(count == kLanes)) {
@@ -81,7 +82,7 @@ HWY_INLINE void store(Vec v, T* p, size_t count) {
   std::memcpy(p, padded, std::min(count, kLanes) * sizeof(T));
 }
 
-// body(i, count) for consecutive vectors of [0, n); count is kLanes but in a last, partial one.
+// Calls body(i, count) for consecutive vectors of [0, n). count is kLanes except in a last, partial vector.
 template <class Body>
 HWY_INLINE void for_each_vector(size_t n, const Body& body) {
   size_t i = 0;
@@ -95,7 +96,7 @@ HWY_INLINE void for_each_vector(size_t n, const Body& body) {
 
 HWY_INLINE float sum_lanes(Vec v) { return hn::GetLane(hn::SumOfLanes(F32(), v)); }
 
-// body(element) with a value of the element type that `dtype` names.
+// Calls body(element) with a value of the element type that `dtype` names.
 template <class Body>
 HWY_INLINE void with_element(Dtype dtype, const Body& body) {
   switch (dtype) {

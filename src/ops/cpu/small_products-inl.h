@@ -1,5 +1,5 @@
-// Products of small f32 matrices that lie in the caches, in register tiles, and the transposition of blocks,
-// for the instruction set being compiled.
+// Products of small f32 matrices that lie in the caches, in register tiles, and transposition of blocks. For
+// the instruction set being compiled.
 #if defined(KILN_OPS_CPU_SMALL_PRODUCTS_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef KILN_OPS_CPU_SMALL_PRODUCTS_INL_H_
 #undef KILN_OPS_CPU_SMALL_PRODUCTS_INL_H_
@@ -12,8 +12,8 @@ HWY_BEFORE_NAMESPACE();
 namespace kiln::ops::cpu {
 namespace HWY_NAMESPACE {
 
-// A register tile: with AVX-512 6 x 4 sums, 4 vectors of the right matrix and one broadcast of the left are
-// 29 of 32 registers; with AVX2 6 x 2 are 15 of 16.
+// A register tile. With AVX-512, 6 x 4 sums, 4 vectors of the right matrix and one broadcast of the left take
+// 29 of 32 registers. With AVX2, 6 x 2 sums take 15 of 16 in all.
 constexpr size_t kTileRows = 6;
 constexpr size_t kTileVectors = kLanes >= 16 ? 4 : 2;
 
@@ -23,13 +23,13 @@ struct LeftMatrix {
   size_t row, inner;
 };
 
-// Rows of whole vectors.
+// A row-major matrix whose rows are whole vectors.
 struct RowMajor {
   float* values;
   size_t stride;
 };
 
-// result (kRows, kVectors * kLanes) = left (kRows, depth) @ right (depth, ..), or that added to it.
+// Computes result (kRows, kVectors * kLanes) = left (kRows, depth) @ right (depth, ..), or adds that to it.
 template <size_t kRows, size_t kVectors>
 HWY_INLINE void multiply_tile(const float* HWY_RESTRICT left, size_t row, size_t inner,
                               const float* HWY_RESTRICT right, size_t right_stride, size_t depth, bool add,
@@ -83,7 +83,7 @@ HWY_INLINE void multiply_rows(size_t rows, const float* left, size_t row, size_t
   }
 }
 
-// body(first, count) for even pieces of [0, n), none larger than `most`.
+// Calls body(first, count) for even pieces of [0, n), none larger than `most`.
 template <class Body>
 HWY_INLINE void for_even_pieces(size_t n, size_t most, const Body& body) {
   const size_t pieces = (n + most - 1) / most;
@@ -93,8 +93,8 @@ HWY_INLINE void for_even_pieces(size_t n, size_t most, const Body& body) {
   }
 }
 
-// result (rows, vectors * kLanes) = left (rows, depth) @ right (depth, vectors * kLanes), or that added to
-// it. Each element is one sum in the order of depth, however the tiles fall.
+// Computes result (rows, vectors * kLanes) = left (rows, depth) @ right (depth, vectors * kLanes), or adds
+// that to it. Each element is one sum in the order of depth, whatever the tiles.
 inline void multiply(const LeftMatrix& left, RowMajor right, RowMajor result, size_t rows, size_t vectors,
                      size_t depth, bool add = false) {
   for_even_pieces(vectors, kTileVectors, [&](size_t first, size_t count) HWY_ATTR {
@@ -121,7 +121,7 @@ HWY_INLINE void transpose_lanes(const float* from, size_t from_stride, float* to
   static_cast<void>(from_stride);
 }
 #else
-// Four elements of each row, the rows four apart.
+// Loads four elements of each of several rows; the rows are four apart.
 template <class D>
 HWY_INLINE hn::Vec<D> every_fourth_row(D d, const float* from, size_t stride) {
   if constexpr (hn::MaxLanes(d) == 4) {
@@ -133,7 +133,7 @@ HWY_INLINE hn::Vec<D> every_fourth_row(D d, const float* from, size_t stride) {
   }
 }
 
-// Four columns of kLanes rows become four rows of kLanes columns.
+// Transposes four columns of kLanes rows into four rows of kLanes columns.
 HWY_INLINE void transpose_lanes(const float* from, size_t from_stride, float* to, size_t to_stride) {
   const F32 d;
   const Vec row0 = every_fourth_row(d, from, from_stride),
@@ -149,7 +149,7 @@ HWY_INLINE void transpose_lanes(const float* from, size_t from_stride, float* to
 }
 #endif
 
-// to (width, rows) = from (rows, width)^T; rows a multiple of kLanes, width of four.
+// to (width, rows) = from (rows, width)^T. rows is a multiple of kLanes, width of four.
 inline void transpose(RowMajor from, size_t rows, size_t width, RowMajor to) {
   for (size_t i = 0; i < rows; i += kLanes)
     for (size_t j = 0; j < width; j += 4)

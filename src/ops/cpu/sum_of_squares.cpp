@@ -1,4 +1,4 @@
-// Sum of squares in f64. f32 squares are exact in f64, so only the order of the additions matters: 16
+// Sum of squares in f64. Squares of f32 are exact in f64, so only the order of the additions matters: 16
 // interleaved sums, then a fixed tree, on every instruction set.
 #include "ops/cpu/targets.h"
 

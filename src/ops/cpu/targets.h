@@ -1,5 +1,6 @@
-// Which instruction sets the kernels are compiled for: AVX2, AVX-512, and portable code as the floor. The
-// best one that the processor has is chosen at run time. Include before any other Highway header.
+// Selects the instruction sets that the kernels are compiled for: AVX2, AVX-512, and portable code as the
+// floor. The best one that the processor has is chosen at run time. Include this before any other Highway
+// header.
 #pragma once
 #include <hwy/detect_targets.h>
 

@@ -1,16 +1,16 @@
-// adaLN: LayerNorm without affine, then * (1 + scale) + shift; with the gated residual before it, and in
-// backward with the gradient that goes around it, in one pass over memory.
+// adaLN: LayerNorm without affine, then * (1 + scale) + shift. One pass over memory also does the gated
+// residual before it, and in backward adds the gradient that goes around it.
 #include "ops/cuda/kernels.h"
 #include "ops/cuda/rows.cuh"
 
 namespace kiln::ops::cuda {
 namespace {
 
-constexpr size_t kRowsPerBlock = 16;  // of forward
-constexpr int kRows = 4;              // at once, of forward
-constexpr int kGradRows = 2;          // at once, of backward
+constexpr size_t kRowsPerBlock = 16;  // in forward
+constexpr int kRows = 4;              // at once in forward
+constexpr int kGradRows = 2;          // at once in backward
 
-// x += gate * y, in the precision that it is stored in.
+// x += gate * y, rounded to the dtype in which x is stored.
 template <bool kPacked, class TX, class TLow>
 __device__ void add_branch(const TLow* y, const float (&gate)[kRowElements], int count,
                            float (&x)[kRowElements], TX* to) {
@@ -23,7 +23,7 @@ __device__ void add_branch(const TLow* y, const float (&gate)[kRowElements], int
   store_columns<kPacked>(x, count, to);
 }
 
-// adaln.x is what the norm reads; with a branch, it is written first: x_in + gate * y.
+// The norm reads x_in, or with a branch x_out = x_in + gate * y, which is written first.
 template <class TX, class TLow, bool kPacked>
 __global__ void __launch_bounds__(kMostRowThreads)
     adaln_kernel(AdalnArgs args, GatedResidualArgs branch, const TX* x_in, TX* x_out, TLow* out) {
@@ -88,8 +88,8 @@ __global__ void __launch_bounds__(kMostRowThreads)
 }
 
 // With xhat = (x - mean) rstd and h = grad (1 + scale):  dx = rstd (h - mean(h) - xhat mean(h xhat)), plus
-// the gradient that goes around the norm. Through the branch, dy = gate dx. Partials: (2 or 3, batch, P,
-// width) of d shift, d scale and d gate, over the rows of a block.
+// the gradient that goes around the norm. Through the branch, dy = gate dx. `partials`
+// (2 or 3, batch, P, width) are d shift, d scale and d gate, summed over the rows of a block.
 template <class TX, class TLow, bool kPacked>
 __global__ void __launch_bounds__(kMostRowThreads)
     adaln_grad_kernel(AdalnArgs args, GatedResidualArgs branch, const TLow* grads, const TX* around, TX* dx,
@@ -105,7 +105,7 @@ __global__ void __launch_bounds__(kMostRowThreads)
   }
   int parity = 0;
   for (size_t first = at.first_row; first < at.end_row; first += kGradRows, parity ^= 1) {
-    // Everything is on its way before the barrier.
+    // All loads start before the barrier.
     float g[kGradRows][kRowElements], x[kGradRows][kRowElements], rest[kGradRows][kRowElements],
         y[kGradRows][kRowElements], rstd[kGradRows], sums[2 * kGradRows];
 #pragma unroll

@@ -1,5 +1,5 @@
 // AdamW, EMAs and the cast to compute weights in one pass. Every rounding is spelled out (no contraction), so
-// that packed and single elements, hence any split of the memory, give the same bits.
+// packed and single elements, and hence any split of the memory, give the same bits.
 #include <algorithm>
 
 #include "ops/cuda/elements.cuh"
@@ -10,7 +10,7 @@ namespace {
 
 constexpr int kThreads = 256;
 constexpr int kPack = 4;
-constexpr size_t kMaxEmas = 4;  // in the pass itself; further ones get a pass of their own
+constexpr size_t kMaxEmas = 4;  // in the pass itself; each further one gets its own pass
 
 struct Emas {
   float* weights[kMaxEmas];
@@ -31,11 +31,11 @@ __device__ Element update(Element e, float grad, const AdamwFactors& f) {
   return e;
 }
 
-// d e + (1 - d) p as e + (1 - d) (p - e): rounding of d = 0.9999 to f32 would otherwise shrink e by 2e-8 a
-// step.
+// Returns d e + (1 - d) p as e + (1 - d) (p - e): rounding d = 0.9999 to f32 would otherwise shrink e by 2e-8
+// a step.
 __device__ float averaged(float ema, float p, float step) { return __fmaf_rn(__fsub_rn(p, ema), step, ema); }
 
-// The `count` elements from i on.
+// Updates the `count` elements from i on, one by one.
 template <class TGrad, class TCompute>
 __device__ void update_singles(const AdamwElements& e, const AdamwFactors& f, const Emas& emas,
                                TCompute* compute, size_t i, size_t count) {

@@ -1,4 +1,4 @@
-// Elements of f32, bf16 and fp16 memory, one at a time or packed, as floats.
+// Reads and writes elements of f32, bf16 and fp16 memory as floats, one at a time or packed.
 #pragma once
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
@@ -19,7 +19,7 @@ __device__ inline void narrow(float v, float* to) { *to = v; }
 __device__ inline void narrow(float v, __nv_bfloat16* to) { *to = __float2bfloat16_rn(v); }
 __device__ inline void narrow(float v, __half* to) { *to = __float2half_rn(v); }
 
-// For what is read so seldom that one more branch costs nothing: modulation rows, sums.
+// For values that are read so seldom that one more branch costs nothing: modulation rows, sums.
 __device__ inline float load_as(Dtype dtype, const void* p, size_t i) {
   switch (dtype) {
     case Dtype::kBF16:
@@ -52,7 +52,7 @@ bool is_aligned_for(const T* p) {
   return reinterpret_cast<uintptr_t>(p) % (sizeof(T) * N) == 0;
 }
 
-// body(element) on the host with a value of the type that `dtype` names.
+// Calls body(element) on the host with a value of the type that `dtype` names.
 template <class Body>
 void with_element(Dtype dtype, const Body& body) {
   switch (dtype) {
@@ -76,7 +76,7 @@ inline unsigned blocks_for(size_t n, size_t per_block) {
   return static_cast<unsigned>((n + per_block - 1) / per_block);
 }
 
-// Enqueues kernel<<<grid, block>>>(args...); on the CPU, where a test emulates the kernels, runs it.
+// Enqueues kernel<<<grid, block>>>(args...). Where a test emulates the kernels on the CPU, runs it there.
 template <class... Parameters, class... Args>
 void launch(void (*kernel)(Parameters...), dim3 grid, dim3 block, cudaStream_t stream, const Args&... args) {
 #ifdef KILN_CUDA_EMULATION

@@ -1,5 +1,5 @@
-// Matrix products whose epilogue does the elementwise work beside them, through cuBLASLt: gelu and its slope,
-// bias sums. Matrices are row-major here and column-major there, so that each is its own transpose and the
+// Matrix products through cuBLASLt whose epilogue does elementwise work: gelu and its slope, bias sums.
+// Matrices are row-major here and column-major in cuBLASLt, so each appears as its own transpose, and the
 // right operand comes first.
 #include <cublasLt.h>
 
@@ -17,7 +17,7 @@ cudaDataType_t data_type(Dtype dtype) {
   return dtype == Dtype::kBF16 ? CUDA_R_16BF : dtype == Dtype::kF16 ? CUDA_R_16F : CUDA_R_32F;
 }
 
-// Destroys what a create call has made, at the end of a scope.
+// Destroys a handle, made by a create call, at the end of a scope.
 template <class Handle, cublasStatus_t (*kDestroy)(Handle)>
 struct Owned {
   Handle handle = nullptr;
@@ -31,7 +31,7 @@ using Product = Owned<cublasLtMatmulDesc_t, cublasLtMatmulDescDestroy>;
 using Layout = Owned<cublasLtMatrixLayout_t, cublasLtMatrixLayoutDestroy>;
 using Preference = Owned<cublasLtMatmulPreference_t, cublasLtMatmulPreferenceDestroy>;
 
-// One for each device, for life: making one takes milliseconds.
+// Returns the handle of a device. Handles are kept for life: making one takes milliseconds.
 cublasStatus_t handle_of(int device, cublasLtHandle_t* handle) {
   static std::mutex mutex;
   static std::map<int, cublasLtHandle_t> handles;
@@ -103,7 +103,7 @@ cublasStatus_t choose(cublasLtHandle_t handle, const Product& product, const Lay
   Preference preference;
   KILN_RETURN_UNLESS_OK(cublasLtMatmulPreferenceCreate(&preference.handle));
   KILN_RETURN_UNLESS_OK(set(preference.handle, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, workspace_bytes));
-  // Parts of a long inner product are added in f32 or not made.
+  // A long inner product may be split only if its parts are added in f32.
   KILN_RETURN_UNLESS_OK(set(preference.handle, CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK,
                             static_cast<uint32_t>(CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE)));
   const cublasLtMatmulPreferenceAttributes_t attributes[] = {
@@ -124,7 +124,7 @@ cublasStatus_t choose(cublasLtHandle_t handle, const Product& product, const Lay
 
 using Key = std::tuple<int, int, int, size_t, size_t, size_t, int, int, int, size_t>;
 
-// The choice for a shape is made once: the next call of the same shape gives the same bits.
+// The choice for a shape is made once, so the next call of the same shape gives the same bits.
 struct Choices {
   std::mutex mutex;
   std::map<Key, std::pair<cublasStatus_t, cublasLtMatmulAlgo_t>> made;

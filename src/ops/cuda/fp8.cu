@@ -1,5 +1,5 @@
-// Conversion to 8-bit floats with one scale per tensor: the largest value in one pass, then both layouts that
-// products read, rows and columns, in another.
+// Conversion to 8-bit floats with one scale per tensor. One pass finds the largest value, another writes both
+// layouts that products read, rows and columns.
 #include <cuda_fp8.h>
 
 #include "ops/cuda/elements.cuh"
@@ -13,7 +13,8 @@ constexpr int kTile = 64;            // rows and columns of a block
 constexpr int kPack = 8;             // elements of a thread's access
 constexpr float kSmallest = 1e-30f;  // a tensor of zeros has no scale of its own
 
-// Bits of non-negative floats are ordered as the floats are, with NaN above all.
+// Returns the largest value of the block. Bits of non-negative floats are ordered like the floats, with NaN
+// above all.
 __device__ unsigned block_max(unsigned v) {
   __shared__ unsigned values[kThreads];
   values[threadIdx.x] = v;
@@ -47,7 +48,7 @@ __global__ void largest_kernel(const T* values, size_t n, unsigned* partials) {
   }
 }
 
-// The power of two that brings the largest value next below the format's.
+// Computes the power of two that brings the largest value just below the format's.
 __global__ void scale_kernel(const unsigned* partials, float format_largest, float* scale) {
   unsigned largest = 0;
   for (int i = static_cast<int>(threadIdx.x); i < kFp8Partials; i += kThreads) {
@@ -73,7 +74,7 @@ __global__ void convert_kernel(const T* values, size_t num_rows, size_t num_colu
   const int in_row = static_cast<int>(threadIdx.x) % kPacksOfRow * kPack;
   for (int r = static_cast<int>(threadIdx.x) / kPacksOfRow; r < kTile; r += kRowsAtOnce) {
     const size_t row = first_row + r, column = first_column + in_row;
-    if (row >= num_rows || column >= num_columns) {  // columns come in whole packs
+    if (row >= num_rows || column >= num_columns) {  // the number of columns is a multiple of kPack
       continue;
     }
     Pack<uint8_t, kPack> converted;
@@ -95,7 +96,7 @@ __global__ void convert_kernel(const T* values, size_t num_rows, size_t num_colu
     return;
   }
   __syncthreads();
-  constexpr int kRowPack = 16;  // rows come in whole packs of them
+  constexpr int kRowPack = 16;  // the number of rows is a multiple of it
   const int c = static_cast<int>(threadIdx.x) % kTile, r = static_cast<int>(threadIdx.x) / kTile * kRowPack;
   if (first_row + r >= num_rows || first_column + c >= num_columns) {
     return;

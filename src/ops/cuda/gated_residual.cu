@@ -5,7 +5,7 @@
 namespace kiln::ops::cuda {
 namespace {
 
-constexpr size_t kRowsPerBlock = 16;  // of forward
+constexpr size_t kRowsPerBlock = 16;  // in forward
 constexpr int kRows = 4;              // at once
 
 template <class TX, class TY, bool kPacked>

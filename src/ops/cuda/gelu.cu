@@ -9,8 +9,8 @@ constexpr int kThreads = 256;
 constexpr float kCubic = 0.044715f;
 constexpr float kTwoU = 1.5957691216057308f;  // 2 sqrt(2/pi)
 
-// The fast exponential and division: an error of some units in the last place of f32, far below the memory's
-// precision.
+// Uses the fast exponential and division. Their error is some units in the last place of f32, far below the
+// precision of the memory.
 __device__ float sigmoid_2u(float x) {
   return __fdividef(1.0f, 1 + __expf(-kTwoU * x * (1 + kCubic * x * x)));
 }

@@ -18,8 +18,8 @@ int capability() { return kiln_cuda_capability(); }
 
 namespace {
 
-// Runs `launch(stream)` on the device of `tensor` and its current stream. The stream comes through c10's
-// device interface, so that this file needs no CUDA header.
+// Calls `launch(stream)` on the device of `tensor` and its current stream. The stream comes through c10's
+// device interface, so this file needs no CUDA header.
 template <class Launch>
 void enqueue(const char* kernel, const at::Tensor& tensor, const Launch& launch) {
   const c10::DeviceGuard guard(tensor.device());

@@ -1,5 +1,7 @@
-// The way from tensors on a CUDA device to the kernels: current stream, device, errors. In a build without
-// them, kernels_compiled() is false and the rest must not be called. Arguments as in ops/cuda/kernels.h.
+// Calls the kernels with tensors on a CUDA device. The functions use the tensor's device and its current
+// stream, and throw errors. In a build without kernels, kernels_compiled() and serves_rows() are false,
+// epilogue_product() does nothing, capability() is 0, and the others must not be called. ops/cuda/kernels.h
+// documents the arguments.
 #pragma once
 #include <ATen/core/Tensor.h>
 
@@ -10,12 +12,12 @@
 namespace kiln::ops::cuda {
 
 bool kernels_compiled();
-// Compute capability of the current device, 90 for 9.0; 0 where there is none.
+// Returns the compute capability of the current device, 90 for 9.0, or 0 if there is none.
 int capability();
 
 void gelu_tanh(const at::Tensor& in, const at::Tensor& out);
 void gelu_tanh_grad(const at::Tensor& grad, const at::Tensor& in, const at::Tensor& grad_in);
-// Whether the kernels on rows take a stream of x's dtype and width beside `low`.
+// True if the kernels on rows serve a stream of x's dtype and width together with `low`.
 bool serves_rows(const at::Tensor& x, at::ScalarType low);
 void adaln(const AdalnArgs& args, const GatedResidualArgs& branch, const at::Tensor& x_in,
            const at::Tensor& x_out, const at::Tensor& out);
@@ -24,21 +26,20 @@ void adaln_grad(const AdalnArgs& args, const GatedResidualArgs& branch, const Ad
 void gated_residual(const GatedResidualArgs& args, const at::Tensor& x, const at::Tensor& out);
 void gated_residual_grad(const GatedResidualArgs& args, const at::Tensor& grad, const at::Tensor& dy,
                          const at::Tensor& dgate, const at::Tensor& partials, int64_t rows_per_partial);
-// False: cuBLASLt has no such product, and nothing was done. `result`: args.result's tensor.
+// Returns false, and does nothing, if cuBLASLt has no such product. `result` is the tensor of args.result.
 bool epilogue_product(const EpilogueProductArgs& args, const at::Tensor& result);
-// What epilogue_product() takes while it runs: for a dry run.
+// Bytes that epilogue_product() allocates while it runs, for dry runs.
 inline constexpr int64_t kEpilogueWorkspaceBytes = 32 << 20;  // NVIDIA's advice for Hopper
-// *scale and the values divided by it, as kernels.h has them; `rows` and `columns` may be undefined.
+// Computes *scale and the values divided by it. `rows` and `columns` may be undefined.
 void to_fp8(const at::Tensor& values, float format_largest, const at::Tensor& scale, at::ScalarType format,
             const at::Tensor& rows, const at::Tensor& columns);
-// The gradients of q, k and v (B, H, N, d), packed (B, N, 3, H, d).
+// Packs the gradients of q, k and v (B, H, N, d) into (B, N, 3, H, d).
 at::Tensor pack_heads(const at::Tensor& grad_q, const at::Tensor& grad_k, const at::Tensor& grad_v);
 void adamw(const AdamwElements& elements, const AdamwFactors& factors, const at::Tensor& master);
-// As kernels.h has it.
 void stochastic_round(const at::Tensor& values, const at::Tensor& rounded, uint64_t first, uint64_t seed,
                       uint32_t draw, uint64_t index);
 at::Tensor sum_of_squares(const at::Tensor& flat);
-// A 0-d f32 tensor.
+// Returns a 0-d f32 tensor.
 at::Tensor step_scale(const at::Tensor& sum_of_squares, const at::Tensor& losses, double max_norm,
                       double loss_scale);
 

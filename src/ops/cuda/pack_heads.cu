@@ -1,5 +1,5 @@
-// The gradient of a packed projection from those of its parts: one pass, 16 bytes at a time, written in
-// memory order.
+// Computes the gradient of a packed projection from those of its parts, in one pass, 16 bytes at a time,
+// written in memory order.
 #include "ops/cuda/elements.cuh"
 #include "ops/cuda/kernels.h"
 
@@ -9,7 +9,7 @@ namespace {
 constexpr int kThreads = 256;
 
 struct PackedShape {
-  size_t num_tokens, num_heads, head_packs, total;  // packs: of N elements, along a head and altogether
+  size_t num_tokens, num_heads, head_packs, total;  // packs of N elements: along a head, and altogether
 };
 
 template <class T, int N>
@@ -18,7 +18,7 @@ __global__ void pack_heads_kernel(HeadGrads grads, PackedShape shape, T* packed)
   if (i >= shape.total) {
     return;
   }
-  size_t rest = i;  // ((b * tokens + n) * 3 + part) * heads + h, of packs
+  size_t rest = i;  // the index of a pack: (((b * tokens + n) * 3 + part) * heads + h) * head_packs + pack
   const size_t pack = rest % shape.head_packs;
   rest /= shape.head_packs;
   const size_t head = rest % shape.num_heads;
@@ -26,7 +26,7 @@ __global__ void pack_heads_kernel(HeadGrads grads, PackedShape shape, T* packed)
   const int part = static_cast<int>(rest % 3);
   rest /= 3;
   const size_t token = rest % shape.num_tokens, batch = rest / shape.num_tokens;
-  // Chosen, not indexed: an index would move the arguments to local memory.
+  // Chosen by conditions: an index would move the arguments to local memory.
   const void* data = part == 0 ? grads.data[0] : part == 1 ? grads.data[1] : grads.data[2];
   const auto stride = [part](const size_t(&strides)[3]) {
     return part == 0 ? strides[0] : part == 1 ? strides[1] : strides[2];

@@ -1,7 +1,7 @@
 // Kernels on rows of tokens against modulation rows (B, D). A block has `kRowsPerBlock` or so consecutive
-// rows of one batch, a thread the same 8 columns of each: what it reads stays in registers, in accesses of 16
-// bytes, several rows on their way at once; modulation is read once a block, and column sums need no second
-// pass. Sums over a row go through the block in fixed order.
+// rows of one batch, and a thread the same 8 columns of each. A thread keeps what it reads in registers; it
+// reads 16 bytes at a time, several rows at once. Modulation is read once a block, and column sums need no
+// second pass. Sums over a row go through the block in fixed order.
 #pragma once
 #include <type_traits>
 
@@ -17,10 +17,11 @@ static_assert(kWidestRow == kRowElements * kMostRowThreads, "kernels.h tells cal
 
 inline unsigned row_threads(size_t width) { return blocks_for(width, 32 * kRowElements) * 32; }
 
-// The rows of this block, of `per_block` each, and the columns of this thread. Grid: batch * blocks a batch.
+// The rows of this block (`per_block`, fewer at the end of a batch) and the columns of this thread. Grid:
+// batch times the blocks of a batch.
 struct RowPosition {
   size_t batch, first_row, end_row, column;  // rows count over all batches
-  int count;                                 // columns that there are: 0 to 8
+  int count;                                 // existing columns of this thread: 0 to 8
 
   __device__ RowPosition(size_t rows_per_batch, size_t per_block, size_t width) {
     const size_t blocks = (rows_per_batch + per_block - 1) / per_block;
@@ -32,8 +33,8 @@ struct RowPosition {
   }
 };
 
-// A thread's columns of one row; those beyond `count` are 0 and nothing is touched there. Packed: `count` is
-// 0 or 8 and `from` aligned for 16 bytes.
+// Loads a thread's columns of one row. Columns beyond `count` become 0, and their memory is not touched.
+// Packed: `count` is 0 or 8 and `from` is aligned to 16 bytes.
 template <bool kPacked, class T>
 __device__ void load_columns(const T* from, int count, float (&to)[kRowElements]) {
   if constexpr (kPacked) {
@@ -57,7 +58,7 @@ __device__ void load_columns(const T* from, int count, float (&to)[kRowElements]
   }
 }
 
-// Writes them, and leaves in `values` what was written, rounded.
+// Stores a thread's columns of one row, and rounds `values` to what was stored.
 template <bool kPacked, class T>
 __device__ void store_columns(float (&values)[kRowElements], int count, T* to) {
   if constexpr (kPacked) {
@@ -87,7 +88,7 @@ __device__ void store_columns(float (&values)[kRowElements], int count, T* to) {
   }
 }
 
-// A thread's columns of modulation row `row`, plus `addend`.
+// Loads a thread's columns of the modulation row of its batch, plus `addend`.
 __device__ inline void load_modulation(const void* rows, Dtype dtype, size_t stride, const RowPosition& at,
                                        float addend, float (&to)[kRowElements]) {
 #pragma unroll
@@ -96,8 +97,9 @@ __device__ inline void load_modulation(const void* rows, Dtype dtype, size_t str
   }
 }
 
-// Every thread's values become their sums over the block, in fixed order. Every thread must call, and calls
-// must alternate between two buffers: the barrier of one then keeps the next from overwriting what is read.
+// Replaces every thread's values by their sums over the block, in fixed order. Every thread must call. Calls
+// must alternate between two buffers: the barrier of one then keeps the next from overwriting what is still
+// read.
 template <int N>
 __device__ void block_sums(float (&values)[N], float (*buffer)[N]) {
 #pragma unroll
@@ -123,7 +125,7 @@ __device__ void block_sums(float (&values)[N], float (*buffer)[N]) {
   }
 }
 
-// Where the sums over the rows of a batch go, each (batch, width) and dense; null: nowhere.
+// The results of sums over the rows of a batch, each (batch, width) and dense.
 template <int N>
 struct ColumnSums {
   void* out[N];
@@ -153,8 +155,8 @@ void sum_columns(const float* partials, size_t num_partials, size_t width, size_
          num_partials, width, batch, sums, dtype);
 }
 
-// body(x, low, packed) with values of the element types: those of the residual stream and of what the
-// products take, which are the same or f32 and another; and of std::bool_constant.
+// Calls body(x, low, packed) with a value of the residual stream's type, one of the type that products take,
+// and a std::bool_constant. The two types are the same, or x is f32.
 template <class Body>
 void with_row_types(Dtype x_dtype, Dtype low_dtype, bool packed, const Body& body) {
   const auto with_x = [&](auto x, auto low) {
@@ -164,7 +166,7 @@ void with_row_types(Dtype x_dtype, Dtype low_dtype, bool packed, const Body& bod
                [&](auto low) { x_dtype == Dtype::kF32 ? with_x(float(), low) : with_x(low, low); });
 }
 
-// True for a pointer and a width that 16-byte accesses need.
+// True if a pointer and a width allow 16-byte accesses.
 inline bool is_packable(const void* p, size_t width) {
   return reinterpret_cast<uintptr_t>(p) % 16 == 0 && width % kRowElements == 0;
 }

@@ -1,6 +1,6 @@
-// Stochastic rounding to bf16, of the draws that ops/update/stochastic_round.h has: 128 values make a group
-// of 16 Philox blocks, and word w of block b is for values 32 w + 2 b and the one behind it. A thread
-// computes a block, so that 16 threads beside each other read and write dense memory four times.
+// Stochastic rounding to bf16, with the draws of ops/update/stochastic_round.h. 128 values make a group of 16
+// Philox blocks; word w of block b serves value 32 w + 2 b and the next one. A thread computes one block, so
+// 16 neighbouring threads read and write dense memory four times.
 #include "ops/cuda/elements.cuh"
 #include "ops/cuda/kernels.h"
 
@@ -8,7 +8,7 @@ namespace kiln::ops::cuda {
 namespace {
 
 constexpr int kThreads = 256;
-constexpr uint64_t kBlocks = 16, kGroup = 128;  // of a group: Philox blocks, values
+constexpr uint64_t kBlocks = 16, kGroup = 128;  // Philox blocks and values of a group
 
 struct Words {
   uint32_t w[4];
@@ -36,7 +36,7 @@ __device__ uint16_t rounded_bits(float value, uint32_t random) {
   return static_cast<uint16_t>((value != value ? bits | 0x400000u : bits + random) >> 16);
 }
 
-// values[0] is at position `first` of its unit, in group `first_group`.
+// values[0] has position `first` in its unit and lies in group `first_group`.
 __global__ void stochastic_round_kernel(const float* values, uint16_t* rounded, uint64_t first, uint64_t n,
                                         uint64_t first_group, Key key, uint32_t draw, uint64_t index) {
   const uint64_t block = first_group * kBlocks + static_cast<uint64_t>(blockIdx.x) * kThreads + threadIdx.x;

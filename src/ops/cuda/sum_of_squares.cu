@@ -1,5 +1,5 @@
-// Sum of squares in f64. The grid is fixed, so that the order of additions depends on the length and the
-// alignment alone.
+// Sum of squares in f64. The grid is fixed, so the order of additions depends on the length and the alignment
+// alone.
 #include "ops/cuda/elements.cuh"
 #include "ops/cuda/kernels.h"
 
@@ -8,7 +8,7 @@ namespace {
 
 constexpr int kThreads = 256;
 
-// The sum over the block, valid in thread 0.
+// Returns the sum over the block; valid in thread 0.
 __device__ double block_sum(double v) {
   __shared__ double sums[kThreads];
   sums[threadIdx.x] = v;
@@ -21,7 +21,7 @@ __device__ double block_sum(double v) {
   return sums[0];
 }
 
-// N elements in one access; those that fill no pack are left to the first threads.
+// Reads N elements in one access. The first threads add the elements that fill no pack.
 template <class T, int N>
 __global__ void squares_kernel(const T* values, size_t n, double* partials) {
   double sum = 0;

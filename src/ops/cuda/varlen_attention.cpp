@@ -7,7 +7,7 @@
 
 #include "core/aten.h"
 #include "core/scratch.h"
-#include "ops/cuda/attention_scratch.h"
+#include "ops/attention.h"
 #include "ops/long_attention.h"
 #include "ops/op_mark.h"
 
@@ -33,7 +33,7 @@ VarlenTokens tokens_of(const at::Tensor& q, const at::Tensor& k, const at::Tenso
           .scale = scale};
 }
 
-// What the kernels of CUDA allocate (from ATen's source, not measured).
+// Allocates what the kernels of CUDA allocate (from ATen's source, not measured).
 AttentionResult meta_attention(const VarlenTokens& t, AttentionEngine engine) {
   const int64_t batch = t.q_offsets.size(0) - 1, num_heads = t.q.size(1);
   const at::Tensor out = at::empty(t.q.sizes(), t.q.options());
@@ -42,7 +42,7 @@ AttentionResult meta_attention(const VarlenTokens& t, AttentionEngine engine) {
   if (engine == AttentionEngine::kFlash)
     return {out, at::empty({num_heads, t.q.size(0)}, f32), at::empty({2}, random_state),
             at::empty({}, random_state)};
-  constexpr int64_t kPadding = 32;  // of the sums of a sample
+  constexpr int64_t kPadding = 32;  // the softmax sums of a sample are padded to a multiple of this
   return {out, at::empty({batch, num_heads, at::divup(t.num_queries, kPadding) * kPadding}, f32), {}, {}};
 }
 
@@ -57,7 +57,7 @@ cuda::VarlenGrads meta_attention_backward(const VarlenTokens& t, AttentionEngine
   return grads;
 }
 
-// body(sample) for those that have no rows.
+// Calls body(sample) for every sample without rows.
 template <class Body>
 void for_each_empty(const Offsets& offsets, const Body& body) {
   for (size_t b = 1; b < offsets.size(); ++b)
@@ -127,7 +127,7 @@ AttentionEngine varlen_engine(at::ScalarType dtype, int64_t head_dim, int64_t ca
   const bool is_low = dtype == at::kHalf || (dtype == at::kBFloat16 && capability >= 80);
   const int64_t alignment = is_low ? 8 : 4;  // elements of a 16-byte access
   if ((!is_low && dtype != at::kFloat) || head_dim % alignment != 0) return AttentionEngine::kNone;
-  constexpr int64_t kWidestFlash = 192;  // beyond it backward needs more shared memory than most GPUs have
+  constexpr int64_t kWidestFlash = 192;  // beyond it, backward needs more shared memory than most GPUs have
   return is_low && capability >= 80 && head_dim <= kWidestFlash ? AttentionEngine::kFlash
                                                                 : AttentionEngine::kMemoryEfficient;
 }

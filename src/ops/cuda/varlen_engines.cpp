@@ -1,5 +1,5 @@
-// Attention to rows of several numbers through ATen's fused kernels, reached by the dispatcher: this file
-// needs no CUDA to be built.
+// Attention to rows whose number differs between samples, through ATen's fused kernels. They are called
+// through the dispatcher, so building this file needs no CUDA.
 #include "ops/cuda/varlen_attention.h"
 
 #include <ATen/ops/_efficient_attention_backward.h>
@@ -18,7 +18,7 @@ constexpr int64_t kNoMask = 0;  // sdp::CustomMaskType
 
 [[noreturn]] void unknown_engine() { throw std::logic_error("varlen_attention: not an engine of CUDA"); }
 
-// The memory-efficient kernels take the samples' tokens as those of one picture.
+// Adds a batch of one: the memory-efficient kernels take the tokens of all samples as one batch entry.
 at::Tensor as_one(const at::Tensor& tokens) { return tokens.unsqueeze(0); }
 
 }  // namespace

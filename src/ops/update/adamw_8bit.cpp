@@ -11,10 +11,9 @@
 #include "core/error.h"
 #include "core/tensors.h"
 #include "ops/cpu/adamw_8bit.h"
+#include "ops/kernel_args.h"
 #include "ops/kernel_types.h"
 #include "ops/op_mark.h"
-#include "ops/update/adamw_factors.h"
-#include "ops/update/streamed.h"
 
 namespace kiln::ops {
 namespace {
@@ -23,7 +22,7 @@ static_assert(cpu::kBlock8bit == kBlockOf8Bits);
 
 constexpr int64_t kBlocksWorthAThread = 32;
 
-// A PlaceTable and what it points to.
+// A PlaceTable together with the memory that it points to.
 class OwnedTable {
  public:
   explicit OwnedTable(bool is_signed) {
@@ -38,13 +37,13 @@ class OwnedTable {
   const cpu::PlaceTable& table() const { return table_; }
 
  private:
-  // The first part holds all that is smaller, too.
+  // Returns the entry of a part. The first part also holds everything smaller.
   uint32_t entry_of(uint32_t part, bool is_signed, bool negative) const {
     const int rest_bits = cpu::part_bits(is_signed);
     const uint32_t last_bits = (1u << rest_bits) - 1, first = cpu::first_part(is_signed) + part;
     const float begin = part == 0 ? 0 : std::bit_cast<float>(first << rest_bits),
                 end = std::bit_cast<float>((first + 1) << rest_bits);
-    uint32_t below = 0, rest = last_bits;  // nothing is above these bits
+    uint32_t below = 0, rest = last_bits;  // no value is above these bits
     int within = 0;
     for (size_t i = 0; i + 1 < values_.size(); ++i) {
       const float midpoint = (values_[i + 1] + values_[i]) / 2, magnitude = std::abs(midpoint);
@@ -89,8 +88,8 @@ void check_arguments(const at::Tensor& weights, const at::Tensor& grads, const M
 
 }  // namespace
 
-// For each power of ten from 1e-6 to 1, twice as many values as for the one before, in the middles of equal
-// parts of [0.1, 1] times it; then 0 and 1.
+// For each power of ten from 1e-6 to 1, there are twice as many values as for the one before. They are the
+// middles of equal parts of [0.1, 1] times the power. Then come 0 and 1.
 at::Tensor dynamic_map(bool is_signed) {
   constexpr int kPowers = 7;
   std::vector<at::Tensor> values = {at::zeros({1}), at::ones({1})};

@@ -1,4 +1,4 @@
-// AdamW of 8 bits, of ATen's operations.
+// AdamW with moments of 8 bits, composed of ATen's operations.
 #include <ATen/ops/bucketize.h>
 
 #include <algorithm>
@@ -12,10 +12,10 @@
 namespace kiln::ops::reference {
 namespace {
 
-// Elements that are updated at once: they bound what is temporary.
+// Elements that are updated at once. They bound the temporary memory.
 constexpr int64_t kChunk = int64_t{1} << 22;
 
-// A table of values and what lies between neighbours: what is nearest to a value is found by these.
+// A table of values and the midpoints between neighbours, by which the value nearest to a number is found.
 struct Table {
   at::Tensor values, midpoints;
 
@@ -24,7 +24,7 @@ struct Table {
   }
   Table(const Table& other, at::Device device)
       : values(other.values.to(device)), midpoints(other.midpoints.to(device)) {}
-  // places (blocks, width) u8, scales (blocks) -> f32
+  // Reads places (blocks, width) u8 with scales (blocks) as f32.
   at::Tensor read(const at::Tensor& places, const at::Tensor& scales) const {
     return values.index_select(0, places.to(at::kInt).view(-1))
         .view(places.sizes())
@@ -37,7 +37,7 @@ struct Table {
   }
 };
 
-// Some whole blocks, or the last one, which may be narrower.
+// Some whole blocks, or the last block alone, which may be narrower.
 struct Blocks {
   int64_t begin = 0, count = 0, width = kBlockOf8Bits;
 
@@ -55,7 +55,7 @@ void step_blocks(const Blocks& blocks, const at::Tensor& all_weights, const at::
                    square_places = blocks.elements(kept_square.places);
   OpMark mark("kiln::adamw_8bit", weights, given, mean_places, square_places);
   mark.outputs(weights, mean_places, square_places);
-  if (weights.is_meta()) {  // a dry run: what is alive at once below
+  if (weights.is_meta()) {  // a dry run: allocates what is alive at once below
     std::array<at::Tensor, 5> temporaries;
     for (at::Tensor& temporary : temporaries)
       temporary = at::empty({blocks.count, blocks.width}, weights.options());

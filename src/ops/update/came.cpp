@@ -9,9 +9,9 @@
 #include "core/aten.h"
 #include "core/tensors.h"
 #include "ops/cpu/came.h"
+#include "ops/kernel_args.h"
 #include "ops/kernel_types.h"
 #include "ops/op_mark.h"
-#include "ops/update/streamed.h"
 
 namespace kiln::ops {
 
@@ -21,13 +21,14 @@ static c10::IValue mark_value(const RowsAndColumns& values) {
 
 namespace {
 
-constexpr int64_t kTaskElements = int64_t{1} << 17;  // that a thread takes at once
+constexpr int64_t kTaskElements = int64_t{1} << 17;  // elements that a thread takes at once
 constexpr int64_t kElementsWorthAThread = 8192;
 
-// How matrices are divided into tasks, the same for any number of threads: whole matrices, or rows of one.
+// Divides matrices into tasks: several whole matrices, or rows of one. The division does not depend on the
+// number of threads.
 struct MatrixTasks {
-  int64_t matrices, rows, columns;  // of a task at most
-  int64_t in_matrix, count;         // tasks
+  int64_t matrices, rows, columns;  // most of a task
+  int64_t in_matrix, count;         // tasks of a matrix, and of all
 
   explicit MatrixTasks(at::IntArrayRef shape) : columns(shape[2]) {
     rows = std::clamp(kTaskElements / std::max<int64_t>(1, shape[2]), int64_t{1},
@@ -38,10 +39,10 @@ struct MatrixTasks {
   }
 };
 
-// Every other pass goes through a matrix from its end: that is what the caches still hold of the pass before.
+// Every other pass goes through the matrices backwards: the caches still hold the end of the pass before.
 enum class Order { kForwards, kBackwards };
 
-// The operands of a pass over the matrices of `shape`; undefined: it does not need them.
+// The operands of a pass over the matrices of `shape`. A pass does not need those that are undefined.
 struct MatrixOperands {
   at::IntArrayRef shape;
   Order order = Order::kForwards;
@@ -50,8 +51,8 @@ struct MatrixOperands {
   RowsAndColumns roots{}, sums{};
 };
 
-// Where an operand's elements begin, or its value for each row or column of the matrices. There may be many
-// small matrices, so that this is found once for a pass.
+// Elements: where an operand's elements begin. Values: an operand's value for each row or column of the
+// matrices. Both are found once for a pass, since there may be many small matrices.
 struct Elements {
   explicit Elements(const at::Tensor& all)
       : begin(all.defined() ? static_cast<char*>(all.data_ptr()) : nullptr),
@@ -75,8 +76,8 @@ cpu::CameComputeWeights compute_weights(const at::Tensor& all, char* begin) {
           .streams = all.defined() && all.numel() >= kStreamedElements};
 }
 
-// Calls body(part, task) for every part of every matrix. Sums over the columns of matrices that several tasks
-// divide are put together in the end, in order.
+// Calls body(part, task) for every part of every matrix. If several tasks divide a matrix, the sums over its
+// columns are added in the end, in order.
 template <class Body>
 void for_each_part(const MatrixOperands& of, const Body& body) {
   const MatrixTasks tasks(of.shape);
@@ -188,7 +189,7 @@ void came_move_weights(const at::Tensor& weights, const at::Tensor& mean, const 
 
 namespace {
 
-// Elements [begin, begin + count) of the operands, which may be undefined.
+// Returns elements [begin, begin + count) of the operands, which may be undefined.
 cpu::CameElementRange range_of(const ScaledGradients& grads, const CameElements& e, int64_t begin,
                                int64_t count) {
   const auto from = [&](const at::Tensor& all) {

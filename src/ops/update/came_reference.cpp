@@ -1,4 +1,4 @@
-// CAME's passes of ATen's operations.
+// CAME's passes, composed of ATen's operations.
 #include "core/aten.h"
 #include "ops/ops.h"
 #include "ops/update/came.h"
@@ -11,7 +11,7 @@ at::Tensor gradient(const ScaledGradients& grads) {
   return grads.scale == 1 ? wide : wide * grads.scale;
 }
 
-// `values` times the roots.
+// Returns `values` times the roots.
 at::Tensor scaled(const RowsAndColumns& roots, const at::Tensor& values) {
   return (roots.rows.unsqueeze(-1) * roots.columns.unsqueeze(-2)).mul_(values);
 }

@@ -18,9 +18,9 @@
 namespace kiln::ops {
 namespace {
 
-constexpr int64_t kWords = 64, kGroup = 2 * kWords;  // Philox words of a group; its values, half a word each
+constexpr int64_t kWords = 64, kGroup = 2 * kWords;  // of a group: Philox words; values, half a word each
 constexpr int64_t kGroupsWorthAThread = 64;
-constexpr int64_t kComposedAtOnce = int64_t{1} << 20;  // values: the composition holds some 100 bytes of each
+constexpr int64_t kComposedAtOnce = int64_t{1} << 20;  // values; each takes some 100 bytes when composed
 
 uint64_t index_of(const RoundingDraw& draw) {
   return (static_cast<uint64_t>(draw.unit) << 40) + static_cast<uint64_t>(draw.update);
@@ -32,7 +32,7 @@ uint16_t rounded_bits(float value, uint32_t random) {
   return static_cast<uint16_t>((bits + random) >> 16);
 }
 
-// Values [begin, end) of group `group`.
+// Rounds values [begin, end) of group `group`.
 void round_group(const float* values, uint16_t* rounded, const RoundingDraw& draw, int64_t group,
                  int64_t begin, int64_t end) {
   std::array<uint32_t, kWords> words;
@@ -61,13 +61,13 @@ void round_on_cpu(const at::Tensor& values, const at::Tensor& rounded, const Rou
 at::Tensor left(const at::Tensor& words, int64_t bits) { return words.__lshift__(bits); }
 at::Tensor right(const at::Tensor& words, int64_t bits) { return words.__rshift__(bits); }
 
-// The high and the low 32 bits of `factor` times words that stand in int64.
+// Returns the high and the low 32 bits of `factor` times words that are stored in int64.
 std::pair<at::Tensor, at::Tensor> product_words(const at::Tensor& words, int64_t factor) {
   const at::Tensor low = (words & 0xFFFF) * factor, high = right(words, 16) * factor;
   return {right(high + right(low, 16), 16), (low + left(high & 0xFFFF, 16)) & 0xFFFFFFFF};
 }
 
-// 16 random bits for each of `count` values from `first` on, in int64.
+// Returns 16 random bits for each of `count` values from `first` on, in int64.
 at::Tensor random_bits(const RoundingDraw& draw, int64_t first, int64_t count, at::Device device) {
   const auto options = at::TensorOptions().device(device).dtype(at::kLong);
   const at::Tensor place = at::arange(first, first + count, options);

@@ -1,4 +1,4 @@
-// Copies between a device and its host beside the compute.
+// Copies between a device and its host that run beside the compute.
 #pragma once
 #include <ATen/core/Tensor.h>
 #include <c10/core/Event.h>
@@ -9,15 +9,15 @@
 
 namespace kiln {
 
-// A stream of its own on CUDA. Elsewhere copies are done when they return, and there is nothing to wait for.
+// A separate stream on CUDA. Elsewhere copies are done when they return, and there is nothing to wait for.
 class CopyStream {
  public:
   explicit CopyStream(at::Device device);
 
-  // What `copies` queues begins once the work that the compute stream was given so far is done. Returns its
-  // end.
+  // Queues `copies` to begin after the work that was queued on the compute stream so far. Returns an event at
+  // their end.
   std::optional<c10::Event> run(const std::function<void()>& copies) const;
-  // What the compute stream is given from here on begins after `end`.
+  // Makes work that is queued on the compute stream from now on begin after `end`.
   void wait(const std::optional<c10::Event>& end) const;
 
  private:

@@ -1,4 +1,4 @@
-// Gradients on their way from a device to an optimizer on its host, and new weights on their way back.
+// Brings gradients from a device to an optimizer on its host, and new weights back.
 #pragma once
 #include <ATen/core/Tensor.h>
 #include <c10/core/Event.h>
@@ -9,21 +9,23 @@
 
 namespace kiln {
 
-// Unit by unit, two in turn: while the host updates one, the link brings the next one's gradients and takes
-// the weights of the one before. Copies are queued on the current stream, which has nothing else to do then.
+// Units go through two slots in turn: while the host updates one unit, the link brings the next one's
+// gradients and takes back the weights of the one before. Copies are queued on the current stream, which has
+// nothing else to do then.
 class HostExchange {
  public:
-  // most_elements: of the largest shard.
+  // most_elements: elements of the largest shard.
   HostExchange(at::Device device, int64_t most_elements, at::ScalarType grad_dtype,
                at::ScalarType weight_dtype);
 
-  // Begins to bring gradients. REQUIRES: the ones fetched before the last have been taken.
+  // Begins to copy gradients to the host. REQUIRES: all earlier ones but the last have been taken.
   void fetch(const at::Tensor& gradients);
-  // The oldest that were fetched and not taken, in host memory until the next but one fetch().
+  // Waits for the oldest gradients that were fetched and not taken, and returns them in host memory. They
+  // stay there until the second fetch() after their own.
   at::Tensor take();
-  // Host memory for as many new weights, to be written before send().
+  // Returns host memory for `elements` new weights, to be written before send().
   at::Tensor weights(int64_t elements);
-  // Begins to copy what weights() gave to `device_weights`; work queued from here on reads it.
+  // Begins to copy what weights() returned to `device_weights`. Work that is queued from now on reads it.
   void send(const at::Tensor& device_weights);
 
   int64_t host_bytes() const;

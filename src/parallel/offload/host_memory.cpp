@@ -10,7 +10,7 @@ namespace kiln {
 
 namespace {
 
-// Makes a tensor on memory that comes from no allocator of ATen's.
+// Makes a tensor on memory that does not come from one of ATen's allocators.
 at::Tensor tensor_on(at::DataPtr memory, int64_t size, at::ScalarType dtype) {
   const auto key = memory.device().is_meta() ? c10::DispatchKey::Meta : c10::DispatchKey::CPU;
   c10::Storage storage(c10::Storage::use_byte_size_t(), size * static_cast<int64_t>(c10::elementSize(dtype)),

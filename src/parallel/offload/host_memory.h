@@ -7,14 +7,16 @@
 
 namespace kiln {
 
-// False on a CPU, whose tensors are in host memory anyhow; on meta, as the device of the dry run.
+// True if `device` has a host behind it. False on a CPU, whose tensors are in host memory anyway. Meta
+// tensors count as the device of the dry run.
 bool has_host_behind(at::Device device);
 
-// A 1-D tensor of zeros in host memory, pinned where `device` is CUDA. In a dry run it is on meta, and the
-// trace sees its memory only where the device is a CPU.
+// Returns a 1-D tensor of zeros in host memory, pinned if `device` is CUDA. In a dry run it is on meta, and
+// the trace sees its memory only if the device is a CPU.
 at::Tensor host_zeros(int64_t size, at::ScalarType dtype, at::Device device);
 
-// What the current stream of `device` has been given so far; nothing where copies are done when they return.
+// Records an event after what was queued on the current stream of `device` so far. Returns nothing where
+// copies are done when they return.
 std::optional<c10::Event> record_event(at::Device device);
 
 }  // namespace kiln

@@ -51,7 +51,7 @@ std::span<std::byte> NvmePool::bytes_of(const Buffer& buffer) const {
           static_cast<size_t>(places_[static_cast<size_t>(buffer.unit)].bytes)};
 }
 
-// The buffer that holds the unit or is about to. The least recently used one goes to a new unit.
+// Returns the buffer that holds the unit or is about to. A new unit gets the least recently used one.
 NvmePool::Buffer& NvmePool::buffer_with(size_t unit, bool reads) {
   Buffer* found = nullptr;
   for (Buffer& buffer : buffers_) {
@@ -73,7 +73,7 @@ at::Tensor NvmePool::acquire(size_t unit, Access access) {
   try {
     buffer.transfer.wait();
   } catch (...) {
-    buffer.unit = -1;  // what it holds is not the unit's
+    buffer.unit = -1;  // what it holds is not the unit
     throw;
   }
   ++buffer.users;
@@ -90,6 +90,25 @@ void NvmePool::release(size_t unit, Access access) {
 std::vector<at::Tensor> NvmePool::buffers() const {
   std::vector<at::Tensor> memory;
   for (const Buffer& buffer : buffers_) memory.push_back(buffer.memory);
+  return memory;
+}
+
+NvmeState::NvmeState(const NvmeUnits& optimizer_state_units, const NvmeUnits& weight_units,
+                     const BlockStoreOptions& options, at::Device device)
+    : disk_bytes_(optimizer_state_units.disk_bytes() + weight_units.disk_bytes()) {
+  if (!device.is_meta()) store_ = std::make_shared<BlockStore>(disk_bytes_, options);
+  const auto pool_of = [&](const NvmeUnits& units, int64_t offset) {
+    return units.elements.empty() ? nullptr : std::make_shared<NvmePool>(units, store_, offset, device);
+  };
+  optimizer_state = pool_of(optimizer_state_units, 0);
+  weights = pool_of(weight_units, optimizer_state_units.disk_bytes());
+}
+
+std::vector<at::Tensor> NvmeState::buffers() const {
+  std::vector<at::Tensor> memory;
+  for (const auto& pool : {optimizer_state, weights})
+    if (pool)
+      for (const at::Tensor& buffer : pool->buffers()) memory.push_back(buffer);
   return memory;
 }
 

@@ -19,7 +19,8 @@ struct PinnedPages {
   size_t bytes = 0;
   bool is_pinned = false;
 
-  // After an error the device may wait for a rank that is gone: so would this. The process's end frees them.
+  // After an error the device may be waiting for a rank that is gone, and waiting for its copies would hang
+  // too. The pages are then left to the end of the process.
   ~PinnedPages() {
     if (is_pinned && std::uncaught_exceptions() > 0) return;
     if (is_pinned) {

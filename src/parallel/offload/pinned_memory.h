@@ -1,5 +1,5 @@
-// Host memory that a GPU copies from and to directly, of exactly the size that is asked for: ATen's allocator
-// rounds up to powers of two, which for the state of a large model is as much as the state again.
+// Host memory that a GPU copies from and to directly, of exactly the requested size. ATen's allocator rounds
+// up to powers of two, which can double the memory of a large model's state.
 #pragma once
 #include <c10/core/Allocator.h>
 
@@ -7,8 +7,8 @@
 
 namespace kiln {
 
-// How the pages of an address range are fixed, and let go again once no copy uses them: CUDA's
-// cudaHostRegister(), cudaDeviceSynchronize() and cudaHostUnregister(), which return 0 for success.
+// Functions that pin the pages of an address range and unpin them once no copy uses them: CUDA's
+// cudaHostRegister(), cudaDeviceSynchronize() and cudaHostUnregister(). They return 0 for success.
 struct PagePinning {
   int (*pin)(void* address, size_t bytes, unsigned flags) = nullptr;
   int (*finish_copies)() = nullptr;
@@ -16,7 +16,8 @@ struct PagePinning {
 };
 PagePinning cuda_pinning();  // of the CUDA runtime in this process; null pointers where there is none
 
-// Zeros, on pages of their own. Throws Error: the host has no such memory, or does not let so much be pinned.
+// Returns zeros on pages of their own. Throws Error if the host lacks the memory or does not allow that much
+// to be pinned.
 at::DataPtr pinned_zeros(size_t bytes, const PagePinning& pinning);
 
 }  // namespace kiln

@@ -3,7 +3,6 @@
 #include <vector>
 
 #include "core/error.h"
-#include "core/error_message.h"
 
 namespace kiln {
 

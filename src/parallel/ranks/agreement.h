@@ -1,4 +1,4 @@
-// What one rank could not do is an error of all of them.
+// Makes the failure of one rank an error of all ranks.
 #pragma once
 #include <functional>
 #include <string>
@@ -7,9 +7,8 @@
 
 namespace kiln {
 
-// Calls `work`, which may make no collective call, and waits for the other ranks to have done theirs. Throws
-// Error on every rank, the same one, when it failed on any: of several ranks the error names the first. A
-// collective.
+// Calls `work`, which must make no collective call, and waits until the other ranks have done theirs. If it
+// failed on any rank, throws the same Error on every rank, naming the first rank that failed. A collective.
 void agree(ProcessGroup& group, const std::string& what, const std::function<void()>& work);
 
 }  // namespace kiln

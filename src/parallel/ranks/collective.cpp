@@ -2,7 +2,7 @@
 
 #include "core/aten.h"
 #include "parallel/ranks/collective_work.h"
-#include "parallel/ranks/missing_ranks.h"
+#include "parallel/ranks/heartbeat.h"
 
 namespace kiln {
 
@@ -23,7 +23,7 @@ Collective::~Collective() {
   try {
     work_->wait();
   } catch (const MissingRanks&) {  // whoever waits for its result is told
-    // Its thread still waits, and holds the tensors.
+    // Its thread still waits and holds the tensors.
     static_cast<void>(work_.release());
   } catch (const std::exception&) {
   }
@@ -37,7 +37,7 @@ void Collective::wait() {
   try {
     work->wait();
   } catch (const MissingRanks&) {
-    static_cast<void>(work.release());  // its thread still waits, and holds the tensors
+    static_cast<void>(work.release());  // its thread still waits and holds the tensors
     throw;
   } catch (const std::exception& error) {
     work->fail_with(error);

@@ -1,4 +1,4 @@
-// Collectives of a group of ranks that are under way, and who hears of them.
+// Collectives under way in a group of ranks, and their observers.
 #pragma once
 #include <cstdint>
 #include <memory>
@@ -8,8 +8,8 @@ namespace kiln {
 
 struct CollectiveWork;
 
-// A collective under way. wait() before its tensors are read, changed or dropped; destroyed while running, it
-// waits.
+// A collective under way. Call wait() before its tensors are read, changed or dropped. The destructor waits
+// too.
 class Collective {
  public:
   Collective();  // nothing to wait for
@@ -18,8 +18,8 @@ class Collective {
   Collective& operator=(Collective&&) noexcept;
 
   // Blocks the host (Gloo) or the current stream (NCCL) until it is done. Throws Error naming this rank, the
-  // operation, what it was about, the time it took and, where that can be found out, the ranks that did not
-  // take part. The group is unusable afterwards.
+  // operation, what it was about, the time it took and, if that can be found out, the ranks that did not take
+  // part. The group is unusable afterwards.
   void wait();
   bool under_way() const { return work_ != nullptr; }
 
@@ -29,7 +29,7 @@ class Collective {
   std::unique_ptr<CollectiveWork> work_;
 };
 
-// Hears of the collectives on tensors, of a dry run too: what begins and when it is waited for.
+// Is told when a collective on tensors begins and when it is waited for, also in a dry run.
 class CollectiveObserver {
  public:
   enum class Operation { kAllReduce, kReduceScatter, kAllGather };
@@ -38,7 +38,7 @@ class CollectiveObserver {
     Operation operation{};
     int64_t bytes = 0;  // of the whole tensor
     int64_t num_ranks = 1;
-    bool on_one_machine = true;  // all of them
+    bool on_one_machine = true;  // true of all the ranks
     std::string what{};          // "the gradients of blocks.3"
   };
   virtual ~CollectiveObserver() = default;

@@ -1,23 +1,24 @@
 #include "parallel/ranks/collective_work.h"
 
 #include "core/aten.h"
-#include "core/error_message.h"
+#include "core/error.h"
 #include "parallel/ranks/connection.h"
 
 namespace kiln {
 
 namespace {
 
-// Nearly every collective is over by then: the ranks are looked after in those that are not.
+// Nearly every collective is over by then. The ranks are only watched during those that are not.
 constexpr std::chrono::seconds kBeforeALook(1);
 
-// Whether it is over. c10d throws for a wait that timed out as for work that failed.
+// Waits, and returns true if the work is over. c10d throws both when a wait times out and when the work
+// failed.
 bool is_over_after(c10d::Work& work, std::chrono::milliseconds patience) try {
   work.wait(patience);
   return true;
 } catch (const std::exception&) {
   if (!work.isCompleted()) return false;
-  work.wait();  // throws again where it has failed; it may have ended well just after the time was over
+  work.wait();  // throws again if it failed; it may also have ended well just after the time was over
   return true;
 }
 

@@ -14,20 +14,19 @@
 
 #include "core/aten.h"
 #include "core/error.h"
-#include "core/error_message.h"
-#include "parallel/ranks/missing_ranks.h"
 #include "parallel/ranks/network.h"
 
 namespace kiln {
 
-// NCCL is to be told that all is done. After an error others may be gone: it would wait for them. Gloo would
-// wait for its threads, one of which may wait for a rank that is gone: they end with the process.
+// Shuts NCCL down, but not after an error: other ranks may be gone, and it would wait for them. After an
+// error Gloo would wait for its threads, one of which may wait for a rank that is gone; they end with the
+// process.
 GroupConnection::~GroupConnection() {
   if (is_broken) static_cast<void>(host.release());
   if (device == host || !device || is_broken || std::uncaught_exceptions() > 0) return;
   try {
     device->shutdown();
-  } catch (const std::exception&) {  // nothing is asked of it any more
+  } catch (const std::exception&) {  // it is not used any more
   }
 }
 
@@ -51,8 +50,8 @@ void GroupConnection::open_backends(const std::string& prefix, const Ranks& rank
   host->setTimeout(options.timeout);
   device = host;
 #ifdef USE_C10D_NCCL
-  // NCCL ends the process without naming anybody: only where the waits of the host, which do, do not get to
-  // it.
+  // NCCL's timeout ends the process without naming anybody. It comes after the host's waits, which do name
+  // the missing ranks.
   constexpr std::chrono::minutes kAfterTheHost(1);
   if (!options.device.is_cuda()) return;
   at::accelerator::setDeviceIndex(options.device.index());  // NCCL is opened on it
@@ -65,7 +64,7 @@ void GroupConnection::open_backends(const std::string& prefix, const Ranks& rank
 }
 
 void GroupConnection::make_first_collective() {
-  // Shared with a thread that outlives this call where NCCL does not return.
+  // Shared with a thread that outlives this call if NCCL does not return.
   struct Attempt {
     std::atomic<bool> is_over = false;
     std::string error;  // read once it is over

@@ -22,10 +22,10 @@ struct GroupConnection {
   c10d::Backend& of(const at::Tensor& tensor) { return tensor.is_cpu() ? *host : *device; }
   // How long to wait for ranks that are still to come or to connect.
   std::chrono::milliseconds patience() const;
-  // `ranks`: this one among the members. Their keys in the store begin with `prefix`.
+  // `ranks`: this rank among the group's members. Their keys in the store begin with `prefix`.
   void open_backends(const std::string& prefix, const Ranks& ranks);
-  // NCCL connects the ranks in their first collective, and waits for ever for one that does not come. This
-  // one is made while the other ranks are looked after. Throws Error naming those that are missing.
+  // Makes the first collective while it watches the other ranks. NCCL connects the ranks in it, and would
+  // wait for ever for one that does not come. Throws Error naming those that are missing.
   void make_first_collective();
   // Throws MissingRanks.
   [[noreturn]] void fail_missing(const std::string& what, Clock::duration lasted, const std::string& why);

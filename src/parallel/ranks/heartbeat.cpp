@@ -14,33 +14,31 @@
 #include <utility>
 #include <vector>
 
-#include "core/error.h"
-
 namespace kiln {
 
 namespace {
 
-// How many intervals to wait for the board. Behind a link that was cut, its calls last as long as TCP tries
-// again, a quarter of an hour.
+// How many intervals to wait for the board. If its link was cut, a call lasts as long as TCP retries: a
+// quarter of an hour.
 constexpr int kPatience = 5;
-// How many intervals lie between two looks at who has moved.
+// How many intervals lie between two looks at which ranks have beaten.
 constexpr int kLook = 3;
 
-// A rank without a beat for so many intervals, while others wait, is gone.
+// A rank without a beat for this many intervals, while others wait, is gone.
 constexpr int kSilence = 5;
-// Where rank 0 says who is gone. The others look after rank 0 only: what all ask of the rendezvous grows with
-// the number of ranks, not with its square.
+// The key under which rank 0 says who is gone. The others only watch rank 0, so the load on the rendezvous
+// grows with the number of ranks, not with its square.
 constexpr const char* kGoneKey = "gone";
 
-// Between two looks at whether something is done.
+// The pause between two looks at whether something is done.
 constexpr std::chrono::microseconds kPause(100);
 
 using Clock = std::chrono::steady_clock;
 
 struct Beat {
   int64_t beats = 0, collectives = 0;
-  int64_t process = 0;     // its number among those that share `processes`; 0: not known
-  uint64_t processes = 0;  // the namespace: containers on one machine may have their own
+  int64_t process = 0;     // its number in the namespace `processes`; 0: unknown
+  uint64_t processes = 0;  // the namespace; containers on one machine may have their own
 };
 
 std::string key_of(int64_t rank) { return fmt::format("alive/{}", rank); }
@@ -50,14 +48,14 @@ uint64_t process_namespace() {
   return stat("/proc/self/ns/pid", &status) == 0 ? status.st_ino : 0;
 }
 
-// Whether the process that wrote `beat` has ended, as far as this one can see. A dead one may still wait for
-// its parent.
+// True if the process that wrote `beat` has ended, as far as this one can see. A dead process that still
+// waits for its parent counts too.
 bool process_has_ended(const Beat& beat) {
   if (beat.process == 0 || beat.processes == 0 || beat.processes != process_namespace()) return false;
   std::ifstream file(fmt::format("/proc/{}/stat", beat.process));
   std::string text;
   if (!std::getline(file, text)) return access("/proc/self/stat", R_OK) == 0;
-  const size_t name_end = text.rfind(')');  // of the program's name, which may hold anything
+  const size_t name_end = text.rfind(')');  // of the program's name, which may itself hold anything
   return name_end + 2 < text.size() && (text[name_end + 2] == 'Z' || text[name_end + 2] == 'X');
 }
 
@@ -65,7 +63,8 @@ bool process_has_ended(const Beat& beat) {
 
 std::string failure_key_of(int64_t rank) { return fmt::format("failed/{}", rank); }
 
-// What a rank that waits has seen of those that it looks after: all others for rank 0, rank 0 for all others.
+// What a waiting rank has seen of the ranks that it watches: rank 0 watches all others, the others watch rank
+// 0.
 struct Heartbeat::Watch {
   explicit Watch(const Ranks& ranks)
       : first(ranks.rank == 0 ? 1 : 0),
@@ -78,7 +77,7 @@ struct Heartbeat::Watch {
   Clock::time_point last_look = Clock::now();
 };
 
-// Belongs to the threads that talk to the board, too: one that gets no answer outlives the heartbeat.
+// Shared with the threads that talk to the board. A thread that gets no answer outlives the heartbeat.
 struct Heartbeat::Shared {
   const std::shared_ptr<NoticeBoard> board;
   const Ranks ranks;
@@ -136,7 +135,8 @@ std::vector<Beat> Heartbeat::Shared::read_all() {
   return all;
 }
 
-// What ranks [first, end) say of their own failures. Those that only miss others say nothing.
+// Returns what ranks [first, end) report about their own failures. Ranks that only miss others report
+// nothing.
 std::string Heartbeat::Shared::reported_failures(int64_t first, int64_t end) {
   std::string failures;
   const std::lock_guard lock(board_mutex);
@@ -153,12 +153,12 @@ bool Heartbeat::Shared::is_neighbour(int64_t rank) const {
   return rank >= first && rank < first + ranks.local_world_size;
 }
 
-// Who is gone, of those that this rank looks after or as rank 0 says.
+// Returns who is gone: among the ranks that this one watches, or according to rank 0.
 std::string Heartbeat::Shared::look(Watch& watch, Silence silence) {
   std::string gone = reported_failures(watch.first, watch.end);
   const std::lock_guard lock(board_mutex);
   if (const auto told = board->find(kGoneKey)) return *told;
-  // This rank itself was stopped, and the others with it perhaps: they have not had time to beat.
+  // A long gap means that this rank was stopped, and perhaps the others too, which then had no time to beat.
   const Clock::time_point now = Clock::now();
   if (now - std::exchange(watch.last_look, now) >= (kSilence - 1) * interval)
     std::ranges::fill(watch.changed, now);
@@ -212,7 +212,7 @@ Heartbeat::~Heartbeat() {
 const Ranks& Heartbeat::ranks() const { return shared_->ranks; }
 int64_t Heartbeat::next_collective() { return ++shared_->collectives; }
 
-// Asks the board a question of a few calls, in a thread of its own.
+// Asks the board a question of a few calls in a thread of its own.
 std::future<std::string> Heartbeat::start(std::function<std::string(Shared&)> question) const {
   std::packaged_task<std::string()> task(
       [shared = shared_, question = std::move(question)] { return question(*shared); });
@@ -221,8 +221,8 @@ std::future<std::string> Heartbeat::start(std::function<std::string(Shared&)> qu
   return answer;
 }
 
-// Waits for the answer, or until done() says so. Empty then; what is missing where the board is gone, or does
-// not answer in time.
+// Waits for the answer and returns it. Returns "" if done() is true first, and what is missing if the board
+// is gone or does not answer in time.
 std::string Heartbeat::answer_of(std::future<std::string> answer, const std::function<bool()>& done) const {
   const Clock::time_point deadline = Clock::now() + (kLook + kPatience) * shared_->interval;
   try {

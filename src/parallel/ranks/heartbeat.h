@@ -1,4 +1,4 @@
-// Every rank shows once a second that it lives, so that a collective that fails can name who is missing.
+// Every rank shows once a second that it is alive, so that a collective that fails can name who is missing.
 // Torch-free: sanitizers run it.
 #pragma once
 #include <chrono>
@@ -8,11 +8,12 @@
 #include <optional>
 #include <string>
 
+#include "core/error.h"
 #include "parallel/ranks/ranks.h"
 
 namespace kiln {
 
-// Where the ranks leave word for each other: their rendezvous. A heartbeat makes one call at a time, from
+// Where the ranks leave messages for each other: their rendezvous. A heartbeat makes one call at a time, from
 // several threads. Calls may block, and throw when the rendezvous is gone.
 class NoticeBoard {
  public:
@@ -21,17 +22,23 @@ class NoticeBoard {
   virtual std::optional<std::string> find(const std::string& key) = 0;  // does not wait for it to be set
 };
 
-// The key under which a rank leaves word of its failure.
-std::string failure_key_of(int64_t rank);
-
-// What a rank that does not beat for a while is to those that wait for it.
-enum class Silence {
-  kMeansGone,    // it is stopped, dead or cut off: nothing else ends the wait
-  kIsWaitedFor,  // it may come back; one whose process has ended on this machine is gone all the same
+// Thrown when a collective fails because other ranks are missing.
+class MissingRanks : public Error {
+ public:
+  using Error::Error;
 };
 
-// A thread writes (beats, collectives begun, its process) of this rank to the board. A process that is
-// stopped, dead or cut off no longer does; one that is only late does.
+// Returns the key under which a rank reports its failure.
+std::string failure_key_of(int64_t rank);
+
+// How a rank without a beat for a while counts for those that wait for it.
+enum class Silence {
+  kMeansGone,    // it is stopped, dead or cut off: nothing else ends the wait
+  kIsWaitedFor,  // it may come back, unless its process is on this machine and has ended
+};
+
+// A thread writes this rank's beats, collectives begun and process to the board. A process that is stopped,
+// dead or cut off no longer does so; one that is only late still does.
 class Heartbeat {
  public:
   Heartbeat(std::shared_ptr<NoticeBoard> board, const Ranks& ranks,
@@ -40,16 +47,17 @@ class Heartbeat {
   Heartbeat(const Heartbeat&) = delete;
 
   const Ranks& ranks() const;
-  int64_t next_collective();
-  // Tells the other ranks, whom this one is about to leave, why.
+  int64_t next_collective();  // counts a collective and returns its number, from 1 on
+  // Tells the other ranks why this one is about to leave them.
   void report_failure(const std::string& why);
-  // "; rank 2 no longer answers; rank 3 has not come so far" of ranks that keep collective `number` waiting;
-  // "; rank 2 failed: ..." of one that said so; empty when every rank lives and has begun it. Takes three
-  // intervals, a few more where the rendezvous is cut off.
+  // Returns "; rank 2 no longer answers; rank 3 has not come so far" for ranks that keep collective `number`
+  // waiting, "; rank 2 failed: ..." for one that reported it, and "" if every rank is alive and has begun it.
+  // Takes three intervals, a few more if the rendezvous is cut off.
   std::string describe_missing(int64_t number);
-  // Waits until done() says so, and returns nothing; or until ranks are gone, and returns who or what they
-  // said: some eight intervals where all others wait, too. Ranks that are only late are waited for until the
-  // timeout: then it returns what describe_missing() says of the last collective that was begun here.
+  // Waits until done() is true and returns nothing, or until ranks are gone and returns who they are or what
+  // they reported. That takes some eight intervals if all others wait too. Ranks that are only late are
+  // waited for until the timeout. Then it returns what describe_missing() says about the last collective that
+  // was begun here.
   std::optional<std::string> wait_until(const std::function<bool()>& done, std::chrono::milliseconds timeout,
                                         Silence silence = Silence::kMeansGone);
 

@@ -7,13 +7,12 @@
 #include <vector>
 
 #include "core/error.h"
-#include "core/error_message.h"
-#include "parallel/ranks/missing_ranks.h"
+#include "parallel/ranks/heartbeat.h"
 
 namespace kiln {
 
 int64_t ranks_to_launch(const std::string& who, int64_t nproc) {
-  constexpr int64_t kMostRanks = 1024;  // of one machine
+  constexpr int64_t kMostRanks = 1024;  // on one machine
   if (nproc < 0 || nproc > kMostRanks) fail(who, "--nproc expects 0 to {}, got {}", kMostRanks, nproc);
   if (nproc == 0) return 0;
   const Ranks ranks = ranks_from_environment();

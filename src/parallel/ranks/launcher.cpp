@@ -24,9 +24,9 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-constexpr auto kGrace = std::chrono::seconds(6);  // for ranks to say what they miss, once one has failed
+constexpr auto kGrace = std::chrono::seconds(6);  // after a failure, for the others to say what they miss
 
-// Strings as execve() takes them.
+// Strings in the form that execve() takes.
 class Pointers {
  public:
   explicit Pointers(std::vector<std::string> texts) : texts_(std::move(texts)) {
@@ -62,7 +62,7 @@ std::vector<std::string> environment_of(int64_t rank, int64_t num_ranks, int64_t
        {"LOCAL_WORLD_SIZE", fmt::to_string(num_ranks)},
        {"MASTER_ADDR", "127.0.0.1"},
        {"MASTER_PORT", fmt::to_string(port)},
-       {"TORCHELASTIC_USE_AGENT_STORE", "True"},  // torchrun's word for a rendezvous that the launcher hosts
+       {"TORCHELASTIC_USE_AGENT_STORE", "True"},  // torchrun's name for a rendezvous that the launcher hosts
        {"TORCHELASTIC_RESTART_COUNT", "0"}}};
   std::vector<std::string> variables;
   for (char** variable = environ; *variable; ++variable) {
@@ -75,12 +75,12 @@ std::vector<std::string> environment_of(int64_t rank, int64_t num_ranks, int64_t
   return variables;
 }
 
-// Blocks the signals that the launcher waits for, in the threads that the rendezvous starts, too.
+// Blocks the signals that the launcher waits for, also in the threads that the rendezvous starts.
 class BlockedSignals {
  public:
   BlockedSignals() {
     sigemptyset(&blocked_);
-    // A shell may have made us ignore it: then no child could be waited for.
+    // A shell may have made this process ignore SIGCHLD; then it could not wait for a child.
     signal(SIGCHLD, SIG_DFL);
     for (int signal : {SIGCHLD, SIGINT, SIGTERM}) sigaddset(&blocked_, signal);
     pthread_sigmask(SIG_BLOCK, &blocked_, &before_);
@@ -89,7 +89,7 @@ class BlockedSignals {
   BlockedSignals(const BlockedSignals&) = delete;
 
   const sigset_t& before() const { return before_; }
-  // The next one; 0 when `seconds` have passed without.
+  // Returns the next signal, or 0 if none came within `seconds`.
   int wait(int64_t seconds) const {
     const timespec timeout{.tv_sec = seconds, .tv_nsec = 0};
     const int signal = sigtimedwait(&blocked_, nullptr, &timeout);
@@ -139,8 +139,8 @@ class Launch {
       children_.push_back(child);
       return;
     }
-    // Only async-signal-safe calls here. A group of its own: the terminal's Ctrl-C comes by way of the
-    // launcher, once.
+    // Only async-signal-safe calls here. The child gets a process group of its own, so that the terminal's
+    // Ctrl-C reaches it once, through the launcher.
     setpgid(0, 0);
     prctl(PR_SET_PDEATHSIG, SIGTERM);
     if (getppid() != parent) _exit(1);
@@ -149,14 +149,16 @@ class Launch {
     _exit(127);
   }
 
-  // How a rank failed, and what makes it the one that began: those that only miss others fail right after it.
+  // How a rank failed, and how likely it was the first. Ranks that only miss others fail right after the
+  // first.
   struct Failure {
     int64_t rank = 0;
     int status = 0;
     int likelihood = 0;
   };
 
-  // Collects the children that have ended since the last call. The system does not tell their order.
+  // Collects the children that have ended since the last call. The system does not say in which order they
+  // ended.
   void reap() {
     const bool had_failed = has_failed();
     for (size_t child = 0; child < children_.size(); ++child) {

@@ -5,9 +5,10 @@
 namespace kiln {
 
 // Runs this program again, with the same arguments, as ranks 0 .. num_ranks - 1; hosts their rendezvous;
-// waits for them. SIGINT and SIGTERM go on to every rank. When a rank fails, the others get a few seconds to
-// end by themselves and are then killed; when this process dies, they get SIGTERM. Throws Error naming the
-// first rank that failed and how. REQUIRES: no other threads yet, besides those that block these signals.
+// waits for them. SIGINT and SIGTERM are passed on to every rank. When a rank fails, the others get a few
+// seconds to end by themselves and are then killed; when this process dies, they get SIGTERM. Throws Error
+// naming the first rank that failed and how. REQUIRES: no other threads yet, besides those that block these
+// signals.
 void launch_ranks(int64_t num_ranks);
 
 }  // namespace kiln

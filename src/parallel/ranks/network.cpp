@@ -9,8 +9,8 @@
 #include <string>
 #include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
 
-// Replaces the C library's. c10d asks for the name of every address that it connects to, for messages that
-// are not shown. That takes seconds where no name server answers; numbers will do.
+// Replaces the C library's function, and returns numbers. c10d asks for the name of every address that it
+// connects to, for messages that are not shown. That takes seconds if no name server answers.
 extern "C" int getnameinfo(const sockaddr* address, socklen_t size, char* host, socklen_t host_size,
                            char* service, socklen_t service_size, int flags) {
   static const auto next = reinterpret_cast<decltype(&getnameinfo)>(dlsym(RTLD_NEXT, "getnameinfo"));
@@ -21,8 +21,8 @@ namespace kiln {
 
 namespace {
 
-// The address of this machine that packets to `host` leave from; empty when `host` is unknown or is this
-// machine by a loopback name. Nothing is sent.
+// Returns the address of this machine that packets to `host` leave from. Empty if `host` is unknown or is a
+// loopback name of this machine. Nothing is sent.
 std::string own_address_towards(const std::string& host) {
   addrinfo hints{}, *found = nullptr;
   hints.ai_socktype = SOCK_DGRAM;

@@ -8,7 +8,6 @@
 
 #include "core/aten.h"
 #include "core/error.h"
-#include "core/error_message.h"
 #include "parallel/ranks/collective_work.h"
 #include "parallel/ranks/connection.h"
 #include "parallel/ranks/rendezvous_store.h"
@@ -84,7 +83,7 @@ std::shared_ptr<ProcessGroup> ProcessGroup::subgroup(const std::string& name,
   return group;
 }
 
-// Begins a collective on tensors, of a dry run too.
+// Begins a collective on tensors, also in a dry run.
 Collective ProcessGroup::begin(Operation operation, const std::string& what, const at::Tensor& whole,
                                std::vector<at::Tensor> tensors) {
   ProcessGroup& all = root();
@@ -106,7 +105,7 @@ Collective ProcessGroup::begin(Operation operation, const std::string& what, con
                                                                     .number = number}));
 }
 
-// tensors[0] is its result, the last its input where it is not in place.
+// tensors[0] is the result and the last tensor the input; they are the same one if the operation is in place.
 Collective ProcessGroup::start(Operation operation, const std::string& what, std::vector<at::Tensor> tensors,
                                int64_t number, bool is_observed) {
   auto work = std::make_unique<CollectiveWork>(
@@ -126,7 +125,7 @@ Collective ProcessGroup::start(Operation operation, const std::string& what, std
         break;
       case Operation::kReduceScatter:
         if (input.is_cpu()) {
-          // As c10d does it with Gloo; its own work cannot be waited for with a timeout.
+          // Does what c10d does with Gloo. c10d's own work cannot be waited for with a timeout.
           std::vector<at::Tensor> whole{input.clone()};
           work->work = backend.allreduce(whole);
           work->sums = whole.front().chunk(world_size())[static_cast<size_t>(rank())];
@@ -144,7 +143,7 @@ Collective ProcessGroup::start(Operation operation, const std::string& what, std
   return Collective(std::move(work));
 }
 
-// Exchanges values of the host, and waits.
+// Exchanges values of the host and waits.
 void ProcessGroup::exchange(Operation operation, const std::string& what, std::vector<at::Tensor> tensors) {
   start(operation, what, std::move(tensors), connection_->heartbeat->next_collective(), /*is_observed=*/false)
       .wait();

@@ -1,5 +1,5 @@
-// The ranks of a run and what they say to each other: c10d (NCCL on GPUs, Gloo on CPUs) behind the few
-// collectives that training needs.
+// The ranks of a run and the few collectives that training needs, on top of c10d (NCCL on GPUs, Gloo on
+// CPUs).
 #pragma once
 #include <ATen/core/Tensor.h>
 
@@ -17,20 +17,20 @@ namespace kiln {
 struct GroupConnection;
 
 // Every rank calls the same collectives in the same order. `what` is for messages: "the gradients of
-// blocks.3". Sums are the same bits on every rank. On meta tensors (a dry run) nothing is sent.
+// blocks.3". Sums have the same bits on every rank. On meta tensors (a dry run) nothing is sent.
 class ProcessGroup {
  public:
-  // One rank, no network: collectives are copies. With several `ranks` it stands for one of them in a dry
-  // run.
+  // A group of one rank, without network: collectives are copies. With several `ranks` it stands for one of
+  // them in a dry run.
   explicit ProcessGroup(const Ranks& ranks = {});
-  // Meets the other ranks. Throws Error when they do not come within the timeout.
+  // Meets the other ranks. Throws Error if they do not come within the timeout.
   static std::shared_ptr<ProcessGroup> connect(const Ranks& ranks, const ProcessGroupOptions& options);
   ~ProcessGroup();
   ProcessGroup(const ProcessGroup&) = delete;
 
-  // A group of some of these ranks, in this order, this one among them; for the life of this one, which
-  // counts and observes for it. Every rank calls it, with the members of its own group. `name`: of this way
-  // to group, the first member is added to it.
+  // Makes a group of some of these ranks, in this order and including this one. It must not outlive this
+  // group, which counts and observes its collectives. Every rank calls this with the members of its own
+  // subgroup. `name`: names this way to group; the first member is added to it.
   std::shared_ptr<ProcessGroup> subgroup(const std::string& name, const std::vector<int64_t>& members);
 
   int64_t rank() const { return ranks_.rank; }
@@ -38,30 +38,30 @@ class ProcessGroup {
   const Ranks& ranks() const { return ranks_; }
 
   Collective all_reduce(const at::Tensor& tensor, const std::string& what);  // sum, in place
-  // input: (world_size * n), output: (n), which may be this rank's slice of it. Sum.
+  // Sum. input: (world_size * n), output: (n), which may be this rank's slice of the input.
   Collective reduce_scatter(const at::Tensor& output, const at::Tensor& input, const std::string& what);
-  // input: (n), output: (world_size * n), of which it may be this rank's slice.
+  // input: (n), which may be this rank's slice of the output; output: (world_size * n).
   Collective all_gather(const at::Tensor& output, const at::Tensor& input, const std::string& what);
 
-  // Small values between hosts; they block.
+  // Sums small values of the hosts. Blocks, as gather() and barrier() do.
   std::vector<double> sum(std::vector<double> values, const std::string& what);
-  // The same of a tensor, in place and in the background. Nobody counts or observes it.
+  // Sums a tensor in place and in the background. It is neither counted nor observed.
   Collective sum_tensor(const at::Tensor& values, const std::string& what);
-  std::vector<std::string> gather(const std::string& text,
-                                  const std::string& what);  // of every rank, by rank
+  // Returns the texts of all ranks, by rank.
+  std::vector<std::string> gather(const std::string& text, const std::string& what);
   void barrier(const std::string& what);
 
-  // Waits for what a device is to finish, collectives among it: NCCL's hang where a rank is gone. Throws
-  // Error naming such ranks, within ten seconds; after the timeout also those that are only late. REQUIRES:
-  // several ranks, no dry run.
+  // Waits for work of a device, collectives included; NCCL's hang if a rank is gone. Throws Error naming such
+  // ranks within ten seconds, and after the timeout also those that are only late. REQUIRES: several ranks,
+  // no dry run.
   void wait_until(const std::function<bool()>& done, const std::string& what);
 
-  // Before a rank leaves the others on account of an error of its own: their errors then say which.
+  // Call it before this rank leaves the others because of an error of its own. Their errors then include it.
   void report_failure(const std::string& why);
 
-  // What this group and those made of it have sent. Host values are not counted.
+  // Returns what this group and its subgroups have sent. Host values are not counted.
   const CommunicationVolume& volume() const { return parent_ ? parent_->volume() : volume_; }
-  // Tells `observer` of the collectives on tensors of this group and those made of it; null ends it.
+  // Tells `observer` about the collectives on tensors of this group and its subgroups; null ends it.
   // REQUIRES: it outlives them.
   void observe(CollectiveObserver* observer) { observer_ = observer; }
 

@@ -9,8 +9,8 @@ namespace kiln {
 struct ProcessGroupOptions {
   c10::Device device = c10::kCPU;  // of the tensors that are reduced and gathered
   std::chrono::milliseconds timeout = std::chrono::minutes(30);
-  // One rank connects to itself, too: its collectives then go through c10d, as those of several do. With one
-  // GPU that is the only way to run NCCL.
+  // Makes a single rank connect to itself, so that its collectives go through c10d as those of several ranks
+  // do. With one GPU that is the only way to run NCCL.
   bool connects_alone = false;
 };
 

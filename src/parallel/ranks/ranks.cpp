@@ -36,15 +36,15 @@ class Variables {
   const Environment& environment_;
 };
 
-// What one launcher calls things. An absent local name has no such variable.
+// The environment variables of one launcher.
 struct LauncherNames {
   const char *rank, *world_size, *local_rank, *local_world_size;
 };
 constexpr LauncherNames kTorchrun{"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"};
 constexpr LauncherNames kOpenMpi{"OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK",
                                  "OMPI_COMM_WORLD_LOCAL_SIZE"};
-// SLURM_NTASKS is also set in a batch script that starts one process itself; the step's variables only by
-// srun.
+// SLURM_NTASKS is also set in a batch script that starts one process itself. Only srun sets the step's
+// variables.
 constexpr LauncherNames kSlurm{"SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID",
                                "SLURM_STEP_TASKS_PER_NODE"};
 

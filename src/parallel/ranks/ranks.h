@@ -1,4 +1,4 @@
-// Which of how many processes this one is, as the launcher that started it says. Torch-free.
+// Which of a run's processes this one is, as the launcher that started it says. Torch-free.
 #pragma once
 #include <cstdint>
 #include <functional>
@@ -14,21 +14,21 @@ struct Ranks {
   std::string master_addr = "127.0.0.1";         // where rank 0, or the launcher, hosts the rendezvous
   int64_t master_port = 29500;
   bool launcher_hosts = false;  // the launcher hosts the rendezvous; else rank 0 does
-  std::string attempt = "0";    // torchrun starts all ranks again after a failure: their keys must not mix
+  std::string attempt = "0";    // torchrun restarts all ranks after a failure: their keys must not mix
 };
 
 using Environment = std::function<const char*(const char* name)>;  // std::getenv, or a test's table
 
 // Reads RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR, MASTER_PORT (torchrun, kiln train
-// --nproc), SLURM_* (srun, of several tasks) or OMPI_COMM_WORLD_* (mpirun). None: one rank. Throws Error
-// naming the variable that is missing or impossible.
+// --nproc), SLURM_* (srun, of several tasks) or OMPI_COMM_WORLD_* (mpirun). Without any of them there is one
+// rank. Throws Error naming the variable that is missing or impossible.
 Ranks ranks_from_environment(const Environment& environment);
 Ranks ranks_from_environment();
 
-// The tasks of each node in Slurm's words: 8, 8, 4 of "8(x2),4". Throws Error.
+// Returns the tasks of each node from Slurm's notation: 8, 8, 4 for "8(x2),4". Throws Error.
 std::vector<int64_t> slurm_tasks_per_node(const std::string& list);
 
-// The first host of Slurm's list: "node03" of "node[03-07,12],big1".
+// Returns the first host of Slurm's list: "node03" for "node[03-07,12],big1".
 std::string first_slurm_host(const std::string& nodelist);
 
 }  // namespace kiln

@@ -18,8 +18,8 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-// A peer that is gone is to be an error of whoever writes to it. The server of the rendezvous writes to
-// sockets without saying so: the signal would end this process without a word.
+// Makes writing to a peer that is gone an error instead of a signal. The rendezvous server writes to sockets
+// without asking for that, and the signal would end this process without a message.
 void ignore_broken_pipes() {
   struct sigaction present {};
   if (sigaction(SIGPIPE, nullptr, &present) == 0 && present.sa_handler == SIG_DFL) signal(SIGPIPE, SIG_IGN);
@@ -90,8 +90,7 @@ void meet(c10d::Store& store, const Ranks& ranks, std::chrono::milliseconds pati
     for (int64_t rank = 0; rank < ranks.world_size; ++rank)
       if (!store.check({arrival_key_of(rank)})) absent.push_back(rank);
     if (absent.empty()) return;
-    fail("ranks",
-         "rank{} {} did not come within {:g} s: look what became of it, and start all ranks together",
+    fail("ranks", "rank{} {} did not come within {:g} s: find out why, and start all ranks together",
          absent.size() == 1 ? "" : "s", fmt::join(absent, ", "),
          std::chrono::duration<double>(patience).count());
   }

@@ -5,14 +5,14 @@
 
 namespace kiln {
 
-// Hosted by this process for as long as it lives (a launcher, a test).
+// Hosts the rendezvous in this process (a launcher, a test) while it lives.
 class Rendezvous {
  public:
   Rendezvous();  // on a free port of this machine
   ~Rendezvous();
   Rendezvous(const Rendezvous&) = delete;
   int64_t port() const;
-  // This rank has told the others that it fails on account of an error of its own
+  // True if this rank has told the others that it fails because of an error of its own
   // (ProcessGroup::report_failure()).
   bool has_reported_failure(int64_t rank) const;
 

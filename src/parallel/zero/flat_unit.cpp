@@ -15,12 +15,12 @@ namespace {
 
 constexpr int64_t kStateAlignment = 64;  // bytes
 
-// The layout's size, padded so that the ranks divide it where it is divided.
+// Returns the layout's size, padded so that the ranks can divide it evenly if it is divided.
 int64_t padded_size(int64_t layout_size, const UnitSharding& sharding, int64_t alignment) {
   return round_up(layout_size, alignment * (sharding.zero_stage > 0 ? sharding.world_size : 1));
 }
 
-// A tensor of the optimizer's state of a unit.
+// A tensor of a unit's optimizer state.
 struct StateTensor {
   int64_t elements = 0;
   at::ScalarType dtype = at::kFloat;
@@ -30,7 +30,7 @@ struct StateTensor {
   }
 };
 
-// Master, moments, EMAs.
+// Lists master, moments and EMAs, in this order.
 std::vector<StateTensor> state_tensors(const FlatLayout& layout, const UnitSharding& sharding,
                                        at::ScalarType master_dtype, const std::vector<StateBuffer>& moments,
                                        size_t num_emas) {
@@ -50,8 +50,8 @@ int64_t bytes_of(const std::vector<StateTensor>& tensors) {
   return bytes;
 }
 
-// New or no memory under the same StorageImpl, which every view shares. Not resize_bytes: a trace on meta
-// would not see it.
+// These give a tensor new memory or none, under the same StorageImpl, which every view shares. They do not
+// use resize_bytes, which a trace on meta would not see.
 void take_memory(const at::Tensor& tensor) {
   c10::StorageImpl* storage = tensor.storage().unsafeGetStorageImpl();
   storage->set_data_ptr_noswap(c10::GetAllocator(tensor.device().type())->allocate(storage->nbytes()));

@@ -13,11 +13,11 @@ namespace kiln {
 
 namespace {
 
-// Reductions under way hold whole gradients: two are sent while the next one is made.
+// Each reduction under way holds whole gradients: two are sent while the next gradients are computed.
 constexpr size_t kMostReductions = 2;
 
-// For --shard-within-node: every machine has the same number of ranks, in order. Throws Error on every rank.
-// A collective.
+// For --shard-within-node: throws Error on every rank unless every machine has the same number of ranks, in
+// order. A collective.
 void require_even_nodes(ProcessGroup& group) {
   const Ranks& own = group.ranks();
   const std::string mine = nlohmann::json{own.rank, own.local_rank, own.local_world_size}.dump();
@@ -73,7 +73,7 @@ void Zero::start_gather(size_t s) {
   FlatUnit& flat = *unit.flat;
   flat.take_weights_memory();
   const at::Tensor shard = unit.shard.emplace(flat.lease_weights(Access::kRead)).shard;
-  // Under a version counter of its own: what arrives is what autograd saved, not a change of it.
+  // It has a version counter of its own: what arrives is what autograd saved, not a change of it.
   at::Tensor whole = flat.compute_weights.variable_data();
   const std::string what = "the weights of " + flat.name();
   unit.is_whole = true;
@@ -81,7 +81,7 @@ void Zero::start_gather(size_t s) {
     unit.gathering = shards_->all_gather(whole, shard, what);
     return;
   }
-  // NCCL begins when the stream that calls it is there: beside the compute, too.
+  // NCCL begins when the stream that calls it gets there, so the gather also runs beside the compute.
   const bool is_alone = shards_->world_size() == 1;
   at::Tensor sent = is_alone ? whole : at::empty({shard.numel()}, whole.options());
   unit.sent = copies_->run([&] {
@@ -94,14 +94,14 @@ void Zero::finish_gather(Unit& unit) {
   unit.gathering.wait();
   if (unit.sent) {
     copies_->wait(unit.sent);
-    if (unit.flat->weight_placement() == Placement::kNvme)  // others get its buffer
+    if (unit.flat->weight_placement() == Placement::kNvme)  // other units get its buffer
       wait_for(*unit.sent, *group_, "the weights of " + unit.flat->name());
   }
   unit.sent.reset();
   unit.shard.reset();
 }
 
-// Weights on a disk: the segment after those that are gathered is read meanwhile.
+// If weights are on a disk, the segment after those that are gathered is read meanwhile.
 void Zero::gather(size_t s, int direction) {
   start_gather(s);
   for (int64_t ahead = 1; ahead - 1 <= options_.prefetch_segments; ++ahead) {
@@ -125,8 +125,7 @@ void Zero::release(size_t s) {
 bool Zero::begin_gradients(size_t s, bool first_micro_step) {
   FlatUnit& flat = *units_[s].flat;
   if (flat.sharding().zero_stage < 2) return !first_micro_step;
-  // Where there are few units, the reductions of the micro-step before may still read the memory that is
-  // replaced.
+  // With few units, reductions of the previous micro-step may still read the memory that is replaced here.
   const auto is_of_unit = [&](const Reduction& reduction) { return reduction.flat == &flat; };
   while (std::ranges::any_of(reductions_, is_of_unit)) finish_oldest_reduction();
   flat.take_grads_memory();
@@ -146,7 +145,7 @@ void Zero::reduce(size_t s, bool first_micro_step, bool last_micro_step) {
                     {.add = stage >= 2 && !first_micro_step, .is_last = last_micro_step});
 }
 
-// Reduces elements [begin, begin + count) of every shard.
+// Begins to reduce elements [begin, begin + count) of every shard.
 void Zero::start_reduction(FlatUnit& flat, int64_t begin, int64_t count, MicroStep micro_step) {
   while (reductions_.size() >= kMostReductions) finish_oldest_reduction();
   const int64_t stage = flat.sharding().zero_stage;
@@ -184,8 +183,7 @@ void Zero::finish_oldest_reduction() {
   if (reduction.drops_grads) reduction.flat->drop_grads_memory();
   if (!replicas_ || !reduction.micro_step.is_last || reduction.flat->sharding().zero_stage == 0)
     return finish_exchange(reduction);
-  // Machines exchange what they have summed, once, over a network that is slower than what is computed
-  // meanwhile.
+  // Machines exchange their sums once a step, in the background: the network between them is slow.
   reduction.collective =
       replicas_->all_reduce(reduction.output, "the gradients of " + reduction.flat->name());
   exchanges_.push_back(std::move(reduction));
@@ -215,7 +213,7 @@ void Zero::finish_gathers() {
     if (unit.sent) wait_for(*unit.sent, *group_, "the weights of " + unit.flat->name());
     finish_gather(unit);
   }
-  // The host reads shards next, behind the gathers.
+  // The host reads shards next, so the gathers must be over.
   if (!units_.empty()) wait_for_device(units_.front().flat->compute_weights.device(), *group_, "the weights");
 }
 
@@ -247,7 +245,7 @@ std::shared_ptr<NvmeState> make_nvme_state(const Zero& zero, const std::vector<F
   const FlatUnitOptions& first = units.front();
   NvmeUnits state{.dtype = at::kByte};
   NvmeUnits weights{.dtype = first.compute_dtype,
-                    // Those that are gathered, and the one that is read meanwhile.
+                    // For those that are gathered, and the one that is read meanwhile.
                     .num_buffers = static_cast<size_t>(zero.options().prefetch_segments) + 2};
   for (size_t i = 0; i < units.size(); ++i) {
     const UnitSharding& sharding = units[i].sharding;

@@ -21,8 +21,8 @@ struct ZeroOptions {
   int64_t persist_threshold = 0;   // stage 3: units with fewer elements keep their weights whole
   bool shard_within_node = false;  // divide among the ranks of a machine; machines hold copies
   int64_t prefetch_segments = 1;   // stage 3: segments gathered ahead of the one that computes
-  int64_t reduce_bucket_size = 0;  // elements per reduction of gradients at most; 0: a whole unit's
-  std::optional<at::ScalarType> reduce_dtype{};  // gradients are summed in; none: their own
+  int64_t reduce_bucket_size = 0;  // most elements per reduction of gradients; 0: a whole unit's
+  std::optional<at::ScalarType> reduce_dtype{};  // of sums of gradients; none: their own
 };
 
 // Per unit s, in the order of the walk:
@@ -34,62 +34,62 @@ class Zero {
  public:
   Zero(std::shared_ptr<ProcessGroup> group, const ZeroOptions& options);
   const ZeroOptions& options() const { return options_; }
-  // How a unit of so many elements is to be divided.
+  // Returns how a unit of this many elements is divided.
   UnitSharding sharding_of(int64_t elements) const;
-  // The units, once they are where they stay. Starts to make their whole weights those of the shards.
+  // Takes the units, which must stay where they are. Begins to fill their whole weights from the shards.
   void manage(std::vector<FlatUnit*> units);
 
   ProcessGroup& group() const { return *group_; }
-  // False on ranks whose shards other ranks count, when something is summed over all ranks' shards.
+  // True if this rank counts its shards in a sum over all ranks' shards; false if a rank with the same shards
+  // does.
   bool counts_shards() const { return !replicas_ || replicas_->rank() == 0; }
-  // True when the calls below do nothing: one rank that keeps everything whole.
+  // True if the calls below do nothing: one rank that keeps everything whole.
   bool idle() const { return group_->world_size() == 1 && options_.stage < 2; }
 
-  // Waits until the weights of unit s are whole; the next ones in `direction` (1 or -1) follow in the
+  // Waits until the weights of unit s are whole. The next units in `direction` (1 or -1) follow in the
   // background.
   void gather(size_t s, int direction);
-  void release(size_t s);  // stage 3: gives their memory up
+  void release(size_t s);  // stage 3: frees the memory of whole weights
 
-  // Readies memory for the whole gradients of one micro-step. True when they hold those of the micro-steps
-  // before, to be added to; false when they are to be written.
+  // Prepares memory for the whole gradients of one micro-step. Returns true if it holds those of earlier
+  // micro-steps, to be added to; false if it must be overwritten.
   bool begin_gradients(size_t s, bool first_micro_step);
-  // The whole gradients of this micro-step are done. Afterwards, the sum over ranks (and, where
-  // begin_gradients() said false, over micro-steps) is in unit s's grad_shard: after the last micro-step and
-  // finish_reductions().
+  // Call it when the whole gradients of this micro-step are done. After the last micro-step and
+  // finish_reductions(), unit s's grad_shard holds their sum over ranks and micro-steps.
   void reduce(size_t s, bool first_micro_step, bool last_micro_step);
   void finish_reductions();
 
-  // The shard of the weights has changed: brings whole weights up to date by the next gather(s).
+  // Call it when the shard of the weights has changed. Brings whole weights up to date by the next gather(s).
   void publish(size_t s);
-  // Begins to read the weights that the next forward gathers first, where they are on a disk.
+  // Begins to read the weights that the next forward gathers first, if they are on a disk.
   void read_ahead();
-  // Waits for whole weights that are on their way: before shards are read or written outside a step.
+  // Waits for whole weights that are on their way. Call it before shards are read or written outside a step.
   void finish_gathers();
 
-  // Sums values in place over the ranks that units are divided among, wherever this rank has them. A
+  // Sums values in place over the ranks that units are divided among. They may be on any device. A
   // collective.
   void sum_over_shards(at::Tensor& values, const std::string& what);
-  // All of a buffer of unit s of which each rank keeps a shard; on every rank. A collective.
+  // Returns, on every rank, the whole of a buffer of unit s of which each rank keeps a shard. A collective.
   at::Tensor whole(size_t s, const at::Tensor& buffer);
 
  private:
   struct Unit {
     FlatUnit* flat = nullptr;
-    bool is_whole = false;               // the weights; set while a gather is under way, too
+    bool is_whole = false;               // the weights; also set while a gather is under way
     std::optional<WeightLease> shard{};  // while it is gathered
     std::optional<c10::Event> sent{};    // the shard has left host memory for the device
     Collective gathering{};
   };
   struct MicroStep {
-    bool add = false;      // its gradients to what the shard holds
+    bool add = false;      // add its gradients to what the shard holds
     bool is_last = false;  // of the step
   };
   struct Reduction {
     FlatUnit* flat = nullptr;
     at::Tensor input{}, output{};  // of the collective
-    at::Tensor target{};           // the part of the shard that its result is for
+    at::Tensor target{};           // the part of the shard that gets its result
     MicroStep micro_step{};
-    bool drops_grads = false;  // once it is done
+    bool drops_grads = false;  // frees the whole gradients when it is done
     Collective collective{};
   };
   void start_gather(size_t s);
@@ -101,14 +101,14 @@ class Zero {
   std::shared_ptr<ProcessGroup> group_;
   ZeroOptions options_;
   std::shared_ptr<ProcessGroup> shards_;    // the ranks that a unit is divided among
-  std::shared_ptr<ProcessGroup> replicas_;  // those that keep the same shards; null: none but this one
+  std::shared_ptr<ProcessGroup> replicas_;  // the ranks with the same shards; null: only this one
   std::optional<CopyStream> copies_;        // on a device with a host behind it
   std::vector<Unit> units_;
   std::deque<Reduction> reductions_;
-  std::vector<Reduction> exchanges_;  // between machines, of what has been summed within this one
+  std::vector<Reduction> exchanges_;  // between machines, of sums within this one
 };
 
-// The file on a disk for units of these layouts, with what their options place there. Throws Error.
+// Makes the file on a disk for units of these layouts, with what their options place there. Throws Error.
 std::shared_ptr<NvmeState> make_nvme_state(const Zero& zero, const std::vector<FlatLayout>& layouts,
                                            const std::vector<FlatUnitOptions>& units,
                                            const BlockStoreOptions& disk);

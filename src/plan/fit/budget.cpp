@@ -16,7 +16,6 @@
 #include "plan/price/this_machine.h"
 #include "plan/report/report.h"
 #include "run/option_values.h"
-#include "run/train_command.h"
 #include "train/run_ranks.h"
 #include "train/setup.h"
 
@@ -45,18 +44,18 @@ CheckpointCopy fitted_checkpoint_copy(const Plan& plan, int64_t host_bytes) {
 
 namespace {
 
-// What this process may come to hold on `device`: what is free, and what it has. Local ranks share the
-// host's.
+// Returns the bytes that this process may come to hold on `device`: what is free, and what it already holds.
+// Local ranks share the host's memory.
 int64_t free_bytes(at::Device device, const MachineProfile& machine, const Ranks& ranks,
                    const FitTerms& terms) {
-  if (device.is_cuda())  // asking makes the context, which the plan counts too
+  if (device.is_cuda())  // asking creates the context, which the plan counts too
     return static_cast<int64_t>(at::accelerator::getMemoryInfo(device.index()).first) + machine.context_bytes;
   const int64_t host = terms.host_bytes > 0 ? terms.host_bytes : host_memory().available_bytes;
   return host / ranks.local_world_size + resident_bytes();
 }
 
-// What `fitting` changes of `options`, where a file that the command line may not contradict sets some of it:
-// by its keys. Empty where the command line alone sets all.
+// Returns the changes from `options` to `fitting` if a file sets some of them, by the keys of that file,
+// which the command line may not contradict. Empty if the command line alone sets them all.
 std::string changes_in_file(const TrainOptions& options, const TrainOptions& fitting,
                             const SettingText& change) {
   const nlohmann::json before = to_json(options), after = to_json(fitting);
@@ -71,8 +70,8 @@ std::string changes_in_file(const TrainOptions& options, const TrainOptions& fit
   return is_in_file ? fmt::format("{}", fmt::join(texts, ", ")) : "";
 }
 
-// Ends in the nearest command that fits, when there is one, else in the least that is enough. `sharing`:
-// ranks that share a budget.
+// Throws an Error that ends in the nearest command that fits, or else in the least memory that is enough.
+// `sharing`: ranks that share a budget.
 [[noreturn]] void refuse(const MachineFit& fit, const TrainOptions& options, int64_t sharing,
                          const FitTerms& terms, const std::string& what) {
   const auto what_fits = [&](TrainOptions fitting) {
@@ -96,7 +95,7 @@ std::string changes_in_file(const TrainOptions& options, const TrainOptions& fit
        what, mebibytes, terms.change("micro-batch", "-1"));
 }
 
-// A copy of the state that does not fit on a GPU's host is not made.
+// Gives up the copy of the state in the host memory of a GPU if it does not fit there.
 void fit_host(FittedRun& run, Plan plan, const MachineFit& fit, const Ranks& ranks) {
   const int64_t available = host_memory().available_bytes;
   if (plan.machine.device != DryRunDevice::kCuda || available == 0 || !run.options.memory.preflight) return;
@@ -107,7 +106,7 @@ void fit_host(FittedRun& run, Plan plan, const MachineFit& fit, const Ranks& ran
   run.predicted = to_json(fit.plan(run.options)).at("predicted");
 }
 
-// Whether a choice costs next to nothing of the speed that unlimited memory would give.
+// True if a choice is nearly as fast as unlimited memory would be.
 bool is_about_the_fastest(const FittedChoice& fitted, const MachineFit& fit, bool any_micro_batch) {
   constexpr double kMostSlower = 1.03;
   TrainOptions unlimited = fitted.options;
@@ -116,9 +115,9 @@ bool is_about_the_fastest(const FittedChoice& fitted, const MachineFit& fit, boo
   return fitted.plan.step_s <= kMostSlower * fit.plan(unlimited).step_s;
 }
 
-// The fewest recomputed FLOPs within the budget, and when asked, or where nothing else fits and that is
-// allowed, the micro-batch. On a CPU freed memory goes back to the system at once, which costs up to as much
-// time again, only where a process that keeps it would not fit at full speed.
+// Chooses the fewest recomputed FLOPs within the budget. Also chooses the micro-batch if asked, or if nothing
+// else fits and that is allowed. On a CPU, giving freed memory back at once costs up to as much time again,
+// so this happens only if a process that keeps it would not fit at full speed.
 void choose_within(FittedRun& run, const MachineProfile& machine, int64_t budget, const Ranks& ranks,
                    const FitTerms& terms) {
   const TrainOptions& options = run.options;
@@ -172,8 +171,8 @@ void choose_within(FittedRun& run, const MachineProfile& machine, int64_t budget
   fit_host(run, plan, fit, ranks);
 }
 
-// Without a budget a run stays as it is. On a CPU it gives freed memory back where it would come to hold too
-// much.
+// Checks a run without a budget, which stays as it is. On a CPU it gives freed memory back if it would come
+// to hold too much otherwise.
 void check_fit(FittedRun& run, const MachineProfile& machine, int64_t free, const Ranks& ranks,
                const FitTerms& terms) {
   const bool on_cpu = machine.device == DryRunDevice::kCpu;
@@ -205,7 +204,7 @@ void check_fit(FittedRun& run, const MachineProfile& machine, int64_t free, cons
 }  // namespace
 
 MemoryShare memory_share(const FittedRun& run, const SettingText& change) {
-  constexpr double kMuchMemory = 0.85;  // as the plan's advice
+  constexpr double kMuchMemory = 0.85;  // as in the plan's advice
   if (run.free_bytes == 0) return {};
   const double share = static_cast<double>(run.needed_bytes) / static_cast<double>(run.free_bytes);
   MemoryShare shown{.text = fmt::format("memory: {:.2f} of the {:.2f} GiB that are free ({:.0f} %)",
@@ -231,7 +230,7 @@ FittedRun fit_run(const TrainOptions& options, const Ranks& ranks, const FitTerm
   if (!has_budget && !options.memory.preflight) return run;
   const int64_t asked = options.memory.budget.bytes();
   const at::Device device = choose_device(options.compute.device, ranks.local_rank);
-  // On a CPU all that is measured from here on has the threads that the run will have.
+  // On a CPU, measurements from here on use the threads that the run will use.
   if (device.is_cpu())
     apply(
         ComputeSettings{.device = device, .threads = options.compute.threads, .cpu_share = terms.cpu_share});
@@ -248,7 +247,8 @@ FittedRun fit_run(const TrainOptions& options, const Ranks& ranks, const FitTerm
   }
   if (const std::string speed = describe(machine->speed); !speed.empty())
     fmt::print(stderr, "this machine: {}\n", speed);
-  const int64_t sharing = device.is_cpu() ? ranks.local_world_size : 1;  // the ranks of a machine: its memory
+  // The ranks of a machine share its memory.
+  const int64_t sharing = device.is_cpu() ? ranks.local_world_size : 1;
   const int64_t budget = asked > 0 ? asked / sharing : free_bytes(device, *machine, ranks, terms);
   if (has_budget)
     choose_within(run, *machine, budget, ranks, terms);
@@ -261,7 +261,7 @@ FittedRun fit_planned(const TrainOptions& options, const MachineProfile& machine
                       const SettingText& change) {
   FittedRun run{.options = options, .predicted = nullptr, .summary = {}};
   const bool on_cpu = machine.device == DryRunDevice::kCpu;
-  // The ranks of a GPU are planned for another machine, whose host is not known.
+  // GPU ranks are planned for another machine, whose host is not known.
   Ranks ranks;
   ranks.world_size = gpus;
   ranks.local_world_size = on_cpu ? gpus : 1;

@@ -6,7 +6,9 @@
 #include <utility>
 
 #include "models/registry.h"
+#include "parallel/machine.h"
 #include "plan/memory/segment_costs.h"
+#include "plan/price/step_timing.h"
 #include "plan/run/make_plan.h"
 #include "plan/trace/planned_data.h"
 #include "train/memory_choices.h"
@@ -15,9 +17,19 @@ namespace kiln {
 
 namespace {
 
-constexpr int64_t kBudgetParts = 512;  // a budget is used to this precision
+constexpr int64_t kBudgetParts = 512;  // the search ends within this part of a budget
 
-// A folder for the state on a disk, which training wants to exist: the one that the run's folder is in.
+// A process that gives freed memory back holds more than its tensors, the loader's arrays and what is
+// resident after a first small step: buffers of logs, checkpoints and reports, kernels of other shapes, pages
+// that tensors use in part. These are twice the most that was measured over widths, batches, dtypes and
+// threads (benchmarks/results/budget_*).
+constexpr int64_t kRunBytes = 48 << 20;
+constexpr double kAllocatorShare = 0.01;
+// A process that keeps freed memory comes to hold up to a third more than its tensors (same measurements). It
+// keeps it only if there is room for as much again.
+constexpr double kKeptShare = 1;
+
+// Returns a folder for the state on a disk, which must exist: the parent of the run's folder, or ".".
 std::string existing_folder_beside(const std::string& out) {
   const std::filesystem::path parent = std::filesystem::path(out).parent_path();
   std::error_code none;
@@ -25,6 +37,25 @@ std::string existing_folder_beside(const std::string& out) {
 }
 
 }  // namespace
+
+ProcessMemory frugal_process(const TrainOptions& options) {
+  TrainOptions tiny;
+  tiny.model.name = denoiser_families().front().name;
+  tiny.model.hidden_size = 128;
+  tiny.model.num_heads = 2;
+  tiny.model.depth = 1;
+  tiny.model.patch_size = 4;
+  tiny.model.num_classes = 10;
+  tiny.data.image_size = 128;
+  tiny.global_batch = 8;
+  tiny.compute.dtype = options.compute.dtype;
+  time_steps(tiny, at::kCPU, {.plain = 1});
+  return {.bytes = resident_bytes() + kRunBytes, .share = kAllocatorShare};
+}
+
+ProcessMemory keeping_process(const MachineProfile& machine) {
+  return {.bytes = std::max(resident_bytes(), machine.context_bytes), .share = kKeptShare};
+}
 
 int64_t MachineFit::rows_of_rank(const TrainOptions& options) const {
   return (options.global_batch + world_size_ - 1) / world_size_;
@@ -44,9 +75,9 @@ int64_t MachineFit::needed(const Plan& plan) const {
          static_cast<int64_t>(process_.share * static_cast<double>(live));
 }
 
-// What a plan adds to the live bytes of its step (rounding, fragmentation, other phases, the process) shows
-// once it is planned. The most live bytes whose plan fits are expected where the first plan's excess is gone,
-// which on a CPU is exact; what lies above that is found by bisection.
+// A plan needs more than the live bytes of its step (rounding, fragmentation, other phases, the process), and
+// only planning shows how much. So the excess of a first plan is taken off its live bytes, which is exact on
+// a CPU, and bisection finds whatever fits above that.
 std::optional<FittedChoice> MachineFit::choose(TrainOptions options) const {
   const DataShape data = planned_shape(options);
   const StepCosts costs = step_costs(options, data, machine_->device, world_size_);

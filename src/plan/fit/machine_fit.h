@@ -1,12 +1,26 @@
-// The plan of a run on the machine that it is to start on, counted as that machine's memory is counted, and
+// The plan of a run on the machine that it will start on, with memory counted as that machine counts it, and
 // the memory choices that fit a budget there.
 #pragma once
+#include <cstdint>
 #include <optional>
 
-#include "plan/fit/process_memory.h"
 #include "plan/run/plan.h"
 
 namespace kiln {
+
+// What a process that trains on a CPU holds beside the tensors and arrays of its plan.
+struct ProcessMemory {
+  int64_t bytes = 0;
+  double share = 0;  // share of the tensors' bytes that is added to these
+};
+
+// Measures this process as one that keeps to a budget. Runs a step of a model so small that its tensors do
+// not count, so that code, threads and kernels of a step are in memory. REQUIRES: return_freed_memory() was
+// called; the process has the threads that it will train with.
+ProcessMemory frugal_process(const TrainOptions& options);
+
+// Returns the memory of a process that keeps freed memory for its next use.
+ProcessMemory keeping_process(const MachineProfile& machine);
 
 struct FittedChoice {
   TrainOptions options;
@@ -15,32 +29,33 @@ struct FittedChoice {
 
 class MachineFit {
  public:
-  // Plans for each of `world_size` ranks. `process`: this one; nothing on a GPU. REQUIRES: `machine` outlives
-  // this.
+  // Plans for each of `world_size` ranks. `process`: that of a rank; empty on a GPU. REQUIRES: `machine`
+  // outlives this.
   MachineFit(const MachineProfile& machine, const ProcessMemory& process, int64_t budget_bytes,
              int64_t world_size)
       : machine_(&machine), process_(process), budget_(budget_bytes), world_size_(world_size) {}
 
-  // The plan of the ranks with the most rows.
+  // Returns the plan of the ranks with the most rows.
   Plan plan(TrainOptions options) const;
 
-  // What the device, on a CPU the process, comes to hold.
+  // Returns the bytes that the device, or on a CPU the process, comes to hold.
   int64_t needed(const Plan& plan) const;
 
-  // The fewest recomputed FLOPs within the budget; nothing when no choice fits.
+  // Returns the choice with the fewest recomputed FLOPs within the budget; nothing if none fits.
   std::optional<FittedChoice> choose(TrainOptions options) const;
 
-  // The same with the micro-batch chosen, too: halves of the rank's rows, the fastest step that fits.
+  // Chooses the micro-batch too, from the rank's rows and halves of them: the fastest step that fits.
   std::optional<FittedChoice> choose_micro_batch(TrainOptions options) const;
 
-  // The largest micro-batch that fits, without a copy of the state where that does not; nothing when none
-  // does.
+  // Returns the options with the largest micro-batch that fits, without a copy of the state if none fits with
+  // it. Nothing if none fits at all.
   std::optional<TrainOptions> nearest(const TrainOptions& options) const;
 
-  // The same with the optimizer's state further away than it is: on a GPU in host memory, else on a disk.
+  // Does the same with the optimizer's state further away than it is: on a GPU in host memory, else on a
+  // disk.
   std::optional<TrainOptions> nearest_offloaded(const TrainOptions& options) const;
 
-  // What the smallest pass of these options needs: one image, with as much recomputed as helps.
+  // Returns the bytes that the smallest pass needs: one image, with as much recomputed as helps.
   int64_t least(TrainOptions options) const;
 
  private:

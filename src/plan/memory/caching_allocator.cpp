@@ -6,17 +6,17 @@
 #include <sstream>
 #include <string_view>
 
-#include "core/flat/flat_layout.h"
+#include "core/flat_layout.h"
 #include "core/units.h"
 
 namespace kiln {
 namespace {
 
-constexpr int64_t kRounding = 512;     // every block is a multiple
-constexpr int64_t kSmallBlock = kMiB;  // up to this: the small pool
+constexpr int64_t kRounding = 512;     // blocks are multiples of this
+constexpr int64_t kSmallBlock = kMiB;  // blocks up to this come from the small pool
 constexpr int64_t kSmallSegment = 2 * kMiB;
 constexpr int64_t kLargeSegment = 20 * kMiB;
-constexpr int64_t kOwnSegment = 10 * kMiB;  // from this on a segment of the block's own size
+constexpr int64_t kOwnSegment = 10 * kMiB;  // from here on a block gets a segment of its own size
 constexpr int64_t kSegmentRounding = 2 * kMiB;
 
 int64_t segment_size(int64_t size) {
@@ -27,7 +27,8 @@ int64_t segment_size(int64_t size) {
 // A rest is split off only when it can serve another request of its pool.
 bool worth_splitting(int64_t rest, bool small) { return small ? rest >= kRounding : rest > kSmallBlock; }
 
-// "expandable_segments:False", or one that is about something else than what is reserved.
+// True for a default, such as "expandable_segments:False", and for a setting that does not change what is
+// reserved.
 bool is_usual(std::string setting) {
   std::erase(setting, ' ');
   constexpr std::string_view kUsual[] = {"",
@@ -123,7 +124,7 @@ void CachingAllocatorReplay::split(Block& block, int64_t size) {
   free_blocks(block).insert(rest);
 }
 
-// Two neighbours, at least one of them in the free list, become the first one.
+// Merges two neighbours, at least one of them in the free list, into the first one.
 CachingAllocatorReplay::Block* CachingAllocatorReplay::merge(Block* block, Block* neighbour) {
   free_blocks(*block).erase(block);
   free_blocks(*block).erase(neighbour);

@@ -13,18 +13,18 @@
 
 namespace kiln {
 
-// The environment's settings of the allocator that change what it reserves:
-// "PYTORCH_CUDA_ALLOC_CONF=expandable_segments: True". Empty where they say what holds anyhow.
+// Returns the environment's settings of the allocator if they change what it reserves:
+// "PYTORCH_CUDA_ALLOC_CONF=expandable_segments: True". Empty if they do not.
 std::string unusual_allocator_settings(
     const std::function<const char*(const char* name)>& environment = ::getenv);
 
 class CachingAllocatorReplay {
  public:
-  // `capacity_bytes`: memory of the device that is left for segments; 0 = unlimited.
+  // `capacity_bytes`: memory of the device that is left for segments; 0: unlimited.
   explicit CachingAllocatorReplay(int64_t capacity_bytes = 0) : capacity_bytes_(capacity_bytes) {}
 
-  // False when neither a cached block nor a new segment can serve it, even after cached segments were given
-  // back. Segments belong to the stream that they are made for: blocks are reused on it alone.
+  // Returns false if neither a cached block nor a new segment can serve it, even after cached segments were
+  // given back. A segment belongs to the stream it was made for, and only that stream reuses its blocks.
   bool allocate(uint64_t id, int64_t bytes, int64_t stream = 0);
   void free(uint64_t id);
 

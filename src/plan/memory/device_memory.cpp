@@ -6,7 +6,7 @@ namespace kiln {
 
 namespace {
 
-constexpr int kPlayShift = 48;  // ids of a trace count from small numbers
+constexpr int kPlayShift = 48;  // ids of a trace are below 2^48
 
 }  // namespace
 

@@ -11,13 +11,13 @@ namespace kiln {
 
 class DeviceTimeline {
  public:
-  // `caching`: replay CUDA's allocator. `capacity_bytes`: what is left for it, 0 = unlimited.
+  // `caching`: replays CUDA's allocator. `capacity_bytes`: what is left for it; 0: unlimited.
   DeviceTimeline(bool caching, int64_t capacity_bytes);
 
-  // The most during these events, what lives on from earlier ones included.
+  // The most during some events, with what lives on from earlier ones.
   struct Peak {
     int64_t live_bytes = 0;      // as asked for
-    int64_t reserved_bytes = 0;  // without an allocator that caches: live_bytes
+    int64_t reserved_bytes = 0;  // equal to live_bytes without a caching allocator
   };
   Peak play(const MemoryEvents& events);
   Peak play(const std::vector<Span>& spans);
@@ -29,7 +29,7 @@ class DeviceTimeline {
 
   std::unique_ptr<CachingAllocatorReplay> replay_;
   int64_t capacity_bytes_ = 0, live_ = 0;
-  uint64_t plays_ = 0;  // the same events may be played again: each time under other ids
+  uint64_t plays_ = 0;  // each play has ids of its own, as the same events may be played again
   bool out_of_memory_ = false;
 };
 

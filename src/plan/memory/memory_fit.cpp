@@ -1,4 +1,4 @@
-// The search of segment_costs.h: which segments to keep, to recompute and to offload.
+// Searches which segments to keep, to recompute and to offload (fit_memory() of segment_costs.h).
 #include <algorithm>
 #include <tuple>
 
@@ -8,13 +8,13 @@ namespace kiln {
 
 namespace {
 
-// Choices for the first segments: what they hold, what they cost.
+// Choices for the first segments, with what they hold and cost.
 struct Prefix {
   std::vector<int64_t> live;  // of each walk, before the next segment's forward
   double flops = 0;
   int64_t host_bytes = 0;
   bool fetches = false;  // the last segment's input comes back during the next one's backward
-  int32_t parent = -1;   // in the frontier before
+  int32_t parent = -1;   // index in the frontier before
   Activations choice{};  // of the last segment
 
   std::tuple<double, int64_t> cost() const { return {flops, host_bytes}; }
@@ -78,11 +78,12 @@ class FrontierSearch {
     return true;
   }
 
-  // Those that no cheaper or equal one replaces: holding no more in any walk, with nothing coming back.
+  // Returns the prefixes that no other one replaces. A prefix replaces another if it costs no more, holds no
+  // more in any walk, and fetches an input only if the other does.
   static std::vector<Prefix> undominated(std::vector<Prefix> prefixes) {
     std::ranges::stable_sort(prefixes, [](const Prefix& a, const Prefix& b) { return a.cost() < b.cost(); });
     std::vector<Prefix> kept;
-    std::vector<size_t> lowest;  // of `kept`: no other of these holds less everywhere
+    std::vector<size_t> lowest;  // indices in `kept` of those that none of these covers
     const auto covers = [](const Prefix& a, const Prefix& b) {
       return (!a.fetches || b.fetches) &&
              std::ranges::equal(a.live, b.live, [](int64_t x, int64_t y) { return x <= y; });
@@ -108,7 +109,7 @@ class FrontierSearch {
 
   const StepCosts& costs_;
   int64_t budget_;
-  std::vector<std::vector<Prefix>> frontiers_;  // [segments chosen]
+  std::vector<std::vector<Prefix>> frontiers_;  // by the number of segments chosen
 };
 
 }  // namespace

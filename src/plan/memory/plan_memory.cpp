@@ -13,7 +13,7 @@ namespace kiln {
 
 namespace {
 
-constexpr int64_t kNcclBytes = 384 << 20;       // of a communicator's channels, outside the allocator
+constexpr int64_t kNcclBytes = 384 << 20;       // channels of a communicator, outside the allocator
 constexpr int64_t kHostProcessBytes = 1 << 30;  // a process with LibTorch's CUDA libraries and a context
 
 using Peak = DeviceTimeline::Peak;
@@ -46,9 +46,9 @@ class MemoryComposer {
   bool evaluates() const { return options_.evaluation.every > 0; }
   bool encodes() const { return encodes_images(options_) || text_encoder_; }
   int64_t text_encoder_bytes() const { return left_bytes(text_events_.load); }
-  int64_t autoencoder_bytes() const { return left_bytes(autoencoder_events_.load); }  // of its weights
+  int64_t autoencoder_bytes() const { return left_bytes(autoencoder_events_.load); }
 
-  // On the device from before the state is built: what samples are judged with and by.
+  // Bytes of what samples are judged with and by. They are on the device before the state is built.
   int64_t judge_bytes() const { return evaluation_.net_bytes + (cuda_ ? 0 : evaluation_.reference_bytes); }
 
   PhasePeaks play(int64_t capacity_bytes) const;
@@ -73,8 +73,8 @@ class MemoryComposer {
   AutoencoderEvents autoencoder_events_;
   TextEncoderEvents text_events_;
   EvaluationTrace evaluation_;
-  MemoryEvents drawing_;  // of pictures to evaluate
-  AutoencoderEvents drawn_;
+  MemoryEvents drawing_;     // draws pictures to evaluate
+  AutoencoderEvents drawn_;  // decodes them
   MemoryPlan plan_;
 };
 
@@ -89,7 +89,7 @@ MemoryComposer::MemoryComposer(const MachineProfile& machine, const DataShape& d
       text_encoder_(planned_text_encoder(trace.options, data)) {
   const auto group = dry_group(trace.world_size, trace.ranks_per_node);
   load_ = trace_load(options_, data, machine.device, group);
-  // Tables of the objective, made at the first step, stay.
+  // Tables of the objective are made at the first step and stay.
   const int64_t tables = trace.memory.persistent_bytes - left_bytes(load_);
   if (tables > 0) load_.push_back({.id = (uint64_t{1} << 47), .bytes = tables});
   if (validates()) validation_ = trace_validation(options_, data, machine.device, group);
@@ -139,9 +139,9 @@ PhasePeaks MemoryComposer::play(int64_t capacity_bytes) const {
   return peaks;
 }
 
-// The allocator gives back what it has cached before it runs out: a run fits when its allocations can all be
-// served within `memory_bytes`, however much more they would reserve where there is more. Of one that does
-// not fit: what it takes in the least memory that would do.
+// The allocator gives back what it has cached before it runs out. So a run fits if all its allocations can be
+// served within `memory_bytes`, however much more they would reserve where there is more. For a run that does
+// not fit, returns what it takes in the least memory that would do.
 PhasePeaks MemoryComposer::play_within(int64_t memory_bytes) const {
   const PhasePeaks ample = play(/*capacity_bytes=*/0);
   if (!cuda_ || ample.most().reserved_bytes <= memory_bytes) return ample;
@@ -163,7 +163,7 @@ PhasePeaks MemoryComposer::play_within(int64_t memory_bytes) const {
   return least;
 }
 
-// Batches of so many images: those that wait, the one in use and the one being drawn.
+// Returns the bytes of the loader's batches: those that wait, the one in use and the one being drawn.
 int64_t MemoryComposer::loader_bytes(int64_t batch, bool of_pictures) const {
   const Lane& largest = data_.largest();
   const BatchShape shape = batch_shape(data_, largest, batch);
@@ -178,7 +178,7 @@ void MemoryComposer::add_phase(const std::string& name, const Peak& peak, int64_
                   .host = host,
                   .pinned_host = trace_.offloaded.host + trace_.offloaded_activation_bytes,
                   .nvme = trace_.offloaded.disk};
-  if (!cuda_) {  // one memory
+  if (!cuda_) {  // host and device are one memory
     bytes.device += bytes.host + bytes.pinned_host;
     bytes.host = bytes.pinned_host = 0;
   }
@@ -201,7 +201,7 @@ void MemoryComposer::add_kinds(const Peak& steady) {
     std::erase_if(*map, [](const auto& entry) { return entry.second == 0; });
 }
 
-// Host memory that a copy of this rank's part of a checkpoint takes.
+// Returns the host memory that a copy of this rank's part of a checkpoint takes.
 int64_t MemoryComposer::checkpoint_copy_bytes() const {
   const Placement placement =
       options_.offload.optimizer == Placement::kDevice ? Placement::kDevice : Placement::kHost;
@@ -210,7 +210,7 @@ int64_t MemoryComposer::checkpoint_copy_bytes() const {
   return copy == CheckpointCopy::kMemory ? trace_.checkpoint_part_bytes : 0;
 }
 
-// The step's curve, with the autoencoder beside the training state.
+// Returns the step's curve, with the nets that encode and judge beside the training state.
 MemoryCurve MemoryComposer::curve() const {
   if (!autoencoder_ && !text_encoder_ && !evaluates()) return memory_curve(trace_);
   RecordedStep step = trace_;
@@ -242,7 +242,7 @@ void MemoryComposer::add_phases(const PhasePeaks& peaks) {
                             : autoencoder_bytes() + text_encoder_bytes() + judge_bytes() + left_bytes(load_)};
   const int64_t copy = checkpoint_copy_bytes();
   Peak saving = idle;
-  if (!cuda_ && copy > 0) {  // written while the run goes on
+  if (!cuda_ && copy > 0) {  // the copy is written while the run goes on
     for (const Peak& peak : {peaks.steady, peaks.validation, peaks.sampling, peaks.evaluation}) {
       saving = larger(saving, peak);
     }
@@ -266,7 +266,8 @@ void MemoryComposer::add_notes() {
   if (!evaluation_.note.empty()) plan_.notes.push_back(evaluation_.note);
   if (const std::string settings = unusual_allocator_settings(); cuda_ && !settings.empty())
     plan_.notes.push_back(fmt::format(
-        "what {} changes of the memory that the allocator reserves: this is of its defaults", settings));
+        "the effect of {} on the memory that the allocator reserves: this plan is for its defaults",
+        settings));
 }
 
 MemoryPlan MemoryComposer::run() {

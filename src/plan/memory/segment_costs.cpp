@@ -8,7 +8,7 @@ namespace {
 
 constexpr Activations kChoices[] = {Activations::kKeep, Activations::kRecompute, Activations::kOffload};
 
-// Live and peak bytes of one walk of a trace, as they are.
+// Live and peak bytes of one walk, as traced.
 struct TracedWalk {
   int64_t live_bytes = 0;  // before the first forward
   std::vector<int64_t> live_after, forward_peak, recompute_peak, backward_peak;
@@ -23,7 +23,7 @@ std::vector<TracedWalk> walks_of(const StepTrace& trace) {
   const std::vector<int64_t> none(trace.segments.size());
   std::vector<TracedWalk> walks;
   int64_t live = trace.memory.persistent_bytes;
-  bool has_loss = false;  // of the walk: what communicates then belongs to a backward
+  bool has_loss = false;  // the walk has had its loss: communication then belongs to a backward
   for (const Span& span : trace.spans) {
     const auto segment = static_cast<size_t>(std::max(span.segment, 0));
     if (span.micro_step == static_cast<int64_t>(walks.size())) {
@@ -107,7 +107,8 @@ WalkCosts walk_costs(const Walks& walks, size_t index) {
   return costs;
 }
 
-// A walk between two others of the same size starts with what the losses so far add, no more.
+// True if `later` is the same walk and starts with no less alive. Walks of the same size differ only in what
+// the losses so far have added.
 bool dominated(const WalkCosts& walk, const WalkCosts& later) {
   WalkCosts same = walk;
   same.live_bytes = later.live_bytes;
@@ -168,7 +169,7 @@ StepTrace mixed_ops(const StepTrace& keep, const StepTrace& recompute,
                     const std::vector<MemoryChoice>& choices) {
   StepTrace mixed = recompute;
   mixed.spans.clear();
-  size_t kept = 0;  // span of `keep`, which has all but those that recompute
+  size_t kept = 0;  // index in `keep`, which lacks only the spans that recompute
   for (const Span& span : recompute.spans) {
     const bool keeps =
         span.segment >= 0 && choices[static_cast<size_t>(span.segment)].activations == Activations::kKeep;

@@ -1,10 +1,10 @@
 // Known GPUs. Peaks, memory bandwidth, links and watts are the vendor's figures (dense, not sparse; half
 // precision with f32 accumulation; one way; SXM boards where there are several), from its data sheets and
-// white papers, compared with independent copies of them. What those differ in: GeForce boards multiply at
-// half their rate when they accumulate in f32, which data sheets leave out (measured products of an RTX 3090
-// reach 75 TFLOP/s, with a higher clock than the nominal one); A800 is A100 but for NVLink, 400 of 600 GB/s
-// both ways; for B200 sheets say 75 or 80 TFLOP/s in f32 and 1.1 PFLOP/s in tf32, which is half of bf16's.
-// Everything else is an assumption, with its reason, in this file.
+// white papers, compared with independent copies of them. The sources differ in this: GeForce boards multiply
+// at half their rate when they accumulate in f32, which data sheets leave out (measured products of an RTX
+// 3090 reach 75 TFLOP/s, with a higher clock than the nominal one). An A800 is an A100 but for NVLink, 400 of
+// 600 GB/s both ways. For B200, sheets say 75 or 80 TFLOP/s in f32 and 1.1 PFLOP/s in tf32, which is half of
+// bf16's. Everything else is an assumption, with its reason, in this file.
 #include "plan/price/machine_profile.h"
 
 #include <algorithm>
@@ -20,8 +20,8 @@ namespace {
 
 constexpr double kTera = 1e12, kGiga = 1e9, kMicro = 1e-6;
 
-// Assumption: what pinned copies and NCCL's rings get out of a link's nominal rate. 25 of 31.5 GB/s on PCIe 4
-// and 235 of 300 GB/s on an A100's NVLink are commonly measured.
+// Assumption: pinned copies and NCCL's rings reach this share of a link's nominal rate. 25 of 31.5 GB/s on
+// PCIe 4 and 235 of 300 GB/s on an A100's NVLink are commonly measured.
 constexpr double kLinkShare = 0.8;
 // Assumption: a large elementwise kernel's share of the memory bandwidth (1.7 of 2.0 TB/s on an A100).
 constexpr double kBandwidthShare = 0.85;
@@ -39,20 +39,20 @@ constexpr double gigabits(double rate) { return rate / 8 * kGiga; }
 // it comes from the caching allocator.
 constexpr int64_t kContext = 550 * kMiB, kContextHopper = 700 * kMiB, kContextBlackwell = 900 * kMiB;
 
-// The workspace of one stream: what torch asks cuBLAS for (parseChosenWorkspaceSize,
+// The workspace that torch gives cuBLAS for one stream (parseChosenWorkspaceSize,
 // ATen/cuda/CublasHandlePool.cpp).
 constexpr int64_t kWorkspace = 2 * 4 * kMiB + 128 * 1024, kWorkspaceHopper = 32 * kMiB;
 
-// CUDA 13, which torch 2.11 is made with, begins at compute capability 7.5.
+// CUDA 13, which torch 2.11 is built with, begins at compute capability 7.5.
 constexpr std::string_view kTooOld = "V100";
 
-// Ada, Hopper and Blackwell; every data sheet of theirs says twice the half-precision rate.
+// Ada, Hopper and Blackwell multiply in fp8. All their data sheets say twice the half-precision rate.
 const std::set<std::string_view> kWithFp8 = {"RTX-4060", "RTX-4070", "RTX-4090", "RTX-5090", "RTX-6000-Ada",
                                              "L4",       "L40S",     "H100",     "H200",     "B200"};
 
 struct Gpu {
   const char* name;
-  double memory_gib;  // that CUDA reports as total, which is less than the box says
+  double memory_gib;  // the total that CUDA reports, which is less than the box says
   int64_t context_bytes;
   double f32, tf32, half;  // TFLOP/s; half: bf16 and fp16 with f32 accumulation
   bool has_bf16;

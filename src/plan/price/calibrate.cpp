@@ -36,10 +36,10 @@ double seconds_since(Clock::time_point begin) {
 
 // A GPU needs more rows to be busy.
 constexpr int64_t kGpuBatches = 16;
-// fp16 is timed for every second one: it is storage on a CPU, and bf16's equal on a GPU.
+// fp16 is timed for every second workload only. A CPU merely stores it, and on a GPU it is as fast as bf16.
 constexpr size_t kHalfStride = 2;
 
-// That of its published models: "flow", "epsilon".
+// Returns the objective of the family's published models: "flow", "epsilon".
 std::string objective_of(const Family& family) {
   const auto objective = nlohmann::json::parse(family.formats.front().objective);
   return objective.value("prediction_type", objective.at("type").get<std::string>());
@@ -49,8 +49,8 @@ bool is_within(const RatePoint& small, const RatePoint& large) {
   return small.work <= large.work && small.m <= large.m && small.n <= large.n && small.k <= large.k;
 }
 
-// Other programs make single measurements of products and attention too long, never too short: what is part
-// of something larger takes no longer than that.
+// Other programs make single measurements of products and attention too long, never too short. So an
+// operation whose shape is part of a larger one gets no more seconds than that one.
 void remove_disturbances(std::vector<RatePoint>& points) {
   for (size_t i = points.size(); i-- > 0;)
     for (size_t j = i + 1; j < points.size(); ++j)
@@ -64,7 +64,7 @@ class RateTable {
     for (const OpRecord& op : ops_of(timing.spans)) {
       const double work = op.flops > 0 ? op.flops : op.bytes;
       if (work <= 0) continue;
-      // Shapes are points of their own; bytes are gathered by quarters of an octave.
+      // Every shape is a point of its own; bytes are grouped by quarters of an octave.
       const Shape shape =
           op.flops > 0 ? Shape{-1, op.m, op.n, op.k} : Shape{std::llround(4 * std::log2(work))};
       Seen& seen = seen_[rate_key(op.name, op.dtype)][shape];
@@ -88,9 +88,10 @@ class RateTable {
     return rates;
   }
 
-  // What whole steps take over the sum of their operations: `op_overhead_s` for every operation (views,
-  // autograd, allocation), and a share of all of it (what other programs take, caches that the operation
-  // before has filled). Both are those with the least relative error, the share by the median of the steps.
+  // Fits what whole steps take beyond the sum of their operations: `op_overhead_s` for every operation
+  // (views, autograd, allocation), and a factor on all of them (other programs, caches that the operation
+  // before has filled). The overhead is the one with the least relative error, the factor the median of the
+  // steps.
   void fit_steps(MachineProfile& profile) const {
     if (steps_.empty()) return;
     profile.op_overhead_s = 0;
@@ -124,7 +125,7 @@ class RateTable {
   };
   static double num_ops(const StepTiming& step) { return static_cast<double>(ops_of(step.spans).size()); }
 
-  static constexpr double kLeastShare = 0.5, kMostShare = 1.5;  // beyond: something else went on
+  static constexpr double kLeastShare = 0.5, kMostShare = 1.5;  // outside this range something else went on
   static constexpr double kMostOverhead = 40e-6;
   static constexpr int kOverheads = 80;
 
@@ -132,7 +133,7 @@ class RateTable {
   std::vector<StepTiming> steps_;
 };
 
-// Writes a file, has the system forget it, reads it back. 0 when the folder cannot be written.
+// Writes a file, makes the system forget it and reads it back. Returns 0 if the folder cannot be written.
 double disk_bytes_per_s(const std::string& folder) {
   constexpr size_t kChunk = 8 << 20, kChunks = 32;
   std::error_code error;
@@ -192,7 +193,7 @@ MachineProfile cpu_profile() {
   return profile;
 }
 
-// What cannot be measured on one GPU (links to others, watts) is that of the built-in GPU of the nearest
+// Takes what cannot be measured on one GPU (links to others, watts) from the built-in GPU of the nearest
 // name, or else of the nearest memory.
 MachineProfile gpu_profile(at::Device device) {
   const std::string machine = machine_name(device);
@@ -211,8 +212,8 @@ MachineProfile gpu_profile(at::Device device) {
   return profile;
 }
 
-// The first workload of every family, then the second of each: what matters most comes first, for where time
-// runs out.
+// Returns the first workload of every family, then the second of each. What matters most comes first, in case
+// time runs out.
 std::vector<TrainOptions> kinds_of_steps(const MachineProfile& profile, at::Device device) {
   size_t most = 0;
   for (const Family& family : denoiser_families()) most = std::max(most, family.calibration.size());
@@ -227,7 +228,7 @@ std::vector<TrainOptions> kinds_of_steps(const MachineProfile& profile, at::Devi
       }
     }
     if (i > 0) continue;
-    // Every other optimizer's update, whose kernels are its own.
+    // Adds every other optimizer, because each has kernels of its own for the update.
     TrainOptions other = kinds.front();
     for (const std::string& name : optimizer_names())
       if (const std::string usual = kinds.front().optimizer.name; name != usual) {
@@ -238,8 +239,8 @@ std::vector<TrainOptions> kinds_of_steps(const MachineProfile& profile, at::Devi
   return kinds;
 }
 
-// All kinds twice, one after another: what else goes on for a while, and how fast memory is meanwhile, is
-// averaged.
+// Measures all kinds in turn, twice. That averages over what else goes on for a while and over how fast
+// memory is meanwhile.
 void measure_steps(MachineProfile& profile, at::Device device, double seconds) {
   constexpr int kRounds = 2;
   const auto begin = Clock::now();

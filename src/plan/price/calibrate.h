@@ -1,4 +1,4 @@
-// Measuring this machine: real training steps of small models, timed operation by operation.
+// Measures this machine by real training steps of small models, timed operation by operation.
 #pragma once
 #include "models/family.h"
 #include "plan/price/machine_profile.h"
@@ -6,14 +6,14 @@
 
 namespace kiln {
 
-// The training that a workload of a family stands for.
+// Returns the options of the training that a workload of a family stands for.
 TrainOptions calibration_step(const Family& family, const CalibrationWorkload& workload, at::ScalarType dtype,
                               at::Device device);
 
 inline constexpr double kCalibrationSeconds = 110;
 
-// Steps are measured for so long, and a few seconds go for the rest. Prints progress. The result is not
-// stored (store_profile does that).
+// Measures steps for `seconds`, and takes a few seconds more for the rest. Prints progress. Does not store
+// the result (store_profile() does that).
 MachineProfile calibrate(at::Device device, double seconds = kCalibrationSeconds);
 
 }  // namespace kiln

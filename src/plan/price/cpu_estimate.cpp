@@ -13,8 +13,8 @@ namespace kiln {
 
 namespace {
 
-// Assumptions about a CPU that was not calibrated, from those that were: shares of the best square product
-// and of the copying rate. fp16 is storage on a CPU, so that its products cost what f32's do.
+// Assumptions about a CPU that was not calibrated, taken from CPUs that were: shares of the best square
+// product and of the copying rate. A CPU merely stores fp16, so its products cost what those of f32 do.
 constexpr double kMatmulShare = 0.75, kAttentionShare = 0.35, kCpuBandwidthShare = 0.7;
 constexpr double kDispatch = 8e-6;                  // seconds of one operation through ATen and autograd
 constexpr double kCpuDisk = 5e8, kProcess = 3.5e8;  // bytes/s; bytes of libraries and buffers
@@ -39,7 +39,7 @@ double product_flops(at::ScalarType dtype) {
 }
 
 double copy_bytes_per_s() {
-  constexpr int64_t kBytes = 32 << 20;  // twice that is more than a cache
+  constexpr int64_t kBytes = 32 << 20;  // two of these are larger than a cache
   const at::Tensor from = at::zeros({kBytes}, at::kByte);
   at::Tensor to = at::zeros_like(from);
   return 2.0 * kBytes / best_seconds(3, [&] { to.copy_(from); });

@@ -17,14 +17,14 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-// Readings closer together than this are one speed: rescaling by less would add more noise than it removes.
+// Speeds closer together than this count as the same: rescaling by less would add more noise than it removes.
 constexpr double kSameSpeed = 0.05;
-// The share of the time that is left out at each end, after the longest of enough readings: single
-// interruptions, however long, are no change of speed.
+// The share of the time that is left out at each end. If there are enough readings, the longest one is left
+// out first, because a single interruption, however long, is no change of speed.
 constexpr double kLeftOut = 0.1;
 constexpr size_t kEnoughReadings = 8;
 
-// What pieces of work took, by the share of the time that was read.
+// The seconds of pieces of work, by their share of the time of all readings.
 class Distribution {
  public:
   explicit Distribution(std::vector<double> seconds) : seconds_(std::move(seconds)) {

@@ -16,7 +16,6 @@
 #include "core/text/nearest_name.h"
 #include "parallel/cpu_share.h"
 #include "parallel/machine.h"
-#include "plan/price/machine_profile.h"
 
 namespace kiln {
 
@@ -27,7 +26,7 @@ namespace fs = std::filesystem;
 constexpr const char* kThisCpu = "cpu";
 constexpr const char* kWho = "profile";
 
-// Letters and digits, small.
+// Returns the letters and digits, in lower case.
 std::string plain(const std::string& name) {
   std::string plain;
   for (const unsigned char c : name)
@@ -73,7 +72,7 @@ T field(const nlohmann::json& json, const char* name) {
   }
 }
 
-// The plain numbers of a profile, by name.
+// Visits the plain numbers of a profile, by name.
 template <class Profile, class Visitor>
 void visit_numbers(Profile& p, Visitor&& visit) {
   visit("memory_bytes", p.memory_bytes);
@@ -103,7 +102,7 @@ MachineProfile find_profile(const std::string& name) {
   for (MachineProfile& profile : stored_profiles()) {
     const bool is_cpu = profile.device == DryRunDevice::kCpu;
     if (wants_cpu ? is_cpu && profile.machine == this_machine : !is_cpu && plain(profile.name) == wanted) {
-      if (is_cpu) profile.memory_bytes = host_memory().total_bytes;  // limits are those of today
+      if (is_cpu) profile.memory_bytes = host_memory().total_bytes;  // its limits may have changed
       if (has_clock(profile)) profile.speed = speed_of(profile.clock, present_readings(at::kCPU));
       return profile;
     }
@@ -128,7 +127,7 @@ bool has_clock(const MachineProfile& profile) {
 MachineProfile with_tf32(MachineProfile profile) {
   if (profile.tf32_flops <= 0) return profile;
   profile.peak_flops[at::kFloat] = profile.tf32_flops;
-  profile.operations = {};  // measured without it
+  profile.operations = {};  // measured without TF32
   return profile;
 }
 
@@ -173,7 +172,7 @@ MachineProfile profile_from_json(const nlohmann::json& json) {
   for (const auto& [key, points] : field<std::map<std::string, std::vector<Point>>>(json, "rates"))
     for (const auto& [work, seconds, m, n, k] : points)
       profile.rates[key].push_back({work, seconds, m, n, k});
-  // Profiles of before had neither.
+  // Older profiles have neither.
   if (json.contains("operations")) profile.operations = OperationTable::from_json(json.at("operations"));
   if (json.contains("clock"))
     std::tie(profile.clock.product_s, profile.clock.copy_s) = field<std::pair<double, double>>(json, "clock");

@@ -18,19 +18,19 @@ namespace kiln {
 
 namespace {
 
-// The first steps touch their memory and compile oneDNN's kernels, which later ones do not: where there is
-// time, three pass unmeasured.
+// The first steps touch their memory and compile oneDNN's kernels, and later ones do not. So three pass
+// unmeasured if there is time.
 constexpr StepRepeats kRepeats{.plain = 3, .watched = 2, .warm_up = 3};
-// The least that is of use: one that warms up, one by the clock, one operation by operation.
+// The fewest that are of use: one that warms up, one by the clock, one operation by operation.
 constexpr double kLeastSteps = 3;
-// Of each of the two readings of the clock.
+// Seconds of each of the two readings of the clock.
 constexpr double kReadingSeconds = kClockSeconds / 2;
-// A table with so much of a step's time has all that matters.
+// A table with this share of a step's time has all that matters.
 constexpr double kWhole = 0.995;
-// Tried from the whole model down; 0 is the model's own.
+// Depths to try, from the whole model down; 0 is the model's own.
 constexpr int64_t kDepths[] = {0, 8, 4, 2, 1};
 
-// Two passes show gradients that are written and gradients that are added up.
+// Returns the options with at most two passes, which show gradients being written and being added.
 TrainOptions with_depth(TrainOptions options, int64_t depth) {
   const int64_t pass = rows_of_walk(options, /*world_size=*/1);
   options.global_batch = std::min(options.global_batch, 2 * pass);
@@ -38,7 +38,7 @@ TrainOptions with_depth(TrainOptions options, int64_t depth) {
   options.memory.budget = {};
   if (depth == 0) return options;
   options.model.depth = depth;
-  // The first block stands for all where segments are chosen.
+  // If some segments are chosen, the first block stands for them.
   for (SegmentSet* set : {&options.memory.recompute, &options.memory.offload_activations})
     if (!set->is_none() && !set->is_all()) *set = SegmentSet::parse("0");
   return options;
@@ -49,7 +49,7 @@ int64_t free_memory(at::Device device) {
                          : static_cast<int64_t>(at::accelerator::getMemoryInfo(device.index()).first);
 }
 
-// Nothing for options that cannot be trained so, such as a depth that the model's config contradicts.
+// Returns nothing for options that cannot be trained, such as a depth that contradicts the model's config.
 std::optional<StepTrace> try_trace(const TrainOptions& options, const DataShape& data, at::Device device) {
   try {
     return trace_step(options, data, device.is_cpu() ? DryRunDevice::kCpu : DryRunDevice::kCuda);
@@ -61,7 +61,7 @@ std::optional<StepTrace> try_trace(const TrainOptions& options, const DataShape&
 }  // namespace
 
 void add_step(MachineProfile& profile, const StepTiming& timing) {
-  constexpr double kLeastShare = 0.5, kMostShare = 1.5;  // beyond: something else went on
+  constexpr double kLeastShare = 0.5, kMostShare = 1.5;  // outside this range something else went on
   struct Seen {
     double seconds = 0, count = 0;
     OpRecord op{};
@@ -95,7 +95,7 @@ StepMeasurement measure_step(MachineProfile& profile, const TrainOptions& option
     return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
   };
   std::vector<MachineClock> readings;
-  const auto read = [&] {  // before and after, so that a machine that changes meanwhile is known
+  const auto read = [&] {  // before and after, to notice a machine that changes meanwhile
     if (has_clock(profile))
       std::ranges::copy(read_clock(device, kReadingSeconds), std::back_inserter(readings));
   };

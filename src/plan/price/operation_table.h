@@ -1,4 +1,4 @@
-// Measured seconds of operations in their very shapes: what a machine's prices start from, before any model
+// Measured seconds of operations in their exact shapes. A machine's prices start from them, before any model
 // of how time grows with work.
 #pragma once
 #include <array>
@@ -15,8 +15,8 @@ std::string dtype_text(c10::ScalarType dtype);  // "bf16"
 // "kiln::affine bf16": the key of MachineProfile::rates and of the table.
 std::string rate_key(const std::string& op_name, c10::ScalarType dtype);
 
-// The seconds are those within real steps: of one operation on the average, without what passes between two
-// of them (MachineProfile::op_overhead_s), at the speed that the machine had when its clock was read.
+// The seconds are averages of one operation within real steps. They leave out the time between two operations
+// (MachineProfile::op_overhead_s), and are at the speed that the machine had when its clock was read.
 class OperationTable {
  public:
   bool empty() const { return seconds_.empty(); }

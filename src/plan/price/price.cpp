@@ -8,11 +8,11 @@ namespace kiln {
 
 namespace {
 
-// cuBLAS cuts products into tiles of about this size; a wave is one tile on every multiprocessor, and the
-// last wave takes as long as a full one. Where tiles are few, k is split, down to this length.
+// cuBLAS cuts products into tiles of about this size. A wave is one tile on every multiprocessor, and the
+// last wave takes as long as a full one. If tiles are few, k is split, down to this length.
 constexpr double kTile = 128, kMinSplitK = 512, kMaxSplits = 16;
 
-// The time of a product as a multiple of what the peak alone would take.
+// Returns the time of a product as a multiple of what the peak alone would take.
 double wave_factor(const OpRecord& op, int64_t num_processors) {
   if (num_processors <= 0 || op.flops <= 0) return 1;
   const auto processors = static_cast<double>(num_processors);
@@ -24,7 +24,7 @@ double wave_factor(const OpRecord& op, int64_t num_processors) {
   return waves * processors * kTile * kTile / (m * n);
 }
 
-// Heads and blocks of queries are what fused attention spreads over the processors.
+// Returns the same for fused attention, which spreads heads and blocks of queries over the processors.
 double attention_factor(const OpRecord& op, int64_t num_processors) {
   if (num_processors <= 0 || op.flops <= 0) return 1;
   const auto processors = static_cast<double>(num_processors);
@@ -33,20 +33,20 @@ double attention_factor(const OpRecord& op, int64_t num_processors) {
   return std::ceil(blocks / processors) * processors / (blocks * rows);
 }
 
-// What the machine multiplies an operation's operands in: fp8 that it lacks is emulated in bf16.
+// Returns the dtype in which the machine multiplies the operands: fp8 that it lacks is emulated in bf16.
 at::ScalarType multiplied_in(const OpRecord& op, const MachineProfile& machine) {
   const bool is_emulated = op.dtype == at::kFloat8_e4m3fn && !machine.peak_flops.contains(op.dtype);
   return is_emulated ? at::kBFloat16 : op.dtype;
 }
 
-// Assumption: what kernels that sum over rows or columns get of the rate at which others move their bytes
-// (norms and their gradients: 1.3 of 1.7 TB/s on an A100).
+// Assumption: kernels that sum over rows or columns reach this share of the rate at which others move their
+// bytes (norms and their gradients: 1.3 of 1.7 TB/s on an A100).
 constexpr double kSumShare = 0.76;
-// Assumption: the same of an epilogue, whose arithmetic and traffic no products of its own tile hide.
+// Assumption: the same share for an epilogue, whose arithmetic and traffic no products of its own tile hide.
 constexpr double kEpilogueShare = 0.5;
 
-// What a product reads and writes besides its operands and its result: an epilogue's, such as what gelu
-// reads.
+// Returns the bytes that a product reads and writes besides its operands and its result. They are an
+// epilogue's, such as those that gelu reads.
 double epilogue_bytes(const OpRecord& op) {
   if (op.op_class != OpClass::kMatmul) return 0;
   const double m = static_cast<double>(op.m), n = static_cast<double>(op.n), k = static_cast<double>(op.k);
@@ -71,7 +71,7 @@ double by_figures(const OpRecord& op, const MachineProfile& machine) {
   return seconds + epilogue / (bytes_per_s * kEpilogueShare);
 }
 
-// Between the two neighbours in work, on logarithmic axes; beyond the ends at the end's rate.
+// Interpolates between the two neighbours in work, on logarithmic axes. Beyond an end, its rate holds.
 double along_work(const std::vector<RatePoint>& points, double work) {
   const auto above = std::ranges::lower_bound(points, work, {}, &RatePoint::work);
   if (above == points.end()) return points.back().seconds * work / points.back().work;
@@ -81,8 +81,8 @@ double along_work(const std::vector<RatePoint>& points, double work) {
   return low.seconds * std::pow(high.seconds / low.seconds, share);
 }
 
-// What arithmetic and traffic alone would take of a product or an attention: how its time grows with its
-// shape, but for a factor that changes little from one shape to the next.
+// Returns what the arithmetic and traffic of a product or an attention would take alone. Its real time grows
+// with its shape in the same way, up to a factor that changes little from one shape to the next.
 double ideal_seconds(const RatePoint& shape, const OpRecord& op, const MachineProfile& machine) {
   const double m = static_cast<double>(shape.m), n = static_cast<double>(shape.n),
                k = static_cast<double>(shape.k);
@@ -91,7 +91,7 @@ double ideal_seconds(const RatePoint& shape, const OpRecord& op, const MachinePr
          elements * static_cast<double>(c10::elementSize(op.dtype)) / machine.memory_bytes_per_s;
 }
 
-// How far apart two extents are: a short one costs efficiency, among long ones little changes.
+// Returns how far apart two extents are. A short one costs efficiency; among long ones little changes.
 double squared_distance(int64_t a, int64_t b) {
   constexpr double kShort = 256, kOctave = 0.2;
   const double x = static_cast<double>(std::max<int64_t>(1, a)),
@@ -100,8 +100,8 @@ double squared_distance(int64_t a, int64_t b) {
   return filling * filling + octaves * octaves;
 }
 
-// Products and attention: the ideal time, times the factor of the measured shapes weighted by how near they
-// are (inverse fourth power of the distance).
+// Prices products and attention: the ideal time, times the factor of the measured shapes weighted by how near
+// they are (inverse fourth power of the distance).
 double among_shapes(const std::vector<RatePoint>& points, const OpRecord& op, const MachineProfile& machine) {
   check_dtype(machine, multiplied_in(op, machine));
   double weights = 0, log_factor = 0;
@@ -116,7 +116,7 @@ double among_shapes(const std::vector<RatePoint>& points, const OpRecord& op, co
   return ideal_seconds(shape, op, machine) * std::exp(log_factor / weights);
 }
 
-// A measured operation of the same class and dtype that stands in for one that was never seen.
+// Returns a measured operation of the same class that stands in for one that was never seen.
 const char* stand_in(OpClass op_class) {
   switch (op_class) {
     case OpClass::kMatmul:
@@ -139,8 +139,8 @@ const std::vector<RatePoint>* measured_points(const OpRecord& op, const MachineP
   return nullptr;
 }
 
-// How far the price of an operation may be off in a step whose others are off likewise: one that was measured
-// in its shape, one of which other shapes were, and one that another operation stands in for.
+// Returns how far the price of an operation may be off, in a step whose others are off likewise. It depends
+// on whether its shape was measured, only other shapes of it were, or another operation stands in for it.
 double price_error(const OpRecord& op, const MachineProfile& machine) {
   constexpr double kOfShape = 0.1, kOfOperation = 0.4, kOfStandIn = 1;
   if (machine.operations.seconds(op)) return kOfShape;

@@ -8,10 +8,10 @@
 
 namespace kiln {
 
-// The seconds of one operation at the machine's present speed, overhead included: what was measured of it in
-// its very shape; else interpolated in what was measured on this machine; elsewhere the longer of its
-// arithmetic at the rate that its shape reaches and of its memory traffic. Throws Error when the machine does
-// not compute in its dtype.
+// Returns the seconds of one operation at the machine's present speed, overhead included. They were measured
+// in its exact shape, or else are interpolated in what was measured on the machine. If nothing was, they are
+// the longer of its arithmetic, at the rate that its shape reaches, and its memory traffic. Throws Error if
+// the machine does not compute in its dtype.
 double price(const OpRecord& op, const MachineProfile& machine);
 
 struct StepPrice {
@@ -20,12 +20,13 @@ struct StepPrice {
 };
 StepPrice price_step(const std::vector<Span>& spans, const MachineProfile& machine);
 
-// The share of a step's seconds that comes from operations measured in their very shapes.
+// Returns the share of a step's seconds that comes from operations measured in their exact shapes.
 double measured_share(const std::vector<Span>& spans, const MachineProfile& machine);
 
-// How far a step's time may be from its price, as a share of it: an interval of so much to either side is
-// meant to hold 95 of 100 (benchmarks/plan_time.cpp says how many it held). It goes by what is known of each
-// operation, and by how steady the machine is. 0 where nothing was measured: no interval is known.
+// Returns how far a step's time may be from its price, as a share of it. An interval of this size to either
+// side is meant to hold 95 of 100 steps (benchmarks/plan_time.cpp says how many it held). It depends on what
+// is known of each operation and on how steady the machine is. 0 if nothing was measured, as no interval is
+// known then.
 double time_error(const std::vector<Span>& spans, const MachineProfile& machine);
 
 }  // namespace kiln

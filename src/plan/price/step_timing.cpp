@@ -16,7 +16,7 @@ namespace kiln {
 
 namespace {
 
-// Captions are of the mean length.
+// Draws a batch whose captions have the mean length.
 StepBatch random_batch(DataShape data, int64_t size, const Objective& objective) {
   if (!data.text.is_padded) data.text.max_rows = std::llround(data.text.mean_rows);
   BatchTensors made =
@@ -41,7 +41,7 @@ StepBatch random_batch(DataShape data, int64_t size, const Objective& objective)
   return made.batch;
 }
 
-// Takes over the shorter seconds of each operation, unless a skipped step came before.
+// Takes over the shorter seconds of each operation, unless `again` begins with a skipped step.
 void keep_least(std::vector<Span>& spans, std::vector<Span> again) {
   if (spans.empty()) spans = std::move(again);
   if (!std::ranges::equal(
@@ -83,15 +83,15 @@ StepTiming time_steps(const TrainOptions& options, const DataShape& data, at::De
   TimedTraining training(options, data, device);
   StepTiming timing;
   double last = 0;  // seconds of the step before
-  // Whether so many steps like the last one still fit.
+  // True if `steps` more like the last one still fit.
   const auto fit = [&](int steps, double grace = 1) {
     return repeats.most_seconds <= 0 || elapsed_since(begin) + steps * last <= grace * repeats.most_seconds;
   };
-  const int num_kinds = 1 + std::min(1, repeats.watched);  // one step of each is the least
-  // The first step says little of how long later ones take: another passes where it alone fits.
+  const int num_kinds = 1 + std::min(1, repeats.watched);  // at least one step of each
+  // The first step says little about how long later ones take, so a second one runs if it alone fits.
   for (int i = 0; i < repeats.warm_up && (i == 0 || fit(i == 1 ? 1 : 1 + num_kinds)); ++i)
     last = training.step();
-  // To begin again with a smaller model would take longer than to end a little late.
+  // Starting again with a smaller model would take longer than ending a little late.
   constexpr double kGrace = 1.2;
   timing.is_done = fit(num_kinds, kGrace);
   if (!timing.is_done) return timing;

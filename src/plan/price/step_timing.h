@@ -1,4 +1,4 @@
-// Real training steps, timed: what calibration learns from and what predictions are compared with.
+// Times real training steps. Calibration learns from them, and predictions are compared with them.
 #pragma once
 #include <vector>
 
@@ -12,8 +12,8 @@ class TimedTraining {
  public:
   TimedTraining(const TrainOptions& options, const DataShape& data, at::Device device);
 
-  // Seconds of one step that was applied: a loss scale that is still too high skips a few first. Throws Error
-  // when it stays too high.
+  // Runs a step and returns its seconds. While the loss scale is still too high, steps are skipped and run
+  // again. Throws Error if it stays too high.
   double step();
   void observe(StepObserver* observer) { training_.step->observe(observer); }
 
@@ -25,27 +25,27 @@ class TimedTraining {
 };
 
 struct StepTiming {
-  double seconds = 0;        // of one step, nobody watching: the median
-  double least_seconds = 0;  // and the least: what other programs on the machine disturbed least
-  std::vector<Span> spans;   // of one step; OpRecord::seconds: the least of each operation
+  double seconds = 0;        // median of one step without an observer
+  double least_seconds = 0;  // the least of one, which other programs on the machine disturbed least
+  std::vector<Span> spans;   // one step; OpRecord::seconds is the least of each operation
   bool is_done = true;       // false: there was no time for one step of each kind
 };
 
 struct StepRepeats {
   int plain = 3;             // steps by the clock, at least one
   int watched = 0;           // steps operation by operation; 0: no spans
-  double least_seconds = 0;  // more plain ones until they have taken so long
-  int warm_up = 1;           // steps before all that
-  // Of all that, with building the model; 0: no limit. Repetitions that do not fit, by what the step before
-  // them took, are left out.
+  double least_seconds = 0;  // plain steps go on until they have taken this long
+  int warm_up = 1;           // steps before all of these
+  // The limit on all of it, with building the model; 0: no limit. Repetitions are left out if they would not
+  // fit, judged by the step before them.
   double most_seconds = 0;
 };
 
-// Trains `options` on random data of this shape. Throws Error, also when no step can be applied (fp16 that
+// Trains `options` on random data of this shape. Throws Error, also if no step can be applied (fp16 that
 // overflows for ever).
 StepTiming time_steps(const TrainOptions& options, const DataShape& data, at::Device device,
                       const StepRepeats& repeats);
-// On data of synthetic_shape().
+// Does the same on data of synthetic_shape().
 StepTiming time_steps(const TrainOptions& options, at::Device device, const StepRepeats& repeats);
 
 }  // namespace kiln

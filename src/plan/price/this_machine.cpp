@@ -12,7 +12,7 @@ namespace kiln {
 
 namespace {
 
-// In upper case: "NVIDIA A100-SXM4-40GB" -> NVIDIA, A100, SXM4, 40GB.
+// Splits a name into words in upper case: "NVIDIA A100-SXM4-40GB" -> NVIDIA, A100, SXM4, 40GB.
 std::vector<std::string> words_of(const std::string& name) {
   std::vector<std::string> words(1);
   for (const char c : name) {
@@ -25,7 +25,7 @@ std::vector<std::string> words_of(const std::string& name) {
   return words;
 }
 
-// "A100-80G" -> A100 and 80G; the second is empty where a kind has one size only.
+// Splits "A100-80G" into A100 and 80G. The second is empty if the kind has only one size.
 std::pair<std::string, std::string> kind_and_size(const std::string& profile_name) {
   const size_t dash = profile_name.rfind('-');
   if (dash == std::string::npos || !profile_name.ends_with("G")) return {profile_name, ""};

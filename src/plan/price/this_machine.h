@@ -1,4 +1,4 @@
-// Which profile describes the device that this process runs on.
+// Finds the profile that describes the device that this process runs on.
 #pragma once
 #include <ATen/core/Tensor.h>
 
@@ -9,17 +9,17 @@
 
 namespace kiln {
 
-// "cpu" on a CPU; for a GPU its calibrated profile, else the built-in one of its kind. Empty when there is
-// none.
+// Returns the profile "cpu" on a CPU, and for a GPU its calibrated profile or else the built-in one of its
+// kind. Empty if there is none.
 std::optional<MachineProfile> profile_of(at::Device device);
 
-// FLOP/s of matrix products in this dtype by the data sheet of a GPU, or of a profile, of this name: what MFU
-// is a share of. 0 where there is no such figure.
+// Returns the FLOP/s of matrix products in this dtype by the data sheet of a GPU, or of a profile, of this
+// name. MFU is a share of them. 0 if there is no such figure.
 double data_sheet_flops(const std::string& gpu_name, at::ScalarType compute_dtype, bool tf32);
 double data_sheet_flops(at::Device device, at::ScalarType compute_dtype, bool tf32);
 
-// The built-in profile that a driver's name of a GPU means: "NVIDIA A100-SXM4-80GB" is A100-80G. Empty when
-// unknown.
+// Returns the built-in profile that a driver's name of a GPU means: "NVIDIA A100-SXM4-80GB" is A100-80G.
+// Empty if unknown.
 std::optional<std::string> builtin_profile_named(const std::string& gpu_name);
 
 }  // namespace kiln

@@ -5,18 +5,19 @@
 #include <unordered_set>
 
 #include "core/aten.h"
+#include "core/error.h"
 #include "plan/trace/op_recorder.h"
 
 namespace kiln {
 
 namespace {
 
-// Segments that have the weights of those of a trace, and do nothing.
+// A model whose segments have the weights of a trace's segments and do nothing.
 class OutlineModel : public Denoiser {
  public:
   explicit OutlineModel(const StepTrace& trace) {
     const auto constants = trace.memory.persistent.find(MemoryKind::kConstants);
-    // The base of an adapter becomes tensors in the compute dtype, and no part of a checkpoint.
+    // The base of an adapter is held in the compute dtype and is no part of a checkpoint.
     const bool is_base = trace.options.lora.is_on();
     const auto element_bytes =
         static_cast<int64_t>(is_base ? c10::elementSize(trace.unit.compute_dtype) : sizeof(float));
@@ -53,15 +54,15 @@ class OutlineModel : public Denoiser {
 
 TrainOptions options_of_rank(const StepTrace& like, const Sharding& sharding) {
   TrainOptions options = like.options;
-  options.global_batch =
-      (options.global_batch + like.world_size - 1) / like.world_size * sharding.gpus;  // of the most rows
+  // Every rank gets as many rows as the one of `like` with the most.
+  options.global_batch = (options.global_batch + like.world_size - 1) / like.world_size * sharding.gpus;
   options.zero.stage = sharding.zero_stage;
   options.offload.optimizer = sharding.offload_optimizer;
   options.offload.params = sharding.offload_params;
   return options;
 }
 
-// Writes the spans of a trace again, and makes their calls on another rank.
+// Copies the spans of a trace, and makes their calls again on another rank.
 class Repetition {
  public:
   Repetition(RankWork& rank, SpanRecorder& recorder) : rank_(rank), recorder_(recorder) {}
@@ -92,7 +93,7 @@ class Repetition {
     if (std::exchange(in_phase_, false)) recorder_.end(span.phase, span.segment);
   }
 
-  // All but what the calls of the trace did themselves.
+  // Copies what is before `op` and `event`, without what the calls of the trace did themselves.
   void add_until(const Span& span, size_t op, size_t event) {
     if (next_op_ == 0 && op > 0) recorder_.span().ops.reserve(recorder_.span().ops.size() + span.ops.size());
     if (next_event_ == 0 && event > 0)
@@ -110,10 +111,33 @@ class Repetition {
   SpanRecorder& recorder_;
   bool in_phase_ = false;
   size_t next_op_ = 0, next_event_ = 0;
-  std::unordered_set<uint64_t> of_calls_;  // blocks of the trace's own calls
+  std::unordered_set<uint64_t> of_calls_;  // blocks that the trace's own calls allocated
 };
 
 }  // namespace
+
+Sharding sharding_of(const TrainOptions& options, int64_t gpus, const MachineProfile& machine) {
+  const bool has_nodes = machine.node_bytes_per_s > 0 && gpus > machine.gpus_per_node;
+  return {.gpus = gpus,
+          .zero_stage = options.zero.stage,
+          .offload_optimizer = options.offload.optimizer,
+          .offload_params = options.offload.params,
+          .ranks_per_node = options.zero.shard_within_node && has_nodes ? machine.gpus_per_node : 0};
+}
+
+void validate(const Sharding& sharding) {
+  if (sharding.gpus < 1) fail("plan", "--gpus expects a positive number, got {}", sharding.gpus);
+  if (sharding.zero_stage < 0 || sharding.zero_stage > 3)
+    fail("plan", "--zero-stage expects 0, 1, 2 or 3, got {}", sharding.zero_stage);
+}
+
+bool is_of(const StepTrace& trace, const Sharding& sharding) {
+  const bool has_host = trace.device == DryRunDevice::kCuda;
+  return trace.world_size == sharding.gpus && trace.zero.stage == sharding.zero_stage &&
+         trace.ranks_per_node == sharding.ranks_per_node &&
+         trace.unit.placement == placement_of(sharding.offload_optimizer, has_host) &&
+         trace.unit.weight_placement == placement_of(sharding.offload_params, has_host);
+}
 
 RankStep::RankStep(const StepTrace& like, const Sharding& sharding)
     : device_(like.device),

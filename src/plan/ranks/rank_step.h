@@ -1,21 +1,37 @@
-// The step of one of several ranks, composed of the trace of one rank that keeps everything: what the model
-// does is the same, and every call on the training state is made again on that of the other rank.
+// The step of one of several ranks, composed from the trace of one rank that keeps everything. What the model
+// does is the same, and every call on the training state is made again on the state of the other rank.
 #pragma once
 #include <memory>
 
-#include "plan/ranks/sharding.h"
+#include "plan/price/machine_profile.h"
+#include "plan/trace/trace.h"
 #include "step/rank_work.h"
 
 namespace kiln {
 
-// The training state of rank 0 of some ranks, without memory, and what steps do on it.
+// How the state of a planned run is divided among its ranks.
+struct Sharding {
+  int64_t gpus = 1;
+  int64_t zero_stage = 0;  // divides 1: optimizer state and averages, 2: gradients too, 3: weights too
+  Placement offload_optimizer = Placement::kDevice;  // where master, moments and averages are
+  Placement offload_params = Placement::kDevice;     // where the weights are, at stage 3
+  int64_t ranks_per_node = 0;  // ranks that divide the state, each node with a copy; 0: all ranks
+};
+Sharding sharding_of(const TrainOptions& options, int64_t gpus, const MachineProfile& machine);
+// Throws Error if the number of GPUs or the stage is out of range.
+void validate(const Sharding& sharding);
+
+// True if the trace is of such a rank. If not, trace_of_rank() makes one that is.
+bool is_of(const StepTrace& trace, const Sharding& sharding);
+
+// The training state of rank 0 of several ranks, without memory, and what steps do on it.
 class RankStep {
  public:
-  // `like`: a trace of the same model and of as many passes, on any ranks.
+  // `like`: a trace of the same model with as many passes, on any ranks.
   RankStep(const StepTrace& like, const Sharding& sharding);
 
-  // What trace_step() says of this rank. REQUIRES: both stages are below 2, or neither is, or there is one
-  // pass: from stage 2 on gradients are written in every pass, before it they are added to.
+  // Returns what trace_step() would return for this rank. REQUIRES: both stages are below 2, or neither is,
+  // or there is one pass. From stage 2 on every pass writes its gradients; below it, passes add to them.
   StepTrace trace(const StepTrace& source);
 
   int64_t persistent_bytes() const;
@@ -33,7 +49,7 @@ class RankStep {
   StepTrace described_;  // what a trace says of the state, which no step changes
 };
 
-// The trace of rank 0 of `sharding`: composed where `trace` tells of it, traced where not.
+// Returns the trace of rank 0 of `sharding`: composed from `trace` if RankStep can, else traced.
 StepTrace trace_of_rank(const StepTrace& trace, const Sharding& sharding);
 
 }  // namespace kiln

@@ -15,8 +15,8 @@ namespace kiln {
 namespace {
 
 constexpr double kCollectiveLatency = 15e-6;  // seconds, times log2 of the ranks
-constexpr double kHostUpdateBytesPerS =
-    40e9;  // of one rank's update on the host: memory-bound, half a socket
+// One rank's update on the host is bound by memory and has half a socket.
+constexpr double kHostUpdateBytesPerS = 40e9;
 
 // The links among the ranks.
 class Links {
@@ -53,10 +53,10 @@ class StepClock {
       compute_.push_back(seconds_between(trace.spans[i].collectives, op_seconds[i]));
   }
 
-  // A steady step's: the second one.
+  // Runs two steps and keeps the times of the second one, which is steady.
   void run() {
     step();
-    // What the last step sent at its end is what the first step found under way.
+    // What the first step has sent at its end is under way when the second one begins.
     std::vector<double> arrivals;
     for (size_t i = begun_.size(); i-- > 0 && arrivals.size() < trace_.under_way.size();)
       arrivals.push_back(arrival_[begun_[i]] - now_);
@@ -71,7 +71,7 @@ class StepClock {
   double busy_seconds() const { return busy_; }
 
  private:
-  // The seconds of the operations before each event of a span, and after its last one.
+  // Returns the seconds of the operations before each event of a span, and after its last one.
   static std::vector<double> seconds_between(const std::vector<CollectiveEvent>& events,
                                              const std::vector<double>& op_seconds) {
     std::vector<double> between(events.size() + 1);
@@ -87,7 +87,7 @@ class StepClock {
     repeated_ = 0;
     begun_.clear();
     for (size_t i = 0; i < trace_.spans.size();) {
-      // Equal micro-steps: their spans again and again. Each waits for what the one before has begun.
+      // The spans of equal micro-steps run again and again. Each waits for what the one before has begun.
       size_t end = i + 1;
       const int64_t times = trace_.spans[i].times;
       while (times > 1 && end < trace_.spans.size() && trace_.spans[end].times == times) ++end;
@@ -126,19 +126,20 @@ class StepClock {
   const StepTrace& trace_;
   const Links& links_;
   std::vector<std::vector<double>> compute_;  // seconds_between() of each span
-  // By number. Of what stands for several micro-steps each has numbers of its own: `repeated_` more.
+  // By number of the collective. Each of several equal micro-steps has numbers of its own: `repeated_` more.
   std::unordered_map<int64_t, double> arrival_;
   std::vector<int64_t> begun_;  // numbers, in order
   int64_t repeated_ = 0;
   double now_ = 0, link_ = 0, waited_ = 0, busy_ = 0;
 };
 
-// Ranks that state is divided among.
+// Returns the number of ranks that state is divided among.
 int64_t shards_of(const Sharding& sharding) {
   return sharding.ranks_per_node > 0 ? sharding.ranks_per_node : sharding.gpus;
 }
 
-// Gradients go to the host, the update runs there over what the rank keeps, weights come back.
+// Returns the seconds in which gradients go to the host, the update of what the rank keeps runs there, and
+// weights come back.
 double host_update(const StepTrace& trace, const MachineProfile& machine, const Sharding& sharding) {
   double elements = 0;
   for (const int64_t unit : trace.segment_weights)
@@ -158,14 +159,14 @@ double host_update(const StepTrace& trace, const MachineProfile& machine, const 
   return seconds;
 }
 
-// Inputs of segments go to the host and come back in every micro-step.
+// Returns the seconds in which inputs of segments go to the host and come back, in every micro-step.
 double activation_transfers(const StepTrace& trace, const MachineProfile& machine) {
   if (machine.host_link_bytes_per_s <= 0 || machine.device != DryRunDevice::kCuda) return 0;
   return 2 * static_cast<double>(num_micro_steps(trace) * trace.offloaded_activation_bytes) /
          machine.host_link_bytes_per_s;
 }
 
-// Weights that wait elsewhere come for every gather and go back after the update.
+// Seconds of weights that wait elsewhere: they come for every gather and go back after the update.
 struct WeightTransfers {
   double link_s = 0, disk_s = 0;
 };
@@ -188,7 +189,7 @@ WeightTransfers weight_transfers(const StepTrace& trace, const MachineProfile& m
   return transfers;
 }
 
-// Seconds of each operation of each span. What runs on the host is host_update().
+// Returns the seconds of each operation of each span. What runs on the host counts in host_update().
 std::vector<std::vector<double>> op_seconds(const StepTrace& trace, const MachineProfile& machine,
                                             const Sharding& sharding) {
   const bool offloads = sharding.offload_optimizer != Placement::kDevice;

@@ -61,7 +61,7 @@ Json measured_json(const Plan& plan) {
   return runs;
 }
 
-// Seconds that a step waits for a loader that is slower than it.
+// Returns the seconds that a step waits for a slower loader.
 double data_wait_s(const Plan& plan) {
   const double loader = plan.data_rate.loader_images_per_s;
   return loader > 0 ? plan.step_s * std::max(0.0, plan.data_rate.images_per_s / loader - 1) : 0;

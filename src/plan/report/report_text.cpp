@@ -63,7 +63,7 @@ std::string verdict(const Plan& plan) {
                      spare >= 0 ? "to spare" : "too much", plan.needed_phase);
 }
 
-// What costs most by far belongs at the top.
+// Returns a line for the top if f32 takes much longer than half precision.
 std::string precision(const Plan& plan) {
   constexpr double kMuchFaster = 1.5;
   if (plan.half_precision_speed < kMuchFaster) return "";
@@ -92,13 +92,13 @@ std::string memory(const Plan& plan) {
   return text;
 }
 
-// How sure the time is, and what would make it surer.
+// Returns how sure the time is, and what would make it surer.
 std::string interval(const Plan& plan) {
   constexpr double kMostMissing = 0.1;
   std::string text = fmt::format(
-      " expected between {:.3g} and {:.3g} s; measured in its very shapes: {:.0f} % of the time",
+      " expected between {:.3g} and {:.3g} s; measured in exact shapes: {:.0f} % of the time",
       plan.step_s / (1 + plan.time_error), plan.step_s * (1 + plan.time_error), 100 * plan.measured_share);
-  // Another machine's profile is no longer at hand.
+  // Only this machine can be measured now.
   if (plan.machine.device == DryRunDevice::kCpu && plan.measured_share < 1 - kMostMissing)
     text += " (--device cpu --measure-seconds 20 measures the rest)";
   return text + "\n ";

@@ -38,10 +38,10 @@ class VariantReader {
   }
 
  private:
-  // What is given on the command line stays.
+  // Sets an option, unless the command line gives it.
   void set(TrainOptions& options, const TomlEntry& entry) const {
     try {
-      TrainOptions overridden;  // still checked
+      TrainOptions overridden;  // takes a value without effect, which is still checked
       set_option(given_.contains(entry.key) ? overridden : options, entry.key, entry.value);
     } catch (const Error& error) {
       throw Error(fmt::format("{} ({} line {})", error.what(), path_, entry.line));

@@ -1,3 +1,4 @@
+// Advice on what to change in a plan.
 #include <fmt/ranges.h>
 
 #include <cmath>
@@ -5,26 +6,26 @@
 
 #include "core/units.h"
 #include "plan/ranks/rank_step.h"
-#include "plan/run/outlook.h"
-#include "run/train_command.h"
-#include "train/model_size.h"
+#include "plan/run/make_plan.h"
+#include "run/option_values.h"
+#include "train/setup.h"
 
 namespace kiln {
 
 namespace {
 
-constexpr double kMuchMemory = 0.85;   // of the device: fragmentation and other processes take the rest
-constexpr double kHiddenShare = 0.10;  // of a step that a bottleneck may cost unmentioned
+constexpr double kMuchMemory = 0.85;   // share of the device: fragmentation and other processes take the rest
+constexpr double kHiddenShare = 0.10;  // share of a step that a bottleneck may cost unmentioned
 constexpr double kRateMargin = 1.2;    // a disk or loader should be this much faster than the step
 constexpr double kLrMargin = 4;
 
-// What to change, in the words of who reads the advice.
+// Returns what to change, in the words of the reader's command line or file.
 template <class T>
 std::string change(const Plan& plan, const char* option, const T& value) {
   return plan.options.change(option, fmt::format("{}", value));
 }
 
-// What is needed of the machine's memory; with another micro-batch about.
+// Returns the needed share of the machine's memory. With another micro-batch it is an estimate.
 double share_of_memory(const Plan& plan, int64_t micro_batch) {
   double of_passes = 0;  // what grows with the images of a pass
   for (const char* kind : {"batch", "activations", "recompute", "attention", "matmul", "temporaries"})
@@ -65,7 +66,7 @@ void advise_batch(const Plan& plan, std::vector<std::string>& advice) {
         published.least_batch > 0 ? fmt::format("guides say {} or more in all, ", published.least_batch) : "",
         published.global_batch, published.source,
         change(plan, "global-batch", is_small ? published.least_batch : published.global_batch)));
-  // The noise of optimizers that divide by the gradient's size: the rate goes with the root of the batch.
+  // With optimizers that divide by the gradient's size, noise makes the rate go with the root of the batch.
   const double suits = published.lr * std::sqrt(static_cast<double>(train.global_batch) /
                                                 static_cast<double>(published.global_batch));
   if (train.lr.peak > kLrMargin * suits || train.lr.peak < suits / kLrMargin)
@@ -76,18 +77,18 @@ void advise_batch(const Plan& plan, std::vector<std::string>& advice) {
         change(plan, "lr", fmt::format("{:.1g}", suits))));
 }
 
-// The search of what is left open: everything but what it chooses itself.
+// Returns the command of a search. It leaves open what the search itself chooses.
 std::string search_command(const Plan& plan) {
   TrainOptions open = plan.options.train;
   const TrainOptions defaults;
   open.micro_batch = defaults.micro_batch;
   if (open.compute.master_dtype == defaults.compute.master_dtype && !open.compute.emulate_fp8)
-    open.compute.dtype = defaults.compute.dtype;  // else these two ask for the one that is given
+    open.compute.dtype = defaults.compute.dtype;  // else one of these two needs the given dtype
   open.memory.recompute = defaults.memory.recompute;
   open.zero.stage = defaults.zero.stage;
   open.offload.optimizer = defaults.offload.optimizer;
   const std::string train = command_line(open);
-  const bool has_spaces = plan.machine.name.find(' ') != std::string::npos;  // a calibrated one
+  const bool has_spaces = plan.machine.name.find(' ') != std::string::npos;  // a calibrated profile
   const int64_t memory = plan.options.gpu_memory;
   return fmt::format("kiln plan --search --gpu {0}{1}{0}{2} --gpus {3}{4}", has_spaces ? "'" : "",
                      plan.machine.name, memory > 0 ? fmt::format(" --gpu-memory {}", memory) : "",
@@ -109,7 +110,7 @@ void advise_dtype(const Plan& plan, std::vector<std::string>& advice) {
       machine.tf32_flops > single && !train.compute.tf32 ? ", or --tf32 for f32's range" : ""));
 }
 
-// What needs less memory than what is set, the least change first.
+// Returns options that need less memory than those that are set, the least change first.
 std::string less_memory(const Plan& plan) {
   const TrainOptions& train = plan.options.train;
   std::vector<std::string> ways;
@@ -123,7 +124,7 @@ std::string less_memory(const Plan& plan) {
   return fmt::format("{}", fmt::join(ways, " or "));
 }
 
-// Which stage would fit on these GPUs, or on two; 0: none.
+// Advises what needs less memory if little is left, and which stage or search helps if the run does not fit.
 void advise_memory(const Plan& plan, const StepTrace& trace, std::vector<std::string>& advice) {
   const double share = share_of_memory(plan, plan.micro_batch);
   if (plan.fits && share > kMuchMemory)
@@ -148,19 +149,20 @@ void advise_memory(const Plan& plan, const StepTrace& trace, std::vector<std::st
         gpus, gib(needed), gib(plan.machine.memory_bytes), change(plan, "gpus", gpus),
         change(plan, "zero-stage", stage)));
     if (plan.options.gpus > 1) return;
-    break;  // and what one can do
+    break;  // then also say what a single GPU can do
   }
   advice.push_back("it does not fit like this; what does, and how fast it is: " + search_command(plan));
 }
 
-// Twice the images of a step, in passes of as many as now.
+// Returns the options for twice the images of a step, in passes of as many as now.
 std::string larger_steps(const Plan& plan) {
   const TrainOptions& train = plan.options.train;
   const std::string larger = change(plan, "global-batch", 2 * train.global_batch);
   return train.micro_batch > 0 ? larger : larger + " " + change(plan, "micro-batch", plan.micro_batch);
 }
 
-// ", --gpus 16 --zero-stage 1": the same step, the update divided among more; empty where it cannot be.
+// Returns ", --gpus 16 --zero-stage 1": the same step, with the update divided among more. Empty if the batch
+// cannot be divided so.
 std::string divided_further(const Plan& plan) {
   const TrainOptions& train = plan.options.train;
   const int64_t gpus = 2 * plan.options.gpus;
@@ -169,7 +171,7 @@ std::string divided_further(const Plan& plan) {
   return train.zero.stage > 0 ? more : more + " " + change(plan, "zero-stage", 1);
 }
 
-// For each GPU, in one pass.
+// Returns what gives each GPU more images in one pass.
 std::string more_images(const Plan& plan) {
   const TrainOptions& train = plan.options.train;
   if (train.micro_batch > 0) return "(a larger batch, in larger passes)";

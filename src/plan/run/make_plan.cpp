@@ -11,7 +11,6 @@
 #include "plan/price/this_machine.h"
 #include "plan/ranks/rank_step.h"
 #include "plan/ranks/step_time.h"
-#include "plan/run/outlook.h"
 #include "plan/trace/phases.h"
 #include "plan/trace/planned_data.h"
 #include "run/option_values.h"
@@ -20,7 +19,7 @@ namespace kiln {
 
 namespace {
 
-// `train` knows neither missing data nor missing folders; a plan needs none.
+// Checks the options as training does, which refuses missing data and folders. A plan needs neither.
 void check_training(const PlanOptions& options) {
   TrainOptions train = options.train;
   if (train.data.path.empty()) train.data.path = "synthetic";
@@ -39,7 +38,7 @@ void check_sharding(const PlanOptions& options, const Sharding& sharding) {
          sharding.zero_stage, options.change("gpus", "2"), options.change("zero-stage", "0"));
 }
 
-// Pictures are encoded pass by pass, on the device, before the step that takes them.
+// Returns the seconds of encoding pictures: pass by pass, on the device, before the step that takes them.
 double picture_seconds(const Plan& plan) {
   const TrainOptions& train = plan.options.train;
   const std::optional<PlannedAutoencoder> autoencoder =
@@ -52,7 +51,8 @@ double picture_seconds(const Plan& plan) {
   return seconds * static_cast<double>(plan.rank_batch) / static_cast<double>(plan.micro_batch);
 }
 
-// Captions likewise, but for those that are dropped. Weights that do not stay are read once a step.
+// Returns the seconds of encoding the captions that are not dropped. Weights that do not stay on the device
+// are read once a step.
 double caption_seconds(const Plan& plan) {
   const TrainOptions& train = plan.options.train;
   const std::optional<PlannedTextEncoder> planned = planned_text_encoder(train, plan.data);
@@ -177,7 +177,7 @@ Plan plan_data(const PlanOptions& options, const MachineProfile& machine, const 
   if (const std::optional<DataShape> usual = usual_shape(data)) {
     const Plan timed = compose_plan(options, machine, *usual, traced(*usual));
     static_cast<TimePlan&>(plan) = timed;
-    plan.advice.clear();  // its shares are of the usual step
+    plan.advice.clear();  // written again, with shares of the usual step
     add_advice(plan, trace);
   }
   return plan;

@@ -2,35 +2,47 @@
 #pragma once
 #include <optional>
 
+#include "models/family.h"
 #include "plan/run/plan.h"
 
 namespace kiln {
 
-// Throws Error: unknown GPU, a batch that the GPUs do not divide, a stage without ranks, options that cannot
-// be trained.
+// Plans the run of these options. Throws Error for an unknown GPU, a batch that the GPUs do not divide, a
+// stage without ranks, and options that cannot be trained.
 Plan make_plan(const PlanOptions& options);
 
-// Notes in a plan in f32 how much faster half precision would be, where the GPU has it: by planning that too.
+// Notes in a plan in f32 how much faster half precision would be, if the GPU has it. Plans that too.
 void compare_with_half_precision(Plan& plan);
 
-// Adds the speed of each lane, where there are several. Lanes of as many latents take the same time.
+// Adds the speed of each lane, if there are several. Lanes with equally many latents take the same time.
 void add_lane_speeds(Plan& plan);
 
 // Adds what others measured of this model on as many of these GPUs, each beside its own plan.
 void compare_with_published(Plan& plan);
 
-// The parts of make_plan, for who has a trace or plans many configurations.
-// Finds the profile of --gpu, in TF32 where that is asked for, with the memory of --gpu-memory and no more
-// than
-// --memory-budget.
+// The parts of make_plan() follow, for callers that have a trace or plan many configurations.
+
+// Finds the profile of --gpu, in TF32 if that is asked for, with the memory of --gpu-memory and, for a GPU,
+// at most --memory-budget.
 MachineProfile planned_machine(const PlanOptions& options);
 void check_plan(const PlanOptions& options, const MachineProfile& machine);  // throws what make_plan throws
-// What most batches look like, where they differ: captions of the mean length, pictures of the mean area.
+// Returns what most batches look like, if batches differ: captions of the mean length, pictures of the mean
+// area.
 std::optional<DataShape> usual_shape(const DataShape& data);
-// The memory of the largest batch of the data, and the time of what most batches look like.
+// Plans the memory of the largest batch of the data, and the time of a batch of usual_shape().
 Plan plan_data(const PlanOptions& options, const MachineProfile& machine, const DataShape& data);
-// `trace`: of options.train on options.gpus ranks, on `data` and the machine's kind of device.
+// Makes the plan from a trace. `trace`: that of options.train on options.gpus ranks, on `data` and the
+// machine's kind of device.
 Plan compose_plan(const PlanOptions& options, const MachineProfile& machine, const DataShape& data,
                   const StepTrace& trace);
+
+// Fills in what follows from a plan's step: days, cost, other numbers of GPUs, milestones, disk, data rates.
+void add_outlook(Plan& plan, const StepTrace& trace);
+
+// Fills in advice on what to change: one line each, with the reason and the option to change.
+void add_advice(Plan& plan, const StepTrace& trace);
+
+// Returns what the authors of the model published of its training. global_batch is 0 if that is nothing.
+PublishedTraining published_run(const TrainOptions& options);
 
 }  // namespace kiln

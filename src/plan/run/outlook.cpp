@@ -1,5 +1,4 @@
-#include "plan/run/outlook.h"
-
+// From one step's memory and time to a whole run.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -12,6 +11,7 @@
 #include "models/registry.h"
 #include "plan/ranks/rank_step.h"
 #include "plan/ranks/step_time.h"
+#include "plan/run/make_plan.h"
 #include "plan/trace/planned_data.h"
 #include "train/store_data.h"
 
@@ -119,7 +119,7 @@ std::vector<Milestone> milestones_of(const Plan& plan) {
   return milestones;
 }
 
-// One line where nobody has published what the model's pictures are after how many steps.
+// Returns a line if nobody has published how good the model's pictures are after how many steps.
 std::string unknown_quality(const TrainOptions& train) {
   const auto& known = family_of(train.model.name).quality;
   const auto is_of_model = [&](const PublishedQuality& point) {
@@ -133,7 +133,7 @@ std::string unknown_quality(const TrainOptions& train) {
 }  // namespace
 
 PublishedTraining published_run(const TrainOptions& options) {
-  if (options.lora.is_on()) return {.model = "", .source = ""};  // an adapter's training is another
+  if (options.lora.is_on()) return {.model = "", .source = ""};  // an adapter's training is different
   for (const PublishedTraining& run : family_of(options.model.name).published) {
     if (!options.model.name.starts_with(run.model)) continue;
     if (run.image_size == 0 || run.image_size == options.data.image_size) return run;

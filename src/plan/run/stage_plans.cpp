@@ -8,7 +8,8 @@ namespace kiln {
 
 namespace {
 
-// `model`: the config of the first stage's; empty: this is it.
+// Returns the options of one stage. `model`: the config of the first stage's model; empty for the first
+// stage.
 PlanOptions options_of(const PlanOptions& options, size_t index, const std::string& model) {
   const StageOptions& stage = options.train.stages[index];
   PlanOptions of_stage = options;

@@ -1,4 +1,4 @@
-// The plans of a run's stages: the memory it needs is that of the worst, the time the sum.
+// The plans of a run's stages. The run needs the memory of the worst one and the time of all.
 #pragma once
 #include <functional>
 #include <string>
@@ -10,14 +10,14 @@ namespace kiln {
 
 struct StagePlans {
   std::vector<std::string> names;  // "stage 2 (large)"
-  std::vector<Plan> plans;         // of each alone, with its own steps
+  std::vector<Plan> plans;         // each stage alone, with its own steps
   size_t worst = 0;                // the one that needs the most memory
   int64_t steps = 0;
   double days = 0, cost = 0;
   bool fits = true;  // all of them
 };
 
-// REQUIRES: options.train has stages. `plan`: of one stage. Throws Error naming the stage.
+// Plans each stage with `plan`. REQUIRES: options.train has stages. Throws Error naming the stage.
 StagePlans make_stage_plans(const PlanOptions& options, const std::function<Plan(const PlanOptions&)>& plan);
 
 }  // namespace kiln

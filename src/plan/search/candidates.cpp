@@ -4,7 +4,7 @@
 #include <cmath>
 
 #include "core/units.h"
-#include "plan/ranks/sharding.h"
+#include "plan/ranks/rank_step.h"
 #include "plan/run/make_plan.h"
 
 namespace kiln {
@@ -12,13 +12,13 @@ namespace kiln {
 namespace {
 
 constexpr double kHoursPerDay = 24;
-// Screening equals a plan but for this: what is screened further away from the best plan so far cannot win.
-// Everything nearer is planned.
+// Screening equals a plan up to this share. What is screened further away from the best plan so far cannot
+// win. Everything nearer is planned.
 constexpr double kTolerance = 1e-3;
 
 double needed_bytes(const Plan& plan) { return static_cast<double>(plan.needed_bytes); }
 
-// What a device must have, as far as it is told apart: what its allocator caches beside it goes back when
+// Returns what a device must have, in steps of kToldApart. What its allocator caches besides goes back when
 // memory runs out.
 double least_memory(double bytes) {
   constexpr double kToldApart = 256 << 20;
@@ -57,7 +57,7 @@ Candidates::Candidates(const SearchOptions& options, const MachineProfile& machi
       most_share_(options.memory_share) {
   for (size_t i = 0; i < configurations_.size(); ++i)
     if (configurations_[i].step_s > 0) possible_.push_back(i);
-  // Where nothing leaves so much room: what leaves a little, before what leaves none.
+  // If nothing leaves that much room, take what leaves a little, or else what leaves none.
   for (const double share : {kFullShare, 1.0})
     if (share > most_share_ && !best(kFastest, {})) most_share_ = share;
 }

@@ -1,5 +1,5 @@
-// The configurations of a search, and the one of them that is best for a goal: the same that planning all of
-// them would find.
+// The configurations of a search. Finds the one that is best for a goal: the same that planning all of them
+// would find.
 #pragma once
 #include <map>
 #include <optional>
@@ -18,7 +18,7 @@ struct Limits {
   }
 };
 
-// What a goal minimises, and what decides where that is equal.
+// What a goal minimises, and what decides if that is equal.
 using Figures = std::pair<double, double>;
 struct Goal {
   const char* name;
@@ -29,17 +29,17 @@ extern const Goal kFastest, kCheapest, kLeastMemory;
 
 class Candidates {
  public:
-  // REQUIRES: all outlive this, but for `data`.
+  // REQUIRES: all but `data` outlive this.
   Candidates(const SearchOptions& options, const MachineProfile& machine, const DataShape& data,
              SearchTraces& traces);
 
   const std::vector<Configuration>& all() const { return configurations_; }
 
-  // The plan of those that fit, with memory to spare, and meet `limits` with the lowest figure: that of
-  // planning all of them. Null when there is none. `gpus`: of so many only.
+  // Returns the plan with the lowest figure of all that fit, with memory to spare, and meet `limits`; null if
+  // there is none. `gpus`: considers this number of GPUs only.
   const Plan* best(const Goal& goal, const Limits& limits, std::optional<int64_t> gpus = {});
 
-  // The plan of what needs least, whether it fits or not.
+  // Returns the plan of what needs least, whether it fits or not.
   const Plan& smallest();
 
  private:

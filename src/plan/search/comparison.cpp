@@ -88,7 +88,7 @@ class Comparer {
       result_.ranked.push_back({.plan = *plan});
       return;
     }
-    // The fastest says how far the limits are.
+    // This one shows how far the limits are.
     if (const Plan* plan = candidates.best(search.deadline_days > 0 ? kFastest : kCheapest, {})) {
       result_.ranked.push_back({.plan = *plan, .meets = false});
       return;

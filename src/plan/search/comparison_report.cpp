@@ -46,7 +46,7 @@ std::string to_text(const Comparison& comparison) {
     misses = misses || !comparison.ranked[i].meets;
   }
   if (misses) text += "  *  fits, but misses the deadline or the cost\n";
-  if (comparison.ranked.empty()) text += "nothing of it fits\n";
+  if (comparison.ranked.empty()) text += "nothing fits\n";
   for (size_t i = 0; i < std::min(kMostCommands, comparison.ranked.size()); ++i)
     text += fmt::format("\n{}: {}\n", i + 1, launch_command(comparison.ranked[i].plan));
   if (!comparison.left_out.empty()) text += "\nLeft out\n";

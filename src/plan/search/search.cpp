@@ -9,7 +9,7 @@
 #include "plan/run/make_plan.h"
 #include "plan/search/candidates.h"
 #include "plan/trace/planned_data.h"
-#include "run/train_command.h"
+#include "run/option_values.h"
 
 namespace kiln {
 
@@ -19,7 +19,7 @@ std::string needs(const Plan& plan) {
   return fmt::format("{:.2f} of {:.2f} GiB", gib(plan.needed_bytes), gib(plan.machine.memory_bytes));
 }
 
-// The same configuration on the smallest GPU that it fits.
+// Plans the same configuration on the smallest GPU with more memory that it fits.
 std::optional<Plan> on_larger_gpu(const Plan& plan) {
   std::vector<MachineProfile> machines = builtin_profiles();
   std::ranges::stable_sort(machines, {}, &MachineProfile::memory_bytes);
@@ -48,7 +48,8 @@ void explain_no_fit(SearchResult& result, Candidates& search) {
   result.nearest.push_back({.goal = "nearest that fits", .plan = *larger});
 }
 
-// `limits` are not met by anything that fits: the fastest within the cost, else the cheapest, is nearest.
+// Explains that nothing that fits meets `limits`. The nearest is the fastest within the cost, else the
+// cheapest.
 void explain_limits(SearchResult& result, Candidates& search, const Limits& limits) {
   const Plan* nearest = limits.days > 0 ? search.best(kFastest, {.cost = limits.cost}) : nullptr;
   if (!nearest) nearest = search.best(kCheapest, {});

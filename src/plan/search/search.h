@@ -1,4 +1,4 @@
-// `kiln plan --search`: of all configurations of a run the few that are best, as commands.
+// `kiln plan --search`: finds the few best of all configurations of a run, as commands.
 #pragma once
 #include <nlohmann/json.hpp>
 #include <string>
@@ -10,7 +10,7 @@ namespace kiln {
 
 struct SearchChoice {
   std::string goal;  // "fastest that fits", ...
-  Plan plan;         // its own, traced for it alone
+  Plan plan;         // traced for this choice alone
 };
 
 struct SearchResult {
@@ -18,15 +18,15 @@ struct SearchResult {
   MachineProfile machine;
   size_t num_configurations = 0;
   // The fastest, the cheapest and the one of least memory that fit and meet the deadline and the cost; one
-  // choice where these are the same.
+  // choice if these are the same.
   std::vector<SearchChoice> best{};
-  std::vector<SearchChoice>
-      by_gpus{};          // with any_gpus: the fastest of each number of GPUs that fits and meets
-  std::string problem{};  // one line: why there is none
-  std::vector<SearchChoice> nearest{};  // then: what comes nearest, at most one
+  // With any_gpus: of each number of GPUs the fastest that fits and meets them.
+  std::vector<SearchChoice> by_gpus{};
+  std::string problem{};                // why there is none, in one line
+  std::vector<SearchChoice> nearest{};  // what comes nearest if there is none; at most one
 };
 
-// Throws Error for options that cannot be planned and limits without effect.
+// Searches all configurations. Throws what check_search() throws.
 SearchResult search(const SearchOptions& options);
 
 // Throws Error for options that cannot be planned and limits without effect.
@@ -36,8 +36,8 @@ nlohmann::json choice_json(const SearchChoice& choice);
 nlohmann::json to_json(const SearchResult& result);
 std::string to_text(const SearchResult& result);
 
-// "kiln train --model ...", ready to be pasted: under torchrun where several machines are needed. Where the
-// plan has no data and no run folder, they are called store and run.
+// Returns "kiln train --model ...", ready to be pasted, under torchrun if several machines are needed. If the
+// plan has no data and no run folder, they are called store (or pictures) and run.
 std::string launch_command(const Plan& plan);
 
 }  // namespace kiln

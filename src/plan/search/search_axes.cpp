@@ -56,7 +56,7 @@ std::vector<Placement> SearchAxes::weight_places(int64_t gpus, int64_t zero_stag
   if (is_fixed("offload-params")) return {search_.plan.train.offload.params};
   if (!on_cuda() || zero_stage < 3) return {Placement::kDevice};
   if (gpus == 1 && !is_fixed("zero-stage"))
-    return {Placement::kHost, Placement::kNvme};  // the device is stage 0
+    return {Placement::kHost, Placement::kNvme};  // weights on the device are stage 0
   return {Placement::kDevice, Placement::kHost, Placement::kNvme};
 }
 

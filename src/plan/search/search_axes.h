@@ -1,5 +1,5 @@
-// What `kiln plan --search` searches, and the values of each searched option that are tried: the given one,
-// or all that the machine has a use for.
+// What `kiln plan --search` searches, and which values of each searched option it tries: the given one, or
+// all that the machine has a use for.
 #pragma once
 #include <set>
 #include <string>
@@ -9,14 +9,14 @@
 
 namespace kiln {
 
-// What leaves room for fragmentation and other programs; and all that can be had of a GPU that serves nothing
-// else.
+// Shares of a GPU's memory: what leaves room for fragmentation and other programs, and all that can be had of
+// a GPU that serves nothing else.
 inline constexpr double kRoomyShare = 0.85, kFullShare = 0.97;
 
 struct SearchOptions {
   PlanOptions plan;
   bool any_gpus = false;                   // 1, 2, 4, ... of them, instead of plan.gpus
-  std::set<std::string> fixed{};           // of kSearchedOptions: what plan.train says stays
+  std::set<std::string> fixed{};           // those of kSearchedOptions that stay as plan.train says
   double deadline_days = 0, max_cost = 0;  // 0: none
   // Winners use no more than this share of a GPU's memory, unless nothing else fits.
   double memory_share = kRoomyShare;
@@ -38,10 +38,11 @@ class SearchAxes {
   std::vector<int64_t> gpu_counts() const;                 // ascending
   std::vector<int64_t> micro_batches(int64_t gpus) const;  // a GPU's whole batch first
   std::vector<int64_t> stages(int64_t gpus) const;
-  // Where the optimizer may be; and at stage 3 the weights, for which a single GPU is enough then.
+  // Places where the optimizer may be, and at stage 3 the weights. Stage 3 with weights off the device needs
+  // only one GPU.
   std::vector<Placement> optimizer_places() const;
   std::vector<Placement> weight_places(int64_t gpus, int64_t zero_stage) const;
-  // Which activations are recomputed or offloaded is given.
+  // True if it is given which activations are recomputed or offloaded.
   bool is_one_set() const;
   bool may_offload_activations() const;
 

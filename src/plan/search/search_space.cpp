@@ -21,8 +21,7 @@ namespace kiln {
 
 namespace {
 
-// Shares of what may be used that mixtures of keeping and recomputing aim at: what fragmentation leaves of
-// it.
+// Shares of the usable memory that mixtures of keeping and recomputing aim at. Fragmentation takes the rest.
 constexpr double kMixtureShares[] = {0.98, 0.9};
 
 class SpaceBuilder {
@@ -74,8 +73,8 @@ class SpaceBuilder {
     }
   }
 
-  // Adds the pass at one stage, with the weights where they are: all places of the optimizer, all sets of
-  // activations.
+  // Adds the pass at one stage, with the weights where they are, for all places of the optimizer and all sets
+  // of activations.
   void add_stage() {
     const auto& options = search_.plan.train;
     present_.offload_optimizer = Placement::kDevice;
@@ -84,7 +83,7 @@ class SpaceBuilder {
     for (const Placement offload : axes_.optimizer_places()) {
       if (present_.offload_params != Placement::kDevice && !axes_.is_fixed("offload-params") &&
           roomy_.contains(offload))
-        continue;  // it fits without
+        continue;  // it fits with the weights on the device
       if (!of_stage) of_stage = rank_traces();
       present_.offload_optimizer = offload;
       beside_ = bytes_beside(*of_stage->keep);
@@ -105,7 +104,7 @@ class SpaceBuilder {
     }
   }
 
-  // Traces of the rank that offloads no optimizer.
+  // Traces of a rank that offloads no optimizer.
   struct RankTraces {
     std::shared_ptr<const StepTrace> keep, all{}, offloaded{};
   };
@@ -136,14 +135,16 @@ class SpaceBuilder {
     return sharding;
   }
 
-  // What the device holds beside the live bytes of `trace`, whose rank offloads nothing: negative where less.
+  // Returns what the device holds beside the live bytes of `trace`, whose rank offloads no optimizer.
+  // Negative if it holds less than these.
   int64_t bytes_beside(const StepTrace& trace) {
     return machine_.context_bytes + workspaces_bytes(machine_) +
            communication_bytes(machine_, present_.gpus) + frozen_ +
            traces_.rank(trace, sharding()).persistent_bytes() - trace.memory.persistent_bytes;
   }
 
-  // With some to spare for what the allocator loses to fragments: nothing more has to be offloaded.
+  // Notes a place of the optimizer that leaves room, with some to spare for what the allocator loses to
+  // fragments. Nothing more has to be offloaded then.
   void note_room(Placement optimizer) {
     const double share = *std::ranges::min_element(kMixtureShares);
     if (static_cast<double>(configurations_.back().least_bytes) <= share * usable_bytes())
@@ -201,12 +202,12 @@ class SpaceBuilder {
   const SearchAxes axes_;
   // By compute dtype, --recompute and --offload-activations.
   std::map<std::tuple<at::ScalarType, SegmentSet, SegmentSet>, TraceFamily*> families_;
-  // Places of the optimizer with which some set of the pass and the stage has room, weights on the device.
+  // Places of the optimizer with which some set of activations of this pass has room, weights on the device.
   std::set<Placement> roomy_;
   std::unique_ptr<Denoiser> denoiser_;
   Configuration present_;
   int64_t frozen_ = 0;  // bytes of nets that are not trained
-  int64_t beside_ = 0;
+  int64_t beside_ = 0;  // bytes_beside() at present
   std::vector<Configuration> configurations_;
 };
 
@@ -217,7 +218,7 @@ PlanOptions options_of(const SearchOptions& search, const Configuration& configu
   options.gpus = configuration.gpus;
   TrainOptions& train = options.train;
   const bool whole = configuration.micro_batch * configuration.gpus >= train.global_batch;
-  train.memory.budget = {};  // it is in the memory of the machine, and what keeps to it is chosen here
+  train.memory.budget = {};  // the machine's memory has it already, and the search chooses what keeps to it
   train.micro_batch = whole ? 0 : configuration.micro_batch;
   train.compute.dtype = configuration.compute_dtype;
   train.memory.recompute = configuration.recompute;

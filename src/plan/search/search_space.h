@@ -1,4 +1,4 @@
-// What `kiln plan --search` chooses from: every configuration of a run, with figures that rank them.
+// Every configuration of a run that `kiln plan --search` chooses from, with figures that rank them.
 #pragma once
 #include <string>
 #include <vector>
@@ -13,18 +13,19 @@ struct Configuration {
   at::ScalarType compute_dtype = at::kFloat;
   SegmentSet recompute{}, offload_activations{};
   Placement offload_optimizer = Placement::kDevice, offload_params = Placement::kDevice;
-  // Composed of few traces (plan/trace/trace_family.h), to rank by. Its plan takes as long, and needs no
-  // fewer bytes: live bytes, context and communication are the same, the allocator's rounding and
-  // fragmentation come on top.
+  // Figures to rank by, composed from few traces (plan/trace/trace_family.h). Its plan takes as long and
+  // needs no fewer bytes: live bytes, context and communication are the same, and the allocator's rounding
+  // and fragmentation come on top.
   int64_t least_bytes = 0;
-  double step_s = 0;  // 0 where it is too large
+  double step_s = 0;  // 0 if it is too large
 };
 PlanOptions options_of(const SearchOptions& search, const Configuration& configuration);
 
-// Micro-batches are halves, quarters, ... of a GPU's batch. Recomputation is of nothing, of everything and,
-// where that lies between too much memory and much to spare, the fewest FLOPs that fit
-// (plan/memory/segment_costs.h). bf16 stands for both halves where the machine has it. Activations, and at
-// stage 3 weights, are offloaded only where everything else leaves too little.
+// Returns every configuration of a search. Micro-batches are a GPU's batch, its half, its quarter, ...
+// Nothing is recomputed, or everything. If the first needs too much memory and the second fits, the fewest
+// FLOPs that fit are recomputed too (plan/memory/segment_costs.h). bf16 stands for both half-precision dtypes
+// if the machine has it. Activations, and at stage 3 weights, are offloaded only if everything else leaves
+// too little room.
 std::vector<Configuration> configurations(const SearchOptions& search, const MachineProfile& machine,
                                           const DataShape& data, SearchTraces& traces);
 inline std::vector<Configuration> configurations(const SearchOptions& search, const MachineProfile& machine,

@@ -18,7 +18,8 @@ TraceFamily& SearchTraces::family(const TrainOptions& options, const DataShape& 
   return *family;
 }
 
-// What tells the steps of ranks apart: from stage 2 on gradients of several passes are another program.
+// Returns what tells the steps of ranks apart. From stage 2 on gradients of several passes are another
+// program.
 SearchTraces::RankKey SearchTraces::key_of(const StepTrace& like, const Sharding& sharding) {
   return {
       like.device,         like.options.compute.dtype, num_micro_steps(like) > 1, sharding.gpus,
@@ -37,7 +38,7 @@ std::shared_ptr<const StepTrace> SearchTraces::of_rank(const StepTrace& source, 
   if (const auto known = of_ranks_.find(key); known != of_ranks_.end()) return known->second;
   if (of_ranks_.size() >= kMostOfRanks) of_ranks_.clear();
   auto trace = std::make_shared<StepTrace>(rank(source, sharding).trace(source));
-  for (Span& span : trace->spans) {  // their bytes are found
+  for (Span& span : trace->spans) {  // their bytes have been found
     span.events = {};
     span.calls = {};
   }

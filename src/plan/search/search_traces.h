@@ -1,4 +1,4 @@
-// Traces that the searches of a run on several machines share: a step is the same on every GPU.
+// Traces that the searches of a run on several machines share, because a step is the same on every GPU.
 #pragma once
 #include <map>
 #include <memory>
@@ -12,17 +12,18 @@ namespace kiln {
 
 class SearchTraces {
  public:
-  // The family of these options, whatever their batches; it stays where it is.
+  // Returns the family of these options, whatever their batches. The reference stays valid.
   TraceFamily& family(const TrainOptions& options, const DataShape& data, DryRunDevice device,
                       int64_t most_images);
 
-  // The rank of `sharding` that takes steps like `like`'s, a trace of a family; it stays where it is.
+  // Returns the rank of `sharding` that takes steps like `like`, a trace of a family. The reference stays
+  // valid.
   RankStep& rank(const StepTrace& like, const Sharding& sharding);
-  // `source`, a trace of a family, as that rank takes it: its operations and the bytes of its spans, without
-  // the events that these were found from.
+  // Returns `source`, a trace of a family, as that rank takes it: its operations and the bytes of its spans,
+  // without the events that the bytes were found from.
   std::shared_ptr<const StepTrace> of_rank(const StepTrace& source, const Sharding& sharding);
 
-  // As trace_step(). Stays until the next call.
+  // Returns what trace_step() returns. The reference stays valid until the next call.
   const StepTrace& step(const TrainOptions& options, const DataShape& data, DryRunDevice device,
                         int64_t world_size, int64_t ranks_per_node);
 

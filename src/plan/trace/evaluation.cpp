@@ -22,7 +22,8 @@ int64_t bytes_of(const std::vector<at::Tensor>& tensors) {
   return bytes;
 }
 
-// Pictures of the reference where it lies here and is no file of statistics alone.
+// Returns the number of pictures of the reference: 0 if it is a file of statistics alone, nothing if it is
+// not here.
 std::optional<int64_t> reference_size(const TrainOptions& options) {
   const std::string& path = options.evaluation.reference;
   if (path.empty() || !std::filesystem::exists(path)) return std::nullopt;
@@ -31,29 +32,30 @@ std::optional<int64_t> reference_size(const TrainOptions& options) {
   return PictureSource::open(path, is_npz ? 0 : options.data.image_size)->size();
 }
 
-// What a pass of the net makes. It is counted, not traced: several of the nets' operations compute no shapes
-// on meta tensors.
+// What a pass of the net allocates. It is counted, not traced, because several of the nets' operations
+// compute no shapes on meta tensors.
 struct PassBytes {
-  int64_t width = 0, spatial = 0;  // of the features
-  int64_t bytes = 0;               // alive at most beside the pictures
+  int64_t width = 0, spatial = 0;  // widths of the features
+  int64_t bytes = 0;               // most alive beside the pictures
 };
 
-// (rows, 32 + 64 channels, 147, 147) f32 around the third convolution; the resize before it where pictures
-// are large.
+// Counts (rows, 32 + 64 channels, 147, 147) f32 around the third convolution, or the resize before it if
+// pictures are large.
 PassBytes inception_pass(const FeatureNet&, int64_t rows, int64_t side) {
   constexpr int64_t kSide = 299, kStem = 147 * 147 * (32 + 64);
   const int64_t resize = 3 * side * side + 4 * 3 * side * kSide + 3 * 3 * kSide * kSide;
   return {.width = 2048, .spatial = 2023, .bytes = 4 * rows * std::max(kStem, resize)};
 }
 
-// Three of (rows, 32, side / 2, side / 2) f32: the first stage and what its deviation takes.
+// Counts three of (rows, 32, side / 2, side / 2) f32: the first stage and what its deviation takes.
 PassBytes random_pass(const FeatureNet& net, int64_t rows, int64_t side) {
   int64_t width = 0;
   for (const at::Tensor& weight : net.weights()) width += 2 * weight.size(0);
   return {.width = width, .bytes = 4 * rows * 3 * 8 * side * side};
 }
 
-// The residual stream, the MLP's hidden values before and behind its activation; the resized pictures.
+// Counts the residual stream, the MLP's hidden values before and after its activation, and the resized
+// pictures.
 PassBytes dinov2_pass(const FeatureNet& net, int64_t rows, int64_t) {
   constexpr int64_t kSide = 224, kPatch = 14, kLive = 3 + 4 + 4;
   const int64_t width = net.weights().front().size(-1), tokens = 1 + (kSide / kPatch) * (kSide / kPatch);
@@ -66,7 +68,7 @@ PassBytes pass_of(const FeatureNet& net, int64_t rows, int64_t side) {
   return random_pass(net, rows, side);
 }
 
-// Blocks that are alive one after another within those before them.
+// Writes the events of nested blocks: the last one allocated is the first one freed.
 class EventList {
  public:
   explicit EventList(MemoryEvents& events) : events_(events) {}
@@ -80,18 +82,18 @@ class EventList {
     events_.push_back({.id = id, .bytes = bytes});
     alive_.push_back(events_.back());
   }
-  void free() {  // the last one
+  void free() {  // frees the last one
     events_.push_back({.id = alive_.back().id, .bytes = -alive_.back().bytes});
     alive_.pop_back();
   }
 
  private:
-  static constexpr uint64_t kFirstId = uint64_t{1} << 45;  // of nothing traced
+  static constexpr uint64_t kFirstId = uint64_t{1} << 45;  // above the ids of traces
   MemoryEvents& events_;
   std::vector<MemoryEvent> alive_;
 };
 
-// A matrix and a vector in f64 for each kind of features.
+// Returns the bytes of a matrix and a vector in f64 for each kind of features.
 int64_t statistics_bytes(const PassBytes& pass) {
   return kF64 * (pass.width * (pass.width + 1) + pass.spatial * (pass.spatial + 1));
 }
@@ -112,7 +114,7 @@ EvaluationTrace trace_evaluation(const TrainOptions& options, DryRunDevice devic
   const PassBytes pass = pass_of(*net, rows, side);
   const int64_t statistics = statistics_bytes(pass), row_bytes = kF32 * pass.width;
   trace.reference_bytes = statistics + num_reference * row_bytes;
-  // Sums, then with all features joined the statistics of them, and what the metrics take.
+  // First the sums, then the statistics of all features joined, and what the metrics take.
   const auto judge = [&](EventList& events) {
     events.allocate(statistics + share * row_bytes);
     events.allocate(statistics + evaluation.images * row_bytes);

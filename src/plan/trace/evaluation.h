@@ -1,5 +1,5 @@
-// What evaluations in training (--evaluate-every) hold: the feature net and the statistics of the reference
-// all along, and what one evaluation takes beside its drawing.
+// The memory of evaluations in training (--evaluate-every): the feature net and the statistics of the
+// reference all along, and what one evaluation takes besides drawing its pictures.
 #pragma once
 #include <cstdint>
 #include <string>
@@ -11,16 +11,17 @@
 namespace kiln {
 
 struct EvaluationTrace {
-  int64_t net_bytes = 0;        // on the device, from before the state is built
-  int64_t reference_bytes = 0;  // on the host likewise: its statistics and features
+  int64_t net_bytes = 0;        // the net on the device, from before the state is built
+  int64_t reference_bytes = 0;  // on the host, likewise: the reference's statistics and features
   MemoryEvents judge{};    // on the device: pictures through the net; on a CPU statistics and metrics, too
-  int64_t host_bytes = 0;  // at most, of statistics and metrics; on a CPU they are in `judge`
-  std::string note{};      // what is not known of it; "" for nothing
+  int64_t host_bytes = 0;  // most of statistics and metrics; on a CPU they are in `judge`
+  std::string note{};      // what is not known of it; "" if all is known
 };
-// On one of `world_size` ranks. REQUIRES: the run evaluates. Throws Error: an unknown net.
+// Traces evaluations on one of `world_size` ranks. REQUIRES: the run evaluates. Throws Error for an unknown
+// net.
 EvaluationTrace trace_evaluation(const TrainOptions& options, DryRunDevice device, int64_t world_size);
 
-// Bytes of the feature net's weights; 0: the run does not evaluate.
+// Returns the bytes of the feature net's weights; 0 if the run does not evaluate.
 int64_t feature_net_bytes(const TrainOptions& options);
 
 }  // namespace kiln

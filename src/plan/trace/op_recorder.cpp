@@ -17,12 +17,12 @@ namespace kiln {
 
 namespace {
 
-constexpr double kLeastSeconds = 1e-6;  // of any operation: nothing is free
+constexpr double kLeastSeconds = 1e-6;  // the least of any operation: nothing is free
 
 enum class OpKind {
-  kComposed,  // of other operations, which count instead
+  kComposed,  // made of other operations, which count instead
   kFree,      // moves no data
-  kWhole,     // counts, and what it calls is part of it
+  kWhole,     // counts as one operation, with all that it calls
 };
 
 using Tensors = std::vector<at::Tensor>;
@@ -58,7 +58,7 @@ Tensors tensors_of(c10::ArrayRef<const c10::IValue> values) {
   return tensors;
 }
 
-// An expanded dimension lies in memory once.
+// Returns the bytes in memory, where an expanded dimension lies once.
 double bytes_of(const at::Tensor& tensor) {
   double bytes = static_cast<double>(tensor.element_size());
   for (int64_t d = 0; d < tensor.dim(); ++d)
@@ -66,7 +66,7 @@ double bytes_of(const at::Tensor& tensor) {
   return bytes;
 }
 
-// Each tensor once, however often it is named.
+// Counts each tensor once, however often it is named.
 double bytes_of(const Tensors& tensors) {
   double bytes = 0;
   for (auto tensor = tensors.begin(); tensor != tensors.end(); ++tensor)
@@ -82,7 +82,7 @@ void set_product(OpRecord& op, int64_t m, int64_t n, int64_t k) {
   op.flops = 2.0 * static_cast<double>(m) * static_cast<double>(n) * static_cast<double>(k);
 }
 
-// queries (B, H, N, d), over as many keys. Backward multiplies five matrices where forward does two.
+// queries: (B, H, N, d), over `num_keys` keys. Backward makes five products where forward makes two.
 void set_attention(OpRecord& op, const at::Tensor& queries, int64_t num_keys, bool backward) {
   const int64_t heads = queries.size(0) * queries.size(1), num_tokens = queries.size(2),
                 dim = queries.size(3);
@@ -92,18 +92,18 @@ void set_attention(OpRecord& op, const at::Tensor& queries, int64_t num_keys, bo
       (backward ? 10.0 : 4.0) * static_cast<double>(heads * num_tokens) * static_cast<double>(num_keys * dim);
 }
 
-// qkv (B, N, 3, H, d).
+// qkv: (B, N, 3, H, d).
 void set_packed_attention(OpRecord& op, const at::Tensor& qkv, bool backward) {
   set_attention(op, qkv.select(2, 0).transpose(1, 2), qkv.size(1), backward);
 }
 
-// q (B, N, H, d) over keys (T, H, d) of which each belongs to one sample.
+// q: (B, N, H, d), k: (T, H, d). Each key belongs to one sample.
 void set_ragged_attention(OpRecord& op, const at::Tensor& q, const at::Tensor& k, bool backward) {
   set_attention(op, q.transpose(1, 2), /*num_keys=*/1, backward);
   op.flops *= static_cast<double>(k.size(0)) / static_cast<double>(std::max<int64_t>(q.size(0), 1));
 }
 
-// A convolution as the product (pixels, in * kernel) x (in * kernel, out), `times` over.
+// Describes a convolution as the product (pixels, in * kernel) x (in * kernel, out), done `times` times.
 void set_convolution(OpRecord& op, const at::Tensor& weight, int64_t pixels, int64_t times) {
   set_product(op, pixels * times, weight.size(0), weight.numel() / weight.size(0));
   op.op_class = OpClass::kConvolution;
@@ -152,9 +152,9 @@ const std::unordered_map<std::string_view, Describe>& multiplying_ops() {
        [](OpRecord& op, const Tensors& in) { set_attention(op, in[0], in[1].size(2), /*backward=*/false); }},
       {"aten::_scaled_dot_product_efficient_attention",
        [](OpRecord& op, const Tensors& in) { set_attention(op, in[0], in[1].size(2), /*backward=*/false); }},
-      {"aten::convolution",  // the pixels are known with the output
+      {"aten::convolution",  // the number of pixels is known with the output
        [](OpRecord& op, const Tensors& in) { set_convolution(op, in[1], /*pixels=*/0, /*times=*/1); }},
-      {"aten::convolution_backward",  // of the pixels, and of a weight that is trained
+      {"aten::convolution_backward",  // gradients of the pixels, and of a weight that is trained
        [](OpRecord& op, const Tensors& in) {
          set_convolution(op, in[2], in[0].numel() / in[0].size(1), /*times=*/in[2].requires_grad() ? 2 : 1);
        }}};
@@ -174,7 +174,7 @@ OpKind look_up(std::string_view name, std::string_view overload) {
   return is_view ? OpKind::kFree : OpKind::kWhole;
 }
 
-// What an operator is, by its name and overload as torch's RecordFunction gives them.
+// Returns the kind of an operator from its name and overload, as torch's RecordFunction gives them.
 OpKind kind_of(std::string_view name, std::string_view overload) {
   thread_local std::unordered_map<std::string, OpKind> known;
   std::string key;
@@ -185,7 +185,7 @@ OpKind kind_of(std::string_view name, std::string_view overload) {
   return entry->second;
 }
 
-// Fills in everything that the inputs tell of the operation `op.name`.
+// Fills in what the inputs say about the operation `op.name`.
 void describe_inputs(OpRecord& op, std::string_view overload, c10::ArrayRef<const c10::IValue> inputs) {
   Tensors tensors = tensors_of(inputs);
   if (tensors.empty()) return;
@@ -202,7 +202,7 @@ void describe_inputs(OpRecord& op, std::string_view overload, c10::ArrayRef<cons
     for (const at::Tensor& tensor : tensors) op.k = std::max(op.k, tensor.numel());
 }
 
-// And the outputs, afterwards.
+// Fills in what the outputs say.
 void describe_outputs(OpRecord& op, c10::ArrayRef<c10::IValue> outputs) {
   const Tensors tensors = tensors_of(c10::ArrayRef<const c10::IValue>(outputs.data(), outputs.size()));
   if (op.op_class == OpClass::kElementwise) {  // sums, where a result is smaller than what is read
@@ -232,7 +232,8 @@ int64_t num_infinite(const at::Tensor& tensor) {
   return tensor.numel() - at::isfinite(tensor).sum().item<int64_t>();
 }
 
-// The inputs of an operation in place are seen after it: its overflow counts.
+// Counts infinite results of an operation whose inputs are finite. An operation in place shows its inputs
+// only after it has run, so its overflow counts.
 void check_values(OpRecord& op, const Tensors& inputs, c10::ArrayRef<c10::IValue> outputs) {
   const at::NoGradGuard no_grad;
   const Tensors results = tensors_of(c10::ArrayRef<const c10::IValue>(outputs.data(), outputs.size()));
@@ -255,13 +256,13 @@ void check_values(OpRecord& op, const Tensors& inputs, c10::ArrayRef<c10::IValue
 
 }  // namespace
 
-// What torch calls around every operation of the thread.
+// Callbacks that torch runs around every operation of the thread.
 struct OpCallbacks {
   struct Leaf : at::ObserverContext {
-    Tensors inputs;  // where values are checked: torch gives them at the start alone
+    Tensors inputs;  // kept where values are checked: torch gives them only at the start
   };
-  // Who records this thread's operations. Autograd takes it, with the callbacks, to the thread that runs a
-  // GPU's backward, while this one waits.
+  // The recorder of this thread's operations. Autograd takes it, with the callbacks, to the thread that runs
+  // a GPU's backward, while this one waits.
   struct Owner : c10::DebugInfoBase {
     explicit Owner(OpRecorder& its_recorder) : recorder(its_recorder) {}
     OpRecorder& recorder;
@@ -298,7 +299,7 @@ struct OpCallbacks {
       r.current_.seconds = std::max(kLeastSeconds, r.current_.seconds - r.empty_seconds_);
     describe_outputs(r.current_, function.outputs());
     if (r.checks_values_) check_values(r.current_, static_cast<Leaf*>(context)->inputs, function.outputs());
-    // Meta's sums in place (engine_sums.h) go by the name of those that are not.
+    // On meta, sums in place (engine_sums.h) have the name of sums that are not.
     if (r.current_.name == "aten::add" && r.first_input_ == first_tensor(function.outputs()))
       r.current_.name = "aten::add_";
     r.records_.push_back(std::move(r.current_));

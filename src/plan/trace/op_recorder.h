@@ -1,5 +1,5 @@
-// The operations that a piece of program runs, with their work: what a machine profile prices. Seen through
-// torch's RecordFunction, on meta tensors (plan) or with times on a real device (calibration).
+// Records the operations that a piece of program runs, with their work, which a machine profile prices. Sees
+// them through torch's RecordFunction, on meta tensors (plan) or with times on a real device (calibration).
 #pragma once
 #include <ATen/core/Tensor.h>
 
@@ -14,15 +14,15 @@ class DebugInfoGuard;
 
 namespace kiln {
 
-// Records the leaf operations of this thread, and of autograd's on its behalf, while in scope, one recorder
-// at a time.
+// While in scope, records the leaf operations of this thread and of autograd's threads on its behalf. A
+// thread has one recorder at a time.
 class OpRecorder : public OpSource {
  public:
   struct Options {
-    // Measures the seconds of each. On a CUDA device that synchronises around every operation, for whose time
-    // as much is taken off as an operation on a single element takes so: launches and synchronisation.
+    // Measures the seconds of each operation. On a CUDA device it synchronises around each, and takes off the
+    // time of an operation on a single element, which is launch and synchronisation.
     bool timed = false;
-    bool checks_values = false;  // looks for overflows in every result, outside of the times
+    bool checks_values = false;  // looks for overflows in every result, outside of the measured times
     at::Device device = at::kCPU;
   };
   explicit OpRecorder(const Options& options);
@@ -43,11 +43,11 @@ class OpRecorder : public OpSource {
   at::Device device_;
   std::unique_ptr<c10::DebugInfoGuard> owner_;  // makes this the recorder of the thread
   uint64_t handle_ = 0;
-  bool inside_ = false;                // a leaf operation: what it calls is part of it
+  bool inside_ = false;                // inside a leaf operation, which includes what it calls
   OpRecord current_;                   // that leaf
-  const void* first_input_ = nullptr;  // of it, to tell a result in place
-  Clock::time_point started_;          // and when
-  double empty_seconds_ = 0;           // that timing itself takes
+  const void* first_input_ = nullptr;  // of that leaf, to recognise a result in place
+  Clock::time_point started_;          // when that leaf started
+  double empty_seconds_ = 0;           // what timing itself takes
   std::vector<OpRecord> records_;
 };
 

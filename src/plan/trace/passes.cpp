@@ -8,7 +8,7 @@ namespace kiln {
 
 namespace {
 
-constexpr int kCopyShift = 44;  // ids of a trace count from small numbers
+constexpr int kCopyShift = 44;  // ids of a trace are below 2^44
 
 class StepComposer {
  public:
@@ -24,7 +24,7 @@ class StepComposer {
         add(span, 0);
         step_.spans.back().micro_step = -1;
       }
-    for (const auto& [id, made] : alive_)  // what passes leave behind
+    for (const auto& [id, made] : alive_)  // frees what passes leave behind
       step_.spans.back().events.push_back(
           {.id = id, .bytes = -made.bytes, .kind = made.kind, .by_call = made.by_call});
     find_bytes(step_);
@@ -55,7 +55,7 @@ class StepComposer {
     if (event.bytes > 0)
       alive_[event.id] = event;
     else if (alive_.erase(event.id) == 0)
-      return;  // of a pass that is not in this step
+      return;  // the block is of a pass that is not in this step
     span.events.push_back(event);
   }
 
@@ -86,7 +86,7 @@ void fold_equal_passes(RecordedStep& step, int64_t num_whole, int64_t peak_of_on
     if (span.micro_step == 2) span.times += left_out;
   }
   if (left_behind <= 0) return;
-  // As one block that lives as long as the step.
+  // What they leave behind becomes one block that lives as long as the step.
   MemoryEvents& first = step.spans.front().events;
   first.insert(first.begin(), {.id = last_id + 1, .bytes = left_behind});
   for (Span::Call& call : step.spans.front().calls) ++call.before_event;

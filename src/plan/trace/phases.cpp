@@ -11,7 +11,7 @@
 #include "plan/trace/planned_data.h"
 #include "plan/trace/trace.h"
 #include "sample/sampler_loop.h"
-#include "step/average_in_place.h"
+#include "step/forward_pass.h"
 #include "train/encoding/encoded_captions.h"
 #include "train/sample_grid.h"
 #include "train/validation.h"
@@ -41,7 +41,7 @@ at::Tensor on_meta(at::IntArrayRef shape, at::ScalarType dtype = at::kFloat) {
   return at::empty(shape, at::TensorOptions(at::kMeta).dtype(dtype));
 }
 
-// The pictures that the largest lane's latents are made of.
+// Returns the pictures that the largest lane's latents are made of.
 at::Tensor pictures_on_meta(const Autoencoder& autoencoder, const DataShape& data, int64_t rows) {
   const Lane& lane = data.largest();
   return on_meta({rows, 3, lane.height * autoencoder.downsample, lane.width * autoencoder.downsample});
@@ -105,7 +105,7 @@ MemoryEvents trace_validation(const TrainOptions& options, const DataShape& data
     made.batch.timesteps = training.objective->timesteps(std::exchange(made.time_uniform, {}));
     return made.batch;
   };
-  forward_losses(training, batch_of(1));  // the objective's tables are made, which stay
+  forward_losses(training, batch_of(1));  // makes the objective's tables, which stay
   // On a CPU the loader's arrays are read where they are.
   std::optional<StepBatch> batch;
   const int64_t rows = rows_of_validation(options, group->world_size());

@@ -1,5 +1,6 @@
-// What happens on the device outside the step: building model and state, validation, drawing sample grids,
-// encoding images. Traced on meta tensors like the step, on one of the ranks of `group` (dry_group).
+// Traces what happens on the device outside the step: building model and state, validation, drawing sample
+// grids, encoding images. As for the step, this runs on meta tensors, on one of the ranks of `group`
+// (dry_group).
 #pragma once
 #include <cstdint>
 #include <functional>
@@ -13,38 +14,38 @@
 
 namespace kiln {
 
-// What `work` allocates and frees on meta.
+// Returns what `work` allocates and frees on meta.
 MemoryEvents logged_on_meta(const std::function<void()>& work);
 
-// build_training: what it leaves alive is the persistent state.
+// Traces build_training(). What it leaves alive is the persistent state.
 MemoryEvents trace_load(const TrainOptions& options, const DataShape& data, DryRunDevice device,
                         const std::shared_ptr<ProcessGroup>& group);
 
-// A sample grid but for its decoding: one batch through two steps of the sampler. Everything is freed at the
-// end.
+// Traces a sample grid without its decoding: one batch through two steps of the sampler. Everything is freed
+// at the end.
 MemoryEvents trace_sample_grid(const TrainOptions& options, const DataShape& data, DryRunDevice device,
                                const std::shared_ptr<ProcessGroup>& group);
-// One batch of a validation. Everything is freed at the end.
+// Traces one batch of a validation. Everything is freed at the end.
 MemoryEvents trace_validation(const TrainOptions& options, const DataShape& data, DryRunDevice device,
                               const std::shared_ptr<ProcessGroup>& group);
 
 struct AutoencoderEvents {
   MemoryEvents load;       // leaves its weights alive
-  MemoryEvents decode;     // of one batch of a sample grid
-  MemoryEvents encode;     // of the images of a pass in the largest lane, where they are encoded on the way
-  int64_t downsample = 1;  // pixels that a latent is made of, on a side
+  MemoryEvents decode;     // decodes one batch of a sample grid
+  MemoryEvents encode;     // encodes the images of a pass in the largest lane, if they are encoded on the way
+  int64_t downsample = 1;  // pixels of a latent along a side
 };
-// On one of `world_size` ranks. `data`: of what is decoded, and encoded.
+// Traces the autoencoder on one of `world_size` ranks. `data`: what is decoded and encoded.
 AutoencoderEvents trace_autoencoder(const nlohmann::json& config, const TrainOptions& options,
                                     const DataShape& data, DryRunDevice device, int64_t world_size);
 
-// The operations of encoding the images of a pass in the largest lane of `data`.
+// Returns the operations of encoding the images of a pass in the largest lane of `data`.
 std::vector<OpRecord> trace_encoding(const nlohmann::json& config, const TrainOptions& options,
                                      const DataShape& data, DryRunDevice device, int64_t world_size);
 
 struct TextEncoderEvents {
-  MemoryEvents load;    // leaves its weights alive; none where they are streamed
-  MemoryEvents encode;  // of the longest captions, as many as are encoded at once
+  MemoryEvents load;    // leaves its weights alive; empty if they are streamed
+  MemoryEvents encode;  // encodes the longest captions, as many as are encoded at once
   bool is_streamed = false;
 };
 // Traces the encoding of the captions of `data` on one of `world_size` ranks.
@@ -57,10 +58,10 @@ struct CaptionEncodingTrace {
 };
 CaptionEncodingTrace trace_caption_encoding(const TextEncoder& encoder, const TrainOptions& options,
                                             const DataShape& data, DryRunDevice device, int64_t world_size);
-// Bytes of the weights of the text encoder that a run keeps on the device; 0: none.
+// Returns the bytes of the weights of the text encoder that a run keeps on the device; 0 if there is none.
 int64_t text_encoder_bytes(const TrainOptions& options, const DataShape& data, DryRunDevice device);
 
-// Bytes of the weights of the autoencoder that a run loads; 0: it loads none.
+// Returns the bytes of the weights of the autoencoder that a run loads; 0 if it loads none.
 int64_t autoencoder_bytes(const TrainOptions& options, const DataShape& data, DryRunDevice device);
 
 }  // namespace kiln

@@ -4,7 +4,7 @@
 #include <filesystem>
 
 #include "core/error.h"
-#include "core/text/byte_size.h"
+#include "core/units.h"
 #include "data/loader/batches.h"
 #include "data/store/feature_store.h"
 #include "data/text_store/joined_text.h"
@@ -27,12 +27,12 @@ bool is_synthetic(const TrainOptions& options) {
   return options.data.path.empty() || options.data.is_synthetic();
 }
 
-// A plan without data, but with an autoencoder, is of pictures that it encodes.
+// True for a plan without data but with an autoencoder, which is about pictures that it encodes.
 bool plans_for_pictures(const TrainOptions& options) {
   return options.data.path.empty() && !options.data.autoencoder.empty() && !options.data.in_pixels();
 }
 
-// What pictures are encoded to.
+// Returns the form of the latents that pictures are encoded to.
 PublishedLatents latents_of(const TrainOptions& options) {
   if (encodes_images(options) && fs::exists(options.data.autoencoder)) {
     const auto autoencoder =

@@ -15,28 +15,29 @@ namespace kiln {
 
 namespace {
 
-// The loader's arrays, without memory. A step on a CPU reads them where they are: views, which allocate
-// nothing. A step on a GPU copies them there: they are tensors on the CPU whose data nobody reads, and are
-// copied to meta.
+// Returns an array of the loader, without memory. A step on a CPU reads the arrays where they are, as views,
+// which allocate nothing. A step on a GPU copies them: here they are tensors on the CPU whose data nobody
+// reads, and are copied to meta.
 at::Tensor loader_array(at::IntArrayRef shape, at::ScalarType dtype, DryRunDevice device) {
   if (device == DryRunDevice::kCpu) return at::empty(shape, at::TensorOptions(at::kMeta).dtype(dtype));
   return at::from_blob(nullptr, shape, at::TensorOptions().dtype(dtype));
 }
 
-// The rows of the last rank, which has the most.
+// Returns the batch of the last rank, which has the most rows.
 BatchTensors loader_batch(const DataShape& data, int64_t global_batch, DryRunDevice device,
                           int64_t world_size) {
   const int64_t size = rank_rows(global_batch, world_size - 1, world_size).count;
   BatchTensors made =
       dry_batch(data, size, [&](BatchArray array, at::IntArrayRef sizes, at::ScalarType dtype) {
-        const bool stays = array == BatchArray::kTimeUniform;  // its timesteps are what the step is given
+        // The step is given the timesteps that are made of it.
+        const bool stays = array == BatchArray::kTimeUniform;
         return loader_array(sizes, dtype, stays ? DryRunDevice::kCpu : device);
       });
   made.batch.global_batch = global_batch;
   return made;
 }
 
-// Makes the objective's tables on meta, which on a CPU are there before the first step.
+// Makes the objective's tables on meta. On a CPU they are there before the first step.
 void make_tables(const Objective& objective, const DataShape& data) {
   const auto meta = at::TensorOptions(at::kMeta);
   const at::Tensor x_0 = at::empty({1, data.channels, data.largest().height, data.largest().width}, meta);
@@ -57,7 +58,7 @@ void describe_model(const Training& training, StepTrace& trace) {
   trace.flops_per_image = flops_of_image(training);
 }
 
-// Micro-steps of a step: so many whole ones, and the rest.
+// The micro-steps of a step: whole ones of `images` each, and the rest.
 struct MicroSteps {
   int64_t images = 0, num_whole = 0, rest = 0;
 };
@@ -139,7 +140,7 @@ StepTrace trace_every_micro_step(const TrainOptions& options, const DataShape& d
     const MetaAllocationScope scope(recorder);
     const EngineSumsInPlace sums;
     if (device == DryRunDevice::kCpu) made.batch.timesteps = training.objective->timesteps(made.time_uniform);
-    ops.take();  // the loader's
+    ops.take();  // drops those of the loader
     group->observe(&recorder);
     training.step->observe(&recorder);
     training.step->run(made.batch, options.lr.peak);

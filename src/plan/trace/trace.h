@@ -11,7 +11,7 @@
 
 namespace kiln {
 
-// The steady step of one rank; the first one allocates the same. Of several ranks it is one with the most
+// The steady step of one rank; the first step allocates the same. Of several ranks it is one with the most
 // rows of a batch.
 struct StepTrace : RecordedStep {
   DryRunDevice device = DryRunDevice::kNone;
@@ -20,37 +20,38 @@ struct StepTrace : RecordedStep {
   int64_t world_size = 1;
   int64_t ranks_per_node = 0;            // 0: all on one
   std::vector<std::string> segments;     // names, as Denoiser::segments()
-  std::vector<FlatLayout> layouts;       // of the trainable weights of each segment
+  std::vector<FlatLayout> layouts;       // the trainable weights of each segment
   std::vector<int64_t> segment_weights;  // trainable elements of each unit, padding included
   int64_t num_weights = 0;               // trainable, padding not included
-  double flops_per_image = 0;            // forward and backward, nothing recomputed: what share of peak is of
+  double flops_per_image = 0;  // forward and backward, nothing recomputed; shares of peak count these
   int64_t offloaded_activation_bytes = 0;  // on the host
   // These describe the training state.
   ZeroOptions zero;
-  FlatUnitOptions unit;     // of every unit; its sharding and moments are left out
-  int64_t state_bytes = 0;  // that this rank keeps of the optimizer's state: master, moments, EMAs
+  FlatUnitOptions unit;     // options of every unit, without its sharding and moments
+  int64_t state_bytes = 0;  // optimizer's state that this rank keeps: master, moments, EMAs
   OffloadedBytes offloaded;
-  int64_t checkpoint_bytes = 0;       // of its files
-  int64_t checkpoint_part_bytes = 0;  // that this rank writes
+  int64_t checkpoint_bytes = 0;       // all files of a checkpoint
+  int64_t checkpoint_part_bytes = 0;  // the part that this rank writes
 };
 // Fills in what a trace says of the training state.
 void describe_state(const TrainingState& state, StepTrace& trace);
 
 int64_t num_micro_steps(const StepTrace& trace);
 
-// One whole step of one of `world_size` ranks, so many on each machine (0: all on one); options.global_batch
-// is of all of them. Of many equal micro-steps one stands for all between the others (Span::times); the peak
-// is that of all. Throws Error for options that cannot be trained.
+// Traces one whole step of one of `world_size` ranks, `ranks_per_node` of them on each machine (0: all on
+// one). options.global_batch is that of all ranks. If there are many equal micro-steps, one stands for all
+// between the others (Span::times); the peak is that of all. Throws Error for options that cannot be trained.
 StepTrace trace_step(const TrainOptions& options, const DataShape& data, DryRunDevice device,
                      int64_t world_size = 1, int64_t ranks_per_node = 0);
-// The same with every micro-step traced.
+// Does the same with every micro-step traced.
 StepTrace trace_every_micro_step(const TrainOptions& options, const DataShape& data, DryRunDevice device,
                                  int64_t world_size = 1, int64_t ranks_per_node = 0);
 
-// A batch of the largest lane whose captions are all as long as one may be: what takes the most memory.
+// Returns a batch of the largest lane with captions that are all as long as possible, which takes the most
+// memory.
 BatchTensors dry_batch(const DataShape& data, int64_t rows, const ArrayMaker& make);
 
-// The ranks that a dry run stands for, so many on each machine (0: all on one).
+// Returns the ranks that a dry run stands for, `ranks_per_node` on each machine (0: all on one).
 std::shared_ptr<ProcessGroup> dry_group(int64_t world_size, int64_t ranks_per_node = 0);
 
 }  // namespace kiln

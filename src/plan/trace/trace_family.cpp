@@ -9,10 +9,10 @@ namespace kiln {
 
 namespace {
 
-// A pass of one image is another program: what would be broadcast over a batch has its shape already.
+// A pass of one image is another program, because what is broadcast over a batch already has its shape.
 constexpr int64_t kLowImages = 2, kLeastHighImages = 8;
 
-// The line through the two traces.
+// The straight line through two traces, taken at `images`.
 class Line {
  public:
   Line(int64_t low, int64_t high, int64_t images) : from_(images - low), span_(high - low) {}
@@ -26,7 +26,7 @@ class Line {
   int64_t from_, span_;
 };
 
-// Two traces of one program have the same spans, and these the same operations and allocations.
+// True if two spans may be of one program: they have the same operations and as many allocations.
 bool are_alike(const Span& a, const Span& b) {
   return a.phase == b.phase && a.segment == b.segment && a.events.size() == b.events.size() &&
          std::ranges::equal(a.ops, b.ops, {}, &OpRecord::name, &OpRecord::name);
@@ -85,12 +85,12 @@ const StepTrace& TraceFamily::traced(const Kind& kind) {
 
 const StepTrace& TraceFamily::equal_passes(const Kind& kind) {
   if (const auto known = equal_.find(kind); known != equal_.end()) return known->second;
-  // Scratch of a CPU's products goes in steps, and small ones are other programs.
+  // The scratch of products grows in steps on a CPU, and small passes are other programs.
   if (kind.images < low_ || device_ == DryRunDevice::kCpu) return traced(kind);
   const StepTrace& low = traced({low_, kind.num_passes, kind.writes_gradients});
   const StepTrace& high = traced({high_, kind.num_passes, kind.writes_gradients});
   if (kind.images == low_ || kind.images == high_) return equal_.at(kind);
-  // Other kernels may serve other sizes: convolutions', and captions whose rows need not be filled up.
+  // Other kernels may serve other sizes, for convolutions and for captions whose rows need no filling up.
   if (!are_one_program(low, high)) return traced(kind);
   StepTrace trace = compose_trace(low, low_, high, high_, kind.images);
   trace.options.micro_batch = kind.images;
@@ -108,7 +108,7 @@ const StepTrace& TraceFamily::at(int64_t micro_batch, int64_t images, int64_t ze
   if (const auto known = traces_.find(key); known != traces_.end()) return known->second;
   const Pass last = rest > 0 ? Pass{&equal_passes({rest, kTracedPasses, writes}), kTracedPasses - 1}
                              : Pass{&equal, kTracedPasses - 1};
-  const auto composed = [&](int64_t num_passes) {  // of whole ones
+  const auto composed = [&](int64_t num_passes) {  // whole ones
     std::vector<Pass> passes(static_cast<size_t>(num_passes - (rest == 0)), {&equal, 1});
     passes.front().micro_step = 0;
     passes.push_back(last);

@@ -10,7 +10,7 @@
 namespace kiln::text {
 namespace {
 
-// Letters, marks, digits and connectors: \w of regular expressions.
+// True for letters, marks, digits and connectors: \w of regular expressions.
 bool is_word_character(char32_t c) {
   const auto mask = U_GET_GC_MASK(static_cast<UChar32>(c));
   return (mask & (U_GC_L_MASK | U_GC_M_MASK | U_GC_ND_MASK | U_GC_NL_MASK | U_GC_PC_MASK)) != 0;

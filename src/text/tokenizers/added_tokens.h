@@ -1,4 +1,4 @@
-// Tokens that are recognised in the text as they stand, before the vocabulary's own way of cutting it.
+// Tokens that are found in the text as they stand, before the vocabulary cuts the rest.
 #pragma once
 #include <cstdint>
 #include <map>
@@ -14,7 +14,7 @@ namespace kiln::text {
 struct AddedToken {
   std::string content{};
   bool single_word = false;                        // not within a word
-  bool strips_left = false, strips_right = false;  // takes the spaces beside it along
+  bool strips_left = false, strips_right = false;  // also takes the spaces beside it
   bool normalized = false;                         // found in normalized text, and normalized itself
 };
 
@@ -22,18 +22,18 @@ class AddedTokens {
  public:
   explicit AddedTokens(const SubwordModel& model) : model_(model), next_id_(model.vocabulary_size()) {}
 
-  // A token that the vocabulary has keeps its id, another gets the next one. The first of the same content
-  // counts; an empty one does not.
+  // Adds a token. One that the vocabulary has keeps its id, any other gets the next id. Ignores an empty
+  // token and a second one with the same content.
   void add(const AddedToken& token);
-  // After the last add().
+  // Call this after the last add().
   void index();
 
-  // The id of a token, added or of the vocabulary.
+  // Returns the id of a token, added or of the vocabulary.
   std::optional<int64_t> id_of(std::string_view content) const;
   int64_t vocabulary_size() const { return next_id_; }
-  // Ids of a text; what lies between added tokens is the model's.
+  // Appends the ids of a text. The model encodes what lies between added tokens.
   void encode(std::string_view text, TokenIds& ids) const;
-  // Everything that decides about ids, for a fingerprint.
+  // Returns everything that decides the ids, for a fingerprint.
   std::string description() const;
 
  private:
@@ -41,7 +41,7 @@ class AddedTokens {
     AddedToken token;
     int64_t id = 0;
   };
-  // encode_rest(text) for what is no token of `patterns`, ids for what is.
+  // Appends the ids of tokens of `patterns`, and calls encode_rest(text) for everything between them.
   template <class EncodeRest>
   void split(std::string_view text, const PrefixIndex& patterns, TokenIds& ids,
              const EncodeRest& encode_rest) const;

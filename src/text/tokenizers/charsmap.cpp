@@ -27,7 +27,7 @@ Charsmap::Charsmap(std::string_view compiled, const std::string& source) {
   units_.resize(trie_bytes / sizeof(uint32_t));
   std::memcpy(units_.data(), compiled.data(), trie_bytes);
   replacements_ = compiled.substr(trie_bytes);
-  // A walk checks its positions; what it finds must be a string that ends.
+  // apply() checks positions itself but relies on replacements that end.
   if (!replacements_.ends_with('\0')) broken();
 }
 

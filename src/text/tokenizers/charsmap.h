@@ -1,5 +1,5 @@
-// SentencePiece's compiled normalization rules: a double-array trie (Darts) of what is replaced, and the
-// replacements.
+// SentencePiece's compiled normalization rules: a double-array trie (Darts) of the texts to replace, and
+// their replacements.
 #pragma once
 #include <cstdint>
 #include <string>
@@ -10,11 +10,11 @@ namespace kiln::text {
 
 class Charsmap {
  public:
-  // `compiled`: size of the trie in bytes (u32), the trie (u32 each), replacements that end in NUL. Empty: no
-  // rules. Throws Error naming `source` when it is broken.
+  // `compiled` holds the size of the trie in bytes (u32), the trie (u32 each) and replacements that end in
+  // NUL. Empty: no rules. Throws Error naming `source` when it is broken.
   Charsmap(std::string_view compiled, const std::string& source);
 
-  // The longest rule at each position replaces what it matches.
+  // Applies the longest rule that matches at each position.
   std::string apply(std::string_view text) const;
 
  private:

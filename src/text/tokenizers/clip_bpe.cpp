@@ -16,11 +16,11 @@ namespace {
 
 constexpr const char* kWordEnd = "</w>";
 constexpr std::array<std::string_view, 7> kContractions = {"'s", "'t", "'re", "'ve", "'m", "'ll", "'d"};
-// The pattern of words names these; written in the text they are three words each, unless they are added
-// tokens.
+// CLIP's pattern of words names these. In a text each is three words, unless it is an added token.
 constexpr std::array<std::string_view, 2> kMarkers = {"<|startoftext|>", "<|endoftext|>"};
 
-// Each byte as a printable character: itself where it is one, else one from U+0100 on. (GPT-2)
+// Returns a printable character for each byte: the byte itself where it is printable, else one from U+0100 on
+// (GPT-2).
 std::array<std::string, 256> byte_characters() {
   std::array<std::string, 256> characters;
   char32_t next = 0x100;
@@ -65,7 +65,7 @@ class ClipBpe : public SubwordModel {
     return lower(spaced);
   }
 
-  // Words: contractions, runs of letters, single digits, runs of other characters.
+  // Words are contractions, runs of letters, single digits and runs of other characters.
   void encode(std::string_view text, TokenIds& ids) const override {
     for (size_t i = 0; i < text.size();) {
       if (const size_t length = marker_at(text.substr(i))) {

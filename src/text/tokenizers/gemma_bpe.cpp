@@ -38,7 +38,7 @@ class GemmaBpe : public SubwordModel {
 
   void encode(std::string_view text, TokenIds& ids) const override {
     TokenIds symbols;
-    bool was_unknown = false;  // neighbouring unknown characters are one
+    bool was_unknown = false;  // neighbouring unknown characters become one token
     for (size_t i = 0; i < text.size();) {
       const size_t begin = i;
       next_code_point(text, i);
@@ -66,8 +66,8 @@ class GemmaBpe : public SubwordModel {
     return true;
   }
 
-  // Two pieces merge where their text is a piece: lower ids first, of one piece the split with the shortest
-  // left part.
+  // Two pieces merge if their joined text is a piece. Lower ids merge first; for equal ids, the pair with the
+  // shortest left part.
   std::optional<Merge> merge_of(int64_t left, int64_t right) const {
     const std::optional<int64_t> id = vocabulary_.find(pieces_[left] + pieces_[right]);
     if (!id) return std::nullopt;

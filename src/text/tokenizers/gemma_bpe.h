@@ -8,8 +8,8 @@
 
 namespace kiln::text {
 
-// Spaces are kept, as marks; nothing else is normalized. `unknown`: the token of what has no bytes either.
-// Throws Error naming `source` when there is no such token.
+// Spaces become marks; nothing else is normalized. `unknown` is the token of characters that have no byte
+// tokens either. Throws Error naming `source` when there is no such token.
 std::unique_ptr<SubwordModel> make_gemma_bpe(const SentencePieceModel& model, const std::string& unknown,
                                              const std::string& source);
 

@@ -20,20 +20,20 @@ namespace kiln::text {
 namespace {
 
 namespace fs = std::filesystem;
-constexpr int64_t kMostLength = 1'000'000'000;  // a model_max_length beyond is "none"
+constexpr int64_t kMostLength = 1'000'000'000;  // a model_max_length from here on means "none"
 constexpr int64_t kT5ExtraIds = 100;
 
-// What a kind makes of its files.
+// The model and the tokens that a kind of tokenizer loads from its files.
 struct Loaded {
   std::unique_ptr<SubwordModel> model;
-  std::vector<AddedToken> own_tokens{};  // that the vocabulary's file names, unless the config lists some
+  std::vector<AddedToken> own_tokens{};  // named by the vocabulary's file; unused if the config lists some
 };
 
 struct TokenizerKind {
   const char* name;
-  std::vector<const char*> files;  // all of which are there
+  std::vector<const char*> files;  // all must exist
   TokenRoles roles;
-  // The tokens before a text, between two, and after the last, by their roles.
+  // The roles of the tokens before a text, between two texts, and after the last.
   std::vector<const char*> before, between, after;
   Loaded (*load)(const fs::path& folder, const TokenizerConfig& config);
 };
@@ -55,7 +55,7 @@ Loaded load_clip_kind(const fs::path& folder, const TokenizerConfig& config) {
   return {load_clip_bpe(folder / "vocab.json", folder / "merges.txt", config.roles.at("unk_token"))};
 }
 
-// The control and user-defined pieces of a model.
+// Returns the control and user-defined pieces of a model.
 std::vector<AddedToken> own_tokens_of(const SentencePieceModel& model) {
   std::vector<AddedToken> tokens;
   for (const auto& piece : model.pieces)
@@ -157,7 +157,7 @@ const TokenizerKind& kind_of(const fs::path& folder) {
        folder.string());
 }
 
-// A kind without a frame of its own follows the settings add_bos_token and add_eos_token.
+// Returns the kind's frame. A kind without one follows the settings add_bos_token and add_eos_token.
 SpecialFrame frame_of(const TokenizerKind& kind, const TokenizerConfig& config, const AddedTokens& tokens) {
   const auto ids_of = [&](const std::vector<const char*>& roles) {
     TokenIds ids;

@@ -1,4 +1,4 @@
-// Byte-pair encoding's loop, for whoever knows the rank of a pair.
+// The loop of byte-pair encoding, for any way to rank pairs.
 #pragma once
 #include <cstdint>
 #include <optional>
@@ -15,7 +15,7 @@ struct Merge {
 };
 
 // Merges neighbours in the order of their rank, equal ones from the left, until no pair has one.
-// merge_of(left id, right id): an optional Merge.
+// merge_of(left id, right id) returns an optional Merge.
 template <class MergeOf>
 void merge_pairs(TokenIds& symbols, const MergeOf& merge_of) {
   struct Candidate {
@@ -46,7 +46,7 @@ void merge_pairs(TokenIds& symbols, const MergeOf& merge_of) {
     candidates.pop();
     if (is_gone[top.position] || next[top.position] == kNone) continue;
     const size_t right = next[top.position];
-    // One of the two has been merged since: what is there now must still make the same token.
+    // One of the two may have been merged since: what is there now must still make the same token.
     const std::optional<Merge> merge = merge_of(symbols[top.position], symbols[right]);
     if (!merge || merge->id != top.id) continue;
     symbols[top.position] = top.id;

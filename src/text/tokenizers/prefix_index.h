@@ -1,4 +1,4 @@
-// All entries of a vocabulary that a text begins with.
+// Finds all entries of a vocabulary that a text begins with.
 #pragma once
 #include <algorithm>
 #include <cstdint>
@@ -16,7 +16,7 @@ class PrefixIndex {
     std::sort(entries_.begin(), entries_.end());
   }
 
-  // visit(bytes, id) of each entry that is a prefix of `text`, the shortest first.
+  // Calls visit(bytes, id) for each entry that is a prefix of `text`, the shortest first.
   template <class Visit>
   void visit_prefixes(std::string_view text, const Visit& visit) const {
     auto first = entries_.begin(), last = entries_.end();  // those that agree with the bytes so far
@@ -34,7 +34,7 @@ class PrefixIndex {
   }
 
  private:
-  std::vector<std::pair<std::string, int64_t>> entries_;  // by their bytes
+  std::vector<std::pair<std::string, int64_t>> entries_;  // sorted by their bytes
 };
 
 }  // namespace kiln::text

@@ -10,12 +10,13 @@
 namespace kiln::text {
 namespace {
 
-// Fields of one protocol-buffer message, in the order of the bytes.
+// Reads the fields of one protocol-buffer message in the order of the bytes.
 class MessageReader {
  public:
   MessageReader(std::string_view bytes, const std::string& source) : rest_(bytes), source_(source) {}
 
-  // The next field; false at the end. `number` and one of value() and bytes() are its.
+  // Moves to the next field. Returns false at the end. number() and one of value() and bytes() belong to the
+  // field.
   bool next() {
     if (rest_.empty()) return false;
     const uint64_t tag = varint();
@@ -77,7 +78,7 @@ class MessageReader {
   uint64_t number_ = 0, value_ = 0;
 };
 
-// Field numbers of sentencepiece_model.proto.
+// Uses the field numbers of sentencepiece_model.proto.
 SentencePieceModel::Piece parse_piece(std::string_view bytes, const std::string& source) {
   SentencePieceModel::Piece piece;
   MessageReader fields(bytes, source);

@@ -24,7 +24,7 @@ struct SentencePieceModel {
   std::string charsmap{};  // normalization rules as compiled by the trainer (Charsmap); may be empty
 };
 
-// Throws Error naming `source` where the bytes are no such model.
+// Throws Error naming `source` if the bytes are no such model.
 SentencePieceModel parse_sentencepiece_model(std::string_view bytes, const std::string& source);
 SentencePieceModel read_sentencepiece_model(const std::filesystem::path& path);
 

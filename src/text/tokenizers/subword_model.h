@@ -1,4 +1,5 @@
-// How a kind of tokenizer turns plain text into ids; what surrounds the text is the Tokenizer's.
+// The interface of a kind of tokenizer that turns plain text into ids. The Tokenizer adds what surrounds the
+// text.
 #pragma once
 #include <cstdint>
 #include <optional>
@@ -13,7 +14,8 @@ using TokenIds = std::vector<int64_t>;
 class SubwordModel {
  public:
   virtual ~SubwordModel() = default;
-  // Valid UTF-8 as the vocabulary was made for it: lower case, without accents, composed, ...
+  // Returns valid UTF-8 in the form that the vocabulary was made for: lower case, without accents, composed,
+  // ...
   virtual std::string normalize(std::string_view text) const = 0;
   // Appends the ids of normalized text between added tokens.
   virtual void encode(std::string_view normalized, TokenIds& ids) const = 0;

@@ -14,7 +14,8 @@ void shorten(TokenIds& ids, int64_t length) {
   if (size_of(ids) > length) ids.resize(length);
 }
 
-// Cuts two texts to `room` ids together: the longer one first, and both to halves where that is not enough.
+// Cuts two texts to `room` ids together: the longer one first, and both to half of `room` if that is not
+// enough.
 void shorten_pair(TokenIds& a, TokenIds& b, int64_t room) {
   if (size_of(a) + size_of(b) <= room) return;
   const bool a_is_shorter = size_of(a) <= size_of(b);

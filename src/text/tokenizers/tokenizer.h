@@ -1,5 +1,5 @@
-// Text to token ids, as transformers' tokenizers of the same files give them. Torch-free; const calls may run
-// in several threads.
+// Turns text into token ids, the same as transformers' tokenizers with the same files. Torch-free. Const
+// calls may run in several threads.
 #pragma once
 #include <cstdint>
 #include <filesystem>
@@ -13,20 +13,20 @@
 
 namespace kiln::text {
 
-// What a kind of tokenizer puts around a text, or between the two of a pair.
+// The special tokens that a tokenizer puts around a text, or between the two texts of a pair.
 struct SpecialFrame {
   TokenIds before{}, between{}, after{};
 };
 
 struct TokenizeOptions {
-  std::optional<int64_t> max_length{};  // ids at most, special ones included; the text's end is cut, of a
-                                        // pair the longer one's first
+  // The most ids, special ones included. The end of a longer text is cut; of a pair, first the longer text.
+  std::optional<int64_t> max_length{};
   bool add_special_tokens = true;
 };
 
 class Tokenizer {
  public:
-  // Throws Error where the text is no UTF-8, or max_length does not hold the special tokens.
+  // Throws Error if the text is no UTF-8, or if max_length does not hold the special tokens.
   TokenIds encode(std::string_view text, const TokenizeOptions& options = {}) const;
   TokenIds encode(std::string_view text, std::string_view pair, const TokenizeOptions& options = {}) const;
 
@@ -35,9 +35,9 @@ class Tokenizer {
   bool pads_left() const { return pads_left_; }
   int64_t vocabulary_size() const { return tokens_->vocabulary_size(); }  // with added tokens
   std::optional<int64_t> id_of(std::string_view token) const { return tokens_->id_of(token); }
-  // What the published model was made for (model_max_length), if its files tell.
+  // The length that the published model was made for (model_max_length), if its files say.
   std::optional<int64_t> max_length() const { return max_length_; }
-  // "xxh3:..." of all that decides about the ids.
+  // "xxh3:...", a hash of everything that decides the ids.
   const std::string& fingerprint() const { return fingerprint_; }
 
  private:
@@ -53,8 +53,9 @@ class Tokenizer {
 };
 
 // Reads the files as published: vocab.txt (WordPiece), vocab.json and merges.txt (CLIP), spiece.model (T5) or
-// tokenizer.model (Gemma), with tokenizer_config.json, special_tokens_map.json and added_tokens.json where
-// there are such. Of a whole pipeline its folder tokenizer/. Throws Error naming what is missing or broken.
+// tokenizer.model (Gemma), with tokenizer_config.json, special_tokens_map.json and added_tokens.json if they
+// exist. In the folder of a whole pipeline, reads its folder tokenizer/. Throws Error naming what is missing
+// or broken.
 std::unique_ptr<Tokenizer> load_tokenizer(const std::filesystem::path& folder);
 
 }  // namespace kiln::text

@@ -27,7 +27,7 @@ json read_object(const std::filesystem::path& path) {
   return object;
 }
 
-// A string, or an object that says how the token is recognised.
+// Parses a string, or an object that says how the token is recognised.
 AddedToken parse_token(const json& value, bool special, const std::string& where) {
   if (value.is_string()) return {.content = value, .normalized = !special};
   if (!value.is_object()) fail("tokenizer", "expected a token, got {} ({})", value.dump(), where);
@@ -39,7 +39,7 @@ AddedToken parse_token(const json& value, bool special, const std::string& where
           .normalized = fields.get("normalized", !special)};
 }
 
-// The files' special tokens while they are put together: roles, and others in their order.
+// The special tokens collected from the files so far: those with roles, and the others in their order.
 struct SpecialTokens {
   std::map<std::string, AddedToken> roles;
   std::vector<AddedToken> others;
@@ -69,7 +69,8 @@ void append_tokens(const json& list, const std::string& where, std::vector<Added
   for (const json& value : list) tokens.push_back(parse_token(value, /*special=*/true, where));
 }
 
-// Tokens of tokenizer_config.json beyond the roles: its list, then every other key that names a token.
+// Reads the tokens of tokenizer_config.json without a role: those of its list, then every other key that
+// names a token.
 void read_others(const json& settings, const std::string& where, SpecialTokens& special) {
   const auto list = [&](const char* key) { return settings.contains(key) ? settings.at(key) : json(); };
   append_tokens(
@@ -80,7 +81,7 @@ void read_others(const json& settings, const std::string& where, SpecialTokens& 
       special.others.push_back(parse_token(value, true, where));
 }
 
-// added_tokens_decoder: tokens by their ids, which are the keys.
+// Parses added_tokens_decoder, whose keys are the ids of the tokens.
 std::map<int64_t, AddedToken> parse_decoder(const json& decoder, const std::string& where) {
   if (!decoder.is_object()) fail("tokenizer", "expected added_tokens_decoder to be an object ({})", where);
   std::map<int64_t, AddedToken> by_id;

@@ -19,14 +19,15 @@ using TokenRoles = std::map<std::string, std::string>;
 struct TokenizerConfig {
   TokenRoles roles{};
   std::vector<AddedToken> added{};  // in the order in which they get their ids
-  // tokenizer_config.json has a list of further special tokens, which then are the only ones.
+  // True if tokenizer_config.json has a list of further special tokens, which then are the only ones.
   bool lists_special_tokens = false;
   nlohmann::json settings{};  // tokenizer_config.json, {} without one
 };
 
 // Reads tokenizer_config.json and, unless that lists the added tokens itself, special_tokens_map.json and
-// added_tokens.json. `defaults`: of the kind of tokenizer. `has_own_tokens`: the vocabulary's file names
-// special tokens, in whose favour special_tokens_map.json's do not count. Throws Error naming the file.
+// added_tokens.json. `defaults` are the roles of the kind of tokenizer. `has_own_tokens`: the vocabulary's
+// file names special tokens, so the additional ones of special_tokens_map.json do not count. Throws Error
+// naming the file.
 TokenizerConfig read_tokenizer_config(const std::filesystem::path& folder, const TokenRoles& defaults,
                                       bool has_own_tokens);
 

@@ -23,7 +23,7 @@ bool is_within(const std::array<Range, N>& ranges, char32_t c) {
                      [c](const Range& range) { return c >= range.first && c <= range.last; });
 }
 
-// Assigned after Unicode 15, which Debian's ICU knows.
+// Letters assigned after Unicode 15, the version that Debian's ICU knows.
 constexpr std::array<Range, 22> kLaterLetters = {
     {{0x1C89, 0x1C8A},   {0xA7CB, 0xA7CD},   {0xA7DA, 0xA7DC},   {0x105C0, 0x105F3}, {0x10D4A, 0x10D65},
      {0x10D6F, 0x10D85}, {0x10EC2, 0x10EC4}, {0x11380, 0x11389}, {0x1138B, 0x1138B}, {0x1138E, 0x1138E},
@@ -45,7 +45,7 @@ constexpr std::array<Range, 7> kBertIdeographs = {{{0x3400, 0x4DBF},
                                                    {0x2B920, 0x2CEAF},
                                                    {0x2F800, 0x2FA1F}}};
 
-// Lower case of letters assigned after Unicode 15; the letter itself for others.
+// Returns the lower case of letters assigned after Unicode 15, and any other letter unchanged.
 char32_t later_lower(char32_t c) {
   if (c >= 0x10D50 && c <= 0x10D65) return c + 0x20;
   if (c >= 0x16EA0 && c <= 0x16EB8) return c + 0x1B;
@@ -146,7 +146,7 @@ void check_utf8(std::string_view text) {
     const size_t length = first < 0x80 ? 1 : first >= 0xF0 ? 4 : first >= 0xE0 ? 3 : 2;
     bool is_valid = first < 0x80 || (first >= 0xC2 && first <= 0xF4);
     for (size_t k = 1; k < length; ++k) is_valid = is_valid && (byte(i + k) & 0xC0) == 0x80;
-    if (first == 0xE0) is_valid = is_valid && byte(i + 1) >= 0xA0;  // no longer form than needed
+    if (first == 0xE0) is_valid = is_valid && byte(i + 1) >= 0xA0;  // only the shortest form
     if (first == 0xED) is_valid = is_valid && byte(i + 1) < 0xA0;   // no surrogates
     if (first == 0xF0) is_valid = is_valid && byte(i + 1) >= 0x90;
     if (first == 0xF4) is_valid = is_valid && byte(i + 1) < 0x90;

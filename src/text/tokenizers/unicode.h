@@ -6,12 +6,12 @@
 
 namespace kiln::text {
 
-// The code point at `position` of valid UTF-8, which moves behind it.
+// Returns the code point at `position` of valid UTF-8 and moves `position` behind it.
 char32_t next_code_point(std::string_view text, size_t& position);
-// Where the character before `position`, which is not 0, begins.
+// Returns where the character before `position` begins. REQUIRES: position > 0.
 size_t previous_boundary(std::string_view text, size_t position);
 void append_utf8(std::string& text, char32_t code_point);
-// Throws Error naming the byte where `text` is no UTF-8.
+// Throws Error naming the first wrong byte if `text` is no UTF-8.
 void check_utf8(std::string_view text);
 int64_t count_code_points(std::string_view text);
 
@@ -19,8 +19,8 @@ bool is_space(char32_t c);   // White_Space
 bool is_letter(char32_t c);  // L*, Unicode 16
 bool is_number(char32_t c);  // N*, Unicode 16
 
-// What BERT's tokenizer asks, which follows Unicode 8.
-bool is_bert_control(char32_t c);  // removed by it: Cc, Cf and Co, but no tab, carriage return or line feed
+// The predicates of BERT's tokenizer, which follow Unicode 8.
+bool is_bert_control(char32_t c);  // removed: Cc, Cf and Co, except tab, carriage return, line feed
 bool is_bert_nonspacing_mark(char32_t c);
 bool is_bert_punctuation(char32_t c);  // P*, and every ASCII symbol
 bool is_bert_ideograph(char32_t c);    // the blocks that it separates into single characters
@@ -28,7 +28,7 @@ bool is_bert_ideograph(char32_t c);    // the blocks that it separates into sing
 // Canonical composition and decomposition of valid UTF-8.
 std::string nfc(std::string_view text);
 std::string nfd(std::string_view text);
-// Lower case of each character by itself: a final sigma stays a medial one. Unicode 17.
+// Returns the lower case of each character by itself: a final sigma stays a medial one. Unicode 17.
 std::string lower(std::string_view text);
 
 }  // namespace kiln::text

@@ -69,14 +69,14 @@ class Unigram : public SubwordModel {
   int64_t vocabulary_size() const override { return vocabulary_.size(); }
 
  private:
-  // The most probable pieces (Viterbi); neighbouring unknown characters are one unknown piece.
+  // Appends the most probable pieces (Viterbi). Neighbouring unknown characters become one unknown piece.
   void encode_word(std::string_view word, TokenIds& ids) const {
     struct Best {
       double score = 0;
       size_t begin = kUnreached;
       int64_t id = 0;
     };
-    std::vector<Best> best(word.size() + 1);  // of the pieces that end there
+    std::vector<Best> best(word.size() + 1);  // of the pieces that end at each byte
     for (size_t i = 0; i < word.size();) {
       size_t next = i;
       next_code_point(word, next);

@@ -11,7 +11,7 @@ namespace kiln::text {
 
 class Vocabulary {
  public:
-  // A token that is there already gets the new id.
+  // Adds a token. A token of the vocabulary gets the new id.
   void set(std::string token, int64_t id) { ids_.insert_or_assign(std::move(token), id); }
   std::optional<int64_t> find(std::string_view token) const {
     const auto found = ids_.find(token);

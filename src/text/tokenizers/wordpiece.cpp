@@ -13,7 +13,7 @@ namespace {
 constexpr int64_t kLongestWord = 100;  // characters; a longer one is unknown
 constexpr const char* kContinuation = "##";
 
-// Without control characters, every space a plain one.
+// Removes control characters and makes every space a plain one.
 std::string without_controls(std::string_view text) {
   std::string result;
   result.reserve(text.size());

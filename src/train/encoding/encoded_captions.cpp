@@ -35,7 +35,7 @@ std::shared_ptr<const EncodedText> open_captions(const TrainOptions& options, co
   const auto encoder = std::make_shared<const CaptionEncoder>(text.encoder, text.max_tokens, device,
                                                               compute_dtype, room, encodes);
   if (model.pads_text && !encoder->shape().users_see_padding)
-    fail("train", "{} attends to padding, and the captions of {} ({}) come without: give --text-encoder CLIP",
+    fail("train", "{} attends to padding, but the captions of {} ({}) have none: give --text-encoder CLIP",
          options.model.name, text.encoder, encoder->shape().family);
   const int64_t batch = encoder->batch_within_room(text.batch, captions_at_once(options));
   return std::make_shared<const EncodedText>(encoder, images, options.data.path, text, batch,

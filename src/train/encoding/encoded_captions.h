@@ -1,4 +1,4 @@
-// Captions that a run encodes while it trains, beside its pictures.
+// Captions that a run encodes while it trains, for the pictures that it encodes.
 #pragma once
 #include <memory>
 #include <string>
@@ -11,22 +11,23 @@
 
 namespace kiln {
 
-// The options of captions as kiln extract has them.
+// Returns the options of captions in the form that kiln extract uses.
 TextExtractOptions text_options_of(const DataOptions& options);
-// Captions encoded at once: --text-batch, else as many as images.
+// Returns how many captions are encoded at once: --text-batch, else as many as images.
 int64_t captions_at_once(const TrainOptions& options);
 
-// The captions of --data's pictures, with their encoder on the device. Throws Error saying what to do: no
-// --text-encoder, no captions, or an encoder that does not pad where the model needs it. Without `encodes`
-// the encoder's weights are not loaded.
+// Opens the captions of --data's pictures and loads their encoder to the device. Without `encodes` the
+// encoder's weights are not loaded. Throws Error saying what to do: no --text-encoder, no captions, or an
+// encoder that does not pad although the model needs it.
 std::shared_ptr<const EncodedText> open_captions(const TrainOptions& options, const ImageDataset& images,
                                                  const ConditioningShape& model, at::Device device,
                                                  at::ScalarType compute_dtype, bool encodes = true);
-// The captions of other pictures, at `path`, by the same encoder.
+// Opens the captions of other pictures, at `path`, with the same encoder.
 std::shared_ptr<const EncodedText> captions_like(const EncodedText& text, const ImageDataset& images,
                                                  const std::string& path);
 
-// What whoever trains on them should know, one line each: captions that are cut, weights that are streamed.
+// Returns notes for the user, one line each: captions that are cut, pictures without one, weights that are
+// streamed.
 std::vector<std::string> caption_notes(const EncodedText& text, double cut_share);
 
 }  // namespace kiln

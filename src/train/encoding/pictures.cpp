@@ -9,7 +9,8 @@ namespace kiln {
 
 namespace {
 
-// The model is made for pictures of about --image-size, which buckets of other sizes would not be.
+// Returns the table of buckets. Throws Error if --image-size is outside of its sides: the model is made for
+// pictures of about --image-size.
 std::vector<Bucket> table_of(const DataOptions& options, int64_t downsample) {
   std::vector<Bucket> table = parse_buckets(options.buckets, options.image_size, downsample);
   int64_t least = table[0].height, most = least;
@@ -30,7 +31,7 @@ Pictures open_pictures(const TrainOptions& options, const std::string& path, int
   const DataOptions& data = options.data;
   if (!data.buckets.empty()) table_of(data, downsample);
   Pictures pictures{.images = ImageDataset::open(path), .lanes = nullptr};
-  ProcessGroup alone;  // every rank reads all headers: what they say is the same
+  ProcessGroup alone;  // every rank reads all headers and sees the same
   pictures.lanes = std::make_shared<const PictureLanes>(
       PictureLaneOptions{.data = path,
                          .image_size = data.image_size,

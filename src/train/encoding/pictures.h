@@ -1,4 +1,4 @@
-// Pictures that a run encodes on the way, and what it brings them to.
+// Pictures that a run encodes while it trains, and the sizes that they are brought to.
 #pragma once
 #include <string>
 #include <vector>
@@ -8,17 +8,17 @@
 
 namespace kiln {
 
-// The pictures at `path`, as the options bring them to a square or to buckets. `downsample`: pixels that the
-// autoencoder makes one; 1 where only their number counts. `among`: the buckets that there are, where those
-// of other pictures are taken. Throws Error saying what to do: sizes that do not fit the autoencoder or
-// --image-size, or no picture that can be used.
+// Opens the pictures at `path`, which the options bring to a square or to buckets. `downsample` is how many
+// pixels the autoencoder turns into one; it may be 1 if only the number of pictures matters. `among` are the
+// only buckets allowed, if those of other pictures are to be used. Throws Error saying what to do: sizes that
+// do not fit the autoencoder or --image-size, or no picture that can be used.
 Pictures open_pictures(const TrainOptions& options, const std::string& path, int64_t downsample,
                        const std::vector<Bucket>& among = {});
 
-// The lanes of latents of pictures that are not there yet: all that the options name.
+// Returns the lanes of latents for pictures that do not exist yet: all lanes that the options name.
 std::vector<Lane> planned_lanes(const TrainOptions& options, int64_t downsample);
 
-// What whoever trains on them should know, one line each: pictures that are left out.
+// Returns notes for the user, one line each: pictures that are left out.
 std::vector<std::string> picture_notes(const Pictures& pictures, const std::string& path);
 
 }  // namespace kiln

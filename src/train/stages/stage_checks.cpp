@@ -1,11 +1,10 @@
-// What can be checked of all stages before the first one is trained.
+// Checks of all stages that are possible before the first one is trained.
 #include <fmt/ranges.h>
 
 #include <map>
 #include <optional>
 
 #include "core/error.h"
-#include "core/error_message.h"
 #include "data/text_store/joined_text.h"
 #include "models/registry.h"
 #include "train/setup.h"
@@ -18,11 +17,11 @@ namespace {
 
 using WeightSizes = std::map<std::string, std::vector<int64_t>>;
 
-// What weights trained in one stage must find in the next.
+// What must stay the same from one stage to the next, so that its weights fit.
 struct StageFacts {
-  std::string latents;                // what made them
-  std::optional<TextStoreInfo> text;  // none: no captions
-  std::string text_source;            // the folder of their store, or the pictures that have them
+  std::string latents;                // their autoencoder
+  std::optional<TextStoreInfo> text;  // absent: no captions
+  std::string text_source;            // folder of the captions' store, or of the pictures that have them
   nlohmann::json model_config;
 };
 
@@ -75,7 +74,7 @@ void require_same(const Stage& stage, const StageFacts& facts, const Stage& firs
          facts.latents, first.name, before.latents);
   if (facts.text && before.text)
     require_same_encoder(*before.text, before.text_source, *facts.text, facts.text_source);
-  // Fixed tables are among them.
+  // The sizes of fixed tables are compared too.
   const WeightSizes weights = weights_of(stage.options, facts.model_config);
   for (const auto& [key, sizes] : weights_of(first.options, before.model_config))
     if (const auto found = weights.find(key); found == weights.end() || found->second != sizes)

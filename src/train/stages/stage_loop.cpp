@@ -1,5 +1,5 @@
 // The order of a stage: data and model are checked against each other, the newest checkpoint is found, then
-// batches are stepped, logged, validated, sampled and saved until the stage is done.
+// the stage trains, logs, validates, samples and saves until it is done.
 #include "train/stages/stage_loop.h"
 
 #include <ATen/Parallel.h>
@@ -20,7 +20,7 @@ namespace kiln {
 
 namespace {
 
-constexpr int64_t kComparedSteps = 100;  // after which the plan is compared for the first time
+constexpr int64_t kComparedSteps = 100;  // after this many steps the plan is compared for the first time
 
 }  // namespace
 
@@ -66,8 +66,8 @@ bool StageLoop::train() {
   return goes_on;
 }
 
-// Batches differ in shape: the largest comes once before the first step, so that no later one is the first to
-// ask for its memory.
+// Walks the largest batch once before the first step if batches differ in shape. So no later step is the
+// first to need that much memory.
 void StageLoop::rehearse() {
   rehearse_encoders();
   DataShape largest = run_.data.shape;
@@ -101,7 +101,7 @@ void StageLoop::rehearse_encoders() {
   data.captions->rehearse((run_.options.global_batch + ranks - 1) / ranks);
 }
 
-// False: the newest checkpoint that is whole is of another stage.
+// Returns false if the newest undamaged checkpoint belongs to another stage.
 bool StageLoop::start() {
   run_.check_same_on_all_ranks();
   folder_ = open_run_folder(run_, state_info(), plan_);
@@ -113,7 +113,7 @@ bool StageLoop::start() {
          "--max-minutes {:g} is used up, {} has trained for {:.3g} minutes: --continue-with needs a larger "
          "--max-minutes, or 0 for no limit",
          run_.options.max_minutes, run_.options.out, progress_.seconds() / 60);
-  // What is done already keeps the settings that it was done with.
+  // A finished stage keeps the description that it was trained with.
   if (!resumed || !progress_.finished()) run_.write_description(plan_.is_staged() ? plan_.run : run_.options);
   watch_.emplace(run_, progress_, predicted_, resumed, is_next_, steps_ahead_);
   watch_->audit_with(audit_ops_);
@@ -124,7 +124,7 @@ bool StageLoop::start() {
   return true;
 }
 
-// Says which of several stages begins, and what lies ahead other than before.
+// Prints and logs which of several stages begins, and what has changed in the stages ahead.
 void StageLoop::announce_stage() {
   const Stage& stage = plan_.stage();
   for (const std::string& note : plan_.notes)
@@ -146,7 +146,7 @@ void StageLoop::announce_stage() {
                stage.num_steps(), stage.last_step(), options.lr.peak);
 }
 
-// Loads the checkpoint to go on from, if there is one, and readies what writes new ones.
+// Loads the checkpoint to resume from, if there is one, and makes the saver of new ones.
 std::optional<TrainStateInfo> StageLoop::resume() {
   const Training& training = run_.training;
   std::optional<TrainStateInfo> saved;
@@ -193,7 +193,8 @@ std::shared_ptr<const Batch> StageLoop::next_batch() {
   return run_.batches->next();
 }
 
-// Nothing has moved. A gradient that only overflowed fp16 costs a step, no more: the loss scale shrinks.
+// The step moved nothing. A gradient that only overflowed fp16 costs this step and shrinks the loss scale, no
+// more.
 void StageLoop::handle_bad_step(const StepResult& result) {
   const TrainOptions& options = run_.options;
   const LossScaler& scaler = run_.training.state->loss_scaler;
@@ -215,7 +216,7 @@ void StageLoop::handle_bad_step(const StepResult& result) {
                                    saved.back().folder));
 }
 
-// Waits for the checkpoint before: one is written at a time.
+// Begins a checkpoint. Waits for the previous one first, since one is written at a time.
 void StageLoop::begin_checkpoint() {
   const PhaseMemory::Phase phase(run_.phase_memory, "checkpoint");
   finish_checkpoint();
@@ -230,7 +231,7 @@ void StageLoop::finish_checkpoint() {
   if (saver_->under_way()) announce_checkpoint(saver_->finish());
 }
 
-// A checkpoint is on the disk, in `folder`; none: nothing has happened.
+// Announces the checkpoint in `folder`, which is on the disk now. Does nothing without a folder.
 void StageLoop::announce_checkpoint(const std::optional<std::string>& folder) {
   if (!folder || !run_.is_first()) return;
   const RunWatch::Pause pause(*watch_);
@@ -239,7 +240,8 @@ void StageLoop::announce_checkpoint(const std::optional<std::string>& folder) {
   write_report(run_.options.out);
 }
 
-// The report keeps up with the log, but does not take the time of training where lines are frequent.
+// Writes the report after lines of the log, at most every 30 seconds, so that it takes little time from
+// training.
 void StageLoop::refresh_report() {
   constexpr auto kOften = std::chrono::seconds(30);
   const auto now = std::chrono::steady_clock::now();
@@ -293,12 +295,12 @@ TrainStateInfo StageLoop::state_info() const {
           .config = run_.config};
 }
 
-// Several ranks cannot agree on it any more.
+// Only for a single rank: after an error several ranks cannot agree on a checkpoint.
 void StageLoop::keep_checkpoint() {
   if (!run_.is_alone() || !watch_) return;
   try {
     finish_checkpoint();
-  } catch (const std::exception&) {  // the error before it is the one to report
+  } catch (const std::exception&) {  // the earlier error is the one to report
   }
 }
 

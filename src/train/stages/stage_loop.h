@@ -1,5 +1,4 @@
-// A stage of a run, from its newest checkpoint to its end: batches are stepped, logged, validated, sampled
-// and saved.
+// One stage of a run, from its newest checkpoint to its end: it trains, logs, validates, samples and saves.
 #pragma once
 #include <chrono>
 #include <memory>
@@ -19,16 +18,16 @@ namespace kiln {
 
 class StageLoop {
  public:
-  // `fit`: of the plan's stage. REQUIRES: `plan` and `stop` outlive this.
-  // `is_next`: this process has trained the stage before. `steps_ahead`: of the stages behind this one, in
-  // the time of its own.
+  // `fit` is for the plan's current stage. `is_next` is true if this process has trained the stage before.
+  // `steps_ahead` is the length of the later stages, in steps of this one. REQUIRES: `plan` and `stop`
+  // outlive this.
   StageLoop(const StagePlan& plan, const StageFit& fit, const RunContext& context, const StopSignal& stop,
             bool is_next, double steps_ahead);
 
-  // Trains the stage to its end. Returns whether to look for another one that follows.
+  // Trains the stage to its end. Returns true if the caller should look for a stage that follows.
   bool train();
   bool has_trained() const { return watch_.has_value(); }
-  // After an error: the checkpoint that is being written need not be lost.
+  // Called after an error: finishes a checkpoint that is being written, so that it is not lost.
   void keep_checkpoint();
 
  private:

@@ -18,18 +18,18 @@ namespace {
 
 using Json = nlohmann::json;
 
-// What the newest checkpoint says of the stages before and behind it.
+// What the newest checkpoint says of a stage, done or ahead.
 struct SavedStage {
-  StageOptions options;  // without settings where the run had no stages
+  StageOptions options;  // without settings if the run had no stages
   int64_t first_step = 0, last_step = 0;
-  Json settings;         // of every option that a stage may set
-  std::string identity;  // "": it has not begun
+  Json settings;         // values of every option that a stage may set
+  std::string identity;  // "": the stage has not begun
 };
 struct Saved {
   int64_t step = 0;
   bool is_staged = false;
   std::vector<SavedStage> stages;
-  std::string model_config;  // of a run of several stages
+  std::string model_config;  // if the run has several stages
   Json continued_with;
 };
 
@@ -55,8 +55,8 @@ Saved saved_from(const Json& state) {
   return saved;
 }
 
-// Reads the newest checkpoint that rank 0 sees; nothing: there is none. What is in its files is looked at
-// later. A collective.
+// Reads the newest checkpoint that rank 0 sees, or returns nothing if there is none. Does not check its files
+// yet. A collective.
 std::optional<Saved> read_saved(const std::string& out, ProcessGroup& group) {
   Json found;
   agree(group, "the stages of the run", [&] {
@@ -76,8 +76,8 @@ std::optional<Saved> read_saved(const std::string& out, ProcessGroup& group) {
   return saved_from(found);
 }
 
-// What a stage that follows does not say is as in the one before it, but for its data's own settings and a
-// warm-up.
+// Completes a stage that follows another. What it does not set is as in the one before, except settings of
+// the data and the warm-up.
 StageOptions following(const StageOptions& before, StageOptions stage) {
   nlohmann::json settings = before.settings;
   settings.erase("lr-warmup-steps");
@@ -88,7 +88,7 @@ StageOptions following(const StageOptions& before, StageOptions stage) {
   return stage;
 }
 
-// What was done and, from the newest checkpoint on, what --continue-with says.
+// Returns the stages that were done, up to the newest checkpoint, followed by those of --continue-with.
 std::vector<StageOptions> continued(const Saved& saved, const std::vector<StageOptions>& ahead) {
   std::vector<StageOptions> stages;
   for (const SavedStage& stage : saved.stages) {
@@ -104,7 +104,7 @@ std::vector<StageOptions> continued(const Saved& saved, const std::vector<StageO
   return stages;
 }
 
-// "lr 0.0001 -> 5e-05, epochs 4 -> 8"; empty: they are the same.
+// Returns "lr 0.0001 -> 5e-05, epochs 4 -> 8", or "" if they are the same.
 std::string differences(const StageOptions& before, const StageOptions& now) {
   const Json old_keys = to_json(before), new_keys = to_json(now);
   Json all = old_keys;
@@ -124,7 +124,7 @@ std::string keys_text(const StageOptions& stage) {
   return fmt::format("{}", fmt::join(texts, ", "));
 }
 
-// A stage that has begun keeps what its steps depend on.
+// Throws Error if a stage that has begun changes what its steps depend on.
 void require_unchanged(const std::string& out, const Stage& stage, const SavedStage& saved, int64_t step) {
   const bool is_done = saved.last_step <= step;
   Json before = to_json(stage.options);
@@ -173,7 +173,7 @@ class StagePlanner {
       fail("train", "--continue-with: {} has no checkpoint to go on from: train it first", run_.out);
     Json asked = Json::array();
     for (const StageOptions& stage : ahead) asked.push_back(to_json(stage));
-    // The same command again resumes what it began.
+    // Running the same command again resumes what it began.
     const bool is_known = saved_->continued_with == asked;
     run_.stages.clear();
     if (is_known)
@@ -201,7 +201,7 @@ class StagePlanner {
     const SavedStage* saved = has_begun && index < saved_->stages.size() ? &saved_->stages[index] : nullptr;
     if (saved) stage.identity = saved->identity;
     if (saved && saved->last_step <= saved_->step && !has_data(stage.options)) {
-      // It is done, and needs its data no more.
+      // The stage is done and no longer needs its data.
       stage.options.max_steps = saved->last_step;
       stage.options.epochs = 0;
       return plan_.stages.push_back(std::move(stage));
@@ -227,11 +227,11 @@ class StagePlanner {
            (exists(options.data.path) && std::ranges::all_of(options.data.more, exists));
   }
 
-  // Takes what a store had when the stage began, though it may have grown since. Returns the samples that
-  // there are now; 0: no more than then.
+  // Keeps the parts that a store had when the stage began, though it may have grown since. Returns the
+  // samples that there are now, or 0 if there are no more than then.
   static int64_t keep_data(Stage& stage) {
     const auto parts = parts_of_identity(stage.options, stage.identity);
-    if (!parts) return 0;  // resuming says what is other
+    if (!parts) return 0;  // resuming says what differs
     const int64_t all = samples_of(stage.options);
     stage.options.data.parts = *parts;
     return samples_of(stage.options) == all ? 0 : all;

@@ -1,4 +1,4 @@
-#include "optim/follow_master.h"
+#include "optim/optimizer.h"
 
 #include <algorithm>
 

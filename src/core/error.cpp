@@ -1,5 +1,3 @@
-#include "core/error_message.h"
-
 #include "core/error.h"
 
 namespace kiln {

@@ -1,4 +1,4 @@
-#include "core/flat/state_buffer.h"
+#include "core/flat_layout.h"
 
 #include <algorithm>
 
@@ -9,6 +9,13 @@ namespace {
 int64_t divide_up(int64_t n, int64_t by) { return (n + by - 1) / by; }
 
 }  // namespace
+
+void FlatLayout::add(const std::string& key, const std::vector<int64_t>& shape) {
+  int64_t numel = 1;
+  for (int64_t extent : shape) numel *= extent;
+  slots.push_back({.key = key, .shape = shape, .offset = size, .numel = numel});
+  size = round_up(size + numel, alignment);
+}
 
 StateSlot StateBuffer::slot(const FlatLayout& layout, size_t index) const {
   if (!packed.empty()) return packed.at(index);

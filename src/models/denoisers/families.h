@@ -1,0 +1,13 @@
+// The families of denoisers, each a row of the registry (models/registry.cpp).
+#pragma once
+#include "models/family.h"
+
+namespace kiln {
+
+Family dit_family();
+Family pixart_family();            // PixArt with its repository's keys
+Family pixart_diffusers_family();  // PixArt with diffusers' keys
+Family sana_family();
+Family unet_family();
+
+}  // namespace kiln
