@@ -64,4 +64,13 @@ at::ScalarType parse_compute_dtype(const std::string& name, std::string_view wha
   fail("dtype", "{}: expected f32, bf16 or fp16, got \"{}\"", what, name);
 }
 
+at::ScalarType cpu_product_dtype(at::ScalarType dtype) {
+  // What oneDNN's bf16 products need, with instructions for bf16 or without.
+  static const bool multiplies_bf16 = __builtin_cpu_supports("avx512bw") &&
+                                      __builtin_cpu_supports("avx512vl") &&
+                                      __builtin_cpu_supports("avx512dq");
+  const bool is_storage_only = dtype == at::kHalf || (dtype == at::kBFloat16 && !multiplies_bf16);
+  return is_storage_only ? at::kFloat : dtype;
+}
+
 }  // namespace kiln

@@ -21,4 +21,8 @@ struct Choices<at::ScalarType> {
 // Parses "f32", "bf16" or "fp16". Throws Error naming `what` for anything else.
 at::ScalarType parse_compute_dtype(const std::string& name, std::string_view what = "a dtype");
 
+// Returns the dtype in which this CPU multiplies matrices of `dtype`: f32 for fp16, and for bf16 without
+// AVX-512. The libraries have no fast products of those, theirs take a hundred times as long.
+at::ScalarType cpu_product_dtype(at::ScalarType dtype);
+
 }  // namespace kiln

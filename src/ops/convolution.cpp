@@ -8,6 +8,7 @@
 
 #include "core/aten.h"
 #include "core/error.h"
+#include "core/tensors.h"
 #include "ops/cpu/onednn_scratch.h"
 #include "ops/kernel_types.h"
 #include "ops/ops.h"
@@ -126,8 +127,7 @@ at::Tensor conv2d(const at::Tensor& x, const at::Tensor& weight, const std::opti
   if (x.dim() != 4 || weight.dim() != 4 || x.size(1) != weight.size(1) * shape.groups)
     fail("conv2d", "expected x (B, C, H, W) and weight (out, C / {}, k, k), got {} and {}", shape.groups,
          fmt::join(x.sizes(), "x"), fmt::join(weight.sizes(), "x"));
-  const bool is_stored_only = compute_dtype == at::kHalf && computes_on_cpu(x);
-  const at::ScalarType dtype = is_stored_only ? at::kFloat : compute_dtype;
+  const at::ScalarType dtype = computes_on_cpu(x) ? cpu_product_dtype(compute_dtype) : compute_dtype;
   const auto cast = [&](const at::Tensor& tensor) { return tensor.to(compute_dtype).to(dtype); };
   std::optional<at::Tensor> cast_bias;
   if (bias) cast_bias = cast(*bias);

@@ -5,6 +5,7 @@
 #include "core/aten.h"
 #include "core/error.h"
 #include "core/scratch.h"
+#include "core/tensors.h"
 #include "ops/cuda/launch.h"
 #include "ops/op_mark.h"
 
@@ -37,8 +38,9 @@ at::Tensor multiply(const Operand& a, const Operand& b, const std::optional<at::
   if (a.values.is_cuda())
     return at::_scaled_mm_out(memory, a.values, b.values.t(), a.scale, b.scale, bias, {}, at::kBFloat16,
                               fast_sums);
+  const at::ScalarType dtype = cpu_product_dtype(at::kBFloat16);
   at::Tensor product =
-      at::mm(a.values.to(at::kBFloat16), b.values.to(at::kBFloat16).t()).mul_(a.scale * b.scale);
+      at::mm(a.values.to(dtype), b.values.to(dtype).t()).to(at::kBFloat16).mul_(a.scale * b.scale);
   if (bias) product.add_(*bias);
   return memory.defined() ? memory.copy_(product) : product;
 }

@@ -4,6 +4,7 @@
 
 #include "core/aten.h"
 #include "core/scratch.h"
+#include "core/tensors.h"
 #include "ops/op_mark.h"
 
 namespace kiln::ops {
@@ -88,7 +89,8 @@ void zero_unowned(const at::Tensor& rows, const std::vector<int64_t>& offsets) {
 
 bool prefers_long_attention(const at::Tensor& q, const std::vector<int64_t>& offsets) {
   constexpr int64_t kManyRows = 256;  // mean rows of a sample; a training step takes equally long at 300
-  return q.scalar_type() == at::kBFloat16 && offsets.back() - offsets.front() > kManyRows * q.size(0);
+  const bool is_fast = q.scalar_type() == at::kBFloat16 && cpu_product_dtype(at::kBFloat16) == at::kBFloat16;
+  return is_fast && offsets.back() - offsets.front() > kManyRows * q.size(0);
 }
 
 at::Tensor long_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,

@@ -8,7 +8,6 @@
 #include "core/dry_run.h"
 #include "core/scratch.h"
 #include "core/tensors.h"
-#include "ops/cpu/instruction_set.h"
 #include "ops/cpu/kernels.h"
 #include "ops/cpu/onednn_scratch.h"
 #include "ops/cuda/launch.h"
@@ -19,10 +18,9 @@
 namespace kiln::ops {
 namespace {
 
-// Returns the operand in the dtype that is multiplied. ATen's fp16 products on a CPU are a hundred times
-// slower than its f32 ones.
+// Returns the operand in the dtype that is multiplied.
 at::Tensor operand(const at::Tensor& tensor) {
-  return tensor.scalar_type() == at::kHalf && computes_on_cpu(tensor) ? tensor.to(at::kFloat) : tensor;
+  return computes_on_cpu(tensor) ? tensor.to(cpu_product_dtype(tensor.scalar_type())) : tensor;
 }
 
 // oneDNN's linear adds the bias in the product's own pass, where at::addmm writes and reads the result once
@@ -39,7 +37,7 @@ at::Tensor onednn_linear(const at::Tensor& rows, const at::Tensor& weight, const
 bool onednn_takes(const at::Tensor& rows, const at::Tensor& weight) {
   const at::ScalarType dtype = rows.scalar_type();
   return rows.is_cpu() && rows.numel() > 0 && weight.numel() > 0 && at::hasMKLDNN() &&
-         (dtype == at::kFloat || (dtype == at::kBFloat16 && cpu::chosen_avx512()));
+         (dtype == at::kFloat || dtype == at::kBFloat16);
 }
 
 // Stands for oneDNN in a dry run: allocates and frees the scratch of the product of `a` that has just been

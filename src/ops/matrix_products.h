@@ -1,5 +1,5 @@
 // The three products of a linear layer on rows, shared by the ops that contain one. Operands and results have
-// one dtype; fp16 on a CPU is multiplied in f32. Not differentiable.
+// one dtype; a CPU multiplies in cpu_product_dtype(). Not differentiable.
 #pragma once
 #include <ATen/core/Tensor.h>
 

@@ -14,6 +14,7 @@
 #include "core/aten.h"
 #include "core/error.h"
 #include "core/memory_limits.h"
+#include "core/tensors.h"
 #include "core/units.h"
 #include "parallel/cpu_share.h"
 
@@ -169,7 +170,7 @@ int64_t device_bytes(at::Device device) { return device.is_cuda() ? requested(de
 int64_t peak_device_bytes(at::Device device) { return device.is_cuda() ? requested(device).peak : 0; }
 
 double measure_peak_flops(at::Device device, at::ScalarType dtype) {
-  if (device.is_cpu() && dtype == at::kHalf) dtype = at::kFloat;  // fp16 is only stored there
+  if (device.is_cpu()) dtype = cpu_product_dtype(dtype);
   const int64_t size = device.is_cuda() ? 8192 : 2048;
   const double seconds = seconds_of_product(size, at::TensorOptions().device(device).dtype(dtype));
   if (device.is_cuda()) at::accelerator::emptyCache();

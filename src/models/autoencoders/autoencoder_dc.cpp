@@ -8,6 +8,7 @@
 
 #include "core/aten.h"
 #include "core/error.h"
+#include "core/tensors.h"
 #include "models/parts/layers.h"
 #include "models/weights.h"
 #include "ops/ops.h"
@@ -301,10 +302,9 @@ struct AutoencoderDc::Decoder {
 };
 
 AutoencoderDc::AutoencoderDc(const AutoencoderDcConfig& config, const BuildOptions& options)
-    // On a CPU fp16 means storage only, because fp16 convolutions are far slower there than f32 ones.
     : in_channels_(config.in_channels),
-      compute_dtype_(options.device.is_cpu() && options.compute_dtype == at::kHalf ? at::kFloat
-                                                                                   : options.compute_dtype) {
+      compute_dtype_(options.device.is_cpu() ? cpu_product_dtype(options.compute_dtype)
+                                             : options.compute_dtype) {
   name = "autoencoder_dc";
   tile_overlap = 0.125;
   has_posterior = false;

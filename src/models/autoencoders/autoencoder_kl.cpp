@@ -9,6 +9,7 @@
 
 #include "core/aten.h"
 #include "core/error.h"
+#include "core/tensors.h"
 #include "models/parts/layers.h"
 #include "models/weights.h"
 #include "ops/op_mark.h"
@@ -257,10 +258,9 @@ std::map<std::string, at::Tensor> current_autoencoder_kl_weights(
 }
 
 AutoencoderKl::AutoencoderKl(const AutoencoderKlConfig& config, const BuildOptions& options)
-    // On a CPU fp16 means storage only, because fp16 convolutions are far slower there than f32 ones.
     : in_channels_(config.in_channels),
-      compute_dtype_(options.device.is_cpu() && options.compute_dtype == at::kHalf ? at::kFloat
-                                                                                   : options.compute_dtype) {
+      compute_dtype_(options.device.is_cpu() ? cpu_product_dtype(options.compute_dtype)
+                                             : options.compute_dtype) {
   name = "autoencoder_kl";
   latent_channels = config.latent_channels;
   downsample = int64_t{1} << (config.block_out_channels.size() - 1);

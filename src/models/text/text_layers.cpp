@@ -7,6 +7,8 @@
 
 #include "core/aten.h"
 #include "core/error.h"
+#include "core/tensors.h"
+#include "ops/kernel_types.h"
 #include "ops/ops.h"
 
 namespace kiln::text {
@@ -86,16 +88,18 @@ at::Tensor capped_attention(const at::Tensor& q, const at::Tensor& k, const at::
 
 at::Tensor run_attention(const Run& run, const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                          const TokenRows& tokens, const AttentionOptions& options) {
+  const at::ScalarType dtype = ops::computes_on_cpu(q) ? cpu_product_dtype(q.scalar_type()) : q.scalar_type();
   const auto heads_of = [&](const at::Tensor& rows) {  // (n, H, L, d)
     return rows.narrow(0, run.first_row, run.num_texts * run.length)
         .view({run.num_texts, run.length, rows.size(1), rows.size(2)})
-        .transpose(1, 2);
+        .transpose(1, 2)
+        .to(dtype);
   };
   const auto shared_heads_of = [&](const at::Tensor& rows, const at::Tensor& past) {
     const int64_t share = q.size(1) / rows.size(1);
     at::Tensor heads = heads_of(rows);
     if (past.defined()) {
-      const at::Tensor before = past.transpose(0, 1).unsqueeze(0);  // (1, H, p, d)
+      const at::Tensor before = past.to(dtype).transpose(0, 1).unsqueeze(0);  // (1, H, p, d)
       heads = at::cat({before.expand({run.num_texts, -1, -1, -1}), heads}, 2);
     }
     return share == 1 ? heads : heads.repeat_interleave(share, 1);
@@ -118,7 +122,7 @@ at::Tensor run_attention(const Run& run, const at::Tensor& q, const at::Tensor& 
                        : std::nullopt,
         /*dropout_p=*/0.0, /*is_causal=*/false, options.scale);
   }
-  return out.transpose(1, 2).reshape({run.num_texts * run.length, q.size(1) * q.size(2)});
+  return out.to(q.scalar_type()).transpose(1, 2).reshape({run.num_texts * run.length, q.size(1) * q.size(2)});
 }
 
 // attention() for tokens that see all of their text. Uses the fused operation, which has no mask.

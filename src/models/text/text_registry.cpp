@@ -30,15 +30,15 @@ namespace fs = std::filesystem;
 using nlohmann::json;
 using Weights = std::map<std::string, at::Tensor>;
 
-struct Family {
+struct TextFamily {
   const char* name;
   std::vector<std::string> model_types;  // "model_type" of transformers' config.json
   std::unique_ptr<TextEncoder> (*build)(const json& config, const BuildOptions& options);
   Weights (*weights)(const Weights& published);
 };
 
-const std::vector<Family>& families() {
-  static const std::vector<Family> all = {
+const std::vector<TextFamily>& text_families() {
+  static const std::vector<TextFamily> all = {
       {"t5_encoder", {"t5"}, build_t5_encoder, t5_encoder_weights},
       {"bert", {"bert"}, build_bert, bert_weights},
       {"clip_text", {"clip_text_model", "clip"}, build_clip_text, clip_text_weights},
@@ -47,8 +47,8 @@ const std::vector<Family>& families() {
   return all;
 }
 
-const Family& family_of(const std::string& name) {
-  for (const Family& family : families())
+const TextFamily& family_of(const std::string& name) {
+  for (const TextFamily& family : text_families())
     if (name == family.name) return family;
   const std::vector<std::string> known = text_encoder_names();
   fail("text", "unknown text encoder {:?}: did you mean {:?}? (known are {})", name,
@@ -63,10 +63,10 @@ json read_config(const fs::path& folder) {
   return config;
 }
 
-const Family& family_of_config(const json& config, const fs::path& folder) {
+const TextFamily& family_of_config(const json& config, const fs::path& folder) {
   const auto type = JsonConfig("text", config).get<std::string>("model_type", "");
   std::vector<std::string> known;
-  for (const Family& family : families())
+  for (const TextFamily& family : text_families())
     for (const std::string& own : family.model_types) {
       if (type == own) return family;
       known.push_back(own);
@@ -115,14 +115,14 @@ bool is_of_a_product(const Parameter& parameter) {
 }  // namespace
 
 bool is_text_encoder(const std::string& name) {
-  for (const Family& family : families())
+  for (const TextFamily& family : text_families())
     if (name == family.name) return true;
   return false;
 }
 
 std::vector<std::string> text_encoder_names() {
   std::vector<std::string> names;
-  for (const Family& family : families()) names.emplace_back(family.name);
+  for (const TextFamily& family : text_families()) names.emplace_back(family.name);
   return names;
 }
 
@@ -180,7 +180,8 @@ fs::path encoder_folder(const std::string& path) {
   return is_pipeline ? fs::path(path) / "text_encoder" : fs::path(path);
 }
 
-std::unique_ptr<TextEncoder> outline(const Family& family, const json& config, at::ScalarType compute_dtype) {
+std::unique_ptr<TextEncoder> outline(const TextFamily& family, const json& config,
+                                     at::ScalarType compute_dtype) {
   return family.build(config, {.device = at::kMeta, .compute_dtype = compute_dtype, .outline = true});
 }
 
@@ -195,7 +196,7 @@ OpenedTextEncoder open_text_encoder(const std::string& path, at::ScalarType comp
   const at::NoGradGuard no_grad;
   const fs::path folder = encoder_folder(path);
   const json config = read_config(folder);
-  const Family& family = family_of_config(config, folder);
+  const TextFamily& family = family_of_config(config, folder);
   OpenedTextEncoder opened{.encoder = outline(family, config, compute_dtype)};
   opened.weights_path = weights_path_in(folder).string();
   opened.stored = family.weights(load_tensors(opened.weights_path));

@@ -18,6 +18,7 @@
 #include "core/median.h"
 #include "models/registry.h"
 #include "parallel/machine.h"
+#include "plan/price/machine_clock.h"
 #include "plan/price/machine_profile.h"
 #include "plan/price/measure_step.h"
 #include "plan/price/price.h"
@@ -29,10 +30,6 @@ namespace kiln {
 namespace {
 
 using Clock = std::chrono::steady_clock;
-
-double seconds_since(Clock::time_point begin) {
-  return std::chrono::duration<double>(Clock::now() - begin).count();
-}
 
 // A GPU needs more rows to be busy.
 constexpr int64_t kGpuBatches = 16;
@@ -150,7 +147,7 @@ double disk_bytes_per_s(const std::string& folder) {
   ::posix_fadvise(fd, 0, 0, POSIX_FADV_DONTNEED);
   ::lseek(fd, 0, SEEK_SET);
   for (size_t i = 0; i < kChunks; ++i) good = good && ::read(fd, chunk.data(), kChunk) > 0;
-  const double seconds = seconds_since(begin);
+  const double seconds = elapsed_since(begin);
   ::close(fd);
   std::filesystem::remove(path, error);
   return good ? 2.0 * kChunk * kChunks / seconds : 0;
@@ -166,7 +163,7 @@ double link_bytes_per_s(at::Device device) {
     const auto begin = Clock::now();
     there.copy_(host, /*non_blocking=*/true);
     at::accelerator::synchronizeDevice(device.index());
-    best = std::min(best, seconds_since(begin));
+    best = std::min(best, elapsed_since(begin));
   }
   return static_cast<double>(kBytes) / best;
 }
@@ -181,7 +178,7 @@ double device_copy_bytes_per_s(at::Device device) {
     const auto begin = Clock::now();
     to.copy_(from);
     at::accelerator::synchronizeDevice(device.index());
-    best = std::min(best, seconds_since(begin));
+    best = std::min(best, elapsed_since(begin));
   }
   return 2.0 * kBytes / best;
 }
@@ -247,11 +244,11 @@ void measure_steps(MachineProfile& profile, at::Device device, double seconds) {
   const std::vector<TrainOptions> kinds = kinds_of_steps(profile, device);
   RateTable table;
   std::vector<MachineClock> readings;
-  for (size_t done = 0; done < kRounds * kinds.size() && seconds_since(begin) < seconds; ++done) {
+  for (size_t done = 0; done < kRounds * kinds.size() && elapsed_since(begin) < seconds; ++done) {
     std::ranges::copy(read_clock(device, kClockSeconds / 10), std::back_inserter(readings));
     table.add(time_steps(kinds[done % kinds.size()], device, {.plain = 1, .watched = 1}));
     fmt::print(stderr, "\rcalibrate: {} of {} steps measured, {:.0f} s ", done + 1, kRounds * kinds.size(),
-               seconds_since(begin));
+               elapsed_since(begin));
   }
   fmt::print(stderr, "\n");
   if (!readings.empty()) profile.clock = middle_of(readings);
