@@ -35,7 +35,7 @@ bool is_run(const std::string& path) {
 void check(const EvaluateCommand& command) {
   if (command.samples.empty()) fail("evaluate", "expected a folder, an .npz or a run to judge");
   if (command.reference.empty() && command.metrics != std::vector<std::string>{"inception_score"})
-    fail("evaluate", "expected --reference, what to judge by");
+    fail("evaluate", "expected --reference: pictures or statistics to compare with");
   if (command.num_pictures < 0)
     fail("evaluate", "expected --num-pictures of at least 1, got {}", command.num_pictures);
   if (command.k < 1) fail("evaluate", "expected --k of at least 1, got {}", command.k);

@@ -22,10 +22,10 @@ MetricChoice choose_metrics(const FeatureNetKind& net, const std::vector<std::st
 PictureSetNeeds needs_of_samples(const MetricChoice& choice);
 PictureSetNeeds needs_of_reference(const MetricChoice& choice);
 
-// Measures what `choice` needs of the reference: pictures (a folder, cropped to `crop`, or an .npz) and the
-// statistics of an .npz. Prefers statistics of the file if they fit the net: ADM's files hold those of the
-// whole training set beside pictures of a part of it. What statistics alone cannot give stays absent. A
-// collective. Throws Error: what read_statistics() and PictureSource refuse.
+// Measures what `choice` needs of the reference at `path`: a folder of pictures, cropped to `crop`, or an
+// .npz with pictures, statistics or both. Prefers the file's statistics if they fit the net: ADM's files hold
+// those of the whole training set beside pictures of a part of it. What statistics alone cannot give stays
+// absent. A collective. Throws Error: what read_statistics() and PictureSource refuse.
 PictureSet measure_reference(const std::string& path, int64_t crop, const FeatureNet& net,
                              const MetricChoice& choice, const ExtractionOptions& options,
                              ProcessGroup& group);

@@ -83,7 +83,7 @@ std::string comparison_text(const std::vector<std::string>& names, const std::ve
   std::set<std::string> metrics;
   for (size_t i = 0; i < results.size(); ++i) {
     if (!results[i].is_object() || !results[i].contains("metrics") || !results[i].contains("protocol"))
-      fail("evaluate", "{} is no result of kiln evaluate", names[i]);
+      fail("evaluate", "{} is not a result of kiln evaluate", names[i]);
     for (const auto& [name, value] : results[i].at("metrics").items()) metrics.insert(name);
   }
   std::string text = fmt::format("{:28}", "");

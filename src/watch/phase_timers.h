@@ -1,5 +1,5 @@
-// Measures a step's seconds by phase: by the clock on a CPU, by events on a GPU. It never waits, so it always
-// runs.
+// Measures a step's seconds by phase, with a clock on a CPU and events on a GPU. It never waits and is cheap
+// enough to run always.
 #pragma once
 #include <ATen/core/Tensor.h>
 #include <c10/core/Event.h>

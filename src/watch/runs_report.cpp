@@ -35,7 +35,7 @@ Run open_run(const std::string& folder, size_t index) {
   run.name = fs::path(run.name).filename().string();
   run.color = kColors[index % std::size(kColors)];
   const std::vector<Json> log = read_run_log(folder);
-  if (log.empty()) fail("report", "{} is no run: it has no log.jsonl with a line", folder);
+  if (log.empty()) fail("report", "{} is not a run: it has no log.jsonl with a line", folder);
   for (const Json& line : log) {
     if (line.contains("loss")) run.steps.push_back(line);
     if (line.value("event", "") == "evaluation" && line.contains("metrics")) run.evaluations.push_back(line);

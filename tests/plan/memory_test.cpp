@@ -56,12 +56,12 @@ StepMemory measured_step(const TrainOptions& options, const DataShape& data) {
   return recorder.finish().memory;
 }
 
-struct Configuration {
+struct MemoryCase {
   std::string model;
   nlohmann::json options;
 };
 
-std::vector<Configuration> short_list() {
+std::vector<MemoryCase> short_list() {
   return {
       {"DiT-S/2", {{"depth", 3}}},
       {"DiT-S/2", {{"depth", 3}, {"recompute", "all"}, {"global-batch", 8}}},
@@ -79,8 +79,8 @@ std::vector<Configuration> short_list() {
 }
 
 // Every family and patch with four variants each; the large ones at a part of their depth.
-std::vector<Configuration> long_list() {
-  std::vector<Configuration> list;
+std::vector<MemoryCase> long_list() {
+  std::vector<MemoryCase> list;
   for (const auto& [family, depth] :
        std::vector<std::pair<std::string, int64_t>>{{"S", 0}, {"B", 0}, {"L", 4}, {"XL", 4}})
     for (int64_t patch : {2, 4, 8}) {
@@ -100,7 +100,7 @@ std::vector<Configuration> long_list() {
 }
 
 // Prints one line for each and returns the errors as shares of the measured peak.
-std::vector<double> compare(const std::vector<Configuration>& configurations) {
+std::vector<double> compare(const std::vector<MemoryCase>& configurations) {
   std::vector<double> errors;
   fmt::print("{:<9} {:<86} {:>13} {:>13} {:>8}\n", "model", "options", "predicted", "measured", "error");
   for (const auto& [model, changes] : configurations) {

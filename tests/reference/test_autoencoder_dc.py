@@ -3,6 +3,7 @@
 import pytest
 import torch
 from closeness import FORWARD_BF16, GRADIENT_BF16, assert_close, assert_gradients_close, gradients_of, violation
+from conftest import MULTIPLIES_BF16
 from diffusers import AutoencoderDC
 from dit_torch import randomise_
 from tile_seams import picture, seam_errors
@@ -84,7 +85,8 @@ def test_bf16_is_close_to_f32(conformance):
     latent, image, gradients = run_diffusers(model, inputs)
     assert_close(outputs["latent"], latent, FORWARD_BF16)
     assert_close(outputs["image"], image, FORWARD_BF16)
-    assert violation(outputs["image"], image, DC) > 1, "it ran in f32"
+    if MULTIPLIES_BF16:
+        assert violation(outputs["image"], image, DC) > 1, "it ran in f32"
     assert_gradients_close(gradients_of(outputs), gradients, GRADIENT_BF16, peak=False)
 
 

@@ -16,7 +16,7 @@ namespace {
 
 constexpr const char* kWhoDpms = "pixart_dpms";
 constexpr double kLowestLambda = -5.1;  // the schedule ends before its half log-SNR falls below this
-constexpr int64_t kOrder = 2;
+constexpr int64_t kDpmsOrder = 2;
 
 // Returns 0.5 log(alpha_bar) of the training timesteps.
 std::vector<double> log_alphas(const JsonConfig& config) {
@@ -75,7 +75,7 @@ class PixartDpmsSampler : public Sampler {
         schedule_(log_alphas(config)) {
     if (type_ == PredictionType::kVelocity) fail(kWhoDpms, "flow_prediction has no alpha schedule");
     const int64_t steps = num_steps(config, config.positive("num_train_timesteps", 1000));
-    if (steps < kOrder) fail(kWhoDpms, "expected at least {} steps, got {}", kOrder, steps);
+    if (steps < kDpmsOrder) fail(kWhoDpms, "expected at least {} steps, got {}", kDpmsOrder, steps);
     for (const double time : linspace(1, schedule_.first_time(), steps + 1)) {
       times_.push_back(static_cast<float>(time));
       timesteps_.push_back(schedule_.model_time(times_.back()));

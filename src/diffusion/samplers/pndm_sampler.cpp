@@ -13,7 +13,7 @@
 namespace kiln {
 namespace {
 
-constexpr int64_t kOrder = 4;
+constexpr int64_t kPndmOrder = 4;
 constexpr int64_t kRungeKuttaCalls = 12;  // three steps
 
 // A model call and the step after it, which takes x from one timestep to another (negative: clean).
@@ -47,14 +47,14 @@ std::vector<Call> plms_calls(const std::vector<int64_t>& spaced, int64_t stride,
 std::vector<Call> runge_kutta_calls(const std::vector<int64_t>& spaced, int64_t stride, bool consecutive) {
   std::vector<Call> calls;
   const int64_t half = stride / 2;
-  for (int64_t i = 0; i + 1 < kOrder; ++i) {
+  for (int64_t i = 0; i + 1 < kPndmOrder; ++i) {
     const int64_t start = spaced[i], middle = spaced[i + 1] + half, end = spaced[i + 1];
     calls.insert(calls.end(), {{start, start, start - half},
                                {middle, start, middle},
                                {middle, start, middle - half},
                                {end, start, end}});
   }
-  const std::vector<Call> rest = multistep_calls(spaced, kOrder - 1, stride, consecutive);
+  const std::vector<Call> rest = multistep_calls(spaced, kPndmOrder - 1, stride, consecutive);
   calls.insert(calls.end(), rest.begin(), rest.end());
   return calls;
 }
@@ -96,8 +96,8 @@ class PndmSampler : public Sampler {
 
  private:
   void make_calls() {
-    if (!skips_runge_kutta_ && step_count() < kOrder)
-      fail("pndm", "expected at least {} sampling steps without skip_prk_steps, got {}", kOrder,
+    if (!skips_runge_kutta_ && step_count() < kPndmOrder)
+      fail("pndm", "expected at least {} sampling steps without skip_prk_steps, got {}", kPndmOrder,
            step_count());
     calls_ = skips_runge_kutta_ ? plms_calls(spaced_, stride_, consecutive_)
                                 : runge_kutta_calls(spaced_, stride_, consecutive_);
@@ -129,7 +129,7 @@ class PndmSampler : public Sampler {
 
   void remember(const at::Tensor& output) {
     history_.push_front(output);
-    if (history_.size() > kOrder) history_.pop_back();
+    if (history_.size() > kPndmOrder) history_.pop_back();
   }
 
   // Extrapolates by Adams-Bashforth, of the order that the history allows.

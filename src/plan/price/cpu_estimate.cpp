@@ -7,6 +7,7 @@
 
 #include "core/aten.h"
 #include "core/memory_limits.h"
+#include "core/tensors.h"
 #include "parallel/machine.h"
 
 namespace kiln {
@@ -14,7 +15,8 @@ namespace kiln {
 namespace {
 
 // Assumptions about a CPU that was not calibrated, taken from CPUs that were: shares of the best square
-// product and of the copying rate. A CPU merely stores fp16, so its products cost what those of f32 do.
+// product and of the copying rate. A CPU merely stores fp16, and bf16 without AVX-512, so products of those
+// cost what products of f32 do.
 constexpr double kMatmulShare = 0.75, kAttentionShare = 0.35, kCpuBandwidthShare = 0.7;
 constexpr double kDispatch = 8e-6;                  // seconds of one operation through ATen and autograd
 constexpr double kCpuDisk = 5e8, kProcess = 3.5e8;  // bytes/s; bytes of libraries and buffers
@@ -59,7 +61,7 @@ MachineProfile estimate_cpu() {
                           .context_bytes = static_cast<int64_t>(kProcess),
                           .peak_flops = {{at::kFloat, f32},
                                          {at::kHalf, f32},
-                                         {at::kBFloat16, std::max(f32 / 4, product_flops(at::kBFloat16))}},
+                                         {at::kBFloat16, product_flops(cpu_product_dtype(at::kBFloat16))}},
                           .memory_bytes_per_s = copying,
                           .op_overhead_s = kDispatch,
                           .host_link_bytes_per_s = copying,
