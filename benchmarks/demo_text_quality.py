@@ -49,7 +49,7 @@ def draw(arguments, prompts, folder):
     listed = folder.with_suffix(".txt")
     listed.write_text("\n".join(prompts) + "\n")
     subprocess.run([arguments.kiln, "sample", "--run", arguments.run, "--prompts", listed, "--num-images", str(len(prompts) * arguments.each),
-                    "--cfg-scale", "3", "--sampler", "flow_euler", "--num-sampling-steps", "50", "--seed", "1", "--compute-dtype", "bf16",
+                    "--cfg-scale", "3", "--sampler", "flow_euler", "--num-sampling-steps", "50", "--seed", "1", "--compute-dtype", "f32",
                     "--batch", "40", "--out", folder], check=True)
     drawn = [read(path) for path in sorted(folder.glob("0*.png"))]
     return [(prompts[i % len(prompts)], picture) for i, picture in enumerate(drawn)]

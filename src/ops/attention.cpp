@@ -11,7 +11,6 @@
 #include "core/dry_run.h"
 #include "core/error.h"
 #include "core/scratch.h"
-#include "core/tensors.h"
 #include "ops/cpu/attention_kernel.h"
 #include "ops/kernel_types.h"
 #include "ops/op_mark.h"
@@ -143,7 +142,7 @@ namespace reference {
 
 at::Tensor packed_attention(const at::Tensor& qkv, double scale) {
   const at::ScalarType dtype = qkv.scalar_type();
-  const at::Tensor packed = qkv.is_cpu() ? qkv.to(cpu_product_dtype(dtype)) : qkv;
+  const at::Tensor packed = qkv.to(product_dtype(qkv.device(), dtype));
   const at::Tensor q = attention_heads(packed, 0), k = attention_heads(packed, 1),
                    v = attention_heads(packed, 2);
   const at::Tensor scores = at::matmul(q, k.transpose(-2, -1)) * scale;  // (B, H, N, N)

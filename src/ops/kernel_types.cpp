@@ -1,6 +1,7 @@
 #include "ops/kernel_types.h"
 
 #include "core/dry_run.h"
+#include "core/tensors.h"
 #include "ops/cuda/launch.h"
 
 namespace kiln::ops {
@@ -15,8 +16,18 @@ bool has_kernel(const at::Tensor& tensor) {
   return on_device && is_kernel_dtype(tensor.scalar_type());
 }
 
-bool computes_on_cpu(const at::Tensor& tensor) {
-  return tensor.is_cpu() || (tensor.is_meta() && dry_run_device() == DryRunDevice::kCpu);
+namespace {
+
+bool is_cpu_or_dry_run(at::Device device) {
+  return device.is_cpu() || (device.is_meta() && dry_run_device() == DryRunDevice::kCpu);
+}
+
+}  // namespace
+
+bool computes_on_cpu(const at::Tensor& tensor) { return is_cpu_or_dry_run(tensor.device()); }
+
+at::ScalarType product_dtype(at::Device device, at::ScalarType dtype) {
+  return is_cpu_or_dry_run(device) ? cpu_product_dtype(dtype) : dtype;
 }
 
 }  // namespace kiln::ops

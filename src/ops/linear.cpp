@@ -5,8 +5,8 @@
 
 #include "core/aten.h"
 #include "core/error.h"
-#include "core/tensors.h"
 #include "ops/fp8.h"
+#include "ops/kernel_types.h"
 #include "ops/matrix_products.h"
 #include "ops/ops.h"
 
@@ -85,7 +85,7 @@ namespace reference {
 
 at::Tensor linear(const at::Tensor& x, const at::Tensor& weight, const std::optional<at::Tensor>& bias,
                   at::ScalarType compute_dtype) {
-  const at::ScalarType dtype = x.device().is_cpu() ? cpu_product_dtype(compute_dtype) : compute_dtype;
+  const at::ScalarType dtype = product_dtype(x.device(), compute_dtype);
   at::Tensor y = at::matmul(x.to(compute_dtype).to(dtype), weight.to(compute_dtype).to(dtype).t());
   if (bias) y = y + bias->to(compute_dtype).to(dtype);
   return y.to(compute_dtype);

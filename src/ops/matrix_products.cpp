@@ -20,7 +20,7 @@ namespace {
 
 // Returns the operand in the dtype that is multiplied.
 at::Tensor operand(const at::Tensor& tensor) {
-  return computes_on_cpu(tensor) ? tensor.to(cpu_product_dtype(tensor.scalar_type())) : tensor;
+  return tensor.to(product_dtype(tensor.device(), tensor.scalar_type()));
 }
 
 // oneDNN's linear adds the bias in the product's own pass, where at::addmm writes and reads the result once

@@ -8,9 +8,9 @@
 
 #include "core/aten.h"
 #include "core/error.h"
-#include "core/tensors.h"
 #include "models/parts/layers.h"
 #include "models/weights.h"
+#include "ops/kernel_types.h"
 #include "ops/ops.h"
 
 namespace kiln {
@@ -303,8 +303,7 @@ struct AutoencoderDc::Decoder {
 
 AutoencoderDc::AutoencoderDc(const AutoencoderDcConfig& config, const BuildOptions& options)
     : in_channels_(config.in_channels),
-      compute_dtype_(options.device.is_cpu() ? cpu_product_dtype(options.compute_dtype)
-                                             : options.compute_dtype) {
+      compute_dtype_(ops::product_dtype(options.device, options.compute_dtype)) {
   name = "autoencoder_dc";
   tile_overlap = 0.125;
   has_posterior = false;

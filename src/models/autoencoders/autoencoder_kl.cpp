@@ -9,9 +9,9 @@
 
 #include "core/aten.h"
 #include "core/error.h"
-#include "core/tensors.h"
 #include "models/parts/layers.h"
 #include "models/weights.h"
+#include "ops/kernel_types.h"
 #include "ops/op_mark.h"
 #include "ops/ops.h"
 
@@ -259,8 +259,7 @@ std::map<std::string, at::Tensor> current_autoencoder_kl_weights(
 
 AutoencoderKl::AutoencoderKl(const AutoencoderKlConfig& config, const BuildOptions& options)
     : in_channels_(config.in_channels),
-      compute_dtype_(options.device.is_cpu() ? cpu_product_dtype(options.compute_dtype)
-                                             : options.compute_dtype) {
+      compute_dtype_(ops::product_dtype(options.device, options.compute_dtype)) {
   name = "autoencoder_kl";
   latent_channels = config.latent_channels;
   downsample = int64_t{1} << (config.block_out_channels.size() - 1);

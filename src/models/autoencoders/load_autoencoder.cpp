@@ -16,6 +16,7 @@
 #include "models/autoencoders/autoencoder_kl.h"
 #include "models/autoencoders/tiling.h"
 #include "models/weights.h"
+#include "ops/kernel_types.h"
 
 namespace kiln {
 namespace {
@@ -139,7 +140,8 @@ std::unique_ptr<Autoencoder> load_autoencoder(const std::string& path, at::Devic
   const fs::path weights_path = weights_path_of(path);
   const json config = config_of(weights_path);
   const AutoencoderClass& known = class_of(config, weights_path);
-  auto autoencoder = known.build(config, {.device = device, .compute_dtype = compute_dtype});
+  const at::ScalarType dtype = ops::product_dtype(device, compute_dtype);
+  auto autoencoder = known.build(config, {.device = device, .compute_dtype = dtype});
   if (!fs::exists(config_path_of(weights_path)))
     fmt::print(
         stderr,
@@ -154,7 +156,7 @@ std::unique_ptr<Autoencoder> load_autoencoder(const std::string& path, at::Devic
   autoencoder->freeze_weights();
   std::unique_ptr<Autoencoder> on_meta;
   if (tiling.when == Tiling::When::kNoRoom) {
-    on_meta = known.build(config, {.device = at::kMeta, .compute_dtype = compute_dtype});
+    on_meta = known.build(config, {.device = at::kMeta, .compute_dtype = dtype});
     on_meta->freeze_weights();
   }
   return with_tiling(std::move(autoencoder), std::move(on_meta), tiling, device);

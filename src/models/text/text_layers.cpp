@@ -7,7 +7,6 @@
 
 #include "core/aten.h"
 #include "core/error.h"
-#include "core/tensors.h"
 #include "ops/kernel_types.h"
 #include "ops/ops.h"
 
@@ -88,7 +87,7 @@ at::Tensor capped_attention(const at::Tensor& q, const at::Tensor& k, const at::
 
 at::Tensor run_attention(const Run& run, const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                          const TokenRows& tokens, const AttentionOptions& options) {
-  const at::ScalarType dtype = ops::computes_on_cpu(q) ? cpu_product_dtype(q.scalar_type()) : q.scalar_type();
+  const at::ScalarType dtype = ops::product_dtype(q.device(), q.scalar_type());
   const auto heads_of = [&](const at::Tensor& rows) {  // (n, H, L, d)
     return rows.narrow(0, run.first_row, run.num_texts * run.length)
         .view({run.num_texts, run.length, rows.size(1), rows.size(2)})

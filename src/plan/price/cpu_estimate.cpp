@@ -18,7 +18,8 @@ namespace {
 // product and of the copying rate. A CPU merely stores fp16, and bf16 without AVX-512, so products of those
 // cost what products of f32 do.
 constexpr double kMatmulShare = 0.75, kAttentionShare = 0.35, kCpuBandwidthShare = 0.7;
-constexpr double kDispatch = 8e-6;                  // seconds of one operation through ATen and autograd
+constexpr double kStored = 0.95;    // of the f32 rate, where bf16 operands are widened before each product
+constexpr double kDispatch = 8e-6;  // seconds of one operation through ATen and autograd
 constexpr double kCpuDisk = 5e8, kProcess = 3.5e8;  // bytes/s; bytes of libraries and buffers
 
 template <class Work>
@@ -53,25 +54,27 @@ MachineProfile estimate_cpu() {
   static const MachineProfile profile = [] {
     at::NoGradGuard no_grad;
     const double f32 = product_flops(at::kFloat), copying = copy_bytes_per_s();
-    return MachineProfile{.name = "cpu",
-                          .source = "estimate from a short measurement: kiln plan --calibrate measures it",
-                          .machine = machine_name(at::kCPU),
-                          .device = DryRunDevice::kCpu,
-                          .memory_bytes = host_memory().total_bytes,
-                          .context_bytes = static_cast<int64_t>(kProcess),
-                          .peak_flops = {{at::kFloat, f32},
-                                         {at::kHalf, f32},
-                                         {at::kBFloat16, product_flops(cpu_product_dtype(at::kBFloat16))}},
-                          .memory_bytes_per_s = copying,
-                          .op_overhead_s = kDispatch,
-                          .host_link_bytes_per_s = copying,
-                          .peer_bytes_per_s = copying / 2,
-                          .node_bytes_per_s = 1e9,
-                          .disk_bytes_per_s = kCpuDisk,
-                          .gpus_per_node = 1,
-                          .matmul_efficiency = kMatmulShare,
-                          .attention_efficiency = kAttentionShare,
-                          .bandwidth_efficiency = kCpuBandwidthShare};
+    const bool stores_bf16 = cpu_product_dtype(at::kBFloat16) == at::kFloat;
+    return MachineProfile{
+        .name = "cpu",
+        .source = "estimate from a short measurement: kiln plan --calibrate measures it",
+        .machine = machine_name(at::kCPU),
+        .device = DryRunDevice::kCpu,
+        .memory_bytes = host_memory().total_bytes,
+        .context_bytes = static_cast<int64_t>(kProcess),
+        .peak_flops = {{at::kFloat, f32},
+                       {at::kHalf, f32},
+                       {at::kBFloat16, stores_bf16 ? kStored * f32 : product_flops(at::kBFloat16)}},
+        .memory_bytes_per_s = copying,
+        .op_overhead_s = kDispatch,
+        .host_link_bytes_per_s = copying,
+        .peer_bytes_per_s = copying / 2,
+        .node_bytes_per_s = 1e9,
+        .disk_bytes_per_s = kCpuDisk,
+        .gpus_per_node = 1,
+        .matmul_efficiency = kMatmulShare,
+        .attention_efficiency = kAttentionShare,
+        .bandwidth_efficiency = kCpuBandwidthShare};
   }();
   return profile;
 }
