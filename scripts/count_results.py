@@ -19,7 +19,7 @@ def count(file: pathlib.Path) -> tuple[int, int, int]:
         elif (reason := case.find("skipped")) is not None or case.get("status") == "notrun" or case.get("result") == "skipped":
             skipped += 1
             # pytest runs many files as one program and names each in its cases; GoogleTest's names are groups of tests.
-            part = case.get("classname").split(".")[-1] if file.stem.startswith("reference") else file.stem
+            part = case.get("classname").split(".")[-1] if file.stem.startswith(("reference", "paths")) else file.stem
             reasons[part, " ".join((reason.get("message") or "").split()) if reason is not None else "disabled"] += 1
         else:
             passed += 1

@@ -1,0 +1,30 @@
+"""The fixtures and helpers of the reference tests, for the paths: a path is walked with one number of ranks at a time."""
+
+import importlib.util
+import sys
+from pathlib import Path
+
+import pytest
+
+REFERENCE = Path(__file__).resolve().parents[1] / "reference"
+sys.path.insert(0, str(REFERENCE))
+# Helpers there say "from conftest import", which is this file here.
+_spec = importlib.util.spec_from_file_location("reference_conftest", REFERENCE / "conftest.py")
+_reference = importlib.util.module_from_spec(_spec)
+_spec.loader.exec_module(_reference)
+globals().update({name: value for name, value in vars(_reference).items() if not name.startswith("__")})
+
+
+@pytest.fixture(scope="module", params=[1, 2], ids=["one-rank", "two-ranks"])
+def walk(request, tmp_path_factory):
+    """A reader's folder for one path; the tests of a file are its stations, in their order."""
+    from walks import Walk
+    with Walk(tmp_path_factory.mktemp("path"), request.param) as walk:
+        yield walk
+
+
+@pytest.fixture(scope="session")
+def browser():
+    from browser import Browser
+    with Browser() as browser:
+        yield browser
