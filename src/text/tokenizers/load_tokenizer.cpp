@@ -26,7 +26,8 @@ constexpr int64_t kT5ExtraIds = 100;
 // The model and the tokens that a kind of tokenizer loads from its files.
 struct Loaded {
   std::unique_ptr<SubwordModel> model;
-  std::vector<AddedToken> own_tokens{};  // named by the vocabulary's file; unused if the config lists some
+  std::vector<AddedToken> own_tokens{};     // named by the vocabulary's file
+  std::vector<AddedToken> unless_listed{};  // likewise; unused if the config lists special tokens
 };
 
 struct TokenizerKind {
@@ -78,12 +79,16 @@ Loaded load_t5_kind(const fs::path& folder, const TokenizerConfig& config) {
   const int64_t num_extra_ids = settings_of(config).get("extra_ids", kT5ExtraIds);
   if (num_extra_ids < 0 || num_extra_ids > 100'000)
     fail("tokenizer", "expected extra_ids of 0 to 100000, got {} ({})", num_extra_ids, folder.string());
-  Loaded loaded{make_t5_unigram(model, num_extra_ids, path.string()), own_tokens_of(model)};
+  // A user-defined piece costs nothing, so the most probable pieces have it whole in any case.
+  Loaded loaded{make_t5_unigram(model, num_extra_ids, path.string()), {}, own_tokens_of(model)};
   for (int64_t i = 0; i < num_extra_ids; ++i)
-    loaded.own_tokens.push_back({.content = fmt::format("<extra_id_{}>", i)});
+    loaded.unless_listed.push_back({.content = fmt::format("<extra_id_{}>", i)});
   return loaded;
 }
 
+// Merges never make or divide a user-defined piece, as SentencePiece has it, and as transformers has it with
+// the published tokenizer.json. It forgets them for a tokenizer.model alone whose config lists special
+// tokens.
 Loaded load_gemma_kind(const fs::path& folder, const TokenizerConfig& config) {
   const fs::path path = folder / "tokenizer.model";
   const SentencePieceModel model = read_model_of_kind(path, SentencePieceModel::Kind::kBpe, "byte-pair");
@@ -220,8 +225,9 @@ std::unique_ptr<Tokenizer> load_tokenizer(const fs::path& path) {
   tokenizer->model_ = std::move(loaded.model);
   tokenizer->tokens_ = std::make_unique<AddedTokens>(*tokenizer->model_);
   for (const AddedToken& token : config.added) tokenizer->tokens_->add(token);
+  for (const AddedToken& token : loaded.own_tokens) tokenizer->tokens_->add(token);
   if (!config.lists_special_tokens)
-    for (const AddedToken& token : loaded.own_tokens) tokenizer->tokens_->add(token);
+    for (const AddedToken& token : loaded.unless_listed) tokenizer->tokens_->add(token);
   tokenizer->tokens_->index();
   tokenizer->frame_ = frame_of(kind, config, *tokenizer->tokens_);
   tokenizer->pads_left_ = settings.choice("padding_side", "right", {"left", "right"}) == "left";

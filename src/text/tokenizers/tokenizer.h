@@ -53,9 +53,9 @@ class Tokenizer {
 };
 
 // Reads the files as published: vocab.txt (WordPiece), vocab.json and merges.txt (CLIP), spiece.model (T5) or
-// tokenizer.model (Gemma), with tokenizer_config.json, special_tokens_map.json and added_tokens.json if they
-// exist. In the folder of a whole pipeline, reads its folder tokenizer/. Throws Error naming what is missing
-// or broken.
+// tokenizer.model (Gemma), with tokenizer_config.json, special_tokens_map.json, added_tokens.json and the
+// added tokens of tokenizer.json if they exist. In the folder of a whole pipeline, reads its folder
+// tokenizer/. Throws Error naming what is missing or broken.
 std::unique_ptr<Tokenizer> load_tokenizer(const std::filesystem::path& folder);
 
 }  // namespace kiln::text

@@ -106,6 +106,27 @@ std::map<int64_t, AddedToken> read_added_tokens(const std::filesystem::path& pat
   return by_id;
 }
 
+// Returns the tokens that transformers adds if a tokenizer.json lies beside the vocabulary, by their ids.
+std::map<int64_t, AddedToken> read_tokenizer_json(const std::filesystem::path& path) {
+  std::map<int64_t, AddedToken> by_id;
+  if (!std::filesystem::exists(path)) return by_id;
+  std::ifstream file(path, std::ios::binary);
+  // The rest, which repeats the vocabulary, is read past.
+  const auto keep = [](int depth, json::parse_event_t event, json& parsed) {
+    return depth != 1 || event != json::parse_event_t::key || parsed == "added_tokens";
+  };
+  const json tokenizer = json::parse(file, keep, /*allow_exceptions=*/false);
+  if (!tokenizer.is_object()) fail("tokenizer", "{} is no JSON object", path.string());
+  const json tokens = tokenizer.value("added_tokens", json::array());
+  if (!tokens.is_array()) fail("tokenizer", "expected added_tokens to be a list ({})", path.string());
+  for (const json& token : tokens) {
+    const bool is_special = token.is_object() && token.value("special", json(false)) == true;
+    const AddedToken added = parse_token(token, is_special, path.string());
+    by_id[JsonConfig(path.string(), token).require<int64_t>("id")] = added;
+  }
+  return by_id;
+}
+
 }  // namespace
 
 TokenizerConfig read_tokenizer_config(const std::filesystem::path& folder, const TokenRoles& defaults,
@@ -141,6 +162,8 @@ TokenizerConfig read_tokenizer_config(const std::filesystem::path& folder, const
   }
   config.added.insert(config.added.end(), special.others.begin(), special.others.end());
   config.added.insert(config.added.end(), map_tokens.begin(), map_tokens.end());
+  for (const auto& [id, token] : read_tokenizer_json(folder / "tokenizer.json"))
+    config.added.push_back(token);
   return config;
 }
 

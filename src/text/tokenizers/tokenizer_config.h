@@ -25,9 +25,9 @@ struct TokenizerConfig {
 };
 
 // Reads tokenizer_config.json and, unless that lists the added tokens itself, special_tokens_map.json and
-// added_tokens.json. `defaults` are the roles of the kind of tokenizer. `has_own_tokens`: the vocabulary's
-// file names special tokens, so the additional ones of special_tokens_map.json do not count. Throws Error
-// naming the file.
+// added_tokens.json; then the added tokens of tokenizer.json. `defaults` are the roles of the kind of
+// tokenizer. `has_own_tokens`: the vocabulary's file names special tokens, so the additional ones of
+// special_tokens_map.json do not count. Throws Error naming the file.
 TokenizerConfig read_tokenizer_config(const std::filesystem::path& folder, const TokenRoles& defaults,
                                       bool has_own_tokens);
 
