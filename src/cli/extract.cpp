@@ -1,4 +1,5 @@
 #include "extract/extract.h"
+#include "core/json_config.h"
 
 #include "cli/build_identity.h"
 #include "cli/commands.h"
@@ -32,6 +33,9 @@ void add_text_options(CLI::App& command, TextExtractOptions& text) {
       ->capture_default_str();
   command.add_option("--caption-prefix", text.captions.prefix, "Text before every caption");
   command.add_option("--caption-suffix", text.captions.suffix, "Text after every caption");
+  command.add_option(
+      "--caption-instruction", text.captions.instruction,
+      "Text or file; Gemma sees it before every caption, and its own rows are not kept, as in Sana");
 }
 
 }  // namespace
@@ -96,6 +100,8 @@ void add_extract_command(CLI::App& app) {
   add_text_options(*command, options->text);
   command->callback([options] {
     if (const int64_t num_ranks = ranks_to_launch("extract", options->nproc)) return launch_ranks(num_ranks);
+    std::string& instruction = options->text.captions.instruction;
+    instruction = read_text_option("extract", "--caption-instruction", instruction);
     extract(*options, *join_patiently(build_identity()));
   });
 }

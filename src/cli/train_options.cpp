@@ -220,6 +220,8 @@ ResolvedOptions resolve(const CLI::App& command, const TrainArguments& arguments
   std::string& model_config = resolved.options.model.config;
   take_image_size_of_store(resolved);
   if (!model_config.empty()) model_config = read_json_option("train", "--model-config", model_config).dump();
+  std::string& instruction = resolved.options.data.captions.instruction;
+  instruction = read_text_option("train", "--caption-instruction", instruction);
   if (arguments.deepspeed.empty() && arguments.accelerate.empty()) return resolved;
   if (!arguments.deepspeed.empty() && !arguments.accelerate.empty())
     fail("train", "--deepspeed and --accelerate are both given: the latter names DeepSpeed's file itself");

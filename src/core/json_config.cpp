@@ -68,14 +68,22 @@ bool is_near_one_of(const std::string& name, const std::set<std::string>& known)
 
 }  // namespace
 
+std::string read_text_option(std::string_view who, std::string_view option, const std::string& value) {
+  std::error_code not_a_path;  // set for text that is too long for a path
+  if (!std::filesystem::is_regular_file(value, not_a_path)) return value;
+  constexpr uintmax_t kMostBytes = 1 << 20;
+  if (std::filesystem::file_size(value) > kMostBytes)
+    fail(who, "{} {}: expected a text of at most 1 MiB, got {} bytes", option, value,
+         std::filesystem::file_size(value));
+  std::ifstream file(value, std::ios::binary);
+  std::string text(std::istreambuf_iterator<char>(file), {});
+  if (text.ends_with('\n')) text.pop_back();
+  return text;
+}
+
 json read_json_option(std::string_view who, std::string_view option, const std::string& value) {
   if (value.empty()) return json::object();
-  std::string text = value;
-  std::error_code not_a_path;  // set for text that is too long for a path
-  if (std::filesystem::exists(value, not_a_path) && !std::filesystem::is_directory(value, not_a_path)) {
-    std::ifstream file(value, std::ios::binary);
-    text.assign(std::istreambuf_iterator<char>(file), {});
-  }
+  const std::string text = read_text_option(who, option, value);
   json parsed = json::parse(text, nullptr, /*allow_exceptions=*/false);
   if (!parsed.is_object()) fail(who, "{} expects a JSON object or a file of one, got '{}'", option, value);
   return parsed;

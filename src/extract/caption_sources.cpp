@@ -63,7 +63,7 @@ std::string without_outer_space(std::string text) {
 
 void check_caption_options(const CaptionOptions& options) {
   parse_sources(options.sources);
-  text::check_utf8(options.prefix + options.suffix);
+  text::check_utf8(options.prefix + options.suffix + options.instruction);
 }
 
 std::string caption_of_file_name(const std::string& name) {

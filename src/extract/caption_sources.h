@@ -12,6 +12,7 @@ struct CaptionOptions {
   // Comma-separated: data | png-text | file-names. A picture has the captions of all of them.
   std::string sources = "data";
   std::string prefix, suffix;  // around every caption
+  std::string instruction{};   // the encoder sees it before every caption; its rows are not kept
 };
 
 // Returns the captions of picture `index` with prefix and suffix, without empty ones and repetitions. Throws

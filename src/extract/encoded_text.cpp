@@ -134,7 +134,8 @@ SampledText sampled_shape(const EncodedText& text) {
                     .max_rows = info.max_tokens,
                     .mean_rows = static_cast<double>(num_rows) / all,
                     .is_padded = info.padded,
-                    .dtype = info.dtype},
+                    .dtype = info.dtype,
+                    .hidden_rows = text.encoder()->num_hidden_tokens()},
           .cut_share = static_cast<double>(num_cut) / all};
 }
 

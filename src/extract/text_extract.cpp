@@ -53,9 +53,14 @@ CaptionEncoder load_encoder(const TextExtractOptions& options, at::Device device
                             const std::string& compute_dtype, ProcessGroup& group) {
   apply(ComputeSettings{.device = device, .cpu_share = cpu_share(group)});
   return {
-      options.encoder, options.max_tokens, device, parse_compute_dtype(compute_dtype, "--compute-dtype"),
+      options.encoder,
+      options.max_tokens,
+      device,
+      parse_compute_dtype(compute_dtype, "--compute-dtype"),
       encoder_room(options, device,
-                   {.bytes = usable_bytes(device, group.ranks().local_world_size), .text = "what is free"})};
+                   {.bytes = usable_bytes(device, group.ranks().local_world_size), .text = "what is free"}),
+      /*loads_weights=*/true,
+      options.captions.instruction};
 }
 
 class TextExtraction {

@@ -30,6 +30,7 @@ TextStoreInfo describe_text(const CaptionEncoder& encoder, const TextExtractOpti
                                                       : parse_compute_dtype(options.dtype, "--text-dtype"));
   info.prefix = options.captions.prefix;
   info.suffix = options.captions.suffix;
+  info.instruction = options.captions.instruction;
   info.compute_dtype = compute_dtype;
   return info;
 }

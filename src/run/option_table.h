@@ -126,6 +126,9 @@ void visit_options(Options& o, Visitor&& visitor) {
         "file-names, or several with commas");
   visit("caption-prefix", o.data.captions.prefix, kRefuse, "Pictures: text before every caption");
   visit("caption-suffix", o.data.captions.suffix, kRefuse, "Pictures: text after every caption");
+  visit("caption-instruction", o.data.captions.instruction, kRefuse,
+        "Pictures: text or file; Gemma sees it before every caption, and its own rows are not kept, as in "
+        "Sana");
   visit("out", o.out, kHarmless, "Run folder; rerunning the same command resumes");
   visit("image-size", o.data.image_size, kRefuse, "Image side in pixels (if not given, a store's own)");
   visit("buckets", o.data.buckets, kRefuse,

@@ -29,6 +29,7 @@ json to_json(const RunInfo::TextInfo& text) {
           {"max_tokens", text.max_tokens},
           {"prefix", text.prefix},
           {"suffix", text.suffix},
+          {"instruction", text.instruction},
           {"dtype", dtype_name(text.dtype)}};
 }
 
@@ -41,6 +42,7 @@ RunInfo::TextInfo text_from_json(const json& document) {
   document.at("max_tokens").get_to(text.max_tokens);
   document.at("prefix").get_to(text.prefix);
   document.at("suffix").get_to(text.suffix);
+  text.instruction = document.value("instruction", "");  // runs of earlier versions have none
   text.dtype = parse_dtype(document.at("dtype").get<std::string>());
   return text;
 }

@@ -31,6 +31,7 @@ struct RunInfo {
     std::string encoder{}, encoder_path{}, encoder_fingerprint{}, tokenizer_fingerprint{};
     int64_t max_tokens = 0;
     std::string prefix{}, suffix{};  // around every caption
+    std::string instruction{};       // the encoder saw it before every caption; it has no rows
     Dtype dtype = Dtype::kF32;       // of the features in training
   } text{};
   // The adapter that a run trained; its checkpoints contain nothing else. An empty `config`: the run trained

@@ -188,9 +188,10 @@ StoredSamples describe_stores(const TrainOptions& options) {
 }
 
 std::string identity_of(const TextStoreInfo& text) {
-  return fmt::format("; captions {} by {} {} {}, up to {} tokens in {}", text.captions_fingerprint,
+  return fmt::format("; captions {} by {} {} {}, up to {} tokens in {}{}", text.captions_fingerprint,
                      text.encoder, text.encoder_fingerprint, text.tokenizer_fingerprint, text.max_tokens,
-                     dtype_name(text.dtype));
+                     dtype_name(text.dtype),
+                     text.instruction.empty() ? "" : fmt::format(" after {:?}", text.instruction));
 }
 
 std::string identity_of(const TrainOptions& options, const std::vector<std::string>& text_folders) {

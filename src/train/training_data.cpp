@@ -170,6 +170,7 @@ RunInfo::TextInfo text_info(const TextStore& store) {
           .max_tokens = info.max_tokens,
           .prefix = info.prefix,
           .suffix = info.suffix,
+          .instruction = info.instruction,
           .dtype = info.dtype};
 }
 

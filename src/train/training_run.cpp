@@ -31,7 +31,8 @@ std::vector<std::pair<const char*, bool>> caption_options_given(const CaptionEnc
           {"text-encoder-memory", options.memory != defaults.memory},
           {"captions", options.sources != defaults.sources},
           {"caption-prefix", options.prefix != defaults.prefix},
-          {"caption-suffix", options.suffix != defaults.suffix}};
+          {"caption-suffix", options.suffix != defaults.suffix},
+          {"caption-instruction", options.instruction != defaults.instruction}};
 }
 
 // Returns lines such as "--tf32 has no effect on a CPU".

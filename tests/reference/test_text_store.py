@@ -114,6 +114,48 @@ def test_captions_after_an_instruction(kiln, tmp_path):
                 assert_close(features, model(**tokenizer(text, return_tensors="pt")).last_hidden_state[0], 2e-4)
 
 
+def test_an_instructions_rows_are_not_kept(kiln, tmp_path):
+    """Sana's: captions are cut at their own length, and of the instruction the first and the last row remain."""
+    folder, data = tmp_path / "gemma", tmp_path / "data"
+    folder.mkdir(), data.mkdir()
+    MAKERS["gemma"](folder)
+    torch.manual_seed(0)
+    config = Gemma2Config(hidden_size=32, num_hidden_layers=3, num_attention_heads=4, num_key_value_heads=2, head_dim=8, intermediate_size=48,
+                          vocab_size=5100, query_pre_attn_scalar=8, sliding_window=7, attn_implementation="eager")
+    Gemma2Model(config).eval().save_pretrained(folder)
+    captions = ["a red apple", "a green circle by the sea, and more than fits into so few tokens", "", "two birds"]
+    write_metadata(data, captions)
+    instruction, most = "Given a prompt, describe every detail of the picture:\n- its colours\n- its light\nUser Prompt: ", 12
+    (tmp_path / "instruction.txt").write_text(instruction + "\n")
+    tokenizer, model = GemmaTokenizer.from_pretrained(folder), Gemma2Model.from_pretrained(folder, attn_implementation="eager").eval()
+    hidden = len(tokenizer.encode(instruction)) - 2
+
+    def wanted(text):
+        tokens = tokenizer(instruction + text if text else "", return_tensors="pt", truncation=True, max_length=hidden + most,
+                           padding="max_length")
+        with torch.no_grad():
+            rows = model(**tokens).last_hidden_state[0]
+        kept = [0, *range(-most + 1, 0)] if text else range(most)  # as SanaPipeline.encode_prompt
+        return rows[kept][tokens["attention_mask"][0][kept].bool()]
+
+    for name, given in (("text", instruction), ("file", tmp_path / "instruction.txt")):
+        result = extract(kiln, data, tmp_path / name, folder, "--text-dtype", "f32", "--caption-instruction", given, "--text-max-tokens", most)
+        assert result.returncode == 0, result.stderr
+        info, texts, rows = read_text_store(tmp_path / name / "text-gemma2")[:3]
+        assert sorted(texts) == sorted(captions) and info["instruction"] == instruction and info["num_truncated"] == 1
+        for text, features in zip(texts, rows):
+            assert_close(features, wanted(text), 2e-4)
+
+
+@pytest.mark.parametrize("family", ["bert", "clip_text", "t5_encoder"])
+def test_an_instruction_needs_an_encoder_that_begins_texts(kiln, encoders, tmp_path, family):
+    data = tmp_path / "data"
+    data.mkdir()
+    write_metadata(data, ["a red apple"])
+    result = extract(kiln, data, tmp_path / "store", encoders[family], "--caption-instruction", "Describe: ")
+    assert result.returncode == 1 and "--caption-prefix" in result.stderr, result.stderr
+
+
 def test_several_captions_weights_and_kinds(kiln, encoders, tmp_path):
     data = tmp_path / "data"
     data.mkdir()

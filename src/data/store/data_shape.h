@@ -29,6 +29,8 @@ struct TextShape {
   double mean_rows = 0;       // over all captions
   bool is_padded = false;     // every caption has max_rows
   Dtype dtype = Dtype::kF32;  // of the rows
+  int64_t hidden_rows =
+      0;  // of an instruction, which an encoder sees before each caption and the model does not
 };
 
 // Describes all samples as the model sees them.

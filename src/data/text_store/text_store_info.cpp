@@ -54,6 +54,7 @@ TextStoreInfo parse_text_store_info(std::string_view text, const std::string& wh
     fail("text store", "expected \"dtype\" F32, BF16 or F16, got {} ({})", dtype_name(info.dtype), where);
   info.prefix = fields.get<std::string>("prefix", "");
   info.suffix = fields.get<std::string>("suffix", "");
+  info.instruction = fields.get<std::string>("instruction", "");
   info.compute_dtype = fields.get<std::string>("compute_dtype", "");
   info.captions_fingerprint = fields.require<std::string>("captions_fingerprint");
   info.num_samples = count(fields, "num_samples", 1, INT64_MAX, where);
@@ -84,6 +85,7 @@ std::string text_store_info_text(const TextStoreInfo& info) {
                        {"dtype", dtype_name(info.dtype)},
                        {"prefix", info.prefix},
                        {"suffix", info.suffix},
+                       {"instruction", info.instruction},
                        {"compute_dtype", info.compute_dtype},
                        {"captions_fingerprint", info.captions_fingerprint},
                        {"num_samples", info.num_samples},

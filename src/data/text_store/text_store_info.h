@@ -18,8 +18,9 @@ struct TextStoreInfo {
   int64_t max_tokens = 0;    // the most rows of a caption
   bool padded = false;       // every caption has max_tokens rows, padding included (CLIP)
   Dtype dtype = Dtype::kF16;
-  std::string prefix, suffix;        // around every caption but the empty one
-  std::string compute_dtype;         // of the encoder
+  std::string prefix, suffix;  // around every caption but the empty one
+  std::string instruction;     // the encoder saw it before every caption but the empty one; it has no rows
+  std::string compute_dtype;   // of the encoder
   std::string captions_fingerprint;  // of the samples' names and captions
   int64_t num_samples = 0;           // of the feature store
   int64_t num_entries = 0;           // distinct captions; the first is the empty one

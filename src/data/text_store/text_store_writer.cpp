@@ -22,6 +22,7 @@ std::vector<std::pair<std::string, std::string>> settings_of(const TextStoreInfo
           {"--compute-dtype", info.compute_dtype},
           {"--caption-prefix", info.prefix},
           {"--caption-suffix", info.suffix},
+          {"--caption-instruction", info.instruction},
           {"the samples or their captions", info.captions_fingerprint},
           {"captions per shard", std::to_string(info.entries_per_shard)}};
 }

@@ -51,16 +51,19 @@ int64_t max_tokens_of(const std::string& folder, int64_t asked, const TextEncode
 }  // namespace
 
 CaptionEncoder::CaptionEncoder(const std::string& folder, int64_t max_tokens, at::Device device,
-                               at::ScalarType compute_dtype, EncoderRoom room, bool loads_weights)
+                               at::ScalarType compute_dtype, EncoderRoom room, bool loads_weights,
+                               std::string instruction)
     : tokenizer_(text::load_tokenizer(folder)),
       opened_(device.is_meta() ? OpenedTextEncoder{.encoder = outline_text_encoder(folder, compute_dtype)}
                                : open_text_encoder(folder, compute_dtype)),
       device_(device),
-      room_(std::move(room)) {
+      room_(std::move(room)),
+      instruction_text_(std::move(instruction)) {
   if (tokenizer_->vocabulary_size() > shape().vocabulary_size)
     fail("text", "the tokenizer of {} has {} tokens, its encoder {}: they do not belong together", folder,
          tokenizer_->vocabulary_size(), shape().vocabulary_size);
   max_tokens_ = max_tokens_of(folder, max_tokens, shape(), *tokenizer_);
+  tokenize_instruction();
   if (device.is_meta() || !loads_weights) return;
   if (room_.bytes == 0 || weight_bytes(*opened_.encoder) + needed_bytes(1) <= room_.bytes) {
     opened_.load(device);
@@ -77,9 +80,10 @@ int64_t CaptionEncoder::renumbered_bytes(int64_t num_tokens) const {
 
 // Returns the bytes, without the weights, for `batch` texts of the greatest length.
 int64_t CaptionEncoder::needed_bytes(int64_t batch) const {
-  const BatchMemory memory = planned_batch(*opened_.encoder, batch, max_tokens_, device_);
+  const int64_t tokens = longest_input();
+  const BatchMemory memory = planned_batch(*opened_.encoder, batch, tokens, device_);
   const auto own = static_cast<int64_t>(kMargin * static_cast<double>(memory.peak_bytes));
-  return own + opened_.encoder->prefix_bytes(max_tokens_) + renumbered_bytes(batch * max_tokens_) +
+  return own + opened_.encoder->prefix_bytes(tokens) + renumbered_bytes(batch * tokens) +
          (device_.is_cpu() ? kProcessBytes : 0);
 }
 
@@ -94,17 +98,17 @@ int64_t CaptionEncoder::batch_within_room(int64_t asked, int64_t usual) const {
         "text",
         "{} leaves {:.2f} GiB for the text encoder: {} texts of {} tokens take {:.2f} GiB in addition to "
         "{:.2f} GiB of streamed weights: give more memory, a smaller --text-batch or fewer --text-max-tokens",
-        room_.text, gib(room_.bytes), batch, max_tokens_, gib(needed - weights), gib(weights));
+        room_.text, gib(room_.bytes), batch, longest_input(), gib(needed - weights), gib(weights));
   return batch;
 }
 
 std::string CaptionEncoder::streaming_text(int64_t batch) const {
-  const BatchMemory memory = planned_batch(*opened_.encoder, batch, max_tokens_, device_);
+  const int64_t batch_tokens = batch * longest_input();
+  const BatchMemory memory = planned_batch(*opened_.encoder, batch, longest_input(), device_);
   const int64_t weights = streamed_->resident_bytes(), needed = needed_bytes(batch);
-  const double bytes_per_token =
-      static_cast<double>(memory.state_bytes) / static_cast<double>(batch * max_tokens_);
+  const double bytes_per_token = static_cast<double>(memory.state_bytes) / static_cast<double>(batch_tokens);
   const auto tokens =
-      batch * max_tokens_ +
+      batch_tokens +
       static_cast<int64_t>(static_cast<double>(room_.bytes - weights - needed) / bytes_per_token);
   return fmt::format(
       "text encoder: its {:.2f} GiB of weights do not fit {} ({:.2f} GiB free): they are read segment by "
@@ -114,7 +118,35 @@ std::string CaptionEncoder::streaming_text(int64_t batch) const {
       gib(streamed_->bytes_of_pass()), seconds_of_pass(), tokens);
 }
 
+void CaptionEncoder::tokenize_instruction() {
+  if (instruction_text_.empty()) return;
+  const text::TokenIds empty = tokenizer_->encode(""), some = tokenizer_->encode("a");
+  if (shape().users_see_padding || empty.size() != 1 || some.size() < 2 || some.front() != empty.front())
+    fail("text",
+         "--caption-instruction: the texts of {} do not begin with a token of their own, as Gemma's do: "
+         "give --caption-prefix, whose rows are kept",
+         shape().family);
+  instruction_ = tokenizer_->encode(instruction_text_);
+}
+
 text::TokenIds CaptionEncoder::tokens_of(const std::string& text, int64_t& num_truncated) const {
+  if (instruction_.empty() || text.empty()) return plain_tokens(text, num_truncated);
+  // Sana keeps the first row and those from the instruction's last token on, which a caption may change: a
+  // space at the end of an instruction becomes the beginning of a word.
+  text::TokenIds ids = tokenizer_->encode(instruction_text_ + text);
+  const auto kept = std::ssize(instruction_) - 1;
+  if (std::ssize(ids) <= kept || !std::equal(ids.begin(), ids.begin() + kept, instruction_.begin()))
+    fail("text", "the caption {:?} changes the tokens of --caption-instruction: end that with a line break",
+         text.substr(0, 60));
+  ids.erase(ids.begin() + 1, ids.begin() + kept);
+  if (std::ssize(ids) > max_tokens_) {
+    ++num_truncated;
+    ids.resize(static_cast<size_t>(max_tokens_));
+  }
+  return ids;
+}
+
+text::TokenIds CaptionEncoder::plain_tokens(const std::string& text, int64_t& num_truncated) const {
   text::TokenIds ids = tokenizer_->encode(text, {.max_length = max_tokens_});
   if (static_cast<int64_t>(ids.size()) == max_tokens_ &&
       static_cast<int64_t>(tokenizer_->encode(text).size()) > max_tokens_)
@@ -133,6 +165,28 @@ CaptionEncoder::Encoded CaptionEncoder::encode(std::span<const std::string> text
 }
 
 std::vector<at::Tensor> CaptionEncoder::encode_tokens(std::span<const text::TokenIds> ids, int64_t batch,
+                                                      at::ScalarType dtype) const {
+  const int64_t hidden = num_hidden_tokens();
+  if (hidden == 0) return encode_inputs(ids, batch, dtype);
+  // Only the empty text is a single token, the one that begins every text.
+  std::vector<text::TokenIds> inputs(ids.begin(), ids.end());
+  for (text::TokenIds& input : inputs)
+    if (input.size() > 1)
+      input.insert(input.begin() + 1, instruction_.begin() + 1, instruction_.begin() + 1 + hidden);
+  std::vector<at::Tensor> rows = encode_inputs(inputs, batch, dtype);
+  for (size_t i = 0; i < rows.size(); ++i)
+    if (ids[i].size() > 1)
+      rows[i] = at::cat({rows[i].narrow(0, 0, 1), rows[i].narrow(0, 1 + hidden, std::ssize(ids[i]) - 1)});
+  return rows;
+}
+
+at::Tensor CaptionEncoder::encode_plain(const std::string& text, int64_t& num_truncated,
+                                        at::ScalarType dtype) const {
+  const text::TokenIds ids = plain_tokens(text, num_truncated);
+  return encode_inputs({&ids, 1}, 1, dtype).front();
+}
+
+std::vector<at::Tensor> CaptionEncoder::encode_inputs(std::span<const text::TokenIds> ids, int64_t batch,
                                                       at::ScalarType dtype) const {
   const at::NoGradGuard no_grad;
   std::vector<at::Tensor> rows(ids.size());

@@ -25,12 +25,18 @@ class CaptionEncoder {
   // `folder` holds an encoder with its tokenizer, or a pipeline with both. Longer texts are cut to
   // `max_tokens`; 0: the encoder's usual number. If the weights do not fit `room`, they are streamed
   // (streamed_weights.h). Without `loads_weights` or on meta it makes ids only; on meta it also has no
-  // fingerprint. Throws Error if a file is missing or tokenizer and encoder do not belong together.
+  // fingerprint. The encoder sees `instruction` before every text but the empty one, as in Sana: of its rows
+  // only the first and the last are kept, and max_tokens counts what is kept. Throws Error if a file is
+  // missing or tokenizer and encoder do not belong together, or for an instruction to an encoder whose texts
+  // do not begin with one token of their own and end without one, as Gemma's do.
   CaptionEncoder(const std::string& folder, int64_t max_tokens, at::Device device,
-                 at::ScalarType compute_dtype, EncoderRoom room = {}, bool loads_weights = true);
+                 at::ScalarType compute_dtype, EncoderRoom room = {}, bool loads_weights = true,
+                 std::string instruction = {});
 
   const TextEncoderShape& shape() const { return opened_.encoder->shape(); }
   int64_t max_tokens() const { return max_tokens_; }
+  // Tokens of the instruction whose rows are not kept.
+  int64_t num_hidden_tokens() const { return std::max<int64_t>(std::ssize(instruction_) - 2, 0); }
   void limit_tokens(int64_t most) { max_tokens_ = std::min(max_tokens_, most); }
   const std::string& encoder_fingerprint() const { return opened_.fingerprint; }
   std::string tokenizer_fingerprint() const { return tokenizer_->fingerprint(); }
@@ -56,15 +62,25 @@ class CaptionEncoder {
   // once and kept for the next call with the same. Records no gradients.
   Encoded encode(std::span<const std::string> texts, int64_t batch, at::ScalarType dtype = at::kFloat) const;
 
-  // Returns the ids that encode() makes of a text. Adds 1 to `num_truncated` if the text is cut. Thread-safe.
+  // Returns the ids that encode() makes of a text, one for each row that it keeps: encode_tokens() adds the
+  // others of the instruction. Adds 1 to `num_truncated` if the text is cut. Thread-safe. Throws Error for a
+  // text that changes the instruction's own tokens.
   text::TokenIds tokens_of(const std::string& text, int64_t& num_truncated) const;
   // Returns the rows of texts with these ids, as encode() does.
   std::vector<at::Tensor> encode_tokens(std::span<const text::TokenIds> ids, int64_t batch,
                                         at::ScalarType dtype = at::kFloat) const;
+  // The same of one text without the instruction: a negative prompt.
+  at::Tensor encode_plain(const std::string& text, int64_t& num_truncated,
+                          at::ScalarType dtype = at::kFloat) const;
 
   std::vector<at::Tensor> weights() const;  // those in memory; none if they are streamed
 
  private:
+  int64_t longest_input() const { return max_tokens_ + num_hidden_tokens(); }
+  void tokenize_instruction();
+  text::TokenIds plain_tokens(const std::string& text, int64_t& num_truncated) const;
+  std::vector<at::Tensor> encode_inputs(std::span<const text::TokenIds> ids, int64_t batch,
+                                        at::ScalarType dtype) const;
   void choose_prefix(std::span<const text::TokenIds> ids) const;
   void encode_batches(std::span<const TextBatch> batches,
                       const std::function<void(size_t, at::Tensor)>& take) const;
@@ -78,6 +94,8 @@ class CaptionEncoder {
   int64_t max_tokens_ = 0;
   at::Device device_;
   EncoderRoom room_;
+  std::string instruction_text_;
+  text::TokenIds instruction_;                 // the ids of instruction_text_; empty: there is none
   std::unique_ptr<StreamedWeights> streamed_;  // null: all weights are in memory
   mutable TokenPrefix prefix_;                 // of the last call that had one; no ids: none yet
 };

@@ -159,9 +159,12 @@ int64_t captions_of_pass(const TrainOptions& options, int64_t world_size) {
   return std::min(captions_at_once(options), (options.global_batch + world_size - 1) / world_size);
 }
 
-void encode_on_meta(const TextEncoder& encoder, int64_t captions, int64_t length) {
-  TokenRows tokens{.ids = on_meta({captions * length}, at::kLong)};
-  for (int64_t i = 0; i <= captions; ++i) tokens.host_offsets.push_back(i * length);
+// Walks as many of the longest captions. An instruction before them is encoded once for all.
+void encode_on_meta(const TextEncoder& encoder, int64_t captions, const TextShape& text) {
+  const int64_t first = text.hidden_rows, num_tokens = first + captions * text.max_rows;
+  TokenRows tokens{.ids = on_meta({num_tokens}, at::kLong)};
+  if (first > 0) tokens.host_offsets.push_back(0);
+  for (int64_t i = 0; i <= captions; ++i) tokens.host_offsets.push_back(first + i * text.max_rows);
   State state;
   for (const auto& segment : encoder.segments()) state = segment->forward(state, {.tokens = tokens});
 }
@@ -179,7 +182,7 @@ TextEncoderEvents trace_text_encoder(const PlannedTextEncoder& planned, const Tr
       weights.push_back(on_meta(weight->value.sizes(), weight->value.scalar_type()));
   });
   events.encode = logged_on_meta(
-      [&] { encode_on_meta(*planned.encoder, captions_of_pass(options, world_size), data.text.max_rows); });
+      [&] { encode_on_meta(*planned.encoder, captions_of_pass(options, world_size), data.text); });
   events.is_streamed =
       planned.room_bytes > 0 && left_bytes(events.load) + peak_bytes(events.encode) > planned.room_bytes;
   if (!events.is_streamed) return events;
@@ -195,7 +198,7 @@ CaptionEncodingTrace trace_caption_encoding(const TextEncoder& encoder, const Tr
   const at::NoGradGuard no_grad;
   CaptionEncodingTrace trace{.captions = captions_of_pass(options, world_size)};
   OpRecorder ops(/*timed=*/false);
-  encode_on_meta(encoder, trace.captions, data.text.max_rows);
+  encode_on_meta(encoder, trace.captions, data.text);
   trace.ops = ops.take();
   return trace;
 }

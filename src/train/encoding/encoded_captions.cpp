@@ -13,7 +13,10 @@ TextExtractOptions text_options_of(const DataOptions& options) {
           .max_tokens = captions.max_tokens,
           .batch = captions.batch,
           .memory = captions.memory,
-          .captions = {.sources = captions.sources, .prefix = captions.prefix, .suffix = captions.suffix}};
+          .captions = {.sources = captions.sources,
+                       .prefix = captions.prefix,
+                       .suffix = captions.suffix,
+                       .instruction = captions.instruction}};
 }
 
 int64_t captions_at_once(const TrainOptions& options) {
@@ -32,8 +35,8 @@ std::shared_ptr<const EncodedText> open_captions(const TrainOptions& options, co
          "while training, or run kiln extract",
          options.model.name, options.data.path);
   const EncoderRoom room = device.is_meta() || !encodes ? EncoderRoom() : encoder_room(text, device, {});
-  const auto encoder = std::make_shared<const CaptionEncoder>(text.encoder, text.max_tokens, device,
-                                                              compute_dtype, room, encodes);
+  const auto encoder = std::make_shared<const CaptionEncoder>(
+      text.encoder, text.max_tokens, device, compute_dtype, room, encodes, text.captions.instruction);
   if (model.pads_text && !encoder->shape().users_see_padding)
     fail("train", "{} attends to padding, but the captions of {} ({}) have none: give --text-encoder CLIP",
          options.model.name, text.encoder, encoder->shape().family);
