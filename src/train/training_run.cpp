@@ -176,8 +176,10 @@ void TrainingRun::build() {
   if (!training.lora.empty()) info.adapter.config = lora_config(training.lora);
   if (data.text)
     fill_null_text(*data.text, *training.denoiser, /*has_weights=*/!options.model.weights.empty());
-  if (training.state->nvme)
-    for (const std::string& note : training.state->nvme->store()->notes()) warn(note);
+  if (training.state->nvme) {
+    const BlockStore& store = *training.state->nvme->store();
+    for (const std::string& note : store.notes()) warn(note);
+  }
   const DenoiserShape& shape = training.denoiser->shape();
   if (options.samples.every > 0)
     prompts = grid_prompts(options, data, shape.conditioning, device, compute_dtype,

@@ -53,7 +53,8 @@ TEST(StoreSource, AWeightHasNoEffectOnASingleOne) {
   write_grown(folder / "store");
   const StoreSource weighted{.store = folder / "store", .weight = 3};
   EXPECT_EQ(samples_per_epoch({&weighted, 1}), 11);
-  for (const SampleLane& lane : open_sources({&weighted, 1})->sample_lanes()) EXPECT_EQ(lane.size(), 11);
+  const auto store = open_sources({&weighted, 1});
+  for (const SampleLane& lane : store->sample_lanes()) EXPECT_EQ(lane.size(), 11);
 }
 
 TEST(StoreSource, WhatIsUnfinishedDoesNotCount) {

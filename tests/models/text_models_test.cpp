@@ -154,12 +154,12 @@ TEST_P(TextModels, InputsThatDoNotFitAreRefused) {
 TEST_P(TextModels, ResolvedConfigIsCompleteAndBuildsTheSame) {
   const json resolved = resolve_denoiser_config(GetParam().name, json::parse(GetParam().config));
   EXPECT_EQ(resolve_denoiser_config(GetParam().name, resolved), resolved);
+  const auto denoiser =
+      build_denoiser(GetParam().name, json::parse(GetParam().config), {.device = at::kMeta});
+  const auto of_resolved = build_denoiser(GetParam().name, resolved, {.device = at::kMeta});
   std::vector<std::string> keys, again;
-  for (const auto& p :
-       build_denoiser(GetParam().name, json::parse(GetParam().config), {.device = at::kMeta})->parameters())
-    keys.push_back(p->key);
-  for (const auto& p : build_denoiser(GetParam().name, resolved, {.device = at::kMeta})->parameters())
-    again.push_back(p->key);
+  for (const auto& p : denoiser->parameters()) keys.push_back(p->key);
+  for (const auto& p : of_resolved->parameters()) again.push_back(p->key);
   EXPECT_EQ(keys, again);
 }
 
@@ -167,8 +167,8 @@ TEST_P(TextModels, ShapesOfItsWeightsTellWhatAConfigLeavesOpen) {
   const json resolved = resolve_denoiser_config(GetParam().name, json::parse(GetParam().config));
   if (std::string(GetParam().name) == "pixart_diffusers") return;  // its config lies beside the weights
   WeightShapes shapes;
-  for (const auto& p : build_denoiser(GetParam().name, resolved, {.device = at::kMeta})->parameters())
-    shapes[p->key] = p->value.sizes().vec();
+  const auto denoiser = build_denoiser(GetParam().name, resolved, {.device = at::kMeta});
+  for (const auto& p : denoiser->parameters()) shapes[p->key] = p->value.sizes().vec();
   json known;  // what no shape tells
   for (const char* key : {"num_heads", "sample_size", "attention_head_dim", "num_cross_attention_heads",
                           "cross_attention_head_dim", "interpolation_scale"})

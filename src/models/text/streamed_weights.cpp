@@ -136,7 +136,8 @@ StreamedWeights::Values StreamedWeights::read(size_t segment) const {
     driver.exchangeStream(driver.getStreamFromGlobalPool(device_));
   }
   Values values;
-  for (const auto& parameter : encoder_.segments()[segment]->parameters())
+  const Segment& values_of = *encoder_.segments()[segment];
+  for (const auto& parameter : values_of.parameters())
     values.push_back(is_table(*parameter)
                          ? at::Tensor()
                          : brought(stored_.at(parameter->key), parameter->value.scalar_type(), device_));
