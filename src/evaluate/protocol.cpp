@@ -2,7 +2,6 @@
 
 #include <fmt/ranges.h>
 
-#include <algorithm>
 #include <filesystem>
 #include <fstream>
 #include <set>
@@ -22,11 +21,47 @@ std::string stamp_of(const json& protocol) {
   return xxh3_hex(std::as_bytes(std::span(text)));
 }
 
-std::string value_text(const json& value) {
-  return value.is_null() ? "not known" : value.is_string() ? value.get<std::string>() : value.dump();
+void add_fields(const std::string& name, const json& value, std::map<std::string, json>& fields) {
+  if (!value.is_object()) {
+    fields[name] = value;
+    return;
+  }
+  for (const auto& [key, entry] : value.items())
+    add_fields(name.empty() ? key : name + "." + key, entry, fields);
+}
+
+// Returns "250 | 50". Of two long lists of a length, which may read alike, the first entries that differ.
+std::string difference_text(const json& a, const json& b) {
+  if (a.is_array() && b.is_array() && a.size() == b.size())
+    for (size_t i = 0; i < a.size(); ++i)
+      if (a[i] != b[i]) return fmt::format("entry {}: {} | {}", i + 1, a[i].dump(), b[i].dump());
+  return field_text(a) + " | " + field_text(b);
 }
 
 }  // namespace
+
+std::map<std::string, json> protocol_fields(const json& protocol) {
+  std::map<std::string, json> fields;
+  add_fields("", protocol, fields);
+  return fields;
+}
+
+std::string field_text(const json& value) {
+  constexpr size_t kMostShown = 8, kFirstShown = 3;  // of a list
+  if (value.is_null()) return "not known";
+  if (value == "") return "none";
+  if (value.is_string()) return value.get<std::string>();
+  if (!value.is_array()) return value.dump();
+  std::vector<std::string> shown;
+  for (size_t i = 0; i < value.size(); ++i)
+    if (value.size() <= kMostShown || i < kFirstShown || i + 1 == value.size())
+      shown.push_back(value[i].is_number_float() ? fmt::format("{:.6g}", value[i].get<double>())
+                                                 : field_text(value[i]));
+    else if (i == kFirstShown)
+      shown.push_back("...");
+  const std::string count = value.size() > kMostShown ? fmt::format(" ({} values)", value.size()) : "";
+  return shown.empty() ? "none" : fmt::format("{}{}", fmt::join(shown, ", "), count);
+}
 
 json prompts_protocol(const std::vector<std::string>& prompts) {
   std::string all;
@@ -64,18 +99,15 @@ SampleOrigin origin_of_samples(const std::string& path) {
 }
 
 std::vector<std::string> protocol_differences(const json& a, const json& b) {
-  std::set<std::string> paths;
-  const json flat_a = a.flatten(), flat_b = b.flatten();
-  for (const json* flat : {&flat_a, &flat_b})
-    for (const auto& [path, value] : flat->items()) paths.insert(path);
+  std::map<std::string, json> in_a = protocol_fields(a), in_b = protocol_fields(b);
+  std::set<std::string> names;
+  for (const auto* fields : {&in_a, &in_b})
+    for (const auto& [name, value] : *fields) names.insert(name);
   std::vector<std::string> differences;
-  for (const std::string& path : paths) {
-    const json in_a = flat_a.value(path, json()), in_b = flat_b.value(path, json());
-    if (in_a == in_b) continue;
-    std::string name = path.empty() ? "all of it" : path.substr(1);
-    std::replace(name.begin(), name.end(), '/', '.');
-    differences.push_back(fmt::format("{}: {} | {}", name, value_text(in_a), value_text(in_b)));
-  }
+  for (const std::string& name : names)
+    if (in_a[name] != in_b[name])
+      differences.push_back(
+          fmt::format("{}: {}", name.empty() ? "all of it" : name, difference_text(in_a[name], in_b[name])));
   return differences;
 }
 

@@ -1,6 +1,7 @@
 // The protocol of a result: everything besides the model that moves a metric. Its hash is the stamp. Results
 // compare only under the same stamp. Torch-free.
 #pragma once
+#include <map>
 #include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
@@ -22,6 +23,11 @@ struct SampleOrigin {
 // Reads their sampling.json. `path`: the samples' folder or .npz. PATH.json of an .npz overrides the
 // folder's sampling.json.
 SampleOrigin origin_of_samples(const std::string& path);
+
+// Returns the fields of a protocol by their names: {"sampler.num_steps": 250}. A list is one field.
+std::map<std::string, nlohmann::json> protocol_fields(const nlohmann::json& protocol);
+// Returns a field's value in words. Of a long list its first and last entries and how many there are.
+std::string field_text(const nlohmann::json& value);
 
 // Returns "sampler.num_steps: 250 | 50" for every entry that differs. If empty, the results compare.
 std::vector<std::string> protocol_differences(const nlohmann::json& a, const nlohmann::json& b);

@@ -78,7 +78,7 @@ RunWatch::RunWatch(TrainingRun& run, const Progress& progress, nlohmann::json pr
 }
 
 void RunWatch::resume(const TrainStateInfo& saved, bool is_next) {
-  monitor_->restore_window(saved.log_window);
+  if (progress_.stage_step() > 0) monitor_->restore_window(saved.log_window);  // not that of another stage
   if (is_next) return;
   monitor_->event({{"event", "resume"}, {"step", saved.step}});
   fmt::print("resuming {} from step {} ({} images seen)\n", run_.options.out, saved.step, saved.images_seen);

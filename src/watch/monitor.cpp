@@ -79,11 +79,13 @@ void Monitor::step(const StepReport& report) {
     if (!options_.buckets.empty())
       window_.by_bucket.add(options_.buckets.at(static_cast<size_t>(report.bucket)), result.losses[i]);
   }
-  if (report.step % options_.log_every != 0) return say_alive(report);
+  const bool is_due = report.step % options_.log_every == 0;
+  if (!is_due && report.step != options_.max_steps) return say_alive(report);
   const nlohmann::json line = measure(report);
   log_.append(line);
   print(line, report.train_seconds);
   write_events(line);
+  if (!is_due) return;  // a longer run goes on with this window, as if it had not ended here
   window_ = {};
   window_begin_ = Clock::now();
 }

@@ -65,9 +65,9 @@ class Monitor {
   // An observer of the step. Call its end_step() after each step.
   PhaseTimers& timers() { return timers_; }
 
-  // Collects a step. Every log_every steps writes a line to the terminal, log.jsonl and TensorBoard. Its
-  // losses are means over the steps since the previous line. If lines are far apart, the terminal shows signs
-  // of life in between.
+  // Collects a step. Every log_every steps and after the last one writes a line to the terminal, log.jsonl
+  // and TensorBoard. Its losses are means over the steps since the previous line at a multiple of log_every.
+  // If lines are far apart, the terminal shows signs of life in between.
   void step(const StepReport& report);
   // Writes an event to log.jsonl: resume, skipped, checkpoint, ...
   void event(const nlohmann::json& line) { log_.append(line); }

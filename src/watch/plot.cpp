@@ -68,6 +68,9 @@ std::string tick_text(double value) {
 }
 
 std::string polyline(const PlotSeries& series, const Axis& x, const Axis& y) {
+  if (series.points.size() == 1)  // a line of one point would be nothing
+    return fmt::format(R"(<circle cx="{:.1f}" cy="{:.1f}" r="3" fill="{}"/>)", x(series.points[0].x),
+                       y(series.points[0].y), series.color);
   std::string points;
   for (const PlotPoint& point : series.points)
     points += fmt::format("{:.1f},{:.1f} ", x(point.x), y(point.y));

@@ -4,18 +4,14 @@
 #include <cmath>
 #include <filesystem>
 #include <fstream>
-#include <iterator>
-#include <optional>
 
-#include "checkpoint/train_state.h"
 #include "core/error.h"
 #include "core/files/atomic_file.h"
-#include "core/median.h"
 #include "core/units.h"
+#include "evaluate/protocol.h"
 #include "run/train_options.h"
 #include "watch/precision_audit.h"
 #include "watch/report_parts.h"
-#include "watch/run_log.h"
 
 namespace kiln {
 
@@ -41,7 +37,7 @@ h1 { font-size: 26px; margin: 0 0 2px; } h2 { font-size: 18px; margin: 34px 0 12
 .card, .plot { background: var(--card); border: 1px solid var(--line); border-radius: 10px; padding: 12px 16px; }
 .card > b { display: block; font-size: 21px; font-variant-numeric: tabular-nums; } .card > span { color: var(--soft); font-size: 13px; }
 .plots { display: grid; grid-template-columns: repeat(auto-fill, minmax(min(480px, 100%), 1fr)); gap: 14px; }
-.plot { overflow-x: auto; }
+.card, .plot { overflow-x: auto; } td { overflow-wrap: anywhere; }
 svg { display: block; width: 100%; height: auto; } .title { font: 600 14px system-ui, sans-serif; fill: var(--ink); }
 .tick { font: 11px system-ui, sans-serif; fill: var(--soft); } .legend { font: 12px system-ui, sans-serif; fill: var(--soft); }
 .grid { stroke: var(--line); }
@@ -50,7 +46,7 @@ figure { margin: 0; } figure img { width: 100%; image-rendering: pixelated; bord
 figcaption { color: var(--soft); font-size: 13px; text-align: center; }
 @media (max-width: 600px) { body { padding: 14px 10px; } .cards { grid-template-columns: 1fr 1fr; } h1 { overflow-wrap: anywhere; } }
 .rows b { min-width: 0; text-align: right; } .rows.wide b { text-align: left; }
-.rows { columns: 3 min(300px, 100%); column-gap: 32px; font-size: 13px; } .rows.wide { columns: 1; }
+.rows { columns: 300px 3; column-gap: 32px; font-size: 13px; } .rows.wide { columns: 1; }
 .key { display: flex; flex-wrap: wrap; gap: 4px 14px; margin-top: 6px; color: var(--soft); font-size: 12px; }
 .key i { display: inline-block; width: 10px; height: 10px; border-radius: 2px; margin-right: 5px; }
 table { border-collapse: collapse; font-size: 13px; font-variant-numeric: tabular-nums; width: 100%; }
@@ -77,13 +73,6 @@ std::string read_text(const fs::path& path) {
   return {std::istreambuf_iterator<char>(file), {}};
 }
 
-double median_of(const std::vector<PlotPoint>& points) {
-  std::vector<double> values;
-  for (const PlotPoint& point : points)
-    if (std::isfinite(point.y)) values.push_back(point.y);
-  return values.empty() ? std::nan("") : median(values);
-}
-
 std::string card(const std::string& value, const std::string& name) {
   return fmt::format("<div class=\"card\"><b>{}</b><span>{}</span></div>\n", value, name);
 }
@@ -103,15 +92,9 @@ std::string quartile_plot(const std::vector<Json>& lines) {
   return plot({.title = "Loss by timestep", .x_label = "step", .log_y = true}, series);
 }
 
-// Plots the losses of held-out samples in `log`. Empty when there are none.
-std::vector<PlotPoint> validation_points(const std::vector<Json>& log) {
-  std::vector<Json> lines;
-  std::ranges::copy_if(log, std::back_inserter(lines),
-                       [](const Json& line) { return line.contains("validation_loss"); });
-  return points_of(lines, "validation_loss");
-}
-
-std::string plots(const std::vector<Json>& lines, const std::vector<PlotPoint>& validation) {
+std::string plots(const ReportedRun& run) {
+  const std::vector<Json>& lines = run.steps;
+  const std::vector<PlotPoint> validation = run.validation();
   const auto loss = points_of(lines, "loss"), speed = points_of(lines, "images_per_s"),
              grad_norm = points_of(lines, "grad_norm");
   std::string html = "<div class=\"plots\">\n";
@@ -140,49 +123,26 @@ std::string plots(const std::vector<Json>& lines, const std::vector<PlotPoint>& 
   return html + "</div>\n";
 }
 
-// How far a run has come, from the last line of its log or from a newer checkpoint.
-struct Totals {
-  int64_t steps = 0, images = 0;
-  double seconds = 0;
-};
-Totals totals_of(const std::vector<Json>& lines, const std::optional<TrainStateInfo>& saved) {
-  Totals totals;
-  if (!lines.empty())
-    totals = {.steps = lines.back()["step"],
-              .images = lines.back()["images_seen"],
-              .seconds = number(lines.back(), "train_seconds")};
-  if (saved && saved->step > totals.steps)
-    totals = {.steps = saved->step, .images = saved->images_seen, .seconds = saved->train_seconds};
-  return totals;
-}
-
-std::string cards(const std::vector<Json>& lines, const Totals& totals,
-                  const std::vector<PlotPoint>& validation, double cost_per_hour) {
-  if (lines.empty()) return "";
-  const double seconds = totals.seconds;
-  const double speed = median_of(points_of(lines, "images_per_s"));
-  double peak_host = 0, peak_device = 0;
-  for (const Json& line : lines) {
-    peak_host = std::max(peak_host, number(line, "peak_host_bytes"));
-    peak_device = std::max(peak_device, number(line, "peak_device_bytes"));
-  }
+std::string cards(const ReportedRun& run, double cost_per_hour) {
+  if (run.steps.empty()) return "";
+  const double speed = run.median("images_per_s"), peak_share = run.median("peak_share");
   std::string html = "<div class=\"cards\">\n";
-  const auto loss = smoothed(points_of(lines, "loss"));
+  const auto loss = smoothed(points_of(run.steps, "loss")), validation = run.validation();
   if (!loss.empty()) html += card(fmt::format("{:.4f}", loss.back().y), "loss, smoothed");
-  if (!validation.empty() && std::isfinite(validation.back().y))
-    html += card(fmt::format("{:.4f}", validation.back().y), "validation loss, last");
-  html += card(fmt::format("{}", totals.steps), "steps");
-  html += card(fmt::format("{}", totals.images), "images seen");
-  html += card(duration_text(seconds), "training time");
+  if (!validation.empty()) html += card(fmt::format("{:.4f}", validation.back().y), "validation loss, last");
+  html += card(fmt::format("{}", run.last_step), "steps");
+  html += card(fmt::format("{}", run.images), "images seen");
+  html += card(duration_text(run.seconds), "training time");
   html += card(fmt::format("{:.1f}", speed), "images/s, median");
-  html += card(fmt::format("{:.2f}", median_of(points_of(lines, "tflops"))),
-               fmt::format("TFLOP/s, {:.0f} % of peak", 100 * median_of(points_of(lines, "peak_share"))));
-  if (const double mfu = median_of(points_of(lines, "mfu")); std::isfinite(mfu))
+  html += card(fmt::format("{:.3g}", run.median("tflops")),
+               peak_share > 0 ? fmt::format("TFLOP/s, {:.0f} % of peak", 100 * peak_share) : "TFLOP/s");
+  if (const double mfu = run.median("mfu"); std::isfinite(mfu))
     html += card(fmt::format("{:.0f} %", 100 * mfu), "MFU, of the data sheet's peak");
-  html += card(fmt::format("{:.2f} GB", peak_host / 1e9), "host memory, highest");
-  if (peak_device > 0) html += card(fmt::format("{:.2f} GB", peak_device / 1e9), "GPU memory, highest");
+  html += card(fmt::format("{:.2f} GB", run.highest("peak_host_bytes") / 1e9), "host memory, highest");
+  if (const double device = run.highest("peak_device_bytes"); device > 0)
+    html += card(fmt::format("{:.2f} GB", device / 1e9), "GPU memory, highest");
   if (cost_per_hour > 0)
-    html += card(fmt::format("{:.2f}", cost_per_hour * seconds / 3600), "cost so far") +
+    html += card(fmt::format("{:.2f}", cost_per_hour * run.seconds / 3600), "cost so far") +
             card(fmt::format("{:.2f}", cost_per_hour / 3600 / speed * 1e6), "cost of a million images");
   return html + "</div>\n";
 }
@@ -204,27 +164,20 @@ std::string sample_section(const std::string& run) {
 }
 
 std::string settings(const Json& options) {
-  std::string html = "<h2>Settings</h2>\n<div class=\"card rows\">\n";
-  for (const auto& [name, value] : options.items()) {
-    if (value == "") continue;  // not set
-    const std::string text = value.is_string() ? value.get<std::string>() : value.dump();
-    html += fmt::format("<div><span>{}</span><b>{}</b></div>\n", name, escape(text));
-  }
-  return html + "</div>\n";
+  std::string html;
+  for (const auto& [name, value] : options.items())
+    if (value != "") html += row(name, field_text(value));  // the others are not set
+  return html.empty() ? "" : "<h2>Settings</h2>\n<div class=\"card rows\">\n" + html + "</div>\n";
 }
 
-// Returns an event and its fields: "step 120: loss scale, loss_scale 4096".
+// Returns when an event was, and its fields: "step 120", "loss scale: loss_scale 4096".
 std::string event_row(const Json& line) {
-  std::string name = line["event"].is_string() ? line["event"].get<std::string>() : line["event"].dump();
+  std::string name = field_text(line["event"]), fields;
   std::ranges::replace(name, '_', ' ');
-  std::string fields;
-  for (const auto& [key, value] : line.items()) {
-    if (key == "event" || key == "step") continue;
-    fields += fmt::format("{}{} {}", fields.empty() ? "" : ", ", key,
-                          value.is_string() ? value.get<std::string>() : value.dump());
-  }
-  const std::string step = line.contains("step") ? fmt::format("step {}: ", line["step"].dump()) : "";
-  return fmt::format("<div><span>{}{}</span><b>{}</b></div>\n", escape(step), escape(name), escape(fields));
+  for (const auto& [key, value] : line.items())
+    if (key != "event" && key != "step")
+      fields += fmt::format("{}{} {}", fields.empty() ? ": " : ", ", key, field_text(value));
+  return row(line.contains("step") ? "step " + line["step"].dump() : "before the first step", name + fields);
 }
 
 std::string events(const std::vector<Json>& lines) {
@@ -253,36 +206,26 @@ std::string page(const std::string& title, const std::string& body) {
       escape(title), kStyle, body);
 }
 
-void write_report(const std::string& run, const std::string& out) {
-  const std::vector<Json> log = read_run_log(run);
-  std::vector<Json> lines;
-  std::ranges::copy_if(log, std::back_inserter(lines),
-                       [](const Json& line) { return line.contains("loss"); });
-  Json options = Json::object();
-  std::string machine;
+void write_report(const std::string& folder, const std::string& out) {
+  const ReportedRun run = read_reported_run(folder);
+  std::string html;
   double cost_per_hour = 0;
-  std::optional<TrainStateInfo> saved;
-  if (const auto checkpoints = list_checkpoints(run); !checkpoints.empty()) {
-    saved = read_train_state(checkpoints.back().folder);
-    const TrainStateInfo& info = *saved;
-    options = info.config.value("options", Json::object());
+  if (run.saved) {
     WatchOptions prices;
-    prices.cost_per_hour = options.value("cost-per-hour", 0.0);
-    prices.price_per_gpu_hour = options.value("price-per-gpu-hour", 0.0);
-    cost_per_hour = cost_per_hour_of(prices, info.world_size);
-    machine = fmt::format("{}, {} threads", info.machine, info.num_threads);
+    prices.cost_per_hour = run.options.value("cost-per-hour", 0.0);
+    prices.price_per_gpu_hour = run.options.value("price-per-gpu-hour", 0.0);
+    cost_per_hour = cost_per_hour_of(prices, run.saved->world_size);
+    html =
+        fmt::format("<p>{}, {}, {} px, on {}, {} threads{}</p>\n", escape(run.options.value("model", "")),
+                    escape(run.options.value("objective", "")), run.options.value("image-size", int64_t{0}),
+                    escape(run.saved->machine), run.saved->num_threads,
+                    run.saved->world_size > 1 ? fmt::format(", {} ranks", run.saved->world_size) : "");
   }
-  const std::string name = fs::absolute(run).lexically_normal().filename().string();
-  std::string html = fmt::format("<p>{}, {}, {} px, on {}</p>\n", escape(options.value("model", "")),
-                                 escape(options.value("objective", "")),
-                                 options.value("image-size", int64_t{0}), escape(machine));
-  const std::vector<PlotPoint> validation = validation_points(log);
-  html += cards(lines, totals_of(lines, saved), validation, cost_per_hour) + plots(lines, validation) +
-          stage_section(log, lines) + plan_section(run) + precision_section(run) +
-          evaluation_section(log, read_evaluations(run)) + sample_section(run) + events(log) +
-          settings(options);
-  write_file_atomically("report", out.empty() ? (fs::path(run) / "report.html").string() : out,
-                        page(name, html));
+  html += cards(run, cost_per_hour) + plots(run) + stage_section(run) + plan_section(folder) +
+          precision_section(folder) + evaluation_section(run) + sample_section(folder) + events(run.log) +
+          settings(run.options);
+  write_file_atomically("report", out.empty() ? (fs::path(folder) / "report.html").string() : out,
+                        page(run.name, html));
 }
 
 }  // namespace kiln

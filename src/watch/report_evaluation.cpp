@@ -1,10 +1,10 @@
 #include <algorithm>
 #include <cmath>
 #include <filesystem>
-#include <fstream>
 #include <map>
 #include <set>
 
+#include "evaluate/protocol.h"
 #include "watch/report_parts.h"
 
 namespace kiln {
@@ -17,31 +17,23 @@ constexpr const char* kMetricColor = "#db2777";
 
 std::string protocol_rows(const Json& protocol) {
   std::string rows;
-  for (const auto& [path, value] : protocol.flatten().items()) {
-    std::string name = path.empty() ? path : path.substr(1);
-    std::replace(name.begin(), name.end(), '/', '.');
-    const std::string text = value.is_string() ? value.get<std::string>() : value.dump();
-    rows += "<div><span>" + escape(name) + "</span><b>" + escape(text) + "</b></div>\n";
-  }
+  for (const auto& [name, value] : protocol_fields(protocol)) rows += row(name, field_text(value));
   return rows;
 }
 
 // Plots the metrics of --evaluate-every and lists their protocol.
-std::string in_training(const std::vector<Json>& log) {
+std::string in_training(const std::vector<Json>& results) {
+  if (results.empty()) return "";
+  const Json& newest = results.back();
   std::map<std::string, std::vector<PlotPoint>> curves;
-  Json newest;
-  for (const Json& line : log)
-    if (line.value("event", "") == "evaluation" && line.contains("metrics")) newest = line;
-  if (newest.is_null()) return "";
   bool has_others = false;  // results under another protocol, which do not belong in the curve
-  for (const Json& line : log) {
-    if (line.value("event", "") != "evaluation" || !line.contains("metrics")) continue;
-    if (line.value("stamp", "") != newest.value("stamp", "")) {
+  for (const Json& result : results) {
+    if (result.value("stamp", "") != newest.value("stamp", "")) {
       has_others = true;
       continue;
     }
-    for (const auto& [name, value] : line["metrics"].items())
-      if (value.is_number()) curves[name].push_back({number(line, "step"), value.get<double>()});
+    for (const auto& [name, value] : result["metrics"].items())
+      if (value.is_number()) curves[name].push_back({number(result, "step"), value.get<double>()});
   }
   std::string html = "<div class=\"plots\">\n";
   for (const auto& [name, points] : curves)
@@ -91,19 +83,8 @@ std::string by_command(const std::vector<Json>& results) {
 
 }  // namespace
 
-std::vector<Json> read_evaluations(const std::string& run) {
-  std::vector<Json> results;
-  std::ifstream file(std::filesystem::path(run) / "evaluations.jsonl");
-  for (std::string line; std::getline(file, line);) {
-    Json result = Json::parse(line, nullptr, /*allow_exceptions=*/false);
-    if (result.is_object() && result.contains("metrics") && result.contains("protocol"))
-      results.push_back(std::move(result));
-  }
-  return results;
-}
-
-std::string evaluation_section(const std::vector<Json>& log, const std::vector<Json>& results) {
-  const std::string html = in_training(log) + by_command(results);
+std::string evaluation_section(const ReportedRun& run) {
+  const std::string html = in_training(run.in_training) + by_command(run.by_command);
   return html.empty() ? "" : "<h2>Evaluation</h2>\n" + html;
 }
 

@@ -10,11 +10,6 @@ namespace kiln {
 
 using Json = nlohmann::json;
 
-double number(const Json& line, const char* key) {
-  const auto found = line.find(key);
-  return found != line.end() && found->is_number() ? found->get<double>() : std::nan("");
-}
-
 std::vector<PlotPoint> points_of(const std::vector<Json>& lines, const char* key, double scale) {
   std::vector<PlotPoint> points;
   for (const Json& line : lines) points.push_back({number(line, "step"), number(line, key) * scale});
@@ -66,6 +61,10 @@ std::string stacked_plot(const PlotOptions& options, const std::vector<PlotSerie
   const std::string svg = line_plot(options, stack);
   return svg.empty() ? ""
                      : fmt::format("<div class=\"plot\">{}<div class=\"key\">{}</div></div>\n", svg, key);
+}
+
+std::string row(const std::string& name, const std::string& value) {
+  return fmt::format("<div><span>{}</span><b>{}</b></div>\n", escape(name), escape(value));
 }
 
 std::string phase_plot(const std::vector<Json>& lines) {

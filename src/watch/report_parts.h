@@ -6,11 +6,10 @@
 
 #include "watch/plot.h"
 #include "watch/prediction.h"
+#include "watch/reported_run.h"
 
 namespace kiln {
 
-// Returns a number of a log line, or NaN if the line has none of this name.
-double number(const nlohmann::json& line, const char* key);
 // Returns (step, value) of every line.
 std::vector<PlotPoint> points_of(const std::vector<nlohmann::json>& lines, const char* key, double scale = 1);
 // Returns the exponential mean with a horizon of a twentieth of the run, without the bias of its start.
@@ -23,6 +22,8 @@ std::string stacked_plot(const PlotOptions& options, const std::vector<PlotSerie
 
 // Returns a whole document in the report's style. `body` is HTML.
 std::string page(const std::string& title, const std::string& body);
+// Returns a line of a list of names and values. Both are texts, not HTML.
+std::string row(const std::string& name, const std::string& value);
 // Embeds a picture file in the document.
 std::string figure(const std::string& png, const std::string& caption);
 
@@ -33,15 +34,15 @@ std::string gpu_plots(const std::vector<nlohmann::json>& lines);
 
 // Plots memory by kind over a step, with the measured sum as a line if there is one.
 std::string memory_plot(const MemoryCurve& by_kind, const MemoryCurve& measured = {});
-// Shows the metrics of drawn pictures over the steps and the results of kiln evaluate (`results`, from
-// read_evaluations()), each with its protocol. Empty without any.
-std::string evaluation_section(const std::vector<nlohmann::json>& log,
-                               const std::vector<nlohmann::json>& results);
-// Reads RUN/evaluations.jsonl, oldest first. Empty without that file.
-std::vector<nlohmann::json> read_evaluations(const std::string& run);
+// Shows the metrics of drawn pictures over the steps and the results of kiln evaluate, each with its
+// protocol. Empty without any.
+std::string evaluation_section(const ReportedRun& run);
 
-// Plots the loss by stage, by source and by bucket. Empty for a run with one of each.
-std::string stage_section(const std::vector<nlohmann::json>& log, const std::vector<nlohmann::json>& lines);
+// Lists the stages that have begun; plots the loss by stage, by source and by bucket. Empty for a run with
+// one of each.
+std::string stage_section(const ReportedRun& run);
+// Returns a table of the stages that have begun. Empty without stages.
+std::string stage_table(const ReportedRun& run);
 
 // Compares prediction and measurement from RUN/plan.json. Empty without that file.
 std::string plan_section(const std::string& run);

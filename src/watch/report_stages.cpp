@@ -1,8 +1,9 @@
-// Plots the losses of a run by stage, by source and by bucket.
+// The stages of a run, and its losses by stage, by source and by bucket.
 #include <algorithm>
 #include <cmath>
 #include <map>
 
+#include "run/stage_options.h"
 #include "watch/report_parts.h"
 
 namespace kiln {
@@ -18,15 +19,38 @@ PlotSeries series_of(const std::string& name, size_t index, std::vector<PlotPoin
   return {.name = name, .color = kGroupColors[index % std::size(kGroupColors)], .points = smoothed(points)};
 }
 
-// Returns the last event of each stage, so a stage that was trained again after a kill counts once.
-std::map<int64_t, Json> stages_of(const std::vector<Json>& log) {
-  std::map<int64_t, Json> stages;  // by their first step
-  for (const Json& line : log)
-    if (line.value("event", Json()) == "stage") stages[line.at("step").get<int64_t>()] = line;
+struct ReportedStage {
+  std::string name{};
+  int64_t steps = 0, samples = 0, image_size = 0;  // samples in a pass; 0: not logged
+  double lr = 0;
+};
+
+// Returns the stages that have begun, by their first step. A checkpoint knows where they ended, also those of
+// a run that only --continue-with divided; the log knows the stage that began since, and the samples.
+std::map<int64_t, ReportedStage> stages_of(const ReportedRun& run) {
+  std::map<int64_t, ReportedStage> stages;
+  for (const Json& line : run.log)  // a stage that was trained again after a kill counts once
+    if (line.value("event", Json()) == "stage")
+      stages[line.at("step").get<int64_t>()] = {.name = line.value("name", ""),
+                                                .steps = line.value("steps", int64_t{0}),
+                                                .samples = line.value("samples", int64_t{0}),
+                                                .image_size = line.value("image_size", int64_t{0}),
+                                                .lr = line.value("lr", 0.0)};
+  if (!run.saved) return stages;
+  size_t index = 0;
+  for (const Json& saved : run.saved->config.value("stages", Json::array())) {
+    const auto first = saved.at("first_step").get<int64_t>(), last = saved.at("last_step").get<int64_t>();
+    if (first >= run.saved->step) break;
+    ReportedStage& stage = stages[first + 1];
+    stage.name = stage_name(stage_from_json(saved.at("keys")), index++);
+    stage.steps = last - first;
+    stage.image_size = saved.at("settings").value("image-size", int64_t{0});
+    stage.lr = saved.at("settings").value("lr", 0.0);
+  }
   return stages;
 }
 
-std::string stage_plot(const std::map<int64_t, Json>& stages, const std::vector<Json>& lines) {
+std::string stage_plot(const std::map<int64_t, ReportedStage>& stages, const std::vector<Json>& lines) {
   std::vector<PlotSeries> series;
   for (auto stage = stages.begin(); stage != stages.end(); ++stage) {
     const auto next = std::next(stage);
@@ -35,21 +59,9 @@ std::string stage_plot(const std::map<int64_t, Json>& stages, const std::vector<
       if (point.x >= static_cast<double>(stage->first) &&
           (next == stages.end() || point.x < static_cast<double>(next->first)))
         points.push_back(point);
-    series.push_back(series_of(stage->second.value("name", ""), series.size(), std::move(points)));
+    series.push_back(series_of(stage->second.name, series.size(), std::move(points)));
   }
   return plot({.title = "Loss by stage", .x_label = "step", .log_y = true}, series);
-}
-
-std::string stage_table(const std::map<int64_t, Json>& stages) {
-  std::string html =
-      "<div class=\"card\"><table><tr><th>stage</th><th>from step</th><th>steps</th><th>samples</th>"
-      "<th>px</th><th>learning rate</th></tr>\n";
-  for (const auto& [step, stage] : stages)
-    html += fmt::format("<tr><td>{}</td><td>{}</td><td>{}</td><td>{}</td><td>{}</td><td>{:g}</td></tr>\n",
-                        escape(stage.value("name", "")), step, stage.value("steps", int64_t{0}),
-                        stage.value("samples", int64_t{0}), stage.value("image_size", int64_t{0}),
-                        stage.value("lr", 0.0));
-  return html + "</table></div>\n";
 }
 
 // Plots a curve for each name under `key`.
@@ -66,14 +78,27 @@ std::string group_plot(const char* title, const char* key, const std::vector<Jso
 
 }  // namespace
 
-std::string stage_section(const std::vector<Json>& log, const std::vector<Json>& lines) {
-  const std::map<int64_t, Json> stages = stages_of(log);
-  std::string plots = stages.size() > 1 ? stage_plot(stages, lines) : "";
-  plots += group_plot("Loss by source", "loss_by_source", lines);
-  plots += group_plot("Loss by bucket", "loss_by_bucket", lines);
+std::string stage_table(const ReportedRun& run) {
+  const std::map<int64_t, ReportedStage> stages = stages_of(run);
+  if (stages.empty()) return "";
+  std::string html =
+      "<div class=\"card\"><table><tr><th>stage</th><th>from step</th><th>steps</th><th>samples</th>"
+      "<th>px</th><th>learning rate</th></tr>\n";
+  for (const auto& [step, stage] : stages)
+    html += fmt::format("<tr><td>{}</td><td>{}</td><td>{}</td><td>{}</td><td>{}</td><td>{:g}</td></tr>\n",
+                        escape(stage.name), step, stage.steps,
+                        stage.samples > 0 ? std::to_string(stage.samples) : "-", stage.image_size, stage.lr);
+  return html + "</table></div>\n";
+}
+
+std::string stage_section(const ReportedRun& run) {
+  const std::map<int64_t, ReportedStage> stages = stages_of(run);
+  std::string plots = stages.size() > 1 ? stage_plot(stages, run.steps) : "";
+  plots += group_plot("Loss by source", "loss_by_source", run.steps);
+  plots += group_plot("Loss by bucket", "loss_by_bucket", run.steps);
   if (plots.empty()) return "";
-  return "<h2>Stages, sources, buckets</h2>\n" + (stages.empty() ? "" : stage_table(stages)) +
-         "<div class=\"plots\">\n" + plots + "</div>\n";
+  return "<h2>Stages, sources, buckets</h2>\n" + stage_table(run) + "<div class=\"plots\">\n" + plots +
+         "</div>\n";
 }
 
 }  // namespace kiln

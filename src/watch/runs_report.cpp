@@ -6,14 +6,11 @@
 #include <map>
 #include <set>
 
-#include "core/error.h"
 #include "core/files/atomic_file.h"
-#include "core/median.h"
 #include "core/units.h"
 #include "evaluate/protocol.h"
 #include "watch/report.h"
 #include "watch/report_parts.h"
-#include "watch/run_log.h"
 
 namespace kiln {
 namespace {
@@ -24,56 +21,31 @@ using Json = nlohmann::json;
 constexpr const char* kColors[] = {"#2563eb", "#db2777", "#10b981", "#f59e0b",
                                    "#8b5cf6", "#0ea5e9", "#ef4444", "#64748b"};
 
-struct Run {
-  std::string name{}, folder{}, color{};
-  std::vector<Json> steps{}, evaluations{};  // lines with a loss; results of evaluations, oldest first
+struct Run : ReportedRun {
+  std::string color{};
 };
 
-Run open_run(const std::string& folder, size_t index) {
-  Run run{.name = fs::absolute(folder).lexically_normal().string(), .folder = folder};
-  if (run.name.ends_with('/')) run.name.pop_back();
-  run.name = fs::path(run.name).filename().string();
-  run.color = kColors[index % std::size(kColors)];
-  const std::vector<Json> log = read_run_log(folder);
-  if (log.empty()) fail("report", "{} is not a run: it has no log.jsonl with a line", folder);
-  for (const Json& line : log) {
-    if (line.contains("loss")) run.steps.push_back(line);
-    if (line.value("event", "") == "evaluation" && line.contains("metrics")) run.evaluations.push_back(line);
-  }
-  for (Json& line : read_evaluations(folder)) run.evaluations.push_back(std::move(line));
-  return run;
-}
-
-// Names runs whose folders share a name by their paths, as given.
-void name_apart(std::vector<Run>& runs) {
+std::vector<Run> open_runs(const std::vector<std::string>& folders) {
+  std::vector<Run> runs;
   std::map<std::string, int> counts;
-  for (const Run& run : runs) ++counts[run.name];
-  for (Run& run : runs)
+  for (const std::string& folder : folders) {
+    runs.push_back({read_reported_run(folder), kColors[runs.size() % std::size(kColors)]});
+    ++counts[runs.back().name];
+  }
+  for (Run& run : runs)  // runs whose folders share a name are named by their paths, as given
     if (counts[run.name] > 1) run.name = run.folder;
+  return runs;
 }
 
-std::string curves(const std::vector<Run>& runs, const PlotOptions& options, const char* key,
-                   double scale = 1) {
+template <class Points>
+std::string curves(const std::vector<Run>& runs, const PlotOptions& options, const Points& points) {
   std::vector<PlotSeries> series;
-  for (const Run& run : runs)
-    series.push_back({.name = run.name, .color = run.color, .points = points_of(run.steps, key, scale)});
+  for (const Run& run : runs) series.push_back({.name = run.name, .color = run.color, .points = points(run)});
   return plot(options, series);
 }
-
-double last_of(const Run& run, const char* key) {
-  return run.steps.empty() ? std::nan("") : number(run.steps.back(), key);
-}
-double median_of(const Run& run, const char* key) {
-  std::vector<double> values;
-  for (const PlotPoint& point : points_of(run.steps, key))
-    if (std::isfinite(point.y)) values.push_back(point.y);
-  return values.empty() ? std::nan("") : median(values);
-}
-double highest(const Run& run, const char* key) {
-  double peak = 0;
-  for (const Json& line : run.steps)
-    if (const double value = number(line, key); value > peak) peak = value;
-  return peak;
+std::string curves(const std::vector<Run>& runs, const PlotOptions& options, const char* key,
+                   double scale = 1) {
+  return curves(runs, options, [&](const Run& run) { return points_of(run.steps, key, scale); });
 }
 
 std::string cell(double value, const char* format = "{:.5g}") {
@@ -81,19 +53,77 @@ std::string cell(double value, const char* format = "{:.5g}") {
          "</td>";
 }
 
+// A column of a table with a row for each run.
+struct Column {
+  const char* name;
+  double (*value)(const Run&);  // NaN: the run has none
+  const char* format;
+};
+
+constexpr Column kColumns[] = {
+    {"steps", [](const Run& run) { return static_cast<double>(run.last_step); }, "{:.0f}"},
+    {"images", [](const Run& run) { return static_cast<double>(run.images); }, "{:.0f}"},
+    {"loss, last", [](const Run& run) { return run.steps.empty() ? NAN : number(run.steps.back(), "loss"); },
+     "{:.5g}"},
+    {"validation loss, last",
+     [](const Run& run) { return run.validation().empty() ? NAN : run.validation().back().y; }, "{:.5g}"},
+    {"images/s, median", [](const Run& run) { return run.median("images_per_s"); }, "{:.1f}"},
+    {"host GB, highest", [](const Run& run) { return run.highest("peak_host_bytes") / 1e9; }, "{:.2f}"},
+    {"GPU GB, highest",
+     [](const Run& run) {
+       const double bytes = run.highest("peak_device_bytes");
+       return bytes > 0 ? bytes / 1e9 : NAN;
+     },
+     "{:.2f}"}};
+
+// Leaves out columns that no run has a value for.
 std::string summary(const std::vector<Run>& runs) {
-  std::string html =
-      "<h2>Speed and memory</h2>\n<div "
-      "class=\"card\"><table><tr><th>run</th><th>steps</th><th>images</th><th>time</th>"
-      "<th>loss, last</th><th>images/s, median</th><th>host GB, highest</th><th>GPU GB, highest</th></tr>\n";
-  for (const Run& run : runs)
-    html += "<tr><td>" + escape(run.name) + "</td>" + cell(last_of(run, "step"), "{:.0f}") +
-            cell(last_of(run, "images_seen"), "{:.0f}") + "<td>" +
-            (run.steps.empty() ? "-" : duration_text(last_of(run, "train_seconds"))) + "</td>" +
-            cell(last_of(run, "loss")) + cell(median_of(run, "images_per_s"), "{:.1f}") +
-            cell(highest(run, "peak_host_bytes") / 1e9, "{:.2f}") +
-            cell(highest(run, "peak_device_bytes") / 1e9, "{:.2f}") + "</tr>\n";
+  std::string html = "<h2>Speed and memory</h2>\n<div class=\"card\"><table><tr><th>run</th><th>time</th>";
+  std::vector<Column> columns;
+  for (const Column& column : kColumns)
+    if (std::ranges::any_of(runs, [&](const Run& run) { return std::isfinite(column.value(run)); })) {
+      columns.push_back(column);
+      html += fmt::format("<th>{}</th>", column.name);
+    }
+  html += "</tr>\n";
+  for (const Run& run : runs) {
+    html += "<tr><td>" + escape(run.name) + "</td><td>" + duration_text(run.seconds) + "</td>";
+    for (const Column& column : columns) html += cell(column.value(run), column.format);
+    html += "</tr>\n";
+  }
   return html + "</table></div>\n";
+}
+
+// Lists the options that are not the same in all runs, except their folders.
+std::string differing_options(const std::vector<Run>& runs) {
+  std::set<std::string> names;
+  for (const Run& run : runs)
+    for (const auto& [name, value] : run.options.items())
+      if (name != "out") names.insert(name);
+  std::string rows;
+  for (const std::string& name : names) {
+    std::string cells;
+    std::set<std::string> values;
+    for (const Run& run : runs) {
+      const Json value = run.options.value(name, Json());
+      const std::string text = value == "" ? "not set" : field_text(value);
+      values.insert(value.dump());
+      cells += "<td>" + escape(text) + "</td>";
+    }
+    if (values.size() > 1) rows += "<tr><td>" + escape(name) + "</td>" + cells + "</tr>\n";
+  }
+  if (rows.empty()) return "";
+  std::string html = "<h2>Options that differ</h2>\n<div class=\"card\"><table><tr><th>option</th>";
+  for (const Run& run : runs) html += "<th>" + escape(run.name) + "</th>";
+  return html + "</tr>\n" + rows + "</table></div>\n";
+}
+
+std::string stages(const std::vector<Run>& runs) {
+  std::string html;
+  for (const Run& run : runs)
+    if (const std::string table = stage_table(run); !table.empty())
+      html += "<h3>" + escape(run.name) + "</h3>\n" + table;
+  return html.empty() ? "" : "<h2>Stages</h2>\n" + html;
 }
 
 // Shows the newest result of each run, in one table per protocol: results under different ones do not
@@ -102,11 +132,12 @@ std::string metrics(const std::vector<Run>& runs) {
   std::map<std::string, std::map<size_t, Json>> by_stamp;  // by stamp and index of the run
   std::vector<std::string> stamps;
   for (size_t i = 0; i < runs.size(); ++i)
-    for (const Json& result : runs[i].evaluations) {
-      const std::string stamp = result.value("stamp", "");
-      if (!by_stamp.contains(stamp)) stamps.push_back(stamp);
-      by_stamp[stamp][i] = result;
-    }
+    for (const auto* results : {&runs[i].in_training, &runs[i].by_command})
+      for (const Json& result : *results) {
+        const std::string stamp = result.value("stamp", "");
+        if (!by_stamp.contains(stamp)) stamps.push_back(stamp);
+        by_stamp[stamp][i] = result;
+      }
   if (stamps.empty()) return "";
   std::string html = "<h2>Metrics</h2>\n";
   const Json first = by_stamp[stamps[0]].begin()->second["protocol"];
@@ -150,18 +181,19 @@ std::string grids(const std::vector<Run>& runs) {
 }  // namespace
 
 void write_runs_report(const std::vector<std::string>& folders, const std::string& out) {
-  std::vector<Run> runs;
-  for (const std::string& folder : folders) runs.push_back(open_run(folder, runs.size()));
-  name_apart(runs);
+  const std::vector<Run> runs = open_runs(folders);
   const std::string plots =
       "<div class=\"plots\">\n" + curves(runs, {.title = "Loss", .x_label = "step", .log_y = true}, "loss") +
+      curves(runs, {.title = "Validation loss", .x_label = "step", .log_y = true},
+             [](const Run& run) { return run.validation(); }) +
       curves(runs, {.title = "Throughput, images/s", .x_label = "step", .from_zero = true}, "images_per_s") +
       curves(runs, {.title = "Host memory, GB", .x_label = "step", .from_zero = true}, "host_bytes", 1e-9) +
       curves(runs, {.title = "Learning rate", .x_label = "step", .from_zero = true}, "lr") + "</div>\n";
   write_file_atomically(
       "report", out,
       page(fmt::format("{} runs", runs.size()), "<p>Losses of different objectives do not compare.</p>\n" +
-                                                    summary(runs) + metrics(runs) + plots + grids(runs)));
+                                                    summary(runs) + differing_options(runs) + stages(runs) +
+                                                    metrics(runs) + plots + grids(runs)));
 }
 
 }  // namespace kiln

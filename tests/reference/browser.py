@@ -34,7 +34,8 @@ READ_PAGE = """(() => {
       title: all('.title', svg).map(title => title.textContent.trim()).join(' '),
       legend: all('.legend', svg).concat(all('.key > span', svg.parentNode)).map(entry => entry.textContent.trim()),
       ticks: all('.tick', svg).map(tick => tick.textContent.trim()),
-      points: all('polyline, polygon', svg).map(line => line.getAttribute('points').trim()).filter(points => points)
+      points: all('polyline, polygon', svg).map(line => line.getAttribute('points').trim()).filter(points => points.includes(' '))
+        .concat(all('circle', svg).map(point => point.getAttribute('cx') + ',' + point.getAttribute('cy')))
     })),
     pictures: all('img').map(img => ({
       caption: img.closest('figure') ? text(img.closest('figure')) : '',

@@ -1,12 +1,17 @@
 """report.html in a real browser: its plots are drawn and nothing is complained about."""
 
+import json
 import re
 import subprocess
 
+import numpy as np
 import pytest
+import torch
 from browser import Browser, check_report
-from conftest import program
+from conftest import program, succeed
 from PIL import Image
+from test_text_store import FAMILIES as ENCODERS
+from test_tokenizers import MAKERS
 
 OPTIONS = ["--model", "dit", "--hidden-size", 48, "--depth", 2, "--num-heads", 3, "--patch-size", 4, "--num-classes", 4,
            "--data", "synthetic", "--autoencoder", "pixels", "--image-size", 16, "--global-batch", 8, "--objective", "flow",
@@ -71,7 +76,8 @@ def test_the_page_fits_a_phone(run, browser):
     ("<table><tr><th>run</th><th>loss</th></tr><tr><td>a</td></tr></table>", "cells are missing"),
     ("<table><tr><th>run</th><th>loss</th></tr><tr><td>a</td><td>-</td></tr></table>", "no loss in"),
     ("<svg><text class='title'>Loss</text><polyline points=''/></svg>", "a plot without a curve"),
-    ("<svg><text class='title'>Loss</text><text class='tick'>1</text><polyline points='1,2'/></svg>", "a plot without a scale"),
+    ("<svg><text class='title'>Loss</text><text class='tick'>1</text><circle cx='1' cy='2'/></svg>", "a plot without a scale"),
+    ("<svg><text class='title'>Loss</text><polyline points='1,2'/></svg>", "a plot without a curve"),
 ])
 def test_what_is_wrong_with_a_page_is_found(body, fault, browser, tmp_path):
     (tmp_path / "page.html").write_text(f"<!DOCTYPE html><html><body>{body}</body></html>")
@@ -89,3 +95,114 @@ def test_a_whole_page_passes(browser, tmp_path):
                   {"tables": [["mfu"]]}, {"num_pictures": 1}, {"cards": ["steps"]}):
         with pytest.raises(AssertionError):
             check_report(page, **asked)
+
+
+# --- runs that have everything ---
+
+NASTY = "<img src=x onerror=alert(1)>"  # in captions, prompts and names: a page must show it as text
+MODEL = ["--model", "pixart", "--hidden-size", 48, "--num-heads", 3, "--depth", 2, "--patch-size", 4, "--objective", "iddpm"]
+COMMON = ["--global-batch", 4, "--threads", 1, "--peak-tflops", 1, "--seed", 3, "--num-samples", 2, "--num-sampling-steps", 2,
+          "--log-every", 4, "--device", "cpu", "--cost-per-hour", 2]
+
+
+def write_pictures(folder, count):
+    rng = np.random.default_rng(count)
+    folder.mkdir()
+    with open(folder / "metadata.jsonl", "w") as file:
+        for index in range(count):
+            pixels = rng.integers(0, 256, ((16, 16), (12, 24))[index % 2] + (3,), dtype=np.uint8)
+            Image.fromarray(pixels).save(folder / f"{index}.png")
+            file.write(json.dumps({"file_name": f"{index}.png", "text": f"picture {index} {NASTY}"}) + "\n")
+
+
+@pytest.fixture(scope="module")
+def everything(tmp_path_factory):
+    """Captions, buckets, stages of several stores, two ranks, validation, evaluation, grids; an adapter trained on that; a run
+    that goes on with another stage and was evaluated by command; and a page of all three."""
+    root = tmp_path_factory.mktemp("everything")
+    kind, _, model_class, config = ENCODERS["bert"]
+    torch.manual_seed(0)
+    (root / "encoder").mkdir()
+    MAKERS[kind](root / "encoder")
+    model_class(config).eval().save_pretrained(root / "encoder")
+    for name, count in (("a", 18), ("b", 12)):
+        write_pictures(root / name, count)
+        succeed("extract", "--data", root / name, "--autoencoder", "pixels", "--buckets", "16x16,12x24", "--out", root / f"store-{name}",
+                "--text-encoder", root / "encoder")
+    (root / "recipe.toml").write_text(f"""
+[[stage]]
+name = "low <b>"
+data = "{root / 'store-a'}"
+steps = 6
+[[stage]]
+name = "high"
+data = ["{root / 'store-a'}", "{root / 'store-b'}"]
+data-weights = [1, 2]
+steps = 7
+lr = 5e-4
+""")
+    succeed("train", *MODEL, *COMMON, "--recipe", root / "recipe.toml", "--nproc", 2, "--validation-share", 0.2, "--validate-every", 3,
+            "--sample-every", 4, "--sample-prompts", NASTY, "--evaluate-every", 6, "--evaluate-images", 8, "--evaluate-reference", root / "a",
+            "--text", "bert", "--out", root / "all & <b>")
+    succeed("train", *MODEL, *COMMON, "--data", root / "store-a", "--text", "bert", "--max-steps", 5, "--lora-rank", 2,
+            "--weights", root / "all & <b>/checkpoints/step-00000013/model.safetensors", "--sample-every", 5, "--sample-prompts", "a bird",
+            "--validation-share", 0.2, "--out", root / "lora")
+    succeed("extract", "--data", root / "a", "--autoencoder", "pixels", "--image-size", 16, "--out", root / "square")
+    dit = ["train", "--model", "dit", "--hidden-size", 48, "--num-heads", 3, "--depth", 2, "--patch-size", 4, "--objective", "flow", *COMMON,
+           "--data", root / "square", "--out", root / "continued"]
+    succeed(*dit, "--max-steps", 5)
+    (root / "more.toml").write_text('[[stage]]\nname = "more"\nsteps = 7\nlr = 2e-4\n')
+    succeed(*dit, "--continue-with", root / "more.toml")
+    succeed("evaluate", root / "continued", "--reference", root / "a", "--crop", 16, "--net", "random", "--num-pictures", 8,
+            "--sampler", "flow_euler", "--num-sampling-steps", 25)
+    succeed("report", root / "continued")
+    succeed("report", root / "all & <b>", root / "lora", root / "continued", "--out", root / "runs.html")
+    return root
+
+
+def test_a_run_with_everything_has_it_on_its_page(everything, browser):
+    page = browser.open(everything / "all & <b>/report.html")
+    check_report(
+        page, headings=["all & <b>", "Stages, sources, buckets", "Plan against measurement", "Evaluation", "Samples over time", "Events"],
+        plots=[*PLOTS, "Loss by stage", "Loss by source", "Loss by bucket", "fd_random", "kd_random", "precision", "recall"],
+        cards={"steps": "13", "images seen": "52", "validation loss, last": r"0\.\d+|1\.\d+", "images/s, median": r"\d+\.\d",
+               "cost of a million images": r"\d+\.\d\d"},
+        rows={"feature_net.name": "random", "reference.num_pictures": "18", "samples.prompts.count": "8", "samples.cfg_scale": "4.0",
+              "model": "pixart", "nproc": "2", "sample-prompts": re.escape(NASTY), "data-weights": "1, 2"}, num_pictures=5)
+    assert "2 ranks" in page.text and "pixart, iddpm, 16 px" in page.text
+    stages = page.table("stage", "from step", "steps", "samples", "px", "learning rate")
+    assert [row["stage"] for row in stages] == ["stage 1 (low <b>)", "stage 2 (high)"]
+    assert [(row["from step"], row["steps"], row["learning rate"]) for row in stages] == [("1", "6", "0.0001"), ("7", "7", "0.0005")]
+    (by_stage,) = [plot for plot in page.plots if plot["title"] == "Loss by stage"]
+    assert len(by_stage["points"]) == 2, "a line of each, though six steps are no multiple of --log-every"
+    assert page.evaluate("document.querySelectorAll('img[src=x]').length") == 0
+
+
+def test_an_adapters_page(everything, browser):
+    check_report(browser.open(everything / "lora/report.html"), plots=["Loss", "Loss by bucket", "Memory over a step"], num_pictures=1,
+                 rows={"lora-rank": "2", "sample-prompts": "a bird"}, cards={"steps": "5", "images seen": "20"})
+
+
+def test_a_continued_run_shows_all_stages_and_its_evaluation(everything, browser):
+    page = browser.open(everything / "continued/report.html")
+    check_report(page, rows={"samples.sampler.sigmas": r"1, 0\.96, 0\.92, \.\.\., 0\.04 \(25 values\)", "samples.sampler.steps": "25",
+                             "samples.guidance_interval": "none"}, may_be_empty=["samples"])
+    assert not [name for name in page.rows if re.search(r"sigmas\.\d", name)]
+    assert [(row["stage"], row["from step"], row["steps"]) for row in page.table("stage", "steps")] == [
+        ("stage 1", "1", "5"), ("stage 2 (more)", "6", "7")]
+    (result,) = page.table("samples", "fd_random", "precision")
+    assert float(result["fd_random"]) > 0 and 0 <= float(result["precision"]) <= 1
+
+
+def test_several_runs_on_one_page(everything, browser):
+    page = browser.open(everything / "runs.html")
+    check_report(page, headings=["3 runs", "Speed and memory", "Options that differ", "Stages", "Metrics", "Newest samples"], num_pictures=2,
+                 plots=["Loss", "Validation loss", "Throughput", "Host memory", "Learning rate"],
+                 may_be_empty=["validation loss, last", "samples", "step"])
+    rows = {row["run"]: row for row in page.table("run", "steps", "images", "loss, last", "validation loss, last")}
+    assert {name: row["steps"] for name, row in rows.items()} == {"all & <b>": "13", "lora": "5", "continued": "12"}
+    assert float(rows["lora"]["validation loss, last"]) > 0 and rows["continued"]["validation loss, last"] == "-"
+    options = {row["option"]: row for row in page.table("option", "lora", "continued")}
+    assert options["lora-rank"] | {"option": ""} == {"option": "", "all & <b>": "0", "lora": "2", "continued": "0"}
+    assert options["model"]["continued"] == "dit" and "out" not in options and "seed" not in options
+    assert page.width <= 1300, "a table is wider than the page"

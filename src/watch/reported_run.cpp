@@ -1,0 +1,89 @@
+#include "watch/reported_run.h"
+
+#include <algorithm>
+#include <cmath>
+#include <filesystem>
+#include <fstream>
+
+#include "core/median.h"
+#include "watch/run_log.h"
+
+namespace kiln {
+
+namespace {
+
+namespace fs = std::filesystem;
+using Json = nlohmann::json;
+
+std::vector<Json> read_evaluations(const std::string& run) {
+  std::vector<Json> results;
+  std::ifstream file(fs::path(run) / "evaluations.jsonl");
+  for (std::string line; std::getline(file, line);) {
+    Json result = Json::parse(line, nullptr, /*allow_exceptions=*/false);
+    if (result.is_object() && result.contains("metrics") && result.contains("protocol"))
+      results.push_back(std::move(result));
+  }
+  return results;
+}
+
+std::vector<double> finite_values(const std::vector<Json>& lines, const char* key) {
+  std::vector<double> values;
+  for (const Json& line : lines)
+    if (const double value = number(line, key); std::isfinite(value)) values.push_back(value);
+  return values;
+}
+
+}  // namespace
+
+double number(const Json& line, const char* key) {
+  const auto found = line.find(key);
+  return found != line.end() && found->is_number() ? found->get<double>() : std::nan("");
+}
+
+std::vector<PlotPoint> ReportedRun::validation() const {
+  std::vector<PlotPoint> points;
+  for (const Json& line : log)
+    if (const double loss = number(line, "validation_loss"); std::isfinite(loss))
+      points.push_back({number(line, "step"), loss});
+  return points;
+}
+
+double ReportedRun::median(const char* key) const {
+  const std::vector<double> values = finite_values(steps, key);
+  return values.empty() ? std::nan("") : kiln::median(values);
+}
+
+double ReportedRun::highest(const char* key) const {
+  const std::vector<double> values = finite_values(steps, key);
+  return values.empty() ? std::nan("") : std::ranges::max(values);
+}
+
+ReportedRun read_reported_run(const std::string& folder) {
+  ReportedRun run{.folder = folder, .name = fs::absolute(folder).lexically_normal().string()};
+  if (run.name.ends_with('/')) run.name.pop_back();
+  run.name = fs::path(run.name).filename().string();
+  run.log = read_run_log(folder);
+  for (const Json& line : run.log) {
+    if (line.contains("loss")) run.steps.push_back(line);
+    if (line.value("event", "") == "evaluation" && line.contains("metrics")) run.in_training.push_back(line);
+  }
+  run.by_command = read_evaluations(folder);
+  if (!run.steps.empty()) {
+    const Json& last = run.steps.back();
+    run.last_step = last.value("step", int64_t{0});
+    run.images = last.value("images_seen", int64_t{0});
+    run.seconds = last.value("train_seconds", 0.0);
+  }
+  const std::vector<Checkpoint> checkpoints = list_checkpoints(folder);
+  if (checkpoints.empty()) return run;
+  run.saved = read_train_state(checkpoints.back().folder);
+  run.options = run.saved->config.value("options", Json::object());
+  if (run.saved->step > run.last_step) {
+    run.last_step = run.saved->step;
+    run.images = run.saved->images_seen;
+    run.seconds = run.saved->train_seconds;
+  }
+  return run;
+}
+
+}  // namespace kiln

@@ -1,0 +1,39 @@
+// What reports read of a run: its log, its evaluations and its newest checkpoint.
+#pragma once
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "checkpoint/train_state.h"
+#include "watch/plot.h"
+
+namespace kiln {
+
+// Returns a number of a log line, or NaN if the line has none of this name.
+double number(const nlohmann::json& line, const char* key);
+
+struct ReportedRun {
+  std::string folder{}, name{};                       // as given; the name of the folder
+  std::vector<nlohmann::json> log{};                  // all lines
+  std::vector<nlohmann::json> steps{};                // those with a loss
+  std::vector<nlohmann::json> in_training{};          // results of --evaluate-every, oldest first
+  std::vector<nlohmann::json> by_command{};           // results of kiln evaluate, oldest first
+  std::optional<TrainStateInfo> saved{};              // the newest checkpoint
+  nlohmann::json options = nlohmann::json::object();  // by their names; of a run with stages those of the run
+  // How far it has come, by the last line of its log or by a newer checkpoint.
+  int64_t last_step = 0, images = 0;
+  double seconds = 0;
+
+  // Returns the losses of held-out samples over the steps.
+  std::vector<PlotPoint> validation() const;
+  // Return the median and the highest of a number of the log's steps. NaN if no line has it.
+  double median(const char* key) const;
+  double highest(const char* key) const;
+};
+
+// Reads log.jsonl, evaluations.jsonl and train_state.json of the newest checkpoint. What is not there stays
+// empty.
+ReportedRun read_reported_run(const std::string& folder);
+
+}  // namespace kiln
