@@ -150,7 +150,8 @@ void convert(const ConvertOptions& options) {
     fail("convert", "--adapter-format is for runs that trained an adapter: {} is a model", options.in);
   Loaded loaded = load(options, source);
   const std::string name = check_architecture(options, loaded, source.path);
-  if (!options.merge.empty()) merge_given_adapter(options.merge, options.ema, loaded.weights);
+  if (!options.merge.empty())
+    merge_given_adapter(options.merge, options.ema, {loaded.family, loaded.model.config}, loaded.weights);
   if (!options.dtype.empty()) {
     const at::ScalarType dtype = parse_compute_dtype(options.dtype, "--dtype");
     for (auto& [key, tensor] : loaded.weights)

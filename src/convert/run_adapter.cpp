@@ -72,16 +72,16 @@ void write_run_adapter(const WeightsSource& source, const std::string& to, const
   fmt::print("{}: an adapter of {} layers, from {}\n", path.string(), layers.size(), source.path);
 }
 
-void merge_given_adapter(const std::string& path, bool ema, TensorMap& weights) {
+void merge_given_adapter(const std::string& path, bool ema, const LoraBase& base, TensorMap& weights) {
   size_t num_layers = 0;
   if (fs::is_directory(fs::path(path) / "checkpoints")) {
     const WeightsSource source = find_weights(path, ema);
     if (!is_run_adapter(source)) fail("convert", "{} trained no adapter, but a model", path);
     const std::vector<LoraLayer> layers = read_run_adapter(source);
-    merge_lora(weights, layers);
+    merge_layers(weights, layers, base);
     num_layers = layers.size();
   } else {
-    num_layers = merge_adapter(weights, path);
+    num_layers = merge_adapter(weights, path, base);
   }
   fmt::print("{}: an adapter of {} layers, merged\n", path, num_layers);
 }

@@ -5,7 +5,7 @@
 
 #include "convert/weights_source.h"
 #include "models/family.h"
-#include "models/lora.h"
+#include "models/lora_keys.h"
 
 namespace kiln {
 
@@ -20,6 +20,6 @@ void write_run_adapter(const WeightsSource& source, const std::string& out, cons
 
 // Adds the adapter at `path`, from another program or a run, to the weights. `ema`: take the average of a
 // run.
-void merge_given_adapter(const std::string& path, bool ema, TensorMap& weights);
+void merge_given_adapter(const std::string& path, bool ema, const LoraBase& base, TensorMap& weights);
 
 }  // namespace kiln

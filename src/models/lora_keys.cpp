@@ -16,8 +16,6 @@
 namespace kiln {
 namespace {
 
-using TensorMap = std::map<std::string, at::Tensor>;
-
 constexpr std::string_view kKohyaPrefix = "lora_unet_";
 constexpr std::string_view kTextPrefixes[] = {"lora_te", "text_encoder"};
 constexpr std::string_view kDiffusersPrefixes[] = {"unet.", "transformer."};
@@ -70,6 +68,25 @@ double scale_of(const TensorMap& tensors, const std::string& stem, int64_t rank)
   return alpha->second.to(at::kDouble).item<double>() / static_cast<double>(rank);
 }
 
+constexpr std::string_view kWeight = ".weight";
+
+std::vector<std::string> modules_of(const TensorMap& weights) {
+  std::vector<std::string> modules;
+  for (const auto& [key, weight] : weights)
+    if (key.ends_with(kWeight)) modules.push_back(key.substr(0, key.size() - kWeight.size()));
+  return modules;
+}
+
+// Returns the weights under the names of the family's class in diffusers. Empty if no class has this model.
+TensorMap foreign_weights(const LoraBase& base, const TensorMap& weights) {
+  if (!base.family || base.family->formats.empty()) return {};
+  try {
+    return base.family->formats.front().weights_to(base.config, weights);
+  } catch (const Error&) {
+    return {};
+  }
+}
+
 bool is_peft(const std::string& path) {
   const std::filesystem::path given = path;
   const std::filesystem::path folder = std::filesystem::is_directory(given) ? given : given.parent_path();
@@ -106,13 +123,22 @@ std::vector<LoraLayer> read_lora(const std::string& path, const std::vector<std:
   return layers;
 }
 
-size_t merge_adapter(TensorMap& weights, const std::string& path) {
-  std::vector<std::string> modules;
-  constexpr std::string_view kWeight = ".weight";
-  for (const auto& [key, weight] : weights)
-    if (key.ends_with(kWeight)) modules.push_back(key.substr(0, key.size() - kWeight.size()));
+void merge_layers(TensorMap& weights, const std::vector<LoraLayer>& layers, const LoraBase& base) {
+  const std::string key = layers.front().module + std::string(kWeight);
+  TensorMap foreign = weights.contains(key) ? TensorMap() : foreign_weights(base, weights);
+  if (!foreign.contains(key)) return merge_lora(weights, layers);
+  merge_lora(foreign, layers);
+  const TensorMap merged = base.family->formats.front().weights_from(base.config, foreign, "the model");
+  // What the class lacks, such as tables of positions and a null caption, stays.
+  for (const auto& [name, value] : merged)
+    if (name.ends_with(kWeight)) weights[name] = value;
+}
+
+size_t merge_adapter(TensorMap& weights, const std::string& path, const LoraBase& base) {
+  std::vector<std::string> modules = modules_of(weights);
+  for (const std::string& module : modules_of(foreign_weights(base, weights))) modules.push_back(module);
   const std::vector<LoraLayer> layers = read_lora(path, modules);
-  merge_lora(weights, layers);
+  merge_layers(weights, layers, base);
   return layers.size();
 }
 

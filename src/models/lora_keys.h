@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "models/family.h"
 #include "models/lora.h"
 
 namespace kiln {
@@ -18,9 +19,17 @@ enum class LoraFormat { kPeft, kDiffusers, kKohya };
 // out. Throws Error naming what cannot be read.
 std::vector<LoraLayer> read_lora(const std::string& path, const std::vector<std::string>& modules);
 
-// Merges an adapter's file into a model's weights with merge_lora(). Returns the number of changed layers.
-// Throws Error.
-size_t merge_adapter(std::map<std::string, at::Tensor>& weights, const std::string& path);
+// The model that an adapter is merged into. Without a family only its own names of layers are known.
+struct LoraBase {
+  const Family* family = nullptr;
+  nlohmann::json config{};
+};
+
+// Merges layers, which have the names of the model or of its class in diffusers. Throws Error as
+// merge_lora().
+void merge_layers(TensorMap& weights, const std::vector<LoraLayer>& layers, const LoraBase& base);
+// Merges an adapter's file likewise. Returns the number of changed layers. Throws Error.
+size_t merge_adapter(TensorMap& weights, const std::string& path, const LoraBase& base);
 
 struct LoraFile {
   std::map<std::string, at::Tensor> tensors;

@@ -119,7 +119,6 @@ SampleSource load_sample_source(const SampleCommand& command, at::Device device,
       is_run ? run_weights(command.run, info, !command.no_ema, command.ema_decay) : command.weights;
   auto weights =
       is_run ? load_run_weights(info, source.weights) : load_tensors(source.weights, !command.no_ema);
-  if (!command.adapter.empty()) merge_adapter(weights, command.adapter);
   if (!is_run) ask_weights(weights, info);
   load_autoencoder_of(command, info, device, compute_dtype, num_processes, source);
   if (command.image_size > 0) {
@@ -130,6 +129,8 @@ SampleSource load_sample_source(const SampleCommand& command, at::Device device,
   }
   source.model = info.model;
   source.model_config = resolve_denoiser_config(info.model, info.model_config);
+  if (!command.adapter.empty())
+    merge_adapter(weights, command.adapter, {&family_of(info.model), source.model_config});
   source.objective = info.objective;
   source.class_names = info.class_names;
   source.text = info.text;

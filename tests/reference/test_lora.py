@@ -6,9 +6,16 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from closeness import FORWARD_BF16, GRADIENT_BF16, assert_close, assert_gradients_close, gradients_of, violation
+from diffusers import PixArtTransformer2DModel
 from diffusers.utils import convert_state_dict_to_diffusers, convert_state_dict_to_kohya
 from peft import LoraConfig, get_peft_model
 from peft.utils import get_peft_model_state_dict
+from dit_torch import randomise_
+from test_pixart import DIFFUSERS as PIXART
+from test_pixart import diffusers_inputs
+from test_sana import CONFIGS as SANA
+from test_sana import inputs_of as sana_inputs
+from test_sana import random_sana
 from test_unet import TINY, inputs_of, model_of
 
 LORAS = {
@@ -23,9 +30,9 @@ LORAS = {
 }
 
 
-def adapted(config, folder, unet_config=TINY):
+def adapted(config, folder, unet_config=TINY, base=None):
     """peft's model with random adapters, and the files of it that Kiln is given."""
-    model = get_peft_model(model_of(unet_config), LoraConfig(**config))
+    model = get_peft_model(base or model_of(unet_config), LoraConfig(**config))
     generator = torch.Generator().manual_seed(7)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
@@ -56,6 +63,40 @@ def test_output_and_adapter_gradients_equal_peft(conformance, tmp_path, config):
     with model.disable_adapter():
         plain = model(inputs["x"], inputs["t"], inputs["encoder_hidden_states"]).sample
     assert violation(plain, output, 1e-2) > 1, "the adapter changes nothing"
+
+
+def pixart_of(**config):
+    return randomise_(PixArtTransformer2DModel(**(PIXART | config))).eval()
+
+
+PATCHES = ["to_q", "to_v", "to_out.0", "ff.net.0.proj", "ff.net.2", "proj_out", "linear_1", "adaln_single.linear", "proj"]
+TRANSFORMERS = {
+    "pixart_diffusers": ("pixart_diffusers", pixart_of, diffusers_inputs(PIXART), dict(target_modules=PATCHES)),
+    "pixart_diffusers, patches alone": ("pixart_diffusers", lambda: pixart_of(patch_size=4), diffusers_inputs(PIXART),
+                                        dict(target_modules=["pos_embed.proj"], use_rslora=True)),
+    "sana": ("sana", lambda: random_sana(SANA["positions"]), sana_inputs(SANA["positions"]),
+             dict(target_modules=["patch_embed.proj", "to_q", "to_k", "conv_inverted", "conv_point", "proj_out", "time_embed.linear"])),
+    "sana, patches of one": ("sana", lambda: random_sana(SANA["tiny"]), sana_inputs(SANA["tiny"]), dict(target_modules=["patch_embed.proj"])),
+}
+
+
+@pytest.mark.parametrize("case", TRANSFORMERS.values(), ids=TRANSFORMERS.keys())
+def test_patch_adapters_equal_peft(conformance, tmp_path, case):
+    name, make, inputs, config = case
+    model, adapter = adapted(dict(r=4, lora_alpha=6) | config, tmp_path, base=make())
+    base = make()
+    assert any(".proj.lora_A.weight" in key for key in load_file(adapter)), "the patches carry one"
+    got = conformance("forward", "--backward", model=name, config=dict(base.config), weights=base.state_dict(), inputs=inputs,
+                      adapter=adapter)
+    run = lambda model: model(inputs["x"], encoder_hidden_states=inputs["caption_embeds"], timestep=inputs["t"],
+                              encoder_attention_mask=inputs.get("caption_mask"),
+                              **({"added_cond_kwargs": {"resolution": None, "aspect_ratio": None}} if name != "sana" else {})).sample
+    output = run(model)
+    want = adapter_gradients(model, (output * inputs["grad_output"]).sum())
+    assert_close(got["output"], output)
+    assert_gradients_close(gradients_of(got), want, *([1e-3] if name == "sana" else []))
+    with model.disable_adapter():
+        assert violation(run(model), output, 1e-2) > 1, "the adapter changes nothing"
 
 
 def test_bf16(conformance, tmp_path):
@@ -122,6 +163,25 @@ def test_merge(kiln, tmp_path, format):
     result = kiln("convert", "--in", files / "base.safetensors", "--out", files / "merged.safetensors", "--merge", adapter)
     assert result.returncode == 0, result.stderr
     merged, want = load_file(files / "merged.safetensors"), model.merge_and_unload().state_dict()
+    assert set(merged) == set(want)
+    for key, value in want.items():
+        assert_close(merged[key], value, 1e-6, 1e-7)
+
+
+@pytest.mark.parametrize("format", ["peft", "kohya", "diffusers"])
+@pytest.mark.parametrize("case", [TRANSFORMERS["pixart_diffusers"], TRANSFORMERS["sana"]], ids=["pixart", "sana"])
+def test_merge_into_a_transformers_folder(kiln, tmp_path, case, format):
+    """Names of diffusers' class, whatever Kiln calls the layers: PixArt's projections are one weight here."""
+    _, make, _, config = case
+    folder, files = tmp_path / "peft", tmp_path / "files"
+    folder.mkdir(), files.mkdir()
+    config = config | dict(r=4, lora_alpha=4 if format == "diffusers" else 6)
+    model, _ = adapted(config, folder, base=make())
+    adapter = {"peft": lambda *_: folder, "kohya": kohya_file, "diffusers": diffusers_file}[format](model, files)
+    make().save_pretrained(tmp_path / "base")
+    result = kiln("convert", "--in", tmp_path / "base", "--out", tmp_path / "merged", "--merge", adapter)
+    assert result.returncode == 0, result.stderr
+    merged, want = load_file(tmp_path / "merged/transformer/diffusion_pytorch_model.safetensors"), model.merge_and_unload().state_dict()
     assert set(merged) == set(want)
     for key, value in want.items():
         assert_close(merged[key], value, 1e-6, 1e-7)

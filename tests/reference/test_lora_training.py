@@ -307,3 +307,12 @@ def test_every_family(tmp_path, model):
     merged, plain = load_file(tmp_path / "merged.safetensors"), load_file(base)
     changed = {key.removesuffix(".weight") for key in plain if not torch.equal(merged[key], plain[key])}
     assert changed == names
+    # The convolution of the patches, which is no layer of the default.
+    patches = next(key.removesuffix(".weight") for key in plain if key.endswith(("_embed.proj.weight", "x_embedder.proj.weight")))
+    out = tmp_path / "patches"
+    succeed("train", *options, "--weights", base, "--lora-rank", 2, "--lora-target", patches, "--out", out, "--max-steps", 2)
+    for name, format in {"peft": [], "file.safetensors": [], "kohya.safetensors": ["--adapter-format", "kohya"]}.items():
+        succeed("convert", "--in", out, "--out", tmp_path / name, *format)
+        succeed("convert", "--in", base, "--merge", tmp_path / name, "--out", tmp_path / f"merged-{name}.safetensors")
+        merged = load_file(tmp_path / f"merged-{name}.safetensors")
+        assert {key for key in plain if not torch.equal(merged[key], plain[key])} == {patches + ".weight"}

@@ -43,9 +43,9 @@ class DitEmbed : public Segment {
     pos_embed_ = scope.add("pos_embed", {1, config.num_tokens(), width},
                            Init::constant(nn::sincos_position_table(width, config.grid(), config.grid())),
                            /*trainable=*/false);
-    patch_weight_ = scope.add("x_embedder.proj.weight", {width, config.in_channels, p, p},
-                              Init::xavier_uniform(patch_elements, width));
-    patch_bias_ = scope.add("x_embedder.proj.bias", {width}, Init::zeros());
+    patches_ = {.weight = scope.add_adaptable("x_embedder.proj.weight", {width, config.in_channels, p, p},
+                                              Init::xavier_uniform(patch_elements, width)),
+                .bias = scope.add("x_embedder.proj.bias", {width}, Init::zeros())};
     t_linear_0_ = scope.linear("t_embedder.mlp.0", kFrequencySize, width, Init::normal(kEmbeddingStd));
     t_linear_2_ = scope.linear("t_embedder.mlp.2", width, width, Init::normal(kEmbeddingStd));
     if (config.num_labels() > 0)
@@ -59,9 +59,7 @@ class DitEmbed : public Segment {
         x.size(3) != config_.input_size)
       fail("dit", "expected x_t of shape (B, {0}, {1}, {1}), got ({2})", config_.in_channels,
            config_.input_size, fmt::join(x.sizes(), ", "));
-    const at::Tensor patches =
-        ops::linear(nn::patchify(x, config_.patch_size), patch_weight_->value.flatten(1), patch_bias_->value,
-                    compute_dtype_);
+    const at::Tensor patches = patches_.forward_rows(nn::patchify(x, config_.patch_size), compute_dtype_);
     const at::Tensor t_hidden =
         t_linear_0_.forward(nn::timestep_embedding(input.timesteps, kFrequencySize), compute_dtype_);
     at::Tensor conditioning = t_linear_2_.forward(at::silu(t_hidden), compute_dtype_).to(at::kFloat);
@@ -78,7 +76,8 @@ class DitEmbed : public Segment {
  private:
   DitConfig config_;
   at::ScalarType compute_dtype_;
-  std::shared_ptr<Parameter> pos_embed_, patch_weight_, patch_bias_, label_table_;
+  std::shared_ptr<Parameter> pos_embed_, label_table_;
+  Conv2d patches_;
   Linear t_linear_0_, t_linear_2_;
 };
 

@@ -122,9 +122,10 @@ class PixartEmbed : public Segment {
                              Init::constant(positions(config.grid(), config.grid(), at::kCPU)),
                              /*trainable=*/false);
     const ParameterScope patch_scope = scope.under(keys.patch);
-    patch_weight_ =
-        patch_scope.add("weight", {width, config.in_channels, p, p}, Init::xavier_uniform(patch, width));
-    patch_bias_ = patch_scope.add("bias", {width}, Init::uniform(1 / std::sqrt(static_cast<double>(patch))));
+    patches_ = {
+        .weight = patch_scope.add_adaptable("weight", {width, config.in_channels, p, p},
+                                            Init::xavier_uniform(patch, width)),
+        .bias = patch_scope.add("bias", {width}, Init::uniform(1 / std::sqrt(static_cast<double>(patch))))};
     timestep_ = {embedding_linear(scope, keys.timestep_1, kScalarFrequencies, width),
                  embedding_linear(scope, keys.timestep_2, width, width)};
     if (config.micro_condition) {
@@ -149,8 +150,7 @@ class PixartEmbed : public Segment {
     check(input);
     const PatchGrid grid = patch_grid(input, config_.patch_size);
     const at::Tensor patches =
-        ops::linear(nn::patchify(input.x_t, config_.patch_size), patch_weight_->value.flatten(1),
-                    patch_bias_->value, compute_dtype_);
+        patches_.forward_rows(nn::patchify(input.x_t, config_.patch_size), compute_dtype_);
     const at::Tensor table = config_.multi_scale ? positions(grid.height, grid.width, patches.device())
                                                  : pos_embed_->value.to(at::kFloat);
     return {.hidden = ops::mixed_sum(patches, table),
@@ -202,7 +202,8 @@ class PixartEmbed : public Segment {
   PixartConfig config_;
   ConditioningShape shape_;
   at::ScalarType compute_dtype_;
-  std::shared_ptr<Parameter> pos_embed_, patch_weight_, patch_bias_, null_caption_;
+  std::shared_ptr<Parameter> pos_embed_, null_caption_;
+  Conv2d patches_;
   ScalarEmbedder timestep_, size_, aspect_;
   Linear modulation_;
   CaptionMlp captions_;

@@ -48,10 +48,10 @@ class SanaEmbed : public Segment {
     name_ = "embed";
     const ParameterScope scope(parameters_, options);
     const int64_t width = config.width(), p = config.patch_size, patch = config.in_channels * p * p;
-    patch_weight_ = scope.add("patch_embed.proj.weight", {width, config.in_channels, p, p},
-                              Init::xavier_uniform(patch, width));
-    patch_bias_ =
-        scope.add("patch_embed.proj.bias", {width}, Init::uniform(1 / std::sqrt(static_cast<double>(patch))));
+    patches_ = {.weight = scope.add_adaptable("patch_embed.proj.weight", {width, config.in_channels, p, p},
+                                              Init::xavier_uniform(patch, width)),
+                .bias = scope.add("patch_embed.proj.bias", {width},
+                                  Init::uniform(1 / std::sqrt(static_cast<double>(patch))))};
     if (config.guidance_embeds) {
       timestep_ = scalar_embedder(scope, "time_embed.timestep_embedder", width);
       guidance_ = scalar_embedder(scope, "time_embed.guidance_embedder", width);
@@ -70,8 +70,7 @@ class SanaEmbed : public Segment {
     check(input);
     const PatchGrid grid = patch_grid(input, config_.patch_size);
     const at::Tensor patches =
-        ops::linear(nn::patchify(input.x_t, config_.patch_size), patch_weight_->value.flatten(1),
-                    patch_bias_->value, compute_dtype_);
+        patches_.forward_rows(nn::patchify(input.x_t, config_.patch_size), compute_dtype_);
     at::Tensor embedding = timestep_.forward(input.timesteps, compute_dtype_);
     if (config_.guidance_embeds)
       embedding = embedding + guidance_.forward(input.conditioning.guidance, compute_dtype_);
@@ -101,7 +100,7 @@ class SanaEmbed : public Segment {
   SanaConfig config_;
   ConditioningShape shape_;
   at::ScalarType compute_dtype_;
-  std::shared_ptr<Parameter> patch_weight_, patch_bias_;
+  Conv2d patches_;
   ScalarEmbedder timestep_, guidance_;
   Linear modulation_;
   CaptionMlp captions_;

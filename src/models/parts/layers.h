@@ -33,7 +33,8 @@ struct Conv2d {
   ops::ConvolutionShape shape{};
 
   at::Tensor forward(const at::Tensor& x, at::ScalarType compute_dtype) const;
-  // Computes a 1 x 1 convolution of pixels in rows: x (..., in) -> (..., out).
+  // Computes a convolution of one place each, in rows: x (..., in * k * k) -> (..., out). Of a 1 x 1
+  // convolution a place is a pixel, of one with k as stride a patch.
   at::Tensor forward_rows(const at::Tensor& x, at::ScalarType compute_dtype) const;
 };
 
