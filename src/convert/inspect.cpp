@@ -95,7 +95,7 @@ void inspect_model(const InspectOptions& options, std::FILE* out, std::FILE* sum
     const auto model = build_denoiser(name, config, {.device = at::kMeta});
     fmt::print(summary, "{}: {}, {:.4g} GFLOP forward per image\n", name,
                list_parameters(model->parameters(), std::identity(), out),
-               model->shape().forward_flops / 1e9);
+               model->shape().forward_flops(model->shape().native_extent()) / 1e9);
     return;
   }
   for (const ListedAutoencoder& listed : kAutoencoders) {

@@ -4,6 +4,7 @@
 #pragma once
 #include <ATen/core/Tensor.h>
 
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -109,6 +110,12 @@ class SkipStack {
   std::vector<at::Tensor> stack_;
 };
 
+// What one image's arithmetic depends on besides the model.
+struct ImageExtent {
+  int64_t height = 0, width = 0;  // of x_t
+  double text_rows = 0;           // of its caption, or the mean of several captions
+};
+
 // The facts of a denoiser that the trainer and the sampler need, whichever model it is.
 struct DenoiserShape {
   int64_t in_channels = 0;    // C of x_t
@@ -117,7 +124,13 @@ struct DenoiserShape {
   int64_t size_multiple = 0;  // sides may be any multiple of this; 0: only input_size fits
   ConditioningShape conditioning{};
   int64_t guided_channels = 0;  // guidance changes so many first channels by the published model's convention
-  double forward_flops = 0;     // of one image's forward pass, two for each multiply-add
+  // Returns the FLOPs of one image's forward pass, two for each multiply-add. They are linear in text_rows.
+  std::function<double(const ImageExtent&)> forward_flops;
+
+  // Returns the extent of an image of the model's own size with the longest caption.
+  ImageExtent native_extent() const {
+    return {input_size, input_size, static_cast<double>(conditioning.max_text_tokens)};
+  }
 };
 
 // How a model is built. Weights are created on `device` in f32 and not initialised: initialize_weights() or

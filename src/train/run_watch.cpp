@@ -37,7 +37,6 @@ std::unique_ptr<Monitor> make_monitor(const TrainingRun& run, const Progress& pr
                      .log_every = options.watch.log_every,
                      .steps_ahead = steps_ahead,
                      .max_seconds = progress.max_seconds(),
-                     .flops_per_image = flops_of_image(run.training),
                      .peak_flops = run.peak_flops * static_cast<double>(run.group->world_size()),
                      .sheet_flops = run.data_sheet_flops * static_cast<double>(run.group->world_size()),
                      .device = run.device,
@@ -48,10 +47,10 @@ std::unique_ptr<Monitor> make_monitor(const TrainingRun& run, const Progress& pr
       progress.step);
 }
 
-// Returns how well a rank's device is used, with the keys of the log's lines.
-nlohmann::json arithmetic_of(const TrainingRun& run, double images_per_s) {
-  const double flops =
-      images_per_s * flops_of_image(run.training) / static_cast<double>(run.group->world_size());
+// Returns how well a rank's device is used, with the keys of the log's lines. `flops` are of all ranks in a
+// second.
+nlohmann::json arithmetic_of(const TrainingRun& run, double flops) {
+  flops /= static_cast<double>(run.group->world_size());
   nlohmann::json shares = {{"tflops", flops / 1e12}};
   if (run.peak_flops > 0) shares["peak_share"] = flops / run.peak_flops;
   if (run.data_sheet_flops > 0) shares["mfu"] = flops / run.data_sheet_flops;
@@ -107,12 +106,14 @@ void RunWatch::log_step(const Step& step, const StepResult& result) {
         .stall_seconds = step.stall_seconds,
         .encoding_s = {step.encoding.pictures, step.encoding.captions},
         .batches_ready = step.batches_ready,
+        .flops = step.flops,
         .result = &result,
         .positions = positions_at(*run_.training.objective, run_.options.seed, (number - 1) * batch, batch)};
     add_groups(report);
     monitor_->step(report);
   }
   const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - step.begin).count();
+  flops_ += step.flops;
   measurement_.add(seconds, step.stall_seconds, {step.encoding.pictures, step.encoding.captions});
 }
 
@@ -168,7 +169,8 @@ void RunWatch::compare_with_plan() {
   if (const auto rehearsal = measured.by_phase.find("rehearsal"); rehearsal != measured.by_phase.end())
     measured.peak_bytes = std::max(measured.peak_bytes, rehearsal->second);
   nlohmann::json comparison = comparison_json(predicted_, measured);
-  comparison.at("measured").update(arithmetic_of(run_, measured.images_per_s));
+  const double flops_of_step = flops_ / static_cast<double>(num_steps());
+  comparison.at("measured").update(arithmetic_of(run_, flops_of_step / measured.step_s));
   write_file_atomically("plan", run_.options.out + "/plan.json", comparison.dump(1) + "\n");
   for (const auto& finding : comparison.at("findings")) fmt::print("plan: {}\n", finding.get<std::string>());
 }

@@ -54,6 +54,7 @@ class RunWatch {
     double stall_seconds = 0;    // waiting for the loader
     EncodingSeconds encoding{};  // of the batch
     int64_t batches_ready = 0;   // in the loader, when the batch was asked for
+    double flops = 0;            // of all ranks, without recomputation
   };
   void log_step(const Step& step, const StepResult& result);
   int64_t num_steps() const { return measurement_.num_steps(); }  // of this process
@@ -106,6 +107,7 @@ class RunWatch {
   ObserverGroup observers_;
   std::unique_ptr<Monitor> monitor_;  // rank 0's
   StepMeasurement measurement_;
+  double flops_ = 0;                        // of all measured steps
   std::unique_ptr<StepProfiler> profiler_;  // rank 0's
   std::function<std::unique_ptr<OpSource>(at::Device)> audit_ops_;
   std::unique_ptr<OpSource> audited_ops_;  // during the audited step

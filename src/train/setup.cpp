@@ -209,8 +209,21 @@ std::string unnamed_size(const ModelOptions& options, const nlohmann::json& conf
       options.name, own == family.name ? "the largest published one" : own, fmt::join(sizes, ", "));
 }
 
-double flops_of_image(const Training& training) {
-  return (training.lora.empty() ? 3 : 2) * training.denoiser->shape().forward_flops;
+double flops_of_image(const Training& training, const ImageExtent& image) {
+  return (training.lora.empty() ? 3 : 2) * training.denoiser->shape().forward_flops(image);
+}
+
+ImageExtent largest_extent(const DataShape& data) {
+  const Lane& lane = data.largest();
+  return {lane.height, lane.width, static_cast<double>(data.text.max_rows)};
+}
+
+double flops_of_step(const Training& training, const StepBatch& batch) {
+  const TextRows& text = batch.conditioning.text;
+  ImageExtent image{.height = batch.x_0.size(2), .width = batch.x_0.size(3)};
+  if (text.defined())
+    image.text_rows = static_cast<double>(text.host_offsets.back()) / static_cast<double>(batch.size());
+  return static_cast<double>(batch.global_size()) * flops_of_image(training, image);
 }
 
 Training build_training(const TrainOptions& options, const DataShape& data, at::Device device,

@@ -55,9 +55,14 @@ struct Training {
 // the sizes that have names. Empty otherwise. `config`: the full one.
 std::string unnamed_size(const ModelOptions& options, const nlohmann::json& config);
 
-// Returns multiply-adds times two of one image's step. Backward is twice the forward, or once if the weights
-// are frozen (an adapter's own products are few beside them).
-double flops_of_image(const Training& training);
+// Returns multiply-adds times two of one image's step, nothing recomputed. Backward is twice the forward, or
+// once if the weights are frozen (an adapter's own products are few beside them).
+double flops_of_image(const Training& training, const ImageExtent& image);
+// Returns the extent of an image of the largest lane with the longest caption.
+ImageExtent largest_extent(const DataShape& data);
+// Returns multiply-adds times two of the step on the global batch. The captions of other ranks count as this
+// rank's do.
+double flops_of_step(const Training& training, const StepBatch& batch);
 
 // Builds everything. Weights are initialised or loaded as the options say, except on meta. The state is
 // divided among `group`; a dry run makes a group of the ranks that it stands for. Throws Error.

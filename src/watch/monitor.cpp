@@ -64,6 +64,7 @@ void Monitor::step(const StepReport& report) {
   window_.stall_seconds += report.stall_seconds;
   for (size_t i = 0; i < report.encoding_s.size(); ++i) window_.encoding_s[i] += report.encoding_s[i];
   window_.batches_ready += report.batches_ready;
+  window_.flops += report.flops;
   read_gpu();
   if (std::isfinite(result.loss)) {
     ++window_.steps;
@@ -93,7 +94,7 @@ void Monitor::step(const StepReport& report) {
 nlohmann::json Monitor::measure(const StepReport& report) {
   const double seconds = std::chrono::duration<double>(Clock::now() - window_begin_).count();
   const double images_per_s = static_cast<double>(window_.timed_steps * options_.global_batch) / seconds;
-  const double flops = images_per_s * options_.flops_per_image;
+  const double flops = window_.flops / seconds;
   // A machine that was busy when its peak was measured may do better later.
   if (options_.peak_flops > 0) options_.peak_flops = std::max(options_.peak_flops, flops);
   nlohmann::json quartiles = nlohmann::json::array();

@@ -21,11 +21,10 @@ namespace kiln {
 struct MonitorOptions {
   std::string run;
   int64_t global_batch = 0, max_steps = 0, log_every = 1;
-  double steps_ahead = 0;      // length of later stages, in steps of this one
-  double max_seconds = 0;      // time limit of training; 0 = none
-  double flops_per_image = 0;  // forward and backward, without recomputation
-  double peak_flops = 0;       // of the machine, measured with a matrix product
-  double sheet_flops = 0;      // of its GPUs by the data sheet; 0 if there is none
+  double steps_ahead = 0;  // length of later stages, in steps of this one
+  double max_seconds = 0;  // time limit of training; 0 = none
+  double peak_flops = 0;   // of the machine, measured with a matrix product
+  double sheet_flops = 0;  // of its GPUs by the data sheet; 0 if there is none
   at::Device device = at::kCPU;
   int64_t num_gpus = 1;  // GPUs of the run's ranks on this machine, counted from `device`
   bool tensorboard = true;
@@ -43,6 +42,7 @@ struct StepReport {
   double stall_seconds = 0;    // spent waiting for the loader
   EncodingTimes encoding_s{};  // spent encoding the batch
   int64_t batches_ready = 0;   // in the loader when this step asked for one
+  double flops = 0;            // of all ranks, forward and backward, without recomputation
   const StepResult* result = nullptr;
   std::vector<double> positions;  // (B) positions of the timesteps in the schedule, [0, 1]
   // Indices into MonitorOptions' sources (B) and buckets (of the whole batch).
@@ -96,7 +96,7 @@ class Monitor {
     LossGroups by_source, by_bucket;
     // Not saved: they describe this process.
     int64_t timed_steps = 0, batches_ready = 0;
-    double stall_seconds = 0;
+    double stall_seconds = 0, flops = 0;
     EncodingTimes encoding_s{};
     int64_t num_readings = 0;
     std::vector<GpuReading> gpus{};  // sums

@@ -48,7 +48,7 @@ class Block : public Segment {
 class PlantedModel : public Denoiser {
  public:
   PlantedModel(const BuildOptions& options, const std::vector<std::pair<std::string, Plant>>& blocks) {
-    shape_ = {.in_channels = 4, .out_channels = 4, .input_size = 8};
+    shape_ = {.in_channels = 4, .out_channels = 4, .input_size = 8, .forward_flops = {}};
     for (const auto& [name, plant] : blocks)
       segments_.push_back(std::make_unique<Block>(name, options, plant));
   }

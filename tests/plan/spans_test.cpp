@@ -9,6 +9,7 @@
 #include "core/error.h"
 #include "plan/trace/passes.h"
 #include "plan/trace/trace.h"
+#include "run/option_values.h"
 #include "train/usable_options.h"
 
 namespace kiln {

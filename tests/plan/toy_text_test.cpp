@@ -85,7 +85,7 @@ class ToyText : public Denoiser {
               .size_multiple = 1,
               .conditioning = {.text_width = kTextWidth, .max_text_tokens = kMostTokens},
               .guided_channels = channels,
-              .forward_flops = 1e5};
+              .forward_flops = [](const ImageExtent&) { return 1e5; }};
   }
 };
 

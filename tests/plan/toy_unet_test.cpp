@@ -84,7 +84,7 @@ class ToyUnet : public Denoiser {
               .input_size = config.at("side"),
               .size_multiple = 1,
               .guided_channels = channels,
-              .forward_flops = 1e5};
+              .forward_flops = [](const ImageExtent&) { return 1e5; }};
   }
 };
 

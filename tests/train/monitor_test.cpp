@@ -105,12 +105,15 @@ TEST(Monitor, TellsBothSharesOfThePeak) {
                      .global_batch = 8,
                      .max_steps = 10,
                      .log_every = 1,
-                     .flops_per_image = 1e5,
                      .peak_flops = 1e15,
                      .sheet_flops = sheet_flops,
                      .tensorboard = false},
                     /*from_step=*/0);
-    monitor.step({.step = 1, .images_seen = 8, .result = &result, .positions = std::vector<double>(8, 0.5)});
+    monitor.step({.step = 1,
+                  .images_seen = 8,
+                  .flops = 8e5,
+                  .result = &result,
+                  .positions = std::vector<double>(8, 0.5)});
     const std::string text = ::testing::internal::GetCapturedStdout();
     const nlohmann::json line = read_run_log(run.path().string()).back();
     EXPECT_EQ(line.contains("mfu"), sheet_flops > 0);

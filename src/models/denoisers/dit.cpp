@@ -149,8 +149,9 @@ class DitFinal : public Segment {
 };
 
 // Counts the matrix products of one image, without norms and activations.
-double forward_flops(const DitConfig& c) {
-  const double tokens = static_cast<double>(c.num_tokens()), width = static_cast<double>(c.hidden_size);
+double forward_flops(const DitConfig& c, const ImageExtent& image) {
+  const double tokens = static_cast<double>(image.height / c.patch_size * (image.width / c.patch_size)),
+               width = static_cast<double>(c.hidden_size);
   const double patch = static_cast<double>(c.patch_size * c.patch_size),
                mlp = static_cast<double>(c.mlp_size());
   const double embed =
@@ -175,7 +176,7 @@ class Dit : public Denoiser {
         .input_size = config.input_size,
         .conditioning = {.num_classes = config.num_classes, .has_null_class = config.has_null_class()},
         .guided_channels = std::min<int64_t>(3, config.in_channels),  // forward_with_cfg of the original
-        .forward_flops = forward_flops(config)};
+        .forward_flops = [config](const ImageExtent& image) { return forward_flops(config, image); }};
   }
 };
 

@@ -331,10 +331,11 @@ class PixartFinal : public Segment {
   ModulatedFinal last_;
 };
 
-// Counts the matrix products of one picture of the model's size with a caption of full length.
-double forward_flops(const PixartConfig& c) {
-  const double tokens = static_cast<double>(c.num_tokens()), width = static_cast<double>(c.hidden_size);
-  const double rows = static_cast<double>(c.model_max_length), mlp = static_cast<double>(c.mlp_size());
+// Counts the matrix products of one picture.
+double forward_flops(const PixartConfig& c, const ImageExtent& image) {
+  const double tokens = static_cast<double>(image.height / c.patch_size * (image.width / c.patch_size)),
+               width = static_cast<double>(c.hidden_size);
+  const double rows = image.text_rows, mlp = static_cast<double>(c.mlp_size());
   const double patch = static_cast<double>(c.patch_size * c.patch_size);
   const double captions = static_cast<double>(c.projects_captions ? c.caption_channels : 0);
   const double embed = tokens * static_cast<double>(c.in_channels) * patch * width +
@@ -372,7 +373,7 @@ class Pixart : public Denoiser {
               .size_multiple = config.multi_scale ? config.patch_size : 0,
               .conditioning = conditioning,
               .guided_channels = config.in_channels,
-              .forward_flops = forward_flops(config)};
+              .forward_flops = [config](const ImageExtent& image) { return forward_flops(config, image); }};
   }
 };
 

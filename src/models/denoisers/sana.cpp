@@ -220,13 +220,12 @@ class SanaFinal : public Segment {
   ModulatedFinal last_;
 };
 
-// Counts the matrix products and the depthwise convolution of one picture of the model's size with a caption
-// of full length.
-double forward_flops(const SanaConfig& c) {
-  const double tokens = static_cast<double>(c.grid() * c.grid()), width = static_cast<double>(c.width());
+// Counts the matrix products and the depthwise convolution of one picture.
+double forward_flops(const SanaConfig& c, const ImageExtent& image) {
+  const double tokens = static_cast<double>(image.height / c.patch_size * (image.width / c.patch_size)),
+               width = static_cast<double>(c.width());
   const double cross = static_cast<double>(c.cross_width()), mlp = static_cast<double>(c.mlp_size());
-  const double rows = static_cast<double>(kMaxTextTokens),
-               patch = static_cast<double>(c.patch_size * c.patch_size);
+  const double rows = image.text_rows, patch = static_cast<double>(c.patch_size * c.patch_size);
   const double embed = tokens * static_cast<double>(c.in_channels) * patch * width +
                        (kScalarFrequencies + 7 * width) * width +
                        rows * (static_cast<double>(c.caption_channels) + width) * width;
@@ -253,7 +252,7 @@ class Sana : public Denoiser {
               .size_multiple = config.patch_size,
               .conditioning = conditioning,
               .guided_channels = config.in_channels,
-              .forward_flops = forward_flops(config)};
+              .forward_flops = [config](const ImageExtent& image) { return forward_flops(config, image); }};
   }
 };
 

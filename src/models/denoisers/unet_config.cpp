@@ -198,6 +198,7 @@ namespace {
 // Multiply-adds of the parts of one image's forward pass.
 struct Work {
   const UnetConfig& config;
+  double rows;  // of the caption
 
   double resnet(double in, double out, double pixels) const {
     const double shortcut = in == out ? 0 : in * out;
@@ -206,7 +207,7 @@ struct Work {
   }
 
   double transformer(int64_t level, double pixels) const {
-    const double width = static_cast<double>(config.block_out_channels[level]), rows = 77;
+    const double width = static_cast<double>(config.block_out_channels[level]);
     const double text = static_cast<double>(config.cross_attention_dim);
     const double self = pixels * (4 * width * width + 2 * pixels * width);
     const double cross = pixels * (2 * width * width + 2 * rows * width) + 2 * rows * text * width;
@@ -218,11 +219,15 @@ struct Work {
 
 }  // namespace
 
-double unet_forward_flops(const UnetConfig& c) {
-  const Work work{c};
+double unet_forward_flops(const UnetConfig& c, const ImageExtent& image) {
+  const Work work{c, image.text_rows};
   std::vector<double> pixels;
-  for (int64_t level = 0, side = c.sample_size; level < c.num_levels(); ++level, side = (side + 1) / 2)
-    pixels.push_back(static_cast<double>(side * side));
+  int64_t height = image.height, width_of_level = image.width;
+  for (int64_t level = 0; level < c.num_levels(); ++level) {
+    pixels.push_back(static_cast<double>(height * width_of_level));
+    height = (height + 1) / 2;
+    width_of_level = (width_of_level + 1) / 2;
+  }
   const auto width = [&](int64_t level) { return static_cast<double>(c.block_out_channels[level]); };
   const double time = static_cast<double>(c.time_width());
   double total = 9 * width(0) * static_cast<double>(c.in_channels + c.out_channels) * pixels[0] +

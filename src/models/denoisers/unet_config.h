@@ -5,6 +5,8 @@
 #include <string>
 #include <vector>
 
+#include "models/model.h"
+
 namespace kiln {
 
 // diffusers' config.json. The defaults are diffusers' own for keys that a file leaves out. Lists have an
@@ -45,7 +47,7 @@ nlohmann::json to_json(const UnetConfig& config);
 nlohmann::json complete_unet_config(const nlohmann::json& config,
                                     const std::map<std::string, std::vector<int64_t>>& shapes);
 
-// Counts two for each multiply-add of the matrix products and convolutions of one image with 77 rows of text.
-double unet_forward_flops(const UnetConfig& config);
+// Counts two for each multiply-add of the matrix products and convolutions of one image.
+double unet_forward_flops(const UnetConfig& config, const ImageExtent& image);
 
 }  // namespace kiln

@@ -55,7 +55,7 @@ void describe_model(const Training& training, StepTrace& trace) {
     trace.segment_weights.push_back(segment.unit.layout().size);
     for (const FlatSlot& slot : segment.unit.layout().slots) trace.num_weights += slot.numel;
   }
-  trace.flops_per_image = flops_of_image(training);
+  trace.flops_per_image = flops_of_image(training, largest_extent(trace.data));
 }
 
 // The micro-steps of a step: whole ones of `images` each, and the rest.

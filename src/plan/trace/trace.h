@@ -23,7 +23,9 @@ struct StepTrace : RecordedStep {
   std::vector<FlatLayout> layouts;       // the trainable weights of each segment
   std::vector<int64_t> segment_weights;  // trainable elements of each unit, padding included
   int64_t num_weights = 0;               // trainable, padding not included
-  double flops_per_image = 0;  // forward and backward, nothing recomputed; shares of peak count these
+  // Of an image of largest_extent(data), forward and backward, nothing recomputed. Shares of peak count
+  // these.
+  double flops_per_image = 0;
   int64_t offloaded_activation_bytes = 0;  // on the host
   // These describe the training state.
   ZeroOptions zero;

@@ -170,6 +170,7 @@ void StageLoop::train_step() {
   watched.batches_ready = run_.batches->ready();
   const std::shared_ptr<const Batch> batch = next_batch();
   const StepBatch tensors = as_tensors(*batch, *training.objective);
+  watched.flops = flops_of_step(training, tensors);
   watched.lr = lr_at(run_.options.lr, progress_.stage_step(), progress_.share());
   ++progress_.step;
   const RankSignals signals{.stop = stop_.requested(), .clock_seconds = progress_.clock_seconds()};
