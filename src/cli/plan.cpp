@@ -166,7 +166,7 @@ void run_search(const CLI::App& command, const PlanArguments& arguments) {
                              .given = arguments.given};
   if (compared.models.size() > 1 || compared.gpus.size() > 1) return compare(arguments, std::move(compared));
   options.plan.train.model.name = compared.models.front();
-  options.plan.train = with_published_objective(std::move(options.plan.train), arguments.given);
+  options.plan.train = as_published(std::move(options.plan.train), arguments.given);
   if (const auto price = compared.prices.find(compared.gpus.front()); price != compared.prices.end())
     options.plan.price_per_gpu_hour = price->second;
   const SearchResult result = search(options);

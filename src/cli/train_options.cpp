@@ -2,6 +2,7 @@
 
 #include <fmt/ranges.h>
 
+#include <algorithm>
 #include <filesystem>
 
 #include "cli/commands.h"
@@ -11,11 +12,13 @@
 #include "data/store/feature_store.h"
 #include "interop/accelerate_config.h"
 #include "interop/deepspeed_config.h"
+#include "models/registry.h"
 #include "parallel/ranks/ranks.h"
 #include "plan/run/plan.h"
 #include "run/option_table.h"
 #include "run/option_values.h"
 #include "run/stage_options.h"
+#include "train/store_data.h"
 
 namespace kiln::cli {
 
@@ -161,10 +164,14 @@ void take_image_size(StageOptions& stage) {
   if (const int64_t size = image_size_of(stage.settings.at("data")); size > 0)
     stage.settings["image-size"] = size;
 }
-void take_image_size_of_store(ResolvedOptions& resolved) {
+// Sets the size of a store's pictures, else of those that the model is made for, if none is given. A search
+// may name several models, which then are none of the registry's.
+void take_own_image_size(ResolvedOptions& resolved) {
   if (resolved.given.contains("image-size")) return;
-  if (const int64_t size = image_size_of(resolved.options.data.path); size > 0)
-    resolved.options.data.image_size = size;
+  TrainOptions& options = resolved.options;
+  const std::vector<std::string> known = denoiser_names();
+  if (has_store(options) || std::ranges::find(known, options.model.name) != known.end())
+    options.data.image_size = own_image_size(options);
   for (StageOptions& stage : resolved.options.stages) take_image_size(stage);
 }
 
@@ -211,6 +218,7 @@ std::shared_ptr<TrainArguments> add_train_options(CLI::App& command, const std::
                   "accelerate's default_config.yaml, read in the same way")
       ->group(group);
   visit_options(arguments->options, OptionAdder{.command = command, .prefix = prefix});
+  command.get_option("--image-size")->default_str("the store's own, else the model's");
   return arguments;
 }
 
@@ -218,7 +226,7 @@ ResolvedOptions resolve(const CLI::App& command, const TrainArguments& arguments
   ResolvedOptions resolved = with_recipe(command, arguments);
   // The run keeps the settings themselves, since their file may change.
   std::string& model_config = resolved.options.model.config;
-  take_image_size_of_store(resolved);
+  take_own_image_size(resolved);
   if (!model_config.empty()) model_config = read_json_option("train", "--model-config", model_config).dump();
   std::string& instruction = resolved.options.data.captions.instruction;
   instruction = read_text_option("train", "--caption-instruction", instruction);

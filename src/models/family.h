@@ -132,6 +132,7 @@ struct Family {
   std::vector<ForeignFormat> formats;
   std::vector<FileKeys> file_keys = {};
   PublishedLatents latents = {};
+  const char* size_key = "input_size";       // of the config: the side of x_0 that a model is made for
   std::vector<PublishedTraining> published;  // the most specific first
   std::vector<CalibrationWorkload> calibration;
   std::vector<MeasuredTraining> measured = {};

@@ -66,6 +66,14 @@ std::vector<std::string> denoiser_names() {
 
 std::span<const Family> denoiser_families() { return families(); }
 
+int64_t own_image_size(const std::string& name, const json& config) {
+  const Merged preset = merge(name, nullptr);
+  const char* key = preset.family->size_key;
+  const bool says_size = config.is_object() && config.contains(key) && config[key].is_number_integer();
+  return (says_size ? config[key] : preset.resolve().at(key)).get<int64_t>() *
+         preset.family->latents.downsample;
+}
+
 void add_denoiser_family(Family family) { families().push_back(std::move(family)); }
 
 const Family& family_of(const std::string& name) { return *merge(name, nullptr).family; }

@@ -34,6 +34,9 @@ nlohmann::json resolve_denoiser_config(const std::string& name, const nlohmann::
 nlohmann::json fit_denoiser_config(const std::string& name, const nlohmann::json& config,
                                    const ModelNeeds& needs);
 std::vector<std::string> denoiser_names();
+// Returns the side in pixels of the pictures that a model is made for: the preset's own, unless `config` says
+// another. Throws Error listing the known names.
+int64_t own_image_size(const std::string& name, const nlohmann::json& config = {});
 
 // Returns the preset whose settings `config` has, or the family's own name.
 std::string preset_name(const Family& family, const nlohmann::json& config);

@@ -130,7 +130,7 @@ void visit_options(Options& o, Visitor&& visitor) {
         "Pictures: text or file; Gemma sees it before every caption, and its own rows are not kept, as in "
         "Sana");
   visit("out", o.out, kHarmless, "Run folder; rerunning the same command resumes");
-  visit("image-size", o.data.image_size, kRefuse, "Image side in pixels (if not given, a store's own)");
+  visit("image-size", o.data.image_size, kRefuse, "Image side in pixels");
   visit("buckets", o.data.buckets, kRefuse,
         "Pictures: bring each to the bucket with the nearest aspect ratio: pixart (the published table of "
         "--image-size 256, 512, 1024, 2048 or 2880) or sizes HxW,HxW,... (empty: all to --image-size)");

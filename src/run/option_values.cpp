@@ -3,7 +3,9 @@
 #include <type_traits>
 
 #include "core/error.h"
+#include "core/json_config.h"
 #include "core/text/nearest_name.h"
+#include "models/registry.h"
 #include "run/option_table.h"
 
 namespace kiln {
@@ -142,8 +144,14 @@ std::string to_toml(const TrainOptions& options) {
   return toml;
 }
 
+int64_t own_image_size(const ModelOptions& model) {
+  return own_image_size(model.name, read_json_option("train", "--model-config", model.config));
+}
+
 std::string command_line(const TrainOptions& options) {
-  const nlohmann::json defaults = to_json(TrainOptions{}), values = to_json(options);
+  nlohmann::json defaults = to_json(TrainOptions{});
+  defaults["image-size"] = own_image_size(options.model);
+  const nlohmann::json values = to_json(options);
   std::string line = "kiln train";
   TrainOptions table;
   visit_options(table, [&](const std::string& name, const auto&, OnResume, const std::string&) {

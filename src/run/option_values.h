@@ -19,6 +19,10 @@ std::string toml_value(const nlohmann::json& value);
 // Returns the options as a recipe that --recipe reads back, without stages (run/stage_options.h).
 std::string to_toml(const TrainOptions& options);
 
+// Returns the side in pixels of the pictures that the model is made for. Throws Error for an unknown name and
+// a config that does not fit.
+int64_t own_image_size(const ModelOptions& model);
+
 // Returns "kiln train --model ..." with every option that is not the default, quoted for a shell.
 std::string command_line(const TrainOptions& options);
 

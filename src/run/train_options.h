@@ -41,8 +41,8 @@ struct DataOptions {
   // Number of parts to take of each store, from the first one on, since a store may have grown. Empty: all.
   // Set where a stage begins; not an option.
   std::vector<int64_t> parts;
-  std::string autoencoder;  // encodes images while training: a path, or "pixels"
-  int64_t image_size = 256;
+  std::string autoencoder;   // encodes images while training: a path, or "pixels"
+  int64_t image_size = 256;  // on the command line: the store's own, else the model's
   // For pictures: "" brings all to image_size x image_size. Otherwise a table of sizes, and each picture goes
   // to the nearest: pixart (the published table of image_size) or HxW,HxW,...
   std::string buckets;

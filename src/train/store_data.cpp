@@ -154,6 +154,10 @@ std::vector<StoreSource> sources_of(const TrainOptions& options) {
 
 bool has_store(const TrainOptions& options) { return fs::exists(fs::path(options.data.path) / "store.json"); }
 
+int64_t own_image_size(const TrainOptions& options) {
+  return has_store(options) ? read_store_info(options.data.path).image_size : own_image_size(options.model);
+}
+
 void require_data(const TrainOptions& options) {
   if (!fs::exists(options.data.path))
     fail("train",

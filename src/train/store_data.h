@@ -17,6 +17,9 @@ namespace kiln {
 std::vector<StoreSource> sources_of(const TrainOptions& options);
 // True if --data is a feature store.
 bool has_store(const TrainOptions& options);
+// Returns the side in pixels of the pictures of a run without --image-size: the store's own, else those that
+// the model is made for. Throws Error.
+int64_t own_image_size(const TrainOptions& options);
 // Throws Error unless --data is a feature store, or pictures with an autoencoder.
 void require_data(const TrainOptions& options);
 

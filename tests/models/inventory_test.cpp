@@ -132,6 +132,31 @@ INSTANTIATE_TEST_SUITE_P(Denoisers, PublishedModel, testing::ValuesIn(kPublished
   return name;
 });
 
+TEST(OwnImageSize, IsThatOfThePublishedModel) {
+  const std::pair<const char*, int64_t> published[] = {
+      {"DiT-S/8", 256},
+      {"DiT-XL/2", 256},
+      {"PixArt-Alpha-XL/2-256", 256},
+      {"PixArt-Alpha-XL/2-512", 512},
+      {"PixArt-Alpha-XL/2-1024", 1024},
+      {"PixArt-Sigma-XL/2-1024", 1024},
+      {"PixArt-Sigma-XL/2-1024-KvCompress", 1024},
+      {"PixArt-Sigma-XL/2-2K", 2048},
+      {"pixart_diffusers", 1024},
+      {"Sana-600M", 1024},
+      {"Sana-600M-512", 512},
+      {"Sana-1600M-2K", 2048},
+      {"Sana-1600M-4K", 4096},
+      {"Sana-Sprint-1600M", 1024},
+      {"sd15", 512},
+      {"sd21-v", 768},
+  };
+  for (const auto& [name, pixels] : published) EXPECT_EQ(own_image_size(name), pixels) << name;
+  for (const std::string& name : denoiser_names()) EXPECT_EQ(own_image_size(name) % 256, 0) << name;
+  EXPECT_EQ(own_image_size("pixart", {{"input_size", 64}}), 512) << "the config says it";
+  EXPECT_EQ(own_image_size("PixArt-Sigma-XL/2-1024", {{"depth", 2}}), 1024);
+}
+
 TEST(PublishedText, HasThePublishedKeysShapesAndCounts) {
   for (const PublishedText& published : kPublishedText) {
     SCOPED_TRACE(published.name);

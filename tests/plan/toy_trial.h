@@ -49,6 +49,7 @@ Family toy_family(const char* name, const std::map<std::string, nlohmann::json>&
       .recognise = [](const WeightShapes&,
                       const nlohmann::json&) { return std::optional<RecognisedModel>(); },
       .formats = {},
+      .size_key = "side",
       .published = {},
       .calibration = {}};
 }

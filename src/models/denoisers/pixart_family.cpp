@@ -62,6 +62,7 @@ Family pixart_diffusers_family() {
               },
           .recognise = recognise_pixart_diffusers,
           .formats = {format},
+          .size_key = "sample_size",
           .published = {},
           .calibration = {}};
 }

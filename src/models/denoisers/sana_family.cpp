@@ -17,6 +17,7 @@ Family sana_family() {
       .formats = {sana_diffusers_format()},
       .file_keys = {sana_file_keys()},
       .latents = {.channels = 32, .downsample = 32},
+      .size_key = "sample_size",
       // From the repository's configs: 1e-4 times the root of batch / 256, and 2e-5 for Sana-1.5. They do not
       // say the batch of all GPUs or the number of steps. Sana-Sprint's 2e-6 belongs to a distillation, which
       // Kiln does not do.

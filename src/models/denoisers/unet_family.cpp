@@ -188,6 +188,7 @@ Family unet_family() {
           .recognise = recognise_unet,
           .formats = {unet_diffusers_format()},
           .file_keys = {unet_original_keys()},
+          .size_key = "sample_size",
           // From the model cards of stable-diffusion-v1-1, v1-5, 2 and 2-1.
           .published = {{"sd15", 256, 2048, 1e-4, 237'000, "Stable Diffusion 1.1's 237K steps at 256 px"},
                         {"sd15", 512, 2048, 1e-4, 1'304'000,

@@ -12,6 +12,7 @@
 #include "plan/report/report.h"
 #include "plan/run/make_plan.h"
 #include "run/option_values.h"
+#include "train/store_data.h"
 
 namespace kiln {
 
@@ -33,11 +34,20 @@ class VariantReader {
     for (const TomlEntry& entry : tables.front().entries) set(shared, entry);
     std::vector<Variant> variants;
     for (size_t i = 1; i < tables.size(); ++i) variants.push_back(variant_of(tables[i], shared, variants));
+    if (!names(tables, "image-size"))
+      for (Variant& variant : variants) variant.options.data.image_size = own_image_size(variant.options);
     if (variants.empty()) fail("probe", "{} has no variants: give each a [name] and its options", path_);
     return variants;
   }
 
  private:
+  bool names(const std::vector<TomlTable>& tables, const char* option) const {
+    const auto has_it = [&](const TomlTable& table) {
+      return std::ranges::find(table.entries, option, &TomlEntry::key) != table.entries.end();
+    };
+    return given_.contains(option) || std::ranges::any_of(tables, has_it);
+  }
+
   // Sets an option, unless the command line gives it.
   void set(TrainOptions& options, const TomlEntry& entry) const {
     try {

@@ -17,6 +17,7 @@
 #include "plan/search/search.h"
 #include "plan/trace/planned_data.h"
 #include "run/option_values.h"
+#include "train/store_data.h"
 
 namespace kiln {
 
@@ -69,7 +70,7 @@ class Comparer {
   void add(const std::string& model, const std::string& gpu, SearchTraces& traces) {
     SearchOptions search = result_.options.search;
     search.plan.train.model.name = model;
-    search.plan.train = with_published_objective(std::move(search.plan.train), result_.options.given);
+    search.plan.train = as_published(std::move(search.plan.train), result_.options.given);
     search.plan.gpu = gpu;
     if (const auto price = result_.options.prices.find(gpu); price != result_.options.prices.end())
       search.plan.price_per_gpu_hour = price->second;
@@ -114,7 +115,8 @@ class Comparer {
 
 }  // namespace
 
-TrainOptions with_published_objective(TrainOptions options, const std::set<std::string>& given) {
+TrainOptions as_published(TrainOptions options, const std::set<std::string>& given) {
+  if (!given.contains("image-size")) options.data.image_size = own_image_size(options);
   if (given.contains("objective")) return options;
   for (const PublishedObjective& objective : family_of(options.model.name).objectives) {
     if (!options.model.name.starts_with(objective.model)) continue;

@@ -16,12 +16,13 @@ struct ComparisonOptions {
   std::vector<std::string> models;  // names
   std::vector<std::string> gpus;
   std::map<std::string, double> prices{};  // of a GPU hour, by the GPU's name; others have search.plan's
-  std::set<std::string> given{};           // options of training that with_published_objective() leaves alone
+  std::set<std::string> given{};           // options of training that as_published() leaves alone
 };
 
-// Returns the options with the objective that the authors of their model trained it with. Options that are
-// `given` stay. If the objective itself is given, all of them stay.
-TrainOptions with_published_objective(TrainOptions options, const std::set<std::string>& given);
+// Returns the options with the size of pictures and the objective that the authors of their model trained it
+// with. Options that are `given` stay, as does the size of a store's pictures. If the objective itself is
+// given, all of its options stay.
+TrainOptions as_published(TrainOptions options, const std::set<std::string>& given);
 
 // Return the names in --model and --gpu, which are separated by commas. The beginning of several models'
 // names ("DiT", "DiT-XL") stands for all of them, "any" for every built-in GPU. Throw Error for unknown
