@@ -251,6 +251,7 @@ void run(const CLI::App& command, const PlanArguments& arguments) {
   Plan plan = plan_of(arguments.options, arguments.measure_s);
   add_lane_speeds(plan);
   compare_with_half_precision(plan);
+  compare_with_keeping_all(plan);
   compare_with_published(plan);
   if (arguments.json)
     fmt::print("{}\n", to_json(plan).dump(1));

@@ -2,6 +2,8 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+#include <cctype>
 #include <charconv>
 #include <cmath>
 #include <map>
@@ -13,6 +15,19 @@ std::string duration_text(double seconds) {
   if (total >= 86400) return fmt::format("{}d {:02}h", total / 86400, total / 3600 % 24);
   if (total >= 3600) return fmt::format("{}h {:02}m", total / 3600, total / 60 % 60);
   return fmt::format("{}m {:02}s", total / 60, total % 60);
+}
+
+std::string number_text(double value, int digits) {
+  if (!(std::abs(value) >= 1e-12)) return "0";
+  const int exponent = static_cast<int>(std::floor(std::log10(std::abs(value))));
+  const double unit = std::pow(10, exponent + 1 - digits);
+  const double rounded = unit > 1 ? std::round(value / unit) * unit : value;
+  std::string text = fmt::format("{:.{}f}", rounded, std::max(0, digits - 1 - exponent));
+  const size_t point = std::min(text.find('.'), text.size());
+  if (point < text.size()) text.erase(std::max(point, text.find_last_not_of("0.") + 1));
+  for (size_t i = point; i > 3 && std::isdigit(static_cast<unsigned char>(text[i - 4])); i -= 3)
+    text.insert(i - 3, ",");
+  return text;
 }
 
 int64_t byte_size(const std::string& text) {

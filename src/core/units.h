@@ -14,6 +14,9 @@ inline constexpr double kSecondsPerDay = 86400;
 // "5m 03s", "2h 05m", "3d 04h": for progress lines.
 std::string duration_text(double seconds);
 
+// Rounds to so many digits, separates thousands and has no exponent: "0.0123", "12.3", "1,230", "856,000".
+std::string number_text(double value, int digits = 4);
+
 // Parses a size in bytes, plain or with K, M, G or T: "12G" and "12GiB" are binary, "12GB" is decimal.
 // Returns 0 for what is no size.
 int64_t byte_size(const std::string& text);

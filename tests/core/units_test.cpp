@@ -13,5 +13,17 @@ TEST(Duration, HasTwoUnits) {
   EXPECT_EQ(duration_text(3 * 86400 + 4 * 3600 + 1800), "3d 04h");
 }
 
+TEST(Number, HasNoExponent) {
+  EXPECT_EQ(number_text(0), "0");
+  EXPECT_EQ(number_text(0.01234567), "0.01235");
+  EXPECT_EQ(number_text(12.30), "12.3");
+  EXPECT_EQ(number_text(100.0), "100");
+  EXPECT_EQ(number_text(999.96), "1,000");
+  EXPECT_EQ(number_text(2000, 3), "2,000");
+  EXPECT_EQ(number_text(856'123), "856,100");
+  EXPECT_EQ(number_text(856'123, 3), "856,000");
+  EXPECT_EQ(number_text(-12'345'678, 2), "-12,000,000");
+}
+
 }  // namespace
 }  // namespace kiln

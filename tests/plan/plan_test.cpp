@@ -84,7 +84,7 @@ TEST(Plan, PeakGrowsWithTheBatchAndFallsWithRecomputation) {
   const Plan less = make_plan(recomputed), all = make_plan(small_plan());
   EXPECT_LT(less.peak_bytes, all.peak_bytes / 2);
   EXPECT_GT(less.step_s, 1.2 * all.step_s);
-  EXPECT_NEAR(less.peak_share * less.step_s, all.peak_share * all.step_s, 1e-9)
+  EXPECT_NEAR(less.peak_share.of_profile * less.step_s, all.peak_share.of_profile * all.step_s, 1e-9)
       << "recomputed work is no progress";
 }
 

@@ -55,6 +55,38 @@ def test_json_object(kiln):
     assert kept == pytest.approx({"adamw": 8, "adamw-8bit": 2.03, "came": 4.01, "came-sana": 4.01}, rel=0.01)
 
 
+def test_pictures_have_the_size_that_the_model_is_made_for(kiln, tmp_path):
+    """Unless --image-size says another, in a plan, a search and a training; a command that is printed means the same."""
+    sigma = ["--model", "PixArt-Sigma-XL/2-1024", "--depth", 2, "--gpu", "A100-80G", "--compute-dtype", "bf16", "--global-batch", 8]
+    plan = json.loads(kiln("plan", *sigma, "--json").stdout)
+    assert plan["options"]["image-size"] == 1024
+    smaller = json.loads(kiln("plan", *sigma, "--image-size", 256, "--json").stdout)
+    assert smaller["options"]["image-size"] == 256
+    for predicted in (plan["predicted"], smaller["predicted"]):
+        assert 0 < predicted["peak_share"] < 1 and predicted["internal"] == ""
+    searched = [*sigma[:-2], "--global-batch", 4, "--gpus", 1, "--search", "--recompute", "none"]
+    text = kiln("plan", *searched).stdout
+    assert "1024 px" in text and "--image-size" not in text
+    assert "configurations tried (compute-dtype, recompute stay as given" in text
+    assert "--image-size 256" in kiln("plan", *searched, "--image-size", 256).stdout
+    several = json.loads(kiln("plan", "--search", "--model", "Sana-600M-512,DiT-S/8", "--gpu", "H100", "--gpus", 1, "--global-batch", 2,
+                              "--micro-batch", 2, "--compute-dtype", "bf16", "--recompute", "none", "--json").stdout)  # fmt: skip
+    assert all("--image-size" not in row["command"] for row in several["ranked"]) and len(several["ranked"]) == 2
+    trained = kiln("train", "--model", "sana", "--hidden-size", 48, "--num-heads", 3, "--depth", 1, "--patch-size", 4, "--objective", "flow",
+                   "--data", "synthetic", "--global-batch", 1, "--max-steps", 1, "--peak-tflops", 1, "--out", tmp_path / "run")  # fmt: skip
+    assert trained.returncode == 0, trained.stderr
+    assert "image-size = 1024\n" in (tmp_path / "run" / "config.toml").read_text()
+
+
+def test_advises_what_needs_no_recomputation_and_few_checkpoints(kiln):
+    run = ["--model", "DiT-XL/2", "--compute-dtype", "bf16", "--gpu", "B200", "--global-batch", 8, "--checkpoint-every", 1000, "--json"]
+    advice = json.loads(kiln("plan", *run, "--recompute", "all").stdout)["advice"]
+    assert any("keeping all activations takes" in line and "--recompute none" in line for line in advice)
+    assert any("400 checkpoints are kept, " in line and "--keep-checkpoints 3" in line for line in advice)
+    lean = json.loads(kiln("plan", *run, "--keep-checkpoints", 2).stdout)["advice"]
+    assert not any("keeping all" in line or "are kept" in line for line in lean)
+
+
 @pytest.mark.parametrize("optimizer", ["adamw", "adamw-8bit", "came", "came-sana"])
 def test_plans_what_an_optimizer_keeps(kiln, optimizer):
     result = kiln("plan", "--model", "DiT-S/4", "--gpu", "A100-80G", "--optimizer", optimizer, "--json")

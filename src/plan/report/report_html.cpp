@@ -77,7 +77,7 @@ std::string time_tables(const Plan& plan) {
           row({"GPUs", "step, s", "images/s", "efficiency", "days", "cost"}, "th");
   for (const ScalingPoint& point : plan.scaling)
     html += row({fmt::format("{}", point.gpus), fmt::format("{:.3g}", point.step_s),
-                 fmt::format("{:.4g}", point.images_per_s), fmt::format("{:.0f} %", 100 * point.efficiency),
+                 number_text(point.images_per_s), fmt::format("{:.0f} %", 100 * point.efficiency),
                  fmt::format("{:.2f}", point.days),
                  plan.options.price_per_gpu_hour > 0 ? fmt::format("{:.0f}", point.cost) : ""});
   return html + "</table>\n";
@@ -94,6 +94,7 @@ std::string html_list(const char* title, const std::vector<std::string>& lines) 
 
 std::string to_html(const Plan& plan) {
   const TrainOptions& train = plan.options.train;
+  const PeakShare& share = plan.peak_share;
   const std::string title =
       fmt::format("{} on {} x {}", train.model.name, plan.options.gpus, plan.machine.name);
   std::string html = fmt::format(
@@ -111,9 +112,11 @@ std::string to_html(const Plan& plan) {
     html +=
         fmt::format("<p class=\"verdict\">In f32 it takes {:.1f} times as long as in half precision</p>\n",
                     plan.half_precision_speed);
-  html +=
-      fmt::format("<p>{:.3g} s a step, {:.4g} images/s, {:.0f} % of peak; {} steps take {:.2f} days</p>\n",
-                  plan.step_s, plan.images_per_s, 100 * plan.peak_share, plan.steps, plan.days);
+  html += fmt::format("<p>{:.3g} s a step, {} images/s{}; {} steps take {:.2f} days</p>\n", plan.step_s,
+                      number_text(plan.images_per_s),
+                      share.of_profile > 0 ? fmt::format(", {:.0f} % of peak", 100 * share.of_profile) : "",
+                      plan.steps, plan.days);
+  if (!share.problem.empty()) html += fmt::format("<p>{}</p>\n", escape(share.problem));
   return html + html_list("Advice", plan.advice) + memory_plot(plan.curve) + memory_tables(plan) +
          time_tables(plan) + scaling_plot(plan) + html_list("Not in this plan", plan.notes) +
          "</body></html>\n";

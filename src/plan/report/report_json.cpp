@@ -67,6 +67,9 @@ double data_wait_s(const Plan& plan) {
   return loader > 0 ? plan.step_s * std::max(0.0, plan.data_rate.images_per_s / loader - 1) : 0;
 }
 
+// Returns null for a figure that is not known.
+Json positive_json(double figure) { return figure > 0 ? Json(figure) : Json(); }
+
 Json predicted_json(const Plan& plan) {
   Json by_phase = Json::object(), footprints = Json::object(), phase_s = Json::object();
   for (const PhasePlan& phase : plan.phases) {
@@ -94,10 +97,10 @@ Json predicted_json(const Plan& plan) {
           {"time_error", plan.time_error},
           {"measured_share", plan.measured_share},
           {"images_per_s", plan.images_per_s},
-          {"peak_share", plan.peak_share},
-          {"mfu", plan.mfu > 0 ? nlohmann::json(plan.mfu) : nlohmann::json()},
-          {"half_precision_speed",
-           plan.half_precision_speed > 0 ? nlohmann::json(plan.half_precision_speed) : nlohmann::json()},
+          {"peak_share", positive_json(plan.peak_share.of_profile)},
+          {"mfu", positive_json(plan.peak_share.mfu)},
+          {"internal", plan.peak_share.problem},
+          {"half_precision_speed", positive_json(plan.half_precision_speed)},
           {"communication_s", plan.communication_s},
           {"phase_s", phase_s},
           {"curve", kiln::to_json(plan.curve)},

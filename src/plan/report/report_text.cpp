@@ -108,16 +108,21 @@ std::string lane_speeds(const Plan& plan) {
   if (plan.lane_speeds.empty()) return "";
   std::string text = "  the time above is of a lane of mean area; of each lane   step s   images/s\n";
   for (const LaneSpeed& speed : plan.lane_speeds)
-    text += fmt::format("  {:>52}{:>9.3g}{:>11.4g}\n",
-                        fmt::format("{} x {}", speed.lane.height, speed.lane.width), speed.step_s,
-                        speed.images_per_s);
+    text +=
+        fmt::format("  {:>52}{:>9.3g}{:>11}\n", fmt::format("{} x {}", speed.lane.height, speed.lane.width),
+                    speed.step_s, number_text(speed.images_per_s));
   return text;
 }
 
+std::string shares(const PeakShare& share) {
+  if (!share.problem.empty()) return "\n  " + share.problem;
+  const std::string mfu = share.mfu > 0 ? fmt::format(", MFU {:.0f} %", 100 * share.mfu) : "";
+  return share.of_profile > 0 ? fmt::format(", {:.0f} % of peak{}", 100 * share.of_profile, mfu) : "";
+}
+
 std::string time(const Plan& plan) {
-  std::string text = fmt::format("\nTime: {:.3g} s a step, {:.4g} images/s, {:.0f} % of peak{}\n ",
-                                 plan.step_s, plan.images_per_s, 100 * plan.peak_share,
-                                 plan.mfu > 0 ? fmt::format(", MFU {:.0f} %", 100 * plan.mfu) : "");
+  std::string text = fmt::format("\nTime: {:.3g} s a step, {} images/s{}\n ", plan.step_s,
+                                 number_text(plan.images_per_s), shares(plan.peak_share));
   if (plan.time_error > 0) text += interval(plan);
   for (size_t i = 0; i < plan.phase_s.size(); ++i)
     if (plan.phase_s[i] >= 0.005 * plan.step_s)
@@ -143,8 +148,8 @@ std::string time(const Plan& plan) {
   if (plan.scaling.size() < 2) return text;
   text += "\nThe same images per GPU   step s   images/s  efficiency       time\n";
   for (const ScalingPoint& point : plan.scaling)
-    text += fmt::format("  {:>5} {:<15}{:>9.3g}{:>11.4g}{:>10.0f} %{:>12}{}\n", point.gpus,
-                        point.gpus == 1 ? "device" : "devices", point.step_s, point.images_per_s,
+    text += fmt::format("  {:>5} {:<15}{:>9.3g}{:>11}{:>10.0f} %{:>12}{}\n", point.gpus,
+                        point.gpus == 1 ? "device" : "devices", point.step_s, number_text(point.images_per_s),
                         100 * point.efficiency, duration(point.days), money(plan, point.cost));
   return text;
 }
@@ -154,11 +159,10 @@ std::string disk(const Plan& plan) {
       fmt::format("\nDisk: store of {} images {} GiB; checkpoint {} GiB, {} kept {} GiB\n", plan.dataset_size,
                   gib_text(plan.store_bytes), gib_text(plan.checkpoint_bytes), plan.num_checkpoints,
                   gib_text(plan.checkpoint_bytes * plan.num_checkpoints));
-  return text +
-         fmt::format(
-             "  a node reads {:.3g} MB/s of features (disk: {:.3g}), its loader draws {:.3g} images/s\n",
-             plan.data_rate.bytes_per_s / 1e6, plan.data_rate.disk_bytes_per_s / 1e6,
-             plan.data_rate.loader_images_per_s);
+  return text + fmt::format("  a node reads {} MB/s of features (disk: {}), its loader draws {} images/s\n",
+                            number_text(plan.data_rate.bytes_per_s / 1e6, 3),
+                            number_text(plan.data_rate.disk_bytes_per_s / 1e6, 3),
+                            number_text(plan.data_rate.loader_images_per_s, 3));
 }
 
 std::string text_list(const char* title, const std::vector<std::string>& lines) {

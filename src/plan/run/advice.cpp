@@ -18,6 +18,8 @@ constexpr double kMuchMemory = 0.85;   // share of the device: fragmentation and
 constexpr double kHiddenShare = 0.10;  // share of a step that a bottleneck may cost unmentioned
 constexpr double kRateMargin = 1.2;    // a disk or loader should be this much faster than the step
 constexpr double kLrMargin = 4;
+constexpr double kMuchDisk = 1 << 10;     // GiB of checkpoints that are worth a word
+constexpr int64_t kManyCheckpoints = 10;  // more are hardly ever gone back to
 
 // Returns what to change, in the words of the reader's command line or file.
 template <class T>
@@ -178,6 +180,13 @@ std::string more_images(const Plan& plan) {
   return change(plan, "global-batch", 2 * train.global_batch);
 }
 
+void advise_checkpoints(const Plan& plan, std::vector<std::string>& advice) {
+  const double kept = gib(plan.num_checkpoints * plan.checkpoint_bytes);
+  if (plan.num_checkpoints > kManyCheckpoints && kept > kMuchDisk)
+    advice.push_back(fmt::format("all {} checkpoints are kept, {} GiB: {}", plan.num_checkpoints,
+                                 number_text(kept), change(plan, "keep-checkpoints", 3)));
+}
+
 void advise_speed(const Plan& plan, std::vector<std::string>& advice) {
   const double update = plan.phase_s[static_cast<size_t>(StepPhase::kOptimizer)];
   if (plan.options.train.offload.optimizer != Placement::kDevice && update > kHiddenShare * plan.step_s)
@@ -229,6 +238,23 @@ void add_advice(Plan& plan, const StepTrace& trace) {
   advise_batch(plan, plan.advice);
   advise_memory(plan, trace, plan.advice);
   advise_speed(plan, plan.advice);
+  advise_checkpoints(plan, plan.advice);
+}
+
+void compare_with_keeping_all(Plan& plan) {
+  PlanOptions keeping = plan.options;
+  MemoryOptions& memory = keeping.train.memory;
+  if (!plan.fits || memory.budget.is_given() ||
+      (memory.recompute.is_none() && memory.offload_activations.is_none()))
+    return;
+  memory.recompute = memory.offload_activations = {};
+  const Plan all = make_plan(keeping);
+  const double share = static_cast<double>(all.needed_bytes) / static_cast<double>(all.machine.memory_bytes);
+  if (!all.fits || share > kMuchMemory) return;
+  const char* option = plan.options.train.memory.recompute.is_none() ? "offload-activations" : "recompute";
+  plan.advice.push_back(fmt::format(
+      "keeping all activations takes {:.0f} % of the memory, and {:.3g} s a step instead of {:.3g}: {}",
+      100 * share, all.step_s, plan.step_s, plan.options.change(option, "none")));
 }
 
 }  // namespace kiln

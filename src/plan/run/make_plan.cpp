@@ -3,14 +3,15 @@
 
 #include <algorithm>
 #include <cmath>
+#include <list>
 
 #include "core/error.h"
 #include "core/tensors.h"
 #include "models/registry.h"
 #include "plan/price/price.h"
-#include "plan/price/this_machine.h"
 #include "plan/ranks/rank_step.h"
 #include "plan/ranks/step_time.h"
+#include "plan/run/peak_share.h"
 #include "plan/trace/phases.h"
 #include "plan/trace/planned_data.h"
 #include "run/option_values.h"
@@ -81,12 +82,7 @@ void add_time(Plan& plan, const StepTrace& trace, const Sharding& sharding) {
   plan.images_per_s = static_cast<double>(plan.options.train.global_batch) / plan.step_s;
   plan.measured_share = measured_share(trace.spans, plan.machine);
   plan.time_error = time_error(trace.spans, plan.machine);
-  const auto peak = plan.machine.peak_flops.find(plan.options.train.compute.product_dtype());
-  const double flops = trace.flops_per_image * plan.images_per_s / static_cast<double>(sharding.gpus);
-  if (peak != plan.machine.peak_flops.end()) plan.peak_share = flops / peak->second;
-  const double by_sheet = data_sheet_flops(plan.machine.name, plan.options.train.compute.product_dtype(),
-                                           plan.options.train.compute.tf32);
-  if (by_sheet > 0) plan.mfu = flops / by_sheet;
+  plan.peak_share = peak_share_of(trace, plan.machine, plan.rank_batch, plan.step_s);
 }
 
 std::map<std::string, int64_t> optimizer_bytes(const std::vector<FlatLayout>& layouts) {
@@ -169,10 +165,16 @@ Plan make_plan(const PlanOptions& options) {
 
 Plan plan_data(const PlanOptions& options, const MachineProfile& machine, const DataShape& data) {
   const Sharding sharding = sharding_of(options.train, options.gpus, machine);
-  const auto traced = [&](const DataShape& shape) {
-    return trace_step(options.train, shape, machine.device, options.gpus, sharding.ranks_per_node);
-  };
-  const StepTrace trace = traced(data);
+  std::list<StepTrace> traces;
+  return plan_traced(options, machine, data, [&](const DataShape& shape) -> const StepTrace& {
+    return traces.emplace_back(
+        trace_step(options.train, shape, machine.device, options.gpus, sharding.ranks_per_node));
+  });
+}
+
+Plan plan_traced(const PlanOptions& options, const MachineProfile& machine, const DataShape& data,
+                 const Tracer& traced) {
+  const StepTrace& trace = traced(data);
   Plan plan = compose_plan(options, machine, data, trace);
   if (const std::optional<DataShape> usual = usual_shape(data)) {
     const Plan timed = compose_plan(options, machine, *usual, traced(*usual));

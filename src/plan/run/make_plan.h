@@ -14,6 +14,10 @@ Plan make_plan(const PlanOptions& options);
 // Notes in a plan in f32 how much faster half precision would be, if the GPU has it. Plans that too.
 void compare_with_half_precision(Plan& plan);
 
+// Advises against recomputing and offloading activations where the memory has room for all of them. Plans
+// that too.
+void compare_with_keeping_all(Plan& plan);
+
 // Adds the speed of each lane, if there are several. Lanes with equally many latents take the same time.
 void add_lane_speeds(Plan& plan);
 
@@ -31,6 +35,10 @@ void check_plan(const PlanOptions& options, const MachineProfile& machine);  // 
 std::optional<DataShape> usual_shape(const DataShape& data);
 // Plans the memory of the largest batch of the data, and the time of a batch of usual_shape().
 Plan plan_data(const PlanOptions& options, const MachineProfile& machine, const DataShape& data);
+// Does the same with traces that the caller makes: of the options' step on a shape of data. They stay valid.
+using Tracer = std::function<const StepTrace&(const DataShape&)>;
+Plan plan_traced(const PlanOptions& options, const MachineProfile& machine, const DataShape& data,
+                 const Tracer& traced);
 // Makes the plan from a trace. `trace`: that of options.train on options.gpus ranks, on `data` and the
 // machine's kind of device.
 Plan compose_plan(const PlanOptions& options, const MachineProfile& machine, const DataShape& data,

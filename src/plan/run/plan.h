@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "plan/memory/plan_memory.h"
+#include "plan/run/peak_share.h"
 
 namespace kiln {
 
@@ -57,12 +58,12 @@ struct DataRate {
 // The time of batches as they usually are: captions of the mean length, pictures of the mean area.
 struct TimePlan {
   double step_s = 0, images_per_s = 0;
-  double time_error = 0;           // such steps are expected within this share of step_s; 0: not known
-  double measured_share = 0;       // of the step, in operations that were measured in their exact shapes
-  double peak_share = 0, mfu = 0;  // shares of the profile's peak and of the data sheet's (0: there is none)
-  double encoding_s = 0;           // part of step_s: encoding pictures and captions on the way
-  double caption_encoding_s = 0;   // part of encoding_s: captions
-  double communication_s = 0;      // time that links are busy in a step; what nothing hides is in phase_s
+  double time_error = 0;      // such steps are expected within this share of step_s; 0: not known
+  double measured_share = 0;  // of the step, in operations that were measured in their exact shapes
+  PeakShare peak_share{};
+  double encoding_s = 0;          // part of step_s: encoding pictures and captions on the way
+  double caption_encoding_s = 0;  // part of encoding_s: captions
+  double communication_s = 0;     // time that links are busy in a step; what nothing hides is in phase_s
   std::array<double, kNumStepPhases> phase_s{};
   std::vector<ScalingPoint> scaling;
   int64_t steps = 0;

@@ -1,5 +1,5 @@
 // A search for the terminal and for scripts.
-#include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include "core/tensors.h"
 #include "core/units.h"
@@ -39,12 +39,19 @@ namespace {
 
 std::string figures(const Plan& plan) {
   std::string text = fmt::format(
-      "{:.3g} s a step, {:.4g} images/s, {:.1f} of {:.1f} GiB ({:.0f} %), {:.3g} days, {:.0f} GPU hours",
-      plan.step_s, plan.images_per_s, gib(plan.needed_bytes), gib(plan.machine.memory_bytes),
+      "{:.3g} s a step, {} images/s, {:.1f} of {:.1f} GiB ({:.0f} %), {} days, {} GPU hours", plan.step_s,
+      number_text(plan.images_per_s), gib(plan.needed_bytes), gib(plan.machine.memory_bytes),
       100 * static_cast<double>(plan.needed_bytes) / static_cast<double>(plan.machine.memory_bytes),
-      plan.days, plan.gpu_hours);
+      number_text(plan.days, 3), number_text(plan.gpu_hours));
   if (plan.options.price_per_gpu_hour > 0) text += fmt::format(", cost {:.0f}", plan.cost);
   return text;
+}
+
+// Returns why a search has few configurations: it leaves the options alone that it was given.
+std::string given_text(const std::set<std::string>& fixed) {
+  return fixed.empty()
+             ? ""
+             : fmt::format(" ({} stay as given; what is not given is searched)", fmt::join(fixed, ", "));
 }
 
 Json choices_json(const std::vector<SearchChoice>& choices) {
@@ -66,12 +73,12 @@ std::string to_text(const SearchResult& result) {
   const TrainOptions& train = result.options.plan.train;
   const Plan& first = result.best.front().plan;
   std::string text = fmt::format(
-      "{}, {:.0f} M weights, {} px, {} images a step, {} steps, on {}{} ({})\n{} configurations tried; the "
-      "best of those that fit{}:\n",
+      "{}, {:.0f} M weights, {} px, {} images a step, {} steps, on {}{} ({})\n{} configurations tried{}; "
+      "the best of those that fit{}:\n",
       train.model.name, static_cast<double>(first.num_weights) / 1e6, train.data.image_size,
       train.global_batch, first.steps,
       result.options.any_gpus ? "" : fmt::format("{} x ", result.options.plan.gpus), result.machine.name,
-      result.machine.source, result.num_configurations,
+      result.machine.source, result.num_configurations, given_text(result.options.fixed),
       result.options.deadline_days > 0 || result.options.max_cost > 0 ? " and meet the limits" : "");
   for (const SearchChoice& choice : result.best)
     text += fmt::format("\n{}: {}\n  {}\n", choice.goal, figures(choice.plan), launch_command(choice.plan));
