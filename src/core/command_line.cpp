@@ -9,6 +9,7 @@
 #include <string_view>
 #include <vector>
 
+#include "core/cpu_level.h"
 #include "core/error.h"
 #include "core/text/nearest_name.h"
 
@@ -77,6 +78,7 @@ std::string explain(const CLI::App& app, const CLI::ParseError& error) {
 
 int run_command_line(CLI::App& app, int argc, char** argv) {
   try {
+    lower_cpu_level();
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {
     if (error.get_exit_code() == 0) return app.exit(error);  // help, version

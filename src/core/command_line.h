@@ -7,9 +7,9 @@ class App;
 
 namespace kiln {
 
-// Parses the arguments and runs the command's callback. Returns the exit status. An error is printed to
-// stderr as one line that begins with the program's name. For an unknown command or option the line suggests
-// the nearest name.
+// Lowers the process to KILN_CPU (core/cpu_level.h), parses the arguments and runs the command's callback.
+// Returns the exit status. An error is printed to stderr as one line that begins with the program's name. For
+// an unknown command or option the line suggests the nearest name.
 int run_command_line(CLI::App& app, int argc, char** argv);
 
 }  // namespace kiln

@@ -1,5 +1,6 @@
 #include "core/tensors.h"
 
+#include "core/cpu_level.h"
 #include "core/error.h"
 
 namespace kiln {
@@ -65,10 +66,7 @@ at::ScalarType parse_compute_dtype(const std::string& name, std::string_view wha
 }
 
 at::ScalarType cpu_product_dtype(at::ScalarType dtype) {
-  // What oneDNN's bf16 products need, with instructions for bf16 or without.
-  static const bool multiplies_bf16 = __builtin_cpu_supports("avx512bw") &&
-                                      __builtin_cpu_supports("avx512vl") &&
-                                      __builtin_cpu_supports("avx512dq");
+  const bool multiplies_bf16 = cpu_level() >= CpuLevel::kAvx512;
   const bool is_storage_only = dtype == at::kHalf || (dtype == at::kBFloat16 && !multiplies_bf16);
   return is_storage_only ? at::kFloat : dtype;
 }

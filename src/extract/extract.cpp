@@ -9,8 +9,8 @@
 
 #include "core/aten.h"
 #include "core/error.h"
-#include "core/progress_line.h"
 #include "core/stop_signal.h"
+#include "core/text/progress_line.h"
 #include "data/images/image_dataset.h"
 #include "data/store/store_parts.h"
 #include "data/store/store_source.h"

@@ -5,7 +5,7 @@
 
 #include "core/error.h"
 #include "core/files/xxh3.h"
-#include "core/progress_line.h"
+#include "core/text/progress_line.h"
 #include "data/images/ordered_workers.h"
 #include "parallel/ranks/agreement.h"
 

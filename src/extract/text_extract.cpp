@@ -9,9 +9,9 @@
 
 #include "core/aten.h"
 #include "core/error.h"
-#include "core/progress_line.h"
 #include "core/stop_signal.h"
 #include "core/tensors.h"
+#include "core/text/progress_line.h"
 #include "core/units.h"
 #include "data/store/feature_store.h"
 #include "data/text_store/joined_text.h"

@@ -2,7 +2,6 @@
 
 #include <ATen/DeviceAccelerator.h>
 #include <ATen/Parallel.h>
-#include <ATen/Version.h>
 #include <dlfcn.h>
 #include <unistd.h>
 
@@ -12,6 +11,7 @@
 #include <fstream>
 
 #include "core/aten.h"
+#include "core/cpu_level.h"
 #include "core/error.h"
 #include "core/memory_limits.h"
 #include "core/tensors.h"
@@ -48,8 +48,6 @@ std::string gpu_name(at::Device device) {
   ::dlclose(driver);
   return found ? name : "GPU";
 }
-
-bool has_amx() { return find_value("/proc/cpuinfo", "flags").find("amx_tile") != std::string::npos; }
 
 int64_t status_bytes(const std::string& key) {
   const std::string value = find_value("/proc/self/status", key);  // "123456 kB"
@@ -142,7 +140,7 @@ void apply(const ComputeSettings& settings) {
                                                                 : num_own_cpus()));
   if (settings.device.is_cuda())
     init_cuda(settings);
-  else if (!has_amx())
+  else if (cpu_level() < CpuLevel::kAmx)
     at::globalContext().setFloat32MatmulPrecision("medium");
   accumulate_in_f32();
   if (settings.deterministic) be_deterministic();
@@ -161,7 +159,7 @@ void note_tf32(const char* who, bool tf32, at::Device device) {
 std::string machine_name(at::Device device) {
   if (device.is_cuda()) return gpu_name(device);
   const std::string model = find_value("/proc/cpuinfo", "model name");
-  return fmt::format("{}, {}", model.empty() ? "CPU" : model, at::get_cpu_capability());
+  return fmt::format("{}, {}", model.empty() ? "CPU" : model, name_of(cpu_level()));
 }
 
 int64_t resident_bytes() { return status_bytes("VmRSS"); }

@@ -9,8 +9,8 @@
 #include <optional>
 
 #include "core/error.h"
-#include "core/progress_line.h"
 #include "core/tensors.h"
+#include "core/text/progress_line.h"
 #include "parallel/cpu_share.h"
 #include "parallel/machine.h"
 #include "parallel/ranks/agreement.h"

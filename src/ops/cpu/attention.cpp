@@ -5,6 +5,7 @@
 #include <cstdlib>
 
 #include "core/aten.h"
+#include "core/cpu_level.h"
 #include "core/error.h"
 #include "ops/attention.h"
 #include "ops/cpu/attention_kernel.h"
@@ -121,7 +122,7 @@ void simd_backward(const at::Tensor& qkv, double scale, const at::Tensor& out, c
 
 #if KILN_AVX512_ATTENTION
 bool attention_supported(AttentionType type, int64_t head_dim) {
-  static const bool has_bf16 = __builtin_cpu_supports("avx512bf16");
+  const bool has_bf16 = cpu_level() >= CpuLevel::kAvx512Bf16;
   return chosen_avx512() && (type == AttentionType::kF32 || (has_bf16 && head_dim % 2 == 0));
 }
 #else

@@ -1,22 +1,19 @@
 #include "ops/cpu/attention_kernel.h"
 
-#include <cpuid.h>
 #include <sys/syscall.h>
 #include <unistd.h>
+
+#include "core/cpu_level.h"
 
 #if KILN_AVX512_ATTENTION
 
 namespace kiln::ops::cpu {
 
-// Reads leaf 7 of CPUID, EDX: tiles and their bf16 products. Linux gives a process the tiles' registers on
-// request.
+// Linux gives a process the tiles' registers on request.
 bool has_matrix_tiles() {
   static const bool has = [] {
-    unsigned eax = 0, ebx = 0, ecx = 0, edx = 0;
-    constexpr unsigned kTilesWithBf16 = 1u << 24 | 1u << 22;
     constexpr long kRequestPermission = 0x1023, kTileData = 18;  // ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA
-    return __get_cpuid_count(7, 0, &eax, &ebx, &ecx, &edx) && (edx & kTilesWithBf16) == kTilesWithBf16 &&
-           ::syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
+    return cpu_level() >= CpuLevel::kAmx && ::syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
   }();
   return has;
 }

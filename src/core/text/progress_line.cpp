@@ -1,4 +1,4 @@
-#include "core/progress_line.h"
+#include "core/text/progress_line.h"
 
 #include <fmt/format.h>
 #include <unistd.h>
