@@ -4,60 +4,103 @@
 
 #include <algorithm>
 
-#include "ops/cpu/instruction_set.h"
+#include "core/cpu_level.h"
+#include "ops/cpu/onednn_blocks.h"
 
 namespace kiln::ops::cpu {
 namespace {
 
 int64_t round_up(int64_t value, int64_t multiple) { return at::divup(value, multiple) * multiple; }
 
-// Measured by watching the allocator, with the oneDNN of torch 2.11 on AVX-512 processors, one to eight
-// threads, m, n and k from 1 to 8192. Each thread packs panels of its operands: a chunk of k by 64 columns of
-// the right one, and its rows of a left one that is transposed. If the operands are bf16 it sums its rows of
-// the result in f32. The blocks that oneDNN takes depend on the processor's caches; another choice is off by
-// less than half a MiB per thread.
-constexpr int64_t kColumns = 64, kMaxRows = 256, kMaxChunk = 512, kLongChunk = 1024;
+// Bytes of a buffer beside its content, and of each thread's list of blocks.
+constexpr int64_t kBuffer = 128, kListBytes = 640;
 
-// Returns the rows of the result that a thread takes at a time: at most 256, and fewer where the blocks would
-// not divide evenly.
-int64_t row_block(int64_t m, int64_t n, int64_t threads) {
-  int64_t blocks = at::divup(m, kMaxRows);
-  while (blocks < m && blocks < 4 * threads && blocks * at::divup(n, kColumns) % threads != 0) ++blocks;
-  return at::divup(m, blocks);
+// A product whose operands oneDNN reads in place, with AVX-512 alone: bf16 is summed in an f32 result.
+int64_t summed_apart_bytes(int64_t m, int64_t n) { return 4 * m * n + kBuffer; }
+
+// True if oneDNN leaves an f32 product to code that reads the operands in place. So it chooses by speed.
+bool is_read_in_place(int64_t m, int64_t n, int64_t k) {
+  const bool has_short_k = n <= 14528 && ((m <= 768 && k <= 128) || k * m <= 49152);
+  const bool is_narrow = (m >= 1000 && k <= 16 && n <= 16) || (m <= 256 && k <= 8 && n <= 1024);
+  return has_short_k && !is_narrow;
 }
 
-int64_t bf16_bytes(Product product, int64_t m, int64_t n, int64_t k, int64_t threads) {
+// With AVX-512 each thread packs a chunk of the right operand, unless it is f32 with rows in memory, and its
+// rows of a left one that is transposed. If the operands are bf16 it sums its block of the result in f32.
+// Exact on 1000 products (onednn_blocks.h); one with a side of 1 takes less.
+int64_t blocked_bytes(Product product, bool is_bf16, int64_t m, int64_t n, int64_t k, int64_t threads) {
+  constexpr int64_t kLine = 64;                                          // bytes of a cache line
+  constexpr int64_t kWideColumns = 64, kManyRows = 1024, kLongK = 4096;  // columns of a panel
+  const int64_t element = is_bf16 ? 2 : 4, line = kLine / element;
+  const bool is_power_of_two_k = (k & (k - 1)) == 0, is_power_of_two_n = (n & (n - 1)) == 0;
+  const bool is_transposed = product == Product::kTransposed && m > 1;
+  const bool copies_left = is_transposed || (is_bf16 && is_power_of_two_k && k >= kLongK && m >= kManyRows);
+  const ProductSize size{.m = m,
+                         .n = n,
+                         .k = k,
+                         .is_left_transposed = product == Product::kTransposed,
+                         .copies_left = copies_left,
+                         .is_bf16 = is_bf16};
+  const ProductBlocks blocks = product_blocks(size, threads);
+  const bool is_few_rows = threads > at::divup(n, kWideColumns) && m <= 40;
+  const bool copies_right = is_bf16 || product == Product::kAffine ||
+                            (n > 256 && is_power_of_two_n && !(is_few_rows && product == Product::kPlain));
+  int64_t per_thread = kListBytes, buffers = product == Product::kAffine ? 2 : 1;
+  if (copies_right) {
+    per_thread += element * kWideColumns * round_up(blocks.chunk, is_bf16 ? 32 : 16);
+    ++buffers;
+  }
+  if (copies_left) {
+    int64_t stride = round_up(blocks.chunk, line);
+    if (stride >= 512 && (stride & (stride - 1)) == 0) stride += line;
+    per_thread += element * blocks.rows * stride;
+    ++buffers;
+  }
+  if (is_bf16 || blocks.threads_along_k > 1) {
+    per_thread += 4 * (blocks.threads_along_k > 1 ? m * n
+                       : blocks.chunk < k         ? blocks.rows * blocks.columns * blocks.column_blocks
+                                                  : blocks.rows * blocks.columns);
+    ++buffers;
+  }
+  return threads * per_thread + buffers * kBuffer;
+}
+
+// AMX. Measured by watching the allocator, one to eight threads, m, n and k from 1 to 8192. The blocks depend
+// on the processor's caches; another choice is off by less than half a MiB per thread.
+int64_t amx_bytes(Product product, int64_t m, int64_t n, int64_t k, int64_t threads) {
+  constexpr int64_t kColumns = 64, kMaxRows = 256, kMaxChunk = 512, kLongChunk = 1024;
+  // At most 256 rows of the result at a time, and fewer where the blocks would not divide evenly.
+  int64_t row_blocks = at::divup(m, kMaxRows);
+  while (row_blocks < m && row_blocks < 4 * threads && row_blocks * at::divup(n, kColumns) % threads != 0)
+    ++row_blocks;
   const int64_t columns = std::min(round_up(n, 16), kColumns);
-  int64_t rows = row_block(m, n, threads), chunk = round_up(std::min(k, kMaxChunk), 32), left = 0;
+  int64_t rows = at::divup(m, row_blocks), chunk = round_up(std::min(k, kMaxChunk), 32), left = 0;
   if (product != Product::kTransposed && k > kLongChunk) chunk = kLongChunk;
   if (product == Product::kTransposed) {
     // Rows are split in two blocks where the result is narrow and k short.
     if (k <= kMaxChunk && n < 1024) rows = std::min<int64_t>(rows, kMaxRows / 2);
     left = rows * (k > kMaxChunk ? chunk + 16 : chunk) * 2;
   }
-  return threads * (kColumns * chunk * 2 + rows * columns * 4 + left + 640) +
+  return threads * (kColumns * chunk * 2 + rows * columns * 4 + left + kListBytes) +
          (product == Product::kPlain ? 384 : 512);
-}
-
-int64_t f32_bytes(Product product, int64_t m, int64_t n, int64_t k, int64_t threads) {
-  if (m < kMaxRows || k < 256) return 0;  // oneDNN reads the operands in place
-  if (product == Product::kPlain) return 640 * threads + 128;
-  if (product == Product::kAffine) {
-    const int64_t chunk = k > kLongChunk ? kLongChunk : std::min(k, kMaxChunk);
-    return threads * (kColumns * chunk * 4 + 640) + 384;
-  }
-  const int64_t rows = k < kMaxChunk && n >= 1024 ? kMaxRows : kMaxRows / 2;
-  const int64_t chunk = k < kMaxChunk ? k : kMaxChunk + 16;
-  return threads * (rows * chunk * 4 + 640) + 256;
 }
 
 }  // namespace
 
 int64_t product_scratch_bytes(Product product, at::ScalarType dtype, int64_t m, int64_t n, int64_t k) {
-  if (!chosen_avx512() || m == 0 || n == 0 || k == 0) return 0;
+  if (cpu_level() < CpuLevel::kAvx512 || m == 0 || n == 0 || k == 0) return 0;
   const int64_t threads = at::get_num_threads();
-  if (dtype == at::kBFloat16) return bf16_bytes(product, m, n, k, threads);
-  return dtype == at::kFloat ? f32_bytes(product, m, n, k, threads) : 0;
+  if (dtype == at::kFloat)
+    return is_read_in_place(m, n, k) ? 0 : blocked_bytes(product, /*is_bf16=*/false, m, n, k, threads);
+  if (dtype != at::kBFloat16) return 0;
+  switch (cpu_level()) {
+    case CpuLevel::kAvx512:
+      return summed_apart_bytes(m, n);
+    case CpuLevel::kAmx:
+      return amx_bytes(product, m, n, k, threads);
+    default:
+      return blocked_bytes(product, /*is_bf16=*/true, m, n, k, threads);
+  }
 }
 
 namespace {
@@ -116,14 +159,14 @@ int64_t wide_sum_bytes(const ConvolutionSize& size) {
 
 int64_t convolution_scratch_bytes(const ConvolutionSize& size) {
   if (!is_onednns(size)) return patches_bytes(size);
-  const int64_t block = chosen_avx512() ? kBlock : kAvx2Block;
+  const int64_t block = cpu_level() >= CpuLevel::kAvx512 ? kBlock : kAvx2Block;
   return thread_bytes() + element_bytes(size) * weight_elements(size, round_up(size.out_channels, block),
                                                                 inner_channels(size, size.in_channels));
 }
 
 int64_t convolution_grad_x_scratch_bytes(const ConvolutionSize& size) {
   if (!is_onednns(size)) return patches_bytes(size);
-  const int64_t block = chosen_avx512() ? kBlock : kAvx2Block;
+  const int64_t block = cpu_level() >= CpuLevel::kAvx512 ? kBlock : kAvx2Block;
   return thread_bytes() + kGradXBytes +
          element_bytes(size) * weight_elements(size, inner_channels(size, size.out_channels),
                                                round_up(size.in_channels, block));
