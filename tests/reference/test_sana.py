@@ -1,6 +1,8 @@
 """Sana against diffusers' SanaTransformer2DModel, in diffusers' keys and in those of its repository, and a PyTorch
 training loop on ragged captions."""
 
+from unittest import mock
+
 import pytest
 import torch
 from closeness import (FORWARD_BF16, GRADIENT_BF16, assert_close, assert_gradients_close, gradients_of)
@@ -53,6 +55,21 @@ def run_diffusers(model, inputs, autocast=False):
     return output.detach(), dict(zip(trainable, gradients))
 
 
+def run_diffusers_in_f64(model, inputs):
+    """Its linear attention calls .float(), which would round to f32."""
+    wide = {name: value.double() if value.is_floating_point() else value for name, value in inputs.items()}
+    with mock.patch.object(torch.Tensor, "float", torch.Tensor.double):
+        return run_diffusers(model.double(), wide)
+
+
+def terms_of_weight(norm, terms):
+    """Adds up in `terms`, at backward, the absolute terms of the sum over tokens that is the gradient of a norm's weight."""
+    def forward(module, _, output):
+        normed = output.detach() / module.weight.detach()
+        output.register_hook(lambda gradient: terms.append((gradient * normed).abs().flatten(0, -2).sum(0)))
+    norm.register_forward_hook(forward)
+
+
 @pytest.mark.parametrize("mask", [True, False], ids=["ragged", "no mask"])
 @pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS.keys())
 def test_output_and_gradients_equal_diffusers(conformance, config, mask):
@@ -69,23 +86,33 @@ def test_odd_pictures(conformance, height, width):
     """Against f64: of one token attention gives v whatever q is, and diffusers' own gradient of q is noise in f32."""
     model, inputs = random_sana(TINY), inputs_of(TINY, height=height, width=width)
     outputs = conformance("forward", "--backward", model="sana", config=TINY, weights=model.state_dict(), inputs=inputs)
-    want, want_gradients = run_diffusers(model.double(), {
-        name: value.double() if value.is_floating_point() else value for name, value in inputs.items()})
+    want, want_gradients = run_diffusers_in_f64(model, inputs)
     assert_close(outputs["output"], want)
     assert_gradients_close(gradients_of(outputs), want_gradients, SANA_GRADIENT)
 
 
 @pytest.mark.parametrize("head_dim", [1, 8, 20, 72])
 def test_qk_norm_with_heads_of_any_size(conformance, head_dim):
-    """Of self attention and of cross attention. Against f64, as small heads ask for: see the next test."""
+    """Of self attention and of cross attention. Against f64, as small heads ask for: see the next test. Linear attention of
+    one feature depends neither on the query nor on the keys' scale: the gradients of queries are zero, that of the keys' norm is
+    what rounding leaves of terms that cancel."""
     config = TINY | dict(qk_norm="rms_norm_across_heads", attention_head_dim=head_dim, cross_attention_dim=3 * head_dim,
                          cross_attention_head_dim=head_dim)
     model, inputs = random_sana(config), inputs_of(config)
     outputs = conformance("forward", "--backward", model="sana", config=config, weights=model.state_dict(), inputs=inputs)
-    want, want_gradients = run_diffusers(model.double(), {
-        name: value.double() if value.is_floating_point() else value for name, value in inputs.items()})
+    terms = {}
+    if head_dim == 1:
+        for index, block in enumerate(model.transformer_blocks):
+            terms_of_weight(block.attn1.norm_k, terms.setdefault(f"transformer_blocks.{index}.attn1.norm_k.weight", []))
+    want, want_gradients = run_diffusers_in_f64(model, inputs)
+    gradients = gradients_of(outputs)
+    for key, (sums,) in terms.items():
+        assert (gradients.pop(key).abs() <= 16 * torch.finfo(torch.float32).eps * sums).all(), key
+        assert want_gradients.pop(key).abs().max() < 1e-6 * sums.max(), key
+        assert not gradients.pop(key.replace("norm_k", "to_q")).any() and not gradients.pop(key.replace("norm_k", "norm_q")).any()
+        del want_gradients[key.replace("norm_k", "to_q")], want_gradients[key.replace("norm_k", "norm_q")]
     assert_close(outputs["output"], want)
-    assert_gradients_close(gradients_of(outputs), want_gradients, SANA_GRADIENT)
+    assert_gradients_close(gradients, want_gradients, SANA_GRADIENT)
 
 
 @pytest.mark.parametrize("heads, qk_norm", [("tiny", None), ("tiny", "rms_norm_across_heads"), ("head of 32, wide", None),

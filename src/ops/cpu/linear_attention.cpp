@@ -89,6 +89,21 @@ HWY_INLINE void multiply(const Matrix& from, const Matrix& matrix, size_t width,
   }
 }
 
+// to[t] = sum over c < width of from[t][c] * (matrix[c] - offsets[t][c])
+HWY_INLINE void multiply_differences(const Matrix& from, const Matrix& matrix, const Matrix& offsets,
+                                     size_t width, Matrix& to) {
+  for (size_t j = 0; j < matrix.stride; j += kLanes) {
+    Vec sums[kTokens];
+    for (size_t t = 0; t < kTokens; ++t) sums[t] = set(0);
+    for (size_t c = 0; c < width; ++c) {
+      const Vec row = load(matrix.row(c) + j);
+      for (size_t t = 0; t < kTokens; ++t)
+        sums[t] = hn::MulAdd(set(from.row(t)[c]), hn::Sub(row, set(offsets.row(t)[c])), sums[t]);
+    }
+    for (size_t t = 0; t < kTokens; ++t) store(sums[t], to.row(t) + j);
+  }
+}
+
 HWY_INLINE float dot(const float* a, const float* b, size_t padded) {
   Vec sum = set(0);
   for (size_t j = 0; j < padded; j += kLanes) sum = hn::MulAdd(load(a + j), load(b + j), sum);
@@ -159,36 +174,49 @@ void forward_head(const LinearAttentionShape& shape, const HeadTokens& q, const 
   }
 }
 
-// With u_n = g_n / den_n and w_n = -(g_n . out_n) / den_n:  dq_n = M u_n + w_n z,  dM = sum q_n u_n^T,
-// dz = sum w_n q_n,  dv_n = dM^T k_n,  dk_n = dM v_n + dz.
+// Divides row c of M by z_c: the mean value under feature c alone. Without keys the row stays as it is, 0 or
+// NaN.
+void make_means(const std::vector<float>& keys, size_t width, Matrix& products) {
+  for (size_t c = 0; c < width; ++c)
+    if (keys[c] > 0)
+      for (size_t j = 0; j < products.stride; ++j) products.row(c)[j] /= keys[c];
+}
+
+// With u_n = g_n / den_n and w_n = -u_n . out_n:  dq_n = z (m u_n + w_n) for the means m = M / z,
+// dM = sum q_n u_n^T,  dz = sum w_n q_n,  dv_n = dM^T k_n,  dk_n = dM v_n + dz. dq_n is a sum over
+// differences of m and out_n, which is a mean of m: where a token has one feature, or all means are one, they
+// are 0 and stay 0, as M u_n + w_n z would not.
 template <class T>
 void backward_head(const LinearAttentionShape& shape, const HeadTokens& q, const HeadTokens& k,
                    const HeadTokens& v, const HeadTokens& grad, const HeadTokens& grad_q,
                    const HeadTokens& grad_k, const HeadTokens& grad_v) {
   const size_t d = shape.head_dim;
-  const KeySums sums = key_sums<T>(shape, k, v);
-  const Matrix products_t = transposed(sums.products, d);
-  Matrix a(kTokens, d), b(kTokens, d), result(kTokens, d), grad_products(d, d);
+  KeySums sums = key_sums<T>(shape, k, v);
+  make_means(sums.keys, d, sums.products);
+  const Matrix means_t = transposed(sums.products, d);
+  Matrix a(kTokens, d), b(kTokens, d), shares(kTokens, d), out(kTokens, d), result(kTokens, d),
+      grad_products(d, d);
   std::vector<float> grad_keys(a.stride);
   for (size_t n = 0; n < shape.num_tokens; n += kTokens) {
     widen<T>(q, shape, n, true, a);
     widen<T>(grad, shape, n, false, b);
-    multiply(a, sums.products, d, result);
-    float weights[kTokens];
     for (size_t t = 0; t < kTokens; ++t) {
-      const float inverse = 1 / (dot(a.row(t), sums.keys.data(), a.stride) + kEps);
-      // out_n is result[t] * inverse
-      weights[t] = -dot(b.row(t), result.row(t), b.stride) * inverse * inverse;
-      for (size_t j = 0; j < b.stride; j += kLanes)
-        store(hn::Mul(load(b.row(t) + j), set(inverse)), b.row(t) + j);
+      const Vec denominator = set(dot(a.row(t), sums.keys.data(), a.stride) + kEps);
+      for (size_t j = 0; j < b.stride; j += kLanes) {
+        const Vec share = hn::Mul(load(a.row(t) + j), load(sums.keys.data() + j));
+        store(hn::Div(share, denominator), shares.row(t) + j);
+        store(hn::Div(load(b.row(t) + j), denominator), b.row(t) + j);
+      }
     }
+    multiply(shares, sums.products, d, out);
+    float weights[kTokens];
+    for (size_t t = 0; t < kTokens; ++t) weights[t] = -dot(b.row(t), out.row(t), b.stride);
     add_outer_products(a, b, d, grad_products);
     add_rows(a, weights, grad_keys.data());
-    multiply(b, products_t, d, result);
+    multiply_differences(b, means_t, out, d, result);
     for (size_t t = 0; t < kTokens; ++t)
       for (size_t j = 0; j < result.stride; j += kLanes)
-        store(hn::MulAdd(set(weights[t]), load(sums.keys.data() + j), load(result.row(t) + j)),
-              result.row(t) + j);
+        store(hn::Mul(load(sums.keys.data() + j), load(result.row(t) + j)), result.row(t) + j);
     mask(a, result);
     write<T>(result, shape, n, grad_q);
   }
