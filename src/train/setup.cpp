@@ -226,6 +226,12 @@ double flops_of_step(const Training& training, const StepBatch& batch) {
   return static_cast<double>(batch.global_size()) * flops_of_image(training, image);
 }
 
+void check_first_weights(const TrainOptions& options, const nlohmann::json& model_config) {
+  if (options.model.weights.empty()) return;
+  const auto denoiser = build_denoiser(options.model.name, model_config, {.outline = true});
+  const FirstWeights weights(options, *denoiser, at::kCPU);
+}
+
 Training build_training(const TrainOptions& options, const DataShape& data, at::Device device,
                         std::shared_ptr<ProcessGroup> group) {
   const at::ScalarType compute_dtype = options.compute.held_dtype();
