@@ -1,0 +1,207 @@
+// A plan for every name of the registry, at each published size, on every built-in GPU and the CPU, in every
+// dtype that they multiply in, whole and with an adapter. What every plan must have, and the worst of what
+// they have, as a table. KILN_FULL=1 plans every combination; else each model, size, GPU, dtype and way
+// comes, most pairs of them too.
+#include <fmt/format.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <map>
+#include <set>
+
+#include "core/error.h"
+#include "core/tensors.h"
+#include "models/registry.h"
+#include "plan/plan_settings.h"
+#include "plan/search/comparison.h"
+#include "plan/trace/planned_data.h"
+
+namespace kiln {
+namespace {
+
+constexpr int64_t kBatch = 8, kLoraRank = 16;
+
+// A run that is planned on several machines.
+struct Run {
+  std::string model;
+  int64_t image_size = 0;
+  at::ScalarType dtype = at::kFloat;
+  bool with_adapter = false;
+
+  std::string text() const {
+    return fmt::format("{} at {} px, {}{}", model, image_size, choice_name(dtype),
+                       with_adapter ? ", adapter" : "");
+  }
+};
+
+std::vector<int64_t> published_sizes(const std::string& model) {
+  std::set<int64_t> sizes = {own_image_size(model)};
+  for (const PublishedTraining& run : family_of(model).published)
+    if (run.image_size > 0 && model.starts_with(run.model)) sizes.insert(run.image_size);
+  return {sizes.begin(), sizes.end()};
+}
+
+PlanOptions options_of(const Run& run, const std::string& gpu) {
+  nlohmann::json settings = {{"model", run.model},
+                             {"image-size", run.image_size},
+                             {"global-batch", kBatch},
+                             {"compute-dtype", choice_name(run.dtype)}};
+  if (run.with_adapter) settings["lora-rank"] = kLoraRank;
+  if (gpu == "cpu" && run.dtype == at::kFloat8_e4m3fn) settings["emulate-fp8"] = true;
+  PlanOptions options = test::plan_options(gpu, 1, settings);
+  options.train = as_published(options.train, {"image-size"});
+  return options;
+}
+
+// The plans of one run. Its step is the same on all GPUs.
+class RunPlans {
+ public:
+  explicit RunPlans(const Run& run) : run_(run) {}
+
+  Plan on(const std::string& gpu) {
+    const PlanOptions options = options_of(run_, gpu);
+    const MachineProfile machine = planned_machine(options);
+    check_plan(options, machine);
+    const auto traced = [&](const DataShape& shape) -> const StepTrace& {
+      const auto key = std::pair(machine.device, shape.text.max_rows);
+      const auto known = traces_.find(key);
+      if (known != traces_.end()) return known->second;
+      return traces_.emplace(key, trace_step(options.train, shape, machine.device)).first->second;
+    };
+    return plan_traced(options, machine, planned_shape(options.train), traced);
+  }
+
+ private:
+  Run run_;
+  std::map<std::pair<DryRunDevice, int64_t>, StepTrace> traces_;
+};
+
+double seconds_of(const Plan& plan, StepPhase phase) { return plan.phase_s[static_cast<size_t>(phase)]; }
+
+double activations_of(const Plan& plan) {
+  const auto found = plan.by_kind.find("activations");
+  return found == plan.by_kind.end() ? 0 : static_cast<double>(found->second);
+}
+
+// The least and the largest of a figure, and where they come.
+struct Range {
+  double least = 1e300, most = -1e300;
+  std::string at_least, at_most;
+
+  void add(double value, const std::string& where) {
+    if (value < least) least = value, at_least = where;
+    if (value > most) most = value, at_most = where;
+  }
+  std::string text(const char* format) const {
+    if (at_most.empty()) return "- | - |";
+    return fmt::format("{}, {} | {}, {} |", fmt::format(fmt::runtime(format), least), at_least,
+                       fmt::format(fmt::runtime(format), most), at_most);
+  }
+};
+
+struct FamilyFigures {
+  int64_t plans = 0;
+  Range share, whole, adapter, activations;
+};
+
+class Sweep {
+ public:
+  void plan_run(const Run& run, const std::vector<std::string>& gpus) {
+    RunPlans plans(run);
+    FamilyFigures& figures = families_[family_of(run.model).name];
+    const Plan on_cpu = plans.on("cpu");
+    check(run, on_cpu, figures);
+    for (const std::string& gpu : gpus) {
+      const Plan plan = plans.on(gpu);
+      check(run, plan, figures);
+      const double ratio = activations_of(plan) / activations_of(on_cpu);
+      figures.activations.add(ratio, run.text());
+      EXPECT_NEAR(ratio, 1, 0.05) << run.text() << ": activations on " << gpu << " against a CPU's";
+    }
+  }
+
+  std::string table() const {
+    std::string text =
+        "| family | plans | least share of peak | most | least backward / forward, all weights | most | "
+        "least with "
+        "an adapter | most | least activations, GPU / CPU | most "
+        "|\n|---|---|---|---|---|---|---|---|---|---|\n";
+    for (const auto& [family, figures] : families_)
+      text += fmt::format("| {} | {} | {} {} {} {}\n", family, figures.plans, figures.share.text("{:.2f}"),
+                          figures.whole.text("{:.2f}"), figures.adapter.text("{:.2f}"),
+                          figures.activations.text("{:.3f}"));
+    return text;
+  }
+
+ private:
+  static void check(const Run& run, const Plan& plan, FamilyFigures& figures) {
+    const std::string where = run.text() + " on " + plan.machine.name;
+    ++figures.plans;
+    EXPECT_EQ(plan.peak_share.problem, "") << where;
+    EXPECT_GT(plan.peak_share.of_profile, 0) << where;
+    figures.share.add(plan.peak_share.of_profile, where);
+    const double ratio = seconds_of(plan, StepPhase::kBackward) / seconds_of(plan, StepPhase::kForward);
+    (run.with_adapter ? figures.adapter : figures.whole).add(ratio, where);
+    EXPECT_GE(ratio, run.with_adapter ? 0.8 : 1.2) << where;
+    EXPECT_LE(ratio, 4) << where;
+  }
+
+  std::map<std::string, FamilyFigures> families_;
+};
+
+// A model that imitates guidance is made by distillation, which Kiln does not do: it is drawn with and
+// converted.
+bool is_distilled(const std::string& model) {
+  return build_denoiser(model, {}, {.outline = true})->shape().conditioning.takes_guidance;
+}
+
+std::vector<std::string> gpus_with(at::ScalarType dtype) {
+  std::vector<std::string> names;
+  for (const MachineProfile& machine : builtin_profiles())
+    if (machine.peak_flops.contains(dtype)) names.push_back(machine.name);
+  return names;
+}
+
+constexpr at::ScalarType kDtypes[] = {at::kBFloat16, at::kFloat, at::kHalf, at::kFloat8_e4m3fn};
+
+std::vector<std::string> names_of_the_program() {
+  std::vector<std::string> names = denoiser_names();
+  std::erase_if(names, [](const std::string& name) { return name.starts_with("toy-"); });  // other tests'
+  return names;
+}
+
+TEST(Sweep, PlansEveryNameOfTheRegistry) {
+  const bool full = std::getenv("KILN_FULL") != nullptr;
+  Sweep sweep;
+  size_t number = 0;
+  for (const std::string& model : names_of_the_program()) {
+    if (is_distilled(model)) {
+      EXPECT_THAT(
+          [&] {
+            RunPlans({model, own_image_size(model)}).on("H100");
+          },
+          testing::ThrowsMessage<Error>(testing::HasSubstr("guidance is missing")));
+      continue;
+    }
+    for (const int64_t image_size : published_sizes(model)) {
+      SCOPED_TRACE(model);
+      for (size_t dtype = 0; dtype < std::size(kDtypes); ++dtype)
+        for (const bool with_adapter : {false, true}) {
+          const bool is_covering = dtype == number % 4 && with_adapter == (number / 4 % 2 == 1);
+          if (!full && !is_covering) continue;
+          std::vector<std::string> gpus = gpus_with(kDtypes[dtype]);
+          // Of a covering set each run has three GPUs, the next run the next three.
+          std::ranges::rotate(gpus, gpus.begin() + static_cast<int64_t>(3 * number % gpus.size()));
+          if (!full) gpus.resize(3);
+          sweep.plan_run({model, image_size, kDtypes[dtype], with_adapter}, gpus);
+        }
+      ++number;
+    }
+  }
+  fmt::print("{}", sweep.table());
+}
+
+}  // namespace
+}  // namespace kiln
