@@ -43,7 +43,7 @@ int64_t blocked_bytes(Product product, bool is_bf16, int64_t m, int64_t n, int64
                          .is_bf16 = is_bf16};
   const ProductBlocks blocks = product_blocks(size, threads);
   const bool is_few_rows = threads > at::divup(n, kWideColumns) && m <= 40;
-  const bool copies_right = is_bf16 || product == Product::kAffine ||
+  const bool copies_right = is_bf16 || product == Product::kAffine || product == Product::kAdded ||
                             (n > 256 && is_power_of_two_n && !(is_few_rows && product == Product::kPlain));
   int64_t per_thread = kListBytes, buffers = product == Product::kAffine ? 2 : 1;
   if (copies_right) {
@@ -56,7 +56,7 @@ int64_t blocked_bytes(Product product, bool is_bf16, int64_t m, int64_t n, int64
     per_thread += element * blocks.rows * stride;
     ++buffers;
   }
-  if (is_bf16 || blocks.threads_along_k > 1) {
+  if (is_bf16 || blocks.threads_along_k > 1 || product == Product::kAdded) {
     per_thread += 4 * (blocks.threads_along_k > 1 ? m * n
                        : blocks.chunk < k         ? blocks.rows * blocks.columns * blocks.column_blocks
                                                   : blocks.rows * blocks.columns);
@@ -158,7 +158,10 @@ int64_t wide_sum_bytes(const ConvolutionSize& size) {
 }  // namespace
 
 int64_t convolution_scratch_bytes(const ConvolutionSize& size) {
-  if (!is_onednns(size)) return patches_bytes(size);
+  if (!is_onednns(size))
+    return patches_bytes(size) + product_scratch_bytes(Product::kAdded, size.dtype, size.out_pixels,
+                                                       size.out_channels,
+                                                       size.in_channels * size.kernel_elements);
   const int64_t block = cpu_level() >= CpuLevel::kAvx512 ? kBlock : kAvx2Block;
   return thread_bytes() + element_bytes(size) * weight_elements(size, round_up(size.out_channels, block),
                                                                 inner_channels(size, size.in_channels));

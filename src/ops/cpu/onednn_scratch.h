@@ -9,6 +9,7 @@ namespace kiln::ops::cpu {
 
 enum class Product {
   kAffine,      // rows (m, k) @ weight (n, k)^T + bias
+  kAdded,       // rows (m, k) @ weight (n, k)^T, added to the result, as in a convolution of ATen's own
   kPlain,       // (m, k) @ (k, n)
   kTransposed,  // (k, m)^T @ (k, n)
 };
