@@ -11,7 +11,7 @@ apt_build="build-essential cmake ninja-build ccache mold pkg-config python3 pyth
   libcli11-dev nlohmann-json3-dev libhwy-dev libspng-dev libwebp-dev libjpeg62-turbo-dev zlib1g-dev libarchive-dev libzip-dev
   libxxhash-dev libjemalloc-dev libtomlplusplus-dev liburing-dev libicu-dev libcurl4-openssl-dev"
 apt_demo="libfreetype-dev libharfbuzz-dev fonts-noto-color-emoji unicode-data unicode-cldr-core"
-apt_test="libgtest-dev libgmock-dev libbenchmark-dev python3-venv clang libclang-rt-14-dev llvm clang-format chromium
+apt_test="libgtest-dev libgmock-dev libbenchmark-dev python3-venv clang libclang-rt-14-dev llvm clang-format clang-tidy chromium
   fonts-dejavu-core iproute2 openmpi-bin"
 
 as_root() {

@@ -345,7 +345,7 @@ class PickleMachine {
   std::size_t num_copied_ = 0;
 };
 
-Pickle::Pickle(std::span<const std::byte> bytes, std::string name) {
+Pickle::Pickle(std::span<const std::byte> bytes, const std::string& name) {
   root_ = PickleMachine(bytes, name, *this).run();
 }
 

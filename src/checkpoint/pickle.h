@@ -47,7 +47,7 @@ class Pickle {
   // Reads the opcodes of protocols 2 to 5 that plain data and torch tensors use. Unknown classes are kept as
   // calls that are never made; names that only an attack needs (os.system, builtins.eval, ...) are refused.
   // Throws Error.
-  Pickle(std::span<const std::byte> bytes, std::string name);
+  Pickle(std::span<const std::byte> bytes, const std::string& name);
   const PickleValue& root() const { return *root_; }
 
  private:

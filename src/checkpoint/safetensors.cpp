@@ -206,6 +206,7 @@ void write_safetensors(const std::string& path, const std::vector<NamedTensor>& 
     return dtype_size(a.view.dtype) > dtype_size(b.view.dtype);
   });
   std::vector<TensorSpec> specs;
+  specs.reserve(ordered.size());
   for (const auto& [name, view] : ordered) specs.push_back({name, view.dtype, view.shape});
   const SafetensorsLayout layout = lay_out_safetensors(specs, metadata);
   for (size_t i = 0; i < ordered.size(); ++i) {

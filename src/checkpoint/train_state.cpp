@@ -60,7 +60,7 @@ nlohmann::json read_state_json(const fs::path& folder) {
   std::ifstream file(path);
   if (!file) fail("checkpoint", "cannot read {}", path.string());
   const std::string text{std::istreambuf_iterator<char>(file), {}};
-  const auto state = nlohmann::json::parse(text, nullptr, /*allow_exceptions=*/false);
+  auto state = nlohmann::json::parse(text, nullptr, /*allow_exceptions=*/false);
   if (!state.is_object()) fail("checkpoint", "{} is not a JSON object", path.string());
   const std::string_view before = std::string_view(text).substr(0, text.rfind(kOwnChecksum));
   if (state.contains("xxh3") && state["xxh3"] != checksum_of_text(before))

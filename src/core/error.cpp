@@ -12,7 +12,7 @@ std::string without_bracket(const std::string& text) {
 }  // namespace
 
 std::string message_of(const std::exception& error) {
-  const std::string text = error.what();
+  std::string text = error.what();
   if (dynamic_cast<const Error*>(&error)) return text;
   const std::string line = text.substr(0, text.find('\n'));
   return line.starts_with("[/") ? without_bracket(line) : line;

@@ -133,7 +133,7 @@ json JsonConfig::object(const std::string& key) const {
 
 std::string JsonConfig::choice(const std::string& key, const std::string& default_value,
                                std::initializer_list<std::string_view> choices) const {
-  const std::string value = get(key, default_value);
+  std::string value = get(key, default_value);
   if (std::find(choices.begin(), choices.end(), value) == choices.end())
     fail(who_, "expected {} to be one of {}, got \"{}\"", key, fmt::join(choices, ", "), value);
   return value;

@@ -20,7 +20,7 @@ nlohmann::json parse_line(const std::string& line, const std::string& where) {
 std::string file_name_of(const nlohmann::json& fields, const char* key, const std::string& where) {
   const auto field = fields.find(key);
   if (field == fields.end() || !field->is_string()) fail("dataset", "expected a {} ({})", key, where);
-  const auto name = field->get<std::string>();
+  auto name = field->get<std::string>();
   const std::filesystem::path path(name);
   bool leaves = name.empty() || path.is_absolute();
   for (const auto& part : path) leaves = leaves || part == "..";

@@ -21,9 +21,9 @@ std::vector<SampleLane> split_lanes(const std::vector<SampleLane>& lanes, double
         if (is_held_out(name_of(range.sample(i)), share) == (split == Split::kHeldOut))
           chosen->push_back(range.sample(i));
       if (chosen->empty()) continue;
-      const auto count = static_cast<int64_t>(chosen->size());
+      const int64_t first = chosen->front(), count = static_cast<int64_t>(chosen->size());
       parts[lane].samples.push_back(
-          {.first = chosen->front(), .count = count, .weight = range.weight, .chosen = std::move(chosen)});
+          {.first = first, .count = count, .weight = range.weight, .chosen = std::move(chosen)});
     }
   return parts;
 }

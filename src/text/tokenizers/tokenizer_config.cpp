@@ -22,7 +22,7 @@ bool is_role(const std::string& key) {
 json read_object(const std::filesystem::path& path) {
   if (!std::filesystem::exists(path)) return json::object();
   std::ifstream file(path, std::ios::binary);
-  const json object = json::parse(file, nullptr, /*allow_exceptions=*/false);
+  json object = json::parse(file, nullptr, /*allow_exceptions=*/false);
   if (!object.is_object()) fail("tokenizer", "{} is no JSON object", path.string());
   return object;
 }
