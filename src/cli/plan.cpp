@@ -46,11 +46,24 @@ std::string this_machine() {
   return profile->name;
 }
 
+// Returns the number of this machine's devices that a plan takes without --gpus, and says so if there are
+// several.
+int64_t gpus_here(const TrainOptions& train) {
+  const int64_t present = num_devices(choose_device(DeviceChoice::kAuto));
+  const int64_t gpus = planned_gpus(present, train.global_batch);
+  if (present > 1)
+    fmt::print(stderr, "plan: this machine has {} GPUs, planned on {}{}\n", present, gpus,
+               gpus < present ? fmt::format(", which divide --global-batch {}", train.global_batch)
+                              : ": --gpus chooses another number");
+  return gpus;
+}
+
 struct PlanArguments {
   std::set<std::string> given;  // given options of training
   PlanOptions options;
   bool json = false, calibrate = false, search = false;
-  SearchOptions limits;  // limits of the search; its plan is `options`
+  bool has_gpus = false;  // the number of GPUs is given, or counted on this machine
+  SearchOptions limits;   // limits of the search; its plan is `options`
   double calibration_s = kCalibrationSeconds;
   double measure_s = 0;
   std::string html, table, gpu_memory, gpu_prices;
@@ -64,8 +77,9 @@ void add_plan_options(CLI::App& command, PlanArguments& arguments) {
   command.add_option("--gpu-memory", arguments.gpu_memory,
                      "Memory of one GPU (12G), for a card that is not built in; without --gpu it has the "
                      "speeds of the built-in card of the nearest memory");
-  command.add_option("--gpus", options.gpus, "Number of GPUs in all (--search without it: 1, 2, 4, ...)")
-      ->capture_default_str();
+  command.add_option("--gpus", options.gpus,
+                     "Number of GPUs in all (without it those of this machine, or 1 of another GPU; --search "
+                     "tries 1, 2, 4, ...)");
   command.add_option("--steps", options.steps, "Steps to plan for (0: --max-steps)")->capture_default_str();
   command
       .add_option("--dataset-size", options.dataset_size,
@@ -121,10 +135,6 @@ void add_plan_options(CLI::App& command, PlanArguments& arguments) {
       ->excludes(table);
 }
 
-bool is_number_of_gpus_given(const CLI::App& command, const TrainOptions& train) {
-  return command.count("--gpus") > 0 || train.ranks.nproc > 0;
-}
-
 // Returns the price of an hour of one GPU, or rank. Throws Error.
 double price_per_gpu_hour(const TrainOptions& train, int64_t gpus, bool is_number_known) {
   if (train.watch.cost_per_hour > 0 && !is_number_known)
@@ -151,7 +161,7 @@ void run_search(const CLI::App& command, const PlanArguments& arguments) {
   options.plan = arguments.options;
   if (command.count("--memory-share") == 0 && options.plan.train.memory.budget.is_given())
     options.memory_share = kFullShare;  // the budget says how much may be used
-  options.any_gpus = !is_number_of_gpus_given(command, arguments.options.train);
+  options.any_gpus = !arguments.has_gpus;
   for (const char* name : kSearchedOptions)
     if (arguments.given.contains(name)) options.fixed.insert(name);
   if (options.plan.train.chooses_micro_batch()) {  // The search chooses it anyway.
@@ -224,8 +234,17 @@ void calibrate_here(const PlanArguments& arguments) {
   if (!arguments.calibrate) return;
   if (!(arguments.calibration_s > 0))
     fail("plan", "--calibrate-seconds expects a positive number, got {}", arguments.calibration_s);
-  const std::string path = store_profile(
-      calibrate(choose_device(arguments.options.train.compute.device), arguments.calibration_s));
+  const TrainOptions& train = arguments.options.train;
+  std::vector<std::string> folders;
+  if (!train.data.path.empty() && !train.data.is_synthetic()) folders.push_back(train.data.path);
+  if (!train.offload.nvme.folder.empty()) folders.push_back(train.offload.nvme.folder);
+  const MachineProfile profile =
+      calibrate(choose_device(train.compute.device), arguments.calibration_s, folders);
+  for (const DiskSpeed& disk : profile.disks)
+    fmt::print(stderr, "disk of {} ({}): {:.3g} MB/s read, {:.3g} written\n", disk.folder,
+               disk.file_system.empty() ? "unknown file system" : disk.file_system,
+               disk.read_bytes_per_s / 1e6, disk.write_bytes_per_s / 1e6);
+  const std::string path = store_profile(profile);
   fmt::print(stderr, "profile kept in {}\n", path);
 }
 
@@ -283,13 +302,18 @@ void add_plan_command(CLI::App& app) {
     options.train = with_length(resolved.options, options.dataset_size);
     options.change = resolved.change;
     calibrate_here(*arguments);
-    if (options.gpu == "this") options.gpu = this_machine();
+    const bool is_here = options.gpu == "this";
+    if (is_here) options.gpu = this_machine();
     // The speed of this processor is measured with the threads that the run will have.
     if (options.gpu == "cpu") apply({.device = at::kCPU, .threads = options.train.compute.threads});
     arguments->given = resolved.given;
-    if (!has_gpus && options.train.ranks.nproc > 0) options.gpus = options.train.ranks.nproc;
-    options.price_per_gpu_hour = price_per_gpu_hour(
-        options.train, options.gpus, !arguments->search || is_number_of_gpus_given(*command, options.train));
+    if (!has_gpus && options.train.ranks.nproc > 0)
+      options.gpus = options.train.ranks.nproc;
+    else if (!has_gpus && is_here)
+      options.gpus = gpus_here(options.train);
+    arguments->has_gpus = has_gpus || options.gpus > 1 || options.train.ranks.nproc > 0;
+    options.price_per_gpu_hour =
+        price_per_gpu_hour(options.train, options.gpus, !arguments->search || arguments->has_gpus);
     run(*command, *arguments);
   });
 }

@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include "core/error.h"
+#include "data/images/image_codecs.h"
 #include "data/images/image_dataset.h"
 #include "data/test_images.h"
 
@@ -64,6 +65,30 @@ TEST(ImageHeader, HasTheSizeThatTheDecoderFinds) {
       EXPECT_EQ(header.orientation, 1);
     }
   }
+}
+
+TEST(ImageHeader, NamesTheFormat) {
+  const Image image = make_picture(40, 56);
+  const auto format_of = [](const auto& bytes) {
+    return std::string(
+        name_of(read_image_header(bytes_in_memory(std::as_bytes(std::span(bytes))), "test").format));
+  };
+  EXPECT_EQ(format_of(encode_png(image)), "PNG");
+  EXPECT_EQ(format_of(codecs::encode_jpeg(image, 90)), "JPEG");
+  EXPECT_EQ(format_of(codecs::encode_webp(image, 90)), "WebP");
+}
+
+TEST(ImageHeader, LossyFilesShowThePictureTheyWereMadeOf) {
+  const Image image = make_picture(40, 56);
+  for (const std::vector<std::byte>& file :
+       {codecs::encode_jpeg(image, 100), codecs::encode_webp(image, 100)}) {
+    const Image decoded = decode_image(file, "test");
+    ASSERT_EQ(decoded.rgb.size(), image.rgb.size());
+    double error = 0;
+    for (size_t i = 0; i < image.rgb.size(); ++i) error += std::abs(int{decoded.rgb[i]} - int{image.rgb[i]});
+    EXPECT_LT(error / static_cast<double>(image.rgb.size()), 40);
+  }
+  EXPECT_LT(codecs::encode_jpeg(image, 30).size(), codecs::encode_jpeg(image, 95).size());
 }
 
 TEST(ImageHeader, FindsTheOrientationInEveryFormat) {

@@ -37,7 +37,8 @@ TEST(Calibrate, PlansAreMadeFromWhatWasMeasured) {
   options.train.global_batch = 8;
   EXPECT_THAT(to_text(make_plan(options)), HasSubstr("estimate"));
 
-  store_profile(calibrate(at::kCPU, /*seconds=*/3));
+  // tmpfs is never the file system of the profiles, and is fast.
+  store_profile(calibrate(at::kCPU, /*seconds=*/3, {"/dev/shm"}));
   const MachineProfile profile = find_profile("cpu");
   EXPECT_TRUE(profile.measured);
   EXPECT_THAT(profile.source, StartsWith("measured on " + profile.machine));
@@ -45,6 +46,18 @@ TEST(Calibrate, PlansAreMadeFromWhatWasMeasured) {
   EXPECT_GT(profile.peak_flops.at(at::kFloat), 1e9);
   EXPECT_LT(profile.peak_flops.at(at::kFloat), 1e14);
   EXPECT_FALSE(profile.rates.empty());
+  ASSERT_EQ(profile.disks.size(), 2);
+  EXPECT_EQ(profile.disks.front().folder, "/dev/shm");
+  EXPECT_EQ(profile.disks.front().file_system, "tmpfs");
+  EXPECT_EQ(with_disks_of(profile, profiles_folder(), "/dev/shm").disk_bytes_per_s,
+            profile.disks.back().read_bytes_per_s);
+  EXPECT_GT(offload_disk(with_disks_of(profile, profiles_folder(), "/dev/shm")), 1e6);
+  EXPECT_TRUE(profile.decoding.is_measured);
+  for (const PictureFormat format : {PictureFormat::kJpeg, PictureFormat::kPng, PictureFormat::kWebp}) {
+    const double milliseconds = 1e3 * profile.decoding.seconds(format, 1e6);
+    EXPECT_GT(milliseconds, 1) << name_of(format);
+    EXPECT_LT(milliseconds, 1000) << name_of(format);
+  }
   for (const auto& [operation, points] : profile.rates)
     for (const RatePoint& point : points) {
       EXPECT_GT(point.seconds, 0) << operation;

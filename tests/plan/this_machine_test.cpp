@@ -45,6 +45,14 @@ TEST(ThisMachine, OtherGpusHaveNoProfile) {
     EXPECT_THAT(builtin_profile_named(name), Eq(std::nullopt)) << name;
 }
 
+TEST(ThisMachine, EveryGpuOfTheMachineIsPlannedWhereTheBatchAllowsIt) {
+  EXPECT_EQ(planned_gpus(8, 256), 8);
+  EXPECT_EQ(planned_gpus(8, 12), 6);
+  EXPECT_EQ(planned_gpus(6, 256), 4);
+  EXPECT_EQ(planned_gpus(8, 1), 1);
+  EXPECT_EQ(planned_gpus(1, 256), 1);
+}
+
 TEST(ThisMachine, TheDataSheetIsTheBuiltInFigure) {
   EXPECT_EQ(data_sheet_flops("NVIDIA H200", at::kBFloat16, false), 989e12);
   EXPECT_EQ(data_sheet_flops("H200", at::kFloat, true), 495e12);

@@ -1,8 +1,11 @@
-// One decoder per file format. decode_image picks one by content and adds the image's name to its errors.
+// Decoders and encoders of file formats. decode_image picks a decoder by content and adds the image's name to
+// its errors; encode_png is in images.h.
 #pragma once
+#include <cstddef>
 #include <cstdint>
 #include <span>
 #include <stdexcept>
+#include <vector>
 
 #include "data/images/images.h"
 
@@ -20,6 +23,11 @@ void check_size(int64_t height, int64_t width, int64_t max_pixels);
 Image decode_jpeg(std::span<const uint8_t> bytes, int64_t max_pixels);
 Image decode_png(std::span<const uint8_t> bytes, int64_t max_pixels);
 Image decode_webp(std::span<const uint8_t> bytes, int64_t max_pixels);
+
+// Encode as other programs do by default, with chroma at half the resolution. `quality`: up to 100. Throw
+// DecodeError.
+std::vector<std::byte> encode_jpeg(const Image& image, int quality);
+std::vector<std::byte> encode_webp(const Image& image, int quality);
 
 // Composes (height, width, 4) RGBA pixels onto white.
 Image compose_on_white(std::span<const uint8_t> rgba, int64_t height, int64_t width);

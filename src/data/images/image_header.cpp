@@ -176,8 +176,10 @@ ImageHeader read_image_header(const PictureBytes& file, const std::string& name)
       header = read_jpeg(reader);
     } else if (reader.has(0, "\x89PNG\r\n\x1a\n")) {
       header = read_png(reader);
+      header.format = PictureFormat::kPng;
     } else if (reader.has(0, "RIFF") && reader.has(8, "WEBP")) {
       header = read_webp(reader);
+      header.format = PictureFormat::kWebp;
     } else {
       throw DecodeError(file.size == 0 ? "the file is empty"
                                        : "expected a JPEG, PNG or WebP, got something else");

@@ -11,10 +11,15 @@
 
 namespace kiln {
 
+enum class PictureFormat { kJpeg, kPng, kWebp };
+inline constexpr const char* kPictureFormats[] = {"JPEG", "PNG", "WebP"};
+inline const char* name_of(PictureFormat format) { return kPictureFormats[static_cast<size_t>(format)]; }
+
 struct ImageHeader {
   int64_t height = 0, width = 0;  // of the pixels as stored
   // EXIF's orientation: 1 is upright, 2 to 8 are the other ways of turning and mirroring. 1 if none is given.
   int orientation = 1;
+  PictureFormat format = PictureFormat::kJpeg;
 
   // The size as a viewer shows it. Orientations from 5 on lay the picture on its side.
   int64_t upright_height() const { return orientation < 5 ? height : width; }

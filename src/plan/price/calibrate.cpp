@@ -2,9 +2,7 @@
 
 #include <ATen/DeviceAccelerator.h>
 #include <ATen/Parallel.h>
-#include <fcntl.h>
 #include <fmt/chrono.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <chrono>
@@ -130,29 +128,6 @@ class RateTable {
   std::vector<StepTiming> steps_;
 };
 
-// Writes a file, makes the system forget it and reads it back. Returns 0 if the folder cannot be written.
-double disk_bytes_per_s(const std::string& folder) {
-  constexpr size_t kChunk = 8 << 20, kChunks = 32;
-  std::error_code error;
-  std::filesystem::create_directories(folder, error);
-  const std::string path = folder + "/disk-speed.partial";
-  const int fd = ::open(path.c_str(), O_RDWR | O_CREAT | O_TRUNC, 0600);
-  if (fd < 0) return 0;
-  std::vector<char> chunk(kChunk, 'k');
-  bool good = true;
-  const auto begin = Clock::now();
-  for (size_t i = 0; i < kChunks; ++i)
-    good = good && ::write(fd, chunk.data(), kChunk) == static_cast<ssize_t>(kChunk);
-  good = good && ::fsync(fd) == 0;
-  ::posix_fadvise(fd, 0, 0, POSIX_FADV_DONTNEED);
-  ::lseek(fd, 0, SEEK_SET);
-  for (size_t i = 0; i < kChunks; ++i) good = good && ::read(fd, chunk.data(), kChunk) > 0;
-  const double seconds = elapsed_since(begin);
-  ::close(fd);
-  std::filesystem::remove(path, error);
-  return good ? 2.0 * kChunk * kChunks / seconds : 0;
-}
-
 double link_bytes_per_s(at::Device device) {
   constexpr int64_t kBytes = 256 << 20;
   const at::Tensor host = at::zeros({kBytes}, at::TensorOptions(at::kByte).pinned_memory(true));
@@ -183,6 +158,22 @@ double device_copy_bytes_per_s(at::Device device) {
   return 2.0 * kBytes / best;
 }
 
+// Copies from one GPU of this machine to the next.
+double peer_bytes_per_s() {
+  constexpr int64_t kBytes = 256 << 20;
+  const at::Tensor from = at::zeros({kBytes}, at::TensorOptions(at::kByte).device(at::Device(at::kCUDA, 0)));
+  at::Tensor to = at::empty({kBytes}, at::TensorOptions(at::kByte).device(at::Device(at::kCUDA, 1)));
+  double best = 1e9;
+  for (int i = 0; i < 4; ++i) {
+    for (const c10::DeviceIndex gpu : {0, 1}) at::accelerator::synchronizeDevice(gpu);
+    const auto begin = Clock::now();
+    to.copy_(from);
+    for (const c10::DeviceIndex gpu : {0, 1}) at::accelerator::synchronizeDevice(gpu);
+    best = std::min(best, elapsed_since(begin));
+  }
+  return static_cast<double>(kBytes) / best;
+}
+
 MachineProfile cpu_profile() {
   MachineProfile profile = estimate_cpu();
   profile.num_processors = at::get_num_threads();
@@ -190,8 +181,8 @@ MachineProfile cpu_profile() {
   return profile;
 }
 
-// Takes what cannot be measured on one GPU (links to others, watts) from the built-in GPU of the nearest
-// name, or else of the nearest memory.
+// Takes what cannot be measured here (links to other machines, watts, and on a single GPU links to others)
+// from the built-in GPU of the nearest name, or else of the nearest memory.
 MachineProfile gpu_profile(at::Device device) {
   const std::string machine = machine_name(device);
   const auto memory_bytes = static_cast<int64_t>(at::accelerator::getMemoryInfo(device.index()).second);
@@ -206,6 +197,7 @@ MachineProfile gpu_profile(at::Device device) {
   profile.memory_bytes = memory_bytes;
   profile.memory_bytes_per_s = device_copy_bytes_per_s(device);
   profile.host_link_bytes_per_s = link_bytes_per_s(device);
+  if (num_devices(device) > 1) profile.peer_bytes_per_s = peer_bytes_per_s();
   return profile;
 }
 
@@ -277,7 +269,7 @@ TrainOptions calibration_step(const Family& family, const CalibrationWorkload& w
   return options;
 }
 
-MachineProfile calibrate(at::Device device, double seconds) {
+MachineProfile calibrate(at::Device device, double seconds, const std::vector<std::string>& folders) {
   apply({.device = device});
   MachineProfile profile = device.is_cuda() ? gpu_profile(device) : cpu_profile();
   const auto now = std::chrono::system_clock::now();
@@ -285,7 +277,12 @@ MachineProfile calibrate(at::Device device, double seconds) {
   profile.source = fmt::format("measured on {}, {:%Y-%m-%d}", profile.machine, fmt::gmtime(now));
   profile.measured = true;
   for (auto& [dtype, flops] : profile.peak_flops) flops = measure_peak_flops(device, dtype);
-  profile.disk_bytes_per_s = disk_bytes_per_s(profiles_folder());
+  std::filesystem::create_directories(profiles_folder());
+  for (const std::string& folder : folders)
+    if (!disk_of(profile.disks, folder)) profile.disks.push_back(measure_disk(folder));
+  if (!disk_of(profile.disks, profiles_folder())) profile.disks.push_back(measure_disk(profiles_folder()));
+  profile.disk_bytes_per_s = profile.disks.front().read_bytes_per_s;
+  profile.decoding = measure_decoding();
   measure_steps(profile, device, seconds);
   return profile;
 }

@@ -12,8 +12,10 @@ TrainOptions calibration_step(const Family& family, const CalibrationWorkload& w
 
 inline constexpr double kCalibrationSeconds = 110;
 
-// Measures steps for `seconds`, and takes a few seconds more for the rest. Prints progress. Does not store
-// the result (store_profile() does that).
-MachineProfile calibrate(at::Device device, double seconds = kCalibrationSeconds);
+// Measures steps for `seconds`, and takes a few seconds more for the rest: products, decoding of pictures,
+// the disks of `folders` and of the folder of profiles. Prints progress. Does not store the result
+// (store_profile() does that).
+MachineProfile calibrate(at::Device device, double seconds = kCalibrationSeconds,
+                         const std::vector<std::string>& folders = {});
 
 }  // namespace kiln

@@ -119,6 +119,15 @@ MachineProfile find_profile(const std::string& name) {
        name, fmt::join(nearest_names(name, names, 3), ", "), fmt::join(names, ", "));
 }
 
+MachineProfile with_disks_of(MachineProfile profile, const std::string& data, const std::string& offloaded) {
+  if (const DiskSpeed* disk = disk_of(profile.disks, data); disk && disk->read_bytes_per_s > 0)
+    profile.disk_bytes_per_s = disk->read_bytes_per_s;
+  // State is written as much as it is read.
+  if (const DiskSpeed* disk = disk_of(profile.disks, offloaded); disk && disk->write_bytes_per_s > 0)
+    profile.offload_disk_bytes_per_s = 2 / (1 / disk->read_bytes_per_s + 1 / disk->write_bytes_per_s);
+  return profile;
+}
+
 bool has_clock(const MachineProfile& profile) {
   return profile.device == DryRunDevice::kCpu && profile.clock.product_s > 0 &&
          at::get_num_threads() >= num_own_cpus();
@@ -152,6 +161,17 @@ nlohmann::json to_json(const MachineProfile& profile) {
   for (const auto& [key, points] : profile.rates)
     for (const RatePoint& p : points) json["rates"][key].push_back({p.work, p.seconds, p.m, p.n, p.k});
   if (!profile.operations.empty()) json["operations"] = profile.operations.to_json();
+  for (const DiskSpeed& disk : profile.disks)
+    json["disks"].push_back({{"folder", disk.folder},
+                             {"file_system", disk.file_system},
+                             {"read_bytes_per_s", disk.read_bytes_per_s},
+                             {"write_bytes_per_s", disk.write_bytes_per_s}});
+  if (profile.decoding.is_measured) {
+    const auto pair = [](const PictureRate& rate) { return nlohmann::json{rate.fixed_s, rate.pixel_s}; };
+    for (size_t i = 0; i < profile.decoding.formats.size(); ++i)
+      json["decoding"][kPictureFormats[i]] = pair(profile.decoding.formats[i]);
+    json["decoding"]["crop"] = pair(profile.decoding.crop);
+  }
   if (profile.clock.product_s > 0) json["clock"] = {profile.clock.product_s, profile.clock.copy_s};
   return json;
 }
@@ -172,7 +192,23 @@ MachineProfile profile_from_json(const nlohmann::json& json) {
   for (const auto& [key, points] : field<std::map<std::string, std::vector<Point>>>(json, "rates"))
     for (const auto& [work, seconds, m, n, k] : points)
       profile.rates[key].push_back({work, seconds, m, n, k});
-  // Older profiles have neither.
+  // Older profiles have none of these.
+  if (json.contains("disks"))
+    for (const nlohmann::json& disk : json.at("disks"))
+      profile.disks.push_back({.folder = field<std::string>(disk, "folder"),
+                               .file_system = field<std::string>(disk, "file_system"),
+                               .read_bytes_per_s = field<double>(disk, "read_bytes_per_s"),
+                               .write_bytes_per_s = field<double>(disk, "write_bytes_per_s")});
+  if (json.contains("decoding")) {
+    const auto rate = [&](const char* name) {
+      const auto [fixed_s, pixel_s] = field<std::pair<double, double>>(json.at("decoding"), name);
+      return PictureRate{.fixed_s = fixed_s, .pixel_s = pixel_s};
+    };
+    for (size_t i = 0; i < profile.decoding.formats.size(); ++i)
+      profile.decoding.formats[i] = rate(kPictureFormats[i]);
+    profile.decoding.crop = rate("crop");
+    profile.decoding.is_measured = true;
+  }
   if (json.contains("operations")) profile.operations = OperationTable::from_json(json.at("operations"));
   if (json.contains("clock"))
     std::tie(profile.clock.product_s, profile.clock.copy_s) = field<std::pair<double, double>>(json, "clock");

@@ -9,6 +9,8 @@
 #include <vector>
 
 #include "core/dry_run.h"
+#include "plan/price/decoding.h"
+#include "plan/price/disks.h"
 #include "plan/price/machine_clock.h"
 #include "plan/price/operation_table.h"
 
@@ -39,7 +41,9 @@ struct MachineProfile {
   double host_link_bytes_per_s = 0;  // to host memory, one way
   double peer_bytes_per_s = 0;       // to another GPU of the node (NVLink or PCIe), one way
   double node_bytes_per_s = 0;       // between nodes, per GPU, one way
-  double disk_bytes_per_s = 0;
+  double disk_bytes_per_s = 0;       // of the data
+  double offload_disk_bytes_per_s =
+      0;  // of --nvme-path, where another disk was measured for it; 0: disk_bytes_per_s
   int64_t gpus_per_node = 8;
   int64_t num_processors = 0;  // streaming multiprocessors, or cores: products are cut into tiles for them
   double watts = 0;
@@ -49,9 +53,11 @@ struct MachineProfile {
   double matmul_efficiency = 0, attention_efficiency = 0, bandwidth_efficiency = 0;
   // Measured: "name dtype" -> points in ascending work.
   std::map<std::string, std::vector<RatePoint>> rates{};
-  OperationTable operations{};  // measured in exact shapes; these go before the rates
-  MachineClock clock{};         // while all that was measured
-  MachineSpeed speed{};         // at present, against `clock`; known in this process, not stored
+  OperationTable operations{};                  // measured in exact shapes; these go before the rates
+  std::vector<DiskSpeed> disks{};               // measured on this machine
+  DecodingRates decoding = builtin_decoding();  // of one thread
+  MachineClock clock{};                         // while all that was measured
+  MachineSpeed speed{};  // at present, against `clock`; known in this process, not stored
 };
 
 // Returns the GPUs of builtin_profiles.cpp: V100 to B200, with consumer boards of 8 to 32 GB.
@@ -65,6 +71,12 @@ MachineProfile estimate_cpu();
 // the calibrated one if there is one, else a quick estimate. Profiles of profiles_folder() go before built-in
 // ones. Throws Error offering the closest names.
 MachineProfile find_profile(const std::string& name);
+// Returns the machine with the measured speeds of the disks that hold these folders, where there are any.
+// Empty: none.
+MachineProfile with_disks_of(MachineProfile profile, const std::string& data, const std::string& offloaded);
+inline double offload_disk(const MachineProfile& machine) {
+  return machine.offload_disk_bytes_per_s > 0 ? machine.offload_disk_bytes_per_s : machine.disk_bytes_per_s;
+}
 // True if the present speed of this machine can be compared with the profile's. The clock was read on all
 // processors, so readings with fewer threads would not compare.
 bool has_clock(const MachineProfile& profile);

@@ -1,5 +1,7 @@
 #include "plan/price/this_machine.h"
 
+#include <ATen/DeviceAccelerator.h>
+
 #include <algorithm>
 #include <cctype>
 #include <utility>
@@ -44,6 +46,16 @@ std::optional<std::string> builtin_profile_named(const std::string& gpu_name) {
     if (!found) found = profile.name;
   }
   return found;
+}
+
+int64_t num_devices(at::Device device) {
+  return device.is_cuda() ? static_cast<int64_t>(at::accelerator::deviceCount()) : 1;
+}
+
+int64_t planned_gpus(int64_t present, int64_t global_batch) {
+  int64_t gpus = std::max<int64_t>(1, present);
+  while (global_batch % gpus != 0) --gpus;
+  return gpus;
 }
 
 double data_sheet_flops(const std::string& gpu_name, at::ScalarType compute_dtype, bool tf32) {

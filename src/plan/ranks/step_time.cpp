@@ -152,9 +152,9 @@ double host_update(const StepTrace& trace, const MachineProfile& machine, const 
   double seconds = moved / kHostUpdateBytesPerS;
   if (machine.host_link_bytes_per_s > 0 && machine.device == DryRunDevice::kCuda)
     seconds += elements * (grad_bytes + weight_bytes) / machine.host_link_bytes_per_s;
-  if (sharding.offload_optimizer == Placement::kNvme && machine.disk_bytes_per_s > 0) {
+  if (sharding.offload_optimizer == Placement::kNvme && offload_disk(machine) > 0) {
     const double sharing = static_cast<double>(std::min(sharding.gpus, machine.gpus_per_node));
-    seconds += 2 * state_bytes * sharing / machine.disk_bytes_per_s;
+    seconds += 2 * state_bytes * sharing / offload_disk(machine);
   }
   return seconds;
 }
@@ -183,9 +183,9 @@ WeightTransfers weight_transfers(const StepTrace& trace, const MachineProfile& m
   bytes *= static_cast<double>(2 * num_micro_steps(trace) + 1);  // forward and backward; the update
   if (machine.host_link_bytes_per_s > 0 && machine.device == DryRunDevice::kCuda)
     transfers.link_s = bytes / machine.host_link_bytes_per_s;
-  if (placement == Placement::kNvme && machine.disk_bytes_per_s > 0)
-    transfers.disk_s = bytes * static_cast<double>(std::min(sharding.gpus, machine.gpus_per_node)) /
-                       machine.disk_bytes_per_s;
+  if (placement == Placement::kNvme && offload_disk(machine) > 0)
+    transfers.disk_s =
+        bytes * static_cast<double>(std::min(sharding.gpus, machine.gpus_per_node)) / offload_disk(machine);
   return transfers;
 }
 
