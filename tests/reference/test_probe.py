@@ -254,6 +254,25 @@ def test_fast_dits_variants():
     assert [row["encoding_share"] > 0 for row in rows] == [True, True, True, False]
 
 
+def test_stable_diffusions_variants():
+    """What each setting of a DeepSpeed guide brings on 8 cards: memory falls with each, and each one's price is seen."""
+    path = Path(__file__).resolve().parents[2] / "recipes" / "sd15" / "variants.toml"
+    result = subprocess.run([str(program("kiln")), "probe", "--variants", str(path), "--plan-for", "A100-80G", "--json"],
+                            capture_output=True, text=True, timeout=300)
+    assert result.returncode == 0, result.stderr
+    rows = {row["name"]: row for row in json.loads(result.stdout)["variants"]}
+    memory = {name: row["memory_bytes"] for name, row in rows.items()}
+    order = ["ddp", "fp16", "accumulation", "recompute", "zero-1", "zero-2", "zero-3", "zero-3-cpu"]
+    assert [memory[name] for name in order] == sorted((memory[name] for name in order), reverse=True)
+    assert memory["zero-2-cpu"] < memory["zero-2"]
+    assert rows["fp16"]["gain"] > 2
+    assert 0.6 < rows["recompute"]["gain"] < 0.85, "a third more arithmetic"
+    assert rows["zero-2-cpu"]["gain"] < 1
+    # Of 16 bytes of state a weight, stage 2 leaves 2 and an eighth of 14.
+    state = 860e6 * 14 * 7 / 8
+    assert memory["recompute"] - memory["zero-2"] == pytest.approx(state, rel=0.2)
+
+
 @pytest.mark.parametrize("text, expected", [
     ("depth = 2", "has no variants"),
     ('[a]\non = "b"', "on expects a variant before this one"),
