@@ -90,11 +90,20 @@ struct PublishedObjective {
   const char* options;  // options of a run, as JSON
 };
 
-// Quality of a published model after `steps`: FID of 50,000 pictures without guidance.
+// Quality of a published model: the FID of 50,000 pictures without guidance after `steps`, or where `steps`
+// is 0 that of the released model by `measure`.
 struct PublishedQuality {
   const char* model;
   int64_t image_size, global_batch, steps;
   double fid;
+  const char* measure = "FID-50K without guidance";
+};
+
+// What a guide says of a model after so many steps. Its authors do not say it.
+struct QuotedMilestone {
+  const char* model;  // a preset's name, or the beginning of several
+  int64_t steps;
+  const char* name;
 };
 
 // A speed that someone measured and published.
@@ -136,7 +145,8 @@ struct Family {
   std::vector<PublishedTraining> published;  // the most specific first
   std::vector<CalibrationWorkload> calibration;
   std::vector<MeasuredTraining> measured = {};
-  std::vector<PublishedQuality> quality = {};       // ascending steps for each model
+  std::vector<PublishedQuality> quality = {};  // ascending steps for each model
+  std::vector<QuotedMilestone> quoted = {};
   std::vector<PublishedObjective> objectives = {};  // the most specific first; none: the program's default
 };
 

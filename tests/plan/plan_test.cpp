@@ -236,8 +236,8 @@ TEST(Plan, ScalesByRanksAndFillsInTheRun) {
   }
   EXPECT_DOUBLE_EQ(plan.days * 86400, 1000 * plan.step_s);
   EXPECT_DOUBLE_EQ(plan.cost, plan.days * 24 * 8 * 2);
-  EXPECT_EQ(plan.dataset_size, 1281167);
-  EXPECT_EQ(plan.store_bytes, plan.dataset_size * 2 * 4 * 32 * 32 * 4);
+  EXPECT_EQ(plan.samples.num_samples, 1281167);
+  EXPECT_EQ(plan.samples.store_bytes(), plan.samples.num_samples * 2 * 4 * 32 * 32 * 4);
 }
 
 // Composed from the trace of one number of GPUs, the others are what planning each says.

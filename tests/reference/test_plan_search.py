@@ -282,14 +282,33 @@ def test_what_is_published_of_a_model(kiln, model, more, milestone, rate):
     assert any(name.startswith(milestone) for name in names) if milestone else not any("steps" in name for name in names)
     unknown = [note for note in plan["notes"] if "no figure is known" in note]
     if model.startswith("DiT"):
-        assert not unknown and "first useful samples" in names
+        assert not unknown
     else:
-        assert len(unknown) == 1 and not any("FID" in name or "useful" in name for name in names)
+        assert len(unknown) == 1 and not any("FID" in name for name in names)
+    assert not any("useful" in name for name in names), "nobody has published after how many epochs"
+    learns = [entry["steps"] for entry in plan["predicted"]["milestones"] if "a guide" in entry["name"]]
+    assert learns == ([10_000] if model.startswith("Sana") else [])
     advised = next(line for line in plan["advice"] if "learning rate 0.01 does not suit" in line)
     assert float(advised.split("--lr ")[1]) == pytest.approx(rate, rel=0.2)
     assert not any("learning rate" in line for line in json.loads(kiln(*common, "--lr", rate).stdout)["advice"])
     adapter = json.loads(kiln(*common, "--lr", 1e-2, "--lora-rank", 4).stdout)
     assert not any("learning rate" in line for line in adapter["advice"])
+
+
+def test_sizes_say_what_quality_they_buy(kiln):
+    """Published FIDs beside each size, and SDXL's size, which people compare Sana's with."""
+    head, _, *rows = rows_of(kiln, "sizes", "--global-batch", 8)
+    begin = next(i for i, row in enumerate(rows) if row[0] == "model with captions")
+    rows, (_, _, *text) = rows[:begin], rows[begin:]
+    assert head[-1] == "published FID" and len(rows) == 24
+    quality = {(row[0], row[1]): row[-1] for row in rows}
+    assert quality["DiT-S/8", "256"] == "153.60 at 400K" and quality["DiT-XL/2", "256"] == "19.47 at 400K"
+    assert quality["DiT-XL/2", "512"] == "12.03 at 3M" and quality["DiT-L/2", "512"] == ""
+    weights = {row[0]: float(row[1].split()[0]) * (1000 if row[1].endswith("B") else 1) for row in text}
+    assert weights["Sana-1600M"] == pytest.approx(1604, abs=2) and weights["sd15"] == pytest.approx(860, abs=1)
+    sdxl = next(name for name in weights if name.startswith("SDXL"))
+    assert weights[sdxl] == 2600 > weights["Sana-1600M"]
+    assert {row[0]: row[2] for row in text}["Sana-1600M"] == "5.76 MJHQ"
 
 
 def test_published_results_beside_the_plan(kiln):

@@ -130,6 +130,12 @@ def test_the_plan_knows_captions(tmp_path, store, family):
     train(store, family, tmp_path / "run", 3, "--memory-budget", "auto")
     predicted, measured = predicted_and_measured(tmp_path / "run")
     assert predicted == pytest.approx(measured, rel=0.03)
+    samples = json.loads((tmp_path / "run" / "plan.json").read_text())["predicted"]["samples"]
+    features = store / f"text-{FAMILIES[family][0]}"
+    assert samples["text_bytes"] == sum(path.stat().st_size for path in features.glob("*.safetensors"))
+    shards = sum(path.stat().st_size for path in store.glob("shard-*.safetensors"))
+    assert samples["latent_bytes"] == pytest.approx(shards, rel=0.05), "shards also have labels, names and checksums"
+    assert samples["assumed"] == ""
 
 
 @pytest.fixture(scope="module")

@@ -3,6 +3,11 @@
 
 namespace kiln {
 
+namespace {
+constexpr const char* kMjhq = "FID on MJHQ-30K, guided";
+constexpr const char* kConcepts = "begins to learn concepts, as a guide says";
+}  // namespace
+
 Family sana_family() {
   using nlohmann::json;
   return {
@@ -25,6 +30,14 @@ Family sana_family() {
                     {"Sana-1.5-", 0, 256, 2e-5, 0, "the repository's rule for it"},
                     {"Sana-", 0, 256, 1e-4, 0, "the repository's rule for it"}},
       .calibration = {{384, 12, 6, 1, 512, 4}, {1152, 36, 2, 1, 512, 4}},
+      // The repository's README. Its PixArt figures are in pixart_family.cpp.
+      .quality = {{"Sana-600M-512", 512, 0, 0, 5.67, kMjhq},
+                  {"Sana-1600M-512", 512, 0, 0, 5.16, kMjhq},
+                  {"Sana-600M", 1024, 0, 0, 5.81, kMjhq},
+                  {"Sana-1600M", 1024, 0, 0, 5.76, kMjhq}},
+      .quoted = {{"Sana-600M", 10'000, kConcepts},
+                 {"Sana-1600M", 10'000, kConcepts},
+                 {"Sana-1.5-", 10'000, kConcepts}},
       .objectives = {{"",
                       R"({"objective": "flow", "flow-shift": 3.0, "timestep-sampling": "logit_normal"})"}}};
 }

@@ -281,7 +281,9 @@ MachineProfile calibrate(at::Device device, double seconds, const std::vector<st
   for (const std::string& folder : folders)
     if (!disk_of(profile.disks, folder)) profile.disks.push_back(measure_disk(folder));
   if (!disk_of(profile.disks, profiles_folder())) profile.disks.push_back(measure_disk(profiles_folder()));
-  profile.disk_bytes_per_s = profile.disks.front().read_bytes_per_s;
+  const auto disk =
+      std::ranges::find_if(profile.disks, [](const DiskSpeed& d) { return d.read_bytes_per_s > 0; });
+  if (disk != profile.disks.end()) profile.disk_bytes_per_s = disk->read_bytes_per_s;
   profile.decoding = measure_decoding();
   measure_steps(profile, device, seconds);
   return profile;

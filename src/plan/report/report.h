@@ -31,4 +31,7 @@ struct TableOptions {
 // circulate, beside the plan's. "scaling": ranks and ZeRO stages. Throws Error naming the tables there are.
 std::string markdown_table(const std::string& name, const TableOptions& options = {});
 
+// The second table of "sizes": every published model with captions, and SDXL, which guides compare them with.
+std::string text_models_table();
+
 }  // namespace kiln

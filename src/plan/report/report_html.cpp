@@ -6,6 +6,7 @@
 #include "core/tensors.h"
 #include "core/units.h"
 #include "plan/report/report.h"
+#include "plan/run/data_text.h"
 #include "watch/report_parts.h"
 
 namespace kiln {
@@ -90,6 +91,12 @@ std::string html_list(const char* title, const std::vector<std::string>& lines) 
   return html + "</ul>\n";
 }
 
+std::string disk_list(const Plan& plan) {
+  return html_list("Disk", {samples_text(plan.samples), rate_text(plan),
+                            fmt::format("checkpoint {} GiB, {} kept", amount(plan.checkpoint_bytes),
+                                        plan.num_checkpoints)});
+}
+
 }  // namespace
 
 std::string to_html(const Plan& plan) {
@@ -118,7 +125,7 @@ std::string to_html(const Plan& plan) {
                       plan.steps, plan.days);
   if (!share.problem.empty()) html += fmt::format("<p>{}</p>\n", escape(share.problem));
   return html + html_list("Advice", plan.advice) + memory_plot(plan.curve) + memory_tables(plan) +
-         time_tables(plan) + scaling_plot(plan) + html_list("Not in this plan", plan.notes) +
+         time_tables(plan) + scaling_plot(plan) + disk_list(plan) + html_list("Not in this plan", plan.notes) +
          "</body></html>\n";
 }
 

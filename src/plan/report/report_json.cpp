@@ -70,6 +70,15 @@ double data_wait_s(const Plan& plan) {
 // Returns null for a figure that is not known.
 Json positive_json(double figure) { return figure > 0 ? Json(figure) : Json(); }
 
+Json samples_json(const DataPlan& data) {
+  return {{"latent_bytes", data.latent_bytes},   {"text_bytes", data.text_bytes},
+          {"caption_bytes", data.caption_bytes}, {"reads_pictures", data.reads_pictures},
+          {"picture_bytes", data.picture_bytes}, {"formats", data.formats},
+          {"mean_height", data.mean_height},     {"mean_width", data.mean_width},
+          {"decode_s", data.decode_s},           {"assumed", data.assumed},
+          {"file_system", data.file_system},     {"is_network", data.is_network}};
+}
+
 Json predicted_json(const Plan& plan) {
   Json by_phase = Json::object(), footprints = Json::object(), phase_s = Json::object();
   for (const PhasePlan& phase : plan.phases) {
@@ -113,8 +122,10 @@ Json predicted_json(const Plan& plan) {
           {"scaling", scaling_json(plan)},
           {"milestones", milestones_json(plan)},
           {"measured_by_others", measured_json(plan)},
-          {"dataset_size", plan.dataset_size},
-          {"store_bytes", plan.store_bytes},
+          {"dataset_size", plan.samples.num_samples},
+          {"store_bytes", plan.samples.store_bytes()},
+          {"samples", samples_json(plan.samples)},
+          {"extraction_days", plan.extraction_days},
           {"checkpoint_bytes", plan.checkpoint_bytes},
           {"num_checkpoints", plan.num_checkpoints},
           {"optimizer_bytes", plan.optimizer_bytes},
@@ -122,7 +133,8 @@ Json predicted_json(const Plan& plan) {
            {{"images_per_s", plan.data_rate.images_per_s},
             {"bytes_per_s", plan.data_rate.bytes_per_s},
             {"disk_bytes_per_s", plan.data_rate.disk_bytes_per_s},
-            {"loader_images_per_s", plan.data_rate.loader_images_per_s}}}};
+            {"loader_images_per_s", plan.data_rate.loader_images_per_s},
+            {"slowdown", plan.data_rate.slowdown()}}}};
 }
 
 }  // namespace

@@ -4,6 +4,7 @@
 #include "core/tensors.h"
 #include "core/units.h"
 #include "plan/report/report.h"
+#include "plan/run/data_text.h"
 
 namespace kiln {
 
@@ -156,13 +157,10 @@ std::string time(const Plan& plan) {
 
 std::string disk(const Plan& plan) {
   std::string text =
-      fmt::format("\nDisk: store of {} images {} GiB; checkpoint {} GiB, {} kept {} GiB\n", plan.dataset_size,
-                  gib_text(plan.store_bytes), gib_text(plan.checkpoint_bytes), plan.num_checkpoints,
+      fmt::format("\nDisk: {}; checkpoint {} GiB, {} kept {} GiB\n", samples_text(plan.samples),
+                  gib_text(plan.checkpoint_bytes), plan.num_checkpoints,
                   gib_text(plan.checkpoint_bytes * plan.num_checkpoints));
-  return text + fmt::format("  a node reads {} MB/s of features (disk: {}), its loader draws {} images/s\n",
-                            number_text(plan.data_rate.bytes_per_s / 1e6, 3),
-                            number_text(plan.data_rate.disk_bytes_per_s / 1e6, 3),
-                            number_text(plan.data_rate.loader_images_per_s, 3));
+  return text + "  " + rate_text(plan) + "\n";
 }
 
 std::string text_list(const char* title, const std::vector<std::string>& lines) {

@@ -7,13 +7,14 @@
 namespace kiln {
 
 std::string to_text(const StagePlans& stages) {
-  std::string text = fmt::format("{:<24}{:>8}{:>8}{:>12}{:>12}{:>12}{:>12}\n", "", "px", "steps", "GiB",
-                                 "s/step", "images/s", "hours");
+  std::string text = fmt::format("{:<24}{:>8}{:>8}{:>12}{:>12}{:>12}{:>12}{:>12}\n", "", "px", "steps", "GiB",
+                                 "s/step", "images/s", "hours", "data GiB");
   for (size_t i = 0; i < stages.plans.size(); ++i) {
     const Plan& plan = stages.plans[i];
-    text += fmt::format("{:<24}{:>8}{:>8}{:>12.2f}{:>12.4g}{:>12.4g}{:>12.4g}{}\n", stages.names[i],
+    text += fmt::format("{:<24}{:>8}{:>8}{:>12.2f}{:>12.4g}{:>12.4g}{:>12.4g}{:>12.4g}{}\n", stages.names[i],
                         plan.options.train.data.image_size, plan.steps, gib(plan.needed_bytes), plan.step_s,
-                        plan.images_per_s, plan.days * 24, plan.fits ? "" : "  DOES NOT FIT");
+                        plan.images_per_s, plan.days * 24, gib(plan.samples.disk_bytes()),
+                        plan.fits ? "" : "  DOES NOT FIT");
   }
   const bool has_cost = stages.plans.front().options.price_per_gpu_hour > 0;
   text += fmt::format("all {} stages: {} steps in {:.4g} hours ({:.3g} days){}; the most memory in {}:\n\n",

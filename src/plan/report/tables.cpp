@@ -96,7 +96,7 @@ std::string sizes(const TableOptions& options_of_table) {
   std::string table = fmt::format(
       "| model | pixels | weights | smallest GPU memory | comfortable GPU memory | typical micro-batch | {} "
       "for {} "
-      "steps | days |\n|---|---|---|---|---|---|---|---|\n",
+      "steps | days | published FID |\n|---|---|---|---|---|---|---|---|---|\n",
       planned_machine(options_of_table.plan).name, steps_of(options_of_table.plan));
   for (const char* family : {"S", "B", "L", "XL"})
     for (int64_t patch : {8, 4, 2})
@@ -104,16 +104,17 @@ std::string sizes(const TableOptions& options_of_table) {
         const PlanOptions options =
             published(options_of_table, fmt::format("DiT-{}/{}", family, patch), image_size);
         const Plan plan = in_time(options, typical_micro_batch(options));
-        table += fmt::format("| {} | {} | {:.0f} M | {:.1f} GiB | {:.0f} GiB | {} | {} | {:.2f} |\n",
+        table += fmt::format("| {} | {} | {:.0f} M | {:.1f} GiB | {:.0f} GiB | {} | {} | {:.2f} | {} |\n",
                              options.train.model.name, image_size,
                              static_cast<double>(plan.num_weights) / 1e6, gib(smallest(options).needed_bytes),
                              std::ceil(gib(plan.needed_bytes) / kComfortableShare), plan.micro_batch,
-                             plan.options.gpus, plan.days);
+                             plan.options.gpus, plan.days, quality_text(options.train, plan.steps));
       }
-  return table;
+  return table + "\n" + text_models_table();
 }
 
-// Figures that people quote. Days are of 400,000 steps at 256 pixels; 0: nothing is quoted.
+// Figures that people quote. `batch` is of one card; days are of 400,000 steps at 256 pixels, of the batches
+// of all cards; 0: nothing is quoted.
 struct Quoted {
   const char *model, *weights;
   int64_t batch = 0, least_gb = 0, comfortable_gb = 0, gpus = 0, days = 0;
@@ -122,25 +123,59 @@ constexpr Quoted kQuoted[] = {{"DiT-S/8", "33 M", 64, 8, 12, 1, 5},
                               {"DiT-B/4", "79 M", 32, 12, 24, 4, 3},
                               {"DiT-L/2", "369 M", 16, 24, 48, 0, 0},
                               {"DiT-XL/2", "1.06 B", 8, 48, 80, 8, 7}};
+constexpr const char* kGamingCard = "RTX-3090";
+
+// Returns the days of the quoted run at its own batch.
+double days_as_quoted(const PlanOptions& like, const Quoted& quoted, const char* gpu,
+                      const char* autoencoder) {
+  PlanOptions options = like;
+  options.gpu = gpu;
+  options.train.global_batch = quoted.batch * quoted.gpus;
+  options.train.zero.stage = quoted.gpus > 1 ? 1 : 0;
+  options.train.data.autoencoder = autoencoder;
+  return on_gpus(options, quoted.gpus, quoted.batch).days;
+}
 
 std::string quoted_models(const TableOptions& table_options) {
+  const std::string gpu = planned_machine(table_options.plan).name;
   std::string table = fmt::format(
-      "| model | | weights | images a pass | smallest memory | comfortable memory | days on {} "
-      "|\n|---|---|---|---|---|---|---|\n",
-      planned_machine(table_options.plan).name);
+      "| model | | weights | images a pass | smallest memory | comfortable memory | images a step | days on "
+      "{} | days on {}, "
+      "pictures encoded on the way |\n|---|---|---|---|---|---|---|---|---|\n",
+      gpu, kGamingCard);
   for (const Quoted& quoted : kQuoted) {
     const PlanOptions options = published(table_options, quoted.model, 256);
-    const Plan plan =
-        on_gpus(options, std::max<int64_t>(1, quoted.gpus), typical_micro_batch(options).micro_batch);
-    table += fmt::format("| {} | quoted | {} | {} | {} GB | {} GB | {} |\n", quoted.model, quoted.weights,
-                         quoted.batch, quoted.least_gb, quoted.comfortable_gb,
-                         quoted.gpus > 0 ? fmt::format("{} on {}", quoted.days, quoted.gpus) : "");
-    table += fmt::format("| | planned | {:.0f} M | {} | {:.1f} GiB | {:.0f} GiB | {:.2f} on {} |\n",
+    const Plan plan = on_gpus(options, 1, typical_micro_batch(options).micro_batch);
+    const bool has_days = quoted.gpus > 0;
+    const auto days = [&](double number) {
+      return has_days ? fmt::format("{:.3g} on {}", number, quoted.gpus) : "";
+    };
+    const auto as_quoted = [&](const char* card, const char* autoencoder) {
+      return has_days ? days(days_as_quoted(options, quoted, card, autoencoder)) : "";
+    };
+    table += fmt::format("| {} | quoted | {} | {} | {} GB | {} GB | {} | {} | {} |\n", quoted.model,
+                         quoted.weights, quoted.batch, quoted.least_gb, quoted.comfortable_gb,
+                         has_days ? std::to_string(quoted.batch * quoted.gpus) : "",
+                         days(static_cast<double>(quoted.days)), days(static_cast<double>(quoted.days)));
+    table += fmt::format("| | planned | {:.0f} M | {} | {:.1f} GiB | {:.0f} GiB | | {} | {} |\n",
                          static_cast<double>(plan.num_weights) / 1e6, plan.micro_batch,
                          gib(smallest(options).needed_bytes),
-                         std::ceil(gib(plan.needed_bytes) / kComfortableShare), plan.days, plan.options.gpus);
+                         std::ceil(gib(plan.needed_bytes) / kComfortableShare), as_quoted(gpu.c_str(), ""),
+                         as_quoted(kGamingCard, "sd-vae-ft-mse"));
   }
   return table;
+}
+
+// Returns how many times as fast as one card the guide's own B/4 is on several, with so many images on each
+// card, or if that is 0 so many in all.
+double speed_up_of_b4(const TableOptions& table_options, int64_t gpus, int64_t each, int64_t in_all) {
+  const auto images_per_s = [&](int64_t number) {
+    PlanOptions options = published(table_options, "DiT-B/4", 256);
+    options.gpu = "RTX-4090";
+    options.train.global_batch = each > 0 ? each * number : in_all;
+    return on_gpus(options, number, options.train.global_batch).images_per_s;
+  };
+  return images_per_s(gpus) / images_per_s(1);
 }
 
 std::string quoted_scaling(const TableOptions& table_options) {
@@ -148,7 +183,8 @@ std::string quoted_scaling(const TableOptions& table_options) {
   std::string table =
       "| GPUs | quoted speed | NVLink (A100-80G) | PCIe, no peer access (RTX-4090) | quoted memory | data "
       "parallel | "
-      "ZeRO 1 | ZeRO 2 | ZeRO 3 |\n|---|---|---|---|---|---|---|---|---|\n";
+      "ZeRO 1 | ZeRO 2 | ZeRO 3 | DiT-B/4 on RTX-4090, 64 images each | DiT-B/4 on RTX-4090, 128 in all "
+      "|\n|---|---|---|---|---|---|---|---|---|---|---|\n";
   std::array<double, 2> alone{};
   for (const auto& [gpus, speed] : kQuotedSpeed) {
     std::array<double, 2> images_per_s{};
@@ -167,9 +203,11 @@ std::string quoted_scaling(const TableOptions& table_options) {
       bytes[static_cast<size_t>(stage)] = on_gpus(options, gpus, 32).needed_bytes;
     }
     table += fmt::format(
-        "| {} | {}x | {:.2f}x | {:.2f}x | 1/{} | {:.1f} GiB | {:.1f} GiB | {:.1f} GiB | {:.1f} GiB |\n", gpus,
-        speed, images_per_s[0] / alone[0], images_per_s[1] / alone[1], gpus, gib(bytes[0]), gib(bytes[1]),
-        gib(bytes[2]), gib(bytes[3]));
+        "| {} | {}x | {:.2f}x | {:.2f}x | 1/{} | {:.1f} GiB | {:.1f} GiB | {:.1f} GiB | {:.1f} GiB | {:.2f}x "
+        "| {:.2f}x |\n",
+        gpus, speed, images_per_s[0] / alone[0], images_per_s[1] / alone[1], gpus, gib(bytes[0]),
+        gib(bytes[1]), gib(bytes[2]), gib(bytes[3]), speed_up_of_b4(table_options, gpus, 64, 0),
+        speed_up_of_b4(table_options, gpus, 0, 128));
   }
   return table;
 }

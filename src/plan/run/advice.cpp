@@ -187,6 +187,13 @@ void advise_checkpoints(const Plan& plan, std::vector<std::string>& advice) {
                                  number_text(kept), change(plan, "keep-checkpoints", 3)));
 }
 
+// Returns how long kiln extract takes for all pictures.
+std::string extraction_text(const Plan& plan) {
+  if (plan.extraction_days <= 0) return "";
+  return fmt::format(" ({} for {} pictures)", duration_text(plan.extraction_days * kSecondsPerDay),
+                     plan.samples.num_samples);
+}
+
 void advise_speed(const Plan& plan, std::vector<std::string>& advice) {
   const double update = plan.phase_s[static_cast<size_t>(StepPhase::kOptimizer)];
   if (plan.options.train.offload.optimizer != Placement::kDevice && update > kHiddenShare * plan.step_s)
@@ -197,12 +204,12 @@ void advise_speed(const Plan& plan, std::vector<std::string>& advice) {
                     divided_further(plan), change(plan, "offload-optimizer", "none")));
   if (plan.encoding_s > kHiddenShare * plan.step_s)
     advice.push_back(
-        fmt::format("encoding {} takes {:.0f} % of every step: kiln extract does it once for all epochs, "
+        fmt::format("encoding {} takes {:.0f} % of every step: kiln extract does it once for all epochs{}, "
                     "and --data is then its store",
                     plan.caption_encoding_s == 0                ? "pictures"
                     : plan.encoding_s > plan.caption_encoding_s ? "pictures and captions"
                                                                 : "captions",
-                    100 * plan.encoding_s / plan.step_s));
+                    100 * plan.encoding_s / plan.step_s, extraction_text(plan)));
   const double waiting = plan.phase_s[static_cast<size_t>(StepPhase::kCommunication)];
   if (waiting > kHiddenShare * plan.step_s)
     advice.push_back(fmt::format(
@@ -212,18 +219,27 @@ void advise_speed(const Plan& plan, std::vector<std::string>& advice) {
             ? ", or " + change(plan, "zero-stage", plan.options.train.zero.stage - 1)
             : ""));
   const DataRate& rate = plan.data_rate;
+  const bool are_pictures = plan.samples.reads_pictures;
   if (rate.disk_bytes_per_s > 0 && rate.bytes_per_s * kRateMargin > rate.disk_bytes_per_s)
-    advice.push_back(
-        fmt::format("the disk ({:.2f} GB/s) will be the bottleneck: a node reads {:.2f} GB/s of features: "
-                    "keep the store in memory "
-                    "or on NVMe, or extract it with --dtype bf16",
-                    rate.disk_bytes_per_s / 1e9, rate.bytes_per_s / 1e9));
+    advice.push_back(fmt::format(
+        "the disk ({:.2f} GB/s) will be the bottleneck: a node reads {:.2f} GB/s of {}: keep them in memory "
+        "or on "
+        "NVMe{}",
+        rate.disk_bytes_per_s / 1e9, rate.bytes_per_s / 1e9, are_pictures ? "pictures" : "features",
+        are_pictures ? "" : ", or extract with --dtype bf16"));
   if (rate.images_per_s * kRateMargin > rate.loader_images_per_s)
     advice.push_back(fmt::format(
-        "the loader draws {:.0f} images/s, the step takes {:.0f}: --loader-threads {}",
-        rate.loader_images_per_s, rate.images_per_s,
+        "the loader {} {:.0f} images/s, the step takes {:.0f}: --loader-threads {}{}",
+        are_pictures ? "decodes" : "draws", rate.loader_images_per_s, rate.images_per_s,
         static_cast<int64_t>(std::ceil(kRateMargin * rate.images_per_s / rate.loader_images_per_s *
-                                       static_cast<double>(plan.options.train.data.loader_threads)))));
+                                       static_cast<double>(plan.options.train.data.loader_threads))),
+        are_pictures ? " on as many processors, or kiln extract, which decodes each picture once" : ""));
+  if (plan.samples.is_network)
+    advice.push_back(
+        fmt::format("--data is on {}, a network file system, whose speed the network and its other users "
+                    "decide: kiln plan "
+                    "--calibrate --data {} measures it",
+                    plan.samples.file_system, plan.options.train.data.path));
 }
 
 }  // namespace

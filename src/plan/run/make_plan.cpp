@@ -125,12 +125,14 @@ Plan compose_plan(const PlanOptions& options, const MachineProfile& machine, con
   plan.optimizer_bytes = optimizer_bytes(trace.layouts);
   add_time(plan, trace, sharding);
   add_outlook(plan, trace);
+  add_data(plan);
   add_advice(plan, trace);
   return plan;
 }
 
 MachineProfile planned_machine(const PlanOptions& options) {
-  MachineProfile machine = find_profile(options.gpu);
+  MachineProfile machine =
+      with_disks_of(find_profile(options.gpu), options.train.data.path, options.train.offload.nvme.folder);
   if (options.gpu_memory > 0) machine.memory_bytes = options.gpu_memory;
   // On a CPU the budget is of the process, which kiln train counts in more detail (plan/fit).
   if (const int64_t budget = options.train.memory.budget.bytes();

@@ -44,12 +44,18 @@ Plan plan_traced(const PlanOptions& options, const MachineProfile& machine, cons
 Plan compose_plan(const PlanOptions& options, const MachineProfile& machine, const DataShape& data,
                   const StepTrace& trace);
 
-// Fills in what follows from a plan's step: days, cost, other numbers of GPUs, milestones, disk, data rates.
+// Fills in what follows from a plan's step: days, cost, other numbers of GPUs, milestones, checkpoints.
 void add_outlook(Plan& plan, const StepTrace& trace);
+// Fills in the samples and the rate at which they are read.
+void add_data(Plan& plan);
 
 // Fills in advice on what to change: one line each, with the reason and the option to change.
 void add_advice(Plan& plan, const StepTrace& trace);
 
+// Returns the published FID of the model at this size, the one nearest to `steps`: "19.47 at 400K" (50,000
+// pictures without guidance, after so many steps) or "5.81 MJHQ" (the released model, guided, on MJHQ-30K).
+// Empty: none is known.
+std::string quality_text(const TrainOptions& options, int64_t steps);
 // Returns what the authors of the model published of its training. global_batch is 0 if that is nothing.
 PublishedTraining published_run(const TrainOptions& options);
 

@@ -4,54 +4,18 @@
 #include <algorithm>
 #include <set>
 
-#include "core/dtype.h"
 #include "core/units.h"
-#include "data/images/image_dataset.h"
-#include "data/store/feature_store.h"
 #include "models/registry.h"
 #include "plan/ranks/rank_step.h"
 #include "plan/ranks/step_time.h"
 #include "plan/run/make_plan.h"
-#include "plan/trace/planned_data.h"
-#include "train/store_data.h"
 
 namespace kiln {
 
 namespace {
 
-constexpr int64_t kImageNetImages = 1'281'167;
 constexpr int64_t kMostScaledGpus = 1024;
-// Normal draws, posterior included, of one loader thread (benchmarks/results/store_*): latent values per
-// second.
-constexpr double kLoaderValuesPerS = 107'000 * 4096.0;
 constexpr int64_t kSmokeTestSteps = 1000;
-constexpr int64_t kUsefulImages = 25'600'000;  // 20 epochs of ImageNet: objects and classes are recognisable
-
-struct StoreSize {
-  int64_t num_samples = 0, bytes = 0;
-  double bytes_per_read = 0;  // of one sample of a step
-};
-
-StoreSize size_of_store(const PlanOptions& options, const DataShape& data) {
-  const int64_t latent = data.channels * data.largest().area();
-  const std::string& path = options.train.data.path;
-  StoreInfo info;  // as kiln extract writes one: f32, mean and logvar
-  info.num_samples = kImageNetImages;
-  info.has_logvar = !options.train.data.in_pixels();
-  if (is_store(options.train))
-    info = read_sources_info(sources_of(options.train));
-  else if (!path.empty() && path != "synthetic" && options.dataset_size == 0)
-    info.num_samples = static_cast<int64_t>(ImageDataset::open(path)->records().size());
-  if (options.dataset_size > 0) info.num_samples = options.dataset_size;
-
-  const double arrays = info.has_logvar ? 2 : 1,
-               read = info.has_logvar && options.train.data.draw_posterior ? 2 : 1;
-  const double array_bytes = static_cast<double>(latent) * static_cast<double>(dtype_size(info.dtype));
-  return {.num_samples = info.num_samples,
-          .bytes = static_cast<int64_t>(static_cast<double>(info.num_samples * info.num_flips) * arrays *
-                                        array_bytes),
-          .bytes_per_read = read * array_bytes};
-}
 
 double days_of(double images, double images_per_s) { return images / images_per_s / kSecondsPerDay; }
 
@@ -83,29 +47,34 @@ std::vector<ScalingPoint> scaling_of(const Plan& plan, const StepTrace& trace) {
   return points;
 }
 
+// Returns "400K" or "7M".
+std::string steps_text(int64_t steps) {
+  return steps % 1'000'000 == 0 ? fmt::format("{}M", steps / 1'000'000) : fmt::format("{}K", steps / 1000);
+}
+
 std::vector<Milestone> milestones_of(const Plan& plan) {
   constexpr int64_t kMilestoneDays[] = {1, 3, 7, 14, 30};
   const int64_t batch = plan.options.train.global_batch;
   const auto steps_of = [&](int64_t images) { return (images + batch - 1) / batch; };
   std::vector<Milestone> milestones = {{.name = "smoke test", .steps = kSmokeTestSteps}};
-  if (plan.data.text.width == 0)
-    milestones.push_back({.name = "first useful samples", .steps = steps_of(kUsefulImages)});
   const TrainOptions& train = plan.options.train;
   const PublishedTraining published = published_run(train);
   bool has_published = published.steps == 0;
   for (const PublishedQuality& point : family_of(train.model.name).quality) {
-    if (train.lora.is_on() || train.model.name != point.model || train.data.image_size != point.image_size)
+    if (train.lora.is_on() || point.steps == 0 || train.model.name != point.model ||
+        train.data.image_size != point.image_size)
       continue;
     has_published = has_published || point.steps == published.steps;
-    milestones.push_back(
-        {.name = fmt::format("published FID {:.4g} without guidance, at {}{} steps of {}", point.fid,
-                             point.steps % 1'000'000 == 0 ? point.steps / 1'000'000 : point.steps / 1000,
-                             point.steps % 1'000'000 == 0 ? "M" : "K", point.global_batch),
-         .steps = steps_of(point.steps * point.global_batch)});
+    milestones.push_back({.name = fmt::format("published FID {:.4g} without guidance, at {} steps of {}",
+                                              point.fid, steps_text(point.steps), point.global_batch),
+                          .steps = steps_of(point.steps * point.global_batch)});
   }
   if (!has_published)
     milestones.push_back(
         {.name = published.source, .steps = steps_of(published.steps * published.global_batch)});
+  for (const QuotedMilestone& quoted : family_of(train.model.name).quoted)
+    if (!train.lora.is_on() && train.model.name.starts_with(quoted.model))
+      milestones.push_back({.name = quoted.name, .steps = quoted.steps});
   for (const int64_t days : kMilestoneDays)
     if (static_cast<double>(days) < plan.days)
       milestones.push_back(
@@ -123,7 +92,7 @@ std::vector<Milestone> milestones_of(const Plan& plan) {
 std::string unknown_quality(const TrainOptions& train) {
   const auto& known = family_of(train.model.name).quality;
   const auto is_of_model = [&](const PublishedQuality& point) {
-    return train.model.name == point.model && train.data.image_size == point.image_size;
+    return point.steps > 0 && train.model.name == point.model && train.data.image_size == point.image_size;
   };
   if (std::ranges::any_of(known, is_of_model)) return "";
   return fmt::format("how good its pictures are after how many steps: no figure is known for {} at {} px",
@@ -141,6 +110,17 @@ PublishedTraining published_run(const TrainOptions& options) {
   return {.model = "", .source = ""};
 }
 
+std::string quality_text(const TrainOptions& options, int64_t steps) {
+  const PublishedQuality* nearest = nullptr;
+  for (const PublishedQuality& point : family_of(options.model.name).quality) {
+    if (options.model.name != point.model || options.data.image_size != point.image_size) continue;
+    if (!nearest || std::abs(point.steps - steps) < std::abs(nearest->steps - steps)) nearest = &point;
+  }
+  if (!nearest || options.lora.is_on()) return "";
+  if (nearest->steps == 0) return fmt::format("{:.2f} MJHQ", nearest->fid);
+  return fmt::format("{:.2f} at {}", nearest->fid, steps_text(nearest->steps));
+}
+
 void add_outlook(Plan& plan, const StepTrace& trace) {
   const TrainOptions& train = plan.options.train;
   plan.steps = plan.options.steps > 0 ? plan.options.steps : train.max_steps;
@@ -152,22 +132,10 @@ void add_outlook(Plan& plan, const StepTrace& trace) {
   plan.milestones = milestones_of(plan);
   if (const std::string unknown = unknown_quality(train); !unknown.empty()) plan.notes.push_back(unknown);
 
-  const StoreSize store = size_of_store(plan.options, plan.data);
-  plan.dataset_size = store.num_samples;
-  plan.store_bytes = store.bytes;
   plan.checkpoint_bytes = trace.checkpoint_bytes;
   const int64_t written = train.checkpoints.every > 0 ? plan.steps / train.checkpoints.every : 1;
   plan.num_checkpoints =
       train.checkpoints.keep > 0 ? std::min(written, train.checkpoints.keep) : std::max<int64_t>(1, written);
-
-  const int64_t ranks_here = std::min(plan.options.gpus, plan.machine.gpus_per_node);
-  const double share = static_cast<double>(ranks_here) / static_cast<double>(plan.options.gpus);
-  const double values = static_cast<double>(plan.data.channels * plan.data.largest().area());
-  plan.data_rate = {.images_per_s = share * plan.images_per_s,
-                    .bytes_per_s = share * plan.images_per_s * store.bytes_per_read,
-                    .disk_bytes_per_s = plan.machine.disk_bytes_per_s,
-                    .loader_images_per_s = static_cast<double>(train.data.loader_threads * ranks_here) *
-                                           kLoaderValuesPerS / values};
 }
 
 }  // namespace kiln

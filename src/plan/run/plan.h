@@ -1,5 +1,6 @@
 // What a training run will need and how fast it will be, before anything is rented.
 #pragma once
+#include <algorithm>
 #include <array>
 #include <functional>
 #include <map>
@@ -47,12 +48,40 @@ struct MeasuredSpeed {
   double steps_per_s = 0, planned_steps_per_s = 0;
 };
 
+// Where the samples come from, and what they take on a disk.
+struct DataPlan {
+  int64_t num_samples = 0;
+  // Of a store: latents (or pixels), and text features, each distinct caption once. 0 where pictures are
+  // read.
+  int64_t latent_bytes = 0, text_bytes = 0;
+  double caption_bytes = 0;  // of one caption, on average
+  bool reads_pictures = false;
+  int64_t picture_bytes = 0;                // of all files
+  std::map<std::string, double> formats{};  // share of each file format
+  double mean_height = 0, mean_width = 0;   // of pictures as stored
+  double decode_s = 0;                      // of one thread for one picture
+  std::string assumed{};                    // what of the above is an assumption; empty: nothing
+  std::string file_system{};                // of the data, if they are here
+  bool is_network = false;                  // that file system is behind a network
+  int64_t store_bytes() const { return latent_bytes + text_bytes; }
+  int64_t disk_bytes() const { return reads_pictures ? picture_bytes : store_bytes(); }
+};
+
 // How much data the steps of all ranks of one node take, and how fast it can come.
 struct DataRate {
   double images_per_s = 0;
-  double bytes_per_s = 0;          // read from the store
+  double bytes_per_s = 0;          // read from the store, or from pictures
   double disk_bytes_per_s = 0;     // by the profile
   double loader_images_per_s = 0;  // what --loader-threads draw
+  // How many times as long the run takes because of a loader or disk that is slower than the steps; 1: no
+  // longer.
+  double slowdown() const {
+    double slowest = images_per_s;
+    if (loader_images_per_s > 0) slowest = std::min(slowest, loader_images_per_s);
+    if (disk_bytes_per_s > 0 && bytes_per_s > disk_bytes_per_s)
+      slowest = std::min(slowest, images_per_s * disk_bytes_per_s / bytes_per_s);
+    return slowest > 0 ? images_per_s / slowest : 1;
+  }
 };
 
 // The time of batches as they usually are: captions of the mean length, pictures of the mean area.
@@ -70,6 +99,7 @@ struct TimePlan {
   double days = 0, cost = 0, gpu_hours = 0, kilowatt_hours = 0;
   std::vector<Milestone> milestones;
   DataRate data_rate;
+  double extraction_days = 0;  // of kiln extract on the same devices; 0: the run encodes nothing
 };
 
 // The speed of steps of one lane, with captions of the mean length.
@@ -91,7 +121,8 @@ struct Plan : MemoryPlan, TimePlan {
   std::vector<LaneSpeed> lane_speeds;   // empty: not asked for, or a single lane
   double half_precision_speed = 0;      // how many times as fast the run is in bf16 or fp16; 0: not compared
   std::vector<MeasuredSpeed> measured;  // by others, on as many GPUs of this kind
-  int64_t dataset_size = 0, store_bytes = 0, checkpoint_bytes = 0;
+  DataPlan samples;
+  int64_t checkpoint_bytes = 0;
   int64_t num_checkpoints = 0;  // kept on disk at the end
   // Bytes that each optimizer, by name, would keep for these weights on all ranks together, without masters.
   std::map<std::string, int64_t> optimizer_bytes;

@@ -5,6 +5,7 @@
 
 #include "core/tensors.h"
 #include "core/units.h"
+#include "plan/run/make_plan.h"
 #include "plan/search/comparison.h"
 #include "plan/search/search.h"
 
@@ -20,11 +21,13 @@ std::string money(const Plan& plan) {
 
 std::string row(size_t rank, const ComparedRun& run) {
   const Plan& plan = run.plan;
+  const std::string quality = quality_text(plan.options.train, plan.steps);
   return fmt::format(
-      "{:>3}  {:<26}{:>4} x {:<14}{:>9.3g}{:>10.4g}  {:>5.1f} of {:>5.1f}{:>9.3g}{:>9.0f}{:>8}{}\n", rank,
-      plan.options.train.model.name, plan.options.gpus, plan.machine.name, plan.step_s, plan.images_per_s,
-      gib(plan.needed_bytes), gib(plan.machine.memory_bytes), plan.days, plan.gpu_hours, money(plan),
-      run.meets ? "" : "  *");
+      "{:>3}  {:<26}{:>4} x {:<14}{:>9.3g}{:>10.4g}  {:>5.1f} of "
+      "{:>5.1f}{:>9.3g}{:>9.0f}{:>8}{:>10.1f}{:>15}{}\n",
+      rank, plan.options.train.model.name, plan.options.gpus, plan.machine.name, plan.step_s,
+      plan.images_per_s, gib(plan.needed_bytes), gib(plan.machine.memory_bytes), plan.days, plan.gpu_hours,
+      money(plan), gib(plan.samples.disk_bytes()), quality.empty() ? "-" : quality, run.meets ? "" : "  *");
 }
 
 }  // namespace
@@ -40,7 +43,7 @@ std::string to_text(const Comparison& comparison) {
     text +=
         "\n  #  model                             GPUs           step s  images/s        GiB          days   "
         " GPU h    "
-        "cost\n";
+        "cost  data GiB  published FID\n";
   for (size_t i = 0; i < comparison.ranked.size(); ++i) {
     text += row(i + 1, comparison.ranked[i]);
     misses = misses || !comparison.ranked[i].meets;
@@ -61,6 +64,7 @@ nlohmann::json to_json(const Comparison& comparison) {
         choice_json({.goal = run.meets ? "meets the limits" : "misses the limits", .plan = run.plan}));
     ranked.back()["model"] = run.plan.options.train.model.name;
     ranked.back()["meets"] = run.meets;
+    ranked.back()["published_fid"] = quality_text(run.plan.options.train, run.plan.steps);
   }
   return {{"num_configurations", comparison.num_configurations},
           {"ranked", ranked},

@@ -3,6 +3,8 @@
 
 #include "core/tensors.h"
 #include "core/units.h"
+#include "plan/run/data_text.h"
+#include "plan/run/make_plan.h"
 #include "plan/search/search.h"
 
 namespace kiln {
@@ -32,6 +34,8 @@ Json choice_json(const SearchChoice& choice) {
           {"days", plan.days},
           {"gpu_hours", plan.gpu_hours},
           {"cost", plan.cost},
+          {"data_bytes", plan.samples.disk_bytes()},
+          {"data_bytes_per_s", plan.data_rate.bytes_per_s},
           {"advice", plan.advice}};
 }
 
@@ -80,12 +84,15 @@ std::string to_text(const SearchResult& result) {
       result.options.any_gpus ? "" : fmt::format("{} x ", result.options.plan.gpus), result.machine.name,
       result.machine.source, result.num_configurations, given_text(result.options.fixed),
       result.options.deadline_days > 0 || result.options.max_cost > 0 ? " and meet the limits" : "");
+  if (const std::string quality = quality_text(train, first.steps); !quality.empty())
+    text += fmt::format("published FID of the model: {}\n", quality);
   for (const SearchChoice& choice : result.best)
     text += fmt::format("\n{}: {}\n  {}\n", choice.goal, figures(choice.plan), launch_command(choice.plan));
   if (!result.by_gpus.empty()) text += "\nThe fastest on each number of GPUs\n";
   for (const SearchChoice& choice : result.by_gpus)
     text += fmt::format("  {:>4}: {}\n        {}\n", choice.plan.options.gpus, figures(choice.plan),
                         launch_command(choice.plan));
+  text += fmt::format("\nDisk: {}\n  {}\n", samples_text(first.samples), rate_text(first));
   if (!first.advice.empty()) text += fmt::format("\nAdvice on the {}\n", result.best.front().goal);
   for (const std::string& line : first.advice) text += "  - " + line + "\n";
   if (train.data.path.empty() || train.out.empty())

@@ -1,0 +1,76 @@
+#include "plan/run/data_text.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <vector>
+
+#include "core/units.h"
+
+namespace kiln {
+
+namespace {
+
+std::string size_text(int64_t bytes) {
+  return fmt::format("{:.{}f} GiB", gib(bytes), gib(bytes) < 0.1 ? 3 : 2);
+}
+
+std::string formats_text(const DataPlan& data) {
+  std::vector<std::string> formats;
+  for (const auto& [name, share] : data.formats)
+    formats.push_back(data.formats.size() == 1 ? name : fmt::format("{} {:.0f} %", name, 100 * share));
+  return fmt::format("{}", fmt::join(formats, ", "));
+}
+
+std::string disk_text(const Plan& plan) {
+  const DataPlan& data = plan.samples;
+  return fmt::format("disk: {}{}{}", number_text(plan.data_rate.disk_bytes_per_s / 1e6, 3),
+                     data.file_system.empty() ? "" : ", " + data.file_system,
+                     data.is_network ? ", a network file system" : "");
+}
+
+// Returns what a loader or disk that is too slow does to the run.
+std::string wait_text(const Plan& plan) {
+  const double slowdown = plan.data_rate.slowdown(), images_per_s = plan.data_rate.images_per_s;
+  if (slowdown <= 1)
+    return plan.samples.reads_pictures
+               ? fmt::format(": enough for the steps, which take {}", number_text(images_per_s, 3))
+               : "";
+  return fmt::format(": TOO SLOW for the steps, which take {}; the run takes {:.1f} times as long",
+                     number_text(images_per_s, 3), slowdown);
+}
+
+}  // namespace
+
+std::string samples_text(const DataPlan& data) {
+  const std::string assumed = data.assumed.empty() ? "" : fmt::format("; assumed: {}", data.assumed);
+  if (data.reads_pictures)
+    return fmt::format("{} pictures {} ({}, {:.0f} x {:.0f} px{})", data.num_samples,
+                       size_text(data.picture_bytes), formats_text(data), data.mean_width, data.mean_height,
+                       assumed);
+  std::string text = fmt::format("store of {} images {}", data.num_samples, size_text(data.store_bytes()));
+  if (data.text_bytes > 0)
+    text +=
+        fmt::format(": latents {}, text features {} ({:.2f} MB a caption{})", size_text(data.latent_bytes),
+                    size_text(data.text_bytes), data.caption_bytes / 1e6, assumed);
+  return text;
+}
+
+std::string rate_text(const Plan& plan) {
+  const DataRate& rate = plan.data_rate;
+  if (!plan.samples.reads_pictures)
+    return fmt::format("a node reads {} MB/s of features ({}), its loader draws {} images/s{}",
+                       number_text(rate.bytes_per_s / 1e6, 3), disk_text(plan),
+                       number_text(rate.loader_images_per_s, 3), wait_text(plan));
+  const int64_t threads =
+      plan.options.train.data.loader_threads * std::min(plan.options.gpus, plan.machine.gpus_per_node);
+  return fmt::format(
+      "a node reads {} MB/s of pictures ({}), its {} loader thread{} deliver{} {} images/s ({:.1f} "
+      "ms of one to "
+      "decode and crop a picture, {} rate){}",
+      number_text(rate.bytes_per_s / 1e6, 3), disk_text(plan), threads, threads == 1 ? "" : "s",
+      threads == 1 ? "s" : "", number_text(rate.loader_images_per_s, 3), 1e3 * plan.samples.decode_s,
+      plan.machine.decoding.is_measured ? "measured" : "built-in", wait_text(plan));
+}
+
+}  // namespace kiln
