@@ -1,12 +1,11 @@
 #include "interop/accelerate_config.h"
 
 #include <algorithm>
-#include <fstream>
-#include <sstream>
 #include <vector>
 
 #include "core/error.h"
 #include "core/text/nearest_name.h"
+#include "core/text/yaml.h"
 #include "run/option_values.h"
 
 namespace kiln {
@@ -50,8 +49,8 @@ bool is_among(const std::string& key, const char* const (&names)[N]) {
 
 class AccelerateReader {
  public:
-  AccelerateReader(const json& file, const std::string& name, const DeepSpeedContext& context)
-      : file_(file), name_(name), context_(context) {}
+  AccelerateReader(json file, const std::string& name, const DeepSpeedContext& context)
+      : file_(std::move(file)), name_(name), context_(context) {}
 
   DeepSpeedConfig read() {
     check_keys();
@@ -182,7 +181,7 @@ class AccelerateReader {
     return key == "fp16.enabled" || key == "bf16.enabled" ? "mixed_precision" : key;
   }
 
-  const json& file_;
+  const json file_;
   const std::string name_;
   DeepSpeedContext context_;
   std::vector<DeepSpeedConfig::Setting> settings_;
@@ -193,16 +192,11 @@ class AccelerateReader {
 
 DeepSpeedConfig parse_accelerate_config(const std::string& text, const std::string& name,
                                         const DeepSpeedContext& context) {
-  const json file = parse_accelerate_yaml(text, name);
-  if (!file.is_object()) fail("accelerate", "{} holds no keys", name);
-  return AccelerateReader(file, name, context).read();
+  return AccelerateReader(parse_yaml("accelerate", text, name), name, context).read();
 }
 
 DeepSpeedConfig read_accelerate_config(const std::string& path, const DeepSpeedContext& context) {
-  std::ifstream file(path);
-  std::ostringstream text;
-  if (!file || !(text << file.rdbuf())) fail("accelerate", "cannot read --accelerate {}", path);
-  return parse_accelerate_config(text.str(), path, context);
+  return AccelerateReader(read_yaml("accelerate", path), path, context).read();
 }
 
 }  // namespace kiln

@@ -1,7 +1,6 @@
 // --accelerate default_config.yaml: what `accelerate config` writes, as options of training
 // (docs/deepspeed.md).
 #pragma once
-#include <nlohmann/json.hpp>
 #include <string>
 
 #include "interop/deepspeed_config.h"
@@ -14,9 +13,5 @@ namespace kiln {
 DeepSpeedConfig parse_accelerate_config(const std::string& text, const std::string& name,
                                         const DeepSpeedContext& context);
 DeepSpeedConfig read_accelerate_config(const std::string& path, const DeepSpeedContext& context);
-
-// Reads the YAML that accelerate writes: mappings by indentation, lists, plain and quoted scalars. Throws
-// Error naming the line where the text is anything else.
-nlohmann::json parse_accelerate_yaml(const std::string& text, const std::string& name);
 
 }  // namespace kiln
