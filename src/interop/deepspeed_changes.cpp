@@ -17,11 +17,11 @@ const DeepSpeedConfig::Setting* setting_of(const DeepSpeedConfig& config, const 
   return found == config.settings.end() ? nullptr : &*found;
 }
 
-// Returns "\"train_batch_size\": 256 and without gradient_accumulation_steps". That keeps the batch for any
-// number of passes.
+// Returns "with \"train_batch_size\": 256 and without gradient_accumulation_steps", or the latter alone. That
+// keeps the batch for any number of passes.
 std::string kept_batch(const DeepSpeedConfig& config) {
   const auto* batch = setting_of(config, "global-batch");
-  return (batch ? fmt::format("\"train_batch_size\": {} and ", batch->value.dump()) : "") + "without " +
+  return (batch ? fmt::format("with \"train_batch_size\": {} and ", batch->value.dump()) : "") + "without " +
          kPasses;
 }
 
@@ -31,7 +31,7 @@ std::string passes_text(const DeepSpeedConfig& config, const std::string& option
   const auto found = std::ranges::find_if(config.settings, says_passes);
   const bool stays = found == config.settings.end() || found->is_accelerate;
   return fmt::format("--{} {}", option, value) +
-         (stays ? "" : fmt::format(", with {} in {}", kept_batch(config), found->file));
+         (stays ? "" : fmt::format(", {} in {}", kept_batch(config), found->file));
 }
 
 }  // namespace
@@ -47,10 +47,10 @@ std::string setting_text(const DeepSpeedConfig& config, const std::string& optio
     return fmt::format("--{} {}, without gradient_accumulation_steps in {}", option, value, found->file);
   if (found->is_accelerate) return fmt::format("{}: {} in {}", found->key, value, found->file);
   if (option == "micro-batch" && value.starts_with('-'))  // Kiln chooses, which DeepSpeed's file cannot say.
-    return fmt::format("--micro-batch {}, without train_micro_batch_size_per_gpu and with {} in {}", value,
+    return fmt::format("--micro-batch {}, without train_micro_batch_size_per_gpu and {} in {}", value,
                        kept_batch(config), found->file);
   if (option == "micro-batch")  // The file may give the number of passes instead.
-    return fmt::format("\"train_micro_batch_size_per_gpu\": {} in {}, with {}", value, found->file,
+    return fmt::format("\"train_micro_batch_size_per_gpu\": {} in {}, {}", value, found->file,
                        kept_batch(config));
   if (option == "compute-dtype")
     return fmt::format("\"{}\": {{\"enabled\": true}} in {}", value, found->file);
