@@ -9,6 +9,7 @@
 #include "diffusion/sampler.h"
 #include "download/download_command.h"
 #include "download/published.h"
+#include "models/registry.h"
 #include "parallel/ranks/joining.h"
 #include "parallel/ranks/launcher.h"
 #include "sample/sample_command.h"
@@ -47,7 +48,8 @@ void add_sample_command(CLI::App& app) {
                       "Weights file instead of a run: safetensors, or DiT's or fast-DiT's .pt (its EMA)");
   command->add_option(
       "--model", options->model,
-      "Model of --weights (DiT-XL/2, ...), or published weights that are fetched (DiT-XL/2-256, -512)");
+      fmt::format("Model of --weights: {}; or published weights that are fetched (DiT-XL/2-256, -512)",
+                  denoiser_names_text()));
   command->add_option("--adapter", options->adapter,
                       "LoRA adapter (PEFT folder, diffusers or kohya file) to add to the weights");
   auto download = std::make_shared<DownloadOptions>();
@@ -55,11 +57,10 @@ void add_sample_command(CLI::App& app) {
   command->add_option("--mirror", download->mirrors, "Published weights: see kiln download --help");
   command->add_option("--model-config", options->model_config,
                       "JSON (text or file) that overrides the model's preset");
-  command
-      ->add_option(
-          "--objective", options->objective,
-          fmt::format("Objective that --weights was trained with: {}", fmt::join(objective_names(), ", ")))
-      ->capture_default_str();
+  command->add_option(
+      "--objective", options->objective,
+      fmt::format("Objective that --weights was trained with: {} (default: that of the published models)",
+                  fmt::join(objective_names(), ", ")));
   command->add_option("--image-size", options->image_size,
                       "Image side in pixels, for --weights (default: the model's)");
   command->add_option("--autoencoder", options->autoencoder,
@@ -100,7 +101,7 @@ void add_sample_command(CLI::App& app) {
   command->add_option("--guidance-interval", options->guidance_interval,
                       "LO:HI: guide only within these shares of the schedule (0: clean, 1: noise)");
   command->add_option("--cfg-scale", options->cfg_scale,
-                      "Classifier-free guidance; 1 = off (default: 4, with prompts 4.5)");
+                      "Classifier-free guidance; 1 = off (default: as the model is published)");
   command
       ->add_option("--cfg-convention", options->cfg_convention,
                    "Channels to guide: plain (all), dit (those that DiT guides), or auto (dit if the model "
@@ -108,10 +109,14 @@ void add_sample_command(CLI::App& app) {
       ->capture_default_str();
   command->add_option(
       "--sampler", options->sampler,
-      fmt::format("Sampler: {} (default: ddpm, with prompts dpmpp_2m, or flow_euler for flow models)",
-                  fmt::join(sampler_names(), ", ")));
-  command->add_option("--num-sampling-steps", options->num_sampling_steps,
-                      "Steps of the sampler (default: 250 for ddpm, 20 for dpmpp_2m, 50 for the others)");
+      fmt::format(
+          "Sampler: {} (default: as the model is published, or flow_euler or ddim if that cannot draw "
+          "with its objective)",
+          fmt::join(sampler_names(), ", ")));
+  command->add_option(
+      "--num-sampling-steps", options->num_sampling_steps,
+      "Steps of the sampler (default: as the model is published; for another sampler 250 with ddpm, 20 "
+      "with dpmpp_2m, 50 with the others)");
   command->add_option("--seed", options->seed, "Seed of the noise; an image has the same noise in any batch")
       ->check(not_negative())
       ->capture_default_str();

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <filesystem>
 
+#include "checkpoint/train_state.h"
 #include "cli/commands.h"
 #include "core/error.h"
 #include "core/json_config.h"
@@ -12,11 +13,13 @@
 #include "data/store/feature_store.h"
 #include "interop/accelerate_config.h"
 #include "interop/deepspeed_config.h"
+#include "interop/foreign_recipe.h"
 #include "models/registry.h"
 #include "parallel/ranks/ranks.h"
 #include "plan/run/plan.h"
 #include "run/option_table.h"
 #include "run/option_values.h"
+#include "run/published_settings.h"
 #include "run/stage_options.h"
 #include "train/store_data.h"
 
@@ -118,12 +121,53 @@ void at_line(const std::string& recipe, int line, Body&& body) {
   }
 }
 
-ResolvedOptions with_recipe(const CLI::App& command, const TrainArguments& arguments) {
+// True for the one process of a run that says what the options became.
+bool is_told(const TrainOptions& options) {
+  const Ranks ranks = ranks_from_environment();
+  return ranks.rank == 0 && (options.ranks.nproc <= 1 || ranks.launched);
+}
+
+int64_t world_size_of(const TrainOptions& options) {
+  return std::max<int64_t>(options.ranks.nproc, ranks_from_environment().world_size);
+}
+
+// Reads another trainer's config. Prints on stderr what it became.
+void take_foreign_recipe(const CLI::App& command, const std::string& path, int64_t world_size,
+                         ResolvedOptions& resolved) {
+  TrainOptions& options = resolved.options;
+  const ForeignRecipe recipe = read_foreign_recipe(
+      path, {.world_size = world_size > 0 ? world_size : world_size_of(options),
+             .global_batch = is_given(command, "global-batch") ? options.global_batch : 0});
+  std::string text;
+  TrainOptions overridden;
+  // Either option says where training ends.
+  const bool has_length = is_given(command, "max-steps") || is_given(command, "epochs");
+  for (const ForeignRecipe::Setting& setting : recipe.settings) {
+    const bool is_overridden =
+        is_given(command, setting.option) || (setting.option == "epochs" && has_length);
+    const std::string& data = options.data.path;
+    if (setting.is_of_pictures && (data == "synthetic" || std::filesystem::exists(data + "/store.json")))
+      continue;
+    set_option(is_overridden ? overridden : options, setting.option, setting.value);
+    if (is_overridden) continue;
+    resolved.given.insert(setting.option);
+    text += fmt::format("  --{} {}  ({})\n", setting.option, setting.value.dump(), setting.key);
+  }
+  if (!is_told(options)) return;
+  for (const std::string& note : recipe.notes) fmt::print(stderr, "note: {}: {}\n", path, note);
+  fmt::print(stderr, "{} is read as:\n{}", path, text);
+}
+
+ResolvedOptions with_recipe(const CLI::App& command, const TrainArguments& arguments, int64_t world_size) {
   ResolvedOptions resolved{.options = arguments.options, .change = option_on_command_line, .given = {}};
   visit_options(resolved.options, [&](const char* name, const auto&, OnResume, const std::string&) {
     if (is_given(command, name)) resolved.given.insert(name);
   });
   if (arguments.recipe.empty()) return resolved;
+  if (is_foreign_recipe(arguments.recipe)) {
+    take_foreign_recipe(command, arguments.recipe, world_size, resolved);
+    return resolved;
+  }
   TrainOptions overridden;  // for values that are replaced but still checked
   const TomlDocument recipe = read_toml_document(arguments.recipe);
   for (const TomlEntry& entry : recipe.entries)
@@ -175,6 +219,50 @@ void take_own_image_size(ResolvedOptions& resolved) {
   for (StageOptions& stage : resolved.options.stages) take_image_size(stage);
 }
 
+// Reads --deepspeed or --accelerate.
+void apply_config_file(const CLI::App& command, const TrainArguments& arguments, int64_t world_size,
+                       ResolvedOptions& resolved) {
+  const bool is_accelerate = !arguments.accelerate.empty();
+  const std::string path = is_accelerate ? arguments.accelerate : arguments.deepspeed;
+  const TrainOptions options = resolved.options;
+  if (world_size == 0) world_size = world_size_of(options);
+  const DeepSpeedContext context{
+      .ours = options,
+      .is_given = [&](const std::string& option) { return is_given(command, option); },
+      .world_size = world_size};
+  const DeepSpeedConfig config =
+      is_accelerate ? read_accelerate_config(path, context) : read_deepspeed_config(path, context);
+  resolved.options = apply(config, options);
+  if (is_told(resolved.options)) report(config, path);
+  for (const DeepSpeedConfig::Setting& setting : config.settings) resolved.given.insert(setting.option);
+  resolved.change = [config](const std::string& option, const std::string& value) {
+    return setting_text(config, option, value);
+  };
+}
+
+// Returns the options that the run in `out` was begun with, or null if there is nothing to resume.
+nlohmann::json recorded_options(const std::string& out) {
+  if (out.empty() || !std::filesystem::exists(out + "/config.toml") || list_checkpoints(out).empty())
+    return nullptr;
+  nlohmann::json options = nlohmann::json::object();
+  for (const TomlEntry& entry : read_toml_document(out + "/config.toml").entries)
+    options[entry.key] = entry.value;
+  return options;
+}
+
+// Takes the objective and the drawing of pictures from the run that is resumed or from the published models,
+// and says so on stderr.
+void take_published(ResolvedOptions& resolved) {
+  TrainOptions& options = resolved.options;
+  const nlohmann::json recorded = recorded_options(options.out);
+  const std::string taken = take_published_settings(options, resolved.given, recorded);
+  if (taken.empty() || !is_told(options)) return;
+  fmt::print(stderr, "{}: {}\n",
+             recorded.is_null() ? fmt::format("as {} is published", options.model.name)
+                                : fmt::format("as {} was begun", options.out),
+             taken);
+}
+
 }  // namespace
 
 std::vector<StageOptions> stages_of(const TomlDocument& recipe, const std::string& path) {
@@ -206,7 +294,9 @@ std::shared_ptr<TrainArguments> add_train_options(CLI::App& command, const std::
   const std::string group = prefix.empty() ? "Options" : prefix;
   auto arguments = std::make_shared<TrainArguments>();
   command
-      .add_option("--recipe", arguments->recipe, "TOML file of these options; the command line overrides it")
+      .add_option("--recipe", arguments->recipe,
+                  "TOML file of these options, or a config of Sana (.yaml) or PixArt (.py); the command line "
+                  "overrides it")
       ->group(group);
   command
       .add_option(
@@ -223,34 +313,18 @@ std::shared_ptr<TrainArguments> add_train_options(CLI::App& command, const std::
 }
 
 ResolvedOptions resolve(const CLI::App& command, const TrainArguments& arguments, int64_t world_size) {
-  ResolvedOptions resolved = with_recipe(command, arguments);
+  ResolvedOptions resolved = with_recipe(command, arguments, world_size);
   // The run keeps the settings themselves, since their file may change.
   std::string& model_config = resolved.options.model.config;
   take_own_image_size(resolved);
   if (!model_config.empty()) model_config = read_json_option("train", "--model-config", model_config).dump();
   std::string& instruction = resolved.options.data.captions.instruction;
   instruction = read_text_option("train", "--caption-instruction", instruction);
-  if (arguments.deepspeed.empty() && arguments.accelerate.empty()) return resolved;
   if (!arguments.deepspeed.empty() && !arguments.accelerate.empty())
     fail("train", "--deepspeed and --accelerate are both given: the latter names DeepSpeed's file itself");
-  const bool is_accelerate = !arguments.accelerate.empty();
-  const std::string path = is_accelerate ? arguments.accelerate : arguments.deepspeed;
-  const TrainOptions& options = resolved.options;
-  const Ranks ranks = ranks_from_environment();
-  if (world_size == 0) world_size = std::max(options.ranks.nproc, ranks.world_size);
-  const DeepSpeedContext context{
-      .ours = options,
-      .is_given = [&](const std::string& option) { return is_given(command, option); },
-      .world_size = world_size};
-  const DeepSpeedConfig config =
-      is_accelerate ? read_accelerate_config(path, context) : read_deepspeed_config(path, context);
-  const bool launches_others = apply(config, options).ranks.nproc > 1 && !ranks.launched;
-  if (ranks.rank == 0 && !launches_others) report(config, path);
-  for (const DeepSpeedConfig::Setting& setting : config.settings) resolved.given.insert(setting.option);
-  resolved.options = apply(config, options);
-  resolved.change = [config](const std::string& option, const std::string& value) {
-    return setting_text(config, option, value);
-  };
+  if (!arguments.deepspeed.empty() || !arguments.accelerate.empty())
+    apply_config_file(command, arguments, world_size, resolved);
+  take_published(resolved);
   return resolved;
 }
 

@@ -23,6 +23,8 @@ nlohmann::json objective_config_of(const ObjectiveOptions& options) {
   set_number(flow, "logit-mean", "logit_mean", options.logit_mean, defaults.logit_mean);
   set_number(flow, "logit-std", "logit_std", options.logit_std, defaults.logit_std);
   set_number(flow, "flow-shift", "shift", options.flow_shift, defaults.flow_shift);
+  if (options.flow_times != defaults.flow_times)
+    set(flow, "flow-times", "mode", choice_name(options.flow_times));
   set_number(ddpm, "snr-gamma", "snr_gamma", options.snr_gamma, defaults.snr_gamma);
   if (options.beta_schedule != defaults.beta_schedule)
     set(ddpm, "beta-schedule", "beta_schedule", choice_name(options.beta_schedule));

@@ -24,6 +24,16 @@ struct Choices<LossWeighting> {
                                                                    {LossWeighting::kCosmap, "cosmap"}};
 };
 
+// Where flow's timesteps come from: any level of noise, or a table of 1,000 of them, that of Sana's
+// repository (timesteps cut to integers) or that of diffusers' FlowMatchEulerDiscreteScheduler.
+enum class FlowTimes { kContinuous, kSana, kDiffusers };
+template <>
+struct Choices<FlowTimes> {
+  static constexpr std::pair<FlowTimes, const char*> kAll[] = {{FlowTimes::kContinuous, "continuous"},
+                                                               {FlowTimes::kSana, "sana"},
+                                                               {FlowTimes::kDiffusers, "diffusers"}};
+};
+
 // How fast epsilon, v_prediction and x_0 add noise: linearly in beta (DiT), linearly in its square root
 // (scaled_linear, Stable Diffusion), or by a squared cosine.
 enum class BetaSchedule { kLinear, kScaledLinear, kSquaredCosine };
@@ -42,6 +52,7 @@ struct ObjectiveOptions {
   std::optional<LossWeighting> weighting{};
   double logit_mean = 0, logit_std = 1;  // parameters of logit_normal
   double flow_shift = 1;                 // shifts timesteps towards noise
+  FlowTimes flow_times = FlowTimes::kContinuous;
   // For epsilon, v_prediction and x_0.
   BetaSchedule beta_schedule = BetaSchedule::kLinear;
   double beta_start = 0.0001, beta_end = 0.02;

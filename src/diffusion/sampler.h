@@ -46,6 +46,12 @@ std::unique_ptr<Sampler> make_sampler(const nlohmann::json& config);
 nlohmann::json sampler_config(const std::string& name, int64_t num_sampling_steps,
                               const nlohmann::json& objective);
 std::vector<std::string> sampler_names();
+// Returns whether the sampler draws with models that were trained with `objective`.
+bool samples(const std::string& sampler, const nlohmann::json& objective);
+// Returns the sampler for a model about which no other is known.
+std::string default_sampler(const nlohmann::json& objective);
+// Returns the number of steps with which a sampler is commonly used.
+int64_t usual_sampling_steps(const std::string& sampler);
 // Returns the "first_step" of a sampler that starts from a picture (SDEdit, Meng et al. 2022). It takes the
 // share `strength` in (0, 1] of the steps, rounded as in diffusers' image-to-image pipelines. Throws Error.
 int64_t first_step_of(double strength, int64_t num_sampling_steps, const nlohmann::json& objective);

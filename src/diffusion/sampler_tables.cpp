@@ -152,11 +152,14 @@ struct NamedSampler {
   const char* name;
   bool on_schedule, on_flow;  // the kinds of models that it samples
   json (*config)(int64_t steps, const json& objective);
+  int64_t usual_steps = 50;
+
+  bool samples(const json& objective) const { return is_type(objective, "flow") ? on_flow : on_schedule; }
 };
 constexpr NamedSampler kNamedSamplers[] = {
-    {"ddpm", true, false, ddpm_config},
+    {"ddpm", true, false, ddpm_config, 250},
     {"ddim", true, false, ddim_config},
-    {"dpmpp_2m", true, true, dpmpp_config},
+    {"dpmpp_2m", true, true, dpmpp_config, 20},
     {"unipc", true, true, unipc_config},
     {"euler", true, false, euler_config},
     {"euler_ancestral", true, false, euler_ancestral_config},
@@ -164,6 +167,12 @@ constexpr NamedSampler kNamedSamplers[] = {
     {"pixart_dpms", true, false, pixart_dpms_config},
     {"flow_euler", false, true, flow_euler_config},
 };
+
+const NamedSampler* find_sampler(const std::string& name) {
+  for (const NamedSampler& entry : kNamedSamplers)
+    if (name == entry.name) return &entry;
+  return nullptr;
+}
 
 }  // namespace
 
@@ -188,18 +197,29 @@ json sampler_config(const std::string& name, int64_t num_sampling_steps, const j
   constexpr int64_t kMostSteps = 1'000'000;  // make_sampler() checks against the training timesteps
   if (num_sampling_steps < 1 || num_sampling_steps > kMostSteps)
     fail("sampler", "expected --num-sampling-steps to be 1 to {}, got {}", kMostSteps, num_sampling_steps);
-  const bool flow = is_type(objective, "flow");
+  const NamedSampler* const sampler = find_sampler(name);
+  if (sampler == nullptr)
+    fail("sampler", "expected --sampler to be one of {}, got \"{}\"", fmt::join(sampler_names(), ", "), name);
+  if (sampler->samples(objective)) return sampler->config(num_sampling_steps, objective);
   std::vector<std::string> fitting;
   for (const NamedSampler& entry : kNamedSamplers)
-    if (flow ? entry.on_flow : entry.on_schedule) fitting.push_back(entry.name);
-  for (const NamedSampler& entry : kNamedSamplers) {
-    if (name != entry.name) continue;
-    if (!(flow ? entry.on_flow : entry.on_schedule))
-      fail("sampler", "{} cannot sample a model trained with the {} objective: use {}", name,
-           objective.at("type").get<std::string>(), fmt::join(fitting, " or "));
-    return entry.config(num_sampling_steps, objective);
-  }
-  fail("sampler", "expected --sampler to be one of {}, got \"{}\"", fmt::join(sampler_names(), ", "), name);
+    if (entry.samples(objective)) fitting.push_back(entry.name);
+  fail("sampler", "{} cannot sample a model trained with the {} objective: use {}", name,
+       objective.at("type").get<std::string>(), fmt::join(fitting, " or "));
+}
+
+bool samples(const std::string& sampler, const json& objective) {
+  const NamedSampler* const found = find_sampler(sampler);
+  return found != nullptr && found->samples(objective);
+}
+
+std::string default_sampler(const json& objective) {
+  return is_type(objective, "flow") ? "flow_euler" : "ddim";
+}
+
+int64_t usual_sampling_steps(const std::string& sampler) {
+  const NamedSampler* const found = find_sampler(sampler);
+  return found != nullptr ? found->usual_steps : NamedSampler{}.usual_steps;
 }
 
 std::vector<std::string> sampler_names() {

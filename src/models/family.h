@@ -90,6 +90,14 @@ struct PublishedObjective {
   const char* options;  // options of a run, as JSON
 };
 
+// How the authors of published models draw with them.
+struct PublishedSampling {
+  const char* model = "";    // a preset's name, or the beginning of several
+  const char* sampler = "";  // one of sampler_names(); empty: not known
+  int64_t steps = 0;
+  double cfg_scale = 4;
+};
+
 // Quality of a published model: the FID of 50,000 pictures without guidance after `steps`, or where `steps`
 // is 0 that of the released model by `measure`.
 struct PublishedQuality {
@@ -148,6 +156,7 @@ struct Family {
   std::vector<PublishedQuality> quality = {};  // ascending steps for each model
   std::vector<QuotedMilestone> quoted = {};
   std::vector<PublishedObjective> objectives = {};  // the most specific first; none: the program's default
+  std::vector<PublishedSampling> sampling = {};     // the most specific first
 };
 
 }  // namespace kiln

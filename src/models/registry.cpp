@@ -64,6 +64,18 @@ std::vector<std::string> denoiser_names() {
   return names;
 }
 
+std::string denoiser_names_text() {
+  std::vector<std::string> texts;
+  for (const Family& family : families()) {
+    std::vector<std::string> sizes;
+    for (const auto& [name, preset] : family.presets())
+      if (name != family.name) sizes.push_back(name);
+    texts.push_back(sizes.empty() ? family.name
+                                  : fmt::format("{} ({})", family.name, fmt::join(sizes, ", ")));
+  }
+  return fmt::format("{}", fmt::join(texts, ", "));
+}
+
 std::span<const Family> denoiser_families() { return families(); }
 
 int64_t own_image_size(const std::string& name, const json& config) {

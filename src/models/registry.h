@@ -37,6 +37,16 @@ std::vector<std::string> denoiser_names();
 // Returns the side in pixels of the pictures that a model is made for: the preset's own, unless `config` says
 // another. Throws Error listing the known names.
 int64_t own_image_size(const std::string& name, const nlohmann::json& config = {});
+// Returns all names for people: "dit (DiT-B/2, ...), pixart (...)".
+std::string denoiser_names_text();
+
+// Returns the first row of a family's table that is about the model of this name, or null.
+template <class Row>
+const Row* row_of(const std::vector<Row>& rows, const std::string& name) {
+  for (const Row& row : rows)
+    if (name.starts_with(row.model)) return &row;
+  return nullptr;
+}
 
 // Returns the preset whose settings `config` has, or the family's own name.
 std::string preset_name(const Family& family, const nlohmann::json& config);

@@ -7,6 +7,7 @@
 #include "core/tensors.h"
 #include "diffusion/objective.h"
 #include "diffusion/sampler.h"
+#include "models/registry.h"
 #include "run/train_options.h"
 
 namespace kiln {
@@ -69,7 +70,7 @@ void visit_options(Options& o, Visitor&& visitor) {
   };
   section("Model");
   visit("model", o.model.name, kRefuse,
-        "Model name: DiT-{S,B,L,XL}/{2,4,8}, or dit with a width of your own");
+        "A published size, or its family with a width of your own: " + denoiser_names_text());
   visit("model-config", o.model.config, kRefuse,
         "Further model settings as JSON (text or file); they override the model's preset");
   visit("hidden-size", o.model.hidden_size, kRefuse, "Width of the transformer (0: the model's)");
@@ -146,7 +147,9 @@ void visit_options(Options& o, Visitor&& visitor) {
   visit("prefetch", o.data.prefetch, kHarmless, "Batches prepared ahead");
 
   section("Objective");
-  visit("objective", o.objective.name, kRefuse, "Training objective: " + one_of(objective_names()));
+  visit("objective", o.objective.name, kRefuse,
+        "Training objective: " + one_of(objective_names()) +
+            " (if not given, that of the published models of --model, with its schedule)");
   visit("timestep-sampling", o.objective.timestep_sampling, kRefuse,
         "flow: how timesteps are drawn (empty: the objective's default)");
   visit("weighting", o.objective.weighting, kRefuse,
@@ -154,8 +157,10 @@ void visit_options(Options& o, Visitor&& visitor) {
   visit("logit-mean", o.objective.logit_mean, kRefuse, "flow: mean of the logit-normal");
   visit("logit-std", o.objective.logit_std, kRefuse, "flow: standard deviation of the logit-normal");
   visit("flow-shift", o.objective.flow_shift, kRefuse, "flow: timestep shift towards noise");
-  visit("beta-schedule", o.objective.beta_schedule, kRefuse,
-        "epsilon, v_prediction, x_0: how noise grows; Stable Diffusion uses scaled_linear");
+  visit("flow-times", o.objective.flow_times, kRefuse,
+        "flow: timesteps of any level of noise, or of the table of 1,000 that Sana's repository or diffusers "
+        "trains on");
+  visit("beta-schedule", o.objective.beta_schedule, kRefuse, "epsilon, v_prediction, x_0: how noise grows");
   visit("beta-start", o.objective.beta_start, kRefuse, "epsilon, v_prediction, x_0: the first beta");
   visit("beta-end", o.objective.beta_end, kRefuse, "epsilon, v_prediction, x_0: the last beta");
   visit("zero-terminal-snr", o.objective.zero_terminal_snr, kRefuse,
@@ -297,9 +302,12 @@ void visit_options(Options& o, Visitor&& visitor) {
   visit("sample-every", o.samples.every, kHarmless, "Steps between sample grids (0: none)");
   visit("num-samples", o.samples.num_samples, kHarmless, "Images of a sample grid");
   visit("sampler", o.samples.sampler, kHarmless,
-        fmt::format("Sampler of the grids: {} (empty: the objective's default)", one_of(sampler_names())));
-  visit("num-sampling-steps", o.samples.num_sampling_steps, kHarmless, "Sampler steps of the grids");
-  visit("cfg-scale", o.samples.cfg_scale, kHarmless, "Guidance scale of the grids (1: off)");
+        fmt::format(
+            "Sampler of the grids and evaluations: {} (if not given, it, its steps and the guidance are "
+            "those of the published models of --model)",
+            one_of(sampler_names())));
+  visit("num-sampling-steps", o.samples.num_sampling_steps, kHarmless, "Its steps");
+  visit("cfg-scale", o.samples.cfg_scale, kHarmless, "Its guidance scale (1: off)");
   visit("sample-classes", o.samples.classes, kHarmless, "Classes of the grids (none: spread over all)");
   visit("sample-prompts", o.samples.prompts, kHarmless,
         "Prompts of the grids, drawn in turn (none: captions of samples spread over all)");

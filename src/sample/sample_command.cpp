@@ -15,6 +15,7 @@
 #include "parallel/machine.h"
 #include "parallel/ranks/agreement.h"
 #include "parallel/ranks/joining.h"
+#include "run/published_settings.h"
 #include "sample/graphed_forward.h"
 #include "sample/init_picture.h"
 #include "sample/picture_sides.h"
@@ -29,11 +30,6 @@ namespace {
 
 using nlohmann::json;
 
-constexpr double kDefaultCfgScale = 4;        // DiT's
-constexpr double kDefaultTextCfgScale = 4.5;  // PixArt's and Sana's
-constexpr int64_t kDefaultDdpmSteps = 250;    // DiT's
-constexpr int64_t kDefaultDpmppSteps = 20;    // PixArt's
-constexpr int64_t kDefaultSteps = 50;
 constexpr double kDefaultStrength = 0.8;  // diffusers'
 constexpr int64_t kMaxGridImages = 400;
 
@@ -44,18 +40,13 @@ CfgConvention parse_convention(const std::string& name) {
   fail("sample", "expected --cfg-convention to be auto, dit or plain, got \"{}\"", name);
 }
 
-json choose_sampler(const SampleCommand& command, const json& objective, bool takes_text) {
-  const bool flow = objective.at("type") == "flow";
-  const std::string name = !command.sampler.empty() ? command.sampler
-                           : flow                   ? "flow_euler"
-                           : takes_text             ? "dpmpp_2m"
-                                                    : "ddpm";
+json choose_sampler(const SampleCommand& command, const json& objective, const Drawing& published) {
+  const std::string name = !command.sampler.empty() ? command.sampler : published.sampler;
   if (command.num_sampling_steps < 0)
     fail("sample", "expected --num-sampling-steps to be at least 1, got {}", command.num_sampling_steps);
   const int64_t steps = command.num_sampling_steps > 0 ? command.num_sampling_steps
-                        : name == "ddpm"               ? kDefaultDdpmSteps
-                        : name == "dpmpp_2m"           ? kDefaultDpmppSteps
-                                                       : kDefaultSteps;
+                        : name == published.sampler    ? published.num_sampling_steps
+                                                       : usual_sampling_steps(name);
   json config = sampler_config(name, steps, objective);
   if (!command.image.empty())
     config["first_step"] = first_step_of(command.strength.value_or(kDefaultStrength), steps, objective);
@@ -81,6 +72,25 @@ void check(const SampleCommand& command) {
     fail("sample", "expected --cfg-scale to be a number, got {}", *command.cfg_scale);
 }
 
+std::string objective_text(const json& objective) {
+  const std::string type = objective.at("type");
+  if (type == "flow") return fmt::format("flow, shift {:g}", objective.value("shift", 1.0));
+  if (type != "ddpm") return type;
+  return fmt::format("{}, {}", objective.value("prediction_type", ""), objective.value("beta_schedule", ""));
+}
+
+// Says what a weights file does not and the command leaves open.
+void say_assumed(const SampleCommand& command, const SampleSource& source, const SampleOptions& options) {
+  std::string assumed;
+  const auto add = [&](const std::string& text) { assumed += (assumed.empty() ? "" : "; ") + text; };
+  if (command.objective.empty()) add("objective " + objective_text(source.objective));
+  if (command.sampler.empty())
+    add(fmt::format("sampler {}, {} steps", published_drawing(source.model, source.objective).sampler,
+                    make_sampler(options.sampler)->step_count()));
+  if (!command.cfg_scale) add(fmt::format("guidance {:g}", options.cfg_scale));
+  if (!assumed.empty()) fmt::print(stderr, "kiln sample: as {} is published: {}\n", source.model, assumed);
+}
+
 // Parses "0.2:0.8" into timesteps of the model.
 std::optional<SampleOptions::GuidanceInterval> parse_guidance_interval(const std::string& text,
                                                                        const json& objective) {
@@ -101,10 +111,10 @@ SampleOptions sample_options(const SampleCommand& command, const SampleSource& s
                              const std::optional<InitPicture>& init, at::Device device) {
   SampleOptions options;
   const DenoiserShape& shape = source.denoiser->shape();
-  options.sampler = choose_sampler(command, source.objective, shape.conditioning.takes_text());
-  options.cfg_scale = command.cfg_scale.value_or(shape.conditioning.takes_text()     ? kDefaultTextCfgScale
-                                                 : shape.conditioning.has_null_class ? kDefaultCfgScale
-                                                                                     : 1);
+  const Drawing published = published_drawing(source.model, source.objective);
+  options.sampler = choose_sampler(command, source.objective, published);
+  const bool can_guide = shape.conditioning.takes_text() || shape.conditioning.has_null_class;
+  options.cfg_scale = command.cfg_scale.value_or(can_guide ? published.cfg_scale : 1);
   const LatentSides sides = latent_sides(command, source, init ? &init->image : nullptr);
   options.height = sides.height;
   options.width = sides.width;
@@ -248,6 +258,7 @@ void sample(const SampleCommand& command, ProcessGroup& group) {
   const int64_t num_processes = group.ranks().local_world_size;
   const SampleSource source = load_sample_source(command, device, compute_dtype, num_processes);
   SampleOptions options = sample_options(command, source, init, device);
+  if (is_first && command.run.empty()) say_assumed(command, source, options);
   const Prompts prompts = load_prompts(command, source, device, compute_dtype, num_processes);
   const Subjects subjects =
       choose_subjects(command.classes, source, prompts, command.random_labels, command.seed);

@@ -12,7 +12,7 @@ struct SampleCommand {
   // A weights file, its model's name, and JSON (text or file) that overrides the model's preset.
   std::string weights, model, model_config;
   std::string adapter;              // LoRA to add to the weights: PEFT's, diffusers' or kohya's; "" = none
-  std::string objective = "iddpm";  // objective that --weights was trained with
+  std::string objective;            // that --weights was trained with; "" = the published one of the model
   int64_t image_size = 0;           // pixels, for --weights; 0 = the model's own
   std::string autoencoder;          // path or "pixels"; "" = the run's
   std::string tiles = "auto";       // large pictures are decoded in tiles: auto | off | side in pixels
@@ -31,10 +31,10 @@ struct SampleCommand {
   std::optional<double> strength{};  // how far from that picture, 0 to 1; absent = 0.8
   bool random_labels = false;        // classes drawn at random, by (seed, image)
   std::string guidance_interval;     // "LO:HI" as shares of the schedule, 0 clean, 1 noise; "" = everywhere
-  std::optional<double> cfg_scale;   // absent = 4 where the model has a null class, 4.5 with prompts
+  std::optional<double> cfg_scale;   // absent = as the model is published
   std::string cfg_convention = "auto";  // auto | dit | plain
-  std::string sampler;                  // "" = ddpm, with prompts dpmpp_2m, or flow_euler for flow models
-  int64_t num_sampling_steps = 0;       // 0 = 250 for ddpm, 20 for dpmpp_2m, 50 for the others
+  std::string sampler;                  // "" = as the model is published
+  int64_t num_sampling_steps = 0;       // 0 = as the model is published, or usual for the sampler
   uint64_t seed = 0;
 
   std::string out, npz;

@@ -17,6 +17,7 @@
 #include "models/lora_keys.h"
 #include "models/registry.h"
 #include "parallel/machine.h"
+#include "run/published_settings.h"
 #include "sample/run_folder.h"
 #include "sample/sampler_loop.h"
 
@@ -39,7 +40,7 @@ RunInfo info_of_weights(const SampleCommand& command) {
   if (command.model.empty()) fail("sample", "--weights needs --model (DiT-XL/2, ...)");
   info.model = command.model;
   info.model_config = read_json_option("sample", "--model-config", command.model_config);
-  info.objective = objective_config(command.objective);
+  info.objective = published_objective_config(command.model, command.objective);
   info.autoencoder.name.clear();  // not known
   return info;
 }

@@ -63,10 +63,8 @@ std::vector<Image> of_all_ranks(ProcessGroup& group, const std::vector<Image>& m
 }  // namespace
 
 nlohmann::json grid_sampler_config(const TrainOptions& options, const nlohmann::json& objective) {
-  const bool flow = objective.at("type") == "flow";
-  const std::string name = !options.samples.sampler.empty() ? options.samples.sampler
-                           : flow                           ? "flow_euler"
-                                                            : "ddim";
+  const std::string& given = options.samples.sampler;
+  const std::string name = !given.empty() ? given : default_sampler(objective);
   return sampler_config(name, options.samples.num_sampling_steps, objective);
 }
 

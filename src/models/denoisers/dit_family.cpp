@@ -61,7 +61,9 @@ Family dit_family() {
                       {"DiT-XL/4", 256, 256, 400'000, 43.01},
                       {"DiT-XL/2", 256, 256, 400'000, 19.47},
                       {"DiT-XL/2", 256, 256, 7'000'000, 9.62},
-                      {"DiT-XL/2", 512, 256, 3'000'000, 12.03}}};
+                      {"DiT-XL/2", 512, 256, 3'000'000, 12.03}},
+          .objectives = {{"", R"({"objective": "iddpm"})"}},
+          .sampling = {{"", "ddpm", 250, 4}}};  // the repository's sample.py
 }
 
 }  // namespace kiln

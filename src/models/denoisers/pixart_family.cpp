@@ -6,6 +6,10 @@ namespace {
 
 using nlohmann::json;
 
+// The repository's training and its pipelines in diffusers, for either kind of keys.
+constexpr PublishedObjective kObjective = {"", R"({"objective": "iddpm"})"};
+constexpr PublishedSampling kSampling = {"", "dpmpp_2m", 20, 4.5};
+
 json resolved_diffusers_config(const json& foreign, const std::string&) {
   json config = pixart_diffusers_config(parse_pixart_diffusers_config(foreign));
   config.erase("_class_name");
@@ -35,12 +39,15 @@ Family pixart_family() {
                      "PixArt-alpha's 100K steps at 512 px, after those at 256"},
                     {"PixArt-Alpha-XL/2-1024", 1024, 12 * 32, 2.45e-5, 16'000,
                      "PixArt-alpha's 16K steps at 1024 px, after those at 512"},
-                    {"PixArt-", 0, 256, 2e-5, 0, "the repository's rule for it"}},
+                    {"PixArt-", 0, 256, 2e-5, 0,
+                     "its config, whose rate its trainer multiplies by sqrt(batch / 256)"}},
       .calibration = {{384, 6, 6, 2, 256, 4}, {768, 12, 3, 4, 256, 16}, {1152, 16, 2, 2, 256, 2}},
       // Measured by Sana's authors (their repository's README).
       .quality = {{"PixArt-Alpha-XL/2-512", 512, 0, 0, 6.14, "FID on MJHQ-30K, guided"},
                   {"PixArt-Sigma-XL/2-512", 512, 0, 0, 6.34, "FID on MJHQ-30K, guided"},
-                  {"PixArt-Sigma-XL/2-1024", 1024, 0, 0, 6.15, "FID on MJHQ-30K, guided"}}};
+                  {"PixArt-Sigma-XL/2-1024", 1024, 0, 0, 6.15, "FID on MJHQ-30K, guided"}},
+      .objectives = {kObjective},
+      .sampling = {kSampling}};
 }
 
 Family pixart_diffusers_family() {
@@ -68,7 +75,9 @@ Family pixart_diffusers_family() {
           .formats = {format},
           .size_key = "sample_size",
           .published = {},
-          .calibration = {}};
+          .calibration = {},
+          .objectives = {kObjective},
+          .sampling = {kSampling}};
 }
 
 }  // namespace kiln

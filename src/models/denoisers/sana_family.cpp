@@ -6,6 +6,8 @@ namespace kiln {
 namespace {
 constexpr const char* kMjhq = "FID on MJHQ-30K, guided";
 constexpr const char* kConcepts = "begins to learn concepts, as a guide says";
+// Its configs' rate is not what its optimizer gets, which their readers overlook.
+constexpr const char* kRule = "its config, whose rate its trainer multiplies by sqrt(batch / 256)";
 }  // namespace
 
 Family sana_family() {
@@ -27,8 +29,8 @@ Family sana_family() {
       // say the batch of all GPUs or the number of steps. Sana-Sprint's 2e-6 belongs to a distillation, which
       // Kiln does not do.
       .published = {{"Sana-Sprint-", 0, 0, 0, 0, ""},
-                    {"Sana-1.5-", 0, 256, 2e-5, 0, "the repository's rule for it"},
-                    {"Sana-", 0, 256, 1e-4, 0, "the repository's rule for it"}},
+                    {"Sana-1.5-", 0, 256, 2e-5, 0, kRule},
+                    {"Sana-", 0, 256, 1e-4, 0, kRule}},
       .calibration = {{384, 12, 6, 1, 512, 4}, {1152, 36, 2, 1, 512, 4}},
       // The repository's README. Its PixArt figures are in pixart_family.cpp.
       .quality = {{"Sana-600M-512", 512, 0, 0, 5.67, kMjhq},
@@ -39,7 +41,8 @@ Family sana_family() {
                  {"Sana-1600M", 10'000, kConcepts},
                  {"Sana-1.5-", 10'000, kConcepts}},
       .objectives = {{"",
-                      R"({"objective": "flow", "flow-shift": 3.0, "timestep-sampling": "logit_normal"})"}}};
+                      R"({"objective": "flow", "flow-shift": 3.0, "timestep-sampling": "logit_normal"})"}},
+      .sampling = {{"", "dpmpp_2m", 20, 4.5}}};  // its pipeline in diffusers
 }
 
 }  // namespace kiln

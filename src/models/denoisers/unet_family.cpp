@@ -203,7 +203,9 @@ Family unet_family() {
                           {0, 0, 0, 0, 256, 2, 0, kWide},
                           {0, 0, 0, 0, 128, 2, 0, kPublishedWidths},
                           {0, 0, 0, 0, 256, 12, 6, kNarrow}},
-          .objectives = {{"sd21-v", kVPrediction}, {"", kEpsilon}}};
+          .objectives = {{"sd21-v", kVPrediction}, {"", kEpsilon}},
+          // The pipeline in diffusers with the scheduler of each model's folder.
+          .sampling = {{"sd21-v", "ddim", 50, 7.5}, {"", "pndm", 50, 7.5}}};
 }
 
 }  // namespace kiln

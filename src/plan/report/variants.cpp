@@ -12,6 +12,7 @@
 #include "plan/report/report.h"
 #include "plan/run/make_plan.h"
 #include "run/option_values.h"
+#include "run/published_settings.h"
 #include "train/store_data.h"
 
 namespace kiln {
@@ -31,7 +32,12 @@ class VariantReader {
   std::vector<Variant> read(const TrainOptions& base) {
     const std::vector<TomlTable> tables = read_toml_tables(path_);
     TrainOptions shared = base;
-    for (const TomlEntry& entry : tables.front().entries) set(shared, entry);
+    std::set<std::string> given = given_;
+    for (const TomlEntry& entry : tables.front().entries) {
+      set(shared, entry);
+      given.insert(entry.key);
+    }
+    take_published_settings(shared, given);
     std::vector<Variant> variants;
     for (size_t i = 1; i < tables.size(); ++i) variants.push_back(variant_of(tables[i], shared, variants));
     if (!names(tables, "image-size"))

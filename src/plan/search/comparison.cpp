@@ -16,7 +16,7 @@
 #include "plan/search/candidates.h"
 #include "plan/search/search.h"
 #include "plan/trace/planned_data.h"
-#include "run/option_values.h"
+#include "run/published_settings.h"
 #include "train/store_data.h"
 
 namespace kiln {
@@ -117,14 +117,7 @@ class Comparer {
 
 TrainOptions as_published(TrainOptions options, const std::set<std::string>& given) {
   if (!given.contains("image-size")) options.data.image_size = own_image_size(options);
-  if (given.contains("objective")) return options;
-  for (const PublishedObjective& objective : family_of(options.model.name).objectives) {
-    if (!options.model.name.starts_with(objective.model)) continue;
-    const nlohmann::json settings = nlohmann::json::parse(objective.options);
-    for (const auto& [name, value] : settings.items())
-      if (!given.contains(name)) set_option(options, name, value);
-    break;
-  }
+  take_published_settings(options, given);
   return options;
 }
 

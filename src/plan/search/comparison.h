@@ -19,9 +19,9 @@ struct ComparisonOptions {
   std::set<std::string> given{};           // options of training that as_published() leaves alone
 };
 
-// Returns the options with the size of pictures and the objective that the authors of their model trained it
-// with. Options that are `given` stay, as does the size of a store's pictures. If the objective itself is
-// given, all of its options stay.
+// Returns the options with the size of pictures, the objective and the drawing of pictures that the authors
+// of their model have (run/published_settings.h). Options that are `given` stay, as does the size of a
+// store's pictures.
 TrainOptions as_published(TrainOptions options, const std::set<std::string>& given);
 
 // Return the names in --model and --gpu, which are separated by commas. The beginning of several models'

@@ -1,0 +1,41 @@
+// --recipe FILE of another trainer: the YAML configs of NVlabs/Sana and the Python configs of PixArt-alpha
+// and PixArt-sigma, as options of training (docs/migrating.md).
+#pragma once
+#include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
+
+#include "run/train_options.h"
+
+namespace kiln {
+
+struct ForeignRecipe {
+  struct Setting {
+    std::string option;  // "max-grad-norm"
+    nlohmann::json value;
+    std::string key;              // of the file
+    bool is_of_pictures = false;  // without effect on stored features
+  };
+  std::vector<Setting> settings;
+  std::vector<std::string> notes;  // what the file says that has no option, and what to do: a line each
+};
+
+// True for names that end like such a file's: .yaml, .yml, .py.
+bool is_foreign_recipe(const std::string& path);
+
+// The options that the file is read together with: its learning rate goes with the batch of all ranks.
+struct ForeignContext {
+  int64_t world_size = 1;
+  int64_t global_batch = 0;  // on the command line; 0: as the file says
+};
+
+// Translates the file. Keys that it leaves out have the values of its repository. Throws Error naming the
+// key: it asks for what Kiln cannot do, or has a wrong type; or the line: the file is not of the format.
+ForeignRecipe read_foreign_recipe(const std::string& path, const ForeignContext& context);
+ForeignRecipe parse_sana_recipe(const std::string& text, const std::string& name,
+                                const ForeignContext& context);
+// `base`: the text of the file that _base_ names; empty: there is none.
+ForeignRecipe parse_pixart_recipe(const std::string& text, const std::string& base, const std::string& name,
+                                  const ForeignContext& context);
+
+}  // namespace kiln

@@ -1,0 +1,33 @@
+// What a run takes from the published models of its family where the user leaves it open.
+#pragma once
+#include <nlohmann/json.hpp>
+#include <set>
+#include <string>
+
+#include "run/train_options.h"
+
+namespace kiln {
+
+// Sets the objective, its schedule and how grids are drawn, as far as `given` (names of options) leaves them
+// open. The values are those of `recorded` (option -> value, of the run that is resumed; null: it begins),
+// else those of the family's published models. A given objective keeps the published schedule if it has one
+// of that kind. A model that the registry does not know changes nothing. Returns the options that are not the
+// program's defaults now as "--objective flow --flow-shift 3.0", or "".
+std::string take_published_settings(TrainOptions& options, const std::set<std::string>& given,
+                                    const nlohmann::json& recorded = nullptr);
+
+// Returns the config (make_objective) of the published models of this name. `objective`: one of
+// objective_names(), which then takes their schedule; empty: theirs too. Throws Error.
+nlohmann::json published_objective_config(const std::string& model, const std::string& objective);
+
+// How pictures are drawn unless the user says otherwise.
+struct Drawing {
+  std::string sampler;
+  int64_t num_sampling_steps = 0;
+  double cfg_scale = 1;
+};
+// Returns how published models of this name are drawn with, if their sampler fits the objective, else the
+// common settings. `objective`: make_objective's config.
+Drawing published_drawing(const std::string& model, const nlohmann::json& objective);
+
+}  // namespace kiln

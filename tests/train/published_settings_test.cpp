@@ -1,0 +1,147 @@
+#include "run/published_settings.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <fstream>
+#include <iterator>
+
+#include "core/error.h"
+#include "diffusion/objective.h"
+#include "diffusion/sampler.h"
+#include "models/registry.h"
+#include "train/usable_options.h"
+
+namespace kiln {
+namespace {
+
+using nlohmann::json;
+using test::usable_options;
+using ::testing::HasSubstr;
+
+TrainOptions options_of(const std::string& model) {
+  TrainOptions options = usable_options();
+  options.model.name = model;
+  return options;
+}
+
+json objective_of(const std::string& model) { return published_objective_config(model, ""); }
+
+TEST(PublishedSettings, AModelAloneIsTrainedAsItsAuthorsDid) {
+  const json sd15 = objective_of("sd15"), sd21 = objective_of("sd21-v");
+  for (const json& one : {sd15, sd21}) {
+    EXPECT_EQ(one.at("beta_schedule"), "scaled_linear");
+    EXPECT_EQ(one.at("beta_start"), 0.00085);
+    EXPECT_EQ(one.at("beta_end"), 0.012);
+  }
+  EXPECT_EQ(sd15.at("prediction_type"), "epsilon");
+  EXPECT_EQ(sd21.at("prediction_type"), "v_prediction");
+  for (const char* model : {"DiT-XL/2", "PixArt-Sigma-XL/2-1024", "pixart_diffusers"}) {
+    EXPECT_EQ(objective_of(model).at("type"), "iddpm") << model;
+    EXPECT_EQ(objective_of(model).at("beta_schedule"), "linear") << model;
+  }
+  EXPECT_EQ(objective_of("Sana-1600M").at("shift"), 3.0);
+  EXPECT_EQ(objective_of("Sana-1600M").at("timestep_sampling"), "logit_normal");
+}
+
+TEST(PublishedSettings, EveryFamilyHasAnObjectiveAndASamplerThatFitsIt) {
+  for (const std::string& name : denoiser_names()) {
+    const json objective = objective_of(name);
+    const Drawing drawing = published_drawing(name, objective);
+    EXPECT_TRUE(samples(drawing.sampler, objective)) << name;
+    EXPECT_NO_THROW(make_sampler(sampler_config(drawing.sampler, drawing.num_sampling_steps, objective)))
+        << name;
+    ASSERT_NE(row_of(family_of(name).sampling, name), nullptr) << name;
+    EXPECT_EQ(drawing.sampler, row_of(family_of(name).sampling, name)->sampler) << name;
+  }
+}
+
+TEST(PublishedSettings, TheDocumentationHasThem) {
+  std::ifstream file(KILN_SOURCE_DIR "/docs/objectives.md");
+  const std::string page{std::istreambuf_iterator<char>(file), {}};
+  for (const Family& family : denoiser_families()) {
+    EXPECT_THAT(page, HasSubstr("`" + std::string(family.name) + "`"));
+    for (const PublishedSampling& row : family.sampling)
+      EXPECT_THAT(page, HasSubstr(fmt::format("`{}`, {} steps, guidance {:g}", row.sampler, row.steps,
+                                              row.cfg_scale)));
+    for (const PublishedObjective& row : family.objectives) {
+      const json options = json::parse(row.options);
+      for (const auto& [name, value] : options.items())
+        EXPECT_THAT(page, HasSubstr(fmt::format(
+                              "--{} {}", name, value.is_string() ? value.get<std::string>() : value.dump())));
+    }
+  }
+}
+
+TEST(PublishedSettings, WhatIsGivenWins) {
+  TrainOptions options = options_of("sd15");
+  options.objective.name = "v_prediction";
+  EXPECT_THAT(take_published_settings(options, {"objective"}), HasSubstr("--beta-schedule scaled_linear"));
+  EXPECT_EQ(options.objective.name, "v_prediction");
+  EXPECT_EQ(options.objective.beta_start, 0.00085);
+
+  options = options_of("sd15");
+  options.objective.beta_end = 0.02;
+  take_published_settings(options, {"beta-schedule", "beta-end"});
+  EXPECT_EQ(options.objective.name, "epsilon");
+  EXPECT_EQ(options.objective.beta_schedule, BetaSchedule::kLinear);
+  EXPECT_EQ(options.objective.beta_start, 0.00085);
+  EXPECT_EQ(options.objective.beta_end, 0.02);
+
+  options = options_of("DiT-S/2");  // whose published schedule is not that of a flow
+  options.objective.name = "flow";
+  EXPECT_EQ(take_published_settings(options, {"objective"}), "");
+  EXPECT_EQ(options.objective.flow_shift, 1);
+}
+
+TEST(PublishedSettings, ARunThatResumesKeepsItsOwn) {
+  TrainOptions options = options_of("Sana-600M");
+  const json recorded = {{"objective", "flow"}, {"flow-shift", 1.0}, {"timestep-sampling", "uniform"}};
+  EXPECT_EQ(take_published_settings(options, {}, recorded), "--objective flow --timestep-sampling uniform");
+  EXPECT_EQ(options.objective.flow_shift, 1);
+  EXPECT_EQ(options.objective.flow_times, FlowTimes::kContinuous);
+}
+
+TEST(PublishedSettings, GridsAndEvaluationsAreDrawnAsTheAuthorsDraw) {
+  TrainOptions options = options_of("PixArt-Sigma-XL/2-512");
+  take_published_settings(options, {});
+  EXPECT_EQ(options.samples.sampler, "") << "nothing is drawn";
+  options.evaluation.every = 10;
+  EXPECT_EQ(take_published_settings(options, {}),
+            "--cfg-scale 4.5 --num-sampling-steps 20 --sampler dpmpp_2m");
+
+  options = options_of("DiT-B/4");
+  options.samples.every = 10;
+  options.samples.sampler = "ddim";
+  take_published_settings(options, {"sampler"});
+  EXPECT_EQ(options.samples.num_sampling_steps, SampleGridOptions().num_sampling_steps)
+      << "steps are of the published sampler";
+
+  options = options_of("DiT-B/4");  // which its sampler cannot draw with when it was trained as a flow
+  options.samples.every = 10;
+  options.objective.name = "flow";
+  take_published_settings(options, {"objective"});
+  EXPECT_EQ(options.samples.sampler, "flow_euler");
+}
+
+TEST(PublishedSettings, UnknownNamesAreLeftToOthers) {
+  TrainOptions options = options_of("DiT,Sana");
+  EXPECT_EQ(take_published_settings(options, {}), "");
+  options = options_of("sd15");
+  options.objective.name = "epsilo";
+  options.samples.every = 1;
+  EXPECT_EQ(take_published_settings(options, {"objective"}), "");
+}
+
+TEST(PublishedSettings, FlowTakesItsTimesFromATable) {
+  ObjectiveOptions options;
+  options.name = "flow";
+  options.flow_shift = 3;
+  options.flow_times = FlowTimes::kSana;
+  EXPECT_EQ(objective_config_of(options).at("mode"), "sana");
+  options.name = "epsilon";
+  EXPECT_THROW(objective_config_of(options), Error);
+}
+
+}  // namespace
+}  // namespace kiln
