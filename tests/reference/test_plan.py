@@ -260,3 +260,13 @@ def test_every_recipe_fits_the_gpus_it_is_for(kiln, recipe):
     result = kiln("plan", "--recipe", recipe, "--gpu", "H100", *divided, "--json")
     assert result.returncode == 0, result.stderr
     assert json.loads(result.stdout)["predicted"]["fits"]
+
+
+@pytest.mark.parametrize("gpu, memory_gib", [("RTX-3090", 24), ("RTX-4070", 12)])
+def test_sana_trains_with_adamw_on_a_small_card(kiln, gpu, memory_gib):
+    """guide e's first advice, AdamW instead of CAME, at its own size: the optimizer waits on the host."""
+    result = kiln("plan", "--recipe", REPOSITORY / "recipes" / "sana-1600m-1024-adamw-24gb.toml", "--gpu", gpu, "--json")
+    assert result.returncode == 0, result.stderr
+    plan = json.loads(result.stdout)
+    assert plan["predicted"]["fits"] and plan["options"]["optimizer"] == "adamw" and plan["options"]["image-size"] == 1024
+    assert 6 < plan["predicted"]["needed_bytes"] / 2**30 < 0.95 * memory_gib
