@@ -8,7 +8,7 @@ import subprocess
 
 import numpy as np
 import pytest
-from conftest import FULL, program, run_program, succeed
+from conftest import FULL, REPOSITORY, program, run_program, succeed
 from interruptions import until_interrupted, wait_while_running
 from PIL import Image
 
@@ -538,3 +538,20 @@ def test_captions_grow_with_their_store_and_stages_change_size(captioned, tmp_pa
     succeed("extract", "--data", pictures, "--out", large, "--text-encoder", captioned / "other", "--text-name", "bert")
     shutil.rmtree(tmp_path / "run")
     assert "by another encoder" in (line := refusal(*train, "--recipe", path)) and "stage 2" in line
+
+
+def test_many_pictures_first_the_best_last(stores, tmp_path):
+    """docs/progressive.md's recipe, on tiny stores: the second stage sees the best alone, at its own rate."""
+    page = (REPOSITORY / "docs/progressive.md").read_text()
+    text = page[page.index("# recipe.toml"):]
+    text = text[:text.index("```")].replace('model = "Sana-600M-512"\n', "").replace("image-size = 512", f"image-size = {SIZE}")
+    for name, store in (("low", "a"), ("high", "b")):
+        text = text.replace(f'"{name}"', json.dumps(str(stores / store)))
+    path = tmp_path / "recipe.toml"
+    path.write_text(text)
+    result = succeed(*command(tmp_path / "run", "--recipe", path))
+    first, second = 10 * (20 + 12) // 5, -(-3 * 12 // 5)
+    stages = events(tmp_path / "run", "stage")
+    assert [(e["stage"], e["steps"], e["samples"]) for e in stages] == [(1, first, 32), (2, second, 12)], result.stdout
+    rates = [lr for _, _, lr in losses(tmp_path / "run")]
+    assert set(rates[:first]) == {5e-5} and set(rates[first:]) == {1e-5}
