@@ -97,7 +97,10 @@ std::string plots(const ReportedRun& run) {
   const std::vector<PlotPoint> validation = run.validation();
   const auto loss = points_of(lines, "loss"), speed = points_of(lines, "images_per_s"),
              grad_norm = points_of(lines, "grad_norm");
-  std::string html = "<div class=\"plots\">\n";
+  std::string html =
+      "<p>Losses of different objectives do not compare: 0.7 or 0.8 is as normal for a flow as 0.13 for "
+      "iddpm or "
+      "epsilon.</p>\n<div class=\"plots\">\n";
   std::vector<PlotSeries> losses = {{.name = "logged", .color = kBlue, .points = loss, .faint = true},
                                     {.name = "smoothed", .color = kBlue, .points = smoothed(loss)}};
   if (!validation.empty()) losses.push_back({.name = "validation", .color = "#f59e0b", .points = validation});
