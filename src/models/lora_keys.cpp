@@ -68,12 +68,12 @@ double scale_of(const TensorMap& tensors, const std::string& stem, int64_t rank)
   return alpha->second.to(at::kDouble).item<double>() / static_cast<double>(rank);
 }
 
-constexpr std::string_view kWeight = ".weight";
+constexpr std::string_view kWeightEnding = ".weight";
 
 std::vector<std::string> modules_of(const TensorMap& weights) {
   std::vector<std::string> modules;
   for (const auto& [key, weight] : weights)
-    if (key.ends_with(kWeight)) modules.push_back(key.substr(0, key.size() - kWeight.size()));
+    if (key.ends_with(kWeightEnding)) modules.push_back(key.substr(0, key.size() - kWeightEnding.size()));
   return modules;
 }
 
@@ -124,14 +124,14 @@ std::vector<LoraLayer> read_lora(const std::string& path, const std::vector<std:
 }
 
 void merge_layers(TensorMap& weights, const std::vector<LoraLayer>& layers, const LoraBase& base) {
-  const std::string key = layers.front().module + std::string(kWeight);
+  const std::string key = layers.front().module + std::string(kWeightEnding);
   TensorMap foreign = weights.contains(key) ? TensorMap() : foreign_weights(base, weights);
   if (!foreign.contains(key)) return merge_lora(weights, layers);
   merge_lora(foreign, layers);
   const TensorMap merged = base.family->formats.front().weights_from(base.config, foreign, "the model");
   // What the class lacks, such as tables of positions and a null caption, stays.
   for (const auto& [name, value] : merged)
-    if (name.ends_with(kWeight)) weights[name] = value;
+    if (name.ends_with(kWeightEnding)) weights[name] = value;
 }
 
 size_t merge_adapter(TensorMap& weights, const std::string& path, const LoraBase& base) {
