@@ -20,5 +20,6 @@ def assert_diffusers_draws_the_same(walk, folder, label, guidance, *source):
     with mock.patch("diffusers.pipelines.dit.pipeline_dit.randn_tensor", lambda *_, **__: noise):
         wanted = pipeline([label], guidance_scale=guidance, num_inference_steps=STEPS, output_type="pt").images * 2 - 1
     walk.kiln("sample", *source, "--classes", label, "--cfg-scale", guidance, "--cfg-convention", "plain", "--sampler", "dpmpp_2m",
-              "--num-sampling-steps", STEPS, "--num-images", 1, "--seed", SEED, "--threads", 1, "--out", walk / "one", "--npz", walk / "one.npz")
+              "--num-sampling-steps", STEPS, "--num-images", 1, "--seed", SEED, "--threads", 1, "--out", walk / "one",
+              "--npz", walk / "one.npz")
     assert_pictures_of(read_npz(walk / "one.npz"), wanted)

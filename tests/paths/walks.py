@@ -37,18 +37,21 @@ class Walk:
     def __truediv__(self, name):
         return self.folder / name
 
-    def kiln(self, *arguments):
+    @staticmethod
+    def kiln(*arguments):
         return succeed(*arguments)
 
-    def json(self, *arguments):
+    @staticmethod
+    def json(*arguments):
         return json.loads(succeed(*arguments, "--json").stdout)
 
-    def refused(self, *arguments):
-        """The one line of a command that ends at once, before it writes anything into --out."""
+    @staticmethod
+    def refused(*arguments):
+        """The one line of a command that ends at once, before it makes the folder of --out."""
         result = run_program("kiln", *arguments)
         assert result.returncode == 1, result.stdout + result.stderr
-        lines = [line for line in result.stderr.splitlines() if not line.startswith("warning: ")]
-        assert len(lines) == 1 and len(lines[0]) <= 600, result.stderr
+        lines = [line for line in result.stderr.splitlines() if line.startswith("kiln: ")]
+        assert len(lines) == 1 and len(lines[0]) <= 600 and result.stderr.splitlines()[-1] == lines[0], result.stderr
         words = list(map(str, arguments))
         out = Path(words[words.index("--out") + 1])
         assert not out.exists(), f"{out} was made, for nothing: {lines[0]}"
@@ -93,7 +96,7 @@ def plain(seed, size):
 def pictures(folder, count, size, classes=False):
     """JPEG and PNG files of `size` (height, width), or of sizes in turn, drawn with a shape; with metadata.jsonl, or in a
     folder for each class."""
-    folder.mkdir()
+    folder.mkdir(parents=True)
     sizes, lines = size if isinstance(size, list) else [size], []
     for index in range(count):
         height, width = sizes[index % len(sizes)]

@@ -1,0 +1,113 @@
+"""Guide a, planning the training of DiT: which model on which cards, a probe, a batch that leaves room, training that is
+interrupted and goes on with fewer ranks, and a picture from diffusers' DiTPipeline at the end."""
+
+import re
+import signal
+
+import pytest
+from browser import check_report
+from dit_pictures import assert_diffusers_draws_the_same
+from pipelines import tiny_kl
+from walks import Walk, not_pictures, pictures, steps_of
+
+SIZES = ["DiT-S/8", "DiT-B/4", "DiT-L/2", "DiT-XL/2"]
+# The guide's DiT-B/4, narrow and shallow: pictures of 256 px are latents of 32 x 32, in 8 x 8 patches.
+MODEL = ["--model", "DiT-B/4", "--hidden-size", 64, "--depth", 2, "--num-heads", 1, "--image-size", 256]
+
+
+@pytest.fixture(scope="module")
+def brought(tmp_path_factory):
+    """Pictures in a folder for each class, and an autoencoder of Stable Diffusion's shape."""
+    folder = tmp_path_factory.mktemp("brought")
+    pictures(folder / "pictures", 24, [(256, 256), (300, 280)], classes=True)
+    tiny_kl(folder / "vae")
+    return folder
+
+
+def data(brought):
+    """As --data-path in the guide: pictures, encoded in every step."""
+    return ["--data", brought / "pictures", "--autoencoder", brought / "vae"]
+
+
+def training(walk, brought, *more):
+    return ["train", *MODEL, *data(brought), "--global-batch", 16, "--micro-batch", 8, "--log-every", 1, "--checkpoint-every", 2,
+            "--threads", 1, "--peak-tflops", 1, *more]
+
+
+def test_a_model_is_chosen_for_the_cards():
+    found = Walk.json("plan", "--search", "--model", ",".join(SIZES), "--gpu", "RTX-3090", "--gpus", 4, "--deadline-days", 5)
+    assert {row["model"] for row in found["ranked"]} == set(SIZES)
+    assert all(row["days"] <= 5 for row in found["ranked"] if row["meets"])
+
+
+def test_a_table_says_what_each_model_takes():
+    said = Walk.kiln("plan", "--table", "sizes", "--gpu", "RTX-4060", "--global-batch", 64, "--compute-dtype", "fp16").stdout
+    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in said.splitlines() if line.startswith("| DiT")]
+    assert {row[0] for row in rows} > set(SIZES) and all(cell for row in rows for cell in row)
+
+
+def test_the_plan_says_how_many_days():
+    """400,000 steps of DiT-B/4 on four cards with the guide's 32 pictures each, encoded in every step."""
+    plan = Walk.json("plan", "--model", "DiT-B/4", "--gpu", "RTX-3090", "--gpus", 4, "--global-batch", 128, "--compute-dtype", "fp16",
+                     "--autoencoder", "sd-vae-ft-mse", "--steps", 400_000)
+    assert plan["predicted"]["fits"] and 0.2 < plan["predicted"]["days"] < 5
+
+
+def test_a_probe_measures_memory_and_speed(walk, brought):
+    probe = walk.json("probe", *MODEL, *data(brought), "--global-batch", 16, "--micro-batch", 8, "--threads", 1, "--steps", 6,
+                      "--no-checkpoint", *walk.many)
+    measured, predicted = probe["measured"], probe["predicted"]
+    assert measured["peak_bytes"] == pytest.approx(predicted["peak_bytes"], rel=0.05)
+    assert measured["images_per_s"] > 0 and measured["phase_s"]["encoding"] > 0
+
+
+def test_a_smaller_batch_is_advised_above_85_percent():
+    """On a card of which 64 pictures at once take 92 %."""
+    plan = ["plan", "--model", "DiT-B/4", "--global-batch", 256, "--compute-dtype", "fp16"]
+    needed = Walk.json(*plan, "--gpu", "RTX-3090", "--micro-batch", 64)["predicted"]["needed_bytes"]
+    card = ["--gpu-memory", int(needed / 0.92)]
+
+    def share(batch):
+        planned = Walk.json(*plan, *card, "--micro-batch", batch)
+        return planned["predicted"]["needed_bytes"] / planned["machine"]["memory_bytes"], "\n".join(planned["advice"])
+
+    used, advice = share(64)
+    assert used > 0.85, used
+    used, advice = share(int(re.search(r"% of the memory is used.*--micro-batch (\d+)", advice)[1]))
+    assert used <= 0.85 and "% of the memory is used" not in advice
+
+
+def test_training_is_interrupted_and_goes_on_with_fewer_ranks(walk, brought):
+    said = walk.interrupted(signal.SIGTERM, walk / "run", *training(walk, brought, "--max-steps", 400, *walk.many))
+    done = max(steps_of(walk / "run"))
+    assert "stopped by a signal" in said and done < 400
+    evaluation = ["--evaluate-every", done + 4, "--evaluate-images", 8, "--evaluate-reference", brought / "pictures"]
+    said = walk.kiln(*training(walk, brought, "--max-steps", done + 8, "--sample-every", done + 8, "--num-samples", 4, "--sampler", "ddim",
+                               "--num-sampling-steps", 4, *evaluation), "--out", walk / "run")
+    assert "resuming" in said.stdout and steps_of(walk / "run") == list(range(1, done + 9))
+
+
+def test_diffusers_draws_from_it(walk, brought):
+    walk.kiln("convert", "--in", walk / "run", "--out", walk / "pipeline", "--vae", brought / "vae")
+    # Its guidance knows ImageNet's thousand classes only.
+    assert_diffusers_draws_the_same(walk, walk / "pipeline", 2, 1.0, "--run", walk / "run")
+
+
+def test_the_report_is_whole(walk, browser):
+    check_report(browser.open(walk / "run/report.html"), headings=["Evaluation", "Samples over time", "Plan against measurement", "Settings"],
+                 plots=["Loss"], rows={"model": "DiT-B/4", "image-size": "256"}, num_pictures=1)
+
+
+@pytest.mark.parametrize("option, value, expected", [
+    ("--autoencoder", "encoder", "the autoencoder is of class CLIPTextModel"),
+    ("--autoencoder", "nowhere", "nowhere"),
+    ("--image-size", 252, "expected --image-size to be a multiple of 8, got 252"),
+])
+def test_what_does_not_fit_is_named_before_a_picture_is_read(tmp_path, brought, option, value, expected):
+    (tmp_path / "encoder").mkdir()
+    (tmp_path / "encoder/config.json").write_text('{"_class_name": "CLIPTextModel"}')
+    given = dict(zip(MODEL[::2], MODEL[1::2])) | {"--autoencoder": brought / "vae"}
+    given[option] = tmp_path / value if option == "--autoencoder" else value
+    line = Walk.refused("train", *(part for pair in given.items() for part in pair), "--data",
+                        not_pictures(tmp_path / "data", classes=True), "--max-steps", 1, "--out", tmp_path / "run")
+    assert expected in line
