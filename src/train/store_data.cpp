@@ -10,6 +10,7 @@
 #include "core/error.h"
 #include "data/loader/batches.h"
 #include "data/text_store/joined_text.h"
+#include "run/option_values.h"
 #include "train/encoding/pictures.h"
 #include "train/setup.h"
 
