@@ -80,6 +80,11 @@ void add_plan_options(CLI::App& command, PlanArguments& arguments) {
   command.add_option("--gpus", options.gpus,
                      "Number of GPUs in all (without it those of this machine, or 1 of another GPU; --search "
                      "tries 1, 2, 4, ...)");
+  command.add_option("--gpus-per-node", options.gpus_per_node,
+                     "GPUs of one machine; more are planned on several (default: 8 with NVLink, else 4)");
+  command.add_option("--network-gbit", options.network_gbit,
+                     "Network of one machine in Gbit/s, all its cards together (default: 200 or 400 for each "
+                     "GPU with NVLink, else 100)");
   command.add_option("--steps", options.steps, "Steps to plan for (0: --max-steps)")->capture_default_str();
   command
       .add_option("--dataset-size", options.dataset_size,

@@ -45,6 +45,10 @@ TEST(Calibrate, PlansAreMadeFromWhatWasMeasured) {
   EXPECT_GT(profile.disk_bytes_per_s, 1e6);
   EXPECT_GT(profile.peak_flops.at(at::kFloat), 1e9);
   EXPECT_LT(profile.peak_flops.at(at::kFloat), 1e14);
+  EXPECT_GT(profile.rank_hop_s, 1e-6);
+  EXPECT_LT(profile.rank_hop_s, 0.1);
+  EXPECT_GT(profile.peer_bytes_per_s, 1e6);
+  EXPECT_LT(profile.peer_bytes_per_s, profile.memory_bytes_per_s) << "each byte is copied more than once";
   EXPECT_FALSE(profile.rates.empty());
   ASSERT_EQ(profile.disks.size(), 2);
   EXPECT_EQ(profile.disks.front().folder, "/dev/shm");

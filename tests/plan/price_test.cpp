@@ -70,6 +70,24 @@ TEST_F(Profiles, JsonRoundTripOfEveryBuiltin) {
   }
 }
 
+// Earlier versions kept the network's share of one GPU, and nothing of a CPU's ranks.
+TEST_F(Profiles, OlderOnesAreRead) {
+  const auto older = [](const MachineProfile& profile, double node_bytes_per_s) {
+    nlohmann::json json = to_json(profile);
+    for (const char* key : {"network_bytes_per_s", "switch_sum_bytes_per_s", "rank_hop_s"}) json.erase(key);
+    json["node_bytes_per_s"] = node_bytes_per_s;
+    return profile_from_json(json);
+  };
+  EXPECT_EQ(older(find_profile("A100-80G"), 20e9).network_bytes_per_s, 8 * 20e9);
+  const MachineProfile cpu = older(find_profile("cpu"), 1e9);
+  EXPECT_EQ(cpu.network_bytes_per_s, 0);
+  EXPECT_GT(cpu.rank_hop_s, 0);
+  nlohmann::json lacking = to_json(find_profile("A100-80G"));
+  lacking.erase("network_bytes_per_s");
+  EXPECT_THAT([&] { static_cast<void>(profile_from_json(lacking)); },
+              testing::ThrowsMessage<Error>(HasSubstr("'network_bytes_per_s'")));
+}
+
 TEST_F(Profiles, ABrokenFileIsNamed) {
   fs::create_directories(folder_);
   std::ofstream(folder_ / "broken.json") << "{\"name\": 3}";

@@ -4,6 +4,7 @@ import json
 import os
 import re
 import resource
+import statistics
 import subprocess
 import time
 
@@ -25,6 +26,8 @@ XL = ["--model", "DiT-XL/2", "--compute-dtype", "bf16", "--gpu", "A100-80G", "--
         (["--gpu", "H100", "--html", "/nonexistent/report.html"], "/nonexistent"),
         (["--gpu", "H100", "--calibrate", "--calibrate-seconds", "0"], "--calibrate-seconds"),
         (["--gpu", "H100", "--measure-seconds", "5"], "which is not H100"),
+        (["--gpu", "H100", "--gpus-per-node", "-1"], "--gpus-per-node expects 0 or more"),
+        (["--gpu", "cpu", "--network-gbit", "10"], "the ranks of a CPU are planned on one machine"),
         (["--gpu", "H100", "--price-per-gpu-hour", "-1"], "--price-per-gpu-hour"),
         (["--gpu", "H100", "--price-per-gpu-hour", "1", "--cost-per-hour", "8"], "give one"),
     ],
@@ -85,6 +88,29 @@ def test_advises_what_needs_no_recomputation_and_few_checkpoints(kiln):
     assert any("400 checkpoints are kept, " in line and "--keep-checkpoints 3" in line for line in advice)
     lean = json.loads(kiln("plan", *run, "--keep-checkpoints", 2).stdout)["advice"]
     assert not any("keeping all" in line or "are kept" in line for line in lean)
+
+
+def test_nodes_are_as_given(kiln):
+    """Five cards: in two machines of four by default, in one where --gpus-per-node says so."""
+    cards = ["plan", "--model", "DiT-XL/2", "--gpu", "RTX-4090", "--gpus", 5, "--compute-dtype", "bf16", "--micro-batch", 4,
+             "--recompute", "all", "--global-batch", 200, "--zero-stage", 1]
+
+    def planned(*more):
+        result = kiln(*cards, *more, "--json")
+        assert result.returncode == 0, result.stderr
+        plan = json.loads(result.stdout)
+        return plan["machine"], {point["gpus"]: point["images_per_s"] for point in plan["predicted"]["scaling"]}
+
+    machine, default = planned()
+    assert machine["gpus_per_node"] == 4 and machine["network_bytes_per_s"] == pytest.approx(0.86 * 100e9 / 8)
+    assert default[5] > default[4], "a second machine at 100 Gbit/s"
+    assert planned("--network-gbit", 1)[1][5] < default[4] / 2
+    machine, together = planned("--network-gbit", 1, "--gpus-per-node", 8)
+    assert machine["gpus_per_node"] == 8 and together[5] > default[5]
+    searched = json.loads(kiln("plan", "--search", "--model", "DiT-S/4", "--gpu", "T4", "--gpus", 8, "--compute-dtype", "fp16",
+                               "--micro-batch", 8, "--zero-stage", 0, "--offload-optimizer", "none", "--recompute", "none",
+                               "--gpus-per-node", 8, "--json").stdout)
+    assert "--nproc 8" in searched["best"][0]["command"]
 
 
 @pytest.mark.parametrize("optimizer", ["adamw", "adamw-8bit", "came", "came-sana"])
@@ -171,6 +197,35 @@ def test_calibration_is_kept_and_named(seconds, tmp_path):
     for more in (["--device", "cpu", "--measure-seconds", "60"], []):
         assert plan("--gpu", "cpu", *more)["predicted"]["measured_share"] > 0.98
     assert len(list(tmp_path.glob("*.json"))) == 1
+
+
+@pytest.mark.nothing_beside
+@pytest.mark.parametrize("stage", [0, 2])
+def test_communication_of_ranks_on_a_cpu_is_planned(stage, tmp_path):
+    """Within a factor of two of what a calibrated machine takes. Another program on it disturbs either side, so that one of
+    three attempts counts."""
+    environment = {**os.environ, "KILN_PROFILES": str(tmp_path)}
+    options = ["--model", "dit", "--hidden-size", 256, "--depth", 6, "--num-heads", 4, "--patch-size", 2, "--image-size", 64,
+               "--global-batch", 16, "--zero-stage", stage, "--data", "synthetic", "--objective", "epsilon", "--device", "cpu",
+               "--threads", 1]
+
+    def run(command, *more):
+        words = [program("kiln"), command, *options, *more]
+        result = subprocess.run([str(word) for word in words], capture_output=True, text=True, env=environment)
+        assert result.returncode == 0, result.stderr
+        return result.stdout
+
+    ratios = []
+    for attempt in range(3):
+        planned = run("plan", "--gpu", "cpu", "--gpus", 2, "--calibrate", "--calibrate-seconds", 3, "--json")
+        out = tmp_path / f"run{attempt}"
+        run("train", "--nproc", 2, "--max-steps", 20, "--log-every", 1, "--no-tensorboard", "--out", out)
+        lines = [json.loads(line) for line in (out / "log.jsonl").read_text().splitlines()]
+        seconds = [line["phase_s"]["communication"] for line in lines if "loss" in line][5:]
+        ratios.append(json.loads(planned)["predicted"]["phase_s"]["communication"] / statistics.median(seconds))
+        if 0.5 < ratios[-1] < 2:
+            return
+    pytest.fail(f"planned / measured: {ratios}")
 
 
 def options_of(kiln, *arguments):

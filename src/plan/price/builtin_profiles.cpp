@@ -9,6 +9,7 @@
 
 #include <algorithm>
 #include <cstdlib>
+#include <map>
 #include <set>
 #include <string_view>
 
@@ -21,7 +22,8 @@ namespace {
 constexpr double kTera = 1e12, kGiga = 1e9, kMicro = 1e-6;
 
 // Assumption: pinned copies and NCCL's rings reach this share of a link's nominal rate. 25 of 31.5 GB/s on
-// PCIe 4 and 235 of 300 GB/s on an A100's NVLink are commonly measured.
+// PCIe 4, 233 of 300 GB/s on an A100's NVLink (NVIDIA/nccl-tests issue 175) and 370 of 450 on an H100's (212)
+// are measured.
 constexpr double kLinkShare = 0.8;
 // Assumption: a large elementwise kernel's share of the memory bandwidth (1.7 of 2.0 TB/s on an A100).
 constexpr double kBandwidthShare = 0.85;
@@ -32,7 +34,6 @@ constexpr double kDisk = 2 * kGiga;
 
 // One way, bytes/s.
 constexpr double kPcie3 = 15.75 * kGiga, kPcie4 = 31.5 * kGiga, kPcie5 = 63 * kGiga;
-constexpr double gigabits(double rate) { return rate / 8 * kGiga; }
 
 // Assumption: CUDA context with the modules of ATen, cuBLAS and cuDNN that training loads lazily; 470 to 510
 // MiB are seen for a bare process on an RTX 4090, more with more processors. cuBLAS' workspace is not in it:
@@ -50,13 +51,20 @@ constexpr std::string_view kTooOld = "V100";
 const std::set<std::string_view> kWithFp8 = {"RTX-4060", "RTX-4070", "RTX-4090", "RTX-5090", "RTX-6000-Ada",
                                              "L4",       "L40S",     "H100",     "H200",     "B200"};
 
+// Bus bandwidths of all-reduces on 8 GPUs whose switches sum, as measured (NVIDIA/nccl-tests issues 212 and
+// 272, NVIDIA/nccl issue 1807). By definition such a bandwidth is that of the sums times 2 (8 - 1) / 8.
+const std::map<std::string_view, double> kSwitchSums = {
+    {"H100", 480 * kGiga}, {"H200", 475 * kGiga}, {"B200", 830 * kGiga}};
+constexpr double kSumFactor = 2.0 * (8 - 1) / 8;
+
 struct Gpu {
   const char* name;
   double memory_gib;  // the total that CUDA reports, which is less than the box says
   int64_t context_bytes;
   double f32, tf32, half;  // TFLOP/s; half: bf16 and fp16 with f32 accumulation
   bool has_bf16;
-  double memory_bytes_per_s, pcie, peer, node;  // nominal
+  double memory_bytes_per_s, pcie, peer;  // nominal
+  double network;                         // of a node, nominal, Gbit/s
   int64_t num_processors;
   double watts;
   // Assumptions: shares of the half-precision peak that cuBLAS reaches on large products, and fused attention
@@ -69,10 +77,13 @@ struct Gpu {
 constexpr double kNvlink2 = 150 * kGiga, kNvlink3 = 300 * kGiga, kNvlink4 = 450 * kGiga,
                  kNvlink5 = 900 * kGiga;
 constexpr double kNoPeer = kPcie4 / 2;  // consumer boards: through host memory, so each byte crosses twice
-constexpr double kEthernet = gigabits(25);  // assumption: 100 Gbit/s for four PCIe cards
+// Assumptions, Gbit/s: one network card for the PCIe boards of a node; for SXM boards a card for each GPU as
+// in NVIDIA's own systems (DGX A100: 8 x 200, DGX H100 and B200: 8 x 400; DGX-1V: 4 x 100).
+constexpr double kEthernet = 100, kDgx1 = 400, kDgxA100 = 1600, kDgxH100 = 3200;
+constexpr int64_t kPcieGpus = 4, kSxmGpus = 8;  // assumption: GPUs of a node
 
 const Gpu kGpus[] = {
-    {"V100", 31.73, kContext, 15.7, 0, 125, false, 900e9, kPcie3, kNvlink2, gigabits(50), 80, 300, 0.75, 0.2},
+    {"V100", 31.73, kContext, 15.7, 0, 125, false, 900e9, kPcie3, kNvlink2, kDgx1, 80, 300, 0.75, 0.2},
     {"T4", 14.56, kContext, 8.1, 0, 65, false, 320e9, kPcie3, kPcie3 / 2, kEthernet, 40, 70, 0.5, 0.15},
     {"RTX-2080-Ti", 10.76, kContext, 13.4, 0, 53.8, false, 616e9, kPcie3, kPcie3 / 2, kEthernet, 68, 250,
      0.75, 0.2},
@@ -95,20 +106,20 @@ const Gpu kGpus[] = {
      0.35},
     {"A40", 44.34, kContext, 37.4, 74.8, 149.7, true, 696e9, kPcie4, kPcie4, kEthernet, 84, 300, 0.65, 0.35},
     {"L40S", 44.39, kContext, 91.6, 183, 362, true, 864e9, kPcie4, kPcie4, kEthernet, 142, 350, 0.65, 0.35},
-    {"A100-40G", 39.38, kContext, 19.5, 156, 312, true, 1555e9, kPcie4, kNvlink3, gigabits(200), 108, 400,
-     0.8, 0.35},
-    {"A100-80G", 79.14, kContext, 19.5, 156, 312, true, 2039e9, kPcie4, kNvlink3, gigabits(200), 108, 400,
-     0.8, 0.35},
-    {"A800-80G", 79.14, kContext, 19.5, 156, 312, true, 2039e9, kPcie4, 200 * kGiga, gigabits(200), 108, 400,
-     0.8, 0.35},
-    {"H100", 79.10, kContextHopper, 67, 495, 989, true, 3350e9, kPcie5, kNvlink4, gigabits(400), 132, 700,
-     0.68, 0.25},
-    {"H200", 139.71, kContextHopper, 67, 495, 989, true, 4800e9, kPcie5, kNvlink4, gigabits(400), 132, 700,
-     0.7, 0.25},
+    {"A100-40G", 39.38, kContext, 19.5, 156, 312, true, 1555e9, kPcie4, kNvlink3, kDgxA100, 108, 400, 0.8,
+     0.35},
+    {"A100-80G", 79.14, kContext, 19.5, 156, 312, true, 2039e9, kPcie4, kNvlink3, kDgxA100, 108, 400, 0.8,
+     0.35},
+    {"A800-80G", 79.14, kContext, 19.5, 156, 312, true, 2039e9, kPcie4, 200 * kGiga, kDgxA100, 108, 400, 0.8,
+     0.35},
+    {"H100", 79.10, kContextHopper, 67, 495, 989, true, 3350e9, kPcie5, kNvlink4, kDgxH100, 132, 700, 0.68,
+     0.25},
+    {"H200", 139.71, kContextHopper, 67, 495, 989, true, 4800e9, kPcie5, kNvlink4, kDgxH100, 132, 700, 0.7,
+     0.25},
     // Memory as the driver reports it: a bus of 7,680 bits at 3,996 MHz, where data sheets round up to 8
     // TB/s.
-    {"B200", 178.35, kContextBlackwell, 75, 1125, 2250, true, 7672e9, kPcie5, kNvlink5, gigabits(400), 148,
-     1000, 0.65, 0.15},
+    {"B200", 178.35, kContextBlackwell, 75, 1125, 2250, true, 7672e9, kPcie5, kNvlink5, kDgxH100, 148, 1000,
+     0.65, 0.15},
 };
 
 MachineProfile profile_of(const Gpu& gpu) {
@@ -123,15 +134,17 @@ MachineProfile profile_of(const Gpu& gpu) {
                          .op_overhead_s = kKernelGap,
                          .host_link_bytes_per_s = gpu.pcie * kLinkShare,
                          .peer_bytes_per_s = gpu.peer * kLinkShare,
-                         .node_bytes_per_s = gpu.node * kLinkShare,
+                         .network_bytes_per_s = network_rate(gpu.network),
                          .disk_bytes_per_s = kDisk,
-                         .gpus_per_node = gpu.peer == kNoPeer || gpu.node == kEthernet ? 4 : 8,
+                         .gpus_per_node = gpu.network == kEthernet ? kPcieGpus : kSxmGpus,
                          .num_processors = gpu.num_processors,
                          .watts = gpu.watts,
                          .runs_kiln = std::string_view(gpu.name) != kTooOld,
                          .matmul_efficiency = gpu.matmul,
                          .attention_efficiency = gpu.attention,
                          .bandwidth_efficiency = kBandwidthShare};
+  if (const auto sums = kSwitchSums.find(gpu.name); sums != kSwitchSums.end())
+    profile.switch_sum_bytes_per_s = sums->second / kSumFactor;
   if (gpu.has_bf16) profile.peak_flops[at::kBFloat16] = gpu.half * kTera;
   if (kWithFp8.contains(gpu.name)) profile.peak_flops[at::kFloat8_e4m3fn] = 2 * gpu.half * kTera;
   return profile;

@@ -20,6 +20,7 @@
 #include "plan/price/machine_profile.h"
 #include "plan/price/measure_step.h"
 #include "plan/price/price.h"
+#include "plan/price/rank_links.h"
 #include "plan/price/step_timing.h"
 #include "plan/price/this_machine.h"
 
@@ -285,6 +286,11 @@ MachineProfile calibrate(at::Device device, double seconds, const std::vector<st
       std::ranges::find_if(profile.disks, [](const DiskSpeed& d) { return d.read_bytes_per_s > 0; });
   if (disk != profile.disks.end()) profile.disk_bytes_per_s = disk->read_bytes_per_s;
   profile.decoding = measure_decoding();
+  if (device.is_cpu()) {
+    const RankLinks links = measure_rank_links();
+    profile.rank_hop_s = links.hop_s;
+    profile.peer_bytes_per_s = links.bytes_per_s;
+  }
   measure_steps(profile, device, seconds);
   return profile;
 }

@@ -83,7 +83,9 @@ void visit_numbers(Profile& p, Visitor&& visit) {
   visit("op_overhead_s", p.op_overhead_s);
   visit("host_link_bytes_per_s", p.host_link_bytes_per_s);
   visit("peer_bytes_per_s", p.peer_bytes_per_s);
-  visit("node_bytes_per_s", p.node_bytes_per_s);
+  visit("rank_hop_s", p.rank_hop_s);
+  visit("switch_sum_bytes_per_s", p.switch_sum_bytes_per_s);
+  visit("network_bytes_per_s", p.network_bytes_per_s);
   visit("disk_bytes_per_s", p.disk_bytes_per_s);
   visit("gpus_per_node", p.gpus_per_node);
   visit("num_processors", p.num_processors);
@@ -91,6 +93,19 @@ void visit_numbers(Profile& p, Visitor&& visit) {
   visit("matmul_efficiency", p.matmul_efficiency);
   visit("attention_efficiency", p.attention_efficiency);
   visit("bandwidth_efficiency", p.bandwidth_efficiency);
+}
+
+// Returns a profile with today's keys. Older ones have the network's share of one GPU, and nothing of how the
+// ranks of a CPU reach each other.
+nlohmann::json in_present_keys(nlohmann::json json) {
+  if (!json.contains("node_bytes_per_s") || json.contains("network_bytes_per_s")) return json;
+  const bool is_cpu = field<std::string>(json, "device") == "cpu";
+  json["network_bytes_per_s"] =
+      is_cpu ? 0 : field<double>(json, "node_bytes_per_s") * field<double>(json, "gpus_per_node");
+  json["switch_sum_bytes_per_s"] = 0;
+  json["rank_hop_s"] = is_cpu ? kRankHop : 0;
+  if (is_cpu) json["peer_bytes_per_s"] = kRankShare * field<double>(json, "memory_bytes_per_s");
+  return json;
 }
 
 }  // namespace
@@ -176,7 +191,8 @@ nlohmann::json to_json(const MachineProfile& profile) {
   return json;
 }
 
-MachineProfile profile_from_json(const nlohmann::json& json) {
+MachineProfile profile_from_json(const nlohmann::json& stored) {
+  const nlohmann::json json = in_present_keys(stored);
   MachineProfile profile;
   profile.name = field<std::string>(json, "name");
   profile.source = field<std::string>(json, "source");

@@ -39,8 +39,12 @@ struct MachineProfile {
   double memory_bytes_per_s = 0;
   double op_overhead_s = 0;          // launch (CUDA) or dispatch (CPU) of one operation
   double host_link_bytes_per_s = 0;  // to host memory, one way
-  double peer_bytes_per_s = 0;       // to another GPU of the node (NVLink or PCIe), one way
-  double node_bytes_per_s = 0;       // between nodes, per GPU, one way
+  // To another GPU of the node (NVLink or PCIe), one way; on a CPU what its ranks' rings reach.
+  double peer_bytes_per_s = 0;
+  double rank_hop_s = 0;  // one message between ranks on a CPU; 0 on GPUs, whose hops are NCCL's
+  // Bytes that the switches of a node sum and send back (NVLink SHARP); 0: they cannot.
+  double switch_sum_bytes_per_s = 0;
+  double network_bytes_per_s = 0;  // between nodes: all network cards of one together, one way
   double disk_bytes_per_s = 0;       // of the data
   double offload_disk_bytes_per_s =
       0;  // of --nvme-path, where another disk was measured for it; 0: disk_bytes_per_s
@@ -59,6 +63,15 @@ struct MachineProfile {
   MachineClock clock{};                         // while all that was measured
   MachineSpeed speed{};  // at present, against `clock`; known in this process, not stored
 };
+
+// Assumption: the share of a network's nominal rate that NCCL's rings reach between nodes (docs/scaling.md).
+// It is 0.75 to 0.96 where that was published.
+inline constexpr double kNetworkShare = 0.86;
+inline double network_rate(double gigabits_per_s) { return gigabits_per_s / 8 * 1e9 * kNetworkShare; }
+
+// Assumptions about ranks on a CPU that was not calibrated, taken from those that were: seconds of a message
+// through Gloo, and the share of the memory's bandwidth that its rings reach.
+inline constexpr double kRankHop = 2e-4, kRankShare = 0.04;
 
 // Returns the GPUs of builtin_profiles.cpp: V100 to B200, with consumer boards of 8 to 32 GB.
 const std::vector<MachineProfile>& builtin_profiles();
@@ -98,7 +111,7 @@ inline int64_t workspaces_bytes(const MachineProfile& machine) {
 
 nlohmann::json to_json(const MachineProfile& profile);
 // Throws Error naming the field that is missing or wrong.
-MachineProfile profile_from_json(const nlohmann::json& json);
+MachineProfile profile_from_json(const nlohmann::json& stored);
 // Returns the folder of calibrated profiles: $KILN_PROFILES, else $XDG_CONFIG_HOME/kiln/profiles, else
 // ~/.config/kiln/profiles.
 std::string profiles_folder();

@@ -117,7 +117,7 @@ class Repetition {
 }  // namespace
 
 Sharding sharding_of(const TrainOptions& options, int64_t gpus, const MachineProfile& machine) {
-  const bool has_nodes = machine.node_bytes_per_s > 0 && gpus > machine.gpus_per_node;
+  const bool has_nodes = machine.network_bytes_per_s > 0 && gpus > machine.gpus_per_node;
   return {.gpus = gpus,
           .zero_stage = options.zero.stage,
           .offload_optimizer = options.offload.optimizer,

@@ -3,46 +3,19 @@
 #include <c10/core/ScalarType.h>
 
 #include <algorithm>
-#include <cmath>
 #include <numeric>
 #include <stdexcept>
 #include <unordered_map>
 
 #include "plan/price/price.h"
+#include "plan/ranks/links.h"
 
 namespace kiln {
 
 namespace {
 
-constexpr double kCollectiveLatency = 15e-6;  // seconds, times log2 of the ranks
 // One rank's update on the host is bound by memory and has half a socket.
 constexpr double kHostUpdateBytesPerS = 40e9;
-
-// The links among the ranks.
-class Links {
- public:
-  explicit Links(const MachineProfile& machine)
-      // Processes of one CPU exchange through its memory: written and read on both sides.
-      : within_(machine.peer_bytes_per_s > 0 ? machine.peer_bytes_per_s : machine.memory_bytes_per_s / 4),
-        across_(machine.node_bytes_per_s > 0 ? std::min(within_, machine.node_bytes_per_s) : within_),
-        gpus_per_node_(machine.gpus_per_node) {}
-
-  // A reduce-scatter or all-gather is half of an all-reduce.
-  double seconds(const CollectiveObserver::Start& event) const {
-    if (event.num_ranks <= 1 || event.bytes <= 0) return 0;
-    const bool both = event.operation == CollectiveObserver::Operation::kAllReduce;
-    const bool one_node = event.on_one_machine && event.num_ranks <= gpus_per_node_;
-    const double ranks = static_cast<double>(event.num_ranks);
-    const double half =
-        (ranks - 1) / ranks * static_cast<double>(event.bytes) / (one_node ? within_ : across_) +
-        kCollectiveLatency * std::log2(ranks);
-    return (both ? 2 : 1) * half;
-  }
-
- private:
-  double within_, across_;
-  int64_t gpus_per_node_;
-};
 
 // A rank's step: its operations one after another, collectives one after another on the link beside them.
 class StepClock {
@@ -115,7 +88,11 @@ class StepClock {
     if (event.begins) {
       const double seconds = links_.seconds(event.start);
       busy_ += seconds;
-      arrival = link_ = std::max(link_, now_) + seconds;
+      if (!links_.are_beside_compute()) {
+        waited_ += seconds;
+        now_ += seconds;
+      }
+      arrival = link_ = links_.are_beside_compute() ? std::max(link_, now_) + seconds : now_;
       begun_.push_back(number);
     } else if (arrival > now_) {
       waited_ += arrival - now_;
@@ -220,7 +197,7 @@ StepTime time_step(const StepTrace& trace, const MachineProfile& machine, const 
     time.by_phase[static_cast<size_t>(StepPhase::kOptimizer)] = time.host_s;
   }
   if (sharding.gpus > 1) {
-    const Links links(machine);
+    const Links links(machine, sharding.gpus);
     StepClock clock(trace, seconds, links);
     clock.run();
     time.by_phase[static_cast<size_t>(StepPhase::kCommunication)] += clock.waited_seconds();

@@ -152,6 +152,10 @@ std::string time(const Plan& plan) {
     text += fmt::format("  {:>5} {:<15}{:>9.3g}{:>11}{:>10.0f} %{:>12}{}\n", point.gpus,
                         point.gpus == 1 ? "device" : "devices", point.step_s, number_text(point.images_per_s),
                         100 * point.efficiency, duration(point.days), money(plan, point.cost));
+  if (plan.machine.network_bytes_per_s > 0)
+    text +=
+        fmt::format("  nodes of {} GPUs, {:.3g} GB/s from node to node (--gpus-per-node, --network-gbit)\n",
+                    plan.machine.gpus_per_node, plan.machine.network_bytes_per_s / 1e9);
   return text;
 }
 

@@ -91,10 +91,14 @@ std::string search_command(const Plan& plan) {
   open.offload.optimizer = defaults.offload.optimizer;
   const std::string train = command_line(open);
   const bool has_spaces = plan.machine.name.find(' ') != std::string::npos;  // a calibrated profile
-  const int64_t memory = plan.options.gpu_memory;
-  return fmt::format("kiln plan --search --gpu {0}{1}{0}{2} --gpus {3}{4}", has_spaces ? "'" : "",
-                     plan.machine.name, memory > 0 ? fmt::format(" --gpu-memory {}", memory) : "",
-                     plan.options.gpus, train.substr(std::string("kiln train").size()));
+  const auto given = [](const char* option, auto value) {
+    return value > 0 ? fmt::format(" --{} {}", option, value) : "";
+  };
+  return fmt::format("kiln plan --search --gpu {0}{1}{0}{2} --gpus {3}{4}{5}{6}", has_spaces ? "'" : "",
+                     plan.machine.name, given("gpu-memory", plan.options.gpu_memory), plan.options.gpus,
+                     given("gpus-per-node", plan.options.gpus_per_node),
+                     given("network-gbit", plan.options.network_gbit),
+                     train.substr(std::string("kiln train").size()));
 }
 
 void advise_dtype(const Plan& plan, std::vector<std::string>& advice) {

@@ -134,6 +134,8 @@ MachineProfile planned_machine(const PlanOptions& options) {
   MachineProfile machine =
       with_disks_of(find_profile(options.gpu), options.train.data.path, options.train.offload.nvme.folder);
   if (options.gpu_memory > 0) machine.memory_bytes = options.gpu_memory;
+  if (options.gpus_per_node > 0) machine.gpus_per_node = options.gpus_per_node;
+  if (options.network_gbit > 0) machine.network_bytes_per_s = network_rate(options.network_gbit);
   // On a CPU the budget is of the process, which kiln train counts in more detail (plan/fit).
   if (const int64_t budget = options.train.memory.budget.bytes();
       budget > 0 && machine.device == DryRunDevice::kCuda)
@@ -149,7 +151,12 @@ void check_plan(const PlanOptions& options, const MachineProfile& machine) {
   };
   not_negative("steps", static_cast<double>(options.steps));
   not_negative("dataset-size", static_cast<double>(options.dataset_size));
+  not_negative("gpus-per-node", static_cast<double>(options.gpus_per_node));
+  not_negative("network-gbit", options.network_gbit);
   not_negative("price-per-gpu-hour", options.price_per_gpu_hour);
+  if (machine.device == DryRunDevice::kCpu && (options.gpus_per_node > 0 || options.network_gbit > 0))
+    fail("plan",
+         "--gpus-per-node and --network-gbit are of GPUs: the ranks of a CPU are planned on one machine");
   const int64_t batch = options.train.global_batch;
   if (batch % options.gpus != 0)
     fail("plan", "--global-batch {} is not a multiple of --gpus {}: give {}, or {}", batch, options.gpus,

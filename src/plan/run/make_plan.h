@@ -26,8 +26,8 @@ void compare_with_published(Plan& plan);
 
 // The parts of make_plan() follow, for callers that have a trace or plan many configurations.
 
-// Finds the profile of --gpu, in TF32 if that is asked for, with the memory of --gpu-memory and, for a GPU,
-// at most --memory-budget.
+// Finds the profile of --gpu, in TF32 if that is asked for, with the memory of --gpu-memory, the nodes of
+// --gpus-per-node and --network-gbit and, for a GPU, at most --memory-budget.
 MachineProfile planned_machine(const PlanOptions& options);
 void check_plan(const PlanOptions& options, const MachineProfile& machine);  // throws what make_plan throws
 // Returns what most batches look like, if batches differ: captions of the mean length, pictures of the mean

@@ -22,6 +22,8 @@ struct PlanOptions {
   std::string gpu = "cpu";  // a profile's name; "cpu": this machine's processor
   int64_t gpus = 1;
   int64_t gpu_memory = 0;         // bytes of one GPU; 0: the profile's
+  int64_t gpus_per_node = 0;      // 0: the profile's
+  double network_gbit = 0;        // nominal, of a node, all its cards together, Gbit/s; 0: the profile's
   int64_t steps = 0;              // 0: train.max_steps
   int64_t dataset_size = 0;       // images; 0: those of the store, or ImageNet's 1,281,167
   double price_per_gpu_hour = 0;  // in any currency; 0: unknown

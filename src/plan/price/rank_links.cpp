@@ -1,0 +1,76 @@
+#include "plan/price/rank_links.h"
+
+#include <algorithm>
+#include <chrono>
+#include <cstdlib>
+#include <exception>
+#include <thread>
+
+#include "core/aten.h"
+#include "core/median.h"
+#include "parallel/ranks/process_group.h"
+#include "parallel/ranks/rendezvous.h"
+
+namespace kiln {
+
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+constexpr int64_t kRanks = 2;
+constexpr int64_t kSmall = 1 << 10, kLarge = 4 << 20;  // elements of f32
+constexpr int kSmallTimes = 50, kLargeTimes = 8;
+
+// Returns the median seconds of what a step does with a unit: its gradients are reduced, its weights
+// gathered.
+double exchange_seconds(ProcessGroup& group, int64_t elements, int times) {
+  const at::Tensor whole = at::ones({elements}), part = at::empty({elements / group.world_size()});
+  std::vector<double> seconds;
+  for (int i = 0; i < times; ++i) {
+    group.barrier("a measurement");
+    const auto begin = Clock::now();
+    group.reduce_scatter(part, whole, "a measurement").wait();
+    group.all_gather(whole, part, "a measurement").wait();
+    seconds.push_back(std::chrono::duration<double>(Clock::now() - begin).count());
+  }
+  return median(seconds);
+}
+
+}  // namespace
+
+RankLinks measure_rank_links() {
+  // c10d's record of the last collectives is one per process and not made for several ranks in it.
+  setenv("TORCH_FR_BUFFER_SIZE", "0", /*overwrite=*/1);
+  const Rendezvous rendezvous;
+  double small = 0, large = 0;
+  std::exception_ptr error;
+  const auto as_rank = [&](int64_t rank) {
+    try {
+      const at::NoGradGuard no_grad;
+      const auto group = ProcessGroup::connect({.rank = rank,
+                                                .world_size = kRanks,
+                                                .local_rank = rank,
+                                                .local_world_size = kRanks,
+                                                .master_port = rendezvous.port(),
+                                                .launcher_hosts = true},
+                                               {.timeout = std::chrono::seconds(60)});
+      const double of_small = exchange_seconds(*group, kSmall, kSmallTimes),
+                   of_large = exchange_seconds(*group, kLarge, kLargeTimes);
+      if (rank > 0) return;
+      small = of_small;
+      large = of_large;
+    } catch (...) {
+      if (rank == 0) error = std::current_exception();
+    }
+  };
+  std::thread other(as_rank, 1);
+  as_rank(0);
+  other.join();
+  if (error) std::rethrow_exception(error);
+  // A reduce-scatter is an all-reduce here: two messages of half the bytes. A gathering is one.
+  constexpr double kMessages = 3, kShare = 0.5;
+  return {.hop_s = small / kMessages,
+          .bytes_per_s = kMessages * kShare * kLarge * sizeof(float) / std::max(large - small, 1e-3 * large)};
+}
+
+}  // namespace kiln
