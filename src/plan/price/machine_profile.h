@@ -45,7 +45,7 @@ struct MachineProfile {
   // Bytes that the switches of a node sum and send back (NVLink SHARP); 0: they cannot.
   double switch_sum_bytes_per_s = 0;
   double network_bytes_per_s = 0;  // between nodes: all network cards of one together, one way
-  double disk_bytes_per_s = 0;       // of the data
+  double disk_bytes_per_s = 0;     // of the data
   double offload_disk_bytes_per_s =
       0;  // of --nvme-path, where another disk was measured for it; 0: disk_bytes_per_s
   int64_t gpus_per_node = 8;
