@@ -18,7 +18,7 @@ namespace {
 using Clock = std::chrono::steady_clock;
 
 constexpr int64_t kRanks = 2;
-constexpr int64_t kSmall = 1 << 10, kLarge = 4 << 20;  // elements of f32
+constexpr int64_t kSmallTensor = 1 << 10, kLargeTensor = 4 << 20;  // elements of f32
 constexpr int kSmallTimes = 50, kLargeTimes = 8;
 
 // Returns the median seconds of what a step does with a unit: its gradients are reduced, its weights
@@ -54,8 +54,8 @@ RankLinks measure_rank_links() {
                                                 .master_port = rendezvous.port(),
                                                 .launcher_hosts = true},
                                                {.timeout = std::chrono::seconds(60)});
-      const double of_small = exchange_seconds(*group, kSmall, kSmallTimes),
-                   of_large = exchange_seconds(*group, kLarge, kLargeTimes);
+      const double of_small = exchange_seconds(*group, kSmallTensor, kSmallTimes),
+                   of_large = exchange_seconds(*group, kLargeTensor, kLargeTimes);
       if (rank > 0) return;
       small = of_small;
       large = of_large;
@@ -70,7 +70,8 @@ RankLinks measure_rank_links() {
   // A reduce-scatter is an all-reduce here: two messages of half the bytes. A gathering is one.
   constexpr double kMessages = 3, kShare = 0.5;
   return {.hop_s = small / kMessages,
-          .bytes_per_s = kMessages * kShare * kLarge * sizeof(float) / std::max(large - small, 1e-3 * large)};
+          .bytes_per_s =
+              kMessages * kShare * kLargeTensor * sizeof(float) / std::max(large - small, 1e-3 * large)};
 }
 
 }  // namespace kiln
