@@ -81,6 +81,39 @@ def test_latents_are_those_of_diffusers(kiln, tiny_vae, tmp_path):
             np.testing.assert_allclose(store["logvar"][index, flip], logvar, atol=2e-5, rtol=1e-4)
 
 
+def test_large_pictures_through_a_dc_ae(kiln, tmp_path):
+    """Sana's f32c32 at 1024 px, twice the side of a tile: by default it walks on meta to see whether a whole picture fits."""
+    from diffusers import AutoencoderDC
+
+    side, widths = 1024, (8, 8, 16, 16, 32, 32)
+    blocks = ("ResBlock",) * 3 + ("EfficientViTBlock",) * 3
+    torch.manual_seed(0)
+    vae = AutoencoderDC(latent_channels=32, attention_head_dim=8, encoder_block_types=blocks, decoder_block_types=blocks,
+                        encoder_block_out_channels=widths, decoder_block_out_channels=widths, encoder_layers_per_block=(1,) * 6,
+                        decoder_layers_per_block=(1,) * 6, encoder_qkv_multiscales=((),) * 3 + ((5,),) * 3,
+                        decoder_qkv_multiscales=((),) * 3 + ((5,),) * 3, upsample_block_type="interpolate",
+                        downsample_block_type="conv", scaling_factor=0.41407).eval()
+    vae.save_pretrained(tmp_path / "dc-ae")
+    coarse = np.random.default_rng(0).integers(0, 256, (16, 16, 3), dtype=np.uint8)
+    image = Image.fromarray(coarse).resize((side, side), Image.BICUBIC)
+    (tmp_path / "in").mkdir()
+    image.save(tmp_path / "in" / "0.png")
+    stores = {}
+    for name, more in {"auto": [], "off": ["--tiles", "off"], "512": ["--tiles", 512]}.items():
+        result = kiln("extract", "--data", tmp_path / "in", "--autoencoder", tmp_path / "dc-ae", "--image-size", side, "--out",
+                      tmp_path / name, *more)
+        assert result.returncode == 0, result.stderr
+        info = json.loads((tmp_path / name / "store.json").read_text())
+        stores[name] = load_file(tmp_path / name / info["shards"][0]["file"])["mean"][0, 0]
+    with torch.no_grad():
+        pixels = torch.tensor(np.asarray(image), dtype=torch.float32).permute(2, 0, 1) / 127.5 - 1
+        latent = vae.encode(pixels[None]).latent[0].numpy()
+    assert stores["auto"].shape == (32, 32, 32)
+    np.testing.assert_allclose(stores["auto"], latent, atol=1e-4 * np.abs(latent).max())
+    np.testing.assert_array_equal(stores["auto"], stores["off"])
+    assert np.abs(stores["512"] - latent).max() > 1e-3 * np.abs(latent).max(), "tiles do not see the whole picture"
+
+
 @pytest.mark.parametrize("seed", range(3))
 def test_killed_and_continued_gives_the_same_bytes(kiln, tiny_vae, tmp_path, seed):
     """kill -9 at random moments, until a run ends by itself. Broken pictures in between, small shards."""

@@ -248,6 +248,27 @@ def test_pictures_can_be_encoded_in_a_plan(kiln):
     assert alone["images_per_s"] == pytest.approx(pictures["predicted"]["images_per_s"])
 
 
+@pytest.mark.parametrize("gpu", ["A100-80G", "cpu"])
+def test_sana_with_its_autoencoder_resident(kiln, gpu):
+    """Pictures of 1024 px encoded on the way and sample grids decoded: Sana's DC-AE takes part in plan and search."""
+    run = ["--model", "Sana-1600M", "--image-size", 1024, "--depth", 1, "--objective", "flow", "--gpu", gpu, "--gpus", 1,
+           "--global-batch", 4, "--micro-batch", 4, "--json"]
+    pictures = [*run, "--autoencoder", "dc-ae"]
+
+    def planned(*arguments):
+        result = kiln("plan", *arguments)
+        assert result.returncode == 0, result.stderr
+        return json.loads(result.stdout)
+
+    features, encoded, drawn = (planned(*more)["predicted"] for more in (run, pictures, [*pictures, "--sample-every", 100]))
+    weights = encoded["by_kind"]["autoencoder"]
+    assert weights == pytest.approx(4 * 312.25e6, rel=0.01), "312 M weights, in f32"
+    assert encoded["step_s"] > features["step_s"] and encoded["needed_bytes"] > features["needed_bytes"] + weights
+    assert "validation sampling" in drawn["by_phase"]
+    found = planned("--search", *pictures, "--sample-every", 100)
+    assert found["best"] or found["nearest"], "fits, or says what is missing"
+
+
 # What is published of each family
 
 

@@ -12,12 +12,12 @@
 #include "models/weights.h"
 #include "ops/kernel_types.h"
 #include "ops/ops.h"
+#include "ops/relu.h"
 
 namespace kiln {
 namespace {
 
 constexpr double kNormEps = 1e-5;
-constexpr double kAttentionEps = 1e-15;
 constexpr int64_t kGluExpansion = 4;
 constexpr const char* kBatchCount = ".num_batches_tracked";
 
@@ -72,7 +72,7 @@ struct DcResBlock {
 
   at::Tensor forward(const at::Tensor& x, at::ScalarType dtype) const {
     const at::Tensor hidden = conv1.forward(x, dtype);
-    return x + norm.forward(conv2.forward(is_relu ? at::relu(hidden) : at::silu(hidden), dtype));
+    return x + norm.forward(conv2.forward(is_relu ? ops::relu(hidden) : at::silu(hidden), dtype));
   }
 };
 
@@ -115,15 +115,11 @@ struct DcAttention {
   }
 
  private:
-  // qkv (B, H, W, heads * 3 * d) -> (B, H, W, heads * d) f32. Sums over the positions stay in f32.
+  // qkv (B, H, W, heads * 3 * d) -> (B, H, W, heads * d).
   at::Tensor attend(const at::Tensor& qkv) const {
-    const int64_t batch = qkv.size(0), positions = qkv.size(1) * qkv.size(2);
-    const at::Tensor heads =
-        qkv.to(at::kFloat).reshape({batch, positions, -1, 3, head_dim}).permute({3, 0, 2, 1, 4});
-    const at::Tensor q = at::relu(heads[0]), k = at::relu(heads[1]), v = heads[2];  // (B, heads, N, d)
-    const at::Tensor numerator = at::matmul(q, at::matmul(k.transpose(-1, -2), v));
-    const at::Tensor denominator = at::matmul(q, k.sum(2).unsqueeze(-1)) + kAttentionEps;
-    return (numerator / denominator).transpose(1, 2).reshape({batch, qkv.size(1), qkv.size(2), -1});
+    const at::Tensor heads = qkv.flatten(1, 2).unflatten(2, {-1, 3, head_dim});  // (B, N, heads, 3, d)
+    return ops::relu_linear_attention(heads.select(3, 0), heads.select(3, 1), heads.select(3, 2))
+        .unflatten(1, {qkv.size(1), qkv.size(2)});
   }
 };
 
@@ -296,7 +292,7 @@ struct AutoencoderDc::Decoder {
     at::Tensor x = conv_in.forward(latents, dtype);
     if (shortcut) x = x + at::repeat_interleave(latents, x.size(1) / latents.size(1), 1);
     x = norm_out->forward(forward_all(blocks, dc_features(x, dtype), dtype));
-    x = final_relu ? at::relu(x) : at::silu(x);
+    x = final_relu ? ops::relu(x) : at::silu(x);
     return conv_out ? conv_out->forward(x, dtype) : forward_all(up_out, x, dtype);
   }
 };
