@@ -5,7 +5,6 @@
 #include <tuple>
 
 #include "core/aten.h"
-#include "core/dry_run.h"
 #include "core/error.h"
 #include "core/tensors.h"
 #include "ops/cpu/kernels.h"
@@ -23,7 +22,7 @@ constexpr int64_t kPixelsPerPartial = 1024;  // channels-last; fixed, so that th
 
 struct Affine {
   int64_t num_groups;
-  at::Tensor weight, bias;  // (C) f32 contiguous
+  at::Tensor weight, bias;  // (C) contiguous, in affine_dtype()
   double eps;
   bool silu;
 };
@@ -105,52 +104,68 @@ void forward_channels_last(const at::Tensor& x, const Affine& affine, const at::
   });
 }
 
+// The format in which the kernels take x and its gradient. ATen's for CUDA reads contiguous tensors only.
+at::MemoryFormat kernel_format(const at::Tensor& x) {
+  return computes_on_cuda(x) ? at::MemoryFormat::Contiguous : x.suggest_memory_format();
+}
+
+// The dtype in which the kernels take weight and bias and keep statistics. ATen's for CUDA takes one dtype
+// for all and accumulates in f32.
+at::ScalarType affine_dtype(const at::Tensor& x) {
+  return computes_on_cuda(x) ? x.scalar_type() : at::kFloat;
+}
+
 // The results of ATen's own group norm for the same input: the output before SiLU in x's dtype, and mean and
-// reciprocal deviation (B, groups) in f32. On meta they are only allocated.
+// reciprocal deviation (B, groups). On meta they are only allocated.
 struct Normalised {
   at::Tensor y, mean, rstd;
 };
 
+// x is in kernel_format().
 Normalised normalised(const at::Tensor& x, const Affine& affine) {
   if (x.is_meta()) {
-    const auto f32 = x.options().dtype(at::kFloat);
-    return {at::empty_like(x), at::empty({x.size(0), affine.num_groups}, f32),
-            at::empty({x.size(0), affine.num_groups}, f32)};
+    const auto statistics = x.options().dtype(affine_dtype(x));
+    return {at::empty_like(x), at::empty({x.size(0), affine.num_groups}, statistics),
+            at::empty({x.size(0), affine.num_groups}, statistics)};
   }
   auto [y, mean, rstd] = at::native_group_norm(x, affine.weight, affine.bias, x.size(0), x.size(1),
                                                x.size(2) * x.size(3), affine.num_groups, affine.eps);
   return {y, mean, rstd};
 }
 
-// Forward runs a kernel and saves nothing but the input; backward normalises it again.
+at::Tensor forward_cuda(const at::Tensor& x, const Affine& affine) {
+  at::Tensor y = normalised(x.contiguous(kernel_format(x)), affine).y;
+  if (affine.silu) at::silu_(y);
+  return y.contiguous(x.suggest_memory_format());
+}
+
+// Forward saves nothing but the input; backward normalises it again.
 class GroupNormSilu : public torch::autograd::Function<GroupNormSilu> {
  public:
   static at::Tensor forward(AutogradContext* ctx, const at::Tensor& x_in, int64_t num_groups,
                             const at::Tensor& weight, const at::Tensor& bias, double eps, bool silu) {
     const at::Tensor x = x_in.contiguous(x_in.suggest_memory_format());
-    const at::Tensor out = at::empty_like(x);
     ctx->save_for_backward({x, weight, bias});
     ctx->saved_data["num_groups"] = num_groups;
     ctx->saved_data["eps"] = eps;
     ctx->saved_data["silu"] = silu;
-    if (x.is_cpu()) {
-      const Affine affine = {num_groups, weight.to(at::kFloat).contiguous(), bias.to(at::kFloat).contiguous(),
-                             eps, silu};
+    const Affine affine = affine_of(ctx, x, weight, bias);
+    if (computes_on_cuda(x)) return forward_cuda(x, affine);
+    const at::Tensor out = at::empty_like(x);
+    if (!x.is_meta())
       x.is_contiguous() ? forward_contiguous(x, affine, out) : forward_channels_last(x, affine, out);
-    }
     return out;
   }
 
   static variable_list backward(AutogradContext* ctx, const variable_list& grads) {
     const variable_list saved = ctx->get_saved_variables();
-    const at::Tensor &x = saved[0], &weight = saved[1], &bias = saved[2];
-    OpMark mark("kiln::group_norm_silu_backward", grads[0], x);
+    const at::Tensor &x_in = saved[0], &weight = saved[1], &bias = saved[2];
+    OpMark mark("kiln::group_norm_silu_backward", grads[0], x_in);
     mark.outputs(grads[0]);  // the gradient of x is like the incoming one
-    const Affine affine = {ctx->saved_data["num_groups"].toInt(), weight.to(at::kFloat).contiguous(),
-                           bias.to(at::kFloat).contiguous(), ctx->saved_data["eps"].toDouble(),
-                           ctx->saved_data["silu"].toBool()};
+    const Affine affine = affine_of(ctx, x_in, weight, bias);
+    const at::Tensor x = x_in.contiguous(kernel_format(x_in));
     const Normalised forward = normalised(x, affine);
-    at::Tensor grad = grads[0].to(x.scalar_type()).contiguous(x.suggest_memory_format());
+    at::Tensor grad = grads[0].to(x.scalar_type()).contiguous(kernel_format(x_in));
     if (affine.silu) grad = at::silu_backward(grad, forward.y);
     at::Tensor grad_x, grad_weight, grad_bias;
     const std::array<bool, 3> wanted = {ctx->needs_input_grad(0), ctx->needs_input_grad(1),
@@ -164,23 +179,23 @@ class GroupNormSilu : public torch::autograd::Function<GroupNormSilu> {
           at::native_group_norm_backward(grad, x, forward.mean, forward.rstd, affine.weight, x.size(0),
                                          x.size(1), x.size(2) * x.size(3), affine.num_groups, wanted);
     }
+    if (wanted[0]) grad_x = grad_x.contiguous(x_in.suggest_memory_format());
     if (wanted[1]) grad_weight = grad_weight.to(weight.scalar_type());
     if (wanted[2]) grad_bias = grad_bias.to(bias.scalar_type());
     return {grad_x, at::Tensor(), grad_weight, grad_bias, at::Tensor(), at::Tensor()};
   }
-};
 
-// Stands for CUDA in a dry run. Allocates what ATen's kernel and the steps after it allocate; the kernel
-// takes and returns contiguous tensors. Nobody trains through it there.
-at::Tensor meta_cuda_group_norm(const at::Tensor& x, bool silu) {
-  at::Tensor y;
-  {
-    const at::Tensor contiguous = x.contiguous();
-    y = at::empty_like(contiguous);
+ private:
+  static Affine affine_of(AutogradContext* ctx, const at::Tensor& x, const at::Tensor& weight,
+                          const at::Tensor& bias) {
+    const at::ScalarType dtype = affine_dtype(x);
+    return {.num_groups = ctx->saved_data["num_groups"].toInt(),
+            .weight = weight.to(dtype).contiguous(),
+            .bias = bias.to(dtype).contiguous(),
+            .eps = ctx->saved_data["eps"].toDouble(),
+            .silu = ctx->saved_data["silu"].toBool()};
   }
-  const at::Tensor out = silu ? at::empty_like(y) : y;
-  return out.contiguous(x.suggest_memory_format());
-}
+};
 
 }  // namespace
 
@@ -198,14 +213,8 @@ at::Tensor group_norm_silu(const at::Tensor& x, int64_t num_groups, const at::Te
          bias.numel());
   }
   OpMark mark("kiln::group_norm_silu", x, weight, bias);
-  mark.outputs(x);    // the result is like x
-  if (x.is_cuda()) {  // ATen's kernel accumulates in f32 and is fast there
-    const at::Tensor y =
-        at::group_norm(x, num_groups, weight.to(x.scalar_type()), bias.to(x.scalar_type()), eps);
-    return (silu ? at::silu(y) : y).contiguous(x.suggest_memory_format());
-  }
-  if (x.is_meta() && dry_run_device() == DryRunDevice::kCuda) return meta_cuda_group_norm(x, silu);
-  if (!has_kernel(x) || x.numel() == 0) {
+  mark.outputs(x);  // the result is like x
+  if (!is_kernel_dtype(x.scalar_type()) || x.numel() == 0) {
     return reference::group_norm_silu(x, num_groups, weight, bias, eps, silu);
   }
   return GroupNormSilu::apply(x, num_groups, weight, bias, eps, silu);

@@ -26,6 +26,10 @@ bool is_cpu_or_dry_run(at::Device device) {
 
 bool computes_on_cpu(const at::Tensor& tensor) { return is_cpu_or_dry_run(tensor.device()); }
 
+bool computes_on_cuda(const at::Tensor& tensor) {
+  return tensor.is_cuda() || (tensor.is_meta() && dry_run_device() == DryRunDevice::kCuda);
+}
+
 at::ScalarType product_dtype(at::Device device, at::ScalarType dtype) {
   return is_cpu_or_dry_run(device) ? cpu_product_dtype(dtype) : dtype;
 }

@@ -11,6 +11,8 @@ bool has_kernel(const at::Tensor& tensor);
 
 // True on a CPU, or on meta in a dry run that stands for one.
 bool computes_on_cpu(const at::Tensor& tensor);
+// True on a GPU, or on meta in a dry run that stands for one.
+bool computes_on_cuda(const at::Tensor& tensor);
 
 // Returns the dtype in which products of `dtype` are computed on a device, or on meta in a dry run of it:
 // cpu_product_dtype() on a CPU.

@@ -5,6 +5,7 @@
 
 #include "core/aten.h"
 #include "core/error.h"
+#include "ops/kernel_types.h"
 #include "ops/op_mark.h"
 #include "ops/ops.h"
 
@@ -14,9 +15,17 @@ namespace {
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
-// x, weight and bias in dtypes that ATen takes together, so that statistics stay in f32.
+// x, weight and bias in dtypes that ATen takes together. Its kernel for CUDA takes one dtype for all;
+// statistics are f32 there as well.
 struct LayerNormInputs {
   at::Tensor x, weight, bias;
+
+  LayerNormInputs(const at::Tensor& x_in, const at::Tensor& weight_in, const at::Tensor& bias_in)
+      : x(x_in.contiguous()) {
+    const at::ScalarType dtype = computes_on_cuda(x) ? x.scalar_type() : at::kFloat;
+    weight = weight_in.to(dtype).contiguous();
+    bias = bias_in.to(dtype).contiguous();
+  }
 };
 
 // Returns the output in the dtype of x, and mean and reciprocal deviation in f32.
@@ -31,8 +40,7 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> normalised(const LayerNormInputs&
 struct LayerNorm : torch::autograd::Function<LayerNorm> {
   static at::Tensor forward(AutogradContext* ctx, const at::Tensor& x_in, const at::Tensor& weight_in,
                             const at::Tensor& bias_in, double eps, int64_t out_dtype) {
-    const LayerNormInputs in = {x_in.contiguous(), weight_in.to(at::kFloat).contiguous(),
-                                bias_in.to(at::kFloat).contiguous()};
+    const LayerNormInputs in(x_in, weight_in, bias_in);
     OpMark mark("kiln::layer_norm", in.x, in.weight, in.bias);
     auto [out, mean, rstd] = normalised(in, eps);
     mark.outputs(out);

@@ -1,4 +1,5 @@
 #include <ATen/Parallel.h>
+#include <ATen/ops/threshold_backward.h>
 #include <torch/csrc/autograd/custom_function.h>
 
 #include <fmt/ranges.h>
@@ -46,10 +47,40 @@ cpu::LinearAttentionShape shape_of(const at::Tensor& q) {
           .head_dim = static_cast<size_t>(q.size(3))};
 }
 
-// Saves q, k and v. The sums over tokens are as cheap to compute again as to keep.
+// The gradients of the reference, for devices and dtypes without a kernel.
+tensor_list composed_grads(const at::Tensor& grad, const at::Tensor& q_in, const at::Tensor& k_in,
+                           const at::Tensor& v_in) {
+  const auto math = q_in.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
+  const auto heads = [&](const at::Tensor& tokens) { return tokens.to(math).transpose(1, 2); };
+  const at::Tensor q = heads(q_in).clamp_min(0), k = heads(k_in).clamp_min(0), v = heads(v_in);
+  const at::Tensor products = at::matmul(k.transpose(-2, -1), v);  // (B, H, d, d)
+  const at::Tensor sums = k.sum(2, /*keepdim=*/true);              // (B, H, 1, d)
+  const at::Tensor denominator = at::matmul(q, sums.transpose(-2, -1)) + kEps;
+  const at::Tensor of_numerator = heads(grad.view(q_in.sizes())) / denominator;
+  const at::Tensor of_denominator =
+      (of_numerator * at::matmul(q, products)).sum(-1, /*keepdim=*/true).div_(denominator).neg_();
+  const at::Tensor of_products = at::matmul(q.transpose(-2, -1), of_numerator);
+  const at::Tensor of_sums = at::matmul(of_denominator.transpose(-2, -1), q);
+  const auto tokens = [&](const at::Tensor& of_heads) {
+    return of_heads.to(q_in.scalar_type()).transpose(1, 2).contiguous();
+  };
+  const at::Tensor grad_q = at::matmul(of_numerator, products.transpose(-2, -1)) + of_denominator * sums;
+  const at::Tensor grad_k = at::matmul(v, of_products.transpose(-2, -1)) + of_sums;
+  return {tokens(at::threshold_backward(grad_q, q, 0)), tokens(at::threshold_backward(grad_k, k, 0)),
+          tokens(at::matmul(k, of_products))};
+}
+
+bool has_head_kernel(const at::Tensor& q) { return is_kernel_dtype(q.scalar_type()) && !computes_on_cuda(q); }
+
+// Saves q, k and v. The sums over tokens are as cheap to compute again as to keep. Where there is no kernel
+// it consists of ATen's operations, and is recorded as those.
 struct ReluLinearAttention : torch::autograd::Function<ReluLinearAttention> {
   static at::Tensor forward(AutogradContext* ctx, const at::Tensor& q_in, const at::Tensor& k_in,
                             const at::Tensor& v_in) {
+    if (!has_head_kernel(q_in)) {
+      ctx->save_for_backward({q_in, k_in, v_in});
+      return reference::relu_linear_attention(q_in, k_in, v_in);
+    }
     OpMark mark("kiln::relu_linear_attention", q_in, k_in, v_in);
     const at::Tensor q = unit_stride(q_in), k = unit_stride(k_in), v = unit_stride(v_in);
     const at::Tensor out = at::empty(q.sizes(), q.options());
@@ -66,6 +97,7 @@ struct ReluLinearAttention : torch::autograd::Function<ReluLinearAttention> {
   static tensor_list backward(AutogradContext* ctx, const tensor_list& grads) {
     const auto saved = ctx->get_saved_variables();
     const at::Tensor &q = saved[0], &k = saved[1], &v = saved[2];
+    if (!has_head_kernel(q)) return composed_grads(grads[0].contiguous(), q, k, v);
     OpMark mark("kiln::relu_linear_attention_backward", grads[0], q, k, v);
     const at::Tensor grad = grads[0].contiguous().view(q.sizes());
     const at::Tensor grad_q = at::empty(q.sizes(), q.options()), grad_k = at::empty(q.sizes(), q.options()),
@@ -88,8 +120,7 @@ at::Tensor relu_linear_attention(const at::Tensor& q, const at::Tensor& k, const
       k.scalar_type() != q.scalar_type() || v.scalar_type() != q.scalar_type())
     fail("relu_linear_attention", "expected q, k, v (B, N, H, d) of one dtype, got ({}), ({}), ({})",
          fmt::join(q.sizes(), ", "), fmt::join(k.sizes(), ", "), fmt::join(v.sizes(), ", "));
-  const bool serves = (q.is_cpu() || q.is_meta()) && is_kernel_dtype(q.scalar_type()) && q.numel() > 0;
-  return serves ? ReluLinearAttention::apply(q, k, v) : reference::relu_linear_attention(q, k, v);
+  return q.numel() > 0 ? ReluLinearAttention::apply(q, k, v) : reference::relu_linear_attention(q, k, v);
 }
 
 namespace reference {

@@ -8,6 +8,7 @@
 #include "ops/checks.h"
 #include "ops/long_attention.h"
 #include "ops/ops.h"
+#include "ops/relu.h"
 
 namespace kiln::ops {
 namespace {
@@ -82,6 +83,23 @@ TEST_P(CudaOps, GroupNormSilu) {
           [&](const Tensors& x) { return reference::group_norm_silu(x[0], 32, x[1], x[2], 1e-6, silu); },
           inputs);
     }
+}
+
+TEST_P(CudaOps, LayerNormWithAnF32Affine) {
+  const auto normed = [](auto&& norm) {
+    return [norm](const Tensors& x) {
+      return norm(x[0], x[1].to(at::kFloat), x[2].to(at::kFloat), 1e-5, x[0].scalar_type());
+    };
+  };
+  expect_reference(normed(layer_norm), normed(reference::layer_norm),
+                   {testing::randn({2, 9, 64}, GetParam(), 1), testing::randn({64}, GetParam(), 2),
+                    testing::randn({64}, GetParam(), 3)});
+}
+
+TEST_P(CudaOps, Relu) {
+  expect_reference([](const Tensors& x) { return ops::relu(x[0]); },
+                   [](const Tensors& x) { return reference::relu(x[0]); },
+                   {testing::randn({2, 8, 9, 7}, GetParam(), 1)});
 }
 
 // Captions of several lengths in one call, one of them empty, and rows that nobody has: against the loop over

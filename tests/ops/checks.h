@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "core/aten.h"
+#include "core/dry_run.h"
 #include "test_files.h"
 
 namespace kiln::ops::testing {
@@ -112,6 +113,22 @@ inline void expect_meta_agrees(const Function& f, const Tensors& inputs) {
   const Tensors real = run(inputs), meta = run(on_meta);
   for (size_t i = 0; i < real.size(); ++i) {
     expect_same_layout(meta[i], real[i]);
+  }
+}
+
+// In a dry run of a GPU the op gives every input a gradient.
+inline void expect_gradients_in_a_dry_run_of_cuda(const Function& f, const Tensors& inputs) {
+  const DryRunScope dry_run(DryRunDevice::kCuda);
+  Tensors leaves;
+  for (const at::Tensor& input : inputs)
+    leaves.push_back(at::empty_strided(input.sizes(), input.strides(), input.options().device(at::kMeta))
+                         .requires_grad_());
+  const at::Tensor out = f(leaves);
+  ASSERT_TRUE(out.requires_grad()) << "the graph is cut";
+  const Tensors gradients = torch::autograd::grad({out}, leaves, {at::ones_like(out)});
+  for (size_t i = 0; i < inputs.size(); ++i) {
+    EXPECT_EQ(gradients[i].sizes(), inputs[i].sizes()) << i;
+    EXPECT_EQ(gradients[i].scalar_type(), inputs[i].scalar_type()) << i;
   }
 }
 

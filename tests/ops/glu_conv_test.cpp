@@ -29,6 +29,12 @@ testing::Function gated(const GluCase& c) {
   return [=](const Tensors& in) { return glu_depthwise_conv(in[0], in[1], in[2], c.height, c.width); };
 }
 
+testing::Function by_reference(const GluCase& c) {
+  return [=](const Tensors& in) {
+    return reference::glu_depthwise_conv(in[0], in[1], in[2], c.height, c.width);
+  };
+}
+
 // Pixel by pixel.
 at::Tensor pixelwise(const GluCase& c, const Tensors& in) {
   const at::Tensor activated = at::silu(in[0]).view({c.batch, c.height, c.width, 2 * c.channels});
@@ -56,7 +62,9 @@ TEST_P(GluConv, GradientsEqualTheReferenceInF64) {
   const Tensors inputs = glu_inputs(c, c.dtype), wide = glu_inputs(c, at::kDouble);
   const at::Tensor direction = testing::randn(gated(c)(inputs).sizes(), c.dtype, 4);
   const Tensors got = testing::gradients(gated(c), inputs, direction);
-  const Tensors expected = testing::gradients(gated(c), wide, direction);
+  const Tensors expected = testing::gradients(by_reference(c), wide, direction);
+  const Tensors composed = testing::gradients(gated(c), wide, direction);  // no kernel takes f64
+  for (size_t i = 0; i < got.size(); ++i) testing::expect_close(composed[i], expected[i], 1e-12, 1e-12);
   for (size_t i = 0; i < got.size(); ++i) {
     EXPECT_EQ(got[i].scalar_type(), c.dtype);
     testing::expect_close(got[i], expected[i], 2 * testing::tolerance_of(c.dtype));
@@ -65,6 +73,10 @@ TEST_P(GluConv, GradientsEqualTheReferenceInF64) {
 
 TEST_P(GluConv, MetaAgrees) {
   testing::expect_meta_agrees(gated(GetParam()), glu_inputs(GetParam(), GetParam().dtype));
+}
+
+TEST_P(GluConv, HasABackwardInADryRunOfCuda) {
+  testing::expect_gradients_in_a_dry_run_of_cuda(gated(GetParam()), glu_inputs(GetParam(), GetParam().dtype));
 }
 
 TEST_P(GluConv, ThreadCountDoesNotMatter) {

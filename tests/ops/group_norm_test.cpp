@@ -48,6 +48,10 @@ TEST_P(GroupNorm, MatchesATenInF64) {
 
 TEST_P(GroupNorm, MetaAgrees) { testing::expect_meta_agrees(normed(GetParam()), inputs_of(GetParam())); }
 
+TEST_P(GroupNorm, HasABackwardInADryRunOfCuda) {
+  testing::expect_gradients_in_a_dry_run_of_cuda(normed(GetParam()), inputs_of(GetParam()));
+}
+
 TEST_P(GroupNorm, ThreadCountDoesNotMatter) {
   const at::NoGradGuard no_grad;
   const Tensors inputs = inputs_of(GetParam());
