@@ -1,7 +1,5 @@
 #include "models/autoencoders/autoencoder_kl.h"
 
-#include <ATen/Parallel.h>
-
 #include <fmt/ranges.h>
 
 #include <cmath>
@@ -9,10 +7,10 @@
 
 #include "core/aten.h"
 #include "core/error.h"
+#include "models/parts/fused_attention.h"
 #include "models/parts/layers.h"
 #include "models/weights.h"
 #include "ops/kernel_types.h"
-#include "ops/op_mark.h"
 #include "ops/ops.h"
 
 namespace kiln {
@@ -50,34 +48,6 @@ struct Resnet {
   }
 };
 
-// Allocates, for a dry run, what ATen's flash attention on a CPU takes besides its result: a sum per query,
-// and a block of scores for every thread (cpu_flash_attention in its FlashAttentionKernel.cpp).
-// q (B, 1, N, C).
-void touch_attention_scratch(const at::Tensor& q) {
-  const int64_t num_queries = q.size(2);
-  const int64_t rows = std::min<int64_t>(num_queries >= 768   ? 256
-                                         : num_queries >= 192 ? 64
-                                                              : 32,
-                                         num_queries);
-  const int64_t keys = std::min<int64_t>(512, num_queries), threads = at::get_num_threads();
-  const auto f32 = q.options().dtype(at::kFloat);
-  const bool is_half = q.scalar_type() != at::kFloat;
-  const at::Tensor taken[] = {at::empty({q.size(0), num_queries}, f32),
-                              at::empty({threads, rows * (keys + 2 + q.size(3))}, f32),
-                              at::empty({threads, rows, is_half ? keys : 0}, q.options())};
-}
-
-// On meta ATen would take its composed path, which holds the scores of all pairs. No real device does, so
-// meta gets its own path here.
-at::Tensor fused_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v) {
-  if (!q.is_meta()) return at::scaled_dot_product_attention(q, k, v);
-  ops::OpMark mark("aten::_scaled_dot_product_flash_attention_for_cpu", q, k, v);
-  const at::Tensor out = at::empty_like(q);
-  touch_attention_scratch(q);
-  mark.outputs(out);
-  return out;
-}
-
 // Self-attention of one head over all positions.
 struct MidAttention {
   GroupNorm norm;
@@ -97,7 +67,7 @@ struct MidAttention {
     const at::Tensor q = to_q.forward(tokens, dtype).unsqueeze(1);            // (B, 1, N, C)
     const at::Tensor k = to_k.forward(tokens, dtype).unsqueeze(1);
     const at::Tensor v = to_v.forward(tokens, dtype).unsqueeze(1);
-    const at::Tensor attended = fused_attention(q, k, v).squeeze(1);
+    const at::Tensor attended = nn::fused_attention(q, k, v).squeeze(1);
     const at::Tensor out = to_out.forward(attended, dtype);
     return x + out.view({batch, x.size(2), x.size(3), channels}).permute({0, 3, 1, 2});
   }

@@ -6,9 +6,12 @@
 #include <vector>
 
 #include "core/aten.h"
+#include "core/dry_run.h"
 #include "core/error.h"
+#include "models/parts/fused_attention.h"
 #include "ops/kernel_types.h"
 #include "ops/ops.h"
+#include "ops/relu.h"
 
 namespace kiln::text {
 namespace {
@@ -18,7 +21,6 @@ constexpr double kInitStd = 0.02;
 at::Tensor gelu_erf(const at::Tensor& x) { return at::gelu(x); }
 at::Tensor gelu_tanh(const at::Tensor& x) { return at::gelu(x, "tanh"); }
 at::Tensor quick_gelu(const at::Tensor& x) { return x * (x * 1.702).sigmoid(); }
-at::Tensor relu(const at::Tensor& x) { return x.relu(); }
 at::Tensor silu(const at::Tensor& x) { return at::silu(x); }
 
 struct NamedActivation {
@@ -27,7 +29,7 @@ struct NamedActivation {
 };
 constexpr NamedActivation kActivations[] = {
     {"gelu", gelu_erf},         {"gelu_new", gelu_tanh}, {"gelu_pytorch_tanh", gelu_tanh},
-    {"quick_gelu", quick_gelu}, {"relu", relu},          {"silu", silu}};
+    {"quick_gelu", quick_gelu}, {"relu", ops::relu},     {"silu", silu}};
 
 // Consecutive texts of the same length.
 struct Run {
@@ -109,18 +111,11 @@ at::Tensor run_attention(const Run& run, const at::Tensor& q, const at::Tensor& 
                               ? options.bias.narrow(1, 0, run.length).narrow(2, 0, run.length).unsqueeze(0)
                               : at::Tensor();
   const at::Tensor mask = added_mask(hidden_keys(run, tokens, options), bias);
-  at::Tensor out;
-  if (options.soft_cap > 0) {
-    out = capped_attention(queries, keys, values, mask, options);
-  } else if (queries.is_meta()) {
-    out = at::empty_like(queries);  // ATen's Meta path would hold all scores; its fused attention does not
-  } else {
-    out = at::scaled_dot_product_attention(
-        queries, keys, values,
-        mask.defined() ? std::optional(mask.expand({run.num_texts, q.size(1), run.length, keys.size(2)}))
-                       : std::nullopt,
-        /*dropout_p=*/0.0, /*is_causal=*/false, options.scale);
-  }
+  const std::vector<int64_t> shape{run.num_texts, q.size(1), run.length, keys.size(2)};
+  const at::Tensor out = options.soft_cap > 0
+                             ? capped_attention(queries, keys, values, mask, options)
+                             : nn::fused_attention(queries, keys, values,
+                                                   mask.defined() ? mask.expand(shape) : mask, options.scale);
   return out.to(q.scalar_type()).transpose(1, 2).reshape({run.num_texts * run.length, q.size(1) * q.size(2)});
 }
 
@@ -141,9 +136,7 @@ at::Tensor whole_attention(const at::Tensor& q, const at::Tensor& k, const at::T
 }  // namespace
 
 at::Tensor LayerNorm::forward(const at::Tensor& x) const {
-  if (x.is_meta()) return at::empty_like(x, x.options().dtype(at::kFloat));  // ATen has no Meta kernel for it
-  return at::layer_norm(x.to(at::kFloat), {x.size(-1)}, weight->value.to(at::kFloat),
-                        bias->value.to(at::kFloat), eps);
+  return ops::layer_norm(x.to(at::kFloat), weight->value, bias->value, eps, at::kFloat);
 }
 
 LayerNorm layer_norm(const ParameterScope& scope, const std::string& name, int64_t width, double eps) {
@@ -188,12 +181,18 @@ Activation parse_activation(const std::string& who, const std::string& name) {
   fail(who, "unknown activation {:?}; known are {}", name, known);
 }
 
+at::Tensor on_device(const at::Tensor& host_values, at::Device device) {
+  const bool stays = device.is_meta() && dry_run_device() == DryRunDevice::kCpu;
+  return stays ? at::empty(host_values.sizes(), host_values.options().device(device))
+               : host_values.to(device);
+}
+
 at::Tensor token_positions(const TokenRows& tokens) {
   std::vector<int64_t> positions(static_cast<size_t>(tokens.host_offsets.back()));
   for (size_t b = 1; b < tokens.host_offsets.size(); ++b)
     for (int64_t row = tokens.host_offsets[b - 1]; row < tokens.host_offsets[b]; ++row)
       positions[row] = row - tokens.host_offsets[b - 1];
-  return at::tensor(positions, at::kLong).to(tokens.ids.device());
+  return on_device(at::tensor(positions, at::kLong), tokens.ids.device());
 }
 
 at::Tensor attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const TokenRows& tokens,
