@@ -125,8 +125,8 @@ std::string to_html(const Plan& plan) {
                       plan.steps, plan.days);
   if (!share.problem.empty()) html += fmt::format("<p>{}</p>\n", escape(share.problem));
   return html + html_list("Advice", plan.advice) + memory_plot(plan.curve) + memory_tables(plan) +
-         time_tables(plan) + scaling_plot(plan) + disk_list(plan) + html_list("Not in this plan", plan.notes) +
-         "</body></html>\n";
+         time_tables(plan) + scaling_plot(plan) + disk_list(plan) +
+         html_list("Not in this plan", plan.notes) + "</body></html>\n";
 }
 
 }  // namespace kiln
