@@ -77,14 +77,15 @@ def main():
         rows = subprocess.run([options.bench, str(SIZE), str(SECONDS), *[folder / kind for kind in KINDS], store, latents], check=True,
                               capture_output=True, text=True).stdout
     lines = [f"# Reading pictures by format: {processor()}, {datetime.date.today()}", "",
-             f"{len(pictures)} photographs of {SIDE} x {SIDE} px, one thread, files in memory, best of {SECONDS:g} s each "
+             f"{len(pictures)} photographs of {SIDE} x {SIDE} px, one thread, files in memory; of each picture the least processor time in {SECONDS:g} s "
              "(`benchmarks/picture_formats.py`). \"To "
-             f"{SIZE} px\" resizes, crops and converts to values; images/s are of both.", "",
+             f"{SIZE} px\" resizes and crops; images/s are of both. Stores are read from "
+             "the processor's cache here: a disk or the memory limits them, not the thread.", "",
              f"| format | KiB | decode, ms | Mpixel/s | to {SIZE} px, ms | images/s of a thread |", "|---|---|---|---|---|---|"]
     for row in map(json.loads, rows.splitlines()):
         decode_ms, crop_ms = 1e3 * row["decode_s"], 1e3 * row["crop_s"]
         speed = f"{row['pixels'] / row['decode_s'] / 1e6:.0f}" if "pixels" in row else ""
-        lines.append(f"| {pathlib.Path(row['folder']).name} | {row['bytes'] / 1024:.0f} | {decode_ms:.3f} | {speed} | "
+        lines.append(f"| {pathlib.Path(row['folder']).name} | {row['bytes'] / 1024:.0f} | {decode_ms:.3g} | {speed} | "
                      f"{f'{crop_ms:.2f}' if crop_ms else ''} | {1e3 / (decode_ms + crop_ms):.0f} |")
     text = "\n".join(lines) + "\n"
     if options.out:
