@@ -10,37 +10,37 @@ namespace kiln {
 namespace {
 
 struct KnownType {
-  uint32_t magic;
   const char* name;
+  uint32_t magic;
   bool is_network = false, is_user_space = false;
 };
 
 // From linux/magic.h and the sources of those that are not part of the kernel (Lustre, GPFS, BeeGFS, PanFS).
-constexpr KnownType kTypes[] = {{0x0000EF53, "ext4"},
-                                {0x58465342, "XFS"},
-                                {0x9123683E, "btrfs"},
-                                {0x2FC12FC1, "ZFS"},
-                                {0xF2F52010, "F2FS"},
-                                {0x01021994, "tmpfs"},
-                                {0x858458F6, "ramfs"},
-                                {0x794C7630, "overlayfs"},
-                                {0x73717368, "squashfs"},
-                                {0x00006969, "NFS", true},
-                                {0x0000517B, "SMB", true},
-                                {0xFE534D42, "SMB2", true},
-                                {0xFF534D42, "CIFS", true},
-                                {0x0BD00BD0, "Lustre", true},
-                                {0x47504653, "GPFS", true},
-                                {0x19830326, "BeeGFS", true},
-                                {0xAAD7AAEA, "PanFS", true},
-                                {0x00C36400, "Ceph", true},
-                                {0x20030528, "OrangeFS", true},
-                                {0x01021997, "9P", true},
-                                {0x5346414F, "AFS", true},
-                                {0x6B414653, "AFS", true},
-                                {0x01161970, "GFS2", true},
-                                {0x7461636F, "OCFS2", true},
-                                {0x65735546, "FUSE", false, true}};
+constexpr KnownType kTypes[] = {{"ext4", 0x0000EF53},
+                                {"XFS", 0x58465342},
+                                {"btrfs", 0x9123683E},
+                                {"ZFS", 0x2FC12FC1},
+                                {"F2FS", 0xF2F52010},
+                                {"tmpfs", 0x01021994},
+                                {"ramfs", 0x858458F6},
+                                {"overlayfs", 0x794C7630},
+                                {"squashfs", 0x73717368},
+                                {"NFS", 0x00006969, true},
+                                {"SMB", 0x0000517B, true},
+                                {"SMB2", 0xFE534D42, true},
+                                {"CIFS", 0xFF534D42, true},
+                                {"Lustre", 0x0BD00BD0, true},
+                                {"GPFS", 0x47504653, true},
+                                {"BeeGFS", 0x19830326, true},
+                                {"PanFS", 0xAAD7AAEA, true},
+                                {"Ceph", 0x00C36400, true},
+                                {"OrangeFS", 0x20030528, true},
+                                {"9P", 0x01021997, true},
+                                {"AFS", 0x5346414F, true},
+                                {"AFS", 0x6B414653, true},
+                                {"GFS2", 0x01161970, true},
+                                {"OCFS2", 0x7461636F, true},
+                                {"FUSE", 0x65735546, false, true}};
 
 }  // namespace
 

@@ -61,7 +61,7 @@ class Reader {
     if (text.empty() || text == "~" || text == "null") return nullptr;
     if (text == "true" || text == "True") return true;
     if (text == "false" || text == "False") return false;
-    const json value = json::parse(text, nullptr, /*allow_exceptions=*/false);
+    json value = json::parse(text, nullptr, /*allow_exceptions=*/false);
     if (value.is_number()) return value;
     double number = 0;  // YAML also writes 1.e-4 and .5
     const bool is_number = text.find_first_of("0123456789") != std::string::npos &&
