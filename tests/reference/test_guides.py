@@ -381,7 +381,7 @@ def test_where_time_goes():
     for text in answers():
         shares = [int(re.search(rf"encoding {what} (\d+) %", text)[1]) for what in ("pictures", "captions")]
         said = int(re.search(r"encoding pictures and captions takes (\d+) % of every step: kiln extract", text)[1])
-        assert min(shares) > 3 and said == pytest.approx(sum(shares), abs=1)
+        assert min(shares) > 1 and said == pytest.approx(sum(shares), abs=1)
     seconds = [float(re.search(r"Time: ([\d.]+) s", text)[1]) for text in answers()]
     assert seconds[:2] == pytest.approx([1.2, 4.7], rel=0.1) and seconds[1] < seconds[2] < 360 / 4, "six minutes are none of these"
 
