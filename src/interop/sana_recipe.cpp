@@ -1,4 +1,6 @@
 // The YAML configs of NVlabs/Sana.
+#include <fmt/ranges.h>
+
 #include <algorithm>
 #include <filesystem>
 #include <regex>
@@ -158,6 +160,10 @@ ForeignRecipe parse_sana_recipe(const std::string& text, const std::string& name
   read_sana_objective(reader);
   read_sana_data(reader);
   reader.read_training("came-sana");
+  // The trainer joins the lines of its instruction.
+  if (const auto lines = reader.get<std::vector<std::string>>("chi_prompt", "lines of text"); !lines.empty())
+    reader.set("caption-instruction", fmt::format("{}", fmt::join(lines, "\n")), "chi_prompt",
+               /*is_of_pictures=*/true);
   if (config.contains("training_hours") && reader.number("training_hours") < 10000)
     reader.set("max-minutes", 60 * reader.number("training_hours"), "training_hours");
   reader.leave({"caption_proportion",
@@ -175,7 +181,6 @@ ForeignRecipe parse_sana_recipe(const std::string& text, const std::string& name
                 "pe_interpolation",
                 "vae_type",
                 "weight_dtype",
-                "chi_prompt",
                 "vis_sampler",
                 "learn_sigma",
                 "null_embed_root",

@@ -72,6 +72,7 @@ def test_sanas_config_is_planned_at_its_own_size(tmp_path):
     assert (options["model"], options["image-size"], options["global-batch"], options["micro-batch"]) == ("Sana-1600M", 1024, 8, 4)
     assert options["optimizer"] == "adamw" and options["lr"] == pytest.approx(1e-4 * (8 / 256) ** 0.5)
     assert (options["flow-times"], options["flow-shift"], options["recompute"]) == ("sana", 3.0, "all")
+    assert options["caption-instruction"] == "\n".join(SANA["text_encoder"]["chi_prompt"])
 
 
 def test_pixarts_config_is_planned_with_its_base(tmp_path):

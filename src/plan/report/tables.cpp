@@ -130,6 +130,7 @@ double days_as_quoted(const PlanOptions& like, const Quoted& quoted, const char*
                       const char* autoencoder) {
   PlanOptions options = like;
   options.gpu = gpu;
+  options.gpus_per_node = quoted.gpus;  // the guide's cards are in one machine
   options.train.global_batch = quoted.batch * quoted.gpus;
   options.train.zero.stage = quoted.gpus > 1 ? 1 : 0;
   options.train.data.autoencoder = autoencoder;
@@ -172,6 +173,7 @@ double speed_up_of_b4(const TableOptions& table_options, int64_t gpus, int64_t e
   const auto images_per_s = [&](int64_t number) {
     PlanOptions options = published(table_options, "DiT-B/4", 256);
     options.gpu = "RTX-4090";
+    options.gpus_per_node = number;
     options.train.global_batch = each > 0 ? each * number : in_all;
     return on_gpus(options, number, options.train.global_batch).images_per_s;
   };
