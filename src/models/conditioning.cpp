@@ -6,12 +6,13 @@
 
 #include "core/aten.h"
 #include "core/error.h"
+#include "models/parts/host_values.h"
 
 namespace kiln {
 namespace {
 
 at::Tensor offsets_tensor(const std::vector<int64_t>& host_offsets, at::Device device) {
-  return at::tensor(host_offsets, at::kInt).to(device);
+  return on_device(at::tensor(host_offsets, at::kInt), device);
 }
 
 at::Tensor concatenated(const at::Tensor& a, const at::Tensor& b) {

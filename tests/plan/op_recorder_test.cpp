@@ -15,6 +15,7 @@
 
 #include "ops/engine_sums.h"
 #include "ops/ops.h"
+#include "plan/described_ops.h"
 #include "plan/price/step_timing.h"
 #include "plan/ranks/step_time.h"
 #include "plan/run/make_plan.h"
@@ -172,28 +173,14 @@ class TracedStep : public ::testing::TestWithParam<const char*> {
 };
 INSTANTIATE_TEST_SUITE_P(Dtypes, TracedStep, ::testing::Values("f32", "bf16", "fp16"));
 
-std::vector<std::string> described(const std::vector<Span>& spans) {
-  std::vector<std::string> lines;
-  for (const Span& span : spans)
-    for (const OpRecord& op : span.ops)
-      lines.push_back(fmt::format("{} {} flops {} bytes {}, {} of {} in micro-step {}", op.name,
-                                  c10::toString(op.dtype), op.flops, op.bytes, name_of(span.phase),
-                                  span.segment, span.micro_step));
-  return lines;
-}
-
 // Every operation, in order: name, dtype, work, phase and segment.
 TEST_P(TracedStep, RunsTheSameOnMetaAndOnTheCpu) {
   for (const char* recompute : {"none", "0"}) {
     const TrainOptions options = small_options(GetParam(), recompute);
-    const auto planned = described(trace_step(options, synthetic_shape(options), DryRunDevice::kCpu).spans),
-               real = described(time_steps(options, at::kCPU, {.plain = 1, .watched = 1}).spans);
-    const auto [here, there] = std::ranges::mismatch(planned, real);
-    if (here == planned.end() && there == real.end()) continue;
-    ADD_FAILURE() << "recompute " << recompute << ": of " << planned.size() << " and " << real.size()
-                  << " operations, number " << here - planned.begin() << " is "
-                  << (here == planned.end() ? "nothing" : *here) << " where the CPU has "
-                  << (there == real.end() ? "nothing" : *there);
+    SCOPED_TRACE(::testing::Message() << "recompute " << recompute);
+    test::expect_same_operations(
+        test::described(trace_step(options, synthetic_shape(options), DryRunDevice::kCpu).spans),
+        test::described(time_steps(options, at::kCPU, {.plain = 1, .watched = 1}).spans));
   }
 }
 

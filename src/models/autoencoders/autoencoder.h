@@ -5,6 +5,7 @@
 #include <memory>
 #include <nlohmann/json_fwd.hpp>
 #include <string>
+#include <vector>
 
 #include "models/model.h"
 
@@ -35,6 +36,8 @@ class Autoencoder {
 // Reads the config.json that load_autoencoder(path) would read. Takes the same paths except "pixels". Throws
 // Error.
 nlohmann::json read_autoencoder_config(const std::string& path);
+// Returns the classes that a config may name.
+std::vector<std::string> autoencoder_classes();
 // Builds the class that a config names, or AutoencoderKL if it names none. Does not load weights. Throws
 // Error.
 std::unique_ptr<Autoencoder> build_autoencoder(const nlohmann::json& config, const BuildOptions& options);

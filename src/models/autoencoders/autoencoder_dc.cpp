@@ -29,6 +29,17 @@ at::Tensor dc_features(const at::Tensor& x, at::ScalarType dtype) {
 at::Tensor to_rows(const at::Tensor& x) { return x.permute({0, 2, 3, 1}); }
 at::Tensor to_features(const at::Tensor& rows) { return rows.permute({0, 3, 1, 2}); }
 
+// Moves each 2 x 2 pixels of x into four channels beside each other, (B, C, H, W) -> (B, 4 C, H / 2, W / 2),
+// as ATen's pixel_unshuffle does, but channels-last on every device.
+at::Tensor pixels_to_channels(const at::Tensor& x) {
+  const at::Tensor rows = to_rows(x).unflatten(2, {-1, 2}).unflatten(1, {-1, 2});  // (B, h, 2, w, 2, C)
+  return to_features(rows.permute({0, 1, 3, 5, 2, 4}).flatten(3));
+}
+at::Tensor channels_to_pixels(const at::Tensor& x) {
+  const at::Tensor rows = to_rows(x).unflatten(3, {-1, 2, 2});  // (B, h, w, C, 2, 2)
+  return to_features(rows.permute({0, 1, 4, 2, 5, 3}).flatten(3, 4).flatten(1, 2));
+}
+
 Conv2d conv_without_bias(const ParameterScope& scope, const std::string& name, int64_t in, int64_t out,
                          int64_t kernel) {
   const Init init = Init::uniform(1 / std::sqrt(static_cast<double>(in * kernel * kernel)));
@@ -170,8 +181,8 @@ struct DcDown {
 
   at::Tensor forward(const at::Tensor& x, at::ScalarType dtype) const {
     at::Tensor halved = conv.forward(x, dtype);
-    if (shuffles) halved = at::pixel_unshuffle(halved, 2);
-    if (shortcut) halved = halved + mean_of_channels(at::pixel_unshuffle(x, 2), out);
+    if (shuffles) halved = pixels_to_channels(halved);
+    if (shortcut) halved = halved + mean_of_channels(pixels_to_channels(x), out);
     return dc_features(halved, dtype);
   }
 };
@@ -190,9 +201,9 @@ struct DcUp {
 
   at::Tensor forward(const at::Tensor& x, at::ScalarType dtype) const {
     at::Tensor doubled = shuffles
-                             ? at::pixel_shuffle(conv.forward(x, dtype), 2)
+                             ? channels_to_pixels(conv.forward(x, dtype))
                              : conv.forward(at::upsample_nearest2d(x, {2 * x.size(2), 2 * x.size(3)}), dtype);
-    if (shortcut) doubled = doubled + at::pixel_shuffle(at::repeat_interleave(x, 4 * out / x.size(1), 1), 2);
+    if (shortcut) doubled = doubled + channels_to_pixels(at::repeat_interleave(x, 4 * out / x.size(1), 1));
     return dc_features(doubled, dtype);
   }
 };

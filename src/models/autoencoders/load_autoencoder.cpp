@@ -125,6 +125,12 @@ std::string weights_fingerprint(const ParameterList& parameters) {
 
 json read_autoencoder_config(const std::string& path) { return config_of(weights_path_of(path)); }
 
+std::vector<std::string> autoencoder_classes() {
+  std::vector<std::string> names;
+  for (const AutoencoderClass& known : kClasses) names.emplace_back(known.class_name);
+  return names;
+}
+
 std::unique_ptr<Autoencoder> build_autoencoder(const json& config, const BuildOptions& options) {
   return class_of(config, "the autoencoder").build(config, options);
 }

@@ -47,7 +47,7 @@ struct FusedOnMeta : torch::autograd::Function<FusedOnMeta> {
   static at::Tensor forward(AutogradContext* ctx, const at::Tensor& q, const at::Tensor& k,
                             const at::Tensor& v, const std::optional<at::Tensor>& mask) {
     const std::string name = kernel_name(q, mask.has_value());
-    ops::OpMark mark(name, q, k, v);
+    ops::OpMark mark(name, q, k, v, mask.value_or(at::Tensor()));
     const at::Tensor out =
         at::empty({q.size(0), q.size(2), q.size(1), q.size(3)}, q.options()).transpose(1, 2);
     const at::Tensor sums =

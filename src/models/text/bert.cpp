@@ -51,8 +51,10 @@ class BertEmbed : public Segment {
 
   State forward(const State&, const ModelInput& input) const override {
     const TokenRows& tokens = input.tokens;
-    const at::Tensor types = tokens.types.defined() ? tokens.types : at::zeros_like(tokens.ids);
-    if (!types.is_meta() && (types.min().item<int64_t>() < 0 || types.max().item<int64_t>() >= num_types_))
+    const bool is_given = tokens.types.defined();
+    const at::Tensor types = is_given ? tokens.types : at::zeros_like(tokens.ids);
+    if (is_given && !types.is_meta() &&
+        (types.min().item<int64_t>() < 0 || types.max().item<int64_t>() >= num_types_))
       fail("bert", "expected token types in 0..{}, got {}..{}", num_types_ - 1, types.min().item<int64_t>(),
            types.max().item<int64_t>());
     const at::Tensor sum = ops::embedding_rows(words_->value, tokens.ids) +

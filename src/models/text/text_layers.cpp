@@ -6,9 +6,9 @@
 #include <vector>
 
 #include "core/aten.h"
-#include "core/dry_run.h"
 #include "core/error.h"
 #include "models/parts/fused_attention.h"
+#include "models/parts/host_values.h"
 #include "ops/kernel_types.h"
 #include "ops/ops.h"
 #include "ops/relu.h"
@@ -55,7 +55,7 @@ at::Tensor hidden_keys(const Run& run, const TokenRows& tokens, const AttentionO
   at::Tensor hidden;
   if (tokens.counts.defined())
     hidden = tokens.counts.narrow(0, run.first_row, run.num_texts * run.length)
-                 .logical_not()
+                 .eq(0)
                  .view({run.num_texts, 1, 1, run.length});
   if (hidden.defined() && past > 0)
     hidden = at::cat({at::zeros({run.num_texts, 1, 1, past}, hidden.options()), hidden}, -1);
@@ -179,12 +179,6 @@ Activation parse_activation(const std::string& who, const std::string& name) {
     known += (known.empty() ? "" : ", ") + std::string(activation.name);
   }
   fail(who, "unknown activation {:?}; known are {}", name, known);
-}
-
-at::Tensor on_device(const at::Tensor& host_values, at::Device device) {
-  const bool stays = device.is_meta() && dry_run_device() == DryRunDevice::kCpu;
-  return stays ? at::empty(host_values.sizes(), host_values.options().device(device))
-               : host_values.to(device);
 }
 
 at::Tensor token_positions(const TokenRows& tokens) {

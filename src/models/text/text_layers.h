@@ -39,10 +39,6 @@ using Activation = at::Tensor (*)(const at::Tensor&);
 // Throws Error naming `who` and the known ones.
 Activation parse_activation(const std::string& who, const std::string& name);
 
-// Returns values that the host has computed, on a device. In a dry run of a CPU they are not copied, because
-// there they already are where they are needed.
-at::Tensor on_device(const at::Tensor& host_values, at::Device device);
-
 // Returns the position of each token in its text, (T) i64.
 at::Tensor token_positions(const TokenRows& tokens);
 

@@ -1,5 +1,7 @@
 #include "plan/trace/trace.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <optional>
 
@@ -16,11 +18,36 @@ namespace kiln {
 namespace {
 
 // Returns an array of the loader, without memory. A step on a CPU reads the arrays where they are, as views,
-// which allocate nothing. A step on a GPU copies them: here they are tensors on the CPU whose data nobody
-// reads, and are copied to meta.
-at::Tensor loader_array(at::IntArrayRef shape, at::ScalarType dtype, DryRunDevice device) {
-  if (device == DryRunDevice::kCpu) return at::empty(shape, at::TensorOptions(at::kMeta).dtype(dtype));
-  return at::from_blob(nullptr, shape, at::TensorOptions().dtype(dtype));
+// which allocate nothing. A step on a GPU copies them from the host.
+at::Tensor loader_array(const char* name, at::IntArrayRef shape, at::ScalarType dtype, DryRunDevice device) {
+  return device == DryRunDevice::kCpu ? at::empty(shape, at::TensorOptions(at::kMeta).dtype(dtype))
+                                      : array_without_values(name, shape, dtype);
+}
+
+const char* name_of(BatchArray array) {
+  switch (array) {
+    case BatchArray::kX0:
+      return "x_0";
+    case BatchArray::kNoise:
+      return "noise";
+    case BatchArray::kInputNoise:
+      return "input noise";
+    case BatchArray::kTimeUniform:
+      return "uniform times";
+    case BatchArray::kClassLabels:
+      return "class labels";
+    case BatchArray::kTextRows:
+      return "captions";
+    case BatchArray::kTextOffsets:
+      return "offsets of captions";
+    case BatchArray::kTextDropped:
+      return "dropped captions";
+    case BatchArray::kImageHw:
+      return "image sizes";
+    case BatchArray::kAspectRatio:
+      return "aspect ratios";
+  }
+  return "";
 }
 
 // Returns the batch of the last rank, which has the most rows.
@@ -31,7 +58,7 @@ BatchTensors loader_batch(const DataShape& data, int64_t global_batch, DryRunDev
       dry_batch(data, size, [&](BatchArray array, at::IntArrayRef sizes, at::ScalarType dtype) {
         // The step is given the timesteps that are made of it.
         const bool stays = array == BatchArray::kTimeUniform;
-        return loader_array(sizes, dtype, stays ? DryRunDevice::kCpu : device);
+        return loader_array(name_of(array), sizes, dtype, stays ? DryRunDevice::kCpu : device);
       });
   made.batch.global_batch = global_batch;
   return made;
@@ -70,6 +97,13 @@ MicroSteps micro_steps_of(const TrainOptions& options, int64_t world_size) {
 }
 
 }  // namespace
+
+at::Tensor array_without_values(const std::string& name, at::IntArrayRef shape, at::ScalarType dtype) {
+  const at::Tensor array = at::from_blob(nullptr, shape, at::TensorOptions().dtype(dtype));
+  array.storage().unsafeGetStorageImpl()->release_data_and_set_meta_custom_data_ptr_error_msg_(
+      fmt::format("internal: a dry run reads the batch's {} on the host, where they have no values", name));
+  return array;
+}
 
 void describe_state(const TrainingState& state, StepTrace& trace) {
   trace.zero = state.zero->options();
@@ -129,7 +163,7 @@ StepTrace trace_every_micro_step(const TrainOptions& options, const DataShape& d
     // On a GPU's host the timesteps are there before the step and cost the device nothing.
     const at::Tensor timesteps = training.objective->timesteps(made.time_uniform);
     if (device == DryRunDevice::kCuda)
-      made.batch.timesteps = loader_array(timesteps.sizes(), timesteps.scalar_type(), device);
+      made.batch.timesteps = loader_array("timesteps", timesteps.sizes(), timesteps.scalar_type(), device);
   }
 
   StepTrace trace;

@@ -53,6 +53,10 @@ StepTrace trace_every_micro_step(const TrainOptions& options, const DataShape& d
 // memory.
 BatchTensors dry_batch(const DataShape& data, int64_t rows, const ArrayMaker& make);
 
+// Returns an array of a batch on the host that has no memory. It can be copied to meta; reading it throws an
+// error that names it.
+at::Tensor array_without_values(const std::string& name, at::IntArrayRef shape, at::ScalarType dtype);
+
 // Returns the ranks that a dry run stands for, `ranks_per_node` on each machine (0: all on one).
 std::shared_ptr<ProcessGroup> dry_group(int64_t world_size, int64_t ranks_per_node = 0);
 
