@@ -307,17 +307,19 @@ class Extraction {
 void extract(const ExtractOptions& options, ProcessGroup& group) {
   if (options.autoencoder.empty() && options.text.encoder.empty())
     fail("extract", "give --autoencoder, --text-encoder or both");
-  if (options.append)
-    return as_rank(group, [&] {
-      append_pictures(options, group,
-                      [&](const ExtractOptions& of_part, std::unique_ptr<ImageDataset> pictures) {
-                        Extraction(of_part, std::move(pictures), options.out, group).run();
-                      });
-    });
   as_rank(group, [&] {
-    if (!options.autoencoder.empty()) Extraction(options, ImageDataset::open(options.data), "", group).run();
-    const bool has_text = !options.text.encoder.empty();
-    if (has_text && (options.autoencoder.empty() || read_store_info(options.out).complete))
+    const bool has_pictures = !options.autoencoder.empty(), has_text = !options.text.encoder.empty();
+    if (has_pictures && has_text)
+      agree(group, "--text-encoder", [&] {
+        if (group.rank() == 0) check_text_encoder(options.text);
+      });
+    if (options.append)
+      return append_pictures(options, group,
+                             [&](const ExtractOptions& of_part, std::unique_ptr<ImageDataset> pictures) {
+                               Extraction(of_part, std::move(pictures), options.out, group).run();
+                             });
+    if (has_pictures) Extraction(options, ImageDataset::open(options.data), "", group).run();
+    if (has_text && (!has_pictures || read_store_info(options.out).complete))
       extract_text(options.text, options.data, options.out, options.compute_dtype, options.device, group);
   });
 }

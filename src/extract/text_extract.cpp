@@ -197,6 +197,11 @@ class TextExtraction {
 
 }  // namespace
 
+void check_text_encoder(const TextExtractOptions& options) {
+  check_caption_options(options.captions);
+  CaptionEncoder(options.encoder, options.max_tokens, at::kCPU, at::kFloat, {}, /*loads_weights=*/false);
+}
+
 void extract_text(const TextExtractOptions& options, const std::string& data, const std::string& store,
                   const std::string& compute_dtype, const std::string& device, ProcessGroup& group,
                   const std::string& grown) {

@@ -8,6 +8,10 @@
 
 namespace kiln {
 
+// Throws Error if the encoder's folder, its tokenizer or the options of captions are wrong. Called before
+// pictures are encoded, which may take hours.
+void check_text_encoder(const TextExtractOptions& options);
+
 // Encodes the captions of the samples of the complete feature store in `store`, equal captions once. The
 // pictures of `data` have the captions. Continues what an interrupted run left. Several ranks take shards in
 // turn. The store's bytes do not depend on either. `grown` is the store that this one is a part of, whose

@@ -80,6 +80,41 @@ int64_t most_rows(const TrainOptions& options, int64_t world_size) {
   return rank_rows(options.global_batch, world_size - 1, world_size).count;
 }
 
+// Returns the model that the weights of a file are of. Nothing if it cannot be told: loading them then says
+// what does not fit. `config`: the model's own, for what shapes leave open.
+std::optional<DenoiserShape> shape_of_weights(const std::string& path, const nlohmann::json& config) {
+  WeightShapes shapes;
+  for (const auto& [key, tensor] : load_tensors(path)) shapes[key] = tensor.sizes().vec();
+  try {
+    const auto found = recognise_denoiser(shapes, config);
+    if (!found) return std::nullopt;
+    return build_denoiser(found->family->name, found->model.config, {.outline = true})->shape();
+  } catch (const Error&) {
+    return std::nullopt;
+  }
+}
+
+// Throws Error naming the autoencoder or the text encoder if --weights are of a model for another one.
+void require_data_of_weights(const TrainOptions& options, const DataShape& data,
+                             const nlohmann::json& config) {
+  const std::string& weights = options.model.weights;
+  const auto model = shape_of_weights(weights, config);
+  if (!model) return;
+  if (model->in_channels != data.channels)
+    fail("train",
+         "{} gives latents of {} channels, and --weights {} take {}: give the autoencoder of the weights",
+         options.data.autoencoder.empty() ? "--data " + options.data.path
+                                          : "--autoencoder " + options.data.autoencoder,
+         data.channels, weights, model->in_channels);
+  if (data.text.width > 0 && model->conditioning.takes_text() &&
+      model->conditioning.text_width != data.text.width)
+    fail("train",
+         "{} gives captions of width {}, and --weights {} take {}: give the text encoder of the weights",
+         options.data.text_encoder.empty() ? "--data " + options.data.path
+                                           : "--text-encoder " + options.data.text_encoder,
+         data.text.width, weights, model->conditioning.text_width);
+}
+
 at::ScalarType grad_dtype_of(const TrainOptions& options, at::ScalarType compute_dtype, int64_t world_size) {
   const bool accumulates = rows_of_walk(options, world_size) < most_rows(options, world_size);
   return accumulates || options.compute.accumulate_f32 ? at::kFloat : compute_dtype;
@@ -226,8 +261,10 @@ double flops_of_step(const Training& training, const StepBatch& batch) {
   return static_cast<double>(batch.global_size()) * flops_of_image(training, image);
 }
 
-void check_first_weights(const TrainOptions& options, const nlohmann::json& model_config) {
+void check_first_weights(const TrainOptions& options, const DataShape& data,
+                         const nlohmann::json& model_config) {
   if (options.model.weights.empty()) return;
+  require_data_of_weights(options, data, model_config);
   const auto denoiser = build_denoiser(options.model.name, model_config, {.outline = true});
   const FirstWeights weights(options, *denoiser, at::kCPU);
 }

@@ -64,8 +64,10 @@ ImageExtent largest_extent(const DataShape& data);
 // rank's do.
 double flops_of_step(const Training& training, const StepBatch& batch);
 
-// Throws Error if the weights of --weights do not fit the model, before a run has a folder.
-void check_first_weights(const TrainOptions& options, const nlohmann::json& model_config);
+// Throws Error if the weights of --weights do not fit the model, before a run has a folder. Names the
+// autoencoder or the text encoder of the data if they are of a model for another one.
+void check_first_weights(const TrainOptions& options, const DataShape& data,
+                         const nlohmann::json& model_config);
 
 // Builds everything. Weights are initialised or loaded as the options say, except on meta. The state is
 // divided among `group`; a dry run makes a group of the ranks that it stands for. Throws Error.

@@ -127,7 +127,7 @@ TrainingRun::TrainingRun(const TrainOptions& given, std::shared_ptr<ProcessGroup
   for (const std::string& note : validation ? validation->notes() : std::vector<std::string>()) warn(note);
   config = {{"options", to_json(options)}, {"data", data.identity}};
   if (options.lora.is_on()) describe_base();
-  if (first_step == 0 && is_first()) check_first_weights(options, info.model_config);
+  if (first_step == 0 && is_first()) check_first_weights(options, data.shape, info.model_config);
 }
 
 // Describes the base of an adapter, on which a checkpoint depends.

@@ -3,6 +3,7 @@ FID, grids, published weights from a server, and diffusers' DiTPipeline at the e
 
 import json
 import os
+import re
 import subprocess
 
 import numpy as np
@@ -13,7 +14,7 @@ from conftest import REPOSITORY, program
 from dit_pictures import assert_diffusers_draws_the_same
 from dit_torch import DiT, randomise_
 from pipelines import tiny_kl
-from safetensors.torch import save
+from safetensors.torch import save, save_file
 from test_download import OWN, Server, serve_hub
 from test_store import write_fast_dit
 from walks import Walk, not_pictures, pictures, steps_of
@@ -129,3 +130,13 @@ def test_what_does_not_fit_is_named_before_a_picture_is_read(tmp_path, brought, 
     line = Walk.refused("extract", *(part for pair in given.items() for part in pair), "--data",
                         not_pictures(tmp_path / "data", classes=True), "--out", tmp_path / "store")
     assert expected in line
+
+
+def test_weights_of_other_latents_name_the_store(tmp_path, brought):
+    """--ckpt of a model for 16 channels, on features of 4."""
+    save_file(randomise_(DiT(input_size=32, patch_size=2, in_channels=16, **NARROW)).state_dict(), tmp_path / "w.safetensors")
+    Walk.kiln("store", "import", "--from", "fast-dit", brought / "features/imagenet256_features", brought / "features/imagenet256_labels",
+              "--out", tmp_path / "store", "--image-size", 256, "--num-classes", 1000)
+    line = Walk.refused("train", "--recipe", REPOSITORY / "recipes/fast-dit/features.toml", *MODEL, "--data", tmp_path / "store",
+                        "--global-batch", 16, "--max-steps", 1, "--weights", tmp_path / "w.safetensors", "--out", tmp_path / "run")
+    assert re.search(r"--data \S+store gives latents of 4 channels, and --weights \S+ take 16", line)

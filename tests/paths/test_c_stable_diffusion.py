@@ -167,9 +167,13 @@ def wrong(tmp_path_factory, published):
 
 
 @pytest.mark.parametrize("command, option, value, expected", [
+    ("train", "--autoencoder", "vae16", r"--autoencoder \S+vae16 gives latents of 16 channels, and --weights \S+ take 4"),
+    ("train", "--text-encoder", "wide", r"--text-encoder \S+wide gives captions of width 64, and --weights \S+ take 32"),
     ("train", "--text-encoder", "t5", r"sd15 attends to padding, but the captions of \S+t5 \(t5_encoder\) have none"),
     ("train", "--text-encoder", "no-tokenizer", r"no-tokenizer holds no tokenizer"),
     ("train", "--image-size", 500, r"expected --image-size to be a multiple of 8, got 500"),
+    ("extract", "--text-encoder", "few-tokens", r"the tokenizer of \S+few-tokens has 49408 tokens, its encoder 5000"),
+    ("extract", "--text-encoder", "no-tokenizer", r"no-tokenizer holds no tokenizer"),
     ("extract", "--image-size", 500, r"expected --image-size to be a multiple of 8, got 500"),
 ])
 def test_what_does_not_fit_is_named_before_a_picture_is_read(tmp_path, published, wrong, command, option, value, expected):
