@@ -199,7 +199,8 @@ class TextExtraction {
 
 void check_text_encoder(const TextExtractOptions& options) {
   check_caption_options(options.captions);
-  CaptionEncoder(options.encoder, options.max_tokens, at::kCPU, at::kFloat, {}, /*loads_weights=*/false);
+  CaptionEncoder(options.encoder, options.max_tokens, at::kCPU, at::kFloat, {}, /*loads_weights=*/false,
+                 options.captions.instruction);
 }
 
 void extract_text(const TextExtractOptions& options, const std::string& data, const std::string& store,

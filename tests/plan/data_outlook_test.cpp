@@ -111,7 +111,7 @@ TEST(DataOutlook, PicturesAreDecodedAtTheProfilesRate) {
   EXPECT_THAT(plan.advice, testing::Contains(HasSubstr("the loader decodes")));
   EXPECT_GT(to_json(plan).at("predicted").at("phase_s").at("data"), plan.step_s);
 
-  const Plan enough = make_plan(on_pictures("H100", folder.path().string(), 10000));
+  const Plan enough = make_plan(on_pictures("H100", folder.path().string(), 1024));
   EXPECT_DOUBLE_EQ(enough.data_rate.slowdown(), 1);
   EXPECT_THAT(to_text(enough), HasSubstr("enough for the steps"));
   EXPECT_THAT(enough.advice, Not(testing::Contains(HasSubstr("the loader decodes"))));
