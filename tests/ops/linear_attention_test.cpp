@@ -29,7 +29,9 @@ Tensors linear_inputs(const LinearCase& c) {
 
 at::Tensor linear_attended(const Tensors& in) { return relu_linear_attention(in[0], in[1], in[2]); }
 
-at::Tensor by_reference(const Tensors& in) { return reference::relu_linear_attention(in[0], in[1], in[2]); }
+at::Tensor linear_by_reference(const Tensors& in) {
+  return reference::relu_linear_attention(in[0], in[1], in[2]);
+}
 
 // By the definition: each token is a mean of all values, weighted by relu(q) . relu(k).
 at::Tensor weighted_means(const Tensors& in) {
@@ -54,7 +56,7 @@ TEST_P(LinearAttention, GradientsEqualTheReferenceInF64) {
   for (const at::Tensor& input : inputs) wide.push_back(input.to(at::kDouble));
   const at::Tensor direction = testing::randn(linear_attended(inputs).sizes(), GetParam().dtype, 4);
   const Tensors got = testing::gradients(linear_attended, inputs, direction);
-  const Tensors expected = testing::gradients(by_reference, wide, direction);
+  const Tensors expected = testing::gradients(linear_by_reference, wide, direction);
   const Tensors composed = testing::gradients(linear_attended, wide, direction);  // no kernel takes f64
   for (size_t i = 0; i < got.size(); ++i) testing::expect_close(composed[i], expected[i], 1e-12, 1e-12);
   for (size_t i = 0; i < got.size(); ++i)
