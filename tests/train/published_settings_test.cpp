@@ -19,7 +19,7 @@ using nlohmann::json;
 using test::usable_options;
 using ::testing::HasSubstr;
 
-TrainOptions options_of(const std::string& model) {
+TrainOptions options_of_model(const std::string& model) {
   TrainOptions options = usable_options();
   options.model.name = model;
   return options;
@@ -74,13 +74,13 @@ TEST(PublishedSettings, TheDocumentationHasThem) {
 }
 
 TEST(PublishedSettings, WhatIsGivenWins) {
-  TrainOptions options = options_of("sd15");
+  TrainOptions options = options_of_model("sd15");
   options.objective.name = "v_prediction";
   EXPECT_THAT(take_published_settings(options, {"objective"}), HasSubstr("--beta-schedule scaled_linear"));
   EXPECT_EQ(options.objective.name, "v_prediction");
   EXPECT_EQ(options.objective.beta_start, 0.00085);
 
-  options = options_of("sd15");
+  options = options_of_model("sd15");
   options.objective.beta_end = 0.02;
   take_published_settings(options, {"beta-schedule", "beta-end"});
   EXPECT_EQ(options.objective.name, "epsilon");
@@ -88,14 +88,14 @@ TEST(PublishedSettings, WhatIsGivenWins) {
   EXPECT_EQ(options.objective.beta_start, 0.00085);
   EXPECT_EQ(options.objective.beta_end, 0.02);
 
-  options = options_of("DiT-S/2");  // whose published schedule is not that of a flow
+  options = options_of_model("DiT-S/2");  // whose published schedule is not that of a flow
   options.objective.name = "flow";
   EXPECT_EQ(take_published_settings(options, {"objective"}), "");
   EXPECT_EQ(options.objective.flow_shift, 1);
 }
 
 TEST(PublishedSettings, ARunThatResumesKeepsItsOwn) {
-  TrainOptions options = options_of("Sana-600M");
+  TrainOptions options = options_of_model("Sana-600M");
   const json recorded = {{"objective", "flow"}, {"flow-shift", 1.0}, {"timestep-sampling", "uniform"}};
   EXPECT_EQ(take_published_settings(options, {}, recorded), "--objective flow --timestep-sampling uniform");
   EXPECT_EQ(options.objective.flow_shift, 1);
@@ -103,21 +103,21 @@ TEST(PublishedSettings, ARunThatResumesKeepsItsOwn) {
 }
 
 TEST(PublishedSettings, GridsAndEvaluationsAreDrawnAsTheAuthorsDraw) {
-  TrainOptions options = options_of("PixArt-Sigma-XL/2-512");
+  TrainOptions options = options_of_model("PixArt-Sigma-XL/2-512");
   take_published_settings(options, {});
   EXPECT_EQ(options.samples.sampler, "") << "nothing is drawn";
   options.evaluation.every = 10;
   EXPECT_EQ(take_published_settings(options, {}),
             "--cfg-scale 4.5 --num-sampling-steps 20 --sampler dpmpp_2m");
 
-  options = options_of("DiT-B/4");
+  options = options_of_model("DiT-B/4");
   options.samples.every = 10;
   options.samples.sampler = "ddim";
   take_published_settings(options, {"sampler"});
   EXPECT_EQ(options.samples.num_sampling_steps, SampleGridOptions().num_sampling_steps)
       << "steps are of the published sampler";
 
-  options = options_of("DiT-B/4");  // which its sampler cannot draw with when it was trained as a flow
+  options = options_of_model("DiT-B/4");  // which its sampler cannot draw with when it was trained as a flow
   options.samples.every = 10;
   options.objective.name = "flow";
   take_published_settings(options, {"objective"});
@@ -125,9 +125,9 @@ TEST(PublishedSettings, GridsAndEvaluationsAreDrawnAsTheAuthorsDraw) {
 }
 
 TEST(PublishedSettings, UnknownNamesAreLeftToOthers) {
-  TrainOptions options = options_of("DiT,Sana");
+  TrainOptions options = options_of_model("DiT,Sana");
   EXPECT_EQ(take_published_settings(options, {}), "");
-  options = options_of("sd15");
+  options = options_of_model("sd15");
   options.objective.name = "epsilo";
   options.samples.every = 1;
   EXPECT_EQ(take_published_settings(options, {"objective"}), "");
