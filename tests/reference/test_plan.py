@@ -317,11 +317,10 @@ def test_every_recipe_fits_the_gpus_it_is_for(kiln, recipe):
     assert json.loads(result.stdout)["predicted"]["fits"]
 
 
-@pytest.mark.parametrize("gpu, memory_gib", [("RTX-3090", 24), ("RTX-4070", 12)])
-def test_sana_trains_with_adamw_on_a_small_card(kiln, gpu, memory_gib):
+def test_sana_trains_with_adamw_on_a_card_of_24_gb(kiln):
     """guide e's first advice, AdamW instead of CAME, at its own size: the optimizer waits on the host."""
-    result = kiln("plan", "--recipe", REPOSITORY / "recipes" / "sana-1600m-1024-adamw-24gb.toml", "--gpu", gpu, "--json")
+    result = kiln("plan", "--recipe", REPOSITORY / "recipes" / "sana-1600m-1024-adamw-24gb.toml", "--gpu", "RTX-3090", "--json")
     assert result.returncode == 0, result.stderr
     plan = json.loads(result.stdout)
     assert plan["predicted"]["fits"] and plan["options"]["optimizer"] == "adamw" and plan["options"]["image-size"] == 1024
-    assert 6 < plan["predicted"]["needed_bytes"] / 2**30 < 0.95 * memory_gib
+    assert 6 < plan["predicted"]["needed_bytes"] / 2**30 < 0.95 * 24
