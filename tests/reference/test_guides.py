@@ -33,7 +33,7 @@ QUOTED_NUMBERS = {
     "What goes on a card of 8, 10 or 12 GB?": "12 2080 3060 4060 4070",
     "How do 400,000 steps go on 1 to 8 GPUs?": "30 22 18",
     "Are batches of 64, 32, 16 and 8, and the weights, as the guide has them?": "64 32 16 8 2 369 458",
-    "Are 5 days on one GPU, 3 on four and 7 on eight right?": "5 24 1.6 0.9 107.5 6.8",
+    "Are 5 days on one GPU, 3 on four and 7 on eight right?": "5 24 1.6 1.3 107.5 6.8",
     "What is there after a day, three days, a week?": "20",
     "Should a run stay below 85 % of the memory, and its batch be a multiple of 8?": "85",
     "Are 1.8, 3.5 and 6.8 times the speed on 2, 4 and 8 GPUs right?": "1.8 3.5 6.8 1.83 24 2.6 1.2",
@@ -182,6 +182,7 @@ def test_small_cards(kiln):
 def test_a_table():
     """Is there a table for my card?"""
     head, _, *rows = rows_of(answers()[0])
+    rows = [row for row in rows if len(row) == len(head)]  # the second table lists models with captions
     assert "RTX-4060 for 100000 steps" in head and len(rows) == 24
     assert all(int(row[5]) <= 64 for row in rows), "images of a pass are of the batch"
 
@@ -210,14 +211,14 @@ def test_days():
     """Are 5 days on one GPU, 3 on four and 7 on eight right?"""
     *online, measured = answers()
     # At the guide's own batches, 64, 128 and 64 images on all cards: it says 5, 3 and 7 days.
-    for text, days in zip(online, (1.6, 0.94, 1.6)):
+    for text, days in zip(online, (1.6, 1.0, 1.25)):
         assert days_of(text) == pytest.approx(days, rel=0.1), text
     table = [row for row in rows_of(QUOTED) if len(row) == 9 and row[1] in ("quoted", "planned")]
     assert [row[6] for row in table if row[6]] == ["64", "128", "64"]
-    for column, expected in ((7, (0.022, 0.045, 0.172)), (8, (1.6, 0.94, 4.6))):
+    for column, expected in ((7, (0.022, 0.045, 0.172)), (8, (1.6, 0.94, 1.1))):
         planned = [float(row[column].split()[0]) for row in table if row[1] == "planned" and row[column]]
         assert planned == pytest.approx(expected, rel=0.05)
-    assert "take about 1.6, 0.9 and 1.6 days" in GUIDES[test_days.__doc__]
+    assert "take about 1.6, 1.0 and 1.3 days" in GUIDES[test_days.__doc__]
     shares = [int(re.search(r"encoding pictures (\d+) %", text)[1]) for text in online]
     assert shares == sorted(shares, reverse=True) and shares[0] > 90 and shares[-1] > 5
     assert re.search(r"measured by others: fast-DiT's README.* 0\.84 steps/s; planned like that: ", measured)
@@ -251,8 +252,8 @@ def test_speed_up():
     on_four = next(row for row in rows if row[0] == "4")
     assert 2 < float(on_four[-2][:-1]) < 3 and 1 < float(on_four[-1][:-1]) < 1.5, "DiT-B/4, 64 images each and 128 in all"
     each, four, one = answers()
-    rate = {int(n): float(rate) for n, rate in re.findall(r"(\d) devices? +[\d.]+ +([\d.]+)", each)}
-    four, one = (float(re.search(r"([\d.]+) images/s", text)[1]) for text in (four, one))
+    rate = {int(n): float(rate.replace(",", "")) for n, rate in re.findall(r"(\d) devices? +[\d.]+ +([\d.,]+)", each)}
+    four, one = (float(re.search(r"([\d.,]+) images/s", text)[1].replace(",", "")) for text in (four, one))
     text = GUIDES[test_speed_up.__doc__]
     assert rate[4] / rate[1] == pytest.approx(2.6, rel=0.1) and "reach about 2.6 times one card's" in text
     assert four / one == pytest.approx(1.2, rel=0.1) and "reach about 1.2 times." in text

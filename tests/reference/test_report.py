@@ -167,7 +167,7 @@ def test_a_run_with_everything_has_it_on_its_page(everything, browser):
         plots=[*PLOTS, "Loss by stage", "Loss by source", "Loss by bucket", "fd_random", "kd_random", "precision", "recall"],
         cards={"steps": "13", "images seen": "52", "validation loss, last": r"0\.\d+|1\.\d+", "images/s, median": r"\d+\.\d",
                "cost of a million images": r"\d+\.\d\d"},
-        rows={"feature_net.name": "random", "reference.num_pictures": "18", "samples.prompts.count": "8", "samples.cfg_scale": "4.0",
+        rows={"feature_net.name": "random", "reference.num_pictures": "18", "samples.prompts.count": "8", "samples.cfg_scale": "4.5",
               "model": "pixart", "nproc": "2", "sample-prompts": re.escape(NASTY), "data-weights": "1, 2"}, num_pictures=5)
     assert "2 ranks" in page.text and "pixart, iddpm, 16 px" in page.text
     stages = page.table("stage", "from step", "steps", "samples", "px", "learning rate")
