@@ -88,9 +88,14 @@ nlohmann::json objective_of(const std::string& name) {
 DiffusersFolderOptions folder_options(const ConvertOptions& options, const nlohmann::json& run,
                                       const ForeignFormat& format) {
   DiffusersFolderOptions result{.vae = options.vae, .objective = nlohmann::json::parse(format.objective)};
-  if (!options.objective.empty())
-    result.objective = objective_of(options.objective);
-  else if (run.is_object() && run.contains("objective"))
+  if (!options.objective.empty()) {
+    // It keeps the published schedule if that is of its kind, as in training and sampling.
+    const nlohmann::json asked = objective_of(options.objective);
+    if (result.objective.value("type", "") == asked.at("type"))
+      result.objective.update(asked);
+    else
+      result.objective = asked;
+  } else if (run.is_object() && run.contains("objective"))
     result.objective = run["objective"];
   if (run.is_object() && run.contains("class_names")) result.class_names = run["class_names"];
   return result;

@@ -71,7 +71,7 @@ std::string take_published_settings(TrainOptions& options, const std::set<std::s
   set_open(options, settings, given);
   const json grids = published_grids(options);
   set_open(options, grids, given);
-  settings.update(grids);
+  if (!settings.empty()) settings.update(grids);  // else the sampler is the usual one, not a published one
   std::string text;
   const json after = to_json(options);
   for (const auto& [name, value] : after.items()) {

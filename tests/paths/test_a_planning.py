@@ -43,7 +43,7 @@ def test_a_model_is_chosen_for_the_cards():
 def test_a_table_says_what_each_model_takes():
     said = Walk.kiln("plan", "--table", "sizes", "--gpu", "RTX-4060", "--global-batch", 64, "--compute-dtype", "fp16").stdout
     rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in said.splitlines() if line.startswith("| DiT")]
-    assert {row[0] for row in rows} > set(SIZES) and all(cell for row in rows for cell in row)
+    assert {row[0] for row in rows} > set(SIZES) and all(cell for row in rows for cell in row[:8]), "the last column is a published FID, where there is one"
 
 
 def test_the_plan_says_how_many_days():

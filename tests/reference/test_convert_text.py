@@ -156,7 +156,7 @@ def test_exported_folders_draw_what_kiln_draws(kiln, convert, tmp_path, make, en
     pipeline.set_progress_bar_config(disable=True)
     given = pipeline.scheduler.config
     if sampler == "dpmpp_2m":
-        flow = dict(prediction_type="flow_prediction", use_flow_sigmas=True) if objective == "flow" else {}
+        flow = dict(prediction_type="flow_prediction", use_flow_sigmas=True, flow_shift=given["shift"]) if objective == "flow" else {}
         pipeline.scheduler = diffusers.DPMSolverMultistepScheduler.from_config(given, **flow)
     elif sampler == "euler":
         pipeline.scheduler = diffusers.EulerDiscreteScheduler.from_config(given, timestep_spacing="trailing")

@@ -120,7 +120,7 @@ LORA = ["--lora-rank", 3, "--lora-alpha", 6]
 def refusal(*arguments):
     result = run_program("kiln", *arguments)
     assert result.returncode != 0
-    lines = [line for line in result.stderr.splitlines() if "as unet2d_condition is published" not in line]
+    lines = [line for line in result.stderr.splitlines() if " is published: " not in line and " was begun: " not in line]
     assert len(lines) == 1, result.stderr
     return lines[0]
 
