@@ -116,9 +116,9 @@ def test_diffusers_draws_from_it(walk, brought):
 def test_the_report_is_whole(walk, browser):
     walk.kiln("report", walk / "run")
     check_report(browser.open(walk / "run/report.html"), headings=["Evaluation", "Samples over time", "Plan against measurement", "Settings"],
-                 plots=["Loss"], rows={"model": "DiT-XL/2", "image-size": "256"})
+                 plots=["Loss"], rows={"model": "DiT-XL/2", "image-size": "256"}, may_be_empty=["step"])  # kiln evaluate knows none
     walk.kiln("report", walk / "run", walk / "on-its-features", "--out", walk / "runs.html")
-    check_report(browser.open(walk / "runs.html"))
+    check_report(browser.open(walk / "runs.html"), may_be_empty=["step"])
 
 
 @pytest.mark.parametrize("option, value, expected", [

@@ -143,11 +143,14 @@ def test_the_reports_are_whole(walk, browser):
 ])
 def test_what_does_not_fit_is_named_before_a_picture_is_read(tmp_path, walk, brought, what, expected):
     given = {"--autoencoder": brought / "vae", "--text-encoder": brought / "t5", "--image-size": 1024}
+    weights = []
+    if what in ("autoencoder", "encoder"):  # weights say what they are for
+        walk.kiln("convert", "--in", walk / "run", "--out", tmp_path / "w.safetensors")
+        weights = ["--weights", tmp_path / "w.safetensors"]
     if what == "autoencoder":
         tiny_dc(tmp_path / "dc")
         given["--autoencoder"] = tmp_path / "dc"
-    elif what == "encoder":  # of another width than published weights
-        walk.kiln("convert", "--in", walk / "run", "--out", tmp_path / "w.safetensors")
+    elif what == "encoder":
         text_encoder("clip", tmp_path / "clip")
         given["--text-encoder"] = tmp_path / "clip"
     elif what == "tokenizer":
@@ -157,7 +160,6 @@ def test_what_does_not_fit_is_named_before_a_picture_is_read(tmp_path, walk, bro
         given["--text-encoder"] = tmp_path / "t5"
     else:
         given |= {"--image-size": 1000, "--buckets": "pixart"}
-    weights = ["--weights", tmp_path / "w.safetensors"] if what == "encoder" else []
     line = walk.refused(*training("--data", not_pictures(tmp_path / "data"), *(part for pair in given.items() for part in pair), *weights,
                                   "--global-batch", 1, "--max-steps", 1), "--out", tmp_path / "run")
     assert expected in line
