@@ -310,12 +310,9 @@ std::vector<NarrowEncoder> text_encoders() {
   gemma["head_dim"] = 4;
   nlohmann::json uncapped = gemma;
   uncapped["attn_logit_softcapping"] = 0;
-  std::vector<NarrowEncoder> all = {{"T5", "t5_encoder", t5},
-                                    {"T5Gated", "t5_encoder", gated},
-                                    {"Bert", "bert", layers},
-                                    {"Clip", "clip_text", layers},
-                                    {"Gemma", "gemma2", gemma},
-                                    {"GemmaUncapped", "gemma2", uncapped}};
+  std::vector<NarrowEncoder> all = {{"T5", "t5_encoder", t5},   {"T5Gated", "t5_encoder", gated},
+                                    {"Bert", "bert", layers},   {"Clip", "clip_text", layers},
+                                    {"Gemma", "gemma2", gemma}, {"GemmaUncapped", "gemma2", uncapped}};
   for (const std::string& name : text_encoder_names())
     if (std::ranges::find(all, name, &NarrowEncoder::name) == all.end())
       all.push_back({name, name, nlohmann::json::object()});
