@@ -85,13 +85,17 @@ int64_t most_rows(const TrainOptions& options, int64_t world_size) {
 std::optional<DenoiserShape> shape_of_weights(const std::string& path, const nlohmann::json& config) {
   WeightShapes shapes;
   for (const auto& [key, tensor] : load_tensors(path)) shapes[key] = tensor.sizes().vec();
-  try {
-    const auto found = recognise_denoiser(shapes, config);
-    if (!found) return std::nullopt;
-    return build_denoiser(found->family->name, found->model.config, {.outline = true})->shape();
-  } catch (const Error&) {
-    return std::nullopt;
+  // The config may contradict the weights where the data have set it. That is what is asked here.
+  for (const nlohmann::json& hints : {config, nlohmann::json::object()}) {
+    try {
+      const auto found = recognise_denoiser(shapes, hints);
+      if (!found) return std::nullopt;
+      return build_denoiser(found->family->name, found->model.config, {.outline = true})->shape();
+    } catch (const Error&) {
+      continue;
+    }
   }
+  return std::nullopt;
 }
 
 // Throws Error naming the autoencoder or the text encoder if --weights are of a model for another one.

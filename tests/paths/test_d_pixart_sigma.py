@@ -136,7 +136,7 @@ def test_the_reports_are_whole(walk, browser):
 
 
 @pytest.mark.parametrize("what, expected", [
-    ("autoencoder", "does not fit the model"),
+    ("autoencoder", "gives latents of"),
     ("encoder", "32"),
     ("tokenizer", "tokenizer"),
     ("size", "1000"),

@@ -92,7 +92,7 @@ TEST(DataOutlook, PicturesAreDecodedAtTheProfilesRate) {
   for (const char* name : {"/a.jpg", "/b.jpg", "/c.jpg"}) write(folder.path().string() + name, file);
   write(folder / "d.webp", codecs::encode_webp(picture, 90));
 
-  const PlanOptions options = on_pictures("H100", folder.path().string(), 2);
+  const PlanOptions options = on_pictures("H100", folder.path().string(), 1);
   const Plan plan = make_plan(options);
   EXPECT_EQ(plan.samples.num_samples, 4);
   EXPECT_EQ(plan.samples.formats, (std::map<std::string, double>{{"JPEG", 0.75}, {"WebP", 0.25}}));
@@ -102,14 +102,14 @@ TEST(DataOutlook, PicturesAreDecodedAtTheProfilesRate) {
   const double decode_s = 0.75 * rates.seconds(PictureFormat::kJpeg, 300 * 400) +
                           0.25 * rates.seconds(PictureFormat::kWebp, 300 * 400);
   EXPECT_NEAR(plan.samples.decode_s, decode_s, 1e-9);
-  EXPECT_NEAR(plan.data_rate.loader_images_per_s, 2 / decode_s, 0.05 * 2 / decode_s) << "draws take little";
-  // One block on an H100 takes more pictures than two threads decode.
-  EXPECT_GT(plan.data_rate.slowdown(), 1.5);
-  EXPECT_THAT(to_text(plan), HasSubstr("its 2 loader threads deliver"));
+  EXPECT_NEAR(plan.data_rate.loader_images_per_s, 1 / decode_s, 0.05 / decode_s) << "draws take little";
+  // One block on an H100 takes more pictures than a thread decodes.
+  EXPECT_GT(plan.data_rate.slowdown(), 2);
+  EXPECT_THAT(to_text(plan), HasSubstr("its 1 loader thread delivers"));
   EXPECT_THAT(to_text(plan), HasSubstr("TOO SLOW for the steps"));
   EXPECT_THAT(to_text(plan), HasSubstr("JPEG 75 %, WebP 25 %, 400 x 300 px"));
   EXPECT_THAT(plan.advice, testing::Contains(HasSubstr("the loader decodes")));
-  EXPECT_GT(to_json(plan).at("predicted").at("phase_s").at("data"), plan.step_s / 2);
+  EXPECT_GT(to_json(plan).at("predicted").at("phase_s").at("data"), plan.step_s);
 
   const Plan enough = make_plan(on_pictures("H100", folder.path().string(), 1024));
   EXPECT_DOUBLE_EQ(enough.data_rate.slowdown(), 1);
