@@ -85,8 +85,8 @@ int64_t most_rows(const TrainOptions& options, int64_t world_size) {
 std::optional<DenoiserShape> shape_of_weights(const std::string& path, const nlohmann::json& config) {
   WeightShapes shapes;
   for (const auto& [key, tensor] : load_tensors(path)) shapes[key] = tensor.sizes().vec();
-  // The config may contradict the weights where the data have set it. That is what is asked here.
-  for (const nlohmann::json& hints : {config, nlohmann::json::object()}) {
+  // Where the data have set the config it says nothing of the weights, so it is asked last.
+  for (const nlohmann::json& hints : {nlohmann::json::object(), config}) {
     try {
       const auto found = recognise_denoiser(shapes, hints);
       if (!found) return std::nullopt;
