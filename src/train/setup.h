@@ -34,6 +34,8 @@ ZeroOptions zero_options_of(const TrainOptions& options, int64_t world_size);
 // Returns how many images a rank walks at once in a step: --micro-batch, or all images of the rank with the
 // most.
 int64_t rows_of_walk(const TrainOptions& options, int64_t world_size);
+// Returns how many the last walk of a step has on that rank. It has fewer where --micro-batch leaves a rest.
+int64_t rows_of_last_walk(const TrainOptions& options, int64_t world_size);
 // Returns the same for a validation. --validation-images may leave fewer.
 int64_t rows_of_validation(const TrainOptions& options, int64_t world_size);
 

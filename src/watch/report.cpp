@@ -166,10 +166,21 @@ std::string sample_section(const std::string& run) {
   return html + "</div>\n";
 }
 
+// A model's config is an option as JSON text. What it leaves open is not shown.
+std::string option_text(const Json& value) {
+  const std::string text = field_text(value);
+  const Json config = Json::parse(text, nullptr, /*allow_exceptions=*/false);
+  if (!config.is_object()) return text;
+  std::string fields;
+  for (const auto& [name, field] : config.items())
+    if (!field.is_null()) fields += fmt::format("{}{} {}", fields.empty() ? "" : ", ", name, field_text(field));
+  return fields;
+}
+
 std::string settings(const Json& options) {
   std::string html;
   for (const auto& [name, value] : options.items())
-    if (value != "") html += row(name, field_text(value));  // the others are not set
+    if (value != "") html += row(name, option_text(value));  // the others are not set
   return html.empty() ? "" : "<h2>Settings</h2>\n<div class=\"card rows\">\n" + html + "</div>\n";
 }
 

@@ -15,7 +15,14 @@ _spec.loader.exec_module(_reference)
 globals().update({name: value for name, value in vars(_reference).items() if not name.startswith("__")})
 
 
-@pytest.fixture(scope="module", params=[1, 2], ids=["one-rank", "two-ranks"])
+def pytest_generate_tests(metafunc):
+    """A path is walked on one rank and on two, or on as many as its file's RANKS say."""
+    if "walk" in metafunc.fixturenames:
+        ranks = getattr(metafunc.module, "RANKS", [1, 2])
+        metafunc.parametrize("walk", ranks, indirect=True, scope="module", ids=[f"{n}-rank" + "s" * (n > 1) for n in ranks])
+
+
+@pytest.fixture(scope="module")
 def walk(request, tmp_path_factory):
     """A reader's folder for one path; the tests of a file are its stations, in their order."""
     from walks import Walk

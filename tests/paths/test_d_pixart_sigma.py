@@ -8,22 +8,17 @@ import pytest
 from browser import check_report
 from diffusers import DPMSolverMultistepScheduler, PixArtSigmaPipeline
 from pipelines import START, assert_pictures_of, kiln_normals, read_npz, text_encoder, tiny_dc, tiny_kl
-from walks import Walk, not_pictures, pictures, steps_of
+from walks import not_pictures, pictures, steps_of
 
 # PixArt-Sigma-XL/2-1024, narrow and shallow: latents of 128 x 128 and all buckets of their area, captions of up to 300 tokens.
 MODEL = ["--model", "PixArt-Sigma-XL/2-1024", "--hidden-size", 64, "--depth", 2, "--num-heads", 1]
+RANKS = [1]
 PROMPT, SEED, STEPS = "a red circle on a plain wall", 6, 4
 HEIGHT, WIDTH = 704, 1408  # a bucket of the table
 # PixArt-Sigma's ASPECT_RATIO_1024: wide sizes, the square, and all but one of them turned.
 WIDE = [(512, 2048), (512, 1984), (512, 1920), (512, 1856), (576, 1792), (576, 1728), (576, 1664), (640, 1600), (640, 1536), (704, 1472),
         (704, 1408), (704, 1344), (768, 1344), (768, 1280), (832, 1216), (832, 1152), (896, 1152), (896, 1088), (960, 1088), (960, 1024)]
 TABLE = [*WIDE, (1024, 1024), *((width, height) for height, width in WIDE if (height, width) != (704, 1344))]
-
-
-@pytest.fixture(scope="module")
-def walk(tmp_path_factory):
-    with Walk(tmp_path_factory.mktemp("path"), 1) as walk:
-        yield walk
 
 
 @pytest.fixture(scope="module")

@@ -1,15 +1,16 @@
 """Guide e, Sana within a GPU's memory: 1024 px through a DC-AE f32c32, Gemma behind its instruction, AdamW and CAME, bf16,
-buckets, first few pictures and then more, grids on the way, and the real SanaPipeline at the end. Its report is not opened yet."""
+buckets, first few pictures and then more, grids on the way, and the real SanaPipeline at the end."""
 
 import json
 import shutil
 
 import pytest
 import torch
+from browser import check_report
 from diffusers import AutoencoderDC, SanaPipeline
 from pipelines import START, assert_pictures_of, kiln_normals, read_npz, text_encoder, tiny_kl
 from transformers import Gemma2Model, GemmaTokenizer
-from walks import Walk, not_pictures, pictures, steps_of
+from walks import not_pictures, pictures, steps_of
 
 # DC-AE f32c32 and Sana-1600M, narrow and shallow: 1024 px are 32 x 32 latents of 32 channels.
 BLOCKS = ["ResBlock"] * 3 + ["EfficientViTBlock"] * 3
@@ -22,14 +23,9 @@ DC = dict(in_channels=3, latent_channels=32, attention_head_dim=8, encoder_block
 MODEL = ["--model", "Sana-1600M", "--hidden-size", 64, "--depth", 2, "--num-heads", 2]
 ADAMW = ["--optimizer", "adamw", "--lr", 1e-4, "--weight-decay", 0.01, "--adam-eps", 1e-8, "--beta1", 0.9, "--beta2", 0.999]
 INSTRUCTION = ["Given a prompt, describe every detail of the picture that it asks for:", "- its colours and its light", "User Prompt: "]
+RANKS = [1]
 PROMPT, SEED, STEPS = "a red circle on a plain wall", 6, 4
 SIZES = [(1024, 1024), (1024, 1024), (832, 1216), (1216, 832)]
-
-
-@pytest.fixture(scope="module")
-def walk(tmp_path_factory):
-    with Walk(tmp_path_factory.mktemp("path"), 1) as walk:
-        yield walk
 
 
 @pytest.fixture(scope="module")
@@ -109,6 +105,12 @@ def test_diffusers_draws_what_was_trained(walk, brought):
               "--sampler", "flow_euler", "--num-sampling-steps", STEPS, "--num-images", 1, "--height", 1024, "--width", 1024, "--seed", SEED,
               "--out", walk / "drawn", "--npz", walk / "drawn.npz")
     assert_pictures_of(read_npz(walk / "drawn.npz"), wanted)
+
+
+def test_the_reports_are_whole(walk, browser):
+    check_report(browser.open(walk / "run/report.html"), headings=["Samples over time", "Stages", "Plan against measurement", "Settings"],
+                 plots=["Loss"], rows={"model": "Sana-1600M", "image-size": "1024"}, may_be_empty=["samples"])  # stage 1 logged none
+    check_report(browser.open(walk / "came/report.html"), rows={"optimizer": "came-sana", "caption-instruction": None})
 
 
 @pytest.mark.parametrize("what, expected", [

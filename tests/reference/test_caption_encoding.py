@@ -3,7 +3,6 @@
 import json
 import re
 import shutil
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -239,8 +238,6 @@ def test_buckets_on_the_way_are_those_of_a_store(tmp_path, shapes, encoders):  #
     assert "--bucket-min" in refusal("train", "--data", shapes, *again, "--bucket-min", 4)
 
 
-@pytest.mark.xfail("avx512_bf16" in Path("/proc/cpuinfo").read_text(), strict=False,
-                   reason="oneDNN takes 257 kB more for single images of an odd shape there than the plan knows")
 def test_an_encoder_in_buckets_is_planned_and_divided(tmp_path, shapes, encoders, tiny_vae):  # noqa: F811
     folder, _ = tiny_vae
     options = ["--autoencoder", folder, "--text-encoder", encoders["bert"], *BUCKETS, "--enlarge"]

@@ -89,15 +89,24 @@ def test_features_are_those_of_transformers(kiln, encoders, tmp_path, family):
         assert_close(features, want)
 
 
-def test_captions_after_an_instruction(kiln, tmp_path):
-    """Gemma 2 computes what the captions begin with once; a sample without one has the empty text, and no instruction."""
-    folder, data = tmp_path / "gemma", tmp_path / "data"
-    folder.mkdir(), data.mkdir()
+@pytest.fixture(scope="module")
+def gemma(tmp_path_factory):
+    """(folder, tokenizer, model) of a Gemma 2 whose attention slides."""
+    folder = tmp_path_factory.mktemp("gemma")
     MAKERS["gemma"](folder)
     torch.manual_seed(0)
     config = Gemma2Config(hidden_size=32, num_hidden_layers=3, num_attention_heads=4, num_key_value_heads=2, head_dim=8, intermediate_size=48,
                           vocab_size=5100, query_pre_attn_scalar=8, sliding_window=7, attn_implementation="eager")
-    Gemma2Model(config).eval().save_pretrained(folder)
+    model = Gemma2Model(config).eval()
+    model.save_pretrained(folder)
+    return folder, GemmaTokenizer.from_pretrained(folder), model
+
+
+def test_captions_after_an_instruction(kiln, gemma, tmp_path):
+    """Gemma 2 computes what the captions begin with once; a sample without one has the empty text, and no instruction."""
+    folder, tokenizer, model = gemma
+    data = tmp_path / "data"
+    data.mkdir()
     captions = ["a red apple", "a green circle by the sea", "", "two birds", "woman running"]
     write_metadata(data, captions)
     instruction = "Given a prompt, describe every detail of the picture that it asks for, its colours and its light. User Prompt: "
@@ -106,7 +115,6 @@ def test_captions_after_an_instruction(kiln, tmp_path):
         result = extract(kiln, data, tmp_path / f"store-{batch}", folder, "--text-dtype", "f32", "--caption-prefix", instruction, "--text-batch", batch)
         assert result.returncode == 0, result.stderr
         stores.append(read_text_store(tmp_path / f"store-{batch}" / "text-gemma2")[1:3])
-    tokenizer, model = GemmaTokenizer.from_pretrained(folder), Gemma2Model.from_pretrained(folder, attn_implementation="eager").eval()
     for texts, rows in stores:
         assert texts[0] == "" and sorted(texts[1:]) == sorted(instruction + text for text in captions if text)
         for text, features in zip(texts, rows):
@@ -114,20 +122,15 @@ def test_captions_after_an_instruction(kiln, tmp_path):
                 assert_close(features, model(**tokenizer(text, return_tensors="pt")).last_hidden_state[0], 2e-4)
 
 
-def test_an_instructions_rows_are_not_kept(kiln, tmp_path):
+def test_an_instructions_rows_are_not_kept(kiln, gemma, tmp_path):
     """Sana's: captions are cut at their own length, and of the instruction the first and the last row remain."""
-    folder, data = tmp_path / "gemma", tmp_path / "data"
-    folder.mkdir(), data.mkdir()
-    MAKERS["gemma"](folder)
-    torch.manual_seed(0)
-    config = Gemma2Config(hidden_size=32, num_hidden_layers=3, num_attention_heads=4, num_key_value_heads=2, head_dim=8, intermediate_size=48,
-                          vocab_size=5100, query_pre_attn_scalar=8, sliding_window=7, attn_implementation="eager")
-    Gemma2Model(config).eval().save_pretrained(folder)
+    folder, tokenizer, model = gemma
+    data = tmp_path / "data"
+    data.mkdir()
     captions = ["a red apple", "a green circle by the sea, and more than fits into so few tokens", "", "two birds"]
     write_metadata(data, captions)
     instruction, most = "Given a prompt, describe every detail of the picture:\n- its colours\n- its light\nUser Prompt: ", 12
     (tmp_path / "instruction.txt").write_text(instruction + "\n")
-    tokenizer, model = GemmaTokenizer.from_pretrained(folder), Gemma2Model.from_pretrained(folder, attn_implementation="eager").eval()
     hidden = len(tokenizer.encode(instruction)) - 2
 
     def wanted(text):

@@ -135,8 +135,15 @@ AutoencoderEvents trace_autoencoder(const nlohmann::json& config, const TrainOpt
   // On a CPU the loader's arrays are read where they are.
   std::optional<at::Tensor> images;
   if (device == DryRunDevice::kCpu) images = pictures_on_meta(*autoencoder, data, rows);
-  events.encode = logged_on_meta(
-      [&] { autoencoder->encode(images ? *images : pictures_on_meta(*autoencoder, data, rows)); });
+  const auto encode = [&](int64_t count) {
+    autoencoder->encode(images ? images->narrow(0, 0, count) : pictures_on_meta(*autoencoder, data, count));
+  };
+  events.encode = logged_on_meta([&] {
+    encode(rows);
+    // A single picture may take more than several: ATen convolves it otherwise.
+    const int64_t rest = encodes_images(options) ? rows_of_last_walk(options, world_size) : rows;
+    if (rest < rows) encode(rest);
+  });
   events.downsample = autoencoder->downsample;
   return events;
 }
