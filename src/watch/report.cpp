@@ -173,7 +173,8 @@ std::string option_text(const Json& value) {
   if (!config.is_object()) return text;
   std::string fields;
   for (const auto& [name, field] : config.items())
-    if (!field.is_null()) fields += fmt::format("{}{} {}", fields.empty() ? "" : ", ", name, field_text(field));
+    if (!field.is_null())
+      fields += fmt::format("{}{} {}", fields.empty() ? "" : ", ", name, field_text(field));
   return fields;
 }
 
