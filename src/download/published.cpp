@@ -23,11 +23,13 @@ const std::vector<PublishedWeights>& published_weights() {
       {.name = "sd-vae-ft-ema",
        .licence = "MIT",
        .repository = "stabilityai/sd-vae-ft-ema",
-       .files = {"config.json", "diffusion_pytorch_model.safetensors"}},
+       .files = {"config.json", "diffusion_pytorch_model.safetensors"},
+       .use = "--autoencoder"},
       {.name = "sd-vae-ft-mse",
        .licence = "MIT",
        .repository = "stabilityai/sd-vae-ft-mse",
-       .files = {"config.json", "diffusion_pytorch_model.safetensors"}},
+       .files = {"config.json", "diffusion_pytorch_model.safetensors"},
+       .use = "--autoencoder"},
       {.name = "PixArt-Sigma-XL-2-512",
        .licence = "CreativeML Open RAIL++-M",
        .repository = "PixArt-alpha/PixArt-Sigma",
@@ -51,15 +53,28 @@ const std::vector<PublishedWeights>& published_weights() {
        .repository = "Efficient-Large-Model/Sana_600M_512px_diffusers",
        .files = {"transformer/", "vae/"},
        .result = "transformer",
-       .model = "Sana-600M-512",
-       .objective = "flow"},
+       .model = "Sana-600M-512"},
       {.name = "Sana-1600M-1024",
        .licence = kSanaLicence,
        .repository = "Efficient-Large-Model/Sana_1600M_1024px_diffusers",
        .files = {"transformer/", "vae/"},
        .result = "transformer",
-       .model = "Sana-1600M",
-       .objective = "flow"},
+       .model = "Sana-1600M"},
+      {.name = "inception-2015-12-05",
+       .licence = "Apache 2.0",
+       .url = "https://github.com/mseitzer/pytorch-fid/releases/download/fid_weights/"
+              "pt_inception-2015-12-05-6726825d.pth",
+       .use = "kiln evaluate --net inception --net-weights"},
+      {.name = "adm-imagenet-256",
+       .licence = "of ImageNet's pictures",
+       .url = "https://openaipublic.blob.core.windows.net/diffusion/jul-2021/ref_batches/imagenet/256/"
+              "VIRTUAL_imagenet256_labeled.npz",
+       .use = "kiln evaluate --reference"},
+      {.name = "adm-imagenet-512",
+       .licence = "of ImageNet's pictures",
+       .url = "https://openaipublic.blob.core.windows.net/diffusion/jul-2021/ref_batches/imagenet/512/"
+              "VIRTUAL_imagenet512.npz",
+       .use = "kiln evaluate --reference"},
   };
   return rows;
 }
@@ -97,12 +112,12 @@ void refuse_without_weights(const std::string& name) {
   for (const PublishedWeights& row : published_weights()) {
     if (row.name != name) continue;
     if (!row.model)
-      fail("sample", "{} is an autoencoder: give --run or --weights, and --autoencoder $(kiln download {})",
-           name, name);
+      fail("sample", "{} is no denoiser, but for {} $(kiln download {}): give --run or --weights", name,
+           row.use, name);
     fail("sample",
-         "{} are weights alone: kiln sample --weights $(kiln download {}) --model {} --objective {} "
-         "--autoencoder FOLDER --text-encoder FOLDER --prompt TEXT",
-         name, name, row.model, row.objective);
+         "{} are weights alone: kiln sample --weights $(kiln download {}) --model {} --autoencoder FOLDER "
+         "--text-encoder FOLDER --prompt TEXT",
+         name, name, row.model);
   }
   std::string names;
   for (const PublishedModel& model : published_models())

@@ -19,10 +19,9 @@ struct PublishedWeights {
   std::vector<std::string> files{};  // exact paths, or folders that end in "/"
   // The path within a repository that the caller gets; "" for the whole.
   const char* result = "";
-  // For kiln sample: the denoiser's name in the registry, and its objective. Null: the weights are an
-  // autoencoder's.
+  // For kiln sample: the denoiser's name in the registry. Null: the weights are for `use`.
   const char* model = nullptr;
-  const char* objective = "iddpm";
+  const char* use = "";
 };
 const std::vector<PublishedWeights>& published_weights();
 // Throws Error naming the nearest name.

@@ -9,9 +9,10 @@ import subprocess
 import threading
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
-from conftest import FULL, program
+from conftest import FULL, REPOSITORY, program
 
 COMMIT = "a" * 40
 OWN = "DiT-XL-2-512x512.pt"  # a file without a published hash
@@ -362,9 +363,10 @@ def test_published_model_in_one_command(run, server, tmp_path, depth):
 
 
 @pytest.mark.parametrize("name, expected", [
-    ("PixArt-Sigma-XL-2-512", "--weights $(kiln download PixArt-Sigma-XL-2-512) --model PixArt-Sigma-XL/2-512 --objective iddpm"),
-    ("Sana-600M-512", "--model Sana-600M-512 --objective flow"),
+    ("PixArt-Sigma-XL-2-512", "--weights $(kiln download PixArt-Sigma-XL-2-512) --model PixArt-Sigma-XL/2-512 --autoencoder"),
+    ("Sana-600M-512", "--model Sana-600M-512 --autoencoder"),
     ("sd-vae-ft-ema", "--autoencoder $(kiln download sd-vae-ft-ema)"),
+    ("adm-imagenet-256", "--reference $(kiln download adm-imagenet-256)"),
     ("DiT-XL/2", "--weights FILE; those of DiT-XL/2-256, DiT-XL/2-512 are fetched"),
 ])
 def test_sample_says_how_to_draw_from_other_names(run, tmp_path, name, expected):
@@ -374,3 +376,46 @@ def test_sample_says_how_to_draw_from_other_names(run, tmp_path, name, expected)
 
 def test_the_name_of_the_weights_is_that_of_the_model(run):
     assert "DiT-XL-2-512x512 is not in" in error_line(run("sample", "--model", "DiT-XL-2-512x512", "--offline"))
+
+
+def test_the_check_of_published_fids_is_rehearsed(server, tmp_path):
+    """examples/check_published_fids.sh on made-up weights in published keys and shapes (one block of 28), few pictures, two
+    steps; and once more, which draws nothing anew, with a tolerance of anything."""
+    from dit_torch import DiT, randomise_
+    from safetensors.torch import save
+    from test_features import random_inception_weights
+    vae = tiny_vae()
+    serve_hub(server, repository="stabilityai/sd-vae-ft-ema", weights=save(vae.state_dict()), config=json.dumps(dict(vae.config)).encode())
+
+    def serve(name, write):
+        write(tmp_path / name)
+        server.files["/" + name] = (tmp_path / name).read_bytes()
+
+    for size, weights, reference in ((256, HASHED, "VIRTUAL_imagenet256_labeled.npz"), (512, OWN, "VIRTUAL_imagenet512.npz")):
+        model = randomise_(DiT(input_size=size // 8, patch_size=2, in_channels=4, hidden_size=1152, depth=1, num_heads=16), scale=0.5)
+        serve(weights, lambda path: torch.save(model.state_dict(), path))
+        pictures = np.random.default_rng(size).integers(0, 256, (6, size, size, 3), dtype=np.uint8)
+        serve(reference, lambda path: np.savez(path, arr_0=pictures))
+    (tmp_path / "own").mkdir()
+    (tmp_path / HASHED).rename(tmp_path / "own" / HASHED)  # as fetched before: its published hash is known
+    serve("pt_inception-2015-12-05-6726825d.pth", lambda path: torch.save(random_inception_weights(), path))
+    names = {"HF_HOME": str(tmp_path / "hf"), "KILN_CACHE": str(tmp_path / "own"), "HF_ENDPOINT": server.url, "KILN_MIRROR": server.url,
+             "HOME": str(tmp_path), "PATH": os.environ["PATH"], "https_proxy": "http://127.0.0.1:9", "KILN_BUILD": str(program("kiln").parent),
+             "FID_IMAGES": "5", "FID_DEVICE": "cpu", "FID_OPTIONS": '--num-sampling-steps 2 --model-config {"depth":1}'}
+
+    def check(**more):
+        return subprocess.run([REPOSITORY / "examples/check_published_fids.sh", "1", tmp_path / "fid"], capture_output=True, text=True,
+                              timeout=600, env=names | more)
+
+    for more, verdict in (({}, "not ok"), ({"FID_TOLERANCE": "1e9"}, "ok")):
+        result = check(**more)
+        assert result.returncode == (verdict != "ok"), result.stderr
+        assert result.stderr.count("5 of 5 images are there already") == (2 if more else 0)
+        fids = {size: json.loads((tmp_path / f"fid/{size}/result.json").read_text())["metrics"]["fid"] for size in (256, 512)}
+        lines = [line for line in result.stdout.splitlines() if line.startswith(("DiT-XL/2 at", "of 5"))]
+        assert lines == [f"DiT-XL/2 at 256 px: FID {fids[256]}, published 2.27: {verdict}",
+                         f"DiT-XL/2 at 512 px: FID {fids[512]}, published 3.04: {verdict}",
+                         "of 5 pictures: the published figures are of 50000"]
+    settings = json.loads((tmp_path / "fid/512/samples.npz.json").read_text())
+    assert settings["cfg_scale"] == 1.5 and settings["sampler"]["type"] == "iddpm" and settings["label_sampling"] == "random"
+    assert "objective iddpm; sampler ddpm, 2 steps" in result.stderr and len(settings["classes"]) == 1000
