@@ -18,7 +18,7 @@
 #include "plan/price/machine_profile.h"
 #include "plan/price/this_machine.h"
 #include "plan/report/variants.h"
-#include "run/option_values.h"
+#include "run/train_command.h"
 #include "watch/phase_timers.h"
 #include "watch/prediction.h"
 

@@ -10,7 +10,6 @@
 #include "core/error.h"
 #include "core/json_config.h"
 #include "core/toml.h"
-#include "data/store/feature_store.h"
 #include "interop/accelerate_config.h"
 #include "interop/deepspeed_config.h"
 #include "interop/foreign_recipe.h"
@@ -145,9 +144,7 @@ void take_foreign_recipe(const CLI::App& command, const std::string& path, int64
   for (const ForeignRecipe::Setting& setting : recipe.settings) {
     const bool is_overridden =
         is_given(command, setting.option) || (setting.option == "epochs" && has_length);
-    const std::string& data = options.data.path;
-    if (setting.is_of_pictures && (data == "synthetic" || std::filesystem::exists(data + "/store.json")))
-      continue;
+    if (setting.is_of_pictures && (options.data.path == "synthetic" || has_store(options))) continue;
     set_option(is_overridden ? overridden : options, setting.option, setting.value);
     if (is_overridden) continue;
     resolved.given.insert(setting.option);
@@ -196,25 +193,23 @@ void report(const DeepSpeedConfig& config, const std::string& path) {
                setting.file == path ? "" : " of " + setting.file);
 }
 
-// Returns the side of a store's pictures, or 0 if `data` is not a store.
-int64_t image_size_of(const std::string& data) {
-  const bool is_store = std::filesystem::exists(std::filesystem::path(data) / "store.json");
-  return is_store ? read_store_info(data).image_size : 0;
-}
-
 // Training on features uses the size of their images.
 void take_image_size(StageOptions& stage) {
   if (!stage.settings.contains("data") || stage.settings.contains("image-size")) return;
-  if (const int64_t size = image_size_of(stage.settings.at("data")); size > 0)
-    stage.settings["image-size"] = size;
+  TrainOptions options;
+  options.data.path = stage.settings.at("data");
+  if (has_store(options)) stage.settings["image-size"] = own_image_size(options);
 }
-// Sets the size of a store's pictures, else of those that the model is made for, if none is given. A search
-// may name several models, which then are none of the registry's.
-void take_own_image_size(ResolvedOptions& resolved) {
+// Sets the size that the run was begun with (`recorded`, else null), that of a store's pictures or of those
+// that the model is made for, if none is given. A search may name several models, which then are none of the
+// registry's.
+void take_image_size(ResolvedOptions& resolved, const nlohmann::json& recorded) {
   if (resolved.given.contains("image-size")) return;
   TrainOptions& options = resolved.options;
   const std::vector<std::string> known = denoiser_names();
-  if (has_store(options) || std::ranges::find(known, options.model.name) != known.end())
+  if (recorded.contains("image-size"))
+    set_option(options, "image-size", recorded.at("image-size"));
+  else if (has_store(options) || std::ranges::find(known, options.model.name) != known.end())
     options.data.image_size = own_image_size(options);
   for (StageOptions& stage : resolved.options.stages) take_image_size(stage);
 }
@@ -252,9 +247,8 @@ nlohmann::json recorded_options(const std::string& out) {
 
 // Takes the objective and the drawing of pictures from the run that is resumed or from the published models,
 // and says so on stderr.
-void take_published(ResolvedOptions& resolved) {
+void take_published(ResolvedOptions& resolved, const nlohmann::json& recorded) {
   TrainOptions& options = resolved.options;
-  const nlohmann::json recorded = recorded_options(options.out);
   const std::string taken = take_published_settings(options, resolved.given, recorded);
   if (taken.empty() || !is_told(options)) return;
   fmt::print(stderr, "{}: {}\n",
@@ -316,7 +310,8 @@ ResolvedOptions resolve(const CLI::App& command, const TrainArguments& arguments
   ResolvedOptions resolved = with_recipe(command, arguments, world_size);
   // The run keeps the settings themselves, since their file may change.
   std::string& model_config = resolved.options.model.config;
-  take_own_image_size(resolved);
+  const nlohmann::json recorded = recorded_options(resolved.options.out);
+  take_image_size(resolved, recorded);
   if (!model_config.empty()) model_config = read_json_option("train", "--model-config", model_config).dump();
   std::string& instruction = resolved.options.data.captions.instruction;
   instruction = read_text_option("train", "--caption-instruction", instruction);
@@ -324,7 +319,7 @@ ResolvedOptions resolve(const CLI::App& command, const TrainArguments& arguments
     fail("train", "--deepspeed and --accelerate are both given: the latter names DeepSpeed's file itself");
   if (!arguments.deepspeed.empty() || !arguments.accelerate.empty())
     apply_config_file(command, arguments, world_size, resolved);
-  take_published(resolved);
+  take_published(resolved, recorded);
   return resolved;
 }
 

@@ -85,24 +85,6 @@ bool are_same(const nlohmann::json& saved, const nlohmann::json& now) {
   return parsed(saved).is_object() && parsed(saved) == parsed(now);
 }
 
-std::string quoted(const std::string& text) {
-  constexpr std::string_view kPlain =
-      "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_./,:=+@%";
-  if (!text.empty() && text.find_first_not_of(kPlain) == std::string::npos) return text;
-  std::string result = "'";
-  for (char c : text) result += c == '\'' ? std::string("'\\''") : std::string(1, c);
-  return result + "'";
-}
-
-std::string value_text(const nlohmann::json& value) {
-  if (value.is_string()) return quoted(value.get<std::string>());
-  if (!value.is_array()) return value.dump();
-  if (value.empty()) return "none";
-  std::string list;
-  for (size_t i = 0; i < value.size(); ++i) list += (i ? "," : "") + value[i].dump();
-  return list;
-}
-
 }  // namespace
 
 void set_option(TrainOptions& options, const std::string& name, const nlohmann::json& value) {
@@ -146,23 +128,6 @@ std::string to_toml(const TrainOptions& options) {
 
 int64_t own_image_size(const ModelOptions& model) {
   return own_image_size(model.name, read_json_option("train", "--model-config", model.config));
-}
-
-std::string command_line(const TrainOptions& options) {
-  nlohmann::json defaults = to_json(TrainOptions{});
-  defaults["image-size"] = own_image_size(options.model);
-  const nlohmann::json values = to_json(options);
-  std::string line = "kiln train";
-  TrainOptions table;
-  visit_options(table, [&](const std::string& name, const auto&, OnResume, const std::string&) {
-    const nlohmann::json& value = values.at(name);
-    if (value == defaults.at(name)) return;
-    if (value.is_boolean())
-      line += (value.get<bool>() ? " --" : " --no-") + name;
-    else
-      line += " --" + name + " " + value_text(value);
-  });
-  return line;
 }
 
 OptionChanges compare_options(const nlohmann::json& saved, const nlohmann::json& now) {

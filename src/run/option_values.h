@@ -1,4 +1,4 @@
-// The options of training by their names: as JSON, in recipes and in config.toml, and as a command to paste.
+// The options of training by their names: as JSON, in recipes and in config.toml.
 #pragma once
 #include <nlohmann/json.hpp>
 #include <string>
@@ -22,9 +22,6 @@ std::string to_toml(const TrainOptions& options);
 // Returns the side in pixels of the pictures that the model is made for. Throws Error for an unknown name and
 // a config that does not fit.
 int64_t own_image_size(const ModelOptions& model);
-
-// Returns "kiln train --model ..." with every option that is not the default, quoted for a shell.
-std::string command_line(const TrainOptions& options);
 
 // Lists options that differ between a saved run and this command, by what they do to it. An option that the
 // saved run lacks, because an older program wrote it, had its default.

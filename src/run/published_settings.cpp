@@ -1,6 +1,7 @@
 #include "run/published_settings.h"
 
 #include <algorithm>
+#include <optional>
 
 #include "diffusion/objective.h"
 #include "diffusion/sampler.h"
@@ -13,10 +14,11 @@ namespace {
 
 using nlohmann::json;
 
-// Options that a run which is resumed keeps where the command leaves them open.
+// Options that a run which is resumed keeps where the command leaves them open. Those of drawing, if it drew.
 constexpr const char* kKept[] = {"objective",  "timestep-sampling", "weighting",  "logit-mean",
                                  "logit-std",  "flow-shift",        "flow-times", "beta-schedule",
                                  "beta-start", "beta-end"};
+constexpr const char* kKeptOfDrawing[] = {"sampler", "num-sampling-steps", "cfg-scale"};
 
 bool is_known(const std::string& model) {
   const std::vector<std::string> names = denoiser_names();
@@ -42,15 +44,31 @@ json published_objective(const TrainOptions& options, bool is_given) {
   return settings;
 }
 
-json published_grids(const TrainOptions& options) {
-  if (options.samples.every == 0 && options.evaluation.every == 0) return json::object();
-  if (!is_objective(options.objective.name)) return json::object();  // refused later
-  const Drawing drawing = published_drawing(options.model.name, objective_config(options.objective.name));
-  json settings = {{"cfg-scale", drawing.cfg_scale}};
-  if (!options.samples.sampler.empty()) return settings;
-  settings["sampler"] = drawing.sampler;
-  settings["num-sampling-steps"] = drawing.num_sampling_steps;
+// Returns how grids and evaluations are drawn, if the run draws any.
+std::optional<Drawing> drawing_of(const TrainOptions& options) {
+  if (options.samples.every == 0 && options.evaluation.every == 0) return std::nullopt;
+  if (!is_objective(options.objective.name)) return std::nullopt;  // refused later
+  return published_drawing(options.model.name, objective_config(options.objective.name),
+                           options.samples.sampler);
+}
+
+json settings_of(const Drawing& drawing) {
+  return {{"sampler", drawing.sampler},
+          {"num-sampling-steps", drawing.num_sampling_steps},
+          {"cfg-scale", drawing.cfg_scale}};
+}
+
+// Returns what the recorded run had of these options.
+template <size_t N>
+json kept(const json& recorded, const char* const (&names)[N]) {
+  const json defaults = to_json(TrainOptions{});  // what an older program did not record
+  json settings = json::object();
+  for (const char* name : names) settings[name] = recorded.value(name, defaults.at(name));
   return settings;
+}
+
+bool drew(const json& recorded) {
+  return recorded.value("sample-every", 0) > 0 || recorded.value("evaluate-every", 0) > 0;
 }
 
 // Sets the options that are not given.
@@ -65,20 +83,23 @@ std::string take_published_settings(TrainOptions& options, const std::set<std::s
                                     const json& recorded) {
   if (!is_known(options.model.name)) return "";
   const json before = to_json(options), defaults = to_json(TrainOptions{});
-  json settings = published_objective(options, given.contains("objective"));
-  if (recorded.is_object())
-    for (const char* name : kKept) settings[name] = recorded.value(name, defaults.value(name, json()));
-  set_open(options, settings, given);
-  const json grids = published_grids(options);
-  set_open(options, grids, given);
-  if (!settings.empty()) settings.update(grids);  // else the sampler is the usual one, not a published one
+  const bool resumes = recorded.is_object();
+  set_open(options,
+           resumes ? kept(recorded, kKept) : published_objective(options, given.contains("objective")),
+           given);
+  std::set<std::string> usual;  // what this sets without that anyone has published it
+  if (resumes && drew(recorded)) {
+    set_open(options, kept(recorded, kKeptOfDrawing), given);
+  } else if (const std::optional<Drawing> drawing = drawing_of(options)) {
+    set_open(options, settings_of(*drawing), given);
+    if (!drawing->is_published) usual = {"sampler", "num-sampling-steps"};
+  }
   std::string text;
   const json after = to_json(options);
-  for (const auto& [name, value] : after.items()) {
-    if (!settings.contains(name) || value == before.at(name) || value == defaults.at(name)) continue;
-    text += fmt::format("{}--{} {}", text.empty() ? "" : " ", name,
-                        value.is_string() ? value.get<std::string>() : value.dump());
-  }
+  for (const auto& [name, value] : after.items())
+    if (value != before.at(name) && value != defaults.at(name) && !usual.contains(name))
+      text += fmt::format("{}--{} {}", text.empty() ? "" : " ", name,
+                          value.is_string() ? value.get<std::string>() : value.dump());
   return text;
 }
 
@@ -91,17 +112,15 @@ json published_objective_config(const std::string& model, const std::string& obj
   return objective_config_of(options.objective);
 }
 
-Drawing published_drawing(const std::string& model, const json& objective) {
+Drawing published_drawing(const std::string& model, const json& objective, const std::string& sampler) {
   const PublishedSampling* const row = row_of(family_of(model).sampling, model);
   const PublishedSampling published = row != nullptr ? *row : PublishedSampling{};
-  if (samples(published.sampler, objective))
-    return {.sampler = published.sampler,
-            .num_sampling_steps = published.steps,
-            .cfg_scale = published.cfg_scale};
-  const std::string sampler = default_sampler(objective);
-  return {.sampler = sampler,
-          .num_sampling_steps = usual_sampling_steps(sampler),
-          .cfg_scale = published.cfg_scale};
+  Drawing drawing{.sampler = sampler, .cfg_scale = published.cfg_scale};
+  if (sampler.empty())
+    drawing.sampler = samples(published.sampler, objective) ? published.sampler : default_sampler(objective);
+  drawing.is_published = drawing.sampler == published.sampler;
+  drawing.num_sampling_steps = drawing.is_published ? published.steps : usual_sampling_steps(drawing.sampler);
+  return drawing;
 }
 
 }  // namespace kiln

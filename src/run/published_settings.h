@@ -25,9 +25,12 @@ struct Drawing {
   std::string sampler;
   int64_t num_sampling_steps = 0;
   double cfg_scale = 1;
+  bool is_published = false;  // else the published sampler does not fit the objective, or another is given
 };
-// Returns how published models of this name are drawn with, if their sampler fits the objective, else the
-// common settings. `objective`: make_objective's config.
-Drawing published_drawing(const std::string& model, const nlohmann::json& objective);
+// Returns how published models of this name are drawn with. If another `sampler` is given (not empty), or
+// theirs does not fit the objective, the steps are that sampler's usual ones. `objective`: make_objective's
+// config.
+Drawing published_drawing(const std::string& model, const nlohmann::json& objective,
+                          const std::string& sampler = "");
 
 }  // namespace kiln

@@ -41,13 +41,11 @@ CfgConvention parse_convention(const std::string& name) {
 }
 
 json choose_sampler(const SampleCommand& command, const json& objective, const Drawing& published) {
-  const std::string name = !command.sampler.empty() ? command.sampler : published.sampler;
   if (command.num_sampling_steps < 0)
     fail("sample", "expected --num-sampling-steps to be at least 1, got {}", command.num_sampling_steps);
-  const int64_t steps = command.num_sampling_steps > 0 ? command.num_sampling_steps
-                        : name == published.sampler    ? published.num_sampling_steps
-                                                       : usual_sampling_steps(name);
-  json config = sampler_config(name, steps, objective);
+  const int64_t steps =
+      command.num_sampling_steps > 0 ? command.num_sampling_steps : published.num_sampling_steps;
+  json config = sampler_config(published.sampler, steps, objective);
   if (!command.image.empty())
     config["first_step"] = first_step_of(command.strength.value_or(kDefaultStrength), steps, objective);
   make_sampler(config);  // refuses impossible steps before anything is written
@@ -81,14 +79,21 @@ std::string objective_text(const json& objective) {
 
 // Says what a weights file does not and the command leaves open.
 void say_assumed(const SampleCommand& command, const SampleSource& source, const SampleOptions& options) {
-  std::string assumed;
-  const auto add = [&](const std::string& text) { assumed += (assumed.empty() ? "" : "; ") + text; };
-  if (command.objective.empty()) add("objective " + objective_text(source.objective));
-  if (command.sampler.empty())
-    add(fmt::format("sampler {}, {} steps", published_drawing(source.model, source.objective).sampler,
-                    make_sampler(options.sampler)->step_count()));
-  if (!command.cfg_scale) add(fmt::format("guidance {:g}", options.cfg_scale));
-  if (!assumed.empty()) fmt::print(stderr, "kiln sample: as {} is published: {}\n", source.model, assumed);
+  std::string published, usual;
+  const auto add = [](std::string& texts, const std::string& text) {
+    texts += (texts.empty() ? "" : "; ") + text;
+  };
+  if (command.objective.empty()) add(published, "objective " + objective_text(source.objective));
+  if (command.sampler.empty()) {
+    const Drawing drawing = published_drawing(source.model, source.objective);
+    add(drawing.is_published ? published : usual,
+        fmt::format("sampler {}, {} steps", drawing.sampler, make_sampler(options.sampler)->step_count()));
+  }
+  if (!command.cfg_scale)
+    add(options.cfg_scale != 1 ? published : usual, fmt::format("guidance {:g}", options.cfg_scale));
+  if (!published.empty())
+    fmt::print(stderr, "kiln sample: as {} is published: {}\n", source.model, published);
+  if (!usual.empty()) fmt::print(stderr, "kiln sample: chosen: {}\n", usual);
 }
 
 // Parses "0.2:0.8" into timesteps of the model.
@@ -111,7 +116,7 @@ SampleOptions sample_options(const SampleCommand& command, const SampleSource& s
                              const std::optional<InitPicture>& init, at::Device device) {
   SampleOptions options;
   const DenoiserShape& shape = source.denoiser->shape();
-  const Drawing published = published_drawing(source.model, source.objective);
+  const Drawing published = published_drawing(source.model, source.objective, command.sampler);
   options.sampler = choose_sampler(command, source.objective, published);
   const bool can_guide = shape.conditioning.takes_text() || shape.conditioning.has_null_class;
   options.cfg_scale = command.cfg_scale.value_or(can_guide ? published.cfg_scale : 1);

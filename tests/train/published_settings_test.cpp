@@ -5,11 +5,14 @@
 
 #include <fstream>
 #include <iterator>
+#include <sstream>
 
 #include "core/error.h"
 #include "diffusion/objective.h"
 #include "diffusion/sampler.h"
 #include "models/registry.h"
+#include "run/option_values.h"
+#include "run/train_command.h"
 #include "train/usable_options.h"
 
 namespace kiln {
@@ -102,6 +105,70 @@ TEST(PublishedSettings, ARunThatResumesKeepsItsOwn) {
   EXPECT_EQ(options.objective.flow_times, FlowTimes::kContinuous);
 }
 
+TEST(PublishedSettings, ARunThatResumesDrawsAsItDid) {
+  TrainOptions options = options_of_model("DiT-S/2");
+  options.samples.every = 10;
+  json recorded = {{"objective", "iddpm"},
+                   {"sample-every", 10},
+                   {"sampler", ""},
+                   {"num-sampling-steps", 50},
+                   {"cfg-scale", 4.0}};
+  take_published_settings(options, {}, recorded);
+  EXPECT_EQ(options.samples.sampler, "");
+  EXPECT_EQ(options.samples.num_sampling_steps, 50);
+  recorded["sample-every"] = 0;  // it has drawn nothing so far
+  take_published_settings(options, {}, recorded);
+  EXPECT_EQ(options.samples.sampler, "ddpm");
+  EXPECT_EQ(options.samples.num_sampling_steps, 250);
+}
+
+// Reads a command back as kiln train does: what it leaves open, the model brings.
+TrainOptions read_back(const std::string& line) {
+  std::istringstream words(line);
+  std::string name, value;
+  words >> name >> name;  // kiln train
+  TrainOptions options;
+  std::set<std::string> given;
+  while (words >> name >> value) {
+    const json number = json::parse(value, nullptr, /*allow_exceptions=*/false);
+    name.erase(0, 2);
+    given.insert(name);
+    set_option(options, name, number.is_number() ? number : json(value == "''" ? "" : value));
+  }
+  if (!given.contains("image-size")) options.data.image_size = own_image_size(options.model);
+  take_published_settings(options, given);
+  return options;
+}
+
+TEST(CommandLine, IsReadBackAsTheSameOptions) {
+  const std::vector<json> cases = {
+      json::object(),
+      {{"objective", "flow"}},
+      {{"objective", "epsilon"}, {"beta-schedule", "linear"}},
+      {{"flow-shift", 1.0}},
+      {{"sample-every", 10}},
+      {{"evaluate-every", 10}, {"cfg-scale", 1.0}, {"num-sampling-steps", 50}},
+      {{"sample-every", 10}, {"sampler", "ddim"}},
+      {{"sample-every", 10}, {"objective", "flow"}, {"sampler", "flow_heun"}, {"num-sampling-steps", 9}},
+      {{"image-size", 128}},
+  };
+  for (const std::string& model : denoiser_names())
+    for (const json& settings : cases)
+      for (const bool is_published : {true, false}) {
+        TrainOptions options;
+        options.model.name = model;
+        if (is_published) options.data.image_size = own_image_size(options.model);
+        std::set<std::string> given;
+        for (const auto& [name, value] : settings.items()) {
+          set_option(options, name, value);
+          given.insert(name);
+        }
+        if (is_published) take_published_settings(options, given);
+        const std::string line = command_line(options);
+        EXPECT_EQ(to_json(read_back(line)), to_json(options)) << line;
+      }
+}
+
 TEST(PublishedSettings, GridsAndEvaluationsAreDrawnAsTheAuthorsDraw) {
   TrainOptions options = options_of_model("PixArt-Sigma-XL/2-512");
   take_published_settings(options, {});
@@ -112,10 +179,10 @@ TEST(PublishedSettings, GridsAndEvaluationsAreDrawnAsTheAuthorsDraw) {
 
   options = options_of_model("DiT-B/4");
   options.samples.every = 10;
-  options.samples.sampler = "ddim";
-  take_published_settings(options, {"sampler"});
-  EXPECT_EQ(options.samples.num_sampling_steps, SampleGridOptions().num_sampling_steps)
-      << "steps are of the published sampler";
+  options.samples.sampler = "dpmpp_2m";
+  EXPECT_EQ(take_published_settings(options, {"sampler"}), "") << "nobody published it";
+  EXPECT_EQ(options.samples.num_sampling_steps, usual_sampling_steps("dpmpp_2m"))
+      << "250 steps are those of the published sampler";
 
   options = options_of_model("DiT-B/4");  // which its sampler cannot draw with when it was trained as a flow
   options.samples.every = 10;

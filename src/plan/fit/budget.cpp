@@ -16,6 +16,7 @@
 #include "plan/price/this_machine.h"
 #include "plan/report/report.h"
 #include "run/option_values.h"
+#include "run/train_command.h"
 #include "train/run_ranks.h"
 #include "train/setup.h"
 
@@ -118,18 +119,19 @@ bool is_about_the_fastest(const FittedChoice& fitted, const MachineFit& fit, boo
 // Chooses the fewest recomputed FLOPs within the budget. Also chooses the micro-batch if asked, or if nothing
 // else fits and that is allowed. On a CPU, giving freed memory back at once costs up to as much time again,
 // so this happens only if a process that keeps it would not fit at full speed.
-void choose_within(FittedRun& run, const MachineProfile& machine, int64_t budget, const Ranks& ranks,
-                   const FitTerms& terms) {
+void choose_within(FittedRun& run, const MachineProfile& machine, const DataSource& data, int64_t budget,
+                   const Ranks& ranks, const FitTerms& terms) {
   const TrainOptions& options = run.options;
   const bool on_cpu = machine.device == DryRunDevice::kCpu;
   bool any_micro_batch = options.chooses_micro_batch();
-  MachineFit fit(machine, on_cpu ? keeping_process(machine) : ProcessMemory{}, budget, ranks.world_size);
+  MachineFit fit(machine, data, on_cpu ? keeping_process(machine) : ProcessMemory{}, budget,
+                 ranks.world_size);
   const auto choose = [&] { return any_micro_batch ? fit.choose_micro_batch(options) : fit.choose(options); };
   std::optional<FittedChoice> fitted = choose();
   if (on_cpu && !(fitted && is_about_the_fastest(*fitted, fit, any_micro_batch))) {
     run.gives_memory_back = true;
     return_freed_memory();
-    fit = MachineFit(machine, frugal_process(options), budget, ranks.world_size);
+    fit = MachineFit(machine, data, frugal_process(options), budget, ranks.world_size);
     fitted = choose();
   }
   if (!fitted && !any_micro_batch && terms.may_choose_micro_batch) {
@@ -173,15 +175,15 @@ void choose_within(FittedRun& run, const MachineProfile& machine, int64_t budget
 
 // Checks a run without a budget, which stays as it is. On a CPU it gives freed memory back if it would come
 // to hold too much otherwise.
-void check_fit(FittedRun& run, const MachineProfile& machine, int64_t free, const Ranks& ranks,
-               const FitTerms& terms) {
+void check_fit(FittedRun& run, const MachineProfile& machine, const DataSource& data, int64_t free,
+               const Ranks& ranks, const FitTerms& terms) {
   const bool on_cpu = machine.device == DryRunDevice::kCpu;
-  MachineFit fit(machine, on_cpu ? keeping_process(machine) : ProcessMemory{}, free, ranks.world_size);
+  MachineFit fit(machine, data, on_cpu ? keeping_process(machine) : ProcessMemory{}, free, ranks.world_size);
   const Plan plan = fit.plan(run.options);
   if (on_cpu && fit.needed(plan) > free) {
     run.gives_memory_back = true;
     return_freed_memory();
-    fit = MachineFit(machine, frugal_process(run.options), free, ranks.world_size);
+    fit = MachineFit(machine, data, frugal_process(run.options), free, ranks.world_size);
   }
   if (const int64_t needed = fit.needed(plan); needed > free) {
     const std::string what =
@@ -190,7 +192,7 @@ void check_fit(FittedRun& run, const MachineProfile& machine, int64_t free, cons
       refuse(fit, run.options, on_cpu ? ranks.local_world_size : 1, terms,
              what + " (--no-preflight tries anyway)");
     run.options.micro_batch = -1;
-    choose_within(run, machine, free, ranks, terms);
+    choose_within(run, machine, data, free, ranks, terms);
     run.summary = fmt::format("in one pass {}; {}", what, run.summary);
     return;
   }
@@ -250,10 +252,11 @@ FittedRun fit_run(const TrainOptions& options, const Ranks& ranks, const FitTerm
   // The ranks of a machine share its memory.
   const int64_t sharing = device.is_cpu() ? ranks.local_world_size : 1;
   const int64_t budget = asked > 0 ? asked / sharing : free_bytes(device, *machine, ranks, terms);
+  const DataSource data = read_data_source({.train = options});
   if (has_budget)
-    choose_within(run, *machine, budget, ranks, terms);
+    choose_within(run, *machine, data, budget, ranks, terms);
   else
-    check_fit(run, *machine, budget, ranks, terms);
+    check_fit(run, *machine, data, budget, ranks, terms);
   return run;
 }
 
@@ -271,7 +274,7 @@ FittedRun fit_planned(const TrainOptions& options, const MachineProfile& machine
   const int64_t budget = asked > 0 ? asked / ranks.local_world_size
                          : on_cpu  ? free_bytes(at::kCPU, machine, ranks, {})
                                    : machine.memory_bytes;
-  choose_within(run, machine, budget, ranks, {.change = change});
+  choose_within(run, machine, read_data_source({.train = options}), budget, ranks, {.change = change});
   run.options.memory.preflight = options.memory.preflight;
   return run;
 }

@@ -7,7 +7,7 @@
 #include "core/units.h"
 #include "plan/ranks/rank_step.h"
 #include "plan/run/make_plan.h"
-#include "run/option_values.h"
+#include "run/train_command.h"
 #include "train/setup.h"
 
 namespace kiln {

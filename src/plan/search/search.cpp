@@ -9,7 +9,7 @@
 #include "plan/run/make_plan.h"
 #include "plan/search/candidates.h"
 #include "plan/trace/planned_data.h"
-#include "run/option_values.h"
+#include "run/train_command.h"
 
 namespace kiln {
 
@@ -20,7 +20,7 @@ std::string needs(const Plan& plan) {
 }
 
 // Plans the same configuration on the smallest GPU with more memory that it fits.
-std::optional<Plan> on_larger_gpu(const Plan& plan) {
+std::optional<Plan> on_larger_gpu(const Plan& plan, const DataSource& data) {
   std::vector<MachineProfile> machines = builtin_profiles();
   std::ranges::stable_sort(machines, {}, &MachineProfile::memory_bytes);
   const at::ScalarType dtype = plan.options.train.compute.product_dtype();
@@ -30,7 +30,7 @@ std::optional<Plan> on_larger_gpu(const Plan& plan) {
       continue;
     PlanOptions options = plan.options;
     options.gpu = machine.name;
-    Plan larger = make_plan(options);
+    Plan larger = plan_data(options, planned_machine(options), data);
     if (larger.fits) return larger;
   }
   return std::nullopt;
@@ -41,7 +41,7 @@ void explain_no_fit(SearchResult& result, Candidates& search) {
   result.problem =
       fmt::format("nothing fits: of {} configurations the smallest needs {} of {} x {}", search.all().size(),
                   needs(smallest), smallest.options.gpus, smallest.machine.name);
-  const std::optional<Plan> larger = on_larger_gpu(smallest);
+  const std::optional<Plan> larger = on_larger_gpu(smallest, search.data());
   if (!larger) return;
   result.problem += fmt::format("; on {} x {} it fits, {}: {}", larger->options.gpus, larger->machine.name,
                                 needs(*larger), launch_command(*larger));
@@ -101,7 +101,7 @@ SearchResult search(const SearchOptions& options) {
   SearchResult result{.options = options, .machine = planned_machine(options.plan)};
   check_search(options, result.machine);
   SearchTraces traces;
-  Candidates search(result.options, result.machine, planned_shape(options.plan.train), traces);
+  Candidates search(result.options, result.machine, read_data_source(options.plan), traces);
   result.num_configurations = search.all().size();
   const Limits limits{.days = options.deadline_days, .cost = options.max_cost};
   for (const Goal& goal : {kFastest, kCheapest, kLeastMemory})
@@ -126,8 +126,8 @@ std::string launch_command(const Plan& plan) {
   if (train.data.path.empty()) train.data.path = encodes_images(train) ? "pictures" : "store";
   if (train.out.empty()) train.out = "run";
   if (plan.options.steps > 0) train.max_steps = plan.options.steps;
-  const int64_t gpus = plan.options.gpus, per_node = plan.machine.gpus_per_node;
-  const bool one_machine = gpus <= per_node || plan.machine.device == DryRunDevice::kCpu;
+  const int64_t gpus = plan.options.gpus, per_node = ranks_on_node(plan.machine, gpus);
+  const bool one_machine = gpus == per_node;
   if (gpus > 1 && one_machine) train.ranks.nproc = gpus;
   const std::string command = command_line(train);
   if (one_machine) return command;
