@@ -59,7 +59,7 @@ CaptionEncoder load_encoder(const TextExtractOptions& options, at::Device device
       parse_compute_dtype(compute_dtype, "--compute-dtype"),
       encoder_room(options, device,
                    {.bytes = usable_bytes(device, group.ranks().local_world_size), .text = "what is free"}),
-      /*loads_weights=*/true,
+      EncoderUse::kEncode,
       options.captions.instruction};
 }
 
@@ -199,7 +199,7 @@ class TextExtraction {
 
 void check_text_encoder(const TextExtractOptions& options) {
   check_caption_options(options.captions);
-  CaptionEncoder(options.encoder, options.max_tokens, at::kCPU, at::kFloat, {}, /*loads_weights=*/false,
+  CaptionEncoder(options.encoder, options.max_tokens, at::kCPU, at::kFloat, {}, EncoderUse::kCheck,
                  options.captions.instruction);
 }
 

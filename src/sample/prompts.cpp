@@ -26,7 +26,7 @@ CaptionEncoder load_encoder(const RunInfo::TextInfo& trained, const std::string&
          folder.empty() ? "" : fmt::format(", and {} does not exist", folder));
   CaptionEncoder encoder(folder, trained.max_tokens, device, compute_dtype,
                          {.bytes = usable_bytes(device, num_processes), .text = "what is free"},
-                         /*loads_weights=*/true, trained.instruction);
+                         EncoderUse::kEncode, trained.instruction);
   if (trained.encoder_fingerprint.empty()) return encoder;  // another program encoded the captions
   if (encoder.encoder_fingerprint() != trained.encoder_fingerprint)
     fail("sample",
@@ -84,12 +84,16 @@ Prompts encode_prompts(const CaptionEncoder& encoder, const RunInfo::TextInfo& t
   for (const std::string& text : texts) asked.push_back(decorated(text));
   const int64_t batch = encoder.batch_within_room(0, kPromptsAtOnce);
   if (encoder.is_streamed()) fmt::print(stderr, "{}\n", encoder.streaming_text(batch));
-  CaptionEncoder::Encoded encoded = encoder.encode(asked, batch);
+  const bool needs_null = !negative.empty() || !shape.has_null_text;
+  CaptionEncoder::Encoded encoded = encoder.encode(
+      asked, batch, at::kFloat, needs_null ? std::optional(decorated(negative)) : std::nullopt);
   const at::ScalarType dtype = to_scalar_type(trained.dtype);
   Prompts prompts{.texts = std::move(texts), .encoder_fingerprint = encoder.encoder_fingerprint()};
+  if (needs_null) {
+    prompts.null = joined_rows({encoded.rows.back()}, dtype);
+    encoded.rows.pop_back();
+  }
   prompts.rows = joined_rows(encoded.rows, dtype);
-  if (!negative.empty() || !shape.has_null_text)
-    prompts.null = joined_rows({encoder.encode_plain(decorated(negative), encoded.num_truncated)}, dtype);
   if (encoded.num_truncated > 0)
     fmt::print(stderr, "warning: {} of {} prompts have more than {} tokens and are cut\n",
                encoded.num_truncated, asked.size() + 1, encoder.max_tokens());

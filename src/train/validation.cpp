@@ -95,11 +95,13 @@ std::shared_ptr<const TextStore> open_validation_text(const TrainOptions& option
   std::shared_ptr<const TextStore> text = open_texts(folders);
   const TextStoreInfo &ours = text->info(), &theirs = data.text->info();
   if (ours.encoder_fingerprint != theirs.encoder_fingerprint ||
-      ours.tokenizer_fingerprint != theirs.tokenizer_fingerprint || ours.max_tokens != theirs.max_tokens)
+      ours.tokenizer_fingerprint != theirs.tokenizer_fingerprint || ours.max_tokens != theirs.max_tokens ||
+      ours.instruction != theirs.instruction)
     fail("train",
-         "the captions of --validation-data {} were made by another text encoder ({} {}, up to {} tokens) "
-         "than "
-         "those of --data ({} {}, up to {}): extract them again with that of --data",
+         "the captions of --validation-data {} were made by another text encoder or after another "
+         "instruction ({} {}, up to {} tokens) than those of --data ({} {}, up to {}): extract them again "
+         "with "
+         "that of --data",
          options.validation.data, ours.encoder, ours.encoder_fingerprint, ours.max_tokens, theirs.encoder,
          theirs.encoder_fingerprint, theirs.max_tokens);
   return text;

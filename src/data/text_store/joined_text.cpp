@@ -100,9 +100,10 @@ std::shared_ptr<const TextStore> open_texts(const std::vector<std::string>& fold
 void require_same_encoder(const TextStoreInfo& first, const std::string& first_folder,
                           const TextStoreInfo& other, const std::string& other_folder) {
   const auto described = [](const TextStoreInfo& info) {
-    return fmt::format("{} {} with tokenizer {}, up to {} tokens in {}", info.encoder,
-                       info.encoder_fingerprint, info.tokenizer_fingerprint, info.max_tokens,
-                       dtype_name(info.dtype));
+    return fmt::format("{} {} with tokenizer {}{}, up to {} tokens in {}", info.encoder,
+                       info.encoder_fingerprint, info.tokenizer_fingerprint,
+                       info.instruction.empty() ? "" : fmt::format(" after {:?}", info.instruction),
+                       info.max_tokens, dtype_name(info.dtype));
   };
   if (described(first) == described(other) && first.width == other.width && first.padded == other.padded)
     return;

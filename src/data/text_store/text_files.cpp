@@ -13,9 +13,10 @@ constexpr const char* kTruncated = "num_truncated";
 
 // Returns everything that decides the features, as text.
 std::string identity_of(const TextStoreInfo& info) {
-  return fmt::format("{} {} {} {} {} {} {} {}", info.encoder_fingerprint, info.tokenizer_fingerprint,
+  return fmt::format("{} {} {} {} {} {} {} {}{}", info.encoder_fingerprint, info.tokenizer_fingerprint,
                      info.captions_fingerprint, dtype_name(info.dtype), info.max_tokens, info.padded,
-                     info.compute_dtype, info.entries_per_shard);
+                     info.compute_dtype, info.entries_per_shard,
+                     info.instruction.empty() ? "" : " after " + info.instruction);
 }
 
 template <class T>

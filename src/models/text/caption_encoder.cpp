@@ -51,11 +51,11 @@ int64_t max_tokens_of(const std::string& folder, int64_t asked, const TextEncode
 }  // namespace
 
 CaptionEncoder::CaptionEncoder(const std::string& folder, int64_t max_tokens, at::Device device,
-                               at::ScalarType compute_dtype, EncoderRoom room, bool loads_weights,
+                               at::ScalarType compute_dtype, EncoderRoom room, EncoderUse use,
                                std::string instruction)
     : tokenizer_(text::load_tokenizer(folder)),
       opened_(device.is_meta() ? OpenedTextEncoder{.encoder = outline_text_encoder(folder, compute_dtype)}
-                               : open_text_encoder(folder, compute_dtype)),
+                               : open_text_encoder(folder, compute_dtype, use != EncoderUse::kCheck)),
       device_(device),
       room_(std::move(room)),
       instruction_text_(std::move(instruction)) {
@@ -64,7 +64,7 @@ CaptionEncoder::CaptionEncoder(const std::string& folder, int64_t max_tokens, at
          tokenizer_->vocabulary_size(), shape().vocabulary_size);
   max_tokens_ = max_tokens_of(folder, max_tokens, shape(), *tokenizer_);
   tokenize_instruction();
-  if (device.is_meta() || !loads_weights) return;
+  if (device.is_meta() || use != EncoderUse::kEncode) return;
   if (room_.bytes == 0 || weight_bytes(*opened_.encoder) + needed_bytes(1) <= room_.bytes) {
     opened_.load(device);
     return;
@@ -156,34 +156,36 @@ text::TokenIds CaptionEncoder::plain_tokens(const std::string& text, int64_t& nu
 }
 
 CaptionEncoder::Encoded CaptionEncoder::encode(std::span<const std::string> texts, int64_t batch,
-                                               at::ScalarType dtype) const {
+                                               at::ScalarType dtype,
+                                               const std::optional<std::string>& plain) const {
   Encoded encoded;
   std::vector<text::TokenIds> ids;
   for (const std::string& text : texts) ids.push_back(tokens_of(text, encoded.num_truncated));
-  encoded.rows = encode_tokens(ids, batch, dtype);
+  if (plain) ids.push_back(plain_tokens(*plain, encoded.num_truncated));
+  encoded.rows = encode_captions(std::move(ids), texts.size(), batch, dtype);
   return encoded;
 }
 
 std::vector<at::Tensor> CaptionEncoder::encode_tokens(std::span<const text::TokenIds> ids, int64_t batch,
                                                       at::ScalarType dtype) const {
-  const int64_t hidden = num_hidden_tokens();
-  if (hidden == 0) return encode_inputs(ids, batch, dtype);
-  // Only the empty text is a single token, the one that begins every text.
-  std::vector<text::TokenIds> inputs(ids.begin(), ids.end());
-  for (text::TokenIds& input : inputs)
-    if (input.size() > 1)
-      input.insert(input.begin() + 1, instruction_.begin() + 1, instruction_.begin() + 1 + hidden);
-  std::vector<at::Tensor> rows = encode_inputs(inputs, batch, dtype);
-  for (size_t i = 0; i < rows.size(); ++i)
-    if (ids[i].size() > 1)
-      rows[i] = at::cat({rows[i].narrow(0, 0, 1), rows[i].narrow(0, 1 + hidden, std::ssize(ids[i]) - 1)});
-  return rows;
+  return encode_captions({ids.begin(), ids.end()}, ids.size(), batch, dtype);
 }
 
-at::Tensor CaptionEncoder::encode_plain(const std::string& text, int64_t& num_truncated,
-                                        at::ScalarType dtype) const {
-  const text::TokenIds ids = plain_tokens(text, num_truncated);
-  return encode_inputs({&ids, 1}, 1, dtype).front();
+// Shows the encoder the instruction before the first `num_instructed` texts.
+std::vector<at::Tensor> CaptionEncoder::encode_captions(std::vector<text::TokenIds> ids,
+                                                        size_t num_instructed, int64_t batch,
+                                                        at::ScalarType dtype) const {
+  const int64_t hidden = num_hidden_tokens();
+  // Only the empty text is a single token, the one that begins every text.
+  std::vector<size_t> instructed;
+  for (size_t i = 0; i < num_instructed && hidden > 0; ++i)
+    if (ids[i].size() > 1) instructed.push_back(i);
+  for (const size_t i : instructed)
+    ids[i].insert(ids[i].begin() + 1, instruction_.begin() + 1, instruction_.begin() + 1 + hidden);
+  std::vector<at::Tensor> rows = encode_inputs(ids, batch, dtype);
+  for (const size_t i : instructed)
+    rows[i] = at::cat({rows[i].narrow(0, 0, 1), rows[i].slice(0, 1 + hidden)});
+  return rows;
 }
 
 std::vector<at::Tensor> CaptionEncoder::encode_inputs(std::span<const text::TokenIds> ids, int64_t batch,

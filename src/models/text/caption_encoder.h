@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -20,17 +21,23 @@ struct EncoderRoom {
   std::string text{};  // the limit's name in messages: "--text-encoder-memory 3G"
 };
 
+enum class EncoderUse {
+  kCheck,   // whether its files are there and fit each other: it has no fingerprint
+  kIds,     // makes ids only
+  kEncode,  // loads weights and encodes
+};
+
 class CaptionEncoder {
  public:
   // `folder` holds an encoder with its tokenizer, or a pipeline with both. Longer texts are cut to
   // `max_tokens`; 0: the encoder's usual number. If the weights do not fit `room`, they are streamed
-  // (streamed_weights.h). Without `loads_weights` or on meta it makes ids only; on meta it also has no
-  // fingerprint. The encoder sees `instruction` before every text but the empty one, as in Sana: of its rows
-  // only the first and the last are kept, and max_tokens counts what is kept. Throws Error if a file is
-  // missing or tokenizer and encoder do not belong together, or for an instruction to an encoder whose texts
-  // do not begin with one token of their own and end without one, as Gemma's do.
+  // (streamed_weights.h). On meta it makes ids only and has no fingerprint. The encoder sees `instruction`
+  // before every text but the empty one, as in Sana: of its rows only the first and the last are kept, and
+  // max_tokens counts what is kept. Throws Error if a file is missing or tokenizer and encoder do not belong
+  // together, or for an instruction to an encoder whose texts do not begin with one token of their own and
+  // end without one, as Gemma's do.
   CaptionEncoder(const std::string& folder, int64_t max_tokens, at::Device device,
-                 at::ScalarType compute_dtype, EncoderRoom room = {}, bool loads_weights = true,
+                 at::ScalarType compute_dtype, EncoderRoom room = {}, EncoderUse use = EncoderUse::kEncode,
                  std::string instruction = {});
 
   const TextEncoderShape& shape() const { return opened_.encoder->shape(); }
@@ -60,7 +67,10 @@ class CaptionEncoder {
   // text's features may depend on the other texts of its batch, but not on streaming. If the encoder's tokens
   // see no later ones (Gemma 2), the prefix that saves the most work, such as an instruction, is computed
   // once and kept for the next call with the same. Records no gradients.
-  Encoded encode(std::span<const std::string> texts, int64_t batch, at::ScalarType dtype = at::kFloat) const;
+  // The rows of `plain`, if given, are the last: a text that the encoder sees without the instruction, such
+  // as a negative prompt.
+  Encoded encode(std::span<const std::string> texts, int64_t batch, at::ScalarType dtype = at::kFloat,
+                 const std::optional<std::string>& plain = std::nullopt) const;
 
   // Returns the ids that encode() makes of a text, one for each row that it keeps: encode_tokens() adds the
   // others of the instruction. Adds 1 to `num_truncated` if the text is cut. Thread-safe. Throws Error for a
@@ -69,9 +79,6 @@ class CaptionEncoder {
   // Returns the rows of texts with these ids, as encode() does.
   std::vector<at::Tensor> encode_tokens(std::span<const text::TokenIds> ids, int64_t batch,
                                         at::ScalarType dtype = at::kFloat) const;
-  // The same of one text without the instruction: a negative prompt.
-  at::Tensor encode_plain(const std::string& text, int64_t& num_truncated,
-                          at::ScalarType dtype = at::kFloat) const;
 
   std::vector<at::Tensor> weights() const;  // those in memory; none if they are streamed
 
@@ -79,6 +86,8 @@ class CaptionEncoder {
   int64_t longest_input() const { return max_tokens_ + num_hidden_tokens(); }
   void tokenize_instruction();
   text::TokenIds plain_tokens(const std::string& text, int64_t& num_truncated) const;
+  std::vector<at::Tensor> encode_captions(std::vector<text::TokenIds> ids, size_t num_instructed,
+                                          int64_t batch, at::ScalarType dtype) const;
   std::vector<at::Tensor> encode_inputs(std::span<const text::TokenIds> ids, int64_t batch,
                                         at::ScalarType dtype) const;
   void choose_prefix(std::span<const text::TokenIds> ids) const;

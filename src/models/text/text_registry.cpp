@@ -192,7 +192,8 @@ void set_dtypes(const TextEncoder& encoder, at::ScalarType compute_dtype) {
 
 }  // namespace
 
-OpenedTextEncoder open_text_encoder(const std::string& path, at::ScalarType compute_dtype) {
+OpenedTextEncoder open_text_encoder(const std::string& path, at::ScalarType compute_dtype,
+                                    bool hashes_weights) {
   const at::NoGradGuard no_grad;
   const fs::path folder = encoder_folder(path);
   const json config = read_config(folder);
@@ -203,9 +204,11 @@ OpenedTextEncoder open_text_encoder(const std::string& path, at::ScalarType comp
   const ParameterList parameters = opened.encoder->parameters();
   // Only compares names and shapes, because an outline takes no values.
   load_weights(parameters, opened.stored, opened.weights_path);
-  const auto start = std::chrono::steady_clock::now();
-  opened.fingerprint = weights_fingerprint(opened.stored);
-  opened.read_seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  if (hashes_weights) {
+    const auto start = std::chrono::steady_clock::now();
+    opened.fingerprint = weights_fingerprint(opened.stored);
+    opened.read_seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  }
   set_dtypes(*opened.encoder, compute_dtype);
   return opened;
 }

@@ -42,8 +42,10 @@ struct OpenedTextEncoder {
 };
 // Opens an encoder. `folder` holds config.json and weights (model.safetensors, an index of shards,
 // pytorch_model.bin), or is a pipeline's folder with text_encoder/ in it. Weights of products will be in
-// `compute_dtype`, the others in f32. Throws Error.
-OpenedTextEncoder open_text_encoder(const std::string& folder, at::ScalarType compute_dtype);
+// `compute_dtype`, the others in f32. Without `hashes_weights`, which reads them all, it has no fingerprint.
+// Throws Error.
+OpenedTextEncoder open_text_encoder(const std::string& folder, at::ScalarType compute_dtype,
+                                    bool hashes_weights = true);
 
 // Makes an encoder from the config alone. Weights are on meta in their final dtypes.
 std::unique_ptr<TextEncoder> outline_text_encoder(const std::string& folder, at::ScalarType compute_dtype);

@@ -36,7 +36,8 @@ std::shared_ptr<const EncodedText> open_captions(const TrainOptions& options, co
          options.model.name, options.data.path);
   const EncoderRoom room = device.is_meta() || !encodes ? EncoderRoom() : encoder_room(text, device, {});
   const auto encoder = std::make_shared<const CaptionEncoder>(
-      text.encoder, text.max_tokens, device, compute_dtype, room, encodes, text.captions.instruction);
+      text.encoder, text.max_tokens, device, compute_dtype, room,
+      encodes ? EncoderUse::kEncode : EncoderUse::kIds, text.captions.instruction);
   if (model.pads_text && !encoder->shape().users_see_padding)
     fail("train", "{} attends to padding, but the captions of {} ({}) have none: give --text-encoder CLIP",
          options.model.name, text.encoder, encoder->shape().family);
