@@ -1,10 +1,9 @@
 #include "interop/foreign_recipe.h"
 
 #include <filesystem>
-#include <fstream>
-#include <iterator>
 
 #include "core/error.h"
+#include "core/files/text_file.h"
 #include "interop/python_config.h"
 
 namespace kiln {
@@ -15,23 +14,25 @@ namespace {
 
 constexpr const char* kPython = ".py";
 
-std::string content_of(const std::string& path) {
-  std::ifstream file(path, std::ios::binary);
-  std::string text{std::istreambuf_iterator<char>(file), {}};
-  if (!file || fs::is_directory(path)) fail("recipe", "cannot read {}", path);
-  return text;
-}
-
-// Returns the text of the config that _base_ names beside the file, or "" if it is not there.
-std::string base_of(const std::string& text, const std::string& path) {
-  const nlohmann::json config = parse_python_config(text, path);
-  if (!config.contains("_base_")) return "";
-  const nlohmann::json names =
-      config["_base_"].is_array() ? config["_base_"] : nlohmann::json{config["_base_"]};
-  if (names.size() != 1 || !names[0].is_string())
-    fail("recipe", "{}: _base_ expects the name of one file, got {}", path, config["_base_"].dump());
-  const fs::path base = fs::path(path).parent_path() / names[0].get<std::string>();
-  return fs::exists(base) ? content_of(base.string()) : "";
+// Reads a config and those that its _base_ names beside it, which may name others. Adds to `missing` those
+// that are not there.
+nlohmann::json with_bases(const fs::path& path, int level, std::vector<std::string>& missing) {
+  constexpr int kMostLevels = 8;
+  if (level > kMostLevels)
+    fail("recipe", "{}: _base_ leads through more than {} files", path.string(), kMostLevels);
+  const nlohmann::json config = parse_python_config(read_text_file("recipe", path.string()), path.string());
+  const nlohmann::json named = config.value("_base_", nlohmann::json::array());
+  nlohmann::json bases = nlohmann::json::object();
+  for (const nlohmann::json& name : named.is_array() ? named : nlohmann::json::array({named})) {
+    if (!name.is_string())
+      fail("recipe", "{}: _base_ expects names of files, got {}", path.string(), named.dump());
+    const fs::path base = path.parent_path() / name.get<std::string>();
+    if (fs::exists(base))
+      bases = inherit_python_config(bases, with_bases(base, level + 1, missing));
+    else
+      missing.push_back(base.string());
+  }
+  return inherit_python_config(bases, config);
 }
 
 }  // namespace
@@ -42,9 +43,14 @@ bool is_foreign_recipe(const std::string& path) {
 }
 
 ForeignRecipe read_foreign_recipe(const std::string& path, const ForeignContext& context) {
-  const std::string text = content_of(path);
-  if (fs::path(path).extension() != kPython) return parse_sana_recipe(text, path, context);
-  return parse_pixart_recipe(text, base_of(text, path), path, context);
+  if (fs::path(path).extension() != kPython)
+    return parse_sana_recipe(read_text_file("recipe", path), path, context);
+  std::vector<std::string> missing;
+  ForeignRecipe recipe = translate_pixart_recipe(with_bases(path, 1, missing), path, context);
+  for (const std::string& base : missing)
+    recipe.notes.push_back(base +
+                           " (_base_) is not there: what it says is taken from PixArt's own base config");
+  return recipe;
 }
 
 }  // namespace kiln

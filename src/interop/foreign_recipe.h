@@ -34,8 +34,8 @@ struct ForeignContext {
 ForeignRecipe read_foreign_recipe(const std::string& path, const ForeignContext& context);
 ForeignRecipe parse_sana_recipe(const std::string& text, const std::string& name,
                                 const ForeignContext& context);
-// `base`: the text of the file that _base_ names; empty: there is none.
-ForeignRecipe parse_pixart_recipe(const std::string& text, const std::string& base, const std::string& name,
-                                  const ForeignContext& context);
+// `config`: the file with those that its _base_ names.
+ForeignRecipe translate_pixart_recipe(const nlohmann::json& config, const std::string& name,
+                                      const ForeignContext& context);
 
 }  // namespace kiln

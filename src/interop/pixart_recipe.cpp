@@ -62,14 +62,11 @@ void take_data(json& config, std::set<std::string>& given) {
 
 }  // namespace
 
-ForeignRecipe parse_pixart_recipe(const std::string& text, const std::string& base, const std::string& name,
-                                  const ForeignContext& context) {
-  json config = json::parse(kPixartDefaults);
+ForeignRecipe translate_pixart_recipe(const json& file, const std::string& name,
+                                      const ForeignContext& context) {
   std::set<std::string> given;
-  if (!base.empty()) config.update(parse_python_config(base, "the _base_ of " + name));
-  const json file = parse_python_config(text, name);
   for (const auto& [key, value] : file.items()) given.insert(key);
-  config.update(file);
+  json config = inherit_python_config(json::parse(kPixartDefaults), file);
   take_data(config, given);
   RecipeReader reader(config, given, name, context);
   read_pixart_model(reader);

@@ -120,12 +120,26 @@ class PythonReader {
       const char quote = text_[at_++];
       for (; peek() != quote; ++at_) {
         if (peek() == '\0' || peek() == '\n') refuse();
-        if (peek() == '\\' && at_ + 1 < text_.size()) ++at_;
-        all += peek();
+        all += peek() == '\\' ? escaped() : std::string(1, peek());
       }
       ++at_;
     }
     return all;
+  }
+
+  // Reads one escape of a string, up to its last character. Python keeps those that it does not know.
+  std::string escaped() {
+    if (++at_ == text_.size()) refuse();
+    const char c = peek();
+    if (c == '\n') return "";
+    if (c == '\\' || c == '\'' || c == '"') return {c};
+    if (c == 'n') return "\n";
+    if (c == 't') return "\t";
+    if (c == 'r') return "\r";
+    if (std::isdigit(static_cast<unsigned char>(c)) ||
+        std::string_view("xuUNabfv").find(c) != std::string_view::npos)
+      refuse();
+    return {'\\', c};
   }
 
   json items(char open, char close, int level) {
@@ -173,6 +187,16 @@ json parse_python_config(const std::string& text, const std::string& name) {
   if (text.size() > kMostBytes)
     fail("recipe", "{} has {} bytes, a config has at most {}", name, text.size(), kMostBytes);
   return PythonReader(text, name).read();
+}
+
+json inherit_python_config(json base, const json& config) {
+  for (const auto& [key, value] : config.items()) {
+    const bool merges =
+        value.is_object() && !value.contains("_delete_") && base.contains(key) && base[key].is_object();
+    base[key] = merges ? inherit_python_config(base[key], value) : value;
+    if (base[key].is_object()) base[key].erase("_delete_");
+  }
+  return base;
 }
 
 }  // namespace kiln

@@ -44,7 +44,8 @@ scale_factor = 0.13025
 model_max_length = 300
 class_dropout_prob = 0.1
 """
-BASE = "ema_rate = 0.999\nlog_interval = 50\nauto_lr = dict(rule='sqrt')\n"
+BASE = "_base_ = 'PixArt_far.py'\nema_rate = 0.999\nlog_interval = 50\noptimizer = dict(lr=1e-4, eps=1e-10)\n"
+FAR = "log_interval = 20\nseed = 7\nauto_lr = dict(rule='sqrt')\n"
 
 
 def sana(folder, **changes):
@@ -59,6 +60,7 @@ def sana(folder, **changes):
 def pixart(folder):
     (folder / "configs").mkdir()
     (folder / "PixArt_base.py").write_text(BASE)
+    (folder / "PixArt_far.py").write_text(FAR)
     (folder / "configs/PixArt.py").write_text(PIXART)
     return folder / "configs/PixArt.py"
 
@@ -78,7 +80,15 @@ def test_sanas_config_is_planned_at_its_own_size(tmp_path):
 def test_pixarts_config_is_planned_with_its_base(tmp_path):
     options = planned("--recipe", pixart(tmp_path), "--dataset-size", 10000, "--gpu", "A100-80G")
     assert (options["model"], options["image-size"], options["log-every"]) == ("PixArt-Sigma-XL/2-512", 512, 50)
+    assert options["seed"] == 7
     assert options["optimizer"] == "came" and options["lr"] == pytest.approx(2e-5 * (8 / 256) ** 0.5)
+
+
+def test_a_missing_base_is_said(tmp_path):
+    path = pixart(tmp_path)
+    (tmp_path / "PixArt_far.py").unlink()
+    result = succeed("plan", "--recipe", path, "--dataset-size", 10000, "--gpu", "A100-80G")
+    assert "PixArt_far.py (_base_) is not there" in result.stderr, result.stderr
 
 
 def test_a_run_from_sanas_config_trains_and_resumes(tmp_path):

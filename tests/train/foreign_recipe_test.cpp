@@ -158,9 +158,14 @@ TEST(ForeignRecipe, WhatKilnLacksIsNamed) {
                                  "gradient_clip)")));
 }
 
+ForeignRecipe pixart_recipe(const std::string& text, const std::string& base, const ForeignContext& context) {
+  return translate_pixart_recipe(
+      inherit_python_config(parse_python_config(base, "base.py"), parse_python_config(text, "p.py")), "p.py",
+      context);
+}
+
 TEST(ForeignRecipe, PixartsKeysBecomeOptions) {
-  const ForeignRecipe recipe =
-      parse_pixart_recipe(kPixart, "seed = 7\nlog_interval = 50\n", "p.py", {.world_size = 8});
+  const ForeignRecipe recipe = pixart_recipe(kPixart, "seed = 7\nlog_interval = 50\n", {.world_size = 8});
   const json options = options_of(recipe);
   const json expected = json::parse(R"({
       "model": "PixArt-Sigma-XL/2-1024", "image-size": 1024, "compute-dtype": "fp16", "buckets": "pixart",
@@ -171,7 +176,7 @@ TEST(ForeignRecipe, PixartsKeysBecomeOptions) {
   EXPECT_DOUBLE_EQ(options.at("lr").get<double>(), 2e-5 / 4);
   for (const std::string& note : recipe.notes) EXPECT_EQ(note.find("unknown"), std::string::npos) << note;
   const std::string alpha = replaced(kPixart, "model_max_length = 300", "micro_condition = True");
-  EXPECT_EQ(options_of(parse_pixart_recipe(alpha, "", "p.py", {})).at("model"), "PixArt-Alpha-XL/2-1024");
+  EXPECT_EQ(options_of(pixart_recipe(alpha, "", {})).at("model"), "PixArt-Alpha-XL/2-1024");
 }
 
 TEST(PythonConfig, AssignmentsAreRead) {
@@ -183,6 +188,18 @@ TEST(PythonConfig, AssignmentsAreRead) {
                                   "e": {"k": {"z": 0.5}, "l": []}, "f": 3, "g": 1000})"));
 }
 
+TEST(PythonConfig, DictsAreMergedIntoThoseOfTheBase) {
+  const json base = json::parse(R"({"a": {"k": 1, "l": {"m": 2, "n": 3}}, "b": {"x": 1}, "c": 4})"),
+             config =
+                 json::parse(R"({"a": {"l": {"n": 5}}, "b": {"_delete_": true, "y": 2}, "d": {"z": 6}})");
+  EXPECT_EQ(inherit_python_config(base, config),
+            json::parse(R"({"a": {"k": 1, "l": {"m": 2, "n": 5}}, "b": {"y": 2}, "c": 4, "d": {"z": 6}})"));
+}
+
+TEST(PythonConfig, StringsKeepTheirEscapes) {
+  EXPECT_EQ(parse_python_config("a = 'x\\n\\'y\\\\z\\d'\n", "p.py").at("a"), "x\n'y\\z\\d");
+}
+
 TEST(PythonConfig, NothingElseIs) {
   const auto said = [](const std::string& text) {
     return refusal([&] { parse_python_config(text, "p.py"); });
@@ -190,7 +207,7 @@ TEST(PythonConfig, NothingElseIs) {
   for (const char* text :
        {"import os\n", "a = 1 + 2\n", "a = f(1)\n", "a = b\n", "if a:\n  b = 1\n", "a == 1\n", "a = 'x\n",
         "a = [1\n", "a = dict(1=2)\n", "  a = 1\n", "a = 1 b = 2\n", "a.b = 1\n", "a = 1.2.3\n",
-        "a = [1 2]\n", "a = {1: 2}\n", "a = __import__('os')\n"})
+        "a = [1 2]\n", "a = '\\x41'\n", "a = {1: 2}\n", "a = __import__('os')\n"})
     EXPECT_THAT(said(std::string("x = 1\n") + text), HasSubstr("p.py line ")) << text;
   EXPECT_THAT(said("x = 1\nimport os\n"), HasSubstr("p.py line 2"));
   EXPECT_THAT(said("x = " + std::string(100'000, '[')), HasSubstr("line 1"));
