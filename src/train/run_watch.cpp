@@ -100,6 +100,7 @@ void RunWatch::log_step(const Step& step, const StepResult& result) {
   if (monitor_) {
     StepReport report{
         .step = number,
+        .is_last = progress_.finished(),
         .images_seen = number * batch,
         .lr = step.lr,
         .train_seconds = progress_.seconds(),

@@ -81,7 +81,7 @@ void Monitor::step(const StepReport& report) {
       window_.by_bucket.add(options_.buckets.at(static_cast<size_t>(report.bucket)), result.losses[i]);
   }
   const bool is_due = report.step % options_.log_every == 0;
-  if (!is_due && report.step != options_.max_steps) return say_alive(report);
+  if (!is_due && !report.is_last) return say_alive(report);
   const nlohmann::json line = measure(report);
   log_.append(line);
   print(line, report.train_seconds);

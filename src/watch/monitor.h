@@ -35,7 +35,8 @@ struct MonitorOptions {
 
 // A finished step.
 struct StepReport {
-  int64_t step = 0;  // 1-based
+  int64_t step = 0;      // 1-based
+  bool is_last = false;  // of the run or its stage
   int64_t images_seen = 0;
   double lr = 0;
   double train_seconds = 0;    // since the start of the run, earlier processes included

@@ -48,7 +48,8 @@ TEST(Issues, TheLoggedLossIsTheMeanOfTheGlobalBatch) {
       EXPECT_EQ(result.losses, (std::vector<double>{2, 4, 9}));
       if (group->rank() > 0) return;  // only the first one writes
       Monitor monitor({.run = run.path(), .global_batch = 3, .max_steps = 1, .tensorboard = false}, 0);
-      monitor.step({.step = 1, .images_seen = 3, .result = &result, .positions = {0.1, 0.2, 0.9}});
+      monitor.step(
+          {.step = 1, .is_last = true, .images_seen = 3, .result = &result, .positions = {0.1, 0.2, 0.9}});
     });
     const nlohmann::json line = read_run_log(run.path()).at(0);
     EXPECT_EQ(line["loss"], 5.0) << world_size;

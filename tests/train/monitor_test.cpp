@@ -94,7 +94,6 @@ TEST(ObserverGroup, EndsInTheReverseOrder) {
   EXPECT_THAT(heard, ElementsAre("a+loss", "b+loss", "b-loss", "a-loss", "b+input"));
 }
 
-// A hundred slow steps may lie between two lines of the log.
 // The share of what a product reaches here, and of the data sheet's peak: the second is MFU.
 TEST(Monitor, TellsBothSharesOfThePeak) {
   for (const double sheet_flops : {0.0, 4e15}) {
@@ -124,6 +123,26 @@ TEST(Monitor, TellsBothSharesOfThePeak) {
   }
 }
 
+TEST(Monitor, WritesALineOfTheLastStep) {
+  const test::TempFolder run;
+  const StepResult result{.loss = 0.25, .losses = {0.25}};
+  {
+    Monitor monitor({.run = run.path().string(),
+                     .global_batch = 1,
+                     .max_steps = 100,
+                     .log_every = 10,
+                     .tensorboard = false},
+                    0);
+    for (const int64_t step : {1, 2, 3})
+      monitor.step(
+          {.step = step, .is_last = step == 3, .images_seen = step, .result = &result, .positions = {0.5}});
+  }
+  const std::vector<nlohmann::json> lines = read_run_log(run.path().string());
+  ASSERT_EQ(lines.size(), 1U);
+  EXPECT_EQ(lines.front().at("step"), 3);
+}
+
+// A hundred slow steps may lie between two lines of the log.
 TEST(Monitor, TellsThatTrainingGoesOnBetweenTwoLines) {
   const auto text_of = [](double quiet_seconds) {
     const test::TempFolder run;

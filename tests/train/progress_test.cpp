@@ -11,7 +11,7 @@ namespace {
 TEST(Progress, StepsAndSecondsBothEndARun) {
   TrainOptions options = test::usable_options();
   options.max_steps = 10;
-  Progress by_steps(options, /*is_alone=*/false);
+  Progress by_steps(options);
   by_steps.resume(1e6);  // no time limit
   by_steps.step = 9;
   EXPECT_FALSE(by_steps.finished());
@@ -20,7 +20,7 @@ TEST(Progress, StepsAndSecondsBothEndARun) {
   EXPECT_TRUE(by_steps.finished());
 
   options.max_minutes = 2;
-  Progress by_seconds(options, /*is_alone=*/false);
+  Progress by_seconds(options);
   by_seconds.step = 3;
   by_seconds.agree(60);
   EXPECT_FALSE(by_seconds.finished());
@@ -30,19 +30,17 @@ TEST(Progress, StepsAndSecondsBothEndARun) {
 }
 
 // The clocks of several ranks differ: none goes by its own, or one would stop alone.
-TEST(Progress, SeveralRanksGoByTheSecondsTheyAgreedOn) {
+TEST(Progress, OnlyTheSecondsThatRanksAgreedOnEndARun) {
   TrainOptions options = test::usable_options();
   options.max_minutes = 1;
-  for (const bool is_alone : {true, false}) {
-    Progress progress(options, is_alone);
-    progress.resume(59);
-    EXPECT_GE(progress.clock_seconds(), 59);
-    EXPECT_EQ(progress.seconds() == 59, !is_alone) << "a clock moves";
-    progress.resume(61);
-    EXPECT_TRUE(progress.finished());
-    progress.agree(30);
-    EXPECT_EQ(progress.finished(), is_alone);
-  }
+  Progress progress(options);
+  progress.resume(59);
+  EXPECT_GE(progress.clock_seconds(), 59);
+  EXPECT_EQ(progress.seconds(), 59) << "a clock moves";
+  progress.resume(61);
+  EXPECT_TRUE(progress.finished());
+  progress.agree(30);
+  EXPECT_FALSE(progress.finished());
 }
 
 }  // namespace

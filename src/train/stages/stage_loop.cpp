@@ -29,7 +29,7 @@ StageLoop::StageLoop(const StagePlan& plan, const StageFit& fit, const RunContex
     : stop_(stop),
       plan_(plan),
       run_(fit.options, context.group, plan.stage().first_step),
-      progress_(fit.options, run_.is_alone(), plan.stage().first_step),
+      progress_(fit.options, plan.stage().first_step),
       predicted_(fit.predicted),
       is_next_(is_next),
       steps_ahead_(steps_ahead) {
@@ -177,7 +177,7 @@ void StageLoop::train_step() {
   const StepResult result =
       watch_->watch_step([&] { return training.step->run(tensors, watched.lr, signals); });
   agreed_stop_ = result.signals.stop;
-  progress_.agree(result.signals.clock_seconds);
+  progress_.agree(run_.is_alone() ? progress_.clock_seconds() : result.signals.clock_seconds);
   watched.stall_seconds = run_.batches->take_stall_seconds();
   watched.encoding = run_.batches->take_encoding_seconds();
   watch_->log_step(watched, result);
