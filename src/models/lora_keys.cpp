@@ -87,6 +87,22 @@ TensorMap foreign_weights(const LoraBase& base, const TensorMap& weights) {
   }
 }
 
+bool has_first(const TensorMap& weights, const std::vector<LoraLayer>& layers) {
+  return weights.contains(layers.front().module + std::string(kWeightEnding));
+}
+
+// Adds the layers to the weights, or where these lack their names to `foreign`, the same weights under
+// diffusers' names.
+void merge_layers(TensorMap& weights, const std::vector<LoraLayer>& layers, const LoraBase& base,
+                  TensorMap foreign) {
+  if (has_first(weights, layers) || !has_first(foreign, layers)) return merge_lora(weights, layers);
+  merge_lora(foreign, layers);
+  const TensorMap merged = base.family->formats.front().weights_from(base.config, foreign, "the model");
+  // What the class lacks, such as tables of positions and a null caption, stays.
+  for (const auto& [name, value] : merged)
+    if (name.ends_with(kWeightEnding)) weights[name] = value;
+}
+
 bool is_peft(const std::string& path) {
   const std::filesystem::path given = path;
   const std::filesystem::path folder = std::filesystem::is_directory(given) ? given : given.parent_path();
@@ -124,21 +140,16 @@ std::vector<LoraLayer> read_lora(const std::string& path, const std::vector<std:
 }
 
 void merge_layers(TensorMap& weights, const std::vector<LoraLayer>& layers, const LoraBase& base) {
-  const std::string key = layers.front().module + std::string(kWeightEnding);
-  TensorMap foreign = weights.contains(key) ? TensorMap() : foreign_weights(base, weights);
-  if (!foreign.contains(key)) return merge_lora(weights, layers);
-  merge_lora(foreign, layers);
-  const TensorMap merged = base.family->formats.front().weights_from(base.config, foreign, "the model");
-  // What the class lacks, such as tables of positions and a null caption, stays.
-  for (const auto& [name, value] : merged)
-    if (name.ends_with(kWeightEnding)) weights[name] = value;
+  merge_layers(weights, layers, base,
+               has_first(weights, layers) ? TensorMap() : foreign_weights(base, weights));
 }
 
 size_t merge_adapter(TensorMap& weights, const std::string& path, const LoraBase& base) {
+  TensorMap foreign = foreign_weights(base, weights);
   std::vector<std::string> modules = modules_of(weights);
-  for (const std::string& module : modules_of(foreign_weights(base, weights))) modules.push_back(module);
+  for (const std::string& module : modules_of(foreign)) modules.push_back(module);
   const std::vector<LoraLayer> layers = read_lora(path, modules);
-  merge_layers(weights, layers, base);
+  merge_layers(weights, layers, base, std::move(foreign));
   return layers.size();
 }
 

@@ -126,8 +126,8 @@ TrainingRun::TrainingRun(const TrainOptions& given, std::shared_ptr<ProcessGroup
   if (options.validation.is_on()) validation.emplace(options, data, device);
   for (const std::string& note : validation ? validation->notes() : std::vector<std::string>()) warn(note);
   config = {{"options", to_json(options)}, {"data", data.identity}};
-  if (options.lora.is_on()) describe_base();
   if (first_step == 0 && is_first()) check_first_weights(options, data.shape, info.model_config);
+  if (options.lora.is_on()) describe_base();
 }
 
 // Describes the base of an adapter, on which a checkpoint depends.
