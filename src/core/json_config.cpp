@@ -5,11 +5,10 @@
 #include <algorithm>
 #include <concepts>
 #include <filesystem>
-#include <fstream>
-#include <iterator>
 #include <limits>
 
 #include "core/error.h"
+#include "core/files/text_file.h"
 #include "core/text/nearest_name.h"
 
 namespace kiln {
@@ -69,14 +68,13 @@ bool is_near_one_of(const std::string& name, const std::set<std::string>& known)
 }  // namespace
 
 std::string read_text_option(std::string_view who, std::string_view option, const std::string& value) {
-  std::error_code not_a_path;  // set for text that is too long for a path
-  if (!std::filesystem::is_regular_file(value, not_a_path)) return value;
-  constexpr uintmax_t kMostBytes = 1 << 20;
-  if (std::filesystem::file_size(value) > kMostBytes)
-    fail(who, "{} {}: expected a text of at most 1 MiB, got {} bytes", option, value,
-         std::filesystem::file_size(value));
-  std::ifstream file(value, std::ios::binary);
-  std::string text(std::istreambuf_iterator<char>(file), {});
+  std::error_code error;  // set for text that is too long for a path, too
+  const auto type = std::filesystem::status(value, error).type();
+  if (error == std::errc::permission_denied)
+    fail(who, "{}: cannot read {}: {}", option, value, error.message());
+  if (error || type == std::filesystem::file_type::not_found || type == std::filesystem::file_type::directory)
+    return value;
+  std::string text = read_text_file(fmt::format("{} {}", who, option), value);
   if (text.ends_with('\n')) text.pop_back();
   return text;
 }

@@ -10,8 +10,9 @@
 
 namespace kiln {
 
-// Returns the text that an option's value stands for: itself, or the contents of the file of that name
-// without a line break at their end. Throws Error naming `option` for a file of more than 1 MiB.
+// Returns the text that an option's value stands for: itself, or the contents of the file or pipe of that
+// name without a line break at their end. Throws Error naming `option` if that cannot be read or has more
+// than 1 MiB.
 std::string read_text_option(std::string_view who, std::string_view option, const std::string& value);
 // Returns the object that an option's value stands for: JSON text or the path of a file that holds it; {} for
 // "". Throws Error naming `option` for anything else.

@@ -3,13 +3,9 @@
 #include <toml++/toml.h>
 
 #include <algorithm>
-#include <cerrno>
-#include <cstring>
-#include <filesystem>
-#include <fstream>
-#include <iterator>
 
 #include "core/error.h"
+#include "core/files/text_file.h"
 
 namespace kiln {
 
@@ -62,21 +58,12 @@ std::vector<TomlEntry> entries_of(const toml::table& table, const std::string& n
   return entries;
 }
 
-std::string read_text(const std::string& path) {
-  std::error_code unreachable;  // then opening it says why
-  if (std::filesystem::is_directory(path, unreachable))
-    fail("toml", "cannot read {}: it is a folder, a file is needed", path);
-  std::ifstream file(path, std::ios::binary);
-  if (!file) fail("toml", "cannot read {}: {}", path, std::strerror(errno));
-  return {std::istreambuf_iterator<char>(file), {}};
-}
-
 }  // namespace
 
 std::vector<TomlTable> read_toml_tables(const std::string& path) {
   std::vector<TomlTable> tables(1);
   try {
-    for (const auto& [key, node] : toml::parse(read_text(path), path)) {
+    for (const auto& [key, node] : toml::parse(read_text_file("toml", path), path)) {
       if (node.is_array_of_tables()) refuse(path, node.source(), "expected [name], got a list of tables");
       if (const toml::table* table = node.as_table())
         tables.push_back({.name = std::string(key.str()),
@@ -105,7 +92,7 @@ TomlDocument parse_toml_document(std::string_view text, const std::string& name)
 }
 
 TomlDocument read_toml_document(const std::string& path) {
-  return parse_toml_document(read_text(path), path);
+  return parse_toml_document(read_text_file("toml", path), path);
 }
 
 std::vector<TomlEntry> parse_toml(std::string_view text, const std::string& name) {
@@ -114,6 +101,8 @@ std::vector<TomlEntry> parse_toml(std::string_view text, const std::string& name
   return std::move(document.entries);
 }
 
-std::vector<TomlEntry> read_toml(const std::string& path) { return parse_toml(read_text(path), path); }
+std::vector<TomlEntry> read_toml(const std::string& path) {
+  return parse_toml(read_text_file("toml", path), path);
+}
 
 }  // namespace kiln

@@ -3,10 +3,9 @@
 #include <yaml-cpp/yaml.h>
 
 #include <cmath>
-#include <fstream>
-#include <iterator>
 
 #include "core/error.h"
+#include "core/files/text_file.h"
 
 namespace kiln {
 
@@ -14,14 +13,7 @@ namespace {
 
 using nlohmann::json;
 
-constexpr size_t kMostBytes = 1 << 20;
 constexpr int kMostLevels = 16, kMostValues = 20'000;
-
-void use_plain_spaces(std::string& text) {
-  for (const std::string_view space : {"\xC2\xA0", "\xE2\x80\xAF"})
-    for (size_t at = 0; (at = text.find(space, at)) != std::string::npos;)
-      text.replace(at, space.size(), " ");
-}
 
 class Reader {
  public:
@@ -78,9 +70,9 @@ class Reader {
 }  // namespace
 
 json parse_yaml(std::string_view who, std::string text, const std::string& name) {
-  if (text.size() > kMostBytes)
-    fail(who, "{} has {} bytes, a config has at most {}", name, text.size(), kMostBytes);
-  use_plain_spaces(text);
+  if (text.size() > kMostTextBytes)
+    fail(who, "{} has {} bytes, a config has at most {}", name, text.size(), kMostTextBytes);
+  for (const std::string_view space : {"\xC2\xA0", "\xE2\x80\xAF"}) text = replaced(text, space, " ");
   Reader reader(who, name);
   try {
     const YAML::Node document = YAML::Load(text);
@@ -93,13 +85,7 @@ json parse_yaml(std::string_view who, std::string text, const std::string& name)
 }
 
 json read_yaml(std::string_view who, const std::string& path) {
-  std::ifstream file(path, std::ios::binary);
-  std::string text(kMostBytes + 1, '\0');
-  if (!file) fail(who, "cannot read {}", path);
-  file.read(text.data(), static_cast<std::streamsize>(text.size()));
-  if (file.bad()) fail(who, "cannot read {}", path);
-  text.resize(static_cast<size_t>(file.gcount()));
-  return parse_yaml(who, std::move(text), path);
+  return parse_yaml(who, read_text_file(who, path), path);
 }
 
 }  // namespace kiln
