@@ -12,7 +12,7 @@ namespace {
 struct KnownType {
   const char* name;
   uint32_t magic;
-  bool is_network = false, is_user_space = false;
+  bool is_network = false;
 };
 
 // From linux/magic.h and the sources of those that are not part of the kernel (Lustre, GPFS, BeeGFS, PanFS).
@@ -40,7 +40,7 @@ constexpr KnownType kTypes[] = {{"ext4", 0x0000EF53},
                                 {"AFS", 0x6B414653, true},
                                 {"GFS2", 0x01161970, true},
                                 {"OCFS2", 0x7461636F, true},
-                                {"FUSE", 0x65735546, false, true}};
+                                {"FUSE", 0x65735546}};
 
 }  // namespace
 
@@ -48,7 +48,7 @@ FileSystem file_system_of_type(int64_t magic) {
   const auto* const known =
       std::ranges::find(kTypes, static_cast<uint32_t>(magic), &KnownType::magic);  // sign-extended on some
   if (known == std::end(kTypes)) return {};
-  return {.name = known->name, .is_network = known->is_network, .is_user_space = known->is_user_space};
+  return {.name = known->name, .is_network = known->is_network};
 }
 
 std::string existing_folder(const std::string& path) {

@@ -6,9 +6,8 @@
 namespace kiln {
 
 struct FileSystem {
-  std::string name{};          // "ext4", "NFS"; empty: not known
-  bool is_network = false;     // its speed depends on a network and on its other users
-  bool is_user_space = false;  // FUSE: a program serves it, from a disk, an archive or a network
+  std::string name{};       // "ext4", "NFS"; "FUSE": a program serves it; empty: not known
+  bool is_network = false;  // its speed depends on a network and on its other users
 };
 
 // `magic`: f_type of statfs(2).
