@@ -4,25 +4,18 @@
 // x SIZE. The files are in memory.
 #include <fmt/format.h>
 
-#include <ctime>
 #include <filesystem>
 #include <functional>
 #include <nlohmann/json.hpp>
 #include <numeric>
 
 #include "core/error.h"
+#include "core/thread_seconds.h"
 #include "data/images/image_dataset.h"
 #include "data/store/feature_store.h"
 
 namespace kiln {
 namespace {
-
-// Returns the processor's time of this thread, which other programs do not lengthen by taking turns.
-double thread_seconds() {
-  timespec now{};
-  ::clock_gettime(CLOCK_THREAD_CPUTIME_ID, &now);
-  return static_cast<double>(now.tv_sec) + 1e-9 * static_cast<double>(now.tv_nsec);
-}
 
 // Returns the mean over all samples of the least seconds that each of them took.
 double seconds_each(int64_t count, double seconds, const std::function<void(int64_t)>& work) {

@@ -3,18 +3,15 @@
 #include <archive.h>
 #include <archive_entry.h>
 
-#include <cstdint>
-#include <cstdio>
-#include <cstdlib>
-// jpeglib.h needs FILE and size_t declared before it.
-#include <jpeglib.h>
 #include <webp/encode.h>
 
+#include <cstdint>
 #include <span>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "data/images/image_codecs.h"
 #include "data/images/images.h"
 #include "test_files.h"
 
@@ -52,30 +49,9 @@ inline void write_picture(const std::string& path, const Image& image) {
 }
 
 inline std::vector<uint8_t> encode_jpeg(const Image& image, bool progressive = false) {
-  jpeg_compress_struct info;
-  jpeg_error_mgr errors;
-  info.err = jpeg_std_error(&errors);
-  jpeg_create_compress(&info);
-  unsigned char* buffer = nullptr;
-  unsigned long size = 0;
-  jpeg_mem_dest(&info, &buffer, &size);
-  info.image_width = static_cast<JDIMENSION>(image.width);
-  info.image_height = static_cast<JDIMENSION>(image.height);
-  info.input_components = 3;
-  info.in_color_space = JCS_RGB;
-  jpeg_set_defaults(&info);
-  jpeg_set_quality(&info, 90, TRUE);
-  if (progressive) jpeg_simple_progression(&info);
-  jpeg_start_compress(&info, TRUE);
-  while (info.next_scanline < info.image_height) {
-    auto* row = const_cast<uint8_t*>(image.rgb.data()) + info.next_scanline * image.width * 3;
-    jpeg_write_scanlines(&info, &row, 1);
-  }
-  jpeg_finish_compress(&info);
-  jpeg_destroy_compress(&info);
-  std::vector<uint8_t> bytes(buffer, buffer + size);
-  std::free(buffer);
-  return bytes;
+  const std::vector<std::byte> file = codecs::encode_jpeg(image, /*quality=*/90, progressive);
+  const auto* const begin = reinterpret_cast<const uint8_t*>(file.data());
+  return {begin, begin + file.size()};
 }
 
 inline std::vector<uint8_t> encode_webp(const Image& image) {

@@ -59,8 +59,8 @@ TEST(Calibrate, PlansAreMadeFromWhatWasMeasured) {
   EXPECT_TRUE(profile.decoding.is_measured);
   for (const PictureFormat format : {PictureFormat::kJpeg, PictureFormat::kPng, PictureFormat::kWebp}) {
     const double milliseconds = 1e3 * profile.decoding.seconds(format, 1e6);
-    EXPECT_GT(milliseconds, 1) << name_of(format);
-    EXPECT_LT(milliseconds, 1000) << name_of(format);
+    EXPECT_GT(milliseconds, 1) << choice_name(format);
+    EXPECT_LT(milliseconds, 1000) << choice_name(format);
   }
   for (const auto& [operation, points] : profile.rates)
     for (const RatePoint& point : points) {

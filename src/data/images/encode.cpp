@@ -1,9 +1,10 @@
-// Lossy files of pictures, to measure how fast they are read.
+// Lossy files of pictures, to measure how fast they are read, and for tests.
 #include <cstdio>
 // jpeglib.h needs size_t and FILE declared before it.
 #include <jpeglib.h>
 #include <webp/encode.h>
 
+#include <csetjmp>
 #include <cstdlib>
 #include <memory>
 
@@ -11,31 +12,55 @@
 
 namespace kiln::codecs {
 
-std::vector<std::byte> encode_jpeg(const Image& image, int quality) {
-  jpeg_compress_struct info{};
-  jpeg_error_mgr errors{};
-  info.err = jpeg_std_error(&errors);  // the only errors of these settings are those of memory, which end it
-  jpeg_create_compress(&info);
-  unsigned char* buffer = nullptr;
-  unsigned long size = 0;
-  jpeg_mem_dest(&info, &buffer, &size);
+namespace {
+
+struct ErrorManager {
+  jpeg_error_mgr base;
+  jmp_buf jump;
+};
+
+[[noreturn]] void on_error(j_common_ptr info) {
+  std::longjmp(reinterpret_cast<ErrorManager*>(info->err)->jump, 1);
+}
+
+// Its frame holds only trivial locals: longjmp skips destructors.
+bool compress(jpeg_compress_struct& info, const Image& image, int quality, bool is_progressive) {
+  if (setjmp(reinterpret_cast<ErrorManager*>(info.err)->jump)) return false;
   info.image_width = static_cast<JDIMENSION>(image.width);
   info.image_height = static_cast<JDIMENSION>(image.height);
   info.input_components = 3;
   info.in_color_space = JCS_RGB;
   jpeg_set_defaults(&info);
   jpeg_set_quality(&info, quality, TRUE);
+  if (is_progressive) jpeg_simple_progression(&info);
   jpeg_start_compress(&info, TRUE);
   while (info.next_scanline < info.image_height) {
     auto* row = const_cast<JSAMPROW>(image.rgb.data() + size_t{3} * info.image_width * info.next_scanline);
     jpeg_write_scanlines(&info, &row, 1);
   }
   jpeg_finish_compress(&info);
-  const auto* const begin = reinterpret_cast<const std::byte*>(buffer);
-  std::vector<std::byte> bytes(begin, begin + size);
+  return true;
+}
+
+}  // namespace
+
+std::vector<std::byte> encode_jpeg(const Image& image, int quality, bool is_progressive) {
+  jpeg_compress_struct info{};
+  ErrorManager errors{};
+  info.err = jpeg_std_error(&errors.base);
+  errors.base.error_exit = on_error;
+  jpeg_create_compress(&info);
+  unsigned char* buffer = nullptr;
+  unsigned long size = 0;
+  jpeg_mem_dest(&info, &buffer, &size);
+  const bool is_done = compress(info, image, quality, is_progressive);
+  char message[JMSG_LENGTH_MAX];
+  if (!is_done) info.err->format_message(reinterpret_cast<j_common_ptr>(&info), message);
   jpeg_destroy_compress(&info);
-  std::free(buffer);
-  return bytes;
+  if (!is_done) throw DecodeError(message);  // the buffer may have been freed
+  const std::unique_ptr<unsigned char, decltype(&std::free)> owner(buffer, std::free);
+  const auto* const begin = reinterpret_cast<const std::byte*>(buffer);
+  return {begin, begin + size};
 }
 
 std::vector<std::byte> encode_webp(const Image& image, int quality) {

@@ -26,7 +26,7 @@ Image decode_webp(std::span<const uint8_t> bytes, int64_t max_pixels);
 
 // Encode as other programs do by default, with chroma at half the resolution. `quality`: up to 100. Throw
 // DecodeError.
-std::vector<std::byte> encode_jpeg(const Image& image, int quality);
+std::vector<std::byte> encode_jpeg(const Image& image, int quality, bool is_progressive = false);
 std::vector<std::byte> encode_webp(const Image& image, int quality);
 
 // Composes (height, width, 4) RGBA pixels onto white.

@@ -7,13 +7,17 @@
 #include <string>
 #include <vector>
 
+#include "core/choices.h"
 #include "data/images/images.h"
 
 namespace kiln {
 
 enum class PictureFormat { kJpeg, kPng, kWebp };
-inline constexpr const char* kPictureFormats[] = {"JPEG", "PNG", "WebP"};
-inline const char* name_of(PictureFormat format) { return kPictureFormats[static_cast<size_t>(format)]; }
+template <>
+struct Choices<PictureFormat> {
+  static constexpr std::pair<PictureFormat, const char*> kAll[] = {
+      {PictureFormat::kJpeg, "JPEG"}, {PictureFormat::kPng, "PNG"}, {PictureFormat::kWebp, "WebP"}};
+};
 
 struct ImageHeader {
   int64_t height = 0, width = 0;  // of the pixels as stored

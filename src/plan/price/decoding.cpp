@@ -2,11 +2,11 @@
 
 #include <algorithm>
 #include <cmath>
-#include <ctime>
 #include <functional>
 #include <vector>
 
 #include "core/philox.h"
+#include "core/thread_seconds.h"
 #include "data/images/image_codecs.h"
 #include "extract/picture_lanes.h"
 
@@ -39,13 +39,6 @@ Image photograph_like(int64_t side) {
   return image;
 }
 
-// Returns the processor's time of this thread, which other programs do not lengthen by taking turns.
-double thread_seconds() {
-  timespec now{};
-  ::clock_gettime(CLOCK_THREAD_CPUTIME_ID, &now);
-  return static_cast<double>(now.tv_sec) + 1e-9 * static_cast<double>(now.tv_nsec);
-}
-
 // Returns the least seconds of a call.
 double least_seconds(const std::function<void()>& work) {
   double least = 1e9;
@@ -74,28 +67,44 @@ std::vector<std::byte> file_of(const Image& image, PictureFormat format) {
 
 }  // namespace
 
+double DecodingRates::seconds(const ImageHeader& picture, int64_t square) const {
+  auto pixels = static_cast<double>(picture.height * picture.width);
+  double seconds = formats.at(picture.format).seconds(pixels);
+  if (square == 0) return seconds + crop.seconds(pixels);
+  int64_t side = std::min(picture.height, picture.width);
+  for (; side >= 2 * square; side /= 2, pixels /= 4) seconds += halve.seconds(pixels);
+  const auto resized = static_cast<double>(std::max(side, square));
+  return seconds + crop.seconds(resized * resized);
+}
+
 DecodingRates builtin_decoding() {
   constexpr double kNano = 1e-9;
-  return {.formats = {PictureRate{.pixel_s = 3.1 * kNano}, PictureRate{.pixel_s = 25 * kNano},
-                      PictureRate{.pixel_s = 11 * kNano}},
-          .crop = {.pixel_s = 1.1 * kNano}};
+  return {.formats = {{PictureFormat::kJpeg, {.pixel_s = 3.1 * kNano}},
+                      {PictureFormat::kPng, {.pixel_s = 25 * kNano}},
+                      {PictureFormat::kWebp, {.pixel_s = 11 * kNano}}},
+          .halve = {.pixel_s = 1.1 * kNano},
+          .crop = {.pixel_s = 99 * kNano}};
 }
 
 DecodingRates measure_decoding() {
   const Image small = photograph_like(kSmall), large = photograph_like(kLarge);
   DecodingRates rates{.is_measured = true};
-  for (size_t i = 0; i < rates.formats.size(); ++i) {
+  for (const auto& [format, name] : Choices<PictureFormat>::kAll) {
     const auto decode_s = [&](const Image& image) {
-      const std::vector<std::byte> file = file_of(image, static_cast<PictureFormat>(i));
+      const std::vector<std::byte> file = file_of(image, format);
       return least_seconds([&] { decode_image(file, "calibration"); });
     };
-    rates.formats[i] = through(decode_s(small), decode_s(large));
+    rates.formats[format] = through(decode_s(small), decode_s(large));
   }
-  // Two thirds of the side: the usual way, without a halving.
-  const auto crop_s = [&](const Image& image) {
-    std::vector<float> values(static_cast<size_t>(3 * (image.height * 2 / 3) * (image.height * 2 / 3)));
-    return least_seconds(
-        [&] { write_image_values(center_crop(image, image.height * 2 / 3), false, values); });
+  const auto halve_s = [](const Image& image) {
+    return least_seconds([&] { center_crop(image, image.height / 2); });
+  };
+  rates.halve = through(halve_s(small), halve_s(large));
+  // Two thirds of the side, between the sizes that are not resized and that are halved.
+  const auto crop_s = [](const Image& image) {
+    const int64_t side = image.height * 2 / 3;
+    std::vector<float> values(static_cast<size_t>(3 * side * side));
+    return least_seconds([&] { write_image_values(center_crop(image, side), false, values); });
   };
   rates.crop = through(crop_s(small), crop_s(large));
   return rates;

@@ -1,7 +1,6 @@
 // How long one thread takes to read a picture, by file format and size.
 #pragma once
-#include <array>
-#include <cstdint>
+#include <map>
 
 #include "data/images/image_header.h"
 
@@ -14,18 +13,19 @@ struct PictureRate {
 };
 
 struct DecodingRates {
-  std::array<PictureRate, std::size(kPictureFormats)> formats{};  // by PictureFormat, of pixels as stored
-  PictureRate crop{};  // resizing, cropping and conversion to values, of pixels as stored
+  std::map<PictureFormat, PictureRate> formats{};  // decoding, of pixels as stored
+  PictureRate halve{};  // halving a picture of twice the wanted sides or more, of its pixels
+  PictureRate crop{};   // resizing, cropping and conversion to values, of the pixels that are resized
   bool is_measured = false;
 
-  // Seconds from a file in memory to an autoencoder's input.
-  double seconds(PictureFormat format, double pixels) const {
-    return formats[static_cast<size_t>(format)].seconds(pixels) + crop.seconds(pixels);
-  }
+  // Returns the seconds from a file in memory to an autoencoder's input: a square of this side, or if that is
+  // 0 a bucket, for which nothing is halved.
+  double seconds(const ImageHeader& picture, int64_t square) const;
 };
 
-// Those of one core of a server's processor (benchmarks/results/picture-formats_*): photographs, JPEG of
-// quality 90, PNG of zlib's usual level, lossy WebP of quality 90.
+// Those of one core of a server's processor: decoding and halving of photographs as measured in
+// benchmarks/results/picture-formats_* (JPEG of quality 90, PNG of zlib's usual level, lossy WebP of quality
+// 90), and crops as measure_decoding() finds them there.
 DecodingRates builtin_decoding();
 
 // Measures one thread on this machine with pictures that have the spectrum of photographs. Takes about a

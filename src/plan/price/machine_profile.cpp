@@ -129,14 +129,13 @@ MachineProfile find_profile(const std::string& name) {
     names.push_back(profile.name);
   }
   fail(kWho,
-       "no GPU is called '{}': the closest are {} (all: {}); another card is planned by its memory, "
-       "with --gpu-memory 10G in place of --gpu",
+       "no GPU is called '{}': the closest are {} (all: {}); another card is planned by its memory, with "
+       "--gpu-memory 10G in place of --gpu",
        name, fmt::join(nearest_names(name, names, 3), ", "), fmt::join(names, ", "));
 }
 
 MachineProfile with_disks_of(MachineProfile profile, const std::string& data, const std::string& offloaded) {
-  if (const DiskSpeed* disk = disk_of(profile.disks, data); disk && disk->read_bytes_per_s > 0)
-    profile.disk_bytes_per_s = disk->read_bytes_per_s;
+  if (const DiskSpeed* disk = disk_of(profile.disks, data)) profile.disk_bytes_per_s = disk->read_bytes_per_s;
   // State is written as much as it is read.
   if (const DiskSpeed* disk = disk_of(profile.disks, offloaded); disk && disk->write_bytes_per_s > 0)
     profile.offload_disk_bytes_per_s = 2 / (1 / disk->read_bytes_per_s + 1 / disk->write_bytes_per_s);
@@ -183,8 +182,9 @@ nlohmann::json to_json(const MachineProfile& profile) {
                              {"write_bytes_per_s", disk.write_bytes_per_s}});
   if (profile.decoding.is_measured) {
     const auto pair = [](const PictureRate& rate) { return nlohmann::json{rate.fixed_s, rate.pixel_s}; };
-    for (size_t i = 0; i < profile.decoding.formats.size(); ++i)
-      json["decoding"][kPictureFormats[i]] = pair(profile.decoding.formats[i]);
+    for (const auto& [format, rate] : profile.decoding.formats)
+      json["decoding"][choice_name(format)] = pair(rate);
+    json["decoding"]["halve"] = pair(profile.decoding.halve);
     json["decoding"]["crop"] = pair(profile.decoding.crop);
   }
   if (profile.clock.product_s > 0) json["clock"] = {profile.clock.product_s, profile.clock.copy_s};
@@ -216,13 +216,13 @@ MachineProfile profile_from_json(const nlohmann::json& stored) {
                                .read_bytes_per_s = field<double>(disk, "read_bytes_per_s"),
                                .write_bytes_per_s = field<double>(disk, "write_bytes_per_s")});
   if (json.contains("decoding")) {
-    const auto rate = [&](const char* name) {
-      const auto [fixed_s, pixel_s] = field<std::pair<double, double>>(json.at("decoding"), name);
+    const auto rate_of = [&](const std::string& name) {
+      const auto [fixed_s, pixel_s] = field<std::pair<double, double>>(json.at("decoding"), name.c_str());
       return PictureRate{.fixed_s = fixed_s, .pixel_s = pixel_s};
     };
-    for (size_t i = 0; i < profile.decoding.formats.size(); ++i)
-      profile.decoding.formats[i] = rate(kPictureFormats[i]);
-    profile.decoding.crop = rate("crop");
+    for (auto& [format, rate] : profile.decoding.formats) rate = rate_of(choice_name(format));
+    profile.decoding.crop = rate_of("crop");
+    if (json.at("decoding").contains("halve")) profile.decoding.halve = rate_of("halve");
     profile.decoding.is_measured = true;
   }
   if (json.contains("operations")) profile.operations = OperationTable::from_json(json.at("operations"));
