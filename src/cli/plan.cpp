@@ -4,6 +4,7 @@
 #include "cli/train_options.h"
 #include "core/error.h"
 #include "core/files/atomic_file.h"
+#include "core/units.h"
 #include "parallel/machine.h"
 #include "plan/fit/budget.h"
 #include "plan/price/calibrate.h"
@@ -240,15 +241,16 @@ void calibrate_here(const PlanArguments& arguments) {
   if (!(arguments.calibration_s > 0))
     fail("plan", "--calibrate-seconds expects a positive number, got {}", arguments.calibration_s);
   const TrainOptions& train = arguments.options.train;
-  std::vector<std::string> folders;
-  if (!train.data.path.empty() && !train.data.is_synthetic()) folders.push_back(train.data.path);
-  if (!train.offload.nvme.folder.empty()) folders.push_back(train.offload.nvme.folder);
-  const MachineProfile profile =
-      calibrate(choose_device(train.compute.device), arguments.calibration_s, folders);
+  const MachineProfile profile = calibrate(
+      choose_device(train.compute.device), arguments.calibration_s,
+      {.data = train.data.is_synthetic() ? "" : train.data.path, .offloaded = train.offload.nvme.folder});
   for (const DiskSpeed& disk : profile.disks)
-    fmt::print(stderr, "disk of {} ({}): {:.3g} MB/s read, {:.3g} written\n", disk.folder,
+    fmt::print(stderr, "disk of {} ({}): {} MB/s read{}\n", disk.folder,
                disk.file_system.empty() ? "unknown file system" : disk.file_system,
-               disk.read_bytes_per_s / 1e6, disk.write_bytes_per_s / 1e6);
+               number_text(disk.read_bytes_per_s / 1e6, 3),
+               disk.write_bytes_per_s > 0
+                   ? fmt::format(", {} written", number_text(disk.write_bytes_per_s / 1e6, 3))
+                   : "");
   const std::string path = store_profile(profile);
   fmt::print(stderr, "profile kept in {}\n", path);
 }

@@ -10,6 +10,8 @@
 
 namespace kiln {
 
+std::string gib_text(int64_t bytes) { return fmt::format("{:.{}f}", gib(bytes), gib(bytes) < 0.1 ? 3 : 2); }
+
 std::string duration_text(double seconds) {
   const auto total = static_cast<int64_t>(std::llround(seconds));
   if (total >= 86400) return fmt::format("{}d {:02}h", total / 86400, total / 3600 % 24);
@@ -18,7 +20,8 @@ std::string duration_text(double seconds) {
 }
 
 std::string number_text(double value, int digits) {
-  if (!(std::abs(value) >= 1e-12)) return "0";
+  if (!std::isfinite(value)) return fmt::format("{}", value);
+  if (std::abs(value) < 1e-12) return "0";
   const int exponent = static_cast<int>(std::floor(std::log10(std::abs(value))));
   const double unit = std::pow(10, exponent + 1 - digits);
   const double rounded = unit > 1 ? std::round(value / unit) * unit : value;

@@ -69,7 +69,10 @@ TEST_P(BudgetOf, IsKeptWithNoMoreFlopsThanTryingEverything) {
   const int num_budgets = std::getenv("KILN_FULL") ? 30 : 5;
   const MachineProfile machine = find_profile("cpu");
   const ProcessMemory process{.bytes = 150 << 20, .share = 0.01};
-  const auto within = [&](int64_t budget) { return MachineFit(machine, process, budget, /*world_size=*/1); };
+  const DataSource data = read_data_source({.train = options_});
+  const auto within = [&](int64_t budget) {
+    return MachineFit(machine, data, process, budget, /*world_size=*/1);
+  };
   const std::vector<Mixture> all = all_mixtures(within(0));
   const auto [least, most] = std::ranges::minmax(all, {}, &Mixture::needed);
   ASSERT_LT(least.needed, most.needed);

@@ -9,8 +9,6 @@
 #include "parallel/machine.h"
 #include "plan/memory/segment_costs.h"
 #include "plan/price/step_timing.h"
-#include "plan/run/make_plan.h"
-#include "plan/trace/planned_data.h"
 #include "train/memory_choices.h"
 
 namespace kiln {
@@ -64,7 +62,7 @@ int64_t MachineFit::rows_of_rank(const TrainOptions& options) const {
 Plan MachineFit::plan(TrainOptions options) const {
   options.global_batch = rows_of_rank(options) * world_size_;
   return plan_data({.train = options, .gpu = machine_->name, .gpus = world_size_},
-                   options.compute.tf32 ? with_tf32(*machine_) : *machine_, planned_shape(options));
+                   options.compute.tf32 ? with_tf32(*machine_) : *machine_, *data_);
 }
 
 int64_t MachineFit::needed(const Plan& plan) const {
@@ -79,11 +77,10 @@ int64_t MachineFit::needed(const Plan& plan) const {
 // only planning shows how much. So the excess of a first plan is taken off its live bytes, which is exact on
 // a CPU, and bisection finds whatever fits above that.
 std::optional<FittedChoice> MachineFit::choose(TrainOptions options) const {
-  const DataShape data = planned_shape(options);
-  const StepCosts costs = step_costs(options, data, machine_->device, world_size_);
+  const StepCosts costs = step_costs(options, data_->shape, machine_->device, world_size_);
   const auto denoiser = build_denoiser(
       options.model.name,
-      denoiser_config_of(options, data, *make_objective(objective_config_of(options.objective))),
+      denoiser_config_of(options, data_->shape, *make_objective(objective_config_of(options.objective))),
       {.device = at::kMeta});
   std::optional<FittedChoice> best;
   int64_t fits = 0, too_much = 0;  // live bytes
@@ -161,11 +158,10 @@ std::optional<TrainOptions> MachineFit::nearest_offloaded(const TrainOptions& op
 
 int64_t MachineFit::least(TrainOptions options) const {
   options.micro_batch = 1;
-  const DataShape data = planned_shape(options);
-  const StepCosts costs = step_costs(options, data, machine_->device, world_size_);
+  const StepCosts costs = step_costs(options, data_->shape, machine_->device, world_size_);
   const auto denoiser = build_denoiser(
       options.model.name,
-      denoiser_config_of(options, data, *make_objective(objective_config_of(options.objective))),
+      denoiser_config_of(options, data_->shape, *make_objective(objective_config_of(options.objective))),
       {.device = at::kMeta});
   set_memory_choices(options.memory, fit_memory(costs, smallest_peak_bytes(costs)), *denoiser);
   return needed(plan(options));

@@ -4,7 +4,7 @@
 #include <cstdint>
 #include <optional>
 
-#include "plan/run/plan.h"
+#include "plan/run/make_plan.h"
 
 namespace kiln {
 
@@ -29,11 +29,11 @@ struct FittedChoice {
 
 class MachineFit {
  public:
-  // Plans for each of `world_size` ranks. `process`: that of a rank; empty on a GPU. REQUIRES: `machine`
-  // outlives this.
-  MachineFit(const MachineProfile& machine, const ProcessMemory& process, int64_t budget_bytes,
-             int64_t world_size)
-      : machine_(&machine), process_(process), budget_(budget_bytes), world_size_(world_size) {}
+  // Plans for each of `world_size` ranks a run on this data. `process`: that of a rank; empty on a GPU.
+  // REQUIRES: `machine` and `data` outlive this.
+  MachineFit(const MachineProfile& machine, const DataSource& data, const ProcessMemory& process,
+             int64_t budget_bytes, int64_t world_size)
+      : machine_(&machine), data_(&data), process_(process), budget_(budget_bytes), world_size_(world_size) {}
 
   // Returns the plan of the ranks with the most rows.
   Plan plan(TrainOptions options) const;
@@ -62,6 +62,7 @@ class MachineFit {
   int64_t rows_of_rank(const TrainOptions& options) const;
 
   const MachineProfile* machine_;
+  const DataSource* data_;
   ProcessMemory process_;
   int64_t budget_, world_size_;
 };

@@ -57,6 +57,15 @@ const std::map<std::string_view, double> kSwitchSums = {
     {"H100", 480 * kGiga}, {"H200", 475 * kGiga}, {"B200", 830 * kGiga}};
 constexpr double kSumFactor = 2.0 * (8 - 1) / 8;
 
+// Assumptions: the machines that GPUs are in. PCIe boards have one network card for all of them; SXM boards a
+// card for each GPU as in NVIDIA's own systems (DGX A100: 8 x 200, DGX H100 and B200: 8 x 400; DGX-1V: 4 x
+// 100).
+struct Node {
+  int64_t gpus;
+  double network;  // nominal, Gbit/s
+};
+constexpr Node kPcieNode{4, 100}, kDgx1{8, 400}, kDgxA100{8, 1600}, kDgxH100{8, 3200};
+
 struct Gpu {
   const char* name;
   double memory_gib;  // the total that CUDA reports, which is less than the box says
@@ -64,7 +73,7 @@ struct Gpu {
   double f32, tf32, half;  // TFLOP/s; half: bf16 and fp16 with f32 accumulation
   bool has_bf16;
   double memory_bytes_per_s, pcie, peer;  // nominal
-  double network;                         // of a node, nominal, Gbit/s
+  Node node;                              // the usual one
   int64_t num_processors;
   double watts;
   // Assumptions: shares of the half-precision peak that cuBLAS reaches on large products, and fused attention
@@ -77,35 +86,31 @@ struct Gpu {
 constexpr double kNvlink2 = 150 * kGiga, kNvlink3 = 300 * kGiga, kNvlink4 = 450 * kGiga,
                  kNvlink5 = 900 * kGiga;
 constexpr double kNoPeer = kPcie4 / 2;  // consumer boards: through host memory, so each byte crosses twice
-// Assumptions, Gbit/s: one network card for the PCIe boards of a node; for SXM boards a card for each GPU as
-// in NVIDIA's own systems (DGX A100: 8 x 200, DGX H100 and B200: 8 x 400; DGX-1V: 4 x 100).
-constexpr double kEthernet = 100, kDgx1 = 400, kDgxA100 = 1600, kDgxH100 = 3200;
-constexpr int64_t kPcieGpus = 4, kSxmGpus = 8;  // assumption: GPUs of a node
 
 const Gpu kGpus[] = {
     {"V100", 31.73, kContext, 15.7, 0, 125, false, 900e9, kPcie3, kNvlink2, kDgx1, 80, 300, 0.75, 0.2},
-    {"T4", 14.56, kContext, 8.1, 0, 65, false, 320e9, kPcie3, kPcie3 / 2, kEthernet, 40, 70, 0.5, 0.15},
-    {"RTX-2080-Ti", 10.76, kContext, 13.4, 0, 53.8, false, 616e9, kPcie3, kPcie3 / 2, kEthernet, 68, 250,
+    {"T4", 14.56, kContext, 8.1, 0, 65, false, 320e9, kPcie3, kPcie3 / 2, kPcieNode, 40, 70, 0.5, 0.15},
+    {"RTX-2080-Ti", 10.76, kContext, 13.4, 0, 53.8, false, 616e9, kPcie3, kPcie3 / 2, kPcieNode, 68, 250,
      0.75, 0.2},
-    {"RTX-3060", 11.76, kContext, 12.7, 12.7, 25.5, true, 360e9, kPcie4, kNoPeer, kEthernet, 28, 170, 0.85,
+    {"RTX-3060", 11.76, kContext, 12.7, 12.7, 25.5, true, 360e9, kPcie4, kNoPeer, kPcieNode, 28, 170, 0.85,
      0.5},
     // Eight lanes of PCIe.
-    {"RTX-4060", 7.63, kContext, 15.1, 15.1, 30.2, true, 272e9, kPcie4 / 2, kPcie4 / 4, kEthernet, 24, 115,
+    {"RTX-4060", 7.63, kContext, 15.1, 15.1, 30.2, true, 272e9, kPcie4 / 2, kPcie4 / 4, kPcieNode, 24, 115,
      0.85, 0.5},
-    {"RTX-4070", 11.72, kContext, 29.1, 29.1, 58.3, true, 504e9, kPcie4, kNoPeer, kEthernet, 46, 200, 0.85,
+    {"RTX-4070", 11.72, kContext, 29.1, 29.1, 58.3, true, 504e9, kPcie4, kNoPeer, kPcieNode, 46, 200, 0.85,
      0.5},
-    {"L4", 22.03, kContext, 30.3, 60, 121, true, 300e9, kPcie4, kPcie4, kEthernet, 58, 72, 0.5, 0.25},
-    {"A10", 22.06, kContext, 31.2, 62.5, 125, true, 600e9, kPcie4, kPcie4, kEthernet, 72, 150, 0.65, 0.35},
-    {"RTX-3090", 23.56, kContext, 35.6, 35.6, 71, true, 936e9, kPcie4, kNoPeer, kEthernet, 82, 350, 0.85,
+    {"L4", 22.03, kContext, 30.3, 60, 121, true, 300e9, kPcie4, kPcie4, kPcieNode, 58, 72, 0.5, 0.25},
+    {"A10", 22.06, kContext, 31.2, 62.5, 125, true, 600e9, kPcie4, kPcie4, kPcieNode, 72, 150, 0.65, 0.35},
+    {"RTX-3090", 23.56, kContext, 35.6, 35.6, 71, true, 936e9, kPcie4, kNoPeer, kPcieNode, 82, 350, 0.85,
      0.5},
-    {"RTX-4090", 23.52, kContext, 82.6, 82.6, 165.2, true, 1008e9, kPcie4, kNoPeer, kEthernet, 128, 450, 0.85,
+    {"RTX-4090", 23.52, kContext, 82.6, 82.6, 165.2, true, 1008e9, kPcie4, kNoPeer, kPcieNode, 128, 450, 0.85,
      0.5},
-    {"RTX-5090", 31.36, kContextBlackwell, 104.8, 104.8, 209.5, true, 1792e9, kPcie5, kPcie5 / 2, kEthernet,
+    {"RTX-5090", 31.36, kContextBlackwell, 104.8, 104.8, 209.5, true, 1792e9, kPcie5, kPcie5 / 2, kPcieNode,
      170, 575, 0.85, 0.5},
-    {"RTX-6000-Ada", 44.43, kContext, 91.1, 182, 364, true, 960e9, kPcie4, kPcie4, kEthernet, 142, 300, 0.65,
+    {"RTX-6000-Ada", 44.43, kContext, 91.1, 182, 364, true, 960e9, kPcie4, kPcie4, kPcieNode, 142, 300, 0.65,
      0.35},
-    {"A40", 44.34, kContext, 37.4, 74.8, 149.7, true, 696e9, kPcie4, kPcie4, kEthernet, 84, 300, 0.65, 0.35},
-    {"L40S", 44.39, kContext, 91.6, 183, 362, true, 864e9, kPcie4, kPcie4, kEthernet, 142, 350, 0.65, 0.35},
+    {"A40", 44.34, kContext, 37.4, 74.8, 149.7, true, 696e9, kPcie4, kPcie4, kPcieNode, 84, 300, 0.65, 0.35},
+    {"L40S", 44.39, kContext, 91.6, 183, 362, true, 864e9, kPcie4, kPcie4, kPcieNode, 142, 350, 0.65, 0.35},
     {"A100-40G", 39.38, kContext, 19.5, 156, 312, true, 1555e9, kPcie4, kNvlink3, kDgxA100, 108, 400, 0.8,
      0.35},
     {"A100-80G", 79.14, kContext, 19.5, 156, 312, true, 2039e9, kPcie4, kNvlink3, kDgxA100, 108, 400, 0.8,
@@ -134,9 +139,9 @@ MachineProfile profile_of(const Gpu& gpu) {
                          .op_overhead_s = kKernelGap,
                          .host_link_bytes_per_s = gpu.pcie * kLinkShare,
                          .peer_bytes_per_s = gpu.peer * kLinkShare,
-                         .network_bytes_per_s = network_rate(gpu.network),
+                         .network_bytes_per_s = network_rate(gpu.node.network),
                          .disk_bytes_per_s = kDisk,
-                         .gpus_per_node = gpu.network == kEthernet ? kPcieGpus : kSxmGpus,
+                         .gpus_per_node = gpu.node.gpus,
                          .num_processors = gpu.num_processors,
                          .watts = gpu.watts,
                          .runs_kiln = std::string_view(gpu.name) != kTooOld,

@@ -129,50 +129,22 @@ class RateTable {
   std::vector<StepTiming> steps_;
 };
 
-double link_bytes_per_s(at::Device device) {
-  constexpr int64_t kBytes = 256 << 20;
-  const at::Tensor host = at::zeros({kBytes}, at::TensorOptions(at::kByte).pinned_memory(true));
-  at::Tensor there = at::empty({kBytes}, at::TensorOptions(at::kByte).device(device));
-  double best = 1e9;
+// Returns the bytes per second of the fastest of some copies from one tensor to another.
+double copied_bytes_per_s(const at::Tensor& from, const at::TensorOptions& there) {
+  at::Tensor to = at::empty(from.sizes(), there);
+  const auto synchronize = [&] {
+    for (const at::Tensor& tensor : {from, to})
+      if (tensor.is_cuda()) at::accelerator::synchronizeDevice(tensor.get_device());
+  };
+  double best = std::numeric_limits<double>::infinity();
   for (int i = 0; i < 4; ++i) {
-    at::accelerator::synchronizeDevice(device.index());
+    synchronize();
     const auto begin = Clock::now();
-    there.copy_(host, /*non_blocking=*/true);
-    at::accelerator::synchronizeDevice(device.index());
+    to.copy_(from, /*non_blocking=*/true);
+    synchronize();
     best = std::min(best, elapsed_since(begin));
   }
-  return static_cast<double>(kBytes) / best;
-}
-
-double device_copy_bytes_per_s(at::Device device) {
-  constexpr int64_t kBytes = 512 << 20;
-  const at::Tensor from = at::zeros({kBytes}, at::TensorOptions(at::kByte).device(device));
-  at::Tensor to = at::empty_like(from);
-  double best = 1e9;
-  for (int i = 0; i < 4; ++i) {
-    at::accelerator::synchronizeDevice(device.index());
-    const auto begin = Clock::now();
-    to.copy_(from);
-    at::accelerator::synchronizeDevice(device.index());
-    best = std::min(best, elapsed_since(begin));
-  }
-  return 2.0 * kBytes / best;
-}
-
-// Copies from one GPU of this machine to the next.
-double peer_bytes_per_s() {
-  constexpr int64_t kBytes = 256 << 20;
-  const at::Tensor from = at::zeros({kBytes}, at::TensorOptions(at::kByte).device(at::Device(at::kCUDA, 0)));
-  at::Tensor to = at::empty({kBytes}, at::TensorOptions(at::kByte).device(at::Device(at::kCUDA, 1)));
-  double best = 1e9;
-  for (int i = 0; i < 4; ++i) {
-    for (const c10::DeviceIndex gpu : {0, 1}) at::accelerator::synchronizeDevice(gpu);
-    const auto begin = Clock::now();
-    to.copy_(from);
-    for (const c10::DeviceIndex gpu : {0, 1}) at::accelerator::synchronizeDevice(gpu);
-    best = std::min(best, elapsed_since(begin));
-  }
-  return static_cast<double>(kBytes) / best;
+  return static_cast<double>(from.numel()) / best;
 }
 
 MachineProfile cpu_profile() {
@@ -196,10 +168,35 @@ MachineProfile gpu_profile(at::Device device) {
         machine, profile.name);
   profile.name = profile.machine = machine;
   profile.memory_bytes = memory_bytes;
-  profile.memory_bytes_per_s = device_copy_bytes_per_s(device);
-  profile.host_link_bytes_per_s = link_bytes_per_s(device);
-  if (num_devices(device) > 1) profile.peer_bytes_per_s = peer_bytes_per_s();
+  constexpr int64_t kBytes = 512 << 20;
+  const at::TensorOptions bytes(at::kByte);
+  const at::Tensor here = at::zeros({kBytes}, bytes.device(device));
+  profile.memory_bytes_per_s = 2 * copied_bytes_per_s(here, here.options());  // read and written
+  profile.host_link_bytes_per_s =
+      copied_bytes_per_s(at::zeros({kBytes}, bytes.pinned_memory(true)), here.options());
+  if (num_devices(device) > 1) {
+    const at::Tensor first = at::zeros({kBytes}, bytes.device(at::Device(at::kCUDA, 0)));
+    profile.peer_bytes_per_s = copied_bytes_per_s(first, bytes.device(at::Device(at::kCUDA, 1)));
+  }
   return profile;
+}
+
+// Measures each disk once, the one that is written to first: it also says how fast data on it are read.
+void measure_disks(MachineProfile& profile, const CalibratedFolders& folders) {
+  std::filesystem::create_directories(profiles_folder());
+  const auto measure = [&](const std::string& folder, bool may_write) {
+    if (folder.empty() || disk_of(profile.disks, folder)) return;
+    const DiskSpeed disk = measure_disk(folder, may_write);
+    if (disk.read_bytes_per_s > 0)
+      profile.disks.push_back(disk);
+    else
+      fmt::print(stderr, "calibrate: {} has too little on it to tell how fast its disk is\n", folder);
+  };
+  measure(folders.offloaded, /*may_write=*/true);
+  measure(folders.data, /*may_write=*/false);
+  measure(profiles_folder(), /*may_write=*/true);
+  for (const std::string& folder : {profiles_folder(), folders.data})
+    profile = with_disks_of(std::move(profile), folder, "");
 }
 
 // Returns the first workload of every family, then the second of each. What matters most comes first, in case
@@ -270,7 +267,7 @@ TrainOptions calibration_step(const Family& family, const CalibrationWorkload& w
   return options;
 }
 
-MachineProfile calibrate(at::Device device, double seconds, const std::vector<std::string>& folders) {
+MachineProfile calibrate(at::Device device, double seconds, const CalibratedFolders& folders) {
   apply({.device = device});
   MachineProfile profile = device.is_cuda() ? gpu_profile(device) : cpu_profile();
   const auto now = std::chrono::system_clock::now();
@@ -278,13 +275,7 @@ MachineProfile calibrate(at::Device device, double seconds, const std::vector<st
   profile.source = fmt::format("measured on {}, {:%Y-%m-%d}", profile.machine, fmt::gmtime(now));
   profile.measured = true;
   for (auto& [dtype, flops] : profile.peak_flops) flops = measure_peak_flops(device, dtype);
-  std::filesystem::create_directories(profiles_folder());
-  for (const std::string& folder : folders)
-    if (!disk_of(profile.disks, folder)) profile.disks.push_back(measure_disk(folder));
-  if (!disk_of(profile.disks, profiles_folder())) profile.disks.push_back(measure_disk(profiles_folder()));
-  const auto disk =
-      std::ranges::find_if(profile.disks, [](const DiskSpeed& d) { return d.read_bytes_per_s > 0; });
-  if (disk != profile.disks.end()) profile.disk_bytes_per_s = disk->read_bytes_per_s;
+  measure_disks(profile, folders);
   profile.decoding = measure_decoding();
   if (device.is_cpu()) {
     const RankLinks links = measure_rank_links();

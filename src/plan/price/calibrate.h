@@ -12,10 +12,16 @@ TrainOptions calibration_step(const Family& family, const CalibrationWorkload& w
 
 inline constexpr double kCalibrationSeconds = 110;
 
+// Folders of a run whose disks are measured; "": there is none.
+struct CalibratedFolders {
+  std::string data;       // only read
+  std::string offloaded;  // --nvme-path, read and written
+};
+
 // Measures steps for `seconds`, and takes a few seconds more for the rest: products, decoding of pictures,
-// the disks of `folders` and of the folder of profiles. Prints progress. Does not store the result
-// (store_profile() does that).
+// the disks of `folders` and of the folder of profiles, which is written to if no other is on its disk.
+// Prints progress. Does not store the result (store_profile() does that).
 MachineProfile calibrate(at::Device device, double seconds = kCalibrationSeconds,
-                         const std::vector<std::string>& folders = {});
+                         const CalibratedFolders& folders = {});
 
 }  // namespace kiln

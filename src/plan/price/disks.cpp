@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cstdlib>
 #include <filesystem>
 
 #include "core/files/file_system.h"
@@ -19,78 +20,83 @@ namespace fs = std::filesystem;
 using Clock = std::chrono::steady_clock;
 
 constexpr size_t kChunk = 8 << 20, kBytes = 256 << 20, kLeastBytes = 32 << 20;
-constexpr double kMostSeconds = 5;
+constexpr double kMostSeconds = 5;  // enough to tell how fast a slow disk is
 
-// Has the system forget the file's pages, so that the next read comes from the disk. Pages that others have
-// mapped stay.
-void forget_pages(int fd) { ::posix_fadvise(fd, 0, 0, POSIX_FADV_DONTNEED); }
-
-struct Reading {
+// Bytes that were read or written, and the time that took.
+struct Transfer {
   size_t bytes = 0;
   double seconds = 0;
+
+  bool is_long_enough() const { return bytes >= kBytes || seconds >= kMostSeconds; }
+  double bytes_per_s() const {
+    return bytes >= kLeastBytes || is_long_enough() ? static_cast<double>(bytes) / seconds : 0;
+  }
 };
 
-void read_file(const std::string& path, Reading& reading, std::vector<char>& chunk) {
-  const int fd = ::open(path.c_str(), O_RDONLY);
-  if (fd < 0) return;
-  forget_pages(fd);
-  const auto begin = Clock::now();
-  for (ssize_t got = 1; got > 0 && reading.bytes < kBytes;) {
-    got = ::read(fd, chunk.data(), chunk.size());
-    if (got > 0) reading.bytes += static_cast<size_t>(got);
+// Reads an open file from its beginning. Has the system forget its pages first, so that they come from the
+// disk; those that others have mapped stay.
+void read_file(int fd, Transfer& reading, std::vector<char>& chunk) {
+  ::posix_fadvise(fd, 0, 0, POSIX_FADV_DONTNEED);
+  for (off_t offset = 0; !reading.is_long_enough();) {
+    const auto begin = Clock::now();
+    const ssize_t got = ::pread(fd, chunk.data(), chunk.size(), offset);
+    reading.seconds += elapsed_since(begin);
+    if (got <= 0) return;
+    reading.bytes += static_cast<size_t>(got);
+    offset += got;
   }
-  reading.seconds += elapsed_since(begin);
+}
+
+void read_file(const std::string& path, Transfer& reading, std::vector<char>& chunk) {
+  const auto begin = Clock::now();
+  const int fd = ::open(path.c_str(), O_RDONLY);
+  reading.seconds += elapsed_since(begin);  // of many small files on a network much of the time
+  if (fd < 0) return;
+  read_file(fd, reading, chunk);
   ::close(fd);
 }
 
-// Reads what lies at `path`. Returns 0 if that is too little to tell.
-double read_bytes_per_s(const std::string& path) {
-  std::vector<char> chunk(kChunk);
-  Reading reading;
+Transfer read_what_lies_at(const std::string& path, std::vector<char>& chunk) {
+  Transfer reading;
   std::error_code error;
   if (fs::is_regular_file(path, error)) read_file(path, reading, chunk);
   const auto options = fs::directory_options::skip_permission_denied;
   for (fs::recursive_directory_iterator at(path, options, error), end; !error && at != end;
        at.increment(error)) {
-    if (reading.bytes >= kBytes || reading.seconds > kMostSeconds) break;
+    if (reading.is_long_enough()) break;
     if (std::error_code none; at->is_regular_file(none)) read_file(at->path(), reading, chunk);
   }
-  return reading.bytes < kLeastBytes ? 0 : static_cast<double>(reading.bytes) / reading.seconds;
+  return reading;
 }
 
-// Writes a file into the folder and reads it back.
-void measure_by_writing(DiskSpeed& disk) {
-  const std::string path = disk.folder + "/disk-speed.partial";
-  const int fd = ::open(path.c_str(), O_RDWR | O_CREAT | O_TRUNC, 0600);
+// Writes a file into the folder and, if nothing else was read there, reads it back. The file has no name, so
+// that it goes with this process whatever happens.
+void measure_by_writing(DiskSpeed& disk, std::vector<char>& chunk) {
+  std::string path = disk.folder + "/disk-speed-XXXXXX";
+  const int fd = ::mkstemp(path.data());
   if (fd < 0) return;
-  std::vector<char> chunk(kChunk, 'k');
-  size_t written = 0;
-  bool is_good = true;
-  const auto begin = Clock::now();
-  while (is_good && written < kBytes && elapsed_since(begin) < kMostSeconds) {
-    is_good = ::write(fd, chunk.data(), kChunk) == static_cast<ssize_t>(kChunk);
-    written += kChunk;
+  ::unlink(path.c_str());
+  Transfer writing;
+  while (!writing.is_long_enough()) {
+    const auto begin = Clock::now();
+    if (::write(fd, chunk.data(), kChunk) != static_cast<ssize_t>(kChunk) || ::fdatasync(fd) != 0) break;
+    writing.seconds += elapsed_since(begin);
+    writing.bytes += kChunk;
   }
-  is_good = ::fsync(fd) == 0 && is_good;
-  const double write_s = elapsed_since(begin);
+  disk.write_bytes_per_s = writing.bytes_per_s();
+  Transfer reading;
+  if (disk.write_bytes_per_s > 0 && disk.read_bytes_per_s == 0) read_file(fd, reading, chunk);
+  if (reading.bytes > 0) disk.read_bytes_per_s = static_cast<double>(reading.bytes) / reading.seconds;
   ::close(fd);
-  if (is_good) {
-    disk.write_bytes_per_s = static_cast<double>(written) / write_s;
-    Reading reading;
-    read_file(path, reading, chunk);
-    if (disk.read_bytes_per_s == 0 && reading.bytes == written)
-      disk.read_bytes_per_s = static_cast<double>(reading.bytes) / reading.seconds;
-  }
-  std::error_code error;
-  fs::remove(path, error);
 }
 
 }  // namespace
 
-DiskSpeed measure_disk(const std::string& path) {
+DiskSpeed measure_disk(const std::string& path, bool may_write) {
   DiskSpeed disk{.folder = existing_folder(path), .file_system = file_system_of(path).name};
-  disk.read_bytes_per_s = read_bytes_per_s(path);
-  measure_by_writing(disk);
+  std::vector<char> chunk(kChunk, 'k');
+  disk.read_bytes_per_s = read_what_lies_at(path, chunk).bytes_per_s();
+  if (may_write) measure_by_writing(disk, chunk);
   return disk;
 }
 
@@ -98,7 +104,8 @@ const DiskSpeed* disk_of(const std::vector<DiskSpeed>& disks, const std::string&
   struct stat wanted, known;
   if (path.empty() || ::stat(existing_folder(path).c_str(), &wanted) != 0) return nullptr;
   const auto found = std::ranges::find_if(disks, [&](const DiskSpeed& disk) {
-    return ::stat(disk.folder.c_str(), &known) == 0 && known.st_dev == wanted.st_dev;
+    return disk.read_bytes_per_s > 0 && ::stat(disk.folder.c_str(), &known) == 0 &&
+           known.st_dev == wanted.st_dev;
   });
   return found == disks.end() ? nullptr : &*found;
 }

@@ -2,6 +2,7 @@
 #pragma once
 #include <ATen/core/Tensor.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <map>
 #include <nlohmann/json.hpp>
@@ -46,8 +47,8 @@ struct MachineProfile {
   double switch_sum_bytes_per_s = 0;
   double network_bytes_per_s = 0;  // between nodes: all network cards of one together, one way
   double disk_bytes_per_s = 0;     // of the data
-  double offload_disk_bytes_per_s =
-      0;  // of --nvme-path, where another disk was measured for it; 0: disk_bytes_per_s
+  // Of --nvme-path, where another disk was measured for it; 0: disk_bytes_per_s.
+  double offload_disk_bytes_per_s = 0;
   int64_t gpus_per_node = 8;
   int64_t num_processors = 0;  // streaming multiprocessors, or cores: products are cut into tiles for them
   double watts = 0;
@@ -68,6 +69,13 @@ struct MachineProfile {
 // It is 0.75 to 0.96 where that was published.
 inline constexpr double kNetworkShare = 0.86;
 inline double network_rate(double gigabits_per_s) { return gigabits_per_s / 8 * 1e9 * kNetworkShare; }
+
+// Returns how many of a run's ranks are on one machine. Ranks of a machine without a network, such as all of
+// a CPU's, are on that one.
+inline int64_t ranks_on_node(const MachineProfile& machine, int64_t ranks) {
+  return machine.network_bytes_per_s > 0 ? std::min(ranks, std::max<int64_t>(1, machine.gpus_per_node))
+                                         : ranks;
+}
 
 // Assumptions about ranks on a CPU that was not calibrated, taken from those that were: seconds of a message
 // through Gloo, and the share of the memory's bandwidth that its rings reach.

@@ -4,6 +4,7 @@
 #include <chrono>
 #include <cstdlib>
 #include <exception>
+#include <mutex>
 #include <thread>
 
 #include "core/aten.h"
@@ -43,7 +44,8 @@ RankLinks measure_rank_links() {
   setenv("TORCH_FR_BUFFER_SIZE", "0", /*overwrite=*/1);
   const Rendezvous rendezvous;
   double small = 0, large = 0;
-  std::exception_ptr error;
+  std::exception_ptr error;  // the first one: what the other rank meets is its consequence
+  std::once_flag has_error;
   const auto as_rank = [&](int64_t rank) {
     try {
       const at::NoGradGuard no_grad;
@@ -60,7 +62,7 @@ RankLinks measure_rank_links() {
       small = of_small;
       large = of_large;
     } catch (...) {
-      if (rank == 0) error = std::current_exception();
+      std::call_once(has_error, [&] { error = std::current_exception(); });
     }
   };
   std::thread other(as_rank, 1);

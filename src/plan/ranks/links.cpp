@@ -103,9 +103,8 @@ double Links::seconds(const CollectiveObserver::Start& collective) const {
   if (collective.num_ranks <= 1 || collective.bytes <= 0) return 0;
   // The ranks with the same place on their nodes, or all ranks of a node, or of all nodes.
   const bool is_of_one_place = !collective.on_one_machine && collective.num_ranks < ranks_;
-  const int64_t per_node = std::max<int64_t>(1, machine_->gpus_per_node);
-  int64_t nodes = is_of_one_place ? collective.num_ranks : (collective.num_ranks + per_node - 1) / per_node;
-  if (machine_->network_bytes_per_s <= 0) nodes = 1;
+  const int64_t per_node = is_of_one_place ? 1 : ranks_on_node(*machine_, collective.num_ranks);
+  const int64_t nodes = (collective.num_ranks + per_node - 1) / per_node;
   Group group{.ranks = static_cast<double>(collective.num_ranks),
               .nodes = static_cast<double>(nodes),
               .reduces_all = collective.operation == Operation::kAllReduce,

@@ -117,12 +117,12 @@ class Repetition {
 }  // namespace
 
 Sharding sharding_of(const TrainOptions& options, int64_t gpus, const MachineProfile& machine) {
-  const bool has_nodes = machine.network_bytes_per_s > 0 && gpus > machine.gpus_per_node;
+  const int64_t per_node = ranks_on_node(machine, gpus);
   return {.gpus = gpus,
           .zero_stage = options.zero.stage,
           .offload_optimizer = options.offload.optimizer,
           .offload_params = options.offload.params,
-          .ranks_per_node = options.zero.shard_within_node && has_nodes ? machine.gpus_per_node : 0};
+          .ranks_per_node = options.zero.shard_within_node && per_node < gpus ? per_node : 0};
 }
 
 void validate(const Sharding& sharding) {

@@ -77,12 +77,14 @@ class StepClock {
     const std::vector<CollectiveEvent>& events = trace_.spans[index].collectives;
     for (size_t event = 0; event < events.size(); ++event) {
       now_ += compute_[index][event];
-      meet(events[event]);
+      begin_or_await(events[event]);
     }
     now_ += compute_[index].back();
   }
 
-  void meet(const CollectiveEvent& event) {
+  // Queues a collective on the link, or waits for one that was queued. Where links are not beside the
+  // compute, a collective takes its time at once.
+  void begin_or_await(const CollectiveEvent& event) {
     const int64_t number = event.start.number + repeated_;
     double& arrival = arrival_[number];
     if (event.begins) {
@@ -130,7 +132,7 @@ double host_update(const StepTrace& trace, const MachineProfile& machine, const 
   if (machine.host_link_bytes_per_s > 0 && machine.device == DryRunDevice::kCuda)
     seconds += elements * (grad_bytes + weight_bytes) / machine.host_link_bytes_per_s;
   if (sharding.offload_optimizer == Placement::kNvme && offload_disk(machine) > 0) {
-    const double sharing = static_cast<double>(std::min(sharding.gpus, machine.gpus_per_node));
+    const auto sharing = static_cast<double>(ranks_on_node(machine, sharding.gpus));
     seconds += 2 * state_bytes * sharing / offload_disk(machine);
   }
   return seconds;
@@ -162,7 +164,7 @@ WeightTransfers weight_transfers(const StepTrace& trace, const MachineProfile& m
     transfers.link_s = bytes / machine.host_link_bytes_per_s;
   if (placement == Placement::kNvme && offload_disk(machine) > 0)
     transfers.disk_s =
-        bytes * static_cast<double>(std::min(sharding.gpus, machine.gpus_per_node)) / offload_disk(machine);
+        bytes * static_cast<double>(ranks_on_node(machine, sharding.gpus)) / offload_disk(machine);
   return transfers;
 }
 

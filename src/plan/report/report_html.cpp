@@ -35,8 +35,6 @@ std::string row(const std::vector<std::string>& cells, const char* tag = "td") {
   return html + "</tr>\n";
 }
 
-std::string amount(int64_t bytes) { return fmt::format("{:.2f}", gib(bytes)); }
-
 std::string scaling_plot(const Plan& plan) {
   if (plan.scaling.size() < 2) return "";
   std::vector<PlotPoint> predicted, ideal;
@@ -54,12 +52,12 @@ std::string memory_tables(const Plan& plan) {
   std::string html =
       "<h2>Memory of one device, GiB</h2>\n<table>" + row({"at the peak of a step", "GiB"}, "th");
   for (const auto* map : {&plan.by_kind, &plan.overhead})
-    for (const auto& [kind, bytes] : *map) html += row({kind, amount(bytes)});
+    for (const auto& [kind, bytes] : *map) html += row({kind, gib_text(bytes)});
   html += "</table>\n<h2>By phase, GiB</h2>\n<table>" +
           row({"phase", "device", "host", "pinned host", "NVMe"}, "th");
   for (const PhasePlan& phase : plan.phases)
-    html += row({phase.name, amount(phase.bytes.device), amount(phase.bytes.host),
-                 amount(phase.bytes.pinned_host), amount(phase.bytes.nvme)});
+    html += row({phase.name, gib_text(phase.bytes.device), gib_text(phase.bytes.host),
+                 gib_text(phase.bytes.pinned_host), gib_text(phase.bytes.nvme)});
   return html + "</table>\n";
 }
 
@@ -67,9 +65,8 @@ std::string time_tables(const Plan& plan) {
   std::string html = "<h2>Time</h2>\n<table>" + row({"phase of the step", "ms", "share"}, "th");
   for (size_t i = 0; i < plan.phase_s.size(); ++i)
     if (plan.phase_s[i] > 0)
-      html +=
-          row({std::string(name_of(static_cast<StepPhase>(i))), fmt::format("{:.3g}", 1e3 * plan.phase_s[i]),
-               fmt::format("{:.0f} %", 100 * plan.phase_s[i] / plan.step_s)});
+      html += row({std::string(name_of(static_cast<StepPhase>(i))), number_text(1e3 * plan.phase_s[i], 3),
+                   fmt::format("{:.0f} %", 100 * plan.phase_s[i] / plan.step_s)});
   html += "</table>\n<h2>Milestones</h2>\n<table>" + row({"", "steps", "days", "cost"}, "th");
   for (const Milestone& milestone : plan.milestones)
     html += row({milestone.name, fmt::format("{}", milestone.steps), fmt::format("{:.2f}", milestone.days),
@@ -77,9 +74,8 @@ std::string time_tables(const Plan& plan) {
   html += "</table>\n<h2>The same images per GPU on other numbers of GPUs</h2>\n<table>" +
           row({"GPUs", "step, s", "images/s", "efficiency", "days", "cost"}, "th");
   for (const ScalingPoint& point : plan.scaling)
-    html += row({fmt::format("{}", point.gpus), fmt::format("{:.3g}", point.step_s),
-                 number_text(point.images_per_s), fmt::format("{:.0f} %", 100 * point.efficiency),
-                 fmt::format("{:.2f}", point.days),
+    html += row({fmt::format("{}", point.gpus), number_text(point.step_s, 3), number_text(point.images_per_s),
+                 fmt::format("{:.0f} %", 100 * point.efficiency), fmt::format("{:.2f}", point.days),
                  plan.options.price_per_gpu_hour > 0 ? fmt::format("{:.0f}", point.cost) : ""});
   return html + "</table>\n";
 }
@@ -93,7 +89,7 @@ std::string html_list(const char* title, const std::vector<std::string>& lines) 
 
 std::string disk_list(const Plan& plan) {
   return html_list("Disk", {samples_text(plan.samples), rate_text(plan),
-                            fmt::format("checkpoint {} GiB, {} kept", amount(plan.checkpoint_bytes),
+                            fmt::format("checkpoint {} GiB, {} kept", gib_text(plan.checkpoint_bytes),
                                         plan.num_checkpoints)});
 }
 
@@ -113,14 +109,14 @@ std::string to_html(const Plan& plan) {
                       plan.micro_batch, plan.machine.measured ? "measured" : "not measured",
                       escape(plan.machine.source));
   html += fmt::format("<p class=\"verdict\">{}: {} of {} GiB needed, the most in: {}</p>\n",
-                      plan.fits ? "Fits" : "Does not fit", amount(plan.needed_bytes),
-                      amount(plan.machine.memory_bytes), plan.needed_phase);
+                      plan.fits ? "Fits" : "Does not fit", gib_text(plan.needed_bytes),
+                      gib_text(plan.machine.memory_bytes), plan.needed_phase);
   if (plan.half_precision_speed > 1.5)
     html +=
         fmt::format("<p class=\"verdict\">In f32 it takes {:.1f} times as long as in half precision</p>\n",
                     plan.half_precision_speed);
-  html += fmt::format("<p>{:.3g} s a step, {} images/s{}; {} steps take {:.2f} days</p>\n", plan.step_s,
-                      number_text(plan.images_per_s),
+  html += fmt::format("<p>{} s a step, {} images/s{}; {} steps take {:.2f} days</p>\n",
+                      number_text(plan.step_s, 3), number_text(plan.images_per_s),
                       share.of_profile > 0 ? fmt::format(", {:.0f} % of peak", 100 * share.of_profile) : "",
                       plan.steps, plan.days);
   if (!share.problem.empty()) html += fmt::format("<p>{}</p>\n", escape(share.problem));

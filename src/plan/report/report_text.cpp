@@ -10,11 +10,6 @@ namespace kiln {
 
 namespace {
 
-std::string gib_text(int64_t bytes) {
-  const double value = gib(bytes);
-  return value < 0.1 ? fmt::format("{:.3f}", value) : fmt::format("{:.2f}", value);
-}
-
 std::string duration(double days) {
   const double seconds = days * 86400;
   if (seconds < 100) return fmt::format("{:.0f} s", seconds);
@@ -96,9 +91,10 @@ std::string memory(const Plan& plan) {
 // Returns how sure the time is, and what would make it surer.
 std::string interval(const Plan& plan) {
   constexpr double kMostMissing = 0.1;
-  std::string text = fmt::format(
-      " expected between {:.3g} and {:.3g} s; measured in exact shapes: {:.0f} % of the time",
-      plan.step_s / (1 + plan.time_error), plan.step_s * (1 + plan.time_error), 100 * plan.measured_share);
+  std::string text =
+      fmt::format(" expected between {} and {} s; measured in exact shapes: {:.0f} % of the time",
+                  number_text(plan.step_s / (1 + plan.time_error), 3),
+                  number_text(plan.step_s * (1 + plan.time_error), 3), 100 * plan.measured_share);
   // Only this machine can be measured now.
   if (plan.machine.device == DryRunDevice::kCpu && plan.measured_share < 1 - kMostMissing)
     text += " (--device cpu --measure-seconds 20 measures the rest)";
@@ -109,9 +105,8 @@ std::string lane_speeds(const Plan& plan) {
   if (plan.lane_speeds.empty()) return "";
   std::string text = "  the time above is of a lane of mean area; of each lane   step s   images/s\n";
   for (const LaneSpeed& speed : plan.lane_speeds)
-    text +=
-        fmt::format("  {:>52}{:>9.3g}{:>11}\n", fmt::format("{} x {}", speed.lane.height, speed.lane.width),
-                    speed.step_s, number_text(speed.images_per_s));
+    text += fmt::format("  {:>52}{:>9}{:>11}\n", fmt::format("{} x {}", speed.lane.height, speed.lane.width),
+                        number_text(speed.step_s, 3), number_text(speed.images_per_s));
   return text;
 }
 
@@ -122,7 +117,7 @@ std::string shares(const PeakShare& share) {
 }
 
 std::string time(const Plan& plan) {
-  std::string text = fmt::format("\nTime: {:.3g} s a step, {} images/s{}\n ", plan.step_s,
+  std::string text = fmt::format("\nTime: {} s a step, {} images/s{}\n ", number_text(plan.step_s, 3),
                                  number_text(plan.images_per_s), shares(plan.peak_share));
   if (plan.time_error > 0) text += interval(plan);
   for (size_t i = 0; i < plan.phase_s.size(); ++i)
@@ -142,20 +137,19 @@ std::string time(const Plan& plan) {
   for (const MeasuredSpeed& run : plan.measured)
     text += fmt::format(
         "  measured by others: {}, {} x {}, {} images a step, {}: {:.2f} steps/s; planned like that: {:.2f}, "
-        "{:.1f} "
-        "times as fast\n",
+        "{:.1f} times as fast\n",
         run.source, run.gpus, plan.machine.name, run.global_batch, run.options, run.steps_per_s,
         run.planned_steps_per_s, run.planned_steps_per_s / run.steps_per_s);
   if (plan.scaling.size() < 2) return text;
   text += "\nThe same images per GPU   step s   images/s  efficiency       time\n";
   for (const ScalingPoint& point : plan.scaling)
-    text += fmt::format("  {:>5} {:<15}{:>9.3g}{:>11}{:>10.0f} %{:>12}{}\n", point.gpus,
-                        point.gpus == 1 ? "device" : "devices", point.step_s, number_text(point.images_per_s),
-                        100 * point.efficiency, duration(point.days), money(plan, point.cost));
+    text += fmt::format("  {:>5} {:<15}{:>9}{:>11}{:>10.0f} %{:>12}{}\n", point.gpus,
+                        point.gpus == 1 ? "device" : "devices", number_text(point.step_s, 3),
+                        number_text(point.images_per_s), 100 * point.efficiency, duration(point.days),
+                        money(plan, point.cost));
   if (plan.machine.network_bytes_per_s > 0)
-    text +=
-        fmt::format("  nodes of {} GPUs, {:.3g} GB/s from node to node (--gpus-per-node, --network-gbit)\n",
-                    plan.machine.gpus_per_node, plan.machine.network_bytes_per_s / 1e9);
+    text += fmt::format("  nodes of {} GPUs, {} GB/s from node to node (--gpus-per-node, --network-gbit)\n",
+                        plan.machine.gpus_per_node, number_text(plan.machine.network_bytes_per_s / 1e9, 3));
   return text;
 }
 

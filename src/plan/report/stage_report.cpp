@@ -11,15 +11,16 @@ std::string to_text(const StagePlans& stages) {
                                  "s/step", "images/s", "hours", "data GiB");
   for (size_t i = 0; i < stages.plans.size(); ++i) {
     const Plan& plan = stages.plans[i];
-    text += fmt::format("{:<24}{:>8}{:>8}{:>12.2f}{:>12.4g}{:>12.4g}{:>12.4g}{:>12.4g}{}\n", stages.names[i],
-                        plan.options.train.data.image_size, plan.steps, gib(plan.needed_bytes), plan.step_s,
-                        plan.images_per_s, plan.days * 24, gib(plan.samples.disk_bytes()),
-                        plan.fits ? "" : "  DOES NOT FIT");
+    text += fmt::format("{:<24}{:>8}{:>8}{:>12.2f}{:>12}{:>12}{:>12}{:>12}{}\n", stages.names[i],
+                        plan.options.train.data.image_size, plan.steps, gib(plan.needed_bytes),
+                        number_text(plan.step_s), number_text(plan.images_per_s), number_text(plan.days * 24),
+                        number_text(gib(plan.samples.disk_bytes())), plan.fits ? "" : "  DOES NOT FIT");
   }
   const bool has_cost = stages.plans.front().options.price_per_gpu_hour > 0;
-  text += fmt::format("all {} stages: {} steps in {:.4g} hours ({:.3g} days){}; the most memory in {}:\n\n",
-                      stages.plans.size(), stages.steps, stages.days * 24, stages.days,
-                      has_cost ? fmt::format(", cost {:.2f}", stages.cost) : "", stages.names[stages.worst]);
+  text += fmt::format("all {} stages: {} steps in {} hours ({} days){}; the most memory in {}:\n\n",
+                      stages.plans.size(), stages.steps, number_text(stages.days * 24),
+                      number_text(stages.days, 3), has_cost ? fmt::format(", cost {:.2f}", stages.cost) : "",
+                      stages.names[stages.worst]);
   return text + to_text(stages.plans[stages.worst]);
 }
 

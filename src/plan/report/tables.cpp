@@ -95,8 +95,7 @@ Plan in_time(const PlanOptions& options, const Typical& typical) {
 std::string sizes(const TableOptions& options_of_table) {
   std::string table = fmt::format(
       "| model | pixels | weights | smallest GPU memory | comfortable GPU memory | typical micro-batch | {} "
-      "for {} "
-      "steps | days | published FID |\n|---|---|---|---|---|---|---|---|---|\n",
+      "for {} steps | days | published FID |\n|---|---|---|---|---|---|---|---|---|\n",
       planned_machine(options_of_table.plan).name, steps_of(options_of_table.plan));
   for (const char* family : {"S", "B", "L", "XL"})
     for (int64_t patch : {8, 4, 2})
@@ -141,15 +140,14 @@ std::string quoted_models(const TableOptions& table_options) {
   const std::string gpu = planned_machine(table_options.plan).name;
   std::string table = fmt::format(
       "| model | | weights | images a pass | smallest memory | comfortable memory | images a step | days on "
-      "{} | days on {}, "
-      "pictures encoded on the way |\n|---|---|---|---|---|---|---|---|---|\n",
+      "{} | days on {}, pictures encoded on the way |\n|---|---|---|---|---|---|---|---|---|\n",
       gpu, kGamingCard);
   for (const Quoted& quoted : kQuoted) {
     const PlanOptions options = published(table_options, quoted.model, 256);
     const Plan plan = on_gpus(options, 1, typical_micro_batch(options).micro_batch);
     const bool has_days = quoted.gpus > 0;
     const auto days = [&](double number) {
-      return has_days ? fmt::format("{:.3g} on {}", number, quoted.gpus) : "";
+      return has_days ? fmt::format("{} on {}", number_text(number, 3), quoted.gpus) : "";
     };
     const auto as_quoted = [&](const char* card, const char* autoencoder) {
       return has_days ? days(days_as_quoted(options, quoted, card, autoencoder)) : "";
@@ -167,14 +165,14 @@ std::string quoted_models(const TableOptions& table_options) {
   return table;
 }
 
-// Returns how many times as fast as one card the guide's own B/4 is on several, with so many images on each
-// card, or if that is 0 so many in all.
-double speed_up_of_b4(const TableOptions& table_options, int64_t gpus, int64_t each, int64_t in_all) {
+// Returns how many times as fast as one RTX-4090 several in a machine are with the guide's own B/4, in steps
+// of `images` for so many GPUs.
+double speed_up_of_b4(const TableOptions& table_options, int64_t gpus, int64_t (*images)(int64_t gpus)) {
   const auto images_per_s = [&](int64_t number) {
     PlanOptions options = published(table_options, "DiT-B/4", 256);
     options.gpu = "RTX-4090";
     options.gpus_per_node = number;
-    options.train.global_batch = each > 0 ? each * number : in_all;
+    options.train.global_batch = images(number);
     return on_gpus(options, number, options.train.global_batch).images_per_s;
   };
   return images_per_s(gpus) / images_per_s(1);
@@ -184,9 +182,8 @@ std::string quoted_scaling(const TableOptions& table_options) {
   constexpr std::pair<int64_t, double> kQuotedSpeed[] = {{1, 1}, {2, 1.8}, {4, 3.5}, {8, 6.8}};
   std::string table =
       "| GPUs | quoted speed | NVLink (A100-80G) | PCIe, no peer access (RTX-4090) | quoted memory | data "
-      "parallel | "
-      "ZeRO 1 | ZeRO 2 | ZeRO 3 | DiT-B/4 on RTX-4090, 64 images each | DiT-B/4 on RTX-4090, 128 in all "
-      "|\n|---|---|---|---|---|---|---|---|---|---|---|\n";
+      "parallel | ZeRO 1 | ZeRO 2 | ZeRO 3 | DiT-B/4 on RTX-4090, 64 images each | DiT-B/4 on RTX-4090, 128 "
+      "in all |\n|---|---|---|---|---|---|---|---|---|---|---|\n";
   std::array<double, 2> alone{};
   for (const auto& [gpus, speed] : kQuotedSpeed) {
     std::array<double, 2> images_per_s{};
@@ -208,8 +205,9 @@ std::string quoted_scaling(const TableOptions& table_options) {
         "| {} | {}x | {:.2f}x | {:.2f}x | 1/{} | {:.1f} GiB | {:.1f} GiB | {:.1f} GiB | {:.1f} GiB | {:.2f}x "
         "| {:.2f}x |\n",
         gpus, speed, images_per_s[0] / alone[0], images_per_s[1] / alone[1], gpus, gib(bytes[0]),
-        gib(bytes[1]), gib(bytes[2]), gib(bytes[3]), speed_up_of_b4(table_options, gpus, 64, 0),
-        speed_up_of_b4(table_options, gpus, 0, 128));
+        gib(bytes[1]), gib(bytes[2]), gib(bytes[3]),
+        speed_up_of_b4(table_options, gpus, [](int64_t number) { return 64 * number; }),
+        speed_up_of_b4(table_options, gpus, [](int64_t) { return int64_t{128}; }));
   }
   return table;
 }
@@ -227,11 +225,10 @@ std::string scaling_on(const TableOptions& table_options, const char* gpu) {
     plans.push_back(make_plan(options));
   }
   std::string table = fmt::format(
-      "{}, {}, nodes of {}, {:.3g} GB/s from node to node:\n\n| GPUs | data parallel | ZeRO 1 | ZeRO 2 | "
-      "ZeRO 3 | ZeRO "
-      "3 within nodes | data parallel, images/s |\n|---|---|---|---|---|---|---|\n",
+      "{}, {}, nodes of {}, {} GB/s from node to node:\n\n| GPUs | data parallel | ZeRO 1 | ZeRO 2 | ZeRO 3 "
+      "| ZeRO 3 within nodes | data parallel, images/s |\n|---|---|---|---|---|---|---|\n",
       gpu, plans[0].machine.source, plans[0].machine.gpus_per_node,
-      plans[0].machine.network_bytes_per_s / 1e9);
+      number_text(plans[0].machine.network_bytes_per_s / 1e9, 3));
   for (size_t i = 0; i < plans[0].scaling.size(); ++i) {
     const int64_t gpus = plans[0].scaling[i].gpus;
     if (gpus != 1 && gpus < 8) continue;
@@ -248,7 +245,7 @@ std::string scaling_on(const TableOptions& table_options, const char* gpu) {
 constexpr int64_t kGpuCounts[] = {1, 2, 3, 4, 5, 6, 7, 8, 16, 32, 64};
 
 std::string days_and_cost(const Plan& plan) {
-  const std::string days = fmt::format("{:.3g}", plan.days);
+  const std::string days = number_text(plan.days, 3);
   return plan.options.price_per_gpu_hour > 0 ? fmt::format("{}, cost {:.0f}", days, plan.cost) : days;
 }
 
@@ -272,10 +269,8 @@ std::string gpus_table(const TableOptions& table) {
   const int64_t each = std::max<int64_t>(1, batch / table.plan.gpus);
   std::string text = fmt::format(
       "{} at {} px, {}, ZeRO stage {}, {}; {} steps of {} images, and on the right of {} images per GPU, "
-      "whose "
-      "days are for as many images in all.\n\n| GPUs | images per GPU | step, s | images/s | days | memory "
-      "of "
-      "one | with {} per GPU: step, s | images/s | days | memory of one "
+      "whose days are for as many images in all.\n\n| GPUs | images per GPU | step, s | images/s | days | "
+      "memory of one | with {} per GPU: step, s | images/s | days | memory of one "
       "|\n|---|---|---|---|---|---|---|---|---|---|\n",
       train.model.name, train.data.image_size, choice_name(train.compute.dtype), train.zero.stage,
       planned_machine(table.plan).name, steps, batch, each, each);
@@ -293,7 +288,8 @@ std::string gpus_table(const TableOptions& table) {
     const double fewer_steps = static_cast<double>(batch) / static_cast<double>(weak.train.global_batch);
     same_images.days *= fewer_steps;
     same_images.cost *= fewer_steps;
-    text += fmt::format("| {} | {:.4g} |{}{}\n", gpus, static_cast<double>(batch) / static_cast<double>(gpus),
+    text += fmt::format("| {} | {} |{}{}\n", gpus,
+                        number_text(static_cast<double>(batch) / static_cast<double>(gpus)),
                         columns(same_batch), columns(same_images));
   }
   return text;
@@ -314,8 +310,7 @@ std::string options_table(const TableOptions& table) {
                            {"and features made before", true, true, true, 0.84, 27'485}};
   std::string text = fmt::format(
       "DiT-XL/2 at 256 px, 128 images a step in one pass, {}, f32 products in TF32:\n\n| options | quoted "
-      "steps/s | "
-      "planned steps/s | quoted memory | planned memory |\n|---|---|---|---|---|\n",
+      "steps/s | planned steps/s | quoted memory | planned memory |\n|---|---|---|---|---|\n",
       planned_machine(table.plan).name);
   for (size_t i = 0; i < std::size(kRows); ++i) {
     const Row& row = kRows[i];
@@ -353,8 +348,7 @@ std::string results_table(const TableOptions& table) {
   constexpr int64_t kSteps = 400'000, kBatch = 256, kMostGpus = 8;
   std::string text = fmt::format(
       "256 px, {} steps of {} images, {}, {}:\n\n| model | seed | FID of the paper | FID in PyTorch | "
-      "planned "
-      "days on 1 | on {} | memory of one of {} |\n|---|---|---|---|---|---|---|\n",
+      "planned days on 1 | on {} | memory of one of {} |\n|---|---|---|---|---|---|---|\n",
       kSteps, kBatch, choice_name(table.plan.train.compute.dtype), planned_machine(table.plan).name,
       kMostGpus, kMostGpus);
   for (const Row& row : kRows) {

@@ -92,8 +92,12 @@ class VariantReader {
   const std::set<std::string>& given_;
 };
 
-std::string cell(const nlohmann::json& row, const char* key, const char* format) {
-  return row.contains(key) ? fmt::format(fmt::runtime(format), row.at(key).get<double>()) : "-";
+std::string number_cell(const nlohmann::json& row, const char* key, int digits) {
+  return row.contains(key) ? number_text(row.at(key).get<double>(), digits) : "-";
+}
+
+std::string gain_cell(const nlohmann::json& row, const char* key) {
+  return row.contains(key) ? fmt::format("{:.2f}x", row.at(key).get<double>()) : "-";
 }
 
 }  // namespace
@@ -165,12 +169,11 @@ std::string variants_text(const nlohmann::json& table) {
     const std::string memory =
         row.contains("memory_bytes") ? fmt::format("{:.2f} GiB", gib(row.at("memory_bytes"))) : "-";
     const auto changes = row.at("changes").get<std::vector<std::string>>();
-    text +=
-        fmt::format("  {:<14}{:<14}{:>9}{:>10}{:>8}{:>8}{:>10}{:>11}  {}\n",
-                    row.at("name").get<std::string>(), row.at("on").get<std::string>(),
-                    cell(row, "steps_per_s", "{:.3g}"), cell(row, "images_per_s", "{:.4g}"),
-                    cell(row, "gain", "{:.2f}x"), cell(row, "gain_in_all", "{:.2f}x"),
-                    encoding > 0 ? fmt::format("{:.0f} %", encoding) : "-", memory, fmt::join(changes, ", "));
+    text += fmt::format(
+        "  {:<14}{:<14}{:>9}{:>10}{:>8}{:>8}{:>10}{:>11}  {}\n", row.at("name").get<std::string>(),
+        row.at("on").get<std::string>(), number_cell(row, "steps_per_s", 3),
+        number_cell(row, "images_per_s", 4), gain_cell(row, "gain"), gain_cell(row, "gain_in_all"),
+        encoding > 0 ? fmt::format("{:.0f} %", encoding) : "-", memory, fmt::join(changes, ", "));
     if (row.contains("problem")) text += fmt::format("    {}\n", row.at("problem").get<std::string>());
   }
   return text;

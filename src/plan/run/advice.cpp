@@ -18,6 +18,7 @@ constexpr double kMuchMemory = 0.85;   // share of the device: fragmentation and
 constexpr double kHiddenShare = 0.10;  // share of a step that a bottleneck may cost unmentioned
 constexpr double kRateMargin = 1.2;    // a disk or loader should be this much faster than the step
 constexpr double kLrMargin = 4;
+constexpr double kWorthwhile = 1.02;      // how many times as fast a step must become for memory that is free
 constexpr double kMuchDisk = 1 << 10;     // GiB of checkpoints that are worth a word
 constexpr int64_t kManyCheckpoints = 10;  // more are hardly ever gone back to
 
@@ -227,8 +228,7 @@ void advise_speed(const Plan& plan, std::vector<std::string>& advice) {
   if (rate.disk_bytes_per_s > 0 && rate.bytes_per_s * kRateMargin > rate.disk_bytes_per_s)
     advice.push_back(fmt::format(
         "the disk ({:.2f} GB/s) will be the bottleneck: a node reads {:.2f} GB/s of {}: keep them in memory "
-        "or on "
-        "NVMe{}",
+        "or on NVMe{}",
         rate.disk_bytes_per_s / 1e9, rate.bytes_per_s / 1e9, are_pictures ? "pictures" : "features",
         are_pictures ? "" : ", or extract with --dtype bf16"));
   if (rate.images_per_s * kRateMargin > rate.loader_images_per_s)
@@ -238,12 +238,12 @@ void advise_speed(const Plan& plan, std::vector<std::string>& advice) {
         static_cast<int64_t>(std::ceil(kRateMargin * rate.images_per_s / rate.loader_images_per_s *
                                        static_cast<double>(plan.options.train.data.loader_threads))),
         are_pictures ? " on as many processors, or kiln extract, which decodes each picture once" : ""));
-  if (plan.samples.is_network)
+  const std::string& path = plan.options.train.data.path;
+  if (plan.samples.is_network && !disk_of(plan.machine.disks, path))
     advice.push_back(
         fmt::format("--data is on {}, a network file system, whose speed the network and its other users "
-                    "decide: kiln plan "
-                    "--calibrate --data {} measures it",
-                    plan.samples.file_system, plan.options.train.data.path));
+                    "decide: kiln plan --calibrate --data {} measures it on the machine that trains",
+                    plan.samples.file_system, path));
 }
 
 }  // namespace
@@ -270,11 +270,14 @@ void compare_with_keeping_all(Plan& plan) {
   memory.recompute = memory.offload_activations = {};
   const Plan all = make_plan(keeping);
   const double share = static_cast<double>(all.needed_bytes) / static_cast<double>(all.machine.memory_bytes);
-  if (!all.fits || share > kMuchMemory) return;
-  const char* option = plan.options.train.memory.recompute.is_none() ? "offload-activations" : "recompute";
+  if (!all.fits || share > kMuchMemory || plan.step_s < kWorthwhile * all.step_s) return;
+  std::vector<std::string> changes;
+  if (!plan.options.train.memory.recompute.is_none()) changes.push_back(change(plan, "recompute", "none"));
+  if (!plan.options.train.memory.offload_activations.is_none())
+    changes.push_back(change(plan, "offload-activations", "none"));
   plan.advice.push_back(fmt::format(
-      "keeping all activations takes {:.0f} % of the memory, and {:.3g} s a step instead of {:.3g}: {}",
-      100 * share, all.step_s, plan.step_s, plan.options.change(option, "none")));
+      "keeping all activations takes {:.0f} % of the memory, and {} s a step instead of {}: {}", 100 * share,
+      number_text(all.step_s, 3), number_text(plan.step_s, 3), fmt::join(changes, " ")));
 }
 
 }  // namespace kiln

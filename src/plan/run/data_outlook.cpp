@@ -63,8 +63,10 @@ int64_t text_store_bytes(const std::vector<std::string>& folders) {
 }
 
 // Describes the features of a store: of the one that is named, or as kiln extract would write it.
-double add_features(const PlanOptions& options, const DataShape& shape, DataPlan& data) {
+void add_features(const PlanOptions& options, DataSource& source) {
   const TrainOptions& train = options.train;
+  const DataShape& shape = source.shape;
+  DataPlan& data = source.samples;
   StoreInfo info;  // as kiln extract writes one: f32, mean and logvar
   info.channels = shape.channels;
   info.lanes = shape.lanes;
@@ -93,7 +95,7 @@ double add_features(const PlanOptions& options, const DataShape& shape, DataPlan
           fmt::format("captions of {:.0f} of at most {} tokens", shape.text.mean_rows, shape.text.max_rows);
   }
   const double read = info.has_logvar && train.data.draw_posterior ? 2 : 1;
-  return read * array_bytes + (1 - train.data.text_dropout_prob) * data.caption_bytes;
+  data.read_bytes = read * array_bytes + (1 - train.data.text_dropout_prob) * data.caption_bytes;
 }
 
 struct PictureFile {
@@ -122,9 +124,10 @@ PictureFile assumed_file(int64_t image_size) {
           .bytes = kAspectRatio * side * side * kBytesPerPixel};
 }
 
-// Describes pictures that the loader decodes. Returns the bytes of one file.
-double add_pictures(const PlanOptions& options, const DecodingRates& rates, DataPlan& data) {
+// Describes pictures that the loader decodes.
+void add_pictures(const PlanOptions& options, DataSource& source) {
   const TrainOptions& train = options.train;
+  DataPlan& data = source.samples;
   std::vector<PictureFile> files;
   int64_t found = 0;
   if (!train.data.path.empty()) {
@@ -139,17 +142,14 @@ double add_pictures(const PlanOptions& options, const DecodingRates& rates, Data
     data.assumed = "pictures as large as these";
   }
   const double share = 1 / static_cast<double>(files.size());
-  double bytes = 0;
-  for (const PictureFile& file : files) {
-    const ImageHeader& header = file.header;
-    data.formats[name_of(header.format)] += share;
+  for (const auto& [header, bytes] : files) {
+    data.formats[choice_name(header.format)] += share;
     data.mean_height += share * static_cast<double>(header.height);
     data.mean_width += share * static_cast<double>(header.width);
-    data.decode_s += share * rates.seconds(header.format, static_cast<double>(header.height * header.width));
-    bytes += share * file.bytes;
+    data.read_bytes += share * bytes;
+    source.pictures.push_back(header);
   }
-  data.picture_bytes = std::llround(bytes * static_cast<double>(data.num_samples));
-  return bytes;
+  data.picture_bytes = std::llround(data.read_bytes * static_cast<double>(data.num_samples));
 }
 
 // Returns the days of kiln extract on the same devices, at the pace of its encoder or of its decoding
@@ -163,27 +163,39 @@ double extraction_days(const Plan& plan) {
 
 }  // namespace
 
-void add_data(Plan& plan) {
-  const TrainOptions& train = plan.options.train;
-  DataPlan& data = plan.samples;
+DataSource read_data_source(const PlanOptions& options) {
+  const TrainOptions& train = options.train;
+  DataSource source{.shape = planned_shape(train), .samples = {}};
   const bool are_pictures = encodes_images(train) || (train.data.in_pixels() && !train.data.path.empty() &&
                                                       !train.data.is_synthetic() && !is_store(train));
-  const double bytes_per_read = are_pictures ? add_pictures(plan.options, plan.machine.decoding, data)
-                                             : add_features(plan.options, plan.data, data);
+  if (are_pictures)
+    add_pictures(options, source);
+  else
+    add_features(options, source);
   if (!train.data.path.empty() && !train.data.is_synthetic()) {
     const FileSystem files = file_system_of(train.data.path);
-    data.file_system = files.name;
-    data.is_network = files.is_network;
+    source.samples.file_system = files.name;
+    source.samples.is_network = files.is_network;
   }
+  return source;
+}
+
+void add_data(Plan& plan, const DataSource& source) {
+  const TrainOptions& train = plan.options.train;
+  DataPlan& data = plan.samples = source.samples;
+  for (const ImageHeader& picture : source.pictures)
+    data.decode_s +=
+        plan.machine.decoding.seconds(picture, train.data.buckets.empty() ? train.data.image_size : 0) /
+        static_cast<double>(source.pictures.size());
   if (plan.encoding_s > 0) plan.extraction_days = extraction_days(plan);
 
-  const int64_t ranks_here = std::min(plan.options.gpus, plan.machine.gpus_per_node);
+  const int64_t ranks_here = ranks_on_node(plan.machine, plan.options.gpus);
   const double share = static_cast<double>(ranks_here) / static_cast<double>(plan.options.gpus);
   const double values = static_cast<double>(plan.data.channels) * mean_area(plan.data.lanes);
   const double thread_s = data.decode_s + values / kLoaderValuesPerS;  // for one sample
   plan.data_rate = {
       .images_per_s = share * plan.images_per_s,
-      .bytes_per_s = share * plan.images_per_s * bytes_per_read,
+      .bytes_per_s = share * plan.images_per_s * data.read_bytes,
       .disk_bytes_per_s = plan.machine.disk_bytes_per_s,
       .loader_images_per_s = static_cast<double>(train.data.loader_threads * ranks_here) / thread_s};
 }

@@ -11,10 +11,6 @@ namespace kiln {
 
 namespace {
 
-std::string size_text(int64_t bytes) {
-  return fmt::format("{:.{}f} GiB", gib(bytes), gib(bytes) < 0.1 ? 3 : 2);
-}
-
 std::string formats_text(const DataPlan& data) {
   std::vector<std::string> formats;
   for (const auto& [name, share] : data.formats)
@@ -45,14 +41,14 @@ std::string wait_text(const Plan& plan) {
 std::string samples_text(const DataPlan& data) {
   const std::string assumed = data.assumed.empty() ? "" : fmt::format("; assumed: {}", data.assumed);
   if (data.reads_pictures)
-    return fmt::format("{} pictures {} ({}, {:.0f} x {:.0f} px{})", data.num_samples,
-                       size_text(data.picture_bytes), formats_text(data), data.mean_width, data.mean_height,
+    return fmt::format("{} pictures {} GiB ({}, {:.0f} x {:.0f} px{})", data.num_samples,
+                       gib_text(data.picture_bytes), formats_text(data), data.mean_width, data.mean_height,
                        assumed);
-  std::string text = fmt::format("store of {} images {}", data.num_samples, size_text(data.store_bytes()));
+  std::string text = fmt::format("store of {} images {} GiB", data.num_samples, gib_text(data.store_bytes()));
   if (data.text_bytes > 0)
-    text +=
-        fmt::format(": latents {}, text features {} ({:.2f} MB a caption{})", size_text(data.latent_bytes),
-                    size_text(data.text_bytes), data.caption_bytes / 1e6, assumed);
+    text += fmt::format(": latents {} GiB, text features {} GiB ({:.2f} MB a caption{})",
+                        gib_text(data.latent_bytes), gib_text(data.text_bytes), data.caption_bytes / 1e6,
+                        assumed);
   return text;
 }
 
@@ -63,11 +59,10 @@ std::string rate_text(const Plan& plan) {
                        number_text(rate.bytes_per_s / 1e6, 3), disk_text(plan),
                        number_text(rate.loader_images_per_s, 3), wait_text(plan));
   const int64_t threads =
-      plan.options.train.data.loader_threads * std::min(plan.options.gpus, plan.machine.gpus_per_node);
+      plan.options.train.data.loader_threads * ranks_on_node(plan.machine, plan.options.gpus);
   return fmt::format(
-      "a node reads {} MB/s of pictures ({}), its {} loader thread{} deliver{} {} images/s ({:.1f} "
-      "ms of one to "
-      "decode and crop a picture, {} rate){}",
+      "a node reads {} MB/s of pictures ({}), its {} loader thread{} deliver{} {} images/s ({:.1f} ms of one "
+      "to decode and crop a picture, {} rate){}",
       number_text(rate.bytes_per_s / 1e6, 3), disk_text(plan), threads, threads == 1 ? "" : "s",
       threads == 1 ? "s" : "", number_text(rate.loader_images_per_s, 3), 1e3 * plan.samples.decode_s,
       plan.machine.decoding.is_measured ? "measured" : "built-in", wait_text(plan));

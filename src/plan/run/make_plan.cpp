@@ -108,15 +108,15 @@ std::optional<DataShape> usual_shape(const DataShape& data) {
   return usual;
 }
 
-Plan compose_plan(const PlanOptions& options, const MachineProfile& machine, const DataShape& data,
+Plan compose_plan(const PlanOptions& options, const MachineProfile& machine, const DataSource& data,
                   const StepTrace& trace) {
   const Sharding sharding = sharding_of(options.train, options.gpus, machine);
   if (!is_of(trace, sharding)) return compose_plan(options, machine, data, trace_of_rank(trace, sharding));
   Plan plan;
-  static_cast<MemoryPlan&>(plan) = plan_memory(machine, data, trace);
+  static_cast<MemoryPlan&>(plan) = plan_memory(machine, data.shape, trace);
   plan.options = options;
   plan.machine = machine;
-  plan.data = data;
+  plan.data = data.shape;
   plan.num_weights = trace.num_weights;
   plan.flops_per_image = trace.flops_per_image;
   plan.rank_batch = options.train.global_batch / options.gpus;
@@ -125,7 +125,7 @@ Plan compose_plan(const PlanOptions& options, const MachineProfile& machine, con
   plan.optimizer_bytes = optimizer_bytes(trace.layouts);
   add_time(plan, trace, sharding);
   add_outlook(plan, trace);
-  add_data(plan);
+  add_data(plan, data);
   add_advice(plan, trace);
   return plan;
 }
@@ -169,10 +169,10 @@ void check_plan(const PlanOptions& options, const MachineProfile& machine) {
 Plan make_plan(const PlanOptions& options) {
   const MachineProfile machine = planned_machine(options);
   check_plan(options, machine);
-  return plan_data(options, machine, planned_shape(options.train));
+  return plan_data(options, machine, read_data_source(options));
 }
 
-Plan plan_data(const PlanOptions& options, const MachineProfile& machine, const DataShape& data) {
+Plan plan_data(const PlanOptions& options, const MachineProfile& machine, const DataSource& data) {
   const Sharding sharding = sharding_of(options.train, options.gpus, machine);
   std::list<StepTrace> traces;
   return plan_traced(options, machine, data, [&](const DataShape& shape) -> const StepTrace& {
@@ -181,12 +181,14 @@ Plan plan_data(const PlanOptions& options, const MachineProfile& machine, const 
   });
 }
 
-Plan plan_traced(const PlanOptions& options, const MachineProfile& machine, const DataShape& data,
+Plan plan_traced(const PlanOptions& options, const MachineProfile& machine, const DataSource& data,
                  const Tracer& traced) {
-  const StepTrace& trace = traced(data);
+  const StepTrace& trace = traced(data.shape);
   Plan plan = compose_plan(options, machine, data, trace);
-  if (const std::optional<DataShape> usual = usual_shape(data)) {
-    const Plan timed = compose_plan(options, machine, *usual, traced(*usual));
+  if (const std::optional<DataShape> usual = usual_shape(data.shape)) {
+    DataSource of_usual = data;
+    of_usual.shape = *usual;
+    const Plan timed = compose_plan(options, machine, of_usual, traced(*usual));
     static_cast<TimePlan&>(plan) = timed;
     plan.advice.clear();  // written again, with shares of the usual step
     add_advice(plan, trace);

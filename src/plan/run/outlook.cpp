@@ -25,8 +25,7 @@ double cost_of(const PlanOptions& options, int64_t gpus, double days) {
 
 std::vector<ScalingPoint> scaling_of(const Plan& plan, const StepTrace& trace) {
   const MachineProfile& machine = plan.machine;
-  const int64_t most =
-      machine.network_bytes_per_s > 0 ? kMostScaledGpus : std::max(machine.gpus_per_node, plan.options.gpus);
+  const int64_t most = machine.network_bytes_per_s > 0 ? kMostScaledGpus : plan.options.gpus;
   std::set<int64_t> counts = {plan.options.gpus};
   for (int64_t gpus = 1; gpus <= most; gpus *= 2) counts.insert(gpus);
   const double images = static_cast<double>(plan.steps * plan.options.train.global_batch);

@@ -61,7 +61,8 @@ struct DataPlan {
   int64_t picture_bytes = 0;                // of all files
   std::map<std::string, double> formats{};  // share of each file format
   double mean_height = 0, mean_width = 0;   // of pictures as stored
-  double decode_s = 0;                      // of one thread for one picture
+  double decode_s = 0;                      // of one thread for one picture, on the plan's machine
+  double read_bytes = 0;                    // of one sample of a step
   std::string assumed{};                    // what of the above is an assumption; empty: nothing
   std::string file_system{};                // of the data, if they are here
   bool is_network = false;                  // that file system is behind a network

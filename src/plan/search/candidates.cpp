@@ -5,7 +5,6 @@
 
 #include "core/units.h"
 #include "plan/ranks/rank_step.h"
-#include "plan/run/make_plan.h"
 
 namespace kiln {
 
@@ -47,13 +46,13 @@ const Goal kLeastMemory = {
     "least memory", [](const Configuration& c) { return Figures(least_memory(bytes_of(c)), c.step_s); },
     [](const Plan& plan) { return Figures(least_memory(plan), plan.step_s); }};
 
-Candidates::Candidates(const SearchOptions& options, const MachineProfile& machine, const DataShape& data,
+Candidates::Candidates(const SearchOptions& options, const MachineProfile& machine, const DataSource& data,
                        SearchTraces& traces)
     : options_(options),
       machine_(machine),
       data_(data),
       traces_(traces),
-      configurations_(configurations(options, machine, data_, traces)),
+      configurations_(configurations(options, machine, data_.shape, traces)),
       most_share_(options.memory_share) {
   for (size_t i = 0; i < configurations_.size(); ++i)
     if (configurations_[i].step_s > 0) possible_.push_back(i);
@@ -110,7 +109,7 @@ const Plan& Candidates::planned(size_t index) {
   const PlanOptions options = options_of(options_, configurations_[index]);
   check_plan(options, machine_);
   const int64_t per_node = sharding_of(options.train, options.gpus, machine_).ranks_per_node;
-  const StepTrace& trace = traces_.step(options.train, data_, machine_.device, options.gpus, per_node);
+  const StepTrace& trace = traces_.step(options.train, data_.shape, machine_.device, options.gpus, per_node);
   return plans_.emplace(index, compose_plan(options, machine_, data_, trace)).first->second;
 }
 

@@ -15,7 +15,6 @@
 #include "plan/run/make_plan.h"
 #include "plan/search/candidates.h"
 #include "plan/search/search.h"
-#include "plan/trace/planned_data.h"
 #include "run/published_settings.h"
 #include "train/store_data.h"
 
@@ -49,8 +48,8 @@ class Comparer {
 
   Comparison run() {
     for (const std::string& model : result_.options.models) {
-      SearchTraces traces;
-      for (const std::string& gpu : result_.options.gpus) try_run(model, gpu, traces);
+      OfModel shared;
+      for (const std::string& gpu : result_.options.gpus) try_run(model, gpu, shared);
     }
     if (result_.ranked.empty() && first_error_) throw *first_error_;
     rank();
@@ -58,16 +57,22 @@ class Comparer {
   }
 
  private:
-  void try_run(const std::string& model, const std::string& gpu, SearchTraces& traces) {
+  // What the searches of a model on several GPUs share.
+  struct OfModel {
+    std::optional<DataSource> data{};
+    SearchTraces traces{};
+  };
+
+  void try_run(const std::string& model, const std::string& gpu, OfModel& shared) {
     try {
-      add(model, gpu, traces);
+      add(model, gpu, shared);
     } catch (const Error& error) {
       result_.left_out.push_back(fmt::format("{} on {}: {}", model, gpu, error.what()));
       if (!first_error_) first_error_ = error;
     }
   }
 
-  void add(const std::string& model, const std::string& gpu, SearchTraces& traces) {
+  void add(const std::string& model, const std::string& gpu, OfModel& shared) {
     SearchOptions search = result_.options.search;
     search.plan.train.model.name = model;
     search.plan.train = as_published(std::move(search.plan.train), result_.options.given);
@@ -81,7 +86,8 @@ class Comparer {
       return;
     }
     check_search(search, machine);
-    Candidates candidates(search, machine, planned_shape(search.plan.train), traces);
+    if (!shared.data) shared.data = read_data_source(search.plan);
+    Candidates candidates(search, machine, *shared.data, shared.traces);
     result_.num_configurations += candidates.all().size();
     const Limits limits{.days = search.deadline_days, .cost = search.max_cost};
     const Goal& goal = search.any_gpus ? kCheapest : kFastest;

@@ -23,11 +23,11 @@ std::string row(size_t rank, const ComparedRun& run) {
   const Plan& plan = run.plan;
   const std::string quality = quality_text(plan.options.train, plan.steps);
   return fmt::format(
-      "{:>3}  {:<26}{:>4} x {:<14}{:>9.3g}{:>10.4g}  {:>5.1f} of "
-      "{:>5.1f}{:>9.3g}{:>9.0f}{:>8}{:>10.1f}{:>15}{}\n",
-      rank, plan.options.train.model.name, plan.options.gpus, plan.machine.name, plan.step_s,
-      plan.images_per_s, gib(plan.needed_bytes), gib(plan.machine.memory_bytes), plan.days, plan.gpu_hours,
-      money(plan), gib(plan.samples.disk_bytes()), quality.empty() ? "-" : quality, run.meets ? "" : "  *");
+      "{:>3}  {:<26}{:>4} x {:<14}{:>9}{:>10}  {:>5.1f} of {:>5.1f}{:>9}{:>9.0f}{:>8}{:>10.1f}{:>15}{}\n",
+      rank, plan.options.train.model.name, plan.options.gpus, plan.machine.name, number_text(plan.step_s, 3),
+      number_text(plan.images_per_s), gib(plan.needed_bytes), gib(plan.machine.memory_bytes),
+      number_text(plan.days, 3), plan.gpu_hours, money(plan), gib(plan.samples.disk_bytes()),
+      quality.empty() ? "-" : quality, run.meets ? "" : "  *");
 }
 
 }  // namespace
@@ -42,8 +42,7 @@ std::string to_text(const Comparison& comparison) {
   if (!comparison.ranked.empty())
     text +=
         "\n  #  model                             GPUs           step s  images/s        GiB          days   "
-        " GPU h    "
-        "cost  data GiB  published FID\n";
+        " GPU h    cost  data GiB  published FID\n";
   for (size_t i = 0; i < comparison.ranked.size(); ++i) {
     text += row(i + 1, comparison.ranked[i]);
     misses = misses || !comparison.ranked[i].meets;

@@ -43,8 +43,9 @@ namespace {
 
 std::string figures(const Plan& plan) {
   std::string text = fmt::format(
-      "{:.3g} s a step, {} images/s, {:.1f} of {:.1f} GiB ({:.0f} %), {} days, {} GPU hours", plan.step_s,
-      number_text(plan.images_per_s), gib(plan.needed_bytes), gib(plan.machine.memory_bytes),
+      "{} s a step, {} images/s, {:.1f} of {:.1f} GiB ({:.0f} %), {} days, {} GPU hours",
+      number_text(plan.step_s, 3), number_text(plan.images_per_s), gib(plan.needed_bytes),
+      gib(plan.machine.memory_bytes),
       100 * static_cast<double>(plan.needed_bytes) / static_cast<double>(plan.machine.memory_bytes),
       number_text(plan.days, 3), number_text(plan.gpu_hours));
   if (plan.options.price_per_gpu_hour > 0) text += fmt::format(", cost {:.0f}", plan.cost);
@@ -77,8 +78,8 @@ std::string to_text(const SearchResult& result) {
   const TrainOptions& train = result.options.plan.train;
   const Plan& first = result.best.front().plan;
   std::string text = fmt::format(
-      "{}, {:.0f} M weights, {} px, {} images a step, {} steps, on {}{} ({})\n{} configurations tried{}; "
-      "the best of those that fit{}:\n",
+      "{}, {:.0f} M weights, {} px, {} images a step, {} steps, on {}{} ({})\n{} configurations tried{}; the "
+      "best of those that fit{}:\n",
       train.model.name, static_cast<double>(first.num_weights) / 1e6, train.data.image_size,
       train.global_batch, first.steps,
       result.options.any_gpus ? "" : fmt::format("{} x ", result.options.plan.gpus), result.machine.name,
