@@ -124,7 +124,8 @@ void RecipeReader::read_files() {
   if (given_.contains("visualize") && flag("visualize"))
     note(fmt::format("visualize: --sample-every {} --sample-prompts \"...\" draws grids",
                      value("eval_sampling_steps").dump()));
-  if (flag("load_vae_feat") || flag("load_t5_feat"))
+  const bool has_latents = flag("load_vae_feat"), has_captions = flag("load_t5_feat");
+  if (has_latents || has_captions)
     note(
         "stored features: make a store (kiln extract; kiln store import for fast-DiT's) and give --data "
         "STORE");

@@ -65,23 +65,54 @@ def pixart(folder):
     return folder / "configs/PixArt.py"
 
 
+PLAN = ["--dataset-size", 10000, "--gpu", "A100-80G", "--gpus", 2]
+
+
 def planned(*arguments):
-    return json.loads(succeed("plan", *arguments, "--json").stdout)["options"]
+    """The options of the plan, and what is said beside it."""
+    result = succeed("plan", *arguments, *PLAN, "--json")
+    return json.loads(result.stdout)["options"], result.stderr
 
 
-def test_sanas_config_is_planned_at_its_own_size(tmp_path):
-    options = planned("--recipe", sana(tmp_path), "--dataset-size", 10000, "--gpu", "A100-80G", "--gpus", 2)
-    assert (options["model"], options["image-size"], options["global-batch"], options["micro-batch"]) == ("Sana-1600M", 1024, 8, 4)
-    assert options["optimizer"] == "adamw" and options["lr"] == pytest.approx(1e-4 * (8 / 256) ** 0.5)
-    assert (options["flow-times"], options["flow-shift"], options["recompute"]) == ("sana", 3.0, "all")
-    assert options["caption-instruction"] == "\n".join(SANA["text_encoder"]["chi_prompt"])
+def test_sanas_keys_become_options(tmp_path):
+    """Its size, and the learning rate that goes with the batch of two ranks."""
+    path = sana(tmp_path, train={"optimizer": {"lr": 1e-4, "type": "CAMEWrapper", "weight_decay": 0.0, "betas": [0.9, 0.999, 0.9999],
+                                               "eps": [1e-30, 1e-16]}, "gradient_accumulation_steps": 2, "gradient_clp": 1})
+    options, said = planned("--recipe", path)
+    expected = {"model": "Sana-1600M", "image-size": 1024, "compute-dtype": "bf16", "buckets": "pixart", "text-dropout-prob": 0.1,
+                "text-max-tokens": 300, "objective": "flow", "flow-times": "sana", "flow-shift": 3.0, "timestep-sampling": "logit_normal",
+                "logit-mean": 0.0, "logit-std": 1.0, "seed": 1, "global-batch": 16, "micro-batch": 4, "max-steps": 100 * 10000 // 16, "recompute": "all",
+                "max-grad-norm": 0.1, "optimizer": "came-sana", "weight-decay": 0.0, "beta1": 0.9, "beta2": 0.999, "beta3": 0.9999,
+                "came-eps": [1e-30, 1e-16], "lr-schedule": "constant", "lr-warmup-steps": 2000, "log-every": 20, "checkpoint-every": 500,
+                "lr": 1e-4 / 4, "caption-instruction": "\n".join(SANA["text_encoder"]["chi_prompt"])}
+    assert {name: options[name] for name in expected} == expected
+    for note in ("vae_pretrained org/dc-ae", 'data_dir ["data/toy_data"]: give --data', "auto_lr: 0.0001 becomes 2.5e-05 at a global batch of 16",
+                 "unknown key gradient_clp is left out (the nearest known one is gradient_clip)"):
+        assert note in said, note
 
 
-def test_pixarts_config_is_planned_with_its_base(tmp_path):
-    options = planned("--recipe", pixart(tmp_path), "--dataset-size", 10000, "--gpu", "A100-80G")
-    assert (options["model"], options["image-size"], options["log-every"]) == ("PixArt-Sigma-XL/2-512", 512, 50)
-    assert options["seed"] == 7
-    assert options["optimizer"] == "came" and options["lr"] == pytest.approx(2e-5 * (8 / 256) ** 0.5)
+@pytest.mark.parametrize("changes, more, expected", [
+    ({}, ["--global-batch", 4], {"lr": 1e-4 / 8, "optimizer": "adamw"}),
+    ({"train": {"auto_lr": None}}, [], {"lr": 1e-4}),
+    ({"model": {"model": "SanaMS_600M_P1_D28", "image_size": 512, "aspect_ratio_type": "ASPECT_RATIO_512"}, "data": {"image_size": 512}}, [],
+     {"model": "Sana-600M-512", "image-size": 512}),
+    ({"model": {"model": "SanaMS_3200M_P1_D40", "qk_norm": True, "cross_norm": True}}, [], {"model": "Sana-1.5-1600M", "depth": 40}),
+])
+def test_what_follows_from_sanas_keys(tmp_path, changes, more, expected):
+    options, _ = planned("--recipe", sana(tmp_path, **changes), *more)
+    assert {name: options[name] for name in expected} == expected
+
+
+def test_pixarts_keys_become_options_with_those_of_its_bases(tmp_path):
+    path = pixart(tmp_path)
+    options, said = planned("--recipe", path)
+    expected = {"model": "PixArt-Sigma-XL/2-512", "image-size": 512, "compute-dtype": "fp16", "buckets": "pixart", "position-scale": 1.0,
+                "objective": "iddpm", "global-batch": 16, "micro-batch": 8, "max-steps": 10 * 10000 // 16, "recompute": "all", "max-grad-norm": 0.01,
+                "optimizer": "came", "lr-warmup-steps": 1000, "text-max-tokens": 300, "log-every": 50, "seed": 7, "lr": 2e-5 / 4}
+    assert {name: options[name] for name in expected} == expected
+    assert "unknown" not in said, said
+    path.write_text(PIXART.replace("model_max_length = 300", "micro_condition = True"))
+    assert planned("--recipe", path)[0]["model"] == "PixArt-Alpha-XL/2-512"
 
 
 def test_a_missing_base_is_said(tmp_path):
@@ -111,7 +142,13 @@ def test_a_run_from_sanas_config_trains_and_resumes(tmp_path):
 @pytest.mark.parametrize("name, text, expected", [
     ("Sana.yaml", "model: [1\n", "line 2"), ("Sana.yaml", "model:\n  model: SanaMS_600M_P1_D28\nmodel:\n  x: 1\n", "line 3 gives model a second time"),
     ("Sana.yaml", "model: 3\n", "model expects keys below it, got 3"), ("Sana.yaml", "model:\n  model: DiT_XL_2\n", "model DiT_XL_2: Kiln trains"),
-    ("Sana.yaml", "train:\n  optimizer: {type: Lion}\n", 'optimizer.type "Lion"'), ("Sana.yaml", "a: &a [*a]\n", "line 1"),
+    ("Sana.yaml", "train:\n  optimizer: {type: CAME8BitWrapper}\n", 'optimizer.type "CAME8BitWrapper"'), ("Sana.yaml", "a: &a [*a]\n", "line 1"),
+    ("Sana.yaml", "model:\n  model: SanaMSCM_600M_P1_D28\n", "Sana.yaml: model SanaMSCM_600M_P1_D28"),
+    ("Sana.yaml", "train:\n  lr_schedule: cosine_decay_to_constant\n", "lr_schedule"),
+    ("Sana.yaml", "scheduler:\n  predict_flow_v: false\n", "predict_flow_v false"),
+    ("Sana.yaml", "model:\n  multi_scale: true\n  aspect_ratio_type: ASPECT_RATIO_1024\n", "aspect_ratio_type ASPECT_RATIO_1024"),
+    ("Sana.yaml", "data: {image_size: 512}\nmodel: {image_size: 1024}\n", "image_size of data and of model differ: 512 and 1024"),
+    ("Sana.yaml", "train:\n  num_epochs: many\n", 'num_epochs expects a number, got "many"'),
     ("PixArt.py", "import os\n", "line 1 is no plain"), ("PixArt.py", "model = 'PixArt_L_2'\n", "write PixArt_XL_2 or PixArtMS_XL_2"),
     ("PixArt.py", "image_size = 300\n", "the published sizes are"), ("PixArt.py", "optimizer = 3\n", "optimizer expects type"),
 ])
