@@ -78,17 +78,13 @@ tensor_list composed_grads(const at::Tensor& grad, const at::Tensor& h, const at
   return {grad_h, grad_weight, grad_bias, at::Tensor(), at::Tensor()};
 }
 
-bool has_block_kernel(const at::Tensor& h) {
-  return is_kernel_dtype(h.scalar_type()) && !computes_on_cuda(h);
-}
-
 // Where there is no kernel it consists of ATen's operations, and is recorded as those.
 struct GluDepthwiseConv : torch::autograd::Function<GluDepthwiseConv> {
   static at::Tensor forward(AutogradContext* ctx, const at::Tensor& h_in, const at::Tensor& weight,
                             const at::Tensor& bias, int64_t height, int64_t width) {
     ctx->saved_data["height"] = height;
     ctx->saved_data["width"] = width;
-    if (!has_block_kernel(h_in)) {
+    if (!has_cpu_kernel(h_in)) {
       ctx->save_for_backward({h_in, weight, bias});
       return reference::glu_depthwise_conv(h_in, weight, bias, height, width);
     }
@@ -109,7 +105,7 @@ struct GluDepthwiseConv : torch::autograd::Function<GluDepthwiseConv> {
     const auto saved = ctx->get_saved_variables();
     const at::Tensor &h = saved[0], &weight = saved[1], &bias = saved[2];
     const Picture picture = {ctx->saved_data["height"].toInt(), ctx->saved_data["width"].toInt()};
-    if (!has_block_kernel(h))
+    if (!has_cpu_kernel(h))
       return composed_grads(grads[0], h, weight, bias, picture,
                             {ctx->needs_input_grad(0), ctx->needs_input_grad(1), ctx->needs_input_grad(2)});
     OpMark mark("kiln::glu_depthwise_conv_backward", grads[0], h, weight, bias);

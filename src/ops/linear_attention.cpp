@@ -70,14 +70,12 @@ tensor_list composed_grads(const at::Tensor& grad, const at::Tensor& q_in, const
           tokens(at::matmul(k, of_products))};
 }
 
-bool has_head_kernel(const at::Tensor& q) { return is_kernel_dtype(q.scalar_type()) && !computes_on_cuda(q); }
-
 // Saves q, k and v. The sums over tokens are as cheap to compute again as to keep. Where there is no kernel
 // it consists of ATen's operations, and is recorded as those.
 struct ReluLinearAttention : torch::autograd::Function<ReluLinearAttention> {
   static at::Tensor forward(AutogradContext* ctx, const at::Tensor& q_in, const at::Tensor& k_in,
                             const at::Tensor& v_in) {
-    if (!has_head_kernel(q_in)) {
+    if (!has_cpu_kernel(q_in)) {
       ctx->save_for_backward({q_in, k_in, v_in});
       return reference::relu_linear_attention(q_in, k_in, v_in);
     }
@@ -97,7 +95,7 @@ struct ReluLinearAttention : torch::autograd::Function<ReluLinearAttention> {
   static tensor_list backward(AutogradContext* ctx, const tensor_list& grads) {
     const auto saved = ctx->get_saved_variables();
     const at::Tensor &q = saved[0], &k = saved[1], &v = saved[2];
-    if (!has_head_kernel(q)) return composed_grads(grads[0].contiguous(), q, k, v);
+    if (!has_cpu_kernel(q)) return composed_grads(grads[0].contiguous(), q, k, v);
     OpMark mark("kiln::relu_linear_attention_backward", grads[0], q, k, v);
     const at::Tensor grad = grads[0].contiguous().view(q.sizes());
     const at::Tensor grad_q = at::empty(q.sizes(), q.options()), grad_k = at::empty(q.sizes(), q.options()),

@@ -8,7 +8,6 @@
 #include "ops/checks.h"
 #include "ops/long_attention.h"
 #include "ops/ops.h"
-#include "ops/relu.h"
 
 namespace kiln::ops {
 namespace {
@@ -94,12 +93,6 @@ TEST_P(CudaOps, LayerNormWithAnF32Affine) {
   expect_reference(normed(layer_norm), normed(reference::layer_norm),
                    {testing::randn({2, 9, 64}, GetParam(), 1), testing::randn({64}, GetParam(), 2),
                     testing::randn({64}, GetParam(), 3)});
-}
-
-TEST_P(CudaOps, Relu) {
-  expect_reference([](const Tensors& x) { return ops::relu(x[0]); },
-                   [](const Tensors& x) { return reference::relu(x[0]); },
-                   {testing::randn({2, 8, 9, 7}, GetParam(), 1)});
 }
 
 // Captions of several lengths in one call, one of them empty, and rows that nobody has: against the loop over

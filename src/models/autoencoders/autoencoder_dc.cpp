@@ -12,7 +12,6 @@
 #include "models/weights.h"
 #include "ops/kernel_types.h"
 #include "ops/ops.h"
-#include "ops/relu.h"
 
 namespace kiln {
 namespace {
@@ -73,7 +72,7 @@ struct DcNorm {
 struct DcResBlock {
   Conv2d conv1, conv2;
   DcNorm norm;
-  bool is_relu;
+  bool is_relu;  // by at::threshold, since at::relu has no Meta kernel
 
   DcResBlock(const ParameterScope& scope, int64_t width, bool is_batch_norm, bool relu)
       : conv1(scope.conv2d("conv1", width, width, 3, 1, 1)),
@@ -83,7 +82,7 @@ struct DcResBlock {
 
   at::Tensor forward(const at::Tensor& x, at::ScalarType dtype) const {
     const at::Tensor hidden = conv1.forward(x, dtype);
-    return x + norm.forward(conv2.forward(is_relu ? ops::relu(hidden) : at::silu(hidden), dtype));
+    return x + norm.forward(conv2.forward(is_relu ? at::threshold(hidden, 0, 0) : at::silu(hidden), dtype));
   }
 };
 
@@ -303,7 +302,7 @@ struct AutoencoderDc::Decoder {
     at::Tensor x = conv_in.forward(latents, dtype);
     if (shortcut) x = x + at::repeat_interleave(latents, x.size(1) / latents.size(1), 1);
     x = norm_out->forward(forward_all(blocks, dc_features(x, dtype), dtype));
-    x = final_relu ? ops::relu(x) : at::silu(x);
+    x = final_relu ? at::threshold(x, 0, 0) : at::silu(x);
     return conv_out ? conv_out->forward(x, dtype) : forward_all(up_out, x, dtype);
   }
 };

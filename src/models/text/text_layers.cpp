@@ -11,7 +11,6 @@
 #include "models/parts/host_values.h"
 #include "ops/kernel_types.h"
 #include "ops/ops.h"
-#include "ops/relu.h"
 
 namespace kiln::text {
 namespace {
@@ -21,6 +20,7 @@ constexpr double kInitStd = 0.02;
 at::Tensor gelu_erf(const at::Tensor& x) { return at::gelu(x); }
 at::Tensor gelu_tanh(const at::Tensor& x) { return at::gelu(x, "tanh"); }
 at::Tensor quick_gelu(const at::Tensor& x) { return x * (x * 1.702).sigmoid(); }
+at::Tensor rectified(const at::Tensor& x) { return at::threshold(x, 0, 0); }  // at::relu has no Meta kernel
 at::Tensor silu(const at::Tensor& x) { return at::silu(x); }
 
 struct NamedActivation {
@@ -29,7 +29,7 @@ struct NamedActivation {
 };
 constexpr NamedActivation kActivations[] = {
     {"gelu", gelu_erf},         {"gelu_new", gelu_tanh}, {"gelu_pytorch_tanh", gelu_tanh},
-    {"quick_gelu", quick_gelu}, {"relu", ops::relu},     {"silu", silu}};
+    {"quick_gelu", quick_gelu}, {"relu", rectified},     {"silu", silu}};
 
 // Consecutive texts of the same length.
 struct Run {
