@@ -121,9 +121,9 @@ void at_line(const std::string& recipe, int line, Body&& body) {
 }
 
 // True for the one process of a run that says what the options became.
-bool is_told(const TrainOptions& options) {
+bool is_told(const TrainArguments& arguments, const TrainOptions& options) {
   const Ranks ranks = ranks_from_environment();
-  return ranks.rank == 0 && (options.ranks.nproc <= 1 || ranks.launched);
+  return ranks.rank == 0 && (options.ranks.nproc <= 1 || ranks.launched || !arguments.starts_ranks);
 }
 
 int64_t world_size_of(const TrainOptions& options) {
@@ -131,8 +131,9 @@ int64_t world_size_of(const TrainOptions& options) {
 }
 
 // Reads another trainer's config. Prints on stderr what it became.
-void take_foreign_recipe(const CLI::App& command, const std::string& path, int64_t world_size,
+void take_foreign_recipe(const CLI::App& command, const TrainArguments& arguments, int64_t world_size,
                          ResolvedOptions& resolved) {
+  const std::string& path = arguments.recipe;
   TrainOptions& options = resolved.options;
   const ForeignRecipe recipe = read_foreign_recipe(
       path, {.world_size = world_size > 0 ? world_size : world_size_of(options),
@@ -150,7 +151,7 @@ void take_foreign_recipe(const CLI::App& command, const std::string& path, int64
     resolved.given.insert(setting.option);
     text += fmt::format("  --{} {}  ({})\n", setting.option, setting.value.dump(), setting.key);
   }
-  if (!is_told(options)) return;
+  if (!is_told(arguments, options)) return;
   for (const std::string& note : recipe.notes) fmt::print(stderr, "note: {}: {}\n", path, note);
   fmt::print(stderr, "{} is read as:\n{}", path, text);
 }
@@ -162,7 +163,7 @@ ResolvedOptions with_recipe(const CLI::App& command, const TrainArguments& argum
   });
   if (arguments.recipe.empty()) return resolved;
   if (is_foreign_recipe(arguments.recipe)) {
-    take_foreign_recipe(command, arguments.recipe, world_size, resolved);
+    take_foreign_recipe(command, arguments, world_size, resolved);
     return resolved;
   }
   TrainOptions overridden;  // for values that are replaced but still checked
@@ -228,7 +229,7 @@ void apply_config_file(const CLI::App& command, const TrainArguments& arguments,
   const DeepSpeedConfig config =
       is_accelerate ? read_accelerate_config(path, context) : read_deepspeed_config(path, context);
   resolved.options = apply(config, options);
-  if (is_told(resolved.options)) report(config, path);
+  if (is_told(arguments, resolved.options)) report(config, path);
   for (const DeepSpeedConfig::Setting& setting : config.settings) resolved.given.insert(setting.option);
   resolved.change = [config](const std::string& option, const std::string& value) {
     return setting_text(config, option, value);
@@ -247,10 +248,11 @@ nlohmann::json recorded_options(const std::string& out) {
 
 // Takes the objective and the drawing of pictures from the run that is resumed or from the published models,
 // and says so on stderr.
-void take_published(ResolvedOptions& resolved, const nlohmann::json& recorded) {
+void take_published(const TrainArguments& arguments, ResolvedOptions& resolved,
+                    const nlohmann::json& recorded) {
   TrainOptions& options = resolved.options;
   const std::string taken = take_published_settings(options, resolved.given, recorded);
-  if (taken.empty() || !is_told(options)) return;
+  if (taken.empty() || !is_told(arguments, options)) return;
   fmt::print(stderr, "{}: {}\n",
              recorded.is_null() ? fmt::format("as {} is published", options.model.name)
                                 : fmt::format("as {} was begun", options.out),
@@ -303,6 +305,8 @@ std::shared_ptr<TrainArguments> add_train_options(CLI::App& command, const std::
       ->group(group);
   visit_options(arguments->options, OptionAdder{.command = command, .prefix = prefix});
   command.get_option("--image-size")->default_str("the store's own, else the model's");
+  for (const char* name : {"--objective", "--sampler", "--num-sampling-steps", "--cfg-scale"})
+    command.get_option(name)->default_str("as the model is published");
   return arguments;
 }
 
@@ -319,7 +323,7 @@ ResolvedOptions resolve(const CLI::App& command, const TrainArguments& arguments
     fail("train", "--deepspeed and --accelerate are both given: the latter names DeepSpeed's file itself");
   if (!arguments.deepspeed.empty() || !arguments.accelerate.empty())
     apply_config_file(command, arguments, world_size, resolved);
-  take_published(resolved, recorded);
+  take_published(arguments, resolved, recorded);
   return resolved;
 }
 

@@ -14,6 +14,7 @@ namespace kiln::cli {
 struct TrainArguments {
   TrainOptions options;
   std::string recipe, deepspeed, accelerate;
+  bool starts_ranks = true;  // one process for each of --nproc, of which the first says what was read
 };
 struct ResolvedOptions {
   TrainOptions options;

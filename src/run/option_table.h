@@ -304,10 +304,10 @@ void visit_options(Options& o, Visitor&& visitor) {
   visit("sampler", o.samples.sampler, kHarmless,
         fmt::format(
             "Sampler of the grids and evaluations: {} (if not given, it, its steps and the guidance are "
-            "those of the published models of --model)",
+            "those of the published models of --model; those of another sampler are its usual ones)",
             one_of(sampler_names())));
-  visit("num-sampling-steps", o.samples.num_sampling_steps, kHarmless, "Its steps");
-  visit("cfg-scale", o.samples.cfg_scale, kHarmless, "Its guidance scale (1: off)");
+  visit("num-sampling-steps", o.samples.num_sampling_steps, kHarmless, "Steps of the sampler");
+  visit("cfg-scale", o.samples.cfg_scale, kHarmless, "Guidance scale of grids and evaluations (1: off)");
   visit("sample-classes", o.samples.classes, kHarmless, "Classes of the grids (none: spread over all)");
   visit("sample-prompts", o.samples.prompts, kHarmless,
         "Prompts of the grids, drawn in turn (none: captions of samples spread over all)");

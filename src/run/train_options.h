@@ -24,8 +24,8 @@ namespace kiln {
 struct CaptionEncodingOptions {
   std::string sources = "data";  // comma-separated: data | png-text | file-names
   std::string prefix, suffix;    // around every caption
-  std::string
-      instruction;  // text or file; the encoder sees it before every caption, and its rows are not kept
+  // The encoder sees it before every caption, and its rows are not kept. A text or its file.
+  std::string instruction;
   int64_t max_tokens = 0;  // longer captions are cut; 0: depends on the encoder
   std::string dtype;       // of the features: f32 | bf16 | fp16; empty: depends on the encoder
   int64_t batch = 0;       // captions encoded at once; 0: as many as images

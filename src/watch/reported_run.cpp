@@ -33,6 +33,11 @@ std::vector<double> finite_values(const std::vector<Json>& lines, const char* ke
   return values;
 }
 
+int64_t count(const Json& line, const char* key) {
+  const auto found = line.find(key);
+  return found != line.end() && found->is_number_integer() ? found->get<int64_t>() : 0;
+}
+
 }  // namespace
 
 double number(const Json& line, const char* key) {
@@ -65,14 +70,15 @@ ReportedRun read_reported_run(const std::string& folder) {
   run.log = read_run_log(folder);
   for (const Json& line : run.log) {
     if (line.contains("loss")) run.steps.push_back(line);
-    if (line.value("event", "") == "evaluation" && line.contains("metrics")) run.in_training.push_back(line);
+    if (line.value("event", Json()) == "evaluation" && line.contains("metrics"))
+      run.in_training.push_back(line);
   }
   run.by_command = read_evaluations(folder);
   if (!run.steps.empty()) {
     const Json& last = run.steps.back();
-    run.last_step = last.value("step", int64_t{0});
-    run.images = last.value("images_seen", int64_t{0});
-    run.seconds = last.value("train_seconds", 0.0);
+    run.last_step = count(last, "step");
+    run.images = count(last, "images_seen");
+    if (const double seconds = number(last, "train_seconds"); std::isfinite(seconds)) run.seconds = seconds;
   }
   const std::vector<Checkpoint> checkpoints = list_checkpoints(folder);
   if (checkpoints.empty()) return run;

@@ -4,6 +4,10 @@
 
 namespace kiln {
 
+// What the rows of several families say.
+constexpr const char* kMjhqFid = "FID on MJHQ-30K, guided";
+constexpr const char* kRootRule = "its config, whose rate its trainer multiplies by sqrt(batch / 256)";
+
 Family dit_family();
 Family pixart_family();            // PixArt with its repository's keys
 Family pixart_diffusers_family();  // PixArt with diffusers' keys

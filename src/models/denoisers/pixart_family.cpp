@@ -39,13 +39,12 @@ Family pixart_family() {
                      "PixArt-alpha's 100K steps at 512 px, after those at 256"},
                     {"PixArt-Alpha-XL/2-1024", 1024, 12 * 32, 2.45e-5, 16'000,
                      "PixArt-alpha's 16K steps at 1024 px, after those at 512"},
-                    {"PixArt-", 0, 256, 2e-5, 0,
-                     "its config, whose rate its trainer multiplies by sqrt(batch / 256)"}},
+                    {"PixArt-", 0, 256, 2e-5, 0, kRootRule}},
       .calibration = {{384, 6, 6, 2, 256, 4}, {768, 12, 3, 4, 256, 16}, {1152, 16, 2, 2, 256, 2}},
       // Measured by Sana's authors (their repository's README).
-      .quality = {{"PixArt-Alpha-XL/2-512", 512, 0, 0, 6.14, "FID on MJHQ-30K, guided"},
-                  {"PixArt-Sigma-XL/2-512", 512, 0, 0, 6.34, "FID on MJHQ-30K, guided"},
-                  {"PixArt-Sigma-XL/2-1024", 1024, 0, 0, 6.15, "FID on MJHQ-30K, guided"}},
+      .quality = {{"PixArt-Alpha-XL/2-512", 512, 0, 0, 6.14, kMjhqFid},
+                  {"PixArt-Sigma-XL/2-512", 512, 0, 0, 6.34, kMjhqFid},
+                  {"PixArt-Sigma-XL/2-1024", 1024, 0, 0, 6.15, kMjhqFid}},
       .objectives = {kObjective},
       .sampling = {kSampling}};
 }

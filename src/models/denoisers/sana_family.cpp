@@ -4,10 +4,7 @@
 namespace kiln {
 
 namespace {
-constexpr const char* kMjhq = "FID on MJHQ-30K, guided";
 constexpr const char* kConcepts = "begins to learn concepts, as a guide says";
-// Its configs' rate is not what its optimizer gets, which their readers overlook.
-constexpr const char* kRule = "its config, whose rate its trainer multiplies by sqrt(batch / 256)";
 }  // namespace
 
 Family sana_family() {
@@ -29,14 +26,14 @@ Family sana_family() {
       // say the batch of all GPUs or the number of steps. Sana-Sprint's 2e-6 belongs to a distillation, which
       // Kiln does not do.
       .published = {{"Sana-Sprint-", 0, 0, 0, 0, ""},
-                    {"Sana-1.5-", 0, 256, 2e-5, 0, kRule},
-                    {"Sana-", 0, 256, 1e-4, 0, kRule}},
+                    {"Sana-1.5-", 0, 256, 2e-5, 0, kRootRule},
+                    {"Sana-", 0, 256, 1e-4, 0, kRootRule}},
       .calibration = {{384, 12, 6, 1, 512, 4}, {1152, 36, 2, 1, 512, 4}},
       // The repository's README. Its PixArt figures are in pixart_family.cpp.
-      .quality = {{"Sana-600M-512", 512, 0, 0, 5.67, kMjhq},
-                  {"Sana-1600M-512", 512, 0, 0, 5.16, kMjhq},
-                  {"Sana-600M", 1024, 0, 0, 5.81, kMjhq},
-                  {"Sana-1600M", 1024, 0, 0, 5.76, kMjhq}},
+      .quality = {{"Sana-600M-512", 512, 0, 0, 5.67, kMjhqFid},
+                  {"Sana-1600M-512", 512, 0, 0, 5.16, kMjhqFid},
+                  {"Sana-600M", 1024, 0, 0, 5.81, kMjhqFid},
+                  {"Sana-1600M", 1024, 0, 0, 5.76, kMjhqFid}},
       .quoted = {{"Sana-600M", 10'000, kConcepts},
                  {"Sana-1600M", 10'000, kConcepts},
                  {"Sana-1.5-", 10'000, kConcepts}},
