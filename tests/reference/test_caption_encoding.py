@@ -186,7 +186,7 @@ def test_bad_input_is_one_line(tmp_path, pictures, store, encoders):  # noqa: F8
     wider = random_t5(tmp_path / "wider", TINY | {"d_model": 40})
     found = refusal("train", "--data", pictures, *pixels, "--text-encoder", wider, "--text-max-tokens", 64, "--weights",
                     tmp_path / "first/checkpoints/step-00000001/model.safetensors", *common)
-    assert "does not fit the model: wrong shapes" in found.splitlines()[-1] and "32)" in found and "40)" in found
+    assert found.rstrip().endswith("take 32: give the text encoder of the weights") and "gives captions of width 40" in found
 
 
 def test_file_names_are_captions_too(tmp_path, pictures, encoders):  # noqa: F811
