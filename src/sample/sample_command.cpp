@@ -86,8 +86,10 @@ void say_assumed(const SampleCommand& command, const SampleSource& source, const
   if (command.objective.empty()) add(published, "objective " + objective_text(source.objective));
   if (command.sampler.empty()) {
     const Drawing drawing = published_drawing(source.model, source.objective);
+    const int64_t steps = make_sampler(options.sampler)->step_count();
     add(drawing.is_published ? published : usual,
-        fmt::format("sampler {}, {} steps", drawing.sampler, make_sampler(options.sampler)->step_count()));
+        "sampler " + drawing.sampler +
+            (command.num_sampling_steps > 0 ? "" : fmt::format(", {} steps", steps)));
   }
   if (!command.cfg_scale)
     add(options.cfg_scale != 1 ? published : usual, fmt::format("guidance {:g}", options.cfg_scale));

@@ -73,6 +73,14 @@ def test_a_resume_keeps_its_objective_and_schedule(tmp_path):
     assert other.returncode != 0 and "--objective" in other.stderr
 
 
+def test_a_resume_keeps_its_size_of_pictures(tmp_path):
+    """Of a run whose size was neither the model's own nor is given again."""
+    train(tmp_path / "run", "sana")
+    at = RUN.index("--image-size")
+    succeed("train", *MODELS["sana"], *RUN[:at], *RUN[at + 2:], "--max-steps", 2, "--out", tmp_path / "run")
+    assert json.loads((tmp_path / "run/config.json").read_text())["image_size"] == 64
+
+
 def test_a_resume_keeps_another_times_table(tmp_path):
     before, _ = train(tmp_path / "run", "sana", "--flow-times", "sana", "--flow-shift", 4)
     after, _ = train(tmp_path / "run", "sana", steps=2)
@@ -112,7 +120,7 @@ def test_weights_are_drawn_as_published(tmp_path):
     config = json.loads((tmp_path / "run/config.json").read_text())["model_config"]
     drawn = succeed("sample", "--weights", weights, "--model", "dit", "--model-config", json.dumps(config), "--autoencoder", "pixels",
                     "--num-images", 1, "--out", tmp_path / "out", "--num-sampling-steps", 2)
-    assert "kiln sample: as dit is published: objective iddpm; sampler ddpm, 2 steps; guidance 4" in drawn.stderr
+    assert "kiln sample: as dit is published: objective iddpm; sampler ddpm; guidance 4" in drawn.stderr
 
 
 def test_deepspeeds_file_needs_no_objective(tmp_path):
