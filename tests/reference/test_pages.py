@@ -1,0 +1,44 @@
+"""The README and the pages of docs/: links lead somewhere, files exist, commands have the options of the program."""
+
+import re
+
+import pytest
+from conftest import REPOSITORY
+
+PAGES = [REPOSITORY / "README.md", *sorted((REPOSITORY / "docs").glob("*.md"))]
+FOLDERS = "src|tests|tools|scripts|recipes|benchmarks|examples|docs"
+
+
+def anchors_of(page):
+    headings = re.findall(r"^#+ (.*)$", page.read_text(), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_lead_somewhere(page):
+    text = page.read_text()
+    for target, anchor in re.findall(r"\]\((?!http)([^)#\s]*)(?:#([^)\s]*))?\)", text):
+        linked = page.parent / target if target else page
+        assert linked.exists(), target
+        assert not anchor or anchor in anchors_of(linked), f"{target}#{anchor}"
+    for path in re.findall(rf"`((?:{FOLDERS})/[\w./-]+)`", text):
+        assert list(REPOSITORY.glob(path.rstrip("/"))), path
+
+
+def test_every_page_is_in_the_index():
+    index = (REPOSITORY / "docs" / "README.md").read_text()
+    assert [page.name for page in PAGES[1:] if page.name != "README.md" and f"]({page.name}" not in index] == []
+
+
+def test_options_of_commands_exist(kiln):
+    options = {}
+    for page in PAGES:
+        text = page.read_text().replace("\\\n", " ")
+        for command, arguments in re.findall(r"(?:^|[`\s(])kiln ([a-z]+)\b([^`|#\n]*)", text, re.MULTILINE):
+            named = re.findall(r"(?<![\w-])--[a-z][\w-]*", arguments)
+            if named and command not in options:
+                shown = kiln(command, "--help-all")
+                assert shown.returncode == 0, f"{page.name}: kiln {command}"
+                options[command] = set(re.findall(r"(?<![\w-])--[a-z][\w-]*", shown.stdout))
+            assert set(named) <= options.get(command, set()), f"{page.name}: kiln {command}{arguments}"
+    assert len(options) > 8
