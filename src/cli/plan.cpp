@@ -67,7 +67,7 @@ struct PlanArguments {
   SearchOptions limits;   // limits of the search; its plan is `options`
   double calibration_s = kCalibrationSeconds;
   double measure_s = 0;
-  std::string html, table, gpu_memory, gpu_prices;
+  std::string html, table, gpu_prices;
 };
 
 void add_plan_options(CLI::App& command, PlanArguments& arguments) {
@@ -75,7 +75,7 @@ void add_plan_options(CLI::App& command, PlanArguments& arguments) {
   command.add_option("--gpu", options.gpu,
                      "GPU to train on (names below), or this (default): the GPU of this machine, else its "
                      "CPU; --search: also several with commas, or any");
-  command.add_option("--gpu-memory", arguments.gpu_memory,
+  command.add_option("--gpu-memory", options.gpu_memory,
                      "Memory of one GPU (12G), for a card that is not built in; without --gpu it has the "
                      "speeds of the built-in card of the nearest memory");
   command.add_option("--gpus", options.gpus,
@@ -297,15 +297,16 @@ void add_plan_command(CLI::App& app) {
   arguments->options.gpu = "this";
   add_plan_options(*command, *arguments);
   const auto train = add_train_options(*command, "kiln train");
+  train->starts_ranks = false;
   command->footer(kExamples);
   command->callback([=] {
     PlanOptions& options = arguments->options;
     const bool has_gpus = command->count("--gpus") > 0;
-    if (!arguments->gpu_memory.empty())
-      options.gpu_memory = MemoryBudget::parse_size("gpu-memory", arguments->gpu_memory);
     const ResolvedOptions resolved = resolve(*command, *train, has_gpus ? options.gpus : 0);
-    if (options.gpu_memory > 0 && command->count("--gpu") == 0)
-      options.gpu = nearest_in_memory(options.gpu_memory, resolved.options.compute.product_dtype()).name;
+    if (!options.gpu_memory.empty() && command->count("--gpu") == 0)
+      options.gpu = nearest_in_memory(MemoryBudget::parse_size("gpu-memory", options.gpu_memory),
+                                      resolved.options.compute.product_dtype())
+                        .name;
     options.train = with_length(resolved.options, options.dataset_size);
     options.change = resolved.change;
     calibrate_here(*arguments);

@@ -129,9 +129,9 @@ MachineProfile find_profile(const std::string& name) {
     names.push_back(profile.name);
   }
   fail(kWho,
-       "no GPU is called '{}': the closest are {} (all: {}); another card is planned by its memory, with "
-       "--gpu-memory 10G in place of --gpu",
-       name, fmt::join(nearest_names(name, names, 3), ", "), fmt::join(names, ", "));
+       "no GPU is called '{}': the nearest are {} (kiln plan --help lists all); another card is planned by "
+       "its memory, with --gpu-memory 10G in place of --gpu",
+       name, fmt::join(nearest_names(name, names, 3), ", "));
 }
 
 MachineProfile with_disks_of(MachineProfile profile, const std::string& data, const std::string& offloaded) {

@@ -92,8 +92,8 @@ std::string search_command(const Plan& plan) {
   open.offload.optimizer = defaults.offload.optimizer;
   const std::string train = command_line(open);
   const bool has_spaces = plan.machine.name.find(' ') != std::string::npos;  // a calibrated profile
-  const auto given = [](const char* option, auto value) {
-    return value > 0 ? fmt::format(" --{} {}", option, value) : "";
+  const auto given = [](const char* option, const auto& value) {
+    return value == std::remove_cvref_t<decltype(value)>() ? "" : fmt::format(" --{} {}", option, value);
   };
   return fmt::format("kiln plan --search --gpu {0}{1}{0}{2} --gpus {3}{4}{5}{6}", has_spaces ? "'" : "",
                      plan.machine.name, given("gpu-memory", plan.options.gpu_memory), plan.options.gpus,

@@ -133,7 +133,8 @@ Plan compose_plan(const PlanOptions& options, const MachineProfile& machine, con
 MachineProfile planned_machine(const PlanOptions& options) {
   MachineProfile machine =
       with_disks_of(find_profile(options.gpu), options.train.data.path, options.train.offload.nvme.folder);
-  if (options.gpu_memory > 0) machine.memory_bytes = options.gpu_memory;
+  if (!options.gpu_memory.empty())
+    machine.memory_bytes = MemoryBudget::parse_size("gpu-memory", options.gpu_memory);
   if (options.gpus_per_node > 0) machine.gpus_per_node = options.gpus_per_node;
   if (options.network_gbit > 0) machine.network_bytes_per_s = network_rate(options.network_gbit);
   // On a CPU the budget is of the process, which kiln train counts in more detail (plan/fit).

@@ -35,9 +35,8 @@ const std::set<std::string_view> kFreeOps = {"aten::empty",         "aten::empty
                                              "aten::record_stream", "aten::result_type",
                                              "aten::lift_fresh",    "aten::unbind",
                                              "aten::split",         "aten::split_with_sizes",
-                                             "aten::is_nonzero",
-
-                                             "aten::detach_",       "aten::requires_grad_"};
+                                             "aten::is_nonzero",    "aten::detach_",
+                                             "aten::requires_grad_"};
 // These overwrite their first argument without reading it.
 const std::set<std::string_view> kOverwriting = {"aten::copy_", "aten::zero_", "aten::fill_"};
 // These read as many elements of their first argument as they return.
