@@ -197,7 +197,11 @@ TEST_P(DryRunOfFamily, OfAGpuDoesTheWorkOfTheCpu) {
   }
 }
 
-// Autoencoders and text encoders, which a plan walks forward
+// Autoencoders and text encoders. The program runs them forward alone, so that is what a plan walks. Their
+// backward is compared too, since whoever trains through one needs it to be the CPU's.
+
+enum class Walk { kForward, kBackward };
+constexpr Walk kWalks[] = {Walk::kForward, Walk::kBackward};
 
 const std::map<std::string, nlohmann::json>& narrow_autoencoders() {
   static const std::vector<std::string> blocks = {"ResBlock", "EfficientViTBlock"};
@@ -218,13 +222,28 @@ const std::map<std::string, nlohmann::json>& narrow_autoencoders() {
   return configs;
 }
 
-// What runs on a device, or in a dry run: a name, and a program over weights on a device.
+// The operations of a program over weights, and backward those of the gradients of its result's sum.
 template <class Program>
-std::vector<OpRecord> ops_of_run(const Program& program) {
-  const at::NoGradGuard no_grad;
+std::vector<OpRecord> ops_of_walk(Walk walk, const ParameterList& weights, const Program& program) {
+  const at::AutoGradMode grad_mode(walk == Walk::kBackward);
+  std::vector<at::Tensor> leaves;
+  for (const auto& weight : weights)
+    if (weight->trainable && walk == Walk::kBackward) leaves.push_back(weight->value.set_requires_grad(true));
   OpRecorder recorder(/*timed=*/false);
-  program();
+  const at::Tensor out = program();
+  if (walk == Walk::kForward) return recorder.take();
+  recorder.take();
+  torch::autograd::grad({out}, leaves, {at::ones_like(out)}, std::nullopt, false, /*allow_unused=*/true);
   return recorder.take();
+}
+
+// What stands for a CPU is `real`, and what stands for a GPU does the same work.
+void expect_plans_of(const std::vector<OpRecord>& real, const std::vector<OpRecord>& cpu,
+                     const std::vector<OpRecord>& cuda) {
+  test::expect_same_operations(test::described(cpu), test::described(real));
+  expect_documented_differences(cpu, cuda);
+  EXPECT_GT(flops_in(cpu), 0);
+  EXPECT_NEAR(flops_in(cuda) / flops_in(cpu), 1, 0.05);
 }
 
 class DryRunOfAutoencoder : public testing::TestWithParam<std::string> {
@@ -244,14 +263,14 @@ class DryRunOfAutoencoder : public testing::TestWithParam<std::string> {
     return encodes ? autoencoder.encode(at::zeros({2, 3, kSide, kSide}, device))
                    : autoencoder.decode(at::zeros({2, autoencoder.latent_channels, side, side}, device));
   }
-  static std::vector<OpRecord> ops(bool encodes, at::Device device, at::ScalarType dtype) {
+  static std::vector<OpRecord> ops(Walk walk, bool encodes, at::Device device, at::ScalarType dtype) {
     const auto autoencoder = built(device, dtype);
-    autoencoder->freeze_weights();
-    return ops_of_run([&] { run(*autoencoder, encodes, device); });
+    if (walk == Walk::kForward) autoencoder->freeze_weights();
+    return ops_of_walk(walk, autoencoder->parameters(), [&] { return run(*autoencoder, encodes, device); });
   }
-  static std::vector<OpRecord> planned(bool encodes, DryRunDevice device, at::ScalarType dtype) {
+  static std::vector<OpRecord> planned(Walk walk, bool encodes, DryRunDevice device, at::ScalarType dtype) {
     const DryRunScope dry_run(device);
-    return ops(encodes, at::kMeta, dtype);
+    return ops(walk, encodes, at::kMeta, dtype);
   }
 };
 INSTANTIATE_TEST_SUITE_P(Registry, DryRunOfAutoencoder, testing::ValuesIn(autoencoder_classes()),
@@ -259,14 +278,14 @@ INSTANTIATE_TEST_SUITE_P(Registry, DryRunOfAutoencoder, testing::ValuesIn(autoen
 
 TEST_P(DryRunOfAutoencoder, RunsTheOperationsOfTheCpu) {
   for (const at::ScalarType dtype : {at::kFloat, at::kBFloat16})
-    for (const bool encodes : {true, false}) {
-      SCOPED_TRACE(fmt::format("{} {}", encodes ? "encode" : "decode", c10::toString(dtype)));
-      const auto cpu = planned(encodes, DryRunDevice::kCpu, dtype);
-      test::expect_same_operations(test::described(cpu), test::described(ops(encodes, at::kCPU, dtype)));
-      const auto cuda = planned(encodes, DryRunDevice::kCuda, dtype);
-      expect_documented_differences(cpu, cuda);
-      EXPECT_NEAR(flops_in(cuda) / flops_in(cpu), 1, 0.05);
-    }
+    for (const bool encodes : {true, false})
+      for (const Walk walk : kWalks) {
+        SCOPED_TRACE(fmt::format("{} {}{}", encodes ? "encode" : "decode", c10::toString(dtype),
+                                 walk == Walk::kBackward ? ", backward" : ""));
+        expect_plans_of(ops(walk, encodes, at::kCPU, dtype),
+                        planned(walk, encodes, DryRunDevice::kCpu, dtype),
+                        planned(walk, encodes, DryRunDevice::kCuda, dtype));
+      }
 }
 
 TEST_P(DryRunOfAutoencoder, CutsNoGraph) {
@@ -334,35 +353,37 @@ class DryRunOfTextEncoder : public testing::TestWithParam<NarrowEncoder> {
     }
     return rows;
   }
-  static std::vector<OpRecord> ops(at::Device device, at::ScalarType dtype, bool masked) {
+  static std::vector<OpRecord> ops(Walk walk, at::Device device, at::ScalarType dtype, bool masked) {
     const auto encoder =
         build_text_encoder(GetParam().name, GetParam().config, {.device = device, .compute_dtype = dtype});
     if (!device.is_meta()) initialize_weights(encoder->parameters(), 0);
     const TokenRows rows = tokens(*encoder, device, masked);
-    return ops_of_run([&] { encoder->forward({.tokens = rows}); });
+    return ops_of_walk(walk, encoder->parameters(), [&] { return encoder->forward({.tokens = rows}); });
   }
-  static std::vector<OpRecord> planned(DryRunDevice device, at::ScalarType dtype, bool masked) {
+  static std::vector<OpRecord> planned(Walk walk, DryRunDevice device, at::ScalarType dtype, bool masked) {
     const DryRunScope dry_run(device);
-    return ops(at::kMeta, dtype, masked);
+    return ops(walk, at::kMeta, dtype, masked);
   }
+  // Capped scores are capped in place on every device, which autograd refuses.
+  static bool has_backward() { return GetParam().label != "Gemma"; }
 };
 INSTANTIATE_TEST_SUITE_P(Registry, DryRunOfTextEncoder, testing::ValuesIn(text_encoders()),
                          [](const auto& info) { return info.param.label; });
 
 TEST_P(DryRunOfTextEncoder, RunsTheOperationsOfTheCpu) {
   for (const at::ScalarType dtype : {at::kFloat, at::kBFloat16})
-    for (const bool masked : {false, true}) {
-      SCOPED_TRACE(fmt::format("{}{}", c10::toString(dtype), masked ? ", masked" : ""));
-      const auto cpu = planned(DryRunDevice::kCpu, dtype, masked);
-      test::expect_same_operations(test::described(cpu), test::described(ops(at::kCPU, dtype, masked)));
-      const auto cuda = planned(DryRunDevice::kCuda, dtype, masked);
-      expect_documented_differences(cpu, cuda);
-      EXPECT_NEAR(flops_in(cuda) / flops_in(cpu), 1, 0.05);
-    }
+    for (const bool masked : {false, true})
+      for (const Walk walk : kWalks) {
+        if (walk == Walk::kBackward && !has_backward()) continue;
+        SCOPED_TRACE(fmt::format("{}{}{}", c10::toString(dtype), masked ? ", masked" : "",
+                                 walk == Walk::kBackward ? ", backward" : ""));
+        expect_plans_of(ops(walk, at::kCPU, dtype, masked), planned(walk, DryRunDevice::kCpu, dtype, masked),
+                        planned(walk, DryRunDevice::kCuda, dtype, masked));
+      }
 }
 
 TEST_P(DryRunOfTextEncoder, CutsNoGraph) {
-  if (GetParam().label == "Gemma") GTEST_SKIP() << "caps scores in place on every device: forward alone";
+  if (!has_backward()) GTEST_SKIP() << "forward alone";
   for (const DryRunDevice device : {DryRunDevice::kCpu, DryRunDevice::kCuda}) {
     const DryRunScope dry_run(device);
     const auto encoder = build_text_encoder(GetParam().name, GetParam().config, {.device = at::kMeta});

@@ -26,32 +26,40 @@ constexpr int64_t kBatch = 8, kLoraRank = 16;
 // A run that is planned on several machines.
 struct Run {
   std::string model;
-  int64_t image_size = 0;
+  int64_t image_size = 0;  // 0: left open, so that it is the preset's own
   at::ScalarType dtype = at::kFloat;
   bool with_adapter = false;
 
   std::string text() const {
-    return fmt::format("{} at {} px, {}{}", model, image_size, choice_name(dtype),
+    return fmt::format("{} at {}, {}{}", model,
+                       image_size > 0 ? fmt::format("{} px", image_size) : "its own size", choice_name(dtype),
                        with_adapter ? ", adapter" : "");
   }
 };
 
+// The preset's own first.
 std::vector<int64_t> published_sizes(const std::string& model) {
-  std::set<int64_t> sizes = {own_image_size(model)};
+  std::set<int64_t> others;
   for (const PublishedTraining& run : family_of(model).published)
-    if (run.image_size > 0 && model.starts_with(run.model)) sizes.insert(run.image_size);
-  return {sizes.begin(), sizes.end()};
+    if (run.image_size > 0 && run.image_size != own_image_size(model) && model.starts_with(run.model))
+      others.insert(run.image_size);
+  std::vector<int64_t> sizes = {0};
+  sizes.insert(sizes.end(), others.begin(), others.end());
+  return sizes;
 }
 
 PlanOptions options_of(const Run& run, const std::string& gpu) {
-  nlohmann::json settings = {{"model", run.model},
-                             {"image-size", run.image_size},
-                             {"global-batch", kBatch},
-                             {"compute-dtype", choice_name(run.dtype)}};
+  nlohmann::json settings = {
+      {"model", run.model}, {"global-batch", kBatch}, {"compute-dtype", choice_name(run.dtype)}};
+  std::set<std::string> given;
+  if (run.image_size > 0) {
+    settings["image-size"] = run.image_size;
+    given.insert("image-size");
+  }
   if (run.with_adapter) settings["lora-rank"] = kLoraRank;
   if (gpu == "cpu" && run.dtype == at::kFloat8_e4m3fn) settings["emulate-fp8"] = true;
   PlanOptions options = test::plan_options(gpu, 1, settings);
-  options.train = as_published(options.train, {"image-size"});
+  options.train = as_published(options.train, given);
   return options;
 }
 
@@ -146,6 +154,35 @@ class Sweep {
     (run.with_adapter ? figures.adapter : figures.whole).add(ratio, where);
     EXPECT_GE(ratio, run.with_adapter ? 0.8 : 1.2) << where;
     EXPECT_LE(ratio, 4) << where;
+    check_data(run, plan, where);
+  }
+
+  // The latents are as large as the preset's, unless the run says otherwise. A store and what is read of it
+  // have the text features of the model, where it takes captions.
+  static void check_data(const Run& run, const Plan& plan, const std::string& where) {
+    const DenoiserShape shape = build_denoiser(run.model, {}, {.outline = true})->shape();
+    const int64_t downsample = family_of(run.model).latents.downsample;
+    const int64_t image_size = run.image_size > 0 ? run.image_size : shape.input_size * downsample;
+    EXPECT_EQ(plan.options.train.data.image_size, image_size) << where;
+    EXPECT_EQ(plan.data.side(), image_size / downsample) << where;
+    const DataPlan& samples = plan.samples;
+    const auto latent_values = static_cast<double>(plan.data.channels * plan.data.side() * plan.data.side());
+    EXPECT_EQ(static_cast<double>(samples.latent_bytes),
+              static_cast<double>(samples.num_samples) * 2 * 4 * latent_values)
+        << where << ": means and variances in f32";
+    const double caption_bytes =
+        2 * plan.data.text.mean_rows * static_cast<double>(shape.conditioning.text_width);
+    EXPECT_EQ(samples.text_bytes > 0, shape.conditioning.takes_text()) << where;
+    EXPECT_NEAR(static_cast<double>(samples.text_bytes),
+                static_cast<double>(samples.num_samples) * caption_bytes, 1)
+        << where;
+    const DataOptions& data = plan.options.train.data;
+    const double read =
+        (data.draw_posterior ? 2 : 1) * 4 * latent_values + (1 - data.text_dropout_prob) * caption_bytes;
+    EXPECT_NEAR(plan.data_rate.bytes_per_s, plan.data_rate.images_per_s * read,
+                1e-9 * plan.data_rate.bytes_per_s)
+        << where;
+    EXPECT_EQ(samples.disk_bytes(), samples.latent_bytes + samples.text_bytes) << where;
   }
 
   std::map<std::string, FamilyFigures> families_;
@@ -178,11 +215,8 @@ TEST(Sweep, PlansEveryNameOfTheRegistry) {
   size_t number = 0;
   for (const std::string& model : names_of_the_program()) {
     if (is_distilled(model)) {
-      EXPECT_THAT(
-          [&] {
-            RunPlans({model, own_image_size(model)}).on("H100");
-          },
-          testing::ThrowsMessage<Error>(testing::HasSubstr("guidance is missing")));
+      EXPECT_THAT([&] { RunPlans({model}).on("H100"); },
+                  testing::ThrowsMessage<Error>(testing::HasSubstr("guidance is missing")));
       continue;
     }
     for (const int64_t image_size : published_sizes(model)) {
