@@ -2,6 +2,8 @@
 
 #include <gtest/gtest.h>
 
+#include <limits>
+
 namespace kiln {
 namespace {
 
@@ -23,6 +25,15 @@ TEST(Number, HasNoExponent) {
   EXPECT_EQ(number_text(856'123), "856,100");
   EXPECT_EQ(number_text(856'123, 3), "856,000");
   EXPECT_EQ(number_text(-12'345'678, 2), "-12,000,000");
+  EXPECT_EQ(number_text(std::numeric_limits<double>::infinity()), "inf");
+  EXPECT_EQ(number_text(-std::numeric_limits<double>::infinity()), "-inf");
+  EXPECT_EQ(number_text(std::numeric_limits<double>::quiet_NaN()), "nan");
+}
+
+TEST(Units, SizesHaveThreePlacesWhereTwoSayLittle) {
+  EXPECT_EQ(gib_text(5 << 20), "0.005");
+  EXPECT_EQ(gib_text(int64_t{3} << 29), "1.50");
+  EXPECT_EQ(gib_text(0), "0.000");
 }
 
 }  // namespace

@@ -2,10 +2,14 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <chrono>
+#include <optional>
+
 #include "core/units.h"
 #include "data/images/image_codecs.h"
 #include "plan/report/report.h"
 #include "plan/run/data_text.h"
+#include "plan/search/candidates.h"
 #include "plan/search/comparison.h"
 #include "plan_settings.h"
 #include "test_files.h"
@@ -70,8 +74,9 @@ TEST(DataOutlook, SearchAndStagesSayIt) {
   EXPECT_EQ(row.at("published_fid"), "6.34 MJHQ");
 }
 
-PlanOptions on_pictures(const std::string& gpu, const std::string& folder, int64_t threads) {
-  return test::plan_options(gpu, 1,
+PlanOptions on_pictures(const std::string& gpu, const std::string& folder, int64_t threads,
+                        int64_t ranks = 1) {
+  return test::plan_options(gpu, ranks,
                             {{"model", "DiT-S/8"},
                              {"depth", 1},
                              {"data", folder},
@@ -99,8 +104,12 @@ TEST(DataOutlook, PicturesAreDecodedAtTheProfilesRate) {
   EXPECT_GT(plan.samples.picture_bytes, 3 * static_cast<int64_t>(file.size()));
   EXPECT_EQ(plan.samples.store_bytes(), 0);
   const DecodingRates& rates = plan.machine.decoding;
-  const double decode_s = 0.75 * rates.seconds(PictureFormat::kJpeg, 300 * 400) +
-                          0.25 * rates.seconds(PictureFormat::kWebp, 300 * 400);
+  // Halved as long as the short side is twice the wanted one: 300, 150, 75.
+  const double halve_s =
+      rates.halve.seconds(300 * 400) + rates.halve.seconds(150 * 200) + rates.halve.seconds(75 * 100);
+  const double decode_s = 0.75 * rates.formats.at(PictureFormat::kJpeg).seconds(300 * 400) +
+                          0.25 * rates.formats.at(PictureFormat::kWebp).seconds(300 * 400) + halve_s +
+                          rates.crop.seconds(37 * 37);
   EXPECT_NEAR(plan.samples.decode_s, decode_s, 1e-9);
   EXPECT_NEAR(plan.data_rate.loader_images_per_s, 1 / decode_s, 0.05 / decode_s) << "draws take little";
   // One block on an H100 takes more pictures than a thread decodes.
@@ -115,6 +124,49 @@ TEST(DataOutlook, PicturesAreDecodedAtTheProfilesRate) {
   EXPECT_DOUBLE_EQ(enough.data_rate.slowdown(), 1);
   EXPECT_THAT(to_text(enough), HasSubstr("enough for the steps"));
   EXPECT_THAT(enough.advice, Not(testing::Contains(HasSubstr("the loader decodes"))));
+}
+
+TEST(DataOutlook, LargerPicturesAndBucketsTakeLonger) {
+  const DecodingRates rates = builtin_decoding();
+  const ImageHeader photograph{.height = 300, .width = 400};
+  const double decode_s = rates.formats.at(PictureFormat::kJpeg).seconds(300 * 400);
+  EXPECT_DOUBLE_EQ(rates.seconds(photograph, 200) - decode_s, rates.crop.seconds(300 * 300));
+  EXPECT_DOUBLE_EQ(rates.seconds(photograph, 500) - decode_s, rates.crop.seconds(500 * 500)) << "enlarged";
+  EXPECT_DOUBLE_EQ(rates.seconds(photograph, 0) - decode_s, rates.crop.seconds(300 * 400)) << "buckets";
+}
+
+TEST(DataOutlook, AllRanksOfACpuAreOnOneNode) {
+  const test::TempFolder folder;
+  const Image picture{64, 64, std::vector<uint8_t>(3 * 64 * 64, 90)};
+  for (const char* name : {"/a.jpg", "/b.jpg"})
+    write(folder.path().string() + name, codecs::encode_jpeg(picture, 90));
+  const Plan alone = make_plan(on_pictures("cpu", folder.path().string(), 2)),
+             four = make_plan(on_pictures("cpu", folder.path().string(), 2, 4));
+  EXPECT_DOUBLE_EQ(four.data_rate.images_per_s, four.images_per_s);
+  EXPECT_DOUBLE_EQ(four.data_rate.loader_images_per_s, 4 * alone.data_rate.loader_images_per_s);
+  EXPECT_THAT(rate_text(four), HasSubstr("its 8 loader threads deliver"));
+  EXPECT_EQ(four.scaling.back().gpus, 4);
+}
+
+TEST(DataOutlook, ASearchReadsTheDataOnce) {
+  SearchOptions search;
+  SearchTraces traces;
+  std::optional<DataSource> source;
+  {
+    const test::TempFolder folder;
+    const Image picture{64, 64, std::vector<uint8_t>(3 * 64 * 64, 90)};
+    write(folder / "a.jpg", codecs::encode_jpeg(picture, 90));
+    search.plan = on_pictures("A100-80G", folder.path().string(), 1);
+    source = read_data_source(search.plan);
+  }
+  search.fixed = {"compute-dtype", "zero-stage", "offload-optimizer"};
+  const MachineProfile machine = planned_machine(search.plan);
+  Candidates candidates(search, machine, *source, traces);
+  const Plan* plan = candidates.best(kFastest, {});
+  ASSERT_TRUE(plan);
+  EXPECT_GT(candidates.all().size(), 1);
+  EXPECT_EQ(plan->samples.num_samples, 1);
+  EXPECT_EQ(plan->samples.formats.begin()->first, "JPEG");
 }
 
 TEST(DataOutlook, WithoutPicturesTheirSizeIsAssumedAndSaid) {
@@ -152,14 +204,62 @@ TEST(DataOutlook, TheDiskIsTheOneThatWasMeasuredThere) {
   EXPECT_EQ(to_json(profile_from_json(json)), json);
 }
 
+// A profile with a disk, for data on it that are planned as if behind a network.
+Plan on_network(const std::string& data, const std::vector<DiskSpeed>& disks) {
+  PlanOptions options = on_pictures("A100-80G", data, 1);
+  MachineProfile machine = planned_machine(options);
+  machine.disks = disks;
+  DataSource source = read_data_source(options);
+  source.samples.file_system = "NFS";
+  source.samples.is_network = true;
+  return plan_data(options, machine, source);
+}
+
+TEST(DataOutlook, ANetworkIsWarnedOfUntilItIsMeasured) {
+  const test::TempFolder folder;
+  const Image picture{64, 64, std::vector<uint8_t>(3 * 64 * 64, 90)};
+  write(folder / "a.jpg", codecs::encode_jpeg(picture, 90));
+  const std::string data = folder.path().string();
+  const auto warning = testing::Contains(HasSubstr("a network file system"));
+  EXPECT_THAT(on_network(data, {}).advice, warning);
+  EXPECT_THAT(on_network(data, {{.folder = "/proc", .file_system = "", .read_bytes_per_s = 1}}).advice,
+              warning);
+  EXPECT_THAT(on_network(data, {{.folder = data, .file_system = "NFS"}}).advice, warning)
+      << "nothing was measured";
+  EXPECT_THAT(on_network(data, {{.folder = data, .file_system = "NFS", .read_bytes_per_s = 1e8}}).advice,
+              Not(warning));
+}
+
+// A speed is at least what the whole call took, and no disk is faster than memory is copied.
 TEST(DataOutlook, ADiskIsMeasuredByWhatLiesOnIt) {
   const test::TempFolder folder;
-  test::write_bytes(folder / "shard", std::string(40 << 20, 'x'));
-  const DiskSpeed disk = measure_disk(folder / "shard");
+  constexpr double kBytes = 40 << 20;
+  test::write_bytes(folder / "shard", std::string(static_cast<size_t>(kBytes), 'x'));
+  for (const bool may_write : {false, true}) {
+    const auto begin = std::chrono::steady_clock::now();
+    const DiskSpeed disk = measure_disk(folder / "shard", may_write);
+    const double took = elapsed_since(begin), copying = estimate_cpu().memory_bytes_per_s;
+    EXPECT_EQ(disk.folder, folder.path().string());
+    EXPECT_GT(disk.read_bytes_per_s, kBytes / took);
+    EXPECT_LT(disk.read_bytes_per_s, copying);
+    if (may_write) {
+      EXPECT_GT(disk.write_bytes_per_s, (32 << 20) / took);
+      EXPECT_LT(disk.write_bytes_per_s, copying);
+    } else {
+      EXPECT_EQ(disk.write_bytes_per_s, 0);
+    }
+    EXPECT_EQ(folder.num_files(), 1) << "nothing is left behind";
+  }
+}
+
+TEST(DataOutlook, OfAnEmptyFolderOnlyWritingTells) {
+  const test::TempFolder folder;
+  EXPECT_EQ(measure_disk(folder.path().string(), /*may_write=*/false).read_bytes_per_s, 0);
+  const DiskSpeed disk = measure_disk(folder / "not-there-yet", /*may_write=*/true);
   EXPECT_EQ(disk.folder, folder.path().string());
-  EXPECT_GT(disk.read_bytes_per_s, 1e6);
-  EXPECT_GT(disk.write_bytes_per_s, 1e6);
-  EXPECT_EQ(folder.num_files(), 1) << "nothing is left behind";
+  EXPECT_GT(disk.read_bytes_per_s, 0);
+  EXPECT_GT(disk.write_bytes_per_s, 0);
+  EXPECT_EQ(folder.num_files(), 0);
 }
 
 }  // namespace
