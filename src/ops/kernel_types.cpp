@@ -27,7 +27,8 @@ bool is_cpu_or_dry_run(at::Device device) {
 bool computes_on_cpu(const at::Tensor& tensor) { return is_cpu_or_dry_run(tensor.device()); }
 
 bool has_cpu_kernel(const at::Tensor& tensor) {
-  return computes_on_cpu(tensor) && is_kernel_dtype(tensor.scalar_type());
+  return (tensor.is_cpu() || tensor.is_meta()) && !computes_on_cuda(tensor) &&
+         is_kernel_dtype(tensor.scalar_type());
 }
 
 bool computes_on_cuda(const at::Tensor& tensor) {

@@ -14,7 +14,7 @@ bool computes_on_cpu(const at::Tensor& tensor);
 // True on a GPU, or on meta in a dry run that stands for one.
 bool computes_on_cuda(const at::Tensor& tensor);
 
-// True for f32, bf16 or fp16 on a CPU, or on meta in a dry run of one: what has a kernel there alone.
+// True for f32, bf16 or fp16 on a CPU, or on meta but for a dry run of a GPU: what has a kernel there alone.
 bool has_cpu_kernel(const at::Tensor& tensor);
 
 // Returns the dtype in which products of `dtype` are computed on a device, or on meta in a dry run of it:
