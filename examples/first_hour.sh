@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # The commands of docs/first_hour.md, one after another, on two CPU cores: pictures, plan, published weights, features,
 # training, resuming, sampling, evaluation, a page that compares two runs. Running it again goes on where it stopped.
-#   examples/first_hour.sh [FOLDER [STEPS]]     (default: first_hour 400; the page shows 6 steps)
+#   examples/first_hour.sh [FOLDER [STEPS]]     (default: first_hour 400)
 set -euo pipefail
 cd "$(dirname "$0")/.."
 folder=${1:-first_hour} steps=${2:-400}
