@@ -63,7 +63,7 @@ struct FusedOnMeta : torch::autograd::Function<FusedOnMeta> {
     const variable_list saved = ctx->get_saved_variables();
     const at::Tensor &q = saved[0], &k = saved[1], &v = saved[2];
     const std::string name = ctx->saved_data["name"].toStringRef();
-    ops::OpMark mark(name, grads[0], q, k, v, saved[3], saved[4]);
+    ops::OpMark mark(name, grads[0], q, k, v, saved[3], saved[4], saved[5]);
     const at::Tensor grad_mask =
         saved[5].defined() && ctx->needs_input_grad(3) ? at::empty_like(saved[5]) : at::Tensor();
     const variable_list made = {at::empty_like(q), at::empty_like(k), at::empty_like(v), grad_mask};
@@ -77,7 +77,9 @@ struct FusedOnMeta : torch::autograd::Function<FusedOnMeta> {
 at::Tensor fused_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                            const at::Tensor& mask, std::optional<double> scale) {
   const std::optional<at::Tensor> added = mask.defined() ? std::optional(mask) : std::nullopt;
-  if (q.is_meta()) return FusedOnMeta::apply(q, k, v, added);
+  // A CPU's kernel has no gradient of the mask, so ATen composes attention whose mask is trained.
+  const bool is_composed = !ops::computes_on_cuda(q) && mask.defined() && mask.requires_grad();
+  if (q.is_meta() && !is_composed) return FusedOnMeta::apply(q, k, v, added);
   return at::scaled_dot_product_attention(q, k, v, added, /*dropout_p=*/0.0, /*is_causal=*/false, scale);
 }
 

@@ -91,6 +91,14 @@ void set_attention(OpRecord& op, const at::Tensor& queries, int64_t num_keys, bo
       (backward ? 10.0 : 4.0) * static_cast<double>(heads * num_tokens) * static_cast<double>(num_keys * dim);
 }
 
+// Of q, k, v, ... and backward of the result's gradient, q, k, v, ...
+void set_fused_attention(OpRecord& op, const Tensors& in) {
+  set_attention(op, in[0], in[1].size(2), /*backward=*/false);
+}
+void set_fused_attention_backward(OpRecord& op, const Tensors& in) {
+  set_attention(op, in[1], in[2].size(2), /*backward=*/true);
+}
+
 // qkv: (B, N, 3, H, d).
 void set_packed_attention(OpRecord& op, const at::Tensor& qkv, bool backward) {
   set_attention(op, qkv.select(2, 0).transpose(1, 2), qkv.size(1), backward);
@@ -145,12 +153,12 @@ const std::unordered_map<std::string_view, Describe>& multiplying_ops() {
        [](OpRecord& op, const Tensors& in) {
          set_product(op, in[0].numel() / in[0].size(-1), in[1].size(0), in[1].size(1));
        }},
-      {"aten::_scaled_dot_product_flash_attention_for_cpu",
-       [](OpRecord& op, const Tensors& in) { set_attention(op, in[0], in[1].size(2), /*backward=*/false); }},
-      {"aten::_scaled_dot_product_flash_attention",
-       [](OpRecord& op, const Tensors& in) { set_attention(op, in[0], in[1].size(2), /*backward=*/false); }},
-      {"aten::_scaled_dot_product_efficient_attention",
-       [](OpRecord& op, const Tensors& in) { set_attention(op, in[0], in[1].size(2), /*backward=*/false); }},
+      {"aten::_scaled_dot_product_flash_attention_for_cpu", set_fused_attention},
+      {"aten::_scaled_dot_product_flash_attention", set_fused_attention},
+      {"aten::_scaled_dot_product_efficient_attention", set_fused_attention},
+      {"aten::_scaled_dot_product_flash_attention_for_cpu_backward", set_fused_attention_backward},
+      {"aten::_scaled_dot_product_flash_attention_backward", set_fused_attention_backward},
+      {"aten::_scaled_dot_product_efficient_attention_backward", set_fused_attention_backward},
       {"aten::convolution",  // the number of pixels is known with the output
        [](OpRecord& op, const Tensors& in) { set_convolution(op, in[1], /*pixels=*/0, /*times=*/1); }},
       {"aten::convolution_backward",  // gradients of the pixels, and of a weight that is trained
