@@ -230,7 +230,20 @@ TEST(DataOutlook, ANetworkIsWarnedOfUntilItIsMeasured) {
               Not(warning));
 }
 
-// A speed is at least what the whole call took, and no disk is faster than memory is copied.
+// Returns the bytes per second of the fastest of some copies within a processor's cache.
+double cached_copy_bytes_per_s() {
+  std::vector<char> from(1 << 18, 'x'), to(from.size());
+  double least = 1;
+  for (int i = 0; i < 1000; ++i) {
+    const auto begin = std::chrono::steady_clock::now();
+    std::ranges::copy(from, to.begin());
+    least = std::min(least, elapsed_since(begin));
+    from[static_cast<size_t>(i)] = to[static_cast<size_t>(i) + 1];
+  }
+  return static_cast<double>(from.size()) / least;
+}
+
+// A speed is at least what the whole call took, and no disk is faster than a cache.
 TEST(DataOutlook, ADiskIsMeasuredByWhatLiesOnIt) {
   const test::TempFolder folder;
   constexpr double kBytes = 40 << 20;
@@ -238,7 +251,7 @@ TEST(DataOutlook, ADiskIsMeasuredByWhatLiesOnIt) {
   for (const bool may_write : {false, true}) {
     const auto begin = std::chrono::steady_clock::now();
     const DiskSpeed disk = measure_disk(folder / "shard", may_write);
-    const double took = elapsed_since(begin), copying = estimate_cpu().memory_bytes_per_s;
+    const double took = elapsed_since(begin), copying = cached_copy_bytes_per_s();
     EXPECT_EQ(disk.folder, folder.path().string());
     EXPECT_GT(disk.read_bytes_per_s, kBytes / took);
     EXPECT_LT(disk.read_bytes_per_s, copying);

@@ -83,7 +83,7 @@ DecodingRates builtin_decoding() {
                       {PictureFormat::kPng, {.pixel_s = 25 * kNano}},
                       {PictureFormat::kWebp, {.pixel_s = 11 * kNano}}},
           .halve = {.pixel_s = 1.1 * kNano},
-          .crop = {.pixel_s = 99 * kNano}};
+          .crop = {.pixel_s = 10.5 * kNano}};
 }
 
 DecodingRates measure_decoding() {

@@ -7,7 +7,9 @@
 #include <algorithm>
 #include <chrono>
 #include <cstdlib>
+#include <cstring>
 #include <filesystem>
+#include <memory>
 
 #include "core/files/file_system.h"
 #include "plan/price/machine_clock.h"
@@ -20,7 +22,8 @@ namespace fs = std::filesystem;
 using Clock = std::chrono::steady_clock;
 
 constexpr size_t kChunk = 8 << 20, kBytes = 256 << 20, kLeastBytes = 32 << 20;
-constexpr double kMostSeconds = 5;  // enough to tell how fast a slow disk is
+constexpr size_t kAlignment = 4096;  // of memory that goes past the page cache
+constexpr double kMostSeconds = 5;   // enough to tell how fast a slow disk is
 
 // Bytes that were read or written, and the time that took.
 struct Transfer {
@@ -35,11 +38,11 @@ struct Transfer {
 
 // Reads an open file from its beginning. Has the system forget its pages first, so that they come from the
 // disk; those that others have mapped stay.
-void read_file(int fd, Transfer& reading, std::vector<char>& chunk) {
+void read_file(int fd, Transfer& reading, char* chunk) {
   ::posix_fadvise(fd, 0, 0, POSIX_FADV_DONTNEED);
   for (off_t offset = 0; !reading.is_long_enough();) {
     const auto begin = Clock::now();
-    const ssize_t got = ::pread(fd, chunk.data(), chunk.size(), offset);
+    const ssize_t got = ::pread(fd, chunk, kChunk, offset);
     reading.seconds += elapsed_since(begin);
     if (got <= 0) return;
     reading.bytes += static_cast<size_t>(got);
@@ -47,7 +50,7 @@ void read_file(int fd, Transfer& reading, std::vector<char>& chunk) {
   }
 }
 
-void read_file(const std::string& path, Transfer& reading, std::vector<char>& chunk) {
+void read_file(const std::string& path, Transfer& reading, char* chunk) {
   const auto begin = Clock::now();
   const int fd = ::open(path.c_str(), O_RDONLY);
   reading.seconds += elapsed_since(begin);  // of many small files on a network much of the time
@@ -56,7 +59,7 @@ void read_file(const std::string& path, Transfer& reading, std::vector<char>& ch
   ::close(fd);
 }
 
-Transfer read_what_lies_at(const std::string& path, std::vector<char>& chunk) {
+Transfer read_what_lies_at(const std::string& path, char* chunk) {
   Transfer reading;
   std::error_code error;
   if (fs::is_regular_file(path, error)) read_file(path, reading, chunk);
@@ -71,15 +74,18 @@ Transfer read_what_lies_at(const std::string& path, std::vector<char>& chunk) {
 
 // Writes a file into the folder and, if nothing else was read there, reads it back. The file has no name, so
 // that it goes with this process whatever happens.
-void measure_by_writing(DiskSpeed& disk, std::vector<char>& chunk) {
+void measure_by_writing(DiskSpeed& disk, char* chunk) {
   std::string path = disk.folder + "/disk-speed-XXXXXX";
   const int fd = ::mkstemp(path.data());
   if (fd < 0) return;
   ::unlink(path.c_str());
+  // As BlockStore writes: past the page cache, unless the file system refuses that.
+  const bool is_direct = ::fcntl(fd, F_SETFL, O_DIRECT) == 0;
   Transfer writing;
   while (!writing.is_long_enough()) {
     const auto begin = Clock::now();
-    if (::write(fd, chunk.data(), kChunk) != static_cast<ssize_t>(kChunk) || ::fdatasync(fd) != 0) break;
+    if (::write(fd, chunk, kChunk) != static_cast<ssize_t>(kChunk)) break;
+    if (!is_direct && ::fdatasync(fd) != 0) break;
     writing.seconds += elapsed_since(begin);
     writing.bytes += kChunk;
   }
@@ -94,9 +100,11 @@ void measure_by_writing(DiskSpeed& disk, std::vector<char>& chunk) {
 
 DiskSpeed measure_disk(const std::string& path, bool may_write) {
   DiskSpeed disk{.folder = existing_folder(path), .file_system = file_system_of(path).name};
-  std::vector<char> chunk(kChunk, 'k');
-  disk.read_bytes_per_s = read_what_lies_at(path, chunk).bytes_per_s();
-  if (may_write) measure_by_writing(disk, chunk);
+  const std::unique_ptr<char, decltype(&std::free)> chunk(
+      static_cast<char*>(std::aligned_alloc(kAlignment, kChunk)), std::free);
+  std::memset(chunk.get(), 'k', kChunk);
+  disk.read_bytes_per_s = read_what_lies_at(path, chunk.get()).bytes_per_s();
+  if (may_write) measure_by_writing(disk, chunk.get());
   return disk;
 }
 

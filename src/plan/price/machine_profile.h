@@ -70,11 +70,10 @@ struct MachineProfile {
 inline constexpr double kNetworkShare = 0.86;
 inline double network_rate(double gigabits_per_s) { return gigabits_per_s / 8 * 1e9 * kNetworkShare; }
 
-// Returns how many of a run's ranks are on one machine. Ranks of a machine without a network, such as all of
-// a CPU's, are on that one.
+// Returns how many of a run's ranks are on one machine: all of a CPU's, and all if there is no network.
 inline int64_t ranks_on_node(const MachineProfile& machine, int64_t ranks) {
-  return machine.network_bytes_per_s > 0 ? std::min(ranks, std::max<int64_t>(1, machine.gpus_per_node))
-                                         : ranks;
+  const bool is_one_machine = machine.device == DryRunDevice::kCpu || machine.network_bytes_per_s <= 0;
+  return is_one_machine ? ranks : std::min(ranks, std::max<int64_t>(1, machine.gpus_per_node));
 }
 
 // Assumptions about ranks on a CPU that was not calibrated, taken from those that were: seconds of a message
