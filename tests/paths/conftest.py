@@ -30,6 +30,24 @@ def walk(request, tmp_path_factory):
         yield walk
 
 
+@pytest.fixture(scope="module", autouse=True)
+def a_guide_takes_a_minute():
+    """On each number of ranks, the program's commands of a file: processor time, which a busy machine does not change."""
+    from walks import Spent
+    Spent.commands.clear()
+    yield
+    for ranks in {ranks for ranks, *_ in Spent.commands if ranks} or {1}:
+        commands = [(seconds, command) for of, seconds, command in Spent.commands if of in (None, ranks)]
+        total, (most, command) = sum(seconds for seconds, _ in commands), max(commands)
+        assert total <= 60, f"{ranks} ranks: {total:.0f} s, of which {most:.0f} s are kiln {command}"
+
+
+@pytest.fixture(autouse=True)
+def ranks_of_commands(request):
+    from walks import Spent
+    Spent.ranks = request.node.callspec.params.get("walk") if hasattr(request.node, "callspec") else None
+
+
 @pytest.fixture(scope="session")
 def browser():
     from browser import Browser

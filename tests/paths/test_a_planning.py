@@ -5,10 +5,11 @@ import re
 import signal
 
 import pytest
-from browser import check_report
+import torch
 from dit_pictures import assert_diffusers_draws_the_same
+from dit_torch import DiT
 from pipelines import tiny_kl
-from walks import Walk, not_pictures, pictures, steps_of
+from walks import MEASURED_SHARE, PEAK_FLOPS, Walk, check_run, encoding_flops, flops_of, pictures, steps_of
 
 SIZES = ["DiT-S/8", "DiT-B/4", "DiT-L/2", "DiT-XL/2"]
 # The guide's DiT-B/4, narrow and shallow: pictures of 256 px are latents of 32 x 32, in 8 x 8 patches.
@@ -47,10 +48,16 @@ def test_a_table_says_what_each_model_takes():
 
 
 def test_the_plan_says_how_many_days():
-    """400,000 steps of DiT-B/4 on four cards with the guide's 32 pictures each, encoded in every step."""
+    """400,000 steps of DiT-B/4 on four cards with the guide's 32 pictures each, encoded in every step: it says three days."""
     plan = Walk.json("plan", "--model", "DiT-B/4", "--gpu", "RTX-3090", "--gpus", 4, "--global-batch", 128, "--compute-dtype", "fp16",
-                     "--autoencoder", "sd-vae-ft-mse", "--steps", 400_000)
-    assert plan["predicted"]["fits"] and 0.2 < plan["predicted"]["days"] < 5
+                     "--autoencoder", "sd-vae-ft-mse", "--steps", 400_000)["predicted"]
+    dit = flops_of(lambda: DiT(input_size=32, patch_size=4, in_channels=4, hidden_size=768, depth=12, num_heads=12)(
+        torch.empty(1, 4, 32, 32), torch.empty(1), torch.zeros(1, dtype=torch.long)))
+    encoder = encoding_flops(256)
+    at_peak = 32 * (3 * dit + encoder) / PEAK_FLOPS["RTX-3090"]
+    assert at_peak < plan["step_s"] < at_peak / MEASURED_SHARE, at_peak
+    assert plan["mfu"] == pytest.approx(3 * dit * 32 / plan["step_s"] / PEAK_FLOPS["RTX-3090"], rel=0.03)
+    assert plan["fits"] and plan["days"] == pytest.approx(400_000 * plan["step_s"] / 86400)
 
 
 def test_a_probe_measures_memory_and_speed(walk, brought):
@@ -94,20 +101,20 @@ def test_diffusers_draws_from_it(walk, brought):
 
 
 def test_the_report_is_whole(walk, browser):
-    check_report(browser.open(walk / "run/report.html"), headings=["Evaluation", "Samples over time", "Plan against measurement", "Settings"],
-                 plots=["Loss"], rows={"model": "DiT-B/4", "image-size": "256"}, num_pictures=1)
+    check_run(browser.open(walk / "run/report.html"), walk / "run", headings=["Evaluation", "Samples over time"],
+              plots=["fd_random", "kd_random", "precision", "recall"], pictures=[(518, 518)],
+              rows={"model": "DiT-B/4", "image-size": "256", "nproc": "0", "feature_net.name": "random", "num_samples": "8",
+                    "reference.num_pictures": "24", "samples.sampler.steps": "4"})
 
 
 @pytest.mark.parametrize("option, value, expected", [
-    ("--autoencoder", "encoder", "the autoencoder is of class CLIPTextModel"),
-    ("--autoencoder", "nowhere", "nowhere"),
-    ("--image-size", 252, "expected --image-size to be a multiple of 8, got 252"),
+    ("--autoencoder", "encoder", r"the autoencoder is of class CLIPTextModel"),
+    ("--autoencoder", "nowhere", r"nowhere"),
+    ("--image-size", 252, r"expected --image-size to be a multiple of 8, got 252"),
 ])
 def test_what_does_not_fit_is_named_before_a_picture_is_read(tmp_path, brought, option, value, expected):
     (tmp_path / "encoder").mkdir()
     (tmp_path / "encoder/config.json").write_text('{"_class_name": "CLIPTextModel"}')
-    given = dict(zip(MODEL[::2], MODEL[1::2])) | {"--autoencoder": brought / "vae"}
+    given = dict(zip(MODEL[::2], MODEL[1::2])) | {"--autoencoder": brought / "vae", "--max-steps": 1}
     given[option] = tmp_path / value if option == "--autoencoder" else value
-    line = Walk.refused("train", *(part for pair in given.items() for part in pair), "--data",
-                        not_pictures(tmp_path / "data", classes=True), "--max-steps", 1, "--out", tmp_path / "run")
-    assert expected in line
+    Walk.refused(["train"], given, expected, tmp_path, classes=True)

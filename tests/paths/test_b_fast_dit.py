@@ -3,21 +3,19 @@ FID, grids, published weights from a server, and diffusers' DiTPipeline at the e
 
 import json
 import os
-import re
-import subprocess
 
 import numpy as np
 import pytest
 import torch
 from browser import check_report
-from conftest import REPOSITORY, program
+from conftest import REPOSITORY
 from dit_pictures import assert_diffusers_draws_the_same
 from dit_torch import DiT, randomise_
 from pipelines import tiny_kl
 from safetensors.torch import save, save_file
 from test_download import OWN, Server, serve_hub
 from test_store import write_fast_dit
-from walks import Walk, not_pictures, pictures, steps_of
+from walks import Walk, check_run, pictures, steps_of
 
 # fast-DiT's DiT-XL/2 at 256 px, narrow and shallow: 256 tokens, ImageNet's thousand classes.
 NARROW = dict(hidden_size=64, depth=2, num_heads=1)
@@ -98,10 +96,8 @@ def test_published_weights_come_by_themselves(walk):
         server.files["/" + OWN] = (walk / OWN).read_bytes()
         names = {"HF_HOME": str(walk / "hf"), "KILN_CACHE": str(walk / "own"), "HF_ENDPOINT": server.url, "KILN_MIRROR": server.url,
                  "https_proxy": "http://127.0.0.1:9"}
-        command = [program("kiln"), "sample", "--model", "DiT-XL/2-512", "--seed", 1, "--num-sampling-steps", 2, "--model-config",
-                   json.dumps(NARROW), *walk.many]
-        result = subprocess.run(list(map(str, command)), capture_output=True, text=True, env=os.environ | names, cwd=walk.folder, timeout=120)
-        assert result.returncode == 0, result.stderr
+        walk.kiln("sample", "--model", "DiT-XL/2-512", "--seed", 1, "--num-sampling-steps", 2, "--model-config", json.dumps(NARROW), *walk.many,
+                  env=os.environ | names, cwd=walk.folder)
         names = sorted(path.name for path in (walk / "DiT-XL-2-512-seed1").glob("0*.png"))
         assert names == [f"{index:06}-class-{label}.png" for index, label in enumerate(CLASSIC)]
     finally:
@@ -113,23 +109,25 @@ def test_diffusers_draws_from_it(walk, brought):
     assert_diffusers_draws_the_same(walk, walk / "pipeline", 207, 4.0, "--run", walk / "run")
 
 
-def test_the_report_is_whole(walk, browser):
+def test_the_reports_are_whole(walk, browser):
     walk.kiln("report", walk / "run")
-    check_report(browser.open(walk / "run/report.html"), headings=["Evaluation", "Samples over time", "Plan against measurement", "Settings"],
-                 plots=["Loss"], rows={"model": "DiT-XL/2", "image-size": "256"}, may_be_empty=["step"])  # kiln evaluate knows none
+    metrics = ["fd_random", "kd_random", "precision", "recall"]
+    check_run(browser.open(walk / "run/report.html"), walk / "run", headings=["Evaluation", "Samples over time"],
+              tables=[(["samples", *metrics], 1)], pictures=[(518, 518)] * 2, may_be_empty=["step"],  # kiln evaluate knows none
+              rows={"model": "DiT-XL/2", "image-size": "256", "compute-dtype": "fp16", "nproc": str(walk.ranks if walk.many else 0),
+                    "num_samples": "16", "reference.num_pictures": "16", "samples.cfg_scale": "1.5", "samples.label_sampling": "random"})
     walk.kiln("report", walk / "run", walk / "on-its-features", "--out", walk / "runs.html")
-    check_report(browser.open(walk / "runs.html"), may_be_empty=["step"])
+    check_report(browser.open(walk / "runs.html"), headings=["2 runs", "Speed and memory", "Options that differ", "Metrics", "Newest samples"],
+                 plots=["Loss", "Throughput", "Host memory", "Learning rate"], pictures=[(518, 518)], may_be_empty=["step"],
+                 tables=[(["run", "time", "steps", "images", "loss, last", "images/s, median", "host GB, highest"], 2), ([*metrics, "step"], 1)])
 
 
 @pytest.mark.parametrize("option, value, expected", [
-    ("--autoencoder", "nowhere", "nowhere"),
-    ("--image-size", 252, "expected --image-size to be a multiple of 8, got 252"),
+    ("--autoencoder", "nowhere", r"nowhere"),
+    ("--image-size", 252, r"expected --image-size to be a multiple of 8, got 252"),
 ])
 def test_what_does_not_fit_is_named_before_a_picture_is_read(tmp_path, brought, option, value, expected):
-    given = {"--autoencoder": brought / "vae", "--image-size": 256, option: value}
-    line = Walk.refused("extract", *(part for pair in given.items() for part in pair), "--data",
-                        not_pictures(tmp_path / "data", classes=True), "--out", tmp_path / "store")
-    assert expected in line
+    Walk.refused(["extract"], {"--autoencoder": brought / "vae", "--image-size": 256, option: value}, expected, tmp_path, classes=True)
 
 
 def test_weights_of_other_latents_name_the_store(tmp_path, brought):
@@ -137,6 +135,6 @@ def test_weights_of_other_latents_name_the_store(tmp_path, brought):
     save_file(randomise_(DiT(input_size=32, patch_size=2, in_channels=16, **NARROW)).state_dict(), tmp_path / "w.safetensors")
     Walk.kiln("store", "import", "--from", "fast-dit", brought / "features/imagenet256_features", brought / "features/imagenet256_labels",
               "--out", tmp_path / "store", "--image-size", 256, "--num-classes", 1000)
-    line = Walk.refused("train", "--recipe", REPOSITORY / "recipes/fast-dit/features.toml", *MODEL, "--data", tmp_path / "store",
-                        "--global-batch", 16, "--max-steps", 1, "--weights", tmp_path / "w.safetensors", "--out", tmp_path / "run")
-    assert re.search(r"--data \S+store gives latents of 4 channels, and --weights \S+ take 16", line)
+    Walk.refused(["train", "--recipe", REPOSITORY / "recipes/fast-dit/features.toml", *MODEL, "--global-batch", 16, "--max-steps", 1],
+                 {"--data": tmp_path / "store", "--weights": tmp_path / "w.safetensors"},
+                 r"--data \S+store gives latents of 4 channels, and --weights \S+ take 16", tmp_path)

@@ -2,15 +2,15 @@
 buckets, first few pictures and then more, grids on the way, and the real SanaPipeline at the end."""
 
 import json
-import shutil
+import shlex
 
 import pytest
 import torch
-from browser import check_report
-from diffusers import AutoencoderDC, SanaPipeline
-from pipelines import START, assert_pictures_of, kiln_normals, read_npz, text_encoder, tiny_kl
+from diffusers import AutoencoderDC, SanaPipeline, SanaTransformer2DModel
+from pipelines import assert_pictures_of, text_encoder, tiny_kl
+from safetensors.torch import load_file
 from transformers import Gemma2Model, GemmaTokenizer
-from walks import not_pictures, pictures, steps_of
+from walks import PROMPT, STEPS, check_run, drawn_by, drawn_by_kiln, pictures, steps_of, weights_of, without_tokenizer
 
 # DC-AE f32c32 and Sana-1600M, narrow and shallow: 1024 px are 32 x 32 latents of 32 channels.
 BLOCKS = ["ResBlock"] * 3 + ["EfficientViTBlock"] * 3
@@ -24,7 +24,6 @@ MODEL = ["--model", "Sana-1600M", "--hidden-size", 64, "--depth", 2, "--num-head
 ADAMW = ["--optimizer", "adamw", "--lr", 1e-4, "--weight-decay", 0.01, "--adam-eps", 1e-8, "--beta1", 0.9, "--beta2", 0.999]
 INSTRUCTION = ["Given a prompt, describe every detail of the picture that it asks for:", "- its colours and its light", "User Prompt: "]
 RANKS = [1]
-PROMPT, SEED, STEPS = "a red circle on a plain wall", 6, 4
 SIZES = [(1024, 1024), (1024, 1024), (832, 1216), (1216, 832)]
 
 
@@ -52,15 +51,46 @@ def training(*more):
     return ["train", *MODEL, "--objective", "flow", "--flow-shift", 3, "--compute-dtype", "bf16", "--log-every", 1, "--threads", 2, "--peak-tflops", 1, *more]
 
 
+# Autoencoder and text encoder in the run, as published: 312 million weights, and 2,614 million of which 590 are its table of tokens.
+RESIDENT = ["--model", "Sana-1600M", "--gpu", "A40", "--gpus", 1, "--global-batch", 1, "--autoencoder", "dc-ae-f32c32",
+            "--text-encoder", "gemma-2-2b"]
+
+
 def test_the_guides_case_does_not_fit_and_the_plan_says_why(walk):
-    """Batch 1 on an A40 of 48 GB with autoencoder and text encoder in the run."""
-    case = ["--model", "Sana-1600M", "--gpu", "A40", "--compute-dtype", "bf16", "--global-batch", 1, "--recompute", "all",
-            "--autoencoder", "dc-ae-f32c32", "--text-encoder", "gemma-2-2b", *ADAMW]
-    plan = walk.json("plan", *case)
+    """One picture on an A40 of 48 GB: f32 fails by what every step keeps, bf16 with recomputation fits."""
+    plan = walk.json("plan", *RESIDENT, *ADAMW, "--compute-dtype", "f32")
     assert plan["options"]["image-size"] == 1024 and plan["options"]["objective"] == "flow"
-    assert 0 < plan["predicted"]["needed_bytes"]
-    found = walk.json("plan", "--search", "--model", "Sana-1600M", "--gpu", "A40", "--gpus", 1, "--global-batch", 1)
-    assert any(row.get("fits", True) for row in found["best"])
+    with torch.device("meta"):
+        weights = sum(parameter.numel() for parameter in SanaTransformer2DModel().parameters())
+    kept = {"master": weights, "moments": 2 * weights, "ema": weights, "gradients": weights, "autoencoder": 312.25e6, "text encoder": 2614.34e6}
+    assert {kind: plan["predicted"]["by_kind"][kind] / 4 for kind in kept} == pytest.approx(kept, rel=1e-3)
+    assert not plan["predicted"]["fits"] and plan["predicted"]["needed_bytes"] > plan["machine"]["memory_bytes"]
+    plan = walk.json("plan", *RESIDENT, *ADAMW, "--compute-dtype", "bf16", "--recompute", "all")
+    assert plan["predicted"]["fits"] and 20 * weights < plan["predicted"]["needed_bytes"] < plan["machine"]["memory_bytes"]
+
+
+def test_a_search_with_the_autoencoder_resident(walk):
+    """Its commands are planned again: they fit as it says, with both encoders in memory."""
+    best = walk.json("plan", "--search", *RESIDENT)["best"]
+    assert best
+    for row in best:
+        command = shlex.split(row["command"])[2:]
+        for place in [command.index(option) for option in ("--out", "--data")]:
+            del command[place:place + 2]
+        plan = walk.json("plan", *command, "--gpu", "A40", "--gpus", 1)["predicted"]
+        assert row["fits"] and plan["fits"] and plan["needed_bytes"] == row["needed_bytes"]
+        assert plan["by_kind"]["autoencoder"] == pytest.approx(2 * 312.25e6, rel=0.01) and plan["by_kind"]["text encoder"] > 2 * 2614e6
+
+
+def test_a_plan_of_the_readers_own_encoders(walk, brought):
+    """On a GPU: bf16, but for Gemma's table of tokens."""
+    plan = walk.json("plan", *MODEL, "--data", brought / "pictures", *encoded(brought), "--compute-dtype", "bf16", "--global-batch", 2,
+                     "--gpu", "A40")["predicted"]["by_kind"]
+    sizes = {name: {key: tensor.numel() for key, tensor in load_file(next((brought / name).glob("*.safetensors"))).items()}
+             for name in ("dc-ae", "gemma")}
+    assert plan["autoencoder"] == 2 * sum(sizes["dc-ae"].values())
+    table = next(count for key, count in sizes["gemma"].items() if "embed_tokens" in key)
+    assert plan["text encoder"] == pytest.approx(2 * sum(sizes["gemma"].values()) + 2 * table, rel=0.01)
 
 
 def test_pictures_and_captions_become_features(walk, brought):
@@ -97,45 +127,42 @@ def test_diffusers_draws_what_was_trained(walk, brought):
     walk.kiln("convert", "--in", walk / "run", "--out", walk / "pipeline", "--vae", brought / "dc-ae")
     pipeline = SanaPipeline.from_pretrained(walk / "pipeline", text_encoder=Gemma2Model.from_pretrained(brought / "gemma"),
                                             tokenizer=GemmaTokenizer.from_pretrained(brought / "gemma"))
-    pipeline.set_progress_bar_config(disable=True)
-    wanted = pipeline(PROMPT, negative_prompt="ugly", guidance_scale=3.0, num_inference_steps=STEPS, height=1024, width=1024, output_type="pt",
-                      sigmas=[1 - step / STEPS for step in range(STEPS)], latents=kiln_normals(SEED, START, [0], (32, 32, 32)),
-                      use_resolution_binning=False, complex_human_instruction=INSTRUCTION).images * 2 - 1
-    walk.kiln("sample", "--run", walk / "run", "--prompt", PROMPT, "--negative-prompt", "ugly", "--cfg-scale", 3, "--cfg-convention", "plain",
-              "--sampler", "flow_euler", "--num-sampling-steps", STEPS, "--num-images", 1, "--height", 1024, "--width", 1024, "--seed", SEED,
-              "--out", walk / "drawn", "--npz", walk / "drawn.npz")
-    assert_pictures_of(read_npz(walk / "drawn.npz"), wanted)
+    wanted = drawn_by(pipeline, (32, 32, 32), height=1024, width=1024, sigmas=[1 - step / STEPS for step in range(STEPS)],
+                      use_resolution_binning=False, complex_human_instruction=INSTRUCTION)
+    got = drawn_by_kiln(walk, "drawn", "--run", walk / "run", **{"--cfg-convention": "plain", "--sampler": "flow_euler", "--height": 1024,
+                                                                 "--width": 1024})
+    assert_pictures_of(got, wanted)
 
 
 def test_the_reports_are_whole(walk, browser):
-    check_report(browser.open(walk / "run/report.html"), headings=["Samples over time", "Stages", "Plan against measurement", "Settings"],
-                 plots=["Loss"], rows={"model": "Sana-1600M", "image-size": "1024"}, may_be_empty=["samples"])  # stage 1 logged none
-    check_report(browser.open(walk / "came/report.html"), rows={"optimizer": "came-sana", "caption-instruction": None})
+    page = browser.open(walk / "run/report.html")
+    check_run(page, walk / "run", headings=["Samples over time", "Stages", "Events"], plots=["Loss by stage", "Loss by bucket"],
+              tables=[(["stage", "from step", "steps", "samples", "px", "learning rate"], 2)], pictures=[(2054, 1028)] * 4,
+              may_be_empty=["samples"], rows={"model": "Sana-1600M", "image-size": "1024", "lr": "5e-05"})  # stage 1 logged no samples
+    stages = [(row["from step"], row["px"], row["learning rate"]) for row in page.table("stage", "px")]
+    assert stages == [("1", "1024", "0.0001"), ("9", "1024", "5e-05")]
+    check_run(browser.open(walk / "came/report.html"), walk / "came", pictures=[], rows={"optimizer": "came-sana", "caption-instruction": None})
 
 
-@pytest.mark.parametrize("what, expected", [
-    ("autoencoder", "gives latents of"),
-    ("encoder", "--caption-prefix"),
-    ("tokenizer", "tokenizer"),
-    ("size", "1000"),
+@pytest.fixture(scope="module")
+def wrong(tmp_path_factory, brought):
+    """Parts that the weights do not go with, by name."""
+    folder = tmp_path_factory.mktemp("wrong")
+    tiny_kl(folder / "kl")
+    text_encoder("t5", folder / "t5", d_model=64)
+    without_tokenizer(brought / "gemma", folder / "no-tokenizer")
+    return folder
+
+
+@pytest.mark.parametrize("changes, expected", [
+    ({"--autoencoder": "kl"}, r"--autoencoder \S+kl gives latents of 4 channels, and --weights \S+ take 32"),
+    ({"--text-encoder": "t5", "--caption-instruction": ""}, r"--text-encoder \S+t5 gives captions of width 64, and --weights \S+ take 32"),
+    ({"--text-encoder": "t5"}, r"--caption-instruction: the texts of t5\S* do not begin with a token of their own"),
+    ({"--text-encoder": "no-tokenizer"}, r"no-tokenizer holds no tokenizer"),
+    ({"--image-size": 1000}, r"expected --image-size to be a multiple of 32, got 1000"),
 ])
-def test_what_does_not_fit_is_named_before_a_picture_is_read(tmp_path, walk, brought, what, expected):
-    given = dict(zip(encoded(brought)[:8:2], encoded(brought)[1:8:2]))
-    weights = []
-    if what == "autoencoder":  # of other latents than the weights have
-        walk.kiln("convert", "--in", walk / "run", "--out", tmp_path / "w.safetensors")
-        weights = ["--weights", tmp_path / "w.safetensors"]
-        tiny_kl(tmp_path / "kl")
-        given["--autoencoder"] = tmp_path / "kl"
-    elif what == "encoder":
-        text_encoder("t5", tmp_path / "t5")
-        given["--text-encoder"] = tmp_path / "t5"
-    elif what == "tokenizer":
-        shutil.copytree(brought / "gemma", tmp_path / "gemma")
-        (tmp_path / "gemma/tokenizer.model").unlink()
-        given["--text-encoder"] = tmp_path / "gemma"
-    else:
-        given["--image-size"] = 1000
-    line = walk.refused(*training("--data", not_pictures(tmp_path / "data"), *(part for pair in given.items() for part in pair), *weights,
-                                  "--global-batch", 1, "--max-steps", 1), "--out", tmp_path / "run")
-    assert expected in line
+def test_what_does_not_fit_is_named_before_a_picture_is_read(tmp_path, walk, brought, wrong, changes, expected):
+    given = {"--autoencoder": brought / "dc-ae", "--text-encoder": brought / "gemma", "--caption-instruction": brought / "instruction.txt",
+             "--image-size": 1024, "--weights": weights_of(walk / "run")}
+    given |= {option: wrong / value if value and isinstance(value, str) else value for option, value in changes.items()}
+    walk.refused(training("--global-batch", 1, "--max-steps", 1), given, expected, tmp_path)

@@ -1,21 +1,63 @@
 """What the paths share: a folder in which the program's commands follow each other, and what a reader brings along."""
 
+import contextlib
 import gzip
 import importlib.util
 import json
 import os
+import re
+import resource
+import shutil
 import signal
+import struct
 import subprocess
 import time
+import tomllib
+import zlib
 from pathlib import Path
 
 import numpy as np
-from conftest import program, run_program, succeed
+import torch
+from browser import check_report
+from conftest import program
+from diffusers import AutoencoderKL
 from interruptions import PATIENCE_S, wait_while_running
 from PIL import Image, ImageDraw
+from pipelines import START, kiln_normals, read_npz
+from torch.utils.flop_counter import FlopCounterMode
 
+PROMPT, SEED, STEPS = "a red circle on a plain wall", 6, 4  # of what is drawn by diffusers' pipelines too
+PEAK_FLOPS = {"A100-80G": 312e12, "A800-80G": 312e12, "RTX-3090": 71e12}  # of half precision, by the data sheets
+# fast-DiT's README: 0.84 steps of 128 images in a second on an A100, each four forward passes of 237 GFLOP: a third.
+MEASURED_SHARE = 0.84 * 128 * 4 * 237e9 / PEAK_FLOPS["A100-80G"]
 COLOURS = {"red": (200, 40, 40), "green": (40, 160, 60), "blue": (50, 70, 200), "yellow": (230, 200, 50)}
 SHAPES = ["circle", "square"]
+
+
+class Spent:
+    """What the program's commands took since `commands` was emptied: (ranks, processor seconds, command). ranks: the number
+    that the test walks with; None: the command belongs to the guide on any number."""
+
+    ranks, commands = None, []
+
+    @classmethod
+    @contextlib.contextmanager
+    def by(cls, arguments):
+        """Counts what ends inside. Yields a list to add seconds to that no process is left to tell."""
+        def seconds():
+            usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+            return usage.ru_utime + usage.ru_stime
+
+        before, untold = seconds(), []
+        yield untold
+        cls.commands.append((cls.ranks, seconds() - before + sum(untold), " ".join(map(str, arguments))[:120]))
+
+
+def run(*arguments, env=os.environ, **more):
+    """kiln's completed process. Its threads do not spin while they wait: they would take time that nobody misses."""
+    with Spent.by(arguments):
+        return subprocess.run([str(program("kiln")), *map(str, arguments)], capture_output=True, text=True, timeout=600,
+                              env=env | {"OMP_WAIT_POLICY": "passive"}, **more)
 
 
 class Walk:
@@ -38,34 +80,40 @@ class Walk:
         return self.folder / name
 
     @staticmethod
-    def kiln(*arguments):
-        return succeed(*arguments)
+    def kiln(*arguments, **options):
+        result = run(*arguments, **options)
+        assert result.returncode == 0, f"kiln {' '.join(map(str, arguments))}\n{result.stderr}"
+        return result
 
     @staticmethod
-    def json(*arguments):
-        return json.loads(succeed(*arguments, "--json").stdout)
+    def json(*arguments, **options):
+        return json.loads(Walk.kiln(*arguments, "--json", **options).stdout)
 
     @staticmethod
-    def refused(*arguments):
-        """The one line of a command that ends at once, before it makes the folder of --out."""
-        result = run_program("kiln", *arguments)
+    def refused(command, given, expected, folder, classes=False):
+        """A command with options `given` ends before it reads one of the pictures that it gets, which nobody can, and before it
+        makes the folder of --out; its one line matches `expected`."""
+        data = {"--data": not_pictures(folder / "no-pictures", classes)}
+        arguments = [*command, *options(data | given), "--out", folder / "out"]
+        result = run(*arguments)
         assert result.returncode == 1, result.stdout + result.stderr
         lines = [line for line in result.stderr.splitlines() if line.startswith("kiln: ")]
         assert len(lines) == 1 and len(lines[0]) <= 600 and result.stderr.splitlines()[-1] == lines[0], result.stderr
-        words = list(map(str, arguments))
-        out = Path(words[words.index("--out") + 1])
-        assert not out.exists(), f"{out} was made, for nothing: {lines[0]}"
-        return lines[0]
+        assert not (folder / "out").exists(), f"--out was made, for nothing: {lines[0]}"
+        assert re.search(expected, lines[0]), lines[0]
 
     def interrupted(self, stop, run, *arguments):
-        """The exit status of the run into folder `run`, which gets the signal `stop` once it has a checkpoint."""
+        """What the run into folder `run` says, which gets the signal `stop` once it has a checkpoint."""
         command = [str(part) for part in [program("kiln"), *arguments, "--out", run]]
-        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-        self.started.append(process)
-        has_begun = wait_while_running(process, lambda: any(run.glob("checkpoints/step-*")))
-        ranks = ranks_of(process.pid)
-        process.send_signal(stop)
-        said, _ = process.communicate(timeout=PATIENCE_S)
+        with Spent.by(arguments) as untold:
+            process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+                                       env=os.environ | {"OMP_WAIT_POLICY": "passive"})
+            self.started.append(process)
+            has_begun = wait_while_running(process, lambda: any(run.glob("checkpoints/step-*")))
+            ranks = ranks_of(process.pid)
+            untold.extend(seconds_of(rank) for rank in ranks if stop == signal.SIGKILL)  # nobody waits for them
+            process.send_signal(stop)
+            said, _ = process.communicate(timeout=PATIENCE_S)
         assert has_begun, f"it ended before it could be interrupted: {said}"
         deadline = time.monotonic() + PATIENCE_S
         while any(os.path.exists(f"/proc/{rank}") for rank in ranks):
@@ -75,14 +123,55 @@ class Walk:
         return said
 
 
+def options(given):
+    """{option: value} as words; None: a flag."""
+    return [word for option, value in given.items() for word in ([option] if value is None else [option, value])]
+
+
 def ranks_of(launcher):
     return [int(pid) for task in Path(f"/proc/{launcher}/task").glob("*") for pid in (task / "children").read_text().split()]
 
 
-def steps_of(run):
-    """The steps of the log, in its order."""
+def seconds_of(process):
+    """What a process has taken of the processors."""
+    fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def logged(run):
+    """The lines of steps in the log, in its order."""
     lines = [json.loads(line) for line in (run / "log.jsonl").read_text().splitlines()]
-    return [line["step"] for line in lines if "loss" in line]
+    return [line for line in lines if "loss" in line]
+
+
+def steps_of(run):
+    return [line["step"] for line in logged(run)]
+
+
+CURVES = ["Loss", "Loss by timestep", "Throughput, images/s", "Memory, GB", "Time of a step, ms", "Waiting for data", "Batches ready",
+          "Learning rate", "Gradient norm", "Memory over a step"]
+
+
+def check_run(page, run, headings=(), plots=(), rows={}, tables=(), **more):
+    """The report of `run` is whole (check_report) and holds all that the run's files say: the newest figures, the usual
+    curves, every figure of the plan and of what was measured, and every option, with its value where `rows` has no other."""
+    values = {}
+    for name, value in tomllib.loads((run / "config.toml").read_text()).items():
+        if value != "" and name not in ("stage", "model-config"):  # shown as a table and in words
+            text = str(value).lower() if isinstance(value, bool) else " ".join(str(value).split())
+            values[name] = None if isinstance(value, list) else re.escape(text)
+    predicted, measured = (json.loads((run / "plan.json").read_text())[side] for side in ("predicted", "measured"))
+    figures = ["peak memory", "step"]
+    for prefix, key in (("memory of ", "by_kind"), ("memory in ", "by_phase"), ("time of ", "phase_s")):
+        names = measured[key].keys() | (predicted[key].keys() if key != "by_phase" else set())
+        figures += [prefix + name for name in names if measured[key].get(name, 0) > 0 or predicted[key].get(name, 0) > 0]
+    last = logged(run)[-1]
+    cards = {"loss, smoothed": r"\d+\.\d{4}", "steps": str(last["step"]), "images seen": str(last["images_seen"]),
+             "training time": r"\d+m \d\ds", "images/s, median": r"\d+\.\d", "host memory, highest": r"\d+\.\d\d GB"}
+    check_report(page, headings=["Plan against measurement", "Settings", *headings], plots=[*CURVES, *plots], rows=values | rows, cards=cards,
+                 tables=[(["predicted", "measured"], len(figures)), *tables], **more)
+    assert sorted(cells[0] for head, *body in page.tables if "predicted" in head for cells in body) == sorted(figures)
+    assert any(re.fullmatch(r"TFLOP/s, \d+ % of peak", name) for name in page.cards), page.cards
 
 
 def plain(seed, size):
@@ -137,10 +226,52 @@ def clip_tokenizer(folder):
 
 
 def not_pictures(folder, classes=False):
-    """Files with the names of pictures that nobody can decode: whoever reads one says so."""
+    """PNG files that end behind their header: their size can be read, and whoever reads more says that they are broken."""
+    header = b"IHDR" + struct.pack(">2I5B", 1024, 1024, 8, 2, 0, 0, 0)
     for name in ("red/0.png", "green/1.png") if classes else ("0.png", "1.png"):
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        (folder / name).write_bytes(b"this is not a picture")
+        (folder / name).write_bytes(b"\x89PNG\r\n\x1a\n" + struct.pack(">I", 13) + header + struct.pack(">I", zlib.crc32(header)))
     if not classes:
         (folder / "metadata.jsonl").write_text("".join(f'{{"file_name": "{i}.png", "text": "a caption"}}\n' for i in range(2)))
     return folder
+
+
+def flops_of(forward):
+    """Operations that torch counts in forward(), whose modules and tensors are on meta: nothing is computed."""
+    with torch.device("meta"), torch.no_grad(), FlopCounterMode(display=False) as counter:
+        forward()
+    return counter.get_total_flops()
+
+
+def encoding_flops(side):
+    """Of a picture by Stable Diffusion's autoencoder."""
+    def encode():
+        published = AutoencoderKL(block_out_channels=[128, 256, 512, 512], layers_per_block=2,
+                                  down_block_types=["DownEncoderBlock2D"] * 4, up_block_types=["UpDecoderBlock2D"] * 4)
+        published.encode(torch.empty(1, 3, side, side))
+
+    return flops_of(encode)
+
+
+def drawn_by_kiln(walk, name, *source, prompt=PROMPT, **given):
+    """Pixels (1, 3, H, W) of one picture, as pipelines draw it."""
+    walk.kiln("sample", *source, "--prompt", prompt, "--negative-prompt", "ugly", "--cfg-scale", 3, "--num-sampling-steps", STEPS,
+              "--num-images", 1, "--seed", SEED, *options(given), "--out", walk / name, "--npz", walk / f"{name}.npz")
+    return read_npz(walk / f"{name}.npz")
+
+
+def drawn_by(pipeline, latent, prompt=PROMPT, **more):
+    """The same by a pipeline of diffusers, from latents of shape `latent` (C, H, W)."""
+    pipeline.set_progress_bar_config(disable=True)
+    return pipeline(prompt, negative_prompt="ugly", guidance_scale=3.0, num_inference_steps=STEPS, output_type="pt",
+                    latents=kiln_normals(SEED, START, [0], latent), **more).images * 2 - 1
+
+
+def weights_of(run):
+    """The newest that a run has."""
+    return max(run.glob("checkpoints/step-*")) / "model.safetensors"
+
+
+def without_tokenizer(encoder, folder):
+    """A copy of an encoder's folder."""
+    shutil.copytree(encoder, folder, ignore=shutil.ignore_patterns("*token*", "spiece.model", "vocab.*", "merges.txt"))

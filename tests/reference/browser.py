@@ -183,19 +183,18 @@ class Browser:
 NO_VALUE = re.compile(r"(?<![\w/.-])(null|undefined|-?nan|-?inf(inity)?|\[object \w+\])(?![\w/.-])", re.IGNORECASE)
 
 
-def check_report(page, headings=(), plots=(), rows=(), cards=(), tables=(), num_pictures=None, may_be_empty=()):
+def check_report(page, headings=(), plots=(), rows=(), cards=(), tables=(), pictures=None, may_be_empty=()):
     """Fails unless the page is whole: no complaint, every picture loaded, every plot drawn with a scale, every row, card
     and cell filled with something that is a value, and what is listed is there.
 
     headings, plots: their beginnings. rows, cards: names, or {name: regular expression that the whole value matches, or
-    None}. tables: for each one the columns that it has at least. num_pictures: how many, or at least one with None and
-    none asked for. may_be_empty: names of columns whose cells may be empty or "-".
+    None}. tables: for each one the columns that it has at least and how many rows. pictures: their own sizes in pixels,
+    (width, height), in order; None: any. may_be_empty: names of columns whose cells may be empty or "-".
     """
     assert not page.errors, page.errors
     for picture in page.pictures:
         assert picture["loaded"], f"a picture does not load: {picture}"
-    if num_pictures is not None:
-        assert len(page.pictures) == num_pictures, page.pictures
+    assert pictures is None or [(picture["width"], picture["height"]) for picture in page.pictures] == pictures, page.pictures
     parts = [part for row in page.row_list + [cells for table in page.tables for cells in table] for part in row]
     nothing = [part for part in page.text.splitlines() + parts if NO_VALUE.search(part)]
     assert not nothing, f"no values: {nothing}"
@@ -223,5 +222,5 @@ def check_report(page, headings=(), plots=(), rows=(), cards=(), tables=(), num_
             assert name in found, f"no {name!r} among {list(found)}"
             pattern = wanted[name] if isinstance(wanted, dict) else None
             assert pattern is None or re.fullmatch(pattern, found[name]), f"{name}: {found[name]!r} is not {pattern!r}"
-    for columns in tables:
-        page.table(*columns)
+    for columns, num_rows in tables:
+        assert len(page.table(*columns)) == num_rows, page.table(*columns)

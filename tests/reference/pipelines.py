@@ -1,5 +1,7 @@
 """What comparisons of `kiln sample` with diffusers' pipelines share: Kiln's own noise, tiny components, closeness."""
 
+import copy
+
 import numpy as np
 import torch
 from diffusers import AutoencoderDC, AutoencoderKL
@@ -63,9 +65,11 @@ def tiny_dc(folder, seed=4):
     return vae
 
 
-def text_encoder(kind, folder):
-    """(model, tokenizer) of ENCODERS, random, as they lie in `folder`."""
+def text_encoder(kind, folder, **changes):
+    """(model, tokenizer) of ENCODERS, random, as they lie in `folder`. changes: of the config."""
     tokenizer_class, model_class, config = ENCODERS[kind]
+    config = copy.deepcopy(config)
+    config.update(changes)
     torch.manual_seed(0)
     folder.mkdir()
     MAKERS[kind](folder)

@@ -42,7 +42,7 @@ def page(run, browser):
 
 
 def test_every_plot_is_in_the_page(page):
-    check_report(page, plots=PLOTS, num_pictures=2)
+    check_report(page, plots=PLOTS, pictures=[(38, 38)] * 2)
     assert len(page.plots) == len(PLOTS)
     memory = next(plot for plot in page.plots if plot["title"].startswith("Memory over a step"))
     for kind in ("master", "moments", "activations", "measured"):
@@ -90,9 +90,9 @@ def test_a_whole_page_passes(browser, tmp_path):
 <div class='rows'><div><span>model</span><b>dit</b></div></div><table><tr><th>run</th><th>loss</th></tr><tr><td>a</td><td>0.1</td>
 </tr></table></body></html>""")
     page = browser.open(tmp_path / "page.html")
-    check_report(page, headings=["Settings"], rows={"model": "d.t"}, tables=[["run", "loss"]], num_pictures=0)
-    for asked in ({"headings": ["Events"]}, {"rows": ["lr"]}, {"rows": {"model": "unet"}}, {"plots": ["Loss"]},
-                  {"tables": [["mfu"]]}, {"num_pictures": 1}, {"cards": ["steps"]}):
+    check_report(page, headings=["Settings"], rows={"model": "d.t"}, tables=[(["run", "loss"], 1)], pictures=[])
+    for asked in ({"headings": ["Events"]}, {"rows": ["lr"]}, {"rows": {"model": "unet"}}, {"plots": ["Loss"]}, {"tables": [(["mfu"], 1)]},
+                  {"tables": [(["run"], 2)]}, {"pictures": [(8, 8)]}, {"cards": ["steps"]}):
         with pytest.raises(AssertionError):
             check_report(page, **asked)
 
@@ -168,7 +168,7 @@ def test_a_run_with_everything_has_it_on_its_page(everything, browser):
         cards={"steps": "13", "images seen": "52", "validation loss, last": r"0\.\d+|1\.\d+", "images/s, median": r"\d+\.\d",
                "cost of a million images": r"\d+\.\d\d"},
         rows={"feature_net.name": "random", "reference.num_pictures": "18", "samples.prompts.count": "8", "samples.cfg_scale": "4.5",
-              "model": "pixart", "nproc": "2", "sample-prompts": re.escape(NASTY), "data-weights": "1, 2"}, num_pictures=5)
+              "model": "pixart", "nproc": "2", "sample-prompts": re.escape(NASTY), "data-weights": "1, 2"}, pictures=[(38, 20)] * 5)
     assert "2 ranks" in page.text and "pixart, iddpm, 16 px" in page.text
     stages = page.table("stage", "from step", "steps", "samples", "px", "learning rate")
     assert [row["stage"] for row in stages] == ["stage 1 (low <b>)", "stage 2 (high)"]
@@ -179,7 +179,7 @@ def test_a_run_with_everything_has_it_on_its_page(everything, browser):
 
 
 def test_an_adapters_page(everything, browser):
-    check_report(browser.open(everything / "lora/report.html"), plots=["Loss", "Loss by bucket", "Memory over a step"], num_pictures=1,
+    check_report(browser.open(everything / "lora/report.html"), plots=["Loss", "Loss by bucket", "Memory over a step"], pictures=[(38, 20)],
                  rows={"lora-rank": "2", "sample-prompts": "a bird"}, cards={"steps": "5", "images seen": "20"})
 
 
@@ -196,7 +196,7 @@ def test_a_continued_run_shows_all_stages_and_its_evaluation(everything, browser
 
 def test_several_runs_on_one_page(everything, browser):
     page = browser.open(everything / "runs.html")
-    check_report(page, headings=["3 runs", "Speed and memory", "Options that differ", "Stages", "Metrics", "Newest samples"], num_pictures=2,
+    check_report(page, headings=["3 runs", "Speed and memory", "Options that differ", "Stages", "Metrics", "Newest samples"], pictures=[(38, 20)] * 2,
                  plots=["Loss", "Validation loss", "Throughput", "Host memory", "Learning rate"],
                  may_be_empty=["validation loss, last", "samples", "step"])
     rows = {row["run"]: row for row in page.table("run", "steps", "images", "loss, last", "validation loss, last")}
