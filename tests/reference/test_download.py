@@ -418,4 +418,4 @@ def test_the_check_of_published_fids_is_rehearsed(server, tmp_path):
                          "of 5 pictures: the published figures are of 50000"]
     settings = json.loads((tmp_path / "fid/512/samples.npz.json").read_text())
     assert settings["cfg_scale"] == 1.5 and settings["sampler"]["type"] == "iddpm" and settings["label_sampling"] == "random"
-    assert "objective iddpm; sampler ddpm, 2 steps" in result.stderr and len(settings["classes"]) == 1000
+    assert "objective iddpm; sampler ddpm;" in result.stderr and len(settings["classes"]) == 1000

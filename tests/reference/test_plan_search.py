@@ -7,7 +7,7 @@ import subprocess
 import time
 
 import pytest
-from conftest import REPOSITORY, program
+from conftest import FULL, REPOSITORY, program
 
 SMALL = ["--model", "DiT-S/4", "--gpu", "T4", "--gpus", "2"]
 
@@ -106,7 +106,8 @@ def test_a_table_is_printed_as_it_is(kiln, arguments, tmp_path):
 
 
 def test_pages_hold_what_the_program_says():
-    result = subprocess.run([REPOSITORY / "tools" / "plan_tables", "--check"], capture_output=True, text=True)
+    more = ["--all"] if FULL else []  # searches too
+    result = subprocess.run([REPOSITORY / "tools" / "plan_tables", "--check", *more], capture_output=True, text=True)
     assert result.returncode == 0, result.stderr
 
 
@@ -272,16 +273,26 @@ def test_sana_with_its_autoencoder_resident(kiln, gpu):
 # What is published of each family
 
 
+def planned_options(kiln, command):
+    """The options that a printed command stands for."""
+    words = shlex.split(command.replace("--data store", "--data synthetic"))
+    result = kiln("plan", "--gpu", "A100-80G", "--json", *words[2:])
+    assert result.returncode == 0, result.stderr
+    return json.loads(result.stdout)["options"]
+
+
 def test_every_family_is_compared_under_its_own_objective(kiln):
     """Where none is given; what is given stays, and what cannot train with it says why."""
     arguments = ["--gpu", "A100-80G", "--gpus", 1, "--global-batch", 4, "--micro-batch", 4, "--compute-dtype", "bf16",
                  "--recompute", "all", "--offload-optimizer", "none"]
     table = compared(kiln, "--model", "DiT-S/8,Sana-600M-512,sd21-v", *arguments)
-    objective = {row["model"]: row["command"] for row in table["ranked"]}
-    assert set(objective) == {"DiT-S/8", "Sana-600M-512", "sd21-v"} and not table["left_out"]
-    assert "--objective" not in objective["DiT-S/8"]
-    assert "--objective flow" in objective["Sana-600M-512"] and "--flow-shift 3" in objective["Sana-600M-512"]
-    assert "--objective v_prediction" in objective["sd21-v"] and "--beta-schedule scaled_linear" in objective["sd21-v"]
+    commands = {row["model"]: row["command"] for row in table["ranked"]}
+    assert set(commands) == {"DiT-S/8", "Sana-600M-512", "sd21-v"} and not table["left_out"]
+    for model, expected in {"DiT-S/8": {"objective": "iddpm"}, "Sana-600M-512": {"objective": "flow", "flow-shift": 3},
+                            "sd21-v": {"objective": "v_prediction", "beta-schedule": "scaled_linear"}}.items():
+        assert "--objective" not in commands[model], "the model brings it"
+        planned = planned_options(kiln, commands[model])
+        assert {name: planned[name] for name in expected} == expected
     table = compared(kiln, "--model", "DiT-S/8,Sana-600M-512", "--objective", "iddpm", *arguments)
     assert [row["model"] for row in table["ranked"]] == ["DiT-S/8"]
     assert len(table["left_out"]) == 1 and "train it with flow" in table["left_out"][0]
