@@ -8,6 +8,7 @@ import pytest
 
 KEY = re.compile(r'"([a-z_][\w.]*)": (\{"enabled": true\}|"[^"]*"|[-\w.+]+)')
 OPTION = re.compile(r"--([a-z][a-z0-9-]*) (-?[\w.,+-]+)")
+TWICE = re.compile(r"\b([a-z]+) \1\b|\bwith(out)? with(out)?\b")  # a word that a hint says twice, or "with without"
 LEFT_OUT = re.compile(r"without (train_micro_batch_size_per_gpu|gradient_accumulation_steps)")
 # Its state is much of what it needs.
 HEAVY = ["--model", "dit", "--hidden-size", 256, "--depth", 6, "--num-heads", 4, "--patch-size", 4, "--num-classes", 4,
@@ -30,7 +31,11 @@ class Beside:
             self.path.write_text(json.dumps(config or self.config))
             file = ["--deepspeed", self.path]
         result = self.kiln("plan", *arguments, *file, "--json", timeout=300)
-        return result, [line for line in result.stderr.splitlines() if line.startswith("kiln: ")]
+        lines = [line for line in result.stderr.splitlines() if line.startswith("kiln: ")]
+        plan = json.loads(result.stdout) if result.returncode == 0 else {}
+        for hint in [*lines, *(line for row in [plan, *plan.get("best", [])] for line in row.get("advice", []))]:
+            assert not TWICE.search(hint), hint
+        return result, lines
 
     def follow(self, hint, arguments):
         """Plans as the hint says, which names nothing of the file as an option."""
@@ -169,3 +174,11 @@ def test_weights_are_offloaded_at_stage_three(beside):
     place, arguments = beside(config), [*T4, "--gpus", 2]
     hint = re.search(r"needs (.*), got 2", refused(place, arguments))[1]
     assert place.follow(hint, arguments)["offload_params"] == "cpu"
+
+
+@pytest.mark.parametrize("config", [BATCH, PASSES], ids=["batch", "passes"])
+def test_a_search_hints_in_the_files_keys(beside, config):
+    result, _ = beside(config).plan(["--search", *T4, "--gpus", 2])
+    assert result.returncode == 0, result.stderr
+    hints = [hint for row in json.loads(result.stdout)["best"] for hint in row["advice"]]
+    assert any('"train_batch_size": ' in hint for hint in hints) and not any("--global-batch" in hint for hint in hints), hints
