@@ -1,8 +1,11 @@
 #include "evaluate/evaluate_command.h"
 
+#include <fmt/ranges.h>
+
 #include "cli/build_identity.h"
 #include "cli/commands.h"
 #include "core/error.h"
+#include "diffusion/sampler.h"
 #include "parallel/ranks/joining.h"
 #include "parallel/ranks/launcher.h"
 
@@ -12,13 +15,21 @@ namespace {
 // Adds the options for how a run's samples are drawn, as in `kiln sample`.
 void add_sampling_options(CLI::App* command, SampleCommand& sampling) {
   const std::string group = "Samples of a run";
-  command->add_option("--cfg-scale", sampling.cfg_scale, "Classifier-free guidance; 1 = off")->group(group);
+  command
+      ->add_option("--cfg-scale", sampling.cfg_scale,
+                   "Classifier-free guidance; 1 = off (default: as the model is published)")
+      ->group(group);
   command
       ->add_option("--guidance-interval", sampling.guidance_interval,
                    "LO:HI: guide only within these shares of the schedule")
       ->group(group);
-  command->add_option("--sampler", sampling.sampler, "ddpm | ddim | dpmpp_2m | flow_euler")->group(group);
-  command->add_option("--num-sampling-steps", sampling.num_sampling_steps, "Steps of the sampler")
+  command
+      ->add_option("--sampler", sampling.sampler,
+                   fmt::format("{} (default: as the model is published)", fmt::join(sampler_names(), " | ")))
+      ->group(group);
+  command
+      ->add_option("--num-sampling-steps", sampling.num_sampling_steps,
+                   "Steps of the sampler (default: as the model is published)")
       ->group(group);
   command->add_option("--seed", sampling.seed, "Seed of the samples")->check(not_negative())->group(group);
   command->add_flag("--random-labels", sampling.random_labels, "Draw classes at random instead of in turn")
