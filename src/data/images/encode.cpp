@@ -4,9 +4,11 @@
 #include <jpeglib.h>
 #include <webp/encode.h>
 
+#include <algorithm>
 #include <csetjmp>
 #include <cstdlib>
 #include <memory>
+#include <string>
 
 #include "data/images/image_codecs.h"
 
@@ -45,6 +47,9 @@ bool compress(jpeg_compress_struct& info, const Image& image, int quality, bool 
 }  // namespace
 
 std::vector<std::byte> encode_jpeg(const Image& image, int quality, bool is_progressive) {
+  // libjpeg would say so too, but after an error it does not give back the buffer that it has made.
+  if (std::max(image.height, image.width) > JPEG_MAX_DIMENSION)
+    throw DecodeError("a JPEG has at most " + std::to_string(JPEG_MAX_DIMENSION) + " pixels a side");
   jpeg_compress_struct info{};
   ErrorManager errors{};
   info.err = jpeg_std_error(&errors.base);
@@ -57,7 +62,7 @@ std::vector<std::byte> encode_jpeg(const Image& image, int quality, bool is_prog
   char message[JMSG_LENGTH_MAX];
   if (!is_done) info.err->format_message(reinterpret_cast<j_common_ptr>(&info), message);
   jpeg_destroy_compress(&info);
-  if (!is_done) throw DecodeError(message);  // the buffer may have been freed
+  if (!is_done) throw DecodeError(message);
   const std::unique_ptr<unsigned char, decltype(&std::free)> owner(buffer, std::free);
   const auto* const begin = reinterpret_cast<const std::byte*>(buffer);
   return {begin, begin + size};

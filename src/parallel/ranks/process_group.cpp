@@ -3,7 +3,6 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
-#include <cstring>
 #include <stdexcept>
 
 #include "core/aten.h"
@@ -197,7 +196,7 @@ std::vector<std::string> ProcessGroup::gather(const std::string& text, const std
   const auto longest = static_cast<int64_t>(*std::ranges::max_element(sizes));
   const at::Tensor mine = at::zeros({longest}, at::kByte),
                    all = at::empty({world_size() * longest}, at::kByte);
-  std::memcpy(mine.data_ptr(), text.data(), text.size());
+  std::ranges::copy(text, reinterpret_cast<char*>(mine.data_ptr<uint8_t>()));
   if (longest > 0) exchange(Operation::kAllGather, what, {all, mine});
   std::vector<std::string> texts;
   for (int64_t r = 0; r < world_size(); ++r)
