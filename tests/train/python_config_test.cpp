@@ -3,7 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "core/error.h"
+#include "test_files.h"
 
 namespace kiln {
 namespace {
@@ -12,12 +12,7 @@ using nlohmann::json;
 using ::testing::HasSubstr;
 
 std::string refusal(const std::string& text) {
-  try {
-    parse_python_config(text, "p.py");
-  } catch (const Error& error) {
-    return error.what();
-  }
-  return "";
+  return test::message_of([&] { parse_python_config(text, "p.py"); });
 }
 
 TEST(PythonConfig, AssignmentsAreRead) {
