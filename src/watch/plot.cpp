@@ -106,10 +106,9 @@ std::string frame(const PlotOptions& options, const Axis& x, const Axis& y) {
                        R"(<text x="{3}" y="{4:.1f}" class="tick" text-anchor="end">{5}</text>)",
                        kLeft, kWidth - kRight, y(tick), kLeft - 8, y(tick) + 4, tick_text(tick));
   std::vector<PlotTick> ticks = options.x_ticks;
-  const bool is_of_steps = options.x_label == "step";  // between two of which there is none
   if (ticks.empty())
     for (double tick : nice_ticks(x.low, x.high, 6))
-      if (!is_of_steps || tick == std::round(tick)) ticks.push_back({tick, tick_text(tick)});
+      if (tick == std::round(tick)) ticks.push_back({tick, tick_text(tick)});
   for (const PlotTick& tick : ticks)
     svg += fmt::format(R"(<text x="{:.1f}" y="{}" class="tick" text-anchor="middle">{}</text>)", x(tick.x),
                        kHeight - kBottom + 18, escape(tick.name));

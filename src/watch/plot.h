@@ -21,6 +21,7 @@ struct PlotTick {
   double x = 0;
   std::string name;
 };
+// Along x are whole numbers, such as steps, unless there are ticks.
 struct PlotOptions {
   std::string title, x_label;
   bool log_y = false;               // linear if a value is not positive
