@@ -153,7 +153,7 @@ void write_plan_report(const std::string& path, const Plan& plan) {
 }
 
 // Prints one table that compares several models or kinds of GPU.
-void compare(const PlanArguments& arguments, ComparisonOptions options) {
+void compare(const PlanArguments& arguments, const ComparisonOptions& options) {
   const Comparison comparison = compare_runs(options);
   fmt::print("{}", arguments.json ? to_json(comparison).dump(1) + "\n" : to_text(comparison));
   if (comparison.ranked.empty() && !arguments.html.empty())

@@ -52,7 +52,7 @@ std::string fetch_own_file(const PublishedWeights& row, const DownloadOptions& o
                 .name = row.name};
   for (std::string mirror : options.mirrors) {
     while (mirror.ends_with('/')) mirror.pop_back();
-    file.urls.push_back(mirror + "/" + file_name);
+    file.urls.push_back(mirror.append("/").append(file_name));
   }
   file.urls.push_back(address);
   fmt::print(stderr, "kiln download: {} ({}, {}) from {}\n", row.name, size_text(row.bytes), row.licence,

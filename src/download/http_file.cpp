@@ -317,7 +317,7 @@ std::string fetch_file(const HttpFile& file) {
                       fmt::format("{} is being downloaded already", file.path));
   PartialFile partial(file);
   std::string refused;  // why, by each address
-  const auto note = [&](std::string reason) {
+  const auto note = [&](const std::string& reason) {
     constexpr std::string_view kWho = "[download] ";
     refused += refused.empty() ? reason : "; " + reason.substr(kWho.size());
   };

@@ -153,7 +153,7 @@ void write_npz(const std::string& path, const std::map<std::string, at::Tensor>&
     zip_set_file_compression(archive.get(), static_cast<zip_uint64_t>(index), ZIP_CM_STORE, 0);
   }
   if (zip_close(archive.get()) != 0) fail("npz", "cannot write {}: {}", path, zip_strerror(archive.get()));
-  archive.release();  // closing has freed it
+  static_cast<void>(archive.release());  // closing has freed it
   std::filesystem::rename(partial, path);
 }
 

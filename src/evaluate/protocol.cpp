@@ -27,7 +27,7 @@ void add_fields(const std::string& name, const json& value, std::map<std::string
     return;
   }
   for (const auto& [key, entry] : value.items())
-    add_fields(name.empty() ? key : name + "." + key, entry, fields);
+    add_fields(name.empty() ? key : fmt::format("{}.{}", name, key), entry, fields);
 }
 
 // Returns "250 | 50". Of two long lists of a length, which may read alike, the first entries that differ.

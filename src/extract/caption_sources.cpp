@@ -52,7 +52,7 @@ std::vector<const Source*> parse_sources(const std::string& text) {
   return sources;
 }
 
-std::string without_outer_space(std::string text) {
+std::string without_outer_space(const std::string& text) {
   constexpr const char* kSpace = " \t\r\n";
   const auto first = text.find_first_not_of(kSpace);
   if (first == std::string::npos) return {};
@@ -93,7 +93,7 @@ std::vector<Caption> captions_of(const ImageDataset& dataset, int64_t index, con
       fail("extract", "the caption of {} is no UTF-8: convert the file that holds it",
            dataset.records()[index].name);
     }
-    caption.text = without_outer_space(std::move(caption.text));
+    caption.text = without_outer_space(caption.text);
     const bool is_known = std::any_of(captions.begin(), captions.end(), [&](const Caption& other) {
       return other.text == options.prefix + caption.text + options.suffix;
     });

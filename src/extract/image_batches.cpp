@@ -71,7 +71,7 @@ struct ImageFill {
 
 class ImageBatches : public BatchSource {
  public:
-  ImageBatches(ImageFill fill, std::shared_ptr<const Autoencoder> autoencoder, at::Device device,
+  ImageBatches(const ImageFill& fill, std::shared_ptr<const Autoencoder> autoencoder, at::Device device,
                int64_t images_at_once)
       : options_(fill.options),
         images_at_once_(images_at_once),

@@ -373,7 +373,6 @@ std::string effect_text(const DeepSpeedKey& key) {
   const std::string because = *key.note ? fmt::format(": {}", key.note) : "";
   switch (key.effect) {
     case kOption:
-      return fmt::format("`--{}`{}", key.option, because);
     case kTogether:
       return fmt::format("`--{}`{}", key.option, because);
     case kAlways:

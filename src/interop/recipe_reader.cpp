@@ -70,7 +70,7 @@ void RecipeReader::read_optimizer(const std::string& came) {
   const json optimizer = value("optimizer");
   if (!optimizer.is_object() || !optimizer.contains("type"))
     refuse("optimizer expects type, lr, ..., got {}", optimizer.dump());
-  const json type = optimizer["type"];
+  const json& type = optimizer["type"];
   const bool is_came = type == "CAMEWrapper" || type == "CAME";
   if (!is_came && type != "AdamW" && type != "AdamW8bit")
     refuse("optimizer.type {}: write AdamW, AdamW8bit or CAMEWrapper, which --optimizer has", type.dump());

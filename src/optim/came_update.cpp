@@ -11,7 +11,7 @@ namespace kiln {
 namespace {
 
 // factor = beta * factor + (1 - beta) * mean
-void move_average(at::Tensor factor, const at::Tensor& mean, double beta) {
+void move_average(const at::Tensor& factor, const at::Tensor& mean, double beta) {
   factor.mul_(beta).add_(mean, 1 - beta);
 }
 

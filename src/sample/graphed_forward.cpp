@@ -26,7 +26,7 @@ std::vector<int64_t> graph_key(const PassInput& pass) {
 
 }  // namespace
 
-ForwardFn graphed_forward(ForwardFn forward, GraphOptions options) {
+ForwardFn graphed_forward(const ForwardFn& forward, GraphOptions options) {
   const auto passes = std::make_shared<GraphCache<PassInput>>(
       [forward](const PassInput& pass) { return std::vector{forward(pass.of_model)}; }, std::move(options));
   return [passes, forward](const ModelInput& input) {

@@ -9,6 +9,6 @@ namespace kiln {
 // Returns a function that gives what `forward` gives, each time in memory of its own
 // (parallel/graph_cache.h). What the host reads of an input (how captions are cut) is part of its shape. Runs
 // in inference mode; weights must stay where they are.
-ForwardFn graphed_forward(ForwardFn forward, GraphOptions options);
+ForwardFn graphed_forward(const ForwardFn& forward, GraphOptions options);
 
 }  // namespace kiln

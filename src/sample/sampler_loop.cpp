@@ -58,7 +58,7 @@ Conditioning unconditional_of(const ConditioningShape& shape, const Conditioning
 
 }  // namespace
 
-ConditioningFn class_labels_fn(const ConditioningShape& shape, std::vector<int64_t> labels) {
+ConditioningFn class_labels_fn(const ConditioningShape& shape, const std::vector<int64_t>& labels) {
   if (!shape.takes_labels()) return [](int64_t, int64_t) { return Conditioning(); };
   const int64_t last = shape.has_null_class ? shape.num_classes : shape.num_classes - 1;
   for (const int64_t label : labels)

@@ -23,7 +23,7 @@ enum class CfgConvention { kAuto, kModel, kAll };
 // Returns the conditioning of images [first, first + count) of a list, as tensors on the CPU.
 using ConditioningFn = std::function<Conditioning(int64_t first, int64_t count)>;
 // Conditions each image on its class. Throws Error for a label that the model does not have.
-ConditioningFn class_labels_fn(const ConditioningShape& shape, std::vector<int64_t> labels);
+ConditioningFn class_labels_fn(const ConditioningShape& shape, const std::vector<int64_t>& labels);
 
 // Runs a denoiser whose weights are not all there at once. Returns (B, out_channels, H, W).
 using ForwardFn = std::function<at::Tensor(const ModelInput&)>;

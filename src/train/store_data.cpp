@@ -130,7 +130,7 @@ bool match(const std::vector<StoreSource>& sources, const std::vector<std::vecto
   const std::vector<std::string> parts = sources[source].parts();
   for (size_t part = 0; part < parts.size(); ++part) {
     std::string identity = part_identity(parts[part], texts.empty() ? "" : texts[source][part]);
-    if (source > 0 || part > 0) identity = kJoint + identity;
+    if (source > 0 || part > 0) identity.insert(0, kJoint);
     if (!rest.starts_with(identity)) return false;
     rest.remove_prefix(identity.size());
     counts.push_back(static_cast<int64_t>(part) + 1);

@@ -183,8 +183,8 @@ std::string decoder_path(const TrainOptions& options, const StoreInfo& store) {
 }
 
 EncodedImages encode_images(const TrainOptions& options, const Pictures& pictures,
-                            std::shared_ptr<const Autoencoder> autoencoder,
-                            std::shared_ptr<const EncodedText> text, at::Device device, Split split) {
+                            const std::shared_ptr<const Autoencoder>& autoencoder,
+                            const std::shared_ptr<const EncodedText>& text, at::Device device, Split split) {
   std::string identity =
       fmt::format("{} images {}, {} {}", pictures.images->records().size(),
                   dataset_fingerprint(*pictures.images), autoencoder->name, autoencoder->fingerprint);

@@ -58,8 +58,8 @@ struct EncodedImages {
 };
 // `text` holds their captions, or is null. `split` matters if --validation-share divides the images.
 EncodedImages encode_images(const TrainOptions& options, const Pictures& pictures,
-                            std::shared_ptr<const Autoencoder> autoencoder,
-                            std::shared_ptr<const EncodedText> text, at::Device device, Split split);
+                            const std::shared_ptr<const Autoencoder>& autoencoder,
+                            const std::shared_ptr<const EncodedText>& text, at::Device device, Split split);
 
 // Opens the data of the options. Without `encodes` it only describes the samples: no text encoder is loaded,
 // and batches must not be asked for. Throws Error saying what to do: image size, class count or autoencoder

@@ -15,7 +15,7 @@ using Json = nlohmann::json;
 constexpr const char* kGroupColors[] = {"#2563eb", "#f59e0b", "#10b981", "#ef4444",
                                         "#8b5cf6", "#0ea5e9", "#db2777", "#64748b"};
 
-PlotSeries series_of(const std::string& name, size_t index, std::vector<PlotPoint> points) {
+PlotSeries series_of(const std::string& name, size_t index, const std::vector<PlotPoint>& points) {
   return {.name = name, .color = kGroupColors[index % std::size(kGroupColors)], .points = smoothed(points)};
 }
 
@@ -59,7 +59,7 @@ std::string stage_plot(const std::map<int64_t, ReportedStage>& stages, const std
       if (point.x >= static_cast<double>(stage->first) &&
           (next == stages.end() || point.x < static_cast<double>(next->first)))
         points.push_back(point);
-    series.push_back(series_of(stage->second.name, series.size(), std::move(points)));
+    series.push_back(series_of(stage->second.name, series.size(), points));
   }
   return plot({.title = "Loss by stage", .x_label = "step", .log_y = true}, series);
 }
@@ -72,7 +72,7 @@ std::string group_plot(const char* title, const char* key, const std::vector<Jso
       for (const auto& [name, loss] : found->items())
         if (loss.is_number()) groups[name].push_back({number(line, "step"), loss.get<double>()});
   std::vector<PlotSeries> series;
-  for (auto& [name, points] : groups) series.push_back(series_of(name, series.size(), std::move(points)));
+  for (const auto& [name, points] : groups) series.push_back(series_of(name, series.size(), points));
   return plot({.title = title, .x_label = "step", .log_y = true}, series);
 }
 

@@ -107,7 +107,7 @@ State StreamedWeights::embed(const TokenRows& tokens) const {
   const std::span<const int64_t> asked(ids.const_data_ptr<int64_t>(), static_cast<size_t>(ids.numel()));
   std::vector<int64_t> rows(asked.begin(), asked.end());
   std::ranges::sort(rows);
-  rows.erase(std::ranges::unique(rows).begin(), rows.end());
+  rows.erase(std::unique(rows.begin(), rows.end()), rows.end());
   const at::Tensor outline = table.value;
   const auto num_rows = static_cast<int64_t>(rows.size());
   const at::Tensor values =

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cstdlib>
+#include <memory>
 
 #include "core/aten.h"
 #include "core/cpu_level.h"
@@ -39,20 +40,15 @@ bool has_simd(const at::Tensor& qkv) { return attention_supported(AttentionType:
 // Returns scratch of this thread, which is kept for its next call: fresh pages cost more than the work on
 // small heads.
 void* thread_scratch(std::size_t bytes) {
-  struct Buffer {
-    void* data = nullptr;
-    std::size_t bytes = 0;
-    ~Buffer() { std::free(data); }
-  };
-  thread_local Buffer buffer;
-  if (buffer.bytes < bytes) {
-    std::free(buffer.data);
-    buffer.data = std::aligned_alloc(4096, (bytes + 4095) / 4096 * 4096);
-    buffer.bytes = buffer.data ? bytes : 0;
-    if (!buffer.data)
-      fail("packed_attention", "expected {} bytes of scratch, got none: out of memory", bytes);
+  thread_local std::unique_ptr<void, decltype(&std::free)> buffer(nullptr, std::free);
+  thread_local std::size_t held = 0;
+  if (held < bytes) {
+    buffer.reset();
+    buffer.reset(std::aligned_alloc(4096, (bytes + 4095) / 4096 * 4096));
+    held = buffer ? bytes : 0;
+    if (!buffer) fail("packed_attention", "expected {} bytes of scratch, got none: out of memory", bytes);
   }
-  return buffer.data;
+  return buffer.get();
 }
 
 // Returns the address of element 0 of (batch, token 0, part, head) in a packed projection, or in the output

@@ -30,7 +30,7 @@ struct Table {
         .view(places.sizes())
         .mul_(scales.unsqueeze(-1));
   }
-  void write(const at::Tensor& moment, at::Tensor places, at::Tensor scales) const {
+  void write(const at::Tensor& moment, const at::Tensor& places, const at::Tensor& scales) const {
     scales.copy_(moment.abs().amax(-1));
     const at::Tensor divisor = at::where(scales == 0, at::ones_like(scales), scales);
     places.copy_(at::bucketize(moment / divisor.unsqueeze(-1), midpoints, /*out_int32=*/true));

@@ -35,8 +35,7 @@ at::Tensor HostExchange::weights(int64_t elements) {
 
 void HostExchange::send(const at::Tensor& device_weights) {
   Slot& slot = slots_[num_sent_++ % slots_.size()];
-  at::Tensor to = device_weights;
-  to.copy_(slot.weights.narrow(0, 0, to.numel()), /*non_blocking=*/true);
+  device_weights.copy_(slot.weights.narrow(0, 0, device_weights.numel()), /*non_blocking=*/true);
   slot.sent = record_event(device_);
 }
 

@@ -97,7 +97,7 @@ std::string changes_in_file(const TrainOptions& options, const TrainOptions& fit
 }
 
 // Gives up the copy of the state in the host memory of a GPU if it does not fit there.
-void fit_host(FittedRun& run, Plan plan, const MachineFit& fit, const Ranks& ranks) {
+void fit_host(FittedRun& run, const Plan& plan, const MachineFit& fit, const Ranks& ranks) {
   const int64_t available = host_memory().available_bytes;
   if (plan.machine.device != DryRunDevice::kCuda || available == 0 || !run.options.memory.preflight) return;
   const CheckpointCopy copy =

@@ -90,7 +90,7 @@ DecodingRates measure_decoding() {
   const Image small = photograph_like(kSmall), large = photograph_like(kLarge);
   DecodingRates rates{.is_measured = true};
   for (const auto& [format, name] : Choices<PictureFormat>::kAll) {
-    const auto decode_s = [&](const Image& image) {
+    const auto decode_s = [format = format](const Image& image) {
       const std::vector<std::byte> file = file_of(image, format);
       return least_seconds([&] { decode_image(file, "calibration"); });
     };

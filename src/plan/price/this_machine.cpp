@@ -41,7 +41,8 @@ std::optional<std::string> builtin_profile_named(const std::string& gpu_name) {
   std::optional<std::string> found;
   for (const MachineProfile& profile : builtin_profiles()) {
     const auto [kind, size] = kind_and_size(profile.name);
-    if (std::ranges::search(words, words_of(kind)).empty()) continue;
+    const std::vector<std::string> wanted = words_of(kind);
+    if (std::search(words.begin(), words.end(), wanted.begin(), wanted.end()) == words.end()) continue;
     if (!size.empty() && std::ranges::find(words, size + "B") != words.end()) return profile.name;
     if (!found) found = profile.name;
   }
