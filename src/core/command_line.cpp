@@ -17,6 +17,9 @@ namespace kiln {
 
 namespace {
 
+// docs/environment.md lists what the program returns.
+constexpr int kFailed = 1, kWrongUsage = 2;
+
 const CLI::App& command_in(const CLI::App& app) {
   const std::vector<CLI::App*> commands = app.get_subcommands();
   return commands.empty() ? app : command_in(*commands.front());
@@ -84,10 +87,10 @@ int run_command_line(CLI::App& app, int argc, char** argv) {
     if (error.get_exit_code() == 0) return app.exit(error);  // help, version
     const std::string command = full_name(command_in(app));
     fmt::print(stderr, "{}: {} ({} --help)\n", command, explain(app, error), command);
-    return error.get_exit_code();
+    return kWrongUsage;
   } catch (const std::exception& error) {
     fmt::print(stderr, "{}: {}\n", app.get_name(), message_of(error));
-    return 1;
+    return kFailed;
   }
   return 0;
 }

@@ -63,6 +63,13 @@ TEST(CommandLine, ErrorsAreOneLineThatSaysWhatToDo) {
   }
 }
 
+TEST(CommandLine, AWrongCommandLineEndsWithTwoAndAFailureWithOne) {
+  for (const std::vector<std::string>& arguments : std::vector<std::vector<std::string>>{
+           {}, {"drew"}, {"draw"}, {"draw", "--max-stepz", "3"}, {"draw", "--max-steps", "many"}})
+    EXPECT_EQ(run(arguments).status, 2);
+  for (const char* command : {"paint", "crash"}) EXPECT_EQ(run({command}).status, 1);
+}
+
 TEST(CommandLine, WhatIsRightRuns) {
   const Outcome outcome = run({"draw", "--max-steps", "3", "--fast"});
   EXPECT_EQ(outcome.status, 0);
