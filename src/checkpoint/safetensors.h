@@ -58,9 +58,9 @@ struct NamedTensor {
   std::string name;
   TensorView view;
 };
-// Writes `path`.partial, fsyncs, renames. Larger elements first (so that each tensor is aligned to its
-// elements), otherwise in the given order, data from a 64-byte boundary on; the same input gives the same
-// bytes. Throws Error (disk full, no permission), leaving an older file as it was and no partial one.
+// Writes an AtomicFile. Larger elements first (so that each tensor is aligned to its elements), otherwise in
+// the given order, data from a 64-byte boundary on; the same input gives the same bytes. Throws Error (disk
+// full, no permission), leaving an older file as it was and no partial one.
 void write_safetensors(const std::string& path, const std::vector<NamedTensor>& tensors,
                        const std::map<std::string, std::string>& metadata = {});
 

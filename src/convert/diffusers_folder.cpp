@@ -88,18 +88,13 @@ void write_diffusers_pipeline(const std::string& folder, const ForeignFormat& fo
   if (fs::exists(folder)) fail("convert", "{} exists: remove it or choose another --out", folder);
   fs::path target = folder;
   if (!target.has_filename()) target = target.parent_path();  // given with a trailing slash
-  const fs::path partial = target.string() + ".partial";
-  std::error_code ignored;
-  fs::remove_all(partial, ignored);
   try {
-    write_parts(partial, format, config, weights, options);
-    fs::rename(partial, target);
+    if (target.has_parent_path()) fs::create_directories(target.parent_path());
+    AtomicFolder written("convert", target.string());
+    write_parts(written.folder(), format, config, weights, options);
+    written.commit();
   } catch (const fs::filesystem_error& error) {
-    fs::remove_all(partial, ignored);
     fail("convert", "cannot write {}: {}", target.string(), error.code().message());
-  } catch (...) {
-    fs::remove_all(partial, ignored);
-    throw;
   }
 }
 

@@ -5,16 +5,19 @@
 
 #include <algorithm>
 #include <cstring>
-#include <filesystem>
 
 #include "core/aten.h"
 #include "core/error.h"
+#include "core/files/atomic_file.h"
 
 namespace kiln {
 namespace {
 
 struct CloseArchive {
   void operator()(zip_t* archive) const { zip_discard(archive); }
+};
+struct FreeSource {
+  void operator()(zip_source_t* source) const { zip_source_free(source); }
 };
 struct CloseMember {
   void operator()(zip_file_t* member) const { zip_fclose(member); }
@@ -123,11 +126,14 @@ std::vector<std::byte> NpzArchive::rows(const std::string& name, int64_t first, 
 }
 
 void write_npz(const std::string& path, const std::map<std::string, at::Tensor>& arrays) {
-  const std::string partial = path + ".partial";
-  std::filesystem::remove(partial);
-  int code = 0;
-  std::unique_ptr<zip_t, CloseArchive> archive(zip_open(partial.c_str(), ZIP_CREATE | ZIP_TRUNCATE, &code));
-  if (!archive) fail("npz", "cannot write {}: {}", path, text_of(code));
+  AtomicFile file("npz", path);
+  zip_error_t error;
+  zip_error_init(&error);
+  const std::unique_ptr<zip_source_t, FreeSource> made(zip_source_buffer_create(nullptr, 0, 0, &error));
+  std::unique_ptr<zip_t, CloseArchive> archive(made ? zip_open_from_source(made.get(), ZIP_TRUNCATE, &error)
+                                                    : nullptr);
+  if (!archive) fail("npz", "cannot write {}: {}", path, zip_error_strerror(&error));
+  zip_source_keep(made.get());        // the archive frees it too
   std::vector<std::string> contents;  // must live until the archive is written
   contents.reserve(arrays.size());
   for (const auto& [name, array] : arrays) {
@@ -154,7 +160,15 @@ void write_npz(const std::string& path, const std::map<std::string, at::Tensor>&
   }
   if (zip_close(archive.get()) != 0) fail("npz", "cannot write {}: {}", path, zip_strerror(archive.get()));
   static_cast<void>(archive.release());  // closing has freed it
-  std::filesystem::rename(partial, path);
+  zip_stat_t status;
+  if (zip_source_stat(made.get(), &status) != 0 || zip_source_open(made.get()) != 0)
+    fail("npz", "cannot write {}: {}", path, zip_error_strerror(zip_source_error(made.get())));
+  std::vector<std::byte> bytes(status.size);
+  const zip_int64_t got = zip_source_read(made.get(), bytes.data(), bytes.size());
+  zip_source_close(made.get());
+  if (got != static_cast<zip_int64_t>(bytes.size())) fail("npz", "cannot write {}: memory ends early", path);
+  file.write(bytes);
+  file.commit();
 }
 
 }  // namespace kiln

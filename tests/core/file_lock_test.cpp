@@ -56,6 +56,14 @@ TEST(FileLock, EndsWithAKilledProcess) {
   for (const int end : ready) close(end);
 }
 
+TEST(FileLock, Finding5FollowsNoLink) {
+  const test::TempFolder folder;
+  test::write_bytes(folder / "victim", "precious");
+  std::filesystem::create_symlink(folder / "victim", folder / "lock");
+  EXPECT_THAT(message_of([&] { FileLock("run", folder / "lock", ""); }), HasSubstr("cannot open"));
+  EXPECT_EQ(test::read_bytes(folder / "victim"), "precious");
+}
+
 TEST(FileLock, SaysWhatCannotBeOpened) {
   EXPECT_THAT(message_of([] { FileLock("run", "/absent/lock", ""); }),
               HasSubstr("cannot open /absent/lock: No such file or directory"));

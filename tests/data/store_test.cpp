@@ -438,7 +438,7 @@ TEST(FeatureStoreWriter, FullDiskWhileWritingAShardLeavesNoPart) {
   EXPECT_THAT(message, HasSubstr("cannot write"));
   EXPECT_THAT(message, HasSubstr("shard-00000.safetensors"));
   EXPECT_FALSE(std::filesystem::exists(folder / "store" + "/shard-00000.safetensors"));
-  EXPECT_FALSE(std::filesystem::exists(folder / "store" + "/shard-00000.safetensors.partial"));
+  EXPECT_FALSE(std::filesystem::exists(folder / "store" + "/shard-00000.safetensors.kiln.partial"));
   const auto writer = FeatureStoreWriter::open(folder / "store", info, 100);
   EXPECT_EQ(writer->num_complete(), 50);
   writer->finish();

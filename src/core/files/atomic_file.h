@@ -1,4 +1,4 @@
-// A file that appears whole or not at all: written as `path`.partial, fsynced, renamed. Torch-free.
+// Files and folders that appear whole or not at all. Torch-free.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -8,27 +8,64 @@
 
 namespace kiln {
 
+// What is being written for `path`, under a name of its own beside it: PATH.kiln.partial, or
+// PATH.kiln-2.partial and so on where that name is taken. It is new: nothing that stands there is written to,
+// and no link is followed. It is locked while this lives; what a process left that was killed has no lock,
+// and whoever next writes the same path removes it.
+class PartialPath {
+ public:
+  enum class Kind { kFile, kFolder };
+  // `who` begins the messages: "[who] cannot write PATH: No space left on device ...". Throws Error.
+  PartialPath(std::string who, std::string path, Kind kind);
+  // Removes it, with its content, unless commit() was called.
+  ~PartialPath();
+  PartialPath(const PartialPath&) = delete;
+  PartialPath& operator=(const PartialPath&) = delete;
+
+  int fd() const { return fd_; }  // a file's is open for writing
+  const std::string& who() const { return who_; }
+  const std::string& target() const { return path_; }
+  const std::string& partial() const { return partial_; }
+
+  // fsync, rename to `path`, fsync of the folder around it. Throws Error.
+  void commit();
+
+ private:
+  std::string who_, path_, partial_;
+  int fd_ = -1;
+  bool is_committed_ = false;
+};
+
+// A file that replaces another one of its name, if there is one, when it is complete.
 class AtomicFile {
  public:
-  // `who` begins the messages: "[who] cannot write PATH: No space left on device ...". Throws Error.
+  // Throws Error, as all of these.
   AtomicFile(std::string who, std::string path);
-  // Removes the partial file unless commit() was called.
-  ~AtomicFile();
-  AtomicFile(const AtomicFile&) = delete;
-  AtomicFile& operator=(const AtomicFile&) = delete;
 
-  // Appends. Throws Error (disk full, file size limit, input/output error).
+  // Appends.
   void write(std::span<const std::byte> bytes);
   void write(std::string_view text) { write(std::as_bytes(std::span(text.data(), text.size()))); }
   uint64_t size() const { return size_; }  // bytes written so far
 
-  // fsync, close, rename over `path`, fsync of the folder. Throws Error.
-  void commit();
+  void commit() { partial_.commit(); }
 
  private:
-  std::string who_, path_, partial_path_;
-  int fd_ = -1;
+  PartialPath partial_;
   uint64_t size_ = 0;
+};
+
+// A new folder that gets its name when all of it is written. Its files are synced by whoever writes them.
+class AtomicFolder {
+ public:
+  // Throws Error, as commit() does. REQUIRES: `path` has a last part (no trailing slash); nothing is there.
+  AtomicFolder(std::string who, std::string path)
+      : partial_(std::move(who), std::move(path), PartialPath::Kind::kFolder) {}
+
+  const std::string& folder() const { return partial_.partial(); }  // where to write
+  void commit() { partial_.commit(); }
+
+ private:
+  PartialPath partial_;
 };
 
 // Throws Error: "[who] cannot write PATH: No space left on device: free some space or choose another folder".

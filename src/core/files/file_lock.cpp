@@ -34,7 +34,7 @@ void sign(int fd) {
 FileLock::FileLock(std::string_view who, const std::string& path, std::string_view refusal) {
   const bool is_folder = std::filesystem::is_directory(path);
   fd_ = is_folder ? ::open(path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC)
-                  : ::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0666);
+                  : ::open(path.c_str(), O_RDWR | O_CREAT | O_NOFOLLOW | O_CLOEXEC, 0666);
   if (fd_ < 0) fail(who, "cannot open {}: {}", path, std::strerror(errno));
   if (::flock(fd_, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK) {
     const std::string holder = is_folder ? "" : holder_of(fd_);

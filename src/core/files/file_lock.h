@@ -10,8 +10,8 @@ namespace kiln {
 class FileLock {
  public:
   // `path`: an existing folder, or a file. The file is created if missing, stays afterwards, and says who
-  // holds the lock. `refusal` is the message if another process holds it; that process is added at the end if
-  // it is known. Throws Error.
+  // holds the lock; it may not be a link. `refusal` is the message if another process holds it; that process
+  // is added at the end if it is known. Throws Error.
   FileLock(std::string_view who, const std::string& path, std::string_view refusal);
   ~FileLock();
   FileLock(const FileLock&) = delete;

@@ -199,7 +199,7 @@ class Writer : public NpzImageWriter {
   }
 
   void open_partial() {
-    fd_.open(partial_, O_RDWR | O_CREAT);
+    fd_.open(partial_, O_RDWR | O_CREAT | O_NOFOLLOW);
     struct stat status {};
     if (fd_ < 0 || ::fstat(fd_, &status) != 0) fail_writing();
     const int64_t header_size = static_cast<int64_t>(header_.size());

@@ -61,7 +61,7 @@ bool prepare_store_parts(const std::string& out, int64_t num_ranks) {
       fail(kWho, "{} was begun by another number of ranks ({}): go on with as many, or choose another folder",
            out, name);
     // If joining was interrupted, shards have their second names here already.
-    if (!is_part(entry.path()) && !name.starts_with("shard-") && name != "store.json.partial")
+    if (!is_part(entry.path()) && !name.starts_with("shard-") && !name.starts_with("store.json."))
       fail(kWho, "expected an empty folder or a store, got a folder with {:?} ({}): choose another", name,
            out);
   }

@@ -27,7 +27,7 @@ void prepare_folder(const std::string& folder) {
   if (!fs::exists(fs::path(folder) / "store.json") && !fs::is_empty(folder)) {
     // A run killed before its first store.json leaves only that file's partial.
     for (const auto& entry : fs::directory_iterator(folder)) {
-      if (entry.path().filename() != "store.json.partial") {
+      if (!entry.path().filename().string().starts_with("store.json.")) {
         fail("feature store",
              "expected an empty folder or a store, got a folder with {:?} ({}): choose another",
              entry.path().filename().string(), folder);
