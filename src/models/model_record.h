@@ -1,0 +1,88 @@
+// The record of a model's weights: what must be known to draw with them what they were trained to draw. A run
+// writes it (RUN/config.json), safetensors files carry it in their metadata, and every export passes it on.
+#pragma once
+#include <cstdint>
+#include <map>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "core/dtype.h"
+
+namespace kiln {
+
+// What is not known has the value of an empty object, name or list, or null.
+struct ModelRecord {
+  std::string model{};  // name in the registry; "" only in files of other programs
+  nlohmann::json model_config = nlohmann::json::object();
+  nlohmann::json objective{};  // make_objective's config
+
+  // How pictures are drawn unless the user says otherwise.
+  struct DrawingInfo {
+    std::string sampler{};  // one of sampler_names(); "" = the other three are not known either
+    int64_t num_sampling_steps = 0;
+    double cfg_scale = 1;
+    std::string guided_channels{};  // "model": those that the model's authors guide; "all"
+    // What guidance moves away from: "null_rows" of the weights with the prompt's mask, "empty_caption" with
+    // its own mask, "null_class", or "none". It is known without the sampler too.
+    std::string unconditional{};
+  } drawing{};
+  // What the null rows of the weights are: "empty_caption": the encoder's rows of "", the last one repeated;
+  // "trained".
+  std::string null_rows{};
+
+  int64_t image_size = 0;  // pixels
+  struct PictureSize {
+    int64_t height = 0, width = 0;
+  };
+  std::vector<PictureSize> buckets{};  // in pixels; empty: all pictures were squares of image_size
+
+  // The autoencoder that made the latents. `path` may be empty: a feature store may not know where its
+  // autoencoder is. In exported files it is a bare name, looked up beside the file.
+  struct AutoencoderInfo {
+    std::string name = "pixels";  // "pixels" | "autoencoder_kl" | ...; "" = not known
+    std::string path{}, fingerprint{};
+    double scaling_factor = 1, shift_factor = 0;
+  } autoencoder{};
+  // The encoder of the captions. An empty `encoder`: there are no captions, or it is not known.
+  struct TextInfo {
+    std::string encoder{}, encoder_path{}, encoder_fingerprint{}, tokenizer_fingerprint{};
+    int64_t max_tokens = 0;
+    std::string prefix{}, suffix{};  // around every caption
+    std::string instruction{};       // the encoder saw it before every caption; it has no rows
+    Dtype dtype = Dtype::kF32;       // of the features in training
+  } text{};
+  // The adapter that a run trained; its checkpoints contain nothing else. An empty `config`: the run trained
+  // the model itself.
+  struct AdapterInfo {
+    nlohmann::json config{};  // PEFT's adapter_config.json
+    std::string base_path{};
+    std::string base_fingerprint{};  // of its file's keys and bytes
+    std::string base_values{};  // fingerprint_of_values(), the same whatever the base's keys and precision
+  } adapter{};
+
+  std::vector<std::string> class_names{};  // empty: classes have numbers only
+  std::vector<double> ema_decays{};        // of a run: for ema.safetensors, then for ema-<decay>.safetensors
+  std::string average{};                   // of a file: "model" | "ema-0.9999"
+  // What the weights have seen: {"data": name, "samples", "global_batch", "steps"}, as far as it is known.
+  nlohmann::json trained_on = nlohmann::json::object();
+};
+
+// The only places that know the JSON form, which is also RUN/config.json's. Class names with bytes that are
+// not UTF-8 are kept: dump with error_handler_t::replace. Absent parts stay unknown. The second throws Error
+// naming `source` and the key that is of the wrong kind.
+nlohmann::json to_json(const ModelRecord& record);
+ModelRecord parse_model_record(const nlohmann::json& document, const std::string& source);
+
+// The metadata key of a safetensors file that holds the record, as JSON.
+inline constexpr const char* kRecordKey = "kiln_record";
+// Returns the metadata of a file of these weights: the record, in which paths are bare names, beside
+// modelspec's keys. The same record gives the same text.
+std::map<std::string, std::string> metadata_of(const ModelRecord& record);
+// Returns the record in a file's metadata, or in that of earlier versions, which held the model's config
+// alone. Nothing if there is neither. Throws Error naming `source`.
+std::optional<ModelRecord> record_of(const std::map<std::string, std::string>& metadata,
+                                     const std::string& source);
+
+}  // namespace kiln
