@@ -128,6 +128,7 @@ configure() {
     die "cmake could not configure $folder"
   }
   rm -f "$folder.log"
+  [ "$folder" != build ] || tools/compile_commands
 }
 
 # build FOLDER "CMAKE-OPTIONS" TARGET...
