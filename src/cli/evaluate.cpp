@@ -8,6 +8,8 @@
 #include "diffusion/sampler.h"
 #include "parallel/ranks/joining.h"
 #include "parallel/ranks/launcher.h"
+#include "sample/run_folder.h"
+#include "train/run_captions.h"
 
 namespace kiln::cli {
 namespace {
@@ -31,6 +33,20 @@ void add_sampling_options(CLI::App* command, SampleCommand& sampling) {
       ->add_option("--num-sampling-steps", sampling.num_sampling_steps,
                    "Steps of the sampler (default: as the model is published)")
       ->group(group);
+  command
+      ->add_option("--prompts", sampling.prompts_file,
+                   "File with one prompt per line, drawn in turn (default: captions that the run holds out "
+                   "for validation, else those of its training data)")
+      ->group(group);
+  command->add_option("--prompt", sampling.prompts, "What to draw, in words; several are drawn in turn")
+      ->allow_extra_args(false)  // the next argument may be the run
+      ->group(group);
+  command->add_option("--negative-prompt", sampling.negative_prompt, "What guidance moves away from")
+      ->group(group);
+  command
+      ->add_option("--text-encoder", sampling.text_encoder,
+                   "Folder of the text encoder and its tokenizer (default: the run's)")
+      ->group(group);
   command->add_option("--seed", sampling.seed, "Seed of the samples")->check(not_negative())->group(group);
   command->add_flag("--random-labels", sampling.random_labels, "Draw classes at random instead of in turn")
       ->group(group);
@@ -46,6 +62,20 @@ void add_sampling_options(CLI::App* command, SampleCommand& sampling) {
   command->add_option("--sample-batch", sampling.batch, "Images drawn at a time")->group(group);
   command->add_option("--compute-dtype", sampling.compute_dtype, "f32 | bf16 | fp16")->group(group);
   command->add_flag("--tf32", sampling.tf32, "CUDA: compute f32 products in TF32")->group(group);
+}
+
+// Draws a run's pictures for captions of its own data unless prompts are given. The first rank says which.
+void take_captions(EvaluateCommand& command, ProcessGroup& group) {
+  SampleCommand& sampling = command.sampling;
+  if (!is_run_folder(command.samples) || !sampling.prompts.empty() || !sampling.prompts_file.empty()) return;
+  RunCaptions captions;
+  as_rank(group, [&] {
+    captions = captions_of_run(command.samples,
+                               command.num_pictures > 0 ? command.num_pictures : sampling.num_images);
+  });
+  if (!captions.texts.empty() && group.rank() == 0)
+    fmt::print(stderr, "kiln evaluate: draws for {} {}\n", captions.texts.size(), captions.origin);
+  sampling.prompts = std::move(captions.texts);
 }
 
 }  // namespace
@@ -90,7 +120,9 @@ void add_evaluate_command(CLI::App& app) {
     if (const int64_t num_ranks = ranks_to_launch("evaluate", options->nproc)) return launch_ranks(num_ranks);
     options->sampling.device = options->device;
     options->sampling.threads = options->threads;
-    run_evaluate_command(*options, *join_patiently(build_identity()));
+    const std::shared_ptr<ProcessGroup> group = join_patiently(build_identity());
+    take_captions(*options, *group);
+    run_evaluate_command(*options, *group);
   });
 }
 

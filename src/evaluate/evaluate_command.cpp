@@ -15,6 +15,7 @@
 #include "parallel/cpu_share.h"
 #include "parallel/machine.h"
 #include "parallel/ranks/joining.h"
+#include "sample/prompts.h"
 #include "sample/run_folder.h"
 
 namespace kiln {
@@ -26,10 +27,6 @@ using Clock = std::chrono::steady_clock;
 
 double seconds_since(Clock::time_point begin) {
   return std::chrono::duration<double>(Clock::now() - begin).count();
-}
-
-bool is_run(const std::string& path) {
-  return fs::is_directory(path) && fs::exists(fs::path(path) / "config.json");
 }
 
 void check(const EvaluateCommand& command) {
@@ -47,12 +44,18 @@ std::string draw_samples(const EvaluateCommand& command, ProcessGroup& group) {
   SampleCommand sampling = command.sampling;
   sampling.run = command.samples;
   if (command.num_pictures > 0) sampling.num_images = command.num_pictures;
+  if (!sampling.prompts_file.empty())
+    for (std::string& prompt : read_prompts(sampling.prompts_file))
+      sampling.prompts.push_back(std::move(prompt));
+  sampling.prompts_file.clear();
   const RunInfo info = read_run_info(sampling.run);
   const std::string weights = run_weights(sampling.run, info, !sampling.no_ema, sampling.ema_decay);
-  const std::string settings = fmt::format(
+  std::string settings = fmt::format(
       "{} {} {} {} {} {} {} {} {} {}", weights, sampling.num_images, sampling.cfg_scale.value_or(-1),
       sampling.sampler, sampling.num_sampling_steps, sampling.seed, sampling.random_labels,
       sampling.guidance_interval, sampling.autoencoder, sampling.compute_dtype);
+  if (!sampling.negative_prompt.empty()) settings += " " + sampling.negative_prompt;
+  for (const std::string& prompt : sampling.prompts) settings += "\n" + prompt;
   sampling.out = (fs::path(sampling.run) / "evaluation" /
                   fmt::format("{}-{}", fs::path(weights).parent_path().filename().string(),
                               xxh3_hex(std::as_bytes(std::span(settings)))))
@@ -89,7 +92,7 @@ void evaluate(const EvaluateCommand& command, ProcessGroup& group) {
   MetricChoice choice = choose_metrics(feature_net_kind(command.net), command.metrics);
   choice.splits = command.splits;
   choice.k = command.k;
-  const bool judges_run = is_run(command.samples);
+  const bool judges_run = is_run_folder(command.samples);
   const std::string path = judges_run ? draw_samples(command, group) : command.samples;
   const at::Device device = parse_device(command.device, group.ranks().local_rank);
   apply(ComputeSettings{.device = device, .threads = command.threads, .cpu_share = cpu_share(group)});

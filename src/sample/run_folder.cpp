@@ -102,6 +102,12 @@ std::string weights_file_of(const std::string& run, const RunInfo& info, bool us
 
 }  // namespace
 
+bool is_run_folder(const std::string& path) {
+  std::error_code unreachable;
+  return std::filesystem::is_directory(std::filesystem::path(path) / "checkpoints", unreachable) &&
+         std::filesystem::exists(info_path(path), unreachable);
+}
+
 void write_run_info(const std::string& run, const RunInfo& info) {
   // Class names may be folder names: bytes that are not UTF-8 become the replacement character, as in stores.
   write_file_atomically("run", info_path(run),

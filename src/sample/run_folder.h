@@ -44,6 +44,9 @@ struct RunInfo {
   std::vector<double> ema_decays;        // for ema.safetensors, then for ema-<decay>.safetensors
 };
 
+// True for the folder of a training run: it has a config.json and a folder of checkpoints.
+bool is_run_folder(const std::string& path);
+
 // Writes RUN/config.json atomically. Throws Error.
 void write_run_info(const std::string& run, const RunInfo& info);
 // Reads RUN/config.json. Throws Error naming the file and the key that is missing or of the wrong kind.

@@ -250,6 +250,32 @@ def test_evaluation_draws_captions(tmp_path, store):
     assert hashes[0] != hashes[1] and hashes[0]["count"] == 1
 
 
+def test_a_text_run_is_evaluated_on_its_own_captions(tmp_path, store):
+    """kiln evaluate RUN draws for the captions that the run holds out, or for --prompts; without its data it names that."""
+    data = shutil.copytree(store, tmp_path / "data")
+    out, real = tmp_path / "run", store.parent / "pictures"
+    train(data, "pixart", out, 2, "--validation-share", 0.4, "--validate-every", 2)
+    (validated,) = (line for line in map(json.loads, (out / "log.jsonl").read_text().splitlines()) if line.get("event") == "validation")
+    captions = [json.loads(line)["text"] for line in (real / "metadata.jsonl").read_text().splitlines()]
+    evaluate = ["evaluate", out, "--reference", real, "--net", "random", "--num-sampling-steps", 2, "--sampler", "ddim"]
+
+    def prompts(*options):
+        before = set(out.glob("evaluation/*/sampling.json"))
+        result = succeed(*evaluate, *options)
+        (made,) = set(out.glob("evaluation/*/sampling.json")) - before
+        return json.loads(made.read_text())["prompts"], result.stderr
+
+    drawn, said = prompts("--num-pictures", COUNT)
+    assert len(drawn) == validated["images"] < COUNT and set(drawn) < set(captions)
+    assert f"draws for {len(drawn)} captions that --validation-share 0.4 holds out of {data}" in said
+    (tmp_path / "prompts.txt").write_text("red\na green apple\n")
+    assert prompts("--prompts", tmp_path / "prompts.txt")[0] == ["red", "a green apple"]
+    shutil.rmtree(data)
+    line = refusal(*evaluate, "--num-pictures", 4)
+    assert "not there any more: give --prompts FILE" in line and len(line.splitlines()) == 1
+    assert prompts("--prompt", "red", "--num-pictures", 4)[0] == ["red"]
+
+
 def pictures(folder):
     return {path.name: np.asarray(Image.open(path)) for path in sorted(folder.glob("*.png"))}
 
