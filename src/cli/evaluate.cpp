@@ -6,9 +6,9 @@
 #include "cli/commands.h"
 #include "core/error.h"
 #include "diffusion/sampler.h"
+#include "models/run_folder.h"
 #include "parallel/ranks/joining.h"
 #include "parallel/ranks/launcher.h"
-#include "sample/run_folder.h"
 #include "train/run_captions.h"
 
 namespace kiln::cli {

@@ -12,11 +12,11 @@
 #include "core/files/xxh3.h"
 #include "evaluate/evaluation.h"
 #include "evaluate/protocol.h"
+#include "models/run_folder.h"
 #include "parallel/cpu_share.h"
 #include "parallel/machine.h"
 #include "parallel/ranks/joining.h"
 #include "sample/prompts.h"
-#include "sample/run_folder.h"
 
 namespace kiln {
 namespace {
@@ -48,7 +48,7 @@ std::string draw_samples(const EvaluateCommand& command, ProcessGroup& group) {
     for (std::string& prompt : read_prompts(sampling.prompts_file))
       sampling.prompts.push_back(std::move(prompt));
   sampling.prompts_file.clear();
-  const RunInfo info = read_run_info(sampling.run);
+  const ModelRecord info = read_run_info(sampling.run);
   const std::string weights = run_weights(sampling.run, info, !sampling.no_ema, sampling.ema_decay);
   std::string settings = fmt::format(
       "{} {} {} {} {} {} {} {} {} {}", weights, sampling.num_images, sampling.cfg_scale.value_or(-1),

@@ -16,7 +16,7 @@ namespace {
 
 constexpr int64_t kPromptsAtOnce = 32;
 
-CaptionEncoder load_encoder(const RunInfo::TextInfo& trained, const std::string& given, at::Device device,
+CaptionEncoder load_encoder(const ModelRecord::TextInfo& trained, const std::string& given, at::Device device,
                             at::ScalarType compute_dtype, int64_t num_processes) {
   const std::string& folder = given.empty() ? trained.encoder_path : given;
   std::error_code unreachable;
@@ -60,7 +60,7 @@ std::vector<std::string> read_prompts(const std::string& path) {
   return prompts;
 }
 
-Prompts encode_prompts(const RunInfo::TextInfo& trained, const std::string& folder,
+Prompts encode_prompts(const ModelRecord::TextInfo& trained, const std::string& folder,
                        std::vector<std::string> texts, const std::string& negative,
                        const ConditioningShape& shape, at::Device device, at::ScalarType compute_dtype,
                        int64_t num_processes) {
@@ -69,7 +69,7 @@ Prompts encode_prompts(const RunInfo::TextInfo& trained, const std::string& fold
   return encode_prompts(encoder, trained, std::move(texts), negative, shape);
 }
 
-Prompts encode_prompts(const CaptionEncoder& encoder, const RunInfo::TextInfo& trained,
+Prompts encode_prompts(const CaptionEncoder& encoder, const ModelRecord::TextInfo& trained,
                        std::vector<std::string> texts, const std::string& negative,
                        const ConditioningShape& shape) {
   if (encoder.shape().width != shape.text_width)

@@ -4,8 +4,8 @@
 #include <string>
 #include <vector>
 
+#include "models/run_folder.h"
 #include "models/text/caption_encoder.h"
-#include "sample/run_folder.h"
 #include "sample/sampler_loop.h"
 
 namespace kiln {
@@ -26,13 +26,13 @@ std::vector<std::string> read_prompts(const std::string& path);
 // where it was then. An empty `negative` means what the model was trained with for dropped captions.
 // `num_processes` is the number of processes on this machine, which share its memory. Throws Error: no
 // encoder there, or another one than the run's.
-Prompts encode_prompts(const RunInfo::TextInfo& trained, const std::string& folder,
+Prompts encode_prompts(const ModelRecord::TextInfo& trained, const std::string& folder,
                        std::vector<std::string> texts, const std::string& negative,
                        const ConditioningShape& shape, at::Device device, at::ScalarType compute_dtype,
                        int64_t num_processes);
 
 // The same with the encoder of the captions already in memory.
-Prompts encode_prompts(const CaptionEncoder& encoder, const RunInfo::TextInfo& trained,
+Prompts encode_prompts(const CaptionEncoder& encoder, const ModelRecord::TextInfo& trained,
                        std::vector<std::string> texts, const std::string& negative,
                        const ConditioningShape& shape);
 

@@ -16,9 +16,9 @@
 #include "models/autoencoders/tiling.h"
 #include "models/lora_keys.h"
 #include "models/registry.h"
+#include "models/run_folder.h"
 #include "parallel/machine.h"
 #include "run/published_settings.h"
-#include "sample/run_folder.h"
 #include "sample/sampler_loop.h"
 
 namespace kiln {
@@ -35,8 +35,8 @@ std::string fingerprint_of(const std::map<std::string, at::Tensor>& weights) {
   return "xxh3:" + xxh3_hex(std::as_bytes(std::span(parts)));
 }
 
-RunInfo info_of_weights(const SampleCommand& command) {
-  RunInfo info;
+ModelRecord info_of_weights(const SampleCommand& command) {
+  ModelRecord info;
   if (command.model.empty()) fail("sample", "--weights needs --model (DiT-XL/2, ...)");
   info.model = command.model;
   info.model_config = read_json_option("sample", "--model-config", command.model_config);
@@ -46,20 +46,20 @@ RunInfo info_of_weights(const SampleCommand& command) {
 }
 
 // Names the average that the weights are. The decay of a weights file is not known.
-std::string average_of(const SampleCommand& command, const RunInfo& info) {
+std::string average_of(const SampleCommand& command, const ModelRecord& info) {
   const bool is_run = !command.run.empty();
   if (command.no_ema || (is_run && info.ema_decays.empty())) return "model";
   return is_run ? fmt::format("ema-{}", command.ema_decay.value_or(info.ema_decays.front())) : "of the file";
 }
 
 // Completes the model's config from the shapes in a weights file.
-void ask_weights(const std::map<std::string, at::Tensor>& weights, RunInfo& info) {
+void ask_weights(const std::map<std::string, at::Tensor>& weights, ModelRecord& info) {
   WeightShapes shapes;
   for (const auto& [key, tensor] : weights) shapes[key] = tensor.sizes().vec();
   info.model_config = resolve_denoiser_config(info.model, info.model_config, shapes);
 }
 
-std::string autoencoder_path(const SampleCommand& command, const RunInfo& info) {
+std::string autoencoder_path(const SampleCommand& command, const ModelRecord& info) {
   if (!command.autoencoder.empty()) return command.autoencoder;
   if (info.autoencoder.name == "pixels") return "pixels";
   constexpr int64_t kRgb = 3;
@@ -70,9 +70,9 @@ std::string autoencoder_path(const SampleCommand& command, const RunInfo& info) 
   return "pixels";
 }
 
-void load_autoencoder_of(const SampleCommand& command, const RunInfo& info, at::Device device,
+void load_autoencoder_of(const SampleCommand& command, const ModelRecord& info, at::Device device,
                          at::ScalarType compute_dtype, int64_t num_processes, SampleSource& source) {
-  const RunInfo::AutoencoderInfo& trained = info.autoencoder;
+  const ModelRecord::AutoencoderInfo& trained = info.autoencoder;
   const std::string path = autoencoder_path(command, info);
   std::error_code unreachable;
   if (path.empty() || (path != "pixels" && !std::filesystem::exists(path, unreachable)))
@@ -114,7 +114,7 @@ SampleSource load_sample_source(const SampleCommand& command, at::Device device,
     fail("sample", "--ema-decay chooses among a run's averages: --weights has one");
   if (command.no_ema && command.ema_decay) fail("sample", "expected --ema-decay or --no-ema, not both");
 
-  RunInfo info = is_run ? read_run_info(command.run) : info_of_weights(command);
+  ModelRecord info = is_run ? read_run_info(command.run) : info_of_weights(command);
   SampleSource source;
   source.weights =
       is_run ? run_weights(command.run, info, !command.no_ema, command.ema_decay) : command.weights;

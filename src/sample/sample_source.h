@@ -7,7 +7,7 @@
 
 #include "models/autoencoders/autoencoder.h"
 #include "models/model.h"
-#include "sample/run_folder.h"
+#include "models/run_folder.h"
 #include "sample/sample_options.h"
 
 namespace kiln {
@@ -19,7 +19,7 @@ struct SampleSource {
   std::string weights_fingerprint;  // of its bytes
   std::string average;              // what the weights are: "ema-0.9999" | "model" | "of the file"
   std::vector<std::string> class_names;
-  RunInfo::TextInfo text;              // encoder of the captions; unknown for a weights file
+  ModelRecord::TextInfo text;          // encoder of the captions; unknown for a weights file
   std::unique_ptr<Denoiser> denoiser;  // its weights in the compute dtype
   std::unique_ptr<Autoencoder> autoencoder;
 };

@@ -6,9 +6,9 @@
 #include "core/error.h"
 #include "data/images/image_dataset.h"
 #include "data/text_store/joined_text.h"
+#include "models/run_folder.h"
 #include "run/option_values.h"
 #include "run/stage_options.h"
-#include "sample/run_folder.h"
 #include "train/encoding/encoded_captions.h"
 #include "train/store_data.h"
 

@@ -68,7 +68,7 @@ nlohmann::json grid_sampler_config(const TrainOptions& options, const nlohmann::
   return sampler_config(name, options.samples.num_sampling_steps, objective);
 }
 
-void validate_sampling(const TrainOptions& options, const RunInfo& info, bool has_decoder,
+void validate_sampling(const TrainOptions& options, const ModelRecord& info, bool has_decoder,
                        int64_t num_classes) {
   if (options.samples.every == 0 && options.evaluation.every == 0) return;
   const char* option = options.samples.every > 0 ? "--sample-every" : "--evaluate-every";

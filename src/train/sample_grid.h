@@ -5,9 +5,9 @@
 #include <vector>
 
 #include "models/autoencoders/autoencoder.h"
+#include "models/run_folder.h"
 #include "run/train_options.h"
 #include "sample/prompts.h"
-#include "sample/run_folder.h"
 #include "sample/sampler_loop.h"
 #include "train/setup.h"
 #include "train/training_data.h"
@@ -21,7 +21,7 @@ struct SampleGrid {
 
 // What is needed to draw pictures during training.
 struct GridSource {
-  const RunInfo& info;
+  const ModelRecord& info;
   const Training& training;
   const Autoencoder* decoder;  // null: the model makes pixels
   const Prompts& prompts;      // in turn, for models that take captions
@@ -62,7 +62,7 @@ nlohmann::json grid_sampler_config(const TrainOptions& options, const nlohmann::
 // Refuses, before a run begins, what cannot be drawn: latents without a decoder, classes out of range, a
 // sampler that does not fit the objective, prompts for a model without captions. Throws Error naming the
 // option.
-void validate_sampling(const TrainOptions& options, const RunInfo& info, bool has_decoder,
+void validate_sampling(const TrainOptions& options, const ModelRecord& info, bool has_decoder,
                        int64_t num_classes);
 
 }  // namespace kiln

@@ -16,7 +16,7 @@ namespace fs = std::filesystem;
 
 namespace {
 
-RunInfo::AutoencoderInfo describe(const Autoencoder& autoencoder, const std::string& path) {
+ModelRecord::AutoencoderInfo describe(const Autoencoder& autoencoder, const std::string& path) {
   return {.name = autoencoder.name,
           .path = path == "pixels" ? "" : fs::absolute(path).string(),
           .fingerprint = autoencoder.fingerprint,
@@ -161,7 +161,7 @@ void fill_null_text(const TextStore& store, const Denoiser& denoiser, bool has_w
   denoiser.null_text()->value.copy_(rows.index_select(0, places));
 }
 
-RunInfo::TextInfo text_info(const TextStore& store) {
+ModelRecord::TextInfo text_info(const TextStore& store) {
   const TextStoreInfo& info = store.info();
   return {.encoder = info.encoder,
           .encoder_path = info.encoder_path,

@@ -10,7 +10,7 @@
 #include "extract/encoded_text.h"
 #include "extract/image_batches.h"
 #include "models/autoencoders/autoencoder.h"
-#include "sample/run_folder.h"
+#include "models/run_folder.h"
 #include "train/setup.h"
 #include "train/store_data.h"
 
@@ -21,7 +21,7 @@ using BatchMaker = std::function<std::unique_ptr<BatchSource>(const BatchOptions
 struct TrainingData {
   DataShape shape{};
   std::vector<std::string> class_names{};
-  RunInfo::AutoencoderInfo autoencoder{};
+  ModelRecord::AutoencoderInfo autoencoder{};
   // Names the samples' content. A run resumes only on the same content.
   std::string identity{};
   BatchMaker batches{};
@@ -45,7 +45,7 @@ at::Tensor stored_rows(const TextStore& store, int64_t entry);
 // `has_weights`. Throws Error if neither the model nor the store has a stand-in for a dropped caption.
 void fill_null_text(const TextStore& store, const Denoiser& denoiser, bool has_weights);
 // Returns what readers of a run's weights must know of its captions' encoder.
-RunInfo::TextInfo text_info(const TextStore& store);
+ModelRecord::TextInfo text_info(const TextStore& store);
 
 // Returns the autoencoder that a run on a store loads to decode its sample grids: the one that is given,
 // else, if grids are drawn, the store's own if it still exists. "": none.

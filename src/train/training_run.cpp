@@ -119,7 +119,7 @@ TrainingRun::TrainingRun(const TrainOptions& given, std::shared_ptr<ProcessGroup
           .objective = objective,
           .image_size = options.data.image_size,
           .autoencoder = data.autoencoder,
-          .text = data.text ? text_info(*data.text) : RunInfo::TextInfo(),
+          .text = data.text ? text_info(*data.text) : ModelRecord::TextInfo(),
           .class_names = data.class_names,
           .ema_decays = options.ema.decays};
   validate_sampling(options, info, data.decoder != nullptr, data.shape.num_classes);

@@ -8,9 +8,9 @@
 #include <string>
 
 #include "data/loader/batches.h"
+#include "models/run_folder.h"
 #include "parallel/ranks/process_group.h"
 #include "sample/prompts.h"
-#include "sample/run_folder.h"
 #include "train/run_evaluation.h"
 #include "train/sample_grid.h"
 #include "train/setup.h"
@@ -54,7 +54,7 @@ class TrainingRun {
   const at::Device device;
   const at::ScalarType compute_dtype;
   TrainingData data;
-  RunInfo info;
+  ModelRecord info;
   nlohmann::json config;  // options and data identity, as checkpoints keep them
   std::optional<Validation> validation;
   PhaseMemory phase_memory;

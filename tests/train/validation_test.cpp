@@ -312,7 +312,7 @@ TEST(SampleGrids, AreOnePictureOfAllRanks) {
   options.samples.num_samples = 5;  // uneven on 2, 3 and 4 ranks
   options.samples.num_sampling_steps = 3;
   const DataShape shape = synthetic_shape(options);
-  RunInfo info;
+  ModelRecord info;
   info.objective = objective_config_of(options.objective);
   const auto draw = [&](const std::shared_ptr<ProcessGroup>& group, int64_t stage) {
     TrainOptions staged = options;

@@ -1,5 +1,5 @@
 // RUN/config.json and the choice of a run's weights.
-#include "sample/run_folder.h"
+#include "models/run_folder.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -47,12 +47,12 @@ class Run : public ::testing::Test {
 
   test::TempFolder folder_;
   fs::path run_ = folder_.path();
-  RunInfo info_;
+  ModelRecord info_;
 };
 
 TEST_F(Run, ReadsWhatWasWritten) {
   write_run_info(run_.string(), info_);
-  const RunInfo read = read_run_info(run_.string());
+  const ModelRecord read = read_run_info(run_.string());
   EXPECT_EQ(read.model, info_.model);
   EXPECT_EQ(read.model_config, info_.model_config);
   EXPECT_EQ(read.objective, info_.objective);

@@ -1,0 +1,82 @@
+#include "models/run_folder.h"
+
+#include <fmt/ranges.h>
+
+#include <filesystem>
+#include <fstream>
+
+#include "checkpoint/checked_files.h"
+#include "checkpoint/tensor_files.h"
+#include "checkpoint/weights_file.h"
+#include "core/error.h"
+#include "core/files/atomic_file.h"
+#include "models/lora.h"
+
+namespace kiln {
+namespace {
+
+using nlohmann::json;
+
+std::string info_path(const std::string& run) {
+  return (std::filesystem::path(run) / "config.json").string();
+}
+
+std::string weights_file_of(const std::string& run, const ModelRecord& info, bool use_ema,
+                            std::optional<double> decay) {
+  if (!use_ema || (info.ema_decays.empty() && !decay)) return kModelFile;
+  for (size_t i = 0; i < info.ema_decays.size(); ++i)
+    if (!decay || *decay == info.ema_decays[i]) return ema_file_name(info.ema_decays, i);
+  fail("run", "{} has no EMA of decay {}: its decays are {}", run, *decay, fmt::join(info.ema_decays, ", "));
+}
+
+}  // namespace
+
+bool is_run_folder(const std::string& path) {
+  std::error_code unreachable;
+  return std::filesystem::is_directory(std::filesystem::path(path) / "checkpoints", unreachable) &&
+         std::filesystem::exists(info_path(path), unreachable);
+}
+
+void write_run_info(const std::string& run, const ModelRecord& info) {
+  // Class names may be folder names: bytes that are not UTF-8 become the replacement character, as in stores.
+  write_file_atomically("run", info_path(run),
+                        to_json(info).dump(2, ' ', false, json::error_handler_t::replace) + "\n");
+}
+
+ModelRecord read_run_info(const std::string& run) {
+  const std::string path = info_path(run);
+  std::ifstream file(path);
+  if (!file) fail("run", "cannot read {}: {} is not the folder of a training run", path, run);
+  try {
+    const json document = json::parse(file);
+    for (const char* key : {"model", "model_config", "objective"})
+      if (!document.contains(key)) fail("run", "{} is not a run's config: it has no {}", path, key);
+    return parse_model_record(document, path);
+  } catch (const json::exception& error) {
+    fail("run", "{} is not a run's config: {}", path, error.what());
+  }
+}
+
+std::map<std::string, at::Tensor> load_run_weights(const ModelRecord& info, const std::string& file) {
+  const ModelRecord::AdapterInfo& adapter = info.adapter;
+  if (adapter.config.is_null()) return load_tensors(file);
+  if (!std::filesystem::exists(adapter.base_path))
+    fail("run", "{} changes the weights of {}, which is not there: put it back", file, adapter.base_path);
+  if (digest_of_weights(adapter.base_path) != adapter.base_fingerprint)
+    fail("run", "{} holds other weights now than those that {} was trained to change", adapter.base_path,
+         file);
+  std::map<std::string, at::Tensor> weights = load_tensors(adapter.base_path);
+  merge_lora(weights, lora_layers(load_tensors(file), adapter.config, file));
+  return weights;
+}
+
+std::string run_weights(const std::string& run, const ModelRecord& info, bool use_ema,
+                        std::optional<double> decay) {
+  const std::string path = newest_checked_file(run, [&](const std::string& folder) {
+    return (std::filesystem::path(folder) / weights_file_of(run, info, use_ema, decay)).string();
+  });
+  if (path.empty()) fail("run", "{} has no complete checkpoint yet", run);
+  return path;
+}
+
+}  // namespace kiln

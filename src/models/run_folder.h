@@ -1,0 +1,32 @@
+// The folder of a training run, for readers of its weights: RUN/config.json, which is their record, and the
+// choice among its checkpoints' files.
+#pragma once
+#include <ATen/core/Tensor.h>
+
+#include <map>
+#include <optional>
+#include <string>
+
+#include "models/model_record.h"
+
+namespace kiln {
+
+// True for the folder of a training run: it has a config.json and a folder of checkpoints.
+bool is_run_folder(const std::string& path);
+
+// Writes RUN/config.json atomically. Throws Error.
+void write_run_info(const std::string& run, const ModelRecord& info);
+// Reads RUN/config.json. Throws Error naming the file and the key that is missing or of the wrong kind.
+ModelRecord read_run_info(const std::string& run);
+
+// Loads the model's weights of a run: those of a file of run_weights() or, for an adapter, its base with the
+// adapter merged. Throws Error: the base is missing, or is another one.
+std::map<std::string, at::Tensor> load_run_weights(const ModelRecord& info, const std::string& file);
+
+// Returns the weights file of the newest complete checkpoint in which this file is undamaged: the EMA of
+// `decay` (absent: the run's first), or the model itself if `use_ema` is false or the run has no EMA. Throws
+// Error: no checkpoint yet, no such decay.
+std::string run_weights(const std::string& run, const ModelRecord& info, bool use_ema,
+                        std::optional<double> decay);
+
+}  // namespace kiln
