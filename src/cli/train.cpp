@@ -15,27 +15,31 @@ namespace kiln::cli {
 
 namespace {
 
-// Returns the recipe that the run in `out` was trained with.
-std::string continued_recipe(const std::string& out) {
+// Returns the recipe that the run in `out` was trained with if the command line leaves open what to train:
+// with --continue-with, or if it names neither data nor a model. Otherwise returns "".
+std::string continued_recipe(const CLI::App& command, const std::string& out, bool is_continued) {
   const std::string recipe = out + "/config.toml";
-  if (out.empty() || !std::filesystem::exists(recipe))
+  const bool is_run = !out.empty() && std::filesystem::exists(recipe);
+  if (is_continued && !is_run)
     fail("train", "--continue-with goes on with the run in --out, and {} is none",
          out.empty() ? "no --out" : out);
-  return recipe;
+  const bool names_none = command.count("--data") == 0 && command.count("--model") == 0;
+  return is_run && (is_continued || names_none) ? recipe : "";
 }
 
 }  // namespace
 
 void add_train_command(CLI::App& app) {
-  auto* command = app.add_subcommand("train", "Train a denoiser; rerunning the same command resumes");
+  auto* command = app.add_subcommand(
+      "train", "Train a denoiser; rerunning the same command resumes, as does --out RUN alone");
   const auto arguments = add_train_options(*command);
   const auto ahead = std::make_shared<std::string>();
   command->add_option("--continue-with", *ahead,
                       "Recipe of what follows the newest checkpoint of --out: its [[stage]]s, or its options "
                       "as one stage; everything else stays as in RUN/config.toml");
   command->callback([=] {
-    if (!ahead->empty() && arguments->recipe.empty())
-      arguments->recipe = continued_recipe(arguments->options.out);
+    if (arguments->recipe.empty())
+      arguments->recipe = continued_recipe(*command, arguments->options.out, !ahead->empty());
     const ResolvedOptions resolved = resolve(*command, *arguments);
     const TrainOptions& options = resolved.options;
     if (const int64_t num_ranks = ranks_to_launch(options)) return launch_ranks(num_ranks);

@@ -14,6 +14,7 @@
 #include "interop/deepspeed_config.h"
 #include "interop/foreign_recipe.h"
 #include "models/registry.h"
+#include "models/run_folder.h"
 #include "parallel/ranks/ranks.h"
 #include "plan/run/plan.h"
 #include "run/option_table.h"
@@ -246,6 +247,29 @@ nlohmann::json recorded_options(const std::string& out) {
   return options;
 }
 
+// Replaces a run in --weights by its newest weights, as kiln sample draws with. A run that resumes keeps
+// those that it began with.
+void take_weights_of_run(const TrainArguments& arguments, TrainOptions& options,
+                         const nlohmann::json& recorded) {
+  std::string& weights = options.model.weights;
+  if (weights.empty() || !is_run_folder(weights)) return;
+  const std::string begun_with = recorded.is_null() ? "" : recorded.value("weights", "");
+  const std::string folder = (std::filesystem::path(weights) / "checkpoints" / "").string();
+  if (begun_with.starts_with(folder)) {
+    weights = begun_with;
+    return;
+  }
+  const ModelRecord info = read_run_info(weights);
+  if (!info.adapter.config.is_null())
+    fail("train",
+         "--weights {} is the run of an adapter: give the weights that it changes, {}, and the adapter as "
+         "--lora-weights",
+         weights, info.adapter.base_path);
+  const std::string file = run_weights(weights, info, /*use_ema=*/true, std::nullopt);
+  if (is_told(arguments, options)) fmt::print(stderr, "--weights {} is read as {}\n", weights, file);
+  weights = file;
+}
+
 // Takes the objective and the drawing of pictures from the run that is resumed or from the published models,
 // and says so on stderr.
 void take_published(const TrainArguments& arguments, ResolvedOptions& resolved,
@@ -316,6 +340,7 @@ ResolvedOptions resolve(const CLI::App& command, const TrainArguments& arguments
   std::string& model_config = resolved.options.model.config;
   const nlohmann::json recorded = recorded_options(resolved.options.out);
   take_image_size(resolved, recorded);
+  take_weights_of_run(arguments, resolved.options, recorded);
   if (!model_config.empty()) model_config = read_json_option("train", "--model-config", model_config).dump();
   std::string& instruction = resolved.options.data.captions.instruction;
   instruction = read_text_option("train", "--caption-instruction", instruction);

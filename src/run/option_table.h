@@ -83,7 +83,8 @@ void visit_options(Options& o, Visitor&& visitor) {
         "Probability of training without the class label");
   visit("num-classes", o.model.num_classes, kRefuse,
         "Classes of the model (0: those of the data; synthetic: 1000)");
-  visit("weights", o.model.weights, kRefuse, "Start from these weights instead of fresh ones");
+  visit("weights", o.model.weights, kRefuse,
+        "Start from these weights, or a run's newest, instead of fresh ones");
 
   section("Adapter (LoRA)");
   visit("lora-rank", o.lora.rank, kRefuse,
@@ -130,7 +131,7 @@ void visit_options(Options& o, Visitor&& visitor) {
   visit("caption-instruction", o.data.captions.instruction, kRefuse,
         "Pictures: text or file; Gemma sees it before every caption, and its own rows are not kept, as in "
         "Sana");
-  visit("out", o.out, kHarmless, "Run folder; rerunning the same command resumes");
+  visit("out", o.out, kHarmless, "Run folder; rerunning the same command resumes, as does --out RUN alone");
   visit("image-size", o.data.image_size, kRefuse, "Image side in pixels");
   visit("buckets", o.data.buckets, kRefuse,
         "Pictures: bring each to the bucket with the nearest aspect ratio: pixart (the published table of "

@@ -116,6 +116,14 @@ NewestCheckpoint newest_checkpoint(const std::string& run, ProcessGroup& group) 
 
 namespace {
 
+// True if a stage of --continue-with may set every one of these changes ("--lr (0.0001 -> 0.0002)").
+bool may_follow(const std::vector<std::string>& changes) {
+  const std::vector<std::string>& names = stage_option_names();
+  return std::ranges::all_of(changes, [&](const std::string& change) {
+    return std::ranges::find(names, change.substr(2, change.find(' ') - 2)) != names.end();
+  });
+}
+
 // Refuses to go on from a checkpoint with other settings or on other data. Returns what makes further bits or
 // the schedule differ from those of an uninterrupted run, one line each.
 std::vector<std::string> resume_warnings(const TrainOptions& options, const TrainStateInfo& saved,
@@ -128,8 +136,11 @@ std::vector<std::string> resume_warnings(const TrainOptions& options, const Trai
   }
   const OptionChanges changes = compare_options(saved_options, options_now);
   if (!changes.refused.empty())
-    fail("resume", "{} holds a run with other settings: {}; give the same ones, or another --out",
-         options.out, fmt::join(changes.refused, ", "));
+    fail("resume", "{} holds a run with other settings: {}; give the same ones, or {}", options.out,
+         fmt::join(changes.refused, ", "),
+         may_follow(changes.refused)
+             ? "--continue-with FILE with the new ones to go on from here, or another --out"
+             : "another --out");
   if (!begins_stage && saved.config.at("data") != now.config.at("data"))
     fail("resume",
          "{} was trained on other data ({}) than --data {} ({}): give the same store, or another --out",
@@ -167,6 +178,8 @@ RunFolder open_run_folder(const TrainingRun& run, const TrainStateInfo& now, con
   const std::string& out = run.options.out;
   RunFolder folder;
   if (run.is_first()) {
+    if (std::filesystem::exists(std::filesystem::path(out) / "store.json"))
+      fail("train", "--out {} is a feature store: give a folder of its own to the run", out);
     std::error_code error;
     std::filesystem::create_directories(std::filesystem::path(out) / "checkpoints", error);
     if (error) fail("train", "cannot create --out {}: {}", out, error.message());

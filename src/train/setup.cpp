@@ -80,9 +80,13 @@ int64_t most_rows(const TrainOptions& options, int64_t world_size) {
   return rank_rows(options.global_batch, world_size - 1, world_size).count;
 }
 
+struct RecognisedWeights {
+  std::string family;
+  DenoiserShape shape;
+};
 // Returns the model that the weights of a file are of. Nothing if it cannot be told: loading them then says
 // what does not fit. `config`: the model's own, for what shapes leave open.
-std::optional<DenoiserShape> shape_of_weights(const std::string& path, const nlohmann::json& config) {
+std::optional<RecognisedWeights> recognise_weights(const std::string& path, const nlohmann::json& config) {
   WeightShapes shapes;
   for (const auto& [key, tensor] : load_tensors(path)) shapes[key] = tensor.sizes().vec();
   // Where the data have set the config it says nothing of the weights, so it is asked last.
@@ -90,7 +94,9 @@ std::optional<DenoiserShape> shape_of_weights(const std::string& path, const nlo
     try {
       const auto found = recognise_denoiser(shapes, hints);
       if (!found) return std::nullopt;
-      return build_denoiser(found->family->name, found->model.config, {.outline = true})->shape();
+      return RecognisedWeights{
+          found->family->name,
+          build_denoiser(found->family->name, found->model.config, {.outline = true})->shape()};
     } catch (const Error&) {
       continue;
     }
@@ -98,25 +104,23 @@ std::optional<DenoiserShape> shape_of_weights(const std::string& path, const nlo
   return std::nullopt;
 }
 
-// Throws Error naming the autoencoder or the text encoder if --weights are of a model for another one.
-void require_data_of_weights(const TrainOptions& options, const DataShape& data,
-                             const nlohmann::json& config) {
+// Throws Error naming the autoencoder or the text encoder if the weights of --weights, a model of shape
+// `model`, are for another one.
+void require_data_of_weights(const TrainOptions& options, const DataShape& data, const DenoiserShape& model) {
   const std::string& weights = options.model.weights;
-  const auto model = shape_of_weights(weights, config);
-  if (!model) return;
-  if (model->in_channels != data.channels)
+  if (model.in_channels != data.channels)
     fail("train",
          "{} gives latents of {} channels, and --weights {} take {}: give the autoencoder of the weights",
          options.data.autoencoder.empty() ? "--data " + options.data.path
                                           : "--autoencoder " + options.data.autoencoder,
-         data.channels, weights, model->in_channels);
-  if (data.text.width > 0 && model->conditioning.takes_text() &&
-      model->conditioning.text_width != data.text.width)
+         data.channels, weights, model.in_channels);
+  if (data.text.width > 0 && model.conditioning.takes_text() &&
+      model.conditioning.text_width != data.text.width)
     fail("train",
          "{} gives captions of width {}, and --weights {} take {}: give the text encoder of the weights",
          options.data.text_encoder.empty() ? "--data " + options.data.path
                                            : "--text-encoder " + options.data.text_encoder,
-         data.text.width, weights, model->conditioning.text_width);
+         data.text.width, weights, model.conditioning.text_width);
 }
 
 at::ScalarType grad_dtype_of(const TrainOptions& options, at::ScalarType compute_dtype, int64_t world_size) {
@@ -273,9 +277,17 @@ double flops_of_step(const Training& training, const StepBatch& batch) {
 void check_first_weights(const TrainOptions& options, const DataShape& data,
                          const nlohmann::json& model_config) {
   if (options.model.weights.empty()) return;
-  require_data_of_weights(options, data, model_config);
+  const auto of_weights = recognise_weights(options.model.weights, model_config);
+  const std::string& family = family_of(options.model.name).name;
+  if (of_weights && of_weights->family == family) require_data_of_weights(options, data, of_weights->shape);
   const auto denoiser = build_denoiser(options.model.name, model_config, {.outline = true});
-  const FirstWeights weights(options, *denoiser, at::kCPU);
+  try {
+    const FirstWeights weights(options, *denoiser, at::kCPU);
+  } catch (const Error&) {
+    if (!of_weights || of_weights->family == family) throw;
+    fail("train", "--weights {} are of {}, not of --model {}: give --model {}, with its size",
+         options.model.weights, of_weights->family, options.model.name, of_weights->family);
+  }
 }
 
 Training build_training(const TrainOptions& options, const DataShape& data, at::Device device,

@@ -322,6 +322,8 @@ def test_bad_input_is_one_line(tmp_path, store, runs):
     line = refusal("train", "--data", bare, *arguments)
     assert "takes captions" in line and "kiln extract" in line and "--text-encoder" in line
     assert not (tmp_path / "run").exists()
+    line = refusal("train", "--data", bare, "--model", "dit", *TRANSFORMER, *OPTIONS, "--out", runs("pixart"), "--max-steps", 9)
+    assert "holds a run of pixart, not of dit" in line, "the folder of another run is named as that"
     padded = ["--model", "unet2d_condition", *FAMILIES["unet2d_condition"][1], *OPTIONS, "--out", tmp_path / "run"]
     assert "attends to padding" in refusal("train", "--data", store, "--text", "bert", *padded)
 

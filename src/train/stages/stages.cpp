@@ -27,6 +27,7 @@ struct SavedStage {
 };
 struct Saved {
   int64_t step = 0;
+  std::string model;  // its name
   bool is_staged = false;
   std::vector<SavedStage> stages;
   std::string model_config;  // if the run has several stages
@@ -35,6 +36,7 @@ struct Saved {
 
 Saved saved_from(const Json& state) {
   Saved saved{.step = state.at("step"),
+              .model = state.at("options").at("model"),
               .stages = {},
               .model_config = state.at("model_config"),
               .continued_with = state.at("continued_with")};
@@ -155,6 +157,10 @@ class StagePlanner {
   }
 
   StagePlan plan() {
+    // First, since what follows would look for the saved run's data in the terms of another model.
+    if (saved_ && saved_->model != run_.model.name)
+      fail("resume", "{} holds a run of {}, not of {}: give --model {}, or another --out", run_.out,
+           saved_->model, run_.model.name, saved_->model);
     const size_t count = std::max<size_t>(run_.stages.size(), 1);
     for (size_t i = 0; i < count; ++i) try {
         add_stage(i);

@@ -1,0 +1,89 @@
+"""What stopped new users around runs: resuming one, starting from one, reporting one, and folders and weights that are
+something else."""
+
+import json
+
+import pytest
+from conftest import run_program, succeed
+
+DIT = ["--model", "dit", "--hidden-size", 48, "--depth", 2, "--num-heads", 3, "--patch-size", 2, "--num-classes", 4]
+OPTIONS = ["--data", "synthetic", "--image-size", 64, "--global-batch", 4, "--threads", 1, "--peak-tflops", 1, "--log-every", 3,
+           "--device", "cpu", "--ema-decay", 0.5]
+
+
+def train(out, steps, *more):
+    return succeed("train", *DIT, *OPTIONS, "--max-steps", steps, *more, "--out", out)
+
+
+def refusal(*arguments):
+    result = run_program("kiln", *arguments)
+    assert result.returncode == 1, result.stdout
+    (line,) = [line for line in result.stderr.splitlines() if line.startswith("kiln: ")]
+    assert len(line) < 400
+    return line
+
+
+def weights(out, step):
+    folder = out / f"checkpoints/step-{step:08}"
+    return [(folder / name).read_bytes() for name in ("model.safetensors", "ema.safetensors")]
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    out = tmp_path_factory.mktemp("frictions") / "run"
+    train(out, 4)
+    return out
+
+
+def test_train_out_alone_resumes(run, tmp_path):
+    train(tmp_path / "cut", 2)
+    moved = (tmp_path / "cut").rename(tmp_path / "moved")
+    result = succeed("train", "--out", moved, "--max-steps", 4)
+    assert "resuming" in result.stdout and weights(moved, 4) == weights(run, 4)
+    assert "finished after step 4" in succeed("train", "--out", moved).stdout
+    assert "--data" in refusal("train", "--out", tmp_path / "nothing")
+
+
+def test_a_changed_rate_names_continue_with(run):
+    line = refusal("train", *DIT, *OPTIONS, "--max-steps", 6, "--lr", 3e-4, "--out", run)
+    assert "--lr (0.0001 -> 0.0003)" in line and "--continue-with FILE" in line
+    line = refusal("train", *DIT, *OPTIONS, "--max-steps", 6, "--lr", 3e-4, "--seed", 9, "--out", run)
+    assert "--continue-with" not in line and "another --out" in line, "a seed cannot follow"
+
+
+def test_weights_of_a_run_are_its_newest(run, tmp_path):
+    """As kiln sample --run draws with; a run that resumes keeps those that it began with."""
+    base = tmp_path / "base"
+    train(base, 3)
+    said = train(tmp_path / "a", 2, "--weights", base).stderr
+    newest = base / "checkpoints/step-00000003/ema.safetensors"
+    assert f"--weights {base} is read as {newest}" in said
+    train(tmp_path / "b", 2, "--weights", newest)
+    assert weights(tmp_path / "a", 2) == weights(tmp_path / "b", 2)
+    train(base, 4)
+    assert "resuming" in train(tmp_path / "a", 3, "--weights", base).stdout
+    train(tmp_path / "lora", 1, "--weights", base, "--lora-rank", 2)
+    line = refusal("train", *DIT, *OPTIONS, "--weights", tmp_path / "lora", "--out", tmp_path / "c")
+    assert "is the run of an adapter" in line and "--lora-weights" in line
+
+
+def test_a_run_of_four_steps_is_a_run_to_report(run, tmp_path):
+    """The last step has a line though it is no multiple of --log-every, and the rows compare it."""
+    assert [line["step"] for line in map(json.loads, (run / "log.jsonl").read_text().splitlines()) if "loss" in line] == [3, 4]
+    train(tmp_path / "other", 1, "--lr", 3e-4)
+    succeed("report", run, tmp_path / "other", "--out", tmp_path / "page.html")
+    page = (tmp_path / "page.html").read_text()
+    assert "<td>lr</td><td>0.0001</td><td>0.0003</td>" in page
+    assert "is not a run folder" in refusal("report", tmp_path)
+
+
+def test_weights_of_another_family_are_named(run, tmp_path):
+    file = run / "checkpoints/step-00000004/model.safetensors"
+    line = refusal("train", "--model", "pixart", "--hidden-size", 48, "--depth", 2, "--num-heads", 3, *OPTIONS, "--weights", file,
+                   "--out", tmp_path / "run")
+    assert f"--weights {file} are of dit, not of --model pixart: give --model dit" in line
+
+
+def test_a_store_is_no_run_folder(tmp_path):
+    (tmp_path / "store.json").write_text("{}")
+    assert "is a feature store: give a folder of its own" in refusal("train", *DIT, *OPTIONS, "--max-steps", 1, "--out", tmp_path)
