@@ -6,6 +6,7 @@
 #include "core/aten.h"
 #include "core/error.h"
 #include "core/tensors.h"
+#include "data/text_store/caption_table.h"
 #include "data/text_store/joined_text.h"
 #include "train/encoding/encoded_captions.h"
 #include "train/encoding/pictures.h"
@@ -66,6 +67,34 @@ void load_decoder(const TrainOptions& options, const StoreInfo& info, at::Device
   data.autoencoder.path = fs::absolute(path).string();
 }
 
+// Throws Error if a text store has captions of other samples than the part of the store that it lies beside.
+void check_text_samples(const std::vector<std::string>& text_folders, const FeatureStore& store) {
+  int64_t first = 0;
+  for (const std::string& folder : text_folders) {
+    const TextStoreInfo info = read_text_store_info(folder);
+    const auto name_of = [&](int64_t sample) { return store.sample_name(first + sample); };
+    if (!info.samples_xxh3.empty() && info.samples_xxh3 != xxh3_of_names(info.num_samples, name_of))
+      fail("train",
+           "{} has captions of other samples than its features: remove it and extract the text again",
+           folder);
+    first += info.num_samples;
+  }
+}
+
+// Returns a note about what a store of an earlier version has no checksums of; nothing otherwise.
+std::vector<std::string> unchecked_notes(const std::string& path, const StoreInfo& info,
+                                         const TextStore* text) {
+  const bool has_all = std::ranges::none_of(
+      info.shards, [](const StoreInfo::Shard& shard) { return shard.columns_xxh3.empty(); });
+  const bool has_text = !text || !text->info().columns_xxh3.empty();
+  if (has_all && has_text) return {};
+  return {
+      fmt::format("an earlier version wrote the store {} without checksums of {}{}{}: kiln store verify {} "
+                  "compares whole files",
+                  path, has_all ? "" : "labels, names and shards' places",
+                  has_all || has_text ? "" : " or of ", has_text ? "" : "single captions' features", path)};
+}
+
 TrainingData open_store(const TrainOptions& options, at::Device device, at::ScalarType compute_dtype) {
   const std::shared_ptr<FeatureStore> store = open_sources(sources_of(options));
   const StoredSamples samples = describe_stores(options);
@@ -84,6 +113,8 @@ TrainingData open_store(const TrainOptions& options, at::Device device, at::Scal
                       .scaling_factor = info.scaling_factor,
                       .shift_factor = info.shift_factor};
   load_decoder(options, info, device, compute_dtype, data);
+  check_text_samples(samples.text_folders, *store);
+  data.notes = unchecked_notes(options.data.path, info, data.text.get());
   data.identity = identity_of(options, samples.text_folders);
   data.batches = [store, text = data.text,
                   lanes = split_of(options, *store, Split::kTraining)](BatchOptions batch_options) {

@@ -1,6 +1,8 @@
 // Damaged and hostile stores: refused in one line that names the file and the remedy, never a crash.
 #include <unistd.h>
 
+#include <array>
+
 #include "data/test_store.h"
 
 namespace kiln {
@@ -118,6 +120,51 @@ TEST_F(DamagedStore, NanInAShardIsNamedWithItsSample) {
   test::write_bytes(file("store.json"), root.dump());
   EXPECT_THAT(find_store_problems(path()),
               ElementsAre(HasSubstr("the mean of sample \"folder/image.6.v2.png\" holds NaN or infinity")));
+}
+
+// A shard of another store in place of one's own, and labels that somebody changed.
+TEST_F(DamagedStore, HardeningHigh2ExchangedAndRelabelledShardsAreNamed) {
+  const std::string shard = file("shard-00001.safetensors"), good = test::read_bytes(shard);
+  const TempFolder other;
+  StoreInfo info = small_info();
+  info.scaling_factor = 0.5;
+  {
+    const auto writer = FeatureStoreWriter::open(other / "store", info, 4);
+    for (int64_t i = 0; i < 10; ++i) {
+      auto sample = test::make_sample(info, i);
+      sample.name += ".other";
+      writer->add(sample);
+    }
+    writer->finish();
+  }
+  test::write_bytes(shard, test::read_bytes(other / "store/shard-00001.safetensors"));
+  EXPECT_THAT(open_message(), testing::AllOf(HasSubstr("shard-00001.safetensors is not the shard"),
+                                             HasSubstr("it was exchanged")));
+  // Two shards of one store, exchanged.
+  test::write_bytes(shard, test::read_bytes(file("shard-00000.safetensors")));
+  EXPECT_THAT(open_message(), HasSubstr("shard-00001.safetensors is not the shard"));
+  // Labels 1, 2, 0, 1 of samples 4 to 7.
+  const std::array<int64_t, 4> labels = {1, 2, 0, 1}, others = {2, 2, 0, 1};
+  const auto bytes_of = [](const std::array<int64_t, 4>& column) {
+    return std::string(reinterpret_cast<const char*>(column.data()), sizeof column);
+  };
+  std::string relabelled = good;
+  const size_t at = relabelled.find(bytes_of(labels));
+  ASSERT_NE(at, relabelled.npos);
+  relabelled.replace(at, sizeof labels, bytes_of(others));
+  test::write_bytes(shard, relabelled);
+  EXPECT_THAT(open_message(), HasSubstr("labels, names or captions have changed"));
+  test::write_bytes(shard, good);
+  EXPECT_NO_THROW(FeatureStore::open(path(), /*verify=*/true));
+}
+
+TEST_F(DamagedStore, HardeningHigh2AStoreOfAnEarlierVersionOpens) {
+  auto root = nlohmann::json::parse(test::read_bytes(file("store.json")));
+  for (auto& shard : root["shards"]) shard.erase("columns_xxh3");
+  test::write_bytes(file("store.json"), root.dump());
+  const auto store = FeatureStore::open(path(), /*verify=*/true);
+  EXPECT_EQ(store->info().shards.at(0).columns_xxh3, "");
+  EXPECT_EQ(store->label(4), 1);
 }
 
 TEST_F(DamagedStore, NewerVersionSaysUpdate) {

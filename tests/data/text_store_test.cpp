@@ -170,6 +170,67 @@ TEST(TextStore, EveryFlippedByteIsFound) {
   EXPECT_NO_THROW(TextStore::open(folder / "text-x", /*verify=*/true));
 }
 
+// text.json as an earlier version wrote it.
+void remove_new_checksums(const std::string& folder) {
+  auto text = nlohmann::json::parse(test::read_bytes(folder + "/text.json"));
+  text.erase("columns_xxh3");
+  text.erase("samples_xxh3");
+  test::write_bytes(folder + "/text.json", text.dump());
+}
+
+void flip_byte(const std::string& path, const std::string& before, size_t behind) {
+  std::string bytes = test::read_bytes(path);
+  const size_t at = bytes.find(before);
+  ASSERT_NE(at, bytes.npos);
+  bytes[at + behind] ^= 1;
+  test::write_bytes(path, bytes);
+}
+
+// Features that were overwritten train nobody: the caption is named at its first read, and by every later
+// one.
+TEST(HardeningHigh1, TextFeaturesAreComparedAtTheirFirstRead) {
+  const TempFolder folder;
+  write_text_store(folder / "text-x");
+  const std::string features = folder / "text-x/features-00001.safetensors";
+  const uint16_t three = float_to_bf16(3);  // entry 3, the last of shard 1
+  flip_byte(features, std::string(reinterpret_cast<const char*>(&three), 2), 2);
+  const auto store = TextStore::open(folder / "text-x");
+  const std::vector<int64_t> soon = {3};
+  EXPECT_NO_THROW(store->prefetch(soon));
+  for (const int64_t whole : {0, 1, 2}) EXPECT_NO_THROW(store->rows(whole)) << whole;
+  for (int read = 0; read < 2; ++read)
+    EXPECT_THAT(text_error_of([&] { store->rows(3); }),
+                testing::AllOf(HasSubstr("caption \"green\" is damaged"), HasSubstr("features-00001")));
+  EXPECT_THAT(find_text_store_problems(folder / "text-x"), ElementsAre(HasSubstr("features-00001")));
+}
+
+TEST(HardeningHigh1, CaptionsAndColumnsAreComparedWhenTheStoreIsOpened) {
+  const TempFolder folder;
+  write_text_store(folder / "text-x");
+  write_text_store(folder / "text-y");
+  flip_byte(folder / "text-x/captions.safetensors", "an apple", 3);
+  EXPECT_THAT(text_error_of([&] { TextStore::open(folder / "text-x"); }),
+              testing::AllOf(HasSubstr("captions.safetensors"), HasSubstr("checksum is another")));
+  // A shard of the same captions and encoder whose features are others.
+  TextStoreWriter other(folder / "text-z", small_text_info(), small_table());
+  std::vector<uint16_t> zeros(3 * kWidth);
+  other.write_shard(0, std::vector<int64_t>{1, 2}, std::as_bytes(std::span(zeros)), 0);
+  std::filesystem::copy_file(folder / "text-z/features-00000.safetensors",
+                             folder / "text-y/features-00000.safetensors",
+                             std::filesystem::copy_options::overwrite_existing);
+  EXPECT_THAT(text_error_of([&] { TextStore::open(folder / "text-y"); }),
+              testing::AllOf(HasSubstr("features-00000"), HasSubstr("exchanged")));
+}
+
+TEST(HardeningHigh1, ATextStoreOfAnEarlierVersionOpens) {
+  const TempFolder folder;
+  write_text_store(folder / "text-x");
+  remove_new_checksums(folder / "text-x");
+  const auto store = TextStore::open(folder / "text-x", /*verify=*/true);
+  EXPECT_TRUE(store->info().columns_xxh3.empty());
+  EXPECT_EQ(static_cast<int64_t>(store->rows(3).size()), rows_of_entry(3) * kWidth * 2);
+}
+
 TEST(TextStore, BrokenTextJsonIsOneLine) {
   const TempFolder folder;
   write_text_store(folder / "text-x");

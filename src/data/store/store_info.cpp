@@ -99,6 +99,7 @@ std::vector<StoreInfo::Shard> parse_shards(const json& list, const std::string& 
     StoreInfo::Shard shard{fields.text("file"), fields.count("num_samples", 1, int64_t{1} << 40),
                            fields.text("xxh3"),
                            entry.contains("lane") ? fields.count("lane", 0, kMaxLanes) : 0};
+    if (entry.contains("columns_xxh3")) shard.columns_xxh3 = fields.text("columns_xxh3");
     // Only a plain name is allowed: store.json must not reach out of its folder.
     if (shard.file.empty() || shard.file[0] == '.' || shard.file.find('/') != std::string::npos ||
         shard.file.find('\0') != std::string::npos) {
@@ -252,6 +253,7 @@ std::string store_info_text(const StoreInfo& info) {
                               {"num_samples", shard.num_samples},
                               {"xxh3", shard.xxh3},
                               {"lane", shard.lane}});
+    if (!shard.columns_xxh3.empty()) root["shards"].back()["columns_xxh3"] = shard.columns_xxh3;
   }
   // Class names are folder names: bytes that are not UTF-8 become the replacement character.
   return root.dump(1, ' ', false, nlohmann::ordered_json::error_handler_t::replace) + "\n";

@@ -9,6 +9,7 @@
 #include "core/error.h"
 #include "data/store/shard_progress.h"
 #include "data/store/store_source.h"
+#include "data/text_store/text_store.h"
 
 namespace kiln {
 namespace {
@@ -146,19 +147,26 @@ void verify_part(const std::string& folder, std::FILE* out) {
     ShardProgress progress("verified shard", static_cast<int64_t>(info.shards.size()));
     problems = find_store_problems(folder, [&](int64_t done, int64_t) { progress.update(done); });
   }
+  const size_t num_shards = problems.size();  // that are damaged
+  const std::vector<std::string> texts = find_text_stores(folder);
+  for (const std::string& name : texts)
+    for (std::string& problem : find_text_store_problems(text_store_folder(folder, name)))
+      problems.push_back(std::move(problem));
   for (const auto& problem : problems) fmt::print(out, "{}\n", problem);
   std::fflush(out);
   if (!problems.empty()) {
-    fail("store verify", "{} of {} shards are damaged ({}), first: {}", problems.size(), info.shards.size(),
-         folder, problems.front());
+    fail("store verify", "{} of {} shards{} are damaged ({}), first: {}", num_shards, info.shards.size(),
+         texts.empty() ? "" : fmt::format(" and {} files of captions", problems.size() - num_shards), folder,
+         problems.front());
   }
   if (!info.complete) {
     fail("store verify",
          "the {} samples so far are sound, but the store is unfinished ({}): the same command continues",
          info.num_samples, folder);
   }
-  fmt::print(out, "{}: {} samples in {} shards: checksums, shapes and values are right\n", folder,
-             info.num_samples, info.shards.size());
+  fmt::print(out, "{}: {} samples in {} shards{}: checksums, shapes and values are right\n", folder,
+             info.num_samples, info.shards.size(),
+             texts.empty() ? "" : fmt::format(" and the captions of text-{}", fmt::join(texts, ", text-")));
 }
 
 }  // namespace

@@ -31,7 +31,7 @@ StoreShard::StoreShard(std::unique_ptr<TensorFile> file, const StoreInfo& info, 
       num_flips_(info.num_flips),
       latent_elements_(info.latent_size(shard.lane)),
       latent_bytes_(latent_elements_ * static_cast<int64_t>(dtype_size(info.dtype))),
-      is_checked_(static_cast<size_t>(2 * shard.num_samples)) {
+      first_reads_(2 * shard.num_samples) {
   const int64_t num_samples = shard.num_samples;
   const std::vector<int64_t> shape =
       latents_shape(info, info.lanes[static_cast<size_t>(shard.lane)], num_samples);
@@ -44,6 +44,11 @@ StoreShard::StoreShard(std::unique_ptr<TensorFile> file, const StoreInfo& info, 
     image_hw_ = reinterpret_cast<const int64_t*>(tensor(kImageHw, Dtype::kI64, {num_samples, 2}).data());
   names_ = ragged(kNames);
   captions_ = ragged(kCaptions);
+  if (!shard.columns_xxh3.empty() && columns_xxh3() != shard.columns_xxh3)
+    fail("feature store",
+         "{} is not the shard that store.json names: its checksum is another, so it was exchanged, or its "
+         "labels, names or captions have changed: put the right one back, or extract again",
+         where);
   const auto num_classes = static_cast<int64_t>(info.class_names.size());
   for (int64_t i = 0; i < num_samples; ++i) {
     if (labels_[i] < -1 || labels_[i] >= num_classes) {
@@ -57,16 +62,28 @@ StoreShard::StoreShard(std::unique_ptr<TensorFile> file, const StoreInfo& info, 
 }
 
 void StoreShard::check(Part part, int64_t index) const {
-  std::atomic<bool>& is_checked = is_checked_[static_cast<size_t>(2 * index + part)];
-  if (!checksums_ || is_checked.load(std::memory_order_relaxed)) return;
-  const std::span bytes(latents(part, index, 0), static_cast<size_t>(sample_bytes()));
-  if (static_cast<int64_t>(xxh3(bytes)) != checksums_[2 * index + part])
-    fail("feature store",
-         "sample {:?} is damaged: its bytes have changed since it was written ({}): extract again, or copy "
-         "the "
-         "shard from where it is whole",
-         name(index), where_);
-  is_checked.store(true, std::memory_order_relaxed);
+  if (!checksums_) return;
+  first_reads_.once(2 * index + part, [&] {
+    const std::span bytes(latents(part, index, 0), static_cast<size_t>(sample_bytes()));
+    if (static_cast<int64_t>(xxh3(bytes)) != checksums_[2 * index + part])
+      fail("feature store",
+           "sample {:?} is damaged: its bytes have changed since it was written ({}): extract again, or copy "
+           "the shard from where it is whole",
+           name(index), where_);
+  });
+}
+
+std::string StoreShard::columns_xxh3() const {
+  const auto integers = [](const int64_t* column, int64_t size) {
+    return std::as_bytes(std::span(column, static_cast<size_t>(column ? size : 0)));
+  };
+  const auto bytes_of = [&](const Ragged& texts) {
+    return std::as_bytes(std::span(texts.bytes, static_cast<size_t>(texts.offsets[num_samples_])));
+  };
+  return kiln::columns_xxh3({integers(labels_, num_samples_), integers(checksums_, 2 * num_samples_),
+                             integers(image_hw_, 2 * num_samples_),
+                             integers(names_.offsets, num_samples_ + 1), bytes_of(names_),
+                             integers(captions_.offsets, num_samples_ + 1), bytes_of(captions_)});
 }
 
 std::span<const std::byte> StoreShard::tensor(const std::string& name, Dtype dtype,
@@ -127,6 +144,13 @@ void ShardColumns::clear() {
   captions.clear();
   name_offsets.assign(1, 0);
   caption_offsets.assign(1, 0);
+}
+
+std::string ShardColumns::columns_xxh3() const {
+  const auto bytes_of = [](const auto& column) { return std::as_bytes(std::span(column)); };
+  return kiln::columns_xxh3({bytes_of(labels), bytes_of(checksums), bytes_of(image_hws),
+                             bytes_of(name_offsets), bytes_of(names), bytes_of(caption_offsets),
+                             bytes_of(captions)});
 }
 
 void ShardColumns::write(const std::string& path, const StoreInfo& info, const Lane& lane) const {

@@ -1,12 +1,12 @@
 // One shard of a feature store: a safetensors file whose tensors have been checked against store.json.
 #pragma once
 #include <array>
-#include <atomic>
 #include <memory>
 #include <string>
 #include <string_view>
 
 #include "checkpoint/safetensors.h"
+#include "data/store/checked_reads.h"
 #include "data/store/sample_log.h"
 #include "data/store/store_info.h"
 
@@ -17,7 +17,8 @@ namespace kiln {
 // 2 also sample_xxh3 (n, 2) I64, the checksums of a sample's mean and logvar, and image_hw (n, 2) I64.
 class StoreShard {
  public:
-  // Throws Error: a tensor is missing, or its shape, type, alignment or content does not fit `info`.
+  // Throws Error: a tensor is missing, or its shape, type, alignment or content does not fit `info`, or the
+  // small columns are not those of `shard`.
   StoreShard(std::unique_ptr<TensorFile> file, const StoreInfo& info, const StoreInfo::Shard& shard,
              const std::string& where);
 
@@ -49,6 +50,7 @@ class StoreShard {
       return {bytes + offsets[index], static_cast<size_t>(offsets[index + 1] - offsets[index])};
     }
   };
+  std::string columns_xxh3() const;
   std::span<const std::byte> tensor(const std::string& name, Dtype dtype,
                                     const std::vector<int64_t>& shape) const;
   Ragged ragged(const std::string& name) const;
@@ -60,7 +62,7 @@ class StoreShard {
   const int64_t* labels_ = nullptr;
   const int64_t* checksums_ = nullptr;  // null in version 1, as is image_hw_
   const int64_t* image_hw_ = nullptr;
-  mutable std::vector<std::atomic<bool>> is_checked_;
+  FirstReads first_reads_;  // of each sample's mean and logvar
   Ragged names_, captions_;
 };
 
@@ -75,6 +77,7 @@ struct ShardColumns {
   // Latents are already in the store's dtype.
   void append(const SampleLog::Record& record);
   void clear();
+  std::string columns_xxh3() const;  // of all columns but mean and logvar
   void write(const std::string& path, const StoreInfo& info, const Lane& lane) const;
 };
 

@@ -245,6 +245,7 @@ class StoreWriter : public FeatureStoreWriter {
     shard.lane = lane_;
     columns_.write(path, info_, info_.lanes[static_cast<size_t>(lane_)]);
     shard.xxh3 = xxh3_hex(MappedFile("feature store", path).bytes());
+    shard.columns_xxh3 = columns_.columns_xxh3();
     info_.num_samples += shard.num_samples;
     info_.shards.push_back(std::move(shard));
     write_info();

@@ -47,6 +47,17 @@ uint8_t CaptionTable::kind_of(const std::string& name) {
   return static_cast<uint8_t>(kind_names_.size() - 1);
 }
 
+std::string CaptionTable::samples_xxh3() const { return xxh3_hex(std::as_bytes(std::span(sample_names_))); }
+
+std::string xxh3_of_names(int64_t num_samples, const std::function<std::string(int64_t)>& name_of) {
+  std::string names;
+  for (int64_t sample = 0; sample < num_samples; ++sample) {
+    names += name_of(sample);
+    names += '\n';
+  }
+  return xxh3_hex(std::as_bytes(std::span(names)));
+}
+
 std::string CaptionTable::fingerprint() const {
   std::string all = sample_names_;
   for (const std::string& text : texts_) all += fmt::format("{}:{}", text.size(), text);

@@ -1,6 +1,7 @@
 // The captions of a data set as a text store keeps them: equal texts only once. Torch-free.
 #pragma once
 #include <cstdint>
+#include <functional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -30,6 +31,7 @@ class CaptionTable {
   const std::vector<float>& weights() const { return weights_; }
   const std::vector<uint8_t>& kinds() const { return kinds_; }  // indices into kind_names()
   const std::vector<std::string>& kind_names() const { return kind_names_; }
+  std::string samples_xxh3() const;  // of the samples' names, as xxh3_of_names() has it
   // Hashes all of the above and the samples' names.
   std::string fingerprint() const;
 
@@ -46,5 +48,8 @@ class CaptionTable {
   std::string sample_names_;
   int64_t num_without_caption_ = 0;
 };
+
+// Returns the XXH3 of the names of a store's samples, each followed by a line break.
+std::string xxh3_of_names(int64_t num_samples, const std::function<std::string(int64_t)>& name_of);
 
 }  // namespace kiln

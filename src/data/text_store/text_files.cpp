@@ -10,6 +10,7 @@ namespace {
 
 constexpr const char* kIdentity = "kiln_text_store";  // metadata: identity_of() the store
 constexpr const char* kTruncated = "num_truncated";
+constexpr const char* kChecksums = "entry_xxh3";
 
 // Returns everything that decides the features, as text.
 std::string identity_of(const TextStoreInfo& info) {
@@ -103,7 +104,8 @@ void write_captions_file(const std::string& folder, const CaptionTable& table) {
                                             std::as_bytes(std::span(text.data(), text.size())))}});
 }
 
-FeaturesFile::FeaturesFile(const std::string& folder, const TextStoreInfo& info, int64_t shard) {
+FeaturesFile::FeaturesFile(const std::string& folder, const TextStoreInfo& info, int64_t shard)
+    : first_reads_(shard_entries(info, shard).count) {
   const std::string path = features_path(folder, shard);
   file_ = open_safetensors(path);
   const auto& metadata = file_->metadata();
@@ -121,18 +123,30 @@ FeaturesFile::FeaturesFile(const std::string& folder, const TextStoreInfo& info,
   row_offsets_ =
       column<int64_t>(*file_, "row_offsets", Dtype::kI64, shard_entries(info, shard).count + 1, path);
   check_offsets(row_offsets_, found->second.shape[0], "row_offsets", path);
+  if (file_->tensors().contains(kChecksums))
+    checksums_ = column<int64_t>(*file_, kChecksums, Dtype::kI64, shard_entries(info, shard).count, path);
   for (size_t i = 1; i < row_offsets_.size(); ++i)
     if (const int64_t rows = row_offsets_[i] - row_offsets_[i - 1]; rows > info.max_tokens)
       fail("text store", "a caption of {} has {} rows, expected {} at most", path, rows, info.max_tokens);
 }
 
+std::string FeaturesFile::columns_xxh3() const {
+  return kiln::columns_xxh3({std::as_bytes(row_offsets_), std::as_bytes(checksums_)});
+}
+
 void write_features_file(const std::string& folder, const TextStoreInfo& info, int64_t shard,
                          std::span<const int64_t> rows_of_entry, std::span<const std::byte> features,
                          int64_t num_truncated) {
-  std::vector<int64_t> offsets = {0};
-  for (const int64_t rows : rows_of_entry) offsets.push_back(offsets.back() + rows);
+  std::vector<int64_t> offsets = {0}, checksums;
+  const int64_t row_bytes = info.width * static_cast<int64_t>(dtype_size(info.dtype));
+  for (const int64_t rows : rows_of_entry) {
+    checksums.push_back(
+        static_cast<int64_t>(xxh3(features.subspan(offsets.back() * row_bytes, rows * row_bytes))));
+    offsets.push_back(offsets.back() + rows);
+  }
   write_safetensors(features_path(folder, shard),
                     {named_column("row_offsets", Dtype::kI64, offsets),
+                     named_column(kChecksums, Dtype::kI64, checksums),
                      {"features", view_of(info.dtype, {offsets.back(), info.width}, features)}},
                     {{kIdentity, identity_of(info)}, {kTruncated, std::to_string(num_truncated)}});
 }

@@ -8,6 +8,8 @@
 #include <vector>
 
 #include "checkpoint/safetensors.h"
+#include "core/files/xxh3.h"
+#include "data/store/checked_reads.h"
 #include "data/text_store/caption_table.h"
 #include "data/text_store/text_store_info.h"
 
@@ -46,7 +48,8 @@ class CaptionsFile {
 };
 void write_captions_file(const std::string& folder, const CaptionTable& table);
 
-// features-NNNNN.safetensors: features (rows, D) of the store's dtype, row_offsets (entries + 1) I64.
+// features-NNNNN.safetensors: features (rows, D) of the store's dtype, row_offsets (entries + 1) I64 and,
+// except in stores of earlier versions, entry_xxh3 (entries) I64, the checksum of each entry's rows.
 class FeaturesFile {
  public:
   // Throws Error as above, and for a file that belongs to other captions or another encoder.
@@ -60,12 +63,24 @@ class FeaturesFile {
                              num_rows(entry_in_shard) * row_bytes_);
   }
   std::span<const std::byte> features() const { return features_; }
+  bool has_checksums() const { return !checksums_.empty(); }
+  // Compares the rows of an entry with their checksum, if there is one, at the first call for it. Calls
+  // `refuse`, which throws, if they have changed. Thread-safe.
+  template <class Refuse>
+  void check(int64_t entry_in_shard, const Refuse& refuse) const {
+    if (!has_checksums()) return;
+    first_reads_.once(entry_in_shard, [&] {
+      if (static_cast<int64_t>(xxh3(rows(entry_in_shard))) != checksums_[entry_in_shard]) refuse();
+    });
+  }
+  std::string columns_xxh3() const;  // of all columns but the features
   int64_t num_truncated() const { return num_truncated_; }
 
  private:
   std::unique_ptr<TensorFile> file_;
-  std::span<const int64_t> row_offsets_;
+  std::span<const int64_t> row_offsets_, checksums_;
   std::span<const std::byte> features_;
+  FirstReads first_reads_;
   int64_t row_bytes_ = 0, num_truncated_ = 0;
 };
 // `rows_of_entry` has the number of rows of each entry of the shard, `features` the rows in that order.

@@ -34,17 +34,33 @@ bool has_only_finite(std::span<const std::byte> features, Dtype dtype) {
   return true;
 }
 
+void check_file(const std::string& path, const std::string& expected) {
+  const MappedFile file("text store", path);
+  if (xxh3_hex(file.bytes()) != expected)
+    fail("text store",
+         "{} is not the file that text.json names: its checksum is another, so it was exchanged or has "
+         "changed: put the right one back, or extract the text again",
+         path);
+}
+
+// Opens a shard and compares its small columns, the checksums of captions among them, with text.json.
+std::unique_ptr<FeaturesFile> open_shard(const std::string& folder, const TextStoreInfo& info,
+                                         int64_t shard) {
+  auto file = std::make_unique<FeaturesFile>(folder, info, shard);
+  if (!info.columns_xxh3.empty() && file->columns_xxh3() != info.columns_xxh3[shard])
+    fail("text store",
+         "{} is not the file that text.json names: its checksum is another, so it was exchanged or has "
+         "changed: put the right one back, or extract the text again",
+         features_path(folder, shard));
+  return file;
+}
+
 class MappedTextStore : public TextStore {
  public:
-  MappedTextStore(const std::string& folder, TextStoreInfo info, bool verify) : captions_(folder, info) {
+  MappedTextStore(const std::string& folder, TextStoreInfo info) : folder_(folder), captions_(folder, info) {
     info_ = std::move(info);
-    if (verify) check_file(captions_path(folder), info_.captions_xxh3);
-    for (int64_t shard = 0; shard < info_.num_shards(); ++shard) {
-      if (verify) check_file(features_path(folder, shard), info_.shards_xxh3[shard]);
-      shards_.push_back(std::make_unique<FeaturesFile>(folder, info_, shard));
-      if (verify && !has_only_finite(shards_.back()->features(), info_.dtype))
-        fail("text store", "{} holds NaN or infinity", features_path(folder, shard));
-    }
+    for (int64_t shard = 0; shard < info_.num_shards(); ++shard)
+      shards_.push_back(open_shard(folder, info_, shard));
   }
 
   std::span<const int64_t> entries(int64_t sample) const override { return part(captions_.entries, sample); }
@@ -55,7 +71,16 @@ class MappedTextStore : public TextStore {
     return shard_of(entry).num_rows(entry % info_.entries_per_shard);
   }
   std::span<const std::byte> rows(int64_t entry) const override {
-    return shard_of(entry).rows(entry % info_.entries_per_shard);
+    const FeaturesFile& shard = shard_of(entry);
+    const int64_t index = entry % info_.entries_per_shard;
+    shard.check(index, [&] {
+      fail(
+          "text store",
+          "caption {:?} is damaged: its features have changed since they were written ({}): extract the text "
+          "again, or copy the file from where it is whole",
+          captions_.text(entry), features_path(folder_, entry / info_.entries_per_shard));
+    });
+    return shard.rows(index);
   }
   std::string_view text(int64_t entry) const override {
     check_index("caption", entry, info_.num_entries);
@@ -65,7 +90,8 @@ class MappedTextStore : public TextStore {
   void prefetch(std::span<const int64_t> entries) const override {
     static const auto page = static_cast<uintptr_t>(sysconf(_SC_PAGESIZE));
     for (const int64_t entry : entries) {
-      const std::span<const std::byte> bytes = rows(entry);
+      // Not rows(), which would wait for them.
+      const std::span<const std::byte> bytes = shard_of(entry).rows(entry % info_.entries_per_shard);
       const auto begin = reinterpret_cast<uintptr_t>(bytes.data()) / page * page;
       const auto end = reinterpret_cast<uintptr_t>(bytes.data()) + bytes.size();
       if (end > begin) ::madvise(reinterpret_cast<void*>(begin), end - begin, MADV_WILLNEED);
@@ -73,12 +99,6 @@ class MappedTextStore : public TextStore {
   }
 
  private:
-  static void check_file(const std::string& path, const std::string& expected) {
-    const MappedFile file("text store", path);
-    if (xxh3_hex(file.bytes()) != expected)
-      fail("text store", "{} is damaged: its checksum does not match", path);
-  }
-
   static void check_index(const char* what, int64_t index, int64_t size) {
     if (index < 0 || index >= size) fail("text store", "expected {} 0 to {}, got {}", what, size - 1, index);
   }
@@ -95,6 +115,7 @@ class MappedTextStore : public TextStore {
     return *shards_[entry / info_.entries_per_shard];
   }
 
+  std::string folder_;
   CaptionsFile captions_;
   std::vector<std::unique_ptr<FeaturesFile>> shards_;
 };
@@ -118,7 +139,39 @@ int64_t TextStore::entry(int64_t sample, double u) const {
 std::shared_ptr<const TextStore> TextStore::open(const std::string& folder, bool verify) {
   TextStoreInfo info = read_text_store_info(folder);
   if (!info.complete) fail("text store", "{} is unfinished: run its kiln extract again", folder);
-  return std::make_shared<MappedTextStore>(folder, std::move(info), verify);
+  if (verify)
+    if (const auto problems = find_text_store_problems(folder); !problems.empty()) throw Error(problems[0]);
+  check_file(captions_path(folder), info.captions_xxh3);
+  return std::make_shared<MappedTextStore>(folder, std::move(info));
+}
+
+std::vector<std::string> find_text_store_problems(const std::string& folder) {
+  std::vector<std::string> problems;
+  const auto note_problem_of = [&](const auto& check) {
+    try {
+      check();
+    } catch (const Error& error) {
+      problems.emplace_back(error.what());
+    }
+  };
+  TextStoreInfo info;
+  note_problem_of([&] {
+    info = read_text_store_info(folder);
+    if (!info.complete) fail("text store", "{} is unfinished: run its kiln extract again", folder);
+  });
+  if (!problems.empty()) return problems;
+  note_problem_of([&] {
+    check_file(captions_path(folder), info.captions_xxh3);
+    const CaptionsFile captions(folder, info);
+  });
+  for (int64_t shard = 0; shard < info.num_shards(); ++shard)
+    note_problem_of([&] {
+      check_file(features_path(folder, shard), info.shards_xxh3[shard]);
+      const auto file = open_shard(folder, info, shard);
+      if (!has_only_finite(file->features(), info.dtype))
+        fail("text store", "{} holds NaN or infinity", features_path(folder, shard));
+    });
+  return problems;
 }
 
 }  // namespace kiln

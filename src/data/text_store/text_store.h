@@ -6,6 +6,7 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "data/text_store/text_store_info.h"
 
@@ -14,8 +15,8 @@ namespace kiln {
 // Read access to a text store. Thread-safe. Every call but open() is a look-up.
 class TextStore {
  public:
-  // Throws Error: no such store, unfinished, newer version, a file missing, damaged or of another store.
-  // `verify` also checks every checksum, and the features for NaN and infinity.
+  // Throws Error: no such store, unfinished, newer version, a file missing, or one whose columns are damaged
+  // or of another store. `verify` also checks every other byte, and the features for NaN and infinity.
   static std::shared_ptr<const TextStore> open(const std::string& folder, bool verify = false);
   virtual ~TextStore() = default;
   const TextStoreInfo& info() const { return info_; }
@@ -31,7 +32,8 @@ class TextStore {
   virtual std::span<const uint8_t> kinds(int64_t sample) const = 0;  // indices into info().kinds
 
   virtual int64_t num_rows(int64_t entry) const = 0;
-  // The features (num_rows, width) in info().dtype.
+  // The features (num_rows, width) in info().dtype. The first read of a caption in a store checks its bytes
+  // and throws Error naming a caption whose checksum has changed since it was written.
   virtual std::span<const std::byte> rows(int64_t entry) const = 0;
   virtual std::string_view text(int64_t entry) const = 0;  // as the encoder got it
   // Starts reading entries from disk that are needed soon.
@@ -40,5 +42,8 @@ class TextStore {
  protected:
   TextStoreInfo info_;
 };
+
+// Returns what is wrong with the files of a text store, one line each; empty if all is well.
+std::vector<std::string> find_text_store_problems(const std::string& folder);
 
 }  // namespace kiln

@@ -69,6 +69,11 @@ TextStoreInfo parse_text_store_info(std::string_view text, const std::string& wh
   if (info.complete && static_cast<int64_t>(info.shards_xxh3.size()) != info.num_shards())
     fail("text store", "expected {} shards of {} captions, got {} ({})", info.num_shards(), info.num_entries,
          info.shards_xxh3.size(), where);
+  info.samples_xxh3 = fields.get<std::string>("samples_xxh3", "");
+  info.columns_xxh3 = fields.get("columns_xxh3", std::vector<std::string>());
+  if (info.complete && !info.columns_xxh3.empty() && info.columns_xxh3.size() != info.shards_xxh3.size())
+    fail("text store", "expected \"columns_xxh3\" of {} shards, got {} ({})", info.shards_xxh3.size(),
+         info.columns_xxh3.size(), where);
   return info;
 }
 
@@ -94,8 +99,10 @@ std::string text_store_info_text(const TextStoreInfo& info) {
                        {"num_truncated", info.num_truncated},
                        {"num_without_caption", info.num_without_caption},
                        {"kinds", info.kinds},
+                       {"samples_xxh3", info.samples_xxh3},
                        {"captions_xxh3", info.captions_xxh3},
                        {"shards_xxh3", info.shards_xxh3},
+                       {"columns_xxh3", info.columns_xxh3},
                        {"complete", info.complete}};
   return object.dump(2) + "\n";
 }

@@ -51,6 +51,7 @@ TextStoreWriter::TextStoreWriter(std::string folder, TextStoreInfo info, const C
   info_.num_without_caption = table.num_without_caption();
   info_.kinds = table.kind_names();
   info_.captions_fingerprint = table.fingerprint();
+  info_.samples_xxh3 = table.samples_xxh3();
   info_.complete = false;
   if (fs::exists(folder_ + "/text.json")) {
     const TextStoreInfo found = read_text_store_info(folder_);
@@ -72,8 +73,7 @@ void TextStoreWriter::write_info() const {
 bool TextStoreWriter::has_shard(int64_t shard) const {
   if (!fs::exists(features_path(folder_, shard))) return false;
   try {
-    const FeaturesFile file(folder_, info_, shard);
-    return true;
+    return FeaturesFile(folder_, info_, shard).has_checksums();  // an earlier version wrote none
   } catch (const Error&) {
     return false;  // the shard is written again
   }
@@ -88,9 +88,12 @@ void TextStoreWriter::finish(const CaptionTable& table) {
   write_captions_file(folder_, table);
   info_.captions_xxh3 = file_xxh3(captions_path(folder_));
   info_.shards_xxh3.clear();
+  info_.columns_xxh3.clear();
   info_.num_truncated = 0;
   for (int64_t shard = 0; shard < info_.num_shards(); ++shard) {
-    info_.num_truncated += FeaturesFile(folder_, info_, shard).num_truncated();
+    const FeaturesFile file(folder_, info_, shard);
+    info_.num_truncated += file.num_truncated();
+    info_.columns_xxh3.push_back(file.columns_xxh3());
     info_.shards_xxh3.push_back(file_xxh3(features_path(folder_, shard)));
   }
   info_.complete = true;
