@@ -10,6 +10,7 @@
 #include "core/error.h"
 #include "data/loader/batches.h"
 #include "data/text_store/joined_text.h"
+#include "models/run_folder.h"
 #include "run/option_values.h"
 #include "train/encoding/pictures.h"
 #include "train/setup.h"
@@ -166,6 +167,9 @@ void require_data(const TrainOptions& options) {
          "--autoencoder, or 'synthetic'",
          options.data.path);
   if (has_store(options)) return check_stores(options);
+  if (is_run_folder(options.data.path))
+    fail("train", "--data {} is the folder of a run: give the store or the pictures to train on",
+         options.data.path);
   if (options.data.autoencoder.empty())
     fail("train",
          "--data {} is not a feature store: run kiln extract, or encode while training with --autoencoder "

@@ -84,6 +84,8 @@ def test_weights_of_another_family_are_named(run, tmp_path):
     assert f"--weights {file} are of dit, not of --model pixart: give --model dit" in line
 
 
-def test_a_store_is_no_run_folder(tmp_path):
+def test_folders_of_the_wrong_kind_are_named(run, tmp_path):
+    options = [str(run) if option == "synthetic" else option for option in OPTIONS]
+    assert f"--data {run} is the folder of a run" in refusal("train", *DIT, *options, "--max-steps", 1, "--out", tmp_path / "run")
     (tmp_path / "store.json").write_text("{}")
     assert "is a feature store: give a folder of its own" in refusal("train", *DIT, *OPTIONS, "--max-steps", 1, "--out", tmp_path)
