@@ -8,8 +8,8 @@
 #include <vector>
 
 #include "checkpoint/safetensors.h"
+#include "core/files/checked_reads.h"
 #include "core/files/xxh3.h"
-#include "data/store/checked_reads.h"
 #include "data/text_store/caption_table.h"
 #include "data/text_store/text_store_info.h"
 

@@ -1,4 +1,4 @@
-#include "data/store/checked_reads.h"
+#include "core/files/checked_reads.h"
 
 #include "core/files/xxh3.h"
 
