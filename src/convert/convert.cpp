@@ -133,8 +133,6 @@ void write_diffusers(const ConvertOptions& options, const Loaded& loaded, const 
   if (options.vae.empty())
     fmt::print("no --vae was given: pass one to {}.from_pretrained(..., vae=...)\n",
                format.pipeline(loaded.model.config));
-  if (!format.note) return;
-  if (const std::string note = format.note(loaded.model.config); !note.empty()) fmt::print("{}\n", note);
 }
 
 }  // namespace

@@ -38,6 +38,22 @@ struct RecognisedModel {
   std::vector<std::string> assumed;  // its keys that follow from neither weights nor hints
 };
 
+// What the Python of a model card says of a class of diffusers. It may use `model`, the inputs `x` (B, C, H,
+// W) and `t` (B), the conditions `labels` (B), or `rows` (B, L, D) and `mask` (B, L), and the picture's
+// `height` and `width`.
+struct CardCode {
+  const char* forward;            // an expression: the prediction (B, C or 2C, H, W)
+  const char* setup = "";         // statements on `model`
+  const char* call = "";          // further arguments of the pipeline's call
+  bool passes_masks = true;       // the call takes the masks of captions
+  bool takes_flow_match = false;  // the pipeline runs FlowMatchEulerDiscreteScheduler
+  // Says what the pipeline does otherwise than Kiln with a model of this config.json of the class; "":
+  // nothing.
+  std::string (*limit)(const nlohmann::json& foreign) = nullptr;
+};
+
+inline constexpr const char *kNullRowsFile = "null_caption.safetensors", *kNullRowsTensor = "null_caption";
+
 // The format of a family's weights in another program: a class of diffusers.
 struct ForeignFormat {
   const char* class_name;                                 // of config.json's "_class_name"
@@ -47,16 +63,18 @@ struct ForeignFormat {
   const char* objective =
       R"({"type": "iddpm"})";            // of the published models; it decides the pipeline's scheduler
   std::vector<const char*> absent = {};  // components that the user gives when loading a pipeline
+  // Of the null rows (L, D), which have no place in the class: they lie in kNullRowsFile of the pipeline's
+  // folder, where weights_from() finds them. "": the family has none.
+  const char* null_rows_key = "";
   // Throws Error naming a setting that the family does not have.
   nlohmann::json (*config_from)(const nlohmann::json& foreign, const std::string& source);
-  // Throws Error listing missing and unknown keys.
+  // `source`: the file of the weights. Throws Error listing missing and unknown keys.
   TensorMap (*weights_from)(const nlohmann::json& config, const TensorMap& weights,
                             const std::string& source);
   // Both throw Error for what the class cannot express.
   nlohmann::json (*config_to)(const nlohmann::json& config);
   TensorMap (*weights_to)(const nlohmann::json& config, const TensorMap& weights);
-  // A remark for users of the written pipeline; may be empty.
-  std::string (*note)(const nlohmann::json& config);
+  CardCode card;
 };
 
 // Files with other published keys of the same weights, or with tensors that the model lacks.

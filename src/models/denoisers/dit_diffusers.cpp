@@ -195,30 +195,31 @@ TensorMap dit_from_diffusers(const DitConfig& config, const TensorMap& weights, 
 }
 
 ForeignFormat dit_diffusers_format() {
-  return {.class_name = "DiTTransformer2DModel",
-          .component = "transformer",
-          .pipeline = [](const json&) { return "DiTPipeline"; },
-          .config_from =
-              [](const json& foreign, const std::string& source) {
-                return to_json(parse_dit_diffusers_config(foreign, source));
-              },
-          .weights_from =
-              [](const json& config, const TensorMap& weights, const std::string& source) {
-                return dit_from_diffusers(parse_dit_config(config), weights, source);
-              },
-          .config_to = [](const json& config) { return dit_diffusers_config(parse_dit_config(config)); },
-          .weights_to =
-              [](const json& config, const TensorMap& weights) {
-                return dit_to_diffusers(parse_dit_config(config), weights);
-              },
-          .note = [](const json& config) -> std::string {
-            const int64_t num_classes = parse_dit_config(config).num_classes;
-            if (num_classes == 1000) return "";
-            return fmt::format(
-                "DiTPipeline itself guides with class 1000 as the null class: with {} classes, call it with "
-                "guidance_scale=1 or use the transformer alone",
-                num_classes);
-          }};
+  return {
+      .class_name = "DiTTransformer2DModel",
+      .component = "transformer",
+      .pipeline = [](const json&) { return "DiTPipeline"; },
+      .config_from =
+          [](const json& foreign, const std::string& source) {
+            return to_json(parse_dit_diffusers_config(foreign, source));
+          },
+      .weights_from =
+          [](const json& config, const TensorMap& weights, const std::string& source) {
+            return dit_from_diffusers(parse_dit_config(config), weights, source);
+          },
+      .config_to = [](const json& config) { return dit_diffusers_config(parse_dit_config(config)); },
+      .weights_to =
+          [](const json& config, const TensorMap& weights) {
+            return dit_to_diffusers(parse_dit_config(config), weights);
+          },
+      .card =
+          {.forward = "model(x, timestep=t, class_labels=labels).sample",
+           .setup = "for block in model.transformer_blocks:  # the frequencies that DiT is trained with\n"
+                    "    block.norm1.emb.time_proj.downscale_freq_shift = 0\n",
+           .limit = [](const json&) -> std::string {
+             return "DiTPipeline has other frequencies of timesteps, guides all channels, takes class 1000 "
+                    "for the null class and drops a learned variance";
+           }}};
 }
 
 }  // namespace kiln

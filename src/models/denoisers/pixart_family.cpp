@@ -55,6 +55,7 @@ Family pixart_diffusers_family() {
     return parse_pixart_diffusers_config(config).micro_condition ? "PixArtAlphaPipeline"
                                                                  : "PixArtSigmaPipeline";
   };
+  format.null_rows_key = "";
   format.config_from = resolved_diffusers_config;
   format.weights_from = [](const json&, const TensorMap& weights, const std::string&) { return weights; };
   format.config_to = [](const json& config) {

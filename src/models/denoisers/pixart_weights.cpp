@@ -1,4 +1,7 @@
 // PixArt's weights in the repository's keys and in those of diffusers' PixArtTransformer2DModel.
+#include <filesystem>
+
+#include "checkpoint/tensor_files.h"
 #include "core/aten.h"
 #include "core/error.h"
 #include "models/denoisers/pixart.h"
@@ -14,6 +17,7 @@ constexpr double kTableTolerance = 1e-5;  // between tables in f64 and f32, valu
 constexpr const char* kPosEmbed = "pos_embed";
 constexpr int64_t kAlphaTokens = 120;
 constexpr const char* kNullCaption = "y_embedder.y_embedding";
+constexpr int64_t kMicroConditionSide = 128;  // sample_size of the models that PixArtAlphaPipeline tells it
 
 at::Tensor position_table_of(const PixartConfig& config) {
   const auto model = build_pixart(config, {.device = at::kMeta});
@@ -88,16 +92,28 @@ TensorMap pixart_to_diffusers(const PixartConfig& config, const TensorMap& weigh
   return parted_weights(pixart_key_map(config), weights, source);
 }
 
-// The inverse. Adds the position table, and zeros for the null caption.
+// Returns the null rows of the pipeline's folder that holds the weights of `source`, or zeros: pipelines
+// encode "" instead, and the trainer's data bring the encoder's rows.
+at::Tensor null_rows(const PixartConfig& config, const at::TensorOptions& options,
+                     const std::string& source) {
+  const std::vector<int64_t> shape = {config.model_max_length, config.caption_channels};
+  const auto path = std::filesystem::path(source).parent_path().parent_path() / kNullRowsFile;
+  if (!std::filesystem::exists(path)) return at::zeros(shape, options);
+  const TensorMap tensors = load_tensors(path.string());
+  const auto rows = tensors.find(kNullRowsTensor);
+  if (rows == tensors.end() || rows->second.sizes() != shape)
+    fail("pixart", "expected {} of shape {} x {} in {}", kNullRowsTensor, shape[0], shape[1], path.string());
+  return rows->second;
+}
+
+// The inverse. Adds the position table and the null caption.
 TensorMap pixart_from_diffusers(const PixartConfig& config, const TensorMap& weights,
                                 const std::string& source) {
   TensorMap rest = weights;
   rest.erase("pos_embed.pos_embed");  // old versions of diffusers saved the table
   TensorMap result = fused_weights(pixart_key_map(config), rest, source);
   result[kPosEmbed] = position_table_of(in_repository_keys(config));
-  // Pipelines encode "" instead. Zeros stand here until the trainer's data bring the encoder's rows.
-  result[kNullCaption] =
-      at::zeros({config.model_max_length, config.caption_channels}, weights.begin()->second.options());
+  result[kNullCaption] = null_rows(config, weights.begin()->second.options(), source);
   return result;
 }
 
@@ -133,10 +149,12 @@ ForeignFormat pixart_diffusers_format() {
       .component = "transformer",
       .pipeline =
           [](const json& config) {
-            const bool is_alpha = parse_pixart_config(config).model_max_length == kAlphaTokens;
-            return is_alpha ? "PixArtAlphaPipeline" : "PixArtSigmaPipeline";
+            const PixartConfig model = parse_pixart_config(config);
+            return model.micro_condition || model.model_max_length == kAlphaTokens ? "PixArtAlphaPipeline"
+                                                                                   : "PixArtSigmaPipeline";
           },
       .absent = {"tokenizer", "text_encoder"},
+      .null_rows_key = kNullCaption,
       .config_from =
           [](const json& foreign, const std::string&) {
             return to_json(in_repository_keys(parse_pixart_diffusers_config(foreign)));
@@ -150,9 +168,19 @@ ForeignFormat pixart_diffusers_format() {
           [](const json& config, const TensorMap& weights) {
             return pixart_to_diffusers(parse_pixart_config(config), weights, "the model");
           },
-      .note = [](const json&) -> std::string {
-        return "give the pipeline its tokenizer and text_encoder at loading, or prompt_embeds";
-      }};
+      .card = {.forward = "model(x, encoder_hidden_states=rows, encoder_attention_mask=mask, timestep=t, "
+                          "added_cond_kwargs=dict(\n"
+                          "    resolution=torch.tensor([[height, width]] * len(x), dtype=x.dtype), "
+                          "aspect_ratio=torch.tensor([[height / width]] * len(x), dtype=x.dtype))).sample",
+               .call = "use_resolution_binning=False",
+               .limit = [](const json& foreign) -> std::string {
+                 if (!foreign.at("use_additional_conditions").get<bool>() ||
+                     foreign.at("sample_size") == kMicroConditionSide)
+                   return "";
+                 return fmt::format(
+                     "PixArtAlphaPipeline tells the picture's size only to models of sample_size {}",
+                     kMicroConditionSide);
+               }}};
 }
 
 FileKeys pixart_file_keys() {

@@ -105,9 +105,11 @@ ForeignFormat sana_diffusers_format() {
                 return foreign;
               },
           .weights_to = [](const json&, const TensorMap& weights) { return weights; },
-          .note = [](const json&) -> std::string {
-            return "give the pipeline its tokenizer and text_encoder at loading, or prompt_embeds";
-          }};
+          .card = {.forward = "model(x, encoder_hidden_states=rows, encoder_attention_mask=mask, "
+                              "timestep=t * model.config.timestep_scale).sample",
+                   .call = "use_resolution_binning=False",
+                   .takes_flow_match = true,
+                   .limit = nullptr}};
 }
 
 }  // namespace kiln

@@ -157,7 +157,8 @@ ForeignFormat unet_diffusers_format() {
                 return written;
               },
           .weights_to = [](const json&, const TensorMap& weights) { return weights; },
-          .note = nullptr};
+          .card = {.forward = "model(x, t, encoder_hidden_states=rows, encoder_attention_mask=mask).sample",
+                   .passes_masks = false}};
 }
 
 // Configs of the models that measure a machine.
