@@ -2,12 +2,18 @@
 #include "parallel/ranks/ranks.h"
 #include "core/aten.h"
 
+#include <arpa/inet.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <netinet/in.h>
 #include <signal.h>
+#include <sys/socket.h>
+#include <unistd.h>
 
 #include <latch>
 #include <map>
+#include <thread>
+#include <vector>
 
 #include "core/error.h"
 #include "parallel/rank_threads.h"
@@ -117,6 +123,82 @@ TEST(Ranks, WhatIsMissingOrImpossibleIsNamed) {
                 read({{"RANK", "1"}, {"WORLD_SIZE", "2"}, {"LOCAL_RANK", "0"}, {"LOCAL_WORLD_SIZE", "1"}});
               }),
               HasSubstr("MASTER_ADDR is not set"));
+}
+
+TEST(Ranks, Finding3TheSecretOfAJob) {
+  const test::TempFolder folder;
+  const std::string secret = "0123456789abcdef";
+  test::write_bytes(folder / "secret", secret + "\n");
+  test::write_bytes(folder / "short", "\n");
+  const auto with = [](const char* name, const std::string& value) {
+    return read({{"RANK", "0"}, {"WORLD_SIZE", "1"}, {name, value}}).secret;
+  };
+  EXPECT_EQ(with("KILN_JOB_SECRET", secret), secret);
+  EXPECT_EQ(with("KILN_JOB_SECRET_FILE", folder / "secret"), secret);
+  EXPECT_EQ(with("KILN_JOB_SECRET", ""), "");
+  EXPECT_THAT(message_of([&] { with("KILN_JOB_SECRET", "short"); }),
+              HasSubstr("KILN_JOB_SECRET expects 16 characters or more, got 5"));
+  EXPECT_THAT(message_of([&] { with("KILN_JOB_SECRET_FILE", folder / "short"); }),
+              HasSubstr("KILN_JOB_SECRET_FILE expects 16 characters or more, got 0"));
+  EXPECT_THAT(message_of([&] { with("KILN_JOB_SECRET_FILE", folder / "absent"); }), HasSubstr("absent"));
+}
+
+// Returns whether something listens there.
+bool is_open(const char* address, int64_t port) {
+  const int probe = ::socket(AF_INET, SOCK_STREAM, 0);
+  sockaddr_in to{};
+  to.sin_family = AF_INET;
+  to.sin_port = htons(static_cast<uint16_t>(port));
+  EXPECT_EQ(::inet_pton(AF_INET, address, &to.sin_addr), 1);
+  const bool is_connected = ::connect(probe, reinterpret_cast<const sockaddr*>(&to), sizeof to) == 0;
+  ::close(probe);
+  return is_connected;
+}
+
+// What listens on all addresses listens on this one, too.
+constexpr const char* kElsewhere = "127.0.0.2";
+
+TEST(Rendezvous, Finding3OnlyThisMachineReachesIt) {
+  const Rendezvous rendezvous;
+  EXPECT_TRUE(is_open("127.0.0.1", rendezvous.port()));
+  EXPECT_FALSE(is_open(kElsewhere, rendezvous.port()));
+}
+
+// By hand or with srun: rank 0 hosts.
+TEST(Rendezvous, Finding3NorThatOfRankZeroOnOneMachine) {
+  const test::ScopedVariable no_record("TORCH_FR_BUFFER_SIZE", "0");
+  int64_t port = 0;
+  {
+    const Rendezvous free_port;
+    port = free_port.port();
+  }
+  const Ranks ranks{.master_port = port};
+  const auto group =
+      ProcessGroup::connect(ranks, {.timeout = std::chrono::seconds(60), .connects_alone = true});
+  EXPECT_TRUE(is_open("127.0.0.1", port));
+  EXPECT_FALSE(is_open(kElsewhere, port));
+}
+
+TEST(Rendezvous, Finding3RanksWithAnotherSecretAreNamed) {
+  const test::ScopedVariable no_record("TORCH_FR_BUFFER_SIZE", "0");
+  const Rendezvous rendezvous;
+  std::vector<std::string> messages(2);
+  std::vector<std::thread> threads;
+  for (int64_t rank = 0; rank < 2; ++rank)
+    threads.emplace_back([&, rank] {
+      const Ranks ranks{.rank = rank,
+                        .world_size = 2,
+                        .local_rank = rank,
+                        .local_world_size = 2,
+                        .master_port = rendezvous.port(),
+                        .launcher_hosts = true,
+                        .secret = rank == 0 ? "" : "0123456789abcdef"};
+      messages[static_cast<size_t>(rank)] =
+          message_of([&] { ProcessGroup::connect(ranks, {.timeout = std::chrono::seconds(60)}); });
+    });
+  for (std::thread& thread : threads) thread.join();
+  EXPECT_THAT(messages[0], HasSubstr("rank 1 has another secret"));
+  EXPECT_THAT(messages[1], HasSubstr("rank 0 has another secret"));
 }
 
 class Collectives : public ::testing::TestWithParam<at::ScalarType> {};

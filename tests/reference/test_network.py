@@ -85,11 +85,11 @@ def say(capsys):
     return tell
 
 
-def start_on(machines, out, steps, *extra):
+def start_on(machines, out, steps, *extra, **variables_of_job):
     ranks = []
     for rank, machine in enumerate(machines):
         variables = {"RANK": rank, "WORLD_SIZE": 2, "LOCAL_RANK": 0, "LOCAL_WORLD_SIZE": 1, "MASTER_ADDR": "10.213.7.1",
-                     "MASTER_PORT": 29511}
+                     "MASTER_PORT": 29511} | variables_of_job
         ranks.append(subprocess.Popen(machine.inside(*command(out, steps, *extra)), text=True,
                                       stdout=subprocess.PIPE, stderr=subprocess.PIPE,
                                       env=os.environ | {key: str(value) for key, value in variables.items()}))
@@ -101,9 +101,10 @@ def test_a_slow_link_changes_nothing_but_the_time(machines, tmp_path, say):
         slow_down(machine)
     alone, out = tmp_path / "alone", tmp_path / "run"
     assert train(alone, STEPS).returncode == 0
-    for process in start_on(machines, out, STEPS, "--zero-stage", 2):
+    for rank, process in enumerate(start_on(machines, out, STEPS, "--zero-stage", 2)):
         _, stderr = process.communicate(timeout=120)
         assert process.returncode == 0, stderr
+        assert ("whoever reaches 10.213.7.1:29511 can end them" in stderr) == (rank == 0), stderr
     assert_same_losses(out, losses(alone))
     checkpoint = out / f"checkpoints/step-{STEPS:08}"
     num_weights = sum(weight.numel() for weight in load_file(checkpoint / "model.safetensors").values())
@@ -114,7 +115,8 @@ def test_a_slow_link_changes_nothing_but_the_time(machines, tmp_path, say):
 
 
 def test_a_cut_link_ends_both_sides_and_keeps_the_checkpoint(machines, tmp_path, say):
-    ranks = start_on(machines, tmp_path, ENDLESS, "--zero-stage", 2, "--collective-timeout", 6, "--checkpoint-every", 3)
+    ranks = start_on(machines, tmp_path, ENDLESS, "--zero-stage", 2, "--collective-timeout", 6, "--checkpoint-every", 3,
+                     KILN_JOB_SECRET="of a job between machines")
     deadline = time.monotonic() + 60
     while len(lines_of(tmp_path)) < 5:
         assert time.monotonic() < deadline and all(process.poll() is None for process in ranks)
@@ -126,6 +128,7 @@ def test_a_cut_link_ends_both_sides_and_keeps_the_checkpoint(machines, tmp_path,
     assert seconds < 40
     assert [process.returncode for process in ranks] == [1, 1], errors
     for rank, error in enumerate(errors):
+        assert "have no secret" not in error, error
         assert f"rank {rank} of 2" in error and "failed after" in error, error
     assert "rank 1 no longer answers" in errors[0]
     assert "rank 0 no longer answers, with the rendezvous at 10.213.7.1:29511" in errors[1]

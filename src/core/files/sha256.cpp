@@ -7,6 +7,7 @@
 #include <cerrno>
 #include <cstring>
 #include <fstream>
+#include <iterator>
 #include <vector>
 
 #include "core/error.h"
@@ -82,7 +83,7 @@ void Sha256::add(std::span<const std::byte> bytes) {
   }
 }
 
-std::string Sha256::finish() {
+std::array<std::byte, 32> Sha256::digest() {
   const uint64_t num_bits = 8 * num_bytes_;
   const size_t filled = num_bytes_ % kBlockBytes;
   std::vector<std::byte> padding((filled < 56 ? 56 : 120) - filled + 8);
@@ -90,8 +91,16 @@ std::string Sha256::finish() {
   for (size_t i = 0; i < 8; ++i)
     padding[padding.size() - 1 - i] = static_cast<std::byte>(num_bits >> (8 * i));
   add(padding);
+  std::array<std::byte, 32> bytes{};
+  for (size_t i = 0; i < bytes.size(); ++i)
+    bytes[i] = static_cast<std::byte>(state_[i / 4] >> (24 - 8 * (i % 4)));
+  return bytes;
+}
+
+std::string Sha256::finish() {
   std::string text;
-  for (const uint32_t word : state_) text += fmt::format("{:08x}", word);
+  for (const std::byte byte : digest())
+    fmt::format_to(std::back_inserter(text), "{:02x}", static_cast<unsigned>(byte));
   return text;
 }
 
@@ -103,6 +112,29 @@ std::string sha256_of_file(const std::string& path) {
   while (file.read(buffer.data(), static_cast<std::streamsize>(buffer.size())) || file.gcount() > 0)
     hash.add(std::as_bytes(std::span(buffer.data(), static_cast<size_t>(file.gcount()))));
   return hash.finish();
+}
+
+std::string hmac_sha256(std::string_view key, std::string_view text) {
+  const auto bytes_of = [](std::string_view bytes) { return std::as_bytes(std::span(bytes)); };
+  std::array<std::byte, kBlockBytes> block{};
+  if (key.size() <= kBlockBytes) {
+    std::ranges::copy(bytes_of(key), block.begin());
+  } else {
+    Sha256 hash;
+    hash.add(bytes_of(key));
+    std::ranges::copy(hash.digest(), block.begin());
+  }
+  const auto padded = [&](std::byte with) {
+    std::array<std::byte, kBlockBytes> pad = block;
+    for (std::byte& byte : pad) byte ^= with;
+    return pad;
+  };
+  Sha256 inner, outer;
+  inner.add(padded(std::byte{0x36}));
+  inner.add(bytes_of(text));
+  outer.add(padded(std::byte{0x5C}));
+  outer.add(inner.digest());
+  return outer.finish();
 }
 
 }  // namespace kiln

@@ -1,10 +1,12 @@
-// SHA-256 (FIPS 180-4), for files that are published with their hash. Torch-free.
+// SHA-256 (FIPS 180-4), for files that are published with their hash and for notices with a secret.
+// Torch-free.
 #pragma once
 #include <array>
 #include <cstddef>
 #include <cstdint>
 #include <span>
 #include <string>
+#include <string_view>
 
 namespace kiln {
 
@@ -13,6 +15,8 @@ class Sha256 {
   void add(std::span<const std::byte> bytes);
   // Returns the hash as 64 lower-case hexadecimal digits. REQUIRES: called once, after the last add().
   std::string finish();
+  // Returns it as bytes. REQUIRES: likewise.
+  std::array<std::byte, 32> digest();
 
  private:
   void compress(const std::byte* block);
@@ -25,5 +29,9 @@ class Sha256 {
 
 // Throws Error when the file cannot be read.
 std::string sha256_of_file(const std::string& path);
+
+// Returns HMAC-SHA256 (RFC 2104) of a text as 64 lower-case hexadecimal digits: only who has the key can make
+// it.
+std::string hmac_sha256(std::string_view key, std::string_view text);
 
 }  // namespace kiln

@@ -14,6 +14,8 @@
 #include <utility>
 #include <vector>
 
+#include "core/text/printable.h"
+
 namespace kiln {
 
 namespace {
@@ -143,7 +145,7 @@ std::string Heartbeat::Shared::reported_failures(int64_t first, int64_t end) {
   for (int64_t rank = first; rank < end; ++rank) {
     if (rank == ranks.rank) continue;
     if (const auto why = board->find(failure_key_of(rank)))
-      failures += fmt::format("; rank {} failed: {}", rank, *why);
+      failures += fmt::format("; rank {} failed: {}", rank, printable(*why));
   }
   return failures;
 }
@@ -157,7 +159,7 @@ bool Heartbeat::Shared::is_neighbour(int64_t rank) const {
 std::string Heartbeat::Shared::look(Watch& watch, Silence silence) {
   std::string gone = reported_failures(watch.first, watch.end);
   const std::lock_guard lock(board_mutex);
-  if (const auto told = board->find(kGoneKey)) return *told;
+  if (const auto told = board->find(kGoneKey)) return printable(*told);
   // A long gap means that this rank was stopped, and perhaps the others too, which then had no time to beat.
   const Clock::time_point now = Clock::now();
   if (now - std::exchange(watch.last_look, now) >= (kSilence - 1) * interval)

@@ -9,18 +9,10 @@
 #include <string>
 
 #include "core/error.h"
+#include "parallel/ranks/notice_board.h"
 #include "parallel/ranks/ranks.h"
 
 namespace kiln {
-
-// Where the ranks leave messages for each other: their rendezvous. A heartbeat makes one call at a time, from
-// several threads. Calls may block, and throw when the rendezvous is gone.
-class NoticeBoard {
- public:
-  virtual ~NoticeBoard() = default;
-  virtual void set(const std::string& key, const std::string& value) = 0;
-  virtual std::optional<std::string> find(const std::string& key) = 0;  // does not wait for it to be set
-};
 
 // Thrown when a collective fails because other ranks are missing.
 class MissingRanks : public Error {

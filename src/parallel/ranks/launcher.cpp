@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "core/error.h"
+#include "parallel/ranks/notice_board.h"
 #include "parallel/ranks/rendezvous.h"
 
 namespace kiln {
@@ -54,8 +55,9 @@ std::vector<std::string> own_arguments() {
   return arguments;
 }
 
-std::vector<std::string> environment_of(int64_t rank, int64_t num_ranks, int64_t port) {
-  const std::array<std::pair<std::string_view, std::string>, 8> ours{
+std::vector<std::string> environment_of(int64_t rank, int64_t num_ranks, int64_t port,
+                                        const std::string& secret) {
+  const std::array<std::pair<std::string_view, std::string>, 9> ours{
       {{"RANK", fmt::to_string(rank)},
        {"WORLD_SIZE", fmt::to_string(num_ranks)},
        {"LOCAL_RANK", fmt::to_string(rank)},
@@ -63,7 +65,8 @@ std::vector<std::string> environment_of(int64_t rank, int64_t num_ranks, int64_t
        {"MASTER_ADDR", "127.0.0.1"},
        {"MASTER_PORT", fmt::to_string(port)},
        {"TORCHELASTIC_USE_AGENT_STORE", "True"},  // torchrun's name for a rendezvous that the launcher hosts
-       {"TORCHELASTIC_RESTART_COUNT", "0"}}};
+       {"TORCHELASTIC_RESTART_COUNT", "0"},
+       {"KILN_JOB_SECRET", secret}}};
   std::vector<std::string> variables;
   for (char** variable = environ; *variable; ++variable) {
     const std::string_view text = *variable;
@@ -132,7 +135,8 @@ class Launch {
 
  private:
   void start(int64_t rank) {
-    Pointers arguments(own_arguments()), environment(environment_of(rank, num_ranks_, rendezvous_.port()));
+    Pointers arguments(own_arguments()),
+        environment(environment_of(rank, num_ranks_, rendezvous_.port(), secret_));
     const pid_t parent = getpid(), child = fork();
     if (child < 0) fail("launch", "cannot start rank {}: {}", rank, std::strerror(errno));
     if (child > 0) {
@@ -188,7 +192,8 @@ class Launch {
 
   const int64_t num_ranks_;
   const BlockedSignals signals_;
-  const Rendezvous rendezvous_;
+  const std::string secret_ = random_secret();
+  const Rendezvous rendezvous_{secret_};
   std::vector<pid_t> children_;  // by rank; 0: has ended
   Failure first_failure_;
   Clock::time_point failed_at_{};

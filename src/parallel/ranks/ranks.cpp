@@ -1,11 +1,13 @@
 #include "parallel/ranks/ranks.h"
 
 #include <algorithm>
+#include <cctype>
 #include <charconv>
 #include <cstdlib>
 #include <optional>
 
 #include "core/error.h"
+#include "core/files/text_file.h"
 
 namespace kiln {
 
@@ -66,6 +68,20 @@ int64_t local_world_size_of(const Variables& variables, const LauncherNames& nam
   if (node >= static_cast<int64_t>(tasks.size()))
     fail("ranks", "SLURM_NODEID {} is beyond the nodes of {} ({})", node, names.local_world_size, value);
   return tasks[static_cast<size_t>(node)];
+}
+
+// Returns "" if the job has none.
+std::string secret_of(const Variables& variables) {
+  constexpr size_t kLeastBytes = 16;
+  constexpr const char *kText = "KILN_JOB_SECRET", *kFile = "KILN_JOB_SECRET_FILE";
+  const std::string path = variables.text(kFile);
+  const bool is_in_file = !variables.has(kText) && !path.empty();
+  std::string secret = is_in_file ? read_text_file("ranks", path) : variables.text(kText);
+  while (!secret.empty() && std::isspace(static_cast<unsigned char>(secret.back()))) secret.pop_back();
+  if (secret.size() < kLeastBytes && (is_in_file || variables.has(kText)))
+    fail("ranks", "{} expects {} characters or more, got {}: openssl rand -hex 32 makes a secret",
+         is_in_file ? kFile : kText, kLeastBytes, secret.size());
+  return secret;
 }
 
 }  // namespace
@@ -133,6 +149,7 @@ Ranks ranks_from_environment(const Environment& environment) {
     fail("ranks", "MASTER_PORT expects 1 to 65535, got {}", ranks.master_port);
   ranks.launcher_hosts = variables.text("TORCHELASTIC_USE_AGENT_STORE") == "True";
   ranks.attempt = variables.text("TORCHELASTIC_RESTART_COUNT", "0");
+  ranks.secret = secret_of(variables);
   return ranks;
 }
 

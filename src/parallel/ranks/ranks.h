@@ -15,13 +15,15 @@ struct Ranks {
   int64_t master_port = 29500;
   bool launcher_hosts = false;  // the launcher hosts the rendezvous; else rank 0 does
   std::string attempt = "0";    // torchrun restarts all ranks after a failure: their keys must not mix
+  std::string secret{};         // of the job; without it notices of other ranks are not signed
 };
 
 using Environment = std::function<const char*(const char* name)>;  // std::getenv, or a test's table
 
 // Reads RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR, MASTER_PORT (torchrun, kiln train
-// --nproc), SLURM_* (srun, of several tasks) or OMPI_COMM_WORLD_* (mpirun). Without any of them there is one
-// rank. Throws Error naming the variable that is missing or impossible.
+// --nproc), SLURM_* (srun, of several tasks) or OMPI_COMM_WORLD_* (mpirun), and KILN_JOB_SECRET or
+// KILN_JOB_SECRET_FILE. Without any of them there is one rank. Throws Error naming the variable that is
+// missing or impossible.
 Ranks ranks_from_environment(const Environment& environment);
 Ranks ranks_from_environment();
 

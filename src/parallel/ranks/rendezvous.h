@@ -2,13 +2,15 @@
 #pragma once
 #include <cstdint>
 #include <memory>
+#include <string>
 
 namespace kiln {
 
-// Hosts the rendezvous in this process (a launcher, a test) while it lives.
+// Hosts the rendezvous in this process (a launcher, a test) while it lives. Only this machine reaches it.
 class Rendezvous {
  public:
-  Rendezvous();  // on a free port of this machine
+  // On a free port. `secret`: that of the ranks, whose notices are signed with it.
+  explicit Rendezvous(const std::string& secret = "");
   ~Rendezvous();
   Rendezvous(const Rendezvous&) = delete;
   int64_t port() const;

@@ -179,6 +179,57 @@ TEST(Heartbeat, PassesOnWhyARankFailed) {
   EXPECT_EQ(first.describe_missing(1), "; rank 1 failed: the disk is full");
 }
 
+constexpr const char* kSecret = "a secret of the job";
+
+// Whoever reaches the rendezvous can write to it and read it.
+TEST(NoticeBoard, Finding3OnlyANoticeWithTheSecretCounts) {
+  const auto board = std::make_shared<MemoryBoard>();
+  const auto ours = signed_board(board, kSecret, "0");
+  ours->set("failed/1", "the disk is full");
+  EXPECT_EQ(ours->find("failed/1"), "the disk is full");
+  const std::string genuine = board->find("failed/1").value();
+  const std::vector<std::pair<std::string, std::string>> forgeries = {
+      {"gone", "; ended by a stranger"},
+      {"gone", std::string(64, '0') + "; ended by a stranger"},
+      {"failed/2", genuine},  // of another rank
+      {"failed/1", genuine + "!"},
+      {"failed/1", ""},
+  };
+  for (const auto& [key, value] : forgeries) {
+    board->set(key, value);
+    EXPECT_EQ(ours->find(key), std::nullopt) << key << " " << value;
+  }
+  board->set("failed/1", genuine);
+  EXPECT_EQ(signed_board(board, kSecret, "1")->find("failed/1"), std::nullopt) << "of another attempt";
+  EXPECT_EQ(signed_board(board, "another secret", "0")->find("failed/1"), std::nullopt);
+  EXPECT_EQ(signed_board(board, "", "0"), board);
+  EXPECT_NE(random_secret(), random_secret());
+}
+
+TEST(Heartbeat, Finding3AStrangerEndsNoWait) {
+  const auto board = std::make_shared<MemoryBoard>();
+  Heartbeat first(signed_board(board, kSecret, "0"), rank_of(0, 2), kInterval),
+      other(signed_board(board, kSecret, "0"), rank_of(1, 2), kInterval);
+  board->set("gone", "; \x1b[2Jended by a stranger");
+  board->set("failed/1", "\x1b]52;c;aGk=\x07");
+  const auto end = std::chrono::steady_clock::now() + 3 * kInterval;
+  EXPECT_EQ(first.wait_until([&] { return std::chrono::steady_clock::now() >= end; }, kForever),
+            std::nullopt);
+  first.next_collective();
+  other.next_collective();
+  EXPECT_EQ(first.describe_missing(1), "");
+}
+
+// Between machines, without a secret.
+TEST(Heartbeat, Finding3NoticesAreHarmlessToATerminal) {
+  const auto board = std::make_shared<MemoryBoard>();
+  Heartbeat first(board, rank_of(0, 2), kInterval), other(board, rank_of(1, 2), kInterval);
+  board->set("failed/1", "\x1b]52;c;aGk=\x07\nkiln: all is well");
+  EXPECT_EQ(first.describe_missing(0), "; rank 1 failed: \\x1b]52;c;aGk=\\x07\\x0akiln: all is well");
+  board->set("gone", "\x1b[2J");
+  EXPECT_EQ(other.wait_until([] { return false; }, kForever), "\\x1b[2J");
+}
+
 TEST(Heartbeat, CountsCollectivesOfSeveralThreads) {
   const auto board = std::make_shared<MemoryBoard>();
   constexpr int kThreads = 4, kEach = 200;

@@ -1,0 +1,12 @@
+// Text from outside on a terminal. Torch-free.
+#pragma once
+#include <string>
+#include <string_view>
+
+namespace kiln {
+
+// Returns the text with \xNN in the place of what a terminal could obey: control characters, line ends too,
+// and bytes that are not UTF-8.
+std::string printable(std::string_view text);
+
+}  // namespace kiln

@@ -1,0 +1,20 @@
+#include "core/text/printable.h"
+
+#include <gtest/gtest.h>
+
+namespace kiln {
+namespace {
+
+TEST(Printable, Finding3NothingThatATerminalObeys) {
+  EXPECT_EQ(printable("a \"plain\" \\ line, \u00e4\u4e2d\U0001f600"),
+            "a \"plain\" \\ line, \u00e4\u4e2d\U0001f600");
+  EXPECT_EQ(printable("\x1b[2J\x1b]52;c;aGk=\x07\r\n\x7f"), "\\x1b[2J\\x1b]52;c;aGk=\\x07\\x0d\\x0a\\x7f");
+  EXPECT_EQ(printable("\xc2\x9b"
+                      "2J"),
+            "\\xc2\\x9b2J");
+  EXPECT_EQ(printable("\x9b \xc3 \xf8\x80\x80\x80\x80"), "\\x9b \\xc3 \\xf8\\x80\\x80\\x80\\x80");
+  EXPECT_EQ(printable("\xe4\xb8"), "\\xe4\\xb8");
+}
+
+}  // namespace
+}  // namespace kiln
