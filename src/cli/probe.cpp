@@ -4,9 +4,11 @@
 
 #include "cli/build_identity.h"
 #include "cli/commands.h"
+#include "cli/probe_advice.h"
 #include "cli/probe_variants.h"
 #include "cli/train_options.h"
 #include "core/error.h"
+#include "parallel/cpu_share.h"
 #include "parallel/machine.h"
 #include "parallel/ranks/launcher.h"
 #include "parallel/ranks/ranks.h"
@@ -84,7 +86,13 @@ nlohmann::json measure(ProbeOptions options, const FitTerms& terms, bool has_cpu
   options.data_sheet_flops =
       data_sheet_flops(choose_device(options.train.compute.device, options.group->ranks().local_rank),
                        options.train.compute.product_dtype(), options.train.compute.tf32);
+  const int64_t processors = cpu_share(*options.group);
   nlohmann::json result = probe(options);
+  if (options.group->rank() == 0)
+    result["advice"] = probe_advice(result, {.options = options.train,
+                                             .world_size = options.group->world_size(),
+                                             .cpu_share = processors,
+                                             .change = terms.change});
   // The plan was made before the run: the machine's speed is measured once more after it.
   const at::Device device = choose_device(options.train.compute.device, options.group->ranks().local_rank);
   if (options.group->rank() != 0 || !device.is_cpu() || !has_clock(find_profile("cpu"))) return result;

@@ -13,6 +13,7 @@
 #include "parallel/ranks/agreement.h"
 #include "train/loop.h"
 #include "train/run_ranks.h"
+#include "train/store_data.h"
 #include "watch/phase_timers.h"
 #include "watch/precision_audit.h"
 #include "watch/prediction.h"
@@ -26,8 +27,7 @@ namespace {
 
 constexpr double kMemoryWarning = 0.85;  // of the device's memory
 constexpr int64_t kLeastAuditSteps = 3;
-constexpr double kStallWarning = 0.05;  // of the time
-constexpr double kEncodingWarning = 0.1;
+constexpr double kEncodingWarning = 0.1;  // of the time
 
 // Throws Error if the folder has no room for the checkpoint, which ends the run so that this phase is
 // measured too.
@@ -39,6 +39,30 @@ void check_disk(const nlohmann::json& predicted, const fs::path& folder) {
     fail("probe", "{} has {} free and a checkpoint takes {}: set TMPDIR to a folder with more",
          folder.string(), size_text(static_cast<double>(space.available)),
          size_text(static_cast<double>(bytes)));
+}
+
+// Returns how many samples the validation has in all.
+int64_t validation_samples(TrainOptions options) {
+  options.data.weights.clear();
+  if (options.validation.share > 0) {
+    const int64_t trained = samples_of(options);
+    options.validation.share = 0;
+    return samples_of(options) - trained;
+  }
+  options.data.path = options.validation.data;
+  options.data.more.clear();
+  return samples_of(options);
+}
+
+// Returns a validation of one pass at the end, which shows its memory. The samples that it holds out are held
+// out of the probe's training too.
+ValidationOptions short_validation(const TrainOptions& options) {
+  ValidationOptions validation = options.validation;
+  if (!validation.is_on()) return validation;
+  validation.every = 0;
+  const int64_t all = validation.images > 0 ? validation.images : validation_samples(options);
+  validation.images = std::min(all, options.global_batch);
+  return validation;
 }
 
 TrainOptions short_run(const ProbeOptions& options, const fs::path& folder) {
@@ -53,7 +77,7 @@ TrainOptions short_run(const ProbeOptions& options, const fs::path& folder) {
   run.max_steps = options.steps;
   run.max_minutes = 0;
   run.checkpoints.every = run.samples.every = run.evaluation.every = 0;
-  run.validation = {};
+  run.validation = short_validation(options.train);
   run.watch.tensorboard = false;
   run.memory.preflight = false;  // the caller has planned
   return run;
@@ -84,11 +108,6 @@ std::vector<std::string> warnings_of(const StepFigures& measured, const nlohmann
         "key in "
         "a DeepSpeed file), or give --memory-budget auto",
         100 * share, size_text(static_cast<double>(used)), size_text(static_cast<double>(memory_bytes))));
-  if (measured.stall_share > kStallWarning)
-    warnings.push_back(fmt::format(
-        "the step waits {:.0f} % of the time for data: raise --loader-threads, or extract features "
-        "first (kiln extract)",
-        100 * measured.stall_share));
   if (const double share = encoding_share(measured); share > kEncodingWarning)
     warnings.push_back(
         fmt::format("encoding {} takes {:.0f} % of the time: kiln extract does it once for all epochs, "
@@ -199,6 +218,9 @@ std::string probe_text(const nlohmann::json& result) {
   for (const auto& warning : result.at("warnings"))
     text += fmt::format("warning: {}\n", warning.get<std::string>());
   if (result.contains("precision")) text += precision_text(result.at("precision"));
+  for (const auto& advice : result.value("advice", nlohmann::json::array()))
+    text += fmt::format("advice: {}: {}\n", advice.at("about").get<std::string>(),
+                        advice.at("text").get<std::string>());
   return text;
 }
 

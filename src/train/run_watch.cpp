@@ -172,6 +172,7 @@ void RunWatch::compare_with_plan() {
   nlohmann::json comparison = comparison_json(predicted_, measured);
   const double flops_of_step = flops_ / static_cast<double>(num_steps());
   comparison.at("measured").update(arithmetic_of(run_, flops_of_step / measured.step_s));
+  if (checkpoint_pause_s_ > 0) comparison.at("measured")["checkpoint_pause_s"] = checkpoint_pause_s_;
   write_file_atomically("plan", run_.options.out + "/plan.json", comparison.dump(1) + "\n");
   for (const auto& finding : comparison.at("findings")) fmt::print("plan: {}\n", finding.get<std::string>());
 }

@@ -86,6 +86,9 @@ class RunWatch {
   // Returns the steps since the last line of the log, for a checkpoint between two lines.
   nlohmann::json window() const { return monitor_ ? monitor_->window() : nlohmann::json(); }
 
+  // The last checkpoint stopped training for so long; what follows of its writing goes on beside the steps.
+  void checkpoint_pause(double seconds) { checkpoint_pause_s_ = seconds; }
+
   // Writes RUN/plan.json with the plan's figures beside what was measured so far.
   void compare_with_plan();
   // Writes a trace that is still being recorded. Called after the last step.
@@ -108,6 +111,7 @@ class RunWatch {
   std::unique_ptr<Monitor> monitor_;  // rank 0's
   StepMeasurement measurement_;
   double flops_ = 0;                        // of all measured steps
+  double checkpoint_pause_s_ = 0;           // of the last checkpoint; 0: there was none
   std::unique_ptr<StepProfiler> profiler_;  // rank 0's
   std::function<std::unique_ptr<OpSource>(at::Device)> audit_ops_;
   std::unique_ptr<OpSource> audited_ops_;  // during the audited step

@@ -65,6 +65,41 @@ def test_whole_run_is_extrapolated(probed):
     assert whole["cost"] == pytest.approx(whole["days"] * 24 * 2)
 
 
+def test_a_probe_ends_with_advice(probed, tmp_path):
+    """A line each, with what it would gain, measured or planned."""
+    advice = {line["about"]: line for line in probed["advice"]}
+    assert list(advice) == ["loader", "threads", "checkpoint", "precision", "recomputation"]
+    assert "(measured)" in advice["loader"]["text"] and advice["loader"]["gain"] >= 1
+    assert "--compute-dtype bf16" in advice["precision"]["text"] and "(planned)" in advice["precision"]["text"]
+    assert "--recompute all would be 0." in advice["recomputation"]["text"] and advice["recomputation"]["gain"] < 1
+    assert probed["measured"]["checkpoint_pause_s"] > 0 and "one stops training for" in advice["checkpoint"]["text"]
+    result = run("probe", "--steps", 3, "--recompute", "all", "--no-checkpoint", "--checkpoint-every", 1, "--threads", 1,
+                 "--compute-dtype", "bf16", temporary=tmp_path)
+    assert result.returncode == 0, result.stderr
+    said = [line for line in result.stdout.splitlines() if line.startswith("advice: ")]
+    assert len(said) == 5 and result.stdout.splitlines()[-5:] == said
+    assert any("recomputation: --recompute none: 1." in line and "more memory (planned)" in line for line in said), said
+    assert any("precision: bf16 already" in line for line in said) and any("checkpoint: not measured" in line for line in said)
+    if os.cpu_count() > 1:
+        assert any("threads: 1 of" in line and "--threads 0 is at most" in line for line in said), said
+
+
+def test_a_probe_honours_the_validation_share(tmp_path):
+    """What the run holds out is not trained on, and the memory of a validation is measured."""
+    from PIL import Image
+    for index in range(40):
+        folder = tmp_path / "pictures" / "ab"[index % 2]
+        folder.mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", (16, 16), (index, 0, 0)).save(folder / f"{index}.png")
+    options = ["--data", tmp_path / "pictures", "--autoencoder", "pixels", "--image-size", 16, "--objective", "flow", "--steps", 2, "--no-checkpoint",
+               "--json"]
+    samples = [int(re.search(r"(\d+) samples:", run("probe", *options, *share).stderr)[1])
+               for share in ([], ["--validation-share", 0.4])]
+    assert samples[0] == 40 and 10 < samples[1] < 40
+    result = json.loads(run("probe", *options, "--validation-share", 0.4).stdout)
+    assert result["measured"]["by_phase"]["validation"] > 0 and "validation" not in result["not_run"]
+
+
 def test_the_price_of_a_gpu_is_taken_too(tmp_path):
     result = run("probe", "--steps", 3, "--json", "--price-per-gpu-hour", 3, "--max-steps", 1000, temporary=tmp_path)
     assert result.returncode == 0, result.stderr

@@ -222,9 +222,11 @@ void StageLoop::begin_checkpoint() {
   const PhaseMemory::Phase phase(run_.phase_memory, "checkpoint");
   finish_checkpoint();
   const RunWatch::Pause pause(*watch_);
+  const auto begin = std::chrono::steady_clock::now();
   TrainStateInfo state = state_info();
   state.log_window = watch_->window();
   saver_->begin(std::move(state));
+  watch_->checkpoint_pause(std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count());
   last_saved_ = progress_.step;
 }
 
