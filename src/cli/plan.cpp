@@ -113,7 +113,7 @@ void add_plan_options(CLI::App& command, PlanArguments& arguments) {
       ->needs(search);
   auto* table = command
                     .add_option("--table", arguments.table,
-                                "Print a Markdown table as in docs/planning.md, for the GPU, batch, dtype "
+                                "Print a Markdown table as in docs/plan_tables.md, for the GPU, batch, dtype "
                                 "and steps given: sizes (every DiT), gpus (one run on 1 to 64), options "
                                 "(fast-DiT's), results (DiT's FIDs), quoted, scaling")
                     ->excludes(search);

@@ -1,5 +1,5 @@
 // The keys of DeepSpeed's configuration file and what each means here: the one table behind --deepspeed and
-// docs/deepspeed.md. Torch-free.
+// docs/deepspeed_keys.md. Torch-free.
 #pragma once
 #include <nlohmann/json.hpp>
 #include <span>
@@ -30,7 +30,7 @@ struct DeepSpeedKey {
 
 std::span<const DeepSpeedKey> deepspeed_keys();
 
-// Returns the table as Markdown. A test compares it with docs/deepspeed.md.
+// Returns the table as Markdown. A test compares it with docs/deepspeed_keys.md.
 std::string deepspeed_keys_text();
 
 }  // namespace kiln

@@ -1,4 +1,4 @@
-"""What widely read guides ask of plans and probe: a test for each question of docs/guides.md, whose name is its docstring.
+"""What widely read guides ask of plans and probe: a test for each question of docs/claims_*.md, whose name is its docstring.
 
 Most look at the answers that the page shows; that these are what the program says now is test_pages_hold_what_the_program_says.
 """
@@ -12,9 +12,11 @@ import sys
 import pytest
 from conftest import REPOSITORY
 
+CLAIMS = ("claims_dit", "claims_fast_dit", "claims_stable_diffusion", "claims_pixart_sana")
 PLANNING, GUIDES = (
-    {section.split("\n")[0]: section for section in re.split(r"\n##+ ", (REPOSITORY / "docs" / name).read_text())}
-    for name in ("planning.md", "guides.md"))
+    {section.split("\n")[0]: section for name in names
+     for section in re.split(r"\n##+ ", (REPOSITORY / "docs" / f"{name}.md").read_text())}
+    for names in (("plan_tables",), CLAIMS))
 QUOTED, TABLES = PLANNING["What people quote"], PLANNING["Tables"]
 # Questions that tests beside what answers them are about.
 ELSEWHERE = {
@@ -106,8 +108,8 @@ def test_every_number_of_a_sentence_is_printed_or_quoted(question):
 
 # tools/plan_tables runs the blocks, and test_pages_hold_what_the_program_says compares them.
 def test_every_command_of_the_page_is_run():
-    page = (REPOSITORY / "docs" / "guides.md").read_text()
-    blocks = {command for name in ("planning", "guides", "scaling", "sana_memory")
+    page = "\n".join((REPOSITORY / "docs" / f"{name}.md").read_text() for name in CLAIMS)
+    blocks = {command for name in (*CLAIMS, "planning", "search", "plan_tables", "scaling", "sana_memory")
               for command in re.findall(r"<!-- (kiln [^\n]+) -->", (REPOSITORY / "docs" / f"{name}.md").read_text())}
     outside = re.sub(r"<!--.*?<!-- end -->", "", page, flags=re.DOTALL)
     named = {command for command in re.findall(r"`(kiln (?:plan|probe) [^`]+)`", outside)}

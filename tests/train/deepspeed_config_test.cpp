@@ -299,10 +299,10 @@ TEST(DeepSpeedConfig, EveryOptionOfTheTableExists) {
 }
 
 TEST(DeepSpeedConfig, TheDocumentationHasTheTable) {
-  std::ifstream file(KILN_SOURCE_DIR "/docs/deepspeed.md");
+  std::ifstream file(KILN_SOURCE_DIR "/docs/deepspeed_keys.md");
   std::stringstream text;
   text << file.rdbuf();
-  EXPECT_THAT(text.str(), HasSubstr(deepspeed_keys_text())) << "docs/deepspeed.md should end with:\n"
+  EXPECT_THAT(text.str(), HasSubstr(deepspeed_keys_text())) << "docs/deepspeed_keys.md should end with:\n"
                                                             << deepspeed_keys_text();
 }
 

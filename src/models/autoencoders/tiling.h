@@ -1,6 +1,6 @@
 // Cuts pictures that are too large for an autoencoder into overlapping tiles and blends the results where
 // tiles overlap, as diffusers' enable_tiling() does. Attention and group norms then see one tile at a time,
-// so a tiled result differs from that of the whole picture (docs/text_to_image.md).
+// so a tiled result differs from that of the whole picture (docs/large_pictures.md).
 #pragma once
 #include <ATen/core/Tensor.h>
 

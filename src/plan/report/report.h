@@ -24,11 +24,12 @@ struct TableOptions {
   bool has(const std::string& option) const { return given.contains(option); }
 };
 
-// Returns a table of docs/planning.md or docs/scaling.md in Markdown. The planner makes it, so that it says
-// what the planner says, for the GPU, batch, dtype and steps that are given. "sizes": every published DiT at
-// 256 and 512 pixels. "gpus": one run on 1 to 8 GPUs and more. "options": what a run's options save, beside a
-// published table. "results": published FIDs, beside the plan of their runs. "quoted": the figures that
-// circulate, beside the plan's. "scaling": ranks and ZeRO stages. Throws Error naming the tables there are.
+// Returns a table of docs/plan_tables.md or docs/scaling.md in Markdown. The planner makes it, so that it
+// says what the planner says, for the GPU, batch, dtype and steps that are given. "sizes": every published
+// DiT at 256 and 512 pixels. "gpus": one run on 1 to 8 GPUs and more. "options": what a run's options save,
+// beside a published table. "results": published FIDs, beside the plan of their runs. "quoted": the figures
+// that circulate, beside the plan's. "scaling": ranks and ZeRO stages. Throws Error naming the tables there
+// are.
 std::string markdown_table(const std::string& name, const TableOptions& options = {});
 
 // The second table of "sizes": every published model with captions, and SDXL, which guides compare them with.

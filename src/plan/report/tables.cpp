@@ -1,4 +1,4 @@
-// The tables of docs/planning.md and docs/scaling.md.
+// The tables of docs/plan_tables.md, docs/planning.md and docs/scaling.md.
 #include <algorithm>
 #include <array>
 #include <cmath>
