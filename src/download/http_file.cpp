@@ -8,12 +8,13 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <charconv>
 #include <chrono>
 #include <cstdio>
 #include <cstring>
+#include <exception>
 #include <filesystem>
 #include <fstream>
-#include <iterator>
 #include <map>
 #include <memory>
 #include <thread>
@@ -46,12 +47,43 @@ struct Answer {
   std::map<std::string, std::string> headers{};  // of the last hop, lower-case names
   std::string text{};                            // of small answers
   int fd = -1;                                   // of files
-  int64_t written = 0, offset = 0, total = 0;
-  int write_errno = 0;
-  bool is_too_long = false;
-  std::string name{};  // of progress lines; "" for none
+  int64_t written = 0, offset = 0, total = 0;    // total: of the whole file; 0: not known
+  bool has_begun = false;                        // its headers were looked at
+  bool does_not_fit = false;                     // it is of another version than what is there
+  std::exception_ptr failure{};                  // thrown while it came: libcurl passes none on
+  std::string name{};                            // of progress lines; "" for none
   Clock::time_point begin = Clock::now(), printed = Clock::now();
 };
+
+std::string header_of(const Answer& answer, const std::string& name) {
+  const auto found = answer.headers.find(name);
+  return found == answer.headers.end() ? "" : found->second;
+}
+
+// What the server calls this version of the file; "" if it does not say. A weak tag does not promise the same
+// bytes.
+std::string version_of(const Answer& answer) {
+  const std::string tag = header_of(answer, "etag");
+  return tag.empty() || tag.starts_with("W/") ? header_of(answer, "last-modified") : tag;
+}
+
+// Of "bytes 1000-1999/2000", "bytes 1000-1999/*" or "bytes */2000"; -1 where nothing is said.
+struct ContentRange {
+  int64_t first = -1, total = -1;
+};
+
+ContentRange content_range_of(const Answer& answer) {
+  constexpr std::string_view kBegin = "bytes ";
+  const std::string text = header_of(answer, "content-range");
+  const size_t slash = text.find('/');
+  if (!text.starts_with(kBegin) || slash == text.npos) return {};
+  const auto number_at = [&](size_t begin) {
+    int64_t number = -1;
+    std::from_chars(text.data() + begin, text.data() + text.size(), number);
+    return number;
+  };
+  return {.first = number_at(kBegin.size()), .total = number_at(slash + 1)};
+}
 
 size_t take_header(char* data, size_t, size_t size, void* to) {
   auto& answer = *static_cast<Answer*>(to);
@@ -145,13 +177,16 @@ class Refused : public Error {
 }
 
 // A file that is being fetched: `path`.incomplete, and beside it what the server called that version of the
-// file.
+// file, and how long it is.
 class PartialFile {
  public:
   explicit PartialFile(const HttpFile& file) : file_(file), path_(file.path + ".incomplete") {
     fs::create_directories(fs::path(file.path).parent_path());
-    fd_ = ::open(path_.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0666);
+    fd_ = ::open(path_.c_str(), O_RDWR | O_CREAT | O_NOFOLLOW | O_CLOEXEC, 0666);
     if (fd_ < 0) fail_with_errno("download", "write", path_, errno);
+    std::ifstream known(known_path());
+    std::getline(known, version_);
+    known >> total_;
   }
   ~PartialFile() {
     if (fd_ >= 0) ::close(fd_);
@@ -176,47 +211,103 @@ class PartialFile {
 
  private:
   static size_t take_body(char* data, size_t, size_t size, void* to);
+  void begin_body();
+  void begin_whole();
+  bool fits(const Answer& answer) const;
+  void append(std::string_view bytes);
+  void check_size(int64_t bytes);
+  void forget();
+  [[noreturn]] void fail_writing(int error);
+  bool is_complete() const { return total_ > 0 ? size() == total_ : file_.bytes == 0; }
   void remove() {
     std::error_code ignored;
     fs::remove(path_, ignored);
-    fs::remove(validator_path(), ignored);
+    fs::remove(known_path(), ignored);
   }
-  std::string validator_path() const { return path_ + ".etag"; }
-  std::string validator() const {
-    std::ifstream stream(validator_path());
-    return {std::istreambuf_iterator<char>(stream), {}};
-  }
-  void begin_body(Answer& answer);
+  std::string known_path() const { return path_ + ".etag"; }
 
   const HttpFile& file_;
-  std::string path_, why_cut_;
+  std::string path_, why_cut_, url_;
+  std::string version_;   // of what is there, as the server called it; "": it did not
+  int64_t total_ = 0;     // of that version; 0: not known
+  int num_versions_ = 0;  // that were begun and did not fit what came next
   int fd_ = -1;
   CURL* curl_ = nullptr;  // of the current request
   Answer answer_;
 };
 
-// Called at the first bytes of a body, which is the rest of the file (206) or all of it (200).
-void PartialFile::begin_body(Answer& answer) {
-  if (answer.status == 200) {
-    if (::ftruncate(fd_, 0) != 0) answer.write_errno = errno;
-    answer.offset = 0;
-  }
-  const auto header = [&](const char* name) {
-    const auto found = answer.headers.find(name);
-    return found == answer.headers.end() ? std::string() : found->second;
-  };
-  std::string tag = header("etag");
-  if (tag.starts_with("W/")) tag.clear();  // a weak tag does not promise the same bytes
-  if (tag.empty()) tag = header("last-modified");
-  std::ofstream(validator_path()) << tag;
-  curl_off_t length = -1;
-  curl_easy_getinfo(curl_, CURLINFO_CONTENT_LENGTH_DOWNLOAD_T, &length);
-  answer.total = length >= 0 ? answer.offset + length : file_.bytes;
+// True if the rest of a file, or the news that there is none, is of the version that is there.
+bool PartialFile::fits(const Answer& answer) const {
+  const ContentRange range = content_range_of(answer);
+  const std::string version = version_of(answer);
+  if (range.total < 0 || (total_ > 0 && range.total != total_)) return false;
+  if (answer.status == 416) return range.total == answer.offset && (version.empty() || version == version_);
+  return range.first == answer.offset && version == version_;
+}
+
+// Called at the first bytes of a body, which is the rest of the file (206) or all of it (200), or at its end
+// if it has none.
+void PartialFile::begin_body() {
+  answer_.has_begun = true;
+  if (answer_.status == 200)
+    begin_whole();
+  else if (fits(answer_))
+    total_ = content_range_of(answer_).total;
+  else
+    answer_.does_not_fit = true;
+  if (answer_.does_not_fit) return;
+  check_size(total_);
+  answer_.total = total_;
   struct statvfs disk {};
-  const int64_t needed = answer.total - answer.offset;
+  const int64_t needed = total_ - answer_.offset;
   if (::statvfs(path_.c_str(), &disk) == 0 &&
       needed > static_cast<int64_t>(disk.f_bavail) * static_cast<int64_t>(disk.f_frsize))
-    answer.write_errno = ENOSPC;
+    fail_writing(ENOSPC);
+}
+
+void PartialFile::check_size(int64_t bytes) {
+  if (file_.bytes == 0 || bytes == file_.bytes) return;
+  remove();
+  fail("download", "{} has {} bytes, {} are published: nothing was kept", url_, bytes, file_.bytes);
+}
+
+void PartialFile::begin_whole() {
+  forget();
+  curl_off_t length = -1;
+  curl_easy_getinfo(curl_, CURLINFO_CONTENT_LENGTH_DOWNLOAD_T, &length);
+  if (length < 0 && file_.bytes == 0 && file_.sha256.empty())
+    throw Refused(
+        fmt::format("[download] {} does not say how long {} is, and half of it would look like all of it",
+                    url_, file_.name));
+  answer_.offset = 0;
+  version_ = version_of(answer_);
+  total_ = length >= 0 ? length : file_.bytes;
+  write_file_atomically("download", known_path(), fmt::format("{}\n{}\n", version_, total_));
+}
+
+void PartialFile::forget() {
+  version_.clear();
+  total_ = 0;
+  if (::ftruncate(fd_, 0) != 0) fail_writing(errno);
+}
+
+void PartialFile::fail_writing(int error) {
+  remove();
+  fail_with_errno("download", "write", file_.path, error);
+}
+
+void PartialFile::append(std::string_view bytes) {
+  if (total_ > 0 && answer_.offset + answer_.written + std::ssize(bytes) > total_) {
+    remove();
+    fail("download", "{} is longer than the {} bytes that it should have: nothing was kept", url_, total_);
+  }
+  while (!bytes.empty()) {
+    const ssize_t got = ::pwrite(fd_, bytes.data(), bytes.size(), answer_.offset + answer_.written);
+    if (got < 0 && errno == EINTR) continue;
+    if (got < 0) fail_writing(errno);
+    bytes.remove_prefix(static_cast<size_t>(got));
+    answer_.written += got;
+  }
 }
 
 size_t PartialFile::take_body(char* data, size_t, size_t size, void* to) {
@@ -224,33 +315,25 @@ size_t PartialFile::take_body(char* data, size_t, size_t size, void* to) {
   Answer& answer = partial.answer_;
   curl_easy_getinfo(partial.curl_, CURLINFO_RESPONSE_CODE, &answer.status);
   if (answer.status != 200 && answer.status != 206) return size;  // an error's page
-  if (answer.written == 0) partial.begin_body(answer);
-  if (answer.write_errno != 0) return 0;
-  if (partial.file_.bytes > 0 &&
-      answer.offset + answer.written + static_cast<int64_t>(size) > partial.file_.bytes) {
-    answer.is_too_long = true;
+  try {
+    if (!answer.has_begun) partial.begin_body();
+    if (answer.does_not_fit) return 0;
+    partial.append({data, size});
+  } catch (const std::exception&) {
+    answer.failure = std::current_exception();
     return 0;
-  }
-  for (size_t done = 0; done < size;) {
-    const ssize_t got = ::pwrite(partial.fd_, data + done, size - done, answer.offset + answer.written);
-    if (got < 0 && errno == EINTR) continue;
-    if (got < 0) {
-      answer.write_errno = errno;
-      return 0;
-    }
-    done += static_cast<size_t>(got);
-    answer.written += got;
   }
   print_progress(answer, false);
   return size;
 }
 
 bool PartialFile::go_on(const std::string& url) {
-  const std::string tag = validator();
-  answer_ = {.offset = tag.empty() ? 0 : size(), .name = file_.name};
-  if (file_.bytes > 0 && answer_.offset == file_.bytes) return true;
+  url_ = url;
+  const bool is_whole = total_ > 0 && size() == total_ && (file_.bytes == 0 || file_.bytes == total_);
+  if (is_whole) return true;  // only its name is missing
+  answer_ = {.offset = version_.empty() ? 0 : size(), .name = file_.name};
   std::vector<std::string> lines = authorization(file_.token);
-  if (answer_.offset > 0) lines.push_back("If-Range: " + tag);
+  if (answer_.offset > 0) lines.push_back("If-Range: " + version_);
   const auto headers = header_lines(lines);
   const auto curl = request(url, answer_, headers.get());
   curl_ = curl.get();
@@ -258,17 +341,19 @@ bool PartialFile::go_on(const std::string& url) {
   curl_easy_setopt(curl_, CURLOPT_WRITEFUNCTION, &PartialFile::take_body);
   curl_easy_setopt(curl_, CURLOPT_WRITEDATA, this);
   const CURLcode code = curl_easy_perform(curl_);
+  if (answer_.failure) std::rethrow_exception(answer_.failure);
   curl_easy_getinfo(curl_, CURLINFO_RESPONSE_CODE, &answer_.status);
-  if (answer_.write_errno != 0) {
-    remove();
-    fail_with_errno("download", "write", file_.path, answer_.write_errno);
+  const bool is_body = answer_.status == 200 || answer_.status == 206;
+  if (code == CURLE_OK && is_body && !answer_.has_begun) begin_body();
+  const bool is_beyond = code == CURLE_OK && answer_.status == 416 && answer_.offset > 0;
+  if (is_beyond && fits(answer_)) return true;
+  if (is_beyond || answer_.does_not_fit) {
+    forget();
+    why_cut_ = "the rest was of another version";
+    if (++num_versions_ < kTries) return false;
+    throw Refused(fmt::format("[download] {} sends parts of different versions: nothing was kept", url));
   }
-  if (answer_.is_too_long) {
-    remove();
-    fail("download", "{} is longer than the {} bytes that are published: nothing was kept", url, file_.bytes);
-  }
-  if (code == CURLE_OK && answer_.status == 416 && answer_.offset > 0) return true;  // nothing was missing
-  if (code == CURLE_OK && answer_.status != 200 && answer_.status != 206) {
+  if (code == CURLE_OK && !is_body) {
     if (answer_.status >= 500) {
       why_cut_ = fmt::format("status {}", answer_.status);
       return false;
@@ -276,10 +361,9 @@ bool PartialFile::go_on(const std::string& url) {
     fail_with_status(url, answer_.status);
   }
   if (code == CURLE_OK) {
-    if (answer_.status == 200 && answer_.written == 0 && ::ftruncate(fd_, 0) != 0)
-      fail_with_errno("download", "write", path_, errno);
     if (answer_.written > 0) print_progress(answer_, true);
-    return true;
+    why_cut_ = "the file ended early";
+    return is_complete();
   }
   why_cut_ = curl_easy_strerror(code);
   const bool never_came = code == CURLE_COULDNT_RESOLVE_HOST || code == CURLE_COULDNT_CONNECT ||
@@ -290,22 +374,16 @@ bool PartialFile::go_on(const std::string& url) {
 }
 
 std::string PartialFile::finish() {
-  if (file_.bytes > 0 && size() != file_.bytes) {
-    const int64_t got = size();
-    remove();
-    fail("download", "{} has {} bytes, {} are published: nothing was kept", file_.urls.front(), got,
-         file_.bytes);
-  }
+  check_size(size());
   const std::string hash = sha256_of_file(path_);
   if (!file_.sha256.empty() && hash != file_.sha256) {
     remove();
-    fail("download", "{} has SHA-256 {}, published is {}: nothing was kept", file_.urls.front(), hash,
-         file_.sha256);
+    fail("download", "{} has SHA-256 {}, published is {}: nothing was kept", url_, hash, file_.sha256);
   }
   if (::fsync(fd_) != 0) fail_with_errno("download", "write", path_, errno);
   fs::rename(path_, file_.path);
   std::error_code ignored;
-  fs::remove(validator_path(), ignored);
+  fs::remove(known_path(), ignored);
   return hash;
 }
 

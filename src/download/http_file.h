@@ -17,9 +17,10 @@ struct HttpFile {
 };
 
 // Fetches into `path`.incomplete, checks the file and renames it. Makes the folder of `path`. An interrupted
-// download continues where it stopped if the server still has the same file (Range with If-Range). Follows
-// redirects. Returns the SHA-256 of the content. Throws Error in one line: no network, refused, cut too often
-// (what came is kept for the next try), another hash or size, a full disk (nothing is left behind).
+// download continues where it stopped if the server still has the same file: Range with If-Range, and an
+// answer of the same ETag (or Last-Modified), place and length. Follows redirects. Returns the SHA-256 of the
+// content. Throws Error in one line: no network, refused, cut too often (what came is kept for the next try),
+// no length where neither size nor hash is known, another hash or size, a full disk (nothing is left behind).
 std::string fetch_file(const HttpFile& file);
 
 // Returns the body of a small answer. Throws Error as above; the message says what status 404 and 401 mean.

@@ -9,6 +9,7 @@
 
 #include "core/error.h"
 #include "core/files/atomic_file.h"
+#include "core/text/printable.h"
 #include "download/http_file.h"
 
 namespace kiln {
@@ -63,19 +64,30 @@ bool is_wanted(const std::string& path, const std::vector<std::string>& files) {
   });
 }
 
-// True if a snapshot holds every file that was asked for. A folder counts when it has a .safetensors file and
-// no link without its blob.
+// True if a folder has weights as loading looks for them: one file, or an index with all that it names. A
+// variant (diffusion_pytorch_model.fp16.safetensors) does not count, nor a link without its blob.
+bool holds_weights(const fs::path& folder) {
+  if (!fs::is_directory(folder)) return false;
+  for (const fs::directory_entry& entry : fs::directory_iterator(folder))
+    if (!fs::exists(entry.path())) return false;
+  for (const std::string name : {"diffusion_pytorch_model.safetensors", "model.safetensors"}) {
+    if (fs::exists(folder / name)) return true;
+    std::ifstream file(folder / (name + ".index.json"));
+    const json index = json::parse(file, nullptr, /*allow_exceptions=*/false);
+    const json pieces = index.is_object() ? index.value("weight_map", json()) : json();
+    const auto is_there = [&](const json& piece) {
+      return piece.is_string() && fs::exists(folder / piece.get<std::string>());
+    };
+    if (pieces.is_object() && !pieces.empty() && std::all_of(pieces.begin(), pieces.end(), is_there))
+      return true;
+  }
+  return false;
+}
+
+// True if a snapshot holds every file that was asked for.
 bool holds_all(const fs::path& snapshot, const std::vector<std::string>& files) {
   return std::all_of(files.begin(), files.end(), [&](const std::string& file) {
-    if (!file.ends_with('/')) return fs::exists(snapshot / file);
-    const fs::path folder = snapshot / file;
-    if (!fs::is_directory(folder)) return false;
-    bool has_weights = false;
-    for (const fs::directory_entry& entry : fs::directory_iterator(folder)) {
-      if (!fs::exists(entry.path())) return false;  // a link whose blob is gone
-      has_weights |= entry.path().extension() == ".safetensors";
-    }
-    return has_weights;
+    return file.ends_with('/') ? holds_weights(snapshot / file) : fs::exists(snapshot / file);
   });
 }
 
@@ -101,7 +113,13 @@ bool is_hexadecimal(const std::string& text) {
   return !text.empty() && text.find_first_not_of("0123456789abcdef") == text.npos;
 }
 
-std::vector<RemoteFile> files_of(const json& tree, const HubRequest& request, const std::string& url) {
+bool is_weights(const fs::path& path) {
+  constexpr std::string_view kWeights[] = {".safetensors", ".pth", ".pt", ".bin", ".ckpt", ".npz"};
+  return std::ranges::find(kWeights, path.extension().string()) != std::end(kWeights);
+}
+
+std::vector<RemoteFile> files_of(const json& tree, const HubRequest& request, const std::string& url) try {
+  constexpr size_t kSha256Digits = 64;
   std::vector<RemoteFile> files;
   if (!tree.is_array()) fail("download", "{} did not list any files", url);
   for (const json& entry : tree) {
@@ -112,8 +130,13 @@ std::vector<RemoteFile> files_of(const json& tree, const HubRequest& request, co
     if (!is_wanted(file.path, request.files)) continue;
     if (entry.contains("lfs") && entry.at("lfs").is_object())
       file.blob = file.sha256 = entry.at("lfs").value("oid", "");
-    if (!is_safe(file.path) || !is_hexadecimal(file.blob))
-      fail("download", "{} lists a file that cannot be: \"{}\"", url, file.path);
+    const bool is_hashed = !file.sha256.empty();
+    if (!is_safe(file.path) || !is_hexadecimal(file.blob) ||
+        (is_hashed && file.sha256.size() != kSha256Digits))
+      fail("download", "{} lists a file that cannot be: \"{}\"", url, printable(file.path));
+    if (!is_hashed && is_weights(file.path))
+      fmt::print(stderr, "warning: {} names no SHA-256 of {}: only its size is checked\n", request.repository,
+                 printable(file.path));
     files.push_back(std::move(file));
   }
   for (const std::string& wanted : request.files)
@@ -121,6 +144,8 @@ std::vector<RemoteFile> files_of(const json& tree, const HubRequest& request, co
                      [&](const RemoteFile& file) { return is_wanted(file.path, {wanted}); }))
       fail("download", "{} has no {}", request.repository, wanted);
   return files;
+} catch (const json::exception& error) {
+  fail("download", "{} lists files in another form than expected: {}", url, error.what());
 }
 
 // Makes snapshots/<commit>/<path> a relative link to blobs/<hash>, as the hub's tools do.

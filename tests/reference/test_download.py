@@ -21,11 +21,12 @@ HASHED = "DiT-XL-2-256x256.pt"
 
 
 class Server:
-    """Serves `files` by path. `cuts` connections end in the middle; those of `moved` are redirected to `redirect`."""
+    """Serves `files` by path. `cuts` connections end in the middle; those of `moved` are redirected to `redirect`. `wrong`
+    answers, by path, come from functions of the request instead, one a request."""
 
     def __init__(self):
         self.files, self.log, self.cuts, self.status, self.ranges = {}, [], 0, {}, True
-        self.redirect, self.moved, self.etag = None, set(), True
+        self.redirect, self.moved, self.etag, self.wrong = None, set(), True, {}
         outer = self
 
         class Handler(http.server.BaseHTTPRequestHandler):
@@ -46,6 +47,9 @@ class Server:
     def answer(self, request):
         path = request.path.split("?")[0]
         self.log.append((path, dict(request.headers)))
+        if self.wrong.get(path):
+            self.wrong[path].pop(0)(request)
+            return
         status = self.status.get(path)
         if isinstance(status, list):  # of the next requests
             status = status.pop(0) if status else None
@@ -108,6 +112,25 @@ def run(tmp_path, server):
             command = ["bash", "-c", f'trap "" XFSZ; ulimit -f {limit_bytes // 1024}; exec "$@"', "_", *command]
         return subprocess.run(command, capture_output=True, text=True, timeout=timeout, env=names | environment, cwd=tmp_path)
     return call
+
+
+def answer(status, body, **headers):
+    """Sends exactly this: a length is among the headers or there is none."""
+    def send(request):
+        request.send_response(status)
+        for name, value in headers.items():
+            request.send_header(name.replace("_", "-"), value)
+        request.end_headers()
+        request.wfile.write(body)
+        request.close_connection = True
+    return send
+
+
+def leave_partial(tmp_path, content, known):
+    partial = tmp_path / "own" / (OWN + ".incomplete")
+    partial.parent.mkdir()
+    partial.write_bytes(content)
+    Path(str(partial) + ".etag").write_text(known)
 
 
 def kept(tmp_path):
@@ -173,6 +196,129 @@ def test_a_rest_that_does_not_fit_is_not_appended(run, server, tmp_path, how):
     Path(str(partial) + ".etag").write_text('"another"' if how == "changed" else "")
     result = run("download", "DiT-XL-2-512x512")
     assert Path(result.stdout.strip()).read_bytes() == BODY
+
+
+TAG = '"' + hashlib.md5(BODY).hexdigest() + '"'
+HALF = len(BODY) // 2
+REST = {"Content_Length": HALF, "Content_Range": f"bytes {HALF}-{len(BODY) - 1}/{len(BODY)}", "ETag": TAG}
+
+
+@pytest.mark.parametrize("rest", [
+    answer(206, BODY[HALF:], **REST),  # of the new version, whatever If-Range said
+    answer(206, BODY[HALF:], **REST | {"ETag": 'W/"old"'}),
+    answer(206, BODY[HALF:], Content_Length=HALF, Content_Range=REST["Content_Range"]),
+    answer(206, BODY, Content_Length=len(BODY), Content_Range=f"bytes 0-{len(BODY) - 1}/{len(BODY)}", ETag='"old"'),
+    answer(206, BODY, Content_Length=len(BODY), ETag='"old"'),
+    answer(206, BODY[HALF:], **REST | {"ETag": '"old"', "Content_Range": f"bytes {HALF}-{len(BODY) - 1}/*"}),
+    answer(206, b"", Content_Length=0, ETag='"old"'),
+    answer(416, b"", Content_Length=0, Content_Range=f"bytes */{HALF - 1}", ETag='"old"'),
+    answer(416, b"", Content_Length=0, Content_Range=f"bytes */{HALF}", ETag='"new"'),
+    answer(416, b"", Content_Length=0),
+], ids=["other tag", "weak tag", "no tag", "other place", "no range", "no total", "empty", "416 other total", "416 other tag", "416 no total"])
+def test_finding_4_versions_are_not_joined(run, server, tmp_path, rest):
+    leave_partial(tmp_path, b"x" * HALF, '"old"')
+    server.files["/" + OWN], server.wrong["/" + OWN] = BODY, [rest]
+    result = run("download", "DiT-XL-2-512x512")
+    assert result.returncode == 0, result.stderr
+    assert Path(result.stdout.strip()).read_bytes() == BODY
+    asked = server.requests_of("/" + OWN)
+    assert asked[0]["Range"] == f"bytes={HALF}-" and "Range" not in asked[1]
+    assert kept(tmp_path) == [f"own/{OWN}", f"own/{OWN}.sha256"]
+
+
+def test_finding_4_the_total_is_that_of_the_beginning(run, server, tmp_path):
+    """The same tag with another length: the server says 400 kB where 500 kB have come."""
+    leave_partial(tmp_path, BODY[:HALF], f"{TAG}\n{len(BODY)}\n")
+    server.files["/" + OWN] = BODY
+    server.wrong["/" + OWN] = [answer(416, b"", Content_Length=0, Content_Range=f"bytes */{HALF}", ETag=TAG),
+                               answer(200, BODY[:HALF], Content_Length=len(BODY), ETag=TAG),
+                               answer(206, BODY[HALF:], **REST | {"Content_Range": f"bytes {HALF}-{len(BODY) - 1}/{len(BODY) + 1}"})]
+    assert Path(run("download", "DiT-XL-2-512x512").stdout.strip()).read_bytes() == BODY
+    assert [headers.get("Range") for headers in server.requests_of("/" + OWN)] == [f"bytes={HALF}-", None, f"bytes={HALF}-", None]
+
+
+def test_finding_4_a_rest_that_fits_is_appended(run, server, tmp_path):
+    leave_partial(tmp_path, BODY[:HALF], f"{TAG}\n{len(BODY)}\n")
+    server.wrong["/" + OWN] = [answer(206, BODY[HALF:HALF + 1000], **REST | {"Content_Length": 1000}),  # a part of the rest
+                               answer(206, BODY[HALF + 1000:], Content_Length=HALF - 1000, ETag=TAG,
+                                      Content_Range=f"bytes {HALF + 1000}-{len(BODY) - 1}/{len(BODY)}")]
+    assert Path(run("download", "DiT-XL-2-512x512").stdout.strip()).read_bytes() == BODY
+
+
+def test_finding_4_what_is_whole_needs_its_name_only(run, server, tmp_path):
+    leave_partial(tmp_path, BODY, f"{TAG}\n{len(BODY)}\n")
+    assert Path(run("download", "DiT-XL-2-512x512").stdout.strip()).read_bytes() == BODY
+    assert server.log == []
+
+
+def test_finding_4_a_server_that_always_mixes_versions_is_given_up(run, server, tmp_path):
+    server.wrong["/" + OWN] = [answer(200, BODY[:HALF], Content_Length=len(BODY), ETag=f'"{n}"') if n % 2 == 0 else
+                               answer(206, BODY[HALF:], **REST) for n in range(20)]
+    assert "sends parts of different versions" in error_line(run("download", "DiT-XL-2-512x512"))
+    assert kept(tmp_path) == []
+
+
+def test_finding_4_a_length_is_required(run, server, tmp_path):
+    """Where neither size nor hash is known, half a file would look like all of it."""
+    server.wrong["/" + OWN] = [answer(200, BODY[:HALF], ETag=TAG)]
+    assert "does not say how long" in error_line(run("download", "DiT-XL-2-512x512"))
+    assert kept(tmp_path) == []
+    serve_hub(server)
+    path = f"/stabilityai/sd-vae-ft-mse/resolve/{COMMIT}/diffusion_pytorch_model.safetensors"
+    server.wrong[path] = [answer(200, BODY[:HALF], ETag=TAG)]  # its size is listed: the rest is asked for
+    result = run("download", "sd-vae-ft-mse")
+    assert (Path(result.stdout.strip()) / "diffusion_pytorch_model.safetensors").read_bytes() == BODY
+    assert [headers.get("Range") for headers in server.requests_of(path)] == [None, f"bytes={HALF}-"]
+
+
+def test_finding_4_weights_without_a_hash_are_said(run, server):
+    serve_hub(server)
+    assert "SHA-256" not in run("download", "sd-vae-ft-mse").stderr
+    tree = f"/api/models/stabilityai/sd-vae-ft-ema/tree/{COMMIT}"
+    serve_hub(server, repository="stabilityai/sd-vae-ft-ema")
+    entries = json.loads(server.files[tree])
+    del entries[-1]["lfs"]
+    server.files[tree] = json.dumps(entries).encode()
+    result = run("download", "sd-vae-ft-ema")
+    assert result.returncode == 0, result.stderr
+    assert "warning: stabilityai/sd-vae-ft-ema names no SHA-256 of diffusion_pytorch_model.safetensors: only its size is checked" in result.stderr
+
+
+@pytest.mark.parametrize("entries", [[{"type": "file", "path": 1}], [{"type": "file", "path": "config.json", "oid": "b" * 40, "size": "x"}]])
+def test_finding_4_a_strange_listing_is_one_line(run, server, tmp_path, entries):
+    serve_hub(server)
+    server.files[f"/api/models/stabilityai/sd-vae-ft-mse/tree/{COMMIT}"] = json.dumps(entries).encode()
+    assert "lists files in another form" in error_line(run("download", "sd-vae-ft-mse"))
+    assert kept(tmp_path) == []
+
+
+def test_finding_5_a_partial_file_follows_no_link(run, server, tmp_path):
+    (tmp_path / "own").mkdir()
+    (tmp_path / "victim").write_text("precious")
+    (tmp_path / "own" / (OWN + ".incomplete")).symlink_to(tmp_path / "victim")
+    server.files["/" + OWN] = BODY
+    assert "cannot write" in error_line(run("download", "DiT-XL-2-512x512"))
+    assert (tmp_path / "victim").read_text() == "precious"
+
+
+def test_finding_15_a_variant_alone_is_not_the_weights(run, server, tmp_path):
+    """Another tool may have fetched only that, or not all pieces."""
+    repository, name = "Efficient-Large-Model/Sana_600M_512px_diffusers", "diffusion_pytorch_model.safetensors"
+    snapshot = tmp_path / "hf/hub" / ("models--" + repository.replace("/", "--")) / "snapshots" / COMMIT
+    for part in ("transformer", "vae"):
+        (snapshot / part).mkdir(parents=True)
+        (snapshot / part / "config.json").write_text("{}")
+        (snapshot / part / "diffusion_pytorch_model.fp16.safetensors").write_bytes(b"half")
+    (snapshot.parent.parent / "refs").mkdir()
+    (snapshot.parent.parent / "refs/main").write_text(COMMIT)
+    assert "--offline forbids" in error_line(run("download", "Sana-600M-512", "--offline"))
+    (snapshot / "vae" / name).write_bytes(b"whole")
+    pieces = [f"diffusion_pytorch_model-{n:05}-of-00002.safetensors" for n in (1, 2)]
+    (snapshot / "transformer" / (name + ".index.json")).write_text(json.dumps({"weight_map": dict(zip("ab", pieces))}))
+    (snapshot / "transformer" / pieces[0]).write_bytes(b"one")
+    assert "--offline forbids" in error_line(run("download", "Sana-600M-512", "--offline"))
+    (snapshot / "transformer" / pieces[1]).write_bytes(b"two")
+    assert Path(run("download", "Sana-600M-512", "--offline").stdout.strip()).samefile(snapshot / "transformer")
 
 
 def test_a_wrong_hash_or_size_leaves_nothing(run, server, tmp_path):
