@@ -27,11 +27,29 @@ void add_convert_command(CLI::App& app) {
       "folder, diffusers for a file)");
   command->add_option("--dtype", options->dtype,
                       "Precision of the weights: f32, bf16 or fp16 (default: as stored)");
-  command->add_option("--vae", options->vae, "diffusers AutoencoderKL folder to put into the pipeline");
+  command->add_option("--vae,--autoencoder", options->autoencoder,
+                      "Autoencoder to put into the diffusers folder (default: none)");
+  command->add_option("--text-encoder", options->text_encoder,
+                      "Folder of the text encoder and its tokenizer to put into the diffusers folder");
+  command
+      ->add_option(
+          "--components", options->components,
+          "How those two go into the diffusers folder: copy, link (only small files are copied) or none")
+      ->capture_default_str();
   command->add_option(
       "--objective", options->objective,
-      fmt::format("Objective that the model was trained with, for the pipeline's scheduler: {}",
+      fmt::format("Objective that the model was trained with, where the weights do not say it: {}",
                   fmt::join(objective_names(), ", ")));
+  command->add_option("--flow-shift", options->flow_shift,
+                      "Shift of --objective flow (default: as the weights say, or as published)");
+  command->add_option("--model-config", options->model_config,
+                      "JSON (text or file) that overrides what the weights say of the model");
+  command->add_option(
+      "--image-size", options->image_size,
+      "Side in pixels of the pictures that the model is made for, where the weights do not say it");
+  command->add_flag("--overwrite", options->overwrite,
+                    "Replace a weights file that kiln convert did not write");
+  command->add_flag("--anyway", options->anyway, "Merge an adapter that was trained on other weights");
   command->add_option("--input-size", options->input_size,
                       "Latent size, for weights without pos_embed (default 32)");
   command->add_option("--num-heads", options->num_heads,

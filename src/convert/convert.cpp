@@ -4,16 +4,23 @@
 
 #include "checkpoint/pt_file.h"
 #include "checkpoint/tensor_files.h"
+#include "checkpoint/weights_file.h"
 #include "convert/diffusers_folder.h"
 #include "convert/run_adapter.h"
-#include "convert/weights_source.h"
 #include "core/aten.h"
 #include "core/error.h"
+#include "core/files/atomic_file.h"
+#include "core/json_config.h"
 #include "core/tensors.h"
+#include "diffusion/sampler.h"
+#include "models/load_model.h"
 #include "models/registry.h"
+#include "run/published_settings.h"
 
 namespace kiln {
 namespace {
+
+using nlohmann::json;
 
 enum class Target { kPt, kSafetensors, kDiffusers };
 
@@ -26,88 +33,89 @@ Target target_of(const std::string& out) {
   return Target::kDiffusers;
 }
 
-struct Loaded {
-  TensorMap weights;               // published keys where the architecture is known
-  const Family* family = nullptr;  // null: unknown
-  RecognisedModel model{};
-};
-
-std::string name_of(const Loaded& loaded) { return preset_name(*loaded.family, loaded.model.config); }
-
-Loaded load(const ConvertOptions& options, const WeightsSource& source) {
-  Loaded loaded;
-  loaded.weights = load_tensors(source.path, options.ema);
-  if (!source.foreign.is_null()) {
-    const auto [family, format] = foreign_family(source.foreign["_class_name"]);
-    loaded.family = family;
-    loaded.model.config = format->config_from(source.foreign, source.path);
-    loaded.weights = format->weights_from(loaded.model.config, loaded.weights, source.path);
-    return loaded;
-  }
-  WeightShapes shapes;
-  for (const auto& [key, tensor] : loaded.weights) shapes[key] = tensor.sizes().vec();
-  nlohmann::json hints = model_config_of(source);
-  if (options.input_size) hints["input_size"] = *options.input_size;
-  if (options.num_heads) hints["num_heads"] = *options.num_heads;
-  if (auto found = recognise_denoiser(shapes, hints)) {
-    loaded.family = found->family;
-    loaded.model = std::move(found->model);
-    loaded.weights = model_weights(*loaded.family, loaded.model.config, loaded.weights, source.path);
-    // The name of a published model settles what shapes leave open.
-    if (name_of(loaded) != loaded.family->name) loaded.model.assumed.clear();
-  }
-  return loaded;
-}
-
-// Checks every key and shape against the model before anything is written. Returns the model's name.
-std::string check_architecture(const ConvertOptions& options, const Loaded& loaded,
-                               const std::string& source) {
+// Checks every key and shape against the model before anything is written.
+void check_architecture(const ConvertOptions& options, const LoadedModel& loaded, const std::string& source) {
   if (!loaded.family) {
     if (!options.model.empty())
       fail("convert", "{} does not hold a {}: no known model has its keys (see kiln inspect)", source,
            options.model);
-    return "unknown architecture";
+    return;
   }
-  const std::string name = name_of(loaded);
   const auto model = loaded.family->build(loaded.model.config, {.device = at::kMeta});
   load_weights(*model, loaded.weights, source);
+  const std::string name = preset_name(*loaded.family, loaded.model.config);
   if (!options.model.empty() && options.model != name && options.model != loaded.family->name)
     fail("convert", "{} holds a {}, not a {}", source, name, options.model);
-  return name;
 }
 
-// Returns the config that --objective NAME stands for, as far as a scheduler needs it.
-nlohmann::json objective_of(const std::string& name) {
-  if (name == "iddpm" || name == "flow") return {{"type", name}};
-  if (name == "x_0") return {{"type", "ddpm"}, {"prediction_type", "sample"}};
-  if (name == "epsilon" || name == "v_prediction") return {{"type", "ddpm"}, {"prediction_type", name}};
-  fail("convert", "expected --objective to be one of iddpm, epsilon, v_prediction, x_0, flow, got \"{}\"",
-       name);
+// Returns the config overrides that the options stand for. Only the record tells an autoencoder's scale.
+json config_of(const ConvertOptions& options, const WeightsSource& source) {
+  json config = read_json_option("convert", "--model-config", options.model_config);
+  if (options.input_size) config["input_size"] = *options.input_size;
+  if (options.num_heads) config["num_heads"] = *options.num_heads;
+  if (options.image_size == 0) return config;
+  const LoadedModel known = load_model(source, {.ema = options.ema, .config = config, .anyway = true});
+  if (!known.family) fail("convert", "--image-size: {} is of an unknown architecture", source.path);
+  const int64_t downsample =
+      source.record.autoencoder.name == "pixels" ? 1 : known.family->latents.downsample;
+  if (options.image_size < downsample || options.image_size % downsample != 0)
+    fail("convert", "expected --image-size to be a multiple of {}, got {}", downsample, options.image_size);
+  config[known.family->size_key] = options.image_size / downsample;
+  return config;
 }
 
-DiffusersFolderOptions folder_options(const ConvertOptions& options, const nlohmann::json& run,
-                                      const ForeignFormat& format) {
-  DiffusersFolderOptions result{.vae = options.vae, .objective = nlohmann::json::parse(format.objective)};
+// Returns the objective that the output records: null if nothing tells it.
+json objective_of(const ConvertOptions& options, const WeightsSource& source, const std::string& model) {
+  json known = known_objective(source.record, source.scheduler, model);
+  json objective = known;
   if (!options.objective.empty()) {
-    // It keeps the published schedule if that is of its kind, as in training and sampling.
-    const nlohmann::json asked = objective_of(options.objective);
-    if (result.objective.value("type", "") == asked.at("type"))
-      result.objective.update(asked);
-    else
-      result.objective = asked;
-  } else if (run.is_object() && run.contains("objective"))
-    result.objective = run["objective"];
-  if (run.is_object() && run.contains("class_names")) result.class_names = run["class_names"];
-  return result;
+    objective = published_objective_config(model, options.objective);
+    // It keeps the known schedule if that is of its kind.
+    if (known.is_object() && known.at("type") == objective.at("type")) {
+      if (objective.contains("prediction_type")) known["prediction_type"] = objective["prediction_type"];
+      objective = std::move(known);
+    }
+  }
+  if (!options.flow_shift) return objective;
+  if (objective.is_null()) objective = published_objective_config(model, "flow");
+  if (objective.at("type") != "flow")
+    fail("convert", "--flow-shift is for models of --objective flow: {} is of {}", source.path,
+         objective.at("type").get<std::string>());
+  objective["shift"] = *options.flow_shift;
+  return objective;
 }
 
-std::map<std::string, std::string> metadata_of(const Loaded& loaded) {
-  std::map<std::string, std::string> metadata = {{"format", "pt"}};
-  if (!loaded.family) return metadata;
-  nlohmann::json config = loaded.model.config;
-  for (const std::string& key : loaded.model.assumed) config.erase(key);  // no guess comes back as knowledge
-  metadata[kModelConfigKey] = config.dump();
-  return metadata;
+// Returns what the output says of itself. A guess is not written, so that it never comes back as knowledge.
+ModelRecord record_for(const ConvertOptions& options, const WeightsSource& source,
+                       const LoadedModel& loaded) {
+  ModelRecord record = source.record;
+  record.model = loaded.name;
+  record.model_config = loaded.model.config;
+  for (const std::string& key : loaded.model.assumed) record.model_config.erase(key);
+  record.objective = objective_of(options, source, loaded.name);
+  if (record.objective.is_object() && !record.drawing.sampler.empty() &&
+      !samples(record.drawing.sampler, record.objective))
+    record.drawing.sampler.clear();
+  if (!loaded.has_null_rows) record.drawing.unconditional = "empty_caption";
+  if (options.image_size > 0) record.image_size = options.image_size;
+  record.adapter = {};
+  return record;
+}
+
+bool is_of_kiln(const std::string& path) {
+  try {
+    return tensor_file_format(path) == TensorFileFormat::kSafetensors
+               ? record_of(open_safetensors(path)->metadata(), path).has_value()
+               : std::filesystem::exists(path + ".json");
+  } catch (const Error&) {
+    return false;
+  }
+}
+
+void check_out(const ConvertOptions& options) {
+  if (!options.overwrite && std::filesystem::exists(options.out) && !is_of_kiln(options.out))
+    fail("convert", "{} exists and kiln convert did not write it: choose another --out, or give --overwrite",
+         options.out);
 }
 
 void write_pt_file(const std::string& path, const TensorMap& weights) {
@@ -123,27 +131,49 @@ void write_pt_file(const std::string& path, const TensorMap& weights) {
   write_pt(path, {{"", std::move(views)}});
 }
 
-void write_diffusers(const ConvertOptions& options, const Loaded& loaded, const WeightsSource& source) {
+Components components_of(const std::string& name) {
+  if (name == "none") return Components::kNone;
+  if (name == "link") return Components::kLink;
+  if (name == "copy") return Components::kCopy;
+  fail("convert", "expected --components to be one of copy, link, none, got \"{}\"", name);
+}
+
+void write_diffusers(const ConvertOptions& options, const LoadedModel& loaded, ModelRecord record,
+                     const std::string& source) {
   if (!loaded.family || loaded.family->formats.empty())
     fail("convert", "{} is of an architecture that has no diffusers folder here: give --out *.safetensors",
-         source.path);
-  const ForeignFormat& format = loaded.family->formats.front();
-  write_diffusers_pipeline(options.out, format, loaded.model.config, loaded.weights,
-                           folder_options(options, source.run, format));
-  if (options.vae.empty())
-    fmt::print("no --vae was given: pass one to {}.from_pretrained(..., vae=...)\n",
-               format.pipeline(loaded.model.config));
+         source);
+  if (record.objective.is_null()) {
+    record.objective = published_objective_config(loaded.name, "");
+    fmt::print("nothing says how the weights were trained: the scheduler is that of the published {}\n",
+               loaded.name);
+  }
+  record.model_config = loaded.model.config;
+  const std::string unconditional = record.drawing.unconditional;
+  record.drawing = drawing_info(
+      drawing_of(record, record.objective),
+      loaded.family->build(loaded.model.config, {.device = at::kMeta, .outline = true})->shape());
+  if (!unconditional.empty()) record.drawing.unconditional = unconditional;
+  const DiffusersFolder written =
+      write_diffusers_pipeline(options.out, loaded.family->formats.front(), record, loaded.weights,
+                               {.autoencoder = options.autoencoder,
+                                .text_encoder = options.text_encoder,
+                                .components = components_of(options.components)});
+  if (!written.limit.empty()) fmt::print("{} draws other pictures: {}\n", written.pipeline, written.limit);
 }
 
 }  // namespace
 
 void convert(const ConvertOptions& options) {
   const Target target = target_of(options.out);
-  if (target != Target::kDiffusers && !options.vae.empty())
-    fail("convert", "--vae has no effect on {}: it needs a diffusers folder as --out", options.out);
-  const WeightsSource source = find_weights(options.in, options.ema);
+  for (const auto& [option, given] :
+       {std::pair("vae", !options.autoencoder.empty()), {"text-encoder", !options.text_encoder.empty()}})
+    if (target != Target::kDiffusers && given)
+      fail("convert", "--{} has no effect on {}: it needs a diffusers folder as --out", option, options.out);
+  if (target != Target::kDiffusers) check_out(options);
+  const WeightsSource source = find_weights(options.in, {.ema = options.ema});
   if (is_run_adapter(source)) {
-    if (!options.merge.empty() || !options.vae.empty() || !options.model.empty() ||
+    if (!options.merge.empty() || !options.autoencoder.empty() || !options.model.empty() ||
         !options.objective.empty())
       fail("convert", "{} holds an adapter: --merge, --vae, --model and --objective are for models",
            source.path);
@@ -151,10 +181,10 @@ void convert(const ConvertOptions& options) {
   }
   if (!options.adapter_format.empty())
     fail("convert", "--adapter-format is for runs that trained an adapter: {} is a model", options.in);
-  Loaded loaded = load(options, source);
-  const std::string name = check_architecture(options, loaded, source.path);
-  if (!options.merge.empty())
-    merge_given_adapter(options.merge, options.ema, {loaded.family, loaded.model.config}, loaded.weights);
+  LoadedModel loaded = load_model(source, {.ema = options.ema, .config = config_of(options, source)});
+  check_architecture(options, loaded, source.path);
+  const ModelRecord record = loaded.family ? record_for(options, source, loaded) : ModelRecord{};
+  if (!options.merge.empty()) merge_given_adapter(options.merge, options.ema, options.anyway, loaded);
   if (!options.dtype.empty()) {
     const at::ScalarType dtype = parse_compute_dtype(options.dtype, "--dtype");
     for (auto& [key, tensor] : loaded.weights)
@@ -163,18 +193,26 @@ void convert(const ConvertOptions& options) {
   switch (target) {
     case Target::kPt:
       write_pt_file(options.out, loaded.weights);
+      if (loaded.family)
+        write_file_atomically("convert", options.out + ".json", metadata_of(record).at(kRecordKey) + "\n");
       break;
     case Target::kSafetensors:
-      save_tensors(options.out, loaded.weights, metadata_of(loaded));
+      save_tensors(options.out, loaded.weights, metadata_of(record));
       break;
     case Target::kDiffusers:
-      write_diffusers(options, loaded, source);
+      write_diffusers(options, loaded, record, source.path);
       break;
   }
   for (const std::string& key : loaded.model.assumed)
     fmt::print("{} {} is assumed from the shapes: give it if the model has another\n", key,
                loaded.model.config[key].dump());
-  fmt::print("{}: {}, {} tensors, from {}\n", options.out, name, loaded.weights.size(), source.path);
+  if (!loaded.has_null_rows)
+    fmt::print(
+        "{} has no null rows: its record says that guidance moves away from the encoder's empty caption\n",
+        source.path);
+  fmt::print("{}: {}, {} tensors, from {}\n", options.out,
+             loaded.family ? preset_name(*loaded.family, loaded.model.config) : "unknown architecture",
+             loaded.weights.size(), source.path);
 }
 
 }  // namespace kiln

@@ -1,4 +1,4 @@
-// `kiln convert`: weights between DiT's .pt, safetensors and a diffusers DiTPipeline folder.
+// `kiln convert`: weights with their record between .pt, safetensors and diffusers folders.
 #pragma once
 #include <cstdint>
 #include <optional>
@@ -11,14 +11,22 @@ struct ConvertOptions {
   std::string out{};    // *.pt | *.pth, *.safetensors, else a diffusers folder, which must not exist
   std::string model{};  // name that the weights must fit; "" = recognised from them
   bool ema = true;      // take the average of a file or checkpoint that holds both
+  std::string model_config{};  // JSON (text or file) that overrides what the weights say of themselves
+  int64_t image_size = 0;      // pixels that the model is made for; 0 = as the weights say
+  bool overwrite = false;      // a weights file that kiln convert did not write
+  bool anyway = false;         // merge an adapter of another base
   std::string merge{};  // LoRA adapter to add to the weights: PEFT's, diffusers', kohya's, a run's; "" = none
   std::string adapter_format{};  // for a run's adapter: peft | diffusers | kohya; "" = PEFT's as a folder,
                                  // else diffusers'
   std::string dtype{};           // f32 | bf16 | fp16; "" = as they are
-  std::string vae{};             // diffusers AutoencoderKL folder to put into the pipeline
-  // The objective that the model was trained for, which the pipeline's scheduler needs; "" = the run's, else
-  // iddpm.
+  // Components of a diffusers folder: the autoencoder and the folder of the text encoder with its tokenizer;
+  // "" = none. They are copied, or only small files are and the others linked, or none is: copy | link |
+  // none.
+  std::string autoencoder{}, text_encoder{}, components = "copy";
+  // The objective that the model was trained for and its shift; "" and absent = as the weights say, else as
+  // published.
   std::string objective{};
+  std::optional<double> flow_shift{};
   std::optional<int64_t> input_size{}, num_heads{};  // for what the weights may not tell
 };
 

@@ -7,13 +7,13 @@
 #include <map>
 
 #include "checkpoint/weights_file.h"
-#include "convert/weights_source.h"
 #include "core/aten.h"
 #include "core/error.h"
 #include "core/json_config.h"
 #include "core/text/nearest_name.h"
 #include "models/autoencoders/autoencoder_kl.h"
 #include "models/features/inception.h"
+#include "models/load_model.h"
 #include "models/registry.h"
 #include "models/text/text_registry.h"
 
@@ -139,7 +139,7 @@ std::string architecture_of(const WeightsSource& source, const TensorFile& file)
     }
     WeightShapes shapes;
     for (const auto& [key, view] : file.tensors()) shapes[key] = view.shape;
-    const auto found = recognise_denoiser(shapes, model_config_of(source));
+    const auto found = recognise_denoiser(shapes, source.record.model_config);
     return found ? describe(*found->family, found->model.config) : "unknown";
   } catch (const Error& error) {
     return fmt::format("unknown: {}", error.what());
@@ -147,7 +147,7 @@ std::string architecture_of(const WeightsSource& source, const TensorFile& file)
 }
 
 void inspect_file(const InspectOptions& options, std::FILE* out, std::FILE* summary) {
-  const WeightsSource source = find_weights(options.path, options.ema);
+  const WeightsSource source = find_weights(options.path, {.ema = options.ema});
   const auto file = open_tensor_file(source.path, options.ema);
   uint64_t num_elements = 0, num_bytes = 0;
   std::map<std::string_view, std::size_t> dtypes;

@@ -26,7 +26,7 @@ LoraFormat format_of(const std::string& name, bool is_file) {
 
 // Returns the folder of a pipeline that holds the run's model. diffusers' keys begin with its name.
 std::string component_of(const WeightsSource& source) {
-  const Family& family = family_of(source.run.at("model").get<std::string>());
+  const Family& family = family_of(source.record.model);
   return family.formats.empty() ? "transformer" : family.formats.front().component;
 }
 
@@ -37,14 +37,20 @@ fs::path file_in(const fs::path& out, bool is_file, LoraFormat format) {
          (format == LoraFormat::kPeft ? "adapter_model.safetensors" : "pytorch_lora_weights.safetensors");
 }
 
-}  // namespace
-
-bool is_run_adapter(const WeightsSource& source) {
-  return source.run.is_object() && source.run.contains("adapter");
+// Returns the metadata of an adapter's file: which base it is of.
+std::map<std::string, std::string> adapter_metadata(ModelRecord record) {
+  record.adapter.config = nullptr;  // the file's own keys or adapter_config.json say the scale
+  std::map<std::string, std::string> metadata = metadata_of(record);
+  metadata["modelspec.architecture"] += "/lora";
+  return metadata;
 }
 
+}  // namespace
+
+bool is_run_adapter(const WeightsSource& source) { return !source.record.adapter.config.is_null(); }
+
 std::vector<LoraLayer> read_run_adapter(const WeightsSource& source) {
-  return lora_layers(load_tensors(source.path), source.run.at("adapter").at("config"), source.path);
+  return lora_layers(load_tensors(source.path), source.record.adapter.config, source.path);
 }
 
 void write_run_adapter(const WeightsSource& source, const std::string& to, const std::string& format_name,
@@ -65,23 +71,24 @@ void write_run_adapter(const WeightsSource& source, const std::string& to, const
   const LoraFile file = write_lora(layers, format, component_of(source));
   if (!is_file) fs::create_directories(out);
   const fs::path path = file_in(out, is_file, format);
-  save_tensors(path.string(), file.tensors, {{"format", "pt"}});
+  save_tensors(path.string(), file.tensors, adapter_metadata(source.record));
   if (format == LoraFormat::kPeft)
     write_file_atomically("convert", (path.parent_path() / "adapter_config.json").string(),
                           file.adapter_config.dump(2) + "\n");
   fmt::print("{}: an adapter of {} layers, from {}\n", path.string(), layers.size(), source.path);
 }
 
-void merge_given_adapter(const std::string& path, bool ema, const LoraBase& base, TensorMap& weights) {
+void merge_given_adapter(const std::string& path, bool ema, bool anyway, LoadedModel& model) {
   size_t num_layers = 0;
   if (fs::is_directory(fs::path(path) / "checkpoints")) {
-    const WeightsSource source = find_weights(path, ema);
+    const WeightsSource source = find_weights(path, {.ema = ema});
     if (!is_run_adapter(source)) fail("convert", "{} trained no adapter, but a model", path);
     const std::vector<LoraLayer> layers = read_run_adapter(source);
-    merge_layers(weights, layers, base);
+    check_base(source.record.adapter, path, model, anyway);
+    merge_layers(model.weights, layers, model.base());
     num_layers = layers.size();
   } else {
-    num_layers = merge_adapter(weights, path, base);
+    num_layers = merge_adapter_file(path, anyway, model);
   }
   fmt::print("{}: an adapter of {} layers, merged\n", path, num_layers);
 }

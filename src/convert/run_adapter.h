@@ -3,8 +3,8 @@
 #include <string>
 #include <vector>
 
-#include "convert/weights_source.h"
 #include "models/family.h"
+#include "models/load_model.h"
 #include "models/lora_keys.h"
 
 namespace kiln {
@@ -18,8 +18,8 @@ std::vector<LoraLayer> read_run_adapter(const WeightsSource& source);
 void write_run_adapter(const WeightsSource& source, const std::string& out, const std::string& format,
                        const std::string& dtype);
 
-// Adds the adapter at `path`, from another program or a run, to the weights. `ema`: take the average of a
-// run.
-void merge_given_adapter(const std::string& path, bool ema, const LoraBase& base, TensorMap& weights);
+// Adds the adapter at `path`, from another program or a run, to the model's weights. `ema`: take the average
+// of a run. Throws Error for an adapter of another base, unless `anyway`.
+void merge_given_adapter(const std::string& path, bool ema, bool anyway, LoadedModel& model);
 
 }  // namespace kiln

@@ -18,6 +18,7 @@
 #include "diffusion/samplers/pndm_sampler.h"
 #include "diffusion/samplers/spacing.h"
 #include "diffusion/samplers/unipc_sampler.h"
+#include "diffusion/scheduler_config.h"
 
 namespace kiln {
 namespace {
@@ -41,23 +42,6 @@ constexpr SamplerType kSamplerTypes[] = {
     {"pndm", make_pndm_sampler},
     {"pixart_dpms", make_pixart_dpms_sampler},
 };
-
-// Returns the noise schedule of a model's training, in the keys of a diffusers scheduler.
-json scheduler_of(const json& objective) {
-  const JsonConfig config("sampler", objective);
-  const int64_t num_train_timesteps = config.positive("num_train_timesteps", 1000);
-  json scheduler = {{"num_train_timesteps", num_train_timesteps},
-                    {"beta_schedule", config.get<std::string>("beta_schedule", "linear")},
-                    {"prediction_type", config.get<std::string>("prediction_type", "epsilon")},
-                    {"clip_sample", false}};
-  const bool iddpm = config.get<std::string>("type", "") == "iddpm";
-  const double scale = iddpm ? 1000.0 / static_cast<double>(num_train_timesteps) : 1.0;
-  scheduler["beta_start"] = config.get("beta_start", scale * 0.0001);
-  scheduler["beta_end"] = config.get("beta_end", scale * 0.02);
-  for (const char* key : {"trained_betas", "rescale_betas_zero_snr"})
-    if (config.has(key)) scheduler[key] = config.at(key);
-  return scheduler;
-}
 
 json iddpm_config(const char* type, int64_t steps, const json& objective) {
   json config = objective;

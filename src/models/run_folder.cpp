@@ -21,14 +21,6 @@ std::string info_path(const std::string& run) {
   return (std::filesystem::path(run) / "config.json").string();
 }
 
-std::string weights_file_of(const std::string& run, const ModelRecord& info, bool use_ema,
-                            std::optional<double> decay) {
-  if (!use_ema || (info.ema_decays.empty() && !decay)) return kModelFile;
-  for (size_t i = 0; i < info.ema_decays.size(); ++i)
-    if (!decay || *decay == info.ema_decays[i]) return ema_file_name(info.ema_decays, i);
-  fail("run", "{} has no EMA of decay {}: its decays are {}", run, *decay, fmt::join(info.ema_decays, ", "));
-}
-
 }  // namespace
 
 bool is_run_folder(const std::string& path) {
@@ -70,10 +62,18 @@ std::map<std::string, at::Tensor> load_run_weights(const ModelRecord& info, cons
   return weights;
 }
 
+std::string weights_file_name(const std::string& run, const ModelRecord& info, bool use_ema,
+                              std::optional<double> decay) {
+  if (!use_ema || (info.ema_decays.empty() && !decay)) return kModelFile;
+  for (size_t i = 0; i < info.ema_decays.size(); ++i)
+    if (!decay || *decay == info.ema_decays[i]) return ema_file_name(info.ema_decays, i);
+  fail("run", "{} has no EMA of decay {}: its decays are {}", run, *decay, fmt::join(info.ema_decays, ", "));
+}
+
 std::string run_weights(const std::string& run, const ModelRecord& info, bool use_ema,
                         std::optional<double> decay) {
   const std::string path = newest_checked_file(run, [&](const std::string& folder) {
-    return (std::filesystem::path(folder) / weights_file_of(run, info, use_ema, decay)).string();
+    return (std::filesystem::path(folder) / weights_file_name(run, info, use_ema, decay)).string();
   });
   if (path.empty()) fail("run", "{} has no complete checkpoint yet", run);
   return path;

@@ -23,9 +23,12 @@ ModelRecord read_run_info(const std::string& run);
 // adapter merged. Throws Error: the base is missing, or is another one.
 std::map<std::string, at::Tensor> load_run_weights(const ModelRecord& info, const std::string& file);
 
-// Returns the weights file of the newest complete checkpoint in which this file is undamaged: the EMA of
-// `decay` (absent: the run's first), or the model itself if `use_ema` is false or the run has no EMA. Throws
-// Error: no checkpoint yet, no such decay.
+// Returns the name of the file in a checkpoint of the run: of the EMA of `decay` (absent: the run's first),
+// or of the model itself if `use_ema` is false or the run has no EMA. Throws Error: no such decay.
+std::string weights_file_name(const std::string& run, const ModelRecord& info, bool use_ema,
+                              std::optional<double> decay);
+// Returns the weights file of the newest complete checkpoint in which this file is undamaged. Throws Error:
+// no checkpoint yet, no such decay.
 std::string run_weights(const std::string& run, const ModelRecord& info, bool use_ema,
                         std::optional<double> decay);
 

@@ -5,6 +5,7 @@
 
 #include "diffusion/objective.h"
 #include "diffusion/sampler.h"
+#include "diffusion/scheduler_config.h"
 #include "models/registry.h"
 #include "run/option_values.h"
 
@@ -45,7 +46,7 @@ json published_objective(const TrainOptions& options, bool is_given) {
 }
 
 // Returns how grids and evaluations are drawn, if the run draws any.
-std::optional<Drawing> drawing_of(const TrainOptions& options) {
+std::optional<Drawing> drawing_of_run(const TrainOptions& options) {
   if (options.samples.every == 0 && options.evaluation.every == 0) return std::nullopt;
   if (!is_objective(options.objective.name)) return std::nullopt;  // refused later
   return published_drawing(options.model.name, objective_config(options.objective.name),
@@ -90,7 +91,7 @@ std::string take_published_settings(TrainOptions& options, const std::set<std::s
   std::set<std::string> usual;  // what this sets without that anyone has published it
   if (resumes && drew(recorded)) {
     set_open(options, kept(recorded, kKeptOfDrawing), given);
-  } else if (const std::optional<Drawing> drawing = drawing_of(options)) {
+  } else if (const std::optional<Drawing> drawing = drawing_of_run(options)) {
     set_open(options, settings_of(*drawing), given);
     if (!drawing->is_published) usual = {"sampler", "num-sampling-steps"};
   }
@@ -121,6 +122,38 @@ Drawing published_drawing(const std::string& model, const json& objective, const
   drawing.is_published = drawing.sampler == published.sampler;
   drawing.num_sampling_steps = drawing.is_published ? published.steps : usual_sampling_steps(drawing.sampler);
   return drawing;
+}
+
+Drawing drawing_of(const ModelRecord& record, const json& objective, const std::string& sampler) {
+  const ModelRecord::DrawingInfo& recorded = record.drawing;
+  const bool is_fit = !recorded.sampler.empty() && samples(recorded.sampler, objective);
+  const std::string wanted = sampler.empty() && is_fit ? recorded.sampler : sampler;
+  Drawing drawing = published_drawing(record.model, objective, wanted);
+  if (recorded.sampler.empty()) return drawing;
+  drawing.cfg_scale = recorded.cfg_scale;
+  drawing.is_recorded = drawing.sampler == recorded.sampler;
+  if (drawing.is_recorded) drawing.num_sampling_steps = recorded.num_sampling_steps;
+  return drawing;
+}
+
+json known_objective(const ModelRecord& record, const json& scheduler, const std::string& model) {
+  if (record.objective.is_object() || !scheduler.is_object()) return record.objective;
+  json told = objective_of_scheduler(scheduler);
+  if (told.is_null()) return told;
+  json published = published_objective_config(model, "");
+  return have_same_schedule(told, published) ? published : told;
+}
+
+ModelRecord::DrawingInfo drawing_info(const Drawing& drawing, const DenoiserShape& shape) {
+  const ConditioningShape& conditioning = shape.conditioning;
+  return {.sampler = drawing.sampler,
+          .num_sampling_steps = drawing.num_sampling_steps,
+          .cfg_scale = drawing.cfg_scale,
+          .guided_channels = shape.out_channels > shape.in_channels ? "model" : "all",
+          .unconditional = conditioning.has_null_text    ? "null_rows"
+                           : conditioning.takes_text()   ? "empty_caption"
+                           : conditioning.has_null_class ? "null_class"
+                                                         : "none"};
 }
 
 }  // namespace kiln

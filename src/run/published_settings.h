@@ -4,6 +4,8 @@
 #include <set>
 #include <string>
 
+#include "models/model.h"
+#include "models/model_record.h"
 #include "run/train_options.h"
 
 namespace kiln {
@@ -26,11 +28,24 @@ struct Drawing {
   int64_t num_sampling_steps = 0;
   double cfg_scale = 1;
   bool is_published = false;  // else the published sampler does not fit the objective, or another is given
+  bool is_recorded = false;   // of the weights themselves
 };
 // Returns how published models of this name are drawn with. If another `sampler` is given (not empty), or
 // theirs does not fit the objective, the steps are that sampler's usual ones. `objective`: make_objective's
 // config.
 Drawing published_drawing(const std::string& model, const nlohmann::json& objective,
                           const std::string& sampler = "");
+// The same for weights with a record: as that says, and where it says nothing as published.
+Drawing drawing_of(const ModelRecord& record, const nlohmann::json& objective,
+                   const std::string& sampler = "");
+
+// Returns the objective of weights: the record's, else that of the scheduler beside them
+// (scheduler_config.json, or null). Where that draws as the published models of this name are drawn, it is
+// theirs, which says more. Null if neither tells.
+nlohmann::json known_objective(const ModelRecord& record, const nlohmann::json& scheduler,
+                               const std::string& model);
+
+// Returns what a record says of drawing with a model of this shape.
+ModelRecord::DrawingInfo drawing_info(const Drawing& drawing, const DenoiserShape& shape);
 
 }  // namespace kiln

@@ -9,8 +9,8 @@
 
 #include "checkpoint/tensor_files.h"
 #include "checkpoint/train_state.h"
-#include "convert/weights_source.h"
 #include "models/denoisers/dit.h"
+#include "models/load_model.h"
 #include "models/registry.h"
 #include "test_files.h"
 
@@ -162,7 +162,7 @@ TEST(Convert, RunFolderBecomesAPipelineWithItsSchedulerAndLabels) {
   convert(
       {.in = folder / "run/checkpoints/step-00000010/", .out = folder / "model.safetensors", .ema = false});
   EXPECT_TRUE(at::equal(load_tensors(folder / "model.safetensors").at("final_layer.linear.bias"), bias));
-  EXPECT_EQ(find_weights(folder / "run/checkpoints/step-00000010/ema.safetensors", true).run["model"], "dit");
+  EXPECT_EQ(find_weights(folder / "run/checkpoints/step-00000010/ema.safetensors").record.model, "dit");
 }
 
 // Shapes do not tell the number of heads; a safetensors file between two folders must not lose it.
@@ -175,8 +175,11 @@ TEST(Convert, TheNumberOfHeadsSurvivesSafetensors) {
   convert({.in = folder / "first", .out = folder / "w.safetensors"});
   convert({.in = folder / "w.safetensors", .out = folder / "second"});
   EXPECT_EQ(read_json(folder / "second/transformer/config.json")["num_attention_heads"], 4);
-  // .pt has no place for it: the width's guess is told, and --num-heads corrects it.
+  // A .pt file has its record beside it. Alone the width's guess is told, and --num-heads corrects it.
   convert({.in = folder / "w.safetensors", .out = folder / "w.pt"});
+  convert({.in = folder / "w.pt", .out = folder / "with_record"});
+  EXPECT_EQ(read_json(folder / "with_record/transformer/config.json")["num_attention_heads"], 4);
+  std::filesystem::remove(folder / "w.pt.json");
   testing::internal::CaptureStdout();
   convert({.in = folder / "w.pt", .out = folder / "third"});
   EXPECT_THAT(testing::internal::GetCapturedStdout(), HasSubstr("num_heads 1 is assumed"));
@@ -184,7 +187,7 @@ TEST(Convert, TheNumberOfHeadsSurvivesSafetensors) {
   testing::internal::CaptureStdout();
   convert({.in = folder / "w.pt", .out = folder / "guessed.safetensors"});
   EXPECT_THAT(testing::internal::GetCapturedStdout(), HasSubstr("num_heads 1 is assumed"));
-  EXPECT_FALSE(find_weights(folder / "guessed.safetensors", true).run["model_config"].contains("num_heads"));
+  EXPECT_FALSE(find_weights(folder / "guessed.safetensors").record.model_config.contains("num_heads"));
   testing::internal::CaptureStdout();
   convert({.in = folder / "guessed.safetensors", .out = folder / "guessed.pt"});
   EXPECT_THAT(testing::internal::GetCapturedStdout(), HasSubstr("num_heads 1 is assumed"));
@@ -209,17 +212,17 @@ TEST(Convert, OptionsWithoutEffectAndUnknownNamesAreRefused) {
     options.in = folder / "w.safetensors";
     return message_of([&] { convert(options); });
   };
-  EXPECT_THAT(message({.out = folder / "x.pt", .vae = "vae"}), HasSubstr("--vae has no effect"));
+  EXPECT_THAT(message({.out = folder / "x.pt", .autoencoder = "vae"}), HasSubstr("--vae has no effect"));
   EXPECT_THAT(message({.out = folder / "x.npz"}), HasSubstr("expected *.pt, *.safetensors or a folder"));
   EXPECT_THAT(message({.out = folder / "x.pt", .dtype = "int8"}), HasSubstr("expected f32, bf16 or fp16"));
   EXPECT_THAT(message({.out = folder / "x", .objective = "score"}),
               HasSubstr("expected --objective to be one of"));
-  EXPECT_THAT(message({.out = folder / "x", .vae = folder / "no-vae"}), HasSubstr("no-vae"));
+  EXPECT_THAT(message({.out = folder / "x", .autoencoder = folder / "no-vae"}), HasSubstr("no-vae"));
   EXPECT_EQ(folder.num_files(), 1u);
   EXPECT_THAT(message_of([&] { convert({.in = folder / "absent", .out = folder / "x"}); }),
               HasSubstr("does not exist"));
   test::write_bytes(folder / "store.json", "{}");
-  EXPECT_THAT(message_of([&] { find_weights(folder / "", true); }), HasSubstr("kiln store inspect"));
+  EXPECT_THAT(message_of([&] { find_weights(folder / ""); }), HasSubstr("kiln store inspect"));
 }
 
 TEST(Convert, UnknownArchitecturesChangeTheirFormatOnly) {

@@ -1,0 +1,53 @@
+// A model's weights under its own keys, from any source of weights.
+#pragma once
+#include <cstdint>
+#include <nlohmann/json.hpp>
+#include <string>
+
+#include "models/family.h"
+#include "models/lora_keys.h"
+#include "models/weights_source.h"
+
+namespace kiln {
+
+struct LoadModelOptions {
+  bool ema = true;                                   // of a file that holds both
+  std::string model{};                               // name in the registry; "" = as the source says
+  nlohmann::json config = nlohmann::json::object();  // overrides what the source says
+  std::string base{};                                // of an adapter's run; "" = where it was
+  bool anyway = false;                               // an adapter's base may be another one
+};
+
+struct LoadedModel {
+  TensorMap weights;               // published keys where the architecture is known
+  const Family* family = nullptr;  // null: unknown
+  std::string name{};              // in the registry
+  RecognisedModel model{};
+  // False: the model has null rows and the source does not. The weights have zeros there.
+  bool has_null_rows = true;
+
+  LoraBase base() const { return {family, model.config}; }
+};
+
+// Loads the weights, an adapter's merged into its base. Throws Error: the weights are of another model than
+// options.model or do not fit the config; an adapter's base is missing or another one. Weights whose keys no
+// family knows are no error unless options.model is given.
+LoadedModel load_model(const WeightsSource& source, const LoadModelOptions& options = {});
+
+// Returns the fingerprint of a known model's values, rounded to bf16 and under diffusers' keys where its
+// family has them: the same in any format and in f32 or bf16.
+std::string fingerprint_of_values(const LoadedModel& model);
+
+// Refuses an adapter of another base than `model`, as far as its record tells. `source` names it. Throws
+// Error with both fingerprints, or warns with `anyway`.
+void check_base(const ModelRecord::AdapterInfo& adapter, const std::string& source, const LoadedModel& model,
+                bool anyway);
+
+// Merges the adapter of a file or PEFT's folder into the model and returns the number of changed layers. Its
+// record is compared as check_base() does. Throws Error.
+size_t merge_adapter_file(const std::string& path, bool anyway, LoadedModel& model);
+
+// Throws Error with the text and how to go on in spite of it, or prints the text as a warning with `anyway`.
+void say_mismatch(const std::string& text, bool anyway);
+
+}  // namespace kiln

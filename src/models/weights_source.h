@@ -1,0 +1,35 @@
+// Where the weights at a path lie, and what their files say about them: a weights file, a diffusers folder, a
+// run or one of its checkpoints.
+#pragma once
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <string>
+
+#include "models/model_record.h"
+
+namespace kiln {
+
+struct WeightsSource {
+  std::string path;  // the weights: a file or an index
+  std::string step;  // "step-00001000" for a checkpoint of a run
+  // Of RUN/config.json, of a file's metadata, of FILE.json or config.json beside it, or as far as a
+  // diffusers folder tells. Paths in it are where the pieces lie now, if they were found.
+  ModelRecord record;
+  // Of a diffusers folder; null for others.
+  nlohmann::json foreign;      // config.json of a class that a family reads
+  nlohmann::json scheduler;    // scheduler_config.json
+  bool has_null_rows = false;  // there is a kNullRowsFile
+};
+
+struct WeightsChoice {
+  bool ema = true;                    // takes a checkpoint's average before its weights
+  std::optional<double> ema_decay{};  // of a run with several; absent: the first
+};
+
+// Finds the weights at `path`. Throws Error saying what a folder lacks, or for a record that cannot be read.
+WeightsSource find_weights(const std::string& path, const WeightsChoice& choice = {});
+
+// Reads a JSON file. Throws Error naming the path.
+nlohmann::json read_json(const std::string& path);
+
+}  // namespace kiln
