@@ -171,7 +171,8 @@ SampleOutput open_output(const SampleCommand& command, const SampleSource& sourc
                                 .role = role,
                                 .num_images = command.num_images,
                                 .height = options.height * downsample,
-                                .width = options.width * downsample};
+                                .width = options.width * downsample,
+                                .words = [subjects](int64_t image) { return subjects(image).words; }};
   output.settings = {{"weights", source.weights_fingerprint},
                      {"model", source.model_config},
                      {"autoencoder", source.autoencoder->fingerprint},

@@ -26,6 +26,13 @@ std::vector<std::string> differing_keys(const json& before, const json& now) {
 
 }  // namespace
 
+PngTexts drawn_texts(const std::string& words, const json& drawn) {
+  // Class names may be folder names, which need not be UTF-8.
+  return {{"Software", "Kiln"},
+          {"Description", words},
+          {"kiln", drawn.dump(-1, ' ', false, json::error_handler_t::replace)}};
+}
+
 SampleOutput::SampleOutput(const SampleOutputOptions& options, std::vector<std::string> names)
     : options_(options), images_folder_(options.folder), names_(std::move(names)) {
   if (!options_.write_png) images_folder_ = (fs::path(options_.folder) / "passing").string();
@@ -62,10 +69,26 @@ void SampleOutput::check_settings() const {
          options_.folder, fmt::join(keys, ", "));
 }
 
-// Also adds notes that a folder of an earlier version lacks.
-void SampleOutput::write_settings() const {
+json SampleOutput::all_settings() const {
   json all = options_.settings;
   all.update(options_.notes);
+  return all;
+}
+
+// Those of one image: its own prompt or class instead of all of them.
+PngTexts SampleOutput::texts_of(int64_t index) const {
+  const std::string words = options_.words ? options_.words(index) : "";
+  json drawn = all_settings();
+  drawn["image"] = index;
+  const char* subject = drawn.contains("prompts") ? "prompt" : "class";
+  for (const char* of_all : {"prompts", "classes"}) drawn.erase(of_all);
+  if (!words.empty()) drawn[subject] = words;
+  return drawn_texts(words, drawn);
+}
+
+// Also adds notes that a folder of an earlier version lacks.
+void SampleOutput::write_settings() const {
+  const json all = all_settings();
   const std::string text = all.dump(2) + "\n";
   std::ifstream file(settings_path());
   const bool is_there = file && json::parse(file, nullptr, /*allow_exceptions=*/false) == all;
@@ -85,7 +108,7 @@ std::vector<int64_t> SampleOutput::missing() const {
 
 void SampleOutput::add(int64_t index, const Image& image) {
   if (!is_shared_) append_to_npz_below(index);
-  if (writes_files()) write_png(path(index), image);
+  if (writes_files()) write_png(path(index), image, texts_of(index));
   if (is_shared_) return;  // which images below exist is known only at the end
   if (npz_ && npz_->num_written() == index) npz_->add(image);
 }
@@ -106,7 +129,7 @@ std::string SampleOutput::write_grid(int64_t count, int64_t columns) const {
   std::vector<Image> images;
   for (int64_t i = 0; i < count; ++i) images.push_back(read_image(path(i)));
   const std::string grid = (fs::path(options_.folder) / "grid.png").string();
-  write_png(grid, make_grid(images, columns));
+  write_png(grid, make_grid(images, columns), drawn_texts("", all_settings()));
   return grid;
 }
 

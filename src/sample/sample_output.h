@@ -2,6 +2,7 @@
 // An interrupted run continues where it stopped.
 #pragma once
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <string>
@@ -24,7 +25,13 @@ struct SampleOutputOptions {
   nlohmann::json settings{};
   // Further information for readers of those files. It follows from the settings and is never compared.
   nlohmann::json notes = nlohmann::json::object();
+  // Returns what an image shows: its prompt, or the name of its class. PNG files say it, with the settings.
+  std::function<std::string(int64_t image)> words{};  // null: not known
 };
+
+// Returns the texts of a PNG file that Kiln drew: what it shows, for any reader ("Description"; "": several
+// things), and `drawn`, all that decided its pixels, as JSON ("kiln").
+PngTexts drawn_texts(const std::string& words, const nlohmann::json& drawn);
 
 class SampleOutput {
  public:
@@ -49,6 +56,8 @@ class SampleOutput {
   std::string path(int64_t index) const;
   bool writes_files() const { return options_.write_png || is_shared_; }
   std::string settings_path() const;
+  nlohmann::json all_settings() const;
+  PngTexts texts_of(int64_t index) const;
   void check_settings() const;
   void write_settings() const;
   void append_to_npz_below(int64_t index);

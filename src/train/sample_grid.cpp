@@ -13,6 +13,7 @@
 #include "diffusion/sampler.h"
 #include "models/text/caption_encoder.h"
 #include "parallel/offload/device_wait.h"
+#include "sample/sample_output.h"
 #include "step/forward_pass.h"
 
 namespace kiln {
@@ -58,6 +59,27 @@ std::vector<Image> of_all_ranks(ProcessGroup& group, const std::vector<Image>& m
     begin += image_bytes;
   }
   return images;
+}
+
+// Returns how a grid is drawn and what it shows, tile by tile, as its file says it.
+nlohmann::json drawn_of(const TrainOptions& options, const GridSource& source) {
+  const ConditioningShape& shape = source.training.denoiser->shape().conditioning;
+  const std::string& sampler = options.samples.sampler;
+  nlohmann::json drawn = {
+      {"seed", options.seed},
+      {"sampler", !sampler.empty() ? sampler : default_sampler(source.info.objective)},
+      {"num_sampling_steps", options.samples.num_sampling_steps},
+      {"cfg_scale", grid_cfg_scale(options, shape)},
+      {"weights", options.ema.decays.empty() ? "model" : fmt::format("ema-{}", options.ema.decays.front())}};
+  if (!source.prompts.texts.empty()) drawn["prompts"] = source.prompts.texts;
+  if (shape.num_classes == 0) return drawn;
+  const std::vector<int64_t> labels = images_of_rank(options, shape.num_classes, {}).labels;
+  for (size_t i = 0; i < labels.size() && static_cast<int64_t>(i) < options.samples.num_samples; ++i) {
+    const auto label = static_cast<size_t>(labels[i]);
+    const std::vector<std::string>& names = source.info.class_names;
+    drawn["classes"].push_back(label < names.size() ? names[label] : std::to_string(label));
+  }
+  return drawn;
 }
 
 }  // namespace
@@ -143,7 +165,9 @@ SampleGrid draw_sample_grid(const TrainOptions& options, const GridSource& sourc
   if (!drawn || images.empty()) return {};
   const int64_t columns = static_cast<int64_t>(std::ceil(std::sqrt(static_cast<double>(images.size()))));
   const Image grid = make_grid(images, columns);
-  return {.png = encode_png(grid), .height = grid.height, .width = grid.width};
+  return {.png = encode_png(grid, drawn_texts("", drawn_of(options, source))),
+          .height = grid.height,
+          .width = grid.width};
 }
 
 Prompts captions_of_samples(const TextStore& store, int64_t count, const ConditioningShape& shape) {

@@ -4,10 +4,12 @@
 #include <cmath>
 #include <filesystem>
 #include <fstream>
+#include <span>
 
 #include "core/error.h"
 #include "core/files/atomic_file.h"
 #include "core/units.h"
+#include "data/images/png_text.h"
 #include "evaluate/protocol.h"
 #include "run/train_options.h"
 #include "watch/precision_audit.h"
@@ -157,11 +159,15 @@ std::string sample_section(const std::string& run) {
     if (entry.path().extension() == ".png") grids.push_back(entry.path());
   if (grids.empty()) return "";
   std::ranges::sort(grids);
-  std::string html = "<h2>Samples over time</h2>\n<div class=\"samples\">\n";
+  const std::string drawn = grid_text(grids.back().string());
+  std::string html = "<h2>Samples over time</h2>\n";
+  if (!drawn.empty()) html += "<p>" + escape(drawn) + "</p>\n";
+  html += "<div class=\"samples\">\n";
   const size_t count = std::min(grids.size(), kMaxGrids);
   for (size_t i = 0; i < count; ++i) {  // evenly spread, always with the newest
     const fs::path& grid = grids[count == 1 ? grids.size() - 1 : i * (grids.size() - 1) / (count - 1)];
-    html += figure(grid.string(), grid.stem().string());
+    const std::string own = grid_text(grid.string());
+    html += figure(grid.string(), grid.stem().string() + (own == drawn || own.empty() ? "" : ": " + own));
   }
   return html + "</div>\n";
 }
@@ -211,6 +217,29 @@ std::string figure(const std::string& png, const std::string& caption) {
       "<figure><img alt=\"samples\" "
       "src=\"data:image/png;base64,{}\"><figcaption>{}</figcaption></figure>\n",
       base64(read_text(png)), escape(caption));
+}
+
+std::string grid_text(const std::string& png) try {
+  constexpr size_t kMostShown = 16;
+  const std::string file = read_text(png);
+  for (const auto& [keyword, text] : png_texts(std::as_bytes(std::span(file)))) {
+    if (keyword != "kiln") continue;
+    const Json drawn = Json::parse(text);
+    std::string told =
+        fmt::format("seed {}, {} in {} steps, guidance {:g}, {}", drawn.at("seed").get<uint64_t>(),
+                    drawn.at("sampler").get<std::string>(), drawn.at("num_sampling_steps").get<int64_t>(),
+                    drawn.at("cfg_scale").get<double>(), drawn.at("weights").get<std::string>());
+    const auto shown =
+        drawn.value(drawn.contains("prompts") ? "prompts" : "classes", std::vector<std::string>());
+    for (size_t i = 0; i < std::min(shown.size(), kMostShown); ++i) {
+      told += i == 0 ? ": " : " | ";
+      told += shown[i];
+    }
+    return told + (shown.size() > kMostShown ? " | ..." : "");
+  }
+  return "";
+} catch (const Json::exception&) {  // somebody else's picture
+  return "";
 }
 
 std::string page(const std::string& title, const std::string& body) {

@@ -26,6 +26,9 @@ std::string page(const std::string& title, const std::string& body);
 std::string row(const std::string& name, const std::string& value);
 // Embeds a picture file in the document.
 std::string figure(const std::string& png, const std::string& caption);
+// Returns how a grid was drawn and what it shows, row by row, as its file says: "seed 0, ddim in 50 steps,
+// guidance 4, ema-0.9999: a bird | two birds". Empty for a grid of an earlier version.
+std::string grid_text(const std::string& png);
 
 // Plot log lines: the time of a step by phase, the loader, the GPU (empty without one).
 std::string phase_plot(const std::vector<nlohmann::json>& lines);

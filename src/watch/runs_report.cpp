@@ -173,7 +173,9 @@ std::string grids(const std::vector<Run>& runs) {
       if (entry.path().extension() == ".png") paths.push_back(entry.path());
     if (paths.empty()) continue;
     const fs::path newest = *std::ranges::max_element(paths);
-    figures += figure(newest.string(), run.name + ", " + newest.stem().string());
+    const std::string drawn = grid_text(newest.string());
+    figures += figure(newest.string(),
+                      run.name + ", " + newest.stem().string() + (drawn.empty() ? "" : ": " + drawn));
   }
   return figures.empty() ? "" : "<h2>Newest samples</h2>\n<div class=\"samples\">\n" + figures + "</div>\n";
 }

@@ -170,6 +170,7 @@ def test_a_run_with_everything_has_it_on_its_page(everything, browser):
         rows={"feature_net.name": "random", "reference.num_pictures": "18", "samples.prompts.count": "8", "samples.cfg_scale": "4.5",
               "model": "pixart", "nproc": "2", "sample-prompts": re.escape(NASTY), "data-weights": "1, 2"}, pictures=[(38, 20)] * 5)
     assert "2 ranks" in page.text and "pixart, iddpm, 16 px" in page.text
+    assert re.search(rf"seed 3, \w+ in 2 steps, guidance 4.5, ema-[\d.]+: {re.escape(NASTY)}\n", page.text), "under the grids"
     stages = page.table("stage", "from step", "steps", "samples", "px", "learning rate")
     assert [row["stage"] for row in stages] == ["stage 1 (low <b>)", "stage 2 (high)"]
     assert [(row["from step"], row["steps"], row["learning rate"]) for row in stages] == [("1", "6", "0.0001"), ("7", "7", "0.0005")]

@@ -6,9 +6,12 @@
 
 #include <filesystem>
 #include <fstream>
+#include <map>
+#include <span>
 
 #include "core/error.h"
 #include "core/text/nearest_name.h"
+#include "data/images/png_text.h"
 #include "sample/subjects.h"
 #include "test_files.h"
 
@@ -103,6 +106,29 @@ TEST_F(Output, NpzAloneResumesToo) {
   output.finish();
   EXPECT_TRUE(fs::exists(options_.npz));
   EXPECT_FALSE(fs::exists(fs::path(options_.folder) / "0.png"));
+}
+
+TEST_F(Output, PicturesAndGridsSayHowTheyWereDrawn) {
+  options_.num_images = 2;
+  options_.settings["prompts"] = {"a \xc3\xa4pple", "two birds"};
+  options_.words = [](int64_t image) { return image == 0 ? "a \xc3\xa4pple" : "two birds"; };
+  SampleOutput output(options_, names());
+  for (const int64_t i : output.missing()) output.add(i, picture(i));
+  output.finish();
+  const auto texts_of = [](const std::string& path) {
+    std::ifstream file(path, std::ios::binary);
+    const std::string bytes{std::istreambuf_iterator<char>(file), {}};
+    const PngTexts texts = png_texts(std::as_bytes(std::span(bytes)));
+    return std::map<std::string, std::string>(texts.begin(), texts.end());
+  };
+  auto texts = texts_of(options_.folder + "/0.png");
+  EXPECT_EQ(texts["Description"], "a \xc3\xa4pple");
+  const auto drawn = nlohmann::json::parse(texts["kiln"]);
+  EXPECT_EQ(drawn,
+            nlohmann::json({{"seed", 1}, {"sampler", "ddpm"}, {"image", 0}, {"prompt", "a \xc3\xa4pple"}}));
+  texts = texts_of(output.write_grid(2, 2));
+  EXPECT_FALSE(texts.contains("Description"));
+  EXPECT_EQ(nlohmann::json::parse(texts["kiln"]), options_.settings);
 }
 
 using Role = SampleOutputOptions::Role;

@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 namespace kiln {
@@ -38,9 +39,11 @@ Image flip_horizontal(const Image& image);
 Image resize_bicubic(const Image& image, int64_t height, int64_t width);  // Pillow's BICUBIC, antialiased
 Image resize_box(const Image& image, int64_t height, int64_t width);      // Pillow's BOX, antialiased
 
+// What a PNG file says of itself: keywords (ASCII, up to 79 bytes) and texts (UTF-8). png_text.h reads them.
+using PngTexts = std::vector<std::pair<std::string, std::string>>;
 // Writes a PNG file atomically. Throws Error.
-void write_png(const std::string& path, const Image& image);
-std::vector<uint8_t> encode_png(const Image& image);
+void write_png(const std::string& path, const Image& image, const PngTexts& texts = {});
+std::vector<uint8_t> encode_png(const Image& image, const PngTexts& texts = {});
 // Arranges images of equal size as tiles, row-major, in `columns` columns, with 2 white pixels between and
 // around them.
 Image make_grid(std::span<const Image> images, int64_t columns);

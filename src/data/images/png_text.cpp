@@ -41,7 +41,7 @@ std::string from_latin1(std::string_view text) {
 
 }  // namespace
 
-std::vector<std::pair<std::string, std::string>> png_texts(std::span<const std::byte> bytes) {
+PngTexts png_texts(std::span<const std::byte> bytes) {
   const std::unique_ptr<spng_ctx, decltype(&spng_ctx_free)> context(spng_ctx_new(0), spng_ctx_free);
   if (!context) throw std::bad_alloc();
   uint32_t count = 0;
@@ -54,7 +54,7 @@ std::vector<std::pair<std::string, std::string>> png_texts(std::span<const std::
     return {};
   std::vector<spng_text> chunks(count);
   if (spng_get_text(context.get(), chunks.data(), &count) != SPNG_OK) return {};
-  std::vector<std::pair<std::string, std::string>> texts;
+  PngTexts texts;
   for (const spng_text& chunk : chunks) {
     const std::string_view text(chunk.text, chunk.length);
     texts.emplace_back(chunk.keyword, is_utf8(text) ? std::string(text) : from_latin1(text));

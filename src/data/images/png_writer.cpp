@@ -15,9 +15,28 @@ void check_encoding(int status) {
   if (status != SPNG_OK) fail("png", "cannot encode: {}", spng_strerror(status));
 }
 
+// Sets the texts as uncompressed iTXt chunks, which are UTF-8 and stand before the pixels. The library
+// refuses empty ones, which are left out.
+void set_texts(spng_ctx* context, const PngTexts& texts) {
+  static char none[] = "";
+  std::vector<spng_text> chunks;
+  for (const auto& [keyword, text] : texts) {
+    if (text.empty()) continue;
+    spng_text& chunk = chunks.emplace_back();
+    if (keyword.size() >= sizeof chunk.keyword) fail("png", "the keyword {} is too long", keyword);
+    std::copy(keyword.begin(), keyword.end(), chunk.keyword);
+    chunk.type = SPNG_ITXT;
+    chunk.text = const_cast<char*>(text.c_str());  // only read
+    chunk.length = text.size();
+    chunk.language_tag = chunk.translated_keyword = none;
+  }
+  if (!chunks.empty())
+    check_encoding(spng_set_text(context, chunks.data(), static_cast<uint32_t>(chunks.size())));
+}
+
 }  // namespace
 
-std::vector<uint8_t> encode_png(const Image& image) {
+std::vector<uint8_t> encode_png(const Image& image, const PngTexts& texts) {
   if (image.height < 1 || image.width < 1 ||
       image.rgb.size() != static_cast<size_t>(image.height * image.width * 3))
     fail("png", "expected {} x {} RGB pixels, got {} bytes", image.width, image.height, image.rgb.size());
@@ -31,6 +50,7 @@ std::vector<uint8_t> encode_png(const Image& image) {
   header.bit_depth = 8;
   header.color_type = SPNG_COLOR_TYPE_TRUECOLOR;
   check_encoding(spng_set_ihdr(context.get(), &header));
+  set_texts(context.get(), texts);
   check_encoding(spng_encode_image(context.get(), image.rgb.data(), image.rgb.size(), SPNG_FMT_PNG,
                                    SPNG_ENCODE_FINALIZE));
   size_t size = 0;
@@ -42,8 +62,8 @@ std::vector<uint8_t> encode_png(const Image& image) {
   return {bytes, bytes + size};
 }
 
-void write_png(const std::string& path, const Image& image) {
-  const std::vector<uint8_t> png = encode_png(image);
+void write_png(const std::string& path, const Image& image, const PngTexts& texts) {
+  const std::vector<uint8_t> png = encode_png(image, texts);
   AtomicFile file("png", path);
   file.write(std::as_bytes(std::span(png)));
   file.commit();
