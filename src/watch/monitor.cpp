@@ -231,13 +231,13 @@ void Monitor::print(const nlohmann::json& line, double train_seconds) {
       line.contains("mfu") ? fmt::format(", MFU {:.0f}%", 100 * line["mfu"].get<double>()) : "";
   const std::string loss = loss_text(line["loss"].is_null() ? NAN : line["loss"].get<double>());
   fmt::print(
-      "step {:>7}  images {:>9}  loss {}  lr {:.3g}  grad {:.3f}  {:.1f} images/s  {:.3g} TFLOP/s "
+      "step {:>7}  images {:>9}  loss {}  lr {:.3g}  grad {:.3f}  {:.1f} images/s  {} TFLOP/s "
       "({:.0f}%{})  "
       "{:.1f} GB{}  {}  ready {:.1f}{}\n",
       step, line["images_seen"].get<int64_t>(), loss, line["lr"].get<double>(),
-      line["grad_norm"].get<double>(), line["images_per_s"].get<double>(), line["tflops"].get<double>(),
-      100 * line["peak_share"].get<double>(), mfu, gigabytes(line["host_bytes"]), device,
-      phase_text(line["phase_s"]), line["queue_depth"].get<double>(),
+      line["grad_norm"].get<double>(), line["images_per_s"].get<double>(),
+      number_text(line["tflops"].get<double>(), 3), 100 * line["peak_share"].get<double>(), mfu,
+      gigabytes(line["host_bytes"]), device, phase_text(line["phase_s"]), line["queue_depth"].get<double>(),
       time_left_text(step, train_seconds, "  "));
   std::fflush(stdout);
   printed_at_ = Clock::now();

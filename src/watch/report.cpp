@@ -139,7 +139,7 @@ std::string cards(const ReportedRun& run, double cost_per_hour) {
   html += card(fmt::format("{}", run.images), "images seen");
   html += card(duration_text(run.seconds), "training time");
   html += card(fmt::format("{:.1f}", speed), "images/s, median");
-  html += card(fmt::format("{:.3g}", run.median("tflops")),
+  html += card(number_text(run.median("tflops"), 3),
                peak_share > 0 ? fmt::format("TFLOP/s, {:.0f} % of peak", 100 * peak_share) : "TFLOP/s");
   if (const double mfu = run.median("mfu"); std::isfinite(mfu))
     html += card(fmt::format("{:.0f} %", 100 * mfu), "MFU, of the data sheet's peak");

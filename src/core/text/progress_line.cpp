@@ -30,7 +30,8 @@ void ProgressLine::print(double done, int64_t num_skipped) {
   if (!is_shown_) return;
   const double seconds = std::chrono::duration<double>(Clock::now() - start_).count();
   const double rate = seconds > 0 ? (done - first_) / seconds : 0;
-  std::string line = fmt::format("{} / {} images  {:.3g} images/s", static_cast<int64_t>(done), total_, rate);
+  std::string line =
+      fmt::format("{} / {} images  {} images/s", static_cast<int64_t>(done), total_, number_text(rate, 3));
   if (rate > 0) line += fmt::format("  {} left", duration_text((static_cast<double>(total_) - done) / rate));
   if (num_skipped > 0) line += fmt::format("  {} skipped", num_skipped);
   fmt::print(stderr, "{}{}{}", is_terminal_ ? "\r\x1b[K" : "", line, is_terminal_ ? "" : "\n");
