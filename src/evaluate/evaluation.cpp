@@ -65,7 +65,11 @@ PictureSet measure_reference(const std::string& path, int64_t crop, const Featur
   if (given.gaussian) missing.gaussian = false;
   if (given.spatial) missing.spatial = false;
   if (!missing.gaussian && !missing.spatial && !missing.features) return given;
-  PictureSet set = measure_pictures(net, *PictureSource::open(path, crop), missing, options, group);
+  const auto pictures = PictureSource::open(path, crop, /*skips_broken=*/true);
+  PictureSet set = measure_pictures(net, *pictures, missing, options, group);
+  if (group.rank() == 0 && options.num_pictures == 0 && set.count < pictures->size())
+    fmt::print(stderr, "note: {} of the {} pictures in {} are broken and were skipped\n",
+               pictures->size() - set.count, pictures->size(), path);
   if (given.gaussian) set.gaussian = given.gaussian;
   if (given.spatial) set.spatial = given.spatial;
   if (!given.fingerprint.empty()) set.fingerprint += " " + given.fingerprint;

@@ -74,13 +74,13 @@ uint64_t summed(ProcessGroup& group, uint64_t mine) {
 
 }  // namespace
 
-PictureSetSums::PictureSetSums(const PictureSetNeeds& needs, int64_t num_pictures)
-    : needs_(needs), num_pictures_(num_pictures) {
+PictureSetSums::PictureSetSums(const PictureSetNeeds& needs, int64_t num_pictures) : needs_(needs) {
   if (needs.score_splits > 0) score_.emplace(num_pictures, needs.score_splits);
 }
 
 void PictureSetSums::add(const std::vector<int64_t>& indices, const at::Tensor& pictures,
                          const PictureFeatures& made) {
+  num_added_ += pictures.size(0);
   checksum_ += checksum_of(pictures);
   if (needs_.gaussian) gaussian_.add(made.features);
   if (needs_.spatial) spatial_.add(made.spatial);
@@ -91,7 +91,8 @@ void PictureSetSums::add(const std::vector<int64_t>& indices, const at::Tensor& 
 }
 
 PictureSet PictureSetSums::finish(ProcessGroup& group) {
-  PictureSet set{.count = num_pictures_,
+  const double count = group.sum({static_cast<double>(num_added_)}, "the number of pictures").front();
+  PictureSet set{.count = static_cast<int64_t>(count),
                  .fingerprint = fmt::format("pixels:{:016x}", summed(group, checksum_))};
   if (needs_.gaussian) set.gaussian = merged(group, gaussian_, "the statistics of features").finish();
   if (needs_.spatial) set.spatial = merged(group, spatial_, "the statistics of spatial features").finish();

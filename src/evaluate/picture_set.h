@@ -15,7 +15,7 @@
 namespace kiln {
 
 struct PictureSet {
-  int64_t count = 0;          // 0 if not known
+  int64_t count = 0;          // those that were measured; 0 if not known
   std::string fingerprint{};  // "pixels:..." of pictures, "statistics:..." of a file of statistics
   std::optional<GaussianStatistics> gaussian{}, spatial{};
   std::optional<InceptionScore> score{};
@@ -41,10 +41,10 @@ class PictureSetSums {
 
  private:
   PictureSetNeeds needs_;
-  int64_t num_pictures_;
   FeatureStatistics gaussian_, spatial_;
   std::optional<InceptionScoreSums> score_;
   std::vector<at::Tensor> features_;
+  int64_t num_added_ = 0;
   uint64_t checksum_ = 0;
 };
 

@@ -26,7 +26,8 @@ at::Tensor stacked(const std::vector<Image>& images, size_t first, size_t count)
 
 class FolderPictures : public PictureSource {
  public:
-  FolderPictures(const std::string& path, int64_t crop) : dataset_(ImageDataset::open(path)), crop_(crop) {
+  FolderPictures(const std::string& path, int64_t crop, bool skips_broken)
+      : dataset_(ImageDataset::open(path)), crop_(crop), skips_broken_(skips_broken) {
     const bool is_sampled = std::filesystem::exists(std::filesystem::path(path) / "sampling.json");
     for (size_t i = 0; i < dataset_->records().size(); ++i)
       if (!is_sampled || dataset_->records()[i].name != "grid.png")
@@ -37,11 +38,23 @@ class FolderPictures : public PictureSource {
   void for_each_batch(int64_t first, int64_t last, int64_t batch, const Sink& sink) override {
     for (; first < last; first += batch) {
       const int64_t count = std::min(batch, last - first);
-      std::vector<Image> images(static_cast<size_t>(count));
+      std::vector<Image> images(static_cast<size_t>(count));  // those that are skipped stay empty
+      std::vector<std::string> skipped(images.size());
       at::parallel_for(0, count, 1, [&](int64_t begin, int64_t end) {
-        for (int64_t i = begin; i < end; ++i) images[static_cast<size_t>(i)] = load(first + i);
+        for (auto i = static_cast<size_t>(begin); i < static_cast<size_t>(end); ++i) try {
+            images[i] = load(first + static_cast<int64_t>(i));
+          } catch (const Error& error) {
+            if (!skips_broken_) throw;
+            skipped[i] = error.what();
+          }
       });
+      for (const std::string& why : skipped)
+        if (!why.empty()) fmt::print(stderr, "skipped: {}\n", why);
       for (size_t begin = 0; begin < images.size();) {  // runs of one size
+        if (!skipped[begin].empty()) {
+          ++begin;
+          continue;
+        }
         size_t end = begin + 1;
         while (end < images.size() && images[end].height == images[begin].height &&
                images[end].width == images[begin].width)
@@ -63,6 +76,7 @@ class FolderPictures : public PictureSource {
   std::unique_ptr<ImageDataset> dataset_;
   std::vector<int64_t> indices_;  // the records that are judged
   int64_t crop_;
+  bool skips_broken_;
 };
 
 class NpzPictures : public PictureSource {
@@ -92,9 +106,9 @@ class NpzPictures : public PictureSource {
 
 }  // namespace
 
-std::unique_ptr<PictureSource> PictureSource::open(const std::string& path, int64_t crop) {
+std::unique_ptr<PictureSource> PictureSource::open(const std::string& path, int64_t crop, bool skips_broken) {
   if (!std::filesystem::exists(path)) fail("evaluate", "{} does not exist", path);
-  if (!path.ends_with(".npz")) return std::make_unique<FolderPictures>(path, crop);
+  if (!path.ends_with(".npz")) return std::make_unique<FolderPictures>(path, crop, skips_broken);
   if (crop > 0) fail("evaluate", "pictures of an .npz are taken as they are: leave out --crop for {}", path);
   return std::make_unique<NpzPictures>(path);
 }
