@@ -31,11 +31,10 @@ void add_convert_command(CLI::App& app) {
                       "Autoencoder to put into the diffusers folder (default: none)");
   command->add_option("--text-encoder", options->text_encoder,
                       "Folder of the text encoder and its tokenizer to put into the diffusers folder");
-  command
-      ->add_option(
-          "--components", options->components,
-          "How those two go into the diffusers folder: copy, link (only small files are copied) or none")
-      ->capture_default_str();
+  command->add_option("--components", options->components,
+                      "How autoencoder, text encoder and tokenizer go into the diffusers folder, from where "
+                      "the run had them unless they are given: copy, link (small files are copied) or none "
+                      "(default: those that are given are copied)");
   command->add_option(
       "--objective", options->objective,
       fmt::format("Objective that the model was trained with, where the weights do not say it: {}",

@@ -64,27 +64,6 @@ json config_of(const ConvertOptions& options, const WeightsSource& source) {
   return config;
 }
 
-// Returns the objective that the output records: null if nothing tells it.
-json objective_of(const ConvertOptions& options, const WeightsSource& source, const std::string& model) {
-  json known = known_objective(source.record, source.scheduler, model);
-  json objective = known;
-  if (!options.objective.empty()) {
-    objective = published_objective_config(model, options.objective);
-    // It keeps the known schedule if that is of its kind.
-    if (known.is_object() && known.at("type") == objective.at("type")) {
-      if (objective.contains("prediction_type")) known["prediction_type"] = objective["prediction_type"];
-      objective = std::move(known);
-    }
-  }
-  if (!options.flow_shift) return objective;
-  if (objective.is_null()) objective = published_objective_config(model, "flow");
-  if (objective.at("type") != "flow")
-    fail("convert", "--flow-shift is for models of --objective flow: {} is of {}", source.path,
-         objective.at("type").get<std::string>());
-  objective["shift"] = *options.flow_shift;
-  return objective;
-}
-
 // Returns what the output says of itself. A guess is not written, so that it never comes back as knowledge.
 ModelRecord record_for(const ConvertOptions& options, const WeightsSource& source,
                        const LoadedModel& loaded) {
@@ -92,7 +71,8 @@ ModelRecord record_for(const ConvertOptions& options, const WeightsSource& sourc
   record.model = loaded.name;
   record.model_config = loaded.model.config;
   for (const std::string& key : loaded.model.assumed) record.model_config.erase(key);
-  record.objective = objective_of(options, source, loaded.name);
+  record.objective = objective_of(source.record, source.scheduler, loaded.name,
+                                  {.name = options.objective, .flow_shift = options.flow_shift});
   if (record.objective.is_object() && !record.drawing.sampler.empty() &&
       !samples(record.drawing.sampler, record.objective))
     record.drawing.sampler.clear();
@@ -131,11 +111,27 @@ void write_pt_file(const std::string& path, const TensorMap& weights) {
   write_pt(path, {{"", std::move(views)}});
 }
 
-Components components_of(const std::string& name) {
-  if (name == "none") return Components::kNone;
-  if (name == "link") return Components::kLink;
-  if (name == "copy") return Components::kCopy;
-  fail("convert", "expected --components to be one of copy, link, none, got \"{}\"", name);
+// Returns the components of a diffusers folder: those that are given, and where the command says how they go
+// in, those that the record names.
+DiffusersFolderOptions folder_options(const ConvertOptions& options, const ModelRecord& record) {
+  const std::string& how = options.components;
+  if (how == "none") return {};
+  if (!how.empty() && how != "link" && how != "copy")
+    fail("convert", "expected --components to be one of copy, link, none, got \"{}\"", how);
+  DiffusersFolderOptions result{
+      .autoencoder = options.autoencoder, .text_encoder = options.text_encoder, .links = how == "link"};
+  const auto find = [](std::string& path, const std::string& recorded, const char* option) {
+    if (!path.empty()) return;
+    std::error_code unreachable;
+    if (recorded.empty() || !std::filesystem::exists(recorded, unreachable))
+      fail("convert", "--components: {}: say where it is with {} PATH, or leave --components out",
+           recorded.empty() ? "nothing tells where that piece lies" : recorded + " is not there", option);
+    path = recorded;
+  };
+  if (how.empty()) return result;
+  if (record.autoencoder.name != "pixels") find(result.autoencoder, record.autoencoder.path, "--vae");
+  if (!record.text.encoder.empty()) find(result.text_encoder, record.text.encoder_path, "--text-encoder");
+  return result;
 }
 
 void write_diffusers(const ConvertOptions& options, const LoadedModel& loaded, ModelRecord record,
@@ -154,12 +150,16 @@ void write_diffusers(const ConvertOptions& options, const LoadedModel& loaded, M
       drawing_of(record, record.objective),
       loaded.family->build(loaded.model.config, {.device = at::kMeta, .outline = true})->shape());
   if (!unconditional.empty()) record.drawing.unconditional = unconditional;
-  const DiffusersFolder written =
-      write_diffusers_pipeline(options.out, loaded.family->formats.front(), record, loaded.weights,
-                               {.autoencoder = options.autoencoder,
-                                .text_encoder = options.text_encoder,
-                                .components = components_of(options.components)});
-  if (!written.limit.empty()) fmt::print("{} draws other pictures: {}\n", written.pipeline, written.limit);
+  const DiffusersFolder written = write_diffusers_pipeline(
+      options.out, loaded.family->formats.front(), record, loaded.weights, folder_options(options, record));
+  if (!written.limit.empty())
+    fmt::print("{} draws other pictures than Kiln ({}): README.md has code that draws the same\n",
+               written.pipeline, written.limit);
+  if (written.has_null_rows)
+    fmt::print("{} holds the null rows, which diffusers' class has no place for\n", kNullRowsFile);
+  if (!written.missing.empty())
+    fmt::print("{} is not in the folder: README.md names it, and --components copy puts it in\n",
+               written.missing);
 }
 
 }  // namespace
@@ -184,7 +184,10 @@ void convert(const ConvertOptions& options) {
   LoadedModel loaded = load_model(source, {.ema = options.ema, .config = config_of(options, source)});
   check_architecture(options, loaded, source.path);
   const ModelRecord record = loaded.family ? record_for(options, source, loaded) : ModelRecord{};
-  if (!options.merge.empty()) merge_given_adapter(options.merge, options.ema, options.anyway, loaded);
+  if (!options.merge.empty()) {
+    const size_t num_layers = merge_adapter_at(options.merge, options.ema, options.anyway, loaded);
+    fmt::print("{}: an adapter of {} layers, merged\n", options.merge, num_layers);
+  }
   if (!options.dtype.empty()) {
     const at::ScalarType dtype = parse_compute_dtype(options.dtype, "--dtype");
     for (auto& [key, tensor] : loaded.weights)

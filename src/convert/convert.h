@@ -19,10 +19,10 @@ struct ConvertOptions {
   std::string adapter_format{};  // for a run's adapter: peft | diffusers | kohya; "" = PEFT's as a folder,
                                  // else diffusers'
   std::string dtype{};           // f32 | bf16 | fp16; "" = as they are
-  // Components of a diffusers folder: the autoencoder and the folder of the text encoder with its tokenizer;
-  // "" = none. They are copied, or only small files are and the others linked, or none is: copy | link |
-  // none.
-  std::string autoencoder{}, text_encoder{}, components = "copy";
+  // Components of a diffusers folder: the autoencoder and the folder of the text encoder with its tokenizer,
+  // and whether they go in: copy | link (small files are copied) | none. With copy and link those that are
+  // not given lie where the record says; "" = those that are given are copied.
+  std::string autoencoder{}, text_encoder{}, components{};
   // The objective that the model was trained for and its shift; "" and absent = as the weights say, else as
   // published.
   std::string objective{};

@@ -1,11 +1,23 @@
 #include "convert/diffusers_folder.h"
 
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <array>
+#include <cmath>
 #include <filesystem>
+#include <span>
 
 #include "checkpoint/tensor_files.h"
-#include "convert/weights_source.h"
+#include "convert/diffusers_schedule.h"
+#include "convert/model_card.h"
+#include "core/aten.h"
 #include "core/error.h"
 #include "core/files/atomic_file.h"
+#include "core/philox.h"
+#include "models/autoencoders/autoencoder.h"
+#include "models/registry.h"
+#include "models/weights_source.h"
 
 namespace kiln {
 namespace {
@@ -15,84 +27,247 @@ using nlohmann::json;
 
 // The oldest version whose DiTTransformer2DModel is a class of its own.
 constexpr const char* kDiffusersVersion = "0.30.0";
-
-json scheduler_config(const json& objective) {
-  const std::string type = objective.value("type", "");
-  const int64_t num_train_timesteps = objective.value("num_train_timesteps", int64_t{1000});
-  if (type == "flow")
-    return {{"_class_name", "FlowMatchEulerDiscreteScheduler"},
-            {"num_train_timesteps", num_train_timesteps},
-            {"shift", objective.value("shift", 1.0)}};
-  if (type != "iddpm" && type != "ddpm")
-    fail("convert", "no diffusers scheduler fits an objective of type {:?}", type);
-  return {{"_class_name", "DDIMScheduler"},
-          {"num_train_timesteps", num_train_timesteps},
-          {"beta_start", objective.value("beta_start", 0.0001)},
-          {"beta_end", objective.value("beta_end", 0.02)},
-          {"beta_schedule", objective.value("beta_schedule", "linear")},
-          {"clip_sample", false},
-          {"set_alpha_to_one", true},
-          {"steps_offset", 0},
-          {"prediction_type", objective.value("prediction_type", "epsilon")}};
-}
+constexpr int64_t kMostStepNoise = int64_t{32} << 20;  // bytes
+// Of a tokenizer, in any folder of a text encoder.
+constexpr std::array kTokenizerFiles = {"tokenizer.json",
+                                        "tokenizer_config.json",
+                                        "special_tokens_map.json",
+                                        "added_tokens.json",
+                                        "spiece.model",
+                                        "tokenizer.model",
+                                        "vocab.json",
+                                        "vocab.txt",
+                                        "merges.txt"};
 
 void write_json(const fs::path& path, json content) {
   content["_diffusers_version"] = kDiffusersVersion;
-  write_file_atomically("convert", path.string(), content.dump(2) + "\n");
+  // Class names may be folder names, which need not be UTF-8.
+  write_file_atomically("convert", path.string(),
+                        content.dump(2, ' ', false, json::error_handler_t::replace) + "\n");
 }
 
-void copy_vae(const fs::path& from, const fs::path& to, const char* class_name) {
-  const fs::path source = fs::is_directory(from / "vae") ? from / "vae" : from;
-  const json config = read_json((source / "config.json").string());
-  if (!config.is_object() || config.value("_class_name", json()) != class_name)
-    fail("convert", "--vae {}: expected the folder of an {}", from.string(), class_name);
+bool is_weights_file(const fs::path& path) {
+  return path.extension() == ".safetensors" || path.extension() == ".bin";
+}
+
+void put(const fs::path& from, const fs::path& to, bool links) {
+  if (links && is_weights_file(from))
+    fs::create_symlink(fs::canonical(from), to);
+  else
+    fs::copy_file(from, to);
+}
+
+// Puts the files of `from` for which `is_wanted` says so into `to`; returns whether weights are among them.
+template <class IsWanted>
+bool put_files(const fs::path& from, const fs::path& to, bool links, const IsWanted& is_wanted) {
   fs::create_directory(to);
-  fs::copy(source / "config.json", to / "config.json");
   bool has_weights = false;
-  for (const auto& entry : fs::directory_iterator(source)) {
-    const std::string name = entry.path().filename().string();
-    if (!name.starts_with("diffusion_pytorch_model")) continue;
-    fs::copy(entry.path(), to / name);
-    has_weights = true;
+  for (const auto& entry : fs::directory_iterator(from)) {
+    if (!entry.is_regular_file() || !is_wanted(entry.path().filename().string())) continue;
+    put(entry.path(), to / entry.path().filename(), links);
+    has_weights |= is_weights_file(entry.path());
   }
-  if (!has_weights) fail("convert", "--vae {}: no diffusion_pytorch_model.safetensors in it", from.string());
+  return has_weights;
 }
 
-void write_parts(const fs::path& folder, const ForeignFormat& format, const json& config,
-                 const TensorMap& weights, const DiffusersFolderOptions& options) {
-  const json scheduler = scheduler_config(options.objective);
-  const TensorMap model = format.weights_to(config, weights);
-  const fs::path component = folder / format.component;
-  fs::create_directories(component);
-  write_json(component / "config.json", format.config_to(config));
-  save_tensors((component / "diffusion_pytorch_model.safetensors").string(), model, {{"format", "pt"}});
-  fs::create_directory(folder / "scheduler");
-  write_json(folder / "scheduler" / "scheduler_config.json", scheduler);
-  json index = {{"_class_name", format.pipeline(config)},
-                {"scheduler", {"diffusers", scheduler["_class_name"]}},
-                {format.component, {"diffusers", format.class_name}}};
-  for (const char* component : format.absent) index[component] = {nullptr, nullptr};
-  if (!options.vae.empty()) {
-    copy_vae(options.vae, folder / "vae", format.autoencoder);
-    index["vae"] = {"diffusers", format.autoencoder};
-  }
-  for (std::size_t i = 0; i < options.class_names.size(); ++i)
-    index["id2label"][std::to_string(i)] = options.class_names[i];
-  write_json(folder / "model_index.json", index);
+// Returns the folder of a pipeline's component, or the one that is given.
+fs::path component_folder(const fs::path& given, const char* component) {
+  if (fs::is_directory(given / component)) return given / component;
+  return fs::is_directory(given) ? given : given.parent_path();
 }
+
+// Throws Error where the latents are not the model's.
+void check_autoencoder(const json& config, const fs::path& given, const ModelRecord& record,
+                       const DenoiserShape& shape) {
+  const std::string class_name = config.is_object() ? config.value("_class_name", "") : "";
+  const std::vector<std::string> known = autoencoder_classes();
+  if (std::ranges::find(known, class_name) == known.end())
+    fail("convert", "{}: expected the folder of an {}", given.string(), fmt::join(known, " or "));
+  const int64_t channels = build_autoencoder(config, {.device = at::kMeta})->latent_channels;
+  if (channels != shape.in_channels)
+    fail("convert", "{} makes latents of {} channels, and the model takes {}", given.string(), channels,
+         shape.in_channels);
+  const double scaling = config.value("scaling_factor", record.autoencoder.scaling_factor);
+  if (!record.autoencoder.fingerprint.empty() &&
+      std::abs(scaling - record.autoencoder.scaling_factor) > 1e-6 * std::abs(scaling))
+    fail("convert", "{} scales latents by {}, and the model's were scaled by {}", given.string(), scaling,
+         record.autoencoder.scaling_factor);
+}
+
+class FolderWriter {
+ public:
+  FolderWriter(fs::path folder, const ForeignFormat& format, const ModelRecord& record,
+               const TensorMap& weights, const DiffusersFolderOptions& options)
+      : folder_(std::move(folder)),
+        format_(format),
+        record_(record),
+        weights_(weights),
+        options_(options),
+        model_(build_denoiser(record.model, record.model_config, {.device = at::kMeta})),
+        schedule_(diffusers_schedule(record.drawing.sampler, record.drawing.num_sampling_steps,
+                                     record.objective, format.card.takes_flow_match)) {}
+
+  DiffusersFolder write() {
+    const json config = write_model();
+    index_ = {{"_class_name", format_.pipeline(record_.model_config)},
+              {"scheduler", {"diffusers", schedule_.config["_class_name"]}},
+              {format_.component, {"diffusers", format_.class_name}}};
+    fs::create_directory(folder_ / "scheduler");
+    write_json(folder_ / "scheduler" / "scheduler_config.json", schedule_.config);
+    for (const char* component : format_.absent) index_[component] = {nullptr, nullptr};
+    const std::string autoencoder = write_autoencoder();
+    if (!options_.text_encoder.empty()) write_text_encoder();
+    const bool has_null_rows = write_null_rows();
+    for (std::size_t i = 0; i < record_.class_names.size(); ++i)
+      index_["id2label"][std::to_string(i)] = record_.class_names[i];
+    write_json(folder_ / "model_index.json", index_);
+
+    const int64_t downsample = pixels_of_latent(autoencoder);
+    ModelCard card{.format = format_,
+                   .record = record_,
+                   .shape = shape(),
+                   .schedule = schedule_,
+                   .pipeline = index_["_class_name"],
+                   .limit = limit_of_pipeline(config),
+                   .autoencoder = autoencoder,
+                   .has_autoencoder = !options_.autoencoder.empty(),
+                   .has_text_encoder = !options_.text_encoder.empty(),
+                   .has_null_rows = has_null_rows,
+                   .has_step_noise = write_noise(),
+                   .height = shape().input_size * downsample,
+                   .width = shape().input_size * downsample};
+    for (const auto& parameter : model_->parameters()) card.num_weights += parameter->value.numel();
+    write_file_atomically("convert", (folder_ / "README.md").string(), model_card(card));
+    std::vector<const char*> missing;
+    if (!autoencoder.empty() && !card.has_autoencoder) missing.push_back("the autoencoder");
+    if (shape().conditioning.takes_text() && !card.has_text_encoder) missing.push_back("the text encoder");
+    return {.pipeline = card.pipeline,
+            .limit = card.limit,
+            .has_null_rows = has_null_rows,
+            .missing = fmt::format("{}", fmt::join(missing, " and "))};
+  }
+
+ private:
+  const DenoiserShape& shape() const { return model_->shape(); }
+
+  json write_model() const {
+    const TensorMap model = format_.weights_to(record_.model_config, weights_);
+    const json config = format_.config_to(record_.model_config);
+    const fs::path component = folder_ / format_.component;
+    fs::create_directories(component);
+    write_json(component / "config.json", config);
+    save_tensors((component / "diffusion_pytorch_model.safetensors").string(), model, metadata_of(record_));
+    return config;
+  }
+
+  // Returns the class of the model's autoencoder, whether it is put in or not; "" for a model of pixels.
+  std::string write_autoencoder() {
+    if (options_.autoencoder.empty()) {
+      const bool makes_pixels = record_.autoencoder.name == "pixels";
+      if (makes_pixels) index_["vae"] = {nullptr, nullptr};
+      return makes_pixels                                   ? ""
+             : record_.autoencoder.name == "autoencoder_kl" ? "AutoencoderKL"
+             : record_.autoencoder.name == "autoencoder_dc" ? "AutoencoderDC"
+                                                            : format_.autoencoder;
+    }
+    const fs::path source = component_folder(options_.autoencoder, "vae");
+    const json config = read_json((source / "config.json").string());
+    check_autoencoder(config, options_.autoencoder, record_, shape());
+    const bool has_weights = put_files(source, folder_ / "vae", options_.links, [](const std::string& name) {
+      return name == "config.json" || name.starts_with("diffusion_pytorch_model");
+    });
+    if (!has_weights)
+      fail("convert", "{}: no diffusion_pytorch_model.safetensors in it", options_.autoencoder);
+    const std::string class_name = config.at("_class_name");
+    index_["vae"] = {"diffusers", class_name};
+    return class_name;
+  }
+
+  void write_text_encoder() {
+    const fs::path given = options_.text_encoder;
+    const auto is_of_tokenizer = [](const std::string& name) {
+      return std::ranges::find(kTokenizerFiles, name) != kTokenizerFiles.end();
+    };
+    const EncoderClasses* const classes = encoder_classes(record_.text.encoder);
+    if (classes == nullptr) fail("convert", "it is not known which text encoder the model was trained with");
+    const bool has_weights =
+        put_files(component_folder(given, "text_encoder"), folder_ / "text_encoder", options_.links,
+                  [&](const std::string& name) { return !is_of_tokenizer(name) && !name.starts_with('.'); });
+    if (!has_weights) fail("convert", "{}: no weights of a text encoder in it", given.string());
+    put_files(component_folder(given, "tokenizer"), folder_ / "tokenizer", options_.links, is_of_tokenizer);
+    index_["text_encoder"] = {"transformers", classes->model};
+    index_["tokenizer"] = {"transformers", classes->tokenizer};
+  }
+
+  bool write_null_rows() const {
+    const auto rows = weights_.find(format_.null_rows_key);
+    if (rows == weights_.end()) return false;
+    save_tensors((folder_ / kNullRowsFile).string(), {{kNullRowsTensor, rows->second}});
+    return true;
+  }
+
+  at::Tensor noise(int64_t count, Draw draw) const {
+    at::Tensor all = at::empty({count, shape().in_channels, shape().input_size, shape().input_size});
+    const auto size = static_cast<size_t>(all.numel() / count);
+    for (int64_t i = 0; i < count; ++i)
+      philox_normal(kCardSeed, draw, static_cast<uint64_t>(i),
+                    std::span(all.mutable_data_ptr<float>() + static_cast<size_t>(i) * size, size));
+    return all;
+  }
+
+  // Writes the noise from which kiln sample draws the card's picture, the first of its seed. Returns whether
+  // that of the steps is there.
+  bool write_noise() const {
+    TensorMap tensors = {{kNoiseTensor, noise(1, Draw::kSampleStart)}};
+    const int64_t steps = record_.drawing.num_sampling_steps;
+    const int64_t bytes = steps * tensors[kNoiseTensor].numel() * static_cast<int64_t>(sizeof(float));
+    const bool has_steps = schedule_.is_stochastic && bytes <= kMostStepNoise;
+    if (has_steps) tensors[kStepNoiseTensor] = noise(steps, Draw::kSampleStep);
+    save_tensors((folder_ / kNoiseFile).string(), tensors);
+    return has_steps;
+  }
+
+  int64_t pixels_of_latent(const std::string& autoencoder) const {
+    if (autoencoder.empty()) return 1;
+    if (record_.image_size > 0) return std::max<int64_t>(record_.image_size / shape().input_size, 1);
+    return family_of(record_.model).latents.downsample;
+  }
+
+  std::string limit_of_pipeline(const json& config) const {
+    const CardCode& code = format_.card;
+    const double guidance = record_.drawing.cfg_scale;
+    if (code.limit != nullptr)
+      if (std::string limit = code.limit(config); !limit.empty()) return limit;
+    if (!schedule_.why_outside.empty()) return schedule_.why_outside;
+    if (!code.passes_masks && record_.text.encoder != "clip_text") return "it passes no masks of captions";
+    if (guidance < 1) return "it guides by more than 1 only";
+    return "";
+  }
+
+  fs::path folder_;
+  const ForeignFormat& format_;
+  const ModelRecord& record_;
+  const TensorMap& weights_;
+  const DiffusersFolderOptions& options_;
+  std::unique_ptr<Denoiser> model_;  // without values
+  DiffusersSchedule schedule_;
+  json index_;
+};
 
 }  // namespace
 
-void write_diffusers_pipeline(const std::string& folder, const ForeignFormat& format, const json& config,
-                              const TensorMap& weights, const DiffusersFolderOptions& options) {
+DiffusersFolder write_diffusers_pipeline(const std::string& folder, const ForeignFormat& format,
+                                         const ModelRecord& record, const TensorMap& weights,
+                                         const DiffusersFolderOptions& options) {
   if (fs::exists(folder)) fail("convert", "{} exists: remove it or choose another --out", folder);
   fs::path target = folder;
   if (!target.has_filename()) target = target.parent_path();  // given with a trailing slash
   try {
     if (target.has_parent_path()) fs::create_directories(target.parent_path());
     AtomicFolder written("convert", target.string());
-    write_parts(written.folder(), format, config, weights, options);
+    const DiffusersFolder result = FolderWriter(written.folder(), format, record, weights, options).write();
     written.commit();
+    return result;
   } catch (const fs::filesystem_error& error) {
     fail("convert", "cannot write {}: {}", target.string(), error.code().message());
   }
