@@ -418,6 +418,8 @@ def test_offline_and_unknown_names(run, tmp_path):
     assert "the nearest is sd-vae-ft-mse" in error_line(run("download", "sd-vae-ft-mze"))
     listed = run("download", "--list").stdout
     assert "DiT-XL-2-256x256" in listed and "licence: MIT" in listed and "2.7 GB" in listed
+    for encoder in ("t5-v1_1-xxl", "gemma-2-2b-it", "clip-vit-large-patch14", "all-MiniLM-L6-v2"):
+        assert encoder in listed, "the docs name where each text encoder comes from"
     assert kept(tmp_path) == []
 
 
