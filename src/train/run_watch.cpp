@@ -6,6 +6,7 @@
 #include "core/files/atomic_file.h"
 #include "step/step_batch.h"
 #include "watch/precision_audit.h"
+#include "watch/report.h"
 
 namespace kiln {
 
@@ -149,9 +150,10 @@ void RunWatch::bad_step(const BadStepReport& report) {
 
 void RunWatch::samples(const SampleGrid& grid) {
   if (!monitor_ || grid.png.empty()) return;
-  const std::string path = write_sample_grid(run_.options.out, progress_.step, grid);
+  monitor_->by_products().try_to_write("a grid of samples", [&] {
+    fmt::print("samples {}\n", write_sample_grid(run_.options.out, progress_.step, grid));
+  });
   monitor_->image("samples", grid.png, grid.height, grid.width, progress_.step);
-  fmt::print("samples {}\n", path);
 }
 
 void RunWatch::validation(const ValidationLoss& loss) {
@@ -173,7 +175,9 @@ void RunWatch::compare_with_plan() {
   const double flops_of_step = flops_ / static_cast<double>(num_steps());
   comparison.at("measured").update(arithmetic_of(run_, flops_of_step / measured.step_s));
   if (checkpoint_pause_s_ > 0) comparison.at("measured")["checkpoint_pause_s"] = checkpoint_pause_s_;
-  write_file_atomically("plan", run_.options.out + "/plan.json", comparison.dump(1) + "\n");
+  monitor_->by_products().try_to_write("plan.json", [&] {
+    write_file_atomically("plan", run_.options.out + "/plan.json", comparison.dump(1) + "\n");
+  });
   for (const auto& finding : comparison.at("findings")) fmt::print("plan: {}\n", finding.get<std::string>());
 }
 
@@ -189,12 +193,23 @@ void RunWatch::end_audit() {
   audited_ops_.reset();
   PrecisionContext context{.compute_dtype = run_.compute_dtype};
   for (const auto& segment : run_.training.denoiser->segments()) context.segments.push_back(segment->name());
-  write_file_atomically("audit", run_.options.out + "/precision.json",
-                        audit_precision(recorded.spans, context).dump(1) + "\n");
+  monitor_->by_products().try_to_write("precision.json", [&] {
+    write_file_atomically("audit", run_.options.out + "/precision.json",
+                          audit_precision(recorded.spans, context).dump(1) + "\n");
+  });
+}
+
+void RunWatch::end_profiled_step() {
+  monitor_->by_products().try_to_write("the profile", [&] { profiler_->end_step(progress_.step); });
+}
+
+void RunWatch::write_report() {
+  if (monitor_)
+    monitor_->by_products().try_to_write("report.html", [&] { kiln::write_report(run_.options.out); });
 }
 
 void RunWatch::finish() {
-  if (profiler_) profiler_->finish();
+  if (profiler_) monitor_->by_products().try_to_write("the profile", [&] { profiler_->finish(); });
 }
 
 }  // namespace kiln

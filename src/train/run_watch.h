@@ -39,7 +39,7 @@ class RunWatch {
     StepResult result = measurement_.measure(run);
     if (is_audited) end_audit();
     if (monitor_) monitor_->timers().end_step();
-    if (profiler_) profiler_->end_step(progress_.step);
+    if (profiler_) end_profiled_step();
     return result;
   }
   // Calls run(), which rehearses the largest batch before the first step, and measures its memory.
@@ -89,6 +89,8 @@ class RunWatch {
   // The last checkpoint stopped training for so long; what follows of its writing goes on beside the steps.
   void checkpoint_pause(double seconds) { checkpoint_pause_s_ = seconds; }
 
+  // Writes RUN/report.html.
+  void write_report();
   // Writes RUN/plan.json with the plan's figures beside what was measured so far.
   void compare_with_plan();
   // Writes a trace that is still being recorded. Called after the last step.
@@ -98,6 +100,7 @@ class RunWatch {
   void resume(const TrainStateInfo& saved, bool is_next);
   void profile();
   bool audits_next_step() const { return audit_ops_ && run_.is_first() && num_steps() == kAuditedStep; }
+  void end_profiled_step();
   void begin_audit();
   void end_audit();
 

@@ -12,6 +12,8 @@ namespace kiln {
 
 namespace {
 
+constexpr const char* kEvents = "TensorBoard's events";
+
 double gigabytes(double bytes) { return bytes / 1e9; }
 
 // "forward 33% backward 58% optimizer 8% data 1%": shares of the step. Leaves out shares below half a
@@ -54,7 +56,23 @@ Monitor::Monitor(const MonitorOptions& options, int64_t from_step)
     if (!nvml) break;
     gpus_.push_back(std::move(nvml));
   }
-  if (options.tensorboard) events_ = std::make_unique<EventWriter>(options.run, from_step + 1);
+  if (options.tensorboard)
+    by_products_.try_to_write(kEvents,
+                              [&] { events_ = std::make_unique<EventWriter>(options.run, from_step + 1); });
+}
+
+void Monitor::log(const nlohmann::json& line) {
+  by_products_.try_to_write("lines of log.jsonl", [&] { log_.append(line); });
+}
+
+// After an error the file may end within a record, and TensorBoard would read nothing behind it.
+void Monitor::tell_tensorboard(const std::function<void(EventWriter& events)>& tell) {
+  if (!events_) return;
+  const bool is_written = by_products_.try_to_write(kEvents, [&] {
+    tell(*events_);
+    events_->flush();
+  });
+  if (!is_written) events_.reset();
 }
 
 void Monitor::step(const StepReport& report) {
@@ -83,9 +101,9 @@ void Monitor::step(const StepReport& report) {
   const bool is_due = report.step % options_.log_every == 0;
   if (!is_due && !report.is_last) return say_alive(report);
   const nlohmann::json line = measure(report);
-  log_.append(line);
+  log(line);
   print(line, report.train_seconds);
-  write_events(line);
+  tell_tensorboard([&](EventWriter& events) { add_scalars(events, line); });
   if (!is_due) return;  // a longer run goes on with this window, as if it had not ended here
   window_ = {};
   window_begin_ = Clock::now();
@@ -243,35 +261,30 @@ void Monitor::print(const nlohmann::json& line, double train_seconds) {
   printed_at_ = Clock::now();
 }
 
-void Monitor::write_events(const nlohmann::json& line) {
-  if (!events_) return;
+void Monitor::add_scalars(EventWriter& events, const nlohmann::json& line) {
   const int64_t step = line["step"];
   for (const char* tag : {"loss", "lr", "grad_norm", "images_per_s", "tflops", "peak_share", "mfu",
                           "stall_share", "queue_depth", "host_bytes", "device_bytes", "loss_scale",
                           "gpu_utilisation", "gpu_watts", "gpu_memory_bytes"})
-    if (line.contains(tag) && line[tag].is_number()) events_->add_scalar(tag, line[tag], step);
+    if (line.contains(tag) && line[tag].is_number()) events.add_scalar(tag, line[tag], step);
   if (line.contains("gpus"))
     for (size_t i = 0; i < line["gpus"].size(); ++i)
       for (const auto& [name, value] : line["gpus"][i].items())
-        if (name != "memory_total_bytes") events_->add_scalar(fmt::format("gpu_{}/{}", i, name), value, step);
+        if (name != "memory_total_bytes") events.add_scalar(fmt::format("gpu_{}/{}", i, name), value, step);
   for (const auto& [phase, seconds] : line["phase_s"].items())
-    events_->add_scalar("phase_s/" + phase, seconds, step);
+    events.add_scalar("phase_s/" + phase, seconds, step);
   for (const char* groups : {"loss_by_source", "loss_by_bucket"})
     if (line.contains(groups))
       for (const auto& [name, loss] : line[groups].items())
-        events_->add_scalar(fmt::format("{}/{}", groups, name), loss, step);
+        events.add_scalar(fmt::format("{}/{}", groups, name), loss, step);
   for (int i = 0; i < 4; ++i)
     if (line["loss_quartiles"][i].is_number())
-      events_->add_scalar(fmt::format("loss_by_timestep/quartile_{}", i + 1), line["loss_quartiles"][i],
-                          step);
-  events_->flush();
+      events.add_scalar(fmt::format("loss_by_timestep/quartile_{}", i + 1), line["loss_quartiles"][i], step);
 }
 
 void Monitor::image(const std::string& tag, const std::vector<uint8_t>& png, int64_t height, int64_t width,
                     int64_t step) {
-  if (!events_) return;
-  events_->add_image(tag, png, height, width, step);
-  events_->flush();
+  tell_tensorboard([&](EventWriter& events) { events.add_image(tag, png, height, width, step); });
 }
 
 void Monitor::validation(int64_t step, const ValidationLoss& loss, const std::string& weights) {
@@ -287,17 +300,17 @@ void Monitor::validation(int64_t step, const ValidationLoss& loss, const std::st
                          {"validation_loss_quartiles", nlohmann::json::array()},
                          {"seconds", seconds}};
   for (const double quartile : loss.quartiles) line["validation_loss_quartiles"].push_back(number(quartile));
-  log_.append(line);
+  log(line);
   fmt::print("step {:>7}  validation loss {}  {} images with {} in {:.1f} s\n", step, loss_text(loss.loss),
              loss.num_images, weights, seconds);
   std::fflush(stdout);
-  if (!events_) return;
-  if (std::isfinite(loss.loss)) events_->add_scalar("validation_loss", loss.loss, step);
-  for (size_t q = 0; q < loss.quartiles.size(); ++q)
-    if (std::isfinite(loss.quartiles[q]))
-      events_->add_scalar(fmt::format("validation_loss_by_timestep/quartile_{}", q + 1), loss.quartiles[q],
+  tell_tensorboard([&](EventWriter& events) {
+    if (std::isfinite(loss.loss)) events.add_scalar("validation_loss", loss.loss, step);
+    for (size_t q = 0; q < loss.quartiles.size(); ++q)
+      if (std::isfinite(loss.quartiles[q]))
+        events.add_scalar(fmt::format("validation_loss_by_timestep/quartile_{}", q + 1), loss.quartiles[q],
                           step);
-  events_->flush();
+  });
 }
 
 void Monitor::evaluation(int64_t step, const nlohmann::json& result) {
@@ -306,16 +319,16 @@ void Monitor::evaluation(int64_t step, const nlohmann::json& result) {
   line["event"] = "evaluation";
   line["step"] = step;
   line["seconds"] = seconds;
-  log_.append(line);
+  log(line);
   std::string text;
-  for (const auto& [name, value] : result.at("metrics").items()) {
-    if (!value.is_number()) continue;
-    text += fmt::format("  {} {:.5g}", name, value.get<double>());
-    if (events_) events_->add_scalar("evaluation/" + name, value.get<double>(), step);
-  }
+  for (const auto& [name, value] : result.at("metrics").items())
+    if (value.is_number()) text += fmt::format("  {} {:.5g}", name, value.get<double>());
   fmt::print("step {:>7}{}  in {:.1f} s\n", step, text, seconds);
   std::fflush(stdout);
-  if (events_) events_->flush();
+  tell_tensorboard([&](EventWriter& events) {
+    for (const auto& [name, value] : result.at("metrics").items())
+      if (value.is_number()) events.add_scalar("evaluation/" + name, value.get<double>(), step);
+  });
 }
 
 void Monitor::pause() { pause_begin_ = Clock::now(); }

@@ -11,6 +11,7 @@
 
 #include "parallel/nvml.h"
 #include "step/step.h"
+#include "watch/by_products.h"
 #include "watch/loss_groups.h"
 #include "watch/phase_timers.h"
 #include "watch/run_log.h"
@@ -71,7 +72,7 @@ class Monitor {
   // If lines are far apart, the terminal shows signs of life in between.
   void step(const StepReport& report);
   // Writes an event to log.jsonl: resume, skipped, checkpoint, ...
-  void event(const nlohmann::json& line) { log_.append(line); }
+  void event(const nlohmann::json& line) { log(line); }
   // Reports the loss on held-out samples to the terminal, log.jsonl and TensorBoard. Call it between pause()
   // and resume(). `weights`: the weights that were validated.
   void validation(int64_t step, const ValidationLoss& loss, const std::string& weights);
@@ -82,6 +83,7 @@ class Monitor {
   // Time that is not training (checkpoints, sample grids) does not count in images/s.
   void pause();
   void resume();
+  ByProducts& by_products() { return by_products_; }  // those of the monitor are among them
 
   // Returns the steps collected since the last line, for a checkpoint between two lines. With it a resumed
   // run logs the same losses.
@@ -110,11 +112,14 @@ class Monitor {
   std::string used_text(const nlohmann::json& line);
   void say_alive(const StepReport& report);
   std::string time_left_text(int64_t step, double train_seconds, const char* separator) const;
-  void write_events(const nlohmann::json& line);
+  void log(const nlohmann::json& line);
+  void tell_tensorboard(const std::function<void(EventWriter& events)>& tell);
+  static void add_scalars(EventWriter& events, const nlohmann::json& line);
 
   MonitorOptions options_;
+  ByProducts by_products_;
   RunLog log_;
-  std::unique_ptr<EventWriter> events_;
+  std::unique_ptr<EventWriter> events_;  // null: not asked for, or it failed
   PhaseTimers timers_;
   std::vector<std::unique_ptr<Nvml>> gpus_;  // those the driver reports on; this rank's comes first
   Clock::time_point last_reading_{};

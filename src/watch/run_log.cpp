@@ -1,5 +1,8 @@
 #include "watch/run_log.h"
 
+#include <fcntl.h>
+#include <unistd.h>
+
 #include <cerrno>
 #include <cstring>
 #include <fstream>
@@ -39,14 +42,25 @@ RunLog::RunLog(const std::string& run, int64_t from_step) : path_(log_path(run))
   }
   file.close();
   if (cut) write_file_atomically("log", path_, kept);
-  file_.reset(std::fopen(path_.c_str(), "ab"));
-  if (!file_) fail("log", "cannot open {}: {}", path_, std::strerror(errno));
+  fd_ = ::open(path_.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0666);
+  if (fd_ < 0) fail("log", "cannot open {}: {}", path_, std::strerror(errno));
 }
+
+RunLog::~RunLog() { ::close(fd_); }
 
 void RunLog::append(const nlohmann::json& line) {
   const std::string text = line.dump() + "\n";
-  if (std::fwrite(text.data(), 1, text.size(), file_.get()) != text.size() || std::fflush(file_.get()) != 0)
-    fail("log", "cannot write {}: {}", path_, std::strerror(errno));
+  const off_t end = ::lseek(fd_, 0, SEEK_END);
+  for (std::string_view rest = text; !rest.empty();) {
+    const ssize_t written = ::write(fd_, rest.data(), rest.size());
+    if (written < 0 && errno == EINTR) continue;
+    if (written < 0) {
+      const int error = errno;
+      if (end >= 0 && ::ftruncate(fd_, end) != 0) fail_with_errno("log", "cut a torn line of", path_, errno);
+      fail_with_errno("log", "write", path_, error);
+    }
+    rest.remove_prefix(static_cast<size_t>(written));
+  }
 }
 
 }  // namespace kiln

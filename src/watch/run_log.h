@@ -1,8 +1,6 @@
 // RUN/log.jsonl: one JSON object per line, {"step": ...} for measurements and {"event": ...} for events.
 // Torch-free.
 #pragma once
-#include <cstdio>
-#include <memory>
 #include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
@@ -14,16 +12,17 @@ class RunLog {
   // Opens the log for appending. First cuts a torn last line and the lines of steps beyond `from_step`, which
   // a run wrote after its last checkpoint. Throws Error.
   RunLog(const std::string& run, int64_t from_step);
+  ~RunLog();
+  RunLog(const RunLog&) = delete;
+  RunLog& operator=(const RunLog&) = delete;
 
-  // Appends a line and hands it to the system at once, so a killed run loses none.
+  // Appends a line and hands it to the system at once, so a killed run loses none. Throws Error, for example
+  // on a full disk; then nothing of the line is there.
   void append(const nlohmann::json& line);
 
  private:
-  struct Close {
-    void operator()(FILE* file) const { std::fclose(file); }
-  };
   std::string path_;
-  std::unique_ptr<FILE, Close> file_;
+  int fd_ = -1;
 };
 
 // Returns every complete line of a run's log. Empty without a log.

@@ -196,6 +196,27 @@ def test_a_full_disk_leaves_the_checkpoint_before(uninterrupted, tmp_path):
     assert checkpoint(tmp_path, 120) == checkpoint(uninterrupted, 120)
 
 
+def test_finding_6_by_products_do_not_end_training(tmp_path):
+    def replace_by_folder(name):
+        (tmp_path / name).unlink()
+        (tmp_path / name).mkdir()
+
+    assert train(tmp_path, 10).returncode == 0
+    (tmp_path / "plan.json").write_text("{}")  # which the report reads
+    result = train(tmp_path, 20, "--checkpoint-every", 5)
+    assert result.returncode == 0, result.stderr
+    assert result.stderr.count("training goes on without report.html") <= 1, result.stderr
+    replace_by_folder("report.html")
+    replace_by_folder("plan.json")
+    result = train(tmp_path, 40, "--checkpoint-every", 5)
+    assert result.returncode == 0, result.stderr
+    warnings = [line for line in result.stderr.splitlines() if "training goes on without" in line]
+    assert len(warnings) == 2, result.stderr
+    for name in ("report.html", "plan.json"):
+        assert any(f"without {name}: cannot write" in line and "it is a folder" in line for line in warnings)
+    assert [line[0] for line in losses(tmp_path)] == list(range(1, 41)) and checkpoint(tmp_path, 40)
+
+
 def test_an_unusable_run_folder_is_one_line(tmp_path):
     (tmp_path / "file").write_text("")
     result = train(tmp_path / "file" / "run", 10)

@@ -2,7 +2,10 @@
 // plan.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/resource.h>
 
+#include <algorithm>
+#include <csignal>
 #include <filesystem>
 #include <fstream>
 #include <numeric>
@@ -140,6 +143,41 @@ TEST(Monitor, WritesALineOfTheLastStep) {
   const std::vector<nlohmann::json> lines = read_run_log(run.path().string());
   ASSERT_EQ(lines.size(), 1U);
   EXPECT_EQ(lines.front().at("step"), 3);
+}
+
+// A limit of the file's size stands in for a full disk.
+TEST(Monitor, Finding6AFullDiskIsOneWarningForEachFile) {
+  const test::TempFolder run;
+  const StepResult result{.loss = 0.25, .losses = {0.25}};
+  Monitor monitor({.run = run.path().string(), .global_batch = 1, .max_steps = 9, .log_every = 1}, 0);
+  const auto step = [&](int64_t number) {
+    monitor.step({.step = number, .images_seen = number, .result = &result, .positions = {0.5}});
+  };
+  ::testing::internal::CaptureStdout();
+  step(1);
+  rlimit before{};
+  getrlimit(RLIMIT_FSIZE, &before);
+  const auto handler = std::signal(SIGXFSZ, SIG_IGN);
+  const uintmax_t log_bytes = fs::file_size(run / "log.jsonl");
+  const rlimit full{.rlim_cur = log_bytes + 9, .rlim_max = before.rlim_max};  // the next line is cut
+  setrlimit(RLIMIT_FSIZE, &full);
+  ::testing::internal::CaptureStderr();
+  step(2);
+  monitor.validation(2, {.num_images = 1, .loss = 0.5}, "model");
+  monitor.evaluation(2, {{"metrics", {{"fid", 3.0}}}});
+  monitor.image("samples", std::vector<uint8_t>(100), 1, 1, 2);
+  const std::string warnings = ::testing::internal::GetCapturedStderr();
+  setrlimit(RLIMIT_FSIZE, &before);
+  std::signal(SIGXFSZ, handler);
+  step(3);
+  ::testing::internal::GetCapturedStdout();
+  EXPECT_EQ(std::ranges::count(warnings, '\n'), 2) << warnings;
+  EXPECT_THAT(warnings, HasSubstr("warning: training goes on without lines of log.jsonl: cannot write "));
+  EXPECT_THAT(warnings, HasSubstr("warning: training goes on without TensorBoard's events: cannot write "));
+  std::ifstream file(run / "log.jsonl");
+  std::vector<int64_t> steps;
+  for (std::string line; std::getline(file, line);) steps.push_back(nlohmann::json::parse(line).at("step"));
+  EXPECT_THAT(steps, ElementsAre(1, 3)) << "whole lines only";
 }
 
 // A hundred slow steps may lie between two lines of the log.

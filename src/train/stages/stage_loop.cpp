@@ -14,7 +14,6 @@
 #include "train/bad_step.h"
 #include "train/checkpoints.h"
 #include "train/sample_grid.h"
-#include "watch/report.h"
 
 namespace kiln {
 
@@ -240,7 +239,7 @@ void StageLoop::announce_checkpoint(const std::optional<std::string>& folder) {
   const RunWatch::Pause pause(*watch_);
   prune_checkpoints(run_.options.out, run_.options.checkpoints.keep);
   fmt::print("checkpoint {}\n", *folder);
-  write_report(run_.options.out);
+  watch_->write_report();
 }
 
 // Writes the report after lines of the log, at most every 30 seconds, so that it takes little time from
@@ -251,12 +250,12 @@ void StageLoop::refresh_report() {
   if (!run_.is_first() || !is_due(run_.options.watch.log_every) || now < reported_at_ + kOften) return;
   reported_at_ = now;
   const RunWatch::Pause pause(*watch_);
-  write_report(run_.options.out);
+  watch_->write_report();
 }
 
 void StageLoop::compare_with_plan() {
   watch_->compare_with_plan();
-  if (run_.is_first()) write_report(run_.options.out);
+  watch_->write_report();
 }
 
 void StageLoop::validate() {

@@ -1,0 +1,16 @@
+#include "watch/by_products.h"
+
+#include "core/error.h"
+
+namespace kiln {
+
+bool ByProducts::try_to_write(const std::string& name, const std::function<void()>& write) try {
+  write();
+  return true;
+} catch (const std::exception& error) {
+  if (missed_.insert(name).second)
+    fmt::print(stderr, "warning: training goes on without {}: {}\n", name, bare_message_of(error));
+  return false;
+}
+
+}  // namespace kiln
