@@ -8,6 +8,7 @@
 
 #include "core/aten.h"
 #include "core/error.h"
+#include "core/text/some_of.h"
 #include "models/parts/init.h"
 
 namespace kiln {
@@ -58,9 +59,9 @@ void load_weights(const ParameterList& parameters, const std::map<std::string, a
   for (const auto& [key, tensor] : weights)
     if (!known.contains(key)) unknown.push_back(key);
   std::vector<std::string> problems;
-  if (!missing.empty()) problems.push_back(fmt::format("missing keys: {}", fmt::join(missing, ", ")));
-  if (!unknown.empty()) problems.push_back(fmt::format("unknown keys: {}", fmt::join(unknown, ", ")));
-  if (!wrong.empty()) problems.push_back(fmt::format("wrong shapes: {}", fmt::join(wrong, "; ")));
+  if (!missing.empty()) problems.push_back("missing keys: " + some_of(missing));
+  if (!unknown.empty()) problems.push_back("unknown keys: " + some_of(unknown));
+  if (!wrong.empty()) problems.push_back("wrong shapes: " + some_of(wrong, "; "));
   if (!problems.empty()) fail("weights", "{} does not fit the model: {}", source, fmt::join(problems, "; "));
 
   const at::NoGradGuard no_grad;

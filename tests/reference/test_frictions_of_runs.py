@@ -2,11 +2,12 @@
 something else."""
 
 import json
+import re
 
 import pytest
 from conftest import run_program, succeed
 
-DIT = ["--model", "dit", "--hidden-size", 48, "--depth", 2, "--num-heads", 3, "--patch-size", 2, "--num-classes", 4]
+DIT = ["--model", "dit", "--hidden-size", 48, "--depth", 2, "--num-heads", 3, "--patch-size", 4, "--num-classes", 4]
 OPTIONS = ["--data", "synthetic", "--image-size", 64, "--global-batch", 4, "--threads", 1, "--peak-tflops", 1, "--log-every", 3,
            "--device", "cpu", "--ema-decay", 0.5]
 
@@ -82,6 +83,12 @@ def test_weights_of_another_family_are_named(run, tmp_path):
     line = refusal("train", "--model", "pixart", "--hidden-size", 48, "--depth", 2, "--num-heads", 3, *OPTIONS, "--weights", file,
                    "--out", tmp_path / "run")
     assert f"--weights {file} are of dit, not of --model pixart: give --model dit" in line
+
+
+def test_weights_of_another_depth_are_named_in_a_line_that_can_be_read(run, tmp_path):
+    file = run / "checkpoints/step-00000004/model.safetensors"
+    line = refusal("train", *[6 if option == 2 else option for option in DIT], *OPTIONS, "--weights", file, "--out", tmp_path / "run")
+    assert "missing keys: blocks.2." in line and re.search(r" and \d\d more", line)
 
 
 def test_folders_of_the_wrong_kind_are_named(run, tmp_path):

@@ -6,6 +6,7 @@
 
 #include "core/aten.h"
 #include "core/error.h"
+#include "core/text/some_of.h"
 #include "models/denoisers/dit.h"
 
 namespace kiln {
@@ -183,11 +184,11 @@ TensorMap dit_from_diffusers(const DitConfig& config, const TensorMap& weights, 
   }
   rest.erase("pos_embed.pos_embed");  // old versions of diffusers saved the table
   std::vector<std::string> problems;
-  if (!missing.empty()) problems.push_back(fmt::format("missing keys: {}", fmt::join(missing, ", ")));
+  if (!missing.empty()) problems.push_back("missing keys: " + some_of(missing));
   if (!rest.empty()) {
     std::vector<std::string> unknown;
     for (const auto& [key, tensor] : rest) unknown.push_back(key);
-    problems.push_back(fmt::format("unknown keys: {}", fmt::join(unknown, ", ")));
+    problems.push_back("unknown keys: " + some_of(unknown));
   }
   if (!problems.empty()) fail("convert", "{} does not fit its config: {}", source, fmt::join(problems, "; "));
   result["pos_embed"] = position_table(config);

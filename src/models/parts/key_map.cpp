@@ -4,6 +4,7 @@
 
 #include "core/aten.h"
 #include "core/error.h"
+#include "core/text/some_of.h"
 
 namespace kiln {
 namespace {
@@ -28,8 +29,8 @@ class Taker {
   void finish() const {
     std::vector<std::string> problems, unknown;
     for (const auto& [key, tensor] : rest_) unknown.push_back(key);
-    if (!missing_.empty()) problems.push_back(fmt::format("missing keys: {}", fmt::join(missing_, ", ")));
-    if (!unknown.empty()) problems.push_back(fmt::format("unknown keys: {}", fmt::join(unknown, ", ")));
+    if (!missing_.empty()) problems.push_back("missing keys: " + some_of(missing_));
+    if (!unknown.empty()) problems.push_back("unknown keys: " + some_of(unknown));
     if (!problems.empty())
       fail("weights", "{} does not fit the model: {}", source_, fmt::join(problems, "; "));
   }
