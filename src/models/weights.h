@@ -12,8 +12,9 @@ namespace kiln {
 // Draws fresh weights. Each depends on (seed, its key) alone.
 void initialize_weights(const ParameterList& parameters, uint64_t seed);
 void initialize_weights(const Denoiser& denoiser, uint64_t seed);
-// Copies weights by key, converting the dtype. Missing keys, unknown keys and wrong shapes are told, the first few of each, in
-// one Error that names `source`. Computed constants (DiT's pos_embed) may be absent and are then computed.
+// Copies weights by key, converting the dtype. Missing keys, unknown keys and wrong shapes are told, the
+// first few of each, in one Error that names `source`. Computed constants (DiT's pos_embed) may be absent and
+// are then computed.
 void load_weights(const ParameterList& parameters, const std::map<std::string, at::Tensor>& weights,
                   const std::string& source);
 void load_weights(const Denoiser& denoiser, const std::map<std::string, at::Tensor>& weights,
