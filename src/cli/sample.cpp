@@ -45,26 +45,36 @@ void add_sample_command(CLI::App& app) {
   command->add_option("--run", options->run,
                       "Run folder of kiln train; samples come from its newest checkpoint and first EMA");
   command->add_option("--weights", options->weights,
-                      "Weights file instead of a run: safetensors, or DiT's or fast-DiT's .pt (its EMA)");
+                      "Weights instead of a run: a safetensors or .pt file, a diffusers folder, a run or a "
+                      "checkpoint. What they say of themselves decides how they draw");
   command->add_option(
       "--model", options->model,
-      fmt::format("Model of --weights: {}; or published weights that are fetched (DiT-XL/2-256, -512)",
+      fmt::format("Model of --weights that do not say it: {}; or published weights that are fetched "
+                  "(DiT-XL/2-256, -512)",
                   denoiser_names_text()));
   command->add_option("--adapter", options->adapter,
-                      "LoRA adapter (PEFT folder, diffusers or kohya file) to add to the weights");
+                      "LoRA adapter (PEFT folder, diffusers or kohya file, run) to add to the weights");
+  command->add_option("--base", options->base,
+                      "Weights that the adapter of --run was trained on (default: where they were then)");
+  command->add_flag(
+      "--anyway", options->anyway,
+      "Draw with another autoencoder, text encoder, tokenizer, schedule or base than the weights "
+      "were trained with");
   auto download = std::make_shared<DownloadOptions>();
   command->add_flag("--offline", download->offline, "Published weights: use only what was fetched before");
   command->add_option("--mirror", download->mirrors, "Published weights: see kiln download --help");
   command->add_option("--model-config", options->model_config,
-                      "JSON (text or file) that overrides the model's preset");
+                      "JSON (text or file) that overrides what --weights say of the model");
   command->add_option(
       "--objective", options->objective,
-      fmt::format("Objective that --weights was trained with: {} (default: that of the published models)",
+      fmt::format("Objective that the weights were trained with: {} (default: as they say, or as published)",
                   fmt::join(objective_names(), ", ")));
+  command->add_option("--flow-shift", options->flow_shift,
+                      "Shift of objective flow (default: as the weights say, or as published)");
   command->add_option("--image-size", options->image_size,
-                      "Image side in pixels, for --weights (default: the model's)");
+                      "Side in pixels of the pictures that --weights are made for (default: as they say)");
   command->add_option("--autoencoder", options->autoencoder,
-                      "Autoencoder that decodes the latents, or pixels (default: the run's)");
+                      "Autoencoder that decodes the latents, or pixels (default: as the weights say)");
   command
       ->add_option("--tiles", options->tiles,
                    "Decode pictures larger than this many pixels a side in tiles of that side, with blended "
@@ -83,7 +93,7 @@ void add_sample_command(CLI::App& app) {
   command->add_option("--negative-prompt", options->negative_prompt,
                       "What guidance moves away from (default: no words)");
   command->add_option("--text-encoder", options->text_encoder,
-                      "Folder of the text encoder and its tokenizer (default: the run's)");
+                      "Folder of the text encoder and its tokenizer (default: as the weights say)");
   command->add_option("--height", options->height, "Height of the pictures in pixels (default: the model's)");
   command->add_option("--width", options->width, "Width of the pictures in pixels (default: the model's)");
   command->add_option("--aspect-ratio", options->aspect_ratio,
@@ -101,7 +111,7 @@ void add_sample_command(CLI::App& app) {
   command->add_option("--guidance-interval", options->guidance_interval,
                       "LO:HI: guide only within these shares of the schedule (0: clean, 1: noise)");
   command->add_option("--cfg-scale", options->cfg_scale,
-                      "Classifier-free guidance; 1 = off (default: as the model is published)");
+                      "Classifier-free guidance; 1 = off (default: as the weights say, or as published)");
   command
       ->add_option("--cfg-convention", options->cfg_convention,
                    "Channels to guide: plain (all), dit (those that DiT guides), or auto (dit if the model "
@@ -110,16 +120,22 @@ void add_sample_command(CLI::App& app) {
   command->add_option(
       "--sampler", options->sampler,
       fmt::format(
-          "Sampler: {} (default: as the model is published, or flow_euler or ddim if that cannot draw "
-          "with its objective)",
+          "Sampler: {} (default: as the weights say, or as the model is published, or flow_euler or ddim if "
+          "that cannot draw with its objective)",
           fmt::join(sampler_names(), ", ")));
   command->add_option(
       "--num-sampling-steps", options->num_sampling_steps,
-      "Steps of the sampler (default: as the model is published; for another sampler 250 with ddpm, 20 "
-      "with dpmpp_2m, 50 with the others)");
+      "Steps of the sampler (default: as the weights say, or as published; for another sampler 250 with "
+      "ddpm, 20 with dpmpp_2m, 50 with the others)");
   command->add_option("--seed", options->seed, "Seed of the noise; an image has the same noise in any batch")
       ->check(not_negative())
       ->capture_default_str();
+
+  command->add_option(
+      "--noise", options->noise,
+      "safetensors file of the noise to draw from instead of the seed's, to compare with other "
+      "programs: \"noise\" (N, C, H, W), \"step_noise\" (steps, N, C, H, W)");
+  command->add_option("--save-noise", options->save_noise, "Write the seed's noise into such a file");
 
   command->add_option("--out", options->out,
                       "Folder of PNG files; rerunning the same command draws what is missing");

@@ -49,13 +49,10 @@ std::map<std::string, std::string> adapter_metadata(ModelRecord record) {
 
 bool is_run_adapter(const WeightsSource& source) { return !source.record.adapter.config.is_null(); }
 
-std::vector<LoraLayer> read_run_adapter(const WeightsSource& source) {
-  return lora_layers(load_tensors(source.path), source.record.adapter.config, source.path);
-}
-
 void write_run_adapter(const WeightsSource& source, const std::string& to, const std::string& format_name,
                        const std::string& dtype_name) {
-  std::vector<LoraLayer> layers = read_run_adapter(source);
+  std::vector<LoraLayer> layers =
+      lora_layers(load_tensors(source.path), source.record.adapter.config, source.path);
   if (!dtype_name.empty()) {
     const at::ScalarType dtype = parse_compute_dtype(dtype_name, "--dtype");
     for (LoraLayer& layer : layers) {
@@ -76,21 +73,6 @@ void write_run_adapter(const WeightsSource& source, const std::string& to, const
     write_file_atomically("convert", (path.parent_path() / "adapter_config.json").string(),
                           file.adapter_config.dump(2) + "\n");
   fmt::print("{}: an adapter of {} layers, from {}\n", path.string(), layers.size(), source.path);
-}
-
-void merge_given_adapter(const std::string& path, bool ema, bool anyway, LoadedModel& model) {
-  size_t num_layers = 0;
-  if (fs::is_directory(fs::path(path) / "checkpoints")) {
-    const WeightsSource source = find_weights(path, {.ema = ema});
-    if (!is_run_adapter(source)) fail("convert", "{} trained no adapter, but a model", path);
-    const std::vector<LoraLayer> layers = read_run_adapter(source);
-    check_base(source.record.adapter, path, model, anyway);
-    merge_layers(model.weights, layers, model.base());
-    num_layers = layers.size();
-  } else {
-    num_layers = merge_adapter_file(path, anyway, model);
-  }
-  fmt::print("{}: an adapter of {} layers, merged\n", path, num_layers);
 }
 
 }  // namespace kiln

@@ -10,6 +10,7 @@
 #include "core/error.h"
 #include "core/files/xxh3.h"
 #include "models/registry.h"
+#include "models/run_folder.h"
 
 namespace kiln {
 namespace {
@@ -82,8 +83,15 @@ void load_foreign(const WeightsSource& source, const std::string& name, const js
   loaded.has_null_rows = *format->null_rows_key == '\0' || source.has_null_rows;
 }
 
-std::string other_base(const std::string& source, const std::string& wanted, const std::string& found) {
-  return fmt::format("{} was trained to change weights {}, and its base here has {}", source, wanted, found);
+void say_other_base(const std::string& source, const std::string& wanted, const std::string& found,
+                    bool anyway) {
+  say_mismatch(
+      fmt::format("{} was trained to change the weights {}, and these are {}", source, wanted, found),
+      "give its own base", anyway);
+}
+
+std::vector<LoraLayer> layers_of_run(const WeightsSource& run) {
+  return lora_layers(load_tensors(run.path), run.record.adapter.config, run.path);
 }
 
 LoadedModel load_adapted(const WeightsSource& source, const LoadModelOptions& options) {
@@ -101,11 +109,10 @@ LoadedModel load_adapted(const WeightsSource& source, const LoadModelOptions& op
   if (digest != record.adapter.base_fingerprint) {
     // Runs of earlier versions know only the bytes of their base's file.
     if (record.adapter.base_values.empty())
-      say_mismatch(other_base(source.path, record.adapter.base_fingerprint, digest), options.anyway);
+      say_other_base(source.path, record.adapter.base_fingerprint, digest, options.anyway);
     check_base(record.adapter, source.path, loaded, options.anyway);
   }
-  merge_layers(loaded.weights, lora_layers(load_tensors(source.path), record.adapter.config, source.path),
-               loaded.base());
+  merge_layers(loaded.weights, layers_of_run(source), loaded.base());
   return loaded;
 }
 
@@ -148,10 +155,18 @@ void check_base(const ModelRecord::AdapterInfo& adapter, const std::string& sour
                 bool anyway) {
   if (adapter.base_values.empty() || !model.family) return;
   if (const std::string found = fingerprint_of_values(model); found != adapter.base_values)
-    say_mismatch(other_base(source, adapter.base_values, found), anyway);
+    say_other_base(source, adapter.base_values, found, anyway);
 }
 
-size_t merge_adapter_file(const std::string& path, bool anyway, LoadedModel& model) {
+size_t merge_adapter_at(const std::string& path, bool ema, bool anyway, LoadedModel& model) {
+  if (is_run_folder(path)) {
+    const WeightsSource run = find_weights(path, {.ema = ema});
+    if (run.record.adapter.config.is_null()) fail("weights", "{} trained no adapter, but a model", path);
+    check_base(run.record.adapter, path, model, anyway);
+    const std::vector<LoraLayer> layers = layers_of_run(run);
+    merge_layers(model.weights, layers, model.base());
+    return layers.size();
+  }
   const std::filesystem::path folder = path;
   const std::string file =
       std::filesystem::is_directory(folder) ? (folder / "adapter_model.safetensors").string() : path;
@@ -161,8 +176,8 @@ size_t merge_adapter_file(const std::string& path, bool anyway, LoadedModel& mod
   return merge_adapter(model.weights, path, model.base());
 }
 
-void say_mismatch(const std::string& text, bool anyway) {
-  if (!anyway) fail("weights", "{}: give the one it was made with, or go on with --anyway", text);
+void say_mismatch(const std::string& text, const std::string& advice, bool anyway) {
+  if (!anyway) fail("weights", "{}: {}, or go on with --anyway", text, advice);
   fmt::print(stderr, "warning: {}\n", text);
 }
 

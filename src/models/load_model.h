@@ -43,11 +43,12 @@ std::string fingerprint_of_values(const LoadedModel& model);
 void check_base(const ModelRecord::AdapterInfo& adapter, const std::string& source, const LoadedModel& model,
                 bool anyway);
 
-// Merges the adapter of a file or PEFT's folder into the model and returns the number of changed layers. Its
-// record is compared as check_base() does. Throws Error.
-size_t merge_adapter_file(const std::string& path, bool anyway, LoadedModel& model);
+// Merges the adapter of a file, PEFT's folder or a run (`ema`: its average) into the model and returns the
+// number of changed layers. Its record is compared as check_base() does. Throws Error.
+size_t merge_adapter_at(const std::string& path, bool ema, bool anyway, LoadedModel& model);
 
-// Throws Error with the text and how to go on in spite of it, or prints the text as a warning with `anyway`.
-void say_mismatch(const std::string& text, bool anyway);
+// Throws Error with the text, `advice` and how to go on in spite of it; with `anyway` prints the text as a
+// warning.
+void say_mismatch(const std::string& text, const std::string& advice, bool anyway);
 
 }  // namespace kiln

@@ -2,7 +2,9 @@
 
 #include <algorithm>
 #include <optional>
+#include <utility>
 
+#include "core/error.h"
 #include "diffusion/objective.h"
 #include "diffusion/sampler.h"
 #include "diffusion/scheduler_config.h"
@@ -78,6 +80,15 @@ void set_open(TrainOptions& options, const json& settings, const std::set<std::s
     if (!given.contains(name)) set_option(options, name, value);
 }
 
+// Null if neither tells.
+json known_objective(const ModelRecord& record, const json& scheduler, const std::string& model) {
+  if (record.objective.is_object() || !scheduler.is_object()) return record.objective;
+  json told = objective_of_scheduler(scheduler);
+  if (told.is_null()) return told;
+  json published = published_objective_config(model, "");
+  return have_same_schedule(told, published) ? published : told;
+}
+
 }  // namespace
 
 std::string take_published_settings(TrainOptions& options, const std::set<std::string>& given,
@@ -136,12 +147,31 @@ Drawing drawing_of(const ModelRecord& record, const json& objective, const std::
   return drawing;
 }
 
-json known_objective(const ModelRecord& record, const json& scheduler, const std::string& model) {
-  if (record.objective.is_object() || !scheduler.is_object()) return record.objective;
-  json told = objective_of_scheduler(scheduler);
-  if (told.is_null()) return told;
-  json published = published_objective_config(model, "");
-  return have_same_schedule(told, published) ? published : told;
+json objective_of(const ModelRecord& record, const json& scheduler, const std::string& model,
+                  const GivenObjective& given) {
+  json objective = known_objective(record, scheduler, model);
+  if (!given.name.empty()) {
+    const json known = std::exchange(objective, published_objective_config(model, given.name));
+    if (known.is_object() && known.at("type") == objective.at("type")) {
+      const json asked = std::exchange(objective, known);
+      if (asked.contains("prediction_type")) objective["prediction_type"] = asked["prediction_type"];
+    }
+  }
+  if (!given.flow_shift) return objective;
+  if (objective.is_null()) objective = published_objective_config(model, "");
+  if (objective.at("type") != "flow")
+    fail("objective", "--flow-shift is for models of --objective flow, and these weights are of {}",
+         objective_text(objective));
+  objective["shift"] = *given.flow_shift;
+  make_objective(objective);
+  return objective;
+}
+
+std::string objective_text(const json& objective) {
+  const std::string type = objective.at("type");
+  if (type == "flow") return fmt::format("flow, shift {:g}", objective.value("shift", 1.0));
+  if (type != "ddpm") return type;
+  return fmt::format("{}, {}", objective.value("prediction_type", ""), objective.value("beta_schedule", ""));
 }
 
 ModelRecord::DrawingInfo drawing_info(const Drawing& drawing, const DenoiserShape& shape) {

@@ -1,6 +1,7 @@
 // What a run takes from the published models of its family where the user leaves it open.
 #pragma once
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <set>
 #include <string>
 
@@ -39,11 +40,19 @@ Drawing published_drawing(const std::string& model, const nlohmann::json& object
 Drawing drawing_of(const ModelRecord& record, const nlohmann::json& objective,
                    const std::string& sampler = "");
 
-// Returns the objective of weights: the record's, else that of the scheduler beside them
-// (scheduler_config.json, or null). Where that draws as the published models of this name are drawn, it is
-// theirs, which says more. Null if neither tells.
-nlohmann::json known_objective(const ModelRecord& record, const nlohmann::json& scheduler,
-                               const std::string& model);
+// Says which objective weights were trained with where they do not.
+struct GivenObjective {
+  std::string name;  // one of objective_names(); "" = as they say
+  std::optional<double> flow_shift{};
+};
+// Returns the objective of weights of this model: the given one, the record's, or that of the scheduler
+// beside them (scheduler_config.json, or null). A given one keeps their schedule if that is of its kind. A
+// scheduler that draws as the published models of this name are drawn stands for their objective, which says
+// more. Null if nothing tells. Throws Error.
+nlohmann::json objective_of(const ModelRecord& record, const nlohmann::json& scheduler,
+                            const std::string& model, const GivenObjective& given);
+// Returns "flow, shift 3".
+std::string objective_text(const nlohmann::json& objective);
 
 // Returns what a record says of drawing with a model of this shape.
 ModelRecord::DrawingInfo drawing_info(const Drawing& drawing, const DenoiserShape& shape);

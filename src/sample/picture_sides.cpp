@@ -10,15 +10,15 @@ namespace {
 
 // Returns a side in latents; 0 pixels means the model's own. `what` names the side; `advice` ends the message
 // for a side that does not fit.
-int64_t latent_side(const std::string& what, int64_t pixels, const SampleSource& source,
+int64_t latent_side(const std::string& what, int64_t pixels, const DrawingSource& source,
                     const char* advice = "") {
   const DenoiserShape& shape = source.denoiser->shape();
   const int64_t downsample = source.autoencoder->downsample;
   const int64_t own = shape.input_size * downsample;
   if (pixels == 0 || pixels == own) return shape.input_size;
   if (shape.size_multiple == 0)
-    fail("sample", "{} {}: {} draws only pictures of {} x {} pixels{}", what, pixels, source.model, own, own,
-         advice);
+    fail("sample", "{} {}: {} draws only pictures of {} x {} pixels{}", what, pixels, source.record.model,
+         own, own, advice);
   const int64_t multiple = shape.size_multiple * downsample;
   if (pixels < multiple || pixels % multiple != 0)
     fail("sample", "expected {} to be a multiple of {}, got {}{}", what, multiple, pixels, advice);
@@ -27,7 +27,7 @@ int64_t latent_side(const std::string& what, int64_t pixels, const SampleSource&
 
 }  // namespace
 
-LatentSides latent_sides(const SampleCommand& command, const SampleSource& source, const Image* init) {
+LatentSides latent_sides(const SampleCommand& command, const DrawingSource& source, const Image* init) {
   const bool has_sides = command.height > 0 || command.width > 0;
   if (init && !has_sides && command.aspect_ratio.empty()) {
     constexpr const char* kAdvice = "; with --height and --width it is resized and cropped to them";

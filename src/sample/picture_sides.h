@@ -15,6 +15,6 @@ struct LatentSides {
 // Returns the pictures' sides in latents: from --height and --width, from --aspect-ratio, else from the
 // picture `init` that they start from (may be null), else the model's own. Throws Error for sides that the
 // model does not draw.
-LatentSides latent_sides(const SampleCommand& command, const SampleSource& source, const Image* init);
+LatentSides latent_sides(const SampleCommand& command, const DrawingSource& source, const Image* init);
 
 }  // namespace kiln

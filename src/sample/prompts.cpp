@@ -7,6 +7,7 @@
 #include "core/aten.h"
 #include "core/error.h"
 #include "core/tensors.h"
+#include "models/load_model.h"
 #include "models/text/caption_encoder.h"
 #include "parallel/machine.h"
 #include "text/tokenizers/unicode.h"
@@ -17,7 +18,7 @@ namespace {
 constexpr int64_t kPromptsAtOnce = 32;
 
 CaptionEncoder load_encoder(const ModelRecord::TextInfo& trained, const std::string& given, at::Device device,
-                            at::ScalarType compute_dtype, int64_t num_processes) {
+                            at::ScalarType compute_dtype, int64_t num_processes, bool anyway) {
   const std::string& folder = given.empty() ? trained.encoder_path : given;
   std::error_code unreachable;
   if (folder.empty() || !std::filesystem::exists(folder, unreachable))
@@ -28,15 +29,17 @@ CaptionEncoder load_encoder(const ModelRecord::TextInfo& trained, const std::str
                          {.bytes = usable_bytes(device, num_processes), .text = "what is free"},
                          EncoderUse::kEncode, trained.instruction);
   if (trained.encoder_fingerprint.empty()) return encoder;  // another program encoded the captions
+  constexpr const char* kAdvice = "give that one with --text-encoder";
   if (encoder.encoder_fingerprint() != trained.encoder_fingerprint)
-    fail("sample",
-         "{} is another text encoder ({} {}) than the captions' ({} {}): give --text-encoder with that one",
-         folder, encoder.shape().family, encoder.encoder_fingerprint(), trained.encoder,
-         trained.encoder_fingerprint);
-  if (encoder.tokenizer_fingerprint() != trained.tokenizer_fingerprint)
-    fail("sample",
-         "{} has another tokenizer than the captions were made with: give --text-encoder with that one",
-         folder);
+    say_mismatch(fmt::format("{} is another text encoder ({} {}) than the captions' ({} {})", folder,
+                             encoder.shape().family, encoder.encoder_fingerprint(), trained.encoder,
+                             trained.encoder_fingerprint),
+                 kAdvice, anyway);
+  if (!trained.tokenizer_fingerprint.empty() &&
+      encoder.tokenizer_fingerprint() != trained.tokenizer_fingerprint)
+    say_mismatch(fmt::format("{} has another tokenizer ({}) than the captions were made with ({})", folder,
+                             encoder.tokenizer_fingerprint(), trained.tokenizer_fingerprint),
+                 kAdvice, anyway);
   return encoder;
 }
 
@@ -63,8 +66,8 @@ std::vector<std::string> read_prompts(const std::string& path) {
 Prompts encode_prompts(const ModelRecord::TextInfo& trained, const std::string& folder,
                        std::vector<std::string> texts, const std::string& negative,
                        const ConditioningShape& shape, at::Device device, at::ScalarType compute_dtype,
-                       int64_t num_processes) {
-  CaptionEncoder encoder = load_encoder(trained, folder, device, compute_dtype, num_processes);
+                       int64_t num_processes, bool anyway) {
+  CaptionEncoder encoder = load_encoder(trained, folder, device, compute_dtype, num_processes, anyway);
   if (trained.max_tokens == 0) encoder.limit_tokens(shape.max_text_tokens);
   return encode_prompts(encoder, trained, std::move(texts), negative, shape);
 }

@@ -25,11 +25,11 @@ std::vector<std::string> read_prompts(const std::string& path);
 // Encodes prompts as the captions of a run's training were encoded. `folder` is that of the encoder; empty:
 // where it was then. An empty `negative` means what the model was trained with for dropped captions.
 // `num_processes` is the number of processes on this machine, which share its memory. Throws Error: no
-// encoder there, or another one than the run's.
+// encoder there, or another one than the captions' (a warning with `anyway`).
 Prompts encode_prompts(const ModelRecord::TextInfo& trained, const std::string& folder,
                        std::vector<std::string> texts, const std::string& negative,
                        const ConditioningShape& shape, at::Device device, at::ScalarType compute_dtype,
-                       int64_t num_processes);
+                       int64_t num_processes, bool anyway = false);
 
 // The same with the encoder of the captions already in memory.
 Prompts encode_prompts(const CaptionEncoder& encoder, const ModelRecord::TextInfo& trained,

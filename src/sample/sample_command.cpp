@@ -2,12 +2,15 @@
 
 #include <unistd.h>
 
+#include <fmt/ranges.h>
+
 #include <charconv>
 #include <chrono>
 #include <cmath>
 #include <cstdio>
 #include <optional>
 
+#include "checkpoint/weights_file.h"
 #include "core/error.h"
 #include "core/tensors.h"
 #include "core/text/progress_line.h"
@@ -18,6 +21,7 @@
 #include "run/published_settings.h"
 #include "sample/graphed_forward.h"
 #include "sample/init_picture.h"
+#include "sample/noise_file.h"
 #include "sample/picture_sides.h"
 #include "sample/prompts.h"
 #include "sample/sample_output.h"
@@ -33,19 +37,22 @@ using nlohmann::json;
 constexpr double kDefaultStrength = 0.8;  // diffusers'
 constexpr int64_t kMaxGridImages = 400;
 
-CfgConvention parse_convention(const std::string& name) {
+// `recorded`: the channels that the record of the weights names.
+CfgConvention parse_convention(const std::string& name, const std::string& recorded) {
+  if (name == "auto" && recorded == "model") return CfgConvention::kModel;
+  if (name == "auto" && recorded == "all") return CfgConvention::kAll;
   if (name == "auto") return CfgConvention::kAuto;
   if (name == "dit") return CfgConvention::kModel;
   if (name == "plain") return CfgConvention::kAll;
   fail("sample", "expected --cfg-convention to be auto, dit or plain, got \"{}\"", name);
 }
 
-json choose_sampler(const SampleCommand& command, const json& objective, const Drawing& published) {
+json choose_sampler(const SampleCommand& command, const json& objective, const Drawing& drawing) {
   if (command.num_sampling_steps < 0)
     fail("sample", "expected --num-sampling-steps to be at least 1, got {}", command.num_sampling_steps);
   const int64_t steps =
-      command.num_sampling_steps > 0 ? command.num_sampling_steps : published.num_sampling_steps;
-  json config = sampler_config(published.sampler, steps, objective);
+      command.num_sampling_steps > 0 ? command.num_sampling_steps : drawing.num_sampling_steps;
+  json config = sampler_config(drawing.sampler, steps, objective);
   if (!command.image.empty())
     config["first_step"] = first_step_of(command.strength.value_or(kDefaultStrength), steps, objective);
   make_sampler(config);  // refuses impossible steps before anything is written
@@ -61,6 +68,8 @@ void check(const SampleCommand& command) {
     fail("sample", "--random-labels cannot choose from a single class: give several --classes");
   if (command.strength && command.image.empty())
     fail("sample", "--strength says how far to go from a picture: give it with --image");
+  if (!command.noise.empty() && !command.save_noise.empty())
+    fail("sample", "--save-noise writes the noise that the seed draws: leave out --noise");
   if (command.cuda_graph != "auto" && command.cuda_graph != "off")
     fail("sample", "expected --cuda-graph to be auto or off, got {}", command.cuda_graph);
   if (command.batch < 1) fail("sample", "expected --batch to be at least 1, got {}", command.batch);
@@ -70,32 +79,22 @@ void check(const SampleCommand& command) {
     fail("sample", "expected --cfg-scale to be a number, got {}", *command.cfg_scale);
 }
 
-std::string objective_text(const json& objective) {
-  const std::string type = objective.at("type");
-  if (type == "flow") return fmt::format("flow, shift {:g}", objective.value("shift", 1.0));
-  if (type != "ddpm") return type;
-  return fmt::format("{}, {}", objective.value("prediction_type", ""), objective.value("beta_schedule", ""));
-}
-
-// Says what a weights file does not and the command leaves open.
-void say_assumed(const SampleCommand& command, const SampleSource& source, const SampleOptions& options) {
-  std::string published, usual;
-  const auto add = [](std::string& texts, const std::string& text) {
-    texts += (texts.empty() ? "" : "; ") + text;
-  };
-  if (command.objective.empty()) add(published, "objective " + objective_text(source.objective));
-  if (command.sampler.empty()) {
-    const Drawing drawing = published_drawing(source.model, source.objective);
+// Says what neither the weights nor the command say, and how it was settled.
+void say_assumed(const SampleCommand& command, const DrawingSource& source, const SampleOptions& options) {
+  std::vector<std::string> published = source.published, usual = source.usual;
+  const ModelRecord& record = source.record;
+  const Drawing drawing = drawing_of(record, record.objective);
+  if (command.sampler.empty() && !drawing.is_recorded) {
     const int64_t steps = make_sampler(options.sampler)->step_count();
-    add(drawing.is_published ? published : usual,
-        "sampler " + drawing.sampler +
-            (command.num_sampling_steps > 0 ? "" : fmt::format(", {} steps", steps)));
+    (drawing.is_published ? published : usual)
+        .push_back("sampler " + drawing.sampler +
+                   (command.num_sampling_steps > 0 ? "" : fmt::format(", {} steps", steps)));
   }
-  if (!command.cfg_scale)
-    add(options.cfg_scale != 1 ? published : usual, fmt::format("guidance {:g}", options.cfg_scale));
+  if (!command.cfg_scale && record.drawing.sampler.empty())
+    (options.cfg_scale != 1 ? published : usual).push_back(fmt::format("guidance {:g}", options.cfg_scale));
   if (!published.empty())
-    fmt::print(stderr, "kiln sample: as {} is published: {}\n", source.model, published);
-  if (!usual.empty()) fmt::print(stderr, "kiln sample: chosen: {}\n", usual);
+    fmt::print(stderr, "kiln sample: as {} is published: {}\n", record.model, fmt::join(published, "; "));
+  if (!usual.empty()) fmt::print(stderr, "kiln sample: chosen: {}\n", fmt::join(usual, "; "));
 }
 
 // Parses "0.2:0.8" into timesteps of the model.
@@ -114,22 +113,28 @@ std::optional<SampleOptions::GuidanceInterval> parse_guidance_interval(const std
   return SampleOptions::GuidanceInterval{.low = interval.low * steps, .high = interval.high * steps};
 }
 
-SampleOptions sample_options(const SampleCommand& command, const SampleSource& source,
+SampleOptions sample_options(const SampleCommand& command, const DrawingSource& source,
                              const std::optional<InitPicture>& init, at::Device device) {
   SampleOptions options;
   const DenoiserShape& shape = source.denoiser->shape();
-  const Drawing published = published_drawing(source.model, source.objective, command.sampler);
-  options.sampler = choose_sampler(command, source.objective, published);
+  const Drawing drawing = drawing_of(source.record, source.record.objective, command.sampler);
+  options.sampler = choose_sampler(command, source.record.objective, drawing);
   const bool can_guide = shape.conditioning.takes_text() || shape.conditioning.has_null_class;
-  options.cfg_scale = command.cfg_scale.value_or(can_guide ? published.cfg_scale : 1);
+  options.cfg_scale = command.cfg_scale.value_or(can_guide ? drawing.cfg_scale : 1);
   const LatentSides sides = latent_sides(command, source, init ? &init->image : nullptr);
   options.height = sides.height;
   options.width = sides.width;
-  options.cfg_convention = parse_convention(command.cfg_convention);
-  options.guidance_interval = parse_guidance_interval(command.guidance_interval, source.objective);
+  options.cfg_convention = parse_convention(command.cfg_convention, source.record.drawing.guided_channels);
+  options.guidance_interval = parse_guidance_interval(command.guidance_interval, source.record.objective);
   options.batch = command.batch;
   options.seed = command.seed;
   options.device = device;
+  if (!command.noise.empty()) {
+    const GivenNoise given =
+        read_noise(command.noise, command.num_images, {shape.in_channels, sides.height, sides.width});
+    options.noise = given.start;
+    options.step_noise = given.steps;
+  }
   if (init) options.start_from = start_from(*init, *source.autoencoder, sides, options.seed, device);
   if (device.is_cuda() && command.cuda_graph == "auto")
     options.forward = graphed_forward(
@@ -143,24 +148,27 @@ SampleOptions sample_options(const SampleCommand& command, const SampleSource& s
 }
 
 // Encodes the prompts for the model. Returns nothing for a model without captions.
-Prompts load_prompts(const SampleCommand& command, const SampleSource& source, at::Device device,
+Prompts load_prompts(const SampleCommand& command, const DrawingSource& source, at::Device device,
                      at::ScalarType compute_dtype, int64_t num_processes) {
-  const ConditioningShape& shape = source.denoiser->shape().conditioning;
+  ConditioningShape shape = source.denoiser->shape().conditioning;
+  // Null rows that are not known are not drawn with.
+  if (source.record.drawing.unconditional == "empty_caption") shape.has_null_text = false;
   std::vector<std::string> texts = command.prompts;
   if (!command.prompts_file.empty())
     for (std::string& prompt : read_prompts(command.prompts_file)) texts.push_back(std::move(prompt));
   const bool has_words = !texts.empty() || !command.negative_prompt.empty();
-  if (!shape.takes_text() && has_words) fail("sample", "{} takes no prompts: choose --classes", source.model);
+  if (!shape.takes_text() && has_words)
+    fail("sample", "{} takes no prompts: choose --classes", source.record.model);
   if (!shape.takes_text()) return {};
   if (!command.classes.empty())
-    fail("sample", "{} knows no classes: say what to draw with --prompt", source.model);
+    fail("sample", "{} knows no classes: say what to draw with --prompt", source.record.model);
   if (texts.empty())
-    fail("sample", "{} needs a prompt: give --prompt \"...\" or --prompts FILE", source.model);
-  return encode_prompts(source.text, command.text_encoder, std::move(texts), command.negative_prompt, shape,
-                        device, compute_dtype, num_processes);
+    fail("sample", "{} needs a prompt: give --prompt \"...\" or --prompts FILE", source.record.model);
+  return encode_prompts(source.record.text, command.text_encoder, std::move(texts), command.negative_prompt,
+                        shape, device, compute_dtype, num_processes, command.anyway);
 }
 
-SampleOutput open_output(const SampleCommand& command, const SampleSource& source,
+SampleOutput open_output(const SampleCommand& command, const DrawingSource& source,
                          const SampleOptions& options, const std::optional<InitPicture>& init,
                          const Subjects& subjects, const Prompts& prompts, SampleOutputOptions::Role role) {
   const DenoiserShape& shape = source.denoiser->shape();
@@ -174,7 +182,7 @@ SampleOutput open_output(const SampleCommand& command, const SampleSource& sourc
                                 .width = options.width * downsample,
                                 .words = [subjects](int64_t image) { return subjects(image).words; }};
   output.settings = {{"weights", source.weights_fingerprint},
-                     {"model", source.model_config},
+                     {"model", source.record.model_config},
                      {"autoencoder", source.autoencoder->fingerprint},
                      {"sampler", options.sampler},
                      {"cfg_scale", options.cfg_scale},
@@ -189,6 +197,7 @@ SampleOutput open_output(const SampleCommand& command, const SampleSource& sourc
   if (command.no_ema) output.settings["ema"] = false;
   if (command.tiles != "auto") output.settings["tiles"] = command.tiles;
   if (init) output.settings["image"] = init->fingerprint;
+  if (!command.noise.empty()) output.settings["noise"] = digest_of_weights(command.noise);
   if (command.tf32 && options.device.is_cuda()) output.settings["tf32"] = true;
   if (options.height != shape.input_size || options.width != shape.input_size)
     output.settings["size"] = {output.height, output.width};
@@ -203,7 +212,7 @@ SampleOutput open_output(const SampleCommand& command, const SampleSource& sourc
 }
 
 // Draws options.images into `output`, with a progress line that counts up to `total`.
-void draw(const SampleSource& source, SampleOptions& options, int64_t total, bool is_shown,
+void draw(const DrawingSource& source, SampleOptions& options, int64_t total, bool is_shown,
           SampleOutput& output) {
   const int64_t missing = static_cast<int64_t>(options.images.size());
   const int64_t present = total - missing;
@@ -223,7 +232,7 @@ void draw(const SampleSource& source, SampleOptions& options, int64_t total, boo
 }
 
 // Returns the conditioning of options.images.
-ConditioningFn conditioning_of(const SampleOptions& options, const SampleSource& source,
+ConditioningFn conditioning_of(const SampleOptions& options, const DrawingSource& source,
                                const Subjects& subjects, const Prompts& prompts) {
   const ConditioningShape& shape = source.denoiser->shape().conditioning;
   const int64_t downsample = source.autoencoder->downsample;
@@ -264,9 +273,9 @@ void sample(const SampleCommand& command, ProcessGroup& group) {
   std::optional<InitPicture> init;
   if (!command.image.empty()) init = read_init_picture(command.image);
   const int64_t num_processes = group.ranks().local_world_size;
-  const SampleSource source = load_sample_source(command, device, compute_dtype, num_processes);
+  const DrawingSource source = load_drawing_source(command, device, compute_dtype, num_processes);
   SampleOptions options = sample_options(command, source, init, device);
-  if (is_first && command.run.empty()) say_assumed(command, source, options);
+  if (is_first) say_assumed(command, source, options);
   const Prompts prompts = load_prompts(command, source, device, compute_dtype, num_processes);
   const Subjects subjects =
       choose_subjects(command.classes, source, prompts, command.random_labels, command.seed);
@@ -281,6 +290,9 @@ void sample(const SampleCommand& command, ProcessGroup& group) {
     options.images.push_back(index);
   options.conditioning = conditioning_of(options, source, subjects, prompts);
   options.null_text = prompts.null;
+  if (is_first && !command.save_noise.empty())
+    write_noise(command.save_noise, command.num_images,
+                {source.denoiser->shape().in_channels, options.height, options.width}, options);
   const int64_t total =
       group.world_size() == 1 ? command.num_images : static_cast<int64_t>(options.images.size());
   draw(source, options, total, is_first, *output);

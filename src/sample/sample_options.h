@@ -8,13 +8,19 @@
 namespace kiln {
 
 struct SampleCommand {
-  std::string run;  // run folder; "" = `weights` are given
-  // A weights file, its model's name, and JSON (text or file) that overrides the model's preset.
-  std::string weights, model, model_config;
-  std::string adapter;              // LoRA to add to the weights: PEFT's, diffusers' or kohya's; "" = none
-  std::string objective;            // that --weights was trained with; "" = the published one of the model
-  int64_t image_size = 0;           // pixels, for --weights; 0 = the model's own
-  std::string autoencoder;          // path or "pixels"; "" = the run's
+  std::string run;      // run folder; "" = `weights` are given
+  std::string weights;  // a weights file, a diffusers folder, a run or a checkpoint
+  // Override what the weights say of themselves: the model's name, JSON (text or file) of its config, the
+  // objective, its shift, and the side of the model's pictures. "", absent and 0 = as they say.
+  std::string model, model_config, objective;
+  std::optional<double> flow_shift{};
+  int64_t image_size = 0;   // pixels
+  std::string base;         // of a run that trained an adapter; "" = where it was
+  std::string adapter;      // LoRA to add to the weights: PEFT's, diffusers', kohya's or a run's; "" = none
+  bool anyway = false;      // draw with pieces other than those that the weights were trained with
+  std::string noise;        // file of the noise that pictures start from; "" = drawn by the seed
+  std::string save_noise;   // file to write that noise into; "" = none
+  std::string autoencoder;  // path or "pixels"; "" = as the weights say
   std::string tiles = "auto";       // large pictures are decoded in tiles: auto | off | side in pixels
   std::optional<double> ema_decay;  // which EMA of a run; absent = the first
   bool no_ema = false;
@@ -24,17 +30,17 @@ struct SampleCommand {
   std::vector<std::string> prompts;  // for models that take captions, drawn in turn
   std::string prompts_file;          // one prompt a line
   std::string negative_prompt;       // "" = what the model was trained with for dropped captions
-  std::string text_encoder;          // its folder; "" = the run's
+  std::string text_encoder;          // its folder; "" = as the weights say
   int64_t height = 0, width = 0;     // of the pictures in pixels; 0 = the model's own
   std::string aspect_ratio{};        // such as "16:9"; "" = by height and width
   std::string image{};               // file of the picture that all start from; "": they start from noise
   std::optional<double> strength{};  // how far from that picture, 0 to 1; absent = 0.8
   bool random_labels = false;        // classes drawn at random, by (seed, image)
   std::string guidance_interval;     // "LO:HI" as shares of the schedule, 0 clean, 1 noise; "" = everywhere
-  std::optional<double> cfg_scale;   // absent = as the model is published
+  std::optional<double> cfg_scale;   // absent = as the weights say, else as published
   std::string cfg_convention = "auto";  // auto | dit | plain
-  std::string sampler;                  // "" = as the model is published
-  int64_t num_sampling_steps = 0;       // 0 = as the model is published, or usual for the sampler
+  std::string sampler;                  // "" = as the weights say, else as published
+  int64_t num_sampling_steps = 0;       // 0 = likewise, or usual for the sampler
   uint64_t seed = 0;
 
   std::string out, npz;

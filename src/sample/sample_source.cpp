@@ -7,14 +7,13 @@
 #include <filesystem>
 #include <span>
 
-#include "checkpoint/tensor_files.h"
 #include "core/aten.h"
 #include "core/error.h"
 #include "core/files/xxh3.h"
 #include "core/json_config.h"
-#include "diffusion/objective.h"
+#include "diffusion/scheduler_config.h"
 #include "models/autoencoders/tiling.h"
-#include "models/lora_keys.h"
+#include "models/load_model.h"
 #include "models/registry.h"
 #include "models/run_folder.h"
 #include "parallel/machine.h"
@@ -35,115 +34,157 @@ std::string fingerprint_of(const std::map<std::string, at::Tensor>& weights) {
   return "xxh3:" + xxh3_hex(std::as_bytes(std::span(parts)));
 }
 
-ModelRecord info_of_weights(const SampleCommand& command) {
-  ModelRecord info;
-  if (command.model.empty()) fail("sample", "--weights needs --model (DiT-XL/2, ...)");
-  info.model = command.model;
-  info.model_config = read_json_option("sample", "--model-config", command.model_config);
-  info.objective = published_objective_config(command.model, command.objective);
-  info.autoencoder.name.clear();  // not known
-  return info;
+void check(const SampleCommand& command) {
+  if (command.run.empty() == command.weights.empty()) fail("sample", "expected either --run or --weights");
+  if (!command.run.empty() &&
+      (!command.model.empty() || !command.model_config.empty() || command.image_size > 0))
+    fail("sample", "--model, --model-config and --image-size have no effect with --run: the run knows them");
+  if (command.no_ema && command.ema_decay) fail("sample", "expected --ema-decay or --no-ema, not both");
+  if (!command.run.empty()) read_run_info(command.run);  // says what is no run
 }
 
-// Names the average that the weights are. The decay of a weights file is not known.
-std::string average_of(const SampleCommand& command, const ModelRecord& info) {
-  const bool is_run = !command.run.empty();
-  if (command.no_ema || (is_run && info.ema_decays.empty())) return "model";
-  return is_run ? fmt::format("ema-{}", command.ema_decay.value_or(info.ema_decays.front())) : "of the file";
+WeightsSource find_weights_of(const SampleCommand& command) {
+  WeightsSource found = find_weights(command.run.empty() ? command.weights : command.run,
+                                     {.ema = !command.no_ema, .ema_decay = command.ema_decay});
+  if (command.ema_decay && found.step.empty())
+    fail("sample", "--ema-decay chooses among a run's averages: --weights has one");
+  return found;
 }
 
-// Completes the model's config from the shapes in a weights file.
-void ask_weights(const std::map<std::string, at::Tensor>& weights, ModelRecord& info) {
-  WeightShapes shapes;
-  for (const auto& [key, tensor] : weights) shapes[key] = tensor.sizes().vec();
-  info.model_config = resolve_denoiser_config(info.model, info.model_config, shapes);
-}
-
-std::string autoencoder_path(const SampleCommand& command, const ModelRecord& info) {
+std::string autoencoder_path(const SampleCommand& command, const ModelRecord& record, int64_t channels) {
   if (!command.autoencoder.empty()) return command.autoencoder;
-  if (info.autoencoder.name == "pixels") return "pixels";
+  const ModelRecord::AutoencoderInfo& trained = record.autoencoder;
+  if (trained.name == "pixels") return "pixels";
   constexpr int64_t kRgb = 3;
-  if (!info.autoencoder.name.empty() || info.model_config.value("in_channels", int64_t{0}) != kRgb)
-    return info.autoencoder.path;
+  if (!trained.name.empty() || !trained.path.empty() || channels != kRgb) return trained.path;
   fmt::print(stderr,
              "note: the model makes 3 channels, taken for pixels: give --autoencoder if they are latents\n");
   return "pixels";
 }
 
-void load_autoencoder_of(const SampleCommand& command, const ModelRecord& info, at::Device device,
-                         at::ScalarType compute_dtype, int64_t num_processes, SampleSource& source) {
-  const ModelRecord::AutoencoderInfo& trained = info.autoencoder;
-  const std::string path = autoencoder_path(command, info);
+// Names an autoencoder that is not the one of the latents.
+void check_autoencoder(const ModelRecord::AutoencoderInfo& trained, const Autoencoder& given,
+                       const std::string& path, bool anyway) {
+  if (trained.name.empty()) return;
+  const auto differs = [](double a, double b) { return std::abs(a - b) > 1e-6 * std::abs(b); };
+  constexpr const char* kAdvice = "give that one with --autoencoder";
+  if (given.name != trained.name || differs(given.scaling_factor, trained.scaling_factor) ||
+      differs(given.shift_factor, trained.shift_factor))
+    say_mismatch(fmt::format("the latents of the weights come from {} with scaling factor {} and shift {}, "
+                             "but {} is {} with {} and {}",
+                             trained.name, trained.scaling_factor, trained.shift_factor, path, given.name,
+                             given.scaling_factor, given.shift_factor),
+                 kAdvice, anyway);
+  else if (!trained.fingerprint.empty() && given.fingerprint != trained.fingerprint)
+    say_mismatch(fmt::format("{} is another autoencoder ({}) than that of the weights' latents ({})", path,
+                             given.fingerprint, trained.fingerprint),
+                 kAdvice, anyway);
+}
+
+std::unique_ptr<Autoencoder> load_autoencoder_of(const SampleCommand& command, const ModelRecord& record,
+                                                 int64_t channels, at::Device device,
+                                                 at::ScalarType compute_dtype, int64_t num_processes) {
+  const std::string path = autoencoder_path(command, record, channels);
   std::error_code unreachable;
   if (path.empty() || (path != "pixels" && !std::filesystem::exists(path, unreachable)))
     fail("sample", "{}: pass --autoencoder with the one that made the latents, or pixels",
          path.empty()  ? "no autoencoder is known"
          : unreachable ? fmt::format("{}: {}", path, unreachable.message())
                        : path + " does not exist");
-  source.autoencoder =
+  auto autoencoder =
       load_autoencoder(path, device, compute_dtype,
                        Tiling::parse("tiles", command.tiles, usable_bytes(device, num_processes)));
-  const Autoencoder& autoencoder = *source.autoencoder;
-  if (trained.name.empty()) return;
-  const auto differs = [](double a, double b) { return std::abs(a - b) > 1e-6 * std::abs(b); };
-  if (autoencoder.name != trained.name || differs(autoencoder.scaling_factor, trained.scaling_factor) ||
-      differs(autoencoder.shift_factor, trained.shift_factor))
-    fail("sample",
-         "the run's latents come from {} with scaling factor {} and shift {}, but {} is {} with {} and {}",
-         trained.name, trained.scaling_factor, trained.shift_factor, path, autoencoder.name,
-         autoencoder.scaling_factor, autoencoder.shift_factor);
-  if (trained.fingerprint.empty() || autoencoder.fingerprint == trained.fingerprint) return;
-  if (command.autoencoder.empty())
-    fail("sample",
-         "{} holds another autoencoder now than the one that made the run's latents: pass --autoencoder with "
-         "that one, or with this one if it decodes them",
-         path);
-  // Decoders of one latent space exist in variants (sd-vae-ft-ema, -mse), so other weights are not an error.
-  fmt::print(stderr, "kiln sample: {} is not the autoencoder that the run's latents were made with\n", path);
+  check_autoencoder(record.autoencoder, *autoencoder, path, command.anyway);
+  return autoencoder;
+}
+
+// Settles the objective. `scheduler`: that of a diffusers folder.
+void settle_objective(const SampleCommand& command, const json& scheduler, DrawingSource& source) {
+  ModelRecord& record = source.record;
+  const json recorded = record.objective;
+  if (recorded.is_object() && scheduler.is_object()) {
+    const json told = objective_of_scheduler(scheduler);
+    if (told.is_object() && !have_same_schedule(recorded, told))
+      say_mismatch(fmt::format("{} was trained with {}, but scheduler_config.json beside it says {}",
+                               source.weights, objective_text(recorded), objective_text(told)),
+                   "restore that file", command.anyway);
+  }
+  record.objective = objective_of(record, scheduler, record.model,
+                                  {.name = command.objective, .flow_shift = command.flow_shift});
+  if (record.objective.is_null()) {
+    record.objective = published_objective_config(record.model, "");
+    source.published.push_back("objective " + objective_text(record.objective));
+  }
+  if (recorded.is_object() && !have_same_schedule(recorded, record.objective))
+    fmt::print(stderr, "warning: {} was trained with {}, and is drawn with {} as asked\n", source.weights,
+               objective_text(recorded), objective_text(record.objective));
+  // A file does not say whether its objective learns sigma; its channels do.
+  const DenoiserShape& shape = source.denoiser->shape();
+  if (record.objective.at("type") == "iddpm" && !recorded.is_object())
+    record.objective["learn_sigma"] = shape.out_channels > shape.in_channels;
+}
+
+// Sets the side of the model's pictures that the command asks for.
+void set_image_size(const SampleCommand& command, int64_t downsample, LoadedModel& loaded) {
+  if (command.image_size == 0) return;
+  if (command.image_size < 0 || command.image_size % downsample != 0)
+    fail("sample", "expected --image-size to be a multiple of {}, got {}", downsample, command.image_size);
+  loaded.model.config[loaded.family->size_key] = command.image_size / downsample;
+  loaded.model.config = loaded.family->resolve(loaded.model.config);
+  std::erase(loaded.model.assumed, loaded.family->size_key);
+}
+
+// Adds what the shapes of the weights leave open and usual values settle.
+void note_assumed(const LoadedModel& loaded, int64_t downsample, DrawingSource& source) {
+  for (const std::string& key : loaded.model.assumed) {
+    const json& value = loaded.model.config.at(key);
+    source.usual.push_back(key == loaded.family->size_key
+                               ? fmt::format("pictures of {} px", value.get<int64_t>() * downsample)
+                               : fmt::format("{} {}", key, value.dump()));
+  }
+  if (loaded.has_null_rows) return;
+  source.record.drawing.unconditional = "empty_caption";
+  source.usual.emplace_back("guidance away from the empty caption");
+}
+
+std::string average_of(const SampleCommand& command, const WeightsSource& found) {
+  if (!found.record.average.empty()) return found.record.average;
+  return command.no_ema ? "model" : "of the file";
 }
 
 }  // namespace
 
-SampleSource load_sample_source(const SampleCommand& command, at::Device device, at::ScalarType compute_dtype,
-                                int64_t num_processes) {
-  if (command.run.empty() == command.weights.empty()) fail("sample", "expected either --run or --weights");
-  const bool is_run = !command.run.empty();
-  if (is_run && (!command.model.empty() || !command.model_config.empty() || command.image_size > 0))
-    fail("sample", "--model, --model-config and --image-size have no effect with --run: the run knows them");
-  if (!is_run && command.ema_decay)
-    fail("sample", "--ema-decay chooses among a run's averages: --weights has one");
-  if (command.no_ema && command.ema_decay) fail("sample", "expected --ema-decay or --no-ema, not both");
-
-  ModelRecord info = is_run ? read_run_info(command.run) : info_of_weights(command);
-  SampleSource source;
-  source.weights =
-      is_run ? run_weights(command.run, info, !command.no_ema, command.ema_decay) : command.weights;
-  auto weights =
-      is_run ? load_run_weights(info, source.weights) : load_tensors(source.weights, !command.no_ema);
-  if (!is_run) ask_weights(weights, info);
-  load_autoencoder_of(command, info, device, compute_dtype, num_processes, source);
-  if (command.image_size > 0) {
-    if (command.image_size % source.autoencoder->downsample != 0)
-      fail("sample", "expected --image-size to be a multiple of {}, got {}", source.autoencoder->downsample,
-           command.image_size);
-    info.model_config["input_size"] = command.image_size / source.autoencoder->downsample;
-  }
-  source.model = info.model;
-  source.model_config = resolve_denoiser_config(info.model, info.model_config);
-  if (!command.adapter.empty())
-    merge_adapter(weights, command.adapter, {&family_of(info.model), source.model_config});
-  source.objective = info.objective;
-  source.class_names = info.class_names;
-  source.text = info.text;
-  source.weights_fingerprint = fingerprint_of(weights);
-  source.average = average_of(command, info);
+DrawingSource load_drawing_source(const SampleCommand& command, at::Device device,
+                                  at::ScalarType compute_dtype, int64_t num_processes) {
+  check(command);
+  const WeightsSource found = find_weights_of(command);
+  LoadedModel loaded =
+      load_model(found, {.ema = !command.no_ema,
+                         .model = command.model,
+                         .config = read_json_option("sample", "--model-config", command.model_config),
+                         .base = command.base,
+                         .anyway = command.anyway});
+  if (!loaded.family)
+    fail("sample", "{} is of an unknown architecture: say which with --model (DiT-XL/2, ...)", found.path);
+  DrawingSource source;
+  source.record = found.record;
+  source.record.model = loaded.name;
+  source.weights = found.path;
+  source.average = average_of(command, found);
+  const int64_t channels =
+      loaded.family->build(loaded.model.config, {.device = at::kMeta, .outline = true})->shape().in_channels;
+  source.autoencoder =
+      load_autoencoder_of(command, source.record, channels, device, compute_dtype, num_processes);
+  const int64_t downsample = source.autoencoder->downsample;
+  set_image_size(command, downsample, loaded);
+  note_assumed(loaded, downsample, source);
+  if (!command.adapter.empty()) merge_adapter_at(command.adapter, !command.no_ema, command.anyway, loaded);
+  source.record.model_config = loaded.model.config;
+  source.weights_fingerprint = fingerprint_of(loaded.weights);
   source.denoiser =
-      build_denoiser(info.model, source.model_config, {.device = device, .compute_dtype = compute_dtype});
-  load_weights(*source.denoiser, weights, source.weights);
-  // A file does not say whether its objective learns sigma; its channels do.
-  const DenoiserShape& shape = source.denoiser->shape();
-  if (!is_run && source.objective.at("type") == "iddpm")
-    source.objective["learn_sigma"] = shape.out_channels > shape.in_channels;
+      loaded.family->build(loaded.model.config, {.device = device, .compute_dtype = compute_dtype});
+  load_weights(*source.denoiser, loaded.weights, source.weights);
+  settle_objective(command, found.scheduler, source);
   freeze_weights(*source.denoiser, compute_dtype);
   return source;
 }

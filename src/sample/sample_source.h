@@ -1,32 +1,33 @@
-// The model that `kiln sample` draws with, loaded from a run folder or a weights file.
+// The model that `kiln sample` draws with, loaded from any source of weights.
 #pragma once
 #include <memory>
-#include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
 
 #include "models/autoencoders/autoencoder.h"
 #include "models/model.h"
-#include "models/run_folder.h"
+#include "models/model_record.h"
 #include "sample/sample_options.h"
 
 namespace kiln {
 
-struct SampleSource {
-  std::string model;
-  nlohmann::json model_config, objective;
+struct DrawingSource {
+  // Of the weights, as the command overrides it and the published settings of the family complete it. Its
+  // drawing is not completed.
+  ModelRecord record;
   std::string weights;              // the file that was loaded
   std::string weights_fingerprint;  // of its bytes
   std::string average;              // what the weights are: "ema-0.9999" | "model" | "of the file"
-  std::vector<std::string> class_names;
-  ModelRecord::TextInfo text;          // encoder of the captions; unknown for a weights file
+  // What neither the weights nor the command say, and how it was settled: "objective flow, shift 3" as
+  // published, "num_heads 16" by a usual value.
+  std::vector<std::string> published{}, usual{};
   std::unique_ptr<Denoiser> denoiser;  // its weights in the compute dtype
   std::unique_ptr<Autoencoder> autoencoder;
 };
 
 // `num_processes` is the number of processes on this machine, which share its memory. Throws Error: neither
-// or both of --run and --weights, an autoencoder that does not fit the model.
-SampleSource load_sample_source(const SampleCommand& command, at::Device device, at::ScalarType compute_dtype,
-                                int64_t num_processes);
+// or both of --run and --weights, weights or an autoencoder that do not fit the model or each other.
+DrawingSource load_drawing_source(const SampleCommand& command, at::Device device,
+                                  at::ScalarType compute_dtype, int64_t num_processes);
 
 }  // namespace kiln

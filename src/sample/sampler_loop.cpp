@@ -43,6 +43,22 @@ DenoiseFn within(const SampleOptions::GuidanceInterval& interval, DenoiseFn insi
   };
 }
 
+// Returns what the images start from.
+at::Tensor start_of(const SampleOptions& options, const std::vector<int64_t>& images,
+                    at::IntArrayRef image_shape) {
+  if (!options.noise.defined()) return start_noise(options.seed, images, image_shape, options.device);
+  return options.noise.index_select(0, at::tensor(images, at::kLong)).to(options.device);
+}
+
+at::Tensor noise_of_step(const SampleOptions& options, const std::vector<int64_t>& images,
+                         at::IntArrayRef image_shape, int64_t step) {
+  if (!options.step_noise.defined())
+    return step_noise(options.seed, images, image_shape, step, options.device);
+  if (step >= options.step_noise.size(0))
+    fail("sample", "the given noise is for {} steps: the sampler takes more", options.step_noise.size(0));
+  return options.step_noise[step].index_select(0, at::tensor(images, at::kLong)).to(options.device);
+}
+
 // Latents -> (B, 3, H, W) in about [-1, 1].
 at::Tensor decode(const Autoencoder* autoencoder, const at::Tensor& latents) {
   if (!autoencoder) return latents;
@@ -169,7 +185,7 @@ bool sample_images(const Denoiser& denoiser, const Autoencoder* autoencoder, con
                  guided_denoiser(denoiser, cond, Conditioning(), 1, options.cfg_convention, options.forward));
     at::Tensor x_0;
     try {
-      const at::Tensor noise = start_noise(options.seed, images, image_shape, options.device);
+      const at::Tensor noise = start_of(options, images, image_shape);
       x_0 = run_sampler_from(
           *sampler,
           options.start_from ? sampler->noised(options.start_from(images), noise)
@@ -178,7 +194,7 @@ bool sample_images(const Denoiser& denoiser, const Autoencoder* autoencoder, con
             if (options.stop && options.stop()) throw Stopped();
             return denoise(x, model_t);
           },
-          [&](int64_t step) { return step_noise(options.seed, images, image_shape, step, options.device); });
+          [&](int64_t step) { return noise_of_step(options, images, image_shape, step); });
     } catch (const Stopped&) {
       return false;
     }

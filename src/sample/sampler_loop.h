@@ -48,6 +48,9 @@ struct SampleOptions {
   int64_t height = 0, width = 0;  // of the latents; 0: the size that the model was built for
   int64_t batch = 8;              // images at a time (guidance doubles the rows)
   uint64_t seed = 0;
+  // Noise by image instead of that drawn by the seed: (N, C, height, width) f32 to start from, and (steps, N,
+  // C, height, width) f32 of the sampler's steps. Undefined: drawn.
+  at::Tensor noise{}, step_noise{};
   at::Device device = at::kCPU;  // where the denoiser's weights are
   std::function<bool()> stop;    // optional; asked before each step; true ends the run early
   ForwardFn forward;             // optional; replaces Denoiser::forward

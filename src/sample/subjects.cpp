@@ -94,18 +94,18 @@ std::vector<int64_t> select_classes(const std::vector<std::string>& selection,
   return classes;
 }
 
-Subjects choose_subjects(const std::vector<std::string>& classes, const SampleSource& source,
+Subjects choose_subjects(const std::vector<std::string>& classes, const DrawingSource& source,
                          const Prompts& prompts, bool are_random, uint64_t seed) {
   std::vector<Subjects::Subject> chosen;
   for (const std::string& prompt : prompts.texts)
     chosen.push_back({static_cast<int64_t>(chosen.size()), prompt});
   if (!chosen.empty()) return {std::move(chosen), are_random, seed};
   const int64_t num_classes = source.denoiser->shape().conditioning.num_classes;
-  for (const int64_t number : select_classes(classes, source.class_names, num_classes)) {
+  for (const int64_t number : select_classes(classes, source.record.class_names, num_classes)) {
     const auto place = static_cast<size_t>(number);
-    chosen.push_back({number, num_classes == 0                    ? ""
-                              : place < source.class_names.size() ? source.class_names[place]
-                                                                  : fmt::format("class-{}", number)});
+    chosen.push_back({number, num_classes == 0                           ? ""
+                              : place < source.record.class_names.size() ? source.record.class_names[place]
+                                                                         : fmt::format("class-{}", number)});
   }
   return {std::move(chosen), are_random, seed};
 }

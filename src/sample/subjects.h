@@ -40,7 +40,7 @@ std::vector<int64_t> select_classes(const std::vector<std::string>& selection,
 
 // Returns the prompts as subjects, or without prompts the classes, by number or name (none: all). Throws
 // Error for unknown classes.
-Subjects choose_subjects(const std::vector<std::string>& classes, const SampleSource& source,
+Subjects choose_subjects(const std::vector<std::string>& classes, const DrawingSource& source,
                          const Prompts& prompts, bool are_random, uint64_t seed);
 
 }  // namespace kiln
