@@ -51,3 +51,9 @@ def test_options_of_commands_exist(kiln):
                 options[command] = set(re.findall(r"(?<![\w-])--[a-z][\w-]*", shown.stdout))
             assert set(named) <= options.get(command, set()), f"{page.name}: kiln {command}{arguments}"
     assert len(options) > 8
+
+
+def test_every_recipe_is_in_the_catalogue():
+    catalogue = (REPOSITORY / "docs" / "recipes.md").read_text()
+    recipes = {str(path.relative_to(REPOSITORY)) for path in (REPOSITORY / "recipes").rglob("*.toml")}
+    assert set(re.findall(r"`(recipes/[^`]+)`", catalogue)) == recipes
