@@ -30,6 +30,7 @@ class CheckpointSaver {
   // do not share. Nothing is left behind after such an error, nor after any error below. REQUIRES: none is
   // under way.
   void begin(TrainStateInfo info);
+  int64_t bytes() const { return files_.file_bytes(); }  // of a checkpoint
   bool under_way() const { return save_ != nullptr; }
   // Called after a step. Returns the folder of the checkpoint once every rank's part is on the disk, else
   // nothing. Throws the Error of the first rank that could not write.

@@ -11,6 +11,7 @@
 #include "data/loader/batches.h"
 #include "optim/lr_schedule.h"
 #include "parallel/machine.h"
+#include "parallel/ranks/agreement.h"
 #include "train/bad_step.h"
 #include "train/checkpoints.h"
 #include "train/sample_grid.h"
@@ -107,6 +108,10 @@ bool StageLoop::start() {
   if (folder_.step != plan_.step) return false;
   run_.build();
   const std::optional<TrainStateInfo> resumed = resume();
+  agree(*run_.group, "the room for checkpoints", [&] {
+    if (!run_.is_first()) return;
+    if (const std::string warning = check_space(checkpoint_space()); !warning.empty()) run_.warn(warning);
+  });
   if (is_continued_ && progress_.stage_step() == 0 && progress_.out_of_time())
     fail("train",
          "--max-minutes {:g} is used up, {} has trained for {:.3g} minutes: --continue-with needs a larger "
@@ -216,12 +221,25 @@ void StageLoop::handle_bad_step(const StepResult& result) {
                                    saved.back().folder));
 }
 
+CheckpointSpace StageLoop::checkpoint_space() const {
+  const CheckpointOptions& options = run_.options.checkpoints;
+  const int64_t last = plan_.stages.back().last_step(), step = progress_.step;
+  const bool adds_the_end =
+      saves_the_end_ && step < last && (options.every == 0 || last % options.every != 0);
+  return {.run = run_.options.out,
+          .bytes = saver_->bytes(),
+          .keep = options.keep,
+          .num_ahead = (options.every > 0 ? last / options.every - step / options.every : 0) + adds_the_end,
+          .available = available_bytes(run_.options.out)};
+}
+
 // Begins a checkpoint. Waits for the previous one first, since one is written at a time.
 void StageLoop::begin_checkpoint() {
   const PhaseMemory::Phase phase(run_.phase_memory, "checkpoint");
   finish_checkpoint();
   const RunWatch::Pause pause(*watch_);
   const auto begin = std::chrono::steady_clock::now();
+  if (run_.is_first()) make_room(checkpoint_space());
   TrainStateInfo state = state_info();
   state.log_window = watch_->window();
   saver_->begin(std::move(state));

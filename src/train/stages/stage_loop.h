@@ -8,6 +8,7 @@
 
 #include "core/stop_signal.h"
 #include "train/checkpoint_saver.h"
+#include "train/checkpoint_space.h"
 #include "train/progress.h"
 #include "train/resume.h"
 #include "train/run_watch.h"
@@ -39,6 +40,7 @@ class StageLoop {
   void rehearse();
   void rehearse_encoders();
   void announce_stage();
+  CheckpointSpace checkpoint_space() const;
   void begin_checkpoint();
   void finish_checkpoint();
   void announce_checkpoint(const std::optional<std::string>& folder);
