@@ -84,10 +84,12 @@ nlohmann::json drawn_of(const TrainOptions& options, const GridSource& source) {
 
 }  // namespace
 
+std::string grid_sampler_name(const TrainOptions& options, const nlohmann::json& objective) {
+  return options.samples.sampler.empty() ? default_sampler(objective) : options.samples.sampler;
+}
+
 nlohmann::json grid_sampler_config(const TrainOptions& options, const nlohmann::json& objective) {
-  const std::string& given = options.samples.sampler;
-  const std::string name = !given.empty() ? given : default_sampler(objective);
-  return sampler_config(name, options.samples.num_sampling_steps, objective);
+  return sampler_config(grid_sampler_name(options, objective), options.samples.num_sampling_steps, objective);
 }
 
 void validate_sampling(const TrainOptions& options, const ModelRecord& info, bool has_decoder,

@@ -56,6 +56,8 @@ ForwardFn forward_of(const Training& training);
 // Returns --cfg-scale if the model has an unconditional input, else 1.
 double grid_cfg_scale(const TrainOptions& options, const ConditioningShape& shape);
 
+// Returns the name of the grids' sampler.
+std::string grid_sampler_name(const TrainOptions& options, const nlohmann::json& objective);
 // Returns the config of the grids' sampler (make_sampler). `objective` is the objective's config.
 nlohmann::json grid_sampler_config(const TrainOptions& options, const nlohmann::json& objective);
 

@@ -8,11 +8,13 @@
 #include "checkpoint/weights_file.h"
 #include "core/files/atomic_file.h"
 #include "core/tensors.h"
+#include "models/load_model.h"
 #include "parallel/cpu_share.h"
 #include "parallel/machine.h"
 #include "parallel/ranks/agreement.h"
 #include "parallel/ranks/joining.h"
 #include "run/option_values.h"
+#include "run/published_settings.h"
 #include "run/stage_options.h"
 #include "train/sample_grid.h"
 #include "train/setup.h"
@@ -89,6 +91,11 @@ std::vector<std::string> settings_without_effect(const TrainOptions& options, at
   return lines;
 }
 
+// Returns the folder's own name: a record tells no paths of this machine.
+std::string folder_name(const fs::path& folder) {
+  return (folder.has_filename() ? folder : folder.parent_path()).filename().string();
+}
+
 // Returns "10 classes" or "captions of 6.3 rows on average and 256 at most".
 std::string told_text(const DataShape& data) {
   if (data.text.width == 0) return fmt::format("{} classes", data.num_classes);
@@ -137,6 +144,37 @@ void TrainingRun::describe_base() {
   info.adapter.base_path = fs::absolute(options.model.weights).string();
   info.adapter.base_fingerprint = digest_of_weights(options.model.weights);
   config["base"] = info.adapter.base_fingerprint;
+  if (!is_first()) return;  // which alone writes the record
+  const WeightsSource base = find_weights(options.model.weights);
+  info.adapter.base_values =
+      fingerprint_of_values(load_model(base, {.model = info.model, .config = info.model_config}));
+}
+
+// Completes the record of the weights: how pictures are drawn with them, and what they have seen.
+void TrainingRun::describe_drawing() {
+  Drawing drawing = published_drawing(info.model, info.objective, options.samples.sampler);
+  if (options.samples.every > 0 || options.evaluation.every > 0)
+    drawing = {.sampler = grid_sampler_name(options, info.objective),
+               .num_sampling_steps = options.samples.num_sampling_steps,
+               .cfg_scale = options.samples.cfg_scale};
+  info.drawing = drawing_info(drawing, training.denoiser->shape());
+  if (const auto& null_rows = training.denoiser->null_text()) {
+    const std::string& weights = options.model.weights;
+    info.null_rows = null_rows->trainable ? "trained"
+                     : !weights.empty()   ? find_weights(weights).record.null_rows
+                     : data.text          ? "empty_caption"
+                                          : "";
+  }
+  const int64_t downsample = std::max<int64_t>(options.data.image_size / data.shape.side(), 1);
+  info.buckets.clear();
+  if (data.shape.lanes.size() > 1)
+    for (const Lane& lane : data.shape.lanes)
+      info.buckets.push_back({.height = lane.height * downsample, .width = lane.width * downsample});
+  std::vector<std::string> sources = {folder_name(options.data.path)};
+  for (const std::string& path : options.data.more) sources.push_back(folder_name(path));
+  info.trained_on = {{"data", sources},
+                     {"samples", batches->order().samples_per_epoch()},
+                     {"global_batch", options.global_batch}};
 }
 
 void TrainingRun::warn(const std::string& text) const {
@@ -201,6 +239,7 @@ void TrainingRun::build() {
        .input_perturbation = options.objective.input_perturbation,
        .num_threads = static_cast<int>(options.data.loader_threads),
        .prefetch = options.data.prefetch});
+  if (is_first()) describe_drawing();
 }
 
 void TrainingRun::write_description(const TrainOptions& recipe) const {

@@ -71,6 +71,7 @@ class TrainingRun {
  private:
   std::string weights_identity() const;
   void describe_base();
+  void describe_drawing();
 };
 
 }  // namespace kiln
