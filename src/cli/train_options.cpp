@@ -15,6 +15,7 @@
 #include "interop/foreign_recipe.h"
 #include "models/registry.h"
 #include "models/run_folder.h"
+#include "models/weights_source.h"
 #include "parallel/ranks/ranks.h"
 #include "plan/run/plan.h"
 #include "run/option_table.h"
@@ -270,6 +271,32 @@ void take_weights_of_run(const TrainArguments& arguments, TrainOptions& options,
   weights = file;
 }
 
+// Takes from the record of --weights which model they are, and the side of its pictures, as far as the
+// command leaves them open. A run that resumes keeps what it began with.
+void take_record_of_weights(ResolvedOptions& resolved, const nlohmann::json& recorded) {
+  ModelOptions& model = resolved.options.model;
+  const bool names_model = resolved.given.contains("model");
+  if (model.weights.empty() || !std::filesystem::exists(model.weights)) return;
+  if (recorded.is_object()) {
+    if (recorded.value("weights", "") != model.weights) return;
+    if (!names_model) model.name = recorded.at("model");
+    if (model.config.empty()) model.config = recorded.value("model-config", "");
+    return;
+  }
+  const WeightsSource source = find_weights(model.weights);
+  const ModelRecord& record = source.record;
+  if (record.model.empty() || !source.foreign.is_null()) return;
+  if (!names_model) model.name = record.model;
+  const Family& family = family_of(record.model);
+  if (model.name != record.model && model.name != family.name) return;
+  nlohmann::json config = record.model_config;
+  config.erase(family.size_key);  // that of the data
+  if (!model.config.empty()) config.update(nlohmann::json::parse(model.config));
+  model.config = config.dump();
+  if (record.image_size > 0 && !has_store(resolved.options) && resolved.given.insert("image-size").second)
+    resolved.options.data.image_size = record.image_size;
+}
+
 // Takes the objective and the drawing of pictures from the run that is resumed or from the published models,
 // and says so on stderr.
 void take_published(const TrainArguments& arguments, ResolvedOptions& resolved,
@@ -339,9 +366,10 @@ ResolvedOptions resolve(const CLI::App& command, const TrainArguments& arguments
   // The run keeps the settings themselves, since their file may change.
   std::string& model_config = resolved.options.model.config;
   const nlohmann::json recorded = recorded_options(resolved.options.out);
-  take_image_size(resolved, recorded);
-  take_weights_of_run(arguments, resolved.options, recorded);
   if (!model_config.empty()) model_config = read_json_option("train", "--model-config", model_config).dump();
+  take_weights_of_run(arguments, resolved.options, recorded);
+  take_record_of_weights(resolved, recorded);
+  take_image_size(resolved, recorded);
   std::string& instruction = resolved.options.data.captions.instruction;
   instruction = read_text_option("train", "--caption-instruction", instruction);
   if (!arguments.deepspeed.empty() && !arguments.accelerate.empty())
