@@ -1,9 +1,15 @@
 #include "core/command_line.h"
 
 #include <fmt/ranges.h>
+#include <limits.h>
+#include <unistd.h>
 
 #include <CLI/CLI.hpp>
+#include <charconv>
 #include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <iterator>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -77,6 +83,15 @@ std::string explain(const CLI::App& app, const CLI::ParseError& error) {
   return explain_conversion(command, error.what()).value_or(message_of(error));
 }
 
+// Returns false if no launcher listens. A pipe takes a text of this size at once or not at all.
+bool tell_launcher(std::string_view text) {
+  const char* name = std::getenv(kErrorDescriptor);
+  if (!name || text.size() > PIPE_BUF) return false;
+  int descriptor = -1;
+  std::from_chars(name, name + std::strlen(name), descriptor);
+  return ::write(descriptor, text.data(), text.size()) == std::ssize(text);
+}
+
 }  // namespace
 
 int run_command_line(CLI::App& app, int argc, char** argv) {
@@ -89,7 +104,8 @@ int run_command_line(CLI::App& app, int argc, char** argv) {
     fmt::print(stderr, "{}: {} ({} --help)\n", command, explain(app, error), command);
     return kWrongUsage;
   } catch (const std::exception& error) {
-    fmt::print(stderr, "{}: {}\n", app.get_name(), message_of(error));
+    const std::string message = message_of(error);
+    if (!tell_launcher(message)) fmt::print(stderr, "{}: {}\n", app.get_name(), message);
     return kFailed;
   }
   return 0;

@@ -7,10 +7,14 @@ class App;
 
 namespace kiln {
 
+// Names the descriptor on which a rank tells its launcher why it ends (parallel/ranks/launcher.h): what
+// several ranks say is then printed once.
+inline constexpr const char* kErrorDescriptor = "KILN_ERROR_FD";
+
 // Lowers the process to KILN_CPU (core/cpu_level.h), parses the arguments and runs the command's callback.
 // Returns the exit status: 0, 1 after an error, 2 if the command line could not be read. An error is printed
-// to stderr as one line that begins with the program's name. For an unknown command or option the line
-// suggests the nearest name.
+// to stderr, or told to the launcher, as one line that begins with the program's name. For an unknown command
+// or option the line suggests the nearest name.
 int run_command_line(CLI::App& app, int argc, char** argv);
 
 }  // namespace kiln

@@ -182,6 +182,7 @@ def test_a_killed_rank_is_named_and_ends_the_others(tmp_path, victim):
     assert f"rank {victim} of 3 was killed by signal 9" in stderr.splitlines()[-1]
     assert not [rank for rank, pid in ranks.items() if is_running(pid)]
     assert f"rank {victim} no longer answers" in stderr  # said by those that waited for it
+    assert sum(" of 3: " in line for line in stderr.splitlines()) == 1, stderr  # once, though two waited
     reached = lines_of(tmp_path)[-1]["step"]
     resumed = train(tmp_path, reached + 2, "--nproc", 2)
     assert resumed.returncode == 0 and "resuming" in resumed.stdout, resumed.stderr
@@ -354,8 +355,14 @@ def test_an_error_of_one_rank_ends_all_and_is_told(tmp_path):
     (tmp_path / "file").write_text("")
     result = train(tmp_path / "file" / "run", 5, "--nproc", 2)
     assert result.returncode == 1
-    assert "cannot create --out" in result.stderr
-    assert "rank 0 failed" in result.stderr or "rank 0 of 2" in result.stderr
+    assert "cannot create --out" in result.stderr and "rank 0 of 2" in result.stderr
+    assert len(result.stderr.splitlines()) == 1, result.stderr
+
+
+def test_friction_31_an_error_of_all_ranks_is_told_once(tmp_path):
+    result = train(tmp_path / "run", 5, "--nproc", 2, "--weights", tmp_path / "absent.safetensors")
+    assert result.returncode == 1
+    assert len(result.stderr.splitlines()) == 1 and "absent.safetensors" in result.stderr, result.stderr
 
 
 def test_a_time_limit_ends_all_ranks_after_the_same_step(tmp_path):

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "core/error.h"
+#include "parallel/ranks/agreement.h"
 #include "parallel/ranks/heartbeat.h"
 
 namespace kiln {
@@ -36,8 +37,10 @@ void require_same_on_all_ranks(ProcessGroup& group, const nlohmann::json& settin
     for (const auto& [value, ranks] : ranks_with)
       parts.push_back(
           fmt::format("{} on rank{} {}", value, ranks.size() > 1 ? "s" : "", fmt::join(ranks, ", ")));
-    fail("ranks", "mixed versions or options among ranks: {} is {}: start all ranks with the same command",
-         name, fmt::join(parts, " and "));
+    throw CommonError(
+        fmt::format("[ranks] mixed versions or options among ranks: {} is {}: start all ranks with the same "
+                    "command",
+                    name, fmt::join(parts, " and ")));
   }
 }
 
@@ -52,6 +55,8 @@ std::shared_ptr<ProcessGroup> join_patiently(const std::string& build) {
 void as_rank(ProcessGroup& group, const std::function<void()>& work) try {
   work();
 } catch (const MissingRanks&) {
+  throw;
+} catch (const CommonError&) {
   throw;
 } catch (const std::exception& error) {
   if (group.world_size() == 1) throw;

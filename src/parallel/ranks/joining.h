@@ -19,7 +19,7 @@ int64_t ranks_to_launch(const std::string& who, int64_t nproc);
 std::shared_ptr<ProcessGroup> join_patiently(const std::string& build);
 
 // Calls work(). An error of this rank is reported to those that wait for it, and names the rank if there are
-// several. An error about missing ranks passes unchanged.
+// several. One about missing ranks, or that all ranks know, passes unchanged.
 void as_rank(ProcessGroup& group, const std::function<void()>& work);
 
 // Throws Error on every rank, naming a setting that differs, its values and the ranks that have them. A

@@ -1,10 +1,13 @@
 #include "parallel/ranks/launcher.h"
 
+#include <fcntl.h>
+#include <limits.h>
 #include <signal.h>
 #include <sys/prctl.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <array>
 #include <cerrno>
 #include <chrono>
@@ -15,6 +18,7 @@
 #include <string_view>
 #include <vector>
 
+#include "core/command_line.h"
 #include "core/error.h"
 #include "parallel/ranks/notice_board.h"
 #include "parallel/ranks/rendezvous.h"
@@ -56,8 +60,8 @@ std::vector<std::string> own_arguments() {
 }
 
 std::vector<std::string> environment_of(int64_t rank, int64_t num_ranks, int64_t port,
-                                        const std::string& secret) {
-  const std::array<std::pair<std::string_view, std::string>, 9> ours{
+                                        const std::string& secret, int errors_to) {
+  const std::array<std::pair<std::string_view, std::string>, 10> ours{
       {{"RANK", fmt::to_string(rank)},
        {"WORLD_SIZE", fmt::to_string(num_ranks)},
        {"LOCAL_RANK", fmt::to_string(rank)},
@@ -66,7 +70,8 @@ std::vector<std::string> environment_of(int64_t rank, int64_t num_ranks, int64_t
        {"MASTER_PORT", fmt::to_string(port)},
        {"TORCHELASTIC_USE_AGENT_STORE", "True"},  // torchrun's name for a rendezvous that the launcher hosts
        {"TORCHELASTIC_RESTART_COUNT", "0"},
-       {"KILN_JOB_SECRET", secret}}};
+       {"KILN_JOB_SECRET", secret},
+       {kErrorDescriptor, fmt::to_string(errors_to)}}};
   std::vector<std::string> variables;
   for (char** variable = environ; *variable; ++variable) {
     const std::string_view text = *variable;
@@ -118,6 +123,7 @@ class Launch {
     signal_all(SIGKILL);
     for (pid_t& child : children_)
       if (child > 0) waitpid(child, nullptr, 0);
+    for (const int end : errors_) ::close(end);
   }
   Launch(const Launch&) = delete;
 
@@ -128,19 +134,22 @@ class Launch {
       reap();
       if (has_failed() && Clock::now() > failed_at_ + kGrace) signal_all(SIGKILL);
     }
-    if (has_failed())
-      fail("launch", "rank {} of {} {}: the others were ended", first_failure_.rank, num_ranks_,
-           ending_text(first_failure_.status));
+    if (has_failed()) fail_as_ranks();
   }
 
  private:
   void start(int64_t rank) {
+    int ends[2];
+    if (::pipe2(ends, O_CLOEXEC | O_NONBLOCK) != 0)
+      fail("launch", "cannot start rank {}: {}", rank, std::strerror(errno));
+    errors_.push_back(ends[0]);
     Pointers arguments(own_arguments()),
-        environment(environment_of(rank, num_ranks_, rendezvous_.port(), secret_));
+        environment(environment_of(rank, num_ranks_, rendezvous_.port(), secret_, ends[1]));
     const pid_t parent = getpid(), child = fork();
     if (child < 0) fail("launch", "cannot start rank {}: {}", rank, std::strerror(errno));
     if (child > 0) {
       children_.push_back(child);
+      ::close(ends[1]);
       return;
     }
     // Only async-signal-safe calls here. The child gets a process group of its own, so that the terminal's
@@ -149,9 +158,34 @@ class Launch {
     prctl(PR_SET_PDEATHSIG, SIGTERM);
     if (getppid() != parent) _exit(1);
     sigprocmask(SIG_SETMASK, &signals_.before(), nullptr);
+    fcntl(ends[1], F_SETFD, 0);  // it stays open in the rank
     execve("/proc/self/exe", arguments.get(), environment.get());
     _exit(127);
   }
+
+  // Returns what a rank that has ended said of its end. Later calls return "".
+  std::string told_by(size_t rank) const {
+    std::string text(PIPE_BUF, '\0');
+    const ssize_t size = ::read(errors_[rank], text.data(), text.size());
+    return text.substr(0, static_cast<size_t>(std::max<ssize_t>(size, 0)));
+  }
+
+  // Those that only missed the others have nothing to add to what the first one said.
+  [[noreturn]] void fail_as_ranks() const {
+    const auto first = static_cast<size_t>(first_failure_.rank);
+    std::string message = told_by(first), of_others;
+    for (size_t rank = 0; rank < errors_.size(); ++rank) {
+      const std::string text = told_by(rank);
+      if (of_others.empty()) of_others = text;
+      const bool is_own = rendezvous_.has_reported_failure(static_cast<int64_t>(rank));
+      if (!message.empty() && is_own && !text.empty() && text != message) say(text);
+    }
+    if (!message.empty()) throw Error(message);
+    if (!of_others.empty()) say(of_others);
+    fail("launch", "rank {} of {} {}: the others were ended", first, num_ranks_,
+         ending_text(first_failure_.status));
+  }
+  static void say(const std::string& text) { fmt::print(stderr, "kiln: {}\n", text); }
 
   // How a rank failed, and how likely it was the first. Ranks that only miss others fail right after the
   // first.
@@ -195,6 +229,7 @@ class Launch {
   const std::string secret_ = random_secret();
   const Rendezvous rendezvous_{secret_};
   std::vector<pid_t> children_;  // by rank; 0: has ended
+  std::vector<int> errors_;      // by rank: where it says why it ends
   Failure first_failure_;
   Clock::time_point failed_at_{};
 };
