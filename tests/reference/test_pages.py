@@ -1,9 +1,14 @@
 """The pages at the root and in docs/: links lead somewhere, files exist, commands have the program's options, none is long."""
 
 import re
+import shlex
+import subprocess
 
+import numpy as np
 import pytest
-from conftest import REPOSITORY
+from conftest import REPOSITORY, program
+from PIL import Image
+from pipelines import tiny_kl
 
 PAGES = [*sorted(REPOSITORY.glob("*.md")), *sorted((REPOSITORY / "docs").glob("*.md"))]
 FOLDERS = "src|tests|tools|scripts|recipes|benchmarks|examples|docs"
@@ -57,3 +62,33 @@ def test_every_recipe_is_in_the_catalogue():
     catalogue = (REPOSITORY / "docs" / "recipes.md").read_text()
     recipes = {str(path.relative_to(REPOSITORY)) for path in (REPOSITORY / "recipes").rglob("*.toml")}
     assert set(re.findall(r"`(recipes/[^`]+)`", catalogue)) == recipes
+
+
+SMALL = {  # of what each command of the README gets, so that its run takes seconds
+    "extract": ["--image-size", "64"],
+    "train": ["--model", "dit", "--hidden-size", "48", "--depth", "2", "--num-heads", "3", "--patch-size", "4", "--image-size", "64",
+              "--num-classes", "2", "--global-batch", "4", "--max-steps", "2"],
+    "sample": ["--num-images", "3", "--num-sampling-steps", "2"],
+    "convert": [],
+}
+
+
+def test_the_run_of_the_readme_runs(tmp_path):
+    block = re.search(r"^```\nvae=(.*?)^```$", (REPOSITORY / "README.md").read_text(), re.MULTILINE | re.DOTALL)[1]
+    for place in ("a", "b"):
+        (tmp_path / "imagenet/train" / place).mkdir(parents=True)
+        for index in range(3):
+            picture = np.random.default_rng(index).integers(0, 256, (72, 80, 3), dtype=np.uint8)
+            Image.fromarray(picture).save(tmp_path / "imagenet/train" / place / f"{index}.png")
+    tiny_kl(tmp_path / "vae")
+    (tmp_path / "recipes").symlink_to(REPOSITORY / "recipes")
+    commands = [shlex.split(line.replace("$vae", "vae"), comments=True) for line in block.splitlines()[1:]]
+    assert [command[1] for command in commands] == list(SMALL)
+    for _, name, *options in commands:
+        given = [option for option in SMALL[name] if option.startswith("--")]
+        kept = [part for index, part in enumerate(options)
+                if part not in given and (index == 0 or options[index - 1] not in given)]
+        result = subprocess.run([program("kiln"), name, *kept, *SMALL[name]], cwd=tmp_path, capture_output=True, text=True)
+        assert result.returncode == 0, result.stderr
+    assert len(np.load(tmp_path / "samples.npz")["arr_0"]) == 3
+    assert (tmp_path / "dit-xl-2/model_index.json").exists()
