@@ -61,7 +61,7 @@ fs::path run_of(const fs::path& checkpoint) {
 // Nothing is known of a run without a config.json.
 ModelRecord record_of_run(const fs::path& run) {
   const fs::path config = run / "config.json";
-  if (!fs::exists(config)) return {};
+  if (!fs::exists(config)) return WeightsSource().record;
   return parse_model_record(read_json(config.string()), config.string());
 }
 
@@ -160,7 +160,6 @@ WeightsSource diffusers_weights(const fs::path& folder) {
   if (source.path.empty())
     fail("weights", "no weights in the folder {}: expected a run, a checkpoint or a diffusers folder",
          folder.string());
-  source.record.autoencoder.name.clear();
   if (tensor_file_format(source.path) == TensorFileFormat::kSafetensors)
     if (auto record = record_of(open_safetensors(source.path)->metadata(), source.path))
       source.record = std::move(*record);

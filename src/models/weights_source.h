@@ -14,7 +14,7 @@ struct WeightsSource {
   std::string step;  // "step-00001000" for a checkpoint of a run
   // Of RUN/config.json, of a file's metadata, of FILE.json or config.json beside it, or as far as a
   // diffusers folder tells. Paths in it are where the pieces lie now, if they were found.
-  ModelRecord record;
+  ModelRecord record = {.autoencoder = {.name = ""}};
   // Of a diffusers folder; null for others.
   nlohmann::json foreign;      // config.json of a class that a family reads
   nlohmann::json scheduler;    // scheduler_config.json

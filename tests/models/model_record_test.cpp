@@ -1,0 +1,111 @@
+// The record of a model's weights: its JSON, and the metadata of files that carries it.
+#include "models/model_record.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "core/error.h"
+#include "test_files.h"
+
+namespace kiln {
+namespace {
+
+using nlohmann::json;
+using test::message_of;
+using ::testing::HasSubstr;
+using ::testing::Not;
+
+// Every part has another value than the default.
+ModelRecord full_record() {
+  return {.model = "PixArt-Sigma-XL/2-512",
+          .model_config = {{"depth", 2}},
+          .objective = {{"type", "flow"}, {"shift", 4.0}},
+          .drawing = {.sampler = "flow_euler",
+                      .num_sampling_steps = 7,
+                      .cfg_scale = 2.5,
+                      .guided_channels = "all",
+                      .unconditional = "null_rows"},
+          .null_rows = "empty_caption",
+          .image_size = 64,
+          .buckets = {{.height = 48, .width = 80}, {.height = 80, .width = 48}},
+          .autoencoder = {.name = "autoencoder_kl",
+                          .path = "/disk/vae",
+                          .fingerprint = "xxh3:1",
+                          .scaling_factor = 0.13,
+                          .shift_factor = 0.5},
+          .text = {.encoder = "t5_encoder",
+                   .encoder_path = "/disk/t5",
+                   .encoder_fingerprint = "xxh3:2",
+                   .tokenizer_fingerprint = "xxh3:3",
+                   .max_tokens = 16,
+                   .prefix = "a ",
+                   .suffix = ".",
+                   .instruction = "draw",
+                   .dtype = Dtype::kBF16},
+          .adapter = {.config = {{"r", 8}},
+                      .base_path = "/disk/base",
+                      .base_fingerprint = "4",
+                      .base_values = "xxh3:5"},
+          .class_names = {"cat", "dog"},
+          .ema_decays = {0.9999, 0.99},
+          .average = "ema-0.9999",
+          .trained_on = {{"data", {"birds"}}, {"steps", 10}}};
+}
+
+TEST(ModelRecord, ReadsWhatWasWritten) {
+  const json written = to_json(full_record());
+  EXPECT_EQ(to_json(parse_model_record(written, "here")), written);
+}
+
+TEST(ModelRecord, PartsThatAnEarlierVersionDidNotWriteAreNotKnown) {
+  const ModelRecord record = parse_model_record(
+      {{"model", "DiT-S/2"}, {"model_config", json::object()}, {"objective", {{"type", "iddpm"}}}}, "here");
+  EXPECT_EQ(record.drawing.sampler, "");
+  EXPECT_EQ(record.drawing.unconditional, "");
+  EXPECT_EQ(record.autoencoder.name, "");
+  EXPECT_EQ(record.text.encoder, "");
+  EXPECT_TRUE(record.adapter.config.is_null());
+}
+
+TEST(ModelRecord, WrongKindsAreNamedWithTheirPlace) {
+  EXPECT_THAT(message_of([&] {
+                parse_model_record({{"image_size", "big"}}, "X.json");
+              }),
+              AllOf(HasSubstr("image_size"), HasSubstr("X.json")));
+  EXPECT_THAT(message_of([&] {
+                parse_model_record({{"drawing", {{"sampler", 3}}}}, "X.json");
+              }),
+              AllOf(HasSubstr("sampler"), HasSubstr("drawing of X.json")));
+  EXPECT_THAT(message_of([&] {
+                parse_model_record({{"model_config", 3}}, "X.json");
+              }),
+              HasSubstr("model_config"));
+  EXPECT_THAT(message_of([&] { parse_model_record(json::array(), "X.json"); }), HasSubstr("X.json"));
+}
+
+TEST(ModelRecord, FilesThatTravelHoldItWithoutPathsOfThisMachine) {
+  const auto metadata = metadata_of(full_record());
+  EXPECT_EQ(metadata, metadata_of(full_record()));
+  for (const auto& [key, value] : metadata) EXPECT_THAT(value, Not(HasSubstr("/disk"))) << key;
+  const ModelRecord read = *record_of(metadata, "file");
+  EXPECT_EQ(read.autoencoder.path, "vae");
+  EXPECT_EQ(read.text.encoder_path, "t5");
+  EXPECT_EQ(read.objective, full_record().objective);
+  EXPECT_EQ(read.average, "ema-0.9999");
+  EXPECT_TRUE(read.ema_decays.empty());
+  EXPECT_EQ(metadata.at("modelspec.sai_model_spec"), "1.0.1");
+  EXPECT_EQ(metadata.at("modelspec.architecture"), "pixart-sigma-xl-2-512");
+  EXPECT_EQ(metadata.at("modelspec.resolution"), "64x64");
+  EXPECT_EQ(metadata.at("modelspec.prediction_type"), "flow");
+}
+
+TEST(ModelRecord, FilesOfEarlierVersionsHoldTheConfigAlone) {
+  const ModelRecord record = *record_of({{"kiln_model_config", R"({"num_heads": 4})"}}, "file");
+  EXPECT_EQ(record.model, "");
+  EXPECT_EQ(record.model_config, json({{"num_heads", 4}}));
+  EXPECT_FALSE(record_of({{"format", "pt"}}, "file"));
+  EXPECT_THAT(message_of([&] { record_of({{"kiln_record", "[]"}}, "file"); }), HasSubstr("kiln_record"));
+}
+
+}  // namespace
+}  // namespace kiln
