@@ -34,7 +34,7 @@ std::string fingerprint_of(const std::map<std::string, at::Tensor>& weights) {
   return "xxh3:" + xxh3_hex(std::as_bytes(std::span(parts)));
 }
 
-void check(const SampleCommand& command) {
+void check_sources(const SampleCommand& command) {
   if (command.run.empty() == command.weights.empty()) fail("sample", "expected either --run or --weights");
   if (!command.run.empty() &&
       (!command.model.empty() || !command.model_config.empty() || command.image_size > 0))
@@ -156,7 +156,7 @@ std::string average_of(const SampleCommand& command, const WeightsSource& found)
 
 DrawingSource load_drawing_source(const SampleCommand& command, at::Device device,
                                   at::ScalarType compute_dtype, int64_t num_processes) {
-  check(command);
+  check_sources(command);
   const WeightsSource found = find_weights_of(command);
   LoadedModel loaded =
       load_model(found, {.ema = !command.no_ema,
