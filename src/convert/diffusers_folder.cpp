@@ -222,7 +222,7 @@ class FolderWriter {
     const int64_t steps = record_.drawing.num_sampling_steps;
     const int64_t bytes = steps * tensors[kNoiseTensor].numel() * static_cast<int64_t>(sizeof(float));
     const bool has_steps = schedule_.is_stochastic && bytes <= kMostStepNoise;
-    if (has_steps) tensors[kStepNoiseTensor] = noise(steps, Draw::kSampleStep);
+    if (has_steps) tensors[kStepNoiseTensor] = noise(steps, Draw::kSampleStep).unsqueeze(1);
     save_tensors((folder_ / kNoiseFile).string(), tensors);
     return has_steps;
   }

@@ -59,7 +59,7 @@ std::string scheduler_module(const std::string& class_name) {
 std::string step_noise(const ModelCard& card) {
   if (!card.has_step_noise) return "";
   return fmt::format(
-      "step_noise = iter(load_file(f\"{{folder}}/{}\")[\"{}\"].split(1))\n"
+      "step_noise = iter(load_file(f\"{{folder}}/{}\")[\"{}\"])\n"
       "schedulers.{}.randn_tensor = lambda *_, **__: next(step_noise)  # Kiln's, for the same picture\n",
       kNoiseFile, kStepNoiseTensor, scheduler_module(scheduler_class(card)));
 }
