@@ -16,19 +16,18 @@ namespace {
 
 class SomePictures : public ImageDataset {
  public:
-  SomePictures(std::unique_ptr<ImageDataset> all, const std::vector<int64_t>& indices)
+  SomePictures(std::shared_ptr<const ImageDataset> all, const std::vector<int64_t>& indices)
       : all_(std::move(all)), indices_(indices) {
     class_names_ = all_->class_names();
     for (const int64_t index : indices_) records_.push_back(all_->records()[static_cast<size_t>(index)]);
   }
   const char* layout() const override { return all_->layout(); }
-  Image load(int64_t index) const override { return all_->load(indices_.at(static_cast<size_t>(index))); }
   PictureBytes bytes(int64_t index) const override {
     return all_->bytes(indices_.at(static_cast<size_t>(index)));
   }
 
  private:
-  const std::unique_ptr<ImageDataset> all_;
+  const std::shared_ptr<const ImageDataset> all_;
   const std::vector<int64_t> indices_;
 };
 
@@ -62,8 +61,8 @@ std::string next_part(const std::string& store) {
 std::string last_part(const std::string& store) { return store_parts(store).back(); }
 
 // Returns the pictures of --data that are not in the store; null when all are.
-std::unique_ptr<ImageDataset> open_new_pictures(const std::string& data, const std::string& store) {
-  std::unique_ptr<ImageDataset> dataset = ImageDataset::open(data);
+std::shared_ptr<const ImageDataset> new_pictures(std::shared_ptr<const ImageDataset> dataset,
+                                                 const std::string& data, const std::string& store) {
   const auto known = origins(store);
   std::vector<int64_t> indices;
   for (size_t i = 0; i < dataset->records().size(); ++i) {
@@ -78,7 +77,7 @@ std::unique_ptr<ImageDataset> open_new_pictures(const std::string& data, const s
            name, data, store, found->second);
   }
   if (indices.empty()) return nullptr;
-  return std::make_unique<SomePictures>(std::move(dataset), indices);
+  return std::make_shared<const SomePictures>(std::move(dataset), indices);
 }
 
 // Returns a line for each text store that the new samples lack.
@@ -95,23 +94,22 @@ std::string missing_captions_text(const std::string& store, const std::string& d
 
 }  // namespace
 
-void append_pictures(const ExtractOptions& options, ProcessGroup& group,
-                     const FeatureExtractor& extract_features) {
+void append_pictures(const ExtractOptions& options, std::shared_ptr<const ImageDataset> pictures,
+                     ProcessGroup& group, const FeatureExtractor& extract_features) {
   const std::string &store = options.out, part = next_part(store);
   if (!options.autoencoder.empty()) {
-    std::unique_ptr<ImageDataset> pictures = open_new_pictures(options.data, store);
-    if (!pictures && group.rank() == 0)
-      fmt::print("{} has all pictures of {} already\n", store, options.data);
-    if (pictures) {
+    const std::shared_ptr<const ImageDataset> fresh = new_pictures(pictures, options.data, store);
+    if (!fresh && group.rank() == 0) fmt::print("{} has all pictures of {} already\n", store, options.data);
+    if (fresh) {
       ExtractOptions of_part = options;
       of_part.out = part;
-      extract_features(of_part, std::move(pictures));
+      extract_features(of_part, fresh);
       if (last_part(store) != part) return;  // stopped
     }
   }
   if (!options.text.encoder.empty())
-    extract_text(options.text, options.data, last_part(store), options.compute_dtype, options.device, group,
-                 store);
+    extract_text(options.text, *pictures, options.data, last_part(store), options.compute_dtype,
+                 options.device, group, store);
   else if (group.rank() == 0)
     fmt::print("{}", missing_captions_text(store, options.data));
 }

@@ -11,11 +11,11 @@ namespace kiln {
 
 // Extracts pictures to a new store at of_part.out.
 using FeatureExtractor =
-    std::function<void(const ExtractOptions& of_part, std::unique_ptr<ImageDataset> pictures)>;
-// Adds the pictures of --data whose names the store at options.out lacks as its next part, and captions to
-// the last part. Throws Error: no complete store there, a picture with the name of a sample from another
-// folder, captions of another encoder than the store's. A collective.
-void append_pictures(const ExtractOptions& options, ProcessGroup& group,
-                     const FeatureExtractor& extract_features);
+    std::function<void(const ExtractOptions& of_part, std::shared_ptr<const ImageDataset> pictures)>;
+// Adds those of `pictures`, which lie at --data, whose names the store at options.out lacks as its next part,
+// and captions to the last part. Throws Error: no complete store there, a picture with the name of a sample
+// from another folder, captions of another encoder than the store's. A collective.
+void append_pictures(const ExtractOptions& options, std::shared_ptr<const ImageDataset> pictures,
+                     ProcessGroup& group, const FeatureExtractor& extract_features);
 
 }  // namespace kiln

@@ -20,7 +20,8 @@ void append_data(const ImageDataset& dataset, int64_t index, std::vector<Caption
 }
 
 void append_png_texts(const ImageDataset& dataset, int64_t index, std::vector<Caption>& captions) {
-  const auto texts = png_texts(dataset.read(index));
+  const PictureBytes file = dataset.bytes(index);
+  const auto texts = png_texts(file.read(0, file.size));
   for (const char* keyword : kPngKeywords)
     for (const auto& [found, text] : texts)
       if (found == keyword) captions.push_back({.text = text, .kind = std::string("PNG ") + keyword});

@@ -119,6 +119,11 @@ void EncodedText::rehearse(int64_t captions) const {
   encoder_->encode_tokens(ids, batch_, to_scalar_type(info_.dtype));
 }
 
+std::string captions_fingerprint(const ImageDataset& dataset, const std::string& data,
+                                 const CaptionOptions& options) {
+  return read_captions(dataset, data, options).fingerprint();
+}
+
 SampledText sampled_shape(const EncodedText& text) {
   const TextStoreInfo& info = text.info();
   const int64_t count = std::min(info.num_samples, kMostSampled);

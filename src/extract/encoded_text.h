@@ -66,6 +66,10 @@ class EncodedText : public TextStore {
   mutable std::map<int64_t, at::Tensor> kept_;  // rows of single captions
 };
 
+// Returns the fingerprint that the captions of a data set have in a store. Throws Error as above.
+std::string captions_fingerprint(const ImageDataset& dataset, const std::string& data,
+                                 const CaptionOptions& options);
+
 // The shape of captions, estimated from some of them.
 struct SampledText {
   TextShape shape;

@@ -12,6 +12,7 @@
 #include "core/stop_signal.h"
 #include "core/text/progress_line.h"
 #include "data/images/image_dataset.h"
+#include "data/store/skipped_pictures.h"
 #include "data/store/store_parts.h"
 #include "data/store/store_source.h"
 #include "extract/append.h"
@@ -41,8 +42,8 @@ class Extraction {
  public:
   // `dataset` has the pictures of options.data. `grown` is the store that options.out becomes a part of; "":
   // options.out is a store of its own.
-  Extraction(const ExtractOptions& options, std::unique_ptr<ImageDataset> dataset, const std::string& grown,
-             ProcessGroup& group)
+  Extraction(const ExtractOptions& options, std::shared_ptr<const ImageDataset> dataset,
+             const std::string& grown, ProcessGroup& group)
       : options_(options),
         group_(group),
         cpu_share_(cpu_share(group)),
@@ -54,7 +55,7 @@ class Extraction {
                                            usable_bytes(settings_.device, group.ranks().local_world_size)))) {
     apply(ComputeSettings{.device = settings_.device, .cpu_share = cpu_share_, .tf32 = options.tf32});
     if (group.rank() == 0) note_tf32("kiln extract", options.tf32, settings_.device);
-    lanes_.emplace(lane_options_of(options, settings_), *dataset_, autoencoder_->downsample, group);
+    lanes_.emplace(lane_options(grown), *dataset_, autoencoder_->downsample, group);
     print_lanes();
     info_ = make_store_info(options, settings_, *dataset_, *autoencoder_, *lanes_);
     if (!grown.empty()) require_same_features(read_store_info(grown), grown, info_, options.data);
@@ -92,8 +93,10 @@ class Extraction {
       return;
     }
     bool stopped = false;
-    if (!range_.empty()) {
-      const std::string part = store_part_folder(options_.out, group_.rank(), num_ranks);
+    const std::string part = store_part_folder(options_.out, group_.rank(), num_ranks);
+    if (range_.empty()) {
+      record_skipped(part);
+    } else {
       writer_ = FeatureStoreWriter::open(part, info_, options_.shard_size);
       stopped = !extract_images(part);
       if (!stopped && position_.num_samples > 0) writer_->finish();
@@ -136,6 +139,7 @@ class Extraction {
 
   // Writes the images of range_ that the store in `folder` lacks. Returns false when a signal ended it.
   bool extract_images(const std::string& folder) {
+    record_skipped(folder);
     position_ = find_position();
     num_skipped_ = position_.next_place - range_.first - position_.num_samples;
     if (position_.num_in_store > 0)
@@ -186,9 +190,38 @@ class Extraction {
     return position;
   }
 
+  // Pictures that are added to a store of buckets go to its own.
+  PictureLaneOptions lane_options(const std::string& grown) const {
+    PictureLaneOptions options = lane_options_of(options_, settings_);
+    if (grown.empty() || options.buckets.empty()) return options;
+    for (const std::string& part : store_parts(grown))
+      for (const Lane& lane : read_store_info(part).lanes) {
+        const Bucket bucket{.height = lane.height * autoencoder_->downsample,
+                            .width = lane.width * autoencoder_->downsample,
+                            .aspect_ratio = lane.aspect_ratio};
+        const auto is_same = [&](const Bucket& other) {
+          return other.height == bucket.height && other.width == bucket.width;
+        };
+        if (lane.aspect_ratio > 0 && std::ranges::none_of(options.among, is_same))
+          options.among.push_back(bucket);
+      }
+    if (options.among.empty()) return options;
+    options.bucket_min = 1;
+    if (options.image_size == 0) options.image_size = read_store_info(grown).image_size;
+    return options;
+  }
+
+  // Begins the list of skipped pictures in a folder with those that have no place.
+  void record_skipped(const std::string& folder) {
+    if (range_.empty() && lanes_->skipped().empty()) return;
+    std::filesystem::create_directories(folder);
+    skipped_.emplace(folder);
+    for (const SkippedPicture& picture : lanes_->skipped()) skipped_->add(picture);
+  }
+
   // Prints what the buckets hold, and which pictures are left out.
   void print_lanes() const {
-    for (const std::string& complaint : lanes_->complaints()) fmt::print(stderr, "skipped: {}\n", complaint);
+    for (const SkippedPicture& picture : lanes_->skipped()) fmt::print(stderr, "skipped: {}\n", picture.why);
     if (group_.rank() != 0) return;
     fmt::print("{}", lanes_->table_text());
     std::fflush(stdout);
@@ -210,6 +243,7 @@ class Extraction {
   void skip(const PreparedImage& image, ProgressLine& progress) {
     if (options_.strict) fail("extract", "{} (--strict)", image.error);
     ++num_skipped_;
+    skipped_->add({.name = record_of(image.index).name, .why = image.error});
     progress.clear();
     fmt::print(stderr, "skipped: {}\n", image.error);
   }
@@ -283,7 +317,8 @@ class Extraction {
     const size_t num_classes = dataset_->class_names().size();
     fmt::print("{} samples{} in {}\n", num_samples,
                num_classes > 0 ? fmt::format(", {} classes,", num_classes) : "", options_.out);
-    fmt::print("{}", lanes_->skipped_text(num_skipped + lanes_->num_left_out()));
+    if (const int64_t all = num_skipped + lanes_->num_left_out(); all > 0)
+      fmt::print("{}{} of {} says why\n", lanes_->skipped_text(all), kSkippedFile, options_.out);
   }
 
   const StopSignal stop_;  // also while waiting for other ranks
@@ -291,7 +326,7 @@ class Extraction {
   ProcessGroup& group_;
   const int64_t cpu_share_;
   const ExtractSettings settings_;
-  const std::unique_ptr<ImageDataset> dataset_;
+  const std::shared_ptr<const ImageDataset> dataset_;
   const std::unique_ptr<Autoencoder> autoencoder_;
   std::unique_ptr<FeatureStoreWriter> writer_;
   std::optional<PictureLanes> lanes_;
@@ -299,6 +334,7 @@ class Extraction {
   PictureLanes::Range range_;  // of this rank
   Position position_;
   Encoded encoded_;
+  std::optional<SkippedPictures> skipped_;
   int64_t num_skipped_ = 0;
 };
 
@@ -309,18 +345,23 @@ void extract(const ExtractOptions& options, ProcessGroup& group) {
     fail("extract", "give --autoencoder, --text-encoder or both");
   as_rank(group, [&] {
     const bool has_pictures = !options.autoencoder.empty(), has_text = !options.text.encoder.empty();
-    if (has_pictures && has_text)
+    if (has_text)
       agree(group, "--text-encoder", [&] {
         if (group.rank() == 0) check_text_encoder(options.text);
       });
+    const std::shared_ptr<const ImageDataset> pictures = ImageDataset::open(options.data);
+    if (group.rank() == 0)
+      for (const std::string& note : pictures->notes()) fmt::print(stderr, "note: {}\n", note);
     if (options.append)
-      return append_pictures(options, group,
-                             [&](const ExtractOptions& of_part, std::unique_ptr<ImageDataset> pictures) {
-                               Extraction(of_part, std::move(pictures), options.out, group).run();
-                             });
-    if (has_pictures) Extraction(options, ImageDataset::open(options.data), "", group).run();
+      return append_pictures(
+          options, pictures, group,
+          [&](const ExtractOptions& of_part, const std::shared_ptr<const ImageDataset>& some) {
+            Extraction(of_part, some, options.out, group).run();
+          });
+    if (has_pictures) Extraction(options, pictures, "", group).run();
     if (has_text && (!has_pictures || read_store_info(options.out).complete))
-      extract_text(options.text, options.data, options.out, options.compute_dtype, options.device, group);
+      extract_text(options.text, *pictures, options.data, options.out, options.compute_dtype, options.device,
+                   group);
   });
 }
 

@@ -34,11 +34,11 @@ struct ImageFill {
     batch.x_0.resize(batch.size() * image_values);
     for (int64_t row = 0; row < batch.size(); ++row) {
       const int64_t position = batch.first_position + row;
-      const int64_t sample = order.sample_at(position);
+      const auto [sample, image] = load(position, lane);
       batch.sample_ids[row] = sample;
       if (batch.shape.has_labels) batch.class_labels[row] = pictures.images->records()[sample].label;
       if (shape.has_image_size) fill_image_size(pictures.lanes->image_hw(sample), row, batch);
-      write_image_values(load(sample, lane), draw_flip(options, position),
+      write_image_values(image, draw_flip(options, position),
                          std::span(batch.x_0).subspan(row * image_values, image_values));
       draw_common(options, row, std::span(batch.noise).subspan(row * latent_values, latent_values), batch);
     }
@@ -59,13 +59,19 @@ struct ImageFill {
     batch.text_rows.assign(bytes.begin(), bytes.end());
   }
 
-  Image load(int64_t sample, int64_t lane) const {
-    try {
-      return pictures.lanes->load(sample, lane);
-    } catch (const Error& error) {
-      fail("loader", "{}: remove it, or use kiln extract, which names and skips such pictures{}",
-           error.what(), pictures.lanes->takes_small() ? "" : " (--enlarge takes small ones, as DiT does)");
+  // Returns the sample that stands at a position, and its picture. Which one that is depends on the order and
+  // on the files alone, so all ranks and threads find the same.
+  std::pair<int64_t, Image> load(int64_t position, int64_t lane) const {
+    for (int64_t further = 0; further <= order.samples_per_epoch(); ++further) {
+      const int64_t sample = order.sample_at(position, further);
+      try {
+        return {sample, pictures.lanes->load(sample, lane)};
+      } catch (const BrokenPicture& error) {
+        pictures.images->leave_out(sample, error.what());
+      }
     }
+    fail("loader", "no picture of a shape can be decoded any more, the first: {}",
+         pictures.images->all_left_out().front().why);
   }
 };
 

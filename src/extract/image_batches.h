@@ -5,7 +5,7 @@
 
 #include <memory>
 
-#include "data/images/image_dataset.h"
+#include "data/images/run_pictures.h"
 #include "data/loader/batches.h"
 #include "extract/encoded_text.h"
 #include "extract/picture_lanes.h"
@@ -14,7 +14,7 @@
 namespace kiln {
 
 struct Pictures {
-  std::shared_ptr<const ImageDataset> images;
+  std::shared_ptr<const RunPictures> images;
   std::shared_ptr<const PictureLanes> lanes;  // of `images`
 };
 
@@ -22,8 +22,9 @@ struct Pictures {
 // the same draws. Sample ids are those of the data set. Worker threads decode ahead. next() encodes on
 // `device`, where the autoencoder's weights are, `images_at_once` images at a time (0: the whole batch),
 // which changes only the rounding. `text` has the captions of the same pictures: the threads make their ids,
-// next() encodes them; null: batches have none. next() throws Error naming a picture that is broken or too
-// small: a store would have left it out, and its stream would be another.
+// next() encodes them; null: batches have none. A picture that decoding shows to be broken is left out: at
+// its position stands, with its own label and caption, the one that comes next in the lane. (The store has
+// fewer samples then, and its stream is another.) next() throws Error naming a picture that cannot be read.
 std::unique_ptr<BatchSource> image_batches(const Pictures& pictures,
                                            std::shared_ptr<const Autoencoder> autoencoder, at::Device device,
                                            const BatchOptions& options, int64_t images_at_once = 0,

@@ -94,13 +94,14 @@ void PictureLanes::read_sizes(ProcessGroup& group) {
       const HeaderResult result = *workers.next();
       if (!result.error.empty()) {
         if (options_.strict) fail("extract", "{} (--strict)", result.error);
-        complaints_.push_back(result.error);
+        skipped_.push_back(
+            {.name = dataset_.records()[static_cast<size_t>(index)].name, .why = result.error});
       }
       sides[static_cast<size_t>(2 * index)] = static_cast<double>(result.size.height);
       sides[static_cast<size_t>(2 * index + 1)] = static_cast<double>(result.size.width);
-      progress.update(static_cast<double>(index + 1 - first), std::ssize(complaints_));
+      progress.update(static_cast<double>(index + 1 - first), std::ssize(skipped_));
     }
-    progress.finish(last - first, std::ssize(complaints_));
+    progress.finish(last - first, std::ssize(skipped_));
   });
   sides = group.sum(std::move(sides), "the sizes of the pictures");
   for (size_t i = 0; i < sides.size(); i += 2)
@@ -110,11 +111,11 @@ void PictureLanes::read_sizes(ProcessGroup& group) {
 void PictureLanes::describe(const BucketAssignment& assignment, bool is_first) {
   for (const int64_t index : assignment.too_small) {
     const PictureSize& size = sizes_[static_cast<size_t>(index)];
-    const std::string complaint =
-        fmt::format("{} is too small: {} x {}, its bucket would enlarge it",
-                    dataset_.records()[static_cast<size_t>(index)].name, size.width, size.height);
-    if (options_.strict) fail("extract", "{} (--strict)", complaint);
-    if (is_first) complaints_.push_back(complaint);
+    const std::string& name = dataset_.records()[static_cast<size_t>(index)].name;
+    const std::string why =
+        fmt::format("{} is too small: {} x {}, its bucket would enlarge it", name, size.width, size.height);
+    if (options_.strict) fail("extract", "{} (--strict)", why);
+    if (is_first) skipped_.push_back({.name = name, .why = why});
   }
   if (assignment.filled.empty()) refuse_all();
   table_text_ = assignment_text(assignment);
@@ -129,7 +130,7 @@ void PictureLanes::refuse_all() const {
            ? " or smaller than their bucket (--enlarge takes small ones, as PixArt does)"
            : fmt::format(" or smaller than --image-size {} (--enlarge takes small ones, as DiT does)",
                          image_size_),
-       complaints_.empty() ? "" : fmt::format("; the first: {}", complaints_.front()));
+       skipped_.empty() ? "" : fmt::format("; the first: {}", skipped_.front().why));
 }
 
 std::string PictureLanes::skipped_text(int64_t num_skipped) const {
@@ -213,11 +214,12 @@ PictureLanes::Range PictureLanes::of_rank(int64_t rank, int64_t world_size, int6
           .last = begin_of(num_batches * (rank + 1) / world_size)};
 }
 
-std::string PictureLanes::fingerprint() const {
+std::string PictureLanes::fingerprint(const std::function<int64_t(int64_t picture)>& number_of) const {
   std::string text;
   for (int64_t place = 0; place < num_places(); ++place) {
     const auto [height, width] = image_hw(picture(place));
-    text += fmt::format("{} {} {} {}\n", lane_of(place), picture(place), height, width);
+    const int64_t number = number_of ? number_of(picture(place)) : picture(place);
+    text += fmt::format("{} {} {} {}\n", lane_of(place), number, height, width);
   }
   return xxh3_hex(std::as_bytes(std::span(text)));
 }

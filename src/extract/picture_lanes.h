@@ -3,6 +3,7 @@
 #pragma once
 #include <array>
 #include <cstdint>
+#include <functional>
 #include <span>
 #include <string>
 #include <vector>
@@ -11,6 +12,7 @@
 #include "data/images/image_dataset.h"
 #include "data/store/data_shape.h"
 #include "data/store/sample_order.h"
+#include "data/store/skipped_pictures.h"
 #include "parallel/ranks/process_group.h"
 
 namespace kiln {
@@ -54,9 +56,9 @@ class PictureLanes {
   std::vector<Lane> latent_lanes() const;             // the shapes of the latents
   std::vector<SampleLane> sample_lanes() const;       // the pictures of each lane, as indices of the data set
   const std::string& table_text() const { return table_text_; }  // what each bucket holds, line by line
-  // A line for each picture without a place: the unreadable ones of this rank's share, and on the first rank
-  // those that do not cover their bucket.
-  const std::vector<std::string>& complaints() const { return complaints_; }
+  // The pictures without a place: the unreadable ones of this rank's share, and on the first rank those that
+  // do not cover their bucket.
+  const std::vector<SkippedPicture>& skipped() const { return skipped_; }
 
   int64_t num_places() const { return static_cast<int64_t>(pictures_.size()); }
   int64_t num_left_out() const { return num_left_out_; }  // pictures without a place
@@ -79,8 +81,9 @@ class PictureLanes {
   // Returns a rank's share: whole batches, each of one lane, so that batches are those of a single rank.
   Range of_rank(int64_t rank, int64_t world_size, int64_t batch) const;
 
-  // Returns a hash of which picture stands where, for store.json.
-  std::string fingerprint() const;
+  // Returns a hash of which picture stands where, for store.json. `number_of` numbers the pictures; null: as
+  // the data set does.
+  std::string fingerprint(const std::function<int64_t(int64_t picture)>& number_of = {}) const;
 
  private:
   void make_square();
@@ -96,7 +99,7 @@ class PictureLanes {
   std::vector<PictureSize> sizes_;  // of each picture; empty without buckets
   int64_t image_size_ = 0, num_left_out_ = 0;
   std::string table_text_;
-  std::vector<std::string> complaints_;
+  std::vector<SkippedPicture> skipped_;
 };
 
 // Throws Error unless an autoencoder that divides sides by `downsample` takes pictures of this size.

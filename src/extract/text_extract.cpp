@@ -65,15 +65,15 @@ CaptionEncoder load_encoder(const TextExtractOptions& options, at::Device device
 
 class TextExtraction {
  public:
-  TextExtraction(const TextExtractOptions& options, const std::string& data, const std::string& store,
-                 const std::string& compute_dtype, const std::string& device, ProcessGroup& group,
-                 const std::string& grown)
+  TextExtraction(const TextExtractOptions& options, const ImageDataset& pictures, const std::string& data,
+                 const std::string& store, const std::string& compute_dtype, const std::string& device,
+                 ProcessGroup& group, const std::string& grown)
       : options_(options),
         group_(group),
         device_(parse_device(device, group.ranks().local_rank)),
         encoder_(load_encoder(options, device_, compute_dtype, group)),
         store_(FeatureStore::open(store)),
-        table_(collect_captions(*ImageDataset::open(data), data, *store_, options.captions)) {
+        table_(collect_captions(pictures, data, *store_, options.captions)) {
     batch_ = encoder_.batch_within_room(options.batch, device_.is_cuda() ? 256 : 32);
     const std::string name = options.name.empty() ? encoder_.shape().family : options.name;
     folder_ = text_store_folder(store, name);
@@ -203,11 +203,11 @@ void check_text_encoder(const TextExtractOptions& options) {
                  options.captions.instruction);
 }
 
-void extract_text(const TextExtractOptions& options, const std::string& data, const std::string& store,
-                  const std::string& compute_dtype, const std::string& device, ProcessGroup& group,
-                  const std::string& grown) {
+void extract_text(const TextExtractOptions& options, const ImageDataset& pictures, const std::string& data,
+                  const std::string& store, const std::string& compute_dtype, const std::string& device,
+                  ProcessGroup& group, const std::string& grown) {
   check_caption_options(options.captions);
-  TextExtraction(options, data, store, compute_dtype, device, group, grown).run();
+  TextExtraction(options, pictures, data, store, compute_dtype, device, group, grown).run();
 }
 
 }  // namespace kiln

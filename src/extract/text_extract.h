@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <string>
 
+#include "data/images/image_dataset.h"
 #include "extract/text_settings.h"
 #include "parallel/ranks/process_group.h"
 
@@ -12,13 +13,13 @@ namespace kiln {
 // pictures are encoded, which may take hours.
 void check_text_encoder(const TextExtractOptions& options);
 
-// Encodes the captions of the samples of the complete feature store in `store`, equal captions once. The
-// pictures of `data` have the captions. Continues what an interrupted run left. Several ranks take shards in
-// turn. The store's bytes do not depend on either. `grown` is the store that this one is a part of, whose
-// captions must be of the same encoder; "": it is a store of its own. Throws Error: a sample that `data`
-// lacks, no captions at all, a store of another encoder.
-void extract_text(const TextExtractOptions& options, const std::string& data, const std::string& store,
-                  const std::string& compute_dtype, const std::string& device, ProcessGroup& group,
-                  const std::string& grown = "");
+// Encodes the captions of the samples of the complete feature store in `store`, equal captions once.
+// `pictures`, which messages call `data`, have the captions. Continues what an interrupted run left. Several
+// ranks take shards in turn. The store's bytes do not depend on either. `grown` is the store that this one is
+// a part of, whose captions must be of the same encoder; "": it is a store of its own. Throws Error: a sample
+// that `data` lacks, no captions at all, a store of another encoder.
+void extract_text(const TextExtractOptions& options, const ImageDataset& pictures, const std::string& data,
+                  const std::string& store, const std::string& compute_dtype, const std::string& device,
+                  ProcessGroup& group, const std::string& grown = "");
 
 }  // namespace kiln

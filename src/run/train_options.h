@@ -41,6 +41,8 @@ struct DataOptions {
   // Number of parts to take of each store, from the first one on, since a store may have grown. Empty: all.
   // Set where a stage begins; not an option.
   std::vector<int64_t> parts;
+  // RunPictures::left_out() of a stage that goes on, as JSON. "": it begins. Set likewise.
+  std::string left_out;
   std::string autoencoder;   // encodes images while training: a path, or "pixels"
   int64_t image_size = 256;  // on the command line: the store's own, else the model's
   // For pictures: "" brings all to image_size x image_size. Otherwise a table of sizes, and each picture goes
@@ -53,7 +55,7 @@ struct DataOptions {
   // store names.
   std::string text_encoder;
   CaptionEncodingOptions captions{};  // captions that are encoded while training
-  bool enlarge = false;               // enlarge images smaller than image_size, which otherwise end the run
+  bool enlarge = false;               // enlarge images smaller than image_size, which otherwise are left out
   bool flip = true;                   // mirror with probability 1/2, if the data allow it
   bool draw_posterior = true;         // draw from the autoencoder's posterior; false: use its mean
   int64_t loader_threads = 1;

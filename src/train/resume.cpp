@@ -124,9 +124,19 @@ bool may_follow(const std::vector<std::string>& changes) {
   });
 }
 
+// Returns what to do about other data than a run had.
+std::string remedy_of(const TrainOptions& options, const TrainingData& data, int64_t first_step) {
+  if (!data.pictures.images) return "give the same store, or another --out";
+  const std::string other = data.pictures.images->first_unrecorded(picture_record(options.out, first_step));
+  return (other.empty() ? "some pictures are missing"
+                        : fmt::format("{} is new or has another size or label", other)) +
+         ": put the same pictures there, go on with --continue-with FILE, or give another --out";
+}
+
 // Refuses to go on from a checkpoint with other settings or on other data. Returns what makes further bits or
 // the schedule differ from those of an uninterrupted run, one line each.
-std::vector<std::string> resume_warnings(const TrainOptions& options, const TrainStateInfo& saved,
+std::vector<std::string> resume_warnings(const TrainOptions& options, const TrainingData& data,
+                                         int64_t first_step, const TrainStateInfo& saved,
                                          const TrainStateInfo& now, bool begins_stage) {
   nlohmann::json saved_options = saved.config.at("options");
   const nlohmann::json& options_now = now.config.at("options");
@@ -141,11 +151,13 @@ std::vector<std::string> resume_warnings(const TrainOptions& options, const Trai
          may_follow(changes.refused)
              ? "--continue-with FILE with the new ones to go on from here, or another --out"
              : "another --out");
-  if (!begins_stage && saved.config.at("data") != now.config.at("data"))
-    fail("resume",
-         "{} was trained on other data ({}) than --data {} ({}): give the same store, or another --out",
-         options.out, saved.config.at("data").get<std::string>(), options.data.path,
-         now.config.at("data").get<std::string>());
+  const auto data_then = saved.config.at("data").get<std::string>();
+  const bool is_same = begins_stage || data_then == data.identity;
+  const bool is_of_earlier_version =
+      !is_same && data.earlier_identity && data_then == data.earlier_identity();
+  if (!is_same && !is_of_earlier_version)
+    fail("resume", "{} was trained on other data ({}) than --data {} ({}): {}", options.out, data_then,
+         options.data.path, data.identity, remedy_of(options, data, first_step));
   if (saved.config.value("base", "") != now.config.value("base", ""))
     fail("resume",
          "{} trains an adapter of other weights than --weights {} holds now: put them back, or give "
@@ -153,6 +165,11 @@ std::vector<std::string> resume_warnings(const TrainOptions& options, const Trai
          options.out, options.model.weights);
 
   std::vector<std::string> lines;
+  if (is_of_earlier_version)
+    lines.push_back(
+        fmt::format("an earlier version began {} and kept no sizes of its pictures: they are compared "
+                    "from here on",
+                    options.out));
   if (!changes.warned.empty())
     lines.push_back(fmt::format("resuming with {}: further bits differ from those of an uninterrupted run",
                                 fmt::join(changes.warned, ", ")));
@@ -195,8 +212,8 @@ RunFolder open_run_folder(const TrainingRun& run, const TrainStateInfo& now, con
     // The checkpoint that ends a stage has other settings than the stage that begins there.
     const bool begins_stage = plan.step == plan.stage().first_step;
     if (newest && newest->step == plan.step)
-      for (const std::string& line :
-           resume_warnings(run.options, read_train_state(newest->folder), now, begins_stage))
+      for (const std::string& line : resume_warnings(run.options, run.data, run.first_step,
+                                                     read_train_state(newest->folder), now, begins_stage))
         run.warn(line);
     prune_checkpoints(out, /*keep=*/0);
   }

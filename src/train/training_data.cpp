@@ -142,7 +142,7 @@ TrainingData open_images(const TrainOptions& options, at::Device device, at::Sca
       load_autoencoder(options.data.autoencoder, device, compute_dtype);
   TrainingData data;
   data.pictures = open_pictures(options, options.data.path, autoencoder->downsample);
-  const std::shared_ptr<const ImageDataset> images = data.pictures.images;
+  const std::shared_ptr<const RunPictures> images = data.pictures.images;
   data.shape.channels = autoencoder->latent_channels;
   data.shape.lanes = data.pictures.lanes->latent_lanes();
   data.shape.has_image_size = data.pictures.lanes->has_buckets();
@@ -166,6 +166,7 @@ TrainingData open_images(const TrainOptions& options, at::Device device, at::Sca
   data.encodes = !are_pixels || data.captions;
   if (!are_pixels) data.decoder = autoencoder;
   data.identity = encoded.identity;
+  data.earlier_identity = encoded.earlier_identity;
   data.batches = encoded.batches;
   data.sample_name = [images](int64_t id) { return images->records().at(static_cast<size_t>(id)).name; };
   return data;
@@ -216,18 +217,37 @@ std::string decoder_path(const TrainOptions& options, const StoreInfo& store) {
 EncodedImages encode_images(const TrainOptions& options, const Pictures& pictures,
                             const std::shared_ptr<const Autoencoder>& autoencoder,
                             const std::shared_ptr<const EncodedText>& text, at::Device device, Split split) {
-  std::string identity =
-      fmt::format("{} images {}, {} {}", pictures.images->records().size(),
-                  dataset_fingerprint(*pictures.images), autoencoder->name, autoencoder->fingerprint);
-  if (pictures.lanes->has_buckets())
-    identity += fmt::format(", in buckets {} {}", options.data.buckets, pictures.lanes->fingerprint());
-  if (text) identity += identity_of(text->info());
-  return {.identity = std::move(identity),
-          .batches = [=, at_once = options.micro_batch,
-                      lanes = split_of(options, pictures, split)](BatchOptions batch_options) {
-            batch_options.lanes = lanes;
-            return image_batches(pictures, autoencoder, device, batch_options, at_once, text);
-          }};
+  const auto identity = [=, buckets = options.data.buckets](const std::string& images,
+                                                            const std::string& lanes,
+                                                            const std::string& captions) {
+    return fmt::format("{}, {} {}{}{}", images, autoencoder->name, autoencoder->fingerprint,
+                       pictures.lanes->has_buckets() ? fmt::format(", in buckets {} {}", buckets, lanes) : "",
+                       captions);
+  };
+  return {.identity = identity(pictures.images->identity(), pictures.lanes->fingerprint(),
+                               text ? identity_of(text->info()) : ""),
+          .earlier_identity = [=, path = options.data.path]() -> std::string {
+            const RunPictures& images = *pictures.images;
+            const size_t num_pictures = images.all().records().size();
+            // Without buckets the samples were all pictures, and the first broken one ended the run.
+            if (!pictures.lanes->has_buckets() && images.records().size() != num_pictures) return "";
+            std::string captions;
+            if (text) {
+              TextStoreInfo info = text->info();
+              info.captions_fingerprint = captions_fingerprint(images.all(), path, text->options().captions);
+              captions = identity_of(info);
+            }
+            return identity(
+                fmt::format("{} images {}", num_pictures, dataset_fingerprint(images.all())),
+                pictures.lanes->fingerprint([&](int64_t picture) { return images.index_in_all(picture); }),
+                captions);
+          },
+          .batches =
+              [=, at_once = options.micro_batch,
+               lanes = split_of(options, pictures, split)](BatchOptions batch_options) {
+                batch_options.lanes = lanes;
+                return image_batches(pictures, autoencoder, device, batch_options, at_once, text);
+              }};
 }
 
 namespace {

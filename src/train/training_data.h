@@ -24,6 +24,9 @@ struct TrainingData {
   ModelRecord::AutoencoderInfo autoencoder{};
   // Names the samples' content. A run resumes only on the same content.
   std::string identity{};
+  // Returns the identity that an earlier version gave the same pictures; "" if it would have had others. Null
+  // for other data.
+  std::function<std::string()> earlier_identity{};
   BatchMaker batches{};
   std::shared_ptr<const TextStore> text{};  // captions of the samples; null: none are taken, or synthetic
   std::function<std::string(int64_t id)> sample_name{};
@@ -53,7 +56,8 @@ std::string decoder_path(const TrainOptions& options, const StoreInfo& store);
 
 // Images that are encoded on the device when a batch of them is asked for.
 struct EncodedImages {
-  std::string identity;  // names the images and their encoders
+  std::string identity;                           // names the images and their encoders
+  std::function<std::string()> earlier_identity;  // as above
   BatchMaker batches;
 };
 // `text` holds their captions, or is null. `split` matters if --validation-share divides the images.

@@ -8,6 +8,7 @@
 #include "checkpoint/weights_file.h"
 #include "core/files/atomic_file.h"
 #include "core/tensors.h"
+#include "data/store/skipped_pictures.h"
 #include "models/load_model.h"
 #include "parallel/cpu_share.h"
 #include "parallel/machine.h"
@@ -91,6 +92,16 @@ std::vector<std::string> settings_without_effect(const TrainOptions& options, at
   return lines;
 }
 
+// Adds pictures to RUN/skipped.jsonl.
+void record_skipped(const std::string& run, const std::vector<SkippedPicture>& pictures) {
+  try {
+    SkippedPictures record(run);
+    for (const SkippedPicture& picture : pictures) record.add(picture);
+  } catch (const std::exception& error) {
+    fmt::print(stderr, "warning: {}\n", error.what());
+  }
+}
+
 // Returns the folder's own name: a record tells no paths of this machine.
 std::string folder_name(const fs::path& folder) {
   return (folder.has_filename() ? folder : folder.parent_path()).filename().string();
@@ -104,6 +115,10 @@ std::string told_text(const DataShape& data) {
 }
 
 }  // namespace
+
+std::string picture_record(const std::string& run, int64_t first_step) {
+  return fmt::format("{}/pictures-{:08}.xxh3", run, first_step);
+}
 
 TrainingRun::TrainingRun(const TrainOptions& given, std::shared_ptr<ProcessGroup> ranks, int64_t first)
     : options(given),
@@ -248,6 +263,40 @@ void TrainingRun::write_description(const TrainOptions& recipe) const {
   write_file_atomically("train", options.out + "/config.toml", recipe_of(recipe));
 }
 
+void TrainingRun::record_pictures(bool begins_stage) const {
+  const auto& pictures = data.pictures.images;
+  if (!pictures) return;
+  const std::string path = picture_record(options.out, first_step);
+  const auto record = [&] {
+    try {
+      pictures->record_in(path, begins_stage && is_first());
+    } catch (const Error& error) {
+      warn(fmt::format("{}: a resumed run cannot compare its pictures", error.what()));
+    }
+  };
+  if (is_first()) record();
+  group->barrier("the record of pictures");
+  if (!is_first()) record();
+  if (is_first()) record_skipped(options.out, pictures->all_left_out());
+}
+
+void TrainingRun::say_left_out() const {
+  if (!data.pictures.images) return;
+  const std::vector<SkippedPicture> found = data.pictures.images->take_new_left_out();
+  for (const SkippedPicture& picture : found) fmt::print(stderr, "skipped: {}\n", picture.why);
+  if (is_first() && !found.empty()) record_skipped(options.out, found);
+}
+
+void TrainingRun::record_left_out() {
+  const auto& pictures = data.pictures.images;
+  if (!pictures) return;
+  for (const std::string& of_rank : group->gather(pictures->left_out().dump(), "the pictures left out"))
+    pictures->leave_out(nlohmann::json::parse(of_rank));
+  if (is_first() && !pictures->take_new_left_out().empty())  // of other ranks, which have said so
+    record_skipped(options.out, pictures->all_left_out());
+  config["left_out"] = pictures->left_out();
+}
+
 void TrainingRun::print_description() const {
   if (!is_first()) return;
   int64_t num_weights = 0;
@@ -268,6 +317,11 @@ void TrainingRun::print_description() const {
   const int64_t num_samples = batches->order().samples_per_epoch();
   if (num_samples == 0) return;  // endless
   const double epoch_steps = static_cast<double>(num_samples) / static_cast<double>(options.global_batch);
+  if (num_samples < options.global_batch)
+    warn(fmt::format(
+        "--global-batch {} is more than the {} samples: even a single step is {:.1f} epochs, since every "
+        "step is of a whole batch",
+        options.global_batch, num_samples, 1 / epoch_steps));
   if (options.max_minutes > 0)  // the number of steps is not known
     fmt::print("{} samples: {:.1f} steps an epoch, at most {:g} minutes\n", num_samples, epoch_steps,
                options.max_minutes);

@@ -20,6 +20,9 @@
 
 namespace kiln {
 
+// The file with the hashes of the pictures of a stage, which begins at `first_step`.
+std::string picture_record(const std::string& run, int64_t first_step);
+
 class TrainingRun {
  public:
   // Applies the options' compute settings, opens the data, checks what can be checked before memory is taken,
@@ -35,6 +38,14 @@ class TrainingRun {
   // Writes config.json, for sampling, and `recipe` as config.toml into the run folder. Only rank 0 writes.
   void write_description(const TrainOptions& recipe) const;
   void print_description() const;
+  // Begins to keep what is read of pictures in the run folder: RUN/pictures-STEP.xxh3 has the hashes of their
+  // files, of the stage from STEP on, and RUN/skipped.jsonl the pictures that are left out. Without those,
+  // which only cost a later check, training goes on. `begins_stage`: nothing was read yet. A collective.
+  void record_pictures(bool begins_stage) const;
+  // Says which pictures this rank has left out since the last call.
+  void say_left_out() const;
+  // Writes what all ranks have left out to `config`, for a checkpoint. A collective.
+  void record_left_out();
 
   // Called after build(). The result refers to `prompts` and to this.
   GridSource grid_source(const Prompts& prompts) const {

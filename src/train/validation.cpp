@@ -73,6 +73,7 @@ TrainOptions of_validation(TrainOptions options) {
   options.data.path = options.validation.data;
   options.data.more.clear();
   options.data.parts.clear();
+  options.data.left_out.clear();
   return options;
 }
 

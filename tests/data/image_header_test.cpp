@@ -189,7 +189,7 @@ TEST(ImageHeader, DataSetsReadItFromFoldersAndTars) {
     const auto dataset = ImageDataset::open(path);
     EXPECT_EQ(dataset->header(0).orientation, 8);
     EXPECT_EQ(dataset->load(0).height, 6);
-    EXPECT_EQ(dataset->load_upright(0).height, 10);
+    EXPECT_EQ(dataset->load(0, /*orient=*/true).height, 10);
     EXPECT_EQ(load_cropped(*dataset, 0, {.size = 6, .orient = true}).rgb,
               upright(load_cropped(*dataset, 0, {.size = 6, .orient = false}), 8).rgb);
   }

@@ -239,6 +239,28 @@ def test_text_is_added_to_a_store_and_the_same_command_continues(kiln, encoders,
         assert result.returncode == 1 and len(result.stderr.strip().splitlines()) == 1 and expected in result.stderr, result.stderr
 
 
+def test_hardening_high_1_damaged_captions_are_named(kiln, encoders, tmp_path):
+    """By verify, and by training at the first read. Friction 25 too: inspect shows the text."""
+    data, store = tmp_path / "data", tmp_path / "store"
+    data.mkdir()
+    write_metadata(data, [f"picture number {index}" for index in range(6)])
+    assert extract(kiln, data, store, encoders["bert"]).returncode == 0
+    assert "captions of text-bert" in kiln("store", "verify", store).stdout
+    inspected = kiln("store", "inspect", store).stdout
+    assert "text-bert" in inspected and "6 different captions" in inspected
+    features = store / "text-bert" / "features-00000.safetensors"
+    content = bytearray(features.read_bytes())
+    rows = load_file(features)["features"].tobytes()
+    start = content.index(rows)
+    content[start : start + len(rows)] = rows[: len(rows) // 2] + bytes(len(rows) - len(rows) // 2)
+    features.write_bytes(content)
+    verified = kiln("store", "verify", store)
+    assert verified.returncode == 1 and "features-00000" in verified.stderr
+    trained = kiln("train", "--model", "pixart", "--hidden-size", 24, "--depth", 1, "--num-heads", 2, "--patch-size", 4, "--data", store,
+                   "--image-size", SIZE, "--global-batch", 6, "--max-steps", 3, "--device", "cpu", "--out", tmp_path / "run")
+    assert trained.returncode == 1 and "is damaged: its features have changed" in trained.stderr, trained.stderr
+
+
 def test_ranks_write_the_same_store(kiln, encoders, tmp_path):
     data = tmp_path / "data"
     data.mkdir()

@@ -97,10 +97,11 @@ std::string assignment_text(const BucketAssignment& assignment) {
 
 Image load_covering(const ImageDataset& dataset, int64_t index, const PictureSize& size,
                     const BucketCrop& crop) {
-  const Image image = crop.orient ? dataset.load_upright(index) : dataset.load(index);
+  const Image image = dataset.load(index, crop.orient);
   if (image.height != size.height || image.width != size.width)
-    fail("dataset", "{} has another size than its header says: {} x {}, expected {} x {}",
-         dataset.records()[index].name, image.width, image.height, size.width, size.height);
+    throw BrokenPicture(
+        fmt::format("[dataset] {} has another size than its header says: {} x {}, expected {} x {}",
+                    dataset.records()[index].name, image.width, image.height, size.width, size.height));
   return cover_crop(image, crop.bucket.height, crop.bucket.width,
                     crop.lanczos ? Resampling::kLanczos : Resampling::kBicubic);
 }

@@ -46,7 +46,7 @@ struct BucketCrop {
   bool orient = true;    // turn the picture as its EXIF orientation says
 };
 // Loads a picture and brings it to the bucket as PixArt's trainer does: resizes it so that it just covers the
-// bucket, and crops it from the centre. `size` is what its header says. Throws Error naming the picture when
+// bucket, and crops it from the centre. `size` is what its header says. Throws BrokenPicture when
 // it is broken or has another size.
 Image load_covering(const ImageDataset& dataset, int64_t index, const PictureSize& size,
                     const BucketCrop& crop);

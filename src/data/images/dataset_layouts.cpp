@@ -1,6 +1,8 @@
 #include "data/images/dataset_layouts.h"
 
 #include <algorithm>
+#include <array>
+#include <filesystem>
 
 #include "core/error.h"
 #include "data/images/file_io.h"
@@ -31,20 +33,24 @@ Caption caption_of(const nlohmann::json& value, const std::string& where) {
 
 }  // namespace
 
+std::string lower_case(std::string text) {
+  std::transform(text.begin(), text.end(), text.begin(), [](unsigned char c) { return std::tolower(c); });
+  return text;
+}
+
 bool has_image_extension(const std::string& file_name) {
-  std::string lower = file_name;
-  std::transform(lower.begin(), lower.end(), lower.begin(), [](unsigned char c) { return std::tolower(c); });
+  const std::string lower = lower_case(file_name);
   constexpr std::string_view kExtensions[] = {".jpg", ".jpeg", ".png",  ".ppm", ".bmp",
                                               ".pgm", ".tif",  ".tiff", ".webp"};
   return std::any_of(std::begin(kExtensions), std::end(kExtensions),
                      [&](std::string_view extension) { return lower.ends_with(extension); });
 }
 
-Image FileDataset::load(int64_t index) const { return read_image(root_ + "/" + records_.at(index).name); }
-
-void FileDataset::set(std::vector<ImageRecord> records, std::vector<std::string> class_names) {
+void FileDataset::set(std::vector<ImageRecord> records, std::vector<std::string> class_names,
+                      std::vector<std::string> notes) {
   records_ = std::move(records);
   class_names_ = std::move(class_names);
+  notes_ = std::move(notes);
 }
 
 PictureBytes FileDataset::bytes(int64_t index) const {
@@ -104,9 +110,56 @@ std::vector<std::string> LabelCollector::finish(std::vector<ImageRecord>& record
   return names;
 }
 
+void OtherPictures::add(const std::string& path) {
+  constexpr std::string_view kExtensions[] = {".gif", ".avif", ".heic", ".heif", ".jxl", ".jfif", ".jp2"};
+  const std::string extension = lower_case(std::filesystem::path(path).extension());
+  if (std::ranges::find(kExtensions, extension) == std::end(kExtensions)) return;
+  ++counts_[extension];
+  if (first_.empty() || path < first_) first_ = path;
+}
+
+void OtherPictures::append_note(std::vector<std::string>& notes) const {
+  if (counts_.empty()) return;
+  std::string text;
+  for (const auto& [extension, count] : counts_)
+    text += fmt::format("{}{} {}", text.empty() ? "" : ", ", count, extension);
+  notes.push_back(fmt::format(
+      "files of other formats are left out ({}), the first: {}: JPEG, PNG and WebP are read", text, first_));
+}
+
+void MissingCaptions::add(const nlohmann::json& fields, const std::string& name,
+                          std::span<const char* const> keys) {
+  const auto is_key = [&](const std::string& key) { return std::ranges::find(keys, key) != keys.end(); };
+  bool has_text = false;
+  for (const auto& [key, value] : fields.items()) {
+    const std::string lower = lower_case(key);
+    const bool resembles =
+        std::ranges::any_of(std::to_array<std::string_view>({"text", "caption", "prompt", "descr"}),
+                            [&](std::string_view word) { return lower.find(word) != std::string::npos; });
+    if (is_key(key) ? value.is_null() || value.is_string() || value.is_array() : !resembles) continue;
+    has_text = true;
+    ++found_[is_key(key) ? fmt::format("a {} under \"{}\"", value.type_name(), key)
+                         : fmt::format("a key \"{}\"", key)];
+  }
+  if (!has_text) return;
+  if (++count_ > 1) return;
+  first_ = name;
+  for (const char* key : keys) keys_ += fmt::format("{}\"{}\"", keys_.empty() ? "" : ", ", key);
+}
+
+void MissingCaptions::append_note(int64_t num_pictures, std::vector<std::string>& notes) const {
+  if (count_ == 0) return;
+  std::string text;
+  for (const auto& [what, count] : found_)
+    text += fmt::format("{}{} ({} times)", text.empty() ? "" : ", ", what, count);
+  notes.push_back(
+      fmt::format("{} of {} pictures have no caption, but {}, the first: {}: captions are texts under {}",
+                  count_, num_pictures, text, first_, keys_));
+}
+
 std::vector<Caption> captions_of(const nlohmann::json& fields, const std::string& where) {
   std::vector<Caption> captions;
-  for (const char* key : {"text", "caption", "captions"}) {
+  for (const char* key : kCaptionKeys) {
     const auto field = fields.find(key);
     if (field == fields.end() || field->is_null()) continue;
     if (field->is_array()) {

@@ -1,8 +1,10 @@
 // The layouts that ImageDataset::open chooses from, and what they share.
 #pragma once
+#include <array>
 #include <map>
 #include <memory>
 #include <nlohmann/json.hpp>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -19,9 +21,9 @@ class FileDataset : public ImageDataset {
  public:
   FileDataset(std::string root, const char* layout) : root_(std::move(root)), layout_(layout) {}
   const char* layout() const override { return layout_; }
-  Image load(int64_t index) const override;
   PictureBytes bytes(int64_t index) const override;
-  void set(std::vector<ImageRecord> records, std::vector<std::string> class_names);
+  void set(std::vector<ImageRecord> records, std::vector<std::string> class_names,
+           std::vector<std::string> notes);
 
  private:
   std::string root_;
@@ -45,6 +47,32 @@ class LabelCollector {
     bool is_set = false;
   };
   std::vector<Label> labels_;
+};
+
+// Counts files of picture formats that no layout takes.
+class OtherPictures {
+ public:
+  void add(const std::string& path);                        // of any file
+  void append_note(std::vector<std::string>& notes) const;  // if there are any
+
+ private:
+  std::map<std::string, int64_t> counts_;  // by extension
+  std::string first_;
+};
+
+inline constexpr std::array<const char*, 3> kCaptionKeys = {"text", "caption", "captions"};
+
+// Counts pictures whose JSON object has something like a caption where none is looked for.
+class MissingCaptions {
+ public:
+  // `fields` gave no caption under any of `keys`.
+  void add(const nlohmann::json& fields, const std::string& name, std::span<const char* const> keys);
+  void append_note(int64_t num_pictures, std::vector<std::string>& notes) const;  // if there are any
+
+ private:
+  std::map<std::string, int64_t> found_;  // what is there instead
+  std::string first_, keys_;
+  int64_t count_ = 0;
 };
 
 // Reads the captions of a JSON object: text or caption, a string or a list of them, and captions, a list of

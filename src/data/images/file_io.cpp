@@ -14,7 +14,7 @@ namespace kiln {
 
 RandomAccessFile::RandomAccessFile(std::string who, std::string path)
     : who_(std::move(who)), path_(std::move(path)) {
-  fd_ = ::open(path_.c_str(), O_RDONLY | O_CLOEXEC);
+  fd_ = ::open(path_.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);  // a FIFO would wait for its writer
   if (fd_ < 0) fail(who_, "cannot read {}: {}", path_, std::strerror(errno));
   struct stat status {};
   const bool is_file = ::fstat(fd_, &status) == 0 && S_ISREG(status.st_mode);

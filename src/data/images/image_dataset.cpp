@@ -24,15 +24,27 @@ ImageHeader ImageDataset::header(int64_t index) const {
   return read_image_header(bytes(index), records_.at(index).name);
 }
 
-Image ImageDataset::load_upright(int64_t index) const {
-  return upright(load(index), header(index).orientation);
+Image ImageDataset::load(int64_t index, bool orient) const {
+  const std::vector<std::byte> file = read(index);
+  const std::string& name = records_.at(index).name;
+  try {
+    Image image = decode_image(file, name);
+    if (!orient) return image;
+    return upright(std::move(image), read_image_header(bytes_in_memory(file), name).orientation);
+  } catch (const Error& error) {
+    throw BrokenPicture(error.what());
+  }
+}
+
+std::string too_small_text(const std::string& name, int64_t height, int64_t width, int64_t size) {
+  return fmt::format("[dataset] {} is too small: {} x {}, expected at least {} on the short side", name,
+                     width, height, size);
 }
 
 Image load_cropped(const ImageDataset& dataset, int64_t index, const Crop& crop) {
-  const Image image = crop.orient ? dataset.load_upright(index) : dataset.load(index);
+  const Image image = dataset.load(index, crop.orient);
   if (!crop.enlarge && std::min(image.height, image.width) < crop.size)
-    fail("dataset", "{} is too small: {} x {}, expected at least {} on the short side",
-         dataset.records()[index].name, image.width, image.height, crop.size);
+    throw BrokenPicture(too_small_text(dataset.records()[index].name, image.height, image.width, crop.size));
   return center_crop(image, crop.size);
 }
 

@@ -4,6 +4,7 @@
 #include <string>
 #include <vector>
 
+#include "core/error.h"
 #include "data/images/image_header.h"
 #include "data/images/images.h"
 
@@ -31,19 +32,32 @@ class ImageDataset {
   virtual ~ImageDataset() = default;
   const std::vector<ImageRecord>& records() const { return records_; }          // in a fixed order
   const std::vector<std::string>& class_names() const { return class_names_; }  // empty: no labels
+  // What of the data set is not taken although somebody may think so, one line each for people.
+  const std::vector<std::string>& notes() const { return notes_; }
   virtual const char* layout()
       const = 0;  // "image_folder" | "metadata_jsonl" | "data_info" | "webdataset" | "images"
   // All are thread-safe and throw Error naming the file.
-  virtual Image load(int64_t index) const = 0;          // as stored, not turned
-  virtual PictureBytes bytes(int64_t index) const = 0;  // the picture's file, for reading in pieces
-  std::vector<std::byte> read(int64_t index) const;     // the whole file
-  // Loads the picture turned and mirrored as its EXIF orientation says.
-  Image load_upright(int64_t index) const;
-  ImageHeader header(int64_t index) const;
+  virtual PictureBytes bytes(int64_t index) const = 0;       // the picture's file, for reading in pieces
+  virtual std::vector<std::byte> read(int64_t index) const;  // the whole file
+  virtual ImageHeader header(int64_t index) const;
+  // Reads and decodes the picture; with `orient` turned and mirrored as its EXIF orientation says. Throws
+  // BrokenPicture if its file can be read, but not decoded.
+  Image load(int64_t index, bool orient = false) const;
 
  protected:
   std::vector<ImageRecord> records_;
-  std::vector<std::string> class_names_;
+  std::vector<std::string> class_names_, notes_;
+};
+
+// A picture that is left out, and the message that says why.
+struct SkippedPicture {
+  std::string name, why;
+};
+
+// A picture whose file was read and cannot be used: it is no image, cut off, corrupt or too small.
+class BrokenPicture : public Error {
+ public:
+  using Error::Error;
 };
 
 // Returns the XXH3 of the names and labels in order. An interrupted extraction or training continues only on
@@ -58,7 +72,10 @@ struct Crop {
   bool orient = true;  // turn pictures as their EXIF orientation says, which DiT does not
 };
 
-// Decodes and crops a picture. Throws Error naming it when it is broken or too small.
+// Returns the message that a picture is too small for a square of `size` pixels a side.
+std::string too_small_text(const std::string& name, int64_t height, int64_t width, int64_t size);
+
+// Loads and crops a picture. Throws BrokenPicture when it is broken or too small.
 Image load_cropped(const ImageDataset& dataset, int64_t index, const Crop& crop);
 
 struct PreparedImage {

@@ -23,18 +23,21 @@ struct Listing {
   std::unordered_set<std::string> captions;  // paths of the .txt files
 };
 
-void list_entry(const fs::directory_entry& entry, Listing& listing) {
+void list_entry(const fs::directory_entry& entry, Listing& listing, OtherPictures& others) {
   const std::string name = entry.path().filename();
   if (entry.is_directory()) return;
-  if (has_image_extension(name)) listing.images.push_back({entry.path().parent_path(), name});
+  if (has_image_extension(name))
+    listing.images.push_back({entry.path().parent_path(), name});
+  else
+    others.add(entry.path());
   if (name.ends_with(".txt")) listing.captions.insert(entry.path());
 }
 
-Listing list_tree(const std::string& folder) {
+Listing list_tree(const std::string& folder, OtherPictures& others) {
   Listing listing;
   for (const auto& entry :
        fs::recursive_directory_iterator(folder, fs::directory_options::follow_directory_symlink))
-    list_entry(entry, listing);
+    list_entry(entry, listing, others);
   std::sort(listing.images.begin(), listing.images.end());
   return listing;
 }
@@ -63,26 +66,32 @@ std::unique_ptr<ImageDataset> open_class_folders(const std::string& root) {
     if (entry.is_directory()) classes.push_back(entry.path().filename());
   std::sort(classes.begin(), classes.end());
   std::vector<ImageRecord> records;
+  OtherPictures others;
   for (size_t label = 0; label < classes.size(); ++label) {
-    const Listing listing = list_tree(root + "/" + classes[label]);
+    const Listing listing = list_tree(root + "/" + classes[label], others);
     if (listing.images.empty())
       fail("dataset", "expected images in every class folder, got none in {}/{}: remove the folder", root,
            classes[label]);
     append_records(root, listing, static_cast<int64_t>(label), records);
   }
   auto dataset = std::make_unique<FileDataset>(root, "image_folder");
-  dataset->set(std::move(records), std::move(classes));
+  std::vector<std::string> notes;
+  others.append_note(notes);
+  dataset->set(std::move(records), std::move(classes), std::move(notes));
   return dataset;
 }
 
 std::unique_ptr<ImageDataset> open_plain_folder(const std::string& root) {
   Listing listing;
-  for (const auto& entry : fs::directory_iterator(root)) list_entry(entry, listing);
+  OtherPictures others;
+  for (const auto& entry : fs::directory_iterator(root)) list_entry(entry, listing, others);
   std::sort(listing.images.begin(), listing.images.end());
   std::vector<ImageRecord> records;
   append_records(root, listing, -1, records);
   auto dataset = std::make_unique<FileDataset>(root, "images");
-  dataset->set(std::move(records), {});
+  std::vector<std::string> notes;
+  others.append_note(notes);
+  dataset->set(std::move(records), {}, std::move(notes));
   return dataset;
 }
 

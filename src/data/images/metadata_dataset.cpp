@@ -1,5 +1,6 @@
 // Hugging Face's imagefolder: metadata.jsonl, one JSON object per picture. PixArt's data_info.json: a list of
 // them.
+#include <array>
 #include <filesystem>
 #include <fstream>
 #include <unordered_set>
@@ -9,6 +10,8 @@
 
 namespace kiln::layouts {
 namespace {
+
+constexpr std::array<const char*, 2> kDataInfoKeys = {"prompt", "sharegpt4v"};
 
 nlohmann::json parse_line(const std::string& line, const std::string& where) {
   auto fields = nlohmann::json::parse(line, nullptr, /*allow_exceptions=*/false);
@@ -28,6 +31,37 @@ std::string file_name_of(const nlohmann::json& fields, const char* key, const st
   return name;
 }
 
+// Returns notes about the files below `root` that `names` does not list, although they are pictures.
+std::vector<std::string> unlisted_notes(const std::string& root, const std::string& list_path,
+                                        const std::unordered_set<std::string>& names) {
+  namespace fs = std::filesystem;
+  std::unordered_set<std::string> listed;
+  for (const std::string& name : names) listed.insert(fs::path(name).lexically_normal());
+  OtherPictures others;
+  std::string first;
+  int64_t num_pictures = 0, num_unlisted = 0;
+  for (const auto& entry :
+       fs::recursive_directory_iterator(root, fs::directory_options::follow_directory_symlink |
+                                                  fs::directory_options::skip_permission_denied)) {
+    const std::string path = entry.path(), name = path.substr(root.size() + 1);
+    const bool is_listed = listed.contains(name);
+    if (!has_image_extension(path)) {
+      if (!is_listed) others.add(path);
+      continue;
+    }
+    ++num_pictures;
+    if (is_listed) continue;
+    if (num_unlisted++ == 0 || name < first) first = name;
+  }
+  std::vector<std::string> notes;
+  if (num_unlisted > 0)
+    notes.push_back(
+        fmt::format("{} of the {} pictures in {} have no line in {} and are left out, the first: {}",
+                    num_unlisted, num_pictures, root, fs::path(list_path).filename().string(), first));
+  others.append_note(notes);
+  return notes;
+}
+
 }  // namespace
 
 std::unique_ptr<ImageDataset> open_metadata(const std::string& root, const std::string& metadata_path) {
@@ -35,6 +69,7 @@ std::unique_ptr<ImageDataset> open_metadata(const std::string& root, const std::
   if (!file) fail("dataset", "cannot read {}", metadata_path);
   std::vector<ImageRecord> records;
   LabelCollector labels;
+  MissingCaptions missing;
   std::unordered_set<std::string> names;
   int64_t line_number = 0;
   for (std::string line; std::getline(file, line);) {
@@ -44,6 +79,7 @@ std::unique_ptr<ImageDataset> open_metadata(const std::string& root, const std::
     ImageRecord record{file_name_of(fields, "file_name", where), -1, captions_of(fields, where)};
     if (!names.insert(record.name).second)
       fail("dataset", "expected each file once, got '{}' again ({})", record.name, where);
+    if (record.captions.empty()) missing.add(fields, record.name, kCaptionKeys);
     if (const auto label = fields.find("label"); label != fields.end() && !label->is_null())
       labels.add(*label, where);
     else
@@ -52,7 +88,9 @@ std::unique_ptr<ImageDataset> open_metadata(const std::string& root, const std::
   }
   auto class_names = labels.finish(records, metadata_path);
   auto dataset = std::make_unique<FileDataset>(root, "metadata_jsonl");
-  dataset->set(std::move(records), std::move(class_names));
+  std::vector<std::string> notes = unlisted_notes(root, metadata_path, names);
+  missing.append_note(std::ssize(records), notes);
+  dataset->set(std::move(records), std::move(class_names), std::move(notes));
   return dataset;
 }
 
@@ -62,19 +100,23 @@ std::unique_ptr<ImageDataset> open_data_info(const std::string& root, const std:
   if (!list.is_array()) fail("dataset", "expected a JSON list of pictures ({})", list_path);
   std::vector<ImageRecord> records;
   std::unordered_set<std::string> names;
+  MissingCaptions missing;
   for (size_t i = 0; i < list.size(); ++i) {
     const std::string where = fmt::format("{}, picture {}", list_path, i);
     if (!list[i].is_object()) fail("dataset", "expected a JSON object ({})", where);
     ImageRecord record{file_name_of(list[i], "path", where), -1, {}};
     if (!names.insert(record.name).second)
       fail("dataset", "expected each file once, got '{}' again ({})", record.name, where);
-    for (const char* kind : {"prompt", "sharegpt4v"})
+    for (const char* kind : kDataInfoKeys)
       if (const auto text = list[i].find(kind); text != list[i].end() && text->is_string() && !text->empty())
         record.captions.push_back({.text = text->get<std::string>(), .kind = kind});
+    if (record.captions.empty()) missing.add(list[i], record.name, kDataInfoKeys);
     records.push_back(std::move(record));
   }
   auto dataset = std::make_unique<FileDataset>(root, "data_info");
-  dataset->set(std::move(records), {});
+  std::vector<std::string> notes = unlisted_notes(root, list_path, names);
+  missing.append_note(std::ssize(records), notes);
+  dataset->set(std::move(records), {}, std::move(notes));
   return dataset;
 }
 

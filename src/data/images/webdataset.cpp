@@ -95,9 +95,10 @@ class WebDataset : public ImageDataset {
     finish_sample(sample);
   }
 
-  void finish() { class_names_ = labels_.finish(records_, name_); }
-
-  Image load(int64_t index) const override { return decode_image(read(index), records_[index].name); }
+  void finish() {
+    class_names_ = labels_.finish(records_, name_);
+    missing_.append_note(std::ssize(records_), notes_);
+  }
 
   PictureBytes bytes(int64_t index) const override {
     const Picture& picture = pictures_.at(index);
@@ -174,7 +175,10 @@ class WebDataset : public ImageDataset {
         if (!json.is_object()) fail("webdataset", "expected a JSON object ({})", where);
       }
     }
-    if (json.is_object() && record.captions.empty()) record.captions = captions_of(json, record.name);
+    if (json.is_object() && record.captions.empty()) {
+      record.captions = captions_of(json, record.name);
+      if (record.captions.empty()) missing_.add(json, record.name, kCaptionKeys);
+    }
     for (const char* key : {"label", "cls"})
       if (json.is_object() && label.is_null() && json.contains(key)) label = json[key];
     if (label.is_null())
@@ -188,6 +192,7 @@ class WebDataset : public ImageDataset {
   std::vector<Picture> pictures_;
   std::unordered_set<std::string> names_;
   LabelCollector labels_;
+  MissingCaptions missing_;
 };
 
 }  // namespace

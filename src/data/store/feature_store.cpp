@@ -183,15 +183,14 @@ std::string find_shard_problem(const std::string& folder, const StoreInfo& info,
 }  // namespace
 
 std::shared_ptr<FeatureStore> FeatureStore::open(const std::string& folder, bool verify) {
-  auto store = std::make_shared<MappedFeatureStore>(folder);
   if (verify) {
     const auto problems = find_store_problems(folder);
     if (!problems.empty()) {
       fail("feature store", "{} of {} shards are damaged ({}); first: {}", problems.size(),
-           store->info().shards.size(), folder, problems.front());
+           read_store_info(folder).shards.size(), folder, problems.front());
     }
   }
-  return store;
+  return std::make_shared<MappedFeatureStore>(folder);
 }
 
 std::vector<std::string> find_store_problems(const std::string& folder,

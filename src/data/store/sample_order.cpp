@@ -139,10 +139,10 @@ int64_t SampleOrder::sample_of(int64_t lane, int64_t place) const {
   throw std::logic_error("SampleOrder: a lane is shorter than its size");
 }
 
-int64_t SampleOrder::sample_at(int64_t position) const {
-  if (lanes_.empty()) return position;
+int64_t SampleOrder::sample_at(int64_t position, int64_t further) const {
+  if (lanes_.empty()) return position + further;
   const LanePlace place = batch_at(position);
-  return sample_of(place.lane, place.first + position % global_batch_);
+  return sample_of(place.lane, place.first + position % global_batch_ + further);
 }
 
 }  // namespace kiln

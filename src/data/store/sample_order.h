@@ -54,7 +54,8 @@ class SampleOrder {
   };
   // Returns the place of the global batch that has a row at `position`, which is at least `begin`.
   LanePlace batch_at(int64_t position) const;
-  int64_t sample_at(int64_t position) const;
+  // Returns the sample at a position, or the one that is `further` places behind it in its lane.
+  int64_t sample_at(int64_t position, int64_t further = 0) const;
 
   int64_t samples_per_epoch() const { return samples_per_epoch_; }  // with weights; 0: endless
   int64_t num_lanes() const {

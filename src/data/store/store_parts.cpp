@@ -5,6 +5,7 @@
 
 #include "core/error.h"
 #include "core/files/atomic_file.h"
+#include "data/store/skipped_pictures.h"
 
 namespace kiln {
 namespace {
@@ -61,7 +62,8 @@ bool prepare_store_parts(const std::string& out, int64_t num_ranks) {
       fail(kWho, "{} was begun by another number of ranks ({}): go on with as many, or choose another folder",
            out, name);
     // If joining was interrupted, shards have their second names here already.
-    if (!is_part(entry.path()) && !name.starts_with("shard-") && !name.starts_with("store.json."))
+    if (!is_part(entry.path()) && !name.starts_with("shard-") && !name.starts_with("store.json.") &&
+        !name.starts_with(kSkippedFile))
       fail(kWho, "expected an empty folder or a store, got a folder with {:?} ({}): choose another", name,
            out);
   }
@@ -72,7 +74,7 @@ void remove_empty_store(const std::string& out) {
   const fs::path folder = out;
   if (fs::exists(folder / "store.json")) {
     if (read_store_info(out).num_samples > 0) fail(kWho, "expected a store without samples, got {}", out);
-    for (const char* name : {"store.json", "unfinished-shard.log"}) fs::remove(folder / name);
+    for (const char* name : {"store.json", "unfinished-shard.log", kSkippedFile}) fs::remove(folder / name);
   }
   remove_parts(out);
   std::error_code has_other_things;
@@ -82,8 +84,9 @@ void remove_empty_store(const std::string& out) {
 int64_t join_store_parts(const std::string& out, int64_t num_ranks, StoreInfo info) {
   info.shards.clear();
   info.num_samples = 0;
+  std::vector<std::string> parts;
   for (int64_t rank = 0; rank < num_ranks; ++rank) {
-    const fs::path part = store_part_folder(out, rank, num_ranks);
+    const fs::path part = parts.emplace_back(store_part_folder(out, rank, num_ranks));
     if (!fs::exists(part / "store.json")) continue;
     const StoreInfo of_part = read_store_info(part.string());
     for (StoreInfo::Shard shard : of_part.shards) {
@@ -98,6 +101,7 @@ int64_t join_store_parts(const std::string& out, int64_t num_ranks, StoreInfo in
   if (info.num_samples == 0) fail(kWho, "expected at least one sample, got none ({})", out);
   info.drop_empty_lanes();
   info.complete = true;
+  join_skipped(out, parts);
   write_file_atomically(kWho, (fs::path(out) / "store.json").string(), store_info_text(info));
   remove_parts(out);
   return info.num_samples;

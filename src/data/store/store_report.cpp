@@ -8,6 +8,7 @@
 
 #include "core/error.h"
 #include "data/store/shard_progress.h"
+#include "data/store/skipped_pictures.h"
 #include "data/store/store_source.h"
 #include "data/text_store/text_store.h"
 
@@ -139,6 +140,42 @@ void print_statistics(const FeatureStore& store, int64_t max_samples, std::FILE*
   }
 }
 
+void print_text(const std::string& folder, const std::string& name, std::FILE* out) {
+  const TextStoreInfo info = read_text_store_info(text_store_folder(folder, name));
+  print_row(out, "text-" + name,
+            info.complete
+                ? fmt::format("{} {}, {} different captions of up to {} tokens, features {} wide in {}",
+                              info.encoder, info.encoder_fingerprint, info.num_entries - 1, info.max_tokens,
+                              info.width, dtype_name(info.dtype))
+                : "unfinished: the same command continues");
+  if (!info.complete) return;
+  print_row(out, "",
+            fmt::format("{} of {} samples without a caption, {} captions cut{}", info.num_without_caption,
+                        info.num_samples, info.num_truncated,
+                        info.instruction.empty() ? "" : fmt::format(", after {:?}", info.instruction)));
+}
+
+void print_skipped(const std::string& folder, std::FILE* out) {
+  const std::vector<SkippedPicture> skipped = read_skipped(folder);
+  if (skipped.empty()) return;
+  print_row(out, "left out", fmt::format("{} pictures, why: {}", skipped.size(), kSkippedFile));
+  constexpr size_t kMostShown = 5;
+  for (size_t i = 0; i < std::min(skipped.size(), kMostShown); ++i) print_row(out, "", skipped[i].why);
+}
+
+void inspect_part(const std::string& folder, int64_t max_samples, std::FILE* out) {
+  const StoreInfo info = read_store_info(folder);
+  print_settings(folder, info, out);
+  print_skipped(folder, out);
+  if (!info.complete) return;
+  const auto store = FeatureStore::open(folder);
+  print_labels(*store, out);
+  for (const std::string& name : find_text_stores(folder)) print_text(folder, name, out);
+  print_row(out, "first sample", store->sample_name(0));
+  print_row(out, "last sample", store->sample_name(store->size() - 1));
+  print_statistics(*store, max_samples, out);
+}
+
 // Prints every problem of a part. Throws Error if there is any.
 void verify_part(const std::string& folder, std::FILE* out) {
   const StoreInfo info = read_store_info(folder);
@@ -211,20 +248,14 @@ LatentStatistics measure_latents(const FeatureStore& store, int64_t max_samples)
 }
 
 void inspect_store(const std::string& folder, int64_t max_samples, std::FILE* out) {
-  const StoreInfo info = read_store_info(folder);
-  if (const std::vector<std::string> parts = store_parts(folder); parts.size() > 1) {
-    int64_t samples = 0;
-    for (const std::string& part : parts) samples += read_store_info(part).num_samples;
-    fmt::print(out, "{} samples in {} parts, of which this is the first; the last is {}\n", samples,
-               parts.size(), parts.back());
+  const std::vector<std::string> parts = store_parts(folder);
+  int64_t samples = 0;
+  for (const std::string& part : parts) samples += read_store_info(part).num_samples;
+  if (parts.size() > 1) fmt::print(out, "{} samples in {} parts\n", samples, parts.size());
+  for (const std::string& part : parts) {
+    if (parts.size() > 1) fmt::print(out, "\n");
+    inspect_part(part, max_samples, out);
   }
-  print_settings(folder, info, out);
-  if (!info.complete) return;
-  const auto store = FeatureStore::open(folder);
-  print_labels(*store, out);
-  print_row(out, "first sample", store->sample_name(0));
-  print_row(out, "last sample", store->sample_name(store->size() - 1));
-  print_statistics(*store, max_samples, out);
 }
 
 void verify_store(const std::string& folder, std::FILE* out) {

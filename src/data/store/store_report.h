@@ -22,7 +22,8 @@ struct LatentStatistics {
 };
 LatentStatistics measure_latents(const FeatureStore& store, int64_t max_samples);
 
-// Prints what store.json and the shards hold, and the statistics of at most `max_samples` samples.
+// Prints what store.json, the shards and the text stores of each part hold, and the statistics of at most
+// `max_samples` samples of it.
 void inspect_store(const std::string& folder, int64_t max_samples, std::FILE* out);
 
 // Checks every checksum, shape and value. Throws Error, after printing each problem, if there is any.

@@ -30,18 +30,30 @@ Pictures open_pictures(const TrainOptions& options, const std::string& path, int
                        const std::vector<Bucket>& among) {
   const DataOptions& data = options.data;
   if (!data.buckets.empty()) table_of(data, downsample);
-  Pictures pictures{.images = ImageDataset::open(path), .lanes = nullptr};
+  constexpr int kLeastThreads = 8;  // headers are small: what takes time is the wait for each
+  const auto num_threads = static_cast<int>(std::max<int64_t>(data.loader_threads, kLeastThreads));
+  const Pictures pictures{
+      .images = std::make_shared<const RunPictures>(
+          ImageDataset::open(path),
+          RunPictures::Options{
+              .least_side = data.buckets.empty() && !data.enlarge ? data.image_size : 0,
+              .num_threads = num_threads,
+              .left_out = data.left_out.empty() ? nlohmann::json() : nlohmann::json::parse(data.left_out)}),
+      .lanes = nullptr};
+  if (pictures.images->records().empty())
+    fail("train", "none of the {} pictures in {} can be used, the first: {}",
+         pictures.images->all().records().size(), path, pictures.images->all_left_out().front().why);
   ProcessGroup alone;  // every rank reads all headers and sees the same
-  pictures.lanes = std::make_shared<const PictureLanes>(
+  auto lanes = std::make_shared<const PictureLanes>(
       PictureLaneOptions{.data = path,
                          .image_size = data.image_size,
                          .buckets = data.buckets,
                          .among = among,
                          .bucket_min = among.empty() ? data.bucket_min : 1,
                          .enlarge = data.enlarge,
-                         .num_threads = static_cast<int>(data.loader_threads)},
+                         .num_threads = num_threads},
       *pictures.images, downsample, alone);
-  return pictures;
+  return {.images = pictures.images, .lanes = std::move(lanes)};
 }
 
 std::vector<Lane> planned_lanes(const TrainOptions& options, int64_t downsample) {
@@ -56,14 +68,21 @@ std::vector<Lane> planned_lanes(const TrainOptions& options, int64_t downsample)
 }
 
 std::vector<std::string> picture_notes(const Pictures& pictures, const std::string& path) {
-  const std::vector<std::string>& complaints = pictures.lanes->complaints();
-  if (complaints.empty()) return {};
-  return {
-      fmt::format("{} of the {} pictures in {} are left out, broken or smaller than their bucket{}; the "
-                  "first: {}",
-                  complaints.size(), pictures.images->records().size(), path,
-                  pictures.lanes->takes_small() ? "" : " (--enlarge takes small ones, as PixArt does)",
-                  complaints.front())};
+  std::vector<std::string> notes = pictures.images->notes();
+  std::string first;
+  size_t count = 0;
+  const auto add = [&](const auto& left_out) {
+    if (count == 0 && !left_out.empty()) first = left_out.front().why;
+    count += left_out.size();
+  };
+  add(pictures.images->all_left_out());
+  add(pictures.lanes->skipped());
+  if (count > 0)
+    notes.push_back(fmt::format(
+        "{} of the {} pictures in {} are left out, broken or too small{}; the first: {}", count,
+        pictures.images->all().records().size(), path,
+        pictures.lanes->takes_small() ? "" : " (--enlarge takes small ones, as DiT and PixArt do)", first));
+  return notes;
 }
 
 }  // namespace kiln

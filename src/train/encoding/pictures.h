@@ -18,7 +18,7 @@ Pictures open_pictures(const TrainOptions& options, const std::string& path, int
 // Returns the lanes of latents for pictures that do not exist yet: all lanes that the options name.
 std::vector<Lane> planned_lanes(const TrainOptions& options, int64_t downsample);
 
-// Returns notes for the user, one line each: pictures that are left out.
+// Returns notes for the user, one line each: pictures that are left out, and what the data set does not take.
 std::vector<std::string> picture_notes(const Pictures& pictures, const std::string& path);
 
 }  // namespace kiln

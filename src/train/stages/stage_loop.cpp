@@ -106,6 +106,7 @@ bool StageLoop::start() {
   run_.check_same_on_all_ranks();
   folder_ = open_run_folder(run_, state_info(), plan_);
   if (folder_.step != plan_.step) return false;
+  run_.record_pictures(/*begins_stage=*/folder_.step == plan_.stage().first_step);
   run_.build();
   const std::optional<TrainStateInfo> resumed = resume();
   agree(*run_.group, "the room for checkpoints", [&] {
@@ -173,6 +174,7 @@ void StageLoop::train_step() {
   RunWatch::Step watched{.begin = std::chrono::steady_clock::now()};
   watched.batches_ready = run_.batches->ready();
   const std::shared_ptr<const Batch> batch = next_batch();
+  run_.say_left_out();
   const StepBatch tensors = as_tensors(*batch, *training.objective);
   watched.flops = flops_of_step(training, tensors);
   watched.lr = lr_at(run_.options.lr, progress_.stage_step(), progress_.share());
@@ -240,6 +242,7 @@ void StageLoop::begin_checkpoint() {
   const RunWatch::Pause pause(*watch_);
   const auto begin = std::chrono::steady_clock::now();
   if (run_.is_first()) make_room(checkpoint_space());
+  run_.record_left_out();
   TrainStateInfo state = state_info();
   state.log_window = watch_->window();
   saver_->begin(std::move(state));

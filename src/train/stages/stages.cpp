@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <filesystem>
 #include <optional>
+#include <ranges>
 
 #include "checkpoint/train_state.h"
 #include "core/error.h"
@@ -24,6 +25,7 @@ struct SavedStage {
   int64_t first_step = 0, last_step = 0;
   Json settings;         // values of every option that a stage may set
   std::string identity;  // "": the stage has not begun
+  std::string left_out;  // DataOptions::left_out of the stage that the checkpoint belongs to
 };
 struct Saved {
   int64_t step = 0;
@@ -46,14 +48,22 @@ Saved saved_from(const Json& state) {
                             .first_step = stage.at("first_step"),
                             .last_step = stage.at("last_step"),
                             .settings = stage.at("settings"),
-                            .identity = stage.value("data", "")});
+                            .identity = stage.value("data", ""),
+                            .left_out = ""});
   saved.is_staged = !saved.stages.empty();
-  if (saved.is_staged) return saved;
-  saved.stages.push_back({.options = {},
-                          .first_step = 0,
-                          .last_step = options.at("max-steps"),
-                          .settings = options,
-                          .identity = state.at("data")});
+  if (!saved.is_staged)
+    saved.stages.push_back({.options = {},
+                            .first_step = 0,
+                            .last_step = options.at("max-steps"),
+                            .settings = options,
+                            .identity = state.at("data"),
+                            .left_out = ""});
+  if (const Json& left_out = state.at("left_out"); !left_out.is_null())
+    for (SavedStage& stage : std::views::reverse(saved.stages))
+      if (stage.first_step < saved.step) {
+        stage.left_out = left_out.dump();
+        break;
+      }
   return saved;
 }
 
@@ -71,7 +81,8 @@ std::optional<Saved> read_saved(const std::string& out, ProcessGroup& group) {
              {"data", state.config.at("data")},
              {"stages", state.config.value("stages", Json::array())},
              {"model_config", state.config.value("model_config", "")},
-             {"continued_with", state.config.value("continued_with", Json())}};
+             {"continued_with", state.config.value("continued_with", Json())},
+             {"left_out", state.config.value("left_out", Json())}};
   });
   found = Json::parse(group.gather(found.dump(), "the stages of the run").front());
   if (found.is_null()) return std::nullopt;
@@ -212,6 +223,7 @@ class StagePlanner {
       stage.options.epochs = 0;
       return plan_.stages.push_back(std::move(stage));
     }
+    if (saved) stage.options.data.left_out = saved->left_out;
     const int64_t grown_to = saved ? keep_data(stage) : 0;
     if (is_staged() || stage.options.epochs > 0) stage.num_samples = samples_of(stage.options);
     if (is_staged() && run_.stages[index].steps > 0) stage.options.max_steps = run_.stages[index].steps;

@@ -1,0 +1,235 @@
+"""What stopped new users around data: pictures that are not taken, broken ones, and stores and pictures that were exchanged
+under a run."""
+
+import json
+import re
+import shutil
+
+import numpy as np
+import pytest
+from conftest import run_program, succeed
+from PIL import Image
+
+SIZE = 32
+MODEL = ["--model", "dit", "--hidden-size", 32, "--depth", 1, "--num-heads", 2, "--patch-size", 4, "--num-classes", 3]
+OPTIONS = ["--image-size", SIZE, "--global-batch", 5, "--log-every", 1, "--device", "cpu", "--threads", 1, "--peak-tflops", 1,
+           "--ema-decay", 0.5, "--no-preflight", "--no-tensorboard"]
+
+
+def refusal(*arguments):
+    result = run_program("kiln", *arguments)
+    assert result.returncode != 0, result.stdout
+    (line,) = [line for line in result.stderr.splitlines() if line.startswith("kiln: ")]
+    return line
+
+
+def picture(path, seed, size=(SIZE, SIZE)):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    rng = np.random.default_rng(seed)
+    Image.fromarray(rng.integers(0, 256, (*size, 3), dtype=np.uint8)).save(path)
+    return path
+
+
+def write_pictures(folder, count, cut=(), headless=()):
+    """Pictures in three classes. Those in `cut` end in the middle, which only decoding shows; `headless` are no images."""
+    for index in range(count):
+        path = picture(folder / f"class-{index % 3}" / f"{index:03}.png", index)
+        if index in cut:
+            path.write_bytes(path.read_bytes()[:1500])
+        if index in headless:
+            path.write_bytes(b"nothing")
+    return folder
+
+
+def train(out, data, steps, *more):
+    pixels = [] if (data / "store.json").exists() else ["--autoencoder", "pixels"]
+    return succeed("train", *MODEL, *OPTIONS, "--data", data, *pixels, "--max-steps", steps, *more, "--out", out)
+
+
+def losses(out):
+    lines = [json.loads(line) for line in (out / "log.jsonl").read_text().splitlines()]
+    return {line["step"]: line["loss"] for line in lines if "loss" in line}
+
+
+def weights(out, step):
+    return (out / f"checkpoints/step-{step:08}/model.safetensors").read_bytes()
+
+
+def skipped(folder):
+    return {line["picture"]: line["why"] for line in map(json.loads, (folder / "skipped.jsonl").read_text().splitlines())}
+
+
+def test_friction_23_pictures_without_a_line_and_wrong_keys_are_counted_and_named(tmp_path):
+    data = tmp_path / "data"
+    lines = [{"text": "one"}, {"Text": "two"}, {"prompt": "three"}, {"text": 4}, {"caption": ["five"]}]
+    for index in range(7):
+        picture(data / f"{index}.png", index)
+    (data / "late.gif").write_bytes(b"GIF89a")
+    (data / "metadata.jsonl").write_text("".join(json.dumps({"file_name": f"{i}.png"} | line) + "\n" for i, line in enumerate(lines)))
+    extracted = succeed("extract", "--data", data, "--autoencoder", "pixels", "--image-size", SIZE, "--out", tmp_path / "store")
+    trained = succeed("train", "--model", "dit", *MODEL[2:-2], *OPTIONS, "--data", data, "--autoencoder", "pixels",
+                      "--max-steps", 1, "--out", tmp_path / "run")
+    for said in (extracted.stderr, trained.stderr):
+        assert "2 of the 7 pictures in" in said and "have no line in metadata.jsonl" in said and "the first: 5.png" in said
+        assert "3 of 5 pictures have no caption" in said
+        for what in ('a key "Text"', 'a key "prompt"', 'a number under "text"', '"text", "caption", "captions"'):
+            assert what in said, what
+        assert "1 .gif" in said and "late.gif" in said
+
+
+def test_friction_25_image_folder_says_that_it_leaves_out_gif(tmp_path):
+    data = write_pictures(tmp_path / "data", 6)
+    (data / "class-1" / "moving.gif").write_bytes(b"GIF89a")
+    said = succeed("extract", "--data", data, "--autoencoder", "pixels", "--image-size", SIZE, "--out", tmp_path / "store").stderr
+    assert "1 .gif" in said and "moving.gif" in said
+
+
+def test_friction_25_skipped_pictures_and_reasons_are_recorded(tmp_path):
+    data = write_pictures(tmp_path / "data", 14, cut=(4,), headless=(9,))
+    command = ["extract", "--data", data, "--autoencoder", "pixels", "--image-size", SIZE, "--batch", 2]
+    said = succeed(*command, "--out", tmp_path / "one").stdout
+    assert "skipped.jsonl of" in said
+    succeed(*command, "--out", tmp_path / "two", "--nproc", 2)
+    for out in (tmp_path / "one", tmp_path / "two"):
+        found = skipped(out)
+        assert set(found) == {"class-1/004.png", "class-0/009.png"} and "004.png" in found["class-1/004.png"]
+        inspected = succeed("store", "inspect", out).stdout
+        assert "2 pictures, why: skipped.jsonl" in inspected and "009.png" in inspected
+
+
+def test_friction_24_what_headers_show_is_known_before_the_first_step(tmp_path):
+    """Training on pictures leaves out what extraction leaves out, and has the samples of the store."""
+    data = write_pictures(tmp_path / "data", 14, headless=(2, 9))
+    picture(data / "class-0" / "small.png", 50, (8, 40))
+    said = train(tmp_path / "run", data, 4).stderr
+    assert "3 of the 15 pictures in" in said and "--enlarge" in said
+    assert set(skipped(tmp_path / "run")) == {"class-2/002.png", "class-0/009.png", "class-0/small.png"}
+    succeed("extract", "--data", data, "--autoencoder", "pixels", "--image-size", SIZE, "--out", tmp_path / "store")
+    train(tmp_path / "stored", tmp_path / "store", 4)
+    assert losses(tmp_path / "run") == losses(tmp_path / "stored")
+
+
+@pytest.fixture(scope="module")
+def with_cut_pictures(tmp_path_factory):
+    """A run of 9 steps, three epochs, on pictures of which decoding shows two to be broken."""
+    folder = tmp_path_factory.mktemp("cut")
+    data = write_pictures(folder / "data", 15, cut=(4, 11), headless=(7,))
+    result = train(folder / "run", data, 9)
+    assert result.stderr.count("skipped: ") == 2
+    return data, folder / "run"
+
+
+def test_friction_24_broken_pictures_are_skipped_and_recorded(with_cut_pictures, tmp_path):
+    data, run = with_cut_pictures
+    found = skipped(run)
+    assert set(found) == {"class-1/004.png", "class-2/011.png", "class-1/007.png"}
+    assert all(name in why for name, why in found.items())
+    # The same on two ranks, with other numbers of loader threads.
+    train(tmp_path / "ranks", data, 9, "--nproc", 2, "--loader-threads", 3)
+    assert set(skipped(tmp_path / "ranks")) == set(found)
+    np.testing.assert_allclose(list(losses(tmp_path / "ranks").values()), list(losses(run).values()), rtol=1e-4)
+    train(tmp_path / "threads", data, 9, "--loader-threads", 4)
+    assert weights(tmp_path / "threads", 9) == weights(run, 9)
+
+
+@pytest.mark.parametrize("repair", ["nothing", "removed", "whole"])
+def test_friction_24_a_repaired_folder_resumes(with_cut_pictures, tmp_path, repair):
+    data, run = with_cut_pictures
+    folder = shutil.copytree(data, tmp_path / "data")
+    train(tmp_path / "run", folder, 6)
+    for index in (4, 11, 7):
+        path = folder / f"class-{index % 3}" / f"{index:03}.png"
+        if repair == "removed":
+            path.unlink()
+        if repair == "whole":
+            picture(path, index)
+    result = train(tmp_path / "run", folder, 9)
+    assert "resuming" in result.stdout
+    assert losses(tmp_path / "run") == losses(run) and weights(tmp_path / "run", 9) == weights(run, 9)
+    # A further stage takes the pictures as they are.
+    more = tmp_path / "more.toml"
+    more.write_text("steps = 1\n")
+    said = succeed("train", "--out", tmp_path / "run", "--continue-with", more).stdout
+    assert {"nothing": "14 samples", "removed": "12 samples", "whole": "15 samples"}[repair] in said
+
+
+def test_friction_25_a_broken_reference_picture_is_skipped(tmp_path):
+    data = write_pictures(tmp_path / "reference", 12, cut=(4,), headless=(6,))
+    samples = tmp_path / "samples"
+    for index in range(10):
+        picture(samples / f"{index}.png", 100 + index)
+    result = succeed("evaluate", samples, "--reference", data, "--net", "random", "--device", "cpu", "--batch", 4)
+    assert "2 of the 12 pictures in" in result.stderr and "were skipped" in result.stderr and "004.png" in result.stderr
+
+
+def test_friction_25_append_keeps_the_lanes_of_the_store(tmp_path):
+    data, store = tmp_path / "data", tmp_path / "store"
+    for index in range(8):
+        picture(data / f"a{index}.png", index, (48, 96) if index % 2 else (64, 64))
+    command = ["extract", "--data", data, "--autoencoder", "pixels", "--buckets", "64x64,48x96,56x80", "--bucket-min", 3, "--out", store]
+    succeed(*command)
+    lanes = json.loads((store / "store.json").read_text())["lanes"]
+    assert [(lane["height"], lane["width"]) for lane in lanes] == [(64, 64), (48, 96)]
+    picture(data / "b0.png", 50, (48, 96))
+    picture(data / "b1.png", 51, (56, 80))
+    picture(data / "b2.png", 52, (56, 82))
+    succeed(*command, "--append", "--enlarge")
+    added = json.loads((store / "appended-00001" / "store.json").read_text())["lanes"]
+    assert all(lane in lanes for lane in added), added
+    inspected = succeed("store", "inspect", store).stdout
+    assert "11 samples in 2 parts" in inspected and inspected.count("first sample") == 2
+
+
+def test_hardening_high_2_pictures_exchanged_under_a_run_are_named(tmp_path):
+    data = write_pictures(tmp_path / "data", 12)
+    train(tmp_path / "run", data, 3)
+    copied = shutil.copytree(data, tmp_path / "copied", copy_function=shutil.copyfile)  # with new times
+    path = copied / "class-1" / "004.png"
+    content = bytearray(path.read_bytes())
+    # Another picture whose file has the same size: one byte of its compressed pixels and its checksums.
+    other = picture(tmp_path / "other.png", 99).read_bytes()
+    command = ["train", *MODEL, *OPTIONS, "--data", copied, "--autoencoder", "pixels", "--out", tmp_path / "run", "--max-steps"]
+    path.write_bytes(other[: len(content)].ljust(len(content), b"\0"))
+    line = refusal(*command, 6)
+    assert "004.png has changed since this run read it first" in line and "--continue-with" in line
+    path.write_bytes(other + b"\0" * 7)
+    line = refusal(*command, 6)
+    assert "other data" in line and "004.png is new or has another size" in line and "--continue-with" in line
+    path.write_bytes(content)
+    assert "resuming" in succeed(*command, 6).stdout
+
+
+def test_hardening_high_2_a_run_of_an_earlier_version_resumes(tmp_path):
+    data = write_pictures(tmp_path / "data", 12)
+    train(tmp_path / "whole", data, 6)
+    train(tmp_path / "run", data, 3)
+    for record in (tmp_path / "run").glob("pictures-*.xxh3"):
+        record.unlink()
+    checkpoint = tmp_path / "run" / "checkpoints" / "step-00000003" / "train_state.json"
+    state = json.loads(checkpoint.read_text())
+    del state["xxh3"], state["config"]["left_out"]
+    state["config"]["data"] = re.sub(" of sizes [0-9a-f]{16}", "", state["config"]["data"])
+    checkpoint.write_text(json.dumps(state))
+    result = train(tmp_path / "run", data, 6)
+    assert "an earlier version began" in result.stderr
+    assert weights(tmp_path / "run", 6) == weights(tmp_path / "whole", 6)
+
+
+def test_hardening_high_2_exchanged_labels_are_named(tmp_path):
+    data = write_pictures(tmp_path / "data", 12)
+    succeed("extract", "--data", data, "--autoencoder", "pixels", "--image-size", SIZE, "--out", tmp_path / "store")
+    train(tmp_path / "run", tmp_path / "store", 2)
+    shard = tmp_path / "store" / "shard-00000.safetensors"
+    content = shard.read_bytes()
+    labels = np.repeat(np.arange(3, dtype=np.int64), 4).tobytes()
+    assert content.count(labels) == 1
+    shard.write_bytes(content.replace(labels, np.repeat(np.arange(3, dtype=np.int64)[::-1], 4).tobytes()))
+    line = refusal("train", *MODEL, *OPTIONS, "--data", tmp_path / "store", "--out", tmp_path / "run", "--max-steps", 4)
+    assert "shard-00000.safetensors is not the shard that store.json names" in line
+    assert "checksum" in refusal("store", "verify", tmp_path / "store")
+
+
+def test_friction_33_a_batch_larger_than_the_data_is_said(tmp_path):
+    data = write_pictures(tmp_path / "data", 3)
+    result = succeed("train", *MODEL, *OPTIONS, "--data", data, "--autoencoder", "pixels", "--epochs", 1, "--out", tmp_path / "run")
+    assert "--global-batch 5 is more than the 3 samples" in result.stderr and "1.7 epochs" in result.stderr
