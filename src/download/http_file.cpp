@@ -375,7 +375,7 @@ bool PartialFile::go_on(const std::string& url) {
 
 std::string PartialFile::finish() {
   check_size(size());
-  const std::string hash = sha256_of_file(path_);
+  std::string hash = sha256_of_file(path_);
   if (!file_.sha256.empty() && hash != file_.sha256) {
     remove();
     fail("download", "{} has SHA-256 {}, published is {}: nothing was kept", url_, hash, file_.sha256);
@@ -404,7 +404,7 @@ std::string fetch_file(const HttpFile& file) {
       for (int tries = 0; tries < kTries; ++tries) {
         const int64_t before = partial.size();
         if (partial.go_on(url)) {
-          const std::string hash = partial.finish();
+          std::string hash = partial.finish();
           std::error_code ignored;
           fs::remove(file.path + ".lock", ignored);
           return hash;

@@ -39,7 +39,7 @@ std::string first_line(const fs::path& path) {
 
 std::string hub_token() {
   for (const char* name : {"HF_TOKEN", "HUGGING_FACE_HUB_TOKEN"})
-    if (const std::string token = environment(name); !token.empty()) return token;
+    if (std::string token = environment(name); !token.empty()) return token;
   const std::string path = environment("HF_TOKEN_PATH");
   return first_line(path.empty() ? hub_home() / "token" : fs::path(path));
 }
@@ -97,7 +97,7 @@ struct RemoteFile {
 };
 
 json answer_of(const std::string& url, const std::string& token) {
-  const json answer = json::parse(fetch_text(url, token), nullptr, /*allow_exceptions=*/false);
+  json answer = json::parse(fetch_text(url, token), nullptr, /*allow_exceptions=*/false);
   if (answer.is_discarded()) fail("download", "{} did not answer with JSON", url);
   return answer;
 }
