@@ -21,11 +21,11 @@ namespace {
 
 using nlohmann::json;
 
-struct Family {
+struct EncoderFamily {
   const char* name;
   const char* config;
 };
-const Family kFamilies[] = {
+const EncoderFamily kFamilies[] = {
     {"t5_encoder",
      R"({"model_type": "t5", "d_model": 48, "d_kv": 12, "d_ff": 80, "num_layers": 3, "num_heads": 5,
          "vocab_size": 900, "feed_forward_proj": "gated-gelu"})"},
@@ -38,7 +38,7 @@ const Family kFamilies[] = {
          "intermediate_size": 72, "vocab_size": 900})"},
 };
 
-class StreamedEncoders : public testing::TestWithParam<Family> {
+class StreamedEncoders : public testing::TestWithParam<EncoderFamily> {
  protected:
   // A folder with random weights, stored in `dtype`.
   std::string folder_of(at::ScalarType dtype) {
