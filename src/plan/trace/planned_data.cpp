@@ -81,16 +81,7 @@ DataShape shape_of_data(const TrainOptions& options) {
   }
   if (is_synthetic(options)) return synthetic_shape(options);
   if (is_store(options)) return stored_shape(options);
-  if (!fs::exists(options.data.path))
-    fail("train",
-         "--data {} does not exist: give a store made by kiln extract, images with --autoencoder, or "
-         "'synthetic'",
-         options.data.path);
-  if (options.data.autoencoder.empty())
-    fail("train",
-         "--data {} is not a feature store: run kiln extract, or give --autoencoder PATH (or pixels) to "
-         "encode while training",
-         options.data.path);
+  require_data(options);
   const PublishedLatents latents = latents_of(options);
   const Pictures pictures = open_pictures(options, options.data.path, latents.downsample);
   DataShape shape = {.channels = latents.channels,
