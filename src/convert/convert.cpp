@@ -183,7 +183,7 @@ void convert(const ConvertOptions& options) {
     if (target != Target::kDiffusers && given)
       fail("convert", "--{} has no effect on {}: it needs a diffusers folder as --out", option, options.out);
   if (target != Target::kDiffusers) check_out(options);
-  const WeightsSource source = find_weights(options.in, {.ema = options.ema});
+  WeightsSource source = find_weights(options.in, {.ema = options.ema});
   if (is_run_adapter(source)) {
     if (!options.merge.empty() || !options.autoencoder.empty() || !options.model.empty() ||
         !options.objective.empty())
@@ -193,6 +193,8 @@ void convert(const ConvertOptions& options) {
   }
   if (!options.adapter_format.empty())
     fail("convert", "--adapter-format is for runs that trained an adapter: {} is a model", options.in);
+  if (!options.merge.empty())
+    source.record = record_with_adapter(source.record, options.merge, options.ema);
   LoadedModel loaded = load_model(source, {.ema = options.ema, .config = config_of(options, source)});
   check_architecture(options, loaded, source.path);
   const ModelRecord record = loaded.family ? record_for(options, source, loaded) : ModelRecord{};

@@ -94,6 +94,17 @@ std::vector<LoraLayer> layers_of_run(const WeightsSource& run) {
   return lora_layers(load_tensors(run.path), run.record.adapter.config, run.path);
 }
 
+// Returns nothing for an adapter of another program.
+std::optional<ModelRecord> record_of_adapter(const std::string& path, bool ema) {
+  if (is_run_folder(path)) return find_weights(path, {.ema = ema}).record;
+  const std::filesystem::path folder = path;
+  const std::string file =
+      std::filesystem::is_directory(folder) ? (folder / "adapter_model.safetensors").string() : path;
+  if (!std::filesystem::exists(file) || tensor_file_format(file) != TensorFileFormat::kSafetensors)
+    return std::nullopt;
+  return record_of(open_safetensors(file)->metadata(), file);
+}
+
 LoadedModel load_adapted(const WeightsSource& source, const LoadModelOptions& options) {
   const ModelRecord& record = source.record;
   const std::string path = options.base.empty() ? record.adapter.base_path : options.base;
@@ -159,21 +170,25 @@ void check_base(const ModelRecord::AdapterInfo& adapter, const std::string& sour
 }
 
 size_t merge_adapter_at(const std::string& path, bool ema, bool anyway, LoadedModel& model) {
-  if (is_run_folder(path)) {
-    const WeightsSource run = find_weights(path, {.ema = ema});
-    if (run.record.adapter.config.is_null()) fail("weights", "{} trained no adapter, but a model", path);
-    check_base(run.record.adapter, path, model, anyway);
-    const std::vector<LoraLayer> layers = layers_of_run(run);
-    merge_layers(model.weights, layers, model.base());
-    return layers.size();
-  }
-  const std::filesystem::path folder = path;
-  const std::string file =
-      std::filesystem::is_directory(folder) ? (folder / "adapter_model.safetensors").string() : path;
-  if (std::filesystem::exists(file) && tensor_file_format(file) == TensorFileFormat::kSafetensors)
-    if (const auto record = record_of(open_safetensors(file)->metadata(), file))
-      check_base(record->adapter, path, model, anyway);
-  return merge_adapter(model.weights, path, model.base());
+  if (const auto record = record_of_adapter(path, ema)) check_base(record->adapter, path, model, anyway);
+  if (!is_run_folder(path)) return merge_adapter(model.weights, path, model.base());
+  const WeightsSource run = find_weights(path, {.ema = ema});
+  if (run.record.adapter.config.is_null()) fail("weights", "{} trained no adapter, but a model", path);
+  const std::vector<LoraLayer> layers = layers_of_run(run);
+  merge_layers(model.weights, layers, model.base());
+  return layers.size();
+}
+
+ModelRecord record_with_adapter(const ModelRecord& base, const std::string& path, bool ema) {
+  std::optional<ModelRecord> record = record_of_adapter(path, ema);
+  if (!record || record->model.empty()) return base;
+  record->adapter = {};
+  if (!base.autoencoder.path.empty()) record->autoencoder.path = base.autoencoder.path;
+  if (!base.text.encoder_path.empty()) record->text.encoder_path = base.text.encoder_path;
+  if (base.model_config.empty()) return *record;
+  record->model = base.model;
+  record->model_config = base.model_config;
+  return *record;
 }
 
 void say_mismatch(const std::string& text, const std::string& advice, bool anyway) {

@@ -47,6 +47,10 @@ void check_base(const ModelRecord::AdapterInfo& adapter, const std::string& sour
 // number of changed layers. Its record is compared as check_base() does. Throws Error.
 size_t merge_adapter_at(const std::string& path, bool ema, bool anyway, LoadedModel& model);
 
+// Returns how a model with the adapter at `path` is drawn: as its record says, if it has one, with the model
+// and config of `base`, as far as that names them.
+ModelRecord record_with_adapter(const ModelRecord& base, const std::string& path, bool ema);
+
 // Throws Error with the text, `advice` and how to go on in spite of it; with `anyway` prints the text as a
 // warning.
 void say_mismatch(const std::string& text, const std::string& advice, bool anyway);

@@ -157,7 +157,9 @@ std::string average_of(const SampleCommand& command, const WeightsSource& found)
 DrawingSource load_drawing_source(const SampleCommand& command, at::Device device,
                                   at::ScalarType compute_dtype, int64_t num_processes) {
   check_sources(command);
-  const WeightsSource found = find_weights_of(command);
+  WeightsSource found = find_weights_of(command);
+  if (!command.adapter.empty())
+    found.record = record_with_adapter(found.record, command.adapter, !command.no_ema);
   LoadedModel loaded =
       load_model(found, {.ema = !command.no_ema,
                          .model = command.model,

@@ -39,7 +39,10 @@ int64_t num_heads_of(int64_t hidden_size, const DitHints& hints) {
   if (hints.num_heads) return *hints.num_heads;
   if (hidden_size == kXlHiddenSize) return kXlNumHeads;
   if (hidden_size % kHeadDim != 0)
-    fail("dit", "the weights do not tell how many heads a width of {} has: give --num-heads", hidden_size);
+    fail("dit",
+         "the weights do not tell how many heads a width of {} has: give --model-config "
+         "'{{\"num_heads\": N}}' (kiln convert: --num-heads N)",
+         hidden_size);
   return hidden_size / kHeadDim;
 }
 
