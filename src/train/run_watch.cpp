@@ -168,9 +168,6 @@ void RunWatch::compare_with_plan() {
   if (num_steps() == 0 || !run_.is_first()) return;
   StepFigures measured = measurement_.figures();
   measured.by_phase.insert(run_.phase_memory.peak_bytes().begin(), run_.phase_memory.peak_bytes().end());
-  // The plan predicts the largest batch, which need not have come yet.
-  if (const auto rehearsal = measured.by_phase.find("rehearsal"); rehearsal != measured.by_phase.end())
-    measured.peak_bytes = std::max(measured.peak_bytes, rehearsal->second);
   nlohmann::json comparison = comparison_json(predicted_, measured);
   const double flops_of_step = flops_ / static_cast<double>(num_steps());
   comparison.at("measured").update(arithmetic_of(run_, flops_of_step / measured.step_s));

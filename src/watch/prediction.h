@@ -23,6 +23,9 @@ struct MemoryCurve {
 MemoryCurve memory_curve(const RecordedStep& step);
 nlohmann::json to_json(const MemoryCurve& curve);  // {"phase": [...], "by_kind": {"weights": [...], ...}}
 
+// The phase of by_phase in which a run rehearses its largest batch before the first step.
+inline constexpr const char* kRehearsal = "rehearsal";
+
 // Figures of a step: "predicted" in `kiln plan --json`, also "measured" in `kiln probe --json`. A field that
 // is not known is empty or 0, and absent from the JSON.
 struct StepFigures {

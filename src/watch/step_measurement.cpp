@@ -79,23 +79,30 @@ void StepMeasurement::end() {
 }
 
 void StepMeasurement::take_memory(const std::string& phase) {
+  StepFigures taken;
   if (device_.is_cpu()) {
     observe_cpu_allocations(nullptr);
     observers_.remove(recorder_.get());
     const RecordedStep recorded = std::exchange(recorder_, nullptr)->finish();
-    memory_.peak_bytes = recorded.memory.peak_bytes;
-    memory_.by_kind.clear();
+    taken.peak_bytes = recorded.memory.peak_bytes;
     for (const auto& [kind, bytes] : recorded.memory.peak_by_kind)
-      memory_.by_kind[std::string(name_of(kind))] = bytes;
-    memory_.curve = memory_curve(recorded);
+      taken.by_kind[std::string(name_of(kind))] = bytes;
+    taken.curve = memory_curve(recorded);
   } else {
-    memory_.peak_bytes = peak_device_bytes(device_);
-    memory_.by_kind = state_bytes();
-    int64_t rest = memory_.peak_bytes;
-    for (const auto& [kind, bytes] : memory_.by_kind) rest -= bytes;
-    memory_.by_kind["step"] = rest;  // the allocator does not tell activations and scratch apart
+    taken.peak_bytes = peak_device_bytes(device_);
+    taken.by_kind = state_bytes();
+    int64_t rest = taken.peak_bytes;
+    for (const auto& [kind, bytes] : taken.by_kind) rest -= bytes;
+    taken.by_kind["step"] = rest;  // the allocator does not tell activations and scratch apart
   }
-  memory_.by_phase[phase] = memory_.peak_bytes;
+  taken.by_phase = std::move(memory_.by_phase);
+  taken.by_phase[phase] = taken.peak_bytes;
+  // The plan is of the largest batch. If that was rehearsed, the steps' smaller ones are no measure of it.
+  const bool is_smaller = taken.by_phase.contains(kRehearsal) && taken.peak_bytes < memory_.peak_bytes;
+  if (is_smaller)
+    memory_.by_phase = std::move(taken.by_phase);
+  else
+    memory_ = std::move(taken);
 }
 
 std::map<std::string, int64_t> StepMeasurement::state_bytes() const {
@@ -141,8 +148,11 @@ StepFigures StepMeasurement::figures() {
   figures.images_per_s = static_cast<double>(global_batch_) / figures.step_s;
   figures.stall_share = stalled / seconds;
   figures.num_steps = static_cast<int64_t>(steady.size());
+  // The shares of all steps, of the median one: phases of a busy machine's slow steps would sum to more than
+  // it.
   for (size_t i = 0; i < phase_seconds_.size(); ++i)
-    figures.phase_s[std::string(name_of(static_cast<StepPhase>(i)))] = phase_seconds_[i] / steps;
+    figures.phase_s[std::string(name_of(static_cast<StepPhase>(i)))] =
+        phase_seconds_[i] / seconds * figures.step_s;
   figures.phase_s["data"] = stalled / steps;
   for (size_t kind = 0; kind < encoded.size(); ++kind)
     if (encoded[kind] > 0) figures.phase_s[kEncodingPhases[kind]] = encoded[kind] / steps;

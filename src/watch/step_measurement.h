@@ -61,12 +61,13 @@ class StepMeasurement {
     end();
     return result;
   }
-  // Measures the memory of run() as "rehearsal". run() rehearses the largest batch before the first step.
+  // Measures the memory of run(), which rehearses the largest batch before the first step. It then stands for
+  // the memory of steps with smaller batches.
   template <class Run>
   void measure_rehearsal(Run&& run) {
     begin();
     run();
-    take_memory("rehearsal");
+    take_memory(kRehearsal);
   }
   // Adds the times of the measured step: the whole step from its batch to all that follows it, the wait for
   // the batch, and the encoding of the batch.
