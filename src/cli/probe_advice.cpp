@@ -126,7 +126,7 @@ Json on_checkpoints(const Json& result, const StepFigures& measured, const Probe
   if (share < kCheckpointShare) return line("checkpoint", 1 / (1 - share), text + ": nothing to gain");
   // Rounded up to two digits.
   const double least = pause * (1 - kCheckpointShare) / kCheckpointShare / measured.step_s;
-  const double unit = std::pow(10, std::floor(std::log10(std::max(least, 1.0))) - 1);
+  const double unit = std::max(1.0, std::pow(10, std::floor(std::log10(std::max(least, 1.0))) - 1));
   const auto rarer = static_cast<int64_t>(std::ceil(least / unit) * unit);
   return line("checkpoint", (1 - kCheckpointShare) / (1 - share),
               fmt::format("{}: {} takes 1 %", text, run.change("checkpoint-every", std::to_string(rarer))));
