@@ -118,7 +118,7 @@ def test_a_cut_link_ends_both_sides_and_keeps_the_checkpoint(machines, tmp_path,
     ranks = start_on(machines, tmp_path, ENDLESS, "--zero-stage", 2, "--collective-timeout", 6, "--checkpoint-every", 3,
                      KILN_JOB_SECRET="of a job between machines")
     deadline = time.monotonic() + 60
-    while len(lines_of(tmp_path)) < 5:
+    while len(lines_of(tmp_path)) < 5 or not list(tmp_path.glob("checkpoints/step-*")):  # written while training goes on
         assert time.monotonic() < deadline and all(process.poll() is None for process in ranks)
         time.sleep(0.05)
     assert run(*machines[0].inside("ip", "link", "set", "link0", "down")).returncode == 0

@@ -197,23 +197,23 @@ def test_a_full_disk_leaves_the_checkpoint_before(uninterrupted, tmp_path):
 
 
 def test_finding_6_by_products_do_not_end_training(tmp_path):
-    def replace_by_folder(name):
+    def trained_without(steps):
+        """What the run warns of: {name: cause}."""
+        result = train(tmp_path, steps, "--checkpoint-every", 5)
+        assert result.returncode == 0, result.stderr
+        lines = [line.split("training goes on without ")[1] for line in result.stderr.splitlines() if "goes on without" in line]
+        causes = dict(line.split(": ", 1) for line in lines)
+        assert len(lines) == len(causes), "once each"
+        return causes
+
+    assert trained_without(10) == {}
+    (tmp_path / "plan.json").write_text("{}")  # which the report reads
+    assert set(trained_without(20)) <= {"report.html"}
+    for steps, name in ((30, "report.html"), (40, "plan.json")):
         (tmp_path / name).unlink()
         (tmp_path / name).mkdir()
-
-    assert train(tmp_path, 10).returncode == 0
-    (tmp_path / "plan.json").write_text("{}")  # which the report reads
-    result = train(tmp_path, 20, "--checkpoint-every", 5)
-    assert result.returncode == 0, result.stderr
-    assert result.stderr.count("training goes on without report.html") <= 1, result.stderr
-    replace_by_folder("report.html")
-    replace_by_folder("plan.json")
-    result = train(tmp_path, 40, "--checkpoint-every", 5)
-    assert result.returncode == 0, result.stderr
-    warnings = [line for line in result.stderr.splitlines() if "training goes on without" in line]
-    assert len(warnings) == 2, result.stderr
-    for name in ("report.html", "plan.json"):
-        assert any(f"without {name}: cannot write" in line and "it is a folder" in line for line in warnings)
+        cause = trained_without(steps)[name]
+        assert cause.startswith("cannot write") and "it is a folder" in cause
     assert [line[0] for line in losses(tmp_path)] == list(range(1, 41)) and checkpoint(tmp_path, 40)
 
 
