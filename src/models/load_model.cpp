@@ -74,8 +74,8 @@ void load_foreign(const WeightsSource& source, const std::string& name, const js
                   LoadedModel& loaded) {
   const auto [family, format] = foreign_family_of(source, name);
   loaded.family = family;
-  json config = name.empty() || source.record.model.empty() ? format->config_from(source.foreign, source.path)
-                                                            : source.record.model_config;
+  json config = format->config_from(source.foreign, source.path);  // throws for what the family does not have
+  if (!name.empty() && !source.record.model.empty()) config = source.record.model_config;
   config.update(overrides);
   loaded.model.config = family->resolve(config);
   loaded.name = name.empty() ? preset_name(*family, loaded.model.config) : name;

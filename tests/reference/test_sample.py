@@ -142,7 +142,8 @@ def run_folder(tmp_path):
     run = tmp_path / "run"
     info = dict(model="dit", model_config=config, objective=dict(type="iddpm"), image_size=8,
                 autoencoder=dict(name="pixels", path="", fingerprint="none", scaling_factor=1.0, shift_factor=0.0),
-                class_names=NAMES, ema_decays=[0.9999])
+                drawing=dict(sampler="ddpm", num_sampling_steps=250, cfg_scale=4.0, guided_channels="model",
+                             unconditional="null_class"), class_names=NAMES, ema_decays=[0.9999])
     checkpoint = run / "checkpoints" / "step-00000010"
     checkpoint.mkdir(parents=True)
     (run / "config.json").write_text(json.dumps(info))
