@@ -250,7 +250,7 @@ def test_hardening_high_1_damaged_captions_are_named(kiln, encoders, tmp_path):
     assert "text-bert" in inspected and "6 different captions" in inspected
     features = store / "text-bert" / "features-00000.safetensors"
     content = bytearray(features.read_bytes())
-    rows = load_file(features)["features"].tobytes()
+    rows = load_file(features)["features"].numpy().tobytes()
     start = content.index(rows)
     content[start : start + len(rows)] = rows[: len(rows) // 2] + bytes(len(rows) - len(rows) // 2)
     features.write_bytes(content)
