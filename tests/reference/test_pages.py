@@ -92,3 +92,10 @@ def test_the_run_of_the_readme_runs(tmp_path):
         assert result.returncode == 0, result.stderr
     assert len(np.load(tmp_path / "samples.npz")["arr_0"]) == 3
     assert (tmp_path / "dit-xl-2/model_index.json").exists()
+
+
+def test_environment_variables_are_on_their_page():
+    page = (REPOSITORY / "docs" / "environment.md").read_text()
+    sources = "\n".join(path.read_text() for path in (REPOSITORY / "src").rglob("*.cpp"))
+    read = set(re.findall(r'"(KILN_[A-Z_]+)"', sources)) - {"KILN_ERROR_FD"}  # how a launcher hears of its ranks' errors
+    assert len(read) > 4 and [name for name in read if f"`{name}`" not in page] == []
