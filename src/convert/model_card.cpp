@@ -23,6 +23,11 @@ std::string quoted(const std::string& text) {
   return json(text).dump(-1, ' ', /*ensure_ascii=*/false, json::error_handler_t::replace);
 }
 
+std::string literal(const json& value) {
+  if (value.is_boolean()) return value.get<bool>() ? "True" : "False";
+  return value.is_null() ? "None" : value.dump();
+}
+
 bool takes_text(const ModelCard& card) { return card.shape.conditioning.takes_text(); }
 bool takes_labels(const ModelCard& card) { return card.shape.conditioning.takes_labels(); }
 
@@ -111,7 +116,7 @@ std::string encode_function(const ModelCard& card) {
   const EncoderClasses unknown = {"", "AutoModel", "AutoTokenizer"};
   const EncoderClasses& encoder = classes ? *classes : unknown;
   const auto from = [&](const char* subfolder) {
-    return card.has_text_encoder ? fmt::format("folder, subfolder=\"{}\"", subfolder) : "text_encoder";
+    return card.has_text_encoder ? fmt::format("f\"{{folder}}/{}\"", subfolder) : "text_encoder";
   };
   const bool shows_padding = text.encoder == "clip_text", has_instruction = !text.instruction.empty();
   const int64_t length = text.max_tokens > 0 ? text.max_tokens : card.shape.conditioning.max_text_tokens;
@@ -173,17 +178,18 @@ std::string load_autoencoder(const ModelCard& card) {
 std::string pipeline_code(const ModelCard& card) {
   const bool loads_vae = !card.autoencoder.empty() && !card.has_autoencoder;
   const bool masks = card.format.card.passes_masks;
+  const char* const next = ",\n         ";
   std::string call = fmt::format("prompt_embeds=rows{}", masks ? ", prompt_attention_mask=mask" : "");
-  if (guides(card)) {
-    call += ", negative_prompt=None, negative_prompt_embeds=null_rows";
-    if (masks) call += ", negative_prompt_attention_mask=null_mask";
-  }
-  call += fmt::format(",\n         guidance_scale={}, {}, height=height, width=width, latents=noise,",
-                      guides(card) ? "guidance" : "1", card.schedule.arguments);
+  if (guides(card))
+    call += fmt::format("{}negative_prompt=None, negative_prompt_embeds=null_rows{}", next,
+                        masks ? ", negative_prompt_attention_mask=null_mask" : "");
+  call +=
+      fmt::format("{}guidance_scale={}, {},", next, guides(card) ? "guidance" : "1", card.schedule.arguments);
   const std::string further = card.format.card.call;
-  call += fmt::format("\n         {}{}output_type=\"latent\"", further, further.empty() ? "" : ", ");
+  call += fmt::format("\n         height=height, width=width, latents=noise, {}{}output_type=\"latent\"",
+                      further, further.empty() ? "" : ", ");
   return load_autoencoder(card).substr(0, loads_vae ? std::string::npos : 0) + captions(card) +
-         fmt::format("pipe = {}.from_pretrained(folder{}{}).to(torch.float32)\n", card.pipeline,
+         fmt::format("pipe = {}.from_pretrained(folder, torch_dtype=torch.float32{}{})\n", card.pipeline,
                      loads_vae ? ", vae=vae" : "",
                      card.has_text_encoder ? "" : ", text_encoder=None, tokenizer=None") +
          step_noise(card) + fmt::format("x = pipe({}).images\n", call) + decode(card, "pipe.vae");
@@ -197,7 +203,7 @@ std::string load_scheduler(const ModelCard& card) {
     std::vector<std::string> arguments;
     given.erase("_class_name");
     for (const auto& [key, value] : given.items())
-      arguments.push_back(fmt::format("{}={}", key, value.dump()));
+      arguments.push_back(fmt::format("{}={}", key, literal(value)));
     from = fmt::format("({})", fmt::join(arguments, ", "));
   }
   return fmt::format("scheduler = {}{}\nscheduler.set_timesteps({})\n", of_class, from,
@@ -284,8 +290,10 @@ std::string trained_on_text(const json& trained_on) {
   const auto add = [&](const char* key, const char* words) {
     if (!trained_on.contains(key)) return;
     const json& value = trained_on.at(key);
-    text += fmt::format("{}{}{}", text.empty() ? "" : ", ",
-                        value.is_string() ? value.get<std::string>() : value.dump(), words);
+    std::vector<std::string> named;
+    for (const json& part : value.is_array() ? value : json::array({value}))
+      named.push_back(part.is_string() ? part.get<std::string>() : part.dump());
+    text += fmt::format("{}{}{}", text.empty() ? "" : ", ", fmt::join(named, ", "), words);
   };
   add("data", "");
   add("samples", " samples");
@@ -305,7 +313,9 @@ std::string facts(const ModelCard& card) {
   add("objective", objective_text(record.objective));
   add("trained on", trained_on_text(record.trained_on));
   std::string sizes = fmt::format("{} x {}", card.height, card.width);
-  for (const auto& size : record.buckets) sizes += fmt::format(", {} x {}", size.height, size.width);
+  for (const auto& size : record.buckets)
+    if (size.height != card.height || size.width != card.width)
+      sizes += fmt::format(", {} x {}", size.height, size.width);
   add("sizes in pixels, height x width", sizes);
   add("drawn with", fmt::format("{} in {} steps, {}", record.drawing.sampler,
                                 record.drawing.num_sampling_steps, guidance_text(card)));
