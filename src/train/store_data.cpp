@@ -163,8 +163,8 @@ int64_t own_image_size(const TrainOptions& options) {
 void require_data(const TrainOptions& options) {
   if (!fs::exists(options.data.path))
     fail("train",
-         "--data {} does not exist: give a store made by kiln extract, a folder of images with "
-         "--autoencoder, or 'synthetic'",
+         "--data {} does not exist: give a store made by kiln extract, images with --autoencoder, or "
+         "'synthetic'",
          options.data.path);
   if (has_store(options)) return check_stores(options);
   if (is_run_folder(options.data.path))
