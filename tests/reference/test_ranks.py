@@ -188,6 +188,27 @@ def test_a_killed_rank_is_named_and_ends_the_others(tmp_path, victim):
     assert resumed.returncode == 0 and "resuming" in resumed.stdout, resumed.stderr
 
 
+def test_finding_3_a_stranger_at_the_rendezvous_ends_no_run(tmp_path):
+    process = start(command(tmp_path, ENDLESS, "--nproc", 2))
+    wait_for_steps(process, tmp_path, 2)
+    ranks = processes_under(process.pid)
+    environment = Path(f"/proc/{ranks[0]}/environ").read_bytes().split(b"\0")
+    port = next(int(entry[12:]) for entry in environment if entry.startswith(b"MASTER_PORT="))
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection(("127.0.0.2", port))  # as from another machine
+    store = torch.distributed.TCPStore("127.0.0.1", port, is_master=False)
+    assert store.check(["kiln/0/alive/0"]), "it is the right place"
+    for key in ("gone", "failed/0", "failed/1"):
+        store.set(f"kiln/0/{key}", "; \x1b[2Jended from outside")
+    os.kill(ranks[1], signal.SIGSTOP)  # rank 0 waits for it, and looks for notices once a second
+    time.sleep(2.5)
+    os.kill(ranks[1], signal.SIGCONT)
+    wait_for_steps(process, tmp_path, len(lines_of(tmp_path)) + 20)
+    process.send_signal(signal.SIGINT)
+    stdout, stderr = process.communicate(timeout=60)
+    assert process.returncode == 0 and "stopped by a signal" in stdout and "from outside" not in stdout + stderr, stderr
+
+
 @pytest.mark.nothing_beside
 def test_the_launcher_blames_the_killed_rank_not_those_that_missed_it(tmp_path):
     """Though it hears of both at once."""
