@@ -9,10 +9,10 @@
 #include <optional>
 
 #include "core/error.h"
+#include "core/files/atomic_file.h"
 
 namespace kiln {
 
-namespace fs = std::filesystem;
 namespace torch_profiler = torch::autograd::profiler;
 using torch::profiler::impl::ActivityType;
 
@@ -68,11 +68,10 @@ void StepProfiler::finish() {
   if (options_.device.is_cuda())
     at::accelerator::synchronizeDevice(options_.device.index());  // kernels of the last step
   const auto result = torch_profiler::disableProfiler();
-  const std::string part = options_.path + ".part";
-  result->save(part);
-  std::error_code error;
-  fs::rename(part, options_.path, error);
-  if (error) fail("profile", "cannot write {}: {}", options_.path, error.message());
+  PartialPath part("profile", options_.path, PartialPath::Kind::kFile);
+  result->save(part.partial());
+  if (std::filesystem::is_empty(part.partial())) fail("profile", "cannot write {}", options_.path);
+  part.commit();
 }
 
 void StepProfiler::begin(StepPhase phase, int64_t segment) {
