@@ -273,7 +273,8 @@ void take_weights_of_run(const TrainArguments& arguments, TrainOptions& options,
 
 // Takes from the record of --weights which model they are, and the side of its pictures, as far as the
 // command leaves them open. A run that resumes keeps what it began with.
-void take_record_of_weights(ResolvedOptions& resolved, const nlohmann::json& recorded) {
+void take_record_of_weights(const TrainArguments& arguments, ResolvedOptions& resolved,
+                            const nlohmann::json& recorded) {
   ModelOptions& model = resolved.options.model;
   const bool names_model = resolved.given.contains("model");
   if (model.weights.empty() || !std::filesystem::exists(model.weights)) return;
@@ -295,6 +296,17 @@ void take_record_of_weights(ResolvedOptions& resolved, const nlohmann::json& rec
   model.config = config.dump();
   if (record.image_size > 0 && !has_store(resolved.options) && resolved.given.insert("image-size").second)
     resolved.options.data.image_size = record.image_size;
+  if (!record.objective.is_object() || resolved.given.contains("objective")) return;
+  const nlohmann::json settings = options_of(record.objective), defaults = to_json(TrainOptions{});
+  std::string taken;
+  for (const auto& [option, value] : settings.items()) {
+    if (!resolved.given.insert(option).second) continue;
+    set_option(resolved.options, option, value);
+    if (value == defaults.at(option)) continue;
+    taken += fmt::format(" --{} {}", option, value.is_string() ? value.get<std::string>() : value.dump());
+  }
+  if (!taken.empty() && is_told(arguments, resolved.options))
+    fmt::print(stderr, "as --weights {} were trained:{}\n", model.weights, taken);
 }
 
 // Takes the objective and the drawing of pictures from the run that is resumed or from the published models,
@@ -368,7 +380,7 @@ ResolvedOptions resolve(const CLI::App& command, const TrainArguments& arguments
   const nlohmann::json recorded = recorded_options(resolved.options.out);
   if (!model_config.empty()) model_config = read_json_option("train", "--model-config", model_config).dump();
   take_weights_of_run(arguments, resolved.options, recorded);
-  take_record_of_weights(resolved, recorded);
+  take_record_of_weights(arguments, resolved, recorded);
   take_image_size(resolved, recorded);
   std::string& instruction = resolved.options.data.captions.instruction;
   instruction = read_text_option("train", "--caption-instruction", instruction);

@@ -167,6 +167,29 @@ json objective_of(const ModelRecord& record, const json& scheduler, const std::s
   return objective;
 }
 
+json options_of(const json& objective) {
+  constexpr std::pair<const char*, const char*> kKeys[] = {{"timestep-sampling", "timestep_sampling"},
+                                                           {"weighting", "weighting"},
+                                                           {"logit-mean", "logit_mean"},
+                                                           {"logit-std", "logit_std"},
+                                                           {"flow-shift", "shift"},
+                                                           {"flow-times", "mode"},
+                                                           {"beta-schedule", "beta_schedule"},
+                                                           {"beta-start", "beta_start"},
+                                                           {"beta-end", "beta_end"}};
+  for (const std::string& name : objective_names()) {
+    const json named = objective_config(name);
+    if (named.at("type") != objective.value("type", "") ||
+        named.value("prediction_type", "") != objective.value("prediction_type", ""))
+      continue;
+    json settings = {{"objective", name}};
+    for (const auto& [option, key] : kKeys)
+      if (objective.contains(key)) settings[option] = objective.at(key);
+    return settings;
+  }
+  return json::object();
+}
+
 std::string objective_text(const json& objective) {
   const std::string type = objective.at("type");
   if (type == "flow") return fmt::format("flow, shift {:g}", objective.value("shift", 1.0));

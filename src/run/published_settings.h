@@ -51,6 +51,9 @@ struct GivenObjective {
 // more. Null if nothing tells. Throws Error.
 nlohmann::json objective_of(const ModelRecord& record, const nlohmann::json& scheduler,
                             const std::string& model, const GivenObjective& given);
+// Returns the options of training ("objective", "flow-shift", ...) that give an objective (make_objective's
+// config); {} where none do.
+nlohmann::json options_of(const nlohmann::json& objective);
 // Returns "flow, shift 3".
 std::string objective_text(const nlohmann::json& objective);
 

@@ -9,6 +9,7 @@
 #include "core/files/atomic_file.h"
 #include "core/tensors.h"
 #include "data/store/skipped_pictures.h"
+#include "diffusion/scheduler_config.h"
 #include "models/load_model.h"
 #include "parallel/cpu_share.h"
 #include "parallel/machine.h"
@@ -149,7 +150,24 @@ TrainingRun::TrainingRun(const TrainOptions& given, std::shared_ptr<ProcessGroup
   for (const std::string& note : validation ? validation->notes() : std::vector<std::string>()) warn(note);
   config = {{"options", to_json(options)}, {"data", data.identity}};
   if (first_step == 0 && is_first()) check_first_weights(options, data.shape, info.model_config);
+  if (first_step == 0) compare_with_weights();
   if (options.lora.is_on()) describe_base();
+}
+
+// Names pieces of the data that are not those of --weights, as far as these have a record.
+void TrainingRun::compare_with_weights() const {
+  if (!is_first() || options.model.weights.empty()) return;
+  const ModelRecord record = find_weights(options.model.weights).record;
+  const auto compare = [&](const char* piece, const std::string& ours, const std::string& theirs) {
+    if (!ours.empty() && !theirs.empty() && ours != theirs)
+      warn(fmt::format("the {} of the data ({}) is another than that of --weights {} ({})", piece, ours,
+                       options.model.weights, theirs));
+  };
+  compare("autoencoder", info.autoencoder.fingerprint, record.autoencoder.fingerprint);
+  compare("text encoder", info.text.encoder_fingerprint, record.text.encoder_fingerprint);
+  compare("tokenizer", info.text.tokenizer_fingerprint, record.text.tokenizer_fingerprint);
+  if (record.objective.is_object() && !have_same_schedule(record.objective, info.objective))
+    compare("objective", objective_text(info.objective), objective_text(record.objective));
 }
 
 // Describes the base of an adapter, on which a checkpoint depends.

@@ -81,6 +81,7 @@ class TrainingRun {
 
  private:
   std::string weights_identity() const;
+  void compare_with_weights() const;
   void describe_base();
   void describe_drawing();
 };

@@ -152,8 +152,8 @@ TEST(Convert, RunFolderBecomesAPipelineWithItsSchedulerAndLabels) {
   make_run(folder / "run", config, weights);
   convert({.in = folder / "run", .out = folder / "pipeline"});
   const auto scheduler = read_json(folder / "pipeline/scheduler/scheduler_config.json");
-  EXPECT_EQ(scheduler["_class_name"], "FlowMatchEulerDiscreteScheduler");
-  EXPECT_EQ(scheduler["shift"], 3.0);
+  EXPECT_EQ(scheduler["_class_name"], "DPMSolverMultistepScheduler");  // which DiTPipeline's loop runs
+  EXPECT_EQ(scheduler["flow_shift"], 3.0);
   EXPECT_EQ(read_json(folder / "pipeline/transformer/config.json")["num_attention_heads"], 4);
   EXPECT_EQ(read_json(folder / "pipeline/model_index.json")["id2label"]["2"], "owl");
   const auto bias = weights.at("final_layer.linear.bias");

@@ -96,7 +96,7 @@ def draw(tmp_path, *arguments, count=2, seed=3):
 def refusal(*arguments):
     result = run_program("kiln", *arguments)
     assert result.returncode == 1
-    lines = [line for line in result.stderr.splitlines() if " is published: " not in line]
+    lines = [line for line in result.stderr.splitlines() if " is published: " not in line and not line.startswith("note: ")]
     assert len(lines) == 1 and len(lines[0]) < 700, result.stderr
     return lines[0]
 

@@ -173,8 +173,16 @@ json complete_sana_config(const json& config, const WeightShapes& shapes) {
   const auto in_block = [&](int64_t block, const char* key) {
     return fmt::format("{}.{}.{}", keys.blocks, block, key);
   };
-  const int64_t head_dim = config.value("attention_head_dim", SanaConfig().attention_head_dim);
-  if (width % head_dim == 0) tell("num_attention_heads", width / head_dim);
+  const int64_t told_heads = config.value("num_attention_heads", int64_t{0});
+  const int64_t head_dim = config.value(
+      "attention_head_dim", told_heads > 0 ? width / told_heads : SanaConfig().attention_head_dim);
+  if (width % head_dim != 0)
+    fail("sana",
+         "the weights do not tell how many heads a width of {} has: give --model-config "
+         "'{{\"num_attention_heads\": N}}'",
+         width);
+  tell("attention_head_dim", head_dim);
+  tell("num_attention_heads", width / head_dim);
   tell("cross_attention_dim", width);
   tell("in_channels", dimension(keys.patch, 1));
   const int64_t patch = dimension(keys.patch, 2);
@@ -190,6 +198,10 @@ json complete_sana_config(const json& config, const WeightShapes& shapes) {
       tell("num_cross_attention_heads", heads);
       tell("cross_attention_head_dim", size);
     }
+  if (cross == width && !completed.contains("cross_attention_head_dim")) {
+    tell("num_cross_attention_heads", width / head_dim);
+    tell("cross_attention_head_dim", width / completed.at("num_cross_attention_heads").get<int64_t>());
+  }
   tell("mlp_ratio", static_cast<double>(dimension(in_block(0, keys.point), 1)) / static_cast<double>(width));
   tell("attention_bias", shapes.contains(in_block(0, keys.self_bias)));
   if (shapes.contains(in_block(0, keys.q_norm))) tell("qk_norm", kQkNorm);
