@@ -179,9 +179,12 @@ void write_diffusers(const ConvertOptions& options, const LoadedModel& loaded, M
 void convert(const ConvertOptions& options) {
   const Target target = target_of(options.out);
   for (const auto& [option, given] :
-       {std::pair("vae", !options.autoencoder.empty()), {"text-encoder", !options.text_encoder.empty()}})
-    if (target != Target::kDiffusers && given)
+       {std::pair("vae", options.autoencoder), {"text-encoder", options.text_encoder}}) {
+    if (given.empty()) continue;
+    if (target != Target::kDiffusers)
       fail("convert", "--{} has no effect on {}: it needs a diffusers folder as --out", option, options.out);
+    if (!std::filesystem::exists(given)) fail("convert", "--{} {} does not exist", option, given);
+  }
   if (target != Target::kDiffusers) check_out(options);
   WeightsSource source = find_weights(options.in, {.ema = options.ema});
   if (is_run_adapter(source)) {
@@ -193,8 +196,7 @@ void convert(const ConvertOptions& options) {
   }
   if (!options.adapter_format.empty())
     fail("convert", "--adapter-format is for runs that trained an adapter: {} is a model", options.in);
-  if (!options.merge.empty())
-    source.record = record_with_adapter(source.record, options.merge, options.ema);
+  if (!options.merge.empty()) source.record = record_with_adapter(source.record, options.merge, options.ema);
   LoadedModel loaded = load_model(source, {.ema = options.ema, .config = config_of(options, source)});
   check_architecture(options, loaded, source.path);
   const ModelRecord record = loaded.family ? record_for(options, source, loaded) : ModelRecord{};

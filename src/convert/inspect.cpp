@@ -118,6 +118,10 @@ void inspect_model(const InspectOptions& options, std::FILE* out, std::FILE* sum
        nearest_name(options.model, known), fmt::join(known, ", "));
 }
 
+std::string dumped(const nlohmann::json& value) {
+  return value.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
+}
+
 std::string format_name(const std::string& path) {
   switch (tensor_file_format(path)) {
     case TensorFileFormat::kSafetensors:
@@ -161,7 +165,11 @@ void inspect_file(const InspectOptions& options, std::FILE* out, std::FILE* summ
   for (const auto& [dtype, count] : dtypes) dtype_counts.push_back(fmt::format("{} {}", count, dtype));
   fmt::print(summary, "{}: {}\n", source.path, format_name(source.path));
   if (!source.step.empty()) fmt::print(summary, "checkpoint: {}\n", source.step);
-  for (const auto& [key, value] : file->metadata()) fmt::print(summary, "metadata: {} = {:?}\n", key, value);
+  for (const auto& [key, value] : file->metadata())
+    if (key != kRecordKey) fmt::print(summary, "metadata: {} = {:?}\n", key, value);
+  if (!source.record.model.empty())
+    for (const auto& [key, value] : to_json(source.record).items())
+      if (key != "model_config") fmt::print(summary, "record: {} = {}\n", key, dumped(value));
   fmt::print(summary, "architecture: {}\n", architecture_of(source, *file));
   fmt::print(summary, "{} tensors ({}), {} elements, {} bytes\n", file->tensors().size(),
              fmt::join(dtype_counts, ", "), num_elements, num_bytes);
