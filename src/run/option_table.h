@@ -139,8 +139,8 @@ void visit_options(Options& o, Visitor&& visitor) {
   visit("bucket-min", o.data.bucket_min, kRefuse,
         "Pictures: merge buckets of fewer pictures into the nearest other one");
   visit("enlarge", o.data.enlarge, kHarmless,
-        "Enlarge images that are smaller than --image-size, as DiT does (otherwise they end the run), or "
-        "smaller than their bucket (otherwise they are left out)");
+        "Enlarge images that are smaller than --image-size or their bucket, as DiT and PixArt do; otherwise "
+        "they are left out");
   visit("flip", o.data.flip, kRefuse, "Mirror samples with probability 1/2 where the data allow it");
   visit("draw-posterior", o.data.draw_posterior, kRefuse,
         "Draw latents from the autoencoder's posterior (otherwise use its mean)");

@@ -1,5 +1,7 @@
 #include "data/images/image_dataset.h"
 
+#include <sys/stat.h>
+
 #include <atomic>
 #include <thread>
 
@@ -31,6 +33,14 @@ std::vector<int64_t> labels_of(const ImageDataset& dataset) {
 }
 
 std::string png(uint32_t seed) { return text_of(encode_png(make_picture(8, 8, seed))); }
+
+// Opening a FIFO to read waits for whoever writes to it.
+TEST(ImageFolder, AFifoThatIsNamedAsAPictureIsRefused) {
+  const TempFolder folder;
+  ASSERT_EQ(::mkfifo((folder / "a.png").c_str(), 0600), 0);
+  const auto dataset = ImageDataset::open(folder / "");
+  EXPECT_THAT(message_of([&] { dataset->header(0); }), HasSubstr("expected a file"));
+}
 
 TEST(ImageFolder, ClassesAndFilesInTorchvisionsOrder) {
   const TempFolder folder;

@@ -1,6 +1,7 @@
 #include "data/images/image_dataset.h"
 
 #include <algorithm>
+#include <nlohmann/json.hpp>
 
 #include "core/error.h"
 #include "core/files/xxh3.h"
@@ -13,6 +14,11 @@ std::string dataset_fingerprint(const ImageDataset& dataset) {
   for (const ImageRecord& record : dataset.records())
     text += fmt::format("{}\t{}\n", record.name, record.label);
   return xxh3_hex(std::as_bytes(std::span(text)));
+}
+
+std::string in_utf8(const std::string& text) {
+  using Json = nlohmann::json;
+  return Json::parse(Json(text).dump(-1, ' ', false, Json::error_handler_t::replace)).get<std::string>();
 }
 
 std::vector<std::byte> ImageDataset::read(int64_t index) const {

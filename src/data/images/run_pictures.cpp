@@ -26,11 +26,6 @@ struct HeaderRead {
   std::string why{};
 };
 
-// File names may be no UTF-8, which JSON cannot hold.
-std::string in_utf8(const std::string& text) {
-  return Json::parse(Json(text).dump(-1, ' ', false, Json::error_handler_t::replace)).get<std::string>();
-}
-
 }  // namespace
 
 RunPictures::RunPictures(std::unique_ptr<ImageDataset> all, const Options& options) : all_(std::move(all)) {

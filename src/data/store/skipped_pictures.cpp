@@ -17,8 +17,8 @@ namespace fs = std::filesystem;
 std::string path_in(const std::string& folder) { return (fs::path(folder) / kSkippedFile).string(); }
 
 std::string line_of(const SkippedPicture& picture) {
-  const nlohmann::ordered_json line = {{"picture", picture.name}, {"why", picture.why}};
-  return line.dump(-1, ' ', false, nlohmann::ordered_json::error_handler_t::replace) + "\n";
+  const nlohmann::ordered_json line = {{"picture", in_utf8(picture.name)}, {"why", in_utf8(picture.why)}};
+  return line.dump() + "\n";
 }
 
 std::string text_of(const std::vector<SkippedPicture>& pictures) {
@@ -51,7 +51,7 @@ SkippedPictures::SkippedPictures(const std::string& folder) : path_(path_in(fold
 }
 
 void SkippedPictures::add(const SkippedPicture& picture) {
-  if (!names_.insert(picture.name).second) return;
+  if (!names_.insert(in_utf8(picture.name)).second) return;
   if (!file_) file_.reset(std::fopen(path_.c_str(), "ab"));
   const std::string line = line_of(picture);
   if (!file_ || std::fwrite(line.data(), 1, line.size(), file_.get()) != line.size() ||

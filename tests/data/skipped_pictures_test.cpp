@@ -1,0 +1,38 @@
+// The list of pictures that an extraction left out: whole after every interruption.
+#include "data/store/skipped_pictures.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "test_files.h"
+
+namespace kiln {
+namespace {
+
+using test::TempFolder;
+
+TEST(Friction25, TheListOfSkippedPicturesGoesOnAfterATornLine) {
+  const TempFolder folder, whole;
+  const std::vector<SkippedPicture> all = {{"a.png", "[image] cannot decode a.png"},
+                                           {"b\xff.png", "too small"},
+                                           {"c.png", "a \"quoted\" reason\nof two lines"}};
+  {
+    SkippedPictures list(whole / "");
+    for (const SkippedPicture& picture : all) list.add(picture);
+  }
+  const std::string text = test::read_bytes(whole / kSkippedFile);
+  for (size_t cut = 0; cut <= text.size(); ++cut) {
+    test::write_bytes(folder / kSkippedFile, text.substr(0, cut));
+    SkippedPictures list(folder / "");
+    for (const SkippedPicture& picture : all) list.add(picture);
+    ASSERT_EQ(test::read_bytes(folder / kSkippedFile), text) << cut;
+  }
+  const std::vector<SkippedPicture> found = read_skipped(folder / "");
+  ASSERT_EQ(found.size(), 3U);
+  EXPECT_EQ(found[2].name, "c.png");
+  EXPECT_EQ(found[2].why, all[2].why);
+  EXPECT_TRUE(read_skipped("/nowhere").empty());
+}
+
+}  // namespace
+}  // namespace kiln
