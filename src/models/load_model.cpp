@@ -131,6 +131,9 @@ LoadedModel load_adapted(const WeightsSource& source, const LoadModelOptions& op
 
 LoadedModel load_model(const WeightsSource& source, const LoadModelOptions& options) {
   if (!source.record.adapter.config.is_null()) return load_adapted(source, options);
+  if (!source.record.adapter.base_fingerprint.empty())
+    fail("weights", "{} holds an adapter: give its base ({}) as weights, and the adapter beside them",
+         source.path, source.record.adapter.base_path);
   const std::string name = options.model.empty() ? source.record.model : options.model;
   LoadedModel loaded;
   loaded.weights = load_tensors(source.path, options.ema);

@@ -152,18 +152,18 @@ void add_pipeline(const fs::path& folder, WeightsSource& source) {
   if (fs::exists(folder / "text_encoder")) source.record.text.encoder_path = folder.string();
 }
 
-WeightsSource diffusers_weights(const fs::path& folder) {
+WeightsSource folder_weights(const fs::path& folder, const WeightsChoice& choice) {
   WeightsSource source;
   source.path = first_existing(
       folder, {"diffusion_pytorch_model.safetensors", "diffusion_pytorch_model.safetensors.index.json",
-               "model.safetensors", "model.safetensors.index.json", "diffusion_pytorch_model.bin"});
+               choice.ema ? kEmaFile : kModelFile, kModelFile, "model.safetensors.index.json",
+               "diffusion_pytorch_model.bin"});
   if (source.path.empty())
     fail("weights", "no weights in the folder {}: expected a run, a checkpoint or a diffusers folder",
          folder.string());
-  if (tensor_file_format(source.path) == TensorFileFormat::kSafetensors)
-    if (auto record = record_of(open_safetensors(source.path)->metadata(), source.path))
-      source.record = std::move(*record);
+  if (auto record = record_beside(source.path)) source.record = std::move(*record);
   const fs::path pipeline = fs::weakly_canonical(folder).parent_path();
+  find_pieces(folder, source.record);
   find_pieces(pipeline, source.record);
   add_pipeline(pipeline, source);
   if (!fs::exists(folder / "config.json")) return source;
@@ -195,10 +195,10 @@ WeightsSource find_weights(const std::string& path, const WeightsChoice& choice)
   if (fs::exists(folder / "store.json"))
     fail("weights", "{} is a feature store, not weights: see kiln store inspect", path);
   for (const char* component : {"transformer", "unet"})  // of a pipeline
-    if (fs::is_directory(folder / component)) return diffusers_weights(folder / component);
+    if (fs::is_directory(folder / component)) return folder_weights(folder / component, choice);
   if (fs::is_directory(folder / "checkpoints")) return newest_weights(path, choice);
   if (is_checkpoint_name(folder_name(folder))) return checkpoint_weights(weights_file_of(folder, choice));
-  return diffusers_weights(folder);
+  return folder_weights(folder, choice);
 }
 
 }  // namespace kiln

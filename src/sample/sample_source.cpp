@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstdio>
 #include <filesystem>
@@ -152,6 +153,18 @@ std::string average_of(const SampleCommand& command, const WeightsSource& found)
   return command.no_ema ? "model" : "of the file";
 }
 
+// Gives tables that are computed, such as positions, and that a file holds in less precision all of theirs
+// back: diffusers computes them too.
+void restore_tables(const ParameterList& parameters, const TensorMap& weights) {
+  for (const auto& parameter : parameters) {
+    const at::Tensor& computed = parameter->init.value;
+    const auto stored = weights.find(parameter->key);
+    if (computed.defined() && stored != weights.end() && computed.sizes() == stored->second.sizes() &&
+        at::equal(computed.to(stored->second.options()), stored->second))
+      parameter->value = computed.to(parameter->value.options());
+  }
+}
+
 }  // namespace
 
 DrawingSource load_drawing_source(const SampleCommand& command, at::Device device,
@@ -166,6 +179,10 @@ DrawingSource load_drawing_source(const SampleCommand& command, at::Device devic
                          .config = read_json_option("sample", "--model-config", command.model_config),
                          .base = command.base,
                          .anyway = command.anyway});
+  if (!loaded.family && std::ranges::any_of(loaded.weights, [](const auto& entry) {
+        return entry.first.find("lora_") != std::string::npos;
+      }))
+    fail("sample", "{} holds an adapter: give it with --adapter, and its base with --weights", found.path);
   if (!loaded.family)
     fail("sample", "{} is of an unknown architecture: say which with --model (DiT-XL/2, ...)", found.path);
   DrawingSource source;
@@ -186,6 +203,7 @@ DrawingSource load_drawing_source(const SampleCommand& command, at::Device devic
   source.denoiser =
       loaded.family->build(loaded.model.config, {.device = device, .compute_dtype = compute_dtype});
   load_weights(*source.denoiser, loaded.weights, source.weights);
+  restore_tables(source.denoiser->parameters(), loaded.weights);
   settle_objective(command, found.scheduler, source);
   freeze_weights(*source.denoiser, compute_dtype);
   return source;

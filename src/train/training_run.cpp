@@ -167,7 +167,9 @@ void TrainingRun::compare_with_weights() const {
   compare("text encoder", info.text.encoder_fingerprint, record.text.encoder_fingerprint);
   compare("tokenizer", info.text.tokenizer_fingerprint, record.text.tokenizer_fingerprint);
   if (record.objective.is_object() && !have_same_schedule(record.objective, info.objective))
-    compare("objective", objective_text(info.objective), objective_text(record.objective));
+    warn(fmt::format("this run trains with {}, --weights {} were trained with {}",
+                     objective_text(info.objective), options.model.weights,
+                     objective_text(record.objective)));
 }
 
 // Describes the base of an adapter, on which a checkpoint depends.

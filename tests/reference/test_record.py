@@ -352,6 +352,37 @@ def test_12_weights_of_another_family_are_named(dit_run, tmp_path):
     assert "holds weights of dit, not of pixart" in line
 
 
+def test_12_an_adapter_in_the_place_of_weights_is_named(lora_run, tmp_path):
+    for name in ("peft", "file.safetensors"):
+        succeed("convert", "--in", lora_run, "--out", tmp_path / name)
+    bare = tmp_path / "bare.safetensors"
+    save_file(load_file(tmp_path / "file.safetensors"), bare)
+    for adapter in (tmp_path / "peft/adapter_model.safetensors", tmp_path / "file.safetensors", bare):
+        assert "holds an adapter" in refusal("sample", "--weights", adapter, "--prompt", "a", "--out", tmp_path / "out")
+
+
+def test_2_a_folder_with_a_config_and_an_average_is_a_model(dit_run, tmp_path):
+    want, _ = draw(tmp_path, "--run", dit_run, *CLASSES)
+    ship = tmp_path / "ship"
+    ship.mkdir()
+    shutil.copy(dit_run / "config.json", ship)
+    for name in ("ema", "model"):
+        shutil.copy(dit_run / f"checkpoints/step-00000010/{name}.safetensors", ship)
+    assert np.abs(draw(tmp_path, "--weights", ship, *CLASSES)[0] - want).max() <= 1
+    assert np.abs(draw(tmp_path, "--weights", ship, "--no-ema", *CLASSES)[0] - want).max() > 1
+
+
+def test_8_training_goes_on_with_the_objective_of_the_weights(dit_run, tmp_path):
+    succeed("convert", "--in", dit_run, "--out", tmp_path / "w.safetensors")
+    common = ["train", "--weights", tmp_path / "w.safetensors", "--data", "synthetic", "--autoencoder", "pixels", "--num-classes", 4,
+              "--global-batch", 2, "--threads", 1, "--peak-tflops", 1, "--max-steps", 1]
+    stderr = succeed(*common, "--out", tmp_path / "run").stderr
+    assert json.loads((tmp_path / "run/config.json").read_text())["objective"]["shift"] == 4.0
+    assert "were trained: " in stderr and "--flow-shift 4" in stderr and "--objective flow" in stderr
+    stderr = succeed(*common, "--objective", "flow", "--out", tmp_path / "other").stderr
+    assert "this run trains with flow, shift 1, --weights" in stderr and "were trained with flow, shift 4" in stderr
+
+
 def test_14_files_of_others_are_not_overwritten(dit_run, tmp_path):
     mine = tmp_path / "mine.safetensors"
     save_file({"a": torch.ones(3)}, mine)
