@@ -1,7 +1,6 @@
 #include "convert/convert.h"
 
 #include <filesystem>
-#include <set>
 
 #include "checkpoint/pt_file.h"
 #include "checkpoint/tensor_files.h"
@@ -81,17 +80,6 @@ ModelRecord record_for(const ConvertOptions& options, const WeightsSource& sourc
   if (options.image_size > 0) record.image_size = options.image_size;
   record.adapter = {};
   return record;
-}
-
-// Tables that programs compute, such as positions, stay as exact as they are.
-void set_dtype(at::ScalarType dtype, LoadedModel& loaded) {
-  std::set<std::string> tables;
-  if (loaded.family)
-    for (const auto& parameter :
-         loaded.family->build(loaded.model.config, {.device = at::kMeta})->parameters())
-      if (parameter->init.value.defined()) tables.insert(parameter->key);
-  for (auto& [key, tensor] : loaded.weights)
-    if (tensor.is_floating_point() && !tables.contains(key)) tensor = tensor.to(dtype);
 }
 
 bool is_of_kiln(const std::string& path) {
@@ -204,7 +192,11 @@ void convert(const ConvertOptions& options) {
     const size_t num_layers = merge_adapter_at(options.merge, options.ema, options.anyway, loaded);
     fmt::print("{}: an adapter of {} layers, merged\n", options.merge, num_layers);
   }
-  if (!options.dtype.empty()) set_dtype(parse_compute_dtype(options.dtype, "--dtype"), loaded);
+  if (!options.dtype.empty()) {
+    const at::ScalarType dtype = parse_compute_dtype(options.dtype, "--dtype");
+    for (auto& [key, tensor] : loaded.weights)
+      if (tensor.is_floating_point()) tensor = tensor.to(dtype);
+  }
   switch (target) {
     case Target::kPt:
       write_pt_file(options.out, loaded.weights);

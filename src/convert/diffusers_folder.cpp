@@ -70,6 +70,10 @@ bool put_files(const fs::path& from, const fs::path& to, bool links, const IsWan
   return has_weights;
 }
 
+void check_there(const fs::path& given) {
+  if (!fs::exists(given)) fail("convert", "{} does not exist", given.string());
+}
+
 // Returns the folder of a pipeline's component, or the one that is given.
 fs::path component_folder(const fs::path& given, const char* component) {
   if (fs::is_directory(given / component)) return given / component;
@@ -170,6 +174,7 @@ class FolderWriter {
              : record_.autoencoder.name == "autoencoder_dc" ? "AutoencoderDC"
                                                             : format_.autoencoder;
     }
+    check_there(options_.autoencoder);
     const fs::path source = component_folder(options_.autoencoder, "vae");
     const json config = read_json((source / "config.json").string());
     check_autoencoder(config, options_.autoencoder, record_, shape());
@@ -185,6 +190,7 @@ class FolderWriter {
 
   void write_text_encoder() {
     const fs::path given = options_.text_encoder;
+    check_there(given);
     const auto is_of_tokenizer = [](const std::string& name) {
       return std::ranges::find(kTokenizerFiles, name) != kTokenizerFiles.end();
     };
