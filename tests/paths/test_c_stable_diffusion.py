@@ -115,7 +115,7 @@ def exported(folder, published, source):
     pipeline = StableDiffusionPipeline.from_pretrained(
         folder, text_encoder=CLIPTextModel.from_pretrained(published / "text_encoder"), safety_checker=None,
         feature_extractor=None, tokenizer=CLIPTokenizer.from_pretrained(published / "tokenizer"))
-    pipeline.scheduler = DPMSolverMultistepScheduler.from_config(pipeline.scheduler.config)
+    pipeline.scheduler = DPMSolverMultistepScheduler.from_config(pipeline.scheduler.config, timestep_spacing="linspace")
     return pipeline
 
 

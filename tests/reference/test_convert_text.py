@@ -93,7 +93,7 @@ def test_sana_to_a_pipeline_that_diffusers_loads(convert, tmp_path, keys):
     folder = convert(path, "pipeline")
     index = json.loads((folder / "model_index.json").read_text())
     assert index["_class_name"] == "SanaPipeline"
-    assert index["scheduler"] == ["diffusers", "FlowMatchEulerDiscreteScheduler"]
+    assert index["scheduler"] == ["diffusers", "DPMSolverMultistepScheduler"]  # as Sana is published
     loaded = diffusers.SanaTransformer2DModel.from_pretrained(folder / "transformer").eval()
     inputs = inputs_of(config)
     assert_close(run_diffusers(loaded, inputs)[0], run_diffusers(model, inputs)[0], 1e-6)
@@ -156,11 +156,11 @@ def test_exported_folders_draw_what_kiln_draws(kiln, convert, tmp_path, make, en
     pipeline.set_progress_bar_config(disable=True)
     given = pipeline.scheduler.config
     if sampler == "dpmpp_2m":
-        flow = dict(prediction_type="flow_prediction", use_flow_sigmas=True, flow_shift=given["shift"]) if objective == "flow" else {}
-        pipeline.scheduler = diffusers.DPMSolverMultistepScheduler.from_config(given, **flow)
+        pipeline.scheduler = diffusers.DPMSolverMultistepScheduler.from_config(given, timestep_spacing="linspace")
     elif sampler == "euler":
         pipeline.scheduler = diffusers.EulerDiscreteScheduler.from_config(given, timestep_spacing="trailing")
     else:
+        pipeline.scheduler = diffusers.FlowMatchEulerDiscreteScheduler(shift=given["flow_shift"])
         call = call | dict(sigmas=[1 - step / STEPS for step in range(STEPS)])
     shape = (autoencoder.config.latent_channels, height // downsample, width // downsample)
     want = pipeline(prompt=PROMPTS, negative_prompt=["ugly"] * 2, guidance_scale=3.0, num_inference_steps=STEPS, height=height,
