@@ -11,6 +11,7 @@
 #include "core/error.h"
 #include "core/json_config.h"
 #include "core/text/nearest_name.h"
+#include "core/text/printable.h"
 #include "models/autoencoders/autoencoder_kl.h"
 #include "models/features/inception.h"
 #include "models/load_model.h"
@@ -156,7 +157,7 @@ void inspect_file(const InspectOptions& options, std::FILE* out, std::FILE* summ
   uint64_t num_elements = 0, num_bytes = 0;
   std::map<std::string_view, std::size_t> dtypes;
   for (const auto& [key, view] : file->tensors()) {
-    fmt::print(out, "{}\t{}\t{}\n", key, fmt::join(view.shape, ","), dtype_name(view.dtype));
+    fmt::print(out, "{}\t{}\t{}\n", printable(key), fmt::join(view.shape, ","), dtype_name(view.dtype));
     num_elements += view.bytes.size() / dtype_size(view.dtype);
     num_bytes += view.bytes.size();
     ++dtypes[dtype_name(view.dtype)];
@@ -166,9 +167,10 @@ void inspect_file(const InspectOptions& options, std::FILE* out, std::FILE* summ
   fmt::print(summary, "{}: {}\n", source.path, format_name(source.path));
   if (!source.step.empty()) fmt::print(summary, "checkpoint: {}\n", source.step);
   for (const auto& [key, value] : file->metadata())
-    if (key != kRecordKey) fmt::print(summary, "metadata: {} = {:?}\n", key, value);
+    if (key != kRecordKey) fmt::print(summary, "metadata: {} = {:?}\n", printable(key), value);
+  const nlohmann::json record = to_json(source.record);
   if (!source.record.model.empty())
-    for (const auto& [key, value] : to_json(source.record).items())
+    for (const auto& [key, value] : record.items())
       if (key != "model_config") fmt::print(summary, "record: {} = {}\n", key, dumped(value));
   fmt::print(summary, "architecture: {}\n", architecture_of(source, *file));
   fmt::print(summary, "{} tensors ({}), {} elements, {} bytes\n", file->tensors().size(),

@@ -18,6 +18,7 @@
 #include "core/cpu_level.h"
 #include "core/error.h"
 #include "core/text/nearest_name.h"
+#include "core/text/printable.h"
 
 namespace kiln {
 
@@ -104,7 +105,7 @@ int run_command_line(CLI::App& app, int argc, char** argv) {
     fmt::print(stderr, "{}: {} ({} --help)\n", command, explain(app, error), command);
     return kWrongUsage;
   } catch (const std::exception& error) {
-    const std::string message = message_of(error);
+    const std::string message = printable(message_of(error), "\n");  // it may name what is in a file
     if (!tell_launcher(message)) fmt::print(stderr, "{}: {}\n", app.get_name(), message);
     return kFailed;
   }

@@ -8,6 +8,7 @@
 
 #include "core/aten.h"
 #include "core/error.h"
+#include "core/text/printable.h"
 #include "data/images/image_dataset.h"
 #include "evaluate/npz_archive.h"
 
@@ -49,7 +50,7 @@ class FolderPictures : public PictureSource {
           }
       });
       for (const std::string& why : skipped)
-        if (!why.empty()) fmt::print(stderr, "skipped: {}\n", why);
+        if (!why.empty()) fmt::print(stderr, "skipped: {}\n", printable(why));
       for (size_t begin = 0; begin < images.size();) {  // runs of one size
         if (!skipped[begin].empty()) {
           ++begin;

@@ -10,6 +10,7 @@
 #include "core/aten.h"
 #include "core/error.h"
 #include "core/stop_signal.h"
+#include "core/text/printable.h"
 #include "core/text/progress_line.h"
 #include "data/images/image_dataset.h"
 #include "data/store/skipped_pictures.h"
@@ -221,7 +222,8 @@ class Extraction {
 
   // Prints what the buckets hold, and which pictures are left out.
   void print_lanes() const {
-    for (const SkippedPicture& picture : lanes_->skipped()) fmt::print(stderr, "skipped: {}\n", picture.why);
+    for (const SkippedPicture& picture : lanes_->skipped())
+      fmt::print(stderr, "skipped: {}\n", printable(picture.why));
     if (group_.rank() != 0) return;
     fmt::print("{}", lanes_->table_text());
     std::fflush(stdout);
@@ -245,7 +247,7 @@ class Extraction {
     ++num_skipped_;
     skipped_->add({.name = record_of(image.index).name, .why = image.error});
     progress.clear();
-    fmt::print(stderr, "skipped: {}\n", image.error);
+    fmt::print(stderr, "skipped: {}\n", printable(image.error));
   }
 
   // A batch that the device works on, or has finished.

@@ -8,6 +8,7 @@
 #include "checkpoint/weights_file.h"
 #include "core/files/atomic_file.h"
 #include "core/tensors.h"
+#include "core/text/printable.h"
 #include "data/store/skipped_pictures.h"
 #include "diffusion/scheduler_config.h"
 #include "models/load_model.h"
@@ -213,7 +214,7 @@ void TrainingRun::describe_drawing() {
 }
 
 void TrainingRun::warn(const std::string& text) const {
-  if (is_first()) fmt::print(stderr, "warning: {}\n", text);
+  if (is_first()) fmt::print(stderr, "warning: {}\n", printable(text, "\n"));
 }
 
 void TrainingRun::check_same_on_all_ranks() const {
@@ -303,7 +304,7 @@ void TrainingRun::record_pictures(bool begins_stage) const {
 void TrainingRun::say_left_out() const {
   if (!data.pictures.images) return;
   const std::vector<SkippedPicture> found = data.pictures.images->take_new_left_out();
-  for (const SkippedPicture& picture : found) fmt::print(stderr, "skipped: {}\n", picture.why);
+  for (const SkippedPicture& picture : found) fmt::print(stderr, "skipped: {}\n", printable(picture.why));
   if (is_first() && !found.empty()) record_skipped(options.out, found);
 }
 

@@ -1,6 +1,7 @@
 #include "watch/by_products.h"
 
 #include "core/error.h"
+#include "core/text/printable.h"
 
 namespace kiln {
 
@@ -9,7 +10,8 @@ bool ByProducts::try_to_write(const std::string& name, const std::function<void(
   return true;
 } catch (const std::exception& error) {
   if (missed_.insert(name).second)
-    fmt::print(stderr, "warning: training goes on without {}: {}\n", name, bare_message_of(error));
+    fmt::print(stderr, "warning: training goes on without {}: {}\n", name,
+               printable(bare_message_of(error), "\n"));
   return false;
 }
 

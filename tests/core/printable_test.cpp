@@ -16,5 +16,9 @@ TEST(Printable, Finding3NothingThatATerminalObeys) {
   EXPECT_EQ(printable("\xe4\xb8"), "\\xe4\\xb8");
 }
 
+TEST(Printable, Finding13KeepsTheLineEndsOfOurOwnMessages) {
+  EXPECT_EQ(printable("a file \x1b[2J:\n  remove it\r", "\n"), "a file \\x1b[2J:\n  remove it\\x0d");
+}
+
 }  // namespace
 }  // namespace kiln

@@ -24,10 +24,11 @@ size_t printable_bytes(std::string_view text) {
 
 }  // namespace
 
-std::string printable(std::string_view text) {
+std::string printable(std::string_view text, std::string_view kept) {
   std::string result;
   while (!text.empty()) {
-    const size_t count = printable_bytes(text);
+    const bool is_kept = kept.find(text.front()) != kept.npos;
+    const size_t count = is_kept ? 1 : printable_bytes(text);
     if (count > 0)
       result += text.substr(0, count);
     else

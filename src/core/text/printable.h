@@ -6,7 +6,7 @@
 namespace kiln {
 
 // Returns the text with \xNN in the place of what a terminal could obey: control characters, line ends too,
-// and bytes that are not UTF-8.
-std::string printable(std::string_view text);
+// and bytes that are not UTF-8. `kept`: characters that stay, like the line ends of our own messages.
+std::string printable(std::string_view text, std::string_view kept = "");
 
 }  // namespace kiln
