@@ -119,6 +119,8 @@ def save_base(case, path):
     """Writes random weights, with nothing about them. Returns their config as JSON."""
     family = FAMILIES[case.family]
     config = dict(family.config)
+    if case.bucketed and case.family == "PixArt, diffusers' keys":  # it is told the picture's size
+        config |= dict(use_additional_conditions=True, attention_head_dim=24, cross_attention_dim=96)
     if case.objective == "flow":  # no sigma is learned
         config |= {"DiT": dict(learn_sigma=False), "PixArt": dict(pred_sigma=False),
                    "PixArt, diffusers' keys": dict(out_channels=4)}.get(case.family, {})
