@@ -26,6 +26,34 @@ std::string damage_of_file(const fs::path& path) {
   return "";
 }
 
+// Returns the file of a checkpoint of which only some files were copied, or "" if it is not whole.
+std::string shipped_file(const std::string& folder,
+                         const std::function<std::string(const std::string& folder)>& choose) {
+  try {
+    for (const CheckpointFile& file : read_file_list(folder)) {
+      const fs::path path = fs::path(folder) / file.name;
+      if (fs::exists(path) && fs::file_size(path) != file.bytes) return "";
+    }
+    const std::string path = choose(folder);
+    return fs::exists(path) && damage_of_file(path).empty() ? path : "";
+  } catch (const std::exception&) {  // no checkpoint, or without that file
+    return "";
+  }
+}
+
+// The same for the newest such checkpoint of a run that has no complete one.
+std::string newest_shipped_file(const std::string& run,
+                                const std::function<std::string(const std::string& folder)>& choose) {
+  std::vector<std::string> folders;
+  std::error_code unreadable;
+  for (const auto& entry : fs::directory_iterator(fs::path(run) / "checkpoints", unreadable))
+    if (entry.path().filename().string().starts_with("step-")) folders.push_back(entry.path().string());
+  std::ranges::sort(folders, std::greater());
+  for (const std::string& folder : folders)
+    if (std::string path = shipped_file(folder, choose); !path.empty()) return path;
+  return "";
+}
+
 }  // namespace
 
 std::string damage_of(const std::string& checkpoint_folder, const CheckpointFile& file,
@@ -45,6 +73,9 @@ std::string newest_checked_file(const std::string& run,
     if (damage.empty()) break;
     damaged.push_back(std::move(damage));
     path.clear();
+  }
+  if (path.empty()) {
+    if (std::string shipped = newest_shipped_file(run, choose); !shipped.empty()) return shipped;
   }
   if (path.empty() && !damaged.empty())
     fail("checkpoint", "none of the {} checkpoints of {} is whole: {}: restore one", damaged.size(), run,

@@ -15,7 +15,8 @@ std::string damage_of(const std::string& checkpoint_folder, const CheckpointFile
                       const FileChecksum& found);
 
 // Returns the file that `choose` names in the newest complete checkpoint in which that file is as it was
-// written. Empty if there are no checkpoints yet. Damaged checkpoints that it passes over are reported on
+// written, or if no checkpoint is complete, in the newest of which only some files
+// were copied. Empty if there are no checkpoints yet. Damaged checkpoints that it passes over are reported on
 // stderr. For readers of one file, which this reads as a whole. Throws Error if a file cannot be read or all
 // checkpoints are damaged.
 std::string newest_checked_file(const std::string& run,

@@ -383,6 +383,20 @@ def test_8_training_goes_on_with_the_objective_of_the_weights(dit_run, tmp_path)
     assert "this run trains with flow, shift 1, --weights" in stderr and "were trained with flow, shift 4" in stderr
 
 
+def test_14_a_run_ships_with_its_average_alone(dit_run, tmp_path):
+    want, _ = draw(tmp_path, "--run", dit_run, *CLASSES)
+    run = tmp_path / "run"
+    shutil.copytree(dit_run, run)
+    checkpoint = run / "checkpoints/step-00000010"
+    (checkpoint / "model.safetensors").unlink()
+    got, _ = draw(tmp_path, "--run", run, *CLASSES)
+    assert np.array_equal(got, want)
+    succeed("convert", "--in", run, "--out", tmp_path / "w.safetensors")
+    average = checkpoint / "ema.safetensors"
+    average.write_bytes(average.read_bytes()[:-4])  # cut: not whole
+    assert "checkpoint" in refusal("sample", "--run", run, *CLASSES, "--num-images", 1, "--out", tmp_path / "no")
+
+
 def test_14_files_of_others_are_not_overwritten(dit_run, tmp_path):
     mine = tmp_path / "mine.safetensors"
     save_file({"a": torch.ones(3)}, mine)
