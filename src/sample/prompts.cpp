@@ -8,6 +8,7 @@
 #include "core/error.h"
 #include "core/tensors.h"
 #include "models/load_model.h"
+#include "models/piece_checks.h"
 #include "models/text/caption_encoder.h"
 #include "parallel/machine.h"
 #include "text/tokenizers/unicode.h"
@@ -28,18 +29,11 @@ CaptionEncoder load_encoder(const ModelRecord::TextInfo& trained, const std::str
   CaptionEncoder encoder(folder, trained.max_tokens, device, compute_dtype,
                          {.bytes = usable_bytes(device, num_processes), .text = "what is free"},
                          EncoderUse::kEncode, trained.instruction);
-  if (trained.encoder_fingerprint.empty()) return encoder;  // another program encoded the captions
-  constexpr const char* kAdvice = "give that one with --text-encoder";
-  if (encoder.encoder_fingerprint() != trained.encoder_fingerprint)
-    say_mismatch(fmt::format("{} is another text encoder ({} {}) than the captions' ({} {})", folder,
-                             encoder.shape().family, encoder.encoder_fingerprint(), trained.encoder,
-                             trained.encoder_fingerprint),
-                 kAdvice, anyway);
-  if (!trained.tokenizer_fingerprint.empty() &&
-      encoder.tokenizer_fingerprint() != trained.tokenizer_fingerprint)
-    say_mismatch(fmt::format("{} has another tokenizer ({}) than the captions were made with ({})", folder,
-                             encoder.tokenizer_fingerprint(), trained.tokenizer_fingerprint),
-                 kAdvice, anyway);
+  const ModelRecord::TextInfo found{.encoder = encoder.shape().family,
+                                    .encoder_fingerprint = encoder.encoder_fingerprint(),
+                                    .tokenizer_fingerprint = encoder.tokenizer_fingerprint()};
+  if (const std::string text = text_encoder_mismatch(trained, found, folder); !text.empty())
+    say_mismatch(text, "give that one with --text-encoder", anyway);
   return encoder;
 }
 

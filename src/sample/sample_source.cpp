@@ -3,7 +3,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <cmath>
 #include <cstdio>
 #include <filesystem>
 #include <span>
@@ -15,6 +14,7 @@
 #include "diffusion/scheduler_config.h"
 #include "models/autoencoders/tiling.h"
 #include "models/load_model.h"
+#include "models/piece_checks.h"
 #include "models/registry.h"
 #include "models/run_folder.h"
 #include "parallel/machine.h"
@@ -63,25 +63,6 @@ std::string autoencoder_path(const SampleCommand& command, const ModelRecord& re
   return "pixels";
 }
 
-// Names an autoencoder that is not the one of the latents.
-void check_autoencoder(const ModelRecord::AutoencoderInfo& trained, const Autoencoder& given,
-                       const std::string& path, bool anyway) {
-  if (trained.name.empty()) return;
-  const auto differs = [](double a, double b) { return std::abs(a - b) > 1e-6 * std::abs(b); };
-  constexpr const char* kAdvice = "give that one with --autoencoder";
-  if (given.name != trained.name || differs(given.scaling_factor, trained.scaling_factor) ||
-      differs(given.shift_factor, trained.shift_factor))
-    say_mismatch(fmt::format("the latents of the weights come from {} with scaling factor {} and shift {}, "
-                             "but {} is {} with {} and {}",
-                             trained.name, trained.scaling_factor, trained.shift_factor, path, given.name,
-                             given.scaling_factor, given.shift_factor),
-                 kAdvice, anyway);
-  else if (!trained.fingerprint.empty() && given.fingerprint != trained.fingerprint)
-    say_mismatch(fmt::format("{} is another autoencoder ({}) than that of the weights' latents ({})", path,
-                             given.fingerprint, trained.fingerprint),
-                 kAdvice, anyway);
-}
-
 std::unique_ptr<Autoencoder> load_autoencoder_of(const SampleCommand& command, const ModelRecord& record,
                                                  int64_t channels, at::Device device,
                                                  at::ScalarType compute_dtype, int64_t num_processes) {
@@ -95,7 +76,8 @@ std::unique_ptr<Autoencoder> load_autoencoder_of(const SampleCommand& command, c
   auto autoencoder =
       load_autoencoder(path, device, compute_dtype,
                        Tiling::parse("tiles", command.tiles, usable_bytes(device, num_processes)));
-  check_autoencoder(record.autoencoder, *autoencoder, path, command.anyway);
+  if (const std::string text = autoencoder_mismatch(record.autoencoder, *autoencoder, path); !text.empty())
+    say_mismatch(text, "give that one with --autoencoder", command.anyway);
   return autoencoder;
 }
 
