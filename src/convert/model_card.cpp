@@ -6,6 +6,8 @@
 #include <filesystem>
 #include <vector>
 
+#include "core/units.h"
+
 namespace kiln {
 namespace {
 
@@ -308,7 +310,8 @@ std::string facts(const ModelCard& card) {
   const auto add = [&](const char* name, const std::string& value) {
     if (!value.empty()) table += fmt::format("| {} | {} |\n", name, value);
   };
-  add("model", fmt::format("{}, {} weights", record.model, card.num_weights));
+  add("model",
+      fmt::format("{}, {} weights", record.model, number_text(static_cast<double>(card.num_weights), 3)));
   add("weights", record.average);
   add("objective", objective_text(record.objective));
   add("trained on", trained_on_text(record.trained_on));
@@ -352,7 +355,7 @@ std::string remarks(const ModelCard& card) {
   std::string text;
   if (!card.limit.empty())
     text += fmt::format(
-        "\n`{}` loads from this folder but draws other pictures: {}. So the code above is its own loop.\n",
+        "\n`{}` loads from this folder but draws other pictures: {}. So the code above has its own loop.\n",
         card.pipeline, card.limit);
   else if (takes_text(card))
     text += fmt::format(

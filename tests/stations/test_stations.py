@@ -5,6 +5,7 @@ import contextlib
 import json
 import os
 import re
+import shlex
 import subprocess
 
 import numpy as np
@@ -123,6 +124,14 @@ class Journey:
         png = np.asarray(Image.open(max((self.run / "samples").glob("step-*.png"))).convert("RGB"))
         return np.stack([png[2:2 + SIDE, 2 + i * (SIDE + 2):2 + i * (SIDE + 2) + SIDE] for i in range(2)])
 
+    def by_command(self, pipeline):
+        """The card's picture, drawn by its command in the folder."""
+        command = re.search(r"^    (kiln sample .*)$", (pipeline / "README.md").read_text(), re.M).group(1)
+        result = subprocess.run([str(program("kiln")), *shlex.split(command)[1:], "--threads", "1"], cwd=pipeline, capture_output=True,
+                                text=True, timeout=600)
+        assert result.returncode == 0, result.stderr
+        return np.asarray(Image.open(next((pipeline / "pictures").glob("000000*.png"))).convert("RGB"))[None]
+
     # --- by diffusers ---
 
     def by_card(self, pipeline, size):
@@ -168,6 +177,7 @@ def stations_of(journey):
         yield ".pt", size, lambda: journey.draw("--weights", journey.exported("pt/model.pt"), *pieces, size=size)
     folder = journey.exported("pipeline", "--components", "copy", *(pieces if case.adapter else []))
     yield "folder", size, lambda: journey.draw("--weights", folder, size=size)
+    yield "folder", None, lambda: journey.by_command(folder)
     yield "diffusers", None, lambda: journey.by_card(folder, None)
     if size:
         yield "diffusers", size, lambda: journey.by_card(folder, size)

@@ -213,14 +213,13 @@ ForeignFormat dit_diffusers_format() {
           [](const json& config, const TensorMap& weights) {
             return dit_to_diffusers(parse_dit_config(config), weights);
           },
-      .card =
-          {.forward = "model(x, timestep=t, class_labels=labels).sample",
-           .setup = "for block in model.transformer_blocks:  # the frequencies that DiT is trained with\n"
-                    "    block.norm1.emb.time_proj.downscale_freq_shift = 0\n",
-           .limit = [](const json&) -> std::string {
-             return "DiTPipeline has other frequencies of timesteps, guides all channels, takes class 1000 "
-                    "for the null class and drops a learned variance";
-           }}};
+      .card = {.forward = "model(x, timestep=t, class_labels=labels).sample",
+               .setup = "for block in model.transformer_blocks:  # the frequencies that DiT is trained with\n"
+                        "    block.norm1.emb.time_proj.downscale_freq_shift = 0\n",
+               .limit = [](const json&) -> std::string {
+                 return "it has other frequencies of timesteps, guides all channels, takes class 1000 "
+                        "for the null class and drops a learned variance";
+               }}};
 }
 
 }  // namespace kiln

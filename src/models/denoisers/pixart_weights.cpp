@@ -1,7 +1,4 @@
 // PixArt's weights in the repository's keys and in those of diffusers' PixArtTransformer2DModel.
-#include <filesystem>
-
-#include "checkpoint/tensor_files.h"
 #include "core/aten.h"
 #include "core/error.h"
 #include "models/denoisers/pixart.h"
@@ -92,28 +89,15 @@ TensorMap pixart_to_diffusers(const PixartConfig& config, const TensorMap& weigh
   return parted_weights(pixart_key_map(config), weights, source);
 }
 
-// Returns the null rows of the pipeline's folder that holds the weights of `source`, or zeros: pipelines
-// encode "" instead, and the trainer's data bring the encoder's rows.
-at::Tensor null_rows(const PixartConfig& config, const at::TensorOptions& options,
-                     const std::string& source) {
-  const std::vector<int64_t> shape = {config.model_max_length, config.caption_channels};
-  const auto path = std::filesystem::path(source).parent_path().parent_path() / kNullRowsFile;
-  if (!std::filesystem::exists(path)) return at::zeros(shape, options);
-  const TensorMap tensors = load_tensors(path.string());
-  const auto rows = tensors.find(kNullRowsTensor);
-  if (rows == tensors.end() || rows->second.sizes() != shape)
-    fail("pixart", "expected {} of shape {} x {} in {}", kNullRowsTensor, shape[0], shape[1], path.string());
-  return rows->second;
-}
-
-// The inverse. Adds the position table and the null caption.
+// The inverse. Adds the position table, and zeros as the null caption: pipelines encode "" instead.
 TensorMap pixart_from_diffusers(const PixartConfig& config, const TensorMap& weights,
                                 const std::string& source) {
   TensorMap rest = weights;
   rest.erase("pos_embed.pos_embed");  // old versions of diffusers saved the table
   TensorMap result = fused_weights(pixart_key_map(config), rest, source);
   result[kPosEmbed] = position_table_of(in_repository_keys(config));
-  result[kNullCaption] = null_rows(config, weights.begin()->second.options(), source);
+  result[kNullCaption] =
+      at::zeros({config.model_max_length, config.caption_channels}, weights.begin()->second.options());
   return result;
 }
 
@@ -177,9 +161,8 @@ ForeignFormat pixart_diffusers_format() {
                  if (!foreign.at("use_additional_conditions").get<bool>() ||
                      foreign.at("sample_size") == kMicroConditionSide)
                    return "";
-                 return fmt::format(
-                     "PixArtAlphaPipeline tells the picture's size only to models of sample_size {}",
-                     kMicroConditionSide);
+                 return fmt::format("it tells the picture's size only to models of sample_size {}",
+                                    kMicroConditionSide);
                }}};
 }
 
