@@ -1,5 +1,9 @@
 #include "models/load_model.h"
 
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <array>
 #include <cstdio>
 #include <filesystem>
 #include <span>
@@ -32,12 +36,49 @@ std::optional<RecognisedDenoiser> recognised(const WeightShapes& shapes, const j
   }
 }
 
+// Reads the null rows of a pipeline's folder into those of the model, which have their shape.
+void read_null_rows(const std::string& path, at::Tensor& rows) {
+  const TensorMap tensors = load_tensors(path);
+  const auto found = tensors.find(kNullRowsTensor);
+  if (found == tensors.end() || found->second.sizes() != rows.sizes())
+    fail("weights", "expected {} of shape {} in {}", kNullRowsTensor, fmt::join(rows.sizes(), " x "), path);
+  rows = found->second;
+}
+
+// Reads weights of a class of diffusers. `null_rows`: the file that has theirs, or "".
+void load_of_class(const ForeignFormat& format, const std::string& null_rows, const std::string& source,
+                   LoadedModel& loaded) {
+  loaded.weights = format.weights_from(loaded.model.config, loaded.weights, source);
+  if (*format.null_rows_key == '\0') return;
+  loaded.has_null_rows = !null_rows.empty();
+  if (loaded.has_null_rows) read_null_rows(null_rows, loaded.weights.at(format.null_rows_key));
+}
+
+// Reads the weights of a file that was taken out of a pipeline's folder, and returns true if it is one: its
+// keys are those of the class and not of the model itself.
+bool load_component(const std::string& name, const json& config, const std::string& source,
+                    LoadedModel& loaded) {
+  if (file_keys_of(*loaded.family, loaded.weights) != nullptr) return false;
+  const TensorMap of_file = loaded.weights;
+  const auto have_same_key = [](const auto& a, const auto& b) { return a.first == b.first; };
+  for (const ForeignFormat& format : loaded.family->formats) try {
+      loaded.model.config = resolve_denoiser_config(name, config);
+      load_of_class(format, /*null_rows=*/"", source, loaded);
+      if (!std::ranges::equal(of_file, loaded.weights, have_same_key)) return true;
+    } catch (const Error&) {  // these are no keys of the class
+    }
+  loaded.has_null_rows = true;
+  return false;
+}
+
 void load_named(const std::string& name, const json& config, const std::string& source, LoadedModel& loaded) {
   const WeightShapes shapes = shapes_of(loaded.weights);
   loaded.name = name;
   loaded.family = &family_of(name);
   const auto found = recognised(shapes, config);
-  if (found && found->family != loaded.family)
+  const bool is_own = found && found->family == loaded.family;
+  if (!is_own && load_component(name, config, source, loaded)) return;
+  if (found && !is_own)
     fail("weights", "{} holds weights of {}, not of {}", source, found->family->name, name);
   loaded.model.config = resolve_denoiser_config(name, config, shapes);
   // A family's own name says nothing of what shapes leave open.
@@ -75,12 +116,52 @@ void load_foreign(const WeightsSource& source, const std::string& name, const js
   const auto [family, format] = foreign_family_of(source, name);
   loaded.family = family;
   json config = format->config_from(source.foreign, source.path);  // throws for what the family does not have
-  if (!name.empty() && !source.record.model.empty()) config = source.record.model_config;
+  const bool has_record = !name.empty() && !source.record.model.empty();
+  // What the record leaves out the file's config.json assumes.
+  if (has_record) config.update(source.record.model_config);
   config.update(overrides);
   loaded.model.config = family->resolve(config);
   loaded.name = name.empty() ? preset_name(*family, loaded.model.config) : name;
-  loaded.weights = format->weights_from(loaded.model.config, loaded.weights, source.path);
-  loaded.has_null_rows = *format->null_rows_key == '\0' || source.has_null_rows;
+  load_of_class(*format, source.null_rows, source.path, loaded);
+  if (!has_record || name != family->name) return;
+  json known = source.record.model_config;
+  known.update(overrides);
+  if (const auto found = recognised(shapes_of(loaded.weights), known); found && found->family == family)
+    loaded.model.assumed = found->model.assumed;
+}
+
+// Returns the XXH3 of keys and values, rounded to `first` and then to bf16.
+std::string digest_of(const TensorMap& weights, at::ScalarType first) {
+  std::string text;
+  for (const auto& [key, tensor] : weights) {
+    const at::Tensor rounded = tensor.to(at::kCPU, first).to(at::kBFloat16).contiguous();
+    text += key;
+    text += xxh3_hex(std::span(static_cast<const std::byte*>(rounded.const_data_ptr()), rounded.nbytes()));
+  }
+  return xxh3_hex(std::as_bytes(std::span(text)));
+}
+
+// Values as they are and rounded to f16 before.
+std::string digests_of(const TensorMap& weights) {
+  return weights.empty() ? "-" : digest_of(weights, at::kFloat) + "-" + digest_of(weights, at::kHalf);
+}
+
+// Compares two of fingerprint_of_values().
+bool are_same_values(const std::string& recorded, const std::string& found) {
+  const auto parts_of = [](const std::string& text) {
+    std::array<std::string, 4> parts;  // those of earlier versions have the first
+    size_t part = 0;
+    for (const char c : text.substr(text.find(':') + 1))
+      if (c != '-')
+        parts[part] += c;
+      else if (++part == parts.size())
+        break;
+    return parts;
+  };
+  const auto a = parts_of(recorded), b = parts_of(found);
+  const bool has_null_rows = !a[2].empty() && !b[2].empty();
+  return (a[0] == b[0] || a[0] == b[1] || a[1] == b[0]) &&
+         (!has_null_rows || a[2] == b[2] || a[2] == b[3] || a[3] == b[2]);
 }
 
 void say_other_base(const std::string& source, const std::string& wanted, const std::string& found,
@@ -92,6 +173,10 @@ void say_other_base(const std::string& source, const std::string& wanted, const 
 
 std::vector<LoraLayer> layers_of_run(const WeightsSource& run) {
   return lora_layers(load_tensors(run.path), run.record.adapter.config, run.path);
+}
+
+std::string name_of(const std::filesystem::path& path) {
+  return (path.has_filename() ? path : path.parent_path()).filename().string();
 }
 
 // Returns nothing for an adapter of another program.
@@ -116,13 +201,7 @@ LoadedModel load_adapted(const WeightsSource& source, const LoadModelOptions& op
   config.update(options.config);
   const WeightsSource base = find_weights(path);
   LoadedModel loaded = load_model(base, {.model = record.model, .config = config});
-  const std::string digest = digest_of_weights(base.path);
-  if (digest != record.adapter.base_fingerprint) {
-    // Runs of earlier versions know only the bytes of their base's file.
-    if (record.adapter.base_values.empty())
-      say_other_base(source.path, record.adapter.base_fingerprint, digest, options.anyway);
-    check_base(record.adapter, source.path, loaded, options.anyway);
-  }
+  check_base(record.adapter, source.path, loaded, options.anyway);
   merge_layers(loaded.weights, layers_of_run(source), loaded.base());
   return loaded;
 }
@@ -136,6 +215,7 @@ LoadedModel load_model(const WeightsSource& source, const LoadModelOptions& opti
          source.path, source.record.adapter.base_path);
   const std::string name = options.model.empty() ? source.record.model : options.model;
   LoadedModel loaded;
+  loaded.path = source.path;
   loaded.weights = load_tensors(source.path, options.ema);
   if (!source.foreign.is_null()) {
     load_foreign(source, name, options.config, loaded);
@@ -156,19 +236,32 @@ std::string fingerprint_of_values(const LoadedModel& model) {
       weights = model.family->formats.front().weights_to(model.model.config, model.weights);
     } catch (const Error&) {  // diffusers' class cannot hold this model: it has its own keys alone
     }
-  std::string text;
-  for (const auto& [key, tensor] : weights) {
-    const at::Tensor rounded = tensor.to(at::kCPU, at::kBFloat16).contiguous();
-    text += key;
-    text += xxh3_hex(std::span(static_cast<const std::byte*>(rounded.const_data_ptr()), rounded.nbytes()));
+  TensorMap null_rows;
+  if (!model.family->formats.empty()) {
+    const char* const key = model.family->formats.front().null_rows_key;
+    if (const auto rows = model.weights.find(key); rows != model.weights.end() && model.has_null_rows)
+      null_rows.insert(*rows);
+    weights.erase(key);
   }
-  return "xxh3:" + xxh3_hex(std::as_bytes(std::span(text)));
+  return fmt::format("xxh3:{}-{}", digests_of(weights), digests_of(null_rows));
 }
 
 void check_base(const ModelRecord::AdapterInfo& adapter, const std::string& source, const LoadedModel& model,
                 bool anyway) {
-  if (adapter.base_values.empty() || !model.family) return;
-  if (const std::string found = fingerprint_of_values(model); found != adapter.base_values)
+  if (adapter.base_fingerprint.empty() && adapter.base_values.empty()) return;
+  const std::string digest = digest_of_weights(model.path);
+  if (digest == adapter.base_fingerprint) return;
+  if (adapter.base_values.empty() || !model.family) {
+    // Runs of earlier versions know only the bytes of their base's file.
+    say_mismatch(
+        fmt::format("{} was trained to change the weights of a file {}, and {} is another file ({}): "
+                    "whether it holds the same values cannot be told",
+                    source, adapter.base_fingerprint, model.path, digest),
+        "give its own base", anyway);
+    return;
+  }
+  const std::string found = fingerprint_of_values(model);
+  if (!are_same_values(adapter.base_values, found))
     say_other_base(source, adapter.base_values, found, anyway);
 }
 
@@ -184,8 +277,17 @@ size_t merge_adapter_at(const std::string& path, bool ema, bool anyway, LoadedMo
 
 ModelRecord record_with_adapter(const ModelRecord& base, const std::string& path, bool ema) {
   std::optional<ModelRecord> record = record_of_adapter(path, ema);
-  if (!record || record->model.empty()) return base;
-  record->adapter = {};
+  const bool is_known = record && !record->model.empty();
+  if (!is_known) {
+    record = base;
+    record->average.clear();  // an average of the base alone
+  }
+  json& seen = record->trained_on;
+  if (is_known && !base.trained_on.empty()) seen["earlier"] = json::array({base.trained_on});
+  seen["adapters"] = base.trained_on.value("adapters", json::array());
+  seen["adapters"].push_back(name_of(path));
+  if (!is_known) return *record;
+  record->adapter = base.adapter;
   if (!base.autoencoder.path.empty()) record->autoencoder.path = base.autoencoder.path;
   if (!base.text.encoder_path.empty()) record->text.encoder_path = base.text.encoder_path;
   if (base.model_config.empty()) return *record;

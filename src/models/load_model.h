@@ -22,6 +22,7 @@ struct LoadedModel {
   TensorMap weights;               // published keys where the architecture is known
   const Family* family = nullptr;  // null: unknown
   std::string name{};              // in the registry
+  std::string path{};              // of the weights
   RecognisedModel model{};
   // False: the model has null rows and the source does not. The weights have zeros there.
   bool has_null_rows = true;
@@ -34,12 +35,14 @@ struct LoadedModel {
 // family knows are no error unless options.model is given.
 LoadedModel load_model(const WeightsSource& source, const LoadModelOptions& options = {});
 
-// Returns the fingerprint of a known model's values, rounded to bf16 and under diffusers' keys where its
-// family has them: the same in any format and in f32 or bf16.
+// Returns the fingerprint of a known model's values under diffusers' keys where its family has them: the same
+// in any format. It has four parts: of the values rounded to bf16, of those that were rounded to f16 before,
+// and both of the null rows, which are empty where the source has none.
 std::string fingerprint_of_values(const LoadedModel& model);
 
-// Refuses an adapter of another base than `model`, as far as its record tells. `source` names it. Throws
-// Error with both fingerprints, or warns with `anyway`.
+// Refuses an adapter of another base than `model`, as far as its record tells. Either may have been rounded
+// to bf16 or f16. Null rows count where both have them. `source` names the adapter. Throws Error with both
+// fingerprints, or warns with `anyway`.
 void check_base(const ModelRecord::AdapterInfo& adapter, const std::string& source, const LoadedModel& model,
                 bool anyway);
 

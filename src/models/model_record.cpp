@@ -4,6 +4,7 @@
 #include <filesystem>
 
 #include "core/error.h"
+#include "models/model.h"
 
 namespace kiln {
 namespace {
@@ -86,11 +87,15 @@ json to_json(const ModelRecord& record) {
                    {"autoencoder",
                     {{"name", record.autoencoder.name},
                      {"path", record.autoencoder.path},
-                     {"fingerprint", record.autoencoder.fingerprint},
-                     {"scaling_factor", record.autoencoder.scaling_factor},
-                     {"shift_factor", record.autoencoder.shift_factor}}},
+                     {"fingerprint", record.autoencoder.fingerprint}}},
                    {"class_names", record.class_names},
                    {"ema_decays", record.ema_decays}};
+  if (!record.autoencoder.name.empty()) {
+    document["autoencoder"]["scaling_factor"] = record.autoencoder.scaling_factor;
+    document["autoencoder"]["shift_factor"] = record.autoencoder.shift_factor;
+  }
+  if (record.autoencoder.downsample > 0)
+    document["autoencoder"]["downsample"] = record.autoencoder.downsample;
   const ModelRecord::DrawingInfo& drawing = record.drawing;
   if (!drawing.sampler.empty())
     document["drawing"] = {{"sampler", drawing.sampler},
@@ -137,6 +142,7 @@ ModelRecord parse_model_record(const json& document, const std::string& source) 
     part("fingerprint", record.autoencoder.fingerprint);
     part("scaling_factor", record.autoencoder.scaling_factor);
     part("shift_factor", record.autoencoder.shift_factor);
+    part("downsample", record.autoencoder.downsample);
   });
   read.inside("drawing", [&](const Reader& part) {
     part("sampler", record.drawing.sampler);
@@ -175,6 +181,13 @@ ModelRecord parse_model_record(const json& document, const std::string& source) 
   if (!record.model_config.is_object())
     fail("record", "model_config is not a JSON object: {} ({})", record.model_config.type_name(), source);
   return record;
+}
+
+int64_t drawn_side(const ModelRecord& record, const DenoiserShape& shape, int64_t downsample) {
+  const int64_t pixels = record.autoencoder.downsample > 0 ? record.autoencoder.downsample : downsample;
+  const int64_t multiple = shape.size_multiple * pixels;
+  const bool takes_it = record.image_size > 0 && multiple > 0 && record.image_size % multiple == 0;
+  return takes_it ? record.image_size / pixels : shape.input_size;
 }
 
 std::map<std::string, std::string> metadata_of(const ModelRecord& record) {

@@ -12,6 +12,8 @@
 
 namespace kiln {
 
+struct DenoiserShape;
+
 // What is not known has the value of an empty object, name or list, or null.
 struct ModelRecord {
   std::string model{};  // name in the registry; "" only in files of other programs
@@ -32,7 +34,7 @@ struct ModelRecord {
   // "trained".
   std::string null_rows{};
 
-  int64_t image_size = 0;  // pixels
+  int64_t image_size = 0;  // pixels, of what is drawn; the model's config may refer to another size
   struct PictureSize {
     int64_t height = 0, width = 0;
   };
@@ -43,7 +45,8 @@ struct ModelRecord {
   struct AutoencoderInfo {
     std::string name = "pixels";  // "pixels" | "autoencoder_kl" | ...; "" = not known
     std::string path{}, fingerprint{};
-    double scaling_factor = 1, shift_factor = 0;
+    double scaling_factor = 1, shift_factor = 0;  // without meaning where the name is not known
+    int64_t downsample = 0;                       // pixels of a latent's side; 0: not known
   } autoencoder{};
   // The encoder of the captions. An empty `encoder`: there are no captions, or it is not known.
   struct TextInfo {
@@ -65,7 +68,9 @@ struct ModelRecord {
   std::vector<std::string> class_names{};  // empty: classes have numbers only
   std::vector<double> ema_decays{};        // of a run: for ema.safetensors, then for ema-<decay>.safetensors
   std::string average{};                   // of a file: "model" | "ema-0.9999"
-  // What the weights have seen: {"data": name, "samples", "global_batch", "steps"}, as far as it is known.
+  // What the weights have seen: {"data": names, "samples", "global_batch", "steps"}, as far as it is known.
+  // Of a run of several stages this is the last one, from its "first_step", and "earlier" has the same of
+  // those before it. "adapters": the names of those that were merged, the last one last.
   nlohmann::json trained_on = nlohmann::json::object();
 };
 
@@ -74,6 +79,11 @@ struct ModelRecord {
 // naming `source` and the key that is of the wrong kind.
 nlohmann::json to_json(const ModelRecord& record);
 ModelRecord parse_model_record(const nlohmann::json& document, const std::string& source);
+
+// Returns the side in latents of the pictures that weights of this record and shape draw by themselves: that
+// of the recorded size where the model takes it, else the one that it was built for. `downsample`: pixels of
+// a latent's side, for records that do not know it.
+int64_t drawn_side(const ModelRecord& record, const DenoiserShape& shape, int64_t downsample);
 
 // The metadata key of a safetensors file that holds the record, as JSON.
 inline constexpr const char* kRecordKey = "kiln_record";

@@ -6,11 +6,8 @@
 #include <fstream>
 
 #include "checkpoint/checked_files.h"
-#include "checkpoint/tensor_files.h"
-#include "checkpoint/weights_file.h"
 #include "core/error.h"
 #include "core/files/atomic_file.h"
-#include "models/lora.h"
 
 namespace kiln {
 namespace {
@@ -47,19 +44,6 @@ ModelRecord read_run_info(const std::string& run) {
   } catch (const json::exception& error) {
     fail("run", "{} is not a run's config: {}", path, error.what());
   }
-}
-
-std::map<std::string, at::Tensor> load_run_weights(const ModelRecord& info, const std::string& file) {
-  const ModelRecord::AdapterInfo& adapter = info.adapter;
-  if (adapter.config.is_null()) return load_tensors(file);
-  if (!std::filesystem::exists(adapter.base_path))
-    fail("run", "{} changes the weights of {}, which is not there: put it back", file, adapter.base_path);
-  if (digest_of_weights(adapter.base_path) != adapter.base_fingerprint)
-    fail("run", "{} holds other weights now than those that {} was trained to change", adapter.base_path,
-         file);
-  std::map<std::string, at::Tensor> weights = load_tensors(adapter.base_path);
-  merge_lora(weights, lora_layers(load_tensors(file), adapter.config, file));
-  return weights;
 }
 
 std::string weights_file_name(const std::string& run, const ModelRecord& info, bool use_ema,

@@ -1,9 +1,6 @@
 // The folder of a training run, for readers of its weights: RUN/config.json, which is their record, and the
 // choice among its checkpoints' files.
 #pragma once
-#include <ATen/core/Tensor.h>
-
-#include <map>
 #include <optional>
 #include <string>
 
@@ -18,10 +15,6 @@ bool is_run_folder(const std::string& path);
 void write_run_info(const std::string& run, const ModelRecord& info);
 // Reads RUN/config.json. Throws Error naming the file and the key that is missing or of the wrong kind.
 ModelRecord read_run_info(const std::string& run);
-
-// Loads the model's weights of a run: those of a file of run_weights() or, for an adapter, its base with the
-// adapter merged. Throws Error: the base is missing, or is another one.
-std::map<std::string, at::Tensor> load_run_weights(const ModelRecord& info, const std::string& file);
 
 // Returns the name of the file in a checkpoint of the run: of the EMA of `decay` (absent: the run's first),
 // or of the model itself if `use_ema` is false or the run has no EMA. Throws Error: no such decay.

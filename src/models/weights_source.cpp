@@ -65,11 +65,41 @@ ModelRecord record_of_run(const fs::path& run) {
   return parse_model_record(read_json(config.string()), config.string());
 }
 
-// Adds what the run knows of RUN/checkpoints/step-00001000/ema.safetensors.
+// Returns the record in the state of RUN/checkpoints/step-00001000: the run itself may have gone on to other
+// stages. Those of earlier versions have none.
+std::optional<ModelRecord> record_in_state(const fs::path& checkpoint) {
+  json config;
+  try {
+    config = read_train_state(checkpoint.string()).config;
+  } catch (const Error&) {  // the weights may be whole nonetheless
+    return std::nullopt;
+  }
+  if (!config.is_object() || !config.contains("record")) return std::nullopt;
+  return parse_model_record(config["record"], fmt::format("train_state.json of {}", checkpoint.string()));
+}
+
+// Returns the record of a checkpoint of `run`, which alone knows where the pieces lie now.
+ModelRecord record_of_checkpoint(const fs::path& checkpoint, const fs::path& run) {
+  ModelRecord of_run = record_of_run(run);
+  std::optional<ModelRecord> own = record_in_state(checkpoint);
+  if (!own) return of_run;
+  const auto take = [](const std::string& theirs, std::string& path, bool is_same) {
+    if (is_same && !theirs.empty()) path = theirs;
+  };
+  take(of_run.autoencoder.path, own->autoencoder.path,
+       of_run.autoencoder.fingerprint == own->autoencoder.fingerprint);
+  take(of_run.text.encoder_path, own->text.encoder_path,
+       of_run.text.encoder_fingerprint == own->text.encoder_fingerprint);
+  take(of_run.adapter.base_path, own->adapter.base_path,
+       of_run.adapter.base_fingerprint == own->adapter.base_fingerprint);
+  return *own;
+}
+
+// Adds what is known of RUN/checkpoints/step-00001000/ema.safetensors.
 void add_run(const fs::path& weights, WeightsSource& source) {
   const fs::path folder = fs::weakly_canonical(weights).parent_path(), run = run_of(folder);
   source.step = folder.filename().string();
-  source.record = record_of_run(run);
+  source.record = record_of_checkpoint(folder, run);
   source.record.average = average_of(weights, source.record);
   int64_t steps = 0;
   const std::string digits = source.step.substr(std::string_view("step-").size());
@@ -82,7 +112,7 @@ void add_run(const fs::path& weights, WeightsSource& source) {
 // Chooses among a checkpoint's files.
 std::string weights_file_of(const fs::path& folder, const WeightsChoice& choice) {
   const fs::path run = run_of(folder);
-  const ModelRecord record = record_of_run(run);
+  const ModelRecord record = record_of_checkpoint(folder, run);
   if (choice.ema && (choice.ema_decay || !record.ema_decays.empty()))
     return (folder / weights_file_name(run.string(), record, choice.ema, choice.ema_decay)).string();
   const std::string path = choice.ema ? first_existing(folder, {kEmaFile, kModelFile})
@@ -105,29 +135,23 @@ WeightsSource newest_weights(const std::string& run, const WeightsChoice& choice
   return checkpoint_weights(path);
 }
 
-// Returns the record in the file's metadata, or in a JSON file beside it.
+// Returns the record in the file's metadata, or in a JSON file beside it. Metadata of earlier versions hold
+// the model's config alone.
 std::optional<ModelRecord> record_beside(const fs::path& file) {
+  std::optional<ModelRecord> inside;
   if (tensor_file_format(file.string()) == TensorFileFormat::kSafetensors)
-    if (auto record = record_of(open_safetensors(file.string())->metadata(), file.string())) return record;
+    inside = record_of(open_safetensors(file.string())->metadata(), file.string());
+  if (inside && !inside->model.empty()) return inside;
   for (const fs::path& path : {fs::path(file.string() + ".json"), file.parent_path() / "config.json"}) {
     if (!fs::is_regular_file(path)) continue;
     const json document = read_json(path.string());
     // A config.json may be that of any program.
-    if (document.is_object() && document.contains("model_config"))
-      return parse_model_record(document, path.string());
+    if (!document.is_object() || !document.contains("model_config")) continue;
+    ModelRecord beside = parse_model_record(document, path.string());
+    if (inside) beside.model_config = inside->model_config;
+    return beside;
   }
-  return std::nullopt;
-}
-
-WeightsSource file_weights(const fs::path& file) {
-  WeightsSource source;
-  source.path = file.string();
-  const fs::path folder = fs::weakly_canonical(file).parent_path();
-  if (is_checkpoint_name(folder.filename().string())) add_run(file, source);
-  if (source.record.model_config.empty())
-    if (auto record = record_beside(file)) source.record = std::move(*record);
-  find_pieces(folder, source.record);
-  return source;
+  return inside;
 }
 
 std::vector<std::string> class_names_of(const json& index) {
@@ -152,17 +176,13 @@ void add_pipeline(const fs::path& folder, WeightsSource& source) {
   if (fs::exists(folder / "text_encoder")) source.record.text.encoder_path = folder.string();
 }
 
-WeightsSource folder_weights(const fs::path& folder, const WeightsChoice& choice) {
+// Returns the weights of a pipeline's component, or of a file that is called like one.
+WeightsSource component_weights(const fs::path& file) {
   WeightsSource source;
-  source.path = first_existing(
-      folder, {"diffusion_pytorch_model.safetensors", "diffusion_pytorch_model.safetensors.index.json",
-               choice.ema ? kEmaFile : kModelFile, kModelFile, "model.safetensors.index.json",
-               "diffusion_pytorch_model.bin"});
-  if (source.path.empty())
-    fail("weights", "no weights in the folder {}: expected a run, a checkpoint or a diffusers folder",
-         folder.string());
-  if (auto record = record_beside(source.path)) source.record = std::move(*record);
-  const fs::path pipeline = fs::weakly_canonical(folder).parent_path();
+  source.path = file.string();
+  if (auto record = record_beside(file)) source.record = std::move(*record);
+  const fs::path folder = fs::weakly_canonical(fs::absolute(file).parent_path());
+  const fs::path pipeline = folder.parent_path();
   find_pieces(folder, source.record);
   find_pieces(pipeline, source.record);
   add_pipeline(pipeline, source);
@@ -172,8 +192,31 @@ WeightsSource folder_weights(const fs::path& folder, const WeightsChoice& choice
       !foreign_family(config["_class_name"]).family)
     return source;
   source.foreign = config;
-  source.has_null_rows = fs::exists(pipeline / kNullRowsFile);
+  if (const fs::path rows = pipeline / kNullRowsFile; fs::exists(rows)) source.null_rows = rows.string();
   return source;
+}
+
+WeightsSource file_weights(const fs::path& file) {
+  if (file.filename().string().starts_with("diffusion_pytorch_model")) return component_weights(file);
+  WeightsSource source;
+  source.path = file.string();
+  const fs::path folder = fs::weakly_canonical(file).parent_path();
+  if (is_checkpoint_name(folder.filename().string())) add_run(file, source);
+  if (source.record.model_config.empty())
+    if (auto record = record_beside(file)) source.record = std::move(*record);
+  find_pieces(folder, source.record);
+  return source;
+}
+
+WeightsSource folder_weights(const fs::path& folder, const WeightsChoice& choice) {
+  const std::string path = first_existing(
+      folder, {"diffusion_pytorch_model.safetensors", "diffusion_pytorch_model.safetensors.index.json",
+               choice.ema ? kEmaFile : kModelFile, kModelFile, "model.safetensors.index.json",
+               "diffusion_pytorch_model.bin"});
+  if (path.empty())
+    fail("weights", "no weights in the folder {}: expected a run, a checkpoint or a diffusers folder",
+         folder.string());
+  return component_weights(path);
 }
 
 }  // namespace

@@ -16,9 +16,9 @@ struct WeightsSource {
   // diffusers folder tells. Paths in it are where the pieces lie now, if they were found.
   ModelRecord record = {.autoencoder = {.name = ""}};
   // Of a diffusers folder; null for others.
-  nlohmann::json foreign;      // config.json of a class that a family reads
-  nlohmann::json scheduler;    // scheduler_config.json
-  bool has_null_rows = false;  // there is a kNullRowsFile
+  nlohmann::json foreign;    // config.json of a class that a family reads
+  nlohmann::json scheduler;  // scheduler_config.json
+  std::string null_rows;     // its kNullRowsFile; "": there is none
 };
 
 struct WeightsChoice {

@@ -8,14 +8,15 @@
 namespace kiln {
 namespace {
 
-// Returns a side in latents; 0 pixels means the model's own. `what` names the side; `advice` ends the message
-// for a side that does not fit.
+// Returns a side in latents; 0 pixels means that of the weights. `what` names the side; `advice` ends the
+// message for a side that does not fit.
 int64_t latent_side(const std::string& what, int64_t pixels, const DrawingSource& source,
                     const char* advice = "") {
   const DenoiserShape& shape = source.denoiser->shape();
   const int64_t downsample = source.autoencoder->downsample;
   const int64_t own = shape.input_size * downsample;
-  if (pixels == 0 || pixels == own) return shape.input_size;
+  if (pixels == 0) return drawn_side(source.record, shape, downsample);
+  if (pixels == own) return shape.input_size;
   if (shape.size_multiple == 0)
     fail("sample", "{} {}: {} draws only pictures of {} x {} pixels{}", what, pixels, source.record.model,
          own, own, advice);
@@ -40,8 +41,9 @@ LatentSides latent_sides(const SampleCommand& command, const DrawingSource& sour
   if (has_sides) fail("sample", "--aspect-ratio chooses the sides: leave out --height and --width");
   const DenoiserShape& shape = source.denoiser->shape();
   const int64_t downsample = source.autoencoder->downsample;
-  const Bucket bucket = bucket_of_ratio(command.aspect_ratio, shape.input_size * downsample,
-                                        std::max<int64_t>(shape.size_multiple, 1) * downsample);
+  const Bucket bucket =
+      bucket_of_ratio(command.aspect_ratio, drawn_side(source.record, shape, downsample) * downsample,
+                      std::max<int64_t>(shape.size_multiple, 1) * downsample);
   return {.height = latent_side("--aspect-ratio", bucket.height, source),
           .width = latent_side("--aspect-ratio", bucket.width, source)};
 }

@@ -36,6 +36,7 @@ using nlohmann::json;
 
 constexpr double kDefaultStrength = 0.8;  // diffusers'
 constexpr int64_t kMaxGridImages = 400;
+constexpr const char* kEmptyCaption = "empty_caption";
 
 // `recorded`: the channels that the record of the weights names.
 CfgConvention parse_convention(const std::string& name, const std::string& recorded) {
@@ -152,7 +153,7 @@ Prompts load_prompts(const SampleCommand& command, const DrawingSource& source, 
                      at::ScalarType compute_dtype, int64_t num_processes) {
   ConditioningShape shape = source.denoiser->shape().conditioning;
   // Null rows that are not known are not drawn with.
-  if (source.record.drawing.unconditional == "empty_caption") shape.has_null_text = false;
+  if (source.record.drawing.unconditional == kEmptyCaption) shape.has_null_text = false;
   std::vector<std::string> texts = command.prompts;
   if (!command.prompts_file.empty())
     for (std::string& prompt : read_prompts(command.prompts_file)) texts.push_back(std::move(prompt));
@@ -199,6 +200,12 @@ SampleOutput open_output(const SampleCommand& command, const DrawingSource& sour
   if (init) output.settings["image"] = init->fingerprint;
   if (!command.noise.empty()) output.settings["noise"] = digest_of_weights(command.noise);
   if (command.tf32 && options.device.is_cuda()) output.settings["tf32"] = true;
+  const std::string& recorded = source.record.drawing.guided_channels;
+  if (command.cfg_convention == "auto" && !recorded.empty() &&
+      recorded != (shape.out_channels > shape.in_channels ? "model" : "all"))
+    output.settings["guided_channels"] = recorded;
+  if (shape.conditioning.has_null_text && source.record.drawing.unconditional == kEmptyCaption)
+    output.settings["unconditional"] = kEmptyCaption;
   if (options.height != shape.input_size || options.width != shape.input_size)
     output.settings["size"] = {output.height, output.width};
   if (shape.conditioning.takes_text()) {

@@ -7,6 +7,7 @@
 #include <filesystem>
 #include <span>
 
+#include "checkpoint/weights_file.h"
 #include "core/aten.h"
 #include "core/error.h"
 #include "core/files/xxh3.h"
@@ -44,11 +45,24 @@ void check_sources(const SampleCommand& command) {
   if (!command.run.empty()) read_run_info(command.run);  // says what is no run
 }
 
+// True if there are the model's own weights beside an average: in a folder, or in a .pt file.
+bool has_average_too(const std::string& weights, const std::string& model) {
+  if (find_weights(weights).path != model) return true;
+  return tensor_file_format(model) == TensorFileFormat::kPt &&
+         open_tensor_file(model, /*prefer_ema=*/true)->metadata() !=
+             open_tensor_file(model, /*prefer_ema=*/false)->metadata();
+}
+
 WeightsSource find_weights_of(const SampleCommand& command) {
   WeightsSource found = find_weights(command.run.empty() ? command.weights : command.run,
                                      {.ema = !command.no_ema, .ema_decay = command.ema_decay});
   if (command.ema_decay && found.step.empty())
     fail("sample", "--ema-decay chooses among a run's averages: --weights has one");
+  // With an adapter it may be about that one's run.
+  if (command.no_ema && found.step.empty() && command.adapter.empty() &&
+      !has_average_too(command.weights, found.path))
+    fail("sample", "--no-ema leaves out an average, and {} holds one set of weights: leave out --no-ema",
+         found.path);
   return found;
 }
 
@@ -107,14 +121,19 @@ void settle_objective(const SampleCommand& command, const json& scheduler, Drawi
     record.objective["learn_sigma"] = shape.out_channels > shape.in_channels;
 }
 
-// Sets the side of the model's pictures that the command asks for.
-void set_image_size(const SampleCommand& command, int64_t downsample, LoadedModel& loaded) {
-  if (command.image_size == 0) return;
+// Sets the side of the model's pictures that the command asks for, by itself or in the model's config.
+void set_image_size(const SampleCommand& command, const json& config, int64_t downsample, LoadedModel& loaded,
+                    ModelRecord& record) {
+  if (command.image_size == 0) {
+    if (config.contains(loaded.family->size_key)) record.image_size = 0;
+    return;
+  }
   if (command.image_size < 0 || command.image_size % downsample != 0)
     fail("sample", "expected --image-size to be a multiple of {}, got {}", downsample, command.image_size);
   loaded.model.config[loaded.family->size_key] = command.image_size / downsample;
   loaded.model.config = loaded.family->resolve(loaded.model.config);
   std::erase(loaded.model.assumed, loaded.family->size_key);
+  record.image_size = 0;
 }
 
 // Adds what the shapes of the weights leave open and usual values settle.
@@ -155,12 +174,12 @@ DrawingSource load_drawing_source(const SampleCommand& command, at::Device devic
   WeightsSource found = find_weights_of(command);
   if (!command.adapter.empty())
     found.record = record_with_adapter(found.record, command.adapter, !command.no_ema);
-  LoadedModel loaded =
-      load_model(found, {.ema = !command.no_ema,
-                         .model = command.model,
-                         .config = read_json_option("sample", "--model-config", command.model_config),
-                         .base = command.base,
-                         .anyway = command.anyway});
+  const json config = read_json_option("sample", "--model-config", command.model_config);
+  LoadedModel loaded = load_model(found, {.ema = !command.no_ema,
+                                          .model = command.model,
+                                          .config = config,
+                                          .base = command.base,
+                                          .anyway = command.anyway});
   if (!loaded.family && std::ranges::any_of(loaded.weights, [](const auto& entry) {
         return entry.first.find("lora_") != std::string::npos;
       }))
@@ -177,7 +196,7 @@ DrawingSource load_drawing_source(const SampleCommand& command, at::Device devic
   source.autoencoder =
       load_autoencoder_of(command, source.record, channels, device, compute_dtype, num_processes);
   const int64_t downsample = source.autoencoder->downsample;
-  set_image_size(command, downsample, loaded);
+  set_image_size(command, config, downsample, loaded, source.record);
   note_assumed(loaded, downsample, source);
   if (!command.adapter.empty()) merge_adapter_at(command.adapter, !command.no_ema, command.anyway, loaded);
   source.record.model_config = loaded.model.config;

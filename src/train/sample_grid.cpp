@@ -128,6 +128,7 @@ bool draw_share(const TrainOptions& options, const GridSource& source, const std
   const ConditioningShape& shape = training.denoiser->shape().conditioning;
   SampleOptions sampling;
   sampling.sampler = grid_sampler_config(options, source.info.objective);
+  sampling.height = sampling.width = drawn_side(source.info, training.denoiser->shape(), /*downsample=*/1);
   const GridImages mine = images_of_rank(options, shape.num_classes, group.ranks());
   sampling.images = mine.images;
   const auto num_prompts = static_cast<int64_t>(source.prompts.texts.size());
