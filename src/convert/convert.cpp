@@ -6,6 +6,7 @@
 #include "checkpoint/tensor_files.h"
 #include "checkpoint/weights_file.h"
 #include "convert/diffusers_folder.h"
+#include "convert/replaceable.h"
 #include "convert/run_adapter.h"
 #include "core/aten.h"
 #include "core/error.h"
@@ -82,22 +83,6 @@ ModelRecord record_for(const ConvertOptions& options, const WeightsSource& sourc
   return record;
 }
 
-bool is_of_kiln(const std::string& path) {
-  try {
-    return tensor_file_format(path) == TensorFileFormat::kSafetensors
-               ? record_of(open_safetensors(path)->metadata(), path).has_value()
-               : std::filesystem::exists(path + ".json");
-  } catch (const Error&) {
-    return false;
-  }
-}
-
-void check_out(const ConvertOptions& options) {
-  if (!options.overwrite && std::filesystem::exists(options.out) && !is_of_kiln(options.out))
-    fail("convert", "{} exists and kiln convert did not write it: choose another --out, or give --overwrite",
-         options.out);
-}
-
 void write_pt_file(const std::string& path, const TensorMap& weights) {
   std::vector<NamedTensor> views;
   std::vector<at::Tensor> kept;  // what the views point into
@@ -118,8 +103,10 @@ DiffusersFolderOptions folder_options(const ConvertOptions& options, const Model
   if (how == "none") return {};
   if (!how.empty() && how != "link" && how != "copy")
     fail("convert", "expected --components to be one of copy, link, none, got \"{}\"", how);
-  DiffusersFolderOptions result{
-      .autoencoder = options.autoencoder, .text_encoder = options.text_encoder, .links = how == "link"};
+  DiffusersFolderOptions result{.autoencoder = options.autoencoder,
+                                .text_encoder = options.text_encoder,
+                                .links = how == "link",
+                                .anyway = options.anyway};
   const auto find = [](std::string& path, const std::string& recorded, const char* option) {
     if (!path.empty()) return;
     std::error_code unreachable;
@@ -134,24 +121,25 @@ DiffusersFolderOptions folder_options(const ConvertOptions& options, const Model
   return result;
 }
 
-void write_diffusers(const ConvertOptions& options, const LoadedModel& loaded, ModelRecord record,
+void write_diffusers(const ConvertOptions& options, const LoadedModel& loaded, const ModelRecord& known,
                      const std::string& source) {
   if (!loaded.family || loaded.family->formats.empty())
     fail("convert", "{} is of an architecture that has no diffusers folder here: give --out *.safetensors",
          source);
-  if (record.objective.is_null()) {
-    record.objective = published_objective_config(loaded.name, "");
+  ModelRecord settled = known;
+  if (known.objective.is_null()) {
+    settled.objective = published_objective_config(loaded.name, "");
     fmt::print("nothing says how the weights were trained: the scheduler is that of the published {}\n",
                loaded.name);
   }
-  record.model_config = loaded.model.config;
-  const std::string unconditional = record.drawing.unconditional;
-  record.drawing = drawing_info(
-      drawing_of(record, record.objective),
+  settled.model_config = loaded.model.config;
+  settled.drawing = drawing_info(
+      drawing_of(settled, settled.objective),
       loaded.family->build(loaded.model.config, {.device = at::kMeta, .outline = true})->shape());
-  if (!unconditional.empty()) record.drawing.unconditional = unconditional;
-  const DiffusersFolder written = write_diffusers_pipeline(
-      options.out, loaded.family->formats.front(), record, loaded.weights, folder_options(options, record));
+  if (!known.drawing.unconditional.empty()) settled.drawing.unconditional = known.drawing.unconditional;
+  const DiffusersFolder written =
+      write_diffusers_pipeline(options.out, loaded.family->formats.front(), known, settled, loaded.weights,
+                               folder_options(options, known));
   if (!written.limit.empty())
     fmt::print("{} draws other pictures than Kiln ({}): README.md has code that draws the same\n",
                written.pipeline, written.limit);
@@ -173,14 +161,14 @@ void convert(const ConvertOptions& options) {
       fail("convert", "--{} has no effect on {}: it needs a diffusers folder as --out", option, options.out);
     if (!std::filesystem::exists(given)) fail("convert", "--{} {} does not exist", option, given);
   }
-  if (target != Target::kDiffusers) check_out(options);
+  if (target != Target::kDiffusers) check_replaceable(options.out, options.overwrite);
   WeightsSource source = find_weights(options.in, {.ema = options.ema});
   if (is_run_adapter(source)) {
     if (!options.merge.empty() || !options.autoencoder.empty() || !options.model.empty() ||
         !options.objective.empty())
       fail("convert", "{} holds an adapter: --merge, --vae, --model and --objective are for models",
            source.path);
-    return write_run_adapter(source, options.out, options.adapter_format, options.dtype);
+    return write_run_adapter(source, options.out, options.adapter_format, options.dtype, options.overwrite);
   }
   if (!options.adapter_format.empty())
     fail("convert", "--adapter-format is for runs that trained an adapter: {} is a model", options.in);

@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <array>
-#include <cmath>
 #include <filesystem>
 #include <span>
 
@@ -15,8 +14,12 @@
 #include "core/error.h"
 #include "core/files/atomic_file.h"
 #include "core/philox.h"
+#include "diffusion/scheduler_config.h"
 #include "models/autoencoders/autoencoder.h"
+#include "models/load_model.h"
+#include "models/piece_checks.h"
 #include "models/registry.h"
+#include "models/text/caption_encoder.h"
 #include "models/weights_source.h"
 
 namespace kiln {
@@ -81,8 +84,7 @@ fs::path component_folder(const fs::path& given, const char* component) {
 }
 
 // Throws Error where the latents are not the model's.
-void check_autoencoder(const json& config, const fs::path& given, const ModelRecord& record,
-                       const DenoiserShape& shape) {
+void check_latents(const json& config, const fs::path& given, const DenoiserShape& shape) {
   const std::string class_name = config.is_object() ? config.value("_class_name", "") : "";
   const std::vector<std::string> known = autoencoder_classes();
   if (std::ranges::find(known, class_name) == known.end())
@@ -91,27 +93,26 @@ void check_autoencoder(const json& config, const fs::path& given, const ModelRec
   if (channels != shape.in_channels)
     fail("convert", "{} makes latents of {} channels, and the model takes {}", given.string(), channels,
          shape.in_channels);
-  const double scaling = config.value("scaling_factor", record.autoencoder.scaling_factor);
-  if (!record.autoencoder.fingerprint.empty() &&
-      std::abs(scaling - record.autoencoder.scaling_factor) > 1e-6 * std::abs(scaling))
-    fail("convert", "{} scales latents by {}, and the model's were scaled by {}", given.string(), scaling,
-         record.autoencoder.scaling_factor);
 }
 
 class FolderWriter {
  public:
-  FolderWriter(fs::path folder, const ForeignFormat& format, const ModelRecord& record,
-               const TensorMap& weights, const DiffusersFolderOptions& options)
+  FolderWriter(fs::path folder, const ForeignFormat& format, const ModelRecord& known,
+               const ModelRecord& settled, const TensorMap& weights, const DiffusersFolderOptions& options)
       : folder_(std::move(folder)),
         format_(format),
-        record_(record),
+        known_(known),
+        record_(settled),
         weights_(weights),
         options_(options),
-        model_(build_denoiser(record.model, record.model_config, {.device = at::kMeta})),
-        schedule_(diffusers_schedule(record.drawing.sampler, record.drawing.num_sampling_steps,
-                                     record.objective, format.card.takes_flow_match)) {}
+        model_(build_denoiser(settled.model, settled.model_config, {.device = at::kMeta})),
+        schedule_(diffusers_schedule(settled.drawing.sampler, settled.drawing.num_sampling_steps,
+                                     settled.objective, format.card.takes_flow_match)) {
+    if (known.objective.is_null()) schedule_.config[kAssumedKey] = true;
+  }
 
   DiffusersFolder write() {
+    check_pieces();
     const json config = write_model();
     index_ = {{"_class_name", format_.pipeline(record_.model_config)},
               {"scheduler", {"diffusers", schedule_.config["_class_name"]}},
@@ -138,6 +139,8 @@ class FolderWriter {
                    .has_text_encoder = !options_.text_encoder.empty(),
                    .has_null_rows = has_null_rows,
                    .has_step_noise = write_noise(),
+                   .was_trained_here = !known_.trained_on.empty(),
+                   .other_pieces = other_pieces_,
                    .height = shape().input_size * downsample,
                    .width = shape().input_size * downsample};
     for (const auto& parameter : model_->parameters()) card.num_weights += parameter->value.numel();
@@ -154,13 +157,67 @@ class FolderWriter {
  private:
   const DenoiserShape& shape() const { return model_->shape(); }
 
+  // Compares the given pieces with the record's before anything is written.
+  void check_pieces() {
+    if (!options_.autoencoder.empty()) check_autoencoder();
+    if (!options_.text_encoder.empty())
+      check_text_encoder();
+    else if (record_.text.encoder.empty() && shape().conditioning.takes_text())
+      record_.text.encoder = format_.text_encoder;
+  }
+
+  void check_autoencoder() {
+    check_there(options_.autoencoder);
+    const fs::path source = component_folder(options_.autoencoder, "vae");
+    check_latents(read_json((source / "config.json").string()), options_.autoencoder, shape());
+    if (record_.autoencoder.fingerprint.empty()) return;
+    const auto given = load_autoencoder(source.string(), at::kCPU, at::kFloat);
+    compare(
+        [&](const std::string& named) { return autoencoder_mismatch(record_.autoencoder, *given, named); },
+        options_.autoencoder, "vae", "--vae");
+  }
+
+  // Settles which encoder the model takes, too.
+  void check_text_encoder() {
+    check_there(options_.text_encoder);
+    ModelRecord::TextInfo given;
+    const auto take = [&](const TextEncoderShape& encoder) {
+      given.encoder = encoder.family;
+      if (const int64_t width = shape().conditioning.text_width; encoder.width != width)
+        fail("convert", "{} makes captions of width {}, and the model takes {}", options_.text_encoder,
+             encoder.width, width);
+    };
+    if (record_.text.encoder_fingerprint.empty()) {
+      const fs::path folder = component_folder(options_.text_encoder, "text_encoder");
+      take(outline_text_encoder(folder.string(), at::kFloat)->shape());
+    } else {
+      const CaptionEncoder encoder(options_.text_encoder, 0, at::kCPU, at::kFloat, {}, EncoderUse::kIds);
+      take(encoder.shape());
+      given.encoder_fingerprint = encoder.encoder_fingerprint();
+      given.tokenizer_fingerprint = encoder.tokenizer_fingerprint();
+    }
+    compare([&](const std::string& named) { return text_encoder_mismatch(record_.text, given, named); },
+            options_.text_encoder, "text_encoder", "--text-encoder");
+    record_.text.encoder = given.encoder;
+  }
+
+  // `mismatch` returns a text that calls the piece as it is told, or "".
+  template <class Mismatch>
+  void compare(const Mismatch& mismatch, const std::string& given, const char* component,
+               const char* option) {
+    const std::string text = mismatch(given);
+    if (text.empty()) return;
+    say_mismatch(text, fmt::format("give that one with {}", option), options_.anyway);
+    other_pieces_.push_back(mismatch(fmt::format("`{}`", component)));
+  }
+
   json write_model() const {
     const TensorMap model = format_.weights_to(record_.model_config, weights_);
     const json config = format_.config_to(record_.model_config);
     const fs::path component = folder_ / format_.component;
     fs::create_directories(component);
     write_json(component / "config.json", config);
-    save_tensors((component / "diffusion_pytorch_model.safetensors").string(), model, metadata_of(record_));
+    save_tensors((component / "diffusion_pytorch_model.safetensors").string(), model, metadata_of(known_));
     return config;
   }
 
@@ -174,10 +231,8 @@ class FolderWriter {
              : record_.autoencoder.name == "autoencoder_dc" ? "AutoencoderDC"
                                                             : format_.autoencoder;
     }
-    check_there(options_.autoencoder);
     const fs::path source = component_folder(options_.autoencoder, "vae");
     const json config = read_json((source / "config.json").string());
-    check_autoencoder(config, options_.autoencoder, record_, shape());
     const bool has_weights = put_files(source, folder_ / "vae", options_.links, [](const std::string& name) {
       return name == "config.json" || name.starts_with("diffusion_pytorch_model");
     });
@@ -190,19 +245,17 @@ class FolderWriter {
 
   void write_text_encoder() {
     const fs::path given = options_.text_encoder;
-    check_there(given);
     const auto is_of_tokenizer = [](const std::string& name) {
       return std::ranges::find(kTokenizerFiles, name) != kTokenizerFiles.end();
     };
-    const EncoderClasses* const classes = encoder_classes(record_.text.encoder);
-    if (classes == nullptr) fail("convert", "it is not known which text encoder the model was trained with");
+    const EncoderClasses& classes = encoder_classes(record_.text.encoder);
     const bool has_weights =
         put_files(component_folder(given, "text_encoder"), folder_ / "text_encoder", options_.links,
                   [&](const std::string& name) { return !is_of_tokenizer(name) && !name.starts_with('.'); });
     if (!has_weights) fail("convert", "{}: no weights of a text encoder in it", given.string());
     put_files(component_folder(given, "tokenizer"), folder_ / "tokenizer", options_.links, is_of_tokenizer);
-    index_["text_encoder"] = {"transformers", classes->model};
-    index_["tokenizer"] = {"transformers", classes->tokenizer};
+    index_["text_encoder"] = {"transformers", classes.model};
+    index_["tokenizer"] = {"transformers", classes.tokenizer};
   }
 
   bool write_null_rows() const {
@@ -252,26 +305,29 @@ class FolderWriter {
 
   fs::path folder_;
   const ForeignFormat& format_;
-  const ModelRecord& record_;
+  const ModelRecord& known_;
+  ModelRecord record_;  // with what is not known settled
   const TensorMap& weights_;
   const DiffusersFolderOptions& options_;
   std::unique_ptr<Denoiser> model_;  // without values
   DiffusersSchedule schedule_;
+  std::vector<std::string> other_pieces_;  // texts on pieces that are not those of training
   json index_;
 };
 
 }  // namespace
 
 DiffusersFolder write_diffusers_pipeline(const std::string& folder, const ForeignFormat& format,
-                                         const ModelRecord& record, const TensorMap& weights,
-                                         const DiffusersFolderOptions& options) {
+                                         const ModelRecord& known, const ModelRecord& settled,
+                                         const TensorMap& weights, const DiffusersFolderOptions& options) {
   if (fs::exists(folder)) fail("convert", "{} exists: remove it or choose another --out", folder);
   fs::path target = folder;
   if (!target.has_filename()) target = target.parent_path();  // given with a trailing slash
   try {
     if (target.has_parent_path()) fs::create_directories(target.parent_path());
     AtomicFolder written("convert", target.string());
-    const DiffusersFolder result = FolderWriter(written.folder(), format, record, weights, options).write();
+    const DiffusersFolder result =
+        FolderWriter(written.folder(), format, known, settled, weights, options).write();
     written.commit();
     return result;
   } catch (const fs::filesystem_error& error) {

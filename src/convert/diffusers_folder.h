@@ -11,6 +11,7 @@ struct DiffusersFolderOptions {
   std::string autoencoder{};   // folder or file of what makes the pictures; "": the pipeline has none
   std::string text_encoder{};  // folder of the text encoder and its tokenizer; "": it has none
   bool links = false;          // links the weights of those two, instead of copying them
+  bool anyway = false;         // they may be others than those that the model was trained with
 };
 
 // What was written, for the user.
@@ -23,10 +24,11 @@ struct DiffusersFolder {
 
 // Writes model_index.json, the model's own folder with its record, scheduler/, the components, the null rows
 // that the class has no place for and a card (model_card.h) to a partial folder, then renames it. `folder`
-// must not exist. `weights` have the published keys; `record` knows the objective and how to draw. Throws
-// Error.
+// must not exist. `weights` have the published keys. The model's file gets what is `known`; scheduler and
+// card follow `settled`, in which the objective, how to draw and the whole config are guessed where they are
+// not known. Throws Error, also for pieces that are not those of training.
 DiffusersFolder write_diffusers_pipeline(const std::string& folder, const ForeignFormat& format,
-                                         const ModelRecord& record, const TensorMap& weights,
-                                         const DiffusersFolderOptions& options);
+                                         const ModelRecord& known, const ModelRecord& settled,
+                                         const TensorMap& weights, const DiffusersFolderOptions& options);
 
 }  // namespace kiln

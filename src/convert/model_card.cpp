@@ -6,6 +6,7 @@
 #include <filesystem>
 #include <vector>
 
+#include "core/error.h"
 #include "core/units.h"
 
 namespace kiln {
@@ -88,9 +89,9 @@ std::string imports(const ModelCard& card, bool calls_pipeline) {
       "import torch\nfrom diffusers import {}\nfrom diffusers.image_processor import VaeImageProcessor\n"
       "from safetensors.torch import load_file\n",
       fmt::join(classes, ", "));
-  if (const EncoderClasses* encoder = encoder_classes(card.record.text.encoder); encoder && takes_text(card))
-    text += fmt::format("from transformers import {}, {}\n", encoder->model, encoder->tokenizer);
-  return text;
+  if (!takes_text(card)) return text;
+  const EncoderClasses& encoder = encoder_classes(card.record.text.encoder);
+  return text + fmt::format("from transformers import {}, {}\n", encoder.model, encoder.tokenizer);
 }
 
 std::string settings(const ModelCard& card) {
@@ -114,9 +115,7 @@ std::string settings(const ModelCard& card) {
 // Defines encode(text), the rows of a caption and their mask as training has them.
 std::string encode_function(const ModelCard& card) {
   const ModelRecord::TextInfo& text = card.record.text;
-  const EncoderClasses* classes = encoder_classes(text.encoder);
-  const EncoderClasses unknown = {"", "AutoModel", "AutoTokenizer"};
-  const EncoderClasses& encoder = classes ? *classes : unknown;
+  const EncoderClasses& encoder = encoder_classes(text.encoder);
   const auto from = [&](const char* subfolder) {
     return card.has_text_encoder ? fmt::format("f\"{{folder}}/{}\"", subfolder) : "text_encoder";
   };
@@ -331,8 +330,7 @@ std::string facts(const ModelCard& card) {
                                 record.autoencoder.shift_factor)));
   if (takes_text(card))
     add("text encoder",
-        pieces_text(name_or(record.text.encoder, "not known"), record.text.encoder_path,
-                    record.text.encoder_fingerprint,
+        pieces_text(record.text.encoder, record.text.encoder_path, record.text.encoder_fingerprint,
                     record.text.max_tokens > 0
                         ? fmt::format(", captions of at most {} tokens", record.text.max_tokens)
                         : ""));
@@ -348,6 +346,7 @@ std::string kiln_command(const ModelCard& card) {
     command += fmt::format(" --text-encoder {}", name_or(card.record.text.encoder_path, "TEXT_ENCODER"));
   if (takes_text(card)) command += fmt::format(" --prompt {}", quoted(kPrompt));
   if (takes_labels(card)) command += " --classes 0";
+  if (!card.other_pieces.empty()) command += " --anyway";
   return command + fmt::format(" --num-images 1 --seed {} --out pictures\n", kCardSeed);
 }
 
@@ -361,6 +360,7 @@ std::string remarks(const ModelCard& card) {
     text += fmt::format(
         "\n`{}` itself may prepare a `prompt` otherwise (lower case), so the code above encodes it.\n",
         card.pipeline);
+  for (const std::string& other : card.other_pieces) text += fmt::format("\nAttention: {}.\n", other);
   if (!card.schedule.limit.empty()) text += fmt::format("\n{}.\n", card.schedule.limit);
   if (card.schedule.is_stochastic && !card.has_step_noise)
     text +=
@@ -381,10 +381,11 @@ std::string remarks(const ModelCard& card) {
 
 }  // namespace
 
-const EncoderClasses* encoder_classes(const std::string& encoder) {
+const EncoderClasses& encoder_classes(const std::string& encoder) {
   const auto* const found = std::ranges::find_if(
       kEncoders, [&](const EncoderClasses& classes) { return encoder == classes.encoder; });
-  return found == std::end(kEncoders) ? nullptr : found;
+  if (found == std::end(kEncoders)) fail("convert", "no class of transformers is known for {:?}", encoder);
+  return *found;
 }
 
 std::string model_card(const ModelCard& card) {
@@ -393,13 +394,13 @@ std::string model_card(const ModelCard& card) {
              "---\nlibrary_name: diffusers\npipeline_tag: {}\ntags: [kiln]\n# license: that of the weights "
              "and "
              "their data, to be filled in\n---\n\n# {}\n\nDraws pictures of {} x {} pixels from {}. "
-             "Trained with Kiln.\n\n{}",
+             "{} with Kiln.\n\n{}",
              has_text ? "text-to-image" : "unconditional-image-generation", card.record.model, card.height,
              card.width,
              has_text             ? "captions"
              : takes_labels(card) ? "classes"
                                   : "noise",
-             facts(card)) +
+             card.was_trained_here ? "Trained" : "Converted", facts(card)) +
          "\n## Draw with Kiln\n\n    " + kiln_command(card) +
          "\n## Draw the same with diffusers\n\n```python\n" + python_code(card) + "```\n" + remarks(card);
 }

@@ -2,6 +2,7 @@
 // diffusers.
 #pragma once
 #include <string>
+#include <vector>
 
 #include "convert/diffusers_schedule.h"
 #include "models/family.h"
@@ -20,6 +21,8 @@ struct ModelCard {
   std::string autoencoder{};  // class of the autoencoder; "": the model makes pixels
   // In the folder.
   bool has_autoencoder = false, has_text_encoder = false, has_null_rows = false, has_step_noise = false;
+  bool was_trained_here = false;
+  std::vector<std::string> other_pieces{};  // texts on pieces in the folder that are not those of training
   int64_t num_weights = 0, height = 0, width = 0;  // of the picture, in pixels
 };
 
@@ -29,11 +32,12 @@ inline constexpr const char *kNoiseFile = "noise.safetensors", *kNoiseTensor = "
                             *kStepNoiseTensor = "step_noise";
 inline constexpr uint64_t kCardSeed = 0;
 
-// The classes of transformers that read a text encoder (models/text/text_registry.h), or null.
+// The classes of transformers that read a text encoder (models/text/text_registry.h). Throws Error for an
+// unknown one.
 struct EncoderClasses {
   const char *encoder, *model, *tokenizer;
 };
-const EncoderClasses* encoder_classes(const std::string& encoder);
+const EncoderClasses& encoder_classes(const std::string& encoder);
 
 // Returns the text of README.md.
 std::string model_card(const ModelCard& card);

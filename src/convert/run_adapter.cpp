@@ -5,6 +5,7 @@
 #include <filesystem>
 
 #include "checkpoint/tensor_files.h"
+#include "convert/replaceable.h"
 #include "core/aten.h"
 #include "core/error.h"
 #include "core/files/atomic_file.h"
@@ -50,7 +51,7 @@ std::map<std::string, std::string> adapter_metadata(ModelRecord record) {
 bool is_run_adapter(const WeightsSource& source) { return !source.record.adapter.config.is_null(); }
 
 void write_run_adapter(const WeightsSource& source, const std::string& to, const std::string& format_name,
-                       const std::string& dtype_name) {
+                       const std::string& dtype_name, bool overwrite) {
   std::vector<LoraLayer> layers =
       lora_layers(load_tensors(source.path), source.record.adapter.config, source.path);
   if (!dtype_name.empty()) {
@@ -66,12 +67,16 @@ void write_run_adapter(const WeightsSource& source, const std::string& to, const
     fail("convert", "--out {}: an adapter goes to *.safetensors or a folder", to);
   const LoraFormat format = format_of(format_name, is_file);
   const LoraFile file = write_lora(layers, format, component_of(source));
-  if (!is_file) fs::create_directories(out);
   const fs::path path = file_in(out, is_file, format);
+  const std::string config_path = (path.parent_path() / "adapter_config.json").string();
+  const std::string config = file.adapter_config.dump(2) + "\n";
+  check_replaceable(path.string(), overwrite);
+  // That of PEFT's adapter_model.safetensors belongs to it.
+  const bool has_own_config = !is_file && fs::exists(path);
+  if (format == LoraFormat::kPeft && !has_own_config) check_replaceable(config_path, config, overwrite);
+  if (!is_file) fs::create_directories(out);
   save_tensors(path.string(), file.tensors, adapter_metadata(source.record));
-  if (format == LoraFormat::kPeft)
-    write_file_atomically("convert", (path.parent_path() / "adapter_config.json").string(),
-                          file.adapter_config.dump(2) + "\n");
+  if (format == LoraFormat::kPeft) write_file_atomically("convert", config_path, config);
   fmt::print("{}: an adapter of {} layers, from {}\n", path.string(), layers.size(), source.path);
 }
 

@@ -46,6 +46,7 @@ json scheduler_of(const json& objective) {
 
 json objective_of_scheduler(const json& scheduler) {
   const JsonConfig config("scheduler_config.json", scheduler);
+  if (config.get(kAssumedKey, false)) return nullptr;
   const int64_t num_train_timesteps = config.positive("num_train_timesteps", 1000);
   const std::string prediction = config.get<std::string>("prediction_type", "epsilon");
   if (config.get<std::string>("_class_name", "").starts_with("FlowMatch"))

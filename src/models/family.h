@@ -60,11 +60,12 @@ struct ForeignFormat {
   const char* component;                                  // its folder in a pipeline: "transformer", "unet"
   const char* (*pipeline)(const nlohmann::json& config);  // "_class_name" of model_index.json
   const char* autoencoder = "AutoencoderKL";              // class of the pipeline's vae
+  const char* text_encoder = "";  // of the published models; "": they take no captions
   const char* objective =
       R"({"type": "iddpm"})";            // of the published models; it decides the pipeline's scheduler
   std::vector<const char*> absent = {};  // components that the user gives when loading a pipeline
   // Of the null rows (L, D), which have no place in the class: they lie in kNullRowsFile of the pipeline's
-  // folder, where weights_from() finds them. "": the family has none.
+  // folder, and load_model() reads them. "": the family has none.
   const char* null_rows_key = "";
   // Throws Error naming a setting that the family does not have.
   nlohmann::json (*config_from)(const nlohmann::json& foreign, const std::string& source);

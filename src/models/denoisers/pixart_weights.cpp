@@ -137,6 +137,7 @@ ForeignFormat pixart_diffusers_format() {
             return model.micro_condition || model.model_max_length == kAlphaTokens ? "PixArtAlphaPipeline"
                                                                                    : "PixArtSigmaPipeline";
           },
+      .text_encoder = "t5_encoder",
       .absent = {"tokenizer", "text_encoder"},
       .null_rows_key = kNullCaption,
       .config_from =

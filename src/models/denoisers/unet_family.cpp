@@ -141,6 +141,7 @@ ForeignFormat unet_diffusers_format() {
   return {.class_name = kUnetClass,
           .component = "unet",
           .pipeline = [](const json&) { return "StableDiffusionPipeline"; },
+          .text_encoder = "clip_text",
           .objective = R"({"type": "ddpm", "prediction_type": "epsilon", "beta_schedule": "scaled_linear",
                            "beta_start": 0.00085, "beta_end": 0.012})",
           .absent = {"text_encoder", "tokenizer", "safety_checker", "feature_extractor"},
