@@ -59,6 +59,13 @@ void add_sampling_options(CLI::App* command, SampleCommand& sampling) {
       ->add_option("--autoencoder", sampling.autoencoder,
                    "Autoencoder that decodes the latents (default: the run's)")
       ->group(group);
+  command
+      ->add_option("--base", sampling.base, "Base of a run that trained an adapter (default: where it was)")
+      ->group(group);
+  command
+      ->add_flag("--anyway", sampling.anyway,
+                 "Draw even with pieces other than those that the run was trained with")
+      ->group(group);
   command->add_option("--sample-batch", sampling.batch, "Images drawn at a time")->group(group);
   command->add_option("--compute-dtype", sampling.compute_dtype, "f32 | bf16 | fp16")->group(group);
   command->add_flag("--tf32", sampling.tf32, "CUDA: compute f32 products in TF32")->group(group);

@@ -55,6 +55,8 @@ std::string draw_samples(const EvaluateCommand& command, ProcessGroup& group) {
       sampling.sampler, sampling.num_sampling_steps, sampling.seed, sampling.random_labels,
       sampling.guidance_interval, sampling.autoencoder, sampling.compute_dtype);
   if (!sampling.negative_prompt.empty()) settings += " " + sampling.negative_prompt;
+  for (const std::string& piece : {sampling.base, sampling.text_encoder})
+    if (!piece.empty()) settings += " " + piece;
   for (const std::string& prompt : sampling.prompts) settings += "\n" + prompt;
   sampling.out = (fs::path(sampling.run) / "evaluation" /
                   fmt::format("{}-{}", fs::path(weights).parent_path().filename().string(),
