@@ -31,7 +31,7 @@ TrainingData open_synthetic(const TrainOptions& options) {
   data.shape = synthetic_shape(options);
   if (!pixels && !options.data.autoencoder.empty())
     fail("train", "--autoencoder has no effect with --data synthetic (except 'pixels'): leave it out");
-  data.autoencoder = {.name = pixels ? "pixels" : "autoencoder_kl"};
+  data.autoencoder = {.name = pixels ? "pixels" : ""};  // no autoencoder made the latents
   if (!options.data.more.empty())
     fail("train", "--more-data has no effect with --data synthetic: leave it out");
   data.identity = "synthetic";

@@ -104,6 +104,36 @@ void record_skipped(const std::string& run, const std::vector<SkippedPicture>& p
   }
 }
 
+// Returns the record that a run has before the stage from `first_step` on, or while it lasts. Nothing for the
+// first stage, or where it cannot be read.
+std::optional<ModelRecord> record_before(const std::string& run, int64_t first_step) {
+  if (first_step == 0 || !is_run_folder(run)) return std::nullopt;
+  try {
+    return read_run_info(run);
+  } catch (const Error&) {
+    return std::nullopt;
+  }
+}
+
+// Returns what the weights have seen in the stages before the one from `first_step` on, with the step at
+// which each ended.
+nlohmann::json earlier_stages(const std::optional<ModelRecord>& record, int64_t first_step) {
+  if (!record || record->trained_on.empty()) return nlohmann::json::array();
+  nlohmann::json last = record->trained_on;
+  nlohmann::json stages = last.value("earlier", nlohmann::json::array());
+  last.erase("earlier");
+  stages.push_back(last);
+  nlohmann::json earlier = nlohmann::json::array();
+  for (nlohmann::json& stage : stages)
+    if (stage.value("first_step", int64_t{0}) < first_step) earlier.push_back(std::move(stage));
+  int64_t end = first_step;
+  for (auto stage = earlier.rbegin(); stage != earlier.rend(); ++stage) {
+    (*stage)["steps"] = end;
+    end = stage->value("first_step", int64_t{0});
+  }
+  return earlier;
+}
+
 // Returns the folder's own name: a record tells no paths of this machine.
 std::string folder_name(const fs::path& folder) {
   return (folder.has_filename() ? folder : folder.parent_path()).filename().string();
@@ -146,6 +176,7 @@ TrainingRun::TrainingRun(const TrainOptions& given, std::shared_ptr<ProcessGroup
           .text = data.text ? text_info(*data.text) : ModelRecord::TextInfo(),
           .class_names = data.class_names,
           .ema_decays = options.ema.decays};
+  info.autoencoder.downsample = std::max<int64_t>(options.data.image_size / data.shape.side(), 1);
   validate_sampling(options, info, data.decoder != nullptr, data.shape.num_classes);
   if (options.validation.is_on()) validation.emplace(options, data, device);
   for (const std::string& note : validation ? validation->notes() : std::vector<std::string>()) warn(note);
@@ -194,14 +225,17 @@ void TrainingRun::describe_drawing() {
                .num_sampling_steps = options.samples.num_sampling_steps,
                .cfg_scale = options.samples.cfg_scale};
   info.drawing = drawing_info(drawing, training.denoiser->shape());
+  const std::optional<ModelRecord> before = record_before(options.out, first_step);
   if (const auto& null_rows = training.denoiser->null_text()) {
     const std::string& weights = options.model.weights;
+    const bool is_filled = data.text && data.text->num_rows(TextStore::kNullEntry) > 0;
     info.null_rows = null_rows->trainable ? "trained"
+                     : before             ? before->null_rows
                      : !weights.empty()   ? find_weights(weights).record.null_rows
-                     : data.text          ? "empty_caption"
+                     : is_filled          ? "empty_caption"
                                           : "";
   }
-  const int64_t downsample = std::max<int64_t>(options.data.image_size / data.shape.side(), 1);
+  const int64_t downsample = info.autoencoder.downsample;
   info.buckets.clear();
   if (data.shape.lanes.size() > 1)
     for (const Lane& lane : data.shape.lanes)
@@ -211,6 +245,12 @@ void TrainingRun::describe_drawing() {
   info.trained_on = {{"data", sources},
                      {"samples", batches->order().samples_per_epoch()},
                      {"global_batch", options.global_batch}};
+  if (first_step > 0) info.trained_on["first_step"] = first_step;
+  if (const nlohmann::json stages = earlier_stages(before, first_step); !stages.empty())
+    info.trained_on["earlier"] = stages;
+  // Class names may be folder names: bytes that are not UTF-8 become the replacement character.
+  config["record"] =
+      nlohmann::json::parse(to_json(info).dump(-1, ' ', false, nlohmann::json::error_handler_t::replace));
 }
 
 void TrainingRun::warn(const std::string& text) const {
