@@ -49,6 +49,12 @@ void check_architecture(const ConvertOptions& options, const LoadedModel& loaded
     fail("convert", "{} holds a {}, not a {}", source, name, options.model);
 }
 
+// Returns the pixels of a latent's side: as recorded, else as usual.
+int64_t downsample_of(const ModelRecord& record, const Family& family) {
+  if (record.autoencoder.downsample > 0) return record.autoencoder.downsample;
+  return record.autoencoder.name == "pixels" ? 1 : family.latents.downsample;
+}
+
 // Returns the config overrides that the options stand for. Only the record tells an autoencoder's scale.
 json config_of(const ConvertOptions& options, const WeightsSource& source) {
   json config = read_json_option("convert", "--model-config", options.model_config);
@@ -57,8 +63,7 @@ json config_of(const ConvertOptions& options, const WeightsSource& source) {
   if (options.image_size == 0) return config;
   const LoadedModel known = load_model(source, {.ema = options.ema, .config = config, .anyway = true});
   if (!known.family) fail("convert", "--image-size: {} is of an unknown architecture", source.path);
-  const int64_t downsample =
-      source.record.autoencoder.name == "pixels" ? 1 : known.family->latents.downsample;
+  const int64_t downsample = downsample_of(source.record, *known.family);
   if (options.image_size < downsample || options.image_size % downsample != 0)
     fail("convert", "expected --image-size to be a multiple of {}, got {}", downsample, options.image_size);
   config[known.family->size_key] = options.image_size / downsample;
@@ -66,7 +71,8 @@ json config_of(const ConvertOptions& options, const WeightsSource& source) {
 }
 
 // Returns what the output says of itself. A guess is not written, so that it never comes back as knowledge.
-ModelRecord record_for(const ConvertOptions& options, const WeightsSource& source,
+// `given`: config_of().
+ModelRecord record_for(const ConvertOptions& options, const json& given, const WeightsSource& source,
                        const LoadedModel& loaded) {
   ModelRecord record = source.record;
   record.model = loaded.name;
@@ -78,7 +84,11 @@ ModelRecord record_for(const ConvertOptions& options, const WeightsSource& sourc
       !samples(record.drawing.sampler, record.objective))
     record.drawing.sampler.clear();
   if (!loaded.has_null_rows) record.drawing.unconditional = "empty_caption";
-  if (options.image_size > 0) record.image_size = options.image_size;
+  if (options.image_size > 0)
+    record.image_size = options.image_size;
+  else if (record.image_size > 0 && given.contains(loaded.family->size_key))
+    record.image_size = loaded.model.config[loaded.family->size_key].get<int64_t>() *
+                        downsample_of(source.record, *loaded.family);
   record.adapter = {};
   return record;
 }
@@ -173,9 +183,10 @@ void convert(const ConvertOptions& options) {
   if (!options.adapter_format.empty())
     fail("convert", "--adapter-format is for runs that trained an adapter: {} is a model", options.in);
   if (!options.merge.empty()) source.record = record_with_adapter(source.record, options.merge, options.ema);
-  LoadedModel loaded = load_model(source, {.ema = options.ema, .config = config_of(options, source)});
+  const json config = config_of(options, source);
+  LoadedModel loaded = load_model(source, {.ema = options.ema, .config = config});
   check_architecture(options, loaded, source.path);
-  const ModelRecord record = loaded.family ? record_for(options, source, loaded) : ModelRecord{};
+  const ModelRecord record = loaded.family ? record_for(options, config, source, loaded) : ModelRecord{};
   if (!options.merge.empty()) {
     const size_t num_layers = merge_adapter_at(options.merge, options.ema, options.anyway, loaded);
     fmt::print("{}: an adapter of {} layers, merged\n", options.merge, num_layers);

@@ -128,6 +128,7 @@ class FolderWriter {
     write_json(folder_ / "model_index.json", index_);
 
     const int64_t downsample = pixels_of_latent(autoencoder);
+    side_ = drawn_side(record_, shape(), downsample);
     ModelCard card{.format = format_,
                    .record = record_,
                    .shape = shape(),
@@ -141,8 +142,8 @@ class FolderWriter {
                    .has_step_noise = write_noise(),
                    .was_trained_here = !known_.trained_on.empty(),
                    .other_pieces = other_pieces_,
-                   .height = shape().input_size * downsample,
-                   .width = shape().input_size * downsample};
+                   .height = side_ * downsample,
+                   .width = side_ * downsample};
     for (const auto& parameter : model_->parameters()) card.num_weights += parameter->value.numel();
     write_file_atomically("convert", (folder_ / "README.md").string(), model_card(card));
     std::vector<const char*> missing;
@@ -266,7 +267,7 @@ class FolderWriter {
   }
 
   at::Tensor noise(int64_t count, Draw draw) const {
-    at::Tensor all = at::empty({count, shape().in_channels, shape().input_size, shape().input_size});
+    at::Tensor all = at::empty({count, shape().in_channels, side_, side_});
     const auto size = static_cast<size_t>(all.numel() / count);
     for (int64_t i = 0; i < count; ++i)
       philox_normal(kCardSeed, draw, static_cast<uint64_t>(i),
@@ -288,6 +289,7 @@ class FolderWriter {
 
   int64_t pixels_of_latent(const std::string& autoencoder) const {
     if (autoencoder.empty()) return 1;
+    if (record_.autoencoder.downsample > 0) return record_.autoencoder.downsample;
     if (record_.image_size > 0) return std::max<int64_t>(record_.image_size / shape().input_size, 1);
     return family_of(record_.model).latents.downsample;
   }
@@ -311,6 +313,7 @@ class FolderWriter {
   const DiffusersFolderOptions& options_;
   std::unique_ptr<Denoiser> model_;  // without values
   DiffusersSchedule schedule_;
+  int64_t side_ = 0;                       // of the latents that the card draws
   std::vector<std::string> other_pieces_;  // texts on pieces that are not those of training
   json index_;
 };

@@ -163,10 +163,11 @@ std::string captions(const ModelCard& card) {
 std::string decode(const ModelCard& card, const char* vae) {
   const char* const save = "VaeImageProcessor().postprocess(pixels)[0].save(\"picture.png\")\n";
   if (card.autoencoder.empty()) return fmt::format("pixels = x\n{}", save);
-  const double shift = card.record.autoencoder.shift_factor;
+  const ModelRecord::AutoencoderInfo& trained = card.record.autoencoder;
+  const bool may_shift = trained.shift_factor != 0 || trained.name.empty();
   return fmt::format(
       "with torch.no_grad():\n    pixels = {0}.decode(x / {0}.config.scaling_factor{1}).sample\n{2}", vae,
-      shift != 0 ? fmt::format(" + {}", shift) : "", save);
+      may_shift ? fmt::format(" + ({}.config.get(\"shift_factor\") or 0)", vae) : "", save);
 }
 
 std::string load_autoencoder(const ModelCard& card) {
@@ -326,8 +327,10 @@ std::string facts(const ModelCard& card) {
   else
     add("autoencoder",
         pieces_text(card.autoencoder, record.autoencoder.path, record.autoencoder.fingerprint,
-                    fmt::format(", scaling factor {}, shift {}", record.autoencoder.scaling_factor,
-                                record.autoencoder.shift_factor)));
+                    record.autoencoder.name.empty()
+                        ? ""
+                        : fmt::format(", scaling factor {}, shift {}", record.autoencoder.scaling_factor,
+                                      record.autoencoder.shift_factor)));
   if (takes_text(card))
     add("text encoder",
         pieces_text(record.text.encoder, record.text.encoder_path, record.text.encoder_fingerprint,
