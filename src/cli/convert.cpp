@@ -48,7 +48,9 @@ void add_convert_command(CLI::App& app) {
       "Side in pixels of the pictures that the model is made for, where the weights do not say it");
   command->add_flag("--overwrite", options->overwrite,
                     "Replace a weights file that kiln convert did not write");
-  command->add_flag("--anyway", options->anyway, "Merge an adapter that was trained on other weights");
+  command->add_flag(
+      "--anyway", options->anyway,
+      "Merge an adapter that was trained on other weights, or put in pieces other than those of training");
   command->add_option("--input-size", options->input_size,
                       "Latent size, for weights without pos_embed (default 32)");
   command->add_option("--num-heads", options->num_heads,
