@@ -6,7 +6,6 @@
 #include <sstream>
 
 #include "core/error.h"
-#include "data/images/png_text.h"
 #include "text/tokenizers/unicode.h"
 
 namespace kiln {
@@ -20,8 +19,7 @@ void append_data(const ImageDataset& dataset, int64_t index, std::vector<Caption
 }
 
 void append_png_texts(const ImageDataset& dataset, int64_t index, std::vector<Caption>& captions) {
-  const PictureBytes file = dataset.bytes(index);
-  const auto texts = png_texts(file.read(0, file.size));
+  const PngTexts texts = dataset.png_texts(index);
   for (const char* keyword : kPngKeywords)
     for (const auto& [found, text] : texts)
       if (found == keyword) captions.push_back({.text = text, .kind = std::string("PNG ") + keyword});

@@ -127,7 +127,7 @@ bool may_follow(const std::vector<std::string>& changes) {
 // Returns what to do about other data than a run had.
 std::string remedy_of(const TrainOptions& options, const TrainingData& data, int64_t first_step) {
   if (!data.pictures.images) return "give the same store, or another --out";
-  const std::string other = data.pictures.images->first_unrecorded(picture_record(options.out, first_step));
+  const std::string other = data.pictures.images->first_unrecorded(options.out, first_step);
   return (other.empty() ? "some pictures are missing"
                         : fmt::format("{} is new or has another size or label", other)) +
          ": put the same pictures there, go on with --continue-with FILE, or give another --out";

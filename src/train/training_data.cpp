@@ -67,7 +67,8 @@ void load_decoder(const TrainOptions& options, const StoreInfo& info, at::Device
   data.autoencoder.path = fs::absolute(path).string();
 }
 
-// Throws Error if a text store has captions of other samples than the part of the store that it lies beside.
+}  // namespace
+
 void check_text_samples(const std::vector<std::string>& text_folders, const FeatureStore& store) {
   int64_t first = 0;
   for (const std::string& folder : text_folders) {
@@ -80,6 +81,8 @@ void check_text_samples(const std::vector<std::string>& text_folders, const Feat
     first += info.num_samples;
   }
 }
+
+namespace {
 
 // Returns a note about what a store of an earlier version has no checksums of; nothing otherwise.
 std::vector<std::string> unchecked_notes(const std::string& path, const StoreInfo& info,
@@ -157,8 +160,6 @@ TrainingData open_images(const TrainOptions& options, at::Device device, at::Sca
   else if (!options.data.text_encoder.empty())
     data.notes.push_back(
         fmt::format("--text-encoder has no effect: {} takes no captions", options.model.name));
-  for (std::string& note : picture_notes(data.pictures, options.data.path))
-    data.notes.push_back(std::move(note));
   const EncodedImages encoded =
       encode_images(options, data.pictures, autoencoder, data.captions, device, Split::kTraining);
   data.autoencoder = describe(*autoencoder, options.data.autoencoder);

@@ -54,6 +54,9 @@ ModelRecord::TextInfo text_info(const TextStore& store);
 // else, if grids are drawn, the store's own if it still exists. "": none.
 std::string decoder_path(const TrainOptions& options, const StoreInfo& store);
 
+// Throws Error if a text store has captions of other samples than the part of the store that it lies beside.
+void check_text_samples(const std::vector<std::string>& text_folders, const FeatureStore& store);
+
 // Images that are encoded on the device when a batch of them is asked for.
 struct EncodedImages {
   std::string identity;                           // names the images and their encoders

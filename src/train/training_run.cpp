@@ -9,7 +9,6 @@
 #include "core/files/atomic_file.h"
 #include "core/tensors.h"
 #include "core/text/printable.h"
-#include "data/store/skipped_pictures.h"
 #include "diffusion/scheduler_config.h"
 #include "models/load_model.h"
 #include "parallel/cpu_share.h"
@@ -19,6 +18,7 @@
 #include "run/option_values.h"
 #include "run/published_settings.h"
 #include "run/stage_options.h"
+#include "train/encoding/pictures.h"
 #include "train/sample_grid.h"
 #include "train/setup.h"
 
@@ -94,16 +94,6 @@ std::vector<std::string> settings_without_effect(const TrainOptions& options, at
   return lines;
 }
 
-// Adds pictures to RUN/skipped.jsonl.
-void record_skipped(const std::string& run, const std::vector<SkippedPicture>& pictures) {
-  try {
-    SkippedPictures record(run);
-    for (const SkippedPicture& picture : pictures) record.add(picture);
-  } catch (const std::exception& error) {
-    fmt::print(stderr, "warning: {}\n", error.what());
-  }
-}
-
 // Returns the record that a run has before the stage from `first_step` on, or while it lasts. Nothing for the
 // first stage, or where it cannot be read.
 std::optional<ModelRecord> record_before(const std::string& run, int64_t first_step) {
@@ -148,10 +138,6 @@ std::string told_text(const DataShape& data) {
 
 }  // namespace
 
-std::string picture_record(const std::string& run, int64_t first_step) {
-  return fmt::format("{}/pictures-{:08}.xxh3", run, first_step);
-}
-
 TrainingRun::TrainingRun(const TrainOptions& given, std::shared_ptr<ProcessGroup> ranks, int64_t first)
     : options(given),
       first_step(first),
@@ -167,6 +153,11 @@ TrainingRun::TrainingRun(const TrainOptions& given, std::shared_ptr<ProcessGroup
   for (const std::string& line : settings_without_effect(options, device, group->world_size())) warn(line);
   data = open_training_data(options, device, compute_dtype);
   for (const std::string& note : data.notes) warn(note);
+  const auto warn_of = [&](const Pictures& pictures, const std::string& path) {
+    if (!pictures.images || !is_first()) return;
+    for (const std::string& note : picture_notes(pictures, path)) warn(note);
+  };
+  warn_of(data.pictures, options.data.path);
   const nlohmann::json objective = objective_config_of(options.objective);
   info = {.model = options.model.name,
           .model_config = denoiser_config_of(options, data.shape, *make_objective(objective)),
@@ -179,7 +170,7 @@ TrainingRun::TrainingRun(const TrainOptions& given, std::shared_ptr<ProcessGroup
   info.autoencoder.downsample = std::max<int64_t>(options.data.image_size / data.shape.side(), 1);
   validate_sampling(options, info, data.decoder != nullptr, data.shape.num_classes);
   if (options.validation.is_on()) validation.emplace(options, data, device);
-  for (const std::string& note : validation ? validation->notes() : std::vector<std::string>()) warn(note);
+  if (validation) warn_of(validation->pictures(), options.validation.data);
   config = {{"options", to_json(options)}, {"data", data.identity}};
   if (first_step == 0 && is_first()) check_first_weights(options, data.shape, info.model_config);
   if (first_step == 0) compare_with_weights();
@@ -324,13 +315,20 @@ void TrainingRun::write_description(const TrainOptions& recipe) const {
   write_file_atomically("train", options.out + "/config.toml", recipe_of(recipe));
 }
 
+std::vector<std::shared_ptr<const RunPictures>> TrainingRun::encoded_pictures() const {
+  std::vector<std::shared_ptr<const RunPictures>> pictures = {data.pictures.images};
+  if (validation) pictures.push_back(validation->pictures().images);
+  std::erase(pictures, nullptr);
+  return pictures;
+}
+
 void TrainingRun::record_pictures(bool begins_stage) const {
-  const auto& pictures = data.pictures.images;
-  if (!pictures) return;
-  const std::string path = picture_record(options.out, first_step);
+  const auto pictures = encoded_pictures();
+  if (pictures.empty()) return;
   const auto record = [&] {
     try {
-      pictures->record_in(path, begins_stage && is_first());
+      if (is_first()) prepare_left_out(options.out + "/" + kLeftOutFile, first_step, begins_stage);
+      for (const auto& of : pictures) of->record_in(options.out, first_step, begins_stage && is_first());
     } catch (const Error& error) {
       warn(fmt::format("{}: a resumed run cannot compare its pictures", error.what()));
     }
@@ -338,24 +336,21 @@ void TrainingRun::record_pictures(bool begins_stage) const {
   if (is_first()) record();
   group->barrier("the record of pictures");
   if (!is_first()) record();
-  if (is_first()) record_skipped(options.out, pictures->all_left_out());
 }
 
 void TrainingRun::say_left_out() const {
-  if (!data.pictures.images) return;
-  const std::vector<SkippedPicture> found = data.pictures.images->take_new_left_out();
-  for (const SkippedPicture& picture : found) fmt::print(stderr, "skipped: {}\n", printable(picture.why));
-  if (is_first() && !found.empty()) record_skipped(options.out, found);
+  for (const auto& pictures : encoded_pictures())
+    for (const SkippedPicture& picture : pictures->take_new_left_out())
+      fmt::print(stderr, "skipped: {}\n", printable(picture.why));
 }
 
-void TrainingRun::record_left_out() {
-  const auto& pictures = data.pictures.images;
-  if (!pictures) return;
-  for (const std::string& of_rank : group->gather(pictures->left_out().dump(), "the pictures left out"))
-    pictures->leave_out(nlohmann::json::parse(of_rank));
-  if (is_first() && !pictures->take_new_left_out().empty())  // of other ranks, which have said so
-    record_skipped(options.out, pictures->all_left_out());
-  config["left_out"] = pictures->left_out();
+// What threads have found ahead of the last step is in the list, so it is said too.
+TrainingRun::~TrainingRun() {
+  try {
+    batches.reset();
+    say_left_out();
+  } catch (const std::exception&) {  // nobody can be told
+  }
 }
 
 void TrainingRun::print_description() const {

@@ -20,9 +20,6 @@
 
 namespace kiln {
 
-// The file with the hashes of the pictures of a stage, which begins at `first_step`.
-std::string picture_record(const std::string& run, int64_t first_step);
-
 class TrainingRun {
  public:
   // Applies the options' compute settings, opens the data, checks what can be checked before memory is taken,
@@ -30,6 +27,7 @@ class TrainingRun {
   // Error on this rank: options or data that do not fit.
   TrainingRun(const TrainOptions& options, std::shared_ptr<ProcessGroup> group, int64_t first_step = 0);
   TrainingRun(const TrainingRun&) = delete;
+  ~TrainingRun();  // says what is left out
 
   // Throws Error on every rank, naming what differs, unless all have the same data and weights. A collective.
   void check_same_on_all_ranks() const;
@@ -38,14 +36,12 @@ class TrainingRun {
   // Writes config.json, for sampling, and `recipe` as config.toml into the run folder. Only rank 0 writes.
   void write_description(const TrainOptions& recipe) const;
   void print_description() const;
-  // Begins to keep what is read of pictures in the run folder: RUN/pictures-STEP.xxh3 has the hashes of their
-  // files, of the stage from STEP on, and RUN/skipped.jsonl the pictures that are left out. Without those,
-  // which only cost a later check, training goes on. `begins_stage`: nothing was read yet. A collective.
+  // Begins to keep what is found out about pictures in the run folder (RunPictures::record_in). If it cannot
+  // be written, which only costs a later check, training goes on. `begins_stage`: nothing was read yet. A
+  // collective.
   void record_pictures(bool begins_stage) const;
   // Says which pictures this rank has left out since the last call.
   void say_left_out() const;
-  // Writes what all ranks have left out to `config`, for a checkpoint. A collective.
-  void record_left_out();
 
   // Called after build(). The result refers to `prompts` and to this.
   GridSource grid_source(const Prompts& prompts) const {
@@ -80,6 +76,7 @@ class TrainingRun {
   std::unique_ptr<BatchSource> batches;
 
  private:
+  std::vector<std::shared_ptr<const RunPictures>> encoded_pictures() const;
   std::string weights_identity() const;
   void compare_with_weights() const;
   void describe_base();

@@ -73,7 +73,6 @@ TrainOptions of_validation(TrainOptions options) {
   options.data.path = options.validation.data;
   options.data.more.clear();
   options.data.parts.clear();
-  options.data.left_out.clear();
   return options;
 }
 
@@ -126,6 +125,7 @@ ValidationData open_validation_store(const TrainOptions& options, const Training
   const std::vector<std::string> text_folders =
       data.text ? describe_stores(own).text_folders : std::vector<std::string>();
   const auto text = open_validation_text(options, text_folders, data);
+  check_text_samples(text_folders, *store);
   std::vector<SampleLane> lanes = split_of(options, *store, Split::kHeldOut);
   if (lanes.empty()) lanes = store->sample_lanes();
   return {.samples_of_lane = sizes_of(lanes),
@@ -143,7 +143,8 @@ Pictures pictures_of(const TrainOptions& options, const TrainingData& data, cons
   TrainOptions own = of_validation(options);
   if (!data.pictures.lanes) own.data.buckets.clear();
   return open_pictures(own, own.data.path, autoencoder.downsample,
-                       data.pictures.lanes ? data.pictures.lanes->buckets() : std::vector<Bucket>());
+                       data.pictures.lanes ? data.pictures.lanes->buckets() : std::vector<Bucket>(),
+                       "--validation-data");
 }
 
 ValidationData open_validation_images(const TrainOptions& options, const TrainingData& data,
@@ -163,7 +164,7 @@ ValidationData open_validation_images(const TrainOptions& options, const Trainin
   return {.samples_of_lane = sizes_of(held_out.empty() ? pictures.lanes->sample_lanes() : held_out),
           .identity = identity_of(options, encoded.identity),
           .batches = std::move(encoded.batches),
-          .notes = options.validation.share > 0 ? std::vector<std::string>() : picture_notes(pictures, path)};
+          .pictures = options.validation.share > 0 ? Pictures() : pictures};
 }
 
 ValidationData open_validation_data(const TrainOptions& options, const TrainingData& data,

@@ -16,7 +16,7 @@ struct ValidationData {
   std::vector<int64_t> samples_of_lane{};  // one lane for each shape
   std::string identity{};                  // names the samples' content
   BatchMaker batches{};
-  std::vector<std::string> notes{};  // for the user of the run
+  Pictures pictures{};  // those that are encoded and are none of --data; null if there are none
 };
 
 // Takes the first --validation-images of the samples, in an order that the seed decides. With pictures of
@@ -37,7 +37,7 @@ class Validation {
                                     const std::function<bool()>& stop) const;
 
   const std::string& identity() const { return data_.identity; }  // names the samples' content
-  const std::vector<std::string>& notes() const { return data_.notes; }
+  const Pictures& pictures() const { return data_.pictures; }     // see ValidationData
   std::string weights() const;  // the weights that run() uses: "ema-0.9999", "model"
 
  private:

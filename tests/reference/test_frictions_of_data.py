@@ -125,8 +125,9 @@ def test_friction_24_broken_pictures_are_skipped_and_recorded(with_cut_pictures,
     assert set(found) == {"class-1/004.png", "class-2/011.png", "class-1/007.png"}
     assert all(name in why for name, why in found.items())
     # The same on two ranks, with other numbers of loader threads.
-    train(tmp_path / "ranks", data, 9, "--nproc", 2, "--loader-threads", 3)
+    result = train(tmp_path / "ranks", data, 9, "--nproc", 2, "--loader-threads", 3)
     assert set(skipped(tmp_path / "ranks")) == set(found)
+    assert result.stderr.count("skipped: ") == 2, "one rank says it"
     np.testing.assert_allclose(list(losses(tmp_path / "ranks").values()), list(losses(run).values()), rtol=1e-4)
     train(tmp_path / "threads", data, 9, "--loader-threads", 4)
     assert weights(tmp_path / "threads", 9) == weights(run, 9)
@@ -151,6 +152,39 @@ def test_friction_24_a_repaired_folder_resumes(with_cut_pictures, tmp_path, repa
     more.write_text("steps = 1\n")
     said = succeed("train", "--out", tmp_path / "run", "--continue-with", more).stdout
     assert {"nothing": "14 samples", "removed": "12 samples", "whole": "15 samples"}[repair] in said
+
+
+def test_friction_24_a_folder_that_is_repaired_after_a_crash_resumes(with_cut_pictures, tmp_path):
+    """The newest checkpoint is older than what was left out."""
+    data, run = with_cut_pictures
+    folder = shutil.copytree(data, tmp_path / "data")
+    options = ["--checkpoint-every", 1, "--keep-checkpoints", 20, "--prefetch", 1, "--loader-threads", 1]
+    said = train(tmp_path / "run", folder, 8, *options).stderr
+    assert said.count("skipped: ") == 2 and len(skipped(tmp_path / "run")) == 3
+    for step in range(2, 9):
+        shutil.rmtree(tmp_path / f"run/checkpoints/step-{step:08}")
+    picture(folder / "class-1/004.png", 4)
+    (folder / "class-2/011.png").unlink()
+    assert "resuming" in train(tmp_path / "run", folder, 9, *options).stdout
+    assert losses(tmp_path / "run") == losses(run) and weights(tmp_path / "run", 9) == weights(run, 9)
+
+
+def test_friction_24_broken_pictures_of_validation_are_named_and_recorded(tmp_path):
+    data = write_pictures(tmp_path / "data", 12)
+    held_out = write_pictures(tmp_path / "validation", 9, cut=(4,), headless=(7,))
+    options = ["--validation-data", held_out, "--validate-every", 2]
+    said = train(tmp_path / "run", data, 2, *options).stderr
+    assert "1 of the 9 pictures in" in said and said.count("skipped: ") == 1 and "004.png" in said
+    lines = [json.loads(line) for line in (tmp_path / "run" / "skipped.jsonl").read_text().splitlines()]
+    assert {line["picture"]: line["of"] for line in lines} == dict.fromkeys(["class-1/004.png", "class-1/007.png"], "--validation-data")
+    for index in (4, 7):
+        picture(held_out / f"class-{index % 3}" / f"{index:03}.png", index)
+    assert "skipped: " not in train(tmp_path / "run", data, 4, *options).stderr
+    exchanged = picture(tmp_path / "other.png", 77).read_bytes()
+    path = held_out / "class-0" / "003.png"
+    path.write_bytes(exchanged[: path.stat().st_size].ljust(path.stat().st_size, b"\0"))
+    line = refusal("train", *MODEL, *OPTIONS, "--data", data, "--autoencoder", "pixels", "--max-steps", 6, *options, "--out", tmp_path / "run")
+    assert "003.png has changed since this run read it first" in line
 
 
 def test_friction_25_a_broken_reference_picture_is_skipped(tmp_path):
@@ -207,7 +241,7 @@ def test_hardening_high_2_a_run_of_an_earlier_version_resumes(tmp_path):
         record.unlink()
     checkpoint = tmp_path / "run" / "checkpoints" / "step-00000003" / "train_state.json"
     state = json.loads(checkpoint.read_text())
-    del state["xxh3"], state["config"]["left_out"]
+    del state["xxh3"]
     state["config"]["data"] = re.sub(" of sizes [0-9a-f]{16}", "", state["config"]["data"])
     checkpoint.write_text(json.dumps(state))
     result = train(tmp_path / "run", data, 6)

@@ -15,12 +15,14 @@ namespace kiln {
 RandomAccessFile::RandomAccessFile(std::string who, std::string path)
     : who_(std::move(who)), path_(std::move(path)) {
   fd_ = ::open(path_.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);  // a FIFO would wait for its writer
+  if (fd_ < 0 && (errno == ENOENT || errno == ENOTDIR))
+    throw NoSuchFile(fmt::format("[{}] cannot read {}: {}", who_, path_, std::strerror(errno)));
   if (fd_ < 0) fail(who_, "cannot read {}: {}", path_, std::strerror(errno));
   struct stat status {};
   const bool is_file = ::fstat(fd_, &status) == 0 && S_ISREG(status.st_mode);
   if (!is_file) {
     ::close(fd_);
-    fail(who_, "expected a file, got something else ({})", path_);
+    throw NoSuchFile(fmt::format("[{}] expected a file, got something else ({})", who_, path_));
   }
   size_ = status.st_size;
 }

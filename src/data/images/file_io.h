@@ -5,11 +5,19 @@
 #include <string>
 #include <vector>
 
+#include "core/error.h"
+
 namespace kiln {
+
+// There is no file of a name, or it is none, like a folder. What cannot be read just now is another Error.
+class NoSuchFile : public Error {
+ public:
+  using Error::Error;
+};
 
 class RandomAccessFile {
  public:
-  // `who` begins the messages. Throws Error: cannot be opened, not a regular file.
+  // `who` begins the messages. Throws NoSuchFile, or Error: cannot be opened.
   RandomAccessFile(std::string who, std::string path);
   ~RandomAccessFile();
   RandomAccessFile(const RandomAccessFile&) = delete;

@@ -6,6 +6,7 @@
 #include "core/error.h"
 #include "core/files/xxh3.h"
 #include "data/images/ordered_workers.h"
+#include "data/images/png_text.h"
 
 namespace kiln {
 
@@ -18,12 +19,18 @@ std::string dataset_fingerprint(const ImageDataset& dataset) {
 
 std::string in_utf8(const std::string& text) {
   using Json = nlohmann::json;
+  if (std::ranges::all_of(text, [](char c) { return static_cast<unsigned char>(c) < 0x80; })) return text;
   return Json::parse(Json(text).dump(-1, ' ', false, Json::error_handler_t::replace)).get<std::string>();
 }
 
 std::vector<std::byte> ImageDataset::read(int64_t index) const {
   const PictureBytes file = bytes(index);
   return file.read(0, file.size);
+}
+
+PngTexts ImageDataset::png_texts(int64_t index) const {
+  const PictureBytes file = bytes(index);
+  return kiln::png_texts(file.read(0, file.size));
 }
 
 ImageHeader ImageDataset::header(int64_t index) const {

@@ -32,14 +32,16 @@ class ImageDataset {
   virtual ~ImageDataset() = default;
   const std::vector<ImageRecord>& records() const { return records_; }          // in a fixed order
   const std::vector<std::string>& class_names() const { return class_names_; }  // empty: no labels
-  // What of the data set is not taken although somebody may think so, one line each for people.
-  const std::vector<std::string>& notes() const { return notes_; }
+  // Returns what of the data set is not taken although somebody may think so, one line each for people. May
+  // look at every file: only whoever prints it asks.
+  virtual std::vector<std::string> notes() const { return notes_; }
   virtual const char* layout()
       const = 0;  // "image_folder" | "metadata_jsonl" | "data_info" | "webdataset" | "images"
   // All are thread-safe and throw Error naming the file.
   virtual PictureBytes bytes(int64_t index) const = 0;       // the picture's file, for reading in pieces
   virtual std::vector<std::byte> read(int64_t index) const;  // the whole file
   virtual ImageHeader header(int64_t index) const;
+  virtual PngTexts png_texts(int64_t index) const;  // none if it is no PNG
   // Reads and decodes the picture; with `orient` turned and mirrored as its EXIF orientation says. Throws
   // BrokenPicture if its file can be read, but not decoded.
   Image load(int64_t index, bool orient = false) const;
@@ -55,12 +57,6 @@ std::string in_utf8(const std::string& text);
 // A picture that is left out, and the message that says why.
 struct SkippedPicture {
   std::string name, why;
-};
-
-// A picture whose file was read and cannot be used: it is no image, cut off, corrupt or too small.
-class BrokenPicture : public Error {
- public:
-  using Error::Error;
 };
 
 // Returns the XXH3 of the names and labels in order. An interrupted extraction or training continues only on

@@ -8,9 +8,16 @@
 #include <vector>
 
 #include "core/choices.h"
+#include "core/error.h"
 #include "data/images/images.h"
 
 namespace kiln {
+
+// A picture whose file was read and cannot be used: it is no image, cut off, corrupt or too small.
+class BrokenPicture : public Error {
+ public:
+  using Error::Error;
+};
 
 enum class PictureFormat { kJpeg, kPng, kWebp };
 template <>
@@ -39,8 +46,8 @@ struct PictureBytes {
 PictureBytes bytes_in_memory(std::span<const std::byte> bytes);  // `bytes` must outlive the result
 
 // Reads the header of a JPEG, PNG or WebP without its pixels. The orientation comes from JPEG's Exif segment,
-// PNG's eXIf chunk or WebP's EXIF chunk; a damaged one counts as none. Throws Error naming `name`: not an
-// image, or cut off in its header.
+// PNG's eXIf chunk or WebP's EXIF chunk; a damaged one counts as none. Throws BrokenPicture naming
+// `name`: not an image, or cut off in its header; and what `file` throws.
 ImageHeader read_image_header(const PictureBytes& file, const std::string& name);
 
 // Turns and mirrors the picture as `orientation` asks, like Pillow's exif_transpose.

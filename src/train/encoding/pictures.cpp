@@ -27,7 +27,7 @@ std::vector<Bucket> table_of(const DataOptions& options, int64_t downsample) {
 }  // namespace
 
 Pictures open_pictures(const TrainOptions& options, const std::string& path, int64_t downsample,
-                       const std::vector<Bucket>& among) {
+                       const std::vector<Bucket>& among, const char* of) {
   const DataOptions& data = options.data;
   if (!data.buckets.empty()) table_of(data, downsample);
   constexpr int kLeastThreads = 8;  // headers are small: what takes time is the wait for each
@@ -38,7 +38,8 @@ Pictures open_pictures(const TrainOptions& options, const std::string& path, int
           RunPictures::Options{
               .least_side = data.buckets.empty() && !data.enlarge ? data.image_size : 0,
               .num_threads = num_threads,
-              .left_out = data.left_out.empty() ? nlohmann::json() : nlohmann::json::parse(data.left_out)}),
+              .left_out = nlohmann::json::parse(data.left_out.empty() ? "[]" : data.left_out),
+              .of = of}),
       .lanes = nullptr};
   if (pictures.images->records().empty())
     fail("train", "none of the {} pictures in {} can be used, the first: {}",

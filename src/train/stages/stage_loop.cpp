@@ -242,7 +242,6 @@ void StageLoop::begin_checkpoint() {
   const RunWatch::Pause pause(*watch_);
   const auto begin = std::chrono::steady_clock::now();
   if (run_.is_first()) make_room(checkpoint_space());
-  run_.record_left_out();
   TrainStateInfo state = state_info();
   state.log_window = watch_->window();
   saver_->begin(std::move(state));

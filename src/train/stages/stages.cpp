@@ -5,10 +5,10 @@
 #include <algorithm>
 #include <filesystem>
 #include <optional>
-#include <ranges>
 
 #include "checkpoint/train_state.h"
 #include "core/error.h"
+#include "data/images/left_out_list.h"
 #include "parallel/ranks/agreement.h"
 #include "run/option_values.h"
 #include "train/store_data.h"
@@ -25,7 +25,7 @@ struct SavedStage {
   int64_t first_step = 0, last_step = 0;
   Json settings;         // values of every option that a stage may set
   std::string identity;  // "": the stage has not begun
-  std::string left_out;  // DataOptions::left_out of the stage that the checkpoint belongs to
+  std::string left_out;  // DataOptions::left_out
 };
 struct Saved {
   int64_t step = 0;
@@ -58,12 +58,12 @@ Saved saved_from(const Json& state) {
                             .settings = options,
                             .identity = state.at("data"),
                             .left_out = ""});
-  if (const Json& left_out = state.at("left_out"); !left_out.is_null())
-    for (SavedStage& stage : std::views::reverse(saved.stages))
-      if (stage.first_step < saved.step) {
-        stage.left_out = left_out.dump();
-        break;
-      }
+  for (SavedStage& stage : saved.stages) {
+    Json lines = Json::array();
+    for (const Json& line : state.at("left_out"))
+      if (line.value("stage", int64_t{-1}) == stage.first_step) lines.push_back(line);
+    stage.left_out = lines.dump();
+  }
   return saved;
 }
 
@@ -82,7 +82,7 @@ std::optional<Saved> read_saved(const std::string& out, ProcessGroup& group) {
              {"stages", state.config.value("stages", Json::array())},
              {"model_config", state.config.value("model_config", "")},
              {"continued_with", state.config.value("continued_with", Json())},
-             {"left_out", state.config.value("left_out", Json())}};
+             {"left_out", read_left_out(out + "/" + kLeftOutFile)}};
   });
   found = Json::parse(group.gather(found.dump(), "the stages of the run").front());
   if (found.is_null()) return std::nullopt;

@@ -1,0 +1,137 @@
+#include "data/images/left_out_list.h"
+
+#include <fcntl.h>
+#include <sys/file.h>
+#include <unistd.h>
+
+#include <array>
+#include <cerrno>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+
+#include "core/error.h"
+#include "core/files/atomic_file.h"
+#include "data/images/image_dataset.h"
+
+namespace kiln {
+namespace {
+
+using Json = nlohmann::json;
+
+// Returns null for a line that is torn or none of ours.
+Json parse_line(std::string_view text) {
+  Json line = Json::parse(text, nullptr, /*allow_exceptions=*/false);
+  const auto has = [&](const char* key, bool (Json::*is)() const noexcept) {
+    return line.contains(key) && (line[key].*is)();
+  };
+  const bool is_whole = line.is_object() && has("picture", &Json::is_string) && has("why", &Json::is_string);
+  return is_whole ? line : Json();
+}
+
+bool is_of(const Json& line, int64_t stage, const std::string& of) {
+  return line.value("stage", int64_t{-1}) == stage && line.value("of", "") == of;
+}
+
+// Holds the lock of an open file. Appending under it is safe on network file systems too; where one cannot
+// lock, nobody waits.
+class Locked {
+ public:
+  explicit Locked(int file) : file_(file) {
+    while (::flock(file_, LOCK_EX) != 0 && errno == EINTR) {
+    }
+  }
+  ~Locked() { ::flock(file_, LOCK_UN); }
+  Locked(const Locked&) = delete;
+  Locked& operator=(const Locked&) = delete;
+
+ private:
+  const int file_;
+};
+
+}  // namespace
+
+nlohmann::ordered_json left_out_line(const std::string& name, const std::string& why) {
+  nlohmann::ordered_json line = {{"picture", in_utf8(name)}, {"why", in_utf8(why)}};
+  if (line["picture"] == name) return line;
+  std::string hex;
+  for (const char c : name) hex += fmt::format("{:02x}", static_cast<unsigned char>(c));
+  line["name_hex"] = hex;
+  return line;
+}
+
+std::string left_out_name(const Json& line) {
+  if (!line.contains("name_hex")) return line.at("picture");
+  const auto hex = line.at("name_hex").get<std::string>();
+  std::string name;
+  for (size_t i = 0; i + 1 < hex.size(); i += 2)
+    name += static_cast<char>(std::stoi(hex.substr(i, 2), nullptr, 16));
+  return name;
+}
+
+Json read_left_out(const std::string& path) {
+  std::ifstream file(path, std::ios::binary);
+  Json lines = Json::array();
+  for (std::string text; std::getline(file, text) && !file.eof();)
+    if (Json line = parse_line(text); !line.is_null()) lines.push_back(std::move(line));
+  return lines;
+}
+
+void prepare_left_out(const std::string& path, int64_t stage, bool begins) {
+  if (!std::filesystem::exists(path)) return;
+  std::string text;
+  std::ifstream file(path, std::ios::binary);
+  for (std::string own; std::getline(file, own) && !file.eof();) {
+    const Json line = parse_line(own);
+    if (line.is_null() || line.value("stage", int64_t{-1}) > stage - (begins ? 1 : 0)) continue;
+    text += own + '\n';
+  }
+  if (text.size() != std::filesystem::file_size(path)) write_file_atomically("train", path, text);
+}
+
+LeftOutList::LeftOutList(const std::string& path, int64_t stage, std::string of)
+    : path_(path),
+      stage_(stage),
+      of_(std::move(of)),
+      file_(::open(path.c_str(), O_RDWR | O_CREAT | O_APPEND | O_CLOEXEC, 0666)) {
+  if (file_ < 0) fail("train", "cannot write {}: {}", path, std::strerror(errno));
+}
+
+LeftOutList::~LeftOutList() { ::close(file_); }
+
+// Reads what this object or others have added.
+void LeftOutList::read_on() {
+  std::string text;
+  std::array<char, 1 << 16> block;
+  for (ssize_t count = 0;;) {
+    count = ::pread(file_, block.data(), block.size(), num_read_ + std::ssize(text));
+    if (count <= 0) break;
+    text.append(block.data(), static_cast<size_t>(count));
+  }
+  size_t begin = 0;
+  for (size_t end = 0; (end = text.find('\n', begin)) != text.npos; begin = end + 1) {
+    const Json line = parse_line(std::string_view(text).substr(begin, end - begin));
+    if (!line.is_null() && is_of(line, stage_, of_)) listed_.insert(left_out_name(line));
+  }
+  num_read_ += static_cast<int64_t>(begin);
+}
+
+int64_t LeftOutList::add(std::vector<nlohmann::ordered_json> lines) {
+  const Locked lock(file_);
+  read_on();
+  std::string text;
+  int64_t num_added = 0;
+  for (nlohmann::ordered_json& line : lines) {
+    if (!listed_.insert(left_out_name(line)).second) continue;
+    line["stage"] = stage_;
+    line["of"] = of_;
+    text += line.dump() + '\n';
+    ++num_added;
+  }
+  const ssize_t written = ::write(file_, text.data(), text.size());
+  if (written != std::ssize(text) || ::fdatasync(file_) != 0)
+    fail("train", "cannot write {}: {}", path_, std::strerror(errno));
+  return num_added;
+}
+
+}  // namespace kiln

@@ -1,0 +1,48 @@
+// RUN/skipped.jsonl: the pictures that a run on pictures has left out, which resuming reads. Torch-free.
+#pragma once
+#include <cstdint>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <unordered_set>
+#include <vector>
+
+namespace kiln {
+
+inline constexpr const char* kLeftOutFile = "skipped.jsonl";  // of a run folder
+
+// A line is {"picture": NAME, "why": TEXT, "stage": STEP, "of": SET, ...}: a picture of the data set SET
+// ("--data") is left out until the stage ends that begins at STEP. Lines are on the disk when add() returns,
+// since the run goes on without the picture from there. A name that is no UTF-8 is also in "name_hex".
+class LeftOutList {
+ public:
+  // Goes on with the file, or makes it. Every rank of a run may have it open. Throws Error.
+  LeftOutList(const std::string& path, int64_t stage, std::string of);
+  ~LeftOutList();
+  LeftOutList(const LeftOutList&) = delete;
+  LeftOutList& operator=(const LeftOutList&) = delete;
+
+  // Adds lines, made by left_out_line(), for pictures that have none. Returns how many. Throws Error.
+  int64_t add(std::vector<nlohmann::ordered_json> lines);
+
+ private:
+  void read_on();
+
+  const std::string path_;
+  const int64_t stage_;
+  const std::string of_;
+  int file_ = -1;
+  int64_t num_read_ = 0;                    // bytes, of whole lines
+  std::unordered_set<std::string> listed_;  // names
+};
+
+nlohmann::ordered_json left_out_line(const std::string& name, const std::string& why);
+// Returns the name in a line, which may be no UTF-8.
+std::string left_out_name(const nlohmann::json& line);
+
+// Returns the whole lines of a file, as a list; an empty one without a file.
+nlohmann::json read_left_out(const std::string& path);
+// Makes a file ready for the stage that begins at `stage`: removes a torn line, the lines of later stages,
+// which a run that fell back trains anew, and if `begins` also those of this stage. Throws Error.
+void prepare_left_out(const std::string& path, int64_t stage, bool begins);
+
+}  // namespace kiln
