@@ -237,6 +237,16 @@ TEST(ImagePipeline, StopsInTheMiddle) {
   EXPECT_TRUE(pipeline.next(prepared));
 }
 
+TEST(MetadataJsonl, Friction23PicturesWithoutALineAreCountedOnceAlsoBesideALinkToTheFolder) {
+  const TempFolder folder;
+  for (const char* name : {"a.png", "b.png", "more/c.png"}) test::write_file(folder / name, png(1));
+  test::write_file(folder / "metadata.jsonl", "{\"file_name\": \"a.png\"}\n");
+  std::filesystem::create_directory_symlink(".", folder / "more/loop");
+  std::filesystem::create_directory_symlink("..", folder / "more/up");
+  EXPECT_THAT(ImageDataset::open(folder / "")->notes(),
+              testing::ElementsAre(HasSubstr("2 of the 3 pictures")));
+}
+
 TEST(OrderedWorkers, KeepsOrderAndBoundAndRethrows) {
   std::atomic<int64_t> num_started = 0;
   int64_t num_taken = 0;

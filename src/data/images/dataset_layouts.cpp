@@ -3,12 +3,15 @@
 #include <algorithm>
 #include <array>
 #include <filesystem>
+#include <unordered_set>
 
 #include "core/error.h"
 #include "data/images/file_io.h"
 
 namespace kiln::layouts {
 namespace {
+
+namespace fs = std::filesystem;
 
 constexpr int64_t kMaxClasses = 1 << 20;
 
@@ -31,6 +34,38 @@ Caption caption_of(const nlohmann::json& value, const std::string& where) {
   return caption;
 }
 
+// Returns notes about the files below `root` that `records` does not list, although they are pictures. Links
+// to folders are not followed. A folder that cannot be read costs the notes, no more.
+std::vector<std::string> unlisted_notes(const std::string& root, const std::string& list_path,
+                                        const std::vector<ImageRecord>& records) {
+  std::unordered_set<std::string> listed;
+  for (const ImageRecord& record : records) listed.insert(fs::path(record.name).lexically_normal());
+  OtherPictures others;
+  std::string first;
+  int64_t num_pictures = 0, num_unlisted = 0;
+  std::error_code error;
+  fs::recursive_directory_iterator entry(root, fs::directory_options::skip_permission_denied, error);
+  for (; !error && entry != fs::recursive_directory_iterator(); entry.increment(error)) {
+    const std::string path = entry->path(), name = path.substr(root.size() + 1);
+    const bool is_listed = listed.contains(name);
+    if (!has_image_extension(path)) {
+      if (!is_listed) others.add(path);
+      continue;
+    }
+    ++num_pictures;
+    if (is_listed) continue;
+    if (num_unlisted++ == 0 || name < first) first = name;
+  }
+  if (error) return {};
+  std::vector<std::string> notes;
+  if (num_unlisted > 0)
+    notes.push_back(
+        fmt::format("{} of the {} pictures in {} have no line in {} and are left out, the first: {}",
+                    num_unlisted, num_pictures, root, fs::path(list_path).filename().string(), first));
+  others.append_note(notes);
+  return notes;
+}
+
 }  // namespace
 
 std::string lower_case(std::string text) {
@@ -51,6 +86,13 @@ void FileDataset::set(std::vector<ImageRecord> records, std::vector<std::string>
   records_ = std::move(records);
   class_names_ = std::move(class_names);
   notes_ = std::move(notes);
+}
+
+std::vector<std::string> FileDataset::notes() const {
+  if (list_path_.empty()) return notes_;
+  std::vector<std::string> all = unlisted_notes(root_, list_path_, records_);
+  all.insert(all.end(), notes_.begin(), notes_.end());
+  return all;
 }
 
 PictureBytes FileDataset::bytes(int64_t index) const {

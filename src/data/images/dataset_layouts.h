@@ -22,11 +22,14 @@ class FileDataset : public ImageDataset {
   FileDataset(std::string root, const char* layout) : root_(std::move(root)), layout_(layout) {}
   const char* layout() const override { return layout_; }
   PictureBytes bytes(int64_t index) const override;
+  std::vector<std::string> notes() const override;
   void set(std::vector<ImageRecord> records, std::vector<std::string> class_names,
            std::vector<std::string> notes);
+  // Pictures that the list at `path` has no line for are noted.
+  void set_list(const std::string& path) { list_path_ = path; }
 
  private:
-  std::string root_;
+  std::string root_, list_path_;
   const char* layout_;
 };
 

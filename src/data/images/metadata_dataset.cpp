@@ -31,37 +31,6 @@ std::string file_name_of(const nlohmann::json& fields, const char* key, const st
   return name;
 }
 
-// Returns notes about the files below `root` that `names` does not list, although they are pictures.
-std::vector<std::string> unlisted_notes(const std::string& root, const std::string& list_path,
-                                        const std::unordered_set<std::string>& names) {
-  namespace fs = std::filesystem;
-  std::unordered_set<std::string> listed;
-  for (const std::string& name : names) listed.insert(fs::path(name).lexically_normal());
-  OtherPictures others;
-  std::string first;
-  int64_t num_pictures = 0, num_unlisted = 0;
-  for (const auto& entry :
-       fs::recursive_directory_iterator(root, fs::directory_options::follow_directory_symlink |
-                                                  fs::directory_options::skip_permission_denied)) {
-    const std::string path = entry.path(), name = path.substr(root.size() + 1);
-    const bool is_listed = listed.contains(name);
-    if (!has_image_extension(path)) {
-      if (!is_listed) others.add(path);
-      continue;
-    }
-    ++num_pictures;
-    if (is_listed) continue;
-    if (num_unlisted++ == 0 || name < first) first = name;
-  }
-  std::vector<std::string> notes;
-  if (num_unlisted > 0)
-    notes.push_back(
-        fmt::format("{} of the {} pictures in {} have no line in {} and are left out, the first: {}",
-                    num_unlisted, num_pictures, root, fs::path(list_path).filename().string(), first));
-  others.append_note(notes);
-  return notes;
-}
-
 }  // namespace
 
 std::unique_ptr<ImageDataset> open_metadata(const std::string& root, const std::string& metadata_path) {
@@ -88,7 +57,8 @@ std::unique_ptr<ImageDataset> open_metadata(const std::string& root, const std::
   }
   auto class_names = labels.finish(records, metadata_path);
   auto dataset = std::make_unique<FileDataset>(root, "metadata_jsonl");
-  std::vector<std::string> notes = unlisted_notes(root, metadata_path, names);
+  dataset->set_list(metadata_path);
+  std::vector<std::string> notes;
   missing.append_note(std::ssize(records), notes);
   dataset->set(std::move(records), std::move(class_names), std::move(notes));
   return dataset;
@@ -114,7 +84,8 @@ std::unique_ptr<ImageDataset> open_data_info(const std::string& root, const std:
     records.push_back(std::move(record));
   }
   auto dataset = std::make_unique<FileDataset>(root, "data_info");
-  std::vector<std::string> notes = unlisted_notes(root, list_path, names);
+  dataset->set_list(list_path);
+  std::vector<std::string> notes;
   missing.append_note(std::ssize(records), notes);
   dataset->set(std::move(records), {}, std::move(notes));
   return dataset;
