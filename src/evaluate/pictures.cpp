@@ -44,7 +44,7 @@ class FolderPictures : public PictureSource {
       at::parallel_for(0, count, 1, [&](int64_t begin, int64_t end) {
         for (auto i = static_cast<size_t>(begin); i < static_cast<size_t>(end); ++i) try {
             images[i] = load(first + static_cast<int64_t>(i));
-          } catch (const Error& error) {
+          } catch (const BrokenPicture& error) {
             if (!skips_broken_) throw;
             skipped[i] = error.what();
           }
