@@ -12,7 +12,7 @@ namespace kiln {
 
 namespace {
 
-constexpr const char* kEvents = "TensorBoard's events";
+constexpr const char *kEvents = "TensorBoard's events", *kLog = "lines of log.jsonl";
 
 double gigabytes(double bytes) { return bytes / 1e9; }
 
@@ -49,7 +49,8 @@ void add(std::optional<double>& sum, std::optional<double> value) {
 }  // namespace
 
 Monitor::Monitor(const MonitorOptions& options, int64_t from_step)
-    : options_(options), log_(options.run, from_step), timers_(options.device), first_step_(from_step) {
+    : options_(options), timers_(options.device), first_step_(from_step) {
+  by_products_.try_to_write(kLog, [&] { open_log(); });  // cuts what a resume goes over again
   const int first = options.device.is_cuda() ? options.device.index() : 0;
   for (int64_t gpu = 0; gpu < std::max<int64_t>(1, options.num_gpus); ++gpu) {
     auto nvml = Nvml::open(first + static_cast<int>(gpu));
@@ -61,8 +62,15 @@ Monitor::Monitor(const MonitorOptions& options, int64_t from_step)
                               [&] { events_ = std::make_unique<EventWriter>(options.run, from_step + 1); });
 }
 
+void Monitor::open_log() {
+  if (!log_) log_ = std::make_unique<RunLog>(options_.run, first_step_);
+}
+
 void Monitor::log(const nlohmann::json& line) {
-  by_products_.try_to_write("lines of log.jsonl", [&] { log_.append(line); });
+  by_products_.try_to_write(kLog, [&] {
+    open_log();
+    log_->append(line);
+  });
 }
 
 // After an error the file may end within a record, and TensorBoard would read nothing behind it.

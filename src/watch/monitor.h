@@ -112,13 +112,14 @@ class Monitor {
   std::string used_text(const nlohmann::json& line);
   void say_alive(const StepReport& report);
   std::string time_left_text(int64_t step, double train_seconds, const char* separator) const;
+  void open_log();
   void log(const nlohmann::json& line);
   void tell_tensorboard(const std::function<void(EventWriter& events)>& tell);
   static void add_scalars(EventWriter& events, const nlohmann::json& line);
 
   MonitorOptions options_;
   ByProducts by_products_;
-  RunLog log_;
+  std::unique_ptr<RunLog> log_;          // null: it could not be opened so far
   std::unique_ptr<EventWriter> events_;  // null: not asked for, or it failed
   PhaseTimers timers_;
   std::vector<std::unique_ptr<Nvml>> gpus_;  // those the driver reports on; this rank's comes first

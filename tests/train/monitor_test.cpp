@@ -180,6 +180,28 @@ TEST(Monitor, Finding6AFullDiskIsOneWarningForEachFile) {
   EXPECT_THAT(steps, ElementsAre(1, 3)) << "whole lines only";
 }
 
+TEST(Monitor, Finding6ALogThatCannotBeOpenedIsOneWarning) {
+  const test::TempFolder run;
+  fs::create_directory(run / "log.jsonl");
+  const StepResult result{.loss = 0.25, .losses = {0.25}};
+  ::testing::internal::CaptureStderr();
+  Monitor monitor({.run = run.path().string(), .global_batch = 1, .max_steps = 9, .log_every = 1}, 0);
+  ::testing::internal::CaptureStdout();
+  const auto step = [&](int64_t number) {
+    monitor.step({.step = number, .images_seen = number, .result = &result, .positions = {0.5}});
+  };
+  step(1);
+  fs::remove(run / "log.jsonl");
+  step(2);
+  ::testing::internal::GetCapturedStdout();
+  const std::string warnings = ::testing::internal::GetCapturedStderr();
+  EXPECT_EQ(std::ranges::count(warnings, '\n'), 1) << warnings;
+  EXPECT_THAT(warnings, HasSubstr("warning: training goes on without lines of log.jsonl: cannot open "));
+  const std::vector<nlohmann::json> lines = read_run_log(run.path().string());
+  ASSERT_EQ(lines.size(), 1U) << "from the line on that can be written";
+  EXPECT_EQ(lines.front().at("step"), 2);
+}
+
 // A hundred slow steps may lie between two lines of the log.
 TEST(Monitor, TellsThatTrainingGoesOnBetweenTwoLines) {
   const auto text_of = [](double quiet_seconds) {
