@@ -59,6 +59,7 @@ inline void on_nodes(const std::vector<int64_t>& ranks_of_nodes, const RankBody&
   for (Ranks& ranks : all) {
     ranks.world_size = static_cast<int64_t>(all.size());
     ranks.master_port = rendezvous.port();
+    ranks.secret = rendezvous.secret();
     threads.emplace_back([&] {
       try {
         body(ProcessGroup::connect(ranks, {.timeout = timeout}));
@@ -76,7 +77,7 @@ inline void on_nodes(const std::vector<int64_t>& ranks_of_nodes, const RankBody&
 inline void alone_connected(at::Device device, const RankBody& body) {
   const ScopedVariable no_record("TORCH_FR_BUFFER_SIZE", "0");
   const Rendezvous rendezvous;
-  const Ranks ranks{.master_port = rendezvous.port(), .launcher_hosts = true};
+  const Ranks ranks{.master_port = rendezvous.port(), .launcher_hosts = true, .secret = rendezvous.secret()};
   body(ProcessGroup::connect(
       ranks, {.device = device, .timeout = std::chrono::seconds(60), .connects_alone = true}));
 }

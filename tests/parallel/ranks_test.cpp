@@ -17,6 +17,7 @@
 
 #include "core/error.h"
 #include "parallel/rank_threads.h"
+#include "parallel/ranks/rendezvous_store.h"
 #include "test_files.h"
 
 namespace kiln {
@@ -25,6 +26,7 @@ namespace {
 using test::message_of;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
+using ::testing::IsEmpty;
 
 Ranks read(const std::map<std::string, std::string>& variables) {
   return ranks_from_environment([&](const char* name) -> const char* {
@@ -125,6 +127,19 @@ TEST(Ranks, WhatIsMissingOrImpossibleIsNamed) {
               HasSubstr("MASTER_ADDR is not set"));
 }
 
+// Whatever this machine is called.
+TEST(Ranks, Finding3ThoseOfOneMachineMeetOnItsOwnAddress) {
+  const auto address_of = [](const std::map<std::string, std::string>& more) {
+    std::map<std::string, std::string> variables = {
+        {"RANK", "1"}, {"WORLD_SIZE", "2"}, {"LOCAL_RANK", "1"}, {"MASTER_ADDR", "node0"}};
+    variables.insert(more.begin(), more.end());
+    return read(variables).master_addr;
+  };
+  EXPECT_EQ(address_of({{"LOCAL_WORLD_SIZE", "2"}}), "127.0.0.1");
+  EXPECT_EQ(address_of({{"LOCAL_WORLD_SIZE", "2"}, {"TORCHELASTIC_USE_AGENT_STORE", "True"}}), "node0");
+  EXPECT_EQ(address_of({}), "node0") << "rank 0 may be elsewhere";
+}
+
 TEST(Ranks, Finding3TheSecretOfAJob) {
   const test::TempFolder folder;
   const std::string secret = "0123456789abcdef";
@@ -142,6 +157,8 @@ TEST(Ranks, Finding3TheSecretOfAJob) {
               HasSubstr("KILN_JOB_SECRET_FILE expects 16 characters or more, got 0"));
   EXPECT_THAT(message_of([&] { with("KILN_JOB_SECRET_FILE", folder / "absent"); }), HasSubstr("absent"));
 }
+
+constexpr const char* kSecret = "0123456789abcdef";
 
 // Returns whether something listens there.
 bool is_open(const char* address, int64_t port) {
@@ -164,19 +181,90 @@ TEST(Rendezvous, Finding3OnlyThisMachineReachesIt) {
   EXPECT_FALSE(is_open(kElsewhere, rendezvous.port()));
 }
 
+int64_t free_port() {
+  const Rendezvous rendezvous;
+  return rendezvous.port();
+}
+
+// One rank that is alone and yet connected.
+std::shared_ptr<ProcessGroup> connect_alone(const Ranks& ranks) {
+  const test::ScopedVariable no_record("TORCH_FR_BUFFER_SIZE", "0");
+  return ProcessGroup::connect(ranks, {.timeout = std::chrono::seconds(60), .connects_alone = true});
+}
+
 // By hand or with srun: rank 0 hosts.
 TEST(Rendezvous, Finding3NorThatOfRankZeroOnOneMachine) {
-  const test::ScopedVariable no_record("TORCH_FR_BUFFER_SIZE", "0");
-  int64_t port = 0;
-  {
-    const Rendezvous free_port;
-    port = free_port.port();
+  for (const char* address : {"", kElsewhere}) {
+    const int64_t port = free_port();
+    const auto group = connect_alone(read({{"RANK", "0"},
+                                           {"WORLD_SIZE", "1"},
+                                           {"LOCAL_WORLD_SIZE", "1"},
+                                           {"MASTER_ADDR", address},
+                                           {"MASTER_PORT", fmt::to_string(port)}}));
+    EXPECT_TRUE(is_open("127.0.0.1", port)) << address;
+    EXPECT_FALSE(is_open(kElsewhere, port)) << address;
   }
-  const Ranks ranks{.master_port = port};
-  const auto group =
-      ProcessGroup::connect(ranks, {.timeout = std::chrono::seconds(60), .connects_alone = true});
-  EXPECT_TRUE(is_open("127.0.0.1", port));
-  EXPECT_FALSE(is_open(kElsewhere, port));
+}
+
+TEST(Rendezvous, Finding3WhoeverElseCanReachItIsToldWithoutASecret) {
+  const auto warning_of = [](const Ranks& ranks) {
+    ::testing::internal::CaptureStderr();
+    connect_alone(ranks);
+    return ::testing::internal::GetCapturedStderr();
+  };
+  const Rendezvous of_launcher;
+  const char* kWarning = "these ranks have no secret, so whoever reaches 127.0.0.";
+  EXPECT_THAT(warning_of({.master_addr = kElsewhere, .master_port = free_port()}), HasSubstr(kWarning));
+  EXPECT_THAT(warning_of({.master_port = of_launcher.port(), .launcher_hosts = true}), HasSubstr(kWarning))
+      << "torchrun's listens on all addresses";
+  EXPECT_THAT(warning_of({.master_addr = kElsewhere, .master_port = free_port(), .secret = kSecret}),
+              IsEmpty());
+  EXPECT_THAT(warning_of({.master_port = free_port()}), IsEmpty());
+}
+
+// A job of two ranks at a rendezvous of its own.
+struct MetRanks {
+  Rendezvous rendezvous;
+  std::vector<c10::intrusive_ptr<c10d::Store>> stores{2};  // as a stranger reads and writes them
+  std::vector<std::shared_ptr<NoticeBoard>> boards{2};
+
+  // `before`: what comes between the first rank and the other one.
+  explicit MetRanks(const std::function<void(c10d::Store&)>& before = [](c10d::Store&) {}) {
+    std::vector<std::thread> threads;
+    for (int64_t rank = 0; rank < 2; ++rank) {
+      const auto r = static_cast<size_t>(rank);
+      const Ranks ranks{.rank = rank,
+                        .world_size = 2,
+                        .master_port = rendezvous.port(),
+                        .launcher_hosts = true,
+                        .secret = kSecret};
+      stores[r] = open_store(ranks, std::chrono::seconds(60));
+      if (rank == 1) before(*open_store(ranks, std::chrono::seconds(60)));
+      threads.emplace_back(
+          [this, r, ranks] { boards[r] = meet(*stores[r], ranks, std::chrono::seconds(60)); });
+    }
+    for (std::thread& thread : threads) thread.join();
+  }
+};
+
+// Both have the secret of a file, and this is the first attempt of both.
+TEST(Rendezvous, Finding3ANoticeOfAnEarlierJobDoesNotCount) {
+  MetRanks earlier, job;
+  earlier.boards[1]->set("failed/1", "the disk is full");
+  EXPECT_EQ(earlier.boards[0]->find("failed/1"), "the disk is full");
+  job.stores[0]->set("failed/1", earlier.stores[0]->get("failed/1"));
+  EXPECT_EQ(job.boards[0]->find("failed/1"), std::nullopt);
+  job.boards[1]->set("failed/1", "of this job");
+  EXPECT_EQ(job.boards[0]->find("failed/1"), "of this job");
+}
+
+TEST(Rendezvous, Finding3AStrangerThatComesFirstIsIgnored) {
+  const MetRanks job([](c10d::Store& store) {
+    for (const char* key : {"here/1", "job"}) store.set(key, "yes");
+    std::this_thread::sleep_for(std::chrono::milliseconds(200));  // rank 0 looks at them
+  });
+  job.boards[1]->set("failed/1", "the disk is full");
+  EXPECT_EQ(job.boards[0]->find("failed/1"), "the disk is full");
 }
 
 TEST(Rendezvous, Finding3RanksWithAnotherSecretAreNamed) {
@@ -192,9 +280,9 @@ TEST(Rendezvous, Finding3RanksWithAnotherSecretAreNamed) {
                         .local_world_size = 2,
                         .master_port = rendezvous.port(),
                         .launcher_hosts = true,
-                        .secret = rank == 0 ? "" : "0123456789abcdef"};
+                        .secret = rank == 0 ? "" : kSecret};
       messages[static_cast<size_t>(rank)] =
-          message_of([&] { ProcessGroup::connect(ranks, {.timeout = std::chrono::seconds(60)}); });
+          message_of([&] { ProcessGroup::connect(ranks, {.timeout = std::chrono::seconds(1)}); });
     });
   for (std::thread& thread : threads) thread.join();
   EXPECT_THAT(messages[0], HasSubstr("rank 1 has another secret"));

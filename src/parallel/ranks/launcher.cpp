@@ -20,7 +20,6 @@
 
 #include "core/command_line.h"
 #include "core/error.h"
-#include "parallel/ranks/notice_board.h"
 #include "parallel/ranks/rendezvous.h"
 
 namespace kiln {
@@ -144,7 +143,7 @@ class Launch {
       fail("launch", "cannot start rank {}: {}", rank, std::strerror(errno));
     errors_.push_back(ends[0]);
     Pointers arguments(own_arguments()),
-        environment(environment_of(rank, num_ranks_, rendezvous_.port(), secret_, ends[1]));
+        environment(environment_of(rank, num_ranks_, rendezvous_.port(), rendezvous_.secret(), ends[1]));
     const pid_t parent = getpid(), child = fork();
     if (child < 0) fail("launch", "cannot start rank {}: {}", rank, std::strerror(errno));
     if (child > 0) {
@@ -226,8 +225,7 @@ class Launch {
 
   const int64_t num_ranks_;
   const BlockedSignals signals_;
-  const std::string secret_ = random_secret();
-  const Rendezvous rendezvous_{secret_};
+  const Rendezvous rendezvous_;
   std::vector<pid_t> children_;  // by rank; 0: has ended
   std::vector<int> errors_;      // by rank: where it says why it ends
   Failure first_failure_;

@@ -27,8 +27,8 @@ bool are_equal(std::string_view a, std::string_view b) {
 
 class SignedBoard : public NoticeBoard {
  public:
-  SignedBoard(std::shared_ptr<NoticeBoard> board, std::string secret, std::string attempt)
-      : board_(std::move(board)), secret_(std::move(secret)), attempt_(std::move(attempt)) {}
+  SignedBoard(std::shared_ptr<NoticeBoard> board, std::string secret, std::string job)
+      : board_(std::move(board)), secret_(std::move(secret)), job_(std::move(job)) {}
 
   void set(const std::string& key, const std::string& value) override {
     board_->set(key, tag_of(key, value) + value);
@@ -43,19 +43,19 @@ class SignedBoard : public NoticeBoard {
 
  private:
   std::string tag_of(const std::string& key, const std::string& value) const {
-    return hmac_sha256(secret_, fmt::format("{}\n{}\n{}", attempt_, key, value));
+    return hmac_sha256(secret_, fmt::format("{}\n{}\n{}", job_, key, value));
   }
 
   const std::shared_ptr<NoticeBoard> board_;
-  const std::string secret_, attempt_;
+  const std::string secret_, job_;
 };
 
 }  // namespace
 
 std::shared_ptr<NoticeBoard> signed_board(std::shared_ptr<NoticeBoard> board, std::string secret,
-                                          std::string attempt) {
+                                          std::string job) {
   if (secret.empty()) return board;
-  return std::make_shared<SignedBoard>(std::move(board), std::move(secret), std::move(attempt));
+  return std::make_shared<SignedBoard>(std::move(board), std::move(secret), std::move(job));
 }
 
 std::string random_secret() {

@@ -40,15 +40,14 @@ std::shared_ptr<ProcessGroup> ProcessGroup::connect(const Ranks& ranks, const Pr
   try {
     const auto patience = connection->patience();
     const auto store = open_store(ranks, patience);
-    meet(*store, ranks, patience);
-    if (ranks.rank == 0 && ranks.secret.empty() && ranks.local_world_size < ranks.world_size)
-      fmt::print(
-          stderr,
-          "warning: the ranks on these machines have no secret, so whoever reaches {}:{} can end them with a "
-          "message of their own: set KILN_JOB_SECRET or KILN_JOB_SECRET_FILE\n",
-          ranks.master_addr, ranks.master_port);
+    auto board = meet(*store, ranks, patience);
+    if (ranks.rank == 0 && ranks.secret.empty() && !is_on_loopback(ranks))
+      fmt::print(stderr,
+                 "warning: these ranks have no secret, so whoever reaches {}:{} can end them with a "
+                 "message of their own: set KILN_JOB_SECRET or KILN_JOB_SECRET_FILE\n",
+                 ranks.master_addr, ranks.master_port);
     connection->store = store;
-    connection->heartbeat = std::make_shared<Heartbeat>(notice_board(*store, ranks), ranks);
+    connection->heartbeat = std::make_shared<Heartbeat>(std::move(board), ranks);
     connection->open_backends("", ranks);
     group->connection_ = std::move(connection);
   } catch (const std::exception& error) {

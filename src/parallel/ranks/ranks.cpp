@@ -139,15 +139,19 @@ Ranks ranks_from_environment(const Environment& environment) {
     fail("ranks", "{} expects less than {} ({}), got {}", names->local_rank, names->local_world_size,
          ranks.local_world_size, ranks.local_rank);
   const bool one_machine = ranks.local_world_size == ranks.world_size;
+  ranks.launcher_hosts = variables.text("TORCHELASTIC_USE_AGENT_STORE") == "True";
   const std::string slurm_host = first_slurm_host(variables.text("SLURM_STEP_NODELIST"));
   ranks.master_addr = variables.text("MASTER_ADDR", one_machine ? "127.0.0.1" : slurm_host);
   if (ranks.master_addr.empty())
     fail("ranks", "MASTER_ADDR is not set: ranks on several machines need the address of rank 0's");
+  // Under another name of this machine, rank 0 would listen to its network, too. Where nobody says how many
+  // ranks are here, some may be elsewhere.
+  if (one_machine && !ranks.launcher_hosts && variables.has(names->local_world_size))
+    ranks.master_addr = "127.0.0.1";
   // Two jobs on one machine must not meet: Slurm's job number tells them apart.
   ranks.master_port = variables.number("MASTER_PORT", 29500 + variables.number("SLURM_JOB_ID", 0) % 20000);
   if (ranks.master_port < 1 || ranks.master_port > 65535)
     fail("ranks", "MASTER_PORT expects 1 to 65535, got {}", ranks.master_port);
-  ranks.launcher_hosts = variables.text("TORCHELASTIC_USE_AGENT_STORE") == "True";
   ranks.attempt = variables.text("TORCHELASTIC_RESTART_COUNT", "0");
   ranks.secret = secret_of(variables);
   return ranks;

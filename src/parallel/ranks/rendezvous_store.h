@@ -9,15 +9,17 @@
 
 namespace kiln {
 
+// True if rank 0 hosts the store and only this machine reaches it.
+bool is_on_loopback(const Ranks& ranks);
+
 // Opens the store. Throws when the host of the rendezvous does not answer in time.
 c10::intrusive_ptr<c10d::Store> open_store(const Ranks& ranks, std::chrono::milliseconds timeout);
 
-// Waits for every rank to come. Throws Error naming those that do not, or that have another secret; the
-// connections among ranks, which follow, would wait silently. The rank that hosts the rendezvous is the last
-// to give up, so that the others can still ask.
-void meet(c10d::Store& store, const Ranks& ranks, std::chrono::milliseconds patience);
-
-// Returns the board for notices, over a connection of its own, signed with the secret of the ranks.
-std::shared_ptr<NoticeBoard> notice_board(c10d::Store& store, const Ranks& ranks);
+// Waits for every rank to come. Returns their board for notices, over a connection of its own. With a secret
+// it is signed with it and a name that rank 0 draws for this job: notices of an earlier one do not count.
+// Who comes without the secret is waited for as if nobody had come. Throws Error naming such ranks and those
+// that do not come; the connections among ranks, which follow, would wait silently. The rank that hosts the
+// rendezvous is the last to give up, so that the others can still ask.
+std::shared_ptr<NoticeBoard> meet(c10d::Store& store, const Ranks& ranks, std::chrono::milliseconds patience);
 
 }  // namespace kiln

@@ -54,7 +54,8 @@ RankLinks measure_rank_links() {
                                                 .local_rank = rank,
                                                 .local_world_size = kRanks,
                                                 .master_port = rendezvous.port(),
-                                                .launcher_hosts = true},
+                                                .launcher_hosts = true,
+                                                .secret = rendezvous.secret()},
                                                {.timeout = std::chrono::seconds(60)});
       const double of_small = exchange_seconds(*group, kSmallTensor, kSmallTimes),
                    of_large = exchange_seconds(*group, kLargeTensor, kLargeTimes);
