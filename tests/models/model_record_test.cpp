@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 
 #include "core/error.h"
+#include "models/model.h"
 #include "test_files.h"
 
 namespace kiln {
@@ -32,7 +33,8 @@ ModelRecord full_record() {
                           .path = "/disk/vae",
                           .fingerprint = "xxh3:1",
                           .scaling_factor = 0.13,
-                          .shift_factor = 0.5},
+                          .shift_factor = 0.5,
+                          .downsample = 8},
           .text = {.encoder = "t5_encoder",
                    .encoder_path = "/disk/t5",
                    .encoder_fingerprint = "xxh3:2",
@@ -65,6 +67,26 @@ TEST(ModelRecord, PartsThatAnEarlierVersionDidNotWriteAreNotKnown) {
   EXPECT_EQ(record.autoencoder.name, "");
   EXPECT_EQ(record.text.encoder, "");
   EXPECT_TRUE(record.adapter.config.is_null());
+}
+
+TEST(ModelRecord, AnUnknownAutoencoderHasNoScale) {
+  const json written = to_json({.autoencoder = {.name = ""}});
+  EXPECT_FALSE(written["autoencoder"].contains("scaling_factor"));
+  EXPECT_FALSE(written["autoencoder"].contains("shift_factor"));
+}
+
+TEST(ModelRecord, WhatIsDrawnHasTheRecordedSizeWhereTheModelTakesIt) {
+  DenoiserShape any, square;
+  any.input_size = square.input_size = 64;
+  any.size_multiple = 2;
+  ModelRecord record = {.image_size = 64, .autoencoder = {.downsample = 8}};
+  EXPECT_EQ(drawn_side(record, any, 8), 8);
+  EXPECT_EQ(drawn_side(record, any, 4), 8);  // the record knows better
+  EXPECT_EQ(drawn_side(record, square, 8), 64);
+  record.image_size = 72;  // not a whole number of patches
+  EXPECT_EQ(drawn_side(record, any, 8), 64);
+  record.image_size = 0;
+  EXPECT_EQ(drawn_side(record, any, 8), 64);
 }
 
 TEST(ModelRecord, WrongKindsAreNamedWithTheirPlace) {

@@ -14,6 +14,7 @@ from pipelines import START, kiln_normals, text_encoder, tiny_kl
 from pixart_torch import PixArt
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
+from transformers import T5EncoderModel, T5Tokenizer
 
 NAMES = ["cats & dogs", "birds", "fish", "trees"]
 TINY = dict(input_size=8, patch_size=2, in_channels=3, hidden_size=64, depth=2, num_heads=4, num_classes=4, learn_sigma=False)
@@ -49,17 +50,24 @@ def dit_run(tmp_path_factory):
     return make_run(tmp_path_factory.mktemp("dit") / "run", randomise_(DiT(**TINY)).state_dict(), info)
 
 
+def one_picture(folder):
+    """A folder of one picture with its caption."""
+    pictures = folder / "pictures"
+    pictures.mkdir()
+    Image.new("RGB", (64, 64), (200, 30, 40)).save(pictures / "0.png")
+    (pictures / "metadata.jsonl").write_text(json.dumps(dict(file_name="0.png", text="a red square")) + "\n")
+    return pictures
+
+
 def fingerprints_of(tmp_path_factory, vae, encoder):
     """What kiln records of the two: it is asked by training a step on a picture with them."""
     folder = tmp_path_factory.mktemp("asked")
-    (folder / "pictures").mkdir()
-    Image.new("RGB", (64, 64), (200, 30, 40)).save(folder / "pictures/0.png")
-    (folder / "pictures/metadata.jsonl").write_text(json.dumps(dict(file_name="0.png", text="a red square")) + "\n")
+    one_picture(folder)
     succeed("train", "--model", "pixart", "--hidden-size", 32, "--depth", 1, "--num-heads", 2, "--data", folder / "pictures",
             "--autoencoder", vae, "--text-encoder", encoder, "--text-max-tokens", 12, "--image-size", 64, "--global-batch", 1,
-            "--max-steps", 1, "--threads", 1, "--peak-tflops", 1, "--out", folder / "run")
+            "--max-steps", 1, "--lr", 0.05, "--threads", 1, "--peak-tflops", 1, "--out", folder / "run")
     info = json.loads((folder / "run/config.json").read_text())
-    return dict(autoencoder=info["autoencoder"], text=info["text"]), info
+    return dict(autoencoder=info["autoencoder"], text=info["text"]), info, folder / "run"
 
 
 @pytest.fixture(scope="module")
@@ -433,9 +441,125 @@ def test_14_noise_of_the_steps_too(dit_run, tmp_path):
     assert np.array_equal(got, want)
 
 
-def test_a_run_writes_its_record(recorded):
-    _, info = recorded
+def test_a_run_writes_its_record(recorded, pieces):
+    _, info, run = recorded
     assert info["drawing"]["unconditional"] == "null_rows" and info["drawing"]["guided_channels"] == "model"
     assert info["drawing"]["sampler"] == "dpmpp_2m" and info["drawing"]["num_sampling_steps"] == 20
     assert info["trained_on"] == dict(data=["pictures"], samples=1, global_batch=1)
-    assert info["null_rows"] in ("trained", "empty_caption")
+    assert info["null_rows"] == "empty_caption"
+    rows = load_file(next(run.glob("checkpoints/*/model.safetensors")))["y_embedder.y_embedding"]
+    encoder, tokenizer = (kind.from_pretrained(pieces / "t5") for kind in (T5EncoderModel, T5Tokenizer))
+    with torch.no_grad():
+        empty = encoder(**tokenizer("", return_tensors="pt")).last_hidden_state[0]
+    assert (rows[:len(empty)] - empty).abs().max() < 4e-3 and (rows[len(empty):] == rows[len(empty) - 1]).all()  # and not trained
+
+
+def test_null_rows_are_found_from_any_folder(pixart_run, pieces, tmp_path, monkeypatch):
+    lie = [*PROMPTS, "--autoencoder", pieces / "vae", "--text-encoder", pieces / "t5"]
+    want, _ = draw(tmp_path, "--run", pixart_run, *lie)
+    succeed("convert", "--in", pixart_run, "--out", tmp_path / "pipe")
+    file = tmp_path / "pipe/transformer/diffusion_pytorch_model.safetensors"
+    assert np.abs(draw(tmp_path, "--weights", file, *lie)[0] - want).max() <= 1
+    shutil.copy(file, tmp_path / "alone.safetensors")  # without the null rows
+    assert "guidance away from the empty caption" in draw(tmp_path, "--weights", tmp_path / "alone.safetensors", *lie)[1]
+    monkeypatch.chdir(tmp_path / "pipe/transformer")
+    assert np.abs(draw(tmp_path, "--weights", ".", *lie)[0] - want).max() <= 1
+
+
+def test_null_rows_f16_and_old_records_in_the_comparison_of_a_base(tmp_path):
+    state = randomise_(PixArt(**PIXART | dict(pred_sigma=False))).state_dict()
+    base, other, half = (tmp_path / f"{name}.safetensors" for name in ("base", "other", "half"))
+    save_file(state, base)
+    save_file(state | {"y_embedder.y_embedding": state["y_embedder.y_embedding"] + 1}, other)
+    save_file({key: value.half() for key, value in state.items()}, half)
+    run = tmp_path / "run"
+    succeed("train", "--model", "pixart", "--model-config", json.dumps(PIXART | dict(pred_sigma=False)), "--weights", base,
+            "--data", "synthetic", "--image-size", 64, "--objective", "epsilon", "--global-batch", 2, "--threads", 1,
+            "--peak-tflops", 1, "--lora-rank", 2, "--max-steps", 1, "--out", run)
+    line = refusal("convert", "--in", other, "--merge", run, "--out", tmp_path / "no.safetensors")
+    assert line.count("xxh3:") == 2 and "--anyway" in line
+    told = ["--model", "pixart", "--model-config", json.dumps(PIXART | dict(pred_sigma=False))]
+    succeed("convert", "--in", base, *told, "--out", tmp_path / "folder")
+    for source in (half, tmp_path / "folder"):
+        succeed("convert", "--in", source, "--merge", run, "--out", tmp_path / f"merged-{source.stem}.safetensors")
+    info = json.loads((run / "config.json").read_text())
+    assert info["autoencoder"]["name"] == "" and "scaling_factor" not in info["autoencoder"]
+    del info["adapter"]["base_values"]  # as an earlier version leaves it
+    (run / "config.json").write_text(json.dumps(info))
+    state_file = run / "checkpoints/step-00000001/train_state.json"
+    saved = json.loads(state_file.read_text())
+    del saved["config"]["record"], saved["xxh3"]
+    state_file.write_text(json.dumps(saved))
+    succeed("convert", "--in", base, "--merge", run, "--out", tmp_path / "old.safetensors")
+    line = refusal("convert", "--in", other, "--merge", run, "--out", tmp_path / "no.safetensors")
+    assert "whether it holds the same values cannot be told" in line and "--anyway" in line
+
+
+def test_each_checkpoint_has_the_record_of_its_stage(tmp_path):
+    run, more = tmp_path / "run", tmp_path / "more.toml"
+    succeed("train", "--model", "pixart", "--hidden-size", 32, "--depth", 1, "--num-heads", 2, "--data", "synthetic",
+            "--autoencoder", "pixels", "--image-size", 8, "--objective", "flow", "--global-batch", 2, "--threads", 1,
+            "--peak-tflops", 1, "--max-steps", 1, "--out", run)
+    more.write_text("image-size = 16\nsteps = 1\n")
+    succeed("train", "--out", run, "--continue-with", more)
+    for step in (1, 2):
+        succeed("convert", "--in", run / f"checkpoints/step-{step:08}", "--out", tmp_path / f"{step}.safetensors")
+    first, last = (record_of(tmp_path / f"{step}.safetensors")[0] for step in (1, 2))
+    assert first["image_size"] == 8 and first["trained_on"]["steps"] == 1 and "earlier" not in first["trained_on"]
+    assert last["image_size"] == 16 and last["trained_on"]["first_step"] == 1
+    assert [stage["steps"] for stage in last["trained_on"]["earlier"]] == [1]
+
+
+def test_what_is_drawn_has_the_size_of_training(pieces, tmp_path):
+    run = tmp_path / "run"
+    succeed("train", "--model", "PixArt-Sigma-XL/2-512", "--hidden-size", 32, "--depth", 1, "--num-heads", 2, "--data",
+            one_picture(tmp_path), "--autoencoder", "pixels", "--text-encoder", pieces / "t5", "--text-max-tokens", 12,
+            "--image-size", 16, "--global-batch", 1, "--threads", 1, "--peak-tflops", 1, "--max-steps", 1, "--sample-every", 1,
+            "--num-samples", 1, "--num-sampling-steps", 2, "--out", run)
+    info = json.loads((run / "config.json").read_text())
+    assert info["image_size"] == 16 and info["autoencoder"]["downsample"] == 1
+    grid, = (run / "samples").glob("*.png")
+    assert Image.open(grid).size == (16 + 4, 16 + 4)  # with its border
+    assert draw(tmp_path, "--run", run, *PROMPTS)[0].shape == (2, 16, 16, 3)
+    succeed("convert", "--in", run, "--out", tmp_path / "folder")
+    assert load_file(next((tmp_path / "folder").glob("*noise*")))["noise"].shape[-1] == 16
+    succeed("convert", "--in", run, "--input-size", 32, "--out", tmp_path / "other.safetensors")
+    record, _ = record_of(tmp_path / "other.safetensors")
+    assert record["image_size"] == 32 and record["model_config"]["input_size"] == 32
+
+
+def test_no_ema_names_a_source_of_one_set(dit_run, tmp_path):
+    succeed("convert", "--in", dit_run, "--out", tmp_path / "w.safetensors")
+    line = refusal("sample", "--weights", tmp_path / "w.safetensors", "--no-ema", "--out", tmp_path / "no")
+    assert "holds one set of weights" in line and not (tmp_path / "no").exists()
+
+
+def test_a_record_beside_completes_the_metadata_of_an_earlier_version(dit_run, tmp_path):
+    want, _ = draw(tmp_path, "--run", dit_run, *CLASSES)
+    config = json.loads((dit_run / "config.json").read_text())["model_config"]
+    save_file(load_file(dit_run / "checkpoints/step-00000010/ema.safetensors"), tmp_path / "ema.safetensors",
+              {"kiln_model_config": json.dumps(config)})
+    shutil.copy(dit_run / "config.json", tmp_path)
+    assert np.abs(draw(tmp_path, "--weights", tmp_path / "ema.safetensors", *CLASSES)[0] - want).max() <= 1
+
+
+def test_an_adapter_goes_on_top_of_a_runs(lora_run, pieces, tmp_path):
+    pictures = ["--run", lora_run, "--autoencoder", pieces / "vae", "--text-encoder", pieces / "t5", "--prompt", "a bird",
+                "--num-sampling-steps", 2, "--sampler", "ddim", "--cfg-scale", 3, "--anyway"]
+    succeed("convert", "--in", lora_run, "--out", tmp_path / "peft")
+    once, _ = draw(tmp_path, *pictures, count=1)
+    twice, _ = draw(tmp_path, *pictures, "--adapter", tmp_path / "peft", count=1)
+    assert not np.array_equal(once, twice)
+
+
+def test_a_merged_adapter_is_in_the_record(dit_run, tmp_path):
+    succeed("convert", "--in", dit_run, "--out", tmp_path / "w.safetensors")
+    state = load_file(tmp_path / "w.safetensors")
+    layer = "blocks.0.attn.qkv"
+    rows, columns = state[f"{layer}.weight"].shape
+    save_file({f"{layer}.lora_A.weight": torch.ones(1, columns), f"{layer}.lora_B.weight": torch.ones(rows, 1)},
+              tmp_path / "foreign.safetensors")
+    succeed("convert", "--in", tmp_path / "w.safetensors", "--merge", tmp_path / "foreign.safetensors", "--out",
+            tmp_path / "merged.safetensors")
+    record, _ = record_of(tmp_path / "merged.safetensors")
+    assert record["trained_on"]["adapters"] == ["foreign.safetensors"] and "average" not in record
