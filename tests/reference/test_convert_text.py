@@ -8,7 +8,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from closeness import assert_close
-from dit_torch import randomise_
+from dit_torch import DiT, randomise_
 from pipelines import START, assert_pictures_of, kiln_normals, read_npz, text_encoder, tiny_dc, tiny_kl
 from pixart_torch import PixArt
 from test_sana import TINY as SANA, inputs_of, native, random_sana, run_diffusers
@@ -166,3 +166,80 @@ def test_exported_folders_draw_what_kiln_draws(kiln, convert, tmp_path, make, en
     want = pipeline(prompt=PROMPTS, negative_prompt=["ugly"] * 2, guidance_scale=3.0, num_inference_steps=STEPS, height=height,
                     width=width, latents=kiln_normals(SEED, START, range(2), shape), output_type="pt", **call).images
     assert_pictures_of(read_npz(tmp_path / "all.npz"), want * 2 - 1)
+
+
+# --- what a folder is put together of ---
+
+
+def recorded(path, model, config, weights, **record):
+    """A weights file with a record."""
+    drawing = dict(sampler="flow_euler", num_sampling_steps=2, cfg_scale=3.0, guided_channels="model", unconditional="null_rows")
+    record = dict(model=model, model_config=config, objective=dict(type="flow", shift=4.0), image_size=64, drawing=drawing) | record
+    save_file({key: value.contiguous() for key, value in weights.items()}, path, {"kiln_record": json.dumps(record)})
+    return path
+
+
+def pixart_flow(path, **record):
+    config = CONFIG | dict(caption_channels=32, model_max_length=24, pred_sigma=False)
+    return recorded(path, "pixart", config, randomise_(PixArt(**config)).state_dict(), **record)
+
+
+def test_shipping_4_a_pixart_of_flow_runs_in_the_pipeline_of_its_folder(convert, kiln, tmp_path):
+    weights = pixart_flow(tmp_path / "w.safetensors")
+    said = kiln("convert", "--in", weights, "--out", tmp_path / "pipeline", "--vae", tiny_kl_folder(tmp_path)).stdout
+    assert "PixArtSigmaPipeline draws other pictures than Kiln (its loop does not run FlowMatchEulerDiscreteScheduler)" in said
+    pipeline = diffusers.PixArtSigmaPipeline.from_pretrained(tmp_path / "pipeline")
+    assert pipeline.scheduler.config.flow_shift == 4
+    rows, mask = torch.randn(1, 24, 32), torch.ones(1, 24)
+    image = pipeline(prompt_embeds=rows, prompt_attention_mask=mask, negative_prompt=None, negative_prompt_embeds=rows * 0,
+                     negative_prompt_attention_mask=mask, num_inference_steps=2, use_resolution_binning=False, output_type="pt").images
+    assert image.shape == (1, 3, 64, 64) and image.isfinite().all()
+
+
+def tiny_kl_folder(tmp_path):
+    tiny_kl(tmp_path / "vae")
+    return tmp_path / "vae"
+
+
+def test_shipping_5_null_rows_lie_beside_and_come_back(convert, tmp_path):
+    weights = pixart_flow(tmp_path / "w.safetensors")
+    folder = convert(weights, "pipeline")
+    rows = load_file(weights)["y_embedder.y_embedding"]
+    assert torch.equal(load_file(folder / "null_caption.safetensors")["null_caption"], rows) and rows.abs().max() > 0
+    assert torch.equal(load_file(convert(folder, "again.safetensors"))["y_embedder.y_embedding"], rows)
+
+
+def test_shipping_11_a_model_of_pixels_asks_for_no_autoencoder_and_takes_none_of_other_channels(kiln, tmp_path):
+    config = dict(input_size=8, patch_size=2, in_channels=3, hidden_size=16, depth=1, num_heads=1, num_classes=3, learn_sigma=False)
+    drawing = dict(sampler="flow_euler", num_sampling_steps=2, cfg_scale=1.0, guided_channels="all", unconditional="null_class")
+    weights = recorded(tmp_path / "w.safetensors", "dit", config, randomise_(DiT(**config)).state_dict(), image_size=8, drawing=drawing,
+                       autoencoder=dict(name="pixels", path="", fingerprint="none", scaling_factor=1.0, shift_factor=0.0))
+    result = kiln("convert", "--in", weights, "--out", tmp_path / "pipeline")
+    assert result.returncode == 0 and "autoencoder" not in result.stdout
+    assert json.loads((tmp_path / "pipeline/model_index.json").read_text())["vae"] == [None, None]
+    assert "the model makes pixels" in (tmp_path / "pipeline/README.md").read_text()
+    refused = kiln("convert", "--in", weights, "--out", tmp_path / "other", "--vae", tiny_kl_folder(tmp_path))
+    assert refused.returncode == 1 and "makes latents of 4 channels, and the model takes 3" in refused.stderr
+    assert not (tmp_path / "other").exists()
+
+
+@pytest.mark.parametrize("how", ["copy", "link"])
+def test_components_come_from_where_the_record_says(convert, kiln, tmp_path, how):
+    text_encoder("t5", tmp_path / "t5")
+    tiny_kl(tmp_path / "vae")
+    weights = pixart_flow(
+        tmp_path / "w.safetensors", autoencoder=dict(name="autoencoder_kl", path="vae", fingerprint="", scaling_factor=0.18215,
+                                                     shift_factor=0.0),
+        text=dict(encoder="t5_encoder", path="t5", fingerprint="", tokenizer_fingerprint="", max_tokens=24, prefix="", suffix="",
+                  instruction="", dtype="F32"))
+    folder = convert(weights, "pipeline", "--components", how)
+    files = {path.relative_to(folder).as_posix(): path.is_symlink() for path in folder.rglob("*") if path.is_file()}
+    large = {"vae/diffusion_pytorch_model.safetensors", "text_encoder/model.safetensors"}
+    assert large | {"vae/config.json", "text_encoder/config.json", "tokenizer/spiece.model"} <= set(files)
+    assert {name for name, is_link in files.items() if is_link} == (large if how == "link" else set())
+    pipeline = diffusers.PixArtSigmaPipeline.from_pretrained(folder)
+    assert type(pipeline.text_encoder).__name__ == "T5EncoderModel" and pipeline.tokenizer("a").input_ids
+    assert "text_encoder =" not in (folder / "README.md").read_text()
+    (tmp_path / "t5").rename(tmp_path / "elsewhere")
+    refused = kiln("convert", "--in", weights, "--out", tmp_path / "other", "--components", how)
+    assert refused.returncode == 1 and "--text-encoder PATH" in refused.stderr
