@@ -156,7 +156,7 @@ void write_diffusers(const ConvertOptions& options, const LoadedModel& loaded, c
   if (written.has_null_rows)
     fmt::print("{} holds the null rows, which diffusers' class has no place for\n", kNullRowsFile);
   if (!written.missing.empty())
-    fmt::print("{} is not in the folder: README.md names it, and --components copy puts it in\n",
+    fmt::print("the folder lacks {}: README.md names what is meant, and --components copy puts it in\n",
                written.missing);
 }
 
