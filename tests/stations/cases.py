@@ -15,9 +15,12 @@ from test_unet import TINY as UNET
 from test_unet import model_of as random_unet
 
 STATIONS = ["grid in training", "sample --run", "one file", ".pt", "folder", "diffusers", "folder back", "merged", "base + adapter",
-            "two ranks, other batch"]
-# (family, station, square or bucketed) -> why the station cannot hold the picture.
-EXCEPTIONS = {}
+            "two ranks, other batch", "the pipeline's own call"]
+# (family, station) -> why the pictures differ there. They do: the tests look.
+EXCEPTIONS = {
+    ("DiT", "the pipeline's own call"): "DiTPipeline has other frequencies of timesteps and takes class 1000 for the null class: the card has "
+                                        "its own loop",
+}
 MAX_TOKENS = 24
 INSTRUCTION = "Describe the picture:\n- its colours and its light\nUser Prompt: "
 BUCKETS = "64x64,64x96,96x64"
@@ -75,9 +78,11 @@ class Case:
     adapter: bool = False
     bucketed: bool = False
     bf16: bool = False
+    two_ranks: bool = False  # train it
 
     def __str__(self):
-        extras = [name for name, on in (("LoRA", self.adapter), ("buckets", self.bucketed), ("bf16", self.bf16)) if on]
+        extras = [name for name, on in (("LoRA", self.adapter), ("buckets", self.bucketed), ("bf16", self.bf16),
+                                        ("trained on two ranks", self.two_ranks)) if on]
         return ", ".join([self.family, self.objective, self.sampler, *extras])
 
 
@@ -89,20 +94,23 @@ OBJECTIVES = {
 }
 # A covering set: every family with every objective that it has, and each of adapter, buckets and bf16 with every family.
 QUICK = [
-    Case("DiT", "iddpm", "ddim"),
+    Case("DiT", "iddpm", "unipc", two_ranks=True),
     Case("DiT", "iddpm", "ddpm", bf16=True),
     Case("DiT", "flow", "flow_euler", adapter=True),
     Case("PixArt", "iddpm", "dpmpp_2m", bucketed=True),
     Case("PixArt", "flow", "flow_euler", bf16=True),
     Case("PixArt", "flow", "dpmpp_2m", adapter=True),
-    Case("PixArt, diffusers' keys", "iddpm", "ddim", adapter=True, bf16=True),
+    Case("PixArt, diffusers' keys", "iddpm", "euler_ancestral", adapter=True, bf16=True),
     Case("PixArt, diffusers' keys", "flow", "flow_euler", bucketed=True),
     Case("Sana", "flow", "dpmpp_2m", bucketed=True, bf16=True),
     Case("Sana", "flow", "flow_euler", adapter=True),
     Case("U-Net", "epsilon", "pndm", adapter=True),
     Case("U-Net", "v", "euler", bucketed=True, bf16=True),
 ]
-SAMPLERS = {"iddpm": ["ddim", "dpmpp_2m"], "epsilon": ["ddim", "pndm", "euler", "unipc"], "v": ["ddim", "dpmpp_2m", "euler"],
+# Of PEFT, diffusers and kohya, the one that carries the adapter of a family here.
+ADAPTER_FORMATS = {"DiT": "peft", "PixArt": "diffusers", "PixArt, diffusers' keys": "kohya", "Sana": "peft", "U-Net": "kohya"}
+SAMPLERS = {"iddpm": ["ddim", "dpmpp_2m"], "epsilon": ["ddim", "pndm", "euler", "unipc", "euler_ancestral"],
+            "v": ["ddim", "dpmpp_2m", "euler", "euler_ancestral"],
             "flow": ["flow_euler", "dpmpp_2m"]}
 OF_FAMILY = {"DiT": ["iddpm", "flow"], "PixArt": ["iddpm", "flow"], "PixArt, diffusers' keys": ["iddpm", "flow"], "Sana": ["flow"],
              "U-Net": ["epsilon", "v", "flow"]}
@@ -126,7 +134,7 @@ def save_base(case, path):
                    "PixArt, diffusers' keys": dict(out_channels=4)}.get(case.family, {})
     model = family.make(config)
     weights, trained = model.state_dict(), {name for name, p in model.named_parameters() if p.requires_grad}
-    if case.bf16:  # tables of positions stay as they are computed
+    if case.bf16 and case.adapter:  # tables of positions stay as they are computed
         weights = {key: value.bfloat16() if key in trained else value for key, value in weights.items()}
     save_file({key: value.contiguous() for key, value in weights.items()}, path)
     return json.dumps(config)
