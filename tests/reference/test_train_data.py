@@ -169,7 +169,7 @@ def test_a_store_knows_where_its_autoencoder_lies(kiln, train, pictures, tiny_va
     assert kiln(*arguments(pictures, tmp_path / "store", tmp_path / "moved")).returncode == 0
 
     write_other_vae(vae, tiny_vae[0])
-    assert_refused(sample("c"), f"{vae} holds another autoencoder", "--autoencoder")
+    assert_refused(sample("c"), f"{vae} is another autoencoder", "--autoencoder", "--anyway")
     assert_refused(train(tmp_path / "store", tmp_path / "other", 2, *grids), "another autoencoder", str(vae))
 
 
