@@ -120,6 +120,9 @@ TEST_F(PicturesOfARun, Friction24TheListKnowsStagesAndDataSets) {
   EXPECT_EQ(lines().size(), 3U) << "1.png is left out of both";
   const std::string text = test::read_bytes(list());
   test::write_bytes(list(), text + "{\"picture\": \"torn");
+  first->leave_out(3, "broken");
+  EXPECT_EQ(lines().size(), 4U) << "behind a line that a full disk has cut";
+  test::write_bytes(list(), text + "{\"picture\": \"torn");
   prepare_left_out(list(), 8, /*begins=*/true);
   EXPECT_EQ(test::read_bytes(list()), text);
   prepare_left_out(list(), 0, /*begins=*/false);

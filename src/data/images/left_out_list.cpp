@@ -99,8 +99,8 @@ LeftOutList::LeftOutList(const std::string& path, int64_t stage, std::string of)
 
 LeftOutList::~LeftOutList() { ::close(file_); }
 
-// Reads what this object or others have added.
-void LeftOutList::read_on() {
+// Reads what this object or others have added. Returns true if a torn line ends it.
+bool LeftOutList::read_on() {
   std::string text;
   std::array<char, 1 << 16> block;
   for (ssize_t count = 0;;) {
@@ -114,12 +114,12 @@ void LeftOutList::read_on() {
     if (!line.is_null() && is_of(line, stage_, of_)) listed_.insert(left_out_name(line));
   }
   num_read_ += static_cast<int64_t>(begin);
+  return begin < text.size();
 }
 
 int64_t LeftOutList::add(std::vector<nlohmann::ordered_json> lines) {
   const Locked lock(file_);
-  read_on();
-  std::string text;
+  std::string text = read_on() ? "\n" : "";
   int64_t num_added = 0;
   for (nlohmann::ordered_json& line : lines) {
     if (!listed_.insert(left_out_name(line)).second) continue;

@@ -25,7 +25,7 @@ class LeftOutList {
   int64_t add(std::vector<nlohmann::ordered_json> lines);
 
  private:
-  void read_on();
+  bool read_on();
 
   const std::string path_;
   const int64_t stage_;
