@@ -110,7 +110,8 @@ def test_the_first_stage_is_the_run_of_one_stage(two_stages, stores, tmp_path):
 def test_a_run_without_stages_knows_nothing_of_them(stores, tmp_path):
     succeed(*command(tmp_path / "one", "--data", stores / "a", "--lr", 1e-3, "--max-steps", 4))
     config = json.loads((tmp_path / "one/checkpoints/step-00000004/train_state.json").read_text())["config"]
-    assert set(config) == {"options", "data"}
+    assert set(config) == {"options", "data", "record"}
+    assert not {"first_step", "earlier"} & set(config["record"]["trained_on"])
     assert "[[stage]]" not in (tmp_path / "one/config.toml").read_text()
     assert not events(tmp_path / "one", "stage")
 
