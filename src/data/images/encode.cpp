@@ -16,18 +16,18 @@ namespace kiln::codecs {
 
 namespace {
 
-struct ErrorManager {
+struct JpegEncoderErrors {
   jpeg_error_mgr base;
   jmp_buf jump;
 };
 
-[[noreturn]] void on_error(j_common_ptr info) {
-  std::longjmp(reinterpret_cast<ErrorManager*>(info->err)->jump, 1);
+[[noreturn]] void leave_encoder(j_common_ptr info) {
+  std::longjmp(reinterpret_cast<JpegEncoderErrors*>(info->err)->jump, 1);
 }
 
 // Its frame holds only trivial locals: longjmp skips destructors.
 bool compress(jpeg_compress_struct& info, const Image& image, int quality, bool is_progressive) {
-  if (setjmp(reinterpret_cast<ErrorManager*>(info.err)->jump)) return false;
+  if (setjmp(reinterpret_cast<JpegEncoderErrors*>(info.err)->jump)) return false;
   info.image_width = static_cast<JDIMENSION>(image.width);
   info.image_height = static_cast<JDIMENSION>(image.height);
   info.input_components = 3;
@@ -51,9 +51,9 @@ std::vector<std::byte> encode_jpeg(const Image& image, int quality, bool is_prog
   if (std::max(image.height, image.width) > JPEG_MAX_DIMENSION)
     throw DecodeError("a JPEG has at most " + std::to_string(JPEG_MAX_DIMENSION) + " pixels a side");
   jpeg_compress_struct info{};
-  ErrorManager errors{};
+  JpegEncoderErrors errors{};
   info.err = jpeg_std_error(&errors.base);
-  errors.base.error_exit = on_error;
+  errors.base.error_exit = leave_encoder;
   jpeg_create_compress(&info);
   unsigned char* buffer = nullptr;
   unsigned long size = 0;

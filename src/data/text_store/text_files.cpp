@@ -10,7 +10,7 @@ namespace {
 
 constexpr const char* kIdentity = "kiln_text_store";  // metadata: identity_of() the store
 constexpr const char* kTruncated = "num_truncated";
-constexpr const char* kChecksums = "entry_xxh3";
+constexpr const char* kEntryChecksums = "entry_xxh3";
 
 // Returns everything that decides the features, as text.
 std::string identity_of(const TextStoreInfo& info) {
@@ -123,8 +123,9 @@ FeaturesFile::FeaturesFile(const std::string& folder, const TextStoreInfo& info,
   row_offsets_ =
       column<int64_t>(*file_, "row_offsets", Dtype::kI64, shard_entries(info, shard).count + 1, path);
   check_offsets(row_offsets_, found->second.shape[0], "row_offsets", path);
-  if (file_->tensors().contains(kChecksums))
-    checksums_ = column<int64_t>(*file_, kChecksums, Dtype::kI64, shard_entries(info, shard).count, path);
+  if (file_->tensors().contains(kEntryChecksums))
+    checksums_ =
+        column<int64_t>(*file_, kEntryChecksums, Dtype::kI64, shard_entries(info, shard).count, path);
   for (size_t i = 1; i < row_offsets_.size(); ++i)
     if (const int64_t rows = row_offsets_[i] - row_offsets_[i - 1]; rows > info.max_tokens)
       fail("text store", "a caption of {} has {} rows, expected {} at most", path, rows, info.max_tokens);
@@ -146,7 +147,7 @@ void write_features_file(const std::string& folder, const TextStoreInfo& info, i
   }
   write_safetensors(features_path(folder, shard),
                     {named_column("row_offsets", Dtype::kI64, offsets),
-                     named_column(kChecksums, Dtype::kI64, checksums),
+                     named_column(kEntryChecksums, Dtype::kI64, checksums),
                      {"features", view_of(info.dtype, {offsets.back(), info.width}, features)}},
                     {{kIdentity, identity_of(info)}, {kTruncated, std::to_string(num_truncated)}});
 }
