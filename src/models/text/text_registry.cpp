@@ -47,7 +47,7 @@ const std::vector<TextFamily>& text_families() {
   return all;
 }
 
-const TextFamily& family_of(const std::string& name) {
+const TextFamily& text_family_of(const std::string& name) {
   for (const TextFamily& family : text_families())
     if (name == family.name) return family;
   const std::vector<std::string> known = text_encoder_names();
@@ -128,11 +128,11 @@ std::vector<std::string> text_encoder_names() {
 
 std::unique_ptr<TextEncoder> build_text_encoder(const std::string& name, const json& config,
                                                 const BuildOptions& options) {
-  return family_of(name).build(config, options);
+  return text_family_of(name).build(config, options);
 }
 
 Weights text_encoder_weights(const std::string& name, const Weights& weights) {
-  return family_of(name).weights(weights);
+  return text_family_of(name).weights(weights);
 }
 
 const std::vector<PublishedTextEncoder>& published_text_encoders() {
@@ -226,7 +226,7 @@ std::unique_ptr<TextEncoder> outline_text_encoder(const PublishedTextEncoder& pu
                                                   at::ScalarType compute_dtype) {
   const at::NoGradGuard no_grad;
   std::unique_ptr<TextEncoder> encoder =
-      outline(family_of(published.family), published.config, compute_dtype);
+      outline(text_family_of(published.family), published.config, compute_dtype);
   set_dtypes(*encoder, compute_dtype);
   return encoder;
 }
