@@ -40,6 +40,7 @@ class Checkout:
         shutil.copytree(REPOSITORY / "scripts", self.root / "scripts")
         for name in HARMLESS:
             (self.tools / name).symlink_to(shutil.which(name))
+        self.write(self.root / "tools" / "compile_commands", "")
 
     def write(self, path, text):
         path.parent.mkdir(parents=True, exist_ok=True)
