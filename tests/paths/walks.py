@@ -164,6 +164,8 @@ def check_run(page, run, headings=(), plots=(), rows={}, tables=(), **more):
     figures = ["peak memory", "step"]
     for prefix, key in (("memory of ", "by_kind"), ("memory in ", "by_phase"), ("time of ", "phase_s")):
         names = measured[key].keys() | (predicted[key].keys() if key != "by_phase" else set())
+        if "rehearsal" in names:  # of the planned, largest batch: it is the peak, and these steps' batches were smaller
+            names -= {"rehearsal", "first step", "steady step"}
         figures += [prefix + name for name in names if measured[key].get(name, 0) > 0 or predicted[key].get(name, 0) > 0]
     last = logged(run)[-1]
     cards = {"loss, smoothed": r"\d+\.\d{4}", "steps": str(last["step"]), "images seen": str(last["images_seen"]),
