@@ -26,6 +26,7 @@ namespace {
 
 // docs/environment.md lists what the program returns.
 constexpr int kFailed = 1, kWrongUsage = 2;
+constexpr size_t kMostSuggested = 3;
 
 const CLI::App& command_in(const CLI::App& app) {
   const std::vector<CLI::App*> commands = app.get_subcommands();
@@ -50,6 +51,26 @@ std::vector<std::string> commands_of(const CLI::App& command) {
   return names;
 }
 
+// Returns the command's names of what another command calls `name`: --autoencoder for convert's --vae.
+std::vector<std::string> names_elsewhere(const CLI::App& app, const CLI::App& command,
+                                         const std::string& name) {
+  std::vector<std::string> names;
+  for (const CLI::Option* option : app.get_options()) {
+    if (!option->check_name(name)) continue;
+    for (const std::string& other : option->get_lnames())
+      if (std::string known = "--" + other; command.get_option_no_throw(known))
+        names.push_back(std::move(known));
+  }
+  for (const CLI::App* inner : app.get_subcommands([](const CLI::App*) { return true; }))
+    if (names.empty()) names = names_elsewhere(*inner, command, name);
+  return names;
+}
+
+// Returns ": did you mean --a or --b?", or "" without names.
+std::string did_you_mean(const std::vector<std::string>& names) {
+  return names.empty() ? "" : fmt::format(": did you mean {}?", fmt::join(names, " or "));
+}
+
 // Explains a value of the wrong kind, of which CLI11 only says "Could not convert: --max-steps = many".
 // Returns nothing for other errors.
 std::optional<std::string> explain_conversion(const CLI::App& command, const std::string& text) {
@@ -70,17 +91,22 @@ std::optional<std::string> explain_conversion(const CLI::App& command, const std
 std::string explain(const CLI::App& app, const CLI::ParseError& error) {
   const CLI::App& command = command_in(app);
   const std::vector<std::string> rest = command.remaining(), commands = commands_of(command);
-  if (!rest.empty() && !commands.empty() && !rest.front().starts_with("-"))
-    return fmt::format("unknown command '{}': did you mean '{}'?", rest.front(),
-                       nearest_name(rest.front(), commands));
+  const std::string known = fmt::format("expected a command: {}", fmt::join(commands, ", "));
+  if (!rest.empty() && !commands.empty() && !rest.front().starts_with("-")) {
+    const std::vector<std::string> similar = similar_names(rest.front(), commands, 1);
+    return similar.empty()
+               ? fmt::format("unknown command '{}': {}", rest.front(), known)
+               : fmt::format("unknown command '{}': did you mean '{}'?", rest.front(), similar.front());
+  }
   for (const std::string& argument : rest)
     if (argument.starts_with("-")) {
       const std::string name = argument.substr(0, argument.find('='));
-      return fmt::format("unknown option {}: did you mean {}?", name,
-                         nearest_name(name, options_of(command)));
+      std::vector<std::string> meant = names_elsewhere(app, command, name);
+      if (meant.empty()) meant = similar_names(name, options_of(command), kMostSuggested);
+      return fmt::format("unknown option {}{}", name, did_you_mean(meant));
     }
   if (!rest.empty()) return fmt::format("unexpected argument '{}'", rest.front());
-  if (!commands.empty()) return fmt::format("expected a command: {}", fmt::join(commands, ", "));
+  if (!commands.empty()) return known;
   return explain_conversion(command, error.what()).value_or(message_of(error));
 }
 

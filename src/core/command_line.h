@@ -14,7 +14,7 @@ inline constexpr const char* kErrorDescriptor = "KILN_ERROR_FD";
 // Lowers the process to KILN_CPU (core/cpu_level.h), parses the arguments and runs the command's callback.
 // Returns the exit status: 0, 1 after an error, 2 if the command line could not be read. An error is printed
 // to stderr, or told to the launcher, as one line that begins with the program's name. For an unknown command
-// or option the line suggests the nearest name.
+// or option the line suggests what may have been meant, if anything is near.
 int run_command_line(CLI::App& app, int argc, char** argv);
 
 }  // namespace kiln

@@ -19,7 +19,8 @@ struct Outcome {
   std::string errors;
 };
 
-// A program "tool" with the commands draw (--max-steps N, required, and --fast) and paint, which throws.
+// A program "tool" with the commands draw (--max-steps N, required, --fast, --brush) and paint, which calls
+// that option --pen too, and throws.
 Outcome run(std::vector<std::string> arguments) {
   CLI::App app{"A tool.", "tool"};
   app.require_subcommand(1);
@@ -28,7 +29,11 @@ Outcome run(std::vector<std::string> arguments) {
   CLI::App* draw = app.add_subcommand("draw", "Draws");
   draw->add_option("--max-steps", steps, "Steps")->required();
   draw->add_flag("--fast", fast, "Fast");
-  app.add_subcommand("paint", "Paints")->callback([] { fail("paint", "no colour is left: buy some"); });
+  std::string brush;
+  draw->add_option("--brush", brush, "Brush");
+  CLI::App* paint = app.add_subcommand("paint", "Paints");
+  paint->add_option("--pen,--brush", brush, "Brush");
+  paint->callback([] { fail("paint", "no colour is left: buy some"); });
   app.add_subcommand("crash", "Breaks")->callback([] {
     throw std::runtime_error("shapes differ\nException raised from f at g.cpp:3\nframe #0: h()");
   });
@@ -53,6 +58,12 @@ TEST(CommandLine, ErrorsAreOneLineThatSaysWhatToDo) {
        "tool draw: --max-steps expects a whole number, got '1e3' (tool draw --help)\n"},
       {{"draw"}, "tool draw: --max-steps is required (tool draw --help)\n"},
       {{"drew", "--fast"}, "tool: unknown command 'drew': did you mean 'draw'? (tool --help)\n"},
+      // NewUser10: words, another command's name for it, and nothing where nothing is near.
+      {{"draw", "--steps", "3"},
+       "tool draw: unknown option --steps: did you mean --max-steps? (tool draw --help)\n"},
+      {{"draw", "--pen", "x"}, "tool draw: unknown option --pen: did you mean --brush? (tool draw --help)\n"},
+      {{"draw", "--zoom", "3"}, "tool draw: unknown option --zoom (tool draw --help)\n"},
+      {{"sculpt"}, "tool: unknown command 'sculpt': expected a command: draw, paint, crash (tool --help)\n"},
       {{}, "tool: expected a command: draw, paint, crash (tool --help)\n"},
       {{"paint"}, "tool: [paint] no colour is left: buy some\n"},
       {{"crash"}, "tool: shapes differ\n"}};
