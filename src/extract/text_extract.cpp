@@ -136,7 +136,7 @@ class TextExtraction {
     int64_t done = 0;
     for (int64_t shard = 0; shard < info.num_shards(); ++shard)
       if (writer.has_shard(shard)) done += shard_entries(info, shard).count;
-    ProgressLine progress(done, info.num_entries, /*is_shown=*/group_.rank() == 0);
+    ProgressLine progress(done, info.num_entries, /*is_shown=*/group_.rank() == 0, "captions");
     for (int64_t shard = group_.rank(); shard < info.num_shards(); shard += group_.world_size()) {
       if (stop_.requested()) return false;
       if (writer.has_shard(shard)) continue;

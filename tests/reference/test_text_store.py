@@ -78,6 +78,7 @@ def test_features_are_those_of_transformers(kiln, encoders, tmp_path, family):
     assert result.returncode == 0, result.stderr
     assert "5 captions, 4 of them different" in result.stdout or "6 captions, 4 of them different" in result.stdout
     assert "1 samples have no caption" in result.stdout and "1 captions were longer than 20 tokens" in result.stdout
+    assert "5 / 5 captions  " in result.stderr and "captions/s" in result.stderr, "new user, 12: captions are no images"
     info, texts, rows, samples, _ = read_text_store(tmp_path / "store" / f"text-{family}")
     assert info["complete"] and info["encoder"] == family and texts[0] == "" and len(texts) == 5
     assert samples == [[text.strip()] for text in captions]

@@ -10,11 +10,12 @@
 
 namespace kiln {
 
-ProgressLine::ProgressLine(int64_t done, int64_t total, bool is_shown)
+ProgressLine::ProgressLine(int64_t done, int64_t total, bool is_shown, const char* unit)
     : first_(static_cast<double>(done)),
       total_(total),
       is_shown_(is_shown),
       is_terminal_(::isatty(STDERR_FILENO)),
+      unit_(unit),
       start_(Clock::now()),
       last_(start_) {}
 
@@ -30,8 +31,8 @@ void ProgressLine::print(double done, int64_t num_skipped) {
   if (!is_shown_) return;
   const double seconds = std::chrono::duration<double>(Clock::now() - start_).count();
   const double rate = seconds > 0 ? (done - first_) / seconds : 0;
-  std::string line =
-      fmt::format("{} / {} images  {} images/s", static_cast<int64_t>(done), total_, number_text(rate, 3));
+  std::string line = fmt::format("{0} / {1} {2}  {3} {2}/s", static_cast<int64_t>(done), total_, unit_,
+                                 number_text(rate, 3));
   if (rate > 0) line += fmt::format("  {} left", duration_text((static_cast<double>(total_) - done) / rate));
   if (num_skipped > 0) line += fmt::format("  {} skipped", num_skipped);
   fmt::print(stderr, "{}{}{}", is_terminal_ ? "\r\x1b[K" : "", line, is_terminal_ ? "" : "\n");

@@ -1,4 +1,4 @@
-// The progress line of a long loop over images.
+// The progress line of a long loop over images or captions.
 #pragma once
 #include <chrono>
 #include <cstdint>
@@ -7,9 +7,9 @@ namespace kiln {
 
 class ProgressLine {
  public:
-  // `done` of `total` images were finished before this process started. On a terminal the line is rewritten
-  // in place.
-  ProgressLine(int64_t done, int64_t total, bool is_shown = true);
+  // `done` of `total` were finished before this process started. On a terminal the line is rewritten in
+  // place. `unit`: what is counted.
+  ProgressLine(int64_t done, int64_t total, bool is_shown = true, const char* unit = "images");
   // Prints now and then: "1234 / 3656 images  152 images/s  0m 16s left  2 skipped". `done` may include part
   // of an image.
   void update(double done, int64_t num_skipped = 0);
@@ -25,6 +25,7 @@ class ProgressLine {
   double first_;
   int64_t total_;
   bool is_shown_, is_terminal_, is_open_ = false;
+  const char* unit_;
   Clock::time_point start_, last_;
 };
 
