@@ -68,7 +68,7 @@ PictureSet measure_reference(const std::string& path, int64_t crop, const Featur
   const auto pictures = PictureSource::open(path, crop, /*skips_broken=*/true);
   PictureSet set = measure_pictures(net, *pictures, missing, options, group);
   if (group.rank() == 0 && options.num_pictures == 0 && set.count < pictures->size())
-    fmt::print(stderr, "note: {} of the {} pictures in {} are broken and were skipped\n",
+    fmt::print(stderr, "note: {} of the {} pictures in {} are broken or missing and were skipped\n",
                pictures->size() - set.count, pictures->size(), path);
   if (given.gaussian) set.gaussian = given.gaussian;
   if (given.spatial) set.spatial = given.spatial;

@@ -9,6 +9,7 @@
 #include "core/aten.h"
 #include "core/error.h"
 #include "core/text/printable.h"
+#include "data/images/file_io.h"
 #include "data/images/image_dataset.h"
 #include "evaluate/npz_archive.h"
 
@@ -41,12 +42,17 @@ class FolderPictures : public PictureSource {
       const int64_t count = std::min(batch, last - first);
       std::vector<Image> images(static_cast<size_t>(count));  // those that are skipped stay empty
       std::vector<std::string> skipped(images.size());
+      const auto skip = [&](size_t i, const Error& error) {  // called while `error` is handled
+        if (!skips_broken_) throw;
+        skipped[i] = error.what();
+      };
       at::parallel_for(0, count, 1, [&](int64_t begin, int64_t end) {
         for (auto i = static_cast<size_t>(begin); i < static_cast<size_t>(end); ++i) try {
             images[i] = load(first + static_cast<int64_t>(i));
           } catch (const BrokenPicture& error) {
-            if (!skips_broken_) throw;
-            skipped[i] = error.what();
+            skip(i, error);
+          } catch (const NoSuchFile& error) {
+            skip(i, error);
           }
       });
       for (const std::string& why : skipped)

@@ -72,6 +72,20 @@ def test_batches_and_ranks_change_nothing(evaluate, tmp_path):
             assert other["metrics"][name] == pytest.approx(value, rel=1e-4, abs=1e-7)
 
 
+def test_new_user_9_a_listed_picture_that_is_missing_is_skipped(evaluate, kiln, tmp_path):
+    made, real = as_npz(tmp_path / "made.npz", pictures(20, 9)), as_folder(tmp_path / "real", pictures(12, 10))
+    whole = evaluate(made, real)
+    names = ["gone.png"] + sorted(path.name for path in real.glob("*.png"))
+    (real / "metadata.jsonl").write_text("".join(json.dumps({"file_name": name}) + "\n" for name in names))
+    listed = evaluate(made, real)
+    assert "1 of the 13 pictures" in listed["stderr"] and "gone.png" in listed["stderr"]
+    assert listed["protocol"]["reference"]["num_pictures"] == 12
+    for name, value in whole["metrics"].items():
+        assert listed["metrics"][name] == pytest.approx(value, rel=1e-4, abs=1e-7)
+    refused = kiln("evaluate", real, "--reference", made, "--net", "random")
+    assert refused.returncode == 1 and "gone.png" in refused.stderr
+
+
 def test_statistics_as_reference(evaluate, kiln, tmp_path):
     """Those that are saved give the same distance, and say what they cannot give; a wrong width is refused."""
     made, real = as_npz(tmp_path / "made.npz", pictures(30, 7)), as_npz(tmp_path / "real.npz", pictures(40, 8))
