@@ -3,7 +3,6 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
-#include <filesystem>
 #include <vector>
 
 #include "core/error.h"
@@ -45,8 +44,7 @@ int64_t guided_channels(const ModelCard& card) {
 
 // Returns a piece's name without the place where it lies on this machine.
 std::string name_or(const std::string& path, const char* otherwise) {
-  const std::filesystem::path given = path;
-  const std::string name = (given.has_filename() ? given : given.parent_path()).filename().string();
+  const std::string name = piece_name(path);
   return name.empty() ? otherwise : name;
 }
 

@@ -54,11 +54,19 @@ std::string file_name_of(const std::string& path) {
   return (given.has_filename() ? given : given.parent_path()).filename().string();
 }
 
+// Whether a folder of this name may hold anything.
+bool is_untelling(const std::string& name) {
+  constexpr size_t kLeastHash = 12;  // digits
+  const bool is_hash =
+      name.size() >= kLeastHash && name.find_first_not_of("0123456789abcdef") == std::string::npos;
+  return is_hash || name == "model" || name == "snapshots";
+}
+
 // Returns the record as files that travel hold it: without paths of this machine, and of these weights alone.
 json portable(const ModelRecord& record) {
   ModelRecord result = record;
-  for (std::string* path : {&result.autoencoder.path, &result.text.encoder_path, &result.adapter.base_path})
-    *path = file_name_of(*path);
+  for (std::string* path : {&result.autoencoder.path, &result.text.encoder_path}) *path = piece_name(*path);
+  result.adapter.base_path = file_name_of(result.adapter.base_path);
   result.ema_decays.clear();
   return to_json(result);
 }
@@ -188,6 +196,19 @@ int64_t drawn_side(const ModelRecord& record, const DenoiserShape& shape, int64_
   const int64_t multiple = shape.size_multiple * pixels;
   const bool takes_it = record.image_size > 0 && multiple > 0 && record.image_size % multiple == 0;
   return takes_it ? record.image_size / pixels : shape.input_size;
+}
+
+std::string piece_name(const std::string& path) {
+  constexpr std::string_view kHubFolder = "models--";
+  std::filesystem::path name;
+  for (std::filesystem::path rest = path; rest.has_relative_path(); rest = rest.parent_path()) {
+    const std::string part = rest.filename().string();
+    if (part.empty() || part == "." || part == "..") continue;
+    if (part.starts_with(kHubFolder)) return part.substr(part.rfind("--") + 2);
+    name = name.empty() ? std::filesystem::path(part) : std::filesystem::path(part) / name;
+    if (!is_untelling(part)) break;
+  }
+  return name.string();
 }
 
 std::map<std::string, std::string> metadata_of(const ModelRecord& record) {

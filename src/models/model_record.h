@@ -41,7 +41,7 @@ struct ModelRecord {
   std::vector<PictureSize> buckets{};  // in pixels; empty: all pictures were squares of image_size
 
   // The autoencoder that made the latents. `path` may be empty: a feature store may not know where its
-  // autoencoder is. In exported files it is a bare name, looked up beside the file.
+  // autoencoder is. In exported files it is its piece_name(), whose last part is looked up beside the file.
   struct AutoencoderInfo {
     std::string name = "pixels";  // "pixels" | "autoencoder_kl" | ...; "" = not known
     std::string path{}, fingerprint{};
@@ -85,9 +85,15 @@ ModelRecord parse_model_record(const nlohmann::json& document, const std::string
 // a latent's side, for records that do not know it.
 int64_t drawn_side(const ModelRecord& record, const DenoiserShape& shape, int64_t downsample);
 
+// Returns what to call a piece of a model that lies at `path`: its file's or folder's own name. Folders
+// called "model" or by a hash tell nobody which piece it is: "minilm_package/model" has the one around it,
+// and "all-MiniLM-L6-v2" is the repository of a snapshot in the hub's cache. Of such a name the name is the
+// same.
+std::string piece_name(const std::string& path);
+
 // The metadata key of a safetensors file that holds the record, as JSON.
 inline constexpr const char* kRecordKey = "kiln_record";
-// Returns the metadata of a file of these weights: the record, in which paths are bare names, beside
+// Returns the metadata of a file of these weights: the record, in which paths are names, beside
 // modelspec's keys. The same record gives the same text.
 std::map<std::string, std::string> metadata_of(const ModelRecord& record);
 // Returns the record in a file's metadata, or in that of earlier versions, which held the model's config

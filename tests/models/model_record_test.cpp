@@ -121,6 +121,29 @@ TEST(ModelRecord, FilesThatTravelHoldItWithoutPathsOfThisMachine) {
   EXPECT_EQ(metadata.at("modelspec.prediction_type"), "flow");
 }
 
+TEST(ModelRecord, NewUser13FilesCallAPieceByTheNearestTellingName) {
+  for (const auto& [path, name] : std::vector<std::pair<std::string, std::string>>{
+           {"", ""},
+           {"/disk/t5", "t5"},
+           {"/disk/t5/", "t5"},
+           {"/disk/vae.safetensors", "vae.safetensors"},
+           {"/python/site-packages/minilm_package/model", "minilm_package/model"},
+           {"/python/site-packages/minilm_package/model/", "minilm_package/model"},
+           {"/hub/models--org--all-MiniLM-L6-v2/snapshots/0123456789abcdef0123456789abcdef01234567",
+            "all-MiniLM-L6-v2"},
+           {"/hub/models--org--pixart/snapshots/0123456789abcdef0123456789abcdef01234567/text_encoder",
+            "text_encoder"},
+           {"/disk/t5/0123456789abcdef", "t5/0123456789abcdef"},
+           {"/model", "model"},
+           {"model", "model"}}) {
+    EXPECT_EQ(piece_name(path), name);
+    EXPECT_EQ(piece_name(name), name) << "a name stays as it is from file to file";
+  }
+  ModelRecord record = full_record();
+  record.text.encoder_path = "/python/site-packages/minilm_package/model";
+  EXPECT_EQ(record_of(metadata_of(record), "file")->text.encoder_path, "minilm_package/model");
+}
+
 TEST(ModelRecord, FilesOfEarlierVersionsHoldTheConfigAlone) {
   const ModelRecord record = *record_of({{"kiln_model_config", R"({"num_heads": 4})"}}, "file");
   EXPECT_EQ(record.model, "");
