@@ -93,6 +93,13 @@ ModelRecord record_for(const ConvertOptions& options, const json& given, const W
   return record;
 }
 
+// Returns the record as one file has it: pieces that stay behind in a pipeline's folder keep their names.
+ModelRecord record_of_file(ModelRecord record, const WeightsSource& source) {
+  if (!source.recorded_autoencoder.empty()) record.autoencoder.path = source.recorded_autoencoder;
+  if (!source.recorded_text_encoder.empty()) record.text.encoder_path = source.recorded_text_encoder;
+  return record;
+}
+
 void write_pt_file(const std::string& path, const TensorMap& weights) {
   std::vector<NamedTensor> views;
   std::vector<at::Tensor> kept;  // what the views point into
@@ -200,10 +207,11 @@ void convert(const ConvertOptions& options) {
     case Target::kPt:
       write_pt_file(options.out, loaded.weights);
       if (loaded.family)
-        write_file_atomically("convert", options.out + ".json", metadata_of(record).at(kRecordKey) + "\n");
+        write_file_atomically("convert", options.out + ".json",
+                              metadata_of(record_of_file(record, source)).at(kRecordKey) + "\n");
       break;
     case Target::kSafetensors:
-      save_tensors(options.out, loaded.weights, metadata_of(record));
+      save_tensors(options.out, loaded.weights, metadata_of(record_of_file(record, source)));
       break;
     case Target::kDiffusers:
       write_diffusers(options, loaded, record, source.path);

@@ -4,6 +4,7 @@
 #include <filesystem>
 #include <fstream>
 #include <initializer_list>
+#include <utility>
 
 #include "checkpoint/checked_files.h"
 #include "checkpoint/weights_file.h"
@@ -172,8 +173,10 @@ void add_pipeline(const fs::path& folder, WeightsSource& source) {
   if (source.record.class_names.empty())
     source.record.class_names = class_names_of(read_json(index.string()));
   if (fs::exists(scheduler)) source.scheduler = read_json(scheduler.string());
-  if (fs::exists(folder / "vae")) source.record.autoencoder.path = folder.string();
-  if (fs::exists(folder / "text_encoder")) source.record.text.encoder_path = folder.string();
+  if (fs::exists(folder / "vae"))
+    source.recorded_autoencoder = std::exchange(source.record.autoencoder.path, folder.string());
+  if (fs::exists(folder / "text_encoder"))
+    source.recorded_text_encoder = std::exchange(source.record.text.encoder_path, folder.string());
 }
 
 // Returns the weights of a pipeline's component, or of a file that is called like one.

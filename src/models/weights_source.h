@@ -15,6 +15,8 @@ struct WeightsSource {
   // Of RUN/config.json, of a file's metadata, of FILE.json or config.json beside it, or as far as a
   // diffusers folder tells. Paths in it are where the pieces lie now, if they were found.
   ModelRecord record = {.autoencoder = {.name = ""}};
+  // What the record called pieces that lie in a pipeline's folder, which its paths name; "" for others.
+  std::string recorded_autoencoder{}, recorded_text_encoder{};
   // Of a diffusers folder; null for others.
   nlohmann::json foreign;    // config.json of a class that a family reads
   nlohmann::json scheduler;  // scheduler_config.json

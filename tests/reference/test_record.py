@@ -177,6 +177,16 @@ def test_1_files_say_all_of_it_with_the_same_bytes(pixart_run, tmp_path):
     assert record_of(tmp_path / "model.safetensors")[0]["average"] == "model"
 
 
+def test_new_user_15_a_folder_becomes_the_file_it_was_made_beside(pixart_run, tmp_path):
+    succeed("convert", "--in", pixart_run, "--out", tmp_path / "alone.safetensors")
+    succeed("convert", "--in", pixart_run, "--out", tmp_path / "pix_folder", "--components", "copy")
+    succeed("convert", "--in", tmp_path / "pix_folder", "--out", tmp_path / "back.safetensors")
+    alone, back = (load_file(tmp_path / f"{name}.safetensors") for name in ("alone", "back"))
+    assert set(back) == set(alone) and all(torch.equal(back[key], alone[key]) for key in alone)
+    record, _ = record_of(tmp_path / "back.safetensors")
+    assert record["text"]["path"] == "t5" and record["autoencoder"]["path"] == "vae"
+
+
 def test_1_shift_and_objective_can_be_given(dit_run, tmp_path):
     bare = tmp_path / "bare.safetensors"
     save_file(load_file(dit_run / "checkpoints/step-00000010/ema.safetensors"), bare)

@@ -89,13 +89,15 @@ TensorMap pixart_to_diffusers(const PixartConfig& config, const TensorMap& weigh
   return parted_weights(pixart_key_map(config), weights, source);
 }
 
-// The inverse. Adds the position table, and zeros as the null caption: pipelines encode "" instead.
+// The inverse. Adds zeros as the null caption, since pipelines encode "" instead, and the position table
+// where the model reads it: models of many sizes compute theirs, and their files lack it
+// (pixart_file_keys()).
 TensorMap pixart_from_diffusers(const PixartConfig& config, const TensorMap& weights,
                                 const std::string& source) {
   TensorMap rest = weights;
   rest.erase("pos_embed.pos_embed");  // old versions of diffusers saved the table
   TensorMap result = fused_weights(pixart_key_map(config), rest, source);
-  result[kPosEmbed] = position_table_of(in_repository_keys(config));
+  if (!config.multi_scale) result[kPosEmbed] = position_table_of(in_repository_keys(config));
   result[kNullCaption] =
       at::zeros({config.model_max_length, config.caption_channels}, weights.begin()->second.options());
   return result;
