@@ -190,7 +190,9 @@ std::string pipeline_code(const ModelCard& card) {
                       further, further.empty() ? "" : ", ");
   return load_autoencoder(card).substr(0, loads_vae ? std::string::npos : 0) + captions(card) +
          fmt::format("pipe = {}.from_pretrained(folder, torch_dtype=torch.float32{}{})\n", card.pipeline,
-                     loads_vae ? ", vae=vae" : "",
+                     card.autoencoder.empty() ? ", vae=None"
+                     : loads_vae              ? ", vae=vae"
+                                              : "",
                      card.has_text_encoder ? "" : ", text_encoder=None, tokenizer=None") +
          step_noise(card) + fmt::format("x = pipe({}).images\n", call) + decode(card, "pipe.vae");
 }

@@ -15,7 +15,7 @@ from pipelines import text_encoder, tiny_kl
 from pixart_torch import PixArt
 from safetensors.torch import load_file, save_file
 from test_convert_text import sana, unet
-from test_record import PIXART, TINY, TRAIN, base, dit_run, draw, lora_run, pieces, pixart_run, record_of, recorded, refusal  # noqa: F401
+from test_record import PIXART, TINY, TRAIN, base, dit_run, draw, lora_run, make_run, pieces, pixart_run, record_of, recorded, refusal  # noqa: F401
 
 
 @pytest.fixture(scope="module")
@@ -70,6 +70,22 @@ def test_the_card_of_captions_without_a_record_runs(bare_pixart, pieces, tmp_pat
     want, _ = draw(tmp_path, "--weights", folder, "--autoencoder", pieces / "vae", "--text-encoder", pieces / "t5", "--prompt", prompt,
                    count=1, seed=0)
     assert np.abs(np.asarray(Image.open(folder / "picture.png")) - want[0]).max() <= 1
+
+
+def test_new_user_2_the_card_of_a_pixart_of_pixels_runs(recorded, tmp_path):
+    config = PIXART | dict(input_size=16, in_channels=3)
+    info = dict(model="pixart", image_size=16, objective=dict(type="iddpm"), model_config=config, text=recorded[0]["text"],
+                autoencoder=dict(name="pixels", path="", fingerprint="none", scaling_factor=1.0, shift_factor=0.0),
+                drawing=dict(sampler="dpmpp_2m", num_sampling_steps=4, cfg_scale=3.0, guided_channels="all", unconditional="null_rows"),
+                null_rows="trained")
+    run, folder = make_run(tmp_path / "run", randomise_(PixArt(**config)).state_dict(), info), tmp_path / "folder"
+    succeed("convert", "--in", run, "--components", "copy", "--out", folder)
+    card = (folder / "README.md").read_text()
+    assert "PixArtSigmaPipeline.from_pretrained(folder, torch_dtype=torch.float32, vae=None)" in card
+    with contextlib.chdir(folder):
+        exec(compile(re.search(r"```python\n(.*?)```", card, re.S)[1], "README.md", "exec"), {"__name__": "card"})
+    want, _ = draw(tmp_path, "--weights", folder, "--prompt", re.search(r'^prompt = "(.*)"$', card, re.M)[1], count=1, seed=0)
+    assert want.std() > 8 and np.abs(np.asarray(Image.open(folder / "picture.png")) - want[0]).max() <= 1
 
 
 @pytest.mark.parametrize("make, classes", [(sana, "Gemma2Model, GemmaTokenizer"), (unet, "CLIPTextModel, CLIPTokenizer")])
