@@ -206,9 +206,12 @@ void convert(const ConvertOptions& options) {
   switch (target) {
     case Target::kPt:
       write_pt_file(options.out, loaded.weights);
-      if (loaded.family)
+      if (loaded.family) {
         write_file_atomically("convert", options.out + ".json",
                               metadata_of(record_of_file(record, source)).at(kRecordKey) + "\n");
+        fmt::print("{}.json says what the weights are and how they draw: keep the two files together\n",
+                   options.out);
+      }
       break;
     case Target::kSafetensors:
       save_tensors(options.out, loaded.weights, metadata_of(record_of_file(record, source)));

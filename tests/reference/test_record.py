@@ -123,6 +123,8 @@ def stations(run, folder):
     for name in ("alone.safetensors", "weights.pt", "pipeline"):
         succeed("convert", "--in", run, "--out", folder / name)
     succeed("convert", "--in", folder / "pipeline", "--out", folder / "back.safetensors")
+    said = succeed("convert", "--in", folder / "weights.pt", "--out", folder / "other.pt").stdout
+    assert "other.pt.json" in said and "keep the two files together" in said, "new user, 14"
     succeed("convert", "--in", folder / "weights.pt", "--out", folder / "from_pt.safetensors")
     (folder / "elsewhere").mkdir()
     shutil.move(folder / "alone.safetensors", folder / "elsewhere/alone.safetensors")
@@ -339,6 +341,7 @@ def test_9_an_adapter_of_another_base_of_the_same_shape_is_named(base, lora_run,
     for adapter in (lora_run, tmp_path / "peft", tmp_path / "file.safetensors"):
         line = refusal("convert", "--in", other, "--merge", adapter, "--out", tmp_path / "no.safetensors")
         assert line.count("xxh3:") == 2 and "--anyway" in line
+        assert base.name in line and f"{other} holds other values" in line
         assert not (tmp_path / "no.safetensors").exists()
     succeed("convert", "--in", other, "--merge", lora_run, "--anyway", "--out", tmp_path / "yes.safetensors")
     half = tmp_path / "half.safetensors"
@@ -573,3 +576,51 @@ def test_a_merged_adapter_is_in_the_record(dit_run, tmp_path):
             tmp_path / "merged.safetensors")
     record, _ = record_of(tmp_path / "merged.safetensors")
     assert record["trained_on"]["adapters"] == ["foreign.safetensors"] and "average" not in record
+
+
+TRAIN_ON = ["train", "--data", "synthetic", "--global-batch", 2, "--threads", 1, "--peak-tflops", 1, "--max-steps", 1, "--lr", 1e-30]
+
+
+def test_training_begins_from_kilns_own_folder(dit_run, pixart_run, tmp_path):
+    """As from the file with the same record."""
+    for run, more in ((dit_run, ["--autoencoder", "pixels", "--num-classes", 4]), (pixart_run, [])):
+        ship = tmp_path / run.parent.name
+        succeed("convert", "--in", run, "--out", ship / "file.safetensors")
+        succeed("convert", "--in", run, "--out", ship / "folder")
+        begun = {}
+        for name in ("file.safetensors", "folder", "folder/transformer"):
+            out = ship / f"run-{len(begun)}"
+            succeed(*TRAIN_ON, *more, "--weights", ship / name, "--out", out)
+            begun[name] = (json.loads((out / "config.json").read_text()), load_file(out / "checkpoints/step-00000001/model.safetensors"))
+        want_info, want = begun["file.safetensors"]
+        for name, (info, got) in begun.items():
+            assert all(info[key] == want_info[key] for key in ("model", "model_config", "objective", "image_size")), name
+            assert got.keys() == want.keys() and all(torch.allclose(got[key], want[key], atol=1e-5) for key in want), name
+        values = []
+        for name in ("file.safetensors", "folder"):
+            succeed(*TRAIN_ON, *more, "--weights", ship / name, "--lora-rank", 2, "--out", ship / f"lora-{len(values)}")
+            values.append(json.loads((ship / f"lora-{len(values)}/config.json").read_text())["adapter"]["base_values"])
+        assert values[0] == values[1]
+    folder = tmp_path / pixart_run.parent.name / "folder"
+    line = refusal(*TRAIN_ON, "--model", "dit", "--hidden-size", 64, "--depth", 2, "--num-heads", 4, "--image-size", 64, "--weights",
+                   folder, "--out", tmp_path / "no")
+    assert f"--weights {folder} are of pixart, not of --model dit" in line
+
+
+def test_weights_of_another_size_than_a_named_model(pixart_run, tmp_path):
+    succeed("convert", "--in", pixart_run, "--out", tmp_path / "w.safetensors")
+    line = refusal(*TRAIN_ON, "--model", "PixArt-Sigma-XL/2-256", "--weights", tmp_path / "w.safetensors", "--out", tmp_path / "no")
+    assert "are of another size than --model PixArt-Sigma-XL/2-256: leave out --model" in line
+
+
+def test_what_the_command_changes_of_the_record_is_said(dit_run, tmp_path):
+    succeed("convert", "--in", dit_run, "--out", tmp_path / "w.safetensors")
+    common = ["--weights", tmp_path / "w.safetensors", *CLASSES]
+    stderr = draw(tmp_path, *common, "--model-config", '{"num_heads": 2}')[1]
+    assert "was trained with num_heads 4, and is drawn with 2 as asked" in stderr
+    assert "warning" not in draw(tmp_path, *common, "--model-config", '{"num_heads": 4}')[1]
+    # The model predicts no sigma, which the objective's default would expect.
+    stderr = draw(tmp_path, *common, "--objective", "iddpm", "--num-sampling-steps", 4)[1]
+    assert "was trained with flow, shift 4, and is drawn with iddpm as asked" in stderr
+    line = refusal("sample", *common, "--image-size", 16, "--num-images", 1, "--out", tmp_path / "no")
+    assert "draws pictures of 8 px only" in line and "leave out --image-size" in line
