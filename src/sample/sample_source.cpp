@@ -115,10 +115,32 @@ void settle_objective(const SampleCommand& command, const json& scheduler, Drawi
   if (recorded.is_object() && !have_same_schedule(recorded, record.objective))
     fmt::print(stderr, "warning: {} was trained with {}, and is drawn with {} as asked\n", source.weights,
                objective_text(recorded), objective_text(record.objective));
-  // A file does not say whether its objective learns sigma; its channels do.
+  // Neither a file nor the record of another objective says whether sigma is learned; the channels do.
   const DenoiserShape& shape = source.denoiser->shape();
-  if (record.objective.at("type") == "iddpm" && !recorded.is_object())
+  if (record.objective.at("type") == "iddpm" &&
+      !(recorded.is_object() && recorded.at("type") == record.objective.at("type")))
     record.objective["learn_sigma"] = shape.out_channels > shape.in_channels;
+}
+
+// Names settings of --model-config that are others than the weights were trained with.
+void warn_of_other_config(const json& config, const WeightsSource& found) {
+  const json& trained = found.record.model_config;
+  for (const auto& [key, value] : config.items())
+    if (trained.contains(key) && trained.at(key) != value)
+      fmt::print(stderr, "warning: {} was trained with {} {}, and is drawn with {} as asked\n", found.path,
+                 key, trained.at(key).dump(), value.dump());
+}
+
+// Throws Error where the weights hold a table, such as one of positions, that is not of the size that the
+// model's config has now. `own_side`: that of the weights' pictures in pixels.
+void require_tables_of_size(const LoadedModel& loaded, int64_t own_side) {
+  const auto outline = loaded.family->build(loaded.model.config, {.device = at::kMeta, .outline = true});
+  for (const auto& parameter : outline->parameters())
+    if (const auto stored = loaded.weights.find(parameter->key);
+        !parameter->trainable && stored != loaded.weights.end() &&
+        stored->second.sizes() != parameter->value.sizes())
+      fail("sample", "{} draws pictures of {} px only, which its {} is for: leave out --image-size",
+           loaded.path, own_side, parameter->key);
 }
 
 // Sets the side of the model's pictures that the command asks for, by itself or in the model's config.
@@ -130,8 +152,11 @@ void set_image_size(const SampleCommand& command, const json& config, int64_t do
   }
   if (command.image_size < 0 || command.image_size % downsample != 0)
     fail("sample", "expected --image-size to be a multiple of {}, got {}", downsample, command.image_size);
-  loaded.model.config[loaded.family->size_key] = command.image_size / downsample;
+  json& side = loaded.model.config[loaded.family->size_key];
+  const int64_t own_side = side.get<int64_t>() * downsample;
+  side = command.image_size / downsample;
   loaded.model.config = loaded.family->resolve(loaded.model.config);
+  require_tables_of_size(loaded, own_side);
   std::erase(loaded.model.assumed, loaded.family->size_key);
   record.image_size = 0;
 }
@@ -186,6 +211,7 @@ DrawingSource load_drawing_source(const SampleCommand& command, at::Device devic
     fail("sample", "{} holds an adapter: give it with --adapter, and its base with --weights", found.path);
   if (!loaded.family)
     fail("sample", "{} is of an unknown architecture: say which with --model (DiT-XL/2, ...)", found.path);
+  warn_of_other_config(config, found);
   DrawingSource source;
   source.record = found.record;
   source.record.model = loaded.name;
