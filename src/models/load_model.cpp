@@ -116,7 +116,8 @@ void load_foreign(const WeightsSource& source, const std::string& name, const js
   const auto [family, format] = foreign_family_of(source, name);
   loaded.family = family;
   json config = format->config_from(source.foreign, source.path);  // throws for what the family does not have
-  const bool has_record = !name.empty() && !source.record.model.empty();
+  const bool has_record =
+      !name.empty() && !source.record.model.empty() && &family_of(source.record.model) == family;
   // What the record leaves out the file's config.json assumes.
   if (has_record) config.update(source.record.model_config);
   config.update(overrides);
@@ -146,8 +147,9 @@ std::string digests_of(const TensorMap& weights) {
   return weights.empty() ? "-" : digest_of(weights, at::kFloat) + "-" + digest_of(weights, at::kHalf);
 }
 
-// Compares two of fingerprint_of_values().
-bool are_same_values(const std::string& recorded, const std::string& found) {
+// Compares two of fingerprint_of_values(). Returns the parts of both that differ, or nothing.
+std::optional<std::array<std::string, 2>> different_values(const std::string& recorded,
+                                                           const std::string& found) {
   const auto parts_of = [](const std::string& text) {
     std::array<std::string, 4> parts;  // those of earlier versions have the first
     size_t part = 0;
@@ -159,16 +161,11 @@ bool are_same_values(const std::string& recorded, const std::string& found) {
     return parts;
   };
   const auto a = parts_of(recorded), b = parts_of(found);
+  if (a[0] != b[0] && a[0] != b[1] && a[1] != b[0]) return std::array{"xxh3:" + a[0], "xxh3:" + b[0]};
   const bool has_null_rows = !a[2].empty() && !b[2].empty();
-  return (a[0] == b[0] || a[0] == b[1] || a[1] == b[0]) &&
-         (!has_null_rows || a[2] == b[2] || a[2] == b[3] || a[3] == b[2]);
-}
-
-void say_other_base(const std::string& source, const std::string& wanted, const std::string& found,
-                    bool anyway) {
-  say_mismatch(
-      fmt::format("{} was trained to change the weights {}, and these are {}", source, wanted, found),
-      "give its own base", anyway);
+  if (has_null_rows && a[2] != b[2] && a[2] != b[3] && a[3] != b[2])
+    return std::array{"null rows xxh3:" + a[2], "null rows xxh3:" + b[2]};
+  return std::nullopt;
 }
 
 std::vector<LoraLayer> layers_of_run(const WeightsSource& run) {
@@ -260,9 +257,12 @@ void check_base(const ModelRecord::AdapterInfo& adapter, const std::string& sour
         "give its own base", anyway);
     return;
   }
-  const std::string found = fingerprint_of_values(model);
-  if (!are_same_values(adapter.base_values, found))
-    say_other_base(source, adapter.base_values, found, anyway);
+  if (const auto parts = different_values(adapter.base_values, fingerprint_of_values(model)))
+    say_mismatch(
+        fmt::format("{} was trained to change the weights of {} ({}), and {} holds other values ({})", source,
+                    adapter.base_path.empty() ? "another base" : adapter.base_path, parts->front(),
+                    model.path, parts->back()),
+        "give its own base", anyway);
 }
 
 size_t merge_adapter_at(const std::string& path, bool ema, bool anyway, LoadedModel& model) {
