@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <filesystem>
+#include <map>
 
 #include "checkpoint/train_state.h"
 #include "cli/commands.h"
@@ -271,25 +272,78 @@ void take_weights_of_run(const TrainArguments& arguments, TrainOptions& options,
   weights = file;
 }
 
+// Sets the model that the run was begun with (`recorded`, else null), as far as the command leaves it open.
+void take_recorded_model(ResolvedOptions& resolved, const nlohmann::json& recorded) {
+  if (!recorded.is_object()) return;
+  TrainOptions& options = resolved.options;
+  const auto take = [&](const char* name) {
+    if (!resolved.given.contains(name) && recorded.contains(name))
+      set_option(options, name, recorded.at(name));
+  };
+  const bool names_model = resolved.given.contains("model");
+  // The config of weights came from their record, also for a model that is named.
+  if (!names_model || !options.model.weights.empty()) take("model-config");
+  if (names_model) return;
+  for (const char* name : {"model", "hidden-size", "depth", "num-heads", "patch-size", "position-scale"})
+    take(name);
+}
+
+// Finds the base of the adapter that --out trains if it is no longer where it was: it may lie beside the run.
+void find_moved_base(const TrainArguments& arguments, TrainOptions& options, const nlohmann::json& recorded) {
+  std::string& weights = options.model.weights;
+  std::error_code unreachable;
+  if (!recorded.is_object() || weights.empty() || weights != recorded.value("weights", "") ||
+      std::filesystem::exists(weights, unreachable))
+    return;
+  const ModelRecord record = find_weights(options.out).record;
+  if (record.adapter.config.is_null()) return;
+  const std::string& base = record.adapter.base_path;
+  if (!std::filesystem::exists(base, unreachable))
+    fail("train", "{} trains an adapter of {}, which is not there: say where it is with --weights",
+         options.out, base);
+  if (is_told(arguments, options)) fmt::print(stderr, "--weights {} is read as {}\n", weights, base);
+  weights = base;
+}
+
+// Throws Error if the record of --weights names a model of the same family with other blocks than --model.
+// Conditions and pictures of another kind change the first and the last segment, which the data are checked
+// against later.
+void require_size_of_weights(const ModelOptions& model, const ModelRecord& record) {
+  const std::vector<std::string> known = denoiser_names();  // a search may name several models
+  if (std::ranges::find(known, model.name) == known.end() ||
+      &family_of(model.name) != &family_of(record.model) || model.hidden_size > 0 || model.depth > 0 ||
+      !model.config.empty())
+    return;
+  const auto blocks_of = [](const std::string& name, const nlohmann::json& config) {
+    const auto denoiser = build_denoiser(name, config, {.outline = true});
+    const auto& segments = denoiser->segments();
+    std::map<std::string, std::vector<int64_t>> shapes;
+    for (size_t i = 1; i + 1 < segments.size(); ++i)
+      for (const auto& parameter : segments[i]->parameters())
+        shapes[parameter->key] = parameter->value.sizes().vec();
+    return shapes;
+  };
+  if (blocks_of(model.name, nlohmann::json::object()) != blocks_of(record.model, record.model_config))
+    fail("train",
+         "--weights {} are of another size than --model {}: leave out --model, their record knows it",
+         model.weights, model.name);
+}
+
 // Takes from the record of --weights which model they are, and the side of its pictures, as far as the
 // command leaves them open. A run that resumes keeps what it began with.
 void take_record_of_weights(const TrainArguments& arguments, ResolvedOptions& resolved,
                             const nlohmann::json& recorded) {
   ModelOptions& model = resolved.options.model;
-  const bool names_model = resolved.given.contains("model");
-  if (model.weights.empty() || !std::filesystem::exists(model.weights)) return;
-  if (recorded.is_object()) {
-    if (recorded.value("weights", "") != model.weights) return;
-    if (!names_model) model.name = recorded.at("model");
-    if (model.config.empty()) model.config = recorded.value("model-config", "");
-    return;
-  }
+  if (recorded.is_object() || model.weights.empty() || !std::filesystem::exists(model.weights)) return;
   const WeightsSource source = find_weights(model.weights);
   const ModelRecord& record = source.record;
-  if (record.model.empty() || !source.foreign.is_null()) return;
-  if (!names_model) model.name = record.model;
+  if (record.model.empty()) return;
+  if (!resolved.given.contains("model")) model.name = record.model;
   const Family& family = family_of(record.model);
-  if (model.name != record.model && model.name != family.name) return;
+  if (model.name != record.model && model.name != family.name) {
+    require_size_of_weights(model, record);
+    return;
+  }
   nlohmann::json config = record.model_config;
   config.erase(family.size_key);  // that of the data
   if (!model.config.empty()) config.update(nlohmann::json::parse(model.config));
@@ -379,7 +433,9 @@ ResolvedOptions resolve(const CLI::App& command, const TrainArguments& arguments
   std::string& model_config = resolved.options.model.config;
   const nlohmann::json recorded = recorded_options(resolved.options.out);
   if (!model_config.empty()) model_config = read_json_option("train", "--model-config", model_config).dump();
+  take_recorded_model(resolved, recorded);
   take_weights_of_run(arguments, resolved.options, recorded);
+  find_moved_base(arguments, resolved.options, recorded);
   take_record_of_weights(arguments, resolved, recorded);
   take_image_size(resolved, recorded);
   std::string& instruction = resolved.options.data.captions.instruction;

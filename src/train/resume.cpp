@@ -144,6 +144,16 @@ std::vector<std::string> resume_warnings(const TrainOptions& options, const Trai
     saved_options.update(stage_settings(options));
     for (const char* name : {"max-steps", "model-config"}) saved_options[name] = options_now.at(name);
   }
+  // The base of an adapter is compared by its content: its file may have been moved.
+  const std::string base_then = saved.config.value("base", ""), base_now = now.config.value("base", "");
+  if (!base_then.empty() && !base_now.empty()) {
+    if (base_then != base_now)
+      fail("resume",
+           "{} trains an adapter of other weights than --weights {} holds now: put them back, or give "
+           "another --out",
+           options.out, options.model.weights);
+    saved_options["weights"] = options_now.at("weights");
+  }
   const OptionChanges changes = compare_options(saved_options, options_now);
   if (!changes.refused.empty())
     fail("resume", "{} holds a run with other settings: {}; give the same ones, or {}", options.out,
@@ -158,11 +168,6 @@ std::vector<std::string> resume_warnings(const TrainOptions& options, const Trai
   if (!is_same && !is_of_earlier_version)
     fail("resume", "{} was trained on other data ({}) than --data {} ({}): {}", options.out, data_then,
          options.data.path, data.identity, remedy_of(options, data, first_step));
-  if (saved.config.value("base", "") != now.config.value("base", ""))
-    fail("resume",
-         "{} trains an adapter of other weights than --weights {} holds now: put them back, or give "
-         "another --out",
-         options.out, options.model.weights);
 
   std::vector<std::string> lines;
   if (is_of_earlier_version)

@@ -12,6 +12,7 @@
 #include "core/json_config.h"
 #include "core/tensors.h"
 #include "data/loader/batches.h"
+#include "models/load_model.h"
 #include "models/lora_keys.h"
 #include "models/registry.h"
 #include "ops/fp8.h"
@@ -29,13 +30,23 @@ constexpr int64_t kSyntheticClasses = 1000;  // ImageNet's, as the published mod
 class FirstWeights {
  public:
   // `denoiser` consists of outlines. Throws Error: the file does not fit.
-  FirstWeights(const TrainOptions& options, const Denoiser& denoiser, at::Device device)
+  FirstWeights(const TrainOptions& options, const nlohmann::json& config, const Denoiser& denoiser,
+               at::Device device)
       : seed_(options.seed), source_(options.model.weights), device_(device) {
     for (const auto& parameter : denoiser.parameters()) of_model_.insert(parameter->key);
     if (source_.empty() || device.is_meta()) return;
-    loaded_ = load_tensors(source_);
+    loaded_ = load_tensors(path_of_tensors(source_));
+    const auto is_of_model = [&](const auto& entry) { return of_model_.contains(entry.first); };
+    if (const WeightsSource source = find_weights(source_);
+        !source.foreign.is_null() && !std::ranges::all_of(loaded_, is_of_model)) {
+      LoadedModel model = load_model(source, {.model = options.model.name, .config = config});
+      loaded_ = std::move(model.weights);
+      has_null_rows_ = model.has_null_rows;
+    }
     load_weights(denoiser, loaded_, source_);
   }
+
+  bool has_null_rows() const { return has_null_rows_; }
 
   at::Tensor operator()(const Parameter& parameter) const {
     const auto filled = std::make_shared<Parameter>(parameter);
@@ -65,6 +76,7 @@ class FirstWeights {
   uint64_t seed_;
   std::string source_;
   at::Device device_;
+  bool has_null_rows_ = true;
   std::set<std::string> of_model_;  // keys
   std::map<std::string, at::Tensor> loaded_;
 };
@@ -88,7 +100,7 @@ struct RecognisedWeights {
 // what does not fit. `config`: the model's own, for what shapes leave open.
 std::optional<RecognisedWeights> recognise_weights(const std::string& path, const nlohmann::json& config) {
   WeightShapes shapes;
-  for (const auto& [key, tensor] : load_tensors(path)) shapes[key] = tensor.sizes().vec();
+  for (const auto& [key, tensor] : load_tensors(path_of_tensors(path))) shapes[key] = tensor.sizes().vec();
   // Where the data have set the config it says nothing of the weights, so it is asked last.
   for (const nlohmann::json& hints : {nlohmann::json::object(), config}) {
     try {
@@ -129,6 +141,11 @@ at::ScalarType grad_dtype_of(const TrainOptions& options, at::ScalarType compute
 }
 
 }  // namespace
+
+std::string path_of_tensors(const std::string& weights) {
+  const WeightsSource source = find_weights(weights);
+  return source.foreign.is_null() ? weights : source.path;
+}
 
 DataShape synthetic_shape(const TrainOptions& options) {
   const bool pixels = options.data.in_pixels();
@@ -277,12 +294,21 @@ double flops_of_step(const Training& training, const StepBatch& batch) {
 void check_first_weights(const TrainOptions& options, const DataShape& data,
                          const nlohmann::json& model_config) {
   if (options.model.weights.empty()) return;
-  const auto of_weights = recognise_weights(options.model.weights, model_config);
-  const std::string& family = family_of(options.model.name).name;
+  auto of_weights = recognise_weights(options.model.weights, model_config);
+  const std::string family = family_of(options.model.name).name;
+  // The keys of a class of diffusers may be another family's own.
+  if (const WeightsSource source = find_weights(options.model.weights);
+      of_weights && !source.foreign.is_null()) {
+    const std::string class_name = source.foreign.at("_class_name");
+    const bool is_read =
+        std::ranges::any_of(family_of(options.model.name).formats,
+                            [&](const ForeignFormat& format) { return class_name == format.class_name; });
+    of_weights->family = is_read ? family : foreign_family(class_name).family->name;
+  }
   if (of_weights && of_weights->family == family) require_data_of_weights(options, data, of_weights->shape);
   const auto denoiser = build_denoiser(options.model.name, model_config, {.outline = true});
   try {
-    const FirstWeights weights(options, *denoiser, at::kCPU);
+    const FirstWeights weights(options, model_config, *denoiser, at::kCPU);
   } catch (const Error&) {
     if (!of_weights || of_weights->family == family) throw;
     fail("train", "--weights {} are of {}, not of --model {}: give --model {}, with its size",
@@ -306,7 +332,9 @@ Training build_training(const TrainOptions& options, const DataShape& data, at::
   const std::vector<MemoryChoice> memory = parse_memory_choices(options.memory, *training.denoiser);
   const int64_t world_size = group->world_size();
   TrainingStateOptions state_options = state_options_of(options, device, std::move(group));
-  state_options.first_value = FirstWeights(options, *training.denoiser, device);
+  const FirstWeights first(options, training.model_config, *training.denoiser, device);
+  training.has_null_rows = first.has_null_rows();
+  state_options.first_value = first;
   if (options.lora.is_on()) {
     training.lora = first_lora(options.lora, *training.denoiser);
     attach_lora(*training.denoiser, training.lora, options.lora.dropout);

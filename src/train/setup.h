@@ -49,6 +49,7 @@ struct Training {
   std::unique_ptr<Optimizer> optimizer;
   nlohmann::json model_config{};  // as resolved
   std::unique_ptr<Denoiser> denoiser{};
+  bool has_null_rows = true;      // false: --weights lacks those that the model has, which are zeros then
   std::vector<LoraLayer> lora{};  // trained instead of the denoiser; empty: the denoiser itself is trained
   std::unique_ptr<TrainingState> state{};
   std::unique_ptr<TrainStep> step{};
@@ -65,6 +66,10 @@ ImageExtent largest_extent(const DataShape& data);
 // Returns multiply-adds times two of the step on the global batch. The captions of other ranks count as this
 // rank's do.
 double flops_of_step(const Training& training, const StepBatch& batch);
+
+// Returns the file or folder with the tensors of --weights: of a folder of diffusers the file of the model.
+// Throws Error as find_weights() does.
+std::string path_of_tensors(const std::string& weights);
 
 // Throws Error if the weights of --weights do not fit the model, before a run has a folder. Names the
 // autoencoder or the text encoder of the data if they are of a model for another one.

@@ -200,7 +200,7 @@ void TrainingRun::describe_base() {
   if (options.model.weights.empty())
     fail("train", "--lora-rank trains an adapter of weights: give them with --weights");
   info.adapter.base_path = fs::absolute(options.model.weights).string();
-  info.adapter.base_fingerprint = digest_of_weights(options.model.weights);
+  info.adapter.base_fingerprint = digest_of_weights(path_of_tensors(options.model.weights));
   config["base"] = info.adapter.base_fingerprint;
   if (!is_first()) return;  // which alone writes the record
   const WeightsSource base = find_weights(options.model.weights);
@@ -220,11 +220,11 @@ void TrainingRun::describe_drawing() {
   if (const auto& null_rows = training.denoiser->null_text()) {
     const std::string& weights = options.model.weights;
     const bool is_filled = data.text && data.text->num_rows(TextStore::kNullEntry) > 0;
-    info.null_rows = null_rows->trainable ? "trained"
-                     : before             ? before->null_rows
-                     : !weights.empty()   ? find_weights(weights).record.null_rows
-                     : is_filled          ? "empty_caption"
-                                          : "";
+    info.null_rows = null_rows->trainable                         ? "trained"
+                     : before                                     ? before->null_rows
+                     : !weights.empty() && training.has_null_rows ? find_weights(weights).record.null_rows
+                     : is_filled                                  ? "empty_caption"
+                                                                  : "";
   }
   const int64_t downsample = info.autoencoder.downsample;
   info.buckets.clear();
@@ -262,7 +262,7 @@ std::string TrainingRun::weights_identity() const {
   std::string digest;
   if (options.lora.is_on()) return info.adapter.base_fingerprint;
   if (!options.model.weights.empty() && !is_alone())
-    agree(*group, "--weights", [&] { digest = digest_of_weights(options.model.weights); });
+    agree(*group, "--weights", [&] { digest = digest_of_weights(path_of_tensors(options.model.weights)); });
   return digest;
 }
 
@@ -281,7 +281,8 @@ void TrainingRun::build() {
   }
   if (!training.lora.empty()) info.adapter.config = lora_config(training.lora);
   if (data.text)
-    fill_null_text(*data.text, *training.denoiser, /*has_weights=*/!options.model.weights.empty());
+    fill_null_text(*data.text, *training.denoiser,
+                   /*has_weights=*/!options.model.weights.empty() && training.has_null_rows);
   if (training.state->nvme) {
     const BlockStore& store = *training.state->nvme->store();
     for (const std::string& note : store.notes()) warn(note);

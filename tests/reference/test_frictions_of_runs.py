@@ -3,6 +3,7 @@ something else."""
 
 import json
 import re
+import shutil
 
 import pytest
 from conftest import run_program, succeed
@@ -96,3 +97,27 @@ def test_folders_of_the_wrong_kind_are_named(run, tmp_path):
     assert f"--data {run} is the folder of a run" in refusal("train", *DIT, *options, "--max-steps", 1, "--out", tmp_path / "run")
     (tmp_path / "store.json").write_text("{}")
     assert "is a feature store: give a folder of its own" in refusal("train", *DIT, *OPTIONS, "--max-steps", 1, "--out", tmp_path)
+
+
+def test_an_adapter_goes_on_where_its_base_has_moved(run, tmp_path):
+    """The base is compared by its content, and found beside the run."""
+    base, out = tmp_path / "base.safetensors", tmp_path / "lora/run"
+    checkpoint = run / "checkpoints/step-00000004"
+    shutil.copy(checkpoint / "model.safetensors", base)
+    train(out, 1, "--weights", base, "--lora-rank", 2)
+    moved = base.rename(tmp_path / "moved.safetensors")
+    assert f"{base}, which is not there: say where it is with --weights" in refusal("train", "--out", out, "--max-steps", 2)
+    assert "resuming" in succeed("train", "--out", out, "--weights", moved, "--max-steps", 2).stdout
+    beside = moved.rename(out.parent / moved.name)
+    result = succeed("train", "--out", out, "--max-steps", 3)
+    assert "resuming" in result.stdout and f"is read as {beside}" in result.stderr
+    assert "resuming" in train(out, 4, "--weights", beside, "--lora-rank", 2).stdout
+    other = checkpoint / "ema.safetensors"
+    assert "an adapter of other weights" in refusal("train", "--out", out, "--weights", other, "--max-steps", 5)
+
+
+def test_a_run_resumes_as_its_model_where_none_is_named(tmp_path):
+    out = tmp_path / "run"
+    train(out, 1)
+    result = succeed("train", *OPTIONS, "--num-classes", 4, "--max-steps", 2, "--out", out)
+    assert "resuming" in result.stdout and json.loads((out / "config.json").read_text())["model"] == "dit"
