@@ -50,10 +50,17 @@ std::string check_space(const CheckpointSpace& space) {
   const int64_t most = space.keep > 0 ? std::min(all, num_left(space.keep) + 1) : all;  // at once
   const double needed = static_cast<double>(most) * each;
   if (needed <= free + held) return "";
+  const auto fitting = static_cast<int64_t>((free + held) / each);  // at once
+  const int64_t fewest = num_left(1) + 1;                           // at once, however few are kept
+  const std::string advice =
+      fitting >= fewest
+          ? fmt::format("--keep-checkpoints {} keeps the newest only", fitting)
+          : fmt::format(
+                "the newest stays until the next is whole, so there must be room for two: free {} or "
+                "choose another --out",
+                size_text(static_cast<double>(fewest) * each - free - held));
   return fmt::format("{} has room for {}, and {} checkpoints of this run take {}: {}", space.run,
-                     size_text(free + held), most, size_text(needed),
-                     space.keep == 0 ? "--keep-checkpoints 2 keeps the newest only"
-                                     : "free some space or lower --keep-checkpoints");
+                     size_text(free + held), most, size_text(needed), advice);
 }
 
 void make_room(const CheckpointSpace& space) {

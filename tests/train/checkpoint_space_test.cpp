@@ -58,10 +58,20 @@ TEST_F(Friction26, AWarningWhereNotAllFit) {
   EXPECT_EQ(check_space(space(1, 30, 2 * kBytes)), "");
   EXPECT_THAT(check_space(space(1, 30, 2 * kBytes - 1)), HasSubstr("2 checkpoints of this run take"))
       << "the newest stays until the next is whole";
+  EXPECT_THAT(check_space(space(9, 30, 5 * kBytes)), HasSubstr("--keep-checkpoints 5 keeps the newest only"));
   save(1);
   save(2);
   EXPECT_EQ(check_space(space(0, 1, kBytes)), "") << "what is there needs no room";
   EXPECT_EQ(check_space(space(2, 30, 0)), "") << "the first makes room for the third";
+}
+
+// Friction 8 of a new user: the advice was --keep-checkpoints 2, and not even two fitted.
+TEST_F(Friction26, WhereTwoDoNotFitNoNumberOfThemIsAdvised) {
+  for (const int64_t keep : {0, 1, 2})
+    EXPECT_THAT(check_space(space(keep, 4, 2 * kBytes - 1)),
+                AllOf(HasSubstr("there must be room for two: free "), HasSubstr("choose another --out"),
+                      ::testing::Not(HasSubstr("--keep-checkpoints"))))
+        << keep;
 }
 
 TEST_F(Friction26, RoomIsMadeBeforeAndNeverOfTheNewest) {
