@@ -101,6 +101,9 @@ TEST(Plan, SaysWhatDoesNotFitAndWhatWould) {
   plan = make_plan(options);
   EXPECT_FALSE(plan.fits);
   EXPECT_GT(plan.needed_bytes, plan.machine.memory_bytes);
+  // Friction 21 of a new user: only a search was named.
+  EXPECT_THAT(plan.advice,
+              Contains(HasSubstr("--micro-batch -1 --memory-budget auto chooses smaller passes")));
 
   options.gpu = "RTX-4090";
   options.train.memory.recompute = SegmentSet::all();

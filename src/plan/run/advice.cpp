@@ -131,6 +131,18 @@ std::string less_memory(const Plan& plan) {
   return fmt::format("{}", fmt::join(ways, " or "));
 }
 
+// Advises to let the run choose its passes and what they recompute, if passes are what does not fit.
+void advise_budget(const Plan& plan, const StepTrace& trace, std::vector<std::string>& advice) {
+  const MemoryOptions& memory = plan.options.train.memory;
+  const int64_t of_pass = trace.memory.peak_bytes - trace.memory.persistent_bytes,
+                rest = plan.needed_bytes - of_pass;
+  if (!plan.needed_phase.ends_with("step") || rest >= plan.machine.memory_bytes) return;
+  if (memory.budget.is_given() || (plan.micro_batch == 1 && memory.recompute.is_all())) return;
+  advice.push_back(fmt::format(
+      "a pass takes {:.1f} GiB, all else {:.1f} GiB: {} {} chooses smaller passes and what they recompute",
+      gib(of_pass), gib(rest), change(plan, "micro-batch", -1), change(plan, "memory-budget", "auto")));
+}
+
 // Advises what needs less memory if little is left, and which stage or search helps if the run does not fit.
 void advise_memory(const Plan& plan, const StepTrace& trace, std::vector<std::string>& advice) {
   const double share = share_of_memory(plan, plan.micro_batch);
@@ -140,6 +152,7 @@ void advise_memory(const Plan& plan, const StepTrace& trace, std::vector<std::st
                     "fragmentation: {}",
                     100 * share, less_memory(plan)));
   if (plan.fits || !plan.machine.runs_kiln) return;
+  advise_budget(plan, trace, advice);
   const int64_t gpus = std::max<int64_t>(2, plan.options.gpus);
   for (int64_t stage = plan.options.train.zero.stage + 1; stage <= 3; ++stage) {
     Sharding divided = sharding_of(plan.options.train, gpus, plan.machine);
