@@ -68,9 +68,12 @@ RunWatch::RunWatch(TrainingRun& run, const Progress& progress, nlohmann::json pr
       monitor_(make_monitor(run, progress, steps_ahead)),
       measurement_(run.device, run.options.global_batch, *run.training.state, run.data.decoder.get(),
                    observers_) {
-  if (run.evaluation) measurement_.count(run.evaluation->tensors(), MemoryKind::kFeatureNet);
-  if (run.data.captions)
-    measurement_.count(run.data.captions->encoder()->weights(), MemoryKind::kTextEncoder);
+  const auto count = [&](const std::vector<at::Tensor>& tensors, MemoryKind kind) {
+    measurement_.count(tensors, kind);
+    run.phase_memory.count_mapped(tensors);
+  };
+  if (run.evaluation) count(run.evaluation->tensors(), MemoryKind::kFeatureNet);
+  if (run.data.captions) count(run.data.captions->encoder()->weights(), MemoryKind::kTextEncoder);
   if (monitor_) observers_.add(&monitor_->timers());
   if (monitor_ && resumed) resume(*resumed, is_next);
   if (!run.options.watch.profile.empty() && run.is_first()) profile();
@@ -167,7 +170,7 @@ void RunWatch::evaluation(const nlohmann::json& result) {
 void RunWatch::compare_with_plan() {
   if (num_steps() == 0 || !run_.is_first()) return;
   StepFigures measured = measurement_.figures();
-  measured.by_phase.insert(run_.phase_memory.peak_bytes().begin(), run_.phase_memory.peak_bytes().end());
+  measured.by_phase.merge(run_.phase_memory.peak_bytes());
   nlohmann::json comparison = comparison_json(predicted_, measured);
   const double flops_of_step = flops_ / static_cast<double>(num_steps());
   comparison.at("measured").update(arithmetic_of(run_, flops_of_step / measured.step_s));

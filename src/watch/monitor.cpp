@@ -1,5 +1,7 @@
 #include "watch/monitor.h"
 
+#include <ATen/Parallel.h>
+
 #include <algorithm>
 #include <cmath>
 #include <utility>
@@ -115,6 +117,7 @@ void Monitor::step(const StepReport& report) {
   if (!is_due) return;  // a longer run goes on with this window, as if it had not ended here
   window_ = {};
   window_begin_ = Clock::now();
+  window_times_ = processor_times();
 }
 
 nlohmann::json Monitor::measure(const StepReport& report) {
@@ -152,7 +155,21 @@ nlohmann::json Monitor::measure(const StepReport& report) {
   if (options_.sheet_flops > 0) line["mfu"] = flops / options_.sheet_flops;
   if (report.result->loss_scale != 1) line["loss_scale"] = report.result->loss_scale;
   add_gpu(line);
+  if (options_.device.is_cpu()) add_taken(line);
   return line;
+}
+
+// Adds the share of the processors' time that other programs had. Says once that it is much, of an interval
+// that is long enough to tell.
+void Monitor::add_taken(nlohmann::json& line) {
+  constexpr double kLongEnough = 1;  // seconds
+  const ProcessorTimes spent = processor_times().since(window_times_);
+  const double share = taken_share(spent, at::get_num_threads());
+  line["taken_share"] = share;
+  const std::string taken = taken_text(share);
+  if (taken.empty() || spent.wall < kLongEnough || std::exchange(told_of_others_, true)) return;
+  fmt::print("note: up to step {} {}: steps take longer than without them\n", line["step"].get<int64_t>(),
+             taken);
 }
 
 // Returns means per step of the window.
@@ -339,8 +356,15 @@ void Monitor::evaluation(int64_t step, const nlohmann::json& result) {
   });
 }
 
-void Monitor::pause() { pause_begin_ = Clock::now(); }
-void Monitor::resume() { window_begin_ += Clock::now() - pause_begin_; }
+void Monitor::pause() {
+  pause_begin_ = Clock::now();
+  pause_times_ = processor_times();
+}
+
+void Monitor::resume() {
+  window_begin_ += Clock::now() - pause_begin_;
+  window_times_ = processor_times().since(pause_times_.since(window_times_));
+}
 
 nlohmann::json Monitor::window() const {
   nlohmann::json window = {{"steps", window_.steps},

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "parallel/nvml.h"
+#include "parallel/processor_use.h"
 #include "step/step.h"
 #include "watch/by_products.h"
 #include "watch/loss_groups.h"
@@ -108,6 +109,7 @@ class Monitor {
   nlohmann::json phase_seconds();
   void add_gpu(nlohmann::json& line) const;
   void read_gpu();
+  void add_taken(nlohmann::json& line);
   void print(const nlohmann::json& line, double train_seconds);
   std::string used_text(const nlohmann::json& line);
   void say_alive(const StepReport& report);
@@ -126,9 +128,10 @@ class Monitor {
   Clock::time_point last_reading_{};
   Window window_;
   Clock::time_point window_begin_ = Clock::now(), pause_begin_{}, printed_at_ = Clock::now();
+  ProcessorTimes window_times_ = processor_times(), pause_times_{};
   int64_t first_step_;
   double first_train_seconds_ = -1;
-  bool warned_of_memory_ = false;
+  bool warned_of_memory_ = false, told_of_others_ = false;
 };
 
 }  // namespace kiln

@@ -5,6 +5,7 @@
 #include <limits>
 
 #include "core/error.h"
+#include "parallel/processor_use.h"
 
 namespace kiln {
 
@@ -105,6 +106,7 @@ nlohmann::json to_json(const StepFigures& figures) {
     json["stall_share"] = figures.stall_share;
     json["num_steps"] = figures.num_steps;
   }
+  if (figures.taken_share > 0) json["taken_share"] = figures.taken_share;
   if (!figures.curve.points.empty()) json["curve"] = to_json(figures.curve);
   return json;
 }
@@ -121,6 +123,7 @@ StepFigures figures_from_json(const nlohmann::json& json) {
     read(json, "step_s_quartiles", figures.step_s_quartiles);
     read(json, "stall_share", figures.stall_share);
     read(json, "num_steps", figures.num_steps);
+    read(json, "taken_share", figures.taken_share);
     if (json.contains("curve")) figures.curve = curve_from_json(json.at("curve"));
   } catch (const nlohmann::json::exception& error) {
     fail("plan", "expected the figures of a step, got {}", error.what());
@@ -187,11 +190,17 @@ std::vector<std::string> findings(const StepFigures& predicted, const StepFigure
     const auto text = [&](double value) {
       return figure.is_time ? fmt::format("{:.3g} s", value) : size_text(value);
     };
+    // Others lengthen the run's steps, or those by which the plan judged the machine.
+    const std::string taken = taken_text((error > 0 ? measured : predicted).taken_share);
+    const std::string cause =
+        !figure.is_time || taken.empty()
+            ? ""
+            : fmt::format("; {} {}", taken, error > 0 ? "during the run" : "when the plan was made");
     found.push_back(fmt::format(
-        "{} is {:.0f} % {} than the plan said: {} predicted, {} measured",
+        "{} is {:.0f} % {} than the plan said: {} predicted, {} measured{}",
         figure.is_time ? "a step" : "peak memory", 100 * std::abs(error),
         error > 0 ? (figure.is_time ? "longer" : "higher") : (figure.is_time ? "shorter" : "lower"),
-        text(figure.predicted), text(figure.measured)));
+        text(figure.predicted), text(figure.measured), cause));
   }
   return found;
 }

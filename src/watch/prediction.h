@@ -37,6 +37,9 @@ struct StepFigures {
   std::vector<double> step_s_quartiles{};     // measured: quartiles (25, 50, 75 %) of steady steps
   double stall_share = 0;                     // measured: share of the time spent waiting for the loader
   int64_t num_steps = 0;                      // measured: number of steady steps
+  // Of a CPU: the share of the processors' time that other programs had, in these steps or while the plan
+  // measured the machine.
+  double taken_share = 0;
   MemoryCurve curve{};
 };
 nlohmann::json to_json(const StepFigures& figures);
@@ -56,7 +59,8 @@ std::string text_of(const ComparedFigure& figure, double value);
 std::vector<ComparedFigure> compare(const StepFigures& predicted, const StepFigures& measured);
 
 // Returns a sentence if the peak is off by more than 5 %, and one if the step time is off by more than 20 %.
-// A run's time counts from 8 steady steps on, and only if the nearer quartile is off as well.
+// A run's time counts from 8 steady steps on, and only if the nearer quartile is off as well. Says how much
+// of the processors other programs had, if that explains it.
 std::vector<std::string> findings(const StepFigures& predicted, const StepFigures& measured);
 
 std::string size_text(double bytes);  // "1.23 GB"

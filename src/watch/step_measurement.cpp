@@ -1,6 +1,7 @@
 #include "watch/step_measurement.h"
 
 #include <ATen/DeviceAccelerator.h>
+#include <ATen/Parallel.h>
 
 #include <algorithm>
 #include <set>
@@ -35,6 +36,18 @@ PhaseMemory::Phase::Phase(PhaseMemory& memory, std::string name) : memory_(memor
 PhaseMemory::Phase::~Phase() {
   const int64_t peak = memory_.device_.is_cpu() ? live_cpu_bytes().peak : peak_device_bytes(memory_.device_);
   if (peak > 0) memory_.peak_bytes_[name_] = std::max(memory_.peak_bytes_[name_], peak);
+}
+
+void PhaseMemory::count_mapped(const std::vector<at::Tensor>& tensors) {
+  if (!device_.is_cpu()) return;
+  for (const at::Tensor& tensor : tensors)
+    if (block_id(tensor) == 0) mapped_bytes_ += static_cast<int64_t>(tensor.nbytes());
+}
+
+std::map<std::string, int64_t> PhaseMemory::peak_bytes() const {
+  std::map<std::string, int64_t> peaks = peak_bytes_;
+  for (auto& [phase, bytes] : peaks) bytes += mapped_bytes_;
+  return peaks;
 }
 
 StepMeasurement::StepMeasurement(at::Device device, int64_t global_batch, const TrainingState& state,
@@ -123,6 +136,7 @@ void StepMeasurement::add(double step_seconds, double stall_seconds, EncodingTim
   step_seconds_.push_back(step_seconds);
   stall_seconds_.push_back(stall_seconds);
   encoding_s_.push_back(encoding_s);
+  if (step_seconds_.size() == kWarmupSteps) steady_begin_ = processor_times();
   const PhaseSeconds seconds = timers_.take();
   if (step_seconds_.size() <= kWarmupSteps + 1) phase_seconds_ = {};
   for (size_t i = 0; i < seconds.size(); ++i) phase_seconds_[i] += seconds[i];
@@ -148,6 +162,8 @@ StepFigures StepMeasurement::figures() {
   figures.images_per_s = static_cast<double>(global_batch_) / figures.step_s;
   figures.stall_share = stalled / seconds;
   figures.num_steps = static_cast<int64_t>(steady.size());
+  if (device_.is_cpu() && step_seconds_.size() > kWarmupSteps)
+    figures.taken_share = taken_share(processor_times().since(steady_begin_), at::get_num_threads());
   // The shares of all steps, of the median one: phases of a busy machine's slow steps would sum to more than
   // it.
   for (size_t i = 0; i < phase_seconds_.size(); ++i)

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "models/autoencoders/autoencoder.h"
+#include "parallel/processor_use.h"
 #include "step/span_recorder.h"
 #include "watch/observer_group.h"
 #include "watch/phase_timers.h"
@@ -34,12 +35,17 @@ class PhaseMemory {
     std::string name_;
   };
 
+  // On a CPU, counts in every phase those of these tensors whose memory is a mapped file's and not the
+  // allocator's. REQUIRES: they were there before the first phase, as a text encoder's weights are.
+  void count_mapped(const std::vector<at::Tensor>& tensors);
+
   // Live bytes on the device at the peak of each phase so far, by name.
-  const std::map<std::string, int64_t>& peak_bytes() const { return peak_bytes_; }
+  std::map<std::string, int64_t> peak_bytes() const;
 
  private:
   at::Device device_;
-  std::map<std::string, int64_t> peak_bytes_;
+  int64_t mapped_bytes_ = 0;
+  std::map<std::string, int64_t> peak_bytes_;  // allocated
 };
 
 // Measures the time of every step, and memory in the first two. On a CPU it records every allocation (this
@@ -95,6 +101,7 @@ class StepMeasurement {
   std::vector<double> step_seconds_, stall_seconds_;
   std::vector<EncodingTimes> encoding_s_;
   PhaseSeconds phase_seconds_{};  // of the steady steps
+  ProcessorTimes steady_begin_;   // before the first of them
   StepFigures memory_;            // only the fields about memory
 };
 

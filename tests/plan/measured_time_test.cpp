@@ -151,6 +151,21 @@ TEST_F(MeasuredTime, AnUnsteadyMachineWidensTheIntervalAndSaysSo) {
   EXPECT_THAT(describe(machine.speed), HasSubstr("not steady: the same work takes up to 1.6 times as long"));
 }
 
+// Friction 5 of a new user: a plan made beside other programs says so.
+TEST_F(MeasuredTime, WhatOthersHaveOfTheProcessorsIsSaid) {
+  MachineProfile machine = measured_machine();
+  std::vector<MachineClock> readings = clock_readings(1e-3, 2e-3);
+  for (size_t i = 0; i < readings.size(); ++i) readings[i].taken = i % 2 == 0 ? 0.5 : 0.9;
+  machine.speed = speed_of(machine.clock, readings);
+  EXPECT_NEAR(machine.speed.taken, 0.7, 1e-9);
+  EXPECT_EQ(describe(machine.speed),
+            "other programs had 70 % of the processors' time during this measurement, and steps take less "
+            "without them");
+  machine.speed.product = 3;
+  EXPECT_THAT(describe(machine.speed),
+              AllOf(HasSubstr("arithmetic takes 3.00"), HasSubstr("; other programs")));
+}
+
 TEST_F(MeasuredTime, ASlowMomentCountsAsMuchAsAFastOne) {
   const MachineProfile machine = measured_machine();
   std::vector<MachineClock> readings(100, machine.clock);

@@ -254,8 +254,9 @@ def test_an_encoder_in_buckets_is_planned_and_divided(tmp_path, shapes, encoders
     plan = json.loads((tmp_path / "way/plan.json").read_text())
     assert plan["predicted"]["peak_bytes"] == pytest.approx(plan["measured"]["peak_bytes"], rel=0.03)
     predicted, measured = plan["predicted"], plan["measured"]
-    mapped = measured["by_kind"]["text encoder"]  # its file's pages, which are no tensor's allocation
-    assert predicted["by_phase"]["extract"] - mapped == pytest.approx(measured["by_phase"]["extract"], rel=0.05)
+    # Both count the pages of the encoder's file, which are no tensor's allocation.
+    assert predicted["by_phase"]["extract"] == pytest.approx(measured["by_phase"]["extract"], rel=0.05)
+    assert min(measured["by_phase"].values()) > measured["by_kind"]["text encoder"] > 0
     probed = succeed("probe", "--data", shapes, *options, "--model", "pixart", *FAMILIES["pixart"][1], *OPTIONS, "--steps", 3)
     assert "encoding pictures and captions: " in probed.stdout
 

@@ -1,5 +1,6 @@
 // What is measured while a run trains: phases of the step, the trace of some steps, the figures beside a
 // plan.
+#include <ATen/Parallel.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <sys/resource.h>
@@ -15,6 +16,7 @@
 #include "core/allocations.h"
 #include "core/error.h"
 #include "models/autoencoders/autoencoder_kl.h"
+#include "parallel/busy_processor.h"
 #include "parallel/nvml.h"
 #include "test_files.h"
 #include "train/tiny_model.h"
@@ -124,6 +126,34 @@ TEST(Monitor, TellsBothSharesOfThePeak) {
       EXPECT_NEAR(line["mfu"].get<double>() * 4, line["peak_share"].get<double>(), 1e-9);
     }
   }
+}
+
+// Friction 6 of a new user: what makes a run slow is told while it runs, once.
+TEST(Monitor, SaysThatOthersHaveTheProcessors) {
+  if (!test::system_counts_waiting()) GTEST_SKIP() << "the system does not say";
+  const test::TempFolder run;
+  const StepResult result{.loss = 0.25, .losses = {0.25}};
+  const int threads = at::get_num_threads();
+  at::set_num_threads(1);
+  ::testing::internal::CaptureStdout();
+  {
+    const test::BusyProcessor busy;
+    Monitor monitor(
+        {.run = run.path().string(), .global_batch = 1, .max_steps = 9, .log_every = 1, .tensorboard = false},
+        0);
+    for (const int64_t step : {1, 2}) {
+      const auto begin = std::chrono::steady_clock::now();
+      while (std::chrono::steady_clock::now() - begin < std::chrono::milliseconds(1100)) {
+      }
+      monitor.step({.step = step, .images_seen = step, .result = &result, .positions = {0.5}});
+    }
+  }
+  at::set_num_threads(threads);
+  const std::string text = ::testing::internal::GetCapturedStdout();
+  const std::string note = "note: up to step 1 other programs had ";
+  ASSERT_NE(text.find(note), std::string::npos) << text;
+  EXPECT_EQ(text.find("note: ", text.find(note) + 1), std::string::npos) << text;
+  EXPECT_GT(read_run_log(run.path().string()).back().at("taken_share").get<double>(), 0.2);
 }
 
 TEST(Monitor, WritesALineOfTheLastStep) {
@@ -370,9 +400,21 @@ TEST(Prediction, ToleratedAndFound) {
   measured.step_s = 0.7;
   EXPECT_THAT(findings(predicted, measured),
               ElementsAre(HasSubstr("peak memory is 6 % higher"), HasSubstr("a step is 30 % shorter")));
+  EXPECT_THAT(findings(predicted, measured).back(), Not(HasSubstr("other programs")));
   EXPECT_TRUE(comparison_json(nullptr, measured).at("predicted").is_null());
   EXPECT_THROW(figures_from_json({{"peak_bytes", "much"}}), Error);
   EXPECT_THROW(figures_from_json({{"curve", 3}}), Error);
+}
+
+// Friction 6 of a new user: 6131 % longer, and nothing said why.
+TEST(Prediction, AFindingNamesThatOthersHadTheProcessors) {
+  StepFigures predicted{.step_s = 1}, measured{.step_s = 62, .taken_share = 0.93};
+  EXPECT_THAT(findings(predicted, measured),
+              ElementsAre("a step is 6100 % longer than the plan said: 1 s predicted, 62 s measured; other "
+                          "programs had 93 % of the processors' time during the run"));
+  std::swap(predicted, measured);
+  EXPECT_THAT(findings(predicted, measured), ElementsAre(::testing::EndsWith("when the plan was made")));
+  EXPECT_EQ(figures_from_json(to_json(predicted)).taken_share, 0.93);
 }
 
 // The measured peak of the second step is what the allocator counted, and its kinds add up to it.
@@ -468,6 +510,18 @@ TEST(PhaseMemory, KeepsTheHighestPeakOfEachPhase) {
   { const PhaseMemory::Phase phase(memory, "load"); }
   EXPECT_EQ(memory.peak_bytes().at("checkpoint") - before, 3 * kBytes);
   EXPECT_LT(memory.peak_bytes().count("load") ? memory.peak_bytes().at("load") - before : 0, kBytes);
+}
+
+// Friction 7 of a new user: the plan counts a text encoder's weights, which are pages of their file.
+TEST(PhaseMemory, CountsMappedWeightsInEveryPhase) {
+  install_tracking_cpu_allocator();
+  std::vector<float> pages(1000);
+  const at::Tensor mapped = at::from_blob(pages.data(), {1000}), allocated = at::ones({500});
+  PhaseMemory memory(at::kCPU);
+  for (const char* name : {"load", "checkpoint"}) const PhaseMemory::Phase phase(memory, name);
+  const std::map<std::string, int64_t> before = memory.peak_bytes();
+  memory.count_mapped({mapped, allocated});
+  for (const auto& [phase, bytes] : memory.peak_bytes()) EXPECT_EQ(bytes, before.at(phase) + 4000) << phase;
 }
 
 TEST(ReportParts, MemoryIsStackedByKindWithTheMeasuredLineOverIt) {

@@ -9,6 +9,7 @@
 #include "core/memory_limits.h"
 #include "core/tensors.h"
 #include "parallel/machine.h"
+#include "parallel/processor_use.h"
 
 namespace kiln {
 
@@ -53,6 +54,7 @@ double copy_bytes_per_s() {
 MachineProfile estimate_cpu() {
   static const MachineProfile profile = [] {
     at::NoGradGuard no_grad;
+    const ProcessorTimes before = processor_times();
     const double f32 = product_flops(at::kFloat), copying = copy_bytes_per_s();
     const bool stores_bf16 = cpu_product_dtype(at::kBFloat16) == at::kFloat;
     return MachineProfile{
@@ -74,7 +76,8 @@ MachineProfile estimate_cpu() {
         .gpus_per_node = 1,
         .matmul_efficiency = kMatmulShare,
         .attention_efficiency = kAttentionShare,
-        .bandwidth_efficiency = kCpuBandwidthShare};
+        .bandwidth_efficiency = kCpuBandwidthShare,
+        .speed = {.taken = taken_share(processor_times().since(before), at::get_num_threads())}};
   }();
   return profile;
 }

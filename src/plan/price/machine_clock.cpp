@@ -2,7 +2,7 @@
 
 #include <ATen/DeviceAccelerator.h>
 #include <ATen/Parallel.h>
-#include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <cmath>
@@ -10,6 +10,7 @@
 #include <map>
 
 #include "core/aten.h"
+#include "parallel/processor_use.h"
 
 namespace kiln {
 
@@ -89,9 +90,12 @@ std::vector<MachineClock> read_clock(at::Device device, double seconds) {
   };
   read();  // warms up
   std::vector<MachineClock> readings;
+  const ProcessorTimes before = processor_times();
   const auto begin = Clock::now();
   do readings.push_back(read());
   while (elapsed_since(begin) < seconds);
+  const double taken = taken_share(processor_times().since(before), at::get_num_threads());
+  for (MachineClock& reading : readings) reading.taken = taken;
   return readings;
 }
 
@@ -103,10 +107,13 @@ MachineClock middle_of(const std::vector<MachineClock>& readings) {
 MachineSpeed speed_of(const MachineClock& reference, const std::vector<MachineClock>& readings) {
   const Distribution products = distribution(readings, &MachineClock::product_s),
                      copies = distribution(readings, &MachineClock::copy_s);
+  double taken = 0;
+  for (const MachineClock& reading : readings) taken += reading.taken;
   return {.product = factor(reference.product_s, products.middle(), products.spread()),
           .copy = factor(reference.copy_s, copies.middle(), copies.spread()),
           .spread = std::max(products.spread(), copies.spread()),
-          .reach = std::max(products.reach(), copies.reach())};
+          .reach = std::max(products.reach(), copies.reach()),
+          .taken = taken / static_cast<double>(readings.size())};
 }
 
 namespace {
@@ -130,15 +137,19 @@ const std::vector<MachineClock>& read_again(at::Device device) {
 }
 
 std::string describe(const MachineSpeed& speed) {
-  std::string text;
+  std::vector<std::string> parts;
   if (speed.product != 1 || speed.copy != 1)
-    text = fmt::format("at present arithmetic takes {:.2f} and memory {:.2f} times as long as when measured",
-                       speed.product, speed.copy);
-  if (speed.is_steady()) return text;
-  return text + fmt::format(
-                    "{}the machine is not steady: the same work takes up to {:.1f} times as long at one "
-                    "moment as at another",
-                    text.empty() ? "" : "; ", 1 + speed.reach);
+    parts.push_back(
+        fmt::format("at present arithmetic takes {:.2f} and memory {:.2f} times as long as when measured",
+                    speed.product, speed.copy));
+  if (!speed.is_steady())
+    parts.push_back(
+        fmt::format("the machine is not steady: the same work takes up to {:.1f} times as long at one moment "
+                    "as at another",
+                    1 + speed.reach));
+  if (const std::string taken = taken_text(speed.taken); !taken.empty())
+    parts.push_back(taken + " during this measurement, and steps take less without them");
+  return fmt::format("{}", fmt::join(parts, "; "));
 }
 
 }  // namespace kiln

@@ -13,6 +13,7 @@ namespace kiln {
 // memory.
 struct MachineClock {
   double product_s = 0, copy_s = 0;  // 0: not known
+  double taken = 0;                  // share of the processors' time that other programs had meanwhile
 };
 
 // How much longer work takes than when the profile was measured.
@@ -20,6 +21,7 @@ struct MachineSpeed {
   double product = 1, copy = 1;  // factors on the seconds of each kind of work
   double spread = 0;             // by how much readings differ, as a share of the middle
   double reach = 0;              // how much longer or shorter work may take at another moment, as a share
+  double taken = 0;              // share of the processors' time that other programs had during the readings
   // A larger spread means that another program runs or that the clock changes.
   static constexpr double kSteadySpread = 0.1;
   bool is_steady() const { return spread <= kSteadySpread; }
@@ -43,8 +45,8 @@ MachineSpeed speed_of(const MachineClock& reference, const std::vector<MachineCl
 const std::vector<MachineClock>& present_readings(at::Device device);
 const std::vector<MachineClock>& read_again(at::Device device);
 
-// Returns "at present arithmetic takes 1.40 and memory ... times as long ...", and how unsteady the machine
-// is; "" if there is nothing to say.
+// Returns "at present arithmetic takes 1.40 and memory ... times as long ...", how unsteady the machine is
+// and how much of it other programs have; "" if there is nothing to say.
 std::string describe(const MachineSpeed& speed);
 
 }  // namespace kiln

@@ -106,6 +106,7 @@ Json predicted_json(const Plan& plan) {
           {"time_error", plan.time_error},
           {"measured_share", plan.measured_share},
           {"images_per_s", plan.images_per_s},
+          {"taken_share", plan.machine.speed.taken},
           {"peak_share", positive_json(plan.peak_share.of_profile)},
           {"mfu", positive_json(plan.peak_share.mfu)},
           {"internal", plan.peak_share.problem},
