@@ -43,6 +43,9 @@ SampleOutput::SampleOutput(const SampleOutputOptions& options, std::vector<std::
   std::error_code error;
   fs::create_directories(folder, error);
   if (error) fail("sample", "cannot make the folder {}: {}", folder, error.message());
+  drawn_ = all_settings();
+  subject_ = drawn_.contains("prompts") ? "prompt" : "class";
+  for (const char* of_all : {"prompts", "classes"}) drawn_.erase(of_all);
   if (options_.role == SampleOutputOptions::Role::kOther) return;
   check_settings();
   if (!options_.npz.empty())
@@ -78,11 +81,9 @@ json SampleOutput::all_settings() const {
 // Those of one image: its own prompt or class instead of all of them.
 PngTexts SampleOutput::texts_of(int64_t index) const {
   const std::string words = options_.words ? options_.words(index) : "";
-  json drawn = all_settings();
-  drawn["image"] = index;
-  const char* subject = drawn.contains("prompts") ? "prompt" : "class";
-  for (const char* of_all : {"prompts", "classes"}) drawn.erase(of_all);
-  if (!words.empty()) drawn[subject] = words;
+  json drawn = drawn_;
+  drawn["index"] = index;  // "image" is the picture that drawing started from
+  if (!words.empty()) drawn[subject_] = words;
   return drawn_texts(words, drawn);
 }
 
@@ -127,9 +128,15 @@ void SampleOutput::finish() {
 
 std::string SampleOutput::write_grid(int64_t count, int64_t columns) const {
   std::vector<Image> images;
-  for (int64_t i = 0; i < count; ++i) images.push_back(read_image(path(i)));
+  json drawn = drawn_;
+  const std::string subjects = subject_ + (subject_ == "class" ? "es" : "s");
+  for (int64_t i = 0; i < count; ++i) {
+    images.push_back(read_image(path(i)));
+    std::string words = options_.words ? options_.words(i) : "";
+    if (!words.empty()) drawn[subjects].push_back(std::move(words));
+  }
   const std::string grid = (fs::path(options_.folder) / "grid.png").string();
-  write_png(grid, make_grid(images, columns), drawn_texts("", all_settings()));
+  write_png(grid, make_grid(images, columns), drawn_texts("", drawn));
   return grid;
 }
 

@@ -66,6 +66,8 @@ class SampleOutput {
   std::string images_folder_;  // of the PNG files
   bool is_shared_ = false;     // there may be PNG files of other processes
   std::vector<std::string> names_;
+  nlohmann::json drawn_;  // all_settings() but what the images show, of which there may be much
+  std::string subject_;   // "prompt" or "class": the key of what an image shows
   std::unique_ptr<NpzImageWriter> npz_;
 };
 

@@ -108,27 +108,48 @@ TEST_F(Output, NpzAloneResumesToo) {
   EXPECT_FALSE(fs::exists(fs::path(options_.folder) / "0.png"));
 }
 
+std::map<std::string, std::string> texts_of(const std::string& path) {
+  std::ifstream file(path, std::ios::binary);
+  const std::string bytes{std::istreambuf_iterator<char>(file), {}};
+  const PngTexts texts = png_texts(std::as_bytes(std::span(bytes)));
+  return {texts.begin(), texts.end()};
+}
+
 TEST_F(Output, PicturesAndGridsSayHowTheyWereDrawn) {
   options_.num_images = 2;
   options_.settings["prompts"] = {"a \xc3\xa4pple", "two birds"};
+  options_.settings["image"] = "the picture that drawing started from";
   options_.words = [](int64_t image) { return image == 0 ? "a \xc3\xa4pple" : "two birds"; };
   SampleOutput output(options_, names());
   for (const int64_t i : output.missing()) output.add(i, picture(i));
   output.finish();
-  const auto texts_of = [](const std::string& path) {
-    std::ifstream file(path, std::ios::binary);
-    const std::string bytes{std::istreambuf_iterator<char>(file), {}};
-    const PngTexts texts = png_texts(std::as_bytes(std::span(bytes)));
-    return std::map<std::string, std::string>(texts.begin(), texts.end());
-  };
   auto texts = texts_of(options_.folder + "/0.png");
   EXPECT_EQ(texts["Description"], "a \xc3\xa4pple");
-  const auto drawn = nlohmann::json::parse(texts["kiln"]);
-  EXPECT_EQ(drawn,
-            nlohmann::json({{"seed", 1}, {"sampler", "ddpm"}, {"image", 0}, {"prompt", "a \xc3\xa4pple"}}));
+  EXPECT_EQ(nlohmann::json::parse(texts["kiln"]),
+            nlohmann::json({{"seed", 1},
+                            {"sampler", "ddpm"},
+                            {"image", "the picture that drawing started from"},
+                            {"index", 0},
+                            {"prompt", "a \xc3\xa4pple"}}));
   texts = texts_of(output.write_grid(2, 2));
   EXPECT_FALSE(texts.contains("Description"));
   EXPECT_EQ(nlohmann::json::parse(texts["kiln"]), options_.settings);
+}
+
+// A file of many prompts would be in each of as many pictures.
+TEST_F(Output, TextsSayWhatTheirOwnPicturesShow) {
+  for (const char* key : {"prompts", "classes"}) {
+    options_.folder = (folder_ / key).string();
+    options_.npz.clear();
+    options_.settings = {{"seed", 1}, {key, {5, 6, 7, 8, 9}}};
+    options_.words = [](int64_t image) { return "bird " + std::to_string(image); };
+    SampleOutput output(options_, names());
+    for (const int64_t i : output.missing()) output.add(i, picture(i));
+    output.finish();
+    const std::string grid = texts_of(output.write_grid(2, 2)).at("kiln");
+    EXPECT_EQ(nlohmann::json::parse(grid), nlohmann::json({{"seed", 1}, {key, {"bird 0", "bird 1"}}}));
+    EXPECT_FALSE(nlohmann::json::parse(texts_of(options_.folder + "/3.png").at("kiln")).contains(key));
+  }
 }
 
 using Role = SampleOutputOptions::Role;
