@@ -143,6 +143,32 @@ TEST_F(PicturesOfARun, Friction24TextsOfABrokenPictureStayAlsoWithoutItsFile) {
   EXPECT_EQ(resumed()->png_texts(2), texts);
 }
 
+// It is met again in each epoch, and its file may be large or far away.
+TEST_F(PicturesOfARun, ABrokenPictureIsReadNoMoreForItsTexts) {
+  class Counted : public ImageDataset {
+   public:
+    Counted(const std::string& path, int64_t& reads) : all_(ImageDataset::open(path)), reads_(reads) {
+      records_ = all_->records();
+    }
+    const char* layout() const override { return all_->layout(); }
+    PictureBytes bytes(int64_t index) const override {
+      ++reads_;
+      return all_->bytes(index);
+    }
+
+   private:
+    const std::unique_ptr<ImageDataset> all_;
+    int64_t& reads_;
+  };
+  int64_t reads = 0;
+  const RunPictures pictures(std::make_unique<Counted>(data(), reads), {});
+  pictures.leave_out(2, "broken");
+  const int64_t reads_of_first = reads;
+  for (int epoch = 0; epoch < 3; ++epoch) pictures.leave_out(2, "broken");
+  EXPECT_EQ(reads, reads_of_first);
+  EXPECT_EQ(pictures.take_new_left_out().size(), 1U);
+}
+
 // A file that cannot be read just now may be whole, and another rank may read it.
 TEST_F(PicturesOfARun, Friction24OnlyBrokenAndMissingPicturesAreLeftOut) {
   class Unreadable : public ImageDataset {

@@ -262,6 +262,7 @@ std::vector<SkippedPicture> RunPictures::take_new_left_out() const {
 // A line that cannot be written, as on a full disk, is missing when the run resumes: until then the picture
 // may not be repaired.
 void RunPictures::leave_out(int64_t index, const std::string& why) const {
+  if (find_broken(index)) return;  // it is met again in each epoch
   Broken broken{.why = in_utf8(why), .texts = {}};
   try {
     for (const auto& [keyword, text] : ImageDataset::png_texts(index))
