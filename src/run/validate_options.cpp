@@ -8,6 +8,7 @@
 
 #include "core/error.h"
 #include "core/files/block_store.h"
+#include "core/text/utf8.h"
 #include "run/option_table.h"
 #include "run/stage_options.h"
 
@@ -17,13 +18,6 @@ namespace {
 
 void require(bool holds, std::string_view option, std::string_view expected, const auto& value) {
   if (!holds) fail("train", "--{} expects {}, got {}", option, expected, value);
-}
-
-bool is_utf8(const std::string& text) try {
-  nlohmann::json(text).dump();
-  return true;
-} catch (const nlohmann::json::type_error&) {
-  return false;
 }
 
 // Throws Error for text that is not UTF-8, which config.toml and checkpoints could not hold.

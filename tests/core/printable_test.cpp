@@ -16,6 +16,14 @@ TEST(Printable, Finding3NothingThatATerminalObeys) {
   EXPECT_EQ(printable("\xe4\xb8"), "\\xe4\\xb8");
 }
 
+// A lenient terminal reads a longer form of Escape as Escape.
+TEST(Printable, LongerFormsSurrogatesAndWhatIsBeyondUnicodeAreNoCharacters) {
+  EXPECT_EQ(printable("\xc0\x9b[2J"), "\\xc0\\x9b[2J");
+  EXPECT_EQ(printable("\xe0\x80\x9b"), "\\xe0\\x80\\x9b");
+  EXPECT_EQ(printable("\xed\xa0\x80"), "\\xed\\xa0\\x80");
+  EXPECT_EQ(printable("\xf5\x80\x80\x80"), "\\xf5\\x80\\x80\\x80");
+}
+
 TEST(Printable, Finding13KeepsTheLineEndsOfOurOwnMessages) {
   EXPECT_EQ(printable("a file \x1b[2J:\n  remove it\r", "\n"), "a file \\x1b[2J:\n  remove it\\x0d");
 }

@@ -3,23 +3,20 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <bit>
 #include <iterator>
+
+#include "core/text/utf8.h"
 
 namespace kiln {
 namespace {
 
 // Returns the bytes of the character that `text` begins with; 0 if it is not UTF-8 or a control character.
 size_t printable_bytes(std::string_view text) {
+  const size_t count = utf8_bytes(text);
   const auto first = static_cast<unsigned char>(text.front());
-  if (first < 0x80) return first >= 0x20 && first != 0x7F ? 1 : 0;
-  const auto count = static_cast<size_t>(std::countl_one(first));
-  const auto goes_on = [](char c) { return (static_cast<unsigned char>(c) & 0xC0) == 0x80; };
-  if (count < 2 || count > 4 || text.size() < count ||
-      !std::ranges::all_of(text.substr(1, count - 1), goes_on))
-    return 0;
-  const bool is_control = first == 0xC2 && static_cast<unsigned char>(text[1]) < 0xA0;  // U+0080 to U+009F
-  return is_control ? 0 : count;
+  if (count == 1) return first >= 0x20 && first != 0x7F ? 1 : 0;
+  const bool is_control = first == 0xC2 && count == 2 && static_cast<unsigned char>(text[1]) < 0xA0;
+  return is_control ? 0 : count;  // U+0080 to U+009F
 }
 
 }  // namespace

@@ -5,25 +5,12 @@
 #include <memory>
 #include <string_view>
 
+#include "core/text/utf8.h"
+
 namespace kiln {
 namespace {
 
 constexpr size_t kMaxTextBytes = size_t{16} << 20;
-
-bool is_utf8(std::string_view text) {
-  size_t left = 0;  // continuation bytes that must follow
-  for (const char c : text) {
-    const auto byte = static_cast<unsigned char>(c);
-    if (left > 0) {
-      if ((byte & 0xC0) != 0x80) return false;
-      --left;
-    } else if (byte >= 0x80) {
-      if (byte < 0xC2 || byte > 0xF4) return false;
-      left = byte < 0xE0 ? 1 : byte < 0xF0 ? 2 : 3;
-    }
-  }
-  return left == 0;
-}
 
 std::string from_latin1(std::string_view text) {
   std::string utf8;

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "core/error.h"
+#include "core/text/utf8.h"
 
 namespace kiln::text {
 namespace {
@@ -140,18 +141,11 @@ void append_utf8(std::string& text, char32_t c) {
 }
 
 void check_utf8(std::string_view text) {
-  for (size_t i = 0; i < text.size();) {
-    const auto byte = [&](size_t k) { return k < text.size() ? static_cast<unsigned char>(text[k]) : 0u; };
-    const unsigned first = byte(i);
-    const size_t length = first < 0x80 ? 1 : first >= 0xF0 ? 4 : first >= 0xE0 ? 3 : 2;
-    bool is_valid = first < 0x80 || (first >= 0xC2 && first <= 0xF4);
-    for (size_t k = 1; k < length; ++k) is_valid = is_valid && (byte(i + k) & 0xC0) == 0x80;
-    if (first == 0xE0) is_valid = is_valid && byte(i + 1) >= 0xA0;  // only the shortest form
-    if (first == 0xED) is_valid = is_valid && byte(i + 1) < 0xA0;   // no surrogates
-    if (first == 0xF0) is_valid = is_valid && byte(i + 1) >= 0x90;
-    if (first == 0xF4) is_valid = is_valid && byte(i + 1) < 0x90;
-    if (!is_valid) fail("text", "expected UTF-8, got byte 0x{:02x} at position {}", first, i);
-    i += length;
+  for (size_t i = 0, count = 0; i < text.size(); i += count) {
+    count = utf8_bytes(text.substr(i));
+    if (count == 0)
+      fail("text", "expected UTF-8, got byte 0x{:02x} at position {}", static_cast<unsigned char>(text[i]),
+           i);
   }
 }
 
