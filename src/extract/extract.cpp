@@ -320,7 +320,7 @@ class Extraction {
     fmt::print("{} samples{} in {}\n", num_samples,
                num_classes > 0 ? fmt::format(", {} classes,", num_classes) : "", options_.out);
     if (const int64_t all = num_skipped + lanes_->num_left_out(); all > 0)
-      fmt::print("{}{} of {} says why\n", lanes_->skipped_text(all), kSkippedFile, options_.out);
+      fmt::print("{}{} of {} says why\n", lanes_->skipped_text(all), kLeftOutFile, options_.out);
   }
 
   const StopSignal stop_;  // also while waiting for other ranks

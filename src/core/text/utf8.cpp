@@ -1,5 +1,7 @@
 #include "core/text/utf8.h"
 
+#include <nlohmann/json.hpp>
+
 namespace kiln {
 
 size_t utf8_bytes(std::string_view text) {
@@ -24,6 +26,11 @@ bool is_utf8(std::string_view text) {
     text.remove_prefix(count);
   }
   return true;
+}
+
+std::string in_utf8(const std::string& text) {
+  if (is_utf8(text)) return text;
+  return nlohmann::json::parse(dump_utf8(nlohmann::json(text))).get<std::string>();
 }
 
 }  // namespace kiln

@@ -11,4 +11,12 @@ namespace kiln {
 size_t utf8_bytes(std::string_view text);
 bool is_utf8(std::string_view text);
 
+// Returns the text with what is not UTF-8 replaced by U+FFFD: file names may hold anything, JSON may not.
+std::string in_utf8(const std::string& text);
+// Returns the text of a JSON value of which strings may hold anything, replaced likewise.
+template <class Json>
+std::string dump_utf8(const Json& value, int indent = -1) {
+  return value.dump(indent, ' ', /*ensure_ascii=*/false, Json::error_handler_t::replace);
+}
+
 }  // namespace kiln

@@ -1,7 +1,6 @@
 #include "data/images/image_dataset.h"
 
 #include <algorithm>
-#include <nlohmann/json.hpp>
 
 #include "core/error.h"
 #include "core/files/xxh3.h"
@@ -15,12 +14,6 @@ std::string dataset_fingerprint(const ImageDataset& dataset) {
   for (const ImageRecord& record : dataset.records())
     text += fmt::format("{}\t{}\n", record.name, record.label);
   return xxh3_hex(std::as_bytes(std::span(text)));
-}
-
-std::string in_utf8(const std::string& text) {
-  using Json = nlohmann::json;
-  if (std::ranges::all_of(text, [](char c) { return static_cast<unsigned char>(c) < 0x80; })) return text;
-  return Json::parse(Json(text).dump(-1, ' ', false, Json::error_handler_t::replace)).get<std::string>();
 }
 
 std::vector<std::byte> ImageDataset::read(int64_t index) const {

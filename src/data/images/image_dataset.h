@@ -51,9 +51,6 @@ class ImageDataset {
   std::vector<std::string> class_names_, notes_;
 };
 
-// Returns the text with what is no UTF-8 replaced: file names may hold anything, JSON may not.
-std::string in_utf8(const std::string& text);
-
 // A picture that is left out, and the message that says why.
 struct SkippedPicture {
   std::string name, why;

@@ -4,7 +4,9 @@
 #include <sys/file.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <array>
+#include <cctype>
 #include <cerrno>
 #include <cstring>
 #include <filesystem>
@@ -12,7 +14,7 @@
 
 #include "core/error.h"
 #include "core/files/atomic_file.h"
-#include "data/images/image_dataset.h"
+#include "core/text/utf8.h"
 
 namespace kiln {
 namespace {
@@ -26,7 +28,11 @@ Json parse_line(std::string_view text) {
     return line.contains(key) && (line[key].*is)();
   };
   const bool is_whole = line.is_object() && has("picture", &Json::is_string) && has("why", &Json::is_string);
-  return is_whole ? line : Json();
+  if (!is_whole || !line.contains("name_hex")) return is_whole ? line : Json();
+  const bool is_hex = has("name_hex", &Json::is_string) &&
+                      std::ranges::all_of(line["name_hex"].get_ref<const std::string&>(),
+                                          [](unsigned char c) { return std::isxdigit(c) != 0; });
+  return is_hex ? line : Json();
 }
 
 bool is_of(const Json& line, int64_t stage, const std::string& of) {

@@ -1,4 +1,4 @@
-// RUN/skipped.jsonl: the pictures that a run on pictures has left out, which resuming reads. Torch-free.
+// skipped.jsonl of a store or a run: the pictures that were left out, which resuming reads. Torch-free.
 #pragma once
 #include <cstdint>
 #include <nlohmann/json.hpp>
@@ -8,11 +8,11 @@
 
 namespace kiln {
 
-inline constexpr const char* kLeftOutFile = "skipped.jsonl";  // of a run folder
+inline constexpr const char* kLeftOutFile = "skipped.jsonl";
 
-// A line is {"picture": NAME, "why": TEXT, "stage": STEP, "of": SET, ...}: a picture of the data set SET
-// ("--data") is left out until the stage ends that begins at STEP. Lines are on the disk when add() returns,
-// since the run goes on without the picture from there. A name that is no UTF-8 is also in "name_hex".
+// The list of a run. A line is {"picture": NAME, "why": TEXT, "stage": STEP, "of": SET, ...}: a picture of
+// the data set SET ("--data") is left out until the stage ends that begins at STEP. Lines are on the disk
+// when add() returns, since the run goes on without the picture from there.
 class LeftOutList {
  public:
   // Goes on with the file, or makes it. Every rank of a run may have it open. Throws Error.
@@ -35,6 +35,7 @@ class LeftOutList {
   std::unordered_set<std::string> listed_;  // names
 };
 
+// A line of any such file. A name that is no UTF-8 is also in "name_hex".
 nlohmann::ordered_json left_out_line(const std::string& name, const std::string& why);
 // Returns the name in a line, which may be no UTF-8.
 std::string left_out_name(const nlohmann::json& line);

@@ -13,6 +13,7 @@
 
 #include "core/error.h"
 #include "core/files/xxh3.h"
+#include "core/text/utf8.h"
 #include "data/images/file_io.h"
 #include "data/images/ordered_workers.h"
 

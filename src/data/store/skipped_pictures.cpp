@@ -3,8 +3,6 @@
 #include <cerrno>
 #include <cstring>
 #include <filesystem>
-#include <fstream>
-#include <nlohmann/json.hpp>
 
 #include "core/error.h"
 #include "core/files/atomic_file.h"
@@ -14,11 +12,10 @@ namespace {
 
 namespace fs = std::filesystem;
 
-std::string path_in(const std::string& folder) { return (fs::path(folder) / kSkippedFile).string(); }
+std::string path_in(const std::string& folder) { return (fs::path(folder) / kLeftOutFile).string(); }
 
 std::string line_of(const SkippedPicture& picture) {
-  const nlohmann::ordered_json line = {{"picture", in_utf8(picture.name)}, {"why", in_utf8(picture.why)}};
-  return line.dump() + "\n";
+  return left_out_line(picture.name, picture.why).dump() + "\n";
 }
 
 std::string text_of(const std::vector<SkippedPicture>& pictures) {
@@ -30,15 +27,9 @@ std::string text_of(const std::vector<SkippedPicture>& pictures) {
 }  // namespace
 
 std::vector<SkippedPicture> read_skipped(const std::string& folder) {
-  std::ifstream file(path_in(folder), std::ios::binary);
   std::vector<SkippedPicture> pictures;
-  for (std::string line; std::getline(file, line) && !file.eof();) {
-    const auto fields = nlohmann::json::parse(line, nullptr, /*allow_exceptions=*/false);
-    if (!fields.is_object() || !fields.value("picture", nlohmann::json()).is_string() ||
-        !fields.value("why", nlohmann::json()).is_string())
-      break;
-    pictures.push_back({.name = fields["picture"], .why = fields["why"]});
-  }
+  for (const nlohmann::json& line : read_left_out(path_in(folder)))
+    pictures.push_back({.name = left_out_name(line), .why = line.at("why")});
   return pictures;
 }
 
@@ -51,7 +42,7 @@ SkippedPictures::SkippedPictures(const std::string& folder) : path_(path_in(fold
 }
 
 void SkippedPictures::add(const SkippedPicture& picture) {
-  if (!names_.insert(in_utf8(picture.name)).second) return;
+  if (!names_.insert(picture.name).second) return;
   if (!file_) file_.reset(std::fopen(path_.c_str(), "ab"));
   const std::string line = line_of(picture);
   if (!file_ || std::fwrite(line.data(), 1, line.size(), file_.get()) != line.size() ||

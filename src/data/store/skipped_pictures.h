@@ -7,13 +7,12 @@
 #include <vector>
 
 #include "data/images/image_dataset.h"
+#include "data/images/left_out_list.h"
 
 namespace kiln {
 
-inline constexpr const char* kSkippedFile = "skipped.jsonl";
-
-// Writes a line {"picture": NAME, "why": TEXT} for each picture as it is left out. After an interruption the
-// file is what it is without one.
+// Writes a left_out_line() for each picture as it is left out. After an interruption the file is what it is
+// without one.
 class SkippedPictures {
  public:
   // Goes on behind what an interrupted extraction left in the folder, without a torn last line. There is no

@@ -63,7 +63,7 @@ bool prepare_store_parts(const std::string& out, int64_t num_ranks) {
            out, name);
     // If joining was interrupted, shards have their second names here already.
     if (!is_part(entry.path()) && !name.starts_with("shard-") && !name.starts_with("store.json.") &&
-        !name.starts_with(kSkippedFile))
+        !name.starts_with(kLeftOutFile))
       fail(kWho, "expected an empty folder or a store, got a folder with {:?} ({}): choose another", name,
            out);
   }
@@ -74,7 +74,7 @@ void remove_empty_store(const std::string& out) {
   const fs::path folder = out;
   if (fs::exists(folder / "store.json")) {
     if (read_store_info(out).num_samples > 0) fail(kWho, "expected a store without samples, got {}", out);
-    for (const char* name : {"store.json", "unfinished-shard.log", kSkippedFile}) fs::remove(folder / name);
+    for (const char* name : {"store.json", "unfinished-shard.log", kLeftOutFile}) fs::remove(folder / name);
   }
   remove_parts(out);
   std::error_code has_other_things;

@@ -158,7 +158,7 @@ void print_text(const std::string& folder, const std::string& name, std::FILE* o
 void print_skipped(const std::string& folder, std::FILE* out) {
   const std::vector<SkippedPicture> skipped = read_skipped(folder);
   if (skipped.empty()) return;
-  print_row(out, "left out", fmt::format("{} pictures, why: {}", skipped.size(), kSkippedFile));
+  print_row(out, "left out", fmt::format("{} pictures, why: {}", skipped.size(), kLeftOutFile));
   constexpr size_t kMostShown = 5;
   for (size_t i = 0; i < std::min(skipped.size(), kMostShown); ++i) print_row(out, "", skipped[i].why);
 }
