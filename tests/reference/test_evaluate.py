@@ -198,7 +198,7 @@ def test_in_training_and_of_runs(kiln, tmp_path):
     for ranks in (1, 2):
         run = tmp_path / f"run{ranks}"
         result = kiln("train", *TRAIN, "--data", data, "--out", run, "--max-steps", "4", "--evaluate-every", "2",
-                      "--evaluate-images", "12", "--evaluate-reference", data, "--nproc", str(ranks if ranks > 1 else 0))
+                      "--checkpoint-every", "2", "--evaluate-images", "12", "--evaluate-reference", data, "--nproc", str(ranks if ranks > 1 else 0))
         assert result.returncode == 0, result.stderr
         lines = [json.loads(line) for line in (run / "log.jsonl").read_text().splitlines()]
         events[ranks] = [line for line in lines if line.get("event") == "evaluation"]
@@ -214,6 +214,13 @@ def test_in_training_and_of_runs(kiln, tmp_path):
     assert result.returncode == 0, result.stderr
     protocol = json.loads(result.stdout)["protocol"]["samples"]
     assert protocol["label_sampling"] == "random" and protocol["guidance_interval"] == "0.2:0.8"
+    (weights,) = (run / "checkpoints/step-00000004").glob("ema*.safetensors")
+    weights.write_bytes(weights.read_bytes()[:-1] + bytes([weights.read_bytes()[-1] ^ 1]))
+    result = kiln("evaluate", run, "--reference", data, "--crop", "8", "--net", "random", "--num-pictures", "4", "--nproc", "2",
+                  "--num-sampling-steps", "2")
+    assert result.returncode == 0, result.stderr
+    assert "/step-00000002-" in json.loads(result.stdout)["subject"]["samples"]
+    assert result.stderr.count("passed over, it is damaged") == 1, "one rank reads the weights to choose them, once"
     page = tmp_path / "both.html"
     result = kiln("report", tmp_path / "run1", tmp_path / "run2", "--out", page)
     assert result.returncode == 0, result.stderr
