@@ -94,10 +94,10 @@ std::vector<std::string> settings_without_effect(const TrainOptions& options, at
   return lines;
 }
 
-// Returns the record that a run has before the stage from `first_step` on, or while it lasts. Nothing for the
-// first stage, or where it cannot be read.
-std::optional<ModelRecord> record_before(const std::string& run, int64_t first_step) {
-  if (first_step == 0 || !is_run_folder(run)) return std::nullopt;
+// Returns the record that a run has before its next stage, or while one lasts. Nothing where there is none or
+// it cannot be read.
+std::optional<ModelRecord> record_before(const std::string& run) {
+  if (!is_run_folder(run)) return std::nullopt;
   try {
     return read_run_info(run);
   } catch (const Error&) {
@@ -203,6 +203,11 @@ void TrainingRun::describe_base() {
   info.adapter.base_fingerprint = digest_of_weights(path_of_tensors(options.model.weights));
   config["base"] = info.adapter.base_fingerprint;
   if (!is_first()) return;  // which alone writes the record
+  if (const std::optional<ModelRecord> before = record_before(options.out);
+      before && before->adapter.base_fingerprint == info.adapter.base_fingerprint &&
+      before->model == info.model && before->model_config == info.model_config)
+    info.adapter.base_values = before->adapter.base_values;
+  if (!info.adapter.base_values.empty()) return;  // a resumed run knows them of the same bytes
   const WeightsSource base = find_weights(options.model.weights);
   info.adapter.base_values =
       fingerprint_of_values(load_model(base, {.model = info.model, .config = info.model_config}));
@@ -216,7 +221,8 @@ void TrainingRun::describe_drawing() {
                .num_sampling_steps = options.samples.num_sampling_steps,
                .cfg_scale = options.samples.cfg_scale};
   info.drawing = drawing_info(drawing, training.denoiser->shape());
-  const std::optional<ModelRecord> before = record_before(options.out, first_step);
+  const std::optional<ModelRecord> before =
+      first_step > 0 ? record_before(options.out) : std::optional<ModelRecord>();
   if (const auto& null_rows = training.denoiser->null_text()) {
     const std::string& weights = options.model.weights;
     const bool is_filled = data.text && data.text->num_rows(TextStore::kNullEntry) > 0;

@@ -171,7 +171,13 @@ def test_a_stopped_run_goes_on_bitwise(tmp_path, base, run, dropout):
         train(base, whole, 6, *extra, "--recompute", "all")
         assert losses_of(whole) != losses_of(run)
     train(base, tmp_path / "parts", 2, *extra)
+    record = tmp_path / "parts/config.json"
+    known = json.loads(record.read_text())
+    assert known["adapter"]["base_values"] == json.loads((run / "config.json").read_text())["adapter"]["base_values"]
+    known["adapter"]["base_values"] = "xxh3:kept"
+    record.write_text(json.dumps(known))
     train(base, tmp_path / "parts", 6, *extra)
+    assert json.loads(record.read_text())["adapter"]["base_values"] == "xxh3:kept", "the base is not loaded again to describe it"
     assert losses_of(tmp_path / "parts") == losses_of(whole)
     for name in ("model.safetensors", "ema.safetensors"):
         assert checkpoint(tmp_path / "parts", 6, name).read_bytes() == checkpoint(whole, 6, name).read_bytes()
