@@ -20,6 +20,7 @@
 #include "models/piece_checks.h"
 #include "models/registry.h"
 #include "models/text/caption_encoder.h"
+#include "models/text/text_registry.h"
 #include "models/weights_source.h"
 
 namespace kiln {
@@ -225,12 +226,10 @@ class FolderWriter {
   // Returns the class of the model's autoencoder, whether it is put in or not; "" for a model of pixels.
   std::string write_autoencoder() {
     if (options_.autoencoder.empty()) {
-      const bool makes_pixels = record_.autoencoder.name == "pixels";
-      if (makes_pixels) index_["vae"] = {nullptr, nullptr};
-      return makes_pixels                                   ? ""
-             : record_.autoencoder.name == "autoencoder_kl" ? "AutoencoderKL"
-             : record_.autoencoder.name == "autoencoder_dc" ? "AutoencoderDC"
-                                                            : format_.autoencoder;
+      const KnownAutoencoder* const known = known_autoencoder(record_.autoencoder.name);
+      const std::string class_name = known ? known->class_name : format_.autoencoder;
+      if (class_name.empty()) index_["vae"] = {nullptr, nullptr};
+      return class_name;
     }
     const fs::path source = component_folder(options_.autoencoder, "vae");
     const json config = read_json((source / "config.json").string());
@@ -249,7 +248,7 @@ class FolderWriter {
     const auto is_of_tokenizer = [](const std::string& name) {
       return std::ranges::find(kTokenizerFiles, name) != kTokenizerFiles.end();
     };
-    const EncoderClasses& classes = encoder_classes(record_.text.encoder);
+    const TransformersClasses& classes = transformers_classes(record_.text.encoder);
     const bool has_weights =
         put_files(component_folder(given, "text_encoder"), folder_ / "text_encoder", options_.links,
                   [&](const std::string& name) { return !is_of_tokenizer(name) && !name.starts_with('.'); });

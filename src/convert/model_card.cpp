@@ -5,8 +5,8 @@
 #include <algorithm>
 #include <vector>
 
-#include "core/error.h"
 #include "core/units.h"
+#include "models/text/text_registry.h"
 
 namespace kiln {
 namespace {
@@ -14,10 +14,6 @@ namespace {
 using nlohmann::json;
 
 constexpr const char* kPrompt = "a red apple on a wooden table";
-constexpr EncoderClasses kEncoders[] = {{"t5_encoder", "T5EncoderModel", "T5Tokenizer"},
-                                        {"bert", "BertModel", "BertTokenizer"},
-                                        {"clip_text", "CLIPTextModel", "CLIPTokenizer"},
-                                        {"gemma2", "Gemma2Model", "GemmaTokenizer"}};
 constexpr const char *kNullRows = "null_rows", *kAllChannels = "all";
 
 // Python: "text" with quotes and escapes.
@@ -88,7 +84,7 @@ std::string imports(const ModelCard& card, bool calls_pipeline) {
       "from safetensors.torch import load_file\n",
       fmt::join(classes, ", "));
   if (!takes_text(card)) return text;
-  const EncoderClasses& encoder = encoder_classes(card.record.text.encoder);
+  const TransformersClasses& encoder = transformers_classes(card.record.text.encoder);
   return text + fmt::format("from transformers import {}, {}\n", encoder.model, encoder.tokenizer);
 }
 
@@ -113,7 +109,7 @@ std::string settings(const ModelCard& card) {
 // Defines encode(text), the rows of a caption and their mask as training has them.
 std::string encode_function(const ModelCard& card) {
   const ModelRecord::TextInfo& text = card.record.text;
-  const EncoderClasses& encoder = encoder_classes(text.encoder);
+  const TransformersClasses& encoder = transformers_classes(text.encoder);
   const auto from = [&](const char* subfolder) {
     return card.has_text_encoder ? fmt::format("f\"{{folder}}/{}\"", subfolder) : "text_encoder";
   };
@@ -383,13 +379,6 @@ std::string remarks(const ModelCard& card) {
 }
 
 }  // namespace
-
-const EncoderClasses& encoder_classes(const std::string& encoder) {
-  const auto* const found = std::ranges::find_if(
-      kEncoders, [&](const EncoderClasses& classes) { return encoder == classes.encoder; });
-  if (found == std::end(kEncoders)) fail("convert", "no class of transformers is known for {:?}", encoder);
-  return *found;
-}
 
 std::string model_card(const ModelCard& card) {
   const bool has_text = takes_text(card);

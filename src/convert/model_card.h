@@ -32,13 +32,6 @@ inline constexpr const char *kNoiseFile = "noise.safetensors", *kNoiseTensor = "
                             *kStepNoiseTensor = "step_noise";
 inline constexpr uint64_t kCardSeed = 0;
 
-// The classes of transformers that read a text encoder (models/text/text_registry.h). Throws Error for an
-// unknown one.
-struct EncoderClasses {
-  const char *encoder, *model, *tokenizer;
-};
-const EncoderClasses& encoder_classes(const std::string& encoder);
-
 // Returns the text of README.md.
 std::string model_card(const ModelCard& card);
 

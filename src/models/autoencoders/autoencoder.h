@@ -38,6 +38,13 @@ class Autoencoder {
 nlohmann::json read_autoencoder_config(const std::string& path);
 // Returns the classes that a config may name.
 std::vector<std::string> autoencoder_classes();
+// What Autoencoder::name stands for.
+struct KnownAutoencoder {
+  const char *name, *class_name;  // the class of diffusers; "" for pixels
+  int64_t downsample;             // of the published models
+};
+// Returns null for an unknown name.
+const KnownAutoencoder* known_autoencoder(const std::string& name);
 // Builds the class that a config names, or AutoencoderKL if it names none. Does not load weights. Throws
 // Error.
 std::unique_ptr<Autoencoder> build_autoencoder(const nlohmann::json& config, const BuildOptions& options);

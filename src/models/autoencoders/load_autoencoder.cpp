@@ -24,14 +24,16 @@ namespace {
 namespace fs = std::filesystem;
 using nlohmann::json;
 
+constexpr KnownAutoencoder kPixels = {"pixels", "", 1};
+
 // Stands for no autoencoder: small pictures are their own latents.
 class Pixels : public Autoencoder {
  public:
   Pixels() {
-    name = "pixels";
+    name = kPixels.name;
     fingerprint = "none";
     latent_channels = 3;
-    downsample = 1;
+    downsample = kPixels.downsample;
     has_posterior = false;
   }
   at::Tensor encode(const at::Tensor& images) const override { return images; }
@@ -79,17 +81,17 @@ using WeightMap = std::map<std::string, at::Tensor>;
 // A supported class of diffusers: builds it from a config, and brings a file's weights under the class's
 // keys.
 struct AutoencoderClass {
-  const char* class_name;
+  KnownAutoencoder known;
   std::unique_ptr<Autoencoder> (*build)(const json& config, const BuildOptions& options);
   WeightMap (*weights)(const WeightMap& file);
 };
 constexpr AutoencoderClass kClasses[] = {
-    {"AutoencoderKL",
+    {{"autoencoder_kl", "AutoencoderKL", 8},
      [](const json& config, const BuildOptions& options) -> std::unique_ptr<Autoencoder> {
        return std::make_unique<AutoencoderKl>(parse_autoencoder_kl_config(config), options);
      },
      current_autoencoder_kl_weights},
-    {"AutoencoderDC",
+    {{"autoencoder_dc", "AutoencoderDC", 32},
      [](const json& config, const BuildOptions& options) -> std::unique_ptr<Autoencoder> {
        return std::make_unique<AutoencoderDc>(parse_autoencoder_dc_config(config), options);
      },
@@ -98,8 +100,8 @@ constexpr AutoencoderClass kClasses[] = {
 
 const AutoencoderClass& class_of(const json& config, const fs::path& weights) {
   const std::string name = JsonConfig("autoencoder", config).get<std::string>("_class_name", "AutoencoderKL");
-  for (const AutoencoderClass& known : kClasses)
-    if (name == known.class_name) return known;
+  for (const AutoencoderClass& each : kClasses)
+    if (name == each.known.class_name) return each;
   fail("autoencoder", "{} is of class {}; known are AutoencoderKL, AutoencoderDC and \"pixels\"",
        weights.string(), name);
 }
@@ -127,8 +129,14 @@ json read_autoencoder_config(const std::string& path) { return config_of(weights
 
 std::vector<std::string> autoencoder_classes() {
   std::vector<std::string> names;
-  for (const AutoencoderClass& known : kClasses) names.emplace_back(known.class_name);
+  for (const AutoencoderClass& each : kClasses) names.emplace_back(each.known.class_name);
   return names;
+}
+
+const KnownAutoencoder* known_autoencoder(const std::string& name) {
+  for (const AutoencoderClass& each : kClasses)
+    if (name == each.known.name) return &each.known;
+  return name == kPixels.name ? &kPixels : nullptr;
 }
 
 std::unique_ptr<Autoencoder> build_autoencoder(const json& config, const BuildOptions& options) {
@@ -142,7 +150,7 @@ std::unique_ptr<Autoencoder> load_autoencoder(const std::string& path, at::Devic
 
 std::unique_ptr<Autoencoder> load_autoencoder(const std::string& path, at::Device device,
                                               at::ScalarType compute_dtype, const Tiling& tiling) {
-  if (path == "pixels") return std::make_unique<Pixels>();
+  if (path == kPixels.name) return std::make_unique<Pixels>();
   const fs::path weights_path = weights_path_of(path);
   const json config = config_of(weights_path);
   const AutoencoderClass& known = class_of(config, weights_path);

@@ -35,14 +35,19 @@ struct TextFamily {
   std::vector<std::string> model_types;  // "model_type" of transformers' config.json
   std::unique_ptr<TextEncoder> (*build)(const json& config, const BuildOptions& options);
   Weights (*weights)(const Weights& published);
+  TransformersClasses classes;
 };
 
 const std::vector<TextFamily>& text_families() {
   static const std::vector<TextFamily> all = {
-      {"t5_encoder", {"t5"}, build_t5_encoder, t5_encoder_weights},
-      {"bert", {"bert"}, build_bert, bert_weights},
-      {"clip_text", {"clip_text_model", "clip"}, build_clip_text, clip_text_weights},
-      {"gemma2", {"gemma2"}, build_gemma2, gemma2_weights},
+      {"t5_encoder", {"t5"}, build_t5_encoder, t5_encoder_weights, {"T5EncoderModel", "T5Tokenizer"}},
+      {"bert", {"bert"}, build_bert, bert_weights, {"BertModel", "BertTokenizer"}},
+      {"clip_text",
+       {"clip_text_model", "clip"},
+       build_clip_text,
+       clip_text_weights,
+       {"CLIPTextModel", "CLIPTokenizer"}},
+      {"gemma2", {"gemma2"}, build_gemma2, gemma2_weights, {"Gemma2Model", "GemmaTokenizer"}},
   };
   return all;
 }
@@ -133,6 +138,10 @@ std::unique_ptr<TextEncoder> build_text_encoder(const std::string& name, const j
 
 Weights text_encoder_weights(const std::string& name, const Weights& weights) {
   return text_family_of(name).weights(weights);
+}
+
+const TransformersClasses& transformers_classes(const std::string& name) {
+  return text_family_of(name).classes;
 }
 
 const std::vector<PublishedTextEncoder>& published_text_encoders() {

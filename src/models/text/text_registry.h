@@ -21,6 +21,13 @@ std::unique_ptr<TextEncoder> build_text_encoder(const std::string& name, const n
 std::map<std::string, at::Tensor> text_encoder_weights(const std::string& name,
                                                        const std::map<std::string, at::Tensor>& weights);
 
+// The classes of transformers that read an encoder and its tokenizer.
+struct TransformersClasses {
+  const char *model, *tokenizer;
+};
+// Throws Error for an unknown name.
+const TransformersClasses& transformers_classes(const std::string& name);
+
 // A published model.
 struct PublishedTextEncoder {
   const char* name;  // of its key inventory: "t5-v1_1-xxl-encoder"
