@@ -15,6 +15,7 @@
 #include "core/tensors.h"
 #include "diffusion/sampler.h"
 #include "models/load_model.h"
+#include "models/piece_checks.h"
 #include "models/registry.h"
 #include "run/published_settings.h"
 
@@ -49,12 +50,6 @@ void check_architecture(const ConvertOptions& options, const LoadedModel& loaded
     fail("convert", "{} holds a {}, not a {}", source, name, options.model);
 }
 
-// Returns the pixels of a latent's side: as recorded, else as usual.
-int64_t downsample_of(const ModelRecord& record, const Family& family) {
-  if (record.autoencoder.downsample > 0) return record.autoencoder.downsample;
-  return record.autoencoder.name == "pixels" ? 1 : family.latents.downsample;
-}
-
 // Returns the config overrides that the options stand for. Only the record tells an autoencoder's scale.
 json config_of(const ConvertOptions& options, const WeightsSource& source) {
   json config = read_json_option("convert", "--model-config", options.model_config);
@@ -63,7 +58,7 @@ json config_of(const ConvertOptions& options, const WeightsSource& source) {
   if (options.image_size == 0) return config;
   const LoadedModel known = load_model(source, {.ema = options.ema, .config = config, .anyway = true});
   if (!known.family) fail("convert", "--image-size: {} is of an unknown architecture", source.path);
-  const int64_t downsample = downsample_of(source.record, *known.family);
+  const int64_t downsample = pixels_of_latent(source.record.autoencoder, *known.family);
   if (options.image_size < downsample || options.image_size % downsample != 0)
     fail("convert", "expected --image-size to be a multiple of {}, got {}", downsample, options.image_size);
   config[known.family->size_key] = options.image_size / downsample;
@@ -88,7 +83,7 @@ ModelRecord record_for(const ConvertOptions& options, const json& given, const W
     record.image_size = options.image_size;
   else if (record.image_size > 0 && given.contains(loaded.family->size_key))
     record.image_size = loaded.model.config[loaded.family->size_key].get<int64_t>() *
-                        downsample_of(source.record, *loaded.family);
+                        pixels_of_latent(source.record.autoencoder, *loaded.family);
   record.adapter = {};
   return record;
 }

@@ -84,16 +84,17 @@ fs::path component_folder(const fs::path& given, const char* component) {
   return fs::is_directory(given) ? given : given.parent_path();
 }
 
-// Throws Error where the latents are not the model's.
-void check_latents(const json& config, const fs::path& given, const DenoiserShape& shape) {
+// Returns the pixels of a latent's side. Throws Error where the latents are not the model's.
+int64_t check_latents(const json& config, const fs::path& given, const DenoiserShape& shape) {
   const std::string class_name = config.is_object() ? config.value("_class_name", "") : "";
   const std::vector<std::string> known = autoencoder_classes();
   if (std::ranges::find(known, class_name) == known.end())
     fail("convert", "{}: expected the folder of an {}", given.string(), fmt::join(known, " or "));
-  const int64_t channels = build_autoencoder(config, {.device = at::kMeta})->latent_channels;
-  if (channels != shape.in_channels)
-    fail("convert", "{} makes latents of {} channels, and the model takes {}", given.string(), channels,
-         shape.in_channels);
+  const auto autoencoder = build_autoencoder(config, {.device = at::kMeta});
+  if (autoencoder->latent_channels != shape.in_channels)
+    fail("convert", "{} makes latents of {} channels, and the model takes {}", given.string(),
+         autoencoder->latent_channels, shape.in_channels);
+  return autoencoder->downsample;
 }
 
 class FolderWriter {
@@ -128,7 +129,7 @@ class FolderWriter {
       index_["id2label"][std::to_string(i)] = record_.class_names[i];
     write_json(folder_ / "model_index.json", index_);
 
-    const int64_t downsample = pixels_of_latent(autoencoder);
+    const int64_t downsample = pixels_of_latent(record_.autoencoder, family_of(record_.model));
     side_ = drawn_side(record_, shape(), downsample);
     ModelCard card{.format = format_,
                    .record = record_,
@@ -171,7 +172,9 @@ class FolderWriter {
   void check_autoencoder() {
     check_there(options_.autoencoder);
     const fs::path source = component_folder(options_.autoencoder, "vae");
-    check_latents(read_json((source / "config.json").string()), options_.autoencoder, shape());
+    const int64_t downsample =
+        check_latents(read_json((source / "config.json").string()), options_.autoencoder, shape());
+    if (record_.autoencoder.downsample == 0) record_.autoencoder.downsample = downsample;
     if (record_.autoencoder.fingerprint.empty()) return;
     const auto given = load_autoencoder(source.string(), at::kCPU, at::kFloat);
     compare(
@@ -284,13 +287,6 @@ class FolderWriter {
     if (has_steps) tensors[kStepNoiseTensor] = noise(steps, Draw::kSampleStep).unsqueeze(1);
     save_tensors((folder_ / kNoiseFile).string(), tensors);
     return has_steps;
-  }
-
-  int64_t pixels_of_latent(const std::string& autoencoder) const {
-    if (autoencoder.empty()) return 1;
-    if (record_.autoencoder.downsample > 0) return record_.autoencoder.downsample;
-    if (record_.image_size > 0) return std::max<int64_t>(record_.image_size / shape().input_size, 1);
-    return family_of(record_.model).latents.downsample;
   }
 
   std::string limit_of_pipeline(const json& config) const {

@@ -34,4 +34,10 @@ std::string text_encoder_mismatch(const ModelRecord::TextInfo& trained, const Mo
                      given.tokenizer_fingerprint, trained.tokenizer_fingerprint);
 }
 
+int64_t pixels_of_latent(const ModelRecord::AutoencoderInfo& trained, const Family& family) {
+  if (trained.downsample > 0) return trained.downsample;
+  const KnownAutoencoder* const known = known_autoencoder(trained.name);
+  return known ? known->downsample : family.latents.downsample;
+}
+
 }  // namespace kiln

@@ -1,8 +1,9 @@
-// Whether pieces of a model are those that it was trained with.
+// The pieces that a model was trained with: whether given ones are those, and what its record tells of them.
 #pragma once
 #include <string>
 
 #include "models/autoencoders/autoencoder.h"
+#include "models/family.h"
 #include "models/model_record.h"
 
 namespace kiln {
@@ -14,5 +15,9 @@ std::string autoencoder_mismatch(const ModelRecord::AutoencoderInfo& trained, co
 // `given`: its encoder and the two fingerprints.
 std::string text_encoder_mismatch(const ModelRecord::TextInfo& trained, const ModelRecord::TextInfo& given,
                                   const std::string& named);
+
+// Returns the pixels of a latent's side: as recorded, else as usual for the autoencoder, else as usual for
+// the model's family. Records of earlier versions do not say it.
+int64_t pixels_of_latent(const ModelRecord::AutoencoderInfo& trained, const Family& family);
 
 }  // namespace kiln

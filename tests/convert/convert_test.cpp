@@ -195,6 +195,36 @@ TEST(Convert, TheNumberOfHeadsSurvivesSafetensors) {
   EXPECT_EQ(read_json(folder / "fourth/transformer/config.json")["num_attention_heads"], 4);
 }
 
+// Records of earlier versions do not say how many pixels a latent has: the autoencoder does, and not the
+// size that the model was built for.
+TEST(Convert, ThePictureOfACardHasTheLatentsThatItsAutoencoderMakes) {
+  const TempFolder folder;
+  const nlohmann::json config = {{"sample_size", 8},
+                                 {"block_out_channels", {8, 16}},
+                                 {"layers_per_block", 1},
+                                 {"down_block_types", {"CrossAttnDownBlock2D", "DownBlock2D"}},
+                                 {"up_block_types", {"UpBlock2D", "CrossAttnUpBlock2D"}},
+                                 {"norm_num_groups", 4},
+                                 {"cross_attention_dim", 12},
+                                 {"attention_head_dim", 2}};
+  ModelRecord record = {.model = "unet2d_condition",
+                        .model_config = resolve_denoiser_config("unet2d_condition", config),
+                        .objective = {{"type", "flow"}, {"shift", 3.0}},
+                        .image_size = 128};
+  const auto model = build_denoiser(record.model, config);
+  initialize_weights(*model, 0);
+  TensorMap weights;
+  for (const auto& parameter : model->parameters()) weights[parameter->key] = parameter->value;
+  for (const auto& [autoencoder, side] : {std::pair("autoencoder_kl", 16), {"autoencoder_dc", 4}}) {
+    record.autoencoder.name = autoencoder;
+    const std::string file = folder / "w.safetensors", out = folder / autoencoder;
+    save_tensors(file, weights, metadata_of(record));
+    convert({.in = file, .out = out});
+    EXPECT_EQ(load_tensors(out + "/noise.safetensors").at("noise").size(-1), side);
+    EXPECT_THAT(test::read_bytes(out + "/README.md"), HasSubstr("height, width = 128, 128"));
+  }
+}
+
 TEST(Convert, ARunWithoutNullClassCannotBecomeAPipeline) {
   const TempFolder folder;
   DitConfig config = small_config();
