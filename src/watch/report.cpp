@@ -70,11 +70,6 @@ std::string base64(const std::string& bytes) {
   return text;
 }
 
-std::string read_text(const fs::path& path) {
-  std::ifstream file(path, std::ios::binary);
-  return {std::istreambuf_iterator<char>(file), {}};
-}
-
 std::string card(const std::string& value, const std::string& name) {
   return fmt::format("<div class=\"card\"><b>{}</b><span>{}</span></div>\n", value, name);
 }
@@ -159,15 +154,21 @@ std::string sample_section(const std::string& run) {
     if (entry.path().extension() == ".png") grids.push_back(entry.path());
   if (grids.empty()) return "";
   std::ranges::sort(grids);
-  const std::string drawn = grid_text(grids.back().string());
+  const std::string newest = read_grid(grids.back());
+  const std::string drawn = grid_text(newest);
   std::string html = "<h2>Samples over time</h2>\n";
   if (!drawn.empty()) html += "<p>" + escape(drawn) + "</p>\n";
   html += "<div class=\"samples\">\n";
   const size_t count = std::min(grids.size(), kMaxGrids);
   for (size_t i = 0; i < count; ++i) {  // evenly spread, always with the newest
-    const fs::path& grid = grids[count == 1 ? grids.size() - 1 : i * (grids.size() - 1) / (count - 1)];
-    const std::string own = grid_text(grid.string());
-    html += figure(grid.string(), grid.stem().string() + (own == drawn || own.empty() ? "" : ": " + own));
+    const size_t shown = count == 1 ? grids.size() - 1 : i * (grids.size() - 1) / (count - 1);
+    const std::string name = grids[shown].stem().string();
+    if (shown + 1 == grids.size()) {
+      html += figure(newest, name);
+      continue;
+    }
+    const std::string png = read_grid(grids[shown]), own = grid_text(png);
+    html += figure(png, name + (own == drawn || own.empty() ? "" : ": " + own));
   }
   return html + "</div>\n";
 }
@@ -212,17 +213,21 @@ std::string events(const std::vector<Json>& lines) {
 
 }  // namespace
 
+std::string read_grid(const std::filesystem::path& path) {
+  std::ifstream file(path, std::ios::binary);
+  return {std::istreambuf_iterator<char>(file), {}};
+}
+
 std::string figure(const std::string& png, const std::string& caption) {
   return fmt::format(
       "<figure><img alt=\"samples\" "
       "src=\"data:image/png;base64,{}\"><figcaption>{}</figcaption></figure>\n",
-      base64(read_text(png)), escape(caption));
+      base64(png), escape(caption));
 }
 
 std::string grid_text(const std::string& png) try {
   constexpr size_t kMostShown = 16;
-  const std::string file = read_text(png);
-  for (const auto& [keyword, text] : png_texts(std::as_bytes(std::span(file)))) {
+  for (const auto& [keyword, text] : png_texts(std::as_bytes(std::span(png)))) {
     if (keyword != "kiln") continue;
     const Json drawn = Json::parse(text);
     std::string told =

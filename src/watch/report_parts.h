@@ -1,5 +1,6 @@
 // The building blocks of report.html.
 #pragma once
+#include <filesystem>
 #include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
@@ -24,10 +25,12 @@ std::string stacked_plot(const PlotOptions& options, const std::vector<PlotSerie
 std::string page(const std::string& title, const std::string& body);
 // Returns a line of a list of names and values. Both are texts, not HTML.
 std::string row(const std::string& name, const std::string& value);
-// Embeds a picture file in the document.
+// Returns the bytes of a grid's file, none if it cannot be read.
+std::string read_grid(const std::filesystem::path& path);
+// Embeds a picture, the bytes of its PNG file, in the document.
 std::string figure(const std::string& png, const std::string& caption);
-// Returns how a grid was drawn and what it shows, row by row, as its file says: "seed 0, ddim in 50 steps,
-// guidance 4, ema-0.9999: a bird | two birds". Empty for a grid of an earlier version.
+// Returns how a grid was drawn and what it shows, row by row, as the bytes of its file say: "seed 0, ddim in
+// 50 steps, guidance 4, ema-0.9999: a bird | two birds". Empty for a grid of an earlier version.
 std::string grid_text(const std::string& png);
 
 // Plot log lines: the time of a step by phase, the loader, the GPU (empty without one).

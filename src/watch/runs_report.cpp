@@ -173,9 +173,8 @@ std::string grids(const std::vector<Run>& runs) {
       if (entry.path().extension() == ".png") paths.push_back(entry.path());
     if (paths.empty()) continue;
     const fs::path newest = *std::ranges::max_element(paths);
-    const std::string drawn = grid_text(newest.string());
-    figures += figure(newest.string(),
-                      run.name + ", " + newest.stem().string() + (drawn.empty() ? "" : ": " + drawn));
+    const std::string png = read_grid(newest), drawn = grid_text(png);
+    figures += figure(png, run.name + ", " + newest.stem().string() + (drawn.empty() ? "" : ": " + drawn));
   }
   return figures.empty() ? "" : "<h2>Newest samples</h2>\n<div class=\"samples\">\n" + figures + "</div>\n";
 }
