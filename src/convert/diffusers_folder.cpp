@@ -14,6 +14,7 @@
 #include "core/error.h"
 #include "core/files/atomic_file.h"
 #include "core/philox.h"
+#include "core/text/utf8.h"
 #include "diffusion/scheduler_config.h"
 #include "models/autoencoders/autoencoder.h"
 #include "models/load_model.h"
@@ -46,8 +47,7 @@ constexpr std::array kTokenizerFiles = {"tokenizer.json",
 void write_json(const fs::path& path, json content) {
   content["_diffusers_version"] = kDiffusersVersion;
   // Class names may be folder names, which need not be UTF-8.
-  write_file_atomically("convert", path.string(),
-                        content.dump(2, ' ', false, json::error_handler_t::replace) + "\n");
+  write_file_atomically("convert", path.string(), dump_utf8(content, 2) + "\n");
 }
 
 bool is_weights_file(const fs::path& path) {

@@ -12,6 +12,7 @@
 #include "core/json_config.h"
 #include "core/text/nearest_name.h"
 #include "core/text/printable.h"
+#include "core/text/utf8.h"
 #include "models/autoencoders/autoencoder_kl.h"
 #include "models/features/inception.h"
 #include "models/load_model.h"
@@ -119,10 +120,6 @@ void inspect_model(const InspectOptions& options, std::FILE* out, std::FILE* sum
        nearest_name(options.model, known), fmt::join(known, ", "));
 }
 
-std::string dumped(const nlohmann::json& value) {
-  return value.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
-}
-
 std::string format_name(const std::string& path) {
   switch (tensor_file_format(path)) {
     case TensorFileFormat::kSafetensors:
@@ -171,7 +168,7 @@ void inspect_file(const InspectOptions& options, std::FILE* out, std::FILE* summ
   const nlohmann::json record = to_json(source.record);
   if (!source.record.model.empty())
     for (const auto& [key, value] : record.items())
-      if (key != "model_config") fmt::print(summary, "record: {} = {}\n", key, dumped(value));
+      if (key != "model_config") fmt::print(summary, "record: {} = {}\n", key, dump_utf8(value));
   fmt::print(summary, "architecture: {}\n", architecture_of(source, *file));
   fmt::print(summary, "{} tensors ({}), {} elements, {} bytes\n", file->tensors().size(),
              fmt::join(dtype_counts, ", "), num_elements, num_bytes);

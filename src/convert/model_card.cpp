@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <vector>
 
+#include "core/text/utf8.h"
 #include "core/units.h"
 #include "models/text/text_registry.h"
 
@@ -17,9 +18,7 @@ constexpr const char* kPrompt = "a red apple on a wooden table";
 constexpr const char *kNullRows = "null_rows", *kAllChannels = "all";
 
 // Python: "text" with quotes and escapes.
-std::string quoted(const std::string& text) {
-  return json(text).dump(-1, ' ', /*ensure_ascii=*/false, json::error_handler_t::replace);
-}
+std::string quoted(const std::string& text) { return dump_utf8(json(text)); }
 
 std::string literal(const json& value) {
   if (value.is_boolean()) return value.get<bool>() ? "True" : "False";

@@ -4,6 +4,7 @@
 #include <filesystem>
 
 #include "core/error.h"
+#include "core/text/utf8.h"
 #include "models/model.h"
 
 namespace kiln {
@@ -13,11 +14,6 @@ using nlohmann::json;
 
 // What files of earlier versions held: the model's config alone.
 constexpr const char* kModelConfigKey = "kiln_model_config";
-
-std::string dumped(const json& document) {
-  // Class names may be folder names: bytes that are not UTF-8 become the replacement character, as in stores.
-  return document.dump(-1, ' ', false, json::error_handler_t::replace);
-}
 
 // Sets `value` if the object has the key. Throws Error naming the key.
 class Reader {
@@ -214,7 +210,7 @@ std::string piece_name(const std::string& path) {
 std::map<std::string, std::string> metadata_of(const ModelRecord& record) {
   std::map<std::string, std::string> metadata = {{"format", "pt"}};
   if (record.model.empty()) return metadata;
-  metadata[kRecordKey] = dumped(portable(record));
+  metadata[kRecordKey] = dump_utf8(portable(record));
   metadata["modelspec.sai_model_spec"] = "1.0.1";
   metadata["modelspec.architecture"] = architecture_of(record.model);
   metadata["modelspec.implementation"] = "kiln";

@@ -75,7 +75,7 @@ struct ModelRecord {
 };
 
 // The only places that know the JSON form, which is also RUN/config.json's. Class names with bytes that are
-// not UTF-8 are kept: dump with error_handler_t::replace. Absent parts stay unknown. The second throws Error
+// not UTF-8 are kept: write it with dump_utf8(). Absent parts stay unknown. The second throws Error
 // naming `source` and the key that is of the wrong kind.
 nlohmann::json to_json(const ModelRecord& record);
 ModelRecord parse_model_record(const nlohmann::json& document, const std::string& source);

@@ -8,6 +8,7 @@
 #include "checkpoint/checked_files.h"
 #include "core/error.h"
 #include "core/files/atomic_file.h"
+#include "core/text/utf8.h"
 
 namespace kiln {
 namespace {
@@ -28,8 +29,7 @@ bool is_run_folder(const std::string& path) {
 
 void write_run_info(const std::string& run, const ModelRecord& info) {
   // Class names may be folder names: bytes that are not UTF-8 become the replacement character, as in stores.
-  write_file_atomically("run", info_path(run),
-                        to_json(info).dump(2, ' ', false, json::error_handler_t::replace) + "\n");
+  write_file_atomically("run", info_path(run), dump_utf8(to_json(info), 2) + "\n");
 }
 
 ModelRecord read_run_info(const std::string& run) {

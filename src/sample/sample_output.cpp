@@ -8,6 +8,7 @@
 #include "core/error.h"
 #include "core/files/atomic_file.h"
 #include "core/text/html.h"
+#include "core/text/utf8.h"
 
 namespace kiln {
 namespace {
@@ -28,9 +29,7 @@ std::vector<std::string> differing_keys(const json& before, const json& now) {
 
 PngTexts drawn_texts(const std::string& words, const json& drawn) {
   // Class names may be folder names, which need not be UTF-8.
-  return {{"Software", "Kiln"},
-          {"Description", words},
-          {"kiln", drawn.dump(-1, ' ', false, json::error_handler_t::replace)}};
+  return {{"Software", "Kiln"}, {"Description", words}, {"kiln", dump_utf8(drawn)}};
 }
 
 SampleOutput::SampleOutput(const SampleOutputOptions& options, std::vector<std::string> names)

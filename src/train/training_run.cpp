@@ -9,6 +9,7 @@
 #include "core/files/atomic_file.h"
 #include "core/tensors.h"
 #include "core/text/printable.h"
+#include "core/text/utf8.h"
 #include "diffusion/scheduler_config.h"
 #include "models/load_model.h"
 #include "parallel/cpu_share.h"
@@ -246,8 +247,7 @@ void TrainingRun::describe_drawing() {
   if (const nlohmann::json stages = earlier_stages(before, first_step); !stages.empty())
     info.trained_on["earlier"] = stages;
   // Class names may be folder names: bytes that are not UTF-8 become the replacement character.
-  config["record"] =
-      nlohmann::json::parse(to_json(info).dump(-1, ' ', false, nlohmann::json::error_handler_t::replace));
+  config["record"] = nlohmann::json::parse(dump_utf8(to_json(info)));
 }
 
 void TrainingRun::warn(const std::string& text) const {

@@ -6,6 +6,7 @@
 #include <unordered_set>
 
 #include "core/error.h"
+#include "core/text/utf8.h"
 #include "data/images/file_io.h"
 
 namespace kiln::layouts {
@@ -20,7 +21,7 @@ Caption caption_of(const nlohmann::json& value, const std::string& where) {
   const auto text = value.is_object() ? value.find("text") : value.end();
   if (!value.is_object() || text == value.end() || !text->is_string())
     fail("dataset", "expected a caption or an object with its text, got {} ({})",
-         value.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace).substr(0, 80), where);
+         dump_utf8(value).substr(0, 80), where);
   Caption caption{.text = text->get<std::string>()};
   if (const auto weight = value.find("weight"); weight != value.end()) {
     if (!weight->is_number() || weight->get<double>() < 0)

@@ -5,6 +5,7 @@
 #include <set>
 
 #include "core/error.h"
+#include "core/text/utf8.h"
 #include "data/store/store_info.h"
 
 namespace kiln {
@@ -56,7 +57,7 @@ class Fields {
       fail("feature store", "expected {} in \"{}\", got nothing ({})", expected, key, where_);
     if (!accepts(*found)) {
       // A hostile value may be long.
-      const std::string value = found->dump(-1, ' ', false, json::error_handler_t::replace).substr(0, 80);
+      const std::string value = dump_utf8(*found).substr(0, 80);
       fail("feature store", "expected {} in \"{}\", got {} ({})", expected, key, value, where_);
     }
     return *found;
@@ -256,7 +257,7 @@ std::string store_info_text(const StoreInfo& info) {
     if (!shard.columns_xxh3.empty()) root["shards"].back()["columns_xxh3"] = shard.columns_xxh3;
   }
   // Class names are folder names: bytes that are not UTF-8 become the replacement character.
-  return root.dump(1, ' ', false, nlohmann::ordered_json::error_handler_t::replace) + "\n";
+  return dump_utf8(root, 1) + "\n";
 }
 
 }  // namespace kiln

@@ -7,6 +7,7 @@
 #include <filesystem>
 
 #include "core/error.h"
+#include "core/text/utf8.h"
 #include "data/store/shard_progress.h"
 #include "data/store/skipped_pictures.h"
 #include "data/store/store_source.h"
@@ -80,7 +81,7 @@ void print_settings(const std::string& folder, const StoreInfo& info, std::FILE*
             fmt::format("factor {}, shift {}{}", info.scaling_factor, info.shift_factor,
                         info.already_scaled ? ", already applied to the latents" : ""));
   if (!info.source.is_null()) {
-    print_row(out, "source", info.source.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace));
+    print_row(out, "source", dump_utf8(info.source));
   }
 }
 
