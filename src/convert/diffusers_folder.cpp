@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <array>
 #include <filesystem>
-#include <span>
 
 #include "checkpoint/tensor_files.h"
 #include "convert/diffusers_schedule.h"
@@ -13,8 +12,8 @@
 #include "core/aten.h"
 #include "core/error.h"
 #include "core/files/atomic_file.h"
-#include "core/philox.h"
 #include "core/text/utf8.h"
+#include "diffusion/sampler_noise.h"
 #include "diffusion/scheduler_config.h"
 #include "models/autoencoders/autoencoder.h"
 #include "models/load_model.h"
@@ -268,23 +267,21 @@ class FolderWriter {
     return true;
   }
 
-  at::Tensor noise(int64_t count, Draw draw) const {
-    at::Tensor all = at::empty({count, shape().in_channels, side_, side_});
-    const auto size = static_cast<size_t>(all.numel() / count);
-    for (int64_t i = 0; i < count; ++i)
-      philox_normal(kCardSeed, draw, static_cast<uint64_t>(i),
-                    std::span(all.mutable_data_ptr<float>() + static_cast<size_t>(i) * size, size));
-    return all;
-  }
-
   // Writes the noise from which kiln sample draws the card's picture, the first of its seed. Returns whether
   // that of the steps is there.
   bool write_noise() const {
-    TensorMap tensors = {{kNoiseTensor, noise(1, Draw::kSampleStart)}};
+    const std::vector<int64_t> first = {0};
+    const at::Tensor start = at::empty({1, shape().in_channels, side_, side_});
+    fill_start_noise(kCardSeed, first, start);
+    TensorMap tensors = {{kNoiseTensor, start}};
     const int64_t steps = record_.drawing.num_sampling_steps;
-    const int64_t bytes = steps * tensors[kNoiseTensor].numel() * static_cast<int64_t>(sizeof(float));
+    const int64_t bytes = steps * start.numel() * static_cast<int64_t>(sizeof(float));
     const bool has_steps = schedule_.is_stochastic && bytes <= kMostStepNoise;
-    if (has_steps) tensors[kStepNoiseTensor] = noise(steps, Draw::kSampleStep).unsqueeze(1);
+    if (has_steps) {
+      const at::Tensor all = at::empty({steps, 1, shape().in_channels, side_, side_});
+      for (int64_t step = 0; step < steps; ++step) fill_step_noise(kCardSeed, first, step, all[step]);
+      tensors[kStepNoiseTensor] = all;
+    }
     save_tensors((folder_ / kNoiseFile).string(), tensors);
     return has_steps;
   }

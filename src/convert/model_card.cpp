@@ -7,6 +7,7 @@
 
 #include "core/text/utf8.h"
 #include "core/units.h"
+#include "diffusion/sampler_noise.h"
 #include "models/text/text_registry.h"
 
 namespace kiln {

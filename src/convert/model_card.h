@@ -26,10 +26,8 @@ struct ModelCard {
   int64_t num_weights = 0, height = 0, width = 0;  // of the picture, in pixels
 };
 
-// What kiln sample --noise reads: the noise that a picture begins with (1, C, H, W), and that of the
-// sampler's steps (steps, 1, C, H, W).
-inline constexpr const char *kNoiseFile = "noise.safetensors", *kNoiseTensor = "noise",
-                            *kStepNoiseTensor = "step_noise";
+// The noise of the card's picture, as kiln sample --noise reads it (diffusion/sampler_noise.h).
+inline constexpr const char* kNoiseFile = "noise.safetensors";
 inline constexpr uint64_t kCardSeed = 0;
 
 // Returns the text of README.md.

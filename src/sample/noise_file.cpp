@@ -8,11 +8,10 @@
 #include "checkpoint/tensor_files.h"
 #include "core/aten.h"
 #include "core/error.h"
+#include "diffusion/sampler_noise.h"
 
 namespace kiln {
 namespace {
-
-constexpr const char *kStart = "noise", *kSteps = "step_noise";
 
 // Throws Error unless the last dimensions of the noise are (N, C, H, W) with enough pictures.
 void check_noise(const char* name, const at::Tensor& noise, int64_t dim, const std::string& path,
@@ -28,13 +27,13 @@ void check_noise(const char* name, const at::Tensor& noise, int64_t dim, const s
 
 GivenNoise read_noise(const std::string& path, int64_t num_images, at::IntArrayRef image_shape) {
   const auto tensors = load_tensors(path);
-  const auto start = tensors.find(kStart), steps = tensors.find(kSteps);
-  if (start == tensors.end()) fail("sample", "--noise {} holds no tensor \"{}\"", path, kStart);
+  const auto start = tensors.find(kNoiseTensor), steps = tensors.find(kStepNoiseTensor);
+  if (start == tensors.end()) fail("sample", "--noise {} holds no tensor \"{}\"", path, kNoiseTensor);
   GivenNoise given{.start = start->second.to(at::kFloat)};
-  check_noise(kStart, given.start, 4, path, num_images, image_shape);
+  check_noise(kNoiseTensor, given.start, 4, path, num_images, image_shape);
   if (steps == tensors.end()) return given;
   given.steps = steps->second.to(at::kFloat);
-  check_noise(kSteps, given.steps, 5, path, num_images, image_shape);
+  check_noise(kStepNoiseTensor, given.steps, 5, path, num_images, image_shape);
   return given;
 }
 
@@ -42,12 +41,13 @@ void write_noise(const std::string& path, int64_t num_images, at::IntArrayRef im
                  const SampleOptions& options) {
   std::vector<int64_t> images(static_cast<size_t>(num_images));
   std::iota(images.begin(), images.end(), 0);
-  std::map<std::string, at::Tensor> tensors = {{kStart, start_noise(options.seed, images, image_shape)}};
+  std::map<std::string, at::Tensor> tensors = {
+      {kNoiseTensor, start_noise(options.seed, images, image_shape)}};
   if (const auto sampler = make_sampler(options.sampler); sampler->stochastic()) {
     std::vector<at::Tensor> steps;
     for (int64_t step = 0; step < std::ssize(sampler->timesteps()); ++step)
       steps.push_back(step_noise(options.seed, images, image_shape, step));
-    tensors[kSteps] = at::stack(steps);
+    tensors[kStepNoiseTensor] = at::stack(steps);
   }
   save_tensors(path, tensors);
 }

@@ -1,15 +1,13 @@
 #include "sample/sampler_loop.h"
 
-#include <ATen/Parallel.h>
 #include <ATen/core/grad_mode.h>
 
 #include <algorithm>
 #include <cstring>
-#include <span>
 
 #include "core/aten.h"
 #include "core/error.h"
-#include "core/philox.h"
+#include "diffusion/sampler_noise.h"
 #include "parallel/offload/host_copy.h"
 
 namespace kiln {
@@ -18,20 +16,14 @@ namespace {
 // Thrown to leave the sampler's loop when SampleOptions::stop says so.
 struct Stopped {};
 
-// Returns (B, C, H, W) f32 on `device`, with image b drawn from `index_of(b)`. While a GPU computes a step,
-// the host draws for the next one.
-template <class IndexOf>
-at::Tensor draw_normal(uint64_t seed, Draw draw, const std::vector<int64_t>& images,
-                       at::IntArrayRef image_shape, at::Device device, const IndexOf& index_of) {
-  std::vector<int64_t> shape = {static_cast<int64_t>(images.size())};
+// Returns (B, C, H, W) f32 on `device`, as `fill` fills it on the host. While a GPU computes a step, the host
+// draws for the next one.
+template <class Fill>
+at::Tensor drawn_on(at::Device device, size_t num_images, at::IntArrayRef image_shape, const Fill& fill) {
+  std::vector<int64_t> shape = {static_cast<int64_t>(num_images)};
   shape.insert(shape.end(), image_shape.begin(), image_shape.end());
   const at::Tensor noise = host_empty(shape, at::kFloat, device);
-  const int64_t size = images.empty() ? 0 : noise.numel() / noise.size(0);
-  float* data = noise.mutable_data_ptr<float>();
-  at::parallel_for(0, static_cast<int64_t>(images.size()), 1, [&](int64_t begin, int64_t end) {
-    for (int64_t b = begin; b < end; ++b)
-      philox_normal(seed, draw, index_of(images[b]), std::span(data + b * size, static_cast<size_t>(size)));
-  });
+  fill(noise);
   return sent_to(noise, device);
 }
 
@@ -121,16 +113,14 @@ DenoiseFn guided_denoiser(const Denoiser& denoiser, const Conditioning& cond, co
 
 at::Tensor start_noise(uint64_t seed, const std::vector<int64_t>& images, at::IntArrayRef image_shape,
                        at::Device device) {
-  return draw_normal(seed, Draw::kSampleStart, images, image_shape, device,
-                     [](int64_t image) { return static_cast<uint64_t>(image); });
+  return drawn_on(device, images.size(), image_shape,
+                  [&](const at::Tensor& noise) { fill_start_noise(seed, images, noise); });
 }
 
 at::Tensor step_noise(uint64_t seed, const std::vector<int64_t>& images, at::IntArrayRef image_shape,
                       int64_t step, at::Device device) {
-  constexpr int kStepBits = 20;  // a million steps, 2^44 images
-  return draw_normal(seed, Draw::kSampleStep, images, image_shape, device, [step](int64_t image) {
-    return (static_cast<uint64_t>(image) << kStepBits) | static_cast<uint64_t>(step);
-  });
+  return drawn_on(device, images.size(), image_shape,
+                  [&](const at::Tensor& noise) { fill_step_noise(seed, images, step, noise); });
 }
 
 std::vector<Image> to_images(const at::Tensor& pixels) {
