@@ -1,6 +1,7 @@
 #include "convert/convert.h"
 
 #include <filesystem>
+#include <optional>
 
 #include "checkpoint/pt_file.h"
 #include "checkpoint/tensor_files.h"
@@ -184,13 +185,17 @@ void convert(const ConvertOptions& options) {
   }
   if (!options.adapter_format.empty())
     fail("convert", "--adapter-format is for runs that trained an adapter: {} is a model", options.in);
-  if (!options.merge.empty()) source.record = record_with_adapter(source.record, options.merge, options.ema);
+  std::optional<FoundAdapter> merged;
+  if (!options.merge.empty()) {
+    merged = find_adapter(options.merge, options.ema);
+    source.record = record_with_adapter(source.record, *merged);
+  }
   const json config = config_of(options, source);
   LoadedModel loaded = load_model(source, {.ema = options.ema, .config = config});
   check_architecture(options, loaded, source.path);
   const ModelRecord record = loaded.family ? record_for(options, config, source, loaded) : ModelRecord{};
-  if (!options.merge.empty()) {
-    const size_t num_layers = merge_adapter_at(options.merge, options.ema, options.anyway, loaded);
+  if (merged) {
+    const size_t num_layers = merge_found_adapter(*merged, options.anyway, loaded);
     fmt::print("{}: an adapter of {} layers, merged\n", options.merge, num_layers);
   }
   if (!options.dtype.empty()) {

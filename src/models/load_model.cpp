@@ -177,8 +177,7 @@ std::string name_of(const std::filesystem::path& path) {
 }
 
 // Returns nothing for an adapter of another program.
-std::optional<ModelRecord> record_of_adapter(const std::string& path, bool ema) {
-  if (is_run_folder(path)) return find_weights(path, {.ema = ema}).record;
+std::optional<ModelRecord> record_in_adapter(const std::string& path) {
   const std::filesystem::path folder = path;
   const std::string file =
       std::filesystem::is_directory(folder) ? (folder / "adapter_model.safetensors").string() : path;
@@ -265,18 +264,25 @@ void check_base(const ModelRecord::AdapterInfo& adapter, const std::string& sour
         "give its own base", anyway);
 }
 
-size_t merge_adapter_at(const std::string& path, bool ema, bool anyway, LoadedModel& model) {
-  if (const auto record = record_of_adapter(path, ema)) check_base(record->adapter, path, model, anyway);
-  if (!is_run_folder(path)) return merge_adapter(model.weights, path, model.base());
-  const WeightsSource run = find_weights(path, {.ema = ema});
-  if (run.record.adapter.config.is_null()) fail("weights", "{} trained no adapter, but a model", path);
-  const std::vector<LoraLayer> layers = layers_of_run(run);
+FoundAdapter find_adapter(const std::string& path, bool ema) {
+  if (!is_run_folder(path)) return {.path = path, .record = record_in_adapter(path)};
+  FoundAdapter found{.path = path, .run = find_weights(path, {.ema = ema})};
+  found.record = found.run->record;
+  return found;
+}
+
+size_t merge_found_adapter(const FoundAdapter& adapter, bool anyway, LoadedModel& model) {
+  if (adapter.record) check_base(adapter.record->adapter, adapter.path, model, anyway);
+  if (!adapter.run) return merge_adapter(model.weights, adapter.path, model.base());
+  if (adapter.run->record.adapter.config.is_null())
+    fail("weights", "{} trained no adapter, but a model", adapter.path);
+  const std::vector<LoraLayer> layers = layers_of_run(*adapter.run);
   merge_layers(model.weights, layers, model.base());
   return layers.size();
 }
 
-ModelRecord record_with_adapter(const ModelRecord& base, const std::string& path, bool ema) {
-  std::optional<ModelRecord> record = record_of_adapter(path, ema);
+ModelRecord record_with_adapter(const ModelRecord& base, const FoundAdapter& adapter) {
+  std::optional<ModelRecord> record = adapter.record;
   const bool is_known = record && !record->model.empty();
   if (!is_known) {
     record = base;
@@ -285,7 +291,7 @@ ModelRecord record_with_adapter(const ModelRecord& base, const std::string& path
   json& seen = record->trained_on;
   if (is_known && !base.trained_on.empty()) seen["earlier"] = json::array({base.trained_on});
   seen["adapters"] = base.trained_on.value("adapters", json::array());
-  seen["adapters"].push_back(name_of(path));
+  seen["adapters"].push_back(name_of(adapter.path));
   if (!is_known) return *record;
   record->adapter = base.adapter;
   if (!base.autoencoder.path.empty()) record->autoencoder.path = base.autoencoder.path;

@@ -2,6 +2,7 @@
 #pragma once
 #include <cstdint>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <string>
 
 #include "models/family.h"
@@ -46,13 +47,22 @@ std::string fingerprint_of_values(const LoadedModel& model);
 void check_base(const ModelRecord::AdapterInfo& adapter, const std::string& source, const LoadedModel& model,
                 bool anyway);
 
-// Merges the adapter of a file, PEFT's folder or a run (`ema`: its average) into the model and returns the
-// number of changed layers. Its record is compared as check_base() does. Throws Error.
-size_t merge_adapter_at(const std::string& path, bool ema, bool anyway, LoadedModel& model);
+// An adapter beside its base, in a file, PEFT's folder or a run.
+struct FoundAdapter {
+  std::string path{};                   // as given
+  std::optional<WeightsSource> run{};   // absent: not a run's
+  std::optional<ModelRecord> record{};  // absent: an adapter of another program
+};
+// `ema`: a run's average. Throws Error.
+FoundAdapter find_adapter(const std::string& path, bool ema);
 
-// Returns how a model with the adapter at `path` is drawn: as its record says, if it has one, with the model
-// and config of `base`, as far as that names them.
-ModelRecord record_with_adapter(const ModelRecord& base, const std::string& path, bool ema);
+// Merges the adapter into the model and returns the number of changed layers. Its record is compared as
+// check_base() does. Throws Error.
+size_t merge_found_adapter(const FoundAdapter& adapter, bool anyway, LoadedModel& model);
+
+// Returns how a model with the adapter is drawn: as its record says, if it has one, with the model and config
+// of `base`, as far as that names them.
+ModelRecord record_with_adapter(const ModelRecord& base, const FoundAdapter& adapter);
 
 // Throws Error with the text, `advice` and how to go on in spite of it; with `anyway` prints the text as a
 // warning.

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cstdio>
 #include <filesystem>
+#include <optional>
 #include <span>
 
 #include "checkpoint/weights_file.h"
@@ -197,8 +198,11 @@ DrawingSource load_drawing_source(const SampleCommand& command, at::Device devic
                                   at::ScalarType compute_dtype, int64_t num_processes) {
   check_sources(command);
   WeightsSource found = find_weights_of(command);
-  if (!command.adapter.empty())
-    found.record = record_with_adapter(found.record, command.adapter, !command.no_ema);
+  std::optional<FoundAdapter> adapter;
+  if (!command.adapter.empty()) {
+    adapter = find_adapter(command.adapter, !command.no_ema);
+    found.record = record_with_adapter(found.record, *adapter);
+  }
   const json config = read_json_option("sample", "--model-config", command.model_config);
   LoadedModel loaded = load_model(found, {.ema = !command.no_ema,
                                           .model = command.model,
@@ -224,7 +228,7 @@ DrawingSource load_drawing_source(const SampleCommand& command, at::Device devic
   const int64_t downsample = source.autoencoder->downsample;
   set_image_size(command, config, downsample, loaded, source.record);
   note_assumed(loaded, downsample, source);
-  if (!command.adapter.empty()) merge_adapter_at(command.adapter, !command.no_ema, command.anyway, loaded);
+  if (adapter) merge_found_adapter(*adapter, command.anyway, loaded);
   source.record.model_config = loaded.model.config;
   source.weights_fingerprint = fingerprint_of(loaded.weights);
   source.denoiser =
