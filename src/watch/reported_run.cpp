@@ -4,6 +4,7 @@
 #include <cmath>
 #include <filesystem>
 #include <fstream>
+#include <utility>
 
 #include "core/median.h"
 #include "watch/run_log.h"
@@ -36,6 +37,21 @@ std::vector<double> finite_values(const std::vector<Json>& lines, const char* ke
 int64_t count(const Json& line, const char* key) {
   const auto found = line.find(key);
   return found != line.end() && found->is_number_integer() ? found->get<int64_t>() : 0;
+}
+
+// Replaces the options of drawing by how the run's record says that its pictures are drawn. Without a record
+// they count only where the run itself drew.
+void take_drawing(const Json& record, Json& options) {
+  constexpr std::pair<const char*, const char*> kKeys[] = {
+      {"sampler", "sampler"}, {"num-sampling-steps", "num_sampling_steps"}, {"cfg-scale", "cfg_scale"}};
+  const Json drawing = record.value("drawing", Json::object());
+  const auto is_on = [&](const char* every) { return options.value(every, int64_t{0}) > 0; };
+  const bool draws = is_on("sample-every") || is_on("evaluate-every");
+  for (const auto& [option, key] : kKeys)
+    if (drawing.contains(key))
+      options[option] = drawing.at(key);
+    else if (!draws)
+      options.erase(option);
 }
 
 }  // namespace
@@ -84,6 +100,8 @@ ReportedRun read_reported_run(const std::string& folder) {
   if (checkpoints.empty()) return run;
   run.saved = read_train_state(checkpoints.back().folder);
   run.options = run.saved->config.value("options", Json::object());
+  run.record = run.saved->config.value("record", Json::object());
+  take_drawing(run.record, run.options);
   if (run.saved->step > run.last_step) {
     run.last_step = run.saved->step;
     run.images = run.saved->images_seen;

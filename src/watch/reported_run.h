@@ -14,13 +14,15 @@ namespace kiln {
 double number(const nlohmann::json& line, const char* key);
 
 struct ReportedRun {
-  std::string folder{}, name{};                       // as given; the name of the folder
-  std::vector<nlohmann::json> log{};                  // all lines
-  std::vector<nlohmann::json> steps{};                // those with a loss
-  std::vector<nlohmann::json> in_training{};          // results of --evaluate-every, oldest first
-  std::vector<nlohmann::json> by_command{};           // results of kiln evaluate, oldest first
-  std::optional<TrainStateInfo> saved{};              // the newest checkpoint
-  nlohmann::json options = nlohmann::json::object();  // by their names; of a run with stages those of the run
+  std::string folder{}, name{};                      // as given; the name of the folder
+  std::vector<nlohmann::json> log{};                 // all lines
+  std::vector<nlohmann::json> steps{};               // those with a loss
+  std::vector<nlohmann::json> in_training{};         // results of --evaluate-every, oldest first
+  std::vector<nlohmann::json> by_command{};          // results of kiln evaluate, oldest first
+  std::optional<TrainStateInfo> saved{};             // the newest checkpoint
+  nlohmann::json record = nlohmann::json::object();  // of the weights in it, as to_json() writes it
+  // By their names; of a run with stages those of the run. How pictures are drawn is as the record says.
+  nlohmann::json options = nlohmann::json::object();
   // How far it has come, by the last line of its log or by a newer checkpoint.
   int64_t last_step = 0, images = 0;
   double seconds = 0;

@@ -186,6 +186,10 @@ def test_an_adapters_page(everything, browser):
 
 def test_a_continued_run_shows_all_stages_and_its_evaluation(everything, browser):
     page = browser.open(everything / "continued/report.html")
+    drawing = json.loads((everything / "continued/config.json").read_text())["drawing"]
+    assert drawing["num_sampling_steps"] != 2, "a run without grids does not draw as its options say"
+    for option, key in (("sampler", "sampler"), ("num-sampling-steps", "num_sampling_steps"), ("cfg-scale", "cfg_scale")):
+        assert page.rows[option] == str(drawing[key])
     check_report(page, rows={"samples.sampler.sigmas": r"1, 0\.96, 0\.92, \.\.\., 0\.04 \(25 values\)", "samples.sampler.steps": "25",
                              "samples.guidance_interval": "none"}, may_be_empty=["samples"])
     assert not [name for name in page.rows if re.search(r"sigmas\.\d", name)]
