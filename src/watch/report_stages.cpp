@@ -25,8 +25,20 @@ struct ReportedStage {
   double lr = 0;
 };
 
+// Sets the samples of stages that the log does not tell: a run that only --continue-with divided has begun
+// without stages.
+void take_recorded_samples(const Json& trained_on, std::map<int64_t, ReportedStage>& stages) {
+  const auto take = [&](const Json& seen) {
+    const auto stage = stages.find(seen.value("first_step", int64_t{0}) + 1);
+    if (stage != stages.end() && stage->second.samples == 0)
+      stage->second.samples = seen.value("samples", int64_t{0});
+  };
+  take(trained_on);
+  for (const Json& earlier : trained_on.value("earlier", Json::array())) take(earlier);
+}
+
 // Returns the stages that have begun, by their first step. A checkpoint knows where they ended, also those of
-// a run that only --continue-with divided; the log knows the stage that began since, and the samples.
+// a run that only --continue-with divided; the log knows the stage that began since, and its samples.
 std::map<int64_t, ReportedStage> stages_of(const ReportedRun& run) {
   std::map<int64_t, ReportedStage> stages;
   for (const Json& line : run.log)  // a stage that was trained again after a kill counts once
@@ -47,6 +59,7 @@ std::map<int64_t, ReportedStage> stages_of(const ReportedRun& run) {
     stage.image_size = saved.at("settings").value("image-size", int64_t{0});
     stage.lr = saved.at("settings").value("lr", 0.0);
   }
+  take_recorded_samples(run.record.value("trained_on", Json::object()), stages);
   return stages;
 }
 
@@ -72,6 +85,7 @@ std::string group_plot(const char* title, const char* key, const std::vector<Jso
       for (const auto& [name, loss] : found->items())
         if (loss.is_number()) groups[name].push_back({number(line, "step"), loss.get<double>()});
   std::vector<PlotSeries> series;
+  series.reserve(groups.size());
   for (const auto& [name, points] : groups) series.push_back(series_of(name, series.size(), points));
   return plot({.title = title, .x_label = "step", .log_y = true}, series);
 }

@@ -193,8 +193,8 @@ def test_a_continued_run_shows_all_stages_and_its_evaluation(everything, browser
     check_report(page, rows={"samples.sampler.sigmas": r"1, 0\.96, 0\.92, \.\.\., 0\.04 \(25 values\)", "samples.sampler.steps": "25",
                              "samples.guidance_interval": "none"}, may_be_empty=["samples"])
     assert not [name for name in page.rows if re.search(r"sigmas\.\d", name)]
-    assert [(row["stage"], row["from step"], row["steps"]) for row in page.table("stage", "steps")] == [
-        ("stage 1", "1", "5"), ("stage 2 (more)", "6", "7")]
+    assert [(row["stage"], row["from step"], row["steps"], row["samples"]) for row in page.table("stage", "steps")] == [
+        ("stage 1", "1", "5", "18"), ("stage 2 (more)", "6", "7", "18")]
     (result,) = page.table("samples", "fd_random", "precision")
     assert float(result["fd_random"]) > 0 and 0 <= float(result["precision"]) <= 1
 
