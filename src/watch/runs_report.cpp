@@ -94,24 +94,45 @@ std::string summary(const std::vector<Run>& runs) {
   return html + "</table></div>\n";
 }
 
-// Lists the options that are not the same in all runs, except their folders.
-std::string differing_options(const std::vector<Run>& runs) {
+// Returns the rows of those settings that are not the same in all runs. `settings`: of each run.
+std::string differing_rows(const std::string& prefix, const std::vector<Json>& settings) {
   std::set<std::string> names;
-  for (const Run& run : runs)
-    for (const auto& [name, value] : run.options.items())
-      if (name != "out") names.insert(name);
+  for (const Json& of_run : settings)
+    for (const auto& [name, value] : of_run.items()) names.insert(name);
   std::string rows;
   for (const std::string& name : names) {
     std::string cells;
     std::set<std::string> values;
-    for (const Run& run : runs) {
-      const Json value = run.options.value(name, Json());
-      const std::string text = value == "" ? "not set" : field_text(value);
+    for (const Json& of_run : settings) {
+      const Json value = of_run.value(name, Json());
       values.insert(value.dump());
-      cells += "<td>" + escape(text) + "</td>";
+      cells += "<td>" + escape(value == "" || value.is_null() ? "not set" : field_text(value)) + "</td>";
     }
-    if (values.size() > 1) rows += "<tr><td>" + escape(name) + "</td>" + cells + "</tr>\n";
+    if (values.size() > 1) rows += "<tr><td>" + escape(prefix + name) + "</td>" + cells + "</tr>\n";
   }
+  return rows;
+}
+
+// Lists the options that are not the same in all runs, except their folders. Configs of models that differ
+// are compared key by key, as the runs resolved them.
+std::string differing_options(const std::vector<Run>& runs) {
+  std::vector<Json> options, configs;
+  options.reserve(runs.size());
+  configs.reserve(runs.size());
+  std::set<Json> given;  // --model-config of the runs
+  for (const Run& run : runs) {
+    Json& of_run = options.emplace_back(run.options);
+    of_run.erase("out");
+    const Json config = of_run.value("model-config", Json(""));
+    of_run.erase("model-config");
+    given.insert(config);
+    configs.push_back(run.record.contains("model_config")
+                          ? run.record.at("model_config")
+                          : Json::parse(field_text(config), nullptr, /*allow_exceptions=*/false));
+    if (!configs.back().is_object()) configs.back() = Json::object();
+  }
+  std::string rows = differing_rows("", options);
+  if (given.size() > 1) rows += differing_rows("model-config.", configs);
   if (rows.empty()) return "";
   std::string html = "<h2>Options that differ</h2>\n<div class=\"card\"><table><tr><th>option</th>";
   for (const Run& run : runs) html += "<th>" + escape(run.name) + "</th>";

@@ -210,4 +210,7 @@ def test_several_runs_on_one_page(everything, browser):
     options = {row["option"]: row for row in page.table("option", "lora", "continued")}
     assert options["lora-rank"] | {"option": ""} == {"option": "", "all & <b>": "0", "lora": "2", "continued": "0"}
     assert options["model"]["continued"] == "dit" and "out" not in options and "seed" not in options
+    configs = {name: list(row.values())[1:] for name, row in options.items() if name.startswith("model-config")}
+    assert configs and "model-config" not in configs and all(len(set(row)) > 1 for row in configs.values()), "only keys that differ"
+    assert "model-config.hidden_size" not in configs
     assert page.width <= 1300, "a table is wider than the page"
