@@ -148,7 +148,8 @@ std::shared_ptr<Parameter> adapter_parameter(const std::string& key, const at::T
 
 // Kaiming's uniform draw with a = sqrt(5), with which PEFT and PyTorch start a layer.
 Init fresh_down(const at::Tensor& down) {
-  return Init::uniform(1 / std::sqrt(static_cast<double>(down.numel() / down.size(0))));
+  const int64_t fan_in = down.numel() / down.size(0);
+  return Init::uniform(1 / std::sqrt(static_cast<double>(fan_in)));
 }
 
 constexpr std::string_view kAttention = R"(\w*attn\w*\..*)";

@@ -116,8 +116,8 @@ std::string weights_file_of(const fs::path& folder, const WeightsChoice& choice)
   const ModelRecord record = record_of_checkpoint(folder, run);
   if (choice.ema && (choice.ema_decay || !record.ema_decays.empty()))
     return (folder / weights_file_name(run.string(), record, choice.ema, choice.ema_decay)).string();
-  const std::string path = choice.ema ? first_existing(folder, {kEmaFile, kModelFile})
-                                      : first_existing(folder, {kModelFile, kEmaFile});
+  std::string path = choice.ema ? first_existing(folder, {kEmaFile, kModelFile})
+                                : first_existing(folder, {kModelFile, kEmaFile});
   if (path.empty()) fail("weights", "no {} in the checkpoint {}", kModelFile, folder.string());
   return path;
 }

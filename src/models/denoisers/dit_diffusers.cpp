@@ -158,7 +158,7 @@ TensorMap dit_from_diffusers(const DitConfig& config, const TensorMap& weights, 
       missing.push_back(key);
       return at::Tensor();
     }
-    const at::Tensor tensor = found->second;
+    at::Tensor tensor = found->second;
     rest.erase(found);
     return tensor;
   };
@@ -178,6 +178,7 @@ TensorMap dit_from_diffusers(const DitConfig& config, const TensorMap& weights, 
     }
     for (const char* suffix : kSuffixes) {
       std::vector<at::Tensor> parts;
+      parts.reserve(kQkv.size());
       for (const char* part : kQkv) parts.push_back(take(block + part + suffix));
       if (missing.empty()) result[fmt::format("blocks.{}.attn.qkv{}", i, suffix)] = at::cat(parts, 0);
     }

@@ -33,11 +33,11 @@ Family pixart_family() {
       // Batches and steps are from table 4 of PixArt-alpha's paper (arXiv 2310.00426). Rates follow its
       // repository and PixArt-sigma's: 2e-5 times the root of batch / 256 (configs/*, auto_lr).
       // PixArt-sigma's configs do not say the batch of all GPUs.
-      .published = {{"PixArt-Alpha-XL/2-256", 256, 178 * 64, 1.334e-4, 240'000,
+      .published = {{"PixArt-Alpha-XL/2-256", 256, int64_t{178} * 64, 1.334e-4, 240'000,
                      "PixArt-alpha's 150K and 90K steps at 256 px, after 300K of ImageNet"},
-                    {"PixArt-Alpha-XL/2-512", 512, 40 * 64, 6.32e-5, 100'000,
+                    {"PixArt-Alpha-XL/2-512", 512, int64_t{40} * 64, 6.32e-5, 100'000,
                      "PixArt-alpha's 100K steps at 512 px, after those at 256"},
-                    {"PixArt-Alpha-XL/2-1024", 1024, 12 * 32, 2.45e-5, 16'000,
+                    {"PixArt-Alpha-XL/2-1024", 1024, int64_t{12} * 32, 2.45e-5, 16'000,
                      "PixArt-alpha's 16K steps at 1024 px, after those at 512"},
                     {"PixArt-", 0, 256, 2e-5, 0, kRootRule}},
       .calibration = {{384, 6, 6, 2, 256, 4}, {768, 12, 3, 4, 256, 16}, {1152, 16, 2, 2, 256, 2}},

@@ -193,7 +193,7 @@ json complete_sana_config(const json& config, const WeightShapes& shapes) {
   while (shapes.contains(in_block(depth, "scale_shift_table"))) ++depth;
   tell("num_layers", depth);
   const int64_t cross = dimension(in_block(0, keys.cross_q), 0);
-  for (const auto& [heads, size] : {std::pair{20, 112}, {16, 72}})
+  for (const auto& [heads, size] : {std::pair<int64_t, int64_t>{20, 112}, {16, 72}})
     if (cross == heads * size && !config.contains("cross_attention_head_dim")) {
       tell("num_cross_attention_heads", heads);
       tell("cross_attention_head_dim", size);

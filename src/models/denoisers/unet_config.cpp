@@ -18,7 +18,7 @@ std::vector<int64_t> per_level(const JsonConfig& reader, const char* key, size_t
                                int64_t otherwise) {
   if (!reader.has(key)) return std::vector<int64_t>(num_levels, otherwise);
   if (!reader.at(key).is_array()) return std::vector<int64_t>(num_levels, reader.positive(key, otherwise));
-  const auto values = reader.get(key, std::vector<int64_t>());
+  auto values = reader.get(key, std::vector<int64_t>());
   if (values.size() != num_levels)
     fail(kUnet, "expected {} to have {} entries, one per block_out_channels, got {}", key, num_levels,
          values.size());
@@ -102,6 +102,7 @@ void validate(const UnetConfig& c) {
 std::vector<std::string> block_types(const std::vector<bool>& attention, const char* with,
                                      const char* without) {
   std::vector<std::string> types;
+  types.reserve(attention.size());
   for (const bool has_attention : attention) types.emplace_back(has_attention ? with : without);
   return types;
 }

@@ -129,6 +129,7 @@ struct BlockWeights {
   BlockWeights(const InceptionBlock& of, const ParameterScope& scope) : block(&of) {
     const auto add = [&](const std::vector<InceptionUnit>& units) {
       std::vector<UnitWeights> weights;
+      weights.reserve(units.size());
       for (const InceptionUnit& unit : units) weights.emplace_back(unit, scope.under(unit.name));
       return weights;
     };
@@ -142,6 +143,7 @@ struct BlockWeights {
   FoldedBlock folded(at::Device device) const {
     const auto fold = [&](const std::vector<UnitWeights>& weights) {
       std::vector<FoldedUnit> units;
+      units.reserve(weights.size());
       for (const UnitWeights& unit : weights) units.push_back(unit.folded(device));
       return units;
     };

@@ -66,7 +66,7 @@ at::Tensor rows_with_nulls(const TextRows& text, const at::Tensor& null_rows) {
          null_rows.size(0));
   ops::OpMark mark("kiln::rows_with_nulls", text.rows, null_rows, text.dropped);
   if (text.rows.is_meta()) {  // ATen has no Meta kernels for it
-    const at::Tensor nulls = at::empty_like(text.rows), chosen = at::empty_like(text.rows);
+    at::Tensor nulls = at::empty_like(text.rows), chosen = at::empty_like(text.rows);
     mark.outputs(chosen);
     return chosen;
   }
@@ -75,7 +75,7 @@ at::Tensor rows_with_nulls(const TextRows& text, const at::Tensor& null_rows) {
   const at::Tensor rows = at::arange(text.rows.size(0), text.offsets.options()),
                    starts = text.offsets.narrow(0, 0, text.num_samples());
   const at::Tensor sample_of_row = at::bucketize(rows, starts, /*out_int32=*/false, /*right=*/true) - 1;
-  const at::Tensor chosen =
+  at::Tensor chosen =
       at::where(text.dropped.index_select(0, sample_of_row).unsqueeze(1),
                 null_rows.to(text.rows.scalar_type()).index_select(0, row_positions(text)), text.rows);
   mark.outputs(chosen);

@@ -48,8 +48,7 @@ struct FusedOnMeta : torch::autograd::Function<FusedOnMeta> {
                             const at::Tensor& v, const std::optional<at::Tensor>& mask) {
     const std::string name = kernel_name(q, mask.has_value());
     ops::OpMark mark(name, q, k, v, mask.value_or(at::Tensor()));
-    const at::Tensor out =
-        at::empty({q.size(0), q.size(2), q.size(1), q.size(3)}, q.options()).transpose(1, 2);
+    at::Tensor out = at::empty({q.size(0), q.size(2), q.size(1), q.size(3)}, q.options()).transpose(1, 2);
     const at::Tensor sums =
         at::empty({q.size(0), q.size(2), q.size(1)}, q.options().dtype(at::kFloat)).transpose(1, 2);
     touch_thread_scratch(q, k);
@@ -66,7 +65,7 @@ struct FusedOnMeta : torch::autograd::Function<FusedOnMeta> {
     ops::OpMark mark(name, grads[0], q, k, v, saved[3], saved[4], saved[5]);
     const at::Tensor grad_mask =
         saved[5].defined() && ctx->needs_input_grad(3) ? at::empty_like(saved[5]) : at::Tensor();
-    const variable_list made = {at::empty_like(q), at::empty_like(k), at::empty_like(v), grad_mask};
+    variable_list made = {at::empty_like(q), at::empty_like(k), at::empty_like(v), grad_mask};
     mark.outputs(made[0], made[1], made[2]);
     return made;
   }

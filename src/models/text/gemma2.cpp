@@ -52,22 +52,22 @@ Gemma2Config parse_gemma2_config(const nlohmann::json& json) {
   const JsonConfig config("gemma2", json);
   config.refuse("use_bidirectional_attention", false);
   const int64_t depth = config.positive("num_hidden_layers", 26);
-  const Gemma2Config result{.vocabulary_size = config.positive("vocab_size", 256000),
-                            .width = config.positive("hidden_size", 2304),
-                            .ff_width = config.positive("intermediate_size", 9216),
-                            .depth = depth,
-                            .num_heads = config.positive("num_attention_heads", 8),
-                            .num_kv_heads = config.positive("num_key_value_heads", 4),
-                            .head_dim = config.positive("head_dim", 256),
-                            .window = config.positive("sliding_window", 4096),
-                            .eps = config.get("rms_norm_eps", 1e-6),
-                            .rope_theta = parse_rope_theta(config),
-                            .query_scale = 1 / std::sqrt(config.get("query_pre_attn_scalar", 256.0)),
-                            .soft_cap = config.get("attn_logit_softcapping", 50.0),
-                            .attention_bias = config.get("attention_bias", false),
-                            .is_windowed = parse_windows(config, depth),
-                            .activation = text::parse_activation(
-                                "gemma2", config.get<std::string>("hidden_activation", "gelu_pytorch_tanh"))};
+  Gemma2Config result{.vocabulary_size = config.positive("vocab_size", 256000),
+                      .width = config.positive("hidden_size", 2304),
+                      .ff_width = config.positive("intermediate_size", 9216),
+                      .depth = depth,
+                      .num_heads = config.positive("num_attention_heads", 8),
+                      .num_kv_heads = config.positive("num_key_value_heads", 4),
+                      .head_dim = config.positive("head_dim", 256),
+                      .window = config.positive("sliding_window", 4096),
+                      .eps = config.get("rms_norm_eps", 1e-6),
+                      .rope_theta = parse_rope_theta(config),
+                      .query_scale = 1 / std::sqrt(config.get("query_pre_attn_scalar", 256.0)),
+                      .soft_cap = config.get("attn_logit_softcapping", 50.0),
+                      .attention_bias = config.get("attention_bias", false),
+                      .is_windowed = parse_windows(config, depth),
+                      .activation = text::parse_activation(
+                          "gemma2", config.get<std::string>("hidden_activation", "gelu_pytorch_tanh"))};
   if (result.num_heads % result.num_kv_heads != 0 || result.head_dim % 2 != 0)
     fail("gemma2",
          "expected num_key_value_heads to divide num_attention_heads and an even head_dim, got {}, {}, {}",

@@ -40,7 +40,7 @@ at::Tensor converted(const at::Tensor& stored, at::ScalarType dtype) {
 at::Tensor brought(const at::Tensor& stored, at::ScalarType dtype, at::Device device) {
   const bool as_stored = stored.scalar_type() == dtype;
   if (as_stored) MappedFile::fetch(bytes_of(stored));
-  const at::Tensor host = as_stored ? stored : converted(stored, dtype);
+  at::Tensor host = as_stored ? stored : converted(stored, dtype);
   if (device.is_cpu()) return host;
   at::Tensor value = host.to(device);
   MappedFile::release(bytes_of(stored));
