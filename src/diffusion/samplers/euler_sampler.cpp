@@ -38,6 +38,7 @@ void respace(const JsonConfig& scheduler, const std::vector<float>& table, Euler
   const bool karras = scheduler.get("use_karras_sigmas", false);
   if (!karras && !scheduler.get("use_exponential_sigmas", false)) return;
   std::vector<float> log_sigmas;
+  log_sigmas.reserve(table.size());
   for (const float sigma : table) log_sigmas.push_back(std::log(sigma));
   const double highest = steps.sigmas.front(), lowest = steps.sigmas.back();
   const int64_t count = static_cast<int64_t>(steps.sigmas.size());

@@ -15,7 +15,7 @@ namespace {
 std::vector<double> unshifted_sigmas(const JsonConfig& config, int64_t num_train_timesteps, double shift) {
   const int64_t steps = num_steps(config, num_train_timesteps);
   if (config.has("sigmas")) {
-    const auto sigmas = config.require<std::vector<double>>("sigmas");
+    auto sigmas = config.require<std::vector<double>>("sigmas");
     if (static_cast<int64_t>(sigmas.size()) != steps)
       fail(config.who(), "expected {} sigmas, one per step, got {}", steps, sigmas.size());
     return sigmas;

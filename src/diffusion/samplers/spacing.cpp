@@ -64,7 +64,7 @@ std::vector<int64_t> spaced_timesteps(const JsonConfig& scheduler, int64_t num_s
   const int64_t end = scheduler.positive("num_train_timesteps", 1000);
   const std::string spacing =
       scheduler.choice("timestep_spacing", default_spacing, {"linspace", "leading", "trailing"});
-  const std::vector<int64_t> timesteps =
+  std::vector<int64_t> timesteps =
       spacing == "trailing"
           ? trailing_timesteps(end, static_cast<double>(end) / static_cast<double>(num_sampling_steps),
                                num_sampling_steps)

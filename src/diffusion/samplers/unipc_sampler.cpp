@@ -46,6 +46,7 @@ UniPcSteps unipc_schedule_steps(const JsonConfig& scheduler, const std::vector<f
     return steps;
   }
   std::vector<float> log_sigmas;
+  log_sigmas.reserve(table.size());
   for (const float sigma : table) log_sigmas.push_back(std::log(sigma));
   steps.sigmas = karras ? karras_sigmas(table.back(), table.front(), count)
                         : exponential_sigmas(table.back(), table.front(), count);
