@@ -160,6 +160,7 @@ void inspect_file(const InspectOptions& options, std::FILE* out, std::FILE* summ
     ++dtypes[dtype_name(view.dtype)];
   }
   std::vector<std::string> dtype_counts;
+  dtype_counts.reserve(dtypes.size());
   for (const auto& [dtype, count] : dtypes) dtype_counts.push_back(fmt::format("{} {}", count, dtype));
   fmt::print(summary, "{}: {}\n", source.path, format_name(source.path));
   if (!source.step.empty()) fmt::print(summary, "checkpoint: {}\n", source.step);
