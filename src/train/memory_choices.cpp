@@ -42,6 +42,7 @@ std::vector<bool> parse_segments(const char* option, const SegmentSet& set, cons
   if (set.is_none() || set.is_all()) return std::vector<bool>(segments.size(), set.is_all());
   std::vector<bool> chosen(segments.size());
   std::vector<std::string> names;
+  names.reserve(segments.size());
   for (const auto& segment : segments) names.push_back(segment->name());
   const auto choose = [&](const std::string& name) {
     const auto found = std::ranges::find(names, name);

@@ -203,7 +203,7 @@ Prompts grid_prompts(const TrainOptions& options, const TrainingData& data, cons
 
 std::string write_sample_grid(const std::string& run, int64_t step, const SampleGrid& grid) {
   std::filesystem::create_directories(run + "/samples");
-  const std::string path = fmt::format("{}/samples/{}.png", run, checkpoint_name(step));
+  std::string path = fmt::format("{}/samples/{}.png", run, checkpoint_name(step));
   write_file_atomically("samples", path, {reinterpret_cast<const char*>(grid.png.data()), grid.png.size()});
   return path;
 }

@@ -113,6 +113,7 @@ int64_t sum_of(const std::vector<int64_t>& counts) {
 
 std::vector<int64_t> sizes_of(const std::vector<SampleLane>& lanes) {
   std::vector<int64_t> sizes;
+  sizes.reserve(lanes.size());
   for (const SampleLane& lane : lanes) sizes.push_back(lane.size());
   return sizes;
 }
