@@ -12,6 +12,7 @@ using Json = nlohmann::json;
 
 std::vector<PlotPoint> points_of(const std::vector<Json>& lines, const char* key, double scale) {
   std::vector<PlotPoint> points;
+  points.reserve(lines.size());
   for (const Json& line : lines) points.push_back({number(line, "step"), number(line, key) * scale});
   return points;
 }
