@@ -94,7 +94,7 @@ std::string missing_captions_text(const std::string& store, const std::string& d
 
 }  // namespace
 
-void append_pictures(const ExtractOptions& options, std::shared_ptr<const ImageDataset> pictures,
+void append_pictures(const ExtractOptions& options, const std::shared_ptr<const ImageDataset>& pictures,
                      ProcessGroup& group, const FeatureExtractor& extract_features) {
   const std::string &store = options.out, part = next_part(store);
   if (!options.autoencoder.empty()) {

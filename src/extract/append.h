@@ -15,7 +15,7 @@ using FeatureExtractor =
 // Adds those of `pictures`, which lie at --data, whose names the store at options.out lacks as its next part,
 // and captions to the last part. Throws Error: no complete store there, a picture with the name of a sample
 // from another folder, captions of another encoder than the store's. A collective.
-void append_pictures(const ExtractOptions& options, std::shared_ptr<const ImageDataset> pictures,
+void append_pictures(const ExtractOptions& options, const std::shared_ptr<const ImageDataset>& pictures,
                      ProcessGroup& group, const FeatureExtractor& extract_features);
 
 }  // namespace kiln

@@ -304,7 +304,7 @@ class Extraction {
     const auto size = static_cast<int64_t>(batch.size());
     const int64_t height = batch[0].image.height, width = batch[0].image.width,
                   image_values = 3 * height * width;
-    const at::Tensor images =
+    at::Tensor images =
         host_empty({settings_.num_flips * size, 3, height, width}, at::kFloat, settings_.device);
     const std::span<float> values(images.mutable_data_ptr<float>(), images.numel());
     for (int64_t flip = 0; flip < settings_.num_flips; ++flip)

@@ -87,7 +87,7 @@ class ImageBatches : public BatchSource {
         images_(fill, fill.order, fill.options) {}
 
   std::shared_ptr<const Batch> next() override {
-    const std::shared_ptr<const Batch> images = images_.next();
+    std::shared_ptr<const Batch> images = images_.next();
     const bool are_pixels = autoencoder_->name == "pixels";
     if (are_pixels && !text_) return images;
     auto batch = std::make_shared<Batch>(*images);
