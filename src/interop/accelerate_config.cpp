@@ -138,7 +138,7 @@ class AccelerateReader {
 
   // Returns "no", "fp16", "bf16" or "fp8".
   std::string precision() const {
-    const std::string precision = text("mixed_precision", "no");
+    std::string precision = text("mixed_precision", "no");
     if (precision != "no" && precision != "fp16" && precision != "bf16" && precision != "fp8")
       refuse("mixed_precision expects no, fp16, bf16 or fp8, got {}", precision);
     return precision;

@@ -143,7 +143,7 @@ class Reader {
   static std::string nearest(const std::string& key, const std::string& prefix) {
     std::vector<std::string> siblings;
     for (const DeepSpeedKey& known : deepspeed_keys()) {
-      const std::string path = known.path;
+      std::string path = known.path;
       if (path.ends_with("." + key)) return path;
       if (path.starts_with(prefix))
         siblings.push_back(

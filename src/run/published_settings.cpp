@@ -191,7 +191,7 @@ json options_of(const json& objective) {
 }
 
 std::string objective_text(const json& objective) {
-  const std::string type = objective.at("type");
+  std::string type = objective.at("type");
   if (type == "flow") return fmt::format("flow, shift {:g}", objective.value("shift", 1.0));
   if (type != "ddpm") return type;
   return fmt::format("{}, {}", objective.value("prediction_type", ""), objective.value("beta_schedule", ""));
