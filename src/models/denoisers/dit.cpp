@@ -150,7 +150,8 @@ class DitFinal : public Segment {
 
 // Counts the matrix products of one image, without norms and activations.
 double forward_flops(const DitConfig& c, const ImageExtent& image) {
-  const double tokens = static_cast<double>(image.height / c.patch_size * (image.width / c.patch_size)),
+  const int64_t patches_high = image.height / c.patch_size, patches_wide = image.width / c.patch_size;
+  const double tokens = static_cast<double>(patches_high * patches_wide),
                width = static_cast<double>(c.hidden_size);
   const double patch = static_cast<double>(c.patch_size * c.patch_size),
                mlp = static_cast<double>(c.mlp_size());

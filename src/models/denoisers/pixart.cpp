@@ -182,7 +182,7 @@ class PixartEmbed : public Segment {
 
   // (B, D) f32
   at::Tensor embedding(const ModelInput& input) const {
-    const at::Tensor timestep = timestep_.forward(input.timesteps, compute_dtype_);
+    at::Tensor timestep = timestep_.forward(input.timesteps, compute_dtype_);
     if (!config_.micro_condition) return timestep;
     const int64_t batch = timestep.size(0);
     const auto embed = [&](const ScalarEmbedder& embedder, const at::Tensor& scalars) {
@@ -209,6 +209,11 @@ class PixartEmbed : public Segment {
   CaptionMlp captions_;
 };
 
+double scale_of_scores(const PixartConfig& config) {
+  const int64_t head_dim = config.hidden_size / config.num_heads;
+  return 1 / std::sqrt(static_cast<double>(head_dim));
+}
+
 class PixartBlock : public Segment {
  public:
   PixartBlock(const PixartConfig& config, int64_t index, const BuildOptions& options)
@@ -216,7 +221,7 @@ class PixartBlock : public Segment {
         patch_size_(config.patch_size),
         norm_eps_(config.norm_eps),
         qk_norm_(config.qk_norm),
-        scale_(1 / std::sqrt(static_cast<double>(config.hidden_size / config.num_heads))) {
+        scale_(scale_of_scores(config)) {
     name_ = "blocks." + std::to_string(index);
     const PixartKeys& keys = keys_of(config);
     const ParameterScope scope =
@@ -333,7 +338,8 @@ class PixartFinal : public Segment {
 
 // Counts the matrix products of one picture.
 double forward_flops(const PixartConfig& c, const ImageExtent& image) {
-  const double tokens = static_cast<double>(image.height / c.patch_size * (image.width / c.patch_size)),
+  const int64_t patches_high = image.height / c.patch_size, patches_wide = image.width / c.patch_size;
+  const double tokens = static_cast<double>(patches_high * patches_wide),
                width = static_cast<double>(c.hidden_size);
   const double rows = image.text_rows, mlp = static_cast<double>(c.mlp_size());
   const double patch = static_cast<double>(c.patch_size * c.patch_size);

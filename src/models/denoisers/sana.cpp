@@ -222,7 +222,8 @@ class SanaFinal : public Segment {
 
 // Counts the matrix products and the depthwise convolution of one picture.
 double forward_flops(const SanaConfig& c, const ImageExtent& image) {
-  const double tokens = static_cast<double>(image.height / c.patch_size * (image.width / c.patch_size)),
+  const int64_t patches_high = image.height / c.patch_size, patches_wide = image.width / c.patch_size;
+  const double tokens = static_cast<double>(patches_high * patches_wide),
                width = static_cast<double>(c.width());
   const double cross = static_cast<double>(c.cross_width()), mlp = static_cast<double>(c.mlp_size());
   const double rows = image.text_rows, patch = static_cast<double>(c.patch_size * c.patch_size);
