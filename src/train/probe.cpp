@@ -11,6 +11,7 @@
 #include "core/error.h"
 #include "core/files/temporary_folder.h"
 #include "parallel/ranks/agreement.h"
+#include "train/checkpoint_space.h"
 #include "train/loop.h"
 #include "train/run_ranks.h"
 #include "train/store_data.h"
@@ -33,12 +34,10 @@ constexpr double kEncodingWarning = 0.1;  // of the time
 // measured too.
 void check_disk(const nlohmann::json& predicted, const fs::path& folder) {
   const auto bytes = predicted.is_object() ? predicted.value("checkpoint_bytes", int64_t{0}) : 0;
-  std::error_code unknown;
-  const fs::space_info space = fs::space(folder, unknown);
-  if (!unknown && static_cast<double>(space.available) < static_cast<double>(bytes))
+  const int64_t available = available_bytes(folder.string());
+  if (available < bytes)
     fail("probe", "{} has {} free and a checkpoint takes {}: set TMPDIR to a folder with more",
-         folder.string(), size_text(static_cast<double>(space.available)),
-         size_text(static_cast<double>(bytes)));
+         folder.string(), size_text(static_cast<double>(available)), size_text(static_cast<double>(bytes)));
 }
 
 // Returns how many samples the validation has in all.
