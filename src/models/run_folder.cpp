@@ -56,7 +56,7 @@ std::string weights_file_name(const std::string& run, const ModelRecord& info, b
 
 std::string run_weights(const std::string& run, const ModelRecord& info, bool use_ema,
                         std::optional<double> decay) {
-  const std::string path = newest_checked_file(run, [&](const std::string& folder) {
+  std::string path = newest_checked_file(run, [&](const std::string& folder) {
     return (std::filesystem::path(folder) / weights_file_name(run, info, use_ema, decay)).string();
   });
   if (path.empty()) fail("run", "{} has no complete checkpoint yet", run);
