@@ -217,7 +217,7 @@ class FolderWriter {
 
   json write_model() const {
     const TensorMap model = format_.weights_to(record_.model_config, weights_);
-    const json config = format_.config_to(record_.model_config);
+    json config = format_.config_to(record_.model_config);
     const fs::path component = folder_ / format_.component;
     fs::create_directories(component);
     write_json(component / "config.json", config);
@@ -240,7 +240,7 @@ class FolderWriter {
     });
     if (!has_weights)
       fail("convert", "{}: no diffusion_pytorch_model.safetensors in it", options_.autoencoder);
-    const std::string class_name = config.at("_class_name");
+    std::string class_name = config.at("_class_name");
     index_["vae"] = {"diffusers", class_name};
     return class_name;
   }
@@ -321,8 +321,7 @@ DiffusersFolder write_diffusers_pipeline(const std::string& folder, const Foreig
   try {
     if (target.has_parent_path()) fs::create_directories(target.parent_path());
     AtomicFolder written("convert", target.string());
-    const DiffusersFolder result =
-        FolderWriter(written.folder(), format, known, settled, weights, options).write();
+    DiffusersFolder result = FolderWriter(written.folder(), format, known, settled, weights, options).write();
     written.commit();
     return result;
   } catch (const fs::filesystem_error& error) {

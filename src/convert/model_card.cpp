@@ -258,7 +258,7 @@ std::string python_code(const ModelCard& card) {
 // --- the page ---
 
 std::string objective_text(const json& objective) {
-  const std::string type = objective.is_object() ? objective.value("type", "") : "";
+  std::string type = objective.is_object() ? objective.value("type", "") : "";
   if (type == "flow") return fmt::format("flow matching, shift {}", objective.value("shift", 1.0));
   if (type == "ddpm")
     return fmt::format("{}, {} betas", objective.value("prediction_type", "epsilon"),
