@@ -175,7 +175,7 @@ std::string sample_section(const std::string& run) {
 
 // A model's config is an option as JSON text. What it leaves open is not shown.
 std::string option_text(const Json& value) {
-  const std::string text = field_text(value);
+  std::string text = field_text(value);
   const Json config = Json::parse(text, nullptr, /*allow_exceptions=*/false);
   if (!config.is_object()) return text;
   std::string fields;

@@ -40,6 +40,7 @@ std::vector<Run> open_runs(const std::vector<std::string>& folders) {
 template <class Points>
 std::string curves(const std::vector<Run>& runs, const PlotOptions& options, const Points& points) {
   std::vector<PlotSeries> series;
+  series.reserve(runs.size());
   for (const Run& run : runs) series.push_back({.name = run.name, .color = run.color, .points = points(run)});
   return plot(options, series);
 }
