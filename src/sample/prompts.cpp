@@ -78,6 +78,7 @@ Prompts encode_prompts(const CaptionEncoder& encoder, const ModelRecord::TextInf
     return text.empty() ? text : trained.prefix + text + trained.suffix;
   };
   std::vector<std::string> asked;
+  asked.reserve(texts.size());
   for (const std::string& text : texts) asked.push_back(decorated(text));
   const int64_t batch = encoder.batch_within_room(0, kPromptsAtOnce);
   if (encoder.is_streamed()) fmt::print(stderr, "{}\n", encoder.streaming_text(batch));

@@ -24,6 +24,7 @@ struct SampleCommand {
   std::string tiles = "auto";       // large pictures are decoded in tiles: auto | off | side in pixels
   std::optional<double> ema_decay;  // which EMA of a run; absent = the first
   bool no_ema = false;
+  bool random_labels = false;  // classes drawn at random, by (seed, image)
 
   int64_t num_images = 8;
   std::vector<std::string> classes;  // empty = all in turn
@@ -35,7 +36,6 @@ struct SampleCommand {
   std::string aspect_ratio{};        // such as "16:9"; "" = by height and width
   std::string image{};               // file of the picture that all start from; "": they start from noise
   std::optional<double> strength{};  // how far from that picture, 0 to 1; absent = 0.8
-  bool random_labels = false;        // classes drawn at random, by (seed, image)
   std::string guidance_interval;     // "LO:HI" as shares of the schedule, 0 clean, 1 noise; "" = everywhere
   std::optional<double> cfg_scale;   // absent = as the weights say, else as published
   std::string cfg_convention = "auto";  // auto | dit | plain
@@ -45,9 +45,9 @@ struct SampleCommand {
 
   std::string out, npz;
   bool grid = false, no_png = false;
+  bool tf32 = false;  // CUDA: f32 products in TF32
   int64_t batch = 8;
   std::string device = "auto", compute_dtype = "f32";
-  bool tf32 = false;                // CUDA: f32 products in TF32
   std::string cuda_graph = "auto";  // auto | off: passes of one shape replayed as a graph, on CUDA
   int64_t threads = 0;              // 0 = all cores, divided among the ranks of a machine
   int64_t nproc = 0;                // ranks that this process starts on this machine; 0 = none

@@ -134,7 +134,7 @@ std::string SampleOutput::write_grid(int64_t count, int64_t columns) const {
     std::string words = options_.words ? options_.words(i) : "";
     if (!words.empty()) drawn[subjects].push_back(std::move(words));
   }
-  const std::string grid = (fs::path(options_.folder) / "grid.png").string();
+  std::string grid = (fs::path(options_.folder) / "grid.png").string();
   write_png(grid, make_grid(images, columns), drawn_texts("", drawn));
   return grid;
 }
@@ -150,7 +150,7 @@ std::string SampleOutput::write_captioned_grid(const std::vector<std::string>& c
   for (size_t i = 0; i < captions.size(); ++i)
     page += fmt::format("<figure><img src=\"{}\" alt=\"\"><figcaption>{}</figcaption></figure>\n",
                         escape(names_[i]), escape(captions[i]));
-  const std::string path = (fs::path(options_.folder) / "grid.html").string();
+  std::string path = (fs::path(options_.folder) / "grid.html").string();
   write_file_atomically("sample", path, page + "</main>\n");
   return path;
 }
