@@ -17,6 +17,7 @@
 namespace kiln::ops {
 static c10::IValue mark_value(const std::vector<EmaSlice>& emas) {
   std::vector<at::Tensor> weights;
+  weights.reserve(emas.size());
   for (const EmaSlice& ema : emas) weights.push_back(ema.weights);
   return weights;
 }

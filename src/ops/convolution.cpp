@@ -63,7 +63,7 @@ at::Tensor convolution_on_meta(const at::Tensor& input, const at::Tensor& weight
   }
   const at::MemoryFormat format = format_of(input, weight);
   const std::vector<at::Tensor> copies = copies_to(format, {input, weight});
-  const at::Tensor out = at::empty(shape, input.options(), format);
+  at::Tensor out = at::empty(shape, input.options(), format);
   touch_scratch(cpu::convolution_scratch_bytes, input, weight, out, stride, padding, groups);
   return out;
 }

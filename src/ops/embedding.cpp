@@ -26,11 +26,11 @@ struct Embedding : torch::autograd::Function<Embedding> {
     if (table.is_meta()) {  // outside of Python ATen has no Meta kernel for it
       std::vector<int64_t> shape = ids.sizes().vec();
       shape.push_back(table.size(1));
-      const at::Tensor rows = at::empty(shape, table.options()).to(result_dtype(table));
+      at::Tensor rows = at::empty(shape, table.options()).to(result_dtype(table));
       mark.outputs(rows);
       return rows;
     }
-    const at::Tensor rows = at::embedding(table, ids).to(result_dtype(table));
+    at::Tensor rows = at::embedding(table, ids).to(result_dtype(table));
     mark.outputs(rows);
     return rows;
   }

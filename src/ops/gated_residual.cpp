@@ -51,7 +51,7 @@ class GatedResidual : public torch::autograd::Function<GatedResidual> {
                             const at::Tensor& y_in) {
     OpMark mark("kiln::gated_residual", x_in, gate_in, y_in);
     const at::Tensor x = x_in.contiguous(), y = y_in.contiguous(), gate = unit_stride_rows(gate_in);
-    const at::Tensor out = at::empty_like(x);
+    at::Tensor out = at::empty_like(x);
     mark.outputs(out);
     ctx->save_for_backward({gate, y});
     if (x.is_cpu()) {

@@ -91,7 +91,7 @@ struct GluDepthwiseConv : torch::autograd::Function<GluDepthwiseConv> {
     OpMark mark("kiln::glu_depthwise_conv", h_in, weight, bias);
     const at::Tensor h = h_in.contiguous(), taps = by_tap(weight),
                      wide_bias = bias.to(at::kFloat).contiguous();
-    const at::Tensor out = at::empty({h.size(0), h.size(1), h.size(2) / 2}, h.options());
+    at::Tensor out = at::empty({h.size(0), h.size(1), h.size(2) / 2}, h.options());
     ctx->save_for_backward({h, weight, bias});
     if (!h.is_meta())
       for_each_block(h.size(0), out.size(2), [&](int64_t b, int64_t first, int64_t count) {

@@ -151,7 +151,7 @@ class GroupNormSilu : public torch::autograd::Function<GroupNormSilu> {
     ctx->saved_data["silu"] = silu;
     const Affine affine = affine_of(ctx, x, weight, bias);
     if (computes_on_cuda(x)) return forward_cuda(x, affine);
-    const at::Tensor out = at::empty_like(x);
+    at::Tensor out = at::empty_like(x);
     if (!x.is_meta())
       x.is_contiguous() ? forward_contiguous(x, affine, out) : forward_channels_last(x, affine, out);
     return out;

@@ -166,8 +166,8 @@ AffineGrads affine_grads(const at::Tensor& grad, const at::Tensor& rows, const A
   if (has_epilogues(grad)) {
     OpMark mark("kiln::affine_grad_weight", grad, rows);
     const ScratchScope scope(Scratch::kMatmul);
-    const AffineGrads grads{memory_like(memory.weight, {grad.size(1), rows.size(1)}, grad),
-                            memory_like(memory.bias, {grad.size(1)}, grad)};
+    AffineGrads grads{memory_like(memory.weight, {grad.size(1), rows.size(1)}, grad),
+                      memory_like(memory.bias, {grad.size(1)}, grad)};
     if (with_epilogue(EpilogueProduct::kGradWeight, grad, rows, grads.weight, grads.bias, {})) return grads;
   }
   const at::Tensor bias = affine_grad_bias(grad, memory.bias);
@@ -195,7 +195,7 @@ HiddenGrads affine_grad_rows_gelu(const at::Tensor& grad, const at::Tensor& weig
   if (has_epilogues(grad)) {
     OpMark mark("kiln::affine_grad_rows_gelu", grad, weight, hidden);
     const ScratchScope scope(Scratch::kMatmul);
-    const HiddenGrads grads{at::empty_like(hidden), memory_like(bias_memory, {hidden.size(1)}, grad)};
+    HiddenGrads grads{at::empty_like(hidden), memory_like(bias_memory, {hidden.size(1)}, grad)};
     mark.outputs(grads.hidden, grads.bias);
     if (with_epilogue(EpilogueProduct::kGradRowsGelu, grad, weight, grads.hidden, grads.bias, hidden))
       return grads;

@@ -44,9 +44,12 @@ void* thread_scratch(std::size_t bytes) {
   thread_local std::size_t held = 0;
   if (held < bytes) {
     buffer.reset();
-    buffer.reset(std::aligned_alloc(4096, (bytes + 4095) / 4096 * 4096));
-    held = buffer ? bytes : 0;
-    if (!buffer) fail("packed_attention", "expected {} bytes of scratch, got none: out of memory", bytes);
+    held = 0;
+    void* const fresh = std::aligned_alloc(4096, (bytes + 4095) / 4096 * 4096);
+    if (!fresh) fail("packed_attention", "expected {} bytes of scratch, got none: out of memory", bytes);
+    buffer.reset(fresh);
+    held = bytes;
+    return fresh;
   }
   return buffer.get();
 }

@@ -117,7 +117,7 @@ void to_fp8(const at::Tensor& values, float format_largest, const at::Tensor& sc
 at::Tensor pack_heads(const at::Tensor& grad_q, const at::Tensor& grad_k, const at::Tensor& grad_v) {
   const int64_t batch = grad_q.size(0), num_heads = grad_q.size(1), num_tokens = grad_q.size(2),
                 head_dim = grad_q.size(3);
-  const at::Tensor packed = at::empty({batch, num_tokens, 3, num_heads, head_dim}, grad_q.options());
+  at::Tensor packed = at::empty({batch, num_tokens, 3, num_heads, head_dim}, grad_q.options());
   HeadGrads grads;
   const at::Tensor parts[3] = {grad_q, grad_k, grad_v};
   for (int i = 0; i < 3; ++i) {
@@ -137,7 +137,7 @@ at::Tensor pack_heads(const at::Tensor& grad_q, const at::Tensor& grad_k, const 
 
 at::Tensor step_scale(const at::Tensor& sum_of_squares, const at::Tensor& losses, double max_norm,
                       double loss_scale) {
-  const at::Tensor scale = at::empty({}, sum_of_squares.options().dtype(at::kFloat));
+  at::Tensor scale = at::empty({}, sum_of_squares.options().dtype(at::kFloat));
   enqueue("step_scale", scale, [&](void* stream) {
     return kiln_cuda_step_scale(sum_of_squares.const_data_ptr<double>(), losses.const_data_ptr<double>(),
                                 losses.numel(), max_norm, loss_scale, scale.mutable_data_ptr<float>(),
@@ -161,7 +161,7 @@ void stochastic_round(const at::Tensor& values, const at::Tensor& rounded, uint6
 
 at::Tensor sum_of_squares(const at::Tensor& flat) {
   const auto options = flat.options().dtype(at::kDouble);
-  const at::Tensor sum = at::empty({}, options), partials = at::empty({kSumOfSquaresPartials}, options);
+  at::Tensor sum = at::empty({}, options), partials = at::empty({kSumOfSquaresPartials}, options);
   enqueue("sum_of_squares", flat, [&](void* stream) {
     return kiln_cuda_sum_of_squares(dtype_of(flat), flat.const_data_ptr(), flat.numel(),
                                     partials.mutable_data_ptr<double>(), sum.mutable_data_ptr<double>(),

@@ -48,8 +48,8 @@ AttentionResult meta_attention(const VarlenTokens& t, AttentionEngine engine) {
 
 cuda::VarlenGrads meta_attention_backward(const VarlenTokens& t, AttentionEngine engine) {
   const int64_t batch = t.q_offsets.size(0) - 1;
-  const cuda::VarlenGrads grads{at::empty(t.q.sizes(), t.q.options()), at::empty(t.k.sizes(), t.k.options()),
-                                at::empty(t.v.sizes(), t.v.options())};
+  cuda::VarlenGrads grads{at::empty(t.q.sizes(), t.q.options()), at::empty(t.k.sizes(), t.k.options()),
+                          at::empty(t.v.sizes(), t.v.options())};
   if (engine == AttentionEngine::kFlash)
     touch_flash_scratch(t.q.options(), t.q.size(0) + kFlashRows * batch, t.q.size(1), t.q.size(2));
   else
@@ -74,7 +74,7 @@ struct VarlenAttention : torch::autograd::Function<VarlenAttention> {
     const VarlenTokens t = tokens_of(q, k, v, offsets, k_offsets, scale);
     const AttentionResult result =
         q.is_meta() ? meta_attention(t, engine) : cuda::varlen_attention(t, engine);
-    const at::Tensor out = result.out.view({q.size(0), q.size(1), q.size(2) * q.size(3)});
+    at::Tensor out = result.out.view({q.size(0), q.size(1), q.size(2) * q.size(3)});
     for_each_empty(offsets, [&](int64_t b) { out.select(0, b).zero_(); });
     ctx->save_for_backward(
         {t.q, t.k, t.v, t.q_offsets, t.k_offsets, result.out, result.log_sum, result.seed, result.offset});
