@@ -1,3 +1,4 @@
+#include "core/command_line.h"
 #include "plan/run/make_plan.h"
 
 #include "cli/commands.h"
@@ -180,7 +181,7 @@ void run_search(const CLI::App& command, const PlanArguments& arguments) {
                              .gpus = gpus_named(gpu),
                              .prices = read_prices(arguments.gpu_prices),
                              .given = arguments.given};
-  if (compared.models.size() > 1 || compared.gpus.size() > 1) return compare(arguments, std::move(compared));
+  if (compared.models.size() > 1 || compared.gpus.size() > 1) return compare(arguments, compared);
   options.plan.train.model.name = compared.models.front();
   options.plan.train = as_published(std::move(options.plan.train), arguments.given);
   if (const auto price = compared.prices.find(compared.gpus.front()); price != compared.prices.end())
@@ -299,6 +300,9 @@ void add_plan_command(CLI::App& app) {
   const auto train = add_train_options(*command, "kiln train");
   train->starts_ranks = false;
   command->footer(kExamples);
+  show_first(*command, {"--gpu", "--gpu-memory", "--gpus", "--search", "--deadline-days", "--json", "--html",
+                        "--recipe", "--model", "--image-size", "--global-batch", "--micro-batch",
+                        "--compute-dtype", "--recompute", "--zero-stage"});
   command->callback([=] {
     PlanOptions& options = arguments->options;
     const bool has_gpus = command->count("--gpus") > 0;

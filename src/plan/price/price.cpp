@@ -19,8 +19,11 @@ double wave_factor(const OpRecord& op, int64_t num_processors) {
   const double m = static_cast<double>(op.m), n = static_cast<double>(op.n), k = static_cast<double>(op.k);
   const double tiles = std::ceil(m / kTile) * std::ceil(n / kTile);
   double waves = std::ceil(tiles / processors);
-  for (double splits = 2; splits <= std::min(kMaxSplits, k / kMinSplitK); ++splits)
+  const auto most_splits = static_cast<int64_t>(std::min(kMaxSplits, k / kMinSplitK));
+  for (int64_t i = 2; i <= most_splits; ++i) {
+    const auto splits = static_cast<double>(i);
     waves = std::min(waves, std::ceil(tiles * splits / processors) / splits);
+  }
   return waves * processors * kTile * kTile / (m * n);
 }
 

@@ -113,7 +113,8 @@ double Links::seconds(const CollectiveObserver::Start& collective) const {
               .across = machine_->network_bytes_per_s};
   if (machine_->device == DryRunDevice::kCpu)
     return over_gloo(group, collective.operation == Operation::kAllGather, *machine_);
-  if (is_of_one_place) group.across /= static_cast<double>(ranks_ / collective.num_ranks);
+  const int64_t sharing = ranks_ / collective.num_ranks;  // groups on one network link
+  if (is_of_one_place) group.across /= static_cast<double>(sharing);
   if (machine_->host_link_bytes_per_s > 0)
     group.across = std::min(group.across, group.ranks / group.nodes * machine_->host_link_bytes_per_s);
   return over_nccl(group, *machine_);

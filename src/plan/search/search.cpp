@@ -129,7 +129,7 @@ std::string launch_command(const Plan& plan) {
   const int64_t gpus = plan.options.gpus, per_node = ranks_on_node(plan.machine, gpus);
   const bool one_machine = gpus == per_node;
   if (gpus > 1 && one_machine) train.ranks.nproc = gpus;
-  const std::string command = command_line(train);
+  std::string command = command_line(train);
   if (one_machine) return command;
   int64_t nodes = (gpus + per_node - 1) / per_node;
   while (gpus % nodes != 0) ++nodes;  // as many ranks on each

@@ -42,8 +42,8 @@ struct PassBytes {
 // Counts (rows, 32 + 64 channels, 147, 147) f32 around the third convolution, or the resize before it if
 // pictures are large.
 PassBytes inception_pass(const FeatureNet&, int64_t rows, int64_t side) {
-  constexpr int64_t kSide = 299, kStem = 147 * 147 * (32 + 64);
-  const int64_t resize = 3 * side * side + 4 * 3 * side * kSide + 3 * 3 * kSide * kSide;
+  constexpr int64_t kSide = 299, kStem = int64_t{147} * 147 * (32 + 64);
+  const int64_t resize = 3 * side * side + 4 * (3 * side * kSide) + 3 * (3 * kSide * kSide);
   return {.width = 2048, .spatial = 2023, .bytes = 4 * rows * std::max(kStem, resize)};
 }
 
@@ -59,7 +59,7 @@ PassBytes random_pass(const FeatureNet& net, int64_t rows, int64_t side) {
 PassBytes dinov2_pass(const FeatureNet& net, int64_t rows, int64_t) {
   constexpr int64_t kSide = 224, kPatch = 14, kLive = 3 + 4 + 4;
   const int64_t width = net.weights().front().size(-1), tokens = 1 + (kSide / kPatch) * (kSide / kPatch);
-  return {.width = width, .bytes = 4 * rows * (kLive * tokens * width + 3 * 3 * kSide * kSide)};
+  return {.width = width, .bytes = 4 * rows * (kLive * tokens * width + 3 * (3 * kSide * kSide))};
 }
 
 PassBytes pass_of(const FeatureNet& net, int64_t rows, int64_t side) {

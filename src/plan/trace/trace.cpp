@@ -99,7 +99,7 @@ MicroSteps micro_steps_of(const TrainOptions& options, int64_t world_size) {
 }  // namespace
 
 at::Tensor array_without_values(const std::string& name, at::IntArrayRef shape, at::ScalarType dtype) {
-  const at::Tensor array = at::from_blob(nullptr, shape, at::TensorOptions().dtype(dtype));
+  at::Tensor array = at::from_blob(nullptr, shape, at::TensorOptions().dtype(dtype));
   array.storage().unsafeGetStorageImpl()->release_data_and_set_meta_custom_data_ptr_error_msg_(
       fmt::format("internal: a dry run reads the batch's {} on the host, where they have no values", name));
   return array;
