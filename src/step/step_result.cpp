@@ -62,7 +62,7 @@ at::Tensor sum_over_ranks(const at::Tensor& mine, const StepBatch& batch, const 
   const at::Tensor all_losses = at::zeros({num_terms, all_rows}, mine.options());
   all_losses.narrow(1, batch.first_row, rows)
       .copy_(mine.narrow(0, 0, num_terms * rows).view({num_terms, rows}));
-  const at::Tensor all = at::cat({all_losses.view({-1}), mine.narrow(0, num_terms * rows, 1), of_ranks});
+  at::Tensor all = at::cat({all_losses.view({-1}), mine.narrow(0, num_terms * rows, 1), of_ranks});
   group.sum_tensor(all, "losses and gradient norm").wait();
   return all;
 }

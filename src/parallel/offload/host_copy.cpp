@@ -39,7 +39,7 @@ StagedRead::StagedRead(at::Device device, int64_t buffer_bytes)
 
 at::Tensor StagedRead::read(const at::Tensor& tensor) {
   if (!tensor.is_contiguous()) throw std::logic_error("StagedRead: the tensor is not contiguous");
-  const at::Tensor host = at::empty(tensor.sizes(), tensor.options().device(at::kCPU));
+  at::Tensor host = at::empty(tensor.sizes(), tensor.options().device(at::kCPU));
   const auto num_bytes = static_cast<int64_t>(tensor.nbytes());
   if (num_bytes == 0) return host;
   const at::Tensor from = tensor.detach().view({-1}).view(at::kByte);

@@ -26,6 +26,7 @@ int64_t ranks_to_launch(const std::string& who, int64_t nproc) {
 
 void require_same_on_all_ranks(ProcessGroup& group, const nlohmann::json& settings) {
   std::vector<nlohmann::json> of_rank;
+  of_rank.reserve(static_cast<size_t>(group.world_size()));
   for (const std::string& text : group.gather(settings.dump(), "versions and options"))
     of_rank.push_back(nlohmann::json::parse(text));
   for (const auto& [name, ours] : of_rank.front().items()) {
@@ -61,7 +62,7 @@ void as_rank(ProcessGroup& group, const std::function<void()>& work) try {
 } catch (const std::exception& error) {
   if (group.world_size() == 1) throw;
   group.report_failure(message_of(error));
-  throw Error(fmt::format("rank {} of {}: {}", group.rank(), group.world_size(), message_of(error)));
+  throw Error(fmt::format("rank {} of {}: {}", group.rank(), group.world_size(), bare_message_of(error)));
 }
 
 }  // namespace kiln

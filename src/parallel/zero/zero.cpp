@@ -225,7 +225,7 @@ void Zero::read_ahead() {
 at::Tensor Zero::whole(size_t s, const at::Tensor& buffer) {
   const FlatUnit& flat = *units_[s].flat;
   if (buffer.numel() == flat.size()) return buffer;
-  const at::Tensor all = at::empty({flat.size()}, buffer.options());
+  at::Tensor all = at::empty({flat.size()}, buffer.options());
   const std::string what = "the state of " + flat.name();
   shards_->all_gather(all, buffer, what).wait();
   wait_for_device(all.device(), *group_, what);
