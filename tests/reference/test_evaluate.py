@@ -216,7 +216,7 @@ def test_in_training_and_of_runs(kiln, tmp_path):
     assert protocol["label_sampling"] == "random" and protocol["guidance_interval"] == "0.2:0.8"
     (weights,) = (run / "checkpoints/step-00000004").glob("ema*.safetensors")
     weights.write_bytes(weights.read_bytes()[:-1] + bytes([weights.read_bytes()[-1] ^ 1]))
-    result = kiln("evaluate", run, "--reference", data, "--crop", "8", "--net", "random", "--num-pictures", "4", "--nproc", "2",
+    result = kiln("evaluate", run, "--reference", data, "--crop", "8", "--net", "random", "--num-pictures", "10", "--nproc", "2",
                   "--num-sampling-steps", "2")
     assert result.returncode == 0, result.stderr
     assert "/step-00000002-" in json.loads(result.stdout)["subject"]["samples"]
