@@ -88,6 +88,7 @@ TrainingState::TrainingState(const Denoiser& denoiser, const Optimizer& optimize
     }
   }
   std::vector<FlatUnit*> units;
+  units.reserve(segments.size());
   for (SegmentWeights& weights : segments) units.push_back(&weights.unit);
   zero->manage(units);
   offloaded = offloaded_bytes(options.device);

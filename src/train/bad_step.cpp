@@ -13,6 +13,7 @@ std::vector<BatchSample> samples_at(const Objective& objective, uint64_t seed, c
                                     int64_t first, int64_t count) {
   const at::Tensor timesteps = timesteps_at(objective, seed, first, count);
   std::vector<BatchSample> samples;
+  samples.reserve(static_cast<size_t>(count));
   for (int64_t i = 0; i < count; ++i)
     samples.push_back({order.sample_at(first + i), timesteps[i].item<double>()});
   return samples;

@@ -27,6 +27,7 @@ struct Run : ReportedRun {
 
 std::vector<Run> open_runs(const std::vector<std::string>& folders) {
   std::vector<Run> runs;
+  runs.reserve(folders.size());
   std::map<std::string, int> counts;
   for (const std::string& folder : folders) {
     runs.push_back({read_reported_run(folder), kColors[runs.size() % std::size(kColors)]});

@@ -204,6 +204,7 @@ std::vector<std::string> ProcessGroup::gather(const std::string& text, const std
   std::ranges::copy(text, reinterpret_cast<char*>(mine.data_ptr<uint8_t>()));
   if (longest > 0) exchange(Operation::kAllGather, what, {all, mine});
   std::vector<std::string> texts;
+  texts.reserve(static_cast<size_t>(world_size()));
   for (int64_t r = 0; r < world_size(); ++r)
     texts.emplace_back(reinterpret_cast<const char*>(all.const_data_ptr<uint8_t>()) + r * longest,
                        static_cast<size_t>(sizes[static_cast<size_t>(r)]));

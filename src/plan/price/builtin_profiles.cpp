@@ -160,6 +160,7 @@ MachineProfile profile_of(const Gpu& gpu) {
 const std::vector<MachineProfile>& builtin_profiles() {
   static const std::vector<MachineProfile> profiles = [] {
     std::vector<MachineProfile> list;
+    list.reserve(std::size(kGpus));
     for (const Gpu& gpu : kGpus) list.push_back(profile_of(gpu));
     return list;
   }();

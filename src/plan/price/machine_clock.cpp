@@ -53,6 +53,7 @@ class Distribution {
 
 Distribution distribution(const std::vector<MachineClock>& readings, double MachineClock::*member) {
   std::vector<double> values;
+  values.reserve(readings.size());
   for (const MachineClock& reading : readings) values.push_back(reading.*member);
   return Distribution(std::move(values));
 }

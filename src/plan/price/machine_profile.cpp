@@ -53,6 +53,7 @@ std::vector<MachineProfile> stored_profiles() {
     if (entry.path().extension() == ".json") paths.push_back(entry.path());
   std::ranges::sort(paths);
   std::vector<MachineProfile> profiles;
+  profiles.reserve(paths.size());
   for (const fs::path& path : paths) profiles.push_back(read_profile(path));
   return profiles;
 }
