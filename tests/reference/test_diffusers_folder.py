@@ -76,7 +76,7 @@ def test_new_user_2_the_card_of_a_pixart_of_pixels_runs(recorded, tmp_path):
     config = PIXART | dict(input_size=16, in_channels=3)
     info = dict(model="pixart", image_size=16, objective=dict(type="iddpm"), model_config=config, text=recorded[0]["text"],
                 autoencoder=dict(name="pixels", path="", fingerprint="none", scaling_factor=1.0, shift_factor=0.0),
-                drawing=dict(sampler="dpmpp_2m", num_sampling_steps=4, cfg_scale=3.0, guided_channels="all", unconditional="null_rows"),
+                drawing=dict(sampler="dpmpp_2m", num_sampling_steps=4, cfg_scale=1.5, guided_channels="all", unconditional="null_rows"),
                 null_rows="trained")
     run, folder = make_run(tmp_path / "run", randomise_(PixArt(**config)).state_dict(), info), tmp_path / "folder"
     succeed("convert", "--in", run, "--components", "copy", "--out", folder)

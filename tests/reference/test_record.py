@@ -585,6 +585,7 @@ def test_training_begins_from_kilns_own_folder(dit_run, pixart_run, tmp_path):
     """As from the file with the same record."""
     for run, more in ((dit_run, ["--autoencoder", "pixels", "--num-classes", 4]), (pixart_run, [])):
         ship = tmp_path / run.parent.name
+        ship.mkdir()
         succeed("convert", "--in", run, "--out", ship / "file.safetensors")
         succeed("convert", "--in", run, "--out", ship / "folder")
         begun = {}
