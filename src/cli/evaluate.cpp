@@ -1,3 +1,4 @@
+#include "core/command_line.h"
 #include "evaluate/evaluate_command.h"
 
 #include <fmt/ranges.h>
@@ -122,6 +123,9 @@ void add_evaluate_command(CLI::App& app) {
   command->add_option("--nproc", options->nproc, "Start this many ranks on this machine");
   command->add_option("--compare", *compared, "Show results side by side: two or more JSON files of --out");
   add_sampling_options(command, options->sampling);
+  show_first(*command, {"--reference", "--net", "--net-weights", "--metrics", "--num-pictures", "--out",
+                        "--save-reference", "--device", "--nproc", "--compare", "--cfg-scale", "--sampler",
+                        "--num-sampling-steps", "--prompts", "--seed"});
   command->callback([options, compared] {
     if (!compared->empty()) return compare_results(*compared);
     if (const int64_t num_ranks = ranks_to_launch("evaluate", options->nproc)) return launch_ranks(num_ranks);

@@ -1,4 +1,5 @@
 #include "extract/extract.h"
+#include "core/command_line.h"
 #include "core/json_config.h"
 
 #include "cli/build_identity.h"
@@ -98,6 +99,9 @@ void add_extract_command(CLI::App& app) {
   command->add_option("--nproc", options->nproc,
                       "Start this many ranks on this machine (0: one, or what the launcher says)");
   add_text_options(*command, options->text);
+  show_first(*command, {"--data", "--autoencoder", "--image-size", "--buckets", "--out", "--flip",
+                        "--enlarge", "--append", "--strict", "--compute-dtype", "--device", "--nproc",
+                        "--text-encoder", "--text-name", "--captions"});
   command->callback([options] {
     if (const int64_t num_ranks = ranks_to_launch("extract", options->nproc)) return launch_ranks(num_ranks);
     std::string& instruction = options->text.captions.instruction;

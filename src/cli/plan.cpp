@@ -1,3 +1,4 @@
+#include "core/command_line.h"
 #include "plan/run/make_plan.h"
 
 #include "cli/commands.h"
@@ -299,6 +300,9 @@ void add_plan_command(CLI::App& app) {
   const auto train = add_train_options(*command, "kiln train");
   train->starts_ranks = false;
   command->footer(kExamples);
+  show_first(*command, {"--gpu", "--gpu-memory", "--gpus", "--search", "--deadline-days", "--json", "--html",
+                        "--recipe", "--model", "--image-size", "--global-batch", "--micro-batch",
+                        "--compute-dtype", "--recompute", "--zero-stage"});
   command->callback([=] {
     PlanOptions& options = arguments->options;
     const bool has_gpus = command->count("--gpus") > 0;

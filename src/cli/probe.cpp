@@ -7,6 +7,7 @@
 #include "cli/probe_advice.h"
 #include "cli/probe_variants.h"
 #include "cli/train_options.h"
+#include "core/command_line.h"
 #include "core/error.h"
 #include "parallel/cpu_share.h"
 #include "parallel/machine.h"
@@ -131,6 +132,9 @@ void add_probe_command(CLI::App& app) {
                    "instead of running them")
       ->needs(file);
   const auto train = add_train_options(*command, "kiln train");
+  show_first(*command, {"--steps", "--audit-precision", "--report", "--variants", "--plan-for", "--recipe",
+                        "--model", "--data", "--image-size", "--global-batch", "--micro-batch",
+                        "--compute-dtype", "--recompute", "--memory-budget", "--nproc"});
   command->callback([=] {
     const ResolvedOptions resolved = resolve(*command, *train);
     if (!variants->file.empty()) {

@@ -5,6 +5,7 @@
 
 #include "cli/build_identity.h"
 #include "cli/commands.h"
+#include "core/command_line.h"
 #include "diffusion/objective.h"
 #include "diffusion/sampler.h"
 #include "download/download_command.h"
@@ -155,6 +156,9 @@ void add_sample_command(CLI::App& app) {
   command->add_option("--threads", options->threads, "Compute threads (0: all cores)")->capture_default_str();
   command->add_option("--nproc", options->nproc,
                       "Start this many ranks on this machine (0: one, or what the launcher says)");
+  show_first(*command, {"--run", "--weights", "--model", "--adapter", "--num-images", "--classes", "--prompt",
+                        "--negative-prompt", "--height", "--width", "--cfg-scale", "--sampler",
+                        "--num-sampling-steps", "--seed", "--out"});
   command->callback([options, download] {
     if (const char* mirror = std::getenv("KILN_MIRROR")) download->mirrors.emplace_back(mirror);
     use_published_model(*options, *download);

@@ -3,6 +3,7 @@
 #include "cli/build_identity.h"
 #include "cli/commands.h"
 #include "cli/train_options.h"
+#include "core/command_line.h"
 #include "core/error.h"
 #include "parallel/machine.h"
 #include "parallel/ranks/launcher.h"
@@ -37,6 +38,9 @@ void add_train_command(CLI::App& app) {
   command->add_option("--continue-with", *ahead,
                       "Recipe of what follows the newest checkpoint of --out: its [[stage]]s, or its options "
                       "as one stage; everything else stays as in RUN/config.toml");
+  show_first(*command, {"--recipe", "--model", "--weights", "--lora-rank", "--data", "--autoencoder", "--out",
+                        "--image-size", "--max-steps", "--global-batch", "--lr", "--compute-dtype",
+                        "--memory-budget", "--nproc", "--sample-every"});
   command->callback([=] {
     if (arguments->recipe.empty())
       arguments->recipe = continued_recipe(*command, arguments->options.out, !ahead->empty());

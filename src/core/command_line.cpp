@@ -5,14 +5,17 @@
 #include <unistd.h>
 
 #include <CLI/CLI.hpp>
+#include <algorithm>
 #include <charconv>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <iterator>
+#include <memory>
 #include <optional>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "core/cpu_level.h"
@@ -110,6 +113,45 @@ std::string explain(const CLI::App& app, const CLI::ParseError& error) {
   return explain_conversion(command, error.what()).value_or(message_of(error));
 }
 
+// Help of the options that most need; modes other than that of --help show all.
+class FirstOptions : public CLI::Formatter {
+ public:
+  explicit FirstOptions(std::vector<std::string> names) : names_(std::move(names)) {}
+
+  std::string make_help(const CLI::App* app, std::string name, CLI::AppFormatMode mode) const override {
+    if (mode != CLI::AppFormatMode::Normal) return CLI::Formatter().make_help(app, std::move(name), mode);
+    std::string text = make_description(app) + make_usage(app, std::move(name)) + make_positionals(app);
+    for (const std::string& group : app->get_groups()) {
+      const std::vector<const CLI::Option*> options = app->get_options([&](const CLI::Option* option) {
+        return option->get_group() == group && std::ranges::any_of(names_, [&](const std::string& first) {
+                 return option->check_name(first);
+               });
+      });
+      if (!options.empty()) text += make_group(group, /*is_positional=*/false, options);
+    }
+    return text + "\n" + make_footer(app) + fmt::format("{} --help all: the rest\n", full_name(*app));
+  }
+
+ private:
+  // A text without a default is not given.
+  std::string make_option_opts(const CLI::Option* option) const override {
+    const std::string text = CLI::Formatter::make_option_opts(option);
+    const bool tells =
+        option->get_required() || option->get_description().find("default") != std::string::npos;
+    return text == " TEXT" && !tells ? text + "=none" : text;
+  }
+
+  std::vector<std::string> names_;
+};
+
+bool asks_for_all(int argc, char** argv) {
+  for (int i = 1; i + 1 < argc; ++i)
+    if ((argv[i] == std::string_view("--help") || argv[i] == std::string_view("-h")) &&
+        argv[i + 1] == std::string_view("all"))
+      return true;
+  return false;
+}
+
 // Returns false if no launcher listens. A pipe takes a text of this size at once or not at all.
 bool tell_launcher(std::string_view text) {
   const char* name = std::getenv(kErrorDescriptor);
@@ -121,18 +163,23 @@ bool tell_launcher(std::string_view text) {
 
 }  // namespace
 
+void show_first(CLI::App& command, std::vector<std::string> names) {
+  command.formatter(std::make_shared<FirstOptions>(std::move(names)));
+}
+
 int run_command_line(CLI::App& app, int argc, char** argv) {
   try {
     lower_cpu_level();
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {
+    if (error.get_name() == "CallForHelp" && asks_for_all(argc, argv)) return app.exit(CLI::CallForAllHelp());
     if (error.get_exit_code() == 0) return app.exit(error);  // help, version
     const std::string command = full_name(command_in(app));
     fmt::print(stderr, "{}: {} ({} --help)\n", command, explain(app, error), command);
     return kWrongUsage;
   } catch (const std::exception& error) {
-    const std::string message = printable(message_of(error), "\n");  // it may name what is in a file
-    if (!tell_launcher(message)) fmt::print(stderr, "{}: {}\n", app.get_name(), message);
+    const std::string message = printable(bare_message_of(error), "\n");  // it may name what is in a file
+    if (!tell_launcher(message)) fmt::print(stderr, "{}: {}\n", full_name(command_in(app)), message);
     return kFailed;
   }
   return 0;

@@ -11,16 +11,20 @@
 namespace kiln {
 namespace {
 
+using ::testing::HasSubstr;
+using ::testing::Not;
 using ::testing::internal::CaptureStderr;
+using ::testing::internal::CaptureStdout;
 using ::testing::internal::GetCapturedStderr;
+using ::testing::internal::GetCapturedStdout;
 
 struct Outcome {
   int status = 0;
-  std::string errors;
+  std::string errors, text;
 };
 
-// A program "tool" with the commands draw (--max-steps N, required, --fast, --brush) and paint, which calls
-// that option --pen too, and throws.
+// A program "tool" with the commands draw (--max-steps N, required, --fast, --brush; help shows the first and
+// the last) and paint, which calls that option --pen too, and throws.
 Outcome run(std::vector<std::string> arguments) {
   CLI::App app{"A tool.", "tool"};
   app.require_subcommand(1);
@@ -31,6 +35,7 @@ Outcome run(std::vector<std::string> arguments) {
   draw->add_flag("--fast", fast, "Fast");
   std::string brush;
   draw->add_option("--brush", brush, "Brush");
+  show_first(*draw, {"--max-steps", "--brush"});
   CLI::App* paint = app.add_subcommand("paint", "Paints");
   paint->add_option("--pen,--brush", brush, "Brush");
   paint->callback([] { fail("paint", "no colour is left: buy some"); });
@@ -41,8 +46,10 @@ Outcome run(std::vector<std::string> arguments) {
   std::vector<char*> pointers;
   for (std::string& argument : arguments) pointers.push_back(argument.data());
   CaptureStderr();
+  CaptureStdout();
   const int status = run_command_line(app, static_cast<int>(pointers.size()), pointers.data());
-  return {status, GetCapturedStderr()};
+  std::string text = GetCapturedStdout();
+  return {status, GetCapturedStderr(), std::move(text)};
 }
 
 TEST(CommandLine, ErrorsAreOneLineThatSaysWhatToDo) {
@@ -65,8 +72,8 @@ TEST(CommandLine, ErrorsAreOneLineThatSaysWhatToDo) {
       {{"draw", "--zoom", "3"}, "tool draw: unknown option --zoom (tool draw --help)\n"},
       {{"sculpt"}, "tool: unknown command 'sculpt': expected a command: draw, paint, crash (tool --help)\n"},
       {{}, "tool: expected a command: draw, paint, crash (tool --help)\n"},
-      {{"paint"}, "tool: [paint] no colour is left: buy some\n"},
-      {{"crash"}, "tool: shapes differ\n"}};
+      {{"paint"}, "tool paint: no colour is left: buy some\n"},
+      {{"crash"}, "tool crash: shapes differ\n"}};
   for (const auto& [arguments, expected] : cases) {
     const Outcome outcome = run(arguments);
     EXPECT_NE(outcome.status, 0) << expected;
@@ -79,6 +86,24 @@ TEST(CommandLine, AWrongCommandLineEndsWithTwoAndAFailureWithOne) {
            {}, {"drew"}, {"draw"}, {"draw", "--max-stepz", "3"}, {"draw", "--max-steps", "many"}})
     EXPECT_EQ(run(arguments).status, 2);
   for (const char* command : {"paint", "crash"}) EXPECT_EQ(run({command}).status, 1);
+}
+
+TEST(CommandLine, HelpShowsTheFirstOptionsAndHelpAllEveryOne) {
+  const Outcome first = run({"draw", "--help"}), all = run({"draw", "--help", "all"});
+  EXPECT_EQ(first.status, 0);
+  EXPECT_EQ(all.status, 0);
+  for (const char* option : {"--max-steps INT REQUIRED", "--brush TEXT"}) {
+    EXPECT_THAT(first.text, HasSubstr(option));
+    EXPECT_THAT(all.text, HasSubstr(option));
+  }
+  EXPECT_THAT(first.text, HasSubstr("--brush TEXT=none"));
+  EXPECT_THAT(first.text, Not(HasSubstr("--fast")));
+  EXPECT_TRUE(first.text.ends_with("\ntool draw --help all: the rest\n")) << first.text;
+  EXPECT_THAT(all.text, HasSubstr("--fast"));
+  EXPECT_THAT(all.text, Not(HasSubstr("the rest")));
+  EXPECT_EQ(run({"draw", "-h", "all"}).text, all.text);
+  EXPECT_EQ(run({"draw", "--help-all"}).text, all.text);
+  EXPECT_THAT(run({"paint", "--help"}).text, Not(HasSubstr("the rest")));
 }
 
 TEST(CommandLine, WhatIsRightRuns) {

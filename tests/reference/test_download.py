@@ -140,7 +140,7 @@ def kept(tmp_path):
 
 def error_line(result):
     assert result.returncode == 1, result.stdout
-    lines = [line for line in result.stderr.splitlines() if not line.startswith(("kiln download:", "DiT-XL", "sd-vae"))]
+    lines = [line for line in result.stderr.splitlines() if not re.match(r"kiln download: \S+ \(.*\) from |DiT-XL|sd-vae", line)]
     assert len(lines) == 1, result.stderr
     return lines[0]
 

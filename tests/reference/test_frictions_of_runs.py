@@ -20,7 +20,7 @@ def train(out, steps, *more):
 def refusal(*arguments):
     result = run_program("kiln", *arguments)
     assert result.returncode == 1, result.stdout
-    (line,) = [line for line in result.stderr.splitlines() if line.startswith("kiln: ")]
+    (line,) = [line for line in result.stderr.splitlines() if re.match(r"kiln( [a-z]+)*: (?!as |chosen: |writing to )", line)]
     assert len(line) < 400
     return line
 

@@ -134,7 +134,7 @@ def test_the_packed_programs_start_from_the_pack_alone(pack, tmp_path, monkeypat
     env["LD_LIBRARY_PATH"] = module.environment()["LD_LIBRARY_PATH"]
     done = subprocess.run([pack / "kiln", "train", "--data", "synthetic", "--device", "cuda", "--out", tmp_path / "run"],
                           capture_output=True, text=True, env=env)
-    assert done.returncode == 1 and done.stderr.startswith("kiln: [device] expected a CUDA GPU, found none")
+    assert done.returncode == 1 and done.stderr.startswith("kiln train: expected a CUDA GPU, found none")
     assert len(done.stderr.splitlines()) == 1
     session = module.Session("correct", tmp_path / "results", 5, env, {"name": "none"})
     summary, details = module.gtests(session, "*")

@@ -31,7 +31,7 @@ class Beside:
             self.path.write_text(json.dumps(config or self.config))
             file = ["--deepspeed", self.path]
         result = self.kiln("plan", *arguments, *file, "--json", timeout=300)
-        lines = [line for line in result.stderr.splitlines() if line.startswith("kiln: ")]
+        lines = [line for line in result.stderr.splitlines() if re.match(r"kiln( [a-z]+)*: (?!as |chosen: |writing to )", line)]
         plan = json.loads(result.stdout) if result.returncode == 0 else {}
         for hint in [*lines, *(line for row in [plan, *plan.get("best", [])] for line in row.get("advice", []))]:
             assert not TWICE.search(hint), hint

@@ -58,6 +58,16 @@ def test_options_of_commands_exist(kiln):
     assert len(options) > 8
 
 
+@pytest.mark.parametrize("command", ["train", "plan", "probe", "sample", "extract", "evaluate"])
+def test_help_shows_fifteen_options_and_help_all_the_rest(kiln, command):
+    first, rest = kiln(command, "--help").stdout, kiln(command, "--help", "all").stdout
+    shown, every = (re.findall(r"^  (?:-h,)?(--[a-z][\w-]*)", text, re.MULTILINE) for text in (first, rest))
+    assert len(shown) == 15 and set(shown) < set(every) and first.splitlines()[-1] == f"kiln {command} --help all: the rest"
+    if command in ("train", "plan", "probe"):
+        page = (REPOSITORY / "docs" / "options.md").read_text()
+        assert set(re.findall(r"^\| `(--[\w-]+)`", page, re.MULTILINE)) <= set(every)
+
+
 def test_every_recipe_is_in_the_catalogue():
     catalogue = (REPOSITORY / "docs" / "recipes.md").read_text()
     recipes = {str(path.relative_to(REPOSITORY)) for path in (REPOSITORY / "recipes").rglob("*.toml")}
