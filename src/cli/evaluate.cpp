@@ -111,7 +111,7 @@ void add_evaluate_command(CLI::App& app) {
   command->add_option("--splits", options->splits, "Splits of the Inception Score")->capture_default_str();
   command->add_option("--k", options->k, "Neighbours of precision and recall")->capture_default_str();
   command->add_option("--num-pictures", options->num_pictures,
-                      "Samples to judge (default: all; for a run: 8)");
+                      "Samples to judge (default: all; of a run 8, which only test the settings)");
   command->add_option("--crop", options->crop,
                       "Side of the centre crop of the reference's pictures, as DiT crops");
   command->add_option("--out", options->out, "Also write the result to this JSON file");

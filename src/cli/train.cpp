@@ -22,8 +22,8 @@ std::string continued_recipe(const CLI::App& command, const std::string& out, bo
   const std::string recipe = out + "/config.toml";
   const bool is_run = !out.empty() && std::filesystem::exists(recipe);
   if (is_continued && !is_run)
-    fail("train", "--continue-with goes on with the run in --out, and {} is none",
-         out.empty() ? "no --out" : out);
+    fail("train", "--continue-with goes on with the run in --out, {}: give a run's folder as --out",
+         out.empty() ? "which is not given" : out + " has no config.toml");
   const bool names_none = command.count("--data") == 0 && command.count("--model") == 0;
   return is_run && (is_continued || names_none) ? recipe : "";
 }
