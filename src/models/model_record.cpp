@@ -2,8 +2,11 @@
 
 #include <cctype>
 #include <filesystem>
+#include <type_traits>
+#include <utility>
 
 #include "core/error.h"
+#include "core/json_config.h"
 #include "core/text/utf8.h"
 #include "models/model.h"
 
@@ -16,34 +19,27 @@ using nlohmann::json;
 constexpr const char* kModelConfigKey = "kiln_model_config";
 
 // Sets `value` if the object has the key. Throws Error naming the key.
-class Reader {
- public:
-  Reader(const json& document, const std::string& source) : document_(document), source_(source) {
-    if (!document.is_object())
-      fail("record", "expected a JSON object, got {} ({})", document.type_name(), source);
+template <class T>
+void read_key(const JsonConfig& config, const char* key, T& value) {
+  if constexpr (std::is_same_v<T, json>) {
+    if (config.has(key)) value = config.at(key);
+  } else {
+    value = config.get<T>(key, std::move(value));
   }
-  template <class T>
-  void operator()(const char* key, T& value) const {
-    const auto found = document_.find(key);
-    if (found == document_.end()) return;
-    try {
-      found->get_to(value);
-    } catch (const json::exception& error) {
-      fail("record", "{} holds another kind of value than expected, {} ({})", key, found->type_name(),
-           source_);
-    }
-  }
-  // Calls `read` with a reader of the object under the key, if there is one.
-  template <class Read>
-  void inside(const char* key, const Read& read) const {
-    if (const auto found = document_.find(key); found != document_.end() && !found->is_null())
-      read(Reader(*found, fmt::format("{} of {}", key, source_)));
-  }
+}
 
- private:
-  const json& document_;
-  const std::string source_;
-};
+std::vector<ModelRecord::PictureSize> read_buckets(const JsonConfig& config) {
+  std::vector<ModelRecord::PictureSize> buckets;
+  if (!config.has("buckets")) return buckets;
+  const json& sizes = config.at("buckets");
+  buckets.reserve(sizes.size());
+  for (const json& size : sizes) {
+    if (!size.is_array() || size.size() != 2 || !size[0].is_number_integer() || !size[1].is_number_integer())
+      fail(config.who(), "expected buckets to be a list of [height, width], got {}", sizes.dump());
+    buckets.push_back({.height = size[0].get<int64_t>(), .width = size[1].get<int64_t>()});
+  }
+  return buckets;
+}
 
 std::string file_name_of(const std::string& path) {
   const std::filesystem::path given = path;
@@ -134,56 +130,57 @@ json to_json(const ModelRecord& record) {
 
 ModelRecord parse_model_record(const json& document, const std::string& source) {
   ModelRecord record;
-  const Reader read(document, source);
-  read("model", record.model);
-  read("model_config", record.model_config);
-  read("objective", record.objective);
-  read("image_size", record.image_size);
+  const JsonConfig whole(source, document);
+  read_key(whole, "model", record.model);
+  record.model_config = whole.object("model_config");
+  read_key(whole, "objective", record.objective);
+  read_key(whole, "image_size", record.image_size);
   record.autoencoder.name.clear();
-  read.inside("autoencoder", [&](const Reader& part) {
-    part("name", record.autoencoder.name);
-    part("path", record.autoencoder.path);
-    part("fingerprint", record.autoencoder.fingerprint);
-    part("scaling_factor", record.autoencoder.scaling_factor);
-    part("shift_factor", record.autoencoder.shift_factor);
-    part("downsample", record.autoencoder.downsample);
+  // Calls `read_part` with the object under the key, if there is one.
+  const auto inside = [&](const char* key, const auto& read_part) {
+    if (!whole.has(key)) return;
+    read_part(JsonConfig(fmt::format("{} of {}", key, source), whole.at(key)));
+  };
+  inside("autoencoder", [&](const JsonConfig& part) {
+    read_key(part, "name", record.autoencoder.name);
+    read_key(part, "path", record.autoencoder.path);
+    read_key(part, "fingerprint", record.autoencoder.fingerprint);
+    read_key(part, "scaling_factor", record.autoencoder.scaling_factor);
+    read_key(part, "shift_factor", record.autoencoder.shift_factor);
+    read_key(part, "downsample", record.autoencoder.downsample);
   });
-  read.inside("drawing", [&](const Reader& part) {
-    part("sampler", record.drawing.sampler);
-    part("num_sampling_steps", record.drawing.num_sampling_steps);
-    part("cfg_scale", record.drawing.cfg_scale);
-    part("guided_channels", record.drawing.guided_channels);
-    part("unconditional", record.drawing.unconditional);
+  inside("drawing", [&](const JsonConfig& part) {
+    read_key(part, "sampler", record.drawing.sampler);
+    read_key(part, "num_sampling_steps", record.drawing.num_sampling_steps);
+    read_key(part, "cfg_scale", record.drawing.cfg_scale);
+    read_key(part, "guided_channels", record.drawing.guided_channels);
+    read_key(part, "unconditional", record.drawing.unconditional);
   });
-  read("null_rows", record.null_rows);
-  std::vector<std::array<int64_t, 2>> buckets;
-  read("buckets", buckets);
-  for (const auto& [height, width] : buckets) record.buckets.push_back({.height = height, .width = width});
-  read.inside("text", [&](const Reader& part) {
-    part("encoder", record.text.encoder);
-    part("path", record.text.encoder_path);
-    part("fingerprint", record.text.encoder_fingerprint);
-    part("tokenizer_fingerprint", record.text.tokenizer_fingerprint);
-    part("max_tokens", record.text.max_tokens);
-    part("prefix", record.text.prefix);
-    part("suffix", record.text.suffix);
-    part("instruction", record.text.instruction);
+  read_key(whole, "null_rows", record.null_rows);
+  record.buckets = read_buckets(whole);
+  inside("text", [&](const JsonConfig& part) {
+    read_key(part, "encoder", record.text.encoder);
+    read_key(part, "path", record.text.encoder_path);
+    read_key(part, "fingerprint", record.text.encoder_fingerprint);
+    read_key(part, "tokenizer_fingerprint", record.text.tokenizer_fingerprint);
+    read_key(part, "max_tokens", record.text.max_tokens);
+    read_key(part, "prefix", record.text.prefix);
+    read_key(part, "suffix", record.text.suffix);
+    read_key(part, "instruction", record.text.instruction);
     std::string dtype(dtype_name(record.text.dtype));
-    part("dtype", dtype);
+    read_key(part, "dtype", dtype);
     record.text.dtype = parse_dtype(dtype);
   });
-  read.inside("adapter", [&](const Reader& part) {
-    part("config", record.adapter.config);
-    part("base_path", record.adapter.base_path);
-    part("base_fingerprint", record.adapter.base_fingerprint);
-    part("base_values", record.adapter.base_values);
+  inside("adapter", [&](const JsonConfig& part) {
+    read_key(part, "config", record.adapter.config);
+    read_key(part, "base_path", record.adapter.base_path);
+    read_key(part, "base_fingerprint", record.adapter.base_fingerprint);
+    read_key(part, "base_values", record.adapter.base_values);
   });
-  read("class_names", record.class_names);
-  read("ema_decays", record.ema_decays);
-  read("average", record.average);
-  read("trained_on", record.trained_on);
-  if (!record.model_config.is_object())
-    fail("record", "model_config is not a JSON object: {} ({})", record.model_config.type_name(), source);
+  read_key(whole, "class_names", record.class_names);
+  read_key(whole, "ema_decays", record.ema_decays);
+  read_key(whole, "average", record.average);
+  read_key(whole, "trained_on", record.trained_on);
   return record;
 }
 
