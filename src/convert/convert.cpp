@@ -57,12 +57,12 @@ json config_of(const ConvertOptions& options, const WeightsSource& source) {
   if (options.input_size) config["input_size"] = *options.input_size;
   if (options.num_heads) config["num_heads"] = *options.num_heads;
   if (options.image_size == 0) return config;
-  const LoadedModel known = load_model(source, {.ema = options.ema, .config = config, .anyway = true});
-  if (!known.family) fail("convert", "--image-size: {} is of an unknown architecture", source.path);
-  const int64_t downsample = pixels_of_latent(source.record.autoencoder, *known.family);
+  const Family* const family = family_of_weights(source, options.ema, config);
+  if (!family) fail("convert", "--image-size: {} is of an unknown architecture", source.path);
+  const int64_t downsample = pixels_of_latent(source.record.autoencoder, *family);
   if (options.image_size < downsample || options.image_size % downsample != 0)
     fail("convert", "expected --image-size to be a multiple of {}, got {}", downsample, options.image_size);
-  config[known.family->size_key] = options.image_size / downsample;
+  config[family->size_key] = options.image_size / downsample;
   return config;
 }
 

@@ -226,6 +226,16 @@ LoadedModel load_model(const WeightsSource& source, const LoadModelOptions& opti
   return loaded;
 }
 
+const Family* family_of_weights(const WeightsSource& source, bool ema, const json& config) {
+  const std::string& name = source.record.model;
+  if (!source.foreign.is_null()) return foreign_family_of(source, name).family;
+  if (!name.empty()) return &family_of(name);
+  json hints = source.record.model_config;
+  hints.update(config);
+  const auto found = recognise_denoiser(shapes_of(load_tensors(source.path, ema)), hints);
+  return found ? found->family : nullptr;
+}
+
 std::string fingerprint_of_values(const LoadedModel& model) {
   TensorMap weights = model.weights;
   if (!model.family->formats.empty()) try {

@@ -36,6 +36,10 @@ struct LoadedModel {
 // family knows are no error unless options.model is given.
 LoadedModel load_model(const WeightsSource& source, const LoadModelOptions& options = {});
 
+// Returns the family of the model that load_model() loads, without its values; null: unknown. `config`
+// overrides what the source says. Throws Error.
+const Family* family_of_weights(const WeightsSource& source, bool ema, const nlohmann::json& config);
+
 // Returns the fingerprint of a known model's values under diffusers' keys where its family has them: the same
 // in any format. It has four parts: of the values rounded to bf16, of those that were rounded to f16 before,
 // and both of the null rows, which are empty where the source has none.
