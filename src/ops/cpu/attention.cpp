@@ -37,21 +37,20 @@ AttentionType type_of(const at::Tensor& operand) {
 
 bool has_simd(const at::Tensor& qkv) { return attention_supported(AttentionType::kF32, qkv.size(4)); }
 
+thread_local std::unique_ptr<void, decltype(&std::free)> scratch_memory(nullptr, std::free);
+thread_local std::size_t scratch_memory_bytes = 0;
+
 // Returns scratch of this thread, which is kept for its next call: fresh pages cost more than the work on
 // small heads.
 void* thread_scratch(std::size_t bytes) {
-  thread_local std::unique_ptr<void, decltype(&std::free)> buffer(nullptr, std::free);
-  thread_local std::size_t held = 0;
-  if (held < bytes) {
-    buffer.reset();
-    held = 0;
-    void* const fresh = std::aligned_alloc(4096, (bytes + 4095) / 4096 * 4096);
-    if (!fresh) fail("packed_attention", "expected {} bytes of scratch, got none: out of memory", bytes);
-    buffer.reset(fresh);
-    held = bytes;
-    return fresh;
+  if (scratch_memory_bytes < bytes) {
+    scratch_memory.reset();
+    scratch_memory.reset(std::aligned_alloc(4096, (bytes + 4095) / 4096 * 4096));
+    scratch_memory_bytes = scratch_memory ? bytes : 0;
+    if (!scratch_memory)
+      fail("packed_attention", "expected {} bytes of scratch, got none: out of memory", bytes);
   }
-  return buffer.get();
+  return scratch_memory.get();
 }
 
 // Returns the address of element 0 of (batch, token 0, part, head) in a packed projection, or in the output
