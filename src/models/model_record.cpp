@@ -28,6 +28,16 @@ void read_key(const JsonConfig& config, const char* key, T& value) {
   }
 }
 
+// Calls `read_keys` with the object's reader. Its errors name `place`.
+template <class ReadKeys>
+void read_object(const json& object, const std::string& place, const ReadKeys& read_keys) {
+  try {
+    read_keys(JsonConfig("record", object));
+  } catch (const Error& error) {
+    fail("record", "{} ({})", bare_message_of(error), place);
+  }
+}
+
 std::vector<ModelRecord::PictureSize> read_buckets(const JsonConfig& config) {
   std::vector<ModelRecord::PictureSize> buckets;
   if (!config.has("buckets")) return buckets;
@@ -130,16 +140,23 @@ json to_json(const ModelRecord& record) {
 
 ModelRecord parse_model_record(const json& document, const std::string& source) {
   ModelRecord record;
-  const JsonConfig whole(source, document);
-  read_key(whole, "model", record.model);
-  record.model_config = whole.object("model_config");
-  read_key(whole, "objective", record.objective);
-  read_key(whole, "image_size", record.image_size);
   record.autoencoder.name.clear();
-  // Calls `read_part` with the object under the key, if there is one.
+  read_object(document, source, [&](const JsonConfig& whole) {
+    read_key(whole, "model", record.model);
+    record.model_config = whole.object("model_config");
+    read_key(whole, "objective", record.objective);
+    read_key(whole, "image_size", record.image_size);
+    read_key(whole, "null_rows", record.null_rows);
+    record.buckets = read_buckets(whole);
+    read_key(whole, "class_names", record.class_names);
+    read_key(whole, "ema_decays", record.ema_decays);
+    read_key(whole, "average", record.average);
+    read_key(whole, "trained_on", record.trained_on);
+  });
+  // Reads the object under the key, if there is one.
   const auto inside = [&](const char* key, const auto& read_part) {
-    if (!whole.has(key)) return;
-    read_part(JsonConfig(fmt::format("{} of {}", key, source), whole.at(key)));
+    if (const auto part = document.find(key); part != document.end() && !part->is_null())
+      read_object(*part, fmt::format("{} of {}", key, source), read_part);
   };
   inside("autoencoder", [&](const JsonConfig& part) {
     read_key(part, "name", record.autoencoder.name);
@@ -156,8 +173,6 @@ ModelRecord parse_model_record(const json& document, const std::string& source) 
     read_key(part, "guided_channels", record.drawing.guided_channels);
     read_key(part, "unconditional", record.drawing.unconditional);
   });
-  read_key(whole, "null_rows", record.null_rows);
-  record.buckets = read_buckets(whole);
   inside("text", [&](const JsonConfig& part) {
     read_key(part, "encoder", record.text.encoder);
     read_key(part, "path", record.text.encoder_path);
@@ -177,10 +192,6 @@ ModelRecord parse_model_record(const json& document, const std::string& source) 
     read_key(part, "base_fingerprint", record.adapter.base_fingerprint);
     read_key(part, "base_values", record.adapter.base_values);
   });
-  read_key(whole, "class_names", record.class_names);
-  read_key(whole, "ema_decays", record.ema_decays);
-  read_key(whole, "average", record.average);
-  read_key(whole, "trained_on", record.trained_on);
   return record;
 }
 

@@ -93,16 +93,16 @@ TEST(ModelRecord, WrongKindsAreNamedWithTheirPlace) {
   EXPECT_THAT(message_of([&] {
                 parse_model_record({{"image_size", "big"}}, "X.json");
               }),
-              AllOf(HasSubstr("image_size"), HasSubstr("X.json")));
+              AllOf(HasSubstr("image_size"), HasSubstr("(X.json)")));
   EXPECT_THAT(message_of([&] {
                 parse_model_record({{"drawing", {{"sampler", 3}}}}, "X.json");
               }),
-              AllOf(HasSubstr("sampler"), HasSubstr("drawing of X.json")));
+              AllOf(HasSubstr("sampler"), HasSubstr("(drawing of X.json)")));
   EXPECT_THAT(message_of([&] {
                 parse_model_record({{"model_config", 3}}, "X.json");
               }),
               HasSubstr("model_config"));
-  EXPECT_THAT(message_of([&] { parse_model_record(json::array(), "X.json"); }), HasSubstr("X.json"));
+  EXPECT_THAT(message_of([&] { parse_model_record(json::array(), "X.json"); }), HasSubstr("(X.json)"));
 }
 
 TEST(ModelRecord, FilesThatTravelHoldItWithoutPathsOfThisMachine) {
