@@ -247,5 +247,20 @@ TEST(SanaConfig, NamesWhatIsWrong) {
   EXPECT_THAT(error_with({{"_class_name", "DiTTransformer2DModel"}}), HasSubstr("SanaTransformer2DModel"));
 }
 
+// Counts of 0 and a patch embedding that is no convolution are not divided by.
+TEST(CompletedConfig, LeavesImpossibleCountsForTheParserToRefuse) {
+  for (const auto& [model, patch, key] :
+       {std::tuple{"sana", "patch_embed.proj.weight", "attention_head_dim"},
+        {"sana", "patch_embed.proj.weight", "num_cross_attention_heads"},
+        {"pixart_diffusers", "pos_embed.proj.weight", "num_attention_heads"}}) {
+    const auto complete = family_of(model).complete;
+    const WeightShapes shapes = {{patch, {64, 4, 1, 1}},
+                                 {"transformer_blocks.0.attn2.to_q.weight", {64, 64}}};
+    const json config = complete({{key, 0}}, shapes);
+    EXPECT_THAT(error_of([&] { family_of(model).resolve(config); }), HasSubstr(key));
+    EXPECT_EQ(complete(json::object(), {{patch, {64, 4}}}), json::object());
+  }
+}
+
 }  // namespace
 }  // namespace kiln

@@ -126,17 +126,18 @@ json complete_pixart_diffusers_config(const json& config, const WeightShapes& sh
     return found != shapes.end() && dim < found->second.size() ? found->second[dim] : 0;
   };
   json completed = config;
-  const int64_t width = dimension("pos_embed.proj.weight", 0);  // (D, C, p, p)
-  if (width == 0) return completed;
+  const int64_t width = dimension("pos_embed.proj.weight", 0),
+                patch = dimension("pos_embed.proj.weight", 2);  // (D, C, p, p)
+  if (width == 0 || patch == 0) return completed;
   const auto tell = [&](const char* key, const json& value) {
     if (!config.contains(key)) completed[key] = value;
   };
   const int64_t head_dim = width % kPublishedHeadDim == 0 ? kPublishedHeadDim : kHeadDimElsewhere;
   const int64_t num_heads = config.value("num_attention_heads", std::max<int64_t>(width / head_dim, 1));
+  if (num_heads < 1) return completed;  // for the parser to refuse
   tell("num_attention_heads", num_heads);
   tell("attention_head_dim", width / num_heads);
   tell("cross_attention_dim", width);
-  const int64_t patch = dimension("pos_embed.proj.weight", 2);
   tell("in_channels", dimension("pos_embed.proj.weight", 1));
   tell("patch_size", patch);
   tell("out_channels", dimension("proj_out.weight", 0) / (patch * patch));

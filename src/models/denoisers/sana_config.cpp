@@ -165,8 +165,8 @@ json complete_sana_config(const json& config, const WeightShapes& shapes) {
     return found != shapes.end() && dim < found->second.size() ? found->second[dim] : 0;
   };
   json completed = config;
-  const int64_t width = dimension(keys.patch, 0);  // (D, C, p, p)
-  if (width == 0) return completed;
+  const int64_t width = dimension(keys.patch, 0), patch = dimension(keys.patch, 2);  // (D, C, p, p)
+  if (width == 0 || patch == 0) return completed;
   const auto tell = [&](const char* key, const json& value) {
     if (!config.contains(key)) completed[key] = value;
   };
@@ -176,6 +176,7 @@ json complete_sana_config(const json& config, const WeightShapes& shapes) {
   const int64_t told_heads = config.value("num_attention_heads", int64_t{0});
   const int64_t head_dim = config.value(
       "attention_head_dim", told_heads > 0 ? width / told_heads : SanaConfig().attention_head_dim);
+  if (head_dim < 1) return completed;  // for parse_sana_config() to refuse
   if (width % head_dim != 0)
     fail("sana",
          "the weights do not tell how many heads a width of {} has: give --model-config "
@@ -185,7 +186,6 @@ json complete_sana_config(const json& config, const WeightShapes& shapes) {
   tell("num_attention_heads", width / head_dim);
   tell("cross_attention_dim", width);
   tell("in_channels", dimension(keys.patch, 1));
-  const int64_t patch = dimension(keys.patch, 2);
   tell("patch_size", patch);
   tell("out_channels", dimension(keys.final_linear, 0) / (patch * patch));
   tell("caption_channels", dimension(keys.caption, 1));
@@ -200,7 +200,8 @@ json complete_sana_config(const json& config, const WeightShapes& shapes) {
     }
   if (cross == width && !completed.contains("cross_attention_head_dim")) {
     tell("num_cross_attention_heads", width / head_dim);
-    tell("cross_attention_head_dim", width / completed.at("num_cross_attention_heads").get<int64_t>());
+    const int64_t heads = completed.at("num_cross_attention_heads");
+    if (heads > 0) tell("cross_attention_head_dim", width / heads);
   }
   tell("mlp_ratio", static_cast<double>(dimension(in_block(0, keys.point), 1)) / static_cast<double>(width));
   tell("attention_bias", shapes.contains(in_block(0, keys.self_bias)));
