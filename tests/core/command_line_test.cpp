@@ -27,6 +27,7 @@ struct Outcome {
 // the last) and paint, which calls that option --pen too, and throws.
 Outcome run(std::vector<std::string> arguments) {
   CLI::App app{"A tool.", "tool"};
+  app.set_help_all_flag("--help-all", "Help of everything");
   app.require_subcommand(1);
   int steps = 0;
   bool fast = false;
