@@ -194,7 +194,7 @@ def test_a_continued_run_shows_all_stages_and_its_evaluation(everything, browser
                              "samples.guidance_interval": "none"}, may_be_empty=["samples"])
     assert not [name for name in page.rows if re.search(r"sigmas\.\d", name)]
     assert [(row["stage"], row["from step"], row["steps"], row["samples"]) for row in page.table("stage", "steps")] == [
-        ("stage 1", "1", "5", "18"), ("stage 2 (more)", "6", "7", "18")]
+        ("stage 1", "1", "5", "9"), ("stage 2 (more)", "6", "7", "9")]  # half of the pictures are too small
     (result,) = page.table("samples", "fd_random", "precision")
     assert float(result["fd_random"]) > 0 and 0 <= float(result["precision"]) <= 1
 
