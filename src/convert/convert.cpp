@@ -195,8 +195,11 @@ void convert(const ConvertOptions& options) {
   check_architecture(options, loaded, source.path);
   const ModelRecord record = loaded.family ? record_for(options, config, source, loaded) : ModelRecord{};
   if (merged) {
+    const TensorMap base = loaded.weights;
     const size_t num_layers = merge_found_adapter(*merged, options.anyway, loaded);
     fmt::print("{}: an adapter of {} layers, merged\n", options.merge, num_layers);
+    if (options.dtype.empty())  // the file has the base's dtypes
+      for (auto& [key, tensor] : loaded.weights) tensor = tensor.to(base.at(key).scalar_type());
   }
   if (!options.dtype.empty()) {
     const at::ScalarType dtype = parse_compute_dtype(options.dtype, "--dtype");

@@ -298,7 +298,7 @@ void merge_lora(std::map<std::string, at::Tensor>& weights, const std::vector<Lo
     const at::Tensor up = layer.up.to(at::kFloat).flatten(1), down = layer.down.to(at::kFloat).flatten(1);
     at::Tensor merged = weight.to(at::kFloat).clone(at::MemoryFormat::Contiguous);
     merged.narrow(0, where.first_row, up.size(0)).flatten(1).add_(at::mm(up, down), layer.scale);
-    weight = merged.to(weight.scalar_type());
+    weight = merged;
   });
 }
 

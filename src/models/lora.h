@@ -61,8 +61,8 @@ std::vector<LoraLayer> fresh_lora(const SegmentModel& model, const LoraOptions& 
 ParameterList attach_lora(const SegmentModel& model, const std::vector<LoraLayer>& layers, double dropout = 0,
                           const LoraTargetFn& target = whole_weight);
 
-// Adds scale * up * down to the weights. The sum is f32; each weight keeps its dtype. Throws Error as
-// attach_lora() does.
+// Adds scale * up * down to the weights, which become f32: rounded, they would draw another picture than the
+// base beside its adapter. Throws Error as attach_lora() does.
 void merge_lora(std::map<std::string, at::Tensor>& weights, const std::vector<LoraLayer>& layers,
                 const LoraTargetFn& target = whole_weight);
 

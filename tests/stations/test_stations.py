@@ -22,7 +22,7 @@ SIDE, STEPS, SEED = 64, 5, 0  # PNDM of diffusers takes equal steps where they d
 PROMPTS = ["a red apple on a wooden table", "two BIRDS on a fence"]  # the first is the card's
 CLASSES = ["0", "1"]
 CLASS_NAMES = ["a", "b"]  # theirs: the folders
-OF_THE_RUN = ("grid in training", "two ranks, other batch")  # stations without a file, whose weights --dtype would round
+OF_THE_RUN = ("grid in training", "base + adapter", "two ranks, other batch")  # stations without a file of rounded weights
 CASES = whole_matrix() if os.environ.get("KILN_FULL") == "1" else QUICK
 
 
@@ -102,32 +102,34 @@ class Journey:
 
     # --- by Kiln ---
 
-    def draw(self, *source, size=None, more=(), names=CLASS_NAMES):
+    def draw(self, *source, size=None, more=(), names=CLASS_NAMES, count=2):
         """Both prompts or classes, by kiln sample with the source, its pieces and no other option."""
         self.drawn += 1
         out = self.folder / f"drawn-{self.drawn}"
         subjects = [word for prompt in PROMPTS for word in ("--prompt", prompt)] if self.has_text else ["--classes", ",".join(names)]
         if size:
             subjects += ["--height", size[0], "--width", size[1]]
-        kiln("sample", *source, *subjects, "--num-images", 2, "--seed", SEED, "--threads", 1, "--no-png", "--npz", f"{out}.npz", *more,
+        kiln("sample", *source, *subjects, "--num-images", count, "--seed", SEED, "--threads", 1, "--no-png", "--npz", f"{out}.npz", *more,
              "--out", out)
         return np.load(f"{out}.npz")["arr_0"]
 
     def pieces(self):
         return ["--autoencoder", self.vae] + (["--text-encoder", self.encoder] if self.has_text else [])
 
+    def source(self):
+        return ["--in", self.base, "--merge", self.run] if self.case.adapter else ["--in", self.run]
+
     def exported(self, name, *options):
         """What kiln convert makes of the run, or of its base with the adapter that the run trained."""
-        source = ["--in", self.base, "--merge", self.run] if self.case.adapter else ["--in", self.run]
         dtype = ["--dtype", "bf16"] if self.case.bf16 else []
         (self.folder / name).parent.mkdir(exist_ok=True)
-        kiln("convert", *source, "--out", self.folder / name, *dtype, *options)
+        kiln("convert", *self.source(), "--out", self.folder / name, *dtype, *options)
         return self.folder / name
 
     def rounded(self):
         """The run's weights, rounded to bf16 by torch: a file with the run's record. Tables of positions are computed."""
         path = self.folder / "rounded.safetensors"
-        kiln("convert", "--in", self.run, "--out", path)
+        kiln("convert", *self.source(), "--out", path, "--dtype", "f32")
         with safe_open(path, "pt") as file:
             metadata = file.metadata()
         weights = {key: value if "pos_embed" in key and "proj" not in key else value.bfloat16().float()
@@ -165,10 +167,8 @@ class Journey:
         """The card's picture, drawn by its Python; of another size with noise of that size."""
         code = re.search(r"```python\n(.*?)```", (pipeline / "README.md").read_text(), re.S).group(1)
         if size:
-            channels, scale = self.latents()
-            shape = (channels, size[0] // scale, size[1] // scale)
             noise = self.folder / "noise.safetensors"
-            save_file({"noise": kiln_normals(SEED, START, [0], shape)}, noise)
+            self.draw("--run", self.run, size=size, count=1, more=["--save-noise", noise])
             code, count = re.subn(r"height, width = \d+, \d+", f"height, width = {size[0]}, {size[1]}", code)
             assert count == 1
             code = code.replace('f"{folder}/noise.safetensors"', repr(str(noise)))
@@ -188,9 +188,6 @@ class Journey:
         finally:
             pipeline_dit.randn_tensor = kept
         return got * 255, self.draw("--weights", pipeline, more=["--cfg-scale", 1])[:1]
-
-    def latents(self):
-        return (8, 4) if self.family.encoder == "gemma" else (4, 8)
 
 
 @contextlib.contextmanager
@@ -241,7 +238,7 @@ def test_the_same_picture_at_every_station(case, brought, tmp_path, record_prope
         wanted[OTHER_SIZE] = journey.draw("--run", journey.run, size=OTHER_SIZE)
     assert all(pictures.std() > 8 for pictures in wanted.values()), "no picture"
     of_files = wanted
-    if case.bf16 and not case.adapter:
+    if case.bf16:
         rounded = journey.rounded()
         of_files = {size: journey.draw("--weights", rounded, *journey.pieces(), size=size) for size in wanted}
         for size, pictures in of_files.items():  # the same picture, a little off

@@ -196,6 +196,13 @@ TEST(Lora, MergedWeightsGiveWhatTheAdapterGives) {
   EXPECT_LT((with_adapter - with_merged).norm().item<double>(), 1e-5 * with_merged.norm().item<double>());
 }
 
+// Each weight would round the sum to its own few bits.
+TEST(Lora, MergesInF32) {
+  std::map<std::string, at::Tensor> weights = {{"q.weight", at::ones({2, 3}, at::kBFloat16)}};
+  merge_lora(weights, {{.module = "q", .down = at::full({1, 3}, 1e-3), .up = at::ones({2, 1})}});
+  EXPECT_TRUE(at::equal(weights["q.weight"], at::full({2, 3}, 1e-3) + 1));
+}
+
 // Several modules may lie in one weight, as the rows of a fused projection do.
 TEST(Lora, ReachesRowsOfAWeight) {
   std::map<std::string, at::Tensor> weights = {{"qkv.weight", at::zeros({6, 3})}};
