@@ -7,6 +7,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cmath>
 #include <cstdlib>
 #include <map>
 #include <set>
@@ -93,6 +94,42 @@ double activations_of(const Plan& plan) {
   return found == plan.by_kind.end() ? 0 : static_cast<double>(found->second);
 }
 
+// Exception 1: DiT-B/8 has 16 tokens, so 8 images are one row of cuBLAS's tiles. Its forward products then
+// fill few multiprocessors for the whole length of k, while those of weights' gradients fill all for k = 128.
+// Returns backward / forward of a block's products by their waves of tiles of 128 x 128, with k cut down to
+// 512.
+double ratio_in_one_row_of_tiles(double width, double num_processors) {
+  const auto seconds = [&](double m, double n, double k) {  // in units of one k of one wave
+    const double tiles = std::ceil(m / 128) * std::ceil(n / 128);
+    double waves = std::ceil(tiles / num_processors);
+    for (double splits = 2; splits <= std::min(16., k / 512); ++splits)
+      waves = std::min(waves, std::ceil(tiles * splits / num_processors) / splits);
+    return waves * k;
+  };
+  double forward = 0, backward = 0;
+  const double rows = 16 * kBatch;
+  for (const auto& [m, out, in] : {std::tuple{rows, 3., 1.},
+                                   {rows, 1., 1.},
+                                   {rows, 4., 1.},
+                                   {rows, 1., 4.},
+                                   {double{kBatch}, 6., 1.}}) {  // qkv, projection, MLP, adaLN
+    forward += seconds(m, out * width, in * width);
+    backward += seconds(m, in * width, out * width) + seconds(out * width, in * width, m);
+  }
+  return backward / forward;
+}
+
+// Exception 2: a GPU's attention to captions keeps its result for backward, a CPU's to short captions does
+// not. In bf16 the projection behind it keeps the same tensor, in fp8 only its 8 bits. Returns the bytes of
+// these results of PixArt-Alpha, whose captions are short: (images x tokens, width) in bf16 in every block.
+double kept_attention_results(const Run& run) {
+  const bool has_short_captions = run.model == "pixart" || run.model.starts_with("PixArt-Alpha");
+  if (!has_short_captions || run.dtype != at::kFloat8_e4m3fn) return 0;
+  const DenoiserShape shape = build_denoiser(run.model, {}, {.outline = true})->shape();
+  const double tokens = static_cast<double>(shape.input_size * shape.input_size) / 4;
+  return 28 * kBatch * tokens * 1152 * 2;
+}
+
 // The least and the largest of a figure, and where they come.
 struct Range {
   double least = 1e300, most = -1e300;
@@ -124,7 +161,8 @@ class Sweep {
     for (const std::string& gpu : gpus) {
       const Plan plan = plans.on(gpu);
       check(run, plan, figures);
-      const double ratio = activations_of(plan) / activations_of(on_cpu);
+      const double kept = run.with_adapter ? 0 : kept_attention_results(run);
+      const double ratio = (activations_of(plan) - kept) / activations_of(on_cpu);
       figures.activations.add(ratio, run.text());
       EXPECT_NEAR(ratio, 1, 0.05) << run.text() << ": activations on " << gpu << " against a CPU's";
     }
@@ -152,7 +190,11 @@ class Sweep {
     figures.share.add(plan.peak_share.of_profile, where);
     const double ratio = seconds_of(plan, StepPhase::kBackward) / seconds_of(plan, StepPhase::kForward);
     (run.with_adapter ? figures.adapter : figures.whole).add(ratio, where);
-    EXPECT_GE(ratio, run.with_adapter ? 0.8 : 1.2) << where;
+    double least = run.with_adapter ? 0.8 : 1.2;
+    if (run.model == "DiT-B/8" && !run.with_adapter && plan.machine.name != "cpu")
+      least =
+          std::min(least, ratio_in_one_row_of_tiles(768, static_cast<double>(plan.machine.num_processors)));
+    EXPECT_GE(ratio, least) << where;
     EXPECT_LE(ratio, 4) << where;
     check_data(run, plan, where);
   }
