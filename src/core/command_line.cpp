@@ -94,7 +94,7 @@ std::optional<std::string> explain_conversion(const CLI::App& command, const std
 std::string explain(const CLI::App& app, const CLI::ParseError& error) {
   const CLI::App& command = command_in(app);
   const std::vector<std::string> rest = command.remaining(), commands = commands_of(command);
-  const std::string known = fmt::format("expected a command: {}", fmt::join(commands, ", "));
+  std::string known = fmt::format("expected a command: {}", fmt::join(commands, ", "));
   if (!rest.empty() && !commands.empty() && !rest.front().starts_with("-")) {
     const std::vector<std::string> similar = similar_names(rest.front(), commands, 1);
     return similar.empty()
