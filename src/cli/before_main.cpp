@@ -1,9 +1,11 @@
 // What is settled before main().
 #include <sys/auxv.h>
+#include <sys/prctl.h>
 #include <unistd.h>
 
 #include <array>
 #include <cstddef>
+#include <cstring>
 #include <string_view>
 
 // jemalloc reads this at start-up. A training step frees and allocates the same large tensors every time. If
@@ -18,6 +20,13 @@ const char* malloc_conf =
 #ifndef __SANITIZE_ADDRESS__  // it has to be the first to run
 namespace {
 
+// A program that was started as /proc/self/exe is called "exe" where processes are listed and ended by name.
+void take_name(const char* path) {
+  if (path == nullptr) return;
+  const char* slash = std::strrchr(path, '/');
+  prctl(PR_SET_NAME, slash != nullptr ? slash + 1 : path);
+}
+
 // Threads of libgomp that wait for each other spin for milliseconds, on processors that another program may
 // need. libgomp reads the bound when it is loaded, before main() and before its environment can be changed:
 // the program starts itself again with one, which takes some 10 ms here, where no library has been
@@ -29,7 +38,8 @@ void bound_spinning(int, char** arguments, char** environment) {
   size_t size = 0;
   for (; environment[size] != nullptr; ++size) {
     const std::string_view variable = environment[size];
-    if (variable.starts_with("GOMP_SPINCOUNT=") || variable.starts_with("OMP_WAIT_POLICY=")) return;
+    if (variable.starts_with("GOMP_SPINCOUNT=") || variable.starts_with("OMP_WAIT_POLICY="))
+      return take_name(arguments[0]);
     if (size + 2 >= bounded.size()) return;
     bounded[size] = environment[size];
   }

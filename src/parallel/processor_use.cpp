@@ -9,6 +9,8 @@
 #include <fstream>
 #include <system_error>
 
+#include "parallel/cpu_share.h"
+
 namespace kiln {
 
 namespace {
@@ -33,10 +35,12 @@ ProcessorTimes processor_times() {
           .waiting = seconds_waiting()};
 }
 
+int64_t processors_of(int64_t threads) { return std::min(threads, num_own_cpus()); }
+
 // Work of a single thread leaves processors free, and too many threads of its own make a process wait for
 // itself. So others had neither more than is missing nor more than was waited for.
-double taken_share(const ProcessorTimes& spent, int64_t threads) {
-  const double all = spent.wall * static_cast<double>(threads);
+double taken_share(const ProcessorTimes& spent, int64_t processors) {
+  const double all = spent.wall * static_cast<double>(processors);
   return all > 0 ? std::clamp(std::min(spent.waiting, all - spent.running) / all, 0.0, 1.0) : 0;
 }
 

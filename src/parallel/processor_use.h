@@ -19,9 +19,11 @@ struct ProcessorTimes {
 // Reads a small file for each thread: some 10 microseconds each.
 ProcessorTimes processor_times();
 
-// Returns the share of the time of `threads` processors that others had in an interval, 0 to 1. Idle
+// Returns how many processors that many threads of this process can have at once.
+int64_t processors_of(int64_t threads);
+// Returns the share of the time of so many processors that others had in an interval, 0 to 1. Idle
 // processors count for nobody, and neither do this process's own threads that take turns.
-double taken_share(const ProcessorTimes& spent, int64_t threads);
+double taken_share(const ProcessorTimes& spent, int64_t processors);
 // Returns "other programs had 43 % of the processors' time", or "" if it was so little that it may be chance.
 std::string taken_text(double share);
 

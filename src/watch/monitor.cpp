@@ -164,7 +164,7 @@ nlohmann::json Monitor::measure(const StepReport& report) {
 void Monitor::add_taken(nlohmann::json& line) {
   constexpr double kLongEnough = 1;  // seconds
   const ProcessorTimes spent = processor_times().since(window_times_);
-  const double share = taken_share(spent, at::get_num_threads());
+  const double share = taken_share(spent, processors_of(at::get_num_threads()));
   line["taken_share"] = share;
   const std::string taken = taken_text(share);
   if (taken.empty() || spent.wall < kLongEnough || std::exchange(told_of_others_, true)) return;

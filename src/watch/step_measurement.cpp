@@ -163,7 +163,8 @@ StepFigures StepMeasurement::figures() {
   figures.stall_share = stalled / seconds;
   figures.num_steps = static_cast<int64_t>(steady.size());
   if (device_.is_cpu() && step_seconds_.size() > kWarmupSteps)
-    figures.taken_share = taken_share(processor_times().since(steady_begin_), at::get_num_threads());
+    figures.taken_share =
+        taken_share(processor_times().since(steady_begin_), processors_of(at::get_num_threads()));
   // The shares of all steps, of the median one: phases of a busy machine's slow steps would sum to more than
   // it.
   for (size_t i = 0; i < phase_seconds_.size(); ++i)

@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include "parallel/busy_processor.h"
+#include "parallel/cpu_share.h"
 
 namespace kiln {
 namespace {
@@ -15,6 +16,11 @@ TEST(ProcessorUse, OthersHadWhatWasWaitedForAndIsMissing) {
   EXPECT_DOUBLE_EQ(taken_share({.wall = 10, .running = 21, .waiting = 1}, 2), 0);
   EXPECT_DOUBLE_EQ(taken_share({.wall = 10, .running = 1, .waiting = -1}, 2), 0) << "a thread has ended";
   EXPECT_DOUBLE_EQ(taken_share({}, 2), 0);
+}
+
+TEST(ProcessorUse, MoreThreadsThanProcessorsAreNoOthers) {
+  EXPECT_EQ(processors_of(1), 1);
+  EXPECT_EQ(processors_of(1000), num_own_cpus());
 }
 
 TEST(ProcessorUse, TheTextSaysHowMuch) {

@@ -77,7 +77,8 @@ MachineProfile estimate_cpu() {
         .matmul_efficiency = kMatmulShare,
         .attention_efficiency = kAttentionShare,
         .bandwidth_efficiency = kCpuBandwidthShare,
-        .speed = {.taken = taken_share(processor_times().since(before), at::get_num_threads())}};
+        .speed = {.taken =
+                      taken_share(processor_times().since(before), processors_of(at::get_num_threads()))}};
   }();
   return profile;
 }
