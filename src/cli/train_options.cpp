@@ -272,6 +272,18 @@ void take_weights_of_run(const TrainArguments& arguments, TrainOptions& options,
   weights = file;
 }
 
+// True if the config that a run was begun with has what the command gives of it: the rest came from the
+// record of --weights.
+bool has_all_of(const nlohmann::json& recorded, const std::string& given) {
+  const auto parse = [](const std::string& text) { return nlohmann::json::parse(text, nullptr, false); };
+  if (!recorded.is_string()) return false;
+  const nlohmann::json known = parse(recorded.get<std::string>()), part = parse(given);
+  if (!known.is_object() || !part.is_object()) return false;
+  nlohmann::json both = known;
+  both.update(part);
+  return both == known;
+}
+
 // Sets the model that the run was begun with (`recorded`, else null), as far as the command leaves it open.
 void take_recorded_model(ResolvedOptions& resolved, const nlohmann::json& recorded) {
   if (!recorded.is_object()) return;
@@ -283,6 +295,9 @@ void take_recorded_model(ResolvedOptions& resolved, const nlohmann::json& record
   const bool names_model = resolved.given.contains("model");
   // The config of weights came from their record, also for a model that is named.
   if (!names_model || !options.model.weights.empty()) take("model-config");
+  if (!options.model.weights.empty() && recorded.contains("model-config") &&
+      has_all_of(recorded.at("model-config"), options.model.config))
+    set_option(options, "model-config", recorded.at("model-config"));
   if (names_model) return;
   for (const char* name : {"model", "hidden-size", "depth", "num-heads", "patch-size", "position-scale"})
     take(name);

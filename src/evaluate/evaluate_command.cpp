@@ -10,6 +10,7 @@
 #include "core/error.h"
 #include "core/files/atomic_file.h"
 #include "core/files/xxh3.h"
+#include "core/text/utf8.h"
 #include "evaluate/evaluation.h"
 #include "evaluate/protocol.h"
 #include "models/run_folder.h"
@@ -139,11 +140,11 @@ void evaluate(const EvaluateCommand& command, ProcessGroup& group) {
   result["seconds"] = seconds_since(begin);
   if (judges_run) {
     std::ofstream log(fs::path(command.samples) / "evaluations.jsonl", std::ios::app);
-    log << result.dump() << '\n';
+    log << dump_utf8(result) << '\n';
     if (!log.flush()) fail("evaluate", "cannot write {}/evaluations.jsonl", command.samples);
   }
-  if (!command.out.empty()) write_file_atomically("evaluate", command.out, result.dump(2) + "\n");
-  fmt::print("{}\n", result.dump(2));
+  if (!command.out.empty()) write_file_atomically("evaluate", command.out, dump_utf8(result, 2) + "\n");
+  fmt::print("{}\n", dump_utf8(result, 2));
 }
 
 }  // namespace

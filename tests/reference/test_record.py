@@ -625,3 +625,11 @@ def test_what_the_command_changes_of_the_record_is_said(dit_run, tmp_path):
     assert "was trained with flow, shift 4, and is drawn with iddpm as asked" in stderr
     line = refusal("sample", *common, "--image-size", 16, "--num-images", 1, "--out", tmp_path / "no")
     assert "draws pictures of 8 px only" in line and "leave out --image-size" in line
+
+
+def test_the_same_command_resumes_with_a_part_of_the_models_config(dit_run, tmp_path):
+    """The rest of the config came from the record of --weights."""
+    succeed("convert", "--in", dit_run, "--out", tmp_path / "w.safetensors")
+    command = [*TRAIN_ON, "--autoencoder", "pixels", "--num-classes", 4, "--weights", tmp_path / "w.safetensors", "--out", tmp_path / "run"]
+    for _ in range(2):
+        succeed(*command, "--model-config", json.dumps(dict(depth=TINY["depth"])))
