@@ -160,6 +160,8 @@ def check_run(page, run, headings=(), plots=(), rows={}, tables=(), **more):
         if value != "" and name not in ("stage", "model-config"):  # shown as a table and in words
             text = str(value).lower() if isinstance(value, bool) else " ".join(str(value).split())
             values[name] = None if isinstance(value, list) else re.escape(text)
+    drawing = json.loads((run / "config.json").read_text())["drawing"]  # the record's: options that draw nothing do not count
+    values |= {name: re.escape(str(drawing[name.replace("-", "_")])) for name in ("sampler", "num-sampling-steps", "cfg-scale")}
     predicted, measured = (json.loads((run / "plan.json").read_text())[side] for side in ("predicted", "measured"))
     figures = ["peak memory", "step"]
     for prefix, key in (("memory of ", "by_kind"), ("memory in ", "by_phase"), ("time of ", "phase_s")):

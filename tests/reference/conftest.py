@@ -102,3 +102,8 @@ def conformance(tmp_path):
         return load_file(outputs)
 
     return run
+
+
+def lines_of_errors(text):
+    """The lines but that which says that other programs are busy beside the test."""
+    return [line for line in text.strip().splitlines() if not line.startswith("this machine: other programs had ")]

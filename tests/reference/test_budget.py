@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 
 import pytest
-from conftest import program
+from conftest import lines_of_errors, program
 
 pytestmark = pytest.mark.nothing_beside
 
@@ -121,7 +121,7 @@ def test_less_than_the_least_is_refused_before_anything_is_made(budget_range, tm
     budget = int(0.7 * least + beside)
     code, output, resident = train(tmp_path / "run", "--memory-budget", budget)
     assert code != 0 and not (tmp_path / "run").exists()
-    assert len(output.strip().splitlines()) == 1 and "--micro-batch" in output
+    assert len(lines_of_errors(output)) == 1 and "--micro-batch" in output
     if "this fits: " in output:
         nearest = output.split("this fits: kiln train ")[1].split()
         assert "--recompute" in nearest or "--micro-batch" in nearest

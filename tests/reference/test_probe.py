@@ -8,7 +8,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from conftest import FULL, program
+from conftest import FULL, lines_of_errors, program
 from interruptions import until_interrupted, wait_while_running
 
 pytestmark = pytest.mark.nothing_beside
@@ -157,7 +157,7 @@ def test_table_for_people():
 def test_what_cannot_be_probed_is_refused_in_one_line(arguments, expected, tmp_path):
     result = run("probe", *arguments, temporary=tmp_path)
     assert result.returncode != 0
-    assert len(result.stderr.strip().splitlines()) == 1 and expected in result.stderr
+    assert len(lines_of_errors(result.stderr)) == 1 and expected in result.stderr
     assert not list(tmp_path.iterdir())
 
 
@@ -316,5 +316,5 @@ def test_stable_diffusions_variants():
 ])
 def test_variants_that_make_no_sense(tmp_path, text, expected):
     result = variants(tmp_path, text)
-    assert result.returncode == 1 and len(result.stderr.strip().splitlines()) == 1
+    assert result.returncode == 1 and len(lines_of_errors(result.stderr)) == 1
     assert expected in result.stderr and "variants.toml" in result.stderr

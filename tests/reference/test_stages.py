@@ -305,8 +305,8 @@ def test_going_on_ends_the_stage_under_way(two_stages, stores, tmp_path):
     assert "stage 1 (small) ends here, at step 7 of 16" in result.stdout
     assert "finished after step 10" in result.stdout
     assert state(out, 7) == state(whole, 7)
-    assert "no --out" in refusal("train", "--continue-with", more)
-    assert "is none" in refusal("train", "--out", tmp_path / "absent", "--continue-with", more)
+    assert "which is not given" in refusal("train", "--continue-with", more)
+    assert "has no config.toml" in refusal("train", "--out", tmp_path / "absent", "--continue-with", more)
 
 
 def test_going_on_needs_minutes(stores, tmp_path):
