@@ -110,7 +110,7 @@ std::string defect_of(const fs::path& folder) {
   try {
     sizes = listed_sizes(folder);
   } catch (const Error& error) {
-    return bare_message_of(error);
+    return message_of(error);
   } catch (const std::exception& error) {
     return fmt::format("{} of {}: {}", kStateFile, folder.string(), error.what());
   }

@@ -145,7 +145,7 @@ void add_planned(const ProbedRun& run, Json& advice) try {
   advice.push_back(on_precision(now));
   advice.push_back(on_recomputation(now));
 } catch (const Error& error) {
-  advice.push_back(line("precision", std::nullopt, "not planned: " + bare_message_of(error)));
+  advice.push_back(line("precision", std::nullopt, "not planned: " + message_of(error)));
 }
 
 }  // namespace

@@ -22,11 +22,8 @@ template <class... Args>
   throw Error(fmt::format("[{}] {}", who, fmt::format(format, std::forward<Args>(args)...)));
 }
 
-// Returns what() without the backtrace that LibTorch appends and without the source location that c10d
-// prepends: "[/path/pair.cc:538] Connection closed" becomes "Connection closed".
+// Returns what() without "[who] ", without the backtrace that LibTorch appends and without the source
+// location that c10d prepends: "[/path/pair.cc:538] Connection closed" becomes "Connection closed".
 std::string message_of(const std::exception& error);
-
-// Returns the same without "[who] ", for use in a message that names somebody else.
-std::string bare_message_of(const std::exception& error);
 
 }  // namespace kiln

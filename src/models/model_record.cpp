@@ -34,7 +34,7 @@ void read_object(const json& object, const std::string& place, const ReadKeys& r
   try {
     read_keys(JsonConfig("record", object));
   } catch (const Error& error) {
-    fail("record", "{} ({})", bare_message_of(error), place);
+    fail("record", "{} ({})", message_of(error), place);
   }
 }
 

@@ -11,7 +11,7 @@ bool ByProducts::try_to_write(const std::string& name, const std::function<void(
 } catch (const std::exception& error) {
   if (missed_.insert(name).second)
     fmt::print(stderr, "warning: training goes on without {}: {}\n", name,
-               printable(bare_message_of(error), "\n"));
+               printable(message_of(error), "\n"));
   return false;
 }
 

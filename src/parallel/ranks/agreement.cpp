@@ -12,7 +12,7 @@ void agree(ProcessGroup& group, const std::string& what, const std::function<voi
   try {
     work();
   } catch (const std::exception& error) {
-    mine = bare_message_of(error);
+    mine = message_of(error);
   }
   const std::vector<std::string> errors = group.gather(mine, what);
   for (size_t rank = 0; rank < errors.size(); ++rank)

@@ -62,7 +62,7 @@ void as_rank(ProcessGroup& group, const std::function<void()>& work) try {
 } catch (const std::exception& error) {
   if (group.world_size() == 1) throw;
   group.report_failure(message_of(error));
-  throw Error(fmt::format("rank {} of {}: {}", group.rank(), group.world_size(), bare_message_of(error)));
+  throw Error(fmt::format("rank {} of {}: {}", group.rank(), group.world_size(), message_of(error)));
 }
 
 }  // namespace kiln

@@ -52,7 +52,7 @@ std::shared_ptr<ProcessGroup> ProcessGroup::connect(const Ranks& ranks, const Pr
     group->connection_ = std::move(connection);
   } catch (const std::exception& error) {
     fail("ranks", "rank {} of {} did not meet the others at {}:{}: {}{}", ranks.rank, ranks.world_size,
-         ranks.master_addr, ranks.master_port, bare_message_of(error),
+         ranks.master_addr, ranks.master_port, message_of(error),
          connection && connection->heartbeat ? connection->heartbeat->describe_missing(0) : "");
   }
   return group;
