@@ -8,9 +8,9 @@
 
 namespace kiln {
 
-// Returns "a, b, c, d and 480 more".
+// Returns "a, b, c and 481 more".
 inline std::string some_of(const std::vector<std::string>& names, const char* separator = ", ") {
-  constexpr size_t kMostShown = 4;
+  constexpr size_t kMostShown = 3;
   const size_t shown = std::min(names.size(), kMostShown);
   std::string text =
       fmt::format("{}", fmt::join(names.begin(), names.begin() + static_cast<int64_t>(shown), separator));
