@@ -12,7 +12,6 @@ int main(int argc, char** argv) {
   CLI::App app{"Kiln trains and runs latent diffusion models.", "kiln"};
   app.require_subcommand(1);
   app.set_version_flag("--version", std::string("kiln ") + kiln::cli::build_identity());
-  app.set_help_all_flag("--help-all", "Help of every command");
   for (const auto& add_command : kiln::cli::kCommands) add_command(app);
   return kiln::run_command_line(app, argc, argv);
 }

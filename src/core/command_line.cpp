@@ -133,14 +133,6 @@ class FirstOptions : public CLI::Formatter {
   }
 
  private:
-  // A text without a default is not given.
-  std::string make_option_opts(const CLI::Option* option) const override {
-    const std::string text = CLI::Formatter::make_option_opts(option);
-    const bool tells =
-        option->get_required() || option->get_description().find("default") != std::string::npos;
-    return text == " TEXT" && !tells ? text + "=none" : text;
-  }
-
   std::vector<std::string> names_;
 };
 

@@ -51,7 +51,7 @@ def test_options_of_commands_exist(kiln):
         for command, arguments in re.findall(r"(?:^|[`\s(])kiln ([a-z]+)\b([^`|#\n]*)", text, re.MULTILINE):
             named = re.findall(r"(?<![\w-])--[a-z][\w-]*", arguments)
             if named and command not in options:
-                shown = kiln(command, "--help-all")
+                shown = kiln(command, "--help", "all")
                 assert shown.returncode == 0, f"{page.name}: kiln {command}"
                 options[command] = set(re.findall(r"(?<![\w-])--[a-z][\w-]*", shown.stdout))
             assert set(named) <= options.get(command, set()), f"{page.name}: kiln {command}{arguments}"
