@@ -106,9 +106,10 @@ std::string differing_rows(const std::string& prefix, const std::vector<Json>& s
     std::string cells;
     std::set<std::string> values;
     for (const Json& of_run : settings) {
-      const Json value = of_run.value(name, Json());
+      Json value = of_run.value(name, Json());
+      if (value == "") value = nullptr;  // runs of earlier versions lack the option
       values.insert(value.dump());
-      cells += "<td>" + escape(value == "" || value.is_null() ? "not set" : field_text(value)) + "</td>";
+      cells += "<td>" + escape(value.is_null() ? "not set" : field_text(value)) + "</td>";
     }
     if (values.size() > 1) rows += "<tr><td>" + escape(prefix + name) + "</td>" + cells + "</tr>\n";
   }

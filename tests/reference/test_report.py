@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 import subprocess
 
 import numpy as np
@@ -214,3 +215,14 @@ def test_several_runs_on_one_page(everything, browser):
     assert configs and "model-config" not in configs and all(len(set(row)) > 1 for row in configs.values()), "only keys that differ"
     assert "model-config.hidden_size" not in configs
     assert page.width <= 1300, "a table is wider than the page"
+
+
+def test_an_option_that_a_run_lacks_is_as_an_empty_one(everything, tmp_path):
+    shutil.copytree(everything / "lora", tmp_path / "earlier")
+    state = max((tmp_path / "earlier/checkpoints").glob("*/train_state.json"))
+    saved = json.loads(state.read_text())
+    options = saved["config"]["options"]
+    del options[next(name for name, value in options.items() if value == "")], saved["xxh3"]
+    state.write_text(json.dumps(saved))
+    succeed("report", everything / "lora", tmp_path / "earlier", "--out", tmp_path / "runs.html")
+    assert "Options that differ" not in (tmp_path / "runs.html").read_text()
