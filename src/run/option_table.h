@@ -84,7 +84,7 @@ void visit_options(Options& o, Visitor&& visitor) {
   visit("num-classes", o.model.num_classes, kRefuse,
         "Classes of the model (0: those of the data; synthetic: 1000)");
   visit("weights", o.model.weights, kRefuse,
-        "Start from these weights, or a run's newest, instead of fresh ones");
+        "Weights to start from, instead of random ones: a file, a model's folder, or a run (its newest)");
 
   section("Adapter (LoRA)");
   visit("lora-rank", o.lora.rank, kRefuse,
@@ -129,8 +129,8 @@ void visit_options(Options& o, Visitor&& visitor) {
   visit("caption-prefix", o.data.captions.prefix, kRefuse, "Pictures: text before every caption");
   visit("caption-suffix", o.data.captions.suffix, kRefuse, "Pictures: text after every caption");
   visit("caption-instruction", o.data.captions.instruction, kRefuse,
-        "Pictures: text or file; Gemma sees it before every caption, and its own rows are not kept, as in "
-        "Sana");
+        "Pictures: text, or a file of it, before every caption that Gemma encodes; its features are not "
+        "kept, as in Sana");
   visit("out", o.out, kHarmless, "Run folder; rerunning the same command resumes, as does --out RUN alone");
   visit("image-size", o.data.image_size, kRefuse, "Image side in pixels");
   visit("buckets", o.data.buckets, kRefuse,
@@ -141,7 +141,8 @@ void visit_options(Options& o, Visitor&& visitor) {
   visit("enlarge", o.data.enlarge, kHarmless,
         "Enlarge images that are smaller than --image-size or their bucket, as DiT and PixArt do; otherwise "
         "they are left out");
-  visit("flip", o.data.flip, kRefuse, "Mirror samples with probability 1/2 where the data allow it");
+  visit("flip", o.data.flip, kRefuse,
+        "Mirror samples with probability 1/2: pictures, pixels, and stores of kiln extract --flip both");
   visit("draw-posterior", o.data.draw_posterior, kRefuse,
         "Draw latents from the autoencoder's posterior (otherwise use its mean)");
   visit("loader-threads", o.data.loader_threads, kHarmless, "Threads that prepare batches");
@@ -219,7 +220,7 @@ void visit_options(Options& o, Visitor&& visitor) {
   visit("ema-schedule", o.ema.schedule, kRefuse,
         "How the decay begins: constant, or with the warm-up of diffusers");
   visit("max-bad-steps", o.max_bad_steps, kHarmless,
-        "Stop when more steps in a row than this are not finite");
+        "Stop when more steps in a row than this have a loss or gradient that is not finite");
 
   section("Device and memory");
   visit("device", o.compute.device, kWarn, "Device to train on");
@@ -235,7 +236,7 @@ void visit_options(Options& o, Visitor&& visitor) {
         "Like --recompute, but keep the segments' inputs in host memory");
   visit("memory-budget", o.memory.budget, kHarmless,
         "Choose --recompute and --offload-activations to fit this much memory (12G), or auto (what is free)");
-  visit("preflight", o.memory.preflight, kHarmless, "Refuse to start a run that the plan says cannot fit");
+  visit("preflight", o.memory.preflight, kHarmless, "Refuse to start a run that by its plan does not fit");
 
   section("Several ranks");
   visit("nproc", o.ranks.nproc, kHarmless,
@@ -244,9 +245,9 @@ void visit_options(Options& o, Visitor&& visitor) {
         "What to divide among the ranks. 1: optimizer state and EMA, 2: gradients too, 3: weights too (0: "
         "nothing)");
   visit("persist-threshold", o.zero.persist_threshold, kHarmless,
-        "Stage 3: segments with fewer weights stay whole on every rank");
+        "ZeRO stage 3: segments with fewer weights stay whole on every rank");
   visit("prefetch-segments", o.zero.prefetch_segments, kHarmless,
-        "Stage 3: segments gathered ahead of the one that computes");
+        "ZeRO stage 3: segments gathered ahead of the one that computes");
   visit("reduce-bucket-size", o.zero.reduce_bucket_size, kHarmless,
         "Largest number of gradient elements per reduction (0: a whole segment)");
   visit("shard-within-node", o.zero.shard_within_node, kHarmless,
@@ -261,8 +262,8 @@ void visit_options(Options& o, Visitor&& visitor) {
         "Where master weights, moments and EMA are kept: none (on the device), cpu (host memory) or nvme (a "
         "disk)");
   visit("offload-params", o.offload.params, kHarmless,
-        "Stage 3: where compute weights wait to be gathered: none (on the device), cpu (host memory) or nvme "
-        "(a disk)");
+        "ZeRO stage 3: where compute weights wait to be gathered: none (on the device), cpu (host memory) or "
+        "nvme (a disk)");
   visit("nvme-path", o.offload.nvme.folder, kHarmless, "nvme: folder on the disk");
   visit("nvme-queue-depth", o.offload.nvme.queue_depth, kHarmless, "nvme: requests in flight at once");
   visit("nvme-block-size", o.offload.nvme.block_bytes, kHarmless,
@@ -303,10 +304,9 @@ void visit_options(Options& o, Visitor&& visitor) {
   visit("sample-every", o.samples.every, kHarmless, "Steps between sample grids (0: none)");
   visit("num-samples", o.samples.num_samples, kHarmless, "Images of a sample grid");
   visit("sampler", o.samples.sampler, kHarmless,
-        fmt::format(
-            "Sampler of the grids and evaluations: {} (if not given, it, its steps and the guidance are "
-            "those of the published models of --model; those of another sampler are its usual ones)",
-            one_of(sampler_names())));
+        fmt::format("Sampler of the grids and evaluations: {} (empty: sampler, steps and guidance of the "
+                    "published models of --model; another sampler has its usual steps)",
+                    one_of(sampler_names())));
   visit("num-sampling-steps", o.samples.num_sampling_steps, kHarmless, "Steps of the sampler");
   visit("cfg-scale", o.samples.cfg_scale, kHarmless, "Guidance scale of grids and evaluations (1: off)");
   visit("sample-classes", o.samples.classes, kHarmless, "Classes of the grids (none: spread over all)");
@@ -316,7 +316,7 @@ void visit_options(Options& o, Visitor&& visitor) {
         "Steps between evaluations of drawn images (0: none)");
   visit("evaluate-images", o.evaluation.images, kHarmless, "Images of an evaluation, drawn as the grids are");
   visit("evaluate-reference", o.evaluation.reference, kHarmless,
-        "What an evaluation compares the images with, as for kiln evaluate");
+        "Pictures or statistics to compare the drawn images with, as for kiln evaluate");
   visit("evaluate-net", o.evaluation.net, kHarmless, "Feature net: random, inception or dinov2");
   visit("evaluate-net-weights", o.evaluation.net_weights, kHarmless, "Weights of the feature net");
 }
