@@ -17,14 +17,14 @@ ExtractSettings resolve(const ExtractOptions& options, int64_t local_rank, int64
   if (options.bucket_min < 1)
     fail("extract", "--bucket-min: expected 1 or more pictures, got {}", options.bucket_min);
   if (options.bucket_min > 1 && options.buckets.empty())
-    fail("extract", "--bucket-min {} is of --buckets, which is not given", options.bucket_min);
+    fail("extract", "--bucket-min {} has no effect without --buckets", options.bucket_min);
   if (options.batch < 0 || options.workers < 0 || options.shard_size < 1)
     fail("extract", "--batch, --workers and --shard-size: expected positive numbers, got {}, {} and {}",
          options.batch, options.workers, options.shard_size);
   constexpr int64_t kMostWorkers = 1024, kMostPictures = 1 << 20;
   if (options.workers > kMostWorkers || options.batch > kMostPictures)
-    fail("extract", "--workers expects {} at most and --batch {}, got {} and {}", kMostWorkers, kMostPictures,
-         options.workers, options.batch);
+    fail("extract", "--workers expects at most {} and --batch at most {}, got {} and {}", kMostWorkers,
+         kMostPictures, options.workers, options.batch);
   ExtractSettings settings;
   settings.device = parse_device(options.device, local_rank);
   settings.compute_dtype = parse_compute_dtype(options.compute_dtype, "--compute-dtype");

@@ -160,7 +160,7 @@ json objective_of(const ModelRecord& record, const json& scheduler, const std::s
   if (!given.flow_shift) return objective;
   if (objective.is_null()) objective = published_objective_config(model, "");
   if (objective.at("type") != "flow")
-    fail("objective", "--flow-shift is for models of --objective flow, and these weights are of {}",
+    fail("objective", "--flow-shift is for --objective flow, and these weights are of {}: leave it out",
          objective_text(objective));
   objective["shift"] = *given.flow_shift;
   make_objective(objective);

@@ -133,7 +133,7 @@ void validate_data(const TrainOptions& o) {
   for (const double weight : o.data.weights)
     require(weight > 0 && weight <= 1000, "data-weights", "numbers above 0, 1000 at most", weight);
   if (o.data.bucket_min > 1 && o.data.buckets.empty())
-    fail("train", "--bucket-min {} is of --buckets, which is not given", o.data.bucket_min);
+    fail("train", "--bucket-min {} has no effect without --buckets", o.data.bucket_min);
   if (!o.data.weights.empty() && o.data.weights.size() != num_sources)
     fail("train", "--data-weights expects {} numbers, one for --data and one for each of --more-data, got {}",
          num_sources, o.data.weights.size());
@@ -156,7 +156,7 @@ void validate_lora(const TrainOptions& o) {
     fail("train", "--lora-alpha, --lora-dropout and --lora-target have no effect without --lora-rank");
   if (!o.lora.weights.empty() && (describes || o.lora.rank > 0))
     fail("train",
-         "--lora-weights says rank, alpha and layers itself: leave --lora-rank, --lora-alpha and "
+         "--lora-weights holds rank, alpha and layers: leave --lora-rank, --lora-alpha and "
          "--lora-target out");
   if (o.lora.is_on() && o.offload.params != Placement::kDevice)
     fail("train",

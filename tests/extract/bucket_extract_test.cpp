@@ -153,7 +153,7 @@ TEST(BucketExtraction, ImpossibleTablesAreOneLine) {
   EXPECT_THAT(message_of_extract(options), HasSubstr("--bucket-min: expected 1 or more"));
   options.bucket_min = 2;
   options.buckets.clear();
-  EXPECT_THAT(message_of_extract(options), HasSubstr("--bucket-min 2 is of --buckets"));
+  EXPECT_THAT(message_of_extract(options), HasSubstr("--bucket-min 2 has no effect without --buckets"));
   options = options_of(folder);
   options.strict = true;
   EXPECT_THAT(message_of_extract(options), HasSubstr("20.png is too small: 10 x 10"));

@@ -274,7 +274,7 @@ def test_the_plan_knows_one_copy_of_the_base(tmp_path, base, extra):
     (["--lora-alpha", 2], "have no effect without --lora-rank"),
     (["--lora-rank", -1], "--lora-rank"),
     (["--lora-rank", 2, "--lora-dropout", 1], "--lora-dropout expects"),
-    (["--lora-rank", 2, "--lora-weights", "x"], "--lora-weights says rank, alpha and layers itself"),
+    (["--lora-rank", 2, "--lora-weights", "x"], "--lora-weights holds rank, alpha and layers"),
 ])
 def test_what_does_not_go_together_is_one_line(tmp_path, base, lora, expected):
     assert expected in refusal(*RUN, *lora, "--weights", base, "--out", tmp_path / "run", "--max-steps", 1)

@@ -201,7 +201,7 @@ def test_1_shift_and_objective_can_be_given(dit_run, tmp_path):
             tmp_path / "told.safetensors")
     got, _ = draw(tmp_path, "--weights", tmp_path / "told.safetensors", *told[4:6], *told[10:])
     assert np.abs(got - want).max() <= 1
-    assert "--flow-shift is for models of --objective flow" in refusal(
+    assert "--flow-shift is for --objective flow" in refusal(
         "sample", *told[:6], "--objective", "iddpm", "--flow-shift", 4, "--num-images", 1, "--out", tmp_path / "no")
 
 
