@@ -37,7 +37,7 @@ TEST(RunRanks, NamesMixedBuilds) {
   for (const std::string& message :
        messages_of_two([](RankSettings& settings) { settings.build = "0.1.0+99f04b61aa05"; }))
     EXPECT_EQ(message,
-              "[ranks] mixed versions or options among ranks: kiln is \"0.1.0+7c1e0a94b2d3\" on rank 0 and "
+              "mixed versions or options among ranks: kiln is \"0.1.0+7c1e0a94b2d3\" on rank 0 and "
               "\"0.1.0+99f04b61aa05\" on rank 1: start all ranks with the same command");
 }
 

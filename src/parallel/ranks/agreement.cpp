@@ -17,7 +17,7 @@ void agree(ProcessGroup& group, const std::string& what, const std::function<voi
   const std::vector<std::string> errors = group.gather(mine, what);
   for (size_t rank = 0; rank < errors.size(); ++rank)
     if (!errors[rank].empty())
-      throw CommonError(fmt::format("[ranks] rank {} of {}: {}", rank, errors.size(), errors[rank]));
+      throw CommonError(fmt::format("rank {} of {}: {}", rank, errors.size(), errors[rank]));
 }
 
 }  // namespace kiln

@@ -37,8 +37,8 @@ std::chrono::milliseconds GroupConnection::patience() const {
 void GroupConnection::fail_missing(const std::string& what, Clock::duration lasted, const std::string& why) {
   is_broken = true;
   const Ranks& ranks = heartbeat->ranks();
-  throw MissingRanks(fmt::format("[ranks] rank {} of {}: {} failed after {:.1f} s: {}", ranks.rank,
-                                 ranks.world_size, what, std::chrono::duration<double>(lasted).count(), why));
+  throw MissingRanks(fmt::format("rank {} of {}: {} failed after {:.1f} s: {}", ranks.rank, ranks.world_size,
+                                 what, std::chrono::duration<double>(lasted).count(), why));
 }
 
 void GroupConnection::open_backends(const std::string& prefix, const Ranks& ranks) {

@@ -1,12 +1,11 @@
 #include "parallel/ranks/joining.h"
 
-#include <fmt/ranges.h>
-
 #include <chrono>
 #include <map>
 #include <vector>
 
 #include "core/error.h"
+#include "core/text/some_of.h"
 #include "parallel/ranks/agreement.h"
 #include "parallel/ranks/heartbeat.h"
 
@@ -30,18 +29,17 @@ void require_same_on_all_ranks(ProcessGroup& group, const nlohmann::json& settin
   for (const std::string& text : group.gather(settings.dump(), "versions and options"))
     of_rank.push_back(nlohmann::json::parse(text));
   for (const auto& [name, ours] : of_rank.front().items()) {
-    std::map<std::string, std::vector<size_t>> ranks_with;
+    std::map<std::string, std::vector<std::string>> ranks_with;
     for (size_t rank = 0; rank < of_rank.size(); ++rank)
-      ranks_with[of_rank[rank].value(name, nlohmann::json()).dump()].push_back(rank);
+      ranks_with[of_rank[rank].value(name, nlohmann::json()).dump()].push_back(std::to_string(rank));
     if (ranks_with.size() == 1) continue;
     std::vector<std::string> parts;
     for (const auto& [value, ranks] : ranks_with)
-      parts.push_back(
-          fmt::format("{} on rank{} {}", value, ranks.size() > 1 ? "s" : "", fmt::join(ranks, ", ")));
+      parts.push_back(fmt::format("{} on rank{} {}", value, ranks.size() > 1 ? "s" : "", some_of(ranks)));
     throw CommonError(
-        fmt::format("[ranks] mixed versions or options among ranks: {} is {}: start all ranks with the same "
+        fmt::format("mixed versions or options among ranks: {} is {}: start all ranks with the same "
                     "command",
-                    name, fmt::join(parts, " and ")));
+                    name, some_of(parts, " and ")));
   }
 }
 

@@ -20,6 +20,7 @@
 
 #include "core/command_line.h"
 #include "core/error.h"
+#include "core/text/some_of.h"
 #include "parallel/ranks/rendezvous.h"
 
 namespace kiln {
@@ -172,19 +173,18 @@ class Launch {
   // Those that only missed the others have nothing to add to what the first one said.
   [[noreturn]] void fail_as_ranks() const {
     const auto first = static_cast<size_t>(first_failure_.rank);
-    std::string message = told_by(first), of_others;
+    std::vector<std::string> texts = {told_by(first)};
+    std::string of_others;
     for (size_t rank = 0; rank < errors_.size(); ++rank) {
       const std::string text = told_by(rank);
       if (of_others.empty()) of_others = text;
       const bool is_own = rendezvous_.has_reported_failure(static_cast<int64_t>(rank));
-      if (!message.empty() && is_own && !text.empty() && text != message) say(text);
+      if (is_own && !text.empty() && text != texts.front()) texts.push_back(text);
     }
-    if (!message.empty()) throw Error(message);
-    if (!of_others.empty()) say(of_others);
-    fail("launch", "rank {} of {} {}: the others were ended", first, num_ranks_,
-         ending_text(first_failure_.status));
+    if (!texts.front().empty()) throw Error(some_of(texts, "\n"));
+    fail("launch", "{}rank {} of {} {}: the others were ended", of_others.empty() ? "" : of_others + "\n",
+         first, num_ranks_, ending_text(first_failure_.status));
   }
-  static void say(const std::string& text) { fmt::print(stderr, "kiln: {}\n", text); }
 
   // How a rank failed, and how likely it was the first. Ranks that only miss others fail right after the
   // first.

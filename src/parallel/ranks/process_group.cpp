@@ -1,7 +1,5 @@
 #include "parallel/ranks/process_group.h"
 
-#include <fmt/ranges.h>
-
 #include <algorithm>
 #include <stdexcept>
 
@@ -80,8 +78,8 @@ std::shared_ptr<ProcessGroup> ProcessGroup::subgroup(const std::string& name,
     connection->open_backends(fmt::format("{}/{}/{}/", connection_->num_subgroups++, name, members.front()),
                               ranks);
   } catch (const std::exception& error) {
-    fail("ranks", "rank {} of {} did not meet the ranks {} of {}: {}", rank(), world_size(), name,
-         fmt::join(members, ", "), message_of(error));
+    fail("ranks", "rank {} of {} did not meet the other {} ranks of its group \"{}\": {}", rank(),
+         world_size(), members.size() - 1, name, message_of(error));
   }
   group->connection_ = std::move(connection);
   return group;

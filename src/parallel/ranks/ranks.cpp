@@ -89,11 +89,13 @@ std::string secret_of(const Variables& variables) {
 std::vector<int64_t> slurm_tasks_per_node(const std::string& list) {
   std::vector<int64_t> tasks;
   const char *at = list.data(), *const end = at + list.size();
+  const auto refuse = [&] {
+    fail("ranks", "SLURM_STEP_TASKS_PER_NODE expects numbers of tasks like 8(x2),4, got '{}'", list);
+  };
   const auto number = [&] {
     int64_t result = 0;
     const auto [rest, error] = std::from_chars(at, end, result);
-    if (error != std::errc() || result < 1 || result > 1 << 20)
-      fail("ranks", "expected numbers of tasks like 8(x2),4, got '{}'", list);
+    if (error != std::errc() || result < 1 || result > 1 << 20) refuse();
     at = rest;
     return result;
   };
@@ -107,11 +109,11 @@ std::vector<int64_t> slurm_tasks_per_node(const std::string& list) {
     int64_t repeats = 1;
     if (skip("(x")) {
       repeats = number();
-      if (!skip(")")) fail("ranks", "expected numbers of tasks like 8(x2),4, got '{}'", list);
+      if (!skip(")")) refuse();
     }
     tasks.insert(tasks.end(), static_cast<size_t>(repeats), count);
   } while (skip(","));
-  if (at != end) fail("ranks", "expected numbers of tasks like 8(x2),4, got '{}'", list);
+  if (at != end) refuse();
   return tasks;
 }
 
@@ -143,7 +145,7 @@ Ranks ranks_from_environment(const Environment& environment) {
   const std::string slurm_host = first_slurm_host(variables.text("SLURM_STEP_NODELIST"));
   ranks.master_addr = variables.text("MASTER_ADDR", one_machine ? "127.0.0.1" : slurm_host);
   if (ranks.master_addr.empty())
-    fail("ranks", "MASTER_ADDR is not set: ranks on several machines need the address of rank 0's");
+    fail("ranks", "MASTER_ADDR is not set: ranks on several machines need the address of rank 0's machine");
   // Under another name of this machine, rank 0 would listen to its network, too. Where nobody says how many
   // ranks are here, some may be elsewhere.
   if (one_machine && !ranks.launcher_hosts && variables.has(names->local_world_size))

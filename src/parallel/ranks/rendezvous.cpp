@@ -1,6 +1,5 @@
 #include "parallel/ranks/rendezvous.h"
 
-#include <fmt/ranges.h>
 #include <netinet/in.h>
 #include <signal.h>
 #include <sys/socket.h>
@@ -16,6 +15,7 @@
 #include <vector>
 
 #include "core/error.h"
+#include "core/text/some_of.h"
 #include "parallel/ranks/rendezvous_store.h"
 
 namespace kiln {
@@ -146,7 +146,7 @@ std::shared_ptr<NoticeBoard> meet(c10d::Store& store, const Ranks& ranks,
     auto board = board_of_job(open_board, ranks.secret, ranks.attempt, job);
     board->set(keys[static_cast<size_t>(ranks.rank)], kHere);
     const bool is_over = Clock::now() >= deadline;
-    std::vector<int64_t> absent;
+    std::vector<std::string> absent;
     std::optional<int64_t> strange;
     if (store.check(keys)) {
       // Rank 0 looks at all, the others at rank 0.
@@ -156,12 +156,11 @@ std::shared_ptr<NoticeBoard> meet(c10d::Store& store, const Ranks& ranks,
       if (!strange) return board;
     } else if (is_over) {
       for (int64_t rank = 0; rank < ranks.world_size; ++rank)
-        if (!store.check({keys[static_cast<size_t>(rank)]})) absent.push_back(rank);
+        if (!store.check({keys[static_cast<size_t>(rank)]})) absent.push_back(std::to_string(rank));
     }
     if (is_over && !absent.empty())
       fail("ranks", "rank{} {} did not come within {:g} s: find out why, and start all ranks together",
-           absent.size() == 1 ? "" : "s", fmt::join(absent, ", "),
-           std::chrono::duration<double>(patience).count());
+           absent.size() == 1 ? "" : "s", some_of(absent), std::chrono::duration<double>(patience).count());
     if (strange && (is_over || (!has_warned && Clock::now() >= warning_at))) {
       const std::string what = fmt::format(
           "rank {} has another secret than rank {}, or a stranger came in its place: give all ranks the same "

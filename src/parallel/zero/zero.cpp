@@ -26,10 +26,11 @@ void require_even_nodes(ProcessGroup& group) {
     const auto [rank, local_rank, local] = nlohmann::json::parse(text).get<std::array<int64_t, 3>>();
     if (local_of_all == 0) local_of_all = local;
     if (local == local_of_all && group.world_size() % local == 0 && rank % local == local_rank) continue;
-    fail("zero",
-         "--shard-within-node expects the same number of ranks on every machine, in order: rank {} of {} is "
-         "local rank {} of {}, rank 0 is one of {}",
-         rank, group.world_size(), local_rank, local, local_of_all);
+    fail(
+        "zero",
+        "--shard-within-node expects the same number of ranks on every machine, numbered machine by machine: "
+        "the machine of rank 0 has {}, that of rank {} has {}, of which it is number {}",
+        local_of_all, rank, local, local_rank);
   }
 }
 
