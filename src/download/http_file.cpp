@@ -18,11 +18,13 @@
 #include <map>
 #include <memory>
 #include <thread>
+#include <vector>
 
 #include "core/error.h"
 #include "core/files/atomic_file.h"
 #include "core/files/file_lock.h"
 #include "core/files/sha256.h"
+#include "core/text/some_of.h"
 #include "core/units.h"
 
 namespace kiln {
@@ -170,9 +172,9 @@ class Refused : public Error {
 
 [[noreturn]] void fail_with_status(const std::string& url, long status) {
   if (status == 401 || status == 403)
-    throw Refused(fmt::format("[download] {} refuses with status {}: accept its terms there and set HF_TOKEN",
-                              url, status));
-  throw Refused(fmt::format("[download] {} answered with status {}{}", url, status,
+    throw Refused(
+        fmt::format("{} refuses with status {}: accept its terms there and set HF_TOKEN", url, status));
+  throw Refused(fmt::format("{} answered with status {}{}", url, status,
                             status == 404 ? ": there is no such file" : ""));
 }
 
@@ -276,9 +278,9 @@ void PartialFile::begin_whole() {
   curl_off_t length = -1;
   curl_easy_getinfo(curl_, CURLINFO_CONTENT_LENGTH_DOWNLOAD_T, &length);
   if (length < 0 && file_.bytes == 0 && file_.sha256.empty())
-    throw Refused(
-        fmt::format("[download] {} does not say how long {} is, and half of it would look like all of it",
-                    url_, file_.name));
+    throw Refused(fmt::format(
+        "{} does not say how long {} is, so a file cut short would pass for a whole one: try another mirror",
+        url_, file_.name));
   answer_.offset = 0;
   version_ = version_of(answer_);
   total_ = length >= 0 ? length : file_.bytes;
@@ -351,7 +353,7 @@ bool PartialFile::go_on(const std::string& url) {
     forget();
     why_cut_ = "the rest was of another version";
     if (++num_versions_ < kTries) return false;
-    throw Refused(fmt::format("[download] {} sends parts of different versions: nothing was kept", url));
+    throw Refused(fmt::format("{} sends parts of different versions: nothing was kept", url));
   }
   if (code == CURLE_OK && !is_body) {
     if (answer_.status >= 500) {
@@ -369,7 +371,7 @@ bool PartialFile::go_on(const std::string& url) {
   const bool never_came = code == CURLE_COULDNT_RESOLVE_HOST || code == CURLE_COULDNT_CONNECT ||
                           code == CURLE_UNSUPPORTED_PROTOCOL || code == CURLE_URL_MALFORMAT ||
                           code == CURLE_TOO_MANY_REDIRECTS || code == CURLE_PEER_FAILED_VERIFICATION;
-  if (never_came) throw Refused(fmt::format("[download] cannot reach {}: {}", url, why_cut_));
+  if (never_came) throw Refused(fmt::format("cannot reach {}: {}", url, why_cut_));
   return false;
 }
 
@@ -394,11 +396,7 @@ std::string fetch_file(const HttpFile& file) {
   const FileLock lock("download", file.path + ".lock",
                       fmt::format("{} is being downloaded already", file.path));
   PartialFile partial(file);
-  std::string refused;  // why, by each address
-  const auto note = [&](const std::string& reason) {
-    constexpr std::string_view kWho = "[download] ";
-    refused += refused.empty() ? reason : "; " + reason.substr(kWho.size());
-  };
+  std::vector<std::string> refused;  // why, by each address
   for (const std::string& url : file.urls) {
     try {
       for (int tries = 0; tries < kTries; ++tries) {
@@ -412,14 +410,14 @@ std::string fetch_file(const HttpFile& file) {
         if (partial.size() > before) tries = 0;  // it goes on, however slowly
         std::this_thread::sleep_for(std::chrono::milliseconds(200 << tries));
       }
-      note(fmt::format("[download] {} was cut after {} bytes ({}): the same command goes on from there", url,
-                       partial.size(), partial.why_cut()));
+      refused.push_back(fmt::format("{} was cut after {} bytes ({}): the same command goes on from there",
+                                    url, partial.size(), partial.why_cut()));
     } catch (const Refused& error) {
-      note(error.what());
+      refused.push_back(error.what());
     }
   }
   partial.remove_if_empty();
-  throw Error(refused);
+  throw Error(some_of(refused, "; "));
 }
 
 std::string fetch_text(const std::string& url, const std::string& token) {
