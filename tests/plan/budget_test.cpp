@@ -18,6 +18,7 @@ namespace {
 
 using ::testing::AllOf;
 using ::testing::HasSubstr;
+using ::testing::Not;
 using ::testing::ThrowsMessage;
 
 TrainOptions small_options() {
@@ -138,13 +139,13 @@ TEST(Budget, AProbeChoosesItsMicroBatchWhereTheWholeBatchDoesNotFit) {
   TrainOptions options = small_options();
   options.global_batch = 256;
   FitTerms terms{.may_choose_micro_batch = false, .host_bytes = int64_t{4} << 30};
-  EXPECT_THAT([&] { fit_run(options, {}, terms); }, ThrowsMessage<Error>(HasSubstr("this fits: kiln train")));
+  EXPECT_THAT([&] { fit_run(options, {}, terms); }, ThrowsMessage<Error>(HasSubstr("this fits, ")));
   terms.may_choose_micro_batch = true;
   const FittedRun run = fit_run(options, {}, terms);
   EXPECT_GT(run.options.micro_batch, 0);
   EXPECT_LT(run.options.micro_batch, 256);
   EXPECT_LT(run.predicted.at("peak_bytes").get<int64_t>(), terms.host_bytes);
-  EXPECT_THAT(run.summary, AllOf(HasSubstr("in one pass it needs"),
+  EXPECT_THAT(run.summary, AllOf(HasSubstr("in one pass the run needs"),
                                  HasSubstr(fmt::format("--micro-batch {} ", run.options.micro_batch))));
   options.global_batch = 8;
   const FittedRun fits = fit_run(options, {}, terms);
@@ -188,13 +189,13 @@ TEST(Budget, PlansARanksShare) {
   EXPECT_LT(peak({.world_size = 4, .local_world_size = 4}), peak({.world_size = 1}) / 2);
 }
 
-TEST(Budget, RefusalEndsInACommandThatFits) {
+TEST(Budget, RefusalEndsInOptionsThatFit) {
   TrainOptions options = small_options();
   options.global_batch = 256;
   options.memory.budget = MemoryBudget::parse("2500M");
   EXPECT_THAT([&] { fit_run(options); },
-              ThrowsMessage<Error>(AllOf(HasSubstr("--memory-budget 2500M"),
-                                         HasSubstr("this fits: kiln train"), HasSubstr("--micro-batch"))));
+              ThrowsMessage<Error>(AllOf(HasSubstr("--memory-budget 2500M"), HasSubstr("GiB: --micro-batch"),
+                                         Not(HasSubstr("kiln train")))));
   options.memory.budget = MemoryBudget::parse("100M");
   EXPECT_THAT([&] { fit_run(options); },
               ThrowsMessage<Error>(HasSubstr("no smaller --micro-batch fits either")));

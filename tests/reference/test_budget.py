@@ -122,8 +122,8 @@ def test_less_than_the_least_is_refused_before_anything_is_made(budget_range, tm
     code, output, resident = train(tmp_path / "run", "--memory-budget", budget)
     assert code != 0 and not (tmp_path / "run").exists()
     assert len(lines_of_errors(output)) == 1 and "--micro-batch" in output
-    if "this fits: " in output:
-        nearest = output.split("this fits: kiln train ")[1].split()
+    if "this fits, " in output:
+        nearest = output.split("this fits, ")[1].split()
         assert "--recompute" in nearest or "--micro-batch" in nearest
     assert resident < budget
 

@@ -2,7 +2,6 @@
 
 import json
 import re
-import shlex
 
 import pytest
 
@@ -99,18 +98,14 @@ def test_the_least_budget_beside_a_file(beside, config):
     assert plan["options"]["global-batch"] == 4 and "GiB" not in plan["options"]["memory-budget"]
 
 
-def test_what_fits_a_budget_beside_a_file(beside, kiln):
-    """The keys to edit, how much it takes then, and the command without the file."""
+def test_what_fits_a_budget_beside_a_file(beside):
+    """The keys to edit, and how much it takes then."""
     place = beside({"train_micro_batch_size_per_gpu": 128, "gradient_accumulation_steps": 2})
     arguments = [*GPU, "--depth", 4, "--memory-budget", "2200M"]
-    told = re.search(r"this fits, ([\d.]+) GiB: (.*); or without the file: kiln train (.*)$", refused(place, arguments))
-    gib, hint, command = told.groups()
+    gib, hint = re.search(r"this fits, ([\d.]+) GiB: (.*)$", refused(place, arguments)).groups()
     assert '"train_micro_batch_size_per_gpu": ' in hint and float(gib) * 1024 <= 2200
     edited = place.follow(hint, arguments)
     assert edited["predicted"]["needed_bytes"] / 2**30 == pytest.approx(float(gib), abs=0.01)
-    bare = kiln("plan", "--gpu", "A100-80G", "--json", *shlex.split(command), timeout=300)
-    assert bare.returncode == 0, bare.stderr
-    assert json.loads(bare.stdout)["predicted"]["needed_bytes"] == edited["predicted"]["needed_bytes"]
 
 
 def advice(place, arguments, about):

@@ -16,7 +16,6 @@
 #include "plan/price/this_machine.h"
 #include "plan/report/report.h"
 #include "run/option_values.h"
-#include "run/train_command.h"
 #include "train/run_ranks.h"
 #include "train/setup.h"
 
@@ -35,11 +34,12 @@ CheckpointCopy fitted_checkpoint_copy(const Plan& plan, int64_t host_bytes) {
   if (stepping <= host_bytes)
     fail("train",
          "--checkpoint-copy memory needs {:.2f} GiB of the {:.2f} GiB of host memory that each rank has: "
-         "--checkpoint-copy page-cache needs {:.2f} (--no-preflight tries anyway)",
+         "--checkpoint-copy page-cache needs {:.2f}, and --no-preflight tries anyway",
          gib(most), gib(host_bytes), gib(stepping));
   fail("train",
-       "it needs {:.2f} GiB of the {:.2f} GiB of host memory that each rank has: offload to nvme, fewer "
-       "ranks on a machine, or a smaller --prefetch (--no-preflight tries anyway)",
+       "a rank needs {:.2f} GiB of the {:.2f} GiB of host memory that each rank has: offload to nvme, take "
+       "fewer "
+       "ranks on a machine or a smaller --prefetch; --no-preflight tries anyway",
        gib(stepping), gib(host_bytes));
 }
 
@@ -57,8 +57,10 @@ int64_t free_bytes(at::Device device, const MachineProfile& machine, const Ranks
 
 // Returns the changes from `options` to `fitting` if a file sets some of them, by the keys of that file,
 // which the command line may not contradict. Empty if the command line alone sets them all.
-std::string changes_in_file(const TrainOptions& options, const TrainOptions& fitting,
-                            const SettingText& change) {
+// Returns what `fitting` changes: options as on a command line, or with commas if keys of a file are among
+// them.
+std::string changes_text(const TrainOptions& options, const TrainOptions& fitting,
+                         const SettingText& change) {
   const nlohmann::json before = to_json(options), after = to_json(fitting);
   std::vector<std::string> texts;
   bool is_in_file = false;
@@ -68,20 +70,17 @@ std::string changes_in_file(const TrainOptions& options, const TrainOptions& fit
     texts.push_back(change(name, text));
     is_in_file |= texts.back() != option_on_command_line(name, text);
   }
-  return is_in_file ? fmt::format("{}", fmt::join(texts, ", ")) : "";
+  return fmt::format("{}", fmt::join(texts, is_in_file ? ", " : " "));
 }
 
-// Throws an Error that ends in the nearest command that fits, or else in the least memory that is enough.
+// Throws an Error that ends in the nearest options that fit, or else in the least memory that is enough.
 // `sharing`: ranks that share a budget.
 [[noreturn]] void refuse(const MachineFit& fit, const TrainOptions& options, int64_t sharing,
                          const FitTerms& terms, const std::string& what) {
   const auto what_fits = [&](TrainOptions fitting) {
-    const std::string changes = changes_in_file(options, fitting, terms.change);
-    const std::string needed = fmt::format("this fits, {:.2f} GiB: ", gib(fit.needed(fit.plan(fitting))));
+    const double needed = gib(fit.needed(fit.plan(fitting)));
     fitting.memory.budget = options.memory.budget;
-    const std::string command = command_line(fitting);
-    return changes.empty() ? "this fits: " + command
-                           : fmt::format("{}{}; or without the file: {}", needed, changes, command);
+    return fmt::format("this fits, {:.2f} GiB: {}", needed, changes_text(options, fitting, terms.change));
   };
   if (!options.chooses_micro_batch())
     if (const std::optional<TrainOptions> nearest = fit.nearest(options))
@@ -187,7 +186,7 @@ void check_fit(FittedRun& run, const MachineProfile& machine, const DataSource& 
   }
   if (const int64_t needed = fit.needed(plan); needed > free) {
     const std::string what =
-        fmt::format("it needs {:.2f} GiB of the {:.2f} GiB that are free", gib(needed), gib(free));
+        fmt::format("the run needs {:.2f} GiB of the {:.2f} GiB that are free", gib(needed), gib(free));
     if (!terms.may_choose_micro_batch)
       refuse(fit, run.options, on_cpu ? ranks.local_world_size : 1, terms,
              what + " (--no-preflight tries anyway)");
