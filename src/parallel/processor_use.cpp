@@ -10,6 +10,7 @@
 #include <system_error>
 
 #include "parallel/cpu_share.h"
+#include "parallel/ranks/ranks.h"
 
 namespace kiln {
 
@@ -35,12 +36,20 @@ ProcessorTimes processor_times() {
           .waiting = seconds_waiting()};
 }
 
-int64_t processors_of(int64_t threads) { return std::min(threads, num_own_cpus()); }
+int64_t ranks_here() {
+  static const int64_t ranks = ranks_from_environment().local_world_size;
+  return ranks;
+}
 
-// Work of a single thread leaves processors free, and too many threads of its own make a process wait for
-// itself. So others had neither more than is missing nor more than was waited for.
-double taken_share(const ProcessorTimes& spent, int64_t processors) {
-  const double all = spent.wall * static_cast<double>(processors);
+double processors_of(int64_t threads, int64_t ranks) {
+  return std::min(static_cast<double>(threads),
+                  static_cast<double>(num_own_cpus()) / static_cast<double>(ranks));
+}
+
+// Work of a single thread leaves processors free, and too many threads of its own, or ranks of its run, make
+// a process wait for them. So others had neither more than is missing nor more than was waited for.
+double taken_share(const ProcessorTimes& spent, double processors) {
+  const double all = spent.wall * processors;
   return all > 0 ? std::clamp(std::min(spent.waiting, all - spent.running) / all, 0.0, 1.0) : 0;
 }
 

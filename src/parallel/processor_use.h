@@ -19,11 +19,14 @@ struct ProcessorTimes {
 // Reads a small file for each thread: some 10 microseconds each.
 ProcessorTimes processor_times();
 
-// Returns how many processors that many threads of this process can have at once.
-int64_t processors_of(int64_t threads);
+// Returns the number of this run's processes on this machine, as the launcher says.
+int64_t ranks_here();
+// Returns how many processors that many threads of this process can have at once if the ranks of this machine
+// share them evenly.
+double processors_of(int64_t threads, int64_t ranks = ranks_here());
 // Returns the share of the time of so many processors that others had in an interval, 0 to 1. Idle
-// processors count for nobody, and neither do this process's own threads that take turns.
-double taken_share(const ProcessorTimes& spent, int64_t processors);
+// processors count for nobody, and neither do this run's own threads that take turns.
+double taken_share(const ProcessorTimes& spent, double processors);
 // Returns "other programs had 43 % of the processors' time", or "" if it was so little that it may be chance.
 std::string taken_text(double share);
 

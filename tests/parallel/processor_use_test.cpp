@@ -18,9 +18,13 @@ TEST(ProcessorUse, OthersHadWhatWasWaitedForAndIsMissing) {
   EXPECT_DOUBLE_EQ(taken_share({}, 2), 0);
 }
 
-TEST(ProcessorUse, MoreThreadsThanProcessorsAreNoOthers) {
-  EXPECT_EQ(processors_of(1), 1);
-  EXPECT_EQ(processors_of(1000), num_own_cpus());
+TEST(ProcessorUse, MoreThreadsOrRanksThanProcessorsAreNoOthers) {
+  EXPECT_DOUBLE_EQ(processors_of(1), 1);
+  EXPECT_DOUBLE_EQ(processors_of(1000), static_cast<double>(num_own_cpus()));
+  const double processors = processors_of(/*threads=*/1, /*ranks=*/4 * num_own_cpus());
+  EXPECT_DOUBLE_EQ(processors, 0.25);
+  EXPECT_DOUBLE_EQ(taken_share({.wall = 8, .running = 2, .waiting = 6}, processors), 0) << "ranks took turns";
+  EXPECT_DOUBLE_EQ(taken_share({.wall = 8, .running = 1, .waiting = 7}, processors), 0.5) << "others came in";
 }
 
 TEST(ProcessorUse, TheTextSaysHowMuch) {

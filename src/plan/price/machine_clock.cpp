@@ -95,7 +95,10 @@ std::vector<MachineClock> read_clock(at::Device device, double seconds) {
   const auto begin = Clock::now();
   do readings.push_back(read());
   while (elapsed_since(begin) < seconds);
-  const double taken = taken_share(processor_times().since(before), processors_of(at::get_num_threads()));
+  // A GPU computes whatever its host's processors do.
+  const double taken =
+      device.is_cpu() ? taken_share(processor_times().since(before), processors_of(at::get_num_threads()))
+                      : 0;
   for (MachineClock& reading : readings) reading.taken = taken;
   return readings;
 }
