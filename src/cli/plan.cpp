@@ -54,7 +54,7 @@ int64_t gpus_here(const TrainOptions& train) {
   const int64_t present = num_devices(choose_device(DeviceChoice::kAuto));
   const int64_t gpus = planned_gpus(present, train.global_batch);
   if (present > 1)
-    fmt::print(stderr, "plan: this machine has {} GPUs, planned on {}{}\n", present, gpus,
+    fmt::print(stderr, "note: this machine has {} GPUs, the plan is for {}{}\n", present, gpus,
                gpus < present ? fmt::format(", which divide --global-batch {}", train.global_batch)
                               : ": --gpus chooses another number");
   return gpus;
@@ -74,13 +74,13 @@ struct PlanArguments {
 void add_plan_options(CLI::App& command, PlanArguments& arguments) {
   PlanOptions& options = arguments.options;
   command.add_option("--gpu", options.gpu,
-                     "GPU to train on (names below), or this (default): the GPU of this machine, else its "
-                     "CPU; --search: also several with commas, or any");
+                     "GPU to train on, by its name below (default: the GPU of this machine, else its CPU); "
+                     "--search also takes several with commas, or any");
   command.add_option("--gpu-memory", options.gpu_memory,
                      "Memory of one GPU (12G), for a card that is not built in; without --gpu it has the "
                      "speeds of the built-in card of the nearest memory");
   command.add_option("--gpus", options.gpus,
-                     "Number of GPUs in all (without it those of this machine, or 1 of another GPU; --search "
+                     "Number of GPUs in all (default: those of this machine, 1 of another GPU; --search "
                      "tries 1, 2, 4, ...)");
   command.add_option("--gpus-per-node", options.gpus_per_node,
                      "GPUs of one machine; more are planned on several (default: 8 with NVLink, else 4)");
@@ -210,7 +210,9 @@ void measure_lacking(const PlanOptions& options, double seconds) {
   if (!machine.measured)
     fail("plan", "--measure-seconds adds to the profile of a calibrated machine: --calibrate makes one");
   if (options.gpus > 1)
-    fail("plan", "--measure-seconds measures the step of one rank, got {}: leave out one of the two",
+    fail("plan",
+         "--measure-seconds measures the step of one rank, got --gpus {0}: leave out --measure-seconds or "
+         "--gpus {0}",
          options.gpus);
   if (options.train.compute.tf32 && device.is_cuda())
     fail("plan", "--measure-seconds cannot store products in TF32: leave out --measure-seconds or --tf32");

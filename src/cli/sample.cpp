@@ -118,12 +118,11 @@ void add_sample_command(CLI::App& app) {
                    "Channels to guide: plain (all), dit (those that DiT guides), or auto (dit if the model "
                    "predicts a sigma)")
       ->capture_default_str();
-  command->add_option(
-      "--sampler", options->sampler,
-      fmt::format(
-          "Sampler: {} (default: as the weights say, or as the model is published, or flow_euler or ddim if "
-          "that cannot draw with its objective)",
-          fmt::join(sampler_names(), ", ")));
+  command->add_option("--sampler", options->sampler,
+                      fmt::format("Sampler: {} (default: as the weights say, else as the model is published; "
+                                  "where that one cannot draw with "
+                                  "the objective, flow_euler or ddim)",
+                                  fmt::join(sampler_names(), ", ")));
   command->add_option(
       "--num-sampling-steps", options->num_sampling_steps,
       "Steps of the sampler (default: as the weights say, or as published; for another sampler 250 with "
@@ -136,7 +135,8 @@ void add_sample_command(CLI::App& app) {
       "--noise", options->noise,
       "safetensors file of the noise to draw from instead of the seed's, to compare with other "
       "programs: \"noise\" (N, C, H, W), \"step_noise\" (steps, N, C, H, W)");
-  command->add_option("--save-noise", options->save_noise, "Write the seed's noise into such a file");
+  command->add_option("--save-noise", options->save_noise,
+                      "Write the seed's noise into a file that --noise reads");
 
   command->add_option("--out", options->out,
                       "Folder of PNG files; rerunning the same command draws what is missing");

@@ -340,7 +340,7 @@ void require_size_of_weights(const ModelOptions& model, const ModelRecord& recor
   };
   if (blocks_of(model.name, nlohmann::json::object()) != blocks_of(record.model, record.model_config))
     fail("train",
-         "--weights {} are of another size than --model {}: leave out --model, their record knows it",
+         "--weights {} are of another size than --model {}: leave out --model, which their record holds",
          model.weights, model.name);
 }
 
@@ -433,7 +433,7 @@ std::shared_ptr<TrainArguments> add_train_options(CLI::App& command, const std::
       ->group(group);
   command
       .add_option("--accelerate", arguments->accelerate,
-                  "accelerate's default_config.yaml, read in the same way")
+                  "accelerate's default_config.yaml, read as these options")
       ->group(group);
   visit_options(arguments->options, OptionAdder{.command = command, .prefix = prefix});
   command.get_option("--image-size")->default_str("the store's own, else the model's");
@@ -456,7 +456,8 @@ ResolvedOptions resolve(const CLI::App& command, const TrainArguments& arguments
   std::string& instruction = resolved.options.data.captions.instruction;
   instruction = read_text_option("train", "--caption-instruction", instruction);
   if (!arguments.deepspeed.empty() && !arguments.accelerate.empty())
-    fail("train", "--deepspeed and --accelerate are both given: the latter names DeepSpeed's file itself");
+    fail("train",
+         "--deepspeed and --accelerate are both given: leave out --deepspeed, accelerate's file names it");
   if (!arguments.deepspeed.empty() || !arguments.accelerate.empty())
     apply_config_file(command, arguments, world_size, resolved);
   take_published(arguments, resolved, recorded);

@@ -10,6 +10,7 @@
 #include "core/error.h"
 #include "core/files/text_file.h"
 #include "core/text/nearest_name.h"
+#include "core/text/some_of.h"
 
 namespace kiln {
 namespace {
@@ -65,6 +66,13 @@ bool is_near_one_of(const std::string& name, const std::set<std::string>& known)
                      [&](const std::string& other) { return num_edits(name, other) <= name.size() / 3; });
 }
 
+// Returns the begin of a long text.
+std::string brief(std::string text) {
+  constexpr size_t kMostShown = 100;
+  if (text.size() > kMostShown) text.replace(kMostShown, text.npos, "...");
+  return text;
+}
+
 }  // namespace
 
 std::string read_text_option(std::string_view who, std::string_view option, const std::string& value) {
@@ -83,12 +91,13 @@ json read_json_option(std::string_view who, std::string_view option, const std::
   if (value.empty()) return json::object();
   const std::string text = read_text_option(who, option, value);
   json parsed = json::parse(text, nullptr, /*allow_exceptions=*/false);
-  if (!parsed.is_object()) fail(who, "{} expects a JSON object or a file of one, got '{}'", option, value);
+  if (!parsed.is_object())
+    fail(who, "{} expects a JSON object or a file of one, got '{}'", option, brief(value));
   return parsed;
 }
 
 JsonConfig::JsonConfig(std::string_view who, const json& config) : who_(who), config_(config) {
-  if (!config.is_object()) fail(who_, "expected a JSON object, got {}", config.dump());
+  if (!config.is_object()) fail(who_, "expected a JSON object, got {}", brief(config.dump()));
 }
 
 bool JsonConfig::has(const std::string& key) const {
@@ -106,7 +115,8 @@ template <class T>
 T JsonConfig::require(const std::string& key) const {
   if (!has(key)) fail(who_, "expected {} to be {}, got none", key, Kind<T>::kName);
   const json& value = config_.at(key);
-  if (!Kind<T>::fits(value)) fail(who_, "expected {} to be {}, got {}", key, Kind<T>::kName, value.dump());
+  if (!Kind<T>::fits(value))
+    fail(who_, "expected {} to be {}, got {}", key, Kind<T>::kName, brief(value.dump()));
   return value.get<T>();
 }
 
@@ -125,7 +135,7 @@ KILN_JSON_CONFIG_KIND(std::vector<std::string>)
 json JsonConfig::object(const std::string& key) const {
   if (!has(key)) return json::object();
   const json& value = config_.at(key);
-  if (!value.is_object()) fail(who_, "expected {} to be an object, got {}", key, value.dump());
+  if (!value.is_object()) fail(who_, "expected {} to be an object, got {}", key, brief(value.dump()));
   return value;
 }
 
@@ -145,7 +155,8 @@ int64_t JsonConfig::positive(const std::string& key, int64_t default_value) cons
 
 void JsonConfig::refuse(const std::string& key, const json& inactive) const {
   if (has(key) && config_.at(key) != inactive)
-    fail(who_, "{} = {} is not implemented: expected {}", key, config_.at(key).dump(), inactive.dump());
+    fail(who_, "{} = {} is not implemented: expected {}", key, brief(config_.at(key).dump()),
+         inactive.dump());
 }
 
 void JsonConfig::refuse_unknown() const {
@@ -156,7 +167,8 @@ void JsonConfig::refuse_unknown() const {
     unknown.push_back(key);
   }
   if (!unknown.empty())
-    fail(who_, "unknown config keys: {}; known are {}", fmt::join(unknown, ", "), fmt::join(read_, ", "));
+    fail(who_, "unknown config keys: {}; the nearest known ones are {}", some_of(unknown),
+         some_of(nearest_names(unknown.front(), {read_.begin(), read_.end()}, 3)));
 }
 
 }  // namespace kiln

@@ -137,8 +137,8 @@ void refuse_without_weights(const std::string& name) {
   for (const PublishedWeights& row : published_weights()) {
     if (row.name != name) continue;
     if (!row.model)
-      fail("sample", "{} is no denoiser, but for {} $(kiln download {}): give --run or --weights", name,
-           row.use, name);
+      fail("sample", "{0} is no denoiser: use it in {1} $(kiln download {0}), and give --run or --weights",
+           name, row.use);
     fail("sample",
          "{} are weights alone: kiln sample --weights $(kiln download {}) --model {} --autoencoder FOLDER "
          "--text-encoder FOLDER --prompt TEXT",

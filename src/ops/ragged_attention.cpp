@@ -11,6 +11,7 @@
 #include "core/error.h"
 #include "core/scratch.h"
 #include "core/tensors.h"
+#include "core/text/some_of.h"
 #include "ops/cpu/kernels.h"
 #include "ops/cuda/launch.h"
 #include "ops/cuda/varlen_attention.h"
@@ -176,7 +177,7 @@ void check_ragged(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
   for (size_t b = 1; b < offsets.size(); ++b) ascending = ascending && offsets[b - 1] <= offsets[b];
   if (!ascending)
     fail("ragged_attention", "expected {} ascending offsets within {} rows, got {}", q.size(0) + 1, k.size(0),
-         fmt::join(offsets, ", "));
+         some_of(offsets));
 }
 
 // Returns the engine of the GPU that q is on, or that a dry run stands for. A dry run assumes a GPU of

@@ -248,12 +248,12 @@ std::string Monitor::used_text(const nlohmann::json& line) {
   const double used = line["gpu_memory_bytes"], total = line.value("gpu_memory_total_bytes", 0.0);
   if (total <= 0) return fmt::format(" ({:.1f} GB used)", gigabytes(used));
   if (used > kMuchMemory * total && !std::exchange(warned_of_memory_, true))
-    fmt::print(
-        stderr,
-        "warning: {:.0f} % of the card's memory are in use ({:.1f} of {:.1f} GB), which leaves little for "
-        "other programs and fragmentation: use smaller passes (--micro-batch, or its key in a DeepSpeed "
-        "file) or a lower --memory-budget\n",
-        100 * used / total, gigabytes(used), gigabytes(total));
+    fmt::print(stderr,
+               "warning: {:.0f} % of the card's memory ({:.1f} of {:.1f} GB) is in use, which leaves little "
+               "for other "
+               "programs and fragmentation: lower --memory-budget or --micro-batch, or its key in a "
+               "DeepSpeed file\n",
+               100 * used / total, gigabytes(used), gigabytes(total));
   return fmt::format(" ({:.1f} of {:.1f} GB used, {:.0f}%)", gigabytes(used), gigabytes(total),
                      100 * used / total);
 }

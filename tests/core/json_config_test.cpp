@@ -68,7 +68,7 @@ TEST(JsonConfig, NamesKeysThatNobodyReads) {
   config.get<int64_t>("read", 0);
   config.get<int64_t>("absent", 0);
   EXPECT_EQ(message_of([&] { config.refuse_unknown(); }),
-            "[test] unknown config keys: lr_, x; known are absent, read");
+            "[test] unknown config keys: lr_, x; the nearest known ones are read, absent");
 }
 
 TEST(JsonConfig, FeaturesOfOthersThatAreOffPassButNoMistypedName) {
@@ -76,7 +76,7 @@ TEST(JsonConfig, FeaturesOfOthersThatAreOffPassButNoMistypedName) {
   const JsonConfig config("test", text);
   config.get("learn_sigma", true);
   EXPECT_EQ(message_of([&] { config.refuse_unknown(); }),
-            "[test] unknown config keys: amp, learn_sgima; known are learn_sigma");
+            "[test] unknown config keys: amp, learn_sgima; the nearest known ones are learn_sigma");
 }
 
 TEST(JsonConfig, AnOptionIsTextOrAFile) {

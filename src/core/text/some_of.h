@@ -3,18 +3,20 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <cstdint>
+#include <iterator>
 #include <string>
 #include <vector>
 
 namespace kiln {
 
 // Returns "a, b, c and 481 more".
-inline std::string some_of(const std::vector<std::string>& names, const char* separator = ", ") {
-  constexpr size_t kMostShown = 3;
-  const size_t shown = std::min(names.size(), kMostShown);
-  std::string text =
-      fmt::format("{}", fmt::join(names.begin(), names.begin() + static_cast<int64_t>(shown), separator));
-  if (names.size() > shown) text += fmt::format(" and {} more", names.size() - shown);
+template <class List = std::vector<std::string>>
+std::string some_of(const List& items, const char* separator = ", ") {
+  constexpr int64_t kMostShown = 3;
+  const int64_t count = std::ssize(items), shown = std::min(count, kMostShown);
+  std::string text = fmt::format("{}", fmt::join(items.begin(), std::next(items.begin(), shown), separator));
+  if (count > shown) text += fmt::format(" and {} more", count - shown);
   return text;
 }
 

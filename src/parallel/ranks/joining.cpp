@@ -29,9 +29,9 @@ void require_same_on_all_ranks(ProcessGroup& group, const nlohmann::json& settin
   for (const std::string& text : group.gather(settings.dump(), "versions and options"))
     of_rank.push_back(nlohmann::json::parse(text));
   for (const auto& [name, ours] : of_rank.front().items()) {
-    std::map<std::string, std::vector<std::string>> ranks_with;
+    std::map<std::string, std::vector<size_t>> ranks_with;
     for (size_t rank = 0; rank < of_rank.size(); ++rank)
-      ranks_with[of_rank[rank].value(name, nlohmann::json()).dump()].push_back(std::to_string(rank));
+      ranks_with[of_rank[rank].value(name, nlohmann::json()).dump()].push_back(rank);
     if (ranks_with.size() == 1) continue;
     std::vector<std::string> parts;
     for (const auto& [value, ranks] : ranks_with)

@@ -146,7 +146,7 @@ std::shared_ptr<NoticeBoard> meet(c10d::Store& store, const Ranks& ranks,
     auto board = board_of_job(open_board, ranks.secret, ranks.attempt, job);
     board->set(keys[static_cast<size_t>(ranks.rank)], kHere);
     const bool is_over = Clock::now() >= deadline;
-    std::vector<std::string> absent;
+    std::vector<int64_t> absent;
     std::optional<int64_t> strange;
     if (store.check(keys)) {
       // Rank 0 looks at all, the others at rank 0.
@@ -156,7 +156,7 @@ std::shared_ptr<NoticeBoard> meet(c10d::Store& store, const Ranks& ranks,
       if (!strange) return board;
     } else if (is_over) {
       for (int64_t rank = 0; rank < ranks.world_size; ++rank)
-        if (!store.check({keys[static_cast<size_t>(rank)]})) absent.push_back(std::to_string(rank));
+        if (!store.check({keys[static_cast<size_t>(rank)]})) absent.push_back(rank);
     }
     if (is_over && !absent.empty())
       fail("ranks", "rank{} {} did not come within {:g} s: find out why, and start all ranks together",

@@ -162,10 +162,9 @@ MachineProfile gpu_profile(at::Device device) {
   const std::optional<std::string> kind = builtin_profile_named(machine);
   MachineProfile profile = kind ? find_profile(*kind) : nearest_in_memory(memory_bytes);
   if (!kind)
-    fmt::print(
-        stderr,
-        "calibrate: {} is not built in: its links to others and its watts are taken to be those of {}\n",
-        machine, profile.name);
+    fmt::print(stderr,
+               "note: {} is not built in: its links to others and its watts are taken to be those of {}\n",
+               machine, profile.name);
   profile.name = profile.machine = machine;
   profile.memory_bytes = memory_bytes;
   constexpr int64_t kBytes = 512 << 20;
@@ -190,7 +189,7 @@ void measure_disks(MachineProfile& profile, const CalibratedFolders& folders) {
     if (disk.read_bytes_per_s > 0)
       profile.disks.push_back(disk);
     else
-      fmt::print(stderr, "calibrate: {} has too little on it to tell how fast its disk is\n", folder);
+      fmt::print(stderr, "note: {} holds too little to measure how fast its disk is\n", folder);
   };
   measure(folders.offloaded, /*may_write=*/true);
   measure(folders.data, /*may_write=*/false);
@@ -237,7 +236,7 @@ void measure_steps(MachineProfile& profile, at::Device device, double seconds) {
   for (size_t done = 0; done < kRounds * kinds.size() && elapsed_since(begin) < seconds; ++done) {
     std::ranges::copy(read_clock(device, kClockSeconds / 10), std::back_inserter(readings));
     table.add(time_steps(kinds[done % kinds.size()], device, {.plain = 1, .watched = 1}));
-    fmt::print(stderr, "\rcalibrate: {} of {} steps measured, {:.0f} s ", done + 1, kRounds * kinds.size(),
+    fmt::print(stderr, "\rkiln plan: {} of {} steps measured, {:.0f} s ", done + 1, kRounds * kinds.size(),
                elapsed_since(begin));
   }
   fmt::print(stderr, "\n");

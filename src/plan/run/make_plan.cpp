@@ -157,7 +157,8 @@ void check_plan(const PlanOptions& options, const MachineProfile& machine) {
   not_negative("price-per-gpu-hour", options.price_per_gpu_hour);
   if (machine.device == DryRunDevice::kCpu && (options.gpus_per_node > 0 || options.network_gbit > 0))
     fail("plan",
-         "--gpus-per-node and --network-gbit are of GPUs: the ranks of a CPU are planned on one machine");
+         "--gpus-per-node and --network-gbit are only for GPUs: leave them out, a plan for CPUs is for one "
+         "machine");
   const int64_t batch = options.train.global_batch;
   if (batch % options.gpus != 0)
     fail("plan", "--global-batch {} is not a multiple of --gpus {}: give {}, or {}", batch, options.gpus,
