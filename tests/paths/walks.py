@@ -19,7 +19,7 @@ from pathlib import Path
 import numpy as np
 import torch
 from browser import check_report
-from conftest import program
+from conftest import complaints, program
 from diffusers import AutoencoderKL
 from interruptions import PATIENCE_S, wait_while_running
 from PIL import Image, ImageDraw
@@ -97,7 +97,7 @@ class Walk:
         arguments = [*command, *options(data | given), "--out", folder / "out"]
         result = run(*arguments)
         assert result.returncode == 1, result.stdout + result.stderr
-        lines = [line for line in result.stderr.splitlines() if re.match(r"kiln( [a-z]+)*: (?!as |chosen: |writing to )", line)]
+        lines = complaints(result.stderr)
         assert len(lines) == 1 and len(lines[0]) <= 600 and result.stderr.splitlines()[-1] == lines[0], result.stderr
         assert not (folder / "out").exists(), f"--out was made, for nothing: {lines[0]}"
         assert re.search(expected, lines[0]), lines[0]

@@ -6,6 +6,7 @@ KILN_BUILD names the build folder (default: build/ of this checkout).
 import importlib.util
 import json
 import os
+import re
 import subprocess
 from pathlib import Path
 
@@ -102,6 +103,11 @@ def conformance(tmp_path):
         return load_file(outputs)
 
     return run
+
+
+def complaints(text):
+    """The lines in which a command says what is wrong, not what it took as published, chose or writes to."""
+    return [line for line in text.splitlines() if re.match(r"kiln( [a-z]+)*: (?!as |chosen: |writing to )", line)]
 
 
 def lines_of_errors(text):

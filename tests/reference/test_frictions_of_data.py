@@ -7,7 +7,7 @@ import shutil
 
 import numpy as np
 import pytest
-from conftest import run_program, succeed
+from conftest import complaints, run_program, succeed
 from PIL import Image
 
 SIZE = 32
@@ -19,7 +19,7 @@ OPTIONS = ["--image-size", SIZE, "--global-batch", 5, "--log-every", 1, "--devic
 def refusal(*arguments):
     result = run_program("kiln", *arguments)
     assert result.returncode != 0, result.stdout
-    (line,) = [line for line in result.stderr.splitlines() if re.match(r"kiln( [a-z]+)*: (?!as |chosen: |writing to )", line)]
+    (line,) = complaints(result.stderr)
     return line
 
 

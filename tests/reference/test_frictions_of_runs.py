@@ -6,7 +6,7 @@ import re
 import shutil
 
 import pytest
-from conftest import run_program, succeed
+from conftest import complaints, run_program, succeed
 
 DIT = ["--model", "dit", "--hidden-size", 48, "--depth", 2, "--num-heads", 3, "--patch-size", 4, "--num-classes", 4]
 OPTIONS = ["--data", "synthetic", "--image-size", 64, "--global-batch", 4, "--threads", 1, "--peak-tflops", 1, "--log-every", 3,
@@ -20,7 +20,7 @@ def train(out, steps, *more):
 def refusal(*arguments):
     result = run_program("kiln", *arguments)
     assert result.returncode == 1, result.stdout
-    (line,) = [line for line in result.stderr.splitlines() if re.match(r"kiln( [a-z]+)*: (?!as |chosen: |writing to )", line)]
+    (line,) = complaints(result.stderr)
     assert len(line) < 400
     return line
 

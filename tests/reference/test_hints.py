@@ -4,6 +4,7 @@ import json
 import re
 
 import pytest
+from conftest import complaints
 
 KEY = re.compile(r'"([a-z_][\w.]*)": (\{"enabled": true\}|"[^"]*"|[-\w.+]+)')
 OPTION = re.compile(r"--([a-z][a-z0-9-]*) (-?[\w.,+-]+)")
@@ -30,7 +31,7 @@ class Beside:
             self.path.write_text(json.dumps(config or self.config))
             file = ["--deepspeed", self.path]
         result = self.kiln("plan", *arguments, *file, "--json", timeout=300)
-        lines = [line for line in result.stderr.splitlines() if re.match(r"kiln( [a-z]+)*: (?!as |chosen: |writing to )", line)]
+        lines = complaints(result.stderr)
         plan = json.loads(result.stdout) if result.returncode == 0 else {}
         for hint in [*lines, *(line for row in [plan, *plan.get("best", [])] for line in row.get("advice", []))]:
             assert not TWICE.search(hint), hint
