@@ -32,9 +32,9 @@ void add_convert_command(CLI::App& app) {
   command->add_option("--text-encoder", options->text_encoder,
                       "Folder of the text encoder and its tokenizer to put into the diffusers folder");
   command->add_option("--components", options->components,
-                      "How autoencoder, text encoder and tokenizer go into the diffusers folder, from where "
-                      "the run had them unless they are given: copy, link (small files are copied) or none "
-                      "(default: those that are given are copied)");
+                      "How the run's autoencoder, text encoder and tokenizer, or those that are given, go "
+                      "into the diffusers folder: copy, link (small files are copied) or none (default: "
+                      "copy those that are given)");
   command->add_option(
       "--objective", options->objective,
       fmt::format("Objective that the model was trained with, where the weights do not say it: {}",
@@ -50,7 +50,8 @@ void add_convert_command(CLI::App& app) {
                     "Replace a weights file that kiln convert did not write");
   command->add_flag(
       "--anyway", options->anyway,
-      "Merge an adapter that was trained on other weights, or put in pieces other than those of training");
+      "Merge an adapter that was trained on other weights, or put in another autoencoder, text encoder or "
+      "tokenizer than that of the training");
   command->add_option("--input-size", options->input_size,
                       "Latent size, for weights without pos_embed (default 32)");
   command->add_option("--num-heads", options->num_heads,

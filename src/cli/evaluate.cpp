@@ -61,11 +61,13 @@ void add_sampling_options(CLI::App* command, SampleCommand& sampling) {
                    "Autoencoder that decodes the latents (default: the run's)")
       ->group(group);
   command
-      ->add_option("--base", sampling.base, "Base of a run that trained an adapter (default: where it was)")
+      ->add_option("--base", sampling.base,
+                   "Weights that the run's adapter was trained on (default: the path that the run names)")
       ->group(group);
   command
       ->add_flag("--anyway", sampling.anyway,
-                 "Draw even with pieces other than those that the run was trained with")
+                 "Draw even with another autoencoder, text encoder, tokenizer, schedule or base than the run "
+                 "was trained with")
       ->group(group);
   command->add_option("--sample-batch", sampling.batch, "Images drawn at a time")->group(group);
   command->add_option("--compute-dtype", sampling.compute_dtype, "f32 | bf16 | fp16")->group(group);

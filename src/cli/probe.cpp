@@ -120,7 +120,7 @@ void add_probe_command(CLI::App& app) {
       "Look at one step operation by operation: casts, what runs in f32 and why, overflows by segment, "
       "time by dtype");
   command->add_option("--report", options->report, "Write the report of these steps (HTML) to this file");
-  command->add_flag("--json", *json, "Print one JSON object on standard output and nothing else there");
+  command->add_flag("--json", *json, "Print one JSON object, and nothing else, on standard output");
   auto variants = std::make_shared<VariantsCommand>();
   auto* file =
       command->add_option("--variants", variants->file,

@@ -105,9 +105,10 @@ Json on_recomputation(const Plan& now) {
   if (!other.fits)
     return line(
         "recomputation", std::nullopt,
-        fmt::format("it is needed: without it the run takes {:.0f} % of the memory (planned)", share));
+        fmt::format("recomputation is needed: without it the run takes {:.0f} % of the memory (planned)",
+                    share));
   return line("recomputation", gain,
-              fmt::format("{}: {}, which is {:.0f} % of it", none, change_text(now, other), share));
+              fmt::format("{}: {}, which is {:.0f} % of the memory", none, change_text(now, other), share));
 }
 
 Json on_checkpoints(const Json& result, const StepFigures& measured, const ProbedRun& run) {
@@ -116,13 +117,13 @@ Json on_checkpoints(const Json& result, const StepFigures& measured, const Probe
   if (pause == 0)
     return line("checkpoint", std::nullopt, "not measured: --no-checkpoint leaves the one at the end out");
   if (every == 0)
-    return line(
-        "checkpoint", 1.0,
-        fmt::format("one stops training for {} s, only at the end (measured)", number_text(pause, 3)));
+    return line("checkpoint", 1.0,
+                fmt::format("a checkpoint stops training for {} s, only at the end (measured)",
+                            number_text(pause, 3)));
   const double between = static_cast<double>(every) * measured.step_s, share = pause / (between + pause);
-  const std::string text =
-      fmt::format("one stops training for {} s, {} % of the time at {} (measured)", number_text(pause, 3),
-                  number_text(100 * share, 2), run.change("checkpoint-every", std::to_string(every)));
+  const std::string text = fmt::format(
+      "a checkpoint stops training for {} s, {} % of the time at {} (measured)", number_text(pause, 3),
+      number_text(100 * share, 2), run.change("checkpoint-every", std::to_string(every)));
   if (share < kCheckpointShare) return line("checkpoint", 1 / (1 - share), text + ": nothing to gain");
   // Rounded up to two digits.
   const double least = pause * (1 - kCheckpointShare) / kCheckpointShare / measured.step_s;

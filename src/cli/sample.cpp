@@ -55,8 +55,9 @@ void add_sample_command(CLI::App& app) {
                   denoiser_names_text()));
   command->add_option("--adapter", options->adapter,
                       "LoRA adapter (PEFT folder, diffusers or kohya file, run) to add to the weights");
-  command->add_option("--base", options->base,
-                      "Weights that the adapter of --run was trained on (default: where they were then)");
+  command->add_option(
+      "--base", options->base,
+      "Weights that the adapter of --run was trained on (default: the path that the run names)");
   command->add_flag(
       "--anyway", options->anyway,
       "Draw with another autoencoder, text encoder, tokenizer, schedule or base than the weights "

@@ -72,7 +72,7 @@ def test_a_probe_ends_with_advice(probed, tmp_path):
     assert "(measured)" in advice["loader"]["text"] and advice["loader"]["gain"] >= 1
     assert "--compute-dtype bf16" in advice["precision"]["text"] and "(planned)" in advice["precision"]["text"]
     assert "--recompute all would be 0." in advice["recomputation"]["text"] and advice["recomputation"]["gain"] < 1
-    assert probed["measured"]["checkpoint_pause_s"] > 0 and "one stops training for" in advice["checkpoint"]["text"]
+    assert probed["measured"]["checkpoint_pause_s"] > 0 and "a checkpoint stops training for" in advice["checkpoint"]["text"]
     result = run("probe", "--steps", 3, "--recompute", "all", "--no-checkpoint", "--checkpoint-every", 1, "--threads", 1,
                  "--compute-dtype", "bf16", temporary=tmp_path)
     assert result.returncode == 0, result.stderr

@@ -171,7 +171,8 @@ void advise_memory(const Plan& plan, const StepTrace& trace, std::vector<std::st
     if (plan.options.gpus > 1) return;
     break;  // then also say what a single GPU can do
   }
-  advice.push_back("it does not fit like this; what does, and how fast it is: " + search_command(plan));
+  advice.push_back("the run does not fit; this command finds what does, and how fast it is: " +
+                   search_command(plan));
 }
 
 // Returns the options for twice the images of a step, in passes of as many as now.
