@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "core/text/printable.h"
+#include "core/text/some_of.h"
 
 namespace kiln {
 
@@ -59,6 +60,11 @@ bool process_has_ended(const Beat& beat) {
   if (!std::getline(file, text)) return access("/proc/self/stat", R_OK) == 0;
   const size_t name_end = text.rfind(')');  // of the program's name, which may itself hold anything
   return name_end + 2 < text.size() && (text[name_end + 2] == 'Z' || text[name_end + 2] == 'X');
+}
+
+// Returns "; rank 2 failed: why; rank 3 failed: why", or "" for no texts.
+std::string listed(const std::vector<std::string>& texts) {
+  return texts.empty() ? "" : "; " + some_of(texts, "; ");
 }
 
 }  // namespace
@@ -140,14 +146,14 @@ std::vector<Beat> Heartbeat::Shared::read_all() {
 // Returns what ranks [first, end) report about their own failures. Ranks that only miss others report
 // nothing.
 std::string Heartbeat::Shared::reported_failures(int64_t first, int64_t end) {
-  std::string failures;
+  std::vector<std::string> failures;
   const std::lock_guard lock(board_mutex);
   for (int64_t rank = first; rank < end; ++rank) {
     if (rank == ranks.rank) continue;
     if (const auto why = board->find(failure_key_of(rank)))
-      failures += fmt::format("; rank {} failed: {}", rank, printable(*why));
+      failures.push_back(fmt::format("rank {} failed: {}", rank, printable(*why)));
   }
-  return failures;
+  return listed(failures);
 }
 
 bool Heartbeat::Shared::is_neighbour(int64_t rank) const {
@@ -157,7 +163,8 @@ bool Heartbeat::Shared::is_neighbour(int64_t rank) const {
 
 // Returns who is gone: among the ranks that this one watches, or according to rank 0.
 std::string Heartbeat::Shared::look(Watch& watch, Silence silence) {
-  std::string gone = reported_failures(watch.first, watch.end);
+  const std::string failures = reported_failures(watch.first, watch.end);
+  std::vector<std::string> silent;
   const std::lock_guard lock(board_mutex);
   if (const auto told = board->find(kGoneKey)) return printable(*told);
   // A long gap means that this rank was stopped, and perhaps the others too, which then had no time to beat.
@@ -171,8 +178,9 @@ std::string Heartbeat::Shared::look(Watch& watch, Silence silence) {
     if (watch.beats[r] != before) watch.changed[r] = now;
     const bool is_silent = silence == Silence::kMeansGone && now - watch.changed[r] > kSilence * interval;
     if (is_silent || (is_neighbour(rank) && process_has_ended(beat)))
-      gone += fmt::format("; rank {} no longer answers", rank);
+      silent.push_back(fmt::format("rank {} no longer answers", rank));
   }
+  std::string gone = failures + listed(silent);
   if (!gone.empty() && ranks.rank == 0) board->set(kGoneKey, gone);
   return gone;
 }
@@ -182,15 +190,15 @@ std::string Heartbeat::Shared::describe_missing(int64_t number) {
   const std::vector<Beat> before = read_all();
   std::this_thread::sleep_for(kLook * interval);
   const std::vector<Beat> after = read_all();
-  std::string missing;
+  std::vector<std::string> missing;
   for (size_t r = 0; r < after.size(); ++r) {
     if (static_cast<int64_t>(r) == ranks.rank) continue;
     if (after[r].beats == before[r].beats)
-      missing += fmt::format("; rank {} no longer answers", r);
+      missing.push_back(fmt::format("rank {} no longer answers", r));
     else if (after[r].collectives < number)
-      missing += fmt::format("; rank {} has not come so far", r);
+      missing.push_back(fmt::format("rank {} has not come so far", r));
   }
-  return missing;
+  return listed(missing);
 }
 
 Heartbeat::Heartbeat(std::shared_ptr<NoticeBoard> board, const Ranks& ranks,
