@@ -13,9 +13,9 @@ from dit_torch import DiT, randomise_
 from PIL import Image
 from pipelines import text_encoder, tiny_kl
 from pixart_torch import PixArt
+from recorded_runs import PIXART, TINY, TRAIN, base, dit_run, draw, lora_run, make_run, pieces, pixart_run, record_of, recorded, refusal  # noqa: F401
 from safetensors.torch import load_file, save_file
 from test_convert_text import sana, unet
-from test_record import PIXART, TINY, TRAIN, base, dit_run, draw, lora_run, make_run, pieces, pixart_run, record_of, recorded, refusal  # noqa: F401
 
 
 @pytest.fixture(scope="module")
