@@ -65,8 +65,10 @@ def test_a_refused_budget_names_what_works(kiln, tmp_path):
     megabytes = int(enough[1][:-1])
     result = kiln("train", *HEAVY, *out, *enough)
     assert result.returncode == 0, result.stderr
-    command = ["train", *HEAVY, "--max-steps", 1, "--out", tmp_path / "disk", "--memory-budget", f"{int(0.8 * megabytes)}M"]
-    options = re.search(r"with the optimizer's state elsewhere this fits, [\d.]+ GiB: (.*)$", refusal(kiln, *command))[1].split()
+    budget = ["--memory-budget", f"{int(0.8 * megabytes)}M"]
+    command = ["train", *HEAVY, "--max-steps", 1, "--out", tmp_path / "disk", *budget]
+    message = refusal(kiln, *command)
+    options = re.search(r"with the optimizer's state elsewhere this fits, [\d.]+ GiB: (.*)$", message)[1].split()
     assert options[options.index("--offload-optimizer") + 1] == "nvme"
     result = kiln(*command, *options, timeout=300)
     assert result.returncode == 0, result.stderr
