@@ -169,6 +169,8 @@ class Journey:
         if size:
             noise = self.folder / "noise.safetensors"
             self.draw("--run", self.run, size=size, count=1, more=["--save-noise", noise])
+            saved = load_file(noise)["noise"]  # with the noise of the steps, of samplers that draw it
+            assert (saved - kiln_normals(SEED, START, [0], saved.shape[1:])).abs().max() < 1e-6
             code, count = re.subn(r"height, width = \d+, \d+", f"height, width = {size[0]}, {size[1]}", code)
             assert count == 1
             code = code.replace('f"{folder}/noise.safetensors"', repr(str(noise)))
