@@ -1,12 +1,11 @@
 #include "train/memory_choices.h"
 
-#include <fmt/ranges.h>
-
 #include <algorithm>
 #include <charconv>
 #include <optional>
 
 #include "core/error.h"
+#include "core/text/some_of.h"
 
 namespace kiln {
 
@@ -48,7 +47,7 @@ std::vector<bool> parse_segments(const char* option, const SegmentSet& set, cons
     const auto found = std::ranges::find(names, name);
     if (found == names.end())
       fail("train", "--{} expects none, all, or some of {} (blocks by number or range), got '{}'", option,
-           fmt::join(names, ", "), set.text());
+           some_of(names), set.text());
     chosen[static_cast<size_t>(found - names.begin())] = true;
   };
   for (const std::string& part : split(set.text(), ',')) {

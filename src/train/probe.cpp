@@ -67,7 +67,7 @@ ValidationOptions short_validation(const TrainOptions& options) {
 TrainOptions short_run(const ProbeOptions& options, const fs::path& folder) {
   if (options.steps < 1) fail("probe", "--steps expects a positive number, got {}", options.steps);
   if (options.audit_ops && options.steps < kLeastAuditSteps)
-    fail("probe", "--audit-precision looks at a step past the warm-up: --steps expects {} or more, got {}",
+    fail("probe", "--audit-precision audits a step after the warm-up: --steps expects {} or more, got {}",
          kLeastAuditSteps, options.steps);
   if (!options.train.watch.profile.empty())
     fail("probe", "--profile has no effect in a probe, whose run folder is removed: use it with kiln train");
@@ -104,14 +104,12 @@ std::vector<std::string> warnings_of(const StepFigures& measured, const nlohmann
   if (share > kMemoryWarning)
     warnings.push_back(fmt::format(
         "{:.0f} % of the device's memory are in use ({} of {}): take smaller passes (--micro-batch, or its "
-        "key in "
-        "a DeepSpeed file), or give --memory-budget auto",
+        "key in a DeepSpeed file), or give --memory-budget auto",
         100 * share, size_text(static_cast<double>(used)), size_text(static_cast<double>(memory_bytes))));
   if (const double share = encoding_share(measured); share > kEncodingWarning)
     warnings.push_back(
-        fmt::format("encoding {} takes {:.0f} % of the time: kiln extract does it once for all epochs, "
-                    "and --data is "
-                    "then its store",
+        fmt::format("encoding {} takes {:.0f} % of the time: kiln extract does it once for all epochs, and "
+                    "--data is then its store",
                     encoded_text(measured), 100 * share));
   return warnings;
 }

@@ -101,11 +101,12 @@ RunCaptions captions_of_run(const std::string& run, int64_t count) {
   options.data.parts.clear();
   if (!fs::exists(options.data.path))
     fail("evaluate",
-         "{} draws for {}, which are not there any more: give --prompts FILE with one prompt a line", run,
-         found.origin);
+         "the prompts of {} are {}, which do not exist any more: give --prompts FILE with one prompt a line",
+         run, found.origin);
   found.texts = has_store(options) ? captions_of_store(options, count) : captions_of_pictures(options, count);
   if (found.texts.empty())
-    fail("evaluate", "{} draws for {}, and there are none: give --prompts FILE with one prompt a line", run,
+    fail("evaluate",
+         "the prompts of {} are {}, but there are none: give --prompts FILE with one prompt a line", run,
          found.origin);
   return found;
 }

@@ -1,13 +1,12 @@
 #include "train/store_data.h"
 
-#include <fmt/ranges.h>
-
 #include <algorithm>
 #include <cmath>
 #include <filesystem>
 #include <tuple>
 
 #include "core/error.h"
+#include "core/text/some_of.h"
 #include "data/loader/batches.h"
 #include "data/text_store/joined_text.h"
 #include "models/run_folder.h"
@@ -58,7 +57,7 @@ std::string chosen_text(const TrainOptions& options) {
          "{} takes captions, but the store {} has none: run kiln extract --data IMAGES --out {} "
          "--text-encoder DIR",
          options.model.name, path, path);
-  const std::string names = fmt::format("{}", fmt::join(found, ", "));
+  const std::string names = some_of(found);
   if (options.data.text.empty() && found.size() > 1)
     fail("train", "the store {} has several text stores: choose one of {} with --text", path, names);
   if (options.data.text.empty()) return found[0];
@@ -84,7 +83,7 @@ std::vector<std::string> text_folders_of(const TrainOptions& options, const Cond
            "{} has captions of {} samples, its features are of {}: remove it and extract the text again",
            folder, info.num_samples, num_samples);
     if (model.pads_text && !info.padded)
-      fail("train", "{} attends to padding, but {} holds captions without it ({}): extract them with CLIP",
+      fail("train", "{} attends to padding, but {} holds captions without it ({}): extract with CLIP",
            options.model.name, folder, info.encoder);
     folders.push_back(folder);
     require_same_encoder(read_text_store_info(folders.front()), folders.front(), info, folder);
@@ -112,11 +111,11 @@ std::vector<SampleLane> split_of(const TrainOptions& options, const std::vector<
   if (split == Split::kTraining)
     for (size_t lane = 0; lane < lanes.size(); ++lane)
       if (lanes[lane].size() == 0)
-        fail(
-            "train",
-            "--validation-share {:g} holds out all {} samples of shape {}: give a smaller share, or a larger "
-            "--bucket-min where the buckets are made",
-            share, all[lane].size(), lane);
+        fail("train",
+             "--validation-share {:g} holds out all {} samples of bucket number {}: give a smaller share, or "
+             "a larger "
+             "--bucket-min where the buckets are made",
+             share, all[lane].size(), lane);
   return lanes;
 }
 
@@ -173,8 +172,7 @@ void require_data(const TrainOptions& options) {
   if (options.data.autoencoder.empty())
     fail("train",
          "--data {} is not a feature store: run kiln extract, or encode while training with --autoencoder "
-         "PATH "
-         "(or pixels)",
+         "PATH or pixels",
          options.data.path);
 }
 
@@ -192,7 +190,7 @@ StoredSamples describe_stores(const TrainOptions& options) {
   if (conditioning.takes_text())
     samples.text_folders = text_folders_of(options, conditioning);
   else if (!options.data.text.empty())
-    fail("train", "--text {}: {} takes no captions", options.data.text, options.model.name);
+    fail("train", "--text {}: {} takes no captions, leave it out", options.data.text, options.model.name);
   return samples;
 }
 

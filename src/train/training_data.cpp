@@ -30,7 +30,8 @@ TrainingData open_synthetic(const TrainOptions& options) {
   const bool pixels = options.data.in_pixels();
   data.shape = synthetic_shape(options);
   if (!pixels && !options.data.autoencoder.empty())
-    fail("train", "--autoencoder has no effect with --data synthetic (except 'pixels'): leave it out");
+    fail("train", "--autoencoder with --data synthetic expects pixels or nothing, got {}",
+         options.data.autoencoder);
   data.autoencoder = {.name = pixels ? "pixels" : ""};  // no autoencoder made the latents
   if (!options.data.more.empty())
     fail("train", "--more-data has no effect with --data synthetic: leave it out");
@@ -58,12 +59,11 @@ void load_decoder(const TrainOptions& options, const StoreInfo& info, at::Device
   data.decoder = load_autoencoder(path, device, compute_dtype);
   const bool is_known = !info.autoencoder_fingerprint.empty();  // unknown for an import
   if (is_known && data.decoder->fingerprint != info.autoencoder_fingerprint)
-    fail(
-        "train",
-        "the store {} was made by another autoencoder ({} {}) than {}{} ({} {}): {}give the one of the store",
-        options.data.path, info.autoencoder, info.autoencoder_fingerprint,
-        is_given ? "--autoencoder " : "the one that now lies at ", path, data.decoder->name,
-        data.decoder->fingerprint, is_given ? "extract again with it, or " : "with --autoencoder ");
+    fail("train",
+         "the store {} was made by another autoencoder ({} {}) than {} ({} {}): give --autoencoder with the "
+         "one that made it{}",
+         options.data.path, info.autoencoder, info.autoencoder_fingerprint, path, data.decoder->name,
+         data.decoder->fingerprint, is_given ? ", or extract again" : "");
   data.autoencoder.path = fs::absolute(path).string();
 }
 
@@ -91,11 +91,10 @@ std::vector<std::string> unchecked_notes(const std::string& path, const StoreInf
       info.shards, [](const StoreInfo::Shard& shard) { return shard.columns_xxh3.empty(); });
   const bool has_text = !text || !text->info().columns_xxh3.empty();
   if (has_all && has_text) return {};
-  return {
-      fmt::format("an earlier version wrote the store {} without checksums of {}{}{}: kiln store verify {} "
-                  "compares whole files",
-                  path, has_all ? "" : "labels, names and shards' places",
-                  has_all || has_text ? "" : " or of ", has_text ? "" : "single captions' features", path)};
+  return {fmt::format(
+      "the store {} is of an earlier version, without checksums of {}{}{}: check it with kiln store verify",
+      path, has_all ? "" : "labels, names and shards' places", has_all || has_text ? "" : " or of ",
+      has_text ? "" : "single captions' features")};
 }
 
 TrainingData open_store(const TrainOptions& options, at::Device device, at::ScalarType compute_dtype) {
@@ -184,10 +183,9 @@ at::Tensor stored_rows(const TextStore& store, int64_t entry) {
 void fill_null_text(const TextStore& store, const Denoiser& denoiser, bool has_weights) {
   const bool has_empty_caption = store.num_rows(TextStore::kNullEntry) > 0;
   if (!denoiser.null_text() && !has_empty_caption)
-    fail(
-        "train",
-        "the text store has no features of the empty caption, which stands for a dropped one: import it with "
-        "--text-encoder DIR");
+    fail("train",
+         "the text store has no features of the empty caption, which a dropped caption becomes: import it "
+         "with --text-encoder DIR");
   if (!denoiser.null_text() || has_weights || !has_empty_caption) return;
   const at::Tensor rows = stored_rows(store, TextStore::kNullEntry);
   const at::Tensor places = at::arange(denoiser.null_text()->value.size(0)).clamp_max(rows.size(0) - 1);

@@ -32,7 +32,7 @@ void check_latents(const TrainOptions& options, const StoreInfo& info, const Tra
     return;
   fail("train",
        "--validation-data {} was made by another autoencoder ({} {}, {} x {} latents) than --data ({} "
-       "{}, {} x {}): extract it again with that of --data",
+       "{}, {} x {}): extract it again with the autoencoder of --data",
        path, info.autoencoder, info.autoencoder_fingerprint, info.channels, lanes_text(info.lanes),
        data.autoencoder.name, data.autoencoder.fingerprint, data.shape.channels,
        lanes_text(data.shape.lanes));
@@ -48,7 +48,7 @@ void check_classes(const std::string& path, const std::vector<std::string>& name
   };
   const int64_t index = differ.first - names.begin();
   fail("train",
-       "--validation-data {} has {} classes, --data has {}; number {} is '{}' there and '{}' here: make it "
+       "--validation-data {} has {} classes, --data has {}; class {} is '{}', in --data '{}': make it "
        "from folders of the same names",
        path, names.size(), data.class_names.size(), index, name_at(names, index),
        name_at(data.class_names, index));
@@ -78,9 +78,8 @@ TrainOptions of_validation(TrainOptions options) {
 
 // Returns the name of those samples in messages.
 std::string source_of(const TrainOptions& options) {
-  return options.validation.share > 0
-             ? fmt::format("what --validation-share holds out of {}", options.data.path)
-             : "--validation-data " + options.validation.data;
+  return options.validation.share > 0 ? fmt::format("--validation-share {:g}", options.validation.share)
+                                      : "--validation-data " + options.validation.data;
 }
 
 std::string identity_of(const TrainOptions& options, const std::string& data) {
@@ -100,8 +99,7 @@ std::shared_ptr<const TextStore> open_validation_text(const TrainOptions& option
     fail("train",
          "the captions of --validation-data {} were made by another text encoder or after another "
          "instruction ({} {}, up to {} tokens) than those of --data ({} {}, up to {}): extract them again "
-         "with "
-         "that of --data",
+         "with the settings of --data",
          options.validation.data, ours.encoder, ours.encoder_fingerprint, ours.max_tokens, theirs.encoder,
          theirs.encoder_fingerprint, theirs.max_tokens);
   return text;
@@ -207,8 +205,8 @@ Validation::Validation(const TrainOptions& options, const TrainingData& data, at
       seed_(validation_seed(options.seed)) {
   const int64_t num_samples = sum_of(data_.samples_of_lane);
   if (options.validation.images > num_samples)
-    fail("train", "--validation-images {} is more than the {} of {}", options.validation.images, num_samples,
-         source_of(options));
+    fail("train", "--validation-images {} is more than the {} samples of {}", options.validation.images,
+         num_samples, source_of(options));
   images_of_lane_ = options.validation.images > 0
                         ? shares_of_lanes(data_.samples_of_lane, options.validation.images)
                         : data_.samples_of_lane;

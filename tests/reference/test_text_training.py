@@ -280,7 +280,7 @@ def test_a_text_run_is_evaluated_on_its_own_captions(tmp_path, store):
     assert prompts("--prompts", tmp_path / "prompts.txt")[0] == ["red", "a green apple"]
     shutil.rmtree(data)
     line = refusal(*evaluate, "--num-pictures", 4)
-    assert "not there any more: give --prompts FILE" in line and len(line.splitlines()) == 1
+    assert "which do not exist any more: give --prompts FILE" in line and len(line.splitlines()) == 1
     assert prompts("--prompt", "red", "--num-pictures", 4)[0] == ["red"]
 
 

@@ -288,7 +288,7 @@ TEST_F(Validations, RefusesWhatDoesNotFit) {
   EXPECT_THAT(refusal(info), AllOf(HasSubstr("4 classes, --data has 3"), HasSubstr("'owl'")));
   info = info_;
   info.class_names[1] = "wolf";
-  EXPECT_THAT(refusal(info), AllOf(HasSubstr("number 1 is 'wolf' there and 'dog'")));
+  EXPECT_THAT(refusal(info), AllOf(HasSubstr("class 1 is 'wolf', in --data 'dog'")));
 
   options_.validation.images = kImages + 1;
   EXPECT_THAT(message_of([&] { open(); }), HasSubstr("--validation-images 14 is more than the 13"));

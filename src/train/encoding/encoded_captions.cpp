@@ -31,15 +31,16 @@ std::shared_ptr<const EncodedText> open_captions(const TrainOptions& options, co
   if (text.encoder.empty())
     fail("train",
          "{} takes captions, and --data {} are pictures: give --text-encoder DIR, which encodes their "
-         "captions "
-         "while training, or run kiln extract",
+         "captions while training, or run kiln extract",
          options.model.name, options.data.path);
   const EncoderRoom room = device.is_meta() || !encodes ? EncoderRoom() : encoder_room(text, device, {});
   const auto encoder = std::make_shared<const CaptionEncoder>(
       text.encoder, text.max_tokens, device, compute_dtype, room,
       encodes ? EncoderUse::kEncode : EncoderUse::kIds, text.captions.instruction);
   if (model.pads_text && !encoder->shape().users_see_padding)
-    fail("train", "{} attends to padding, but the captions of {} ({}) have none: give --text-encoder CLIP",
+    fail("train",
+         "{} attends to padding, but the captions of {} ({}) have none: give a folder of CLIP with "
+         "--text-encoder",
          options.model.name, text.encoder, encoder->shape().family);
   const int64_t batch = encoder->batch_within_room(text.batch, captions_at_once(options));
   return std::make_shared<const EncodedText>(encoder, images, options.data.path, text, batch,
@@ -58,7 +59,7 @@ std::vector<std::string> caption_notes(const EncodedText& text, double cut_share
     notes.push_back(fmt::format("{:.1f} % of the captions are longer than {} tokens and are cut",
                                 100 * cut_share, text.info().max_tokens));
   if (text.info().num_without_caption > 0)
-    notes.push_back(fmt::format("{} pictures have no caption: they train as with a dropped one",
+    notes.push_back(fmt::format("{} pictures have no caption: each trains as if its caption were dropped",
                                 text.info().num_without_caption));
   if (text.encoder()->is_streamed())
     notes.push_back(fmt::format("{}: in every step", text.encoder()->streaming_text(text.batch())));

@@ -70,8 +70,9 @@ StageFacts facts_of(const TrainOptions& options) {
 void require_same(const Stage& stage, const StageFacts& facts, const Stage& first, const StageFacts& before) {
   if (facts.latents != before.latents)
     fail("train",
-         "its data are latents of another autoencoder ({}) than those of {} ({}): extract them again",
-         facts.latents, first.name, before.latents);
+         "--data {} has latents of another autoencoder ({}) than {} ({}): extract it again with that "
+         "autoencoder",
+         stage.options.data.path, facts.latents, first.name, before.latents);
   if (facts.text && before.text)
     require_same_encoder(*before.text, before.text_source, *facts.text, facts.text_source);
   // The sizes of fixed tables are compared too.
@@ -79,10 +80,10 @@ void require_same(const Stage& stage, const StageFacts& facts, const Stage& firs
   for (const auto& [key, sizes] : weights_of(first.options, before.model_config))
     if (const auto found = weights.find(key); found == weights.end() || found->second != sizes)
       fail("train",
-           "{} at --image-size {} has other weights than at the {} of {} ({} is {} there): this model cannot "
-           "change its size or classes between stages",
-           stage.options.model.name, stage.options.data.image_size, first.options.data.image_size, first.name,
-           key, sizes);
+           "{} cannot change its size or classes between stages: {} has shape {} in {} at --image-size {}, "
+           "and another one at {}",
+           stage.options.model.name, key, sizes, first.name, first.options.data.image_size,
+           stage.options.data.image_size);
 }
 
 }  // namespace

@@ -214,13 +214,12 @@ void StageLoop::handle_bad_step(const StepResult& result) {
   if (++progress_.bad_steps <= options.max_bad_steps) return;
   finish_checkpoint();
   const std::vector<Checkpoint> saved = list_checkpoints(options.out);
-  fail("train", "{} steps in a row were not finite, the last is {} (--max-bad-steps {}): {}",
-       progress_.bad_steps, step, options.max_bad_steps,
-       saved.empty() ? std::string("no checkpoint was written yet; try a lower learning rate (--lr, or its "
-                                   "key in a DeepSpeed file)")
-                     : fmt::format("the last good checkpoint is {}; try a lower learning rate (--lr, or its "
-                                   "key in a DeepSpeed file)",
-                                   saved.back().folder));
+  fail(
+      "train",
+      "{} steps in a row were not finite, the last is {} (--max-bad-steps {}), and {}: try a lower learning "
+      "rate (--lr, or its key in a DeepSpeed file)",
+      progress_.bad_steps, step, options.max_bad_steps,
+      saved.empty() ? "no checkpoint was written yet" : "the last good checkpoint is " + saved.back().folder);
 }
 
 CheckpointSpace StageLoop::checkpoint_space() const {

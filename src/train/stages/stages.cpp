@@ -1,13 +1,12 @@
 #include "train/stages/stages.h"
 
-#include <fmt/ranges.h>
-
 #include <algorithm>
 #include <filesystem>
 #include <optional>
 
 #include "checkpoint/train_state.h"
 #include "core/error.h"
+#include "core/text/some_of.h"
 #include "data/images/left_out_list.h"
 #include "parallel/ranks/agreement.h"
 #include "run/option_values.h"
@@ -145,12 +144,14 @@ void require_unchanged(const std::string& out, const Stage& stage, const SavedSt
   const OptionChanges changes = compare_options(before, to_json(stage.options));
   if (!changes.refused.empty())
     fail("resume",
-         "{} of {} {} with other settings: {}; give the same ones, or --continue-with FILE for what "
-         "lies ahead",
-         stage.name, out, is_done ? "was done" : "is under way", fmt::join(changes.refused, ", "));
+         "{} of {} {} with other settings: {}; go back to them, or give the new ones with --continue-with "
+         "FILE",
+         stage.name, out, is_done ? "was done" : "is under way", some_of(changes.refused));
   if (saved.first_step != stage.first_step)
-    fail("resume", "{} began at step {} of {} and would begin at {}: what is done cannot change", stage.name,
-         saved.first_step, out, stage.first_step);
+    fail("resume",
+         "{} began at step {} of {} and would begin at {}: what is done cannot change, give --recipe "
+         "{}/config.toml",
+         stage.name, saved.first_step, out, stage.first_step, out);
 }
 
 class StagePlanner {
@@ -258,8 +259,8 @@ class StagePlanner {
   void check_history() {
     const int64_t step = saved_->step;
     if (saved_->is_staged && !is_staged())
-      fail("resume", "{} is a run of {} stages and this one has none: give --recipe {}/config.toml", run_.out,
-           saved_->stages.size(), run_.out);
+      fail("resume", "{} is a run of {} stages and this command gives none: give --recipe {}/config.toml",
+           run_.out, saved_->stages.size(), run_.out);
     if (!is_staged()) return;
     std::vector<std::string> ahead;
     for (size_t i = 0; i < std::max(plan_.stages.size(), saved_->stages.size()); ++i) {
@@ -274,8 +275,10 @@ class StagePlanner {
         const int64_t least = std::min(step, before->last_step);
         const bool is_past = before->last_step < step;
         if (now->last_step() < least || (is_past && now->last_step() != before->last_step))
-          fail("resume", "{} of {} ended at step {} and would end at {}: what is done cannot change",
-               now->name, run_.out, least, now->last_step());
+          fail("resume",
+               "{} of {} ended at step {} and would end at {}: what is done cannot change, give --recipe "
+               "{}/config.toml",
+               now->name, run_.out, least, now->last_step(), run_.out);
         if (now->last_step() != before->last_step && before->last_step >= step && !is_continued_)
           ahead.push_back(fmt::format("{} ends at step {} instead of {}", now->name, now->last_step(),
                                       before->last_step));
