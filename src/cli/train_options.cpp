@@ -267,7 +267,7 @@ void take_weights_of_run(const TrainArguments& arguments, TrainOptions& options,
          "--weights {} is the run of an adapter: give the weights that it changes, {}, and the adapter as "
          "--lora-weights",
          weights, info.adapter.base_path);
-  const std::string file = run_weights(weights, info, /*use_ema=*/true, std::nullopt);
+  const std::string file = find_weights(weights).path;
   if (is_told(arguments, options)) fmt::print(stderr, "--weights {} is read as {}\n", weights, file);
   weights = file;
 }
@@ -349,7 +349,13 @@ void require_size_of_weights(const ModelOptions& model, const ModelRecord& recor
 void take_record_of_weights(const TrainArguments& arguments, ResolvedOptions& resolved,
                             const nlohmann::json& recorded) {
   ModelOptions& model = resolved.options.model;
-  if (recorded.is_object() || model.weights.empty() || !std::filesystem::exists(model.weights)) return;
+  if (recorded.is_object() || model.weights.empty()) return;
+  if (!std::filesystem::exists(model.weights)) {
+    const bool is_plan = !arguments.starts_ranks;  // of a named model, which needs no values
+    if (is_plan && resolved.given.contains("model")) return;
+    fail("train", "--weights {} does not exist: give the path of a weights file, a folder or a run",
+         model.weights);
+  }
   const WeightsSource source = find_weights(model.weights);
   const ModelRecord& record = source.record;
   if (record.model.empty()) return;

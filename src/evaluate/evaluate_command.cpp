@@ -13,12 +13,11 @@
 #include "core/text/utf8.h"
 #include "evaluate/evaluation.h"
 #include "evaluate/protocol.h"
-#include "models/run_folder.h"
 #include "parallel/cpu_share.h"
 #include "parallel/machine.h"
-#include "parallel/ranks/agreement.h"
 #include "parallel/ranks/joining.h"
 #include "sample/prompts.h"
+#include "sample/sample_source.h"
 
 namespace kiln {
 namespace {
@@ -40,17 +39,6 @@ void check(const EvaluateCommand& command) {
   if (command.k < 1) fail("evaluate", "expected --k of at least 1, got {}", command.k);
 }
 
-// Returns the weights to judge of a run that may go on saving, the same on every rank: the first rank chooses
-// and checks them.
-std::string choose_weights(const SampleCommand& sampling, ProcessGroup& group) {
-  std::string weights;
-  agree(group, "the weights of the run", [&] {
-    if (group.rank() != 0) return;
-    weights = run_weights(sampling.run, read_run_info(sampling.run), !sampling.no_ema, sampling.ema_decay);
-  });
-  return group.gather(weights, "the weights of the run").front();
-}
-
 // Draws the run's samples and returns their folder. Continues what an earlier call with the same settings
 // drew.
 std::string draw_samples(const EvaluateCommand& command, ProcessGroup& group) {
@@ -61,7 +49,7 @@ std::string draw_samples(const EvaluateCommand& command, ProcessGroup& group) {
     for (std::string& prompt : read_prompts(sampling.prompts_file))
       sampling.prompts.push_back(std::move(prompt));
   sampling.prompts_file.clear();
-  sampling.weights = choose_weights(sampling, group);
+  settle_weights(sampling, group);
   const fs::path checkpoint = fs::path(sampling.weights).parent_path();
   std::string settings = fmt::format(
       "{} {} {} {} {} {} {} {} {} {}", sampling.weights, sampling.num_images, sampling.cfg_scale.value_or(-1),
@@ -72,10 +60,9 @@ std::string draw_samples(const EvaluateCommand& command, ProcessGroup& group) {
     if (!piece.empty()) settings += " " + piece;
   for (const std::string& prompt : sampling.prompts) settings += "\n" + prompt;
   sampling.out =
-      (fs::path(sampling.run) / "evaluation" /
+      (fs::path(command.samples) / "evaluation" /
        fmt::format("{}-{}", checkpoint.filename().string(), xxh3_hex(std::as_bytes(std::span(settings)))))
           .string();
-  sampling.run.clear();  // a newer checkpoint may lie there by now
   run_sample_command(sampling, group);
   return sampling.out;
 }

@@ -5,7 +5,7 @@
 #include <filesystem>
 #include <fstream>
 
-#include "checkpoint/checked_files.h"
+#include "checkpoint/train_state.h"
 #include "core/error.h"
 #include "core/files/atomic_file.h"
 #include "core/text/utf8.h"
@@ -52,15 +52,6 @@ std::string weights_file_name(const std::string& run, const ModelRecord& info, b
   for (size_t i = 0; i < info.ema_decays.size(); ++i)
     if (!decay || *decay == info.ema_decays[i]) return ema_file_name(info.ema_decays, i);
   fail("run", "{} has no EMA of decay {}: its decays are {}", run, *decay, fmt::join(info.ema_decays, ", "));
-}
-
-std::string run_weights(const std::string& run, const ModelRecord& info, bool use_ema,
-                        std::optional<double> decay) {
-  std::string path = newest_checked_file(run, [&](const std::string& folder) {
-    return (std::filesystem::path(folder) / weights_file_name(run, info, use_ema, decay)).string();
-  });
-  if (path.empty()) fail("run", "{} has no complete checkpoint yet", run);
-  return path;
 }
 
 }  // namespace kiln

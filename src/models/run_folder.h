@@ -20,9 +20,5 @@ ModelRecord read_run_info(const std::string& run);
 // or of the model itself if `use_ema` is false or the run has no EMA. Throws Error: no such decay.
 std::string weights_file_name(const std::string& run, const ModelRecord& info, bool use_ema,
                               std::optional<double> decay);
-// Returns the weights file of the newest complete checkpoint in which this file is undamaged. Throws Error:
-// no checkpoint yet, no such decay.
-std::string run_weights(const std::string& run, const ModelRecord& info, bool use_ema,
-                        std::optional<double> decay);
 
 }  // namespace kiln

@@ -269,8 +269,9 @@ std::vector<int64_t> missing_of_this_rank(const SampleOutput& output, int64_t nu
   return mine;
 }
 
-void sample(const SampleCommand& command, ProcessGroup& group) {
+void sample(SampleCommand command, ProcessGroup& group) {
   check(command);
+  settle_weights(command, group);
   const bool is_first = group.rank() == 0;
   const at::Device device = parse_device(command.device, group.ranks().local_rank);
   const at::ScalarType compute_dtype = parse_compute_dtype(command.compute_dtype, "--compute-dtype");

@@ -20,6 +20,7 @@
 #include "models/registry.h"
 #include "models/run_folder.h"
 #include "parallel/machine.h"
+#include "parallel/ranks/agreement.h"
 #include "run/published_settings.h"
 #include "sample/sampler_loop.h"
 
@@ -43,7 +44,6 @@ void check_sources(const SampleCommand& command) {
       (!command.model.empty() || !command.model_config.empty() || command.image_size > 0))
     fail("sample", "--model, --model-config and --image-size have no effect with --run: the run knows them");
   if (command.no_ema && command.ema_decay) fail("sample", "expected --ema-decay or --no-ema, not both");
-  if (!command.run.empty()) read_run_info(command.run);  // says what is no run
 }
 
 // True if there are the model's own weights beside an average: in a folder, or in a .pt file.
@@ -55,8 +55,8 @@ bool has_average_too(const std::string& weights, const std::string& model) {
 }
 
 WeightsSource find_weights_of(const SampleCommand& command) {
-  WeightsSource found = find_weights(command.run.empty() ? command.weights : command.run,
-                                     {.ema = !command.no_ema, .ema_decay = command.ema_decay});
+  WeightsSource found =
+      find_weights(command.weights, {.ema = !command.no_ema, .ema_decay = command.ema_decay});
   if (command.ema_decay && found.step.empty())
     fail("sample", "--ema-decay chooses among a run's averages: --weights has one");
   // With an adapter it may be about that one's run.
@@ -194,9 +194,22 @@ void restore_tables(const ParameterList& parameters, const TensorMap& weights) {
 
 }  // namespace
 
+void settle_weights(SampleCommand& command, ProcessGroup& group) {
+  check_sources(command);
+  const std::string run = command.run.empty() ? command.weights : command.run;
+  if (command.run.empty() && !is_run_folder(run)) return;
+  std::string weights;
+  agree(group, "the weights of the run", [&] {
+    if (group.rank() != 0) return;
+    read_run_info(run);  // says what is no run
+    weights = find_weights(run, {.ema = !command.no_ema, .ema_decay = command.ema_decay}).path;
+  });
+  command.weights = group.gather(weights, "the weights of the run").front();
+  command.run.clear();
+}
+
 DrawingSource load_drawing_source(const SampleCommand& command, at::Device device,
                                   at::ScalarType compute_dtype, int64_t num_processes) {
-  check_sources(command);
   WeightsSource found = find_weights_of(command);
   std::optional<FoundAdapter> adapter;
   if (!command.adapter.empty()) {

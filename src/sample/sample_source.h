@@ -7,6 +7,7 @@
 #include "models/autoencoders/autoencoder.h"
 #include "models/model.h"
 #include "models/model_record.h"
+#include "parallel/ranks/process_group.h"
 #include "sample/sample_options.h"
 
 namespace kiln {
@@ -25,8 +26,13 @@ struct DrawingSource {
   std::unique_ptr<Autoencoder> autoencoder;
 };
 
-// `num_processes` is the number of processes on this machine, which share its memory. Throws Error: neither
-// or both of --run and --weights, weights or an autoencoder that do not fit the model or each other.
+// Puts the file that is drawn with in the place of a run, in --run or --weights, the same one on every rank
+// while the run may go on saving: the first rank chooses and checks it. Throws Error: neither or both of
+// --run and --weights, no run, no complete checkpoint.
+void settle_weights(SampleCommand& command, ProcessGroup& group);
+
+// `num_processes` is the number of processes on this machine, which share its memory. `command`:
+// with settled weights. Throws Error: weights or an autoencoder that do not fit the model or each other.
 DrawingSource load_drawing_source(const SampleCommand& command, at::Device device,
                                   at::ScalarType compute_dtype, int64_t num_processes);
 

@@ -9,6 +9,7 @@
 
 #include "checkpoint/train_state.h"
 #include "core/error.h"
+#include "models/weights_source.h"
 #include "test_files.h"
 
 namespace kiln {
@@ -76,18 +77,19 @@ TEST_F(Run, BrokenConfigsNameTheFile) {
 }
 
 TEST_F(Run, WeightsOfTheNewestCheckpoint) {
-  EXPECT_THAT(message_of([&] { run_weights(run_.string(), info_, true, {}); }),
-              HasSubstr("no complete checkpoint"));
+  write_run_info(run_.string(), info_);
+  const auto chosen = [&](const WeightsChoice& choice) { return find_weights(run_.string(), choice).path; };
+  EXPECT_THAT(message_of([&] { chosen({}); }), HasSubstr("no complete checkpoint"));
   write_checkpoint(100);
   write_checkpoint(2000);
-  EXPECT_THAT(run_weights(run_.string(), info_, true, {}), EndsWith("step-00002000/ema.safetensors"));
-  EXPECT_THAT(run_weights(run_.string(), info_, true, 0.9999), EndsWith("step-00002000/ema.safetensors"));
-  EXPECT_THAT(run_weights(run_.string(), info_, true, 0.999),
-              EndsWith("step-00002000/ema-0.999.safetensors"));
-  EXPECT_THAT(run_weights(run_.string(), info_, false, {}), EndsWith("step-00002000/model.safetensors"));
-  EXPECT_THAT(message_of([&] { run_weights(run_.string(), info_, true, 0.5); }), HasSubstr("0.9999, 0.999"));
+  EXPECT_THAT(chosen({}), EndsWith("step-00002000/ema.safetensors"));
+  EXPECT_THAT(chosen({.ema_decay = 0.9999}), EndsWith("step-00002000/ema.safetensors"));
+  EXPECT_THAT(chosen({.ema_decay = 0.999}), EndsWith("step-00002000/ema-0.999.safetensors"));
+  EXPECT_THAT(chosen({.ema = false}), EndsWith("step-00002000/model.safetensors"));
+  EXPECT_THAT(message_of([&] { chosen({.ema_decay = 0.5}); }), HasSubstr("0.9999, 0.999"));
   info_.ema_decays.clear();
-  EXPECT_THAT(run_weights(run_.string(), info_, true, {}), EndsWith("step-00002000/model.safetensors"));
+  write_run_info(run_.string(), info_);
+  EXPECT_THAT(chosen({}), EndsWith("step-00002000/model.safetensors"));
 }
 
 }  // namespace
