@@ -144,10 +144,11 @@ std::vector<std::string> resume_warnings(const TrainOptions& options, const Trai
     saved_options.update(stage_settings(options));
     for (const char* name : {"max-steps", "model-config"}) saved_options[name] = options_now.at(name);
   }
-  // The base of an adapter is compared by its content: its file may have been moved.
+  // The base of an adapter is compared by its content: its file may have been moved. Runs of earlier versions
+  // know no null rows.
   const std::string base_then = saved.config.value("base", ""), base_now = now.config.value("base", "");
   if (!base_then.empty() && !base_now.empty()) {
-    if (base_then != base_now)
+    if (!base_now.starts_with(base_then))
       fail("resume",
            "{} trains an adapter of other weights than --weights {} holds now: put them back, or give "
            "another --out",

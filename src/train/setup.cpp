@@ -147,6 +147,12 @@ std::string path_of_tensors(const std::string& weights) {
   return source.foreign.is_null() ? weights : source.path;
 }
 
+std::string digest_of_source(const std::string& weights) {
+  const std::string null_rows = find_weights(weights).null_rows;
+  const std::string digest = digest_of_weights(path_of_tensors(weights));
+  return null_rows.empty() ? digest : digest + "+" + digest_of_weights(null_rows);
+}
+
 DataShape synthetic_shape(const TrainOptions& options) {
   const bool pixels = options.data.in_pixels();
   const PublishedLatents latents =

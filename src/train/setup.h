@@ -70,6 +70,9 @@ double flops_of_step(const Training& training, const StepBatch& batch);
 // Returns the file or folder with the tensors of --weights: of a folder of diffusers the file of the model.
 // Throws Error as find_weights() does.
 std::string path_of_tensors(const std::string& weights);
+// Returns a digest of --weights, with "+" and that of the null rows of a folder of diffusers, which lie in a
+// file of their own.
+std::string digest_of_source(const std::string& weights);
 
 // Throws Error if the weights of --weights do not fit the model, before a run has a folder. Names the
 // autoencoder or the text encoder of the data if they are of a model for another one.

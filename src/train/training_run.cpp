@@ -201,7 +201,7 @@ void TrainingRun::describe_base() {
   if (options.model.weights.empty())
     fail("train", "--lora-rank trains an adapter of weights: give them with --weights");
   info.adapter.base_path = fs::absolute(options.model.weights).string();
-  info.adapter.base_fingerprint = digest_of_weights(path_of_tensors(options.model.weights));
+  info.adapter.base_fingerprint = digest_of_source(options.model.weights);
   config["base"] = info.adapter.base_fingerprint;
   if (!is_first()) return;  // which alone writes the record
   if (const std::optional<ModelRecord> before = record_before(options.out);
@@ -268,7 +268,7 @@ std::string TrainingRun::weights_identity() const {
   std::string digest;
   if (options.lora.is_on()) return info.adapter.base_fingerprint;
   if (!options.model.weights.empty() && !is_alone())
-    agree(*group, "--weights", [&] { digest = digest_of_weights(path_of_tensors(options.model.weights)); });
+    agree(*group, "--weights", [&] { digest = digest_of_source(options.model.weights); });
   return digest;
 }
 

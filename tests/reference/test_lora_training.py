@@ -323,3 +323,17 @@ def test_every_family(tmp_path, model):
         succeed("convert", "--in", base, "--merge", tmp_path / name, "--out", tmp_path / f"merged-{name}.safetensors")
         merged = load_file(tmp_path / f"merged-{name}.safetensors")
         assert {key for key in plain if not torch.equal(merged[key], plain[key])} == {patches + ".weight"}
+
+
+def test_null_rows_beside_a_base_are_part_of_it(tmp_path):
+    model = ["--model", "pixart_diffusers", "--hidden-size", 48, "--num-heads", 3, "--depth", 1, "--patch-size", 2]
+    options = ["--data", "synthetic", "--image-size", 64, "--objective", "epsilon", "--global-batch", 2, "--threads", 1, "--peak-tflops", 1]
+    succeed("train", *model, *options, "--out", tmp_path / "base", "--max-steps", 1)
+    folder, out = tmp_path / "pipeline", tmp_path / "lora"
+    succeed("convert", "--in", tmp_path / "base", "--out", folder)
+    command = ["train", *options, "--weights", folder, "--lora-rank", 2, "--out", out]
+    succeed(*command, "--max-steps", 1)
+    succeed(*command, "--max-steps", 2)
+    rows = load_file(folder / "null_caption.safetensors")
+    save_file({key: value + 1 for key, value in rows.items()}, folder / "null_caption.safetensors")
+    assert "an adapter of other weights" in refusal(*command, "--max-steps", 3)
