@@ -134,11 +134,12 @@ DiffusersFolderOptions folder_options(const ConvertOptions& options, const Model
   return result;
 }
 
-void write_diffusers(const ConvertOptions& options, const LoadedModel& loaded, const ModelRecord& known,
-                     const std::string& source) {
+void write_diffusers(const ConvertOptions& options, const LoadedModel& loaded, const ModelRecord& record,
+                     const WeightsSource& source) {
   if (!loaded.family || loaded.family->formats.empty())
     fail("convert", "{} is of an architecture that has no diffusers folder here: give --out *.safetensors",
-         source);
+         source.path);
+  const ModelRecord known = record_of_file(record, source);
   ModelRecord settled = known;
   if (known.objective.is_null()) {
     settled.objective = published_objective_config(loaded.name, "");
@@ -152,7 +153,7 @@ void write_diffusers(const ConvertOptions& options, const LoadedModel& loaded, c
   if (!known.drawing.unconditional.empty()) settled.drawing.unconditional = known.drawing.unconditional;
   const DiffusersFolder written =
       write_diffusers_pipeline(options.out, loaded.family->formats.front(), known, settled, loaded.weights,
-                               folder_options(options, known));
+                               folder_options(options, record));
   if (!written.limit.empty())
     fmt::print("{} draws other pictures than Kiln ({}): README.md has code that draws the same\n",
                written.pipeline, written.limit);
@@ -220,7 +221,7 @@ void convert(const ConvertOptions& options) {
       save_tensors(options.out, loaded.weights, metadata_of(record_of_file(record, source)));
       break;
     case Target::kDiffusers:
-      write_diffusers(options, loaded, record, source.path);
+      write_diffusers(options, loaded, record, source);
       break;
   }
   for (const std::string& key : loaded.model.assumed)

@@ -64,6 +64,12 @@ bool is_untelling(const std::string& name) {
   return is_hash || name == "model" || name == "snapshots";
 }
 
+// Whether the folder is named after a person.
+bool is_home(const std::filesystem::path& folder) {
+  const std::filesystem::path parent = folder.parent_path();
+  return parent == "/home" || parent == "/Users";
+}
+
 // Returns the record as files that travel hold it: without paths of this machine, and of these weights alone.
 json portable(const ModelRecord& record) {
   ModelRecord result = record;
@@ -208,6 +214,7 @@ std::string piece_name(const std::string& path) {
   for (std::filesystem::path rest = path; rest.has_relative_path(); rest = rest.parent_path()) {
     const std::string part = rest.filename().string();
     if (part.empty() || part == "." || part == "..") continue;
+    if (is_home(rest)) break;
     if (part.starts_with(kHubFolder)) return part.substr(part.rfind("--") + 2);
     name = name.empty() ? std::filesystem::path(part) : std::filesystem::path(part) / name;
     if (!is_untelling(part)) break;

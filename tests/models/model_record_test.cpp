@@ -134,6 +134,7 @@ TEST(ModelRecord, NewUser13FilesCallAPieceByTheNearestTellingName) {
            {"/hub/models--org--pixart/snapshots/0123456789abcdef0123456789abcdef01234567/text_encoder",
             "text_encoder"},
            {"/disk/t5/0123456789abcdef", "t5/0123456789abcdef"},
+           {"/home/ada/model", "model"},
            {"/model", "model"},
            {"model", "model"}}) {
     EXPECT_EQ(piece_name(path), name);

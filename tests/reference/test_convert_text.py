@@ -5,6 +5,7 @@ import json
 import diffusers
 import pytest
 import torch
+from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 from closeness import assert_close
@@ -239,6 +240,10 @@ def test_components_come_from_where_the_record_says(convert, kiln, tmp_path, how
     pipeline = diffusers.PixArtSigmaPipeline.from_pretrained(folder)
     assert type(pipeline.text_encoder).__name__ == "T5EncoderModel" and pipeline.tokenizer("a").input_ids
     assert "text_encoder =" not in (folder / "README.md").read_text()
+    again = convert(folder, "again") / "transformer/diffusion_pytorch_model.safetensors"
+    with safe_open(again, "np") as file:
+        record = json.loads(file.metadata()["kiln_record"])
+    assert (record["autoencoder"]["path"], record["text"]["path"]) == ("vae", "t5")  # not the folder's name
     (tmp_path / "t5").rename(tmp_path / "elsewhere")
     refused = kiln("convert", "--in", weights, "--out", tmp_path / "other", "--components", how)
     assert refused.returncode == 1 and "--text-encoder PATH" in refused.stderr
