@@ -1,12 +1,11 @@
 #include "checkpoint/checked_files.h"
 
-#include <fmt/ranges.h>
-
 #include <algorithm>
 #include <filesystem>
 #include <utility>
 
 #include "core/error.h"
+#include "core/text/some_of.h"
 
 namespace kiln {
 
@@ -78,8 +77,8 @@ std::string newest_checked_file(const std::string& run,
     if (std::string shipped = newest_shipped_file(run, choose); !shipped.empty()) return shipped;
   }
   if (path.empty() && !damaged.empty())
-    fail("checkpoint", "none of the {} checkpoints of {} is whole: {}: restore one", damaged.size(), run,
-         fmt::join(damaged, "; "));
+    fail("checkpoint", "none of the {} checkpoints of {} is whole: {}: restore one from a copy",
+         damaged.size(), run, some_of(damaged, "; "));
   std::ranges::for_each(damaged, tell);
   return path;
 }

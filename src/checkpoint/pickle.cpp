@@ -34,7 +34,7 @@ class PickleMachine {
   PickleMachine(std::span<const std::byte> bytes, const std::string& name, Pickle& pickle)
       : in_(bytes, name), values_(pickle.values_) {
     if (bytes.size() > kMaxBytes)
-      fail("pickle", "{} bytes of pickle, at most {} are allowed ({})", bytes.size(), kMaxBytes, name);
+      fail("pickle", "the pickle has {} bytes, at most {} are allowed ({})", bytes.size(), kMaxBytes, name);
   }
 
   const PickleValue* run() {

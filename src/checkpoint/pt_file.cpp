@@ -10,6 +10,7 @@
 #include "checkpoint/zip_view.h"
 #include "core/error.h"
 #include "core/files/mapped_file.h"
+#include "core/text/some_of.h"
 
 namespace kiln {
 namespace {
@@ -65,8 +66,8 @@ class PtView : public TensorFile {
     };
     if (starts_with("\x80") || starts_with("ustar"))
       fail("pt",
-           "the file is in the format that torch used before 1.6 ({0}): rewrite it once, in Python: "
-           "torch.save(torch.load(\"{0}\", map_location=\"cpu\"), \"{0}\")",
+           "the file is in the format that torch used before 1.6 ({}): load it and save it again in Python, "
+           "with torch.load and torch.save",
            name);
     if (!starts_with("PK")) fail("pt", "expected a file of torch.save, got something else ({})", name);
     return ZipView(bytes, name);
@@ -114,14 +115,13 @@ class PtView : public TensorFile {
       return *found;
     }
     if (!holds_tensors(top)) {
-      std::string keys;
-      for (std::size_t i = 0; i < top.items.size() && keys.size() < 200; i += 2)
-        if (top.items[i]->kind == Kind::kString)
-          keys += fmt::format("{}{:?}", keys.empty() ? "" : ", ", top.items[i]->text);
+      std::vector<std::string> keys;
+      for (std::size_t i = 0; i < top.items.size(); i += 2)
+        if (top.items[i]->kind == Kind::kString) keys.push_back(fmt::format("{:?}", top.items[i]->text));
       fail("pt",
            "no state dict found ({}): expected tensors, or a dict of them under \"ema\", \"model\" or "
            "\"state_dict\"; the file has {}",
-           name_, keys.empty() ? "nothing" : keys);
+           name_, keys.empty() ? "nothing" : some_of(keys));
     }
     metadata_["pt_group"] = "";
     return top;

@@ -58,7 +58,7 @@ Entry parse_entry(const std::string& key, const json& fields, const std::string&
   try {
     view.dtype = parse_dtype(dtype.get_ref<const std::string&>());
   } catch (const Error& error) {
-    fail("safetensors", "tensor {:?}: {} ({})", key, error.what(), name);
+    fail("safetensors", "tensor {:?}: {} ({})", key, message_of(error), name);
   }
   uint64_t num_bytes = dtype_size(view.dtype);
   for (const json& dimension : shape) {

@@ -25,7 +25,7 @@ json parse_strict_json(std::string_view text, std::string_view who, const std::s
   try {
     return json::parse(text, refuse_duplicates);
   } catch (const json::exception& error) {
-    fail(who, "the header is not valid JSON ({}): {}", name, error.what());
+    fail(who, "the header is not valid JSON ({}): {}", name, message_of(error));
   }
 }
 

@@ -94,8 +94,8 @@ using FileSizes = std::vector<std::pair<std::string, uint64_t>>;
 FileSizes listed_sizes(const fs::path& folder) {
   const nlohmann::json state = read_state_json(folder);
   if (const nlohmann::json& version = state.at("format_version"); version != kFormatVersion)
-    fail("checkpoint", "{} has format_version {}, expected {}", folder.string(), version.dump(),
-         kFormatVersion);
+    fail("checkpoint", "{} has format_version {}, expected {}: another version of Kiln wrote it",
+         folder.string(), version.dump(), kFormatVersion);
   FileSizes sizes;
   for (const auto& [name, bytes] : state.at("files").items()) sizes.emplace_back(name, bytes.get<uint64_t>());
   return sizes;
@@ -112,7 +112,7 @@ std::string defect_of(const fs::path& folder) {
   } catch (const Error& error) {
     return message_of(error);
   } catch (const std::exception& error) {
-    return fmt::format("{} of {}: {}", kStateFile, folder.string(), error.what());
+    return fmt::format("{} of {}: {}", kStateFile, folder.string(), message_of(error));
   }
   for (const auto& [name, expected] : sizes) {
     const std::optional<uint64_t> found = size_of(folder / name);
@@ -188,7 +188,7 @@ TrainStateInfo read_train_state(const std::string& checkpoint_folder) {
             .log_window = state.at("log_window"),
             .config = state.at("config")};
   } catch (const nlohmann::json::exception& error) {
-    fail("checkpoint", "{}/{}: {}", checkpoint_folder, kStateFile, error.what());
+    fail("checkpoint", "{}/{}: {}", checkpoint_folder, kStateFile, message_of(error));
   }
 }
 
@@ -201,7 +201,7 @@ std::vector<CheckpointFile> read_file_list(const std::string& checkpoint_folder)
       files.push_back({.name = name, .bytes = bytes, .checksum = checksums.value(name, "")});
     return files;
   } catch (const nlohmann::json::exception& error) {
-    fail("checkpoint", "{}/{}: {}", checkpoint_folder, kStateFile, error.what());
+    fail("checkpoint", "{}/{}: {}", checkpoint_folder, kStateFile, message_of(error));
   }
 }
 

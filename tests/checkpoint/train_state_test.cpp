@@ -75,12 +75,13 @@ TEST_F(TrainState, SaysWhatIsWrongWithDamagedOnes) {
   std::ofstream(folder / "step-00000004" / "train_state.json") << R"({"format_version": 7, "files": {}})";
   fs::create_directories(folder / ".partial-step-00000009");
   const std::string name = folder.string();
-  EXPECT_THAT(damaged_checkpoints(run_),
-              ::testing::UnorderedElementsAre(
-                  "model.safetensors of " + name + "/step-00000001 has 4 bytes, expected 7",
-                  name + "/step-00000002 lacks model.safetensors",
-                  name + "/step-00000003/train_state.json is not a JSON object",
-                  name + "/step-00000004 has format_version 7, expected 1"));
+  EXPECT_THAT(
+      damaged_checkpoints(run_),
+      ::testing::UnorderedElementsAre(
+          "model.safetensors of " + name + "/step-00000001 has 4 bytes, expected 7",
+          name + "/step-00000002 lacks model.safetensors",
+          name + "/step-00000003/train_state.json is not a JSON object",
+          name + "/step-00000004 has format_version 7, expected 1: another version of Kiln wrote it"));
   EXPECT_EQ(steps(), (std::vector<int64_t>{5}));
 }
 
