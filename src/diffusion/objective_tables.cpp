@@ -50,7 +50,7 @@ std::unique_ptr<Objective> make_objective(const nlohmann::json& config) {
     if (type == entry.type) return entry.make(config);
     known.push_back(entry.type);
   }
-  fail("objective", "expected type to be one of {}, got \"{}\"", fmt::join(known, ", "), type);
+  fail("objective", "expected the objective to be one of {}, got \"{}\"", fmt::join(known, ", "), type);
 }
 
 nlohmann::json objective_config(const std::string& name) {

@@ -173,7 +173,7 @@ std::unique_ptr<Sampler> make_sampler(const json& config) {
     if (first > 0) sampler->skip(first);
     return sampler;
   }
-  fail("sampler", "expected type to be one of {}, got \"{}\"", fmt::join(known, ", "), type);
+  fail("sampler", "expected the sampler to be one of {}, got \"{}\"", fmt::join(known, ", "), type);
 }
 
 json sampler_config(const std::string& name, int64_t num_sampling_steps, const json& objective) {

@@ -154,7 +154,7 @@ std::vector<int64_t> respaced_timesteps(int64_t num_train_timesteps, const std::
       for (int64_t t = 0; t < num_train_timesteps; t += stride) kept.push_back(t);
       return kept;
     }
-    fail("iddpm", "no integer stride takes exactly {} of {} timesteps: choose another number for ddim",
+    fail("iddpm", "no integer stride takes exactly {} of {} timesteps: choose another number of ddim's steps",
          wanted, num_train_timesteps);
   }
   std::vector<int64_t> counts;

@@ -73,7 +73,7 @@ class PixartDpmsSampler : public Sampler {
   explicit PixartDpmsSampler(const JsonConfig& config)
       : type_(parse_prediction_type(kWhoDpms, config.get<std::string>("prediction_type", "epsilon"))),
         schedule_(log_alphas(config)) {
-    if (type_ == PredictionType::kVelocity) fail(kWhoDpms, "flow_prediction has no alpha schedule");
+    if (type_ == PredictionType::kVelocity) fail(kWhoDpms, "flow_prediction needs flow_euler or dpmpp");
     const int64_t steps = num_steps(config, config.positive("num_train_timesteps", 1000));
     if (steps < kDpmsOrder) fail(kWhoDpms, "expected at least {} steps, got {}", kDpmsOrder, steps);
     for (const double time : linspace(1, schedule_.first_time(), steps + 1)) {

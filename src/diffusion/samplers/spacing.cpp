@@ -44,8 +44,8 @@ void check_range(const JsonConfig& scheduler, const std::vector<int64_t>& timest
   for (int64_t t : timesteps)
     if (t < 0 || t >= num_train_timesteps)
       fail(scheduler.who(),
-           "timestep {} is outside the {} of training: lower steps_offset or the number of steps", t,
-           num_train_timesteps);
+           "timestep {} is outside the {} timesteps of training: lower steps_offset or the number of steps",
+           t, num_train_timesteps);
 }
 
 }  // namespace
