@@ -116,7 +116,8 @@ class AccelerateReader {
     if (file_.value("use_cpu", json(false)) == true) set("use_cpu", "device", "cpu");
     if (precision() == "fp8") set("mixed_precision", "compute-dtype", "fp8");
     if (const json gpus = file_.value("gpu_ids", json("all")); gpus != "all" && !gpus.is_null())
-      warnings_.push_back(fmt::format("{}: gpu_ids has no effect here: CUDA_VISIBLE_DEVICES chooses", name_));
+      warnings_.push_back(
+          fmt::format("{}: gpu_ids has no effect: CUDA_VISIBLE_DEVICES chooses the GPUs", name_));
   }
 
   void check_section(const json& section) const {

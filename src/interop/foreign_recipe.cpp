@@ -48,8 +48,7 @@ ForeignRecipe read_foreign_recipe(const std::string& path, const ForeignContext&
   std::vector<std::string> missing;
   ForeignRecipe recipe = translate_pixart_recipe(with_bases(path, 1, missing), path, context);
   for (const std::string& base : missing)
-    recipe.notes.push_back(base +
-                           " (_base_) is not there: what it says is taken from PixArt's own base config");
+    recipe.notes.push_back(base + " (_base_) is not there: PixArt's own base config is read instead");
   return recipe;
 }
 

@@ -77,9 +77,9 @@ ForeignRecipe translate_pixart_recipe(const json& file, const std::string& name,
     if (std::filesystem::is_directory(path.get<std::string>()))
       reader.set("autoencoder", path, "vae_pretrained", /*is_of_pictures=*/true);
     else
-      reader.note(fmt::format(
-          "vae_pretrained {}: no folder here; give --autoencoder FOLDER where --data are pictures",
-          path.get<std::string>()));
+      reader.note(
+          fmt::format("vae_pretrained {}: no such folder; give --autoencoder FOLDER if --data holds pictures",
+                      path.get<std::string>()));
   }
   reader.leave({"_base_", "data", "root", "image_list_json", "scale_factor", "num_group_tokens",
                 "tensorboard_mox_interval", "s3_work_dir", "kv_compress_config", "load_mask_index",

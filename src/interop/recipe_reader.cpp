@@ -61,8 +61,8 @@ double RecipeReader::rate_for_batch(double rate) {
   if (name != "sqrt" && name != "linear")
     refuse("auto_lr expects the rule sqrt or linear, got {}", rule.dump());
   const double scaled = rate * (name == "sqrt" ? std::sqrt(ratio) : ratio);
-  note(fmt::format("auto_lr: {:g} becomes {:.3g} at a global batch of {} ({} of batch / 256), as there", rate,
-                   scaled, global_batch_, name.get<std::string>()));
+  note(fmt::format("auto_lr: {:g} becomes {:.3g} at a global batch of {} ({} of batch / 256)", rate, scaled,
+                   global_batch_, name.get<std::string>()));
   return scaled;
 }
 
@@ -111,11 +111,11 @@ void RecipeReader::read_files() {
       set("weights", path, "load_from");
     else
       note(fmt::format(
-          "load_from {}: not a file here; fetch it (kiln download --list) and give --weights FILE", path));
+          "load_from {}: no such file; download it (kiln download --list) and give --weights FILE", path));
   }
   const json resumed = value("resume_from");
   if (!resumed.is_null() && !(resumed.is_object() && resumed.value("checkpoint", json()).is_null()))
-    note(fmt::format("resume_from {}: --weights FILE starts from it, with a new optimizer", resumed.dump()));
+    note(fmt::format("resume_from {}: give --weights FILE; the optimizer starts anew", resumed.dump()));
   set("out", text("work_dir"), "work_dir");
   set("log-every", integer("log_interval"), "log_interval");
   if (given_.contains("save_model_steps"))

@@ -130,7 +130,7 @@ void read_sana_data(RecipeReader& reader) {
     reader.set("data", folders[0], "data_dir");
   else
     reader.note(
-        fmt::format("data_dir {}: give --data, a folder or a store of all that is meant", folders.dump()));
+        fmt::format("data_dir {}: give --data, a folder or a store with all these pictures", folders.dump()));
   if (reader.flag("load_text_feat"))
     reader.note("load_text_feat: kiln extract stores the features of captions with those of pictures");
   if (const json path = reader.value("vae_pretrained"); path.is_string()) {
@@ -138,15 +138,15 @@ void read_sana_data(RecipeReader& reader) {
       reader.set("autoencoder", path, "vae_pretrained", /*is_of_pictures=*/true);
     else
       reader.note(
-          fmt::format("vae_pretrained {}: no folder here; fetch it in diffusers' format and give "
-                      "--autoencoder FOLDER where --data are pictures",
+          fmt::format("vae_pretrained {}: no such folder; download it in diffusers' format and give "
+                      "--autoencoder FOLDER if --data holds pictures",
                       path.get<std::string>()));
   }
   reader.only("scale_factor", {0.41407}, "the autoencoder's own config says its factor: leave it at 0.41407");
   reader.only("vae_latent_dim", {32}, "Kiln's Sana takes latents of DC-AE f32c32");
   reader.only("vae_downsample_rate", {32}, "Kiln's Sana takes latents of DC-AE f32c32");
   if (reader.value("text_encoder_name") != "gemma-2-2b-it")
-    reader.note(fmt::format("text_encoder_name {}: --text-encoder says which encodes the captions",
+    reader.note(fmt::format("text_encoder_name {}: give --text-encoder FOLDER, which encodes the captions",
                             reader.value("text_encoder_name").dump()));
 }
 
