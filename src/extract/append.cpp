@@ -72,8 +72,8 @@ std::shared_ptr<const ImageDataset> new_pictures(std::shared_ptr<const ImageData
       indices.push_back(static_cast<int64_t>(i));
     else if (found->second != folder_name(data))
       fail("extract",
-           "--append: picture {} of {} has the name of a sample of {} that came from the folder {:?}: rename "
-           "the pictures, or their folder if they are the same",
+           "--append: {} of {} has the name of a sample of {} from the folder {:?}: rename the picture, or "
+           "give the same pictures in a folder of that name",
            name, data, store, found->second);
   }
   if (indices.empty()) return nullptr;
@@ -86,7 +86,7 @@ std::string missing_captions_text(const std::string& store, const std::string& d
   for (const std::string& name : find_text_stores(store))
     if (!fs::exists(fs::path(text_store_folder(last_part(store), name)) / "text.json"))
       text += fmt::format(
-          "the new samples have no captions in text-{} yet: kiln extract --append --data {} --out {} "
+          "the new samples have no captions in text-{} yet: run kiln extract --append --data {} --out {} "
           "--text-encoder DIR --text-name {}\n",
           name, data, store, name);
   return text;

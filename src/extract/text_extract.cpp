@@ -176,7 +176,7 @@ class TextExtraction {
     fmt::print("{} captions, {} of them different, for {} samples in {}\n", table_.entries().size(),
                info.num_entries - 1, info.num_samples, folder_);
     if (info.num_without_caption > 0)
-      fmt::print("{} samples have no caption: they train as with a dropped one\n", info.num_without_caption);
+      fmt::print("{} samples have no caption and train as if it were dropped\n", info.num_without_caption);
     if (info.num_truncated > 0)
       fmt::print("{} captions were longer than {} tokens and were cut\n", info.num_truncated,
                  info.max_tokens);

@@ -39,8 +39,7 @@ void require_captions(const CaptionTable& table, const std::string& data) {
   if (table.num_entries() > 1) return;
   fail("extract",
        "none of the {} samples in {} has a caption: expected metadata.jsonl with text, .txt beside the "
-       "pictures or in "
-       "the tars, or choose --captions png-text or file-names",
+       "pictures or in the tars, or choose --captions png-text or file-names",
        table.num_samples(), data);
 }
 

@@ -521,7 +521,7 @@ def test_captions_grow_with_their_store_and_stages_change_size(captioned, tmp_pa
     extract(pictures, small, *encoder)
     extract(pictures, large, *encoder, size=2 * SIZE)
     caption_pictures(pictures, 10, 6)
-    assert "text-bert yet: kiln extract --append" in extract(pictures, small, "--append").stdout
+    assert "text-bert yet: run kiln extract --append" in extract(pictures, small, "--append").stdout
     append = ["extract", "--data", pictures, "--out", small, "--append", "--text-encoder"]
     model = ["--model", "pixart", "--hidden-size", 48, "--num-heads", 3, "--depth", 2, "--patch-size", 2, "--objective", "iddpm"]
     train = ["train", *model, *OPTIONS, "--out", tmp_path / "run"]

@@ -99,12 +99,12 @@ std::vector<Bucket> parse_buckets(const std::string& text, int64_t image_size, i
   }
   for (const Bucket& bucket : buckets)
     if (bucket.height % multiple != 0 || bucket.width % multiple != 0)
-      fail("buckets", "expected sides that are multiples of {}, which the autoencoder asks for, got {}x{}",
+      fail("buckets", "expected sides of --buckets to be multiples of {} for the autoencoder, got {}x{}",
            multiple, bucket.height, bucket.width);
   for (size_t i = 0; i < buckets.size(); ++i)
     for (size_t j = 0; j < i; ++j)
       if (buckets[i].aspect_ratio == buckets[j].aspect_ratio)
-        fail("buckets", "{}x{} and {}x{} have one aspect ratio, {}: no picture would go to the second",
+        fail("buckets", "{}x{} and {}x{} of --buckets have one aspect ratio, {}: leave one of them out",
              buckets[j].height, buckets[j].width, buckets[i].height, buckets[i].width,
              buckets[i].aspect_ratio);
   return buckets;

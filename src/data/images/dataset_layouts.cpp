@@ -6,6 +6,7 @@
 #include <unordered_set>
 
 #include "core/error.h"
+#include "core/text/some_of.h"
 #include "core/text/utf8.h"
 #include "data/images/file_io.h"
 
@@ -192,12 +193,11 @@ void MissingCaptions::add(const nlohmann::json& fields, const std::string& name,
 
 void MissingCaptions::append_note(int64_t num_pictures, std::vector<std::string>& notes) const {
   if (count_ == 0) return;
-  std::string text;
-  for (const auto& [what, count] : found_)
-    text += fmt::format("{}{} ({} times)", text.empty() ? "" : ", ", what, count);
+  std::vector<std::string> texts;
+  for (const auto& [what, count] : found_) texts.push_back(fmt::format("{} ({} times)", what, count));
   notes.push_back(
-      fmt::format("{} of {} pictures have no caption, but {}, the first: {}: captions are texts under {}",
-                  count_, num_pictures, text, first_, keys_));
+      fmt::format("{} of {} pictures have no caption, but {}, the first is {}: captions are texts under {}",
+                  count_, num_pictures, some_of(texts), first_, keys_));
 }
 
 std::vector<Caption> captions_of(const nlohmann::json& fields, const std::string& where) {

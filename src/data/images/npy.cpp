@@ -92,7 +92,7 @@ NpyHeader parse_npy_header(std::span<const std::byte> begin, const std::string& 
   header.data_bytes = dtype_size(header.dtype);
   for (int64_t dim : header.shape)
     if (__builtin_mul_overflow(header.data_bytes, static_cast<uint64_t>(dim), &header.data_bytes))
-      fail("npy", "its shape is too large ({})", name);
+      fail("npy", "the array's shape is too large ({})", name);
   return header;
 }
 

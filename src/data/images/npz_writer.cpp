@@ -207,8 +207,8 @@ class Writer : public NpzImageWriter {
       const std::string found = header_of(fd_);
       check_settings(found, partial_);
       if (found != header_)
-        fail("npz", "expected {} images of {} x {} as before, got others: remove {} or choose another name",
-             num_images_, width_, height_, partial_);
+        fail("npz", "{} holds other images than {} of {} x {}: remove it or choose another name", partial_,
+             num_images_, width_, height_);
       num_written_ = std::min((status.st_size - header_size) / image_bytes(), num_images_);
     }
     if (::ftruncate(fd_, num_written_ > 0 ? data_end() : 0) != 0) fail_writing();

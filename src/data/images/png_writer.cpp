@@ -12,7 +12,7 @@ namespace kiln {
 namespace {
 
 void check_encoding(int status) {
-  if (status != SPNG_OK) fail("png", "cannot encode: {}", spng_strerror(status));
+  if (status != SPNG_OK) fail("png", "cannot encode a PNG: {}", spng_strerror(status));
 }
 
 // Sets the texts as uncompressed iTXt chunks, which are UTF-8 and stand before the pixels. The library

@@ -118,8 +118,8 @@ class WebDataset : public ImageDataset {
 
   std::string read_text(const TarEntry& entry) const {
     if (entry.size > kMaxFieldBytes)
-      fail("webdataset", "expected at most {} bytes, got {} ({} of {})", kMaxFieldBytes, entry.size,
-           entry.path, tars_.back()->path());
+      fail("webdataset", "expected a text of at most {} MiB, got {} bytes ({} of {})", kMaxFieldBytes >> 20,
+           entry.size, entry.path, tars_.back()->path());
     const auto bytes = tars_.back()->read(entry.offset, entry.size);
     return without_trailing_space({reinterpret_cast<const char*>(bytes.data()), bytes.size()});
   }
@@ -135,8 +135,8 @@ class WebDataset : public ImageDataset {
         if (!is_picture) continue;
         if (found)
           fail("webdataset",
-               "expected one picture per sample, got {} and {} (names are one sample up to their first dot; "
-               "{})",
+               "expected one picture per sample, got {} and {}, which are one sample by their names up to "
+               "the first dot ({})",
                found->path, field.path, where);
         found = &field;
       }

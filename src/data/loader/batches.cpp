@@ -92,7 +92,7 @@ class StoreFill {
     const int64_t label = store_->label(id);
     if (label >= 0) return label;
     if (options_.null_class >= 0) return options_.null_class;
-    fail("loader", "sample {:?} has no label, and the model has no class for such samples",
+    fail("loader", "sample {:?} has no label, and the model has no class for that: label it or leave it out",
          store_->sample_name(id));
   }
 

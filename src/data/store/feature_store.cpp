@@ -23,7 +23,7 @@ std::unique_ptr<StoreShard> open_shard(const std::string& folder, const StoreInf
                                        const StoreInfo::Shard& shard) {
   const std::string path = shard_path(folder, shard);
   if (!std::filesystem::exists(path)) {
-    fail("feature store", "shard {} is missing ({}): copy it there, or extract anew", shard.file, folder);
+    fail("feature store", "shard {} is missing ({}): copy it there, or extract again", shard.file, folder);
   }
   return std::make_unique<StoreShard>(open_safetensors(path), info, shard, path);
 }
@@ -42,8 +42,7 @@ class MappedFeatureStore : public FeatureStore {
     info_ = read_store_info(folder);
     if (!info_.complete) {
       fail("feature store",
-           "expected a complete store, got one with {} samples so far ({}): run the same command again to "
-           "finish it",
+           "expected a complete store, got one with {} samples ({}): run the command that began it again",
            info_.num_samples, folder);
     }
     if (info_.num_samples == 0) fail("feature store", "expected samples, got none ({})", folder);

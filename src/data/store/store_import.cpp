@@ -231,8 +231,7 @@ class Import {
     if (!has_std_) {
       fmt::print(
           "note: fast-DiT kept one posterior sample and no mirrored copy of each image; kiln extract --flip "
-          "both "
-          "keeps all\n");
+          "both keeps all\n");
     }
   }
 

@@ -65,7 +65,7 @@ void print_settings(const std::string& folder, const StoreInfo& info, std::FILE*
     if (!ignored) num_bytes += size;
   }
   print_row(out, "store", folder);
-  print_row(out, "state", info.complete ? "complete" : "unfinished: the same command continues");
+  print_row(out, "state", info.complete ? "complete" : "unfinished: run the command that began it again");
   print_row(out, "samples",
             fmt::format("{} in {} shards, {}", info.num_samples, info.shards.size(), size_text(num_bytes)));
   print_row(out, "image size", fmt::format("{} pixels", info.image_size));
@@ -127,10 +127,9 @@ void print_statistics(const FeatureStore& store, int64_t max_samples, std::FILE*
   for (size_t c = 0; c < statistics.channels.size() && c < 64; ++c)
     print_channel(std::to_string(c), statistics.channels[c]);
   print_channel("all", statistics.all);
-  fmt::print(
-      out,
-      "mean, std: of what is stored; posterior: root mean square of its sigma; trained: drawn, shifted, "
-      "scaled\n");
+  fmt::print(out,
+             "mean, std: of the stored latents; posterior: root mean square of its sigma; trained: of "
+             "latents as drawn, shifted and scaled\n");
   const double trained_std = statistics.all.drawn_std() * std::abs(scale);
   if (info.autoencoder != "pixels" && (trained_std < 0.5 || trained_std > 2)) {
     fmt::print(
@@ -148,7 +147,7 @@ void print_text(const std::string& folder, const std::string& name, std::FILE* o
                 ? fmt::format("{} {}, {} different captions of up to {} tokens, features {} wide in {}",
                               info.encoder, info.encoder_fingerprint, info.num_entries - 1, info.max_tokens,
                               info.width, dtype_name(info.dtype))
-                : "unfinished: the same command continues");
+                : "unfinished: run the command that began it again");
   if (!info.complete) return;
   print_row(out, "",
             fmt::format("{} of {} samples without a caption, {} captions cut{}", info.num_without_caption,
@@ -199,7 +198,7 @@ void verify_part(const std::string& folder, std::FILE* out) {
   }
   if (!info.complete) {
     fail("store verify",
-         "the {} samples so far are sound, but the store is unfinished ({}): the same command continues",
+         "the {} samples so far are sound, but {} is unfinished: run the command that began it again",
          info.num_samples, folder);
   }
   fmt::print(out, "{}: {} samples in {} shards{}: checksums, shapes and values are right\n", folder,

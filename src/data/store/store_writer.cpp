@@ -7,6 +7,7 @@
 #include "core/files/file_lock.h"
 #include "core/files/mapped_file.h"
 #include "core/files/xxh3.h"
+#include "core/text/some_of.h"
 #include "data/store/feature_store.h"
 #include "data/store/latent_kernels.h"
 #include "data/store/sample_log.h"
@@ -67,14 +68,14 @@ std::string describe_differences(const StoreInfo& there, StoreInfo asked) {
     std::erase_if(asked.lanes, is_lost);
   nlohmann::json old_fields = settings_of(there), new_fields = settings_of(asked);
   for (const auto& [key, value] : old_fields.items()) new_fields.emplace(key, nullptr);
-  std::string differences;
+  std::vector<std::string> differences;
   for (const auto& [key, value] : new_fields.items()) {
     const auto old_value = old_fields.value(key, nlohmann::json());
     if (old_value == value) continue;
-    differences += fmt::format("{}{} ({} there, {} asked for)", differences.empty() ? "" : ", ", key,
-                               setting_text(old_value, value), setting_text(value, old_value));
+    differences.push_back(fmt::format("{} ({} there, {} asked for)", key, setting_text(old_value, value),
+                                      setting_text(value, old_value)));
   }
-  return differences;
+  return some_of(differences);
 }
 
 class StoreWriter : public FeatureStoreWriter {
@@ -219,16 +220,16 @@ class StoreWriter : public FeatureStoreWriter {
   void check_finite(const Sample& sample, const char* what, const std::vector<float>& values) const {
     const int64_t at = find_nonfinite(values);
     if (at >= 0) {
-      fail("feature store", "expected finite values, got {} in the {} of sample {:?}: refused", values[at],
-           what, sample.name);
+      fail("feature store", "expected finite values, got {} in the {} of sample {:?}", values[at], what,
+           sample.name);
     }
     // Beyond fp16's largest number the value would become infinity.
     if (info_.dtype != Dtype::kF16) return;
     const auto too_large =
         std::find_if(values.begin(), values.end(), [](float v) { return std::abs(v) >= 65520.0f; });
     if (too_large != values.end()) {
-      fail("feature store", "{} in the {} of sample {:?} is beyond fp16: use bf16 or f32", *too_large, what,
-           sample.name);
+      fail("feature store", "{} in the {} of sample {:?} is beyond fp16: give --dtype bf16 or f32",
+           *too_large, what, sample.name);
     }
   }
 

@@ -157,8 +157,7 @@ const TokenizerKind& kind_of(const fs::path& folder) {
          folder.string());
   fail("tokenizer",
        "{} holds no tokenizer: expected vocab.txt (WordPiece), vocab.json and merges.txt (CLIP), "
-       "spiece.model (T5) "
-       "or tokenizer.model (Gemma)",
+       "spiece.model (T5) or tokenizer.model (Gemma)",
        folder.string());
 }
 

@@ -85,7 +85,7 @@ std::string normalized(std::string_view text, const UNormalizer2* (*instance)(UE
   int32_t length = 0;
   u_strFromUTF8(wide.data(), static_cast<int32_t>(wide.size()), &length, text.data(),
                 static_cast<int32_t>(text.size()), &status);
-  if (U_FAILURE(status)) fail(who, "could not be computed: {}", u_errorName(status));
+  if (U_FAILURE(status)) fail(who, "a text could not be normalized: {}", u_errorName(status));
   std::vector<UChar> result(static_cast<size_t>(length) * 4 + 16);
   int32_t result_length = unorm2_normalize(normalizer, wide.data(), length, result.data(),
                                            static_cast<int32_t>(result.size()), &status);
@@ -99,7 +99,7 @@ std::string normalized(std::string_view text, const UNormalizer2* (*instance)(UE
   u_strToUTF8(utf8.data(), static_cast<int32_t>(utf8.size()), &num_bytes, result.data(), result_length,
               &status);
   if (U_FAILURE(status) && status != U_STRING_NOT_TERMINATED_WARNING)
-    fail(who, "could not be computed: {}", u_errorName(status));
+    fail(who, "a text could not be normalized: {}", u_errorName(status));
   utf8.resize(static_cast<size_t>(num_bytes));
   return utf8;
 }
@@ -144,8 +144,8 @@ void check_utf8(std::string_view text) {
   for (size_t i = 0, count = 0; i < text.size(); i += count) {
     count = utf8_bytes(text.substr(i));
     if (count == 0)
-      fail("text", "expected UTF-8, got byte 0x{:02x} at position {}", static_cast<unsigned char>(text[i]),
-           i);
+      fail("text", "expected text in UTF-8, got byte 0x{:02x} at position {}",
+           static_cast<unsigned char>(text[i]), i);
   }
 }
 

@@ -59,7 +59,7 @@ std::vector<std::string> caption_notes(const EncodedText& text, double cut_share
     notes.push_back(fmt::format("{:.1f} % of the captions are longer than {} tokens and are cut",
                                 100 * cut_share, text.info().max_tokens));
   if (text.info().num_without_caption > 0)
-    notes.push_back(fmt::format("{} pictures have no caption: each trains as if its caption were dropped",
+    notes.push_back(fmt::format("{} pictures have no caption and train as if it were dropped",
                                 text.info().num_without_caption));
   if (text.encoder()->is_streamed())
     notes.push_back(fmt::format("{}: in every step", text.encoder()->streaming_text(text.batch())));
