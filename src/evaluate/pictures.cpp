@@ -44,7 +44,7 @@ class FolderPictures : public PictureSource {
       std::vector<std::string> skipped(images.size());
       const auto skip = [&](size_t i, const Error& error) {  // called while `error` is handled
         if (!skips_broken_) throw;
-        skipped[i] = error.what();
+        skipped[i] = message_of(error);
       };
       at::parallel_for(0, count, 1, [&](int64_t begin, int64_t end) {
         for (auto i = static_cast<size_t>(begin); i < static_cast<size_t>(end); ++i) try {

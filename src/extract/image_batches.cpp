@@ -67,7 +67,7 @@ struct ImageFill {
       try {
         return {sample, pictures.lanes->load(sample, lane)};
       } catch (const BrokenPicture& error) {
-        pictures.images->leave_out(sample, error.what());
+        pictures.images->leave_out(sample, message_of(error));
       }
     }
     fail("loader", "no picture of a shape can be decoded any more, the first: {}",

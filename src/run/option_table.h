@@ -151,7 +151,7 @@ void visit_options(Options& o, Visitor&& visitor) {
   section("Objective");
   visit("objective", o.objective.name, kRefuse,
         "Training objective: " + one_of(objective_names()) +
-            " (if not given, that of the published models of --model, with its schedule)");
+            " (default: that of the published models of --model, with its schedule)");
   visit("timestep-sampling", o.objective.timestep_sampling, kRefuse,
         "flow: how timesteps are drawn (empty: the objective's default)");
   visit("weighting", o.objective.weighting, kRefuse,

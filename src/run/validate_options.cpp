@@ -164,10 +164,10 @@ void validate_lora(const TrainOptions& o) {
 }
 
 void validate_names(const TrainOptions& o) {
-  for (const auto& [option, names, value] : {std::tuple{"objective", objective_names(), o.objective.name},
+  for (const auto& [option, known, value] : {std::tuple{"objective", objective_names(), o.objective.name},
                                              {"optimizer", optimizer_names(), o.optimizer.name}})
-    if (std::ranges::find(names, value) == names.end())
-      fail("train", "--{} expects one of {}, got '{}'", option, fmt::join(names, ", "), value);
+    if (std::ranges::find(known, value) == known.end())
+      fail("train", "--{} expects one of {}, got '{}'", option, fmt::join(known, ", "), value);
 }
 
 void validate_offload(const TrainOptions& o) {

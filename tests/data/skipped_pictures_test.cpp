@@ -13,7 +13,7 @@ using test::TempFolder;
 
 TEST(Friction25, TheListOfSkippedPicturesGoesOnAfterATornLine) {
   const TempFolder folder, whole;
-  const std::vector<SkippedPicture> all = {{"a.png", "[image] cannot decode a.png"},
+  const std::vector<SkippedPicture> all = {{"a.png", "cannot decode a.png"},
                                            {"b\xff.png", "too small"},
                                            {"c.png", "a \"quoted\" reason\nof two lines"}};
   {

@@ -183,7 +183,7 @@ def test_broken_pictures_are_named_and_counted_or_refused(kiln, tmp_path):
     write_pictures(tmp_path / "in", 12, broken={4}, small={7})
     result = kiln(*arguments(tmp_path / "in", tmp_path / "out"))
     assert result.returncode == 0
-    assert "skipped: [image] cannot decode" in result.stderr and "class-1/0004.png" in result.stderr
+    assert "skipped: cannot decode" in result.stderr and "class-1/0004.png" in result.stderr
     assert "class-1/0007.png is too small: 16 x 16, expected at least 32" in result.stderr
     assert "2 of 12 pictures are broken or smaller than 32 pixels" in result.stdout
     store = load_file(next((tmp_path / "out").glob("*.safetensors")))

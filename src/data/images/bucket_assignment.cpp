@@ -100,7 +100,7 @@ Image load_covering(const ImageDataset& dataset, int64_t index, const PictureSiz
   const Image image = dataset.load(index, crop.orient);
   if (image.height != size.height || image.width != size.width)
     throw BrokenPicture(
-        fmt::format("[dataset] {} has another size than its header says: {} x {}, expected {} x {}",
+        fmt::format("the picture {} has another size than its header says: {} x {}, expected {} x {}",
                     dataset.records()[index].name, image.width, image.height, size.width, size.height));
   return cover_crop(image, crop.bucket.height, crop.bucket.width,
                     crop.lanczos ? Resampling::kLanczos : Resampling::kBicubic);

@@ -38,12 +38,12 @@ Image ImageDataset::load(int64_t index, bool orient) const {
     if (!orient) return image;
     return upright(std::move(image), read_image_header(bytes_in_memory(file), name).orientation);
   } catch (const Error& error) {
-    throw BrokenPicture(error.what());
+    throw BrokenPicture(message_of(error));
   }
 }
 
 std::string too_small_text(const std::string& name, int64_t height, int64_t width, int64_t size) {
-  return fmt::format("[dataset] {} is too small: {} x {}, expected at least {} on the short side", name,
+  return fmt::format("the picture {} is too small: {} x {}, expected at least {} on the short side", name,
                      width, height, size);
 }
 
@@ -65,7 +65,7 @@ ImagePipeline::ImagePipeline(int64_t first, int64_t last, std::function<Image(in
     try {
       prepared.image = load(index);
     } catch (const Error& error) {
-      prepared.error = error.what();
+      prepared.error = message_of(error);
     }
     return prepared;
   };

@@ -187,7 +187,7 @@ ImageHeader read_image_header(const PictureBytes& file, const std::string& name)
     codecs::check_size(header.height, header.width, kMaxImagePixels);
     return header;
   } catch (const DecodeError& error) {
-    throw BrokenPicture(fmt::format("[image] cannot decode {}: {}", name, error.what()));
+    throw BrokenPicture(fmt::format("cannot decode {}: {}", name, error.what()));
   }
 }
 

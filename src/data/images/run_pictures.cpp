@@ -72,9 +72,9 @@ void RunPictures::read_headers(const Options& options, const Known& known, std::
         return {.why = too_small_text(name, header.height, header.width, options.least_side)};
       return {.header = header, .num_bytes = file.size};
     } catch (const BrokenPicture& error) {
-      return {.why = error.what()};
+      return {.why = message_of(error)};
     } catch (const NoSuchFile& error) {
-      return {.why = error.what()};
+      return {.why = message_of(error)};
     }
   };
   // Other places are of other data: pictures are missing.
@@ -147,7 +147,7 @@ PngTexts RunPictures::png_texts(int64_t index) const {
 std::vector<std::byte> RunPictures::read(int64_t index) const {
   if (const Broken* broken = find_broken(index)) throw BrokenPicture(broken->why);
   if (content_of(index) == kLeftOut)
-    throw BrokenPicture(fmt::format("[loader] {} was found broken before and stays left out",
+    throw BrokenPicture(fmt::format("the picture {} was found broken before and stays left out",
                                     records_[static_cast<size_t>(index)].name));
   std::vector<std::byte> content = ImageDataset::read(index);
   check_content(index, content);
