@@ -351,8 +351,7 @@ void take_record_of_weights(const TrainArguments& arguments, ResolvedOptions& re
   ModelOptions& model = resolved.options.model;
   if (recorded.is_object() || model.weights.empty()) return;
   if (!std::filesystem::exists(model.weights)) {
-    const bool is_plan = !arguments.starts_ranks;  // of a named model, which needs no values
-    if (is_plan && resolved.given.contains("model")) return;
+    if (resolved.given.contains("model")) return;  // a plan of it needs no values
     fail("train", "--weights {} does not exist: give the path of a weights file, a folder or a run",
          model.weights);
   }

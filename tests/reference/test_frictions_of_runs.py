@@ -116,6 +116,13 @@ def test_an_adapter_goes_on_where_its_base_has_moved(run, tmp_path):
     assert "an adapter of other weights" in refusal("train", "--out", out, "--weights", other, "--max-steps", 5)
 
 
+def test_a_base_that_is_gone_is_named_before_a_model_is_guessed(tmp_path):
+    """Without a checkpoint nothing tells which model it was of."""
+    gone, out = tmp_path / "gone.safetensors", tmp_path / "run"
+    line = refusal("train", *OPTIONS, "--weights", gone, "--lora-rank", 2, "--max-steps", 1, "--out", out)
+    assert f"--weights {gone} does not exist: give the path of a weights file" in line and not out.exists()
+
+
 def test_a_run_resumes_as_its_model_where_none_is_named(tmp_path):
     out = tmp_path / "run"
     train(out, 1)
