@@ -146,8 +146,7 @@ Conditioning unconditional(const ConditioningShape& shape, const Conditioning& c
     uncond.class_labels = at::full_like(conditioning.class_labels, shape.num_classes);
   } else {
     fail("models",
-         "guidance needs a model with a null class or learned null rows (trained with class or caption "
-         "dropout), or a negative prompt: use --cfg-scale 1");
+         "guidance needs a negative prompt or training with class or caption dropout: use --cfg-scale 1");
   }
   return uncond;
 }
@@ -175,8 +174,8 @@ void check_conditioning(const ConditioningShape& shape, const Conditioning& cond
   if (!shape.takes_text()) return;
   const TextRows& text = conditioning.text;
   if (text.rows.size(1) != shape.text_width)
-    fail("models", "expected captions of width {}, got {}: another text encoder", shape.text_width,
-         text.rows.size(1));
+    fail("models", "expected captions of width {}, got {}: give the text encoder of the weights",
+         shape.text_width, text.rows.size(1));
   if (text.num_samples() != batch)
     fail("models", "expected captions of {} samples, got {}", batch, text.num_samples());
 }

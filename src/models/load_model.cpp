@@ -285,7 +285,7 @@ size_t merge_found_adapter(const FoundAdapter& adapter, bool anyway, LoadedModel
   if (adapter.record) check_base(adapter.record->adapter, adapter.path, model, anyway);
   if (!adapter.run) return merge_adapter(model.weights, adapter.path, model.base());
   if (adapter.run->record.adapter.config.is_null())
-    fail("weights", "{} trained no adapter, but a model", adapter.path);
+    fail("weights", "{} is the run of a model: give the run or the file of an adapter", adapter.path);
   const std::vector<LoraLayer> layers = layers_of_run(*adapter.run);
   merge_layers(model.weights, layers, model.base());
   return layers.size();

@@ -14,6 +14,7 @@
 #include "core/aten.h"
 #include "core/error.h"
 #include "core/json_config.h"
+#include "core/text/some_of.h"
 
 namespace kiln {
 namespace {
@@ -124,14 +125,12 @@ void for_each_target(const std::vector<LoraLayer>& layers, const LoraTargetFn& t
       wrong.push_back(problem);
     }
   }
-  constexpr size_t kListed = 5;
   if (!unknown.empty())
-    fail("lora", "the adapter is of another base: the model lacks {} of its {} modules ({}{})",
-         unknown.size(), layers.size(),
-         fmt::join(unknown.begin(), unknown.begin() + static_cast<int64_t>(std::min(kListed, unknown.size())),
-                   ", "),
-         unknown.size() > kListed ? ", .." : "");
-  if (!wrong.empty()) fail("lora", "the adapter is of another base: {}", fmt::join(wrong, "; "));
+    fail("lora", "the adapter is of another base: the model lacks {} of its {} modules ({})", unknown.size(),
+         layers.size(), some_of(unknown));
+  if (!wrong.empty())
+    fail("lora", "the adapter is of another base: {} of its {} modules have other shapes: {}", wrong.size(),
+         layers.size(), wrong.front());
   for (const LoraLayer& layer : layers) visit(layer, target_of(layer.module));
 }
 
@@ -204,8 +203,8 @@ std::vector<LoraLayer> lora_layers(const std::map<std::string, at::Tensor>& tens
     if (!key.ends_with(kDown) && !key.ends_with(kUp))
       fail("lora", "{} holds {}: only lora_A.weight and lora_B.weight are built", source, key);
   if (num_used == 0 || num_used != tensors.size())
-    fail("lora", "{} holds {} tensors, of which {} are pairs of lora_A and lora_B", source, tensors.size(),
-         num_used);
+    fail("lora", "expected pairs of lora_A and lora_B in {}: of its {} tensors, {} are in pairs", source,
+         tensors.size(), num_used);
   return layers;
 }
 

@@ -53,7 +53,7 @@ std::optional<std::string> module_of(std::string stem,
   if (stem.starts_with(kKohyaPrefix)) {
     const auto found = by_kohya_name.find(stem.substr(kKohyaPrefix.size()));
     if (found == by_kohya_name.end())
-      fail("lora", "{} names no layer of the model: an adapter of another base", stem);
+      fail("lora", "{} names no layer of the model: the adapter is of another base", stem);
     return found->second;
   }
   for (const std::string_view prefix : kDiffusersPrefixes)

@@ -4,6 +4,7 @@
 
 #include "core/error.h"
 #include "core/text/nearest_name.h"
+#include "core/text/some_of.h"
 #include "models/denoisers/families.h"
 
 namespace kiln {
@@ -37,7 +38,7 @@ Merged merge(const std::string& name, const json& config) {
   }
   const std::vector<std::string> known = denoiser_names();
   fail("models", "unknown model \"{}\": did you mean \"{}\"? (known are {})", name, nearest_name(name, known),
-       fmt::join(known, ", "));
+       some_of(nearest_names(name, known, known.size())));
 }
 
 }  // namespace

@@ -1,13 +1,12 @@
 #include "models/run_folder.h"
 
-#include <fmt/ranges.h>
-
 #include <filesystem>
 #include <fstream>
 
 #include "checkpoint/train_state.h"
 #include "core/error.h"
 #include "core/files/atomic_file.h"
+#include "core/text/some_of.h"
 #include "core/text/utf8.h"
 
 namespace kiln {
@@ -42,7 +41,7 @@ ModelRecord read_run_info(const std::string& run) {
       if (!document.contains(key)) fail("run", "{} is not a run's config: it has no {}", path, key);
     return parse_model_record(document, path);
   } catch (const json::exception& error) {
-    fail("run", "{} is not a run's config: {}", path, error.what());
+    fail("run", "{} is not a run's config: {}", path, message_of(error));
   }
 }
 
@@ -51,7 +50,7 @@ std::string weights_file_name(const std::string& run, const ModelRecord& info, b
   if (!use_ema || (info.ema_decays.empty() && !decay)) return kModelFile;
   for (size_t i = 0; i < info.ema_decays.size(); ++i)
     if (!decay || *decay == info.ema_decays[i]) return ema_file_name(info.ema_decays, i);
-  fail("run", "{} has no EMA of decay {}: its decays are {}", run, *decay, fmt::join(info.ema_decays, ", "));
+  fail("run", "{} has no EMA of decay {}: its decays are {}", run, *decay, some_of(info.ema_decays));
 }
 
 }  // namespace kiln

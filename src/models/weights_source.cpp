@@ -132,7 +132,7 @@ WeightsSource checkpoint_weights(const std::string& path) {
 WeightsSource newest_weights(const std::string& run, const WeightsChoice& choice) {
   const std::string path =
       newest_checked_file(run, [&](const std::string& folder) { return weights_file_of(folder, choice); });
-  if (path.empty()) fail("weights", "no complete checkpoint yet in {}", run);
+  if (path.empty()) fail("weights", "{} has no complete checkpoint yet", run);
   return checkpoint_weights(path);
 }
 
@@ -230,7 +230,7 @@ json read_json(const std::string& path) {
   try {
     return json::parse(stream);
   } catch (const json::exception& error) {
-    fail("weights", "{} is not valid JSON: {}", path, error.what());
+    fail("weights", "{} is not valid JSON: {}", path, message_of(error));
   }
 }
 

@@ -50,7 +50,7 @@ json read_json(const fs::path& path) {
   try {
     return json::parse(file);
   } catch (const json::exception& error) {
-    fail("autoencoder", "{} is not JSON: {}", path.string(), error.what());
+    fail("autoencoder", "{} is not JSON: {}", path.string(), message_of(error));
   }
 }
 

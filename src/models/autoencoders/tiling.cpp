@@ -132,9 +132,9 @@ class TiledAutoencoder : public Autoencoder {
     said_ = true;
     fmt::print(
         stderr,
-        "autoencoder: a whole picture of {} x {} takes {:.2f} GiB, {:.2f} GiB are free: it is cut into tiles "
-        "of {} pixels\n",
-        x.size(kHeight) * scale, x.size(kWidth) * scale, gib(needed), gib(tiling_.room_bytes), tiles_.side);
+        "note: the autoencoder takes {:.2f} GiB for a picture of {} x {}, {:.2f} GiB are free: it works in "
+        "tiles of {} pixels\n",
+        gib(needed), x.size(kHeight) * scale, x.size(kWidth) * scale, gib(tiling_.room_bytes), tiles_.side);
   }
 
   const std::unique_ptr<Autoencoder> whole_, on_meta_;
@@ -161,8 +161,7 @@ Tiling Tiling::parse(const char* option, const std::string& text, int64_t room_b
 Tiles tiles_of(const Autoencoder& autoencoder, int64_t side) {
   const int64_t latent = autoencoder.downsample;
   if (side < 2 * latent || side % latent != 0)
-    fail("autoencoder",
-         "expected the side of a tile to be a multiple of the {} pixels of a latent, {} at least, got {}",
+    fail("autoencoder", "expected the side of a tile to be a multiple of {} pixels and at least {}, got {}",
          latent, 2 * latent, side);
   const double overlap = static_cast<double>(side) * autoencoder.tile_overlap;
   return {.side = side,

@@ -145,7 +145,7 @@ DitConfig parse_dit_diffusers_config(const json& config, const std::string& sour
            result.in_channels, 2 * result.in_channels, source);
     return parse_dit_config(to_json(result));  // validates
   } catch (const json::exception& error) {
-    fail("convert", "the config has a value of a wrong type ({}): {}", source, error.what());
+    fail("convert", "the config has a value of a wrong type ({}): {}", source, message_of(error));
   }
 }
 

@@ -41,7 +41,7 @@ int64_t num_heads_of(int64_t hidden_size, const DitHints& hints) {
   if (hidden_size % kHeadDim != 0)
     fail("dit",
          "the weights do not tell how many heads a width of {} has: give --model-config "
-         "'{{\"num_heads\": N}}' (kiln convert: --num-heads N)",
+         "'{{\"num_heads\": N}}', or --num-heads N to kiln convert",
          hidden_size);
   return hidden_size / kHeadDim;
 }

@@ -71,7 +71,7 @@ Weights from_transformers(const Weights& weights) {
     std::string partner = key;
     partner.replace(partner.find("gate_proj"), 9, "up_proj");
     const auto found = weights.find(partner);
-    if (found == weights.end()) fail("dinov2", "{} is there without {}", key, partner);
+    if (found == weights.end()) fail("dinov2", "the weights have {} but not {}", key, partner);
     result[name.substr(0, gate) + ".mlp.weights_in." + name.substr(gate + 15)] =
         at::cat({value, found->second});
   }

@@ -12,6 +12,7 @@
 #include "checkpoint/weights_file.h"
 #include "core/aten.h"
 #include "core/error.h"
+#include "core/text/some_of.h"
 #include "models/features/dinov2.h"
 #include "models/features/inception.h"
 #include "models/features/random_net.h"
@@ -115,7 +116,7 @@ const FeatureNetKind& feature_net_kind(const std::string& name) {
     if (kind.name == name) return kind;
     names.emplace_back(kind.name);
   }
-  fail("evaluate", "unknown feature net \"{}\"; known are {}", name, fmt::join(names, ", "));
+  fail("evaluate", "unknown feature net \"{}\"; known are {}", name, some_of(names));
 }
 
 std::unique_ptr<FeatureNet> load_feature_net(const std::string& name, const std::string& weights,

@@ -94,11 +94,10 @@ int64_t CaptionEncoder::batch_within_room(int64_t asked, int64_t usual) const {
   while (asked == 0 && batch > 1 && weights + needed_bytes(batch) > room_.bytes) batch /= 2;
   const int64_t needed = weights + needed_bytes(batch);
   if (needed > room_.bytes)
-    fail(
-        "text",
-        "{} leaves {:.2f} GiB for the text encoder: {} texts of {} tokens take {:.2f} GiB in addition to "
-        "{:.2f} GiB of streamed weights: give more memory, a smaller --text-batch or fewer --text-max-tokens",
-        room_.text, gib(room_.bytes), batch, longest_input(), gib(needed - weights), gib(weights));
+    fail("text",
+         "{} leaves {:.2f} GiB for the text encoder, which takes {:.2f} GiB for {} texts of {} tokens: give "
+         "more memory, a smaller --text-batch or fewer --text-max-tokens",
+         room_.text, gib(room_.bytes), gib(needed), batch, longest_input());
   return batch;
 }
 
@@ -111,11 +110,10 @@ std::string CaptionEncoder::streaming_text(int64_t batch) const {
       batch_tokens +
       static_cast<int64_t>(static_cast<double>(room_.bytes - weights - needed) / bytes_per_token);
   return fmt::format(
-      "text encoder: its {:.2f} GiB of weights do not fit {} ({:.2f} GiB free): they are read segment by "
-      "segment, at most {:.2f} GiB of weights and {:.2f} GiB for {} texts at once; a pass over them reads "
-      "{:.2f} GiB, takes at least {:.1f} s and serves about {} tokens",
-      gib(weight_bytes(*opened_.encoder)), room_.text, gib(room_.bytes), gib(weights), gib(needed), batch,
-      gib(streamed_->bytes_of_pass()), seconds_of_pass(), tokens);
+      "text encoder: its {:.2f} GiB of weights do not fit {} ({:.2f} GiB free) and are read segment by "
+      "segment; a pass over them reads {:.2f} GiB, takes at least {:.1f} s and serves about {} tokens",
+      gib(weight_bytes(*opened_.encoder)), room_.text, gib(room_.bytes), gib(streamed_->bytes_of_pass()),
+      seconds_of_pass(), tokens);
 }
 
 void CaptionEncoder::tokenize_instruction() {
