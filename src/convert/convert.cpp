@@ -124,8 +124,8 @@ DiffusersFolderOptions folder_options(const ConvertOptions& options, const Model
     if (!path.empty()) return;
     std::error_code unreachable;
     if (recorded.empty() || !std::filesystem::exists(recorded, unreachable))
-      fail("convert", "--components: {}: say where it is with {} PATH, or leave --components out",
-           recorded.empty() ? "nothing tells where that piece lies" : recorded + " is not there", option);
+      fail("convert", "--components: {}: give {} PATH, or leave out --components",
+           recorded.empty() ? "the record names no folder" : recorded + " does not exist", option);
     path = recorded;
   };
   if (how.empty()) return result;
@@ -155,13 +155,12 @@ void write_diffusers(const ConvertOptions& options, const LoadedModel& loaded, c
       write_diffusers_pipeline(options.out, loaded.family->formats.front(), known, settled, loaded.weights,
                                folder_options(options, record));
   if (!written.limit.empty())
-    fmt::print("{} draws other pictures than Kiln ({}): README.md has code that draws the same\n",
+    fmt::print("{} draws other pictures than Kiln ({}): README.md has code that draws Kiln's\n",
                written.pipeline, written.limit);
   if (written.has_null_rows)
     fmt::print("{} holds the null rows, which diffusers' class has no place for\n", kNullRowsFile);
   if (!written.missing.empty())
-    fmt::print("the folder lacks {}: README.md names what is meant, and --components copy puts it in\n",
-               written.missing);
+    fmt::print("the folder lacks {}, which README.md names: --components copy puts it in\n", written.missing);
 }
 
 }  // namespace

@@ -211,7 +211,7 @@ class FolderWriter {
                const char* option) {
     const std::string text = mismatch(given);
     if (text.empty()) return;
-    say_mismatch(text, fmt::format("give that one with {}", option), options_.anyway);
+    say_mismatch(text, fmt::format("give the recorded one with {}", option), options_.anyway);
     other_pieces_.push_back(mismatch(fmt::format("`{}`", component)));
   }
 

@@ -12,6 +12,7 @@
 #include "core/json_config.h"
 #include "core/text/nearest_name.h"
 #include "core/text/printable.h"
+#include "core/text/some_of.h"
 #include "core/text/utf8.h"
 #include "models/autoencoders/autoencoder_kl.h"
 #include "models/features/inception.h"
@@ -117,7 +118,7 @@ void inspect_model(const InspectOptions& options, std::FILE* out, std::FILE* sum
     known.push_back(listed.name);
   }
   fail("inspect", "unknown model \"{}\": did you mean \"{}\"? (known are {})", options.model,
-       nearest_name(options.model, known), fmt::join(known, ", "));
+       nearest_name(options.model, known), some_of(nearest_names(options.model, known, known.size())));
 }
 
 std::string format_name(const std::string& path) {
@@ -144,7 +145,7 @@ std::string architecture_of(const WeightsSource& source, const TensorFile& file)
     const auto found = recognise_denoiser(shapes, source.record.model_config);
     return found ? describe(*found->family, found->model.config) : "unknown";
   } catch (const Error& error) {
-    return fmt::format("unknown: {}", error.what());
+    return fmt::format("unknown: {}", message_of(error));
   }
 }
 

@@ -117,8 +117,8 @@ void evaluate(const EvaluateCommand& command, ProcessGroup& group) {
   if (origin.protocol.is_null())
     fmt::print(
         stderr,
-        "kiln evaluate: nothing says how {} was drawn (kiln sample writes sampling.json, and FILE.npz.json "
-        "beside an .npz): all such samples share one stamp\n",
+        "kiln evaluate: nothing says how {} was drawn, as the sampling.json of kiln sample does: all such "
+        "samples share one stamp\n",
         path);
   json result = stamped(metric_values(choice, net->name, samples, reference),
                         protocol_of(*net, choice, samples, reference, command.crop, origin.protocol));

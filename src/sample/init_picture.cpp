@@ -27,7 +27,7 @@ InitPicture read_init_picture(const std::string& path) {
   try {
     picture.image = read_image(path);
   } catch (const Error& error) {
-    fail("sample", "--image {}: {}", path, error.what());
+    fail("sample", "--image {}: {}", path, message_of(error));
   }
   picture.fingerprint = fmt::format("{} x {} xxh3:{}", picture.image.height, picture.image.width,
                                     xxh3_hex(std::as_bytes(std::span(picture.image.rgb))));

@@ -23,8 +23,8 @@ CaptionEncoder load_encoder(const ModelRecord::TextInfo& trained, const std::str
   const std::string& folder = given.empty() ? trained.encoder_path : given;
   std::error_code unreachable;
   if (folder.empty() || !std::filesystem::exists(folder, unreachable))
-    fail("sample", "prompts need the text encoder of the captions ({}){}: give --text-encoder DIR",
-         trained.encoder.empty() ? "not known" : trained.encoder,
+    fail("sample", "prompts need the text encoder {}{}: give --text-encoder DIR",
+         trained.encoder.empty() ? "of the training captions" : trained.encoder,
          folder.empty() ? "" : fmt::format(", and {} does not exist", folder));
   CaptionEncoder encoder(folder, trained.max_tokens, device, compute_dtype,
                          {.bytes = usable_bytes(device, num_processes), .text = "what is free"},
@@ -33,7 +33,7 @@ CaptionEncoder load_encoder(const ModelRecord::TextInfo& trained, const std::str
                                     .encoder_fingerprint = encoder.encoder_fingerprint(),
                                     .tokenizer_fingerprint = encoder.tokenizer_fingerprint()};
   if (const std::string text = text_encoder_mismatch(trained, found, folder); !text.empty())
-    say_mismatch(text, "give that one with --text-encoder", anyway);
+    say_mismatch(text, "give the recorded one with --text-encoder", anyway);
   return encoder;
 }
 
@@ -49,7 +49,7 @@ std::vector<std::string> read_prompts(const std::string& path) {
     try {
       text::check_utf8(line);
     } catch (const Error& error) {
-      fail("sample", "--prompts {}, line {}: {}", path, number, error.what());
+      fail("sample", "--prompts {}, line {}: {}", path, number, message_of(error));
     }
     if (line.find_first_not_of(" \t") != std::string::npos) prompts.push_back(line);
   }
@@ -71,8 +71,8 @@ Prompts encode_prompts(const CaptionEncoder& encoder, const ModelRecord::TextInf
                        const ConditioningShape& shape) {
   if (encoder.shape().width != shape.text_width)
     fail("sample",
-         "the model takes captions of width {}, the text encoder {} makes {}: give the one it was trained "
-         "with",
+         "the model takes captions of width {}, the text encoder {} makes {}: give the text encoder that the "
+         "model was trained with",
          shape.text_width, encoder.shape().family, encoder.shape().width);
   const auto decorated = [&](const std::string& text) {
     return text.empty() ? text : trained.prefix + text + trained.suffix;

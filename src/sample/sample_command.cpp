@@ -162,7 +162,7 @@ Prompts load_prompts(const SampleCommand& command, const DrawingSource& source, 
     fail("sample", "{} takes no prompts: choose --classes", source.record.model);
   if (!shape.takes_text()) return {};
   if (!command.classes.empty())
-    fail("sample", "{} knows no classes: say what to draw with --prompt", source.record.model);
+    fail("sample", "{} has no classes: say what to draw with --prompt", source.record.model);
   if (texts.empty())
     fail("sample", "{} needs a prompt: give --prompt \"...\" or --prompts FILE", source.record.model);
   return encode_prompts(source.record.text, command.text_encoder, std::move(texts), command.negative_prompt,

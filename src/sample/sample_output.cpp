@@ -1,13 +1,12 @@
 #include "sample/sample_output.h"
 
-#include <fmt/ranges.h>
-
 #include <filesystem>
 #include <fstream>
 
 #include "core/error.h"
 #include "core/files/atomic_file.h"
 #include "core/text/html.h"
+#include "core/text/some_of.h"
 #include "core/text/utf8.h"
 
 namespace kiln {
@@ -68,7 +67,7 @@ void SampleOutput::check_settings() const {
   const std::vector<std::string> keys = differing_keys(before, options_.settings);
   if (!keys.empty())
     fail("sample", "{} holds images drawn with other settings: {}; choose another --out, or remove it",
-         options_.folder, fmt::join(keys, ", "));
+         options_.folder, some_of(keys));
 }
 
 json SampleOutput::all_settings() const {

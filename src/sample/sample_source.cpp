@@ -42,7 +42,7 @@ void check_sources(const SampleCommand& command) {
   if (command.run.empty() == command.weights.empty()) fail("sample", "expected either --run or --weights");
   if (!command.run.empty() &&
       (!command.model.empty() || !command.model_config.empty() || command.image_size > 0))
-    fail("sample", "--model, --model-config and --image-size have no effect with --run: the run knows them");
+    fail("sample", "--model, --model-config and --image-size have no effect with --run: its config has them");
   if (command.no_ema && command.ema_decay) fail("sample", "expected --ema-decay or --no-ema, not both");
 }
 
@@ -84,7 +84,7 @@ std::unique_ptr<Autoencoder> load_autoencoder_of(const SampleCommand& command, c
   const std::string path = autoencoder_path(command, record, channels);
   std::error_code unreachable;
   if (path.empty() || (path != "pixels" && !std::filesystem::exists(path, unreachable)))
-    fail("sample", "{}: pass --autoencoder with the one that made the latents, or pixels",
+    fail("sample", "{}: give the autoencoder of the latents with --autoencoder, or --autoencoder pixels",
          path.empty()  ? "no autoencoder is known"
          : unreachable ? fmt::format("{}: {}", path, unreachable.message())
                        : path + " does not exist");
@@ -92,7 +92,7 @@ std::unique_ptr<Autoencoder> load_autoencoder_of(const SampleCommand& command, c
       load_autoencoder(path, device, compute_dtype,
                        Tiling::parse("tiles", command.tiles, usable_bytes(device, num_processes)));
   if (const std::string text = autoencoder_mismatch(record.autoencoder, *autoencoder, path); !text.empty())
-    say_mismatch(text, "give that one with --autoencoder", command.anyway);
+    say_mismatch(text, "give the recorded one with --autoencoder", command.anyway);
   return autoencoder;
 }
 

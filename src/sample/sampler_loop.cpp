@@ -47,7 +47,7 @@ at::Tensor noise_of_step(const SampleOptions& options, const std::vector<int64_t
   if (!options.step_noise.defined())
     return step_noise(options.seed, images, image_shape, step, options.device);
   if (step >= options.step_noise.size(0))
-    fail("sample", "the given noise is for {} steps: the sampler takes more", options.step_noise.size(0));
+    fail("sample", "--noise has noise for {} steps, the sampler takes more", options.step_noise.size(0));
   return options.step_noise[step].index_select(0, at::tensor(images, at::kLong)).to(options.device);
 }
 
@@ -150,9 +150,8 @@ bool sample_images(const Denoiser& denoiser, const Autoencoder* autoencoder, con
   const int64_t channels = pixels ? 3 : autoencoder->latent_channels;
   if (shape.in_channels != channels)
     fail("sample",
-         "the model makes {} channels, but {} gives pictures from {}: pass the autoencoder it was trained "
-         "with",
-         shape.in_channels, pixels ? "no autoencoder" : "this autoencoder", channels);
+         "the model makes {} channels, and {} has {}: give the autoencoder that the model was trained with",
+         shape.in_channels, pixels ? "a picture" : "a latent of this autoencoder", channels);
   const at::NoGradGuard no_grad;
   const auto sampler = make_sampler(options.sampler);
   const int64_t height = options.height ? options.height : shape.input_size;

@@ -80,7 +80,7 @@ int64_t Subjects::grid_columns(int64_t num_images) const {
 std::vector<int64_t> select_classes(const std::vector<std::string>& selection,
                                     const std::vector<std::string>& class_names, int64_t num_classes) {
   if (num_classes == 0) {
-    if (!selection.empty()) fail("sample", "--classes has no meaning for this model: it knows no classes");
+    if (!selection.empty()) fail("sample", "this model has no classes: leave out --classes");
     return {0};
   }
   std::vector<int64_t> classes;

@@ -337,7 +337,7 @@ def test_bad_input_is_one_line(tmp_path, store, runs):
 
     sample = ["sample", "--run", runs("pixart"), "--out", tmp_path / "samples"]
     assert "give --prompt" in refusal(*sample)
-    assert "knows no classes" in refusal(*sample, "--prompt", "red", "--classes", "1")
+    assert "has no classes" in refusal(*sample, "--prompt", "red", "--classes", "1")
     (tmp_path / "broken.txt").write_bytes(b"red\ngr\xffn\n")
     assert "broken.txt, line 2" in refusal(*sample, "--prompts", tmp_path / "broken.txt")
     (tmp_path / "empty.txt").write_text("\n")
