@@ -1,7 +1,6 @@
 #include "train/resume.h"
 
 #include <ATen/Parallel.h>
-#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <filesystem>
@@ -10,6 +9,7 @@
 
 #include "checkpoint/checked_files.h"
 #include "core/error.h"
+#include "core/text/some_of.h"
 #include "parallel/ranks/agreement.h"
 #include "run/option_values.h"
 #include "run/stage_options.h"
@@ -109,7 +109,7 @@ NewestCheckpoint newest_checkpoint(const std::string& run, ProcessGroup& group) 
     fail("resume",
          "none of the {} checkpoints of {} is whole: {}: restore one, or remove {}/checkpoints to "
          "start again from step 0",
-         newest.damaged.size(), run, fmt::join(newest.damaged, "; "), run);
+         newest.damaged.size(), run, some_of(newest.damaged, "; "), run);
   });
   return newest;
 }
@@ -126,11 +126,11 @@ bool may_follow(const std::vector<std::string>& changes) {
 
 // Returns what to do about other data than a run had.
 std::string remedy_of(const TrainOptions& options, const TrainingData& data, int64_t first_step) {
-  if (!data.pictures.images) return "give the same store, or another --out";
+  if (!data.pictures.images) return "give the store that it was trained on, or another --out";
   const std::string other = data.pictures.images->first_unrecorded(options.out, first_step);
   return (other.empty() ? "some pictures are missing"
                         : fmt::format("{} is new or has another size or label", other)) +
-         ": put the same pictures there, go on with --continue-with FILE, or give another --out";
+         ": put the earlier pictures there, go on with --continue-with FILE, or give another --out";
 }
 
 // Refuses to go on from a checkpoint with other settings or on other data. Returns what makes further bits or
@@ -157,39 +157,37 @@ std::vector<std::string> resume_warnings(const TrainOptions& options, const Trai
   }
   const OptionChanges changes = compare_options(saved_options, options_now);
   if (!changes.refused.empty())
-    fail("resume", "{} holds a run with other settings: {}; give the same ones, or {}", options.out,
-         fmt::join(changes.refused, ", "),
-         may_follow(changes.refused)
-             ? "--continue-with FILE with the new ones to go on from here, or another --out"
-             : "another --out");
+    fail("resume", "{} holds a run with other settings: {}; go back to them, or give {}another --out",
+         options.out, some_of(changes.refused),
+         may_follow(changes.refused) ? "the new ones with --continue-with FILE, or " : "");
   const auto data_then = saved.config.at("data").get<std::string>();
   const bool is_same = begins_stage || data_then == data.identity;
   const bool is_of_earlier_version =
       !is_same && data.earlier_identity && data_then == data.earlier_identity();
   if (!is_same && !is_of_earlier_version)
-    fail("resume", "{} was trained on other data ({}) than --data {} ({}): {}", options.out, data_then,
-         options.data.path, data.identity, remedy_of(options, data, first_step));
+    fail("resume", "{} was trained on other data ({:.80}) than --data {} ({:.80}): {}", options.out,
+         data_then, options.data.path, data.identity, remedy_of(options, data, first_step));
 
   std::vector<std::string> lines;
   if (is_of_earlier_version)
     lines.push_back(
-        fmt::format("an earlier version began {} and kept no sizes of its pictures: they are compared "
-                    "from here on",
+        fmt::format("an earlier version began {} and kept no sizes of its pictures, which are compared from "
+                    "here on",
                     options.out));
   if (!changes.warned.empty())
     lines.push_back(fmt::format("resuming with {}: further bits differ from those of an uninterrupted run",
-                                fmt::join(changes.warned, ", ")));
+                                some_of(changes.warned)));
   for (const char* end : {"max-steps", "max-minutes"})
     if (options.lr.shape != LrShape::kConstant && saved_options.at(end) != options_now.at(end))
       lines.push_back(fmt::format(
           "--{} {} instead of {} moves the end of the {} schedule: the learning rate jumps here", end,
           options_now.at(end).dump(), saved_options.at(end).dump(), choice_name(options.lr.shape)));
   if (saved.world_size != now.world_size)
-    lines.push_back(fmt::format("resuming on {} ranks a run that {} began: sums over ranks round differently",
+    lines.push_back(fmt::format("resuming on {} ranks a run of {}: sums over ranks round differently",
                                 now.world_size, saved.world_size));
   if (saved.machine != now.machine || saved.num_threads != now.num_threads)
     lines.push_back(
-        fmt::format("resuming on {} with {} threads a run that {} with {} threads began: further bits differ "
+        fmt::format("resuming on {} with {} threads a run of {} with {} threads: further bits differ "
                     "from those of an uninterrupted run",
                     now.machine, now.num_threads, saved.machine, saved.num_threads));
   return lines;

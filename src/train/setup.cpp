@@ -1,16 +1,16 @@
 #include "train/setup.h"
 
-#include <fmt/ranges.h>
-
 #include <algorithm>
 #include <set>
 
 #include "checkpoint/tensor_files.h"
+#include "checkpoint/weights_file.h"
 #include "core/aten.h"
 #include "core/error.h"
 #include "core/files/mapped_file.h"
 #include "core/json_config.h"
 #include "core/tensors.h"
+#include "core/text/some_of.h"
 #include "data/loader/batches.h"
 #include "models/load_model.h"
 #include "models/lora_keys.h"
@@ -254,7 +254,7 @@ TrainingStateOptions state_options_of(const TrainOptions& options, at::Device de
 std::optional<GraphOptions> graphs_of(const TrainOptions& options, at::Device device, int64_t world_size) {
   if (!options.compute.cuda_graph || device.is_meta()) return std::nullopt;
   if (world_size > 1 || options.zero.stage >= 2)
-    fail("train", "--cuda-graph needs one rank that keeps everything: got {} ranks and --zero-stage {}",
+    fail("train", "--cuda-graph needs one rank and --zero-stage 0 or 1, got {} ranks and --zero-stage {}",
          world_size, options.zero.stage);
   if (options.lora.dropout > 0)
     fail("train", "--cuda-graph would drop the same elements in every step: leave out --lora-dropout");
@@ -277,7 +277,7 @@ std::string unnamed_size(const ModelOptions& options, const nlohmann::json& conf
   const std::string own = preset_name(family, config);
   return fmt::format(
       "--model {} without a size is as large as {}: name a size ({}), or give --hidden-size and --depth",
-      options.name, own == family.name ? "the largest published one" : own, fmt::join(sizes, ", "));
+      options.name, own == family.name ? "the largest published one" : own, some_of(sizes));
 }
 
 double flops_of_image(const Training& training, const ImageExtent& image) {

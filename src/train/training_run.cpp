@@ -55,13 +55,12 @@ std::vector<std::string> settings_without_effect(const TrainOptions& options, at
     return data.empty() || data == "synthetic" || fs::exists(fs::path(data) / "store.json");
   };
   note_if(!options.data.weights.empty() && options.data.more.empty(), "data-weights",
-          "on a single store: --more-data gives others");
+          "on a single store, without --more-data");
   const bool encodes_captions = !are_features(options.data.path) && !options.data.text_encoder.empty();
   note_if(!options.data.text.empty() && encodes_captions, "text",
           "on pictures, whose captions --text-encoder encodes");
   for (const auto& [option, is_given] : caption_options_given(options.data.captions))
-    note_if(is_given && !encodes_captions, option,
-            "except with --text-encoder on pictures, whose captions it encodes");
+    note_if(is_given && !encodes_captions, option, "without pictures whose captions --text-encoder encodes");
   note_if(!options.data.buckets.empty() && are_features(options.data.path), "buckets",
           "on features: use kiln extract --buckets");
   note_if(options.data.enlarge && are_features(options.data.path) && are_features(options.validation.data),
@@ -75,7 +74,7 @@ std::vector<std::string> settings_without_effect(const TrainOptions& options, at
           fmt::format("beyond the {} images that a rank has in a step", rows));
   note_if(options.compute.tf32 && device.is_cpu(), "tf32", "on a CPU");
   note_if(!options.memory.offload_activations.is_none() && device.is_cpu(), "offload-activations",
-          "on a CPU except to recompute");
+          "on a CPU beyond that of --recompute");
   note_if(options.offload.optimizer == Placement::kHost && device.is_cpu(), "offload-optimizer cpu",
           "on a CPU, whose memory it is");
   note_if(!options.offload.nvme.folder.empty() && !options.offload.uses_disk(), "nvme-path",
@@ -337,7 +336,7 @@ void TrainingRun::record_pictures(bool begins_stage) const {
       if (is_first()) prepare_left_out(options.out + "/" + kLeftOutFile, first_step, begins_stage);
       for (const auto& of : pictures) of->record_in(options.out, first_step, begins_stage && is_first());
     } catch (const Error& error) {
-      warn(fmt::format("{}: a resumed run cannot compare its pictures", error.what()));
+      warn(fmt::format("{}: a resumed run will not compare its pictures with those of now", error.what()));
     }
   };
   if (is_first()) record();
@@ -381,10 +380,8 @@ void TrainingRun::print_description() const {
   if (num_samples == 0) return;  // endless
   const double epoch_steps = static_cast<double>(num_samples) / static_cast<double>(options.global_batch);
   if (num_samples < options.global_batch)
-    warn(fmt::format(
-        "--global-batch {} is more than the {} samples: even a single step is {:.1f} epochs, since every "
-        "step is of a whole batch",
-        options.global_batch, num_samples, 1 / epoch_steps));
+    warn(fmt::format("--global-batch {} is more than the {} samples: a single step is {:.1f} epochs",
+                     options.global_batch, num_samples, 1 / epoch_steps));
   if (options.max_minutes > 0)  // the number of steps is not known
     fmt::print("{} samples: {:.1f} steps an epoch, at most {:g} minutes\n", num_samples, epoch_steps,
                options.max_minutes);
