@@ -250,9 +250,8 @@ std::string Monitor::used_text(const nlohmann::json& line) {
   if (used > kMuchMemory * total && !std::exchange(warned_of_memory_, true))
     fmt::print(stderr,
                "warning: {:.0f} % of the card's memory ({:.1f} of {:.1f} GB) is in use, which leaves little "
-               "for other "
-               "programs and fragmentation: lower --memory-budget or --micro-batch, or its key in a "
-               "DeepSpeed file\n",
+               "for other programs and fragmentation: lower --memory-budget or --micro-batch, or its key in "
+               "a DeepSpeed file\n",
                100 * used / total, gigabytes(used), gigabytes(total));
   return fmt::format(" ({:.1f} of {:.1f} GB used, {:.0f}%)", gigabytes(used), gigabytes(total),
                      100 * used / total);

@@ -236,7 +236,7 @@ void measure_steps(MachineProfile& profile, at::Device device, double seconds) {
   for (size_t done = 0; done < kRounds * kinds.size() && elapsed_since(begin) < seconds; ++done) {
     std::ranges::copy(read_clock(device, kClockSeconds / 10), std::back_inserter(readings));
     table.add(time_steps(kinds[done % kinds.size()], device, {.plain = 1, .watched = 1}));
-    fmt::print(stderr, "\rkiln plan: {} of {} steps measured, {:.0f} s ", done + 1, kRounds * kinds.size(),
+    fmt::print(stderr, "\r{} of {} steps measured, {:.0f} s ", done + 1, kRounds * kinds.size(),
                elapsed_since(begin));
   }
   fmt::print(stderr, "\n");
