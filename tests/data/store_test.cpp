@@ -158,7 +158,8 @@ TEST(FeatureStoreWriter, ContinuesWhereItStopped) {
       const auto writer = FeatureStoreWriter::open(path, info, 4);
       add_samples(*writer, info, stop);
     }  // no finish(): the process went away
-    EXPECT_THAT(message_of([&] { FeatureStore::open(path); }), HasSubstr("run the command that began it again"));
+    EXPECT_THAT(message_of([&] { FeatureStore::open(path); }),
+                HasSubstr("run the command that began it again"));
     const auto writer = FeatureStoreWriter::open(path, info, 4);
     EXPECT_EQ(writer->num_complete(), stop);
     EXPECT_EQ(writer->last_name(), stop == 0 ? "" : make_sample(info, stop - 1).name);
