@@ -89,9 +89,14 @@ class RunPlans {
 
 double seconds_of(const Plan& plan, StepPhase phase) { return plan.phase_s[static_cast<size_t>(phase)]; }
 
+// Returns the most over the step: at the peak of all memory, which scratch and temporaries move, devices hold
+// other shares of their activations.
 double activations_of(const Plan& plan) {
-  const auto found = plan.by_kind.find("activations");
-  return found == plan.by_kind.end() ? 0 : static_cast<double>(found->second);
+  int64_t most = 0;
+  for (const MemoryCurve::Point& point : plan.curve.points)
+    if (const auto found = point.by_kind.find("activations"); found != point.by_kind.end())
+      most = std::max(most, found->second);
+  return static_cast<double>(most);
 }
 
 // Exception 1: DiT-B/8 has 16 tokens, so 8 images are one row of cuBLAS's tiles. Its forward products then

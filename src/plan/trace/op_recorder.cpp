@@ -110,9 +110,10 @@ void set_ragged_attention(OpRecord& op, const at::Tensor& q, const at::Tensor& k
   op.flops *= static_cast<double>(k.size(0)) / static_cast<double>(std::max<int64_t>(q.size(0), 1));
 }
 
-// Describes a convolution as the product (pixels, in * kernel) x (in * kernel, out), done `times` times.
-void set_convolution(OpRecord& op, const at::Tensor& weight, int64_t pixels, int64_t times) {
-  set_product(op, pixels * times, weight.size(0), weight.numel() / weight.size(0));
+// Describes a convolution as the product (pixels, in * kernel) x (in * kernel, out). The outputs tell the
+// rest.
+void set_convolution(OpRecord& op, const at::Tensor& weight, int64_t pixels) {
+  set_product(op, pixels, weight.size(0), weight.numel() / weight.size(0));
   op.op_class = OpClass::kConvolution;
 }
 
@@ -159,12 +160,10 @@ const std::unordered_map<std::string_view, Describe>& multiplying_ops() {
       {"aten::_scaled_dot_product_flash_attention_for_cpu_backward", set_fused_attention_backward},
       {"aten::_scaled_dot_product_flash_attention_backward", set_fused_attention_backward},
       {"aten::_scaled_dot_product_efficient_attention_backward", set_fused_attention_backward},
-      {"aten::convolution",  // the number of pixels is known with the output
-       [](OpRecord& op, const Tensors& in) { set_convolution(op, in[1], /*pixels=*/0, /*times=*/1); }},
-      {"aten::convolution_backward",  // gradients of the pixels, and of a weight that is trained
-       [](OpRecord& op, const Tensors& in) {
-         set_convolution(op, in[2], in[0].numel() / in[0].size(1), /*times=*/in[2].requires_grad() ? 2 : 1);
-       }}};
+      {"aten::convolution",
+       [](OpRecord& op, const Tensors& in) { set_convolution(op, in[1], /*pixels=*/0); }},
+      {"aten::convolution_backward",
+       [](OpRecord& op, const Tensors& in) { set_convolution(op, in[2], in[0].numel() / in[0].size(1)); }}};
   return table;
 }
 
@@ -222,8 +221,11 @@ void describe_outputs(OpRecord& op, c10::ArrayRef<c10::IValue> outputs) {
       op.bytes += static_cast<double>(op.m * op.n) * static_cast<double>(c10::elementSize(op.dtype));
     return;
   }
-  if (op.op_class == OpClass::kConvolution && op.m == 0) {
-    op.m = tensors[0].numel() / tensors[0].size(1);
+  if (op.op_class == OpClass::kConvolution) {
+    if (op.m == 0)
+      op.m = tensors[0].numel() / tensors[0].size(1);
+    else  // a product for the gradient of the pixels and of the weight
+      op.m *= std::ranges::count_if(tensors, [](const at::Tensor& tensor) { return tensor.dim() > 1; });
     op.flops = 2.0 * static_cast<double>(op.m * op.n) * static_cast<double>(op.k);
   }
   op.bytes += bytes_of(tensors) * (kGathering.contains(op.name) ? 2 : 1);
