@@ -242,7 +242,8 @@ WeightsSource find_weights(const std::string& path, const WeightsChoice& choice)
     fail("weights", "{} is a feature store, not weights: see kiln store inspect", path);
   for (const char* component : {"transformer", "unet"})  // of a pipeline
     if (fs::is_directory(folder / component)) return folder_weights(folder / component, choice);
-  if (fs::is_directory(folder / "checkpoints")) return newest_weights(path, choice);
+  if (fs::is_directory(folder / "checkpoints") || fs::exists(folder / "log.jsonl"))
+    return newest_weights(path, choice);
   if (is_checkpoint_name(folder_name(folder))) return checkpoint_weights(weights_file_of(folder, choice));
   return folder_weights(folder, choice);
 }

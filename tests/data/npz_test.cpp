@@ -106,7 +106,7 @@ TEST(NpzImageWriter, RefusesOtherImagesAndBadPlaces) {
     add_images(*writer, 1);
   }
   EXPECT_THAT(message_of([&] { NpzImageWriter::open(folder / "a.npz", 6, 3, 4, "seed 1"); }),
-              HasSubstr("got others"));
+              HasSubstr("holds other images than 6 of 4 x 3"));
   EXPECT_THAT(message_of([&] { NpzImageWriter::open(folder / "a.npz", 5, 3, 4, "seed 2"); }),
               AllOf(HasSubstr("other settings"), HasSubstr("a.npz.partial")));
   {

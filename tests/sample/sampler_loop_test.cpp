@@ -141,7 +141,7 @@ TEST(SampleImages, RefusesWhatCannotBe) {
   const auto sink = [](int64_t, const Image&) {};
   const auto no_null = tiny_denoiser({.class_dropout_prob = 0});
   EXPECT_THAT(message_of([&] { sample_images(*no_null, nullptr, tiny_options(1, 1), sink); }),
-              HasSubstr("null class"));
+              HasSubstr("class or caption dropout"));
   const auto latent = tiny_denoiser({.in_channels = 4});
   EXPECT_THAT(message_of([&] { sample_images(*latent, nullptr, tiny_options(1, 1), sink); }),
               HasSubstr("autoencoder"));
