@@ -4,6 +4,7 @@
 
 #include <fstream>
 #include <map>
+#include <regex>
 #include <set>
 #include <sstream>
 
@@ -82,6 +83,18 @@ struct Entry {
 };
 using Inventory = std::map<std::string, Entry>;
 
+// Adds blocks.0.x to blocks.27.x for blocks.[0-27].x.
+void add_keys(const std::string& key, const Entry& entry, Inventory& inventory) {
+  static const std::regex kRange(R"(\[(\d+)-(\d+)\])");
+  std::smatch range;
+  if (!std::regex_search(key, range, kRange)) {
+    inventory[key] = entry;
+    return;
+  }
+  for (int i = std::stoi(range[1]); i <= std::stoi(range[2]); ++i)
+    add_keys(range.prefix().str() + std::to_string(i) + range.suffix().str(), entry, inventory);
+}
+
 Inventory read_inventory(const std::string& file) {
   std::ifstream stream(KILN_SOURCE_DIR "/tests/models/keys/" + file + ".tsv");
   EXPECT_TRUE(stream) << file;
@@ -93,7 +106,7 @@ Inventory read_inventory(const std::string& file) {
     Entry entry{.shape = {}, .trainable = kind == "param"};
     std::istringstream sizes(shape);
     for (std::string size; std::getline(sizes, size, ',');) entry.shape.push_back(std::stoll(size));
-    inventory[key] = entry;
+    add_keys(key, entry, inventory);
   }
   return inventory;
 }
@@ -187,8 +200,8 @@ TEST(Registry, UnknownNamesListTheKnown) {
     build_denoiser("DiT-M/2", {});
     FAIL();
   } catch (const Error& error) {
-    EXPECT_THAT(error.what(), testing::AllOf(testing::HasSubstr("DiT-M/2"), testing::HasSubstr("DiT-XL/2"),
-                                             testing::HasSubstr("dit")));
+    EXPECT_THAT(error.what(), testing::AllOf(testing::HasSubstr("\"DiT-M/2\": did you mean"),
+                                             testing::HasSubstr("DiT-B/2"), testing::HasSubstr(" more")));
   }
 }
 
