@@ -221,7 +221,10 @@ void advise_speed(const Plan& plan, std::vector<std::string>& advice) {
                     "fewer, larger steps {}{}, or {}, where that fits",
                     100 * update / plan.step_s, plan.machine.host_link_bytes_per_s / 1e9, larger_steps(plan),
                     divided_further(plan), change(plan, "offload-optimizer", "none")));
-  if (plan.encoding_s > kHiddenShare * plan.step_s)
+  // A short run sees fewer pictures than there are.
+  const bool is_longer =
+      plan.encoding_s * static_cast<double>(plan.steps) > plan.extraction_days * kSecondsPerDay;
+  if (plan.encoding_s > kHiddenShare * plan.step_s && is_longer)
     advice.push_back(
         fmt::format("encoding {} takes {:.0f} % of every step: kiln extract does it once for all epochs{}, "
                     "and --data is then its store",
