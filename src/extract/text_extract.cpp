@@ -173,8 +173,9 @@ class TextExtraction {
   }
 
   void report(const TextStoreInfo& info) const {
-    fmt::print("{} captions, {} of them different, for {} samples in {}\n", table_.entries().size(),
-               info.num_entries - 1, info.num_samples, folder_);
+    fmt::print("{} captions, {} of them different, for {} samples in {}\n",
+               static_cast<int64_t>(table_.entries().size()) - info.num_without_caption, info.num_entries - 1,
+               info.num_samples, folder_);
     if (info.num_without_caption > 0)
       fmt::print("{} samples have no caption and train as if it were dropped\n", info.num_without_caption);
     if (info.num_truncated > 0)
