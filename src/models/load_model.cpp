@@ -196,6 +196,10 @@ LoadedModel load_adapted(const WeightsSource& source, const LoadModelOptions& op
   json config = record.model_config;
   config.update(options.config);
   const WeightsSource base = find_weights(path);
+  if (!base.record.adapter.config.is_null())
+    fail("weights",
+         "{} is an adapter itself, no base for {}: give the weights that it changes with --base PATH", path,
+         source.path);
   LoadedModel loaded = load_model(base, {.model = record.model, .config = config});
   check_base(record.adapter, source.path, loaded, options.anyway);
   merge_layers(loaded.weights, layers_of_run(source), loaded.base());

@@ -35,13 +35,18 @@ std::string folder_name(const fs::path& folder) {
   return (folder.has_filename() ? folder : folder.parent_path()).filename().string();
 }
 
-// Pieces are recorded by bare names, or by paths that may be gone: they may lie beside the weights.
+// Pieces are recorded by bare names, or by paths that may be gone: they may lie beside the weights, under as
+// much of the path as was moved with them (RUN/checkpoints/step-00001000/ema.safetensors).
 void find_pieces(const fs::path& folder, ModelRecord& record) {
   std::error_code unreachable;
   for (std::string* path : {&record.autoencoder.path, &record.text.encoder_path, &record.adapter.base_path}) {
-    const fs::path beside = folder / folder_name(*path);
-    if (path->empty() || (fs::path(*path).is_absolute() && fs::exists(*path, unreachable))) continue;
-    if (fs::exists(beside, unreachable)) *path = beside.string();
+    if (fs::path(*path).is_absolute() && fs::exists(*path, unreachable)) continue;
+    for (fs::path rest = fs::path(*path).relative_path(); !rest.empty() && rest != ".";
+         rest = rest.lexically_relative(*rest.begin()))
+      if (fs::exists(folder / rest, unreachable)) {
+        *path = (folder / rest).string();
+        break;
+      }
   }
 }
 
@@ -207,7 +212,8 @@ WeightsSource file_weights(const fs::path& file) {
   if (is_checkpoint_name(folder.filename().string())) add_run(file, source);
   if (source.record.model_config.empty())
     if (auto record = record_beside(file)) source.record = std::move(*record);
-  find_pieces(folder, source.record);
+  // A base may be called as the adapter's own file beside it.
+  if (source.step.empty()) find_pieces(folder, source.record);
   return source;
 }
 

@@ -75,7 +75,18 @@ def test_10_a_moved_run_of_an_adapter_finds_its_base(base, lora_run, pieces, tmp
     assert "--base PATH" in refusal("sample", "--run", moved, *pictures, "--num-images", 1, "--out", tmp_path / "no")
     got, _ = draw(tmp_path, "--run", moved, "--base", base, *pictures)
     assert np.abs(got - want).max() <= 1
-    shutil.copy(base, tmp_path / "moved/base.safetensors")  # beside the run
+    # A base in a checkpoint is called as the adapter's own file.
+    at = "before/checkpoints/step-00000001/model.safetensors"
+    info["adapter"]["base_path"] = f"/gone/{at}"
+    (moved / "config.json").write_text(json.dumps(info))
+    assert f"/gone/{at}, which is not there" in refusal("sample", "--run", moved, *pictures, "--out", tmp_path / "no")
+    assert "is an adapter itself" in refusal("sample", "--run", moved, "--base", lora_run, *pictures, "--out", tmp_path / "no")
+    (tmp_path / "moved" / at).parent.mkdir(parents=True)
+    shutil.copy(base, tmp_path / "moved" / at)  # beside the run
+    got, _ = draw(tmp_path, "--run", moved, *pictures)
+    assert np.abs(got - want).max() <= 1
+    shutil.rmtree(tmp_path / "moved/before")
+    shutil.copy(base, tmp_path / "moved/model.safetensors")
     got, _ = draw(tmp_path, "--run", moved, *pictures)
     assert np.abs(got - want).max() <= 1
 
