@@ -221,6 +221,7 @@ void TrainingRun::describe_drawing() {
                .num_sampling_steps = options.samples.num_sampling_steps,
                .cfg_scale = options.samples.cfg_scale};
   info.drawing = drawing_info(drawing, training.denoiser->shape());
+  if (!training.denoiser->shape().conditioning.takes_labels()) info.class_names.clear();
   const std::optional<ModelRecord> before =
       first_step > 0 ? record_before(options.out) : std::optional<ModelRecord>();
   if (const auto& null_rows = training.denoiser->null_text()) {

@@ -116,6 +116,7 @@ def test_a_run_writes_its_record(recorded, pieces):
     assert info["drawing"]["unconditional"] == "null_rows" and info["drawing"]["guided_channels"] == "model"
     assert info["drawing"]["sampler"] == "dpmpp_2m" and info["drawing"]["num_sampling_steps"] == 20
     assert info["trained_on"] == dict(data=["pictures"], samples=1, global_batch=1)
+    assert not info.get("class_names")  # of the folders, which a model of captions does not know
     assert info["null_rows"] == "empty_caption"
     rows = load_file(next(run.glob("checkpoints/*/model.safetensors")))["y_embedder.y_embedding"]
     encoder, tokenizer = (kind.from_pretrained(pieces / "t5") for kind in (T5EncoderModel, T5Tokenizer))
