@@ -39,17 +39,6 @@ void sync_folder(const fs::path& folder) {
   ::close(fd);
 }
 
-std::optional<int64_t> parse_step(const std::string& name) {
-  constexpr std::string_view kPrefix = "step-";
-  if (!name.starts_with(kPrefix)) return std::nullopt;
-  int64_t step = 0;
-  const char* begin = name.data() + kPrefix.size();
-  const char* end = name.data() + name.size();
-  const auto [rest, error] = std::from_chars(begin, end, step);
-  if (error != std::errc() || rest != end || name != checkpoint_name(step)) return std::nullopt;
-  return step;
-}
-
 std::string checksum_of_text(std::string_view text) {
   return xxh3_hex(std::as_bytes(std::span(text.data(), text.size())));
 }
@@ -134,7 +123,7 @@ Found find_checkpoints(const std::string& run) {
   std::error_code error;
   for (fs::directory_iterator entry(folder, error), end; !error && entry != end; entry.increment(error)) {
     const fs::path& path = entry->path();
-    const auto step = parse_step(path.filename().string());
+    const auto step = step_of_checkpoint(path.filename().string());
     if (!step) continue;
     if (std::string defect = defect_of(path); !defect.empty())
       found.defects.push_back(std::move(defect));
@@ -153,6 +142,17 @@ Found find_checkpoints(const std::string& run) {
 }  // namespace
 
 std::string checkpoint_name(int64_t step) { return fmt::format("step-{:08}", step); }
+
+std::optional<int64_t> step_of_checkpoint(const std::string& name) {
+  constexpr std::string_view kPrefix = "step-";
+  if (!name.starts_with(kPrefix)) return std::nullopt;
+  int64_t step = 0;
+  const char* begin = name.data() + kPrefix.size();
+  const char* end = name.data() + name.size();
+  const auto [rest, error] = std::from_chars(begin, end, step);
+  if (error != std::errc() || rest != end || name != checkpoint_name(step)) return std::nullopt;
+  return step;
+}
 
 std::string ema_file_name(const std::vector<double>& decays, size_t index) {
   return index == 0 ? "ema.safetensors" : fmt::format("ema-{}.safetensors", decays.at(index));

@@ -33,6 +33,8 @@ struct TrainStateInfo {
 
 // "step-00001000"
 std::string checkpoint_name(int64_t step);
+// Returns nothing for other names.
+std::optional<int64_t> step_of_checkpoint(const std::string& name);
 inline constexpr const char* kModelFile = "model.safetensors";
 // One file for any number of ranks.
 inline constexpr const char* kOptimizerFile = "train_state-00000-of-00001.safetensors";

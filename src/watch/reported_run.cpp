@@ -15,14 +15,18 @@ namespace {
 
 namespace fs = std::filesystem;
 using Json = nlohmann::json;
+using nlohmann::literals::operator""_json_pointer;
 
 std::vector<Json> read_evaluations(const std::string& run) {
   std::vector<Json> results;
   std::ifstream file(fs::path(run) / "evaluations.jsonl");
   for (std::string line; std::getline(file, line);) {
     Json result = Json::parse(line, nullptr, /*allow_exceptions=*/false);
-    if (result.is_object() && result.contains("metrics") && result.contains("protocol"))
-      results.push_back(std::move(result));
+    if (!result.is_object() || !result.contains("metrics") || !result.contains("protocol")) continue;
+    // The samples are in RUN/evaluation/step-00001000-HASH.
+    const std::string samples = fs::path(result.value("/subject/samples"_json_pointer, "")).filename();
+    if (const auto step = step_of_checkpoint(samples.substr(0, samples.rfind('-')))) result["step"] = *step;
+    results.push_back(std::move(result));
   }
   return results;
 }

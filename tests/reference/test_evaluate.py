@@ -227,6 +227,7 @@ def test_in_training_and_of_runs(kiln, tmp_path):
     assert result.returncode == 0, result.stderr
     text = page.read_text()
     assert "run1" in text and "run2" in text and "Does not compare with the first table" in text
+    assert re.search(r"<tr><td>run1</td>(<td>[^<]*</td>)+<td>2</td></tr>", text), "the step that was judged, not the last one"
     assert kiln("report", tmp_path / "data").returncode == 1
 
 
