@@ -84,7 +84,7 @@ void PictureLanes::read_sizes(ProcessGroup& group) {
         if (!options_.orient) header.orientation = 1;
         return {.size = {.height = header.upright_height(), .width = header.upright_width()}};
       } catch (const Error& error) {
-        return {.error = error.what()};
+        return {.error = message_of(error)};
       }
     };
     constexpr int64_t kAhead = 4096;

@@ -190,6 +190,7 @@ def test_killed_and_continued_gives_the_same_bytes(kiln, tmp_path, ranks, number
     more = [*BUCKETS, "--batch", 7, "--shard-size", 9, *(["--nproc", ranks] if ranks else [])]
     whole = extract(kiln, tmp_path / "in", tmp_path / "whole", *more)
     assert "5 of 90 pictures are broken or smaller than their bucket" in whole.stdout
+    assert "skipped: " in whole.stderr and "skipped: [" not in whole.stderr
     command = [program("kiln"), *arguments(tmp_path / "in", tmp_path / "cut", *more)]
     rng = np.random.default_rng([ranks, number])
 
