@@ -167,10 +167,25 @@ void RunWatch::evaluation(const nlohmann::json& result) {
   if (monitor_) monitor_->evaluation(progress_.step, result);
 }
 
+// Returns what the last rank measured: no rank has more images, and the plan is of such a rank. For phases
+// outside of the step it returns the larger peak of this rank and that one. A collective.
+StepFigures RunWatch::measured_figures() {
+  StepFigures figures = measurement_.figures();
+  figures.by_phase.merge(run_.phase_memory.peak_bytes());
+  ProcessGroup& group = *run_.group;
+  if (run_.options.global_batch % group.world_size() == 0) return figures;  // every rank has as many
+  const bool is_last = group.rank() == group.world_size() - 1;
+  const std::string sent = is_last ? to_json(figures).dump() : "";
+  StepFigures last = figures_from_json(nlohmann::json::parse(group.gather(sent, "the measurements").back()));
+  for (const auto& [phase, bytes] : run_.phase_memory.peak_bytes())
+    last.by_phase[phase] = std::max(last.by_phase[phase], bytes);
+  return last;
+}
+
 void RunWatch::compare_with_plan() {
-  if (num_steps() == 0 || !run_.is_first()) return;
-  StepFigures measured = measurement_.figures();
-  measured.by_phase.merge(run_.phase_memory.peak_bytes());
+  if (num_steps() == 0) return;
+  const StepFigures measured = measured_figures();
+  if (!run_.is_first()) return;
   nlohmann::json comparison = comparison_json(predicted_, measured);
   const double flops_of_step = flops_ / static_cast<double>(num_steps());
   comparison.at("measured").update(arithmetic_of(run_, flops_of_step / measured.step_s));

@@ -91,7 +91,7 @@ class RunWatch {
 
   // Writes RUN/report.html.
   void write_report();
-  // Writes RUN/plan.json with the plan's figures beside what was measured so far.
+  // Writes RUN/plan.json with the plan's figures beside what was measured so far. Every rank calls it.
   void compare_with_plan();
   // Writes a trace that is still being recorded. Called after the last step.
   void finish();
@@ -99,6 +99,7 @@ class RunWatch {
  private:
   void resume(const TrainStateInfo& saved, bool is_next);
   void profile();
+  StepFigures measured_figures();
   bool audits_next_step() const { return audit_ops_ && run_.is_first() && num_steps() == kAuditedStep; }
   void end_profiled_step();
   void begin_audit();

@@ -150,6 +150,7 @@ def test_table_for_people():
     assert "not run by a probe: resume\n" in result.stdout
     for text in ("peak memory", "memory of activations", "memory in load", "memory in checkpoint", "time of backward", "steps/s", "waiting for data", "the whole run"):
         assert text in result.stdout, text
+    assert re.search(r"\n1 steady step: [\d.]+ steps/s, [\d.]+ images/s\n", result.stdout), "one step has no spread"
 
 
 @pytest.mark.parametrize("arguments, expected", [(["--steps", 0], "--steps"), (["--profile", "1:2"], "--profile"),
@@ -171,6 +172,19 @@ def test_training_compares_itself_with_its_plan(tmp_path):
     assert "Plan against measurement" in report and "peak memory" in report
     for finding in comparison["findings"]:
         assert finding in report
+
+
+def test_a_plan_and_a_run_compare_the_rank_with_most_images(tmp_path):
+    """7 images on 2 ranks are 3 and 4: figures of the first rank made a finding of a plan that is right."""
+    out = tmp_path / "run"
+    result = run("train", "--out", out, "--max-steps", 4, "--global-batch", 7, "--nproc", 2, "--threads", 1, "--zero-stage", 2)
+    assert result.returncode == 0, result.stderr
+    comparison = json.loads((out / "plan.json").read_text())
+    predicted, measured = comparison["predicted"], comparison["measured"]
+    assert measured["peak_bytes"] == pytest.approx(predicted["peak_bytes"], rel=0.03)
+    assert sum(measured["by_kind"].values()) == measured["peak_bytes"] == measured["by_phase"]["steady step"]
+    assert measured["curve"]["phase"] == predicted["curve"]["phase"]
+    assert "peak memory" not in result.stdout
 
 
 def test_precision_is_audited(tmp_path):
