@@ -261,11 +261,13 @@ def test_the_plan_knows_one_copy_of_the_base(tmp_path, base, extra):
     plan = json.loads((tmp_path / "run/plan.json").read_text())
     assert plan["predicted"]["peak_bytes"] == pytest.approx(plan["measured"]["peak_bytes"], rel=0.01)
     assert plan["predicted"]["by_kind"]["constants"] == plan["measured"]["by_kind"]["constants"]
-    planned = json.loads(succeed("plan", *MODEL, "--image-size", 64, "--objective", "epsilon", "--global-batch", 4, "--gpu", "A100-80G",
-                                 *LORA, "--compute-dtype", "bf16", "--json").stdout)
+    command = ["plan", *MODEL, "--image-size", 64, "--objective", "epsilon", "--global-batch", 4, "--gpu", "A100-80G", *LORA,
+               "--compute-dtype", "bf16"]
+    planned = json.loads(succeed(*command, "--json").stdout)
     num_base = sum(value.numel() for value in load_file(base).values())
     assert planned["predicted"]["by_kind"]["constants"] == pytest.approx(2 * num_base, rel=0.01)
     assert planned["predicted"]["by_kind"]["master"] < 0.05 * 4 * num_base
+    assert f"{num_base / 1e6:.0f} M weights, adapter of {planned['num_weights'] / 1e6:.1f} M, 64 px" in succeed(*command).stdout
 
 
 @pytest.mark.parametrize("lora, expected", [

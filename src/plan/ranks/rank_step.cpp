@@ -191,6 +191,7 @@ StepTrace RankStep::trace(const StepTrace& source) {
   trace.layouts = source.layouts;
   trace.segment_weights = source.segment_weights;
   trace.num_weights = source.num_weights;
+  trace.num_base_weights = source.num_base_weights;
   trace.flops_per_image = source.flops_per_image;
   trace.checkpoint_bytes = source.checkpoint_bytes;
   trace.offloaded_activation_bytes = source.offloaded_activation_bytes;

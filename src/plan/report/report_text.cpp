@@ -25,10 +25,9 @@ std::string money(const Plan& plan, double cost) {
 std::string heading(const Plan& plan) {
   const TrainOptions& train = plan.options.train;
   std::string text =
-      fmt::format("{}, {:.0f} M weights, {} px, {} x {} {}, {}\n", train.model.name,
-                  static_cast<double>(plan.num_weights) / 1e6, train.data.image_size, plan.data.channels,
-                  lanes_text(plan.data.lanes), train.data.in_pixels() ? "pixels" : "latents",
-                  choice_name(train.compute.dtype));
+      fmt::format("{}, {}, {} px, {} x {} {}, {}\n", train.model.name, weights_text(plan),
+                  train.data.image_size, plan.data.channels, lanes_text(plan.data.lanes),
+                  train.data.in_pixels() ? "pixels" : "latents", choice_name(train.compute.dtype));
   text += fmt::format("{} x {}: ", plan.options.gpus, plan.machine.name);
   text += fmt::format("{} images a step = {} of {}", train.global_batch, plan.rank_batch,
                       plan.options.gpus > 1 ? "each GPU" : "one device");

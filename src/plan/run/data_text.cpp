@@ -38,6 +38,13 @@ std::string wait_text(const Plan& plan) {
 
 }  // namespace
 
+std::string weights_text(const Plan& plan) {
+  const auto trained = static_cast<double>(plan.num_weights) / 1e6;
+  if (!plan.options.train.lora.is_on()) return fmt::format("{:.0f} M weights", trained);
+  return fmt::format("{:.0f} M weights, adapter of {:.1f} M",
+                     static_cast<double>(plan.num_base_weights) / 1e6, trained);
+}
+
 std::string samples_text(const DataPlan& data) {
   const std::string assumed = data.assumed.empty() ? "" : fmt::format("; assumed: {}", data.assumed);
   if (data.reads_pictures)

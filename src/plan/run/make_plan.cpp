@@ -118,6 +118,7 @@ Plan compose_plan(const PlanOptions& options, const MachineProfile& machine, con
   plan.machine = machine;
   plan.data = data.shape;
   plan.num_weights = trace.num_weights;
+  plan.num_base_weights = trace.num_base_weights;
   plan.flops_per_image = trace.flops_per_image;
   plan.rank_batch = options.train.global_batch / options.gpus;
   plan.micro_batch = rows_of_walk(options.train, options.gpus);

@@ -116,10 +116,11 @@ struct Plan : MemoryPlan, TimePlan {
   PlanOptions options;
   MachineProfile machine;
   DataShape data;
-  int64_t num_weights = 0;     // trainable
-  double flops_per_image = 0;  // forward and backward
-  int64_t rank_batch = 0;      // images of one rank's step
-  int64_t micro_batch = 0;     // images of one pass
+  int64_t num_weights = 0;       // trainable
+  int64_t num_base_weights = 0;  // that an adapter changes
+  double flops_per_image = 0;    // forward and backward
+  int64_t rank_batch = 0;        // images of one rank's step
+  int64_t micro_batch = 0;       // images of one pass
   int64_t num_micro_steps = 1;
   std::vector<LaneSpeed> lane_speeds;   // empty: not asked for, or a single lane
   double half_precision_speed = 0;      // how many times as fast the run is in bf16 or fp16; 0: not compared

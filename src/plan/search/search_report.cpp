@@ -78,10 +78,9 @@ std::string to_text(const SearchResult& result) {
   const TrainOptions& train = result.options.plan.train;
   const Plan& first = result.best.front().plan;
   std::string text = fmt::format(
-      "{}, {:.0f} M weights, {} px, {} images a step, {} steps, on {}{} ({})\n{} configurations tried{}; the "
+      "{}, {}, {} px, {} images a step, {} steps, on {}{} ({})\n{} configurations tried{}; the "
       "best of those that fit{}:\n",
-      train.model.name, static_cast<double>(first.num_weights) / 1e6, train.data.image_size,
-      train.global_batch, first.steps,
+      train.model.name, weights_text(first), train.data.image_size, train.global_batch, first.steps,
       result.options.any_gpus ? "" : fmt::format("{} x ", result.options.plan.gpus), result.machine.name,
       result.machine.source, result.num_configurations, given_text(result.options.fixed),
       result.options.deadline_days > 0 || result.options.max_cost > 0 ? " and meet the limits" : "");

@@ -82,6 +82,7 @@ void describe_model(const Training& training, StepTrace& trace) {
     trace.segment_weights.push_back(segment.unit.layout().size);
     for (const FlatSlot& slot : segment.unit.layout().slots) trace.num_weights += slot.numel;
   }
+  for (const auto& weight : training.state->frozen) trace.num_base_weights += weight->value.numel();
   trace.flops_per_image = flops_of_image(training, largest_extent(trace.data));
 }
 

@@ -23,6 +23,7 @@ struct StepTrace : RecordedStep {
   std::vector<FlatLayout> layouts;       // the trainable weights of each segment
   std::vector<int64_t> segment_weights;  // trainable elements of each unit, padding included
   int64_t num_weights = 0;               // trainable, padding not included
+  int64_t num_base_weights = 0;          // that an adapter changes
   // Of an image of largest_extent(data), forward and backward, nothing recomputed. Shares of peak count
   // these.
   double flops_per_image = 0;
