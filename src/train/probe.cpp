@@ -194,11 +194,14 @@ std::string probe_text(const nlohmann::json& result) {
   const auto not_run = result.at("not_run").get<std::vector<std::string>>();
   if (!not_run.empty()) text += fmt::format("not run by a probe: {}\n", fmt::join(not_run, ", "));
   const auto& quartiles = measured.step_s_quartiles;
-  text += fmt::format(
-      "\n{} steady steps: {:.3f} steps/s (half of them between {:.3f} and {:.3f}), {:.1f} images/s\n"
-      "waiting for data: {:.1f} % of the time\n",
-      measured.num_steps, 1 / quartiles.at(1), 1 / quartiles.at(2), 1 / quartiles.at(0),
-      measured.images_per_s, 100 * measured.stall_share);
+  const bool is_one = measured.num_steps == 1;
+  text += fmt::format("\n{} steady step{}: {:.3f} steps/s", measured.num_steps, is_one ? "" : "s",
+                      1 / quartiles.at(1));
+  if (!is_one)
+    text +=
+        fmt::format(" (half of them between {:.3f} and {:.3f})", 1 / quartiles.at(2), 1 / quartiles.at(0));
+  text += fmt::format(", {:.1f} images/s\nwaiting for data: {:.1f} % of the time\n", measured.images_per_s,
+                      100 * measured.stall_share);
   if (const double share = encoding_share(measured); share > 0)
     text += fmt::format("encoding {}: {:.1f} % of the time\n", encoded_text(measured), 100 * share);
   const nlohmann::json& figures = result.at("measured");
