@@ -15,6 +15,7 @@ namespace {
 
 namespace fs = std::filesystem;
 using nlohmann::json;
+using nlohmann::literals::operator""_json_pointer;
 
 std::string stamp_of(const json& protocol) {
   const std::string text = protocol.dump();  // keys are sorted
@@ -81,10 +82,13 @@ SampleOrigin origin_of_samples(const std::string& path) {
   const json settings = file ? json::parse(file, nullptr, /*allow_exceptions=*/false) : json();
   if (!settings.is_object()) return {};
   SampleOrigin origin;
-  for (const char* key :
-       {"sampler", "cfg_scale", "cfg_convention", "classes", "compute_dtype", "autoencoder"})
+  for (const char* key : {"sampler", "cfg_scale", "cfg_convention", "compute_dtype", "autoencoder"})
     origin.protocol[key] = settings.value(key, json());
-  origin.protocol["label_sampling"] = settings.value("label_sampling", "in turn");
+  const bool takes_labels =
+      !settings.contains("prompts") && settings.value("/model/num_classes"_json_pointer, 1) > 0;
+  if (takes_labels) origin.protocol["classes"] = settings.value("classes", json());
+  if (takes_labels || settings.contains("label_sampling"))  // prompts may be drawn at random as well
+    origin.protocol["label_sampling"] = settings.value("label_sampling", "in turn");
   origin.protocol["guidance_interval"] = settings.value("guidance_interval", "");
   // Earlier versions wrote only whether it was an average, not which.
   origin.protocol["ema"] = settings.value("average", settings.value("ema", json(true)));

@@ -254,7 +254,9 @@ def test_evaluation_draws_captions(tmp_path, store):
         succeed("sample", "--run", out, "--prompt", prompt, "--num-images", 8, "--num-sampling-steps", 2, "--sampler", "ddim",
                 "--out", tmp_path / prompt)
         result = succeed("evaluate", tmp_path / prompt, "--reference", real, "--net", "random")
-        hashes.append(json.loads(result.stdout)["protocol"]["samples"]["prompts"])
+        samples = json.loads(result.stdout)["protocol"]["samples"]
+        assert not {"classes", "label_sampling"} & set(samples), "the model takes no labels"
+        hashes.append(samples["prompts"])
     assert hashes[0] != hashes[1] and hashes[0]["count"] == 1
 
 
