@@ -151,7 +151,6 @@ def test_table_for_people():
     for text in ("peak memory", "memory of activations", "memory in load", "memory in checkpoint", "time of backward", "steps/s", "waiting for data", "the whole run"):
         assert text in result.stdout, text
     assert re.search(r"\n1 steady step: [\d.]+ steps/s, [\d.]+ images/s\n", result.stdout), "one step has no spread"
-    assert re.search(r"\n1 steady step: [\d.]+ steps/s, [\d.]+ images/s\n", result.stdout), "one step has no spread"
 
 
 @pytest.mark.parametrize("arguments, expected", [(["--steps", 0], "--steps"), (["--profile", "1:2"], "--profile"),
