@@ -28,6 +28,15 @@ std::string continued_recipe(const CLI::App& command, const std::string& out, bo
   return is_run && (is_continued || names_none) ? recipe : "";
 }
 
+// A plan assumes a published autoencoder in the place of one that is not there; a run needs it.
+void require_autoencoder(const DataOptions& data) {
+  std::error_code unreachable;
+  if (!data.autoencoder.empty() && !data.in_pixels() && !data.is_synthetic() &&
+      !std::filesystem::exists(data.autoencoder, unreachable))
+    fail("train", "--autoencoder {} does not exist: give pixels, a diffusers folder or a weights file",
+         data.autoencoder);
+}
+
 }  // namespace
 
 void add_train_command(CLI::App& app) {
@@ -46,6 +55,7 @@ void add_train_command(CLI::App& app) {
       arguments->recipe = continued_recipe(*command, arguments->options.out, !ahead->empty());
     const ResolvedOptions resolved = resolve(*command, *arguments);
     const TrainOptions& options = resolved.options;
+    require_autoencoder(options.data);
     if (const int64_t num_ranks = ranks_to_launch(options)) return launch_ranks(num_ranks);
     const std::shared_ptr<ProcessGroup> group = join_ranks(options, build_identity());
     train(options, {.data_sheet_flops =

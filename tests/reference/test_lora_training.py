@@ -328,7 +328,7 @@ def test_every_family(tmp_path, model):
 
 
 def test_null_rows_beside_a_base_are_part_of_it(tmp_path):
-    model = ["--model", "pixart_diffusers", "--hidden-size", 48, "--num-heads", 3, "--depth", 1, "--patch-size", 2]
+    model = ["--model", "pixart", "--hidden-size", 48, "--num-heads", 3, "--depth", 1, "--patch-size", 2]
     options = ["--data", "synthetic", "--image-size", 64, "--objective", "epsilon", "--global-batch", 2, "--threads", 1, "--peak-tflops", 1]
     succeed("train", *model, *options, "--out", tmp_path / "base", "--max-steps", 1)
     folder, out = tmp_path / "pipeline", tmp_path / "lora"

@@ -27,7 +27,7 @@ XL = ["--model", "DiT-XL/2", "--compute-dtype", "bf16", "--gpu", "A100-80G", "--
         (["--gpu", "H100", "--calibrate", "--calibrate-seconds", "0"], "--calibrate-seconds"),
         (["--gpu", "H100", "--measure-seconds", "5"], "which is not H100"),
         (["--gpu", "H100", "--gpus-per-node", "-1"], "--gpus-per-node expects 0 or more"),
-        (["--gpu", "cpu", "--network-gbit", "10"], "the ranks of a CPU are planned on one machine"),
+        (["--gpu", "cpu", "--network-gbit", "10"], "a plan for CPUs is for one machine"),
         (["--gpu", "H100", "--price-per-gpu-hour", "-1"], "--price-per-gpu-hour"),
         (["--gpu", "H100", "--price-per-gpu-hour", "1", "--cost-per-hour", "8"], "give one"),
     ],

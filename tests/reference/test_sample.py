@@ -102,7 +102,7 @@ def test_unconditional_models_are_sampled_without_guidance(conformance):
         "sample", model="dit", model_config=config, weights=model.state_dict(),
         config=dict(sampler=dict(type="ddim", steps=2), cfg_scale=scale), inputs=dict(noise=noise), **options)
     assert torch.isfinite(call(1.0)["samples"]).all()
-    assert "null class" in call(1.5, expect_error=True)
+    assert "class or caption dropout" in call(1.5, expect_error=True)
 
 
 def test_bad_input_is_named(conformance):
