@@ -38,6 +38,7 @@ def values(name, shape):
 def weight(key, shape):
     """Values of about 1 / sqrt(inputs), so that what passes through many layers stays of about one."""
     scale = 2.0 ** -round(math.log2(math.prod(shape[1:])) / 2) if len(shape) > 1 else 1 / 16
+    scale *= 16 if key.startswith("y_embedder") else 1  # a label or caption must show in the loss
     centre = 1 if "norm" in key.lower() and key.endswith("weight") else 0
     return (values(key, shape) * scale + centre).astype(np.float32)
 

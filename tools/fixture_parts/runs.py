@@ -38,10 +38,10 @@ ON_PICTURES = f"--data inputs/classes --autoencoder inputs/vae {SIZE}"
 ON_SHAPES = f"--data inputs/shapes --autoencoder pixels {SHAPES} --text-encoder inputs/clip_text"
 FAMILIES = {  # each draws what no other does
     "DiT": f"{LATENTS} --num-classes 5",
-    "PixArt": f"{LATENTS} --input-perturbation 0.5",
+    "PixArt": f"{LATENTS} --offset-noise 0.5",
     "PixArt of diffusers": f"{LATENTS} --snr-gamma 5",
     "Sana": "--data synthetic --image-size 128 --timestep-sampling logit_normal --flow-shift 3",
-    "U-Net": f"{LATENTS} --offset-noise 0.5 --zero-terminal-snr",
+    "U-Net": f"{LATENTS} --input-perturbation 0.5 --zero-terminal-snr",
 }
 # name -> model, options
 ON_DATA = {
@@ -53,7 +53,8 @@ ON_DATA = {
 }
 # Weights that do not begin at zero: the loss depends on all that the model sees.
 FIRST_WEIGHTS = "--weights inputs/text.safetensors"
-ON_CAPTIONS = {
+WITH_WEIGHTS = {
+    "on labels": ("DiT", f"--data stores/whole {SIZE} --class-dropout-prob 0.3 --weights 'inputs/on a store.safetensors'"),
     "on captions of a store": ("PixArt", f"{ON_STORED_CAPTIONS} --text-dropout-prob 0.3 {FIRST_WEIGHTS}"),
     "on captions encoded": ("PixArt", f"--data inputs/captioned --autoencoder pixels --text-encoder inputs/bert {SIZE} "
                                       f"--text-dropout-prob 0.3 --caption-prefix 'of ' {FIRST_WEIGHTS}"),
@@ -226,8 +227,9 @@ class Runs:
                        *(partial(self.overflowing, name, *given) for name, given in ON_DATA.items()),
                        *(partial(self.plan, name, command) for name, command in PLANS_OF_DATA.items())])
         self.weights_like("text")
+        self.weights_like("on a store")
         self.together([self.drawn_noise,
-                       *(partial(self.overflowing, name, *given) for name, given in ON_CAPTIONS.items()),
+                       *(partial(self.overflowing, name, *given) for name, given in WITH_WEIGHTS.items()),
                        *(partial(self.export, name, *given) for name, given in EXPORTS.items())])
         whole = self.facts["run DiT"]
         return {name: beside(whole, facts) if name.startswith("run ") and facts is not whole else facts
