@@ -5,11 +5,15 @@ import importlib.util
 import json
 
 import pytest
-from conftest import REPOSITORY
+from conftest import FULL, REPOSITORY
 
 _loader = importlib.machinery.SourceFileLoader("fixtures", str(REPOSITORY / "tools/fixtures"))
 fixtures = importlib.util.module_from_spec(importlib.util.spec_from_loader("fixtures", _loader))
 _loader.exec_module(fixtures)
+
+
+# Until a processor with AVX-512 has found what one with AVX2 recorded, CI does not depend on it.
+recorded_at_one_level = pytest.mark.skipif(not FULL, reason="scripts/test --full compares: a minute, and recorded at AVX2 alone")
 
 
 @pytest.fixture(scope="module")
@@ -18,6 +22,7 @@ def written(tmp_path_factory):
     return folder, fixtures.write(folder)
 
 
+@recorded_at_one_level
 def test_what_is_written_has_not_changed(written):
     recorded = json.loads((REPOSITORY / "tests/fixtures/fixtures.json").read_text())
     found = fixtures.differences(recorded, written[1])
@@ -25,6 +30,7 @@ def test_what_is_written_has_not_changed(written):
                                  "tools/fixtures write (tests/fixtures/README.md). Fact: recorded, now:", *found])
 
 
+@recorded_at_one_level
 @pytest.mark.parametrize("run", ["class", "text", "lora", "two ranks", "offload"])
 def test_its_runs_resume(written, run, capsys):
     assert fixtures.resume(written[0], None, run) == 0, capsys.readouterr().out
