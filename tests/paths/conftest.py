@@ -1,7 +1,6 @@
 """The fixtures and helpers of the reference tests, for the paths: a path is walked with one number of ranks at a time."""
 
 import importlib.util
-import os
 import sys
 from pathlib import Path
 
@@ -37,12 +36,10 @@ def a_guide_takes_a_minute():
     from walks import Spent
     Spent.commands.clear()
     yield
-    # Without AVX-512's bf16 the paths compute bf16 in f32: 60 s became 84 on a Zen 3.
-    limit = 60 if "avx512_bf16" in Path("/proc/cpuinfo").read_text() and "KILN_CPU" not in os.environ else 120
     for ranks in {ranks for ranks, *_ in Spent.commands if ranks} or {1}:
         commands = [(seconds, command) for of, seconds, command in Spent.commands if of in (None, ranks)]
         total, (most, command) = sum(seconds for seconds, _ in commands), max(commands)
-        assert total <= limit, f"{ranks} ranks: {total:.0f} s, of which {most:.0f} s are kiln {command}"
+        assert total <= 60, f"{ranks} ranks: {total:.0f} s, of which {most:.0f} s are kiln {command}"
 
 
 @pytest.fixture(autouse=True)
