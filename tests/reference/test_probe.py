@@ -183,7 +183,10 @@ def test_a_plan_and_a_run_compare_the_rank_with_most_images(tmp_path):
     predicted, measured = comparison["predicted"], comparison["measured"]
     assert measured["peak_bytes"] == pytest.approx(predicted["peak_bytes"], rel=0.03)
     assert sum(measured["by_kind"].values()) == measured["peak_bytes"] == measured["by_phase"]["steady step"]
-    assert measured["curve"]["phase"] == predicted["curve"]["phase"]
+    # A plan sums the squares over the ranks in the phase that adds them up.
+    planned_curve, measured_curve = ([row for row in zip(curve["phase"], curve["by_kind"]["activations"], strict=True)
+                                      if row[0] != "communication"] for curve in (predicted["curve"], measured["curve"]))
+    assert measured_curve == planned_curve
     assert "peak memory" not in result.stdout
 
 

@@ -30,7 +30,7 @@ void CollectiveWork::wait() {
     return;
   }
   if (!is_over_after(*work, kBeforeALook)) look_after_ranks();
-  if (sums.defined()) tensors.front().copy_(sums);
+  if (sums.defined() && !tensors.front().is_alias_of(sums)) tensors.front().copy_(sums);
 }
 
 void CollectiveWork::look_after_ranks() {

@@ -127,10 +127,11 @@ Collective ProcessGroup::start(Operation operation, const std::string& what, std
         break;
       case Operation::kReduceScatter:
         if (input.is_cpu()) {
-          // Does what c10d does with Gloo. c10d's own work cannot be waited for with a timeout.
-          std::vector<at::Tensor> whole{input.clone()};
+          // As c10d does with Gloo, but without its copy of the input. Its own work has no wait with a
+          // timeout.
+          std::vector<at::Tensor> whole{input};
           work->work = backend.allreduce(whole);
-          work->sums = whole.front().chunk(world_size())[static_cast<size_t>(rank())];
+          work->sums = input.chunk(world_size())[static_cast<size_t>(rank())];
         } else {
           work->work = backend._reduce_scatter_base(result, input);
         }

@@ -38,7 +38,8 @@ class ProcessGroup {
   const Ranks& ranks() const { return ranks_; }
 
   Collective all_reduce(const at::Tensor& tensor, const std::string& what);  // sum, in place
-  // Sum. input: (world_size * n), output: (n), which may be this rank's slice of the input.
+  // Sum. input: (world_size * n), contiguous, overwritten on a CPU; output: (n), which may be this rank's
+  // slice of the input.
   Collective reduce_scatter(const at::Tensor& output, const at::Tensor& input, const std::string& what);
   // input: (n), which may be this rank's slice of the output; output: (world_size * n).
   Collective all_gather(const at::Tensor& output, const at::Tensor& input, const std::string& what);
