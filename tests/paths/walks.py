@@ -35,8 +35,9 @@ SHAPES = ["circle", "square"]
 
 
 class Spent:
-    """What the program's commands took since `commands` was emptied: (ranks, processor seconds, command). ranks: the number
-    that the test walks with; None: the command belongs to the guide on any number."""
+    """What the program's commands took since `commands` was emptied: (ranks, seconds, command). ranks: the number that the test
+    walks with; None: the command belongs to the guide on any number. seconds: processor time of one process, so that a command of
+    several takes what it takes where each has a processor."""
 
     ranks, commands = None, []
 
@@ -50,7 +51,8 @@ class Spent:
 
         before, untold = seconds(), []
         yield untold
-        cls.commands.append((cls.ranks, seconds() - before + sum(untold), " ".join(map(str, arguments))[:120]))
+        spent = (seconds() - before + sum(untold)) / (cls.ranks if {"--nproc", "--accelerate"} & {*arguments} else 1)
+        cls.commands.append((cls.ranks, spent, " ".join(map(str, arguments))[:120]))
 
 
 def run(*arguments, env=os.environ, **more):
