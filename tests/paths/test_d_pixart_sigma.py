@@ -31,7 +31,7 @@ def brought(tmp_path_factory):
     a third of them close to 300 tokens and one longer."""
     folder = tmp_path_factory.mktemp("brought")
     assert len(set(TABLE)) == 40
-    tiny_kl(folder / "vae")
+    tiny_kl(folder / "vae", channels=(4, 4, 8, 8))  # 40 pictures of a million pixels are encoded
     _, tokenizer = text_encoder("t5", folder / "t5")
     long = long_caption(tokenizer)
     pictures(folder / "pictures", 40, TABLE)
