@@ -46,11 +46,11 @@ def kiln_normals(seed, draw, indices, shape):
     return torch.tensor(np.stack(rows), dtype=torch.float32)
 
 
-def tiny_kl(folder, seed=4, channels=(8, 8, 16, 16)):
+def tiny_kl(folder, seed=4, attends=True):
     torch.manual_seed(seed)
-    vae = AutoencoderKL(block_out_channels=channels, layers_per_block=1, norm_num_groups=4, latent_channels=4,
+    vae = AutoencoderKL(block_out_channels=[8, 8, 16, 16], layers_per_block=1, norm_num_groups=4, latent_channels=4,
                         scaling_factor=0.18215, down_block_types=["DownEncoderBlock2D"] * 4,
-                        up_block_types=["UpDecoderBlock2D"] * 4).eval()
+                        up_block_types=["UpDecoderBlock2D"] * 4, mid_block_add_attention=attends).eval()
     with torch.no_grad():  # latents of about one, pictures of contrast
         vae.quant_conv.weight.mul_(8)
         vae.decoder.conv_out.weight.mul_(4)
