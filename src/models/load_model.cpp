@@ -13,6 +13,7 @@
 #include "core/aten.h"
 #include "core/error.h"
 #include "core/files/xxh3.h"
+#include "models/piece_checks.h"
 #include "models/registry.h"
 #include "models/run_folder.h"
 
@@ -76,6 +77,7 @@ void load_named(const std::string& name, const json& config, const std::string& 
   loaded.name = name;
   loaded.family = &family_of(name);
   const auto found = recognised(shapes, config);
+  if (!found) refuse_other_piece(source, loaded.weights);
   const bool is_own = found && found->family == loaded.family;
   if (!is_own && load_component(name, config, source, loaded)) return;
   if (found && !is_own)

@@ -2,9 +2,39 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cmath>
+#include <filesystem>
+
+#include "core/error.h"
+#include "models/weights_source.h"
 
 namespace kiln {
+namespace {
+
+// The tables of tokens of T5, CLIP, BERT and Gemma. Files may lack or have the prefixes.
+constexpr const char* kTokenTables[] = {"shared.weight",
+                                        "encoder.embed_tokens.weight",
+                                        "text_model.embeddings.token_embedding.weight",
+                                        "embeddings.token_embedding.weight",
+                                        "bert.embeddings.word_embeddings.weight",
+                                        "embeddings.word_embeddings.weight",
+                                        "model.embed_tokens.weight",
+                                        "embed_tokens.weight"};
+
+// Returns the class that a config.json of diffusers or transformers beside the file names, or "".
+std::string class_beside(const std::string& file) {
+  const auto path = std::filesystem::path(file).parent_path() / "config.json";
+  if (!std::filesystem::exists(path)) return "";
+  const nlohmann::json config = read_json(path.string());
+  for (const char* place : {"/_class_name", "/architectures/0"}) {
+    const nlohmann::json::json_pointer name(place);
+    if (config.contains(name) && config.at(name).is_string()) return config.at(name).get<std::string>();
+  }
+  return "";
+}
+
+}  // namespace
 
 std::string autoencoder_mismatch(const ModelRecord::AutoencoderInfo& trained, const Autoencoder& given,
                                  const std::string& named) {
@@ -32,6 +62,18 @@ std::string text_encoder_mismatch(const ModelRecord::TextInfo& trained, const Mo
     return "";
   return fmt::format("{} has another tokenizer ({}) than the captions were made with ({})", named,
                      given.tokenizer_fingerprint, trained.tokenizer_fingerprint);
+}
+
+void refuse_other_piece(const std::string& source, const TensorMap& weights) {
+  const auto has = [&](const char* key) { return weights.contains(key); };
+  const bool is_autoencoder = has("decoder.conv_in.weight");
+  if (!is_autoencoder && std::ranges::none_of(kTokenTables, has)) return;
+  const std::string class_name = class_beside(source);
+  fail("weights",
+       "{} is {}{}: expected a denoiser (a pipeline's unet or transformer), and {} takes this piece", source,
+       is_autoencoder ? "an autoencoder" : "a text encoder",
+       class_name.empty() ? "" : fmt::format(" ({})", class_name),
+       is_autoencoder ? "--autoencoder" : "--text-encoder");
 }
 
 int64_t pixels_of_latent(const ModelRecord::AutoencoderInfo& trained, const Family& family) {

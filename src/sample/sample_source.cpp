@@ -226,8 +226,13 @@ DrawingSource load_drawing_source(const SampleCommand& command, at::Device devic
         return entry.first.find("lora_") != std::string::npos;
       }))
     fail("sample", "{} holds an adapter: give it with --adapter, and its base with --weights", found.path);
-  if (!loaded.family)
-    fail("sample", "{} is of an unknown architecture: say which with --model (DiT-XL/2, ...)", found.path);
+  if (!loaded.family) {
+    refuse_other_piece(found.path, loaded.weights);
+    fail("sample",
+         "{} holds no known denoiser: give a pipeline's unet or transformer, or name the model with --model "
+         "(DiT-XL/2, ...)",
+         found.path);
+  }
   warn_of_other_config(config, found);
   DrawingSource source;
   source.record = found.record;

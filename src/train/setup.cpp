@@ -14,6 +14,7 @@
 #include "data/loader/batches.h"
 #include "models/load_model.h"
 #include "models/lora_keys.h"
+#include "models/piece_checks.h"
 #include "models/registry.h"
 #include "ops/fp8.h"
 #include "parallel/offload/host_memory.h"
@@ -316,6 +317,10 @@ void check_first_weights(const TrainOptions& options, const DataShape& data,
   try {
     const FirstWeights weights(options, model_config, *denoiser, at::kCPU);
   } catch (const Error&) {
+    if (!of_weights) {
+      const std::string file = find_weights(options.model.weights).path;
+      refuse_other_piece(file, load_tensors(file));
+    }
     if (!of_weights || of_weights->family == family) throw;
     fail("train", "--weights {} are of {}, not of --model {}: give --model {}, with its size",
          options.model.weights, of_weights->family, options.model.name, of_weights->family);

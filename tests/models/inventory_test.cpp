@@ -13,8 +13,10 @@
 #include "models/autoencoders/autoencoder_dc.h"
 #include "models/autoencoders/autoencoder_kl.h"
 #include "models/features/inception.h"
+#include "models/piece_checks.h"
 #include "models/registry.h"
 #include "models/text/text_registry.h"
+#include "test_files.h"
 
 namespace kiln {
 namespace {
@@ -244,6 +246,21 @@ TEST(TextEncoders, HaveThePublishedKeysAndShapes) {
     const auto encoder = build_text_encoder(published.family, published.config, {.device = at::kMeta});
     EXPECT_EQ(inventory_of(encoder->parameters()), read_inventory(published.name)) << published.name;
   }
+}
+
+TEST(OtherPieces, AreToldFromDenoisersByTheirKeys) {
+  const auto refuse = [](const std::string& file) {
+    TensorMap weights;
+    for (const auto& [key, entry] : read_inventory(file)) weights[key] = at::Tensor();
+    refuse_other_piece("absent/" + file, weights);
+  };
+  for (const char* file : {"sd-vae", "sd-vae-oldkeys", "dc-ae-f32c32-sana"})
+    EXPECT_THAT(test::message_of([&] { refuse(file); }),
+                testing::HasSubstr("is an autoencoder: expected a denoiser"));
+  for (const PublishedTextEncoder& published : published_text_encoders())
+    EXPECT_THAT(test::message_of([&] { refuse(published.name); }),
+                testing::HasSubstr("and --text-encoder takes this piece"));
+  for (const Published& published : kPublished) EXPECT_NO_THROW(refuse(published.file)) << published.name;
 }
 
 TEST(TextEncoders, EveryEntryIsTested) {

@@ -7,6 +7,7 @@ import shutil
 
 import pytest
 from conftest import complaints, run_program, succeed
+from pipelines import text_encoder, tiny_kl
 
 DIT = ["--model", "dit", "--hidden-size", 48, "--depth", 2, "--num-heads", 3, "--patch-size", 4, "--num-classes", 4]
 OPTIONS = ["--data", "synthetic", "--image-size", 64, "--global-batch", 4, "--threads", 1, "--peak-tflops", 1, "--log-every", 3,
@@ -84,6 +85,16 @@ def test_weights_of_another_family_are_named(run, tmp_path):
     line = refusal("train", "--model", "pixart", "--hidden-size", 48, "--depth", 2, "--num-heads", 3, *OPTIONS, "--weights", file,
                    "--out", tmp_path / "run")
     assert f"--weights {file} are of dit, not of --model pixart: give --model dit" in line
+
+
+def test_another_piece_of_a_pipeline_is_named(tmp_path):
+    tiny_kl(tmp_path / "vae")
+    text_encoder("t5", tmp_path / "text_encoder")
+    for piece, what, option in [("vae", "an autoencoder (AutoencoderKL)", "--autoencoder"),
+                                ("text_encoder", "a text encoder (T5EncoderModel)", "--text-encoder")]:
+        for command in (["sample"], ["sample", "--model", "DiT-S/2"], ["train", *DIT, *OPTIONS, "--max-steps", 1]):
+            line = refusal(*command, "--weights", tmp_path / piece, "--out", tmp_path / "out")
+            assert f"is {what}: expected a denoiser" in line and f"{option} takes this piece" in line
 
 
 def test_weights_of_another_depth_are_named_in_a_line_that_can_be_read(run, tmp_path):
