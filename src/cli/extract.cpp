@@ -96,6 +96,7 @@ void add_extract_command(CLI::App& app) {
   command->add_option("--shard-size", options->shard_size, "Samples per file")->capture_default_str();
   command->add_option("--workers", options->workers,
                       "Decoding threads (default: half the cores; all on a GPU and for pixels)");
+  command->add_option("--threads", options->threads, "Compute threads (0: all cores)")->capture_default_str();
   command->add_option("--nproc", options->nproc,
                       "Start this many ranks on this machine (0: one, or what the launcher says)");
   add_text_options(*command, options->text);

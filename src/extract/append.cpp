@@ -108,8 +108,7 @@ void append_pictures(const ExtractOptions& options, const std::shared_ptr<const 
     }
   }
   if (!options.text.encoder.empty())
-    extract_text(options.text, *pictures, options.data, last_part(store), options.compute_dtype,
-                 options.device, group, store);
+    extract_text(options, *pictures, last_part(store), group, store);
   else if (group.rank() == 0)
     fmt::print("{}", missing_captions_text(store, options.data));
 }

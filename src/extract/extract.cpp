@@ -54,7 +54,10 @@ class Extraction {
             load_autoencoder(options.autoencoder, settings_.device, settings_.compute_dtype,
                              Tiling::parse("tiles", options.tiles,
                                            usable_bytes(settings_.device, group.ranks().local_world_size)))) {
-    apply(ComputeSettings{.device = settings_.device, .cpu_share = cpu_share_, .tf32 = options.tf32});
+    apply(ComputeSettings{.device = settings_.device,
+                          .threads = options.threads,
+                          .cpu_share = cpu_share_,
+                          .tf32 = options.tf32});
     if (group.rank() == 0) note_tf32("kiln extract", options.tf32, settings_.device);
     lanes_.emplace(lane_options(grown), *dataset_, autoencoder_->downsample, group);
     print_lanes();
@@ -362,8 +365,7 @@ void extract(const ExtractOptions& options, ProcessGroup& group) {
           });
     if (has_pictures) Extraction(options, pictures, "", group).run();
     if (has_text && (!has_pictures || read_store_info(options.out).complete))
-      extract_text(options.text, *pictures, options.data, options.out, options.compute_dtype, options.device,
-                   group);
+      extract_text(options, *pictures, options.out, group);
   });
 }
 

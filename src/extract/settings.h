@@ -35,6 +35,7 @@ struct ExtractOptions {
   std::string device = "auto";
   int64_t shard_size = 4096;  // samples per file
   int64_t workers = 0;        // decoding threads; 0 = by device
+  int64_t threads = 0;        // compute threads; 0 = all cores, divided among the ranks of a machine
   int64_t nproc = 0;          // ranks that this process starts on this machine; 0 = none
   TextExtractOptions text{};  // how to encode captions, after the pictures
 };

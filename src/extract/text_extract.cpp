@@ -49,35 +49,33 @@ CaptionTable collect_captions(const ImageDataset& dataset, const std::string& da
 }
 
 // Called before the captions are read, so that an error in the encoder's folder comes at once.
-CaptionEncoder load_encoder(const TextExtractOptions& options, at::Device device,
-                            const std::string& compute_dtype, ProcessGroup& group) {
-  apply(ComputeSettings{.device = device, .cpu_share = cpu_share(group)});
+CaptionEncoder load_encoder(const ExtractOptions& options, at::Device device, ProcessGroup& group) {
+  apply(ComputeSettings{.device = device, .threads = options.threads, .cpu_share = cpu_share(group)});
   return {
-      options.encoder,
-      options.max_tokens,
+      options.text.encoder,
+      options.text.max_tokens,
       device,
-      parse_compute_dtype(compute_dtype, "--compute-dtype"),
-      encoder_room(options, device,
+      parse_compute_dtype(options.compute_dtype, "--compute-dtype"),
+      encoder_room(options.text, device,
                    {.bytes = usable_bytes(device, group.ranks().local_world_size), .text = "what is free"}),
       EncoderUse::kEncode,
-      options.captions.instruction};
+      options.text.captions.instruction};
 }
 
 class TextExtraction {
  public:
-  TextExtraction(const TextExtractOptions& options, const ImageDataset& pictures, const std::string& data,
-                 const std::string& store, const std::string& compute_dtype, const std::string& device,
+  TextExtraction(const ExtractOptions& options, const ImageDataset& pictures, const std::string& store,
                  ProcessGroup& group, const std::string& grown)
-      : options_(options),
+      : options_(options.text),
         group_(group),
-        device_(parse_device(device, group.ranks().local_rank)),
-        encoder_(load_encoder(options, device_, compute_dtype, group)),
+        device_(parse_device(options.device, group.ranks().local_rank)),
+        encoder_(load_encoder(options, device_, group)),
         store_(FeatureStore::open(store)),
-        table_(collect_captions(pictures, data, *store_, options.captions)) {
-    batch_ = encoder_.batch_within_room(options.batch, device_.is_cuda() ? 256 : 32);
-    const std::string name = options.name.empty() ? encoder_.shape().family : options.name;
+        table_(collect_captions(pictures, options.data, *store_, options_.captions)) {
+    batch_ = encoder_.batch_within_room(options_.batch, device_.is_cuda() ? 256 : 32);
+    const std::string name = options_.name.empty() ? encoder_.shape().family : options_.name;
     folder_ = text_store_folder(store, name);
-    info_ = make_info(compute_dtype);
+    info_ = make_info(options.compute_dtype);
     if (!grown.empty()) require_same_captions(grown, name);
   }
 
@@ -204,11 +202,10 @@ void check_text_encoder(const TextExtractOptions& options) {
                  options.captions.instruction);
 }
 
-void extract_text(const TextExtractOptions& options, const ImageDataset& pictures, const std::string& data,
-                  const std::string& store, const std::string& compute_dtype, const std::string& device,
+void extract_text(const ExtractOptions& options, const ImageDataset& pictures, const std::string& store,
                   ProcessGroup& group, const std::string& grown) {
-  check_caption_options(options.captions);
-  TextExtraction(options, pictures, data, store, compute_dtype, device, group, grown).run();
+  check_caption_options(options.text.captions);
+  TextExtraction(options, pictures, store, group, grown).run();
 }
 
 }  // namespace kiln

@@ -91,6 +91,7 @@ def test_sample(kiln, place, tmp_path, more, expected):
     (["--image-size", 10**6, "--enlarge"], "expected --image-size to be 1 to 65536"),
     (["--workers", 10**6], "--workers expects at most 1024"),
     (["--batch", 10**9], "--batch at most 1048576"),
+    (["--threads", -1], "--threads expects 0 (all processors) to 1024, got -1"),
 ])
 def test_extract(kiln, place, tmp_path, more, expected):
     command = ["extract", "--data", place / "pictures", "--autoencoder", "pixels", "--out", tmp_path / "out"]

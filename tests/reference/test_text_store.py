@@ -279,7 +279,8 @@ def test_errors_are_one_line(kiln, encoders, tmp_path):
     write_metadata(data, [{}, {}])
     checks = [(["--text-encoder", encoders["bert"]], "none of the 2 samples"), (["--text-encoder", tmp_path / "none"], "no folder"),
               (["--text-encoder", encoders["bert"], "--captions", "x"], "expected data, png-text or file-names"),
-              (["--text-encoder", encoders["bert"], "--captions", "file-names", "--text-max-tokens", 65], "1 to 64 for bert")]
+              (["--text-encoder", encoders["bert"], "--captions", "file-names", "--text-max-tokens", 65], "1 to 64 for bert"),
+              (["--text-encoder", encoders["bert"], "--threads", -1], "--threads expects 0 (all processors) to 1024, got -1")]
     assert kiln("extract", "--data", data, "--autoencoder", "pixels", "--image-size", SIZE, "--out", out).returncode == 0
     for arguments, expected in checks:
         result = kiln("extract", "--data", data, "--out", out, *arguments)
