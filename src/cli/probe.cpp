@@ -79,6 +79,7 @@ nlohmann::json measure(ProbeOptions options, const FitTerms& terms, bool has_cpu
     fmt::print("on a CPU without --global-batch: {} images a step, where kiln train has {}\n",
                options.train.global_batch, TrainOptions().global_batch);
   const FittedRun fitted = fit_run(options.train, *options.group, terms);
+  if (!fitted.speed.empty()) fmt::print("this machine: {}\n", fitted.speed);
   if (!fitted.summary.empty()) fmt::print("{}\n", fitted.summary);
   options.train = fitted.options;
   options.predicted = fitted.predicted;

@@ -1,4 +1,5 @@
 #include <filesystem>
+#include <utility>
 
 #include "cli/build_identity.h"
 #include "cli/commands.h"
@@ -58,12 +59,15 @@ void add_train_command(CLI::App& app) {
     require_autoencoder(options.data);
     if (const int64_t num_ranks = ranks_to_launch(options)) return launch_ranks(num_ranks);
     const std::shared_ptr<ProcessGroup> group = join_ranks(options, build_identity());
+    bool told_speed = false;  // this machine's, which is read once for the plans of all stages
     train(options, {.data_sheet_flops =
                         data_sheet_flops(choose_device(options.compute.device, group->ranks().local_rank),
                                          options.compute.product_dtype(), options.compute.tf32),
-                    .fit = [group, change = resolved.change](const TrainOptions& stage) -> StageFit {
-                      FittedRun fitted = fit_run(stage, *group, {.change = change});
-                      const auto [share, warning] = memory_share(fitted, change);
+                    .fit = [&](const TrainOptions& stage) -> StageFit {
+                      FittedRun fitted = fit_run(stage, *group, {.change = resolved.change});
+                      if (!fitted.speed.empty() && !std::exchange(told_speed, true))
+                        fmt::print("this machine: {}\n", fitted.speed);
+                      const auto [share, warning] = memory_share(fitted, resolved.change);
                       if (!share.empty()) fmt::print("{}\n", share);
                       if (!warning.empty()) fmt::print(stderr, "warning: {}\n", warning);
                       return {.options = std::move(fitted.options),

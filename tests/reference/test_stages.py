@@ -235,6 +235,17 @@ def test_damaged_checkpoints_lead_back_to_a_stage_that_is_fitted_then(stores, tm
     assert state(out, 8) == whole
 
 
+def test_what_slows_the_machine_is_said_once(stores, tmp_path, monkeypatch):
+    """Beside a profile of a much faster moment there is always something to say."""
+    monkeypatch.setenv("KILN_PROFILES", str(tmp_path / "profiles"))
+    succeed("plan", "--model", "DiT-S/8", "--global-batch", 8, "--device", "cpu", "--gpu", "cpu", "--calibrate", "--calibrate-seconds", 3)
+    (profile,) = (tmp_path / "profiles").glob("*.json")
+    profile.write_text(json.dumps(json.loads(profile.read_text()) | {"clock": [1e-9, 1e-9]}))
+    path = recipe(tmp_path / "recipe.toml", {"data": str(stores / "a"), "steps": 1}, {"data": str(stores / "b"), "steps": 1})
+    said = succeed(*command(tmp_path / "run", "--recipe", path, "--memory-budget", "2G", "--threads", 0, "--device", "cpu")).stdout
+    assert said.count("this machine: ") == 1 and said.count("memory budget 2.00 GiB") == 2, said
+
+
 def test_a_stage_that_is_done_needs_none_of_its_stores(stores, tmp_path):
     for name in ("a", "b"):
         shutil.copytree(stores / name, tmp_path / name)

@@ -246,8 +246,7 @@ FittedRun fit_run(const TrainOptions& options, const Ranks& ranks, const FitTerm
                machine_name(device));
     return run;
   }
-  if (const std::string speed = describe(machine->speed); !speed.empty())
-    fmt::print("this machine: {}\n", speed);
+  run.speed = describe(machine->speed);
   // The ranks of a machine share its memory.
   const int64_t sharing = device.is_cpu() ? ranks.local_world_size : 1;
   const int64_t budget = asked > 0 ? asked / sharing : free_bytes(device, *machine, ranks, terms);
