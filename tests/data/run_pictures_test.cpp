@@ -66,12 +66,14 @@ TEST_F(PicturesOfARun, Friction24AResumedRunHasTheListThatItBeganWith) {
     const auto again = resumed();
     EXPECT_EQ(again->identity(), first->identity());
     EXPECT_EQ(lines(), saved);
+    EXPECT_TRUE(again->had_left_out());
     ASSERT_EQ(again->records().size(), 5U);
     EXPECT_EQ(again->records()[2].captions.at(0).text, "a red apple");
     EXPECT_EQ(again->header(2).height, 11);
     EXPECT_THROW(again->read(2), BrokenPicture);
     EXPECT_EQ(again->load(3).height, 12);
   };
+  EXPECT_FALSE(first->had_left_out());
   expect_same();
   test::write_picture(path(1), make_picture(8, 8));
   test::write_picture(path(3), make_picture(80, 80));
@@ -115,6 +117,7 @@ TEST_F(PicturesOfARun, Friction24TheListKnowsStagesAndDataSets) {
   const auto first = begun();
   first->leave_out(2, "broken");
   const RunPictures validation(ImageDataset::open(data()), {.left_out = lines(), .of = "--validation-data"});
+  EXPECT_FALSE(validation.had_left_out());
   validation.record_in(run(), 0, /*is_new=*/true);
   EXPECT_EQ(validation.read(2), first->all().read(3)) << "it is whole, and of another set";
   EXPECT_EQ(lines().size(), 3U) << "1.png is left out of both";

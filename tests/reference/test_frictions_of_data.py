@@ -137,7 +137,7 @@ def test_friction_24_broken_pictures_are_skipped_and_recorded(with_cut_pictures,
 def test_friction_24_a_repaired_folder_resumes(with_cut_pictures, tmp_path, repair):
     data, run = with_cut_pictures
     folder = shutil.copytree(data, tmp_path / "data")
-    train(tmp_path / "run", folder, 6)
+    assert "--continue-with" not in train(tmp_path / "run", folder, 6).stderr
     for index in (4, 11, 7):
         path = folder / f"class-{index % 3}" / f"{index:03}.png"
         if repair == "removed":
@@ -146,6 +146,8 @@ def test_friction_24_a_repaired_folder_resumes(with_cut_pictures, tmp_path, repa
             picture(path, index)
     result = train(tmp_path / "run", folder, 9)
     assert "resuming" in result.stdout
+    (said,) = [line for line in result.stderr.splitlines() if "are left out" in line]
+    assert "warning: 3 of the" in said and "--continue-with FILE" in said
     assert losses(tmp_path / "run") == losses(run) and weights(tmp_path / "run", 9) == weights(run, 9)
     # A further stage takes the pictures as they are.
     more = tmp_path / "more.toml"

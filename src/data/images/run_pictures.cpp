@@ -45,6 +45,7 @@ RunPictures::RunPictures(std::unique_ptr<ImageDataset> all, const Options& optio
     else
       by_header_.push_back({.name = name, .why = line.at("why")});
   }
+  had_left_out_ = !known.empty();
   for (size_t i = 0; !known.empty() && i < all_->records().size(); ++i)
     if (const auto found = known.find(all_->records()[i].name); found != known.end())
       found->second = static_cast<int64_t>(i);

@@ -51,6 +51,8 @@ class RunPictures : public ImageDataset {
   // Names the pictures, their labels and the sizes of their files.
   std::string identity() const;
 
+  // True if the stage had left pictures out before these were opened, whether or not they are whole now.
+  bool had_left_out() const { return had_left_out_; }
   // All pictures that are left out, those that headers showed first.
   std::vector<SkippedPicture> all_left_out() const;
   // Pictures that were left out while reading since the last call, and that nobody had left out before.
@@ -95,6 +97,7 @@ class RunPictures : public ImageDataset {
 
   const std::unique_ptr<ImageDataset> all_;
   const std::string of_;
+  bool had_left_out_ = false;
   std::vector<File> files_;
   std::vector<SkippedPicture> by_header_;
   mutable std::vector<std::atomic<uint64_t>> contents_;  // Recorded::content

@@ -82,7 +82,10 @@ std::vector<std::string> picture_notes(const Pictures& pictures, const std::stri
     notes.push_back(fmt::format(
         "{} of the {} pictures in {} are left out, broken or too small{}; the first: {}", count,
         pictures.images->all().records().size(), path,
-        pictures.lanes->takes_small() ? "" : " (--enlarge takes small ones, as DiT and PixArt do)", first));
+        pictures.images->had_left_out() ? ", also if repaired since (--continue-with FILE takes them in then)"
+        : pictures.lanes->takes_small() ? ""
+                                        : " (--enlarge takes small ones, as DiT and PixArt do)",
+        first));
   return notes;
 }
 
