@@ -14,7 +14,10 @@
 #include "plan/ranks/rank_step.h"
 #include "plan/ranks/step_time.h"
 #include "plan/report/report.h"
+#include "plan/run/data_text.h"
 #include "plan/trace/planned_data.h"
+#include "test_files.h"
+#include "train/checkpoint_space.h"
 
 namespace kiln {
 namespace {
@@ -243,6 +246,29 @@ TEST(Plan, ScalesByRanksAndFillsInTheRun) {
   EXPECT_EQ(plan.samples.store_bytes(), plan.samples.num_samples * 2 * 4 * 32 * 32 * 4);
 }
 
+// Of 200 steps it said what 1,024 GPUs gain, and "0 GPU hours, 0 kWh, cost 0".
+TEST(Plan, AShortRunIsToldWhatItTakes) {
+  PlanOptions options = small_plan();
+  options.price_per_gpu_hour = 2;
+  options.steps = 200;
+  const Plan brief = make_plan(options);
+  options.steps = 4'000'000;
+  const Plan whole = make_plan(options);
+  const auto shows_others = HasSubstr("The same images per GPU");
+  for (const auto& text : {to_text(brief), to_html(brief)}) EXPECT_THAT(text, Not(shows_others));
+  for (const auto& text : {to_text(whole), to_html(whole)}) EXPECT_THAT(text, shows_others);
+  for (const Plan& plan : {brief, whole})
+    EXPECT_EQ(to_json(plan).at("predicted").at("scaling").back().at("gpus"), 1024);
+  EXPECT_THAT(to_text(brief), HasSubstr(" kWh, cost < 0.01\n"));
+  EXPECT_THAT(to_text(brief), AllOf(Not(HasSubstr(" 0 GPU hours")), Not(HasSubstr(" 0 kWh"))));
+  EXPECT_THAT(to_html(brief), HasSubstr(", cost &lt; 0.01</p>"));
+  EXPECT_EQ(cost_text(options, 0.0234), "0.02");
+  EXPECT_EQ(cost_text(options, 12.3, "cost "), "cost 12.30");
+  EXPECT_EQ(cost_text(options, 1234.4), "1234");
+  options.price_per_gpu_hour = 0;
+  EXPECT_EQ(cost_text(options, 0, ", cost "), "");
+}
+
 // Composed from the trace of one number of GPUs, the others are what planning each says.
 TEST(Plan, OtherNumbersOfGpusAreWhatTheirOwnPlansSay) {
   for (const char* params : {"none", "cpu"}) {
@@ -373,6 +399,29 @@ TEST(Plan, AdvisesWithTheOptionToChange) {
   };
   EXPECT_THAT(with_used_share(0.9), Contains(HasSubstr("90 % of the memory is used")));
   EXPECT_THAT(with_used_share(0.8), Not(Contains(HasSubstr("of the memory is used"))));
+}
+
+// DiT-XL's 800 GiB brought no advice, whatever the disk.
+TEST(Plan, AdvisesFewerCheckpointsThanFillTheDisk) {
+  PlanOptions options = small_plan();
+  options.train.model.depth = 1;
+  options.train.checkpoints.every = 1;
+  constexpr int64_t kGibibyte = int64_t{1} << 30;
+  const int64_t each = make_plan(options).checkpoint_bytes;
+  const auto advice = [&](int64_t bytes) {
+    options.steps = bytes / each;
+    return make_plan(options).advice;
+  };
+  const auto is_told = [](const char* where) {
+    return Contains(AllOf(HasSubstr(where), HasSubstr(": --keep-checkpoints 3")));
+  };
+  EXPECT_THAT(advice(300 * kGibibyte), is_told("of the 512 GiB that a usual disk has free"));
+  EXPECT_THAT(advice(200 * kGibibyte), Not(Contains(HasSubstr("--keep-checkpoints"))));
+  const test::TempFolder folder;
+  options.train.out = folder / "run";  // which is not there yet
+  const int64_t room = available_bytes(folder.path().string());
+  EXPECT_THAT(advice(room), is_told("that are free where --out is"));
+  EXPECT_THAT(advice(room / 4), Not(Contains(HasSubstr("--keep-checkpoints"))));
 }
 
 TEST(Plan, SaysWhichGpuThisBuildNoLongerRunsOn) {

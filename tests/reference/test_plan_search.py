@@ -349,4 +349,4 @@ def test_published_results_beside_the_plan(kiln):
                                          ["DiT-B/4", "100", "68.38", "68.3"]]
     plan = json.loads(kiln("plan", "--model", "DiT-B/4", "--gpu", "A100-80G", "--gpus", 8, "--micro-batch", 32, "--compute-dtype",
                            "bf16", "--json").stdout)["predicted"]
-    assert rows[1][5] == f"{plan['days']:.3g}, cost {plan['days'] * 24 * 8:.0f}"
+    assert rows[1][5] == f"{plan['days']:.3g}, cost {plan['days'] * 24 * 8:.2f}"

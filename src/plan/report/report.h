@@ -16,6 +16,10 @@ std::string to_html(const Plan& plan);
 nlohmann::json to_json(const StagePlans& stages);
 std::string to_text(const StagePlans& stages);
 
+// Whether text and page show other numbers of GPUs: a run of less than an hour needs no more of them. JSON
+// always has them, for scripts.
+inline bool shows_scaling(const Plan& plan) { return plan.scaling.size() > 1 && plan.days * 24 >= 1; }
+
 // Options of a table.
 struct TableOptions {
   PlanOptions plan;

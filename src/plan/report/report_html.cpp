@@ -35,8 +35,10 @@ std::string row(const std::vector<std::string>& cells, const char* tag = "td") {
   return html + "</tr>\n";
 }
 
+std::string time_text(double days) { return duration_text(days * kSecondsPerDay); }
+
 std::string scaling_plot(const Plan& plan) {
-  if (plan.scaling.size() < 2) return "";
+  if (!shows_scaling(plan)) return "";
   std::vector<PlotPoint> predicted, ideal;
   for (const ScalingPoint& point : plan.scaling) {
     const double gpus = static_cast<double>(point.gpus);
@@ -67,16 +69,17 @@ std::string time_tables(const Plan& plan) {
     if (plan.phase_s[i] > 0)
       html += row({std::string(name_of(static_cast<StepPhase>(i))), number_text(1e3 * plan.phase_s[i], 3),
                    fmt::format("{:.0f} %", 100 * plan.phase_s[i] / plan.step_s)});
-  html += "</table>\n<h2>Milestones</h2>\n<table>" + row({"", "steps", "days", "cost"}, "th");
+  html += "</table>\n<h2>Milestones</h2>\n<table>" + row({"", "steps", "time", "cost"}, "th");
   for (const Milestone& milestone : plan.milestones)
-    html += row({milestone.name, fmt::format("{}", milestone.steps), fmt::format("{:.2f}", milestone.days),
-                 plan.options.price_per_gpu_hour > 0 ? fmt::format("{:.0f}", milestone.cost) : ""});
+    html += row({milestone.name, fmt::format("{}", milestone.steps), time_text(milestone.days),
+                 cost_text(plan.options, milestone.cost)});
+  if (!shows_scaling(plan)) return html + "</table>\n";
   html += "</table>\n<h2>The same images per GPU on other numbers of GPUs</h2>\n<table>" +
-          row({"GPUs", "step, s", "images/s", "efficiency", "days", "cost"}, "th");
+          row({"GPUs", "step, s", "images/s", "efficiency", "time", "cost"}, "th");
   for (const ScalingPoint& point : plan.scaling)
     html += row({fmt::format("{}", point.gpus), number_text(point.step_s, 3), number_text(point.images_per_s),
-                 fmt::format("{:.0f} %", 100 * point.efficiency), fmt::format("{:.2f}", point.days),
-                 plan.options.price_per_gpu_hour > 0 ? fmt::format("{:.0f}", point.cost) : ""});
+                 fmt::format("{:.0f} %", 100 * point.efficiency), time_text(point.days),
+                 cost_text(plan.options, point.cost)});
   return html + "</table>\n";
 }
 
@@ -115,10 +118,11 @@ std::string to_html(const Plan& plan) {
     html +=
         fmt::format("<p class=\"verdict\">In f32 it takes {:.1f} times as long as in half precision</p>\n",
                     plan.half_precision_speed);
-  html += fmt::format("<p>{} s a step, {} images/s{}; {} steps take {:.2f} days</p>\n",
-                      number_text(plan.step_s, 3), number_text(plan.images_per_s),
-                      share.of_profile > 0 ? fmt::format(", {:.0f} % of peak", 100 * share.of_profile) : "",
-                      plan.steps, plan.days);
+  html +=
+      fmt::format("<p>{} s a step, {} images/s{}; {} steps take {}{}</p>\n", number_text(plan.step_s, 3),
+                  number_text(plan.images_per_s),
+                  share.of_profile > 0 ? fmt::format(", {:.0f} % of peak", 100 * share.of_profile) : "",
+                  plan.steps, time_text(plan.days), escape(cost_text(plan.options, plan.cost, ", cost ")));
   if (!share.problem.empty()) html += fmt::format("<p>{}</p>\n", escape(share.problem));
   return html + html_list("Advice", plan.advice) + memory_plot(plan.curve) + memory_tables(plan) +
          time_tables(plan) + scaling_plot(plan) + disk_list(plan) +

@@ -18,8 +18,13 @@ std::string duration(double days) {
   return fmt::format("{:.1f} days", days);
 }
 
-std::string money(const Plan& plan, double cost) {
-  return plan.options.price_per_gpu_hour > 0 ? fmt::format(", cost {:.0f}", cost) : "";
+std::string money(const Plan& plan, double cost) { return cost_text(plan.options, cost, ", cost "); }
+
+// Returns ", 240 kWh", or of less than ten ", 0.0056 kWh": a short run takes little, not nothing. Empty for
+// 0, as of a CPU, whose watts are not known.
+std::string amount(double value, const char* unit) {
+  if (value == 0) return "";
+  return fmt::format(", {} {}", value < 10 ? number_text(value, 2) : fmt::format("{:.0f}", value), unit);
 }
 
 std::string heading(const Plan& plan) {
@@ -128,8 +133,9 @@ std::string time(const Plan& plan) {
   if (plan.caption_encoding_s > 0)
     text += fmt::format(" encoding captions {:.0f} %", 100 * plan.caption_encoding_s / plan.step_s);
   text += "\n" + lane_speeds(plan);
-  text += fmt::format("  {} steps: {}, {:.0f} GPU hours, {:.0f} kWh{}\n", plan.steps, duration(plan.days),
-                      plan.gpu_hours, plan.kilowatt_hours, money(plan, plan.cost));
+  text += fmt::format("  {} steps: {}{}{}{}\n", plan.steps, duration(plan.days),
+                      amount(plan.gpu_hours, "GPU hours"), amount(plan.kilowatt_hours, "kWh"),
+                      money(plan, plan.cost));
   for (const Milestone& milestone : plan.milestones)
     text += fmt::format("  {} ({} steps): {}{}\n", milestone.name, milestone.steps, duration(milestone.days),
                         money(plan, milestone.cost));
@@ -139,7 +145,7 @@ std::string time(const Plan& plan) {
         "{:.1f} times as fast\n",
         run.source, run.gpus, plan.machine.name, run.global_batch, run.options, run.steps_per_s,
         run.planned_steps_per_s, run.planned_steps_per_s / run.steps_per_s);
-  if (plan.scaling.size() < 2) return text;
+  if (!shows_scaling(plan)) return text;
   text += "\nThe same images per GPU   step s   images/s  efficiency       time\n";
   for (const ScalingPoint& point : plan.scaling)
     text += fmt::format("  {:>5} {:<15}{:>9}{:>11}{:>10.0f} %{:>12}{}\n", point.gpus,

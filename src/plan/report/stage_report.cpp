@@ -3,6 +3,7 @@
 
 #include "core/units.h"
 #include "plan/report/report.h"
+#include "plan/run/data_text.h"
 
 namespace kiln {
 
@@ -16,11 +17,10 @@ std::string to_text(const StagePlans& stages) {
                         number_text(plan.step_s), number_text(plan.images_per_s), number_text(plan.days * 24),
                         number_text(gib(plan.samples.disk_bytes())), plan.fits ? "" : "  DOES NOT FIT");
   }
-  const bool has_cost = stages.plans.front().options.price_per_gpu_hour > 0;
-  text += fmt::format("all {} stages: {} steps in {} hours ({} days){}; the most memory in {}:\n\n",
-                      stages.plans.size(), stages.steps, number_text(stages.days * 24),
-                      number_text(stages.days, 3), has_cost ? fmt::format(", cost {:.2f}", stages.cost) : "",
-                      stages.names[stages.worst]);
+  text += fmt::format(
+      "all {} stages: {} steps in {} hours ({} days){}; the most memory in {}:\n\n", stages.plans.size(),
+      stages.steps, number_text(stages.days * 24), number_text(stages.days, 3),
+      cost_text(stages.plans.front().options, stages.cost, ", cost "), stages.names[stages.worst]);
   return text + to_text(stages.plans[stages.worst]);
 }
 

@@ -9,6 +9,7 @@
 #include "models/registry.h"
 #include "plan/price/price.h"
 #include "plan/report/report.h"
+#include "plan/run/data_text.h"
 #include "plan/run/make_plan.h"
 #include "plan/trace/planned_data.h"
 #include "plan/trace/trace_family.h"
@@ -245,8 +246,7 @@ std::string scaling_on(const TableOptions& table_options, const char* gpu) {
 constexpr int64_t kGpuCounts[] = {1, 2, 3, 4, 5, 6, 7, 8, 16, 32, 64};
 
 std::string days_and_cost(const Plan& plan) {
-  const std::string days = number_text(plan.days, 3);
-  return plan.options.price_per_gpu_hour > 0 ? fmt::format("{}, cost {:.0f}", days, plan.cost) : days;
+  return number_text(plan.days, 3) + cost_text(plan.options, plan.cost, ", cost ");
 }
 
 std::string columns(const Plan& plan) {

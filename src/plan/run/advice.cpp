@@ -4,10 +4,12 @@
 #include <cmath>
 #include <filesystem>
 
+#include "core/files/file_system.h"
 #include "core/units.h"
 #include "plan/ranks/rank_step.h"
 #include "plan/run/make_plan.h"
 #include "run/train_command.h"
+#include "train/checkpoint_space.h"
 #include "train/setup.h"
 
 namespace kiln {
@@ -18,9 +20,11 @@ constexpr double kMuchMemory = 0.85;   // share of the device: fragmentation and
 constexpr double kHiddenShare = 0.10;  // share of a step that a bottleneck may cost unmentioned
 constexpr double kRateMargin = 1.2;    // a disk or loader should be this much faster than the step
 constexpr double kLrMargin = 4;
-constexpr double kWorthwhile = 1.02;      // how many times as fast a step must become for memory that is free
-constexpr double kMuchDisk = 1 << 10;     // GiB of checkpoints that are worth a word
-constexpr int64_t kManyCheckpoints = 10;  // more are hardly ever gone back to
+constexpr double kWorthwhile = 1.02;  // how many times as fast a step must become for memory that is free
+constexpr double kMuchDisk = 0.5;     // share of what is free: data, pictures and other runs take the rest
+// Assumption where --out does not say which disk it is: half of 1 TB, which many machines with a GPU have.
+constexpr int64_t kUsuallyFree = int64_t{512} << 30;
+constexpr int64_t kEnoughCheckpoints = 3;  // more are hardly ever gone back to
 
 // Returns what to change, in the words of the reader's command line or file.
 template <class T>
@@ -199,11 +203,17 @@ std::string more_images(const Plan& plan) {
   return change(plan, "global-batch", 2 * train.global_batch);
 }
 
+// Advises to keep few checkpoints where they take much of what is free on the disk that they go to.
 void advise_checkpoints(const Plan& plan, std::vector<std::string>& advice) {
-  const double kept = gib(plan.num_checkpoints * plan.checkpoint_bytes);
-  if (plan.num_checkpoints > kManyCheckpoints && kept > kMuchDisk)
-    advice.push_back(fmt::format("all {} checkpoints are kept, {} GiB: {}", plan.num_checkpoints,
-                                 number_text(kept), change(plan, "keep-checkpoints", 3)));
+  if (plan.num_checkpoints <= kEnoughCheckpoints) return;
+  const std::string& out = plan.options.train.out;
+  const int64_t kept = plan.num_checkpoints * plan.checkpoint_bytes,
+                room = out.empty() ? kUsuallyFree : available_bytes(existing_folder(out));
+  if (gib(kept) <= kMuchDisk * gib(room)) return;
+  const char* where = out.empty() ? "a usual disk has free (--out names yours)" : "are free where --out is";
+  advice.push_back(fmt::format("{} checkpoints are kept, {} of the {} GiB that {}: {}", plan.num_checkpoints,
+                               gib_text(kept), number_text(gib(room)), where,
+                               change(plan, "keep-checkpoints", kEnoughCheckpoints)));
 }
 
 // Returns how long kiln extract takes for all pictures.

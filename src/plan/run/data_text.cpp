@@ -75,4 +75,10 @@ std::string rate_text(const Plan& plan) {
       plan.machine.decoding.is_measured ? "measured" : "built-in", wait_text(plan));
 }
 
+std::string cost_text(const PlanOptions& options, double cost, const char* before) {
+  if (options.price_per_gpu_hour <= 0) return "";
+  if (cost < 0.01) return fmt::format("{}< 0.01", before);  // rounded it would be free
+  return fmt::format("{}{:.{}f}", before, cost, cost < 100 ? 2 : 0);
+}
+
 }  // namespace kiln

@@ -1,4 +1,5 @@
-// A plan's weights and samples in words: how many they are, what they take on a disk, and how fast they come.
+// A plan's weights, samples and cost in words: how many they are, what they take on a disk, and how fast they
+// come.
 #pragma once
 #include <string>
 
@@ -10,5 +11,7 @@ namespace kiln {
 std::string weights_text(const Plan& plan);
 std::string samples_text(const DataPlan& data);
 std::string rate_text(const Plan& plan);
+// Returns `before` and the cost, "1234", "12.34" or "< 0.01". Empty where the plan knows no price.
+std::string cost_text(const PlanOptions& options, double cost, const char* before = "");
 
 }  // namespace kiln

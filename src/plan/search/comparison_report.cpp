@@ -5,6 +5,7 @@
 
 #include "core/tensors.h"
 #include "core/units.h"
+#include "plan/run/data_text.h"
 #include "plan/run/make_plan.h"
 #include "plan/search/comparison.h"
 #include "plan/search/search.h"
@@ -15,18 +16,15 @@ namespace {
 
 constexpr size_t kMostCommands = 10;
 
-std::string money(const Plan& plan) {
-  return plan.options.price_per_gpu_hour > 0 ? fmt::format("{:.0f}", plan.cost) : "-";
-}
-
 std::string row(size_t rank, const ComparedRun& run) {
   const Plan& plan = run.plan;
-  const std::string quality = quality_text(plan.options.train, plan.steps);
+  const std::string quality = quality_text(plan.options.train, plan.steps),
+                    cost = cost_text(plan.options, plan.cost);
   return fmt::format(
       "{:>3}  {:<26}{:>4} x {:<14}{:>9}{:>10}  {:>5.1f} of {:>5.1f}{:>9}{:>9.0f}{:>8}{:>10.1f}{:>15}{}\n",
       rank, plan.options.train.model.name, plan.options.gpus, plan.machine.name, number_text(plan.step_s, 3),
       number_text(plan.images_per_s), gib(plan.needed_bytes), gib(plan.machine.memory_bytes),
-      number_text(plan.days, 3), plan.gpu_hours, money(plan), gib(plan.samples.disk_bytes()),
+      number_text(plan.days, 3), plan.gpu_hours, cost.empty() ? "-" : cost, gib(plan.samples.disk_bytes()),
       quality.empty() ? "-" : quality, run.meets ? "" : "  *");
 }
 

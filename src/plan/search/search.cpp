@@ -6,6 +6,7 @@
 #include "core/error.h"
 #include "core/tensors.h"
 #include "core/units.h"
+#include "plan/run/data_text.h"
 #include "plan/run/make_plan.h"
 #include "plan/search/candidates.h"
 #include "plan/trace/planned_data.h"
@@ -61,7 +62,7 @@ void explain_limits(SearchResult& result, Candidates& search, const Limits& limi
   if (limits.cost > 0) {
     const char* joint = limits.days > 0 ? " and" : "";
     wanted += fmt::format("{} costs at most {:g}", joint, limits.cost);
-    had += fmt::format("{} costs {:.0f}", joint, nearest->cost);
+    had += fmt::format("{} costs {}", joint, cost_text(nearest->options, nearest->cost));
   }
   result.problem = fmt::format("nothing that fits{}: the nearest, {} x {},{}: {}", wanted,
                                nearest->options.gpus, nearest->machine.name, had, launch_command(*nearest));

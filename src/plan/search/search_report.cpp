@@ -42,14 +42,12 @@ Json choice_json(const SearchChoice& choice) {
 namespace {
 
 std::string figures(const Plan& plan) {
-  std::string text = fmt::format(
-      "{} s a step, {} images/s, {:.1f} of {:.1f} GiB ({:.0f} %), {} days, {} GPU hours",
+  return fmt::format(
+      "{} s a step, {} images/s, {:.1f} of {:.1f} GiB ({:.0f} %), {} days, {} GPU hours{}",
       number_text(plan.step_s, 3), number_text(plan.images_per_s), gib(plan.needed_bytes),
       gib(plan.machine.memory_bytes),
       100 * static_cast<double>(plan.needed_bytes) / static_cast<double>(plan.machine.memory_bytes),
-      number_text(plan.days, 3), number_text(plan.gpu_hours));
-  if (plan.options.price_per_gpu_hour > 0) text += fmt::format(", cost {:.0f}", plan.cost);
-  return text;
+      number_text(plan.days, 3), number_text(plan.gpu_hours), cost_text(plan.options, plan.cost, ", cost "));
 }
 
 // Returns why a search has few configurations: it leaves the options alone that it was given.
