@@ -40,27 +40,13 @@ void check_disk(const nlohmann::json& predicted, const fs::path& folder) {
          folder.string(), size_text(static_cast<double>(available)), size_text(static_cast<double>(bytes)));
 }
 
-// Returns how many samples the validation has in all.
-int64_t validation_samples(TrainOptions options) {
-  options.data.weights.clear();
-  if (options.validation.share > 0) {
-    const int64_t trained = samples_of(options);
-    options.validation.share = 0;
-    return samples_of(options) - trained;
-  }
-  options.data.path = options.validation.data;
-  options.data.more.clear();
-  return samples_of(options);
-}
-
 // Returns a validation of one pass at the end, which shows its memory. The samples that it holds out are held
 // out of the probe's training too.
 ValidationOptions short_validation(const TrainOptions& options) {
   ValidationOptions validation = options.validation;
   if (!validation.is_on()) return validation;
   validation.every = 0;
-  const int64_t all = validation.images > 0 ? validation.images : validation_samples(options);
-  validation.images = std::min(all, options.global_batch);
+  validation.images = std::min(validation_samples(options), options.global_batch);
   return validation;
 }
 

@@ -227,8 +227,8 @@ int64_t rows_of_last_walk(const TrainOptions& options, int64_t world_size) {
   return (most_rows(options, world_size) - 1) % rows + 1;
 }
 
-int64_t rows_of_validation(const TrainOptions& options, int64_t world_size) {
-  const int64_t rows = rows_of_walk(options, world_size), images = options.validation.images;
+int64_t rows_of_validation(const TrainOptions& options, int64_t images, int64_t world_size) {
+  const int64_t rows = rows_of_walk(options, world_size);
   return images > 0 ? std::min(rows, (images + world_size - 1) / world_size) : rows;
 }
 

@@ -36,8 +36,9 @@ ZeroOptions zero_options_of(const TrainOptions& options, int64_t world_size);
 int64_t rows_of_walk(const TrainOptions& options, int64_t world_size);
 // Returns how many the last walk of a step has on that rank. It has fewer where --micro-batch leaves a rest.
 int64_t rows_of_last_walk(const TrainOptions& options, int64_t world_size);
-// Returns the same for a validation. --validation-images may leave fewer.
-int64_t rows_of_validation(const TrainOptions& options, int64_t world_size);
+// Returns how many images a rank walks at once in a validation of `images`, 0 if that is not known: as in a
+// step, or fewer if there are no more.
+int64_t rows_of_validation(const TrainOptions& options, int64_t images, int64_t world_size);
 
 // Returns the options of the training state for a rank of `group`, without the first values of its weights.
 // Throws Error.

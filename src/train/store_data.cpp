@@ -236,6 +236,37 @@ std::vector<SampleLane> split_of(const TrainOptions& options, const Pictures& pi
                   [&](int64_t id) { return pictures.images->records()[static_cast<size_t>(id)].name; });
 }
 
+TrainOptions of_validation(TrainOptions options) {
+  options.data.weights.clear();
+  if (options.validation.share > 0) return options;
+  options.data.path = options.validation.data;
+  options.data.more.clear();
+  options.data.parts.clear();
+  return options;
+}
+
+Pictures open_validation_pictures(const TrainOptions& options, const Pictures& trained, int64_t downsample) {
+  TrainOptions own = of_validation(options);
+  if (!trained.lanes) own.data.buckets.clear();
+  return open_pictures(own, own.data.path, downsample,
+                       trained.lanes ? trained.lanes->buckets() : std::vector<Bucket>(), "--validation-data");
+}
+
+int64_t validation_samples(const TrainOptions& options) {
+  if (options.validation.images > 0) return options.validation.images;
+  const TrainOptions own = of_validation(options);
+  const bool is_split = options.validation.share > 0;
+  if (has_store(own))
+    return is_split ? samples_per_pass(split_of(own, *open_sources(sources_of(own)), Split::kHeldOut))
+                    : samples_per_epoch(sources_of(own));
+  Pictures trained;  // read only where they matter: all their headers are
+  const bool fits_to_trained =
+      !options.data.buckets.empty() && !has_store(options) && fs::exists(options.data.path);
+  if (is_split || fits_to_trained) trained = open_pictures(options, options.data.path, /*downsample=*/1);
+  return is_split ? samples_per_pass(split_of(options, trained, Split::kHeldOut))
+                  : open_validation_pictures(options, trained, /*downsample=*/1).lanes->num_places();
+}
+
 int64_t steps_of_epochs(double epochs, int64_t samples, int64_t global_batch) {
   const double steps = epochs * static_cast<double>(samples) / static_cast<double>(global_batch);
   return std::max<int64_t>(1, static_cast<int64_t>(std::ceil(steps * (1 - 1e-12))));

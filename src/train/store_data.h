@@ -48,6 +48,16 @@ std::optional<std::vector<int64_t>> parts_of_identity(const TrainOptions& option
 std::vector<SampleLane> split_of(const TrainOptions& options, const FeatureStore& store, Split split);
 std::vector<SampleLane> split_of(const TrainOptions& options, const Pictures& pictures, Split split);
 
+// Returns the options of a run that trains on the samples to validate on, each once: --validation-data, or
+// what --validation-share holds out of --data.
+TrainOptions of_validation(TrainOptions options);
+// Opens the pictures of --validation-data and fits them to the sizes of --data's pictures, `trained`. If
+// those are null, as where --data is a store, they are fitted to the square. Throws as open_pictures() does.
+Pictures open_validation_pictures(const TrainOptions& options, const Pictures& trained, int64_t downsample);
+// Returns how many samples a validation takes: --validation-images, or all that there are. Throws Error: no
+// data there.
+int64_t validation_samples(const TrainOptions& options);
+
 // Returns the steps that `epochs` passes over `samples` take, rounded up.
 int64_t steps_of_epochs(double epochs, int64_t samples, int64_t global_batch);
 // Returns the samples of a pass over the data of the options; 0: endless. Throws Error: no data there.

@@ -11,7 +11,6 @@
 #include "parallel/offload/device_wait.h"
 #include "step/forward_pass.h"
 #include "train/encoding/encoded_captions.h"
-#include "train/encoding/pictures.h"
 
 namespace kiln {
 
@@ -65,18 +64,7 @@ std::shared_ptr<const Autoencoder> encoder_of(const TrainOptions& options, const
   return data.decoder;
 }
 
-// Returns the options of a run that trains on the samples to validate on, each once: --validation-data, or
-// what --validation-share holds out of --data.
-TrainOptions of_validation(TrainOptions options) {
-  options.data.weights.clear();
-  if (options.validation.share > 0) return options;
-  options.data.path = options.validation.data;
-  options.data.more.clear();
-  options.data.parts.clear();
-  return options;
-}
-
-// Returns the name of those samples in messages.
+// Returns the name of the samples to validate on in messages.
 std::string source_of(const TrainOptions& options) {
   return options.validation.share > 0 ? fmt::format("--validation-share {:g}", options.validation.share)
                                       : "--validation-data " + options.validation.data;
@@ -135,22 +123,13 @@ ValidationData open_validation_store(const TrainOptions& options, const Training
           }};
 }
 
-// Opens the pictures to validate on and fits them to the sizes of --data's pictures. If --data is a store,
-// they are fitted to the square.
-Pictures pictures_of(const TrainOptions& options, const TrainingData& data, const Autoencoder& autoencoder) {
-  if (options.validation.share > 0) return data.pictures;
-  TrainOptions own = of_validation(options);
-  if (!data.pictures.lanes) own.data.buckets.clear();
-  return open_pictures(own, own.data.path, autoencoder.downsample,
-                       data.pictures.lanes ? data.pictures.lanes->buckets() : std::vector<Bucket>(),
-                       "--validation-data");
-}
-
 ValidationData open_validation_images(const TrainOptions& options, const TrainingData& data,
                                       at::Device device) {
   const std::string path = of_validation(options).data.path;
   const auto autoencoder = encoder_of(options, data, device);
-  const Pictures pictures = pictures_of(options, data, *autoencoder);
+  const Pictures pictures = options.validation.share > 0
+                                ? data.pictures
+                                : open_validation_pictures(options, data.pictures, autoencoder->downsample);
   if (data.text && !data.captions)
     fail("train",
          "--validation-data {} are pictures, and the captions of --data {} lie in a store: run kiln extract "
@@ -195,8 +174,6 @@ std::vector<int64_t> shares_of_lanes(const std::vector<int64_t>& samples, int64_
   return shares;
 }
 
-int64_t share(int64_t images, int64_t world_size) { return (images + world_size - 1) / world_size; }
-
 }  // namespace
 
 Validation::Validation(const TrainOptions& options, const TrainingData& data, at::Device device)
@@ -222,8 +199,7 @@ std::optional<Validation::Losses> Validation::losses_of(int64_t lane, const Trai
   ProcessGroup& group = training.state->zero->group();
   const ConditioningShape& shape = training.denoiser->shape().conditioning;
   const int64_t world_size = group.world_size(), num_images = images_of_lane_[static_cast<size_t>(lane)];
-  const int64_t at_once =
-      world_size * std::min(rows_of_validation(options_, world_size), share(num_images, world_size));
+  const int64_t at_once = world_size * rows_of_validation(options_, num_images, world_size);
   // Lanes have different draws at the same position.
   const uint64_t seed = seed_ + static_cast<uint64_t>(lane) * 0x9e3779b97f4a7c15;
   BatchOptions batch_options = {.seed = seed,

@@ -13,6 +13,7 @@
 #include "plan/search/comparison.h"
 #include "plan_settings.h"
 #include "test_files.h"
+#include "train/store_data.h"
 
 namespace kiln {
 namespace {
@@ -167,6 +168,40 @@ TEST(DataOutlook, ASearchReadsTheDataOnce) {
   EXPECT_GT(candidates.all().size(), 1);
   EXPECT_EQ(plan->samples.num_samples, 1);
   EXPECT_EQ(plan->samples.formats.begin()->first, "JPEG");
+}
+
+TEST(DataOutlook, AValidationIsOfNoMoreThanItsImages) {
+  const test::TempFolder data, held_out;
+  const Image picture{64, 64, std::vector<uint8_t>(3 * 64 * 64, 90)};
+  for (int i = 0; i < 12; ++i) {
+    const std::string name = std::to_string(i) + ".jpg";
+    write(data / name, codecs::encode_jpeg(picture, 90));
+    if (i < 3) write(held_out / name, codecs::encode_jpeg(picture, 90));
+  }
+  PlanOptions options = on_pictures("A100-80G", data.path().string(), 1);
+  TrainOptions& train = options.train;
+  train.global_batch = 512;
+  const auto planned = [&](const std::string& validation_data, int64_t images) {
+    train.validation.data = validation_data;
+    train.validation.images = images;
+    PhasePlan validation;
+    for (const PhasePlan& phase : make_plan(options).phases)
+      if (phase.name == "validation") validation = phase;
+    return validation;
+  };
+  const std::string three = held_out.path().string();
+  const PhasePlan counted = planned(three, 0), told = planned(three, 3), unknown = planned("not there", 0);
+  EXPECT_EQ(counted.live_bytes, told.live_bytes);
+  EXPECT_EQ(counted.bytes.host, told.bytes.host);
+  EXPECT_LT(counted.live_bytes, unknown.live_bytes);
+  EXPECT_LT(counted.bytes.host, unknown.bytes.host);
+
+  train.validation = {.data = three};
+  train.data.buckets = "32x32,16x64";
+  train.data.bucket_min = 4;  // of the training: validation takes its buckets
+  EXPECT_EQ(validation_samples(train), 3);
+  train.validation = {.data = "", .share = 0.5};
+  EXPECT_EQ(validation_samples(train) + samples_of(train), 12);
 }
 
 TEST(DataOutlook, WithoutPicturesTheirSizeIsAssumedAndSaid) {

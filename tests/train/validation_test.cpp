@@ -187,6 +187,7 @@ TEST_F(Validations, EqualOnAnyRanksStagesAndBatches) {
     const auto one = std::make_shared<ProcessGroup>();
     const ValidationLoss expected = *validation.run(train(one, options_, 3), at::kCPU, never);
     EXPECT_EQ(expected.num_images, images == 0 ? kImages : images);
+    EXPECT_EQ(validation_samples(options_), expected.num_images);
     for (const int64_t world_size : {1, 2, 3})
       test::on_ranks(world_size, [&](const std::shared_ptr<ProcessGroup>& group) {
         for (int64_t stage = 0; stage <= 3; ++stage) {

@@ -37,7 +37,8 @@ struct PhasePeaks {
 
 class MemoryComposer {
  public:
-  MemoryComposer(const MachineProfile& machine, const DataShape& data, const StepTrace& trace);
+  MemoryComposer(const MachineProfile& machine, const DataShape& data, int64_t validation_images,
+                 const StepTrace& trace);
   MemoryPlan run();
 
  private:
@@ -67,6 +68,7 @@ class MemoryComposer {
   const TrainOptions& options_;
   const bool cuda_;
   const int64_t communication_;
+  const int64_t validation_rows_;
   const std::optional<PlannedAutoencoder> autoencoder_;
   const std::optional<PlannedTextEncoder> text_encoder_;
   MemoryEvents load_, validation_, sampling_;
@@ -78,13 +80,16 @@ class MemoryComposer {
   MemoryPlan plan_;
 };
 
-MemoryComposer::MemoryComposer(const MachineProfile& machine, const DataShape& data, const StepTrace& trace)
+MemoryComposer::MemoryComposer(const MachineProfile& machine, const DataShape& data,
+                               int64_t validation_images, const StepTrace& trace)
     : machine_(machine),
       data_(data),
       trace_(trace),
       options_(trace.options),
       cuda_(machine.device == DryRunDevice::kCuda),
       communication_(communication_bytes(machine, trace.world_size)),
+      validation_rows_(validates() ? rows_of_validation(trace.options, validation_images, trace.world_size)
+                                   : 0),
       autoencoder_(planned_autoencoder(trace.options, data)),
       text_encoder_(planned_text_encoder(trace.options, data)) {
   const auto group = dry_group(trace.world_size, trace.ranks_per_node);
@@ -92,13 +97,15 @@ MemoryComposer::MemoryComposer(const MachineProfile& machine, const DataShape& d
   // Tables of the objective are made at the first step and stay.
   const int64_t tables = trace.memory.persistent_bytes - left_bytes(load_);
   if (tables > 0) load_.push_back({.id = (uint64_t{1} << 47), .bytes = tables});
-  if (validates()) validation_ = trace_validation(options_, data, machine.device, group);
+  if (validates()) validation_ = trace_validation(options_, data, validation_rows_, machine.device, group);
   if (draws_samples()) sampling_ = trace_sample_grid(options_, data, machine.device, group);
   if (autoencoder_)
     autoencoder_events_ =
-        trace_autoencoder(autoencoder_->config, options_, data, machine.device, trace.world_size);
+        trace_autoencoder(autoencoder_->config, options_, data, machine.device, trace.world_size,
+                          encodes_validation_images(options_) ? validation_rows_ : 0);
   if (text_encoder_)
-    text_events_ = trace_text_encoder(*text_encoder_, options_, data, machine.device, trace.world_size);
+    text_events_ = trace_text_encoder(*text_encoder_, options_, data, machine.device, trace.world_size,
+                                      validation_rows_);
   if (!evaluates()) return;
   evaluation_ = trace_evaluation(options_, machine.device, trace.world_size);
   TrainOptions drawing = options_;
@@ -129,9 +136,7 @@ PhasePeaks MemoryComposer::play(int64_t capacity_bytes) const {
   peaks.steady = timeline.play(trace_.spans);
   if (validates())
     peaks.validation =
-        larger(play_both(encodes_validation_images(options_) ? autoencoder_events_.encode : MemoryEvents(),
-                         validation_),
-               timeline.play(text_events_.encode));
+        larger(play_both(autoencoder_events_.validate, validation_), timeline.play(text_events_.validate));
   if (draws_samples()) peaks.sampling = play_both(sampling_, autoencoder_events_.decode);
   if (evaluates())
     peaks.evaluation = larger(play_both(drawing_, drawn_.decode), timeline.play(evaluation_.judge));
@@ -224,8 +229,7 @@ void MemoryComposer::add_phases(const PhasePeaks& peaks) {
   const int64_t process = cuda_ ? kHostProcessBytes : 0,
                 stepping = process +
                            loader_bytes(options_.global_batch / trace_.world_size, encodes_images(options_)),
-                validating = stepping + loader_bytes(rows_of_validation(options_, trace_.world_size),
-                                                     encodes_validation_images(options_));
+                validating = stepping + loader_bytes(validation_rows_, encodes_validation_images(options_));
   add_phase("load", peaks.load, process);
   if (encodes()) add_phase("extract", peaks.encoding, stepping);
   add_phase("first step", peaks.first, stepping);
@@ -291,8 +295,9 @@ MemoryPlan MemoryComposer::run() {
 
 }  // namespace
 
-MemoryPlan plan_memory(const MachineProfile& machine, const DataShape& data, const StepTrace& trace) {
-  return MemoryComposer(machine, data, trace).run();
+MemoryPlan plan_memory(const MachineProfile& machine, const DataShape& data, int64_t validation_images,
+                       const StepTrace& trace) {
+  return MemoryComposer(machine, data, validation_images, trace).run();
 }
 
 int64_t communication_bytes(const MachineProfile& machine, int64_t gpus) {

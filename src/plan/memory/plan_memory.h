@@ -38,8 +38,10 @@ struct MemoryPlan {
   std::vector<std::string> notes;  // what this plan leaves out or assumes
 };
 
-// `trace`: the run's step on one of its ranks.
-MemoryPlan plan_memory(const MachineProfile& machine, const DataShape& data, const StepTrace& trace);
+// `trace`: the run's step on one of its ranks. `validation_images`: those that a validation takes; 0: not
+// known.
+MemoryPlan plan_memory(const MachineProfile& machine, const DataShape& data, int64_t validation_images,
+                       const StepTrace& trace);
 
 // Returns the bytes of NCCL outside the allocator, on the device of each of `gpus` ranks.
 int64_t communication_bytes(const MachineProfile& machine, int64_t gpus);

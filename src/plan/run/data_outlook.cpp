@@ -172,6 +172,9 @@ DataSource read_data_source(const PlanOptions& options) {
     add_pictures(options, source);
   else
     add_features(options, source);
+  const auto& validation = train.validation;
+  if (validation.images > 0 || fs::exists(validation.share > 0 ? train.data.path : validation.data))
+    source.validation_images = validation_samples(train);
   if (!train.data.path.empty() && !train.data.is_synthetic()) {
     const FileSystem files = file_system_of(train.data.path);
     source.samples.file_system = files.name;

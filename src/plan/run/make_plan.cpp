@@ -113,7 +113,7 @@ Plan compose_plan(const PlanOptions& options, const MachineProfile& machine, con
   const Sharding sharding = sharding_of(options.train, options.gpus, machine);
   if (!is_of(trace, sharding)) return compose_plan(options, machine, data, trace_of_rank(trace, sharding));
   Plan plan;
-  static_cast<MemoryPlan&>(plan) = plan_memory(machine, data.shape, trace);
+  static_cast<MemoryPlan&>(plan) = plan_memory(machine, data.shape, data.validation_images, trace);
   plan.options = options;
   plan.machine = machine;
   plan.data = data.shape;

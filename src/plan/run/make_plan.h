@@ -39,6 +39,7 @@ struct DataSource {
   DataShape shape;
   DataPlan samples;                     // without decode_s, which depends on the machine
   std::vector<ImageHeader> pictures{};  // of some files; empty where no pictures are read
+  int64_t validation_images = 0;        // that a validation takes; 0: not known
 };
 // Reads the data of the options, or assumes what it is like if it is not here. Throws Error if it cannot be
 // trained on.

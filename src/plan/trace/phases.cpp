@@ -95,8 +95,8 @@ MemoryEvents trace_sample_grid(const TrainOptions& options, const DataShape& dat
   });
 }
 
-MemoryEvents trace_validation(const TrainOptions& options, const DataShape& data, DryRunDevice device,
-                              const std::shared_ptr<ProcessGroup>& group) {
+MemoryEvents trace_validation(const TrainOptions& options, const DataShape& data, int64_t rows,
+                              DryRunDevice device, const std::shared_ptr<ProcessGroup>& group) {
   const DryRunScope dry_run(device);
   const at::NoGradGuard no_grad;
   const Training training = build_training(options, data, at::kMeta, group);
@@ -108,7 +108,6 @@ MemoryEvents trace_validation(const TrainOptions& options, const DataShape& data
   forward_losses(training, batch_of(1));  // makes the objective's tables, which stay
   // On a CPU the loader's arrays are read where they are.
   std::optional<StepBatch> batch;
-  const int64_t rows = rows_of_validation(options, group->world_size());
   if (device == DryRunDevice::kCpu) batch = batch_of(rows);
   return logged_on_meta([&] {
     with_first_ema(*training.state, [&] { forward_losses(training, batch ? *batch : batch_of(rows)); });
@@ -116,7 +115,8 @@ MemoryEvents trace_validation(const TrainOptions& options, const DataShape& data
 }
 
 AutoencoderEvents trace_autoencoder(const nlohmann::json& config, const TrainOptions& options,
-                                    const DataShape& data, DryRunDevice device, int64_t world_size) {
+                                    const DataShape& data, DryRunDevice device, int64_t world_size,
+                                    int64_t validation_rows) {
   const DryRunScope dry_run(device);
   const at::NoGradGuard no_grad;
   AutoencoderEvents events;
@@ -130,8 +130,7 @@ AutoencoderEvents trace_autoencoder(const nlohmann::json& config, const TrainOpt
     const int64_t batch = samples_at_once(options, world_size);
     autoencoder->decode(on_meta({batch, data.channels, data.side(), data.side()}));
   });
-  const int64_t rows =
-      encodes_images(options) ? rows_of_walk(options, world_size) : rows_of_validation(options, world_size);
+  const int64_t rows = rows_of_walk(options, world_size);
   // On a CPU the loader's arrays are read where they are.
   std::optional<at::Tensor> images;
   if (device == DryRunDevice::kCpu) images = pictures_on_meta(*autoencoder, data, rows);
@@ -141,9 +140,10 @@ AutoencoderEvents trace_autoencoder(const nlohmann::json& config, const TrainOpt
   events.encode = logged_on_meta([&] {
     encode(rows);
     // A single picture may take more than several: ATen convolves it otherwise.
-    const int64_t rest = encodes_images(options) ? rows_of_last_walk(options, world_size) : rows;
+    const int64_t rest = rows_of_last_walk(options, world_size);
     if (rest < rows) encode(rest);
   });
+  if (validation_rows > 0) events.validate = logged_on_meta([&] { encode(validation_rows); });
   events.downsample = autoencoder->downsample;
   return events;
 }
@@ -179,7 +179,8 @@ void encode_on_meta(const TextEncoder& encoder, int64_t captions, const TextShap
 }  // namespace
 
 TextEncoderEvents trace_text_encoder(const PlannedTextEncoder& planned, const TrainOptions& options,
-                                     const DataShape& data, DryRunDevice device, int64_t world_size) {
+                                     const DataShape& data, DryRunDevice device, int64_t world_size,
+                                     int64_t validation_rows) {
   const DryRunScope dry_run(device);
   const at::NoGradGuard no_grad;
   TextEncoderEvents events;
@@ -188,14 +189,18 @@ TextEncoderEvents trace_text_encoder(const PlannedTextEncoder& planned, const Tr
     for (const auto& weight : planned.encoder->parameters())
       weights.push_back(on_meta(weight->value.sizes(), weight->value.scalar_type()));
   });
-  events.encode = logged_on_meta(
-      [&] { encode_on_meta(*planned.encoder, captions_of_pass(options, world_size), data.text); });
+  const auto encoded = [&](int64_t captions) {
+    return logged_on_meta([&] { encode_on_meta(*planned.encoder, captions, data.text); });
+  };
+  events.encode = encoded(captions_of_pass(options, world_size));
+  if (validation_rows > 0) events.validate = encoded(std::min(captions_at_once(options), validation_rows));
   events.is_streamed =
       planned.room_bytes > 0 && left_bytes(events.load) + peak_bytes(events.encode) > planned.room_bytes;
   if (!events.is_streamed) return events;
   events.load.clear();
   constexpr uint64_t kRoom = uint64_t{1} << 45;
   events.encode = {{.id = kRoom, .bytes = planned.room_bytes}, {.id = kRoom, .bytes = -planned.room_bytes}};
+  events.validate = events.encode;
   return events;
 }
 

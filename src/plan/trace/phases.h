@@ -25,32 +25,37 @@ MemoryEvents trace_load(const TrainOptions& options, const DataShape& data, DryR
 // at the end.
 MemoryEvents trace_sample_grid(const TrainOptions& options, const DataShape& data, DryRunDevice device,
                                const std::shared_ptr<ProcessGroup>& group);
-// Traces one batch of a validation. Everything is freed at the end.
-MemoryEvents trace_validation(const TrainOptions& options, const DataShape& data, DryRunDevice device,
-                              const std::shared_ptr<ProcessGroup>& group);
+// Traces one batch of a validation, of so many rows on the rank. Everything is freed at the end.
+MemoryEvents trace_validation(const TrainOptions& options, const DataShape& data, int64_t rows,
+                              DryRunDevice device, const std::shared_ptr<ProcessGroup>& group);
 
 struct AutoencoderEvents {
   MemoryEvents load;       // leaves its weights alive
   MemoryEvents decode;     // decodes one batch of a sample grid
-  MemoryEvents encode;     // encodes the images of a pass in the largest lane, if they are encoded on the way
+  MemoryEvents encode;     // encodes the images of a pass in the largest lane
+  MemoryEvents validate;   // does so for a batch of a validation
   int64_t downsample = 1;  // pixels of a latent along a side
 };
 // Traces the autoencoder on one of `world_size` ranks. `data`: what is decoded and encoded.
+// `validation_rows`: the rank's images in a batch of a validation; 0: none are encoded.
 AutoencoderEvents trace_autoencoder(const nlohmann::json& config, const TrainOptions& options,
-                                    const DataShape& data, DryRunDevice device, int64_t world_size);
+                                    const DataShape& data, DryRunDevice device, int64_t world_size,
+                                    int64_t validation_rows = 0);
 
 // Returns the operations of encoding the images of a pass in the largest lane of `data`.
 std::vector<OpRecord> trace_encoding(const nlohmann::json& config, const TrainOptions& options,
                                      const DataShape& data, DryRunDevice device, int64_t world_size);
 
 struct TextEncoderEvents {
-  MemoryEvents load;    // leaves its weights alive; empty if they are streamed
-  MemoryEvents encode;  // encodes the longest captions, as many as are encoded at once
+  MemoryEvents load;      // leaves its weights alive; empty if they are streamed
+  MemoryEvents encode;    // encodes the longest captions, as many as are encoded at once
+  MemoryEvents validate;  // does so for a batch of a validation
   bool is_streamed = false;
 };
-// Traces the encoding of the captions of `data` on one of `world_size` ranks.
+// Traces the encoding of the captions of `data` on one of `world_size` ranks. `validation_rows`: as above.
 TextEncoderEvents trace_text_encoder(const PlannedTextEncoder& planned, const TrainOptions& options,
-                                     const DataShape& data, DryRunDevice device, int64_t world_size);
+                                     const DataShape& data, DryRunDevice device, int64_t world_size,
+                                     int64_t validation_rows = 0);
 // The operations of encoding as many captions as are encoded at once, each of data.text.max_rows.
 struct CaptionEncodingTrace {
   std::vector<OpRecord> ops{};
