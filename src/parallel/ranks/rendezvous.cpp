@@ -125,7 +125,7 @@ bool is_on_loopback(const Ranks& ranks) {
 
 std::shared_ptr<NoticeBoard> meet(c10d::Store& store, const Ranks& ranks,
                                   std::chrono::milliseconds patience) {
-  constexpr std::chrono::milliseconds kFirstPause(10), kLongestPause(500), kMoreOfTheHost(2000);
+  constexpr std::chrono::milliseconds kFirstPause(2), kLongestPause(500), kMoreOfTheHost(2000);
   constexpr std::chrono::seconds kPuzzling(5);  // ranks with one secret agree long before
   const bool hosts = ranks.rank == 0 && !ranks.launcher_hosts;
   const Clock::time_point warning_at = Clock::now() + kPuzzling;
