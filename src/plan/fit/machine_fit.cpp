@@ -126,8 +126,11 @@ std::optional<FittedChoice> MachineFit::choose_micro_batch(TrainOptions options)
 }
 
 std::optional<TrainOptions> MachineFit::nearest(const TrainOptions& options) const {
+  std::vector<CheckpointCopy> copies = {options.checkpoints.copy};
+  if (planned_checkpoint_copy(options, machine_->device) == CheckpointCopy::kMemory)
+    copies.push_back(CheckpointCopy::kPageCache);
   TrainOptions smaller = options;
-  for (const CheckpointCopy copy : {options.checkpoints.copy, CheckpointCopy::kPageCache}) {
+  for (const CheckpointCopy copy : copies) {
     smaller.checkpoints.copy = copy;
     smaller.micro_batch = options.micro_batch > 0 ? options.micro_batch : rows_of_rank(options);
     for (; smaller.micro_batch >= 1; smaller.micro_batch /= 2)

@@ -208,10 +208,7 @@ void MemoryComposer::add_kinds(const Peak& steady) {
 
 // Returns the host memory that a copy of this rank's part of a checkpoint takes.
 int64_t MemoryComposer::checkpoint_copy_bytes() const {
-  const Placement placement =
-      options_.offload.optimizer == Placement::kDevice ? Placement::kDevice : Placement::kHost;
-  const CheckpointCopy copy =
-      checkpoint_copy_of(options_.checkpoints.copy, cuda_ ? at::kCUDA : at::kCPU, placement);
+  const CheckpointCopy copy = planned_checkpoint_copy(options_, machine_.device);
   return copy == CheckpointCopy::kMemory ? trace_.checkpoint_part_bytes : 0;
 }
 
@@ -298,6 +295,12 @@ MemoryPlan MemoryComposer::run() {
 MemoryPlan plan_memory(const MachineProfile& machine, const DataShape& data, int64_t validation_images,
                        const StepTrace& trace) {
   return MemoryComposer(machine, data, validation_images, trace).run();
+}
+
+CheckpointCopy planned_checkpoint_copy(const TrainOptions& options, DryRunDevice device) {
+  const bool is_on_device = options.offload.optimizer == Placement::kDevice;
+  return checkpoint_copy_of(options.checkpoints.copy, device == DryRunDevice::kCuda ? at::kCUDA : at::kCPU,
+                            is_on_device ? Placement::kDevice : Placement::kHost);
 }
 
 int64_t communication_bytes(const MachineProfile& machine, int64_t gpus) {

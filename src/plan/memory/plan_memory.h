@@ -43,6 +43,9 @@ struct MemoryPlan {
 MemoryPlan plan_memory(const MachineProfile& machine, const DataShape& data, int64_t validation_images,
                        const StepTrace& trace);
 
+// Returns where a rank's part of a checkpoint is copied to before it is written.
+CheckpointCopy planned_checkpoint_copy(const TrainOptions& options, DryRunDevice device);
+
 // Returns the bytes of NCCL outside the allocator, on the device of each of `gpus` ranks.
 int64_t communication_bytes(const MachineProfile& machine, int64_t gpus);
 
