@@ -9,11 +9,13 @@
 #include <cmath>
 #include <filesystem>
 #include <limits>
+#include <map>
 #include <numeric>
 
 #include "core/aten.h"
 #include "core/error.h"
 #include "core/median.h"
+#include "core/tensors.h"
 #include "models/registry.h"
 #include "parallel/machine.h"
 #include "plan/price/machine_clock.h"
@@ -273,7 +275,12 @@ MachineProfile calibrate(at::Device device, double seconds, const CalibratedFold
   profile.machine = machine_name(device);
   profile.source = fmt::format("measured on {}, {:%Y-%m-%d}", profile.machine, fmt::gmtime(now));
   profile.measured = true;
-  for (auto& [dtype, flops] : profile.peak_flops) flops = measure_peak_flops(device, dtype);
+  std::map<at::ScalarType, double> measured;  // a CPU may multiply several dtypes as one
+  for (auto& [dtype, flops] : profile.peak_flops) {
+    double& once = measured[device.is_cpu() ? cpu_product_dtype(dtype) : dtype];
+    if (once == 0) once = measure_peak_flops(device, dtype);
+    flops = once;
+  }
   measure_disks(profile, folders);
   profile.decoding = measure_decoding();
   if (device.is_cpu()) {
