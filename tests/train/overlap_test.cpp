@@ -59,23 +59,26 @@ class Events : public StepObserver, public CollectiveObserver {
   std::map<int64_t, std::string> names_;
 };
 
-// Calls look(events, names of the segments) on every rank, after a step that is not the first.
+// Calls look(events, names of the segments, the way) on every rank, after a step that is not the first, for
+// each of these ways to train.
 template <class Look>
-void look_at_step(TinyOptions options, const Look& look) {
+void look_at_steps(const std::vector<TinyOptions>& ways, const Look& look) {
   test::on_ranks(kRanks, [&](const std::shared_ptr<ProcessGroup>& group) {
-    TinyOptions ranked = options;
-    ranked.group = group;
-    const TinyTraining tiny(ranked);
-    Events events;
-    tiny.step->run(rows_of(tiny.batch(kGlobalBatch, 0), *group), 1e-3);
-    tiny.step->observe(&events);
-    group->observe(&events);
-    tiny.step->run(rows_of(tiny.batch(kGlobalBatch, 1), *group), 1e-3);
-    group->observe(nullptr);
-    tiny.step->observe(nullptr);
-    std::vector<std::string> names;
-    for (const auto& segment : tiny.denoiser->segments()) names.push_back(segment->name());
-    look(events, names);
+    for (const TinyOptions& way : ways) {
+      TinyOptions ranked = way;
+      ranked.group = group;
+      const TinyTraining tiny(ranked);
+      Events events;
+      tiny.step->run(rows_of(tiny.batch(kGlobalBatch, 0), *group), 1e-3);
+      tiny.step->observe(&events);
+      group->observe(&events);
+      tiny.step->run(rows_of(tiny.batch(kGlobalBatch, 1), *group), 1e-3);
+      group->observe(nullptr);
+      tiny.step->observe(nullptr);
+      std::vector<std::string> names;
+      for (const auto& segment : tiny.denoiser->segments()) names.push_back(segment->name());
+      look(events, names, way);
+    }
   });
 }
 
@@ -84,11 +87,15 @@ const std::string kLoss = "loss -1";  // of no segment
 
 // The gradients of a segment are on their way while those of the one before it are computed.
 TEST(Overlap, OfReductionsWithTheBackwardOfTheNextSegment) {
+  std::vector<TinyOptions> ways;
   for (int64_t stage = 0; stage <= 3; ++stage)
     for (const bool recompute : {false, true}) {
-      TinyOptions options{.zero = {.stage = stage}};
-      if (recompute) options.memory.assign(4, {.activations = Activations::kRecompute});
-      look_at_step(options, [&](const Events& events, const std::vector<std::string>& names) {
+      ways.push_back({.zero = {.stage = stage}});
+      if (recompute) ways.back().memory.assign(4, {.activations = Activations::kRecompute});
+    }
+  look_at_steps(
+      ways, [](const Events& events, const std::vector<std::string>& names, const TinyOptions& way) {
+        const int64_t stage = way.zero.stage;
         ASSERT_EQ(names.size(), 4u);
         for (size_t segment = names.size() - 1; segment > 0; --segment) {
           const std::string gradients = "the gradients of " + names[segment];
@@ -99,12 +106,12 @@ TEST(Overlap, OfReductionsWithTheBackwardOfTheNextSegment) {
               << stage << " " << gradients;
         }
       });
-    }
 }
 
 // The weights of a segment are on their way while the one before it in the walk computes.
 TEST(Overlap, OfGathersWithTheSegmentThatComputes) {
-  look_at_step({.zero = {.stage = 3}}, [](const Events& events, const std::vector<std::string>& names) {
+  look_at_steps({{.zero = {.stage = 3}}}, [](const Events& events, const std::vector<std::string>& names,
+                                             const TinyOptions&) {
     const size_t last = names.size() - 1;
     for (size_t segment = 1; segment <= last; ++segment) {
       const std::string weights = "the weights of " + names[segment];
@@ -123,30 +130,30 @@ TEST(Overlap, OfGathersWithTheSegmentThatComputes) {
 
 // Without --prefetch-segments a segment's weights begin to come when it is its turn: the test above can fail.
 TEST(Overlap, OfGathersIsWhatPrefetchingAsksFor) {
-  look_at_step({.zero = {.stage = 3, .prefetch_segments = 0}},
-               [](const Events& events, const std::vector<std::string>& names) {
-                 for (size_t segment = 1; segment < names.size(); ++segment)
-                   EXPECT_GT(events.find("+the weights of " + names[segment]),
-                             events.find(phase("forward", segment - 1) + " ends"));
-               });
+  look_at_steps({{.zero = {.stage = 3, .prefetch_segments = 0}}},
+                [](const Events& events, const std::vector<std::string>& names, const TinyOptions&) {
+                  for (size_t segment = 1; segment < names.size(); ++segment)
+                    EXPECT_GT(events.find("+the weights of " + names[segment]),
+                              events.find(phase("forward", segment - 1) + " ends"));
+                });
 }
 
 // At stages 0 and 1 the micro-steps before the last send nothing; each unit's gradients travel once.
 TEST(Overlap, OnlyTheLastMicroStepReducesWhereGradientsAreWhole) {
   constexpr size_t kMicroSteps = 3;
-  for (const int64_t stage : {0, 1})
-    look_at_step({.accumulate_f32 = true, .micro_batch = 1, .zero = {.stage = stage}},
-                 [&](const Events& events, const std::vector<std::string>& names) {
-                   EXPECT_EQ(events.count(kLoss, events.size()), kMicroSteps);
-                   EXPECT_EQ(events.count(kLoss, events.first_with("+the gradients of")), kMicroSteps);
-                   for (const std::string& name : names)
-                     EXPECT_EQ(events.count("+the gradients of " + name, events.size()), 1u);
-                 });
-  look_at_step({.accumulate_f32 = true, .micro_batch = 1, .zero = {.stage = 2}},
-               [&](const Events& events, const std::vector<std::string>& names) {
-                 for (const std::string& name : names)
-                   EXPECT_EQ(events.count("+the gradients of " + name, events.size()), kMicroSteps);
-               });
+  std::vector<TinyOptions> ways;
+  for (const int64_t stage : {0, 1, 2})
+    ways.push_back({.accumulate_f32 = true, .micro_batch = 1, .zero = {.stage = stage}});
+  look_at_steps(
+      ways, [&](const Events& events, const std::vector<std::string>& names, const TinyOptions& way) {
+        const bool are_whole = way.zero.stage < 2;
+        if (are_whole) {
+          EXPECT_EQ(events.count(kLoss, events.size()), kMicroSteps);
+          EXPECT_EQ(events.count(kLoss, events.first_with("+the gradients of")), kMicroSteps);
+        }
+        for (const std::string& name : names)
+          EXPECT_EQ(events.count("+the gradients of " + name, events.size()), are_whole ? 1 : kMicroSteps);
+      });
 }
 
 }  // namespace

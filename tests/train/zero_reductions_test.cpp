@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <map>
 #include <mutex>
 #include <numeric>
 #include <set>
@@ -37,9 +38,9 @@ at::Tensor gradients_of(int64_t rank, int64_t size) {
 // --reduce-dtype f32 gives the sum that is rounded once; a sum in bf16 does not.
 TEST(Reductions, InF32AreRoundedOnce) {
   constexpr int64_t kRanks = 4, kSize = 4096;
-  for (int64_t stage = 0; stage <= 3; ++stage) {
-    for (const bool in_f32 : {true, false}) {
-      test::on_ranks(kRanks, [&](const std::shared_ptr<ProcessGroup>& group) {
+  test::on_ranks(kRanks, [&](const std::shared_ptr<ProcessGroup>& group) {
+    for (int64_t stage = 0; stage <= 3; ++stage)
+      for (const bool in_f32 : {true, false}) {
         Zero zero(group, {.stage = stage,
                           .reduce_bucket_size = 1000,
                           .reduce_dtype = in_f32 ? std::optional(at::kFloat) : std::nullopt});
@@ -59,9 +60,8 @@ TEST(Reductions, InF32AreRoundedOnce) {
         for (int64_t rank = 0; rank < kRanks; ++rank) sum += gradients_of(rank, kSize).to(at::kFloat);
         const at::Tensor expected = sum.to(at::kBFloat16).narrow(0, unit.shard_offset(), unit.shard_size());
         EXPECT_EQ(at::equal(unit.grad_shard, expected), in_f32) << "stage " << stage;
-      });
-    }
-  }
+      }
+  });
 }
 
 // One unit's gradients are made anew while those of the micro-step before are being summed.
@@ -70,9 +70,9 @@ TEST(Reductions, OfFewUnitsDoNotLoseTheirMemory) {
   const auto gradients = [](int64_t rank, int64_t micro_step) {  // small integers: their sums are exact
     return at::arange(kSize, at::kFloat).remainder(31) * static_cast<double>((rank + 1) * (micro_step + 1));
   };
-  for (const int64_t num_units : {1, 2}) {
-    for (const int64_t stage : {2, 3}) {
-      test::on_ranks(kRanks, [&](const std::shared_ptr<ProcessGroup>& group) {
+  test::on_ranks(kRanks, [&](const std::shared_ptr<ProcessGroup>& group) {
+    for (const int64_t num_units : {1, 2})
+      for (const int64_t stage : {2, 3}) {
         Zero zero(group, {.stage = stage});
         FlatLayout layout;
         layout.add("weight", {kSize});
@@ -97,9 +97,8 @@ TEST(Reductions, OfFewUnitsDoNotLoseTheirMemory) {
         for (const FlatUnit& unit : units)
           EXPECT_TRUE(at::equal(unit.grad_shard, sum.narrow(0, unit.shard_offset(), unit.shard_size())))
               << num_units << " units, stage " << stage;
-      });
-    }
-  }
+      }
+  });
 }
 
 // Uneven machines, of which one alone would find nothing wrong with its own number.
@@ -125,8 +124,8 @@ TEST(Reductions, UnevenNodesAreAnErrorOfEveryRank) {
 
 // What crosses between machines is a shard of the gradients, once per step.
 TEST(Reductions, MachinesExchangeGradientsOncePerStep) {
-  for (int64_t stage = 1; stage <= 3; ++stage) {
-    test::on_nodes({2, 2}, [&](const std::shared_ptr<ProcessGroup>& group) {
+  test::on_nodes({2, 2}, [&](const std::shared_ptr<ProcessGroup>& group) {
+    for (int64_t stage = 1; stage <= 3; ++stage) {
       const TinyTraining tiny({.accumulate_f32 = true,
                                .micro_batch = 1,
                                .group = group,
@@ -136,38 +135,42 @@ TEST(Reductions, MachinesExchangeGradientsOncePerStep) {
       const int64_t before = group->volume().all_reduced;
       tiny.step->run(rows_of(tiny.batch(kReducedBatch), *group), 1e-3);
       EXPECT_EQ(group->volume().all_reduced - before, shards) << stage;
-    });
-  }
+    }
+  });
 }
 
 // In bf16, from one micro-step on: the sums between machines are those of shards.
 TEST(Reductions, OfMachinesWithAccumulationTrainWhatOneRankTrains) {
   TinyOptions options{.compute_dtype = at::kBFloat16, .accumulate_f32 = true, .micro_batch = 1};
   const test::Outcome expected = test::train(options, kReducedBatch, 5);
-  for (int64_t stage = 1; stage <= 3; ++stage) {
-    test::on_nodes({2, 2}, [&](const std::shared_ptr<ProcessGroup>& group) {
+  test::on_nodes({2, 2}, [&](const std::shared_ptr<ProcessGroup>& group) {
+    for (int64_t stage = 1; stage <= 3; ++stage) {
       TinyOptions divided = options;
       divided.group = group;
       divided.zero = {.stage = stage, .shard_within_node = true};
       EXPECT_LE(worst_relative(test::train(divided, kReducedBatch, 5).losses, expected.losses), 2e-3)
           << stage;
-    });
-  }
+    }
+  });
 }
 
 // Some units stay whole, others are divided.
 TEST(Reductions, OfUnitsOfWhichSomePersistTrainWhatOneRankTrains) {
-  for (const int64_t micro_batch : {0, 1}) {
-    TinyOptions options{.accumulate_f32 = micro_batch > 0, .micro_batch = micro_batch, .max_grad_norm = 0.5};
-    std::vector<int64_t> sizes;
-    {
-      const TinyTraining tiny(options);
-      for (const auto& segment : tiny.state->segments) sizes.push_back(segment.unit.layout().size);
-    }
-    const test::Outcome expected = test::train(options, kReducedBatch, 5);
-    for (const int64_t world_size : {2, 3}) {
-      test::on_ranks(world_size, [&](const std::shared_ptr<ProcessGroup>& group) {
-        TinyOptions divided = options;
+  const auto options_with = [](int64_t micro_batch) {
+    return TinyOptions{.accumulate_f32 = micro_batch > 0, .micro_batch = micro_batch, .max_grad_norm = 0.5};
+  };
+  std::vector<int64_t> sizes;
+  {
+    const TinyTraining tiny(options_with(0));
+    for (const auto& segment : tiny.state->segments) sizes.push_back(segment.unit.layout().size);
+  }
+  std::map<int64_t, test::Outcome> expected;  // by the micro-batch
+  for (const int64_t micro_batch : {0, 1})
+    expected[micro_batch] = test::train(options_with(micro_batch), kReducedBatch, 5);
+  for (const int64_t world_size : {2, 3})
+    test::on_ranks(world_size, [&](const std::shared_ptr<ProcessGroup>& group) {
+      for (const auto& [micro_batch, wanted] : expected) {
+        TinyOptions divided = options_with(micro_batch);
         divided.group = group;
         divided.zero = {.stage = 3, .persist_threshold = *std::ranges::max_element(sizes)};
         const TinyTraining tiny(divided);
@@ -175,10 +178,9 @@ TEST(Reductions, OfUnitsOfWhichSomePersistTrainWhatOneRankTrains) {
         for (const auto& segment : tiny.state->segments) stages.insert(segment.unit.sharding().zero_stage);
         EXPECT_EQ(stages, (std::set<int64_t>{2, 3}));
         const test::Outcome outcome = test::take_steps(tiny, kReducedBatch, 0, 5);
-        EXPECT_LE(worst_relative(outcome.losses, expected.losses), 5e-6) << world_size;
-      });
-    }
-  }
+        EXPECT_LE(worst_relative(outcome.losses, wanted.losses), 5e-6) << world_size;
+      }
+    });
 }
 
 // Gradients that overflow in one of several micro-steps: nothing on any disk moves, and training goes on as
