@@ -6,6 +6,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <cstdlib>
 #include <filesystem>
 #include <fstream>
 #include <map>
@@ -108,9 +109,9 @@ TEST_F(Checkpoints, EveryDivisionWritesTheSameBytesAndLoadsThem) {
   const auto checksums = checksums_of(first);
   for (const auto& [name, checksum] : checksums) EXPECT_EQ(checksum.size(), 16u) << name;
   int64_t number = 3;
-  for (const int64_t world_size : {4, 1, 3, 2}) {
-    for (const bool on_disk : {false, true}) {
-      test::on_ranks(world_size, [&](const std::shared_ptr<ProcessGroup>& group) {
+  for (const int64_t world_size : {4, 1, 3, 2})
+    test::on_ranks(world_size, [&](const std::shared_ptr<ProcessGroup>& group) {
+      for (const bool on_disk : {false, true})
         for (const int64_t stage :
              on_disk ? std::vector<int64_t>{world_size - 1} : std::vector<int64_t>{2, 0, 3, 1}) {
           TinyTraining tiny(options_of({world_size, stage, on_disk}, group, run_));
@@ -129,15 +130,13 @@ TEST_F(Checkpoints, EveryDivisionWritesTheSameBytesAndLoadsThem) {
           }
           group->barrier("the comparison");
         }
-      });
-    }
-  }
+    });
   EXPECT_EQ(number, 3 + 4 * (4 + 1));
   EXPECT_EQ(list_checkpoints(run_).back().step, number);
 }
 
 // Weights that other ranks compute with are those of the checkpoint, too: in each dtype, every division goes
-// on as the one that was saved.
+// on as the one that was saved. KILN_FULL=1: in each dtype at every stage on any ranks, else each pair.
 TEST_F(Checkpoints, TrainingGoesOnWhateverDivisionResumes) {
   for (const at::ScalarType dtype : {at::kFloat, at::kBFloat16}) {
     double expected = 0;
@@ -150,6 +149,8 @@ TEST_F(Checkpoints, TrainingGoesOnWhateverDivisionResumes) {
     for (const int64_t world_size : {1, 2, 4}) {
       test::on_ranks(world_size, [&](const std::shared_ptr<ProcessGroup>& group) {
         for (int64_t stage = 0; stage <= 3; ++stage) {
+          const bool is_odd = (stage + world_size / 2 + (dtype == at::kFloat)) % 2 == 1;
+          if (!std::getenv("KILN_FULL") && world_size > 1 && is_odd) continue;
           TinyTraining tiny(options_of({world_size, stage}, group, run_, dtype));
           step(tiny, 17);  // whatever it was before
           load_checkpoint(checkpoint_folder(run_, 2), *tiny.state);
@@ -174,8 +175,8 @@ TEST_F(Checkpoints, MachinesThatHoldCopiesSaveAndResume) {
   for (int64_t i = 0; i < 2; ++i) step(alone, i);
   const std::string saved = save_checkpoint(run_, *alone.state, {.step = 2});
   for (int64_t i = 2; i < 5; ++i) expected = step(alone, i).loss;
-  for (int64_t stage = 1; stage <= 3; ++stage) {
-    test::on_nodes({2, 2}, [&](const std::shared_ptr<ProcessGroup>& group) {
+  test::on_nodes({2, 2}, [&](const std::shared_ptr<ProcessGroup>& group) {
+    for (int64_t stage = 1; stage <= 3; ++stage) {
       TinyOptions options = options_of({4, stage}, group, run_, at::kBFloat16);
       options.zero.shard_within_node = true;
       TinyTraining tiny(options);
@@ -188,8 +189,8 @@ TEST_F(Checkpoints, MachinesThatHoldCopiesSaveAndResume) {
       double loss = 0;
       for (int64_t i = 2; i < 5; ++i) loss = step(tiny, i).loss;
       EXPECT_NEAR(loss / expected, 1, 5e-3) << stage;
-    });
-  }
+    }
+  });
 }
 
 TEST_F(Checkpoints, OtherDenoisersGetWholeWeights) {
@@ -214,9 +215,9 @@ TEST_F(Checkpoints, OtherDenoisersGetWholeWeights) {
 // --- in the background ---
 
 TEST_F(Checkpoints, TrainingDuringTheWriteDoesNotChangeWhatIsWritten) {
-  for (const CheckpointCopy copy : {CheckpointCopy::kMemory, CheckpointCopy::kPageCache}) {
-    for (const int64_t world_size : {1, 2}) {
-      test::on_ranks(world_size, [&](const std::shared_ptr<ProcessGroup>& group) {
+  for (const int64_t world_size : {1, 2})
+    test::on_ranks(world_size, [&](const std::shared_ptr<ProcessGroup>& group) {
+      for (const CheckpointCopy copy : {CheckpointCopy::kMemory, CheckpointCopy::kPageCache}) {
         TinyTraining tiny(options_of({world_size, 2}, group, run_));
         step(tiny, 0);
         const std::string before = save_checkpoint(run_, *tiny.state, {.step = 1});
@@ -235,9 +236,8 @@ TEST_F(Checkpoints, TrainingDuringTheWriteDoesNotChangeWhatIsWritten) {
         EXPECT_EQ(read_train_state(*folder).updates, 1);
         EXPECT_NE(tensors_of(save_checkpoint(run_, *tiny.state, {.step = 3})), tensors_of(before));
         group->barrier("the comparison");
-      });
-    }
-  }
+      }
+    });
 }
 
 TEST_F(Checkpoints, AnUnfinishedSaveIsNoCheckpointAndLeavesNothing) {

@@ -2,6 +2,7 @@
 // memory than are gathered or read ahead.
 #include <gmock/gmock.h>
 
+#include <cstdlib>
 #include <map>
 
 #include "parallel/rank_threads.h"
@@ -39,11 +40,15 @@ int64_t disk_bytes(int64_t bytes) {
 
 class WeightPlacements : public ::testing::TestWithParam<at::ScalarType> {};
 
+// KILN_FULL=1: one pass and four on any ranks in every dtype. Else each pair of them.
 TEST_P(WeightPlacements, TrainTheSameBits) {
-  constexpr int64_t kSteps = 6;
+  const bool full = std::getenv("KILN_FULL") != nullptr;
+  const int64_t num_steps = full ? 6 : 4;
   for (int64_t world_size = 1; world_size <= 3; ++world_size) {
     test::on_ranks(world_size, [&](const std::shared_ptr<ProcessGroup>& group) {
       for (const int64_t micro_steps : {1, 4}) {
+        const bool is_odd = (world_size + (GetParam() == at::kBFloat16)) % 2 == 1;
+        if (!full && is_odd != (micro_steps > 1)) continue;
         TinyOptions options = stage_three(GetParam(), /*prefetch=*/world_size - 1);
         options.group = group;
         options.max_grad_norm = 0.5;
@@ -51,9 +56,9 @@ TEST_P(WeightPlacements, TrainTheSameBits) {
         options.micro_batch =
             micro_steps > 1 ? std::max<int64_t>(1, kStreamedBatch / world_size / micro_steps) : 0;
         options.memory.assign(4, {world_size == 2 ? Activations::kRecompute : Activations::kKeep});
-        const Outcome expected = train(options, kStreamedBatch, kSteps);
+        const Outcome expected = train(options, kStreamedBatch, num_steps);
         for (const Placement state : kPlacements) {
-          const Outcome outcome = train(on_nvme(options, state), kStreamedBatch, kSteps);
+          const Outcome outcome = train(on_nvme(options, state), kStreamedBatch, num_steps);
           EXPECT_EQ(outcome.losses, expected.losses) << world_size << " ranks, " << micro_steps << " passes";
           expect_equal(outcome.state, expected.state);
         }
