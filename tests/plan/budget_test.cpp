@@ -197,6 +197,7 @@ TEST(Budget, RefusalEndsInOptionsThatFit) {
               ThrowsMessage<Error>(AllOf(HasSubstr("--memory-budget 2500M"), HasSubstr("GiB: --micro-batch"),
                                          Not(HasSubstr("kiln train")))));
   options.memory.budget = MemoryBudget::parse("100M");
+  options.model.depth = 2;  // the process alone is larger
   EXPECT_THAT([&] { fit_run(options); },
               ThrowsMessage<Error>(HasSubstr("no smaller --micro-batch fits either")));
 }
@@ -204,7 +205,8 @@ TEST(Budget, RefusalEndsInOptionsThatFit) {
 TEST(Budget, PreflightRefusesWhatTheMachineDoesNotHold) {
   TrainOptions options = small_options();
   options.model.name = "DiT-XL/2";
-  options.global_batch = 4096;
+  options.model.depth = 4;
+  options.global_batch = 16384;
   EXPECT_THAT([&] { fit_run(options); }, ThrowsMessage<Error>(HasSubstr("--no-preflight")));
   options.memory.preflight = false;
   EXPECT_NO_THROW(fit_run(options));
