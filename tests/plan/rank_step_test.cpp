@@ -30,7 +30,10 @@ class ComposedRank : public ::testing::TestWithParam<RankSetting> {
     return trace_step(options.train, planned_shape(options.train), DryRunDevice::kCuda, options.gpus);
   }
   static StepTrace composed_of(const StepTrace& source, const PlanOptions& options) {
-    return RankStep(source, sharding_of(options.train, options.gpus, planned_machine(options))).trace(source);
+    RankStep rank(source, sharding_of(options.train, options.gpus, planned_machine(options)));
+    StepTrace composed = rank.trace(source);
+    rank.add_checkpoint_part(composed);
+    return composed;
   }
   static StepTrace alone(PlanOptions options) {
     TrainOptions train = test::rank_alone(options);

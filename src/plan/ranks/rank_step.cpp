@@ -198,17 +198,28 @@ StepTrace RankStep::trace(const StepTrace& source) {
   return trace;
 }
 
+void RankStep::add_checkpoint_part(StepTrace& trace) const {
+  const DryRunScope dry_run(device_);
+  const at::NoGradGuard no_grad;
+  StepTrace described;
+  describe_checkpoint(*state_, described);
+  trace.checkpoint_part_bytes = described.checkpoint_part_bytes;
+}
+
 int64_t RankStep::persistent_bytes() const {
   SpanRecorder recorder;
   recorder.register_state(*state_);
   return recorder.finish().memory.persistent_bytes;
 }
 
-StepTrace trace_of_rank(const StepTrace& trace, const Sharding& sharding) {
-  if (num_micro_steps(trace) == 1 || (trace.zero.stage >= 2) == (sharding.zero_stage >= 2))
-    return RankStep(trace, sharding).trace(trace);
-  return trace_step(options_of_rank(trace, sharding), trace.data, trace.device, sharding.gpus,
-                    sharding.ranks_per_node);
+StepTrace trace_of_rank(const StepTrace& trace, const Sharding& sharding, bool has_checkpoint_part) {
+  if (num_micro_steps(trace) > 1 && (trace.zero.stage >= 2) != (sharding.zero_stage >= 2))
+    return trace_step(options_of_rank(trace, sharding), trace.data, trace.device, sharding.gpus,
+                      sharding.ranks_per_node);
+  RankStep rank(trace, sharding);
+  StepTrace composed = rank.trace(trace);
+  if (has_checkpoint_part) rank.add_checkpoint_part(composed);
+  return composed;
 }
 
 }  // namespace kiln

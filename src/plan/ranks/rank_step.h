@@ -30,9 +30,12 @@ class RankStep {
   // `like`: a trace of the same model with as many passes, on any ranks.
   RankStep(const StepTrace& like, const Sharding& sharding);
 
-  // Returns what trace_step() would return for this rank. REQUIRES: both stages are below 2, or neither is,
-  // or there is one pass. From stage 2 on every pass writes its gradients; below it, passes add to them.
+  // Returns what trace_step() would return for this rank, without its part of a checkpoint. REQUIRES: both
+  // stages are below 2, or neither is, or there is one pass. From stage 2 on every pass writes its gradients;
+  // below it, passes add to them.
   StepTrace trace(const StepTrace& source);
+  // Fills in that part.
+  void add_checkpoint_part(StepTrace& trace) const;
 
   int64_t persistent_bytes() const;
 
@@ -49,7 +52,8 @@ class RankStep {
   StepTrace described_;  // what a trace says of the state, which no step changes
 };
 
-// Returns the trace of rank 0 of `sharding`: composed from `trace` if RankStep can, else traced.
-StepTrace trace_of_rank(const StepTrace& trace, const Sharding& sharding);
+// Returns the trace of rank 0 of `sharding`: composed from `trace` if RankStep can, else traced. What is
+// asked for its time or its peak needs no part of a checkpoint.
+StepTrace trace_of_rank(const StepTrace& trace, const Sharding& sharding, bool has_checkpoint_part = true);
 
 }  // namespace kiln

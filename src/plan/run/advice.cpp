@@ -162,8 +162,8 @@ void advise_memory(const Plan& plan, const StepTrace& trace, std::vector<std::st
     Sharding divided = sharding_of(plan.options.train, gpus, plan.machine);
     divided.zero_stage = stage;
     if (plan.options.train.global_batch % gpus != 0) break;
-    const int64_t needed =
-        plan.needed_bytes - trace.memory.peak_bytes + trace_of_rank(trace, divided).memory.peak_bytes;
+    const int64_t needed = plan.needed_bytes - trace.memory.peak_bytes +
+                           trace_of_rank(trace, divided, /*has_checkpoint_part=*/false).memory.peak_bytes;
     if (needed > plan.machine.memory_bytes) continue;
     advice.push_back(fmt::format(
         "{} keeps all training state on every GPU; divided among {} it fits in {:.1f} of {:.1f} GiB each: "

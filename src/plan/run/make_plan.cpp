@@ -211,7 +211,7 @@ void add_lane_speeds(Plan& plan) {
       of_lane.data.lanes = {lane};
       StepTrace trace = trace_step(plan.options.train, of_lane.data, plan.machine.device, plan.options.gpus,
                                    sharding.ranks_per_node);
-      if (!is_of(trace, sharding)) trace = trace_of_rank(trace, sharding);
+      if (!is_of(trace, sharding)) trace = trace_of_rank(trace, sharding, /*has_checkpoint_part=*/false);
       add_time(of_lane, trace, sharding);
       step_s = of_lane.step_s;
     }

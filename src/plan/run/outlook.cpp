@@ -33,8 +33,9 @@ std::vector<ScalingPoint> scaling_of(const Plan& plan, const StepTrace& trace) {
   for (int64_t gpus : counts) {
     Sharding sharding = sharding_of(plan.options.train, gpus, machine);
     if (gpus == 1 && sharding.offload_params == Placement::kDevice) sharding.zero_stage = 0;
-    const StepTime time =
-        time_step(is_of(trace, sharding) ? trace : trace_of_rank(trace, sharding), machine, sharding);
+    const StepTime time = time_step(
+        is_of(trace, sharding) ? trace : trace_of_rank(trace, sharding, /*has_checkpoint_part=*/false),
+        machine, sharding);
     ScalingPoint point{.gpus = gpus, .step_s = time.seconds + plan.encoding_s};
     point.images_per_s = static_cast<double>(plan.rank_batch * gpus) / point.step_s;
     const double alone = points.empty() ? point.images_per_s : points.front().images_per_s;

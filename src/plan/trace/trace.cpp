@@ -119,6 +119,9 @@ void describe_state(const TrainingState& state, StepTrace& trace) {
   trace.state_bytes = 0;
   for (const auto& segment : state.segments) trace.state_bytes += segment.unit.state_bytes();
   trace.offloaded = state.offloaded;
+}
+
+void describe_checkpoint(const TrainingState& state, StepTrace& trace) {
   const CheckpointFiles files(state);
   trace.checkpoint_bytes = files.file_bytes();
   trace.checkpoint_part_bytes = 0;
@@ -192,6 +195,7 @@ StepTrace trace_every_micro_step(const TrainOptions& options, const DataShape& d
   trace.offloaded_activation_bytes = training.step->offloaded_activation_bytes();
   describe_model(training, trace);
   describe_state(*training.state, trace);
+  describe_checkpoint(*training.state, trace);
   return trace;
 }
 

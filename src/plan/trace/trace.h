@@ -36,8 +36,10 @@ struct StepTrace : RecordedStep {
   int64_t checkpoint_bytes = 0;       // all files of a checkpoint
   int64_t checkpoint_part_bytes = 0;  // the part that this rank writes
 };
-// Fills in what a trace says of the training state.
+// Fills in what a trace says of the training state, and of its checkpoints. Laying out the files of a
+// checkpoint takes as long as making the state.
 void describe_state(const TrainingState& state, StepTrace& trace);
+void describe_checkpoint(const TrainingState& state, StepTrace& trace);
 
 int64_t num_micro_steps(const StepTrace& trace);
 
