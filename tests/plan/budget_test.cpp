@@ -122,6 +122,7 @@ TEST(Budget, CopiesTheStateWhereTheHostHasRoom) {
 
 TEST(Budget, ChoosesTheMicroBatchWhenAsked) {
   TrainOptions options = small_options();
+  options.model.depth = 4;
   options.global_batch = 64;
   options.micro_batch = -1;
   EXPECT_THAT([&] { fit_run(options); }, ThrowsMessage<Error>(HasSubstr("give --memory-budget auto")));
