@@ -267,6 +267,8 @@ TEST(Search, KeepsWhatIsGiven) {
 TEST(Search, MeetsItsLimitsOrSaysWhatIsNearest) {
   SearchOptions options = small_search();
   options.plan.train.global_batch = 32;
+  options.plan.train.compute.dtype = at::kHalf;
+  options.fixed.insert("compute-dtype");
   options.any_gpus = true;
   options.plan.price_per_gpu_hour = 1;
   options.plan.steps = 1'000'000;
@@ -309,10 +311,13 @@ TEST(Search, PassesAreNoLargerThanWhatAGpuHas) {
 }
 
 TEST(Search, SaysOnWhatItWouldFit) {
-  const SearchOptions options = search_of(
-      "T4", 1,
-      {{"model", "DiT-XL/2"}, {"image-size", 512}, {"global-batch", 4}, {"ema-decay", {0.99, 0.999, 0.9999}}},
-      {"offload-optimizer"});
+  const SearchOptions options = search_of("T4", 1,
+                                          {{"model", "DiT-XL/2"},
+                                           {"image-size", 512},
+                                           {"global-batch", 4},
+                                           {"compute-dtype", "fp16"},
+                                           {"ema-decay", {0.99, 0.999, 0.9999}}},
+                                          {"compute-dtype", "offload-optimizer"});
   const SearchResult result = search(options);
   EXPECT_TRUE(result.best.empty());
   EXPECT_THAT(result.problem, AllOf(StartsWith("nothing fits"), HasSubstr("on 1 x L4 it fits"),
