@@ -10,6 +10,7 @@ import re
 import subprocess
 from pathlib import Path
 
+import fork_server
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -34,10 +35,25 @@ def program(name):
     return path
 
 
-def run_program(name, *arguments, timeout=600):
+def matrix(covering, rest):
+    """Values for pytest.mark.parametrize. Every run has those of `covering`: each family, dtype and option at least once, by the
+    fewest combinations. scripts/test --full has the rest as well."""
+    of_full = pytest.mark.skipif(not FULL, reason="the rest of a matrix: scripts/test --full")
+    return [*covering, *(pytest.param(*(case if isinstance(case, tuple) else (case,)), marks=of_full) for case in rest)]
+
+
+def run_command(command, timeout=600, env=None, cwd=None):
+    """Runs a command whose first word is a built program; returns the completed process with text output. With --full it is
+    started as a user starts it, else it may be forked from one that is loaded (fork_server.py)."""
+    command = [str(word) for word in command]
+    if FULL:
+        return subprocess.run(command, capture_output=True, text=True, timeout=timeout, env=env, cwd=cwd)
+    return fork_server.run(command, env, cwd, timeout)
+
+
+def run_program(name, *arguments, timeout=600, **options):
     """Runs a built program; returns the completed process with text output."""
-    command = [str(program(name)), *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=timeout)
+    return run_command([program(name), *arguments], timeout, **options)
 
 
 def succeed(*arguments):

@@ -10,7 +10,7 @@ import tarfile
 
 import numpy as np
 import pytest
-from conftest import FULL, program
+from conftest import FULL, program, run_command
 from interruptions import until_interrupted, wait_while_running
 from PIL import Image, ImageOps
 from safetensors.numpy import load_file
@@ -217,7 +217,7 @@ def test_killed_and_continued_gives_the_same_bytes(kiln, tmp_path, ranks, number
         return killed()
 
     until_interrupted(killed_once)
-    result = subprocess.run(command, capture_output=True, text=True)
+    result = run_command(command)
     assert result.returncode == 0, result.stderr
     assert "5 of 90 pictures are broken or smaller than their bucket" in result.stdout
     assert bytes_of(tmp_path / "cut") == bytes_of(tmp_path / "whole")

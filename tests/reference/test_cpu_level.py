@@ -6,7 +6,7 @@ import re
 import subprocess
 
 import pytest
-from conftest import program
+from conftest import program, run_program
 
 LEVELS = ["avx2", "avx512", "avx512_bf16", "amx"]
 PROBE = ["probe", "--model", "dit", "--hidden-size", 48, "--depth", 1, "--num-heads", 3, "--patch-size", 4, "--data", "synthetic", "--image-size", 32,
@@ -15,7 +15,7 @@ PROBE = ["probe", "--model", "dit", "--hidden-size", 48, "--depth", 1, "--num-he
 
 def probe(level):
     environment = {name: value for name, value in os.environ.items() if name != "KILN_CPU"} | ({"KILN_CPU": level} if level else {})
-    return subprocess.run([str(program("kiln")), *map(str, PROBE)], capture_output=True, text=True, env=environment, timeout=120)
+    return run_program("kiln", *PROBE, env=environment, timeout=120)
 
 
 def shown_by(result):

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from conftest import FULL, REPOSITORY, program
+from conftest import FULL, REPOSITORY, program, run_program
 
 COMMIT = "a" * 40
 FIDS = REPOSITORY / "examples/check_published_fids.sh"
@@ -107,10 +107,10 @@ def run(tmp_path, server):
                  "https_proxy": "http://127.0.0.1:9"}  # the authors' own address is never reached
         if mirror:
             names["KILN_MIRROR"] = server.url
-        command = [str(program("kiln")), *map(str, arguments)]
-        if limit_bytes:
-            command = ["bash", "-c", f'trap "" XFSZ; ulimit -f {limit_bytes // 1024}; exec "$@"', "_", *command]
-        return subprocess.run(command, capture_output=True, text=True, timeout=timeout, env=names | environment, cwd=tmp_path)
+        if not limit_bytes:
+            return run_program("kiln", *arguments, timeout=timeout, env=names | environment, cwd=tmp_path)
+        limited = ["bash", "-c", f'trap "" XFSZ; ulimit -f {limit_bytes // 1024}; exec "$@"', "_", program("kiln"), *map(str, arguments)]
+        return subprocess.run(limited, capture_output=True, text=True, timeout=timeout, env=names | environment, cwd=tmp_path)
     return call
 
 

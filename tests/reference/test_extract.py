@@ -8,7 +8,7 @@ import subprocess
 import numpy as np
 import pytest
 import torch
-from conftest import program
+from conftest import program, run_command
 from interruptions import until_interrupted, wait_while_running
 from PIL import Image
 from safetensors.numpy import load_file
@@ -149,7 +149,7 @@ def test_killed_and_continued_gives_the_same_bytes(kiln, tiny_vae, tmp_path, see
         return all(killed() for _ in range(3))
 
     until_interrupted(killed_often)
-    result = subprocess.run(command, capture_output=True, text=True)
+    result = run_command(command)
     assert result.returncode == 0, result.stderr
     assert "7 of 120 pictures are broken or smaller" in result.stdout
     assert bytes_of(cut) == bytes_of(tmp_path / "whole")

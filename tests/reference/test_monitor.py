@@ -6,7 +6,7 @@ import re
 import subprocess
 
 import pytest
-from conftest import program
+from conftest import run_program
 
 OPTIONS = ["--model", "dit", "--hidden-size", 48, "--depth", 2, "--num-heads", 3, "--patch-size", 4, "--num-classes", 4,
            "--data", "synthetic", "--autoencoder", "pixels", "--image-size", 16, "--global-batch", 8, "--objective", "flow",
@@ -33,8 +33,7 @@ int nvmlDeviceGetMemoryInfo(void* handle, unsigned long long* memory) {
 
 
 def train(out, *extra, environment=None):
-    arguments = [str(part) for part in [program("kiln"), "train", *OPTIONS, "--out", out, *extra]]
-    return subprocess.run(arguments, capture_output=True, text=True, timeout=120, env=environment)
+    return run_program("kiln", "train", *OPTIONS, "--out", out, *extra, timeout=120, env=environment)
 
 
 def log_of(out):

@@ -2,11 +2,10 @@
 
 import re
 import shlex
-import subprocess
 
 import numpy as np
 import pytest
-from conftest import REPOSITORY, program
+from conftest import REPOSITORY, run_program
 from PIL import Image
 from pipelines import tiny_kl
 
@@ -98,7 +97,7 @@ def test_the_run_of_the_readme_runs(tmp_path):
         given = [option for option in SMALL[name] if option.startswith("--")]
         kept = [part for index, part in enumerate(options)
                 if part not in given and (index == 0 or options[index - 1] not in given)]
-        result = subprocess.run([program("kiln"), name, *kept, *SMALL[name]], cwd=tmp_path, capture_output=True, text=True)
+        result = run_program("kiln", name, *kept, *SMALL[name], cwd=tmp_path)
         assert result.returncode == 0, result.stderr
     assert len(np.load(tmp_path / "samples.npz")["arr_0"]) == 3
     assert (tmp_path / "dit-xl-2/model_index.json").exists()

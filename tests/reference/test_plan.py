@@ -9,7 +9,7 @@ import subprocess
 import time
 
 import pytest
-from conftest import FULL, REPOSITORY, program
+from conftest import FULL, REPOSITORY, program, run_program
 
 XL = ["--model", "DiT-XL/2", "--compute-dtype", "bf16", "--gpu", "A100-80G", "--gpus", "8"]
 
@@ -184,8 +184,7 @@ def test_calibration_is_kept_and_named(seconds, tmp_path):
     environment = {**os.environ, "KILN_PROFILES": str(tmp_path)}
 
     def plan(*more):
-        command = [program("kiln"), "plan", "--model", "DiT-S/8", "--global-batch", "8", "--json", *more]
-        result = subprocess.run(command, capture_output=True, text=True, env=environment)
+        result = run_program("kiln", "plan", "--model", "DiT-S/8", "--global-batch", 8, "--json", *more, env=environment)
         assert result.returncode == 0, result.stderr
         return json.loads(result.stdout)
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import program, run_program
+from conftest import program, run_command, run_program
 from safetensors.torch import load_file, save_file
 from test_extract import SIZE, write_pictures
 
@@ -31,8 +31,8 @@ def command(out, steps, *extra):
     return [str(part) for part in [program("kiln"), "train", *pairs, "--no-tensorboard", "--out", out, "--max-steps", steps]]
 
 
-def train(out, steps, *extra, **run_options):
-    return subprocess.run(command(out, steps, *extra), capture_output=True, text=True, timeout=120, **run_options)
+def train(out, steps, *extra):
+    return run_command(command(out, steps, *extra), timeout=120)
 
 
 def start(arguments, **environment):

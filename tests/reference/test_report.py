@@ -3,13 +3,12 @@
 import json
 import re
 import shutil
-import subprocess
 
 import numpy as np
 import pytest
 import torch
 from browser import Browser, check_report
-from conftest import program, succeed
+from conftest import succeed
 from PIL import Image
 from test_text_store import FAMILIES as ENCODERS
 from test_tokenizers import MAKERS
@@ -31,9 +30,7 @@ def browser():
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
     out = tmp_path_factory.mktemp("report") / "run"
-    arguments = [str(part) for part in [program("kiln"), "train", *OPTIONS, "--out", out]]
-    result = subprocess.run(arguments, capture_output=True, text=True, timeout=120)
-    assert result.returncode == 0, result.stderr
+    succeed("train", *OPTIONS, "--out", out)
     return out
 
 

@@ -10,7 +10,7 @@ import signal
 import subprocess
 
 import pytest
-from conftest import program
+from conftest import program, run_command
 from interruptions import until_interrupted, wait_while_running
 
 MODEL = ["--model", "dit", "--hidden-size", 48, "--depth", 2, "--num-heads", 3, "--patch-size", 2, "--num-classes", 7]
@@ -26,8 +26,8 @@ def command(out, steps, *extra):
     return [str(part) for part in [program("kiln"), "train", *pairs, "--out", out, "--max-steps", steps]]
 
 
-def train(out, steps, *extra, **run_options):
-    return subprocess.run(command(out, steps, *extra), capture_output=True, text=True, timeout=300, **run_options)
+def train(out, steps, *extra):
+    return run_command(command(out, steps, *extra), timeout=300)
 
 
 def log_lines(out):
@@ -187,7 +187,8 @@ def limit_file_size(size):
 def test_a_full_disk_leaves_the_checkpoint_before(uninterrupted, tmp_path):
     assert train(tmp_path, 40).returncode == 0
     before = checkpoint(tmp_path, 40)
-    result = train(tmp_path, 60, preexec_fn=limit_file_size(len(before["model.safetensors"]) // 2))
+    result = subprocess.run(command(tmp_path, 60), capture_output=True, text=True, timeout=300,
+                            preexec_fn=limit_file_size(len(before["model.safetensors"]) // 2))
     assert result.returncode == 1
     assert len(result.stderr.splitlines()) == 1 and "File too large" in result.stderr
     assert checkpoint(tmp_path, 40) == before
@@ -277,21 +278,20 @@ def test_impossible_options_are_one_line(tmp_path):
 def test_recipes(tmp_path):
     recipe = tmp_path / "recipe.toml"
     recipe.write_text('# widths\nlr = 2e-3\nglobal-batch = 4\nema-decay = [0.9]\nmicro-batch = 2\nobjective = "flow"\n')
-    arguments = [str(part) for part in [program("kiln"), "train", "--recipe", recipe, *MODEL, "--data", "synthetic",
-                                        "--image-size", 64, "--max-steps", 2, "--out", tmp_path / "run", "--lr", 1e-3]]
-    result = subprocess.run(arguments, capture_output=True, text=True, timeout=60)
+    arguments = [program("kiln"), "train", "--recipe", recipe, *MODEL, "--data", "synthetic", "--image-size", 64, "--max-steps", 2,
+                 "--out", tmp_path / "run", "--lr", 1e-3]
+    result = run_command(arguments, timeout=60)
     assert result.returncode == 0, result.stderr
     resolved = (tmp_path / "run" / "config.toml").read_text().splitlines()
     assert "lr = 0.001" in resolved and "global-batch = 4" in resolved and 'objective = "flow"' in resolved
     # The resolved config is itself a recipe.
-    again = subprocess.run([str(program("kiln")), "train", "--recipe", str(tmp_path / "run" / "config.toml"), "--max-steps",
-                            "3"], capture_output=True, text=True, timeout=60)
+    again = run_command([program("kiln"), "train", "--recipe", tmp_path / "run" / "config.toml", "--max-steps", 3], timeout=60)
     assert again.returncode == 0 and "resuming" in again.stdout, again.stderr
 
     for text, expected in [("globalbatch = 1\n", "global-batch"), ("lr = 'fast'\n", "number"), ("lr 1\n", "line 1"),
                            ("max-step = 3\n", "max-steps"), ("[train]\n", "tables")]:
         recipe.write_text(text)
-        result = subprocess.run(arguments, capture_output=True, text=True, timeout=60)
+        result = run_command(arguments, timeout=60)
         assert result.returncode == 1 and expected in result.stderr, result.stderr
         assert len(result.stderr.splitlines()) == 1
 
@@ -304,6 +304,6 @@ def test_a_cosine_whose_end_moves_warns(tmp_path):
 
 
 def test_a_setting_without_effect_warns(tmp_path):
-    tf32 = subprocess.run([*command(tmp_path, 2), "--tf32", "--device", "cpu"], capture_output=True, text=True, timeout=300)
+    tf32 = run_command([*command(tmp_path, 2), "--tf32", "--device", "cpu"])
     assert tf32.returncode == 0
     assert "warning: --tf32 has no effect on a CPU" in tf32.stderr

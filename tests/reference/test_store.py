@@ -8,7 +8,7 @@ import subprocess
 
 import numpy as np
 import pytest
-from conftest import program
+from conftest import program, run_command
 from interruptions import until_interrupted, wait_while_running
 from safetensors.numpy import load_file
 
@@ -243,7 +243,7 @@ def test_killed_imports_end_with_the_same_bytes(kiln, tmp_path):
 
     until_interrupted(killed_twice, tries=5)
     assert import_fast_dit(kiln, tmp_path / "in", tmp_path / "whole").returncode == 0
-    result = subprocess.run(command, capture_output=True, text=True)
+    result = run_command(command)
     assert result.returncode == 0, result.stderr
     for name in sorted(os.listdir(tmp_path / "whole")):
         assert (tmp_path / "store" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()

@@ -2,11 +2,10 @@
 
 import io
 import json
-import subprocess
 
 import numpy as np
 import pytest
-from conftest import program
+from conftest import succeed
 from PIL import Image
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tensorboard.compat.tensorflow_stub import errors
@@ -18,9 +17,7 @@ OPTIONS = ["--model", "dit", "--hidden-size", 48, "--depth", 1, "--num-heads", 3
 
 
 def train(out, steps, *extra):
-    arguments = [str(part) for part in [program("kiln"), "train", *OPTIONS, "--out", out, "--max-steps", steps, *extra]]
-    result = subprocess.run(arguments, capture_output=True, text=True, timeout=120)
-    assert result.returncode == 0, result.stderr
+    succeed("train", *OPTIONS, "--out", out, "--max-steps", steps, *extra)
 
 
 @pytest.fixture(scope="module")
