@@ -297,7 +297,7 @@ def test_training_on_images_is_training_on_their_store(kiln, tiny_vae, tmp_path)
             run = tmp_path / f"run-{name}-{data.name}"
             options = ["train", "--model", "dit", "--hidden-size", 32, "--depth", 1, "--num-heads", 2]
             options += ["--patch-size", 4, "--data", data, "--autoencoder", autoencoder, "--image-size", SIZE]
-            options += ["--out", run, "--max-steps", 4, "--global-batch", 6, "--log-every", 1, "--device", "cpu"]
+            options += ["--out", run, "--max-steps", 4, "--global-batch", 6, "--log-every", 1, "--device", "cpu", "--peak-tflops", 1]
             result = kiln(*options)
             assert result.returncode == 0, result.stderr
             lines = [json.loads(line) for line in (run / "log.jsonl").read_text().splitlines()]
@@ -310,7 +310,7 @@ def test_training_on_small_images_enlarges_them_when_asked(kiln, tmp_path):
     """fast-DiT's recipe without a store, on pictures as ImageNet's are: as training on their store."""
     write_pictures(tmp_path / "in", 6, small={3})
     options = ["train", "--model", "dit", "--hidden-size", 32, "--depth", 1, "--num-heads", 2, "--patch-size", 4]
-    options += ["--image-size", SIZE, "--max-steps", 2, "--global-batch", 6, "--log-every", 1, "--device", "cpu"]
+    options += ["--image-size", SIZE, "--max-steps", 2, "--global-batch", 6, "--log-every", 1, "--device", "cpu", "--peak-tflops", 1]
     without = kiln(*options, "--data", tmp_path / "in", "--autoencoder", "pixels", "--out", tmp_path / "without")
     assert without.returncode == 0 and "0003.png is too small" in without.stderr and "--enlarge" in without.stderr
     assert "5 samples" in without.stdout

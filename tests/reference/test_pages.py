@@ -76,7 +76,7 @@ def test_every_recipe_is_in_the_catalogue():
 SMALL = {  # of what each command of the README gets, so that its run takes seconds
     "extract": ["--image-size", "64"],
     "train": ["--model", "dit", "--hidden-size", "48", "--depth", "2", "--num-heads", "3", "--patch-size", "4", "--image-size", "64",
-              "--num-classes", "2", "--global-batch", "4", "--max-steps", "2"],
+              "--num-classes", "2", "--global-batch", "4", "--max-steps", "2", "--peak-tflops", "1"],
     "sample": ["--num-images", "3", "--num-sampling-steps", "2"],
     "convert": [],
 }

@@ -62,7 +62,7 @@ def test_commands_can_be_pasted(kiln, tmp_path):
     result = kiln("plan", "--search", "--gpu", "cpu", *arguments)
     assert result.returncode == 0, result.stderr
     command = next(line for line in result.stdout.splitlines() if line.startswith("  kiln train "))
-    run = kiln(*shlex.split(command)[1:])
+    run = kiln(*shlex.split(command)[1:], "--peak-tflops", 1)
     assert run.returncode == 0, run.stderr
     assert (tmp_path / "run" / "config.toml").exists()
 

@@ -279,7 +279,7 @@ def test_recipes(tmp_path):
     recipe = tmp_path / "recipe.toml"
     recipe.write_text('# widths\nlr = 2e-3\nglobal-batch = 4\nema-decay = [0.9]\nmicro-batch = 2\nobjective = "flow"\n')
     arguments = [program("kiln"), "train", "--recipe", recipe, *MODEL, "--data", "synthetic", "--image-size", 64, "--max-steps", 2,
-                 "--out", tmp_path / "run", "--lr", 1e-3]
+                 "--peak-tflops", 1, "--out", tmp_path / "run", "--lr", 1e-3]
     result = run_command(arguments, timeout=60)
     assert result.returncode == 0, result.stderr
     resolved = (tmp_path / "run" / "config.toml").read_text().splitlines()

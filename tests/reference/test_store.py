@@ -109,7 +109,8 @@ def test_pixart_caption_features_become_a_text_store(kiln, tmp_path):
     assert of_sample == {"0.npy": 1, "1.npy": 2, "2.npy": 1, "3.npy": 3}
 
     train = ["train", "--data", tmp_path / "store", "--device", "cpu", "--threads", 1, "--global-batch", 2, "--max-steps", 2,
-             "--hidden-size", 32, "--depth", 2, "--num-heads", 2, "--objective", "flow", "--no-tensorboard", "--out"]  # fmt: skip
+             "--hidden-size", 32, "--depth", 2, "--num-heads", 2, "--objective", "flow", "--peak-tflops", 1, "--no-tensorboard",
+             "--out"]  # fmt: skip
     result = kiln(*train, tmp_path / "run", "--model", "pixart", "--patch-size", 2)
     assert result.returncode == 0, result.stderr
     result = kiln(*train, tmp_path / "sana", "--model", "sana", "--patch-size", 1)

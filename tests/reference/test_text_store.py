@@ -258,7 +258,7 @@ def test_hardening_high_1_damaged_captions_are_named(kiln, encoders, tmp_path):
     verified = kiln("store", "verify", store)
     assert verified.returncode == 1 and "features-00000" in verified.stderr
     trained = kiln("train", "--model", "pixart", "--hidden-size", 24, "--depth", 1, "--num-heads", 2, "--patch-size", 4, "--data", store,
-                   "--image-size", SIZE, "--global-batch", 6, "--max-steps", 3, "--device", "cpu", "--out", tmp_path / "run")
+                   "--image-size", SIZE, "--global-batch", 6, "--max-steps", 3, "--device", "cpu", "--peak-tflops", 1, "--out", tmp_path / "run")
     assert trained.returncode == 1 and "is damaged: its features have changed" in trained.stderr, trained.stderr
 
 
