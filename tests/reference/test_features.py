@@ -1,5 +1,7 @@
 """The feature networks against torch-fidelity, pytorch-fid and transformers, with the same random weights."""
 
+import functools
+
 import pytest
 import torch
 from closeness import FORWARD, FORWARD_BF16, assert_close, violation
@@ -11,8 +13,9 @@ from transformers import Dinov2Config, Dinov2Model, Dinov2WithRegistersConfig, D
 INCEPTION = 1e-4
 
 
+@functools.cache
 def random_inception_weights():
-    """torchvision's keys with every tensor random, at sizes that keep activations near 1."""
+    """torchvision's keys with every tensor random, at sizes that keep activations near 1. Not to be changed: tests share them."""
     generator = torch.Generator().manual_seed(0)
     weights = {}
     with pytest.MonkeyPatch.context() as patch:  # the published weights are not fetched

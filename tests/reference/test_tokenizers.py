@@ -1,10 +1,12 @@
 """Token ids against transformers' own tokenizers of the same files, live: WordPiece's real vocabulary of MiniLM, and
 small models of the other kinds, trained here."""
 
+import functools
 import importlib.util
 import io
 import json
 import shutil
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -92,7 +94,23 @@ def make_gemma(folder):
         "unk_token": "<unk>", "padding_side": "right", "model_max_length": 10**30}))
 
 
-MAKERS = {"wordpiece": make_wordpiece, "clip": make_clip, "t5": make_t5, "gemma": make_gemma}
+TRAINED = {"wordpiece": make_wordpiece, "clip": make_clip, "t5": make_t5, "gemma": make_gemma}
+
+
+@functools.cache
+def files_of(kind):
+    """{name: content} of a tokenizer's folder, trained once for all tests of this process."""
+    with tempfile.TemporaryDirectory() as folder:
+        TRAINED[kind](Path(folder))
+        return {path.name: path.read_bytes() for path in Path(folder).iterdir()}
+
+
+def write_files(kind, folder):
+    for name, content in files_of(kind).items():
+        (folder / name).write_bytes(content)
+
+
+MAKERS = {kind: functools.partial(write_files, kind) for kind in TRAINED}
 
 
 @pytest.fixture(scope="module")
