@@ -75,10 +75,10 @@ def planned(*arguments):
 
 
 def test_sanas_keys_become_options(tmp_path):
-    """Its size, and the learning rate that goes with the batch of two ranks."""
+    """Its size, and the learning rate that goes with the batch of two ranks. Planned with one block, here and below: all take long."""
     path = sana(tmp_path, train={"optimizer": {"lr": 1e-4, "type": "CAMEWrapper", "weight_decay": 0.0, "betas": [0.9, 0.999, 0.9999],
                                                "eps": [1e-30, 1e-16]}, "gradient_accumulation_steps": 2, "gradient_clp": 1})
-    options, said = planned("--recipe", path)
+    options, said = planned("--recipe", path, "--depth", 1)
     expected = {"model": "Sana-1600M", "image-size": 1024, "compute-dtype": "bf16", "buckets": "pixart", "text-dropout-prob": 0.1,
                 "text-max-tokens": 300, "objective": "flow", "flow-times": "sana", "flow-shift": 3.0, "timestep-sampling": "logit_normal",
                 "logit-mean": 0.0, "logit-std": 1.0, "seed": 1, "global-batch": 16, "micro-batch": 4, "max-steps": 100 * 10000 // 16, "recompute": "all",
@@ -92,10 +92,10 @@ def test_sanas_keys_become_options(tmp_path):
 
 
 @pytest.mark.parametrize("changes, more, expected", [
-    ({}, ["--global-batch", 4], {"lr": 1e-4 / 8, "optimizer": "adamw"}),
-    ({"train": {"auto_lr": None}}, [], {"lr": 1e-4}),
-    ({"model": {"model": "SanaMS_600M_P1_D28", "image_size": 512, "aspect_ratio_type": "ASPECT_RATIO_512"}, "data": {"image_size": 512}}, [],
-     {"model": "Sana-600M-512", "image-size": 512}),
+    ({}, ["--depth", 1, "--global-batch", 4], {"lr": 1e-4 / 8, "optimizer": "adamw"}),
+    ({"train": {"auto_lr": None}}, ["--depth", 1], {"lr": 1e-4}),
+    ({"model": {"model": "SanaMS_600M_P1_D28", "image_size": 512, "aspect_ratio_type": "ASPECT_RATIO_512"}, "data": {"image_size": 512}},
+     ["--depth", 1], {"model": "Sana-600M-512", "image-size": 512}),
     ({"model": {"model": "SanaMS_3200M_P1_D40", "qk_norm": True, "cross_norm": True}}, [], {"model": "Sana-1.5-1600M", "depth": 40}),
 ])
 def test_what_follows_from_sanas_keys(tmp_path, changes, more, expected):
@@ -105,20 +105,20 @@ def test_what_follows_from_sanas_keys(tmp_path, changes, more, expected):
 
 def test_pixarts_keys_become_options_with_those_of_its_bases(tmp_path):
     path = pixart(tmp_path)
-    options, said = planned("--recipe", path)
+    options, said = planned("--recipe", path, "--depth", 1)
     expected = {"model": "PixArt-Sigma-XL/2-512", "image-size": 512, "compute-dtype": "fp16", "buckets": "pixart", "position-scale": 1.0,
                 "objective": "iddpm", "global-batch": 16, "micro-batch": 8, "max-steps": 10 * 10000 // 16, "recompute": "all", "max-grad-norm": 0.01,
                 "optimizer": "came", "lr-warmup-steps": 1000, "text-max-tokens": 300, "log-every": 50, "seed": 7, "lr": 2e-5 / 4}
     assert {name: options[name] for name in expected} == expected
     assert "unknown" not in said, said
     path.write_text(PIXART.replace("model_max_length = 300", "micro_condition = True"))
-    assert planned("--recipe", path)[0]["model"] == "PixArt-Alpha-XL/2-512"
+    assert planned("--recipe", path, "--depth", 1)[0]["model"] == "PixArt-Alpha-XL/2-512"
 
 
 def test_a_missing_base_is_said(tmp_path):
     path = pixart(tmp_path)
     (tmp_path / "PixArt_far.py").unlink()
-    result = succeed("plan", "--recipe", path, "--dataset-size", 10000, "--gpu", "A100-80G")
+    result = succeed("plan", "--recipe", path, "--depth", 1, "--dataset-size", 10000, "--gpu", "A100-80G")
     assert "PixArt_far.py (_base_) is not there" in result.stderr, result.stderr
 
 

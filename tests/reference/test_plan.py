@@ -323,11 +323,22 @@ def test_help_answers_the_newcomer(kiln):
 @pytest.mark.parametrize("recipe", sorted(
     path for path in (REPOSITORY / "recipes").rglob("*.toml") if path.name != "variants.toml"), ids=lambda path: path.stem)
 def test_every_recipe_fits_the_gpus_it_is_for(kiln, recipe):
-    """Its options are understood, go together, and the model that they describe is planned."""
+    """Its options are understood, go together, and the model that they describe is planned: where CAME's many operations on each
+    weight take seconds, only with --full all of its blocks."""
     divided = ["--gpus", 2] if "zero-stage" in recipe.read_text() else []
-    result = kiln("plan", "--recipe", recipe, "--gpu", "H100", *divided, "--json")
+    fewer = ["--depth", 1] if 'optimizer = "came' in recipe.read_text() and not FULL else []
+    result = kiln("plan", "--recipe", recipe, "--gpu", "H100", *divided, *fewer, "--json")
     assert result.returncode == 0, result.stderr
     assert json.loads(result.stdout)["predicted"]["fits"]
+
+
+def test_the_variants_of_sanas_recipe_are_planned(kiln):
+    """At one block: what docs/sana_memory.md shows of all is compared with --full (test_pages_hold_what_the_program_says)."""
+    result = kiln("probe", "--variants", REPOSITORY / "recipes" / "sana" / "variants.toml", "--plan-for", "A40", "--depth", 1, "--json")
+    assert result.returncode == 0, result.stderr
+    memory = {row["name"]: row["memory_bytes"] for row in json.loads(result.stdout)["variants"]}
+    assert list(memory) == ["adamw", "came", "came-sana", "no-average", "recompute", "adamw-8bit", "offload"]
+    assert memory["no-average"] < memory["came-sana"] < memory["adamw"] and memory["offload"] < memory["adamw-8bit"]
 
 
 def test_sana_trains_with_adamw_on_a_card_of_24_gb(kiln):
