@@ -488,19 +488,20 @@ def tiny_vae():
 
 @pytest.mark.parametrize("depth", [1, pytest.param(28, marks=pytest.mark.skipif(not FULL, reason="2.7 GB"))])
 def test_published_model_in_one_command(run, server, tmp_path, depth):
-    """DiT-XL/2's shapes and keys (one block of the 28, which --model-config says, or all), through the whole path."""
+    """DiT-XL/2's keys (a narrow block of the 28, which --model-config says, or all in its shapes), through the whole path."""
     from dit_torch import DiT, randomise_
     from safetensors.torch import save
     vae = tiny_vae()
     serve_hub(server, weights=save(vae.state_dict()), config=json.dumps(dict(vae.config)).encode())
     torch.manual_seed(0)
-    model = DiT(input_size=64, patch_size=2, in_channels=4, hidden_size=1152, depth=depth, num_heads=16)
+    narrow = dict(hidden_size=288, num_heads=4, depth=1)
+    model = DiT(input_size=64, patch_size=2, in_channels=4, **narrow if depth == 1 else dict(hidden_size=1152, num_heads=16, depth=depth))
     randomise_(model, scale=0.5)
     torch.save(model.state_dict(), tmp_path / OWN)
     del model
     server.files["/" + OWN] = (tmp_path / OWN).read_bytes()
     result = run("sample", "--model", "DiT-XL/2-512", "--seed", 1, "--num-sampling-steps", 1,
-                 *(["--model-config", '{"depth": 1}'] if depth == 1 else []), timeout=3600)
+                 *(["--model-config", json.dumps(narrow)] if depth == 1 else []), timeout=3600)
     assert result.returncode == 0, result.stderr
     assert "kiln download: DiT-XL-2-512x512 (size not published, CC BY-NC 4.0)" in result.stderr
     out = tmp_path / "DiT-XL-2-512-seed1"
@@ -528,7 +529,7 @@ def test_the_name_of_the_weights_is_that_of_the_model(run):
 
 
 def test_the_check_of_published_fids_is_rehearsed(server, tmp_path):
-    """The script on made-up weights in published keys and shapes (one block of 28), few pictures, two steps."""
+    """The script on made-up weights in published keys and shapes (one block of 28), few pictures, one step."""
     from dit_torch import DiT, randomise_
     from safetensors.torch import save
     from test_features import random_inception_weights
@@ -542,20 +543,20 @@ def test_the_check_of_published_fids_is_rehearsed(server, tmp_path):
     for size, weights, reference in ((256, HASHED, "VIRTUAL_imagenet256_labeled.npz"), (512, OWN, "VIRTUAL_imagenet512.npz")):
         model = randomise_(DiT(input_size=size // 8, patch_size=2, in_channels=4, hidden_size=1152, depth=1, num_heads=16), scale=0.5)
         serve(weights, lambda path: torch.save(model.state_dict(), path))
-        pictures = np.random.default_rng(size).integers(0, 256, (6, size, size, 3), dtype=np.uint8)
+        pictures = np.random.default_rng(size).integers(0, 256, (4, size, size, 3), dtype=np.uint8)
         serve(reference, lambda path: np.savez(path, arr_0=pictures))
     (tmp_path / "own").mkdir()
     (tmp_path / HASHED).rename(tmp_path / "own" / HASHED)  # as fetched before: its published hash is known
     serve("pt_inception-2015-12-05-6726825d.pth", lambda path: torch.save(random_inception_weights(), path))
     names = {"HF_HOME": str(tmp_path / "hf"), "KILN_CACHE": str(tmp_path / "own"), "HF_ENDPOINT": server.url, "KILN_MIRROR": server.url,
              "HOME": str(tmp_path), "PATH": os.environ["PATH"], "https_proxy": "http://127.0.0.1:9", "KILN_BUILD": str(program("kiln").parent),
-             "OMP_WAIT_POLICY": "passive", "FID_IMAGES": "5", "FID_DEVICE": "cpu", "FID_OPTIONS": '--num-sampling-steps 2 --model-config {"depth":1}'}
+             "OMP_WAIT_POLICY": "passive", "FID_IMAGES": "3", "FID_DEVICE": "cpu", "FID_OPTIONS": '--num-sampling-steps 1 --model-config {"depth":1}'}
 
     result = subprocess.run([FIDS, "1", tmp_path / "fid"], capture_output=True, text=True, timeout=600, env=names)
     fids = [json.loads((tmp_path / f"fid/{size}/result.json").read_text())["metrics"]["fid"] for size in (256, 512)]
-    lines = [line for line in result.stdout.splitlines() if line.startswith(("DiT-XL/2 at", "of 5"))]
+    lines = [line for line in result.stdout.splitlines() if line.startswith(("DiT-XL/2 at", "of 3"))]
     assert lines == [f"DiT-XL/2 at 256 px: FID {fids[0]}, published 2.27: not ok", f"DiT-XL/2 at 512 px: FID {fids[1]}, published 3.04: not ok",
-                     "of 5 pictures: the published figures are of 50000"], result.stderr
+                     "of 3 pictures: the published figures are of 50000"], result.stderr
     assert result.returncode == 1 and result.stderr.count("as DiT-XL/2 is published: objective iddpm; sampler ddpm") == 2, result.stderr
     settings = json.loads((tmp_path / "fid/512/samples.npz.json").read_text())
     assert settings["cfg_scale"] == 1.5 and settings["sampler"]["type"] == "iddpm" and settings["label_sampling"] == "random"

@@ -111,7 +111,7 @@ def test_inception_from_end_to_end(evaluate, tmp_path):
     from torch_fidelity.feature_extractor_inceptionv3 import FeatureExtractorInceptionV3
     weights = tmp_path / "inception.pth"
     torch.save(random_inception_weights(), weights)
-    made, real = pictures(12, 9, 0.1), pictures(10, 10)
+    made, real = pictures(6, 9, 0.1), pictures(5, 10)
     net = FeatureExtractorInceptionV3("inception-v3-compat", ["2048"], feature_extractor_weights_path=str(weights))
     with torch.no_grad():
         a, b = (net(torch.from_numpy(images).permute(0, 3, 1, 2))[0].double().numpy() for images in (made, real))

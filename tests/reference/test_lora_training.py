@@ -1,4 +1,4 @@
-"""Training of LoRA adapters: 20 steps against peft on diffusers' models, the real program's runs (resumed, divided, planned,
+"""Training of LoRA adapters: steps against peft on diffusers' models, the real program's runs (resumed, divided, planned,
 sampled), and the files that they become."""
 
 import json
@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 from closeness import assert_close
-from conftest import run_program, succeed
+from conftest import FULL, matrix, run_program, succeed
 from diffusers import DDPMScheduler, StableDiffusionPipeline, UNet2DConditionModel
 from peft import LoraConfig, PeftModel, get_peft_model
 from safetensors.torch import load_file, save_file
@@ -41,7 +41,7 @@ def assert_trained_alike(got, losses, model, start):
 def test_twenty_steps_of_a_unet_equal_peft(conformance, tmp_path, config):
     model, adapter = adapted(config, tmp_path)
     start = lora_state(model)
-    steps, micro, batch = 20, 2, 2
+    steps, micro, batch = 20 if FULL else 8, 2, 2
     generator = torch.Generator().manual_seed(5)
     count = steps * micro
     batches = dict(x_start=torch.randn(count, batch, 4, 10, 6, generator=generator),
@@ -195,14 +195,14 @@ def test_dropout_of_captions_knows_their_rows(kiln, tmp_path):
              "--global-batch", 4, "--threads", 1, "--peak-tflops", 1]
     assert kiln("train", *model, "--out", tmp_path / "base", "--max-steps", 1).returncode == 0
     lora = ["--weights", checkpoint(tmp_path / "base", 1), "--lora-rank", 2, "--lora-dropout", 0.5,
-            "--lora-target", ".*cross_attn.*", "--lr", 0.05, "--max-steps", 5]
+            "--lora-target", ".*cross_attn.*", "--lr", 0.05, "--max-steps", 3]
     for rows in (0, 1, 3):
         result = kiln("train", *model, *lora, "--micro-batch", rows, "--out", tmp_path / f"rows-{rows}")
         assert result.returncode == 0, result.stderr
         np.testing.assert_allclose(losses_of(tmp_path / f"rows-{rows}"), losses_of(tmp_path / "rows-0"), rtol=1e-6)
 
 
-@pytest.mark.parametrize("ranks, stage", [(2, 0), (2, 2), (3, 3), (2, 3)])
+@pytest.mark.parametrize("ranks, stage", matrix([(2, 0), (2, 2), (2, 3)], [(3, 3)]))
 def test_ranks_train_the_same_adapter(tmp_path, base, run, ranks, stage):
     train(base, tmp_path / "run", 6, "--nproc", ranks, "--zero-stage", stage)
     np.testing.assert_allclose(losses_of(tmp_path / "run"), losses_of(run), rtol=5e-6)

@@ -6,7 +6,7 @@ import json
 import numpy as np
 import pytest
 import torch
-from conftest import run_program, succeed
+from conftest import FULL, run_program, succeed
 from PIL import Image
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
@@ -107,8 +107,9 @@ def test_memory_choices_threads_and_pictures_change_no_bit(train, runs, tmp_path
 def test_ranks(train, runs, tmp_path):
     """Two ranks add gradients up in another order than one, but each weight is rounded as on one rank, whoever holds it."""
     optimizer, whole = runs
+    stages = (0, 1, 3) if FULL or optimizer == "adamw" else (1, 3)
     divided = [train(tmp_path / f"stage {stage}", 6, *ROUNDED, "--optimizer", optimizer, "--nproc", 2, "--zero-stage", stage)
-               for stage in (0, 1, 3)]
+               for stage in stages]
     for run in divided:
         np.testing.assert_allclose(losses(run), losses(whole), rtol=0.01)
     if optimizer != "came":  # whose sums go over the slices

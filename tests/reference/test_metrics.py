@@ -171,7 +171,7 @@ def test_adms_five_numbers(conformance, kiln, tmp_path):
     from test_features import random_inception_weights
     weights = tmp_path / "inception.pth"
     torch.save(random_inception_weights(), weights)
-    images = {"reference": pictures(16, 31), "generated": np.concatenate([pictures(7, 32), pictures(7, 31, 0.02)])}
+    images = {"reference": pictures(8, 31), "generated": np.concatenate([pictures(4, 32), pictures(4, 31, 0.02)])}
     made = {name: conformance("forward", model="inception", config={"resize": "tf1"}, weights=weights,
                               inputs={"image": torch.from_numpy(some).permute(0, 3, 1, 2).contiguous()})
             for name, some in images.items()}

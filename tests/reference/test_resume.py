@@ -10,7 +10,7 @@ import signal
 import subprocess
 
 import pytest
-from conftest import program, run_command
+from conftest import FULL, program, run_command
 from interruptions import until_interrupted, wait_while_running
 
 MODEL = ["--model", "dit", "--hidden-size", 48, "--depth", 2, "--num-heads", 3, "--patch-size", 2, "--num-classes", 7]
@@ -64,8 +64,8 @@ def uninterrupted(tmp_path_factory):
     return out
 
 
-@pytest.mark.parametrize("checkpoint_every", [17, 1])
-def test_killed_runs_end_in_the_same_bits(uninterrupted, tmp_path, checkpoint_every):
+@pytest.mark.parametrize("checkpoint_every, steps", [(17, 120), (1, 120)] if FULL else [(17, 80), (1, 40)])
+def test_killed_runs_end_in_the_same_bits(uninterrupted, tmp_path, checkpoint_every, steps):
     """With a checkpoint after every step most kills fall into the writing of one."""
     chance = random.Random(checkpoint_every)
     out = tmp_path / "run"
@@ -73,16 +73,16 @@ def test_killed_runs_end_in_the_same_bits(uninterrupted, tmp_path, checkpoint_ev
 
     def killed(_):
         shutil.rmtree(out, ignore_errors=True)
-        return all(kill_after(out, 120, chance.randrange(1, 30), *extra) for _ in range(4))
+        return all(kill_after(out, steps, chance.randrange(1, steps // 4), *extra) for _ in range(4))
 
     until_interrupted(killed)
-    result = train(out, 120, *extra)
+    result = train(out, steps, *extra)
     assert result.returncode == 0, result.stderr
-    assert losses(out) == losses(uninterrupted)
-    assert [line[0] for line in losses(out)] == list(range(1, 121))
-    assert checkpoint(out, 120) == checkpoint(uninterrupted, 120)
+    assert losses(out) == losses(uninterrupted)[:steps]
+    assert [line[0] for line in losses(out)] == list(range(1, steps + 1))
+    assert checkpoint(out, steps) == checkpoint(uninterrupted, steps)
     resumed = [line["step"] for line in log_lines(out) if line.get("event") == "resume"]
-    assert resumed and all(step % checkpoint_every == 0 or step == 120 for step in resumed)
+    assert resumed and all(step % checkpoint_every == 0 or step == steps for step in resumed)
     assert not [path for path in (out / "checkpoints").iterdir() if not path.name.startswith("step-")]
 
 
