@@ -42,18 +42,18 @@ class Checkout:
             (self.tools / name).symlink_to(shutil.which(name))
         self.write(self.root / "tools" / "compile_commands", "")
 
-    def write(self, path, text):
+    def write(self, path, text, shell="sh"):  # which starts sooner than Bash: a script calls a stand-in for each package
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(f'#!/usr/bin/env bash\necho "${{0##*/}} $*" >>"{self.root}/calls"\n{text}\n')
+        path.write_text(f'#!/bin/{shell}\necho "${{0##*/}} $*" >>"{self.root}/calls"\n{text}\n')
         path.chmod(0o755)
 
-    def start(self, script, *arguments, **stand_ins):
+    def start(self, script, *arguments, asks_for_packages=True, **stand_ins):
         stand_ins = {name.replace("_", "-").replace("cxx", "c++"): text for name, text in stand_ins.items()}
         for name, text in (WORKING | stand_ins).items():
             (self.tools / name).unlink(missing_ok=True)
             if text is not ABSENT:
                 self.write(self.tools / name, text)
-        environment = {"PATH": str(self.tools), "HOME": str(self.root), "LC_ALL": "C"}
+        environment = {"PATH": str(self.tools), "HOME": str(self.root), "LC_ALL": "C", "KILN_SKIP_APT": "" if asks_for_packages else "1"}
         return subprocess.Popen(
             [self.root / "scripts" / script, *arguments], env=environment, cwd=self.root, text=True,
             stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True,
@@ -96,12 +96,13 @@ NO_ROOM = 'echo head; echo "disk 0 0 $((2 * 1048576)) 0% /"'
     (dict(uname="echo riscv64"), "built for x86-64, this machine is riscv64"),
 ])
 def test_setup_ends_with_one_clear_line(checkout, stand_ins, message):
-    status, lines = checkout.run("setup", **stand_ins)
+    packages = not stand_ins.keys().isdisjoint({"apt_get", "dpkg_query"})  # what the others stumble over, comes behind them
+    status, lines = checkout.run("setup", asks_for_packages=packages, **stand_ins)
     assert status == 1
     assert [line for line in lines if line.startswith("error: ")] == lines[-1:], lines
     assert message in lines[-1]
     # The same command goes on once the cause is gone.
-    status, lines = checkout.run("setup")
+    status, lines = checkout.run("setup", asks_for_packages=packages)
     assert status == 0 and lines[-1] == "==> ready: build/kiln --help"
 
 
@@ -118,7 +119,7 @@ def test_what_is_there_is_not_fetched_again(checkout):
 def test_the_cuda_parts_are_built_where_a_driver_works(checkout, script, driver):
     (checkout.root / ".venv").mkdir()
     (checkout.root / ".venv" / ".complete").touch()
-    checkout.run(script, nvidia_smi=driver, ninja=FAILS)
+    checkout.run(script, asks_for_packages=False, nvidia_smi=driver, ninja=FAILS)
     configured = [line for line in checkout.calls() if line.startswith("cmake")]
     assert len(configured) == 1
     assert ("-DKILN_CUDA=ON" in configured[0]) == (driver != FAILS)
@@ -137,7 +138,7 @@ if [ "$1" = "$(cat interrupt-at 2>/dev/null)" ]; then
   for ((i = 0; i < 600; ++i)); do sleep 0.1; done
 fi
 # kiln sample refuses a folder of other weights
-[ "$1" != sample ] || { mkdir -p demo && mkdir demo/samples; }""")
+[ "$1" != sample ] || { mkdir -p demo && mkdir demo/samples; }""", "bash")
     return checkout
 
 
