@@ -127,14 +127,15 @@ def unet():
     return unet_of(config).state_dict(), config, "unet2d_condition", {}
 
 
-@pytest.mark.parametrize("make, encoder, vae, pipeline_class, sampler", [
-    (unet, "clip", tiny_kl, "StableDiffusionPipeline", "dpmpp_2m"),
+@pytest.mark.parametrize("make, encoder, vae, pipeline_class, sampler", matrix([
     (unet, "clip", tiny_kl, "StableDiffusionPipeline", "euler"),
     (lambda: pixart(24), "t5", tiny_kl, "PixArtSigmaPipeline", "dpmpp_2m"),
     (lambda: pixart(120), "t5", tiny_kl, "PixArtAlphaPipeline", "dpmpp_2m"),
     (sana, "gemma", tiny_dc, "SanaPipeline", "flow_euler"),
+], [
+    (unet, "clip", tiny_kl, "StableDiffusionPipeline", "dpmpp_2m"),
     (sana, "gemma", tiny_dc, "SanaPipeline", "dpmpp_2m"),
-])
+]))
 def test_exported_folders_draw_what_kiln_draws(kiln, convert, tmp_path, make, encoder, vae, pipeline_class, sampler):
     """The folder of kiln convert in the real pipeline, from Kiln's noise: its pictures are those of kiln sample."""
     weights, config, model, call = make()

@@ -6,6 +6,7 @@ import re
 import numpy as np
 import pytest
 import torch
+from conftest import matrix
 from PIL import Image
 
 SIDE = 24
@@ -231,9 +232,10 @@ def test_in_training_and_of_runs(kiln, tmp_path):
     assert kiln("report", tmp_path / "data").returncode == 1
 
 
-@pytest.mark.parametrize("net", ["random", "inception"])
+@pytest.mark.parametrize("net", matrix(["random"], ["inception"]))
 def test_the_plan_counts_evaluations(kiln, tmp_path, net):
-    """The net's weights, the reference's statistics, a batch through the net and the metrics: as they are measured."""
+    """The net's weights, the reference's statistics, a batch through the net and the metrics: as they are measured. Inception's weights
+    are counted in test_protocol.py, too."""
     data = as_npz(tmp_path / "reference.npz", pictures(40, 1)[:, :8, :8])
     options = ["--evaluate-every", "2", "--evaluate-images", "40", "--evaluate-reference", data, "--evaluate-net", net]
     if net == "inception":

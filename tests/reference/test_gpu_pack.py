@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from conftest import REPOSITORY, program
+from conftest import FULL, REPOSITORY, program
 
 BUILD = Path(os.environ.get("KILN_BUILD", REPOSITORY / "build"))
 
@@ -45,11 +45,14 @@ def session(runner, tmp_path):
     return made
 
 
-def test_memory_choices_and_a_kill_log_equal_lines(runner, session):
+def test_memory_choices_and_a_kill_log_equal_lines(runner, session, monkeypatch):
+    if not FULL:  # the others do nothing else on a CPU
+        kept = {"recompute", "optimizer on the disk", "stage 3, weights on the host"}
+        monkeypatch.setattr(runner, "EQUAL_RUNS", {name: options for name, options in runner.EQUAL_RUNS.items() if name in kept})
     session.check("equal lines", runner.equal_lines, "f32")
     session.check("as on the CPU", runner.as_on_the_cpu, "f32", 1e-6)
     assert [check["state"] for check in session.checks] == ["ok", "ok"], session.checks
-    assert session.checks[0]["summary"] == "9 runs logged the same numbers"
+    assert session.checks[0]["summary"] == f"{9 if FULL else 5} runs logged the same numbers"
     assert len(session.checks[0]["details"]) == 20
 
 

@@ -126,7 +126,8 @@ def test_a_fault_is_real_only_by_its_number_and_its_place_is_recorded(copy, tmp_
         assert [number for number, mark in enumerate((tmp_path / words[0]).read_bytes()) if mark] == [numbers[kind]]
 
 
-def test_faults_run_against_the_tests_that_reach_them(copy):
+def test_faults_run_against_the_tests_that_reach_them(copy, monkeypatch):
+    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")  # many processes of pytest start, for a moment each
     assert "test_fails_always fails without any fault" in plant("map", "--copy", copy)
     table = plant("run", "--copy", copy)
     results = json.loads((copy / "results.json").read_text())

@@ -119,10 +119,12 @@ def test_statistics_of_a_reference_serve_in_training(ok, run, tmp_path):
     values = {}
     for name, reference in {"plain": plain, "far": far}.items():
         out = tmp_path / name
-        ok("train", *TRAIN, "--data", run.parent / "data", "--out", out, "--max-steps", "1", "--evaluate-every", "1",
+        ok("train", *TRAIN, "--data", run.parent / "data", "--out", out, "--max-steps", "2", "--evaluate-every", "2",
            "--evaluate-images", "5", "--evaluate-net", "inception", "--evaluate-net-weights", weights,
            "--evaluate-reference", reference, "--ema-decay", "0.7")
         (values[name],) = events_of(out)
+    plan = json.loads((tmp_path / "plain/plan.json").read_text())
+    assert plan["measured"]["by_kind"]["feature net"] == plan["predicted"]["by_kind"]["feature net"] > 0
     assert values["far"]["metrics"]["fid"] > 1e6 > values["plain"]["metrics"]["fid"]
     assert values["far"]["metrics"]["kid"] == pytest.approx(values["plain"]["metrics"]["kid"], rel=1e-6)
     protocol = values["far"]["protocol"]

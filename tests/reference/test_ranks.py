@@ -14,14 +14,14 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import program, run_command, run_program
+from conftest import FULL, program, run_command, run_program
 from safetensors.torch import load_file, save_file
 from test_extract import SIZE, write_pictures
 
 OPTIONS = {"--model": "dit", "--hidden-size": 48, "--depth": 2, "--num-heads": 3, "--patch-size": 2, "--num-classes": 7,
            "--data": "synthetic", "--image-size": 64, "--global-batch": 6, "--objective": "epsilon", "--lr": 1e-3,
            "--threads": 1, "--ema-decay": 0.9, "--log-every": 1, "--peak-tflops": 1, "--seed": 11, "--device": "cpu"}
-STEPS = 30
+STEPS = 30 if FULL else 16
 ENDLESS = 10**6
 
 

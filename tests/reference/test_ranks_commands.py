@@ -145,7 +145,7 @@ def test_one_npz_of_all_ranks(kiln, weights, tmp_path, more):
 
 def test_an_interrupted_npz_goes_on_with_other_ranks(kiln, weights, tmp_path):
     """Without --no-png's files: what the ranks drew waits in a folder, which one rank alone takes up, too."""
-    arguments = sample_arguments(weights, tmp_path / "out", "--npz", tmp_path / "out.npz", "--no-png", "--threads", 1, steps=100)
+    arguments = sample_arguments(weights, tmp_path / "out", "--npz", tmp_path / "out.npz", "--no-png", "--threads", 1, steps=60)
 
     def interrupted(_):
         shutil.rmtree(tmp_path / "out", ignore_errors=True)

@@ -16,6 +16,7 @@ from interruptions import until_interrupted, wait_while_running
 MODEL = ["--model", "dit", "--hidden-size", 48, "--depth", 2, "--num-heads", 3, "--patch-size", 2, "--num-classes", 7]
 OPTIONS = ["--data", "synthetic", "--image-size", 64, "--global-batch", 6, "--micro-batch", 4, "--lr", 1e-3, "--threads", 1,
            "--ema-decay", "0.99,0.5", "--log-every", 1, "--peak-tflops", 1, "--seed", 11]
+STEPS = 120 if FULL else 80  # of an uninterrupted run, and of those that end as it does
 WEIGHTS = ("model.safetensors", "ema.safetensors", "ema-0.5.safetensors", "train_state-00000-of-00001.safetensors")
 
 
@@ -59,12 +60,12 @@ def kill_after(out, steps, num_lines, *extra):
 @pytest.fixture(scope="module")
 def uninterrupted(tmp_path_factory):
     out = tmp_path_factory.mktemp("uninterrupted")
-    result = train(out, 120, "--checkpoint-every", 40)
+    result = train(out, STEPS, "--checkpoint-every", 40)
     assert result.returncode == 0, result.stderr
     return out
 
 
-@pytest.mark.parametrize("checkpoint_every, steps", [(17, 120), (1, 120)] if FULL else [(17, 80), (1, 40)])
+@pytest.mark.parametrize("checkpoint_every, steps", [(17, STEPS), (1, STEPS if FULL else 40)])
 def test_killed_runs_end_in_the_same_bits(uninterrupted, tmp_path, checkpoint_every, steps):
     """With a checkpoint after every step most kills fall into the writing of one."""
     chance = random.Random(checkpoint_every)
@@ -98,38 +99,38 @@ def test_a_stop_signal_checkpoints_and_exits_well(uninterrupted, tmp_path, stop)
 
     def stopped(_):
         shutil.rmtree(out, ignore_errors=True)
-        process = subprocess.Popen(command(out, 120, "--checkpoint-every", 0), stdout=subprocess.PIPE, text=True)
+        process = subprocess.Popen(command(out, STEPS, "--checkpoint-every", 0), stdout=subprocess.PIPE, text=True)
         wait_while_running(process, lambda: len(losses(out)) >= 10)
         process.send_signal(stop)
         stdout, _ = process.communicate(timeout=60)
         assert process.returncode == 0
-        return "stopped by a signal" in stdout and losses(out)[-1][0] < 120
+        return "stopped by a signal" in stdout and losses(out)[-1][0] < STEPS
 
     until_interrupted(stopped)
     step = losses(out)[-1][0]
     assert step >= 10
     assert set(checkpoint(out, step)) == set(WEIGHTS)
-    assert train(out, 120).returncode == 0
-    assert checkpoint(out, 120) == checkpoint(uninterrupted, 120)
+    assert train(out, STEPS).returncode == 0
+    assert checkpoint(out, STEPS) == checkpoint(uninterrupted, STEPS)
     assert losses(out) == losses(uninterrupted)
 
 
 def test_a_finished_run_stays_as_it_is(uninterrupted):
-    before = checkpoint(uninterrupted, 120)
-    result = train(uninterrupted, 120)
-    assert result.returncode == 0 and "finished after step 120" in result.stdout
-    assert checkpoint(uninterrupted, 120) == before
+    before = checkpoint(uninterrupted, STEPS)
+    result = train(uninterrupted, STEPS)
+    assert result.returncode == 0 and f"finished after step {STEPS}" in result.stdout
+    assert checkpoint(uninterrupted, STEPS) == before
 
 
 def test_a_torn_checkpoint_is_passed_over(uninterrupted, tmp_path):
     assert train(tmp_path, 60, "--checkpoint-every", 20).returncode == 0
     torn = tmp_path / "checkpoints" / "step-00000060" / "ema.safetensors"
     torn.write_bytes(torn.read_bytes()[:-1])
-    (tmp_path / "checkpoints" / "step-00000099").mkdir()
-    result = train(tmp_path, 120)
+    (tmp_path / "checkpoints" / "step-00000070").mkdir()
+    result = train(tmp_path, STEPS)
     assert result.returncode == 0, result.stderr
     assert {"event": "resume", "step": 40} in log_lines(tmp_path)
-    assert checkpoint(tmp_path, 120) == checkpoint(uninterrupted, 120)
+    assert checkpoint(tmp_path, STEPS) == checkpoint(uninterrupted, STEPS)
     assert losses(tmp_path) == losses(uninterrupted)
 
 
@@ -137,7 +138,7 @@ def test_a_torn_log_line_is_cut(uninterrupted, tmp_path):
     assert train(tmp_path, 40).returncode == 0
     with open(tmp_path / "log.jsonl", "a") as log:
         log.write('{"step": 41, "loss": 0.9')
-    assert train(tmp_path, 120).returncode == 0
+    assert train(tmp_path, STEPS).returncode == 0
     assert losses(tmp_path) == losses(uninterrupted)
 
 
@@ -193,8 +194,8 @@ def test_a_full_disk_leaves_the_checkpoint_before(uninterrupted, tmp_path):
     assert len(result.stderr.splitlines()) == 1 and "File too large" in result.stderr
     assert checkpoint(tmp_path, 40) == before
     assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["step-00000040"]
-    assert train(tmp_path, 120).returncode == 0
-    assert checkpoint(tmp_path, 120) == checkpoint(uninterrupted, 120)
+    assert train(tmp_path, STEPS).returncode == 0
+    assert checkpoint(tmp_path, STEPS) == checkpoint(uninterrupted, STEPS)
 
 
 def test_finding_6_by_products_do_not_end_training(tmp_path):

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 from closeness import assert_close
-from conftest import program
+from conftest import FULL, program
 from diffusers import (DDIMScheduler, DDPMScheduler, DPMSolverMultistepScheduler, EulerDiscreteScheduler,
                        FlowMatchEulerDiscreteScheduler, StableDiffusion3Img2ImgPipeline, StableDiffusionImg2ImgPipeline,
                        UniPCMultistepScheduler)
@@ -205,7 +205,8 @@ def test_run_folder_by_class_name(kiln, run_folder, tmp_path):
 
 
 def test_killed_sampling_goes_on(kiln, run_folder, tmp_path):
-    common = ["--run", run_folder, "--num-images", 40, "--classes", "all", "--num-sampling-steps", 100]
+    count, steps = (40, 100) if FULL else (20, 60)
+    common = ["--run", run_folder, "--num-images", count, "--classes", "all", "--num-sampling-steps", steps]
     arguments = [*common, "--batch", 2, "--npz", tmp_path / "all.npz", "--out", tmp_path / "out"]
 
     def killed(_):
@@ -214,7 +215,7 @@ def test_killed_sampling_goes_on(kiln, run_folder, tmp_path):
         process = subprocess.Popen([program("kiln"), "sample", *map(str, arguments)], stderr=subprocess.DEVNULL)
         wait_while_running(process, lambda: len(list((tmp_path / "out").glob("0*.png"))) >= 5)
         process.kill()
-        return process.wait() == -signal.SIGKILL and len(list((tmp_path / "out").glob("0*.png"))) < 40
+        return process.wait() == -signal.SIGKILL and len(list((tmp_path / "out").glob("0*.png"))) < count
 
     until_interrupted(killed)
     done = len(list((tmp_path / "out").glob("0*.png")))
@@ -222,8 +223,8 @@ def test_killed_sampling_goes_on(kiln, run_folder, tmp_path):
     assert not (tmp_path / "all.npz").exists()
     before = {path: path.stat().st_mtime_ns for path in (tmp_path / "out").glob("0*.png")}
     stderr = sample(kiln, *arguments)
-    assert f"{done} of 40 images are there already" in stderr
-    assert "40 / 40 images" in stderr
+    assert f"{done} of {count} images are there already" in stderr
+    assert f"{count} / {count} images" in stderr
     assert all(path.stat().st_mtime_ns == time_ for path, time_ in before.items())
     images = pictures(tmp_path / "out")
     assert np.array_equal(np.load(tmp_path / "all.npz")["arr_0"], np.stack(list(images.values())))

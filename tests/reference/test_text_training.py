@@ -10,7 +10,7 @@ import subprocess
 import numpy as np
 import pytest
 import torch
-from conftest import FULL, program, run_program, succeed
+from conftest import FULL, matrix, program, run_program, succeed
 from interruptions import until_interrupted, wait_while_running
 from PIL import Image
 from test_text_store import FAMILIES as ENCODERS
@@ -155,7 +155,7 @@ def buckets(tmp_path_factory, encoders):
     return folder / "store"
 
 
-@pytest.mark.parametrize("family, extra", [("pixart", ["--model-config", '{"micro_condition": true}']), ("sana", [])])
+@pytest.mark.parametrize("family, extra", matrix([("pixart", ["--model-config", '{"micro_condition": true}'])], [("sana", [])]))
 def test_buckets(tmp_path, buckets, family, extra):
     train(buckets, family, tmp_path / "whole", 9, *extra, "--memory-budget", "auto", "--validation-data", buckets, "--validate-every", 9)
     train(buckets, family, tmp_path / "parts", 4, *extra)
