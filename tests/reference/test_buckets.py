@@ -10,7 +10,7 @@ import tarfile
 
 import numpy as np
 import pytest
-from conftest import FULL, program, run_command
+from conftest import FULL, matrix, program, run_command
 from interruptions import until_interrupted, wait_while_running
 from PIL import Image, ImageOps
 from safetensors.numpy import load_file
@@ -184,7 +184,7 @@ def bytes_of(folder):
 
 
 @pytest.mark.parametrize("number", range(5 if FULL else 1))
-@pytest.mark.parametrize("ranks", [0, 2])
+@pytest.mark.parametrize("ranks", matrix([2], [0]))
 def test_killed_and_continued_gives_the_same_bytes(kiln, tmp_path, ranks, number):
     write_many(tmp_path / "in")
     more = [*BUCKETS, "--batch", 7, "--shard-size", 9, *(["--nproc", ranks] if ranks else [])]

@@ -8,7 +8,7 @@ import subprocess
 
 import numpy as np
 import pytest
-from conftest import run_program
+from conftest import matrix, run_program
 from PIL import Image
 from safetensors.torch import load_file
 from test_ranks import command, free_port, losses, train
@@ -100,11 +100,13 @@ def turn_a_bit(path):
     path.write_bytes(content)
 
 
-@pytest.mark.parametrize("division", [ranks_of(1, 0), ranks_of(2, 2)], ids=["one rank", "two ranks"])
-@pytest.mark.parametrize("name", STATE)
-def test_a_bit_that_a_disk_turned_over_is_noticed(two_ranks, alone, tmp_path, name, division):
+FILES_OF_RANKS = [(name, ranks) for ranks in (1, 2) for name in STATE]
+
+
+@pytest.mark.parametrize("name, ranks", matrix(FILES_OF_RANKS[::2], FILES_OF_RANKS[1::2]))
+def test_a_bit_that_a_disk_turned_over_is_noticed(two_ranks, alone, tmp_path, name, ranks):
     """The run goes on from the checkpoint before, to the same bytes, and the next pruning does not take that for an old one."""
-    source = two_ranks if division else alone
+    source, division = (two_ranks, ranks_of(2, 2)) if ranks == 2 else (alone, [])
     shutil.copytree(source, tmp_path / "run")
     out = tmp_path / "run"
     turn_a_bit(checkpoint(out, STEPS) / name)

@@ -6,7 +6,7 @@ import json
 import numpy as np
 import pytest
 import torch
-from conftest import FULL, run_program, succeed
+from conftest import FULL, matrix, run_program, succeed
 from PIL import Image
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
@@ -64,6 +64,12 @@ def runs(request, train, tmp_path_factory):
     return request.param, train(folder / "rounded", 6, *ROUNDED, "--optimizer", request.param)
 
 
+def of_optimizers(*covering):
+    """The runs of these optimizers, with --full those of all."""
+    values = [matrix([optimizer], []) if optimizer in covering else matrix([], [optimizer]) for optimizer in OPTIMIZERS]
+    return pytest.mark.parametrize("runs", sum(values, []), indirect=True, scope="module")
+
+
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 def test_a_step_is_that_of_f32_masters_rounded_up_or_down(train, start, tmp_path, optimizer):
     """From the same weights both compute the same gradients: what is kept is one of the two neighbours of what f32 masters are, in
@@ -85,6 +91,7 @@ def test_a_step_is_that_of_f32_masters_rounded_up_or_down(train, start, tmp_path
     assert abs((places - shares)[moved].sum()) < 4 * deviation
 
 
+@of_optimizers("adamw", "came")
 def test_a_stopped_run_goes_on_bitwise(train, runs, tmp_path):
     optimizer, whole = runs
     for steps in (2, 3, 6):
@@ -93,6 +100,7 @@ def test_a_stopped_run_goes_on_bitwise(train, runs, tmp_path):
     assert_same_files(tmp_path / "parts", whole, 6)
 
 
+@of_optimizers("adamw-8bit")
 def test_memory_choices_threads_and_pictures_change_no_bit(train, runs, tmp_path):
     """Pictures are drawn with the average, for which the weights make room."""
     optimizer, whole = runs
@@ -104,6 +112,7 @@ def test_memory_choices_threads_and_pictures_change_no_bit(train, runs, tmp_path
     assert_same_files(tmp_path / "run", whole, 6)
 
 
+@of_optimizers("adamw", "came")
 def test_ranks(train, runs, tmp_path):
     """Two ranks add gradients up in another order than one, but each weight is rounded as on one rank, whoever holds it."""
     optimizer, whole = runs

@@ -34,7 +34,9 @@ def test_nvme_trains_what_memory_trains_and_either_resumes_the_other(kiln, tmp_p
     _, expected = trained(kiln, tmp_path / "none", *common)
     _, offloaded = trained(kiln, tmp_path / "nvme", *common, *nvme)
     assert offloaded == expected
-    for name, first, second in (("to", (), nvme), ("from", nvme, ())):
+    ways = {"to": ((), nvme), "from": (nvme, ())}
+    for name in ways if FULL else ["to" if dtype == "f32" else "from"]:
+        first, second = ways[name]
         trained(kiln, tmp_path / name, *common, *first, "--max-steps", "2")
         _, resumed = trained(kiln, tmp_path / name, *common, *second)
         assert resumed == expected
