@@ -9,6 +9,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 from closeness import assert_close
+from conftest import matrix
 from dit_torch import DiT, randomise_
 from pipelines import START, assert_pictures_of, kiln_normals, read_npz, text_encoder, tiny_dc, tiny_kl
 from pixart_torch import PixArt
