@@ -28,7 +28,7 @@ def forked(*arguments, folder=".", timeout=120, **environment):
     (["plan", "--recipe", "recipe.toml", "--gpu", "T4", "--json"], {}, 0),
     (["train", "--max-step", "3"], {}, 2),
     (["plan", "--gpu", "T5"], {}, 1),
-    (["plan", "--recipe", ""], {}, 1),
+    (["train", ""], {}, 2),
     (["--version"], {"KILN_CPU": "sse2"}, 1),
 ])
 def test_it_says_and_ends_as_a_program_that_is_started(tmp_path, arguments, environment, status):
