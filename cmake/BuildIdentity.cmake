@@ -2,7 +2,7 @@
 # Writes a source file that names this build: the version and a hash of all sources. It stays untouched while they
 # are the same, so that one small file is compiled anew, and one program linked, when they change.
 set(patterns "")
-foreach(extension cpp h cu cuh)
+foreach(extension cpp h cu cuh html)
   list(APPEND patterns "${SOURCE}/src/*.${extension}")
 endforeach()
 file(GLOB_RECURSE files RELATIVE "${SOURCE}" ${patterns})
