@@ -5,7 +5,7 @@
 
 #include "core/error.h"
 #include "core/files/atomic_file.h"
-#include "core/text/html.h"
+#include "core/page/page.h"
 #include "core/text/some_of.h"
 #include "core/text/utf8.h"
 
@@ -140,17 +140,10 @@ std::string SampleOutput::write_grid(int64_t count, int64_t columns) const {
 
 std::string SampleOutput::write_captioned_grid(const std::vector<std::string>& captions,
                                                int64_t columns) const {
-  std::string page = fmt::format(
-      "<!doctype html><meta charset=\"utf-8\"><title>Samples</title>\n"
-      "<style>body{{font:14px sans-serif;margin:1em}}"
-      "main{{display:grid;grid-template-columns:repeat({},minmax(0,9em));gap:1em}}"
-      "figure{{margin:0;text-align:center}}img{{width:100%;image-rendering:pixelated}}</style>\n<main>\n",
-      columns);
-  for (size_t i = 0; i < captions.size(); ++i)
-    page += fmt::format("<figure><img src=\"{}\" alt=\"\"><figcaption>{}</figcaption></figure>\n",
-                        escape(names_[i]), escape(captions[i]));
+  Page page("Samples");
+  for (size_t i = 0; i < captions.size(); ++i) page.picture(names_[i], captions[i], columns);
   std::string path = (fs::path(options_.folder) / "grid.html").string();
-  write_file_atomically("sample", path, page + "</main>\n");
+  write_file_atomically("sample", path, page.html());
   return path;
 }
 

@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "core/page/page.h"
 #include "step/span.h"
 
 namespace kiln {
@@ -29,7 +30,7 @@ nlohmann::json audit_precision(const std::vector<Span>& spans, const PrecisionCo
 
 // Returns the audit as tables for the terminal, with the longest rows of each.
 std::string precision_text(const nlohmann::json& audit);
-// Returns RUN/precision.json as tables for the report. Empty without that file.
-std::string precision_section(const std::string& run);
+// Adds RUN/precision.json as tables to the report, if there is that file.
+void add_precision(Page& page, const std::string& run);
 
 }  // namespace kiln

@@ -3,7 +3,6 @@
 #include <fstream>
 
 #include "core/error.h"
-#include "core/text/html.h"
 #include "watch/precision_audit.h"
 #include "watch/prediction.h"
 
@@ -17,65 +16,61 @@ constexpr size_t kRowsShown = 12;  // per table
 
 // A table for the terminal or the report.
 struct Table {
-  std::string title;
-  std::vector<std::string> columns;
-  std::vector<std::vector<std::string>> rows;
+  std::string title{};
+  std::vector<std::string> columns{};
+  std::vector<std::vector<std::string>> rows{};
   size_t num_left_out = 0;
 };
 
-std::string milliseconds(const Json& row) {
-  return fmt::format("{:.2f}", 1e3 * row.at("seconds").get<double>());
-}
-std::string percent(const Json& row, const char* key) {
-  return fmt::format("{:.1f} %", 100 * row.at(key).get<double>());
-}
-std::string text(const Json& row, const char* key) { return row.at(key).get<std::string>(); }
-std::string count(const Json& row, const char* key) { return std::to_string(row.at(key).get<int64_t>()); }
+struct Column {
+  const char* head;
+  const char* key = head;  // in a row of the audit
+};
+struct ListOfAudit {
+  const char *title, *key;
+  std::vector<Column> columns;
+};
+const ListOfAudit kLists[] = {
+    {"time by dtype", "by_dtype", {{"dtype"}, {"ms", "seconds"}, {"share"}, {"operations", "num"}}},
+    {"casts",
+     "casts",
+     {{"segment"},
+      {"phase"},
+      {"operation"},
+      {"from"},
+      {"to"},
+      {"times", "num"},
+      {"bytes"},
+      {"ms", "seconds"}}},
+    {"in f32",
+     "f32",
+     {{"segment"}, {"phase"}, {"operation"}, {"times", "num"}, {"ms", "seconds"}, {"share"}, {"why"}}},
+    {"overflows", "overflows", {{"segment"}, {"phase"}, {"operation"}, {"dtype"}, {"values"}}},
+    {"largest values in 16 bits",
+     "largest",
+     {{"segment"}, {"dtype"}, {"value"}, {"of its range", "share_of_range"}}}};
 
-template <class Row>
-void fill(Table& table, const Json& rows, const Row& cells) {
-  for (const Json& row : rows)
-    if (table.rows.size() < kRowsShown)
-      table.rows.push_back(cells(row));
-    else
-      ++table.num_left_out;
+std::string text(const Json& row, const std::string& key) {
+  const Json& value = row.at(key);
+  if (key == "seconds") return fmt::format("{:.2f}", 1e3 * value.get<double>());
+  if (key.starts_with("share")) return fmt::format("{:.1f} %", 100 * value.get<double>());
+  if (key == "bytes") return size_text(value.get<double>());
+  if (key == "value") return fmt::format("{:.4g}", value.get<double>());
+  return value.is_string() ? value.get<std::string>() : value.dump();
 }
 
 std::vector<Table> tables_of(const Json& audit) {
   std::vector<Table> tables;
-  Table* table = &tables.emplace_back(Table{"time by dtype", {"dtype", "ms", "share", "operations"}, {}});
-  fill(*table, audit.at("by_dtype"), [](const Json& row) {
-    return std::vector{text(row, "dtype"), milliseconds(row), percent(row, "share"), count(row, "num")};
-  });
-  table = &tables.emplace_back(
-      Table{"casts", {"segment", "phase", "operation", "from", "to", "times", "bytes", "ms"}, {}});
-  fill(*table, audit.at("casts"), [](const Json& row) {
-    return std::vector{text(row, "segment"),
-                       text(row, "phase"),
-                       text(row, "operation"),
-                       text(row, "from"),
-                       text(row, "to"),
-                       count(row, "num"),
-                       size_text(row.at("bytes").get<double>()),
-                       milliseconds(row)};
-  });
-  table = &tables.emplace_back(
-      Table{"in f32", {"segment", "phase", "operation", "times", "ms", "share", "why"}, {}});
-  fill(*table, audit.at("f32"), [](const Json& row) {
-    return std::vector{text(row, "segment"), text(row, "phase"),    text(row, "operation"), count(row, "num"),
-                       milliseconds(row),    percent(row, "share"), text(row, "why")};
-  });
-  table = &tables.emplace_back(Table{"overflows", {"segment", "phase", "operation", "dtype", "values"}, {}});
-  fill(*table, audit.at("overflows"), [](const Json& row) {
-    return std::vector{text(row, "segment"), text(row, "phase"), text(row, "operation"), text(row, "dtype"),
-                       count(row, "values")};
-  });
-  table = &tables.emplace_back(
-      Table{"largest values in 16 bits", {"segment", "dtype", "value", "of its range"}, {}});
-  fill(*table, audit.at("largest"), [](const Json& row) {
-    return std::vector{text(row, "segment"), text(row, "dtype"),
-                       fmt::format("{:.4g}", row.at("value").get<double>()), percent(row, "share_of_range")};
-  });
+  for (const ListOfAudit& list : kLists) {
+    Table& table = tables.emplace_back(Table{.title = list.title});
+    for (const Column& column : list.columns) table.columns.push_back(column.head);
+    for (const Json& row : audit.at(list.key)) {
+      if (table.rows.size() == kRowsShown) break;
+      std::vector<std::string>& cells = table.rows.emplace_back();
+      for (const Column& column : list.columns) cells.push_back(text(row, column.key));
+    }
+    table.num_left_out = audit.at(list.key).size() - table.rows.size();
+  }
   return tables;
 }
 
@@ -109,28 +104,13 @@ std::string precision_text(const Json& audit) {
   return lines;
 }
 
-std::string precision_section(const std::string& run) {
+void add_precision(Page& page, const std::string& run) {
   std::ifstream file(run + "/precision.json");
-  if (!file) return "";
   const Json audit = Json::parse(file, nullptr, /*allow_exceptions=*/false);
-  if (!audit.is_object()) return "";
-  std::string html =
-      fmt::format("<h2>Precision of a step in {}</h2>\n", escape(text(audit, "compute_dtype")));
-  for (const Json& sentence : audit.at("advice"))
-    html += "<p class=\"finding\">" + escape(sentence.get<std::string>()) + "</p>\n";
-  for (const Table& table : tables_of(audit)) {
-    if (table.rows.empty()) continue;
-    html += fmt::format("<h3>{}</h3>\n<div class=\"plot\"><table><tr>", escape(table.title));
-    for (const std::string& column : table.columns) html += fmt::format("<th>{}</th>", escape(column));
-    html += "</tr>\n";
-    for (const auto& row : table.rows) {
-      html += "<tr>";
-      for (const std::string& cell : row) html += fmt::format("<td>{}</td>", escape(cell));
-      html += "</tr>\n";
-    }
-    html += "</table></div>\n";
-  }
-  return html;
+  if (!audit.is_object()) return;
+  page.section("Precision of a step in " + text(audit, "compute_dtype"));
+  for (const Json& sentence : audit.at("advice")) page.text(sentence.get<std::string>(), "finding");
+  for (const Table& table : tables_of(audit)) page.table(table.columns, table.rows, table.title);
 }
 
 }  // namespace kiln

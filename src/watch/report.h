@@ -1,4 +1,4 @@
-// Self-contained HTML reports of one run and of several.
+// The pages of one run and of several.
 #pragma once
 #include <string>
 #include <vector>

@@ -1,56 +1,48 @@
-// The building blocks of report.html.
+// The parts of a run's page. Each adds nothing if the run has nothing of it.
 #pragma once
-#include <filesystem>
 #include <nlohmann/json.hpp>
 #include <string>
+#include <utility>
 #include <vector>
 
-#include "watch/plot.h"
+#include "core/page/page.h"
 #include "watch/prediction.h"
 #include "watch/reported_run.h"
 
 namespace kiln {
 
-// Returns (step, value) of every line.
-std::vector<PlotPoint> points_of(const std::vector<nlohmann::json>& lines, const char* key, double scale = 1);
-// Returns the exponential mean with a horizon of a twentieth of the run, without the bias of its start.
-std::vector<PlotPoint> smoothed(const std::vector<PlotPoint>& points);
-// Returns a framed plot, empty if there is nothing to draw.
-std::string plot(const PlotOptions& options, const std::vector<PlotSeries>& series);
-// Stacks the parts, with the first at the bottom and a legend below.
-std::string stacked_plot(const PlotOptions& options, const std::vector<PlotSeries>& parts,
-                         const std::vector<PlotSeries>& lines_above = {});
-
-// Returns a whole document in the report's style. `body` is HTML.
-std::string page(const std::string& title, const std::string& body);
-// Returns a line of a list of names and values. Both are texts, not HTML.
-std::string row(const std::string& name, const std::string& value);
-// Returns the bytes of a grid's file, none if it cannot be read.
-std::string read_grid(const std::filesystem::path& path);
-// Embeds a picture, the bytes of its PNG file, in the document.
-std::string figure(const std::string& png, const std::string& caption);
-// Returns how a grid was drawn and what it shows, row by row, as the bytes of its file say: "seed 0, ddim in
-// 50 steps, guidance 4, ema-0.9999: a bird | two birds". Empty for a grid of an earlier version.
-std::string grid_text(const std::string& png);
-
-// Plot log lines: the time of a step by phase, the loader, the GPU (empty without one).
-std::string phase_plot(const std::vector<nlohmann::json>& lines);
-std::string loader_plots(const std::vector<nlohmann::json>& lines);
-std::string gpu_plots(const std::vector<nlohmann::json>& lines);
+// Returns a series for each entry of the objects or lists under `key`, by its name or index. `of_entry`: the
+// number that is meant of entries that are objects.
+std::vector<PlotSeries> series_of(const std::vector<nlohmann::json>& lines, const char* key,
+                                  const char* of_entry = "", double scale = 1);
+// Returns a number as a table shows it: "-" if it is not finite.
+std::string cell_text(double value, const char* format = "{:.5g}");
 
 // Plots memory by kind over a step, with the measured sum as a line if there is one.
-std::string memory_plot(const MemoryCurve& by_kind, const MemoryCurve& measured = {});
-// Shows the metrics of drawn pictures over the steps and the results of kiln evaluate, each with its
-// protocol. Empty without any.
-std::string evaluation_section(const ReportedRun& run);
+void add_memory_plot(Page& page, const MemoryCurve& by_kind, const MemoryCurve& measured = {});
+// Compares prediction and measurement, from RUN/plan.json.
+void add_plan(Page& page, const std::string& run);
 
-// Lists the stages that have begun; plots the loss by stage, by source and by bucket. Empty for a run with
-// one of each.
-std::string stage_section(const ReportedRun& run);
-// Returns a table of the stages that have begun. Empty without stages.
-std::string stage_table(const ReportedRun& run);
+// Results of one name and protocol are one: the last counts.
+using NamedResult = std::pair<std::string, nlohmann::json>;
+// Divides results by their protocols, in the order of the first of each.
+std::vector<std::vector<NamedResult>> by_protocol(const std::vector<NamedResult>& results);
+// Adds a table with the metrics and the step of each. `head`: the name of the column of names.
+void add_results(Page& page, const std::string& head, const std::vector<NamedResult>& results);
+// Adds the metrics of drawn pictures over the steps, and the results of kiln evaluate, with their protocols.
+void add_evaluation(Page& page, const ReportedRun& run);
 
-// Compares prediction and measurement from RUN/plan.json. Empty without that file.
-std::string plan_section(const std::string& run);
+// Adds a table of the stages that have begun, and the losses by stage, by source and by bucket.
+void add_stages(Page& page, const ReportedRun& run);
+void add_stage_table(Page& page, const ReportedRun& run, const std::string& title = "");
+
+struct ReportedGrid {
+  std::string name, png;  // the bytes of its file
+  // How it was drawn and what it shows, row by row, as its file says: "seed 0, ddim in 50 steps, guidance 4,
+  // ema-0.9999: a bird | two birds". Empty for a grid of an earlier version.
+  std::string drawn;
+};
+// Returns at most `most` of the run's sample grids, evenly spread, oldest first, always with the newest.
+std::vector<ReportedGrid> read_grids(const std::string& run, size_t most);
 
 }  // namespace kiln

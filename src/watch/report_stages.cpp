@@ -1,6 +1,4 @@
 // The stages of a run, and its losses by stage, by source and by bucket.
-#include <algorithm>
-#include <cmath>
 #include <map>
 
 #include "run/stage_options.h"
@@ -11,13 +9,6 @@ namespace kiln {
 namespace {
 
 using Json = nlohmann::json;
-
-constexpr const char* kGroupColors[] = {"#2563eb", "#f59e0b", "#10b981", "#ef4444",
-                                        "#8b5cf6", "#0ea5e9", "#db2777", "#64748b"};
-
-PlotSeries series_of(const std::string& name, size_t index, const std::vector<PlotPoint>& points) {
-  return {.name = name, .color = kGroupColors[index % std::size(kGroupColors)], .points = smoothed(points)};
-}
 
 struct ReportedStage {
   std::string name{};
@@ -63,56 +54,41 @@ std::map<int64_t, ReportedStage> stages_of(const ReportedRun& run) {
   return stages;
 }
 
-std::string stage_plot(const std::map<int64_t, ReportedStage>& stages, const std::vector<Json>& lines) {
+std::vector<PlotSeries> by_stage(const std::map<int64_t, ReportedStage>& stages,
+                                 const std::vector<Json>& lines) {
   std::vector<PlotSeries> series;
-  for (auto stage = stages.begin(); stage != stages.end(); ++stage) {
-    const auto next = std::next(stage);
-    std::vector<PlotPoint> points;
-    for (const PlotPoint& point : points_of(lines, "loss"))
-      if (point.x >= static_cast<double>(stage->first) &&
-          (next == stages.end() || point.x < static_cast<double>(next->first)))
-        points.push_back(point);
-    series.push_back(series_of(stage->second.name, series.size(), points));
+  for (const auto& [first, stage] : stages) series.push_back({.name = stage.name});
+  for (const PlotPoint& point : points_of(lines, "loss")) {
+    size_t begun = 0;
+    for (const auto& [first, stage] : stages) begun += point.x >= static_cast<double>(first) ? 1 : 0;
+    if (begun > 0) series[begun - 1].points.push_back(point);
   }
-  return plot({.title = "Loss by stage", .x_label = "step", .log_y = true}, series);
+  return series;
 }
 
-// Plots a curve for each name under `key`.
-std::string group_plot(const char* title, const char* key, const std::vector<Json>& lines) {
-  std::map<std::string, std::vector<PlotPoint>> groups;
-  for (const Json& line : lines)
-    if (const auto found = line.find(key); found != line.end())
-      for (const auto& [name, loss] : found->items())
-        if (loss.is_number()) groups[name].push_back({number(line, "step"), loss.get<double>()});
-  std::vector<PlotSeries> series;
-  series.reserve(groups.size());
-  for (const auto& [name, points] : groups) series.push_back(series_of(name, series.size(), points));
-  return plot({.title = title, .x_label = "step", .log_y = true}, series);
+void add_losses(Page& page, const char* title, std::vector<PlotSeries> series) {
+  for (PlotSeries& one : series) one.points = smoothed(one.points);
+  page.plot({.title = title, .log_y = true}, series);
 }
 
 }  // namespace
 
-std::string stage_table(const ReportedRun& run) {
-  const std::map<int64_t, ReportedStage> stages = stages_of(run);
-  if (stages.empty()) return "";
-  std::string html =
-      "<div class=\"card\"><table><tr><th>stage</th><th>from step</th><th>steps</th><th>samples</th>"
-      "<th>px</th><th>learning rate</th></tr>\n";
-  for (const auto& [step, stage] : stages)
-    html += fmt::format("<tr><td>{}</td><td>{}</td><td>{}</td><td>{}</td><td>{}</td><td>{:g}</td></tr>\n",
-                        escape(stage.name), step, stage.steps,
-                        stage.samples > 0 ? std::to_string(stage.samples) : "-", stage.image_size, stage.lr);
-  return html + "</table></div>\n";
+void add_stage_table(Page& page, const ReportedRun& run, const std::string& title) {
+  std::vector<std::vector<std::string>> rows;
+  for (const auto& [step, stage] : stages_of(run))
+    rows.push_back({stage.name, std::to_string(step), std::to_string(stage.steps),
+                    stage.samples > 0 ? std::to_string(stage.samples) : "-", std::to_string(stage.image_size),
+                    fmt::format("{:g}", stage.lr)});
+  page.table({"stage", "from step", "steps", "samples", "px", "learning rate"}, rows, title);
 }
 
-std::string stage_section(const ReportedRun& run) {
-  const std::map<int64_t, ReportedStage> stages = stages_of(run);
-  std::string plots = stages.size() > 1 ? stage_plot(stages, run.steps) : "";
-  plots += group_plot("Loss by source", "loss_by_source", run.steps);
-  plots += group_plot("Loss by bucket", "loss_by_bucket", run.steps);
-  if (plots.empty()) return "";
-  return "<h2>Stages, sources, buckets</h2>\n" + stage_table(run) + "<div class=\"plots\">\n" + plots +
-         "</div>\n";
+void add_stages(Page& page, const ReportedRun& run) {
+  page.section("Stages, sources, buckets");
+  add_stage_table(page, run);
+  if (const auto stages = stages_of(run); stages.size() > 1)
+    add_losses(page, "Loss by stage", by_stage(stages, run.steps));
+  add_losses(page, "Loss by source", series_of(run.steps, "loss_by_source"));
+  add_losses(page, "Loss by bucket", series_of(run.steps, "loss_by_bucket"));
 }
 
 }  // namespace kiln

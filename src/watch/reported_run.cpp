@@ -31,14 +31,7 @@ std::vector<Json> read_evaluations(const std::string& run) {
   return results;
 }
 
-std::vector<double> finite_values(const std::vector<Json>& lines, const char* key) {
-  std::vector<double> values;
-  for (const Json& line : lines)
-    if (const double value = number(line, key); std::isfinite(value)) values.push_back(value);
-  return values;
-}
-
-int64_t count(const Json& line, const char* key) {
+int64_t whole_number(const Json& line, const char* key) {
   const auto found = line.find(key);
   return found != line.end() && found->is_number_integer() ? found->get<int64_t>() : 0;
 }
@@ -60,27 +53,41 @@ void take_drawing(const Json& record, Json& options) {
 
 }  // namespace
 
-double number(const Json& line, const char* key) {
+double number(const Json& line, const std::string& key) {
   const auto found = line.find(key);
   return found != line.end() && found->is_number() ? found->get<double>() : std::nan("");
 }
 
-std::vector<PlotPoint> ReportedRun::validation() const {
+std::vector<PlotPoint> points_of(const std::vector<Json>& lines, const char* key, double scale) {
   std::vector<PlotPoint> points;
-  for (const Json& line : log)
-    if (const double loss = number(line, "validation_loss"); std::isfinite(loss))
-      points.push_back({number(line, "step"), loss});
+  for (const Json& line : lines)
+    if (const double value = number(line, key); std::isfinite(value))
+      points.push_back({number(line, "step"), value * scale});
   return points;
 }
 
+std::vector<PlotPoint> smoothed(const std::vector<PlotPoint>& points) {
+  const double decay = 1 - 1 / std::max(1.0, static_cast<double>(points.size()) / 20);
+  std::vector<PlotPoint> means;
+  double sum = 0, weight = 0;
+  for (const PlotPoint& point : points) {
+    sum = decay * sum + point.y;
+    weight = decay * weight + 1;
+    means.push_back({point.x, sum / weight});
+  }
+  return means;
+}
+
 double ReportedRun::median(const char* key) const {
-  const std::vector<double> values = finite_values(steps, key);
+  std::vector<double> values;
+  for (const PlotPoint& point : points_of(steps, key)) values.push_back(point.y);
   return values.empty() ? std::nan("") : kiln::median(values);
 }
 
 double ReportedRun::highest(const char* key) const {
-  const std::vector<double> values = finite_values(steps, key);
-  return values.empty() ? std::nan("") : std::ranges::max(values);
+  double most = std::nan("");
+  for (const PlotPoint& point : points_of(steps, key)) most = std::fmax(most, point.y);
+  return most;
 }
 
 ReportedRun read_reported_run(const std::string& folder) {
@@ -96,8 +103,8 @@ ReportedRun read_reported_run(const std::string& folder) {
   run.by_command = read_evaluations(folder);
   if (!run.steps.empty()) {
     const Json& last = run.steps.back();
-    run.last_step = count(last, "step");
-    run.images = count(last, "images_seen");
+    run.last_step = whole_number(last, "step");
+    run.images = whole_number(last, "images_seen");
     if (const double seconds = number(last, "train_seconds"); std::isfinite(seconds)) run.seconds = seconds;
   }
   const std::vector<Checkpoint> checkpoints = list_checkpoints(folder);

@@ -6,12 +6,16 @@
 #include <vector>
 
 #include "checkpoint/train_state.h"
-#include "watch/plot.h"
+#include "core/page/page.h"
 
 namespace kiln {
 
 // Returns a number of a log line, or NaN if the line has none of this name.
-double number(const nlohmann::json& line, const char* key);
+double number(const nlohmann::json& line, const std::string& key);
+// Returns (step, value) of every line that has this number.
+std::vector<PlotPoint> points_of(const std::vector<nlohmann::json>& lines, const char* key, double scale = 1);
+// Returns the exponential mean with a horizon of a twentieth of the run, without the bias of its start.
+std::vector<PlotPoint> smoothed(const std::vector<PlotPoint>& points);
 
 struct ReportedRun {
   std::string folder{}, name{};                      // as given; the name of the folder
@@ -28,7 +32,7 @@ struct ReportedRun {
   double seconds = 0;
 
   // Returns the losses of held-out samples over the steps.
-  std::vector<PlotPoint> validation() const;
+  std::vector<PlotPoint> validation() const { return points_of(log, "validation_loss"); }
   // Return the median and the highest of a number of the log's steps. NaN if no line has it.
   double median(const char* key) const;
   double highest(const char* key) const;

@@ -46,6 +46,16 @@ READ_PAGE = """(() => {
 })()"""
 
 
+def read_data(path):
+    """What a page holds, as the program wrote it for its own script: {"title", "sections": [{"title", "parts"}]}."""
+    return json.loads(re.search(r'<script type="application/json" id="data">(.*?)</script', Path(path).read_text(), re.DOTALL)[1])
+
+
+def parts_of(path, kind):
+    """The parts of a kind on a page, in their order."""
+    return [part for section in read_data(path)["sections"] for part in section["parts"] if part["kind"] == kind]
+
+
 class Page:
     """What a browser made of a page.
 
@@ -118,13 +128,15 @@ class Browser:
         os.close(self._out)
         self._folder.cleanup()
 
-    def open(self, path, width=1300, height=1000):
-        """Opens a file in a window of this size and waits until the page and its pictures have loaded."""
+    def open(self, path, width=1300, height=1000, scripts=True):
+        """Opens a file in a window of this size and waits until the page and its pictures have loaded. scripts: those of the
+        page run."""
         target = self.send("Target.createTarget", url="about:blank")["targetId"]
         session = self.send("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
         for domain in ("Page", "Runtime", "Log", "Network"):
             self.send(domain + ".enable", session)
         self.send("Emulation.setDeviceMetricsOverride", session, width=width, height=height, deviceScaleFactor=1, mobile=False)
+        self.send("Emulation.setScriptExecutionDisabled", session, value=not scripts)
         self._events.clear()
         answer = self.send("Page.navigate", session, url=Path(path).resolve().as_uri())
         assert "errorText" not in answer, f"{path}: {answer['errorText']}"

@@ -4,6 +4,7 @@ import json
 import re
 
 import pytest
+from browser import parts_of
 from PIL import Image
 
 TINY = ["--model", "dit", "--hidden-size", 48, "--depth", 2, "--num-heads", 3, "--patch-size", 4, "--num-classes", 4,
@@ -118,13 +119,14 @@ def test_a_short_run_draws_its_grid_at_the_end(kiln, tmp_path):
 def test_the_report_is_as_far_as_the_run(kiln, tmp_path):
     result = kiln("train", *TINY, "--max-steps", 13, "--log-every", 5, "--out", tmp_path / "run")
     assert result.returncode == 0, result.stderr
-    html = (tmp_path / "run" / "report.html").read_text()
-    assert "<b>13</b><span>steps</span>" in html and "<b>104</b><span>images seen</span>" in html
+    (figures,) = parts_of(tmp_path / "run" / "report.html", "figures")
+    assert ["13", "steps"] in figures["items"] and ["104", "images seen"] in figures["items"]
     # What happened is told in words.
     assert kiln("train", *TINY, "--max-steps", 14, "--log-every", 5, "--out", tmp_path / "run").returncode == 0
-    html = (tmp_path / "run" / "report.html").read_text()
-    assert "<b>14</b><span>steps</span>" in html
-    assert "<span>step 13</span><b>resume</b>" in html and "{&quot;event" not in html
+    (figures,) = parts_of(tmp_path / "run" / "report.html", "figures")
+    assert ["14", "steps"] in figures["items"]
+    (events,) = [table for table in parts_of(tmp_path / "run" / "report.html", "table") if "event" in table["columns"]]
+    assert ["step 13", "resume"] in events["rows"]
 
 
 def test_two_steps_say_nothing_against_the_plan(kiln, tmp_path):

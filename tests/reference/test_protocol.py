@@ -1,12 +1,12 @@
 """What a result was measured by: which average, how an .npz was drawn, what a run in training judges by, and reports."""
 
 import json
-import re
 import shutil
 
 import numpy as np
 import pytest
 import torch
+from browser import read_data
 from PIL import Image
 from safetensors.torch import load_file, save_file
 from test_evaluate import TRAIN, as_folder, as_npz, pictures
@@ -162,16 +162,17 @@ def test_reports_show_every_result(ok, run, tmp_path):
     other = folders[1] / "evaluations.jsonl"
     other.write_text(json.dumps(json.loads(other.read_text()) | {"metrics": {"fd_random": 123.0}}) + "\n")
     ok("report", *folders, "--out", tmp_path / "both.html")
-    table = (tmp_path / "both.html").read_text().split("<h2>Metrics</h2>")[1].split("</table>")[0]
-    values = re.findall(r"<tr><td>([^<]*)</td><td>([^<]*)</td>", table)
+    (metrics,) = [section["parts"] for section in read_data(tmp_path / "both.html")["sections"] if section["title"] == "Metrics"]
+    values = [row[:2] for row in metrics[0]["rows"]]
     assert [name for name, _ in values] == [str(folder) for folder in folders]
     assert values[0][1] != values[1][1] == "123", "each its own"
     own = tmp_path / "own.html"
     assert ok("report", folders[0], "--out", own).stdout.strip() == str(own)
-    section = own.read_text().split("<h2>Evaluation</h2>")[1]
+    (evaluation,) = [section["parts"] for section in read_data(own)["sections"] if section["title"] == "Evaluation"]
     result = json.loads((folders[0] / "evaluations.jsonl").read_text())
-    assert "By kiln evaluate" in section and "feature_net.name" in section
-    assert f"<td>{result['metrics']['fd_random']:.5g}</td>" in section
+    text, table, protocol = evaluation
+    assert text["text"].startswith("By kiln evaluate") and ["feature_net.name", "random"] in protocol["items"]
+    assert f"{result['metrics']['fd_random']:.5g}" in table["rows"][0]
 
 
 def test_dinov2_from_end_to_end(ok, tmp_path):

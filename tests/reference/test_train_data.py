@@ -114,7 +114,7 @@ def test_sample_grids_are_decoded(train, stores, tiny_vae, tmp_path):
     grid = Image.open(tmp_path / "samples" / "step-00000002.png")
     assert min(grid.size) >= 2 * SIZE
     report = (tmp_path / "report.html").read_text()
-    assert "data:image/png;base64," in report and "<svg" in report and "http" not in report.replace("http-equiv", "")
+    assert "data:image/png;base64," in report and "http" not in report.replace("http-equiv", "")
 
 
 def test_model_settings_may_lie_in_a_file(train, stores, tmp_path):

@@ -16,6 +16,7 @@
 #include "core/allocations.h"
 #include "core/error.h"
 #include "models/autoencoders/autoencoder_kl.h"
+#include "page_data.h"
 #include "parallel/busy_processor.h"
 #include "parallel/nvml.h"
 #include "test_files.h"
@@ -528,17 +529,24 @@ TEST(ReportParts, MemoryIsStackedByKindWithTheMeasuredLineOverIt) {
   MemoryCurve curve;
   for (const char* phase : {"forward", "forward", "backward", "optimizer"})
     curve.points.push_back({phase, {{"master", 1000000000}, {"activations", 500000000}, {"odd <kind>", 5}}});
-  const std::string html = memory_plot(curve, curve);
-  size_t areas = 0;
-  for (size_t at = html.find("<polygon"); at != std::string::npos; at = html.find("<polygon", at + 1))
-    ++areas;
-  EXPECT_EQ(areas, 3u);
-  EXPECT_THAT(html, HasSubstr("<polyline"));
-  EXPECT_THAT(html, HasSubstr(">measured</span>"));
-  EXPECT_THAT(html, HasSubstr("odd &lt;kind&gt;"));
-  EXPECT_THAT(html, HasSubstr(">backward</text>"));
-  EXPECT_THAT(memory_plot(curve), Not(HasSubstr("measured")));
-  EXPECT_EQ(memory_plot({}), "");
+  const auto plots_of = [](const MemoryCurve& by_kind, const MemoryCurve& measured) {
+    Page page("p");
+    add_memory_plot(page, by_kind, measured);
+    return test::parts_of(page.json(), "plot");
+  };
+  const nlohmann::json plot = plots_of(curve, curve).at(0);
+  EXPECT_EQ(plot.at("title"), "Memory over a step, GB");
+  EXPECT_EQ(plot.at("x_ticks"),
+            nlohmann::json::parse(R"([[0, "forward"], [2, "backward"], [3, "optimizer"]])"));
+  std::vector<std::string> names;
+  for (const nlohmann::json& one : plot.at("series")) {
+    names.push_back(one.at("name"));
+    EXPECT_EQ(one.at("stacked"), names.back() != "measured");
+  }
+  EXPECT_EQ(names, (std::vector<std::string>{"master", "activations", "odd <kind>", "measured"}));
+  EXPECT_EQ(plot.at("series").at(3).at("y").at(0), 1.5);
+  EXPECT_EQ(plots_of(curve, {}).at(0).at("series").at(3).at("x"), nlohmann::json::array());
+  EXPECT_TRUE(plots_of({}, {}).empty());
 }
 
 }  // namespace
