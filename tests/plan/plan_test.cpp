@@ -261,7 +261,7 @@ TEST(Plan, AShortRunIsToldWhatItTakes) {
     EXPECT_EQ(to_json(plan).at("predicted").at("scaling").back().at("gpus"), 1024);
   EXPECT_THAT(to_text(brief), HasSubstr(" kWh, cost < 0.01\n"));
   EXPECT_THAT(to_text(brief), AllOf(Not(HasSubstr(" 0 GPU hours")), Not(HasSubstr(" 0 kWh"))));
-  EXPECT_THAT(to_html(brief), HasSubstr(", cost &lt; 0.01</p>"));
+  EXPECT_THAT(to_html(brief), HasSubstr(R"(, cost \u003c 0.01")"));
   EXPECT_EQ(cost_text(options, 0.0234), "0.02");
   EXPECT_EQ(cost_text(options, 12.3, "cost "), "cost 12.30");
   EXPECT_EQ(cost_text(options, 1234.4), "1234");

@@ -7,9 +7,9 @@ import shutil
 import numpy as np
 import pytest
 import torch
-from browser import Browser, check_report
-from conftest import succeed
-from PIL import Image
+from browser import Browser, check_report, read_data
+from conftest import program, succeed
+from PIL import Image, PngImagePlugin
 from test_text_store import FAMILIES as ENCODERS
 from test_tokenizers import MAKERS
 
@@ -93,6 +93,103 @@ def test_a_whole_page_passes(browser, tmp_path):
                   {"tables": [(["run"], 2)]}, {"pictures": [(8, 8)]}, {"cards": ["steps"]}):
         with pytest.raises(AssertionError):
             check_report(page, **asked)
+
+
+def test_axes_have_round_numbers(page):
+    for low, high, count, ticks in ((0, 10, 5, [0, 2, 4, 6, 8, 10]), (130, 480, 4, [200, 300, 400]), (-1, 4, 4, [0, 2, 4])):
+        assert page.evaluate(f"nice_ticks({low}, {high}, {count})") == pytest.approx(ticks)
+    assert page.evaluate("log_ticks(0.09, 3)") == pytest.approx([0.1, 0.2, 0.5, 1, 2])
+    assert page.evaluate("log_ticks(0.009, 30)") == pytest.approx([0.01, 0.1, 1, 10]), "a wide axis has powers of ten alone"
+    assert page.evaluate("log_ticks(0.71, 0.79)") == pytest.approx([0.72, 0.74, 0.76, 0.78]), "one tick does not show how an axis is spaced"
+    shown = {0: "0", 1e-13: "0", 0.00125: "0.00125", 250: "250", 12000: "12k", 3500000: "3.5M", -20000: "-20k"}
+    assert page.evaluate(f"{list(shown)}.map(tick_text)") == list(shown.values())
+
+
+def test_a_page_is_drawn_anew_from_newer_data(run, browser):
+    page = browser.open(run / "report.html")
+    data = read_data(run / "report.html")
+    page.evaluate(f"draw({json.dumps({'title': 'newer', 'sections': [data['sections'][0]] * 2})})")
+    found = page.evaluate("[document.title, document.querySelectorAll('h1').length, document.querySelectorAll('svg').length]")
+    assert found == ["newer", 1, 2 * sum(part["kind"] == "plot" for part in data["sections"][0]["parts"])]
+
+
+def test_a_page_can_be_heard(page):
+    """Heads of rows and columns say so, plots and pictures have a name."""
+    count = "(selector => document.querySelectorAll(selector).length)"
+    assert page.evaluate(f"{count}('thead th[scope=col]')") == page.evaluate(f"{count}('thead th')") > 0
+    assert page.evaluate(f"{count}('tbody tr > :first-child[scope=row]')") == page.evaluate(f"{count}('tbody tr')") > 0
+    names = page.evaluate("[...document.querySelectorAll('svg')].map(svg => svg.getAttribute('role') + ' ' + svg.querySelector('title').textContent)")
+    assert len(names) == len(PLOTS) and names[0] == "img Loss, logged, smoothed"
+    assert page.evaluate("[...document.querySelectorAll('img')].every(img => img.alt)")
+
+
+def test_without_scripts_the_page_says_what_to_do(run, browser):
+    page = browser.open(run / "report.html", scripts=False)
+    assert "Allow JavaScript" in page.text and '"kind":"plot"' in page.text and not page.plots and not page.errors
+
+
+# Whatever comes from outside may be made by somebody else: the name of a model, a prompt, an event, a folder.
+HOSTILE = "</script><img src=x onerror='ran=1'><!--<script>ran=1</script>&lt;b&gt;\u202egnp\x1b[2J"
+
+
+def test_nothing_hostile_runs_and_all_of_it_is_text(run, browser, tmp_path):
+    hostile = shutil.copytree(run, tmp_path / "<img src=x onerror=ran=1>")
+    with open(hostile / "log.jsonl", "a") as log:
+        for line in ({"event": HOSTILE, "step": 12, HOSTILE: HOSTILE},
+                     {"step": 12, "loss": 1, "loss_by_source": {HOSTILE: 1, "b": 2}, "phase_s": {}, "host_bytes": 1e9}):
+            log.write(json.dumps(line) + "\n")
+    state = max((hostile / "checkpoints").glob("*/train_state.json"))
+    saved = json.loads(state.read_text())
+    saved["config"]["options"]["model"] = HOSTILE
+    del saved["xxh3"]
+    state.write_text(json.dumps(saved))
+    grid = max((hostile / "samples").glob("*.png"))
+    texts = PngImagePlugin.PngInfo()
+    texts.add_itxt("kiln", json.dumps({"seed": 1, "sampler": HOSTILE, "num_sampling_steps": 2, "cfg_scale": 1, "weights": "ema", "prompts": [HOSTILE]}))
+    Image.new("RGB", (8, 8)).save(grid, pnginfo=texts)
+    succeed("report", hostile)
+    succeed("report", hostile, run, "--out", tmp_path / "runs.html")
+    page = browser.open(hostile / "report.html")
+    seen = HOSTILE.replace("\x1b", "\\u001b").replace("\u202e", "\\u202e")  # a browser would hide the one and obey the other
+    check_report(page, headings=["<img src=x onerror=ran=1>", "Events"], rows={"model": re.escape(seen)})
+    (event,) = [row["event"] for row in page.table("when", "event") if row["when"] == "step 12"]
+    assert event == f"{seen}: {seen} {seen}"
+    assert any(seen in plot["legend"] for plot in page.plots if plot["title"] == "Loss by source")
+    assert page.text.count(seen) >= 5, "the prompt is under the grids"
+    several = browser.open(tmp_path / "runs.html")
+    check_report(several, headings=["2 runs"], may_be_empty=["validation loss, last"])
+    assert several.table("option", "run")[0]
+    for opened in (page, several):
+        assert opened.evaluate("typeof ran") == "undefined"
+        assert opened.evaluate("document.querySelectorAll('img:not([src^=\"data:image/png;base64,\"])').length") == 0
+        assert opened.evaluate("document.querySelectorAll('script').length") == 2, "the data and what draws them"
+
+
+def test_a_plans_page(browser, tmp_path):
+    succeed("plan", "--model", "DiT-S/8", "--gpu", "RTX-4090", "--gpus", 1, "--price-per-gpu-hour", 1, "--html", tmp_path / "plan.html")
+    page = browser.open(tmp_path / "plan.html")
+    check_report(page, headings=["DiT-S/8 on 1 x RTX-4090", "Memory of one device", "By phase", "Time", "Milestones", "The same images", "Disk"],
+                 plots=["Memory over a step", "Images/s"], pictures=[])
+    assert re.search(r"Fits: [\d.]+ of [\d.]+ GiB needed", page.text)
+    assert {"forward", "backward"} <= {row["phase of the step"] for row in page.table("phase of the step", "ms", "share")}
+    assert [row["GPUs"] for row in page.table("GPUs", "efficiency", "cost")][:2] == ["1", "2"]
+
+
+def test_pictures_beside_a_page_are_shown(run, browser, tmp_path):
+    data = {"title": "Samples", "sections": [{"title": "", "parts": [{"kind": "pictures", "items": [["a b#1.png", "a bird", 2], ["c.png", "c", 2]]}]}]}
+    (tmp_path / "grid.html").write_text(
+        re.sub(r'(id="data">).*?(</script)', lambda found: found[1] + json.dumps(data) + found[2], (run / "report.html").read_text(), flags=re.DOTALL))
+    for name in ("a b#1.png", "c.png"):
+        Image.new("RGB", (8, 8)).save(tmp_path / name)
+    page = browser.open(tmp_path / "grid.html")
+    check_report(page, headings=["Samples"], pictures=[(8, 8)] * 2)
+    assert [picture["caption"] for picture in page.pictures] == ["a bird", "c"]
+
+
+def test_pictures_come_from_the_page_or_from_beside_it(page):
+    addresses = {"a b#c?.png": "./a%20b%23c%3F.png", "javascript:alert(1)": "./javascript%3Aalert(1)", "//host/a.png": ".///host/a.png",
+                 "data:text/html,a": "./data%3Atext/html%2Ca", "data:image/png;base64,AAAA": "data:image/png;base64,AAAA"}
+    assert page.evaluate(f"{json.dumps(list(addresses))}.map(address)") == list(addresses.values())
 
 
 # --- runs that have everything ---
