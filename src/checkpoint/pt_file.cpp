@@ -15,8 +15,6 @@
 namespace kiln {
 namespace {
 
-using Kind = PickleValue::Kind;
-
 struct StorageType {
   std::string_view name;
   Dtype dtype;
@@ -50,7 +48,7 @@ class PtView : public TensorFile {
     const PickleValue& state_dict = find_state_dict(pickle.root(), prefer_ema);
     for (std::size_t i = 0; i < state_dict.items.size(); i += 2) {
       const PickleValue& key = *state_dict.items[i];
-      if (key.kind != Kind::kString)
+      if (key.kind != PickleValue::Kind::kString)
         fail("pt", "expected a string as key of the state dict, got another type ({})", name_);
       add(key.text, *state_dict.items[i + 1]);
     }
@@ -96,28 +94,31 @@ class PtView : public TensorFile {
 
   static bool holds_tensors(const PickleValue& dict) {
     for (std::size_t i = 1; i < dict.items.size(); i += 2)
-      if (dict.items[i]->kind == Kind::kCall && dict.items[i]->items[0]->text.starts_with("torch."))
+      if (dict.items[i]->kind == PickleValue::Kind::kCall &&
+          dict.items[i]->items[0]->text.starts_with("torch."))
         return true;
     return false;
   }
 
   const PickleValue& find_state_dict(const PickleValue& top, bool prefer_ema) {
-    if (top.kind == Kind::kCall)
+    if (top.kind == PickleValue::Kind::kCall)
       fail("pt", "the file holds an object of class {} ({}): expected a state dict, save model.state_dict()",
            top.items[0]->text, name_);
-    if (top.kind != Kind::kDict) fail("pt", "expected a dict at the top of the file ({})", name_);
+    if (top.kind != PickleValue::Kind::kDict)
+      fail("pt", "expected a dict at the top of the file ({})", name_);
     const auto preference = prefer_ema ? std::array{"ema", "state_dict_ema", "model", "state_dict"}
                                        : std::array{"model", "state_dict", "ema", "state_dict_ema"};
     for (const char* group : preference) {
       const PickleValue* found = top.find(group);
-      if (found == nullptr || found->kind != Kind::kDict || !holds_tensors(*found)) continue;
+      if (found == nullptr || found->kind != PickleValue::Kind::kDict || !holds_tensors(*found)) continue;
       metadata_["pt_group"] = group;
       return *found;
     }
     if (!holds_tensors(top)) {
       std::vector<std::string> keys;
       for (std::size_t i = 0; i < top.items.size(); i += 2)
-        if (top.items[i]->kind == Kind::kString) keys.push_back(fmt::format("{:?}", top.items[i]->text));
+        if (top.items[i]->kind == PickleValue::Kind::kString)
+          keys.push_back(fmt::format("{:?}", top.items[i]->text));
       fail("pt",
            "no state dict found ({}): expected tensors, or a dict of them under \"ema\", \"model\" or "
            "\"state_dict\"; the file has {}",
@@ -137,7 +138,7 @@ class PtView : public TensorFile {
     if (tensor->is_call_of("torch._utils._rebuild_tensor_v2") ||
         tensor->is_call_of("torch._utils._rebuild_tensor"))
       tensors_.insert_or_assign(key, read_tensor(key, tensor->items[1]->items));
-    else if (tensor->kind == Kind::kCall && tensor->items[0]->text.starts_with("torch."))
+    else if (tensor->kind == PickleValue::Kind::kCall && tensor->items[0]->text.starts_with("torch."))
       fail("pt", "tensor {:?} is made by {} ({}): only plain dense tensors are read", key,
            tensor->items[0]->text, name_);
     // Ignores numbers, strings and unknown objects beside the tensors: they are no weights.
@@ -150,10 +151,11 @@ class PtView : public TensorFile {
   std::vector<int64_t> read_sizes(const std::string& key, const PickleValue& value) const {
     const PickleValue* sizes = &value;
     if (sizes->is_call_of("torch.Size") && !sizes->items[1]->items.empty()) sizes = sizes->items[1]->items[0];
-    if (sizes->kind != Kind::kTuple && sizes->kind != Kind::kList) complain(key, "its shape is not a tuple");
+    if (sizes->kind != PickleValue::Kind::kTuple && sizes->kind != PickleValue::Kind::kList)
+      complain(key, "its shape is not a tuple");
     std::vector<int64_t> result;
     for (const PickleValue* size : sizes->items) {
-      if (size->kind != Kind::kInt || size->integer < 0)
+      if (size->kind != PickleValue::Kind::kInt || size->integer < 0)
         complain(key, "its shape or stride is not a number from 0 on");
       result.push_back(size->integer);
     }
@@ -163,8 +165,8 @@ class PtView : public TensorFile {
   // arguments: (storage, offset, size, stride, requires_grad, hooks, ...), of
   // torch._utils._rebuild_tensor_v2.
   TensorView read_tensor(const std::string& key, const std::vector<const PickleValue*>& arguments) {
-    if (arguments.size() < 4 || arguments[0]->kind != Kind::kPersistent || arguments[1]->kind != Kind::kInt ||
-        arguments[1]->integer < 0)
+    if (arguments.size() < 4 || arguments[0]->kind != PickleValue::Kind::kPersistent ||
+        arguments[1]->kind != PickleValue::Kind::kInt || arguments[1]->integer < 0)
       complain(key, "its description is incomplete");
     Strided tensor;
     const std::span<const std::byte> storage = read_storage(key, *arguments[0]->items[0], tensor.dtype);
@@ -180,8 +182,9 @@ class PtView : public TensorFile {
   std::span<const std::byte> read_storage(const std::string& key, const PickleValue& description,
                                           Dtype& dtype) {
     const auto& items = description.items;
-    if (description.kind != Kind::kTuple || items.size() < 5 || items[0]->text != "storage" ||
-        items[1]->kind != Kind::kGlobal || items[2]->kind != Kind::kString || items[4]->kind != Kind::kInt)
+    if (description.kind != PickleValue::Kind::kTuple || items.size() < 5 || items[0]->text != "storage" ||
+        items[1]->kind != PickleValue::Kind::kGlobal || items[2]->kind != PickleValue::Kind::kString ||
+        items[4]->kind != PickleValue::Kind::kInt)
       complain(key, "its storage is not described");
     const StorageType* type = nullptr;
     for (const StorageType& row : kStorageTypes)

@@ -29,34 +29,34 @@ bool is_integer(const json& value) {
 }
 
 template <class T>
-struct Kind;
+struct JsonKind;
 template <>
-struct Kind<bool> {
+struct JsonKind<bool> {
   static constexpr const char* kName = "true or false";
   static bool fits(const json& value) { return value.is_boolean(); }
 };
 template <>
-struct Kind<int64_t> {
+struct JsonKind<int64_t> {
   static constexpr const char* kName = "an integer";
   static bool fits(const json& value) { return is_integer(value); }
 };
 template <>
-struct Kind<double> {
+struct JsonKind<double> {
   static constexpr const char* kName = "a number";
   static bool fits(const json& value) { return value.is_number(); }
 };
 template <>
-struct Kind<std::string> {
+struct JsonKind<std::string> {
   static constexpr const char* kName = "a string";
   static bool fits(const json& value) { return value.is_string(); }
 };
 template <class T>
-struct Kind<std::vector<T>> {
+struct JsonKind<std::vector<T>> {
   static constexpr const char* kName = std::same_as<T, int64_t>  ? "a list of integers"
                                        : std::same_as<T, double> ? "a list of numbers"
                                                                  : "a list of strings";
   static bool fits(const json& value) {
-    return value.is_array() && std::all_of(value.begin(), value.end(), Kind<T>::fits);
+    return value.is_array() && std::all_of(value.begin(), value.end(), JsonKind<T>::fits);
   }
 };
 
@@ -113,10 +113,10 @@ T JsonConfig::get(const std::string& key, T default_value) const {
 
 template <class T>
 T JsonConfig::require(const std::string& key) const {
-  if (!has(key)) fail(who_, "expected {} to be {}, got none", key, Kind<T>::kName);
+  if (!has(key)) fail(who_, "expected {} to be {}, got none", key, JsonKind<T>::kName);
   const json& value = config_.at(key);
-  if (!Kind<T>::fits(value))
-    fail(who_, "expected {} to be {}, got {}", key, Kind<T>::kName, brief(value.dump()));
+  if (!JsonKind<T>::fits(value))
+    fail(who_, "expected {} to be {}, got {}", key, JsonKind<T>::kName, brief(value.dump()));
   return value.get<T>();
 }
 

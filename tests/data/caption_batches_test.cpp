@@ -15,7 +15,7 @@ namespace {
 using test::small_info;
 using test::TempFolder;
 
-constexpr int64_t kSamples = 12, kWidth = 3;
+constexpr int64_t kSamples = 12, kCaptionWidth = 3;
 
 // Sample i has the captions "i short" and "i long", the second three times as often; sample 0 has none.
 CaptionTable caption_table() {
@@ -35,7 +35,7 @@ std::shared_ptr<const TextStore> write_text(const std::string& folder) {
   info.encoder = "bert";
   info.encoder_fingerprint = "xxh3:1";
   info.tokenizer_fingerprint = "xxh3:2";
-  info.width = kWidth;
+  info.width = kCaptionWidth;
   info.max_tokens = 3;
   info.dtype = Dtype::kF32;
   info.compute_dtype = "f32";
@@ -47,7 +47,7 @@ std::shared_ptr<const TextStore> write_text(const std::string& folder) {
     std::vector<float> features;
     for (int64_t entry = range.first; entry < range.first + range.count; ++entry) {
       rows.push_back(1 + entry % 3);
-      features.insert(features.end(), rows.back() * kWidth, static_cast<float>(entry));
+      features.insert(features.end(), rows.back() * kCaptionWidth, static_cast<float>(entry));
     }
     writer.write_shard(shard, rows, std::as_bytes(std::span(features)), 0);
   }
@@ -67,13 +67,13 @@ struct CaptionRow {
 std::vector<CaptionRow> captions_of(const Batch& batch) {
   std::vector<CaptionRow> captions;
   EXPECT_EQ(batch.text_offsets.back(), batch.shape.text_rows);
-  EXPECT_EQ(batch.text_rows.size(), batch.shape.text_rows * kWidth * sizeof(float));
+  EXPECT_EQ(batch.text_rows.size(), batch.shape.text_rows * kCaptionWidth * sizeof(float));
   for (int64_t row = 0; row < batch.size(); ++row) {
     const int64_t first = batch.text_offsets[row], count = batch.text_offsets[row + 1] - first;
     CaptionRow caption{.sample = batch.sample_ids[row],
                        .dropped = batch.text_dropped[row] != 0,
-                       .rows = std::vector<float>(count * kWidth)};
-    std::memcpy(caption.rows.data(), batch.text_rows.data() + first * kWidth * sizeof(float),
+                       .rows = std::vector<float>(count * kCaptionWidth)};
+    std::memcpy(caption.rows.data(), batch.text_rows.data() + first * kCaptionWidth * sizeof(float),
                 caption.rows.size() * sizeof(float));
     captions.push_back(std::move(caption));
   }
@@ -118,7 +118,7 @@ TEST_F(CaptionBatches, AreTheSamplesOwnAsOftenAsTheirWeightsSay) {
     }
     const std::string text(text_->text(caption.entry()));
     EXPECT_TRUE(text.starts_with(fmt::format("{} ", caption.sample))) << text;
-    EXPECT_EQ(caption.rows.size(), static_cast<size_t>((1 + caption.entry() % 3) * kWidth));
+    EXPECT_EQ(caption.rows.size(), static_cast<size_t>((1 + caption.entry() % 3) * kCaptionWidth));
     num_long += text.ends_with("long");
     ++num_all;
   }
@@ -166,12 +166,12 @@ TEST_F(CaptionBatches, BelongToThePositionAlone) {
 
 TEST_F(CaptionBatches, OfNoStoreHaveTheAskedShape) {
   DataShape shape = {.channels = 4, .lanes = {{.height = 2, .width = 2}}};
-  shape.text = {.width = kWidth, .max_rows = 5};
+  shape.text = {.width = kCaptionWidth, .max_rows = 5};
   std::set<int64_t> lengths;
   const auto batches = synthetic_batches(shape, options(8));
   for (int i = 0; i < 40; ++i)
     for (const CaptionRow& caption : captions_of(*batches->next()))
-      lengths.insert(static_cast<int64_t>(caption.rows.size()) / kWidth);
+      lengths.insert(static_cast<int64_t>(caption.rows.size()) / kCaptionWidth);
   EXPECT_EQ(lengths, (std::set<int64_t>{1, 2, 3, 4, 5}));
   shape.text.is_padded = true;
   EXPECT_EQ(synthetic_batches(shape, options(8))->next()->shape.text_rows, 40);
@@ -179,7 +179,7 @@ TEST_F(CaptionBatches, OfNoStoreHaveTheAskedShape) {
 
 TEST_F(CaptionBatches, TextShapeCountsWhatTheSamplesHave) {
   const TextShape shape = text_shape(*text_);
-  EXPECT_EQ(shape.width, kWidth);
+  EXPECT_EQ(shape.width, kCaptionWidth);
   EXPECT_EQ(shape.max_rows, 3);
   EXPECT_NEAR(shape.mean_rows, 2, 0.35);
   EXPECT_FALSE(shape.is_padded);

@@ -96,7 +96,7 @@ Plan planned_for_itself(const PlanOptions& options) {
   StepTrace trace =
       trace_step(options.train, data, plan.machine.device, options.gpus, sharding.ranks_per_node);
   if (!is_of(trace, sharding)) trace = trace_of_rank(trace, sharding);
-  static_cast<MemoryPlan&>(plan) = plan_memory(plan.machine, data, trace);
+  static_cast<MemoryPlan&>(plan) = plan_memory(plan.machine, data, /*validation_images=*/0, trace);
   plan.step_s = time_step(trace, plan.machine, sharding).seconds;
   return plan;
 }

@@ -495,7 +495,9 @@ TEST(StepMeasurement, ARehearsalStandsForSmallerSteps) {
   StepFigures planned = figures;
   planned.by_phase = {{"steady step", figures.peak_bytes}, {"load", 1}};
   for (const ComparedFigure& figure : compare(planned, figures))
-    if (!figure.is_time) EXPECT_EQ(figure.relative_error(), 0) << figure.name;
+    if (!figure.is_time) {
+      EXPECT_EQ(figure.relative_error(), 0) << figure.name;
+    }
 }
 
 TEST(PhaseMemory, KeepsTheHighestPeakOfEachPhase) {

@@ -7,22 +7,22 @@
 namespace kiln {
 namespace {
 
-struct Setting {
+struct Course {
   int64_t world_size, stage;
   Placement state = Placement::kDevice, weights = Placement::kDevice;
 };
 
 TEST(Rehearsal, ChangesNothing) {
   constexpr int64_t kBatch = 5, kSteps = 3;
-  constexpr Setting kSettings[] = {{1, 0},
-                                   {1, 0, Placement::kNvme},
-                                   {1, 3, Placement::kNvme, Placement::kNvme},
-                                   {2, 0},
-                                   {2, 1, Placement::kNvme},
-                                   {2, 2},
-                                   {2, 2, Placement::kNvme},
-                                   {2, 3},
-                                   {2, 3, Placement::kNvme, Placement::kNvme}};
+  constexpr Course kSettings[] = {{1, 0},
+                                  {1, 0, Placement::kNvme},
+                                  {1, 3, Placement::kNvme, Placement::kNvme},
+                                  {2, 0},
+                                  {2, 1, Placement::kNvme},
+                                  {2, 2},
+                                  {2, 2, Placement::kNvme},
+                                  {2, 3},
+                                  {2, 3, Placement::kNvme, Placement::kNvme}};
   for (const int64_t ranks : {1, 2})
     test::on_ranks(ranks, [&](const std::shared_ptr<ProcessGroup>& group) {
       for (const auto& [world_size, stage, state, weights] : kSettings) {

@@ -11,15 +11,15 @@
 namespace kiln {
 namespace {
 
-constexpr int64_t kWidths[] = {3, 32, 64, 128};
+constexpr int64_t kChannels[] = {3, 32, 64, 128};
 constexpr uint64_t kSeed = 20150612;  // if this or the widths change, change the fingerprint too
 constexpr const char* kFingerprint = "random-conv-1";
 
 class RandomNet : public FeatureNet {
  public:
   explicit RandomNet(at::Device device) : device_(device) {
-    for (size_t stage = 0; stage + 1 < std::size(kWidths); ++stage) {
-      const int64_t in = kWidths[stage], out = kWidths[stage + 1];
+    for (size_t stage = 0; stage + 1 < std::size(kChannels); ++stage) {
+      const int64_t in = kChannels[stage], out = kChannels[stage + 1];
       at::Tensor weight = at::empty({out, in, 3, 3}, at::kFloat);
       initialize(Init::normal(std::sqrt(2.0 / static_cast<double>(in * 9))), kSeed,
                  "stage." + std::to_string(stage), weight);

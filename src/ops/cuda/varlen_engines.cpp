@@ -16,7 +16,9 @@ namespace {
 
 constexpr int64_t kNoMask = 0;  // sdp::CustomMaskType
 
-[[noreturn]] void unknown_engine() { throw std::logic_error("varlen_attention: not an engine of CUDA"); }
+[[noreturn]] void unknown_varlen_engine() {
+  throw std::logic_error("varlen_attention: not an engine of CUDA");
+}
 
 // Adds a batch of one: the memory-efficient kernels take the tokens of all samples as one batch entry.
 at::Tensor as_one(const at::Tensor& tokens) { return tokens.unsqueeze(0); }
@@ -40,7 +42,7 @@ AttentionResult varlen_attention(const VarlenTokens& t, AttentionEngine engine) 
       result.out = result.out.squeeze(0);
       return result;
     default:
-      unknown_engine();
+      unknown_varlen_engine();
   }
 }
 
@@ -61,7 +63,7 @@ VarlenGrads varlen_attention_backward(const at::Tensor& grad_out, const VarlenTo
       for (at::Tensor* grad : {&grads.q, &grads.k, &grads.v}) *grad = grad->squeeze(0);
       return grads;
     default:
-      unknown_engine();
+      unknown_varlen_engine();
   }
 }
 

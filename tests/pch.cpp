@@ -1,0 +1,1 @@
+// Exists to compile the precompiled headers of the tests.
