@@ -85,7 +85,7 @@ Json run_case(const Arguments& arguments, size_t number) {
   if (!machine.measured) fail("plan_time", "no profile of this machine: bench_plan_time calibrate makes one");
   machine.speed = speed_of(machine.clock, read_clock(at::kCPU, kClockSeconds));  // of now, not of the start
   const Json calibrated = predict(spans, machine);
-  const StepMeasurement measurement = measure_step(machine, options, data, at::kCPU, arguments.measure_s);
+  const MeasuredStep measurement = measure_step(machine, options, data, at::kCPU, arguments.measure_s);
   const Json measured = predict(spans, machine);
   const StepTiming timing = time_steps(
       options, data, at::kCPU,

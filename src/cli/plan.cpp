@@ -217,7 +217,7 @@ void measure_lacking(const PlanOptions& options, double seconds) {
   if (options.train.compute.tf32 && device.is_cuda())
     fail("plan", "--measure-seconds cannot store products in TF32: leave out --measure-seconds or --tf32");
   const DataShape data = planned_shape(options.train);
-  const StepMeasurement measured =
+  const MeasuredStep measured =
       measure_step(machine, options.train, usual_shape(data).value_or(data), device, seconds);
   if (measured.is_done) store_profile(machine);
   if (has_clock(machine)) read_again(device);  // the plan's interval covers both moments

@@ -219,7 +219,7 @@ TEST_F(MeasuredTime, WhatIsLackingIsMeasuredWithinTheTimeGiven) {
   EXPECT_THAT(measure_step(machine, options, data, at::kCPU, /*seconds=*/1e-6).text,
               HasSubstr("nothing was measured"));
   EXPECT_TRUE(machine.operations.empty());
-  const StepMeasurement first = measure_step(machine, options, data, at::kCPU, /*seconds=*/60);
+  const MeasuredStep first = measure_step(machine, options, data, at::kCPU, /*seconds=*/60);
   EXPECT_TRUE(first.is_done) << first.text;
   EXPECT_THAT(first.text, HasSubstr("whole model"));
   const std::vector<Span> spans = trace_step(options, data, DryRunDevice::kCpu).spans;

@@ -88,8 +88,8 @@ void add_step(MachineProfile& profile, const StepTiming& timing) {
   }
 }
 
-StepMeasurement measure_step(MachineProfile& profile, const TrainOptions& options, const DataShape& data,
-                             at::Device device, double seconds) {
+MeasuredStep measure_step(MachineProfile& profile, const TrainOptions& options, const DataShape& data,
+                          at::Device device, double seconds) {
   const auto begin = std::chrono::steady_clock::now();
   const auto elapsed = [&] {
     return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();

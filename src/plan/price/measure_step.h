@@ -12,7 +12,7 @@ namespace kiln {
 // scaled so that their sum and the profile's overheads are what the step took.
 void add_step(MachineProfile& profile, const StepTiming& timing);
 
-struct StepMeasurement {
+struct MeasuredStep {
   bool is_done = false;  // the table has the operations of the step
   std::string text;      // what was measured, or why nothing was: one line
 };
@@ -20,7 +20,7 @@ struct StepMeasurement {
 // half of the free memory. Trains the whole model with up to two passes, or fewer of its blocks if that takes
 // too long or too much. The profile's speed becomes that of the moments before and after. Measures nothing if
 // the table has all operations already, or if no model is small enough. REQUIRES: the profile is of `device`.
-StepMeasurement measure_step(MachineProfile& profile, const TrainOptions& options, const DataShape& data,
-                             at::Device device, double seconds);
+MeasuredStep measure_step(MachineProfile& profile, const TrainOptions& options, const DataShape& data,
+                          at::Device device, double seconds);
 
 }  // namespace kiln
