@@ -21,7 +21,7 @@ struct PlanOptions {
   TrainOptions train;
   std::string gpu = "cpu";  // a profile's name; "cpu": this machine's processor
   int64_t gpus = 1;
-  std::string gpu_memory;         // of one GPU, as given: "12G"; empty: the profile's
+  std::string gpu_memory{};       // of one GPU, as given: "12G"; empty: the profile's
   int64_t gpus_per_node = 0;      // 0: the profile's
   double network_gbit = 0;        // nominal, of a node, all its cards together, Gbit/s; 0: the profile's
   int64_t steps = 0;              // 0: train.max_steps
