@@ -152,17 +152,17 @@ TEST(DataOutlook, AllRanksOfACpuAreOnOneNode) {
 TEST(DataOutlook, ASearchReadsTheDataOnce) {
   SearchOptions search;
   SearchTraces traces;
-  std::optional<DataSource> source;
+  std::optional<DataOutlook> outlook;
   {
     const test::TempFolder folder;
     const Image picture{64, 64, std::vector<uint8_t>(3 * 64 * 64, 90)};
     write(folder / "a.jpg", codecs::encode_jpeg(picture, 90));
     search.plan = on_pictures("A100-80G", folder.path().string(), 1);
-    source = read_data_source(search.plan);
+    outlook = read_data_outlook(search.plan);
   }
   search.fixed = {"compute-dtype", "zero-stage", "offload-optimizer"};
   const MachineProfile machine = planned_machine(search.plan);
-  Candidates candidates(search, machine, *source, traces);
+  Candidates candidates(search, machine, *outlook, traces);
   const Plan* plan = candidates.best(kFastest, {});
   ASSERT_TRUE(plan);
   EXPECT_GT(candidates.all().size(), 1);
@@ -244,10 +244,10 @@ Plan on_network(const std::string& data, const std::vector<DiskSpeed>& disks) {
   PlanOptions options = on_pictures("A100-80G", data, 1);
   MachineProfile machine = planned_machine(options);
   machine.disks = disks;
-  DataSource source = read_data_source(options);
-  source.samples.file_system = "NFS";
-  source.samples.is_network = true;
-  return plan_data(options, machine, source);
+  DataOutlook outlook = read_data_outlook(options);
+  outlook.samples.file_system = "NFS";
+  outlook.samples.is_network = true;
+  return plan_data(options, machine, outlook);
 }
 
 TEST(DataOutlook, ANetworkIsWarnedOfUntilItIsMeasured) {

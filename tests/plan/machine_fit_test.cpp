@@ -69,7 +69,7 @@ TEST_P(BudgetOf, IsKeptWithNoMoreFlopsThanTryingEverything) {
   const int num_budgets = std::getenv("KILN_FULL") ? 30 : 5;
   const MachineProfile machine = find_profile("cpu");
   const ProcessMemory process{.bytes = 150 << 20, .share = 0.01};
-  const DataSource data = read_data_source({.train = options_});
+  const DataOutlook data = read_data_outlook({.train = options_});
   const auto within = [&](int64_t budget) {
     return MachineFit(machine, data, process, budget, /*world_size=*/1);
   };

@@ -395,7 +395,7 @@ TEST(Plan, AdvisesWithTheOptionToChange) {
   const auto with_used_share = [&](double share) {
     const int64_t needed = make_plan(good).needed_bytes;
     machine.memory_bytes = static_cast<int64_t>(static_cast<double>(needed) / share);
-    return compose_plan(good, machine, read_data_source(good), trace).advice;
+    return compose_plan(good, machine, read_data_outlook(good), trace).advice;
   };
   EXPECT_THAT(with_used_share(0.9), Contains(HasSubstr("90 % of the memory is used")));
   EXPECT_THAT(with_used_share(0.8), Not(Contains(HasSubstr("of the memory is used"))));
@@ -480,7 +480,7 @@ TEST(Plan, FitsWhenTheAllocatorGivesBackWhatItCaches) {
   MachineProfile machine = find_profile(options.gpu);
   const auto plan_with = [&](int64_t memory) {
     machine.memory_bytes = memory;
-    return compose_plan(options, machine, read_data_source(options), trace);
+    return compose_plan(options, machine, read_data_outlook(options), trace);
   };
   const Plan ample = plan_with(int64_t{1} << 40);
   const int64_t least = ample.peak_bytes + machine.context_bytes;

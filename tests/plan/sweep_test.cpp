@@ -80,7 +80,7 @@ class RunPlans {
       if (known != traces_.end()) return known->second;
       return traces_.emplace(key, trace_step(options.train, shape, machine.device)).first->second;
     };
-    return plan_traced(options, machine, read_data_source(options), traced);
+    return plan_traced(options, machine, read_data_outlook(options), traced);
   }
 
  private:

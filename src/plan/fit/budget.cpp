@@ -118,7 +118,7 @@ bool is_about_the_fastest(const FittedChoice& fitted, const MachineFit& fit, boo
 // Chooses the fewest recomputed FLOPs within the budget. Also chooses the micro-batch if asked, or if nothing
 // else fits and that is allowed. On a CPU, giving freed memory back at once costs up to as much time again,
 // so this happens only if a process that keeps it would not fit at full speed.
-void choose_within(FittedRun& run, const MachineProfile& machine, const DataSource& data, int64_t budget,
+void choose_within(FittedRun& run, const MachineProfile& machine, const DataOutlook& data, int64_t budget,
                    const Ranks& ranks, const FitTerms& terms) {
   const TrainOptions& options = run.options;
   const bool on_cpu = machine.device == DryRunDevice::kCpu;
@@ -174,7 +174,7 @@ void choose_within(FittedRun& run, const MachineProfile& machine, const DataSour
 
 // Checks a run without a budget, which stays as it is. On a CPU it gives freed memory back if it would come
 // to hold too much otherwise.
-void check_fit(FittedRun& run, const MachineProfile& machine, const DataSource& data, int64_t free,
+void check_fit(FittedRun& run, const MachineProfile& machine, const DataOutlook& data, int64_t free,
                const Ranks& ranks, const FitTerms& terms) {
   const bool on_cpu = machine.device == DryRunDevice::kCpu;
   MachineFit fit(machine, data, on_cpu ? keeping_process(machine) : ProcessMemory{}, free, ranks.world_size);
@@ -250,7 +250,7 @@ FittedRun fit_run(const TrainOptions& options, const Ranks& ranks, const FitTerm
   // The ranks of a machine share its memory.
   const int64_t sharing = device.is_cpu() ? ranks.local_world_size : 1;
   const int64_t budget = asked > 0 ? asked / sharing : free_bytes(device, *machine, ranks, terms);
-  const DataSource data = read_data_source({.train = options});
+  const DataOutlook data = read_data_outlook({.train = options});
   if (has_budget)
     choose_within(run, *machine, data, budget, ranks, terms);
   else
@@ -272,7 +272,7 @@ FittedRun fit_planned(const TrainOptions& options, const MachineProfile& machine
   const int64_t budget = asked > 0 ? asked / ranks.local_world_size
                          : on_cpu  ? free_bytes(at::kCPU, machine, ranks, {})
                                    : machine.memory_bytes;
-  choose_within(run, machine, read_data_source({.train = options}), budget, ranks, {.change = change});
+  choose_within(run, machine, read_data_outlook({.train = options}), budget, ranks, {.change = change});
   run.options.memory.preflight = options.memory.preflight;
   return run;
 }

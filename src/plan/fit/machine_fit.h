@@ -31,7 +31,7 @@ class MachineFit {
  public:
   // Plans for each of `world_size` ranks a run on this data. `process`: that of a rank; empty on a GPU.
   // REQUIRES: `machine` and `data` outlive this.
-  MachineFit(const MachineProfile& machine, const DataSource& data, const ProcessMemory& process,
+  MachineFit(const MachineProfile& machine, const DataOutlook& data, const ProcessMemory& process,
              int64_t budget_bytes, int64_t world_size)
       : machine_(&machine), data_(&data), process_(process), budget_(budget_bytes), world_size_(world_size) {}
 
@@ -62,7 +62,7 @@ class MachineFit {
   int64_t rows_of_rank(const TrainOptions& options) const;
 
   const MachineProfile* machine_;
-  const DataSource* data_;
+  const DataOutlook* data_;
   ProcessMemory process_;
   int64_t budget_, world_size_;
 };

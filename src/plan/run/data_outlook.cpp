@@ -63,10 +63,10 @@ int64_t text_store_bytes(const std::vector<std::string>& folders) {
 }
 
 // Describes the features of a store: of the one that is named, or as kiln extract would write it.
-void add_features(const PlanOptions& options, DataSource& source) {
+void add_features(const PlanOptions& options, DataOutlook& outlook) {
   const TrainOptions& train = options.train;
-  const DataShape& shape = source.shape;
-  DataPlan& data = source.samples;
+  const DataShape& shape = outlook.shape;
+  DataPlan& data = outlook.samples;
   StoreInfo info;  // as kiln extract writes one: f32, mean and logvar
   info.channels = shape.channels;
   info.lanes = shape.lanes;
@@ -125,9 +125,9 @@ PictureFile assumed_file(int64_t image_size) {
 }
 
 // Describes pictures that the loader decodes.
-void add_pictures(const PlanOptions& options, DataSource& source) {
+void add_pictures(const PlanOptions& options, DataOutlook& outlook) {
   const TrainOptions& train = options.train;
-  DataPlan& data = source.samples;
+  DataPlan& data = outlook.samples;
   std::vector<PictureFile> files;
   int64_t found = 0;
   if (!train.data.path.empty()) {
@@ -147,7 +147,7 @@ void add_pictures(const PlanOptions& options, DataSource& source) {
     data.mean_height += share * static_cast<double>(header.height);
     data.mean_width += share * static_cast<double>(header.width);
     data.read_bytes += share * bytes;
-    source.pictures.push_back(header);
+    outlook.pictures.push_back(header);
   }
   data.picture_bytes = std::llround(data.read_bytes * static_cast<double>(data.num_samples));
 }
@@ -163,33 +163,33 @@ double extraction_days(const Plan& plan) {
 
 }  // namespace
 
-DataSource read_data_source(const PlanOptions& options) {
+DataOutlook read_data_outlook(const PlanOptions& options) {
   const TrainOptions& train = options.train;
-  DataSource source{.shape = planned_shape(train), .samples = {}};
+  DataOutlook outlook{.shape = planned_shape(train), .samples = {}};
   const bool are_pictures = encodes_images(train) || (train.data.in_pixels() && !train.data.path.empty() &&
                                                       !train.data.is_synthetic() && !is_store(train));
   if (are_pictures)
-    add_pictures(options, source);
+    add_pictures(options, outlook);
   else
-    add_features(options, source);
+    add_features(options, outlook);
   const auto& validation = train.validation;
   if (validation.images > 0 || fs::exists(validation.share > 0 ? train.data.path : validation.data))
-    source.validation_images = validation_samples(train);
+    outlook.validation_images = validation_samples(train);
   if (!train.data.path.empty() && !train.data.is_synthetic()) {
     const FileSystem files = file_system_of(train.data.path);
-    source.samples.file_system = files.name;
-    source.samples.is_network = files.is_network;
+    outlook.samples.file_system = files.name;
+    outlook.samples.is_network = files.is_network;
   }
-  return source;
+  return outlook;
 }
 
-void add_data(Plan& plan, const DataSource& source) {
+void add_data(Plan& plan, const DataOutlook& outlook) {
   const TrainOptions& train = plan.options.train;
-  DataPlan& data = plan.samples = source.samples;
-  for (const ImageHeader& picture : source.pictures)
+  DataPlan& data = plan.samples = outlook.samples;
+  for (const ImageHeader& picture : outlook.pictures)
     data.decode_s +=
         plan.machine.decoding.seconds(picture, train.data.buckets.empty() ? train.data.image_size : 0) /
-        static_cast<double>(source.pictures.size());
+        static_cast<double>(outlook.pictures.size());
   if (plan.encoding_s > 0) plan.extraction_days = extraction_days(plan);
 
   const int64_t ranks_here = ranks_on_node(plan.machine, plan.options.gpus);

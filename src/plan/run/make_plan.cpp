@@ -108,7 +108,7 @@ std::optional<DataShape> usual_shape(const DataShape& data) {
   return usual;
 }
 
-Plan compose_plan(const PlanOptions& options, const MachineProfile& machine, const DataSource& data,
+Plan compose_plan(const PlanOptions& options, const MachineProfile& machine, const DataOutlook& data,
                   const StepTrace& trace) {
   const Sharding sharding = sharding_of(options.train, options.gpus, machine);
   if (!is_of(trace, sharding)) return compose_plan(options, machine, data, trace_of_rank(trace, sharding));
@@ -172,10 +172,10 @@ void check_plan(const PlanOptions& options, const MachineProfile& machine) {
 Plan make_plan(const PlanOptions& options) {
   const MachineProfile machine = planned_machine(options);
   check_plan(options, machine);
-  return plan_data(options, machine, read_data_source(options));
+  return plan_data(options, machine, read_data_outlook(options));
 }
 
-Plan plan_data(const PlanOptions& options, const MachineProfile& machine, const DataSource& data) {
+Plan plan_data(const PlanOptions& options, const MachineProfile& machine, const DataOutlook& data) {
   const Sharding sharding = sharding_of(options.train, options.gpus, machine);
   std::list<StepTrace> traces;
   return plan_traced(options, machine, data, [&](const DataShape& shape) -> const StepTrace& {
@@ -184,12 +184,12 @@ Plan plan_data(const PlanOptions& options, const MachineProfile& machine, const 
   });
 }
 
-Plan plan_traced(const PlanOptions& options, const MachineProfile& machine, const DataSource& data,
+Plan plan_traced(const PlanOptions& options, const MachineProfile& machine, const DataOutlook& data,
                  const Tracer& traced) {
   const StepTrace& trace = traced(data.shape);
   Plan plan = compose_plan(options, machine, data, trace);
   if (const std::optional<DataShape> usual = usual_shape(data.shape)) {
-    DataSource of_usual = data;
+    DataOutlook of_usual = data;
     of_usual.shape = *usual;
     const Plan timed = compose_plan(options, machine, of_usual, traced(*usual));
     static_cast<TimePlan&>(plan) = timed;

@@ -35,7 +35,7 @@ void check_plan(const PlanOptions& options, const MachineProfile& machine);  // 
 std::optional<DataShape> usual_shape(const DataShape& data);
 
 // What plans say of a run's data. All plans of a run share it, because a large data set takes long to read.
-struct DataSource {
+struct DataOutlook {
   DataShape shape;
   DataPlan samples;                     // without decode_s, which depends on the machine
   std::vector<ImageHeader> pictures{};  // of some files; empty where no pictures are read
@@ -43,23 +43,23 @@ struct DataSource {
 };
 // Reads the data of the options, or assumes what it is like if it is not here. Throws Error if it cannot be
 // trained on.
-DataSource read_data_source(const PlanOptions& options);
+DataOutlook read_data_outlook(const PlanOptions& options);
 
 // Plans the memory of the largest batch of the data, and the time of a batch of usual_shape().
-Plan plan_data(const PlanOptions& options, const MachineProfile& machine, const DataSource& data);
+Plan plan_data(const PlanOptions& options, const MachineProfile& machine, const DataOutlook& data);
 // Does the same with traces that the caller makes: of the options' step on a shape of data. They stay valid.
 using Tracer = std::function<const StepTrace&(const DataShape&)>;
-Plan plan_traced(const PlanOptions& options, const MachineProfile& machine, const DataSource& data,
+Plan plan_traced(const PlanOptions& options, const MachineProfile& machine, const DataOutlook& data,
                  const Tracer& traced);
 // Makes the plan from a trace. `trace`: that of options.train on options.gpus ranks, on `data` and the
 // machine's kind of device.
-Plan compose_plan(const PlanOptions& options, const MachineProfile& machine, const DataSource& data,
+Plan compose_plan(const PlanOptions& options, const MachineProfile& machine, const DataOutlook& data,
                   const StepTrace& trace);
 
 // Fills in what follows from a plan's step: days, cost, other numbers of GPUs, milestones, checkpoints.
 void add_outlook(Plan& plan, const StepTrace& trace);
 // Fills in the samples and the rate at which they are read.
-void add_data(Plan& plan, const DataSource& data);
+void add_data(Plan& plan, const DataOutlook& data);
 
 // Fills in advice on what to change: one line each, with the reason and the option to change.
 void add_advice(Plan& plan, const StepTrace& trace);

@@ -46,7 +46,7 @@ const Goal kLeastMemory = {
     "least memory", [](const Configuration& c) { return Figures(least_memory(bytes_of(c)), c.step_s); },
     [](const Plan& plan) { return Figures(least_memory(plan), plan.step_s); }};
 
-Candidates::Candidates(const SearchOptions& options, const MachineProfile& machine, const DataSource& data,
+Candidates::Candidates(const SearchOptions& options, const MachineProfile& machine, const DataOutlook& data,
                        SearchTraces& traces)
     : options_(options),
       machine_(machine),

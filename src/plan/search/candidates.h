@@ -31,11 +31,11 @@ extern const Goal kFastest, kCheapest, kLeastMemory;
 class Candidates {
  public:
   // REQUIRES: all but `data` outlive this.
-  Candidates(const SearchOptions& options, const MachineProfile& machine, const DataSource& data,
+  Candidates(const SearchOptions& options, const MachineProfile& machine, const DataOutlook& data,
              SearchTraces& traces);
 
   const std::vector<Configuration>& all() const { return configurations_; }
-  const DataSource& data() const { return data_; }
+  const DataOutlook& data() const { return data_; }
 
   // Returns the plan with the lowest figure of all that fit, with memory to spare, and meet `limits`; null if
   // there is none. `gpus`: considers this number of GPUs only.
@@ -52,7 +52,7 @@ class Candidates {
 
   const SearchOptions& options_;
   const MachineProfile& machine_;
-  const DataSource data_;
+  const DataOutlook data_;
   SearchTraces& traces_;
   const std::vector<Configuration> configurations_;
   std::vector<size_t> possible_;  // within the memory, as far as screening tells

@@ -59,7 +59,7 @@ class Comparer {
  private:
   // What the searches of a model on several GPUs share.
   struct OfModel {
-    std::optional<DataSource> data{};
+    std::optional<DataOutlook> data{};
     SearchTraces traces{};
   };
 
@@ -86,7 +86,7 @@ class Comparer {
       return;
     }
     check_search(search, machine);
-    if (!shared.data) shared.data = read_data_source(search.plan);
+    if (!shared.data) shared.data = read_data_outlook(search.plan);
     Candidates candidates(search, machine, *shared.data, shared.traces);
     result_.num_configurations += candidates.all().size();
     const Limits limits{.days = search.deadline_days, .cost = search.max_cost};

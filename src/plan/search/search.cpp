@@ -21,7 +21,7 @@ std::string needs(const Plan& plan) {
 }
 
 // Plans the same configuration on the smallest GPU with more memory that it fits.
-std::optional<Plan> on_larger_gpu(const Plan& plan, const DataSource& data) {
+std::optional<Plan> on_larger_gpu(const Plan& plan, const DataOutlook& data) {
   std::vector<MachineProfile> machines = builtin_profiles();
   std::ranges::stable_sort(machines, {}, &MachineProfile::memory_bytes);
   const at::ScalarType dtype = plan.options.train.compute.product_dtype();
@@ -102,7 +102,7 @@ SearchResult search(const SearchOptions& options) {
   SearchResult result{.options = options, .machine = planned_machine(options.plan)};
   check_search(options, result.machine);
   SearchTraces traces;
-  Candidates search(result.options, result.machine, read_data_source(options.plan), traces);
+  Candidates search(result.options, result.machine, read_data_outlook(options.plan), traces);
   result.num_configurations = search.all().size();
   const Limits limits{.days = options.deadline_days, .cost = options.max_cost};
   for (const Goal& goal : {kFastest, kCheapest, kLeastMemory})
