@@ -51,7 +51,7 @@ std::unordered_map<std::string, std::string> origins(const std::string& store) {
 
 // Returns the folder for the next part of a store.
 std::string next_part(const std::string& store) {
-  if (!fs::exists(fs::path(store) / "store.json"))
+  if (!is_store(store))
     fail("extract", "--append adds to a store, and {} is none: leave --append out", store);
   if (!read_store_info(store).complete)
     fail("extract", "--append: {} is unfinished: run the command that began it again first", store);

@@ -210,9 +210,13 @@ StoreInfo parse_store_info(std::string_view text, const std::string& where) {
   return info;
 }
 
+bool is_store(const std::string& folder) {
+  return std::filesystem::exists(std::filesystem::path(folder) / "store.json");
+}
+
 StoreInfo read_store_info(const std::string& folder) {
   const std::filesystem::path path = std::filesystem::path(folder) / "store.json";
-  if (!std::filesystem::exists(path)) {
+  if (!is_store(folder)) {
     fail("feature store",
          "expected a folder with store.json, got none ({}): make one with kiln extract or kiln store import",
          folder);

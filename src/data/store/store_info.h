@@ -52,6 +52,8 @@ struct StoreInfo {
   void drop_empty_lanes();
 };
 
+// True if the folder is a feature store, maybe an unfinished one.
+bool is_store(const std::string& folder);
 // Parses store.json and checks every field and their sums. Does not touch the shards. `where` names the text
 // in messages. Throws Error.
 StoreInfo parse_store_info(std::string_view text, const std::string& where);

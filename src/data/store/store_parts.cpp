@@ -49,7 +49,7 @@ bool prepare_store_parts(const std::string& out, int64_t num_ranks) {
   std::error_code error;
   fs::create_directories(out, error);
   if (error) fail(kWho, "cannot create {}: {}", out, error.message());
-  if (fs::exists(fs::path(out) / "store.json")) {
+  if (is_store(out)) {
     if (!read_store_info(out).complete)
       fail(kWho, "{} was begun by one process: go on with one, or choose another folder", out);
     remove_parts(out);
@@ -72,7 +72,7 @@ bool prepare_store_parts(const std::string& out, int64_t num_ranks) {
 
 void remove_empty_store(const std::string& out) {
   const fs::path folder = out;
-  if (fs::exists(folder / "store.json")) {
+  if (is_store(out)) {
     if (read_store_info(out).num_samples > 0) fail(kWho, "expected a store without samples, got {}", out);
     for (const char* name : {"store.json", "unfinished-shard.log", kLeftOutFile}) fs::remove(folder / name);
   }
@@ -87,7 +87,7 @@ int64_t join_store_parts(const std::string& out, int64_t num_ranks, StoreInfo in
   std::vector<std::string> parts;
   for (int64_t rank = 0; rank < num_ranks; ++rank) {
     const fs::path part = parts.emplace_back(store_part_folder(out, rank, num_ranks));
-    if (!fs::exists(part / "store.json")) continue;
+    if (!is_store(part.string())) continue;
     const StoreInfo of_part = read_store_info(part.string());
     for (StoreInfo::Shard shard : of_part.shards) {
       const std::string name = fmt::format("shard-{:05d}.safetensors", info.shards.size());

@@ -171,7 +171,7 @@ std::vector<std::string> store_parts(const std::string& store) {
   std::vector<std::string> folders = {store};
   for (int64_t number = 1;; ++number) {
     const std::string folder = appended_part_folder(store, number);
-    if (!fs::exists(fs::path(folder) / "store.json") || !read_store_info(folder).complete) return folders;
+    if (!is_store(folder) || !read_store_info(folder).complete) return folders;
     folders.push_back(folder);
   }
 }

@@ -25,7 +25,7 @@ void prepare_folder(const std::string& folder) {
   std::error_code error;
   fs::create_directories(folder, error);
   if (error) fail("feature store", "cannot create {}: {}", folder, error.message());
-  if (!fs::exists(fs::path(folder) / "store.json") && !fs::is_empty(folder)) {
+  if (!is_store(folder) && !fs::is_empty(folder)) {
     // A run killed before its first store.json leaves only that file's partial.
     for (const auto& entry : fs::directory_iterator(folder)) {
       if (!entry.path().filename().string().starts_with("store.json.")) {
@@ -91,7 +91,7 @@ class StoreWriter : public FeatureStoreWriter {
     empty.complete = false;
     info_ = parse_store_info(store_info_text(empty), "the settings of " + folder);
     samples_per_shard_ = std::max(samples_per_shard, int64_t{1});
-    if (fs::exists(fs::path(folder) / "store.json")) {
+    if (is_store(folder)) {
       reopen();
     } else {
       write_info();
