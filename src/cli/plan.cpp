@@ -246,7 +246,7 @@ void calibrate_here(const PlanArguments& arguments) {
   const TrainOptions& train = arguments.options.train;
   const MachineProfile profile = calibrate(
       choose_device(train.compute.device), arguments.calibration_s,
-      {.data = train.data.is_synthetic() ? "" : train.data.path, .offloaded = train.offload.nvme.folder});
+      {.data = train.data.folder(), .offloaded = train.offload.nvme.folder});
   for (const DiskSpeed& disk : profile.disks)
     fmt::print(stderr, "disk of {} ({}): {} MB/s read{}\n", disk.folder,
                disk.file_system.empty() ? "unknown file system" : disk.file_system,

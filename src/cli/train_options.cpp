@@ -148,7 +148,8 @@ void take_foreign_recipe(const CLI::App& command, const TrainArguments& argument
   for (const ForeignRecipe::Setting& setting : recipe.settings) {
     const bool is_overridden =
         is_given(command, setting.option) || (setting.option == "epochs" && has_length);
-    if (setting.is_of_pictures && (options.data.path == "synthetic" || has_store(options))) continue;
+    const bool are_features = !options.data.path.empty() && !reads_pictures(source_of(options.data));
+    if (setting.is_of_pictures && are_features) continue;
     set_option(is_overridden ? overridden : options, setting.option, setting.value);
     if (is_overridden) continue;
     resolved.given.insert(setting.option);
@@ -200,9 +201,9 @@ void report(const DeepSpeedConfig& config, const std::string& path) {
 // Training on features uses the size of their images.
 void take_image_size(StageOptions& stage) {
   if (!stage.settings.contains("data") || stage.settings.contains("image-size")) return;
-  TrainOptions options;
-  options.data.path = stage.settings.at("data");
-  if (has_store(options)) stage.settings["image-size"] = own_image_size(options);
+  DataOptions data;
+  data.path = stage.settings.at("data");
+  if (const std::optional<int64_t> stored = stored_image_size(data)) stage.settings["image-size"] = *stored;
 }
 // Sets the size that the run was begun with (`recorded`, else null), that of a store's pictures or of those
 // that the model is made for, if none is given. A search may name several models, which then are none of the
@@ -213,7 +214,7 @@ void take_image_size(ResolvedOptions& resolved, const nlohmann::json& recorded) 
   const std::vector<std::string> known = denoiser_names();
   if (recorded.contains("image-size"))
     set_option(options, "image-size", recorded.at("image-size"));
-  else if (has_store(options) || std::ranges::find(known, options.model.name) != known.end())
+  else if (stored_image_size(options.data) || std::ranges::find(known, options.model.name) != known.end())
     options.data.image_size = own_image_size(options);
   for (StageOptions& stage : resolved.options.stages) take_image_size(stage);
 }
@@ -368,7 +369,8 @@ void take_record_of_weights(const TrainArguments& arguments, ResolvedOptions& re
   config.erase(family.size_key);  // that of the data
   if (!model.config.empty()) config.update(nlohmann::json::parse(model.config));
   model.config = config.dump();
-  if (record.image_size > 0 && !has_store(resolved.options) && resolved.given.insert("image-size").second)
+  if (record.image_size > 0 && !stored_image_size(resolved.options.data) &&
+      resolved.given.insert("image-size").second)
     resolved.options.data.image_size = record.image_size;
   if (!record.objective.is_object() || resolved.given.contains("objective")) return;
   const nlohmann::json settings = options_of(record.objective), defaults = to_json(TrainOptions{});

@@ -62,6 +62,7 @@ struct DataOptions {
   int64_t prefetch = 4;  // batches drawn ahead
 
   bool is_synthetic() const { return path == "synthetic"; }
+  std::string folder() const { return is_synthetic() ? "" : path; }  // on a disk; empty: nothing is read
   bool in_pixels() const { return autoencoder == "pixels"; }
 };
 

@@ -1,7 +1,5 @@
 #include "train/run_captions.h"
 
-#include <filesystem>
-
 #include "checkpoint/train_state.h"
 #include "core/error.h"
 #include "data/images/image_dataset.h"
@@ -15,8 +13,6 @@
 namespace kiln {
 
 namespace {
-
-namespace fs = std::filesystem;
 
 // Returns the options of the stage that the newest checkpoint of a run belongs to.
 TrainOptions newest_options(const std::string& run) {
@@ -54,7 +50,7 @@ std::vector<int64_t> judged_samples(const TrainOptions& options, int64_t size, c
 
 std::vector<std::string> captions_of_store(const TrainOptions& options, int64_t count) {
   const auto text = open_texts(describe_stores(options).text_folders);
-  const auto store = open_sources(sources_of(options));
+  const auto store = open_sources(StoredData{options.data}.stores());
   const std::string_view prefix = text->info().prefix, suffix = text->info().suffix;
   std::vector<std::string> captions;
   for (const int64_t id : spread(
@@ -93,17 +89,17 @@ RunCaptions captions_of_run(const std::string& run, int64_t count) {
     found.origin = fmt::format("captions that --validation-share {:g} holds out of {}",
                                options.validation.share, options.data.path);
   } else if (options.validation.is_on()) {
-    options.data.path = options.validation.data;
-    options.data.more.clear();
+    options.data = held_out_options(std::move(options.data), options.validation);
     found.origin = "captions of --validation-data " + options.data.path;
   }
   options.data.weights.clear();  // each sample once
   options.data.parts.clear();
-  if (!fs::exists(options.data.path))
+  if (!is_here(options.data))
     fail("evaluate",
          "the prompts of {} are {}, which do not exist any more: give --prompts FILE with one prompt a line",
          run, found.origin);
-  found.texts = has_store(options) ? captions_of_store(options, count) : captions_of_pictures(options, count);
+  found.texts = reads_pictures(source_of(options.data)) ? captions_of_pictures(options, count)
+                                                        : captions_of_store(options, count);
   if (found.texts.empty())
     fail("evaluate",
          "the prompts of {} are {}, but there are none: give --prompts FILE with one prompt a line", run,

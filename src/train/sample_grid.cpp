@@ -96,7 +96,7 @@ void validate_sampling(const TrainOptions& options, const ModelRecord& info, boo
                        int64_t num_classes) {
   if (options.samples.every == 0 && options.evaluation.every == 0) return;
   const char* option = options.samples.every > 0 ? "--sample-every" : "--evaluate-every";
-  if (options.data.is_synthetic() && info.autoencoder.name != "pixels")
+  if (info.autoencoder.name.empty())  // no autoencoder made them
     fail("train", "{} has nothing to decode synthetic latents with: leave it out", option);
   if (info.autoencoder.name != "pixels" && !has_decoder)
     fail("train", "{} needs the autoencoder of the latents to decode them{}: give --autoencoder PATH", option,

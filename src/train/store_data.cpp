@@ -3,13 +3,11 @@
 #include <algorithm>
 #include <cmath>
 #include <filesystem>
-#include <tuple>
 
 #include "core/error.h"
 #include "core/text/some_of.h"
 #include "data/loader/batches.h"
 #include "data/text_store/joined_text.h"
-#include "models/run_folder.h"
 #include "run/option_values.h"
 #include "train/encoding/pictures.h"
 #include "train/setup.h"
@@ -27,12 +25,6 @@ void check_classes(const TrainOptions& options, int64_t num_classes) {
          options.model.num_classes, num_classes, options.data.path, num_classes);
 }
 
-void check_stores(const TrainOptions& options) {
-  for (const std::string& store : options.data.more)
-    if (!fs::exists(fs::path(store) / "store.json"))
-      fail("train", "--more-data {} is not a feature store: run kiln extract", store);
-}
-
 void check_image_size(const TrainOptions& options, const StoreInfo& info) {
   if (info.image_size == options.data.image_size) return;
   fail("train",
@@ -41,9 +33,9 @@ void check_image_size(const TrainOptions& options, const StoreInfo& info) {
        options.data.image_size, options.data.path, info.image_size, info.image_size, options.data.image_size);
 }
 
-std::vector<std::string> parts_of(const TrainOptions& options) {
+std::vector<std::string> parts_of(const StoredData& data) {
   std::vector<std::string> folders;
-  for (const StoreSource& source : sources_of(options))
+  for (const StoreSource& source : data.stores())
     for (std::string& folder : source.parts()) folders.push_back(std::move(folder));
   return folders;
 }
@@ -70,7 +62,7 @@ std::string chosen_text(const TrainOptions& options) {
 std::vector<std::string> text_folders_of(const TrainOptions& options, const ConditioningShape& model) {
   const std::string name = chosen_text(options);
   std::vector<std::string> folders;
-  for (const std::string& part : parts_of(options)) {
+  for (const std::string& part : parts_of({options.data})) {
     const std::string folder = text_store_folder(part, name);
     if (!fs::exists(fs::path(folder) / "text.json"))
       fail("train",
@@ -100,9 +92,8 @@ std::string part_identity(const std::string& folder, const std::string& text_fol
   return identity + identity_of(read_text_store_info(text_folder));
 }
 
-std::vector<SampleLane> split_of(const TrainOptions& options, const std::vector<SampleLane>& all, Split split,
+std::vector<SampleLane> split_of(double share, const std::vector<SampleLane>& all, Split split,
                                  const std::function<std::string(int64_t)>& name_of) {
-  const double share = options.validation.share;
   if (share == 0) return {};
   std::vector<SampleLane> lanes = split_lanes(all, share, split, name_of);
   if (split == Split::kHeldOut && samples_per_pass(lanes) == 0)
@@ -142,43 +133,15 @@ bool match(const std::vector<StoreSource>& sources, const std::vector<std::vecto
 
 }  // namespace
 
-std::vector<StoreSource> sources_of(const TrainOptions& options) {
-  const auto& [path, more, weights, parts] =
-      std::tie(options.data.path, options.data.more, options.data.weights, options.data.parts);
-  std::vector<StoreSource> sources;
-  for (size_t i = 0; i <= more.size(); ++i)
-    sources.push_back({.store = i == 0 ? path : more[i - 1],
-                       .weight = weights.empty() ? 1 : weights.at(i),
-                       .num_parts = parts.empty() ? 0 : parts.at(i)});
-  return sources;
-}
-
-bool has_store(const TrainOptions& options) { return fs::exists(fs::path(options.data.path) / "store.json"); }
-
 int64_t own_image_size(const TrainOptions& options) {
-  return has_store(options) ? read_store_info(options.data.path).image_size : own_image_size(options.model);
-}
-
-void require_data(const TrainOptions& options) {
-  if (!fs::exists(options.data.path))
-    fail("train",
-         "--data {} does not exist: give a store made by kiln extract, images with --autoencoder, or "
-         "'synthetic'",
-         options.data.path);
-  if (has_store(options)) return check_stores(options);
-  if (is_run_folder(options.data.path))
-    fail("train", "--data {} is the folder of a run: give the store or the pictures to train on",
-         options.data.path);
-  if (options.data.autoencoder.empty())
-    fail("train",
-         "--data {} is not a feature store: run kiln extract, or encode while training with --autoencoder "
-         "PATH or pixels",
-         options.data.path);
+  const std::optional<int64_t> stored = stored_image_size(options.data);
+  return stored ? *stored : own_image_size(options.model);
 }
 
 StoredSamples describe_stores(const TrainOptions& options) {
-  check_stores(options);
-  StoredSamples samples{.info = read_sources_info(sources_of(options))};
+  const StoredData stored{options.data};
+  require_here(stored);
+  StoredSamples samples{.info = read_sources_info(stored.stores())};
   const StoreInfo& info = samples.info;
   check_image_size(options, info);
   const int64_t store_classes = static_cast<int64_t>(info.class_names.size());
@@ -201,8 +164,8 @@ std::string identity_of(const TextStoreInfo& text) {
                      text.instruction.empty() ? "" : fmt::format(" after {:?}", text.instruction));
 }
 
-std::string identity_of(const TrainOptions& options, const std::vector<std::string>& text_folders) {
-  const std::vector<std::string> parts = parts_of(options);
+std::string identity_of(const StoredData& data, const std::vector<std::string>& text_folders) {
+  const std::vector<std::string> parts = parts_of(data);
   std::string identity;
   for (size_t i = 0; i < parts.size(); ++i)
     identity += (i > 0 ? kJoint : "") + part_identity(parts[i], text_folders.empty() ? "" : text_folders[i]);
@@ -211,15 +174,17 @@ std::string identity_of(const TrainOptions& options, const std::vector<std::stri
 
 std::optional<std::vector<int64_t>> parts_of_identity(const TrainOptions& options,
                                                       const std::string& identity) {
-  if (!has_store(options)) return std::nullopt;
-  check_stores(options);
-  const std::vector<StoreSource> sources = sources_of(options);
+  const DataSource source = source_of(options.data);
+  const auto* stored = std::get_if<StoredData>(&source);
+  if (!stored) return std::nullopt;
+  require_here(source);
+  const std::vector<StoreSource> sources = stored->stores();
   // Captions of the identity are those of the text store that the options choose.
   std::vector<std::vector<std::string>> texts;
   if (identity.find("; captions ") != std::string::npos) {
     const std::string name = chosen_text(options);
-    for (const StoreSource& source : sources)
-      for (auto& folders = texts.emplace_back(); const std::string& part : source.parts())
+    for (const StoreSource& store : sources)
+      for (auto& folders = texts.emplace_back(); const std::string& part : store.parts())
         folders.push_back(text_store_folder(part, name));
   }
   std::vector<int64_t> counts;
@@ -227,44 +192,13 @@ std::optional<std::vector<int64_t>> parts_of_identity(const TrainOptions& option
   return counts;
 }
 
-std::vector<SampleLane> split_of(const TrainOptions& options, const FeatureStore& store, Split split) {
-  return split_of(options, store.sample_lanes(), split, [&](int64_t id) { return store.sample_name(id); });
+std::vector<SampleLane> split_of(double share, const FeatureStore& store, Split split) {
+  return split_of(share, store.sample_lanes(), split, [&](int64_t id) { return store.sample_name(id); });
 }
 
-std::vector<SampleLane> split_of(const TrainOptions& options, const Pictures& pictures, Split split) {
-  return split_of(options, pictures.lanes->sample_lanes(), split,
+std::vector<SampleLane> split_of(double share, const Pictures& pictures, Split split) {
+  return split_of(share, pictures.lanes->sample_lanes(), split,
                   [&](int64_t id) { return pictures.images->records()[static_cast<size_t>(id)].name; });
-}
-
-TrainOptions of_validation(TrainOptions options) {
-  options.data.weights.clear();
-  if (options.validation.share > 0) return options;
-  options.data.path = options.validation.data;
-  options.data.more.clear();
-  options.data.parts.clear();
-  return options;
-}
-
-Pictures open_validation_pictures(const TrainOptions& options, const Pictures& trained, int64_t downsample) {
-  TrainOptions own = of_validation(options);
-  if (!trained.lanes) own.data.buckets.clear();
-  return open_pictures(own, own.data.path, downsample,
-                       trained.lanes ? trained.lanes->buckets() : std::vector<Bucket>(), "--validation-data");
-}
-
-int64_t validation_samples(const TrainOptions& options) {
-  if (options.validation.images > 0) return options.validation.images;
-  const TrainOptions own = of_validation(options);
-  const bool is_split = options.validation.share > 0;
-  if (has_store(own))
-    return is_split ? samples_per_pass(split_of(own, *open_sources(sources_of(own)), Split::kHeldOut))
-                    : samples_per_epoch(sources_of(own));
-  Pictures trained;  // read only where they matter: all their headers are
-  const bool fits_to_trained =
-      !options.data.buckets.empty() && !has_store(options) && fs::exists(options.data.path);
-  if (is_split || fits_to_trained) trained = open_pictures(options, options.data.path, /*downsample=*/1);
-  return is_split ? samples_per_pass(split_of(options, trained, Split::kHeldOut))
-                  : open_validation_pictures(options, trained, /*downsample=*/1).lanes->num_places();
 }
 
 int64_t steps_of_epochs(double epochs, int64_t samples, int64_t global_batch) {
@@ -272,17 +206,50 @@ int64_t steps_of_epochs(double epochs, int64_t samples, int64_t global_batch) {
   return std::max<int64_t>(1, static_cast<int64_t>(std::ceil(steps * (1 - 1e-12))));
 }
 
+Pictures open_held_out_pictures(DataOptions data, const Pictures& trained, int64_t downsample) {
+  if (!trained.lanes) data.buckets.clear();
+  return open_pictures(data, data.path, downsample,
+                       trained.lanes ? trained.lanes->buckets() : std::vector<Bucket>(), "--validation-data");
+}
+
+namespace {
+
+int64_t samples_of(const SyntheticData&, double, Split) { return 0; }
+
+int64_t samples_of(const StoredData& data, double share, Split split) {
+  return share > 0 ? samples_per_pass(split_of(share, *open_sources(data.stores()), split))
+                   : samples_per_epoch(data.stores());
+}
+
+int64_t samples_of(const PictureData& data, double share, Split split) {
+  const Pictures pictures = open_pictures(data.options, data.options.path, /*downsample=*/1);
+  return share > 0 ? samples_per_pass(split_of(share, pictures, split)) : pictures.lanes->num_places();
+}
+
+// Returns how many samples a split has, with a share of all held out; all of them if that is 0.
+int64_t samples_of(const DataSource& source, double share, Split split) {
+  return std::visit([&](const auto& data) { return samples_of(data, share, split); }, source);
+}
+
+}  // namespace
+
 int64_t samples_of(const TrainOptions& options) {
-  if (options.data.is_synthetic()) return 0;
-  require_data(options);
-  const bool is_split = options.validation.share > 0;
-  if (has_store(options))
-    return is_split
-               ? samples_per_pass(split_of(options, *open_sources(sources_of(options)), Split::kTraining))
-               : samples_per_epoch(sources_of(options));
-  const Pictures pictures = open_pictures(options, options.data.path, /*downsample=*/1);
-  return is_split ? samples_per_pass(split_of(options, pictures, Split::kTraining))
-                  : pictures.lanes->num_places();
+  const DataSource source = source_of(options.data);
+  require_here(source);
+  return samples_of(source, options.validation.share, Split::kTraining);
+}
+
+int64_t validation_samples(const TrainOptions& options) {
+  const ValidationOptions& validation = options.validation;
+  if (validation.images > 0) return validation.images;
+  const DataOptions held_out = held_out_options(options.data, validation);
+  const DataSource source = source_of(held_out);
+  if (validation.share > 0 || !reads_pictures(source))
+    return samples_of(source, validation.share, Split::kHeldOut);
+  Pictures trained;  // read only where they matter: all their headers are
+  if (!options.data.buckets.empty() && reads_pictures(source_of(options.data)) && is_here(options.data))
+    trained = open_pictures(options.data, options.data.path, /*downsample=*/1);
+  return open_held_out_pictures(held_out, trained, /*downsample=*/1).lanes->num_places();
 }
 
 TrainOptions with_length(TrainOptions options, int64_t num_samples) {

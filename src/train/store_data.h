@@ -6,22 +6,15 @@
 #include <vector>
 
 #include "data/store/sample_split.h"
-#include "data/store/store_source.h"
 #include "data/text_store/text_store.h"
 #include "extract/image_batches.h"
-#include "run/train_options.h"
+#include "train/dataset/data_source.h"
 
 namespace kiln {
 
-// Returns --data and --more-data.
-std::vector<StoreSource> sources_of(const TrainOptions& options);
-// True if --data is a feature store.
-bool has_store(const TrainOptions& options);
 // Returns the side in pixels of the pictures of a run without --image-size: the store's own, else those that
 // the model is made for. Throws Error.
 int64_t own_image_size(const TrainOptions& options);
-// Throws Error unless --data is a feature store, or pictures with an autoencoder.
-void require_data(const TrainOptions& options);
 
 // What a model is told of the samples of a run's stores. describe_stores() throws Error saying what to do: no
 // store, another image size, more classes than --num-classes, a model that takes captions and a store without
@@ -35,7 +28,7 @@ StoredSamples describe_stores(const TrainOptions& options);
 
 // Returns a name for the content of a run's stores. A run resumes only on the same content. `text_folders`:
 // as above.
-std::string identity_of(const TrainOptions& options, const std::vector<std::string>& text_folders);
+std::string identity_of(const StoredData& data, const std::vector<std::string>& text_folders);
 // Returns the part of an identity that names captions and their encoder. It begins with "; captions ".
 std::string identity_of(const TextStoreInfo& text);
 // Returns how many parts of each store make up `identity`; the stores may have grown since. Returns nothing
@@ -43,17 +36,15 @@ std::string identity_of(const TextStoreInfo& text);
 std::optional<std::vector<int64_t>> parts_of_identity(const TrainOptions& options,
                                                       const std::string& identity);
 
-// Returns the samples of a split of the data if --validation-share divides them. Empty: all belong to
-// training. Throws Error: the split has none, or a lane has none left to train on.
-std::vector<SampleLane> split_of(const TrainOptions& options, const FeatureStore& store, Split split);
-std::vector<SampleLane> split_of(const TrainOptions& options, const Pictures& pictures, Split split);
+// Returns the samples of a split of the data if `share` of them is held out. Empty: all belong to training.
+// Throws Error: the split has none, or a lane has none left to train on.
+std::vector<SampleLane> split_of(double share, const FeatureStore& store, Split split);
+std::vector<SampleLane> split_of(double share, const Pictures& pictures, Split split);
 
-// Returns the options of a run that trains on the samples to validate on, each once: --validation-data, or
-// what --validation-share holds out of --data.
-TrainOptions of_validation(TrainOptions options);
-// Opens the pictures of --validation-data and fits them to the sizes of --data's pictures, `trained`. If
-// those are null, as where --data is a store, they are fitted to the square. Throws as open_pictures() does.
-Pictures open_validation_pictures(const TrainOptions& options, const Pictures& trained, int64_t downsample);
+// Opens the pictures to validate on, which are not among those that are trained on, and fits them to the sizes
+// of these. If `trained` is null, as where --data is a store, they are fitted to the square. Throws as
+// open_pictures() does.
+Pictures open_held_out_pictures(DataOptions data, const Pictures& trained, int64_t downsample);
 // Returns how many samples a validation takes: --validation-images, or all that there are. Throws Error: no
 // data there.
 int64_t validation_samples(const TrainOptions& options);

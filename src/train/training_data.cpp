@@ -97,8 +97,9 @@ std::vector<std::string> unchecked_notes(const std::string& path, const StoreInf
       has_text ? "" : "single captions' features")};
 }
 
-TrainingData open_store(const TrainOptions& options, at::Device device, at::ScalarType compute_dtype) {
-  const std::shared_ptr<FeatureStore> store = open_sources(sources_of(options));
+TrainingData open_store(const StoredData& stored, const TrainOptions& options, at::Device device,
+                        at::ScalarType compute_dtype) {
+  const std::shared_ptr<FeatureStore> store = open_sources(stored.stores());
   const StoredSamples samples = describe_stores(options);
   const StoreInfo& info = store->info();
   if (store->size() == 0) fail("train", "the store {} is empty: run kiln extract", options.data.path);
@@ -117,9 +118,10 @@ TrainingData open_store(const TrainOptions& options, at::Device device, at::Scal
   load_decoder(options, info, device, compute_dtype, data);
   check_text_samples(samples.text_folders, *store);
   data.notes = unchecked_notes(options.data.path, info, data.text.get());
-  data.identity = identity_of(options, samples.text_folders);
+  data.identity = identity_of(stored, samples.text_folders);
   data.batches = [store, text = data.text,
-                  lanes = split_of(options, *store, Split::kTraining)](BatchOptions batch_options) {
+                  lanes = split_of(options.validation.share, *store,
+                                   Split::kTraining)](BatchOptions batch_options) {
     batch_options.lanes = lanes;
     return store_batches(store, batch_options, text);
   };
@@ -143,7 +145,7 @@ TrainingData open_images(const TrainOptions& options, at::Device device, at::Sca
   const std::shared_ptr<const Autoencoder> autoencoder =
       load_autoencoder(options.data.autoencoder, device, compute_dtype);
   TrainingData data;
-  data.pictures = open_pictures(options, options.data.path, autoencoder->downsample);
+  data.pictures = open_pictures(options.data, options.data.path, autoencoder->downsample);
   const std::shared_ptr<const RunPictures> images = data.pictures.images;
   data.shape.channels = autoencoder->latent_channels;
   data.shape.lanes = data.pictures.lanes->latent_lanes();
@@ -243,7 +245,7 @@ EncodedImages encode_images(const TrainOptions& options, const Pictures& picture
           },
           .batches =
               [=, at_once = options.micro_batch,
-               lanes = split_of(options, pictures, split)](BatchOptions batch_options) {
+               lanes = split_of(options.validation.share, pictures, split)](BatchOptions batch_options) {
                 batch_options.lanes = lanes;
                 return image_batches(pictures, autoencoder, device, batch_options, at_once, text);
               }};
@@ -253,9 +255,11 @@ namespace {
 
 TrainingData open_any(const TrainOptions& options, at::Device device, at::ScalarType compute_dtype,
                       bool encodes) {
-  if (options.data.is_synthetic()) return open_synthetic(options);
-  require_data(options);
-  if (has_store(options)) return open_store(options, device, compute_dtype);
+  const DataSource source = source_of(options.data);
+  require_here(source);
+  if (std::holds_alternative<SyntheticData>(source)) return open_synthetic(options);
+  if (const auto* stored = std::get_if<StoredData>(&source))
+    return open_store(*stored, options, device, compute_dtype);
   if (!options.data.more.empty())
     fail("train", "--more-data needs feature stores, but --data {} is not one: run kiln extract",
          options.data.path);

@@ -51,20 +51,20 @@ std::vector<std::string> settings_without_effect(const TrainOptions& options, at
     if (ineffective) lines.push_back(fmt::format("--{} has no effect {}", option, where));
   };
   const bool validates = options.validation.is_on();
-  const auto are_features = [](const std::string& data) {
-    return data.empty() || data == "synthetic" || fs::exists(fs::path(data) / "store.json");
-  };
+  const bool are_pictures = reads_pictures(source_of(options.data));
   note_if(!options.data.weights.empty() && options.data.more.empty(), "data-weights",
           "on a single store, without --more-data");
-  const bool encodes_captions = !are_features(options.data.path) && !options.data.text_encoder.empty();
+  const bool encodes_captions = are_pictures && !options.data.text_encoder.empty();
   note_if(!options.data.text.empty() && encodes_captions, "text",
           "on pictures, whose captions --text-encoder encodes");
   for (const auto& [option, is_given] : caption_options_given(options.data.captions))
     note_if(is_given && !encodes_captions, option, "without pictures whose captions --text-encoder encodes");
-  note_if(!options.data.buckets.empty() && are_features(options.data.path), "buckets",
+  note_if(!options.data.buckets.empty() && !are_pictures, "buckets",
           "on features: use kiln extract --buckets");
-  note_if(options.data.enlarge && are_features(options.data.path) && are_features(options.validation.data),
-          "enlarge", "on features: use kiln extract --enlarge");
+  const bool validates_on_pictures =
+      validates && reads_pictures(source_of(held_out_options(options.data, options.validation)));
+  note_if(options.data.enlarge && !are_pictures && !validates_on_pictures, "enlarge",
+          "on features: use kiln extract --enlarge");
   note_if(options.validation.every != defaults.validation.every && !validates, "validate-every",
           "without --validation-data or --validation-share");
   note_if(options.validation.images > 0 && !validates, "validation-images",

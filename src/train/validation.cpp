@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <filesystem>
 #include <numeric>
 
 #include "core/aten.h"
@@ -15,8 +14,6 @@
 namespace kiln {
 
 namespace {
-
-namespace fs = std::filesystem;
 
 void check_latents(const TrainOptions& options, const StoreInfo& info, const TrainingData& data) {
   const std::string& path = options.validation.data;
@@ -64,6 +61,12 @@ std::shared_ptr<const Autoencoder> encoder_of(const TrainOptions& options, const
   return data.decoder;
 }
 
+// Returns the options of a run that trains on the samples to validate on.
+TrainOptions of_validation(TrainOptions options) {
+  options.data = held_out_options(std::move(options.data), options.validation);
+  return options;
+}
+
 // Returns the name of the samples to validate on in messages.
 std::string source_of(const TrainOptions& options) {
   return options.validation.share > 0 ? fmt::format("--validation-share {:g}", options.validation.share)
@@ -106,17 +109,18 @@ std::vector<int64_t> sizes_of(const std::vector<SampleLane>& lanes) {
 
 ValidationData open_validation_store(const TrainOptions& options, const TrainingData& data) {
   const TrainOptions own = of_validation(options);
-  const std::shared_ptr<FeatureStore> store = open_sources(sources_of(own));
+  const StoredData stored{own.data};
+  const std::shared_ptr<FeatureStore> store = open_sources(stored.stores());
   check_latents(options, store->info(), data);
   check_classes(options.validation.data, store->info().class_names, data);
   const std::vector<std::string> text_folders =
       data.text ? describe_stores(own).text_folders : std::vector<std::string>();
   const auto text = open_validation_text(options, text_folders, data);
   check_text_samples(text_folders, *store);
-  std::vector<SampleLane> lanes = split_of(options, *store, Split::kHeldOut);
+  std::vector<SampleLane> lanes = split_of(options.validation.share, *store, Split::kHeldOut);
   if (lanes.empty()) lanes = store->sample_lanes();
   return {.samples_of_lane = sizes_of(lanes),
-          .identity = identity_of(options, kiln::identity_of(own, text_folders)),
+          .identity = identity_of(options, kiln::identity_of(stored, text_folders)),
           .batches = [store, text, lanes](BatchOptions batch) {
             batch.lanes = lanes;
             return store_batches(store, batch, text);
@@ -125,11 +129,12 @@ ValidationData open_validation_store(const TrainOptions& options, const Training
 
 ValidationData open_validation_images(const TrainOptions& options, const TrainingData& data,
                                       at::Device device) {
-  const std::string path = of_validation(options).data.path;
+  const DataOptions own = held_out_options(options.data, options.validation);
+  const std::string& path = own.path;
   const auto autoencoder = encoder_of(options, data, device);
   const Pictures pictures = options.validation.share > 0
                                 ? data.pictures
-                                : open_validation_pictures(options, data.pictures, autoencoder->downsample);
+                                : open_held_out_pictures(own, data.pictures, autoencoder->downsample);
   if (data.text && !data.captions)
     fail("train",
          "--validation-data {} are pictures, and the captions of --data {} lie in a store: run kiln extract "
@@ -138,7 +143,7 @@ ValidationData open_validation_images(const TrainOptions& options, const Trainin
   const auto text = data.captions ? captions_like(*data.captions, *pictures.images, path) : nullptr;
   EncodedImages encoded = encode_images(options, pictures, autoencoder, text, device, Split::kHeldOut);
   check_classes(path, pictures.images->class_names(), data);
-  const std::vector<SampleLane> held_out = split_of(options, pictures, Split::kHeldOut);
+  const std::vector<SampleLane> held_out = split_of(options.validation.share, pictures, Split::kHeldOut);
   return {.samples_of_lane = sizes_of(held_out.empty() ? pictures.lanes->sample_lanes() : held_out),
           .identity = identity_of(options, encoded.identity),
           .batches = std::move(encoded.batches),
@@ -147,15 +152,16 @@ ValidationData open_validation_images(const TrainOptions& options, const Trainin
 
 ValidationData open_validation_data(const TrainOptions& options, const TrainingData& data,
                                     at::Device device) {
-  const fs::path path = of_validation(options).data.path;
+  const DataOptions own = held_out_options(options.data, options.validation);
+  const std::string& path = own.path;
   if (options.data.is_synthetic())
     fail("train", "--validation-data has nothing in common with --data synthetic: leave it out");
-  if (!fs::exists(path))
-    fail("train", "--validation-data {} does not exist: give a store made by kiln extract, or images",
-         path.string());
-  ValidationData opened = fs::exists(path / "store.json") ? open_validation_store(options, data)
-                                                          : open_validation_images(options, data, device);
-  if (sum_of(opened.samples_of_lane) == 0) fail("train", "--validation-data {} is empty", path.string());
+  const DataSource source = source_of(own);
+  if (std::holds_alternative<SyntheticData>(source) || !is_here(own))
+    fail("train", "--validation-data {} does not exist: give a store made by kiln extract, or images", path);
+  ValidationData opened = reads_pictures(source) ? open_validation_images(options, data, device)
+                                                 : open_validation_store(options, data);
+  if (sum_of(opened.samples_of_lane) == 0) fail("train", "--validation-data {} is empty", path);
   return opened;
 }
 

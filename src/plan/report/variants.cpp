@@ -3,7 +3,6 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
-#include <filesystem>
 
 #include "core/error.h"
 #include "core/tensors.h"
@@ -109,9 +108,7 @@ std::vector<Variant> read_variants(const std::string& path, const TrainOptions& 
 
 VariantResult plan_variant(const Variant& variant, PlanOptions plan) {
   plan.train = variant.options;
-  std::string& data = plan.train.data.path;
-  std::error_code unreachable;
-  if (!plan.train.data.is_synthetic() && !std::filesystem::exists(data, unreachable)) data.clear();
+  if (!is_here(plan.train.data)) plan.train.data.path.clear();
   plan.gpus = std::max<int64_t>({1, plan.gpus, plan.train.ranks.nproc});
   VariantResult result;
   try {

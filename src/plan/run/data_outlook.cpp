@@ -72,8 +72,9 @@ void add_features(const PlanOptions& options, DataOutlook& outlook) {
   info.lanes = shape.lanes;
   info.has_logvar = !train.data.in_pixels();
   std::vector<std::string> texts;
-  if (is_store(train)) {
-    info = read_sources_info(sources_of(train));
+  const DataSource source = source_of(train.data);
+  if (const auto* stored = std::get_if<StoredData>(&source)) {
+    info = read_sources_info(stored->stores());
     texts = describe_stores(train).text_folders;
   }
   count_samples(options, info.num_samples, data);
@@ -166,17 +167,15 @@ double extraction_days(const Plan& plan) {
 DataOutlook read_data_outlook(const PlanOptions& options) {
   const TrainOptions& train = options.train;
   DataOutlook outlook{.shape = planned_shape(train), .samples = {}};
-  const bool are_pictures = encodes_images(train) || (train.data.in_pixels() && !train.data.path.empty() &&
-                                                      !train.data.is_synthetic() && !is_store(train));
-  if (are_pictures)
+  if (reads_pictures(source_of(train.data)))
     add_pictures(options, outlook);
   else
     add_features(options, outlook);
-  const auto& validation = train.validation;
-  if (validation.images > 0 || fs::exists(validation.share > 0 ? train.data.path : validation.data))
+  const ValidationOptions& validation = train.validation;
+  if (validation.images > 0 || (validation.is_on() && is_here(held_out_options(train.data, validation))))
     outlook.validation_images = validation_samples(train);
-  if (!train.data.path.empty() && !train.data.is_synthetic()) {
-    const FileSystem files = file_system_of(train.data.path);
+  if (const std::string folder = train.data.folder(); !folder.empty()) {
+    const FileSystem files = file_system_of(folder);
     outlook.samples.file_system = files.name;
     outlook.samples.is_network = files.is_network;
   }

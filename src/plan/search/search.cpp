@@ -9,7 +9,6 @@
 #include "plan/run/data_text.h"
 #include "plan/run/make_plan.h"
 #include "plan/search/candidates.h"
-#include "plan/trace/planned_data.h"
 #include "run/train_command.h"
 
 namespace kiln {
@@ -124,7 +123,7 @@ SearchResult search(const SearchOptions& options) {
 
 std::string launch_command(const Plan& plan) {
   TrainOptions train = plan.options.train;
-  if (train.data.path.empty()) train.data.path = encodes_images(train) ? "pictures" : "store";
+  if (train.data.path.empty()) train.data.path = plan.samples.reads_pictures ? "pictures" : "store";
   if (train.out.empty()) train.out = "run";
   if (plan.options.steps > 0) train.max_steps = plan.options.steps;
   const int64_t gpus = plan.options.gpus, per_node = ranks_on_node(plan.machine, gpus);

@@ -23,15 +23,6 @@ namespace {
 
 constexpr int64_t kSanaDownsample = 32;
 
-bool is_synthetic(const TrainOptions& options) {
-  return options.data.path.empty() || options.data.is_synthetic();
-}
-
-// True for a plan without data but with an autoencoder, which is about pictures that it encodes.
-bool plans_for_pictures(const TrainOptions& options) {
-  return options.data.path.empty() && !options.data.autoencoder.empty() && !options.data.in_pixels();
-}
-
 // Returns the form of the latents that pictures are encoded to.
 PublishedLatents latents_of(const TrainOptions& options) {
   if (encodes_images(options) && fs::exists(options.data.autoencoder)) {
@@ -56,34 +47,29 @@ int64_t num_classes_of(size_t names, const TrainOptions& options) {
 
 }  // namespace
 
-bool is_store(const TrainOptions& options) { return has_store(options); }
-
-bool encodes_images(const TrainOptions& options) {
-  if (plans_for_pictures(options)) return true;
-  return !is_synthetic(options) && !is_store(options) && !options.data.in_pixels();
-}
+bool encodes_images(const TrainOptions& options) { return encodes_pictures(source_of(options.data)); }
 
 bool encodes_validation_images(const TrainOptions& options) {
-  if (options.validation.share > 0) return encodes_images(options);
-  const fs::path path = options.validation.data;
-  return fs::exists(path) && !fs::exists(path / "store.json") && !options.data.in_pixels();
+  const DataOptions held_out = held_out_options(options.data, options.validation);
+  return (options.validation.share > 0 || is_here(held_out)) && encodes_pictures(source_of(held_out));
 }
 
 namespace {
 
 DataShape shape_of_data(const TrainOptions& options) {
-  if (plans_for_pictures(options)) {
+  const DataSource source = source_of(options.data);
+  if (std::holds_alternative<SyntheticData>(source)) return synthetic_shape(options);
+  if (std::holds_alternative<StoredData>(source)) return stored_shape(options);
+  if (options.data.path.empty()) {
     const PublishedLatents latents = latents_of(options);
     DataShape shape = synthetic_shape(options);
     shape.channels = latents.channels;
-    shape.lanes = planned_lanes(options, latents.downsample);
+    shape.lanes = planned_lanes(options.data, latents.downsample);
     return shape;
   }
-  if (is_synthetic(options)) return synthetic_shape(options);
-  if (is_store(options)) return stored_shape(options);
-  require_data(options);
+  require_here(source);
   const PublishedLatents latents = latents_of(options);
-  const Pictures pictures = open_pictures(options, options.data.path, latents.downsample);
+  const Pictures pictures = open_pictures(options.data, options.data.path, latents.downsample);
   DataShape shape = {.channels = latents.channels,
                      .num_classes = num_classes_of(pictures.images->class_names().size(), options),
                      .lanes = pictures.lanes->latent_lanes(),
@@ -106,9 +92,8 @@ DataShape planned_shape(const TrainOptions& options) {
 }
 
 std::optional<PlannedTextEncoder> planned_text_encoder(const TrainOptions& options, const DataShape& data) {
-  const bool are_pictures = plans_for_pictures(options) || (!is_synthetic(options) && !is_store(options));
   const std::string& folder = options.data.text_encoder;
-  if (folder.empty() || data.text.width == 0 || !are_pictures) return std::nullopt;
+  if (folder.empty() || data.text.width == 0 || !reads_pictures(source_of(options.data))) return std::nullopt;
   const at::ScalarType dtype = options.compute.held_dtype();
   PlannedTextEncoder planned;
   if (!options.data.captions.memory.empty()) planned.room_bytes = byte_size(options.data.captions.memory);
@@ -129,9 +114,10 @@ std::optional<PlannedTextEncoder> planned_text_encoder(const TrainOptions& optio
 }
 
 std::optional<PlannedAutoencoder> planned_autoencoder(const TrainOptions& options, const DataShape& data) {
-  const std::string path = is_store(options) ? decoder_path(options, read_store_info(options.data.path))
-                                             : options.data.autoencoder;
-  if (path.empty() || (path == "pixels" && !is_store(options))) return std::nullopt;
+  const bool is_stored = std::holds_alternative<StoredData>(source_of(options.data));
+  const std::string path = is_stored ? decoder_path(options, read_store_info(options.data.path))
+                                     : options.data.autoencoder;
+  if (path.empty() || (path == "pixels" && !is_stored)) return std::nullopt;
   if (fs::exists(path)) return PlannedAutoencoder{.config = read_autoencoder_config(path)};
   if (options.data.image_size / data.side() >= kSanaDownsample)
     return PlannedAutoencoder{.config = sana_autoencoder_config(), .assumed = "Sana's DC-AE f32c32"};

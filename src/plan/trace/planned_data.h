@@ -10,7 +10,6 @@
 
 namespace kiln {
 
-bool is_store(const TrainOptions& options);  // true if --data is a feature store
 // True if images are encoded on the way: --data is images, or a plan has an autoencoder and no data.
 bool encodes_images(const TrainOptions& options);
 // True if the images of a validation are encoded at every validation.

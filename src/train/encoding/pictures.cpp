@@ -26,19 +26,18 @@ std::vector<Bucket> table_of(const DataOptions& options, int64_t downsample) {
 
 }  // namespace
 
-Pictures open_pictures(const TrainOptions& options, const std::string& path, int64_t downsample,
+Pictures open_pictures(const DataOptions& options, const std::string& path, int64_t downsample,
                        const std::vector<Bucket>& among, const char* of) {
-  const DataOptions& data = options.data;
-  if (!data.buckets.empty()) table_of(data, downsample);
+  if (!options.buckets.empty()) table_of(options, downsample);
   constexpr int kLeastThreads = 8;  // headers are small: what takes time is the wait for each
-  const auto num_threads = static_cast<int>(std::max<int64_t>(data.loader_threads, kLeastThreads));
+  const auto num_threads = static_cast<int>(std::max<int64_t>(options.loader_threads, kLeastThreads));
   const Pictures pictures{
       .images = std::make_shared<const RunPictures>(
           ImageDataset::open(path),
           RunPictures::Options{
-              .least_side = data.buckets.empty() && !data.enlarge ? data.image_size : 0,
+              .least_side = options.buckets.empty() && !options.enlarge ? options.image_size : 0,
               .num_threads = num_threads,
-              .left_out = nlohmann::json::parse(data.left_out.empty() ? "[]" : data.left_out),
+              .left_out = nlohmann::json::parse(options.left_out.empty() ? "[]" : options.left_out),
               .of = of}),
       .lanes = nullptr};
   if (pictures.images->records().empty())
@@ -47,21 +46,21 @@ Pictures open_pictures(const TrainOptions& options, const std::string& path, int
   ProcessGroup alone;  // every rank reads all headers and sees the same
   auto lanes = std::make_shared<const PictureLanes>(
       PictureLaneOptions{.data = path,
-                         .image_size = data.image_size,
-                         .buckets = data.buckets,
+                         .image_size = options.image_size,
+                         .buckets = options.buckets,
                          .among = among,
-                         .bucket_min = among.empty() ? data.bucket_min : 1,
-                         .enlarge = data.enlarge,
+                         .bucket_min = among.empty() ? options.bucket_min : 1,
+                         .enlarge = options.enlarge,
                          .num_threads = num_threads},
       *pictures.images, downsample, alone);
   return {.images = pictures.images, .lanes = std::move(lanes)};
 }
 
-std::vector<Lane> planned_lanes(const TrainOptions& options, int64_t downsample) {
-  const int64_t side = options.data.image_size / downsample;
-  if (options.data.buckets.empty()) return {{.height = side, .width = side}};
+std::vector<Lane> planned_lanes(const DataOptions& options, int64_t downsample) {
+  const int64_t side = options.image_size / downsample;
+  if (options.buckets.empty()) return {{.height = side, .width = side}};
   std::vector<Lane> lanes;
-  for (const Bucket& bucket : table_of(options.data, downsample))
+  for (const Bucket& bucket : table_of(options, downsample))
     lanes.push_back({.height = bucket.height / downsample,
                      .width = bucket.width / downsample,
                      .aspect_ratio = bucket.aspect_ratio});

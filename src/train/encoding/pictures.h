@@ -13,11 +13,11 @@ namespace kiln {
 // only buckets allowed, if those of other pictures are to be used. `of`: RunPictures::Options::of. Throws
 // Error saying what to do: sizes that do not fit the autoencoder or --image-size, or no picture that can be
 // used.
-Pictures open_pictures(const TrainOptions& options, const std::string& path, int64_t downsample,
+Pictures open_pictures(const DataOptions& options, const std::string& path, int64_t downsample,
                        const std::vector<Bucket>& among = {}, const char* of = "--data");
 
 // Returns the lanes of latents for pictures that do not exist yet: all lanes that the options name.
-std::vector<Lane> planned_lanes(const TrainOptions& options, int64_t downsample);
+std::vector<Lane> planned_lanes(const DataOptions& options, int64_t downsample);
 
 // Returns notes for the user, one line each: pictures that are left out, and what the data set does not take.
 // Looks at every file of some data sets.

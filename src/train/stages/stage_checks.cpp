@@ -41,9 +41,10 @@ WeightSizes weights_of(const TrainOptions& options, const nlohmann::json& config
 StageFacts facts_of(const TrainOptions& options) {
   StageFacts facts;
   DataShape shape;
-  if (options.data.is_synthetic()) {
+  const DataSource source = source_of(options.data);
+  if (std::holds_alternative<SyntheticData>(source)) {
     shape = synthetic_shape(options);
-  } else if (has_store(options)) {
+  } else if (std::holds_alternative<StoredData>(source)) {
     const StoredSamples samples = describe_stores(options);
     const StoreInfo& info = samples.info;
     shape = samples.shape;

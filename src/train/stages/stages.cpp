@@ -1,7 +1,6 @@
 #include "train/stages/stages.h"
 
 #include <algorithm>
-#include <filesystem>
 #include <optional>
 
 #include "checkpoint/train_state.h"
@@ -218,7 +217,7 @@ class StagePlanner {
     const bool has_begun = saved_ && (index == 0 || stage.first_step < saved_->step);
     const SavedStage* saved = has_begun && index < saved_->stages.size() ? &saved_->stages[index] : nullptr;
     if (saved) stage.identity = saved->identity;
-    if (saved && saved->last_step <= saved_->step && !has_data(stage.options)) {
+    if (saved && saved->last_step <= saved_->step && !is_here(stage.options.data)) {
       // The stage is done and no longer needs its data.
       stage.options.max_steps = saved->last_step;
       stage.options.epochs = 0;
@@ -238,12 +237,6 @@ class StagePlanner {
     if (index == 0 && run_.stages.size() > 1 && plan_.model_config.empty())
       plan_.model_config = model_config_of(stage.options).dump();
     plan_.stages.push_back(std::move(stage));
-  }
-
-  static bool has_data(const TrainOptions& options) {
-    const auto exists = [](const std::string& path) { return std::filesystem::exists(path); };
-    return options.data.is_synthetic() ||
-           (exists(options.data.path) && std::ranges::all_of(options.data.more, exists));
   }
 
   // Keeps the parts that a store had when the stage began, though it may have grown since. Returns the

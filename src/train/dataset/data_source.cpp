@@ -1,0 +1,94 @@
+#include "train/dataset/data_source.h"
+
+#include <algorithm>
+#include <filesystem>
+#include <string>
+#include <tuple>
+
+#include "core/error.h"
+#include "models/run_folder.h"
+
+namespace kiln {
+
+namespace fs = std::filesystem;
+
+namespace {
+
+void require_paths(const SyntheticData&) {}
+
+void require_paths(const StoredData& data) {
+  for (const std::string& store : data.options.more)
+    if (!is_store(store)) fail("train", "--more-data {} is not a feature store: run kiln extract", store);
+}
+
+void require_paths(const PictureData& data) {
+  const std::string& path = data.options.path;
+  if (!fs::exists(path))
+    fail("train",
+         "--data {} does not exist: give a store made by kiln extract, images with --autoencoder, or "
+         "'synthetic'",
+         path);
+  if (is_run_folder(path))
+    fail("train", "--data {} is the folder of a run: give the store or the pictures to train on", path);
+  if (data.options.autoencoder.empty())
+    fail("train",
+         "--data {} is not a feature store: run kiln extract, or encode while training with --autoencoder "
+         "PATH or pixels",
+         path);
+}
+
+}  // namespace
+
+std::vector<StoreSource> StoredData::stores() const {
+  const auto& [path, more, weights, parts] =
+      std::tie(options.path, options.more, options.weights, options.parts);
+  std::vector<StoreSource> sources;
+  for (size_t i = 0; i <= more.size(); ++i)
+    sources.push_back({.store = i == 0 ? path : more[i - 1],
+                       .weight = weights.empty() ? 1 : weights.at(i),
+                       .num_parts = parts.empty() ? 0 : parts.at(i)});
+  return sources;
+}
+
+DataSource source_of(const DataOptions& options) {
+  const bool is_plan = options.path.empty();
+  if (is_plan ? options.autoencoder.empty() || options.in_pixels() : options.is_synthetic())
+    return SyntheticData{options};
+  if (!is_plan && is_store(options.path)) return StoredData{options};
+  return PictureData{options};
+}
+
+DataOptions held_out_options(DataOptions data, const ValidationOptions& validation) {
+  data.weights.clear();
+  if (validation.share > 0) return data;
+  data.path = validation.data;
+  data.more.clear();
+  data.parts.clear();
+  return data;
+}
+
+bool is_here(const DataOptions& options) {
+  const auto is_there = [](const std::string& path) {
+    std::error_code unreachable;  // another user's folder counts as missing
+    return fs::exists(path, unreachable);
+  };
+  return options.is_synthetic() || (is_there(options.path) && std::ranges::all_of(options.more, is_there));
+}
+
+void require_here(const DataSource& source) {
+  std::visit([](const auto& data) { require_paths(data); }, source);
+}
+
+bool reads_pictures(const DataSource& source) { return std::holds_alternative<PictureData>(source); }
+
+bool encodes_pictures(const DataSource& source) {
+  const auto* pictures = std::get_if<PictureData>(&source);
+  return pictures && pictures->are_encoded();
+}
+
+std::optional<int64_t> stored_image_size(const DataOptions& options) {
+  if (!std::holds_alternative<StoredData>(source_of(options))) return std::nullopt;
+  return read_store_info(options.path).image_size;
+}
+
+}  // namespace kiln
