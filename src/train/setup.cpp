@@ -174,7 +174,6 @@ DataShape synthetic_shape(const TrainOptions& options) {
                 .max_rows = conditioning.max_text_tokens,
                 .mean_rows = conditioning.pads_text ? max_rows : (max_rows + 1) / 2,
                 .is_padded = conditioning.pads_text};
-  shape.has_input_noise = options.objective.input_perturbation > 0;
   return shape;
 }
 
@@ -230,6 +229,17 @@ int64_t rows_of_last_walk(const TrainOptions& options, int64_t world_size) {
 int64_t rows_of_validation(const TrainOptions& options, int64_t images, int64_t world_size) {
   const int64_t rows = rows_of_walk(options, world_size);
   return images > 0 ? std::min(rows, (images + world_size - 1) / world_size) : rows;
+}
+
+BatchOptions batch_options_of(const TrainOptions& options) {
+  return {.seed = options.seed,
+          .global_batch = options.global_batch,
+          .draw_posterior = options.data.draw_posterior,
+          .flip = options.data.flip,
+          .offset_noise = options.objective.offset_noise,
+          .input_perturbation = options.objective.input_perturbation,
+          .num_threads = static_cast<int>(options.data.loader_threads),
+          .prefetch = options.data.prefetch};
 }
 
 TrainingStateOptions state_options_of(const TrainOptions& options, at::Device device,

@@ -4,7 +4,7 @@
 #include <nlohmann/json.hpp>
 #include <string>
 
-#include "data/store/data_shape.h"
+#include "data/loader/batch.h"
 #include "diffusion/objective.h"
 #include "models/lora.h"
 #include "models/model.h"
@@ -39,6 +39,9 @@ int64_t rows_of_last_walk(const TrainOptions& options, int64_t world_size);
 // Returns how many images a rank walks at once in a validation of `images`, 0 if that is not known: as in a
 // step, or fewer if there are no more.
 int64_t rows_of_validation(const TrainOptions& options, int64_t images, int64_t world_size);
+
+// Returns how a run's batches are made, but for its rank, where it begins and what its model decides.
+BatchOptions batch_options_of(const TrainOptions& options);
 
 // Returns the options of the training state for a rank of `group`, without the first values of its weights.
 // Throws Error.

@@ -251,10 +251,8 @@ EncodedImages encode_images(const TrainOptions& options, const Pictures& picture
               }};
 }
 
-namespace {
-
-TrainingData open_any(const TrainOptions& options, at::Device device, at::ScalarType compute_dtype,
-                      bool encodes) {
+TrainingData open_training_data(const TrainOptions& options, at::Device device, at::ScalarType compute_dtype,
+                                bool encodes) {
   const DataSource source = source_of(options.data);
   require_here(source);
   if (std::holds_alternative<SyntheticData>(source)) return open_synthetic(options);
@@ -264,15 +262,6 @@ TrainingData open_any(const TrainOptions& options, at::Device device, at::Scalar
     fail("train", "--more-data needs feature stores, but --data {} is not one: run kiln extract",
          options.data.path);
   return open_images(options, device, compute_dtype, encodes);
-}
-
-}  // namespace
-
-TrainingData open_training_data(const TrainOptions& options, at::Device device, at::ScalarType compute_dtype,
-                                bool encodes) {
-  TrainingData data = open_any(options, device, compute_dtype, encodes);
-  data.shape.has_input_noise = options.objective.input_perturbation > 0;
-  return data;
 }
 
 }  // namespace kiln

@@ -297,22 +297,15 @@ void TrainingRun::build() {
   if (options.samples.every > 0)
     prompts = grid_prompts(options, data, shape.conditioning, device, compute_dtype,
                            group->ranks().local_world_size);
-  batches = data.batches(
-      {.seed = options.seed,
-       .global_batch = options.global_batch,
-       .begin = first_step * options.global_batch,
-       .rank = group->rank(),
-       .world_size = group->world_size(),
-       .class_dropout_prob = shape.conditioning.has_null_class ? options.model.class_dropout_prob : 0,
-       .null_class = shape.conditioning.num_classes,
-       .text_dropout_prob = shape.conditioning.takes_text() ? options.data.text_dropout_prob : 0,
-       .has_null_text = shape.conditioning.has_null_text,
-       .draw_posterior = options.data.draw_posterior,
-       .flip = options.data.flip,
-       .offset_noise = options.objective.offset_noise,
-       .input_perturbation = options.objective.input_perturbation,
-       .num_threads = static_cast<int>(options.data.loader_threads),
-       .prefetch = options.data.prefetch});
+  BatchOptions batch = batch_options_of(options);
+  batch.begin = first_step * options.global_batch;
+  batch.rank = group->rank();
+  batch.world_size = group->world_size();
+  batch.class_dropout_prob = shape.conditioning.has_null_class ? options.model.class_dropout_prob : 0;
+  batch.null_class = shape.conditioning.num_classes;
+  batch.text_dropout_prob = shape.conditioning.takes_text() ? options.data.text_dropout_prob : 0;
+  batch.has_null_text = shape.conditioning.has_null_text;
+  batches = data.batches(batch);
   if (is_first()) describe_drawing();
 }
 

@@ -158,9 +158,10 @@ Names without_gradient(const TrainOptions& options, DryRunDevice device) {
     leaves.push_back(parameter->value);
     keys.push_back(parameter->key);
   }
-  const StepBatch batch = dry_batch(data, 2, [](BatchArray, at::IntArrayRef sizes, at::ScalarType dtype) {
-                            return at::empty(sizes, at::TensorOptions(at::kMeta).dtype(dtype));
-                          }).batch;
+  const auto on_meta = [](BatchArray, at::IntArrayRef sizes, at::ScalarType dtype) {
+    return at::empty(sizes, at::TensorOptions(at::kMeta).dtype(dtype));
+  };
+  const StepBatch batch = dry_batch(BatchOptions(), data, 2, on_meta).batch;
   const at::Tensor out = training.denoiser->forward(
       {.x_t = batch.x_0, .timesteps = at::empty({2}, at::kMeta), .conditioning = batch.conditioning});
   const auto gradients =

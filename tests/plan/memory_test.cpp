@@ -35,7 +35,7 @@ TrainOptions options_of(const std::string& model, const nlohmann::json& changes)
 StepMemory measured_step(const TrainOptions& options, const DataShape& data) {
   const Training training = build_training(options, data, at::kCPU);
   Batch batch;
-  batch.shape = batch_shape(data, data.largest(), options.global_batch);
+  batch.shape = batch_shape(batch_options_of(options), data, data.largest(), options.global_batch);
   const auto pixels = static_cast<size_t>(batch.size() * batch.shape.sample_elements());
   batch.x_0.assign(pixels, 0.5f);
   batch.noise.assign(pixels, -0.25f);

@@ -30,4 +30,17 @@ const void* Batch::data(BatchArray array) const {
   throw std::logic_error("Batch::data: an unknown array");
 }
 
+BatchShape batch_shape(const BatchOptions& options, const DataShape& data, const Lane& lane, int64_t rows,
+                       int64_t text_rows) {
+  return {.rows = rows,
+          .channels = data.channels,
+          .lane = lane,
+          .has_labels = data.num_classes > 0,
+          .has_image_size = data.has_image_size,
+          .has_input_noise = options.input_perturbation > 0,
+          .text_rows = text_rows,
+          .text_width = data.text.width,
+          .text_dtype = data.text.dtype};
+}
+
 }  // namespace kiln

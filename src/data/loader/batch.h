@@ -60,6 +60,10 @@ struct BatchOptions {
   int64_t prefetch = 4;  // batches ready ahead
 };
 
+// Returns the shape of a batch of `rows` samples of a lane, whose captions have `text_rows` rows together.
+BatchShape batch_shape(const BatchOptions& options, const DataShape& data, const Lane& lane, int64_t rows,
+                       int64_t text_rows = 0);
+
 // Seconds that the device spent encoding the pictures and captions of batches.
 struct EncodingSeconds {
   double pictures = 0, captions = 0;

@@ -54,14 +54,13 @@ double time_uniform_at(uint64_t seed, int64_t position) {
 void shape_batch(const BatchOptions& options, int64_t first_position, const DataShape& data, const Lane& lane,
                  Batch& batch) {
   const RowRange rows = rank_rows(options.global_batch, options.rank, options.world_size);
-  batch.shape = batch_shape(data, lane, rows.count);
+  batch.shape = batch_shape(options, data, lane, rows.count);
   batch.global_size = options.global_batch;
   batch.first_row = rows.first;
   batch.first_position = first_position + rows.first;
   const auto num_elements = static_cast<size_t>(rows.count * batch.shape.sample_elements());
   batch.x_0.resize(num_elements);
   batch.noise.resize(num_elements);
-  batch.shape.has_input_noise = options.input_perturbation > 0;
   batch.input_noise.resize(batch.shape.has_input_noise ? num_elements : 0);
   batch.time_uniform.resize(rows.count);
   batch.class_labels.resize(batch.shape.has_labels ? rows.count : 0);

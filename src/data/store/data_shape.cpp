@@ -41,16 +41,4 @@ int64_t BatchShape::bytes() const {
   return bytes;
 }
 
-BatchShape batch_shape(const DataShape& data, const Lane& lane, int64_t rows, int64_t text_rows) {
-  return {.rows = rows,
-          .channels = data.channels,
-          .lane = lane,
-          .has_labels = data.num_classes > 0,
-          .has_image_size = data.has_image_size,
-          .has_input_noise = data.has_input_noise,
-          .text_rows = text_rows,
-          .text_width = data.text.width,
-          .text_dtype = data.text.dtype};
-}
-
 }  // namespace kiln

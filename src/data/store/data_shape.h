@@ -39,8 +39,7 @@ struct DataShape {
   int64_t num_classes = 0;    // 0: no labels
   std::vector<Lane> lanes{};  // at least one
   TextShape text{};
-  bool has_image_size = false;   // the original pictures' sizes are known
-  bool has_input_noise = false;  // x_t has noise of its own (input perturbation)
+  bool has_image_size = false;  // the original pictures' sizes are known
 
   const Lane& largest() const;  // the lane with the most latents
   // Returns the longer side of the only lane. With several lanes, returns the side of the square that is
@@ -96,8 +95,5 @@ struct BatchShape {
 
   int64_t bytes() const;
 };
-
-// Returns the shape of a batch of `rows` samples of a lane, whose captions have `text_rows` rows together.
-BatchShape batch_shape(const DataShape& data, const Lane& lane, int64_t rows, int64_t text_rows = 0);
 
 }  // namespace kiln

@@ -58,7 +58,7 @@ class MemoryComposer {
   void add_phase(const std::string& name, const Peak& peak, int64_t host);
   void add_kinds(const Peak& steady);
   void add_notes();
-  int64_t loader_bytes(int64_t batch, bool of_pictures) const;
+  int64_t loader_bytes(const BatchOptions& draws, int64_t batch, bool of_pictures) const;
   int64_t checkpoint_copy_bytes() const;
   MemoryCurve curve() const;
 
@@ -169,9 +169,9 @@ PhasePeaks MemoryComposer::play_within(int64_t memory_bytes) const {
 }
 
 // Returns the bytes of the loader's batches: those that wait, the one in use and the one being drawn.
-int64_t MemoryComposer::loader_bytes(int64_t batch, bool of_pictures) const {
+int64_t MemoryComposer::loader_bytes(const BatchOptions& draws, int64_t batch, bool of_pictures) const {
   const Lane& largest = data_.largest();
-  const BatchShape shape = batch_shape(data_, largest, batch);
+  const BatchShape shape = batch_shape(draws, data_, largest, batch);
   int64_t bytes = shape.bytes() + batch * static_cast<int64_t>(sizeof(int64_t));  // and the samples' numbers
   const int64_t pixels = largest.area() * autoencoder_events_.downsample * autoencoder_events_.downsample;
   if (of_pictures) bytes += batch * 4 * (3 * pixels - shape.sample_elements());
@@ -224,9 +224,11 @@ MemoryCurve MemoryComposer::curve() const {
 
 void MemoryComposer::add_phases(const PhasePeaks& peaks) {
   const int64_t process = cuda_ ? kHostProcessBytes : 0,
-                stepping = process +
-                           loader_bytes(options_.global_batch / trace_.world_size, encodes_images(options_)),
-                validating = stepping + loader_bytes(validation_rows_, encodes_validation_images(options_));
+                stepping = process + loader_bytes(batch_options_of(options_),
+                                                  options_.global_batch / trace_.world_size,
+                                                  encodes_images(options_)),
+                validating = stepping + loader_bytes(BatchOptions(), validation_rows_,
+                                                     encodes_validation_images(options_));
   add_phase("load", peaks.load, process);
   if (encodes()) add_phase("extract", peaks.encoding, stepping);
   add_phase("first step", peaks.first, stepping);

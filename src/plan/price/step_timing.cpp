@@ -17,26 +17,26 @@ namespace kiln {
 namespace {
 
 // Draws a batch whose captions have the mean length.
-StepBatch random_batch(DataShape data, int64_t size, const Objective& objective) {
+StepBatch random_batch(const TrainOptions& options, DataShape data, const Objective& objective) {
   if (!data.text.is_padded) data.text.max_rows = std::llround(data.text.mean_rows);
-  BatchTensors made =
-      dry_batch(data, size, [&](BatchArray array, at::IntArrayRef sizes, at::ScalarType dtype) {
-        switch (array) {
-          case BatchArray::kClassLabels:
-            return at::randint(data.num_classes, sizes, dtype);
-          case BatchArray::kTimeUniform:
-            return at::rand(sizes, dtype);
-          case BatchArray::kTextOffsets:
-            return at::arange(sizes.front(), dtype).mul_(data.text.max_rows);
-          case BatchArray::kTextDropped:
-            return at::zeros(sizes, dtype);
-          case BatchArray::kImageHw:
-          case BatchArray::kAspectRatio:
-            return at::ones(sizes, dtype);
-          default:
-            return at::randn(sizes, dtype);
-        }
-      });
+  const auto draw = [&](BatchArray array, at::IntArrayRef sizes, at::ScalarType dtype) {
+    switch (array) {
+      case BatchArray::kClassLabels:
+        return at::randint(data.num_classes, sizes, dtype);
+      case BatchArray::kTimeUniform:
+        return at::rand(sizes, dtype);
+      case BatchArray::kTextOffsets:
+        return at::arange(sizes.front(), dtype).mul_(data.text.max_rows);
+      case BatchArray::kTextDropped:
+        return at::zeros(sizes, dtype);
+      case BatchArray::kImageHw:
+      case BatchArray::kAspectRatio:
+        return at::ones(sizes, dtype);
+      default:
+        return at::randn(sizes, dtype);
+    }
+  };
+  BatchTensors made = dry_batch(batch_options_of(options), data, options.global_batch, draw);
   made.batch.timesteps = objective.timesteps(made.time_uniform);
   return made.batch;
 }
@@ -58,7 +58,7 @@ void keep_least(std::vector<Span>& spans, std::vector<Span> again) {
 TimedTraining::TimedTraining(const TrainOptions& options, const DataShape& data, at::Device device)
     : device_(device), lr_(options.lr.peak) {
   training_ = build_training(options, data, device);
-  batch_ = random_batch(data, options.global_batch, *training_.objective);
+  batch_ = random_batch(options, data, *training_.objective);
 }
 
 double TimedTraining::step() {

@@ -47,8 +47,9 @@ at::Tensor pictures_on_meta(const Autoencoder& autoencoder, const DataShape& dat
   return on_meta({rows, 3, lane.height * autoencoder.downsample, lane.width * autoencoder.downsample});
 }
 
+// Neither a validation nor a grid draws what options of training add to a batch.
 BatchTensors batch_on_meta(const DataShape& data, int64_t rows) {
-  return dry_batch(data, rows, [](BatchArray, at::IntArrayRef sizes, at::ScalarType dtype) {
+  return dry_batch(BatchOptions(), data, rows, [](BatchArray, at::IntArrayRef sizes, at::ScalarType dtype) {
     return on_meta(sizes, dtype);
   });
 }

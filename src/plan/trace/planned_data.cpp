@@ -54,9 +54,7 @@ bool encodes_validation_images(const TrainOptions& options) {
   return (options.validation.share > 0 || is_here(held_out)) && encodes_pictures(source_of(held_out));
 }
 
-namespace {
-
-DataShape shape_of_data(const TrainOptions& options) {
+DataShape planned_shape(const TrainOptions& options) {
   const DataSource source = source_of(options.data);
   if (std::holds_alternative<SyntheticData>(source)) return synthetic_shape(options);
   if (std::holds_alternative<StoredData>(source)) return stored_shape(options);
@@ -80,14 +78,6 @@ DataShape shape_of_data(const TrainOptions& options) {
     shape.text = sampled_shape(*open_captions(options, *pictures.images, conditioning, at::kMeta,
                                               options.compute.held_dtype()))
                      .shape;
-  return shape;
-}
-
-}  // namespace
-
-DataShape planned_shape(const TrainOptions& options) {
-  DataShape shape = shape_of_data(options);
-  shape.has_input_noise = options.objective.input_perturbation > 0;
   return shape;
 }
 

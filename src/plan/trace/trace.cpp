@@ -51,16 +51,16 @@ const char* name_of(BatchArray array) {
 }
 
 // Returns the batch of the last rank, which has the most rows.
-BatchTensors loader_batch(const DataShape& data, int64_t global_batch, DryRunDevice device,
+BatchTensors loader_batch(const TrainOptions& options, const DataShape& data, DryRunDevice device,
                           int64_t world_size) {
-  const int64_t size = rank_rows(global_batch, world_size - 1, world_size).count;
-  BatchTensors made =
-      dry_batch(data, size, [&](BatchArray array, at::IntArrayRef sizes, at::ScalarType dtype) {
-        // The step is given the timesteps that are made of it.
-        const bool stays = array == BatchArray::kTimeUniform;
-        return loader_array(name_of(array), sizes, dtype, stays ? DryRunDevice::kCpu : device);
-      });
-  made.batch.global_batch = global_batch;
+  const int64_t size = rank_rows(options.global_batch, world_size - 1, world_size).count;
+  const auto make = [&](BatchArray array, at::IntArrayRef sizes, at::ScalarType dtype) {
+    // The step is given the timesteps that are made of it.
+    const bool stays = array == BatchArray::kTimeUniform;
+    return loader_array(name_of(array), sizes, dtype, stays ? DryRunDevice::kCpu : device);
+  };
+  BatchTensors made = dry_batch(batch_options_of(options), data, size, make);
+  made.batch.global_batch = options.global_batch;
   return made;
 }
 
@@ -137,9 +137,10 @@ int64_t num_micro_steps(const StepTrace& trace) {
   return count;
 }
 
-BatchTensors dry_batch(const DataShape& data, int64_t rows, const ArrayMaker& make) {
+BatchTensors dry_batch(const BatchOptions& options, const DataShape& data, int64_t rows,
+                       const ArrayMaker& make) {
   const int64_t rows_each = data.text.width > 0 ? data.text.max_rows : 0;
-  BatchTensors made = batch_tensors(batch_shape(data, data.largest(), rows, rows * rows_each), make);
+  BatchTensors made = batch_tensors(batch_shape(options, data, data.largest(), rows, rows * rows_each), make);
   if (rows_each > 0)
     for (int64_t sample = 0; sample <= rows; ++sample)
       made.batch.conditioning.text.host_offsets.push_back(sample * rows_each);
@@ -162,7 +163,7 @@ StepTrace trace_every_micro_step(const TrainOptions& options, const DataShape& d
     const MetaAllocationScope scope(loading);
     group->observe(&loading);
     training = build_training(options, data, at::kMeta, group);
-    made = loader_batch(data, options.global_batch, device, world_size);
+    made = loader_batch(options, data, device, world_size);
     make_tables(*training.objective, data);
     // On a GPU's host the timesteps are there before the step and cost the device nothing.
     const at::Tensor timesteps = training.objective->timesteps(made.time_uniform);

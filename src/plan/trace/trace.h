@@ -53,8 +53,9 @@ StepTrace trace_every_micro_step(const TrainOptions& options, const DataShape& d
                                  int64_t world_size = 1, int64_t ranks_per_node = 0);
 
 // Returns a batch of the largest lane with captions that are all as long as possible, which takes the most
-// memory.
-BatchTensors dry_batch(const DataShape& data, int64_t rows, const ArrayMaker& make);
+// memory. It has what `options` draw.
+BatchTensors dry_batch(const BatchOptions& options, const DataShape& data, int64_t rows,
+                       const ArrayMaker& make);
 
 // Returns an array of a batch on the host that has no memory. It can be copied to meta; reading it throws an
 // error that names it.

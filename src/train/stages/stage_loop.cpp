@@ -75,14 +75,12 @@ void StageLoop::rehearse() {
   if (!differ || run_.device.is_meta()) return;
   largest.lanes = {largest.largest()};
   largest.text.is_padded = true;
-  const ProcessGroup& group = *run_.group;
-  const auto batches =
-      synthetic_batches(largest, {.seed = run_.options.seed,
-                                  .global_batch = run_.options.global_batch,
-                                  .rank = group.rank(),
-                                  .world_size = group.world_size(),
-                                  .input_perturbation = run_.options.objective.input_perturbation,
-                                  .prefetch = 1});
+  BatchOptions options = batch_options_of(run_.options);
+  options.rank = run_.group->rank();
+  options.world_size = run_.group->world_size();
+  options.num_threads = 1;
+  options.prefetch = 1;
+  const auto batches = synthetic_batches(largest, options);
   const std::shared_ptr<const Batch> batch = batches->next();
   watch_->watch_rehearsal(
       [&] { run_.training.step->rehearse(as_tensors(*batch, *run_.training.objective)); });
