@@ -35,33 +35,46 @@ std::string_view bytes_of(std::span<const int64_t> ids) {
 EncodedText::EncodedText(std::shared_ptr<const CaptionEncoder> encoder, const ImageDataset& dataset,
                          const std::string& data, const TextExtractOptions& options, int64_t batch,
                          const std::string& compute_dtype)
+    : EncodedText(std::move(encoder),
+                  std::make_shared<const CaptionTable>(read_captions(dataset, data, options.captions)),
+                  options, batch, compute_dtype) {}
+
+EncodedText::EncodedText(const EncodedText& captions, std::shared_ptr<const CaptionEncoder> encoder,
+                         int64_t batch, const std::string& compute_dtype)
+    : EncodedText(std::move(encoder), captions.table_, captions.options_, batch, compute_dtype) {}
+
+EncodedText::EncodedText(std::shared_ptr<const CaptionEncoder> encoder,
+                         std::shared_ptr<const CaptionTable> table, const TextExtractOptions& options,
+                         int64_t batch, const std::string& compute_dtype)
     : encoder_(std::move(encoder)),
       options_(options),
       batch_(batch),
-      table_(read_captions(dataset, data, options.captions)),
+      table_(std::move(table)),
       null_tokens_(tokens(kNullEntry)) {
   info_ = describe_text(*encoder_, options, compute_dtype);
-  info_.captions_fingerprint = table_.fingerprint();
-  info_.num_samples = table_.num_samples();
-  info_.num_entries = table_.num_entries();
-  info_.num_without_caption = table_.num_without_caption();
-  info_.kinds = table_.kind_names();
+  info_.captions_fingerprint = table_->fingerprint();
+  info_.num_samples = table_->num_samples();
+  info_.num_entries = table_->num_entries();
+  info_.num_without_caption = table_->num_without_caption();
+  info_.kinds = table_->kind_names();
 }
 
 template <class T>
 std::span<const T> EncodedText::part(const std::vector<T>& column, int64_t sample) const {
-  const auto first = static_cast<size_t>(table_.offsets().at(static_cast<size_t>(sample)));
-  const auto last = static_cast<size_t>(table_.offsets().at(static_cast<size_t>(sample) + 1));
+  const auto first = static_cast<size_t>(table_->offsets().at(static_cast<size_t>(sample)));
+  const auto last = static_cast<size_t>(table_->offsets().at(static_cast<size_t>(sample) + 1));
   return std::span(column).subspan(first, last - first);
 }
 
-std::span<const int64_t> EncodedText::entries(int64_t sample) const { return part(table_.entries(), sample); }
-std::span<const float> EncodedText::weights(int64_t sample) const { return part(table_.weights(), sample); }
-std::span<const uint8_t> EncodedText::kinds(int64_t sample) const { return part(table_.kinds(), sample); }
+std::span<const int64_t> EncodedText::entries(int64_t sample) const {
+  return part(table_->entries(), sample);
+}
+std::span<const float> EncodedText::weights(int64_t sample) const { return part(table_->weights(), sample); }
+std::span<const uint8_t> EncodedText::kinds(int64_t sample) const { return part(table_->kinds(), sample); }
 
 text::TokenIds EncodedText::tokens(int64_t entry) const {
   int64_t num_cut = 0;
-  return encoder_->tokens_of(table_.text(entry), num_cut);
+  return encoder_->tokens_of(table_->text(entry), num_cut);
 }
 
 std::vector<at::Tensor> EncodedText::encode_tokens(std::span<const text::TokenIds> ids) const {

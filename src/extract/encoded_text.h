@@ -27,13 +27,16 @@ class EncodedText : public TextStore {
   EncodedText(std::shared_ptr<const CaptionEncoder> encoder, const ImageDataset& dataset,
               const std::string& data, const TextExtractOptions& options, int64_t batch,
               const std::string& compute_dtype);
+  // The same captions by another encoder of the same texts.
+  EncodedText(const EncodedText& captions, std::shared_ptr<const CaptionEncoder> encoder, int64_t batch,
+              const std::string& compute_dtype);
 
   std::span<const int64_t> entries(int64_t sample) const override;
   std::span<const float> weights(int64_t sample) const override;
   std::span<const uint8_t> kinds(int64_t sample) const override;
   int64_t num_rows(int64_t entry) const override { return static_cast<int64_t>(tokens(entry).size()); }
   std::span<const std::byte> rows(int64_t entry) const override;
-  std::string_view text(int64_t entry) const override { return table_.text(entry); }
+  std::string_view text(int64_t entry) const override { return table_->text(entry); }
   void prefetch(std::span<const int64_t>) const override {}
 
   // Returns the ids that the encoder gets for a caption, one per row.
@@ -53,6 +56,8 @@ class EncodedText : public TextStore {
   int64_t batch() const { return batch_; }
 
  private:
+  EncodedText(std::shared_ptr<const CaptionEncoder> encoder, std::shared_ptr<const CaptionTable> table,
+              const TextExtractOptions& options, int64_t batch, const std::string& compute_dtype);
   template <class T>
   std::span<const T> part(const std::vector<T>& column, int64_t sample) const;
   std::vector<at::Tensor> encode_tokens(std::span<const text::TokenIds> ids) const;
@@ -60,7 +65,7 @@ class EncodedText : public TextStore {
   std::shared_ptr<const CaptionEncoder> encoder_;
   TextExtractOptions options_;
   int64_t batch_;
-  CaptionTable table_;
+  std::shared_ptr<const CaptionTable> table_;
   text::TokenIds null_tokens_;
   mutable std::mutex mutex_;
   mutable std::map<int64_t, at::Tensor> kept_;  // rows of single captions

@@ -132,11 +132,15 @@ TrainingData open_store(const StoredData& stored, const TrainOptions& options, a
 
 void add_captions(const TrainOptions& options, const ImageDataset& images, const ConditioningShape& model,
                   at::Device device, at::ScalarType compute_dtype, bool encodes, TrainingData& data) {
-  data.captions = open_captions(options, images, model, device, compute_dtype, encodes);
-  data.text = data.captions;
-  const SampledText sampled = sampled_shape(*data.captions);
+  const auto opened = open_captions(options.data, images, options.model.name, model, compute_dtype);
+  const SampledText sampled = sampled_shape(*opened);
   data.shape.text = sampled.shape;
-  data.notes = caption_notes(*data.captions, sampled.cut_share);
+  data.notes = caption_notes(*opened, sampled.cut_share);
+  data.captions = load_captions(*opened, captions_at_once(options), device, compute_dtype,
+                                encodes ? EncoderUse::kEncode : EncoderUse::kIds);
+  data.text = data.captions;
+  if (const CaptionEncoder& encoder = *data.captions->encoder(); encoder.is_streamed())
+    data.notes.push_back(fmt::format("{}: in every step", encoder.streaming_text(data.captions->batch())));
 }
 
 // Opens pictures that are encoded during training.

@@ -75,8 +75,8 @@ DataShape planned_shape(const TrainOptions& options) {
   const ConditioningShape conditioning = conditioning_of(options, shape);
   if (!conditioning.takes_labels()) shape.num_classes = 0;
   if (conditioning.takes_text())
-    shape.text = sampled_shape(*open_captions(options, *pictures.images, conditioning, at::kMeta,
-                                              options.compute.held_dtype()))
+    shape.text = sampled_shape(*open_captions(options.data, *pictures.images, options.model.name,
+                                              conditioning, options.compute.held_dtype()))
                      .shape;
   return shape;
 }

@@ -24,26 +24,37 @@ int64_t captions_at_once(const TrainOptions& options) {
   return options.micro_batch > 0 ? options.micro_batch : options.global_batch;
 }
 
-std::shared_ptr<const EncodedText> open_captions(const TrainOptions& options, const ImageDataset& images,
-                                                 const ConditioningShape& model, at::Device device,
-                                                 at::ScalarType compute_dtype, bool encodes) {
-  const TextExtractOptions text = text_options_of(options.data);
+std::shared_ptr<const EncodedText> open_captions(const DataOptions& options, const ImageDataset& images,
+                                                 const std::string& model, const ConditioningShape& told,
+                                                 at::ScalarType compute_dtype) {
+  const TextExtractOptions text = text_options_of(options);
   if (text.encoder.empty())
     fail("train",
          "{} takes captions, and --data {} are pictures: give --text-encoder DIR, which encodes their "
          "captions while training, or run kiln extract",
-         options.model.name, options.data.path);
-  const EncoderRoom room = device.is_meta() || !encodes ? EncoderRoom() : encoder_room(text, device, {});
-  const auto encoder = std::make_shared<const CaptionEncoder>(
-      text.encoder, text.max_tokens, device, compute_dtype, room,
-      encodes ? EncoderUse::kEncode : EncoderUse::kIds, text.captions.instruction);
-  if (model.pads_text && !encoder->shape().users_see_padding)
+         model, options.path);
+  const auto encoder =
+      std::make_shared<const CaptionEncoder>(text.encoder, text.max_tokens, at::kMeta, compute_dtype,
+                                             EncoderRoom(), EncoderUse::kIds, text.captions.instruction);
+  if (told.pads_text && !encoder->shape().users_see_padding)
     fail("train",
          "{} attends to padding, but the captions of {} ({}) have none: give a folder of CLIP with "
          "--text-encoder",
-         options.model.name, text.encoder, encoder->shape().family);
-  const int64_t batch = encoder->batch_within_room(text.batch, captions_at_once(options));
-  return std::make_shared<const EncodedText>(encoder, images, options.data.path, text, batch,
+         model, text.encoder, encoder->shape().family);
+  return std::make_shared<const EncodedText>(encoder, images, options.path, text, text.batch,
+                                             choice_name(compute_dtype));
+}
+
+std::shared_ptr<const EncodedText> load_captions(const EncodedText& captions, int64_t at_once,
+                                                 at::Device device, at::ScalarType compute_dtype,
+                                                 EncoderUse use) {
+  const TextExtractOptions& text = captions.options();
+  const EncoderRoom room =
+      use == EncoderUse::kEncode ? encoder_room(text, device, /*otherwise=*/{}) : EncoderRoom();
+  const auto encoder = std::make_shared<const CaptionEncoder>(
+      text.encoder, text.max_tokens, device, compute_dtype, room, use, text.captions.instruction);
+  return std::make_shared<const EncodedText>(captions, encoder,
+                                             encoder->batch_within_room(text.batch, at_once),
                                              choice_name(compute_dtype));
 }
 
@@ -61,8 +72,6 @@ std::vector<std::string> caption_notes(const EncodedText& text, double cut_share
   if (text.info().num_without_caption > 0)
     notes.push_back(fmt::format("{} pictures have no caption and train as if it were dropped",
                                 text.info().num_without_caption));
-  if (text.encoder()->is_streamed())
-    notes.push_back(fmt::format("{}: in every step", text.encoder()->streaming_text(text.batch())));
   return notes;
 }
 
