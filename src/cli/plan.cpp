@@ -14,7 +14,6 @@
 #include "plan/report/report.h"
 #include "plan/search/comparison.h"
 #include "plan/search/search.h"
-#include "plan/trace/planned_data.h"
 #include "train/stages/stages.h"
 
 namespace kiln::cli {
@@ -216,7 +215,7 @@ void measure_lacking(const PlanOptions& options, double seconds) {
          options.gpus);
   if (options.train.compute.tf32 && device.is_cuda())
     fail("plan", "--measure-seconds cannot store products in TF32: leave out --measure-seconds or --tf32");
-  const DataShape data = planned_shape(options.train);
+  const DataShape data = describe(options.train).shape;
   const MeasuredStep measured =
       measure_step(machine, options.train, usual_shape(data).value_or(data), device, seconds);
   if (measured.is_done) store_profile(machine);

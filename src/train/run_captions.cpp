@@ -3,12 +3,12 @@
 #include "checkpoint/train_state.h"
 #include "core/error.h"
 #include "data/images/image_dataset.h"
-#include "data/text_store/joined_text.h"
+#include "data/store/sample_split.h"
 #include "models/run_folder.h"
 #include "run/option_values.h"
 #include "run/stage_options.h"
 #include "train/encoding/encoded_captions.h"
-#include "train/store_data.h"
+#include "train/setup.h"
 
 namespace kiln {
 
@@ -49,7 +49,7 @@ std::vector<int64_t> judged_samples(const TrainOptions& options, int64_t size, c
 }
 
 std::vector<std::string> captions_of_store(const TrainOptions& options, int64_t count) {
-  const auto text = open_texts(describe_stores(options).text_folders);
+  const auto text = describe(options).text;
   const auto store = open_sources(StoredData{options.data}.stores());
   const std::string_view prefix = text->info().prefix, suffix = text->info().suffix;
   std::vector<std::string> captions;

@@ -24,8 +24,6 @@ namespace kiln {
 
 namespace {
 
-constexpr int64_t kSyntheticClasses = 1000;  // ImageNet's, as the published models have
-
 // Makes the weights that a run begins with, one at a time: fresh ones, or those of a file. On meta their
 // values are not set.
 class FirstWeights {
@@ -154,36 +152,28 @@ std::string digest_of_source(const std::string& weights) {
   return null_rows.empty() ? digest : digest + "+" + digest_of_weights(null_rows);
 }
 
-DataShape synthetic_shape(const TrainOptions& options) {
-  const bool pixels = options.data.in_pixels();
-  const PublishedLatents latents =
-      pixels ? PublishedLatents{.channels = 3, .downsample = 1} : family_of(options.model.name).latents;
-  if (options.data.image_size % latents.downsample != 0)
-    fail("train", "--image-size must be a multiple of {}, got {}", latents.downsample,
-         options.data.image_size);
-  const int64_t side = options.data.image_size / latents.downsample;
-  DataShape shape = {
-      .channels = latents.channels,
-      .num_classes = options.model.num_classes > 0 ? options.model.num_classes : kSyntheticClasses,
-      .lanes = {{.height = side, .width = side}}};
-  const ConditioningShape conditioning = conditioning_of(options, shape);
-  if (!conditioning.takes_labels()) shape.num_classes = 0;
-  shape.has_image_size = conditioning.takes_image_size;
-  const auto max_rows = static_cast<double>(conditioning.max_text_tokens);
-  shape.text = {.width = conditioning.text_width,
-                .max_rows = conditioning.max_text_tokens,
-                .mean_rows = conditioning.pads_text ? max_rows : (max_rows + 1) / 2,
-                .is_padded = conditioning.pads_text};
-  return shape;
+DataAsks asks_of(const TrainOptions& options) {
+  const auto told = [options](DataShape data) {
+    data.text = {};
+    data.has_image_size = true;  // a model that needs it says so when it is built
+    const auto objective = make_objective(objective_config_of(options.objective));
+    const nlohmann::json config = denoiser_config_of(options, data, *objective);
+    return build_denoiser(options.model.name, config, {.outline = true})->shape().conditioning;
+  };
+  return {.model = options.model.name,
+          .latents = family_of(options.model.name).latents,
+          .num_classes = options.model.num_classes,
+          .conditioning = told,
+          .draws = options.samples.every > 0 || options.evaluation.every > 0,
+          .compute_dtype = options.compute.held_dtype()};
 }
 
-ConditioningShape conditioning_of(const TrainOptions& options, DataShape data) {
-  data.text = {};
-  data.has_image_size = true;  // a model that needs it says so when it is built
-  const auto objective = make_objective(objective_config_of(options.objective));
-  return build_denoiser(options.model.name, denoiser_config_of(options, data, *objective), {.outline = true})
-      ->shape()
-      .conditioning;
+DataDescription describe(const TrainOptions& options) {
+  return describe(source_of(options.data), asks_of(options));
+}
+
+DataShape synthetic_shape(const TrainOptions& options) {
+  return describe(SyntheticData{options.data}, asks_of(options)).shape;
 }
 
 nlohmann::json denoiser_config_of(const TrainOptions& options, const DataShape& data,

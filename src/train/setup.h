@@ -12,17 +12,18 @@
 #include "run/train_options.h"
 #include "step/step.h"
 #include "step/training_state.h"
+#include "train/dataset/data_description.h"
 
 namespace kiln {
 
-// Returns the shape of --data synthetic: latents of the model's published autoencoder at --image-size, or
-// pixels with --autoencoder pixels, with all that the model is told. Throws Error if the image size does not
-// fit.
+// Returns what the run of these options asks of its data. Throws Error: an unknown model.
+DataAsks asks_of(const TrainOptions& options);
+// Describes --data; without it what a plan takes for them. Throws Error as describe() of its source does.
+DataDescription describe(const TrainOptions& options);
+// Returns the shape of --data synthetic, whatever --data is: latents of the model's published autoencoder at
+// --image-size, or pixels with --autoencoder pixels, with all that the model is told. Throws Error if the
+// image size does not fit.
 DataShape synthetic_shape(const TrainOptions& options);
-
-// Returns what the model is told beside the picture on samples of this shape. Captions of `data` are ignored.
-// Throws Error.
-ConditioningShape conditioning_of(const TrainOptions& options, DataShape data);
 
 // Returns the full model config that the options resolve to. Throws Error.
 nlohmann::json denoiser_config_of(const TrainOptions& options, const DataShape& data,

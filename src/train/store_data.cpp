@@ -6,32 +6,15 @@
 
 #include "core/error.h"
 #include "core/text/some_of.h"
-#include "data/loader/batches.h"
 #include "data/text_store/joined_text.h"
 #include "run/option_values.h"
 #include "train/encoding/pictures.h"
-#include "train/setup.h"
 
 namespace kiln {
 
 namespace fs = std::filesystem;
 
 namespace {
-
-void check_classes(const TrainOptions& options, int64_t num_classes) {
-  if (options.model.num_classes > 0 && options.model.num_classes < num_classes)
-    fail("train",
-         "--num-classes {} is less than the {} classes of the store {}: leave it out or give at least {}",
-         options.model.num_classes, num_classes, options.data.path, num_classes);
-}
-
-void check_image_size(const TrainOptions& options, const StoreInfo& info) {
-  if (info.image_size == options.data.image_size) return;
-  fail("train",
-       "--image-size {} does not fit the store {} of {}-pixel images: train with --image-size {} or extract "
-       "again with --image-size {}",
-       options.data.image_size, options.data.path, info.image_size, info.image_size, options.data.image_size);
-}
 
 std::vector<std::string> parts_of(const StoredData& data) {
   std::vector<std::string> folders;
@@ -40,47 +23,23 @@ std::vector<std::string> parts_of(const StoredData& data) {
   return folders;
 }
 
-// Returns the name of the text store that the options choose among those beside the features.
-std::string chosen_text(const TrainOptions& options) {
-  const std::string& path = options.data.path;
+// Returns the name of the text store that the options choose among those beside the features, for a model of
+// this name.
+std::string chosen_text(const DataOptions& options, const std::string& model) {
+  const std::string& path = options.path;
   const std::vector<std::string> found = find_text_stores(path);
   if (found.empty())
     fail("train",
          "{} takes captions, but the store {} has none: run kiln extract --data IMAGES --out {} "
          "--text-encoder DIR",
-         options.model.name, path, path);
+         model, path, path);
   const std::string names = some_of(found);
-  if (options.data.text.empty() && found.size() > 1)
+  if (options.text.empty() && found.size() > 1)
     fail("train", "the store {} has several text stores: choose one of {} with --text", path, names);
-  if (options.data.text.empty()) return found[0];
-  if (std::find(found.begin(), found.end(), options.data.text) == found.end())
-    fail("train", "the store {} has no text store '{}': choose one of {}", path, options.data.text, names);
-  return options.data.text;
-}
-
-// Returns the text store of each part. Throws Error: one has none, or has captions of other samples.
-std::vector<std::string> text_folders_of(const TrainOptions& options, const ConditioningShape& model) {
-  const std::string name = chosen_text(options);
-  std::vector<std::string> folders;
-  for (const std::string& part : parts_of({options.data})) {
-    const std::string folder = text_store_folder(part, name);
-    if (!fs::exists(fs::path(folder) / "text.json"))
-      fail("train",
-           "{} has captions in text-{}, {} has none: run kiln extract --data IMAGES --out {} --text-encoder "
-           "DIR",
-           options.data.path, name, part, part);
-    const TextStoreInfo info = read_text_store_info(folder);
-    if (const int64_t num_samples = read_store_info(part).num_samples; info.num_samples != num_samples)
-      fail("train",
-           "{} has captions of {} samples, its features are of {}: remove it and extract the text again",
-           folder, info.num_samples, num_samples);
-    if (model.pads_text && !info.padded)
-      fail("train", "{} attends to padding, but {} holds captions without it ({}): extract with CLIP",
-           options.model.name, folder, info.encoder);
-    folders.push_back(folder);
-    require_same_encoder(read_text_store_info(folders.front()), folders.front(), info, folder);
-  }
-  return folders;
+  if (options.text.empty()) return found[0];
+  if (std::find(found.begin(), found.end(), options.text) == found.end())
+    fail("train", "the store {} has no text store '{}': choose one of {}", path, options.text, names);
+  return options.text;
 }
 
 std::string part_identity(const std::string& folder, const std::string& text_folder) {
@@ -138,23 +97,28 @@ int64_t own_image_size(const TrainOptions& options) {
   return stored ? *stored : own_image_size(options.model);
 }
 
-StoredSamples describe_stores(const TrainOptions& options) {
-  const StoredData stored{options.data};
-  require_here(stored);
-  StoredSamples samples{.info = read_sources_info(stored.stores())};
-  const StoreInfo& info = samples.info;
-  check_image_size(options, info);
-  const int64_t store_classes = static_cast<int64_t>(info.class_names.size());
-  check_classes(options, store_classes);
-  samples.shape = store_shape(info);
-  samples.shape.num_classes = store_classes > 0 ? std::max(store_classes, options.model.num_classes) : 0;
-  const ConditioningShape conditioning = conditioning_of(options, samples.shape);
-  if (!conditioning.takes_labels()) samples.shape.num_classes = 0;
-  if (conditioning.takes_text())
-    samples.text_folders = text_folders_of(options, conditioning);
-  else if (!options.data.text.empty())
-    fail("train", "--text {}: {} takes no captions, leave it out", options.data.text, options.model.name);
-  return samples;
+std::vector<std::string> text_folders_of(const StoredData& data, const std::string& model, bool pads_text) {
+  const std::string name = chosen_text(data.options, model);
+  std::vector<std::string> folders;
+  for (const std::string& part : parts_of(data)) {
+    const std::string folder = text_store_folder(part, name);
+    if (!fs::exists(fs::path(folder) / "text.json"))
+      fail("train",
+           "{} has captions in text-{}, {} has none: run kiln extract --data IMAGES --out {} --text-encoder "
+           "DIR",
+           data.options.path, name, part, part);
+    const TextStoreInfo info = read_text_store_info(folder);
+    if (const int64_t num_samples = read_store_info(part).num_samples; info.num_samples != num_samples)
+      fail("train",
+           "{} has captions of {} samples, its features are of {}: remove it and extract the text again",
+           folder, info.num_samples, num_samples);
+    if (pads_text && !info.padded)
+      fail("train", "{} attends to padding, but {} holds captions without it ({}): extract with CLIP", model,
+           folder, info.encoder);
+    folders.push_back(folder);
+    require_same_encoder(read_text_store_info(folders.front()), folders.front(), info, folder);
+  }
+  return folders;
 }
 
 std::string identity_of(const TextStoreInfo& text) {
@@ -182,7 +146,7 @@ std::optional<std::vector<int64_t>> parts_of_identity(const TrainOptions& option
   // Captions of the identity are those of the text store that the options choose.
   std::vector<std::vector<std::string>> texts;
   if (identity.find("; captions ") != std::string::npos) {
-    const std::string name = chosen_text(options);
+    const std::string name = chosen_text(options.data, options.model.name);
     for (const StoreSource& store : sources)
       for (auto& folders = texts.emplace_back(); const std::string& part : store.parts())
         folders.push_back(text_store_folder(part, name));

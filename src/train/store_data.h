@@ -1,4 +1,4 @@
-// The feature stores of a run: what its options choose from them, and what a model is told of their samples.
+// The feature stores of a run and what its options choose from them; the samples of a pass over any data.
 #pragma once
 #include <memory>
 #include <optional>
@@ -16,18 +16,12 @@ namespace kiln {
 // the model is made for. Throws Error.
 int64_t own_image_size(const TrainOptions& options);
 
-// What a model is told of the samples of a run's stores. describe_stores() throws Error saying what to do: no
-// store, another image size, more classes than --num-classes, a model that takes captions and a store without
-// them or with those of another encoder.
-struct StoredSamples {
-  StoreInfo info{};  // of all of them together
-  DataShape shape{};
-  std::vector<std::string> text_folders{};  // one for each part; empty: the model takes no captions
-};
-StoredSamples describe_stores(const TrainOptions& options);
+// Returns the text store of each part, for a model of this name. Throws Error: a part has none, or has
+// captions of other samples or encoders than the first, or without padding that the model attends to.
+std::vector<std::string> text_folders_of(const StoredData& data, const std::string& model, bool pads_text);
 
 // Returns a name for the content of a run's stores. A run resumes only on the same content. `text_folders`:
-// as above.
+// as above; empty: no captions are taken.
 std::string identity_of(const StoredData& data, const std::vector<std::string>& text_folders);
 // Returns the part of an identity that names captions and their encoder. It begins with "; captions ".
 std::string identity_of(const TextStoreInfo& text);

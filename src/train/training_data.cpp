@@ -7,7 +7,6 @@
 #include "core/error.h"
 #include "core/tensors.h"
 #include "data/text_store/caption_table.h"
-#include "data/text_store/joined_text.h"
 #include "train/encoding/encoded_captions.h"
 #include "train/encoding/pictures.h"
 
@@ -29,12 +28,7 @@ TrainingData open_synthetic(const TrainOptions& options) {
   TrainingData data;
   const bool pixels = options.data.in_pixels();
   data.shape = synthetic_shape(options);
-  if (!pixels && !options.data.autoencoder.empty())
-    fail("train", "--autoencoder with --data synthetic expects pixels or nothing, got {}",
-         options.data.autoencoder);
   data.autoencoder = {.name = pixels ? "pixels" : ""};  // no autoencoder made the latents
-  if (!options.data.more.empty())
-    fail("train", "--more-data has no effect with --data synthetic: leave it out");
   data.identity = "synthetic";
   data.batches = [data](const BatchOptions& batch_options) {
     return synthetic_batches(data.shape, batch_options);
@@ -49,13 +43,11 @@ void check_classes(const TrainOptions& options, const std::string& who, int64_t 
          options.model.num_classes, num_classes, who, num_classes);
 }
 
-void load_decoder(const TrainOptions& options, const StoreInfo& info, at::Device device,
+void load_decoder(const TrainOptions& options, const DataDescription& described, at::Device device,
                   at::ScalarType compute_dtype, TrainingData& data) {
-  const bool is_given = !options.data.autoencoder.empty();
-  if (info.autoencoder == "pixels" && is_given && !options.data.in_pixels())
-    fail("train", "the store {} holds pixels: leave --autoencoder out", options.data.path);
-  const std::string path = decoder_path(options, info);
-  if (path.empty()) return;
+  if (!described.autoencoder) return;
+  const StoreInfo& info = described.info;
+  const std::string& path = described.autoencoder->path;
   data.decoder = load_autoencoder(path, device, compute_dtype);
   const bool is_known = !info.autoencoder_fingerprint.empty();  // unknown for an import
   if (is_known && data.decoder->fingerprint != info.autoencoder_fingerprint)
@@ -63,7 +55,7 @@ void load_decoder(const TrainOptions& options, const StoreInfo& info, at::Device
          "the store {} was made by another autoencoder ({} {}) than {} ({} {}): give --autoencoder with the "
          "one that made it{}",
          options.data.path, info.autoencoder, info.autoencoder_fingerprint, path, data.decoder->name,
-         data.decoder->fingerprint, is_given ? ", or extract again" : "");
+         data.decoder->fingerprint, options.data.autoencoder.empty() ? "" : ", or extract again");
   data.autoencoder.path = fs::absolute(path).string();
 }
 
@@ -100,25 +92,22 @@ std::vector<std::string> unchecked_notes(const std::string& path, const StoreInf
 TrainingData open_store(const StoredData& stored, const TrainOptions& options, at::Device device,
                         at::ScalarType compute_dtype) {
   const std::shared_ptr<FeatureStore> store = open_sources(stored.stores());
-  const StoredSamples samples = describe_stores(options);
+  const DataDescription described = describe(stored, asks_of(options));
   const StoreInfo& info = store->info();
   if (store->size() == 0) fail("train", "the store {} is empty: run kiln extract", options.data.path);
   TrainingData data;
-  data.shape = samples.shape;
-  if (!samples.text_folders.empty()) {
-    data.text = open_texts(samples.text_folders);
-    data.shape.text = text_shape(*data.text);
-  }
-  data.class_names = info.class_names;
+  data.shape = described.shape;
+  data.text = described.text;
+  data.class_names = described.class_names;
   data.autoencoder = {.name = info.autoencoder,
                       .path = info.autoencoder_path,
                       .fingerprint = info.autoencoder_fingerprint,
                       .scaling_factor = info.scaling_factor,
                       .shift_factor = info.shift_factor};
-  load_decoder(options, info, device, compute_dtype, data);
-  check_text_samples(samples.text_folders, *store);
+  load_decoder(options, described, device, compute_dtype, data);
+  check_text_samples(described.text_folders, *store);
   data.notes = unchecked_notes(options.data.path, info, data.text.get());
-  data.identity = identity_of(stored, samples.text_folders);
+  data.identity = identity_of(stored, described.text_folders);
   data.batches = [store, text = data.text,
                   lanes = split_of(options.validation.share, *store,
                                    Split::kTraining)](BatchOptions batch_options) {
@@ -158,7 +147,7 @@ TrainingData open_images(const TrainOptions& options, at::Device device, at::Sca
   const int64_t num_classes = static_cast<int64_t>(data.class_names.size());
   check_classes(options, "the images " + options.data.path, num_classes);
   data.shape.num_classes = num_classes > 0 ? std::max(num_classes, options.model.num_classes) : 0;
-  const ConditioningShape conditioning = conditioning_of(options, data.shape);
+  const ConditioningShape conditioning = asks_of(options).conditioning(data.shape);
   if (!conditioning.takes_labels()) data.shape.num_classes = 0;
   if (conditioning.takes_text())
     add_captions(options, *images, conditioning, device, compute_dtype, encodes, data);
@@ -211,14 +200,6 @@ ModelRecord::TextInfo text_info(const TextStore& store) {
           .dtype = info.dtype};
 }
 
-std::string decoder_path(const TrainOptions& options, const StoreInfo& store) {
-  if (store.autoencoder == "pixels") return "";
-  if (!options.data.autoencoder.empty()) return options.data.autoencoder;
-  std::error_code unreachable;  // another user's folder counts as missing
-  const bool draws = options.samples.every > 0 || options.evaluation.every > 0;
-  return draws && fs::exists(store.autoencoder_path, unreachable) ? store.autoencoder_path : "";
-}
-
 EncodedImages encode_images(const TrainOptions& options, const Pictures& pictures,
                             const std::shared_ptr<const Autoencoder>& autoencoder,
                             const std::shared_ptr<const EncodedText>& text, at::Device device, Split split) {
@@ -262,9 +243,6 @@ TrainingData open_training_data(const TrainOptions& options, at::Device device, 
   if (std::holds_alternative<SyntheticData>(source)) return open_synthetic(options);
   if (const auto* stored = std::get_if<StoredData>(&source))
     return open_store(*stored, options, device, compute_dtype);
-  if (!options.data.more.empty())
-    fail("train", "--more-data needs feature stores, but --data {} is not one: run kiln extract",
-         options.data.path);
   return open_images(options, device, compute_dtype, encodes);
 }
 

@@ -50,10 +50,6 @@ void fill_null_text(const TextStore& store, const Denoiser& denoiser, bool has_w
 // Returns what readers of a run's weights must know of its captions' encoder.
 ModelRecord::TextInfo text_info(const TextStore& store);
 
-// Returns the autoencoder that a run on a store loads to decode its sample grids: the one that is given,
-// else, if grids are drawn, the store's own if it still exists. "": none.
-std::string decoder_path(const TrainOptions& options, const StoreInfo& store);
-
 // Throws Error if a text store has captions of other samples than the part of the store that it lies beside.
 void check_text_samples(const std::vector<std::string>& text_folders, const FeatureStore& store);
 

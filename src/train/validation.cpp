@@ -114,7 +114,7 @@ ValidationData open_validation_store(const TrainOptions& options, const Training
   check_latents(options, store->info(), data);
   check_classes(options.validation.data, store->info().class_names, data);
   const std::vector<std::string> text_folders =
-      data.text ? describe_stores(own).text_folders : std::vector<std::string>();
+      data.text ? describe(own).text_folders : std::vector<std::string>();
   const auto text = open_validation_text(options, text_folders, data);
   check_text_samples(text_folders, *store);
   std::vector<SampleLane> lanes = split_of(options.validation.share, *store, Split::kHeldOut);

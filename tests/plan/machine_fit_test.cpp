@@ -10,7 +10,6 @@
 
 #include "models/registry.h"
 #include "plan/memory/segment_costs.h"
-#include "plan/trace/planned_data.h"
 #include "run/option_values.h"
 #include "train/memory_choices.h"
 #include "train/usable_options.h"
@@ -33,7 +32,7 @@ class BudgetOf : public ::testing::TestWithParam<Setting> {
 
   BudgetOf() {
     for (const auto& [name, value] : GetParam().options.items()) set_option(options_, name, value);
-    data_ = planned_shape(options_);
+    data_ = describe(options_).shape;
     costs_ = step_costs(options_, data_, DryRunDevice::kCpu);
     denoiser_ = build_denoiser(
         options_.model.name,

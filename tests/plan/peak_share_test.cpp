@@ -8,7 +8,6 @@
 #include "core/error.h"
 #include "plan/plan_settings.h"
 #include "plan/report/report.h"
-#include "plan/trace/planned_data.h"
 
 namespace kiln {
 namespace {
@@ -22,7 +21,7 @@ StepTrace small_trace(const nlohmann::json& more = nlohmann::json::object()) {
   nlohmann::json settings = {{"model", "DiT-S/2"}, {"global-batch", 32}, {"compute-dtype", "bf16"}};
   settings.update(more);
   const PlanOptions options = test::plan_options("A100-80G", 1, settings);
-  return trace_step(options.train, planned_shape(options.train), DryRunDevice::kCuda);
+  return trace_step(options.train, describe(options.train).shape, DryRunDevice::kCuda);
 }
 
 TEST(PeakShare, OfAStepWithoutItsBackwardIsNotToldButNamed) {

@@ -15,7 +15,6 @@
 #include "plan/ranks/step_time.h"
 #include "plan/report/report.h"
 #include "plan/run/data_text.h"
-#include "plan/trace/planned_data.h"
 #include "test_files.h"
 #include "train/checkpoint_space.h"
 
@@ -43,7 +42,7 @@ int64_t sum(const std::map<std::string, int64_t>& values) {
 }
 
 StepTrace trace_of(const PlanOptions& options) {
-  return trace_step(test::rank_alone(options), planned_shape(options.train), DryRunDevice::kCuda);
+  return trace_step(test::rank_alone(options), describe(options.train).shape, DryRunDevice::kCuda);
 }
 
 TEST(Plan, IsTheTraceOfTheStep) {
@@ -136,7 +135,7 @@ TEST(Plan, OffloadedStateIsNotOnTheGpu) {
   EXPECT_EQ(host.offloaded.disk, 0);
   options.train.zero.stage = 2;
   options.train.offload.optimizer = Placement::kHost;
-  const StepTrace rank = trace_step(options.train, planned_shape(options.train), DryRunDevice::kCuda, 8);
+  const StepTrace rank = trace_step(options.train, describe(options.train).shape, DryRunDevice::kCuda, 8);
   EXPECT_EQ(host.memory.persistent, rank.memory.persistent);
   EXPECT_EQ(host.offloaded.host, rank.offloaded.host);
 }
@@ -151,7 +150,7 @@ TEST(Plan, OffloadedBf16MastersAreWideOnTheHostAlone) {
     options.train.optimizer.name = name;
     const auto trace_with = [&](at::ScalarType master) {
       options.train.compute.master_dtype = master;
-      return trace_step(options.train, planned_shape(options.train), DryRunDevice::kCuda, 1);
+      return trace_step(options.train, describe(options.train).shape, DryRunDevice::kCuda, 1);
     };
     const StepTrace wide = trace_with(at::kFloat), narrow = trace_with(at::kBFloat16);
     EXPECT_EQ(narrow.memory.peak_bytes, wide.memory.peak_bytes);
@@ -179,7 +178,7 @@ TEST(Plan, OffloadedWeightsAreNotOnTheGpu) {
       offloaded.train.offload.params = place;
       offloaded.train.offload.nvme.folder = ".";
       const StepTrace rank =
-          trace_step(offloaded.train, planned_shape(options.train), DryRunDevice::kCuda, gpus);
+          trace_step(offloaded.train, describe(options.train).shape, DryRunDevice::kCuda, gpus);
       const StepTrace composed = trace_of_rank(trace, sharding);
       EXPECT_FALSE(rank.memory.persistent.contains(MemoryKind::kWeights));
       EXPECT_EQ(composed.memory.persistent, rank.memory.persistent) << choice_name(place) << " on " << gpus;

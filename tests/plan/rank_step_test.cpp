@@ -5,7 +5,6 @@
 
 #include "plan/plan_settings.h"
 #include "plan/ranks/step_time.h"
-#include "plan/trace/planned_data.h"
 
 namespace kiln {
 namespace {
@@ -27,7 +26,7 @@ class ComposedRank : public ::testing::TestWithParam<RankSetting> {
                                {"zero-stage", GetParam().zero_stage}});
   }
   static StepTrace of_rank(const PlanOptions& options) {
-    return trace_step(options.train, planned_shape(options.train), DryRunDevice::kCuda, options.gpus);
+    return trace_step(options.train, describe(options.train).shape, DryRunDevice::kCuda, options.gpus);
   }
   static StepTrace composed_of(const StepTrace& source, const PlanOptions& options) {
     RankStep rank(source, sharding_of(options.train, options.gpus, planned_machine(options)));
@@ -39,7 +38,7 @@ class ComposedRank : public ::testing::TestWithParam<RankSetting> {
     TrainOptions train = test::rank_alone(options);
     train.zero.stage = train.zero.stage >= 2 ? 2 : 0;
     train.offload.optimizer = Placement::kDevice;
-    return trace_step(train, planned_shape(train), DryRunDevice::kCuda);
+    return trace_step(train, describe(train).shape, DryRunDevice::kCuda);
   }
 };
 
@@ -109,7 +108,7 @@ TEST(RankStep, TracesAnewWhereATraceDoesNotTell) {
   const nlohmann::json settings = {
       {"model", "DiT-S/8"}, {"depth", 2}, {"global-batch", 32}, {"micro-batch", 4}, {"zero-stage", 2}};
   PlanOptions options = test::plan_options("A100-80G", 2, settings);
-  const DataShape data = planned_shape(options.train);
+  const DataShape data = describe(options.train).shape;
   const StepTrace divided = trace_step(options.train, data, DryRunDevice::kCuda, 2);
   const StepTrace alone = trace_of_rank(divided, {.gpus = 1});
   options.train.global_batch = 16;

@@ -15,7 +15,6 @@
 #include "plan/plan_settings.h"
 #include "plan/ranks/rank_step.h"
 #include "plan/ranks/step_time.h"
-#include "plan/trace/planned_data.h"
 
 namespace kiln {
 namespace {
@@ -91,10 +90,10 @@ Plan planned_for_itself(const PlanOptions& options) {
   plan.options = options;
   plan.machine = planned_machine(options);
   check_plan(options, plan.machine);
-  const DataShape data = planned_shape(options.train);
+  const DataDescription data = describe(options.train);
   const Sharding sharding = sharding_of(options.train, options.gpus, plan.machine);
   StepTrace trace =
-      trace_step(options.train, data, plan.machine.device, options.gpus, sharding.ranks_per_node);
+      trace_step(options.train, data.shape, plan.machine.device, options.gpus, sharding.ranks_per_node);
   if (!is_of(trace, sharding)) trace = trace_of_rank(trace, sharding);
   static_cast<MemoryPlan&>(plan) = plan_memory(plan.machine, data, /*validation_images=*/0, trace);
   plan.step_s = time_step(trace, plan.machine, sharding).seconds;
@@ -149,7 +148,7 @@ TEST_P(SearchOf, FindsWhatPlanningEveryConfigurationFinds) {
   const SearchOptions options = GetParam()();
   const SearchResult result = search(options);
   const MachineProfile machine = planned_machine(options.plan);
-  const std::vector<Configuration> all = configurations(options, machine, planned_shape(options.plan.train));
+  const std::vector<Configuration> all = configurations(options, machine, describe(options.plan.train));
   EXPECT_EQ(all.size(), result.num_configurations);
 
   Best with_room, with_little_room, within_memory;
@@ -209,7 +208,7 @@ TEST(Search, HasWhatDoesNotFitAndMixtures) {
   const SearchOptions options = small_search();
   const MachineProfile machine = planned_machine(options.plan);
   int64_t num_large = 0, num_mixtures = 0;
-  for (const Configuration& c : configurations(options, machine, planned_shape(options.plan.train))) {
+  for (const Configuration& c : configurations(options, machine, describe(options.plan.train))) {
     num_large += c.step_s == 0;
     num_mixtures += !c.recompute.is_none() && !c.recompute.is_all();
   }
@@ -228,7 +227,7 @@ TEST(Search, OffloadsWeightsAndActivationsWhereNothingElseFits) {
   options = small_search();
   options.fixed = {"offload-optimizer", "zero-stage", "recompute"};
   const MachineProfile machine = planned_machine(options.plan);
-  const DataShape data = planned_shape(options.plan.train);
+  const DataDescription data = describe(options.plan.train);
   const auto offloading = [&] {
     int64_t count = 0;
     for (const Configuration& c : configurations(options, machine, data))

@@ -17,7 +17,6 @@
 #include "models/registry.h"
 #include "plan/plan_settings.h"
 #include "plan/search/comparison.h"
-#include "plan/trace/planned_data.h"
 
 namespace kiln {
 namespace {

@@ -1,12 +1,10 @@
 #include "plan/memory/plan_memory.h"
 
 #include <algorithm>
-#include <optional>
 
 #include "plan/memory/device_memory.h"
 #include "plan/trace/evaluation.h"
 #include "plan/trace/phases.h"
-#include "plan/trace/planned_data.h"
 #include "train/checkpoint_saver.h"
 
 namespace kiln {
@@ -37,7 +35,7 @@ struct PhasePeaks {
 
 class MemoryComposer {
  public:
-  MemoryComposer(const MachineProfile& machine, const DataShape& data, int64_t validation_images,
+  MemoryComposer(const MachineProfile& machine, const DataDescription& data, int64_t validation_images,
                  const StepTrace& trace);
   MemoryPlan run();
 
@@ -45,7 +43,8 @@ class MemoryComposer {
   bool validates() const { return options_.validation.is_on(); }
   bool draws_samples() const { return options_.samples.every > 0; }
   bool evaluates() const { return options_.evaluation.every > 0; }
-  bool encodes() const { return encodes_images(options_) || text_encoder_; }
+  bool encodes_images() const { return encodes_pictures(data_.source); }
+  bool encodes_validation_images() const { return encodes_held_out(options_.data, options_.validation); }
   int64_t text_encoder_bytes() const { return left_bytes(text_events_.load); }
   int64_t autoencoder_bytes() const { return left_bytes(autoencoder_events_.load); }
 
@@ -63,14 +62,12 @@ class MemoryComposer {
   MemoryCurve curve() const;
 
   const MachineProfile& machine_;
-  const DataShape& data_;
+  const DataDescription& data_;
   const StepTrace& trace_;
   const TrainOptions& options_;
   const bool cuda_;
   const int64_t communication_;
   const int64_t validation_rows_;
-  const std::optional<PlannedAutoencoder> autoencoder_;
-  const std::optional<PlannedTextEncoder> text_encoder_;
   MemoryEvents load_, validation_, sampling_;
   AutoencoderEvents autoencoder_events_;
   TextEncoderEvents text_events_;
@@ -80,7 +77,7 @@ class MemoryComposer {
   MemoryPlan plan_;
 };
 
-MemoryComposer::MemoryComposer(const MachineProfile& machine, const DataShape& data,
+MemoryComposer::MemoryComposer(const MachineProfile& machine, const DataDescription& data,
                                int64_t validation_images, const StepTrace& trace)
     : machine_(machine),
       data_(data),
@@ -89,30 +86,27 @@ MemoryComposer::MemoryComposer(const MachineProfile& machine, const DataShape& d
       cuda_(machine.device == DryRunDevice::kCuda),
       communication_(communication_bytes(machine, trace.world_size)),
       validation_rows_(validates() ? rows_of_validation(trace.options, validation_images, trace.world_size)
-                                   : 0),
-      autoencoder_(planned_autoencoder(trace.options, data)),
-      text_encoder_(planned_text_encoder(trace.options, data)) {
+                                   : 0) {
   const auto group = dry_group(trace.world_size, trace.ranks_per_node);
-  load_ = trace_load(options_, data, machine.device, group);
+  load_ = trace_load(options_, data.shape, machine.device, group);
   // Tables of the objective are made at the first step and stay.
   const int64_t tables = trace.memory.persistent_bytes - left_bytes(load_);
   if (tables > 0) load_.push_back({.id = (uint64_t{1} << 47), .bytes = tables});
-  if (validates()) validation_ = trace_validation(options_, data, validation_rows_, machine.device, group);
-  if (draws_samples()) sampling_ = trace_sample_grid(options_, data, machine.device, group);
-  if (autoencoder_)
-    autoencoder_events_ =
-        trace_autoencoder(autoencoder_->config, options_, data, machine.device, trace.world_size,
-                          encodes_validation_images(options_) ? validation_rows_ : 0);
-  if (text_encoder_)
-    text_events_ = trace_text_encoder(*text_encoder_, options_, data, machine.device, trace.world_size,
-                                      validation_rows_);
+  if (validates())
+    validation_ = trace_validation(options_, data.shape, validation_rows_, machine.device, group);
+  if (draws_samples()) sampling_ = trace_sample_grid(options_, data.shape, machine.device, group);
+  if (data.autoencoder)
+    autoencoder_events_ = trace_autoencoder(options_, data, machine.device, trace.world_size,
+                                            encodes_validation_images() ? validation_rows_ : 0);
+  if (data.text_encoder)
+    text_events_ = trace_text_encoder(*data.text_encoder, options_, data.shape, machine.device,
+                                      trace.world_size, validation_rows_);
   if (!evaluates()) return;
   evaluation_ = trace_evaluation(options_, machine.device, trace.world_size);
   TrainOptions drawing = options_;
   drawing.samples.num_samples = options_.evaluation.images;
-  drawing_ = trace_sample_grid(drawing, data, machine.device, group);
-  if (autoencoder_)
-    drawn_ = trace_autoencoder(autoencoder_->config, drawing, data, machine.device, trace.world_size);
+  drawing_ = trace_sample_grid(drawing, data.shape, machine.device, group);
+  if (data.autoencoder) drawn_ = trace_autoencoder(drawing, data, machine.device, trace.world_size);
 }
 
 PhasePeaks MemoryComposer::play(int64_t capacity_bytes) const {
@@ -126,8 +120,8 @@ PhasePeaks MemoryComposer::play(int64_t capacity_bytes) const {
   const Peak encoders = play_both(autoencoder_events_.load, text_events_.load);
   peaks.load = timeline.play(load_);
   peaks.load.live_bytes = std::max(peaks.load.live_bytes, encoders.live_bytes);
-  if (encodes_images(options_)) peaks.encoding = timeline.play(autoencoder_events_.encode);
-  if (text_encoder_) peaks.encoding = larger(peaks.encoding, timeline.play(text_events_.encode));
+  if (encodes_images()) peaks.encoding = timeline.play(autoencoder_events_.encode);
+  if (data_.text_encoder) peaks.encoding = larger(peaks.encoding, timeline.play(text_events_.encode));
   MemoryEvents workspaces;
   for (int64_t thread = 0; thread < kProductThreads; ++thread)
     workspaces.push_back({.id = static_cast<uint64_t>(thread), .bytes = machine_.workspace_bytes});
@@ -170,8 +164,8 @@ PhasePeaks MemoryComposer::play_within(int64_t memory_bytes) const {
 
 // Returns the bytes of the loader's batches: those that wait, the one in use and the one being drawn.
 int64_t MemoryComposer::loader_bytes(const BatchOptions& draws, int64_t batch, bool of_pictures) const {
-  const Lane& largest = data_.largest();
-  const BatchShape shape = batch_shape(draws, data_, largest, batch);
+  const Lane& largest = data_.shape.largest();
+  const BatchShape shape = batch_shape(draws, data_.shape, largest, batch);
   int64_t bytes = shape.bytes() + batch * static_cast<int64_t>(sizeof(int64_t));  // and the samples' numbers
   const int64_t pixels = largest.area() * autoencoder_events_.downsample * autoencoder_events_.downsample;
   if (of_pictures) bytes += batch * 4 * (3 * pixels - shape.sample_elements());
@@ -214,7 +208,7 @@ int64_t MemoryComposer::checkpoint_copy_bytes() const {
 
 // Returns the step's curve, with the nets that encode and judge beside the training state.
 MemoryCurve MemoryComposer::curve() const {
-  if (!autoencoder_ && !text_encoder_ && !evaluates()) return memory_curve(trace_);
+  if (!data_.autoencoder && !data_.text_encoder && !evaluates()) return memory_curve(trace_);
   RecordedStep step = trace_;
   step.memory.persistent[MemoryKind::kAutoencoder] = autoencoder_bytes();
   step.memory.persistent[MemoryKind::kTextEncoder] = text_encoder_bytes();
@@ -224,13 +218,13 @@ MemoryCurve MemoryComposer::curve() const {
 
 void MemoryComposer::add_phases(const PhasePeaks& peaks) {
   const int64_t process = cuda_ ? kHostProcessBytes : 0,
-                stepping = process + loader_bytes(batch_options_of(options_),
-                                                  options_.global_batch / trace_.world_size,
-                                                  encodes_images(options_)),
-                validating = stepping + loader_bytes(BatchOptions(), validation_rows_,
-                                                     encodes_validation_images(options_));
+                stepping =
+                    process + loader_bytes(batch_options_of(options_),
+                                           options_.global_batch / trace_.world_size, encodes_images()),
+                validating =
+                    stepping + loader_bytes(BatchOptions(), validation_rows_, encodes_validation_images());
   add_phase("load", peaks.load, process);
-  if (encodes()) add_phase("extract", peaks.encoding, stepping);
+  if (encodes_images() || data_.text_encoder) add_phase("extract", peaks.encoding, stepping);
   add_phase("first step", peaks.first, stepping);
   add_phase("steady step", peaks.steady, stepping);
   if (validates()) add_phase("validation", peaks.validation, validating);
@@ -256,16 +250,15 @@ void MemoryComposer::add_phases(const PhasePeaks& peaks) {
 }
 
 void MemoryComposer::add_notes() {
-  if (autoencoder_)
-    plan_.notes.push_back(
-        fmt::format("workspaces of the autoencoder's convolutions{}",
-                    autoencoder_->assumed.empty()
-                        ? std::string()
-                        : fmt::format("; its architecture is taken to be {}", autoencoder_->assumed)));
-  if (text_encoder_ && !text_encoder_->assumed.empty())
+  if (const auto& outline = data_.autoencoder)
+    plan_.notes.push_back(fmt::format(
+        "workspaces of the autoencoder's convolutions{}",
+        outline->assumed.empty() ? std::string()
+                                 : fmt::format("; its architecture is taken to be {}", outline->assumed)));
+  if (const auto& outline = data_.text_encoder; outline && outline->assumed)
     plan_.notes.push_back(
         fmt::format("the text encoder of {}, which is not here: the published {} stands for it",
-                    options_.data.text_encoder, text_encoder_->assumed));
+                    outline->folder, outline->assumed->name));
   if (!evaluation_.note.empty()) plan_.notes.push_back(evaluation_.note);
   if (const std::string settings = unusual_allocator_settings(); cuda_ && !settings.empty())
     plan_.notes.push_back(fmt::format(
@@ -294,7 +287,7 @@ MemoryPlan MemoryComposer::run() {
 
 }  // namespace
 
-MemoryPlan plan_memory(const MachineProfile& machine, const DataShape& data, int64_t validation_images,
+MemoryPlan plan_memory(const MachineProfile& machine, const DataDescription& data, int64_t validation_images,
                        const StepTrace& trace) {
   return MemoryComposer(machine, data, validation_images, trace).run();
 }

@@ -40,7 +40,7 @@ struct MemoryPlan {
 
 // `trace`: the run's step on one of its ranks. `validation_images`: those that a validation takes; 0: not
 // known.
-MemoryPlan plan_memory(const MachineProfile& machine, const DataShape& data, int64_t validation_images,
+MemoryPlan plan_memory(const MachineProfile& machine, const DataDescription& data, int64_t validation_images,
                        const StepTrace& trace);
 
 // Returns where a rank's part of a checkpoint is copied to before it is written.

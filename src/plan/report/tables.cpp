@@ -11,7 +11,6 @@
 #include "plan/report/report.h"
 #include "plan/run/data_text.h"
 #include "plan/run/make_plan.h"
-#include "plan/trace/planned_data.h"
 #include "plan/trace/trace_family.h"
 
 namespace kiln {
@@ -60,7 +59,7 @@ struct Typical {
 Typical typical_micro_batch(const PlanOptions& options) {
   const MachineProfile machine = planned_machine(options);
   const int64_t most = options.train.global_batch;
-  TraceFamily family(options.train, planned_shape(options.train), machine.device,
+  TraceFamily family(options.train, describe(options.train).shape, machine.device,
                      std::max<int64_t>(most, kMicroBatches[0]));
   std::vector<Typical> fitting;
   for (int64_t micro_batch : kMicroBatches) {

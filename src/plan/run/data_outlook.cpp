@@ -11,8 +11,6 @@
 #include "core/units.h"
 #include "data/images/image_dataset.h"
 #include "plan/run/make_plan.h"
-#include "plan/trace/planned_data.h"
-#include "train/store_data.h"
 
 namespace kiln {
 
@@ -66,16 +64,13 @@ int64_t text_store_bytes(const std::vector<std::string>& folders) {
 void add_features(const PlanOptions& options, DataOutlook& outlook) {
   const TrainOptions& train = options.train;
   const DataShape& shape = outlook.shape;
+  const std::vector<std::string>& texts = outlook.text_folders;
   DataPlan& data = outlook.samples;
-  StoreInfo info;  // as kiln extract writes one: f32, mean and logvar
-  info.channels = shape.channels;
-  info.lanes = shape.lanes;
-  info.has_logvar = !train.data.in_pixels();
-  std::vector<std::string> texts;
-  const DataSource source = source_of(train.data);
-  if (const auto* stored = std::get_if<StoredData>(&source)) {
-    info = read_sources_info(stored->stores());
-    texts = describe_stores(train).text_folders;
+  StoreInfo info = outlook.info;
+  if (info.lanes.empty()) {  // no store: as kiln extract writes one, f32, mean and logvar
+    info.channels = shape.channels;
+    info.lanes = shape.lanes;
+    info.has_logvar = !train.data.in_pixels();
   }
   count_samples(options, info.num_samples, data);
   const auto samples = static_cast<double>(data.num_samples);
@@ -131,10 +126,9 @@ void add_pictures(const PlanOptions& options, DataOutlook& outlook) {
   DataPlan& data = outlook.samples;
   std::vector<PictureFile> files;
   int64_t found = 0;
-  if (!train.data.path.empty()) {
-    const auto images = ImageDataset::open(train.data.path);
-    found = static_cast<int64_t>(images->records().size());
-    files = sampled_files(*images);
+  if (const auto& images = outlook.pictures.images) {
+    found = static_cast<int64_t>(images->all().records().size());
+    files = sampled_files(images->all());
   }
   count_samples(options, found, data);
   data.reads_pictures = true;
@@ -148,7 +142,7 @@ void add_pictures(const PlanOptions& options, DataOutlook& outlook) {
     data.mean_height += share * static_cast<double>(header.height);
     data.mean_width += share * static_cast<double>(header.width);
     data.read_bytes += share * bytes;
-    outlook.pictures.push_back(header);
+    outlook.headers.push_back(header);
   }
   data.picture_bytes = std::llround(data.read_bytes * static_cast<double>(data.num_samples));
 }
@@ -165,15 +159,19 @@ double extraction_days(const Plan& plan) {
 }  // namespace
 
 DataOutlook read_data_outlook(const PlanOptions& options) {
-  const TrainOptions& train = options.train;
-  DataOutlook outlook{.shape = planned_shape(train), .samples = {}};
-  if (reads_pictures(source_of(train.data)))
+  DataOutlook outlook;
+  static_cast<DataDescription&>(outlook) = describe(options.train);
+  if (reads_pictures(outlook.source))
     add_pictures(options, outlook);
   else
     add_features(options, outlook);
-  const ValidationOptions& validation = train.validation;
-  if (validation.images > 0 || (validation.is_on() && is_here(held_out_options(train.data, validation))))
+  const TrainOptions& train = options.train;
+  if (train.validation.images > 0 ||
+      (train.validation.is_on() && is_here(held_out_options(train.data, train.validation))))
     outlook.validation_images = validation_samples(train);
+  // What was opened would count as memory of the process that plans its own run.
+  outlook.pictures = {};
+  outlook.text = outlook.captions = nullptr;
   if (const std::string folder = train.data.folder(); !folder.empty()) {
     const FileSystem files = file_system_of(folder);
     outlook.samples.file_system = files.name;
@@ -185,10 +183,10 @@ DataOutlook read_data_outlook(const PlanOptions& options) {
 void add_data(Plan& plan, const DataOutlook& outlook) {
   const TrainOptions& train = plan.options.train;
   DataPlan& data = plan.samples = outlook.samples;
-  for (const ImageHeader& picture : outlook.pictures)
+  for (const ImageHeader& picture : outlook.headers)
     data.decode_s +=
         plan.machine.decoding.seconds(picture, train.data.buckets.empty() ? train.data.image_size : 0) /
-        static_cast<double>(outlook.pictures.size());
+        static_cast<double>(outlook.headers.size());
   if (plan.encoding_s > 0) plan.extraction_days = extraction_days(plan);
 
   const int64_t ranks_here = ranks_on_node(plan.machine, plan.options.gpus);

@@ -13,7 +13,6 @@
 #include "plan/ranks/step_time.h"
 #include "plan/run/peak_share.h"
 #include "plan/trace/phases.h"
-#include "plan/trace/planned_data.h"
 #include "run/option_values.h"
 
 namespace kiln {
@@ -41,13 +40,10 @@ void check_sharding(const PlanOptions& options, const Sharding& sharding) {
 
 // Returns the seconds of encoding pictures: pass by pass, on the device, before the step that takes them.
 double picture_seconds(const Plan& plan) {
-  const TrainOptions& train = plan.options.train;
-  const std::optional<PlannedAutoencoder> autoencoder =
-      encodes_images(train) ? planned_autoencoder(train, plan.data) : std::nullopt;
-  if (!autoencoder) return 0;
+  if (!plan.picture_encoder) return 0;
   double seconds = 0;
-  for (const OpRecord& op :
-       trace_encoding(autoencoder->config, train, plan.data, plan.machine.device, plan.options.gpus))
+  for (const OpRecord& op : trace_encoding(*plan.picture_encoder, plan.options.train, plan.data,
+                                           plan.machine.device, plan.options.gpus))
     seconds += price(op, plan.machine);
   return seconds * static_cast<double>(plan.rank_batch) / static_cast<double>(plan.micro_batch);
 }
@@ -56,19 +52,19 @@ double picture_seconds(const Plan& plan) {
 // are read once a step.
 double caption_seconds(const Plan& plan) {
   const TrainOptions& train = plan.options.train;
-  const std::optional<PlannedTextEncoder> planned = planned_text_encoder(train, plan.data);
-  if (!planned) return 0;
+  if (!plan.caption_encoder) return 0;
   const DryRunDevice device = plan.machine.device;
+  const auto encoder = plan.caption_encoder->build(train.compute.held_dtype());
   const CaptionEncodingTrace trace =
-      trace_caption_encoding(*planned->encoder, train, plan.data, device, plan.options.gpus);
+      trace_caption_encoding(*encoder, train, plan.data, device, plan.options.gpus);
   double seconds = 0;
   for (const OpRecord& op : trace.ops) seconds += price(op, plan.machine);
   const double captions = (1 - train.data.text_dropout_prob) * static_cast<double>(plan.rank_batch);
   seconds *= captions / static_cast<double>(trace.captions);
   const bool is_streamed =
-      trace_text_encoder(*planned, train, plan.data, device, plan.options.gpus).is_streamed;
+      trace_text_encoder(*plan.caption_encoder, train, plan.data, device, plan.options.gpus).is_streamed;
   if (is_streamed && plan.machine.disk_bytes_per_s > 0)
-    seconds += static_cast<double>(weight_bytes(*planned->encoder)) / plan.machine.disk_bytes_per_s;
+    seconds += static_cast<double>(weight_bytes(*encoder)) / plan.machine.disk_bytes_per_s;
   return seconds;
 }
 
@@ -113,10 +109,12 @@ Plan compose_plan(const PlanOptions& options, const MachineProfile& machine, con
   const Sharding sharding = sharding_of(options.train, options.gpus, machine);
   if (!is_of(trace, sharding)) return compose_plan(options, machine, data, trace_of_rank(trace, sharding));
   Plan plan;
-  static_cast<MemoryPlan&>(plan) = plan_memory(machine, data.shape, data.validation_images, trace);
+  static_cast<MemoryPlan&>(plan) = plan_memory(machine, data, data.validation_images, trace);
   plan.options = options;
   plan.machine = machine;
   plan.data = data.shape;
+  if (encodes_pictures(data.source)) plan.picture_encoder = data.autoencoder;
+  plan.caption_encoder = data.text_encoder;
   plan.num_weights = trace.num_weights;
   plan.num_base_weights = trace.num_base_weights;
   plan.flops_per_image = trace.flops_per_image;

@@ -35,11 +35,10 @@ void check_plan(const PlanOptions& options, const MachineProfile& machine);  // 
 std::optional<DataShape> usual_shape(const DataShape& data);
 
 // What plans say of a run's data. All plans of a run share it, because a large data set takes long to read.
-struct DataOutlook {
-  DataShape shape;
-  DataPlan samples;                     // without decode_s, which depends on the machine
-  std::vector<ImageHeader> pictures{};  // of some files; empty where no pictures are read
-  int64_t validation_images = 0;        // that a validation takes; 0: not known
+struct DataOutlook : DataDescription {
+  DataPlan samples{};                  // without decode_s, which depends on the machine
+  std::vector<ImageHeader> headers{};  // of some pictures; empty where none are read
+  int64_t validation_images = 0;       // that a validation takes; 0: not known
 };
 // Reads the data of the options, or assumes what it is like if it is not here. Throws Error if it cannot be
 // trained on.

@@ -4,6 +4,7 @@
 #include <array>
 #include <functional>
 #include <map>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -122,6 +123,9 @@ struct Plan : MemoryPlan, TimePlan {
   int64_t rank_batch = 0;        // images of one rank's step
   int64_t micro_batch = 0;       // images of one pass
   int64_t num_micro_steps = 1;
+  // What encodes pictures and captions while the run trains; absent: it reads features, or pixels.
+  std::optional<AutoencoderOutline> picture_encoder{};
+  std::optional<TextEncoderOutline> caption_encoder{};
   std::vector<LaneSpeed> lane_speeds;   // empty: not asked for, or a single lane
   double half_precision_speed = 0;      // how many times as fast the run is in bf16 or fp16; 0: not compared
   std::vector<MeasuredSpeed> measured;  // by others, on as many GPUs of this kind

@@ -52,7 +52,7 @@ Candidates::Candidates(const SearchOptions& options, const MachineProfile& machi
       machine_(machine),
       data_(data),
       traces_(traces),
-      configurations_(configurations(options, machine, data_.shape, traces)),
+      configurations_(configurations(options, machine, data_, traces)),
       most_share_(options.memory_share) {
   for (size_t i = 0; i < configurations_.size(); ++i)
     if (configurations_[i].step_s > 0) possible_.push_back(i);

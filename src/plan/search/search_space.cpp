@@ -13,7 +13,6 @@
 #include "plan/ranks/step_time.h"
 #include "plan/trace/evaluation.h"
 #include "plan/trace/phases.h"
-#include "plan/trace/planned_data.h"
 #include "plan/trace/trace_family.h"
 #include "train/memory_choices.h"
 
@@ -26,7 +25,7 @@ constexpr double kMixtureShares[] = {0.98, 0.9};
 
 class SpaceBuilder {
  public:
-  SpaceBuilder(const SearchOptions& search, const MachineProfile& machine, const DataShape& data,
+  SpaceBuilder(const SearchOptions& search, const MachineProfile& machine, const DataDescription& data,
                SearchTraces& traces)
       : search_(search), machine_(machine), data_(data), traces_(traces), axes_(search, machine) {}
 
@@ -55,7 +54,7 @@ class SpaceBuilder {
       options.memory.recompute = recompute;
       options.memory.offload_activations = offload_activations;
       const int64_t largest = axes_.micro_batches(axes_.gpu_counts().front()).front();
-      family = &traces_.family(options, data_, machine_.device, largest);
+      family = &traces_.family(options, data_.shape, machine_.device, largest);
     }
     return family->at(present_.micro_batch, search_.plan.train.global_batch / present_.gpus,
                       present_.zero_stage);
@@ -189,7 +188,7 @@ class SpaceBuilder {
       const TrainOptions& options = search_.plan.train;
       denoiser_ = build_denoiser(
           options.model.name,
-          denoiser_config_of(options, data_, *make_objective(objective_config_of(options.objective))),
+          denoiser_config_of(options, data_.shape, *make_objective(objective_config_of(options.objective))),
           {.device = at::kMeta});
     }
     return *denoiser_;
@@ -197,7 +196,7 @@ class SpaceBuilder {
 
   const SearchOptions& search_;
   const MachineProfile& machine_;
-  const DataShape& data_;
+  const DataDescription& data_;
   SearchTraces& traces_;
   const SearchAxes axes_;
   // By compute dtype, --recompute and --offload-activations.
@@ -232,7 +231,7 @@ PlanOptions options_of(const SearchOptions& search, const Configuration& configu
 }
 
 std::vector<Configuration> configurations(const SearchOptions& search, const MachineProfile& machine,
-                                          const DataShape& data, SearchTraces& traces) {
+                                          const DataDescription& data, SearchTraces& traces) {
   return SpaceBuilder(search, machine, data, traces).run();
 }
 

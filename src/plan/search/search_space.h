@@ -27,9 +27,9 @@ PlanOptions options_of(const SearchOptions& search, const Configuration& configu
 // if the machine has it. Activations, and at stage 3 weights, are offloaded only if everything else leaves
 // too little room.
 std::vector<Configuration> configurations(const SearchOptions& search, const MachineProfile& machine,
-                                          const DataShape& data, SearchTraces& traces);
+                                          const DataDescription& data, SearchTraces& traces);
 inline std::vector<Configuration> configurations(const SearchOptions& search, const MachineProfile& machine,
-                                                 const DataShape& data) {
+                                                 const DataDescription& data) {
   SearchTraces traces;
   return configurations(search, machine, data, traces);
 }

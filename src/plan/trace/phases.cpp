@@ -8,7 +8,6 @@
 #include "core/tensors.h"
 #include "diffusion/sampler.h"
 #include "plan/trace/op_recorder.h"
-#include "plan/trace/planned_data.h"
 #include "plan/trace/trace.h"
 #include "sample/sampler_loop.h"
 #include "step/forward_pass.h"
@@ -115,28 +114,28 @@ MemoryEvents trace_validation(const TrainOptions& options, const DataShape& data
   });
 }
 
-AutoencoderEvents trace_autoencoder(const nlohmann::json& config, const TrainOptions& options,
-                                    const DataShape& data, DryRunDevice device, int64_t world_size,
-                                    int64_t validation_rows) {
+AutoencoderEvents trace_autoencoder(const TrainOptions& options, const DataDescription& data,
+                                    DryRunDevice device, int64_t world_size, int64_t validation_rows) {
+  const DataShape& shape = data.shape;
   const DryRunScope dry_run(device);
   const at::NoGradGuard no_grad;
   AutoencoderEvents events;
   std::unique_ptr<Autoencoder> autoencoder;
+  const BuildOptions build{.device = at::kMeta, .compute_dtype = options.compute.held_dtype()};
   events.load = logged_on_meta([&] {
-    autoencoder = build_autoencoder(
-        config, BuildOptions{.device = at::kMeta, .compute_dtype = options.compute.held_dtype()});
+    autoencoder = build_autoencoder(data.autoencoder->config, build);
     autoencoder->freeze_weights();
   });
   events.decode = logged_on_meta([&] {
     const int64_t batch = samples_at_once(options, world_size);
-    autoencoder->decode(on_meta({batch, data.channels, data.side(), data.side()}));
+    autoencoder->decode(on_meta({batch, shape.channels, shape.side(), shape.side()}));
   });
   const int64_t rows = rows_of_walk(options, world_size);
   // On a CPU the loader's arrays are read where they are.
   std::optional<at::Tensor> images;
-  if (device == DryRunDevice::kCpu) images = pictures_on_meta(*autoencoder, data, rows);
+  if (device == DryRunDevice::kCpu) images = pictures_on_meta(*autoencoder, shape, rows);
   const auto encode = [&](int64_t count) {
-    autoencoder->encode(images ? images->narrow(0, 0, count) : pictures_on_meta(*autoencoder, data, count));
+    autoencoder->encode(images ? images->narrow(0, 0, count) : pictures_on_meta(*autoencoder, shape, count));
   };
   events.encode = logged_on_meta([&] {
     encode(rows);
@@ -149,12 +148,12 @@ AutoencoderEvents trace_autoencoder(const nlohmann::json& config, const TrainOpt
   return events;
 }
 
-std::vector<OpRecord> trace_encoding(const nlohmann::json& config, const TrainOptions& options,
+std::vector<OpRecord> trace_encoding(const AutoencoderOutline& outline, const TrainOptions& options,
                                      const DataShape& data, DryRunDevice device, int64_t world_size) {
   const DryRunScope dry_run(device);
   const at::NoGradGuard no_grad;
   const auto autoencoder =
-      build_autoencoder(config, {.device = at::kMeta, .compute_dtype = options.compute.held_dtype()});
+      build_autoencoder(outline.config, {.device = at::kMeta, .compute_dtype = options.compute.held_dtype()});
   const at::Tensor images = pictures_on_meta(*autoencoder, data, rows_of_walk(options, world_size));
   OpRecorder ops(/*timed=*/false);
   autoencoder->encode(images);
@@ -179,28 +178,29 @@ void encode_on_meta(const TextEncoder& encoder, int64_t captions, const TextShap
 
 }  // namespace
 
-TextEncoderEvents trace_text_encoder(const PlannedTextEncoder& planned, const TrainOptions& options,
+TextEncoderEvents trace_text_encoder(const TextEncoderOutline& outline, const TrainOptions& options,
                                      const DataShape& data, DryRunDevice device, int64_t world_size,
                                      int64_t validation_rows) {
+  const std::unique_ptr<TextEncoder> encoder = outline.build(options.compute.held_dtype());
   const DryRunScope dry_run(device);
   const at::NoGradGuard no_grad;
   TextEncoderEvents events;
   std::vector<at::Tensor> weights;
   events.load = logged_on_meta([&] {
-    for (const auto& weight : planned.encoder->parameters())
+    for (const auto& weight : encoder->parameters())
       weights.push_back(on_meta(weight->value.sizes(), weight->value.scalar_type()));
   });
   const auto encoded = [&](int64_t captions) {
-    return logged_on_meta([&] { encode_on_meta(*planned.encoder, captions, data.text); });
+    return logged_on_meta([&] { encode_on_meta(*encoder, captions, data.text); });
   };
   events.encode = encoded(captions_of_pass(options, world_size));
   if (validation_rows > 0) events.validate = encoded(std::min(captions_at_once(options), validation_rows));
   events.is_streamed =
-      planned.room_bytes > 0 && left_bytes(events.load) + peak_bytes(events.encode) > planned.room_bytes;
+      outline.room_bytes > 0 && left_bytes(events.load) + peak_bytes(events.encode) > outline.room_bytes;
   if (!events.is_streamed) return events;
   events.load.clear();
   constexpr uint64_t kRoom = uint64_t{1} << 45;
-  events.encode = {{.id = kRoom, .bytes = planned.room_bytes}, {.id = kRoom, .bytes = -planned.room_bytes}};
+  events.encode = {{.id = kRoom, .bytes = outline.room_bytes}, {.id = kRoom, .bytes = -outline.room_bytes}};
   events.validate = events.encode;
   return events;
 }
@@ -216,15 +216,14 @@ CaptionEncodingTrace trace_caption_encoding(const TextEncoder& encoder, const Tr
   return trace;
 }
 
-int64_t text_encoder_bytes(const TrainOptions& options, const DataShape& data, DryRunDevice device) {
-  const std::optional<PlannedTextEncoder> planned = planned_text_encoder(options, data);
-  return planned ? left_bytes(trace_text_encoder(*planned, options, data, device, /*world_size=*/1).load) : 0;
+int64_t text_encoder_bytes(const TrainOptions& options, const DataDescription& data, DryRunDevice device) {
+  if (!data.text_encoder) return 0;
+  return left_bytes(
+      trace_text_encoder(*data.text_encoder, options, data.shape, device, /*world_size=*/1).load);
 }
 
-int64_t autoencoder_bytes(const TrainOptions& options, const DataShape& data, DryRunDevice device) {
-  const std::optional<PlannedAutoencoder> autoencoder = planned_autoencoder(options, data);
-  if (!autoencoder) return 0;
-  return left_bytes(trace_autoencoder(autoencoder->config, options, data, device, /*world_size=*/1).load);
+int64_t autoencoder_bytes(const TrainOptions& options, const DataDescription& data, DryRunDevice device) {
+  return data.autoencoder ? left_bytes(trace_autoencoder(options, data, device, /*world_size=*/1).load) : 0;
 }
 
 }  // namespace kiln

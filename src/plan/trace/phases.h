@@ -8,7 +8,6 @@
 #include <vector>
 
 #include "core/dry_run.h"
-#include "plan/trace/planned_data.h"
 #include "step/span.h"
 #include "train/setup.h"
 
@@ -36,14 +35,13 @@ struct AutoencoderEvents {
   MemoryEvents validate;   // does so for a batch of a validation
   int64_t downsample = 1;  // pixels of a latent along a side
 };
-// Traces the autoencoder on one of `world_size` ranks. `data`: what is decoded and encoded.
-// `validation_rows`: the rank's images in a batch of a validation; 0: none are encoded.
-AutoencoderEvents trace_autoencoder(const nlohmann::json& config, const TrainOptions& options,
-                                    const DataShape& data, DryRunDevice device, int64_t world_size,
-                                    int64_t validation_rows = 0);
+// Traces the autoencoder of the data on one of `world_size` ranks. `validation_rows`: the rank's images in a
+// batch of a validation; 0: none are encoded. REQUIRES: the data have one.
+AutoencoderEvents trace_autoencoder(const TrainOptions& options, const DataDescription& data,
+                                    DryRunDevice device, int64_t world_size, int64_t validation_rows = 0);
 
 // Returns the operations of encoding the images of a pass in the largest lane of `data`.
-std::vector<OpRecord> trace_encoding(const nlohmann::json& config, const TrainOptions& options,
+std::vector<OpRecord> trace_encoding(const AutoencoderOutline& outline, const TrainOptions& options,
                                      const DataShape& data, DryRunDevice device, int64_t world_size);
 
 struct TextEncoderEvents {
@@ -53,7 +51,7 @@ struct TextEncoderEvents {
   bool is_streamed = false;
 };
 // Traces the encoding of the captions of `data` on one of `world_size` ranks. `validation_rows`: as above.
-TextEncoderEvents trace_text_encoder(const PlannedTextEncoder& planned, const TrainOptions& options,
+TextEncoderEvents trace_text_encoder(const TextEncoderOutline& outline, const TrainOptions& options,
                                      const DataShape& data, DryRunDevice device, int64_t world_size,
                                      int64_t validation_rows = 0);
 // The operations of encoding as many captions as are encoded at once, each of data.text.max_rows.
@@ -64,9 +62,9 @@ struct CaptionEncodingTrace {
 CaptionEncodingTrace trace_caption_encoding(const TextEncoder& encoder, const TrainOptions& options,
                                             const DataShape& data, DryRunDevice device, int64_t world_size);
 // Returns the bytes of the weights of the text encoder that a run keeps on the device; 0 if there is none.
-int64_t text_encoder_bytes(const TrainOptions& options, const DataShape& data, DryRunDevice device);
+int64_t text_encoder_bytes(const TrainOptions& options, const DataDescription& data, DryRunDevice device);
 
 // Returns the bytes of the weights of the autoencoder that a run loads; 0 if it loads none.
-int64_t autoencoder_bytes(const TrainOptions& options, const DataShape& data, DryRunDevice device);
+int64_t autoencoder_bytes(const TrainOptions& options, const DataDescription& data, DryRunDevice device);
 
 }  // namespace kiln

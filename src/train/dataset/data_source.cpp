@@ -14,15 +14,23 @@ namespace fs = std::filesystem;
 
 namespace {
 
-void require_paths(const SyntheticData&) {}
+void require_fit(const SyntheticData& data) {
+  const DataOptions& options = data.options;
+  if (!options.is_synthetic()) return;  // a plan's
+  if (!options.in_pixels() && !options.autoencoder.empty())
+    fail("train", "--autoencoder with --data synthetic expects pixels or nothing, got {}",
+         options.autoencoder);
+  if (!options.more.empty()) fail("train", "--more-data has no effect with --data synthetic: leave it out");
+}
 
-void require_paths(const StoredData& data) {
+void require_fit(const StoredData& data) {
   for (const std::string& store : data.options.more)
     if (!is_store(store)) fail("train", "--more-data {} is not a feature store: run kiln extract", store);
 }
 
-void require_paths(const PictureData& data) {
+void require_fit(const PictureData& data) {
   const std::string& path = data.options.path;
+  if (path.empty()) return;  // a plan's
   if (!fs::exists(path))
     fail("train",
          "--data {} does not exist: give a store made by kiln extract, images with --autoencoder, or "
@@ -35,6 +43,8 @@ void require_paths(const PictureData& data) {
          "--data {} is not a feature store: run kiln extract, or encode while training with --autoencoder "
          "PATH or pixels",
          path);
+  if (!data.options.more.empty())
+    fail("train", "--more-data needs feature stores, but --data {} is not one: run kiln extract", path);
 }
 
 }  // namespace
@@ -76,7 +86,7 @@ bool is_here(const DataOptions& options) {
 }
 
 void require_here(const DataSource& source) {
-  std::visit([](const auto& data) { require_paths(data); }, source);
+  std::visit([](const auto& data) { require_fit(data); }, source);
 }
 
 bool reads_pictures(const DataSource& source) { return std::holds_alternative<PictureData>(source); }
@@ -84,6 +94,11 @@ bool reads_pictures(const DataSource& source) { return std::holds_alternative<Pi
 bool encodes_pictures(const DataSource& source) {
   const auto* pictures = std::get_if<PictureData>(&source);
   return pictures && pictures->are_encoded();
+}
+
+bool encodes_held_out(const DataOptions& data, const ValidationOptions& validation) {
+  const DataOptions held_out = held_out_options(data, validation);
+  return (validation.share > 0 || is_here(held_out)) && encodes_pictures(source_of(held_out));
 }
 
 std::optional<int64_t> stored_image_size(const DataOptions& options) {

@@ -35,13 +35,15 @@ DataOptions held_out_options(DataOptions data, const ValidationOptions& validati
 
 // True if all paths of the data exist, or they need none.
 bool is_here(const DataOptions& options);
-// Throws Error saying what to do: nothing at a path, --more-data that is no store, a run's folder, pictures
-// without an autoencoder.
+// Throws Error saying what to do: nothing at a path, a run's folder, pictures without an autoencoder or
+// synthetic data with one, --more-data that are no stores or not beside one.
 void require_here(const DataSource& source);
 
 bool reads_pictures(const DataSource& source);
 // True if an autoencoder encodes pictures on the way.
 bool encodes_pictures(const DataSource& source);
+// True if one encodes pictures at every validation.
+bool encodes_held_out(const DataOptions& data, const ValidationOptions& validation);
 // Returns the side in pixels that a store's pictures were brought to; nothing if --data is no store. Throws
 // Error for a store that cannot be read.
 std::optional<int64_t> stored_image_size(const DataOptions& options);

@@ -45,11 +45,10 @@ StageFacts facts_of(const TrainOptions& options) {
   if (std::holds_alternative<SyntheticData>(source)) {
     shape = synthetic_shape(options);
   } else if (std::holds_alternative<StoredData>(source)) {
-    const StoredSamples samples = describe_stores(options);
+    const DataDescription samples = describe(options);
     const StoreInfo& info = samples.info;
     shape = samples.shape;
     if (!samples.text_folders.empty()) {
-      shape.text = text_shape(*open_texts(samples.text_folders));
       facts.text_source = samples.text_folders.front();
       facts.text = read_text_store_info(facts.text_source);
     }
