@@ -8,7 +8,6 @@
 #include "core/tensors.h"
 #include "data/text_store/caption_table.h"
 #include "train/encoding/encoded_captions.h"
-#include "train/encoding/pictures.h"
 
 namespace kiln {
 
@@ -16,7 +15,7 @@ namespace fs = std::filesystem;
 
 namespace {
 
-ModelRecord::AutoencoderInfo describe(const Autoencoder& autoencoder, const std::string& path) {
+ModelRecord::AutoencoderInfo info_of(const Autoencoder& autoencoder, const std::string& path) {
   return {.name = autoencoder.name,
           .path = path == "pixels" ? "" : fs::absolute(path).string(),
           .fingerprint = autoencoder.fingerprint,
@@ -24,39 +23,18 @@ ModelRecord::AutoencoderInfo describe(const Autoencoder& autoencoder, const std:
           .shift_factor = autoencoder.shift_factor};
 }
 
-TrainingData open_synthetic(const TrainOptions& options) {
-  TrainingData data;
-  const bool pixels = options.data.in_pixels();
-  data.shape = synthetic_shape(options);
-  data.autoencoder = {.name = pixels ? "pixels" : ""};  // no autoencoder made the latents
-  data.identity = "synthetic";
-  data.batches = [data](const BatchOptions& batch_options) {
-    return synthetic_batches(data.shape, batch_options);
-  };
-  data.sample_name = [](int64_t id) { return fmt::format("{}", id); };
-  return data;
-}
-
-void check_classes(const TrainOptions& options, const std::string& who, int64_t num_classes) {
-  if (options.model.num_classes > 0 && options.model.num_classes < num_classes)
-    fail("train", "--num-classes {} is less than the {} classes of {}: leave it out or give at least {}",
-         options.model.num_classes, num_classes, who, num_classes);
-}
-
-void load_decoder(const TrainOptions& options, const DataDescription& described, at::Device device,
-                  at::ScalarType compute_dtype, TrainingData& data) {
-  if (!described.autoencoder) return;
-  const StoreInfo& info = described.info;
-  const std::string& path = described.autoencoder->path;
+void load_decoder(at::Device device, at::ScalarType compute_dtype, TrainingData& data) {
+  const std::string& path = data.autoencoder->path;
   data.decoder = load_autoencoder(path, device, compute_dtype);
-  const bool is_known = !info.autoencoder_fingerprint.empty();  // unknown for an import
-  if (is_known && data.decoder->fingerprint != info.autoencoder_fingerprint)
+  const DataOptions& options = std::get<StoredData>(data.source).options;
+  const bool is_known = !data.info.autoencoder_fingerprint.empty();  // unknown for an import
+  if (is_known && data.decoder->fingerprint != data.info.autoencoder_fingerprint)
     fail("train",
          "the store {} was made by another autoencoder ({} {}) than {} ({} {}): give --autoencoder with the "
          "one that made it{}",
-         options.data.path, info.autoencoder, info.autoencoder_fingerprint, path, data.decoder->name,
-         data.decoder->fingerprint, options.data.autoencoder.empty() ? "" : ", or extract again");
-  data.autoencoder.path = fs::absolute(path).string();
+         options.path, data.info.autoencoder, data.info.autoencoder_fingerprint, path, data.decoder->name,
+         data.decoder->fingerprint, options.autoencoder.empty() ? "" : ", or extract again");
+  data.autoencoder_info.path = fs::absolute(path).string();
 }
 
 }  // namespace
@@ -89,25 +67,30 @@ std::vector<std::string> unchecked_notes(const std::string& path, const StoreInf
       has_text ? "" : "single captions' features")};
 }
 
-TrainingData open_store(const StoredData& stored, const TrainOptions& options, at::Device device,
-                        at::ScalarType compute_dtype) {
-  const std::shared_ptr<FeatureStore> store = open_sources(stored.stores());
-  const DataDescription described = describe(stored, asks_of(options));
+void open_source(const SyntheticData& source, const TrainOptions&, at::Device, at::ScalarType,
+                 TrainingData& data) {
+  data.autoencoder_info = {.name = source.options.in_pixels() ? "pixels" : ""};  // none made the latents
+  data.identity = "synthetic";
+  data.batches = [shape = data.shape](const BatchOptions& batch_options) {
+    return synthetic_batches(shape, batch_options);
+  };
+  data.sample_name = [](int64_t id) { return fmt::format("{}", id); };
+}
+
+void open_source(const StoredData& source, const TrainOptions& options, at::Device device,
+                 at::ScalarType compute_dtype, TrainingData& data) {
+  const std::shared_ptr<FeatureStore> store = open_sources(source.stores());
   const StoreInfo& info = store->info();
-  if (store->size() == 0) fail("train", "the store {} is empty: run kiln extract", options.data.path);
-  TrainingData data;
-  data.shape = described.shape;
-  data.text = described.text;
-  data.class_names = described.class_names;
-  data.autoencoder = {.name = info.autoencoder,
-                      .path = info.autoencoder_path,
-                      .fingerprint = info.autoencoder_fingerprint,
-                      .scaling_factor = info.scaling_factor,
-                      .shift_factor = info.shift_factor};
-  load_decoder(options, described, device, compute_dtype, data);
-  check_text_samples(described.text_folders, *store);
-  data.notes = unchecked_notes(options.data.path, info, data.text.get());
-  data.identity = identity_of(stored, described.text_folders);
+  if (store->size() == 0) fail("train", "the store {} is empty: run kiln extract", source.options.path);
+  data.autoencoder_info = {.name = info.autoencoder,
+                           .path = info.autoencoder_path,
+                           .fingerprint = info.autoencoder_fingerprint,
+                           .scaling_factor = info.scaling_factor,
+                           .shift_factor = info.shift_factor};
+  if (data.autoencoder) load_decoder(device, compute_dtype, data);
+  check_text_samples(data.text_folders, *store);
+  data.notes = unchecked_notes(source.options.path, info, data.text.get());
+  data.identity = identity_of(source, data.text_folders);
   data.batches = [store, text = data.text,
                   lanes = split_of(options.validation.share, *store,
                                    Split::kTraining)](BatchOptions batch_options) {
@@ -116,55 +99,30 @@ TrainingData open_store(const StoredData& stored, const TrainOptions& options, a
   };
   data.sources = store->sources();
   data.sample_name = [store](int64_t id) { return store->sample_name(id); };
-  return data;
 }
 
-void add_captions(const TrainOptions& options, const ImageDataset& images, const ConditioningShape& model,
-                  at::Device device, at::ScalarType compute_dtype, bool encodes, TrainingData& data) {
-  const auto opened = open_captions(options.data, images, options.model.name, model, compute_dtype);
-  const SampledText sampled = sampled_shape(*opened);
-  data.shape.text = sampled.shape;
-  data.notes = caption_notes(*opened, sampled.cut_share);
-  data.captions = load_captions(*opened, captions_at_once(options), device, compute_dtype,
-                                encodes ? EncoderUse::kEncode : EncoderUse::kIds);
-  data.text = data.captions;
-  if (const CaptionEncoder& encoder = *data.captions->encoder(); encoder.is_streamed())
-    data.notes.push_back(fmt::format("{}: in every step", encoder.streaming_text(data.captions->batch())));
-}
-
-// Opens pictures that are encoded during training.
-TrainingData open_images(const TrainOptions& options, at::Device device, at::ScalarType compute_dtype,
-                         bool encodes) {
-  const std::shared_ptr<const Autoencoder> autoencoder =
-      load_autoencoder(options.data.autoencoder, device, compute_dtype);
-  TrainingData data;
-  data.pictures = open_pictures(options.data, options.data.path, autoencoder->downsample);
-  const std::shared_ptr<const RunPictures> images = data.pictures.images;
-  data.shape.channels = autoencoder->latent_channels;
-  data.shape.lanes = data.pictures.lanes->latent_lanes();
-  data.shape.has_image_size = data.pictures.lanes->has_buckets();
-  data.class_names = images->class_names();
-  const int64_t num_classes = static_cast<int64_t>(data.class_names.size());
-  check_classes(options, "the images " + options.data.path, num_classes);
-  data.shape.num_classes = num_classes > 0 ? std::max(num_classes, options.model.num_classes) : 0;
-  const ConditioningShape conditioning = asks_of(options).conditioning(data.shape);
-  if (!conditioning.takes_labels()) data.shape.num_classes = 0;
-  if (conditioning.takes_text())
-    add_captions(options, *images, conditioning, device, compute_dtype, encodes, data);
-  else if (!options.data.text_encoder.empty())
-    data.notes.push_back(
-        fmt::format("--text-encoder has no effect: {} takes no captions", options.model.name));
-  const EncodedImages encoded =
+void open_source(const PictureData& source, const TrainOptions& options, at::Device device,
+                 at::ScalarType compute_dtype, TrainingData& data) {
+  const std::string& path = source.options.autoencoder;
+  const std::shared_ptr<const Autoencoder> autoencoder = load_autoencoder(path, device, compute_dtype);
+  if (data.captions) {
+    data.captions = load_captions(*data.captions, captions_at_once(options), device, compute_dtype);
+    data.text = data.captions;
+    if (const CaptionEncoder& encoder = *data.captions->encoder(); encoder.is_streamed())
+      data.notes.push_back(
+          fmt::format("{}: in every step", encoder.streaming_text(data.captions->batch())));
+  }
+  EncodedImages encoded =
       encode_images(options, data.pictures, autoencoder, data.captions, device, Split::kTraining);
-  data.autoencoder = describe(*autoencoder, options.data.autoencoder);
-  const bool are_pixels = autoencoder->name == "pixels";
-  data.encodes = !are_pixels || data.captions;
-  if (!are_pixels) data.decoder = autoencoder;
-  data.identity = encoded.identity;
-  data.earlier_identity = encoded.earlier_identity;
-  data.batches = encoded.batches;
-  data.sample_name = [images](int64_t id) { return images->records().at(static_cast<size_t>(id)).name; };
-  return data;
+  data.autoencoder_info = info_of(*autoencoder, path);
+  data.encodes = source.are_encoded() || data.captions;
+  if (source.are_encoded()) data.decoder = autoencoder;
+  data.identity = std::move(encoded.identity);
+  data.earlier_identity = std::move(encoded.earlier_identity);
+  data.batches = std::move(encoded.batches);
+  data.sample_name = [images = data.pictures.images](int64_t id) {
+    return images->records().at(static_cast<size_t>(id)).name;
+  };
 }
 
 }  // namespace
@@ -236,14 +194,13 @@ EncodedImages encode_images(const TrainOptions& options, const Pictures& picture
               }};
 }
 
-TrainingData open_training_data(const TrainOptions& options, at::Device device, at::ScalarType compute_dtype,
-                                bool encodes) {
-  const DataSource source = source_of(options.data);
-  require_here(source);
-  if (std::holds_alternative<SyntheticData>(source)) return open_synthetic(options);
-  if (const auto* stored = std::get_if<StoredData>(&source))
-    return open_store(*stored, options, device, compute_dtype);
-  return open_images(options, device, compute_dtype, encodes);
+TrainingData open_training_data(const TrainOptions& options, at::Device device,
+                                at::ScalarType compute_dtype) {
+  TrainingData data;
+  static_cast<DataDescription&>(data) = describe(options);
+  std::visit([&](const auto& source) { open_source(source, options, device, compute_dtype, data); },
+             data.source);
+  return data;
 }
 
 }  // namespace kiln

@@ -1,5 +1,5 @@
-// Opens --data (a feature store, images encoded during training, or synthetic latents) and checks it against
-// the model's needs.
+// The data that a run trains on, opened (a feature store, images encoded during training, or synthetic
+// latents), with what encodes and decodes them.
 #pragma once
 #include <functional>
 #include <memory>
@@ -7,8 +7,6 @@
 #include <vector>
 
 #include "data/loader/batches.h"
-#include "extract/encoded_text.h"
-#include "extract/image_batches.h"
 #include "models/autoencoders/autoencoder.h"
 #include "models/run_folder.h"
 #include "train/setup.h"
@@ -18,23 +16,18 @@ namespace kiln {
 
 using BatchMaker = std::function<std::unique_ptr<BatchSource>(const BatchOptions&)>;
 
-struct TrainingData {
-  DataShape shape{};
-  std::vector<std::string> class_names{};
-  ModelRecord::AutoencoderInfo autoencoder{};
+// What `captions` describe can be encoded: their encoder is loaded.
+struct TrainingData : DataDescription {
+  ModelRecord::AutoencoderInfo autoencoder_info{};
   // Names the samples' content. A run resumes only on the same content.
   std::string identity{};
   // Returns the identity that an earlier version gave the same pictures; "" if it would have had others. Null
   // for other data.
   std::function<std::string()> earlier_identity{};
   BatchMaker batches{};
-  std::shared_ptr<const TextStore> text{};  // captions of the samples; null: none are taken, or synthetic
   std::function<std::string(int64_t id)> sample_name{};
   std::vector<SampleSource> sources{};  // where samples come from, if there are several; empty: a single one
-  Pictures pictures{};                  // pictures that are encoded during training; null if --data are none
   bool encodes = false;  // pictures or captions are encoded on the device when a batch is asked for
-  std::shared_ptr<const EncodedText> captions{};  // `text`, if it is encoded during training; else null
-  std::vector<std::string> notes{};               // for the user of the run
   // Decodes sample grids. Null: no decoder was given, or latents are pixels.
   std::shared_ptr<const Autoencoder> decoder{};
 };
@@ -64,10 +57,8 @@ EncodedImages encode_images(const TrainOptions& options, const Pictures& picture
                             const std::shared_ptr<const Autoencoder>& autoencoder,
                             const std::shared_ptr<const EncodedText>& text, at::Device device, Split split);
 
-// Opens the data of the options. Without `encodes` it only describes the samples: no text encoder is loaded,
-// and batches must not be asked for. Throws Error saying what to do: image size, class count or autoencoder
-// of a store that do not fit the options.
-TrainingData open_training_data(const TrainOptions& options, at::Device device, at::ScalarType compute_dtype,
-                                bool encodes = true);
+// Describes the data of the options, opens them and loads their encoders. Throws Error as describe() does,
+// and for an autoencoder or captions that are not those of a store.
+TrainingData open_training_data(const TrainOptions& options, at::Device device, at::ScalarType compute_dtype);
 
 }  // namespace kiln

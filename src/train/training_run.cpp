@@ -163,7 +163,7 @@ TrainingRun::TrainingRun(const TrainOptions& given, std::shared_ptr<ProcessGroup
           .model_config = denoiser_config_of(options, data.shape, *make_objective(objective)),
           .objective = objective,
           .image_size = options.data.image_size,
-          .autoencoder = data.autoencoder,
+          .autoencoder = data.autoencoder_info,
           .text = data.text ? text_info(*data.text) : ModelRecord::TextInfo(),
           .class_names = data.class_names,
           .ema_decays = options.ema.decays};

@@ -22,16 +22,16 @@ void check_latents(const TrainOptions& options, const StoreInfo& info, const Tra
          "--validation-data {} has {}-pixel images, but --image-size is {}: extract it again with "
          "--image-size {}",
          path, info.image_size, options.data.image_size, options.data.image_size);
-  if (info.autoencoder == data.autoencoder.name &&
-      info.autoencoder_fingerprint == data.autoencoder.fingerprint && info.channels == data.shape.channels &&
+  const ModelRecord::AutoencoderInfo& made_by = data.autoencoder_info;
+  if (info.autoencoder == made_by.name && info.autoencoder_fingerprint == made_by.fingerprint &&
+      info.channels == data.shape.channels &&
       (info.lanes == data.shape.lanes || data.shape.lanes.size() > 1))
     return;
   fail("train",
        "--validation-data {} was made by another autoencoder ({} {}, {} x {} latents) than --data ({} "
        "{}, {} x {}): extract it again with the autoencoder of --data",
        path, info.autoencoder, info.autoencoder_fingerprint, info.channels, lanes_text(info.lanes),
-       data.autoencoder.name, data.autoencoder.fingerprint, data.shape.channels,
-       lanes_text(data.shape.lanes));
+       made_by.name, made_by.fingerprint, data.shape.channels, lanes_text(data.shape.lanes));
 }
 
 void check_classes(const std::string& path, const std::vector<std::string>& names, const TrainingData& data) {
@@ -52,7 +52,7 @@ void check_classes(const std::string& path, const std::vector<std::string>& name
 
 std::shared_ptr<const Autoencoder> encoder_of(const TrainOptions& options, const TrainingData& data,
                                               at::Device device) {
-  if (data.autoencoder.name == "pixels") return load_autoencoder("pixels", device, at::kFloat);
+  if (data.autoencoder_info.name == "pixels") return load_autoencoder("pixels", device, at::kFloat);
   if (!data.decoder)
     fail("train",
          "--validation-data {} is not a feature store: run kiln extract, or give --autoencoder with that of "

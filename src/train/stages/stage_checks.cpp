@@ -7,9 +7,9 @@
 #include "core/error.h"
 #include "data/text_store/joined_text.h"
 #include "models/registry.h"
+#include "train/encoding/encoded_captions.h"
 #include "train/setup.h"
 #include "train/stages/stages.h"
-#include "train/training_data.h"
 
 namespace kiln {
 
@@ -19,10 +19,10 @@ using WeightSizes = std::map<std::string, std::vector<int64_t>>;
 
 // What must stay the same from one stage to the next, so that its weights fit.
 struct StageFacts {
-  std::string latents;                // their autoencoder
-  std::optional<TextStoreInfo> text;  // absent: no captions
-  std::string text_source;            // folder of the captions' store, or of the pictures that have them
-  nlohmann::json model_config;
+  std::string latents{};                // their autoencoder
+  std::optional<TextStoreInfo> text{};  // absent: no captions
+  std::string text_source{};            // folder of the captions' store, or of the pictures that have them
+  nlohmann::json model_config{};
 };
 
 std::string latents_of(const std::string& name, const std::string& fingerprint, double scale, double shift) {
@@ -38,32 +38,30 @@ WeightSizes weights_of(const TrainOptions& options, const nlohmann::json& config
   return sizes;
 }
 
+nlohmann::json model_config_of(const TrainOptions& options, const DataDescription& data) {
+  const auto objective = make_objective(objective_config_of(options.objective));
+  return denoiser_config_of(options, data.shape, *objective);
+}
+
 StageFacts facts_of(const TrainOptions& options) {
-  StageFacts facts;
-  DataShape shape;
-  const DataSource source = source_of(options.data);
-  if (std::holds_alternative<SyntheticData>(source)) {
-    shape = synthetic_shape(options);
-  } else if (std::holds_alternative<StoredData>(source)) {
-    const DataDescription samples = describe(options);
-    const StoreInfo& info = samples.info;
-    shape = samples.shape;
-    if (!samples.text_folders.empty()) {
-      facts.text_source = samples.text_folders.front();
-      facts.text = read_text_store_info(facts.text_source);
-    }
+  const DataDescription data = describe(options);
+  StageFacts facts{.model_config = model_config_of(options, data)};
+  if (!data.text_folders.empty()) {
+    facts.text_source = data.text_folders.front();
+    facts.text = read_text_store_info(facts.text_source);
+  } else if (data.captions) {
+    facts.text_source = options.data.path;
+    facts.text =
+        load_captions(*data.captions, /*at_once=*/1, at::kCPU, at::kFloat, EncoderUse::kIds)->info();
+  }
+  if (data.pictures.images) {
+    const auto made_by = load_autoencoder(options.data.autoencoder, at::kCPU, at::kFloat);
+    facts.latents =
+        latents_of(made_by->name, made_by->fingerprint, made_by->scaling_factor, made_by->shift_factor);
+  } else if (const StoreInfo& info = data.info; !info.lanes.empty()) {
     facts.latents =
         latents_of(info.autoencoder, info.autoencoder_fingerprint, info.scaling_factor, info.shift_factor);
-  } else {
-    const TrainingData data = open_training_data(options, at::kCPU, at::kFloat, /*encodes=*/false);
-    shape = data.shape;
-    if (data.text) facts.text = data.text->info();
-    facts.text_source = options.data.path;
-    facts.latents = latents_of(data.autoencoder.name, data.autoencoder.fingerprint,
-                               data.autoencoder.scaling_factor, data.autoencoder.shift_factor);
   }
-  facts.model_config =
-      denoiser_config_of(options, shape, *make_objective(objective_config_of(options.objective)));
   return facts;
 }
 
@@ -88,7 +86,9 @@ void require_same(const Stage& stage, const StageFacts& facts, const Stage& firs
 
 }  // namespace
 
-nlohmann::json model_config_of(const TrainOptions& options) { return facts_of(options).model_config; }
+nlohmann::json model_config_of(const TrainOptions& options) {
+  return model_config_of(options, describe(options));
+}
 
 void check_stages(const StagePlan& plan) {
   if (!plan.is_staged()) return;
