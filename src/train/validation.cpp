@@ -6,22 +6,15 @@
 
 #include "core/aten.h"
 #include "core/error.h"
-#include "data/text_store/joined_text.h"
 #include "parallel/offload/device_wait.h"
 #include "step/forward_pass.h"
-#include "train/encoding/encoded_captions.h"
 
 namespace kiln {
 
 namespace {
 
+// Throws Error unless the autoencoder of --data made the latents.
 void check_latents(const TrainOptions& options, const StoreInfo& info, const TrainingData& data) {
-  const std::string& path = options.validation.data;
-  if (info.image_size != options.data.image_size)
-    fail("train",
-         "--validation-data {} has {}-pixel images, but --image-size is {}: extract it again with "
-         "--image-size {}",
-         path, info.image_size, options.data.image_size, options.data.image_size);
   const ModelRecord::AutoencoderInfo& made_by = data.autoencoder_info;
   if (info.autoencoder == made_by.name && info.autoencoder_fingerprint == made_by.fingerprint &&
       info.channels == data.shape.channels &&
@@ -30,60 +23,13 @@ void check_latents(const TrainOptions& options, const StoreInfo& info, const Tra
   fail("train",
        "--validation-data {} was made by another autoencoder ({} {}, {} x {} latents) than --data ({} "
        "{}, {} x {}): extract it again with the autoencoder of --data",
-       path, info.autoencoder, info.autoencoder_fingerprint, info.channels, lanes_text(info.lanes),
-       made_by.name, made_by.fingerprint, data.shape.channels, lanes_text(data.shape.lanes));
+       options.validation.data, info.autoencoder, info.autoencoder_fingerprint, info.channels,
+       lanes_text(info.lanes), made_by.name, made_by.fingerprint, data.shape.channels,
+       lanes_text(data.shape.lanes));
 }
 
-void check_classes(const std::string& path, const std::vector<std::string>& names, const TrainingData& data) {
-  if (names == data.class_names) return;
-  const size_t common = std::min(names.size(), data.class_names.size());
-  const auto differ =
-      std::mismatch(names.begin(), names.begin() + static_cast<int64_t>(common), data.class_names.begin());
-  const auto name_at = [](const std::vector<std::string>& all, int64_t index) {
-    return index < static_cast<int64_t>(all.size()) ? all[static_cast<size_t>(index)] : "none";
-  };
-  const int64_t index = differ.first - names.begin();
-  fail("train",
-       "--validation-data {} has {} classes, --data has {}; class {} is '{}', in --data '{}': make it "
-       "from folders of the same names",
-       path, names.size(), data.class_names.size(), index, name_at(names, index),
-       name_at(data.class_names, index));
-}
-
-std::shared_ptr<const Autoencoder> encoder_of(const TrainOptions& options, const TrainingData& data,
-                                              at::Device device) {
-  if (data.autoencoder_info.name == "pixels") return load_autoencoder("pixels", device, at::kFloat);
-  if (!data.decoder)
-    fail("train",
-         "--validation-data {} is not a feature store: run kiln extract, or give --autoencoder with that of "
-         "--data, to encode its images at every validation",
-         options.validation.data);
-  return data.decoder;
-}
-
-// Returns the options of a run that trains on the samples to validate on.
-TrainOptions of_validation(TrainOptions options) {
-  options.data = held_out_options(std::move(options.data), options.validation);
-  return options;
-}
-
-// Returns the name of the samples to validate on in messages.
-std::string source_of(const TrainOptions& options) {
-  return options.validation.share > 0 ? fmt::format("--validation-share {:g}", options.validation.share)
-                                      : "--validation-data " + options.validation.data;
-}
-
-std::string identity_of(const TrainOptions& options, const std::string& data) {
-  return options.validation.share > 0 ? fmt::format("{:g} of {}", options.validation.share, data) : data;
-}
-
-// Opens the captions of --validation-data. The encoder of --data's captions must have made them.
-std::shared_ptr<const TextStore> open_validation_text(const TrainOptions& options,
-                                                      const std::vector<std::string>& folders,
-                                                      const TrainingData& data) {
-  if (!data.text) return nullptr;
-  std::shared_ptr<const TextStore> text = open_texts(folders);
-  const TextStoreInfo &ours = text->info(), &theirs = data.text->info();
+// Throws Error unless the encoder of --data's captions made the captions.
+void check_captions(const TrainOptions& options, const TextStoreInfo& ours, const TextStoreInfo& theirs) {
   if (ours.encoder_fingerprint != theirs.encoder_fingerprint ||
       ours.tokenizer_fingerprint != theirs.tokenizer_fingerprint || ours.max_tokens != theirs.max_tokens ||
       ours.instruction != theirs.instruction)
@@ -93,7 +39,16 @@ std::shared_ptr<const TextStore> open_validation_text(const TrainOptions& option
          "with the settings of --data",
          options.validation.data, ours.encoder, ours.encoder_fingerprint, ours.max_tokens, theirs.encoder,
          theirs.encoder_fingerprint, theirs.max_tokens);
-  return text;
+}
+
+// Returns the name of the samples in messages.
+std::string name_of_samples(const TrainOptions& options) {
+  return options.validation.share > 0 ? fmt::format("--validation-share {:g}", options.validation.share)
+                                      : "--validation-data " + options.validation.data;
+}
+
+std::string identity_of(const TrainOptions& options, const std::string& data) {
+  return options.validation.share > 0 ? fmt::format("{:g} of {}", options.validation.share, data) : data;
 }
 
 int64_t sum_of(const std::vector<int64_t>& counts) {
@@ -107,44 +62,32 @@ std::vector<int64_t> sizes_of(const std::vector<SampleLane>& lanes) {
   return sizes;
 }
 
-ValidationData open_validation_store(const TrainOptions& options, const TrainingData& data) {
-  const TrainOptions own = of_validation(options);
-  const StoredData stored{own.data};
-  const std::shared_ptr<FeatureStore> store = open_sources(stored.stores());
-  check_latents(options, store->info(), data);
-  check_classes(options.validation.data, store->info().class_names, data);
-  const std::vector<std::string> text_folders =
-      data.text ? describe(own).text_folders : std::vector<std::string>();
-  const auto text = open_validation_text(options, text_folders, data);
-  check_text_samples(text_folders, *store);
+ValidationData open_validation_store(const TrainOptions& options, const TrainingData& data,
+                                     const DataDescription& held_out) {
+  check_latents(options, held_out.info, data);
+  if (held_out.text) check_captions(options, held_out.text->info(), data.text->info());
+  const auto& source = std::get<StoredData>(held_out.source);
+  const std::shared_ptr<FeatureStore> store = open_sources(source.stores());
+  check_text_samples(held_out.text_folders, *store);
   std::vector<SampleLane> lanes = split_of(options.validation.share, *store, Split::kHeldOut);
   if (lanes.empty()) lanes = store->sample_lanes();
   return {.samples_of_lane = sizes_of(lanes),
-          .identity = identity_of(options, kiln::identity_of(stored, text_folders)),
-          .batches = [store, text, lanes](BatchOptions batch) {
+          .identity = identity_of(options, kiln::identity_of(source, held_out.text_folders)),
+          .batches = [store, text = held_out.text, lanes](BatchOptions batch) {
             batch.lanes = lanes;
             return store_batches(store, batch, text);
           }};
 }
 
 ValidationData open_validation_images(const TrainOptions& options, const TrainingData& data,
-                                      at::Device device) {
-  const DataOptions own = held_out_options(options.data, options.validation);
-  const std::string& path = own.path;
-  const auto autoencoder = encoder_of(options, data, device);
-  const Pictures pictures = options.validation.share > 0
-                                ? data.pictures
-                                : open_held_out_pictures(own, data.pictures, autoencoder->downsample);
-  if (data.text && !data.captions)
-    fail("train",
-         "--validation-data {} are pictures, and the captions of --data {} lie in a store: run kiln extract "
-         "on them too",
-         path, options.data.path);
-  const auto text = data.captions ? captions_like(*data.captions, *pictures.images, path) : nullptr;
-  EncodedImages encoded = encode_images(options, pictures, autoencoder, text, device, Split::kHeldOut);
-  check_classes(path, pictures.images->class_names(), data);
-  const std::vector<SampleLane> held_out = split_of(options.validation.share, pictures, Split::kHeldOut);
-  return {.samples_of_lane = sizes_of(held_out.empty() ? pictures.lanes->sample_lanes() : held_out),
+                                      const DataDescription& held_out, at::Device device) {
+  std::shared_ptr<const Autoencoder> autoencoder = data.decoder;
+  if (!autoencoder) autoencoder = load_autoencoder("pixels", device, at::kFloat);
+  const Pictures& pictures = held_out.pictures;
+  EncodedImages encoded =
+      encode_images(options, pictures, autoencoder, held_out.captions, device, Split::kHeldOut);
+  const std::vector<SampleLane> lanes = split_of(options.validation.share, pictures, Split::kHeldOut);
+  return {.samples_of_lane = sizes_of(lanes.empty() ? pictures.lanes->sample_lanes() : lanes),
           .identity = identity_of(options, encoded.identity),
           .batches = std::move(encoded.batches),
           .pictures = options.validation.share > 0 ? Pictures() : pictures};
@@ -152,16 +95,11 @@ ValidationData open_validation_images(const TrainOptions& options, const Trainin
 
 ValidationData open_validation_data(const TrainOptions& options, const TrainingData& data,
                                     at::Device device) {
-  const DataOptions own = held_out_options(options.data, options.validation);
-  const std::string& path = own.path;
-  if (options.data.is_synthetic())
-    fail("train", "--validation-data has nothing in common with --data synthetic: leave it out");
-  const DataSource source = source_of(own);
-  if (std::holds_alternative<SyntheticData>(source) || !is_here(own))
-    fail("train", "--validation-data {} does not exist: give a store made by kiln extract, or images", path);
-  ValidationData opened = reads_pictures(source) ? open_validation_images(options, data, device)
-                                                 : open_validation_store(options, data);
-  if (sum_of(opened.samples_of_lane) == 0) fail("train", "--validation-data {} is empty", path);
+  const DataDescription held_out = describe_held_out(data, options.validation);
+  ValidationData opened = reads_pictures(held_out.source)
+                              ? open_validation_images(options, data, held_out, device)
+                              : open_validation_store(options, data, held_out);
+  if (sum_of(opened.samples_of_lane) == 0) fail("train", "{} is empty", name_of_samples(options));
   return opened;
 }
 
@@ -189,7 +127,7 @@ Validation::Validation(const TrainOptions& options, const TrainingData& data, at
   const int64_t num_samples = sum_of(data_.samples_of_lane);
   if (options.validation.images > num_samples)
     fail("train", "--validation-images {} is more than the {} samples of {}", options.validation.images,
-         num_samples, source_of(options));
+         num_samples, name_of_samples(options));
   images_of_lane_ = options.validation.images > 0
                         ? shares_of_lanes(data_.samples_of_lane, options.validation.images)
                         : data_.samples_of_lane;

@@ -310,9 +310,8 @@ TEST_F(Validations, RefusesWhatDoesNotFit) {
   options_.validation.data = folder_ / "nothing";
   EXPECT_THAT(message_of([&] { open(); }), HasSubstr("made by kiln extract"));
   options_.validation.data = folder_ / "held-out";
-  const TrainingData stored = data();
   options_.data.path = "synthetic";
-  EXPECT_THAT(message_of([&] { Validation(options_, stored, at::kCPU); }), HasSubstr("--data synthetic"));
+  EXPECT_THAT(message_of([&] { open(); }), HasSubstr("--data synthetic"));
 }
 
 // --- sample grids of divided weights ---

@@ -180,6 +180,84 @@ DataDescription described(const PictureData& data, const DataAsks& asks) {
   return made;
 }
 
+// --- samples that are held out
+
+const DataOptions& options_in(const DataSource& source) {
+  return std::visit([](const auto& data) -> const DataOptions& { return data.options; }, source);
+}
+
+void require_same_classes(const std::string& path, const std::vector<std::string>& names,
+                          const std::vector<std::string>& trained) {
+  if (names == trained) return;
+  const size_t common = std::min(names.size(), trained.size());
+  const auto differ =
+      std::mismatch(names.begin(), names.begin() + static_cast<int64_t>(common), trained.begin());
+  const auto name_at = [](const std::vector<std::string>& all, int64_t index) {
+    return index < static_cast<int64_t>(all.size()) ? all[static_cast<size_t>(index)] : "none";
+  };
+  const int64_t index = differ.first - names.begin();
+  fail("train",
+       "--validation-data {} has {} classes, --data has {}; class {} is '{}', in --data '{}': make it "
+       "from folders of the same names",
+       path, names.size(), trained.size(), index, name_at(names, index), name_at(trained, index));
+}
+
+DataDescription held_out(const StoredData& data, const DataDescription& like) {
+  const DataOptions& options = data.options;
+  DataDescription made;
+  made.info = read_sources_info(data.stores());
+  if (made.info.image_size != options.image_size)
+    fail("train",
+         "--validation-data {} has {}-pixel images, but --image-size is {}: extract it again with "
+         "--image-size {}",
+         options.path, made.info.image_size, options.image_size, options.image_size);
+  made.class_names = made.info.class_names;
+  require_same_classes(options.path, made.class_names, like.class_names);
+  made.shape = like.shape;
+  made.shape.lanes = made.info.lanes;
+  if (!like.text) return made;
+  made.text_folders =
+      text_folders_of(data, like.asks.model, like.asks.conditioning(like.shape).pads_text);
+  made.text = open_texts(made.text_folders);
+  return made;
+}
+
+// Returns how many pixels make a latent of `like`, along a side.
+int64_t downsample_of(const DataDescription& like, const ValidationOptions& validation) {
+  if (like.autoencoder) return latents_of(like.autoencoder->path).downsample;
+  if (std::holds_alternative<StoredData>(like.source) && like.info.autoencoder != "pixels")
+    fail("train",
+         "--validation-data {} is not a feature store: run kiln extract, or give --autoencoder with that of "
+         "--data, to encode its images at every validation",
+         validation.data);
+  return 1;
+}
+
+DataDescription held_out(const PictureData& data, const DataDescription& like,
+                         const ValidationOptions& validation) {
+  const std::string& path = data.options.path;
+  const int64_t downsample = downsample_of(like, validation);
+  DataDescription made;
+  made.pictures = like.pictures;
+  made.captions = like.captions;
+  if (validation.share == 0) {
+    made.pictures = open_held_out_pictures(data.options, like.pictures, downsample);
+    if (like.captions) made.captions = captions_like(*like.captions, *made.pictures.images, path);
+  }
+  if (like.text && !like.captions)
+    fail("train",
+         "--validation-data {} are pictures, and the captions of --data {} lie in a store: run kiln extract "
+         "on them too",
+         path, options_in(like.source).path);
+  made.text = made.captions;
+  made.class_names = made.pictures.images->class_names();
+  require_same_classes(path, made.class_names, like.class_names);
+  made.shape = like.shape;
+  made.shape.lanes = made.pictures.lanes->latent_lanes();
+  made.autoencoder = like.autoencoder;
+  return made;
+}
+
 }  // namespace
 
 std::unique_ptr<TextEncoder> TextEncoderOutline::build(at::ScalarType dtype) const {
@@ -191,6 +269,22 @@ DataDescription describe(const DataSource& source, const DataAsks& asks) {
   DataDescription made = std::visit([&](const auto& data) { return described(data, asks); }, source);
   made.source = source;
   made.asks = asks;
+  return made;
+}
+
+DataDescription describe_held_out(const DataDescription& like, const ValidationOptions& validation) {
+  if (std::holds_alternative<SyntheticData>(like.source))
+    fail("train", "--validation-data has nothing in common with --data synthetic: leave it out");
+  const DataOptions options = held_out_options(options_in(like.source), validation);
+  const DataSource source = source_of(options);
+  if (std::holds_alternative<SyntheticData>(source) || !is_here(options))
+    fail("train", "--validation-data {} does not exist: give a store made by kiln extract, or images",
+         options.path);
+  const auto* stored = std::get_if<StoredData>(&source);
+  DataDescription made =
+      stored ? held_out(*stored, like) : held_out(std::get<PictureData>(source), like, validation);
+  made.source = source;
+  made.asks = like.asks;
   return made;
 }
 

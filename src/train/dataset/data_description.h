@@ -67,4 +67,9 @@ struct DataDescription {
 // samples without them or with those of another encoder, an encoder that is neither here nor known.
 DataDescription describe(const DataSource& source, const DataAsks& asks);
 
+// Describes the samples to validate on beside those that are trained on, `like`, with its captions' encoder.
+// Whether the same encoders made both only loaded ones tell. Throws Error saying what to do: synthetic data,
+// nothing there, another image size, other classes, no captions, pictures without an autoencoder.
+DataDescription describe_held_out(const DataDescription& like, const ValidationOptions& validation);
+
 }  // namespace kiln
