@@ -148,8 +148,8 @@ void take_foreign_recipe(const CLI::App& command, const TrainArguments& argument
   for (const ForeignRecipe::Setting& setting : recipe.settings) {
     const bool is_overridden =
         is_given(command, setting.option) || (setting.option == "epochs" && has_length);
-    const bool are_features = !options.data.path.empty() && !reads_pictures(source_of(options.data));
-    if (setting.is_of_pictures && are_features) continue;
+    if (setting.is_of_pictures && !options.data.path.empty() && !reads_pictures(source_of(options.data)))
+      continue;
     set_option(is_overridden ? overridden : options, setting.option, setting.value);
     if (is_overridden) continue;
     resolved.given.insert(setting.option);
