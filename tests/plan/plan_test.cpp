@@ -348,6 +348,24 @@ TEST(Plan, PhasesOutsideTheStepAreTraced) {
     }
 }
 
+// A validation perturbs no input, so neither its batches nor its tensors have the noise of a step's.
+TEST(Plan, OnlyStepsHaveNoiseOfInputs) {
+  PlanOptions options = small_plan();
+  options.train.global_batch = 8;
+  options.train.validation.data = "a store";
+  const auto phases_of = [&](double perturbation) {
+    options.train.objective.input_perturbation = perturbation;
+    std::map<std::string, PhasePlan> phases;
+    for (const PhasePlan& phase : make_plan(options).phases) phases[phase.name] = phase;
+    return phases;
+  };
+  auto plain = phases_of(0), perturbed = phases_of(0.1);
+  EXPECT_EQ(perturbed["validation"].live_bytes, plain["validation"].live_bytes);
+  EXPECT_GT(perturbed["steady step"].bytes.host, plain["steady step"].bytes.host);
+  EXPECT_EQ(perturbed["validation"].bytes.host - perturbed["steady step"].bytes.host,
+            plain["validation"].bytes.host - plain["steady step"].bytes.host);
+}
+
 TEST(Plan, AdvisesWithTheOptionToChange) {
   PlanOptions good = small_plan();
   good.train.data.loader_threads = 4;
