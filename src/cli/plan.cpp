@@ -243,9 +243,9 @@ void calibrate_here(const PlanArguments& arguments) {
   if (!(arguments.calibration_s > 0))
     fail("plan", "--calibrate-seconds expects a positive number, got {}", arguments.calibration_s);
   const TrainOptions& train = arguments.options.train;
-  const MachineProfile profile = calibrate(
-      choose_device(train.compute.device), arguments.calibration_s,
-      {.data = train.data.folder(), .offloaded = train.offload.nvme.folder});
+  const MachineProfile profile =
+      calibrate(choose_device(train.compute.device), arguments.calibration_s,
+                {.data = train.data.folder(), .offloaded = train.offload.nvme.folder});
   for (const DiskSpeed& disk : profile.disks)
     fmt::print(stderr, "disk of {} ({}): {} MB/s read{}\n", disk.folder,
                disk.file_system.empty() ? "unknown file system" : disk.file_system,

@@ -199,8 +199,7 @@ RunFolder open_run_folder(const TrainingRun& run, const TrainStateInfo& now, con
   const std::string& out = run.options.out;
   RunFolder folder;
   if (run.is_first()) {
-    if (is_store(out))
-      fail("train", "--out {} is a feature store: give a folder of its own to the run", out);
+    if (is_store(out)) fail("train", "--out {} is a feature store: give a folder of its own to the run", out);
     std::error_code error;
     std::filesystem::create_directories(std::filesystem::path(out) / "checkpoints", error);
     if (error) fail("train", "cannot create --out {}: {}", out, error.message());

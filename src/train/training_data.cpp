@@ -91,12 +91,12 @@ void open_source(const StoredData& source, const TrainOptions& options, at::Devi
   check_text_samples(data.text_folders, *store);
   data.notes = unchecked_notes(source.options.path, info, data.text.get());
   data.identity = identity_of(source, data.text_folders);
-  data.batches = [store, text = data.text,
-                  lanes = split_of(options.validation.share, *store,
-                                   Split::kTraining)](BatchOptions batch_options) {
-    batch_options.lanes = lanes;
-    return store_batches(store, batch_options, text);
-  };
+  data.batches =
+      [store, text = data.text,
+       lanes = split_of(options.validation.share, *store, Split::kTraining)](BatchOptions batch_options) {
+        batch_options.lanes = lanes;
+        return store_batches(store, batch_options, text);
+      };
   data.sources = store->sources();
   data.sample_name = [store](int64_t id) { return store->sample_name(id); };
 }
@@ -109,8 +109,7 @@ void open_source(const PictureData& source, const TrainOptions& options, at::Dev
     data.captions = load_captions(*data.captions, captions_at_once(options), device, compute_dtype);
     data.text = data.captions;
     if (const CaptionEncoder& encoder = *data.captions->encoder(); encoder.is_streamed())
-      data.notes.push_back(
-          fmt::format("{}: in every step", encoder.streaming_text(data.captions->batch())));
+      data.notes.push_back(fmt::format("{}: in every step", encoder.streaming_text(data.captions->batch())));
   }
   EncodedImages encoded =
       encode_images(options, data.pictures, autoencoder, data.captions, device, Split::kTraining);

@@ -17,8 +17,7 @@ namespace {
 void check_latents(const TrainOptions& options, const StoreInfo& info, const TrainingData& data) {
   const ModelRecord::AutoencoderInfo& made_by = data.autoencoder_info;
   if (info.autoencoder == made_by.name && info.autoencoder_fingerprint == made_by.fingerprint &&
-      info.channels == data.shape.channels &&
-      (info.lanes == data.shape.lanes || data.shape.lanes.size() > 1))
+      info.channels == data.shape.channels && (info.lanes == data.shape.lanes || data.shape.lanes.size() > 1))
     return;
   fail("train",
        "--validation-data {} was made by another autoencoder ({} {}, {} x {} latents) than --data ({} "

@@ -145,8 +145,8 @@ PublishedLatents latents_of(const PictureData& data, const DataAsks& asks) {
 // Describes the pictures' captions, if the model takes any.
 void add_captions(const DataOptions& options, const ConditioningShape& told, DataDescription& made) {
   if (told.takes_text()) {
-    made.captions = open_captions(options, *made.pictures.images, made.asks.model, told,
-                                  made.asks.compute_dtype);
+    made.captions =
+        open_captions(options, *made.pictures.images, made.asks.model, told, made.asks.compute_dtype);
     made.text = made.captions;
     const SampledText sampled = sampled_shape(*made.captions);
     made.shape.text = sampled.shape;
@@ -173,8 +173,7 @@ DataDescription described(const PictureData& data, const DataAsks& asks) {
                   .has_image_size = made.pictures.lanes->has_buckets()};
     add_captions(options, told_of(asks, made.shape), made);
   }
-  if (data.are_encoded())
-    made.autoencoder = outline_of(options.autoencoder, options.image_size, made.shape);
+  if (data.are_encoded()) made.autoencoder = outline_of(options.autoencoder, options.image_size, made.shape);
   if (!options.text_encoder.empty() && made.shape.text.width > 0)
     made.text_encoder = outline_of(options, asks, made.shape.text);
   return made;
@@ -216,8 +215,7 @@ DataDescription held_out(const StoredData& data, const DataDescription& like) {
   made.shape = like.shape;
   made.shape.lanes = made.info.lanes;
   if (!like.text) return made;
-  made.text_folders =
-      text_folders_of(data, like.asks.model, like.asks.conditioning(like.shape).pads_text);
+  made.text_folders = text_folders_of(data, like.asks.model, like.asks.conditioning(like.shape).pads_text);
   made.text = open_texts(made.text_folders);
   return made;
 }

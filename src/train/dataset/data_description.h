@@ -25,7 +25,7 @@ struct DataAsks {
   // Returns what the model is told beside the picture on samples of this shape. Captions of the shape are
   // ignored. Throws Error if the model does not take such samples.
   std::function<ConditioningShape(const DataShape&)> conditioning{};
-  bool draws = false;                        // pictures are drawn and decoded
+  bool draws = false;                         // pictures are drawn and decoded
   at::ScalarType compute_dtype = at::kFloat;  // of encoders
 };
 

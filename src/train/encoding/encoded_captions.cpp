@@ -53,9 +53,8 @@ std::shared_ptr<const EncodedText> load_captions(const EncodedText& captions, in
       use == EncoderUse::kEncode ? encoder_room(text, device, /*otherwise=*/{}) : EncoderRoom();
   const auto encoder = std::make_shared<const CaptionEncoder>(
       text.encoder, text.max_tokens, device, compute_dtype, room, use, text.captions.instruction);
-  return std::make_shared<const EncodedText>(captions, encoder,
-                                             encoder->batch_within_room(text.batch, at_once),
-                                             choice_name(compute_dtype));
+  return std::make_shared<const EncodedText>(
+      captions, encoder, encoder->batch_within_room(text.batch, at_once), choice_name(compute_dtype));
 }
 
 std::shared_ptr<const EncodedText> captions_like(const EncodedText& text, const ImageDataset& images,

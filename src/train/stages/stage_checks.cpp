@@ -51,8 +51,7 @@ StageFacts facts_of(const TrainOptions& options) {
     facts.text = read_text_store_info(facts.text_source);
   } else if (data.captions) {
     facts.text_source = options.data.path;
-    facts.text =
-        load_captions(*data.captions, /*at_once=*/1, at::kCPU, at::kFloat, EncoderUse::kIds)->info();
+    facts.text = load_captions(*data.captions, /*at_once=*/1, at::kCPU, at::kFloat, EncoderUse::kIds)->info();
   }
   if (data.pictures.images) {
     const auto made_by = load_autoencoder(options.data.autoencoder, at::kCPU, at::kFloat);
