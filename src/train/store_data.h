@@ -35,8 +35,8 @@ std::optional<std::vector<int64_t>> parts_of_identity(const TrainOptions& option
 std::vector<SampleLane> split_of(double share, const FeatureStore& store, Split split);
 std::vector<SampleLane> split_of(double share, const Pictures& pictures, Split split);
 
-// Opens the pictures to validate on, which are not among those that are trained on, and fits them to the sizes
-// of these. If `trained` is null, as where --data is a store, they are fitted to the square. Throws as
+// Opens the pictures to validate on, which are not among those that are trained on, and fits them to the
+// sizes of these. If `trained` is null, as where --data is a store, they are fitted to the square. Throws as
 // open_pictures() does.
 Pictures open_held_out_pictures(DataOptions data, const Pictures& trained, int64_t downsample);
 // Returns how many samples a validation takes: --validation-images, or all that there are. Throws Error: no
