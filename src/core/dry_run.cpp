@@ -6,9 +6,9 @@ namespace {
 thread_local DryRunDevice current_device = DryRunDevice::kNone;
 }  // namespace
 
-DryRunDevice dry_run_device() { return current_device; }
-
 DryRunScope::DryRunScope(DryRunDevice device) : before_(current_device) { current_device = device; }
 DryRunScope::~DryRunScope() { current_device = before_; }
+
+bool DryRunScope::is_of_gpu() { return current_device == DryRunDevice::kCuda; }
 
 }  // namespace kiln

@@ -1,20 +1,20 @@
-// The device that the meta tensors of a dry run stand for. A dry run walks the real program on meta tensors.
-// Code that allocates differently on CPU and CUDA (fp16 is only stored on a CPU, kernels need scratch) asks
-// here.
+// A dry run walks the real program on meta tensors, which stand for those of a device: computing_device()
+// (core/tensors.h) says which.
 #pragma once
-#include <cstdint>
 
 namespace kiln {
 
 enum class DryRunDevice { kNone, kCpu, kCuda };
-// The device that this thread's dry run stands for; kNone outside a dry run.
-DryRunDevice dry_run_device();
 
+// While one is in scope, this thread's meta tensors stand for those of its device. Otherwise they stand for
+// those of a CPU.
 class DryRunScope {
  public:
   explicit DryRunScope(DryRunDevice device);
   ~DryRunScope();
   DryRunScope(const DryRunScope&) = delete;
+
+  static bool is_of_gpu();  // the innermost of this thread; only computing_device() asks
 
  private:
   DryRunDevice before_;

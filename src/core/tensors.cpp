@@ -5,6 +5,11 @@
 
 namespace kiln {
 
+at::DeviceType computing_device(at::Device device) {
+  if (has_values(device)) return device.type();
+  return DryRunScope::is_of_gpu() ? at::kCUDA : at::kCPU;
+}
+
 at::ScalarType to_scalar_type(Dtype dtype) {
   switch (dtype) {
     case Dtype::kBool:

@@ -6,9 +6,21 @@
 #include <string_view>
 
 #include "core/choices.h"
+#include "core/dry_run.h"
 #include "core/dtype.h"
 
 namespace kiln {
+
+// False in a dry run, whose tensors are on meta: they have shapes and take memory, but hold no values.
+inline bool has_values(at::Device device) { return !device.is_meta(); }
+inline bool has_values(const at::Tensor& tensor) { return !tensor.is_meta(); }
+
+// Returns the kind of device that computes: for meta the one that this thread's dry run stands for.
+at::DeviceType computing_device(at::Device device);
+// Returns the dry run that stands for `device`.
+inline DryRunDevice dry_run_of(at::Device device) {
+  return computing_device(device) == at::kCPU ? DryRunDevice::kCpu : DryRunDevice::kCuda;
+}
 
 at::ScalarType to_scalar_type(Dtype dtype);
 Dtype from_scalar_type(at::ScalarType type);

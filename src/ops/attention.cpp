@@ -8,11 +8,10 @@
 #include <vector>
 
 #include "core/aten.h"
-#include "core/dry_run.h"
 #include "core/error.h"
 #include "core/scratch.h"
 #include "ops/cpu/attention_kernel.h"
-#include "ops/kernel_types.h"
+#include "ops/kernels.h"
 #include "ops/op_mark.h"
 #include "ops/ops.h"
 
@@ -53,7 +52,7 @@ void touch_cuda_scratch(const at::Tensor& qkv) {
 
 at::Tensor meta_attention_backward(const at::Tensor& grad_stored, const at::Tensor& stored,
                                    const AttentionResult& result) {
-  if (dry_run_device() == DryRunDevice::kCuda) {
+  if (computes_on_cuda(stored)) {
     const at::Tensor grads = at::empty_like(stored);  // the gradients of q, k and v, before they are packed
     touch_cuda_scratch(stored);
     return at::empty_like(stored);

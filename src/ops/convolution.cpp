@@ -9,7 +9,7 @@
 #include "core/aten.h"
 #include "core/error.h"
 #include "ops/cpu/onednn_scratch.h"
-#include "ops/kernel_types.h"
+#include "ops/kernels.h"
 #include "ops/ops.h"
 
 namespace kiln::ops {

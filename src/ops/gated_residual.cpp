@@ -5,7 +5,7 @@
 #include "core/tensors.h"
 #include "ops/cpu/kernels.h"
 #include "ops/cuda/launch.h"
-#include "ops/kernel_types.h"
+#include "ops/kernels.h"
 #include "ops/modulation.h"
 #include "ops/op_mark.h"
 #include "ops/ops.h"

@@ -6,7 +6,7 @@
 #include "core/tensors.h"
 #include "ops/cpu/kernels.h"
 #include "ops/cuda/launch.h"
-#include "ops/kernel_types.h"
+#include "ops/kernels.h"
 #include "ops/op_mark.h"
 
 namespace kiln::ops {

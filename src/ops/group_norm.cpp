@@ -8,7 +8,7 @@
 #include "core/error.h"
 #include "core/tensors.h"
 #include "ops/cpu/kernels.h"
-#include "ops/kernel_types.h"
+#include "ops/kernels.h"
 #include "ops/op_mark.h"
 #include "ops/ops.h"
 

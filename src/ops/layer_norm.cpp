@@ -5,7 +5,7 @@
 
 #include "core/aten.h"
 #include "core/error.h"
-#include "ops/kernel_types.h"
+#include "ops/kernels.h"
 #include "ops/op_mark.h"
 #include "ops/ops.h"
 

@@ -6,7 +6,7 @@
 #include "core/aten.h"
 #include "core/error.h"
 #include "ops/fp8.h"
-#include "ops/kernel_types.h"
+#include "ops/kernels.h"
 #include "ops/matrix_products.h"
 #include "ops/ops.h"
 

@@ -5,14 +5,13 @@
 #include <ATen/core/dispatch/Dispatcher.h>
 
 #include "core/aten.h"
-#include "core/dry_run.h"
 #include "core/scratch.h"
 #include "core/tensors.h"
 #include "ops/cpu/kernels.h"
 #include "ops/cpu/onednn_scratch.h"
 #include "ops/cuda/launch.h"
 #include "ops/gelu.h"
-#include "ops/kernel_types.h"
+#include "ops/kernels.h"
 #include "ops/op_mark.h"
 
 namespace kiln::ops {
@@ -124,8 +123,7 @@ namespace {
 // True on a GPU, or in a dry run of one, for dtypes that cuBLASLt's epilogues take. A dry run assumes that
 // the GPU has them.
 bool has_epilogues(const at::Tensor& tensor) {
-  const bool on_gpu = (tensor.is_cuda() && cuda::kernels_compiled()) ||
-                      (tensor.is_meta() && dry_run_device() == DryRunDevice::kCuda);
+  const bool on_gpu = computes_on_cuda(tensor) && has_kernel(tensor);
   return on_gpu && (tensor.scalar_type() == at::kBFloat16 || tensor.scalar_type() == at::kHalf);
 }
 

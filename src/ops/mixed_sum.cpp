@@ -1,7 +1,7 @@
 #include "ops/mixed_sum.h"
 
 #include "core/aten.h"
-#include "ops/kernel_types.h"
+#include "ops/kernels.h"
 
 namespace kiln::ops {
 namespace {

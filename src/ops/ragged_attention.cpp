@@ -7,7 +7,6 @@
 #include <algorithm>
 
 #include "core/aten.h"
-#include "core/dry_run.h"
 #include "core/error.h"
 #include "core/scratch.h"
 #include "core/tensors.h"
@@ -15,7 +14,7 @@
 #include "ops/cpu/kernels.h"
 #include "ops/cuda/launch.h"
 #include "ops/cuda/varlen_attention.h"
-#include "ops/kernel_types.h"
+#include "ops/kernels.h"
 #include "ops/long_attention.h"
 #include "ops/op_mark.h"
 #include "ops/ops.h"
@@ -184,9 +183,8 @@ void check_ragged(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
 // compute capability 8.0.
 AttentionEngine gpu_engine(const at::Tensor& q) {
   constexpr int64_t kToday = 80;
-  const bool is_dry = q.is_meta() && dry_run_device() == DryRunDevice::kCuda;
-  if (q.numel() == 0 || !(q.is_cuda() || is_dry)) return AttentionEngine::kNone;
-  return varlen_engine(q.scalar_type(), q.size(3), is_dry ? kToday : cuda::capability());
+  if (q.numel() == 0 || !computes_on_cuda(q)) return AttentionEngine::kNone;
+  return varlen_engine(q.scalar_type(), q.size(3), q.is_meta() ? kToday : cuda::capability());
 }
 
 }  // namespace
@@ -207,8 +205,7 @@ at::Tensor caption_attention(const at::Tensor& q, const at::Tensor& k, const at:
   const bool has_rows = offsets.front() < offsets.back();
   if (const AttentionEngine engine = gpu_engine(q); engine != AttentionEngine::kNone && has_rows)
     return varlen_attention(q, k, v, offsets, device_offsets, scale, engine);
-  const bool on_cpu = computes_on_cpu(q) || (q.is_meta() && dry_run_device() == DryRunDevice::kNone);
-  if (!on_cpu || !is_kernel_dtype(q.scalar_type()) || q.numel() == 0)
+  if (!has_cpu_kernel(q) || q.numel() == 0)
     return reference::ragged_attention(q, k, v, offsets, scale);
   return prefers_long_attention(q, offsets) ? long_attention(q, k, v, offsets, scale)
                                             : RaggedAttention::apply(q, k, v, offsets, scale);

@@ -3,7 +3,7 @@
 #include <algorithm>
 
 #include "core/aten.h"
-#include "ops/kernel_types.h"
+#include "ops/kernels.h"
 
 namespace kiln {
 

@@ -4,7 +4,7 @@
 #include <utility>
 
 #include "core/aten.h"
-#include "ops/kernel_types.h"
+#include "ops/kernels.h"
 
 namespace kiln {
 

@@ -10,7 +10,7 @@
 #include "models/parts/fused_attention.h"
 #include "models/parts/layers.h"
 #include "models/weights.h"
-#include "ops/kernel_types.h"
+#include "ops/kernels.h"
 #include "ops/ops.h"
 
 namespace kiln {

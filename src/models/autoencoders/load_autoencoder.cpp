@@ -12,11 +12,12 @@
 #include "core/aten.h"
 #include "core/error.h"
 #include "core/json_config.h"
+#include "core/tensors.h"
 #include "models/autoencoders/autoencoder_dc.h"
 #include "models/autoencoders/autoencoder_kl.h"
 #include "models/autoencoders/tiling.h"
 #include "models/weights.h"
-#include "ops/kernel_types.h"
+#include "ops/kernels.h"
 
 namespace kiln {
 namespace {
@@ -170,6 +171,7 @@ std::unique_ptr<Autoencoder> load_autoencoder(const std::string& path, at::Devic
   autoencoder->freeze_weights();
   std::unique_ptr<Autoencoder> on_meta;
   if (tiling.when == Tiling::When::kNoRoom) {
+    const DryRunScope dry_run(dry_run_of(device));
     on_meta = known.build(config, {.device = at::kMeta, .compute_dtype = dtype});
     on_meta->freeze_weights();
   }

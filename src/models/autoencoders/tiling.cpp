@@ -13,8 +13,8 @@
 
 #include "core/allocations.h"
 #include "core/aten.h"
-#include "core/dry_run.h"
 #include "core/error.h"
+#include "core/tensors.h"
 #include "core/units.h"
 
 namespace kiln {
@@ -76,7 +76,7 @@ class TiledAutoencoder : public Autoencoder {
         on_meta_(std::move(on_meta)),
         tiling_(tiling),
         tiles_(tiles_of(*whole_, tiling.side > 0 ? tiling.side : Tiling::kUsualTile)),
-        dry_run_device_(device.is_cpu() ? DryRunDevice::kCpu : DryRunDevice::kCuda) {}
+        device_(device) {}
 
   at::Tensor encode(const at::Tensor& images) const override {
     return run(images, /*scale=*/1, &Autoencoder::encode, encode_tiled);
@@ -119,7 +119,7 @@ class TiledAutoencoder : public Autoencoder {
     const auto known = peaks_.find(key);
     if (known != peaks_.end()) return known->second;
     const at::NoGradGuard no_grad;
-    const DryRunScope dry_run(dry_run_device_);
+    const DryRunScope dry_run(dry_run_of(device_));
     MetaMeter meter;
     const MetaAllocationScope metering(meter);
     (*on_meta_.*
@@ -140,7 +140,7 @@ class TiledAutoencoder : public Autoencoder {
   const std::unique_ptr<Autoencoder> whole_, on_meta_;
   const Tiling tiling_;
   const Tiles tiles_;
-  const DryRunDevice dry_run_device_;
+  const at::Device device_;
   mutable std::map<std::tuple<bool, int64_t, int64_t, int64_t>, int64_t> peaks_;
   mutable bool said_ = false;
 };

@@ -7,7 +7,7 @@
 #include <string>
 
 #include "core/aten.h"
-#include "ops/kernel_types.h"
+#include "ops/kernels.h"
 #include "ops/op_mark.h"
 
 namespace kiln::nn {

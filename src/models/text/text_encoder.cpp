@@ -8,8 +8,8 @@
 
 #include "core/allocations.h"
 #include "core/aten.h"
-#include "core/dry_run.h"
 #include "core/error.h"
+#include "core/tensors.h"
 
 namespace kiln {
 
@@ -74,7 +74,7 @@ TokenRows token_rows_of(const at::Tensor& ids, const at::Tensor& mask, bool keep
 BatchMemory planned_batch(const TextEncoder& encoder, const std::vector<int64_t>& host_offsets,
                           at::Device device) {
   const at::NoGradGuard no_grad;
-  const DryRunScope dry_run(device.is_cpu() ? DryRunDevice::kCpu : DryRunDevice::kCuda);
+  const DryRunScope dry_run(dry_run_of(device));
   MetaMeter meter;
   const MetaAllocationScope metering(meter);
   const TokenRows tokens{

@@ -9,7 +9,7 @@
 #include "core/error.h"
 #include "models/parts/fused_attention.h"
 #include "models/parts/host_values.h"
-#include "ops/kernel_types.h"
+#include "ops/kernels.h"
 #include "ops/ops.h"
 
 namespace kiln::text {

@@ -12,7 +12,7 @@
 #include "core/tensors.h"
 #include "ops/cpu/adamw_8bit.h"
 #include "ops/kernel_args.h"
-#include "ops/kernel_types.h"
+#include "ops/kernels.h"
 #include "ops/op_mark.h"
 
 namespace kiln::ops {

@@ -10,7 +10,7 @@
 #include "core/tensors.h"
 #include "ops/cpu/came.h"
 #include "ops/kernel_args.h"
-#include "ops/kernel_types.h"
+#include "ops/kernels.h"
 #include "ops/op_mark.h"
 
 namespace kiln::ops {

@@ -12,7 +12,7 @@
 #include "core/error.h"
 #include "core/philox.h"
 #include "ops/cuda/launch.h"
-#include "ops/kernel_types.h"
+#include "ops/kernels.h"
 #include "ops/op_mark.h"
 
 namespace kiln::ops {

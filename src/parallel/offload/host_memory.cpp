@@ -3,7 +3,7 @@
 #include <c10/core/impl/VirtualGuardImpl.h>
 
 #include "core/aten.h"
-#include "core/dry_run.h"
+#include "core/tensors.h"
 #include "parallel/offload/pinned_memory.h"
 
 namespace kiln {
@@ -23,9 +23,7 @@ at::Tensor tensor_on(at::DataPtr memory, int64_t size, at::ScalarType dtype) {
 
 }  // namespace
 
-bool has_host_behind(at::Device device) {
-  return device.is_cuda() || (device.is_meta() && dry_run_device() != DryRunDevice::kCpu);
-}
+bool has_host_behind(at::Device device) { return computing_device(device) == at::kCUDA; }
 
 at::Tensor host_zeros(int64_t size, at::ScalarType dtype, at::Device device) {
   if (device.is_meta())

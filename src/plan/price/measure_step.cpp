@@ -9,6 +9,7 @@
 #include <optional>
 
 #include "core/error.h"
+#include "core/tensors.h"
 #include "core/memory_limits.h"
 #include "core/units.h"
 #include "plan/price/price.h"
@@ -52,7 +53,7 @@ int64_t free_memory(at::Device device) {
 // Returns nothing for options that cannot be trained, such as a depth that contradicts the model's config.
 std::optional<StepTrace> try_trace(const TrainOptions& options, const DataShape& data, at::Device device) {
   try {
-    return trace_step(options, data, device.is_cpu() ? DryRunDevice::kCpu : DryRunDevice::kCuda);
+    return trace_step(options, data, dry_run_of(device));
   } catch (const Error&) {
     return std::nullopt;
   }

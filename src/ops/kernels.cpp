@@ -1,0 +1,29 @@
+#include "ops/kernels.h"
+
+#include "core/tensors.h"
+#include "ops/cuda/launch.h"
+
+namespace kiln::ops {
+
+bool is_kernel_dtype(at::ScalarType dtype) {
+  return dtype == at::kFloat || dtype == at::kBFloat16 || dtype == at::kHalf;
+}
+
+bool has_kernel(const at::Tensor& tensor) {
+  const bool on_device =
+      tensor.is_cpu() || tensor.is_meta() || (tensor.is_cuda() && cuda::kernels_compiled());
+  return on_device && is_kernel_dtype(tensor.scalar_type());
+}
+
+bool computes_on_cpu(const at::Tensor& tensor) { return computing_device(tensor.device()) == at::kCPU; }
+bool computes_on_cuda(const at::Tensor& tensor) { return computing_device(tensor.device()) == at::kCUDA; }
+
+bool has_cpu_kernel(const at::Tensor& tensor) {
+  return computes_on_cpu(tensor) && is_kernel_dtype(tensor.scalar_type());
+}
+
+at::ScalarType product_dtype(at::Device device, at::ScalarType dtype) {
+  return computing_device(device) == at::kCPU ? cpu_product_dtype(dtype) : dtype;
+}
+
+}  // namespace kiln::ops
