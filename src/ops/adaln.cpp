@@ -19,9 +19,14 @@ using torch::autograd::variable_list;
 
 constexpr int64_t kAdalnGrainRows = 16;
 
-// Backward does not read shift, which may then be undefined.
-AdalnArgs kernel_args(const at::Tensor& x, const at::Tensor& shift, const at::Tensor& scale, double eps,
-                      const at::Tensor& mean, const at::Tensor& rstd) {
+// The tensors of a norm with input x, and of the branch before it. Backward does not read shift, which may then
+// be undefined. An undefined y means that there is no branch.
+struct NormedRows {
+  const at::Tensor &x, &shift, &scale, &mean, &rstd, &gate, &y;
+};
+
+AdalnArgs args_of(const NormedRows& rows, double eps = 0) {
+  const auto& [x, shift, scale, mean, rstd, gate, y] = rows;
   return {.x = x.const_data_ptr(),
           .x_dtype = from_scalar_type(x.scalar_type()),
           .shift = shift.defined() ? shift.const_data_ptr() : nullptr,
@@ -36,16 +41,34 @@ AdalnArgs kernel_args(const at::Tensor& x, const at::Tensor& shift, const at::Te
           .rstd = rstd.mutable_data_ptr<float>()};
 }
 
-// An undefined y means that there is no branch.
-GatedResidualArgs branch_args(const at::Tensor& gate, const at::Tensor& y) {
-  return y.defined() ? gated_residual_args(gate, y) : GatedResidualArgs{};
+GatedResidualArgs branch_of(const NormedRows& rows) {
+  return rows.y.defined() ? gated_residual_args(rows.gate, rows.y) : GatedResidualArgs{};
+}
+
+// The kernels read `out` and `around`, which may be undefined, and write the others.
+struct NormedRowsGrads {
+  const at::Tensor &out, &around, &x, &shift, &scale, &gate, &y;
+};
+
+AdalnGrads args_of(const NormedRowsGrads& grads) {
+  const auto data = [](const at::Tensor& tensor) {
+    return tensor.defined() ? tensor.mutable_data_ptr() : nullptr;
+  };
+  return {.out = grads.out.const_data_ptr(),
+          .around = grads.around.defined() ? grads.around.const_data_ptr() : nullptr,
+          .x = data(grads.x),
+          .shift = data(grads.shift),
+          .scale = data(grads.scale),
+          .y = data(grads.y),
+          .gate = data(grads.gate)};
 }
 
 // Normalises a few rows right after their residual sum, while that is in the cache.
-void forward_cpu(const AdalnArgs& args, const GatedResidualArgs& branch, const at::Tensor& x_in,
-                 const at::Tensor& x, const at::Tensor& out) {
+void adaln_on_cpu(const NormedRows& rows, double eps, const at::Tensor& x_in, const at::Tensor& out) {
+  const AdalnArgs args = args_of(rows, eps);
+  const GatedResidualArgs branch = branch_of(rows);
   const void* from = x_in.const_data_ptr();
-  void* sums = branch.y == nullptr ? nullptr : x.mutable_data_ptr();
+  void* sums = branch.y == nullptr ? nullptr : rows.x.mutable_data_ptr();
   void* to = out.mutable_data_ptr();
   const Dtype out_dtype = from_scalar_type(out.scalar_type());
   at::parallel_for(0, out.size(0) * out.size(1), kAdalnGrainRows, [&](int64_t begin, int64_t end) {
@@ -57,8 +80,11 @@ void forward_cpu(const AdalnArgs& args, const GatedResidualArgs& branch, const a
   });
 }
 
-void backward_cpu(const AdalnArgs& args, const GatedResidualArgs& branch, const AdalnGrads& grads,
-                  Dtype grad_dtype, const at::Tensor& partials) {
+void adaln_grad_on_cpu(const NormedRows& tensors, const NormedRowsGrads& to, const at::Tensor& partials) {
+  const AdalnArgs args = args_of(tensors);
+  const GatedResidualArgs branch = branch_of(tensors);
+  const AdalnGrads grads = args_of(to);
+  const Dtype grad_dtype = from_scalar_type(to.out.scalar_type());
   const int64_t num_partials = partials.size(2), rows = args.rows_per_batch, width = args.width;
   float* sums = partials.mutable_data_ptr<float>();
   const int64_t plane = partials.stride(0);
@@ -75,7 +101,21 @@ void backward_cpu(const AdalnArgs& args, const GatedResidualArgs& branch, const 
                                  row_end);
     }
   });
+  sum_partials(partials[0], to.shift);
+  sum_partials(partials[1], to.scale);
+  if (branch.y != nullptr) sum_partials(partials[2], to.gate);
 }
+
+constexpr Kernel<decltype(adaln_on_cpu)> kAdaln{
+    .cpu = adaln_on_cpu,
+    .cuda = [](const NormedRows& rows, double eps, const at::Tensor& x_in, const at::Tensor& out) {
+      cuda::adaln(args_of(rows, eps), branch_of(rows), x_in, rows.x, out);
+    }};
+constexpr Kernel<decltype(adaln_grad_on_cpu)> kAdalnGrad{
+    .cpu = adaln_grad_on_cpu,
+    .cuda = [](const NormedRows& rows, const NormedRowsGrads& to, const at::Tensor& partials) {
+      cuda::adaln_grad(args_of(rows), branch_of(rows), args_of(to), to.out, partials, kRowsPerPartial);
+    }};
 
 // Normalises x, or x + gate * y. Returns the norm's input and its result; without a branch the input is x
 // itself.
@@ -97,11 +137,7 @@ struct NormedResidualFunction : torch::autograd::Function<NormedResidualFunction
     has_branch ? mark.outputs(x, out, mean, rstd) : mark.outputs(out, mean, rstd);
     ctx->save_for_backward({x, scale, mean, rstd, gate, y});
     ctx->set_materialize_grads(false);
-    if (!x.is_meta()) {
-      const AdalnArgs args = kernel_args(x, shift, scale, eps, mean, rstd);
-      x.is_cpu() ? forward_cpu(args, branch_args(gate, y), dense, x, out)
-                 : cuda::adaln(args, branch_args(gate, y), dense, x, out);
-    }
+    kAdaln.on(x)({x, shift, scale, mean, rstd, gate, y}, eps, dense, out);
     return {has_branch ? x : x_in, out};
   }
 
@@ -125,36 +161,10 @@ struct NormedResidualFunction : torch::autograd::Function<NormedResidualFunction
     mark.outputs(dx, dshift, dscale, dgate, dy);
     const at::Tensor partials =
         at::empty({y.defined() ? 3 : 2, batch, at::divup(x.size(1), kRowsPerPartial), width}, mean.options());
-    if (!x.is_meta()) {
-      const AdalnArgs args = kernel_args(x, {}, scale, 0, mean, rstd);
-      run_backward(args, branch_args(gate, y), grad, around, {dx, dshift, dscale, dgate, dy}, partials);
-    }
+    const at::Tensor none{};
+    kAdalnGrad.on(x)({x, none, scale, mean, rstd, gate, y}, {grad, around, dx, dshift, dscale, dgate, dy},
+                     partials);
     return {dx, dgate, dy, dshift, dscale, at::Tensor(), at::Tensor()};
-  }
-
-  struct Results {
-    at::Tensor dx, dshift, dscale, dgate, dy;
-  };
-  static void run_backward(const AdalnArgs& args, const GatedResidualArgs& branch, const at::Tensor& grad,
-                           const at::Tensor& around, const Results& to, const at::Tensor& partials) {
-    const auto data = [](const at::Tensor& tensor) {
-      return tensor.defined() ? tensor.mutable_data_ptr() : nullptr;
-    };
-    const AdalnGrads grads{.out = grad.const_data_ptr(),
-                           .around = around.defined() ? around.const_data_ptr() : nullptr,
-                           .x = data(to.dx),
-                           .shift = data(to.dshift),
-                           .scale = data(to.dscale),
-                           .y = data(to.dy),
-                           .gate = data(to.dgate)};
-    if (to.dx.is_cuda()) {
-      cuda::adaln_grad(args, branch, grads, grad, partials, kRowsPerPartial);
-      return;
-    }
-    backward_cpu(args, branch, grads, from_scalar_type(grad.scalar_type()), partials);
-    sum_partials(partials[0], to.dshift);
-    sum_partials(partials[1], to.dscale);
-    if (branch.y != nullptr) sum_partials(partials[2], to.dgate);
   }
 };
 

@@ -18,7 +18,8 @@ using torch::autograd::variable_list;
 
 constexpr int64_t kGatedGrainRows = 16;
 
-void forward_cpu(const GatedResidualArgs& args, const at::Tensor& x, const at::Tensor& out) {
+void gated_on_cpu(const at::Tensor& x, const at::Tensor& gate, const at::Tensor& y, const at::Tensor& out) {
+  const GatedResidualArgs args = gated_residual_args(gate, y);
   const void* from = x.const_data_ptr();
   void* to = out.mutable_data_ptr();
   const Dtype x_dtype = from_scalar_type(x.scalar_type());
@@ -27,8 +28,9 @@ void forward_cpu(const GatedResidualArgs& args, const at::Tensor& x, const at::T
   });
 }
 
-void backward_cpu(const GatedResidualArgs& args, const at::Tensor& grad, const at::Tensor& dy,
-                  const at::Tensor& dgate, const at::Tensor& partials) {
+void gated_grad_on_cpu(const at::Tensor& grad, const at::Tensor& gate, const at::Tensor& y,
+                       const at::Tensor& dy, const at::Tensor& dgate, const at::Tensor& partials) {
+  const GatedResidualArgs args = gated_residual_args(gate, y);
   const int64_t num_partials = partials.size(1), rows = args.rows_per_batch, width = args.width;
   float* gate_sums = partials.mutable_data_ptr<float>();
   const void* g = grad.const_data_ptr();
@@ -45,6 +47,18 @@ void backward_cpu(const GatedResidualArgs& args, const at::Tensor& grad, const a
   sum_partials(partials, dgate);
 }
 
+constexpr Kernel<decltype(gated_on_cpu)> kGated{
+    .cpu = gated_on_cpu,
+    .cuda = [](const at::Tensor& x, const at::Tensor& gate, const at::Tensor& y, const at::Tensor& out) {
+      cuda::gated_residual(gated_residual_args(gate, y), x, out);
+    }};
+constexpr Kernel<decltype(gated_grad_on_cpu)> kGatedGrad{
+    .cpu = gated_grad_on_cpu,
+    .cuda = [](const at::Tensor& grad, const at::Tensor& gate, const at::Tensor& y, const at::Tensor& dy,
+               const at::Tensor& dgate, const at::Tensor& partials) {
+      cuda::gated_residual_grad(gated_residual_args(gate, y), grad, dy, dgate, partials, kRowsPerPartial);
+    }};
+
 class GatedResidual : public torch::autograd::Function<GatedResidual> {
  public:
   static at::Tensor forward(AutogradContext* ctx, const at::Tensor& x_in, const at::Tensor& gate_in,
@@ -54,11 +68,7 @@ class GatedResidual : public torch::autograd::Function<GatedResidual> {
     at::Tensor out = at::empty_like(x);
     mark.outputs(out);
     ctx->save_for_backward({gate, y});
-    if (x.is_cpu()) {
-      forward_cpu(gated_residual_args(gate, y), x, out);
-    } else if (x.is_cuda()) {
-      cuda::gated_residual(gated_residual_args(gate, y), x, out);
-    }
+    kGated.on(x)(x, gate, y, out);
     return out;
   }
 
@@ -73,11 +83,7 @@ class GatedResidual : public torch::autograd::Function<GatedResidual> {
     mark.outputs(dy, dgate);
     const at::Tensor partials =
         at::empty({batch, at::divup(y.size(1), kRowsPerPartial), width}, y.options().dtype(at::kFloat));
-    if (y.is_cpu()) {
-      backward_cpu(gated_residual_args(gate, y), grad, dy, dgate, partials);
-    } else if (y.is_cuda()) {
-      cuda::gated_residual_grad(gated_residual_args(gate, y), grad, dy, dgate, partials, kRowsPerPartial);
-    }
+    kGatedGrad.on(y)(grad, gate, y, dy, dgate, partials);
     return {grads[0], dgate, dy};
   }
 };

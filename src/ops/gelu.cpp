@@ -19,22 +19,7 @@ void check_contiguous(const at::Tensor& in, const at::Tensor& out) {
                         in.scalar_type() == out.scalar_type());
 }
 
-}  // namespace
-
-void gelu_tanh_forward(const at::Tensor& in, at::Tensor& out) {
-  check_contiguous(in, out);
-  OpMark mark("kiln::gelu_tanh", in);
-  mark.outputs(out);
-  if (!has_kernel(in)) {
-    at::gelu_out(out, in, "tanh");
-    return;
-  }
-  if (in.is_cuda() && in.numel() > 0) {
-    cuda::gelu_tanh(in, out);
-  }
-  if (!in.is_cpu()) {
-    return;
-  }
+void gelu_on_cpu(const at::Tensor& in, const at::Tensor& out) {
   const Dtype dtype = from_scalar_type(in.scalar_type());
   const size_t size = dtype_size(dtype);
   const char* from = static_cast<const char*>(in.const_data_ptr());
@@ -44,21 +29,7 @@ void gelu_tanh_forward(const at::Tensor& in, at::Tensor& out) {
   });
 }
 
-void gelu_tanh_backward(const at::Tensor& grad, const at::Tensor& in, at::Tensor& grad_in) {
-  check_contiguous(grad, in);
-  check_contiguous(in, grad_in);
-  OpMark mark("kiln::gelu_tanh_backward", grad, in);
-  mark.outputs(grad_in);
-  if (!has_kernel(in)) {
-    at::gelu_backward_out(grad_in, grad, in, "tanh");
-    return;
-  }
-  if (in.is_cuda() && in.numel() > 0) {
-    cuda::gelu_tanh_grad(grad, in, grad_in);
-  }
-  if (!in.is_cpu()) {
-    return;
-  }
+void gelu_grad_on_cpu(const at::Tensor& grad, const at::Tensor& in, const at::Tensor& grad_in) {
   const Dtype dtype = from_scalar_type(in.scalar_type());
   const size_t size = dtype_size(dtype);
   const char* g = static_cast<const char*>(grad.const_data_ptr());
@@ -67,6 +38,32 @@ void gelu_tanh_backward(const at::Tensor& grad, const at::Tensor& in, at::Tensor
   at::parallel_for(0, in.numel(), kGeluGrain, [&](int64_t begin, int64_t end) {
     cpu::gelu_tanh_grad(dtype, g + begin * size, from + begin * size, to + begin * size, end - begin);
   });
+}
+
+constexpr Kernel<decltype(gelu_on_cpu)> kGelu{.cpu = gelu_on_cpu, .cuda = cuda::gelu_tanh};
+constexpr Kernel<decltype(gelu_grad_on_cpu)> kGeluGrad{.cpu = gelu_grad_on_cpu, .cuda = cuda::gelu_tanh_grad};
+
+}  // namespace
+
+void gelu_tanh_forward(const at::Tensor& in, at::Tensor& out) {
+  check_contiguous(in, out);
+  OpMark mark("kiln::gelu_tanh", in);
+  mark.outputs(out);
+  if (!has_kernel(in))
+    at::gelu_out(out, in, "tanh");
+  else if (in.numel() > 0)
+    kGelu.on(in)(in, out);
+}
+
+void gelu_tanh_backward(const at::Tensor& grad, const at::Tensor& in, at::Tensor& grad_in) {
+  check_contiguous(grad, in);
+  check_contiguous(in, grad_in);
+  OpMark mark("kiln::gelu_tanh_backward", grad, in);
+  mark.outputs(grad_in);
+  if (!has_kernel(in))
+    at::gelu_backward_out(grad_in, grad, in, "tanh");
+  else if (in.numel() > 0)
+    kGeluGrad.on(in)(grad, in, grad_in);
 }
 
 }  // namespace kiln::ops

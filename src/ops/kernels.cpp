@@ -1,6 +1,5 @@
 #include "ops/kernels.h"
 
-#include "core/tensors.h"
 #include "ops/cuda/launch.h"
 
 namespace kiln::ops {
@@ -10,9 +9,7 @@ bool is_kernel_dtype(at::ScalarType dtype) {
 }
 
 bool has_kernel(const at::Tensor& tensor) {
-  const bool on_device =
-      tensor.is_cpu() || tensor.is_meta() || (tensor.is_cuda() && cuda::kernels_compiled());
-  return on_device && is_kernel_dtype(tensor.scalar_type());
+  return is_kernel_dtype(tensor.scalar_type()) && (!tensor.is_cuda() || cuda::kernels_compiled());
 }
 
 bool computes_on_cpu(const at::Tensor& tensor) { return computing_device(tensor.device()) == at::kCPU; }

@@ -1,27 +1,52 @@
-// The tensors that the hand-written kernels take.
+// What the devices do inside the operations, and the one place that chooses among them. An operation has its
+// contract, its memory, its autograd node and its mark, each written once. What fills the memory is a row of
+// functions, one for each device: kRow.on(x)(...). In a dry run tensors are on meta and stand for those of a
+// device. A planned device computes nothing; what kernels and libraries allocate there beside the operation's
+// memory stands in ops/planned/.
 #pragma once
 #include <ATen/core/Tensor.h>
 
+#include "core/tensors.h"
+
 namespace kiln::ops {
 
-// True for f32, bf16 or fp16 on the CPU, on meta, or on CUDA where the kernels are compiled in. On meta a
-// kernel's wrapper allocates as it would elsewhere and computes nothing. Any other tensor takes the composed
-// way.
+// A planned kernel that allocates nothing.
+template <class Result, class... Args>
+Result nothing(Args...) {
+  return Result();
+}
+
+// A row. Null: the device has no such kernel, and the operation is composed of ATen's.
+template <class Function>
+struct Kernel {
+  static constexpr Function* kNothing = nothing;
+
+  Function* cpu = nullptr;
+  Function* cuda = nullptr;
+  Function* planned_cpu = cpu ? kNothing : nullptr;
+  Function* planned_cuda = cuda ? kNothing : nullptr;
+
+  // Takes nanoseconds.
+  Function* on(at::Device device) const {
+    const bool on_gpu = computing_device(device) == at::kCUDA;
+    if (device.is_meta()) return on_gpu ? planned_cuda : planned_cpu;
+    return on_gpu ? cuda : cpu;
+  }
+  Function* on(const at::Tensor& tensor) const { return on(tensor.device()); }
+};
+
+// True for f32, bf16 or fp16, which the kernels take.
+bool is_kernel_dtype(at::ScalarType dtype);
+// True for f32, bf16 or fp16 on any device, but on CUDA only where the kernels are compiled in.
 bool has_kernel(const at::Tensor& tensor);
+// True for f32, bf16 or fp16 on a CPU, or on meta but for a dry run of a GPU: what has a kernel there alone.
+bool has_cpu_kernel(const at::Tensor& tensor);
 
 // True on a CPU, or on meta in a dry run that stands for one.
 bool computes_on_cpu(const at::Tensor& tensor);
 // True on a GPU, or on meta in a dry run that stands for one.
 bool computes_on_cuda(const at::Tensor& tensor);
-
-// True for f32, bf16 or fp16 on a CPU, or on meta but for a dry run of a GPU: what has a kernel there alone.
-bool has_cpu_kernel(const at::Tensor& tensor);
-
-// Returns the dtype in which products of `dtype` are computed on a device, or on meta in a dry run of it:
-// cpu_product_dtype() on a CPU.
+// Returns the dtype in which a device computes products of `dtype`: cpu_product_dtype() on a CPU.
 at::ScalarType product_dtype(at::Device device, at::ScalarType dtype);
-
-// True for f32, bf16 or fp16.
-bool is_kernel_dtype(at::ScalarType dtype);
 
 }  // namespace kiln::ops
