@@ -4,8 +4,10 @@
 
 #include "core/aten.h"
 #include "core/error.h"
+#include "ops/kernels.h"
 #include "ops/op_mark.h"
 #include "ops/ops.h"
+#include "ops/planned/planned.h"
 
 namespace kiln::ops {
 namespace {
@@ -17,20 +19,22 @@ at::ScalarType result_dtype(const at::Tensor& table) {
   return at::promote_types(table.scalar_type(), at::kFloat);
 }
 
+at::Tensor aten_embedding(const at::Tensor& table, const at::Tensor& ids) { return at::embedding(table, ids); }
+
+at::Tensor aten_embedding_backward(const at::Tensor& grad, const at::Tensor& ids, int64_t num_rows) {
+  return at::embedding_dense_backward(grad, ids, num_rows, /*padding_idx=*/-1, /*scale_grad_by_freq=*/false);
+}
+
+constexpr auto kEmbedding = on_all(aten_embedding, planned::embedding);
+constexpr auto kEmbeddingGrad = on_all(aten_embedding_backward, planned::embedding_backward);
+
 struct Embedding : torch::autograd::Function<Embedding> {
   static at::Tensor forward(AutogradContext* ctx, const at::Tensor& table, const at::Tensor& ids) {
     OpMark mark("kiln::embedding_rows", ids);
     ctx->save_for_backward({ids});
     ctx->saved_data["num_rows"] = table.size(0);
     ctx->saved_data["dtype"] = static_cast<int64_t>(table.scalar_type());
-    if (table.is_meta()) {  // outside of Python ATen has no Meta kernel for it
-      std::vector<int64_t> shape = ids.sizes().vec();
-      shape.push_back(table.size(1));
-      at::Tensor rows = at::empty(shape, table.options()).to(result_dtype(table));
-      mark.outputs(rows);
-      return rows;
-    }
-    at::Tensor rows = at::embedding(table, ids).to(result_dtype(table));
+    at::Tensor rows = kEmbedding.on(table)(table, ids).to(result_dtype(table));
     mark.outputs(rows);
     return rows;
   }
@@ -40,11 +44,7 @@ struct Embedding : torch::autograd::Function<Embedding> {
     const int64_t num_rows = ctx->saved_data["num_rows"].toInt();
     const auto dtype = static_cast<at::ScalarType>(ctx->saved_data["dtype"].toInt());
     OpMark mark("kiln::embedding_rows_backward", grad, ids);
-    const at::Tensor grad_table = grad.is_meta()
-                                      ? at::empty({num_rows, grad.size(-1)}, grad.options()).to(dtype)
-                                      : at::embedding_dense_backward(grad, ids, num_rows, /*padding_idx=*/-1,
-                                                                     /*scale_grad_by_freq=*/false)
-                                            .to(dtype);
+    const at::Tensor grad_table = kEmbeddingGrad.on(grad)(grad, ids, num_rows).to(dtype);
     mark.outputs(grad_table);
     return {grad_table, at::Tensor()};
   }

@@ -2,7 +2,6 @@
 #include <torch/csrc/autograd/custom_function.h>
 
 #include <cmath>
-#include <tuple>
 
 #include "core/aten.h"
 #include "core/error.h"
@@ -11,6 +10,7 @@
 #include "ops/kernels.h"
 #include "ops/op_mark.h"
 #include "ops/ops.h"
+#include "ops/planned/planned.h"
 
 namespace kiln::ops {
 namespace {
@@ -104,6 +104,14 @@ void forward_channels_last(const at::Tensor& x, const Affine& affine, const at::
   });
 }
 
+void group_norm_on_cpu(const at::Tensor& x, const Affine& affine, const at::Tensor& out) {
+  x.is_contiguous() ? forward_contiguous(x, affine, out) : forward_channels_last(x, affine, out);
+}
+
+constexpr Kernel<decltype(group_norm_on_cpu)> kGroupNorm{.cpu = group_norm_on_cpu};
+constexpr auto kNormalised = on_all(at::native_group_norm, planned::native_group_norm);
+constexpr auto kNormalisedGrad = on_all(at::native_group_norm_backward, planned::native_group_norm_backward);
+
 // The format in which the kernels take x and its gradient. ATen's for CUDA reads contiguous tensors only.
 at::MemoryFormat kernel_format(const at::Tensor& x) {
   return computes_on_cuda(x) ? at::MemoryFormat::Contiguous : x.suggest_memory_format();
@@ -116,24 +124,20 @@ at::ScalarType affine_dtype(const at::Tensor& x) {
 }
 
 // The results of ATen's own group norm for the same input: the output before SiLU in x's dtype, and mean and
-// reciprocal deviation (B, groups). On meta they are only allocated.
+// reciprocal deviation (B, groups).
 struct Normalised {
   at::Tensor y, mean, rstd;
 };
 
 // x is in kernel_format().
 Normalised normalised(const at::Tensor& x, const Affine& affine) {
-  if (x.is_meta()) {
-    const auto statistics = x.options().dtype(affine_dtype(x));
-    return {at::empty_like(x), at::empty({x.size(0), affine.num_groups}, statistics),
-            at::empty({x.size(0), affine.num_groups}, statistics)};
-  }
-  auto [y, mean, rstd] = at::native_group_norm(x, affine.weight, affine.bias, x.size(0), x.size(1),
-                                               x.size(2) * x.size(3), affine.num_groups, affine.eps);
+  auto [y, mean, rstd] = kNormalised.on(x)(x, affine.weight, affine.bias, x.size(0), x.size(1),
+                                           x.size(2) * x.size(3), affine.num_groups, affine.eps);
   return {y, mean, rstd};
 }
 
-at::Tensor forward_cuda(const at::Tensor& x, const Affine& affine) {
+// For devices without a kernel.
+at::Tensor composed_forward(const at::Tensor& x, const Affine& affine) {
   at::Tensor y = normalised(x.contiguous(kernel_format(x)), affine).y;
   if (affine.silu) at::silu_(y);
   return y.contiguous(x.suggest_memory_format());
@@ -150,10 +154,10 @@ class GroupNormSilu : public torch::autograd::Function<GroupNormSilu> {
     ctx->saved_data["eps"] = eps;
     ctx->saved_data["silu"] = silu;
     const Affine affine = affine_of(ctx, x, weight, bias);
-    if (computes_on_cuda(x)) return forward_cuda(x, affine);
+    const auto kernel = kGroupNorm.on(x);
+    if (!kernel) return composed_forward(x, affine);
     at::Tensor out = at::empty_like(x);
-    if (!x.is_meta())
-      x.is_contiguous() ? forward_contiguous(x, affine, out) : forward_channels_last(x, affine, out);
+    kernel(x, affine, out);
     return out;
   }
 
@@ -167,18 +171,11 @@ class GroupNormSilu : public torch::autograd::Function<GroupNormSilu> {
     const Normalised forward = normalised(x, affine);
     at::Tensor grad = grads[0].to(x.scalar_type()).contiguous(kernel_format(x_in));
     if (affine.silu) grad = at::silu_backward(grad, forward.y);
-    at::Tensor grad_x, grad_weight, grad_bias;
     const std::array<bool, 3> wanted = {ctx->needs_input_grad(0), ctx->needs_input_grad(1),
                                         ctx->needs_input_grad(2)};  // indices count tensor arguments only
-    if (x.is_meta()) {
-      if (wanted[0]) grad_x = at::empty_like(x);
-      if (wanted[1]) grad_weight = at::empty_like(affine.weight);
-      if (wanted[2]) grad_bias = at::empty_like(affine.bias);
-    } else {
-      std::tie(grad_x, grad_weight, grad_bias) =
-          at::native_group_norm_backward(grad, x, forward.mean, forward.rstd, affine.weight, x.size(0),
-                                         x.size(1), x.size(2) * x.size(3), affine.num_groups, wanted);
-    }
+    auto [grad_x, grad_weight, grad_bias] =
+        kNormalisedGrad.on(x)(grad, x, forward.mean, forward.rstd, affine.weight, x.size(0), x.size(1),
+                              x.size(2) * x.size(3), affine.num_groups, wanted);
     if (wanted[0]) grad_x = grad_x.contiguous(x_in.suggest_memory_format());
     if (wanted[1]) grad_weight = grad_weight.to(weight.scalar_type());
     if (wanted[2]) grad_bias = grad_bias.to(bias.scalar_type());

@@ -35,6 +35,12 @@ struct Kernel {
   Function* on(const at::Tensor& tensor) const { return on(tensor.device()); }
 };
 
+// Returns the row of a function that is one on a CPU and on a GPU, and `planned` on both planned devices.
+template <class Function>
+constexpr Kernel<Function> on_all(Function* real, Function* planned) {
+  return {.cpu = real, .cuda = real, .planned_cpu = planned, .planned_cuda = planned};
+}
+
 // True for f32, bf16 or fp16, which the kernels take.
 bool is_kernel_dtype(at::ScalarType dtype);
 // True for f32, bf16 or fp16 on any device, but on CUDA only where the kernels are compiled in.

@@ -1,13 +1,12 @@
 #include <fmt/ranges.h>
 #include <torch/csrc/autograd/custom_function.h>
 
-#include <tuple>
-
 #include "core/aten.h"
 #include "core/error.h"
 #include "ops/kernels.h"
 #include "ops/op_mark.h"
 #include "ops/ops.h"
+#include "ops/planned/planned.h"
 
 namespace kiln::ops {
 namespace {
@@ -29,20 +28,15 @@ struct LayerNormInputs {
 };
 
 // Returns the output in the dtype of x, and mean and reciprocal deviation in f32.
-std::tuple<at::Tensor, at::Tensor, at::Tensor> normalised(const LayerNormInputs& in, double eps) {
-  if (!in.x.is_meta()) return at::native_layer_norm(in.x, {in.x.size(-1)}, in.weight, in.bias, eps);
-  std::vector<int64_t> rows = in.x.sizes().vec();
-  rows.back() = 1;
-  const auto f32 = in.x.options().dtype(at::kFloat);
-  return {at::empty_like(in.x), at::empty(rows, f32), at::empty(rows, f32)};
-}
+constexpr auto kLayerNorm = on_all(at::native_layer_norm, planned::native_layer_norm);
+constexpr auto kLayerNormGrad = on_all(at::native_layer_norm_backward, planned::native_layer_norm_backward);
 
 struct LayerNorm : torch::autograd::Function<LayerNorm> {
   static at::Tensor forward(AutogradContext* ctx, const at::Tensor& x_in, const at::Tensor& weight_in,
                             const at::Tensor& bias_in, double eps, int64_t out_dtype) {
     const LayerNormInputs in(x_in, weight_in, bias_in);
     OpMark mark("kiln::layer_norm", in.x, in.weight, in.bias);
-    auto [out, mean, rstd] = normalised(in, eps);
+    auto [out, mean, rstd] = kLayerNorm.on(in.x)(in.x, {in.x.size(-1)}, in.weight, in.bias, eps);
     mark.outputs(out);
     ctx->save_for_backward({in.x, in.weight, in.bias, mean, rstd});
     ctx->saved_data["weight_dtype"] = static_cast<int64_t>(weight_in.scalar_type());
@@ -56,15 +50,8 @@ struct LayerNorm : torch::autograd::Function<LayerNorm> {
     OpMark mark("kiln::layer_norm_backward", grad, x, weight);
     const std::array<bool, 3> wanted = {ctx->needs_input_grad(0), ctx->needs_input_grad(1),
                                         ctx->needs_input_grad(2)};
-    at::Tensor grad_x, grad_weight, grad_bias;
-    if (x.is_meta()) {
-      if (wanted[0]) grad_x = at::empty_like(x);
-      if (wanted[1]) grad_weight = at::empty_like(weight);
-      if (wanted[2]) grad_bias = at::empty_like(bias);
-    } else {
-      std::tie(grad_x, grad_weight, grad_bias) =
-          at::native_layer_norm_backward(grad, x, {x.size(-1)}, mean, rstd, weight, bias, wanted);
-    }
+    auto [grad_x, grad_weight, grad_bias] =
+        kLayerNormGrad.on(x)(grad, x, {x.size(-1)}, mean, rstd, weight, bias, wanted);
     mark.outputs(grad_x, grad_weight, grad_bias);
     const auto dtype = static_cast<at::ScalarType>(ctx->saved_data["weight_dtype"].toInt());
     for (at::Tensor* grad_affine : {&grad_weight, &grad_bias})

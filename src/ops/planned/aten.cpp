@@ -1,0 +1,51 @@
+// ATen's functions in dry runs.
+#include "core/aten.h"
+#include "ops/planned/planned.h"
+
+namespace kiln::ops::planned {
+namespace {
+
+at::Tensor like_if(bool wanted, const at::Tensor& tensor) {
+  return wanted ? at::empty_like(tensor) : at::Tensor();
+}
+
+}  // namespace
+
+Tensors3 native_group_norm(const at::Tensor& x, const MaybeTensor& weight, const MaybeTensor&, int64_t batch,
+                           int64_t, int64_t, int64_t num_groups, double) {
+  const auto statistics = x.options().dtype(weight->scalar_type());
+  return {at::empty_like(x), at::empty({batch, num_groups}, statistics),
+          at::empty({batch, num_groups}, statistics)};
+}
+
+Tensors3 native_group_norm_backward(const at::Tensor&, const at::Tensor& x, const at::Tensor&,
+                                    const at::Tensor&, const MaybeTensor& weight, int64_t, int64_t, int64_t,
+                                    int64_t, std::array<bool, 3> wanted) {
+  return {like_if(wanted[0], x), like_if(wanted[1], *weight), like_if(wanted[2], *weight)};
+}
+
+Tensors3 native_layer_norm(const at::Tensor& x, at::IntArrayRef, const MaybeTensor&, const MaybeTensor&,
+                           double) {
+  std::vector<int64_t> rows = x.sizes().vec();
+  rows.back() = 1;
+  const auto f32 = x.options().dtype(at::kFloat);
+  return {at::empty_like(x), at::empty(rows, f32), at::empty(rows, f32)};
+}
+
+Tensors3 native_layer_norm_backward(const at::Tensor&, const at::Tensor& x, at::IntArrayRef,
+                                    const at::Tensor&, const at::Tensor&, const MaybeTensor& weight,
+                                    const MaybeTensor& bias, std::array<bool, 3> wanted) {
+  return {like_if(wanted[0], x), like_if(wanted[1], *weight), like_if(wanted[2], *bias)};
+}
+
+at::Tensor embedding(const at::Tensor& table, const at::Tensor& ids) {
+  std::vector<int64_t> shape = ids.sizes().vec();
+  shape.push_back(table.size(1));
+  return at::empty(shape, table.options());
+}
+
+at::Tensor embedding_backward(const at::Tensor& grad, const at::Tensor&, int64_t num_rows) {
+  return at::empty({num_rows, grad.size(-1)}, grad.options());
+}
+
+}  // namespace kiln::ops::planned

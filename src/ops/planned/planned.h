@@ -1,0 +1,30 @@
+// What planned devices allocate where a real one computes: results that only the kernel makes, and the scratch
+// that kernels and libraries take beside the operation's memory. Arguments are those of the kernels.
+#pragma once
+#include <ATen/core/Tensor.h>
+
+#include <array>
+#include <optional>
+#include <tuple>
+
+namespace kiln::ops::planned {
+
+using MaybeTensor = std::optional<at::Tensor>;
+using Tensors3 = std::tuple<at::Tensor, at::Tensor, at::Tensor>;
+
+// For ATen's functions without a kernel of meta.
+Tensors3 native_group_norm(const at::Tensor& x, const MaybeTensor& weight, const MaybeTensor& bias,
+                           int64_t batch, int64_t channels, int64_t pixels, int64_t num_groups, double eps);
+Tensors3 native_group_norm_backward(const at::Tensor& grad, const at::Tensor& x, const at::Tensor& mean,
+                                    const at::Tensor& rstd, const MaybeTensor& weight, int64_t batch,
+                                    int64_t channels, int64_t pixels, int64_t num_groups,
+                                    std::array<bool, 3> wanted);
+Tensors3 native_layer_norm(const at::Tensor& x, at::IntArrayRef shape, const MaybeTensor& weight,
+                           const MaybeTensor& bias, double eps);
+Tensors3 native_layer_norm_backward(const at::Tensor& grad, const at::Tensor& x, at::IntArrayRef shape,
+                                    const at::Tensor& mean, const at::Tensor& rstd, const MaybeTensor& weight,
+                                    const MaybeTensor& bias, std::array<bool, 3> wanted);
+at::Tensor embedding(const at::Tensor& table, const at::Tensor& ids);
+at::Tensor embedding_backward(const at::Tensor& grad, const at::Tensor& ids, int64_t num_rows);
+
+}  // namespace kiln::ops::planned
