@@ -2,7 +2,6 @@
 #include <ATen/core/grad_mode.h>
 
 #include <cmath>
-#include <utility>
 
 #include "core/aten.h"
 #include "core/error.h"
@@ -72,6 +71,58 @@ void check_arguments(const at::Tensor& master, const at::Tensor& grad, const at:
   }
 }
 
+struct AdamWTensors {
+  const at::Tensor &master, &grad, &exp_avg, &exp_avg_sq;
+  const std::vector<EmaSlice>& emas;
+  const at::Tensor* compute_weights;  // or null
+};
+
+// The memory of the tensors.
+struct AdamwMemory {
+  std::vector<float*> emas;
+  std::vector<float> ema_steps;
+  AdamwElements elements;
+
+  AdamwMemory(const AdamWTensors& tensors, const float* device_scale) {
+    for (const EmaSlice& ema : tensors.emas) {
+      emas.push_back(ema.weights.mutable_data_ptr<float>());
+      ema_steps.push_back(static_cast<float>(1 - ema.decay));
+    }
+    const at::Tensor* compute = tensors.compute_weights;
+    elements = {.master = tensors.master.mutable_data_ptr<float>(),
+                .grad = tensors.grad.const_data_ptr(),
+                .grad_dtype = from_scalar_type(tensors.grad.scalar_type()),
+                .exp_avg = tensors.exp_avg.mutable_data_ptr<float>(),
+                .exp_avg_sq = tensors.exp_avg_sq.mutable_data_ptr<float>(),
+                .compute_weights = compute ? compute->mutable_data_ptr() : nullptr,
+                .compute_dtype = compute ? from_scalar_type(compute->scalar_type()) : Dtype::kF32,
+                .emas = emas.data(),
+                .ema_steps = ema_steps.data(),
+                .num_emas = emas.size(),
+                .device_scale = device_scale};
+  }
+};
+
+void adamw_on_cpu(const AdamWTensors& tensors, const AdamWStep& options) {
+  AdamwFactors factors = step_factors(options);
+  if (options.device_scale.defined()) {
+    factors.grad_scale = options.device_scale.item<float>();
+    if (std::isnan(factors.grad_scale)) return;
+  }
+  const AdamwMemory memory(tensors, /*device_scale=*/nullptr);
+  at::parallel_for(0, tensors.master.numel(), kAdamwGrain, [&](int64_t begin, int64_t end) {
+    cpu::adamw(memory.elements, factors, begin, end);
+  });
+}
+
+void adamw_on_cuda(const AdamWTensors& tensors, const AdamWStep& options) {
+  const at::Tensor& scale = options.device_scale;
+  const AdamwMemory memory(tensors, scale.defined() ? scale.const_data_ptr<float>() : nullptr);
+  cuda::adamw(memory.elements, step_factors(options), tensors.master);
+}
+
+constexpr Kernel<decltype(adamw_on_cpu)> kAdamw{.cpu = adamw_on_cpu, .cuda = adamw_on_cuda};
+
 }  // namespace
 
 AdamwFactors step_factors(const AdamWStep& o) {
@@ -88,51 +139,15 @@ AdamwFactors step_factors(const AdamWStep& o) {
 void adamw_ema_step_(at::Tensor& master, const at::Tensor& grad, at::Tensor& exp_avg, at::Tensor& exp_avg_sq,
                      std::vector<EmaSlice>& emas, at::Tensor* compute_weights, const AdamWStep& options) {
   check_arguments(master, grad, exp_avg, exp_avg_sq, emas, compute_weights, options);
-  if (options.device_scale.defined() && master.is_cpu()) {
-    AdamWStep scaled = options;
-    scaled.grad_scale = std::exchange(scaled.device_scale, {}).item<float>();
-    if (!std::isnan(scaled.grad_scale))
-      adamw_ema_step_(master, grad, exp_avg, exp_avg_sq, emas, compute_weights, scaled);
-    return;
-  }
   OpMark mark("kiln::adamw_ema_step_", master, grad, exp_avg, exp_avg_sq, emas);
   mark.outputs(master, exp_avg, exp_avg_sq, emas, compute_weights ? *compute_weights : at::Tensor());
-  if (master.is_meta() || master.numel() == 0) {
+  if (master.numel() == 0) return;
+  if (has_kernel(master)) {
+    kAdamw.on(master)({master, grad, exp_avg, exp_avg_sq, emas, compute_weights}, options);
     return;
   }
-  if (!has_kernel(master)) {
-    TORCH_INTERNAL_ASSERT(!options.device_scale.defined());
-    reference::adamw_ema_step_(master, grad, exp_avg, exp_avg_sq, emas, compute_weights, options);
-    return;
-  }
-  std::vector<float*> ema_weights;
-  std::vector<float> ema_steps;
-  for (const EmaSlice& ema : emas) {
-    ema_weights.push_back(ema.weights.mutable_data_ptr<float>());
-    ema_steps.push_back(static_cast<float>(1 - ema.decay));
-  }
-  const AdamwElements elements = {
-      .master = master.mutable_data_ptr<float>(),
-      .grad = grad.const_data_ptr(),
-      .grad_dtype = from_scalar_type(grad.scalar_type()),
-      .exp_avg = exp_avg.mutable_data_ptr<float>(),
-      .exp_avg_sq = exp_avg_sq.mutable_data_ptr<float>(),
-      .compute_weights = compute_weights == nullptr ? nullptr : compute_weights->mutable_data_ptr(),
-      .compute_dtype =
-          compute_weights == nullptr ? Dtype::kF32 : from_scalar_type(compute_weights->scalar_type()),
-      .emas = ema_weights.data(),
-      .ema_steps = ema_steps.data(),
-      .num_emas = ema_weights.size(),
-      .device_scale = master.is_cuda() && options.device_scale.defined()
-                          ? options.device_scale.const_data_ptr<float>()
-                          : nullptr};
-  const AdamwFactors factors = step_factors(options);
-  if (master.is_cuda()) {
-    cuda::adamw(elements, factors, master);
-    return;
-  }
-  at::parallel_for(0, master.numel(), kAdamwGrain,
-                   [&](int64_t begin, int64_t end) { cpu::adamw(elements, factors, begin, end); });
+  TORCH_INTERNAL_ASSERT(!options.device_scale.defined());
+  reference::adamw_ema_step_(master, grad, exp_avg, exp_avg_sq, emas, compute_weights, options);
 }
 
 namespace reference {

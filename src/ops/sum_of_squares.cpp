@@ -27,7 +27,7 @@ double tree_sum(std::vector<double>& values) {
   return values.empty() ? 0 : values[0];
 }
 
-double sum_cpu(const at::Tensor& flat) {
+void sum_on_cpu(const at::Tensor& flat, const at::Tensor& sum) {
   const Dtype dtype = from_scalar_type(flat.scalar_type());
   const size_t block_bytes = kBlock * dtype_size(dtype);
   const char* from = static_cast<const char*>(flat.const_data_ptr());
@@ -38,30 +38,33 @@ double sum_cpu(const at::Tensor& flat) {
           cpu::sum_of_squares(dtype, from + i * block_bytes, std::min(kBlock, flat.numel() - i * kBlock));
     }
   });
-  return tree_sum(blocks);
+  *sum.mutable_data_ptr<double>() = tree_sum(blocks);
 }
+
+constexpr Kernel<decltype(sum_on_cpu)> kSum{.cpu = sum_on_cpu, .cuda = cuda::sum_of_squares};
+constexpr Kernel<decltype(cuda::step_scale)> kStepScale{
+    .cuda = cuda::step_scale, .planned_cpu = nothing};  // what a CPU composes here is not planned
 
 }  // namespace
 
 at::Tensor sum_of_squares(const at::Tensor& flat_in) {
   const OpMark mark("kiln::sum_of_squares", flat_in);
   const at::Tensor flat = flat_in.detach().contiguous();
-  if (flat.is_meta()) {
-    return at::empty({}, flat.options().dtype(at::kDouble));
-  }
-  if (!has_kernel(flat)) {
-    return at::linalg_vector_norm(flat, 2, {}, false, at::kDouble).square();
-  }
-  return flat.is_cuda() ? cuda::sum_of_squares(flat)
-                        : at::scalar_tensor(sum_cpu(flat), flat.options().dtype(at::kDouble));
+  if (!has_kernel(flat)) return at::linalg_vector_norm(flat, 2, {}, false, at::kDouble).square();
+  at::Tensor sum = at::empty({}, flat.options().dtype(at::kDouble));
+  kSum.on(flat)(flat, sum);
+  return sum;
 }
 
 at::Tensor step_scale(const at::Tensor& sum_of_squares, const at::Tensor& losses, double max_grad_norm,
                       double loss_scale) {
   const OpMark mark("kiln::step_scale", sum_of_squares, losses);
-  if (sum_of_squares.is_cuda() && cuda::kernels_compiled())
-    return cuda::step_scale(sum_of_squares, losses.contiguous(), max_grad_norm, loss_scale);
-  if (sum_of_squares.is_meta()) return at::empty({}, sum_of_squares.options().dtype(at::kFloat));
+  const auto kernel = kStepScale.on(sum_of_squares);
+  if (kernel && (!sum_of_squares.is_cuda() || cuda::kernels_compiled())) {
+    at::Tensor scale = at::empty({}, sum_of_squares.options().dtype(at::kFloat));
+    kernel(sum_of_squares, losses.contiguous(), max_grad_norm, loss_scale, scale);
+    return scale;
+  }
   const at::Tensor norm = sum_of_squares.sqrt() / loss_scale;
   const at::Tensor clip = max_grad_norm > 0 ? at::full_like(norm, max_grad_norm).div(norm + 1e-6).clamp_max(1)
                                             : at::ones_like(norm);

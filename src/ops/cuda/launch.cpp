@@ -135,15 +135,13 @@ at::Tensor pack_heads(const at::Tensor& grad_q, const at::Tensor& grad_k, const 
   return packed;
 }
 
-at::Tensor step_scale(const at::Tensor& sum_of_squares, const at::Tensor& losses, double max_norm,
-                      double loss_scale) {
-  at::Tensor scale = at::empty({}, sum_of_squares.options().dtype(at::kFloat));
+void step_scale(const at::Tensor& sum_of_squares, const at::Tensor& losses, double max_norm,
+                double loss_scale, const at::Tensor& scale) {
   enqueue("step_scale", scale, [&](void* stream) {
     return kiln_cuda_step_scale(sum_of_squares.const_data_ptr<double>(), losses.const_data_ptr<double>(),
                                 losses.numel(), max_norm, loss_scale, scale.mutable_data_ptr<float>(),
                                 stream);
   });
-  return scale;
 }
 
 void adamw(const AdamwElements& elements, const AdamwFactors& factors, const at::Tensor& master) {
@@ -159,15 +157,13 @@ void stochastic_round(const at::Tensor& values, const at::Tensor& rounded, uint6
   });
 }
 
-at::Tensor sum_of_squares(const at::Tensor& flat) {
-  const auto options = flat.options().dtype(at::kDouble);
-  at::Tensor sum = at::empty({}, options), partials = at::empty({kSumOfSquaresPartials}, options);
+void sum_of_squares(const at::Tensor& flat, const at::Tensor& sum) {
+  const at::Tensor partials = at::empty({kSumOfSquaresPartials}, sum.options());
   enqueue("sum_of_squares", flat, [&](void* stream) {
     return kiln_cuda_sum_of_squares(dtype_of(flat), flat.const_data_ptr(), flat.numel(),
                                     partials.mutable_data_ptr<double>(), sum.mutable_data_ptr<double>(),
                                     stream);
   });
-  return sum;
 }
 
 #else
@@ -196,7 +192,7 @@ void to_fp8(const at::Tensor&, float, const at::Tensor&, at::ScalarType, const a
   missing();
 }
 at::Tensor pack_heads(const at::Tensor&, const at::Tensor&, const at::Tensor&) { missing(); }
-at::Tensor step_scale(const at::Tensor&, const at::Tensor&, double, double) { missing(); }
+void step_scale(const at::Tensor&, const at::Tensor&, double, double, const at::Tensor&) { missing(); }
 void gated_residual(const GatedResidualArgs&, const at::Tensor&, const at::Tensor&) { missing(); }
 void gated_residual_grad(const GatedResidualArgs&, const at::Tensor&, const at::Tensor&, const at::Tensor&,
                          const at::Tensor&, int64_t) {
@@ -206,7 +202,7 @@ void adamw(const AdamwElements&, const AdamwFactors&, const at::Tensor&) { missi
 void stochastic_round(const at::Tensor&, const at::Tensor&, uint64_t, uint64_t, uint32_t, uint64_t) {
   missing();
 }
-at::Tensor sum_of_squares(const at::Tensor&) { missing(); }
+void sum_of_squares(const at::Tensor&, const at::Tensor&) { missing(); }
 
 #endif
 

@@ -38,9 +38,8 @@ at::Tensor pack_heads(const at::Tensor& grad_q, const at::Tensor& grad_k, const 
 void adamw(const AdamwElements& elements, const AdamwFactors& factors, const at::Tensor& master);
 void stochastic_round(const at::Tensor& values, const at::Tensor& rounded, uint64_t first, uint64_t seed,
                       uint32_t draw, uint64_t index);
-at::Tensor sum_of_squares(const at::Tensor& flat);
-// Returns a 0-d f32 tensor.
-at::Tensor step_scale(const at::Tensor& sum_of_squares, const at::Tensor& losses, double max_norm,
-                      double loss_scale);
+void sum_of_squares(const at::Tensor& flat, const at::Tensor& sum);
+void step_scale(const at::Tensor& sum_of_squares, const at::Tensor& losses, double max_norm,
+                double loss_scale, const at::Tensor& scale);
 
 }  // namespace kiln::ops::cuda

@@ -48,4 +48,10 @@ at::Tensor embedding_backward(const at::Tensor& grad, const at::Tensor&, int64_t
   return at::empty({num_rows, grad.size(-1)}, grad.options());
 }
 
+void adamw_8bit_blocks(const at::Tensor& weights, const at::Tensor&, const Moment8bit&, const Moment8bit&,
+                       const AdamWStep&) {
+  std::array<at::Tensor, 5> temporaries;
+  for (at::Tensor& temporary : temporaries) temporary = at::empty(weights.sizes(), weights.options());
+}
+
 }  // namespace kiln::ops::planned

@@ -7,6 +7,11 @@
 #include <optional>
 #include <tuple>
 
+namespace kiln::ops {
+struct AdamWStep;   // ops/ops.h
+struct Moment8bit;  // ops/update/adamw_8bit.h
+}  // namespace kiln::ops
+
 namespace kiln::ops::planned {
 
 using MaybeTensor = std::optional<at::Tensor>;
@@ -26,5 +31,9 @@ Tensors3 native_layer_norm_backward(const at::Tensor& grad, const at::Tensor& x,
                                     const MaybeTensor& bias, std::array<bool, 3> wanted);
 at::Tensor embedding(const at::Tensor& table, const at::Tensor& ids);
 at::Tensor embedding_backward(const at::Tensor& grad, const at::Tensor& ids, int64_t num_rows);
+
+// What is alive at once when a step over blocks is composed of ATen's operations.
+void adamw_8bit_blocks(const at::Tensor& weights, const at::Tensor& grads, const Moment8bit& mean,
+                       const Moment8bit& square, const AdamWStep& options);
 
 }  // namespace kiln::ops::planned

@@ -104,14 +104,10 @@ at::Tensor dynamic_map(bool is_signed) {
   return std::get<0>(at::cat(values).sort());
 }
 
-void adamw_8bit_step_(const at::Tensor& weights, const at::Tensor& grads, const Moment8bit& mean,
-                      const Moment8bit& square, const at::Tensor& compute, const AdamWStep& options) {
-  check_arguments(weights, grads, mean, square, compute);
-  if (!computes_on_cpu(weights))
-    return reference::adamw_8bit_step_(weights, grads, mean, square, compute, options);
-  OpMark mark("kiln::adamw_8bit", weights, grads, mean.places, square.places);
-  mark.outputs(weights, mean.places, square.places, compute);
-  if (weights.is_meta() || weights.numel() == 0) return;
+namespace {
+
+void step_on_cpu(const at::Tensor& weights, const at::Tensor& grads, const Moment8bit& mean,
+                 const Moment8bit& square, const at::Tensor& compute, const AdamWStep& options) {
   static const OwnedTable kSigned(/*is_signed=*/true), kUnsigned(/*is_signed=*/false);
   const cpu::Adamw8bitElements elements = {
       .size = static_cast<size_t>(weights.numel()),
@@ -132,6 +128,20 @@ void adamw_8bit_step_(const at::Tensor& weights, const at::Tensor& grads, const 
                      cpu::adamw_8bit(elements, factors, kSigned.table(), kUnsigned.table(),
                                      static_cast<size_t>(begin), static_cast<size_t>(end));
                    });
+}
+
+constexpr Kernel<decltype(step_on_cpu)> kStep8bit{.cpu = step_on_cpu};
+
+}  // namespace
+
+void adamw_8bit_step_(const at::Tensor& weights, const at::Tensor& grads, const Moment8bit& mean,
+                      const Moment8bit& square, const at::Tensor& compute, const AdamWStep& options) {
+  check_arguments(weights, grads, mean, square, compute);
+  const auto kernel = kStep8bit.on(weights);
+  if (!kernel) return reference::adamw_8bit_step_(weights, grads, mean, square, compute, options);
+  OpMark mark("kiln::adamw_8bit", weights, grads, mean.places, square.places);
+  mark.outputs(weights, mean.places, square.places, compute);
+  if (weights.numel() > 0) kernel(weights, grads, mean, square, compute, options);
 }
 
 }  // namespace kiln::ops

@@ -2,11 +2,12 @@
 #include <ATen/ops/bucketize.h>
 
 #include <algorithm>
-#include <array>
 #include <cmath>
 
 #include "core/aten.h"
+#include "ops/kernels.h"
 #include "ops/op_mark.h"
+#include "ops/planned/planned.h"
 #include "ops/update/adamw_8bit.h"
 
 namespace kiln::ops::reference {
@@ -47,32 +48,34 @@ struct Blocks {
   at::Tensor scales(const at::Tensor& all) const { return all.narrow(0, begin / kBlockOf8Bits, count); }
 };
 
-void step_blocks(const Blocks& blocks, const at::Tensor& all_weights, const at::Tensor& grads,
-                 const Moment8bit& kept_mean, const Moment8bit& kept_square, const AdamWStep& o) {
+// Steps blocks: weights, grads and places are (blocks, width), scales (blocks).
+void step_composed(const at::Tensor& weights, const at::Tensor& grads, const Moment8bit& kept_mean,
+                   const Moment8bit& kept_square, const AdamWStep& o) {
   static const Table kSigned(/*is_signed=*/true), kUnsigned(/*is_signed=*/false);
-  at::Tensor weights = blocks.elements(all_weights);
-  const at::Tensor given = blocks.elements(grads), mean_places = blocks.elements(kept_mean.places),
-                   square_places = blocks.elements(kept_square.places);
-  OpMark mark("kiln::adamw_8bit", weights, given, mean_places, square_places);
-  mark.outputs(weights, mean_places, square_places);
-  if (weights.is_meta()) {  // a dry run: allocates what is alive at once below
-    std::array<at::Tensor, 5> temporaries;
-    for (at::Tensor& temporary : temporaries)
-      temporary = at::empty({blocks.count, blocks.width}, weights.options());
-    return;
-  }
   const Table signed_table(kSigned, weights.device()), unsigned_table(kUnsigned, weights.device());
   const double correction1 = 1 - std::pow(o.beta1, o.step),
                correction2 = std::sqrt(1 - std::pow(o.beta2, o.step));
-  const at::Tensor grad = given.to(at::kFloat) * o.grad_scale;
-  at::Tensor mean = signed_table.read(mean_places, blocks.scales(kept_mean.scales)),
-             square = unsigned_table.read(square_places, blocks.scales(kept_square.scales));
+  const at::Tensor grad = grads.to(at::kFloat) * o.grad_scale;
+  at::Tensor mean = signed_table.read(kept_mean.places, kept_mean.scales),
+             square = unsigned_table.read(kept_square.places, kept_square.scales);
   mean.mul_(o.beta1).add_(grad, 1 - o.beta1);
   square.mul_(o.beta2).addcmul_(grad, grad, 1 - o.beta2);
   weights.mul_(1 - o.lr * o.weight_decay)
       .addcdiv_(mean, (square.sqrt() / correction2).add_(o.eps), -o.lr / correction1);
-  signed_table.write(mean, mean_places, blocks.scales(kept_mean.scales));
-  unsigned_table.write(square, square_places, blocks.scales(kept_square.scales));
+  signed_table.write(mean, kept_mean.places, kept_mean.scales);
+  unsigned_table.write(square, kept_square.places, kept_square.scales);
+}
+
+constexpr auto kStepBlocks = on_all(step_composed, planned::adamw_8bit_blocks);
+
+void step_blocks(const Blocks& blocks, const at::Tensor& all_weights, const at::Tensor& all_grads,
+                 const Moment8bit& all_means, const Moment8bit& all_squares, const AdamWStep& options) {
+  const at::Tensor weights = blocks.elements(all_weights), grads = blocks.elements(all_grads);
+  const Moment8bit mean{blocks.elements(all_means.places), blocks.scales(all_means.scales)},
+      square{blocks.elements(all_squares.places), blocks.scales(all_squares.scales)};
+  OpMark mark("kiln::adamw_8bit", weights, grads, mean.places, square.places);
+  mark.outputs(weights, mean.places, square.places);
+  kStepBlocks.on(weights)(weights, grads, mean, square, options);
 }
 
 }  // namespace

@@ -91,6 +91,13 @@ at::Tensor random_bits(const RoundingDraw& draw, int64_t first, int64_t count, a
   return words.__rshift__(left(place & 1, 4)) & 0xFFFF;
 }
 
+constexpr Kernel<decltype(round_on_cpu)> kRound{
+    .cpu = round_on_cpu,
+    .cuda = [](const at::Tensor& values, const at::Tensor& rounded, const RoundingDraw& draw) {
+      cuda::stochastic_round(values, rounded, static_cast<uint64_t>(draw.first), draw.seed,
+                             static_cast<uint32_t>(Draw::kRounding), index_of(draw));
+    }};
+
 void check_rounding(const at::Tensor& values, const at::Tensor& rounded, const RoundingDraw& draw) {
   if (values.dim() != 1 || values.scalar_type() != at::kFloat || rounded.scalar_type() != at::kBFloat16 ||
       values.sizes() != rounded.sizes() || !values.is_contiguous() || !rounded.is_contiguous() ||
@@ -111,14 +118,8 @@ void stochastic_round(const at::Tensor& values, const at::Tensor& rounded, const
   check_rounding(values, rounded, draw);
   OpMark mark("kiln::stochastic_round", values);
   mark.outputs(rounded);
-  if (values.numel() == 0 || values.is_meta()) return;
-  if (values.is_cpu())
-    round_on_cpu(values, rounded, draw);
-  else if (has_kernel(values))
-    cuda::stochastic_round(values, rounded, static_cast<uint64_t>(draw.first), draw.seed,
-                           static_cast<uint32_t>(Draw::kRounding), index_of(draw));
-  else
-    reference::stochastic_round(values, rounded, draw);
+  if (values.numel() == 0) return;
+  (has_kernel(values) ? kRound.on(values) : reference::stochastic_round)(values, rounded, draw);
 }
 
 namespace reference {
