@@ -7,6 +7,7 @@
 #include "core/scratch.h"
 #include "core/tensors.h"
 #include "ops/cuda/launch.h"
+#include "ops/kernels.h"
 #include "ops/op_mark.h"
 
 namespace kiln::ops {
@@ -28,16 +29,25 @@ struct Operand {
   at::Tensor values, scale;
 };
 
+void product_on_cuda(const Operand& a, const Operand& b, const std::optional<at::Tensor>& bias,
+                     bool fast_sums, at::Tensor& result) {
+  at::_scaled_mm_out(result, a.values, b.values.t(), a.scale, b.scale, bias, {}, at::kBFloat16, fast_sums);
+}
+
+// A CPU emulates; a dry run of it plans the kernels.
+constexpr Kernel<decltype(product_on_cuda)> kFp8Product{.cuda = product_on_cuda, .planned_cpu = nothing};
+constexpr Kernel<decltype(cuda::to_fp8)> kToFp8{.cuda = cuda::to_fp8, .planned_cpu = nothing};
+
 // a (m, k) @ b^T, b (n, k).
 at::Tensor multiply(const Operand& a, const Operand& b, const std::optional<at::Tensor>& bias, bool fast_sums,
                     at::Tensor memory = {}) {
   const ScratchScope scope(Scratch::kMatmul);
-  const auto bf16 = a.values.options().dtype(at::kBFloat16);
-  if (!memory.defined() && !a.values.is_cpu()) memory = at::empty({a.values.size(0), b.values.size(0)}, bf16);
-  if (a.values.is_meta()) return memory;
-  if (a.values.is_cuda())
-    return at::_scaled_mm_out(memory, a.values, b.values.t(), a.scale, b.scale, bias, {}, at::kBFloat16,
-                              fast_sums);
+  if (const auto kernel = kFp8Product.on(a.values)) {
+    if (!memory.defined())
+      memory = at::empty({a.values.size(0), b.values.size(0)}, a.values.options().dtype(at::kBFloat16));
+    kernel(a, b, bias, fast_sums, memory);
+    return memory;
+  }
   const at::ScalarType dtype = cpu_product_dtype(at::kBFloat16);
   at::Tensor product =
       at::mm(a.values.to(dtype), b.values.to(dtype).t()).to(at::kBFloat16).mul_(a.scale * b.scale);
@@ -52,12 +62,11 @@ Fp8Tensor to_fp8(const at::Tensor& tensor, at::ScalarType dtype, Fp8Layout layou
   Fp8Tensor result;
   const bool wants_rows = layout != Fp8Layout::kTransposed, wants_transposed = layout != Fp8Layout::kRows;
   const auto bytes = tensor.options().dtype(dtype);
-  if (!tensor.is_cpu()) {
+  if (const auto kernel = kToFp8.on(tensor)) {
     result.scale = at::empty({}, tensor.options().dtype(at::kFloat));
     if (wants_rows) result.values = at::empty({tensor.size(0), tensor.size(1)}, bytes);
     if (wants_transposed) result.transposed = at::empty({tensor.size(1), tensor.size(0)}, bytes);
-    if (tensor.is_cuda())
-      cuda::to_fp8(tensor, largest_value(dtype), result.scale, dtype, result.values, result.transposed);
+    kernel(tensor, largest_value(dtype), result.scale, dtype, result.values, result.transposed);
   } else {
     constexpr double kSmallest = 1e-30;  // a tensor of zeros has no scale of its own
     const at::Tensor largest =

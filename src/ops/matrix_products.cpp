@@ -4,6 +4,8 @@
 #include <ATen/Parallel.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 
+#include <utility>
+
 #include "core/aten.h"
 #include "core/scratch.h"
 #include "core/tensors.h"
@@ -13,6 +15,7 @@
 #include "ops/gelu.h"
 #include "ops/kernels.h"
 #include "ops/op_mark.h"
+#include "ops/planned/planned.h"
 
 namespace kiln::ops {
 namespace {
@@ -33,30 +36,23 @@ at::Tensor onednn_linear(const at::Tensor& rows, const at::Tensor& weight, const
   return op.call(rows, weight, bias, "none", c10::List<std::optional<at::Scalar>>(), "");
 }
 
-bool onednn_takes(const at::Tensor& rows, const at::Tensor& weight) {
-  const at::ScalarType dtype = rows.scalar_type();
-  return rows.is_cpu() && rows.numel() > 0 && weight.numel() > 0 && at::hasMKLDNN() &&
-         (dtype == at::kFloat || dtype == at::kBFloat16);
+at::Tensor product_on_cpu(ProductOperands of) {
+  const at::ScalarType dtype = of.left.scalar_type();
+  const bool has_onednn = of.left.numel() > 0 && of.right.numel() > 0 && at::hasMKLDNN() &&
+                          (dtype == at::kFloat || dtype == at::kBFloat16);
+  if (!of.bias.defined() || !has_onednn) return aten_product(std::move(of));
+  return onednn_linear(of.left, of.right, of.bias.to(dtype));
 }
 
-// Stands for oneDNN in a dry run: allocates and frees the scratch of the product of `a` that has just been
-// made.
-void touch_scratch(cpu::Product product, const at::Tensor& result, const at::Tensor& a) {
-  if (!a.is_meta() || !computes_on_cpu(a)) return;
-  const int64_t k = a.numel() / std::max<int64_t>(result.size(0), 1);
-  const int64_t bytes =
-      cpu::product_scratch_bytes(product, a.scalar_type(), result.size(0), result.size(1), k);
-  at::empty({bytes}, a.options().dtype(at::kByte));
-}
+constexpr Kernel<decltype(product_on_cpu)> kLinearProduct{.cpu = product_on_cpu,
+                                                          .cuda = aten_product,
+                                                          .planned_cpu = planned::product_of_cpu,
+                                                          .planned_cuda = aten_product};
 
 constexpr int64_t kRowsPerPartial = 256;  // fixed, so that the bits do not depend on the threads
 
-at::Tensor column_sum(const at::Tensor& rows, const at::Tensor& memory) {
-  const int64_t num_rows = rows.size(0), width = rows.size(1),
-                num_partials = at::divup(num_rows, kRowsPerPartial);
-  at::Tensor sums = memory.defined() ? memory : at::empty({width}, rows.options());
-  const at::Tensor partials = at::empty({num_partials, width}, rows.options().dtype(at::kFloat));
-  if (rows.is_meta()) return sums;
+void column_sum_on_cpu(const at::Tensor& rows, const at::Tensor& partials, const at::Tensor& sums) {
+  const int64_t num_rows = rows.size(0), width = rows.size(1), num_partials = partials.size(0);
   const char* from = static_cast<const char*>(rows.const_data_ptr());
   float* to = partials.mutable_data_ptr<float>();
   const Dtype dtype = from_scalar_type(rows.scalar_type());
@@ -68,31 +64,32 @@ at::Tensor column_sum(const at::Tensor& rows, const at::Tensor& memory) {
     }
   });
   cpu::sum_partials(to, num_partials, width, sums.mutable_data_ptr(), dtype, width);
-  return sums;
 }
 
+constexpr Kernel<decltype(column_sum_on_cpu)> kColumnSum{.cpu = column_sum_on_cpu};
+
 }  // namespace
+
+at::Tensor aten_product(ProductOperands of) {
+  if (of.product == cpu::Product::kAffine) of.right = of.right.t();
+  if (of.bias.defined()) return at::addmm(of.bias.to(of.left.scalar_type()), of.left, of.right);
+  return of.memory.defined() ? at::mm_out(of.memory, of.left, of.right) : at::mm(of.left, of.right);
+}
 
 at::Tensor affine(const at::Tensor& rows, const at::Tensor& weight, const std::optional<at::Tensor>& bias) {
   OpMark mark("kiln::affine", rows, weight, bias.value_or(at::Tensor()));
   const ScratchScope scope(Scratch::kMatmul);
   const at::Tensor a = operand(rows), b = operand(weight);
-  at::Tensor y;
-  if (!bias)
-    y = at::mm(a, b.t());
-  else if (onednn_takes(a, b))
-    y = onednn_linear(a, b, operand(*bias));
-  else
-    y = at::addmm(operand(*bias), a, b.t());
-  touch_scratch(cpu::Product::kAffine, y, a);
+  const at::Tensor y =
+      kLinearProduct.on(a)({cpu::Product::kAffine, a, b, /*bias=*/bias.value_or(at::Tensor())});
   return y.to(rows.scalar_type());
 }
 
 at::Tensor affine_grad_rows(const at::Tensor& grad, const at::Tensor& weight) {
   OpMark mark("kiln::affine_grad_rows", grad, weight);
   const ScratchScope scope(Scratch::kMatmul);
-  const at::Tensor g = operand(grad), product = at::mm(g, operand(weight));
-  touch_scratch(cpu::Product::kPlain, product, g);
+  const at::Tensor g = operand(grad);
+  const at::Tensor product = kLinearProduct.on(g)({cpu::Product::kPlain, g, operand(weight)});
   return product.to(grad.scalar_type());
 }
 
@@ -100,49 +97,34 @@ at::Tensor affine_grad_weight(const at::Tensor& grad, const at::Tensor& rows, at
   OpMark mark("kiln::affine_grad_weight", grad, rows);
   const ScratchScope scope(Scratch::kMatmul);
   const at::Tensor g = operand(grad).t(), b = operand(rows);
-  if (memory.defined() && memory.scalar_type() == g.scalar_type()) {
-    at::mm_out(memory, g, b);
-    touch_scratch(cpu::Product::kTransposed, memory, g);
-    return memory;
-  }
-  const at::Tensor product = at::mm(g, b);
-  touch_scratch(cpu::Product::kTransposed, product, g);
+  const bool in_memory = memory.defined() && memory.scalar_type() == g.scalar_type();
+  const at::Tensor product = kLinearProduct.on(g)(
+      {cpu::Product::kTransposed, g, b, /*bias=*/{}, in_memory ? memory : at::Tensor()});
   if (!memory.defined()) return product.to(grad.scalar_type());
-  memory.copy_(product);
+  if (!in_memory) memory.copy_(product);
   return memory;
 }
 
 at::Tensor affine_grad_bias(const at::Tensor& grad, at::Tensor memory) {
   OpMark mark("kiln::affine_grad_bias", grad);
-  if (grad.is_contiguous() && has_kernel(grad) && computes_on_cpu(grad)) return column_sum(grad, memory);
-  return memory.defined() ? at::sum_out(memory, grad, 0) : at::sum(grad, 0);
+  const auto kernel = kColumnSum.on(grad);
+  if (!kernel || !grad.is_contiguous() || !is_kernel_dtype(grad.scalar_type()))
+    return memory.defined() ? at::sum_out(memory, grad, 0) : at::sum(grad, 0);
+  const at::Tensor sums = memory.defined() ? memory : at::empty({grad.size(1)}, grad.options());
+  const at::Tensor partials = at::empty({at::divup(grad.size(0), kRowsPerPartial), grad.size(1)},
+                                        grad.options().dtype(at::kFloat));
+  kernel(grad, partials, sums);
+  return sums;
 }
 
 namespace {
 
-// True on a GPU, or in a dry run of one, for dtypes that cuBLASLt's epilogues take. A dry run assumes that
-// the GPU has them.
-bool has_epilogues(const at::Tensor& tensor) {
-  const bool on_gpu = computes_on_cuda(tensor) && has_kernel(tensor);
-  return on_gpu && (tensor.scalar_type() == at::kBFloat16 || tensor.scalar_type() == at::kHalf);
-}
+void* data_of(const at::Tensor& tensor) { return tensor.defined() ? tensor.mutable_data_ptr() : nullptr; }
 
-at::Tensor memory_like(const at::Tensor& memory, at::IntArrayRef sizes, const at::Tensor& like) {
-  return memory.defined() ? memory : at::empty(sizes, like.options());
-}
-
-void* data_of(const at::Tensor& tensor) {
-  return tensor.defined() && !tensor.is_meta() ? tensor.mutable_data_ptr() : nullptr;
-}
-
-// Returns false if it did nothing. `hidden` may be undefined.
-bool with_epilogue(EpilogueProduct product, const at::Tensor& left, const at::Tensor& right,
-                   const at::Tensor& result, const at::Tensor& bias, const at::Tensor& hidden) {
-  if (left.numel() == 0 || !left.is_contiguous() || !right.is_contiguous()) return false;
-  if (left.is_meta()) {
-    at::empty({cuda::kEpilogueWorkspaceBytes}, left.options().dtype(at::kByte));
-    return true;
-  }
+// Returns true, and does nothing, if cuBLASLt has no such product. `bias` and `hidden` may be undefined.
+bool lacks_epilogue(EpilogueProduct product, const at::Tensor& left, const at::Tensor& right,
+                    const at::Tensor& result, const at::Tensor& bias, const at::Tensor& hidden,
+                    const at::Tensor& workspace) {
   const bool is_affine = product == EpilogueProduct::kAffineGelu;
   const EpilogueProductArgs args{
       .product = product,
@@ -155,7 +137,28 @@ bool with_epilogue(EpilogueProduct product, const at::Tensor& left, const at::Te
       .result = data_of(result),
       .bias = data_of(bias),
       .hidden = data_of(hidden)};
-  return cuda::epilogue_product(args, result);
+  return !cuda::epilogue_product(args, workspace);
+}
+
+constexpr Kernel<decltype(lacks_epilogue)> kLacksEpilogue{.cuda = lacks_epilogue};
+
+// True for dtypes that cuBLASLt's epilogues take. A dry run assumes that the GPU has them.
+bool has_epilogues(const at::Tensor& tensor) {
+  const bool on_gpu = kLacksEpilogue.on(tensor) != nullptr && has_kernel(tensor);
+  return on_gpu && (tensor.scalar_type() == at::kBFloat16 || tensor.scalar_type() == at::kHalf);
+}
+
+at::Tensor memory_like(const at::Tensor& memory, at::IntArrayRef sizes, const at::Tensor& like) {
+  return memory.defined() ? memory : at::empty(sizes, like.options());
+}
+
+// Returns false if it did nothing. `hidden` may be undefined.
+bool with_epilogue(EpilogueProduct product, const at::Tensor& left, const at::Tensor& right,
+                   const at::Tensor& result, const at::Tensor& bias, const at::Tensor& hidden) {
+  if (left.numel() == 0 || !left.is_contiguous() || !right.is_contiguous()) return false;
+  constexpr int64_t kWorkspaceBytes = 32 << 20;  // NVIDIA's advice for Hopper
+  const at::Tensor workspace = at::empty({kWorkspaceBytes}, left.options().dtype(at::kByte));
+  return !kLacksEpilogue.on(left)(product, left, right, result, bias, hidden, workspace);
 }
 
 }  // namespace

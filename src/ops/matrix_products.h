@@ -9,6 +9,18 @@
 
 namespace kiln::ops {
 
+namespace cpu {
+enum class Product;  // ops/cpu/onednn_scratch.h
+}
+// left @ right, or left @ right^T + bias for kAffine. left and right have the dtype that is multiplied.
+struct ProductOperands {
+  cpu::Product product;
+  at::Tensor left, right;
+  at::Tensor bias{};    // of any dtype; undefined: none
+  at::Tensor memory{};  // for the result; undefined: the product makes it
+};
+at::Tensor aten_product(ProductOperands operands);
+
 // rows (M, in) @ weight (out, in)^T + bias (out) -> (M, out).
 at::Tensor affine(const at::Tensor& rows, const at::Tensor& weight, const std::optional<at::Tensor>& bias);
 

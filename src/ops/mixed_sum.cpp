@@ -2,27 +2,27 @@
 
 #include "core/aten.h"
 #include "ops/kernels.h"
+#include "ops/planned/planned.h"
 
 namespace kiln::ops {
 namespace {
 
-// Stands for the kernel's wider copy of `term` in a dry run of a CPU; undefined elsewhere.
-at::Tensor copy_scratch(const at::Tensor& term, at::ScalarType dtype) {
-  const bool copies = term.is_meta() && computes_on_cpu(term) && term.scalar_type() != dtype;
-  return copies ? at::empty(term.sizes(), term.options().dtype(dtype)) : at::Tensor();
-}
+at::Tensor aten_sum(const at::Tensor& a, const at::Tensor& b) { return a + b; }
+void aten_add(const at::Tensor& sum, const at::Tensor& term) { sum.add_(term); }
+
+constexpr Kernel<decltype(aten_sum)> kMixedSum{.cpu = aten_sum,
+                                               .cuda = aten_sum,
+                                               .planned_cpu = planned::mixed_sum_of_cpu,
+                                               .planned_cuda = aten_sum};
+constexpr Kernel<decltype(aten_add)> kMixedAdd{.cpu = aten_add,
+                                               .cuda = aten_add,
+                                               .planned_cpu = planned::mixed_add_of_cpu,
+                                               .planned_cuda = aten_add};
 
 }  // namespace
 
-at::Tensor mixed_sum(const at::Tensor& a, const at::Tensor& b) {
-  const at::ScalarType dtype = at::promote_types(a.scalar_type(), b.scalar_type());
-  const at::Tensor scratch[] = {copy_scratch(a, dtype), copy_scratch(b, dtype)};
-  return a + b;
-}
+at::Tensor mixed_sum(const at::Tensor& a, const at::Tensor& b) { return kMixedSum.on(a)(a, b); }
 
-void mixed_add_(at::Tensor& sum, const at::Tensor& term) {
-  const at::Tensor scratch = copy_scratch(term, sum.scalar_type());
-  sum.add_(term);
-}
+void mixed_add_(at::Tensor& sum, const at::Tensor& term) { kMixedAdd.on(term)(sum, term); }
 
 }  // namespace kiln::ops

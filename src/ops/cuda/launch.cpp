@@ -85,12 +85,11 @@ void gated_residual_grad(const GatedResidualArgs& args, const at::Tensor& grad, 
   });
 }
 
-bool epilogue_product(const EpilogueProductArgs& args, const at::Tensor& result) {
-  const at::Tensor workspace = at::empty({kEpilogueWorkspaceBytes}, result.options().dtype(at::kByte));
+bool epilogue_product(const EpilogueProductArgs& args, const at::Tensor& workspace) {
   bool is_served = true;
-  enqueue("epilogue_product", result, [&](void* stream) {
+  enqueue("epilogue_product", workspace, [&](void* stream) {
     const int error =
-        kiln_cuda_epilogue_product(&args, workspace.mutable_data_ptr(), kEpilogueWorkspaceBytes, stream);
+        kiln_cuda_epilogue_product(&args, workspace.mutable_data_ptr(), workspace.nbytes(), stream);
     is_served = error != kEpilogueNotServed;
     return is_served ? error : 0;
   });

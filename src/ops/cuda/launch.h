@@ -26,10 +26,8 @@ void adaln_grad(const AdalnArgs& args, const GatedResidualArgs& branch, const Ad
 void gated_residual(const GatedResidualArgs& args, const at::Tensor& x, const at::Tensor& out);
 void gated_residual_grad(const GatedResidualArgs& args, const at::Tensor& grad, const at::Tensor& dy,
                          const at::Tensor& dgate, const at::Tensor& partials, int64_t rows_per_partial);
-// Returns false, and does nothing, if cuBLASLt has no such product. `result` is the tensor of args.result.
-bool epilogue_product(const EpilogueProductArgs& args, const at::Tensor& result);
-// Bytes that epilogue_product() allocates while it runs, for dry runs.
-inline constexpr int64_t kEpilogueWorkspaceBytes = 32 << 20;  // NVIDIA's advice for Hopper
+// Returns false, and does nothing, if cuBLASLt has no such product. `workspace` is bytes of scratch.
+bool epilogue_product(const EpilogueProductArgs& args, const at::Tensor& workspace);
 // Computes *scale and the values divided by it. `rows` and `columns` may be undefined.
 void to_fp8(const at::Tensor& values, float format_largest, const at::Tensor& scale, at::ScalarType format,
             const at::Tensor& rows, const at::Tensor& columns);

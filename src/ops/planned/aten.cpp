@@ -1,5 +1,9 @@
 // ATen's functions in dry runs.
+#include <algorithm>
+
 #include "core/aten.h"
+#include "ops/cpu/onednn_scratch.h"
+#include "ops/matrix_products.h"
 #include "ops/planned/planned.h"
 
 namespace kiln::ops::planned {
@@ -7,6 +11,11 @@ namespace {
 
 at::Tensor like_if(bool wanted, const at::Tensor& tensor) {
   return wanted ? at::empty_like(tensor) : at::Tensor();
+}
+
+// Undefined if a sum in `dtype` makes no copy.
+at::Tensor wide_copy(const at::Tensor& term, at::ScalarType dtype) {
+  return term.scalar_type() == dtype ? at::Tensor() : at::empty(term.sizes(), term.options().dtype(dtype));
 }
 
 }  // namespace
@@ -46,6 +55,27 @@ at::Tensor embedding(const at::Tensor& table, const at::Tensor& ids) {
 
 at::Tensor embedding_backward(const at::Tensor& grad, const at::Tensor&, int64_t num_rows) {
   return at::empty({num_rows, grad.size(-1)}, grad.options());
+}
+
+at::Tensor product_of_cpu(ProductOperands of) {
+  at::Tensor result = aten_product(of);
+  of.right.reset();  // the caller has it no longer, but for that of kAffine
+  const int64_t k = of.left.numel() / std::max<int64_t>(result.size(0), 1);
+  const int64_t bytes = cpu::product_scratch_bytes(of.product, of.left.scalar_type(), result.size(0),
+                                                   result.size(1), k);
+  at::empty({bytes}, of.left.options().dtype(at::kByte));
+  return result;
+}
+
+at::Tensor mixed_sum_of_cpu(const at::Tensor& a, const at::Tensor& b) {
+  const at::ScalarType dtype = at::promote_types(a.scalar_type(), b.scalar_type());
+  const at::Tensor scratch[] = {wide_copy(a, dtype), wide_copy(b, dtype)};
+  return a + b;
+}
+
+void mixed_add_of_cpu(const at::Tensor& sum, const at::Tensor& term) {
+  const at::Tensor scratch = wide_copy(term, sum.scalar_type());
+  sum.add_(term);
 }
 
 void adamw_8bit_blocks(const at::Tensor& weights, const at::Tensor&, const Moment8bit&, const Moment8bit&,

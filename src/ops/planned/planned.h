@@ -8,8 +8,9 @@
 #include <tuple>
 
 namespace kiln::ops {
-struct AdamWStep;   // ops/ops.h
-struct Moment8bit;  // ops/update/adamw_8bit.h
+struct AdamWStep;        // ops/ops.h
+struct Moment8bit;       // ops/update/adamw_8bit.h
+struct ProductOperands;  // ops/matrix_products.h
 }  // namespace kiln::ops
 
 namespace kiln::ops::planned {
@@ -31,6 +32,12 @@ Tensors3 native_layer_norm_backward(const at::Tensor& grad, const at::Tensor& x,
                                     const MaybeTensor& bias, std::array<bool, 3> wanted);
 at::Tensor embedding(const at::Tensor& table, const at::Tensor& ids);
 at::Tensor embedding_backward(const at::Tensor& grad, const at::Tensor& ids, int64_t num_rows);
+
+// ATen's product, and oneDNN's scratch.
+at::Tensor product_of_cpu(ProductOperands operands);
+// ATen's sums, and the wider copies that a CPU makes of the narrower operands.
+at::Tensor mixed_sum_of_cpu(const at::Tensor& a, const at::Tensor& b);
+void mixed_add_of_cpu(const at::Tensor& sum, const at::Tensor& term);
 
 // What is alive at once when a step over blocks is composed of ATen's operations.
 void adamw_8bit_blocks(const at::Tensor& weights, const at::Tensor& grads, const Moment8bit& mean,
