@@ -142,10 +142,8 @@ void adamw_ema_step_(at::Tensor& master, const at::Tensor& grad, at::Tensor& exp
   OpMark mark("kiln::adamw_ema_step_", master, grad, exp_avg, exp_avg_sq, emas);
   mark.outputs(master, exp_avg, exp_avg_sq, emas, compute_weights ? *compute_weights : at::Tensor());
   if (master.numel() == 0) return;
-  if (has_kernel(master)) {
-    kAdamw.on(master)({master, grad, exp_avg, exp_avg_sq, emas, compute_weights}, options);
-    return;
-  }
+  if (const auto kernel = kAdamw.serving(master))
+    return kernel({master, grad, exp_avg, exp_avg_sq, emas, compute_weights}, options);
   TORCH_INTERNAL_ASSERT(!options.device_scale.defined());
   reference::adamw_ema_step_(master, grad, exp_avg, exp_avg_sq, emas, compute_weights, options);
 }

@@ -49,10 +49,11 @@ void gelu_tanh_forward(const at::Tensor& in, at::Tensor& out) {
   check_contiguous(in, out);
   OpMark mark("kiln::gelu_tanh", in);
   mark.outputs(out);
-  if (!has_kernel(in))
+  const auto kernel = kGelu.serving(in);
+  if (!kernel)
     at::gelu_out(out, in, "tanh");
   else if (in.numel() > 0)
-    kGelu.on(in)(in, out);
+    kernel(in, out);
 }
 
 void gelu_tanh_backward(const at::Tensor& grad, const at::Tensor& in, at::Tensor& grad_in) {
@@ -60,10 +61,11 @@ void gelu_tanh_backward(const at::Tensor& grad, const at::Tensor& in, at::Tensor
   check_contiguous(in, grad_in);
   OpMark mark("kiln::gelu_tanh_backward", grad, in);
   mark.outputs(grad_in);
-  if (!has_kernel(in))
+  const auto kernel = kGeluGrad.serving(in);
+  if (!kernel)
     at::gelu_backward_out(grad_in, grad, in, "tanh");
   else if (in.numel() > 0)
-    kGeluGrad.on(in)(grad, in, grad_in);
+    kernel(grad, in, grad_in);
 }
 
 }  // namespace kiln::ops

@@ -71,10 +71,6 @@ void glu_conv_grad_on_cpu(const GluConvInputs& in, const at::Tensor& grad, const
 constexpr Kernel<decltype(glu_conv_on_cpu)> kGluConv{.cpu = glu_conv_on_cpu};
 constexpr Kernel<decltype(glu_conv_grad_on_cpu)> kGluConvGrad{.cpu = glu_conv_grad_on_cpu};
 
-bool has_glu_kernel(const at::Tensor& h) {
-  return kGluConv.on(h) != nullptr && is_kernel_dtype(h.scalar_type());
-}
-
 // The gradients of the reference, for devices and dtypes without a kernel.
 tensor_list composed_grads(const at::Tensor& grad, const at::Tensor& h, const at::Tensor& weight,
                            const at::Tensor& bias, int64_t height, int64_t width,
@@ -108,7 +104,7 @@ struct GluDepthwiseConv : torch::autograd::Function<GluDepthwiseConv> {
                             const at::Tensor& bias, int64_t height, int64_t width) {
     ctx->saved_data["height"] = height;
     ctx->saved_data["width"] = width;
-    if (!has_glu_kernel(h_in)) {
+    if (!kGluConv.serving(h_in)) {
       ctx->save_for_backward({h_in, weight, bias});
       return reference::glu_depthwise_conv(h_in, weight, bias, height, width);
     }
@@ -126,7 +122,7 @@ struct GluDepthwiseConv : torch::autograd::Function<GluDepthwiseConv> {
     const auto saved = ctx->get_saved_variables();
     const at::Tensor &h = saved[0], &weight = saved[1], &bias = saved[2];
     const int64_t height = ctx->saved_data["height"].toInt(), width = ctx->saved_data["width"].toInt();
-    if (!has_glu_kernel(h))
+    if (!kGluConv.serving(h))
       return composed_grads(grads[0], h, weight, bias, height, width,
                             {ctx->needs_input_grad(0), ctx->needs_input_grad(1), ctx->needs_input_grad(2)});
     OpMark mark("kiln::glu_depthwise_conv_backward", grads[0], h, weight, bias);

@@ -15,10 +15,6 @@ bool has_kernel(const at::Tensor& tensor) {
 bool computes_on_cpu(const at::Tensor& tensor) { return computing_device(tensor.device()) == at::kCPU; }
 bool computes_on_cuda(const at::Tensor& tensor) { return computing_device(tensor.device()) == at::kCUDA; }
 
-bool has_cpu_kernel(const at::Tensor& tensor) {
-  return computes_on_cpu(tensor) && is_kernel_dtype(tensor.scalar_type());
-}
-
 at::ScalarType product_dtype(at::Device device, at::ScalarType dtype) {
   return computing_device(device) == at::kCPU ? cpu_product_dtype(dtype) : dtype;
 }

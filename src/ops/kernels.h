@@ -10,6 +10,11 @@
 
 namespace kiln::ops {
 
+// True for f32, bf16 or fp16, which the hand-written kernels take.
+bool is_kernel_dtype(at::ScalarType dtype);
+// True for these dtypes on any device, but on CUDA only where the kernels are compiled in.
+bool has_kernel(const at::Tensor& tensor);
+
 // A planned kernel that allocates nothing.
 template <class Result, class... Args>
 Result nothing(Args...) {
@@ -33,6 +38,8 @@ struct Kernel {
     return on_gpu ? cuda : cpu;
   }
   Function* on(const at::Tensor& tensor) const { return on(tensor.device()); }
+  // The same for hand-written kernels: null as well where has_kernel() is false.
+  Function* serving(const at::Tensor& tensor) const { return has_kernel(tensor) ? on(tensor) : nullptr; }
 };
 
 // Returns the row of a function that is one on a CPU and on a GPU, and `planned` on both planned devices.
@@ -40,13 +47,6 @@ template <class Function>
 constexpr Kernel<Function> on_all(Function* real, Function* planned) {
   return {.cpu = real, .cuda = real, .planned_cpu = planned, .planned_cuda = planned};
 }
-
-// True for f32, bf16 or fp16, which the kernels take.
-bool is_kernel_dtype(at::ScalarType dtype);
-// True for f32, bf16 or fp16 on any device, but on CUDA only where the kernels are compiled in.
-bool has_kernel(const at::Tensor& tensor);
-// True for f32, bf16 or fp16 on a CPU, or on meta but for a dry run of a GPU: what has a kernel there alone.
-bool has_cpu_kernel(const at::Tensor& tensor);
 
 // True on a CPU, or on meta in a dry run that stands for one.
 bool computes_on_cpu(const at::Tensor& tensor);

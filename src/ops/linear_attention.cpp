@@ -68,10 +68,6 @@ void linear_attention_grad_on_cpu(const at::Tensor& grad, const at::Tensor& q, c
 constexpr Kernel<decltype(linear_attention_on_cpu)> kLinear{.cpu = linear_attention_on_cpu};
 constexpr Kernel<decltype(linear_attention_grad_on_cpu)> kLinearGrad{.cpu = linear_attention_grad_on_cpu};
 
-bool has_linear_kernel(const at::Tensor& q) {
-  return kLinear.on(q) != nullptr && is_kernel_dtype(q.scalar_type());
-}
-
 // The gradients of the reference, for devices and dtypes without a kernel.
 tensor_list composed_grads(const at::Tensor& grad, const at::Tensor& q_in, const at::Tensor& k_in,
                            const at::Tensor& v_in) {
@@ -100,7 +96,7 @@ tensor_list composed_grads(const at::Tensor& grad, const at::Tensor& q_in, const
 struct ReluLinearAttention : torch::autograd::Function<ReluLinearAttention> {
   static at::Tensor forward(AutogradContext* ctx, const at::Tensor& q_in, const at::Tensor& k_in,
                             const at::Tensor& v_in) {
-    if (!has_linear_kernel(q_in)) {
+    if (!kLinear.serving(q_in)) {
       ctx->save_for_backward({q_in, k_in, v_in});
       return reference::relu_linear_attention(q_in, k_in, v_in);
     }
@@ -116,7 +112,7 @@ struct ReluLinearAttention : torch::autograd::Function<ReluLinearAttention> {
   static tensor_list backward(AutogradContext* ctx, const tensor_list& grads) {
     const auto saved = ctx->get_saved_variables();
     const at::Tensor &q = saved[0], &k = saved[1], &v = saved[2];
-    if (!has_linear_kernel(q)) return composed_grads(grads[0].contiguous(), q, k, v);
+    if (!kLinear.serving(q)) return composed_grads(grads[0].contiguous(), q, k, v);
     OpMark mark("kiln::relu_linear_attention_backward", grads[0], q, k, v);
     const at::Tensor grad = grads[0].contiguous().view(q.sizes());
     const at::Tensor grad_q = at::empty(q.sizes(), q.options()), grad_k = at::empty(q.sizes(), q.options()),

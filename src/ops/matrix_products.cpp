@@ -107,8 +107,8 @@ at::Tensor affine_grad_weight(const at::Tensor& grad, const at::Tensor& rows, at
 
 at::Tensor affine_grad_bias(const at::Tensor& grad, at::Tensor memory) {
   OpMark mark("kiln::affine_grad_bias", grad);
-  const auto kernel = kColumnSum.on(grad);
-  if (!kernel || !grad.is_contiguous() || !is_kernel_dtype(grad.scalar_type()))
+  const auto kernel = kColumnSum.serving(grad);
+  if (!kernel || !grad.is_contiguous())
     return memory.defined() ? at::sum_out(memory, grad, 0) : at::sum(grad, 0);
   const at::Tensor sums = memory.defined() ? memory : at::empty({grad.size(1)}, grad.options());
   const at::Tensor partials = at::empty({at::divup(grad.size(0), kRowsPerPartial), grad.size(1)},
@@ -144,8 +144,7 @@ constexpr Kernel<decltype(lacks_epilogue)> kLacksEpilogue{.cuda = lacks_epilogue
 
 // True for dtypes that cuBLASLt's epilogues take. A dry run assumes that the GPU has them.
 bool has_epilogues(const at::Tensor& tensor) {
-  const bool on_gpu = kLacksEpilogue.on(tensor) != nullptr && has_kernel(tensor);
-  return on_gpu && (tensor.scalar_type() == at::kBFloat16 || tensor.scalar_type() == at::kHalf);
+  return kLacksEpilogue.serving(tensor) && (tensor.scalar_type() == at::kBFloat16 || tensor.scalar_type() == at::kHalf);
 }
 
 at::Tensor memory_like(const at::Tensor& memory, at::IntArrayRef sizes, const at::Tensor& like) {

@@ -50,9 +50,10 @@ constexpr Kernel<decltype(cuda::step_scale)> kStepScale{
 at::Tensor sum_of_squares(const at::Tensor& flat_in) {
   const OpMark mark("kiln::sum_of_squares", flat_in);
   const at::Tensor flat = flat_in.detach().contiguous();
-  if (!has_kernel(flat)) return at::linalg_vector_norm(flat, 2, {}, false, at::kDouble).square();
+  const auto kernel = kSum.serving(flat);
+  if (!kernel) return at::linalg_vector_norm(flat, 2, {}, false, at::kDouble).square();
   at::Tensor sum = at::empty({}, flat.options().dtype(at::kDouble));
-  kSum.on(flat)(flat, sum);
+  kernel(flat, sum);
   return sum;
 }
 

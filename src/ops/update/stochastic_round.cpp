@@ -119,7 +119,8 @@ void stochastic_round(const at::Tensor& values, const at::Tensor& rounded, const
   OpMark mark("kiln::stochastic_round", values);
   mark.outputs(rounded);
   if (values.numel() == 0) return;
-  (has_kernel(values) ? kRound.on(values) : reference::stochastic_round)(values, rounded, draw);
+  const auto kernel = kRound.serving(values);
+  (kernel ? kernel : reference::stochastic_round)(values, rounded, draw);
 }
 
 namespace reference {
