@@ -24,13 +24,15 @@ inline at::Tensor attention_heads(const at::Tensor& qkv, int64_t which) {
 }
 
 namespace cpu {
-// True if the dtype of qkv is f32, bf16 or fp16.
-bool attention_serves(const at::Tensor& qkv);
+// Returns kCpu for f32, bf16 and fp16, else kNone.
+AttentionEngine attention_engine(const at::Tensor& qkv, double scale);
+// Returns the dtype that is computed in. fp16 is storage only, and so is bf16 without bf16 instructions.
+at::ScalarType attention_dtype(const at::Tensor& qkv);
 // Requires a contiguous qkv.
-AttentionResult attention(const at::Tensor& qkv, double scale);
+AttentionResult attention(const at::Tensor& qkv, double scale, AttentionEngine engine);
 // grad_out has the shape of result.out and is contiguous. Returns a gradient like qkv.
 at::Tensor attention_backward(const at::Tensor& grad_out, const at::Tensor& qkv,
-                              const AttentionResult& result, double scale);
+                              const AttentionResult& result, double scale, AttentionEngine engine);
 }  // namespace cpu
 
 namespace cuda {
@@ -61,19 +63,5 @@ AttentionGrads cudnn_attention_backward(const at::Tensor& grad_out, const at::Te
 at::Tensor packed(const AttentionGrads& grads);
 
 }  // namespace cuda
-
-// The scratch of ATen's attention kernels in backward, for dry runs of CUDA. The sizes come from ATen's
-// source; they are not measured. Each function allocates and frees it.
-
-inline constexpr int64_t kFlashRows = 128;  // flash attention pads a sample's tokens to a multiple of this
-
-// Flash attention sums the gradient of q in f32 with its head dimension padded, and keeps one sum for each
-// row (mha_bwd and mha_varlen_bwd, csrc/flash_attn). `rows` counts the padded rows of all samples.
-void touch_flash_scratch(const at::TensorOptions& options, int64_t rows, int64_t num_heads, int64_t head_dim);
-
-// The memory-efficient kernels in f32 first multiply out by its gradient, then sum the gradient of q in tiles
-// (_efficient_attention_backward; workspace_elements_gq, mem_eff_attention/kernel_backward.h).
-void touch_efficient_scratch(const at::TensorOptions& options, int64_t batch, int64_t num_tokens,
-                             int64_t num_heads, int64_t head_dim);
 
 }  // namespace kiln::ops

@@ -52,6 +52,8 @@ constexpr Kernel<Function> on_all(Function* real, Function* planned) {
 bool computes_on_cpu(const at::Tensor& tensor);
 // True on a GPU, or on meta in a dry run that stands for one.
 bool computes_on_cuda(const at::Tensor& tensor);
+// Returns the format that a convolution gives its result.
+at::MemoryFormat convolution_format(const at::Tensor& x, const at::Tensor& weight);
 // Returns the dtype in which a device computes products of `dtype`: cpu_product_dtype() on a CPU.
 at::ScalarType product_dtype(at::Device device, at::ScalarType dtype);
 

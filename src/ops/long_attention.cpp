@@ -5,7 +5,9 @@
 #include "core/aten.h"
 #include "core/scratch.h"
 #include "core/tensors.h"
+#include "ops/kernels.h"
 #include "ops/op_mark.h"
+#include "ops/planned/planned.h"
 
 namespace kiln::ops {
 namespace {
@@ -13,7 +15,30 @@ namespace {
 using torch::autograd::AutogradContext;
 using torch::autograd::tensor_list;
 
-// Calls ATen's flash attention for each sample. On meta it allocates what ATen's kernels leave.
+void flash_on_cpu(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, double scale,
+                  const at::Tensor& out, const at::Tensor& sums) {
+  const auto [attended, sum] =
+      at::_scaled_dot_product_flash_attention_for_cpu(q, k, v, 0.0, false, {}, scale);
+  out.copy_(attended);
+  sums.copy_(sum);
+}
+
+void flash_grad_on_cpu(const at::Tensor& grad, const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                       const at::Tensor& out, const at::Tensor& sums, double scale, const at::Tensor& grad_q,
+                       const at::Tensor& grad_k, const at::Tensor& grad_v) {
+  const auto [from_q, from_k, from_v] = at::_scaled_dot_product_flash_attention_for_cpu_backward(
+      grad, q, k, v, out, sums, 0.0, false, {}, scale);
+  grad_q.copy_(from_q);
+  grad_k.copy_(from_k);
+  grad_v.copy_(from_v);
+}
+
+constexpr Kernel<decltype(flash_on_cpu)> kFlash{.cpu = flash_on_cpu,
+                                                .planned_cpu = planned::flash_attention_of_cpu};
+constexpr Kernel<decltype(flash_grad_on_cpu)> kFlashGrad{
+    .cpu = flash_grad_on_cpu, .planned_cpu = planned::flash_attention_backward_of_cpu};
+
+// Calls flash attention for each sample.
 struct LongAttention : torch::autograd::Function<LongAttention> {
   static at::Tensor forward(AutogradContext* ctx, const at::Tensor& q, const at::Tensor& k,
                             const at::Tensor& v, const std::vector<int64_t>& offsets, double scale) {
@@ -26,15 +51,9 @@ struct LongAttention : torch::autograd::Function<LongAttention> {
       if (offsets[b] == offsets[b + 1]) {
         result.zero_();
         sums.zero_();
-      } else if (q.is_meta()) {
-        at::empty_like(result);
-        at::empty_like(sums);
       } else {
-        const auto [attended, sum] = at::_scaled_dot_product_flash_attention_for_cpu(
-            sample_tokens(q, b), sample_rows(k, offsets, b), sample_rows(v, offsets, b), 0.0, false, {},
-            scale);
-        result.copy_(attended);
-        sums.copy_(sum);
+        kFlash.on(q)(sample_tokens(q, b), sample_rows(k, offsets, b), sample_rows(v, offsets, b), scale,
+                     result, sums);
       }
     }
     ctx->save_for_backward({q, k, v, out, log_sum});
@@ -62,18 +81,10 @@ struct LongAttention : torch::autograd::Function<LongAttention> {
         to_q.zero_();
         continue;
       }
-      const at::Tensor to_k = sample_rows(grad_k, offsets, b), to_v = sample_rows(grad_v, offsets, b);
-      if (q.is_meta()) {
-        const at::Tensor parts[] = {at::empty_like(to_q), at::empty_like(to_k), at::empty_like(to_v)};
-        continue;
-      }
-      const auto [from_q, from_k, from_v] = at::_scaled_dot_product_flash_attention_for_cpu_backward(
+      kFlashGrad.on(q)(
           sample_tokens(grad_out, b), sample_tokens(q, b), sample_rows(k, offsets, b),
-          sample_rows(v, offsets, b), sample_tokens(out, b), log_sum.narrow(0, b, 1).transpose(1, 2), 0.0,
-          false, {}, scale);
-      to_q.copy_(from_q);
-      to_k.copy_(from_k);
-      to_v.copy_(from_v);
+          sample_rows(v, offsets, b), sample_tokens(out, b), log_sum.narrow(0, b, 1).transpose(1, 2), scale,
+          to_q, sample_rows(grad_k, offsets, b), sample_rows(grad_v, offsets, b));
     }
     mark.outputs(grad_q, grad_k, grad_v);
     return {grad_q, grad_k, grad_v, at::Tensor(), at::Tensor()};

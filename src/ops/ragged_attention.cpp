@@ -57,11 +57,19 @@ struct Piece {
   cpu::RaggedHead head;
 };
 
+// The operands of ragged_attention().
+struct RaggedOperands {
+  const at::Tensor &q, &k, &v;
+  const Offsets& offsets;
+  double scale;
+};
+
 // Calls body(piece, scratch) for all pieces. scratch_floats(head_dim, rows) returns the floats that one
 // needs.
 template <class Scratch, class Body>
-void for_each_piece(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const Offsets& offsets,
-                    double scale, const Scratch& scratch_floats, const Body& body) {
+void for_each_piece(const RaggedOperands& in, const Scratch& scratch_floats, const Body& body) {
+  const at::Tensor& q = in.q;
+  const Offsets& offsets = in.offsets;
   const Pieces pieces(q);
   const int64_t num_heads = q.size(2);
   int64_t most_rows = 0;
@@ -82,10 +90,10 @@ void for_each_piece(const at::Tensor& q, const at::Tensor& k, const at::Tensor& 
                           .head_dim = static_cast<size_t>(q.size(3)),
                           .num_queries = static_cast<size_t>(std::min(pieces.num_queries, q.size(1) - first)),
                           .num_rows = static_cast<size_t>(offsets[b + 1] - offsets[b]),
-                          .scale = static_cast<float>(scale),
+                          .scale = static_cast<float>(in.scale),
                           .q = tokens_from(q, b, first, h),
-                          .k = tokens_from(k, b, offsets[b], h),
-                          .v = tokens_from(v, b, offsets[b], h)}},
+                          .k = tokens_from(in.k, b, offsets[b], h),
+                          .v = tokens_from(in.v, b, offsets[b], h)}},
            scratch.get());
     }
   });
@@ -102,6 +110,35 @@ void sum_pieces(const at::Tensor& pieces, const at::Tensor& sum) {
   });
 }
 
+// `out` is read, the others are written. With one piece, pieces_k and pieces_v are k and v themselves.
+struct RaggedGrads {
+  const at::Tensor &out, &q, &k, &v, &pieces_k, &pieces_v;
+};
+
+void ragged_on_cpu(const RaggedOperands& in, const at::Tensor& out) {
+  for_each_piece(in, cpu::ragged_attention_scratch, [&](const Piece& piece, float* scratch) {
+    cpu::ragged_attention(piece.head, tokens_from(out, piece.b, piece.first_query, piece.h), scratch);
+  });
+}
+
+void ragged_grad_on_cpu(const RaggedOperands& in, const RaggedGrads& grads) {
+  for_each_piece(in, cpu::ragged_attention_grad_scratch, [&](const Piece& piece, float* scratch) {
+    const int64_t row = in.offsets[piece.b];
+    cpu::ragged_attention_grad(
+        piece.head, tokens_from(grads.out, piece.b, piece.first_query, piece.h),
+        tokens_from(grads.q, piece.b, piece.first_query, piece.h),
+        tokens_from(grads.pieces_k, piece.index, row, piece.h),
+        tokens_from(grads.pieces_v, piece.index, row, piece.h),
+        from_scalar_type(grads.pieces_k.scalar_type()), scratch);
+  });
+  if (grads.pieces_k.size(0) == 1) return;
+  sum_pieces(grads.pieces_k, grads.k);
+  sum_pieces(grads.pieces_v, grads.v);
+}
+
+constexpr Kernel<decltype(ragged_on_cpu)> kRagged{.cpu = ragged_on_cpu};
+constexpr Kernel<decltype(ragged_grad_on_cpu)> kRaggedGrad{.cpu = ragged_grad_on_cpu};
+
 // Saves q, k and v. The probabilities are as cheap to compute again as to keep.
 struct RaggedAttention : torch::autograd::Function<RaggedAttention> {
   static at::Tensor forward(AutogradContext* ctx, const at::Tensor& q_in, const at::Tensor& k_in,
@@ -113,11 +150,7 @@ struct RaggedAttention : torch::autograd::Function<RaggedAttention> {
     ctx->save_for_backward({q, k, v});
     ctx->saved_data["offsets"] = offsets;
     ctx->saved_data["scale"] = scale;
-    if (!q.is_meta())
-      for_each_piece(
-          q, k, v, offsets, scale, cpu::ragged_attention_scratch, [&](const Piece& piece, float* scratch) {
-            cpu::ragged_attention(piece.head, tokens_from(out, piece.b, piece.first_query, piece.h), scratch);
-          });
+    kRagged.on(q)({q, k, v, offsets, scale}, out);
     mark.outputs(out);
     return out.flatten(2);
   }
@@ -140,22 +173,7 @@ struct RaggedAttention : torch::autograd::Function<RaggedAttention> {
       pieces_k = at::empty(sizes, k.options().dtype(at::kFloat));
       pieces_v = at::empty(sizes, pieces_k.options());
     }
-    if (!q.is_meta()) {
-      for_each_piece(q, k, v, offsets, scale, cpu::ragged_attention_grad_scratch,
-                     [&](const Piece& piece, float* scratch) {
-                       const int64_t row = offsets[piece.b];
-                       cpu::ragged_attention_grad(piece.head,
-                                                  tokens_from(grad, piece.b, piece.first_query, piece.h),
-                                                  tokens_from(grad_q, piece.b, piece.first_query, piece.h),
-                                                  tokens_from(pieces_k, piece.index, row, piece.h),
-                                                  tokens_from(pieces_v, piece.index, row, piece.h),
-                                                  from_scalar_type(pieces_k.scalar_type()), scratch);
-                     });
-      if (num_pieces > 1) {
-        sum_pieces(pieces_k, grad_k);
-        sum_pieces(pieces_v, grad_v);
-      }
-    }
+    kRaggedGrad.on(q)({q, k, v, offsets, scale}, {grad, grad_q, grad_k, grad_v, pieces_k, pieces_v});
     zero_unowned(grad_k, offsets);
     zero_unowned(grad_v, offsets);
     mark.outputs(grad_q, grad_k, grad_v);
@@ -179,12 +197,13 @@ void check_ragged(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
          some_of(offsets));
 }
 
-// Returns the engine of the GPU that q is on, or that a dry run stands for. A dry run assumes a GPU of
-// compute capability 8.0.
+// A dry run assumes a GPU of compute capability 8.0.
+constexpr Kernel<int()> kCapability{.cuda = cuda::capability, .planned_cuda = [] { return 80; }};
+
 AttentionEngine gpu_engine(const at::Tensor& q) {
-  constexpr int64_t kToday = 80;
-  if (q.numel() == 0 || !computes_on_cuda(q)) return AttentionEngine::kNone;
-  return varlen_engine(q.scalar_type(), q.size(3), q.is_meta() ? kToday : cuda::capability());
+  const auto capability = kCapability.on(q);
+  return capability && q.numel() > 0 ? varlen_engine(q.scalar_type(), q.size(3), capability())
+                                     : AttentionEngine::kNone;
 }
 
 }  // namespace
@@ -205,7 +224,7 @@ at::Tensor caption_attention(const at::Tensor& q, const at::Tensor& k, const at:
   const bool has_rows = offsets.front() < offsets.back();
   if (const AttentionEngine engine = gpu_engine(q); engine != AttentionEngine::kNone && has_rows)
     return varlen_attention(q, k, v, offsets, device_offsets, scale, engine);
-  if (!has_cpu_kernel(q) || q.numel() == 0)
+  if (!kRagged.serving(q) || q.numel() == 0)
     return reference::ragged_attention(q, k, v, offsets, scale);
   return prefers_long_attention(q, offsets) ? long_attention(q, k, v, offsets, scale)
                                             : RaggedAttention::apply(q, k, v, offsets, scale);

@@ -11,6 +11,7 @@
 #include "ops/attention.h"
 #include "ops/cpu/attention_kernel.h"
 #include "ops/cpu/instruction_set.h"
+#include "ops/kernels.h"
 
 namespace kiln::ops::cpu {
 namespace {
@@ -21,15 +22,6 @@ struct Shape {
       : batch(qkv.size(0)), num_tokens(qkv.size(1)), num_heads(qkv.size(3)), head_dim(qkv.size(4)) {}
   int64_t width() const { return num_heads * head_dim; }
 };
-
-// Returns the tensor in the dtype that is computed in. On a CPU fp16 is storage only, and so is bf16 without
-// bf16 instructions.
-at::Tensor operand(const at::Tensor& tensor, const at::Tensor& qkv) {
-  const bool direct =
-      qkv.scalar_type() == at::kFloat ||
-      (qkv.scalar_type() == at::kBFloat16 && attention_supported(AttentionType::kBF16, qkv.size(4)));
-  return direct ? tensor : tensor.to(at::kFloat);
-}
 
 AttentionType type_of(const at::Tensor& operand) {
   return operand.scalar_type() == at::kBFloat16 ? AttentionType::kBF16 : AttentionType::kF32;
@@ -127,13 +119,18 @@ bool attention_supported(AttentionType type, int64_t head_dim) {
 bool attention_supported(AttentionType, int64_t) { return false; }
 #endif
 
-bool attention_serves(const at::Tensor& qkv) {
-  const at::ScalarType dtype = qkv.scalar_type();
-  return dtype == at::kFloat || dtype == at::kBFloat16 || dtype == at::kHalf;
+at::ScalarType attention_dtype(const at::Tensor& qkv) {
+  const bool is_bf16 =
+      qkv.scalar_type() == at::kBFloat16 && attention_supported(AttentionType::kBF16, qkv.size(4));
+  return is_bf16 ? at::kBFloat16 : at::kFloat;
 }
 
-AttentionResult attention(const at::Tensor& qkv_stored, double scale) {
-  const at::Tensor qkv = operand(qkv_stored, qkv_stored);
+AttentionEngine attention_engine(const at::Tensor& qkv, double) {
+  return is_kernel_dtype(qkv.scalar_type()) ? AttentionEngine::kCpu : AttentionEngine::kNone;
+}
+
+AttentionResult attention(const at::Tensor& qkv_stored, double scale, AttentionEngine) {
+  const at::Tensor qkv = qkv_stored.to(attention_dtype(qkv_stored));
   const Shape shape(qkv);
   if (!has_simd(qkv)) {
     auto [out, log_sum] = at::_scaled_dot_product_flash_attention_for_cpu(
@@ -148,9 +145,9 @@ AttentionResult attention(const at::Tensor& qkv_stored, double scale) {
 }
 
 at::Tensor attention_backward(const at::Tensor& grad_stored, const at::Tensor& qkv_stored,
-                              const AttentionResult& result, double scale) {
-  const at::Tensor qkv = operand(qkv_stored, qkv_stored), grad_out = operand(grad_stored, qkv_stored),
-                   out = operand(result.out, qkv_stored);
+                              const AttentionResult& result, double scale, AttentionEngine) {
+  const at::ScalarType dtype = attention_dtype(qkv_stored);
+  const at::Tensor qkv = qkv_stored.to(dtype), grad_out = grad_stored.to(dtype), out = result.out.to(dtype);
   const at::Tensor grad_qkv = at::empty_like(qkv);
   if (has_simd(qkv)) {
     simd_backward(qkv, scale, out, result.log_sum, grad_out, grad_qkv);

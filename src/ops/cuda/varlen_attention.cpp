@@ -1,15 +1,15 @@
 #include "ops/cuda/varlen_attention.h"
 
-#include <ATen/Parallel.h>
 #include <torch/csrc/autograd/custom_function.h>
 
 #include <algorithm>
 
 #include "core/aten.h"
 #include "core/scratch.h"
-#include "ops/attention.h"
+#include "ops/kernels.h"
 #include "ops/long_attention.h"
 #include "ops/op_mark.h"
+#include "ops/planned/planned.h"
 
 namespace kiln::ops {
 namespace {
@@ -33,29 +33,14 @@ VarlenTokens tokens_of(const at::Tensor& q, const at::Tensor& k, const at::Tenso
           .scale = scale};
 }
 
-// Allocates what the kernels of CUDA allocate (from ATen's source, not measured).
-AttentionResult meta_attention(const VarlenTokens& t, AttentionEngine engine) {
-  const int64_t batch = t.q_offsets.size(0) - 1, num_heads = t.q.size(1);
-  const at::Tensor out = at::empty(t.q.sizes(), t.q.options());
-  const auto f32 = t.q.options().dtype(at::kFloat);
-  const auto random_state = t.q.options().dtype(at::kUInt64);
-  if (engine == AttentionEngine::kFlash)
-    return {out, at::empty({num_heads, t.q.size(0)}, f32), at::empty({2}, random_state),
-            at::empty({}, random_state)};
-  constexpr int64_t kPadding = 32;  // the softmax sums of a sample are padded to a multiple of this
-  return {out, at::empty({batch, num_heads, at::divup(t.num_queries, kPadding) * kPadding}, f32), {}, {}};
-}
-
-cuda::VarlenGrads meta_attention_backward(const VarlenTokens& t, AttentionEngine engine) {
-  const int64_t batch = t.q_offsets.size(0) - 1;
-  cuda::VarlenGrads grads{at::empty(t.q.sizes(), t.q.options()), at::empty(t.k.sizes(), t.k.options()),
-                          at::empty(t.v.sizes(), t.v.options())};
-  if (engine == AttentionEngine::kFlash)
-    touch_flash_scratch(t.q.options(), t.q.size(0) + kFlashRows * batch, t.q.size(1), t.q.size(2));
-  else
-    touch_efficient_scratch(t.q.options(), batch, t.num_queries, t.q.size(1), t.q.size(2));
-  return grads;
-}
+// Through ATen's dispatcher: on a CPU the tests' emulation stands behind it.
+constexpr Kernel<decltype(cuda::varlen_attention)> kVarlen{.cpu = cuda::varlen_attention,
+                                                           .cuda = cuda::varlen_attention,
+                                                           .planned_cuda = planned::varlen_attention};
+constexpr Kernel<decltype(cuda::varlen_attention_backward)> kVarlenGrad{
+    .cpu = cuda::varlen_attention_backward,
+    .cuda = cuda::varlen_attention_backward,
+    .planned_cuda = planned::varlen_attention_backward};
 
 // Calls body(sample) for every sample without rows.
 template <class Body>
@@ -72,8 +57,7 @@ struct VarlenAttention : torch::autograd::Function<VarlenAttention> {
     const ScratchScope scope(Scratch::kAttention);
     OpMark mark("kiln::ragged_attention", q, k, v);
     const VarlenTokens t = tokens_of(q, k, v, offsets, k_offsets, scale);
-    const AttentionResult result =
-        q.is_meta() ? meta_attention(t, engine) : cuda::varlen_attention(t, engine);
+    const AttentionResult result = kVarlen.on(q)(t, engine);
     at::Tensor out = result.out.view({q.size(0), q.size(1), q.size(2) * q.size(3)});
     for_each_empty(offsets, [&](int64_t b) { out.select(0, b).zero_(); });
     ctx->save_for_backward(
@@ -105,9 +89,7 @@ struct VarlenAttention : torch::autograd::Function<VarlenAttention> {
     OpMark mark("kiln::ragged_attention_backward", grads[0], t.q.view(q_sizes), t.k, t.v, result.out,
                 result.log_sum);
     const at::Tensor grad_out = grads[0].contiguous().view(t.q.sizes());
-    const cuda::VarlenGrads made = grad_out.is_meta()
-                                       ? meta_attention_backward(t, engine)
-                                       : cuda::varlen_attention_backward(grad_out, t, result, engine);
+    const VarlenGrads made = kVarlenGrad.on(grad_out)(grad_out, t, result, engine);
     const at::Tensor grad_q = made.q.view(q_sizes);
     for_each_empty(offsets, [&](int64_t b) { grad_q.select(0, b).zero_(); });
     zero_unowned(made.k, offsets);

@@ -37,12 +37,13 @@ at::Tensor even_offsets(int64_t num_samples, int64_t each, at::Device device);
 // this width or dtype.
 AttentionEngine varlen_engine(at::ScalarType dtype, int64_t head_dim, int64_t capability);
 
-namespace cuda {
-// The outputs of samples without rows are undefined, and so are the gradients of rows that no sample has.
-AttentionResult varlen_attention(const VarlenTokens& tokens, AttentionEngine engine);
 struct VarlenGrads {
   at::Tensor q, k, v;  // contiguous, shaped like the tokens
 };
+
+namespace cuda {
+// The outputs of samples without rows are undefined, and so are the gradients of rows that no sample has.
+AttentionResult varlen_attention(const VarlenTokens& tokens, AttentionEngine engine);
 VarlenGrads varlen_attention_backward(const at::Tensor& grad_out, const VarlenTokens& tokens,
                                       const AttentionResult& result, AttentionEngine engine);
 }  // namespace cuda

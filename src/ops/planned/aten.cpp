@@ -1,8 +1,12 @@
-// ATen's functions in dry runs.
+// ATen's functions in dry runs: what its kernels allocate, and kernels of meta that LibTorch lacks without
+// Python.
+#include <torch/library.h>
+
 #include <algorithm>
 
 #include "core/aten.h"
 #include "ops/cpu/onednn_scratch.h"
+#include "ops/kernels.h"
 #include "ops/matrix_products.h"
 #include "ops/planned/planned.h"
 
@@ -11,6 +15,83 @@ namespace {
 
 at::Tensor like_if(bool wanted, const at::Tensor& tensor) {
   return wanted ? at::empty_like(tensor) : at::Tensor();
+}
+
+// Returns memory like the copies that a CPU makes of tensors that are not in the format it convolves in.
+std::vector<at::Tensor> copies_to(at::MemoryFormat format, std::initializer_list<at::Tensor> tensors) {
+  std::vector<at::Tensor> copies;
+  for (const at::Tensor& tensor : tensors)
+    if (computes_on_cpu(tensor) && !tensor.is_contiguous(format))
+      copies.push_back(at::empty(tensor.sizes(), tensor.options(), format));
+  return copies;
+}
+
+// Stands for oneDNN in a dry run: allocates and frees the scratch of a convolution.
+void touch_convolution(int64_t (*scratch_bytes)(const cpu::ConvolutionSize&), const at::Tensor& input,
+                       const at::Tensor& weight, const at::Tensor& output, at::IntArrayRef stride,
+                       at::IntArrayRef padding, int64_t groups) {
+  if (!computes_on_cpu(input)) return;
+  const cpu::ConvolutionSize size{.dtype = input.scalar_type(),
+                                  .batch = input.size(0),
+                                  .in_channels = input.size(1),
+                                  .out_channels = weight.size(0),
+                                  .kernel_elements = weight.size(2) * weight.size(3),
+                                  .in_height = input.size(2),
+                                  .in_width = input.size(3),
+                                  .out_pixels = output.size(2) * output.size(3),
+                                  .padding = padding[1],
+                                  .groups = groups,
+                                  .is_strided = stride[0] > 1 || stride[1] > 1};
+  at::empty({scratch_bytes(size)}, input.options().dtype(at::kByte));
+}
+
+// LibTorch without Python has no convolution on meta. Backends without their own convolution end here.
+// Handles two spatial dimensions and no transposition.
+at::Tensor convolution_on_meta(const at::Tensor& input, const at::Tensor& weight,
+                               const std::optional<at::Tensor>&, at::IntArrayRef stride,
+                               at::IntArrayRef padding, at::IntArrayRef dilation, bool, at::IntArrayRef,
+                               int64_t groups) {
+  std::vector<int64_t> shape = {input.size(0), weight.size(0)};
+  for (int64_t d = 0; d < 2; ++d) {
+    const int64_t reach = dilation[d] * (weight.size(d + 2) - 1) + 1;
+    shape.push_back((input.size(d + 2) + 2 * padding[d] - reach) / stride[d] + 1);
+  }
+  const at::MemoryFormat format = convolution_format(input, weight);
+  const std::vector<at::Tensor> copies = copies_to(format, {input, weight});
+  at::Tensor out = at::empty(shape, input.options(), format);
+  touch_convolution(cpu::convolution_scratch_bytes, input, weight, out, stride, padding, groups);
+  return out;
+}
+
+std::tuple<at::Tensor, at::Tensor, at::Tensor> convolution_backward_on_meta(
+    const at::Tensor& grad_output, const at::Tensor& input, const at::Tensor& weight, at::IntArrayRef stride,
+    at::IntArrayRef padding, at::IntArrayRef, bool, at::IntArrayRef, int64_t groups,
+    std::array<bool, 3> wanted) {
+  const at::MemoryFormat format = convolution_format(input, weight);
+  const std::vector<at::Tensor> copies = copies_to(format, {grad_output, input, weight});
+  const auto touch = [&](int64_t (*scratch_bytes)(const cpu::ConvolutionSize&)) {
+    touch_convolution(scratch_bytes, input, weight, grad_output, stride, padding, groups);
+  };
+  at::Tensor grad_input, grad_weight, grad_bias;
+  if (wanted[0]) {
+    grad_input = at::empty(input.sizes(), input.options(), format);
+    touch(cpu::convolution_grad_x_scratch_bytes);
+  }
+  if (wanted[1]) grad_weight = at::empty(weight.sizes(), weight.options(), format);
+  if (wanted[2]) grad_bias = at::empty({grad_output.size(1)}, weight.options());
+  if (wanted[1] || wanted[2]) touch(cpu::convolution_grad_weight_scratch_bytes);
+  return {grad_input, grad_weight, grad_bias};
+}
+
+// On meta, ATen's scaled_dot_product_attention takes its composed path, which ends here.
+at::Tensor safe_softmax_on_meta(const at::Tensor& input, int64_t, std::optional<at::ScalarType> dtype) {
+  return at::empty_like(input, input.options().dtype(dtype.value_or(input.scalar_type())));
+}
+
+TORCH_LIBRARY_IMPL(aten, Meta, library) {
+  library.impl("convolution_overrideable", convolution_on_meta);
+  library.impl("convolution_backward_overrideable", convolution_backward_on_meta);
+  library.impl("_safe_softmax", safe_softmax_on_meta);
 }
 
 // Undefined if a sum in `dtype` makes no copy.

@@ -8,9 +8,13 @@
 #include <tuple>
 
 namespace kiln::ops {
-struct AdamWStep;        // ops/ops.h
+struct AdamWStep;  // ops/ops.h
+enum class AttentionEngine : int64_t;
+struct AttentionResult;  // ops/attention.h
 struct Moment8bit;       // ops/update/adamw_8bit.h
 struct ProductOperands;  // ops/matrix_products.h
+struct VarlenGrads;      // ops/cuda/varlen_attention.h
+struct VarlenTokens;
 }  // namespace kiln::ops
 
 namespace kiln::ops::planned {
@@ -38,6 +42,24 @@ at::Tensor product_of_cpu(ProductOperands operands);
 // ATen's sums, and the wider copies that a CPU makes of the narrower operands.
 at::Tensor mixed_sum_of_cpu(const at::Tensor& a, const at::Tensor& b);
 void mixed_add_of_cpu(const at::Tensor& sum, const at::Tensor& term);
+
+AttentionResult attention_of_cpu(const at::Tensor& qkv, double scale, AttentionEngine engine);
+AttentionResult attention_of_cuda(const at::Tensor& qkv, double scale, AttentionEngine engine);
+at::Tensor attention_backward_of_cpu(const at::Tensor& grad_out, const at::Tensor& qkv,
+                                     const AttentionResult& result, double scale, AttentionEngine engine);
+at::Tensor attention_backward_of_cuda(const at::Tensor& grad_out, const at::Tensor& qkv,
+                                      const AttentionResult& result, double scale, AttentionEngine engine);
+// What ATen's kernels leave for one sample.
+void flash_attention_of_cpu(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, double scale,
+                            const at::Tensor& out, const at::Tensor& sums);
+void flash_attention_backward_of_cpu(const at::Tensor& grad, const at::Tensor& q, const at::Tensor& k,
+                                     const at::Tensor& v, const at::Tensor& out, const at::Tensor& sums,
+                                     double scale, const at::Tensor& grad_q, const at::Tensor& grad_k,
+                                     const at::Tensor& grad_v);
+// On a GPU.
+AttentionResult varlen_attention(const VarlenTokens& tokens, AttentionEngine engine);
+VarlenGrads varlen_attention_backward(const at::Tensor& grad_out, const VarlenTokens& tokens,
+                                      const AttentionResult& result, AttentionEngine engine);
 
 // What is alive at once when a step over blocks is composed of ATen's operations.
 void adamw_8bit_blocks(const at::Tensor& weights, const at::Tensor& grads, const Moment8bit& mean,
