@@ -6,13 +6,13 @@
 
 #include "core/aten.h"
 #include "core/error.h"
-#include "models/parts/host_values.h"
+#include "ops/ops.h"
 
 namespace kiln {
 namespace {
 
 at::Tensor offsets_tensor(const std::vector<int64_t>& host_offsets, at::Device device) {
-  return on_device(at::tensor(host_offsets, at::kInt), device);
+  return ops::on_device(at::tensor(host_offsets, at::kInt), device);
 }
 
 at::Tensor concatenated(const at::Tensor& a, const at::Tensor& b) {

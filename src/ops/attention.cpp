@@ -17,6 +17,12 @@ namespace {
 using torch::autograd::AutogradContext;
 using torch::autograd::tensor_list;
 
+at::Tensor aten_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                          const std::optional<at::Tensor>& mask, std::optional<double> scale) {
+  return at::scaled_dot_product_attention(q, k, v, mask, /*dropout_p=*/0.0, /*is_causal=*/false, scale);
+}
+
+constexpr auto kFusedAttention = on_all(aten_attention, planned::fused_attention);
 constexpr Kernel<decltype(cuda::attention_engine)> kEngine{.cpu = cpu::attention_engine,
                                                            .cuda = cuda::attention_engine,
                                                            .planned_cpu = cpu::attention_engine,
@@ -75,6 +81,11 @@ at::Tensor packed_attention(const at::Tensor& qkv, double scale) {
 }
 
 }  // namespace reference
+
+at::Tensor fused_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                           const at::Tensor& mask, std::optional<double> scale) {
+  return kFusedAttention.on(q)(q, k, v, mask.defined() ? std::optional(mask) : std::nullopt, scale);
+}
 
 at::Tensor packed_attention(const at::Tensor& qkv, double scale) {
   if (qkv.dim() != 5 || qkv.size(2) != 3 || !qkv.is_floating_point())

@@ -1,3 +1,4 @@
+#include <ATen/ops/bucketize.h>
 #include <torch/csrc/autograd/custom_function.h>
 
 #include <fmt/ranges.h>
@@ -25,6 +26,20 @@ at::Tensor aten_embedding_backward(const at::Tensor& grad, const at::Tensor& ids
   return at::embedding_dense_backward(grad, ids, num_rows, /*padding_idx=*/-1, /*scale_grad_by_freq=*/false);
 }
 
+// Stays on the rows' device: the host does not wait, and a graph can capture it.
+at::Tensor choose_rows(const at::Tensor& rows, const at::Tensor& offsets, const at::Tensor& dropped,
+                       const at::Tensor& positions, const at::Tensor& null_rows) {
+  // The sample of a row is the last one that begins at or before it.
+  const at::Tensor all = at::arange(rows.size(0), offsets.options()),
+                   starts = offsets.narrow(0, 0, offsets.size(0) - 1);
+  const at::Tensor sample_of_row = at::bucketize(all, starts, /*out_int32=*/false, /*right=*/true) - 1;
+  const at::Tensor places =
+      positions.defined() ? positions : (all - starts.index_select(0, sample_of_row)).to(at::kLong);
+  return at::where(dropped.index_select(0, sample_of_row).unsqueeze(1),
+                   null_rows.to(rows.scalar_type()).index_select(0, places), rows);
+}
+
+constexpr auto kChooseRows = on_all(choose_rows, planned::choose_rows);
 constexpr auto kEmbedding = on_all(aten_embedding, planned::embedding);
 constexpr auto kEmbeddingGrad = on_all(aten_embedding_backward, planned::embedding_backward);
 
@@ -59,6 +74,14 @@ at::Tensor embedding_rows(const at::Tensor& table, const at::Tensor& ids) {
 }
 
 }  // namespace reference
+
+at::Tensor rows_with_nulls(const at::Tensor& rows, const at::Tensor& offsets, const at::Tensor& dropped,
+                           const at::Tensor& positions, const at::Tensor& null_rows) {
+  OpMark mark("kiln::rows_with_nulls", rows, null_rows, dropped);
+  at::Tensor chosen = kChooseRows.on(rows)(rows, offsets, dropped, positions, null_rows);
+  mark.outputs(chosen);
+  return chosen;
+}
 
 at::Tensor embedding_rows(const at::Tensor& table, const at::Tensor& ids) {
   if (table.dim() != 2 || ids.scalar_type() != at::kLong)

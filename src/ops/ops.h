@@ -39,6 +39,12 @@ at::Tensor gelu_tanh_mlp(const at::Tensor& x, const MlpWeights& weights, at::Sca
 // is dense: it is summed in f32, then cast to the table's dtype.
 at::Tensor embedding_rows(const at::Tensor& table, const at::Tensor& ids);
 
+// Returns captions' rows (T, D). Those of a caption b that is dropped, (B) bool, are replaced by `null_rows`
+// (L, D): a row at index i of its padded caption becomes null row i. Caption b has the rows from offsets[b] on,
+// (B + 1) i32. `positions` (T) i64 are the rows' indices; undefined: captions begin at row 0 and have no gaps.
+at::Tensor rows_with_nulls(const at::Tensor& rows, const at::Tensor& offsets, const at::Tensor& dropped,
+                           const at::Tensor& positions, const at::Tensor& null_rows);
+
 // LayerNorm without affine, then * (1 + scale) + shift (adaLN, Peebles & Xie 2023, eq. in sec. 3.2). x
 // (B, N, D) is f32 or low precision; shift and scale (B, D) may have any strides, the last one unit. The
 // result is in `out_dtype`.
@@ -67,6 +73,12 @@ NormedResidual gated_residual_adaln(const at::Tensor& x, const at::Tensor& gate,
 // softmax(q k^T * scale) v from the packed projection. qkv (B, N, 3, H, d) contiguous -> (B, N, H * d). The
 // gradient is computed packed, without a concatenation.
 at::Tensor packed_attention(const at::Tensor& qkv, double scale);
+
+// softmax(q k^T * scale + mask) v -> (B, H, N, d), by those of ATen's kernels that never hold the scores of all
+// pairs. q (B, H, N, d), k and v (B, H, M, d). `mask` (B, H, N, M) is added, or undefined. The scale is
+// 1 / sqrt(d) if none is given.
+at::Tensor fused_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                           const at::Tensor& mask = {}, std::optional<double> scale = {});
 
 // softmax(q k^T * scale) v against rows without padding, softmax in f32. q (B, N, H, d); k, v (T, H, d), unit
 // stride last; all have one dtype. Sample b attends to rows [offsets[b], offsets[b + 1]). A sample without
@@ -105,6 +117,10 @@ struct ConvolutionShape {
 };
 at::Tensor conv2d(const at::Tensor& x, const at::Tensor& weight, const std::optional<at::Tensor>& bias,
                   const ConvolutionShape& shape, at::ScalarType compute_dtype);
+
+// Returns values that the host has computed, on a device. A dry run of a CPU copies nothing, because there they
+// already are where they are needed.
+at::Tensor on_device(const at::Tensor& host_values, at::Device device);
 
 // One fused pass over flat memory: unscale, clip, AdamW with decoupled decay (Loshchilov & Hutter 2019),
 // EMAs, cast. All tensors are 1-D of one length n. The pass is elementwise, so any slice (a ZeRO shard) gives

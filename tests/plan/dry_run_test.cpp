@@ -16,7 +16,7 @@
 #include "models/autoencoders/autoencoder.h"
 #include "models/registry.h"
 #include "models/text/text_registry.h"
-#include "ops/engine_sums.h"
+#include "ops/planned/engine_sums.h"
 #include "plan/described_ops.h"
 #include "plan/price/calibrate.h"
 #include "plan/price/step_timing.h"

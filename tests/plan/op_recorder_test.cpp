@@ -13,7 +13,7 @@
 #include <thread>
 #include <tuple>
 
-#include "ops/engine_sums.h"
+#include "ops/planned/engine_sums.h"
 #include "ops/ops.h"
 #include "plan/described_ops.h"
 #include "plan/price/step_timing.h"

@@ -7,7 +7,6 @@
 
 #include "core/aten.h"
 #include "core/error.h"
-#include "models/parts/fused_attention.h"
 #include "models/parts/layers.h"
 #include "models/weights.h"
 #include "ops/kernels.h"
@@ -67,7 +66,7 @@ struct MidAttention {
     const at::Tensor q = to_q.forward(tokens, dtype).unsqueeze(1);            // (B, 1, N, C)
     const at::Tensor k = to_k.forward(tokens, dtype).unsqueeze(1);
     const at::Tensor v = to_v.forward(tokens, dtype).unsqueeze(1);
-    const at::Tensor attended = nn::fused_attention(q, k, v).squeeze(1);
+    const at::Tensor attended = ops::fused_attention(q, k, v).squeeze(1);
     const at::Tensor out = to_out.forward(attended, dtype);
     return x + out.view({batch, x.size(2), x.size(3), channels}).permute({0, 3, 1, 2});
   }

@@ -1,7 +1,6 @@
 #include "models/parts/adaln_single.h"
 
 #include <ATen/Parallel.h>
-#include <ATen/ops/bucketize.h>
 
 #include <cmath>
 
@@ -9,7 +8,6 @@
 #include "core/error.h"
 #include "models/parts/embeddings.h"
 #include "ops/mixed_sum.h"
-#include "ops/op_mark.h"
 #include "ops/ops.h"
 
 namespace kiln {
@@ -64,22 +62,7 @@ at::Tensor rows_with_nulls(const TextRows& text, const at::Tensor& null_rows) {
   if (text.longest() > null_rows.size(0))
     fail("models", "a caption has {} rows: the model's null caption has {}", text.longest(),
          null_rows.size(0));
-  ops::OpMark mark("kiln::rows_with_nulls", text.rows, null_rows, text.dropped);
-  if (text.rows.is_meta()) {  // ATen has no Meta kernels for it
-    at::Tensor nulls = at::empty_like(text.rows), chosen = at::empty_like(text.rows);
-    mark.outputs(chosen);
-    return chosen;
-  }
-  // The sample of a row is the last one that begins at or before it. Computed on the rows' device, as in
-  // row_positions().
-  const at::Tensor rows = at::arange(text.rows.size(0), text.offsets.options()),
-                   starts = text.offsets.narrow(0, 0, text.num_samples());
-  const at::Tensor sample_of_row = at::bucketize(rows, starts, /*out_int32=*/false, /*right=*/true) - 1;
-  at::Tensor chosen =
-      at::where(text.dropped.index_select(0, sample_of_row).unsqueeze(1),
-                null_rows.to(text.rows.scalar_type()).index_select(0, row_positions(text)), text.rows);
-  mark.outputs(chosen);
-  return chosen;
+  return ops::rows_with_nulls(text.rows, text.offsets, text.dropped, text.positions, null_rows);
 }
 
 }  // namespace kiln

@@ -6,7 +6,6 @@
 #include "core/aten.h"
 #include "core/error.h"
 #include "core/json_config.h"
-#include "models/parts/host_values.h"
 #include "models/text/text_layers.h"
 #include "ops/ops.h"
 
@@ -155,7 +154,7 @@ class Gemma2Block : public Segment {
     const int64_t past = after ? after->keys.size(0) : 0;
     const at::Tensor positions = (text::token_positions(tokens) + past).to(at::kFloat);
     const at::Tensor angles =
-        positions.unsqueeze(1) * on_device(at::tensor(frequencies_, at::kFloat), x.device());
+        positions.unsqueeze(1) * ops::on_device(at::tensor(frequencies_, at::kFloat), x.device());
     const at::Tensor cosines = angles.cos().unsqueeze(1), sines = angles.sin().unsqueeze(1);  // (T, 1, d / 2)
     const at::Tensor q = rotated(heads(q_), cosines, sines).to(compute_dtype_);
     const at::Tensor k = rotated(heads(k_), cosines, sines).to(compute_dtype_);

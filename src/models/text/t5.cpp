@@ -7,7 +7,6 @@
 #include "core/aten.h"
 #include "core/error.h"
 #include "core/json_config.h"
-#include "models/parts/host_values.h"
 #include "models/text/text_layers.h"
 #include "ops/ops.h"
 
@@ -66,7 +65,7 @@ at::Tensor relative_buckets(int64_t length, const T5Config& config, at::Device d
   std::vector<int64_t> buckets(static_cast<size_t>(length * length));
   for (int64_t query = 0; query < length; ++query)
     for (int64_t key = 0; key < length; ++key) buckets[query * length + key] = bucket_of(key - query, config);
-  return on_device(at::tensor(buckets, at::kLong).view({length, length}), device);
+  return ops::on_device(at::tensor(buckets, at::kLong).view({length, length}), device);
 }
 
 int64_t longest_text(const TokenRows& tokens) {

@@ -7,8 +7,6 @@
 
 #include "core/aten.h"
 #include "core/error.h"
-#include "models/parts/fused_attention.h"
-#include "models/parts/host_values.h"
 #include "ops/kernels.h"
 #include "ops/ops.h"
 
@@ -114,8 +112,9 @@ at::Tensor run_attention(const Run& run, const at::Tensor& q, const at::Tensor& 
   const std::vector<int64_t> shape{run.num_texts, q.size(1), run.length, keys.size(2)};
   const at::Tensor out = options.soft_cap > 0
                              ? capped_attention(queries, keys, values, mask, options)
-                             : nn::fused_attention(queries, keys, values,
-                                                   mask.defined() ? mask.expand(shape) : mask, options.scale);
+                             : ops::fused_attention(queries, keys, values,
+                                                    mask.defined() ? mask.expand(shape) : mask,
+                                                    options.scale);
   return out.to(q.scalar_type()).transpose(1, 2).reshape({run.num_texts * run.length, q.size(1) * q.size(2)});
 }
 
@@ -186,7 +185,7 @@ at::Tensor token_positions(const TokenRows& tokens) {
   for (size_t b = 1; b < tokens.host_offsets.size(); ++b)
     for (int64_t row = tokens.host_offsets[b - 1]; row < tokens.host_offsets[b]; ++row)
       positions[row] = row - tokens.host_offsets[b - 1];
-  return on_device(at::tensor(positions, at::kLong), tokens.ids.device());
+  return ops::on_device(at::tensor(positions, at::kLong), tokens.ids.device());
 }
 
 at::Tensor attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const TokenRows& tokens,

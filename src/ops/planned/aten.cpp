@@ -138,6 +138,16 @@ at::Tensor embedding_backward(const at::Tensor& grad, const at::Tensor&, int64_t
   return at::empty({num_rows, grad.size(-1)}, grad.options());
 }
 
+at::Tensor choose_rows(const at::Tensor& rows, const at::Tensor&, const at::Tensor&, const at::Tensor&,
+                       const at::Tensor&) {
+  const at::Tensor nulls = at::empty_like(rows);
+  return at::empty_like(rows);
+}
+
+at::Tensor on_device_of_cpu(const at::Tensor& host_values, at::Device device) {
+  return at::empty(host_values.sizes(), host_values.options().device(device));
+}
+
 at::Tensor product_of_cpu(ProductOperands of) {
   at::Tensor result = aten_product(of);
   of.right.reset();  // the caller has it no longer, but for that of kAffine

@@ -37,12 +37,18 @@ Tensors3 native_layer_norm_backward(const at::Tensor& grad, const at::Tensor& x,
 at::Tensor embedding(const at::Tensor& table, const at::Tensor& ids);
 at::Tensor embedding_backward(const at::Tensor& grad, const at::Tensor& ids, int64_t num_rows);
 
+at::Tensor choose_rows(const at::Tensor& rows, const at::Tensor& offsets, const at::Tensor& dropped,
+                       const at::Tensor& positions, const at::Tensor& null_rows);
+
+at::Tensor on_device_of_cpu(const at::Tensor& host_values, at::Device device);
 // ATen's product, and oneDNN's scratch.
 at::Tensor product_of_cpu(ProductOperands operands);
 // ATen's sums, and the wider copies that a CPU makes of the narrower operands.
 at::Tensor mixed_sum_of_cpu(const at::Tensor& a, const at::Tensor& b);
 void mixed_add_of_cpu(const at::Tensor& sum, const at::Tensor& term);
 
+at::Tensor fused_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                           const MaybeTensor& mask, std::optional<double> scale);
 AttentionResult attention_of_cpu(const at::Tensor& qkv, double scale, AttentionEngine engine);
 AttentionResult attention_of_cuda(const at::Tensor& qkv, double scale, AttentionEngine engine);
 at::Tensor attention_backward_of_cpu(const at::Tensor& grad_out, const at::Tensor& qkv,

@@ -1,5 +1,3 @@
-#include "models/parts/fused_attention.h"
-
 #include <ATen/Parallel.h>
 #include <torch/csrc/autograd/custom_function.h>
 
@@ -9,8 +7,9 @@
 #include "core/aten.h"
 #include "ops/kernels.h"
 #include "ops/op_mark.h"
+#include "ops/planned/planned.h"
 
-namespace kiln::nn {
+namespace kiln::ops::planned {
 namespace {
 
 using torch::autograd::AutogradContext;
@@ -19,7 +18,7 @@ using torch::autograd::variable_list;
 // Allocates, for a dry run of a CPU, a block of scores for every thread (cpu_flash_attention in ATen's
 // FlashAttentionKernel.cpp).
 void touch_thread_scratch(const at::Tensor& q, const at::Tensor& k) {
-  if (ops::computes_on_cuda(q)) return;
+  if (computes_on_cuda(q)) return;
   const int64_t num_queries = q.size(2);
   const int64_t rows = std::min<int64_t>(num_queries >= 768   ? 256
                                          : num_queries >= 192 ? 64
@@ -35,7 +34,7 @@ void touch_thread_scratch(const at::Tensor& q, const at::Tensor& k) {
 // Returns the kernel that ATen would choose on the device that meta stands for.
 std::string kernel_name(const at::Tensor& q, bool has_mask) {
   constexpr int64_t kWidestFlash = 256;
-  if (!ops::computes_on_cuda(q)) return "aten::_scaled_dot_product_flash_attention_for_cpu";
+  if (!computes_on_cuda(q)) return "aten::_scaled_dot_product_flash_attention_for_cpu";
   const bool is_flash = !has_mask && q.scalar_type() != at::kFloat && q.size(3) <= kWidestFlash;
   return is_flash ? "aten::_scaled_dot_product_flash_attention"
                   : "aten::_scaled_dot_product_efficient_attention";
@@ -47,7 +46,7 @@ struct FusedOnMeta : torch::autograd::Function<FusedOnMeta> {
   static at::Tensor forward(AutogradContext* ctx, const at::Tensor& q, const at::Tensor& k,
                             const at::Tensor& v, const std::optional<at::Tensor>& mask) {
     const std::string name = kernel_name(q, mask.has_value());
-    ops::OpMark mark(name, q, k, v, mask.value_or(at::Tensor()));
+    OpMark mark(name, q, k, v, mask.value_or(at::Tensor()));
     at::Tensor out = at::empty({q.size(0), q.size(2), q.size(1), q.size(3)}, q.options()).transpose(1, 2);
     const at::Tensor sums =
         at::empty({q.size(0), q.size(2), q.size(1)}, q.options().dtype(at::kFloat)).transpose(1, 2);
@@ -62,7 +61,7 @@ struct FusedOnMeta : torch::autograd::Function<FusedOnMeta> {
     const variable_list saved = ctx->get_saved_variables();
     const at::Tensor &q = saved[0], &k = saved[1], &v = saved[2];
     const std::string name = ctx->saved_data["name"].toStringRef();
-    ops::OpMark mark(name, grads[0], q, k, v, saved[3], saved[4], saved[5]);
+    OpMark mark(name, grads[0], q, k, v, saved[3], saved[4], saved[5]);
     const at::Tensor grad_mask =
         saved[5].defined() && ctx->needs_input_grad(3) ? at::empty_like(saved[5]) : at::Tensor();
     variable_list made = {at::empty_like(q), at::empty_like(k), at::empty_like(v), grad_mask};
@@ -74,12 +73,11 @@ struct FusedOnMeta : torch::autograd::Function<FusedOnMeta> {
 }  // namespace
 
 at::Tensor fused_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
-                           const at::Tensor& mask, std::optional<double> scale) {
-  const std::optional<at::Tensor> added = mask.defined() ? std::optional(mask) : std::nullopt;
+                           const MaybeTensor& mask, std::optional<double> scale) {
   // A CPU's kernel has no gradient of the mask, so ATen composes attention whose mask is trained.
-  const bool is_composed = !ops::computes_on_cuda(q) && mask.defined() && mask.requires_grad();
-  if (q.is_meta() && !is_composed) return FusedOnMeta::apply(q, k, v, added);
-  return at::scaled_dot_product_attention(q, k, v, added, /*dropout_p=*/0.0, /*is_causal=*/false, scale);
+  if (!computes_on_cuda(q) && mask && mask->requires_grad())
+    return at::scaled_dot_product_attention(q, k, v, mask, /*dropout_p=*/0.0, /*is_causal=*/false, scale);
+  return FusedOnMeta::apply(q, k, v, mask);
 }
 
-}  // namespace kiln::nn
+}  // namespace kiln::ops::planned

@@ -1,4 +1,4 @@
-#include "ops/engine_sums.h"
+#include "ops/planned/engine_sums.h"
 
 #include <ATen/ops/add_meta_dispatch.h>
 #include <ATen/record_function.h>
