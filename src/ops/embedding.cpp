@@ -20,12 +20,6 @@ at::ScalarType result_dtype(const at::Tensor& table) {
   return at::promote_types(table.scalar_type(), at::kFloat);
 }
 
-at::Tensor aten_embedding(const at::Tensor& table, const at::Tensor& ids) { return at::embedding(table, ids); }
-
-at::Tensor aten_embedding_backward(const at::Tensor& grad, const at::Tensor& ids, int64_t num_rows) {
-  return at::embedding_dense_backward(grad, ids, num_rows, /*padding_idx=*/-1, /*scale_grad_by_freq=*/false);
-}
-
 // Stays on the rows' device: the host does not wait, and a graph can capture it.
 at::Tensor choose_rows(const at::Tensor& rows, const at::Tensor& offsets, const at::Tensor& dropped,
                        const at::Tensor& positions, const at::Tensor& null_rows) {
@@ -40,8 +34,6 @@ at::Tensor choose_rows(const at::Tensor& rows, const at::Tensor& offsets, const 
 }
 
 constexpr auto kChooseRows = on_all(choose_rows, planned::choose_rows);
-constexpr auto kEmbedding = on_all(aten_embedding, planned::embedding);
-constexpr auto kEmbeddingGrad = on_all(aten_embedding_backward, planned::embedding_backward);
 
 struct Embedding : torch::autograd::Function<Embedding> {
   static at::Tensor forward(AutogradContext* ctx, const at::Tensor& table, const at::Tensor& ids) {
@@ -49,7 +41,7 @@ struct Embedding : torch::autograd::Function<Embedding> {
     ctx->save_for_backward({ids});
     ctx->saved_data["num_rows"] = table.size(0);
     ctx->saved_data["dtype"] = static_cast<int64_t>(table.scalar_type());
-    at::Tensor rows = kEmbedding.on(table)(table, ids).to(result_dtype(table));
+    at::Tensor rows = at::embedding(table, ids).to(result_dtype(table));
     mark.outputs(rows);
     return rows;
   }
@@ -59,7 +51,9 @@ struct Embedding : torch::autograd::Function<Embedding> {
     const int64_t num_rows = ctx->saved_data["num_rows"].toInt();
     const auto dtype = static_cast<at::ScalarType>(ctx->saved_data["dtype"].toInt());
     OpMark mark("kiln::embedding_rows_backward", grad, ids);
-    const at::Tensor grad_table = kEmbeddingGrad.on(grad)(grad, ids, num_rows).to(dtype);
+    const at::Tensor grad_table = at::embedding_dense_backward(grad, ids, num_rows, /*padding_idx=*/-1,
+                                                               /*scale_grad_by_freq=*/false)
+                                      .to(dtype);
     mark.outputs(grad_table);
     return {grad_table, at::Tensor()};
   }

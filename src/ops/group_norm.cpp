@@ -10,7 +10,6 @@
 #include "ops/kernels.h"
 #include "ops/op_mark.h"
 #include "ops/ops.h"
-#include "ops/planned/planned.h"
 
 namespace kiln::ops {
 namespace {
@@ -109,8 +108,6 @@ void group_norm_on_cpu(const at::Tensor& x, const Affine& affine, const at::Tens
 }
 
 constexpr Kernel<decltype(group_norm_on_cpu)> kGroupNorm{.cpu = group_norm_on_cpu};
-constexpr auto kNormalised = on_all(at::native_group_norm, planned::native_group_norm);
-constexpr auto kNormalisedGrad = on_all(at::native_group_norm_backward, planned::native_group_norm_backward);
 
 // The format in which the kernels take x and its gradient. ATen's for CUDA reads contiguous tensors only.
 at::MemoryFormat kernel_format(const at::Tensor& x) {
@@ -131,8 +128,8 @@ struct Normalised {
 
 // x is in kernel_format().
 Normalised normalised(const at::Tensor& x, const Affine& affine) {
-  auto [y, mean, rstd] = kNormalised.on(x)(x, affine.weight, affine.bias, x.size(0), x.size(1),
-                                           x.size(2) * x.size(3), affine.num_groups, affine.eps);
+  auto [y, mean, rstd] = at::native_group_norm(x, affine.weight, affine.bias, x.size(0), x.size(1),
+                                               x.size(2) * x.size(3), affine.num_groups, affine.eps);
   return {y, mean, rstd};
 }
 
@@ -174,8 +171,8 @@ class GroupNormSilu : public torch::autograd::Function<GroupNormSilu> {
     const std::array<bool, 3> wanted = {ctx->needs_input_grad(0), ctx->needs_input_grad(1),
                                         ctx->needs_input_grad(2)};  // indices count tensor arguments only
     auto [grad_x, grad_weight, grad_bias] =
-        kNormalisedGrad.on(x)(grad, x, forward.mean, forward.rstd, affine.weight, x.size(0), x.size(1),
-                              x.size(2) * x.size(3), affine.num_groups, wanted);
+        at::native_group_norm_backward(grad, x, forward.mean, forward.rstd, affine.weight, x.size(0),
+                                       x.size(1), x.size(2) * x.size(3), affine.num_groups, wanted);
     if (wanted[0]) grad_x = grad_x.contiguous(x_in.suggest_memory_format());
     if (wanted[1]) grad_weight = grad_weight.to(weight.scalar_type());
     if (wanted[2]) grad_bias = grad_bias.to(bias.scalar_type());

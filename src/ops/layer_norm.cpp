@@ -6,7 +6,6 @@
 #include "ops/kernels.h"
 #include "ops/op_mark.h"
 #include "ops/ops.h"
-#include "ops/planned/planned.h"
 
 namespace kiln::ops {
 namespace {
@@ -27,16 +26,13 @@ struct LayerNormInputs {
   }
 };
 
-// Returns the output in the dtype of x, and mean and reciprocal deviation in f32.
-constexpr auto kLayerNorm = on_all(at::native_layer_norm, planned::native_layer_norm);
-constexpr auto kLayerNormGrad = on_all(at::native_layer_norm_backward, planned::native_layer_norm_backward);
-
 struct LayerNorm : torch::autograd::Function<LayerNorm> {
   static at::Tensor forward(AutogradContext* ctx, const at::Tensor& x_in, const at::Tensor& weight_in,
                             const at::Tensor& bias_in, double eps, int64_t out_dtype) {
     const LayerNormInputs in(x_in, weight_in, bias_in);
     OpMark mark("kiln::layer_norm", in.x, in.weight, in.bias);
-    auto [out, mean, rstd] = kLayerNorm.on(in.x)(in.x, {in.x.size(-1)}, in.weight, in.bias, eps);
+    // The output in the dtype of x, and mean and reciprocal deviation in f32.
+    auto [out, mean, rstd] = at::native_layer_norm(in.x, {in.x.size(-1)}, in.weight, in.bias, eps);
     mark.outputs(out);
     ctx->save_for_backward({in.x, in.weight, in.bias, mean, rstd});
     ctx->saved_data["weight_dtype"] = static_cast<int64_t>(weight_in.scalar_type());
@@ -51,7 +47,7 @@ struct LayerNorm : torch::autograd::Function<LayerNorm> {
     const std::array<bool, 3> wanted = {ctx->needs_input_grad(0), ctx->needs_input_grad(1),
                                         ctx->needs_input_grad(2)};
     auto [grad_x, grad_weight, grad_bias] =
-        kLayerNormGrad.on(x)(grad, x, {x.size(-1)}, mean, rstd, weight, bias, wanted);
+        at::native_layer_norm_backward(grad, x, {x.size(-1)}, mean, rstd, weight, bias, wanted);
     mark.outputs(grad_x, grad_weight, grad_bias);
     const auto dtype = static_cast<at::ScalarType>(ctx->saved_data["weight_dtype"].toInt());
     for (at::Tensor* grad_affine : {&grad_weight, &grad_bias})

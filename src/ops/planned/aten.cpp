@@ -13,6 +13,9 @@
 namespace kiln::ops::planned {
 namespace {
 
+using MaybeTensor = std::optional<at::Tensor>;
+using Tensors3 = std::tuple<at::Tensor, at::Tensor, at::Tensor>;
+
 at::Tensor like_if(bool wanted, const at::Tensor& tensor) {
   return wanted ? at::empty_like(tensor) : at::Tensor();
 }
@@ -88,19 +91,6 @@ at::Tensor safe_softmax_on_meta(const at::Tensor& input, int64_t, std::optional<
   return at::empty_like(input, input.options().dtype(dtype.value_or(input.scalar_type())));
 }
 
-TORCH_LIBRARY_IMPL(aten, Meta, library) {
-  library.impl("convolution_overrideable", convolution_on_meta);
-  library.impl("convolution_backward_overrideable", convolution_backward_on_meta);
-  library.impl("_safe_softmax", safe_softmax_on_meta);
-}
-
-// Undefined if a sum in `dtype` makes no copy.
-at::Tensor wide_copy(const at::Tensor& term, at::ScalarType dtype) {
-  return term.scalar_type() == dtype ? at::Tensor() : at::empty(term.sizes(), term.options().dtype(dtype));
-}
-
-}  // namespace
-
 Tensors3 native_group_norm(const at::Tensor& x, const MaybeTensor& weight, const MaybeTensor&, int64_t batch,
                            int64_t, int64_t, int64_t num_groups, double) {
   const auto statistics = x.options().dtype(weight->scalar_type());
@@ -128,15 +118,35 @@ Tensors3 native_layer_norm_backward(const at::Tensor&, const at::Tensor& x, at::
   return {like_if(wanted[0], x), like_if(wanted[1], *weight), like_if(wanted[2], *bias)};
 }
 
-at::Tensor embedding(const at::Tensor& table, const at::Tensor& ids) {
+at::Tensor embedding(const at::Tensor& table, const at::Tensor& ids, int64_t, bool, bool) {
   std::vector<int64_t> shape = ids.sizes().vec();
   shape.push_back(table.size(1));
   return at::empty(shape, table.options());
 }
 
-at::Tensor embedding_backward(const at::Tensor& grad, const at::Tensor&, int64_t num_rows) {
+at::Tensor embedding_dense_backward(const at::Tensor& grad, const at::Tensor&, int64_t num_rows, int64_t,
+                                    bool) {
   return at::empty({num_rows, grad.size(-1)}, grad.options());
 }
+
+TORCH_LIBRARY_IMPL(aten, Meta, library) {
+  library.impl("native_group_norm", native_group_norm);
+  library.impl("native_group_norm_backward", native_group_norm_backward);
+  library.impl("native_layer_norm", native_layer_norm);
+  library.impl("native_layer_norm_backward", native_layer_norm_backward);
+  library.impl("embedding", embedding);
+  library.impl("embedding_dense_backward", embedding_dense_backward);
+  library.impl("convolution_overrideable", convolution_on_meta);
+  library.impl("convolution_backward_overrideable", convolution_backward_on_meta);
+  library.impl("_safe_softmax", safe_softmax_on_meta);
+}
+
+// Undefined if a sum in `dtype` makes no copy.
+at::Tensor wide_copy(const at::Tensor& term, at::ScalarType dtype) {
+  return term.scalar_type() == dtype ? at::Tensor() : at::empty(term.sizes(), term.options().dtype(dtype));
+}
+
+}  // namespace
 
 at::Tensor choose_rows(const at::Tensor& rows, const at::Tensor&, const at::Tensor&, const at::Tensor&,
                        const at::Tensor&) {

@@ -73,7 +73,7 @@ struct FusedOnMeta : torch::autograd::Function<FusedOnMeta> {
 }  // namespace
 
 at::Tensor fused_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
-                           const MaybeTensor& mask, std::optional<double> scale) {
+                           const std::optional<at::Tensor>& mask, std::optional<double> scale) {
   // A CPU's kernel has no gradient of the mask, so ATen composes attention whose mask is trained.
   if (!computes_on_cuda(q) && mask && mask->requires_grad())
     return at::scaled_dot_product_attention(q, k, v, mask, /*dropout_p=*/0.0, /*is_causal=*/false, scale);

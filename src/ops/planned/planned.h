@@ -3,9 +3,7 @@
 #pragma once
 #include <ATen/core/Tensor.h>
 
-#include <array>
 #include <optional>
-#include <tuple>
 
 namespace kiln::ops {
 struct AdamWStep;  // ops/ops.h
@@ -19,24 +17,6 @@ struct VarlenTokens;
 
 namespace kiln::ops::planned {
 
-using MaybeTensor = std::optional<at::Tensor>;
-using Tensors3 = std::tuple<at::Tensor, at::Tensor, at::Tensor>;
-
-// For ATen's functions without a kernel of meta.
-Tensors3 native_group_norm(const at::Tensor& x, const MaybeTensor& weight, const MaybeTensor& bias,
-                           int64_t batch, int64_t channels, int64_t pixels, int64_t num_groups, double eps);
-Tensors3 native_group_norm_backward(const at::Tensor& grad, const at::Tensor& x, const at::Tensor& mean,
-                                    const at::Tensor& rstd, const MaybeTensor& weight, int64_t batch,
-                                    int64_t channels, int64_t pixels, int64_t num_groups,
-                                    std::array<bool, 3> wanted);
-Tensors3 native_layer_norm(const at::Tensor& x, at::IntArrayRef shape, const MaybeTensor& weight,
-                           const MaybeTensor& bias, double eps);
-Tensors3 native_layer_norm_backward(const at::Tensor& grad, const at::Tensor& x, at::IntArrayRef shape,
-                                    const at::Tensor& mean, const at::Tensor& rstd, const MaybeTensor& weight,
-                                    const MaybeTensor& bias, std::array<bool, 3> wanted);
-at::Tensor embedding(const at::Tensor& table, const at::Tensor& ids);
-at::Tensor embedding_backward(const at::Tensor& grad, const at::Tensor& ids, int64_t num_rows);
-
 at::Tensor choose_rows(const at::Tensor& rows, const at::Tensor& offsets, const at::Tensor& dropped,
                        const at::Tensor& positions, const at::Tensor& null_rows);
 
@@ -48,7 +28,7 @@ at::Tensor mixed_sum_of_cpu(const at::Tensor& a, const at::Tensor& b);
 void mixed_add_of_cpu(const at::Tensor& sum, const at::Tensor& term);
 
 at::Tensor fused_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
-                           const MaybeTensor& mask, std::optional<double> scale);
+                           const std::optional<at::Tensor>& mask, std::optional<double> scale);
 AttentionResult attention_of_cpu(const at::Tensor& qkv, double scale, AttentionEngine engine);
 AttentionResult attention_of_cuda(const at::Tensor& qkv, double scale, AttentionEngine engine);
 at::Tensor attention_backward_of_cpu(const at::Tensor& grad_out, const at::Tensor& qkv,
