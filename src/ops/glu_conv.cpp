@@ -20,28 +20,27 @@ using torch::autograd::tensor_list;
 // Returns weight (2C, 1, 3, 3) as (9, 2C) f32.
 at::Tensor by_tap(const at::Tensor& weight) { return weight.to(at::kFloat).flatten(1).t().contiguous(); }
 
-// h (B, height * width, 2C) is contiguous, taps (9, 2C) and bias (2C) are f32.
-struct GluConvInputs {
-  const at::Tensor &h, &taps, &bias;
+struct Picture {
   int64_t height, width;
 };
 
-cpu::GluConv kernel_args(const GluConvInputs& in, int64_t b) {
-  const char* data = static_cast<const char*>(in.h.const_data_ptr());
-  return {.h = data + b * in.h.stride(0) * in.h.element_size(),
-          .dtype = from_scalar_type(in.h.scalar_type()),
-          .weight = in.taps.const_data_ptr<float>(),
-          .bias = in.bias.const_data_ptr<float>(),
-          .height = static_cast<size_t>(in.height),
-          .width = static_cast<size_t>(in.width),
-          .channels = static_cast<size_t>(in.h.size(2) / 2)};
+cpu::GluConv kernel_args(const at::Tensor& h, const at::Tensor& taps, const at::Tensor& bias,
+                         const Picture& picture, int64_t b) {
+  const char* data = static_cast<const char*>(h.const_data_ptr());
+  return {.h = data + b * h.stride(0) * h.element_size(),
+          .dtype = from_scalar_type(h.scalar_type()),
+          .weight = taps.const_data_ptr<float>(),
+          .bias = bias.const_data_ptr<float>(),
+          .height = static_cast<size_t>(picture.height),
+          .width = static_cast<size_t>(picture.width),
+          .channels = static_cast<size_t>(h.size(2) / 2)};
 }
 
-// Calls body(picture, first channel, number of channels) in parallel.
+// Calls body(picture, first channel, number of channels) in parallel. h (B, height * width, 2C).
 template <class Body>
-void for_each_block(int64_t batch, int64_t channels, const Body& body) {
-  const int64_t block = cpu::kGluBlockChannels, blocks = at::divup(channels, block);
-  at::parallel_for(0, batch * blocks, 1, [&](int64_t begin, int64_t end) {
+void for_each_block(const at::Tensor& h, const Body& body) {
+  const int64_t channels = h.size(2) / 2, block = cpu::kGluBlockChannels, blocks = at::divup(channels, block);
+  kLoop.on(h)(h.size(0) * blocks, 1, [&](int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; ++i) {
       const int64_t first = i % blocks * block;
       body(i / blocks, first, std::min(block, channels - first));
@@ -53,31 +52,12 @@ char* sample_of(const at::Tensor& tensor, int64_t b) {
   return static_cast<char*>(tensor.data_ptr()) + b * tensor.stride(0) * tensor.element_size();
 }
 
-void glu_conv_on_cpu(const GluConvInputs& in, const at::Tensor& out) {
-  for_each_block(out.size(0), out.size(2), [&](int64_t b, int64_t first, int64_t count) {
-    cpu::glu_conv(kernel_args(in, b), sample_of(out, b), first, count);
-  });
-}
-
-void glu_conv_grad_on_cpu(const GluConvInputs& in, const at::Tensor& grad, const at::Tensor& grad_h,
-                          const at::Tensor& grad_taps, const at::Tensor& grad_bias) {
-  for_each_block(grad.size(0), grad.size(2), [&](int64_t b, int64_t first, int64_t count) {
-    cpu::glu_conv_grad(kernel_args(in, b), sample_of(grad, b), sample_of(grad_h, b),
-                       reinterpret_cast<float*>(sample_of(grad_taps, b)),
-                       reinterpret_cast<float*>(sample_of(grad_bias, b)), first, count);
-  });
-}
-
-constexpr Kernel<decltype(glu_conv_on_cpu)> kGluConv{.cpu = glu_conv_on_cpu};
-constexpr Kernel<decltype(glu_conv_grad_on_cpu)> kGluConvGrad{.cpu = glu_conv_grad_on_cpu};
-
 // The gradients of the reference, for devices and dtypes without a kernel.
 tensor_list composed_grads(const at::Tensor& grad, const at::Tensor& h, const at::Tensor& weight,
-                           const at::Tensor& bias, int64_t height, int64_t width,
-                           std::array<bool, 3> wanted) {
+                           const at::Tensor& bias, const Picture& picture, std::array<bool, 3> wanted) {
   const at::ScalarType math = h.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
   const auto pixels = [&](const at::Tensor& rows) {
-    return rows.to(math).unflatten(1, {height, width}).permute({0, 3, 1, 2});
+    return rows.to(math).unflatten(1, {picture.height, picture.width}).permute({0, 3, 1, 2});
   };
   const int64_t channels[] = {h.size(2)};
   const at::Tensor wide = pixels(h), activated = at::silu(wide), taps = weight.to(math);
@@ -104,7 +84,7 @@ struct GluDepthwiseConv : torch::autograd::Function<GluDepthwiseConv> {
                             const at::Tensor& bias, int64_t height, int64_t width) {
     ctx->saved_data["height"] = height;
     ctx->saved_data["width"] = width;
-    if (!kGluConv.serving(h_in)) {
+    if (!has_cpu_kernel(h_in)) {
       ctx->save_for_backward({h_in, weight, bias});
       return reference::glu_depthwise_conv(h_in, weight, bias, height, width);
     }
@@ -113,7 +93,9 @@ struct GluDepthwiseConv : torch::autograd::Function<GluDepthwiseConv> {
                      wide_bias = bias.to(at::kFloat).contiguous();
     at::Tensor out = at::empty({h.size(0), h.size(1), h.size(2) / 2}, h.options());
     ctx->save_for_backward({h, weight, bias});
-    kGluConv.on(h)({h, taps, wide_bias, height, width}, out);
+    for_each_block(h, [&](int64_t b, int64_t first, int64_t count) {
+      cpu::glu_conv(kernel_args(h, taps, wide_bias, {height, width}, b), sample_of(out, b), first, count);
+    });
     mark.outputs(out);
     return out;
   }
@@ -121,9 +103,9 @@ struct GluDepthwiseConv : torch::autograd::Function<GluDepthwiseConv> {
   static tensor_list backward(AutogradContext* ctx, const tensor_list& grads) {
     const auto saved = ctx->get_saved_variables();
     const at::Tensor &h = saved[0], &weight = saved[1], &bias = saved[2];
-    const int64_t height = ctx->saved_data["height"].toInt(), width = ctx->saved_data["width"].toInt();
-    if (!kGluConv.serving(h))
-      return composed_grads(grads[0], h, weight, bias, height, width,
+    const Picture picture = {ctx->saved_data["height"].toInt(), ctx->saved_data["width"].toInt()};
+    if (!has_cpu_kernel(h))
+      return composed_grads(grads[0], h, weight, bias, picture,
                             {ctx->needs_input_grad(0), ctx->needs_input_grad(1), ctx->needs_input_grad(2)});
     OpMark mark("kiln::glu_depthwise_conv_backward", grads[0], h, weight, bias);
     const at::Tensor taps = by_tap(weight), wide_bias = bias.to(at::kFloat).contiguous();
@@ -131,7 +113,11 @@ struct GluDepthwiseConv : torch::autograd::Function<GluDepthwiseConv> {
     // Sums each picture, then all of them in order, so the bits do not depend on the threads.
     const at::Tensor grad_taps = at::empty({h.size(0), taps.size(0), taps.size(1)}, taps.options());
     const at::Tensor grad_biases = at::empty({h.size(0), taps.size(1)}, taps.options());
-    kGluConvGrad.on(h)({h, taps, wide_bias, height, width}, grad, grad_h, grad_taps, grad_biases);
+    for_each_block(h, [&](int64_t b, int64_t first, int64_t count) {
+      cpu::glu_conv_grad(kernel_args(h, taps, wide_bias, picture, b), sample_of(grad, b),
+                         sample_of(grad_h, b), reinterpret_cast<float*>(sample_of(grad_taps, b)),
+                         reinterpret_cast<float*>(sample_of(grad_biases, b)), first, count);
+    });
     const at::Tensor grad_weight =
         grad_taps.sum(0).t().contiguous().view(weight.sizes()).to(weight.scalar_type());
     const at::Tensor grad_bias = grad_biases.sum(0).to(bias.scalar_type());

@@ -1,4 +1,3 @@
-#include <ATen/Parallel.h>
 #include <ATen/ops/threshold_backward.h>
 #include <torch/csrc/autograd/custom_function.h>
 
@@ -36,7 +35,7 @@ cpu::HeadTokens head_of(const at::Tensor& tensor, int64_t b, int64_t h) {
 template <class Body>
 void for_each_head(const at::Tensor& q, const Body& body) {
   const int64_t num_heads = q.size(2);
-  at::parallel_for(0, q.size(0) * num_heads, 1, [&](int64_t begin, int64_t end) {
+  kLoop.on(q)(q.size(0) * num_heads, 1, [&](int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; ++i) body(i / num_heads, i % num_heads);
   });
 }
@@ -46,27 +45,6 @@ cpu::LinearAttentionShape shape_of(const at::Tensor& q) {
           .num_tokens = static_cast<size_t>(q.size(1)),
           .head_dim = static_cast<size_t>(q.size(3))};
 }
-
-void linear_attention_on_cpu(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
-                             const at::Tensor& out) {
-  for_each_head(q, [&](int64_t b, int64_t h) {
-    cpu::linear_attention(shape_of(q), head_of(q, b, h), head_of(k, b, h), head_of(v, b, h),
-                          head_of(out, b, h));
-  });
-}
-
-void linear_attention_grad_on_cpu(const at::Tensor& grad, const at::Tensor& q, const at::Tensor& k,
-                                  const at::Tensor& v, const at::Tensor& grad_q, const at::Tensor& grad_k,
-                                  const at::Tensor& grad_v) {
-  for_each_head(q, [&](int64_t b, int64_t h) {
-    cpu::linear_attention_grad(shape_of(q), head_of(q, b, h), head_of(k, b, h), head_of(v, b, h),
-                               head_of(grad, b, h), head_of(grad_q, b, h), head_of(grad_k, b, h),
-                               head_of(grad_v, b, h));
-  });
-}
-
-constexpr Kernel<decltype(linear_attention_on_cpu)> kLinear{.cpu = linear_attention_on_cpu};
-constexpr Kernel<decltype(linear_attention_grad_on_cpu)> kLinearGrad{.cpu = linear_attention_grad_on_cpu};
 
 // The gradients of the reference, for devices and dtypes without a kernel.
 tensor_list composed_grads(const at::Tensor& grad, const at::Tensor& q_in, const at::Tensor& k_in,
@@ -96,7 +74,7 @@ tensor_list composed_grads(const at::Tensor& grad, const at::Tensor& q_in, const
 struct ReluLinearAttention : torch::autograd::Function<ReluLinearAttention> {
   static at::Tensor forward(AutogradContext* ctx, const at::Tensor& q_in, const at::Tensor& k_in,
                             const at::Tensor& v_in) {
-    if (!kLinear.serving(q_in)) {
+    if (!has_cpu_kernel(q_in)) {
       ctx->save_for_backward({q_in, k_in, v_in});
       return reference::relu_linear_attention(q_in, k_in, v_in);
     }
@@ -104,7 +82,10 @@ struct ReluLinearAttention : torch::autograd::Function<ReluLinearAttention> {
     const at::Tensor q = unit_stride(q_in), k = unit_stride(k_in), v = unit_stride(v_in);
     const at::Tensor out = at::empty(q.sizes(), q.options());
     ctx->save_for_backward({q, k, v});
-    kLinear.on(q)(q, k, v, out);
+    for_each_head(q, [&](int64_t b, int64_t h) {
+      cpu::linear_attention(shape_of(q), head_of(q, b, h), head_of(k, b, h), head_of(v, b, h),
+                            head_of(out, b, h));
+    });
     mark.outputs(out);
     return out.flatten(2);
   }
@@ -112,12 +93,16 @@ struct ReluLinearAttention : torch::autograd::Function<ReluLinearAttention> {
   static tensor_list backward(AutogradContext* ctx, const tensor_list& grads) {
     const auto saved = ctx->get_saved_variables();
     const at::Tensor &q = saved[0], &k = saved[1], &v = saved[2];
-    if (!kLinear.serving(q)) return composed_grads(grads[0].contiguous(), q, k, v);
+    if (!has_cpu_kernel(q)) return composed_grads(grads[0].contiguous(), q, k, v);
     OpMark mark("kiln::relu_linear_attention_backward", grads[0], q, k, v);
     const at::Tensor grad = grads[0].contiguous().view(q.sizes());
     const at::Tensor grad_q = at::empty(q.sizes(), q.options()), grad_k = at::empty(q.sizes(), q.options()),
                      grad_v = at::empty(q.sizes(), q.options());
-    kLinearGrad.on(q)(grad, q, k, v, grad_q, grad_k, grad_v);
+    for_each_head(q, [&](int64_t b, int64_t h) {
+      cpu::linear_attention_grad(shape_of(q), head_of(q, b, h), head_of(k, b, h), head_of(v, b, h),
+                                 head_of(grad, b, h), head_of(grad_q, b, h), head_of(grad_k, b, h),
+                                 head_of(grad_v, b, h));
+    });
     mark.outputs(grad_q, grad_k, grad_v);
     return {grad_q, grad_k, grad_v};
   }

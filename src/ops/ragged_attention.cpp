@@ -57,24 +57,16 @@ struct Piece {
   cpu::RaggedHead head;
 };
 
-// The operands of ragged_attention().
-struct RaggedOperands {
-  const at::Tensor &q, &k, &v;
-  const Offsets& offsets;
-  double scale;
-};
-
 // Calls body(piece, scratch) for all pieces. scratch_floats(head_dim, rows) returns the floats that one
 // needs.
 template <class Scratch, class Body>
-void for_each_piece(const RaggedOperands& in, const Scratch& scratch_floats, const Body& body) {
-  const at::Tensor& q = in.q;
-  const Offsets& offsets = in.offsets;
+void for_each_piece(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const Offsets& offsets,
+                    double scale, const Scratch& scratch_floats, const Body& body) {
   const Pieces pieces(q);
   const int64_t num_heads = q.size(2);
   int64_t most_rows = 0;
   for (int64_t b = 0; b < q.size(0); ++b) most_rows = std::max(most_rows, offsets[b + 1] - offsets[b]);
-  at::parallel_for(0, q.size(0) * pieces.count * num_heads, 1, [&](int64_t begin, int64_t end) {
+  kLoop.on(q)(q.size(0) * pieces.count * num_heads, 1, [&](int64_t begin, int64_t end) {
     const auto scratch = hwy::AllocateAligned<float>(
         scratch_floats(static_cast<size_t>(q.size(3)), static_cast<size_t>(most_rows)));
     if (!scratch)
@@ -90,10 +82,10 @@ void for_each_piece(const RaggedOperands& in, const Scratch& scratch_floats, con
                           .head_dim = static_cast<size_t>(q.size(3)),
                           .num_queries = static_cast<size_t>(std::min(pieces.num_queries, q.size(1) - first)),
                           .num_rows = static_cast<size_t>(offsets[b + 1] - offsets[b]),
-                          .scale = static_cast<float>(in.scale),
+                          .scale = static_cast<float>(scale),
                           .q = tokens_from(q, b, first, h),
-                          .k = tokens_from(in.k, b, offsets[b], h),
-                          .v = tokens_from(in.v, b, offsets[b], h)}},
+                          .k = tokens_from(k, b, offsets[b], h),
+                          .v = tokens_from(v, b, offsets[b], h)}},
            scratch.get());
     }
   });
@@ -102,42 +94,13 @@ void for_each_piece(const RaggedOperands& in, const Scratch& scratch_floats, con
 // Sums the pieces (pieces, T, H, d) of a gradient of rows.
 void sum_pieces(const at::Tensor& pieces, const at::Tensor& sum) {
   const int64_t width = sum.size(1) * sum.size(2);
-  at::parallel_for(0, sum.size(0), at::divup(16384, width), [&](int64_t begin, int64_t end) {
+  kLoop.on(sum)(sum.size(0), at::divup(16384, width), [&](int64_t begin, int64_t end) {
     cpu::sum_partials(pieces.const_data_ptr<float>() + begin * width, static_cast<size_t>(pieces.size(0)),
                       static_cast<size_t>(sum.numel()),
                       static_cast<char*>(sum.data_ptr()) + begin * width * sum.element_size(),
                       from_scalar_type(sum.scalar_type()), static_cast<size_t>((end - begin) * width));
   });
 }
-
-// `out` is read, the others are written. With one piece, pieces_k and pieces_v are k and v themselves.
-struct RaggedGrads {
-  const at::Tensor &out, &q, &k, &v, &pieces_k, &pieces_v;
-};
-
-void ragged_on_cpu(const RaggedOperands& in, const at::Tensor& out) {
-  for_each_piece(in, cpu::ragged_attention_scratch, [&](const Piece& piece, float* scratch) {
-    cpu::ragged_attention(piece.head, tokens_from(out, piece.b, piece.first_query, piece.h), scratch);
-  });
-}
-
-void ragged_grad_on_cpu(const RaggedOperands& in, const RaggedGrads& grads) {
-  for_each_piece(in, cpu::ragged_attention_grad_scratch, [&](const Piece& piece, float* scratch) {
-    const int64_t row = in.offsets[piece.b];
-    cpu::ragged_attention_grad(
-        piece.head, tokens_from(grads.out, piece.b, piece.first_query, piece.h),
-        tokens_from(grads.q, piece.b, piece.first_query, piece.h),
-        tokens_from(grads.pieces_k, piece.index, row, piece.h),
-        tokens_from(grads.pieces_v, piece.index, row, piece.h),
-        from_scalar_type(grads.pieces_k.scalar_type()), scratch);
-  });
-  if (grads.pieces_k.size(0) == 1) return;
-  sum_pieces(grads.pieces_k, grads.k);
-  sum_pieces(grads.pieces_v, grads.v);
-}
-
-constexpr Kernel<decltype(ragged_on_cpu)> kRagged{.cpu = ragged_on_cpu};
-constexpr Kernel<decltype(ragged_grad_on_cpu)> kRaggedGrad{.cpu = ragged_grad_on_cpu};
 
 // Saves q, k and v. The probabilities are as cheap to compute again as to keep.
 struct RaggedAttention : torch::autograd::Function<RaggedAttention> {
@@ -150,7 +113,10 @@ struct RaggedAttention : torch::autograd::Function<RaggedAttention> {
     ctx->save_for_backward({q, k, v});
     ctx->saved_data["offsets"] = offsets;
     ctx->saved_data["scale"] = scale;
-    kRagged.on(q)({q, k, v, offsets, scale}, out);
+    for_each_piece(
+        q, k, v, offsets, scale, cpu::ragged_attention_scratch, [&](const Piece& piece, float* scratch) {
+          cpu::ragged_attention(piece.head, tokens_from(out, piece.b, piece.first_query, piece.h), scratch);
+        });
     mark.outputs(out);
     return out.flatten(2);
   }
@@ -173,7 +139,20 @@ struct RaggedAttention : torch::autograd::Function<RaggedAttention> {
       pieces_k = at::empty(sizes, k.options().dtype(at::kFloat));
       pieces_v = at::empty(sizes, pieces_k.options());
     }
-    kRaggedGrad.on(q)({q, k, v, offsets, scale}, {grad, grad_q, grad_k, grad_v, pieces_k, pieces_v});
+    for_each_piece(q, k, v, offsets, scale, cpu::ragged_attention_grad_scratch,
+                   [&](const Piece& piece, float* scratch) {
+                     const int64_t row = offsets[piece.b];
+                     cpu::ragged_attention_grad(piece.head,
+                                                tokens_from(grad, piece.b, piece.first_query, piece.h),
+                                                tokens_from(grad_q, piece.b, piece.first_query, piece.h),
+                                                tokens_from(pieces_k, piece.index, row, piece.h),
+                                                tokens_from(pieces_v, piece.index, row, piece.h),
+                                                from_scalar_type(pieces_k.scalar_type()), scratch);
+                   });
+    if (num_pieces > 1) {
+      sum_pieces(pieces_k, grad_k);
+      sum_pieces(pieces_v, grad_v);
+    }
     zero_unowned(grad_k, offsets);
     zero_unowned(grad_v, offsets);
     mark.outputs(grad_q, grad_k, grad_v);
@@ -200,6 +179,7 @@ void check_ragged(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
 // A dry run assumes a GPU of compute capability 8.0.
 constexpr Kernel<int()> kCapability{.cuda = cuda::capability, .planned_cuda = [] { return 80; }};
 
+// Returns kNone as well where q is not on a GPU.
 AttentionEngine gpu_engine(const at::Tensor& q) {
   const auto capability = kCapability.on(q);
   return capability && q.numel() > 0 ? varlen_engine(q.scalar_type(), q.size(3), capability())
@@ -224,7 +204,7 @@ at::Tensor caption_attention(const at::Tensor& q, const at::Tensor& k, const at:
   const bool has_rows = offsets.front() < offsets.back();
   if (const AttentionEngine engine = gpu_engine(q); engine != AttentionEngine::kNone && has_rows)
     return varlen_attention(q, k, v, offsets, device_offsets, scale, engine);
-  if (!kRagged.serving(q) || q.numel() == 0)
+  if (!has_cpu_kernel(q) || q.numel() == 0)
     return reference::ragged_attention(q, k, v, offsets, scale);
   return prefers_long_attention(q, offsets) ? long_attention(q, k, v, offsets, scale)
                                             : RaggedAttention::apply(q, k, v, offsets, scale);

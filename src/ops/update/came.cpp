@@ -49,11 +49,18 @@ struct MatrixOperands {
   at::Tensor grads{}, mean{}, weights{}, compute{};
   double scale = 1;
   RowsAndColumns roots{}, sums{};
-  at::Tensor partial_sums{};
 };
 
+void add_partials(const at::Tensor& columns, const at::Tensor& partial_sums) {
+  columns.add_(partial_sums.sum(1));
+}
+float inverse(const at::Tensor& divisor) { return 1 / divisor.item<float>(); }
+
+constexpr Kernel<decltype(add_partials)> kAddPartials{.cpu = add_partials};
+constexpr Kernel<decltype(inverse)> kInverse{.cpu = inverse};
+
 // Elements: where an operand's elements begin. Values: an operand's value for each row or column of the
-// matrices. Both are found once for a pass, since there may be many small matrices.
+// matrices. Both are found once for a thread, since there may be many small matrices.
 struct Elements {
   explicit Elements(const at::Tensor& all)
       : begin(all.defined() ? static_cast<char*>(all.data_ptr()) : nullptr),
@@ -77,43 +84,39 @@ cpu::CameComputeWeights compute_weights(const at::Tensor& all, char* begin) {
           .streams = all.defined() && all.numel() >= kStreamedElements};
 }
 
-// Returns memory for the sums over columns of each task, if several tasks divide a matrix.
-at::Tensor partial_sums_of(at::IntArrayRef shape, const at::Tensor& columns) {
-  const MatrixTasks tasks(shape);
-  return tasks.in_matrix > 1 ? at::zeros({shape[0], tasks.in_matrix, shape[2]}, columns.options())
-                             : at::Tensor();
-}
-
-// Calls body(part, task) for every part of every matrix. Partial sums are added in the end, in order.
+// Calls body(part, task) for every part of every matrix. If several tasks divide a matrix, the sums over its
+// columns are added in the end, in order.
 template <class Body>
 void for_each_part(const MatrixOperands& of, const Body& body) {
   const MatrixTasks tasks(of.shape);
-  const bool partial = of.partial_sums.defined();
+  const bool partial = tasks.in_matrix > 1 && of.sums.columns.defined();
   const int64_t rows = of.shape[1], columns = of.shape[2];
-  const Elements grads(of.grads), mean(of.mean), weights(of.weights), compute(of.compute);
-  const Values row_roots(of.roots.rows), column_roots(of.roots.columns), row_sums(of.sums.rows),
-      column_sums(of.sums.columns),
-      task_sums(partial ? of.partial_sums.view({-1, columns}) : of.partial_sums);
-  const cpu::CameRows all = {
-      .columns = static_cast<size_t>(columns),
-      .grads = {.dtype = of.grads.defined() ? from_scalar_type(of.grads.scalar_type()) : Dtype::kF32,
-                .scale = static_cast<float>(of.scale)},
-      .compute = compute_weights(of.compute, nullptr)};
-  const auto rows_of = [&](int64_t matrix, int64_t first_row, int64_t task) {
-    const int64_t element = (matrix * rows + first_row) * columns;
-    cpu::CameRows part = all;
-    part.rows = static_cast<size_t>(std::min(tasks.rows, rows - first_row));
-    part.grads.values = grads.at(element);
-    part.row_roots = row_roots.at(matrix, first_row);
-    part.column_roots = column_roots.at(matrix, 0);
-    part.mean = reinterpret_cast<float*>(mean.at(element));
-    part.weights = reinterpret_cast<float*>(weights.at(element));
-    part.row_sums = row_sums.at(matrix, first_row);
-    part.column_sums = partial ? task_sums.at(task, 0) : column_sums.at(matrix, 0);
-    part.compute.values = compute.begin ? compute.at(element) : nullptr;
-    return part;
-  };
-  at::parallel_for(0, tasks.count, 1, [&](int64_t begin, int64_t end) {
+  at::Tensor partial_sums;
+  if (partial) partial_sums = at::zeros({of.shape[0], tasks.in_matrix, columns}, of.sums.columns.options());
+  const at::Tensor& operand = of.grads.defined() ? of.grads : of.mean;
+  kLoop.on(operand)(tasks.count, 1, [&](int64_t begin, int64_t end) {
+    const Elements grads(of.grads), mean(of.mean), weights(of.weights), compute(of.compute);
+    const Values row_roots(of.roots.rows), column_roots(of.roots.columns), row_sums(of.sums.rows),
+        column_sums(of.sums.columns), task_sums(partial ? partial_sums.view({-1, columns}) : partial_sums);
+    const cpu::CameRows all = {
+        .columns = static_cast<size_t>(columns),
+        .grads = {.dtype = of.grads.defined() ? from_scalar_type(of.grads.scalar_type()) : Dtype::kF32,
+                  .scale = static_cast<float>(of.scale)},
+        .compute = compute_weights(of.compute, nullptr)};
+    const auto rows_of = [&](int64_t matrix, int64_t first_row, int64_t task) {
+      const int64_t element = (matrix * rows + first_row) * columns;
+      cpu::CameRows part = all;
+      part.rows = static_cast<size_t>(std::min(tasks.rows, rows - first_row));
+      part.grads.values = grads.at(element);
+      part.row_roots = row_roots.at(matrix, first_row);
+      part.column_roots = column_roots.at(matrix, 0);
+      part.mean = reinterpret_cast<float*>(mean.at(element));
+      part.weights = reinterpret_cast<float*>(weights.at(element));
+      part.row_sums = row_sums.at(matrix, first_row);
+      part.column_sums = partial ? task_sums.at(task, 0) : column_sums.at(matrix, 0);
+      part.compute.values = compute.begin ? compute.at(element) : nullptr;
+      return part;
+    };
     for (int64_t i = begin; i < end; ++i) {
       const int64_t task = of.order == Order::kForwards ? i : begin + end - 1 - i;
       if (tasks.in_matrix > 1) {
@@ -125,21 +128,27 @@ void for_each_part(const MatrixOperands& of, const Body& body) {
       }
     }
   });
-  if (partial) of.sums.columns.add_(of.partial_sums.sum(1));
+  if (partial) kAddPartials.on(operand)(of.sums.columns, partial_sums);
 }
 
-void add_squares_on_cpu(const ScaledGradients& grads, double eps, const RowsAndColumns& sums,
-                        const at::Tensor& partial_sums) {
+at::Tensor sum_of(const std::vector<double>& sums, const at::Tensor& like) {
+  return at::full({}, std::accumulate(sums.begin(), sums.end(), 0.0), like.options().dtype(at::kDouble));
+}
+
+}  // namespace
+
+void came_add_squares(const ScaledGradients& grads, double eps, const RowsAndColumns& sums) {
+  if (!computes_on_cpu(grads.values)) return reference::came_add_squares(grads, eps, sums);
+  OpMark mark("kiln::came_add_squares", grads.values);
+  mark.outputs(sums);
   for_each_part(
-      {.shape = grads.values.sizes(),
-       .grads = grads.values,
-       .scale = grads.scale,
-       .sums = sums,
-       .partial_sums = partial_sums},
+      {.shape = grads.values.sizes(), .grads = grads.values, .scale = grads.scale, .sums = sums},
       [&](const cpu::CameRows& part, int64_t) { cpu::came_add_squares(part, static_cast<float>(eps)); });
 }
 
-double sum_of_squares_on_cpu(const ScaledGradients& grads, const RowsAndColumns& roots) {
+at::Tensor came_sum_of_squares(const ScaledGradients& grads, const RowsAndColumns& roots) {
+  if (!computes_on_cpu(grads.values)) return reference::came_sum_of_squares(grads, roots);
+  OpMark mark("kiln::came_sum_of_squares", grads.values, roots);
   std::vector<double> sums(static_cast<size_t>(MatrixTasks(grads.values.sizes()).count));
   for_each_part({.shape = grads.values.sizes(),
                  .order = Order::kBackwards,
@@ -149,27 +158,32 @@ double sum_of_squares_on_cpu(const ScaledGradients& grads, const RowsAndColumns&
                 [&](const cpu::CameRows& part, int64_t task) {
                   sums[static_cast<size_t>(task)] += cpu::came_sum_of_squares(part);
                 });
-  return std::accumulate(sums.begin(), sums.end(), 0.0);
+  return sum_of(sums, grads.values);
 }
 
-void move_mean_on_cpu(const ScaledGradients& grads, const RowsAndColumns& roots, const at::Tensor& divisor,
-                      const at::Tensor& mean, double beta, double eps, const RowsAndColumns& distances,
-                      const at::Tensor& partial_sums) {
-  const float scale = 1 / divisor.item<float>();
+void came_move_mean(const ScaledGradients& grads, const RowsAndColumns& roots, const at::Tensor& divisor,
+                    const at::Tensor& mean, double beta, double eps, const RowsAndColumns& distances) {
+  if (!computes_on_cpu(mean))
+    return reference::came_move_mean(grads, roots, divisor, mean, beta, eps, distances);
+  OpMark mark("kiln::came_move_mean", grads.values, roots, divisor, mean);
+  mark.outputs(mean, distances);
+  const float scale = kInverse.on(mean)(divisor);
   for_each_part({.shape = mean.sizes(),
                  .grads = grads.values,
                  .mean = mean,
                  .scale = grads.scale,
                  .roots = roots,
-                 .sums = distances,
-                 .partial_sums = partial_sums},
+                 .sums = distances},
                 [&](const cpu::CameRows& part, int64_t) {
                   cpu::came_move_mean(part, scale, cpu::CameAverage(beta), static_cast<float>(eps));
                 });
 }
 
-void move_weights_on_cpu(const at::Tensor& weights, const at::Tensor& mean, const RowsAndColumns& roots,
-                         double lr, double decay, const at::Tensor& compute) {
+void came_move_weights(const at::Tensor& weights, const at::Tensor& mean, const RowsAndColumns& roots,
+                       double lr, double decay, const at::Tensor& compute) {
+  if (!computes_on_cpu(mean)) return reference::came_move_weights(weights, mean, roots, lr, decay, compute);
+  OpMark mark("kiln::came_move_weights", weights, mean, roots);
+  mark.outputs(weights, compute);
   for_each_part({.shape = mean.sizes(),
                  .order = Order::kBackwards,
                  .mean = mean,
@@ -180,6 +194,8 @@ void move_weights_on_cpu(const at::Tensor& weights, const at::Tensor& mean, cons
                   cpu::came_move_weights(part, static_cast<float>(lr), static_cast<float>(decay));
                 });
 }
+
+namespace {
 
 // Returns elements [begin, begin + count) of the operands, which may be undefined.
 cpu::CameElementRange range_of(const ScaledGradients& grads, const CameElements& e, int64_t begin,
@@ -202,10 +218,15 @@ cpu::CameElementRange range_of(const ScaledGradients& grads, const CameElements&
                              : nullptr)};
 }
 
-double square_elements_on_cpu(const ScaledGradients& grads, const at::Tensor& squares, double beta,
-                              double eps) {
+}  // namespace
+
+at::Tensor came_square_elements(const ScaledGradients& grads, const at::Tensor& squares, double beta,
+                                double eps) {
+  if (!computes_on_cpu(squares)) return reference::came_square_elements(grads, squares, beta, eps);
+  OpMark mark("kiln::came_square_elements", grads.values, squares);
+  mark.outputs(squares);
   std::vector<double> sums(static_cast<size_t>(at::divup(squares.numel(), kTaskElements)));
-  at::parallel_for(0, static_cast<int64_t>(sums.size()), 1, [&](int64_t first, int64_t end) {
+  kLoop.on(squares)(static_cast<int64_t>(sums.size()), 1, [&](int64_t first, int64_t end) {
     for (int64_t task = first; task < end; ++task) {
       const int64_t begin = task * kTaskElements, count = std::min(kTaskElements, squares.numel() - begin);
       sums[static_cast<size_t>(task)] =
@@ -213,83 +234,22 @@ double square_elements_on_cpu(const ScaledGradients& grads, const at::Tensor& sq
                                     cpu::CameAverage(beta), static_cast<float>(eps));
     }
   });
-  return std::accumulate(sums.begin(), sums.end(), 0.0);
+  return sum_of(sums, squares);
 }
 
-void move_elements_on_cpu(const ScaledGradients& grads, const at::Tensor& divisor, const CameElements& e) {
-  const cpu::CameElementStep step = {.update_scale = 1 / divisor.item<float>(),
+void came_move_elements(const ScaledGradients& grads, const at::Tensor& divisor, const CameElements& e) {
+  if (!computes_on_cpu(e.mean)) return reference::came_move_elements(grads, divisor, e);
+  OpMark mark("kiln::came_move_elements", grads.values, e.weights, e.mean, e.squares, e.distances);
+  mark.outputs(e.weights, e.mean, e.distances, e.compute);
+  const cpu::CameElementStep step = {.update_scale = kInverse.on(e.mean)(divisor),
                                      .mean = cpu::CameAverage(e.beta_mean),
                                      .distance = cpu::CameAverage(e.beta_distance),
                                      .eps_distance = static_cast<float>(e.eps_distance),
                                      .lr = static_cast<float>(e.lr),
                                      .decay = static_cast<float>(e.decay)};
-  at::parallel_for(0, e.mean.numel(), kElementsWorthAThread, [&](int64_t begin, int64_t end) {
+  kLoop.on(e.mean)(e.mean.numel(), kElementsWorthAThread, [&](int64_t begin, int64_t end) {
     cpu::came_move_elements(range_of(grads, e, begin, end - begin), step);
   });
-}
-
-constexpr Kernel<decltype(add_squares_on_cpu)> kAddSquares{.cpu = add_squares_on_cpu};
-constexpr Kernel<decltype(sum_of_squares_on_cpu)> kSumOfSquares{.cpu = sum_of_squares_on_cpu};
-constexpr Kernel<decltype(move_mean_on_cpu)> kMoveMean{.cpu = move_mean_on_cpu};
-constexpr Kernel<decltype(move_weights_on_cpu)> kMoveWeights{.cpu = move_weights_on_cpu};
-constexpr Kernel<decltype(square_elements_on_cpu)> kSquareElements{.cpu = square_elements_on_cpu};
-constexpr Kernel<decltype(move_elements_on_cpu)> kMoveElements{.cpu = move_elements_on_cpu};
-
-at::Tensor sum_of(double value, const at::Tensor& like) {
-  return at::full({}, value, like.options().dtype(at::kDouble));
-}
-
-}  // namespace
-
-void came_add_squares(const ScaledGradients& grads, double eps, const RowsAndColumns& sums) {
-  const auto kernel = kAddSquares.on(grads.values);
-  if (!kernel) return reference::came_add_squares(grads, eps, sums);
-  OpMark mark("kiln::came_add_squares", grads.values);
-  mark.outputs(sums);
-  kernel(grads, eps, sums, partial_sums_of(grads.values.sizes(), sums.columns));
-}
-
-at::Tensor came_sum_of_squares(const ScaledGradients& grads, const RowsAndColumns& roots) {
-  const auto kernel = kSumOfSquares.on(grads.values);
-  if (!kernel) return reference::came_sum_of_squares(grads, roots);
-  OpMark mark("kiln::came_sum_of_squares", grads.values, roots);
-  return sum_of(kernel(grads, roots), grads.values);
-}
-
-void came_move_mean(const ScaledGradients& grads, const RowsAndColumns& roots, const at::Tensor& divisor,
-                    const at::Tensor& mean, double beta, double eps, const RowsAndColumns& distances) {
-  const auto kernel = kMoveMean.on(mean);
-  if (!kernel) return reference::came_move_mean(grads, roots, divisor, mean, beta, eps, distances);
-  OpMark mark("kiln::came_move_mean", grads.values, roots, divisor, mean);
-  mark.outputs(mean, distances);
-  kernel(grads, roots, divisor, mean, beta, eps, distances,
-         partial_sums_of(mean.sizes(), distances.columns));
-}
-
-void came_move_weights(const at::Tensor& weights, const at::Tensor& mean, const RowsAndColumns& roots,
-                       double lr, double decay, const at::Tensor& compute) {
-  const auto kernel = kMoveWeights.on(mean);
-  if (!kernel) return reference::came_move_weights(weights, mean, roots, lr, decay, compute);
-  OpMark mark("kiln::came_move_weights", weights, mean, roots);
-  mark.outputs(weights, compute);
-  kernel(weights, mean, roots, lr, decay, compute);
-}
-
-at::Tensor came_square_elements(const ScaledGradients& grads, const at::Tensor& squares, double beta,
-                                double eps) {
-  const auto kernel = kSquareElements.on(squares);
-  if (!kernel) return reference::came_square_elements(grads, squares, beta, eps);
-  OpMark mark("kiln::came_square_elements", grads.values, squares);
-  mark.outputs(squares);
-  return sum_of(kernel(grads, squares, beta, eps), squares);
-}
-
-void came_move_elements(const ScaledGradients& grads, const at::Tensor& divisor, const CameElements& e) {
-  const auto kernel = kMoveElements.on(e.mean);
-  if (!kernel) return reference::came_move_elements(grads, divisor, e);
-  OpMark mark("kiln::came_move_elements", grads.values, e.weights, e.mean, e.squares, e.distances);
-  mark.outputs(e.weights, e.mean, e.distances, e.compute);
-  kernel(grads, divisor, e);
 }
 
 }  // namespace kiln::ops
