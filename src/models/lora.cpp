@@ -134,15 +134,12 @@ void for_each_target(const std::vector<LoraLayer>& layers, const LoraTargetFn& t
   for (const LoraLayer& layer : layers) visit(layer, target_of(layer.module));
 }
 
-// Makes the weight of a factor. `fresh`: the first values of a factor on meta. `like`: the weight that the
-// adapter changes; if that is on meta, the factor keeps the device of `value`.
-std::shared_ptr<Parameter> adapter_parameter(const std::string& key, const at::Tensor& value,
-                                             const at::Tensor& like, const Init& fresh) {
-  auto parameter = std::make_shared<Parameter>(
-      Parameter{.key = key, .value = value, .init = value.is_meta() ? fresh : Init::constant(value)});
-  if (!like.is_meta())
-    parameter->value = value.to(like.device(), at::kFloat).clone(at::MemoryFormat::Contiguous);
-  return parameter;
+// Makes the weight of a factor with the values of the layer, or for a fresh layer those of `fresh`.
+std::shared_ptr<Parameter> adapter_parameter(const std::string& key, const at::Tensor& value, bool is_fresh,
+                                             const Init& fresh) {
+  if (is_fresh) return std::make_shared<Parameter>(Parameter{.key = key, .value = value, .init = fresh});
+  const at::Tensor own = value.to(at::kFloat).clone(at::MemoryFormat::Contiguous);
+  return std::make_shared<Parameter>(Parameter{.key = key, .value = own, .init = Init::constant(value)});
 }
 
 // Kaiming's uniform draw with a = sqrt(5), with which PEFT and PyTorch start a layer.
@@ -172,7 +169,8 @@ LoraLayer outline_of(const std::string& module, const at::Tensor& weight, const 
   return {.module = module,
           .down = at::empty(down, at::TensorOptions(at::kMeta)),
           .up = at::empty(up, at::TensorOptions(at::kMeta)),
-          .scale = options.alpha > 0 ? options.alpha / rank : 1};
+          .scale = options.alpha > 0 ? options.alpha / rank : 1,
+          .is_fresh = true};
 }
 
 }  // namespace
@@ -270,9 +268,8 @@ ParameterList attach_lora(const SegmentModel& model, const std::vector<LoraLayer
     if (!place.weight->adaptable)
       fail("lora", "{} cannot carry an adapter: linear layers and convolutions without groups can",
            layer.module);
-    const at::Tensor& weight = place.weight->value;
-    const auto down = adapter_parameter(layer.down_key(), layer.down, weight, fresh_down(layer.down));
-    const auto up = adapter_parameter(layer.up_key(), layer.up, weight, Init::zeros());
+    const auto down = adapter_parameter(layer.down_key(), layer.down, layer.is_fresh, fresh_down(layer.down));
+    const auto up = adapter_parameter(layer.up_key(), layer.up, layer.is_fresh, Init::zeros());
     place.weight->adapters.push_back(
         {.down = down, .up = up, .scale = layer.scale, .first_row = where.first_row, .dropout = dropout});
     for (const auto& parameter : {down, up}) {

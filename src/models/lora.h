@@ -21,6 +21,7 @@ struct LoraLayer {
   at::Tensor down;     // (r, in), or (r, in, k, k) of a convolution
   at::Tensor up;       // (out, r), or (out, r, 1, 1) of a convolution
   double scale = 1;    // alpha / r, or alpha / sqrt(r) (rank-stabilised)
+  bool is_fresh = false;  // down and up are shapes, whose first values are to be drawn
 
   std::string down_key() const { return "base_model.model." + module + ".lora_A.weight"; }
   std::string up_key() const { return "base_model.model." + module + ".lora_B.weight"; }
@@ -49,13 +50,12 @@ LoraTarget whole_weight(const std::string& module);
 // Returns the names of the layers that can carry an adapter.
 std::vector<std::string> module_names(const SegmentModel& model);
 // Returns the layers of a fresh adapter: the model's linear layers and convolutions whose names match the
-// options. Their factors are shapes on meta; attach_lora() says how their first values are drawn. Throws
-// Error when the pattern matches none.
+// options. attach_lora() says how their first values are drawn. Throws Error when the pattern matches none.
 std::vector<LoraLayer> fresh_lora(const SegmentModel& model, const LoraOptions& options);
 
 // Adds the adapter to the model's layers, as f32 weights in the segments of those layers, and freezes all
 // other weights. Returns the new weights under their keys in the file. Their Init gives the layer's factors,
-// or fresh ones where those are on meta (down as PEFT draws it, up zero). Throws Error for an adapter of
+// or draws those of fresh layers (down as PEFT draws it, up zero). Throws Error for an adapter of
 // another base: it names modules that the model lacks, layers that cannot carry an adapter or shapes that do
 // not fit.
 ParameterList attach_lora(const SegmentModel& model, const std::vector<LoraLayer>& layers, double dropout = 0,

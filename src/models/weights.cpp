@@ -8,6 +8,7 @@
 
 #include "core/aten.h"
 #include "core/error.h"
+#include "core/tensors.h"
 #include "core/text/some_of.h"
 #include "models/parts/init.h"
 
@@ -23,19 +24,26 @@ std::string shape_text(const at::Tensor& tensor) {
   return fmt::format("({})", fmt::join(tensor.sizes(), ", "));
 }
 
+// The rule by which a weight gets its values: those that are given, or else fresh ones. In a dry run it has
+// none.
+void fill(Parameter& parameter, const at::Tensor& given, uint64_t seed) {
+  at::Tensor& value = parameter.value;
+  if (!has_values(value)) return;
+  const bool is_drawn_in_place =
+      value.is_cpu() && value.is_contiguous() && value.scalar_type() == at::kFloat;
+  at::Tensor values = given;
+  if (!given.defined()) {
+    values = is_drawn_in_place ? value : at::empty(value.sizes(), at::kFloat);
+    initialize(parameter.init, seed, parameter.key, values);
+  }
+  if (!values.is_same(value)) value.copy_(values);
+}
+
 }  // namespace
 
 void initialize_weights(const ParameterList& parameters, uint64_t seed) {
   const at::NoGradGuard no_grad;
-  for (const auto& parameter : parameters) {
-    if (parameter->value.is_meta()) continue;
-    at::Tensor& value = parameter->value;
-    const bool is_drawn_in_place =
-        value.is_cpu() && value.is_contiguous() && value.scalar_type() == at::kFloat;
-    at::Tensor drawn = is_drawn_in_place ? value : at::empty(value.sizes(), at::kFloat);
-    initialize(parameter->init, seed, parameter->key, drawn);
-    if (!is_drawn_in_place) value.copy_(drawn);
-  }
+  for (const auto& parameter : parameters) fill(*parameter, {}, seed);
 }
 
 void initialize_weights(const Denoiser& denoiser, uint64_t seed) {
@@ -66,9 +74,8 @@ void load_weights(const ParameterList& parameters, const std::map<std::string, a
 
   const at::NoGradGuard no_grad;
   for (const auto& parameter : parameters) {
-    if (parameter->value.is_meta()) continue;
     const auto found = weights.find(parameter->key);
-    parameter->value.copy_(found == weights.end() ? parameter->init.value : found->second);
+    fill(*parameter, found == weights.end() ? parameter->init.value : found->second, /*seed=*/0);
   }
 }
 

@@ -28,14 +28,15 @@ namespace {
 // values are not set.
 class FirstWeights {
  public:
-  // `denoiser` consists of outlines. Throws Error: the file does not fit.
+  // `denoiser` consists of outlines. `loads`: reads the file. Throws Error: the file does not fit.
   FirstWeights(const TrainOptions& options, const nlohmann::json& config, const Denoiser& denoiser,
-               at::Device device)
+               at::Device device, bool loads)
       : seed_(options.seed), source_(options.model.weights), device_(device) {
-    for (const auto& parameter : denoiser.parameters()) of_model_.insert(parameter->key);
-    if (source_.empty() || device.is_meta()) return;
+    if (source_.empty() || !loads) return;
+    std::set<std::string> of_model;  // keys
+    for (const auto& parameter : denoiser.parameters()) of_model.insert(parameter->key);
     loaded_ = load_tensors(path_of_tensors(source_));
-    const auto is_of_model = [&](const auto& entry) { return of_model_.contains(entry.first); };
+    const auto is_of_model = [&](const auto& entry) { return of_model.contains(entry.first); };
     if (const WeightsSource source = find_weights(source_);
         !source.foreign.is_null() && !std::ranges::all_of(loaded_, is_of_model)) {
       LoadedModel model = load_model(source, {.model = options.model.name, .config = config});
@@ -50,12 +51,12 @@ class FirstWeights {
   at::Tensor operator()(const Parameter& parameter) const {
     const auto filled = std::make_shared<Parameter>(parameter);
     filled->value = at::empty(parameter.value.sizes(), at::TensorOptions(at::kFloat).device(device_));
-    if (source_.empty() || !of_model_.contains(parameter.key)) {  // adapters begin as their Init says
+    const auto stored = loaded_.find(parameter.key);
+    if (stored == loaded_.end()) {  // adapters and what can be computed begin as their Init says
       initialize_weights({filled}, seed_);
-    } else if (!device_.is_meta()) {
-      const std::map<std::string, at::Tensor> stored = tensors_of(parameter.key);
-      load_weights({filled}, stored, source_);
-      for (const auto& [key, tensor] : stored) let_go(tensor);
+    } else {
+      load_weights({filled}, {*stored}, source_);
+      let_go(stored->second);
     }
     return filled->value;
   }
@@ -66,17 +67,11 @@ class FirstWeights {
   static void let_go(const at::Tensor& stored) {
     MappedFile::release({static_cast<const std::byte*>(stored.const_data_ptr()), stored.nbytes()});
   }
-  std::map<std::string, at::Tensor> tensors_of(const std::string& key) const {
-    const auto found = loaded_.find(key);
-    if (found == loaded_.end()) return {};
-    return {*found};
-  }
 
   uint64_t seed_;
   std::string source_;
   at::Device device_;
   bool has_null_rows_ = true;
-  std::set<std::string> of_model_;  // keys
   std::map<std::string, at::Tensor> loaded_;
 };
 
@@ -250,10 +245,9 @@ TrainingStateOptions state_options_of(const TrainOptions& options, at::Device de
           .nvme = options.offload.nvme};
 }
 
-// Returns nothing for a dry run, which records no graphs. Throws Error for several ranks, since their graphs
-// would contain collectives.
+// Throws Error for several ranks, since their graphs would contain collectives.
 std::optional<GraphOptions> graphs_of(const TrainOptions& options, at::Device device, int64_t world_size) {
-  if (!options.compute.cuda_graph || device.is_meta()) return std::nullopt;
+  if (!options.compute.cuda_graph) return std::nullopt;
   if (world_size > 1 || options.zero.stage >= 2)
     fail("train", "--cuda-graph needs one rank and --zero-stage 0 or 1, got {} ranks and --zero-stage {}",
          world_size, options.zero.stage);
@@ -315,7 +309,7 @@ void check_first_weights(const TrainOptions& options, const DataShape& data,
   if (of_weights && of_weights->family == family) require_data_of_weights(options, data, of_weights->shape);
   const auto denoiser = build_denoiser(options.model.name, model_config, {.outline = true});
   try {
-    const FirstWeights weights(options, model_config, *denoiser, at::kCPU);
+    const FirstWeights weights(options, model_config, *denoiser, at::kCPU, /*loads=*/true);
   } catch (const Error&) {
     if (!of_weights) {
       const std::string file = find_weights(options.model.weights).path;
@@ -333,8 +327,8 @@ Training build_training(const TrainOptions& options, const DataShape& data, at::
   Training training{.objective = make_objective(objective_config_of(options.objective)),
                     .optimizer = make_optimizer(optimizer_config_of(options.optimizer))};
   training.model_config = denoiser_config_of(options, data, *training.objective);
-  const bool in_fp8 = options.compute.is_fp8();
-  if (in_fp8 && !device.is_meta()) ops::require_fp8(device, options.compute.emulate_fp8);
+  const bool in_fp8 = options.compute.is_fp8(), is_dry = !has_values(device);
+  if (in_fp8 && !is_dry) ops::require_fp8(device, options.compute.emulate_fp8);
   training.denoiser =
       build_denoiser(options.model.name, training.model_config,
                      {.compute_dtype = compute_dtype,
@@ -343,7 +337,7 @@ Training build_training(const TrainOptions& options, const DataShape& data, at::
   const std::vector<MemoryChoice> memory = parse_memory_choices(options.memory, *training.denoiser);
   const int64_t world_size = group->world_size();
   TrainingStateOptions state_options = state_options_of(options, device, std::move(group));
-  const FirstWeights first(options, training.model_config, *training.denoiser, device);
+  const FirstWeights first(options, training.model_config, *training.denoiser, device, /*loads=*/!is_dry);
   training.has_null_rows = first.has_null_rows();
   state_options.first_value = first;
   if (options.lora.is_on()) {
@@ -360,7 +354,9 @@ Training build_training(const TrainOptions& options, const DataShape& data, at::
                                                           .max_grad_norm = options.optimizer.max_grad_norm,
                                                           .ema_schedule = options.ema.schedule,
                                                           .memory = memory,
-                                                          .graphs = graphs_of(options, device, world_size),
+                                                          .graphs = is_dry ? std::nullopt  // records none
+                                                                           : graphs_of(options, device,
+                                                                                       world_size),
                                                           .seed = options.seed});
   return training;
 }
