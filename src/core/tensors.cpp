@@ -10,6 +10,11 @@ at::DeviceType computing_device(at::Device device) {
   return DryRunScope::is_of_gpu() ? at::kCUDA : at::kCPU;
 }
 
+std::optional<std::pair<int64_t, int64_t>> range_of(const at::Tensor& integers) {
+  if (integers.numel() == 0 || !has_values(integers)) return std::nullopt;
+  return std::pair(integers.min().item<int64_t>(), integers.max().item<int64_t>());
+}
+
 at::ScalarType to_scalar_type(Dtype dtype) {
   switch (dtype) {
     case Dtype::kBool:

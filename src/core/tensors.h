@@ -2,8 +2,10 @@
 #pragma once
 #include <ATen/core/Tensor.h>
 
+#include <optional>
 #include <string>
 #include <string_view>
+#include <utility>
 
 #include "core/choices.h"
 #include "core/dry_run.h"
@@ -14,6 +16,9 @@ namespace kiln {
 // False in a dry run, whose tensors are on meta: they have shapes and take memory, but hold no values.
 inline bool has_values(at::Device device) { return !device.is_meta(); }
 inline bool has_values(const at::Tensor& tensor) { return !tensor.is_meta(); }
+
+// Returns the least and the largest of integers; nothing if there are none, or in a dry run.
+std::optional<std::pair<int64_t, int64_t>> range_of(const at::Tensor& integers);
 
 // Returns the kind of device that computes: for meta the one that this thread's dry run stands for.
 at::DeviceType computing_device(at::Device device);

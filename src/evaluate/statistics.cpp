@@ -15,9 +15,7 @@ void FeatureStatistics::add(const at::Tensor& features) {
   if (count_ > 0 && features.size(1) != mean_.size(0))
     fail("evaluate", "expected features of width {}, got {}", mean_.size(0), features.size(1));
   const at::NoGradGuard no_grad;
-  // Features of a dry run stay on the meta device.
-  const at::Tensor batch = features.to(features.is_meta() ? at::kMeta : at::kCPU, at::kDouble),
-                   mean = batch.mean(0);
+  const at::Tensor batch = features.to(at::kCPU, at::kDouble), mean = batch.mean(0);
   const at::Tensor centred = batch - mean;
   add_moments(batch.size(0), mean, centred.t().mm(centred));
 }

@@ -94,7 +94,7 @@ class TiledAutoencoder : public Autoencoder {
   // `scale`: picture pixels along a side of one pixel of x.
   at::Tensor run(const at::Tensor& x, int64_t scale, Whole whole, Tiled tiled) const {
     const bool is_larger = x.dim() == 4 && std::max(x.size(kHeight), x.size(kWidth)) * scale > tiles_.side;
-    if (!is_larger || x.is_meta()) return (*whole_.*whole)(x);
+    if (!is_larger) return (*whole_.*whole)(x);
     if (tiling_.when == Tiling::When::kLargerThanTile) return tiled(*whole_, x, tiles_);
     const int64_t most = batch_with_room(x, whole);
     const Half at_once = [&](const at::Tensor& part) {

@@ -53,10 +53,9 @@ class BertEmbed : public Segment {
     const TokenRows& tokens = input.tokens;
     const bool is_given = tokens.types.defined();
     const at::Tensor types = is_given ? tokens.types : at::zeros_like(tokens.ids);
-    if (is_given && !types.is_meta() &&
-        (types.min().item<int64_t>() < 0 || types.max().item<int64_t>() >= num_types_))
-      fail("bert", "expected token types in 0..{}, got {}..{}", num_types_ - 1, types.min().item<int64_t>(),
-           types.max().item<int64_t>());
+    const auto given = is_given ? range_of(types) : std::nullopt;
+    if (given && (given->first < 0 || given->second >= num_types_))
+      fail("bert", "expected token types in 0..{}, got {}..{}", num_types_ - 1, given->first, given->second);
     const at::Tensor sum = ops::embedding_rows(words_->value, tokens.ids) +
                            ops::embedding_rows(types_->value, types) +
                            ops::embedding_rows(positions_->value, text::token_positions(tokens));

@@ -54,8 +54,9 @@ CaptionEncoder::CaptionEncoder(const std::string& folder, int64_t max_tokens, at
                                at::ScalarType compute_dtype, EncoderRoom room, EncoderUse use,
                                std::string instruction)
     : tokenizer_(text::load_tokenizer(folder)),
-      opened_(device.is_meta() ? OpenedTextEncoder{.encoder = outline_text_encoder(folder, compute_dtype)}
-                               : open_text_encoder(folder, compute_dtype, use != EncoderUse::kCheck)),
+      opened_(use == EncoderUse::kOutline
+                  ? OpenedTextEncoder{.encoder = outline_text_encoder(folder, compute_dtype)}
+                  : open_text_encoder(folder, compute_dtype, use != EncoderUse::kCheck)),
       device_(device),
       room_(std::move(room)),
       instruction_text_(std::move(instruction)) {
@@ -64,7 +65,7 @@ CaptionEncoder::CaptionEncoder(const std::string& folder, int64_t max_tokens, at
          tokenizer_->vocabulary_size(), shape().vocabulary_size);
   max_tokens_ = max_tokens_of(folder, max_tokens, shape(), *tokenizer_);
   tokenize_instruction();
-  if (device.is_meta() || use != EncoderUse::kEncode) return;
+  if (use != EncoderUse::kEncode) return;
   if (room_.bytes == 0 || weight_bytes(*opened_.encoder) + needed_bytes(1) <= room_.bytes) {
     opened_.load(device);
     return;

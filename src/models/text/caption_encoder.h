@@ -22,20 +22,20 @@ struct EncoderRoom {
 };
 
 enum class EncoderUse {
-  kCheck,   // whether its files are there and fit each other: it has no fingerprint
-  kIds,     // makes ids only
-  kEncode,  // loads weights and encodes
+  kOutline,  // makes ids alone, without its weights: it has no fingerprint
+  kCheck,    // whether its files are there and fit each other: it has no fingerprint
+  kIds,      // makes ids only
+  kEncode,   // loads weights and encodes
 };
 
 class CaptionEncoder {
  public:
   // `folder` holds an encoder with its tokenizer, or a pipeline with both. Longer texts are cut to
   // `max_tokens`; 0: the encoder's usual number. If the weights do not fit `room`, they are streamed
-  // (streamed_weights.h). On meta it makes ids only and has no fingerprint. The encoder sees `instruction`
-  // before every text but the empty one, as in Sana: of its rows only the first and the last are kept, and
-  // max_tokens counts what is kept. Throws Error if a file is missing or tokenizer and encoder do not belong
-  // together, or for an instruction to an encoder whose texts do not begin with one token of their own and
-  // end without one, as Gemma's do.
+  // (streamed_weights.h). The encoder sees `instruction` before every text but the empty one, as in Sana: of
+  // its rows only the first and the last are kept, and max_tokens counts what is kept. Throws Error if a file
+  // is missing or tokenizer and encoder do not belong together, or for an instruction to an encoder whose
+  // texts do not begin with one token of their own and end without one, as Gemma's do.
   CaptionEncoder(const std::string& folder, int64_t max_tokens, at::Device device,
                  at::ScalarType compute_dtype, EncoderRoom room = {}, EncoderUse use = EncoderUse::kEncode,
                  std::string instruction = {});

@@ -128,7 +128,6 @@ class ClipText : public TextEncoder {
   }
 
   at::Tensor pool(const at::Tensor& last_hidden, const TokenRows& tokens) const override {
-    if (tokens.ids.is_meta()) return {};
     std::vector<int64_t> ends;
     const at::Tensor marks = eos_id_ == kWrongEosId ? tokens.ids : (tokens.ids == eos_id_).to(at::kLong);
     for (size_t b = 1; b < tokens.host_offsets.size(); ++b) {

@@ -23,11 +23,10 @@ void TextEncoder::check(const TokenRows& tokens) const {
       fail("text", "text {} has {} tokens, {} takes {} at most", b - 1, length, shape_.family,
            shape_.max_tokens);
   }
-  if (tokens.ids.is_meta()) return;
-  const auto least = tokens.ids.min().item<int64_t>(), most = tokens.ids.max().item<int64_t>();
-  if (least < 0 || most >= shape_.vocabulary_size)
+  const auto ids = range_of(tokens.ids);
+  if (ids && (ids->first < 0 || ids->second >= shape_.vocabulary_size))
     fail("text", "expected token ids in 0..{}, got {}..{}: another tokenizer?", shape_.vocabulary_size - 1,
-         least, most);
+         ids->first, ids->second);
 }
 
 at::Tensor TextEncoder::encode_batch(const TextBatch& batch) const {

@@ -35,7 +35,7 @@ std::shared_ptr<const EncodedText> open_captions(const DataOptions& options, con
          model, options.path);
   const auto encoder =
       std::make_shared<const CaptionEncoder>(text.encoder, text.max_tokens, at::kMeta, compute_dtype,
-                                             EncoderRoom(), EncoderUse::kIds, text.captions.instruction);
+                                             EncoderRoom(), EncoderUse::kOutline, text.captions.instruction);
   if (told.pads_text && !encoder->shape().users_see_padding)
     fail("train",
          "{} attends to padding, but the captions of {} ({}) have none: give a folder of CLIP with "

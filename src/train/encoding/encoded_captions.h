@@ -7,6 +7,7 @@
 #include "data/images/image_dataset.h"
 #include "extract/encoded_text.h"
 #include "models/conditioning.h"
+#include "models/text/caption_encoder.h"
 #include "run/train_options.h"
 
 namespace kiln {

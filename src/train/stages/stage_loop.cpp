@@ -72,7 +72,7 @@ void StageLoop::rehearse() {
   rehearse_encoders();
   DataShape largest = run_.data.shape;
   const bool differ = largest.lanes.size() > 1 || (largest.text.width > 0 && !largest.text.is_padded);
-  if (!differ || run_.device.is_meta()) return;
+  if (!differ) return;
   largest.lanes = {largest.largest()};
   largest.text.is_padded = true;
   BatchOptions options = batch_options_of(run_.options);
