@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "core/aten.h"
+#include "parallel/offload/host_copy.h"
 #include "parallel/offload/host_memory.h"
 
 namespace kiln {
@@ -12,16 +13,10 @@ ActivationOffload::ActivationOffload(at::Device device, size_t num_segments)
     : device_(device), copies_(device), slots_(num_segments) {}
 
 at::Tensor ActivationOffload::host_view(Slot& slot) const {
-  if (device_.is_meta()) return {};
   const int64_t elements = c10::multiply_integers(slot.shape);
   if (!slot.host.defined() || slot.host.numel() < elements)
     slot.host = host_zeros(elements, slot.options.dtype().toScalarType(), device_);
   return slot.host.narrow(0, 0, elements).view(slot.shape);
-}
-
-void ActivationOffload::copy(Slot& slot, at::Tensor& to, const at::Tensor& from) {
-  if (device_.is_meta()) return;
-  slot.copied = copies_.run([&] { to.copy_(from, /*non_blocking=*/true); });
 }
 
 void ActivationOffload::store(size_t segment, const at::Tensor& tensor) {
@@ -30,8 +25,9 @@ void ActivationOffload::store(size_t segment, const at::Tensor& tensor) {
   slot.options = tensor.options();
   slot.host_bytes = std::max(slot.host_bytes, static_cast<int64_t>(tensor.nbytes()));
   slot.on_device = tensor;
-  at::Tensor host = host_view(slot);
-  copy(slot, host, tensor);
+  if (!copies_values(device_)) return;
+  const at::Tensor host = host_view(slot);
+  slot.copied = copies_.run([&] { host.copy_(tensor, /*non_blocking=*/true); });
 }
 
 void ActivationOffload::release(size_t segment) {
@@ -43,7 +39,9 @@ void ActivationOffload::fetch(size_t segment) {
   Slot& slot = slots_[segment];
   slot.on_device =
       at::empty(slot.shape, slot.options);  // a block of the compute stream: copies wait for its last user
-  copy(slot, slot.on_device, host_view(slot));
+  if (!copies_values(device_)) return;
+  const at::Tensor host = host_view(slot);
+  slot.copied = copies_.run([&] { slot.on_device.copy_(host, /*non_blocking=*/true); });
 }
 
 at::Tensor ActivationOffload::take(size_t segment) {

@@ -43,7 +43,6 @@ class ActivationOffload {
     std::optional<c10::Event> copied;
   };
   at::Tensor host_view(Slot& slot) const;
-  void copy(Slot& slot, at::Tensor& to, const at::Tensor& from);
 
   at::Device device_;
   CopyStream copies_;

@@ -56,21 +56,19 @@ StepResult TrainStep::run(const StepBatch& loaded, double lr, const RankSignals&
   rank_.finish_reductions();
 
   const at::Tensor numbers = measured_by_all(losses, batch, signals);
-  const bool is_dry = numbers.is_meta();  // in a plan the numbers have no values
-  const HostRead read = is_dry ? HostRead() : HostRead(numbers);
+  const HostRead read(numbers);
   const int64_t norm = place_of_norm(numbers);
   if (options_.updates_unread)
     rank_.update_ahead(lr, numbers.narrow(0, 0, norm), numbers[norm], options_.max_grad_norm);
-  StepResult result{.loss_scale = state_.loss_scaler.scale()};
+  StepResult result;
   {
     // The one host synchronisation of the step.
     const PhaseScope phase(observer_, StepPhase::kGradNorm);
-    if (!is_dry)
-      result = result_of(wait_for_numbers(read, state_.zero->group()), losses, batch.global_size(),
-                         state_.loss_scaler.scale());
+    result = result_of(wait_for_numbers(read, state_.zero->group()), losses, batch.global_size(),
+                       state_.loss_scaler.scale());
   }
   result.applied = std::isfinite(result.loss) && std::isfinite(result.grad_norm);
-  if (!is_dry) state_.loss_scaler.update(result.applied);
+  state_.loss_scaler.update(result.applied);
   if (result.applied) {  // a skipped step moves nothing, EMA included
     rank_.update(lr, clip_coefficient(result.grad_norm, options_.max_grad_norm) / result.loss_scale);
     ++state_.updates;
@@ -285,7 +283,7 @@ at::Tensor TrainStep::measured_by_all(const SampleLosses& losses, const StepBatc
   {
     const PhaseScope phase(observer_, StepPhase::kGradNorm);
     mine = measured(losses, rank_.gradient_sum_of_squares());
-    if (group.world_size() == 1 || mine.is_meta()) return sum_over_ranks(mine, batch, signals, group);
+    if (!group.sends()) return sum_over_ranks(mine, batch, signals, group);
   }
   const PhaseScope phase(observer_, StepPhase::kCommunication);
   return sum_over_ranks(mine, batch, signals, group);

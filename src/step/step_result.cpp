@@ -36,6 +36,7 @@ at::Tensor measured(const SampleLosses& losses, const at::Tensor& gradient_sum_o
 }
 
 std::vector<double> wait_for_numbers(const HostRead& numbers, ProcessGroup& group) {
+  if (!numbers.is_pending()) return {};
   if (numbers.end()) wait_for(*numbers.end(), group, "a step");
   const at::Tensor& host = numbers.wait();
   return {host.const_data_ptr<double>(), host.const_data_ptr<double>() + host.numel()};
@@ -49,15 +50,13 @@ constexpr int64_t kNumSignals = 2;  // the members of RankSignals
 
 at::Tensor sum_over_ranks(const at::Tensor& mine, const StepBatch& batch, const RankSignals& signals,
                           ProcessGroup& group) {
-  // A dry run (plan) has no signals. It leaves out the exchange of losses between ranks, which is a few bytes
-  // a row.
-  if (mine.is_meta()) return at::cat({mine, at::empty({kNumSignals}, mine.options())});
   at::Tensor of_ranks = host_empty({kNumSignals}, at::kDouble, mine.device());
   double* values = of_ranks.mutable_data_ptr<double>();
   values[0] = signals.stop ? 1 : 0;
   values[1] = group.rank() == 0 ? signals.clock_seconds : 0;
   of_ranks = sent_to(of_ranks, mine.device());
-  if (group.world_size() == 1) return at::cat({mine, of_ranks});
+  // A dry run (plan) leaves out the exchange of losses between ranks, which is a few bytes a row.
+  if (!group.sends()) return at::cat({mine, of_ranks});
   const int64_t rows = batch.size(), all_rows = batch.global_size(), num_terms = (mine.numel() - 1) / rows;
   const at::Tensor all_losses = at::zeros({num_terms, all_rows}, mine.options());
   all_losses.narrow(1, batch.first_row, rows)
@@ -72,6 +71,7 @@ int64_t place_of_norm(const at::Tensor& of_all_ranks) { return of_all_ranks.nume
 StepResult result_of(const std::vector<double>& of_all_ranks, const SampleLosses& kinds, int64_t global_batch,
                      double loss_scale) {
   StepResult result{.loss_scale = loss_scale};
+  if (of_all_ranks.empty()) return result;
   auto next = of_all_ranks.begin();
   for (auto [list, values] :
        {std::pair{&kinds.loss, &result.losses}, {&kinds.mse, &result.mse}, {&kinds.vb, &result.vb}}) {

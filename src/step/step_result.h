@@ -44,7 +44,8 @@ at::Tensor gradient_sum_of_squares(const TrainingState& state, at::Device device
 at::Tensor measured(const SampleLosses& losses, const at::Tensor& gradient_sum_of_squares);
 
 // Waits for numbers that are on their way to the host. With several ranks on GPUs, a step hangs here when a
-// rank is gone. So the host meanwhile checks on the ranks, and throws an Error that names the missing one.
+// rank is gone. So the host meanwhile checks on the ranks, and throws an Error that names the missing one. A
+// dry run has no numbers.
 std::vector<double> wait_for_numbers(const HostRead& numbers, ProcessGroup& group);
 
 // Combines what measured() returned on each rank for the global batch, followed by the ranks' signals. Each

@@ -96,13 +96,11 @@ void StepUpdate::update_unit(size_t s, const OptimizerStep& step) {
     emas.push_back({state.emas[i], ema_decay_at(ema_schedule_, state_.ema_decays[i], step.update)});
   const bool casts = weights.scalar_type() != state.master.scalar_type();
   if (casts) slice.compute_weights = &weights;
-  const bool plans_host = exchange_ && device_.is_meta();
   const bool widens = state.master.scalar_type() != at::kFloat;
   // The master is f32 only during its unit's update. The averages follow its rounded value.
   if (widens)
-    slice.master =
-        plans_host ? host_zeros(unit.shard_size(), at::kFloat, device_) : state.master.to(at::kFloat);
-  if (plans_host) on_host.emplace(DryRunDevice::kCpu);  // the host of a GPU computes as any CPU does
+    slice.master = exchange_ ? host_copy_in_f32(state.master, device_) : state.master.to(at::kFloat);
+  if (exchange_) on_host.emplace(DryRunDevice::kCpu);  // the host of a GPU computes as any CPU does
   if (!widens) {
     slice.emas = std::move(emas);
     optimizer_.step(slice, step);

@@ -10,17 +10,22 @@
 
 namespace kiln {
 
+// False in a dry run: nothing is copied between a device and its host.
+bool copies_values(at::Device device);
+
 // Returns an uninitialised tensor in host memory, pinned if `device` is CUDA, so that copies from and to
 // `device` do not block.
 at::Tensor host_empty(at::IntArrayRef sizes, at::ScalarType dtype, at::Device device);
 
-// Copies `host`, made by host_empty(), to `device`. The copy may still be under way when this returns.
+// Copies `host`, made by host_empty(), to `device`. The copy may still be under way when this returns. In a
+// dry run it is memory alone.
 at::Tensor sent_to(const at::Tensor& host, at::Device device);
 
 // Values on their way to the host, which can go on queueing work for the device meanwhile.
 class HostRead {
  public:
   HostRead() = default;
+  // Reads nothing in a dry run.
   explicit HostRead(const at::Tensor& values);
   bool is_pending() const { return host_.defined(); }
   // The event after which the values are there; nothing where copies are done when they return.

@@ -15,6 +15,9 @@ bool has_host_behind(at::Device device);
 // the trace sees its memory only if the device is a CPU.
 at::Tensor host_zeros(int64_t size, at::ScalarType dtype, at::Device device);
 
+// Returns an f32 copy of what is in host memory behind `device`, in the host's ordinary memory.
+at::Tensor host_copy_in_f32(const at::Tensor& host, at::Device device);
+
 // Records an event after what was queued on the current stream of `device` so far. Returns nothing where
 // copies are done when they return.
 std::optional<c10::Event> record_event(at::Device device);

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "core/aten.h"
+#include "core/tensors.h"
 #include "parallel/offload/host_memory.h"
 
 namespace kiln {
@@ -40,7 +41,7 @@ NvmePool::NvmePool(const NvmeUnits& units, std::shared_ptr<BlockStore> store, in
   }
   for (Buffer& buffer : buffers_) {
     buffer.memory = host_zeros(largest + aligned_elements, units.dtype, device);
-    const auto address = device.is_meta() ? 0 : reinterpret_cast<uintptr_t>(buffer.memory.data_ptr());
+    const auto address = reinterpret_cast<uintptr_t>(buffer.memory.data_ptr());
     const auto past = static_cast<int64_t>(address % BlockStore::kAlignment / c10::elementSize(units.dtype));
     buffer.elements = buffer.memory.narrow(0, (aligned_elements - past) % aligned_elements, largest);
   }
@@ -96,7 +97,7 @@ std::vector<at::Tensor> NvmePool::buffers() const {
 NvmeState::NvmeState(const NvmeUnits& optimizer_state_units, const NvmeUnits& weight_units,
                      const BlockStoreOptions& options, at::Device device)
     : disk_bytes_(optimizer_state_units.disk_bytes() + weight_units.disk_bytes()) {
-  if (!device.is_meta()) store_ = std::make_shared<BlockStore>(disk_bytes_, options);
+  if (has_values(device)) store_ = std::make_shared<BlockStore>(disk_bytes_, options);
   const auto pool_of = [&](const NvmeUnits& units, int64_t offset) {
     return units.elements.empty() ? nullptr : std::make_shared<NvmePool>(units, store_, offset, device);
   };

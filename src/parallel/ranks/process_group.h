@@ -36,6 +36,8 @@ class ProcessGroup {
   int64_t rank() const { return ranks_.rank; }
   int64_t world_size() const { return ranks_.world_size; }
   const Ranks& ranks() const { return ranks_; }
+  // False with one rank and in a dry run, where nothing is sent.
+  bool sends() const { return world_size() > 1 && connection_ != nullptr; }
 
   Collective all_reduce(const at::Tensor& tensor, const std::string& what);  // sum, in place
   // Sum. input: (world_size * n), contiguous, overwritten on a CPU; output: (n), which may be this rank's

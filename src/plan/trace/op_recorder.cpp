@@ -12,6 +12,7 @@
 #include <unordered_map>
 
 #include "core/aten.h"
+#include "core/tensors.h"
 
 namespace kiln {
 
@@ -234,7 +235,7 @@ void describe_outputs(OpRecord& op, c10::ArrayRef<c10::IValue> outputs) {
 
 bool is_checked(const at::Tensor& tensor) {
   return at::isFloatingType(tensor.scalar_type()) && tensor.element_size() > 1 && tensor.numel() > 0 &&
-         !tensor.is_meta();
+         has_values(tensor);
 }
 
 int64_t num_infinite(const at::Tensor& tensor) {
