@@ -411,10 +411,15 @@ TEST_P(DryRunOfTextEncoder, CutsNoGraph) {
 }
 
 TEST(DryRun, NamesAnArrayThatIsReadOnTheHost) {
-  const at::Tensor array = array_without_values("image sizes", {2, 2}, at::kFloat);
-  EXPECT_EQ(array.to(at::kMeta).sizes(), array.sizes());
-  EXPECT_THAT([&] { (void)array.sum().item<double>(); },
-              testing::ThrowsMessage<std::exception>(HasSubstr("a dry run reads the batch's image sizes")));
+  const auto names_it =
+      testing::ThrowsMessage<std::exception>(HasSubstr("a dry run reads the batch's image sizes"));
+  for (const at::Device device : {at::kCPU, at::kMeta}) {
+    const at::Tensor array = array_without_values("image sizes", {2, 2}, at::kFloat, device);
+    EXPECT_EQ(array.to(at::kMeta).sizes(), array.sizes());
+    EXPECT_EQ((array.narrow(0, 0, 1).to(at::kMeta) * 2).size(0), 1);
+    EXPECT_THAT([&] { (void)array.const_data_ptr<float>(); }, names_it);
+    EXPECT_ANY_THROW((void)array.sum().item<double>());
+  }
 }
 
 }  // namespace

@@ -17,11 +17,10 @@ namespace kiln {
 
 namespace {
 
-// Returns an array of the loader, without memory. A step on a CPU reads the arrays where they are, as views,
-// which allocate nothing. A step on a GPU copies them from the host.
+// Returns an array of the loader. A step on a CPU reads the arrays where they are, as views, which allocate
+// nothing. A step on a GPU copies them from the host.
 at::Tensor loader_array(const char* name, at::IntArrayRef shape, at::ScalarType dtype, DryRunDevice device) {
-  return device == DryRunDevice::kCpu ? at::empty(shape, at::TensorOptions(at::kMeta).dtype(dtype))
-                                      : array_without_values(name, shape, dtype);
+  return array_without_values(name, shape, dtype, device == DryRunDevice::kCpu ? at::kMeta : at::kCPU);
 }
 
 const char* name_of(BatchArray array) {
@@ -99,8 +98,10 @@ MicroSteps micro_steps_of(const TrainOptions& options, int64_t world_size) {
 
 }  // namespace
 
-at::Tensor array_without_values(const std::string& name, at::IntArrayRef shape, at::ScalarType dtype) {
-  at::Tensor array = at::from_blob(nullptr, shape, at::TensorOptions().dtype(dtype));
+at::Tensor array_without_values(const std::string& name, at::IntArrayRef shape, at::ScalarType dtype,
+                                at::Device device) {
+  const auto options = at::TensorOptions(device).dtype(dtype);
+  at::Tensor array = device.is_cpu() ? at::from_blob(nullptr, shape, options) : at::empty(shape, options);
   array.storage().unsafeGetStorageImpl()->release_data_and_set_meta_custom_data_ptr_error_msg_(
       fmt::format("internal: a dry run reads the batch's {} on the host, where they have no values", name));
   return array;

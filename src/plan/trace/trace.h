@@ -57,9 +57,10 @@ StepTrace trace_every_micro_step(const TrainOptions& options, const DataShape& d
 BatchTensors dry_batch(const BatchOptions& options, const DataShape& data, int64_t rows,
                        const ArrayMaker& make);
 
-// Returns an array of a batch on the host that has no memory. It can be copied to meta; reading it throws an
-// error that names it.
-at::Tensor array_without_values(const std::string& name, at::IntArrayRef shape, at::ScalarType dtype);
+// Returns an array of a batch without values, on meta or without memory on the host, from where it can be
+// copied to meta. Reading it throws an error; that of its memory names it.
+at::Tensor array_without_values(const std::string& name, at::IntArrayRef shape, at::ScalarType dtype,
+                                at::Device device);
 
 // Returns the ranks that a dry run stands for, `ranks_per_node` on each machine (0: all on one).
 std::shared_ptr<ProcessGroup> dry_group(int64_t world_size, int64_t ranks_per_node = 0);
